@@ -1,0 +1,127 @@
+// The one asynchronous engine that moves weights, gradients and sequences between ranks.
+//
+// Collectives are submitted to lanes and progress by themselves on a progress thread; a thread that waits helps.
+// Within a lane the order of submission is the order of execution, and must be the same on all ranks of its group.
+// Between lanes there is no order but priority and `after`.
+//
+// Buffers that lie in the engine's NodeHeap are read by peers in place; others are staged through it, and the staging
+// is counted in copied_bytes. See docs/engine.md for the protocol.
+//
+// Thread safety: AddLane, Submit-like members and Reset… are called from one thread; statistics from any.
+// Collective: Create, AddLane and ResetAfterError (all ranks of the bootstrap, in the same order); every collective by
+//   all ranks of its lane's group, in the same order.
+// Lifetime: bootstrap and heap must outlive the engine, the engine its Works.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/time/time.h>
+#include <absl/types/span.h>
+
+#include "weft/comm/types.h"
+#include "weft/comm/work.h"
+#include "weft/memory/node_heap.h"
+#include "weft/mesh/bootstrap.h"
+#include "weft/mesh/process_group.h"
+
+namespace weft {
+
+struct EngineOptions {
+  absl::Duration timeout = absl::Seconds(600);  // Of every Wait that is not given a deadline.
+  int64_t slice_bytes = 128 * 1024;             // What is sent between nodes at once.
+  int64_t lane_window_bytes = 512 * 1024;       // Most that one lane may have under way towards a rank.
+  int64_t yield_window_bytes = 256 * 1024;      // The same for all lower lanes together while a higher one has work.
+  int64_t piece_bytes = 256 * 1024;             // Most that is moved within a node between two looks at priorities.
+  int recorder_entries = 512;
+  // On: past the timeout of an operation a thread that makes no MPI call writes the flight recorder and ends the
+  // process with _exit(86). Off for ranks that are threads of one process.
+  bool watchdog = false;
+  std::string recorder_path;                    // JSON file of the watchdog; empty: standard error.
+};
+
+// Bytes and times since the engine was made (monotonic; take differences).
+struct EngineCounters {
+  // What the algorithm must bring to this rank, by purpose of the lane: the sum of its peers' parts.
+  int64_t all_gather_bytes = 0;
+  int64_t reduce_scatter_bytes = 0;
+  int64_t all_reduce_bytes = 0;
+  int64_t context_bytes = 0;
+  int64_t control_bytes = 0;
+  int64_t wire_bytes = 0;    // Handed to the link between nodes by this rank.
+  int64_t copied_bytes = 0;  // Staged or converted by the engine; 0 where every buffer is in node memory.
+  int64_t operations = 0;    // Finished.
+  int64_t wait_ns = 0;       // Spent in Wait: communication that was not hidden.
+};
+
+class CommEngine {
+ public:
+  static absl::StatusOr<std::unique_ptr<CommEngine>> Create(Bootstrap& bootstrap, NodeHeap& heap,
+                                                            const EngineOptions& options = {});
+  // Waits for what is under way (to the timeout), then stops the threads.
+  ~CommEngine();
+
+  // Adds the lane of this rank's own group; the others add theirs at the same place of the order. The name of the lane
+  // is "<group name>/<purpose>". Errors: kInvalidArgument (rank not in the group), kResourceExhausted (too many lanes).
+  absl::StatusOr<LaneId> AddLane(const ProcessGroup& group, LanePurpose purpose);
+  const ProcessGroup& group(LaneId lane) const;
+
+  // In all of these: `counts` are elements for each group rank, or empty for equal parts (then the total must divide);
+  // parts lie end to end in rank order. `after`: this starts when that earlier Work is *ready*. Invalid arguments give
+  // a Work that has failed; nothing is ever sent for it, and the lane is unusable until ResetAfterError.
+
+  // output = every rank's input, end to end. In place: input == output + this rank's offset.
+  Work AllGather(LaneId lane, const void* input, void* output, DType dtype, int64_t total_count,
+                 absl::Span<const int64_t> counts = {}, OpOptions options = {}, const Work* after = nullptr);
+
+  // output = this rank's part of the reduction of all inputs. In place: output == input + this rank's offset.
+  Work ReduceScatter(LaneId lane, const void* input, void* output, DType dtype, int64_t total_count, ReduceOp op,
+                     absl::Span<const int64_t> counts = {}, OpOptions options = {}, const Work* after = nullptr);
+
+  // output = the reduction of all inputs. In place: input == output. The reduction order is that of ReduceScatter.
+  Work AllReduce(LaneId lane, const void* input, void* output, DType dtype, int64_t count, ReduceOp op,
+                 OpOptions options = {}, const Work* after = nullptr);
+
+  // Part j of the input goes to rank j; part i of the output comes from rank i. Both lists are given, or none. Input and
+  // output must not overlap.
+  Work AllToAll(LaneId lane, const void* input, absl::Span<const int64_t> send_counts, void* output,
+                absl::Span<const int64_t> receive_counts, DType dtype, OpOptions options = {},
+                const Work* after = nullptr);
+
+  // The root's buffer on every rank. `root` is a group rank.
+  Work Broadcast(LaneId lane, void* buffer, DType dtype, int64_t count, int root, OpOptions options = {},
+                 const Work* after = nullptr);
+
+  // *Ready* when every rank of the group has submitted it.
+  Work Barrier(LaneId lane, OpOptions options = {}, const Work* after = nullptr);
+
+  // OK, or why the engine takes no more work.
+  absl::Status status() const;
+  // Makes every operation under way fail here and at all ranks that this one talks to.
+  void Poison(const absl::Status& cause);
+  // All ranks leave the failed state together: lanes are empty again, sequences start anew.
+  // Errors: kDeadlineExceeded (names the ranks that have not come).
+  absl::Status ResetAfterError();
+
+  EngineCounters counters() const;
+  size_t scratch_peak_bytes() const;
+  // The flight recorder: the last operations with lane, sequence, kind, bytes, dtype, state and times, as JSON.
+  std::string RecorderJson() const;
+
+  Bootstrap& bootstrap() const;
+  NodeHeap& heap() const;
+  const EngineOptions& options() const;
+
+ private:
+  friend class Work;
+  class Impl;
+  explicit CommEngine(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace weft

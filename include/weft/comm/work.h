@@ -1,0 +1,53 @@
+// One rank's part of an asynchronous collective. It has two events: *ready*, when its outputs are valid here, and
+// *released*, when in addition no peer reads its inputs or outputs through this operation any more.
+//
+// Thread safety: a Work belongs to the thread that submitted it.
+// Lifetime: the buffers named at submission must stay until *released*. Destroying an unfinished Work waits for that
+//   (to the engine's deadline); destroying a failed one never blocks: the engine keeps its record in quarantine.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+
+#include <absl/status/status.h>
+#include <absl/time/time.h>
+
+namespace weft {
+
+class CommEngine;
+struct OperationRecord;
+
+class [[nodiscard]] Work {
+ public:
+  Work() = default;
+  Work(Work&& other) noexcept;
+  Work& operator=(Work&& other) noexcept;
+  ~Work();
+
+  // False for a default-constructed or moved-from Work, on which only destruction and assignment make sense.
+  bool valid() const { return record_ != nullptr; }
+
+  // Blocks until *ready*, and helps to move data meanwhile. The deadline defaults to the engine's; it is never
+  // infinite. Waiting again is harmless.
+  // Errors: kDeadlineExceeded (names the lane, the operation, its sequence and the ranks that have not arrived);
+  //         kFailedPrecondition (a peer submitted something else: both operations are in the message);
+  //         kAborted (the engine failed earlier, or a peer did: the cause is in the message).
+  absl::Status Wait(std::optional<absl::Time> deadline = std::nullopt);
+  absl::Status WaitReleased(std::optional<absl::Time> deadline = std::nullopt);
+
+  // Whether the operation is *ready* or has failed; never blocks, and makes no progress by itself.
+  bool Test() const;
+  bool TestReleased() const;
+
+  // "all_gather 'layers.3' on lane shard/all_gather, sequence 12, f32, 4096 bytes, ready".
+  std::string Describe() const;
+
+ private:
+  friend class CommEngine;
+  Work(CommEngine* engine, std::shared_ptr<OperationRecord> record);
+  CommEngine* engine_ = nullptr;
+  std::shared_ptr<OperationRecord> record_;
+};
+
+}  // namespace weft

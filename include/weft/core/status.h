@@ -1,0 +1,51 @@
+// Status helpers: early return, and an abort for broken invariants.
+//
+// Errors that a caller can meet are `absl::Status`; WEFT_CHECK is for what only a defect in weft can cause.
+#pragma once
+
+#include <string_view>
+#include <utility>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/strings/str_cat.h>
+
+namespace weft {
+
+// Aborts with `what` and the place. Out of line, so that a check costs a compare at its site.
+[[noreturn]] void CheckFailed(const char* file, int line, const char* condition, std::string_view what);
+
+// Abseil may be built with a string_view of its own: these convert at the border.
+inline std::string_view ToStd(absl::string_view text) { return {text.data(), text.size()}; }
+inline absl::string_view ToAbsl(std::string_view text) { return {text.data(), text.size()}; }
+
+// `status` with "context: " in front of its message; OK stays OK.
+absl::Status Annotate(const absl::Status& status, std::string_view context);
+
+}  // namespace weft
+
+#define WEFT_CHECK(condition, what)                                                   \
+  do {                                                                                \
+    if (!(condition)) [[unlikely]] {                                                  \
+      ::weft::CheckFailed(__FILE__, __LINE__, #condition, what);                      \
+    }                                                                                 \
+  } while (false)
+
+#define WEFT_RETURN_IF_ERROR(expression)                                              \
+  do {                                                                                \
+    if (absl::Status weft_status = (expression); !weft_status.ok()) [[unlikely]] {    \
+      return weft_status;                                                             \
+    }                                                                                 \
+  } while (false)
+
+#define WEFT_CONCAT_INNER(a, b) a##b
+#define WEFT_CONCAT(a, b) WEFT_CONCAT_INNER(a, b)
+#define WEFT_ASSIGN_OR_RETURN_INNER(result, target, expression) \
+  auto result = (expression);                                   \
+  if (!result.ok()) [[unlikely]] {                              \
+    return std::move(result).status();                          \
+  }                                                             \
+  target = std::move(result).value()
+// WEFT_ASSIGN_OR_RETURN(auto x, StatusOrReturningCall());
+#define WEFT_ASSIGN_OR_RETURN(target, expression) \
+  WEFT_ASSIGN_OR_RETURN_INNER(WEFT_CONCAT(weft_result_, __LINE__), target, expression)

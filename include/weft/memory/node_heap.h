@@ -1,0 +1,60 @@
+// The symmetric heap: one reservation of node-shared memory, from which each rank allocates locally in its own segment.
+//
+// Allocation is local and needs no collective: what a peer must know is (rank, offset), so offsets need not agree.
+// Blocks are 64-byte aligned, and their pages are committed when they are allocated, so that exhaustion is a Status.
+//
+// Thread safety: all members may be called from any thread of the rank.
+// Collective: Create (all ranks of the bootstrap).
+// Lifetime: the heap must outlive its blocks; the bootstrap must outlive the heap.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include <absl/status/statusor.h>
+
+#include "weft/mesh/bootstrap.h"
+
+namespace weft {
+
+// A place in node memory that every rank of the node can name.
+struct NodeAddress {
+  int rank;         // Whose segment (a bootstrap rank).
+  uint64_t offset;  // From the segment's base.
+};
+
+class NodeHeap {
+ public:
+  struct Options {
+    // 0: what is free on the node, less a reserve, divided by its ranks; else that size, which must be free.
+    size_t segment_bytes = 0;
+    absl::Duration timeout = absl::Seconds(600);
+  };
+  // Ranks agree on the smallest size that all nodes can give. Errors: kResourceExhausted (what was asked, what is free).
+  static absl::StatusOr<std::unique_ptr<NodeHeap>> Create(Bootstrap& bootstrap, const Options& options);
+  ~NodeHeap();
+
+  // At least 64 bytes, 64-byte aligned; contents undefined. Errors: kResourceExhausted (asked, free, largest hole).
+  absl::StatusOr<std::byte*> Allocate(size_t bytes);
+  void Free(std::byte* block);
+
+  // Where `pointer` lies in this rank's own segment; nothing for any other memory.
+  std::optional<NodeAddress> AddressOf(const void* pointer) const;
+  // The memory of a rank of this node at an address.
+  std::byte* Resolve(NodeAddress address) const;
+
+  size_t segment_bytes() const;
+  size_t allocated_bytes() const;
+  size_t peak_bytes() const;
+  bool shared_between_processes() const;
+
+ private:
+  class Impl;
+  explicit NodeHeap(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace weft

@@ -1,0 +1,48 @@
+// Tagged, non-blocking messages between ranks: what a runtime offers between nodes.
+//
+// Two kinds of traffic. *Data* goes straight between buffers: a receive must be posted for each send, matched by
+// (peer, tag) in order. *Notes* are small unsolicited messages, delivered in order for each pair of ranks.
+//
+// Thread safety: one caller at a time (the engine's lock).
+// Lifetime: a buffer must stay until Test says that its request is done, or until the link is destroyed.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+namespace weft {
+
+class WireLink {
+ public:
+  static constexpr size_t kMaxNoteBytes = 256;
+  using RequestId = uint64_t;
+  struct Note {
+    int peer;
+    std::string bytes;
+  };
+
+  virtual ~WireLink() = default;
+
+  // `peer` is a rank of the bootstrap; `tag` is in [0, max_tag()].
+  virtual absl::StatusOr<RequestId> Send(int peer, int tag, const void* data, size_t bytes) = 0;
+  virtual absl::StatusOr<RequestId> Receive(int peer, int tag, void* data, size_t bytes) = 0;
+  // True once: the request is then forgotten. Errors: kInternal (the transport failed; the message says what it said).
+  virtual absl::StatusOr<bool> Test(RequestId request) = 0;
+  // Gives up a receive that will never be matched. A send cannot be taken back.
+  virtual void Cancel(RequestId request) = 0;
+
+  // Copies the note; it is on its way when this returns. At most kMaxNoteBytes.
+  virtual absl::Status SendNote(int peer, std::string_view bytes) = 0;
+  // The next note that has arrived, if any.
+  virtual absl::StatusOr<std::optional<Note>> PollNote() = 0;
+
+  virtual int max_tag() const = 0;
+};
+
+}  // namespace weft

@@ -1,0 +1,38 @@
+# Language level, warnings, sanitizers and ccache for every target of the tree.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+find_program(WEFT_CCACHE ccache)
+if(WEFT_CCACHE)
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${WEFT_CCACHE})
+  set(CMAKE_C_COMPILER_LAUNCHER ${WEFT_CCACHE})
+endif()
+
+add_library(weft_options INTERFACE)
+# No contraction: an elementwise kernel must round alike in its vector body and in its scalar tail.
+target_compile_options(weft_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
+                                              -Woverloaded-virtual -Wno-psabi -ffp-contract=off)
+if(WEFT_WERROR)
+  target_compile_options(weft_options INTERFACE -Werror)
+endif()
+if(WEFT_NATIVE)
+  target_compile_options(weft_options INTERFACE -march=native)
+endif()
+if(WEFT_SANITIZE)
+  target_compile_options(weft_options INTERFACE -fsanitize=${WEFT_SANITIZE} -fno-omit-frame-pointer
+                                                -fno-sanitize-recover=all)
+  target_link_options(weft_options INTERFACE -fsanitize=${WEFT_SANITIZE})
+  if(WEFT_SANITIZE MATCHES "thread")
+    # libgomp and oneDNN are not instrumented: their synchronisation would be reported as races. Fences
+    # (-Wtsan) are modelled by the flags that surround them, each of which is an atomic of its own.
+    set(WEFT_OPENMP OFF)
+    set(WEFT_ONEDNN OFF)
+    target_compile_options(weft_options INTERFACE -Wno-tsan)
+  endif()
+endif()

@@ -1,0 +1,42 @@
+# weft_layer(<name> SOURCES ... [PUBLIC deps...] [PRIVATE deps...])
+# One layer of the house: library weft_<name>, alias weft::<name>. Sources are relative to the caller's folder;
+# private headers are found there too, public ones in include/.
+function(weft_layer name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
+  add_library(weft_${name} STATIC ${ARG_SOURCES})
+  add_library(weft::${name} ALIAS weft_${name})
+  set_target_properties(weft_${name} PROPERTIES EXPORT_NAME ${name})
+  target_include_directories(weft_${name} PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
+                                                 $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>
+                                          PRIVATE ${PROJECT_SOURCE_DIR})
+  target_compile_features(weft_${name} PUBLIC cxx_std_20)
+  target_link_libraries(weft_${name} PUBLIC ${ARG_PUBLIC} PRIVATE ${ARG_PRIVATE}
+                                     $<BUILD_INTERFACE:weft_options>)
+  install(TARGETS weft_${name} EXPORT weft-targets)
+endfunction()
+
+# weft_test(<name> SOURCES ... LINK targets... [MPI_RANKS counts...] [TIMEOUT seconds])
+# A GoogleTest program. Without MPI_RANKS it runs alone (its ranks are threads); with them, once under mpirun for
+# each count, and its main agrees on the verdict across ranks.
+function(weft_test name)
+  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LINK;MPI_RANKS;LABELS" ${ARGN})
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 300)
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${name} PRIVATE ${ARG_LINK} GTest::gmock $<IF:$<BOOL:${ARG_MPI_RANKS}>,weft_test_mpi_main,weft_test_main>
+                                        weft_options)
+  set(results ${PROJECT_BINARY_DIR}/results)
+  if(ARG_MPI_RANKS)
+    foreach(ranks IN LISTS ARG_MPI_RANKS)
+      add_test(NAME ${name}.mpi${ranks}
+               COMMAND ${PROJECT_SOURCE_DIR}/tools/mpirun.sh -n ${ranks} $<TARGET_FILE:${name}>
+                       --gtest_output=json:${results}/${name}.mpi${ranks}.json)
+      set_tests_properties(${name}.mpi${ranks} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "mpi;${ARG_LABELS}" PROCESSORS 2)
+    endforeach()
+  else()
+    add_test(NAME ${name} COMMAND ${name} --gtest_output=json:${results}/${name}.json)
+    set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
+  endif()
+endfunction()
