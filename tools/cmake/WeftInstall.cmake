@@ -6,4 +6,5 @@ configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/weft-config.cmake.in ${P
                               INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/weft)
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/weft-config-version.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/weft-config.cmake ${PROJECT_BINARY_DIR}/weft-config-version.cmake
+              ${CMAKE_CURRENT_LIST_DIR}/FindOneDNN.cmake
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/weft)

@@ -1,6 +1,7 @@
 // Element types, and the 16-bit floating-point formats as plain structs with exact conversions.
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
@@ -11,7 +12,8 @@ namespace weft {
 
 enum class DType : uint8_t { kF32, kBF16, kF16, kI32, kI64 };
 
-// Truncated binary32 (1-8-7 bits), and IEEE 754 binary16 (1-5-10 bits). Only storage: arithmetic is done in float.
+// Truncated binary32 (1-8-7 bits), and IEEE 754 binary16 (1-5-10 bits). Only storage: arithmetic is done in
+// float.
 struct BF16 {
   uint16_t bits;
 };
@@ -20,18 +22,59 @@ struct F16 {
 };
 
 // Widening is exact; narrowing rounds to nearest, ties to even, keeps NaN a NaN, and overflows to infinity.
-float ToFloat(BF16 value);
-float ToFloat(F16 value);
-BF16 ToBF16(float value);
-F16 ToF16(float value);
+// Bit operations and selects only, so that loops over them vectorise on any instruction set, with the same
+// bits as one element at a time. See Note [Binary16 by exponent shifts].
+inline float ToFloat(BF16 value) { return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16); }
+
+inline BF16 ToBF16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
+  const uint32_t quiet_nan = (bits >> 16) | 0x40U;
+  const bool is_nan = (bits & 0x7fffffffU) > 0x7f800000U;
+  return {static_cast<uint16_t>(is_nan ? quiet_nan : rounded)};
+}
+
+// Note [Binary16 by exponent shifts]
+// A binary16 moved up by 13 bits has its mantissa where binary32 has it, and an exponent whose bias is too
+// small by 127 - 15 = 112. Normal numbers: add 112. Infinities and NaN: add it twice, so that 31 becomes 255.
+// Subnormals (exponent 0): give them the exponent 113, which puts an implicit one in front of the mantissa,
+// and subtract it, 2^-14, again; that difference is exact. Narrowing runs the same ways backward: normal
+// numbers round by adding just under half of the last place (plus one where the last kept bit is odd);
+// results below 2^-14 are rounded by the adder, as adding 0.5 = 2^-24 * 2^23 leaves exactly the subnormal's
+// units in the sum's mantissa.
+inline float ToFloat(F16 value) {
+  constexpr uint32_t kRebias = 112U << 23;
+  const uint32_t moved = static_cast<uint32_t>(value.bits & 0x7fffU) << 13;
+  const uint32_t exponent = moved & (31U << 23);
+  const uint32_t normal = moved + kRebias;
+  const float subnormal = std::bit_cast<float>(normal + (1U << 23)) - 0x1p-14F;
+  uint32_t magnitude = exponent == (31U << 23) ? normal + kRebias : normal;
+  magnitude = exponent == 0 ? std::bit_cast<uint32_t>(subnormal) : magnitude;
+  return std::bit_cast<float>(magnitude | static_cast<uint32_t>(value.bits & 0x8000U) << 16);
+}
+
+inline F16 ToF16(float value) {
+  const uint32_t bits = std::bit_cast<uint32_t>(value);
+  const uint32_t magnitude = bits & 0x7fffffffU;
+  const uint32_t normal = (magnitude - (112U << 23) + 0xfffU + ((magnitude >> 13) & 1U)) >> 13;
+  const uint32_t subnormal = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - 0x3f000000U;
+  const uint32_t quiet_nan = 0x7e00U | ((magnitude >> 13) & 0x1ffU);
+  uint32_t half = magnitude < (113U << 23) ? subnormal : normal;
+  half = magnitude >= (143U << 23) ? 0x7c00U : half;
+  half = magnitude > 0x7f800000U ? quiet_nan : half;
+  return {static_cast<uint16_t>(half | ((bits >> 16) & 0x8000U))};
+}
 
 constexpr size_t SizeOf(DType dtype) {
   switch (dtype) {
     case DType::kBF16:
-    case DType::kF16: return 2;
+    case DType::kF16:
+      return 2;
     case DType::kF32:
-    case DType::kI32: return 4;
-    case DType::kI64: return 8;
+    case DType::kI32:
+      return 4;
+    case DType::kI64:
+      return 8;
   }
   return 0;
 }

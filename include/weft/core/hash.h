@@ -8,7 +8,9 @@
 namespace weft {
 
 uint64_t Hash64(const void* data, size_t bytes, uint64_t seed = 0);
-inline uint64_t Hash64(std::string_view text, uint64_t seed = 0) { return Hash64(text.data(), text.size(), seed); }
+inline uint64_t Hash64(std::string_view text, uint64_t seed = 0) {
+  return Hash64(text.data(), text.size(), seed);
+}
 // Order-dependent mix of two hashes.
 uint64_t HashCombine(uint64_t a, uint64_t b);
 

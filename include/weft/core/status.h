@@ -24,18 +24,18 @@ absl::Status Annotate(const absl::Status& status, std::string_view context);
 
 }  // namespace weft
 
-#define WEFT_CHECK(condition, what)                                                   \
-  do {                                                                                \
-    if (!(condition)) [[unlikely]] {                                                  \
-      ::weft::CheckFailed(__FILE__, __LINE__, #condition, what);                      \
-    }                                                                                 \
+#define WEFT_CHECK(condition, what)                              \
+  do {                                                           \
+    if (!(condition)) [[unlikely]] {                             \
+      ::weft::CheckFailed(__FILE__, __LINE__, #condition, what); \
+    }                                                            \
   } while (false)
 
-#define WEFT_RETURN_IF_ERROR(expression)                                              \
-  do {                                                                                \
-    if (absl::Status weft_status = (expression); !weft_status.ok()) [[unlikely]] {    \
-      return weft_status;                                                             \
-    }                                                                                 \
+#define WEFT_RETURN_IF_ERROR(expression)                                           \
+  do {                                                                             \
+    if (absl::Status weft_status = (expression); !weft_status.ok()) [[unlikely]] { \
+      return weft_status;                                                          \
+    }                                                                              \
   } while (false)
 
 #define WEFT_CONCAT_INNER(a, b) a##b

@@ -16,7 +16,8 @@ namespace weft {
 class Tensor {
  public:
   Tensor() = default;
-  Tensor(std::shared_ptr<void> storage, TensorView view) : storage_(std::move(storage)), view_(std::move(view)) {}
+  Tensor(std::shared_ptr<void> storage, TensorView view)
+      : storage_(std::move(storage)), view_(std::move(view)) {}
 
   // Uninitialised, row-major, 64-byte aligned.
   static Tensor Empty(DType dtype, Shape shape);
@@ -28,7 +29,9 @@ class Tensor {
   const TensorView& view() const { return view_; }
   DType dtype() const { return view_.dtype; }
   const Shape& shape() const { return view_.shape; }
-  int64_t dim(int index) const { return view_.shape[static_cast<size_t>(index < 0 ? index + static_cast<int>(view_.shape.size()) : index)]; }
+  int64_t dim(int index) const {
+    return view_.shape[static_cast<size_t>(index < 0 ? index + static_cast<int>(view_.shape.size()) : index)];
+  }
   int64_t elements() const { return view_.elements(); }
   size_t bytes() const { return view_.bytes(); }
   template <typename T>

@@ -1,0 +1,114 @@
+#include "src/core/convert_run.h"
+
+#include <cstring>
+#include <type_traits>
+
+#include "weft/core/status.h"
+
+namespace weft::internal {
+namespace {
+
+// Calls step(source, target) for each pair of elements. The loop over neighbours is written apart: it
+// vectorises.
+template <typename Source, typename Target, typename Step>
+void ForEachPair(const std::byte* source, int64_t source_stride, std::byte* target, int64_t target_stride,
+                 int64_t count, Step step) {
+  const auto* from = reinterpret_cast<const Source*>(source);
+  auto* to = reinterpret_cast<Target*>(target);
+  if (source_stride == 1 && target_stride == 1) {
+    for (int64_t i = 0; i < count; ++i) to[i] = step(from[i]);
+    return;
+  }
+  for (int64_t i = 0; i < count; ++i) to[i * target_stride] = step(from[i * source_stride]);
+}
+
+template <typename T>
+T FromFloat(float value) {
+  if constexpr (std::is_same_v<T, BF16>) return ToBF16(value);
+  if constexpr (std::is_same_v<T, F16>) return ToF16(value);
+  if constexpr (std::is_same_v<T, float>) return value;
+}
+
+float AsFloat(float value) { return value; }
+float AsFloat(BF16 value) { return ToFloat(value); }
+float AsFloat(F16 value) { return ToFloat(value); }
+
+template <typename Source, typename Target>
+void ConvertFloats(const std::byte* source, int64_t source_stride, std::byte* target, int64_t target_stride,
+                   int64_t count, float scale) {
+  ForEachPair<Source, Target>(source, source_stride, target, target_stride, count,
+                              [scale](Source value) { return FromFloat<Target>(AsFloat(value) * scale); });
+}
+
+template <typename Source, typename Target>
+void ConvertIntegers(const std::byte* source, int64_t source_stride, std::byte* target, int64_t target_stride,
+                     int64_t count, float /*scale*/) {
+  ForEachPair<Source, Target>(source, source_stride, target, target_stride, count,
+                              [](Source value) { return static_cast<Target>(value); });
+}
+
+// `Word` is an unsigned integer of the element's size: bits move unchanged, NaN payloads included.
+template <typename Word>
+void Move(const std::byte* source, int64_t source_stride, std::byte* target, int64_t target_stride,
+          int64_t count, float /*scale*/) {
+  if (source == target && source_stride == target_stride) return;
+  if (source_stride == 1 && target_stride == 1) {
+    std::memcpy(target, source, static_cast<size_t>(count) * sizeof(Word));
+    return;
+  }
+  ForEachPair<Word, Word>(source, source_stride, target, target_stride, count,
+                          [](Word value) { return value; });
+}
+
+RunKernel SelectMove(DType dtype) {
+  switch (SizeOf(dtype)) {
+    case 2:
+      return Move<uint16_t>;
+    case 4:
+      return Move<uint32_t>;
+    default:
+      return Move<uint64_t>;
+  }
+}
+
+template <typename Source>
+RunKernel SelectFloatTarget(DType target) {
+  switch (target) {
+    case DType::kF32:
+      return ConvertFloats<Source, float>;
+    case DType::kBF16:
+      return ConvertFloats<Source, BF16>;
+    case DType::kF16:
+      return ConvertFloats<Source, F16>;
+    default:
+      return nullptr;
+  }
+}
+
+RunKernel SelectConversion(DType source, DType target) {
+  switch (source) {
+    case DType::kF32:
+      return SelectFloatTarget<float>(target);
+    case DType::kBF16:
+      return SelectFloatTarget<BF16>(target);
+    case DType::kF16:
+      return SelectFloatTarget<F16>(target);
+    case DType::kI32:
+      return target == DType::kI64 ? ConvertIntegers<int32_t, int64_t> : nullptr;
+    case DType::kI64:
+      return target == DType::kI32 ? ConvertIntegers<int64_t, int32_t> : nullptr;
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+RunKernel SelectRunKernel(DType source, DType target, float scale) {
+  WEFT_CHECK(scale == 1.0F || IsFloating(source), "integers are not scaled");
+  const RunKernel kernel =
+      source == target && scale == 1.0F ? SelectMove(source) : SelectConversion(source, target);
+  WEFT_CHECK(kernel != nullptr, "no cast between an integer and a floating-point type");
+  return kernel;
+}
+
+}  // namespace weft::internal

@@ -1,0 +1,28 @@
+#include "weft/core/dtype.h"
+
+#include <array>
+
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+constexpr std::array<std::string_view, 5> kNames = {"f32", "bf16", "f16", "i32", "i64"};
+
+}  // namespace
+
+std::string_view Name(DType dtype) {
+  const auto index = static_cast<size_t>(dtype);
+  WEFT_CHECK(index < kNames.size(), "no such dtype");
+  return kNames[index];
+}
+
+absl::StatusOr<DType> ParseDType(std::string_view name) {
+  for (size_t i = 0; i < kNames.size(); ++i) {
+    if (kNames[i] == name) return static_cast<DType>(i);
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown dtype '", ToAbsl(name), "': use one of f32, bf16, f16, i32, i64"));
+}
+
+}  // namespace weft

@@ -1,0 +1,71 @@
+#include "weft/core/tensor_view.h"
+
+#include <utility>
+
+#include <absl/strings/str_join.h>
+
+namespace weft {
+
+int64_t ElementCount(const Shape& shape) {
+  int64_t count = 1;
+  for (const int64_t size : shape) count *= size;
+  return count;
+}
+
+std::string ToString(const Shape& shape) { return absl::StrCat("[", absl::StrJoin(shape, ", "), "]"); }
+
+TensorView TensorView::Contiguous(void* data, DType dtype, Shape shape) {
+  Shape strides(shape.size());
+  int64_t stride = 1;
+  for (size_t dim = shape.size(); dim-- > 0;) {
+    strides[dim] = stride;
+    stride *= shape[dim];
+  }
+  return {data, dtype, std::move(shape), std::move(strides)};
+}
+
+bool TensorView::IsContiguous() const {
+  if (elements() == 0) return true;
+  int64_t expected = 1;
+  for (size_t dim = shape.size(); dim-- > 0;) {
+    if (shape[dim] != 1 && strides[dim] != expected) return false;
+    expected *= shape[dim];
+  }
+  return true;
+}
+
+TensorView TensorView::Slice(int dim, int64_t start, int64_t length) const {
+  const int rank = static_cast<int>(shape.size());
+  const int index = dim < 0 ? dim + rank : dim;
+  WEFT_CHECK(index >= 0 && index < rank, "slice of a dim that the view does not have");
+  const auto at = static_cast<size_t>(index);
+  WEFT_CHECK(start >= 0 && length >= 0 && start <= shape[at] - length, "slice outside its dim");
+  TensorView window = *this;
+  window.shape[at] = length;
+  if (data != nullptr) {
+    window.data = static_cast<std::byte*>(data) + start * strides[at] * static_cast<int64_t>(SizeOf(dtype));
+  }
+  return window;
+}
+
+TensorView TensorView::Permute(absl::Span<const int> order) const {
+  WEFT_CHECK(order.size() == shape.size(), "permutation of another number of dims");
+  TensorView permuted = *this;
+  uint64_t seen = 0;
+  for (size_t i = 0; i < order.size(); ++i) {
+    const auto from = static_cast<size_t>(order[i]);
+    WEFT_CHECK(from < shape.size() && (seen >> from & 1U) == 0, "not a permutation of the dims");
+    seen |= uint64_t{1} << from;
+    permuted.shape[i] = shape[from];
+    permuted.strides[i] = strides[from];
+  }
+  return permuted;
+}
+
+TensorView TensorView::Reshape(Shape new_shape) const {
+  WEFT_CHECK(IsContiguous(), "reshape of a view that is not contiguous");
+  WEFT_CHECK(ElementCount(new_shape) == elements(), "reshape to another element count");
+  return Contiguous(data, dtype, std::move(new_shape));
+}
+
+}  // namespace weft
