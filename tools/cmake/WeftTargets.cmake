@@ -15,7 +15,12 @@ function(weft_layer name)
   install(TARGETS weft_${name} EXPORT weft-targets)
 endfunction()
 
-# weft_test(<name> SOURCES ... LINK targets... [MPI_RANKS counts...] [TIMEOUT seconds])
+# The suites of these folders whose ranks are threads are what the sanitizers are run on: target weft_thread_tests
+# builds them, ctest's label `threads` runs them.
+set(WEFT_THREAD_TEST_FOLDERS core mesh memory comm sharding)
+add_custom_target(weft_thread_tests)
+
+# weft_test(<name> SOURCES ... LINK targets... [MPI_RANKS counts...] [TIMEOUT seconds] [LABELS labels...])
 # A GoogleTest program. Without MPI_RANKS it runs alone (its ranks are threads); with them, once under mpirun for
 # each count, and its main agrees on the verdict across ranks.
 function(weft_test name)
@@ -36,6 +41,11 @@ function(weft_test name)
       set_tests_properties(${name}.mpi${ranks} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "mpi;${ARG_LABELS}" PROCESSORS 2)
     endforeach()
   else()
+    get_filename_component(folder ${CMAKE_CURRENT_SOURCE_DIR} NAME)
+    if(folder IN_LIST WEFT_THREAD_TEST_FOLDERS)
+      list(APPEND ARG_LABELS threads)
+      add_dependencies(weft_thread_tests ${name})
+    endif()
     add_test(NAME ${name} COMMAND ${name} --gtest_output=json:${results}/${name}.json)
     set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
   endif()

@@ -1,0 +1,74 @@
+#!/usr/bin/env python3
+"""summarize_tests.py on made-up results: nothing that went wrong may be counted as passed, or not at all."""
+import json
+import pathlib
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
+import summarize_tests
+
+FAILED = 'status="fail"><failure message="SEGFAULT"/>'
+SKIPPED = 'status="notrun"><skipped message="SKIP_RETURN_CODE=77"/><system-out>no namespaces\n</system-out>'
+NOT_STARTED = 'status="notrun"><skipped message="Unable to find executable"/>'
+PASSED = 'status="run">'
+
+
+def case(name, result="COMPLETED", failures=()):
+    return {"name": name, "status": "RUN", "result": result, "failures": list(failures)}
+
+
+class SummarizeTests(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.results = pathlib.Path(folder.name)
+
+    def run_of(self, **tests):
+        """Writes ctest.xml for {test: outcome} and gives the tally."""
+        cases = "".join(f'<testcase name="{name}" {outcome}</testcase>' for name, outcome in tests.items())
+        (self.results / "ctest.xml").write_text(f"<testsuite>{cases}</testsuite>")
+        return summarize_tests.tally_of_folder(self.results)
+
+    def report(self, program, *cases):
+        report = {"testsuites": [{"name": "Suite", "testsuite": list(cases)}]}
+        (self.results / f"{program}.json").write_text(json.dumps(report))
+
+    def test_counts_cases_of_programs_and_other_tests_once_each(self):
+        self.report("core_test", case("A"), case("B"))
+        self.assertEqual(self.run_of(core_test=PASSED, layers=PASSED).last_line(), "3 passed, 0 failed")
+
+    def test_counts_failed_and_skipped_cases(self):
+        self.report("core_test", case("A"), case("B", failures=["x"]), case("C", result="SKIPPED"))
+        tally = self.run_of(core_test=FAILED)
+        self.assertEqual(tally.last_line(), "1 passed, 1 failed, 1 skipped")
+        self.assertEqual(tally.failed, ["core_test: Suite.B"])
+
+    def test_counts_a_crash_as_a_failure(self):
+        self.assertEqual(self.run_of(core_test=FAILED).failed, ["core_test: SEGFAULT"])
+
+    def test_counts_a_bad_exit_after_good_cases_as_a_failure(self):
+        self.report("core_test", case("A"))
+        self.assertEqual(self.run_of(core_test=FAILED).last_line(), "1 passed, 1 failed")
+
+    def test_counts_a_program_that_is_missing_as_a_failure(self):
+        self.assertEqual(self.run_of(core_test=NOT_STARTED).last_line(), "0 passed, 1 failed")
+
+    def test_counts_a_half_written_report_as_no_report(self):
+        (self.results / "core_test.json").write_text('{"testsuites": [')
+        self.assertEqual(self.run_of(core_test=FAILED).last_line(), "0 passed, 1 failed")
+
+    def test_gives_the_reason_of_a_skipped_test(self):
+        self.assertEqual(self.run_of(hosts=SKIPPED).skipped, ["hosts: no namespaces"])
+
+    def test_counts_a_folder_without_results_as_a_failure(self):
+        self.assertEqual(summarize_tests.tally_of_folder(self.results).last_line(), "0 passed, 1 failed")
+
+    def test_does_not_call_a_run_without_tests_good(self):
+        self.run_of()
+        self.assertEqual(summarize_tests.main([str(self.results)]), 1)
+
+
+if __name__ == "__main__":
+    unittest.main()

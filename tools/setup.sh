@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Installs what weft needs on Debian 12: system packages only, nothing else is changed. When everything is there
+# already it only says so, without root and without a network.
+#
+#   tools/setup.sh          to build, run and test
+#   tools/setup.sh --dev    also the formatter and the linter that changes are checked with
+set -euo pipefail
+
+build=(g++ cmake ninja-build ccache libopenmpi-dev libabsl-dev libeigen3-dev libdnnl-dev libcli11-dev
+       nlohmann-json3-dev libspdlog-dev libxxhash-dev)
+run=(openmpi-bin openssh-client)
+test=(libgtest-dev libgmock-dev libbenchmark-dev python3 iproute2 procps)
+dev=(clang-format-14 clang-tidy-14)
+
+usage() { sed -n '2,6s/^# \{0,1\}//p' "$0"; }
+
+fail() {
+  echo "setup: $*" >&2
+  exit 1
+}
+
+# The named packages that are not installed.
+missing_of() {
+  local installed
+  installed=$(dpkg-query --show --showformat='${db:Status-Status} ${Package}\n' "$@" 2>/dev/null |
+              sed -n 's/^installed //p') || true
+  comm -23 <(printf '%s\n' "$@" | sort -u) <(sort -u <<<"$installed")
+}
+
+main() {
+  local wanted=("${build[@]}" "${run[@]}" "${test[@]}")
+  case "${1:-}" in
+    "") ;;
+    --dev) wanted+=("${dev[@]}") ;;
+    -h | --help) usage; exit 0 ;;
+    *) fail "unknown option '$1'; the only one is --dev" ;;
+  esac
+  command -v dpkg-query >/dev/null ||
+    fail "this is not Debian (no dpkg-query); install the equivalents of: ${wanted[*]}"
+
+  local missing
+  mapfile -t missing < <(missing_of "${wanted[@]}")
+  if ((${#missing[@]} == 0)); then
+    echo "setup: all ${#wanted[@]} packages are installed"
+    return
+  fi
+
+  local as_root=()
+  if ((EUID != 0)); then
+    command -v sudo >/dev/null || fail "run this as root (there is no sudo) to install: ${missing[*]}"
+    as_root=(sudo)
+  fi
+  echo "setup: installing ${missing[*]}"
+  "${as_root[@]}" apt-get update -q </dev/null || fail "apt-get update failed: is there a network?"
+  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive \
+    apt-get install -q -y --no-install-recommends "${missing[@]}" </dev/null ||
+    fail "apt-get could not install: ${missing[*]}"
+  echo "setup: done"
+}
+
+main "$@"

@@ -1,0 +1,117 @@
+#!/usr/bin/env python3
+"""Counts what a test run did: every GoogleTest case, and every other test that ctest ran.
+
+    tools/summarize_tests.py RESULTS_DIR...
+
+A results folder holds ctest.xml (`ctest --output-junit`) and one <test>.json (`--gtest_output`) for each GoogleTest
+program that came to its end. Failures and skips are listed; the last line is `N passed, N failed`, with `, N skipped`
+if there were any. A program that crashed, hung or could not start is one failure, whatever it had passed before, and
+so is a folder without ctest.xml: its build failed. Exits with 1 if anything failed or nothing passed.
+"""
+import dataclasses
+import json
+import pathlib
+import sys
+import xml.etree.ElementTree as ElementTree
+
+
+@dataclasses.dataclass
+class Tally:
+    passed: int = 0
+    failed: list = dataclasses.field(default_factory=list)
+    skipped: list = dataclasses.field(default_factory=list)
+
+    def add(self, other):
+        self.passed += other.passed
+        self.failed += other.failed
+        self.skipped += other.skipped
+
+    def last_line(self):
+        line = f"{self.passed} passed, {len(self.failed)} failed"
+        return line + (f", {len(self.skipped)} skipped" if self.skipped else "")
+
+
+def tally_of_cases(report, program):
+    """The cases of one GoogleTest report; disabled ones count as skipped."""
+    tally = Tally()
+    for suite in report["testsuites"]:
+        for case in suite["testsuite"]:
+            name = f"{program}: {suite['name']}.{case['name']}"
+            if case.get("failures"):
+                tally.failed.append(name)
+            elif case["status"] == "NOTRUN" or case["result"] == "SKIPPED":
+                tally.skipped.append(name)
+            else:
+                tally.passed += 1
+    return tally
+
+
+def read_report(path):
+    """A GoogleTest report, or None where the program did not come to its end."""
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return None
+
+
+def last_line_of(text):
+    return (text.strip().splitlines() or [""])[-1]
+
+
+def outcome_of(test):
+    """What ctest says of one test: ("passed" | "failed" | "skipped", why)."""
+    if test.get("status") == "run":
+        return "passed", ""
+    if test.get("status") == "disabled":
+        return "skipped", "disabled"
+    skip = test.find("skipped")
+    reason = skip.get("message", "") if skip is not None else ""
+    if reason.startswith("SKIP_"):  # Anything else that was not run should have been.
+        return "skipped", last_line_of(test.findtext("system-out") or "")
+    failure = test.find("failure")
+    return "failed", reason or (failure.get("message", "") if failure is not None else "")
+
+
+def tally_of_test(test, results):
+    name = test.get("name")
+    outcome, why = outcome_of(test)
+    report = read_report(results / f"{name}.json")
+    tally = tally_of_cases(report, name) if report else Tally()
+    if outcome == "skipped":
+        tally.skipped.append(f"{name}: {why}")
+    elif outcome == "failed" and not tally.failed:
+        tally.failed.append(f"{name}: {why}")
+    elif outcome == "passed" and not report:
+        tally.passed += 1
+    return tally
+
+
+def tally_of_folder(results):
+    xml = results / "ctest.xml"
+    if not xml.is_file():
+        return Tally(failed=[f"no {xml}: the build failed, or ctest did not come to its end"])
+    tally = Tally()
+    for test in ElementTree.parse(xml).getroot().iter("testcase"):
+        tally.add(tally_of_test(test, results))
+    return tally
+
+
+def main(folders):
+    if not folders:
+        print(__doc__, file=sys.stderr)
+        return 2
+    total = Tally()
+    for folder in map(pathlib.Path, folders):
+        tally = tally_of_folder(folder)
+        print(f"{folder}: {tally.last_line()}")
+        total.add(tally)
+    for name in total.skipped:
+        print(f"  skipped  {name}")
+    for name in total.failed:
+        print(f"  FAILED   {name}")
+    print(total.last_line())
+    return 1 if total.failed or not total.passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Builds weft and runs all of its tests, the communicating layers also under the sanitizers. The last line says
+# `N passed, N failed`; the exit code is 0 only if nothing failed.
+#
+#   tools/test.sh                  everything
+#   tools/test.sh release          one preset alone (release, debug, asan, tsan)
+set -uo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+export UBSAN_OPTIONS="${UBSAN_OPTIONS:-print_stacktrace=1}"
+export TSAN_OPTIONS="${TSAN_OPTIONS:-second_deadlock_stack=1}"
+
+is_sanitized() { [[ $1 == asan || $1 == tsan ]]; }
+
+build() {
+  local preset=$1 targets=()
+  is_sanitized "$preset" && targets=(--target weft_thread_tests)
+  cmake --preset "$preset" && cmake --build --preset "$preset" "${targets[@]}"
+}
+
+# Under a sanitizer: the suites whose ranks are threads, at fixed addresses where that is allowed (ThreadSanitizer
+# cannot place its shadow memory on kernels that randomise more bits than it knows of).
+run() {
+  local preset=$1 prefix=() labels=()
+  if is_sanitized "$preset"; then
+    labels=(--label-regex '^threads$')
+    setarch --addr-no-randomize true 2>/dev/null && prefix=(setarch --addr-no-randomize)
+  fi
+  "${prefix[@]}" ctest --test-dir "build/$preset" --parallel "$(nproc)" --output-on-failure --no-tests=error \
+    "${labels[@]}" --output-junit results/ctest.xml </dev/null
+}
+
+main() {
+  local presets=("$@") preset folders=()
+  ((${#presets[@]})) || presets=(release asan tsan)
+  tools/setup.sh || return 1
+  for preset in "${presets[@]}"; do
+    echo "== $preset"
+    rm -rf "build/$preset/results"  # Nothing of an earlier run may be counted.
+    mkdir -p "build/$preset/results"
+    folders+=("build/$preset/results")
+    build "$preset" && run "$preset"
+  done
+  echo "== results"
+  tools/summarize_tests.py "${folders[@]}"
+}
+
+main "$@"
