@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Formats every C++ file of the tree by .clang-format, with the version that Debian 12 has: others differ in details.
+#
+#   tools/format.sh            in place
+#   tools/format.sh --check    changes nothing; fails if something would change, 77 if there is no formatter
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+if ! command -v clang-format-14 >/dev/null; then
+  echo "clang-format-14 is not installed (tools/setup.sh --dev)"
+  exit 77
+fi
+
+case "${1:-}" in
+  "") how=(-i) ;;
+  --check) how=(--dry-run --Werror) ;;
+  *) echo "format: unknown option '$1'; the only one is --check" >&2; exit 2 ;;
+esac
+
+folders=()
+for folder in include src sharding context_parallel tests bench examples; do
+  [[ -d $folder ]] && folders+=("$folder")
+done
+find "${folders[@]}" \( -name '*.h' -o -name '*.cc' -o -name '*.inc' \) -print0 | xargs -0 -r clang-format-14 "${how[@]}"
