@@ -1,9 +1,11 @@
-// A layer with explicit forward and backward, children, parameters and hooks. There is no tape: a module's backward
-// calls its children's backward in the reverse order of its forward.
+// A layer with explicit forward and backward, children, parameters and hooks. There is no tape: a module's
+// backward calls its children's backward in the reverse order of its forward.
 //
 // Thread safety: none; one thread drives a model.
 // Call order, for each invocation: Forward (Backward)?, each pair nested as calls are.
-// Lifetime: children and parameters are owned by their module and never move.
+// Lifetime: children and parameters are owned by their module and never move. A module may save its inputs
+// and outputs
+//   for backward, so nobody overwrites them, but where the module's header allows it.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +17,7 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include "weft/core/status.h"
 #include "weft/nn/invocation.h"
 #include "weft/nn/parameter.h"
 
@@ -22,8 +25,9 @@ namespace weft {
 
 class Module {
  public:
-  // Hooks run in the order they were added. Forward pre-hooks may replace the inputs, post-hooks the outputs; the same
-  // in backward with the gradients of the outputs and of the inputs.
+  // Hooks run in the order they were added. Forward pre-hooks may replace the inputs, post-hooks the outputs;
+  // the same in backward with the gradients of the outputs and of the inputs. A hook must not add or remove
+  // hooks of its module.
   using Hook = std::function<absl::Status(Module&, Invocation&, Tensors&)>;
   using HookId = int;
 
@@ -36,8 +40,8 @@ class Module {
   const std::string& name() const { return name_; }
 
   absl::StatusOr<Tensors> Forward(Invocation& invocation, Tensors inputs);
-  // Gradients of the outputs in, gradients of the inputs out (an undefined tensor where an input has none, such as
-  // token ids). Parameter gradients go straight into Parameter::grad.
+  // Gradients of the outputs in, gradients of the inputs out (an undefined tensor where an input has none,
+  // such as token ids). Parameter gradients go straight into Parameter::grad.
   absl::StatusOr<Tensors> Backward(Invocation& invocation, Tensors output_gradients);
 
   HookId AddForwardPreHook(Hook hook);
@@ -55,8 +59,8 @@ class Module {
   std::vector<std::shared_ptr<Parameter>> AllParameters();
 
  protected:
-  // Registration, in constructors. A parameter's name becomes "<module name>.<name>". Sharing ties a parameter to
-  // another module's.
+  // Registration, in constructors. A parameter's name becomes "<module name>.<name>". Sharing ties a
+  // parameter to another module's.
   Parameter* AddParameter(std::string name, Shape shape, Initializer initializer);
   Parameter* ShareParameter(std::shared_ptr<Parameter> parameter);
   template <typename M>

@@ -1,0 +1,80 @@
+#include "weft/nn/module.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <absl/container/flat_hash_set.h>
+
+namespace weft {
+
+absl::StatusOr<Tensors> Module::Forward(Invocation& invocation, Tensors inputs) {
+  WEFT_RETURN_IF_ERROR(RunHooks(forward_pre_, invocation, inputs));
+  WEFT_ASSIGN_OR_RETURN(Tensors outputs, ForwardImpl(invocation, inputs));
+  WEFT_RETURN_IF_ERROR(RunHooks(forward_post_, invocation, outputs));
+  return outputs;
+}
+
+absl::StatusOr<Tensors> Module::Backward(Invocation& invocation, Tensors output_gradients) {
+  WEFT_RETURN_IF_ERROR(RunHooks(backward_pre_, invocation, output_gradients));
+  WEFT_ASSIGN_OR_RETURN(Tensors input_gradients, BackwardImpl(invocation, output_gradients));
+  WEFT_RETURN_IF_ERROR(RunHooks(backward_post_, invocation, input_gradients));
+  return input_gradients;
+}
+
+absl::Status Module::RunHooks(const Hooks& hooks, Invocation& invocation, Tensors& tensors) {
+  for (const RegisteredHook& registered : hooks) {
+    WEFT_RETURN_IF_ERROR(registered.hook(*this, invocation, tensors));
+  }
+  return absl::OkStatus();
+}
+
+Module::HookId Module::AddHook(Hooks& hooks, Hook hook) {
+  hooks.push_back({next_hook_, std::move(hook)});
+  return next_hook_++;
+}
+
+Module::HookId Module::AddForwardPreHook(Hook hook) { return AddHook(forward_pre_, std::move(hook)); }
+Module::HookId Module::AddForwardPostHook(Hook hook) { return AddHook(forward_post_, std::move(hook)); }
+Module::HookId Module::AddBackwardPreHook(Hook hook) { return AddHook(backward_pre_, std::move(hook)); }
+Module::HookId Module::AddBackwardPostHook(Hook hook) { return AddHook(backward_post_, std::move(hook)); }
+
+void Module::RemoveHook(HookId id) {
+  for (Hooks* hooks : {&forward_pre_, &forward_post_, &backward_pre_, &backward_post_}) {
+    std::erase_if(*hooks, [id](const RegisteredHook& registered) { return registered.id == id; });
+  }
+}
+
+std::vector<Module*> Module::Descendants() {
+  std::vector<Module*> modules = {this};
+  for (Module* child : children_) {
+    const std::vector<Module*> below = child->Descendants();
+    modules.insert(modules.end(), below.begin(), below.end());
+  }
+  return modules;
+}
+
+std::vector<std::shared_ptr<Parameter>> Module::AllParameters() {
+  std::vector<std::shared_ptr<Parameter>> parameters;
+  absl::flat_hash_set<const Parameter*> met;
+  for (const Module* module : Descendants()) {
+    for (const std::shared_ptr<Parameter>& parameter : module->parameters_) {
+      if (met.insert(parameter.get()).second) parameters.push_back(parameter);
+    }
+  }
+  return parameters;
+}
+
+Parameter* Module::AddParameter(std::string name, Shape shape, Initializer initializer) {
+  auto parameter = std::make_shared<Parameter>();
+  parameter->name = name_.empty() ? std::move(name) : absl::StrCat(name_, ".", name);
+  parameter->shape = std::move(shape);
+  parameter->initializer = initializer;
+  return ShareParameter(std::move(parameter));
+}
+
+Parameter* Module::ShareParameter(std::shared_ptr<Parameter> parameter) {
+  parameters_.push_back(std::move(parameter));
+  return parameters_.back().get();
+}
+
+}  // namespace weft
