@@ -1,0 +1,147 @@
+// The communication pipeline of one sharded model: its lanes, its buffers, and the reductions that are under
+// way.
+//
+// In backward a group's reduce-scatter and the all-reduces of its replicate buckets are submitted together,
+// in program order; each on its own lane, so that the all-reduce of one group runs beside the reduce-scatter
+// of the next. A bounded number of each is in flight: admitting one more first completes the oldest. Full
+// gradients go back to their pool when their reduce-scatter is *released*, gathered images when their
+// all-gather is.
+//
+// Thread safety: none; one thread drives a context.
+// Collective: Create and ResetAfterError (all ranks of the engine); the rest by all ranks of the groups, in
+// one order. Lifetime: the engine must outlive the context, the context everything that acquired buffers from
+// it.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include "weft/comm/comm_engine.h"
+#include "weft/memory/buffer_pool.h"
+
+namespace weft {
+
+// What sharding did since the context was made (monotonic; take differences).
+struct ShardingCounters {
+  int64_t all_gathers = 0;
+  int64_t reduce_scatters = 0;
+  int64_t all_reduces = 0;
+  int64_t copied_bytes = 0;  // Written by copies and casts beside the collectives.
+};
+
+class CommContext {
+ public:
+  struct Options {
+    int max_reduce_scatters = 2;
+    int max_all_reduces = 2;
+  };
+
+  // One part of a group's gradients that is summed over a replicate group as well.
+  struct ReplicateSlice {
+    int bucket;
+    int64_t begin;  // In elements of the reduce-scatter's output.
+    int64_t count;
+  };
+  // A group's gradients on their way. `input`: the full gradients of all shards end to end. The result
+  // reaches `apply` in fp32-or-bf16 `dtype` as it was exchanged, and is that rank's shard.
+  struct Reduction {
+    std::string label;
+    DType dtype;
+    int64_t shard_elements;
+    Buffer input;
+    std::vector<ReplicateSlice> slices;
+    std::function<absl::Status(Buffer)> apply;
+  };
+
+  // `replicate_groups`: one for each bucket; buckets of groups of size 1 are only reduce-scattered.
+  static absl::StatusOr<std::unique_ptr<CommContext>> Create(CommEngine& engine, ProcessGroup shard_group,
+                                                             std::vector<ProcessGroup> replicate_groups,
+                                                             const Options& options);
+  ~CommContext();
+
+  CommEngine& engine() { return engine_; }
+  const ProcessGroup& shard_group() const { return shard_group_; }
+  int bucket_count() const { return static_cast<int>(replicate_groups_.size()); }
+
+  // Starts an all-gather of `shard` into `gathered` (in place where the shard lies there already).
+  absl::StatusOr<Work> AllGather(const std::string& label, const void* shard, void* gathered, DType dtype,
+                                 int64_t gathered_elements, Priority priority);
+  // Submits the reduce-scatter and all all-reduces, and returns; completes older reductions to keep the
+  // bounds.
+  absl::Status Reduce(Reduction reduction);
+  // Completes every reduction, in order, and waits until no peer reads any buffer or shard of this rank:
+  // afterwards gradients may be read, and shards written.
+  absl::Status FinishBackward();
+
+  // A small reduction over the shard group that everybody waits for. In place.
+  absl::Status AllReduceScalars(const std::string& label, void* values, DType dtype, int64_t count,
+                                ReduceOp op);
+
+  // Blocks of node memory. An image waits until those retired before have been released.
+  absl::StatusOr<Buffer> AcquireImage(size_t bytes);
+  absl::StatusOr<Buffer> AcquireGradients(size_t bytes);
+  absl::StatusOr<Buffer> AcquireShard(size_t bytes);
+  // Gives an image back as soon as the gather that filled it (an invalid Work: none) is released.
+  void Retire(Work work, Buffer image);
+
+  // OK, or the first error, as every later call returns it.
+  const absl::Status& status() const { return status_; }
+  // Keeps the cause of the first failure, and makes peers fail rather than wait.
+  absl::Status Fail(const absl::Status& cause);
+  // Forgets what was under way and resets the engine. Groups must be resharded by their owner.
+  absl::Status ResetAfterError();
+
+  ShardingCounters counters() const { return counters_; }
+  void CountCopy(int64_t bytes) { counters_.copied_bytes += bytes; }
+  // Largest memory in gathered images and in full gradients since ResetPeaks.
+  size_t image_peak_bytes() const { return images_.peak_bytes(); }
+  size_t gradient_peak_bytes() const { return gradients_.peak_bytes(); }
+  size_t shard_bytes() const { return shards_.in_use_bytes(); }
+  void ResetPeaks();
+
+ private:
+  struct InFlight {
+    Reduction reduction;
+    Work reduce_scatter;  // Invalid in a shard group of one.
+    std::vector<Work> all_reduces;
+    Buffer output;
+  };
+  struct Retired {
+    Work work;
+    Buffer image;
+  };
+
+  CommContext(CommEngine& engine, ProcessGroup shard_group, std::vector<ProcessGroup> replicate_groups,
+              const Options& options);
+  absl::Status AddLanes();
+  uint64_t NextIdentity(const std::string& label);
+  absl::Status Admit(bool replicated);
+  absl::Status SubmitReduceScatter(InFlight& entry);
+  void SubmitAllReduces(InFlight& entry);
+  absl::Status CompleteOldest();
+  absl::Status ReleaseInput(InFlight& entry);
+  absl::Status DrainRetired();
+
+  CommEngine& engine_;
+  ProcessGroup shard_group_;
+  std::vector<ProcessGroup> replicate_groups_;
+  Options options_;
+  LaneId all_gather_lane_, reduce_scatter_lane_, control_lane_;
+  std::vector<std::optional<LaneId>> all_reduce_lanes_;  // By bucket.
+  BufferPool images_, gradients_, shards_;
+  std::deque<InFlight> in_flight_;
+  std::vector<Retired> retired_;
+  uint64_t submissions_ = 0;
+  ShardingCounters counters_;
+  absl::Status status_;
+};
+
+}  // namespace weft

@@ -1,0 +1,102 @@
+// Where the parameters of a group lie in its flat buffers, and which elements each rank of the shard group
+// owns.
+//
+// A group has three kinds of buffer, all counted in elements:
+//   shard     what one rank owns;
+//   gathered  the shards of all ranks end to end: output of the all-gather, input of the reduce-scatter;
+//   image     all parameters whole, each row-major and aligned.
+// kContiguous: the image *is* the gathered buffer, cut into equal ranges wherever the cuts fall.
+// kPerParameter: every parameter is cut on a dim of its own into equal chunks (the last ones short or empty),
+// and the image is assembled by copies (shard_copies.h). In both, parameters are ordered by replicate bucket,
+// so that a bucket is one slice of a shard.
+//
+// Pure: every rank builds the same layout from the same arguments; nothing is allocated or sent.
+// Thread safety: a value.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <absl/status/statusor.h>
+
+#include "weft/core/tensor_view.h"
+
+namespace weft {
+
+enum class FlatKind : uint8_t { kContiguous, kPerParameter };
+
+struct FlatParameter {
+  Shape shape;
+  int shard_dim = 0;         // kPerParameter only; negative counts from the end.
+  int replicate_bucket = 0;  // Parameters of one bucket are all-reduced together after the reduce-scatter.
+};
+
+// [begin, begin + count) of a buffer.
+struct FlatRange {
+  int64_t begin = 0;
+  int64_t count = 0;
+  int64_t end() const { return begin + count; }
+};
+
+// The part of one parameter that one rank owns: contiguous in the shard, and `runs` equally spaced runs of
+// contiguous elements in the parameter (more than one only for a shard dim other than 0).
+struct ShardPiece {
+  int parameter;         // Index in the order given to Make.
+  int64_t shard_offset;  // Of its first element in the shard.
+  int64_t start;         // Row-major index of its first element in the parameter.
+  int64_t runs;
+  int64_t run_length;
+  int64_t run_stride;  // From the start of a run to the next, in the parameter.
+
+  int64_t elements() const { return runs * run_length; }
+};
+
+class FlatLayout {
+ public:
+  // `alignment`: elements to which parameters and shards are aligned; 64 bytes of the smallest dtype that
+  // lies in such buffers. Errors: kInvalidArgument (names the parameter's index and what is wrong).
+  static absl::StatusOr<FlatLayout> Make(FlatKind kind, std::vector<FlatParameter> parameters, int shard_size,
+                                         int64_t alignment);
+
+  FlatKind kind() const { return kind_; }
+  int shard_size() const { return shard_size_; }
+  const std::vector<FlatParameter>& parameters() const { return parameters_; }
+
+  int64_t shard_elements() const { return shard_elements_; }
+  int64_t gathered_elements() const { return shard_elements_ * shard_size_; }
+  int64_t image_elements() const { return image_elements_; }
+  // Elements of all parameters, without padding.
+  int64_t parameter_elements() const { return parameter_elements_; }
+
+  // Where a parameter begins in the image.
+  int64_t image_offset(int parameter) const { return image_offsets_[static_cast<size_t>(parameter)]; }
+
+  // What `shard_rank` owns, by ascending shard_offset; parameters of which it owns nothing are left out.
+  std::vector<ShardPiece> Pieces(int shard_rank) const;
+  // For each bucket the slice of the rank's shard that holds it, possibly empty. Slices ascend and do not
+  // overlap.
+  std::vector<FlatRange> BucketSlices(int shard_rank) const;
+
+  // What no parameter covers: alignment gaps and padding.
+  std::vector<FlatRange> ImageGaps() const;
+  std::vector<FlatRange> ShardGaps(int shard_rank) const;
+
+ private:
+  FlatLayout() = default;
+  void PlaceContiguous(int64_t alignment);
+  void PlacePerParameter(int64_t alignment);
+  ShardPiece ChunkOf(int parameter, int shard_rank) const;
+
+  FlatKind kind_ = FlatKind::kContiguous;
+  int shard_size_ = 1;
+  std::vector<FlatParameter> parameters_;
+  std::vector<int> order_;              // Parameters as they lie in the buffers.
+  std::vector<int64_t> image_offsets_;  // By parameter.
+  std::vector<int64_t> shard_offsets_;  // By parameter; kPerParameter only.
+  int bucket_count_ = 0;
+  int64_t shard_elements_ = 0;
+  int64_t image_elements_ = 0;
+  int64_t parameter_elements_ = 0;
+};
+
+}  // namespace weft

@@ -1,0 +1,122 @@
+// Parameters that are gathered and reduced by one collective each.
+//
+// Call order, for each use: (Unshard WaitUnshard [PrepareGradients [ReduceGradients]] Reshard)*, where both
+// waiting and preparing may be repeated, and several passes may follow PrepareGradients before
+// ReduceGradients (accumulation).
+//
+// Sharded dtype fp32, one block of node memory (the master). What an unshard needs beside it:
+//   shard group of one, fp32, zero copy   nothing: the master is the image
+//   zero copy                             the image; its own range is filled by the all-gather, or by a cast
+//   in bf16 else                                  the gathered buffer until the copy-out is done, and the
+//   image
+// Collectives are skipped in a shard group of one and for a group without elements; the states are the same.
+//
+// Note [Foreign storage]: a parameter's `data` is null while it is sharded. A caller who gives it storage of
+// his own keeps it: a group checks every parameter when it unshards, and copies the values of such a one into
+// that storage instead of letting it view the image (kept in fallback_reason()). Storage that cannot hold the
+// values is an error, and leaves every parameter of the group as it was.
+//
+// Thread safety: none; one thread drives a group.
+// Collective: Unshard and ReduceGradients, by all ranks of the context's groups in one order.
+// Lifetime: the context must outlive the group.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include "weft/nn/parameter.h"
+#include "weft/sharding/comm_context.h"
+#include "weft/sharding/flat_layout.h"
+#include "weft/sharding/policy.h"
+#include "weft/sharding/shard_view.h"
+
+namespace weft {
+
+class ShardCopies;
+
+class ParamGroup {
+ public:
+  enum class State : uint8_t {
+    kSharded,     // The master shard only; parameters have no data.
+    kUnsharding,  // And the image (without zero copy the gathered buffer too); parameters have no data yet.
+    kUnsharded,   // And the image; parameters view it.
+  };
+
+  // `buckets[i]`: the replicate bucket of parameter i; empty: all in bucket 0. The master is zero until Load.
+  // Errors: kInvalidArgument (a parameter twice; a shard dim out of range), kResourceExhausted.
+  static absl::StatusOr<std::unique_ptr<ParamGroup>> Create(
+      CommContext& context, std::string name, std::vector<std::shared_ptr<Parameter>> parameters,
+      const ShardingPolicy& policy, const std::vector<int>& buckets = {});
+  ~ParamGroup();
+
+  // Fills the master shard, element by element that this rank owns, and takes the parameters' data away.
+  absl::Status Load(const ShardLoader& loader);
+
+  // Starts to gather. Nothing happens where that was done already.
+  // Errors: kFailedPrecondition (storage that cannot hold a parameter: see Note [Foreign storage]).
+  absl::Status Unshard(Priority priority);
+  // Errors: kFailedPrecondition (sharded: nothing to wait for).
+  absl::Status WaitUnshard();
+  // Takes the data away from the parameters and gives the image back. Nothing happens where that was done
+  // already. Errors: kFailedPrecondition (while unsharding: wait first).
+  absl::Status Reshard();
+
+  // Gives every parameter that requires it a gradient view, to be written or added to by backward.
+  // Errors: kFailedPrecondition (the last reduction's result is still there: see ZeroGradients).
+  absl::Status PrepareGradients();
+  // Starts to sum the gradients over all ranks, and takes the views away. Parameters that have received no
+  // gradient count as zero. The result is there after CommContext::FinishBackward. Errors:
+  // kFailedPrecondition (no gradients prepared; a gradient view replaced by one of another shape or dtype).
+  absl::Status ReduceGradients();
+  // Forgets reduced and unreduced gradients.
+  void ZeroGradients();
+  bool has_unreduced_gradients() const { return static_cast<bool>(gradient_image_); }
+  bool has_reduced_gradients() const { return static_cast<bool>(reduced_) || reduction_pending_; }
+
+  // After CommContext::ResetAfterError: sharded, without gradients.
+  void ResetAfterError();
+
+  // What this rank owns, by ascending place; `grad` is null unless gradients have been reduced.
+  std::vector<ShardView> Shards() const;
+
+  const std::string& name() const { return name_; }
+  State state() const { return state_; }
+  const FlatLayout& layout() const { return layout_; }
+  const std::vector<std::shared_ptr<Parameter>>& parameters() const { return parameters_; }
+  // Why parameters were not rebased at the last unshard; empty where all of them view the image.
+  const std::string& fallback_reason() const { return fallback_reason_; }
+
+ private:
+  ParamGroup(CommContext& context, std::string name, std::vector<std::shared_ptr<Parameter>> parameters,
+             const ShardingPolicy& policy, FlatLayout layout);
+  bool master_is_image() const;
+  absl::Status Gather(Priority priority);
+  absl::Status FillImage();
+  absl::StatusOr<Buffer> TakeReduceInput();
+  absl::Status CollectGradients();
+  absl::Status ApplyReduction(Buffer output);
+
+  CommContext& context_;
+  std::string name_;
+  std::vector<std::shared_ptr<Parameter>> parameters_;
+  ShardingPolicy policy_;
+  FlatLayout layout_;
+  std::unique_ptr<ShardCopies> copies_;  // Without zero copy only.
+  State state_ = State::kSharded;
+  Buffer master_;
+  Buffer gathered_;  // Without zero copy only, and only until the copy-out.
+  Buffer image_;
+  Work gather_;
+  std::string fallback_reason_;
+  Buffer gradient_image_;
+  Buffer reduced_;
+  bool reduction_pending_ = false;
+};
+
+}  // namespace weft
