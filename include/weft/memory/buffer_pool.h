@@ -47,15 +47,16 @@ class BufferPool {
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
 
-  // A block of at least `bytes`, contents undefined; an idle one of the same size if there is one. bytes() of the
-  // result is what was asked. Errors: kResourceExhausted (names the pool, what is in use and what is idle).
+  // A block of at least `bytes`, contents undefined; an idle one of the same size if there is one. bytes() of
+  // the result is what was asked. Errors: kResourceExhausted (names the pool, what is in use and what is
+  // idle).
   absl::StatusOr<Buffer> Acquire(size_t bytes);
 
   size_t in_use_bytes() const;
   size_t peak_bytes() const;  // Largest in_use_bytes() since ResetPeak.
   size_t idle_bytes() const;
-  void ResetPeak();           // The peak becomes what is in use now.
-  void Trim();                // Returns idle blocks to the heap.
+  void ResetPeak();  // The peak becomes what is in use now.
+  void Trim();       // Returns idle blocks to the heap.
   std::string_view name() const;
 
  private:

@@ -1,7 +1,9 @@
-// The symmetric heap: one reservation of node-shared memory, from which each rank allocates locally in its own segment.
+// The symmetric heap: one reservation of node-shared memory, from which each rank allocates locally in its
+// own segment.
 //
-// Allocation is local and needs no collective: what a peer must know is (rank, offset), so offsets need not agree.
-// Blocks are 64-byte aligned, and their pages are committed when they are allocated, so that exhaustion is a Status.
+// Allocation is local and needs no collective: what a peer must know is (rank, offset), so offsets need not
+// agree. Blocks are 64-byte aligned, and their pages are committed when they are allocated, so that
+// exhaustion is a Status.
 //
 // Thread safety: all members may be called from any thread of the rank.
 // Collective: Create (all ranks of the bootstrap).
@@ -29,15 +31,18 @@ struct NodeAddress {
 class NodeHeap {
  public:
   struct Options {
-    // 0: what is free on the node, less a reserve, divided by its ranks; else that size, which must be free.
+    // Of each rank. 0: what is free on the node, less a reserve, divided by its ranks; else that size (if
+    // ranks ask for different ones, the smallest), which must be free.
     size_t segment_bytes = 0;
     absl::Duration timeout = absl::Seconds(600);
   };
-  // Ranks agree on the smallest size that all nodes can give. Errors: kResourceExhausted (what was asked, what is free).
+  // Ranks agree on the smallest size that all nodes can give. Errors: kResourceExhausted (what was asked,
+  // what is free).
   static absl::StatusOr<std::unique_ptr<NodeHeap>> Create(Bootstrap& bootstrap, const Options& options);
   ~NodeHeap();
 
-  // At least 64 bytes, 64-byte aligned; contents undefined. Errors: kResourceExhausted (asked, free, largest hole).
+  // At least 64 bytes, 64-byte aligned; contents undefined. Errors: kResourceExhausted (asked, free, largest
+  // hole).
   absl::StatusOr<std::byte*> Allocate(size_t bytes);
   void Free(std::byte* block);
 

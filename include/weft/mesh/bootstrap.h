@@ -1,7 +1,8 @@
 // How ranks come to be and find each other: processes under MPI, or threads of one process.
 //
-// Everything above runs on a Bootstrap unchanged. It gives rank and size, which ranks share a node, a blob all-gather
-// for small start-up facts, memory that a node's ranks share, and a link for messages between nodes.
+// Everything above runs on a Bootstrap unchanged. It gives rank and size, which ranks share a node, a blob
+// all-gather for small start-up facts, memory that a node's ranks share, and a link for messages between
+// nodes.
 //
 // Thread safety: one caller at a time a rank.
 // Collective: AllGatherBlob, ReserveNodeMemory and OpenWire must be called by all ranks in the same order.
@@ -36,8 +37,8 @@ struct NodeMap {
   static NodeMap RanksPerNode(int ranks, int ranks_per_node);
 };
 
-// One rank's view of the memory that its node shares: a segment of equal size for each rank of the node, each at least
-// 64-byte aligned, zero at first, mapped in this process. Pages are not committed yet.
+// One rank's view of the memory that its node shares: a segment of equal size for each rank of the node, each
+// at least 64-byte aligned, zero at first, mapped in this process. Pages are not committed yet.
 struct NodeMemory {
   struct Segment {
     int rank;
@@ -58,7 +59,8 @@ class Bootstrap {
   int node() const { return node_map().node_of_rank[rank()]; }
 
   // Blobs of all ranks, by rank. Errors: kDeadlineExceeded (names the ranks that have not come).
-  virtual absl::StatusOr<std::vector<std::string>> AllGatherBlob(std::string_view blob, absl::Duration timeout) = 0;
+  virtual absl::StatusOr<std::vector<std::string>> AllGatherBlob(std::string_view blob,
+                                                                 absl::Duration timeout) = 0;
 
   // Reserves `segment_bytes` for every rank of the node. All ranks must pass the same size: agree first.
   // The memory lives as long as the bootstrap. Errors: kResourceExhausted (says what is free).
@@ -70,13 +72,13 @@ class Bootstrap {
   virtual absl::StatusOr<std::unique_ptr<WireLink>> OpenWire() = 0;
 };
 
-// The default deadline of everything that waits: WEFT_TIMEOUT_S seconds, 600 if unset. A value that is no positive
-// number is kInvalidArgument.
+// The default deadline of everything that waits: WEFT_TIMEOUT_S seconds, 600 if unset. A value that is no
+// positive number is kInvalidArgument.
 absl::StatusOr<absl::Duration> DefaultTimeout();
 
-// All ranks learn the outcome of a local phase (parse, open, load). OK everywhere: OK. Else every rank returns the
-// error of the lowest failing rank, "rank N: " in front where it is another's.
-// Collective: all ranks of `bootstrap`.
+// All ranks learn the outcome of a local phase (parse, open, load). OK everywhere: OK. Else every rank
+// returns the error of the lowest failing rank, "rank N: " in front where it is another's. Collective: all
+// ranks of `bootstrap`.
 absl::Status AgreeOnStatus(Bootstrap& bootstrap, const absl::Status& local, absl::Duration timeout);
 
 }  // namespace weft

@@ -9,9 +9,9 @@
 
 namespace weft {
 
-// Initialises MPI with MPI_THREAD_MULTIPLE if nobody has, and finalises it with the bootstrap if so. Nodes are what
-// MPI_Comm_split_type(SHARED) says; node memory comes from MPI shared windows; errors return, they do not abort.
-// Errors: kFailedPrecondition (no MPI_THREAD_MULTIPLE), kInternal (what MPI said).
+// Initialises MPI with MPI_THREAD_MULTIPLE if nobody has, and finalises it with the bootstrap if so. Nodes
+// are what MPI_Comm_split_type(SHARED) says; node memory comes from MPI shared windows; errors return, they
+// do not abort. Errors: kFailedPrecondition (no MPI_THREAD_MULTIPLE), kInternal (what MPI said).
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap();
 
 }  // namespace weft

@@ -1,7 +1,7 @@
 // Tagged, non-blocking messages between ranks: what a runtime offers between nodes.
 //
-// Two kinds of traffic. *Data* goes straight between buffers: a receive must be posted for each send, matched by
-// (peer, tag) in order. *Notes* are small unsolicited messages, delivered in order for each pair of ranks.
+// Two kinds of traffic. *Data* goes straight between buffers: a receive must be posted for each send, matched
+// by (peer, tag) in order. *Notes* are small unsolicited messages, delivered in order for each pair of ranks.
 //
 // Thread safety: one caller at a time (the engine's lock).
 // Lifetime: a buffer must stay until Test says that its request is done, or until the link is destroyed.
@@ -32,7 +32,8 @@ class WireLink {
   // `peer` is a rank of the bootstrap; `tag` is in [0, max_tag()].
   virtual absl::StatusOr<RequestId> Send(int peer, int tag, const void* data, size_t bytes) = 0;
   virtual absl::StatusOr<RequestId> Receive(int peer, int tag, void* data, size_t bytes) = 0;
-  // True once: the request is then forgotten. Errors: kInternal (the transport failed; the message says what it said).
+  // True once: the request is then forgotten. Errors: kInternal (the transport failed; the message says what
+  // it said).
   virtual absl::StatusOr<bool> Test(RequestId request) = 0;
   // Gives up a receive that will never be matched. A send cannot be taken back.
   virtual void Cancel(RequestId request) = 0;

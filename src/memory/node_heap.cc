@@ -1,0 +1,159 @@
+#include "weft/memory/node_heap.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/numbers.h>
+
+#include "src/memory/free_list.h"
+#include "src/memory/page_commit.h"
+#include "weft/core/status.h"
+
+namespace weft {
+
+using internal::FreeList;
+
+namespace {
+
+constexpr size_t kRoundTo = size_t{2} << 20;
+
+// Nine tenths of what is free, divided among the node's ranks: the rest is for what is not allocated here.
+absl::StatusOr<size_t> OwnShareOfFreeMemory(const Bootstrap& bootstrap) {
+  WEFT_ASSIGN_OR_RETURN(const size_t free_bytes, bootstrap.FreeNodeMemory());
+  return free_bytes / 10 * 9 / bootstrap.node_map().RanksOf(bootstrap.node()).size();
+}
+
+// The smallest of the numbers that the ranks put forward.
+absl::StatusOr<size_t> SmallestOf(Bootstrap& bootstrap, size_t own, absl::Duration timeout) {
+  WEFT_ASSIGN_OR_RETURN(const auto blobs, bootstrap.AllGatherBlob(absl::StrCat(own), timeout));
+  size_t smallest = own;
+  for (const std::string& blob : blobs) {
+    uint64_t theirs = 0;
+    if (!absl::SimpleAtoi(blob, &theirs)) {
+      return absl::InternalError("a rank sent no heap size: ranks are not at the same place of the program");
+    }
+    smallest = std::min<size_t>(smallest, theirs);
+  }
+  return smallest;
+}
+
+absl::StatusOr<size_t> AgreeOnSegmentBytes(Bootstrap& bootstrap, const NodeHeap::Options& options) {
+  const absl::StatusOr<size_t> share =
+      options.segment_bytes != 0 ? options.segment_bytes : OwnShareOfFreeMemory(bootstrap);
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, share.status(), options.timeout));
+  WEFT_ASSIGN_OR_RETURN(const size_t smallest, SmallestOf(bootstrap, *share, options.timeout));
+  if (options.segment_bytes != 0) return smallest;
+  if (smallest < kRoundTo) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the fullest node has ", smallest,
+                     " bytes of memory left for each of its ranks: use fewer ranks"
+                     " there, or free memory"));
+  }
+  return smallest / kRoundTo * kRoundTo;
+}
+
+}  // namespace
+
+class NodeHeap::Impl {
+ public:
+  Impl(const Bootstrap& bootstrap, NodeMemory memory)
+      : bootstrap_(bootstrap),
+        memory_(std::move(memory)),
+        base_(Base(bootstrap.rank())),
+        free_list_(memory_.segment_bytes),
+        committer_(base_, memory_.segment_bytes) {}
+
+  absl::StatusOr<std::byte*> Allocate(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const std::optional<uint64_t> offset = free_list_.Take(bytes);
+    if (!offset) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "node heap of rank ", bootstrap_.rank(), ": ", bytes, " bytes asked, ", free_list_.free_bytes(),
+          " of ", memory_.segment_bytes, " free, largest hole ", free_list_.largest_hole()));
+    }
+    const absl::Status committed = committer_.Commit(*offset, FreeList::BlockBytes(bytes),
+                                                     [this] { return bootstrap_.FreeNodeMemory(); });
+    if (!committed.ok()) {
+      free_list_.Give(*offset);
+      return Annotate(committed, absl::StrCat("node heap of rank ", bootstrap_.rank()));
+    }
+    peak_bytes_ = std::max(peak_bytes_, free_list_.taken_bytes());
+    return base_ + *offset;
+  }
+
+  void Free(std::byte* block) {
+    if (block == nullptr) return;
+    WEFT_CHECK(Contains(block), "freed memory that is not this rank's segment");
+    const std::lock_guard lock(mutex_);
+    free_list_.Give(static_cast<uint64_t>(block - base_));
+  }
+
+  std::optional<NodeAddress> AddressOf(const void* pointer) const {
+    if (!Contains(pointer)) return std::nullopt;
+    return NodeAddress{bootstrap_.rank(),
+                       static_cast<uint64_t>(static_cast<const std::byte*>(pointer) - base_)};
+  }
+
+  std::byte* Resolve(NodeAddress address) const {
+    WEFT_CHECK(address.offset <= memory_.segment_bytes, "address behind the end of a node segment");
+    return Base(address.rank) + address.offset;
+  }
+
+  size_t allocated_bytes() const {
+    const std::lock_guard lock(mutex_);
+    return free_list_.taken_bytes();
+  }
+  size_t peak_bytes() const {
+    const std::lock_guard lock(mutex_);
+    return peak_bytes_;
+  }
+  const NodeMemory& memory() const { return memory_; }
+
+ private:
+  bool Contains(const void* pointer) const {
+    // As numbers: pointers into different objects have no order.
+    return reinterpret_cast<uintptr_t>(pointer) - reinterpret_cast<uintptr_t>(base_) < memory_.segment_bytes;
+  }
+
+  std::byte* Base(int rank) const {
+    const auto found = std::lower_bound(
+        memory_.segments.begin(), memory_.segments.end(), rank,
+        [](const NodeMemory::Segment& segment, int wanted) { return segment.rank < wanted; });
+    WEFT_CHECK(found != memory_.segments.end() && found->rank == rank,
+               "node address of a rank on another node");
+    return found->base;
+  }
+
+  const Bootstrap& bootstrap_;
+  const NodeMemory memory_;
+  std::byte* const base_;
+  mutable std::mutex mutex_;
+  FreeList free_list_;
+  internal::PageCommitter committer_;
+  size_t peak_bytes_ = 0;
+};
+
+absl::StatusOr<std::unique_ptr<NodeHeap>> NodeHeap::Create(Bootstrap& bootstrap, const Options& options) {
+  WEFT_ASSIGN_OR_RETURN(const size_t segment_bytes, AgreeOnSegmentBytes(bootstrap, options));
+  absl::StatusOr<NodeMemory> memory = bootstrap.ReserveNodeMemory(segment_bytes);
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, memory.status(), options.timeout));
+  return std::unique_ptr<NodeHeap>(new NodeHeap(std::make_unique<Impl>(bootstrap, *std::move(memory))));
+}
+
+NodeHeap::NodeHeap(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+NodeHeap::~NodeHeap() = default;
+
+absl::StatusOr<std::byte*> NodeHeap::Allocate(size_t bytes) { return impl_->Allocate(bytes); }
+void NodeHeap::Free(std::byte* block) { impl_->Free(block); }
+std::optional<NodeAddress> NodeHeap::AddressOf(const void* pointer) const {
+  return impl_->AddressOf(pointer);
+}
+std::byte* NodeHeap::Resolve(NodeAddress address) const { return impl_->Resolve(address); }
+size_t NodeHeap::segment_bytes() const { return impl_->memory().segment_bytes; }
+size_t NodeHeap::allocated_bytes() const { return impl_->allocated_bytes(); }
+size_t NodeHeap::peak_bytes() const { return impl_->peak_bytes(); }
+bool NodeHeap::shared_between_processes() const { return impl_->memory().shared_between_processes; }
+
+}  // namespace weft

@@ -1,0 +1,28 @@
+// A reservation of zeroed, lazily paged memory of this process, unmapped when it goes.
+#pragma once
+
+#include <cstddef>
+
+#include <absl/status/statusor.h>
+
+namespace weft::internal {
+
+class AnonymousMemory {
+ public:
+  // Errors: kResourceExhausted (more than `free_bytes`, what the host has left, or the kernel refused).
+  static absl::StatusOr<AnonymousMemory> Reserve(size_t bytes, size_t free_bytes);
+  AnonymousMemory(AnonymousMemory&& other) noexcept;
+  AnonymousMemory& operator=(AnonymousMemory&& other) noexcept;
+  ~AnonymousMemory();
+
+  // Page-aligned.
+  std::byte* base() const { return base_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  AnonymousMemory(std::byte* base, size_t bytes) : base_(base), bytes_(bytes) {}
+  std::byte* base_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace weft::internal

@@ -1,0 +1,172 @@
+#include "weft/mesh/thread_bootstrap.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <utility>
+
+#include "src/mesh/anonymous_memory.h"
+#include "src/mesh/deadline.h"
+#include "src/mesh/host_memory.h"
+#include "src/mesh/thread_wire.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+// What the ranks share. Collective calls are matched by their number: the n-th of one rank meets the n-th of
+// another.
+class SharedState {
+ public:
+  explicit SharedState(NodeMap nodes) : nodes_(std::move(nodes)), reservations_(nodes_.node_count()) {}
+
+  const NodeMap& nodes() const { return nodes_; }
+
+  absl::StatusOr<std::vector<std::string>> Gather(int rank, size_t call, std::string_view blob,
+                                                  absl::Duration timeout);
+  absl::StatusOr<std::byte*> NodeSegments(int node, size_t call, size_t segment_bytes);
+  std::shared_ptr<internal::ThreadFabric> Fabric(size_t call);
+  // What one node may take: all nodes are this host's.
+  absl::StatusOr<size_t> FreeBytesPerNode() const;
+
+ private:
+  struct Round {
+    std::vector<std::optional<std::string>> blobs;
+    int arrived = 0;
+    int left = 0;
+  };
+  std::vector<int> Missing(const Round& round) const;
+  absl::StatusOr<internal::AnonymousMemory> Reserve(size_t bytes) const;
+
+  const NodeMap nodes_;
+  std::mutex mutex_;
+  std::condition_variable arrival_;
+  std::map<size_t, Round> rounds_;
+  // By node, in the order of calls; a failure is the whole node's.
+  std::vector<std::vector<absl::StatusOr<internal::AnonymousMemory>>> reservations_;
+  std::vector<std::shared_ptr<internal::ThreadFabric>> fabrics_;
+};
+
+absl::StatusOr<std::vector<std::string>> SharedState::Gather(int rank, size_t call, std::string_view blob,
+                                                             absl::Duration timeout) {
+  const auto deadline = internal::DeadlineAfter(timeout);
+  std::unique_lock lock(mutex_);
+  Round& round = rounds_[call];
+  round.blobs.resize(nodes_.size());
+  round.blobs[rank].emplace(blob);
+  if (++round.arrived == nodes_.size()) arrival_.notify_all();
+  const bool complete = arrival_.wait_until(lock, deadline, [&] { return round.arrived == nodes_.size(); });
+
+  absl::StatusOr<std::vector<std::string>> result = std::vector<std::string>();
+  if (complete) {
+    for (const auto& part : round.blobs) result->push_back(*part);
+  } else {
+    result = internal::MissingRanksError("gathering from all ranks", Missing(round), timeout);
+  }
+  if (++round.left == nodes_.size()) rounds_.erase(call);
+  return result;
+}
+
+std::vector<int> SharedState::Missing(const Round& round) const {
+  std::vector<int> missing;
+  for (int rank = 0; rank < nodes_.size(); ++rank) {
+    if (!round.blobs[rank]) missing.push_back(rank);
+  }
+  return missing;
+}
+
+absl::StatusOr<std::byte*> SharedState::NodeSegments(int node, size_t call, size_t segment_bytes) {
+  const size_t bytes = segment_bytes * nodes_.RanksOf(node).size();
+  const std::lock_guard lock(mutex_);
+  auto& reserved = reservations_[node];
+  if (call == reserved.size()) reserved.push_back(Reserve(bytes));
+  WEFT_RETURN_IF_ERROR(reserved[call].status());
+  WEFT_CHECK(reserved[call]->bytes() == bytes, "ranks of a node reserve different sizes: agree first");
+  return reserved[call]->base();
+}
+
+absl::StatusOr<internal::AnonymousMemory> SharedState::Reserve(size_t bytes) const {
+  WEFT_ASSIGN_OR_RETURN(const size_t free_bytes, FreeBytesPerNode());
+  return internal::AnonymousMemory::Reserve(bytes, free_bytes);
+}
+
+std::shared_ptr<internal::ThreadFabric> SharedState::Fabric(size_t call) {
+  const std::lock_guard lock(mutex_);
+  if (call == fabrics_.size()) fabrics_.push_back(std::make_shared<internal::ThreadFabric>(nodes_.size()));
+  return fabrics_[call];
+}
+
+absl::StatusOr<size_t> SharedState::FreeBytesPerNode() const {
+  WEFT_ASSIGN_OR_RETURN(const size_t host, internal::AvailableHostMemory());
+  return host / static_cast<size_t>(nodes_.node_count());
+}
+
+class ThreadBootstrap : public Bootstrap {
+ public:
+  ThreadBootstrap(int rank, std::shared_ptr<SharedState> shared) : rank_(rank), shared_(std::move(shared)) {}
+
+  int rank() const override { return rank_; }
+  const NodeMap& node_map() const override { return shared_->nodes(); }
+
+  absl::StatusOr<std::vector<std::string>> AllGatherBlob(std::string_view blob,
+                                                         absl::Duration timeout) override {
+    return shared_->Gather(rank_, gathers_++, blob, timeout);
+  }
+
+  absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override;
+  absl::StatusOr<size_t> FreeNodeMemory() const override { return shared_->FreeBytesPerNode(); }
+
+  absl::StatusOr<std::unique_ptr<WireLink>> OpenWire() override {
+    return std::make_unique<internal::ThreadWire>(rank_, shared_->Fabric(wires_++));
+  }
+
+ private:
+  const int rank_;
+  const std::shared_ptr<SharedState> shared_;
+  size_t gathers_ = 0;
+  size_t reservations_ = 0;
+  size_t wires_ = 0;
+};
+
+absl::StatusOr<NodeMemory> ThreadBootstrap::ReserveNodeMemory(size_t segment_bytes) {
+  constexpr size_t kAlignment = 64;
+  const size_t stride = (segment_bytes + kAlignment - 1) / kAlignment * kAlignment;
+  WEFT_ASSIGN_OR_RETURN(std::byte * base, shared_->NodeSegments(node(), reservations_++, stride));
+  NodeMemory memory;
+  memory.segment_bytes = segment_bytes;
+  for (const int rank : node_map().RanksOf(node())) {
+    memory.segments.push_back({rank, base});
+    base += stride;
+  }
+  return memory;
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<Bootstrap>> MakeThreadBootstraps(const NodeMap& nodes) {
+  const auto shared = std::make_shared<SharedState>(nodes);
+  std::vector<std::unique_ptr<Bootstrap>> bootstraps;
+  for (int rank = 0; rank < nodes.size(); ++rank) {
+    bootstraps.push_back(std::make_unique<ThreadBootstrap>(rank, shared));
+  }
+  return bootstraps;
+}
+
+absl::Status RunThreadRanks(const NodeMap& nodes, absl::FunctionRef<absl::Status(Bootstrap&)> body) {
+  const auto bootstraps = MakeThreadBootstraps(nodes);
+  std::vector<absl::Status> outcomes(bootstraps.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < bootstraps.size(); ++rank) {
+    threads.emplace_back([&, rank] { outcomes[rank] = body(*bootstraps[rank]); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const auto failed =
+      std::find_if(outcomes.begin(), outcomes.end(), [](const auto& status) { return !status.ok(); });
+  if (failed == outcomes.end()) return absl::OkStatus();
+  return Annotate(*failed, absl::StrCat("rank ", failed - outcomes.begin()));
+}
+
+}  // namespace weft
