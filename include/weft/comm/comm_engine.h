@@ -87,8 +87,8 @@ class CommEngine {
   Work AllReduce(LaneId lane, const void* input, void* output, DType dtype, int64_t count, ReduceOp op,
                  OpOptions options = {}, const Work* after = nullptr);
 
-  // Part j of the input goes to rank j; part i of the output comes from rank i. Both lists are given, or none. Input and
-  // output must not overlap.
+  // Part j of the input goes to rank j; part i of the output comes from rank i. Each list has a
+  // count for every rank; a receive count must equal that peer's send count. Input and output must not overlap.
   Work AllToAll(LaneId lane, const void* input, absl::Span<const int64_t> send_counts, void* output,
                 absl::Span<const int64_t> receive_counts, DType dtype, OpOptions options = {},
                 const Work* after = nullptr);
@@ -121,6 +121,8 @@ class CommEngine {
   friend class Work;
   class Impl;
   explicit CommEngine(std::unique_ptr<Impl> impl);
+  template <typename Build>
+  Work SubmitChecked(LaneId lane, OpOptions options, const Work* after, const Build& build);
   std::unique_ptr<Impl> impl_;
 };
 

@@ -1,0 +1,74 @@
+// All-reduce: every rank reduces one range of the buffer and hands it to the others slice by slice, as it
+// comes to be. In place is safe: a range of the input is read by its owner alone, and overwritten by others
+// only when it was reduced.
+#include <utility>
+
+#include "src/comm/gather_phase.h"
+#include "src/comm/operations.h"
+#include "src/comm/reduce_phase.h"
+
+namespace weft {
+namespace {
+
+class AllReduceOperation final : public Collective {
+ public:
+  AllReduceOperation(const GroupPlacement& placement, CollectivePlan plan)
+      : Collective(std::move(plan),
+                   {.input = !placement.local_peers().empty(), .output = !placement.local_peers().empty()}) {}
+
+ protected:
+  absl::Status BeginMove(OperationContext& context) override {
+    const int64_t slice = SliceElements(context, plan().dtype);
+    std::byte* own_part = PartOf(plan().output, context.placement.me());
+    WEFT_ASSIGN_OR_RETURN(reduce_,
+                          ReducePhase::Create(context, plan(), slice, {LocalInputs(context), own_part}));
+    GatherPhase::Memory memory{own_part, plan().output, {}};
+    for (int peer : context.placement.local_peers()) {
+      const std::byte* output = OutputOf(context, peer);
+      memory.peers.push_back({peer, PartOf(const_cast<std::byte*>(output), peer), output});
+    }
+    gather_.emplace(context, plan().parts, plan().dtype, slice, std::move(memory), /*parts_grow=*/true);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<bool> Move(OperationContext& context) override {
+    WEFT_ASSIGN_OR_RETURN(const bool reduced, reduce_->Step(context));
+    const bool announced = Announce(context);
+    WEFT_ASSIGN_OR_RETURN(const bool gathered, gather_->Step(context, reduce_->done()));
+    return reduced || announced || gathered;
+  }
+  bool MoveComplete() const override { return reduce_->complete() && gather_->complete(); }
+  bool MoveDrained() const override { return reduce_->drained() && gather_->drained(); }
+  void AddAwaited(std::set<int>& ranks) const override {
+    reduce_->AddAwaited(ranks);
+    gather_->AddAwaited(ranks);
+  }
+
+ private:
+  std::byte* PartOf(std::byte* output, int member) const {
+    return output +
+           static_cast<size_t>(plan().parts.offsets[static_cast<size_t>(member)]) * SizeOf(plan().dtype);
+  }
+
+  // Tells the node's ranks how much of the own range is reduced.
+  bool Announce(OperationContext& context) {
+    if (announced_ == reduce_->done() || context.placement.local_peers().empty()) return false;
+    announced_ = reduce_->done();
+    context.node.SetCounter(context.record->lane, context.record->descriptor.sequence, context.placement.me(),
+                            announced_);
+    for (int peer : context.placement.local_peers()) context.node.Ring(context.placement.WorldRank(peer));
+    return true;
+  }
+
+  std::unique_ptr<ReducePhase> reduce_;
+  std::optional<GatherPhase> gather_;
+  int64_t announced_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Operation> MakeAllReduce(const GroupPlacement& placement, CollectivePlan plan) {
+  return std::make_unique<AllReduceOperation>(placement, std::move(plan));
+}
+
+}  // namespace weft

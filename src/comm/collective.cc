@@ -1,0 +1,178 @@
+#include "src/comm/collective.h"
+
+#include <algorithm>
+#include <limits>
+
+#include <absl/strings/str_cat.h>
+
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+
+absl::Status Mismatch(const OperationContext& context, int peer_rank, const Descriptor& theirs) {
+  const ProcessGroup& group = context.placement.group();
+  const int own_rank = group.ranks[static_cast<size_t>(group.group_rank)];
+  return absl::FailedPreconditionError(absl::StrCat(
+      "lane ", context.record->lane_name, ": rank ", own_rank, " submitted ",
+      ToString(context.record->descriptor), ", rank ", peer_rank, " submitted ", ToString(theirs),
+      "; all ranks of a group must submit the same collectives in the same order"));
+}
+
+CopyStream WholeCopy(const OperationContext& context, const std::byte* source, std::byte* target,
+                     int64_t elements, DType dtype) {
+  const size_t element_bytes = SizeOf(dtype);
+  const Slicing slicing{elements, context.options.piece_bytes / static_cast<int64_t>(element_bytes)};
+  return {slicing, {const_cast<std::byte*>(source), element_bytes}, {target, element_bytes}, false};
+}
+
+}  // namespace
+
+int64_t Collective::SliceElements(const OperationContext& context, DType dtype) {
+  const int64_t bytes =
+      context.placement.spans_nodes() ? context.options.slice_bytes : context.options.piece_bytes;
+  return std::max<int64_t>(1, bytes / static_cast<int64_t>(SizeOf(dtype)));
+}
+
+int64_t Collective::InputElements(const OperationContext& context) const {
+  const auto me = static_cast<size_t>(context.placement.me());
+  const bool own_part = plan_.kind == OpKind::kAllGather || plan_.kind == OpKind::kBroadcast;
+  return own_part ? plan_.parts.counts[me] : plan_.parts.total();
+}
+
+int64_t Collective::OutputElements(const OperationContext& context) const {
+  switch (plan_.kind) {
+    case OpKind::kReduceScatter:
+      return plan_.parts.counts[static_cast<size_t>(context.placement.me())];
+    case OpKind::kAllToAll:
+      return plan_.received.total();
+    default:
+      return plan_.parts.total();
+  }
+}
+
+absl::Status Collective::TakeMemory(OperationContext& context) {
+  stage_ = Stage::kStaging;
+  caller_output_ = plan_.output;
+  const size_t element_bytes = SizeOf(plan_.dtype);
+  const auto output_bytes = static_cast<size_t>(OutputElements(context)) * element_bytes;
+  if (sharing_.output && output_bytes > 0 && !context.node.OffsetOf(plan_.output)) {
+    WEFT_ASSIGN_OR_RETURN(staged_output_, context.scratch.Acquire(output_bytes));
+    plan_.output = staged_output_.data();
+  }
+  const int64_t input_elements = InputElements(context);
+  const auto input_bytes = static_cast<size_t>(input_elements) * element_bytes;
+  if (sharing_.input && input_bytes > 0 && !context.node.OffsetOf(plan_.input)) {
+    WEFT_ASSIGN_OR_RETURN(staged_input_, context.scratch.Acquire(input_bytes));
+    staging_ = WholeCopy(context, plan_.input, staged_input_.data(), input_elements, plan_.dtype);
+    plan_.input = staged_input_.data();
+    context.counters.copied_bytes += static_cast<int64_t>(input_bytes);
+  }
+  return absl::OkStatus();
+}
+
+void Collective::Publish(OperationContext& context) {
+  stage_ = Stage::kMeeting;
+  met_.resize(static_cast<size_t>(context.placement.size()));
+  Descriptor& descriptor = context.record->descriptor;
+  descriptor.input_offset = context.node.OffsetOf(plan_.input).value_or(0);
+  descriptor.output_offset = context.node.OffsetOf(plan_.output).value_or(0);
+  met_[static_cast<size_t>(context.placement.me())] = descriptor;
+  context.node.Publish(context.record->lane, descriptor);
+  for (int peer : context.placement.local_peers()) context.node.Ring(context.placement.WorldRank(peer));
+}
+
+absl::StatusOr<bool> Collective::Meet(OperationContext& context) {
+  bool advanced = false;
+  for (int peer : context.placement.local_peers()) {
+    std::optional<Descriptor>& met = met_[static_cast<size_t>(peer)];
+    if (met) continue;
+    const int rank = context.placement.WorldRank(peer);
+    met = context.node.Peek(context.record->lane, rank, context.record->descriptor.sequence);
+    if (!met) continue;
+    if (!Agree(*met, context.record->descriptor)) return Mismatch(context, rank, *met);
+    advanced = true;
+  }
+  return advanced;
+}
+
+const std::byte* Collective::InputOf(const OperationContext& context, int member) const {
+  if (member == context.placement.me()) return plan_.input;
+  return context.node.Map(context.placement.WorldRank(member),
+                          met_[static_cast<size_t>(member)]->input_offset);
+}
+
+const std::byte* Collective::OutputOf(const OperationContext& context, int member) const {
+  if (member == context.placement.me()) return plan_.output;
+  return context.node.Map(context.placement.WorldRank(member),
+                          met_[static_cast<size_t>(member)]->output_offset);
+}
+
+std::vector<const std::byte*> Collective::LocalInputs(const OperationContext& context) const {
+  std::vector<const std::byte*> inputs(static_cast<size_t>(context.placement.size()), nullptr);
+  for (int member = 0; member < context.placement.size(); ++member) {
+    if (context.placement.IsLocal(member)) inputs[static_cast<size_t>(member)] = InputOf(context, member);
+  }
+  return inputs;
+}
+
+void Collective::StartUnstaging(OperationContext& context) {
+  stage_ = Stage::kUnstaging;
+  staging_.reset();
+  if (!staged_output_) return;
+  const int64_t elements = OutputElements(context);
+  staging_ = WholeCopy(context, staged_output_.data(), caller_output_, elements, plan_.dtype);
+  context.counters.copied_bytes += elements * static_cast<int64_t>(SizeOf(plan_.dtype));
+}
+
+absl::StatusOr<Operation::Progress> Collective::Step(OperationContext& context) {
+  bool advanced = false;
+  if (const auto mismatch = context.wire.FindMismatch(context.record->lane, context.record->descriptor)) {
+    return Mismatch(context, mismatch->first, mismatch->second);
+  }
+  if (stage_ == Stage::kNew) {
+    WEFT_RETURN_IF_ERROR(TakeMemory(context));
+    advanced = true;
+  }
+  if (stage_ == Stage::kStaging) {
+    if (staging_) advanced |= staging_->Step(context, kAll);
+    if (!staging_ || staging_->finished()) Publish(context);
+  }
+  if (stage_ == Stage::kMeeting) {
+    WEFT_ASSIGN_OR_RETURN(const bool met, Meet(context));
+    advanced |= met;
+    const std::vector<int>& peers = context.placement.local_peers();
+    if (std::all_of(peers.begin(), peers.end(),
+                    [&](int peer) { return met_[static_cast<size_t>(peer)].has_value(); })) {
+      stage_ = Stage::kMoving;
+      WEFT_RETURN_IF_ERROR(BeginMove(context));
+      advanced = true;
+    }
+  }
+  if (stage_ >= Stage::kMoving) {
+    WEFT_ASSIGN_OR_RETURN(const bool moved, Move(context));
+    advanced |= moved;
+    if (stage_ == Stage::kMoving && MoveComplete()) StartUnstaging(context);
+  }
+  if (stage_ == Stage::kUnstaging) {
+    if (staging_) advanced |= staging_->Step(context, kAll);
+    if (!staging_ || staging_->finished()) {
+      stage_ = Stage::kDone;
+      advanced = true;
+    }
+  }
+  return advanced ? Progress::kAdvanced : Progress::kAgain;
+}
+
+std::set<int> Collective::WaitsFor(const OperationContext& context) const {
+  std::set<int> ranks;
+  for (int peer : context.placement.local_peers()) {
+    if (met_.empty() || !met_[static_cast<size_t>(peer)]) ranks.insert(context.placement.WorldRank(peer));
+  }
+  if (stage_ >= Stage::kMoving) AddAwaited(ranks);
+  return ranks;
+}
+
+}  // namespace weft

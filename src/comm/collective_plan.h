@@ -1,0 +1,36 @@
+// What a collective does with which memory, as its submitter said it. Pure.
+#pragma once
+
+#include <cstdint>
+#include <numeric>
+#include <vector>
+
+#include "weft/comm/types.h"
+#include "weft/core/dtype.h"
+
+namespace weft {
+
+// The parts of a buffer that belong to each group rank, end to end.
+struct PartLayout {
+  std::vector<int64_t> counts;   // Elements.
+  std::vector<int64_t> offsets;  // Elements; prefix sums of the counts.
+
+  static PartLayout FromCounts(std::vector<int64_t> counts);
+  // `total` cut into ranges of whole cache lines, as equal as those allow.
+  static PartLayout CacheLines(int64_t total, int parts, DType dtype);
+
+  int64_t total() const { return counts.empty() ? 0 : offsets.back() + counts.back(); }
+};
+
+struct CollectivePlan {
+  OpKind kind = OpKind::kBarrier;
+  DType dtype = DType::kF32;
+  ReduceOp reduce = ReduceOp::kSum;
+  const std::byte* input = nullptr;
+  std::byte* output = nullptr;
+  PartLayout
+      parts;  // AG, broadcast: of the output. RS: of the input. AR: who reduces what. A2A: of the input.
+  PartLayout received;  // A2A: of the output.
+};
+
+}  // namespace weft

@@ -1,0 +1,15 @@
+#include "src/comm/data_task.h"
+
+#include "src/comm/copy_bytes.h"
+
+namespace weft {
+
+void RunTask(const DataTask& task) {
+  if (task.program != nullptr) {
+    RunReduce(*task.program, task.leaves, task.op, task.target, task.count);
+  } else {
+    CopyBytes(task.target.data, task.leaves[0].data, task.bytes, task.target.nontemporal);
+  }
+}
+
+}  // namespace weft

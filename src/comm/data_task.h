@@ -1,0 +1,44 @@
+// One piece of data movement, small enough to be done between two looks at priorities. The engine's core
+// hands pieces out; whoever takes one runs it outside the core's lock and reports back.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include <absl/container/inlined_vector.h>
+
+#include "src/comm/operation_record.h"
+#include "src/comm/reduce_kernel.h"
+
+namespace weft {
+
+struct DataTask {
+  // Who issued it: the stream to tell when it is done, and the record that keeps the stream alive.
+  std::shared_ptr<OperationRecord> record;
+  class TaskOwner* owner = nullptr;
+  int64_t ticket = 0;  // The owner's name for the piece.
+  Priority priority = Priority::kBulk;
+
+  // A reduction if `program` is set, else a copy of `bytes` from the only leaf.
+  const ReduceProgram* program = nullptr;
+  absl::InlinedVector<LeafSource, 8> leaves;
+  ReduceOp op = ReduceOp::kSum;
+  ReduceTarget target{};
+  int64_t count = 0;
+  size_t bytes = 0;
+};
+
+// Something that issues tasks and is told of their end, under the core's lock.
+class TaskOwner {
+ public:
+  virtual void OnTaskDone(int64_t ticket) = 0;
+
+ protected:
+  ~TaskOwner() = default;
+};
+
+// Moves the data.
+void RunTask(const DataTask& task);
+
+}  // namespace weft

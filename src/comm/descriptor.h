@@ -1,0 +1,33 @@
+// What a rank says of an operation before any of its data moves, so that ranks that mean different things
+// find out.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "weft/comm/types.h"
+
+namespace weft {
+
+// Plain data: lies in node memory and travels in notes.
+struct Descriptor {
+  uint64_t sequence = 0;     // Of its lane, from 1.
+  uint64_t identity = 0;     // OpOptions::identity.
+  uint64_t counts_hash = 0;  // Of the per-rank counts and the root; 0 where counts may differ between ranks.
+  int64_t total_count = 0;   // 0 where it may differ.
+  uint32_t generation = 0;   // Of the engine: grows with each reset after an error.
+  OpKind kind = OpKind::kBarrier;
+  DType dtype = DType::kF32;
+  ReduceOp reduce = ReduceOp::kSum;
+  // Where peers of the node find the operation's memory: offsets in the publisher's segment.
+  uint64_t input_offset = 0;
+  uint64_t output_offset = 0;
+};
+
+// Whether both describe the same collective. (Offsets are each rank's own.)
+bool Agree(const Descriptor& a, const Descriptor& b);
+
+// "all_gather of 4096 f32, sequence 7, identity 1f".
+std::string ToString(const Descriptor& descriptor);
+
+}  // namespace weft

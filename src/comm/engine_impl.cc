@@ -1,0 +1,199 @@
+#include "src/comm/engine_impl.h"
+
+#include <unistd.h>
+
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "src/comm/operations.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+// The watchdog is for ranks that nobody waits in: it leaves those that do time to report for themselves.
+int64_t WatchdogLimitNs(absl::Duration timeout) {
+  constexpr double kPatience = 1.1;
+  return absl::ToInt64Nanoseconds(timeout * kPatience + absl::Seconds(1));
+}
+
+std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, CollectivePlan plan) {
+  switch (plan.kind) {
+    case OpKind::kReduceScatter:
+      return MakeReduceScatter(placement, std::move(plan));
+    case OpKind::kAllReduce:
+      return MakeAllReduce(placement, std::move(plan));
+    case OpKind::kAllToAll:
+      return MakeAllToAll(placement, std::move(plan));
+    case OpKind::kAllGather:
+    case OpKind::kBroadcast:
+    case OpKind::kBarrier:
+      break;
+  }
+  return MakeAllGather(placement, std::move(plan));
+}
+
+}  // namespace
+
+CommEngine::Impl::Impl(Bootstrap& bootstrap, NodeHeap& heap, EngineOptions options)
+    : bootstrap_(bootstrap),
+      heap_(heap),
+      options_(std::move(options)),
+      scratch_(heap, "engine scratch"),
+      recorder_(bootstrap.rank(), options_.recorder_entries) {}
+
+CommEngine::Impl::~Impl() {
+  if (!shell_) return;
+  if (const absl::Status drained = shell_->Drain(absl::Now() + options_.timeout); !drained.ok())
+    Poison(drained);
+  watchdog_.reset();
+  shell_->Stop();
+}
+
+absl::Status CommEngine::Impl::Open() {
+  WEFT_ASSIGN_OR_RETURN(node_, MakeSharedMemoryLink(bootstrap_, heap_, options_.timeout));
+  WEFT_ASSIGN_OR_RETURN(wire_, bootstrap_.OpenWire());
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<EngineCore> core, MakeCore());
+  shell_.emplace(*node_, bootstrap_.rank());
+  shell_->Start(std::move(core));
+  if (options_.watchdog) {
+    watchdog_.emplace(
+        recorder_,
+        Watchdog::Options{WatchdogLimitNs(options_.timeout), options_.recorder_path, bootstrap_.rank()},
+        EngineShell::NowNs, [](int code) { _exit(code); });
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<EngineCore>> CommEngine::Impl::MakeCore() {
+  auto core = std::make_unique<EngineCore>(EngineCore::Environment{
+      bootstrap_.rank(), bootstrap_.node_map(), *node_, *wire_, scratch_, recorder_, counters_, options_});
+  for (const std::unique_ptr<Lane>& lane : lanes_) {
+    WEFT_RETURN_IF_ERROR(core->AddLane(lane->name, lane->group).status());
+  }
+  return core;
+}
+
+absl::StatusOr<LaneId> CommEngine::Impl::AddLane(const ProcessGroup& group, LanePurpose purpose) {
+  const bool member = group.group_rank >= 0 && group.group_rank < group.size() &&
+                      group.ranks[static_cast<size_t>(group.group_rank)] == bootstrap_.rank();
+  if (!member) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", bootstrap_.rank(), " is not the member ",
+                                                   group.group_rank, " of group ", group.name,
+                                                   "; every rank adds the lane of its own group"));
+  }
+  auto lane = std::make_unique<Lane>();
+  lane->name = absl::StrCat(group.name, "/", ToAbsl(Name(purpose)));
+  lane->group = group;
+  lane->purpose = purpose;
+  WEFT_ASSIGN_OR_RETURN(lane->barrier,
+                        scratch_.Acquire(static_cast<size_t>(group.size() + 1) * SizeOf(DType::kI32)));
+  WEFT_ASSIGN_OR_RETURN(const int index,
+                        shell_->WithCore([&](EngineCore& core) { return core.AddLane(lane->name, group); }));
+  lanes_.push_back(std::move(lane));
+  return LaneId{index};
+}
+
+absl::Status CommEngine::Impl::CheckLane(LaneId lane) const {
+  if (lane.index >= 0 && lane.index < static_cast<int>(lanes_.size())) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("lane ", lane.index,
+                                                 " is not a lane of this engine, which has ", lanes_.size(),
+                                                 "; AddLane makes them"));
+}
+
+std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const absl::Status& valid) {
+  auto record = std::make_shared<OperationRecord>();
+  const absl::Status checked = valid.ok() ? CheckLane(request.lane) : valid;
+  record->descriptor.kind = request.plan.kind;
+  record->descriptor.dtype = request.plan.dtype;
+  record->label = std::move(request.options.label);
+  if (!checked.ok()) {
+    record->error = checked;
+    record->state.store(OperationState::kFailed, std::memory_order_release);
+    Poison(checked);
+    return record;
+  }
+  Lane& lane = *lanes_[static_cast<size_t>(request.lane.index)];
+  record->lane = request.lane.index;
+  record->lane_name = lane.name;
+  record->priority = request.options.priority;
+  record->logical_bytes = request.logical_bytes;
+  record->after = std::move(request.after);
+  Descriptor& descriptor = record->descriptor;
+  descriptor.sequence = lane.next_sequence++;
+  descriptor.identity = request.options.identity;
+  descriptor.counts_hash = request.counts_hash;
+  descriptor.total_count = request.total_count;
+  descriptor.generation = generation_;
+  descriptor.reduce = request.plan.reduce;
+  shell_->WithCore([&](EngineCore& core) {
+    record->operation = MakeOperation(core.placement(request.lane.index), std::move(request.plan));
+    CountLogicalBytes(lane.purpose, request.logical_bytes);
+    return 0;
+  });
+  shell_->Submit(record);
+  return record;
+}
+
+void CommEngine::Impl::CountLogicalBytes(LanePurpose purpose, int64_t bytes) {
+  switch (purpose) {
+    case LanePurpose::kAllGather:
+      counters_.all_gather_bytes += bytes;
+      break;
+    case LanePurpose::kReduceScatter:
+      counters_.reduce_scatter_bytes += bytes;
+      break;
+    case LanePurpose::kAllReduce:
+      counters_.all_reduce_bytes += bytes;
+      break;
+    case LanePurpose::kContext:
+      counters_.context_bytes += bytes;
+      break;
+    case LanePurpose::kControl:
+      counters_.control_bytes += bytes;
+      break;
+  }
+}
+
+absl::Status CommEngine::Impl::Wait(const std::shared_ptr<OperationRecord>& record, EngineShell::Event event,
+                                    std::optional<absl::Time> deadline) {
+  if (record->lane < 0) return record->error;  // Never submitted.
+  return shell_->Wait(record, event, deadline.value_or(absl::Now() + options_.timeout));
+}
+
+void CommEngine::Impl::Poison(const absl::Status& cause) {
+  shell_->WithCore([&](EngineCore& core) {
+    core.Fail(cause);
+    return 0;
+  });
+}
+
+absl::Status CommEngine::Impl::ResetAfterError() {
+  Poison(absl::AbortedError("the engine is being reset"));
+  shell_->AwaitQuiet();
+  // Nobody reads anybody's memory any more once all have come here.
+  WEFT_RETURN_IF_ERROR(bootstrap_.AllGatherBlob("", options_.timeout).status());
+  ++generation_;
+  node_->Reset();
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<WireLink> fresh_wire, bootstrap_.OpenWire());
+  std::unique_ptr<WireLink> stale_wire = std::exchange(wire_, std::move(fresh_wire));
+  for (const std::unique_ptr<Lane>& lane : lanes_) lane->next_sequence = 1;
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<EngineCore> core, MakeCore());
+  // And nobody publishes before all have forgotten.
+  WEFT_RETURN_IF_ERROR(bootstrap_.AllGatherBlob("", options_.timeout).status());
+  shell_->Replace(std::move(core));
+  return absl::OkStatus();
+}
+
+EngineCounters CommEngine::Impl::counters() {
+  EngineCounters counters = shell_->WithCore([&](EngineCore& /*core*/) { return counters_; });
+  counters.wait_ns = shell_->wait_ns();
+  return counters;
+}
+
+absl::Status CommEngine::Impl::status() {
+  return shell_->WithCore([](EngineCore& core) { return core.status(); });
+}
+
+}  // namespace weft

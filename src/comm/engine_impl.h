@@ -1,0 +1,86 @@
+// What CommEngine is made of: links, recorder, shell and core, and the lanes as the submitting thread knows
+// them.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "src/comm/collective_plan.h"
+#include "src/comm/engine_shell.h"
+#include "src/comm/shared_memory_link.h"
+#include "src/comm/watchdog.h"
+#include "weft/comm/comm_engine.h"
+#include "weft/memory/buffer_pool.h"
+
+namespace weft {
+
+class CommEngine::Impl {
+ public:
+  Impl(Bootstrap& bootstrap, NodeHeap& heap, EngineOptions options);
+  ~Impl();
+
+  absl::Status Open();
+  absl::StatusOr<LaneId> AddLane(const ProcessGroup& group, LanePurpose purpose);
+  absl::Status ResetAfterError();
+
+  // What a collective's caller gave, beside the plan.
+  struct Request {
+    LaneId lane;
+    CollectivePlan plan;
+    int64_t total_count;  // As all ranks of the group must give it.
+    uint64_t counts_hash;
+    int64_t logical_bytes;  // What the algorithm must bring to this rank.
+    OpOptions options;
+    std::shared_ptr<OperationRecord> after;
+  };
+  // The record of a submitted operation; `valid` not OK gives one that has failed, and fails the engine.
+  std::shared_ptr<OperationRecord> Submit(Request request, const absl::Status& valid);
+  absl::Status Wait(const std::shared_ptr<OperationRecord>& record, EngineShell::Event event,
+                    std::optional<absl::Time> deadline);
+  void Poison(const absl::Status& cause);
+
+  // OK if the lane is one of this engine's.
+  absl::Status CheckLane(LaneId lane) const;
+  const ProcessGroup& group(LaneId lane) const { return lanes_[static_cast<size_t>(lane.index)]->group; }
+  // Memory of a lane for operations that have no data of their own: a word of input, then a word for each
+  // rank.
+  std::byte* barrier_memory(LaneId lane) const {
+    return lanes_[static_cast<size_t>(lane.index)]->barrier.data();
+  }
+
+  EngineCounters counters();
+  absl::Status status();
+  size_t scratch_peak_bytes() const { return scratch_.peak_bytes(); }
+  std::string RecorderJson() const { return recorder_.Json(); }
+  Bootstrap& bootstrap() const { return bootstrap_; }
+  NodeHeap& heap() const { return heap_; }
+  const EngineOptions& options() const { return options_; }
+
+ private:
+  struct Lane {
+    std::string name;
+    ProcessGroup group;
+    LanePurpose purpose;
+    uint64_t next_sequence = 1;
+    Buffer barrier;
+  };
+  absl::StatusOr<std::unique_ptr<EngineCore>> MakeCore();
+  void CountLogicalBytes(LanePurpose purpose, int64_t bytes);
+
+  Bootstrap& bootstrap_;
+  NodeHeap& heap_;
+  const EngineOptions options_;
+  BufferPool scratch_;
+  Recorder recorder_;
+  std::unique_ptr<NodeLink> node_;
+  std::unique_ptr<WireLink> wire_;
+  EngineCounters counters_;  // Under the core's lock.
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  uint32_t generation_ = 0;
+  std::optional<EngineShell> shell_;
+  std::optional<Watchdog> watchdog_;
+};
+
+}  // namespace weft

@@ -1,0 +1,224 @@
+#include "src/comm/engine_shell.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+
+#include "src/comm/futex.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+constexpr int64_t kMicrosecond = 1'000;
+constexpr int64_t kMillisecond = 1'000'000;
+
+// A waiter yields for so long before it sleeps: about what waking a sleeper costs.
+constexpr int64_t kYieldNs = 30 * kMicrosecond;
+// Between two looks at the wire.
+constexpr int64_t kWireNapNs = 50 * kMicrosecond;
+// Longest sleep on the doorbell: a look now and then costs nothing.
+constexpr int64_t kBellNapNs = 20 * kMillisecond;
+// An idle progress thread naps this often before it parks.
+constexpr int64_t kIdleNapNs = 100 * kMicrosecond;
+constexpr int kIdleNaps = 40;
+// While somebody waits, the progress thread looks in so often.
+constexpr int64_t kBesideWaiterNapNs = kMillisecond;
+
+}  // namespace
+
+EngineShell::EngineShell(NodeLink& node, int rank) : node_(node), rank_(rank) {}
+
+EngineShell::~EngineShell() { Stop(); }
+
+int64_t EngineShell::NowNs() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+void EngineShell::Start(std::unique_ptr<EngineCore> core) {
+  core_ = std::move(core);
+  progress_ = std::thread([this] { RunProgressThread(); });
+}
+
+void EngineShell::Stop() {
+  if (!progress_.joinable()) return;
+  stop_.store(true);
+  WakeProgressThread();
+  progress_.join();
+}
+
+void EngineShell::Submit(std::shared_ptr<OperationRecord> record) {
+  record->submitted_ns = NowNs();
+  OperationRecord* raw = record.get();
+  raw->self = std::move(record);
+  raw->next = submitted_.load(std::memory_order_relaxed);
+  while (!submitted_.compare_exchange_weak(raw->next, raw, std::memory_order_release,
+                                           std::memory_order_relaxed)) {
+  }
+  if (mutex_.try_lock()) {
+    const std::lock_guard lock(mutex_, std::adopt_lock);
+    const TurnResult turn = TurnLocked();
+    if (turn.has_tasks && on_doorbell_.load(std::memory_order_seq_cst)) node_.Ring(rank_);
+  }
+  if (parked_.load(std::memory_order_seq_cst)) WakeProgressThread();
+}
+
+void EngineShell::TakeSubmissions() {
+  OperationRecord* newest = submitted_.exchange(nullptr, std::memory_order_acquire);
+  std::vector<OperationRecord*> records;
+  for (OperationRecord* record = newest; record != nullptr; record = record->next) records.push_back(record);
+  for (auto it = records.rbegin(); it != records.rend(); ++it) core_->Submit(std::move((*it)->self));
+}
+
+EngineShell::TurnResult EngineShell::TurnLocked() {
+  TakeSubmissions();
+  const bool advanced = core_->Poll(NowNs());
+  failed_.store(!core_->status().ok(), std::memory_order_release);
+  return {advanced, core_->idle(), core_->working(), core_->has_tasks(), core_->wire_busy()};
+}
+
+EngineShell::TurnResult EngineShell::Turn() {
+  std::optional<DataTask> task;
+  TurnResult result{};
+  {
+    const std::lock_guard lock(mutex_);
+    result = TurnLocked();
+    task = core_->TakeTask();
+    if (task) ++moving_;
+  }
+  if (!task) return result;
+  RunTask(*task);
+  const std::lock_guard lock(mutex_);
+  --moving_;
+  core_->FinishTask(*task);
+  result.advanced = true;
+  return result;
+}
+
+bool EngineShell::PollUntil(const std::function<bool()>& done, absl::Time deadline) {
+  // Told apart from a wait that is over at once, which costs nothing.
+  if (done()) return true;
+  const int64_t begin = NowNs();
+  const int64_t limit = begin + std::max<int64_t>(0, absl::ToInt64Nanoseconds(deadline - absl::Now()));
+  waiters_.fetch_add(1);
+  int64_t idle_since = begin;
+  bool reached = true;
+  TurnResult turn{};
+  while (true) {
+    const uint32_t seen = node_.Doorbell();
+    turn = Turn();
+    if (done()) break;
+    const int64_t now = NowNs();
+    if (turn.advanced) {
+      idle_since = now;
+    } else if (now - idle_since < kYieldNs) {
+      sched_yield();
+    } else {
+      node_.Wait(seen, std::min(turn.wire_busy ? kWireNapNs : kBellNapNs, std::max<int64_t>(1, limit - now)));
+    }
+    if (now >= limit && !done()) {
+      reached = false;
+      break;
+    }
+  }
+  waiters_.fetch_sub(1);
+  if (turn.working && parked_.load(std::memory_order_seq_cst)) WakeProgressThread();
+  wait_ns_.fetch_add(NowNs() - begin, std::memory_order_relaxed);
+  return reached;
+}
+
+bool EngineShell::Reached(const OperationRecord& record, Event event) const {
+  const OperationState state = record.State();
+  if (state == OperationState::kFailed || state == OperationState::kReleased) return true;
+  if (state != OperationState::kReady) return false;
+  return event == Event::kReady || failed_.load(std::memory_order_acquire);
+}
+
+absl::Status EngineShell::Wait(const std::shared_ptr<OperationRecord>& record, Event event,
+                               absl::Time deadline) {
+  if (!Reached(*record, event)) {
+    WithCore([&](EngineCore& core) {
+      core.Raise(record->lane, record->descriptor.sequence);
+      return 0;
+    });
+    if (!PollUntil([&] { return Reached(*record, event); }, deadline)) {
+      return WithCore([&](EngineCore& core) {
+        return absl::DeadlineExceededError(
+            absl::StrCat(Describe(*record), ": deadline passed; ", core.WaitingFor(*record)));
+      });
+    }
+  }
+  if (record->State() == OperationState::kFailed) return record->error;
+  const bool reached = event == Event::kReady || record->State() == OperationState::kReleased;
+  return reached ? absl::OkStatus() : record->error;
+}
+
+absl::Status EngineShell::Drain(absl::Time deadline) {
+  const auto done = [&] { return WithCore([](EngineCore& core) { return core.idle(); }); };
+  if (PollUntil(done, deadline)) return absl::OkStatus();
+  return absl::DeadlineExceededError("operations are still under way");
+}
+
+void EngineShell::AwaitQuiet() {
+  while (true) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (moving_ == 0) return;
+    }
+    sched_yield();
+  }
+}
+
+void EngineShell::Replace(std::unique_ptr<EngineCore> core) {
+  const std::lock_guard lock(mutex_);
+  TakeSubmissions();
+  core_ = std::move(core);
+  failed_.store(false, std::memory_order_release);
+}
+
+void EngineShell::WakeProgressThread() {
+  progress_bell_.fetch_add(1, std::memory_order_seq_cst);
+  FutexWakeAll(progress_bell_, /*between_processes=*/false);
+}
+
+void EngineShell::RunProgressThread() {
+  int idle_naps = 0;
+  const auto sleep = [this](uint32_t seen, int64_t ns) {
+    parked_.store(true, std::memory_order_seq_cst);
+    // A submission between the last turn and the flag would not have woken us.
+    if (submitted_.load(std::memory_order_seq_cst) == nullptr && !stop_.load()) {
+      FutexWait(progress_bell_, seen, ns, /*between_processes=*/false);
+    }
+    parked_.store(false, std::memory_order_relaxed);
+  };
+  while (!stop_.load()) {
+    const uint32_t own_bell = progress_bell_.load(std::memory_order_acquire);
+    const uint32_t node_bell = node_.Doorbell();
+    if (waiters_.load() > 0) {
+      sleep(own_bell, kBesideWaiterNapNs);
+      continue;
+    }
+    const TurnResult turn = Turn();
+    if (turn.advanced) {
+      idle_naps = 0;
+    } else if (!turn.idle) {
+      on_doorbell_.store(true, std::memory_order_seq_cst);
+      node_.Wait(node_bell, turn.wire_busy ? kWireNapNs : kBellNapNs);
+      on_doorbell_.store(false, std::memory_order_relaxed);
+    } else if (idle_naps < kIdleNaps) {
+      ++idle_naps;
+      FutexWait(progress_bell_, own_bell, kIdleNapNs, /*between_processes=*/false);
+    } else {
+      sleep(own_bell, 1000 * kMillisecond);
+    }
+  }
+}
+
+}  // namespace weft

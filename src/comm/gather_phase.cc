@@ -1,0 +1,140 @@
+#include "src/comm/gather_phase.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "src/comm/copy_bytes.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+constexpr int kGatherChannel = 0;
+
+}  // namespace
+
+GatherPhase::GatherPhase(const OperationContext& context, const PartLayout& parts, DType dtype,
+                         int64_t slice_elements, Memory memory, bool parts_grow)
+    : parts_(parts),
+      element_bytes_(SizeOf(dtype)),
+      slice_elements_(slice_elements),
+      nontemporal_(static_cast<size_t>(parts.total()) * SizeOf(dtype) > LastLevelCacheBytes()) {
+  PlanLocal(context, memory, parts_grow);
+  PlanWire(context, memory);
+}
+
+void GatherPhase::AddPull(const std::byte* source, std::byte* target, int member, int peer, int counter) {
+  if (source == target || parts_.counts[static_cast<size_t>(member)] == 0) return;
+  // Sources are only read: the cast is for SliceMemory, which serves targets too.
+  const SliceMemory from{const_cast<std::byte*>(source), element_bytes_};
+  const SliceMemory to{target, element_bytes_};
+  pulls_.push_back({CopyStream(SlicingOf(member), from, to, nontemporal_), peer, counter});
+}
+
+void GatherPhase::PlanLocal(const OperationContext& context, const Memory& memory, bool parts_grow) {
+  const GroupPlacement& placement = context.placement;
+  const int me = placement.me();
+  for (const PeerMemory& peer : memory.peers) {
+    AddPull(peer.own_part, PlaceOf(memory.output, peer.member), peer.member, placement.WorldRank(peer.member),
+            parts_grow ? peer.member : -1);
+  }
+  AddPull(memory.own_part, PlaceOf(memory.output, me), me, placement.WorldRank(me), -1);
+  for (int member = 0; member < placement.size(); ++member) {
+    if (placement.IsLocal(member)) continue;
+    const int agent = placement.Agent(placement.NodeOf(me), member);
+    if (agent == me) continue;
+    const auto peer = std::find_if(memory.peers.begin(), memory.peers.end(),
+                                   [&](const PeerMemory& candidate) { return candidate.member == agent; });
+    const std::byte* source = PlaceOf(const_cast<std::byte*>(peer->output), member);
+    AddPull(source, PlaceOf(memory.output, member), member, placement.WorldRank(agent), member);
+  }
+}
+
+void GatherPhase::PlanWire(const OperationContext& context, const Memory& memory) {
+  const GroupPlacement& placement = context.placement;
+  const int me = placement.me();
+  const uint64_t sequence = context.record->descriptor.sequence;
+  const int lane = context.record->lane;
+  const SliceMemory own{const_cast<std::byte*>(memory.own_part), element_bytes_};
+  for (int step = 1; step < placement.size(); ++step) {
+    const int member = (me + step) % placement.size();
+    if (placement.IsLocal(member)) continue;
+    const WireDesk::Channel channel{lane, sequence, placement.WorldRank(member), kGatherChannel};
+    if (placement.Agent(placement.NodeOf(me), member) == me && SlicingOf(member).elements > 0) {
+      const SliceMemory place{PlaceOf(memory.output, member), element_bytes_};
+      relays_.push_back({ReceiveStream(channel, WirePhase::kGather, SlicingOf(member), place), member});
+    }
+    if (placement.Agent(placement.NodeOf(member), me) == member && SlicingOf(me).elements > 0) {
+      sends_.emplace_back(channel, SlicingOf(me), own);
+    }
+  }
+}
+
+bool GatherPhase::StepPulls(OperationContext& context, int64_t own_available) {
+  bool advanced = false;
+  const int own_rank = context.placement.WorldRank(context.placement.me());
+  for (Pull& pull : pulls_) {
+    if (pull.stream.finished()) continue;
+    int64_t available = std::numeric_limits<int64_t>::max();
+    if (pull.source == own_rank) {
+      available = own_available;
+    } else if (pull.counter >= 0) {
+      available = context.node.Counter(context.record->lane, pull.source, context.record->descriptor.sequence,
+                                       pull.counter);
+    }
+    advanced |= pull.stream.Step(context, available);
+  }
+  return advanced;
+}
+
+absl::StatusOr<bool> GatherPhase::StepRelays(OperationContext& context) {
+  bool advanced = false;
+  for (Relay& relay : relays_) {
+    WEFT_ASSIGN_OR_RETURN(const bool credited, relay.stream.Step(context, relay.stream.done()));
+    advanced |= credited;
+    if (relay.announced == relay.stream.done() || context.placement.local_peers().empty()) continue;
+    relay.announced = relay.stream.done();
+    context.node.SetCounter(context.record->lane, context.record->descriptor.sequence, relay.member,
+                            relay.announced);
+    advanced = true;
+    for (int peer : context.placement.local_peers()) context.node.Ring(context.placement.WorldRank(peer));
+  }
+  return advanced;
+}
+
+absl::StatusOr<bool> GatherPhase::Step(OperationContext& context, int64_t own_available) {
+  bool advanced = StepPulls(context, own_available);
+  WEFT_ASSIGN_OR_RETURN(const bool relayed, StepRelays(context));
+  advanced |= relayed;
+  for (SendStream& send : sends_) {
+    WEFT_ASSIGN_OR_RETURN(const bool sent, send.Step(context, own_available));
+    advanced |= sent;
+  }
+  return advanced;
+}
+
+bool GatherPhase::complete() const {
+  return std::all_of(pulls_.begin(), pulls_.end(), [](const Pull& pull) { return pull.stream.finished(); }) &&
+         std::all_of(relays_.begin(), relays_.end(),
+                     [](const Relay& relay) { return relay.stream.finished(); });
+}
+
+bool GatherPhase::drained() const {
+  return complete() &&
+         std::all_of(sends_.begin(), sends_.end(), [](const SendStream& s) { return s.finished(); });
+}
+
+void GatherPhase::AddAwaited(std::set<int>& ranks) const {
+  for (const Relay& relay : relays_) {
+    if (!relay.stream.finished()) ranks.insert(relay.stream.peer());
+  }
+  for (const SendStream& send : sends_) {
+    if (!send.finished()) ranks.insert(send.peer());
+  }
+  for (const Pull& pull : pulls_) {
+    if (!pull.stream.finished()) ranks.insert(pull.source);
+  }
+}
+
+}  // namespace weft

@@ -1,0 +1,81 @@
+// Brings every rank's part to every rank: the whole of an all-gather, and the second half of an all-reduce.
+//
+// Note [Relays]
+// A part from another node comes to the node once: its *agent* there receives it into its own output, and the
+// node's other ranks pull it from there, slice by slice, as the agent's counter for that part grows.
+#pragma once
+
+#include <deque>
+#include <set>
+#include <vector>
+
+#include <absl/container/inlined_vector.h>
+#include <absl/status/statusor.h>
+
+#include "src/comm/collective_plan.h"
+#include "src/comm/streams.h"
+
+namespace weft {
+
+// Where a node-local peer's own part, and its whole output, can be read.
+struct PeerMemory {
+  int member;
+  const std::byte* own_part;
+  const std::byte* output;
+};
+
+class GatherPhase {
+ public:
+  struct Memory {
+    const std::byte* own_part;      // This rank's part.
+    std::byte* output;              // The whole.
+    std::vector<PeerMemory> peers;  // Every rank of the node but this one.
+  };
+  // `parts_grow`: parts come to be while the phase runs (all-reduce); a peer's counter of its own part says
+  // how far.
+  GatherPhase(const OperationContext& context, const PartLayout& parts, DType dtype, int64_t slice_elements,
+              Memory memory, bool parts_grow);
+
+  // `own_available`: slices of the own part that are there.
+  absl::StatusOr<bool> Step(OperationContext& context, int64_t own_available);
+  bool complete() const;  // The output is whole.
+  bool drained() const;   // And nothing is owed.
+  void AddAwaited(std::set<int>& ranks) const;
+
+  // The slicing of a member's part, the same on all ranks.
+  Slicing SlicingOf(int member) const {
+    return {parts_.counts[static_cast<size_t>(member)], slice_elements_};
+  }
+
+ private:
+  struct Pull {
+    CopyStream stream;
+    int source;   // The peer that is read from,
+    int counter;  // and its counter that says how far; -1: all is there.
+  };
+  struct Relay {
+    ReceiveStream stream;
+    int member;
+    int64_t announced = 0;
+  };
+
+  void PlanLocal(const OperationContext& context, const Memory& memory, bool parts_grow);
+  void PlanWire(const OperationContext& context, const Memory& memory);
+  void AddPull(const std::byte* source, std::byte* target, int member, int peer, int counter);
+  std::byte* PlaceOf(std::byte* output, int member) const {
+    return output + static_cast<size_t>(parts_.offsets[static_cast<size_t>(member)]) * element_bytes_;
+  }
+  bool StepPulls(OperationContext& context, int64_t own_available);
+  absl::StatusOr<bool> StepRelays(OperationContext& context);
+
+  const PartLayout parts_;
+  const size_t element_bytes_;
+  const int64_t slice_elements_;
+  const bool nontemporal_;
+  // Deques: streams are named by address while pieces of them are under way.
+  std::deque<Pull> pulls_;
+  std::deque<Relay> relays_;
+  std::deque<SendStream> sends_;
+};
+
+}  // namespace weft

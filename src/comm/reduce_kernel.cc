@@ -1,0 +1,155 @@
+#include "src/comm/reduce_kernel.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include "src/comm/copy_bytes.h"
+#include "weft/core/status.h"
+#include "weft/core/strided_copy.h"
+
+namespace weft {
+namespace {
+
+// Elements that are reduced at once: a few blocks of this size fit the first-level cache of any CPU.
+constexpr int64_t kBlock = 1024;
+
+struct Sum {
+  template <typename T>
+  static T Fold(T a, T b) {
+    if constexpr (std::is_integral_v<T>) {
+      using U = std::make_unsigned_t<T>;  // Wraps instead of overflowing.
+      return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
+    } else {
+      return a + b;
+    }
+  }
+};
+struct Max {
+  template <typename T>
+  static T Fold(T a, T b) {
+    if constexpr (std::is_floating_point_v<T>) {
+      return (b > a || b != b) ? b : a;  // A NaN on either side stays.
+    } else {
+      return b > a ? b : a;
+    }
+  }
+};
+
+template <typename T, typename Op>
+class BlockMachine {
+ public:
+  BlockMachine(const ReduceProgram& program, absl::Span<const LeafSource> leaves)
+      : program_(program), leaves_(leaves), blocks_(Workspace(program.depth)) {}
+
+  // Evaluates elements [begin, begin + count) and returns where the result lies: `direct` if given, else a
+  // block.
+  const T* Run(int64_t begin, int64_t count, T* direct) {
+    bottom_ = direct != nullptr ? direct : Block(0);
+    int top = -1;
+    for (const ReduceInstruction& step : program_.instructions) {
+      switch (step.code) {
+        case ReduceInstruction::Code::kLoad: {
+          const T* a = Leaf(step.a, begin, count, 0);
+          std::memcpy(Level(++top), a, static_cast<size_t>(count) * sizeof(T));
+          break;
+        }
+        case ReduceInstruction::Code::kLoadPair: {
+          const T* a = Leaf(step.a, begin, count, 0);
+          const T* b = Leaf(step.b, begin, count, 1);
+          Fold(Level(++top), a, b, count);
+          break;
+        }
+        case ReduceInstruction::Code::kFoldLeaf:
+          Fold(Level(top), Level(top), Leaf(step.a, begin, count, 0), count);
+          break;
+        case ReduceInstruction::Code::kFoldTop:
+          --top;
+          Fold(Level(top), Level(top), Level(top + 1), count);
+          break;
+      }
+    }
+    return bottom_;
+  }
+
+ private:
+  // The stack's blocks, then two for leaves that must be widened first.
+  static T* Workspace(int depth) {
+    thread_local std::vector<T> memory;
+    memory.resize(static_cast<size_t>(depth + 2) * kBlock);
+    return memory.data();
+  }
+  static void Fold(T* out, const T* a, const T* b, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) out[i] = Op::Fold(a[i], b[i]);
+  }
+  T* Block(int index) { return blocks_ + index * kBlock; }
+  T* Level(int level) { return level == 0 ? bottom_ : Block(level); }
+
+  const T* Leaf(int index, int64_t begin, int64_t count, int spare) {
+    const LeafSource& leaf = leaves_[static_cast<size_t>(index)];
+    const std::byte* source = leaf.data + static_cast<size_t>(begin) * SizeOf(leaf.dtype);
+    if (leaf.dtype == kDTypeOf<T>) return reinterpret_cast<const T*>(source);
+    T* widened = Block(program_.depth + spare);
+    ConvertRun(source, leaf.dtype, widened, kDTypeOf<T>, count);
+    return widened;
+  }
+
+  const ReduceProgram& program_;
+  absl::Span<const LeafSource> leaves_;
+  T* blocks_;
+  T* bottom_ = nullptr;
+};
+
+template <typename T, typename Op>
+void RunTyped(const ReduceProgram& program, absl::Span<const LeafSource> leaves, const ReduceTarget& target,
+              int64_t count) {
+  // A target that is also a leaf may be needed after its block was first written: it gets its result at the
+  // end.
+  const bool aliased = std::any_of(leaves.begin(), leaves.end(),
+                                   [&](const LeafSource& leaf) { return leaf.data == target.data; });
+  const bool plain = target.dtype == kDTypeOf<T> && target.scale == 1.0F;
+  const bool direct = plain && !aliased && !target.nontemporal;
+  BlockMachine<T, Op> machine(program, leaves);
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    const int64_t length = std::min(kBlock, count - begin);
+    std::byte* out = target.data + static_cast<size_t>(begin) * SizeOf(target.dtype);
+    const T* result = machine.Run(begin, length, direct ? reinterpret_cast<T*>(out) : nullptr);
+    if (direct) continue;
+    if (plain) {
+      CopyBytes(out, reinterpret_cast<const std::byte*>(result), static_cast<size_t>(length) * sizeof(T),
+                target.nontemporal);
+    } else {
+      ConvertRun(result, kDTypeOf<T>, out, target.dtype, length, target.scale);
+    }
+  }
+}
+
+template <typename T>
+void RunWithOp(const ReduceProgram& program, absl::Span<const LeafSource> leaves, ReduceOp op,
+               const ReduceTarget& target, int64_t count) {
+  if (op == ReduceOp::kMax) {
+    RunTyped<T, Max>(program, leaves, target, count);
+  } else {
+    RunTyped<T, Sum>(program, leaves, target, count);
+  }
+}
+
+}  // namespace
+
+void RunReduce(const ReduceProgram& program, absl::Span<const LeafSource> leaves, ReduceOp op,
+               ReduceTarget target, int64_t count) {
+  switch (target.dtype) {
+    case DType::kI32:
+      return RunWithOp<int32_t>(program, leaves, op, target, count);
+    case DType::kI64:
+      return RunWithOp<int64_t>(program, leaves, op, target, count);
+    case DType::kF32:
+    case DType::kBF16:
+    case DType::kF16:
+      return RunWithOp<float>(program, leaves, op, target, count);
+  }
+}
+
+}  // namespace weft

@@ -1,0 +1,202 @@
+#include "src/comm/reduce_phase.h"
+
+#include <algorithm>
+#include <limits>
+#include <map>
+#include <utility>
+
+#include "src/comm/copy_bytes.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+// Slices of one partial that may be in the receiver's scratch, and slices of all partials in a sender's.
+constexpr int64_t kRingSlices = 4;
+constexpr int kSenderSlots = 4;
+
+int ChannelOf(int subtree) { return 1 + subtree; }
+
+// A single rank's "partial" is its input: it travels as it is.
+DType TravelDType(const NodeSubtree& subtree, DType dtype) {
+  return subtree.count == 1 ? dtype : PartialDType(dtype);
+}
+
+WireDesk::Channel MakeChannel(const OperationContext& context, int member, int number) {
+  return {context.record->lane, context.record->descriptor.sequence, context.placement.WorldRank(member),
+          number};
+}
+
+// Numbers the leaves of the tree as the owner of a part sees it: its node's ranks one by one, others by
+// subtree.
+class LeafNumbering {
+ public:
+  explicit LeafNumbering(const GroupPlacement& placement) {
+    for (size_t i = 0; i < placement.subtrees().size(); ++i) {
+      const NodeSubtree& subtree = placement.subtrees()[i];
+      if (!placement.IsLocal(subtree.lo)) {
+        number_[{subtree.lo, subtree.count}] = count_++;
+        remote_.push_back(static_cast<int>(i));
+        continue;
+      }
+      for (int rank = subtree.lo; rank < subtree.lo + subtree.count; ++rank) number_[{rank, 1}] = count_++;
+    }
+  }
+  int count() const { return count_; }
+  const std::vector<int>& remote_subtrees() const { return remote_; }
+  int Of(int lo, int n) const {
+    const auto it = number_.find({lo, n});
+    return it == number_.end() ? -1 : it->second;
+  }
+
+ private:
+  std::map<std::pair<int, int>, int> number_;
+  std::vector<int> remote_;
+  int count_ = 0;
+};
+
+}  // namespace
+
+DType PartialDType(DType dtype) { return dtype == DType::kF16 ? DType::kF32 : dtype; }
+
+ReducePhase::ReducePhase(const CollectivePlan& plan, int64_t slice_elements, Memory memory)
+    : plan_(plan),
+      slice_elements_(slice_elements),
+      memory_(std::move(memory)),
+      slots_(kSenderSlots, static_cast<size_t>(slice_elements) * SizeOf(PartialDType(plan.dtype))) {}
+
+absl::StatusOr<std::unique_ptr<ReducePhase>> ReducePhase::Create(const OperationContext& context,
+                                                                 const CollectivePlan& plan,
+                                                                 int64_t slice_elements,
+                                                                 const Memory& memory) {
+  std::unique_ptr<ReducePhase> phase(new ReducePhase(plan, slice_elements, memory));
+  WEFT_RETURN_IF_ERROR(phase->PlanOwnPart(context));
+  phase->PlanPartials(context);
+  return phase;
+}
+
+SliceMemory ReducePhase::PartOf(int owner, int member) const {
+  const size_t element_bytes = SizeOf(plan_.dtype);
+  const auto offset = static_cast<size_t>(plan_.parts.offsets[static_cast<size_t>(member)]) * element_bytes;
+  // Only read; SliceMemory serves targets too.
+  return {const_cast<std::byte*>(memory_.inputs[static_cast<size_t>(owner)]) + offset, element_bytes};
+}
+
+absl::Status ReducePhase::PlanOwnPart(const OperationContext& context) {
+  const GroupPlacement& placement = context.placement;
+  const int me = placement.me();
+  const Slicing slicing = SlicingOf(me);
+  const LeafNumbering numbering(placement);
+  std::vector<ReduceStream::Leaf> leaves(static_cast<size_t>(numbering.count()));
+  for (int member = 0; member < placement.size(); ++member) {
+    if (!placement.IsLocal(member)) continue;
+    leaves[static_cast<size_t>(numbering.Of(member, 1))] = {PartOf(member, me), plan_.dtype};
+  }
+
+  const int64_t ring_slices = std::min(kRingSlices, slicing.slices());
+  const size_t ring_bytes =
+      static_cast<size_t>(ring_slices * slice_elements_) * SizeOf(PartialDType(plan_.dtype));
+  const std::vector<int>& remote = numbering.remote_subtrees();
+  if (!remote.empty() && ring_bytes > 0) {
+    WEFT_ASSIGN_OR_RETURN(ring_, context.scratch.Acquire(remote.size() * ring_bytes));
+  }
+  for (size_t i = 0; i < remote.size(); ++i) {
+    const NodeSubtree& subtree = placement.subtrees()[static_cast<size_t>(remote[i])];
+    const DType dtype = TravelDType(subtree, plan_.dtype);
+    const SliceMemory ring{ring_.data() + i * ring_bytes, SizeOf(dtype), ring_slices};
+    leaves[static_cast<size_t>(numbering.Of(subtree.lo, subtree.count))] = {ring, dtype};
+    receives_.emplace_back(MakeChannel(context, placement.PartialSender(remote[i], me), ChannelOf(remote[i])),
+                           WirePhase::kReduce, slicing, ring);
+  }
+
+  const bool average = plan_.reduce == ReduceOp::kAverage;
+  const float scale = average ? 1.0F / static_cast<float>(placement.size()) : 1.0F;
+  reduce_.emplace(slicing,
+                  BuildReduceProgram(0, placement.size(), [&](int lo, int n) { return numbering.Of(lo, n); }),
+                  std::move(leaves), plan_.reduce, TargetOf(memory_.output, plan_.dtype, scale));
+  return absl::OkStatus();
+}
+
+ReduceTarget ReducePhase::TargetOf(std::byte* data, DType dtype, float scale) const {
+  const auto total_bytes = static_cast<size_t>(plan_.parts.total()) * SizeOf(plan_.dtype);
+  return {data, dtype, scale, total_bytes > LastLevelCacheBytes()};
+}
+
+void ReducePhase::PlanPartials(const OperationContext& context) {
+  const GroupPlacement& placement = context.placement;
+  const int me = placement.me();
+  for (int step = 1; step < placement.size(); ++step) {
+    const int target = (me + step) % placement.size();
+    if (placement.IsLocal(target) || SlicingOf(target).elements == 0) continue;
+    for (size_t i = 0; i < placement.subtrees().size(); ++i) {
+      const NodeSubtree& subtree = placement.subtrees()[i];
+      const int index = static_cast<int>(i);
+      if (!placement.IsLocal(subtree.lo) || placement.PartialSender(index, target) != me) continue;
+      const WireDesk::Channel channel = MakeChannel(context, target, ChannelOf(index));
+      if (subtree.count == 1) {
+        raw_sends_.emplace_back(channel, SlicingOf(target), PartOf(me, target));
+        continue;
+      }
+      std::vector<ReduceStream::Leaf> leaves;
+      for (int rank = subtree.lo; rank < subtree.lo + subtree.count; ++rank) {
+        leaves.push_back({PartOf(rank, target), plan_.dtype});
+      }
+      ReduceProgram program = BuildReduceProgram(
+          subtree.lo, subtree.count, [&](int lo, int n) { return n == 1 ? lo - subtree.lo : -1; });
+      ReduceTarget slot{nullptr, PartialDType(plan_.dtype)};
+      partials_.emplace_back(
+          channel, ReduceStream(SlicingOf(target), std::move(program), std::move(leaves), plan_.reduce, slot),
+          slots_);
+    }
+  }
+}
+
+// Credits go slice by slice over all partials: a slice is of use only when all of them are there.
+absl::StatusOr<bool> ReducePhase::StepReceives(OperationContext& context) {
+  bool advanced = false;
+  const int64_t last = std::min(reduce_->done() + kRingSlices, reduce_->slicing().slices());
+  for (int64_t limit = reduce_->done() + 1; limit <= last; ++limit) {
+    for (ReceiveStream& receive : receives_) {
+      WEFT_ASSIGN_OR_RETURN(const bool credited, receive.Credit(context, reduce_->done(), limit));
+      advanced |= credited;
+    }
+  }
+  return advanced;
+}
+
+absl::StatusOr<bool> ReducePhase::Step(OperationContext& context) {
+  WEFT_ASSIGN_OR_RETURN(bool advanced, StepReceives(context));
+  int64_t available = std::numeric_limits<int64_t>::max();
+  for (const ReceiveStream& receive : receives_) available = std::min(available, receive.done());
+  advanced |= reduce_->Step(context, available);
+  for (PartialStream& partial : partials_) {
+    WEFT_ASSIGN_OR_RETURN(const bool moved, partial.Step(context));
+    advanced |= moved;
+  }
+  for (SendStream& send : raw_sends_) {
+    WEFT_ASSIGN_OR_RETURN(const bool moved, send.Step(context, std::numeric_limits<int64_t>::max()));
+    advanced |= moved;
+  }
+  return advanced;
+}
+
+bool ReducePhase::drained() const {
+  return complete() &&
+         std::all_of(partials_.begin(), partials_.end(),
+                     [](const PartialStream& p) { return p.finished(); }) &&
+         std::all_of(raw_sends_.begin(), raw_sends_.end(), [](const SendStream& s) { return s.finished(); });
+}
+
+void ReducePhase::AddAwaited(std::set<int>& ranks) const {
+  for (const ReceiveStream& receive : receives_) {
+    if (!receive.finished()) ranks.insert(receive.peer());
+  }
+  for (const PartialStream& partial : partials_) {
+    if (!partial.finished()) ranks.insert(partial.peer());
+  }
+  for (const SendStream& send : raw_sends_) {
+    if (!send.finished()) ranks.insert(send.peer());
+  }
+}
+
+}  // namespace weft

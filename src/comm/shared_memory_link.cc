@@ -1,0 +1,192 @@
+#include "src/comm/shared_memory_link.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <new>
+#include <utility>
+
+#include <absl/container/flat_hash_map.h>
+#include <absl/strings/str_cat.h>
+
+#include "src/comm/futex.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+constexpr size_t kLine = 64;
+
+struct Slot {
+  alignas(kLine) std::atomic<uint64_t> published{0};  // The sequence whose descriptor is in place.
+  Descriptor descriptor;
+};
+
+struct LaneFlags {
+  alignas(kLine) std::atomic<uint64_t> consumed{0};
+  alignas(kLine) std::atomic<uint64_t> counters_offset{
+      0};  // kSlots x counter_count atomics, in the same segment.
+  int64_t counter_count = 0;
+  std::array<Slot, NodeLink::kSlots> slots;
+};
+
+struct FailureWord {
+  static constexpr size_t kTextBytes = 480;
+  alignas(kLine) std::atomic<uint32_t> code{0};  // absl::StatusCode; 0: no word.
+  std::array<char, kTextBytes> text{};
+};
+
+// What one rank writes and the node's other ranks read (but for the bell, which they ring).
+struct RankFlags {
+  alignas(kLine) std::atomic<uint32_t> bell{0};
+  alignas(kLine) std::atomic<uint32_t> sleepers{0};
+  FailureWord word;
+  std::array<LaneFlags, NodeLink::kMaxLanes> lanes;
+};
+
+class SharedMemoryLink final : public NodeLink {
+ public:
+  SharedMemoryLink(NodeHeap& heap, int rank, std::byte* block)
+      : heap_(heap), rank_(rank), own_(new (block) RankFlags) {}
+  // The flags stay allocated in the reservation: a peer that has just released its last operation may still
+  // ring.
+  ~SharedMemoryLink() override = default;
+
+  void Meet(int peer, RankFlags* flags) { flags_of_[peer] = flags; }
+  RankFlags* own() { return own_; }
+
+  absl::Status OpenLane(int lane, int counters) override {
+    LaneFlags& flags = own_->lanes[static_cast<size_t>(lane)];
+    if (flags.counter_count == counters) return absl::OkStatus();
+    const size_t total = kSlots * static_cast<size_t>(counters);
+    WEFT_ASSIGN_OR_RETURN(std::byte * block, heap_.Allocate(total * sizeof(std::atomic<int64_t>)));
+    auto* values = reinterpret_cast<std::atomic<int64_t>*>(block);
+    for (size_t i = 0; i < total; ++i) new (values + i) std::atomic<int64_t>(0);
+    flags.counter_count = counters;
+    flags.counters_offset.store(heap_.AddressOf(block)->offset, std::memory_order_release);
+    return absl::OkStatus();
+  }
+
+  void Publish(int lane, const Descriptor& descriptor) override {
+    LaneFlags& flags = own_->lanes[static_cast<size_t>(lane)];
+    for (int64_t i = 0; i < flags.counter_count; ++i) {
+      CounterOf(rank_, lane, descriptor.sequence, static_cast<int>(i)).store(0, std::memory_order_relaxed);
+    }
+    Slot& slot = flags.slots[descriptor.sequence % kSlots];
+    slot.descriptor = descriptor;
+    slot.published.store(descriptor.sequence, std::memory_order_release);
+  }
+
+  std::optional<Descriptor> Peek(int lane, int peer, uint64_t sequence) const override {
+    const Slot& slot = Flags(peer).lanes[static_cast<size_t>(lane)].slots[sequence % kSlots];
+    if (slot.published.load(std::memory_order_acquire) != sequence) return std::nullopt;
+    return slot.descriptor;
+  }
+
+  void SetCounter(int lane, uint64_t sequence, int index, int64_t value) override {
+    CounterOf(rank_, lane, sequence, index).store(value, std::memory_order_release);
+  }
+  int64_t Counter(int lane, int peer, uint64_t sequence, int index) const override {
+    return CounterOf(peer, lane, sequence, index).load(std::memory_order_acquire);
+  }
+
+  void Release(int lane, uint64_t sequence) override {
+    own_->lanes[static_cast<size_t>(lane)].consumed.store(sequence, std::memory_order_release);
+  }
+  uint64_t Consumed(int lane, int peer) const override {
+    return Flags(peer).lanes[static_cast<size_t>(lane)].consumed.load(std::memory_order_acquire);
+  }
+
+  std::byte* Map(int peer, uint64_t offset) const override { return heap_.Resolve({peer, offset}); }
+  std::optional<uint64_t> OffsetOf(const void* memory) const override {
+    const std::optional<NodeAddress> address = heap_.AddressOf(memory);
+    if (!address) return std::nullopt;
+    return address->offset;
+  }
+
+  void LeaveWord(const absl::Status& cause) override {
+    FailureWord& word = own_->word;
+    if (word.code.load(std::memory_order_relaxed) != 0) return;
+    const size_t length = std::min(cause.message().size(), FailureWord::kTextBytes - 1);
+    std::memcpy(word.text.data(), cause.message().data(), length);
+    word.text[length] = '\0';
+    word.code.store(static_cast<uint32_t>(cause.code()), std::memory_order_release);
+    for (const auto& [peer, flags] : flags_of_) Ring(peer);
+  }
+  std::optional<Word> ReadWord() const override {
+    for (const auto& [peer, flags] : flags_of_) {
+      const uint32_t code = flags->word.code.load(std::memory_order_acquire);
+      if (code == 0) continue;
+      return Word{peer, absl::Status(static_cast<absl::StatusCode>(code), flags->word.text.data())};
+    }
+    return std::nullopt;
+  }
+
+  void Reset() override {
+    own_->word.code.store(0, std::memory_order_relaxed);
+    for (LaneFlags& lane : own_->lanes) {
+      lane.consumed.store(0, std::memory_order_relaxed);
+      for (Slot& slot : lane.slots) slot.published.store(0, std::memory_order_relaxed);
+    }
+  }
+
+  // Note [Doorbell]
+  // The ringer adds to the bell after its flag store; the sleeper counts itself among the sleepers, and the
+  // kernel then compares the bell with the value read before the flags were last looked at. All three are
+  // sequentially consistent read-modify-writes: either the ringer sees the sleeper and wakes it, or the
+  // sleeper's compare sees the new bell.
+  void Ring(int peer) override {
+    RankFlags& flags = peer == rank_ ? *own_ : Flags(peer);
+    flags.bell.fetch_add(1, std::memory_order_seq_cst);
+    if (flags.sleepers.load(std::memory_order_seq_cst) > 0)
+      FutexWakeAll(flags.bell, heap_.shared_between_processes());
+  }
+  uint32_t Doorbell() const override { return own_->bell.load(std::memory_order_acquire); }
+  void Wait(uint32_t seen, int64_t timeout_ns) override {
+    own_->sleepers.fetch_add(1, std::memory_order_seq_cst);
+    FutexWait(own_->bell, seen, timeout_ns, heap_.shared_between_processes());
+    own_->sleepers.fetch_sub(1, std::memory_order_relaxed);
+  }
+
+ private:
+  RankFlags& Flags(int peer) const {
+    if (peer == rank_) return *own_;
+    const auto it = flags_of_.find(peer);
+    WEFT_CHECK(it != flags_of_.end(), "flags asked of a rank of another node");
+    return *it->second;
+  }
+  std::atomic<int64_t>& CounterOf(int peer, int lane, uint64_t sequence, int index) const {
+    const LaneFlags& flags = Flags(peer).lanes[static_cast<size_t>(lane)];
+    const uint64_t offset = flags.counters_offset.load(std::memory_order_acquire);
+    auto* values = reinterpret_cast<std::atomic<int64_t>*>(heap_.Resolve({peer, offset}));
+    return values[(sequence % kSlots) * static_cast<uint64_t>(flags.counter_count) +
+                  static_cast<uint64_t>(index)];
+  }
+
+  NodeHeap& heap_;
+  int rank_;
+  RankFlags* own_;
+  absl::flat_hash_map<int, RankFlags*> flags_of_;  // The node's other ranks.
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<NodeLink>> MakeSharedMemoryLink(Bootstrap& bootstrap, NodeHeap& heap,
+                                                               absl::Duration timeout) {
+  WEFT_ASSIGN_OR_RETURN(std::byte * block, heap.Allocate(sizeof(RankFlags)));
+  auto link = std::make_unique<SharedMemoryLink>(heap, bootstrap.rank(), block);
+  const uint64_t offset = heap.AddressOf(link->own())->offset;
+  WEFT_ASSIGN_OR_RETURN(
+      const std::vector<std::string> offsets,
+      bootstrap.AllGatherBlob({reinterpret_cast<const char*>(&offset), sizeof(offset)}, timeout));
+  for (int peer : bootstrap.node_map().RanksOf(bootstrap.node())) {
+    if (peer == bootstrap.rank()) continue;
+    uint64_t peer_offset = 0;
+    std::memcpy(&peer_offset, offsets[static_cast<size_t>(peer)].data(), sizeof(peer_offset));
+    link->Meet(peer, reinterpret_cast<RankFlags*>(heap.Resolve({peer, peer_offset})));
+  }
+  return link;
+}
+
+}  // namespace weft

@@ -1,0 +1,155 @@
+#include "src/comm/streams.h"
+
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+DataTask NewTask(OperationContext& context, TaskOwner* owner, int64_t ticket) {
+  DataTask task;
+  task.record = context.record;
+  task.owner = owner;
+  task.ticket = ticket;
+  task.priority = context.priority;
+  return task;
+}
+
+}  // namespace
+
+void PrefixCounter::Finish(int64_t slice) {
+  if (slice != done_) {
+    ahead_.push_back(slice);
+    return;
+  }
+  ++done_;
+  for (auto next = std::find(ahead_.begin(), ahead_.end(), done_); next != ahead_.end();
+       next = std::find(ahead_.begin(), ahead_.end(), done_)) {
+    ahead_.erase(next);
+    ++done_;
+  }
+}
+
+bool CopyStream::Step(OperationContext& context, int64_t available) {
+  bool advanced = false;
+  while (progress_.issued() < std::min(available, slicing_.slices()) &&
+         progress_.outstanding() < kPiecesInFlight) {
+    const int64_t slice = progress_.Issue();
+    DataTask task = NewTask(context, this, slice);
+    task.leaves.push_back({source_.At(slicing_, slice), DType::kF32});
+    task.target.data = target_.At(slicing_, slice);
+    task.target.nontemporal = nontemporal_;
+    task.bytes = static_cast<size_t>(slicing_.Length(slice)) * source_.element_bytes;
+    context.tasks.Push(std::move(task));
+    advanced = true;
+  }
+  return advanced;
+}
+
+void ReduceStream::Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) {
+  DataTask task = NewTask(context, owner, slice);
+  task.program = &program_;
+  for (const Leaf& leaf : leaves_) task.leaves.push_back({leaf.memory.At(slicing_, slice), leaf.dtype});
+  task.op = op_;
+  task.target = target_;
+  task.target.data = target;
+  task.count = slicing_.Length(slice);
+  context.tasks.Push(std::move(task));
+}
+
+bool ReduceStream::Step(OperationContext& context, int64_t available) {
+  bool advanced = false;
+  const SliceMemory out{target_.data, SizeOf(target_.dtype)};
+  while (progress_.issued() < std::min(available, slicing_.slices()) &&
+         progress_.outstanding() < kPiecesInFlight) {
+    const int64_t slice = progress_.Issue();
+    Issue(context, slice, out.At(slicing_, slice), this);
+    advanced = true;
+  }
+  return advanced;
+}
+
+absl::StatusOr<bool> ReceiveStream::Credit(OperationContext& context, int64_t consumed, int64_t limit) {
+  const int64_t slice = progress_.issued();
+  if (slice >= std::min(limit, slicing_.slices())) return false;
+  if (target_.ring_slices != 0 && slice >= consumed + target_.ring_slices) return false;
+  context.wire.Want(context.priority);
+  const size_t bytes = static_cast<size_t>(slicing_.Length(slice)) * target_.element_bytes;
+  if (!context.wire.MayReceive(channel_.lane, phase_, context.priority, bytes, context.head)) return false;
+  progress_.Issue();
+  WEFT_RETURN_IF_ERROR(context.wire.Receive(channel_, phase_, context.priority, context.record->descriptor,
+                                            slicing_.elements, {slice, target_.At(slicing_, slice), bytes},
+                                            this));
+  return true;
+}
+
+absl::StatusOr<bool> ReceiveStream::Step(OperationContext& context, int64_t consumed) {
+  bool advanced = false;
+  while (true) {
+    WEFT_ASSIGN_OR_RETURN(const bool credited, Credit(context, consumed, slicing_.slices()));
+    if (!credited) return advanced;
+    advanced = true;
+  }
+}
+
+absl::StatusOr<bool> SendStream::Step(OperationContext& context, int64_t available) {
+  if (progress_.issued() == slicing_.slices() && slicing_.elements > 0) return false;
+  WEFT_ASSIGN_OR_RETURN(const int64_t credited, context.wire.Credits(channel_, slicing_.elements));
+  const int64_t limit = std::min(available, credited);
+  bool advanced = false;
+  while (progress_.issued() < limit) {
+    const int64_t slice = progress_.Issue();
+    const size_t bytes = static_cast<size_t>(slicing_.Length(slice)) * source_.element_bytes;
+    WEFT_RETURN_IF_ERROR(context.wire.Send(channel_, slice, source_.At(slicing_, slice), bytes, this));
+    advanced = true;
+  }
+  return advanced;
+}
+
+absl::StatusOr<std::byte*> ScratchSlots::Take(BufferPool& pool) {
+  if (!memory_) {
+    WEFT_ASSIGN_OR_RETURN(memory_, pool.Acquire(static_cast<size_t>(count_) * bytes_));
+    for (int i = 0; i < count_; ++i) free_.push_back(memory_.data() + static_cast<size_t>(i) * bytes_);
+  }
+  if (free_.empty()) return nullptr;
+  std::byte* slot = free_.back();
+  free_.pop_back();
+  return slot;
+}
+
+PartialStream::Slot* PartialStream::Find(int64_t slice) {
+  const auto it =
+      std::find_if(held_.begin(), held_.end(), [&](const Slot& slot) { return slot.slice == slice; });
+  WEFT_CHECK(it != held_.end(), "a partial slice lost its scratch");
+  return &*it;
+}
+
+absl::StatusOr<bool> PartialStream::Step(OperationContext& context) {
+  bool advanced = false;
+  const Slicing& slicing = reduce_.slicing();
+  WEFT_ASSIGN_OR_RETURN(const int64_t credited, context.wire.Credits(channel_, slicing.elements));
+  while (evaluated_.issued() < std::min(credited, slicing.slices())) {
+    WEFT_ASSIGN_OR_RETURN(std::byte * slot, slots_.Take(context.scratch));
+    if (slot == nullptr) break;
+    const int64_t slice = evaluated_.Issue();
+    held_.push_back({slice, slot});
+    reduce_.Issue(context, slice, slot, this);
+    advanced = true;
+  }
+  while (sent_.issued() < evaluated_.done()) {
+    const int64_t slice = sent_.Issue();
+    const size_t bytes = static_cast<size_t>(slicing.Length(slice)) * reduce_.target_element_bytes();
+    WEFT_RETURN_IF_ERROR(context.wire.Send(channel_, slice, Find(slice)->memory, bytes, this));
+    advanced = true;
+  }
+  return advanced;
+}
+
+void PartialStream::OnWireDone(int64_t slice) {
+  Slot* slot = Find(slice);
+  slots_.Return(slot->memory);
+  *slot = held_.back();
+  held_.pop_back();
+  sent_.Finish(slice);
+}
+
+}  // namespace weft

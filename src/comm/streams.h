@@ -1,0 +1,201 @@
+// The moving parts that collectives are made of. A stream moves one run of elements from somewhere to
+// somewhere, slice by slice, and says how many slices are done from the start; the next stream in line starts
+// a slice when it is.
+//
+// Thread safety: the core's lock.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include <absl/status/statusor.h>
+
+#include "src/comm/operation.h"
+
+namespace weft {
+
+// A run of elements cut into slices. Positions are slice numbers.
+struct Slicing {
+  int64_t elements = 0;
+  int64_t slice_elements = 1;
+
+  int64_t slices() const { return (elements + slice_elements - 1) / slice_elements; }
+  int64_t Begin(int64_t slice) const { return slice * slice_elements; }
+  int64_t Length(int64_t slice) const { return std::min(slice_elements, elements - Begin(slice)); }
+};
+
+// Slices that finish out of order, counted from the start.
+class PrefixCounter {
+ public:
+  int64_t issued() const { return issued_; }
+  int64_t done() const { return done_; }
+  int64_t outstanding() const { return issued_ - done_ - static_cast<int64_t>(ahead_.size()); }
+  int64_t Issue() { return issued_++; }
+  void Finish(int64_t slice);
+
+ private:
+  int64_t issued_ = 0;
+  int64_t done_ = 0;
+  std::vector<int64_t> ahead_;  // Finished, but not all before them.
+};
+
+// Most pieces of one stream that wait in the task queue or are being run.
+inline constexpr int64_t kPiecesInFlight = 2;
+
+// Memory that is addressed by slice: the run itself, or a ring of a few slices.
+struct SliceMemory {
+  std::byte* base = nullptr;
+  size_t element_bytes = 1;
+  int64_t ring_slices = 0;  // 0: the whole run.
+
+  std::byte* At(const Slicing& slicing, int64_t slice) const {
+    const int64_t place = ring_slices == 0 ? slice : slice % ring_slices;
+    return base + static_cast<size_t>(slicing.Begin(place)) * element_bytes;
+  }
+};
+
+// Copies within the node.
+class CopyStream final : public TaskOwner {
+ public:
+  CopyStream(Slicing slicing, SliceMemory source, SliceMemory target, bool nontemporal)
+      : slicing_(slicing), source_(source), target_(target), nontemporal_(nontemporal) {}
+
+  // `available`: slices of the source that may be read.
+  bool Step(OperationContext& context, int64_t available);
+  int64_t done() const { return progress_.done(); }
+  bool finished() const { return progress_.done() == slicing_.slices(); }
+  void OnTaskDone(int64_t ticket) override { progress_.Finish(ticket); }
+
+ private:
+  Slicing slicing_;
+  SliceMemory source_;
+  SliceMemory target_;
+  bool nontemporal_;
+  PrefixCounter progress_;
+};
+
+// Evaluates a reduction program over leaves in memory.
+class ReduceStream final : public TaskOwner {
+ public:
+  struct Leaf {
+    SliceMemory memory;
+    DType dtype;
+  };
+  ReduceStream(Slicing slicing, ReduceProgram program, std::vector<Leaf> leaves, ReduceOp op,
+               ReduceTarget target)
+      : slicing_(slicing),
+        program_(std::move(program)),
+        leaves_(std::move(leaves)),
+        op_(op),
+        target_(target) {}
+
+  // `available`: slices of all leaves that may be read.
+  bool Step(OperationContext& context, int64_t available);
+  // One slice into memory of the caller's choice, whose end `owner` is told of.
+  void Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner);
+  int64_t done() const { return progress_.done(); }
+  bool finished() const { return progress_.done() == slicing_.slices(); }
+  const Slicing& slicing() const { return slicing_; }
+  size_t target_element_bytes() const { return SizeOf(target_.dtype); }
+  void OnTaskDone(int64_t ticket) override { progress_.Finish(ticket); }
+
+ private:
+  Slicing slicing_;
+  ReduceProgram program_;
+  std::vector<Leaf> leaves_;
+  ReduceOp op_;
+  ReduceTarget target_;
+  PrefixCounter progress_;
+};
+
+// Slices from a peer of another node into memory, against credits that this stream gives.
+class ReceiveStream final : public WireOwner {
+ public:
+  ReceiveStream(WireDesk::Channel channel, WirePhase phase, Slicing slicing, SliceMemory target)
+      : channel_(channel), phase_(phase), slicing_(slicing), target_(target) {}
+
+  // `consumed`: slices whose place in a ring may be overwritten.
+  absl::StatusOr<bool> Step(OperationContext& context, int64_t consumed);
+  // Gives a credit for the next slice if it is at most `limit`. False if the window or the ring is full.
+  absl::StatusOr<bool> Credit(OperationContext& context, int64_t consumed, int64_t limit);
+  int64_t done() const { return progress_.done(); }
+  bool finished() const { return progress_.done() == slicing_.slices(); }
+  bool heard_from() const { return progress_.done() > 0 || finished(); }
+  int64_t issued() const { return progress_.issued(); }
+  int peer() const { return channel_.peer; }
+  void OnWireDone(int64_t slice) override { progress_.Finish(slice); }
+
+ private:
+  WireDesk::Channel channel_;
+  WirePhase phase_;
+  Slicing slicing_;
+  SliceMemory target_;
+  PrefixCounter progress_;
+};
+
+// Slices of memory to a peer of another node, as it gives credits.
+class SendStream final : public WireOwner {
+ public:
+  SendStream(WireDesk::Channel channel, Slicing slicing, SliceMemory source)
+      : channel_(channel), slicing_(slicing), source_(source) {}
+
+  absl::StatusOr<bool> Step(OperationContext& context, int64_t available);
+  bool finished() const { return progress_.done() == slicing_.slices(); }
+  int peer() const { return channel_.peer; }
+  void OnWireDone(int64_t slice) override { progress_.Finish(slice); }
+
+ private:
+  WireDesk::Channel channel_;
+  Slicing slicing_;
+  SliceMemory source_;
+  PrefixCounter progress_;
+};
+
+// Slots of scratch that the partials of one operation take turns in.
+class ScratchSlots {
+ public:
+  // Memory for `count` slots of `bytes`, taken at first use.
+  ScratchSlots(int count, size_t bytes) : count_(count), bytes_(bytes) {}
+  // A free slot, or null if all are taken.
+  absl::StatusOr<std::byte*> Take(BufferPool& pool);
+  void Return(std::byte* slot) { free_.push_back(slot); }
+
+ private:
+  int count_;
+  size_t bytes_;
+  Buffer memory_;
+  std::vector<std::byte*> free_;
+};
+
+// This node's partial of a reduction for a peer of another node: evaluated when a credit asks for it, then
+// sent.
+class PartialStream final : public TaskOwner, public WireOwner {
+ public:
+  PartialStream(WireDesk::Channel channel, ReduceStream reduce, ScratchSlots& slots)
+      : channel_(channel), reduce_(std::move(reduce)), slots_(slots) {}
+
+  absl::StatusOr<bool> Step(OperationContext& context);
+  bool finished() const { return sent_.done() == reduce_.slicing().slices(); }
+  int peer() const { return channel_.peer; }
+  void OnTaskDone(int64_t ticket) override { evaluated_.Finish(ticket); }
+  void OnWireDone(int64_t slice) override;
+
+ private:
+  struct Slot {
+    int64_t slice;
+    std::byte* memory;
+  };
+  Slot* Find(int64_t slice);
+
+  WireDesk::Channel channel_;
+  ReduceStream reduce_;
+  ScratchSlots& slots_;
+  std::vector<Slot> held_;
+  PrefixCounter evaluated_;
+  PrefixCounter sent_;
+};
+
+}  // namespace weft

@@ -1,0 +1,65 @@
+#include "weft/comm/types.h"
+
+namespace weft {
+
+std::string_view Name(OpKind kind) {
+  switch (kind) {
+    case OpKind::kAllGather:
+      return "all_gather";
+    case OpKind::kReduceScatter:
+      return "reduce_scatter";
+    case OpKind::kAllReduce:
+      return "all_reduce";
+    case OpKind::kAllToAll:
+      return "all_to_all";
+    case OpKind::kBroadcast:
+      return "broadcast";
+    case OpKind::kBarrier:
+      return "barrier";
+  }
+  return "unknown";
+}
+
+std::string_view Name(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return "sum";
+    case ReduceOp::kAverage:
+      return "average";
+    case ReduceOp::kMax:
+      return "max";
+  }
+  return "unknown";
+}
+
+std::string_view Name(Priority priority) {
+  switch (priority) {
+    case Priority::kCritical:
+      return "critical";
+    case Priority::kPrefetch:
+      return "prefetch";
+    case Priority::kReduce:
+      return "reduce";
+    case Priority::kBulk:
+      return "bulk";
+  }
+  return "unknown";
+}
+
+std::string_view Name(LanePurpose purpose) {
+  switch (purpose) {
+    case LanePurpose::kAllGather:
+      return "all_gather";
+    case LanePurpose::kReduceScatter:
+      return "reduce_scatter";
+    case LanePurpose::kAllReduce:
+      return "all_reduce";
+    case LanePurpose::kContext:
+      return "context";
+    case LanePurpose::kControl:
+      return "control";
+  }
+  return "unknown";
+}
+
+}  // namespace weft

@@ -1,0 +1,152 @@
+// The core's dealings with other nodes: credits, slices under way, and bad news.
+//
+// Note [Credits]
+// Transfers are receiver-driven. A receiver posts the receive of a slice and only then sends a *credit* for
+// it; a sender sends a slice only against a credit. So priority is decided where data is awaited, and nothing
+// queues in a socket.
+//   - Within (lane, peer, channel) slices are credited, sent and received in order, so that a count is enough
+//   and
+//     messages of one tag match by order.
+//   - Each (lane, phase) has a window of bytes under way; while something of higher priority waits for the
+//   wire, all
+//     lower traffic together keeps to a smaller one.
+//   - The operation at the head of a lane may always have one slice a phase under way. A credited slice
+//   completes
+//     independently of every other, since its sender needs nothing from the wire to produce it but earlier
+//     operations (and, for the gather phase of an all-reduce, its reduce phase, which has a window of its
+//     own). Hence no deadlock.
+// A credit carries the receiver's descriptor: a rank that runs something else at that place of the lane finds
+// out.
+//
+// Thread safety: the core's lock.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <absl/container/flat_hash_map.h>
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include "src/comm/descriptor.h"
+#include "src/comm/node_link.h"
+#include "weft/comm/comm_engine.h"
+#include "weft/comm/types.h"
+#include "weft/mesh/wire_link.h"
+
+namespace weft {
+
+// Which half of an operation a slice belongs to: each has a window of its own.
+enum class WirePhase : uint8_t { kReduce, kGather };
+
+// Something that sends or receives slices and is told of their end.
+class WireOwner {
+ public:
+  virtual void OnWireDone(int64_t slice) = 0;
+
+ protected:
+  ~WireOwner() = default;
+};
+
+class WireDesk {
+ public:
+  WireDesk(WireLink& link, const EngineOptions& options, EngineCounters& counters);
+
+  // Which stream of slices: unique among a lane's operations of one sequence, between two ranks.
+  struct Channel {
+    int lane;
+    uint64_t sequence;
+    int peer;  // Bootstrap rank.
+    int number;
+  };
+  static constexpr int kChannels = 4096;  // Numbers a lane may use.
+
+  // Once a turn of the core: moves notes and finished slices on. True if anything happened.
+  absl::StatusOr<bool> Poll();
+
+  // Receiver's side. `head`: the operation is the first unfinished one of its lane.
+  bool MayReceive(int lane, WirePhase phase, Priority priority, size_t bytes, bool head) const;
+  struct Slice {
+    int64_t number;
+    std::byte* target;
+    size_t bytes;
+  };
+  // `elements`: of the whole stream, which the sender holds against its own count.
+  absl::Status Receive(const Channel& channel, WirePhase phase, Priority priority,
+                       const Descriptor& descriptor, int64_t elements, Slice slice, WireOwner* owner);
+  // Tells a peer that nothing is expected of it on this channel.
+  absl::Status ExpectNothing(const Channel& channel, const Descriptor& descriptor);
+  // Says that something of this priority would like to receive; counts until the next turn is over.
+  void Want(Priority priority);
+
+  // Sender's side: slices of a channel that may be sent so far.
+  // Errors: kFailedPrecondition (the receiver expects another number of elements than `elements`).
+  absl::StatusOr<int64_t> Credits(const Channel& channel, int64_t elements) const;
+  absl::Status Send(const Channel& channel, int64_t slice, const std::byte* source, size_t bytes,
+                    WireOwner* owner);
+
+  // The first peer whose credit for this place of the lane describes something else, with what it described.
+  std::optional<std::pair<int, Descriptor>> FindMismatch(int lane, const Descriptor& mine) const;
+  // Forgets what is known of an operation that is over.
+  void Forget(int lane, uint64_t sequence);
+
+  // Bad news, to all of `ranks`; and the first that came in.
+  void SpreadWord(const absl::Status& cause, const std::vector<int>& ranks);
+  const std::optional<NodeLink::Word>& word() const { return word_; }
+
+  // Gives up all transfers (after a failure). Their owners are not told.
+  void Abandon();
+
+  bool busy() const { return !under_way_.empty(); }
+
+ private:
+  struct Transfer {
+    WireLink::RequestId request;
+    WireOwner* owner;
+    int64_t slice;
+    bool receive;
+    size_t bytes;
+    int lane;
+    WirePhase phase;
+    Priority priority;
+  };
+  using Key = std::tuple<int, uint64_t, int, int>;
+  struct Notice {
+    int peer;
+    Descriptor descriptor;
+  };
+
+  static Key KeyOf(const Channel& c) { return {c.lane, c.sequence, c.peer, c.number}; }
+  absl::StatusOr<bool> PollNotes();
+  absl::StatusOr<bool> PollTransfers();
+  absl::Status TakeNote(const WireLink::Note& note);
+  int64_t& UnderWay(int lane, WirePhase phase) {
+    return under_way_bytes_[static_cast<size_t>(lane)][static_cast<size_t>(phase)];
+  }
+
+  WireLink& link_;
+  const EngineOptions& options_;
+  EngineCounters& counters_;
+  std::vector<Transfer> under_way_;
+  std::array<std::array<int64_t, 2>, NodeLink::kMaxLanes> under_way_bytes_{};
+  std::array<int64_t, 4> bytes_by_priority_{};
+  Priority wanted_now_ = Priority::kBulk;   // Highest of this turn so far,
+  Priority wanted_last_ = Priority::kBulk;  // and of the last whole turn.
+  struct Credit {
+    int64_t slices = 0;
+    int64_t elements = 0;
+  };
+  absl::Status SendCredit(const Channel& channel, const Descriptor& descriptor, int64_t elements,
+                          int32_t slices);
+  absl::flat_hash_map<Key, Credit> credits_;
+  absl::flat_hash_map<std::pair<int, uint64_t>, std::vector<Notice>> notices_;
+  std::optional<NodeLink::Word> word_;
+};
+
+}  // namespace weft

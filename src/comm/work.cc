@@ -1,0 +1,53 @@
+#include "weft/comm/work.h"
+
+#include <utility>
+
+#include "src/comm/engine_impl.h"
+#include "src/comm/operation_record.h"
+
+namespace weft {
+
+Work::Work(CommEngine* engine, std::shared_ptr<OperationRecord> record)
+    : engine_(engine), record_(std::move(record)) {}
+
+Work::Work(Work&& other) noexcept
+    : engine_(std::exchange(other.engine_, nullptr)), record_(std::exchange(other.record_, nullptr)) {}
+
+Work& Work::operator=(Work&& other) noexcept {
+  if (this != &other) {
+    Work gone(std::move(*this));  // Waits for what this held.
+    engine_ = std::exchange(other.engine_, nullptr);
+    record_ = std::exchange(other.record_, nullptr);
+  }
+  return *this;
+}
+
+Work::~Work() {
+  if (record_ == nullptr) return;
+  const OperationState state = record_->State();
+  if (state == OperationState::kReleased || state == OperationState::kFailed) return;
+  // Past the deadline peers may still read the buffers: the whole engine is failed, so that they stop.
+  if (const absl::Status status = WaitReleased(); absl::IsDeadlineExceeded(status)) engine_->Poison(status);
+}
+
+absl::Status Work::Wait(std::optional<absl::Time> deadline) {
+  return engine_->impl_->Wait(record_, EngineShell::Event::kReady, deadline);
+}
+
+absl::Status Work::WaitReleased(std::optional<absl::Time> deadline) {
+  return engine_->impl_->Wait(record_, EngineShell::Event::kReleased, deadline);
+}
+
+bool Work::Test() const {
+  const OperationState state = record_->State();
+  return state != OperationState::kQueued && state != OperationState::kRunning;
+}
+
+bool Work::TestReleased() const {
+  const OperationState state = record_->State();
+  return state == OperationState::kReleased || state == OperationState::kFailed;
+}
+
+std::string Work::Describe() const { return weft::Describe(*record_); }
+
+}  // namespace weft

@@ -1,0 +1,209 @@
+#include "tests/comm/collective_sweep.h"
+
+#include <algorithm>
+
+#include <absl/functional/function_ref.h>
+#include <absl/strings/str_cat.h>
+#include <gtest/gtest.h>
+
+namespace weft::testing {
+namespace {
+
+struct Case {
+  DType dtype;
+  std::vector<int64_t> counts;  // By rank.
+  bool equal;                   // Then the engine is not told the counts.
+  bool in_place;
+  bool node_memory;
+
+  int64_t total() const { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
+  int64_t Offset(int rank) const {
+    return std::accumulate(counts.begin(), counts.begin() + rank, int64_t{0});
+  }
+  absl::Span<const int64_t> Told() const {
+    return equal ? absl::Span<const int64_t>() : absl::Span<const int64_t>(counts);
+  }
+  std::string ToString() const {
+    return absl::StrCat(ToAbsl(Name(dtype)), ", ", total(), " elements, ", equal ? "equal" : "uneven", ", ",
+                        in_place ? "in place" : "out of place", ", ", node_memory ? "node" : "own",
+                        " memory");
+  }
+};
+
+// Rank r's element i: small integers, so that sums over few ranks are exact in every dtype and order.
+double ValueOf(int rank, int64_t i) { return static_cast<double>((rank * 5 + i * 3) % 17 - 8); }
+
+std::vector<double> ValuesOf(int rank, int64_t begin, int64_t count) {
+  std::vector<double> values;
+  for (int64_t i = 0; i < count; ++i) values.push_back(ValueOf(rank, begin + i));
+  return values;
+}
+
+std::vector<double> Reduced(int ranks, int64_t begin, int64_t count, ReduceOp op) {
+  std::vector<double> values;
+  for (int64_t i = begin; i < begin + count; ++i) {
+    double result = ValueOf(0, i);
+    for (int rank = 1; rank < ranks; ++rank) {
+      result = op == ReduceOp::kMax ? std::max(result, ValueOf(rank, i)) : result + ValueOf(rank, i);
+    }
+    values.push_back(result);
+  }
+  return values;
+}
+
+// Equal parts, and parts of which some are empty and none alike.
+std::vector<std::vector<int64_t>> CountsFor(int ranks, int64_t base) {
+  std::vector<int64_t> equal(static_cast<size_t>(ranks), base);
+  std::vector<int64_t> uneven;
+  for (int rank = 0; rank < ranks; ++rank) uneven.push_back(rank % 3 == 1 ? 0 : base + rank);
+  return {equal, uneven};
+}
+
+absl::Status ForEachCase(int ranks, const SweepOptions& options, bool has_counts,
+                         absl::FunctionRef<absl::Status(const Case&)> body) {
+  for (DType dtype : options.dtypes) {
+    for (int64_t base : options.counts) {
+      for (const std::vector<int64_t>& counts : CountsFor(ranks, base)) {
+        const bool equal = counts == std::vector<int64_t>(static_cast<size_t>(ranks), base);
+        if (!equal && !has_counts) continue;
+        for (const bool in_place : {false, true}) {
+          for (const bool node_memory : {true, false}) {
+            const Case one{dtype, counts, equal, in_place, node_memory};
+            SCOPED_TRACE(one.ToString());
+            if (absl::Status status = body(one); !status.ok()) return Annotate(status, one.ToString());
+          }
+        }
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status SweepAllGather(EngineFixture& fixture, const SweepOptions& options) {
+  const int ranks = fixture.engine->group(fixture.lane).size();
+  const int me = fixture.engine->group(fixture.lane).group_rank;
+  return ForEachCase(ranks, options, true, [&](const Case& c) -> absl::Status {
+    const int64_t own = c.counts[static_cast<size_t>(me)];
+    WEFT_ASSIGN_OR_RETURN(TestBuffer output,
+                          TestBuffer::Make(*fixture.pool, c.node_memory, c.dtype, c.total()));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, c.node_memory, c.dtype, own));
+    TestBuffer& source = c.in_place ? output : input;
+    const int64_t at = c.in_place ? c.Offset(me) : 0;
+    source.Write(at, ValuesOf(me, 0, own));
+    Work work =
+        fixture.engine->AllGather(fixture.lane, source.At(at), output.data(), c.dtype, c.total(), c.Told());
+    WEFT_RETURN_IF_ERROR(work.Wait());
+    for (int rank = 0; rank < ranks; ++rank) {
+      const int64_t count = c.counts[static_cast<size_t>(rank)];
+      EXPECT_EQ(output.Read(c.Offset(rank), count), ValuesOf(rank, 0, count));
+    }
+    return work.WaitReleased();
+  });
+}
+
+absl::Status SweepReduceScatter(EngineFixture& fixture, const SweepOptions& options) {
+  const int ranks = fixture.engine->group(fixture.lane).size();
+  const int me = fixture.engine->group(fixture.lane).group_rank;
+  return ForEachCase(ranks, options, true, [&](const Case& c) -> absl::Status {
+    const int64_t own = c.counts[static_cast<size_t>(me)];
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
+      WEFT_ASSIGN_OR_RETURN(TestBuffer input,
+                            TestBuffer::Make(*fixture.pool, c.node_memory, c.dtype, c.total()));
+      WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, c.node_memory, c.dtype, own));
+      input.Write(0, ValuesOf(me, 0, c.total()));
+      TestBuffer& target = c.in_place ? input : output;
+      const int64_t at = c.in_place ? c.Offset(me) : 0;
+      Work work = fixture.engine->ReduceScatter(fixture.lane, input.data(), target.At(at), c.dtype, c.total(),
+                                                op, c.Told());
+      WEFT_RETURN_IF_ERROR(work.Wait());
+      EXPECT_EQ(target.Read(at, own), Reduced(ranks, c.Offset(me), own, op));
+      WEFT_RETURN_IF_ERROR(work.WaitReleased());
+    }
+    return absl::OkStatus();
+  });
+}
+
+absl::Status SweepAllReduce(EngineFixture& fixture, const SweepOptions& options) {
+  const int ranks = fixture.engine->group(fixture.lane).size();
+  const int me = fixture.engine->group(fixture.lane).group_rank;
+  return ForEachCase(ranks, options, false, [&](const Case& c) -> absl::Status {
+    const int64_t count = c.counts[0];
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
+      WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, c.node_memory, c.dtype, count));
+      WEFT_ASSIGN_OR_RETURN(TestBuffer output,
+                            TestBuffer::Make(*fixture.pool, c.node_memory, c.dtype, count));
+      input.Write(0, ValuesOf(me, 0, count));
+      TestBuffer& target = c.in_place ? input : output;
+      Work work = fixture.engine->AllReduce(fixture.lane, input.data(), target.data(), c.dtype, count, op);
+      WEFT_RETURN_IF_ERROR(work.Wait());
+      EXPECT_EQ(target.Read(0, count), Reduced(ranks, 0, count, op));
+      WEFT_RETURN_IF_ERROR(work.WaitReleased());
+    }
+    return absl::OkStatus();
+  });
+}
+
+absl::Status SweepAllToAll(EngineFixture& fixture, const SweepOptions& options) {
+  const int ranks = fixture.engine->group(fixture.lane).size();
+  const int me = fixture.engine->group(fixture.lane).group_rank;
+  // Rank i sends (base + i) * (1 + j % 2) elements to rank j, or none where i + j divides by 3.
+  const auto count_between = [](int64_t base, int from, int to) -> int64_t {
+    return (from + to) % 3 == 0 ? 0 : (base + from) * (1 + to % 2);
+  };
+  for (DType dtype : options.dtypes) {
+    for (int64_t base : options.counts) {
+      for (const bool node_memory : {true, false}) {
+        Case send{dtype, {}, false, false, node_memory};
+        Case receive = send;
+        for (int rank = 0; rank < ranks; ++rank) {
+          send.counts.push_back(count_between(base, me, rank));
+          receive.counts.push_back(count_between(base, rank, me));
+        }
+        SCOPED_TRACE(send.ToString());
+        WEFT_ASSIGN_OR_RETURN(TestBuffer input,
+                              TestBuffer::Make(*fixture.pool, node_memory, dtype, send.total()));
+        WEFT_ASSIGN_OR_RETURN(TestBuffer output,
+                              TestBuffer::Make(*fixture.pool, node_memory, dtype, receive.total()));
+        for (int rank = 0; rank < ranks; ++rank) {
+          input.Write(send.Offset(rank),
+                      ValuesOf(me + ranks * rank, 0, send.counts[static_cast<size_t>(rank)]));
+        }
+        Work work = fixture.engine->AllToAll(fixture.lane, input.data(), send.counts, output.data(),
+                                             receive.counts, dtype);
+        WEFT_RETURN_IF_ERROR(work.Wait());
+        for (int rank = 0; rank < ranks; ++rank) {
+          const int64_t count = receive.counts[static_cast<size_t>(rank)];
+          EXPECT_EQ(output.Read(receive.Offset(rank), count), ValuesOf(rank + ranks * me, 0, count));
+        }
+        WEFT_RETURN_IF_ERROR(work.WaitReleased());
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SweepBroadcast(EngineFixture& fixture, const SweepOptions& options) {
+  const int ranks = fixture.engine->group(fixture.lane).size();
+  const int me = fixture.engine->group(fixture.lane).group_rank;
+  for (int root = 0; root < ranks; ++root) {
+    for (int64_t count : options.counts) {
+      for (const bool node_memory : {true, false}) {
+        SCOPED_TRACE(absl::StrCat("root ", root, ", ", count, " elements"));
+        WEFT_ASSIGN_OR_RETURN(TestBuffer buffer,
+                              TestBuffer::Make(*fixture.pool, node_memory, DType::kF32, count));
+        buffer.Write(0, ValuesOf(me, 0, count));
+        Work work = fixture.engine->Broadcast(fixture.lane, buffer.data(), DType::kF32, count, root);
+        WEFT_RETURN_IF_ERROR(work.Wait());
+        EXPECT_EQ(buffer.Read(0, count), ValuesOf(root, 0, count));
+        WEFT_RETURN_IF_ERROR(work.WaitReleased());
+        Work barrier = fixture.engine->Barrier(fixture.lane);
+        WEFT_RETURN_IF_ERROR(barrier.Wait());
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace weft::testing

@@ -1,0 +1,23 @@
+// Every collective over sizes, dtypes, uneven counts, in place or not, in node memory or not, against plain
+// loops. The same body runs over threads and over MPI.
+#pragma once
+
+#include <vector>
+
+#include "tests/comm/engine_fixture.h"
+
+namespace weft::testing {
+
+struct SweepOptions {
+  std::vector<int64_t> counts = {0, 1, 7, 1009};  // Elements a rank, before unevenness.
+  std::vector<DType> dtypes = {DType::kF32, DType::kBF16, DType::kF16, DType::kI32, DType::kI64};
+};
+
+// Errors and failed expectations name the case.
+absl::Status SweepAllGather(EngineFixture& fixture, const SweepOptions& options);
+absl::Status SweepReduceScatter(EngineFixture& fixture, const SweepOptions& options);
+absl::Status SweepAllReduce(EngineFixture& fixture, const SweepOptions& options);
+absl::Status SweepAllToAll(EngineFixture& fixture, const SweepOptions& options);
+absl::Status SweepBroadcast(EngineFixture& fixture, const SweepOptions& options);
+
+}  // namespace weft::testing

@@ -1,0 +1,36 @@
+// Every collective, over threads, on every kind of node map.
+#include <gtest/gtest.h>
+
+#include "tests/comm/collective_sweep.h"
+#include "tests/support/thread_ranks.h"
+
+namespace weft::testing {
+namespace {
+
+class Collectives : public ::testing::TestWithParam<int> {
+ protected:
+  // Small slices and windows, so that few elements make many slices.
+  void Run(absl::Status (*sweep)(EngineFixture&, const SweepOptions&)) {
+    EngineOptions options;
+    options.timeout = absl::Seconds(120);
+    options.slice_bytes = 512;
+    options.piece_bytes = 1024;
+    options.lane_window_bytes = 2048;
+    options.yield_window_bytes = 1024;
+    RunRanksOnEveryNodeMap(GetParam(), [&](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
+      return sweep(fixture, {});
+    });
+  }
+};
+
+TEST_P(Collectives, AllGatherBringsEveryPartToEveryRank) { Run(SweepAllGather); }
+TEST_P(Collectives, ReduceScatterReducesEachPartAtItsOwner) { Run(SweepReduceScatter); }
+TEST_P(Collectives, AllReduceGivesEveryRankTheReduction) { Run(SweepAllReduce); }
+TEST_P(Collectives, AllToAllExchangesUnevenAndEmptyParts) { Run(SweepAllToAll); }
+TEST_P(Collectives, BroadcastCopiesTheRootAndBarrierMeets) { Run(SweepBroadcast); }
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, ::testing::Values(1, 2, 3, 4, 7));
+
+}  // namespace
+}  // namespace weft::testing

@@ -1,0 +1,95 @@
+// One rank's heap, engine and lanes, and buffers whose values say where they come from.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "weft/comm/comm_engine.h"
+#include "weft/core/status.h"
+#include "weft/core/strided_copy.h"
+#include "weft/memory/buffer_pool.h"
+
+namespace weft::testing {
+
+inline ProcessGroup WorldGroup(const Bootstrap& bootstrap) {
+  ProcessGroup group{"world", std::vector<int>(static_cast<size_t>(bootstrap.size())), bootstrap.rank()};
+  std::iota(group.ranks.begin(), group.ranks.end(), 0);
+  return group;
+}
+
+struct EngineFixture {
+  std::unique_ptr<NodeHeap> heap;
+  std::unique_ptr<BufferPool> pool;
+  std::unique_ptr<CommEngine> engine;
+  LaneId lane;  // Of the whole world.
+
+  static absl::StatusOr<EngineFixture> Make(Bootstrap& bootstrap, const EngineOptions& options = {}) {
+    EngineFixture fixture;
+    constexpr size_t kSegmentBytes = size_t{256} << 20;
+    WEFT_ASSIGN_OR_RETURN(fixture.heap, NodeHeap::Create(bootstrap, {.segment_bytes = kSegmentBytes}));
+    fixture.pool = std::make_unique<BufferPool>(*fixture.heap, "test");
+    WEFT_ASSIGN_OR_RETURN(fixture.engine, CommEngine::Create(bootstrap, *fixture.heap, options));
+    WEFT_ASSIGN_OR_RETURN(fixture.lane,
+                          fixture.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kAllGather));
+    return fixture;
+  }
+};
+
+// A buffer in node memory, or not.
+class TestBuffer {
+ public:
+  static absl::StatusOr<TestBuffer> Make(BufferPool& pool, bool in_node_memory, DType dtype, int64_t count) {
+    TestBuffer buffer;
+    buffer.dtype_ = dtype;
+    buffer.count_ = count;
+    const size_t bytes = static_cast<size_t>(count) * SizeOf(dtype);
+    if (in_node_memory) {
+      WEFT_ASSIGN_OR_RETURN(buffer.node_, pool.Acquire(bytes));
+    } else {
+      buffer.own_.resize(bytes + 1);
+    }
+    return buffer;
+  }
+  std::byte* data() { return node_ ? node_.data() : own_.data(); }
+  std::byte* At(int64_t element) { return data() + static_cast<size_t>(element) * SizeOf(dtype_); }
+
+  // Values are exact in the dtype, or rounded to it.
+  void Write(int64_t begin, const std::vector<double>& values) {
+    for (size_t i = 0; i < values.size(); ++i) WriteOne(begin + static_cast<int64_t>(i), values[i]);
+  }
+  std::vector<double> Read(int64_t begin, int64_t count) {
+    std::vector<double> values;
+    for (int64_t i = 0; i < count; ++i) values.push_back(ReadOne(begin + i));
+    return values;
+  }
+
+ private:
+  void WriteOne(int64_t at, double value) {
+    if (dtype_ == DType::kI64) {
+      reinterpret_cast<int64_t*>(data())[at] = static_cast<int64_t>(value);
+    } else if (dtype_ == DType::kI32) {
+      reinterpret_cast<int32_t*>(data())[at] = static_cast<int32_t>(value);
+    } else {
+      const auto narrow = static_cast<float>(value);
+      ConvertRun(&narrow, DType::kF32, At(at), dtype_, 1);
+    }
+  }
+  double ReadOne(int64_t at) {
+    if (dtype_ == DType::kI64) return static_cast<double>(reinterpret_cast<int64_t*>(data())[at]);
+    if (dtype_ == DType::kI32) return reinterpret_cast<int32_t*>(data())[at];
+    float wide = 0;
+    ConvertRun(At(at), dtype_, &wide, DType::kF32, 1);
+    return wide;
+  }
+
+  DType dtype_ = DType::kF32;
+  int64_t count_ = 0;
+  Buffer node_;
+  std::vector<std::byte> own_;
+};
+
+}  // namespace weft::testing
