@@ -38,7 +38,8 @@ function(weft_test name)
       add_test(NAME ${name}.mpi${ranks}
                COMMAND ${PROJECT_SOURCE_DIR}/tools/mpirun.sh -n ${ranks} $<TARGET_FILE:${name}>
                        --gtest_output=json:${results}/${name}.mpi${ranks}.json)
-      set_tests_properties(${name}.mpi${ranks} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "mpi;${ARG_LABELS}" PROCESSORS 2)
+      set_tests_properties(${name}.mpi${ranks} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "mpi;${ARG_LABELS}" PROCESSORS 2
+                                                           ENVIRONMENT WEFT_TIMEOUT_S=60)
     endforeach()
   else()
     get_filename_component(folder ${CMAKE_CURRENT_SOURCE_DIR} NAME)

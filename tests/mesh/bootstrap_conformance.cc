@@ -1,0 +1,95 @@
+#include "tests/mesh/bootstrap_conformance.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/status_matchers.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kTimeout = absl::Seconds(60);
+
+std::string BlobOf(int rank, size_t round) {
+  constexpr size_t kLengths[] = {0, 1, 17, 5000, 300000};
+  return std::string(kLengths[round % std::size(kLengths)] * static_cast<size_t>(rank + 1),
+                     static_cast<char>('a' + rank + static_cast<int>(round)));
+}
+
+std::byte Mark(int rank, int reservation) { return static_cast<std::byte>(16 * (reservation + 1) + rank); }
+
+absl::Status Meet(Bootstrap& bootstrap) { return AgreeOnStatus(bootstrap, absl::OkStatus(), kTimeout); }
+
+absl::Status CheckReservation(Bootstrap& bootstrap, int reservation, size_t segment_bytes) {
+  WEFT_ASSIGN_OR_RETURN(const NodeMemory memory, bootstrap.ReserveNodeMemory(segment_bytes));
+  EXPECT_EQ(memory.segment_bytes, segment_bytes);
+  std::vector<int> ranks;
+  for (const NodeMemory::Segment& segment : memory.segments) {
+    ranks.push_back(segment.rank);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(segment.base) % 64, 0);
+    if (segment.rank != bootstrap.rank()) continue;
+    EXPECT_TRUE(std::all_of(segment.base, segment.base + segment_bytes,
+                            [](std::byte b) { return b == std::byte{0}; }));
+    std::memset(segment.base, static_cast<int>(Mark(segment.rank, reservation)), segment_bytes);
+  }
+  EXPECT_EQ(ranks, bootstrap.node_map().RanksOf(bootstrap.node()));
+  WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+  for (const NodeMemory::Segment& segment : memory.segments) {
+    EXPECT_TRUE(std::all_of(segment.base, segment.base + segment_bytes,
+                            [&](std::byte b) { return b == Mark(segment.rank, reservation); }));
+  }
+  return Meet(bootstrap);
+}
+
+}  // namespace
+
+absl::Status GathersBlobsInRankOrder(Bootstrap& bootstrap) {
+  for (size_t round = 0; round < 12; ++round) {
+    WEFT_ASSIGN_OR_RETURN(const auto blobs,
+                          bootstrap.AllGatherBlob(BlobOf(bootstrap.rank(), round), kTimeout));
+    EXPECT_EQ(static_cast<int>(blobs.size()), bootstrap.size());
+    for (int rank = 0; rank < bootstrap.size(); ++rank)
+      EXPECT_TRUE(blobs[rank] == BlobOf(rank, round)) << round;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AgreesOnTheLowestFailure(Bootstrap& bootstrap) {
+  EXPECT_OK(Meet(bootstrap));
+  for (int lowest = 0; lowest < bootstrap.size(); ++lowest) {
+    const std::string own = absl::StrCat("no file ", bootstrap.rank(), "\nin the folder");
+    const absl::Status local = bootstrap.rank() >= lowest ? absl::NotFoundError(own) : absl::OkStatus();
+    const absl::Status agreed = AgreeOnStatus(bootstrap, local, kTimeout);
+    const std::string message = absl::StrCat("no file ", lowest, "\nin the folder");
+    EXPECT_THAT(agreed, StatusIs(absl::StatusCode::kNotFound,
+                                 lowest == bootstrap.rank() ? message
+                                                            : absl::StrCat("rank ", lowest, ": ", message)));
+  }
+  EXPECT_OK(Meet(bootstrap));
+  return absl::OkStatus();
+}
+
+absl::Status SharesMemoryWithinTheNode(Bootstrap& bootstrap) {
+  WEFT_RETURN_IF_ERROR(CheckReservation(bootstrap, 0, 100'000));
+  return CheckReservation(bootstrap, 1, 64);
+}
+
+absl::Status RefusesMemoryThatIsNotThere(Bootstrap& bootstrap) {
+  WEFT_ASSIGN_OR_RETURN(const size_t free_bytes, bootstrap.FreeNodeMemory());
+  EXPECT_GT(free_bytes, 0);
+  EXPECT_THAT(
+      bootstrap.ReserveNodeMemory(2 * free_bytes),
+      StatusIs(absl::StatusCode::kResourceExhausted, AllOf(HasSubstr("was asked"), HasSubstr("free"))));
+  WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+  return CheckReservation(bootstrap, 0, 4096);
+}
+
+}  // namespace weft::testing

@@ -1,0 +1,62 @@
+#include "weft/mesh/bootstrap.h"
+
+#include <cstdlib>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/status_matchers.h"
+
+namespace weft {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::weft::testing::StatusIs;
+
+TEST(NodeMap, PutsNeighboursTogether) {
+  const NodeMap map = NodeMap::RanksPerNode(7, 3);
+  EXPECT_THAT(map.node_of_rank, ElementsAre(0, 0, 0, 1, 1, 1, 2));
+  EXPECT_EQ(map.size(), 7);
+  EXPECT_EQ(map.node_count(), 3);
+  EXPECT_THAT(map.RanksOf(1), ElementsAre(3, 4, 5));
+  EXPECT_TRUE(map.SameNode(3, 5));
+  EXPECT_FALSE(map.SameNode(2, 3));
+}
+
+TEST(NodeMap, PutsAllOnOneNode) {
+  const NodeMap map = NodeMap::OneNode(3);
+  EXPECT_EQ(map.node_count(), 1);
+  EXPECT_THAT(map.RanksOf(0), ElementsAre(0, 1, 2));
+}
+
+// Sets WEFT_TIMEOUT_S for a scope; null unsets it.
+class TimeoutVariable {
+ public:
+  explicit TimeoutVariable(const char* value) {
+    value == nullptr ? unsetenv("WEFT_TIMEOUT_S") : setenv("WEFT_TIMEOUT_S", value, /*replace=*/1);
+  }
+  ~TimeoutVariable() { unsetenv("WEFT_TIMEOUT_S"); }
+};
+
+TEST(DefaultTimeout, IsTenMinutesUnlessTheEnvironmentSaysOtherwise) {
+  {
+    const TimeoutVariable unset(nullptr);
+    ASSERT_OK_AND_ASSIGN(const absl::Duration timeout, DefaultTimeout());
+    EXPECT_EQ(timeout, absl::Minutes(10));
+  }
+  const TimeoutVariable set("2.5");
+  ASSERT_OK_AND_ASSIGN(const absl::Duration timeout, DefaultTimeout());
+  EXPECT_EQ(timeout, absl::Milliseconds(2500));
+}
+
+TEST(DefaultTimeout, RefusesWhatIsNoPositiveNumber) {
+  for (const char* value : {"", "soon", "0", "-3", "inf", "nan", "5 s"}) {
+    const TimeoutVariable set(value);
+    EXPECT_THAT(DefaultTimeout(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("WEFT_TIMEOUT_S")))
+        << value;
+  }
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,62 @@
+#include "weft/mesh/mpi_bootstrap.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/mesh/bootstrap_conformance.h"
+#include "tests/support/mpi_world.h"
+#include "tests/support/status_matchers.h"
+
+namespace weft {
+namespace {
+
+using ::testing::HasSubstr;
+using ::weft::testing::StatusIs;
+using ::weft::testing::WorldBootstrap;
+
+TEST(MpiBootstrap, GathersBlobsInRankOrder) {
+  EXPECT_OK(weft::testing::GathersBlobsInRankOrder(WorldBootstrap()));
+}
+TEST(MpiBootstrap, AgreesOnTheLowestFailure) {
+  EXPECT_OK(weft::testing::AgreesOnTheLowestFailure(WorldBootstrap()));
+}
+TEST(MpiBootstrap, SharesMemoryWithinTheNode) {
+  EXPECT_OK(weft::testing::SharesMemoryWithinTheNode(WorldBootstrap()));
+}
+TEST(MpiBootstrap, RefusesMemoryThatIsNotThere) {
+  EXPECT_OK(weft::testing::RefusesMemoryThatIsNotThere(WorldBootstrap()));
+}
+
+TEST(MpiBootstrap, SeesTheRanksOfThisMachineAsOneNode) {
+  EXPECT_EQ(WorldBootstrap().node_map().node_count(), 1);
+  EXPECT_EQ(WorldBootstrap().node(), 0);
+}
+
+TEST(MpiBootstrap, CanBeMadeAgainBesideAnother) {
+  ASSERT_OK_AND_ASSIGN(const auto second, MakeMpiBootstrap());
+  EXPECT_EQ(second->rank(), WorldBootstrap().rank());
+  EXPECT_EQ(second->size(), WorldBootstrap().size());
+  EXPECT_OK(weft::testing::GathersBlobsInRankOrder(*second));
+}
+
+TEST(MpiBootstrap, NamesTheRankThatIsLateAndGoesOn) {
+  Bootstrap& world = WorldBootstrap();
+  ASSERT_OK_AND_ASSIGN(const auto other, MakeMpiBootstrap());
+  const int late = world.size() - 1;
+  const bool alone = world.size() == 1;
+  // The late rank comes to the first round only when the others have given it up.
+  if (world.rank() != late) {
+    EXPECT_THAT(other->AllGatherBlob("early", absl::Milliseconds(1)),
+                StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr(absl::StrCat(late))));
+  }
+  ASSERT_OK(AgreeOnStatus(world, absl::OkStatus(), absl::Seconds(60)));
+  if (world.rank() == late) {
+    ASSERT_OK_AND_ASSIGN(const auto blobs, other->AllGatherBlob("late", absl::Seconds(60)));
+    EXPECT_EQ(blobs[0], alone ? "late" : "early");
+  }
+  ASSERT_OK_AND_ASSIGN(const auto next, other->AllGatherBlob("next", absl::Seconds(60)));
+  EXPECT_THAT(next, ::testing::Each("next"));
+}
+
+}  // namespace
+}  // namespace weft

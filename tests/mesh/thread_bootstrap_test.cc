@@ -1,0 +1,75 @@
+#include "weft/mesh/thread_bootstrap.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/mesh/bootstrap_conformance.h"
+#include "tests/support/thread_ranks.h"
+
+namespace weft {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::weft::testing::RunRanks;
+using ::weft::testing::RunRanksOnEveryNodeMap;
+using ::weft::testing::StatusIs;
+
+class ThreadBootstrap : public ::testing::TestWithParam<int> {};
+
+TEST_P(ThreadBootstrap, GathersBlobsInRankOrder) {
+  RunRanksOnEveryNodeMap(GetParam(), weft::testing::GathersBlobsInRankOrder);
+}
+TEST_P(ThreadBootstrap, AgreesOnTheLowestFailure) {
+  RunRanksOnEveryNodeMap(GetParam(), weft::testing::AgreesOnTheLowestFailure);
+}
+TEST_P(ThreadBootstrap, SharesMemoryWithinTheNode) {
+  RunRanksOnEveryNodeMap(GetParam(), weft::testing::SharesMemoryWithinTheNode);
+}
+TEST_P(ThreadBootstrap, RefusesMemoryThatIsNotThere) {
+  RunRanksOnEveryNodeMap(GetParam(), weft::testing::RefusesMemoryThatIsNotThere);
+}
+INSTANTIATE_TEST_SUITE_P(Ranks, ThreadBootstrap, ::testing::Values(1, 2, 3, 4, 7));
+
+TEST(ThreadBootstrapDeadline, NamesTheRanksThatHaveNotCome) {
+  const auto ranks = MakeThreadBootstraps(NodeMap::OneNode(3));
+  EXPECT_THAT(ranks[1]->AllGatherBlob("here", absl::Milliseconds(1)),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("ranks 0, 2 have not come")));
+  EXPECT_THAT(ranks[0]->AllGatherBlob("here", absl::ZeroDuration()),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank 2 has not come")));
+}
+
+TEST(ThreadBootstrapDeadline, DoesNotDisturbTheNextGathering) {
+  const auto ranks = MakeThreadBootstraps(NodeMap::OneNode(2));
+  EXPECT_THAT(ranks[0]->AllGatherBlob("early", absl::ZeroDuration()),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank 1 has")));
+  // The late one completes the round that the other gave up.
+  ASSERT_OK_AND_ASSIGN(const auto late, ranks[1]->AllGatherBlob("late", absl::ZeroDuration()));
+  EXPECT_EQ(late[0], "early");
+  EXPECT_THAT(ranks[0]->AllGatherBlob("next", absl::ZeroDuration()),
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank 1 has")));
+  ASSERT_OK_AND_ASSIGN(const auto next, ranks[1]->AllGatherBlob("next too", absl::InfiniteDuration()));
+  EXPECT_EQ(next[0], "next");
+}
+
+TEST(RunThreadRanks, ReturnsTheFirstErrorByRank) {
+  const absl::Status status = RunThreadRanks(NodeMap::OneNode(4), [](Bootstrap& bootstrap) {
+    return bootstrap.rank() < 2 ? absl::OkStatus()
+                                : absl::DataLossError(absl::StrCat("by ", bootstrap.rank()));
+  });
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss, "rank 2: by 2"));
+}
+
+TEST(ThreadBootstrapNodes, HaveMemoriesOfTheirOwn) {
+  RunRanks(NodeMap::RanksPerNode(2, 1), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const NodeMemory memory, bootstrap.ReserveNodeMemory(64));
+    const auto address = reinterpret_cast<uintptr_t>(memory.segments.front().base);
+    WEFT_ASSIGN_OR_RETURN(const auto all, bootstrap.AllGatherBlob(absl::StrCat(address), absl::Seconds(60)));
+    EXPECT_THAT(all[0], Not(all[1]));
+    EXPECT_FALSE(memory.shared_between_processes);
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,244 @@
+#include "tests/mesh/wire_conformance.h"
+
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/status_matchers.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kTimeout = absl::Seconds(60);
+
+absl::Status Meet(Bootstrap& bootstrap) { return AgreeOnStatus(bootstrap, absl::OkStatus(), kTimeout); }
+
+// Polls until the request is done or has failed.
+absl::Status Finish(WireLink& wire, WireLink::RequestId request) {
+  const absl::Time deadline = absl::Now() + kTimeout;
+  while (absl::Now() < deadline) {
+    WEFT_ASSIGN_OR_RETURN(const bool done, wire.Test(request));
+    if (done) return absl::OkStatus();
+    std::this_thread::yield();
+  }
+  return absl::DeadlineExceededError("a message did not arrive");
+}
+
+absl::Status FinishAll(WireLink& wire, const std::vector<WireLink::RequestId>& requests) {
+  for (const auto request : requests) WEFT_RETURN_IF_ERROR(Finish(wire, request));
+  return absl::OkStatus();
+}
+
+// Bytes that tell where they come from, where they go, and where in the message they are.
+std::vector<uint8_t> Pattern(int from, int to, size_t bytes) {
+  std::vector<uint8_t> pattern(bytes);
+  for (size_t i = 0; i < bytes; ++i) pattern[i] = static_cast<uint8_t>(31 * from + 7 * to + 3 * i + i / 251);
+  return pattern;
+}
+
+absl::Status SendValue(WireLink& wire, int peer, int tag, const int64_t& value,
+                       std::vector<WireLink::RequestId>& requests) {
+  WEFT_ASSIGN_OR_RETURN(const auto request, wire.Send(peer, tag, &value, sizeof(value)));
+  requests.push_back(request);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<int64_t> ReceiveValue(WireLink& wire, int peer, int tag) {
+  int64_t value = -1;
+  WEFT_ASSIGN_OR_RETURN(const auto request, wire.Receive(peer, tag, &value, sizeof(value)));
+  WEFT_RETURN_IF_ERROR(Finish(wire, request));
+  return value;
+}
+
+absl::Status ExchangePatterns(Bootstrap& bootstrap, WireLink& wire, size_t bytes, bool receive_first) {
+  const int rank = bootstrap.rank();
+  std::vector<std::vector<uint8_t>> sent;
+  std::vector<std::vector<uint8_t>> received(bootstrap.size(), std::vector<uint8_t>(bytes, 0xee));
+  for (int peer = 0; peer < bootstrap.size(); ++peer) sent.push_back(Pattern(rank, peer, bytes));
+  std::vector<WireLink::RequestId> requests;
+  for (const bool receiving : {receive_first, !receive_first}) {
+    for (int peer = 0; peer < bootstrap.size(); ++peer) {
+      WEFT_ASSIGN_OR_RETURN(const auto request, receiving
+                                                    ? wire.Receive(peer, 5, received[peer].data(), bytes)
+                                                    : wire.Send(peer, 5, sent[peer].data(), bytes));
+      requests.push_back(request);
+    }
+  }
+  WEFT_RETURN_IF_ERROR(FinishAll(wire, requests));
+  for (int peer = 0; peer < bootstrap.size(); ++peer) EXPECT_EQ(received[peer], Pattern(peer, rank, bytes));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status DeliversEveryMessage(Bootstrap& bootstrap) {
+  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire());
+  for (const size_t bytes : {0, 1, 64, 4099, 131072, 1000003}) {
+    for (const bool receive_first : {true, false}) {
+      WEFT_RETURN_IF_ERROR(ExchangePatterns(bootstrap, *wire, bytes, receive_first));
+    }
+  }
+  return Meet(bootstrap);
+}
+
+absl::Status MatchesInOrderPerPeerAndTag(Bootstrap& bootstrap) {
+  constexpr int64_t kMessages = 50;
+  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire());
+  const int tags[] = {0, 1, wire->max_tag()};
+  const auto value = [](int from, int to, int tag, int64_t i) {
+    return ((from * 8 + to) * 4 + tag % 4) * 1000 + i;
+  };
+  std::vector<int64_t> values;
+  values.reserve(std::size(tags) * kMessages *
+                 static_cast<size_t>(bootstrap.size()));  // Their addresses are used.
+  std::vector<WireLink::RequestId> requests;
+  for (int64_t i = 0; i < kMessages; ++i) {
+    for (const int tag : tags) {
+      for (int peer = 0; peer < bootstrap.size(); ++peer) {
+        values.push_back(value(bootstrap.rank(), peer, tag, i));
+        WEFT_RETURN_IF_ERROR(SendValue(*wire, peer, tag, values.back(), requests));
+      }
+    }
+  }
+  // The tags one after the other, the last one first.
+  for (const int tag : {tags[2], tags[0], tags[1]}) {
+    for (int64_t i = 0; i < kMessages; ++i) {
+      for (int peer = bootstrap.size() - 1; peer >= 0; --peer) {
+        WEFT_ASSIGN_OR_RETURN(const int64_t received, ReceiveValue(*wire, peer, tag));
+        EXPECT_EQ(received, value(peer, bootstrap.rank(), tag, i));
+      }
+    }
+  }
+  WEFT_RETURN_IF_ERROR(FinishAll(*wire, requests));
+  return Meet(bootstrap);
+}
+
+absl::Status DeliversNotesInOrder(Bootstrap& bootstrap) {
+  constexpr int kNotes = 200;
+  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire());
+  const auto note = [](int from, int to, int i) {
+    std::string text = absl::StrCat(from, ">", to, "#", i);
+    text.resize(i % 3 == 0 ? WireLink::kMaxNoteBytes : text.size(), '.');
+    return i % 7 == 6 ? std::string() : text;
+  };
+  for (int i = 0; i < kNotes; ++i) {
+    for (int peer = 0; peer < bootstrap.size(); ++peer) {
+      WEFT_RETURN_IF_ERROR(wire->SendNote(peer, note(bootstrap.rank(), peer, i)));
+    }
+  }
+  std::map<int, int> arrived;
+  const absl::Time deadline = absl::Now() + kTimeout;
+  for (int missing = kNotes * bootstrap.size(); missing > 0;) {
+    if (absl::Now() > deadline)
+      return absl::DeadlineExceededError(absl::StrCat(missing, " notes did not arrive"));
+    WEFT_ASSIGN_OR_RETURN(const auto received, wire->PollNote());
+    if (!received) continue;
+    --missing;
+    EXPECT_EQ(received->bytes, note(received->peer, bootstrap.rank(), arrived[received->peer]++));
+  }
+  WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+  WEFT_ASSIGN_OR_RETURN(const auto extra, wire->PollNote());
+  EXPECT_FALSE(extra.has_value());
+  return Meet(bootstrap);
+}
+
+absl::Status KeepsLinksApart(Bootstrap& bootstrap) {
+  WEFT_ASSIGN_OR_RETURN(const auto first, bootstrap.OpenWire());
+  WEFT_ASSIGN_OR_RETURN(const auto second, bootstrap.OpenWire());
+  const int next = (bootstrap.rank() + 1) % bootstrap.size();
+  const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
+  const int64_t one = 100 + bootstrap.rank();
+  const int64_t two = 200 + bootstrap.rank();
+  std::vector<WireLink::RequestId> on_first;
+  std::vector<WireLink::RequestId> on_second;
+  WEFT_RETURN_IF_ERROR(SendValue(*first, next, 3, one, on_first));
+  WEFT_RETURN_IF_ERROR(SendValue(*second, next, 3, two, on_second));
+  WEFT_RETURN_IF_ERROR(first->SendNote(next, "on the first"));
+  WEFT_ASSIGN_OR_RETURN(const int64_t from_second, ReceiveValue(*second, previous, 3));
+  WEFT_ASSIGN_OR_RETURN(const int64_t from_first, ReceiveValue(*first, previous, 3));
+  EXPECT_EQ(from_first, 100 + previous);
+  EXPECT_EQ(from_second, 200 + previous);
+  WEFT_RETURN_IF_ERROR(FinishAll(*first, on_first));
+  WEFT_RETURN_IF_ERROR(FinishAll(*second, on_second));
+  WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+  WEFT_ASSIGN_OR_RETURN(const auto note, second->PollNote());
+  EXPECT_FALSE(note.has_value());
+  return Meet(bootstrap);
+}
+
+absl::Status ForgetsCancelledReceives(Bootstrap& bootstrap) {
+  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire());
+  const int next = (bootstrap.rank() + 1) % bootstrap.size();
+  const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
+  int64_t cancelled = -1;
+  WEFT_ASSIGN_OR_RETURN(const auto given_up, wire->Receive(previous, 1, &cancelled, sizeof(cancelled)));
+  wire->Cancel(given_up);
+  WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+  const int64_t value = bootstrap.rank();
+  std::vector<WireLink::RequestId> requests;
+  WEFT_RETURN_IF_ERROR(SendValue(*wire, next, 1, value, requests));
+  WEFT_ASSIGN_OR_RETURN(const int64_t received, ReceiveValue(*wire, previous, 1));
+  EXPECT_EQ(received, previous);
+  EXPECT_EQ(cancelled, -1);
+  WEFT_RETURN_IF_ERROR(FinishAll(*wire, requests));
+  return Meet(bootstrap);
+}
+
+absl::Status ReportsLengthsThatDiffer(Bootstrap& bootstrap) {
+  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire());
+  const int next = (bootstrap.rank() + 1) % bootstrap.size();
+  const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
+  const int64_t value = bootstrap.rank();
+  for (const size_t length : {sizeof(value) / 2, sizeof(value) * 2}) {
+    std::vector<WireLink::RequestId> requests;
+    WEFT_RETURN_IF_ERROR(SendValue(*wire, next, 1, value, requests));
+    std::vector<char> room(length);
+    WEFT_ASSIGN_OR_RETURN(const auto request, wire->Receive(previous, 1, room.data(), length));
+    EXPECT_THAT(Finish(*wire, request), StatusIs(absl::StatusCode::kInternal, ::testing::Not("")));
+    WEFT_RETURN_IF_ERROR(FinishAll(*wire, requests));
+  }
+  std::vector<WireLink::RequestId> requests;
+  WEFT_RETURN_IF_ERROR(SendValue(*wire, next, 1, value, requests));
+  WEFT_ASSIGN_OR_RETURN(const int64_t received, ReceiveValue(*wire, previous, 1));
+  EXPECT_EQ(received, previous);
+  WEFT_RETURN_IF_ERROR(FinishAll(*wire, requests));
+  return Meet(bootstrap);
+}
+
+absl::Status GoesWithReceivesUnmatched(Bootstrap& bootstrap) {
+  auto buffer = std::make_unique<std::vector<char>>(200'000);
+  WEFT_ASSIGN_OR_RETURN(auto wire, bootstrap.OpenWire());
+  for (int peer = 0; peer < bootstrap.size(); ++peer) {
+    WEFT_RETURN_IF_ERROR(wire->Receive(peer, 9, buffer->data(), buffer->size()).status());
+    WEFT_RETURN_IF_ERROR(wire->SendNote(peer, "never read"));
+  }
+  wire.reset();
+  buffer.reset();
+  return DeliversEveryMessage(bootstrap);
+}
+
+absl::Status RefusesBadArguments(Bootstrap& bootstrap) {
+  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire());
+  char byte = 0;
+  const auto invalid = [](const char* text) {
+    return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
+  };
+  EXPECT_THAT(wire->Send(bootstrap.size(), 0, &byte, 1), invalid("rank"));
+  EXPECT_THAT(wire->Receive(-1, 0, &byte, 1), invalid("rank -1"));
+  EXPECT_THAT(wire->Send(0, -1, &byte, 1), invalid("tag -1"));
+  EXPECT_THAT(wire->Receive(0, wire->max_tag() + 1, &byte, 1), invalid("tag"));
+  EXPECT_THAT(wire->SendNote(bootstrap.size(), "x"), invalid("rank"));
+  EXPECT_THAT(wire->SendNote(0, std::string(WireLink::kMaxNoteBytes + 1, 'x')), invalid("257 bytes"));
+  return Meet(bootstrap);
+}
+
+}  // namespace weft::testing

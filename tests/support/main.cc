@@ -1,0 +1,7 @@
+// The main of tests whose ranks, if any, are threads.
+#include <gtest/gtest.h>
+
+int main(int argc, char** argv) {
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

@@ -1,0 +1,102 @@
+// The main of tests whose ranks are processes. All ranks run the same tests and agree on the verdict once, at
+// the end: agreeing between tests could meet the tests' own collectives. Rank 0 prints as usual, the others
+// only what fails.
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include <gtest/gtest.h>
+
+#include "tests/support/mpi_world.h"
+#include "weft/core/status.h"
+#include "weft/mesh/mpi_bootstrap.h"
+
+namespace weft::testing {
+namespace {
+
+std::unique_ptr<Bootstrap>& World() {
+  static std::unique_ptr<Bootstrap> world;
+  return world;
+}
+
+class FailurePrinter : public ::testing::EmptyTestEventListener {
+ public:
+  explicit FailurePrinter(int rank) : rank_(rank) {}
+
+ private:
+  void OnTestPartResult(const ::testing::TestPartResult& result) override {
+    if (!result.failed()) return;
+    std::fprintf(stderr, "[rank %d] %s:%d: Failure\n%s\n", rank_,
+                 result.file_name() == nullptr ? "unknown" : result.file_name(), result.line_number(),
+                 result.message());
+  }
+  const int rank_;
+};
+
+// Also drops the writer of --gtest_output: ranks would overwrite each other's file.
+void PrintFailuresOnly(int rank) {
+  auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
+  delete listeners.Release(listeners.default_result_printer());
+  delete listeners.Release(listeners.default_xml_generator());
+  listeners.Append(new FailurePrinter(rank));
+}
+
+// The names of the tests that failed here, a line each.
+std::string FailedTests() {
+  std::string names;
+  const auto& unit = *::testing::UnitTest::GetInstance();
+  for (int i = 0; i < unit.total_test_suite_count(); ++i) {
+    const auto& suite = *unit.GetTestSuite(i);
+    for (int j = 0; j < suite.total_test_count(); ++j) {
+      const auto& test = *suite.GetTestInfo(j);
+      if (test.result()->Failed()) absl::StrAppend(&names, "  ", suite.name(), ".", test.name(), "\n");
+    }
+  }
+  return names;
+}
+
+// The same on all ranks.
+int AgreeOnVerdict(Bootstrap& bootstrap, bool passed) {
+  const auto verdicts = bootstrap.AllGatherBlob(
+      passed ? std::string() : absl::StrCat("  failed\n", FailedTests()), absl::Seconds(60));
+  if (!verdicts.ok()) {
+    std::fprintf(stderr, "[rank %d] no common verdict: %s\n", bootstrap.rank(),
+                 std::string(verdicts.status().message()).c_str());
+    return EXIT_FAILURE;
+  }
+  int verdict = EXIT_SUCCESS;
+  for (int rank = 0; rank < bootstrap.size(); ++rank) {
+    if ((*verdicts)[rank].empty()) continue;
+    verdict = EXIT_FAILURE;
+    if (bootstrap.rank() == 0) std::fprintf(stderr, "rank %d:\n%s", rank, (*verdicts)[rank].c_str());
+  }
+  return verdict;
+}
+
+int Main(int argc, char** argv) {
+  ::testing::InitGoogleTest(&argc, argv);
+  auto bootstrap = MakeMpiBootstrap();
+  if (!bootstrap.ok()) {
+    std::fprintf(stderr, "%s\n", bootstrap.status().ToString().c_str());
+    return EXIT_FAILURE;
+  }
+  World() = *std::move(bootstrap);
+  if (World()->rank() != 0) PrintFailuresOnly(World()->rank());
+  const bool passed = RUN_ALL_TESTS() == 0;
+  const int verdict = AgreeOnVerdict(*World(), passed);
+  World().reset();
+  return verdict;
+}
+
+}  // namespace
+
+Bootstrap& WorldBootstrap() {
+  WEFT_CHECK(World() != nullptr, "WorldBootstrap is for tests with MPI_RANKS");
+  return *World();
+}
+
+}  // namespace weft::testing
+
+int main(int argc, char** argv) { return weft::testing::Main(argc, argv); }

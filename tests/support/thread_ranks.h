@@ -1,0 +1,42 @@
+// Runs a body over ranks that are threads, on every kind of node map.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <absl/functional/function_ref.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/status_matchers.h"
+#include "weft/mesh/thread_bootstrap.h"
+
+namespace weft::testing {
+
+// All on one node; two nodes (the first one larger where the ranks are odd); each on its own. Without
+// repetition.
+inline std::vector<NodeMap> NodeMapsOf(int ranks) {
+  std::vector<NodeMap> maps = {NodeMap::OneNode(ranks)};
+  if (ranks > 2) maps.push_back(NodeMap::RanksPerNode(ranks, (ranks + 1) / 2));
+  if (ranks > 1) maps.push_back(NodeMap::RanksPerNode(ranks, 1));
+  return maps;
+}
+
+inline std::string Describe(const NodeMap& nodes) {
+  return absl::StrCat(nodes.size(), " ranks on ", nodes.node_count(), " nodes");
+}
+
+// The test fails if a rank's body returns an error; expectations inside bodies count as well.
+inline void RunRanks(const NodeMap& nodes, absl::FunctionRef<absl::Status(Bootstrap&)> body) {
+  SCOPED_TRACE(Describe(nodes));
+  EXPECT_OK(RunThreadRanks(nodes, [&](Bootstrap& bootstrap) {
+    SCOPED_TRACE(
+        absl::StrCat("rank ", bootstrap.rank(), " of ", Describe(nodes)));  // Traces are a thread's own.
+    return body(bootstrap);
+  }));
+}
+
+inline void RunRanksOnEveryNodeMap(int ranks, absl::FunctionRef<absl::Status(Bootstrap&)> body) {
+  for (const NodeMap& nodes : NodeMapsOf(ranks)) RunRanks(nodes, body);
+}
+
+}  // namespace weft::testing
