@@ -70,7 +70,8 @@ absl::StatusOr<std::unique_ptr<EngineCore>> CommEngine::Impl::MakeCore() {
   auto core = std::make_unique<EngineCore>(EngineCore::Environment{
       bootstrap_.rank(), bootstrap_.node_map(), *node_, *wire_, scratch_, recorder_, counters_, options_});
   for (const std::unique_ptr<Lane>& lane : lanes_) {
-    WEFT_RETURN_IF_ERROR(core->AddLane(lane->name, lane->group).status());
+    WEFT_ASSIGN_OR_RETURN(const int index, core->AddLane(lane->name, lane->group));
+    lane->placement = &core->placement(index);
   }
   return core;
 }
@@ -89,8 +90,11 @@ absl::StatusOr<LaneId> CommEngine::Impl::AddLane(const ProcessGroup& group, Lane
   lane->purpose = purpose;
   WEFT_ASSIGN_OR_RETURN(lane->barrier,
                         scratch_.Acquire(static_cast<size_t>(group.size() + 1) * SizeOf(DType::kI32)));
-  WEFT_ASSIGN_OR_RETURN(const int index,
-                        shell_->WithCore([&](EngineCore& core) { return core.AddLane(lane->name, group); }));
+  WEFT_ASSIGN_OR_RETURN(const int index, shell_->WithCore([&](EngineCore& core) -> absl::StatusOr<int> {
+    WEFT_ASSIGN_OR_RETURN(const int added, core.AddLane(lane->name, group));
+    lane->placement = &core.placement(added);
+    return added;
+  }));
   lanes_.push_back(std::move(lane));
   return LaneId{index};
 }
@@ -127,33 +131,11 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const
   descriptor.total_count = request.total_count;
   descriptor.generation = generation_;
   descriptor.reduce = request.plan.reduce;
-  shell_->WithCore([&](EngineCore& core) {
-    record->operation = MakeOperation(core.placement(request.lane.index), std::move(request.plan));
-    CountLogicalBytes(lane.purpose, request.logical_bytes);
-    return 0;
-  });
+  record->operation = MakeOperation(*lane.placement, std::move(request.plan));
+  logical_bytes_[static_cast<size_t>(lane.purpose)].fetch_add(request.logical_bytes,
+                                                              std::memory_order_relaxed);
   shell_->Submit(record);
   return record;
-}
-
-void CommEngine::Impl::CountLogicalBytes(LanePurpose purpose, int64_t bytes) {
-  switch (purpose) {
-    case LanePurpose::kAllGather:
-      counters_.all_gather_bytes += bytes;
-      break;
-    case LanePurpose::kReduceScatter:
-      counters_.reduce_scatter_bytes += bytes;
-      break;
-    case LanePurpose::kAllReduce:
-      counters_.all_reduce_bytes += bytes;
-      break;
-    case LanePurpose::kContext:
-      counters_.context_bytes += bytes;
-      break;
-    case LanePurpose::kControl:
-      counters_.control_bytes += bytes;
-      break;
-  }
 }
 
 absl::Status CommEngine::Impl::Wait(const std::shared_ptr<OperationRecord>& record, EngineShell::Event event,
@@ -188,6 +170,14 @@ absl::Status CommEngine::Impl::ResetAfterError() {
 
 EngineCounters CommEngine::Impl::counters() {
   EngineCounters counters = shell_->WithCore([&](EngineCore& /*core*/) { return counters_; });
+  const auto logical = [this](LanePurpose purpose) {
+    return logical_bytes_[static_cast<size_t>(purpose)].load(std::memory_order_relaxed);
+  };
+  counters.all_gather_bytes = logical(LanePurpose::kAllGather);
+  counters.reduce_scatter_bytes = logical(LanePurpose::kReduceScatter);
+  counters.all_reduce_bytes = logical(LanePurpose::kAllReduce);
+  counters.context_bytes = logical(LanePurpose::kContext);
+  counters.control_bytes = logical(LanePurpose::kControl);
   counters.wait_ns = shell_->wait_ns();
   return counters;
 }

@@ -2,6 +2,8 @@
 // them.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -63,11 +65,11 @@ class CommEngine::Impl {
     std::string name;
     ProcessGroup group;
     LanePurpose purpose;
+    const GroupPlacement* placement = nullptr;  // The core's.
     uint64_t next_sequence = 1;
     Buffer barrier;
   };
   absl::StatusOr<std::unique_ptr<EngineCore>> MakeCore();
-  void CountLogicalBytes(LanePurpose purpose, int64_t bytes);
 
   Bootstrap& bootstrap_;
   NodeHeap& heap_;
@@ -76,7 +78,9 @@ class CommEngine::Impl {
   Recorder recorder_;
   std::unique_ptr<NodeLink> node_;
   std::unique_ptr<WireLink> wire_;
-  EngineCounters counters_;  // Under the core's lock.
+  EngineCounters counters_;  // What the core counts, under its lock.
+  static constexpr size_t kPurposes = 5;
+  std::array<std::atomic<int64_t>, kPurposes> logical_bytes_{};  // By purpose of the lane.
   std::vector<std::unique_ptr<Lane>> lanes_;
   uint32_t generation_ = 0;
   std::optional<EngineShell> shell_;
