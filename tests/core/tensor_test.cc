@@ -1,0 +1,51 @@
+#include "weft/core/tensor.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace weft {
+namespace {
+
+using ::testing::ElementsAre;
+
+TEST(Tensor, IsAlignedToACacheLine) {
+  for (const int64_t size : {0, 1, 3, 64, 1001}) {
+    const Tensor tensor = Tensor::Empty(DType::kBF16, {size, 3});
+    EXPECT_NE(tensor.As<BF16>(), nullptr);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(tensor.As<BF16>()) % 64, 0);
+    EXPECT_EQ(tensor.bytes(), static_cast<size_t>(size) * 6);
+  }
+}
+
+TEST(Tensor, ZerosAreZero) {
+  const Tensor tensor = Tensor::Zeros(DType::kF32, {7, 11});
+  EXPECT_TRUE(
+      std::all_of(tensor.As<float>(), tensor.As<float>() + 77, [](float value) { return value == 0; }));
+}
+
+TEST(Tensor, SharesMemoryWithItsCopiesAndReshapes) {
+  Tensor reshaped;
+  EXPECT_FALSE(reshaped.defined());
+  {
+    const Tensor tensor = Tensor::Zeros(DType::kI32, {2, 6});
+    reshaped = tensor.Reshape({3, 4});
+    tensor.As<int32_t>()[7] = 5;
+  }
+  EXPECT_TRUE(reshaped.defined());
+  EXPECT_THAT(reshaped.shape(), ElementsAre(3, 4));
+  EXPECT_EQ(reshaped.dim(0), 3);
+  EXPECT_EQ(reshaped.dim(-1), 4);
+  EXPECT_EQ(reshaped.As<int32_t>()[7], 5);
+}
+
+TEST(Tensor, BorrowsWithoutOwning) {
+  float value = 3;
+  const Tensor tensor = Tensor::Borrow(TensorView::Contiguous(&value, DType::kF32, {1}));
+  EXPECT_EQ(tensor.As<float>(), &value);
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,156 @@
+#include "tests/memory/heap_conformance.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <string>
+#include <vector>
+
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_split.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/status_matchers.h"
+#include "weft/memory/node_heap.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kTimeout = absl::Seconds(60);
+constexpr size_t kSegmentBytes = size_t{3} << 20;
+
+absl::Status Meet(Bootstrap& bootstrap) { return AgreeOnStatus(bootstrap, absl::OkStatus(), kTimeout); }
+
+struct Block {
+  std::byte* data;
+  size_t bytes;
+  std::byte mark;
+};
+
+bool Holds(const std::byte* data, size_t bytes, std::byte mark) {
+  return std::all_of(data, data + bytes, [mark](std::byte value) { return value == mark; });
+}
+
+void ExpectGoodBlock(const NodeHeap& heap, const Block& block, int rank) {
+  EXPECT_EQ(reinterpret_cast<uintptr_t>(block.data) % 64, 0);
+  const auto first = heap.AddressOf(block.data);
+  const auto last = heap.AddressOf(block.data + block.bytes - 1);
+  EXPECT_TRUE(first && last && first->rank == rank && last->offset - first->offset == block.bytes - 1);
+  EXPECT_EQ(heap.Resolve(*first), block.data);
+}
+
+absl::StatusOr<std::vector<Block>> AllocateAndFreeAtRandom(NodeHeap& heap, int rank) {
+  std::mt19937 random(static_cast<unsigned>(rank));
+  std::vector<Block> blocks;
+  size_t peak = 0;
+  for (int step = 0; step < 400; ++step) {
+    if (random() % 3 != 0 && heap.allocated_bytes() < kSegmentBytes / 2) {
+      Block block{nullptr, 1 + random() % 20000, static_cast<std::byte>(random())};
+      WEFT_ASSIGN_OR_RETURN(block.data, heap.Allocate(block.bytes));
+      ExpectGoodBlock(heap, block, rank);
+      std::memset(block.data, static_cast<int>(block.mark), block.bytes);
+      blocks.push_back(block);
+      peak = std::max(peak, heap.allocated_bytes());
+    } else if (!blocks.empty()) {
+      std::swap(blocks[random() % blocks.size()], blocks.back());
+      EXPECT_TRUE(Holds(blocks.back().data, blocks.back().bytes, blocks.back().mark));
+      heap.Free(blocks.back().data);
+      blocks.pop_back();
+    }
+  }
+  EXPECT_EQ(heap.peak_bytes(), peak);
+  return blocks;
+}
+
+// "offset bytes mark" a block, separated by commas: what a peer must know to check them.
+std::string Announce(const NodeHeap& heap, const std::vector<Block>& blocks) {
+  std::string text;
+  for (const Block& block : blocks) {
+    absl::StrAppend(&text, heap.AddressOf(block.data)->offset, " ", block.bytes, " ",
+                    static_cast<int>(block.mark), ",");
+  }
+  return text;
+}
+
+absl::Status CheckAnnounced(const NodeHeap& heap, int rank, const std::string& announcement) {
+  for (const absl::string_view item : absl::StrSplit(announcement, ',', absl::SkipEmpty())) {
+    const std::vector<std::string> words = absl::StrSplit(item, ' ');
+    NodeAddress address{rank, 0};
+    uint64_t bytes = 0;
+    int mark = 0;
+    if (!absl::SimpleAtoi(words[0], &address.offset) || !absl::SimpleAtoi(words[1], &bytes) ||
+        !absl::SimpleAtoi(words[2], &mark)) {
+      return absl::InternalError("not an announcement");
+    }
+    EXPECT_TRUE(Holds(heap.Resolve(address), bytes, static_cast<std::byte>(mark))) << "of rank " << rank;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status KeepsBlocksApartAndShared(Bootstrap& bootstrap) {
+  WEFT_ASSIGN_OR_RETURN(const auto heap,
+                        NodeHeap::Create(bootstrap, {.segment_bytes = kSegmentBytes, .timeout = kTimeout}));
+  EXPECT_EQ(heap->segment_bytes(), kSegmentBytes);
+  WEFT_ASSIGN_OR_RETURN(const auto blocks, AllocateAndFreeAtRandom(*heap, bootstrap.rank()));
+  WEFT_ASSIGN_OR_RETURN(const auto announced, bootstrap.AllGatherBlob(Announce(*heap, blocks), kTimeout));
+  for (const int rank : bootstrap.node_map().RanksOf(bootstrap.node())) {
+    WEFT_RETURN_IF_ERROR(CheckAnnounced(*heap, rank, announced[rank]));
+  }
+  WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+  for (const Block& block : blocks) heap->Free(block.data);
+  EXPECT_EQ(heap->allocated_bytes(), 0);
+  EXPECT_FALSE(heap->AddressOf(&bootstrap));
+  return Meet(bootstrap);
+}
+
+absl::Status SaysWhenItIsFull(Bootstrap& bootstrap) {
+  WEFT_ASSIGN_OR_RETURN(const auto heap,
+                        NodeHeap::Create(bootstrap, {.segment_bytes = kSegmentBytes, .timeout = kTimeout}));
+  WEFT_ASSIGN_OR_RETURN(std::byte * first, heap->Allocate(kSegmentBytes / 2));
+  WEFT_ASSIGN_OR_RETURN(std::byte * second, heap->Allocate(kSegmentBytes / 4));
+  heap->Free(first);
+  EXPECT_THAT(
+      heap->Allocate(kSegmentBytes / 2 + 64),
+      StatusIs(absl::StatusCode::kResourceExhausted,
+               AllOf(HasSubstr(absl::StrCat("rank ", bootstrap.rank())), HasSubstr("1572928 bytes asked"),
+                     HasSubstr("2359296 of 3145728 free"), HasSubstr("largest hole 1572864"))));
+  EXPECT_THAT(heap->Allocate(SIZE_MAX), StatusIs(absl::StatusCode::kResourceExhausted, ::testing::_));
+  heap->Free(second);
+  WEFT_ASSIGN_OR_RETURN(std::byte * whole, heap->Allocate(kSegmentBytes));
+  EXPECT_EQ(heap->allocated_bytes(), kSegmentBytes);
+  heap->Free(whole);
+  return Meet(bootstrap);
+}
+
+absl::Status AgreesOnASizeByItself(Bootstrap& bootstrap) {
+  WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.timeout = kTimeout}));
+  WEFT_ASSIGN_OR_RETURN(const auto sizes,
+                        bootstrap.AllGatherBlob(absl::StrCat(heap->segment_bytes()), kTimeout));
+  EXPECT_THAT(sizes, ::testing::Each(sizes.front()));
+  EXPECT_EQ(heap->segment_bytes() % (2 << 20), 0);
+  WEFT_ASSIGN_OR_RETURN(std::byte * block, heap->Allocate(1 << 20));
+  std::memset(block, 1, 1 << 20);
+  heap->Free(block);
+  return Meet(bootstrap);
+}
+
+absl::Status AgreesOnTheSizeThatIsAsked(Bootstrap& bootstrap) {
+  const size_t own = kSegmentBytes + static_cast<size_t>(bootstrap.rank()) * 4096;
+  {
+    WEFT_ASSIGN_OR_RETURN(const auto heap,
+                          NodeHeap::Create(bootstrap, {.segment_bytes = own, .timeout = kTimeout}));
+    EXPECT_EQ(heap->segment_bytes(), kSegmentBytes);
+  }
+  EXPECT_THAT(NodeHeap::Create(bootstrap, {.segment_bytes = size_t{1} << 50, .timeout = kTimeout}),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("free on the node")));
+  return Meet(bootstrap);
+}
+
+}  // namespace weft::testing

@@ -1,0 +1,63 @@
+#include "weft/memory/node_heap.h"
+
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/memory/heap_conformance.h"
+#include "tests/support/thread_ranks.h"
+
+namespace weft {
+namespace {
+
+using ::weft::testing::RunRanks;
+using ::weft::testing::RunRanksOnEveryNodeMap;
+
+class NodeHeapOverThreads : public ::testing::TestWithParam<int> {};
+
+TEST_P(NodeHeapOverThreads, KeepsBlocksApartAndShared) {
+  RunRanksOnEveryNodeMap(GetParam(), weft::testing::KeepsBlocksApartAndShared);
+}
+TEST_P(NodeHeapOverThreads, SaysWhenItIsFull) {
+  RunRanksOnEveryNodeMap(GetParam(), weft::testing::SaysWhenItIsFull);
+}
+TEST_P(NodeHeapOverThreads, AgreesOnASizeByItself) {
+  RunRanksOnEveryNodeMap(GetParam(), weft::testing::AgreesOnASizeByItself);
+}
+TEST_P(NodeHeapOverThreads, AgreesOnTheSizeThatIsAsked) {
+  RunRanksOnEveryNodeMap(GetParam(), weft::testing::AgreesOnTheSizeThatIsAsked);
+}
+INSTANTIATE_TEST_SUITE_P(Ranks, NodeHeapOverThreads, ::testing::Values(1, 2, 3, 4, 7));
+
+TEST(NodeHeap, ServesSeveralThreadsOfARank) {
+  RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.segment_bytes = 1 << 20}));
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < 4; ++thread) {
+      threads.emplace_back([&heap, thread] {
+        for (int i = 0; i < 200; ++i) {
+          ASSERT_OK_AND_ASSIGN(std::byte * block, heap->Allocate(1000));
+          std::memset(block, thread, 1000);
+          EXPECT_EQ(block[999], static_cast<std::byte>(thread));
+          heap->Free(block);
+        }
+      });
+    }
+    for (std::thread& thread : threads) thread.join();
+    EXPECT_EQ(heap->allocated_bytes(), 0);
+    return absl::OkStatus();
+  });
+}
+
+TEST(NodeHeapDeathTest, RefusesBlocksThatItDidNotGive) {
+  const auto ranks = MakeThreadBootstraps(NodeMap::OneNode(1));
+  ASSERT_OK_AND_ASSIGN(const auto heap, NodeHeap::Create(*ranks[0], {.segment_bytes = 1 << 20}));
+  std::byte elsewhere{};
+  EXPECT_DEATH(heap->Free(&elsewhere), "not this rank's segment");
+  EXPECT_DEATH(heap->Resolve({.rank = 1, .offset = 0}), "rank on another node");
+}
+
+}  // namespace
+}  // namespace weft
