@@ -20,7 +20,10 @@ namespace internal {
 void RunParts(int parts, absl::FunctionRef<void(int)> body) {
   // A loop, not one part a thread: inside another parallel region OpenMP gives fewer threads than asked for.
 #pragma omp parallel for num_threads(parts) schedule(static, 1)
-  for (int part = 0; part < parts; ++part) body(part);
+  for (int part = 0; part < parts; ++part) {
+    omp_set_num_threads(1);  // Of this part's own environment: what it calls must not count on more threads.
+    body(part);
+  }
 }
 
 }  // namespace internal

@@ -20,7 +20,8 @@ int ThreadCount();
 std::vector<int> AffinityCpus();
 
 // Calls body(begin, end) over a partition of [0, count) into contiguous ranges of at least `grain` (but for
-// the last), at most one a thread. Runs inline where one range is enough. The body must not throw.
+// the last), at most one a thread. Runs inline where one range is enough; ranges that run beside others have
+// a ThreadCount() of 1. The body must not throw.
 void ParallelFor(int64_t count, int64_t grain, absl::FunctionRef<void(int64_t begin, int64_t end)> body);
 
 }  // namespace weft
