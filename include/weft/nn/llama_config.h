@@ -1,0 +1,41 @@
+// The shape of a Llama decoder.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include <absl/status/status.h>
+
+namespace weft {
+
+// The frequency scaling of Llama 3.1 for contexts longer than the model was first trained on ("llama3" in
+// config.json).
+struct Llama3RopeScaling {
+  float factor = 8.0F;
+  float low_freq_factor = 1.0F;
+  float high_freq_factor = 4.0F;
+  int64_t original_max_positions = 8192;
+};
+
+struct LlamaConfig {
+  int64_t vocab_size = 256;
+  int64_t dim = 128;
+  int64_t layers = 2;
+  int64_t heads = 4;
+  int64_t kv_heads = 4;   // Divides `heads`.
+  int64_t head_dim = 32;  // Even. Usually dim / heads, but not always.
+  int64_t ffn_dim = 352;
+  float norm_eps = 1e-5F;
+  double rope_theta = 10000.0;
+  std::optional<Llama3RopeScaling> rope_scaling;
+  bool tie_word_embeddings = false;
+  int64_t max_positions = 2048;  // The longest sequence.
+  float init_stddev = 0.02F;
+
+  int64_t ParameterCount() const;
+};
+
+// Errors: kInvalidArgument (names the field, its value and what it must be).
+absl::Status Validate(const LlamaConfig& config);
+
+}  // namespace weft

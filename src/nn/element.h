@@ -1,0 +1,43 @@
+// Element access for kernels that compute in fp32 on tensors of f32 or bf16.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <type_traits>
+
+#include "weft/core/dtype.h"
+#include "weft/core/status.h"
+
+namespace weft {
+
+inline float Load(float value) { return value; }
+inline float Load(BF16 value) { return ToFloat(value); }
+
+template <typename T>
+T Round(float value) {
+  if constexpr (std::is_same_v<T, BF16>) {
+    return ToBF16(value);
+  } else {
+    static_assert(std::is_same_v<T, float>);
+    return value;
+  }
+}
+
+// Calls function(T{}) with T the element type, float or BF16.
+template <typename Function>
+void WithElementType(DType dtype, const Function& function) {
+  if (dtype == DType::kBF16) {
+    function(BF16{});
+  } else {
+    WEFT_CHECK(dtype == DType::kF32, "modules compute in f32 or bf16");
+    function(float{});
+  }
+}
+
+// Rows of `columns` elements that are worth a thread of their own.
+inline int64_t RowGrain(int64_t columns) {
+  constexpr int64_t kElements = 16 * 1024;
+  return std::max<int64_t>(1, kElements / std::max<int64_t>(1, columns));
+}
+
+}  // namespace weft

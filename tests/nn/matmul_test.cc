@@ -1,0 +1,220 @@
+#include "weft/nn/matmul.h"
+
+#include <cmath>
+#include <cstring>
+#include <ostream>
+#include <thread>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "src/nn/matmul_backend.h"
+#include "weft/core/parallel.h"
+#include "weft/core/tensor.h"
+
+namespace weft {
+namespace {
+
+// Values in [-1, 1) that are exact in bf16, so that only sums round.
+float ValueAt(int64_t index) {
+  const uint64_t mixed = (static_cast<uint64_t>(index) + 1) * 0x9E3779B97F4A7C15U;
+  return static_cast<float>(static_cast<int64_t>(mixed >> 57) - 64) / 64.0F;
+}
+
+// A matrix as it lies in memory: rows padded to `leading`, the padding poisoned.
+struct Stored {
+  Stored(DType dtype, int64_t rows, int64_t columns, int64_t leading, int64_t salt)
+      : tensor(Tensor::Empty(dtype, {rows, leading})), row_length(leading) {
+    for (int64_t row = 0; row < rows; ++row) {
+      for (int64_t column = 0; column < leading; ++column) {
+        Set(row, column, column < columns ? ValueAt(salt + row * columns + column) : NAN);
+      }
+    }
+  }
+  void Set(int64_t row, int64_t column, float value) {
+    const int64_t at = row * row_length + column;
+    if (tensor.dtype() == DType::kBF16) {
+      tensor.As<BF16>()[at] = ToBF16(value);
+    } else {
+      tensor.As<float>()[at] = value;
+    }
+  }
+  float Get(int64_t row, int64_t column) const {
+    const int64_t at = row * row_length + column;
+    return tensor.dtype() == DType::kBF16 ? ToFloat(tensor.As<BF16>()[at]) : tensor.As<float>()[at];
+  }
+  Tensor tensor;
+  int64_t row_length;
+};
+
+struct Case {
+  int64_t m, n, k;
+  bool transpose_a = false;
+  bool transpose_b = false;
+  float beta = 0.0F;
+  DType factors = DType::kF32;
+  DType result = DType::kF32;
+  int64_t padding = 0;  // Added to every leading dimension.
+
+  friend std::ostream& operator<<(std::ostream& stream, const Case& c) {
+    return stream << c.m << "x" << c.n << "x" << c.k << (c.transpose_a ? " A^T" : "")
+                  << (c.transpose_b ? " B^T" : "") << " beta " << c.beta << " " << Name(c.factors) << "->"
+                  << Name(c.result) << " padding " << c.padding;
+  }
+};
+
+template <typename Multiply>
+void ExpectMatchesPlainLoops(const Case& c, const Multiply& multiply) {
+  const int64_t a_rows = c.transpose_a ? c.k : c.m;
+  const int64_t a_columns = c.transpose_a ? c.m : c.k;
+  const int64_t b_rows = c.transpose_b ? c.n : c.k;
+  const int64_t b_columns = c.transpose_b ? c.k : c.n;
+  const Stored a(c.factors, a_rows, a_columns, a_columns + c.padding, 1);
+  const Stored b(c.factors, b_rows, b_columns, b_columns + c.padding, 1000003);
+  Stored result(c.result, c.m, c.n, c.n + c.padding, 2000003);
+  const Stored old(c.result, c.m, c.n, c.n + c.padding, 2000003);
+  if (c.beta == 0.0F) {  // The old contents must not matter.
+    for (int64_t i = 0; i < c.m; ++i) {
+      for (int64_t j = 0; j < c.n; ++j) result.Set(i, j, NAN);
+    }
+  }
+  multiply(Product{c.m,
+                   c.n,
+                   c.k,
+                   c.factors,
+                   {a.tensor.view().data, a.row_length, c.transpose_a},
+                   {b.tensor.view().data, b.row_length, c.transpose_b},
+                   c.beta,
+                   c.result,
+                   result.tensor.view().data,
+                   result.row_length});
+  const double half_ulp = c.result == DType::kBF16 ? 0x1p-8 : 0x1p-24;
+  for (int64_t i = 0; i < c.m; ++i) {
+    for (int64_t j = 0; j < c.n; ++j) {
+      double sum = c.beta == 0.0F ? 0.0 : c.beta * static_cast<double>(old.Get(i, j));
+      double magnitude = std::abs(sum);
+      for (int64_t p = 0; p < c.k; ++p) {
+        const double term = static_cast<double>(c.transpose_a ? a.Get(p, i) : a.Get(i, p)) *
+                            static_cast<double>(c.transpose_b ? b.Get(j, p) : b.Get(p, j));
+        sum += term;
+        magnitude += std::abs(term);
+      }
+      const double tolerance = half_ulp * std::abs(sum) + 0x1p-24 * static_cast<double>(c.k + 2) * magnitude;
+      ASSERT_NEAR(result.Get(i, j), sum, tolerance) << c << " at " << i << ", " << j;
+    }
+    for (int64_t j = c.n; j < result.row_length; ++j) {
+      ASSERT_TRUE(std::isnan(result.Get(i, j))) << c << " wrote past row " << i;
+    }
+  }
+}
+
+void CallMatmul(const Product& p) {
+  Matmul(p.m, p.n, p.k, p.factor_dtype, p.a, p.b, p.beta, p.c_dtype, p.c, p.c_leading);
+}
+
+std::vector<Case> Sweep(std::initializer_list<int64_t> sizes) {
+  std::vector<Case> cases;
+  for (const int64_t m : sizes) {
+    for (const int64_t n : sizes) {
+      for (const int64_t k : sizes) {
+        for (int bits = 0; bits < 8; ++bits) {
+          const float beta = (bits & 4) == 0 ? 0.0F : 1.0F;
+          cases.push_back({m, n, k, (bits & 1) != 0, (bits & 2) != 0, beta});
+        }
+      }
+    }
+  }
+  return cases;
+}
+
+TEST(Matmul, MatchesPlainLoopsForEverySizeAndTranspose) {
+  for (const Case& c : Sweep({0, 1, 2, 17, 60})) ExpectMatchesPlainLoops(c, CallMatmul);
+}
+
+TEST(Matmul, MatchesPlainLoopsForEveryDtype) {
+  for (Case c : Sweep({1, 31, 64})) {
+    for (const DType factors : {DType::kF32, DType::kBF16}) {
+      for (const DType result : {DType::kF32, DType::kBF16}) {
+        c.factors = factors;
+        c.result = result;
+        ExpectMatchesPlainLoops(c, CallMatmul);
+      }
+    }
+  }
+}
+
+TEST(Matmul, KeepsToItsRowsWhenTheyArePadded) {
+  for (Case c : Sweep({3, 33})) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      c.factors = c.result = dtype;
+      c.padding = 7;
+      ExpectMatchesPlainLoops(c, CallMatmul);
+    }
+  }
+}
+
+TEST(Matmul, ScalesTheOldResultByBeta) {
+  for (const float beta : {0.5F, -2.0F}) {
+    ExpectMatchesPlainLoops({.m = 5, .n = 9, .k = 13, .beta = beta}, CallMatmul);
+    ExpectMatchesPlainLoops({.m = 5, .n = 9, .k = 0, .beta = beta}, CallMatmul);
+  }
+}
+
+TEST(Matmul, MatchesPlainLoopsForDeepSums) {
+  ExpectMatchesPlainLoops({.m = 5, .n = 7, .k = 9001}, CallMatmul);
+  ExpectMatchesPlainLoops({.m = 5, .n = 7, .k = 9001, .transpose_a = true, .beta = 1.0F}, CallMatmul);
+}
+
+TEST(Matmul, MatchesPlainLoopsOnSeveralThreads) {
+  const int threads = ThreadCount();
+  SetThreadCount(3);
+  ExpectMatchesPlainLoops({.m = 131, .n = 67, .k = 45}, CallMatmul);
+  ExpectMatchesPlainLoops({.m = 131, .n = 67, .k = 45, .transpose_a = true, .transpose_b = true}, CallMatmul);
+  SetThreadCount(threads);
+}
+
+TEST(EigenBackend, MatchesPlainLoopsForEverySizeAndTranspose) {
+  for (const Case& c : Sweep({1, 2, 17, 60})) ExpectMatchesPlainLoops(c, matmul_eigen::Multiply);
+}
+
+// Runs one product on copies of its operands that start `offset` elements behind a 64-byte boundary.
+std::vector<float> ResultAtOffset(int64_t m, int64_t n, int64_t k, int64_t offset) {
+  const auto place = [offset](int64_t elements, int64_t salt) {
+    Tensor tensor = Tensor::Empty(DType::kF32, {elements + offset});
+    for (int64_t i = 0; i < elements; ++i) {
+      tensor.As<float>()[offset + i] = std::sin(static_cast<float>(i + salt));
+    }
+    return tensor;
+  };
+  const Tensor a = place(m * k, 0);
+  const Tensor b = place(n * k, 7);
+  const Tensor c = place(m * n, 0);
+  Matmul(m, n, k, {a.As<float>() + offset, k}, {b.As<float>() + offset, k, true}, 0.0F,
+         c.As<float>() + offset, n);
+  return {c.As<float>() + offset, c.As<float>() + offset + m * n};
+}
+
+TEST(Matmul, GivesTheSameBitsAtEveryAlignment) {
+  for (const auto& [m, n, k] : {std::array<int64_t, 3>{64, 96, 100}, {33, 131, 60}, {7, 5, 9000}}) {
+    const std::vector<float> aligned = ResultAtOffset(m, n, k, 0);
+    for (const int64_t offset : {1, 4, 16, 31}) EXPECT_EQ(ResultAtOffset(m, n, k, offset), aligned) << offset;
+  }
+}
+
+TEST(Matmul, GivesTheSameBitsOnThreadsThatRunAtOnce) {
+  const std::vector<float> alone = ResultAtOffset(96, 80, 300, 0);
+  std::vector<std::vector<float>> results(4);
+  std::vector<std::thread> callers;
+  const int threads = ThreadCount();
+  for (auto& result : results) {
+    callers.emplace_back([&result, threads] {
+      SetThreadCount(threads);
+      for (int repeat = 0; repeat < 20; ++repeat) result = ResultAtOffset(96, 80, 300, 0);
+    });
+  }
+  for (std::thread& caller : callers) caller.join();
+  for (const auto& result : results) EXPECT_EQ(result, alone);
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,162 @@
+#include "weft/nn/module.h"
+
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace weft {
+namespace {
+
+using ::testing::ElementsAre;
+
+Tensor Scalar(float value) {
+  Tensor tensor = Tensor::Empty(DType::kF32, {});
+  *tensor.As<float>() = value;
+  return tensor;
+}
+
+// y = x + addend; its gradient passes through. Saves its input, so that what is taken back can be seen.
+class Shift : public Module {
+ public:
+  Shift(std::string name, float addend) : Module(std::move(name)), addend_(addend) {
+    weight = AddParameter("weight", {2, 3}, {});
+  }
+  Parameter* weight;
+  std::vector<float> taken;
+
+ protected:
+  absl::StatusOr<Tensors> ForwardImpl(Invocation& invocation, const Tensors& inputs) override {
+    if (invocation.gradients()) invocation.Save(this, {inputs[0]});
+    return Tensors{Scalar(*inputs[0].As<float>() + addend_)};
+  }
+  absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& output_gradients) override {
+    taken.push_back(*invocation.TakeSaved(this)[0].As<float>());
+    return output_gradients;
+  }
+
+ private:
+  float addend_;
+};
+
+class Pair : public Module {
+ public:
+  explicit Pair(const std::string& name) : Module(name) {
+    first = AddChild(std::make_unique<Shift>(absl::StrCat(name, ".first"), 1.0F));
+    second = AddChild(std::make_unique<Shift>(absl::StrCat(name, ".second"), 10.0F));
+    ShareParameter(first->parameters()[0]);
+  }
+  Shift* first;
+  Shift* second;
+
+ protected:
+  absl::StatusOr<Tensors> ForwardImpl(Invocation& invocation, const Tensors& inputs) override {
+    WEFT_ASSIGN_OR_RETURN(const Tensors hidden, first->Forward(invocation, inputs));
+    return second->Forward(invocation, hidden);
+  }
+  absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& output_gradients) override {
+    WEFT_ASSIGN_OR_RETURN(const Tensors hidden, second->Backward(invocation, output_gradients));
+    return first->Backward(invocation, hidden);
+  }
+};
+
+TEST(Module, NamesParametersByTheirPath) {
+  Pair pair("model.layers.0");
+  EXPECT_EQ(pair.second->weight->name, "model.layers.0.second.weight");
+  EXPECT_EQ(Shift("", 0.0F).weight->name, "weight");
+}
+
+TEST(Module, ListsATiedParameterOnceWhereItIsFirstMet) {
+  Pair pair("pair");
+  std::vector<std::string> names;
+  for (const auto& parameter : pair.AllParameters()) names.push_back(parameter->name);
+  EXPECT_THAT(names, ElementsAre("pair.first.weight", "pair.second.weight"));
+  EXPECT_EQ(pair.parameters()[0].get(), pair.first->weight);
+}
+
+TEST(Module, ListsDescendantsParentsFirst) {
+  Pair pair("pair");
+  EXPECT_THAT(pair.Descendants(), ElementsAre(&pair, pair.first, pair.second));
+}
+
+TEST(Module, RunsHooksInOrderAndLetsThemReplaceTensors) {
+  Shift shift("shift", 1.0F);
+  const auto append_digit = [](float digit) {
+    return [digit](Module&, Invocation&, Tensors& tensors) {
+      tensors[0] = Scalar(*tensors[0].As<float>() * 10.0F + digit);
+      return absl::OkStatus();
+    };
+  };
+  shift.AddForwardPreHook(append_digit(2.0F));
+  shift.AddForwardPreHook(append_digit(3.0F));
+  shift.AddForwardPostHook(append_digit(5.0F));
+  shift.AddBackwardPreHook(append_digit(7.0F));
+  shift.AddBackwardPostHook(append_digit(8.0F));
+  Invocation invocation;
+  const auto outputs = shift.Forward(invocation, {Scalar(1.0F)});
+  ASSERT_TRUE(outputs.ok());
+  EXPECT_EQ(*(*outputs)[0].As<float>(), 1245.0F);  // 1 -> 12 -> 123 -> +1 -> 124 -> 1245
+  const auto gradients = shift.Backward(invocation, {Scalar(1.0F)});
+  ASSERT_TRUE(gradients.ok());
+  EXPECT_EQ(*(*gradients)[0].As<float>(), 178.0F);
+}
+
+TEST(Module, ForgetsARemovedHook) {
+  Shift shift("shift", 0.0F);
+  int calls = 0;
+  const auto count = [&calls](Module&, Invocation&, Tensors&) {
+    ++calls;
+    return absl::OkStatus();
+  };
+  const Module::HookId removed = shift.AddForwardPreHook(count);
+  shift.AddForwardPostHook(count);
+  shift.RemoveHook(removed);
+  Invocation invocation;
+  ASSERT_TRUE(shift.Forward(invocation, {Scalar(0.0F)}).ok());
+  EXPECT_EQ(calls, 1);
+}
+
+TEST(Module, StopsAtAHookThatFails) {
+  Shift shift("shift", 0.0F);
+  shift.AddForwardPreHook([](Module& module, Invocation&, Tensors&) {
+    return absl::UnavailableError(absl::StrCat("no weights for ", module.name()));
+  });
+  Invocation invocation;
+  const auto outputs = shift.Forward(invocation, {Scalar(0.0F)});
+  EXPECT_EQ(outputs.status(), absl::UnavailableError("no weights for shift"));
+  EXPECT_TRUE(invocation.empty());
+}
+
+TEST(Invocation, GivesSavesBackInReverseOrderOfTheCalls) {
+  Shift shift("shift", 0.0F);
+  Invocation invocation;
+  ASSERT_TRUE(shift.Forward(invocation, {Scalar(1.0F)}).ok());
+  ASSERT_TRUE(shift.Forward(invocation, {Scalar(2.0F)}).ok());
+  EXPECT_FALSE(invocation.empty());
+  ASSERT_TRUE(shift.Backward(invocation, {Scalar(0.0F)}).ok());
+  ASSERT_TRUE(shift.Backward(invocation, {Scalar(0.0F)}).ok());
+  EXPECT_THAT(shift.taken, ElementsAre(2.0F, 1.0F));
+  EXPECT_TRUE(invocation.empty());
+}
+
+TEST(Invocation, KeepsSeveralPassesApart) {
+  Pair pair("pair");
+  Invocation one;
+  Invocation two;
+  ASSERT_TRUE(pair.Forward(one, {Scalar(1.0F)}).ok());
+  ASSERT_TRUE(pair.Forward(two, {Scalar(2.0F)}).ok());
+  ASSERT_TRUE(pair.Backward(one, {Scalar(0.0F)}).ok());
+  ASSERT_TRUE(pair.Backward(two, {Scalar(0.0F)}).ok());
+  EXPECT_THAT(pair.first->taken, ElementsAre(1.0F, 2.0F));
+}
+
+TEST(Invocation, SavesNothingWithoutGradients) {
+  Pair pair("pair");
+  Invocation invocation(/*gradients=*/false);
+  ASSERT_TRUE(pair.Forward(invocation, {Scalar(1.0F)}).ok());
+  EXPECT_TRUE(invocation.empty());
+}
+
+}  // namespace
+}  // namespace weft
