@@ -1,4 +1,5 @@
-// Initial values by a counter-based generator: element i of a parameter depends on (seed, parameter name, i) alone.
+// Initial values by a counter-based generator: element i of a parameter depends on (seed, parameter name, i)
+// alone.
 #pragma once
 
 #include <cstdint>

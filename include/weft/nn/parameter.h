@@ -1,5 +1,5 @@
-// A trainable tensor of a module: a name, a shape and two views, data and gradient, which whoever owns the memory sets
-// and rebases (the sharding engine, or MaterializeParameters for a model on one rank).
+// A trainable tensor of a module: a name, a shape and two views, data and gradient, which whoever owns the
+// memory sets and rebases (the sharding engine, or MaterializeParameters for a model on one rank).
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,11 @@
 
 namespace weft {
 
-// How a parameter starts. Values come from a counter-based generator keyed by (seed, name, element index), so that any
-// range can be made alone and the result does not depend on the mesh.
+// How a parameter starts. Values come from a counter-based generator keyed by (seed, name, element index), so
+// that any range can be made alone and the result does not depend on the mesh.
 struct Initializer {
   enum class Kind : uint8_t { kConstant, kNormal } kind = Kind::kNormal;
-  float mean = 0.0F;    // Also the value of kConstant.
+  float mean = 0.0F;  // Also the value of kConstant.
   float stddev = 0.02F;
 };
 
@@ -25,8 +25,8 @@ struct Parameter {
 
   TensorView data;  // Undefined (null) while sharded. Dtype: the compute dtype.
   TensorView grad;  // Undefined unless gradients are being collected. f32 or bf16, independently of data.
-  // Whether `grad` holds a sum already. The first product of a period writes (beta 0), the next ones add (beta 1), so
-  // that nothing is zero-filled. Whoever hands out `grad` clears it.
+  // Whether `grad` holds a sum already. The first product of a period writes (beta 0), the next ones add
+  // (beta 1), so that nothing is zero-filled. Whoever hands out `grad` clears it.
   bool grad_written = false;
 
   int64_t elements() const { return ElementCount(shape); }
