@@ -11,14 +11,22 @@ if ! command -v clang-format-14 >/dev/null; then
   exit 77
 fi
 
-case "${1:-}" in
-  "") how=(-i) ;;
-  --check) how=(--dry-run --Werror) ;;
-  *) echo "format: unknown option '$1'; the only one is --check" >&2; exit 2 ;;
-esac
-
 folders=()
 for folder in include src sharding context_parallel tests bench examples; do
   [[ -d $folder ]] && folders+=("$folder")
 done
-find "${folders[@]}" \( -name '*.h' -o -name '*.cc' -o -name '*.inc' \) -print0 | xargs -0 -r clang-format-14 "${how[@]}"
+mapfile -d '' files < <(find "${folders[@]}" \( -name '*.h' -o -name '*.cc' -o -name '*.inc' \) -print0)
+
+check() {
+  local file failed=0
+  for file in "${files[@]}"; do
+    cmp -s "$file" <(clang-format-14 "$file") || { echo "not formatted: $file (run tools/format.sh)"; failed=1; }
+  done
+  return "$failed"
+}
+
+case "${1:-}" in
+  "") clang-format-14 -i "${files[@]}" ;;
+  --check) check ;;
+  *) echo "format: unknown option '$1'; the only one is --check" >&2; exit 2 ;;
+esac

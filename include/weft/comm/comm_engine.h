@@ -1,14 +1,15 @@
 // The one asynchronous engine that moves weights, gradients and sequences between ranks.
 //
-// Collectives are submitted to lanes and progress by themselves on a progress thread; a thread that waits helps.
-// Within a lane the order of submission is the order of execution, and must be the same on all ranks of its group.
-// Between lanes there is no order but priority and `after`.
+// Collectives are submitted to lanes and progress by themselves on a progress thread; a thread that waits
+// helps. Within a lane the order of submission is the order of execution, and must be the same on all ranks
+// of its group. Between lanes there is no order but priority and `after`.
 //
-// Buffers that lie in the engine's NodeHeap are read by peers in place; others are staged through it, and the staging
-// is counted in copied_bytes. See docs/engine.md for the protocol.
+// Buffers that lie in the engine's NodeHeap are read by peers in place; others are staged through it, and the
+// staging is counted in copied_bytes. See docs/engine.md for the protocol.
 //
 // Thread safety: AddLane, Submit-like members and Reset… are called from one thread; statistics from any.
-// Collective: Create, AddLane and ResetAfterError (all ranks of the bootstrap, in the same order); every collective by
+// Collective: Create, AddLane and ResetAfterError (all ranks of the bootstrap, in the same order); every
+// collective by
 //   all ranks of its lane's group, in the same order.
 // Lifetime: bootstrap and heap must outlive the engine, the engine its Works.
 #pragma once
@@ -36,13 +37,14 @@ struct EngineOptions {
   absl::Duration timeout = absl::Seconds(600);  // Of every Wait that is not given a deadline.
   int64_t slice_bytes = 128 * 1024;             // What is sent between nodes at once.
   int64_t lane_window_bytes = 512 * 1024;       // Most that one lane may have under way towards a rank.
-  int64_t yield_window_bytes = 256 * 1024;      // The same for all lower lanes together while a higher one has work.
-  int64_t piece_bytes = 256 * 1024;             // Most that is moved within a node between two looks at priorities.
+  int64_t yield_window_bytes =
+      256 * 1024;                    // The same for all lower lanes together while a higher one has work.
+  int64_t piece_bytes = 256 * 1024;  // Most that is moved within a node between two looks at priorities.
   int recorder_entries = 512;
-  // On: past the timeout of an operation a thread that makes no MPI call writes the flight recorder and ends the
-  // process with _exit(86). Off for ranks that are threads of one process.
+  // On: past the timeout of an operation a thread that makes no MPI call writes the flight recorder and ends
+  // the process with _exit(86). Off for ranks that are threads of one process.
   bool watchdog = false;
-  std::string recorder_path;                    // JSON file of the watchdog; empty: standard error.
+  std::string recorder_path;  // JSON file of the watchdog; empty: standard error.
 };
 
 // Bytes and times since the engine was made (monotonic; take differences).
@@ -66,29 +68,34 @@ class CommEngine {
   // Waits for what is under way (to the timeout), then stops the threads.
   ~CommEngine();
 
-  // Adds the lane of this rank's own group; the others add theirs at the same place of the order. The name of the lane
-  // is "<group name>/<purpose>". Errors: kInvalidArgument (rank not in the group), kResourceExhausted (too many lanes).
+  // Adds the lane of this rank's own group; the others add theirs at the same place of the order. The name of
+  // the lane is "<group name>/<purpose>". Errors: kInvalidArgument (rank not in the group),
+  // kResourceExhausted (too many lanes).
   absl::StatusOr<LaneId> AddLane(const ProcessGroup& group, LanePurpose purpose);
   const ProcessGroup& group(LaneId lane) const;
 
-  // In all of these: `counts` are elements for each group rank, or empty for equal parts (then the total must divide);
-  // parts lie end to end in rank order. `after`: this starts when that earlier Work is *ready*. Invalid arguments give
-  // a Work that has failed; nothing is ever sent for it, and the lane is unusable until ResetAfterError.
+  // In all of these: `counts` are elements for each group rank, or empty for equal parts (then the total must
+  // divide); parts lie end to end in rank order. `after`: this starts when that earlier Work is *ready*.
+  // Invalid arguments give a Work that has failed; nothing is ever sent for it, and the lane is unusable
+  // until ResetAfterError.
 
   // output = every rank's input, end to end. In place: input == output + this rank's offset.
   Work AllGather(LaneId lane, const void* input, void* output, DType dtype, int64_t total_count,
                  absl::Span<const int64_t> counts = {}, OpOptions options = {}, const Work* after = nullptr);
 
   // output = this rank's part of the reduction of all inputs. In place: output == input + this rank's offset.
-  Work ReduceScatter(LaneId lane, const void* input, void* output, DType dtype, int64_t total_count, ReduceOp op,
-                     absl::Span<const int64_t> counts = {}, OpOptions options = {}, const Work* after = nullptr);
+  Work ReduceScatter(LaneId lane, const void* input, void* output, DType dtype, int64_t total_count,
+                     ReduceOp op, absl::Span<const int64_t> counts = {}, OpOptions options = {},
+                     const Work* after = nullptr);
 
-  // output = the reduction of all inputs. In place: input == output. The reduction order is that of ReduceScatter.
+  // output = the reduction of all inputs. In place: input == output. The reduction order is that of
+  // ReduceScatter.
   Work AllReduce(LaneId lane, const void* input, void* output, DType dtype, int64_t count, ReduceOp op,
                  OpOptions options = {}, const Work* after = nullptr);
 
   // Part j of the input goes to rank j; part i of the output comes from rank i. Each list has a
-  // count for every rank; a receive count must equal that peer's send count. Input and output must not overlap.
+  // count for every rank; a receive count must equal that peer's send count. Input and output must not
+  // overlap.
   Work AllToAll(LaneId lane, const void* input, absl::Span<const int64_t> send_counts, void* output,
                 absl::Span<const int64_t> receive_counts, DType dtype, OpOptions options = {},
                 const Work* after = nullptr);
@@ -110,7 +117,8 @@ class CommEngine {
 
   EngineCounters counters() const;
   size_t scratch_peak_bytes() const;
-  // The flight recorder: the last operations with lane, sequence, kind, bytes, dtype, state and times, as JSON.
+  // The flight recorder: the last operations with lane, sequence, kind, bytes, dtype, state and times, as
+  // JSON.
   std::string RecorderJson() const;
 
   Bootstrap& bootstrap() const;

@@ -13,11 +13,12 @@ enum class OpKind : uint8_t { kAllGather, kReduceScatter, kAllReduce, kAllToAll,
 // kAverage divides the fp32 sum by the group's size before the one rounding; not for integers.
 enum class ReduceOp : uint8_t { kSum, kAverage, kMax };
 
-// Who goes first when several operations could move data. Waiting on a Work raises it, and all before it on its lane,
-// to kCritical.
+// Who goes first when several operations could move data. Waiting on a Work raises it, and all before it on
+// its lane, to kCritical.
 enum class Priority : uint8_t { kCritical, kPrefetch, kReduce, kBulk };
 
-// What a lane is for. Collectives of different purposes never share a lane, so that none waits behind another.
+// What a lane is for. Collectives of different purposes never share a lane, so that none waits behind
+// another.
 enum class LanePurpose : uint8_t { kAllGather, kReduceScatter, kAllReduce, kContext, kControl };
 
 std::string_view Name(OpKind kind);
@@ -33,8 +34,9 @@ struct LaneId {
 // What may be said of any collective beside its data.
 struct OpOptions {
   Priority priority = Priority::kBulk;
-  // Hash of what the collective is for (group, bucket, step, microbatch, …). Ranks whose identities differ at the same
-  // place of a lane are told so, instead of adding up things that do not belong together. 0 is an identity like any.
+  // Hash of what the collective is for (group, bucket, step, microbatch, …). Ranks whose identities differ at
+  // the same place of a lane are told so, instead of adding up things that do not belong together. 0 is an
+  // identity like any.
   uint64_t identity = 0;
   // For messages and traces: "layers.3", "grad_norm".
   std::string label;

@@ -1,9 +1,11 @@
-// One rank's part of an asynchronous collective. It has two events: *ready*, when its outputs are valid here, and
-// *released*, when in addition no peer reads its inputs or outputs through this operation any more.
+// One rank's part of an asynchronous collective. It has two events: *ready*, when its outputs are valid here,
+// and *released*, when in addition no peer reads its inputs or outputs through this operation any more.
 //
 // Thread safety: a Work belongs to the thread that submitted it.
-// Lifetime: the buffers named at submission must stay until *released*. Destroying an unfinished Work waits for that
-//   (to the engine's deadline); destroying a failed one never blocks: the engine keeps its record in quarantine.
+// Lifetime: the buffers named at submission must stay until *released*. Destroying an unfinished Work waits
+// for that
+//   (to the engine's deadline); destroying a failed one never blocks: the engine keeps its record in
+//   quarantine.
 #pragma once
 
 #include <memory>
@@ -28,9 +30,9 @@ class [[nodiscard]] Work {
   // False for a default-constructed or moved-from Work, on which only destruction and assignment make sense.
   bool valid() const { return record_ != nullptr; }
 
-  // Blocks until *ready*, and helps to move data meanwhile. The deadline defaults to the engine's; it is never
-  // infinite. Waiting again is harmless.
-  // Errors: kDeadlineExceeded (names the lane, the operation, its sequence and the ranks that have not arrived);
+  // Blocks until *ready*, and helps to move data meanwhile. The deadline defaults to the engine's; it is
+  // never infinite. Waiting again is harmless. Errors: kDeadlineExceeded (names the lane, the operation, its
+  // sequence and the ranks that have not arrived);
   //         kFailedPrecondition (a peer submitted something else: both operations are in the message);
   //         kAborted (the engine failed earlier, or a peer did: the cause is in the message).
   absl::Status Wait(std::optional<absl::Time> deadline = std::nullopt);
