@@ -1,0 +1,81 @@
+#include "bench/mpi_baseline.h"
+
+#include <mpi.h>
+
+namespace weft::bench {
+
+class MpiBaseline::Impl {
+ public:
+  Impl() {
+    MPI_Comm_dup(MPI_COMM_WORLD, &comm_);
+    MPI_Comm_set_errhandler(comm_, MPI_ERRORS_ARE_FATAL);
+  }
+  ~Impl() { MPI_Comm_free(&comm_); }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  MPI_Comm comm() const { return comm_; }
+
+  template <typename Start>
+  static void StartAndWait(Start start) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    start(&request);
+    MPI_Wait(&request, MPI_STATUS_IGNORE);
+  }
+
+ private:
+  MPI_Comm comm_ = MPI_COMM_NULL;
+};
+
+MpiBaseline::MpiBaseline() : impl_(std::make_unique<Impl>()) {}
+MpiBaseline::~MpiBaseline() = default;
+
+void MpiBaseline::AllGather(Style style, const float* input, float* output, int64_t part) {
+  const int n = static_cast<int>(part);
+  if (style == Style::kBlocking) {
+    MPI_Allgather(input, n, MPI_FLOAT, output, n, MPI_FLOAT, impl_->comm());
+    return;
+  }
+  Impl::StartAndWait([&](MPI_Request* request) {
+    MPI_Iallgather(input, n, MPI_FLOAT, output, n, MPI_FLOAT, impl_->comm(), request);
+  });
+}
+
+void MpiBaseline::ReduceScatter(Style style, const float* input, float* output, int64_t part) {
+  const int n = static_cast<int>(part);
+  if (style == Style::kBlocking) {
+    MPI_Reduce_scatter_block(input, output, n, MPI_FLOAT, MPI_SUM, impl_->comm());
+    return;
+  }
+  Impl::StartAndWait([&](MPI_Request* request) {
+    MPI_Ireduce_scatter_block(input, output, n, MPI_FLOAT, MPI_SUM, impl_->comm(), request);
+  });
+}
+
+void MpiBaseline::AllReduce(Style style, const float* input, float* output, int64_t count) {
+  const int n = static_cast<int>(count);
+  if (style == Style::kBlocking) {
+    MPI_Allreduce(input, output, n, MPI_FLOAT, MPI_SUM, impl_->comm());
+    return;
+  }
+  Impl::StartAndWait([&](MPI_Request* request) {
+    MPI_Iallreduce(input, output, n, MPI_FLOAT, MPI_SUM, impl_->comm(), request);
+  });
+}
+
+void MpiBaseline::Barrier() { MPI_Barrier(impl_->comm()); }
+
+double MpiBaseline::Slowest(double seconds) {
+  double slowest = 0;
+  MPI_Allreduce(&seconds, &slowest, 1, MPI_DOUBLE, MPI_MAX, impl_->comm());
+  return slowest;
+}
+
+bool MpiBaseline::TrueEverywhere(bool value) {
+  int mine = value ? 1 : 0;
+  int all = 0;
+  MPI_Allreduce(&mine, &all, 1, MPI_INT, MPI_MIN, impl_->comm());
+  return all == 1;
+}
+
+}  // namespace weft::bench
