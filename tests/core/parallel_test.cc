@@ -69,6 +69,18 @@ TEST(ParallelFor, RunsInsideAnother) {
   EXPECT_EQ(sum, 1600);
 }
 
+TEST(ParallelFor, LeavesOneThreadToRangesThatRunBesideOthers) {
+  const ThreadCountGuard guard;
+  SetThreadCount(2);
+  const int outside = ThreadCount();
+  std::atomic<bool> alone = true;
+  ParallelFor(2, 1, [&](int64_t begin, int64_t end) {
+    if (end - begin < 2 && ThreadCount() != 1) alone = false;
+  });
+  EXPECT_TRUE(alone);
+  EXPECT_EQ(ThreadCount(), outside);
+}
+
 TEST(ParallelFor, ServesSeveralCallersAtOnce) {
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < 4; ++rank) {

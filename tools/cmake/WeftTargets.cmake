@@ -22,7 +22,8 @@ add_custom_target(weft_thread_tests)
 
 # weft_test(<name> SOURCES ... LINK targets... [MPI_RANKS counts...] [TIMEOUT seconds] [LABELS labels...])
 # A GoogleTest program. Without MPI_RANKS it runs alone (its ranks are threads); with them, once under mpirun for
-# each count, and its main agrees on the verdict across ranks.
+# each count, and its main agrees on the verdict across ranks. A rank has one thread of its own unless the test says
+# otherwise: tests run beside each other.
 function(weft_test name)
   cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LINK;MPI_RANKS;LABELS" ${ARGN})
   if(NOT ARG_TIMEOUT)
@@ -39,7 +40,7 @@ function(weft_test name)
                COMMAND ${PROJECT_SOURCE_DIR}/tools/mpirun.sh -n ${ranks} $<TARGET_FILE:${name}>
                        --gtest_output=json:${results}/${name}.mpi${ranks}.json)
       set_tests_properties(${name}.mpi${ranks} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "mpi;${ARG_LABELS}" PROCESSORS 2
-                                                           ENVIRONMENT WEFT_TIMEOUT_S=60)
+                                                           ENVIRONMENT "WEFT_TIMEOUT_S=60;OMP_NUM_THREADS=1")
     endforeach()
   else()
     get_filename_component(folder ${CMAKE_CURRENT_SOURCE_DIR} NAME)
@@ -48,6 +49,6 @@ function(weft_test name)
       add_dependencies(weft_thread_tests ${name})
     endif()
     add_test(NAME ${name} COMMAND ${name} --gtest_output=json:${results}/${name}.json)
-    set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}")
+    set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}" ENVIRONMENT OMP_NUM_THREADS=1)
   endif()
 endfunction()

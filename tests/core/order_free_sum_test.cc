@@ -1,0 +1,127 @@
+#include "weft/core/order_free_sum.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <random>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "weft/core/parallel.h"
+
+namespace weft {
+namespace {
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// Values whose exponents differ by up to 2^20, of both signs.
+std::vector<float> MakeValues(size_t count, uint64_t seed, int exponent = 0) {
+  std::mt19937_64 random(seed);
+  std::vector<float> values(count);
+  for (float& value : values) {
+    value = static_cast<float>(std::ldexp(std::uniform_real_distribution<double>(-1.0, 1.0)(random),
+                                          exponent - static_cast<int>(random() % 20)));
+  }
+  return values;
+}
+
+void Add(SquareSum& total, const SquareSum& part) {
+  for (size_t limb = 0; limb < total.size(); ++limb) total[limb] += part[limb];
+}
+
+double NormInOnePiece(const std::vector<float>& values) {
+  const auto count = static_cast<int64_t>(values.size());
+  const float maximum = MaxMagnitude(values.data(), count);
+  return NormOf(SumSquares(values.data(), count, maximum), maximum);
+}
+
+// Cut at random places, the pieces as if each lay on a rank of its own.
+double NormInPieces(const std::vector<float>& values, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<int64_t> cuts = {0, static_cast<int64_t>(values.size())};
+  for (int i = 0; i < 9; ++i) cuts.push_back(static_cast<int64_t>(random() % (values.size() + 1)));
+  std::sort(cuts.begin(), cuts.end());
+  float maximum = 0.0F;
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+    maximum = std::max(maximum, MaxMagnitude(values.data() + cuts[i], cuts[i + 1] - cuts[i]));
+  }
+  SquareSum total = {};
+  for (size_t i = 0; i + 1 < cuts.size(); ++i) {
+    Add(total, SumSquares(values.data() + cuts[i], cuts[i + 1] - cuts[i], maximum));
+  }
+  return NormOf(total, maximum);
+}
+
+TEST(OrderFreeSum, GivesTheSameBitsForEveryPartitionAndOrder) {
+  for (const size_t count : {1, 2, 7, 1000, 70001}) {
+    std::vector<float> values = MakeValues(count, count);
+    const double norm = NormInOnePiece(values);
+    for (uint64_t seed = 0; seed < 5; ++seed) {
+      EXPECT_EQ(NormInPieces(values, seed), norm) << count;
+      std::shuffle(values.begin(), values.end(), std::mt19937_64(seed));
+      EXPECT_EQ(NormInOnePiece(values), norm) << count;
+    }
+  }
+}
+
+TEST(OrderFreeSum, GivesTheSameBitsOnAnyNumberOfThreads) {
+  const std::vector<float> values = MakeValues(300000, 1);
+  const int threads = ThreadCount();
+  SetThreadCount(1);
+  const double norm = NormInOnePiece(values);
+  SetThreadCount(4);
+  EXPECT_EQ(NormInOnePiece(values), norm);
+  SetThreadCount(threads);
+}
+
+TEST(OrderFreeSum, StaysWithinItsErrorBound) {
+  for (const int exponent : {-140, -120, -60, 0, 60, 127}) {
+    for (const size_t count : {1, 3, 1000, 100000}) {
+      const std::vector<float> values = MakeValues(count, count, exponent);
+      long double exact = 0.0L;
+      for (const float value : values) exact += static_cast<long double>(value) * value;
+      exact = std::sqrt(exact);
+      const auto bound = exact * (static_cast<long double>(count) * 0x1p-50L + 0x1p-52L);
+      EXPECT_NEAR(NormInOnePiece(values), exact, bound) << "2^" << exponent << ", " << count << " values";
+    }
+  }
+}
+
+TEST(OrderFreeSum, IsExactForEqualValues) {
+  EXPECT_EQ(NormInOnePiece(std::vector<float>(4096 * 16, 0.75F)), 0.75 * 256.0);
+  EXPECT_EQ(NormInOnePiece({-std::numeric_limits<float>::max()}), std::numeric_limits<float>::max());
+  EXPECT_EQ(NormInOnePiece({std::numeric_limits<float>::denorm_min()}),
+            std::numeric_limits<float>::denorm_min());
+}
+
+TEST(OrderFreeSum, IsZeroForNothingAndForZeros) {
+  EXPECT_EQ(NormInOnePiece({}), 0.0);
+  EXPECT_EQ(NormInOnePiece({0.0F, -0.0F}), 0.0);
+}
+
+TEST(OrderFreeSum, CarriesOverTheSumsOfManyRanks) {
+  // The largest square there is, on 2^20 ranks at once: limbs may exceed their 40 bits without overflow.
+  const std::vector<float> values(5000, std::nextafter(2.0F, 0.0F));
+  const SquareSum one = SumSquares(values.data(), 5000, values[0]);
+  SquareSum total;
+  for (size_t limb = 0; limb < total.size(); ++limb) total[limb] = one[limb] << 20;
+  EXPECT_NEAR(NormOf(total, values[0]), values[0] * std::sqrt(5000.0 * 0x1p20), 1e-8);
+}
+
+TEST(MaxMagnitude, IsInfiniteIfAnythingIsNotFinite) {
+  for (const float bad : {kInfinity, -kInfinity, std::nanf(""), -std::nanf("")}) {
+    std::vector<float> values = MakeValues(100, 3);
+    values[57] = bad;
+    EXPECT_EQ(MaxMagnitude(values.data(), 100), kInfinity);
+  }
+  EXPECT_EQ(NormOf({}, kInfinity), std::numeric_limits<double>::infinity());
+}
+
+TEST(MaxMagnitude, IgnoresTheSign) {
+  const float values[] = {1.0F, -3.5F, 2.0F};
+  EXPECT_EQ(MaxMagnitude(values, 3), 3.5F);
+}
+
+}  // namespace
+}  // namespace weft

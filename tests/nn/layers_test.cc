@@ -1,0 +1,222 @@
+// Every layer against plain loops in double, and against their central differences.
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/nn/gradient_check.h"
+#include "tests/nn/oracles.h"
+#include "tests/support/status_matchers.h"
+#include "weft/nn/embedding.h"
+#include "weft/nn/linear.h"
+#include "weft/nn/lm_head_loss.h"
+#include "weft/nn/materialize.h"
+#include "weft/nn/rms_norm.h"
+#include "weft/nn/swiglu.h"
+
+namespace weft {
+namespace {
+
+using ::testing::HasSubstr;
+using ::weft::testing::StatusIs;
+using Values = std::vector<Doubles>;
+
+// bf16 keeps 8 bits: a layer rounds its result, and perhaps one value on the way.
+const std::vector<GradientCheckOptions> kDtypes = {
+    {},
+    {.grad_dtype = DType::kBF16, .tolerance = 0x1p-7},
+    {.dtype = DType::kBF16, .tolerance = 0x1p-6},
+    {.dtype = DType::kBF16, .grad_dtype = DType::kBF16, .tolerance = 0x1p-6},
+};
+
+TEST(Linear, HasTheGradientsOfItsDifferences) {
+  for (const GradientCheckOptions& options : kDtypes) {
+    for (const int64_t tokens : {1, 6}) {
+      Linear linear("linear", 5, 7);
+      CheckGradients(
+          linear, {TestTensor(options.dtype, {tokens, 5}, 1)},
+          [](const Values& v) -> Values { return {oracle::Linear(v[0], v[1], 5, 7)}; }, options);
+    }
+  }
+}
+
+TEST(Linear, SumsTheInputGradientsOfItsWeights) {
+  for (const GradientCheckOptions& options : kDtypes) {
+    Linear linear("attention", 6, {{"q.weight", 8}, {"k.weight", 2}, {"v.weight", 3}});
+    CheckGradients(
+        linear, {TestTensor(options.dtype, {2, 3, 6}, 1)},
+        [](const Values& v) -> Values {
+          return {oracle::Linear(v[0], v[1], 6, 8), oracle::Linear(v[0], v[2], 6, 2),
+                  oracle::Linear(v[0], v[3], 6, 3)};
+        },
+        options);
+  }
+}
+
+TEST(Linear, NamesEachWeight) {
+  Linear one("mlp.down_proj", 2, 3);
+  EXPECT_EQ(one.parameters()[0]->name, "mlp.down_proj.weight");
+  Linear two("mlp", 2, {{"gate_proj.weight", 3}, {"up_proj.weight", 3}});
+  EXPECT_EQ(two.parameters()[1]->name, "mlp.up_proj.weight");
+}
+
+TEST(Linear, TakesNoTokensAtAll) {
+  Linear linear("linear", 4, 3);
+  const MaterializedParameters memory(linear, 0, DType::kF32, DType::kF32);
+  Invocation invocation;
+  ASSERT_OK_AND_ASSIGN(const Tensors y, linear.Forward(invocation, {Tensor::Empty(DType::kF32, {0, 4})}));
+  EXPECT_EQ(y[0].shape(), (Shape{0, 3}));
+  ASSERT_OK(linear.Backward(invocation, y).status());
+  for (int64_t i = 0; i < 12; ++i) EXPECT_EQ(linear.parameters()[0]->grad.As<float>()[i], 0.0F);
+}
+
+TEST(RmsNorm, HasTheGradientsOfItsDifferences) {
+  for (const GradientCheckOptions& options : kDtypes) {
+    // Dims around the width of vector lanes; tokens around the parts that the weight's gradient is summed in.
+    // A large eps, as the gradient of a normalised single value is next to nothing otherwise.
+    for (const auto& [tokens, dim] :
+         {std::pair<int64_t, int64_t>{1, 1}, {3, 5}, {2, 32}, {5, 67}, {130, 3}}) {
+      constexpr float kEps = 0.25F;
+      RmsNorm norm("norm", dim, kEps);
+      CheckGradients(
+          norm, {TestTensor(options.dtype, {tokens, dim}, 1)},
+          [](const Values& v) -> Values { return {oracle::RmsNorm(v[0], v[1], kEps)}; }, options);
+    }
+  }
+}
+
+TEST(RmsNorm, RoundsBeforeItMultipliesWithTheWeight) {
+  RmsNorm norm("norm", 1, 0.0F);
+  const MaterializedParameters memory(norm, 0, DType::kBF16, DType::kF32);
+  *norm.parameters()[0]->data.As<BF16>() = ToBF16(1.5F);
+  const Tensor x = Tensor::Empty(DType::kBF16, {1, 1});
+  *x.As<BF16>() = ToBF16(3.0F);
+  Invocation invocation;
+  ASSERT_OK_AND_ASSIGN(const Tensors y, norm.Forward(invocation, {x}));
+  EXPECT_EQ(ToFloat(*y[0].As<BF16>()), 1.5F);
+}
+
+TEST(SwiGlu, HasTheGradientsOfItsDifferences) {
+  for (const GradientCheckOptions& options : kDtypes) {
+    SwiGlu activation("activation");
+    CheckGradients(
+        activation, {TestTensor(options.dtype, {3, 37}, 1), TestTensor(options.dtype, {3, 37}, 2)},
+        [](const Values& v) -> Values { return {oracle::SwiGlu(v[0], v[1])}; }, options);
+  }
+}
+
+TEST(SwiGlu, StaysFiniteForHugeGates) {
+  const Tensor gate = Tensor::Empty(DType::kF32, {4});
+  const Tensor up = Tensor::Empty(DType::kF32, {4});
+  const float gates[] = {-1e30F, -200.0F, 200.0F, 1e30F};
+  for (int i = 0; i < 4; ++i) {
+    gate.As<float>()[i] = gates[i];
+    up.As<float>()[i] = 1.0F;
+  }
+  SwiGlu activation("activation");
+  Invocation invocation;
+  ASSERT_OK_AND_ASSIGN(const Tensors y, activation.Forward(invocation, {gate, up}));
+  EXPECT_NEAR(y[0].As<float>()[0], 0.0F, 1e-6F);
+  EXPECT_NEAR(y[0].As<float>()[1], 0.0F, 1e-6F);
+  EXPECT_EQ(y[0].As<float>()[2], 200.0F);
+  EXPECT_EQ(y[0].As<float>()[3], 1e30F);
+}
+
+TEST(Embedding, HasTheGradientsOfItsDifferences) {
+  for (const GradientCheckOptions& options : kDtypes) {
+    Embedding embedding("embedding", 11, 6);
+    CheckGradients(
+        embedding, {TestIds({3, 9}, 11, 1)},
+        [](const Values& v) -> Values { return {oracle::Embedding(v[0], v[1], 6)}; }, options);
+  }
+}
+
+TEST(Embedding, NamesATokenOutsideTheVocabulary) {
+  Embedding embedding("model.embed_tokens", 4, 2);
+  const MaterializedParameters memory(embedding, 0, DType::kF32, DType::kF32);
+  for (const int32_t wrong : {4, -1}) {
+    const Tensor ids = Tensor::Zeros(DType::kI32, {1, 3});
+    ids.As<int32_t>()[2] = wrong;
+    Invocation invocation;
+    EXPECT_THAT(
+        embedding.Forward(invocation, {ids}),
+        StatusIs(absl::StatusCode::kInvalidArgument,
+                 HasSubstr(absl::StrCat("token ", wrong, " at position 2 is outside the vocabulary of 4"))));
+  }
+}
+
+TEST(LmHeadLoss, HasTheGradientsOfItsDifferences) {
+  for (const GradientCheckOptions& options : kDtypes) {
+    for (const int64_t vocab_size : {1, 2, 37, 70}) {
+      LmHeadLoss head("lm_head", vocab_size, 6);
+      CheckGradients(
+          head, {TestTensor(options.dtype, {2, 5, 6}, 1), TestIds({2, 5}, vocab_size, 2)},
+          [=](const Values& v) -> Values {
+            return {{oracle::CrossEntropy(oracle::Linear(v[0], v[2], 6, vocab_size), v[1], vocab_size)}};
+          },
+          options);
+    }
+  }
+}
+
+TEST(LmHeadLoss, GivesTheSameLossWhenTokensComeInSeveralChunks) {
+  // 64 tokens are a chunk for so large a vocabulary.
+  constexpr int64_t kVocab = 20000;
+  constexpr int64_t kTokens = 70;
+  LmHeadLoss head("lm_head", kVocab, 3);
+  CheckGradients(head, {TestTensor(DType::kF32, {kTokens, 3}, 1), TestIds({kTokens}, kVocab, 2)},
+                 [](const Values& v) -> Values {
+                   return {{oracle::CrossEntropy(oracle::Linear(v[0], v[2], 3, kVocab), v[1], kVocab)}};
+                 },
+                 {.elements = 2});
+}
+
+TEST(LmHeadLoss, ScalesLossAndGradientsAlike) {
+  LmHeadLoss head("lm_head", 9, 4);
+  const MaterializedParameters memory(head, 3, DType::kF32, DType::kF32);
+  const Tensor hidden = TestTensor(DType::kF32, {6, 4}, 1);
+  const Tensor targets = TestIds({6}, 9, 2);
+  const Tensor one = Tensor::Empty(DType::kF32, {});
+  *one.As<float>() = 1.0F;
+  const auto run = [&](float scale, Doubles& gradient) {
+    Invocation invocation(/*gradients=*/true, scale);
+    const auto loss = head.Forward(invocation, {hidden, targets});
+    const auto gradients = head.Backward(invocation, {one});
+    const auto* values = (*gradients)[0].As<float>();
+    gradient.assign(values, values + 24);
+    return *(*loss)[0].As<float>();
+  };
+  Doubles whole;
+  Doubles quarter;
+  EXPECT_EQ(run(1.0F, whole), 4.0F * run(0.25F, quarter));
+  for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(whole[i], 4.0 * quarter[i], 1e-6);
+}
+
+TEST(LmHeadLoss, IsStableForLargeLogits) {
+  LmHeadLoss head("lm_head", 3, 1);
+  const MaterializedParameters memory(head, 0, DType::kF32, DType::kF32);
+  const float weights[] = {1000.0F, 0.0F, -1000.0F};
+  std::copy(weights, weights + 3, head.parameters()[0]->data.As<float>());
+  const Tensor hidden = Tensor::Empty(DType::kF32, {1, 1});
+  *hidden.As<float>() = 1.0F;
+  const Tensor targets = Tensor::Zeros(DType::kI32, {1});
+  *targets.As<int32_t>() = 2;
+  Invocation invocation;
+  ASSERT_OK_AND_ASSIGN(const Tensors loss, head.Forward(invocation, {hidden, targets}));
+  EXPECT_FLOAT_EQ(*loss[0].As<float>(), 2000.0F);
+}
+
+TEST(LmHeadLoss, NamesATargetOutsideTheVocabulary) {
+  LmHeadLoss head("lm_head", 3, 1);
+  const MaterializedParameters memory(head, 0, DType::kF32, DType::kF32);
+  const Tensor targets = Tensor::Zeros(DType::kI32, {2});
+  targets.As<int32_t>()[1] = 7;
+  Invocation invocation;
+  EXPECT_THAT(
+      head.Forward(invocation, {Tensor::Zeros(DType::kF32, {2, 1}), targets}),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("targets of lm_head: token 7 at position 1")));
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,170 @@
+#include "weft/nn/llama.h"
+
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/nn/gradient_check.h"
+#include "tests/nn/oracles.h"
+#include "tests/support/status_matchers.h"
+#include "weft/nn/materialize.h"
+
+namespace weft {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::weft::testing::StatusIs;
+using Values = std::vector<Doubles>;
+
+LlamaConfig SmallConfig() {
+  LlamaConfig config;
+  config.vocab_size = 13;
+  config.dim = 10;
+  config.layers = 2;
+  config.heads = 4;
+  config.kv_heads = 2;
+  config.head_dim = 6;
+  config.ffn_dim = 7;
+  return config;
+}
+
+TEST(DecoderBlock, HasTheGradientsOfItsDifferences) {
+  const LlamaConfig config = SmallConfig();
+  const auto table =
+      std::make_shared<RopeTable>(RopeFrequencies(config.head_dim, config.rope_theta, std::nullopt));
+  DecoderBlock block("block", config, table);
+  CheckGradients(
+      block, {TestTensor(DType::kF32, {2, 5, config.dim}, 1)},
+      [&](const Values& v) -> Values { return {oracle::DecoderBlock(config, 2, 5, v[0], v.data() + 1)}; },
+      {.tolerance = 5e-5, .elements = 60});
+}
+
+TEST(LlamaModel, HasTheGradientsOfItsDifferences) {
+  for (const bool tied : {false, true}) {
+    LlamaConfig config = SmallConfig();
+    config.tie_word_embeddings = tied;
+    ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(config));
+    CheckGradients(*model, {TestIds({2, 5}, config.vocab_size, 1), TestIds({2, 5}, config.vocab_size, 2)},
+                   [&](const Values& v) -> Values {
+                     return {{oracle::LlamaLoss(config, 2, 5, v[0], v[1], v.data() + 2)}};
+                   },
+                   {.tolerance = 2e-4, .elements = 20});
+  }
+}
+
+TEST(LlamaModel, HasTheNamesAndShapesOfHuggingFace) {
+  LlamaConfig config = SmallConfig();
+  config.layers = 1;
+  ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(config));
+  std::vector<std::string> parameters;
+  int64_t elements = 0;
+  for (const auto& parameter : model->AllParameters()) {
+    parameters.push_back(absl::StrCat(parameter->name, " ", ToString(parameter->shape)));
+    elements += parameter->elements();
+  }
+  EXPECT_THAT(
+      parameters,
+      ElementsAre("model.embed_tokens.weight [13, 10]", "model.layers.0.input_layernorm.weight [10]",
+                  "model.layers.0.self_attn.q_proj.weight [24, 10]",
+                  "model.layers.0.self_attn.k_proj.weight [12, 10]",
+                  "model.layers.0.self_attn.v_proj.weight [12, 10]",
+                  "model.layers.0.self_attn.o_proj.weight [10, 24]",
+                  "model.layers.0.post_attention_layernorm.weight [10]",
+                  "model.layers.0.mlp.gate_proj.weight [7, 10]", "model.layers.0.mlp.up_proj.weight [7, 10]",
+                  "model.layers.0.mlp.down_proj.weight [10, 7]", "model.norm.weight [10]",
+                  "lm_head.weight [13, 10]"));
+  EXPECT_EQ(config.ParameterCount(), elements);
+}
+
+TEST(LlamaModel, SharesOneWeightWhenTied) {
+  LlamaConfig config = SmallConfig();
+  config.tie_word_embeddings = true;
+  ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(config));
+  int64_t elements = 0;
+  for (const auto& parameter : model->AllParameters()) {
+    EXPECT_NE(parameter->name, "lm_head.weight");
+    elements += parameter->elements();
+  }
+  EXPECT_EQ(config.ParameterCount(), elements);
+}
+
+TEST(LlamaModel, AddsUpMicrobatches) {
+  ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(SmallConfig()));
+  MaterializedParameters memory(*model, 3, DType::kF32, DType::kF32);
+  const auto parameters = model->AllParameters();
+  const Tensor one = Tensor::Empty(DType::kF32, {});
+  *one.As<float>() = 1.0F;
+  const Tensor ids = TestIds({4, 6}, 13, 1);
+  const Tensor targets = TestIds({4, 6}, 13, 2);
+  const auto rows = [](const Tensor& tensor, int64_t first, int64_t count) {
+    return Tensor::Borrow(tensor.view().Slice(0, first, count));
+  };
+  const auto run = [&](int64_t first, int64_t count) {
+    Invocation invocation(/*gradients=*/true, 1.0F / 24.0F);
+    const auto loss = model->Forward(invocation, {rows(ids, first, count), rows(targets, first, count)});
+    EXPECT_OK(model->Backward(invocation, {one}).status());
+    return *(*loss)[0].As<float>();
+  };
+  const float whole = run(0, 4);
+  std::vector<std::vector<float>> expected;
+  for (const auto& p : parameters)
+    expected.emplace_back(p->grad.As<float>(), p->grad.As<float>() + p->elements());
+
+  memory.ClearGradients();
+  EXPECT_NEAR(run(0, 1) + run(1, 3), whole, 1e-6);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    for (size_t j = 0; j < expected[i].size(); ++j) {
+      ASSERT_NEAR(parameters[i]->grad.As<float>()[j], expected[i][j], 1e-6)
+          << parameters[i]->name << " at " << j;
+    }
+  }
+}
+
+TEST(LlamaModel, TrainsInBf16CloseToF32) {
+  ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(SmallConfig()));
+  const auto loss_in = [&](DType dtype) {
+    const MaterializedParameters memory(*model, 3, dtype, DType::kF32);
+    Invocation invocation(/*gradients=*/true, 1.0F / 10.0F);
+    const auto loss = model->Forward(invocation, {TestIds({2, 5}, 13, 1), TestIds({2, 5}, 13, 2)});
+    const Tensor one = Tensor::Empty(DType::kF32, {});
+    *one.As<float>() = 1.0F;
+    EXPECT_OK(model->Backward(invocation, {one}).status());
+    return *(*loss)[0].As<float>();
+  };
+  EXPECT_NEAR(loss_in(DType::kBF16), loss_in(DType::kF32), 0.01F);
+}
+
+TEST(LlamaModel, RefusesInputsItCannotTake) {
+  LlamaConfig config = SmallConfig();
+  config.max_positions = 4;
+  ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(config));
+  Invocation invocation;
+  EXPECT_THAT(model->Forward(invocation, {TestIds({1, 5}, 13, 1), TestIds({1, 5}, 13, 2)}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("longer than the model's 4 positions")));
+  EXPECT_THAT(model->Forward(invocation, {TestIds({1, 3}, 13, 1), TestIds({3}, 13, 2)}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not [1, 3] and [3]")));
+}
+
+TEST(LlamaConfig, NamesTheFieldThatIsWrong) {
+  const auto message_of = [](auto change) {
+    LlamaConfig config = SmallConfig();
+    change(config);
+    return std::string(Validate(config).message());
+  };
+  EXPECT_OK(Validate(SmallConfig()));
+  EXPECT_THAT(message_of([](LlamaConfig& c) { c.layers = 0; }), HasSubstr("layers is 0"));
+  EXPECT_THAT(message_of([](LlamaConfig& c) { c.kv_heads = 3; }),
+              HasSubstr("kv_heads is 3, which does not divide"));
+  EXPECT_THAT(message_of([](LlamaConfig& c) { c.head_dim = 5; }), HasSubstr("head_dim is 5"));
+  EXPECT_THAT(message_of([](LlamaConfig& c) { c.rope_theta = 0.0; }), HasSubstr("rope_theta is 0"));
+  EXPECT_THAT(message_of([](LlamaConfig& c) {
+                c.rope_scaling = {8.0F, 4.0F, 1.0F, 8192};
+              }),
+              HasSubstr("rope scaling"));
+}
+
+}  // namespace
+}  // namespace weft

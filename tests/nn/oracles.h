@@ -1,0 +1,33 @@
+// The layers of a Llama decoder as plain loops in double.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "tests/nn/gradient_check.h"
+#include "weft/nn/llama_config.h"
+
+namespace weft::oracle {
+
+// y [rows, out] = x [rows, in] W^T, W [out, in].
+Doubles Linear(const Doubles& x, const Doubles& weight, int64_t in, int64_t out);
+Doubles RmsNorm(const Doubles& x, const Doubles& weight, double eps);
+// x [batch, seq, heads, head_dim].
+Doubles Rope(const Doubles& x, int64_t seq, int64_t heads, const std::vector<float>& frequencies);
+Doubles SwiGlu(const Doubles& gate, const Doubles& up);
+struct AttentionShape {
+  int64_t batch, seq, heads, kv_heads, head_dim;
+};
+Doubles CausalAttention(const AttentionShape& shape, const Doubles& q, const Doubles& k, const Doubles& v);
+Doubles Embedding(const Doubles& ids, const Doubles& table, int64_t dim);
+double CrossEntropy(const Doubles& logits, const Doubles& targets, int64_t vocab_size);
+Doubles Add(const Doubles& a, const Doubles& b);
+
+// `weights`: those of one block in the order of its parameters (norm, q, k, v, o, norm, gate, up, down).
+Doubles DecoderBlock(const LlamaConfig& config, int64_t batch, int64_t seq, const Doubles& x,
+                     const Doubles* weights);
+// The summed loss; `parameters` in the order of AllParameters().
+double LlamaLoss(const LlamaConfig& config, int64_t batch, int64_t seq, const Doubles& ids,
+                 const Doubles& targets, const Doubles* parameters);
+
+}  // namespace weft::oracle

@@ -1,0 +1,77 @@
+#include "weft/nn/rope.h"
+
+#include <cmath>
+#include <numbers>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/nn/gradient_check.h"
+#include "tests/nn/oracles.h"
+
+namespace weft {
+namespace {
+
+using Values = std::vector<Doubles>;
+
+TEST(RopeFrequencies, FallGeometricallyFromOne) {
+  const std::vector<float> frequencies = RopeFrequencies(8, 10000.0, std::nullopt);
+  ASSERT_EQ(frequencies.size(), 4U);
+  for (size_t i = 0; i < 4; ++i) {
+    const double exact = std::pow(10000.0, -static_cast<double>(i) / 4.0);
+    EXPECT_NEAR(frequencies[i], exact, 2e-7 * exact);
+  }
+}
+
+TEST(RopeFrequencies, OfLlama3KeepShortWavesStretchLongOnesAndBlendBetween) {
+  const Llama3RopeScaling scaling = {8.0F, 1.0F, 4.0F, 8192};
+  const std::vector<float> plain = RopeFrequencies(128, 500000.0, std::nullopt);
+  const std::vector<float> scaled = RopeFrequencies(128, 500000.0, scaling);
+  int kept = 0;
+  int blended = 0;
+  int stretched = 0;
+  for (size_t i = 0; i < plain.size(); ++i) {
+    const double wavelength = 2.0 * std::numbers::pi / plain[i];
+    if (wavelength < 8192.0 / 4.0) {
+      ++kept;
+      EXPECT_EQ(scaled[i], plain[i]);
+    } else if (wavelength > 8192.0 / 1.0) {
+      ++stretched;
+      EXPECT_FLOAT_EQ(scaled[i], plain[i] / 8.0F);
+    } else {
+      ++blended;
+      const double part = (8192.0 / wavelength - 1.0) / (4.0 - 1.0);
+      EXPECT_NEAR(scaled[i], (1.0 - part) * plain[i] / 8.0 + part * plain[i], 1e-6 * plain[i]);
+    }
+  }
+  EXPECT_GT(kept, 0);
+  EXPECT_GT(blended, 0);
+  EXPECT_GT(stretched, 0);
+}
+
+TEST(Rope, HasTheGradientsOfItsDifferences) {
+  const std::vector<float> frequencies = RopeFrequencies(6, 100.0, std::nullopt);
+  for (const GradientCheckOptions& options :
+       {GradientCheckOptions{}, GradientCheckOptions{.dtype = DType::kBF16, .tolerance = 0x1p-7}}) {
+    Rope rope("rope", std::make_shared<RopeTable>(frequencies));
+    CheckGradients(
+        rope, {TestTensor(options.dtype, {2, 7, 4, 6}, 1), TestTensor(options.dtype, {2, 7, 2, 6}, 2)},
+        [&](const Values& v) -> Values {
+          return {oracle::Rope(v[0], 7, 4, frequencies), oracle::Rope(v[1], 7, 2, frequencies)};
+        },
+        options);
+  }
+}
+
+TEST(Rope, GrowsItsTableWithTheSequence) {
+  RopeTable table(RopeFrequencies(4, 10000.0, std::nullopt));
+  table.Grow(3);
+  const float before = table.sines(2)[0];
+  table.Grow(100);
+  EXPECT_EQ(table.sines(2)[0], before);
+  EXPECT_NEAR(table.cosines(99)[0], std::cos(99.0), 1e-6);
+  EXPECT_NEAR(table.sines(99)[1], std::sin(0.99), 1e-6);
+}
+
+}  // namespace
+}  // namespace weft

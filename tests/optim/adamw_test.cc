@@ -1,0 +1,92 @@
+#include "weft/optim/adamw.h"
+
+#include <cmath>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "weft/core/parallel.h"
+
+namespace weft {
+namespace {
+
+float ValueAt(int64_t index) { return std::sin(static_cast<float>(index) * 1.7F) * 0.5F; }
+
+struct State {
+  std::vector<float> param, grad, first, second;
+
+  explicit State(int64_t count) : first(static_cast<size_t>(count)), second(static_cast<size_t>(count)) {
+    for (int64_t i = 0; i < count; ++i) param.push_back(ValueAt(i));
+  }
+  void SetGradients(int64_t step) {
+    grad.clear();
+    for (size_t i = 0; i < param.size(); ++i)
+      grad.push_back(ValueAt(static_cast<int64_t>(i) * 31 + step * 1009));
+  }
+  AdamWSlice Slice(int64_t begin, int64_t end) {
+    return {param.data() + begin, grad.data() + begin, first.data() + begin, second.data() + begin,
+            end - begin};
+  }
+};
+
+TEST(AdamW, FollowsTheFormulaInDouble) {
+  const AdamWOptions options = {.lr = 0.01, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.2};
+  constexpr int64_t kCount = 133;
+  constexpr double kScale = 0.5;
+  State state(kCount);
+  std::vector<double> param(state.param.begin(), state.param.end());
+  std::vector<double> first(kCount);
+  std::vector<double> second(kCount);
+  for (int64_t step = 1; step <= 20; ++step) {
+    state.SetGradients(step);
+    AdamWStep({state.Slice(0, kCount)}, options, step, static_cast<float>(kScale));
+    for (size_t i = 0; i < kCount; ++i) {
+      const double g = state.grad[i] * kScale;
+      param[i] *= 1.0 - options.lr * options.weight_decay;
+      first[i] = options.beta1 * first[i] + (1.0 - options.beta1) * g;
+      second[i] = options.beta2 * second[i] + (1.0 - options.beta2) * g * g;
+      const double m = first[i] / (1.0 - std::pow(options.beta1, static_cast<double>(step)));
+      const double v = second[i] / (1.0 - std::pow(options.beta2, static_cast<double>(step)));
+      param[i] -= options.lr * m / (std::sqrt(v) + options.eps);
+      ASSERT_NEAR(state.param[i], param[i], 2e-6) << "element " << i << ", step " << step;
+    }
+  }
+}
+
+TEST(AdamW, GivesTheSameBitsHoweverTheElementsAreCut) {
+  constexpr int64_t kCount = 100003;
+  const auto run = [](std::vector<int64_t> cuts, int threads) {
+    const int before = ThreadCount();
+    SetThreadCount(threads);
+    State state(kCount);
+    for (int64_t step = 1; step <= 3; ++step) {
+      state.SetGradients(step);
+      std::vector<AdamWSlice> slices;
+      for (size_t i = 0; i + 1 < cuts.size(); ++i) slices.push_back(state.Slice(cuts[i], cuts[i + 1]));
+      AdamWStep(slices, {}, step, 0.3F);
+    }
+    SetThreadCount(before);
+    return state.param;
+  };
+  const std::vector<float> whole = run({0, kCount}, 1);
+  EXPECT_EQ(run({0, 1, 2, 37, 37, 1000, 99999, kCount}, 1), whole);
+  EXPECT_EQ(run({0, kCount}, 3), whole);
+}
+
+TEST(AdamW, OnlyDecaysWhereThereIsNoGradient) {
+  State state(1);
+  state.param[0] = 2.0F;
+  state.grad = {0.0F};
+  AdamWStep({state.Slice(0, 1)}, {.lr = 0.1, .weight_decay = 0.5}, 1);
+  EXPECT_FLOAT_EQ(state.param[0], 2.0F * 0.95F);
+}
+
+TEST(ClipFactor, ShrinksWhatIsTooLongAndNothingElse) {
+  EXPECT_EQ(ClipFactor(0.5, 1.0), 1.0);
+  EXPECT_EQ(ClipFactor(0.0, 1.0), 1.0);
+  EXPECT_DOUBLE_EQ(ClipFactor(4.0, 1.0), 1.0 / (4.0 + 1e-6));
+  EXPECT_EQ(ClipFactor(4.0, 0.0), 1.0);
+}
+
+}  // namespace
+}  // namespace weft
