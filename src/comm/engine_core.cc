@@ -301,4 +301,11 @@ void EngineCore::Fail(const absl::Status& cause) {
   env_.node.Ring(env_.rank);
 }
 
+void EngineCore::EndQuarantine() {
+  for (const std::shared_ptr<OperationRecord>& record : quarantine_) {
+    if (record->IsReady()) record->state.store(OperationState::kReleased, std::memory_order_release);
+  }
+  quarantine_.clear();
+}
+
 }  // namespace weft

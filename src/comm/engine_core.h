@@ -71,6 +71,9 @@ class EngineCore final : private TaskQueue {
   const absl::Status& status() const { return status_; }
   // Fails everything that is under way, and tells the ranks of this node and of all lanes.
   void Fail(const absl::Status& cause);
+  // Once all ranks have stopped: nobody reads any more what was *ready* when the failure came, so that it
+  // counts as *released*.
+  void EndQuarantine();
   // "rank(s) 2, 3 have not arrived": for messages.
   std::string WaitingFor(const OperationRecord& record);
 

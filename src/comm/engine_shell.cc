@@ -179,6 +179,7 @@ void EngineShell::AwaitQuiet() {
 void EngineShell::Replace(std::unique_ptr<EngineCore> core) {
   const std::lock_guard lock(mutex_);
   TakeSubmissions();
+  core_->EndQuarantine();
   core_ = std::move(core);
   failed_.store(false, std::memory_order_release);
 }
