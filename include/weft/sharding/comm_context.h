@@ -15,9 +15,7 @@
 
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,6 +24,7 @@
 
 #include "weft/comm/comm_engine.h"
 #include "weft/memory/buffer_pool.h"
+#include "weft/sharding/flat_layout.h"
 
 namespace weft {
 
@@ -44,21 +43,16 @@ class CommContext {
     int max_all_reduces = 2;
   };
 
-  // One part of a group's gradients that is summed over a replicate group as well.
-  struct ReplicateSlice {
-    int bucket;
-    int64_t begin;  // In elements of the reduce-scatter's output.
-    int64_t count;
-  };
-  // A group's gradients on their way. `input`: the full gradients of all shards end to end. The result
-  // reaches `apply` in fp32-or-bf16 `dtype` as it was exchanged, and is that rank's shard.
+  // A group's gradients on their way. `input`: the full gradients of all shards end to end. The rank's shard
+  // of the sum, in fp32, goes to `result`, which is empty until then, and may be forgotten by its owner
+  // meanwhile.
   struct Reduction {
     std::string label;
     DType dtype;
     int64_t shard_elements;
     Buffer input;
-    std::vector<ReplicateSlice> slices;
-    std::function<absl::Status(Buffer)> apply;
+    std::vector<BucketSlice> slices;  // What is summed over the buckets' replicate groups as well.
+    std::shared_ptr<Buffer> result;
   };
 
   // `replicate_groups`: one for each bucket; buckets of groups of size 1 are only reduce-scattered.
@@ -81,7 +75,8 @@ class CommContext {
   // afterwards gradients may be read, and shards written.
   absl::Status FinishBackward();
 
-  // A small reduction over the shard group that everybody waits for. In place.
+  // A reduction of at most 64 bytes over the shard group that everybody waits for. In place; not counted as a
+  // copy.
   absl::Status AllReduceScalars(const std::string& label, void* values, DType dtype, int64_t count,
                                 ReduceOp op);
 
@@ -110,33 +105,37 @@ class CommContext {
  private:
   struct InFlight {
     Reduction reduction;
-    Work reduce_scatter;  // Invalid in a shard group of one.
-    std::vector<Work> all_reduces;
     Buffer output;
+    Work reduce_scatter;  // Invalid in a shard group of one, where the input becomes the output.
+    std::vector<Work> all_reduces;
   };
   struct Retired {
-    Work work;
     Buffer image;
+    Work work;
   };
 
   CommContext(CommEngine& engine, ProcessGroup shard_group, std::vector<ProcessGroup> replicate_groups,
               const Options& options);
   absl::Status AddLanes();
-  uint64_t NextIdentity(const std::string& label);
+  OpOptions Label(const std::string& label, Priority priority);
+  // Makes room for one more reduction, and takes back what has been released meanwhile.
   absl::Status Admit(bool replicated);
   absl::Status SubmitReduceScatter(InFlight& entry);
   void SubmitAllReduces(InFlight& entry);
   absl::Status CompleteOldest();
   absl::Status ReleaseInput(InFlight& entry);
+  absl::StatusOr<Buffer> Widen(Buffer shard, const Reduction& reduction);
   absl::Status DrainRetired();
+  absl::Status Settle(Work& work);
 
   CommEngine& engine_;
   ProcessGroup shard_group_;
   std::vector<ProcessGroup> replicate_groups_;
   Options options_;
   LaneId all_gather_lane_, reduce_scatter_lane_, control_lane_;
-  std::vector<std::optional<LaneId>> all_reduce_lanes_;  // By bucket.
+  std::vector<LaneId> all_reduce_lanes_;  // By bucket.
   BufferPool images_, gradients_, shards_;
+  Buffer scalars_;
   std::deque<InFlight> in_flight_;
   std::vector<Retired> retired_;
   uint64_t submissions_ = 0;

@@ -38,6 +38,12 @@ struct FlatRange {
   int64_t end() const { return begin + count; }
 };
 
+// The slice of a rank's shard that belongs to one replicate bucket.
+struct BucketSlice {
+  int bucket;
+  FlatRange range;
+};
+
 // The part of one parameter that one rank owns: contiguous in the shard, and `runs` equally spaced runs of
 // contiguous elements in the parameter (more than one only for a shard dim other than 0).
 struct ShardPiece {
@@ -73,9 +79,9 @@ class FlatLayout {
 
   // What `shard_rank` owns, by ascending shard_offset; parameters of which it owns nothing are left out.
   std::vector<ShardPiece> Pieces(int shard_rank) const;
-  // For each bucket the slice of the rank's shard that holds it, possibly empty. Slices ascend and do not
-  // overlap.
-  std::vector<FlatRange> BucketSlices(int shard_rank) const;
+  // A slice for each bucket that has parameters, empty where the rank owns none of them. Slices ascend
+  // without gaps and, if there are any, cover the shard; all ranks list the same buckets.
+  std::vector<BucketSlice> BucketSlices(int shard_rank) const;
 
   // What no parameter covers: alignment gaps and padding.
   std::vector<FlatRange> ImageGaps() const;
@@ -83,9 +89,12 @@ class FlatLayout {
 
  private:
   FlatLayout() = default;
-  void PlaceContiguous(int64_t alignment);
-  void PlacePerParameter(int64_t alignment);
-  ShardPiece ChunkOf(int parameter, int shard_rank) const;
+  void PlaceImage();
+  void PlaceChunks();
+  ShardPiece RangePiece(int parameter, int shard_rank) const;
+  ShardPiece ChunkPiece(int parameter, int shard_rank) const;
+  // The part of a shard that is set aside for a parameter, with the padding that follows.
+  FlatRange ShardRange(int parameter, int shard_rank) const;
 
   FlatKind kind_ = FlatKind::kContiguous;
   int shard_size_ = 1;
@@ -93,7 +102,7 @@ class FlatLayout {
   std::vector<int> order_;              // Parameters as they lie in the buffers.
   std::vector<int64_t> image_offsets_;  // By parameter.
   std::vector<int64_t> shard_offsets_;  // By parameter; kPerParameter only.
-  int bucket_count_ = 0;
+  int64_t alignment_ = 1;
   int64_t shard_elements_ = 0;
   int64_t image_elements_ = 0;
   int64_t parameter_elements_ = 0;

@@ -1,0 +1,188 @@
+#include "weft/sharding/flat_layout.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+int64_t RoundUp(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+int64_t DivideUp(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+
+size_t Index(int value) { return static_cast<size_t>(value); }
+
+// What is common to [a.begin, a.end) and [b.begin, b.end), empty at a.begin or b.begin if nothing is.
+FlatRange Intersect(FlatRange a, FlatRange b) {
+  const int64_t begin = std::max(a.begin, b.begin);
+  return {begin, std::max<int64_t>(0, std::min(a.end(), b.end()) - begin)};
+}
+
+// [0, total) without `covered`, which ascends.
+std::vector<FlatRange> Complement(const std::vector<FlatRange>& covered, int64_t total) {
+  std::vector<FlatRange> gaps;
+  int64_t cursor = 0;
+  for (const FlatRange& range : covered) {
+    if (range.begin > cursor) gaps.push_back({cursor, range.begin - cursor});
+    cursor = std::max(cursor, range.end());
+  }
+  if (total > cursor) gaps.push_back({cursor, total - cursor});
+  return gaps;
+}
+
+// A parameter as [before, dim, after] around its shard dim; a scalar has one element along it.
+struct Around {
+  int64_t before = 1;
+  int64_t dim = 1;
+  int64_t after = 1;
+};
+
+Around SplitAtShardDim(const FlatParameter& parameter) {
+  Around around;
+  if (parameter.shape.empty()) return around;
+  const size_t dim = Index(parameter.shard_dim);
+  around.dim = parameter.shape[dim];
+  for (size_t i = 0; i < parameter.shape.size(); ++i) {
+    if (i < dim) around.before *= parameter.shape[i];
+    if (i > dim) around.after *= parameter.shape[i];
+  }
+  return around;
+}
+
+// Checks a parameter, and makes its shard dim non-negative.
+absl::Status Normalize(size_t index, FlatParameter& parameter) {
+  const int dims = std::max<int>(1, static_cast<int>(parameter.shape.size()));
+  const auto invalid = [&](std::string_view what) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter ", index, " of shape ", ToString(parameter.shape), ": ", ToAbsl(what)));
+  };
+  if (std::any_of(parameter.shape.begin(), parameter.shape.end(), [](int64_t size) { return size < 0; })) {
+    return invalid("sizes must not be negative");
+  }
+  if (parameter.shard_dim < -dims || parameter.shard_dim >= dims) {
+    return invalid(ToStd(absl::StrCat("there is no dim ", parameter.shard_dim, " to shard")));
+  }
+  if (parameter.shard_dim < 0) parameter.shard_dim += dims;
+  if (parameter.replicate_bucket < 0) return invalid("its replicate bucket must not be negative");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<FlatLayout> FlatLayout::Make(FlatKind kind, std::vector<FlatParameter> parameters,
+                                            int shard_size, int64_t alignment) {
+  if (shard_size < 1 || alignment < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "a layout needs a shard group and an alignment of at least 1; got ", shard_size, " and ", alignment));
+  }
+  for (size_t i = 0; i < parameters.size(); ++i) WEFT_RETURN_IF_ERROR(Normalize(i, parameters[i]));
+  FlatLayout layout;
+  layout.kind_ = kind;
+  layout.shard_size_ = shard_size;
+  layout.alignment_ = alignment;
+  layout.parameters_ = std::move(parameters);
+  layout.PlaceImage();
+  layout.PlaceChunks();
+  return layout;
+}
+
+void FlatLayout::PlaceImage() {
+  order_.resize(parameters_.size());
+  std::iota(order_.begin(), order_.end(), 0);
+  std::stable_sort(order_.begin(), order_.end(), [this](int a, int b) {
+    return parameters_[Index(a)].replicate_bucket < parameters_[Index(b)].replicate_bucket;
+  });
+  image_offsets_.resize(parameters_.size());
+  for (const int parameter : order_) {
+    const int64_t elements = ElementCount(parameters_[Index(parameter)].shape);
+    image_offsets_[Index(parameter)] = image_elements_;
+    image_elements_ += RoundUp(elements, alignment_);
+    parameter_elements_ += elements;
+  }
+  if (kind_ == FlatKind::kContiguous) {
+    image_elements_ = RoundUp(image_elements_, alignment_ * shard_size_);
+    shard_elements_ = image_elements_ / shard_size_;
+  }
+}
+
+void FlatLayout::PlaceChunks() {
+  if (kind_ != FlatKind::kPerParameter) return;
+  shard_offsets_.resize(parameters_.size());
+  for (const int parameter : order_) {
+    const Around around = SplitAtShardDim(parameters_[Index(parameter)]);
+    shard_offsets_[Index(parameter)] = shard_elements_;
+    shard_elements_ += RoundUp(around.before * DivideUp(around.dim, shard_size_) * around.after, alignment_);
+  }
+}
+
+std::vector<ShardPiece> FlatLayout::Pieces(int shard_rank) const {
+  std::vector<ShardPiece> pieces;
+  for (const int parameter : order_) {
+    const ShardPiece piece = kind_ == FlatKind::kContiguous ? RangePiece(parameter, shard_rank)
+                                                            : ChunkPiece(parameter, shard_rank);
+    if (piece.elements() > 0) pieces.push_back(piece);
+  }
+  return pieces;
+}
+
+ShardPiece FlatLayout::RangePiece(int parameter, int shard_rank) const {
+  const int64_t offset = image_offset(parameter);
+  const FlatRange shard{shard_rank * shard_elements_, shard_elements_};
+  const FlatRange owned = Intersect({offset, ElementCount(parameters_[Index(parameter)].shape)}, shard);
+  return {parameter, owned.begin - shard.begin, owned.begin - offset, 1, owned.count, owned.count};
+}
+
+ShardPiece FlatLayout::ChunkPiece(int parameter, int shard_rank) const {
+  const Around around = SplitAtShardDim(parameters_[Index(parameter)]);
+  const int64_t chunk = DivideUp(around.dim, shard_size_);
+  const int64_t begin = std::min(around.dim, shard_rank * chunk);
+  const int64_t run_length = (std::min(around.dim, begin + chunk) - begin) * around.after;
+  return {parameter,  shard_offsets_[Index(parameter)], begin * around.after, around.before,
+          run_length, around.dim * around.after};
+}
+
+FlatRange FlatLayout::ShardRange(int parameter, int shard_rank) const {
+  if (kind_ == FlatKind::kContiguous) {
+    const FlatRange shard{shard_rank * shard_elements_, shard_elements_};
+    const int64_t begin = image_offset(parameter);
+    const int64_t elements = ElementCount(parameters_[Index(parameter)].shape);
+    const int64_t end = parameter == order_.back() ? image_elements_ : begin + RoundUp(elements, alignment_);
+    const FlatRange owned = Intersect({begin, end - begin}, shard);
+    return {owned.begin - shard.begin, owned.count};
+  }
+  const Around around = SplitAtShardDim(parameters_[Index(parameter)]);
+  const int64_t chunk = around.before * DivideUp(around.dim, shard_size_) * around.after;
+  return {shard_offsets_[Index(parameter)], RoundUp(chunk, alignment_)};
+}
+
+std::vector<BucketSlice> FlatLayout::BucketSlices(int shard_rank) const {
+  std::vector<BucketSlice> slices;
+  for (const int parameter : order_) {
+    const int bucket = parameters_[Index(parameter)].replicate_bucket;
+    if (slices.empty() || slices.back().bucket != bucket) slices.push_back({bucket, {}});
+    FlatRange& slice = slices.back().range;
+    const FlatRange range = ShardRange(parameter, shard_rank);
+    if (range.count == 0) continue;
+    slice = slice.count == 0 ? range : FlatRange{slice.begin, range.end() - slice.begin};
+  }
+  return slices;
+}
+
+std::vector<FlatRange> FlatLayout::ImageGaps() const {
+  std::vector<FlatRange> covered;
+  for (const int parameter : order_) {
+    covered.push_back({image_offset(parameter), ElementCount(parameters_[Index(parameter)].shape)});
+  }
+  return Complement(covered, image_elements_);
+}
+
+std::vector<FlatRange> FlatLayout::ShardGaps(int shard_rank) const {
+  std::vector<FlatRange> covered;
+  for (const ShardPiece& piece : Pieces(shard_rank))
+    covered.push_back({piece.shard_offset, piece.elements()});
+  return Complement(covered, shard_elements_);
+}
+
+}  // namespace weft

@@ -1,0 +1,29 @@
+// Copies between whole parameters (an image) and their shards end to end (a gathered buffer), for layouts in
+// which the two are not the same memory. Planned once; the dtype is converted on the way.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "weft/core/strided_copy.h"
+#include "weft/sharding/flat_layout.h"
+
+namespace weft {
+
+// A copy plan together with where it begins in the two buffers.
+struct PlacedCopy {
+  CopyPlan plan;
+  int64_t source_byte;
+  int64_t target_byte;
+};
+
+// Gathered buffer to image; every element of every parameter is written once, gaps of the image are not
+// touched.
+std::vector<PlacedCopy> PlanCopyOut(const FlatLayout& layout, DType gathered, DType image);
+// Image to gathered buffer; the padding of the gathered buffer is not touched.
+std::vector<PlacedCopy> PlanCopyIn(const FlatLayout& layout, DType image, DType gathered);
+
+// Runs them all; returns the bytes written.
+int64_t RunCopies(const std::vector<PlacedCopy>& copies, const void* source, void* target);
+
+}  // namespace weft

@@ -1,0 +1,167 @@
+#include "weft/sharding/flat_layout.h"
+
+#include <map>
+#include <set>
+#include <utility>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/sharding/random_layout.h"
+#include "tests/support/status_matchers.h"
+
+namespace weft {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::kRandomGroups;
+using testing::MakeRandomGroup;
+using testing::RandomGroup;
+using testing::StatusIs;
+
+template <typename Body>
+void ForRandomLayouts(Body body) {
+  for (uint32_t seed = 0; seed < kRandomGroups; ++seed) {
+    SCOPED_TRACE(seed);
+    body(MakeRandomGroup(seed).Layout());
+    if (::testing::Test::HasFailure()) return;
+  }
+}
+
+// The row-major indices of a piece's elements, in the order of the shard.
+std::vector<int64_t> ElementsOf(const ShardPiece& piece) {
+  std::vector<int64_t> elements;
+  for (int64_t run = 0; run < piece.runs; ++run) {
+    for (int64_t i = 0; i < piece.run_length; ++i)
+      elements.push_back(piece.start + run * piece.run_stride + i);
+  }
+  return elements;
+}
+
+int64_t Elements(const FlatLayout& layout, int parameter) {
+  return ElementCount(layout.parameters()[static_cast<size_t>(parameter)].shape);
+}
+
+TEST(FlatLayout, GivesEveryElementToExactlyOneRank) {
+  ForRandomLayouts([](const FlatLayout& layout) {
+    std::set<std::pair<int, int64_t>> owned;
+    for (int rank = 0; rank < layout.shard_size(); ++rank) {
+      for (const ShardPiece& piece : layout.Pieces(rank)) {
+        for (const int64_t element : ElementsOf(piece)) {
+          EXPECT_LT(element, Elements(layout, piece.parameter));
+          EXPECT_TRUE(owned.emplace(piece.parameter, element).second) << "element " << element << " twice";
+        }
+      }
+    }
+    EXPECT_EQ(static_cast<int64_t>(owned.size()), layout.parameter_elements());
+  });
+}
+
+TEST(FlatLayout, KeepsPiecesApartAndCoversTheRestWithGaps) {
+  ForRandomLayouts([](const FlatLayout& layout) {
+    for (int rank = 0; rank < layout.shard_size(); ++rank) {
+      std::vector<int> uses(static_cast<size_t>(layout.shard_elements()));
+      const auto use = [&uses](int64_t begin, int64_t count) {
+        for (int64_t i = 0; i < count; ++i) ++uses.at(static_cast<size_t>(begin + i));
+      };
+      for (const ShardPiece& piece : layout.Pieces(rank)) use(piece.shard_offset, piece.elements());
+      for (const FlatRange& gap : layout.ShardGaps(rank)) use(gap.begin, gap.count);
+      EXPECT_THAT(uses, ::testing::Each(1));
+    }
+  });
+}
+
+TEST(FlatLayout, AlignsParametersAndShards) {
+  for (uint32_t seed = 0; seed < kRandomGroups; ++seed) {
+    const RandomGroup group = MakeRandomGroup(seed);
+    const FlatLayout layout = group.Layout();
+    EXPECT_EQ(layout.shard_elements() % group.alignment, 0);
+    for (size_t i = 0; i < group.parameters.size(); ++i) {
+      EXPECT_EQ(layout.image_offset(static_cast<int>(i)) % group.alignment, 0);
+    }
+    if (layout.kind() == FlatKind::kContiguous) {
+      EXPECT_LT(layout.image_elements() - layout.parameter_elements(),
+                group.alignment * (layout.shard_size() + static_cast<int64_t>(group.parameters.size())));
+    }
+  }
+}
+
+TEST(FlatLayout, OfContiguousKindLaysTheShardsEndToEndAsTheImage) {
+  ForRandomLayouts([](const FlatLayout& layout) {
+    if (layout.kind() != FlatKind::kContiguous) return;
+    EXPECT_EQ(layout.image_elements(), layout.gathered_elements());
+    for (int rank = 0; rank < layout.shard_size(); ++rank) {
+      for (const ShardPiece& piece : layout.Pieces(rank)) {
+        EXPECT_EQ(piece.runs, 1);
+        EXPECT_EQ(rank * layout.shard_elements() + piece.shard_offset,
+                  layout.image_offset(piece.parameter) + piece.start);
+      }
+    }
+  });
+}
+
+TEST(FlatLayout, HoldsEachBucketInOneSliceOfEveryShard) {
+  ForRandomLayouts([](const FlatLayout& layout) {
+    std::set<int> buckets;
+    for (const FlatParameter& parameter : layout.parameters()) buckets.insert(parameter.replicate_bucket);
+    for (int rank = 0; rank < layout.shard_size(); ++rank) {
+      std::map<int, FlatRange> slices;
+      int64_t end = 0;
+      for (const BucketSlice& slice : layout.BucketSlices(rank)) {
+        slices[slice.bucket] = slice.range;
+        if (slice.range.count == 0) continue;
+        EXPECT_EQ(slice.range.begin, end);
+        end = slice.range.end();
+      }
+      EXPECT_EQ(slices.size(), buckets.size());
+      EXPECT_EQ(end, layout.shard_elements());
+      for (const ShardPiece& piece : layout.Pieces(rank)) {
+        const int bucket = layout.parameters()[static_cast<size_t>(piece.parameter)].replicate_bucket;
+        EXPECT_GE(piece.shard_offset, slices[bucket].begin);
+        EXPECT_LE(piece.shard_offset + piece.elements(), slices[bucket].end());
+      }
+    }
+  });
+}
+
+TEST(FlatLayout, CutsTheChosenDimIntoEqualChunksWhoseLastOnesAreShort) {
+  const FlatLayout layout = *FlatLayout::Make(FlatKind::kPerParameter, {{{2, 5, 3}, 1, 0}}, 4, 16);
+  const auto piece = [&layout](int rank) { return layout.Pieces(rank).at(0); };
+  EXPECT_EQ(layout.shard_elements(), 16);  // 2 x 2 x 3, aligned.
+  EXPECT_THAT(ElementsOf(piece(0)), ::testing::ElementsAre(0, 1, 2, 3, 4, 5, 15, 16, 17, 18, 19, 20));
+  EXPECT_THAT(ElementsOf(piece(2)), ::testing::ElementsAre(12, 13, 14, 27, 28, 29));
+  EXPECT_THAT(layout.Pieces(3), IsEmpty());
+}
+
+TEST(FlatLayout, CutsWithoutRegardForParametersWhenContiguous) {
+  const FlatLayout layout = *FlatLayout::Make(FlatKind::kContiguous, {{{40}}, {{10}}}, 2, 16);
+  EXPECT_EQ(layout.image_offset(1), 48);
+  EXPECT_EQ(layout.shard_elements(), 32);
+  EXPECT_THAT(ElementsOf(layout.Pieces(1).at(0)), ::testing::ElementsAre(32, 33, 34, 35, 36, 37, 38, 39));
+  EXPECT_EQ(layout.Pieces(1).at(1).shard_offset, 16);
+}
+
+TEST(FlatLayout, OfNothingIsEmpty) {
+  for (const FlatKind kind : {FlatKind::kContiguous, FlatKind::kPerParameter}) {
+    const FlatLayout layout = *FlatLayout::Make(kind, {}, 3, 16);
+    EXPECT_EQ(layout.gathered_elements(), 0);
+    EXPECT_THAT(layout.Pieces(2), IsEmpty());
+    EXPECT_THAT(layout.BucketSlices(2), IsEmpty());
+  }
+}
+
+TEST(FlatLayout, RefusesWhatCannotBeLaidOut) {
+  const auto make = [](FlatParameter parameter, int shard_size) {
+    return FlatLayout::Make(FlatKind::kPerParameter, {std::move(parameter)}, shard_size, 16);
+  };
+  const auto invalid = absl::StatusCode::kInvalidArgument;
+  EXPECT_THAT(make({{4, 4}, 2, 0}, 2), StatusIs(invalid, HasSubstr("no dim 2")));
+  EXPECT_THAT(make({{4, 4}, -3, 0}, 2), StatusIs(invalid, HasSubstr("no dim -3")));
+  EXPECT_THAT(make({{4, -4}, 0, 0}, 2), StatusIs(invalid, HasSubstr("negative")));
+  EXPECT_THAT(make({{4, 4}, 0, -1}, 2), StatusIs(invalid, HasSubstr("bucket")));
+  EXPECT_THAT(make({{4, 4}, 0, 0}, 0), StatusIs(invalid, HasSubstr("got 0")));
+}
+
+}  // namespace
+}  // namespace weft

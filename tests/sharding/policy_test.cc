@@ -1,0 +1,45 @@
+#include "weft/sharding/policy.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/status_matchers.h"
+
+namespace weft {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::StatusIs;
+
+TEST(ShardingPolicy, IsValidByDefault) { EXPECT_OK(ShardingPolicy().Validate()); }
+
+TEST(ShardingPolicy, NamesTheOptionThatCannotBe) {
+  const auto expect_invalid = [](auto&& change, const char* names) {
+    ShardingPolicy policy;
+    change(policy);
+    EXPECT_THAT(policy.Validate(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(names)));
+  };
+  expect_invalid([](ShardingPolicy& p) { p.param_dtype = DType::kF16; }, "param_dtype is f16");
+  expect_invalid([](ShardingPolicy& p) { p.reduce_dtype = DType::kI32; }, "reduce_dtype is i32");
+  expect_invalid([](ShardingPolicy& p) { p.prefetch_depth = -1; }, "prefetch_depth is -1");
+  expect_invalid([](ShardingPolicy& p) { p.prefetch_depth = 3; }, "0 to 2");
+  expect_invalid([](ShardingPolicy& p) { p.max_reduce_scatters = 0; }, "max_reduce_scatters is 0");
+  expect_invalid([](ShardingPolicy& p) { p.max_all_reduces = 0; }, "max_all_reduces 0");
+  expect_invalid([](ShardingPolicy& p) { p.shard_dim = [](const Parameter&) { return 1; }; }, "zero_copy");
+}
+
+TEST(ShardingPolicy, WritesGradientsInBf16OnlyIfTheyAreReducedInIt) {
+  const auto gradient = [](DType param, DType reduce) {
+    ShardingPolicy policy;
+    policy.param_dtype = param;
+    policy.reduce_dtype = reduce;
+    return policy.gradient_dtype();
+  };
+  EXPECT_EQ(gradient(DType::kF32, DType::kF32), DType::kF32);
+  EXPECT_EQ(gradient(DType::kF32, DType::kBF16), DType::kF32);
+  EXPECT_EQ(gradient(DType::kBF16, DType::kF32), DType::kF32);
+  EXPECT_EQ(gradient(DType::kBF16, DType::kBF16), DType::kBF16);
+}
+
+}  // namespace
+}  // namespace weft
