@@ -38,7 +38,8 @@
 
 namespace weft {
 
-class ShardCopies;
+struct FlatImage;
+struct PlacedCopy;
 
 class ParamGroup {
  public:
@@ -77,7 +78,7 @@ class ParamGroup {
   // Forgets reduced and unreduced gradients.
   void ZeroGradients();
   bool has_unreduced_gradients() const { return static_cast<bool>(gradient_image_); }
-  bool has_reduced_gradients() const { return static_cast<bool>(reduced_) || reduction_pending_; }
+  bool has_reduced_gradients() const { return reduced_ != nullptr && *reduced_; }
 
   // After CommContext::ResetAfterError: sharded, without gradients.
   void ResetAfterError();
@@ -89,25 +90,27 @@ class ParamGroup {
   State state() const { return state_; }
   const FlatLayout& layout() const { return layout_; }
   const std::vector<std::shared_ptr<Parameter>>& parameters() const { return parameters_; }
-  // Why parameters were not rebased at the last unshard; empty where all of them view the image.
+  // Why values were copied that should have been views, since the last unshard; empty where none were.
   const std::string& fallback_reason() const { return fallback_reason_; }
 
  private:
   ParamGroup(CommContext& context, std::string name, std::vector<std::shared_ptr<Parameter>> parameters,
              const ShardingPolicy& policy, FlatLayout layout);
   bool master_is_image() const;
+  FlatImage data_image() const;
   absl::Status Gather(Priority priority);
-  absl::Status FillImage();
+  // Puts this rank's shard, converted, into its own range of the gathered buffer; returns where that is.
+  const void* PlaceOwnShard(std::byte* gathered);
+  absl::Status ViewImage();
+  void DropImage();
   absl::StatusOr<Buffer> TakeReduceInput();
-  absl::Status CollectGradients();
-  absl::Status ApplyReduction(Buffer output);
 
   CommContext& context_;
   std::string name_;
   std::vector<std::shared_ptr<Parameter>> parameters_;
   ShardingPolicy policy_;
   FlatLayout layout_;
-  std::unique_ptr<ShardCopies> copies_;  // Without zero copy only.
+  std::vector<PlacedCopy> copy_out_, copy_in_;  // Without zero copy only.
   State state_ = State::kSharded;
   Buffer master_;
   Buffer gathered_;  // Without zero copy only, and only until the copy-out.
@@ -115,8 +118,7 @@ class ParamGroup {
   Work gather_;
   std::string fallback_reason_;
   Buffer gradient_image_;
-  Buffer reduced_;
-  bool reduction_pending_ = false;
+  std::shared_ptr<Buffer> reduced_;  // Empty while the reduction is under way.
 };
 
 }  // namespace weft

@@ -1,0 +1,103 @@
+#include "weft/sharding/fully_shard.h"
+
+#include <utility>
+
+#include "sharding/group_plan.h"
+#include "sharding/module_hooks.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+constexpr std::string_view kReplicateAxis = "replicate";
+constexpr std::string_view kShardAxis = "shard";
+
+// Sums of a shard group continue the tree of the replicate group only where ranks are replicate-major.
+absl::Status CheckMesh(const DeviceMesh& mesh, int world_size) {
+  std::vector<std::string_view> expected = {kReplicateAxis, kShardAxis};
+  size_t place = 0;
+  for (const MeshAxis& axis : mesh.axes()) {
+    while (place < expected.size() && expected[place] != axis.name) ++place;
+    if (place++ == expected.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          "mesh ", mesh.ToString(), ": parameters are sharded over the axes replicate and shard, in this ",
+          "order, and no others; axis '", axis.name, "' does not fit"));
+    }
+  }
+  if (mesh.size() != world_size) {
+    return absl::InvalidArgumentError(absl::StrCat("mesh ", mesh.ToString(), " has ", mesh.size(),
+                                                   " ranks, but the engine connects ", world_size));
+  }
+  return absl::OkStatus();
+}
+
+// The caller's group along one axis; alone where the mesh has no such axis.
+absl::StatusOr<ProcessGroup> GroupAlong(const DeviceMesh& mesh, std::string_view axis, int rank) {
+  if (!mesh.AxisSize(axis).ok()) return ProcessGroup{std::string(axis), {rank}, 0};
+  return mesh.Group({axis}, rank);
+}
+
+absl::StatusOr<std::unique_ptr<CommContext>> MakeContext(const DeviceMesh& mesh, CommEngine& engine,
+                                                         const ShardingPolicy& policy) {
+  const int rank = engine.bootstrap().rank();
+  WEFT_ASSIGN_OR_RETURN(ProcessGroup shard, GroupAlong(mesh, kShardAxis, rank));
+  WEFT_ASSIGN_OR_RETURN(ProcessGroup replicate, GroupAlong(mesh, kReplicateAxis, rank));
+  return CommContext::Create(engine, std::move(shard), {std::move(replicate)},
+                             {policy.max_reduce_scatters, policy.max_all_reduces});
+}
+
+absl::Status MakeGroups(CommContext& context, const std::vector<PlannedGroup>& plan,
+                        const ShardingPolicy& policy, const ShardLoader& loader,
+                        std::vector<std::unique_ptr<ParamGroup>>& groups) {
+  for (const PlannedGroup& planned : plan) {
+    WEFT_ASSIGN_OR_RETURN(groups.emplace_back(),
+                          ParamGroup::Create(context, planned.name(), planned.parameters, policy));
+  }
+  for (const auto& group : groups) WEFT_RETURN_IF_ERROR(group->Load(loader));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+ShardedModel::ShardedModel(Module& root, ShardingPolicy policy, std::unique_ptr<CommContext> context)
+    : root_(root), policy_(std::move(policy)), context_(std::move(context)) {}
+
+ShardedModel::~ShardedModel() = default;
+
+absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, absl::Span<Module* const> blocks,
+                                                         const DeviceMesh& mesh, CommEngine& engine,
+                                                         const ShardingPolicy& policy,
+                                                         const ShardLoader& loader) {
+  WEFT_RETURN_IF_ERROR(policy.Validate());
+  WEFT_RETURN_IF_ERROR(CheckMesh(mesh, engine.bootstrap().size()));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<PlannedGroup> plan, PlanGroups(root, blocks));
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<CommContext> context, MakeContext(mesh, engine, policy));
+  std::unique_ptr<ShardedModel> model(new ShardedModel(root, policy, std::move(context)));
+  const absl::Status made = MakeGroups(*model->context_, plan, policy, loader, model->groups_);
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(engine.bootstrap(), made, engine.options().timeout));
+  std::vector<Module*> modules;
+  for (const PlannedGroup& planned : plan) modules.push_back(planned.module);
+  model->hooks_ = std::make_unique<ShardedModel::Hooks>(*model, modules);
+  return model;
+}
+
+void ShardedModel::ZeroGradients() {
+  for (const auto& group : groups_) group->ZeroGradients();
+}
+
+std::vector<ShardView> ShardedModel::Shards() const {
+  std::vector<ShardView> shards;
+  for (const auto& group : groups_) {
+    for (ShardView& shard : group->Shards()) shards.push_back(shard);
+  }
+  return shards;
+}
+
+absl::Status ShardedModel::ResetAfterError() {
+  WEFT_RETURN_IF_ERROR(context_->ResetAfterError());
+  for (const auto& group : groups_) group->ResetAfterError();
+  hooks_->ResetAfterError();
+  return absl::OkStatus();
+}
+
+}  // namespace weft

@@ -1,0 +1,56 @@
+// The gradient norm over the mesh: the shards of one replica hold every gradient once, so the shard group
+// suffices.
+#include <algorithm>
+#include <cmath>
+
+#include "weft/core/order_free_sum.h"
+#include "weft/core/status.h"
+#include "weft/sharding/fully_shard.h"
+
+namespace weft {
+namespace {
+
+constexpr double kEpsilon = 1e-6;  // As torch.nn.utils.clip_grad_norm_.
+
+absl::StatusOr<float> MaxOverShards(CommContext& context, const std::vector<ShardView>& shards) {
+  float maximum = 0.0F;
+  for (const ShardView& shard : shards) {
+    if (shard.grad != nullptr) maximum = std::max(maximum, MaxMagnitude(shard.grad, shard.elements()));
+  }
+  WEFT_RETURN_IF_ERROR(context.AllReduceScalars("grad_norm.max", &maximum, DType::kF32, 1, ReduceOp::kMax));
+  return maximum;
+}
+
+absl::StatusOr<SquareSum> SumOverShards(CommContext& context, const std::vector<ShardView>& shards,
+                                        float maximum) {
+  SquareSum total = {};
+  for (const ShardView& shard : shards) {
+    if (shard.grad == nullptr) continue;
+    const SquareSum sum = SumSquares(shard.grad, shard.elements(), maximum);
+    for (size_t limb = 0; limb < total.size(); ++limb) total[limb] += sum[limb];
+  }
+  WEFT_RETURN_IF_ERROR(context.AllReduceScalars("grad_norm.sum", total.data(), DType::kI64,
+                                                static_cast<int64_t>(total.size()), ReduceOp::kSum));
+  return total;
+}
+
+}  // namespace
+
+absl::StatusOr<GradientNorm> ShardedModel::ClipGradNorm(double max_norm) {
+  for (const auto& group : groups_) {
+    if (group->has_reduced_gradients()) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("parameter group '", group->name(),
+                     "' has no reduced gradients: run backward with gradient sync on before clipping"));
+  }
+  const std::vector<ShardView> shards = Shards();
+  WEFT_ASSIGN_OR_RETURN(const float maximum, MaxOverShards(*context_, shards));
+  // The same on all ranks, so that all leave out the sum, or none.
+  if (!std::isfinite(maximum)) return GradientNorm{maximum, max_norm > 0.0 ? 0.0F : 1.0F};
+  WEFT_ASSIGN_OR_RETURN(const SquareSum sum, SumOverShards(*context_, shards, maximum));
+  const double norm = NormOf(sum, maximum);
+  const double factor = max_norm > 0.0 ? std::min(1.0, max_norm / (norm + kEpsilon)) : 1.0;
+  return GradientNorm{norm, static_cast<float>(factor)};
+}
+
+}  // namespace weft

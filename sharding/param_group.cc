@@ -1,0 +1,281 @@
+#include "weft/sharding/param_group.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include <absl/container/flat_hash_set.h>
+
+#include "sharding/parameter_views.h"
+#include "sharding/shard_copies.h"
+#include "weft/core/status.h"
+#include "weft/core/strided_copy.h"
+
+namespace weft {
+namespace {
+
+constexpr int64_t kAlignmentBytes = 64;
+
+int64_t BytesOf(int64_t elements, DType dtype) { return elements * static_cast<int64_t>(SizeOf(dtype)); }
+
+// Offsets are the same in the buffers of every dtype, so the smallest one decides.
+int64_t AlignmentElements(const ShardingPolicy& policy) {
+  return kAlignmentBytes /
+         static_cast<int64_t>(std::min(SizeOf(policy.param_dtype), SizeOf(policy.reduce_dtype)));
+}
+
+absl::Status CheckDistinct(const std::string& group, const Parameters& parameters) {
+  absl::flat_hash_set<const Parameter*> seen;
+  for (const std::shared_ptr<Parameter>& parameter : parameters) {
+    if (!seen.insert(parameter.get()).second) {
+      return absl::InvalidArgumentError(absl::StrCat("parameter group '", group, "' lists parameter '",
+                                                     parameter->name, "' twice: list it once"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::vector<FlatParameter> Describe(const Parameters& parameters, const ShardingPolicy& policy,
+                                    const std::vector<int>& buckets) {
+  std::vector<FlatParameter> described;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const int shard_dim = policy.shard_dim ? policy.shard_dim(*parameters[i]) : 0;
+    described.push_back({parameters[i]->shape, shard_dim, buckets.empty() ? 0 : buckets[i]});
+  }
+  return described;
+}
+
+void Zero(std::byte* base, DType dtype, const std::vector<FlatRange>& ranges) {
+  for (const FlatRange& range : ranges) {
+    std::memset(base + BytesOf(range.begin, dtype), 0, static_cast<size_t>(BytesOf(range.count, dtype)));
+  }
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ParamGroup>> ParamGroup::Create(
+    CommContext& context, std::string name, std::vector<std::shared_ptr<Parameter>> parameters,
+    const ShardingPolicy& policy, const std::vector<int>& buckets) {
+  WEFT_RETURN_IF_ERROR(policy.Validate());
+  WEFT_RETURN_IF_ERROR(CheckDistinct(name, parameters));
+  if (!buckets.empty() && (buckets.size() != parameters.size() ||
+                           *std::max_element(buckets.begin(), buckets.end()) >= context.bucket_count())) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter group '", name, "': there must be one bucket below ", context.bucket_count(),
+                     " for each of ", parameters.size(), " parameters"));
+  }
+  const FlatKind kind = policy.zero_copy ? FlatKind::kContiguous : FlatKind::kPerParameter;
+  absl::StatusOr<FlatLayout> layout = FlatLayout::Make(
+      kind, Describe(parameters, policy, buckets), context.shard_group().size(), AlignmentElements(policy));
+  if (!layout.ok()) return Annotate(layout.status(), "parameter group '" + name + "'");
+  std::unique_ptr<ParamGroup> group(
+      new ParamGroup(context, std::move(name), std::move(parameters), policy, *std::move(layout)));
+  const int64_t master_bytes = BytesOf(group->layout_.shard_elements(), DType::kF32);
+  WEFT_ASSIGN_OR_RETURN(group->master_, context.AcquireShard(static_cast<size_t>(master_bytes)));
+  std::memset(group->master_.data(), 0, group->master_.bytes());
+  return group;
+}
+
+ParamGroup::ParamGroup(CommContext& context, std::string name,
+                       std::vector<std::shared_ptr<Parameter>> parameters, const ShardingPolicy& policy,
+                       FlatLayout layout)
+    : context_(context),
+      name_(std::move(name)),
+      parameters_(std::move(parameters)),
+      policy_(policy),
+      layout_(std::move(layout)) {
+  if (policy_.zero_copy) return;
+  const bool alone = context_.shard_group().size() == 1;
+  copy_out_ = PlanCopyOut(layout_, alone ? DType::kF32 : policy_.param_dtype, policy_.param_dtype);
+  copy_in_ = PlanCopyIn(layout_, policy_.gradient_dtype(), policy_.reduce_dtype);
+}
+
+ParamGroup::~ParamGroup() {
+  if (state_ == State::kUnsharded) ForgetData(parameters_, data_image());
+  if (gradient_image_) ForgetGradients(parameters_);
+}
+
+absl::Status ParamGroup::Load(const ShardLoader& loader) {
+  auto* master = reinterpret_cast<float*>(master_.data());
+  for (const ShardPiece& piece : layout_.Pieces(context_.shard_group().group_rank)) {
+    const Parameter& parameter = *parameters_[static_cast<size_t>(piece.parameter)];
+    for (int64_t run = 0; run < piece.runs; ++run) {
+      WEFT_RETURN_IF_ERROR(loader(parameter, piece.start + run * piece.run_stride, piece.run_length,
+                                  master + piece.shard_offset + run * piece.run_length));
+    }
+  }
+  for (const std::shared_ptr<Parameter>& parameter : parameters_) parameter->data.data = nullptr;
+  return absl::OkStatus();
+}
+
+bool ParamGroup::master_is_image() const {
+  return policy_.zero_copy && context_.shard_group().size() == 1 && policy_.param_dtype == DType::kF32;
+}
+
+FlatImage ParamGroup::data_image() const {
+  return {layout_, master_is_image() ? master_.data() : image_.data(), policy_.param_dtype};
+}
+
+absl::Status ParamGroup::Unshard(Priority priority) {
+  if (state_ == State::kUnsharding) return absl::OkStatus();
+  if (state_ == State::kUnsharded) return ViewImage();
+  WEFT_RETURN_IF_ERROR(context_.status());
+  WEFT_RETURN_IF_ERROR(CheckDataStorage(parameters_, policy_.param_dtype));
+  if (!master_is_image()) WEFT_RETURN_IF_ERROR(Gather(priority));
+  state_ = State::kUnsharding;
+  return absl::OkStatus();
+}
+
+absl::Status ParamGroup::Gather(Priority priority) {
+  const DType dtype = policy_.param_dtype;
+  const bool alone = context_.shard_group().size() == 1;
+  const auto image_bytes = static_cast<size_t>(BytesOf(layout_.image_elements(), dtype));
+  WEFT_ASSIGN_OR_RETURN(image_, context_.AcquireImage(image_bytes));
+  if (!policy_.zero_copy && alone) return absl::OkStatus();
+  if (!policy_.zero_copy) {
+    const auto gathered_bytes = static_cast<size_t>(BytesOf(layout_.gathered_elements(), dtype));
+    WEFT_ASSIGN_OR_RETURN(gathered_, context_.AcquireImage(gathered_bytes));
+  }
+  std::byte* gathered = policy_.zero_copy ? image_.data() : gathered_.data();
+  const void* shard = dtype == DType::kF32 ? master_.data() : PlaceOwnShard(gathered);
+  if (alone || layout_.gathered_elements() == 0) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(
+      gather_, context_.AllGather(name_, shard, gathered, dtype, layout_.gathered_elements(), priority));
+  return absl::OkStatus();
+}
+
+const void* ParamGroup::PlaceOwnShard(std::byte* gathered) {
+  const DType dtype = policy_.param_dtype;
+  const int64_t shard_bytes = BytesOf(layout_.shard_elements(), dtype);
+  std::byte* own = gathered + context_.shard_group().group_rank * shard_bytes;
+  ConvertRun(master_.data(), DType::kF32, own, dtype, layout_.shard_elements());
+  context_.CountCopy(shard_bytes);
+  return own;
+}
+
+absl::Status ParamGroup::WaitUnshard() {
+  if (state_ == State::kUnsharded) return absl::OkStatus();
+  if (state_ == State::kSharded) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "parameter group '", name_, "' is sharded and no unshard is pending: call Unshard first"));
+  }
+  if (gather_.valid()) {
+    if (const absl::Status ready = gather_.Wait(); !ready.ok()) return context_.Fail(ready);
+  }
+  if (!policy_.zero_copy) {
+    // A shard group of one copies, and casts, straight out of its master.
+    context_.CountCopy(RunCopies(copy_out_, gathered_ ? gathered_.data() : master_.data(), image_.data()));
+    context_.Retire(std::move(gather_), std::move(gathered_));
+  }
+  state_ = State::kUnsharded;
+  const absl::Status viewed = ViewImage();
+  if (!viewed.ok()) DropImage();
+  return viewed;
+}
+
+absl::Status ParamGroup::ViewImage() {
+  WEFT_ASSIGN_OR_RETURN(FallbackReport report, ViewData(parameters_, data_image()));
+  context_.CountCopy(report.copied_bytes);
+  fallback_reason_ = std::move(report.reason);
+  return absl::OkStatus();
+}
+
+absl::Status ParamGroup::Reshard() {
+  if (state_ == State::kUnsharding) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("parameter group '", name_, "' is being unsharded: call WaitUnshard before Reshard"));
+  }
+  if (state_ == State::kUnsharded) {
+    ForgetData(parameters_, data_image());
+    DropImage();
+  }
+  return absl::OkStatus();
+}
+
+void ParamGroup::DropImage() {
+  context_.Retire(std::move(gather_), std::move(image_));
+  state_ = State::kSharded;
+}
+
+absl::Status ParamGroup::PrepareGradients() {
+  if (gradient_image_) return absl::OkStatus();
+  if (reduced_ != nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "parameter group '", name_,
+        "' still holds the gradients of the last reduction: call ZeroGradients after the update, or "
+        "switch gradient sync off for all microbatches but the last"));
+  }
+  const DType dtype = policy_.gradient_dtype();
+  const int64_t bytes = BytesOf(layout_.image_elements(), dtype);
+  WEFT_ASSIGN_OR_RETURN(gradient_image_, context_.AcquireGradients(static_cast<size_t>(bytes)));
+  Zero(gradient_image_.data(), dtype, layout_.ImageGaps());
+  ViewGradients(parameters_, {layout_, gradient_image_.data(), dtype});
+  return absl::OkStatus();
+}
+
+absl::Status ParamGroup::ReduceGradients() {
+  WEFT_RETURN_IF_ERROR(context_.status());
+  if (!gradient_image_) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("parameter group '", name_,
+                     "' has no gradients to reduce: call PrepareGradients, and then run backward"));
+  }
+  const FlatImage image{layout_, gradient_image_.data(), policy_.gradient_dtype()};
+  WEFT_ASSIGN_OR_RETURN(const FallbackReport report, CollectGradients(parameters_, image));
+  context_.CountCopy(report.copied_bytes);
+  if (fallback_reason_.empty()) fallback_reason_ = report.reason;
+  WEFT_ASSIGN_OR_RETURN(Buffer input, TakeReduceInput());
+  ForgetGradients(parameters_);
+  reduced_ = std::make_shared<Buffer>();
+  return context_.Reduce({name_, policy_.reduce_dtype, layout_.shard_elements(), std::move(input),
+                          layout_.BucketSlices(context_.shard_group().group_rank), reduced_});
+}
+
+absl::StatusOr<Buffer> ParamGroup::TakeReduceInput() {
+  const DType from = policy_.gradient_dtype();
+  const DType to = policy_.reduce_dtype;
+  if (policy_.zero_copy && from == to) return std::move(gradient_image_);
+  const int64_t bytes = BytesOf(layout_.gathered_elements(), to);
+  WEFT_ASSIGN_OR_RETURN(Buffer input, context_.AcquireGradients(static_cast<size_t>(bytes)));
+  if (policy_.zero_copy) {
+    ConvertRun(gradient_image_.data(), from, input.data(), to, layout_.gathered_elements());
+    context_.CountCopy(bytes);
+  } else {
+    for (int rank = 0; rank < layout_.shard_size(); ++rank) {
+      Zero(input.data() + rank * BytesOf(layout_.shard_elements(), to), to, layout_.ShardGaps(rank));
+    }
+    context_.CountCopy(RunCopies(copy_in_, gradient_image_.data(), input.data()));
+  }
+  gradient_image_.Reset();
+  return input;
+}
+
+void ParamGroup::ZeroGradients() {
+  if (gradient_image_) ForgetGradients(parameters_);
+  gradient_image_.Reset();
+  reduced_.reset();
+}
+
+void ParamGroup::ResetAfterError() {
+  if (state_ == State::kUnsharded) ForgetData(parameters_, data_image());
+  gather_ = Work();
+  gathered_.Reset();
+  image_.Reset();
+  state_ = State::kSharded;
+  ZeroGradients();
+}
+
+std::vector<ShardView> ParamGroup::Shards() const {
+  auto* data = reinterpret_cast<float*>(master_.data());
+  auto* grad = has_reduced_gradients() ? reinterpret_cast<float*>(reduced_->data()) : nullptr;
+  std::vector<ShardView> shards;
+  for (const ShardPiece& piece : layout_.Pieces(context_.shard_group().group_rank)) {
+    const Parameter& parameter = *parameters_[static_cast<size_t>(piece.parameter)];
+    const bool reduced = grad != nullptr && parameter.requires_grad;
+    shards.push_back(
+        {&parameter, piece, data + piece.shard_offset, reduced ? grad + piece.shard_offset : nullptr});
+  }
+  return shards;
+}
+
+}  // namespace weft

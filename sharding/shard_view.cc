@@ -1,0 +1,34 @@
+#include "weft/sharding/shard_view.h"
+
+#include <cstddef>
+
+#include "weft/core/status.h"
+#include "weft/core/strided_copy.h"
+#include "weft/nn/initialize.h"
+
+namespace weft {
+
+ShardLoader LoadInitialValues(uint64_t seed) {
+  return [seed](const Parameter& parameter, int64_t start, int64_t count, float* out) {
+    FillInitialValues(parameter, seed, start, count, out);
+    return absl::OkStatus();
+  };
+}
+
+ShardLoader LoadFromParameters() {
+  return [](const Parameter& parameter, int64_t start, int64_t count, float* out) {
+    const TensorView& data = parameter.data;
+    if (data.data == nullptr || data.shape != parameter.shape || !data.IsContiguous() ||
+        !IsFloating(data.dtype)) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("parameter '", parameter.name, "' has no contiguous floating-point data of its shape ",
+                       ToString(parameter.shape), " to load from: give it some, or use another loader"));
+    }
+    const auto* source =
+        static_cast<const std::byte*>(data.data) + static_cast<size_t>(start) * SizeOf(data.dtype);
+    ConvertRun(source, data.dtype, out, DType::kF32, count);
+    return absl::OkStatus();
+  };
+}
+
+}  // namespace weft

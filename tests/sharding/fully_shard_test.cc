@@ -1,0 +1,221 @@
+// The hooks of a sharded model: unusual models, misuse, and errors in the middle of a pass.
+#include "weft/sharding/fully_shard.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/sharding/toy_training.h"
+#include "tests/support/thread_ranks.h"
+
+namespace weft {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using testing::IsOk;
+using testing::kToySeed;
+using testing::MakeToyMesh;
+using testing::RankEngine;
+using testing::RunRanks;
+using testing::StatusIs;
+using testing::ToyInputs;
+using testing::ToyNet;
+using testing::ToyPass;
+using testing::ToyUpdate;
+using testing::ToyWeights;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
+
+// Runs `body(net, model, rank)` on ranks of one shard group, each with a sharded network of its own.
+template <typename Body>
+void WithModel(int ranks, const ShardingPolicy& policy, Body body) {
+  RunRanks(NodeMap::OneNode(ranks), [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, ranks));
+    ToyNet net({6, 6, 6, 6});
+    WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, policy,
+                                                       LoadInitialValues(kToySeed)));
+    return body(net, *model, bootstrap.rank());
+  });
+}
+
+absl::Status Pass(ToyNet& net, int rank, int step) { return ToyPass(net, rank, 2, step, 0, 1); }
+
+TEST(FullyShard, LeavesNoParameterWithDataBetweenPasses) {
+  WithModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    for (int step = 0; step < 2; ++step) {
+      for (const auto& parameter : net.AllParameters()) {
+        EXPECT_EQ(parameter->data.data, nullptr);
+        EXPECT_EQ(parameter->grad.data, nullptr);
+      }
+      WEFT_RETURN_IF_ERROR(Pass(net, rank, step));
+      WEFT_RETURN_IF_ERROR(ToyUpdate(model, 0.0, nullptr));
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST(FullyShard, FillsEveryShardFromTheLoaderAlone) {
+  WithModel(3, {}, [](ToyNet& net, ShardedModel& model, int) -> absl::Status {
+    std::vector<float> expected;
+    for (const auto& parameter : net.AllParameters()) {
+      std::vector<float> values(static_cast<size_t>(parameter->elements()));
+      WEFT_RETURN_IF_ERROR(LoadInitialValues(kToySeed)(*parameter, 0, parameter->elements(), values.data()));
+      expected.insert(expected.end(), values.begin(), values.end());
+    }
+    WEFT_ASSIGN_OR_RETURN(const std::vector<float> weights, ToyWeights(model));
+    EXPECT_EQ(weights, expected);
+    return absl::OkStatus();
+  });
+}
+
+TEST(FullyShard, GivesModulesThatTookNoPartAGradientOfZero) {
+  WithModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    net.SetOrder({0, 2});
+    WEFT_RETURN_IF_ERROR(Pass(net, rank, 0));
+    for (const ShardView& shard : model.groups()[2]->Shards()) {
+      EXPECT_THAT(absl::MakeConstSpan(shard.grad, static_cast<size_t>(shard.elements())), Each(0.0F));
+    }
+    return ToyUpdate(model, 1.0, nullptr);
+  });
+}
+
+TEST(FullyShard, ReducesABlockThatIsCalledTwiceOnceAndWhole) {
+  const auto gradients = [](std::vector<size_t> order, ShardedModel& model, ToyNet& net, int rank,
+                            std::vector<float>& out) -> absl::Status {
+    net.SetOrder(std::move(order));
+    const int64_t before = model.context().counters().reduce_scatters;
+    WEFT_RETURN_IF_ERROR(Pass(net, rank, 0));
+    EXPECT_EQ(model.context().counters().reduce_scatters - before, 4);
+    for (const ShardView& shard : model.groups()[2]->Shards())
+      out.assign(shard.grad, shard.grad + shard.elements());
+    model.ZeroGradients();
+    return absl::OkStatus();
+  };
+  WithModel(2, {}, [&](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    std::vector<float> once;
+    std::vector<float> twice;
+    WEFT_RETURN_IF_ERROR(gradients({0, 1, 2}, model, net, rank, once));
+    WEFT_RETURN_IF_ERROR(gradients({0, 1, 1, 2}, model, net, rank, twice));
+    EXPECT_NE(once, twice);
+    WEFT_RETURN_IF_ERROR(gradients({0, 1, 1, 2}, model, net, rank, once));  // Now with the order recorded.
+    EXPECT_EQ(once, twice);
+    return absl::OkStatus();
+  });
+}
+
+TEST(FullyShard, FollowsAModelThatChangesItsOrder) {
+  for (const int depth : {1, 2}) {
+    ShardingPolicy policy;
+    policy.prefetch_depth = depth;
+    WithModel(2, policy, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+      int step = 0;
+      for (const std::vector<size_t>& order :
+           std::vector<std::vector<size_t>>{{0, 1, 2}, {0, 2}, {2, 1, 0}, {1}}) {
+        net.SetOrder(order);
+        WEFT_RETURN_IF_ERROR(Pass(net, rank, step++));
+        for (const auto& group : model.groups()) EXPECT_EQ(group->state(), ParamGroup::State::kSharded);
+        WEFT_RETURN_IF_ERROR(ToyUpdate(model, 1.0, nullptr));
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
+TEST(FullyShard, KeepsNothingGatheredAfterAForwardWithoutGradients) {
+  ShardingPolicy policy;
+  policy.reshard_after_forward = false;
+  WithModel(2, policy, [](ToyNet& net, ShardedModel& model, int) -> absl::Status {
+    Invocation invocation(/*gradients=*/false);
+    WEFT_RETURN_IF_ERROR(net.Forward(invocation, {ToyInputs(0, 2, 6)}).status());
+    for (const auto& group : model.groups()) EXPECT_EQ(group->state(), ParamGroup::State::kSharded);
+    EXPECT_EQ(model.context().gradient_peak_bytes(), 0);
+    return absl::OkStatus();
+  });
+}
+
+TEST(FullyShard, RefusesASecondReductionBeforeTheFirstWasUsed) {
+  WithModel(1, {}, [](ToyNet& net, ShardedModel&, int rank) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(Pass(net, rank, 0));
+    EXPECT_THAT(Pass(net, rank, 1), StatusIs(kPrecondition, HasSubstr("call ZeroGradients")));
+    return absl::OkStatus();
+  });
+}
+
+TEST(FullyShard, RefusesToClipWithoutReducedGradients) {
+  WithModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    EXPECT_THAT(model.ClipGradNorm(1.0), StatusIs(kPrecondition, HasSubstr("no reduced gradients")));
+    model.SetRequiresGradientSync(false);
+    WEFT_RETURN_IF_ERROR(Pass(net, rank, 0));
+    EXPECT_THAT(model.ClipGradNorm(1.0), StatusIs(kPrecondition, HasSubstr("no reduced gradients")));
+    return absl::OkStatus();
+  });
+}
+
+TEST(FullyShard, FailsOnAllRanksWhenOneCannotGoOnAndWorksAgainAfterAReset) {
+  WithModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(Pass(net, rank, 0));
+    WEFT_RETURN_IF_ERROR(ToyUpdate(model, 1.0, nullptr));
+    WEFT_ASSIGN_OR_RETURN(const std::vector<float> before, ToyWeights(model));
+    std::vector<float> storage(8);
+    if (rank == 1) net.layer(1).weight()->data = TensorView::Contiguous(storage.data(), DType::kF32, {8});
+    EXPECT_THAT(Pass(net, rank, 1), ::testing::Not(IsOk()));
+    EXPECT_THAT(Pass(net, rank, 1), ::testing::Not(IsOk()));  // Until it is reset.
+    if (rank == 1) net.layer(1).weight()->data.data = nullptr;
+    WEFT_RETURN_IF_ERROR(model.ResetAfterError());
+    WEFT_ASSIGN_OR_RETURN(const std::vector<float> after, ToyWeights(model));
+    EXPECT_EQ(before, after);
+    WEFT_RETURN_IF_ERROR(Pass(net, rank, 1));
+    return ToyUpdate(model, 1.0, nullptr);
+  });
+}
+
+TEST(FullyShard, TakesItsHooksAwayWhenItGoes) {
+  RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, 1));
+    ToyNet net({6, 6});
+    WEFT_RETURN_IF_ERROR(
+        FullyShard(net, net.blocks(), mesh, *engine.engine, {}, LoadInitialValues(kToySeed)).status());
+    Invocation invocation;
+    EXPECT_THAT(net.Forward(invocation, {ToyInputs(0, 1, 6)}), StatusIs(kPrecondition, HasSubstr("sharded")));
+    return absl::OkStatus();
+  });
+}
+
+TEST(FullyShard, RefusesMeshesThatDoNotFit) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+    ToyNet net({6, 6});
+    const auto shard = [&](std::vector<MeshAxis> axes, int size) {
+      return FullyShard(net, net.blocks(), *DeviceMesh::Create(std::move(axes), size), *engine.engine, {},
+                        LoadInitialValues(kToySeed));
+    };
+    EXPECT_THAT(shard({{"shard", 1}, {"replicate", 2}}, 2),
+                StatusIs(kInvalid, HasSubstr("axis 'replicate'")));
+    EXPECT_THAT(shard({{"pipeline", 2}}, 2), StatusIs(kInvalid, HasSubstr("axis 'pipeline'")));
+    EXPECT_THAT(shard({{"shard", 4}}, 4),
+                StatusIs(kInvalid, AllOf(HasSubstr("4 ranks"), HasSubstr("connects 2"))));
+    EXPECT_THAT(shard({{"shard", 2}}, 2), IsOk());
+    return absl::OkStatus();
+  });
+}
+
+TEST(FullyShard, FailsOnAllRanksWhenOneCannotLoad) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, 2));
+    ToyNet net({6, 6});
+    const ShardLoader loader = [&bootstrap](const Parameter& parameter, int64_t, int64_t, float*) {
+      return bootstrap.rank() == 1 ? absl::NotFoundError(parameter.name) : absl::OkStatus();
+    };
+    EXPECT_THAT(FullyShard(net, net.blocks(), mesh, *engine.engine, {}, loader),
+                StatusIs(absl::StatusCode::kNotFound, HasSubstr("layers.0")));
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace
+}  // namespace weft

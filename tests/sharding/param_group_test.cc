@@ -1,0 +1,303 @@
+#include "weft/sharding/param_group.h"
+
+#include <array>
+#include <numeric>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/sharding/toy_training.h"
+#include "tests/support/thread_ranks.h"
+
+namespace weft {
+namespace {
+
+using testing::AddGradient;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::RankEngine;
+using testing::ReadValues;
+using testing::RunRanks;
+using testing::StatusIs;
+using State = ParamGroup::State;
+
+constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
+
+std::vector<std::shared_ptr<Parameter>> MakeParameters(const std::vector<Shape>& shapes) {
+  std::vector<std::shared_ptr<Parameter>> parameters;
+  for (const Shape& shape : shapes) {
+    parameters.push_back(std::make_shared<Parameter>());
+    parameters.back()->name = absl::StrCat("p", parameters.size() - 1);
+    parameters.back()->shape = shape;
+  }
+  return parameters;
+}
+
+// Element i holds i.
+absl::Status LoadIndices(const Parameter&, int64_t start, int64_t count, float* out) {
+  std::iota(out, out + count, static_cast<float>(start));
+  return absl::OkStatus();
+}
+
+std::vector<float> Indices(int64_t count) {
+  std::vector<float> values(static_cast<size_t>(count));
+  std::iota(values.begin(), values.end(), 0.0F);
+  return values;
+}
+
+ProcessGroup GroupOf(std::string name, std::vector<int> ranks, int rank) {
+  const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
+  return {std::move(name), std::move(ranks), static_cast<int>(place)};
+}
+
+// A rank of a shard group of all ranks, without replicas.
+struct Fixture {
+  RankEngine engine;
+  std::unique_ptr<CommContext> context;
+
+  static absl::StatusOr<Fixture> Make(Bootstrap& bootstrap) {
+    Fixture fixture;
+    WEFT_ASSIGN_OR_RETURN(fixture.engine, RankEngine::Make(bootstrap));
+    std::vector<int> all(static_cast<size_t>(bootstrap.size()));
+    std::iota(all.begin(), all.end(), 0);
+    const int rank = bootstrap.rank();
+    WEFT_ASSIGN_OR_RETURN(fixture.context,
+                          CommContext::Create(*fixture.engine.engine, GroupOf("shard", all, rank),
+                                              {GroupOf("replicate", {rank}, rank)}, {}));
+    return fixture;
+  }
+
+  absl::StatusOr<std::unique_ptr<ParamGroup>> Group(const std::vector<std::shared_ptr<Parameter>>& parameters,
+                                                    const ShardingPolicy& policy = {}) const {
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<ParamGroup> group,
+                          ParamGroup::Create(*context, "group", parameters, policy));
+    WEFT_RETURN_IF_ERROR(group->Load(LoadIndices));
+    return group;
+  }
+};
+
+absl::Status Gather(ParamGroup& group) {
+  WEFT_RETURN_IF_ERROR(group.Unshard(Priority::kCritical));
+  return group.WaitUnshard();
+}
+
+std::vector<ShardingPolicy> BothKinds() {
+  ShardingPolicy zero_copy;
+  ShardingPolicy copies;
+  copies.zero_copy = false;
+  return {zero_copy, copies};
+}
+
+TEST(ParamGroup, GoesThroughTheSameStatesForEverySize) {
+  const std::vector<std::vector<Shape>> groups = {{}, {{0, 3}}, {{1}}, {{5, 7}, {0}, {3}}, {{64}}};
+  for (const int ranks : {1, 2, 3}) {
+    RunRanks(NodeMap::OneNode(ranks), [&](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(const Fixture fixture, Fixture::Make(bootstrap));
+      for (const ShardingPolicy& policy : BothKinds()) {
+        for (const std::vector<Shape>& shapes : groups) {
+          const auto parameters = MakeParameters(shapes);
+          WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(parameters, policy));
+          EXPECT_EQ(group->state(), State::kSharded);
+          WEFT_RETURN_IF_ERROR(group->Unshard(Priority::kCritical));
+          EXPECT_EQ(group->state(), State::kUnsharding);
+          WEFT_RETURN_IF_ERROR(group->Unshard(Priority::kCritical));
+          WEFT_RETURN_IF_ERROR(group->WaitUnshard());
+          EXPECT_EQ(group->state(), State::kUnsharded);
+          for (const auto& parameter : parameters) {
+            EXPECT_EQ(ReadValues(parameter->data), Indices(parameter->elements()));
+          }
+          WEFT_RETURN_IF_ERROR(group->PrepareGradients());
+          WEFT_RETURN_IF_ERROR(group->ReduceGradients());
+          WEFT_RETURN_IF_ERROR(group->Reshard());
+          EXPECT_EQ(group->state(), State::kSharded);
+          WEFT_RETURN_IF_ERROR(fixture.context->FinishBackward());
+          EXPECT_TRUE(group->has_reduced_gradients());
+        }
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
+TEST(ParamGroup, SumsGradientsAndCountsUnwrittenOnesAsZero) {
+  RunRanks(NodeMap::OneNode(3), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const Fixture fixture, Fixture::Make(bootstrap));
+    for (const ShardingPolicy& policy : BothKinds()) {
+      const auto parameters = MakeParameters({{7, 5}, {9}, {4}});
+      parameters[2]->requires_grad = false;
+      WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(parameters, policy));
+      for (int use = 0; use < 2; ++use) {  // The second time with buffers that have been used.
+        WEFT_RETURN_IF_ERROR(group->PrepareGradients());
+        // Of the second parameter on one rank only.
+        AddGradient(*parameters[0], Indices(35));
+        if (bootstrap.rank() == 1) AddGradient(*parameters[1], Indices(9));
+        EXPECT_EQ(parameters[2]->grad.data, nullptr);
+        WEFT_RETURN_IF_ERROR(group->ReduceGradients());
+        EXPECT_EQ(parameters[0]->grad.data, nullptr);
+        WEFT_RETURN_IF_ERROR(fixture.context->FinishBackward());
+        for (const ShardView& shard : group->Shards()) {
+          if (shard.parameter == parameters[2].get()) {
+            EXPECT_EQ(shard.grad, nullptr);
+            continue;
+          }
+          const float ranks = shard.parameter == parameters[0].get() ? 3.0F : 1.0F;
+          for (int64_t i = 0; i < shard.elements(); ++i) {
+            EXPECT_EQ(shard.grad[i], ranks * static_cast<float>(shard.piece.start + i));
+          }
+        }
+        group->ZeroGradients();
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST(ParamGroup, ReducesEachBucketOverItsOwnReplicas) {
+  // Two replicas of a shard group of two; bucket 0 is replicated, bucket 1 is not.
+  RunRanks(NodeMap::RanksPerNode(4, 2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+    const int rank = bootstrap.rank();
+    const int replica = rank / 2;
+    WEFT_ASSIGN_OR_RETURN(
+        const auto context,
+        CommContext::Create(
+            *engine.engine, GroupOf("shard", {2 * replica, 2 * replica + 1}, rank),
+            {GroupOf("replicate", {rank % 2, rank % 2 + 2}, rank), GroupOf("alone", {rank}, rank)}, {}));
+    for (const ShardingPolicy& policy : BothKinds()) {
+      const int64_t before = context->counters().all_reduces;
+      const auto parameters = MakeParameters({{40}, {3}, {5, 5}});
+      WEFT_ASSIGN_OR_RETURN(const auto group,
+                            ParamGroup::Create(*context, "group", parameters, policy, {1, 0, 0}));
+      WEFT_RETURN_IF_ERROR(group->PrepareGradients());
+      for (const auto& parameter : parameters) {
+        AddGradient(*parameter, std::vector<float>(static_cast<size_t>(parameter->elements()),
+                                                   static_cast<float>(1 << (2 * rank))));
+      }
+      WEFT_RETURN_IF_ERROR(group->ReduceGradients());
+      WEFT_RETURN_IF_ERROR(context->FinishBackward());
+      EXPECT_EQ(context->counters().all_reduces - before, 1);
+      const float own_replica = replica == 0 ? 1 + 4 : 16 + 64;
+      for (const ShardView& shard : group->Shards()) {
+        const float expected = shard.parameter == parameters[0].get() ? own_replica : 1 + 4 + 16 + 64;
+        EXPECT_THAT(absl::MakeConstSpan(shard.grad, static_cast<size_t>(shard.elements())), Each(expected));
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST(ParamGroup, RefusesCallsOutOfOrder) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const Fixture fixture, Fixture::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(MakeParameters({{8}})));
+    EXPECT_THAT(group->WaitUnshard(), StatusIs(kPrecondition, HasSubstr("call Unshard first")));
+    EXPECT_THAT(group->ReduceGradients(), StatusIs(kPrecondition, HasSubstr("no gradients to reduce")));
+    WEFT_RETURN_IF_ERROR(group->Reshard());
+    WEFT_RETURN_IF_ERROR(group->Unshard(Priority::kCritical));
+    EXPECT_THAT(group->Reshard(), StatusIs(kPrecondition, HasSubstr("call WaitUnshard before")));
+    WEFT_RETURN_IF_ERROR(group->WaitUnshard());
+    WEFT_RETURN_IF_ERROR(group->PrepareGradients());
+    WEFT_RETURN_IF_ERROR(group->ReduceGradients());
+    EXPECT_THAT(group->ReduceGradients(), StatusIs(kPrecondition, HasSubstr("no gradients to reduce")));
+    EXPECT_THAT(group->PrepareGradients(), StatusIs(kPrecondition, HasSubstr("call ZeroGradients")));
+    return fixture.context->FinishBackward();
+  });
+}
+
+TEST(ParamGroup, RefusesAParameterTwice) {
+  RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const Fixture fixture, Fixture::Make(bootstrap));
+    auto parameters = MakeParameters({{8}});
+    parameters.push_back(parameters[0]);
+    EXPECT_THAT(fixture.Group(parameters),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'p0' twice")));
+    return absl::OkStatus();
+  });
+}
+
+TEST(ParamGroup, CopiesIntoStorageThatACallerGaveAndSaysWhy) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const Fixture fixture, Fixture::Make(bootstrap));
+    const auto parameters = MakeParameters({{6}, {3}});
+    WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(parameters));
+    std::array<float, 3> own = {};
+    parameters[1]->data = TensorView::Contiguous(own.data(), DType::kF32, {3});
+    WEFT_RETURN_IF_ERROR(Gather(*group));
+    EXPECT_THAT(own, ElementsAre(0, 1, 2));
+    EXPECT_THAT(group->fallback_reason(), HasSubstr("'p1' has data storage of its own"));
+    EXPECT_EQ(fixture.context->counters().copied_bytes, 12);
+    // A replacement while unsharded is met at the next unshard.
+    std::array<float, 6> other = {};
+    parameters[0]->data = TensorView::Contiguous(other.data(), DType::kF32, {6});
+    WEFT_RETURN_IF_ERROR(group->Unshard(Priority::kCritical));
+    EXPECT_THAT(other, ElementsAre(0, 1, 2, 3, 4, 5));
+    // Given up, it is a view again.
+    WEFT_RETURN_IF_ERROR(group->Reshard());
+    for (const auto& parameter : parameters) parameter->data.data = nullptr;
+    WEFT_RETURN_IF_ERROR(Gather(*group));
+    EXPECT_EQ(group->fallback_reason(), "");
+    return group->Reshard();
+  });
+}
+
+TEST(ParamGroup, StaysShardedIfAParameterCannotFollowAndRecovers) {
+  RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const Fixture fixture, Fixture::Make(bootstrap));
+    for (const ShardingPolicy& policy : BothKinds()) {
+      const auto parameters = MakeParameters({{6}, {3}});
+      WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(parameters, policy));
+      std::array<float, 4> own = {};
+      const TensorView wrong = TensorView::Contiguous(own.data(), DType::kF32, {4});
+      parameters[1]->data = wrong;
+      EXPECT_THAT(group->Unshard(Priority::kCritical), StatusIs(kPrecondition, HasSubstr("'p1'")));
+      parameters[1]->data.data = nullptr;
+      WEFT_RETURN_IF_ERROR(group->Unshard(Priority::kCritical));
+      parameters[1]->data = wrong;  // Behind its back, while the gather is under way.
+      EXPECT_THAT(group->WaitUnshard(), StatusIs(kPrecondition, HasSubstr("'p1'")));
+      EXPECT_EQ(group->state(), State::kSharded);
+      EXPECT_EQ(parameters[0]->data.data, nullptr);
+      parameters[1]->data.data = nullptr;
+      WEFT_RETURN_IF_ERROR(Gather(*group));
+      EXPECT_EQ(ReadValues(parameters[1]->data), Indices(3));
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST(ParamGroup, CollectsAGradientThatWasReplaced) {
+  RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const Fixture fixture, Fixture::Make(bootstrap));
+    const auto parameters = MakeParameters({{3}});
+    WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(parameters));
+    WEFT_RETURN_IF_ERROR(group->PrepareGradients());
+    std::array<float, 3> replacement = {3, 4, 5};
+    parameters[0]->grad = TensorView::Contiguous(replacement.data(), DType::kF32, {3});
+    WEFT_RETURN_IF_ERROR(group->ReduceGradients());
+    WEFT_RETURN_IF_ERROR(fixture.context->FinishBackward());
+    const ShardView shard = group->Shards().at(0);
+    EXPECT_THAT(absl::MakeConstSpan(shard.grad, 3), ElementsAre(3, 4, 5));
+    EXPECT_THAT(group->fallback_reason(), HasSubstr("gradient storage"));
+    return absl::OkStatus();
+  });
+}
+
+TEST(ParamGroup, LoadsFromWhatParametersHoldAndLetsGoOfIt) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const Fixture fixture, Fixture::Make(bootstrap));
+    const auto parameters = MakeParameters({{40}});
+    WEFT_ASSIGN_OR_RETURN(const auto group, ParamGroup::Create(*fixture.context, "group", parameters, {}));
+    EXPECT_THAT(group->Load(LoadFromParameters()), StatusIs(kPrecondition, HasSubstr("'p0'")));
+    std::array<BF16, 40> own;
+    for (size_t i = 0; i < own.size(); ++i) own[i] = ToBF16(static_cast<float>(i));
+    parameters[0]->data = TensorView::Contiguous(own.data(), DType::kBF16, {40});
+    WEFT_RETURN_IF_ERROR(group->Load(LoadFromParameters()));
+    EXPECT_EQ(parameters[0]->data.data, nullptr);
+    WEFT_RETURN_IF_ERROR(Gather(*group));
+    EXPECT_EQ(ReadValues(parameters[0]->data), Indices(40));
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,153 @@
+#include "tests/sharding/toy_training.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "weft/core/status.h"
+#include "weft/nn/materialize.h"
+
+namespace weft::testing {
+namespace {
+
+constexpr float kLearningRate = 0.5F;
+constexpr size_t kSegmentBytes = size_t{8} << 20;
+
+EngineCounters Difference(const EngineCounters& after, const EngineCounters& before) {
+  EngineCounters difference;
+  difference.all_gather_bytes = after.all_gather_bytes - before.all_gather_bytes;
+  difference.reduce_scatter_bytes = after.reduce_scatter_bytes - before.reduce_scatter_bytes;
+  difference.all_reduce_bytes = after.all_reduce_bytes - before.all_reduce_bytes;
+  difference.copied_bytes = after.copied_bytes - before.copied_bytes;
+  return difference;
+}
+
+ShardingCounters Difference(const ShardingCounters& after, const ShardingCounters& before) {
+  return {after.all_gathers - before.all_gathers, after.reduce_scatters - before.reduce_scatters,
+          after.all_reduces - before.all_reduces, after.copied_bytes - before.copied_bytes};
+}
+
+StepCosts ExpectedCosts(const ShardedModel& model, const ToyRun& run) {
+  StepCosts costs;
+  for (size_t i = 0; i < model.groups().size(); ++i) {
+    costs += CostsOfGroup(model.groups()[i]->layout(), i == 0, run.policy,
+                          {run.shard, run.replicate, run.microbatches});
+  }
+  return costs;
+}
+
+absl::Status ToyStep(ShardedModel& model, ToyNet& net, const ToyRun& run, int rank, int step,
+                     std::vector<double>* norms) {
+  for (int microbatch = 0; microbatch < run.microbatches; ++microbatch) {
+    model.SetRequiresGradientSync(microbatch + 1 == run.microbatches);
+    WEFT_RETURN_IF_ERROR(ToyPass(net, rank, run.replicate * run.shard, step, microbatch, run.microbatches));
+  }
+  return ToyUpdate(model, run.clip, norms);
+}
+
+}  // namespace
+
+absl::StatusOr<RankEngine> RankEngine::Make(Bootstrap& bootstrap) {
+  RankEngine rank;
+  WEFT_ASSIGN_OR_RETURN(rank.heap, NodeHeap::Create(bootstrap, {.segment_bytes = kSegmentBytes}));
+  EngineOptions options;
+  options.timeout = absl::Seconds(120);
+  WEFT_ASSIGN_OR_RETURN(rank.engine, CommEngine::Create(bootstrap, *rank.heap, options));
+  return rank;
+}
+
+absl::StatusOr<DeviceMesh> MakeToyMesh(int replicate, int shard) {
+  return DeviceMesh::Create({{"replicate", replicate}, {"shard", shard}}, replicate * shard);
+}
+
+std::string ToyRun::Describe() const {
+  return absl::StrCat(replicate, " x ", shard, ", zero copy ", policy.zero_copy, ", reshard ",
+                      policy.reshard_after_forward, ", prefetch ", policy.prefetch_depth, ", ",
+                      ToAbsl(Name(policy.param_dtype)), " reduced in ", ToAbsl(Name(policy.reduce_dtype)),
+                      ", ", microbatches, " microbatches");
+}
+
+absl::Status ToyPass(ToyNet& net, int rank, int ranks, int step, int microbatch, int microbatches) {
+  const int64_t rows = kToyRows / (ranks * microbatches);
+  const int64_t begin = step * kToyRows + (microbatch * ranks + rank) * rows;
+  Invocation invocation;
+  const Tensor inputs = ToyInputs(begin, rows, net.parameters()[0]->elements());
+  WEFT_ASSIGN_OR_RETURN(const Tensors outputs, net.Forward(invocation, {inputs}));
+  const Tensor gradient = ToyLossGradient(outputs[0], 1.0F / static_cast<float>(kToyRows));
+  return net.Backward(invocation, {gradient}).status();
+}
+
+absl::Status ToyUpdate(ShardedModel& model, double clip, std::vector<double>* norms) {
+  WEFT_ASSIGN_OR_RETURN(const GradientNorm norm, model.ClipGradNorm(clip));
+  if (norms != nullptr) norms->push_back(norm.norm);
+  for (const ShardView& shard : model.Shards()) {
+    for (int64_t i = 0; i < shard.elements(); ++i)
+      shard.data[i] -= kLearningRate * norm.factor * shard.grad[i];
+  }
+  model.ZeroGradients();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<float>> ToyWeights(ShardedModel& model) {
+  std::vector<float> weights;
+  for (const auto& group : model.groups()) {
+    WEFT_RETURN_IF_ERROR(group->Unshard(Priority::kCritical));
+    WEFT_RETURN_IF_ERROR(group->WaitUnshard());
+    for (const auto& parameter : group->parameters()) {
+      const std::vector<float> values = ReadValues(parameter->data);
+      weights.insert(weights.end(), values.begin(), values.end());
+    }
+    WEFT_RETURN_IF_ERROR(group->Reshard());
+  }
+  return weights;
+}
+
+absl::StatusOr<ToyOutcome> TrainToy(Bootstrap& bootstrap, const ToyRun& run) {
+  WEFT_ASSIGN_OR_RETURN(const RankEngine rank, RankEngine::Make(bootstrap));
+  WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(run.replicate, run.shard));
+  ToyNet net(run.sizes);
+  WEFT_ASSIGN_OR_RETURN(
+      const std::unique_ptr<ShardedModel> model,
+      FullyShard(net, net.blocks(), mesh, *rank.engine, run.policy, LoadInitialValues(kToySeed)));
+  ToyOutcome outcome;
+  for (int step = 0; step < run.steps; ++step) {
+    const EngineCounters engine = rank.engine->counters();
+    const ShardingCounters sharding = model->context().counters();
+    model->context().ResetPeaks();
+    WEFT_RETURN_IF_ERROR(ToyStep(*model, net, run, bootstrap.rank(), step, &outcome.norms));
+    outcome.engine = Difference(rank.engine->counters(), engine);
+    outcome.sharding = Difference(model->context().counters(), sharding);
+  }
+  outcome.image_peak_bytes = model->context().image_peak_bytes();
+  outcome.gradient_peak_bytes = model->context().gradient_peak_bytes();
+  outcome.expected = ExpectedCosts(*model, run);
+  WEFT_ASSIGN_OR_RETURN(outcome.weights, ToyWeights(*model));
+  return outcome;
+}
+
+absl::StatusOr<ToyOutcome> TrainToyAlone(const ToyRun& run) {
+  ToyNet net(run.sizes);
+  MaterializedParameters memory(net, kToySeed, DType::kF32, DType::kF32);
+  ToyOutcome outcome;
+  for (int step = 0; step < run.steps; ++step) {
+    WEFT_RETURN_IF_ERROR(ToyPass(net, 0, 1, step, 0, 1));
+    double squares = 0.0;
+    for (const auto& parameter : net.AllParameters()) {
+      for (const float g : ReadValues(parameter->grad)) squares += static_cast<double>(g) * g;
+    }
+    outcome.norms.push_back(std::sqrt(squares));
+    const auto factor = static_cast<float>(std::min(1.0, run.clip / (outcome.norms.back() + 1e-6)));
+    for (const auto& parameter : net.AllParameters()) {
+      auto* data = parameter->data.As<float>();
+      const auto* grad = parameter->grad.As<float>();
+      for (int64_t i = 0; i < parameter->elements(); ++i) data[i] -= kLearningRate * factor * grad[i];
+    }
+    memory.ClearGradients();
+  }
+  for (const auto& parameter : net.AllParameters()) {
+    const std::vector<float> values = ReadValues(parameter->data);
+    outcome.weights.insert(outcome.weights.end(), values.begin(), values.end());
+  }
+  return outcome;
+}
+
+}  // namespace weft::testing
