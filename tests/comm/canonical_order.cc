@@ -1,0 +1,171 @@
+#include "tests/comm/canonical_order.h"
+
+#include <cmath>
+#include <type_traits>
+
+#include <absl/strings/str_cat.h>
+#include <gtest/gtest.h>
+
+#include "weft/mesh/device_mesh.h"
+
+namespace weft::testing {
+namespace {
+
+// Element i of a rank's input: every rank can compute every other's.
+uint64_t RandomBits(int rank, int64_t i) {
+  uint64_t x = static_cast<uint64_t>(rank) * 0x9e3779b97f4a7c15U + static_cast<uint64_t>(i) + 1;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
+  return x ^ (x >> 31);
+}
+
+// Signs and exponents vary so much that most orders of addition differ in the last bits.
+float RandomFloat(int rank, int64_t i, int exponents) {
+  const uint64_t bits = RandomBits(rank, i);
+  const auto mantissa = static_cast<float>(static_cast<int64_t>(bits >> 40) - (int64_t{1} << 23));
+  const int exponent = static_cast<int>(bits % static_cast<uint64_t>(exponents)) - exponents / 2 - 23;
+  return std::ldexp(mantissa, exponent);
+}
+
+template <typename T>
+struct Arithmetic {
+  using Wide = T;
+  static T Random(int rank, int64_t i) { return static_cast<T>(RandomBits(rank, i)); }
+  static Wide Widen(T value) { return value; }
+  static T Narrow(Wide value) { return value; }
+  static Wide Add(Wide a, Wide b) {
+    using U = std::make_unsigned_t<T>;
+    return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
+  }
+};
+template <>
+struct Arithmetic<float> {
+  using Wide = float;
+  static float Random(int rank, int64_t i) { return RandomFloat(rank, i, 40); }
+  static float Widen(float value) { return value; }
+  static float Narrow(float value) { return value; }
+  static float Add(float a, float b) { return a + b; }
+};
+template <>
+struct Arithmetic<F16> : Arithmetic<float> {
+  static F16 Random(int rank, int64_t i) { return ToF16(RandomFloat(rank, i, 16)); }
+  static float Widen(F16 value) { return ToFloat(value); }
+  static F16 Narrow(float value) { return ToF16(value); }
+};
+template <>
+struct Arithmetic<BF16> : Arithmetic<float> {
+  static BF16 Random(int rank, int64_t i) { return ToBF16(RandomFloat(rank, i, 16)); }
+  static float Widen(BF16 value) { return ToFloat(value); }
+  static BF16 Narrow(float value) { return ToBF16(value); }
+};
+
+template <typename T>
+typename Arithmetic<T>::Wide Tree(int lo, int n, int64_t i) {
+  if (n == 1) return Arithmetic<T>::Widen(Arithmetic<T>::Random(lo, i));
+  int left = 1;
+  while (2 * left < n) left *= 2;
+  return Arithmetic<T>::Add(Tree<T>(lo, left, i), Tree<T>(lo + left, n - left, i));
+}
+
+// Elements whose bits are not those of the tree over `ranks` ranks.
+template <typename T>
+int64_t CountWrong(const std::byte* memory, int ranks, int64_t begin, int64_t count) {
+  int64_t wrong = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const T expected = Arithmetic<T>::Narrow(Tree<T>(0, ranks, begin + i));
+    if (std::memcmp(memory + static_cast<size_t>(i) * sizeof(T), &expected, sizeof(T)) != 0) ++wrong;
+  }
+  return wrong;
+}
+
+template <typename T>
+absl::StatusOr<Buffer> RandomInput(BufferPool& pool, int rank, int64_t count) {
+  WEFT_ASSIGN_OR_RETURN(Buffer input, pool.Acquire(static_cast<size_t>(count) * sizeof(T)));
+  for (int64_t i = 0; i < count; ++i) {
+    const T value = Arithmetic<T>::Random(rank, i);
+    std::memcpy(input.data() + static_cast<size_t>(i) * sizeof(T), &value, sizeof(T));
+  }
+  return input;
+}
+
+template <typename T>
+absl::Status CheckReduceScatter(EngineFixture& fixture, const std::vector<int64_t>& counts) {
+  const ProcessGroup& group = fixture.engine->group(fixture.lane);
+  const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  const int64_t begin = std::accumulate(counts.begin(), counts.begin() + group.group_rank, int64_t{0});
+  const int64_t own = counts[static_cast<size_t>(group.group_rank)];
+  WEFT_ASSIGN_OR_RETURN(Buffer input, RandomInput<T>(*fixture.pool, group.group_rank, total));
+  WEFT_ASSIGN_OR_RETURN(Buffer output, fixture.pool->Acquire(static_cast<size_t>(own) * sizeof(T)));
+  Work work = fixture.engine->ReduceScatter(fixture.lane, input.data(), output.data(), kDTypeOf<T>, total,
+                                            ReduceOp::kSum, counts);
+  WEFT_RETURN_IF_ERROR(work.Wait());
+  EXPECT_EQ(CountWrong<T>(output.data(), group.size(), begin, own), 0) << "reduce_scatter";
+  return work.WaitReleased();
+}
+
+template <typename T>
+absl::Status CheckAllReduce(EngineFixture& fixture, int64_t count) {
+  const ProcessGroup& group = fixture.engine->group(fixture.lane);
+  WEFT_ASSIGN_OR_RETURN(Buffer buffer, RandomInput<T>(*fixture.pool, group.group_rank, count));
+  Work work = fixture.engine->AllReduce(fixture.lane, buffer.data(), buffer.data(), kDTypeOf<T>, count,
+                                        ReduceOp::kSum);
+  WEFT_RETURN_IF_ERROR(work.Wait());
+  EXPECT_EQ(CountWrong<T>(buffer.data(), group.size(), 0, count), 0) << "all_reduce";
+  return work.WaitReleased();
+}
+
+template <typename T>
+absl::Status CheckTyped(EngineFixture& fixture, int64_t count) {
+  const int ranks = fixture.engine->group(fixture.lane).size();
+  std::vector<int64_t> uneven;
+  for (int rank = 0; rank < ranks; ++rank) uneven.push_back(rank % 3 == 1 ? 0 : count + 3 * rank);
+  WEFT_RETURN_IF_ERROR(
+      CheckReduceScatter<T>(fixture, std::vector<int64_t>(static_cast<size_t>(ranks), count)));
+  WEFT_RETURN_IF_ERROR(CheckReduceScatter<T>(fixture, uneven));
+  return CheckAllReduce<T>(fixture, count * ranks + 5);
+}
+
+}  // namespace
+
+absl::Status CheckCanonicalOrder(EngineFixture& fixture, DType dtype, int64_t count) {
+  SCOPED_TRACE(absl::StrCat(ToAbsl(Name(dtype)), ", ", count, " elements a rank"));
+  switch (dtype) {
+    case DType::kF32:
+      return CheckTyped<float>(fixture, count);
+    case DType::kBF16:
+      return CheckTyped<BF16>(fixture, count);
+    case DType::kF16:
+      return CheckTyped<F16>(fixture, count);
+    case DType::kI32:
+      return CheckTyped<int32_t>(fixture, count);
+    case DType::kI64:
+      return CheckTyped<int64_t>(fixture, count);
+  }
+  return absl::InternalError("a dtype that this test does not know");
+}
+
+absl::Status CheckHybridReduction(EngineFixture& fixture, int shard_size, int64_t count) {
+  const int rank = fixture.engine->bootstrap().rank();
+  const int ranks = fixture.engine->bootstrap().size();
+  SCOPED_TRACE(absl::StrCat("replicate ", ranks / shard_size, " x shard ", shard_size));
+  WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh,
+                        DeviceMesh::Create({{"replicate", -1}, {"shard", shard_size}}, ranks));
+  WEFT_ASSIGN_OR_RETURN(const ProcessGroup shard, mesh.Group({"shard"}, rank));
+  WEFT_ASSIGN_OR_RETURN(const ProcessGroup replicate, mesh.Group({"replicate"}, rank));
+  CommEngine& engine = *fixture.engine;
+  WEFT_ASSIGN_OR_RETURN(const LaneId shard_lane, engine.AddLane(shard, LanePurpose::kReduceScatter));
+  WEFT_ASSIGN_OR_RETURN(const LaneId replicate_lane, engine.AddLane(replicate, LanePurpose::kAllReduce));
+
+  WEFT_ASSIGN_OR_RETURN(Buffer input, RandomInput<float>(*fixture.pool, rank, count * shard_size));
+  WEFT_ASSIGN_OR_RETURN(Buffer output, fixture.pool->Acquire(static_cast<size_t>(count) * sizeof(float)));
+  Work scatter = engine.ReduceScatter(shard_lane, input.data(), output.data(), DType::kF32,
+                                      count * shard_size, ReduceOp::kSum);
+  Work reduce = engine.AllReduce(replicate_lane, output.data(), output.data(), DType::kF32, count,
+                                 ReduceOp::kSum, {}, &scatter);
+  WEFT_RETURN_IF_ERROR(reduce.Wait());
+  EXPECT_EQ(CountWrong<float>(output.data(), ranks, shard.group_rank * count, count), 0);
+  WEFT_RETURN_IF_ERROR(scatter.WaitReleased());
+  return reduce.WaitReleased();
+}
+
+}  // namespace weft::testing
