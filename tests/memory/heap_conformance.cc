@@ -48,9 +48,9 @@ absl::StatusOr<std::vector<Block>> AllocateAndFreeAtRandom(NodeHeap& heap, int r
   std::mt19937 random(static_cast<unsigned>(rank));
   std::vector<Block> blocks;
   size_t peak = 0;
-  for (int step = 0; step < 400; ++step) {
+  for (int step = 0; step < 200; ++step) {
     if (random() % 3 != 0 && heap.allocated_bytes() < kSegmentBytes / 2) {
-      Block block{nullptr, 1 + random() % 20000, static_cast<std::byte>(random())};
+      Block block{nullptr, 1 + random() % 10000, static_cast<std::byte>(random())};
       WEFT_ASSIGN_OR_RETURN(block.data, heap.Allocate(block.bytes));
       ExpectGoodBlock(heap, block, rank);
       std::memset(block.data, static_cast<int>(block.mark), block.bytes);

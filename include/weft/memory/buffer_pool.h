@@ -52,6 +52,7 @@ class BufferPool {
   // idle).
   absl::StatusOr<Buffer> Acquire(size_t bytes);
 
+  // All figures count what the heap gave: whole multiples of 64 bytes.
   size_t in_use_bytes() const;
   size_t peak_bytes() const;  // Largest in_use_bytes() since ResetPeak.
   size_t idle_bytes() const;

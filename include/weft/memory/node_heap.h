@@ -44,6 +44,7 @@ class NodeHeap {
   // At least 64 bytes, 64-byte aligned; contents undefined. Errors: kResourceExhausted (asked, free, largest
   // hole).
   absl::StatusOr<std::byte*> Allocate(size_t bytes);
+  // Null is ignored. Pages stay committed, for the next block.
   void Free(std::byte* block);
 
   // Where `pointer` lies in this rank's own segment; nothing for any other memory.

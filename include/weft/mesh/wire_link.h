@@ -1,10 +1,12 @@
 // Tagged, non-blocking messages between ranks: what a runtime offers between nodes.
 //
-// Two kinds of traffic. *Data* goes straight between buffers: a receive must be posted for each send, matched
-// by (peer, tag) in order. *Notes* are small unsolicited messages, delivered in order for each pair of ranks.
+// Two kinds of traffic. *Data* goes straight between buffers: a receive of the same length must be posted for
+// each send; they are matched by (peer, tag) in order. *Notes* are small unsolicited messages, delivered in
+// order for each pair of ranks.
 //
 // Thread safety: one caller at a time (the engine's lock).
 // Lifetime: a buffer must stay until Test says that its request is done, or until the link is destroyed.
+//   Destroying a link never blocks, whatever is still under way.
 #pragma once
 
 #include <cstddef>
@@ -32,10 +34,11 @@ class WireLink {
   // `peer` is a rank of the bootstrap; `tag` is in [0, max_tag()].
   virtual absl::StatusOr<RequestId> Send(int peer, int tag, const void* data, size_t bytes) = 0;
   virtual absl::StatusOr<RequestId> Receive(int peer, int tag, void* data, size_t bytes) = 0;
-  // True once: the request is then forgotten. Errors: kInternal (the transport failed; the message says what
-  // it said).
+  // True once: the request is then forgotten, as after an error. Errors: kInternal (the transport failed, and
+  // the message says what it said; or a message had another length than its receive).
   virtual absl::StatusOr<bool> Test(RequestId request) = 0;
-  // Gives up a receive that will never be matched. A send cannot be taken back.
+  // Forgets a request that will never be matched. A send cannot be taken back; where data had begun to move,
+  // the buffer must stay until the link is destroyed.
   virtual void Cancel(RequestId request) = 0;
 
   // Copies the note; it is on its way when this returns. At most kMaxNoteBytes.

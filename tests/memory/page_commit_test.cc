@@ -1,0 +1,79 @@
+#include "src/memory/page_commit.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <sys/mman.h>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/status_matchers.h"
+
+namespace weft::internal {
+namespace {
+
+using ::testing::HasSubstr;
+using ::weft::testing::StatusIs;
+
+constexpr size_t kBytes = size_t{1} << 20;
+
+// A mapping of kBytes over a file that may be shorter: its end stands for a node that has run out of memory.
+class Mapping {
+ public:
+  explicit Mapping(size_t file_bytes) : file_(memfd_create("page_commit_test", MFD_CLOEXEC)) {
+    EXPECT_EQ(ftruncate(file_, static_cast<off_t>(file_bytes)), 0);
+    base_ = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_, 0);
+    EXPECT_NE(base_, MAP_FAILED);
+  }
+  ~Mapping() {
+    munmap(base_, kBytes);
+    close(file_);
+  }
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+
+  std::byte* base() const { return static_cast<std::byte*>(base_); }
+  size_t ResidentPages() const {
+    std::vector<unsigned char> pages(kBytes / static_cast<size_t>(sysconf(_SC_PAGESIZE)));
+    EXPECT_EQ(mincore(base_, kBytes, pages.data()), 0);
+    return static_cast<size_t>(
+        std::count_if(pages.begin(), pages.end(), [](auto page) { return (page & 1) != 0; }));
+  }
+
+ private:
+  int file_;
+  void* base_;
+};
+
+absl::StatusOr<size_t> Plenty() { return size_t{1} << 40; }
+
+TEST(PageCommitter, BacksWhatIsAskedAndKeepsItsContents) {
+  const Mapping mapping(kBytes);
+  std::byte* segment = mapping.base() + 64;  // Segments need not start with a page.
+  PageCommitter committer(segment, kBytes - 64);
+  EXPECT_EQ(mapping.ResidentPages(), 0);
+  ASSERT_OK(committer.Commit(5, 1, Plenty));
+  const size_t few = mapping.ResidentPages();
+  EXPECT_GT(few, 0);
+  EXPECT_LT(few, kBytes / 4096);
+  segment[5] = std::byte{42};
+  ASSERT_OK(committer.Commit(0, kBytes - 64, Plenty));
+  EXPECT_EQ(mapping.ResidentPages(), kBytes / static_cast<size_t>(sysconf(_SC_PAGESIZE)));
+  EXPECT_EQ(segment[5], std::byte{42});
+}
+
+TEST(PageCommitter, ALackOfMemoryIsAStatusAndTheRestStaysUsable) {
+  const Mapping mapping(kBytes / 2);
+  PageCommitter committer(mapping.base(), kBytes);
+  ASSERT_OK(committer.Commit(0, kBytes / 2, Plenty));
+  for (int attempt = 0; attempt < 2; ++attempt) {  // A failure is not remembered as success.
+    EXPECT_THAT(committer.Commit(kBytes / 2 - 1, 2, Plenty),
+                StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("no memory for")));
+  }
+  mapping.base()[kBytes / 2 - 1] = std::byte{1};
+}
+
+}  // namespace
+}  // namespace weft::internal
