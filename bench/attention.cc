@@ -1,0 +1,103 @@
+// Causal attention, forward and backward, against what one writes with Eigen: a head at a time, with the
+// whole tokens x tokens matrix of its scores. On one thread, heads of 64. GFLOP/s count what causal attention
+// needs, half of the matrix; Eigen's version computes all of it.
+//
+//   build/release/bench/weft_bench_attention [--benchmark_filter=…]
+#include <cmath>
+
+#include <Eigen/Core>
+#include <benchmark/benchmark.h>
+
+#include "bench/versus.h"
+#include "src/nn/attention_kernel.h"
+#include "weft/core/parallel.h"
+
+namespace weft::bench {
+namespace {
+
+using Matrix = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+using Head = Eigen::Map<Matrix, Eigen::Unaligned, Eigen::OuterStride<>>;
+
+constexpr int64_t kHeads = 4;
+constexpr int64_t kHeadDim = 64;
+
+struct Attention {
+  explicit Attention(int64_t seq) : sizes{1, seq, kHeads, kHeads, kHeadDim} {
+    for (Tensor* tensor : {&q, &k, &v, &dout, &out, &dq, &dk, &dv}) {
+      *tensor = Tensor::Empty(DType::kF32, {1, seq, kHeads, kHeadDim});
+      for (int64_t i = 0; i < tensor->elements(); ++i)
+        tensor->As<float>()[i] = std::sin(static_cast<float>(i));
+    }
+    lse = Tensor::Empty(DType::kF32, {1, kHeads, seq});
+  }
+  AttentionSizes sizes;
+  Tensor q, k, v, dout, out, lse, dq, dk, dv;
+};
+
+Head HeadOf(const Attention& a, const Tensor& tensor, int64_t head) {
+  return {tensor.As<float>() + head * kHeadDim, a.sizes.seq, kHeadDim,
+          Eigen::OuterStride<>(kHeads * kHeadDim)};
+}
+
+// softmax(Q K^T / sqrt(d)) of one head, masked.
+Matrix Weights(const Attention& a, int64_t head) {
+  Matrix scores = HeadOf(a, a.q, head) * HeadOf(a, a.k, head).transpose();
+  scores *= 1.0F / std::sqrt(static_cast<float>(kHeadDim));
+  for (int64_t row = 0; row < scores.rows(); ++row) {
+    auto seen = scores.row(row).head(row + 1).array();
+    seen = (seen - seen.maxCoeff()).exp();
+    seen /= seen.sum();
+    scores.row(row).tail(scores.cols() - row - 1).setZero();
+  }
+  return scores;
+}
+
+void EigenForward(const Attention& a) {
+  for (int64_t head = 0; head < kHeads; ++head) {
+    HeadOf(a, a.out, head).noalias() = Weights(a, head) * HeadOf(a, a.v, head);
+  }
+}
+
+void EigenBackward(const Attention& a) {
+  for (int64_t head = 0; head < kHeads; ++head) {
+    const Matrix weights = Weights(a, head);
+    const Head dout = HeadOf(a, a.dout, head);
+    HeadOf(a, a.dv, head).noalias() = weights.transpose() * dout;
+    Matrix gradient = dout * HeadOf(a, a.v, head).transpose();
+    const Eigen::VectorXf delta = dout.cwiseProduct(HeadOf(a, a.out, head)).rowwise().sum();
+    gradient = weights.cwiseProduct(gradient.colwise() - delta) / std::sqrt(static_cast<float>(kHeadDim));
+    HeadOf(a, a.dq, head).noalias() = gradient * HeadOf(a, a.k, head);
+    HeadOf(a, a.dk, head).noalias() = gradient.transpose() * HeadOf(a, a.q, head);
+  }
+}
+
+// Of `products` matrix products over the lower half of the scores.
+double Flops(int64_t seq, double products) {
+  return products * static_cast<double>(seq) * static_cast<double>(seq) * kHeadDim * kHeads;
+}
+
+void Forward(benchmark::State& state) {
+  SetThreadCount(1);
+  const Attention a(state.range(0));
+  MeasureInTurns(
+      state, Flops(state.range(0), 2), [&] { AttentionForward(a.sizes, a.q, a.k, a.v, a.out, a.lse); },
+      [&] { EigenForward(a); });
+}
+
+void Backward(benchmark::State& state) {
+  SetThreadCount(1);
+  const Attention a(state.range(0));
+  AttentionForward(a.sizes, a.q, a.k, a.v, a.out, a.lse);
+  MeasureInTurns(
+      state, Flops(state.range(0), 5),
+      [&] { benchmark::DoNotOptimize(AttentionBackward(a.sizes, a.q, a.k, a.v, a.out, a.lse, a.dout)); },
+      [&] { EigenBackward(a); });
+}
+
+BENCHMARK(Forward)->Arg(128)->Arg(512)->Arg(2048)->UseManualTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(Backward)->Arg(128)->Arg(512)->Arg(2048)->UseManualTime()->Unit(benchmark::kMillisecond);
+
+}  // namespace
+}  // namespace weft::bench
+
+BENCHMARK_MAIN();

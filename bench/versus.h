@@ -1,0 +1,44 @@
+// Two ways to do the same, measured in turns, so that both meet the same weather.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+#include <benchmark/benchmark.h>
+
+namespace weft::bench {
+
+template <typename Run>
+double SecondsOf(const Run& run) {
+  const auto start = std::chrono::steady_clock::now();
+  run();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+inline double Median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+// Runs both once an iteration; reports the medians as GFLOP/s, and how many times faster weft is.
+template <typename Weft, typename Eigen>
+void MeasureInTurns(benchmark::State& state, double flops, const Weft& weft, const Eigen& eigen) {
+  weft();  // Makes what is made once for each shape.
+  eigen();
+  std::vector<double> weft_seconds;
+  std::vector<double> eigen_seconds;
+  for (auto _ : state) {
+    weft_seconds.push_back(SecondsOf(weft));
+    eigen_seconds.push_back(SecondsOf(eigen));
+    state.SetIterationTime(weft_seconds.back());
+  }
+  const double weft_median = Median(weft_seconds);
+  const double eigen_median = Median(eigen_seconds);
+  state.counters["weft_gflops"] = flops / weft_median * 1e-9;
+  state.counters["eigen_gflops"] = flops / eigen_median * 1e-9;
+  state.counters["eigen/weft"] = eigen_median / weft_median;
+}
+
+}  // namespace weft::bench
