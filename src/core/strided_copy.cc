@@ -11,7 +11,7 @@ namespace weft {
 namespace {
 
 // Below this many elements a thread, starting threads costs more than they save.
-constexpr int64_t kElementsPerThread = 64 * 1024;
+constexpr int64_t kElementsPerThread = int64_t{64} << 10;
 
 // Largest steps outermost, so that the innermost loop runs through neighbours; the target decides, as
 // scattered writes cost more than scattered reads.

@@ -16,7 +16,7 @@ namespace {
 
 // What is remembered, and so committed, at once: small next to what modules allocate, large next to a system
 // call.
-constexpr size_t kChunkBytes = 256 * 1024;
+constexpr size_t kChunkBytes = size_t{256} << 10;
 
 // Writes one byte a page without changing it: a neighbour's first or last bytes may share the page.
 void TouchPages(std::byte* begin, const std::byte* end, size_t page) {

@@ -149,6 +149,7 @@ absl::StatusOr<NodeMemory> ThreadBootstrap::ReserveNodeMemory(size_t segment_byt
 std::vector<std::unique_ptr<Bootstrap>> MakeThreadBootstraps(const NodeMap& nodes) {
   const auto shared = std::make_shared<SharedState>(nodes);
   std::vector<std::unique_ptr<Bootstrap>> bootstraps;
+  bootstraps.reserve(static_cast<size_t>(nodes.size()));
   for (int rank = 0; rank < nodes.size(); ++rank) {
     bootstraps.push_back(std::make_unique<ThreadBootstrap>(rank, shared));
   }

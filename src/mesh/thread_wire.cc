@@ -65,9 +65,9 @@ ThreadWire::~ThreadWire() {
   }
 }
 
-WireLink::RequestId ThreadWire::Post(Request request) {
+WireLink::RequestId ThreadWire::Post(const Request& request) {
   (*fabric_)[request.receiver].Meet(request.channel, request.transfer);
-  requests_.emplace(next_request_, std::move(request));
+  requests_.emplace(next_request_, request);
   return next_request_++;
 }
 

@@ -74,7 +74,7 @@ class ThreadWire : public WireLink {
     ThreadMailbox::Channel channel;
     std::shared_ptr<ThreadTransfer> transfer;
   };
-  RequestId Post(Request request);
+  RequestId Post(const Request& request);
 
   int rank_;
   std::shared_ptr<ThreadFabric> fabric_;

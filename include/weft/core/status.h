@@ -38,6 +38,7 @@ absl::Status Annotate(const absl::Status& status, std::string_view context);
     }                                                                              \
   } while (false)
 
+// A declaration cannot stand in parentheses. NOLINTBEGIN(bugprone-macro-parentheses)
 #define WEFT_CONCAT_INNER(a, b) a##b
 #define WEFT_CONCAT(a, b) WEFT_CONCAT_INNER(a, b)
 #define WEFT_ASSIGN_OR_RETURN_INNER(result, target, expression) \
@@ -49,3 +50,4 @@ absl::Status Annotate(const absl::Status& status, std::string_view context);
 // WEFT_ASSIGN_OR_RETURN(auto x, StatusOrReturningCall());
 #define WEFT_ASSIGN_OR_RETURN(target, expression) \
   WEFT_ASSIGN_OR_RETURN_INNER(WEFT_CONCAT(weft_result_, __LINE__), target, expression)
+// NOLINTEND(bugprone-macro-parentheses)
