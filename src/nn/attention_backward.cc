@@ -12,7 +12,7 @@ namespace weft {
 namespace {
 
 // Tiles are square, so that the first tile of a block of keys covers all of them. Two are alive at once.
-constexpr int64_t kBlock = 256;
+constexpr int64_t kBlock = 128;
 
 // One query's row of a tile: scores become weights P, and the gradients of the weights become those of the
 // scores.

@@ -13,7 +13,7 @@
 namespace weft {
 namespace {
 
-constexpr int64_t kQueryBlock = 256;
+constexpr int64_t kQueryBlock = 128;
 constexpr int64_t kKeyBlock =
     512;  // A multiple of kQueryBlock: then no query of a tile sees none of its keys.
 
