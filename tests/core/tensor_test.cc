@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -39,6 +42,39 @@ TEST(Tensor, SharesMemoryWithItsCopiesAndReshapes) {
   EXPECT_EQ(reshaped.dim(0), 3);
   EXPECT_EQ(reshaped.dim(-1), 4);
   EXPECT_EQ(reshaped.As<int32_t>()[7], 5);
+}
+
+TEST(Tensor, NeverSharesMemoryWithAnotherThatLives) {
+  // Large ones, of a few sizes, made and dropped in an order that leaves blocks for reuse.
+  std::vector<Tensor> tensors(20);
+  for (int round = 0; round < 400; ++round) {
+    Tensor& tensor = tensors[static_cast<size_t>(round * 7 % 20)];
+    const int64_t rows = 20000 + round % 5 * 9000;
+    if (tensor.defined()) {
+      const auto* values = tensor.As<int32_t>();
+      ASSERT_TRUE(
+          std::all_of(values, values + tensor.elements(), [values](int32_t v) { return v == values[0]; }));
+    }
+    tensor = Tensor::Empty(DType::kI32, {rows});
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(tensor.As<int32_t>()) % 64, 0);
+    std::fill_n(tensor.As<int32_t>(), rows, round);
+  }
+}
+
+TEST(Tensor, MayBeDroppedByAnotherThread) {
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 4; ++thread) {
+    threads.emplace_back([thread] {
+      for (int round = 0; round < 50; ++round) {
+        Tensor tensor = Tensor::Empty(DType::kI32, {30000 + 1000 * (round % 3)});
+        std::fill_n(tensor.As<int32_t>(), tensor.elements(), thread);
+        std::thread([thread, tensor = std::move(tensor)] {
+          EXPECT_EQ(tensor.As<int32_t>()[29999], thread);
+        }).join();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
 }
 
 TEST(Tensor, BorrowsWithoutOwning) {
