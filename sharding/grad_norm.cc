@@ -10,8 +10,6 @@
 namespace weft {
 namespace {
 
-constexpr double kEpsilon = 1e-6;  // As torch.nn.utils.clip_grad_norm_.
-
 absl::StatusOr<float> MaxOverShards(CommContext& context, const std::vector<ShardView>& shards) {
   float maximum = 0.0F;
   for (const ShardView& shard : shards) {
@@ -46,11 +44,11 @@ absl::StatusOr<GradientNorm> ShardedModel::ClipGradNorm(double max_norm) {
   const std::vector<ShardView> shards = Shards();
   WEFT_ASSIGN_OR_RETURN(const float maximum, MaxOverShards(*context_, shards));
   // The same on all ranks, so that all leave out the sum, or none.
-  if (!std::isfinite(maximum)) return GradientNorm{maximum, max_norm > 0.0 ? 0.0F : 1.0F};
-  WEFT_ASSIGN_OR_RETURN(const SquareSum sum, SumOverShards(*context_, shards, maximum));
+  const bool finite = std::isfinite(maximum);
+  WEFT_ASSIGN_OR_RETURN(const SquareSum sum,
+                        finite ? SumOverShards(*context_, shards, maximum) : SquareSum{});
   const double norm = NormOf(sum, maximum);
-  const double factor = max_norm > 0.0 ? std::min(1.0, max_norm / (norm + kEpsilon)) : 1.0;
-  return GradientNorm{norm, static_cast<float>(factor)};
+  return GradientNorm{norm, static_cast<float>(ClipFactor(norm, max_norm))};
 }
 
 }  // namespace weft

@@ -97,4 +97,9 @@ double NormOf(const SquareSum& sum, float maximum) {
   return std::sqrt(std::ldexp(static_cast<double>(total), UnitExponent(maximum)));
 }
 
+double ClipFactor(double norm, double max_norm) {
+  if (max_norm == 0.0) return 1.0;
+  return std::min(1.0, max_norm / (norm + 1e-6));
+}
+
 }  // namespace weft

@@ -58,9 +58,4 @@ void AdamWStep(absl::Span<const AdamWSlice> slices, const AdamWOptions& options,
   }
 }
 
-double ClipFactor(double norm, double max_norm) {
-  if (max_norm == 0.0) return 1.0;
-  return std::min(1.0, max_norm / (norm + 1e-6));
-}
-
 }  // namespace weft

@@ -123,5 +123,12 @@ TEST(MaxMagnitude, IgnoresTheSign) {
   EXPECT_EQ(MaxMagnitude(values, 3), 3.5F);
 }
 
+TEST(ClipFactor, ShrinksWhatIsTooLongAndNothingElse) {
+  EXPECT_EQ(ClipFactor(0.5, 1.0), 1.0);
+  EXPECT_EQ(ClipFactor(0.0, 1.0), 1.0);
+  EXPECT_DOUBLE_EQ(ClipFactor(4.0, 1.0), 1.0 / (4.0 + 1e-6));
+  EXPECT_EQ(ClipFactor(4.0, 0.0), 1.0);
+}
+
 }  // namespace
 }  // namespace weft

@@ -81,12 +81,5 @@ TEST(AdamW, OnlyDecaysWhereThereIsNoGradient) {
   EXPECT_FLOAT_EQ(state.param[0], 2.0F * 0.95F);
 }
 
-TEST(ClipFactor, ShrinksWhatIsTooLongAndNothingElse) {
-  EXPECT_EQ(ClipFactor(0.5, 1.0), 1.0);
-  EXPECT_EQ(ClipFactor(0.0, 1.0), 1.0);
-  EXPECT_DOUBLE_EQ(ClipFactor(4.0, 1.0), 1.0 / (4.0 + 1e-6));
-  EXPECT_EQ(ClipFactor(4.0, 0.0), 1.0);
-}
-
 }  // namespace
 }  // namespace weft

@@ -1,6 +1,8 @@
 // The hooks of a sharded model: unusual models, misuse, and errors in the middle of a pass.
 #include "weft/sharding/fully_shard.h"
 
+#include <limits>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -150,6 +152,17 @@ TEST(FullyShard, RefusesToClipWithoutReducedGradients) {
     model.SetRequiresGradientSync(false);
     WEFT_RETURN_IF_ERROR(Pass(net, rank, 0));
     EXPECT_THAT(model.ClipGradNorm(1.0), StatusIs(kPrecondition, HasSubstr("no reduced gradients")));
+    return absl::OkStatus();
+  });
+}
+
+TEST(FullyShard, FindsAGradientThatIsNoNumberOnAllRanks) {
+  WithModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(Pass(net, rank, 0));
+    if (rank == 1) model.Shards().back().grad[0] = std::numeric_limits<float>::quiet_NaN();
+    WEFT_ASSIGN_OR_RETURN(const GradientNorm norm, model.ClipGradNorm(1.0));
+    EXPECT_EQ(norm.norm, std::numeric_limits<double>::infinity());
+    EXPECT_EQ(norm.factor, 0.0F);
     return absl::OkStatus();
   });
 }

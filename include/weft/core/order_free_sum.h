@@ -30,4 +30,7 @@ SquareSum SumSquares(const float* values, int64_t count, float maximum);
 // The square root of the sum; infinity if `maximum` is, without a look at the sum.
 double NormOf(const SquareSum& sum, float maximum);
 
+// min(1, max_norm / (norm + 1e-6)), as clip_grad_norm_ of PyTorch; 1 for a max_norm of 0, which is off.
+double ClipFactor(double norm, double max_norm);
+
 }  // namespace weft

@@ -35,7 +35,4 @@ struct AdamWSlice {
 void AdamWStep(absl::Span<const AdamWSlice> slices, const AdamWOptions& options, int64_t step,
                float gradient_scale = 1.0F);
 
-// min(1, max_norm / (norm + 1e-6)), as clip_grad_norm_ of PyTorch; 1 for a max_norm of 0, which is off.
-double ClipFactor(double norm, double max_norm);
-
 }  // namespace weft

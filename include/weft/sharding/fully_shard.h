@@ -49,8 +49,8 @@
 namespace weft {
 
 struct GradientNorm {
-  double norm;   // 2-norm over all parameters, before clipping. Infinite or NaN where a gradient is.
-  float factor;  // What gradients are to be multiplied by: min(1, max_norm / (norm + 1e-6)).
+  double norm;   // 2-norm over all parameters, before clipping; infinite if a gradient is no number.
+  float factor;  // What gradients are to be multiplied by: ClipFactor(norm, max_norm).
 };
 
 class ShardedModel {
