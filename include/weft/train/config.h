@@ -1,0 +1,83 @@
+// What a training run is told: the values of `weft train`'s flags, with their defaults.
+//
+// A plain value; nothing here looks at files, ranks or the machine.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <absl/status/status.h>
+
+#include "weft/core/dtype.h"
+#include "weft/optim/lr_schedule.h"
+
+namespace weft {
+
+// Where the model comes from: a Hugging Face folder, a preset, or sizes. None given: the preset "tiny".
+struct ModelOptions {
+  std::string hf_folder;
+  std::string preset;
+  std::optional<int64_t> layers;
+  std::optional<int64_t> dim;
+  std::optional<int64_t> heads;
+  std::optional<int64_t> kv_heads;    // Default: heads.
+  std::optional<int64_t> ffn_dim;     // Default: 8/3 dim, rounded up to a multiple of 64.
+  std::optional<int64_t> vocab_size;  // Default: 256, the bytes. May also be given with a preset.
+};
+
+struct DataOptions {
+  std::vector<std::string> paths;  // None: the text embedded in the program.
+  int64_t seq_len = 256;
+  bool shuffle = true;
+  std::optional<int64_t> batch_size;  // Sequences a step, over all ranks. Default: grad_accum for each rank.
+  int64_t grad_accum = 1;             // Microbatches a step.
+};
+
+struct OptimizerOptions {
+  int64_t steps = 100;
+  double lr = 3e-4;
+  double beta1 = 0.9;
+  double beta2 = 0.95;
+  double eps = 1e-8;
+  double weight_decay = 0.1;
+  int64_t warmup_steps = 0;
+  LrDecay lr_schedule = LrDecay::kConstant;
+  double min_lr_ratio = 0.0;
+  double clip_grad_norm = 1.0;  // 0: off.
+};
+
+struct ParallelOptions {
+  int64_t dp_replicate = 1;  // -1 in one of the two: the rest of the ranks.
+  int64_t dp_shard = -1;
+  bool zero_copy = true;
+  bool reshard_after_forward = true;
+  int64_t prefetch_depth = 1;
+  DType param_dtype = DType::kF32;
+  DType reduce_dtype = DType::kF32;
+};
+
+struct OutputOptions {
+  std::string metrics_file;
+  std::string export_folder;
+};
+
+struct TrainConfig {
+  ModelOptions model;
+  DataOptions data;
+  OptimizerOptions optimizer;
+  ParallelOptions parallel;
+  OutputOptions output;
+  uint64_t seed = 0;
+};
+
+// "constant", "linear", "cosine".
+std::string_view Name(LrDecay decay);
+
+// Checks everything that can be known without ranks or files. Errors: kInvalidArgument (names the flag, the
+// value and the remedy).
+absl::Status Validate(const TrainConfig& config);
+
+}  // namespace weft

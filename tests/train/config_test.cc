@@ -1,0 +1,140 @@
+#include "weft/train/config.h"
+
+#include <functional>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "weft/train/model_flops.h"
+#include "weft/train/model_presets.h"
+
+namespace weft {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string ErrorWith(const std::function<void(TrainConfig&)>& change) {
+  TrainConfig config;
+  change(config);
+  const absl::Status status = Validate(config);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << status;
+  return std::string(status.message());
+}
+
+void GiveSizes(TrainConfig& c, int64_t dim, int64_t heads) {
+  c.model.layers = 2;
+  c.model.dim = dim;
+  c.model.heads = heads;
+}
+
+TEST(TrainConfig, IsValidByDefault) { EXPECT_TRUE(Validate(TrainConfig{}).ok()); }
+
+TEST(TrainConfig, AllowsOneSourceOfTheModelOnly) {
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.model.hf_folder = "d", c.model.preset = "tiny"; }),
+              HasSubstr("exclude each other"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.model.hf_folder = "d", c.model.dim = 8; }),
+              HasSubstr("--dim cannot be used with --hf-model"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.model.hf_folder = "d", c.model.vocab_size = 8; }),
+              HasSubstr("--vocab-size cannot be used with --hf-model"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.model.preset = "tiny", c.model.ffn_dim = 8; }),
+              HasSubstr("--ffn-dim cannot be used with --model tiny"));
+  TrainConfig preset_with_vocabulary;
+  preset_with_vocabulary.model.preset = "tiny";
+  preset_with_vocabulary.model.vocab_size = 32000;
+  EXPECT_TRUE(Validate(preset_with_vocabulary).ok());
+}
+
+TEST(TrainConfig, NamesSizesThatDoNotFit) {
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.model.dim = 8; }),
+              HasSubstr("needs --layers, --dim and --heads"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { GiveSizes(c, 10, 4); }),
+              HasSubstr("--heads 4: must divide --dim 10"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { GiveSizes(c, 12, 4); }), HasSubstr("heads of 3 elements"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { GiveSizes(c, 16, 4), c.model.kv_heads = 3; }),
+              HasSubstr("--kv-heads 3: must divide --heads 4"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { GiveSizes(c, 16, 4), c.model.layers = 0; }),
+              HasSubstr("--layers 0: must be at least 1"));
+}
+
+TEST(TrainConfig, NamesValuesOutOfRange) {
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.optimizer.steps = 0; }), HasSubstr("--steps 0"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.optimizer.lr = -1; }), HasSubstr("--lr -1"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.optimizer.lr = std::nan(""); }), HasSubstr("--lr nan"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.optimizer.beta1 = 1; }), HasSubstr("--beta1 1"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.optimizer.beta2 = 1.5; }), HasSubstr("--beta2 1.5"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.optimizer.min_lr_ratio = 2; }), HasSubstr("--min-lr-ratio 2"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.optimizer.clip_grad_norm = -1; }),
+              HasSubstr("--clip-grad-norm -1"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.data.seq_len = 0; }), HasSubstr("--seq-len 0"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.data.batch_size = 0; }), HasSubstr("--batch-size 0"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.data.grad_accum = 0; }), HasSubstr("--grad-accum 0"));
+}
+
+TEST(TrainConfig, NamesParallelOptionsOutOfRange) {
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.parallel.dp_replicate = 0; }), HasSubstr("--dp-replicate 0"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.parallel.dp_shard = -2; }), HasSubstr("--dp-shard -2"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.parallel.dp_replicate = -1; }), HasSubstr("only one of them"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.parallel.prefetch_depth = 3; }),
+              HasSubstr("--prefetch-depth 3"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.parallel.param_dtype = DType::kF16; }),
+              HasSubstr("--param-dtype f16"));
+}
+
+TEST(TrainConfig, RefusesToExportIntoTheModelsOwnFolder) {
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.model.hf_folder = c.output.export_folder = "dir"; }),
+              HasSubstr("--export-hf dir"));
+}
+
+TEST(ModelPresets, AreWhatTheirTableSays) {
+  const auto count = [](const char* name) {
+    ModelOptions options;
+    options.preset = name;
+    return MakeLlamaConfig(options, 1).ParameterCount();
+  };
+  EXPECT_THAT(PresetNames(), ::testing::ElementsAre("tiny", "small", "medium"));
+  EXPECT_NEAR(static_cast<double>(count("tiny")), 0.9e6, 0.05e6);
+  EXPECT_NEAR(static_cast<double>(count("small")), 24e6, 0.5e6);
+  EXPECT_NEAR(static_cast<double>(count("medium")), 136e6, 0.5e6);
+}
+
+TEST(ModelPresets, AreTinyUnlessSomethingElseIsSaid) {
+  EXPECT_EQ(MakeLlamaConfig({}, 1).dim, 128);
+  EXPECT_EQ(MakeLlamaConfig({}, 1).vocab_size, 256);
+}
+
+TEST(ModelPresets, FillInTheSizesThatWereNotGiven) {
+  ModelOptions options;
+  options.layers = 2;
+  options.dim = 60;
+  options.heads = 5;
+  const LlamaConfig config = MakeLlamaConfig(options, 1);
+  EXPECT_EQ(config.kv_heads, 5);
+  EXPECT_EQ(config.head_dim, 12);
+  EXPECT_EQ(config.ffn_dim, 192);  // 160, up to a multiple of 64.
+  EXPECT_FALSE(config.tie_word_embeddings);
+}
+
+TEST(ModelPresets, HavePositionsForTheSequence) {
+  EXPECT_EQ(MakeLlamaConfig({}, 256).max_positions, 2048);
+  EXPECT_EQ(MakeLlamaConfig({}, 4096).max_positions, 4096);
+}
+
+TEST(ModelFlops, CountsProductsOfWeightsAndOfAttention) {
+  LlamaConfig config;
+  config.vocab_size = 7;
+  config.dim = 4;
+  config.layers = 2;
+  config.heads = 2;
+  config.kv_heads = 1;
+  config.head_dim = 2;
+  config.ffn_dim = 3;
+  // A layer: q and o 4x4, k and v 4x2, three matrices 4x3.
+  constexpr int64_t kLayer = 2 * 16 + 2 * 8 + 3 * 12;
+  for (const bool tied : {false, true}) {
+    config.tie_word_embeddings = tied;
+    EXPECT_EQ(FlopsPerToken(config, 10), 6.0 * (2 * kLayer + 7 * 4) + 12.0 * 2 * 2 * 2 * 10);
+  }
+}
+
+}  // namespace
+}  // namespace weft

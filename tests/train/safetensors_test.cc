@@ -1,0 +1,206 @@
+#include "weft/train/safetensors.h"
+
+#include <cstring>
+#include <filesystem>
+#include <numeric>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/train/temp_folder.h"
+
+namespace weft {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string File(const std::string& header, const std::string& data) {
+  const uint64_t length = header.size();
+  return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + header + data;
+}
+
+template <typename T>
+std::string Bytes(const std::vector<T>& values) {
+  return {reinterpret_cast<const char*>(values.data()), values.size() * sizeof(T)};
+}
+
+std::string ErrorOf(const std::string& content) {
+  const TempFolder folder;
+  folder.Write("model.safetensors", content);
+  const auto reader = SafetensorsReader::Open(folder.str());
+  EXPECT_FALSE(reader.ok());
+  EXPECT_TRUE(absl::IsDataLoss(reader.status()));
+  return std::string(reader.status().message());
+}
+
+std::vector<float> ReadFloats(const SafetensorsReader& reader, const std::string& name, int64_t first,
+                              int64_t count) {
+  std::vector<float> values(static_cast<size_t>(count));
+  const absl::Status status = reader.Read(name, first, absl::MakeSpan(values));
+  EXPECT_TRUE(status.ok()) << status;
+  return values;
+}
+
+TEST(SafetensorsReader, ReadsRangesOfEveryFloatTypeAsFp32) {
+  const TempFolder folder;
+  // 1, 2, 3 in all three types; bf16 0x3f80 …, f16 0x3c00 ….
+  folder.Write("model.safetensors", File(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,12]},
+                                            "b":{"dtype":"BF16","shape":[3],"data_offsets":[12,18]},
+                                            "c":{"dtype":"F16","shape":[1,3],"data_offsets":[18,24]},
+                                            "__metadata__":{"format":"pt"}})",
+                                         Bytes<float>({1, 2, 3}) + Bytes<uint16_t>({0x3f80, 0x4000, 0x4040}) +
+                                             Bytes<uint16_t>({0x3c00, 0x4000, 0x4200})));
+  const SafetensorsReader reader = SafetensorsReader::Open(folder.str()).value();
+  EXPECT_EQ(reader.entries().size(), 3);
+  for (const char* name : {"a", "b", "c"}) {
+    EXPECT_THAT(ReadFloats(reader, name, 0, 3), ElementsAre(1, 2, 3)) << name;
+    EXPECT_THAT(ReadFloats(reader, name, 1, 1), ElementsAre(2)) << name;
+    EXPECT_TRUE(ReadFloats(reader, name, 3, 0).empty());
+  }
+  EXPECT_TRUE(reader.Check("a", {3}).ok());
+  EXPECT_TRUE(reader.Check("c", {1, 3}).ok());
+}
+
+TEST(SafetensorsReader, ReadsShardsThroughTheIndex) {
+  const TempFolder folder;
+  folder.Write("m-1.safetensors",
+               File(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", Bytes<float>({5})));
+  folder.Write("m-2.safetensors",
+               File(R"({"b":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", Bytes<float>({6})));
+  folder.Write("model.safetensors.index.json",
+               R"({"weight_map":{"a":"m-1.safetensors","b":"m-2.safetensors"}})");
+  const SafetensorsReader reader = SafetensorsReader::Open(folder.str()).value();
+  EXPECT_THAT(ReadFloats(reader, "a", 0, 1), ElementsAre(5));
+  EXPECT_THAT(ReadFloats(reader, "b", 0, 1), ElementsAre(6));
+}
+
+TEST(SafetensorsReader, NamesWhatIsWrongWithAnIndex) {
+  const TempFolder folder;
+  const std::string one =
+      File(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", Bytes<float>({5}));
+  folder.Write("m-1.safetensors", one);
+  const auto error = [&](const std::string& index) {
+    folder.Write("model.safetensors.index.json", index);
+    const absl::Status status = SafetensorsReader::Open(folder.str()).status();
+    EXPECT_FALSE(status.ok());
+    return std::string(status.message());
+  };
+  EXPECT_THAT(error(R"({"weight_map":{"b":"m-1.safetensors"}})"),
+              HasSubstr("'b' in 'm-1.safetensors', which has it not"));
+  EXPECT_THAT(error(R"({"weight_map":{"a":"m-9.safetensors"}})"),
+              HasSubstr("m-9.safetensors': No such file"));
+  EXPECT_THAT(error(R"({"weight_map":{"a":"../m-1.safetensors"}})"), HasSubstr("is no file name"));
+  EXPECT_THAT(error("{"), HasSubstr("no JSON object"));
+}
+
+TEST(SafetensorsReader, SaysThatAFolderHasNoWeights) {
+  const TempFolder folder;
+  const absl::Status status = SafetensorsReader::Open(folder.str()).status();
+  EXPECT_TRUE(absl::IsNotFound(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("neither model.safetensors nor"));
+}
+
+TEST(SafetensorsReader, NamesDamageOfAFile) {
+  EXPECT_THAT(ErrorOf("abc"), HasSubstr("only 3 bytes"));
+  EXPECT_THAT(ErrorOf(std::string(8, '\x7f')), HasSubstr("cut off"));
+  EXPECT_THAT(ErrorOf(File("{nonsense", "")), HasSubstr("no JSON object"));
+  EXPECT_THAT(ErrorOf(File(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", "1234")),
+              HasSubstr("tensor 'a' lies at bytes 0 to 8 of 4"));
+  EXPECT_THAT(ErrorOf(File(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", "1234")),
+              HasSubstr("do not fit"));
+  EXPECT_THAT(ErrorOf(File(R"({"a":{"dtype":"F99","shape":[1],"data_offsets":[0,4]}})", "1234")),
+              HasSubstr("unknown dtype 'F99'"));
+  EXPECT_THAT(ErrorOf(File(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[4,0]}})", "1234")),
+              HasSubstr("4 to 0"));
+  EXPECT_THAT(ErrorOf(File(R"({"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}})", "1234")),
+              HasSubstr("well-formed"));
+  EXPECT_THAT(ErrorOf(File(R"({"a":{"dtype":"F32"}})", "")), HasSubstr("well-formed"));
+  EXPECT_THAT(
+      ErrorOf(File(R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,4]}})", "1234")),
+      HasSubstr("do not fit"));
+  EXPECT_THAT(ErrorOf(File(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},
+                               "b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})",
+                           "123456789012")),
+              HasSubstr("'a' and 'b' overlap"));
+}
+
+TEST(SafetensorsReader, ChecksPresenceShapeAndType) {
+  const TempFolder folder;
+  folder.Write("model.safetensors", File(R"({"a":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},
+                                            "n":{"dtype":"I64","shape":[1],"data_offsets":[8,16]}})",
+                                         std::string(16, '\0')));
+  const SafetensorsReader reader = SafetensorsReader::Open(folder.str()).value();
+  EXPECT_TRUE(absl::IsNotFound(reader.Check("z", {1})));
+  EXPECT_THAT(std::string(reader.Check("a", {2, 1}).message()),
+              HasSubstr("has shape [1, 2], but config.json makes it [2, 1]"));
+  EXPECT_THAT(std::string(reader.Check("n", {1}).message()),
+              HasSubstr("'n' is I64; weights must be F32, F16 or BF16"));
+}
+
+TEST(SafetensorsWriter, JoinsTheRangesOfSeveralWriters) {
+  const TempFolder folder;
+  const std::string path = folder / "model.safetensors";
+  const std::vector<SafetensorsLayout::Tensor> tensors = {{"b", {2, 3}}, {"empty", {0, 4}}, {"a", {5}}};
+  const SafetensorsLayout layout(tensors);
+  ASSERT_TRUE(SafetensorsWriter::Create(path, layout).ok());
+  EXPECT_FALSE(std::filesystem::exists(path));
+  SafetensorsWriter first = SafetensorsWriter::Open(path, layout).value();
+  SafetensorsWriter second = SafetensorsWriter::Open(path, layout).value();
+  ASSERT_TRUE(second.Write("a", 2, {7, 8, 9}).ok());
+  ASSERT_TRUE(first.Write("b", 0, {1, 2, 3, 4}).ok());
+  ASSERT_TRUE(second.Write("b", 4, {5, 6}).ok());
+  ASSERT_TRUE(first.Write("a", 0, {-1, -2}).ok());
+  ASSERT_TRUE(first.Close().ok());
+  ASSERT_TRUE(second.Close().ok());
+  ASSERT_TRUE(SafetensorsWriter::Commit(path).ok());
+
+  EXPECT_EQ(folder.FileCount(), 1);
+  const SafetensorsReader reader = SafetensorsReader::Open(folder.str()).value();
+  EXPECT_TRUE(reader.Check("b", {2, 3}).ok());
+  EXPECT_TRUE(reader.Check("empty", {0, 4}).ok());
+  EXPECT_THAT(ReadFloats(reader, "b", 0, 6), ElementsAre(1, 2, 3, 4, 5, 6));
+  EXPECT_THAT(ReadFloats(reader, "a", 0, 5), ElementsAre(-1, -2, 7, 8, 9));
+}
+
+TEST(SafetensorsWriter, StartsDataAtAMultipleOf64) {
+  for (size_t length = 1; length < 70; ++length) {
+    const std::vector<SafetensorsLayout::Tensor> tensors = {{std::string(length, 'x'), {1}}};
+    EXPECT_EQ(SafetensorsLayout(tensors).header().size() % 64, 0);
+  }
+}
+
+TEST(SafetensorsWriter, LeavesNothingBehindWhenDiscarded) {
+  const TempFolder folder;
+  const std::string path = folder / "model.safetensors";
+  const std::vector<SafetensorsLayout::Tensor> tensors = {{"a", {2}}};
+  const SafetensorsLayout layout(tensors);
+  ASSERT_TRUE(SafetensorsWriter::Create(path, layout).ok());
+  SafetensorsWriter::Discard(path);
+  EXPECT_EQ(folder.FileCount(), 0);
+  const absl::Status status = SafetensorsWriter::Open(path, layout).status();
+  EXPECT_TRUE(absl::IsNotFound(status));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("all ranks share"));
+}
+
+TEST(SafetensorsWriter, ReplacesAnUnfinishedFileOfAnEarlierRun) {
+  const TempFolder folder;
+  folder.Write("model.safetensors.partial", std::string(5000, 'x'));
+  const std::vector<SafetensorsLayout::Tensor> tensors = {{"a", {2}}};
+  const SafetensorsLayout layout(tensors);
+  ASSERT_TRUE(SafetensorsWriter::Create(folder / "model.safetensors", layout).ok());
+  ASSERT_TRUE(SafetensorsWriter::Commit(folder / "model.safetensors").ok());
+  EXPECT_THAT(ReadFloats(SafetensorsReader::Open(folder.str()).value(), "a", 0, 2), ElementsAre(0, 0));
+}
+
+TEST(SafetensorsWriter, NamesAPathThatCannotBeWritten) {
+  const TempFolder folder;
+  folder.Write("file", "");
+  const std::vector<SafetensorsLayout::Tensor> tensors = {{"a", {2}}};
+  const absl::Status status =
+      SafetensorsWriter::Create(folder / "file/model.safetensors", SafetensorsLayout(tensors));
+  EXPECT_THAT(std::string(status.message()), HasSubstr("cannot write"));
+}
+
+}  // namespace
+}  // namespace weft
