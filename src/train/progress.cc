@@ -1,0 +1,61 @@
+#include "weft/train/progress.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <absl/strings/str_format.h>
+
+namespace weft {
+namespace {
+
+// The share of the newest step in the mean that the ETA is made from.
+constexpr double kNewestShare = 0.1;
+
+std::string Short(double value) {
+  if (value >= 1e6) {
+    return absl::StrFormat("%.1fM", value / 1e6);
+  }
+  return value >= 1e4 ? absl::StrFormat("%.1fk", value / 1e3) : absl::StrFormat("%.0f", value);
+}
+
+std::string Duration(double seconds) {
+  const auto whole = static_cast<int64_t>(std::llround(std::max(0.0, seconds)));
+  return whole >= 3600 ? absl::StrFormat("%d:%02d:%02d", whole / 3600, whole / 60 % 60, whole % 60)
+                       : absl::StrFormat("%d:%02d", whole / 60, whole % 60);
+}
+
+}  // namespace
+
+std::string ProgressLine(const StepMetrics& metrics, int64_t total_steps, double seconds_left) {
+  return absl::StrFormat(
+      "step %d/%d  loss %.4f  norm %.3f  %s tokens/s  %.3f TFLOP/s  %.0f ms  comm %.0f ms  %d MiB  ETA %s",
+      metrics.step, total_steps, metrics.loss, metrics.grad_norm, Short(metrics.tokens_per_s), metrics.tflops,
+      metrics.step_ms, metrics.exposed_comm_ms, metrics.rss_bytes >> 20, Duration(seconds_left));
+}
+
+ProgressPrinter::~ProgressPrinter() {
+  if (line_open_) {
+    std::fputc('\n', stream_);
+    std::fflush(stream_);
+  }
+}
+
+void ProgressPrinter::Print(const StepMetrics& metrics) {
+  // The first steps take longer than the rest, so that a plain mean would mislead.
+  smoothed_step_ms_ = smoothed_step_ms_ == 0
+                          ? metrics.step_ms
+                          : (1 - kNewestShare) * smoothed_step_ms_ + kNewestShare * metrics.step_ms;
+  const double left = smoothed_step_ms_ * static_cast<double>(total_steps_ - metrics.step) / 1e3;
+  const std::string line = ProgressLine(metrics, total_steps_, left);
+  if (terminal_) {
+    const std::string blank(shown_ > line.size() ? shown_ - line.size() : 0, ' ');
+    std::fprintf(stream_, "\r%s%s", line.c_str(), blank.c_str());
+    line_open_ = true;
+    shown_ = line.size();
+  } else {
+    std::fprintf(stream_, "%s\n", line.c_str());
+  }
+  std::fflush(stream_);
+}
+
+}  // namespace weft

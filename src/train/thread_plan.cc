@@ -1,0 +1,111 @@
+#include "weft/train/thread_plan.h"
+
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <map>
+
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+#include <absl/strings/str_split.h>
+
+#include "weft/core/parallel.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+// For each CPU the ranks that may run on it.
+std::map<int, int> RanksOnCpu(const NodePlacement& placement) {
+  std::map<int, int> ranks;
+  for (const std::vector<int>& cpus : placement.cpus_of_rank) {
+    for (const int cpu : cpus) {
+      ++ranks[cpu];
+    }
+  }
+  return ranks;
+}
+
+std::string Count(size_t count, const char* thing) {
+  return absl::StrCat(count, " ", thing, count == 1 ? "" : "s");
+}
+
+std::vector<std::string> PlacementWarnings(const NodePlacement& placement, size_t used) {
+  const size_t ranks = placement.cpus_of_rank.size();
+  const auto available = static_cast<size_t>(placement.node_cpus);
+  if (used < available) {
+    return {absl::StrCat(Count(ranks, "rank"), " may use only ", Count(used, "CPU"), " of the ", available,
+                         " that are there: start with mpirun --bind-to none")};
+  }
+  if (ranks > used) {
+    return {absl::StrCat(Count(ranks, "rank"), " share ", Count(used, "CPU"), ": start at most ", used,
+                         " a node (mpirun -n) for the best speed")};
+  }
+  return {};
+}
+
+// The CPUs that the launcher of this process may use: those that its ranks could have.
+int LauncherCpus() {
+  cpu_set_t cpus;
+  return sched_getaffinity(getppid(), sizeof(cpus), &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
+}
+
+absl::StatusOr<std::optional<int>> ThreadLimit() {
+  const char* text = std::getenv("OMP_NUM_THREADS");
+  if (text == nullptr || *text == '\0') {
+    return std::nullopt;
+  }
+  int limit = 0;
+  if (!absl::SimpleAtoi(text, &limit) || limit < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("OMP_NUM_THREADS is '", text, "': it must be a positive number, or unset"));
+  }
+  return limit;
+}
+
+}  // namespace
+
+ThreadPlan PlanThreads(const NodePlacement& placement) {
+  const std::map<int, int> ranks_on_cpu = RanksOnCpu(placement);
+  const std::vector<int>& own = placement.cpus_of_rank[static_cast<size_t>(placement.self)];
+  double share = 0;
+  int sharers = 1;
+  for (const int cpu : own) {
+    share += 1.0 / ranks_on_cpu.at(cpu);
+    sharers = std::max(sharers, ranks_on_cpu.at(cpu));
+  }
+  ThreadPlan plan;
+  // A sum of shares such as 3 x 1/3 may fall short of the whole by rounding.
+  plan.threads = std::max(1, static_cast<int>(share + 1e-6));
+  plan.reason = sharers == 1 ? absl::StrCat(Count(own.size(), "CPU"), " of its own")
+                             : absl::StrCat(Count(own.size(), "CPU"), " shared by ", sharers, " ranks");
+  if (placement.limit && *placement.limit < plan.threads) {
+    plan.threads = *placement.limit;
+    plan.reason = absl::StrCat("OMP_NUM_THREADS; there is ", plan.reason);
+  }
+  plan.warnings = PlacementWarnings(placement, ranks_on_cpu.size());
+  return plan;
+}
+
+absl::StatusOr<NodePlacement> FindPlacement(Bootstrap& bootstrap, absl::Duration timeout) {
+  NodePlacement placement;
+  WEFT_ASSIGN_OR_RETURN(placement.limit, ThreadLimit());
+  placement.node_cpus = LauncherCpus();
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> masks,
+                        bootstrap.AllGatherBlob(absl::StrJoin(AffinityCpus(), ","), timeout));
+  for (const int rank : bootstrap.node_map().RanksOf(bootstrap.node())) {
+    if (rank == bootstrap.rank()) {
+      placement.self = static_cast<int>(placement.cpus_of_rank.size());
+    }
+    std::vector<int>& cpus = placement.cpus_of_rank.emplace_back();
+    for (const absl::string_view cpu : absl::StrSplit(masks[static_cast<size_t>(rank)], ',')) {
+      WEFT_CHECK(absl::SimpleAtoi(cpu, &cpus.emplace_back()), "a peer sent no list of CPUs");
+    }
+  }
+  return placement;
+}
+
+}  // namespace weft

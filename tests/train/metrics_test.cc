@@ -1,0 +1,116 @@
+#include "weft/train/metrics.h"
+
+#include <cstdio>
+#include <limits>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "tests/train/temp_folder.h"
+#include "weft/train/progress.h"
+
+namespace weft {
+namespace {
+
+using ::testing::HasSubstr;
+
+StepMetrics Example() {
+  StepMetrics metrics;
+  metrics.step = 3;
+  metrics.loss = 2.5;
+  metrics.grad_norm = 0.125;
+  metrics.lr = 3e-4;
+  metrics.tokens = 1024;
+  metrics.tokens_seen = 3072;
+  metrics.tokens_per_s = 12345;
+  metrics.tflops = 0.25;
+  metrics.step_ms = 83;
+  metrics.exposed_comm_ms = 4;
+  metrics.bytes = {1, 2, 3, 0};
+  metrics.wire_bytes = 5;
+  metrics.copied_bytes = 6;
+  metrics.peak_buffer_bytes = 7;
+  metrics.rss_bytes = 8 << 20;
+  return metrics;
+}
+
+TEST(Metrics, WriteOneObjectWithEveryFieldALine) {
+  const TempFolder folder;
+  {
+    MetricsFile file = MetricsFile::Create(folder / "m.jsonl").value();
+    ASSERT_TRUE(file.Write(Example()).ok());
+    ASSERT_TRUE(file.Write(Example()).ok());
+  }
+  const std::string line =
+      R"({"step":3,"loss":2.5,"grad_norm":0.125,"lr":0.0003,"tokens":1024,"tokens_seen":3072,"tokens_per_s":12345.0,)"
+      R"("tflops":0.25,"step_ms":83.0,"exposed_comm_ms":4.0,)"
+      R"("bytes":{"all_gather":1,"reduce_scatter":2,"all_reduce":3,"context":0},)"
+      R"("wire_bytes":5,"copied_bytes":6,"peak_buffer_bytes":7,"rss_bytes":8388608})"
+      "\n";
+  EXPECT_EQ(ReadFile(folder / "m.jsonl"), line + line);
+}
+
+TEST(Metrics, KeepAllDigitsOfTheLoss) {
+  StepMetrics metrics = Example();
+  metrics.loss = 5.545177444479562;
+  EXPECT_EQ(nlohmann::json::parse(ToJson(metrics))["loss"].get<double>(), metrics.loss);
+}
+
+TEST(Metrics, StayValidJsonWhenALossIsNotFinite) {
+  StepMetrics metrics = Example();
+  metrics.loss = std::numeric_limits<double>::quiet_NaN();
+  metrics.grad_norm = std::numeric_limits<double>::infinity();
+  const auto json = nlohmann::json::parse(ToJson(metrics));
+  EXPECT_TRUE(json["loss"].is_null());
+  EXPECT_TRUE(json["grad_norm"].is_null());
+}
+
+TEST(Metrics, NameAFileThatCannotBeWritten) {
+  const TempFolder folder;
+  folder.Write("file", "");
+  EXPECT_THAT(std::string(MetricsFile::Create(folder / "file/m.jsonl").status().message()),
+              HasSubstr("cannot write"));
+  EXPECT_THAT(std::string(MetricsFile::Create(folder / "none/m.jsonl").status().message()),
+              HasSubstr("No such file"));
+}
+
+TEST(Metrics, MeasureResidentMemory) { EXPECT_GT(ResidentBytes(), 1 << 20); }
+
+TEST(Progress, SaysWhatPeopleLookFor) {
+  EXPECT_EQ(ProgressLine(Example(), 100, 97 * 0.083),
+            "step 3/100  loss 2.5000  norm 0.125  12.3k tokens/s  0.250 TFLOP/s  83 ms  comm 4 ms  8 MiB  "
+            "ETA 0:08");
+  EXPECT_THAT(ProgressLine(Example(), 100, 3725), HasSubstr("ETA 1:02:05"));
+}
+
+std::string Printed(bool terminal) {
+  const TempFolder folder;
+  std::FILE* file = std::fopen((folder / "out").c_str(), "w");
+  {
+    ProgressPrinter printer(file, 4, terminal);
+    StepMetrics metrics = Example();
+    printer.Print(metrics);
+    metrics.tokens_per_s = 1;
+    printer.Print(metrics);
+  }
+  std::fclose(file);
+  return ReadFile(folder / "out");
+}
+
+TEST(Progress, PrintsPlainLinesWhereThereIsNoTerminal) {
+  const std::string text = Printed(false);
+  EXPECT_EQ(text.find('\r'), std::string::npos);
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2);
+}
+
+TEST(Progress, StaysOnOneLineOfATerminalAndCoversWhatWasThere) {
+  const std::string text = Printed(true);
+  EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1);
+  const size_t second = text.rfind('\r');
+  EXPECT_EQ(text.front(), '\r');
+  EXPECT_EQ(text.size() - 1 - second, second);  // As long as the first, filled up with spaces.
+}
+
+}  // namespace
+}  // namespace weft
