@@ -1,0 +1,47 @@
+// A whole training run: what `weft train` does, for programs and tests that bring their own ranks.
+//
+// Collective: all ranks of the bootstrap, with the same configuration. Errors are agreed on: every rank
+// returns the same one, but for a rank that waits in vain (kDeadlineExceeded).
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstdio>
+#include <functional>
+
+#include <absl/status/statusor.h>
+
+#include "weft/mesh/bootstrap.h"
+#include "weft/train/config.h"
+#include "weft/train/metrics.h"
+
+namespace weft {
+
+struct TrainEnvironment {
+  // Whether a rank that waits past the deadline may end its process. Not for ranks that are threads.
+  bool watchdog = false;
+  // When it becomes true on any rank, all ranks finish the step that they are in and stop, without an export.
+  const std::atomic<bool>* stop = nullptr;
+  // Where rank 0 writes the configuration, progress and result; null: nowhere.
+  std::FILE* output = nullptr;
+  bool terminal = false;  // Whether `output` is one: progress then stays on one line.
+  // Called on every rank after each step.
+  std::function<void(const StepMetrics&)> on_step;
+};
+
+struct TrainReport {
+  int64_t steps = 0;  // Fewer than asked for where the run was stopped.
+  bool stopped = false;
+  double loss = 0;            // Of the last step.
+  uint64_t weights_hash = 0;  // See weights_hash.h.
+};
+
+// `config` has passed Validate. In this order: data and model are opened and checked, the model is sharded
+// over the ranks and loaded, outputs are opened, the steps are done, the model is exported. Errors:
+// kInvalidArgument (the configuration does not fit the ranks, the data or the model); kNotFound,
+// kPermissionDenied, kDataLoss, kOutOfRange, kUnimplemented (an input or output file; named);
+// kResourceExhausted (memory); kDeadlineExceeded, kAborted (a rank that did not come, or failed).
+absl::StatusOr<TrainReport> Train(Bootstrap& bootstrap, const TrainConfig& config,
+                                  const TrainEnvironment& environment);
+
+}  // namespace weft

@@ -1,0 +1,23 @@
+// Reads a microbatch's sequences from the data.
+#pragma once
+
+#include <cstdint>
+
+#include <absl/status/statusor.h>
+
+#include "weft/core/tensor.h"
+#include "weft/train/batch_order.h"
+#include "weft/train/corpus.h"
+
+namespace weft {
+
+struct Microbatch {
+  Tensor inputs;   // [sequences, seq_len], i32.
+  Tensor targets;  // The tokens that follow, of the same shape.
+};
+
+// `sequences` count over the whole run. Errors as of Corpus::Read.
+absl::StatusOr<Microbatch> ReadMicrobatch(const Corpus& corpus, const BatchOrder& order,
+                                          SequenceRange sequences, int64_t seq_len, int64_t vocab_size);
+
+}  // namespace weft

@@ -1,0 +1,110 @@
+#include "src/train/resolved_config.h"
+
+#include <algorithm>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+#include <nlohmann/json.hpp>
+
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+std::string OnOff(bool on) { return on ? "on" : "off"; }
+
+std::string Millions(int64_t count) { return absl::StrFormat("%.1f M", static_cast<double>(count) / 1e6); }
+
+ResolvedItem ModelItem(const TrainConfig& config, const LlamaConfig& model) {
+  const std::string sizes =
+      absl::StrCat(model.layers, " layers, dim ", model.dim, ", ", model.heads, " heads, ", model.kv_heads,
+                   " kv heads, ffn ", model.ffn_dim, ", vocabulary ", model.vocab_size, ", ",
+                   Millions(model.ParameterCount()), " parameters");
+  if (!config.model.hf_folder.empty()) {
+    return {"model", sizes, absl::StrCat("--hf-model ", config.model.hf_folder)};
+  }
+  if (config.model.layers) {
+    return {"model", sizes, "sizes given"};
+  }
+  return {"model", sizes,
+          config.model.preset.empty() ? "tiny: no model given" : "--model " + config.model.preset};
+}
+
+ResolvedItem MeshItem(const RunPlan& plan) {
+  const std::string kind = plan.replicate_size * plan.shard_size == 1 ? "one rank"
+                           : plan.replicate_size == 1                 ? "FSDP: weights sharded over all ranks"
+                           : plan.shard_size == 1                     ? "DDP: whole weights on every rank"
+                                                  : "HSDP: weights sharded in each replica";
+  return {"mesh", plan.mesh.ToString(), kind};
+}
+
+ResolvedItem BatchItem(const TrainConfig& config, const RunPlan& plan) {
+  return {"batch",
+          absl::StrCat(plan.batch.batch_size, " sequences of ", plan.seq_len, " tokens a step, ",
+                       plan.batch.sequences_per_rank(), " a rank and microbatch"),
+          config.data.batch_size ? "--batch-size" : "one for each rank and microbatch"};
+}
+
+ResolvedItem DataItem(const TrainConfig& config, const Corpus& corpus, const RunPlan& plan) {
+  return {"data",
+          absl::StrCat(corpus.tokens(), " tokens in ", corpus.sources().size(),
+                       corpus.sources().size() == 1 ? " file, " : " files, ", plan.order.windows,
+                       " sequences an epoch, ", plan.order.shuffle ? "shuffled" : "in order"),
+          config.data.paths.empty() ? "no --data: built-in text" : ""};
+}
+
+ResolvedItem OptimizerItem(const RunPlan& plan) {
+  const LrSchedule& lr = plan.learning_rate;
+  return {"optimizer",
+          absl::StrCat("AdamW, lr ", lr.lr, " ", ToAbsl(Name(lr.decay)), " after ", lr.warmup_steps,
+                       " warm-up steps, decay ", plan.adamw.weight_decay, ", clip ", plan.clip_grad_norm),
+          ""};
+}
+
+ResolvedItem ShardingItem(const RunPlan& plan) {
+  const ShardingPolicy& policy = plan.policy;
+  return {
+      "sharding",
+      absl::StrCat("zero-copy ", OnOff(policy.zero_copy), ", reshard after forward ",
+                   OnOff(policy.reshard_after_forward), ", prefetch ", policy.prefetch_depth, ", parameters ",
+                   ToAbsl(Name(policy.param_dtype)), ", reduction ", ToAbsl(Name(policy.reduce_dtype))),
+      ""};
+}
+
+}  // namespace
+
+std::vector<ResolvedItem> ResolveConfig(const TrainConfig& config, const TrainInputs& inputs,
+                                        const RunPlan& plan, const ThreadPlan& threads) {
+  return {ModelItem(config, inputs.model),
+          DataItem(config, inputs.corpus, plan),
+          BatchItem(config, plan),
+          OptimizerItem(plan),
+          MeshItem(plan),
+          ShardingItem(plan),
+          {"threads", absl::StrCat(threads.threads, " a rank"), threads.reason},
+          {"seed", absl::StrCat(config.seed), ""},
+          {"steps", absl::StrCat(config.optimizer.steps), ""}};
+}
+
+std::string ToText(const std::vector<ResolvedItem>& items) {
+  size_t width = 0;
+  for (const ResolvedItem& item : items) {
+    width = std::max(width, item.key.size());
+  }
+  std::string text;
+  for (const ResolvedItem& item : items) {
+    absl::StrAppend(&text, item.key, std::string(width + 2 - item.key.size(), ' '), item.value,
+                    item.reason.empty() ? "" : absl::StrCat("  (", item.reason, ")"), "\n");
+  }
+  return text;
+}
+
+std::string ToJson(const std::vector<ResolvedItem>& items) {
+  nlohmann::ordered_json json;
+  for (const ResolvedItem& item : items) {
+    json[item.key] = {{"value", item.value}, {"reason", item.reason}};
+  }
+  return json.dump(2) + "\n";
+}
+
+}  // namespace weft

@@ -1,0 +1,38 @@
+// How a run falls apart over its ranks. Pure: every rank makes the same plan from the same numbers.
+#pragma once
+
+#include <cstdint>
+
+#include <absl/status/statusor.h>
+
+#include "weft/mesh/device_mesh.h"
+#include "weft/nn/llama_config.h"
+#include "weft/optim/adamw.h"
+#include "weft/optim/lr_schedule.h"
+#include "weft/sharding/policy.h"
+#include "weft/train/batch_order.h"
+#include "weft/train/config.h"
+
+namespace weft {
+
+struct RunPlan {
+  DeviceMesh mesh;
+  int replicate_size;
+  int shard_size;
+  BatchShape batch;
+  BatchOrder order;
+  int64_t seq_len;
+  ShardingPolicy policy;
+  AdamWOptions adamw;  // Its learning rate is set at each step.
+  LrSchedule learning_rate;
+  double clip_grad_norm;
+
+  int64_t targets_per_step() const { return batch.batch_size * seq_len; }
+};
+
+// Errors: kInvalidArgument (a mesh that does not multiply to the ranks, a batch that does not divide, a
+// sequence longer than the model's positions; names flags and remedy), kDataLoss (too little data).
+absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const LlamaConfig& model, int64_t tokens,
+                                    int ranks);
+
+}  // namespace weft

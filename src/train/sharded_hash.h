@@ -1,0 +1,22 @@
+// The hash of a model's weights (weights_hash.h) from the shards of all ranks.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include <absl/status/statusor.h>
+#include <absl/time/time.h>
+
+#include "weft/mesh/bootstrap.h"
+#include "weft/nn/module.h"
+#include "weft/sharding/shard_view.h"
+
+namespace weft {
+
+// Ranks are replica-major: `shard_size` neighbours hold one replica. Collective: all ranks.
+// Errors: kInternal (replicas differ in a bit: names a parameter), kDeadlineExceeded.
+absl::StatusOr<uint64_t> HashOfShards(Bootstrap& bootstrap, Module& model,
+                                      const std::vector<ShardView>& shards, int shard_size,
+                                      absl::Duration timeout);
+
+}  // namespace weft

@@ -1,0 +1,18 @@
+#include "src/train/step_counters.h"
+
+namespace weft {
+
+void AddCounters(const CounterSnapshot& before, const CounterSnapshot& after, StepMetrics& metrics) {
+  const EngineCounters& from = before.engine;
+  const EngineCounters& to = after.engine;
+  metrics.bytes.all_gather = to.all_gather_bytes - from.all_gather_bytes;
+  metrics.bytes.reduce_scatter = to.reduce_scatter_bytes - from.reduce_scatter_bytes;
+  metrics.bytes.all_reduce = to.all_reduce_bytes - from.all_reduce_bytes;
+  metrics.bytes.context = to.context_bytes - from.context_bytes;
+  metrics.wire_bytes = to.wire_bytes - from.wire_bytes;
+  metrics.copied_bytes =
+      to.copied_bytes - from.copied_bytes + after.sharding.copied_bytes - before.sharding.copied_bytes;
+  metrics.exposed_comm_ms = static_cast<double>(to.wait_ns - from.wait_ns) / 1e6;
+}
+
+}  // namespace weft

@@ -1,0 +1,20 @@
+// What a step cost: differences of the monotonic counters of engine and sharding.
+#pragma once
+
+#include <cstdint>
+
+#include "weft/comm/comm_engine.h"
+#include "weft/sharding/comm_context.h"
+#include "weft/train/metrics.h"
+
+namespace weft {
+
+struct CounterSnapshot {
+  EngineCounters engine;
+  ShardingCounters sharding;
+};
+
+// Fills the byte and communication-time fields of `metrics` with what happened between two snapshots.
+void AddCounters(const CounterSnapshot& before, const CounterSnapshot& after, StepMetrics& metrics);
+
+}  // namespace weft

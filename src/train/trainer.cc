@@ -1,0 +1,161 @@
+#include "src/train/trainer.h"
+
+#include <chrono>
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "src/train/batch_reader.h"
+#include "weft/core/status.h"
+#include "weft/train/model_flops.h"
+
+namespace weft {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double MillisecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+ProcessGroup WorldGroup(const Bootstrap& bootstrap) {
+  ProcessGroup world{"world", std::vector<int>(static_cast<size_t>(bootstrap.size())), bootstrap.rank()};
+  std::iota(world.ranks.begin(), world.ranks.end(), 0);
+  return world;
+}
+
+}  // namespace
+
+Trainer::Trainer(Bootstrap& bootstrap, const Corpus& corpus, RunPlan plan, std::unique_ptr<LlamaModel> model)
+    : bootstrap_(bootstrap),
+      corpus_(corpus),
+      plan_(std::move(plan)),
+      flops_per_token_(FlopsPerToken(model->config(), plan_.seq_len)),
+      model_(std::move(model)) {}
+
+absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(Bootstrap& bootstrap, const Corpus& corpus,
+                                                         RunPlan plan, std::unique_ptr<LlamaModel> model,
+                                                         const ShardLoader& loader, const Options& options) {
+  std::unique_ptr<Trainer> trainer(new Trainer(bootstrap, corpus, std::move(plan), std::move(model)));
+  WEFT_RETURN_IF_ERROR(trainer->Connect(loader, options));
+  trainer->MakeMoments();
+  return trainer;
+}
+
+absl::Status Trainer::Connect(const ShardLoader& loader, const Options& options) {
+  NodeHeap::Options heap_options;
+  heap_options.timeout = options.timeout;
+  WEFT_ASSIGN_OR_RETURN(heap_, NodeHeap::Create(bootstrap_, heap_options));
+  EngineOptions engine_options;
+  engine_options.timeout = options.timeout;
+  engine_options.watchdog = options.watchdog;
+  WEFT_ASSIGN_OR_RETURN(engine_, CommEngine::Create(bootstrap_, *heap_, engine_options));
+  WEFT_ASSIGN_OR_RETURN(notes_lane_, engine_->AddLane(WorldGroup(bootstrap_), LanePurpose::kControl));
+  notes_pool_ = std::make_unique<BufferPool>(*heap_, "step notes");
+  WEFT_ASSIGN_OR_RETURN(notes_,
+                        notes_pool_->Acquire(sizeof(StepNote) * static_cast<size_t>(bootstrap_.size())));
+  const std::vector<Module*> blocks(model_->blocks().begin(), model_->blocks().end());
+  WEFT_ASSIGN_OR_RETURN(sharded_, FullyShard(*model_, blocks, plan_.mesh, *engine_, plan_.policy, loader));
+  return absl::OkStatus();
+}
+
+void Trainer::MakeMoments() {
+  for (const ShardView& shard : sharded_->Shards()) {
+    first_moments_.emplace_back(static_cast<size_t>(shard.elements()));
+    second_moments_.emplace_back(static_cast<size_t>(shard.elements()));
+  }
+}
+
+absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, bool stop) {
+  const Clock::time_point start = Clock::now();
+  const CounterSnapshot before{engine_->counters(), sharded_->context().counters()};
+  sharded_->context().ResetPeaks();
+  StepNote own;
+  own.stop = stop ? 1 : 0;
+  WEFT_ASSIGN_OR_RETURN(own.loss, ForwardAndBackward(step));
+  WEFT_ASSIGN_OR_RETURN(const GradientNorm norm, sharded_->ClipGradNorm(plan_.clip_grad_norm));
+  const double lr = plan_.learning_rate.At(step);
+  Update(step, lr, norm.factor);
+  sharded_->ZeroGradients();
+  WEFT_ASSIGN_OR_RETURN(const StepNote all, CombineNotes(own));
+
+  StepResult result;
+  result.stop = all.stop != 0;
+  StepMetrics& metrics = result.metrics;
+  metrics.step = step;
+  metrics.loss = all.loss;
+  metrics.grad_norm = norm.norm;
+  metrics.lr = lr;
+  metrics.tokens = plan_.targets_per_step();
+  metrics.tokens_seen = step * metrics.tokens;
+  AddCounters(before, {engine_->counters(), sharded_->context().counters()}, metrics);
+  metrics.peak_buffer_bytes = static_cast<int64_t>(sharded_->peak_buffer_bytes());
+  metrics.rss_bytes = ResidentBytes();
+  metrics.step_ms = MillisecondsSince(start);
+  metrics.tokens_per_s = static_cast<double>(metrics.tokens) / metrics.step_ms * 1e3;
+  metrics.tflops = metrics.tokens_per_s * flops_per_token_ / 1e12;
+  return result;
+}
+
+absl::StatusOr<double> Trainer::ForwardAndBackward(int64_t step) {
+  double loss = 0;
+  const int64_t first = (step - 1) * plan_.batch.batch_size;
+  for (int64_t microbatch = 0; microbatch < plan_.batch.microbatches; ++microbatch) {
+    // Gradients are reduced once a step, when the last microbatch has been added to them.
+    sharded_->SetRequiresGradientSync(microbatch + 1 == plan_.batch.microbatches);
+    SequenceRange sequences = plan_.batch.Part(microbatch, bootstrap_.rank());
+    sequences.first += first;
+    WEFT_ASSIGN_OR_RETURN(const double part, RunMicrobatch(sequences));
+    loss += part;
+  }
+  return loss;
+}
+
+absl::StatusOr<double> Trainer::RunMicrobatch(SequenceRange sequences) {
+  WEFT_ASSIGN_OR_RETURN(Microbatch batch, ReadMicrobatch(corpus_, plan_.order, sequences, plan_.seq_len,
+                                                         model_->config().vocab_size));
+  // The loss of all targets of the step is a mean, whatever their number on this rank.
+  Invocation invocation(true, 1.0F / static_cast<float>(plan_.targets_per_step()));
+  WEFT_ASSIGN_OR_RETURN(const Tensors losses,
+                        model_->Forward(invocation, {std::move(batch.inputs), std::move(batch.targets)}));
+  const double loss = *losses[0].As<float>();
+  Tensor one = Tensor::Empty(DType::kF32, {});
+  *one.As<float>() = 1.0F;
+  WEFT_RETURN_IF_ERROR(model_->Backward(invocation, {std::move(one)}).status());
+  return loss;
+}
+
+absl::StatusOr<Trainer::StepNote> Trainer::CombineNotes(const StepNote& own) {
+  // Gathered rather than reduced, and added in the order of ranks: the sum does not depend on the mesh.
+  constexpr int64_t kNoteElements = sizeof(StepNote) / sizeof(int64_t);
+  auto* notes = reinterpret_cast<StepNote*>(notes_.data());
+  notes[bootstrap_.rank()] = own;
+  OpOptions options;
+  options.label = "step_notes";
+  options.priority = Priority::kCritical;
+  Work work = engine_->AllGather(notes_lane_, notes + bootstrap_.rank(), notes, DType::kI64,
+                                 kNoteElements * bootstrap_.size(), {}, options);
+  WEFT_RETURN_IF_ERROR(work.WaitReleased());
+  StepNote all;
+  for (int rank = 0; rank < bootstrap_.size(); ++rank) {
+    all.loss += notes[rank].loss;
+    all.stop |= notes[rank].stop;
+  }
+  return all;
+}
+
+void Trainer::Update(int64_t step, double lr, float gradient_scale) {
+  std::vector<AdamWSlice> slices;
+  const std::vector<ShardView> shards = sharded_->Shards();
+  for (size_t i = 0; i < shards.size(); ++i) {
+    slices.push_back({shards[i].data, shards[i].grad, first_moments_[i].data(), second_moments_[i].data(),
+                      shards[i].elements()});
+  }
+  AdamWOptions options = plan_.adamw;
+  options.lr = lr;
+  AdamWStep(slices, options, step, gradient_scale);
+}
+
+}  // namespace weft

@@ -1,0 +1,82 @@
+// One rank's share of the training: the sharded model, its optimizer, and the step that they do together.
+//
+// Thread safety: none; one thread drives a trainer.
+// Collective: Create and Step, by all ranks.
+// Lifetime: bootstrap and corpus must outlive it.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/time/time.h>
+
+#include "src/train/run_plan.h"
+#include "src/train/step_counters.h"
+#include "weft/comm/comm_engine.h"
+#include "weft/memory/buffer_pool.h"
+#include "weft/memory/node_heap.h"
+#include "weft/nn/llama.h"
+#include "weft/sharding/fully_shard.h"
+#include "weft/train/corpus.h"
+#include "weft/train/metrics.h"
+
+namespace weft {
+
+class Trainer {
+ public:
+  struct Options {
+    absl::Duration timeout;
+    bool watchdog = false;
+  };
+  // Shards the model over the plan's mesh and loads it. Errors: kResourceExhausted, and what the loader says.
+  static absl::StatusOr<std::unique_ptr<Trainer>> Create(Bootstrap& bootstrap, const Corpus& corpus,
+                                                         RunPlan plan, std::unique_ptr<LlamaModel> model,
+                                                         const ShardLoader& loader, const Options& options);
+
+  struct StepResult {
+    StepMetrics metrics;
+    bool stop = false;  // A rank asked for it.
+  };
+  // Forward and backward of all microbatches, and the update, number `step` from 1. `stop`: this rank asks
+  // all to stop afterwards. After an error the trainer is of no more use.
+  absl::StatusOr<StepResult> Step(int64_t step, bool stop);
+  // Makes the steps of all peers fail with this cause, rather than wait for a rank that comes no more.
+  void Fail(const absl::Status& cause) { engine_->Poison(cause); }
+
+  std::vector<ShardView> Shards() const { return sharded_->Shards(); }
+  LlamaModel& model() const { return *model_; }
+  const RunPlan& plan() const { return plan_; }
+
+ private:
+  // What ranks tell each other at each step.
+  struct StepNote {
+    double loss = 0;  // This rank's part of the mean.
+    int64_t stop = 0;
+  };
+
+  Trainer(Bootstrap& bootstrap, const Corpus& corpus, RunPlan plan, std::unique_ptr<LlamaModel> model);
+  absl::Status Connect(const ShardLoader& loader, const Options& options);
+  void MakeMoments();
+  absl::StatusOr<double> ForwardAndBackward(int64_t step);
+  absl::StatusOr<double> RunMicrobatch(SequenceRange sequences);
+  absl::StatusOr<StepNote> CombineNotes(const StepNote& own);
+  void Update(int64_t step, double lr, float gradient_scale);
+
+  Bootstrap& bootstrap_;
+  const Corpus& corpus_;
+  RunPlan plan_;
+  double flops_per_token_;
+  std::unique_ptr<NodeHeap> heap_;
+  std::unique_ptr<CommEngine> engine_;
+  std::unique_ptr<LlamaModel> model_;
+  std::unique_ptr<ShardedModel> sharded_;
+  std::unique_ptr<BufferPool> notes_pool_;
+  Buffer notes_;  // One StepNote a rank, in node memory.
+  LaneId notes_lane_;
+  std::vector<std::vector<float>> first_moments_, second_moments_;  // Of each shard.
+};
+
+}  // namespace weft

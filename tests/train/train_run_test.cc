@@ -1,0 +1,260 @@
+// Whole runs over ranks that are threads: what must not depend on the mesh, and what must not depend on
+// anything.
+#include <cmath>
+#include <fstream>
+#include <mutex>
+#include <set>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/status_matchers.h"
+#include "tests/train/temp_folder.h"
+#include "weft/mesh/thread_bootstrap.h"
+#include "weft/train/train.h"
+
+namespace weft {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct Mesh {
+  int replicate;
+  int shard;
+  int ranks() const { return replicate * shard; }
+};
+
+// Text with enough variety that gradients differ from window to window; below 131, for the odd vocabulary.
+std::string SomeText() {
+  std::string text;
+  for (int i = 0; i < 4000; ++i) {
+    text += static_cast<char>('a' + (i * i / 7 + i / 3) % 26);
+  }
+  return text;
+}
+
+class TrainRun : public ::testing::Test {
+ protected:
+  TrainRun() {
+    config_.data.paths = {folder_.Write("text.txt", SomeText())};
+    config_.model.layers = 2;
+    config_.model.dim = 16;
+    config_.model.heads = 2;
+    config_.model.kv_heads = 1;
+    config_.model.ffn_dim = 24;
+    config_.data.seq_len = 16;
+    config_.optimizer.lr = 1e-2;
+    config_.optimizer.steps = 3;
+    config_.data.batch_size = 4;
+  }
+
+  void UseOddSizes() {
+    config_.model.dim = 60;
+    config_.model.heads = 5;
+    config_.model.kv_heads = 5;
+    config_.model.ffn_dim = 101;
+    config_.model.vocab_size = 131;
+  }
+
+  struct Result {
+    TrainReport report;
+    std::vector<StepMetrics> steps;  // Of rank 0.
+  };
+
+  Result Run(const Mesh& mesh, const NodeMap& nodes) {
+    TrainConfig config = config_;
+    config.parallel.dp_replicate = mesh.replicate;
+    config.parallel.dp_shard = mesh.shard;
+    EXPECT_OK(Validate(config));
+    Result result;
+    EXPECT_OK(RunThreadRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
+      TrainEnvironment environment;
+      if (bootstrap.rank() == 0) {
+        environment.on_step = [&](const StepMetrics& metrics) { result.steps.push_back(metrics); };
+      }
+      WEFT_ASSIGN_OR_RETURN(const TrainReport report, Train(bootstrap, config, environment));
+      if (bootstrap.rank() == 0) {
+        result.report = report;
+      }
+      return absl::OkStatus();
+    }));
+    return result;
+  }
+  Result Run(const Mesh& mesh) { return Run(mesh, NodeMap::OneNode(mesh.ranks())); }
+
+  // The error that all ranks of a run agree on.
+  absl::Status RunError(int ranks) {
+    return RunThreadRanks(NodeMap::OneNode(ranks),
+                          [&](Bootstrap& bootstrap) { return Train(bootstrap, config_, {}).status(); });
+  }
+
+  void ExpectCurvesOfOneRank(const std::vector<Mesh>& meshes) {
+    const Result one = Run({1, 1});
+    for (const Mesh& mesh : meshes) {
+      const Result result = Run(mesh);
+      ASSERT_EQ(result.steps.size(), one.steps.size());
+      for (size_t i = 0; i < one.steps.size(); ++i) {
+        EXPECT_NEAR(result.steps[i].loss / one.steps[i].loss, 1, 1e-4) << mesh.replicate << "x" << mesh.shard;
+        EXPECT_NEAR(result.steps[i].grad_norm / one.steps[i].grad_norm, 1, 1e-4)
+            << mesh.replicate << "x" << mesh.shard;
+      }
+    }
+  }
+
+  TempFolder folder_;
+  TrainConfig config_;
+};
+
+TEST_F(TrainRun, StartsAtTheEntropyOfGuessingAndLearns) {
+  config_.optimizer.steps = 40;
+  const Result result = Run({1, 1});
+  EXPECT_NEAR(result.steps.front().loss, std::log(256.0), 0.1);
+  EXPECT_LT(result.steps.back().loss, 3.5);
+  EXPECT_EQ(result.report.steps, 40);
+}
+
+TEST_F(TrainRun, FollowsTheCurveOfOneRankOnEveryMesh) {
+  config_.optimizer.steps = 20;
+  config_.data.batch_size = 12;
+  ExpectCurvesOfOneRank({{1, 2}, {1, 3}, {1, 4}, {2, 2}, {4, 1}});
+}
+
+TEST_F(TrainRun, FollowsTheCurveOfOneRankWithOddSizes) {
+  config_.optimizer.steps = 20;
+  config_.data.batch_size = 12;
+  UseOddSizes();
+  ExpectCurvesOfOneRank({{1, 3}, {2, 2}, {1, 4}});
+}
+
+TEST_F(TrainRun, GivesTheSameBitsForEverySharding) {
+  std::set<uint64_t> hashes;
+  for (const Mesh mesh : {Mesh{1, 4}, Mesh{2, 2}, Mesh{4, 1}}) {
+    for (const bool zero_copy : {true, false}) {
+      for (const int prefetch : {0, 1, 2}) {
+        for (const bool reshard : {true, false}) {
+          config_.parallel.zero_copy = zero_copy;
+          config_.parallel.prefetch_depth = prefetch;
+          config_.parallel.reshard_after_forward = reshard;
+          hashes.insert(Run(mesh).report.weights_hash);
+        }
+      }
+    }
+  }
+  EXPECT_EQ(hashes.size(), 1);
+}
+
+TEST_F(TrainRun, GivesTheSameBitsForEveryNodeMap) {
+  std::set<uint64_t> hashes;
+  for (const int ranks_per_node : {1, 2, 4}) {
+    hashes.insert(Run({2, 2}, NodeMap::RanksPerNode(4, ranks_per_node)).report.weights_hash);
+  }
+  EXPECT_EQ(hashes.size(), 1);
+}
+
+TEST_F(TrainRun, DependsOnTheSeed) {
+  const uint64_t first = Run({1, 1}).report.weights_hash;
+  EXPECT_EQ(Run({1, 1}).report.weights_hash, first);
+  config_.seed = 1;
+  EXPECT_NE(Run({1, 1}).report.weights_hash, first);
+}
+
+TEST_F(TrainRun, AddsUpMicrobatchesLikeOneBatch) {
+  config_.data.batch_size = 8;
+  const Result one = Run({1, 2});
+  config_.data.grad_accum = 2;
+  const Result two = Run({1, 2});
+  for (size_t i = 0; i < one.steps.size(); ++i) {
+    EXPECT_NEAR(two.steps[i].loss, one.steps[i].loss, 1e-5);
+    EXPECT_NEAR(two.steps[i].grad_norm, one.steps[i].grad_norm, 1e-5);
+  }
+}
+
+TEST_F(TrainRun, CopiesNothingWithZeroCopyAndCountsWhatItCopiesWithout) {
+  for (const StepMetrics& step : Run({2, 2}).steps) {
+    EXPECT_EQ(step.copied_bytes, 0);
+    EXPECT_EQ(step.bytes.context, 0);
+    EXPECT_EQ(step.wire_bytes, 0);
+    EXPECT_GT(step.bytes.all_gather, 0);
+    EXPECT_GT(step.bytes.reduce_scatter, 0);
+    EXPECT_GT(step.bytes.all_reduce, 0);
+    EXPECT_GT(step.peak_buffer_bytes, 0);
+  }
+  config_.parallel.zero_copy = false;
+  for (const StepMetrics& step : Run({2, 2}).steps) {
+    EXPECT_GT(step.copied_bytes, 0);
+  }
+}
+
+TEST_F(TrainRun, FollowsTheLearningRateSchedule) {
+  config_.optimizer.warmup_steps = 2;
+  config_.optimizer.lr_schedule = LrDecay::kLinear;
+  const Result result = Run({1, 1});
+  EXPECT_DOUBLE_EQ(result.steps[0].lr, 0.5e-2);
+  EXPECT_DOUBLE_EQ(result.steps[1].lr, 1e-2);
+  EXPECT_DOUBLE_EQ(result.steps[2].lr, 0);
+}
+
+TEST_F(TrainRun, TrainsInBf16CloseToFp32) {
+  const Result exact = Run({1, 2});
+  config_.parallel.param_dtype = DType::kBF16;
+  config_.parallel.reduce_dtype = DType::kBF16;
+  const Result rounded = Run({1, 2});
+  for (size_t i = 0; i < exact.steps.size(); ++i) {
+    EXPECT_NEAR(rounded.steps[i].loss, exact.steps[i].loss, 0.05);
+  }
+}
+
+TEST_F(TrainRun, StopsAllRanksWhenOneIsAskedTo) {
+  config_.optimizer.steps = 1000;
+  std::mutex mutex;
+  std::set<int64_t> stopped_after;
+  EXPECT_OK(RunThreadRanks(NodeMap::OneNode(3), [&](Bootstrap& bootstrap) -> absl::Status {
+    TrainConfig config = config_;
+    config.data.batch_size = 3;
+    std::atomic<bool> stop{false};
+    TrainEnvironment environment;
+    environment.stop = &stop;
+    environment.on_step = [&](const StepMetrics& metrics) {
+      stop = bootstrap.rank() == 1 && metrics.step == 2;
+    };
+    WEFT_ASSIGN_OR_RETURN(const TrainReport report, Train(bootstrap, config, environment));
+    EXPECT_TRUE(report.stopped);
+    const std::lock_guard lock(mutex);
+    stopped_after.insert(report.steps);
+    return absl::OkStatus();
+  }));
+  EXPECT_EQ(stopped_after, std::set<int64_t>{3});
+}
+
+TEST_F(TrainRun, FailsOnAllRanksWithTheCauseWhenOneCannotReadItsData) {
+  config_.optimizer.steps = 1000;
+  config_.data.batch_size = 2;
+  const std::string path = config_.data.paths[0];
+  const absl::Status status = RunThreadRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) {
+    TrainEnvironment environment;
+    environment.on_step = [&](const StepMetrics& metrics) {
+      if (bootstrap.rank() == 1 && metrics.step == 2) {
+        std::ofstream(path) << "short";
+      }
+    };
+    const absl::Status own = Train(bootstrap, config_, environment).status();
+    EXPECT_EQ(own.code(), absl::StatusCode::kDataLoss) << own;
+    return own;
+  });
+  EXPECT_THAT(std::string(status.message()), HasSubstr("text.txt' ends at byte"));
+}
+
+TEST_F(TrainRun, RefusesAMeshBatchOrVocabularyThatDoesNotFit) {
+  config_.parallel.dp_replicate = 3;
+  EXPECT_THAT(std::string(RunError(2).message()), HasSubstr("--dp-replicate 3"));
+  config_.parallel.dp_replicate = 1;
+  config_.data.batch_size = 3;
+  EXPECT_THAT(std::string(RunError(2).message()), HasSubstr("--batch-size 3"));
+  config_.data.batch_size = 2;
+  config_.model.vocab_size = 100;
+  EXPECT_TRUE(absl::IsOutOfRange(RunError(2)));
+}
+
+}  // namespace
+}  // namespace weft
