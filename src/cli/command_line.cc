@@ -1,0 +1,171 @@
+#include "src/cli/command_line.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <CLI/CLI.hpp>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_replace.h>
+
+#include "src/cli/nearest.h"
+#include "src/cli/train_flags.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+using Strings = std::vector<std::string>;
+
+constexpr size_t kHelpColumn = 44;
+
+// "--flag TYPE    What it does [default]".
+class HelpFormatter : public CLI::Formatter {
+ public:
+  HelpFormatter() { column_width(kHelpColumn); }
+  std::string make_option_opts(const CLI::Option* option) const override {
+    return option->get_type_size() == 0 ? "" : " " + option->get_type_name();
+  }
+  std::string make_option_desc(const CLI::Option* option) const override {
+    const std::string& value = option->get_default_str();
+    return option->get_description() + (value.empty() ? "" : " [" + value + "]");
+  }
+  std::string make_usage(const CLI::App* /*app*/, std::string /*name*/) const override {
+    return "Usage: [mpirun -n RANKS] weft train [FLAGS]\n";
+  }
+};
+
+// Names of the flags that a user may give, without dashes.
+Strings FlagNames(const CLI::App& app) {
+  Strings names;
+  for (const CLI::Option* option : app.get_options()) {
+    names.push_back(option->get_single_name());
+  }
+  return names;
+}
+
+absl::Status UnknownFlag(const CLI::App& app, const std::string& argument) {
+  if (argument.rfind("--", 0) != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unexpected argument '", argument, "': see weft ", app.get_name(), " --help"));
+  }
+  const std::string name = argument.substr(2, argument.find('=') - 2);
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown flag --", name, "; did you mean --", Nearest(name, FlagNames(app)), "?"));
+}
+
+// The error of the first argument that no flag took, or OK.
+absl::Status CheckExtras(const CLI::App& app) {
+  const Strings extras = app.remaining();
+  if (extras.empty()) {
+    return absl::OkStatus();
+  }
+  // A flag's value is left over as well where the flag is unknown: the flag is what is wrong.
+  const auto flag =
+      std::find_if(extras.begin(), extras.end(), [](const std::string& s) { return s.rfind('-', 0) == 0; });
+  return UnknownFlag(app, flag == extras.end() ? extras.front() : *flag);
+}
+
+// What CLI11 says of the arguments, in our words where its own are hard to read.
+absl::Status ParseError(const CLI::ParseError& error) {
+  const std::string message = error.what();
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
+    const std::string flag = message.substr(0, message.find(':'));
+    return absl::InvalidArgumentError(absl::StrCat(flag, " is given without a value, or more than once"));
+  }
+  return absl::InvalidArgumentError(message);
+}
+
+absl::Status ApplyConfigItem(CLI::App& app, const CLI::ConfigItem& item) {
+  if (!item.parents.empty()) {
+    return absl::InvalidArgumentError(absl::StrCat("section [", item.parents.front(),
+                                                   "]: there are no sections, write all keys at the top"));
+  }
+  const Strings names = FlagNames(app);
+  if (std::find(names.begin(), names.end(), item.name) == names.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("unknown key '", item.name, "'; did you mean '", Nearest(item.name, names), "'?"));
+  }
+  if (item.name == "config" || item.name == "help") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", item.name, "' can be given on the command line only"));
+  }
+  CLI::Option* option = app.get_option("--" + item.name);
+  if (option->count() == 0) {
+    option->add_result(item.inputs);
+    option->run_callback();
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ApplyConfigFile(CLI::App& app, const std::string& path) {
+  try {
+    for (const CLI::ConfigItem& item : CLI::ConfigTOML().from_file(path)) {
+      WEFT_RETURN_IF_ERROR(ApplyConfigItem(app, item));
+    }
+  } catch (const CLI::FileError& error) {
+    return absl::InvalidArgumentError(error.what());
+  } catch (const CLI::ParseError& error) {
+    return ParseError(error);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Command> ParseTrain(const Strings& arguments) {
+  TrainConfig config;
+  std::string config_file;
+  CLI::App app("Trains a Llama model on the ranks of mpirun, or on one rank without it.", "train");
+  app.formatter(std::make_shared<HelpFormatter>());
+  app.allow_extras();
+  AddTrainFlags(app, config);
+  app.add_option("--config", config_file, "Any of these flags as keys: steps = 100")
+      ->check(CLI::ExistingFile)
+      ->type_name("FILE.toml")
+      ->group("Other");
+  app.set_help_flag("--help,-h", "This text")->group("Other");
+  try {
+    app.parse(Strings(arguments.rbegin(), arguments.rend()));
+  } catch (const CLI::CallForHelp&) {
+    return PrintText{absl::StrReplaceAll(app.help(), {{"\n\n\n", "\n\n"}})};
+  } catch (const CLI::ParseError& error) {
+    return ParseError(error);
+  }
+  WEFT_RETURN_IF_ERROR(CheckExtras(app));
+  if (!config_file.empty()) {
+    WEFT_RETURN_IF_ERROR(Annotate(ApplyConfigFile(app, config_file), absl::StrCat("--config ", config_file)));
+  }
+  WEFT_RETURN_IF_ERROR(Validate(config));
+  return config;
+}
+
+std::string ProgramHelp() {
+  return "weft " WEFT_VERSION
+         ": hybrid-sharded training on CPUs over MPI\n\n"
+         "Usage: [mpirun -n RANKS] weft COMMAND [FLAGS]\n\n"
+         "Commands:\n"
+         "  train       Train a Llama model\n\n"
+         "  --help      This text; weft COMMAND --help for its flags\n"
+         "  --version   Print the version\n";
+}
+
+}  // namespace
+
+absl::StatusOr<Command> ParseCommandLine(const Strings& arguments) {
+  static const Strings kWords = {"train", "--help", "--version"};
+  const std::string first = arguments.empty() ? "" : arguments.front();
+  if (first == "train") {
+    return ParseTrain(Strings(arguments.begin() + 1, arguments.end()));
+  }
+  if (first == "--help" || first == "-h") {
+    return PrintText{ProgramHelp()};
+  }
+  if (first == "--version") {
+    return PrintText{"weft " WEFT_VERSION "\n"};
+  }
+  if (first.empty()) {
+    return absl::InvalidArgumentError("no command was given: try weft train, or weft --help");
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown command '", first, "'; did you mean ", Nearest(first, kWords), "?"));
+}
+
+}  // namespace weft

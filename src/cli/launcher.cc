@@ -1,0 +1,36 @@
+#include "src/cli/launcher.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+namespace weft {
+namespace {
+
+// What Open MPI tells its processes; null without it.
+const char* LaunchedRank() { return std::getenv("OMPI_COMM_WORLD_RANK"); }
+
+// Asked of the name that the kernel gives: opening it could disturb a pipe.
+bool ParentsOutputIsTerminal() {
+  const std::string link = "/proc/" + std::to_string(getppid()) + "/fd/1";
+  char target[64];
+  const ssize_t length = readlink(link.c_str(), target, sizeof(target));
+  const std::string_view name(target, static_cast<size_t>(std::max<ssize_t>(length, 0)));
+  return name.substr(0, 9) == "/dev/pts/" || name.substr(0, 8) == "/dev/tty";
+}
+
+}  // namespace
+
+bool StartedAsLaterRank() {
+  const char* rank = LaunchedRank();
+  return rank != nullptr && std::string_view(rank) != "0";
+}
+
+bool OutputIsTerminal() {
+  return isatty(STDOUT_FILENO) == 1 && (LaunchedRank() == nullptr || ParentsOutputIsTerminal());
+}
+
+}  // namespace weft

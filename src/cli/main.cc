@@ -1,0 +1,80 @@
+// The program `weft`. Under mpirun every rank runs it; rank 0 speaks for all.
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "src/cli/command_line.h"
+#include "src/cli/exit_code.h"
+#include "src/cli/launcher.h"
+#include "src/cli/stop_signal.h"
+#include "weft/core/status.h"
+#include "weft/mesh/mpi_bootstrap.h"
+#include "weft/train/train.h"
+
+namespace {
+
+void PrintError(const absl::Status& status) {
+  std::fprintf(stderr, "weft: %s\n", std::string(status.message()).c_str());
+}
+
+// The configuration, if all ranks have understood their command line.
+absl::StatusOr<weft::TrainConfig> AgreedConfig(weft::Bootstrap& bootstrap,
+                                               absl::StatusOr<weft::Command> command) {
+  WEFT_ASSIGN_OR_RETURN(const absl::Duration timeout, weft::DefaultTimeout());
+  WEFT_RETURN_IF_ERROR(weft::AgreeOnStatus(bootstrap, command.status(), timeout));
+  return std::get<weft::TrainConfig>(*std::move(command));
+}
+
+absl::StatusOr<weft::TrainReport> RunTrain(weft::Bootstrap& bootstrap,
+                                           absl::StatusOr<weft::Command> command) {
+  WEFT_ASSIGN_OR_RETURN(const weft::TrainConfig config, AgreedConfig(bootstrap, std::move(command)));
+  weft::TrainEnvironment environment;
+  environment.watchdog = true;
+  environment.stop = &weft::WatchStopSignals();
+  environment.output = stdout;
+  environment.terminal = weft::OutputIsTerminal();
+  return weft::Train(bootstrap, config, environment);
+}
+
+int TrainOnAllRanks(absl::StatusOr<weft::Command> command) {
+  const auto bootstrap = weft::MakeMpiBootstrap();
+  if (!bootstrap.ok()) {
+    PrintError(bootstrap.status());
+    return weft::kExitFailed;
+  }
+  const absl::StatusOr<weft::TrainReport> report = RunTrain(**bootstrap, std::move(command));
+  if (absl::IsDeadlineExceeded(report.status())) {
+    // Finalising MPI would wait for the rank that is missing, whoever that is: leave at once.
+    std::fprintf(stderr, "weft: rank %d: %s\n", (*bootstrap)->rank(),
+                 std::string(report.status().message()).c_str());
+    std::_Exit(weft::kExitRankMissing);
+  }
+  if (!report.ok() && (*bootstrap)->rank() == 0) {
+    PrintError(report.status());
+  }
+  if (report.ok() && report->stopped) {
+    if ((*bootstrap)->rank() == 0) {
+      std::fprintf(stderr, "weft: stopped by a signal after step %lld\n",
+                   static_cast<long long>(report->steps));
+    }
+    return weft::kExitInterrupted;
+  }
+  return weft::ExitCodeOf(report.status());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  absl::StatusOr<weft::Command> command =
+      weft::ParseCommandLine(std::vector<std::string>(argv + 1, argv + argc));
+  if (command.ok() && std::holds_alternative<weft::PrintText>(*command)) {
+    if (!weft::StartedAsLaterRank()) {
+      std::fputs(std::get<weft::PrintText>(*command).text.c_str(), stdout);
+    }
+    return weft::kExitDone;
+  }
+  return TrainOnAllRanks(std::move(command));
+}

@@ -1,0 +1,38 @@
+#include "src/cli/nearest.h"
+
+#include <algorithm>
+
+namespace weft {
+
+int EditDistance(std::string_view a, std::string_view b) {
+  // Row i holds the distances between the first i characters of a and every beginning of b.
+  std::vector<int> before_last;
+  std::vector<int> last(b.size() + 1);
+  for (size_t j = 0; j <= b.size(); ++j) {
+    last[j] = static_cast<int>(j);
+  }
+  for (size_t i = 1; i <= a.size(); ++i) {
+    std::vector<int> row(b.size() + 1);
+    row[0] = static_cast<int>(i);
+    for (size_t j = 1; j <= b.size(); ++j) {
+      const int replaced = last[j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      row[j] = std::min({last[j] + 1, row[j - 1] + 1, replaced});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        row[j] = std::min(row[j], before_last[j - 2] + 1);
+      }
+    }
+    before_last = std::move(last);
+    last = std::move(row);
+  }
+  return last.back();
+}
+
+std::string Nearest(std::string_view word, const std::vector<std::string>& candidates) {
+  const auto nearest = std::min_element(candidates.begin(), candidates.end(),
+                                        [word](const std::string& a, const std::string& b) {
+                                          return EditDistance(word, a) < EditDistance(word, b);
+                                        });
+  return nearest == candidates.end() ? std::string() : *nearest;
+}
+
+}  // namespace weft

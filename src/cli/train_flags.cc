@@ -1,0 +1,196 @@
+#include "src/cli/train_flags.h"
+
+#include <charconv>
+#include <cmath>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+
+#include "src/cli/nearest.h"
+#include "weft/core/status.h"
+#include "weft/train/model_presets.h"
+
+namespace weft {
+namespace {
+
+using Words = std::vector<std::string>;
+
+template <typename T>
+bool ParsesAs(const std::string& text) {
+  if constexpr (std::is_same_v<T, double>) {
+    double value = 0;
+    return absl::SimpleAtod(text, &value);
+  } else {
+    T value{};
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    return error == std::errc() && end == text.data() + text.size();
+  }
+}
+
+// CLI11 takes an empty answer for valid, and puts the flag's name in front of any other.
+template <typename T>
+CLI::Validator NumberCheck() {
+  return {[](std::string& text) {
+            if (ParsesAs<T>(text)) {
+              return std::string();
+            }
+            return absl::StrCat("'", text, "' is no ",
+                                std::is_same_v<T, double> ? "number" : "whole number in range");
+          },
+          ""};
+}
+
+CLI::Validator WordCheck(Words words) {
+  return {[words = std::move(words)](std::string& text) {
+            for (const std::string& word : words) {
+              if (word == text) {
+                return std::string();
+              }
+            }
+            return words.size() == 2 ? absl::StrCat("'", text, "' is neither ", words[0], " nor ", words[1])
+                                     : absl::StrCat("'", text, "' is none of ", absl::StrJoin(words, ", "),
+                                                    "; did you mean ", Nearest(text, words), "?");
+          },
+          ""};
+}
+
+// CLI11 takes the next flag for the value of one that has none.
+CLI::Validator PathCheck() {
+  return {[](std::string& text) {
+            return text.rfind("--", 0) == 0 ? absl::StrCat("'", text, "' is a flag: the path is missing")
+                                            : std::string();
+          },
+          ""};
+}
+
+// Adds flags of one group.
+class FlagGroup {
+ public:
+  FlagGroup(CLI::App& app, std::string name) : app_(app), name_(std::move(name)) {}
+
+  template <typename T>
+  void Number(const char* flag, T& field, const char* help) {
+    Finish(app_.add_option(flag, field, help)->check(NumberCheck<T>())->capture_default_str(), "N");
+  }
+  void Number(const char* flag, std::optional<int64_t>& field, const char* help) {
+    Finish(app_.add_option(flag, field, help)->check(NumberCheck<int64_t>()), "N");
+  }
+  void Text(const char* flag, std::string& field, const char* help, const char* type) {
+    Finish(app_.add_option(flag, field, help)->check(PathCheck()), type);
+  }
+  void Texts(const char* flag, std::vector<std::string>& field, const char* help, const char* type) {
+    Finish(app_.add_option(flag, field, help)->check(PathCheck()), type);
+  }
+  void Bool(const char* flag, bool& field, const char* help) {
+    Choice(flag, {"false", "true"}, field ? "true" : "false", help, [&field](size_t chosen) {
+      field = chosen == 1;
+    })->type_name("BOOL");
+  }
+  void OneOf(const char* flag, std::string& field, const Words& words, const std::string& default_word,
+             const char* help) {
+    Choice(flag, words, default_word, help, [&field, words](size_t chosen) { field = words[chosen]; });
+  }
+  // An enumeration whose values are named by Name(value).
+  template <typename E>
+  void OneOf(const char* flag, E& field, std::vector<E> values, const char* help) {
+    Words words;
+    for (const E value : values) {
+      words.emplace_back(Name(value));
+    }
+    Choice(flag, words, std::string(Name(field)), help,
+           [&field, values = std::move(values)](size_t chosen) { field = values[chosen]; });
+  }
+
+ private:
+  CLI::Option* Choice(const char* flag, const Words& words, const std::string& default_word, const char* help,
+                      std::function<void(size_t)> choose) {
+    CLI::Option* option = app_.add_option_function<std::string>(
+        flag,
+        [words, choose = std::move(choose)](const std::string& word) {
+          choose(static_cast<size_t>(std::find(words.begin(), words.end(), word) - words.begin()));
+        },
+        help);
+    option->check(WordCheck(words))->default_str(default_word);
+    return Finish(option, absl::StrJoin(words, "|"));
+  }
+  CLI::Option* Finish(CLI::Option* option, const std::string& type) {
+    return option->group(name_)->type_name(type);
+  }
+
+  CLI::App& app_;
+  std::string name_;
+};
+
+void AddModelFlags(CLI::App& app, ModelOptions& model) {
+  FlagGroup group(app, "Model (a folder, a preset, or sizes)");
+  group.Text("--hf-model", model.hf_folder, "Hugging Face Llama folder: config.json and safetensors", "DIR");
+  group.OneOf("--model", model.preset, PresetNames(), "tiny", "Preset, with new weights");
+  group.Number("--layers", model.layers, "Decoder layers");
+  group.Number("--dim", model.dim, "Model dimension");
+  group.Number("--heads", model.heads, "Query heads");
+  group.Number("--kv-heads", model.kv_heads, "Key and value heads [heads]");
+  group.Number("--ffn-dim", model.ffn_dim, "Feed-forward dimension [8/3 dim, up to a multiple of 64]");
+  group.Number("--vocab-size", model.vocab_size, "Vocabulary, also of a preset [256]");
+}
+
+void AddDataFlags(CLI::App& app, TrainConfig& config) {
+  FlagGroup group(app, "Data");
+  group.Texts("--data", config.data.paths,
+              "Files or folders of text, or of token ids (.bin .u16 .u32) [built-in text]", "PATH");
+  group.Number("--seq-len", config.data.seq_len, "Tokens a sequence");
+  group.Number("--batch-size", config.data.batch_size,
+               "Sequences a step, over all ranks [--grad-accum for each]");
+  group.Number("--grad-accum", config.data.grad_accum, "Microbatches a step");
+  group.Bool("--shuffle", config.data.shuffle, "Shuffle sequences, anew each epoch");
+  group.Number("--seed", config.seed, "Of weights and order");
+}
+
+void AddOptimizerFlags(CLI::App& app, OptimizerOptions& optimizer) {
+  FlagGroup group(app, "Optimizer (AdamW)");
+  group.Number("--steps", optimizer.steps, "Updates");
+  group.Number("--lr", optimizer.lr, "Learning rate");
+  group.Number("--warmup-steps", optimizer.warmup_steps, "Steps of linear warm-up");
+  group.OneOf("--lr-schedule", optimizer.lr_schedule,
+              {LrDecay::kConstant, LrDecay::kLinear, LrDecay::kCosine}, "After warm-up");
+  group.Number("--min-lr-ratio", optimizer.min_lr_ratio, "Where the schedule ends, as a share of --lr");
+  group.Number("--weight-decay", optimizer.weight_decay, "Decoupled weight decay");
+  group.Number("--clip-grad-norm", optimizer.clip_grad_norm, "Largest gradient norm; 0 is off");
+  group.Number("--beta1", optimizer.beta1, "Decay of the first moment");
+  group.Number("--beta2", optimizer.beta2, "Decay of the second moment");
+  group.Number("--eps", optimizer.eps, "Added to the root of the second moment");
+}
+
+void AddParallelFlags(CLI::App& app, ParallelOptions& parallel) {
+  FlagGroup group(app, "Parallelism (replicate x shard = ranks)");
+  group.Number("--dp-replicate", parallel.dp_replicate, "Replicas of the weights; -1: the rest");
+  group.Number("--dp-shard", parallel.dp_shard, "Ranks that share one replica; -1: the rest");
+  group.Bool("--zero-copy", parallel.zero_copy, "Gathered buffers are the parameters");
+  group.Bool("--reshard-after-forward", parallel.reshard_after_forward,
+             "Free gathered parameters after forward");
+  group.Number("--prefetch-depth", parallel.prefetch_depth, "Layers gathered ahead: 0, 1 or 2");
+  group.OneOf("--param-dtype", parallel.param_dtype, {DType::kF32, DType::kBF16}, "Compute and gather in");
+  group.OneOf("--reduce-dtype", parallel.reduce_dtype, {DType::kF32, DType::kBF16}, "Exchange gradients in");
+}
+
+void AddOutputFlags(CLI::App& app, OutputOptions& output) {
+  FlagGroup group(app, "Output");
+  group.Text("--metrics", output.metrics_file, "One JSON object a step; the configuration beside it",
+             "FILE.jsonl");
+  group.Text("--export-hf", output.export_folder, "Hugging Face folder to write at the end", "DIR");
+}
+
+}  // namespace
+
+void AddTrainFlags(CLI::App& app, TrainConfig& config) {
+  AddModelFlags(app, config.model);
+  AddDataFlags(app, config);
+  AddOptimizerFlags(app, config.optimizer);
+  AddParallelFlags(app, config.parallel);
+  AddOutputFlags(app, config.output);
+}
+
+}  // namespace weft

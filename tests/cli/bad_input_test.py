@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""Bad input: one message that names the thing, the right exit code, and nothing left behind."""
+import array
+import sys
+
+import model_folder
+from weft_case import SMALL, WeftCase, main
+
+
+class BadUsage(WeftCase):
+    def test_names_the_flag_command_or_value_that_was_meant(self):
+        self.assert_refused(2, ["--stpes", "--steps"], "train", "--stpes", "3")
+        self.assert_refused(2, ["cosin", "cosine"], "train", "--lr-schedule", "cosin")
+        self.assert_refused(2, ["trian", "train"], "trian")
+        self.assert_refused(2, ["no command"])
+
+    def test_names_the_key_of_a_configuration_file(self):
+        config = self.write("run.toml", "stpes = 3\n")
+        self.assert_refused(2, ["run.toml", "stpes", "steps"], "train", "--config", config)
+
+    def test_speaks_once_for_all_ranks(self):
+        self.assert_refused(2, ["--stpes", "--steps"], "train", "--stpes", "3", ranks=2)
+        self.assert_refused(2, ["--dp-replicate 3", "2 ranks"], "train", "--dp-replicate", "3", ranks=2)
+
+    def test_names_a_mesh_that_does_not_fit(self):
+        self.assert_refused(2, ["--dp-shard 3", "1 rank"], "train", "--dp-shard", "3")
+
+    def test_names_a_batch_that_does_not_divide(self):
+        self.assert_refused(2, ["--batch-size 3", "use 2 or 4"], "train", "--batch-size", "3", ranks=2)
+
+    def test_names_heads_that_do_not_divide(self):
+        self.assert_refused(2, ["--kv-heads 3", "--heads 4"], "train", "--layers", "1", "--dim", "16", "--heads", "4",
+                            "--kv-heads", "3")
+
+    def test_names_a_bad_timeout(self):
+        before = self.files()
+        result = self.run_weft("train", env={"WEFT_TIMEOUT_S": "soon"})
+        self.assertEqual(result.returncode, 2, result.stderr)
+        self.assertIn("WEFT_TIMEOUT_S", result.stderr)
+        self.assertEqual(self.files(), before)
+
+
+class BadData(WeftCase):
+    def refuse(self, words, *arguments, ranks=None):
+        self.assert_refused(3, words, "train", *SMALL, *arguments, ranks=ranks)
+
+    def test_names_data_that_is_missing_empty_or_short(self):
+        self.refuse(["gone.txt", "No such file"], "--data", "gone.txt")
+        self.refuse(["empty.txt", "empty"], "--data", self.write("empty.txt", ""))
+        self.refuse(["8 tokens", "needs 17"], "--data", self.write("short.txt", "8 tokens"))
+
+    def test_names_a_folder_without_files(self):
+        (self.folder / "none").mkdir()
+        self.refuse(["none", "no files"], "--data", "none")
+
+    def test_names_the_place_of_a_token_outside_the_vocabulary(self):
+        tokens = [1] * 100
+        tokens[70] = 300
+        data = self.write("data.u16", array.array("H", tokens).tobytes())
+        self.refuse(["data.u16", "token 300", "position 70"], "--data", data)
+        self.refuse(["data.u16", "token 300", "position 70"], "--data", data, ranks=2)
+
+    def test_names_a_token_file_that_is_cut_off(self):
+        self.refuse(["data.u32", "multiple of 4"], "--data", self.write("data.u32", b"x" * 1001))
+
+
+class BadModel(WeftCase):
+    def refuse(self, words, folder, ranks=None):
+        self.assert_refused(3, words, "train", "--hf-model", folder, "--seq-len", "16", "--data", self.text,
+                            "--metrics", "m.jsonl", "--export-hf", "out", ranks=ranks)
+
+    def test_names_a_folder_that_is_missing_or_empty(self):
+        self.refuse(["gone", "No such file"], "gone")
+        (self.folder / "empty").mkdir()
+        self.refuse(["config.json"], "empty")
+
+    def test_names_the_key_that_the_model_cannot_do(self):
+        folder = model_folder.write(self.folder / "model", model_folder.CONFIG | {"hidden_act": "gelu"})
+        self.refuse(["config.json", "hidden_act", "gelu"], folder)
+
+    def test_names_weights_that_are_missing(self):
+        folder = model_folder.write(self.folder / "model")
+        (folder / "model.safetensors").unlink()
+        self.refuse(["model.safetensors"], folder)
+
+    def test_names_weights_that_are_cut_off(self):
+        folder = model_folder.write(self.folder / "model")
+        path = folder / "model.safetensors"
+        path.write_bytes(path.read_bytes()[:-100])
+        self.refuse(["model.safetensors", "cut off"], folder)
+        self.refuse(["model.safetensors", "cut off"], folder, ranks=2)
+
+    def test_names_a_tensor_of_another_shape_or_type(self):
+        tensors = model_folder.shapes(model_folder.CONFIG)
+        tensors["model.norm.weight"] = [17]
+        self.refuse(["model.norm.weight", "[17]", "[16]"], model_folder.write(self.folder / "shape", tensors=tensors))
+        folder = model_folder.write(self.folder / "type")
+        path = folder / "model.safetensors"
+        path.write_bytes(path.read_bytes().replace(b'"F32"', b'"I32"'))
+        self.refuse(["I32", "F32, F16 or BF16"], folder)
+
+    def test_names_a_tensor_too_few_or_too_many(self):
+        tensors = model_folder.shapes(model_folder.CONFIG)
+        del tensors["model.norm.weight"]
+        self.refuse(["model.norm.weight"], model_folder.write(self.folder / "few", tensors=tensors))
+        tensors = model_folder.shapes(model_folder.CONFIG) | {"model.layers.0.self_attn.q_proj.bias": [16]}
+        self.refuse(["q_proj.bias"], model_folder.write(self.folder / "many", tensors=tensors))
+
+    def test_refuses_sequences_longer_than_the_model(self):
+        folder = model_folder.write(self.folder / "model")
+        self.assert_refused(2, ["--seq-len 129", "128"], "train", "--hf-model", folder, "--seq-len", "129", "--data",
+                            self.text)
+
+
+class BadOutput(WeftCase):
+    def refuse(self, words, *arguments, ranks=None):
+        self.assert_refused(3, words, "train", *SMALL, "--data", self.text, *arguments, ranks=ranks)
+
+    def test_names_a_metrics_file_that_cannot_be_written(self):
+        self.refuse(["none/m.jsonl"], "--metrics", "none/m.jsonl")
+        self.refuse(["text.txt/m.jsonl"], "--metrics", self.text / "m.jsonl", ranks=2)
+
+    def test_names_an_export_folder_that_cannot_be_made(self):
+        self.refuse(["text.txt/out"], "--export-hf", self.text / "out")
+        self.refuse(["text.txt"], "--export-hf", self.text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

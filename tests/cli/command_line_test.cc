@@ -1,0 +1,228 @@
+#include "src/cli/command_line.h"
+
+#include <filesystem>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/train/temp_folder.h"
+
+namespace weft {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using Arguments = std::vector<std::string>;
+
+TrainConfig Parsed(Arguments flags) {
+  flags.insert(flags.begin(), "train");
+  const absl::StatusOr<Command> command = ParseCommandLine(flags);
+  EXPECT_TRUE(command.ok()) << command.status();
+  return command.ok() ? std::get<TrainConfig>(*command) : TrainConfig{};
+}
+
+std::string ErrorOf(const Arguments& arguments) {
+  const absl::StatusOr<Command> command = ParseCommandLine(arguments);
+  EXPECT_EQ(command.status().code(), absl::StatusCode::kInvalidArgument);
+  return std::string(command.status().message());
+}
+
+std::string TextOf(const Arguments& arguments) {
+  const absl::StatusOr<Command> command = ParseCommandLine(arguments);
+  EXPECT_TRUE(command.ok()) << command.status();
+  return command.ok() ? std::get<PrintText>(*command).text : "";
+}
+
+TEST(CommandLine, SetsEveryFieldByItsFlag) {
+  const TrainConfig config = Parsed({"--layers=2",
+                                     "--dim",
+                                     "8",
+                                     "--heads",
+                                     "2",
+                                     "--kv-heads",
+                                     "1",
+                                     "--ffn-dim",
+                                     "5",
+                                     "--vocab-size",
+                                     "131",
+                                     "--data",
+                                     "a",
+                                     "b",
+                                     "--seq-len",
+                                     "16",
+                                     "--batch-size",
+                                     "8",
+                                     "--grad-accum",
+                                     "2",
+                                     "--shuffle",
+                                     "false",
+                                     "--seed",
+                                     "9",
+                                     "--steps",
+                                     "7",
+                                     "--lr",
+                                     "1e-2",
+                                     "--beta1",
+                                     "0.5",
+                                     "--beta2",
+                                     "0.6",
+                                     "--eps",
+                                     "1e-6",
+                                     "--weight-decay",
+                                     "0",
+                                     "--warmup-steps",
+                                     "3",
+                                     "--lr-schedule",
+                                     "cosine",
+                                     "--min-lr-ratio",
+                                     "0.25",
+                                     "--clip-grad-norm",
+                                     "0",
+                                     "--dp-replicate",
+                                     "-1",
+                                     "--dp-shard",
+                                     "2",
+                                     "--zero-copy",
+                                     "false",
+                                     "--reshard-after-forward",
+                                     "false",
+                                     "--prefetch-depth",
+                                     "2",
+                                     "--param-dtype",
+                                     "bf16",
+                                     "--reduce-dtype",
+                                     "bf16",
+                                     "--metrics",
+                                     "m",
+                                     "--export-hf",
+                                     "e"});
+  EXPECT_EQ(config.model.layers, 2);
+  EXPECT_EQ(config.model.dim, 8);
+  EXPECT_EQ(config.model.heads, 2);
+  EXPECT_EQ(config.model.kv_heads, 1);
+  EXPECT_EQ(config.model.ffn_dim, 5);
+  EXPECT_EQ(config.model.vocab_size, 131);
+  EXPECT_THAT(config.data.paths, ElementsAre("a", "b"));
+  EXPECT_EQ(config.data.seq_len, 16);
+  EXPECT_EQ(config.data.batch_size, 8);
+  EXPECT_EQ(config.data.grad_accum, 2);
+  EXPECT_FALSE(config.data.shuffle);
+  EXPECT_EQ(config.seed, 9);
+  EXPECT_EQ(config.optimizer.steps, 7);
+  EXPECT_EQ(config.optimizer.lr, 1e-2);
+  EXPECT_EQ(config.optimizer.beta1, 0.5);
+  EXPECT_EQ(config.optimizer.beta2, 0.6);
+  EXPECT_EQ(config.optimizer.eps, 1e-6);
+  EXPECT_EQ(config.optimizer.weight_decay, 0);
+  EXPECT_EQ(config.optimizer.warmup_steps, 3);
+  EXPECT_EQ(config.optimizer.lr_schedule, LrDecay::kCosine);
+  EXPECT_EQ(config.optimizer.min_lr_ratio, 0.25);
+  EXPECT_EQ(config.optimizer.clip_grad_norm, 0);
+  EXPECT_EQ(config.parallel.dp_replicate, -1);
+  EXPECT_EQ(config.parallel.dp_shard, 2);
+  EXPECT_FALSE(config.parallel.zero_copy);
+  EXPECT_FALSE(config.parallel.reshard_after_forward);
+  EXPECT_EQ(config.parallel.prefetch_depth, 2);
+  EXPECT_EQ(config.parallel.param_dtype, DType::kBF16);
+  EXPECT_EQ(config.parallel.reduce_dtype, DType::kBF16);
+  EXPECT_EQ(config.output.metrics_file, "m");
+  EXPECT_EQ(config.output.export_folder, "e");
+}
+
+TEST(CommandLine, LeavesDefaultsWhereNothingIsSaid) {
+  const TrainConfig config = Parsed({});
+  EXPECT_EQ(config.optimizer.lr, 3e-4);
+  EXPECT_EQ(config.optimizer.weight_decay, 0.1);
+  EXPECT_EQ(config.parallel.dp_shard, -1);
+  EXPECT_TRUE(config.data.shuffle);
+  EXPECT_TRUE(config.model.preset.empty());
+  EXPECT_FALSE(config.data.batch_size.has_value());
+}
+
+TEST(CommandLine, NamesTheFlagThatWasMeant) {
+  EXPECT_EQ(ErrorOf({"train", "--stpes", "3"}), "unknown flag --stpes; did you mean --steps?");
+  EXPECT_EQ(ErrorOf({"train", "--lrr=3"}), "unknown flag --lrr; did you mean --lr?");
+  EXPECT_EQ(ErrorOf({"train", "--data", "a", "--sead", "1"}), "unknown flag --sead; did you mean --seed?");
+  EXPECT_THAT(ErrorOf({"train", "stray"}), HasSubstr("unexpected argument 'stray'"));
+  EXPECT_THAT(ErrorOf({"train", "-x"}), HasSubstr("unexpected argument '-x'"));
+}
+
+TEST(CommandLine, NamesTheValueThatWasMeant) {
+  EXPECT_EQ(ErrorOf({"train", "--lr-schedule", "cosin"}),
+            "--lr-schedule: 'cosin' is none of constant, linear, cosine; did you mean cosine?");
+  EXPECT_EQ(ErrorOf({"train", "--model", "smal"}),
+            "--model: 'smal' is none of tiny, small, medium; did you mean small?");
+  EXPECT_EQ(ErrorOf({"train", "--shuffle", "yes"}), "--shuffle: 'yes' is neither false nor true");
+  EXPECT_EQ(ErrorOf({"train", "--param-dtype", "f16"}), "--param-dtype: 'f16' is neither f32 nor bf16");
+}
+
+TEST(CommandLine, NamesNumbersThatAreNone) {
+  EXPECT_EQ(ErrorOf({"train", "--steps", "abc"}), "--steps: 'abc' is no whole number in range");
+  EXPECT_EQ(ErrorOf({"train", "--steps", "1.5"}), "--steps: '1.5' is no whole number in range");
+  EXPECT_EQ(ErrorOf({"train", "--steps", "99999999999999999999"}),
+            "--steps: '99999999999999999999' is no whole number in range");
+  EXPECT_EQ(ErrorOf({"train", "--seed", "-1"}), "--seed: '-1' is no whole number in range");
+  EXPECT_EQ(ErrorOf({"train", "--lr", "fast"}), "--lr: 'fast' is no number");
+}
+
+TEST(CommandLine, NamesFlagsWithoutTheirValue) {
+  EXPECT_THAT(ErrorOf({"train", "--steps"}), HasSubstr("--steps is given without a value"));
+  EXPECT_THAT(ErrorOf({"train", "--steps", "1", "--steps", "2"}), HasSubstr("or more than once"));
+  EXPECT_THAT(ErrorOf({"train", "--metrics", "--steps", "3"}), HasSubstr("--metrics: '--steps' is a flag"));
+}
+
+TEST(CommandLine, ValidatesTheConfiguration) {
+  EXPECT_THAT(ErrorOf({"train", "--model", "tiny", "--dim", "8"}),
+              HasSubstr("--dim cannot be used with --model tiny"));
+}
+
+TEST(CommandLine, ReadsKeysFromAFileUnlessTheCommandLineSaysMore) {
+  const TempFolder folder;
+  const std::string file = folder.Write("run.toml",
+                                        "# A run.\n"
+                                        "steps = 7\n"
+                                        "lr = 1e-2  # high\n"
+                                        "data = [\"x\", \"y z\"]\n"
+                                        "shuffle = false\n"
+                                        "lr-schedule = \"cosine\"\n");
+  const TrainConfig config = Parsed({"--config", file, "--steps", "9"});
+  EXPECT_EQ(config.optimizer.steps, 9);
+  EXPECT_EQ(config.optimizer.lr, 1e-2);
+  EXPECT_THAT(config.data.paths, ElementsAre("x", "y z"));
+  EXPECT_FALSE(config.data.shuffle);
+  EXPECT_EQ(config.optimizer.lr_schedule, LrDecay::kCosine);
+}
+
+TEST(CommandLine, NamesFileAndKeyOfABadConfiguration) {
+  const TempFolder folder;
+  const auto error = [&](const std::string& text) {
+    return ErrorOf({"train", "--config", folder.Write("run.toml", text)});
+  };
+  EXPECT_THAT(error("stpes = 3\n"), HasSubstr("run.toml: unknown key 'stpes'; did you mean 'steps'?"));
+  EXPECT_THAT(error("steps = \"a\"\n"), HasSubstr("run.toml: --steps: 'a' is no whole number"));
+  EXPECT_THAT(error("[train]\nsteps = 3\n"), HasSubstr("there are no sections"));
+  EXPECT_THAT(error("steps = 3\nsteps = 4\n"), HasSubstr("more than once"));
+  EXPECT_THAT(error("config = \"x\"\n"), HasSubstr("on the command line only"));
+  EXPECT_THAT(error("lr-schedule = \"cosin\"\n"), HasSubstr("did you mean cosine?"));
+  EXPECT_THAT(ErrorOf({"train", "--config", folder / "none.toml"}), HasSubstr("does not exist"));
+  EXPECT_THAT(ErrorOf({"train", "--config", folder.str()}), HasSubstr("is actually a directory"));
+}
+
+TEST(CommandLine, PrintsHelpInGroupsAndTheVersion) {
+  const std::string help = TextOf({"train", "--help"});
+  for (const char* part :
+       {"Model", "Data", "Optimizer", "Parallelism", "Output", "--shuffle BOOL", "[0.0003]"}) {
+    EXPECT_THAT(help, HasSubstr(part));
+  }
+  EXPECT_LT(std::count(help.begin(), help.end(), '\n'), 60);
+  EXPECT_THAT(TextOf({"--help"}), HasSubstr("Commands:"));
+  EXPECT_EQ(TextOf({"--version"}), "weft 0.1.0\n");
+}
+
+TEST(CommandLine, NamesTheCommandThatWasMeant) {
+  EXPECT_EQ(ErrorOf({"trian"}), "unknown command 'trian'; did you mean train?");
+  EXPECT_THAT(ErrorOf({}), HasSubstr("no command was given"));
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,160 @@
+#!/usr/bin/env python3
+"""The program from end to end: what it prints, writes and gives back."""
+import json
+import re
+import signal
+import subprocess
+import sys
+
+import model_folder
+from weft_case import SMALL, WeftCase, main
+
+FIELDS = ("step loss grad_norm lr tokens tokens_seen tokens_per_s tflops step_ms exposed_comm_ms bytes wire_bytes "
+          "copied_bytes peak_buffer_bytes rss_bytes").split()
+
+
+def weights_hash(output):
+    return re.search(r"^weights (xxh64:[0-9a-f]{16})$", output, re.MULTILINE).group(1)
+
+
+class Texts(WeftCase):
+    def test_prints_help_and_version(self):
+        self.assertIn("Commands:", self.run_weft("--help").stdout)
+        self.assertIn("--dp-shard", self.run_weft("train", "--help").stdout)
+        self.assertRegex(self.run_weft("--version").stdout, r"^weft \d+\.\d+\.\d+\n$")
+
+    def test_prints_them_once_under_mpirun(self):
+        result = self.run_weft("--version", ranks=2)
+        self.assertEqual(result.stdout.count("weft"), 1)
+
+
+class Runs(WeftCase):
+    def metrics(self, *arguments, ranks=None):
+        self.train("--metrics", "m.jsonl", *arguments, ranks=ranks)
+        return [json.loads(line) for line in (self.folder / "m.jsonl").read_text().splitlines()]
+
+    def test_writes_metrics_and_configuration(self):
+        lines = self.metrics("--steps", "3", "--batch-size", "2")
+        self.assertEqual([line["step"] for line in lines], [1, 2, 3])
+        for line in lines:
+            self.assertEqual(list(line), FIELDS)
+            self.assertEqual(line["tokens"], 32)
+        self.assertAlmostEqual(lines[0]["loss"], 5.545, delta=0.1)  # ln 256: nothing is known yet.
+        self.assertEqual(lines[2]["tokens_seen"], 96)
+        config = json.loads((self.folder / "m.config.json").read_text())
+        self.assertEqual(config["mesh"]["value"], "replicate 1 x shard 1")
+        self.assertEqual(self.files(), ["m.config.json", "m.jsonl", "text.txt"])
+
+    def test_learns(self):
+        lines = self.metrics("--steps", "60", "--batch-size", "4", "--lr", "1e-2")
+        self.assertLess(lines[-1]["loss"], lines[0]["loss"] - 2)
+
+    def test_prints_plain_lines_where_there_is_no_terminal(self):
+        for ranks in (None, 2):
+            output = self.train("--steps", "2", ranks=ranks).replace("\r\n", "\n")
+            self.assertEqual(len(re.findall(r"^step \d/2  loss ", output, re.MULTILINE)), 2)
+            self.assertNotIn("\r", output)
+            self.assertRegex(output, rf"(?m)^mesh +replicate 1 x shard {ranks or 1}")
+
+    def test_gives_every_mesh_the_losses_of_one_rank(self):
+        flags = ["--steps", "5", "--batch-size", "4", "--lr", "1e-2"]
+        expected = self.metrics(*flags)
+        for ranks, mesh in [(2, ["--dp-shard", "2"]), (2, ["--dp-replicate", "2"]), (4, ["--dp-replicate", "2"])]:
+            for line, reference in zip(self.metrics(*flags, *mesh, ranks=ranks), expected, strict=True):
+                for field in ("loss", "grad_norm"):
+                    self.assertAlmostEqual(line[field] / reference[field], 1, delta=1e-4)
+
+    def test_adds_up_microbatches_like_one_batch(self):
+        flags = ["--steps", "4", "--batch-size", "4", "--lr", "1e-2"]
+        for line, reference in zip(self.metrics(*flags, "--grad-accum", "2"), self.metrics(*flags), strict=True):
+            self.assertAlmostEqual(line["loss"] / reference["loss"], 1, delta=1e-5)
+
+    def test_gives_the_same_weights_for_every_sharding(self):
+        flags = ["--steps", "3", "--batch-size", "4", "--lr", "1e-2"]
+        hashes = {weights_hash(self.train(*flags, *mesh, ranks=4))
+                  for mesh in (["--dp-replicate", "2", "--dp-shard", "2"], ["--dp-replicate", "4"],
+                               ["--zero-copy", "false", "--prefetch-depth", "0"])}
+        self.assertEqual(len(hashes), 1, hashes)
+
+    def test_trains_on_the_text_that_it_brings(self):
+        result = self.run_weft("train", *SMALL, "--steps", "1")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("built-in text", result.stdout)
+
+    def test_reads_a_configuration_file(self):
+        config = self.write("run.toml", "steps = 2\nlr = 0.0\n")
+        self.assertIn("step 2/2", self.train("--config", config))
+
+    def test_stops_after_a_step_when_it_is_asked_to(self):
+        command = self.command(["train", *SMALL, "--data", self.text, "--steps", "1000000", "--metrics", "m.jsonl",
+                                "--export-hf", "out"], None)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                              cwd=self.folder) as process:
+            while not process.stdout.readline().startswith("step 1/"):
+                pass
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130, errors)
+        self.assertIn("stopped by a signal", errors)
+        for line in (self.folder / "m.jsonl").read_text().splitlines():
+            json.loads(line)
+        self.assertEqual(self.files(), ["m.config.json", "m.jsonl", "text.txt"])
+
+
+class HuggingFace(WeftCase):
+    # A learning rate of 0 keeps the weights as they were read.
+    KEEP = ["--steps", "1", "--lr", "0", "--seq-len", "16"]
+
+    def load(self, folder, *arguments, ranks=None):
+        result = self.run_weft("train", "--hf-model", folder, *self.KEEP, "--data", self.text, *arguments, ranks=ranks)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        return weights_hash(result.stdout)
+
+    def assert_same_weights(self, exported, source):
+        written = model_folder.read_safetensors(exported / "model.safetensors")
+        read = model_folder.read_safetensors(source / "model.safetensors")
+        self.assertEqual(sorted(written), sorted(read))
+        for name, (shape, floats) in read.items():
+            self.assertEqual(written[name], (shape, floats), name)
+
+    def test_exports_what_it_has_read_on_every_mesh(self):
+        source = model_folder.write(self.folder / "model")
+        (source / "tokenizer.json").write_text("{}")
+        hashes = set()
+        meshes = [(None, []), (2, []), (2, ["--zero-copy", "false"]), (3, []), (4, ["--dp-replicate", "2"])]
+        for number, (ranks, mesh) in enumerate(meshes):
+            exported = self.folder / f"out{number}"
+            hashes.add(self.load(source, "--export-hf", exported, *mesh, ranks=ranks))
+            self.assert_same_weights(exported, source)
+            self.assertEqual(sorted(path.name for path in exported.iterdir()),
+                             ["config.json", "model.safetensors", "tokenizer.json"])
+        self.assertEqual(len(hashes), 1)
+
+    def test_reads_folders_of_one_file_or_many_alike(self):
+        one = model_folder.write(self.folder / "one")
+        many = model_folder.write(self.folder / "many", files=3)
+        self.assertEqual(self.load(one), self.load(many, ranks=2))
+
+    def test_reads_bf16(self):
+        folder = model_folder.write(self.folder / "model", dtype="BF16")
+        exported = self.folder / "out"
+        self.load(folder, "--export-hf", exported)
+        name = "model.layers.0.mlp.up_proj.weight"
+        shape, floats = model_folder.read_safetensors(exported / "model.safetensors")[name]
+        self.assertEqual(shape, [24, 16])
+        for value, exact in zip(floats, model_folder.values(name, len(floats)), strict=True):
+            self.assertAlmostEqual(value, exact, delta=abs(exact) / 128)
+
+    def test_leaves_a_tied_head_out(self):
+        folder = model_folder.write(self.folder / "model", model_folder.CONFIG | {"tie_word_embeddings": True})
+        self.load(folder, "--export-hf", "out", ranks=2)
+        self.assertNotIn("lm_head.weight", model_folder.read_safetensors(self.folder / "out/model.safetensors"))
+        self.assertTrue(json.loads((self.folder / "out/config.json").read_text())["tie_word_embeddings"])
+
+    def test_exports_a_new_model_that_it_can_read_again(self):
+        first = weights_hash(self.train("--steps", "2", "--export-hf", "out", ranks=2))
+        self.assertEqual(self.load(self.folder / "out"), first)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

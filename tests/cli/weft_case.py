@@ -1,0 +1,64 @@
+"""What tests of the program share: running it, alone and under mpirun, in a folder of its own.
+
+    TEST.py WEFT MPIRUN [unittest arguments]
+"""
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+# Small enough that a step takes milliseconds.
+SMALL = ["--layers", "2", "--dim", "16", "--heads", "2", "--ffn-dim", "24", "--seq-len", "16"]
+TEXT = "The quick brown fox jumps over the lazy dog. " * 40
+
+
+class WeftCase(unittest.TestCase):
+    weft = None
+    mpirun = None
+
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.text = self.write("text.txt", TEXT)
+
+    def write(self, name, content):
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return path
+
+    def command(self, arguments, ranks):
+        launcher = [] if ranks is None else [self.mpirun, "-n", str(ranks)]
+        return [str(word) for word in [*launcher, self.weft, *arguments]]
+
+    def run_weft(self, *arguments, ranks=None, env=None):
+        """ranks None: without mpirun."""
+        return subprocess.run(self.command(arguments, ranks), capture_output=True, text=True, cwd=self.folder,
+                              env=os.environ | (env or {}), timeout=120)
+
+    def train(self, *arguments, ranks=None, env=None):
+        result = self.run_weft("train", *SMALL, "--data", self.text, *arguments, ranks=ranks, env=env)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        return result.stdout
+
+    def files(self):
+        return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
+
+    def assert_refused(self, code, words, *arguments, ranks=None):
+        """Ends with this code and exactly one message that has these words, and leaves nothing behind."""
+        before = self.files()
+        result = self.run_weft(*arguments, ranks=ranks)
+        messages = [line for line in result.stderr.splitlines() if line.startswith("weft:")]
+        self.assertEqual(result.returncode, code, result.stdout + result.stderr)
+        self.assertEqual(len(messages), 1, result.stderr)
+        for word in words:
+            self.assertIn(word, messages[0])
+        self.assertEqual(self.files(), before)
+
+
+def main():
+    WeftCase.weft, WeftCase.mpirun = (os.path.abspath(path) for path in sys.argv[1:3])
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
