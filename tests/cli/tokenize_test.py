@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""tools/tokenize.py TOOL: tokens, widths, separators and errors. Exits with 77 (skipped) without `tokenizers`."""
+import array
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+try:
+    import tokenizers
+except ImportError:
+    print("the tokenizers package is not installed")
+    sys.exit(77)
+
+TOOL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "tokenize.py"
+WORDS = {"<unk>": 0, "</s>": 1, "one": 2, "two": 3, "far": 70000}
+
+
+class Tokenize(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        self.tokenizer = self.folder / "tokenizer.json"
+        model = tokenizers.Tokenizer(tokenizers.models.WordLevel(WORDS, unk_token="<unk>"))
+        model.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+        model.save(str(self.tokenizer))
+
+    def write(self, name, text):
+        path = self.folder / name
+        path.write_bytes(text)
+        return str(path)
+
+    def run_tool(self, output, *arguments):
+        command = [sys.executable, TOOL, "--tokenizer", self.tokenizer, "--output", self.folder / output, *arguments]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    def tokens(self, output, code):
+        tokens = array.array(code)
+        tokens.frombytes((self.folder / output).read_bytes())
+        return list(tokens)
+
+    def assert_fails(self, result, code, *words):
+        self.assertEqual(result.returncode, code, result.stderr)
+        for word in words:
+            self.assertIn(word, result.stderr)
+        self.assertNotIn("Traceback", result.stderr)
+        self.assertEqual([p.name for p in self.folder.iterdir() if p.suffix in (".u16", ".u32", ".partial")], [])
+
+    def test_writes_the_files_in_order(self):
+        files = [self.write("b.txt", b"two two\n"), self.write("a.txt", b"one")]
+        for output in ("out.u16", "out.bin"):
+            result = self.run_tool(output, *files)
+            self.assertEqual(result.returncode, 0, result.stderr)
+            self.assertEqual(self.tokens(output, "H"), [3, 3, 2])
+        self.assertIn("3 tokens", result.stdout)
+
+    def test_writes_wide_tokens(self):
+        result = self.run_tool("out.u32", self.write("a.txt", b"far one"))
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(self.tokens("out.u32", "I"), [70000, 2])
+
+    def test_puts_a_separator_after_each_file(self):
+        files = [self.write("a.txt", b"one"), self.write("b.txt", b"two")]
+        result = self.run_tool("out.u16", "--separator", "</s>", *files)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(self.tokens("out.u16", "H"), [2, 1, 3, 1])
+
+    def test_refuses_tokens_that_do_not_fit(self):
+        self.assert_fails(self.run_tool("out.u16", self.write("a.txt", b"one far")), 1, "70000", ".u32")
+
+    def test_names_bad_arguments(self):
+        text = self.write("a.txt", b"one")
+        self.assert_fails(self.run_tool("out.txt", text), 2, ".u16")
+        self.assert_fails(self.run_tool("out.u16", "--separator", "<none>", text), 1, "<none>")
+        self.assert_fails(self.run_tool("out.u16", self.folder / "gone.txt"), 1, "gone.txt")
+        self.assert_fails(self.run_tool("out.u16", self.write("bad.txt", b"ab\xff")), 1, "bad.txt", "byte 2")
+        self.tokenizer.write_text("{}")
+        self.assert_fails(self.run_tool("out.u16", text), 1, "tokenizer.json")
+
+
+if __name__ == "__main__":
+    unittest.main()
