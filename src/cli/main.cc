@@ -8,6 +8,7 @@
 
 #include "src/cli/command_line.h"
 #include "src/cli/exit_code.h"
+#include "src/cli/idle_threads.h"
 #include "src/cli/launcher.h"
 #include "src/cli/stop_signal.h"
 #include "weft/core/status.h"
@@ -68,6 +69,7 @@ int TrainOnAllRanks(absl::StatusOr<weft::Command> command) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  weft::LetIdleThreadsSleep(argv);
   absl::StatusOr<weft::Command> command =
       weft::ParseCommandLine(std::vector<std::string>(argv + 1, argv + argc));
   if (command.ok() && std::holds_alternative<weft::PrintText>(*command)) {
