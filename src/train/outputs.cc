@@ -41,6 +41,18 @@ absl::Status CheckFolder(const std::string& folder) {
                                                     : ErrnoStatus(errno, "write to the folder", folder);
 }
 
+// The folder, and what would be replaced in it.
+absl::Status CheckExport(const std::string& folder) {
+  WEFT_RETURN_IF_ERROR(CheckFolder(folder));
+  for (const char* name : {"model.safetensors", "config.json"}) {
+    const std::string path = folder + "/" + name;
+    if (access(path.c_str(), F_OK) == 0) {
+      WEFT_RETURN_IF_ERROR(CheckFile(path));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status CheckOutputs(const OutputOptions& output) {
@@ -48,7 +60,7 @@ absl::Status CheckOutputs(const OutputOptions& output) {
     WEFT_RETURN_IF_ERROR(CheckFile(output.metrics_file));
     WEFT_RETURN_IF_ERROR(CheckFile(ConfigPathBeside(output.metrics_file)));
   }
-  return output.export_folder.empty() ? absl::OkStatus() : CheckFolder(output.export_folder);
+  return output.export_folder.empty() ? absl::OkStatus() : CheckExport(output.export_folder);
 }
 
 std::string ConfigPathBeside(const std::string& metrics_file) {

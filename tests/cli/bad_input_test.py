@@ -124,6 +124,10 @@ class BadOutput(WeftCase):
         self.refuse(["text.txt/out"], "--export-hf", self.text / "out")
         self.refuse(["text.txt"], "--export-hf", self.text)
 
+    def test_names_a_file_of_the_export_that_cannot_be_replaced(self):
+        (self.folder / "out/model.safetensors").mkdir(parents=True)
+        self.refuse(["out/model.safetensors"], "--export-hf", "out")
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """The program from end to end: what it prints, writes and gives back."""
 import json
+import os
+import pathlib
 import re
 import signal
 import subprocess
@@ -99,6 +101,31 @@ class Runs(WeftCase):
         for line in (self.folder / "m.jsonl").read_text().splitlines():
             json.loads(line)
         self.assertEqual(self.files(), ["m.config.json", "m.jsonl", "text.txt"])
+
+
+class LostRanks(WeftCase):
+    def lose(self, signal_number):
+        """Sends a signal to one rank of two when both are at work; gives what mpirun then says."""
+        command = self.command(["train", *SMALL, "--data", self.text, "--steps", "1000000"], 2)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder,
+                              env=os.environ | {"WEFT_TIMEOUT_S": "3"}) as process:
+            while not process.stdout.readline().startswith("step 1/"):
+                pass
+            children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            ranks = [int(child) for child in children if b"train" in pathlib.Path(f"/proc/{child}/cmdline").read_bytes()]
+            self.assertEqual(len(ranks), 2)
+            os.kill(ranks[1], signal_number)
+            _, errors = process.communicate(timeout=60)
+        return process.returncode, errors
+
+    def test_ends_and_names_a_rank_that_hangs(self):
+        code, errors = self.lose(signal.SIGSTOP)
+        self.assertEqual(code, 86, errors)
+        self.assertRegex(errors, r"weft: rank 0: .*waits for rank\(s\) 1")
+
+    def test_ends_with_a_rank_that_dies(self):
+        code, errors = self.lose(signal.SIGKILL)
+        self.assertNotEqual(code, 0, errors)
 
 
 class HuggingFace(WeftCase):

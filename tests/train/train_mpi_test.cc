@@ -1,0 +1,56 @@
+// A run over MPI against the same run over threads: the transport must not change a bit.
+#include <gtest/gtest.h>
+
+#include "tests/support/mpi_world.h"
+#include "tests/support/status_matchers.h"
+#include "weft/mesh/thread_bootstrap.h"
+#include "weft/train/train.h"
+
+namespace weft {
+namespace {
+
+using testing::WorldBootstrap;
+
+TrainConfig SmallRun() {
+  TrainConfig config;
+  config.model.layers = 2;
+  config.model.dim = 16;
+  config.model.heads = 2;
+  config.data.seq_len = 16;
+  config.data.batch_size = 4;
+  config.optimizer.lr = 1e-2;
+  config.optimizer.steps = 3;
+  return config;
+}
+
+absl::StatusOr<uint64_t> HashOverThreads(const TrainConfig& config, int ranks) {
+  uint64_t hash = 0;
+  const absl::Status status =
+      RunThreadRanks(NodeMap::OneNode(ranks), [&](Bootstrap& bootstrap) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(const TrainReport report, Train(bootstrap, config, {}));
+        if (bootstrap.rank() == 0) {
+          hash = report.weights_hash;
+        }
+        return absl::OkStatus();
+      });
+  return status.ok() ? absl::StatusOr<uint64_t>(hash) : status;
+}
+
+TEST(TrainOverMpi, GivesTheBitsOfTheSameRunOverThreads) {
+  const int ranks = WorldBootstrap().size();
+  for (const int64_t replicate : {1, ranks}) {
+    TrainConfig config = SmallRun();
+    config.parallel.dp_replicate = replicate;
+    // Every rank compares with threads of its own, so that all have a verdict.
+    const absl::StatusOr<TrainReport> over_mpi = Train(WorldBootstrap(), config, {});
+    const absl::StatusOr<uint64_t> over_threads = HashOverThreads(config, ranks);
+    EXPECT_OK(over_mpi);
+    EXPECT_OK(over_threads);
+    if (over_mpi.ok() && over_threads.ok()) {
+      EXPECT_EQ(over_mpi->weights_hash, *over_threads) << "replicate " << replicate;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft
