@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""weft train on a Hugging Face folder against transformers' LlamaForCausalLM under torch.optim.AdamW: losses, gradient
+norms, and the exported weights, which transformers must load. Exits with 77 (skipped) where torch or transformers is not
+installed.
+"""
+import array
+import json
+import sys
+
+try:
+    import torch
+    import transformers
+except ImportError as missing:
+    print(f"{missing.name} is not installed (pip install torch==2.13.0 transformers)")
+    sys.exit(77)
+
+from weft_case import WeftCase, main
+
+STEPS, SEQUENCES, LENGTH, VOCABULARY = 10, 4, 24, 131
+LR, BETAS, DECAY, CLIP, WARMUP = 3e-3, (0.9, 0.95), 0.1, 0.7, 2
+LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+               "original_max_position_embeddings": 64, "rope_theta": 5000.0}
+
+
+def make_model(**changes):
+    torch.manual_seed(1)
+    sizes = {"vocab_size": VOCABULARY, "hidden_size": 60, "intermediate_size": 101, "num_hidden_layers": 2,
+             "num_attention_heads": 5, "num_key_value_heads": 1, "max_position_embeddings": 128,
+             "tie_word_embeddings": False, "attention_dropout": 0.0}
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes | changes))
+
+
+def train(model, tokens):
+    """Losses and gradient norms of consecutive windows, as `weft train --shuffle false` takes them."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=BETAS, eps=1e-8, weight_decay=DECAY)
+    figures = []
+    for step in range(STEPS):
+        for group in optimizer.param_groups:
+            group["lr"] = LR * min(1, (step + 1) / WARMUP)
+        first = step * SEQUENCES * LENGTH
+        inputs = tokens[first:first + SEQUENCES * LENGTH].view(SEQUENCES, LENGTH)
+        targets = tokens[first + 1:first + 1 + SEQUENCES * LENGTH].view(-1)
+        logits = model(input_ids=inputs).logits.float().view(-1, VOCABULARY)
+        loss = torch.nn.functional.cross_entropy(logits, targets)
+        optimizer.zero_grad()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        figures.append((loss.item(), norm.item()))
+    return figures
+
+
+class Transformers(WeftCase):
+    def compare(self, model, meshes):
+        source = self.folder / "model"
+        model.save_pretrained(source)
+        tokens = torch.randint(0, VOCABULARY, (STEPS * SEQUENCES * LENGTH + 1,), generator=torch.Generator().manual_seed(2))
+        data = self.write("tokens.u16", array.array("H", tokens.tolist()).tobytes())
+        expected = train(model, tokens)
+        for number, (ranks, mesh) in enumerate(meshes):
+            with self.subTest(mesh=mesh):
+                exported = self.folder / f"exported{number}"
+                result = self.run_weft(
+                    "train", "--hf-model", source, "--data", data, "--shuffle", "false", "--seq-len", LENGTH,
+                    "--batch-size", SEQUENCES, "--steps", STEPS, "--lr", LR, "--warmup-steps", WARMUP,
+                    "--weight-decay", DECAY, "--clip-grad-norm", CLIP, "--metrics", f"{number}.jsonl",
+                    "--export-hf", exported, *mesh, ranks=ranks)
+                self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+                self.assert_figures(self.folder / f"{number}.jsonl", expected)
+                self.assert_weights(exported, model)
+
+    def assert_figures(self, metrics, expected):
+        lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+        self.assertEqual(len(lines), STEPS)
+        for line, (loss, norm) in zip(lines, expected, strict=True):
+            self.assertAlmostEqual(line["loss"], loss, delta=1e-4 * loss)
+            self.assertAlmostEqual(line["grad_norm"], norm, delta=1e-4 * norm)
+
+    def assert_weights(self, exported, model):
+        loaded = transformers.LlamaForCausalLM.from_pretrained(exported, dtype=torch.float32).state_dict()
+        trained = model.state_dict()
+        self.assertEqual(sorted(loaded), sorted(trained))
+        for name, weight in trained.items():
+            # AdamW moves a weight by lr whatever the size of its gradient, so tiny gradients show in full.
+            torch.testing.assert_close(loaded[name], weight, rtol=1e-3, atol=3e-4, msg=name)
+
+    def test_trains_like_it_on_one_rank_and_sharded(self):
+        self.compare(make_model(), [(None, []), (2, []), (4, ["--dp-replicate", "2"]), (4, ["--dp-replicate", "4"])])
+
+    def test_trains_like_it_with_a_tied_head_and_scaled_positions(self):
+        model = make_model(hidden_size=48, num_attention_heads=6, num_key_value_heads=2, tie_word_embeddings=True,
+                           rope_parameters=LLAMA3_ROPE)
+        self.compare(model, [(2, ["--zero-copy", "false"])])
+
+
+if __name__ == "__main__":
+    sys.exit(main())
