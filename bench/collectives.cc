@@ -21,6 +21,7 @@
 #include <benchmark/benchmark.h>
 
 #include "bench/mpi_baseline.h"
+#include "bench/or_die.h"
 #include "bench/ratio_reporter.h"
 #include "weft/comm/comm_engine.h"
 #include "weft/core/status.h"
@@ -32,18 +33,6 @@ namespace {
 
 constexpr int64_t kKiB = 1024;
 constexpr int64_t kMiB = 1024 * kKiB;
-
-void OrDie(const absl::Status& status) {
-  if (!status.ok()) {
-    std::fprintf(stderr, "weft_bench_collectives: %s\n", status.ToString().c_str());
-    std::exit(1);
-  }
-}
-template <typename T>
-T OrDie(absl::StatusOr<T> value) {
-  OrDie(value.status());
-  return std::move(value).value();
-}
 
 // Everything that lives as long as the program.
 struct Arena {
