@@ -1,9 +1,10 @@
 // The schedule of a sharded model: what happens before and after the forward and backward of each group's
 // module.
 //
-//   before forward    gather the group, wait, gather ahead        after forward    reshard, as the policy
-//   says before backward   the same, and hand out gradient views       after backward   reduce gradients,
-//   reshard
+//   before forward    gather the group, wait, gather ahead
+//   after forward     reshard, as the policy says
+//   before backward   gather the group, wait, hand out gradient views, gather ahead
+//   after backward    reduce gradients, reshard
 //
 // Any failure poisons the context: peers would otherwise wait for collectives that never come.
 //

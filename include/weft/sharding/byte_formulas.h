@@ -3,8 +3,9 @@
 //
 // With W and G the bytes of parameters and gradients (padding included), S and R the sizes of the shard and
 // replicate groups and A microbatches, reduced once a step:
-//   all-gather      2AW (S-1)/S; AW (S-1)/S without reshard after forward (the root's group: the same, by its
-//   own switch) reduce-scatter  G (S-1)/S all-reduce      2 G/S (R-1)/R
+//   all-gather      2AW (S-1)/S; AW (S-1)/S for groups that are not resharded after forward
+//   reduce-scatter  G (S-1)/S
+//   all-reduce      2 G/S (R-1)/R
 //
 // Pure. Thread safety: values.
 #pragma once

@@ -8,9 +8,9 @@
 // all-gather is.
 //
 // Thread safety: none; one thread drives a context.
-// Collective: Create and ResetAfterError (all ranks of the engine); the rest by all ranks of the groups, in
-// one order. Lifetime: the engine must outlive the context, the context everything that acquired buffers from
-// it.
+// Collective: Create and ResetAfterError, by all ranks of the engine; the rest by all ranks of the groups, in
+//   one order.
+// Lifetime: the engine must outlive the context, the context everything that acquired buffers from it.
 #pragma once
 
 #include <cstdint>
@@ -75,8 +75,7 @@ class CommContext {
   // afterwards gradients may be read, and shards written.
   absl::Status FinishBackward();
 
-  // A reduction of at most 64 bytes over the shard group that everybody waits for. In place; not counted as a
-  // copy.
+  // A reduction in place, of at most 64 bytes over the shard group, that everybody waits for.
   absl::Status AllReduceScalars(const std::string& label, void* values, DType dtype, int64_t count,
                                 ReduceOp op);
 

@@ -2,9 +2,11 @@
 // owns.
 //
 // A group has three kinds of buffer, all counted in elements:
+//
 //   shard     what one rank owns;
 //   gathered  the shards of all ranks end to end: output of the all-gather, input of the reduce-scatter;
 //   image     all parameters whole, each row-major and aligned.
+//
 // kContiguous: the image *is* the gathered buffer, cut into equal ranges wherever the cuts fall.
 // kPerParameter: every parameter is cut on a dim of its own into equal chunks (the last ones short or empty),
 // and the image is assembled by copies (shard_copies.h). In both, parameters are ordered by replicate bucket,

@@ -6,8 +6,9 @@
 // the last forward recorded (the first one records only); backward gathers in the reverse order and reduces
 // gradients while earlier blocks compute.
 //
-//   WEFT_ASSIGN_OR_RETURN(auto model, FullyShard(net, net.blocks(), mesh, engine, policy,
-//   LoadInitialValues(seed))); for (each step) {
+//   WEFT_ASSIGN_OR_RETURN(auto model,
+//                         FullyShard(net, net.blocks(), mesh, engine, policy, LoadInitialValues(seed)));
+//   for (each step) {
 //     for (each microbatch) {
 //       model->SetRequiresGradientSync(is_last_microbatch);
 //       Invocation invocation;
@@ -25,9 +26,8 @@
 // begins.
 //
 // Thread safety: none; one thread drives a model.
-// Collective: FullyShard, passes of the model, ClipGradNorm and ResetAfterError, by all ranks of the mesh in
-// one order. Lifetime: root, mesh ranks' engine: must outlive the sharded model, which removes its hooks when
-// it goes.
+// Collective: FullyShard, passes of the model, ClipGradNorm and ResetAfterError, by all ranks in one order.
+// Lifetime: root and engine must outlive the sharded model, which removes its hooks from the modules.
 #pragma once
 
 #include <memory>

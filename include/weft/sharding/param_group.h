@@ -5,16 +5,18 @@
 // ReduceGradients (accumulation).
 //
 // Sharded dtype fp32, one block of node memory (the master). What an unshard needs beside it:
-//   shard group of one, fp32, zero copy   nothing: the master is the image
-//   zero copy                             the image; its own range is filled by the all-gather, or by a cast
-//   in bf16 else                                  the gathered buffer until the copy-out is done, and the
-//   image
+//
+//   zero copy   the image, which the all-gather fills; in bf16 a cast fills the rank's own range first. In a
+//               shard group of one and fp32 nothing: the master is the image.
+//   else        the image, and until it has been copied out the gathered buffer. A shard group of one copies
+//               straight out of its master.
+//
 // Collectives are skipped in a shard group of one and for a group without elements; the states are the same.
 //
 // Note [Foreign storage]: a parameter's `data` is null while it is sharded. A caller who gives it storage of
-// his own keeps it: a group checks every parameter when it unshards, and copies the values of such a one into
-// that storage instead of letting it view the image (kept in fallback_reason()). Storage that cannot hold the
-// values is an error, and leaves every parameter of the group as it was.
+// their own keeps it: a group checks every parameter when it unshards, and copies the values of such a one
+// into that storage instead of letting it view the image (kept in fallback_reason()). Storage that cannot
+// hold the values is an error, and leaves every parameter of the group as it was.
 //
 // Thread safety: none; one thread drives a group.
 // Collective: Unshard and ReduceGradients, by all ranks of the context's groups in one order.
@@ -64,16 +66,16 @@ class ParamGroup {
   absl::Status Unshard(Priority priority);
   // Errors: kFailedPrecondition (sharded: nothing to wait for).
   absl::Status WaitUnshard();
-  // Takes the data away from the parameters and gives the image back. Nothing happens where that was done
-  // already. Errors: kFailedPrecondition (while unsharding: wait first).
+  // Takes the data away from the parameters and gives the image back; of sharded ones there is none.
+  // Errors: kFailedPrecondition (while unsharding: wait first).
   absl::Status Reshard();
 
   // Gives every parameter that requires it a gradient view, to be written or added to by backward.
   // Errors: kFailedPrecondition (the last reduction's result is still there: see ZeroGradients).
   absl::Status PrepareGradients();
   // Starts to sum the gradients over all ranks, and takes the views away. Parameters that have received no
-  // gradient count as zero. The result is there after CommContext::FinishBackward. Errors:
-  // kFailedPrecondition (no gradients prepared; a gradient view replaced by one of another shape or dtype).
+  // gradient count as zero. The result is there after CommContext::FinishBackward.
+  // Errors: kFailedPrecondition (no gradients prepared; a view replaced by one of another shape or dtype).
   absl::Status ReduceGradients();
   // Forgets reduced and unreduced gradients.
   void ZeroGradients();

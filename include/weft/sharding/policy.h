@@ -1,5 +1,4 @@
-// How a model is sharded: everything that changes cost and nothing that changes results (in fp32, not one
-// bit).
+// How a model is sharded. Of these options the dtypes change results; the others not one bit, only costs.
 //
 // Thread safety: a value.
 #pragma once
@@ -20,8 +19,7 @@ struct ShardingPolicy {
   // Off: parameters stay unsharded from forward until their backward is over: one gather less, the whole
   // model in memory.
   bool reshard_after_forward = true;
-  // The root group's backward follows its forward closely, so that resharding it in between only costs a
-  // gather.
+  // The root's backward begins where its forward ends: resharding it in between only costs a gather.
   bool reshard_root_after_forward = false;
   // Groups that are gathered ahead of the one that computes; 0 gathers each when it is needed. At most
   // kMaxPrefetchDepth.
@@ -33,8 +31,7 @@ struct ShardingPolicy {
   // Bounds on what is under way in backward; each reduce-scatter keeps one group's full gradients alive.
   int max_reduce_scatters = 2;
   int max_all_reduces = 2;
-  // Without zero_copy: the dim on which a parameter is sharded (negative ones count from the end). Unset: dim
-  // 0.
+  // Without zero_copy: the dim on which a parameter is sharded; negative ones count from the end. Unset: 0.
   std::function<int(const Parameter&)> shard_dim;
 
   static constexpr int kMaxPrefetchDepth = 2;
