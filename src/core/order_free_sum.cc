@@ -16,7 +16,7 @@ __extension__ using Wide = unsigned __int128;
 
 constexpr int kLimbBits = 40;
 constexpr int64_t kLanes = 8;
-constexpr int64_t kGrain = 64 * 1024;
+constexpr int64_t kGrain = int64_t{64} * 1024;
 // Squares are below 2^50 units, so a 64-bit lane takes this many and some.
 constexpr int64_t kTermsPerLane = 4096;
 

@@ -18,11 +18,11 @@ namespace weft::internal {
 namespace {
 
 constexpr size_t kAlignment = 64;
-constexpr size_t kSmallestCached = 64 * 1024;  // Below, malloc keeps memory itself.
+constexpr size_t kSmallestCached = size_t{64} * 1024;  // Below, malloc keeps memory itself.
 
 // Sizes are rounded up by at most an eighth, so that tensors of nearly the same size share blocks.
 size_t BlockSize(size_t bytes) {
-  const size_t step = bytes < kSmallestCached ? kAlignment : std::bit_floor(bytes) / 8;
+  const size_t step = std::max(kAlignment, std::bit_floor(bytes) / 8);
   return (bytes / step + 1) * step;
 }
 

@@ -34,9 +34,19 @@ void WithElementType(DType dtype, const Function& function) {
   }
 }
 
+// target = sum + beta target, rounded once.
+template <typename T>
+void StoreSumRun(const float* __restrict sum, float beta, int64_t count, T* __restrict target) {
+  if (beta == 0.0F) {
+    for (int64_t i = 0; i < count; ++i) target[i] = Round<T>(sum[i]);
+  } else {
+    for (int64_t i = 0; i < count; ++i) target[i] = Round<T>(sum[i] + beta * Load(target[i]));
+  }
+}
+
 // Rows of `columns` elements that are worth a thread of their own.
 inline int64_t RowGrain(int64_t columns) {
-  constexpr int64_t kElements = 16 * 1024;
+  constexpr int64_t kElements = int64_t{16} * 1024;
   return std::max<int64_t>(1, kElements / std::max<int64_t>(1, columns));
 }
 

@@ -12,12 +12,7 @@ namespace weft {
 void StoreGradient(const TensorView& gradient, int64_t offset, const float* sum, float beta, int64_t count) {
   WithElementType(gradient.dtype, [&](auto element) {
     using T = decltype(element);
-    T* target = gradient.As<T>() + offset;
-    if (beta == 0.0F) {
-      for (int64_t i = 0; i < count; ++i) target[i] = Round<T>(sum[i]);
-    } else {
-      for (int64_t i = 0; i < count; ++i) target[i] = Round<T>(sum[i] + beta * Load(target[i]));
-    }
+    StoreSumRun(sum, beta, count, gradient.As<T>() + offset);
   });
 }
 

@@ -19,7 +19,7 @@ namespace {
 // Tokens whose logits are computed at once: enough for the product to run at full speed, few enough for the
 // logits to be still in cache when they are read again.
 int64_t TokensPerChunk(int64_t vocab_size) {
-  constexpr int64_t kChunkElements = 1024 * 1024;
+  constexpr int64_t kChunkElements = int64_t{1024} * 1024;
   return std::max<int64_t>(64, kChunkElements / vocab_size);
 }
 

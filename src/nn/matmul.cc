@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "src/nn/element.h"
 #include "src/nn/matmul_backend.h"
 #include "src/nn/scratch.h"
 #include "weft/core/parallel.h"
@@ -13,39 +14,16 @@ namespace {
 
 namespace backend = WEFT_MATMUL_BACKEND;
 
-constexpr int64_t kGrainElements =
-    16 * 1024;  // Below this a loop over elements is not worth a second thread.
-
-int64_t RowGrain(int64_t columns) { return std::max<int64_t>(1, kGrainElements / columns); }
-
-// target[i] += beta * C[i] for one row.
-template <typename T>
-void AddOldRow(const T* c, float beta, int64_t count, float* target) {
-  for (int64_t i = 0; i < count; ++i) {
-    if constexpr (std::is_same_v<T, float>) {
-      target[i] += beta * c[i];
-    } else {
-      target[i] += beta * ToFloat(c[i]);
-    }
-  }
-}
-
-// Rounds a sum that is complete in fp32 into C.
-void StoreSum(const Product& product, float* sum) {
-  ParallelFor(product.m, RowGrain(product.n), [&](int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; ++row) {
-      float* source = sum + row * product.n;
-      char* target = static_cast<char*>(product.c) +
-                     static_cast<size_t>(row * product.c_leading) * SizeOf(product.c_dtype);
-      if (product.beta != 0.0F) {
-        if (product.c_dtype == DType::kBF16) {
-          AddOldRow(reinterpret_cast<const BF16*>(target), product.beta, product.n, source);
-        } else {
-          AddOldRow(reinterpret_cast<const float*>(target), product.beta, product.n, source);
-        }
+// Rounds a sum that is complete in fp32, m rows of n, into C.
+void StoreSum(const Product& product, const float* sum) {
+  WithElementType(product.c_dtype, [&](auto element) {
+    using T = decltype(element);
+    ParallelFor(product.m, RowGrain(product.n), [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        StoreSumRun(sum + row * product.n, product.beta, product.n,
+                    static_cast<T*>(product.c) + row * product.c_leading);
       }
-      ConvertRun(source, DType::kF32, target, product.c_dtype, product.n);
-    }
+    });
   });
 }
 

@@ -6,7 +6,7 @@
 namespace weft {
 namespace {
 
-constexpr int64_t kGrain = 32 * 1024;
+constexpr int64_t kGrain = int64_t{32} * 1024;
 
 template <typename T>
 void AddRun(T* __restrict target, const T* __restrict addend, int64_t count) {

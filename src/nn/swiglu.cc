@@ -9,7 +9,7 @@
 namespace weft {
 namespace {
 
-constexpr int64_t kGrain = 8 * 1024;
+constexpr int64_t kGrain = int64_t{8} * 1024;
 
 template <typename T>
 void Activate(const T* __restrict gate, const T* __restrict up, int64_t count, T* __restrict y) {

@@ -9,7 +9,7 @@
 namespace weft {
 namespace {
 
-constexpr int64_t kGrain = 32 * 1024;
+constexpr int64_t kGrain = int64_t{32} * 1024;
 
 // The step's constants, computed in double and rounded once.
 struct Coefficients {

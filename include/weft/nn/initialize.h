@@ -1,5 +1,5 @@
-// Initial values by a counter-based generator: element i of a parameter depends on (seed, parameter name, i)
-// alone.
+// Initial values by a counter-based generator: an element depends on nothing but the seed, its parameter's
+// name and its index.
 #pragma once
 
 #include <cstdint>

@@ -2,8 +2,7 @@
 //
 // Thread safety: any thread may call. A product uses the calling thread's ThreadCount() threads.
 // Bits: a result depends on sizes, layout, dtypes and thread count, not on the caller or on where in memory
-// the operands
-//   lie, as long as they are aligned to their elements.
+//   the operands lie, as long as they are aligned to their elements.
 #pragma once
 
 #include <cstdint>

@@ -4,8 +4,7 @@
 // Thread safety: none; one thread drives a model.
 // Call order, for each invocation: Forward (Backward)?, each pair nested as calls are.
 // Lifetime: children and parameters are owned by their module and never move. A module may save its inputs
-// and outputs
-//   for backward, so nobody overwrites them, but where the module's header allows it.
+//   and outputs for backward, so nobody overwrites them, but where the module's header allows it.
 #pragma once
 
 #include <cstdint>
