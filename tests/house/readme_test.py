@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""Holds the README against what it speaks of.
+
+    readme_test.py WEFT_PROGRAM
+
+Its C++ is part of the consumer project, which is built and run; its flags are flags of the program; the files it names
+exist.
+"""
+import pathlib
+import re
+import subprocess
+import sys
+import unittest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+PROGRAM = ""
+
+
+def code_blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+class Readme(unittest.TestCase):
+    def test_shows_code_that_is_compiled_and_run(self):
+        consumer = (ROOT / "tests/consumer/consumer.cc").read_text()
+        self.assertTrue(code_blocks("cpp"))
+        for block in code_blocks("cpp"):
+            self.assertIn(block, consumer)
+
+    def test_names_flags_that_exist(self):
+        text = subprocess.run([PROGRAM, "train", "--help"], check=True, capture_output=True, text=True).stdout
+        known = set(re.findall(r"--[a-z][a-z0-9-]*", text))
+        # A table of flags has them in code at the start of its rows.
+        shown = {flag for row in re.findall(r"^\| (`--[^|]*) \|", README, re.MULTILINE)
+                 for flag in re.findall(r"--[a-z][a-z0-9-]*", row)}
+        self.assertTrue(shown)
+        self.assertLessEqual(shown, known)
+
+    def test_names_files_that_exist(self):
+        links = re.findall(r"\]\(([^)#:]+)\)", README) + re.findall(r"\btools/[\w./-]+\.(?:sh|py)\b", README)
+        self.assertTrue(links)
+        for link in links:
+            self.assertTrue((ROOT / link).exists(), link)
+
+
+if __name__ == "__main__":
+    PROGRAM = sys.argv.pop()
+    unittest.main()
