@@ -21,6 +21,7 @@ using Entries = std::map<std::string, SafetensorsEntry>;
 
 constexpr int64_t kLengthBytes = 8;
 constexpr int64_t kMaxHeaderBytes = 100'000'000;  // The format's own limit.
+constexpr int64_t kConvertElements = 1 << 20;     // 16-bit elements that are read at once.
 
 absl::Status Damaged(const std::string& path, const absl::AlphaNum& what) {
   return absl::DataLossError(absl::StrCat("'", path, "': ", what));
@@ -255,9 +256,13 @@ absl::Status SafetensorsReader::Read(const std::string& name, int64_t first, abs
   if (*dtype == DType::kF32) {
     return file.ReadAt(offset, out.data(), out.size() * sizeof(float));
   }
-  std::vector<uint16_t> narrow(out.size());
-  WEFT_RETURN_IF_ERROR(file.ReadAt(offset, narrow.data(), narrow.size() * sizeof(uint16_t)));
-  ConvertRun(narrow.data(), *dtype, out.data(), DType::kF32, count);
+  std::vector<uint16_t> narrow(static_cast<size_t>(std::min(count, kConvertElements)));
+  for (int64_t done = 0; done < count; done += kConvertElements) {
+    const int64_t part = std::min(kConvertElements, count - done);
+    WEFT_RETURN_IF_ERROR(
+        file.ReadAt(offset + done * element_bytes, narrow.data(), static_cast<size_t>(part * element_bytes)));
+    ConvertRun(narrow.data(), *dtype, out.data() + done, DType::kF32, part);
+  }
   return absl::OkStatus();
 }
 

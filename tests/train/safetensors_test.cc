@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <numeric>
 
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -60,6 +61,22 @@ TEST(SafetensorsReader, ReadsRangesOfEveryFloatTypeAsFp32) {
   }
   EXPECT_TRUE(reader.Check("a", {3}).ok());
   EXPECT_TRUE(reader.Check("c", {1, 3}).ok());
+}
+
+TEST(SafetensorsReader, ReadsNarrowTensorsOfAnyLength) {
+  const TempFolder folder;
+  constexpr int64_t kCount = (1 << 20) + 3;
+  std::vector<uint16_t> bits(kCount);
+  for (int64_t i = 0; i < kCount; ++i) {
+    bits[i] = static_cast<uint16_t>(i % 0x7f80);  // All are finite.
+  }
+  folder.Write("model.safetensors", File(absl::StrCat(R"({"a":{"dtype":"BF16","shape":[)", kCount,
+                                                      R"(],"data_offsets":[0,)", 2 * kCount, "]}}"),
+                                         Bytes(bits)));
+  const auto values = ReadFloats(SafetensorsReader::Open(folder.str()).value(), "a", 0, kCount);
+  for (int64_t i = 0; i < kCount; ++i) {
+    ASSERT_EQ(values[i], ToFloat(BF16{bits[i]})) << i;
+  }
 }
 
 TEST(SafetensorsReader, ReadsShardsThroughTheIndex) {
