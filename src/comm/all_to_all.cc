@@ -3,8 +3,6 @@
 #include <deque>
 #include <utility>
 
-#include <absl/strings/str_cat.h>
-
 #include "src/comm/operations.h"
 
 namespace weft {
@@ -26,7 +24,7 @@ class AllToAllOperation final : public Collective {
     AddPull(context, placement.me(), plan().input + PartBytes(plan().parts, placement.me()));
     for (int step = 1; step < placement.size(); ++step) {
       const int member = (placement.me() + step) % placement.size();
-      if (!placement.IsLocal(member)) WEFT_RETURN_IF_ERROR(AddExchange(context, member));
+      if (!placement.IsLocal(member)) AddExchange(context, member);
     }
     return absl::OkStatus();
   }
@@ -108,10 +106,7 @@ class AllToAllOperation final : public Collective {
         context.node.Counter(context.record->lane, rank, sequence, placement.size() + placement.me());
     const int64_t expected = plan().received.counts[static_cast<size_t>(peer)];
     if (count != expected) {
-      return absl::FailedPreconditionError(
-          absl::StrCat("lane ", context.record->lane_name, ": all_to_all, sequence ", sequence, ": rank ",
-                       rank, " has ", count, " elements for rank ", placement.WorldRank(placement.me()),
-                       ", which expects ", expected, "; a receive count must equal the peer's send count"));
+      return CountMismatch(*context.record, rank, count, placement.WorldRank(placement.me()), expected);
     }
     AddPull(context, peer, InputOf(context, peer) + static_cast<size_t>(place - 1) * SizeOf(plan().dtype));
     return true;
@@ -125,7 +120,7 @@ class AllToAllOperation final : public Collective {
         SliceMemory{plan().output + PartBytes(plan().received, member), element_bytes}, false);
   }
 
-  absl::Status AddExchange(OperationContext& context, int member) {
+  void AddExchange(const OperationContext& context, int member) {
     const WireDesk::Channel channel{context.record->lane, context.record->descriptor.sequence,
                                     context.placement.WorldRank(member), kExchangeChannel};
     const size_t element_bytes = SizeOf(plan().dtype);
@@ -136,8 +131,6 @@ class AllToAllOperation final : public Collective {
     receives_.emplace_back(channel, WirePhase::kGather, SlicingOf(context, plan().received.counts[index]),
                            place);
     sends_.emplace_back(channel, SlicingOf(context, plan().parts.counts[index]), part);
-    if (plan().received.counts[index] > 0) return absl::OkStatus();
-    return context.wire.ExpectNothing(channel, context.record->descriptor);
   }
 
   std::vector<int> unseen_;  // Peers of the node whose parts are not known yet.

@@ -21,7 +21,7 @@ GatherPhase::GatherPhase(const OperationContext& context, const PartLayout& part
       slice_elements_(slice_elements),
       nontemporal_(static_cast<size_t>(parts.total()) * SizeOf(dtype) > LastLevelCacheBytes()) {
   PlanLocal(context, memory, parts_grow);
-  PlanWire(context, memory);
+  PlanWire(context, memory, parts_grow);
 }
 
 void GatherPhase::AddPull(const std::byte* source, std::byte* target, int member, int peer, int counter) {
@@ -51,7 +51,7 @@ void GatherPhase::PlanLocal(const OperationContext& context, const Memory& memor
   }
 }
 
-void GatherPhase::PlanWire(const OperationContext& context, const Memory& memory) {
+void GatherPhase::PlanWire(const OperationContext& context, const Memory& memory, bool parts_grow) {
   const GroupPlacement& placement = context.placement;
   const int me = placement.me();
   const uint64_t sequence = context.record->descriptor.sequence;
@@ -61,11 +61,13 @@ void GatherPhase::PlanWire(const OperationContext& context, const Memory& memory
     const int member = (me + step) % placement.size();
     if (placement.IsLocal(member)) continue;
     const WireDesk::Channel channel{lane, sequence, placement.WorldRank(member), kGatherChannel};
-    if (placement.Agent(placement.NodeOf(me), member) == me && SlicingOf(member).elements > 0) {
+    // An all-reduce's ranks have heard from each other in its first half. See Note [Empty parts].
+    const bool speaks = !parts_grow;
+    if (placement.Agent(placement.NodeOf(me), member) == me && (speaks || SlicingOf(member).elements > 0)) {
       const SliceMemory place{PlaceOf(memory.output, member), element_bytes_};
       relays_.push_back({ReceiveStream(channel, WirePhase::kGather, SlicingOf(member), place), member});
     }
-    if (placement.Agent(placement.NodeOf(member), me) == member && SlicingOf(me).elements > 0) {
+    if (placement.Agent(placement.NodeOf(member), me) == member && (speaks || SlicingOf(me).elements > 0)) {
       sends_.emplace_back(channel, SlicingOf(me), own);
     }
   }

@@ -60,7 +60,7 @@ class GatherPhase {
   };
 
   void PlanLocal(const OperationContext& context, const Memory& memory, bool parts_grow);
-  void PlanWire(const OperationContext& context, const Memory& memory);
+  void PlanWire(const OperationContext& context, const Memory& memory, bool parts_grow);
   void AddPull(const std::byte* source, std::byte* target, int member, int peer, int counter);
   std::byte* PlaceOf(std::byte* output, int member) const {
     return output + static_cast<size_t>(parts_.offsets[static_cast<size_t>(member)]) * element_bytes_;

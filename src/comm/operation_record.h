@@ -44,8 +44,12 @@ struct OperationRecord {
   bool IsReady() const { return State() == OperationState::kReady || State() == OperationState::kReleased; }
 };
 
-// "all_gather 'layers.3' on lane shard/all_gather, all_gather of 1024 f32, …, running".
+// "all_gather 'layers.3' on lane shard/all_gather (all_gather of 1024 f32, sequence 12), running".
 std::string Describe(const OperationRecord& record);
 std::string_view Name(OperationState state);
+
+// `sender` has `count` elements for `receiver`, which expects another number of them.
+absl::Status CountMismatch(const OperationRecord& record, int sender, int64_t count, int receiver,
+                           int64_t expected);
 
 }  // namespace weft

@@ -127,7 +127,7 @@ void ReducePhase::PlanPartials(const OperationContext& context) {
   const int me = placement.me();
   for (int step = 1; step < placement.size(); ++step) {
     const int target = (me + step) % placement.size();
-    if (placement.IsLocal(target) || SlicingOf(target).elements == 0) continue;
+    if (placement.IsLocal(target)) continue;
     for (size_t i = 0; i < placement.subtrees().size(); ++i) {
       const NodeSubtree& subtree = placement.subtrees()[i];
       const int index = static_cast<int>(i);
@@ -153,6 +153,7 @@ void ReducePhase::PlanPartials(const OperationContext& context) {
 
 // Credits go slice by slice over all partials: a slice is of use only when all of them are there.
 absl::StatusOr<bool> ReducePhase::StepReceives(OperationContext& context) {
+  for (ReceiveStream& receive : receives_) WEFT_RETURN_IF_ERROR(receive.SpeakIfEmpty(context));
   bool advanced = false;
   const int64_t last = std::min(reduce_->done() + kRingSlices, reduce_->slicing().slices());
   for (int64_t limit = reduce_->done() + 1; limit <= last; ++limit) {

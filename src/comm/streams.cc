@@ -1,5 +1,7 @@
 #include "src/comm/streams.h"
 
+#include <absl/strings/str_cat.h>
+
 #include "weft/core/status.h"
 
 namespace weft {
@@ -12,6 +14,17 @@ DataTask NewTask(OperationContext& context, TaskOwner* owner, int64_t ticket) {
   task.ticket = ticket;
   task.priority = context.priority;
   return task;
+}
+
+// Slices that the receiver has asked for. `heard` becomes true with its first word.
+absl::StatusOr<int64_t> SlicesAskedFor(const OperationContext& context, const WireDesk::Channel& channel,
+                                       int64_t elements, bool& heard) {
+  const std::optional<WireDesk::Credit> credit = context.wire.CreditOf(channel);
+  if (!credit) return 0;
+  heard = true;
+  if (credit->elements == elements) return credit->slices;
+  const int own_rank = context.placement.WorldRank(context.placement.me());
+  return CountMismatch(*context.record, own_rank, elements, channel.peer, credit->elements);
 }
 
 }  // namespace
@@ -82,7 +95,14 @@ absl::StatusOr<bool> ReceiveStream::Credit(OperationContext& context, int64_t co
   return true;
 }
 
+absl::Status ReceiveStream::SpeakIfEmpty(OperationContext& context) {
+  if (slicing_.elements > 0 || spoken_) return absl::OkStatus();
+  spoken_ = true;
+  return context.wire.ExpectNothing(channel_, context.record->descriptor);
+}
+
 absl::StatusOr<bool> ReceiveStream::Step(OperationContext& context, int64_t consumed) {
+  WEFT_RETURN_IF_ERROR(SpeakIfEmpty(context));
   bool advanced = false;
   while (true) {
     WEFT_ASSIGN_OR_RETURN(const bool credited, Credit(context, consumed, slicing_.slices()));
@@ -92,10 +112,11 @@ absl::StatusOr<bool> ReceiveStream::Step(OperationContext& context, int64_t cons
 }
 
 absl::StatusOr<bool> SendStream::Step(OperationContext& context, int64_t available) {
-  if (progress_.issued() == slicing_.slices() && slicing_.elements > 0) return false;
-  WEFT_ASSIGN_OR_RETURN(const int64_t credited, context.wire.Credits(channel_, slicing_.elements));
-  const int64_t limit = std::min(available, credited);
-  bool advanced = false;
+  if (heard_ && progress_.issued() == slicing_.slices()) return false;
+  const bool knew = heard_;
+  WEFT_ASSIGN_OR_RETURN(const int64_t asked, SlicesAskedFor(context, channel_, slicing_.elements, heard_));
+  const int64_t limit = std::min(available, asked);
+  bool advanced = heard_ != knew;
   while (progress_.issued() < limit) {
     const int64_t slice = progress_.Issue();
     const size_t bytes = static_cast<size_t>(slicing_.Length(slice)) * source_.element_bytes;
@@ -124,10 +145,11 @@ PartialStream::Slot* PartialStream::Find(int64_t slice) {
 }
 
 absl::StatusOr<bool> PartialStream::Step(OperationContext& context) {
-  bool advanced = false;
   const Slicing& slicing = reduce_.slicing();
-  WEFT_ASSIGN_OR_RETURN(const int64_t credited, context.wire.Credits(channel_, slicing.elements));
-  while (evaluated_.issued() < std::min(credited, slicing.slices())) {
+  const bool knew = heard_;
+  WEFT_ASSIGN_OR_RETURN(const int64_t asked, SlicesAskedFor(context, channel_, slicing.elements, heard_));
+  bool advanced = heard_ != knew;
+  while (evaluated_.issued() < std::min(asked, slicing.slices())) {
     WEFT_ASSIGN_OR_RETURN(std::byte * slot, slots_.Take(context.scratch));
     if (slot == nullptr) break;
     const int64_t slice = evaluated_.Issue();

@@ -119,12 +119,12 @@ class ReceiveStream final : public WireOwner {
 
   // `consumed`: slices whose place in a ring may be overwritten.
   absl::StatusOr<bool> Step(OperationContext& context, int64_t consumed);
+  // An empty stream says once that it expects nothing. See Note [Empty parts].
+  absl::Status SpeakIfEmpty(OperationContext& context);
   // Gives a credit for the next slice if it is at most `limit`. False if the window or the ring is full.
   absl::StatusOr<bool> Credit(OperationContext& context, int64_t consumed, int64_t limit);
   int64_t done() const { return progress_.done(); }
   bool finished() const { return progress_.done() == slicing_.slices(); }
-  bool heard_from() const { return progress_.done() > 0 || finished(); }
-  int64_t issued() const { return progress_.issued(); }
   int peer() const { return channel_.peer; }
   void OnWireDone(int64_t slice) override { progress_.Finish(slice); }
 
@@ -134,16 +134,23 @@ class ReceiveStream final : public WireOwner {
   Slicing slicing_;
   SliceMemory target_;
   PrefixCounter progress_;
+  bool spoken_ = false;
 };
 
 // Slices of memory to a peer of another node, as it gives credits.
+//
+// Note [Empty parts]
+// A rank that expects nothing of a peer says so, and the peer keeps the operation until it has heard that.
+// Else two ranks that disagree on whose part is empty would both have nothing to wait for: neither would ever
+// see the other's descriptor. An operation may be *ready* before, as its outputs do not depend on it; it is
+// not *released*.
 class SendStream final : public WireOwner {
  public:
   SendStream(WireDesk::Channel channel, Slicing slicing, SliceMemory source)
       : channel_(channel), slicing_(slicing), source_(source) {}
 
   absl::StatusOr<bool> Step(OperationContext& context, int64_t available);
-  bool finished() const { return progress_.done() == slicing_.slices(); }
+  bool finished() const { return heard_ && progress_.done() == slicing_.slices(); }
   int peer() const { return channel_.peer; }
   void OnWireDone(int64_t slice) override { progress_.Finish(slice); }
 
@@ -152,6 +159,7 @@ class SendStream final : public WireOwner {
   Slicing slicing_;
   SliceMemory source_;
   PrefixCounter progress_;
+  bool heard_ = false;
 };
 
 // Slots of scratch that the partials of one operation take turns in.
@@ -178,7 +186,7 @@ class PartialStream final : public TaskOwner, public WireOwner {
       : channel_(channel), reduce_(std::move(reduce)), slots_(slots) {}
 
   absl::StatusOr<bool> Step(OperationContext& context);
-  bool finished() const { return sent_.done() == reduce_.slicing().slices(); }
+  bool finished() const { return heard_ && sent_.done() == reduce_.slicing().slices(); }
   int peer() const { return channel_.peer; }
   void OnTaskDone(int64_t ticket) override { evaluated_.Finish(ticket); }
   void OnWireDone(int64_t slice) override;
@@ -196,6 +204,7 @@ class PartialStream final : public TaskOwner, public WireOwner {
   std::vector<Slot> held_;
   PrefixCounter evaluated_;
   PrefixCounter sent_;
+  bool heard_ = false;
 };
 
 }  // namespace weft

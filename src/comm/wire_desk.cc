@@ -88,14 +88,16 @@ absl::Status WireDesk::TakeNote(const WireLink::Note& note) {
 absl::StatusOr<bool> WireDesk::PollTransfers() {
   bool any = false;
   for (size_t i = 0; i < under_way_.size();) {
-    WEFT_ASSIGN_OR_RETURN(const bool done, link_.Test(under_way_[i].request));
-    if (!done) {
+    const absl::StatusOr<bool> done = link_.Test(under_way_[i].request);
+    if (done.ok() && !*done) {
       ++i;
       continue;
     }
     any = true;
+    // The link forgets a request that failed as well.
     const Transfer transfer = under_way_[i];
     under_way_.erase(under_way_.begin() + static_cast<std::ptrdiff_t>(i));
+    WEFT_RETURN_IF_ERROR(done.status());
     if (transfer.receive) {
       UnderWay(transfer.lane, transfer.phase) -= static_cast<int64_t>(transfer.bytes);
       bytes_by_priority_[static_cast<size_t>(transfer.priority)] -= static_cast<int64_t>(transfer.bytes);
@@ -145,15 +147,10 @@ absl::Status WireDesk::SendCredit(const Channel& channel, const Descriptor& desc
   return link_.SendNote(channel.peer, {reinterpret_cast<const char*>(&note), sizeof(note)});
 }
 
-absl::StatusOr<int64_t> WireDesk::Credits(const Channel& channel, int64_t elements) const {
+std::optional<WireDesk::Credit> WireDesk::CreditOf(const Channel& channel) const {
   const auto it = credits_.find(KeyOf(channel));
-  if (it == credits_.end()) return 0;
-  if (it->second.elements != elements) {
-    return absl::FailedPreconditionError(absl::StrCat("rank ", channel.peer, " expects ", it->second.elements,
-                                                      " elements of this rank, which has ", elements,
-                                                      " for it"));
-  }
-  return it->second.slices;
+  if (it == credits_.end()) return std::nullopt;
+  return it->second;
 }
 
 absl::Status WireDesk::Send(const Channel& channel, int64_t slice, const std::byte* source, size_t bytes,

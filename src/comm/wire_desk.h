@@ -85,9 +85,12 @@ class WireDesk {
   // Says that something of this priority would like to receive; counts until the next turn is over.
   void Want(Priority priority);
 
-  // Sender's side: slices of a channel that may be sent so far.
-  // Errors: kFailedPrecondition (the receiver expects another number of elements than `elements`).
-  absl::StatusOr<int64_t> Credits(const Channel& channel, int64_t elements) const;
+  // Sender's side: what the receiver has said of a channel so far; nothing if it has not said a word.
+  struct Credit {
+    int64_t slices = 0;    // That may be sent.
+    int64_t elements = 0;  // That it expects of the whole stream.
+  };
+  std::optional<Credit> CreditOf(const Channel& channel) const;
   absl::Status Send(const Channel& channel, int64_t slice, const std::byte* source, size_t bytes,
                     WireOwner* owner);
 
@@ -138,10 +141,6 @@ class WireDesk {
   std::array<int64_t, 4> bytes_by_priority_{};
   Priority wanted_now_ = Priority::kBulk;   // Highest of this turn so far,
   Priority wanted_last_ = Priority::kBulk;  // and of the last whole turn.
-  struct Credit {
-    int64_t slices = 0;
-    int64_t elements = 0;
-  };
   absl::Status SendCredit(const Channel& channel, const Descriptor& descriptor, int64_t elements,
                           int32_t slices);
   absl::flat_hash_map<Key, Credit> credits_;
