@@ -13,12 +13,11 @@ namespace {
 constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 
 absl::Status Mismatch(const OperationContext& context, int peer_rank, const Descriptor& theirs) {
-  const ProcessGroup& group = context.placement.group();
-  const int own_rank = group.ranks[static_cast<size_t>(group.group_rank)];
+  const Descriptor& mine = context.record->descriptor;
   return absl::FailedPreconditionError(absl::StrCat(
-      "lane ", context.record->lane_name, ": rank ", own_rank, " submitted ",
-      ToString(context.record->descriptor), ", rank ", peer_rank, " submitted ", ToString(theirs),
-      "; all ranks of a group must submit the same collectives in the same order"));
+      "lane ", context.record->lane_name, ": rank ", context.placement.WorldRank(context.placement.me()),
+      " submitted ", ToString(mine), ", rank ", peer_rank, " submitted ", ToString(theirs),
+      HiddenDifference(mine, theirs), "; ranks must submit the same in the same order"));
 }
 
 CopyStream WholeCopy(const OperationContext& context, const std::byte* source, std::byte* target,

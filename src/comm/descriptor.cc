@@ -10,8 +10,8 @@ namespace weft {
 namespace {
 
 auto Key(const Descriptor& d) {
-  return std::tie(d.sequence, d.identity, d.counts_hash, d.total_count, d.generation, d.kind, d.dtype,
-                  d.reduce);
+  return std::tie(d.sequence, d.identity, d.group_hash, d.counts_hash, d.total_count, d.generation, d.kind,
+                  d.dtype, d.reduce);
 }
 
 bool Reduces(OpKind kind) { return kind == OpKind::kReduceScatter || kind == OpKind::kAllReduce; }
@@ -24,10 +24,16 @@ std::string ToString(const Descriptor& descriptor) {
   std::string text = absl::StrCat(ToAbsl(Name(descriptor.kind)), " of ", descriptor.total_count, " ",
                                   ToAbsl(Name(descriptor.dtype)));
   if (Reduces(descriptor.kind)) absl::StrAppend(&text, " by ", ToAbsl(Name(descriptor.reduce)));
-  absl::StrAppend(&text, ", sequence ", descriptor.sequence, ", counts ", absl::Hex(descriptor.counts_hash),
-                  ", identity ", absl::Hex(descriptor.identity));
+  absl::StrAppend(&text, ", sequence ", descriptor.sequence);
   if (descriptor.generation != 0) absl::StrAppend(&text, ", generation ", descriptor.generation);
   return text;
+}
+
+std::string HiddenDifference(const Descriptor& a, const Descriptor& b) {
+  if (a.group_hash != b.group_hash) return " (lanes of different groups, added in another order)";
+  if (a.counts_hash != b.counts_hash) return " (different counts or roots)";
+  if (a.identity == b.identity) return "";
+  return absl::StrCat(" (identities ", absl::Hex(a.identity), " and ", absl::Hex(b.identity), ")");
 }
 
 }  // namespace weft

@@ -13,6 +13,7 @@ namespace weft {
 struct Descriptor {
   uint64_t sequence = 0;     // Of its lane, from 1.
   uint64_t identity = 0;     // OpOptions::identity.
+  uint64_t group_hash = 0;   // Of the ranks of the lane's group.
   uint64_t counts_hash = 0;  // Of the per-rank counts and the root; 0 where counts may differ between ranks.
   int64_t total_count = 0;   // 0 where it may differ.
   uint32_t generation = 0;   // Of the engine: grows with each reset after an error.
@@ -27,7 +28,9 @@ struct Descriptor {
 // Whether both describe the same collective. (Offsets are each rank's own.)
 bool Agree(const Descriptor& a, const Descriptor& b);
 
-// "all_gather of 4096 f32, sequence 7, identity 1f".
+// "all_reduce of 4096 f32 by sum, sequence 7".
 std::string ToString(const Descriptor& descriptor);
+// What of two descriptors that do not agree their texts do not show: " (identities 1f and 2e)", or nothing.
+std::string HiddenDifference(const Descriptor& a, const Descriptor& b);
 
 }  // namespace weft
