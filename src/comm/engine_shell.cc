@@ -27,6 +27,8 @@ constexpr int64_t kBellNapNs = 20 * kMillisecond;
 // An idle progress thread naps this often before it parks.
 constexpr int64_t kIdleNapNs = 100 * kMicrosecond;
 constexpr int kIdleNaps = 40;
+// Deadlines behind this are none: the sum of a time and a deadline must fit 64 bits.
+constexpr absl::Duration kForever = absl::Hours(24 * 365);
 // While somebody waits, the progress thread looks in so often.
 constexpr int64_t kBesideWaiterNapNs = kMillisecond;
 
@@ -51,6 +53,7 @@ void EngineShell::Stop() {
   if (!progress_.joinable()) return;
   stop_.store(true);
   WakeProgressThread();
+  node_.Ring(rank_);
   progress_.join();
 }
 
@@ -62,11 +65,15 @@ void EngineShell::Submit(std::shared_ptr<OperationRecord> record) {
   while (!submitted_.compare_exchange_weak(raw->next, raw, std::memory_order_release,
                                            std::memory_order_relaxed)) {
   }
+  bool progress_thread_needed = true;  // Whoever has the lock may have looked at the submissions before.
   if (mutex_.try_lock()) {
     const std::lock_guard lock(mutex_, std::adopt_lock);
     const TurnResult turn = TurnLocked();
-    if (turn.has_tasks && on_doorbell_.load(std::memory_order_seq_cst)) node_.Ring(rank_);
+    progress_thread_needed = turn.has_tasks || turn.wire_busy;
   }
+  if (progress_thread_needed) node_.Ring(rank_);
+  // The bell goes first: a progress thread that parks after the look at `parked_` finds that it has rung.
+  progress_bell_.fetch_add(1, std::memory_order_seq_cst);
   if (parked_.load(std::memory_order_seq_cst)) WakeProgressThread();
 }
 
@@ -99,6 +106,8 @@ EngineShell::TurnResult EngineShell::Turn() {
   --moving_;
   core_->FinishTask(*task);
   result.advanced = true;
+  // What follows from it is the next turn's; a waiter on another thread may be asleep by now.
+  if (waiters_.load() > 0) node_.Ring(rank_);
   return result;
 }
 
@@ -106,7 +115,8 @@ bool EngineShell::PollUntil(const std::function<bool()>& done, absl::Time deadli
   // Told apart from a wait that is over at once, which costs nothing.
   if (done()) return true;
   const int64_t begin = NowNs();
-  const int64_t limit = begin + std::max<int64_t>(0, absl::ToInt64Nanoseconds(deadline - absl::Now()));
+  const absl::Duration patience = std::min(deadline - absl::Now(), kForever);
+  const int64_t limit = begin + std::max<int64_t>(0, absl::ToInt64Nanoseconds(patience));
   waiters_.fetch_add(1);
   int64_t idle_since = begin;
   bool reached = true;
@@ -155,7 +165,10 @@ absl::Status EngineShell::Wait(const std::shared_ptr<OperationRecord>& record, E
       });
     }
   }
-  if (record->State() == OperationState::kFailed) return record->error;
+  if (record->State() == OperationState::kFailed) {
+    AwaitQuiet();  // The caller may now do with its buffers as it likes.
+    return record->error;
+  }
   const bool reached = event == Event::kReady || record->State() == OperationState::kReleased;
   return reached ? absl::OkStatus() : record->error;
 }
@@ -170,7 +183,7 @@ void EngineShell::AwaitQuiet() {
   while (true) {
     {
       const std::lock_guard lock(mutex_);
-      if (moving_ == 0) return;
+      if (moving_ == 0 || core_->status().ok()) return;
     }
     sched_yield();
   }
@@ -193,10 +206,7 @@ void EngineShell::RunProgressThread() {
   int idle_naps = 0;
   const auto sleep = [this](uint32_t seen, int64_t ns) {
     parked_.store(true, std::memory_order_seq_cst);
-    // A submission between the last turn and the flag would not have woken us.
-    if (submitted_.load(std::memory_order_seq_cst) == nullptr && !stop_.load()) {
-      FutexWait(progress_bell_, seen, ns, /*between_processes=*/false);
-    }
+    if (!stop_.load()) FutexWait(progress_bell_, seen, ns, /*between_processes=*/false);
     parked_.store(false, std::memory_order_relaxed);
   };
   while (!stop_.load()) {
@@ -210,9 +220,7 @@ void EngineShell::RunProgressThread() {
     if (turn.advanced) {
       idle_naps = 0;
     } else if (!turn.idle) {
-      on_doorbell_.store(true, std::memory_order_seq_cst);
       node_.Wait(node_bell, turn.wire_busy ? kWireNapNs : kBellNapNs);
-      on_doorbell_.store(false, std::memory_order_relaxed);
     } else if (idle_naps < kIdleNaps) {
       ++idle_naps;
       FutexWait(progress_bell_, own_bell, kIdleNapNs, /*between_processes=*/false);

@@ -52,7 +52,7 @@ class EngineShell {
     TakeSubmissions();
     return body(*core_);
   }
-  // Waits until no data is moved any more; only after the core has failed.
+  // Waits until no data is moved any more, if the core has failed; it then starts no more.
   void AwaitQuiet();
   // Puts a new core in the place of a failed one.
   void Replace(std::unique_ptr<EngineCore> core);
@@ -92,7 +92,6 @@ class EngineShell {
   // The progress thread sleeps on this word (parked), or on the node's doorbell.
   std::atomic<uint32_t> progress_bell_{0};
   std::atomic<bool> parked_{false};
-  std::atomic<bool> on_doorbell_{false};
   std::atomic<bool> stop_{false};
   std::thread progress_;
 };

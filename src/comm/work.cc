@@ -24,8 +24,7 @@ Work& Work::operator=(Work&& other) noexcept {
 
 Work::~Work() {
   if (record_ == nullptr) return;
-  const OperationState state = record_->State();
-  if (state == OperationState::kReleased || state == OperationState::kFailed) return;
+  if (record_->State() == OperationState::kReleased) return;
   // Past the deadline peers may still read the buffers: the whole engine is failed, so that they stop.
   if (const absl::Status status = WaitReleased(); absl::IsDeadlineExceeded(status)) engine_->Poison(status);
 }

@@ -9,8 +9,7 @@
 //
 // Thread safety: AddLane, Submit-like members and Reset… are called from one thread; statistics from any.
 // Collective: Create, AddLane and ResetAfterError (all ranks of the bootstrap, in the same order); every
-// collective by
-//   all ranks of its lane's group, in the same order.
+//   collective by all ranks of its lane's group, in the same order.
 // Lifetime: bootstrap and heap must outlive the engine, the engine its Works.
 #pragma once
 
@@ -63,6 +62,7 @@ struct EngineCounters {
 
 class CommEngine {
  public:
+  // Errors: kInvalidArgument (an option that makes no sense), kResourceExhausted (no node memory for flags).
   static absl::StatusOr<std::unique_ptr<CommEngine>> Create(Bootstrap& bootstrap, NodeHeap& heap,
                                                             const EngineOptions& options = {});
   // Waits for what is under way (to the timeout), then stops the threads.
@@ -75,9 +75,9 @@ class CommEngine {
   const ProcessGroup& group(LaneId lane) const;
 
   // In all of these: `counts` are elements for each group rank, or empty for equal parts (then the total must
-  // divide); parts lie end to end in rank order. `after`: this starts when that earlier Work is *ready*.
-  // Invalid arguments give a Work that has failed; nothing is ever sent for it, and the lane is unusable
-  // until ResetAfterError.
+  // divide); parts lie end to end in rank order. `after`: this starts when that earlier Work of
+  // this engine is *ready*. Invalid arguments give a Work that has failed, and fail the engine as Poison
+  // does: nothing is ever sent for it.
 
   // output = every rank's input, end to end. In place: input == output + this rank's offset.
   Work AllGather(LaneId lane, const void* input, void* output, DType dtype, int64_t total_count,

@@ -10,11 +10,11 @@
 namespace weft {
 
 enum class OpKind : uint8_t { kAllGather, kReduceScatter, kAllReduce, kAllToAll, kBroadcast, kBarrier };
-// kAverage divides the fp32 sum by the group's size before the one rounding; not for integers.
+// kAverage multiplies the fp32 sum by 1/size of the group before the one rounding; not for integers.
 enum class ReduceOp : uint8_t { kSum, kAverage, kMax };
 
-// Who goes first when several operations could move data. Waiting on a Work raises it, and all before it on
-// its lane, to kCritical.
+// Who goes first when several operations could move data. Waiting on a Work raises it, all before it on its
+// lane, and what these come `after`, to kCritical.
 enum class Priority : uint8_t { kCritical, kPrefetch, kReduce, kBulk };
 
 // What a lane is for. Collectives of different purposes never share a lane, so that none waits behind

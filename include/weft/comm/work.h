@@ -31,10 +31,12 @@ class [[nodiscard]] Work {
   bool valid() const { return record_ != nullptr; }
 
   // Blocks until *ready*, and helps to move data meanwhile. The deadline defaults to the engine's; it is
-  // never infinite. Waiting again is harmless. Errors: kDeadlineExceeded (names the lane, the operation, its
-  // sequence and the ranks that have not arrived);
-  //         kFailedPrecondition (a peer submitted something else: both operations are in the message);
-  //         kAborted (the engine failed earlier, or a peer did: the cause is in the message).
+  // never infinite. Waiting again is harmless.
+  //
+  // Errors: kDeadlineExceeded (names the lane, the operation, its sequence and the ranks it waits for; the
+  // operation goes on); kFailedPrecondition (a peer submitted something else: both operations are in the
+  // message); a peer's error, with "rank N: " in front; kAborted (the engine had failed before: with the
+  // cause).
   absl::Status Wait(std::optional<absl::Time> deadline = std::nullopt);
   absl::Status WaitReleased(std::optional<absl::Time> deadline = std::nullopt);
 
@@ -42,7 +44,7 @@ class [[nodiscard]] Work {
   bool Test() const;
   bool TestReleased() const;
 
-  // "all_gather 'layers.3' on lane shard/all_gather, sequence 12, f32, 4096 bytes, ready".
+  // "all_gather 'layers.3' on lane shard/all_gather (all_gather of 1024 f32, sequence 12), ready".
   std::string Describe() const;
 
  private:
