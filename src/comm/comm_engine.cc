@@ -41,6 +41,13 @@ absl::Status CheckCounts(absl::Span<const int64_t> counts, int64_t total_count, 
                                                  total_count, " elements given"));
 }
 
+// An operation that has failed is never *ready*: nothing can start after it.
+absl::Status CheckAfter(const OperationRecord* after) {
+  if (after == nullptr || after->State() != OperationState::kFailed) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("cannot start after ", Describe(*after), ": ", after->error.message()));
+}
+
 absl::Status CheckReduce(ReduceOp op, DType dtype, std::string_view what) {
   if (op != ReduceOp::kAverage || IsFloating(dtype)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": an average of ", ToAbsl(Name(dtype)),
@@ -85,6 +92,10 @@ Work CommEngine::SubmitChecked(LaneId lane, OpOptions options, const Work* after
   request.options = std::move(options);
   absl::Status valid = impl_->CheckLane(lane);
   if (after != nullptr) request.after = after->record_;
+  if (valid.ok()) valid = CheckAfter(request.after.get());
+  if (valid.ok() && request.after != nullptr && after->engine_ != this) {
+    valid = absl::InvalidArgumentError("`after` is an operation of another engine");
+  }
   if (valid.ok()) valid = build(impl_->group(lane), request);
   return Work(this, impl_->Submit(std::move(request), valid));
 }
@@ -209,21 +220,21 @@ Work CommEngine::Broadcast(LaneId lane, void* buffer, DType dtype, int64_t count
 }
 
 Work CommEngine::Barrier(LaneId lane, OpOptions options, const Work* after) {
-  return SubmitChecked(lane, std::move(options), after,
-                       [&](const ProcessGroup& group, Impl::Request& request) {
-                         std::byte* words = impl_->barrier_memory(lane);  // What they hold does not matter.
-                         request.plan = {OpKind::kBarrier,
-                                         DType::kI32,
-                                         ReduceOp::kSum,
-                                         words,
-                                         words + SizeOf(DType::kI32),
-                                         Parts({}, group.size(), group.size()),
-                                         {}};
-                         request.total_count = group.size();
-                         request.counts_hash = 0;
-                         request.logical_bytes = 0;
-                         return absl::OkStatus();
-                       });
+  return SubmitChecked(
+      lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
+        std::byte* words = impl_->NextBarrierMemory(lane);  // What they hold does not matter.
+        request.plan = {OpKind::kBarrier,
+                        DType::kI32,
+                        ReduceOp::kSum,
+                        words,
+                        words + SizeOf(DType::kI32),
+                        Parts({}, group.size(), group.size()),
+                        {}};
+        request.total_count = group.size();
+        request.counts_hash = 0;
+        request.logical_bytes = 0;
+        return absl::OkStatus();
+      });
 }
 
 absl::Status CommEngine::status() const { return impl_->status(); }

@@ -50,8 +50,13 @@ void EngineCore::Submit(std::shared_ptr<OperationRecord> record) {
 }
 
 void EngineCore::Raise(int lane, uint64_t sequence) {
-  uint64_t& raised = lanes_[static_cast<size_t>(lane)]->raised;
-  raised = std::max(raised, sequence);
+  Lane& raised = *lanes_[static_cast<size_t>(lane)];
+  if (sequence <= raised.raised) return;
+  raised.raised = sequence;
+  for (const auto& record : raised.queued) {
+    if (record->descriptor.sequence > sequence) break;
+    if (record->after != nullptr) Raise(record->after->lane, record->after->descriptor.sequence);
+  }
 }
 
 Priority EngineCore::PriorityOf(const Lane& lane, const OperationRecord& record) const {
@@ -237,27 +242,42 @@ bool EngineCore::ReleaseInOrder(int index, int64_t now_ns) {
   return advanced;
 }
 
+std::set<int> EngineCore::Consumers(int index, uint64_t sequence) const {
+  const Lane& lane = *lanes_[static_cast<size_t>(index)];
+  std::set<int> ranks;
+  for (int peer : lane.placement.local_peers()) {
+    const int rank = lane.placement.WorldRank(peer);
+    if (env_.node.Consumed(index, rank) < sequence) ranks.insert(rank);
+  }
+  return ranks;
+}
+
+std::string EngineCore::WhyQueued(const OperationRecord& record) {
+  Lane& lane = *lanes_[static_cast<size_t>(record.lane)];
+  if (!lane.running.empty() && !lane.running.back()->IsReady()) {
+    return absl::StrCat("behind ", Describe(*lane.running.back()), ", which ",
+                        WaitingFor(*lane.running.back()));
+  }
+  if (record.after != nullptr && !record.after->IsReady())
+    return absl::StrCat("after ", Describe(*record.after));
+  if (!lane.queued.empty() && lane.queued.front().get() != &record) {
+    return absl::StrCat("behind ", Describe(*lane.queued.front()), ", which ",
+                        WhyQueued(*lane.queued.front()));
+  }
+  // Nothing else holds back the first of a lane. See Note [Descriptor ring].
+  if (lane.running.empty()) return "is about to start";
+  return absl::StrCat("needs the descriptor slot of ", Describe(*lane.running.front()), ", which ",
+                      WaitingFor(*lane.running.front()));
+}
+
 std::string EngineCore::WaitingFor(const OperationRecord& record) {
   Lane& lane = *lanes_[static_cast<size_t>(record.lane)];
-  if (record.State() == OperationState::kQueued) {
-    if (!lane.running.empty() && !lane.running.back()->IsReady()) {
-      return absl::StrCat("behind ", Describe(*lane.running.back()), ", which ",
-                          WaitingFor(*lane.running.back()));
-    }
-    if (record.after != nullptr && !record.after->IsReady())
-      return absl::StrCat("after ", Describe(*record.after));
-    return "waits for its turn";
-  }
+  if (record.State() == OperationState::kQueued) return WhyQueued(record);
   std::set<int> ranks;
   for (const auto& running : lane.running) {
     if (running.get() != &record || record.operation == nullptr) continue;
     ranks = record.operation->WaitsFor(ContextOf(lane, running, false));
-    if (record.IsReady()) {
-      for (int peer : lane.placement.local_peers()) {
-        const int rank = lane.placement.WorldRank(peer);
-        if (env_.node.Consumed(record.lane, rank) < record.descriptor.sequence) ranks.insert(rank);
-      }
-    }
+    if (record.IsReady()) ranks.merge(Consumers(record.lane, record.descriptor.sequence));
   }
   if (ranks.empty()) return "waits for data of this rank";
   return absl::StrCat("waits for rank(s) ", absl::StrJoin(ranks, ", "));

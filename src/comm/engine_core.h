@@ -18,6 +18,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -48,10 +49,9 @@ class EngineCore final : private TaskQueue {
 
   // Gives the next lane to a group.
   absl::StatusOr<int> AddLane(std::string name, ProcessGroup group);
-  const GroupPlacement& placement(int lane) const { return lanes_[static_cast<size_t>(lane)]->placement; }
 
   void Submit(std::shared_ptr<OperationRecord> record);
-  // Somebody waits for this operation: it, and all before it on its lane, go first.
+  // Somebody waits for this operation: it, all before it on its lane, and what those come `after`, go first.
   void Raise(int lane, uint64_t sequence);
 
   // One turn. True if anything advanced, so that another turn may help at once.
@@ -74,7 +74,7 @@ class EngineCore final : private TaskQueue {
   // Once all ranks have stopped: nobody reads any more what was *ready* when the failure came, so that it
   // counts as *released*.
   void EndQuarantine();
-  // "rank(s) 2, 3 have not arrived": for messages.
+  // "waits for rank(s) 2, 3": for messages.
   std::string WaitingFor(const OperationRecord& record);
 
  private:
@@ -99,6 +99,9 @@ class EngineCore final : private TaskQueue {
   void SetReady(OperationRecord& record, int64_t now_ns);
   bool ReleaseInOrder(int index, int64_t now_ns);
   uint64_t ConsumedByAll(int index) const;
+  // Ranks of this node that have yet to consume a sequence of the lane.
+  std::set<int> Consumers(int index, uint64_t sequence) const;
+  std::string WhyQueued(const OperationRecord& record);
   void NoteLateOperations(int64_t now_ns);
   absl::Status PollPeers();
 

@@ -2,11 +2,13 @@
 
 #include <unistd.h>
 
+#include <limits>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
 
 #include "src/comm/operations.h"
+#include "weft/core/hash.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -16,6 +18,29 @@ namespace {
 int64_t WatchdogLimitNs(absl::Duration timeout) {
   constexpr double kPatience = 1.1;
   return absl::ToInt64Nanoseconds(timeout * kPatience + absl::Seconds(1));
+}
+
+absl::Status CheckOptions(const EngineOptions& options) {
+  // What one message may hold: MPI counts bytes in an int.
+  constexpr int64_t kMostBytes = int64_t{1} << 28;
+  struct Field {
+    const char* name;
+    int64_t value;
+    int64_t most;
+  };
+  constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+  for (const Field& field : {Field{"slice_bytes", options.slice_bytes, kMostBytes},
+                             Field{"piece_bytes", options.piece_bytes, kMostBytes},
+                             Field{"lane_window_bytes", options.lane_window_bytes, kAny},
+                             Field{"yield_window_bytes", options.yield_window_bytes, kAny},
+                             Field{"recorder_entries", options.recorder_entries, kAny}}) {
+    if (field.value >= 1 && field.value <= field.most) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("engine option ", field.name, " is ", field.value, ", must be from 1 to ", field.most));
+  }
+  if (options.timeout > absl::ZeroDuration()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("engine option timeout is ", absl::FormatDuration(options.timeout), ", must be positive"));
 }
 
 std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, CollectivePlan plan) {
@@ -52,6 +77,7 @@ CommEngine::Impl::~Impl() {
 }
 
 absl::Status CommEngine::Impl::Open() {
+  WEFT_RETURN_IF_ERROR(CheckOptions(options_));
   WEFT_ASSIGN_OR_RETURN(node_, MakeSharedMemoryLink(bootstrap_, heap_, options_.timeout));
   WEFT_ASSIGN_OR_RETURN(wire_, bootstrap_.OpenWire());
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<EngineCore> core, MakeCore());
@@ -70,8 +96,7 @@ absl::StatusOr<std::unique_ptr<EngineCore>> CommEngine::Impl::MakeCore() {
   auto core = std::make_unique<EngineCore>(EngineCore::Environment{
       bootstrap_.rank(), bootstrap_.node_map(), *node_, *wire_, scratch_, recorder_, counters_, options_});
   for (const std::unique_ptr<Lane>& lane : lanes_) {
-    WEFT_ASSIGN_OR_RETURN(const int index, core->AddLane(lane->name, lane->group));
-    lane->placement = &core->placement(index);
+    WEFT_RETURN_IF_ERROR(core->AddLane(lane->name, lane->placement.group()).status());
   }
   return core;
 }
@@ -84,19 +109,20 @@ absl::StatusOr<LaneId> CommEngine::Impl::AddLane(const ProcessGroup& group, Lane
                                                    group.group_rank, " of group ", group.name,
                                                    "; every rank adds the lane of its own group"));
   }
-  auto lane = std::make_unique<Lane>();
-  lane->name = absl::StrCat(group.name, "/", ToAbsl(Name(purpose)));
-  lane->group = group;
-  lane->purpose = purpose;
-  WEFT_ASSIGN_OR_RETURN(lane->barrier,
-                        scratch_.Acquire(static_cast<size_t>(group.size() + 1) * SizeOf(DType::kI32)));
-  WEFT_ASSIGN_OR_RETURN(const int index, shell_->WithCore([&](EngineCore& core) -> absl::StatusOr<int> {
-    WEFT_ASSIGN_OR_RETURN(const int added, core.AddLane(lane->name, group));
-    lane->placement = &core.placement(added);
-    return added;
-  }));
-  lanes_.push_back(std::move(lane));
+  const std::string name = absl::StrCat(group.name, "/", ToAbsl(Name(purpose)));
+  const uint64_t group_hash = Hash64(group.ranks.data(), group.ranks.size() * sizeof(int));
+  WEFT_ASSIGN_OR_RETURN(Buffer barriers, scratch_.Acquire(NodeLink::kSlots * BarrierBytes(group.size())));
+  WEFT_ASSIGN_OR_RETURN(const int index,
+                        shell_->WithCore([&](EngineCore& core) { return core.AddLane(name, group); }));
+  lanes_.push_back(std::make_unique<Lane>(
+      Lane{name, purpose, GroupPlacement(group, bootstrap_.node_map()), group_hash, std::move(barriers)}));
   return LaneId{index};
+}
+
+std::byte* CommEngine::Impl::NextBarrierMemory(LaneId lane) const {
+  const Lane& barrier_lane = *lanes_[static_cast<size_t>(lane.index)];
+  const uint64_t slot = barrier_lane.next_sequence % NodeLink::kSlots;
+  return barrier_lane.barriers.data() + slot * BarrierBytes(barrier_lane.placement.size());
 }
 
 absl::Status CommEngine::Impl::CheckLane(LaneId lane) const {
@@ -128,10 +154,11 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const
   descriptor.sequence = lane.next_sequence++;
   descriptor.identity = request.options.identity;
   descriptor.counts_hash = request.counts_hash;
+  descriptor.group_hash = lane.group_hash;
   descriptor.total_count = request.total_count;
   descriptor.generation = generation_;
   descriptor.reduce = request.plan.reduce;
-  record->operation = MakeOperation(*lane.placement, std::move(request.plan));
+  record->operation = MakeOperation(lane.placement, std::move(request.plan));
   logical_bytes_[static_cast<size_t>(lane.purpose)].fetch_add(request.logical_bytes,
                                                               std::memory_order_relaxed);
   shell_->Submit(record);

@@ -45,12 +45,12 @@ class CommEngine::Impl {
 
   // OK if the lane is one of this engine's.
   absl::Status CheckLane(LaneId lane) const;
-  const ProcessGroup& group(LaneId lane) const { return lanes_[static_cast<size_t>(lane.index)]->group; }
-  // Memory of a lane for operations that have no data of their own: a word of input, then a word for each
-  // rank.
-  std::byte* barrier_memory(LaneId lane) const {
-    return lanes_[static_cast<size_t>(lane.index)]->barrier.data();
+  const ProcessGroup& group(LaneId lane) const {
+    return lanes_[static_cast<size_t>(lane.index)]->placement.group();
   }
+  // Memory for the lane's next barrier, which has no data of its own: a word of input, then a word for each
+  // rank. A barrier takes it from the one that had its slot in the descriptor ring.
+  std::byte* NextBarrierMemory(LaneId lane) const;
 
   EngineCounters counters();
   absl::Status status();
@@ -63,12 +63,13 @@ class CommEngine::Impl {
  private:
   struct Lane {
     std::string name;
-    ProcessGroup group;
     LanePurpose purpose;
-    const GroupPlacement* placement = nullptr;  // The core's.
+    GroupPlacement placement;
+    uint64_t group_hash;
+    Buffer barriers;  // See NextBarrierMemory.
     uint64_t next_sequence = 1;
-    Buffer barrier;
   };
+  static size_t BarrierBytes(int ranks) { return static_cast<size_t>(ranks + 1) * SizeOf(DType::kI32); }
   absl::StatusOr<std::unique_ptr<EngineCore>> MakeCore();
 
   Bootstrap& bootstrap_;

@@ -174,8 +174,9 @@ class SharedMemoryLink final : public NodeLink {
 
 absl::StatusOr<std::unique_ptr<NodeLink>> MakeSharedMemoryLink(Bootstrap& bootstrap, NodeHeap& heap,
                                                                absl::Duration timeout) {
-  WEFT_ASSIGN_OR_RETURN(std::byte * block, heap.Allocate(sizeof(RankFlags)));
-  auto link = std::make_unique<SharedMemoryLink>(heap, bootstrap.rank(), block);
+  const absl::StatusOr<std::byte*> block = heap.Allocate(sizeof(RankFlags));
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, block.status(), timeout));
+  auto link = std::make_unique<SharedMemoryLink>(heap, bootstrap.rank(), *block);
   const uint64_t offset = heap.AddressOf(link->own())->offset;
   WEFT_ASSIGN_OR_RETURN(
       const std::vector<std::string> offsets,
