@@ -27,10 +27,11 @@ struct EngineFixture {
   std::unique_ptr<CommEngine> engine;
   LaneId lane;  // Of the whole world.
 
-  static absl::StatusOr<EngineFixture> Make(Bootstrap& bootstrap, const EngineOptions& options = {}) {
+  // Ranks that are threads take no memory that they do not use; processes reserve theirs.
+  static absl::StatusOr<EngineFixture> Make(Bootstrap& bootstrap, const EngineOptions& options = {},
+                                            size_t segment_bytes = size_t{256} << 20) {
     EngineFixture fixture;
-    constexpr size_t kSegmentBytes = size_t{256} << 20;
-    WEFT_ASSIGN_OR_RETURN(fixture.heap, NodeHeap::Create(bootstrap, {.segment_bytes = kSegmentBytes}));
+    WEFT_ASSIGN_OR_RETURN(fixture.heap, NodeHeap::Create(bootstrap, {.segment_bytes = segment_bytes}));
     fixture.pool = std::make_unique<BufferPool>(*fixture.heap, "test");
     WEFT_ASSIGN_OR_RETURN(fixture.engine, CommEngine::Create(bootstrap, *fixture.heap, options));
     WEFT_ASSIGN_OR_RETURN(fixture.lane,
@@ -38,6 +39,11 @@ struct EngineFixture {
     return fixture;
   }
 };
+
+// All ranks come here before any goes on, without the engine: what a rank did before, all may rely on after.
+inline absl::Status Meet(Bootstrap& bootstrap) {
+  return bootstrap.AllGatherBlob("", absl::Seconds(120)).status();
+}
 
 // A buffer in node memory, or not.
 class TestBuffer {
@@ -91,5 +97,19 @@ class TestBuffer {
   Buffer node_;
   std::vector<std::byte> own_;
 };
+
+// OK if the fixture's lane adds up right: one from every rank.
+inline absl::Status CheckThatItWorks(EngineFixture& fixture) {
+  const int ranks = fixture.engine->group(fixture.lane).size();
+  constexpr int64_t kCount = 3000;
+  WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kI32, kCount));
+  buffer.Write(0, std::vector<double>(kCount, 1));
+  Work work = fixture.engine->AllReduce(fixture.lane, buffer.data(), buffer.data(), DType::kI32, kCount,
+                                        ReduceOp::kSum);
+  WEFT_RETURN_IF_ERROR(work.Wait());
+  WEFT_RETURN_IF_ERROR(work.WaitReleased());
+  if (buffer.Read(0, kCount) == std::vector<double>(kCount, ranks)) return absl::OkStatus();
+  return absl::InternalError("an all-reduce of ones did not give the number of ranks");
+}
 
 }  // namespace weft::testing

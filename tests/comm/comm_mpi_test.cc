@@ -1,0 +1,103 @@
+// The engine over MPI, on as many nodes as mpirun says: the same bodies as over threads.
+#include <gtest/gtest.h>
+
+#include "tests/comm/canonical_order.h"
+#include "tests/comm/collective_sweep.h"
+#include "tests/support/mpi_world.h"
+#include "tests/support/status_matchers.h"
+
+namespace weft::testing {
+namespace {
+
+EngineOptions SmallSlices() {
+  EngineOptions options;
+  options.timeout = absl::Seconds(60);
+  options.slice_bytes = 512;
+  options.piece_bytes = 1024;
+  options.lane_window_bytes = 2048;
+  options.yield_window_bytes = 1024;
+  return options;
+}
+
+class CommMpi : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_OK_AND_ASSIGN(fixture_, EngineFixture::Make(WorldBootstrap(), SmallSlices(), size_t{64} << 20));
+  }
+  static int size() { return WorldBootstrap().size(); }
+  EngineFixture fixture_;
+};
+
+TEST_F(CommMpi, AllGatherBringsEveryPartToEveryRank) { EXPECT_OK(SweepAllGather(fixture_, {})); }
+TEST_F(CommMpi, ReduceScatterReducesEachPartAtItsOwner) { EXPECT_OK(SweepReduceScatter(fixture_, {})); }
+TEST_F(CommMpi, AllReduceGivesEveryRankTheReduction) { EXPECT_OK(SweepAllReduce(fixture_, {})); }
+TEST_F(CommMpi, AllToAllExchangesUnevenAndEmptyParts) { EXPECT_OK(SweepAllToAll(fixture_, {})); }
+TEST_F(CommMpi, BroadcastCopiesTheRootAndBarrierMeets) { EXPECT_OK(SweepBroadcast(fixture_, {})); }
+
+TEST_F(CommMpi, ReductionsKeepTheCanonicalOrder) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kI32, DType::kI64}) {
+    EXPECT_OK(CheckCanonicalOrder(fixture_, dtype, 1601));
+  }
+}
+
+TEST_F(CommMpi, ShardsThenReplicasAreAllRanks) {
+  if (size() != 4) GTEST_SKIP() << "needs 4 ranks, a mesh of 2 x 2";
+  EXPECT_OK(CheckHybridReduction(fixture_, /*shard_size=*/2, 1003));
+}
+
+// Slices beyond what MPI sends eagerly.
+TEST(CommMpiDefaults, ReductionsKeepTheCanonicalOrder) {
+  EngineOptions options;
+  options.timeout = absl::Seconds(60);
+  ASSERT_OK_AND_ASSIGN(EngineFixture fixture,
+                       EngineFixture::Make(WorldBootstrap(), options, size_t{64} << 20));
+  EXPECT_OK(CheckCanonicalOrder(fixture, DType::kF32, 200'003));
+}
+
+TEST_F(CommMpi, PoisonReachesAllRanksAndResetMakesThemWorkAgain) {
+  for (int round = 0; round < 3; ++round) {
+    if (WorldBootstrap().rank() == round % size()) {
+      fixture_.engine->Poison(absl::DataLossError("the dog ate it"));
+    } else {
+      Work work = fixture_.engine->Barrier(fixture_.lane);
+      EXPECT_THAT(StatusOf(work.Wait()).message(), ::testing::HasSubstr("the dog ate it"));
+    }
+    ASSERT_OK(Meet(WorldBootstrap()));
+    ASSERT_OK(fixture_.engine->ResetAfterError());
+    ASSERT_OK(CheckThatItWorks(fixture_));
+    ASSERT_OK(Meet(WorldBootstrap()));
+  }
+}
+
+// Slices are on their way when the ranks give up; their memory is used again at once.
+TEST_F(CommMpi, NothingOfBeforeAResetArrivesAfterIt) {
+  constexpr int64_t kCount = 200'000;
+  for (int round = 0; round < 5; ++round) {
+    ASSERT_OK_AND_ASSIGN(TestBuffer buffer, TestBuffer::Make(*fixture_.pool, true, DType::kI32, kCount));
+    {
+      Work work = fixture_.engine->AllReduce(fixture_.lane, buffer.data(), buffer.data(), DType::kI32, kCount,
+                                             ReduceOp::kSum);
+      fixture_.engine->Poison(absl::CancelledError("enough"));
+    }
+    ASSERT_OK(fixture_.engine->ResetAfterError());
+    ASSERT_OK(CheckThatItWorks(fixture_));
+    ASSERT_OK(Meet(WorldBootstrap()));
+  }
+}
+
+TEST_F(CommMpi, MismatchIsAnErrorOnEveryRank) {
+  if (size() == 1) GTEST_SKIP() << "a rank alone agrees with itself";
+  ASSERT_OK_AND_ASSIGN(TestBuffer buffer, TestBuffer::Make(*fixture_.pool, true, DType::kF32, 2000));
+  const int64_t count = WorldBootstrap().rank() == 0 ? 1999 : 2000;
+  Work work = fixture_.engine->AllReduce(fixture_.lane, buffer.data(), buffer.data(), DType::kF32, count,
+                                         ReduceOp::kSum);
+  EXPECT_THAT(StatusOf(work.Wait()).message(),
+              ::testing::AllOf(::testing::HasSubstr("rank 0 submitted all_reduce of 1999"),
+                               ::testing::HasSubstr("all_reduce of 2000")));
+  ASSERT_OK(Meet(WorldBootstrap()));
+  ASSERT_OK(fixture_.engine->ResetAfterError());
+  EXPECT_OK(CheckThatItWorks(fixture_));
+}
+
+}  // namespace
+}  // namespace weft::testing

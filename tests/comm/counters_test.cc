@@ -1,0 +1,197 @@
+// Every byte accounted for, as exact numbers.
+#include <absl/strings/str_cat.h>
+#include <gtest/gtest.h>
+
+#include "tests/comm/engine_fixture.h"
+#include "tests/support/thread_ranks.h"
+
+namespace weft::testing {
+namespace {
+
+constexpr int64_t kPart = 1000;  // Elements.
+constexpr int64_t kPartBytes = kPart * 4;
+
+// What an operation adds to the counters of each rank, by rank.
+struct Bytes {
+  std::vector<int64_t> wire;
+  int64_t logical = 0;
+  int64_t copied = 0;
+};
+
+EngineOptions SmallSlices() {
+  EngineOptions options;
+  options.timeout = absl::Seconds(120);
+  options.slice_bytes = 512;
+  return options;
+}
+
+using Operation = std::function<Work(EngineFixture&, TestBuffer& input, TestBuffer& output)>;
+
+void Expect(const NodeMap& nodes, LanePurpose purpose, bool in_node_memory, const Operation& operation,
+            int64_t EngineCounters::*logical, const Bytes& expected) {
+  RunRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+    WEFT_ASSIGN_OR_RETURN(fixture.lane, fixture.engine->AddLane(WorldGroup(bootstrap), purpose));
+    const int64_t room = kPart * bootstrap.size();
+    WEFT_ASSIGN_OR_RETURN(TestBuffer input,
+                          TestBuffer::Make(*fixture.pool, in_node_memory, DType::kF32, room));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer output,
+                          TestBuffer::Make(*fixture.pool, in_node_memory, DType::kF32, room));
+    Work work = operation(fixture, input, output);
+    WEFT_RETURN_IF_ERROR(work.WaitReleased());
+    const EngineCounters counters = fixture.engine->counters();
+    EXPECT_EQ(counters.*logical, expected.logical);
+    EXPECT_EQ(counters.all_gather_bytes + counters.reduce_scatter_bytes + counters.all_reduce_bytes +
+                  counters.context_bytes + counters.control_bytes,
+              expected.logical);
+    EXPECT_EQ(counters.wire_bytes, expected.wire[static_cast<size_t>(bootstrap.rank())]);
+    EXPECT_EQ(counters.copied_bytes, expected.copied);
+    EXPECT_EQ(counters.operations, 1);
+    return absl::OkStatus();
+  });
+}
+
+Work AllGather(EngineFixture& f, TestBuffer& input, TestBuffer& output) {
+  return f.engine->AllGather(f.lane, input.data(), output.data(), DType::kF32,
+                             kPart * f.engine->group(f.lane).size());
+}
+Work ReduceScatter(EngineFixture& f, TestBuffer& input, TestBuffer& output) {
+  return f.engine->ReduceScatter(f.lane, input.data(), output.data(), DType::kF32,
+                                 kPart * f.engine->group(f.lane).size(), ReduceOp::kSum);
+}
+// A whole number of cache lines a rank, so that ranges are equal.
+constexpr int64_t kRange = 992;
+Work AllReduce(EngineFixture& f, TestBuffer& input, TestBuffer& output) {
+  return f.engine->AllReduce(f.lane, input.data(), output.data(), DType::kF32,
+                             kRange * f.engine->group(f.lane).size(), ReduceOp::kSum);
+}
+Work AllToAll(EngineFixture& f, TestBuffer& input, TestBuffer& output) {
+  const std::vector<int64_t> counts(static_cast<size_t>(f.engine->group(f.lane).size()), kPart);
+  return f.engine->AllToAll(f.lane, input.data(), counts, output.data(), counts, DType::kF32);
+}
+
+const NodeMap kOneNode = NodeMap::OneNode(4);
+const NodeMap kTwoNodes = NodeMap::RanksPerNode(4, 2);
+const NodeMap kFourNodes = NodeMap::RanksPerNode(4, 1);
+const NodeMap kTwoAndOne = NodeMap::RanksPerNode(3, 2);
+
+constexpr auto kAG = &EngineCounters::all_gather_bytes;
+constexpr auto kRS = &EngineCounters::reduce_scatter_bytes;
+constexpr auto kAR = &EngineCounters::all_reduce_bytes;
+constexpr auto kCP = &EngineCounters::context_bytes;
+
+TEST(Counters, AllGatherSendsEveryPartOnceToEveryOtherNode) {
+  const int64_t b = kPartBytes;
+  const auto purpose = LanePurpose::kAllGather;
+  Expect(kOneNode, purpose, true, AllGather, kAG, {{0, 0, 0, 0}, 3 * b, 0});
+  Expect(kTwoNodes, purpose, true, AllGather, kAG, {{b, b, b, b}, 3 * b, 0});
+  Expect(kFourNodes, purpose, true, AllGather, kAG, {{3 * b, 3 * b, 3 * b, 3 * b}, 3 * b, 0});
+  Expect(kTwoAndOne, purpose, true, AllGather, kAG, {{b, b, b}, 2 * b, 0});
+}
+
+TEST(Counters, ReduceScatterSendsOnePartialOfEveryNodeToEveryOwnerElsewhere) {
+  const int64_t b = kPartBytes;
+  const auto purpose = LanePurpose::kReduceScatter;
+  Expect(kOneNode, purpose, true, ReduceScatter, kRS, {{0, 0, 0, 0}, 3 * b, 0});
+  Expect(kTwoNodes, purpose, true, ReduceScatter, kRS, {{b, b, b, b}, 3 * b, 0});
+  Expect(kFourNodes, purpose, true, ReduceScatter, kRS, {{3 * b, 3 * b, 3 * b, 3 * b}, 3 * b, 0});
+  // The agent of rank 2 on the first node is rank 0; rank 2 sends its input to both owners there.
+  Expect(kTwoAndOne, purpose, true, ReduceScatter, kRS, {{b, 0, 2 * b}, 2 * b, 0});
+}
+
+TEST(Counters, ReduceScatterWhereNodesInterleaveSendsEveryInputAsItIs) {
+  const int64_t b = kPartBytes;
+  Expect(NodeMap{{0, 1, 0, 1}}, LanePurpose::kReduceScatter, true, ReduceScatter, kRS,
+         {{2 * b, 2 * b, 2 * b, 2 * b}, 3 * b, 0});
+}
+
+TEST(Counters, AllReduceIsAReduceScatterAndAnAllGather) {
+  const int64_t b = kRange * 4;
+  const auto purpose = LanePurpose::kAllReduce;
+  Expect(kOneNode, purpose, true, AllReduce, kAR, {{0, 0, 0, 0}, 6 * b, 0});
+  Expect(kTwoNodes, purpose, true, AllReduce, kAR, {{2 * b, 2 * b, 2 * b, 2 * b}, 6 * b, 0});
+  Expect(kFourNodes, purpose, true, AllReduce, kAR, {{6 * b, 6 * b, 6 * b, 6 * b}, 6 * b, 0});
+  Expect(kTwoAndOne, purpose, true, AllReduce, kAR, {{2 * b, b, 3 * b}, 4 * b, 0});
+}
+
+TEST(Counters, AllToAllSendsWhatIsForOtherNodes) {
+  const int64_t b = kPartBytes;
+  const auto purpose = LanePurpose::kContext;
+  Expect(kOneNode, purpose, true, AllToAll, kCP, {{0, 0, 0, 0}, 3 * b, 0});
+  Expect(kTwoNodes, purpose, true, AllToAll, kCP, {{2 * b, 2 * b, 2 * b, 2 * b}, 3 * b, 0});
+  Expect(kFourNodes, purpose, true, AllToAll, kCP, {{3 * b, 3 * b, 3 * b, 3 * b}, 3 * b, 0});
+}
+
+TEST(Counters, MemoryThatPeersCannotReadIsCopied) {
+  const int64_t b = kPartBytes;
+  const int64_t r = kRange * 4;
+  // Within a node only inputs are read by peers, and outputs that are made by several ranks.
+  Expect(kOneNode, LanePurpose::kAllGather, false, AllGather, kAG, {{0, 0, 0, 0}, 3 * b, b});
+  Expect(kOneNode, LanePurpose::kReduceScatter, false, ReduceScatter, kRS, {{0, 0, 0, 0}, 3 * b, 4 * b});
+  Expect(kOneNode, LanePurpose::kAllReduce, false, AllReduce, kAR, {{0, 0, 0, 0}, 6 * r, 8 * r});
+  Expect(kOneNode, LanePurpose::kContext, false, AllToAll, kCP, {{0, 0, 0, 0}, 3 * b, 4 * b});
+  // An output that a rank's agent receives for its node is read by peers, too.
+  Expect(kTwoNodes, LanePurpose::kAllGather, false, AllGather, kAG, {{b, b, b, b}, 3 * b, 5 * b});
+  // Without peers on its node a rank copies nothing.
+  Expect(kFourNodes, LanePurpose::kAllGather, false, AllGather, kAG,
+         {{3 * b, 3 * b, 3 * b, 3 * b}, 3 * b, 0});
+  Expect(kFourNodes, LanePurpose::kAllReduce, false, AllReduce, kAR,
+         {{6 * r, 6 * r, 6 * r, 6 * r}, 6 * r, 0});
+}
+
+TEST(Counters, PartialsOfHalfPrecisionTravelWide) {
+  const auto reduce = [](EngineFixture& f, TestBuffer& input, TestBuffer& output) {
+    return f.engine->ReduceScatter(f.lane, input.data(), output.data(), DType::kF16, 4 * kPart,
+                                   ReduceOp::kSum);
+  };
+  const int64_t b = kPart * 2;
+  Expect(kTwoNodes, LanePurpose::kReduceScatter, true, reduce, kRS, {{2 * b, 2 * b, 2 * b, 2 * b}, 3 * b, 0});
+  const auto narrow = [](EngineFixture& f, TestBuffer& input, TestBuffer& output) {
+    return f.engine->ReduceScatter(f.lane, input.data(), output.data(), DType::kBF16, 4 * kPart,
+                                   ReduceOp::kSum);
+  };
+  Expect(kTwoNodes, LanePurpose::kReduceScatter, true, narrow, kRS, {{b, b, b, b}, 3 * b, 0});
+}
+
+TEST(Counters, BroadcastBringsTheWholeToAllButTheRoot) {
+  RunRanks(kTwoNodes, [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kF32, kPart));
+    Work work = fixture.engine->Broadcast(fixture.lane, buffer.data(), DType::kF32, kPart, /*root=*/1);
+    WEFT_RETURN_IF_ERROR(work.WaitReleased());
+    const bool root = bootstrap.rank() == 1;
+    EXPECT_EQ(fixture.engine->counters().all_gather_bytes, root ? 0 : kPartBytes);
+    EXPECT_EQ(fixture.engine->counters().wire_bytes, root ? kPartBytes : 0);
+    return absl::OkStatus();
+  });
+}
+
+TEST(Counters, BarrierMovesAWordEachAndCountsNoData) {
+  RunRanks(kFourNodes, [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+    WEFT_ASSIGN_OR_RETURN(const LaneId lane,
+                          fixture.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kControl));
+    Work work = fixture.engine->Barrier(lane);
+    WEFT_RETURN_IF_ERROR(work.WaitReleased());
+    EXPECT_EQ(fixture.engine->counters().control_bytes, 0);
+    EXPECT_EQ(fixture.engine->counters().wire_bytes, 3 * static_cast<int64_t>(sizeof(int32_t)));
+    EXPECT_EQ(fixture.engine->counters().copied_bytes, 0);
+    return absl::OkStatus();
+  });
+}
+
+TEST(Counters, OfAWaitThatIsOverAtOnceAreNothing) {
+  RunRanks(kOneNode, [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+    Work work = fixture.engine->Barrier(fixture.lane);
+    WEFT_RETURN_IF_ERROR(work.WaitReleased());
+    const int64_t waited_ns = fixture.engine->counters().wait_ns;
+    WEFT_RETURN_IF_ERROR(work.Wait());
+    WEFT_RETURN_IF_ERROR(work.WaitReleased());
+    EXPECT_EQ(fixture.engine->counters().wait_ns, waited_ns);
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing

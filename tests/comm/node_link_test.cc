@@ -1,0 +1,165 @@
+// What the ranks of a node see of each other.
+#include "src/comm/node_link.h"
+
+#include <gtest/gtest.h>
+
+#include "src/comm/shared_memory_link.h"
+#include "tests/comm/engine_fixture.h"
+#include "tests/support/thread_ranks.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int kLane = 5;
+constexpr int kCounters = 3;
+
+struct Linked {
+  std::unique_ptr<NodeHeap> heap;
+  std::unique_ptr<NodeLink> link;
+
+  static absl::StatusOr<Linked> Make(Bootstrap& bootstrap) {
+    Linked linked;
+    WEFT_ASSIGN_OR_RETURN(linked.heap, NodeHeap::Create(bootstrap, {.segment_bytes = 1 << 22}));
+    WEFT_ASSIGN_OR_RETURN(linked.link, MakeSharedMemoryLink(bootstrap, *linked.heap, absl::Seconds(60)));
+    WEFT_RETURN_IF_ERROR(linked.link->OpenLane(kLane, kCounters));
+    return linked;
+  }
+};
+
+Descriptor DescriptorOf(uint64_t sequence, int rank) {
+  Descriptor descriptor;
+  descriptor.sequence = sequence;
+  descriptor.total_count = 100 * rank + static_cast<int64_t>(sequence);
+  return descriptor;
+}
+
+// Ranks 0 and 1 share a node, rank 2 is elsewhere: it links with nobody.
+void RunOnANode(absl::FunctionRef<absl::Status(Bootstrap&, NodeLink&, int peer)> body) {
+  RunRanks(NodeMap{{0, 0, 1}}, [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(Linked linked, Linked::Make(bootstrap));
+    if (bootstrap.rank() == 2) {
+      for (int i = 0; i < 4; ++i) WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+      return absl::OkStatus();
+    }
+    return body(bootstrap, *linked.link, 1 - bootstrap.rank());
+  });
+}
+
+TEST(NodeLink, ShowsWhatAPeerPublishedOnceItHas) {
+  RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int peer) -> absl::Status {
+    EXPECT_FALSE(link.Peek(kLane, peer, 1));
+    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+    link.Publish(kLane, DescriptorOf(1, bootstrap.rank()));
+    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+    const auto theirs = link.Peek(kLane, peer, 1);
+    EXPECT_TRUE(theirs && Agree(*theirs, DescriptorOf(1, peer)));
+    EXPECT_FALSE(link.Peek(kLane, peer, 2));
+    EXPECT_FALSE(link.Peek(kLane + 1, peer, 1));
+    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+    return Meet(bootstrap);
+  });
+}
+
+TEST(NodeLink, ReusesASlotForTheSequenceARingLater) {
+  RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int peer) -> absl::Status {
+    constexpr uint64_t kLast = 3 * NodeLink::kSlots + 2;
+    for (uint64_t sequence = 1; sequence <= kLast; ++sequence) {
+      link.Publish(kLane, DescriptorOf(sequence, bootstrap.rank()));
+    }
+    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+    for (uint64_t sequence = 1; sequence <= kLast; ++sequence) {
+      const auto theirs = link.Peek(kLane, peer, sequence);
+      EXPECT_EQ(theirs.has_value(), sequence > kLast - NodeLink::kSlots) << sequence;
+      EXPECT_TRUE(!theirs || Agree(*theirs, DescriptorOf(sequence, peer)));
+    }
+    for (int i = 0; i < 3; ++i) WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+    return absl::OkStatus();
+  });
+}
+
+TEST(NodeLink, CountersAreAnOperationsOwnAndStartAtZero) {
+  RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int peer) -> absl::Status {
+    link.Publish(kLane, DescriptorOf(1, bootstrap.rank()));
+    link.Publish(kLane, DescriptorOf(2, bootstrap.rank()));
+    link.SetCounter(kLane, 1, 2, 10 + bootstrap.rank());
+    link.SetCounter(kLane, 2, 0, 20 + bootstrap.rank());
+    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+    EXPECT_EQ(link.Counter(kLane, peer, 1, 2), 10 + peer);
+    EXPECT_EQ(link.Counter(kLane, peer, 1, 0), 0);
+    EXPECT_EQ(link.Counter(kLane, peer, 2, 0), 20 + peer);
+    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+    link.Publish(kLane, DescriptorOf(1 + NodeLink::kSlots, bootstrap.rank()));
+    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+    EXPECT_EQ(link.Counter(kLane, peer, 1 + NodeLink::kSlots, 2), 0);
+    EXPECT_EQ(link.Counter(kLane, peer, 2, 0), 20 + peer);
+    return Meet(bootstrap);
+  });
+}
+
+TEST(NodeLink, MapsMemoryOfPeers) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(Linked linked, Linked::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(std::byte * block, linked.heap->Allocate(64));
+    const auto offset = linked.link->OffsetOf(block);
+    EXPECT_TRUE(offset);
+    EXPECT_EQ(linked.link->Map(bootstrap.rank(), *offset), block);
+    int outside = 0;
+    EXPECT_FALSE(linked.link->OffsetOf(&outside));
+    *block = static_cast<std::byte>(40 + bootstrap.rank());
+    WEFT_ASSIGN_OR_RETURN(const auto offsets,
+                          bootstrap.AllGatherBlob(absl::StrCat(*offset), absl::Seconds(60)));
+    const int peer = 1 - bootstrap.rank();
+    const std::byte* theirs = linked.link->Map(peer, std::stoull(offsets[static_cast<size_t>(peer)]));
+    EXPECT_EQ(*theirs, static_cast<std::byte>(40 + peer));
+    return Meet(bootstrap);
+  });
+}
+
+TEST(NodeLink, ResetForgetsFlagsAndWords) {
+  RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int peer) -> absl::Status {
+    EXPECT_FALSE(link.ReadWord());
+    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+    link.Publish(kLane, DescriptorOf(1, bootstrap.rank()));
+    link.Release(kLane, 1);
+    link.LeaveWord(absl::DataLossError("first"));
+    link.LeaveWord(absl::AbortedError("second"));
+    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+    EXPECT_EQ(link.Consumed(kLane, peer), 1U);
+    const auto word = link.ReadWord();
+    EXPECT_TRUE(word && word->rank == peer);
+    EXPECT_THAT(word ? word->cause : absl::OkStatus(),
+                StatusIs(absl::StatusCode::kDataLoss, HasSubstr("first")));
+    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+    link.Reset();
+    WEFT_RETURN_IF_ERROR(link.OpenLane(kLane, kCounters));
+    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+    EXPECT_FALSE(link.Peek(kLane, peer, 1));
+    EXPECT_EQ(link.Consumed(kLane, peer), 0U);
+    EXPECT_FALSE(link.ReadWord());
+    return absl::OkStatus();
+  });
+}
+
+// Wait returns because of the bell alone: its time is an hour.
+TEST(NodeLink, BellThatRangSinceItWasSeenEndsTheWait) {
+  constexpr int64_t kHourNs = int64_t{3600} * 1'000'000'000;
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(Linked linked, Linked::Make(bootstrap));
+    NodeLink& link = *linked.link;
+    const uint32_t seen = link.Doorbell();
+    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+    if (bootstrap.rank() == 0) {
+      link.Ring(1);
+      link.Wait(seen, kHourNs);
+    } else {
+      link.Wait(seen, kHourNs);
+      link.Ring(0);
+    }
+    return Meet(bootstrap);
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing

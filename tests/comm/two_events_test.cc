@@ -1,0 +1,126 @@
+// *Ready* and *released* are two events, and buffers belong to the engine until the second.
+#include <gtest/gtest.h>
+
+#include "tests/comm/engine_fixture.h"
+#include "tests/support/thread_ranks.h"
+
+namespace weft::testing {
+namespace {
+
+constexpr int64_t kCount = 5000;
+
+std::vector<double> Ones(int64_t count) { return std::vector<double>(static_cast<size_t>(count), 1); }
+std::vector<double> Ruins(int64_t count) { return std::vector<double>(static_cast<size_t>(count), -99); }
+
+// The root of a broadcast between nodes has nothing to wait for, and everything to keep.
+TEST(TwoEvents, ReadyWithoutItsReaderIsNotReleased) {
+  RunRanks(NodeMap::RanksPerNode(2, 1), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kF32, kCount));
+    const auto submit = [&] {
+      return fixture.engine->Broadcast(fixture.lane, buffer.data(), DType::kF32, kCount, /*root=*/0);
+    };
+    Work work;
+    if (bootstrap.rank() == 0) {
+      buffer.Write(0, Ones(kCount));
+      work = submit();
+      WEFT_RETURN_IF_ERROR(work.Wait());
+      EXPECT_THAT(work.WaitReleased(absl::Now()),
+                  StatusIs(absl::StatusCode::kDeadlineExceeded, ::testing::EndsWith("waits for rank(s) 1")));
+      EXPECT_TRUE(work.Test());
+      EXPECT_FALSE(work.TestReleased());
+    }
+    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+    if (bootstrap.rank() == 1) work = submit();
+    WEFT_RETURN_IF_ERROR(work.WaitReleased());
+    EXPECT_TRUE(work.TestReleased());
+    EXPECT_EQ(buffer.Read(0, kCount), Ones(kCount));
+    return absl::OkStatus();
+  });
+}
+
+// Rank 0 has no part of its own, but rank 1, on its node, reads its input; and cannot end before rank 2
+// comes.
+TEST(TwoEvents, InputThatAPeerOfTheNodeStillReadsIsNotReleased) {
+  RunRanks(NodeMap{{0, 0, 1}}, [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kF32, kCount));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, true, DType::kF32, kCount));
+    input.Write(0, Ones(kCount));
+    const std::vector<int64_t> counts = {0, kCount - 1, 1};
+    const auto submit = [&] {
+      return fixture.engine->ReduceScatter(fixture.lane, input.data(), output.data(), DType::kF32, kCount,
+                                           ReduceOp::kSum, counts);
+    };
+    Work work;
+    if (bootstrap.rank() != 2) work = submit();
+    if (bootstrap.rank() == 0) {
+      WEFT_RETURN_IF_ERROR(work.Wait());
+      EXPECT_FALSE(work.TestReleased());
+      EXPECT_TRUE(absl::IsDeadlineExceeded(work.WaitReleased(absl::Now())));
+    }
+    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+    if (bootstrap.rank() == 2) work = submit();
+    WEFT_RETURN_IF_ERROR(work.WaitReleased());
+    input.Write(0, Ruins(kCount));
+    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+    const int64_t own = counts[static_cast<size_t>(bootstrap.rank())];
+    EXPECT_EQ(output.Read(0, own), std::vector<double>(static_cast<size_t>(own), 3));
+    return absl::OkStatus();
+  });
+}
+
+// Each rank ruins its buffers as soon as the Work is gone: had its destructor not waited, peers would read
+// ruins.
+TEST(TwoEvents, DestroyingAnUnfinishedWorkWaitsUntilItIsReleased) {
+  RunRanksOnEveryNodeMap(4, [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    for (int round = 0; round < 5; ++round) {
+      WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kF32, kCount));
+      WEFT_ASSIGN_OR_RETURN(TestBuffer output,
+                            TestBuffer::Make(*fixture.pool, true, DType::kF32, 4 * kCount));
+      input.Write(0, Ones(kCount));
+      {
+        Work work =
+            fixture.engine->AllGather(fixture.lane, input.data(), output.data(), DType::kF32, 4 * kCount);
+      }
+      EXPECT_EQ(fixture.engine->counters().operations, round + 1);
+      input.Write(0, Ruins(kCount));
+      EXPECT_EQ(output.Read(0, 4 * kCount), Ones(4 * kCount));
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST(TwoEvents, AssigningToAnUnfinishedWorkWaitsToo) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    Work work = fixture.engine->Barrier(fixture.lane);
+    Work moved = std::move(work);
+    EXPECT_FALSE(work.valid());  // NOLINT(bugprone-use-after-move): what a moved-from Work promises.
+    EXPECT_TRUE(moved.valid());
+    moved = Work();
+    EXPECT_EQ(fixture.engine->counters().operations, 1);
+    return absl::OkStatus();
+  });
+}
+
+TEST(TwoEvents, DestroyingAFailedWorkDoesNotWait) {
+  RunRanks(NodeMap::RanksPerNode(2, 1), [](Bootstrap& bootstrap) -> absl::Status {
+    EngineOptions options;
+    options.timeout = absl::Hours(1);  // A destructor that waited would not end.
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kF32, kCount));
+    if (bootstrap.rank() == 0) {
+      Work ready = fixture.engine->Broadcast(fixture.lane, buffer.data(), DType::kF32, kCount, /*root=*/0);
+      WEFT_RETURN_IF_ERROR(ready.Wait());
+      Work running = fixture.engine->Barrier(fixture.lane);
+      Work queued = fixture.engine->Barrier(fixture.lane);
+      fixture.engine->Poison(absl::DataLossError("gone"));
+    }
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing
