@@ -4,17 +4,14 @@
 // Transfers are receiver-driven. A receiver posts the receive of a slice and only then sends a *credit* for
 // it; a sender sends a slice only against a credit. So priority is decided where data is awaited, and nothing
 // queues in a socket.
-//   - Within (lane, peer, channel) slices are credited, sent and received in order, so that a count is enough
-//   and
-//     messages of one tag match by order.
+//   - Within (lane, peer, channel) slices are credited, sent and received in order, so that a count is
+//     enough and messages of one tag match by order.
 //   - Each (lane, phase) has a window of bytes under way; while something of higher priority waits for the
-//   wire, all
-//     lower traffic together keeps to a smaller one.
+//     wire, all lower traffic together keeps to a smaller one.
 //   - The operation at the head of a lane may always have one slice a phase under way. A credited slice
-//   completes
-//     independently of every other, since its sender needs nothing from the wire to produce it but earlier
-//     operations (and, for the gather phase of an all-reduce, its reduce phase, which has a window of its
-//     own). Hence no deadlock.
+//     completes independently of every other, since its sender needs nothing from the wire to produce it but
+//     earlier operations (and, for the gather phase of an all-reduce, its reduce phase, which has a window of
+//     its own). Hence no deadlock.
 // A credit carries the receiver's descriptor: a rank that runs something else at that place of the lane finds
 // out.
 //
