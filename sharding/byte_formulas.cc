@@ -43,7 +43,7 @@ StepCosts CostsOfGroup(const FlatLayout& layout, bool is_root, const ShardingPol
   StepCosts costs;
   if (layout.gathered_elements() == 0) return costs;
   const bool regathered = is_root ? policy.reshard_root_after_forward : policy.reshard_after_forward;
-  const int64_t unshards = shape.microbatches * (regathered ? 2 : 1);
+  const int64_t unshards = int64_t{shape.microbatches} * (regathered ? 2 : 1);
   const int64_t weight_bytes = layout.gathered_elements() * static_cast<int64_t>(SizeOf(policy.param_dtype));
   const int64_t gradient_bytes =
       layout.gathered_elements() * static_cast<int64_t>(SizeOf(policy.reduce_dtype));

@@ -76,6 +76,7 @@ absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, absl::Spa
   const absl::Status made = MakeGroups(*model->context_, plan, policy, loader, model->groups_);
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(engine.bootstrap(), made, engine.options().timeout));
   std::vector<Module*> modules;
+  modules.reserve(plan.size());
   for (const PlannedGroup& planned : plan) modules.push_back(planned.module);
   model->hooks_ = std::make_unique<ShardedModel::Hooks>(*model, modules);
   return model;

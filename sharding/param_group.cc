@@ -168,7 +168,7 @@ absl::Status ParamGroup::WaitUnshard() {
     context_.Retire(std::move(gather_), std::move(gathered_));
   }
   state_ = State::kUnsharded;
-  const absl::Status viewed = ViewImage();
+  absl::Status viewed = ViewImage();
   if (!viewed.ok()) DropImage();
   return viewed;
 }
