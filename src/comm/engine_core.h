@@ -71,6 +71,8 @@ class EngineCore final : private TaskQueue {
   const absl::Status& status() const { return status_; }
   // Fails everything that is under way, and tells the ranks of this node and of all lanes.
   void Fail(const absl::Status& cause);
+  // Ranks whose data still comes in after the failure, to memory that is therefore not the caller's yet.
+  std::set<int> ArrivingFrom() { return wire_.ArrivingFrom(); }
   // Once all ranks have stopped: nobody reads any more what was *ready* when the failure came, so that it
   // counts as *released*.
   void EndQuarantine();

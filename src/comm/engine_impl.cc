@@ -181,6 +181,7 @@ void CommEngine::Impl::Poison(const absl::Status& cause) {
 absl::Status CommEngine::Impl::ResetAfterError() {
   Poison(absl::AbortedError("the engine is being reset"));
   shell_->AwaitQuiet();
+  WEFT_RETURN_IF_ERROR(shell_->AwaitArrivals(absl::Now() + options_.timeout));
   // Nobody reads anybody's memory any more once all have come here.
   WEFT_RETURN_IF_ERROR(bootstrap_.AllGatherBlob("", options_.timeout).status());
   ++generation_;

@@ -4,12 +4,15 @@
 
 #include <algorithm>
 #include <chrono>
+#include <set>
 #include <utility>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 
 #include "src/comm/futex.h"
+#include "src/mesh/backoff.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -186,6 +189,19 @@ void EngineShell::AwaitQuiet() {
       if (moving_ == 0 || core_->status().ok()) return;
     }
     sched_yield();
+  }
+}
+
+absl::Status EngineShell::AwaitArrivals(absl::Time deadline) {
+  internal::Backoff backoff;
+  while (true) {
+    const std::set<int> peers = WithCore([](EngineCore& core) { return core.ArrivingFrom(); });
+    if (peers.empty()) return absl::OkStatus();
+    if (absl::Now() > deadline) {
+      return absl::DeadlineExceededError(absl::StrCat("data of rank(s) ", absl::StrJoin(peers, ", "),
+                                                      " was on its way and does not arrive"));
+    }
+    backoff.Pause();
   }
 }
 

@@ -54,6 +54,9 @@ class EngineShell {
   }
   // Waits until no data is moved any more, if the core has failed; it then starts no more.
   void AwaitQuiet();
+  // After a failure: waits until nothing comes in from other nodes any more that was on its way. Errors:
+  // kDeadlineExceeded (names the ranks).
+  absl::Status AwaitArrivals(absl::Time deadline);
   // Puts a new core in the place of a failed one.
   void Replace(std::unique_ptr<EngineCore> core);
 

@@ -126,7 +126,8 @@ absl::Status WireDesk::Receive(const Channel& channel, WirePhase phase, Priority
                                WireOwner* owner) {
   WEFT_ASSIGN_OR_RETURN(const WireLink::RequestId request,
                         link_.Receive(channel.peer, TagOf(channel), slice.target, slice.bytes));
-  under_way_.push_back({request, owner, slice.number, true, slice.bytes, channel.lane, phase, priority});
+  under_way_.push_back(
+      {request, owner, slice.number, true, slice.bytes, channel.peer, channel.lane, phase, priority});
   UnderWay(channel.lane, phase) += static_cast<int64_t>(slice.bytes);
   bytes_by_priority_[static_cast<size_t>(priority)] += static_cast<int64_t>(slice.bytes);
   return SendCredit(channel, descriptor, elements, 1);
@@ -158,7 +159,7 @@ absl::Status WireDesk::Send(const Channel& channel, int64_t slice, const std::by
   WEFT_ASSIGN_OR_RETURN(const WireLink::RequestId request,
                         link_.Send(channel.peer, TagOf(channel), source, bytes));
   under_way_.push_back(
-      {request, owner, slice, false, bytes, channel.lane, WirePhase::kGather, Priority::kBulk});
+      {request, owner, slice, false, bytes, channel.peer, channel.lane, WirePhase::kGather, Priority::kBulk});
   counters_.wire_bytes += static_cast<int64_t>(bytes);
   return absl::OkStatus();
 }
@@ -196,13 +197,23 @@ void WireDesk::SpreadWord(const absl::Status& cause, const std::vector<int>& ran
 
 void WireDesk::Abandon() {
   for (const Transfer& transfer : under_way_) {
-    if (transfer.receive) link_.Cancel(transfer.request);
+    if (transfer.receive && !link_.Cancel(transfer.request)) arriving_.push_back(transfer);
   }
   under_way_.clear();
   under_way_bytes_ = {};
   bytes_by_priority_ = {};
   credits_.clear();
   notices_.clear();
+}
+
+std::set<int> WireDesk::ArrivingFrom() {
+  std::erase_if(arriving_, [&](const Transfer& transfer) {
+    const absl::StatusOr<bool> done = link_.Test(transfer.request);
+    return !done.ok() || *done;  // An error ends it as well.
+  });
+  std::set<int> peers;
+  for (const Transfer& transfer : arriving_) peers.insert(transfer.peer);
+  return peers;
 }
 
 }  // namespace weft

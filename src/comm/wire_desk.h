@@ -22,6 +22,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -102,6 +103,8 @@ class WireDesk {
 
   // Gives up all transfers (after a failure). Their owners are not told.
   void Abandon();
+  // Peers whose messages were on their way when they were given up, and still write to memory here.
+  std::set<int> ArrivingFrom();
 
   bool busy() const { return !under_way_.empty(); }
 
@@ -112,6 +115,7 @@ class WireDesk {
     int64_t slice;
     bool receive;
     size_t bytes;
+    int peer;
     int lane;
     WirePhase phase;
     Priority priority;
@@ -134,6 +138,7 @@ class WireDesk {
   const EngineOptions& options_;
   EngineCounters& counters_;
   std::vector<Transfer> under_way_;
+  std::vector<Transfer> arriving_;  // Given up, but not by the link.
   std::array<std::array<int64_t, 2>, NodeLink::kMaxLanes> under_way_bytes_{};
   std::array<int64_t, 4> bytes_by_priority_{};
   Priority wanted_now_ = Priority::kBulk;   // Highest of this turn so far,

@@ -95,18 +95,27 @@ absl::StatusOr<bool> MpiWire::Test(RequestId request) {
   requests_.erase(found);
   WEFT_RETURN_IF_ERROR(tested);
   if (!awaited) return true;
+  int cancelled = 0;
+  WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Test_cancelled(&status, &cancelled), "MPI_Test_cancelled"));
+  if (cancelled != 0) return true;
   int bytes = 0;
   WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Get_count(&status, MPI_BYTE, &bytes), "MPI_Get_count"));
   WEFT_RETURN_IF_ERROR(CheckLength(*awaited, static_cast<size_t>(bytes)));
   return true;
 }
 
-void MpiWire::Cancel(RequestId request) {
-  const auto found = requests_.find(request);
-  WEFT_CHECK(found != requests_.end(), "cancellation of a request that is not under way");
-  if (found->second.awaited_bytes) MPI_Cancel(&found->second.handle);
-  session_->Abandon(found->second.handle, nullptr);
+bool MpiWire::Cancel(RequestId receive) {
+  const auto found = requests_.find(receive);
+  WEFT_CHECK(found != requests_.end() && found->second.awaited_bytes,
+             "cancellation of something that is no receive under way");
+  MPI_Cancel(&found->second.handle);
+  int done = 0;
+  const absl::Status tested =
+      MpiStatus(MPI_Test(&found->second.handle, &done, MPI_STATUS_IGNORE), "MPI_Test (cancelled)");
+  // What MPI has matched with a message cannot be cancelled: MPI writes to the buffer until it is complete.
+  if (tested.ok() && done == 0) return false;
   requests_.erase(found);
+  return true;
 }
 
 absl::Status MpiWire::SendNote(int peer, std::string_view bytes) {

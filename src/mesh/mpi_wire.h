@@ -29,7 +29,7 @@ class MpiWire : public WireLink {
   absl::StatusOr<RequestId> Send(int peer, int tag, const void* data, size_t bytes) override;
   absl::StatusOr<RequestId> Receive(int peer, int tag, void* data, size_t bytes) override;
   absl::StatusOr<bool> Test(RequestId request) override;
-  void Cancel(RequestId request) override;
+  bool Cancel(RequestId receive) override;
   absl::Status SendNote(int peer, std::string_view bytes) override;
   absl::StatusOr<std::optional<Note>> PollNote() override;
   int max_tag() const override { return note_tag_ - 1; }

@@ -98,11 +98,12 @@ absl::StatusOr<bool> ThreadWire::Test(RequestId request) {
   return true;
 }
 
-void ThreadWire::Cancel(RequestId request) {
-  const auto found = requests_.find(request);
+bool ThreadWire::Cancel(RequestId receive) {
+  const auto found = requests_.find(receive);
   WEFT_CHECK(found != requests_.end(), "cancellation of a request that is not under way");
   (*fabric_)[found->second.receiver].Withdraw(found->second.channel, *found->second.transfer);
   requests_.erase(found);
+  return true;
 }
 
 absl::Status ThreadWire::SendNote(int peer, std::string_view bytes) {

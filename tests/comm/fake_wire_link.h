@@ -3,6 +3,7 @@
 
 #include <deque>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -35,9 +36,12 @@ class FakeWireLink final : public WireLink {
     if (!outcome.ok()) return outcome;
     return true;
   }
-  void Cancel(RequestId request) override {
-    EXPECT_EQ(under_way.erase(request), 1U) << "cancelled something that is not under way";
+  bool Cancel(RequestId receive) override {
     ++cancelled;
+    EXPECT_TRUE(under_way.contains(receive)) << "cancelled something that is not under way";
+    if (arriving.contains(receive)) return false;
+    under_way.erase(receive);
+    return true;
   }
   absl::Status SendNote(int peer, std::string_view bytes) override {
     sent_notes.push_back({peer, std::string(bytes)});
@@ -60,6 +64,7 @@ class FakeWireLink final : public WireLink {
   }
 
   std::map<RequestId, Transfer> under_way;  // In the order of posting.
+  std::set<RequestId> arriving;             // Too late to cancel.
   std::map<RequestId, absl::Status> outcomes;
   std::vector<Note> sent_notes;
   std::deque<Note> notes;

@@ -223,6 +223,19 @@ TEST_F(WireDeskTest, GivingUpCancelsReceivesButForgetsSends) {
   EXPECT_TRUE(May(Priority::kBulk, false, kLane, 4 * kSlice)) << "windows are empty again";
 }
 
+TEST_F(WireDeskTest, ReceiveThatIsTooLateToGiveUpArrives) {
+  Receive(Priority::kBulk);
+  Receive(Priority::kBulk);
+  const WireLink::RequestId late = link_.under_way.begin()->first;
+  link_.arriving = {late};
+  desk_.Abandon();
+  EXPECT_FALSE(desk_.busy());
+  EXPECT_THAT(desk_.ArrivingFrom(), ElementsAre(7));
+  link_.Finish(late);
+  EXPECT_THAT(desk_.ArrivingFrom(), ::testing::IsEmpty());
+  EXPECT_TRUE(owner_.done.empty()) << "its owner is not told";
+}
+
 TEST_F(WireDeskTest, TransferThatFailsIsNotCancelledAfterwards) {
   Receive(Priority::kBulk);
   Receive(Priority::kBulk);

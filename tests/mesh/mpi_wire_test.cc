@@ -20,6 +20,9 @@ TEST(MpiWire, KeepsLinksApart) { EXPECT_OK(weft::testing::KeepsLinksApart(WorldB
 TEST(MpiWire, ForgetsCancelledReceives) {
   EXPECT_OK(weft::testing::ForgetsCancelledReceives(WorldBootstrap()));
 }
+TEST(MpiWire, FinishesCancelledReceivesThatArrive) {
+  EXPECT_OK(weft::testing::FinishesCancelledReceivesThatArrive(WorldBootstrap()));
+}
 TEST(MpiWire, ReportsLengthsThatDiffer) {
   EXPECT_OK(weft::testing::ReportsLengthsThatDiffer(WorldBootstrap()));
 }

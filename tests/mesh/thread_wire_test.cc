@@ -23,6 +23,9 @@ TEST_P(ThreadWire, MatchesInOrderPerPeerAndTag) { Run(weft::testing::MatchesInOr
 TEST_P(ThreadWire, DeliversNotesInOrder) { Run(weft::testing::DeliversNotesInOrder); }
 TEST_P(ThreadWire, KeepsLinksApart) { Run(weft::testing::KeepsLinksApart); }
 TEST_P(ThreadWire, ForgetsCancelledReceives) { Run(weft::testing::ForgetsCancelledReceives); }
+TEST_P(ThreadWire, FinishesCancelledReceivesThatArrive) {
+  Run(weft::testing::FinishesCancelledReceivesThatArrive);
+}
 TEST_P(ThreadWire, ReportsLengthsThatDiffer) { Run(weft::testing::ReportsLengthsThatDiffer); }
 TEST_P(ThreadWire, GoesWithReceivesUnmatched) { Run(weft::testing::GoesWithReceivesUnmatched); }
 TEST_P(ThreadWire, RefusesBadArguments) { Run(weft::testing::RefusesBadArguments); }

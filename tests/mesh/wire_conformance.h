@@ -17,6 +17,8 @@ absl::Status DeliversNotesInOrder(Bootstrap& bootstrap);
 absl::Status KeepsLinksApart(Bootstrap& bootstrap);
 // A cancelled receive takes no message: the next receive gets it.
 absl::Status ForgetsCancelledReceives(Bootstrap& bootstrap);
+// A receive that is cancelled when its message is on its way is finished, or never touches its buffer again.
+absl::Status FinishesCancelledReceivesThatArrive(Bootstrap& bootstrap);
 // A receive that is shorter or longer than its message is an error, and the link goes on.
 absl::Status ReportsLengthsThatDiffer(Bootstrap& bootstrap);
 // A link goes with receives that nobody will match, at once.

@@ -37,9 +37,9 @@ class WireLink {
   // True once: the request is then forgotten, as after an error. Errors: kInternal (the transport failed, and
   // the message says what it said; or a message had another length than its receive).
   virtual absl::StatusOr<bool> Test(RequestId request) = 0;
-  // Forgets a request that will never be matched. A send cannot be taken back; where data had begun to move,
-  // the buffer must stay until the link is destroyed.
-  virtual void Cancel(RequestId request) = 0;
+  // Gives up a receive. True: it is forgotten, and its buffer is not touched any more. False: its message is
+  // on its way, and Test says when it is there. A send cannot be taken back.
+  virtual bool Cancel(RequestId receive) = 0;
 
   // Copies the note; it is on its way when this returns. At most kMaxNoteBytes.
   virtual absl::Status SendNote(int peer, std::string_view bytes) = 0;
