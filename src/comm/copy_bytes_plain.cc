@@ -9,4 +9,6 @@ void CopyBytes(std::byte* target, const std::byte* source, size_t bytes, bool /*
   std::memcpy(target, source, bytes);
 }
 
+void FenceNontemporal() {}
+
 }  // namespace weft

@@ -30,7 +30,8 @@ void CopyBytes(std::byte* target, const std::byte* source, size_t bytes, bool no
     _mm_stream_si128(to + 3, d);
   }
   std::memcpy(target + done, source + done, bytes - done);
-  _mm_sfence();
 }
+
+void FenceNontemporal() { _mm_sfence(); }
 
 }  // namespace weft

@@ -10,6 +10,7 @@ void RunTask(const DataTask& task) {
   } else {
     CopyBytes(task.target.data, task.leaves[0].data, task.bytes, task.target.nontemporal);
   }
+  if (task.target.nontemporal) FenceNontemporal();
 }
 
 }  // namespace weft

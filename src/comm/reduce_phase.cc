@@ -109,17 +109,14 @@ absl::Status ReducePhase::PlanOwnPart(const OperationContext& context) {
                            WirePhase::kReduce, slicing, ring);
   }
 
+  const auto own_bytes = static_cast<size_t>(slicing.elements) * SizeOf(plan_.dtype);
   const bool average = plan_.reduce == ReduceOp::kAverage;
   const float scale = average ? 1.0F / static_cast<float>(placement.size()) : 1.0F;
   reduce_.emplace(slicing,
                   BuildReduceProgram(0, placement.size(), [&](int lo, int n) { return numbering.Of(lo, n); }),
-                  std::move(leaves), plan_.reduce, TargetOf(memory_.output, plan_.dtype, scale));
+                  std::move(leaves), plan_.reduce,
+                  ReduceTarget{memory_.output, plan_.dtype, scale, own_bytes > LastLevelCacheBytes()});
   return absl::OkStatus();
-}
-
-ReduceTarget ReducePhase::TargetOf(std::byte* data, DType dtype, float scale) const {
-  const auto total_bytes = static_cast<size_t>(plan_.parts.total()) * SizeOf(plan_.dtype);
-  return {data, dtype, scale, total_bytes > LastLevelCacheBytes()};
 }
 
 void ReducePhase::PlanPartials(const OperationContext& context) {

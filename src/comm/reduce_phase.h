@@ -47,7 +47,6 @@ class ReducePhase {
     return {plan_.parts.counts[static_cast<size_t>(member)], slice_elements_};
   }
   SliceMemory PartOf(int owner, int member) const;
-  ReduceTarget TargetOf(std::byte* data, DType dtype, float scale) const;
 
   const CollectivePlan plan_;
   const int64_t slice_elements_;
