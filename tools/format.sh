@@ -17,12 +17,12 @@ for folder in include src sharding context_parallel tests bench examples; do
 done
 mapfile -d '' files < <(find "${folders[@]}" \( -name '*.h' -o -name '*.cc' -o -name '*.inc' \) -print0)
 
+# All files in one process; its report is cut down to the files' names.
 check() {
-  local file failed=0
-  for file in "${files[@]}"; do
-    cmp -s "$file" <(clang-format-14 "$file") || { echo "not formatted: $file (run tools/format.sh)"; failed=1; }
-  done
-  return "$failed"
+  local report
+  report=$(clang-format-14 --dry-run --Werror "${files[@]}" 2>&1) && return
+  sed -n 's/^\([^: ]*\):[0-9]*:[0-9]*: error: .*/not formatted (run tools\/format.sh): \1/p' <<<"$report" | sort -u
+  return 1
 }
 
 case "${1:-}" in
