@@ -5,8 +5,8 @@
 
 namespace weft {
 
-// Copies between buffers that do not overlap. `nontemporal` writes around the caches: the thread must then call
-// FenceNontemporal before it lets anybody know.
+// Copies between buffers that do not overlap. `nontemporal` writes around the caches: the thread must then
+// call FenceNontemporal before it lets anybody know.
 void CopyBytes(std::byte* target, const std::byte* source, size_t bytes, bool nontemporal);
 
 // Orders non-temporal writes of the calling thread before its later release stores.

@@ -12,7 +12,7 @@
 #include <absl/strings/str_join.h>
 
 #include "src/comm/futex.h"
-#include "src/mesh/backoff.h"
+#include "weft/core/backoff.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -193,7 +193,7 @@ void EngineShell::AwaitQuiet() {
 }
 
 absl::Status EngineShell::AwaitArrivals(absl::Time deadline) {
-  internal::Backoff backoff;
+  Backoff backoff;
   while (true) {
     const std::set<int> peers = WithCore([](EngineCore& core) { return core.ArrivingFrom(); });
     if (peers.empty()) return absl::OkStatus();

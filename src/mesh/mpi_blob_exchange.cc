@@ -4,8 +4,8 @@
 #include <cstring>
 #include <utility>
 
-#include "src/mesh/backoff.h"
 #include "src/mesh/deadline.h"
+#include "weft/core/backoff.h"
 #include "weft/core/status.h"
 
 namespace weft::internal {

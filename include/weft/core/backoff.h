@@ -1,5 +1,7 @@
 // Pauses of a polling loop: first only yields the core, then sleeps ever longer, so that waiting ranks leave
 // the cores to those that they wait for.
+//
+// Thread safety: none; one thread polls.
 #pragma once
 
 #include <sched.h>
@@ -8,7 +10,7 @@
 #include <chrono>
 #include <thread>
 
-namespace weft::internal {
+namespace weft {
 
 class Backoff {
  public:
@@ -28,4 +30,4 @@ class Backoff {
   std::chrono::microseconds sleep_{10};
 };
 
-}  // namespace weft::internal
+}  // namespace weft
