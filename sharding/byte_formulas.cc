@@ -1,31 +1,85 @@
 #include "weft/sharding/byte_formulas.h"
 
+#include <algorithm>
+
 namespace weft {
 namespace {
 
-// What a rank's peers bring to it of `bytes` that are spread evenly over a group; a cut that is uneven by
-// less than a cache line is rounded down, as the engine does.
-int64_t FromPeers(int64_t bytes, int group_size) { return bytes * (group_size - 1) / group_size; }
+int64_t BytesOf(int64_t elements, DType dtype) { return elements * static_cast<int64_t>(SizeOf(dtype)); }
 
 int64_t CopiedByUnshard(const FlatLayout& layout, const ShardingPolicy& policy, int shard_size) {
-  const auto size = static_cast<int64_t>(SizeOf(policy.param_dtype));
   const bool casts = policy.param_dtype != DType::kF32;
-  if (policy.zero_copy) return casts ? layout.shard_elements() * size : 0;
+  if (policy.zero_copy) return casts ? BytesOf(layout.shard_elements(), policy.param_dtype) : 0;
   // In a shard group of one the copy out of the master casts as well.
-  const int64_t cast_bytes = casts && shard_size > 1 ? layout.shard_elements() * size : 0;
-  return layout.parameter_elements() * size + cast_bytes;
+  const int64_t cast = casts && shard_size > 1 ? layout.shard_elements() : 0;
+  return BytesOf(layout.parameter_elements() + cast, policy.param_dtype);
 }
 
 int64_t CopiedByReduction(const FlatLayout& layout, const ShardingPolicy& policy) {
-  const auto size = static_cast<int64_t>(SizeOf(policy.reduce_dtype));
   const bool casts = policy.gradient_dtype() != policy.reduce_dtype;
   const bool widens = policy.reduce_dtype != DType::kF32;
-  const int64_t narrowed = casts ? layout.gathered_elements() * size : 0;
-  const int64_t copied_in = policy.zero_copy ? narrowed : layout.parameter_elements() * size;
-  return copied_in + (widens ? layout.shard_elements() * static_cast<int64_t>(sizeof(float)) : 0);
+  const int64_t narrowed = casts ? layout.gathered_elements() : 0;
+  const int64_t copied_in = policy.zero_copy ? narrowed : layout.parameter_elements();
+  return BytesOf(copied_in, policy.reduce_dtype) +
+         (widens ? BytesOf(layout.shard_elements(), DType::kF32) : 0);
+}
+
+StepCosts CostsOfUnshards(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape,
+                          int64_t unshards) {
+  StepCosts costs;
+  costs.copied_bytes = unshards * CopiedByUnshard(layout, policy, shape.shard_size);
+  if (shape.shard_size == 1) return costs;
+  const int64_t bytes = BytesOf(layout.gathered_elements(), policy.param_dtype);
+  costs.all_gathers = unshards;
+  costs.all_gather_bytes = unshards * AllGatherBytes(bytes, shape.shard_size);
+  costs.wire_bytes = unshards * shape.replicate_size * AllGatherWireBytes(bytes, shape.shard_group_nodes());
+  return costs;
+}
+
+StepCosts CostsOfReductions(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape) {
+  StepCosts costs;
+  const int64_t shard_bytes = BytesOf(layout.shard_elements(), policy.reduce_dtype);
+  if (shape.shard_size > 1) {
+    const int64_t bytes = shard_bytes * shape.shard_size;
+    const int64_t times = shape.reduce_scatters();
+    costs.reduce_scatters = times;
+    costs.reduce_scatter_bytes = times * ReduceScatterBytes(bytes, shape.shard_size);
+    costs.wire_bytes =
+        times * shape.replicate_size * ReduceScatterWireBytes(bytes, shape.shard_group_nodes());
+  }
+  if (shape.replicate_size > 1) {
+    const int64_t times = shape.all_reduces();
+    costs.all_reduces = times;
+    costs.all_reduce_bytes = times * AllReduceBytes(shard_bytes, shape.replicate_size);
+    costs.wire_bytes +=
+        times * shape.shard_size * AllReduceWireBytes(shard_bytes, shape.replicate_group_nodes());
+  }
+  costs.copied_bytes = shape.reduce_scatters() * CopiedByReduction(layout, policy);
+  return costs;
 }
 
 }  // namespace
+
+int64_t AllGatherBytes(int64_t bytes, int ranks) { return bytes / ranks * (ranks - 1); }
+int64_t ReduceScatterBytes(int64_t bytes, int ranks) { return bytes / ranks * (ranks - 1); }
+// Ranges that are uneven by less than a cache line are counted as even ones, rounded down.
+int64_t AllReduceBytes(int64_t bytes, int ranks) { return 2 * bytes * (ranks - 1) / ranks; }
+
+// Every part goes to each of the other nodes once.
+int64_t AllGatherWireBytes(int64_t bytes, int nodes) { return bytes * (nodes - 1); }
+// Every part receives one partial of each of the other nodes.
+int64_t ReduceScatterWireBytes(int64_t bytes, int nodes) { return bytes * (nodes - 1); }
+int64_t AllReduceWireBytes(int64_t bytes, int nodes) { return 2 * bytes * (nodes - 1); }
+
+int StepShape::nodes() const { return ranks_per_node == 0 ? 1 : ranks() / ranks_per_node; }
+int StepShape::shard_group_nodes() const {
+  return ranks_per_node == 0 ? 1 : std::max(1, shard_size / ranks_per_node);
+}
+// Its ranks are `shard_size` apart.
+int StepShape::replicate_group_nodes() const { return nodes() / shard_group_nodes(); }
+
+int StepShape::reduce_scatters() const { return gradient_sync == GradientSync::kLast ? 1 : microbatches; }
+int StepShape::all_reduces() const { return gradient_sync == GradientSync::kEach ? microbatches : 1; }
 
 StepCosts& StepCosts::operator+=(const StepCosts& other) {
   all_gathers += other.all_gathers;
@@ -35,31 +89,24 @@ StepCosts& StepCosts::operator+=(const StepCosts& other) {
   reduce_scatter_bytes += other.reduce_scatter_bytes;
   all_reduce_bytes += other.all_reduce_bytes;
   copied_bytes += other.copied_bytes;
+  wire_bytes += other.wire_bytes;
   return *this;
 }
 
-StepCosts CostsOfGroup(const FlatLayout& layout, bool is_root, const ShardingPolicy& policy,
+StepCosts CostsOfGroup(const FlatLayout& layout, GroupRole role, const ShardingPolicy& policy,
                        const StepShape& shape) {
-  StepCosts costs;
-  if (layout.gathered_elements() == 0) return costs;
-  const bool regathered = is_root ? policy.reshard_root_after_forward : policy.reshard_after_forward;
-  const int64_t unshards = int64_t{shape.microbatches} * (regathered ? 2 : 1);
-  const int64_t weight_bytes = layout.gathered_elements() * static_cast<int64_t>(SizeOf(policy.param_dtype));
-  const int64_t gradient_bytes =
-      layout.gathered_elements() * static_cast<int64_t>(SizeOf(policy.reduce_dtype));
-  if (shape.shard_size > 1) {
-    costs.all_gathers = unshards;
-    costs.reduce_scatters = 1;
-    costs.all_gather_bytes = unshards * FromPeers(weight_bytes, shape.shard_size);
-    costs.reduce_scatter_bytes = FromPeers(gradient_bytes, shape.shard_size);
-  }
-  if (shape.replicate_size > 1) {
-    costs.all_reduces = 1;
-    costs.all_reduce_bytes = FromPeers(2 * gradient_bytes / shape.shard_size, shape.replicate_size);
-  }
-  costs.copied_bytes =
-      unshards * CopiedByUnshard(layout, policy, shape.shard_size) + CopiedByReduction(layout, policy);
+  if (layout.gathered_elements() == 0) return {};
+  const bool regathered = role.is_root ? policy.reshard_root_after_forward : policy.reshard_after_forward;
+  StepCosts costs =
+      CostsOfUnshards(layout, policy, shape, int64_t{shape.microbatches} * (regathered ? 2 : 1));
+  if (role.trained) costs += CostsOfReductions(layout, policy, shape);
   return costs;
+}
+
+StepCosts ForwardCostsOfGroup(const FlatLayout& layout, const ShardingPolicy& policy,
+                              const StepShape& shape) {
+  if (layout.gathered_elements() == 0) return {};
+  return CostsOfUnshards(layout, policy, shape, 1);
 }
 
 }  // namespace weft

@@ -1,28 +1,57 @@
-// What a step must cost: collectives, bytes and copies of one rank, computed from shapes alone. Tests hold
-// the counters of engine and context against these, to the byte.
+// What a step must cost: collectives, bytes and copies, computed from shapes alone. Tests hold the counters
+// of engine, context and metrics against these, to the byte.
 //
-// With W and G the bytes of parameters and gradients (padding included), S and R the sizes of the shard and
-// replicate groups and A microbatches, reduced once a step:
+// With W and G the bytes of parameters and trained gradients (padding included), S and R the sizes of the
+// shard and replicate groups, A microbatches, and K and L of them that are reduce-scattered and all-reduced
+// (see gradient_sync.h), a rank receives, and sends,
+//
 //   all-gather      2AW (S-1)/S; AW (S-1)/S for groups that are not resharded after forward
-//   reduce-scatter  G (S-1)/S
-//   all-reduce      2 G/S (R-1)/R
+//   reduce-scatter  KG (S-1)/S
+//   all-reduce      2L G/S (R-1)/R
+//
+// and between M nodes a node sends, in the mean, n-1 of n parts of what its groups exchange, n being the
+// nodes that a group lies on: 2AW (M-1)/M + KG (M-1)/M for FSDP over all nodes, 2LG (M-1)/M for HSDP with the
+// shard group inside a node, and for DDP.
 //
 // Pure. Thread safety: values.
 #pragma once
 
 #include <cstdint>
 
-#include <absl/types/span.h>
-
 #include "weft/sharding/flat_layout.h"
+#include "weft/sharding/gradient_sync.h"
 #include "weft/sharding/policy.h"
 
 namespace weft {
+
+// What one collective brings to a rank of a group: its peers' parts. `bytes` is the whole, of all ranks; of
+// an all-reduce, the buffer.
+int64_t AllGatherBytes(int64_t bytes, int ranks);
+int64_t ReduceScatterBytes(int64_t bytes, int ranks);
+int64_t AllReduceBytes(int64_t bytes, int ranks);
+
+// What one collective hands to the link between nodes, by all ranks of a group that lies on `nodes` nodes.
+// The nodes' ranks form aligned subtrees of the group's reduction tree: equal powers of two of neighbours do.
+int64_t AllGatherWireBytes(int64_t bytes, int nodes);
+int64_t ReduceScatterWireBytes(int64_t bytes, int nodes);
+int64_t AllReduceWireBytes(int64_t bytes, int nodes);
 
 struct StepShape {
   int shard_size = 1;
   int replicate_size = 1;
   int microbatches = 1;
+  GradientSync gradient_sync = GradientSync::kReduceScatter;
+  // Neighbouring ranks on one node; it divides, or is a multiple of, the shard size. 0: one node has all.
+  int ranks_per_node = 0;
+
+  int ranks() const { return shard_size * replicate_size; }
+  int nodes() const;
+  // On how many of them one group lies.
+  int shard_group_nodes() const;
+  int replicate_group_nodes() const;
+
+  int reduce_scatters() const;  // A step.
+  int all_reduces() const;
 };
 
 struct StepCosts {
@@ -33,12 +62,20 @@ struct StepCosts {
   int64_t reduce_scatter_bytes = 0;
   int64_t all_reduce_bytes = 0;
   int64_t copied_bytes = 0;  // Written by casts and by copies in and out.
+  int64_t wire_bytes = 0;    // Between nodes, of all ranks together.
 
   StepCosts& operator+=(const StepCosts& other);
 };
 
-// Forward and backward of one group, `is_root` or not, and its reduction, in one replicate bucket.
-StepCosts CostsOfGroup(const FlatLayout& layout, bool is_root, const ShardingPolicy& policy,
+struct GroupRole {
+  bool is_root = false;
+  bool trained = true;  // Off: every parameter is frozen, and nothing is reduced.
+};
+
+// Forward and backward of one group for all microbatches, and its reductions, in one replicate bucket.
+StepCosts CostsOfGroup(const FlatLayout& layout, GroupRole role, const ShardingPolicy& policy,
                        const StepShape& shape);
+// A forward without gradients: each group is gathered once.
+StepCosts ForwardCostsOfGroup(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape);
 
 }  // namespace weft

@@ -1,0 +1,112 @@
+// The formulas against the table that they are, with numbers by hand. That engine and sharding move these
+// bytes is asserted by the tests of fully_shard and of training runs.
+#include "weft/sharding/byte_formulas.h"
+
+#include <gtest/gtest.h>
+
+namespace weft {
+namespace {
+
+constexpr int64_t kW = 4096;  // Bytes of the group below, in fp32: 1024 elements, which nothing pads.
+
+FlatLayout Layout(int shard_size, bool zero_copy = true) {
+  return FlatLayout::Make(zero_copy ? FlatKind::kContiguous : FlatKind::kPerParameter, {{{16, 64}}},
+                          shard_size, 16)
+      .value();
+}
+
+StepCosts Costs(const StepShape& shape, const ShardingPolicy& policy = {}, GroupRole role = {}) {
+  return CostsOfGroup(Layout(shape.shard_size, policy.zero_copy), role, policy, shape);
+}
+
+TEST(ByteFormulas, OfFsdpGatherTwiceAMicrobatchAndReduceByTheForm) {
+  StepShape shape = {.shard_size = 4, .microbatches = 3, .gradient_sync = GradientSync::kLast};
+  EXPECT_EQ(Costs(shape).all_gathers, 6);
+  EXPECT_EQ(Costs(shape).all_gather_bytes, 2 * 3 * kW * 3 / 4);
+  EXPECT_EQ(Costs(shape).reduce_scatters, 1);
+  EXPECT_EQ(Costs(shape).reduce_scatter_bytes, kW * 3 / 4);
+  EXPECT_EQ(Costs(shape).all_reduces, 0);
+  for (const GradientSync sync : {GradientSync::kReduceScatter, GradientSync::kEach}) {
+    shape.gradient_sync = sync;
+    EXPECT_EQ(Costs(shape).reduce_scatters, 3);
+    EXPECT_EQ(Costs(shape).reduce_scatter_bytes, 3 * kW * 3 / 4);
+  }
+}
+
+TEST(ByteFormulas, GatherOnceWhatIsKeptForBackward) {
+  const StepShape shape = {.shard_size = 4, .microbatches = 3};
+  ShardingPolicy policy;
+  policy.reshard_after_forward = false;
+  EXPECT_EQ(Costs(shape, policy).all_gather_bytes, 3 * kW * 3 / 4);
+  EXPECT_EQ(Costs(shape, {}, {.is_root = true}).all_gathers, 3);
+  policy.reshard_root_after_forward = true;
+  EXPECT_EQ(Costs(shape, policy, {.is_root = true}).all_gathers, 6);
+}
+
+TEST(ByteFormulas, OfHsdpAddAnAllReduceOfShards) {
+  StepShape shape = {.shard_size = 2, .replicate_size = 4, .microbatches = 3};
+  EXPECT_EQ(Costs(shape).reduce_scatter_bytes, 3 * kW / 2);
+  EXPECT_EQ(Costs(shape).all_reduces, 1);
+  EXPECT_EQ(Costs(shape).all_reduce_bytes, 2 * kW / 2 * 3 / 4);
+  shape.gradient_sync = GradientSync::kEach;
+  EXPECT_EQ(Costs(shape).all_reduces, 3);
+  EXPECT_EQ(Costs(shape).all_reduce_bytes, 3 * 2 * kW / 2 * 3 / 4);
+}
+
+TEST(ByteFormulas, OfDdpAreAnAllReduceAlone) {
+  const StepCosts costs = Costs({.replicate_size = 8});
+  EXPECT_EQ(costs.all_gathers, 0);
+  EXPECT_EQ(costs.reduce_scatters, 0);
+  EXPECT_EQ(costs.all_reduce_bytes, 2 * kW * 7 / 8);
+}
+
+TEST(ByteFormulas, ReduceNothingOfAFrozenGroup) {
+  const StepCosts costs = Costs({.shard_size = 2, .replicate_size = 2}, {}, {.trained = false});
+  EXPECT_EQ(costs.all_gathers, 2);
+  EXPECT_EQ(costs.reduce_scatters + costs.all_reduces, 0);
+  EXPECT_EQ(costs.reduce_scatter_bytes + costs.all_reduce_bytes, 0);
+}
+
+TEST(ByteFormulas, GatherOnceInAForwardWithoutGradients) {
+  const StepShape shape = {.shard_size = 4};
+  const StepCosts costs = ForwardCostsOfGroup(Layout(4), {}, shape);
+  EXPECT_EQ(costs.all_gathers, 1);
+  EXPECT_EQ(costs.all_gather_bytes, kW * 3 / 4);
+  EXPECT_EQ(costs.reduce_scatters + costs.all_reduces, 0);
+}
+
+TEST(ByteFormulas, BetweenNodesSendOneCopyANode) {
+  constexpr int kNodes = 2;
+  // FSDP over both nodes: a node sends (2W + G)(M-1)/M.
+  EXPECT_EQ(Costs({.shard_size = 4, .ranks_per_node = 2}).wire_bytes / kNodes, 3 * kW / 2);
+  // HSDP with the shard group inside a node, and DDP: 2G(M-1)/M.
+  EXPECT_EQ(Costs({.shard_size = 2, .replicate_size = 2, .ranks_per_node = 2}).wire_bytes / kNodes, kW);
+  EXPECT_EQ(Costs({.replicate_size = 4, .ranks_per_node = 2}).wire_bytes / kNodes, kW);
+  // Two shard groups, on two nodes each: both gather and reduce across them, and pairs all-reduce their
+  // shards.
+  const StepCosts wide = Costs({.shard_size = 4, .replicate_size = 2, .ranks_per_node = 2});
+  EXPECT_EQ(wide.wire_bytes, 2 * (2 * kW + kW) + 2 * kW);
+  EXPECT_EQ(Costs({.shard_size = 4}).wire_bytes, 0);
+}
+
+TEST(ByteFormulas, CopyNothingWithZeroCopyInFp32AndCastTheShardInBf16) {
+  const StepShape shape = {.shard_size = 4};
+  EXPECT_EQ(Costs(shape).copied_bytes, 0);
+  ShardingPolicy narrow;
+  narrow.param_dtype = DType::kBF16;
+  EXPECT_EQ(Costs(shape, narrow).copied_bytes, 2 * (kW / 4) / 2);
+  // Copied out of two gathered buffers, and into the reduction's input.
+  ShardingPolicy copying;
+  copying.zero_copy = false;
+  EXPECT_EQ(Costs(shape, copying).copied_bytes, 3 * kW);
+}
+
+TEST(ByteFormulas, CountPaddingAsTheEngineDoes) {
+  // 15 x 16 and 15 elements, each from a cache line on, padded to a cache line a rank.
+  const auto layout = FlatLayout::Make(FlatKind::kContiguous, {{{15, 16}}, {{15}}}, 3, 16).value();
+  const StepCosts costs = CostsOfGroup(layout, {}, {}, {.shard_size = 3});
+  EXPECT_EQ(costs.reduce_scatter_bytes, 2 * 96 * 4);
+}
+
+}  // namespace
+}  // namespace weft
