@@ -158,6 +158,8 @@ void AddOptimizerFlags(CLI::App& app, OptimizerOptions& optimizer) {
               {LrDecay::kConstant, LrDecay::kLinear, LrDecay::kCosine}, "After warm-up");
   group.Number("--min-lr-ratio", optimizer.min_lr_ratio, "Where the schedule ends, as a share of --lr");
   group.Number("--weight-decay", optimizer.weight_decay, "Decoupled weight decay");
+  group.OneOf("--decay", optimizer.decay, {DecayScope::kAll, DecayScope::kMatrices},
+              "What decay applies to: all parameters, or matrices, not norms");
   group.Number("--clip-grad-norm", optimizer.clip_grad_norm, "Largest gradient norm; 0 is off");
   group.Number("--beta1", optimizer.beta1, "Decay of the first moment");
   group.Number("--beta2", optimizer.beta2, "Decay of the second moment");

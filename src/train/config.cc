@@ -157,6 +157,8 @@ std::string_view Name(LrDecay decay) {
   return "?";
 }
 
+std::string_view Name(DecayScope scope) { return scope == DecayScope::kAll ? "all" : "matrices"; }
+
 absl::Status Validate(const TrainConfig& config) {
   WEFT_RETURN_IF_ERROR(ValidateModelSource(config.model));
   WEFT_RETURN_IF_ERROR(ValidateSizes(config.model));

@@ -57,7 +57,9 @@ ResolvedItem OptimizerItem(const RunPlan& plan) {
   const LrSchedule& lr = plan.learning_rate;
   return {"optimizer",
           absl::StrCat("AdamW, lr ", lr.lr, " ", ToAbsl(Name(lr.decay)), " after ", lr.warmup_steps,
-                       " warm-up steps, decay ", plan.adamw.weight_decay, ", clip ", plan.clip_grad_norm),
+                       " warm-up steps, decay ", plan.adamw.weight_decay, " of ",
+                       plan.decay == DecayScope::kAll ? "all parameters" : "matrices only", ", clip ",
+                       plan.clip_grad_norm),
           ""};
 }
 

@@ -66,6 +66,7 @@ absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const LlamaConfig
                  data.seq_len,
                  MakePolicy(config.parallel),
                  AdamWOptions{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay},
+                 o.decay,
                  LrSchedule{o.lr, o.lr_schedule, o.warmup_steps, o.steps, o.min_lr_ratio},
                  o.clip_grad_norm};
 }

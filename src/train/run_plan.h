@@ -24,6 +24,7 @@ struct RunPlan {
   int64_t seq_len;
   ShardingPolicy policy;
   AdamWOptions adamw;  // Its learning rate is set at each step.
+  DecayScope decay;
   LrSchedule learning_rate;
   double clip_grad_norm;
 

@@ -26,6 +26,15 @@ ProcessGroup WorldGroup(const Bootstrap& bootstrap) {
   return world;
 }
 
+ShardedAdamW MakeOptimizer(const RunPlan& plan, const std::vector<ShardView>& shards) {
+  if (plan.decay == DecayScope::kAll) {
+    return {shards, plan.adamw};
+  }
+  AdamWOptions undecayed = plan.adamw;
+  undecayed.weight_decay = 0;
+  return {shards, plan.adamw, {{IsVector, undecayed}}};
+}
+
 }  // namespace
 
 Trainer::Trainer(Bootstrap& bootstrap, const Corpus& corpus, RunPlan plan, std::unique_ptr<LlamaModel> model)
@@ -40,7 +49,7 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(Bootstrap& bootstrap, c
                                                          const ShardLoader& loader, const Options& options) {
   std::unique_ptr<Trainer> trainer(new Trainer(bootstrap, corpus, std::move(plan), std::move(model)));
   WEFT_RETURN_IF_ERROR(trainer->Connect(loader, options));
-  trainer->MakeMoments();
+  trainer->optimizer_ = MakeOptimizer(trainer->plan_, trainer->Shards());
   return trainer;
 }
 
@@ -61,13 +70,6 @@ absl::Status Trainer::Connect(const ShardLoader& loader, const Options& options)
   return absl::OkStatus();
 }
 
-void Trainer::MakeMoments() {
-  for (const ShardView& shard : sharded_->Shards()) {
-    first_moments_.emplace_back(static_cast<size_t>(shard.elements()));
-    second_moments_.emplace_back(static_cast<size_t>(shard.elements()));
-  }
-}
-
 absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, bool stop) {
   const Clock::time_point start = Clock::now();
   const CounterSnapshot before{engine_->counters(), sharded_->context().counters()};
@@ -77,7 +79,7 @@ absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, bool stop) {
   WEFT_ASSIGN_OR_RETURN(own.loss, ForwardAndBackward(step));
   WEFT_ASSIGN_OR_RETURN(const GradientNorm norm, sharded_->ClipGradNorm(plan_.clip_grad_norm));
   const double lr = plan_.learning_rate.At(step);
-  Update(step, lr, norm.factor);
+  WEFT_RETURN_IF_ERROR(Update(lr, norm.factor));
   sharded_->ZeroGradients();
   WEFT_ASSIGN_OR_RETURN(const StepNote all, CombineNotes(own));
 
@@ -146,16 +148,9 @@ absl::StatusOr<Trainer::StepNote> Trainer::CombineNotes(const StepNote& own) {
   return all;
 }
 
-void Trainer::Update(int64_t step, double lr, float gradient_scale) {
-  std::vector<AdamWSlice> slices;
-  const std::vector<ShardView> shards = sharded_->Shards();
-  for (size_t i = 0; i < shards.size(); ++i) {
-    slices.push_back({shards[i].data, shards[i].grad, first_moments_[i].data(), second_moments_[i].data(),
-                      shards[i].elements()});
-  }
-  AdamWOptions options = plan_.adamw;
-  options.lr = lr;
-  AdamWStep(slices, options, step, gradient_scale);
+absl::Status Trainer::Update(double lr, float gradient_scale) {
+  for (AdamWOptions& options : optimizer_->options()) options.lr = lr;
+  return optimizer_->Step(sharded_->Shards(), gradient_scale);
 }
 
 }  // namespace weft

@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include <absl/status/status.h>
@@ -19,6 +20,7 @@
 #include "weft/memory/buffer_pool.h"
 #include "weft/memory/node_heap.h"
 #include "weft/nn/llama.h"
+#include "weft/optim/sharded_adamw.h"
 #include "weft/sharding/fully_shard.h"
 #include "weft/train/corpus.h"
 #include "weft/train/metrics.h"
@@ -59,11 +61,10 @@ class Trainer {
 
   Trainer(Bootstrap& bootstrap, const Corpus& corpus, RunPlan plan, std::unique_ptr<LlamaModel> model);
   absl::Status Connect(const ShardLoader& loader, const Options& options);
-  void MakeMoments();
   absl::StatusOr<double> ForwardAndBackward(int64_t step);
   absl::StatusOr<double> RunMicrobatch(SequenceRange sequences);
   absl::StatusOr<StepNote> CombineNotes(const StepNote& own);
-  void Update(int64_t step, double lr, float gradient_scale);
+  absl::Status Update(double lr, float gradient_scale);
 
   Bootstrap& bootstrap_;
   const Corpus& corpus_;
@@ -76,7 +77,7 @@ class Trainer {
   std::unique_ptr<BufferPool> notes_pool_;
   Buffer notes_;  // One StepNote a rank, in node memory.
   LaneId notes_lane_;
-  std::vector<std::vector<float>> first_moments_, second_moments_;  // Of each shard.
+  std::optional<ShardedAdamW> optimizer_;
 };
 
 }  // namespace weft

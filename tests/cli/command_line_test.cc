@@ -70,6 +70,8 @@ TEST(CommandLine, SetsEveryFieldByItsFlag) {
                                      "1e-6",
                                      "--weight-decay",
                                      "0",
+                                     "--decay",
+                                     "matrices",
                                      "--warmup-steps",
                                      "3",
                                      "--lr-schedule",
@@ -114,6 +116,7 @@ TEST(CommandLine, SetsEveryFieldByItsFlag) {
   EXPECT_EQ(config.optimizer.beta2, 0.6);
   EXPECT_EQ(config.optimizer.eps, 1e-6);
   EXPECT_EQ(config.optimizer.weight_decay, 0);
+  EXPECT_EQ(config.optimizer.decay, DecayScope::kMatrices);
   EXPECT_EQ(config.optimizer.warmup_steps, 3);
   EXPECT_EQ(config.optimizer.lr_schedule, LrDecay::kCosine);
   EXPECT_EQ(config.optimizer.min_lr_ratio, 0.25);

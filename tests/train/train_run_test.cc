@@ -195,6 +195,14 @@ TEST_F(TrainRun, FollowsTheLearningRateSchedule) {
   EXPECT_DOUBLE_EQ(result.steps[2].lr, 0);
 }
 
+TEST_F(TrainRun, KeepsDecayFromNormsWhereItIsToldToOnEveryMesh) {
+  const uint64_t all = Run({2, 2}).report.weights_hash;
+  config_.optimizer.decay = DecayScope::kMatrices;
+  const uint64_t matrices = Run({2, 2}).report.weights_hash;
+  EXPECT_NE(matrices, all);
+  EXPECT_EQ(Run({1, 4}).report.weights_hash, matrices);
+}
+
 TEST_F(TrainRun, TrainsInBf16CloseToFp32) {
   const Result exact = Run({1, 2});
   config_.parallel.param_dtype = DType::kBF16;

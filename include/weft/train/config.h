@@ -36,6 +36,9 @@ struct DataOptions {
   int64_t grad_accum = 1;             // Microbatches a step.
 };
 
+// What weight decay applies to: all parameters, or matrices only (no weights of norms).
+enum class DecayScope : uint8_t { kAll, kMatrices };
+
 struct OptimizerOptions {
   int64_t steps = 100;
   double lr = 3e-4;
@@ -43,6 +46,7 @@ struct OptimizerOptions {
   double beta2 = 0.95;
   double eps = 1e-8;
   double weight_decay = 0.1;
+  DecayScope decay = DecayScope::kAll;
   int64_t warmup_steps = 0;
   LrDecay lr_schedule = LrDecay::kConstant;
   double min_lr_ratio = 0.0;
@@ -75,6 +79,8 @@ struct TrainConfig {
 
 // "constant", "linear", "cosine".
 std::string_view Name(LrDecay decay);
+// "all", "matrices".
+std::string_view Name(DecayScope scope);
 
 // Checks everything that can be known without ranks or files. Errors: kInvalidArgument (names the flag, the
 // value and the remedy).

@@ -1,0 +1,85 @@
+#include "weft/optim/sharded_adamw.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+namespace weft {
+namespace {
+
+// Index into the options: 0 are those of parameters that no set holds.
+size_t SetOf(const Parameter& parameter, const std::vector<AdamWSet>& sets) {
+  const auto set =
+      std::find_if(sets.begin(), sets.end(), [&](const AdamWSet& each) { return each.holds(parameter); });
+  return set == sets.end() ? 0 : static_cast<size_t>(set - sets.begin()) + 1;
+}
+
+}  // namespace
+
+bool IsVector(const Parameter& parameter) { return parameter.shape.size() <= 1; }
+
+std::function<bool(const Parameter&)> NameContains(std::vector<std::string> words) {
+  return [words = std::move(words)](const Parameter& parameter) {
+    return std::any_of(words.begin(), words.end(), [&](const std::string& word) {
+      return parameter.name.find(word) != std::string::npos;
+    });
+  };
+}
+
+ShardedAdamW::ShardedAdamW(absl::Span<const ShardView> shards, const AdamWOptions& options,
+                           const std::vector<AdamWSet>& sets)
+    : options_{options} {
+  for (const AdamWSet& set : sets) options_.push_back(set.options);
+  for (const ShardView& shard : shards) {
+    const auto elements = static_cast<size_t>(shard.elements());
+    moments_.push_back({shard.parameter, shard.piece, SetOf(*shard.parameter, sets),
+                        std::vector<float>(elements), std::vector<float>(elements)});
+  }
+}
+
+absl::Status ShardedAdamW::CheckShards(absl::Span<const ShardView> shards) const {
+  if (shards.size() != moments_.size()) {
+    return absl::InvalidArgumentError(absl::StrCat("an optimizer made for ", moments_.size(),
+                                                   " shards was given ", shards.size(),
+                                                   ": pass all shards of its model"));
+  }
+  for (size_t i = 0; i < shards.size(); ++i) {
+    const Moments& moments = moments_[i];
+    if (shards[i].parameter == moments.parameter && shards[i].piece.start == moments.piece.start &&
+        shards[i].elements() == moments.piece.elements()) {
+      continue;
+    }
+    return absl::InvalidArgumentError(absl::StrCat("shard ", i, " (of '", shards[i].parameter->name,
+                                                   "') is not the one that the optimizer was made for (of '",
+                                                   moments.parameter->name,
+                                                   "'): pass the shards of the same model, in their order"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardedAdamW::Step(absl::Span<const ShardView> shards, float gradient_scale) {
+  if (absl::Status status = CheckShards(shards); !status.ok()) return status;
+  ++steps_;
+  std::vector<std::vector<AdamWSlice>> slices(options_.size());
+  for (size_t i = 0; i < shards.size(); ++i) {
+    if (shards[i].grad == nullptr) continue;
+    Moments& moments = moments_[i];
+    slices[moments.set].push_back(
+        {shards[i].data, shards[i].grad, moments.first.data(), moments.second.data(), shards[i].elements()});
+  }
+  for (size_t set = 0; set < options_.size(); ++set) {
+    AdamWStep(slices[set], options_[set], steps_, gradient_scale);
+  }
+  return absl::OkStatus();
+}
+
+std::vector<ShardView> ShardedAdamW::MomentViews(std::vector<float> Moments::*moment) {
+  std::vector<ShardView> views;
+  for (Moments& moments : moments_) {
+    views.push_back({moments.parameter, moments.piece, (moments.*moment).data(), nullptr});
+  }
+  return views;
+}
+
+}  // namespace weft
