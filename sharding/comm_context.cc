@@ -4,9 +4,9 @@
 #include <cstring>
 #include <utility>
 
+#include "sharding/reduction_queue.h"
 #include "weft/core/hash.h"
 #include "weft/core/status.h"
-#include "weft/core/strided_copy.h"
 
 namespace weft {
 namespace {
@@ -34,7 +34,8 @@ CommContext::CommContext(CommEngine& engine, ProcessGroup shard_group,
       options_(options),
       images_(engine.heap(), "gathered images"),
       gradients_(engine.heap(), "full gradients"),
-      shards_(engine.heap(), "shards") {}
+      shards_(engine.heap(), "shards"),
+      reductions_(std::make_unique<ReductionQueue>(*this)) {}
 
 CommContext::~CommContext() = default;
 
@@ -62,7 +63,7 @@ absl::Status CommContext::Fail(const absl::Status& cause) {
 
 absl::Status CommContext::ResetAfterError() {
   WEFT_RETURN_IF_ERROR(engine_.ResetAfterError());
-  in_flight_.clear();
+  reductions_->Clear();
   retired_.clear();
   submissions_ = 0;  // Ranks may have failed at different places.
   status_ = absl::OkStatus();
@@ -93,95 +94,12 @@ absl::Status CommContext::AllReduceScalars(const std::string& label, void* value
 
 absl::Status CommContext::Reduce(Reduction reduction) {
   WEFT_RETURN_IF_ERROR(status_);
-  const bool replicated = std::any_of(
-      reduction.slices.begin(), reduction.slices.end(),
-      [this](BucketSlice slice) { return replicate_groups_[static_cast<size_t>(slice.bucket)].size() > 1; });
-  WEFT_RETURN_IF_ERROR(Admit(replicated));
-  InFlight entry{std::move(reduction), {}, {}, {}};
-  WEFT_RETURN_IF_ERROR(SubmitReduceScatter(entry));
-  SubmitAllReduces(entry);
-  in_flight_.push_back(std::move(entry));
-  return absl::OkStatus();
-}
-
-absl::Status CommContext::Admit(bool replicated) {
-  const auto scattering = [](const InFlight& entry) { return static_cast<bool>(entry.reduction.input); };
-  const auto replicating = [](const InFlight& entry) { return !entry.all_reduces.empty(); };
-  const auto full = [this](auto&& uses, int limit) {
-    return std::count_if(in_flight_.begin(), in_flight_.end(), uses) >= limit;
-  };
-  for (InFlight& entry : in_flight_) {
-    const bool held = scattering(entry) && !entry.reduce_scatter.TestReleased();
-    if (held && !full(scattering, options_.max_reduce_scatters)) break;
-    WEFT_RETURN_IF_ERROR(ReleaseInput(entry));
-  }
-  while (!in_flight_.empty() && !scattering(in_flight_.front())) {
-    const bool waits = replicating(in_flight_.front());
-    if (waits && !(replicated && full(replicating, options_.max_all_reduces))) break;
-    WEFT_RETURN_IF_ERROR(CompleteOldest());
-  }
-  return absl::OkStatus();
-}
-
-absl::Status CommContext::SubmitReduceScatter(InFlight& entry) {
-  Reduction& reduction = entry.reduction;
-  if (shard_group_.size() == 1 || reduction.shard_elements == 0) {
-    entry.output = std::move(reduction.input);
-    return absl::OkStatus();
-  }
-  const int64_t bytes = reduction.shard_elements * static_cast<int64_t>(SizeOf(reduction.dtype));
-  WEFT_ASSIGN_OR_RETURN(entry.output, AcquireShard(static_cast<size_t>(bytes)));
-  ++counters_.reduce_scatters;
-  entry.reduce_scatter =
-      engine_.ReduceScatter(reduce_scatter_lane_, reduction.input.data(), entry.output.data(),
-                            reduction.dtype, reduction.shard_elements * shard_group_.size(), ReduceOp::kSum,
-                            {}, Label(reduction.label, Priority::kReduce));
-  return absl::OkStatus();
-}
-
-void CommContext::SubmitAllReduces(InFlight& entry) {
-  const Reduction& reduction = entry.reduction;
-  const Work* after = entry.reduce_scatter.valid() ? &entry.reduce_scatter : nullptr;
-  for (const BucketSlice& slice : reduction.slices) {
-    const auto bucket = static_cast<size_t>(slice.bucket);
-    if (replicate_groups_[bucket].size() == 1) continue;
-    std::byte* values =
-        entry.output.data() + slice.range.begin * static_cast<int64_t>(SizeOf(reduction.dtype));
-    ++counters_.all_reduces;
-    entry.all_reduces.push_back(engine_.AllReduce(all_reduce_lanes_[bucket], values, values, reduction.dtype,
-                                                  slice.range.count, ReduceOp::kSum,
-                                                  Label(reduction.label, Priority::kReduce), after));
-  }
-}
-
-absl::Status CommContext::ReleaseInput(InFlight& entry) {
-  if (!entry.reduction.input) return absl::OkStatus();
-  WEFT_RETURN_IF_ERROR(Settle(entry.reduce_scatter));
-  entry.reduction.input.Reset();
-  return absl::OkStatus();
-}
-
-absl::Status CommContext::CompleteOldest() {
-  InFlight& oldest = in_flight_.front();
-  WEFT_RETURN_IF_ERROR(ReleaseInput(oldest));
-  for (Work& all_reduce : oldest.all_reduces) WEFT_RETURN_IF_ERROR(Settle(all_reduce));
-  WEFT_ASSIGN_OR_RETURN(*oldest.reduction.result, Widen(std::move(oldest.output), oldest.reduction));
-  in_flight_.pop_front();
-  return absl::OkStatus();
-}
-
-absl::StatusOr<Buffer> CommContext::Widen(Buffer shard, const Reduction& reduction) {
-  if (reduction.dtype == DType::kF32) return shard;
-  const auto bytes = static_cast<size_t>(reduction.shard_elements) * sizeof(float);
-  WEFT_ASSIGN_OR_RETURN(Buffer widened, AcquireShard(bytes));
-  ConvertRun(shard.data(), reduction.dtype, widened.data(), DType::kF32, reduction.shard_elements);
-  CountCopy(static_cast<int64_t>(bytes));
-  return widened;
+  return reductions_->Submit(std::move(reduction));
 }
 
 absl::Status CommContext::FinishBackward() {
   WEFT_RETURN_IF_ERROR(status_);
-  while (!in_flight_.empty()) WEFT_RETURN_IF_ERROR(CompleteOldest());
+  WEFT_RETURN_IF_ERROR(reductions_->Drain());
   return DrainRetired();
 }
 

@@ -35,12 +35,7 @@ absl::StatusOr<SquareSum> SumOverShards(CommContext& context, const std::vector<
 }  // namespace
 
 absl::StatusOr<GradientNorm> ShardedModel::ClipGradNorm(double max_norm) {
-  for (const auto& group : groups_) {
-    if (group->has_reduced_gradients()) continue;
-    return absl::FailedPreconditionError(
-        absl::StrCat("parameter group '", group->name(),
-                     "' has no reduced gradients: run backward with gradient sync on before clipping"));
-  }
+  for (const auto& group : groups_) WEFT_RETURN_IF_ERROR(group->CheckGradientsReduced());
   const std::vector<ShardView> shards = Shards();
   WEFT_ASSIGN_OR_RETURN(const float maximum, MaxOverShards(*context_, shards));
   // The same on all ranks, so that all leave out the sum, or none.

@@ -199,12 +199,6 @@ void ParamGroup::DropImage() {
 
 absl::Status ParamGroup::PrepareGradients() {
   if (gradient_image_) return absl::OkStatus();
-  if (reduced_ != nullptr) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "parameter group '", name_,
-        "' still holds the gradients of the last reduction: call ZeroGradients after the update, or "
-        "switch gradient sync off for all microbatches but the last"));
-  }
   const DType dtype = policy_.gradient_dtype();
   const int64_t bytes = BytesOf(layout_.image_elements(), dtype);
   WEFT_ASSIGN_OR_RETURN(gradient_image_, context_.AcquireGradients(static_cast<size_t>(bytes)));
@@ -213,7 +207,7 @@ absl::Status ParamGroup::PrepareGradients() {
   return absl::OkStatus();
 }
 
-absl::Status ParamGroup::ReduceGradients() {
+absl::Status ParamGroup::ReduceGradients(ReduceScope scope) {
   WEFT_RETURN_IF_ERROR(context_.status());
   if (!gradient_image_) {
     return absl::FailedPreconditionError(
@@ -226,9 +220,10 @@ absl::Status ParamGroup::ReduceGradients() {
   if (fallback_reason_.empty()) fallback_reason_ = report.reason;
   WEFT_ASSIGN_OR_RETURN(Buffer input, TakeReduceInput());
   ForgetGradients(parameters_);
-  reduced_ = std::make_shared<Buffer>();
-  return context_.Reduce({name_, policy_.reduce_dtype, layout_.shard_elements(), std::move(input),
-                          layout_.BucketSlices(context_.shard_group().group_rank), reduced_});
+  if (sums_ == nullptr) sums_ = std::make_shared<GradientSums>();
+  const std::vector<int64_t> counts(static_cast<size_t>(layout_.shard_size()), layout_.shard_elements());
+  return context_.Reduce({name_, policy_.reduce_dtype, scope, std::move(input), counts,
+                          layout_.BucketSlices(context_.shard_group().group_rank), sums_, gradient_hook_});
 }
 
 absl::StatusOr<Buffer> ParamGroup::TakeReduceInput() {
@@ -250,10 +245,35 @@ absl::StatusOr<Buffer> ParamGroup::TakeReduceInput() {
   return input;
 }
 
+absl::Status ParamGroup::CheckGradientsReduced() const {
+  const auto unfinished = [this](std::string_view what) {
+    return absl::FailedPreconditionError(absl::StrCat("parameter group '", name_, "' ", ToAbsl(what)));
+  };
+  if (gradient_image_) {
+    return unfinished(
+        "has unreduced gradients: run the last backward with gradient sync on before clipping or updating");
+  }
+  if (sums_ == nullptr) {
+    return unfinished(
+        "has no reduced gradients: run backward with gradient sync on before clipping or updating");
+  }
+  if (sums_->under_way > 0) {
+    return unfinished(
+        "has reductions under way: call CommContext::FinishBackward (mark the last backward) before "
+        "using its gradients");
+  }
+  if (sums_->partial) {
+    return unfinished(
+        "has gradients that are summed over its shard group only: run the last backward with "
+        "all-reduce on (ReduceScope::kShardAndReplicate) before using them");
+  }
+  return absl::OkStatus();
+}
+
 void ParamGroup::ZeroGradients() {
   if (gradient_image_) ForgetGradients(parameters_);
   gradient_image_.Reset();
-  reduced_.reset();
+  sums_.reset();
 }
 
 void ParamGroup::ResetAfterError() {
@@ -267,7 +287,7 @@ void ParamGroup::ResetAfterError() {
 
 std::vector<ShardView> ParamGroup::Shards() const {
   auto* data = reinterpret_cast<float*>(master_.data());
-  auto* grad = has_reduced_gradients() ? reinterpret_cast<float*>(reduced_->data()) : nullptr;
+  auto* grad = has_reduced_gradients() ? reinterpret_cast<float*>(sums_->reduced.data()) : nullptr;
   std::vector<ShardView> shards;
   for (const ShardPiece& piece : layout_.Pieces(context_.shard_group().group_rank)) {
     const Parameter& parameter = *parameters_[static_cast<size_t>(piece.parameter)];

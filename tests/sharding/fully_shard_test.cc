@@ -138,10 +138,20 @@ TEST(FullyShard, KeepsNothingGatheredAfterAForwardWithoutGradients) {
   });
 }
 
-TEST(FullyShard, RefusesASecondReductionBeforeTheFirstWasUsed) {
-  WithModel(1, {}, [](ToyNet& net, ShardedModel&, int rank) -> absl::Status {
+TEST(FullyShard, AddsASecondReductionToTheFirst) {
+  WithModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    const auto gradients = [&model] {
+      std::vector<float> values;
+      for (const ShardView& shard : model.Shards()) {
+        values.insert(values.end(), shard.grad, shard.grad + shard.elements());
+      }
+      return values;
+    };
     WEFT_RETURN_IF_ERROR(Pass(net, rank, 0));
-    EXPECT_THAT(Pass(net, rank, 1), StatusIs(kPrecondition, HasSubstr("call ZeroGradients")));
+    const std::vector<float> once = gradients();
+    WEFT_RETURN_IF_ERROR(Pass(net, rank, 0));
+    const std::vector<float> twice = gradients();
+    for (size_t i = 0; i < once.size(); ++i) EXPECT_EQ(twice[i], 2 * once[i]);
     return absl::OkStatus();
   });
 }
@@ -151,7 +161,7 @@ TEST(FullyShard, RefusesToClipWithoutReducedGradients) {
     EXPECT_THAT(model.ClipGradNorm(1.0), StatusIs(kPrecondition, HasSubstr("no reduced gradients")));
     model.SetRequiresGradientSync(false);
     WEFT_RETURN_IF_ERROR(Pass(net, rank, 0));
-    EXPECT_THAT(model.ClipGradNorm(1.0), StatusIs(kPrecondition, HasSubstr("no reduced gradients")));
+    EXPECT_THAT(model.ClipGradNorm(1.0), StatusIs(kPrecondition, HasSubstr("unreduced gradients")));
     return absl::OkStatus();
   });
 }

@@ -3,9 +3,9 @@
 //
 // In backward a group's reduce-scatter and the all-reduces of its replicate buckets are submitted together,
 // in program order; each on its own lane, so that the all-reduce of one group runs beside the reduce-scatter
-// of the next. A bounded number of each is in flight: admitting one more first completes the oldest. Full
-// gradients go back to their pool when their reduce-scatter is *released*, gathered images when their
-// all-gather is.
+// of the next (see Note [When an all-reduce is submitted] in reduction_queue.h for the one exception). A
+// bounded number of each is in flight: admitting one more first completes the oldest. Full gradients go back
+// to their pool when their reduce-scatter is *released*, gathered images when their all-gather is.
 //
 // Thread safety: none; one thread drives a context.
 // Collective: Create and ResetAfterError, by all ranks of the engine; the rest by all ranks of the groups, in
@@ -14,7 +14,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,7 +23,7 @@
 
 #include "weft/comm/comm_engine.h"
 #include "weft/memory/buffer_pool.h"
-#include "weft/sharding/flat_layout.h"
+#include "weft/sharding/reduction.h"
 
 namespace weft {
 
@@ -43,18 +42,6 @@ class CommContext {
     int max_all_reduces = 2;
   };
 
-  // A group's gradients on their way. `input`: the full gradients of all shards end to end. The rank's shard
-  // of the sum, in fp32, goes to `result`, which is empty until then, and may be forgotten by its owner
-  // meanwhile.
-  struct Reduction {
-    std::string label;
-    DType dtype;
-    int64_t shard_elements;
-    Buffer input;
-    std::vector<BucketSlice> slices;  // What is summed over the buckets' replicate groups as well.
-    std::shared_ptr<Buffer> result;
-  };
-
   // `replicate_groups`: one for each bucket; buckets of groups of size 1 are only reduce-scattered.
   static absl::StatusOr<std::unique_ptr<CommContext>> Create(CommEngine& engine, ProcessGroup shard_group,
                                                              std::vector<ProcessGroup> replicate_groups,
@@ -68,11 +55,10 @@ class CommContext {
   // Starts an all-gather of `shard` into `gathered` (in place where the shard lies there already).
   absl::StatusOr<Work> AllGather(const std::string& label, const void* shard, void* gathered, DType dtype,
                                  int64_t gathered_elements, Priority priority);
-  // Submits the reduce-scatter and all all-reduces, and returns; completes older reductions to keep the
-  // bounds.
+  // Submits a reduction, and returns; completes older ones to keep the bounds.
   absl::Status Reduce(Reduction reduction);
-  // Completes every reduction, in order, and waits until no peer reads any buffer or shard of this rank:
-  // afterwards gradients may be read, and shards written.
+  // Completes every reduction, in order, runs their hooks, and waits until no peer reads any buffer or shard
+  // of this rank: afterwards gradients may be read, and shards written.
   absl::Status FinishBackward();
 
   // A reduction in place, of at most 64 bytes over the shard group, that everybody waits for.
@@ -102,12 +88,7 @@ class CommContext {
   void ResetPeaks();
 
  private:
-  struct InFlight {
-    Reduction reduction;
-    Buffer output;
-    Work reduce_scatter;  // Invalid in a shard group of one, where the input becomes the output.
-    std::vector<Work> all_reduces;
-  };
+  class ReductionQueue;
   struct Retired {
     Buffer image;
     Work work;
@@ -117,13 +98,6 @@ class CommContext {
               const Options& options);
   absl::Status AddLanes();
   OpOptions Label(const std::string& label, Priority priority);
-  // Makes room for one more reduction, and takes back what has been released meanwhile.
-  absl::Status Admit(bool replicated);
-  absl::Status SubmitReduceScatter(InFlight& entry);
-  void SubmitAllReduces(InFlight& entry);
-  absl::Status CompleteOldest();
-  absl::Status ReleaseInput(InFlight& entry);
-  absl::StatusOr<Buffer> Widen(Buffer shard, const Reduction& reduction);
   absl::Status DrainRetired();
   absl::Status Settle(Work& work);
 
@@ -135,7 +109,7 @@ class CommContext {
   std::vector<LaneId> all_reduce_lanes_;  // By bucket.
   BufferPool images_, gradients_, shards_;
   Buffer scalars_;
-  std::deque<InFlight> in_flight_;
+  std::unique_ptr<ReductionQueue> reductions_;
   std::vector<Retired> retired_;
   uint64_t submissions_ = 0;
   ShardingCounters counters_;

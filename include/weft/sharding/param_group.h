@@ -1,8 +1,14 @@
 // Parameters that are gathered and reduced by one collective each.
 //
 // Call order, for each use: (Unshard WaitUnshard [PrepareGradients [ReduceGradients]] Reshard)*, where both
-// waiting and preparing may be repeated, and several passes may follow PrepareGradients before
-// ReduceGradients (accumulation).
+// waiting and preparing may be repeated.
+//
+// Note [Accumulation]
+// Gradients of several passes add up until ZeroGradients, wherever they stop on their way: in the full
+// gradients (passes without ReduceGradients; the next reduction takes them along), in the rank's partial sum
+// (ReduceScope::kShard; the next kShardAndReplicate takes it along), or in the reduced sum
+// (kShardAndReplicate each time). Only the reduced sum is handed out, and only when nothing else is left: see
+// CheckGradientsReduced. Order and rounding: Note [Order of additions].
 //
 // Sharded dtype fp32, one block of node memory (the master). What an unshard needs beside it:
 //
@@ -27,6 +33,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <absl/status/status.h>
@@ -71,21 +78,26 @@ class ParamGroup {
   absl::Status Reshard();
 
   // Gives every parameter that requires it a gradient view, to be written or added to by backward.
-  // Errors: kFailedPrecondition (the last reduction's result is still there: see ZeroGradients).
   absl::Status PrepareGradients();
-  // Starts to sum the gradients over all ranks, and takes the views away. Parameters that have received no
-  // gradient count as zero. The result is there after CommContext::FinishBackward.
+  // Starts to sum the gradients over the ranks of `scope`, and takes the views away. Parameters that have
+  // received no gradient count as zero. The result, added to what earlier reductions gave (see Note
+  // [Accumulation]), is there after CommContext::FinishBackward.
   // Errors: kFailedPrecondition (no gradients prepared; a view replaced by one of another shape or dtype).
-  absl::Status ReduceGradients();
-  // Forgets reduced and unreduced gradients.
+  absl::Status ReduceGradients(ReduceScope scope = ReduceScope::kShardAndReplicate);
+  // Of the reductions that are started from now on; see its type. Unset (null): none.
+  void SetGradientHook(GradientHook hook) { gradient_hook_ = std::move(hook); }
+  // Forgets all gradients, those under way too.
   void ZeroGradients();
   bool has_unreduced_gradients() const { return static_cast<bool>(gradient_image_); }
-  bool has_reduced_gradients() const { return reduced_ != nullptr && *reduced_; }
+  // Whether gradients are summed over all ranks, and none are left on their way there. Errors:
+  // kFailedPrecondition (names the group, how far its gradients have come, and the remedy).
+  absl::Status CheckGradientsReduced() const;
+  bool has_reduced_gradients() const { return CheckGradientsReduced().ok(); }
 
   // After CommContext::ResetAfterError: sharded, without gradients.
   void ResetAfterError();
 
-  // What this rank owns, by ascending place; `grad` is null unless gradients have been reduced.
+  // What this rank owns, by ascending place; `grad` is null unless CheckGradientsReduced is OK.
   std::vector<ShardView> Shards() const;
 
   const std::string& name() const { return name_; }
@@ -120,7 +132,8 @@ class ParamGroup {
   Work gather_;
   std::string fallback_reason_;
   Buffer gradient_image_;
-  std::shared_ptr<Buffer> reduced_;  // Empty while the reduction is under way.
+  GradientHook gradient_hook_;
+  std::shared_ptr<GradientSums> sums_;  // Null before the first reduction.
 };
 
 }  // namespace weft

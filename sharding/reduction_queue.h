@@ -1,0 +1,73 @@
+// The reductions of a context that are under way, oldest first.
+//
+// Note [When an all-reduce is submitted]
+// Lanes follow program order: no completion may submit anything, as ranks complete at different moments. An
+// all-reduce of what its reduce-scatter leaves is therefore submitted together with it, and starts `after`
+// it. One that takes a partial sum along cannot be: between the two that sum must be added, by this thread.
+// It is submitted when the reduction `max_reduce_scatters` later is, or by Drain: at a place that all ranks
+// share, and at which this reduce-scatter must be over anyway, as its input's memory is needed. So the
+// all-reduce of one group still runs beside the reduce-scatters of the next.
+//
+// Thread safety: none. Lifetime: the context must outlive the queue.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "weft/sharding/comm_context.h"
+#include "weft/sharding/reduction.h"
+
+namespace weft {
+
+class CommContext::ReductionQueue {
+ public:
+  explicit ReductionQueue(CommContext& context) : context_(context) {}
+
+  // Makes room for one more reduction within the context's bounds, and submits it.
+  absl::Status Submit(Reduction reduction);
+  // Until every sum is where it belongs.
+  absl::Status Drain();
+  // After an error: forgets what was under way.
+  void Clear();
+
+ private:
+  struct Entry {
+    Reduction reduction;
+    int64_t number;            // In order of submission.
+    bool takes_partial;        // The all-reduce waits for the partial sum.
+    Buffer output = {};        // This rank's part of the sum, until it has been added.
+    Work reduce_scatter = {};  // Invalid where there is none, and the input has become the output.
+    bool continued = false;    // Nothing is left to submit: see the note above.
+    std::vector<Work> all_reduces = {};
+
+    bool scattering() const { return static_cast<bool>(reduction.input); }
+    bool replicating() const { return !all_reduces.empty(); }
+  };
+
+  absl::Status SubmitReduceScatter(Entry& entry);
+  absl::Status SubmitAllReduces(Entry& entry, const Work* after);
+  // What follows the reduce-scatters up to this number.
+  absl::Status ContinueThrough(int64_t number);
+  absl::Status Continue(Entry& entry);
+
+  absl::Status BoundReduceScatters();
+  absl::Status BoundAllReduces();
+  absl::Status ReleaseInput(Entry& entry);
+  absl::Status SettleAllReduces(Entry& entry);
+  // Takes finished entries off the front.
+  absl::Status DeliverFinished();
+  absl::Status Deliver(Entry& entry);
+  absl::Status AddTo(Buffer& sum, Buffer addend, DType dtype, int64_t elements);
+
+  template <typename Uses>
+  bool Full(Uses uses, int limit) const;
+  bool Replicates(const Reduction& reduction) const;
+  int64_t OwnElements(const Reduction& reduction) const;
+
+  CommContext& context_;
+  std::deque<Entry> entries_;
+  int64_t next_number_ = 0;
+};
+
+}  // namespace weft

@@ -1,0 +1,43 @@
+// A rank of replicas of a shard group, and parameter groups on it, for tests below the level of modules.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <absl/status/statusor.h>
+
+#include "tests/sharding/toy_training.h"
+#include "weft/sharding/comm_context.h"
+#include "weft/sharding/param_group.h"
+
+namespace weft::testing {
+
+// "p0", "p1", … of these shapes.
+std::vector<std::shared_ptr<Parameter>> MakeParameters(const std::vector<Shape>& shapes);
+
+// Element i of every parameter holds i.
+absl::Status LoadIndices(const Parameter& parameter, int64_t start, int64_t count, float* out);
+std::vector<float> Indices(int64_t count);
+
+ProcessGroup GroupOf(std::string name, std::vector<int> ranks, int rank);
+
+// Ranks are replicate-major: all of them, cut into `replicas` shard groups of neighbours.
+struct GroupFixture {
+  RankEngine engine;
+  std::unique_ptr<CommContext> context;
+
+  static absl::StatusOr<GroupFixture> Make(Bootstrap& bootstrap, int replicas = 1,
+                                           const CommContext::Options& options = {});
+  // Loaded with indices.
+  absl::StatusOr<std::unique_ptr<ParamGroup>> Group(const std::vector<std::shared_ptr<Parameter>>& parameters,
+                                                    const ShardingPolicy& policy = {},
+                                                    const std::string& name = "group") const;
+};
+
+absl::Status Gather(ParamGroup& group);
+
+// With zero copy, and without.
+std::vector<ShardingPolicy> BothKinds();
+
+}  // namespace weft::testing
