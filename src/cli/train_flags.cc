@@ -149,6 +149,14 @@ void AddDataFlags(CLI::App& app, TrainConfig& config) {
   group.Number("--seed", config.seed, "Of weights and order");
 }
 
+void AddEvalFlags(CLI::App& app, EvalOptions& eval) {
+  FlagGroup group(app, "Evaluation");
+  group.Texts("--eval-data", eval.paths, "Files or folders to measure the loss on, after the last step",
+              "PATH");
+  group.Number("--eval-interval", eval.interval, "And after every N steps; 0: after the last only");
+  group.Number("--eval-sequences", eval.sequences, "Use at most the first N sequences [all]");
+}
+
 void AddOptimizerFlags(CLI::App& app, OptimizerOptions& optimizer) {
   FlagGroup group(app, "Optimizer (AdamW)");
   group.Number("--steps", optimizer.steps, "Updates");
@@ -190,6 +198,7 @@ void AddOutputFlags(CLI::App& app, OutputOptions& output) {
 void AddTrainFlags(CLI::App& app, TrainConfig& config) {
   AddModelFlags(app, config.model);
   AddDataFlags(app, config);
+  AddEvalFlags(app, config.eval);
   AddOptimizerFlags(app, config.optimizer);
   AddParallelFlags(app, config.parallel);
   AddOutputFlags(app, config.output);

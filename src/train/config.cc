@@ -110,6 +110,18 @@ absl::Status ValidateOptimizer(const OptimizerOptions& optimizer) {
   return RequireNotNegative("clip-grad-norm", optimizer.clip_grad_norm);
 }
 
+absl::Status ValidateEval(const EvalOptions& eval) {
+  WEFT_RETURN_IF_ERROR(RequireAtLeast({"eval-interval", eval.interval}, 0));
+  WEFT_RETURN_IF_ERROR(RequireAtLeast({"eval-sequences", eval.sequences}, 1));
+  if (eval.paths.empty() && eval.interval > 0) {
+    return Bad("eval-interval", eval.interval, "needs --eval-data");
+  }
+  if (eval.paths.empty() && eval.sequences) {
+    return Bad("eval-sequences", *eval.sequences, "needs --eval-data");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ValidateAxis(const char* flag, int64_t value) {
   return value >= 1 || value == -1 ? absl::OkStatus()
                                    : Bad(flag, value, "must be at least 1, or -1 for the rest of the ranks");
@@ -165,6 +177,7 @@ absl::Status Validate(const TrainConfig& config) {
   WEFT_RETURN_IF_ERROR(RequireAtLeast({"seq-len", config.data.seq_len}, 1));
   WEFT_RETURN_IF_ERROR(RequireAtLeast({"batch-size", config.data.batch_size}, 1));
   WEFT_RETURN_IF_ERROR(RequireAtLeast({"grad-accum", config.data.grad_accum}, 1));
+  WEFT_RETURN_IF_ERROR(ValidateEval(config.eval));
   WEFT_RETURN_IF_ERROR(ValidateOptimizer(config.optimizer));
   WEFT_RETURN_IF_ERROR(ValidateParallel(config.parallel));
   return ValidateOutput(config);

@@ -21,6 +21,23 @@ absl::StatusOr<Corpus> OpenCorpus(const DataOptions& data) {
   return Corpus::Open(data.paths);
 }
 
+absl::StatusOr<std::optional<Corpus>> OpenEvalCorpus(const EvalOptions& eval, const Corpus& training) {
+  if (eval.paths.empty()) {
+    return std::nullopt;
+  }
+  absl::StatusOr<Corpus> corpus = Corpus::Open(eval.paths);
+  if (!corpus.ok()) {
+    return Annotate(corpus.status(), "--eval-data");
+  }
+  const bool is_text = corpus->format() == TokenFormat::kBytes;
+  if (is_text != (training.format() == TokenFormat::kBytes)) {
+    return absl::DataLossError(absl::StrCat("--eval-data '", corpus->sources()[0].name, "' holds ",
+                                            is_text ? "text" : "token ids", ", but the training data ",
+                                            is_text ? "token ids" : "text", ": give both in the same form"));
+  }
+  return *std::move(corpus);
+}
+
 // Tensors that some folders have and no model needs: a tied head written out, and the rotary frequencies that
 // older versions of transformers saved.
 bool IsRedundant(const std::string& name, const LlamaConfig& config) {
@@ -32,7 +49,8 @@ bool IsRedundant(const std::string& name, const LlamaConfig& config) {
 
 absl::StatusOr<TrainInputs> OpenInputs(const TrainConfig& config) {
   WEFT_ASSIGN_OR_RETURN(Corpus corpus, OpenCorpus(config.data));
-  TrainInputs inputs{std::move(corpus), {}, std::nullopt, ""};
+  WEFT_ASSIGN_OR_RETURN(std::optional<Corpus> eval_corpus, OpenEvalCorpus(config.eval, corpus));
+  TrainInputs inputs{std::move(corpus), std::move(eval_corpus), {}, std::nullopt, ""};
   const std::string& folder = config.model.hf_folder;
   if (folder.empty()) {
     inputs.model = MakeLlamaConfig(config.model, config.data.seq_len);

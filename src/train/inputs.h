@@ -18,6 +18,7 @@ namespace weft {
 
 struct TrainInputs {
   Corpus corpus;
+  std::optional<Corpus> eval_corpus;  // Of --eval-data.
   LlamaConfig model;
   std::optional<SafetensorsReader> weights;  // Of --hf-model.
   std::string hf_config;                     // The text of its config.json.

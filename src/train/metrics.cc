@@ -13,25 +13,28 @@
 namespace weft {
 
 std::string ToJson(const StepMetrics& metrics) {
-  const nlohmann::ordered_json json = {{"step", metrics.step},
-                                       {"loss", metrics.loss},
-                                       {"grad_norm", metrics.grad_norm},
-                                       {"lr", metrics.lr},
-                                       {"tokens", metrics.tokens},
-                                       {"tokens_seen", metrics.tokens_seen},
-                                       {"tokens_per_s", metrics.tokens_per_s},
-                                       {"tflops", metrics.tflops},
-                                       {"step_ms", metrics.step_ms},
-                                       {"exposed_comm_ms", metrics.exposed_comm_ms},
-                                       {"bytes",
-                                        {{"all_gather", metrics.bytes.all_gather},
-                                         {"reduce_scatter", metrics.bytes.reduce_scatter},
-                                         {"all_reduce", metrics.bytes.all_reduce},
-                                         {"context", metrics.bytes.context}}},
-                                       {"wire_bytes", metrics.wire_bytes},
-                                       {"copied_bytes", metrics.copied_bytes},
-                                       {"peak_buffer_bytes", metrics.peak_buffer_bytes},
-                                       {"rss_bytes", metrics.rss_bytes}};
+  nlohmann::ordered_json json = {{"step", metrics.step},
+                                 {"loss", metrics.loss},
+                                 {"grad_norm", metrics.grad_norm},
+                                 {"lr", metrics.lr},
+                                 {"tokens", metrics.tokens},
+                                 {"tokens_seen", metrics.tokens_seen},
+                                 {"tokens_per_s", metrics.tokens_per_s},
+                                 {"tflops", metrics.tflops},
+                                 {"step_ms", metrics.step_ms},
+                                 {"exposed_comm_ms", metrics.exposed_comm_ms},
+                                 {"bytes",
+                                  {{"all_gather", metrics.bytes.all_gather},
+                                   {"reduce_scatter", metrics.bytes.reduce_scatter},
+                                   {"all_reduce", metrics.bytes.all_reduce},
+                                   {"context", metrics.bytes.context}}},
+                                 {"wire_bytes", metrics.wire_bytes},
+                                 {"copied_bytes", metrics.copied_bytes},
+                                 {"peak_buffer_bytes", metrics.peak_buffer_bytes},
+                                 {"rss_bytes", metrics.rss_bytes}};
+  if (metrics.eval_loss) {
+    json["eval_loss"] = *metrics.eval_loss;
+  }
   return json.dump();
 }
 

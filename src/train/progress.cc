@@ -33,11 +33,15 @@ std::string ProgressLine(const StepMetrics& metrics, int64_t total_steps, double
       metrics.step_ms, metrics.exposed_comm_ms, metrics.rss_bytes >> 20, Duration(seconds_left));
 }
 
-ProgressPrinter::~ProgressPrinter() {
+ProgressPrinter::~ProgressPrinter() { EndLine(); }
+
+void ProgressPrinter::EndLine() {
   if (line_open_) {
     std::fputc('\n', stream_);
     std::fflush(stream_);
   }
+  line_open_ = false;
+  shown_ = 0;
 }
 
 void ProgressPrinter::Print(const StepMetrics& metrics) {
@@ -54,6 +58,11 @@ void ProgressPrinter::Print(const StepMetrics& metrics) {
     shown_ = line.size();
   } else {
     std::fprintf(stream_, "%s\n", line.c_str());
+  }
+  if (metrics.eval_loss) {
+    EndLine();
+    std::fprintf(stream_, "eval after step %lld  loss %.4f\n", static_cast<long long>(metrics.step),
+                 *metrics.eval_loss);
   }
   std::fflush(stream_);
 }

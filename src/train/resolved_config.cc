@@ -53,6 +53,18 @@ ResolvedItem DataItem(const TrainConfig& config, const Corpus& corpus, const Run
           config.data.paths.empty() ? "no --data: built-in text" : ""};
 }
 
+// Empty without evaluation.
+std::vector<ResolvedItem> EvaluationItems(const TrainConfig& config, const RunPlan& plan) {
+  if (!plan.evaluation) {
+    return {};
+  }
+  const std::string interval =
+      config.eval.interval > 0 ? absl::StrCat(", every ", config.eval.interval, " steps and") : ",";
+  return {{"evaluation",
+           absl::StrCat(plan.evaluation->windows, " sequences in order", interval, " after the last step"),
+           config.eval.sequences ? "--eval-sequences" : "all of --eval-data"}};
+}
+
 ResolvedItem OptimizerItem(const RunPlan& plan) {
   const LrSchedule& lr = plan.learning_rate;
   return {"optimizer",
@@ -77,15 +89,19 @@ ResolvedItem ShardingItem(const RunPlan& plan) {
 
 std::vector<ResolvedItem> ResolveConfig(const TrainConfig& config, const TrainInputs& inputs,
                                         const RunPlan& plan, const ThreadPlan& threads) {
-  return {ModelItem(config, inputs.model),
-          DataItem(config, inputs.corpus, plan),
-          BatchItem(config, plan),
-          OptimizerItem(plan),
-          MeshItem(plan),
-          ShardingItem(plan),
-          {"threads", absl::StrCat(threads.threads, " a rank"), threads.reason},
-          {"seed", absl::StrCat(config.seed), ""},
-          {"steps", absl::StrCat(config.optimizer.steps), ""}};
+  std::vector<ResolvedItem> items = {ModelItem(config, inputs.model),
+                                     DataItem(config, inputs.corpus, plan),
+                                     BatchItem(config, plan),
+                                     OptimizerItem(plan),
+                                     MeshItem(plan),
+                                     ShardingItem(plan),
+                                     {"threads", absl::StrCat(threads.threads, " a rank"), threads.reason},
+                                     {"seed", absl::StrCat(config.seed), ""},
+                                     {"steps", absl::StrCat(config.optimizer.steps), ""}};
+  for (ResolvedItem& item : EvaluationItems(config, plan)) {
+    items.push_back(std::move(item));
+  }
+  return items;
 }
 
 std::string ToText(const std::vector<ResolvedItem>& items) {

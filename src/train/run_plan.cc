@@ -1,5 +1,7 @@
 #include "src/train/run_plan.h"
 
+#include <algorithm>
+
 #include <absl/strings/str_cat.h>
 
 #include "weft/core/status.h"
@@ -39,20 +41,36 @@ ShardingPolicy MakePolicy(const ParallelOptions& parallel) {
   return policy;
 }
 
+absl::StatusOr<std::optional<EvaluationPlan>> PlanEvaluation(const TrainConfig& config,
+                                                             const TrainInputs& inputs, int ranks) {
+  if (!inputs.eval_corpus) {
+    return std::nullopt;
+  }
+  const int64_t seq_len = config.data.seq_len;
+  absl::StatusOr<int64_t> windows = BatchOrder::CountWindows(inputs.eval_corpus->tokens(), seq_len);
+  if (!windows.ok()) {
+    return Annotate(windows.status(), "--eval-data");
+  }
+  return EvaluationPlan{std::min(*windows, config.eval.sequences.value_or(*windows)), seq_len, ranks};
+}
+
 }  // namespace
 
-absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const LlamaConfig& model, int64_t tokens,
-                                    int ranks) {
+absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs& inputs, int ranks) {
   WEFT_ASSIGN_OR_RETURN(const MeshShape shape, FitMesh(config.parallel, ranks));
   const DataOptions& data = config.data;
-  if (data.seq_len > model.max_positions) {
+  if (data.seq_len > inputs.model.max_positions) {
     return absl::InvalidArgumentError(absl::StrCat("--seq-len ", data.seq_len, " is longer than the model's ",
-                                                   model.max_positions, " positions: give at most that"));
+                                                   inputs.model.max_positions,
+                                                   " positions: give at most that"));
   }
   WEFT_ASSIGN_OR_RETURN(
       const BatchShape batch,
       BatchShape::Make(data.batch_size.value_or(data.grad_accum * ranks), data.grad_accum, ranks));
-  WEFT_ASSIGN_OR_RETURN(const int64_t windows, BatchOrder::CountWindows(tokens, data.seq_len));
+  WEFT_ASSIGN_OR_RETURN(const int64_t windows,
+                        BatchOrder::CountWindows(inputs.corpus.tokens(), data.seq_len));
+  WEFT_ASSIGN_OR_RETURN(const std::optional<EvaluationPlan> evaluation,
+                        PlanEvaluation(config, inputs, ranks));
   const auto replicate = static_cast<int>(shape.replicate);
   const auto shard = static_cast<int>(shape.shard);
   WEFT_ASSIGN_OR_RETURN(DeviceMesh mesh,
@@ -68,7 +86,8 @@ absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const LlamaConfig
                  AdamWOptions{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay},
                  o.decay,
                  LrSchedule{o.lr, o.lr_schedule, o.warmup_steps, o.steps, o.min_lr_ratio},
-                 o.clip_grad_norm};
+                 o.clip_grad_norm,
+                 evaluation};
 }
 
 }  // namespace weft

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 #include <absl/status/statusor.h>
 
+#include "src/train/evaluation_plan.h"
+#include "src/train/inputs.h"
 #include "weft/mesh/device_mesh.h"
-#include "weft/nn/llama_config.h"
 #include "weft/optim/adamw.h"
 #include "weft/optim/lr_schedule.h"
 #include "weft/sharding/policy.h"
@@ -27,13 +29,13 @@ struct RunPlan {
   DecayScope decay;
   LrSchedule learning_rate;
   double clip_grad_norm;
+  std::optional<EvaluationPlan> evaluation;
 
   int64_t targets_per_step() const { return batch.batch_size * seq_len; }
 };
 
 // Errors: kInvalidArgument (a mesh that does not multiply to the ranks, a batch that does not divide, a
 // sequence longer than the model's positions; names flags and remedy), kDataLoss (too little data).
-absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const LlamaConfig& model, int64_t tokens,
-                                    int ranks);
+absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs& inputs, int ranks);
 
 }  // namespace weft

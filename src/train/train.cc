@@ -5,6 +5,7 @@
 
 #include <absl/strings/str_format.h>
 
+#include "src/train/evaluator.h"
 #include "src/train/export_hf.h"
 #include "src/train/file_io.h"
 #include "src/train/inputs.h"
@@ -61,14 +62,16 @@ class Run {
     if (inputs_->weights) {
       WEFT_RETURN_IF_ERROR(CheckWeights(*inputs_->weights, *model_));
     }
-    WEFT_ASSIGN_OR_RETURN(plan_,
-                          MakeRunPlan(config_, inputs_->model, inputs_->corpus.tokens(), bootstrap_.size()));
+    WEFT_ASSIGN_OR_RETURN(plan_, MakeRunPlan(config_, *inputs_, bootstrap_.size()));
     return first() ? CheckOutputs(config_.output) : absl::OkStatus();
   }
 
   absl::Status Prepare() {
     WEFT_RETURN_IF_ERROR(Agree(OpenAndPlan()));
-    return CheckData(bootstrap_, inputs_->corpus, inputs_->model.vocab_size, timeout_);
+    const int64_t vocab_size = inputs_->model.vocab_size;
+    WEFT_RETURN_IF_ERROR(CheckData(bootstrap_, inputs_->corpus, vocab_size, timeout_));
+    return inputs_->eval_corpus ? CheckData(bootstrap_, *inputs_->eval_corpus, vocab_size, timeout_)
+                                : absl::OkStatus();
   }
 
   absl::Status Announce() {
@@ -91,6 +94,10 @@ class Run {
         inputs_->weights ? LoadFromSafetensors(*inputs_->weights) : LoadInitialValues(config_.seed);
     WEFT_ASSIGN_OR_RETURN(trainer_, Trainer::Create(bootstrap_, inputs_->corpus, *plan_, std::move(model_),
                                                     loader, {timeout_, environment_.watchdog}));
+    if (plan_->evaluation) {
+      WEFT_ASSIGN_OR_RETURN(evaluator_, Evaluator::Create(trainer_->engine(), trainer_->model(),
+                                                          *inputs_->eval_corpus, *plan_->evaluation));
+    }
     return Agree(OpenMetrics());
   }
 
@@ -111,7 +118,11 @@ class Run {
     }
     for (int64_t step = 1; step <= config_.optimizer.steps && !report_.stopped; ++step) {
       const bool stop = environment_.stop != nullptr && environment_.stop->load();
-      WEFT_ASSIGN_OR_RETURN(const Trainer::StepResult result, trainer_->Step(step, stop));
+      WEFT_ASSIGN_OR_RETURN(Trainer::StepResult result, trainer_->Step(step, stop));
+      if (EvaluatesAfter(step)) {
+        WEFT_ASSIGN_OR_RETURN(report_.eval_loss, evaluator_->Loss());
+        result.metrics.eval_loss = report_.eval_loss;
+      }
       WEFT_RETURN_IF_ERROR(Record(result.metrics));
       report_.steps = step;
       report_.loss = result.metrics.loss;
@@ -121,6 +132,14 @@ class Run {
       }
     }
     return absl::OkStatus();
+  }
+
+  bool EvaluatesAfter(int64_t step) const {
+    if (evaluator_ == nullptr) {
+      return false;
+    }
+    const int64_t interval = config_.eval.interval;
+    return step == config_.optimizer.steps || (interval > 0 && step % interval == 0);
   }
 
   absl::Status Record(const StepMetrics& metrics) {
@@ -159,7 +178,8 @@ class Run {
   std::optional<RunPlan> plan_;
   std::vector<ResolvedItem> resolved_;
   std::unique_ptr<Trainer> trainer_;
-  std::optional<MetricsFile> metrics_;  // On rank 0.
+  std::unique_ptr<Evaluator> evaluator_;  // Where there is data for it.
+  std::optional<MetricsFile> metrics_;    // On rank 0.
   TrainReport report_;
 };
 

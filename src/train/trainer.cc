@@ -2,12 +2,12 @@
 
 #include <chrono>
 #include <cstring>
-#include <numeric>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
 
 #include "src/train/batch_reader.h"
+#include "src/train/world_group.h"
 #include "weft/core/status.h"
 #include "weft/train/model_flops.h"
 
@@ -18,12 +18,6 @@ using Clock = std::chrono::steady_clock;
 
 double MillisecondsSince(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
-}
-
-ProcessGroup WorldGroup(const Bootstrap& bootstrap) {
-  ProcessGroup world{"world", std::vector<int>(static_cast<size_t>(bootstrap.size())), bootstrap.rank()};
-  std::iota(world.ranks.begin(), world.ranks.end(), 0);
-  return world;
 }
 
 ShardedAdamW MakeOptimizer(const RunPlan& plan, const std::vector<ShardView>& shards) {

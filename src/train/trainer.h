@@ -50,6 +50,7 @@ class Trainer {
 
   std::vector<ShardView> Shards() const { return sharded_->Shards(); }
   LlamaModel& model() const { return *model_; }
+  CommEngine& engine() const { return *engine_; }
   const RunPlan& plan() const { return plan_; }
 
  private:

@@ -28,6 +28,9 @@ class BadUsage(WeftCase):
     def test_names_a_batch_that_does_not_divide(self):
         self.assert_refused(2, ["--batch-size 3", "use 2 or 4"], "train", "--batch-size", "3", ranks=2)
 
+    def test_names_evaluation_without_data(self):
+        self.assert_refused(2, ["--eval-interval 5", "--eval-data"], "train", "--eval-interval", "5")
+
     def test_names_heads_that_do_not_divide(self):
         self.assert_refused(2, ["--kv-heads 3", "--heads 4"], "train", "--layers", "1", "--dim", "16", "--heads", "4",
                             "--kv-heads", "3")

@@ -58,6 +58,12 @@ TEST(CommandLine, SetsEveryFieldByItsFlag) {
                                      "false",
                                      "--seed",
                                      "9",
+                                     "--eval-data",
+                                     "c",
+                                     "--eval-interval",
+                                     "4",
+                                     "--eval-sequences",
+                                     "10",
                                      "--steps",
                                      "7",
                                      "--lr",
@@ -110,6 +116,9 @@ TEST(CommandLine, SetsEveryFieldByItsFlag) {
   EXPECT_EQ(config.data.grad_accum, 2);
   EXPECT_FALSE(config.data.shuffle);
   EXPECT_EQ(config.seed, 9);
+  EXPECT_THAT(config.eval.paths, ElementsAre("c"));
+  EXPECT_EQ(config.eval.interval, 4);
+  EXPECT_EQ(config.eval.sequences, 10);
   EXPECT_EQ(config.optimizer.steps, 7);
   EXPECT_EQ(config.optimizer.lr, 1e-2);
   EXPECT_EQ(config.optimizer.beta1, 0.5);

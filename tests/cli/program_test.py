@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import model_folder
-from weft_case import SMALL, WeftCase, main
+from weft_case import SMALL, TEXT, WeftCase, main
 
 FIELDS = ("step loss grad_norm lr tokens tokens_seen tokens_per_s tflops step_ms exposed_comm_ms bytes wire_bytes "
           "copied_bytes peak_buffer_bytes rss_bytes").split()
@@ -70,6 +70,15 @@ class Runs(WeftCase):
         flags = ["--steps", "4", "--batch-size", "4", "--lr", "1e-2"]
         for line, reference in zip(self.metrics(*flags, "--grad-accum", "2"), self.metrics(*flags), strict=True):
             self.assertAlmostEqual(line["loss"] / reference["loss"], 1, delta=1e-5)
+
+    def test_evaluates_on_data_of_its_own(self):
+        other = self.write("eval.txt", TEXT.upper())
+        self.write("run.toml", f'eval-data = ["{other}"]\neval-interval = 2\n')
+        output = self.train("--config", "run.toml", "--steps", "3", "--metrics", "m.jsonl", ranks=2)
+        lines = [json.loads(line) for line in (self.folder / "m.jsonl").read_text().splitlines()]
+        self.assertEqual(["eval_loss" in line for line in lines], [False, True, True])
+        self.assertIn(f"eval after step 2  loss {lines[1]['eval_loss']:.4f}", output)
+        self.assertRegex(output, r"(?m)^evaluation +\d+ sequences in order, every 2 steps and after the last step")
 
     def test_gives_the_same_weights_for_every_sharding(self):
         flags = ["--steps", "3", "--batch-size", "4", "--lr", "1e-2"]

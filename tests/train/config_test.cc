@@ -68,6 +68,8 @@ TEST(TrainConfig, NamesValuesOutOfRange) {
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.data.seq_len = 0; }), HasSubstr("--seq-len 0"));
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.data.batch_size = 0; }), HasSubstr("--batch-size 0"));
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.data.grad_accum = 0; }), HasSubstr("--grad-accum 0"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.eval.interval = -1; }), HasSubstr("--eval-interval -1"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.eval.sequences = 0; }), HasSubstr("--eval-sequences 0"));
 }
 
 TEST(TrainConfig, NamesParallelOptionsOutOfRange) {

@@ -51,6 +51,13 @@ TEST(Metrics, WriteOneObjectWithEveryFieldALine) {
   EXPECT_EQ(ReadFile(folder / "m.jsonl"), line + line);
 }
 
+TEST(Metrics, HaveAnEvaluationLossWhereThereWasOne) {
+  StepMetrics metrics = Example();
+  EXPECT_FALSE(nlohmann::json::parse(ToJson(metrics)).contains("eval_loss"));
+  metrics.eval_loss = 1.25;
+  EXPECT_EQ(nlohmann::json::parse(ToJson(metrics))["eval_loss"], 1.25);
+}
+
 TEST(Metrics, KeepAllDigitsOfTheLoss) {
   StepMetrics metrics = Example();
   metrics.loss = 5.545177444479562;
@@ -102,6 +109,19 @@ TEST(Progress, PrintsPlainLinesWhereThereIsNoTerminal) {
   const std::string text = Printed(false);
   EXPECT_EQ(text.find('\r'), std::string::npos);
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2);
+}
+
+TEST(Progress, KeepsTheLineOfAnEvaluation) {
+  const TempFolder folder;
+  std::FILE* file = std::fopen((folder / "out").c_str(), "w");
+  {
+    ProgressPrinter printer(file, 4, /*terminal=*/true);
+    StepMetrics metrics = Example();
+    metrics.eval_loss = 2.25;
+    printer.Print(metrics);
+  }
+  std::fclose(file);
+  EXPECT_THAT(ReadFile(folder / "out"), ::testing::EndsWith("\neval after step 3  loss 2.2500\n"));
 }
 
 TEST(Progress, StaysOnOneLineOfATerminalAndCoversWhatWasThere) {

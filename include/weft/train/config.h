@@ -39,6 +39,13 @@ struct DataOptions {
 // What weight decay applies to: all parameters, or matrices only (no weights of norms).
 enum class DecayScope : uint8_t { kAll, kMatrices };
 
+// Data that the loss is measured on, without training on it.
+struct EvalOptions {
+  std::vector<std::string> paths;    // None: no evaluation.
+  int64_t interval = 0;              // Steps between evaluations; one follows the last step in any case.
+  std::optional<int64_t> sequences;  // At most so many, from the start of the data. Default: all.
+};
+
 struct OptimizerOptions {
   int64_t steps = 100;
   double lr = 3e-4;
@@ -71,6 +78,7 @@ struct OutputOptions {
 struct TrainConfig {
   ModelOptions model;
   DataOptions data;
+  EvalOptions eval;
   OptimizerOptions optimizer;
   ParallelOptions parallel;
   OutputOptions output;

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <absl/status/status.h>
@@ -33,6 +34,7 @@ struct StepMetrics {
   int64_t copied_bytes = 0;
   int64_t peak_buffer_bytes = 0;
   int64_t rss_bytes = 0;
+  std::optional<double> eval_loss;  // After the update, where the step was followed by an evaluation.
 };
 
 // The fields by these names, in this order, without a line's end. Numbers that are not finite become null.

@@ -25,9 +25,11 @@ class ProgressPrinter {
   ProgressPrinter(const ProgressPrinter&) = delete;
   ProgressPrinter& operator=(const ProgressPrinter&) = delete;
 
+  // The step's line; where an evaluation followed it, a line of that too, which stays on a terminal.
   void Print(const StepMetrics& metrics);
 
  private:
+  void EndLine();
   std::FILE* stream_;
   int64_t total_steps_;
   bool terminal_;

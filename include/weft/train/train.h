@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <functional>
+#include <optional>
 
 #include <absl/status/statusor.h>
 
@@ -32,8 +33,9 @@ struct TrainEnvironment {
 struct TrainReport {
   int64_t steps = 0;  // Fewer than asked for where the run was stopped.
   bool stopped = false;
-  double loss = 0;            // Of the last step.
-  uint64_t weights_hash = 0;  // See weights_hash.h.
+  double loss = 0;                  // Of the last step.
+  std::optional<double> eval_loss;  // Of the last evaluation.
+  uint64_t weights_hash = 0;        // See weights_hash.h.
 };
 
 // `config` has passed Validate. In this order: data and model are opened and checked, the model is sharded

@@ -1,0 +1,18 @@
+// The group of all ranks.
+#pragma once
+
+#include <numeric>
+#include <vector>
+
+#include "weft/mesh/bootstrap.h"
+#include "weft/mesh/process_group.h"
+
+namespace weft {
+
+inline ProcessGroup WorldGroup(const Bootstrap& bootstrap) {
+  ProcessGroup world{"world", std::vector<int>(static_cast<size_t>(bootstrap.size())), bootstrap.rank()};
+  std::iota(world.ranks.begin(), world.ranks.end(), 0);
+  return world;
+}
+
+}  // namespace weft
