@@ -25,7 +25,7 @@ absl::StatusOr<Tensors> CausalAttention::ForwardImpl(Invocation& invocation, con
   Tensor out = Tensor::Empty(q.dtype(), q.shape());
   const Tensor lse = Tensor::Empty(DType::kF32, {q.dim(0), q.dim(2), q.dim(1)});
   AttentionForward(SizesOf(q, k), q, k, v, out, lse);
-  if (invocation.gradients()) invocation.Save(this, {q, k, v, out, lse});
+  if (invocation.saves()) invocation.Save(this, {q, k, v, out, lse});
   return Tensors{std::move(out)};
 }
 

@@ -87,7 +87,7 @@ absl::StatusOr<Tensors> Embedding::ForwardImpl(Invocation& invocation, const Ten
                   static_cast<const char*>(table.data) + id * row_bytes, row_bytes);
     }
   });
-  if (invocation.gradients()) invocation.Save(this, {ids});
+  if (invocation.saves()) invocation.Save(this, {ids});
   return Tensors{std::move(output)};
 }
 

@@ -3,15 +3,30 @@
 #include "weft/nn/module.h"
 
 namespace weft {
+namespace {
 
-Tensors Invocation::TakeSaved(const Module* module) {
-  const auto found = saved_.find(module);
-  WEFT_CHECK(found != saved_.end(),
+Tensors TakeLast(absl::flat_hash_map<const Module*, std::vector<Tensors>>& saves, const Module* module) {
+  const auto found = saves.find(module);
+  WEFT_CHECK(found != saves.end(),
              absl::StrCat("backward of ", module->name(), " without a forward that kept gradients"));
   Tensors tensors = std::move(found->second.back());
   found->second.pop_back();
-  if (found->second.empty()) saved_.erase(found);
+  if (found->second.empty()) saves.erase(found);
   return tensors;
 }
+
+}  // namespace
+
+void Invocation::Save(const Module* module, Tensors tensors) {
+  if (saves()) saves_.modules[module].push_back(std::move(tensors));
+}
+
+Tensors Invocation::TakeSaved(const Module* module) { return TakeLast(saves_.modules, module); }
+
+void Invocation::SaveInputs(const Module* module, Tensors inputs) {
+  if (saves()) saves_.inputs[module].push_back(std::move(inputs));
+}
+
+Tensors Invocation::TakeInputs(const Module* module) { return TakeLast(saves_.inputs, module); }
 
 }  // namespace weft

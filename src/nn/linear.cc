@@ -30,7 +30,7 @@ absl::StatusOr<Tensors> Linear::ForwardImpl(Invocation& invocation, const Tensor
            {weight.data, in_features_, true}, 0.0F, y.dtype(), y.view().data, features);
     outputs.push_back(std::move(y));
   }
-  if (invocation.gradients()) invocation.Save(this, {x});
+  if (invocation.saves()) invocation.Save(this, {x});
   return outputs;
 }
 

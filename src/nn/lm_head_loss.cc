@@ -62,7 +62,7 @@ absl::StatusOr<Tensors> LmHeadLoss::ForwardImpl(Invocation& invocation, const Te
   const int64_t chunk = std::min(tokens, TokensPerChunk(vocab_size()));
   const TensorView& weight = GatheredData(*parameters()[0], hidden.dtype());
 
-  const bool keep = invocation.gradients();
+  const bool keep = invocation.saves();
   const bool in_place = keep && hidden.dtype() == DType::kF32;
   const Tensor gradients = keep ? Tensor::Empty(hidden.dtype(), {tokens, vocab_size()}) : Tensor();
   const Tensor chunk_logits = in_place ? Tensor() : Tensor::Empty(DType::kF32, {chunk, vocab_size()});

@@ -9,16 +9,33 @@ namespace weft {
 
 absl::StatusOr<Tensors> Module::Forward(Invocation& invocation, Tensors inputs) {
   WEFT_RETURN_IF_ERROR(RunHooks(forward_pre_, invocation, inputs));
-  WEFT_ASSIGN_OR_RETURN(Tensors outputs, ForwardImpl(invocation, inputs));
+  WEFT_ASSIGN_OR_RETURN(Tensors outputs, checkpoints_ ? ForwardForRecompute(invocation, inputs)
+                                                      : ForwardImpl(invocation, inputs));
   WEFT_RETURN_IF_ERROR(RunHooks(forward_post_, invocation, outputs));
   return outputs;
 }
 
 absl::StatusOr<Tensors> Module::Backward(Invocation& invocation, Tensors output_gradients) {
   WEFT_RETURN_IF_ERROR(RunHooks(backward_pre_, invocation, output_gradients));
-  WEFT_ASSIGN_OR_RETURN(Tensors input_gradients, BackwardImpl(invocation, output_gradients));
+  WEFT_ASSIGN_OR_RETURN(Tensors input_gradients, checkpoints_
+                                                     ? RecomputeAndBackward(invocation, output_gradients)
+                                                     : BackwardImpl(invocation, output_gradients));
   WEFT_RETURN_IF_ERROR(RunHooks(backward_post_, invocation, input_gradients));
   return input_gradients;
+}
+
+absl::StatusOr<Tensors> Module::ForwardForRecompute(Invocation& invocation, const Tensors& inputs) {
+  invocation.SaveInputs(this, inputs);
+  const Invocation::Suspend suspend(invocation);
+  return ForwardImpl(invocation, inputs);
+}
+
+absl::StatusOr<Tensors> Module::RecomputeAndBackward(Invocation& invocation,
+                                                     const Tensors& output_gradients) {
+  const Tensors inputs = invocation.TakeInputs(this);
+  const Invocation::Frame frame(invocation);
+  WEFT_RETURN_IF_ERROR(ForwardImpl(invocation, inputs).status());
+  return BackwardImpl(invocation, output_gradients);
 }
 
 absl::Status Module::RunHooks(const Hooks& hooks, Invocation& invocation, Tensors& tensors) {

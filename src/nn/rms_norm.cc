@@ -62,7 +62,7 @@ absl::StatusOr<Tensors> RmsNorm::ForwardImpl(Invocation& invocation, const Tenso
       }
     });
   });
-  if (invocation.gradients()) invocation.Save(this, {x, scales});
+  if (invocation.saves()) invocation.Save(this, {x, scales});
   return Tensors{std::move(y)};
 }
 

@@ -46,7 +46,7 @@ absl::StatusOr<Tensors> SwiGlu::ForwardImpl(Invocation& invocation, const Tensor
       Activate(gate.As<T>() + begin, up.As<T>() + begin, end - begin, y.As<T>() + begin);
     });
   });
-  if (invocation.gradients()) invocation.Save(this, {gate, up});
+  if (invocation.saves()) invocation.Save(this, {gate, up});
   return Tensors{std::move(y)};
 }
 

@@ -158,5 +158,85 @@ TEST(Invocation, SavesNothingWithoutGradients) {
   EXPECT_TRUE(invocation.empty());
 }
 
+TEST(ActivationCheckpointing, KeepsInputsOnlyAndComputesAgainInBackward) {
+  Pair pair("pair");
+  pair.SetActivationCheckpointing(true);
+  int forwards = 0;
+  pair.first->AddForwardPreHook([&forwards](Module&, Invocation& invocation, Tensors&) {
+    EXPECT_EQ(invocation.saves(), forwards++ > 0);
+    return absl::OkStatus();
+  });
+  Invocation invocation;
+  ASSERT_TRUE(pair.Forward(invocation, {Scalar(1.0F)}).ok());
+  EXPECT_FALSE(invocation.empty());
+  EXPECT_EQ(forwards, 1);
+  ASSERT_TRUE(pair.Backward(invocation, {Scalar(0.0F)}).ok());
+  EXPECT_EQ(forwards, 2);
+  EXPECT_THAT(pair.first->taken, ElementsAre(1.0F));
+  EXPECT_THAT(pair.second->taken, ElementsAre(2.0F));
+  EXPECT_TRUE(invocation.empty());
+}
+
+TEST(ActivationCheckpointing, RunsItsModulesOwnForwardHooksOnceAndUsesWhatTheyMadeOfTheInputs) {
+  Shift shift("shift", 1.0F);
+  shift.SetActivationCheckpointing(true);
+  shift.AddForwardPreHook([](Module&, Invocation&, Tensors& tensors) {
+    tensors[0] = Scalar(*tensors[0].As<float>() * 10.0F);
+    return absl::OkStatus();
+  });
+  Invocation invocation;
+  ASSERT_TRUE(shift.Forward(invocation, {Scalar(3.0F)}).ok());
+  ASSERT_TRUE(shift.Backward(invocation, {Scalar(0.0F)}).ok());
+  EXPECT_THAT(shift.taken, ElementsAre(30.0F));
+}
+
+TEST(ActivationCheckpointing, KeepsWhatAModuleSavedElsewhereApart) {
+  // One shift is called on its own, then twice within checkpointed modules, then on its own again.
+  Shift shared("shared", 1.0F);
+  struct Wrapper : Module {
+    explicit Wrapper(Shift& shift) : Module("wrapper"), inner(shift) {}
+    Shift& inner;
+    absl::StatusOr<Tensors> ForwardImpl(Invocation& invocation, const Tensors& inputs) override {
+      return inner.Forward(invocation, inputs);
+    }
+    absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& gradients) override {
+      return inner.Backward(invocation, gradients);
+    }
+  };
+  Wrapper one(shared);
+  Wrapper two(one.inner);
+  for (Wrapper* wrapper : {&one, &two}) wrapper->SetActivationCheckpointing(true);
+  const std::vector<Module*> calls = {&shared, &one, &two, &one, &shared};
+  Invocation invocation;
+  Tensors tensors = {Scalar(0.0F)};
+  for (Module* module : calls) tensors = *module->Forward(invocation, std::move(tensors));
+  for (size_t i = calls.size(); i-- > 0;) tensors = *calls[i]->Backward(invocation, std::move(tensors));
+  EXPECT_THAT(shared.taken, ElementsAre(4.0F, 3.0F, 2.0F, 1.0F, 0.0F));
+  EXPECT_TRUE(invocation.empty());
+}
+
+TEST(ActivationCheckpointing, NestsAndKeepsInvocationsApart) {
+  Pair pair("pair");
+  pair.SetActivationCheckpointing(true);
+  pair.second->SetActivationCheckpointing(true);
+  Invocation one;
+  Invocation two;
+  ASSERT_TRUE(pair.Forward(one, {Scalar(1.0F)}).ok());
+  ASSERT_TRUE(pair.Forward(two, {Scalar(2.0F)}).ok());
+  ASSERT_TRUE(pair.Backward(one, {Scalar(0.0F)}).ok());
+  ASSERT_TRUE(pair.Backward(two, {Scalar(0.0F)}).ok());
+  EXPECT_THAT(pair.first->taken, ElementsAre(1.0F, 2.0F));
+  EXPECT_THAT(pair.second->taken, ElementsAre(2.0F, 3.0F));
+  EXPECT_TRUE(one.empty() && two.empty());
+}
+
+TEST(ActivationCheckpointing, KeepsNothingWithoutGradients) {
+  Pair pair("pair");
+  pair.SetActivationCheckpointing(true);
+  Invocation invocation(/*gradients=*/false);
+  ASSERT_TRUE(pair.Forward(invocation, {Scalar(1.0F)}).ok());
+  EXPECT_TRUE(invocation.empty());
+}
+
 }  // namespace
 }  // namespace weft

@@ -1,10 +1,16 @@
 // One microbatch's pass through a model: what its modules saved for backward, and facts that hold for all of
 // them. Several invocations of one model can be in flight.
 //
+// Note [Frames of saves]: a module with activation checkpointing runs its forward under Suspend, in which
+// nothing is saved, and recomputes it in backward under a Frame, which sets aside what the invocation holds:
+// what the recompute saves meets only the backward that follows it, however often the modules below are
+// called elsewhere. Frames nest, as checkpointed modules do.
+//
 // Thread safety: none; one thread drives an invocation.
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include <absl/container/flat_hash_map.h>
@@ -26,19 +32,63 @@ class Invocation {
       : gradients_(gradients), loss_scale_(loss_scale) {}
 
   bool gradients() const { return gradients_; }
+  // Whether Save keeps anything: not without a backward, nor where backward will recompute. Modules need not
+  // make then what only backward reads.
+  bool saves() const { return gradients_ && !suspended_; }
   float loss_scale() const { return loss_scale_; }
 
   // What `module` needs in backward. A module that is called several times saves once a call; backward takes
   // them back in reverse order of the calls.
-  void Save(const Module* module, Tensors tensors) { saved_[module].push_back(std::move(tensors)); }
+  void Save(const Module* module, Tensors tensors);
   Tensors TakeSaved(const Module* module);
+  // The inputs of a checkpointed module, beside what it saves itself.
+  void SaveInputs(const Module* module, Tensors inputs);
+  Tensors TakeInputs(const Module* module);
   // True when every save has been taken back.
-  bool empty() const { return saved_.empty(); }
+  bool empty() const { return saves_.modules.empty() && saves_.inputs.empty(); }
+
+  class Suspend;
+  class Frame;
 
  private:
+  using SavesByModule = absl::flat_hash_map<const Module*, std::vector<Tensors>>;
+  struct Saves {
+    SavesByModule modules;
+    SavesByModule inputs;
+  };
+
   bool gradients_;
   float loss_scale_;
-  absl::flat_hash_map<const Module*, std::vector<Tensors>> saved_;
+  bool suspended_ = false;
+  Saves saves_;
+};
+
+// While it lives, nothing is saved. See Note [Frames of saves].
+class Invocation::Suspend {
+ public:
+  explicit Suspend(Invocation& invocation)
+      : invocation_(invocation), outer_(std::exchange(invocation.suspended_, true)) {}
+  ~Suspend() { invocation_.suspended_ = outer_; }
+  Suspend(const Suspend&) = delete;
+  Suspend& operator=(const Suspend&) = delete;
+
+ private:
+  Invocation& invocation_;
+  bool outer_;
+};
+
+// While it lives, saves are kept apart from those before; what is left of them goes with it.
+class Invocation::Frame {
+ public:
+  explicit Frame(Invocation& invocation)
+      : invocation_(invocation), outer_(std::exchange(invocation.saves_, {})) {}
+  ~Frame() { invocation_.saves_ = std::move(outer_); }
+  Frame(const Frame&) = delete;
+  Frame& operator=(const Frame&) = delete;
+
+ private:
+  Invocation& invocation_;
+  Saves outer_;
 };
 
 }  // namespace weft

@@ -43,6 +43,13 @@ class Module {
   // such as token ids). Parameter gradients go straight into Parameter::grad.
   absl::StatusOr<Tensors> Backward(Invocation& invocation, Tensors output_gradients);
 
+  // On: forward keeps this module's inputs only, and backward computes it again before it goes on: after the
+  // backward pre-hooks, so that the parameters they gather serve both. Its own forward hooks do not run
+  // again; those of modules below do. Results are the same to the bit. To be changed between passes only; not
+  // for a module that overwrites its inputs (see Lifetime).
+  void SetActivationCheckpointing(bool on) { checkpoints_ = on; }
+  bool activation_checkpointing() const { return checkpoints_; }
+
   HookId AddForwardPreHook(Hook hook);
   HookId AddForwardPostHook(Hook hook);
   HookId AddBackwardPreHook(Hook hook);
@@ -81,6 +88,8 @@ class Module {
   using Hooks = std::vector<RegisteredHook>;
   HookId AddHook(Hooks& hooks, Hook hook);
   absl::Status RunHooks(const Hooks& hooks, Invocation& invocation, Tensors& tensors);
+  absl::StatusOr<Tensors> ForwardForRecompute(Invocation& invocation, const Tensors& inputs);
+  absl::StatusOr<Tensors> RecomputeAndBackward(Invocation& invocation, const Tensors& output_gradients);
 
   std::string name_;
   std::vector<std::unique_ptr<Module>> owned_children_;
@@ -88,6 +97,7 @@ class Module {
   std::vector<std::shared_ptr<Parameter>> parameters_;
   Hooks forward_pre_, forward_post_, backward_pre_, backward_post_;
   HookId next_hook_ = 0;
+  bool checkpoints_ = false;
 };
 
 }  // namespace weft
