@@ -1,5 +1,6 @@
 #include "weft/sharding/fully_shard.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "sharding/group_plan.h"
@@ -75,15 +76,64 @@ absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, absl::Spa
   std::unique_ptr<ShardedModel> model(new ShardedModel(root, policy, std::move(context)));
   const absl::Status made = MakeGroups(*model->context_, plan, policy, loader, model->groups_);
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(engine.bootstrap(), made, engine.options().timeout));
-  std::vector<Module*> modules;
-  modules.reserve(plan.size());
-  for (const PlannedGroup& planned : plan) modules.push_back(planned.module);
-  model->hooks_ = std::make_unique<ShardedModel::Hooks>(*model, modules);
+  for (const PlannedGroup& planned : plan) model->modules_.push_back(planned.module);
+  model->hooks_ = std::make_unique<ShardedModel::Hooks>(*model);
   return model;
+}
+
+absl::StatusOr<int> ShardedModel::GroupOf(const Module& module) const {
+  const auto found = std::find(modules_.begin(), modules_.end(), &module);
+  if (found != modules_.end()) return static_cast<int>(found - modules_.begin());
+  return absl::InvalidArgumentError(
+      absl::StrCat("module '", module.name(), "' is no parameter group of the model sharded at '",
+                   groups_.front()->name(), "': name its root, or one of the blocks given to FullyShard"));
+}
+
+absl::Status ShardedModel::SetPrefetch(const Module& module, absl::Span<Module* const> ahead,
+                                       PrefetchLists& lists) {
+  WEFT_ASSIGN_OR_RETURN(const int group, GroupOf(module));
+  std::vector<int> groups;
+  for (const Module* next : ahead) {
+    WEFT_ASSIGN_OR_RETURN(groups.emplace_back(), GroupOf(*next));
+  }
+  lists.insert_or_assign(group, std::move(groups));
+  return absl::OkStatus();
+}
+
+absl::Status ShardedModel::SetModulesToForwardPrefetch(const Module& module,
+                                                       absl::Span<Module* const> ahead) {
+  return SetPrefetch(module, ahead, forward_prefetch_);
+}
+
+absl::Status ShardedModel::SetModulesToBackwardPrefetch(const Module& module,
+                                                        absl::Span<Module* const> ahead) {
+  return SetPrefetch(module, ahead, backward_prefetch_);
+}
+
+absl::StatusOr<UnshardHandle> ShardedModel::Unshard(const Module& module) {
+  WEFT_ASSIGN_OR_RETURN(const int group, GroupOf(module));
+  ParamGroup& params = *groups_[static_cast<size_t>(group)];
+  WEFT_RETURN_IF_ERROR(params.Unshard(Priority::kPrefetch));
+  return UnshardHandle(params);
+}
+
+absl::Status ShardedModel::Reshard(const Module& module) {
+  WEFT_ASSIGN_OR_RETURN(const int group, GroupOf(module));
+  return groups_[static_cast<size_t>(group)]->Reshard();
+}
+
+absl::Status UnshardHandle::Wait() {
+  if (std::exchange(waited_, true)) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the unshard of parameter group '", group_->name(),
+                     "' was waited for already: wait once for each Unshard"));
+  }
+  return group_->WaitUnshard();
 }
 
 void ShardedModel::ZeroGradients() {
   for (const auto& group : groups_) group->ZeroGradients();
+  hooks_->ForgetKept();
 }
 
 std::vector<ShardView> ShardedModel::Shards() const {

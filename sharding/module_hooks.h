@@ -23,14 +23,15 @@ namespace weft {
 
 class ShardedModel::Hooks {
  public:
-  // `modules[i]` is the one of the model's group i.
-  Hooks(ShardedModel& model, const std::vector<Module*>& modules);
+  explicit Hooks(ShardedModel& model);
   ~Hooks();
   Hooks(const Hooks&) = delete;
   Hooks& operator=(const Hooks&) = delete;
 
   // Forgets the orders too, of which ranks may have recorded different passes.
   void ResetAfterError();
+  // Gives back what the last backward kept unsharded.
+  void ForgetKept();
 
  private:
   using Step = absl::Status (Hooks::*)(int group, Invocation& invocation);
@@ -42,10 +43,14 @@ class ShardedModel::Hooks {
   absl::Status AfterBackward(int group, Invocation& invocation);
 
   absl::Status Gather(int group);
-  absl::Status Prefetch(absl::Span<const int> groups);
+  // Gathers ahead what `lists` have for the group that computes, or else what is `expected`.
+  absl::Status Prefetch(int group, const PrefetchLists& lists, absl::Span<const int> expected);
   bool KeepsAfterForward(int group, const Invocation& invocation) const;
-  absl::Status ReshardAll();
-  absl::Status ReduceUnused();
+  absl::Status ReduceOnce(int group);
+  // Finishes gathers that no module used after all, and reshards, but where the model keeps parameters.
+  absl::Status SettleAll(bool reshard);
+  absl::Status FinishForward();
+  absl::Status FinishBackward();
 
   ShardedModel& model_;
   std::vector<std::pair<Module*, Module::HookId>> registered_;
@@ -53,6 +58,9 @@ class ShardedModel::Hooks {
   std::vector<int> last_forward_;   // Groups by the start of their forward in the last whole pass,
   std::vector<int> last_finished_;  // and by its end, whose reverse is the order of backward.
   std::vector<int> finished_;
+  bool in_backward_ = false;   // Of the root: a forward inside it is a recompute.
+  bool kept_ = false;          // Whether the last backward left groups unsharded.
+  std::vector<bool> reduced_;  // By group: in this backward.
   // Forward calls of each group whose backward has not been yet: gradients are whole when there are none.
   absl::flat_hash_map<const Invocation*, std::vector<int>> open_calls_;
 };

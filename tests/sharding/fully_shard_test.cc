@@ -6,8 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/sharding/toy_training.h"
-#include "tests/support/thread_ranks.h"
+#include "tests/sharding/sharded_toy.h"
 
 namespace weft {
 namespace {
@@ -26,27 +25,15 @@ using testing::ToyNet;
 using testing::ToyPass;
 using testing::ToyUpdate;
 using testing::ToyWeights;
+using testing::WithToyModel;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
 
-// Runs `body(net, model, rank)` on ranks of one shard group, each with a sharded network of its own.
-template <typename Body>
-void WithModel(int ranks, const ShardingPolicy& policy, Body body) {
-  RunRanks(NodeMap::OneNode(ranks), [&](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
-    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, ranks));
-    ToyNet net({6, 6, 6, 6});
-    WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, policy,
-                                                       LoadInitialValues(kToySeed)));
-    return body(net, *model, bootstrap.rank());
-  });
-}
-
 absl::Status Pass(ToyNet& net, int rank, int step) { return ToyPass(net, rank, 2, step, 0, 1); }
 
 TEST(FullyShard, LeavesNoParameterWithDataBetweenPasses) {
-  WithModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+  WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     for (int step = 0; step < 2; ++step) {
       for (const auto& parameter : net.AllParameters()) {
         EXPECT_EQ(parameter->data.data, nullptr);
@@ -60,7 +47,7 @@ TEST(FullyShard, LeavesNoParameterWithDataBetweenPasses) {
 }
 
 TEST(FullyShard, FillsEveryShardFromTheLoaderAlone) {
-  WithModel(3, {}, [](ToyNet& net, ShardedModel& model, int) -> absl::Status {
+  WithToyModel(3, {}, [](ToyNet& net, ShardedModel& model, int) -> absl::Status {
     std::vector<float> expected;
     for (const auto& parameter : net.AllParameters()) {
       std::vector<float> values(static_cast<size_t>(parameter->elements()));
@@ -74,7 +61,7 @@ TEST(FullyShard, FillsEveryShardFromTheLoaderAlone) {
 }
 
 TEST(FullyShard, GivesModulesThatTookNoPartAGradientOfZero) {
-  WithModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+  WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     net.SetOrder({0, 2});
     WEFT_RETURN_IF_ERROR(Pass(net, rank, 0));
     for (const ShardView& shard : model.groups()[2]->Shards()) {
@@ -96,7 +83,7 @@ TEST(FullyShard, ReducesABlockThatIsCalledTwiceOnceAndWhole) {
     model.ZeroGradients();
     return absl::OkStatus();
   };
-  WithModel(2, {}, [&](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+  WithToyModel(2, {}, [&](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     std::vector<float> once;
     std::vector<float> twice;
     WEFT_RETURN_IF_ERROR(gradients({0, 1, 2}, model, net, rank, once));
@@ -112,7 +99,7 @@ TEST(FullyShard, FollowsAModelThatChangesItsOrder) {
   for (const int depth : {1, 2}) {
     ShardingPolicy policy;
     policy.prefetch_depth = depth;
-    WithModel(2, policy, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    WithToyModel(2, policy, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
       int step = 0;
       for (const std::vector<size_t>& order :
            std::vector<std::vector<size_t>>{{0, 1, 2}, {0, 2}, {2, 1, 0}, {1}}) {
@@ -129,7 +116,7 @@ TEST(FullyShard, FollowsAModelThatChangesItsOrder) {
 TEST(FullyShard, KeepsNothingGatheredAfterAForwardWithoutGradients) {
   ShardingPolicy policy;
   policy.reshard_after_forward = false;
-  WithModel(2, policy, [](ToyNet& net, ShardedModel& model, int) -> absl::Status {
+  WithToyModel(2, policy, [](ToyNet& net, ShardedModel& model, int) -> absl::Status {
     Invocation invocation(/*gradients=*/false);
     WEFT_RETURN_IF_ERROR(net.Forward(invocation, {ToyInputs(0, 2, 6)}).status());
     for (const auto& group : model.groups()) EXPECT_EQ(group->state(), ParamGroup::State::kSharded);
@@ -139,7 +126,7 @@ TEST(FullyShard, KeepsNothingGatheredAfterAForwardWithoutGradients) {
 }
 
 TEST(FullyShard, AddsASecondReductionToTheFirst) {
-  WithModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+  WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     const auto gradients = [&model] {
       std::vector<float> values;
       for (const ShardView& shard : model.Shards()) {
@@ -157,7 +144,7 @@ TEST(FullyShard, AddsASecondReductionToTheFirst) {
 }
 
 TEST(FullyShard, RefusesToClipWithoutReducedGradients) {
-  WithModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+  WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     EXPECT_THAT(model.ClipGradNorm(1.0), StatusIs(kPrecondition, HasSubstr("no reduced gradients")));
     model.SetRequiresGradientSync(false);
     WEFT_RETURN_IF_ERROR(Pass(net, rank, 0));
@@ -167,7 +154,7 @@ TEST(FullyShard, RefusesToClipWithoutReducedGradients) {
 }
 
 TEST(FullyShard, FindsAGradientThatIsNoNumberOnAllRanks) {
-  WithModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+  WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     WEFT_RETURN_IF_ERROR(Pass(net, rank, 0));
     if (rank == 1) model.Shards().back().grad[0] = std::numeric_limits<float>::quiet_NaN();
     WEFT_ASSIGN_OR_RETURN(const GradientNorm norm, model.ClipGradNorm(1.0));
@@ -178,7 +165,7 @@ TEST(FullyShard, FindsAGradientThatIsNoNumberOnAllRanks) {
 }
 
 TEST(FullyShard, FailsOnAllRanksWhenOneCannotGoOnAndWorksAgainAfterAReset) {
-  WithModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+  WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     WEFT_RETURN_IF_ERROR(Pass(net, rank, 0));
     WEFT_RETURN_IF_ERROR(ToyUpdate(model, 1.0, nullptr));
     WEFT_ASSIGN_OR_RETURN(const std::vector<float> before, ToyWeights(model));

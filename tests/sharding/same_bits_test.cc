@@ -96,6 +96,20 @@ TEST(FullyShard, GivesTheSameBitsOnEveryMeshAndScheduleOfFourRanks) {
   EXPECT_THAT(seen, ::testing::SizeIs(1));
 }
 
+TEST(FullyShard, GivesTheSameBitsAtTheSameCostWithActivationCheckpoints) {
+  std::map<uint64_t, std::string> seen;
+  for (ToyRun run : Schedules({{2, 2}})) {
+    for (const bool checkpoint : {false, true}) {
+      run.checkpoint = checkpoint;
+      RunToy(NodeMap::OneNode(4), run, [&](const ToyOutcome& outcome) {
+        seen.emplace(Hash64(outcome.weights.data(), outcome.weights.size() * sizeof(float)), run.Describe());
+        ExpectCosts(outcome);
+      });
+    }
+  }
+  EXPECT_THAT(seen, ::testing::SizeIs(1));
+}
+
 TEST(FullyShard, GivesTheSameBitsOnEveryNodeMap) {
   std::map<uint64_t, std::string> seen;
   for (const NodeMap& nodes : NodeMapsOf(4)) {

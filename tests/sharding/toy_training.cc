@@ -63,7 +63,7 @@ std::string ToyRun::Describe() const {
   return absl::StrCat(replicate, " x ", shard, ", zero copy ", policy.zero_copy, ", reshard ",
                       policy.reshard_after_forward, ", prefetch ", policy.prefetch_depth, ", ",
                       ToAbsl(Name(policy.param_dtype)), " reduced in ", ToAbsl(Name(policy.reduce_dtype)),
-                      ", ", microbatches, " microbatches");
+                      ", ", microbatches, " microbatches", checkpoint ? ", checkpoints" : "");
 }
 
 absl::Status ToyPass(ToyNet& net, int rank, int ranks, int step, int microbatch, int microbatches) {
@@ -105,6 +105,7 @@ absl::StatusOr<ToyOutcome> TrainToy(Bootstrap& bootstrap, const ToyRun& run) {
   WEFT_ASSIGN_OR_RETURN(const RankEngine rank, RankEngine::Make(bootstrap));
   WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(run.replicate, run.shard));
   ToyNet net(run.sizes);
+  for (Module* block : net.blocks()) block->SetActivationCheckpointing(run.checkpoint);
   WEFT_ASSIGN_OR_RETURN(
       const std::unique_ptr<ShardedModel> model,
       FullyShard(net, net.blocks(), mesh, *rank.engine, run.policy, LoadInitialValues(kToySeed)));

@@ -33,6 +33,7 @@ struct ToyRun {
   int microbatches = 1;
   double clip = 0.05;
   std::vector<int64_t> sizes = {16, 15, 8, 3};
+  bool checkpoint = false;  // Blocks recompute their activations.
 
   std::string Describe() const;
 };

@@ -34,6 +34,7 @@
 #include <string>
 #include <vector>
 
+#include <absl/container/flat_hash_map.h>
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
@@ -53,6 +54,23 @@ struct GradientNorm {
   float factor;  // What gradients are to be multiplied by: ClipFactor(norm, max_norm).
 };
 
+// A gather that was started ahead of its use. One that is not waited for is waited for by the module's
+// forward.
+//
+// Lifetime: the model must outlive it.
+class [[nodiscard]] UnshardHandle {
+ public:
+  // Until the parameters may be read. Errors: kFailedPrecondition (waited for before).
+  absl::Status Wait();
+
+ private:
+  friend class ShardedModel;
+  explicit UnshardHandle(ParamGroup& group) : group_(&group) {}
+  ParamGroup* group_;
+  bool waited_ = false;
+};
+
+// Setters take effect from the next forward or backward on, and must be called alike on all ranks.
 class ShardedModel {
  public:
   ~ShardedModel();
@@ -60,7 +78,29 @@ class ShardedModel {
   // Off: backward only accumulates (in full gradients: the next backward with it on reduces their sum). On at
   // first.
   void SetRequiresGradientSync(bool sync) { gradient_sync_ = sync; }
-  // Forgets the gradients; without it the next backward after a reduction is an error.
+  // Off: the root's backward does not wait for the reductions under way; the next one with it on does, and
+  // only then may gradients be read and shards be written. On at first.
+  void SetIsLastBackward(bool last) { is_last_backward_ = last; }
+  // Whether blocks give their parameters back between forward and backward; the root's group follows
+  // ShardingPolicy::reshard_root_after_forward. At first as the policy says.
+  void SetReshardAfterForward(bool reshard) { policy_.reshard_after_forward = reshard; }
+  // Off: parameters stay unsharded after backward, so that the next forward need not gather. They hold the
+  // values of before an update, so it must be on for the last backward before one. On at first.
+  void SetReshardAfterBackward(bool reshard) { reshard_after_backward_ = reshard; }
+
+  // What is gathered ahead when `module` begins its forward (its backward), instead of what the recorded
+  // order says: all of `ahead`, in this order; nothing if it is empty.
+  // Errors: kInvalidArgument (a module that is no group of this model; it is named).
+  absl::Status SetModulesToForwardPrefetch(const Module& module, absl::Span<Module* const> ahead);
+  absl::Status SetModulesToBackwardPrefetch(const Module& module, absl::Span<Module* const> ahead);
+
+  // Starts to gather a module's group outside of its forward. Collective: by all ranks, at the same place.
+  // Errors: kInvalidArgument (no group of this model).
+  absl::StatusOr<UnshardHandle> Unshard(const Module& module);
+  // Gives them back. Errors: kInvalidArgument (as above), kFailedPrecondition (still being unsharded).
+  absl::Status Reshard(const Module& module);
+
+  // Forgets the gradients, and gives back what SetReshardAfterBackward kept.
   void ZeroGradients();
 
   // The norm is the same on every mesh, bit for bit. `max_norm` 0: no clipping, factor 1. Gradients are not
@@ -91,14 +131,21 @@ class ShardedModel {
                                                                   const ShardingPolicy& policy,
                                                                   const ShardLoader& loader);
   class Hooks;
+  using PrefetchLists = absl::flat_hash_map<int, std::vector<int>>;  // By group.
   ShardedModel(Module& root, ShardingPolicy policy, std::unique_ptr<CommContext> context);
+  absl::StatusOr<int> GroupOf(const Module& module) const;
+  absl::Status SetPrefetch(const Module& module, absl::Span<Module* const> ahead, PrefetchLists& lists);
 
   Module& root_;
   ShardingPolicy policy_;
   std::unique_ptr<CommContext> context_;
   std::vector<std::unique_ptr<ParamGroup>> groups_;
+  std::vector<Module*> modules_;  // Of the groups.
   std::unique_ptr<Hooks> hooks_;
+  PrefetchLists forward_prefetch_, backward_prefetch_;
   bool gradient_sync_ = true;
+  bool is_last_backward_ = true;
+  bool reshard_after_backward_ = true;
 };
 
 // `blocks`: modules below the root, in any order, one group each; a block inside another is a group of its

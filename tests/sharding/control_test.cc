@@ -1,0 +1,143 @@
+// What a training loop can tell a sharded model: when to gather, to give back, and to wait.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/sharding/sharded_toy.h"
+
+namespace weft {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::StatusIs;
+using testing::ToyNet;
+using testing::ToyPassOf;
+using testing::ToyUpdate;
+using testing::WithToyModel;
+using State = ParamGroup::State;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
+
+std::vector<State> States(const ShardedModel& model) {
+  std::vector<State> states;
+  for (const auto& group : model.groups()) states.push_back(group->state());
+  return states;
+}
+
+// States of all groups as the layer's forward (or backward) begins, in the next pass.
+std::vector<State> StatesInside(ToyNet& net, ShardedModel& model, size_t layer, bool backward, int rank) {
+  std::vector<State> seen;
+  const auto look = [&](Module&, Invocation&, Tensors&) {
+    seen = States(model);
+    return absl::OkStatus();
+  };
+  Module& module = net.layer(layer);
+  const auto hook = backward ? module.AddBackwardPreHook(look) : module.AddForwardPreHook(look);
+  EXPECT_OK(ToyPassOf(net, model, rank));
+  model.ZeroGradients();
+  module.RemoveHook(hook);
+  return seen;
+}
+
+TEST(ShardedModel, GathersAheadWhatItsListsSay) {
+  WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(model.SetModulesToForwardPrefetch(net.layer(0), {&net.layer(2), &net.layer(1)}));
+    WEFT_RETURN_IF_ERROR(model.SetModulesToForwardPrefetch(net, {}));
+    WEFT_RETURN_IF_ERROR(model.SetModulesToBackwardPrefetch(net.layer(2), {&net.layer(0)}));
+    const auto forward = StatesInside(net, model, 0, /*backward=*/false, rank);
+    EXPECT_EQ(forward,
+              (std::vector{State::kUnsharded, State::kUnsharded, State::kUnsharding, State::kUnsharding}));
+    const auto backward = StatesInside(net, model, 2, /*backward=*/true, rank);
+    EXPECT_EQ(backward,
+              (std::vector{State::kUnsharded, State::kUnsharding, State::kSharded, State::kUnsharded}));
+    return absl::OkStatus();
+  });
+}
+
+TEST(ShardedModel, RefusesPrefetchListsWithModulesThatAreNoGroups) {
+  WithToyModel(1, {}, [](ToyNet& net, ShardedModel& model, int) -> absl::Status {
+    ToyNet other({6, 6});
+    EXPECT_THAT(model.SetModulesToForwardPrefetch(net.layer(0), {&net.layer(1), &other}),
+                StatusIs(kInvalid, AllOf(HasSubstr("module 'net' is no parameter group"),
+                                         HasSubstr("blocks given to FullyShard"))));
+    EXPECT_THAT(model.SetModulesToBackwardPrefetch(other.layer(0), {}),
+                StatusIs(kInvalid, HasSubstr("module 'layers.0'")));
+    EXPECT_THAT(model.Unshard(other), StatusIs(kInvalid, HasSubstr("no parameter group")));
+    EXPECT_THAT(model.Reshard(other), StatusIs(kInvalid, HasSubstr("no parameter group")));
+    return absl::OkStatus();
+  });
+}
+
+int64_t GathersOfAPass(ToyNet& net, ShardedModel& model, int rank) {
+  const int64_t before = model.context().counters().all_gathers;
+  EXPECT_OK(ToyPassOf(net, model, rank));
+  EXPECT_OK(ToyUpdate(model, 0.0, nullptr));
+  return model.context().counters().all_gathers - before;
+}
+
+TEST(ShardedModel, KeepsBlocksAfterForwardWhenTold) {
+  WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    EXPECT_EQ(GathersOfAPass(net, model, rank), 2 * 3 + 1);
+    model.SetReshardAfterForward(false);
+    EXPECT_EQ(GathersOfAPass(net, model, rank), 3 + 1);
+    model.SetReshardAfterForward(true);
+    EXPECT_EQ(GathersOfAPass(net, model, rank), 2 * 3 + 1);
+    return absl::OkStatus();
+  });
+}
+
+TEST(ShardedModel, KeepsGroupsAfterBackwardUntilGradientsAreForgotten) {
+  WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    model.SetRequiresGradientSync(false);
+    model.SetReshardAfterForward(false);
+    model.SetReshardAfterBackward(false);
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    EXPECT_THAT(States(model), ::testing::Each(State::kUnsharded));
+    const int64_t before = model.context().counters().all_gathers;
+    model.SetRequiresGradientSync(true);
+    model.SetReshardAfterBackward(true);
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    EXPECT_EQ(model.context().counters().all_gathers, before);
+    EXPECT_THAT(States(model), ::testing::Each(State::kSharded));
+    model.ZeroGradients();
+
+    model.SetReshardAfterBackward(false);
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    EXPECT_THAT(States(model), ::testing::Each(State::kUnsharded));
+    model.ZeroGradients();
+    EXPECT_THAT(States(model), ::testing::Each(State::kSharded));
+    return absl::OkStatus();
+  });
+}
+
+TEST(ShardedModel, LeavesReductionsUnderWayUntilTheLastBackward) {
+  WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    model.SetIsLastBackward(false);
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    EXPECT_FALSE(model.groups()[0]->has_reduced_gradients());
+    EXPECT_THAT(model.ClipGradNorm(1.0), StatusIs(kPrecondition, HasSubstr("no reduced gradients")));
+    WEFT_RETURN_IF_ERROR(model.context().FinishBackward());
+    EXPECT_TRUE(model.groups()[0]->has_reduced_gradients());
+    return ToyUpdate(model, 1.0, nullptr);
+  });
+}
+
+TEST(ShardedModel, UnshardsAModuleAheadOfItsForward) {
+  WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(UnshardHandle handle, model.Unshard(net.layer(1)));
+    EXPECT_THAT(model.Reshard(net.layer(1)), StatusIs(kPrecondition, HasSubstr("call WaitUnshard before")));
+    WEFT_RETURN_IF_ERROR(handle.Wait());
+    EXPECT_NE(net.layer(1).weight()->data.data, nullptr);
+    EXPECT_THAT(handle.Wait(), StatusIs(kPrecondition, HasSubstr("'layers.1' was waited for already")));
+    WEFT_RETURN_IF_ERROR(model.Reshard(net.layer(1)));
+    EXPECT_EQ(net.layer(1).weight()->data.data, nullptr);
+    // One that is not waited for serves the next forward.
+    WEFT_RETURN_IF_ERROR(model.Unshard(net.layer(1)).status());
+    EXPECT_EQ(GathersOfAPass(net, model, rank), 2 * 3);
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace
+}  // namespace weft

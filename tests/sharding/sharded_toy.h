@@ -1,0 +1,27 @@
+// Ranks of one shard group, each with a sharded toy network of three equal layers.
+#pragma once
+
+#include "tests/sharding/toy_training.h"
+#include "tests/support/thread_ranks.h"
+
+namespace weft::testing {
+
+// Runs `body(net, model, rank)` on `ranks` threads.
+template <typename Body>
+void WithToyModel(int ranks, const ShardingPolicy& policy, Body body) {
+  RunRanks(NodeMap::OneNode(ranks), [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, ranks));
+    ToyNet net({6, 6, 6, 6});
+    WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, policy,
+                                                       LoadInitialValues(kToySeed)));
+    return body(net, *model, bootstrap.rank());
+  });
+}
+
+// One microbatch of a step over all ranks of the model.
+inline absl::Status ToyPassOf(ToyNet& net, ShardedModel& model, int rank, int step = 0) {
+  return ToyPass(net, rank, model.context().shard_group().size(), step, 0, 1);
+}
+
+}  // namespace weft::testing
