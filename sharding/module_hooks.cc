@@ -127,7 +127,7 @@ absl::Status ShardedModel::Hooks::ReduceOnce(int group) {
   reduced_[Index(group)] = true;
   ParamGroup& params = *model_.groups_[Index(group)];
   WEFT_RETURN_IF_ERROR(params.PrepareGradients());
-  return params.ReduceGradients();
+  return params.ReduceGradients(model_.all_reduce_ ? ReduceScope::kShardAndReplicate : ReduceScope::kShard);
 }
 
 absl::Status ShardedModel::Hooks::SettleAll(bool reshard) {

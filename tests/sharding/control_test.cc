@@ -9,6 +9,10 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using testing::kToySeed;
+using testing::MakeToyMesh;
+using testing::RankEngine;
+using testing::RunRanks;
 using testing::StatusIs;
 using testing::ToyNet;
 using testing::ToyPassOf;
@@ -116,10 +120,30 @@ TEST(ShardedModel, LeavesReductionsUnderWayUntilTheLastBackward) {
     model.SetIsLastBackward(false);
     WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
     EXPECT_FALSE(model.groups()[0]->has_reduced_gradients());
-    EXPECT_THAT(model.ClipGradNorm(1.0), StatusIs(kPrecondition, HasSubstr("no reduced gradients")));
+    EXPECT_THAT(model.ClipGradNorm(1.0), StatusIs(kPrecondition, HasSubstr("reductions under way")));
     WEFT_RETURN_IF_ERROR(model.context().FinishBackward());
     EXPECT_TRUE(model.groups()[0]->has_reduced_gradients());
     return ToyUpdate(model, 1.0, nullptr);
+  });
+}
+
+TEST(ShardedModel, AllReducesOnlyWhenTold) {
+  RunRanks(NodeMap::OneNode(4), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(2, 2));
+    ToyNet net({6, 6, 6});
+    WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, {},
+                                                       LoadInitialValues(kToySeed)));
+    model->SetRequiresAllReduce(false);
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, *model, bootstrap.rank()));
+    EXPECT_EQ(model->context().counters().reduce_scatters, 3);
+    EXPECT_EQ(model->context().counters().all_reduces, 0);
+    EXPECT_THAT(model->ClipGradNorm(1.0), StatusIs(kPrecondition, HasSubstr("group 'net'")));
+    model->SetRequiresAllReduce(true);
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, *model, bootstrap.rank()));
+    EXPECT_EQ(model->context().counters().reduce_scatters, 6);
+    EXPECT_EQ(model->context().counters().all_reduces, 3);
+    return ToyUpdate(*model, 1.0, nullptr);
   });
 }
 

@@ -78,6 +78,9 @@ class ShardedModel {
   // Off: backward only accumulates (in full gradients: the next backward with it on reduces their sum). On at
   // first.
   void SetRequiresGradientSync(bool sync) { gradient_sync_ = sync; }
+  // Off: what backward reduces is summed over the shard group only, and added up in the rank's shards; the
+  // next backward with it on sums them over the replicas. On at first.
+  void SetRequiresAllReduce(bool all_reduce) { all_reduce_ = all_reduce; }
   // Off: the root's backward does not wait for the reductions under way; the next one with it on does, and
   // only then may gradients be read and shards be written. On at first.
   void SetIsLastBackward(bool last) { is_last_backward_ = last; }
@@ -144,6 +147,7 @@ class ShardedModel {
   std::unique_ptr<Hooks> hooks_;
   PrefetchLists forward_prefetch_, backward_prefetch_;
   bool gradient_sync_ = true;
+  bool all_reduce_ = true;
   bool is_last_backward_ = true;
   bool reshard_after_backward_ = true;
 };
