@@ -137,6 +137,7 @@ absl::StatusOr<Buffer> CommContext::AcquireShard(size_t bytes) {
 void CommContext::ResetPeaks() {
   images_.ResetPeak();
   gradients_.ResetPeak();
+  shards_.ResetPeak();
 }
 
 }  // namespace weft

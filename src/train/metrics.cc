@@ -27,10 +27,16 @@ std::string ToJson(const StepMetrics& metrics) {
                                   {{"all_gather", metrics.bytes.all_gather},
                                    {"reduce_scatter", metrics.bytes.reduce_scatter},
                                    {"all_reduce", metrics.bytes.all_reduce},
-                                   {"context", metrics.bytes.context}}},
+                                   {"context", metrics.bytes.context},
+                                   {"control", metrics.bytes.control}}},
                                  {"wire_bytes", metrics.wire_bytes},
                                  {"copied_bytes", metrics.copied_bytes},
                                  {"peak_buffer_bytes", metrics.peak_buffer_bytes},
+                                 {"peak_bytes",
+                                  {{"images", metrics.peak_bytes.images},
+                                   {"gradients", metrics.peak_bytes.gradients},
+                                   {"shards", metrics.peak_bytes.shards},
+                                   {"scratch", metrics.peak_bytes.scratch}}},
                                  {"rss_bytes", metrics.rss_bytes}};
   if (metrics.eval_loss) {
     json["eval_loss"] = *metrics.eval_loss;

@@ -9,10 +9,19 @@ void AddCounters(const CounterSnapshot& before, const CounterSnapshot& after, St
   metrics.bytes.reduce_scatter = to.reduce_scatter_bytes - from.reduce_scatter_bytes;
   metrics.bytes.all_reduce = to.all_reduce_bytes - from.all_reduce_bytes;
   metrics.bytes.context = to.context_bytes - from.context_bytes;
+  metrics.bytes.control = to.control_bytes - from.control_bytes;
   metrics.wire_bytes = to.wire_bytes - from.wire_bytes;
   metrics.copied_bytes =
       to.copied_bytes - from.copied_bytes + after.sharding.copied_bytes - before.sharding.copied_bytes;
   metrics.exposed_comm_ms = static_cast<double>(to.wait_ns - from.wait_ns) / 1e6;
+}
+
+void AddPeaks(ShardedModel& model, const CommEngine& engine, StepMetrics& metrics) {
+  const CommContext& context = model.context();
+  metrics.peak_buffer_bytes = static_cast<int64_t>(model.peak_buffer_bytes());
+  metrics.peak_bytes = {
+      static_cast<int64_t>(context.image_peak_bytes()), static_cast<int64_t>(context.gradient_peak_bytes()),
+      static_cast<int64_t>(context.shard_peak_bytes()), static_cast<int64_t>(engine.scratch_peak_bytes())};
 }
 
 }  // namespace weft

@@ -5,6 +5,7 @@
 
 #include "weft/comm/comm_engine.h"
 #include "weft/sharding/comm_context.h"
+#include "weft/sharding/fully_shard.h"
 #include "weft/train/metrics.h"
 
 namespace weft {
@@ -16,5 +17,8 @@ struct CounterSnapshot {
 
 // Fills the byte and communication-time fields of `metrics` with what happened between two snapshots.
 void AddCounters(const CounterSnapshot& before, const CounterSnapshot& after, StepMetrics& metrics);
+
+// Fills in the largest memory of each pool since the peaks were reset.
+void AddPeaks(ShardedModel& model, const CommEngine& engine, StepMetrics& metrics);
 
 }  // namespace weft

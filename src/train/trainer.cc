@@ -87,7 +87,7 @@ absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, bool stop) {
   metrics.tokens = plan_.targets_per_step();
   metrics.tokens_seen = step * metrics.tokens;
   AddCounters(before, {engine_->counters(), sharded_->context().counters()}, metrics);
-  metrics.peak_buffer_bytes = static_cast<int64_t>(sharded_->peak_buffer_bytes());
+  AddPeaks(*sharded_, *engine_, metrics);
   metrics.rss_bytes = ResidentBytes();
   metrics.step_ms = MillisecondsSince(start);
   metrics.tokens_per_s = static_cast<double>(metrics.tokens) / metrics.step_ms * 1e3;

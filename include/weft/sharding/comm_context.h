@@ -81,9 +81,11 @@ class CommContext {
 
   ShardingCounters counters() const { return counters_; }
   void CountCopy(int64_t bytes) { counters_.copied_bytes += bytes; }
-  // Largest memory in gathered images and in full gradients since ResetPeaks.
+  // Largest memory in gathered images, in full gradients, and in what lies by shard (masters, sums of
+  // gradients) since ResetPeaks.
   size_t image_peak_bytes() const { return images_.peak_bytes(); }
   size_t gradient_peak_bytes() const { return gradients_.peak_bytes(); }
+  size_t shard_peak_bytes() const { return shards_.peak_bytes(); }
   size_t shard_bytes() const { return shards_.in_use_bytes(); }
   void ResetPeaks();
 

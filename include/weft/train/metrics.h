@@ -29,10 +29,18 @@ struct StepMetrics {
     int64_t reduce_scatter = 0;
     int64_t all_reduce = 0;
     int64_t context = 0;
+    int64_t control = 0;  // The gradient norm, and what ranks tell each other.
   } bytes;
   int64_t wire_bytes = 0;
   int64_t copied_bytes = 0;
-  int64_t peak_buffer_bytes = 0;
+  int64_t peak_buffer_bytes = 0;  // Images and gradients.
+  // Of each pool: within the step, but for the engine's scratch, whose peak is of the run so far.
+  struct {
+    int64_t images = 0;
+    int64_t gradients = 0;
+    int64_t shards = 0;
+    int64_t scratch = 0;
+  } peak_bytes;
   int64_t rss_bytes = 0;
   std::optional<double> eval_loss;  // After the update, where the step was followed by an evaluation.
 };

@@ -1,0 +1,129 @@
+// Every byte of a training step accounted for: the metrics against weft/sharding/byte_formulas.h.
+#include <algorithm>
+
+#include "tests/train/train_run.h"
+#include "weft/core/order_free_sum.h"
+#include "weft/nn/llama.h"
+#include "weft/sharding/byte_formulas.h"
+#include "weft/train/model_presets.h"
+
+namespace weft {
+namespace {
+
+class Ledger : public TrainRun {
+ protected:
+  StepShape ShapeOf(const Mesh& mesh, int ranks_per_node) const {
+    StepShape shape;
+    shape.shard_size = mesh.shard;
+    shape.replicate_size = mesh.replicate;
+    shape.microbatches = static_cast<int>(config_.data.grad_accum);
+    shape.gradient_sync = GradientSync::kLast;
+    shape.ranks_per_node = ranks_per_node;
+    return shape;
+  }
+
+  ShardingPolicy Policy() const {
+    ShardingPolicy policy;
+    policy.zero_copy = config_.parallel.zero_copy;
+    policy.reshard_after_forward = config_.parallel.reshard_after_forward;
+    policy.param_dtype = config_.parallel.param_dtype;
+    policy.reduce_dtype = config_.parallel.reduce_dtype;
+    return policy;
+  }
+
+  FlatLayout LayoutOf(const std::vector<std::shared_ptr<Parameter>>& parameters, int shard_size) const {
+    std::vector<FlatParameter> flat;
+    for (const auto& parameter : parameters) flat.push_back({parameter->shape});
+    const bool narrow =
+        config_.parallel.param_dtype == DType::kBF16 || config_.parallel.reduce_dtype == DType::kBF16;
+    return FlatLayout::Make(config_.parallel.zero_copy ? FlatKind::kContiguous : FlatKind::kPerParameter,
+                            flat, shard_size, narrow ? 32 : 16)
+        .value();
+  }
+
+  // The decoder's blocks are a group each, and what is outside of them is the root's.
+  StepCosts Expected(const StepShape& shape) const {
+    const auto model = LlamaModel::Create(MakeLlamaConfig(config_.model, config_.data.seq_len)).value();
+    std::vector<std::shared_ptr<Parameter>> rest = model->AllParameters();
+    StepCosts costs;
+    for (DecoderBlock* block : model->blocks()) {
+      const auto parameters = block->AllParameters();
+      costs += CostsOfGroup(LayoutOf(parameters, shape.shard_size), {}, Policy(), shape);
+      for (const auto& parameter : parameters) rest.erase(std::find(rest.begin(), rest.end(), parameter));
+    }
+    costs += CostsOfGroup(LayoutOf(rest, shape.shard_size), {.is_root = true}, Policy(), shape);
+    return costs;
+  }
+
+  // Runs on nodes of `ranks_per_node` ranks; 0: on one node.
+  void ExpectFormulas(const Mesh& mesh, int ranks_per_node = 0) {
+    SCOPED_TRACE(absl::StrCat(mesh.replicate, "x", mesh.shard, ", ", ranks_per_node, " ranks a node"));
+    const StepShape shape = ShapeOf(mesh, ranks_per_node);
+    const StepCosts expected = Expected(shape);
+    const Result result =
+        Run(mesh, NodeMap::RanksPerNode(mesh.ranks(), ranks_per_node == 0 ? mesh.ranks() : ranks_per_node));
+    for (size_t step = 0; step < result.steps.size(); ++step) {
+      int64_t wire = 0;
+      for (const std::vector<StepMetrics>& rank : result.by_rank) {
+        EXPECT_EQ(rank[step].bytes.all_gather, expected.all_gather_bytes);
+        EXPECT_EQ(rank[step].bytes.reduce_scatter, expected.reduce_scatter_bytes);
+        EXPECT_EQ(rank[step].bytes.all_reduce, expected.all_reduce_bytes);
+        EXPECT_EQ(rank[step].bytes.context, 0);
+        EXPECT_EQ(rank[step].copied_bytes, expected.copied_bytes);
+        wire += rank[step].wire_bytes;
+      }
+      EXPECT_EQ(wire, expected.wire_bytes + ControlWireBytes(shape));
+    }
+  }
+
+  // Notes of two words that all ranks tell each other, and what the gradient norm needs where a shard group
+  // lies on several nodes: a maximum, and a sum.
+  static int64_t ControlWireBytes(const StepShape& shape) {
+    const int64_t notes = AllGatherWireBytes(int64_t{16} * shape.ranks(), shape.nodes());
+    const int64_t norm = sizeof(float) + sizeof(SquareSum);
+    return notes + shape.replicate_size * AllReduceWireBytes(norm, shape.shard_group_nodes());
+  }
+};
+
+TEST_F(Ledger, HoldsTheFormulasOnEveryMesh) {
+  config_.data.batch_size = 12;
+  for (const Mesh mesh : {Mesh{1, 1}, Mesh{1, 2}, Mesh{1, 3}, Mesh{1, 4}, Mesh{2, 2}, Mesh{4, 1}}) {
+    ExpectFormulas(mesh);
+  }
+}
+
+TEST_F(Ledger, HoldsTheFormulasForEveryPolicy) {
+  UseOddSizes();
+  for (const bool zero_copy : {true, false}) {
+    for (const bool reshard : {true, false}) {
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        config_.parallel.zero_copy = zero_copy;
+        config_.parallel.reshard_after_forward = reshard;
+        config_.parallel.param_dtype = dtype;
+        config_.parallel.reduce_dtype = dtype;
+        ExpectFormulas({2, 2});
+      }
+    }
+  }
+}
+
+TEST_F(Ledger, HoldsTheFormulasBetweenTwoNodes) {
+  UseOddSizes();
+  for (const Mesh mesh : {Mesh{1, 4}, Mesh{2, 2}, Mesh{4, 1}}) ExpectFormulas(mesh, 2);
+}
+
+TEST_F(Ledger, HoldsTheFormulasWhereEveryRankIsANode) {
+  for (const Mesh mesh : {Mesh{1, 4}, Mesh{2, 2}, Mesh{4, 1}}) ExpectFormulas(mesh, 1);
+}
+
+TEST_F(Ledger, ShowsThePeakOfEveryPool) {
+  const StepMetrics step = Run({2, 2}, NodeMap::RanksPerNode(4, 2)).steps.back();
+  EXPECT_GT(step.peak_bytes.images, 0);
+  EXPECT_GT(step.peak_bytes.gradients, 0);
+  EXPECT_GT(step.peak_bytes.shards, 0);
+  EXPECT_GT(step.peak_bytes.scratch, 0);
+  EXPECT_EQ(step.peak_buffer_bytes, step.peak_bytes.images + step.peak_bytes.gradients);
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,106 @@
+// A small training run over ranks that are threads, on any mesh and node map.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/status_matchers.h"
+#include "tests/train/temp_folder.h"
+#include "weft/mesh/thread_bootstrap.h"
+#include "weft/train/train.h"
+
+namespace weft {
+
+struct Mesh {
+  int replicate;
+  int shard;
+  int ranks() const { return replicate * shard; }
+};
+
+// Text with enough variety that gradients differ from window to window; below 131, for the odd vocabulary.
+inline std::string SomeText() {
+  std::string text;
+  for (int i = 0; i < 4000; ++i) {
+    text += static_cast<char>('a' + (i * i / 7 + i / 3) % 26);
+  }
+  return text;
+}
+
+class TrainRun : public ::testing::Test {
+ protected:
+  TrainRun() {
+    config_.data.paths = {folder_.Write("text.txt", SomeText())};
+    config_.model.layers = 2;
+    config_.model.dim = 16;
+    config_.model.heads = 2;
+    config_.model.kv_heads = 1;
+    config_.model.ffn_dim = 24;
+    config_.data.seq_len = 16;
+    config_.optimizer.lr = 1e-2;
+    config_.optimizer.steps = 3;
+    config_.data.batch_size = 4;
+  }
+
+  void UseOddSizes() {
+    config_.model.dim = 60;
+    config_.model.heads = 5;
+    config_.model.kv_heads = 5;
+    config_.model.ffn_dim = 101;
+    config_.model.vocab_size = 131;
+  }
+
+  struct Result {
+    TrainReport report;
+    std::vector<StepMetrics> steps;                 // Of rank 0.
+    std::vector<std::vector<StepMetrics>> by_rank;  // Of every rank.
+  };
+
+  Result Run(const Mesh& mesh, const NodeMap& nodes) {
+    TrainConfig config = config_;
+    config.parallel.dp_replicate = mesh.replicate;
+    config.parallel.dp_shard = mesh.shard;
+    EXPECT_OK(Validate(config));
+    Result result;
+    result.by_rank.resize(static_cast<size_t>(mesh.ranks()));
+    EXPECT_OK(RunThreadRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
+      TrainEnvironment environment;
+      std::vector<StepMetrics>& own = result.by_rank[static_cast<size_t>(bootstrap.rank())];
+      environment.on_step = [&own](const StepMetrics& metrics) { own.push_back(metrics); };
+      WEFT_ASSIGN_OR_RETURN(const TrainReport report, Train(bootstrap, config, environment));
+      if (bootstrap.rank() == 0) {
+        result.report = report;
+      }
+      return absl::OkStatus();
+    }));
+    result.steps = result.by_rank[0];
+    return result;
+  }
+  Result Run(const Mesh& mesh) { return Run(mesh, NodeMap::OneNode(mesh.ranks())); }
+
+  // The error that all ranks of a run agree on.
+  absl::Status RunError(int ranks) {
+    return RunThreadRanks(NodeMap::OneNode(ranks),
+                          [&](Bootstrap& bootstrap) { return Train(bootstrap, config_, {}).status(); });
+  }
+
+  void ExpectCurvesOfOneRank(const std::vector<Mesh>& meshes) {
+    const Result one = Run({1, 1});
+    for (const Mesh& mesh : meshes) {
+      const Result result = Run(mesh);
+      ASSERT_EQ(result.steps.size(), one.steps.size());
+      for (size_t i = 0; i < one.steps.size(); ++i) {
+        EXPECT_NEAR(result.steps[i].loss / one.steps[i].loss, 1, 1e-4) << mesh.replicate << "x" << mesh.shard;
+        EXPECT_NEAR(result.steps[i].grad_norm / one.steps[i].grad_norm, 1, 1e-4)
+            << mesh.replicate << "x" << mesh.shard;
+      }
+    }
+  }
+
+  TempFolder folder_;
+  TrainConfig config_;
+};
+
+}  // namespace weft
