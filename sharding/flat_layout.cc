@@ -92,18 +92,25 @@ void FlatLayout::PlaceImage() {
   order_.resize(parameters_.size());
   std::iota(order_.begin(), order_.end(), 0);
   std::stable_sort(order_.begin(), order_.end(), [this](int a, int b) {
-    return parameters_[Index(a)].replicate_bucket < parameters_[Index(b)].replicate_bucket;
+    return std::pair(!at(a).trainable, at(a).replicate_bucket) <
+           std::pair(!at(b).trainable, at(b).replicate_bucket);
   });
   image_offsets_.resize(parameters_.size());
   for (const int parameter : order_) {
-    const int64_t elements = ElementCount(parameters_[Index(parameter)].shape);
+    const int64_t elements = ElementCount(at(parameter).shape);
     image_offsets_[Index(parameter)] = image_elements_;
     image_elements_ += RoundUp(elements, alignment_);
     parameter_elements_ += elements;
+    if (!at(parameter).trainable) continue;
+    ++trainable_count_;
+    trainable_elements_ += elements;
+    gradient_image_elements_ = image_elements_;
   }
   if (kind_ == FlatKind::kContiguous) {
     image_elements_ = RoundUp(image_elements_, alignment_ * shard_size_);
     shard_elements_ = image_elements_ / shard_size_;
+    // Padding at the end is reduced too, so that without frozen parameters all parts are equal.
+    if (trainable_count_ == parameters_.size()) gradient_image_elements_ = image_elements_;
   }
 }
 
@@ -111,10 +118,27 @@ void FlatLayout::PlaceChunks() {
   if (kind_ != FlatKind::kPerParameter) return;
   shard_offsets_.resize(parameters_.size());
   for (const int parameter : order_) {
-    const Around around = SplitAtShardDim(parameters_[Index(parameter)]);
+    const Around around = SplitAtShardDim(at(parameter));
     shard_offsets_[Index(parameter)] = shard_elements_;
     shard_elements_ += RoundUp(around.before * DivideUp(around.dim, shard_size_) * around.after, alignment_);
+    if (at(parameter).trainable) reduced_chunk_elements_ = shard_elements_;
   }
+}
+
+bool FlatLayout::frozen() const { return !parameters_.empty() && trainable_count_ == 0; }
+
+int64_t FlatLayout::reduced_elements(int shard_rank) const {
+  if (kind_ == FlatKind::kPerParameter) return reduced_chunk_elements_;
+  return Intersect({shard_rank * shard_elements_, shard_elements_}, {0, gradient_image_elements_}).count;
+}
+
+int64_t FlatLayout::reduced_offset(int shard_rank) const {
+  if (kind_ == FlatKind::kPerParameter) return shard_rank * reduced_chunk_elements_;
+  return std::min(shard_rank * shard_elements_, gradient_image_elements_);
+}
+
+int64_t FlatLayout::reduced_elements() const {
+  return kind_ == FlatKind::kPerParameter ? reduced_chunk_elements_ * shard_size_ : gradient_image_elements_;
 }
 
 std::vector<ShardPiece> FlatLayout::Pieces(int shard_rank) const {
@@ -130,12 +154,12 @@ std::vector<ShardPiece> FlatLayout::Pieces(int shard_rank) const {
 ShardPiece FlatLayout::RangePiece(int parameter, int shard_rank) const {
   const int64_t offset = image_offset(parameter);
   const FlatRange shard{shard_rank * shard_elements_, shard_elements_};
-  const FlatRange owned = Intersect({offset, ElementCount(parameters_[Index(parameter)].shape)}, shard);
+  const FlatRange owned = Intersect({offset, ElementCount(at(parameter).shape)}, shard);
   return {parameter, owned.begin - shard.begin, owned.begin - offset, 1, owned.count, owned.count};
 }
 
 ShardPiece FlatLayout::ChunkPiece(int parameter, int shard_rank) const {
-  const Around around = SplitAtShardDim(parameters_[Index(parameter)]);
+  const Around around = SplitAtShardDim(at(parameter));
   const int64_t chunk = DivideUp(around.dim, shard_size_);
   const int64_t begin = std::min(around.dim, shard_rank * chunk);
   const int64_t run_length = (std::min(around.dim, begin + chunk) - begin) * around.after;
@@ -147,20 +171,21 @@ FlatRange FlatLayout::ShardRange(int parameter, int shard_rank) const {
   if (kind_ == FlatKind::kContiguous) {
     const FlatRange shard{shard_rank * shard_elements_, shard_elements_};
     const int64_t begin = image_offset(parameter);
-    const int64_t elements = ElementCount(parameters_[Index(parameter)].shape);
-    const int64_t end = parameter == order_.back() ? image_elements_ : begin + RoundUp(elements, alignment_);
+    const bool last = parameter == trainable_order().back();
+    const int64_t end =
+        last ? gradient_image_elements_ : begin + RoundUp(ElementCount(at(parameter).shape), alignment_);
     const FlatRange owned = Intersect({begin, end - begin}, shard);
     return {owned.begin - shard.begin, owned.count};
   }
-  const Around around = SplitAtShardDim(parameters_[Index(parameter)]);
+  const Around around = SplitAtShardDim(at(parameter));
   const int64_t chunk = around.before * DivideUp(around.dim, shard_size_) * around.after;
   return {shard_offsets_[Index(parameter)], RoundUp(chunk, alignment_)};
 }
 
 std::vector<BucketSlice> FlatLayout::BucketSlices(int shard_rank) const {
   std::vector<BucketSlice> slices;
-  for (const int parameter : order_) {
-    const int bucket = parameters_[Index(parameter)].replicate_bucket;
+  for (const int parameter : trainable_order()) {
+    const int bucket = at(parameter).replicate_bucket;
     if (slices.empty() || slices.back().bucket != bucket) slices.push_back({bucket, {}});
     FlatRange& slice = slices.back().range;
     const FlatRange range = ShardRange(parameter, shard_rank);
@@ -170,19 +195,20 @@ std::vector<BucketSlice> FlatLayout::BucketSlices(int shard_rank) const {
   return slices;
 }
 
-std::vector<FlatRange> FlatLayout::ImageGaps() const {
+std::vector<FlatRange> FlatLayout::GradientImageGaps() const {
   std::vector<FlatRange> covered;
-  for (const int parameter : order_) {
-    covered.push_back({image_offset(parameter), ElementCount(parameters_[Index(parameter)].shape)});
+  for (const int parameter : trainable_order()) {
+    covered.push_back({image_offset(parameter), ElementCount(at(parameter).shape)});
   }
-  return Complement(covered, image_elements_);
+  return Complement(covered, gradient_image_elements_);
 }
 
-std::vector<FlatRange> FlatLayout::ShardGaps(int shard_rank) const {
+std::vector<FlatRange> FlatLayout::ReducedGaps(int shard_rank) const {
   std::vector<FlatRange> covered;
-  for (const ShardPiece& piece : Pieces(shard_rank))
-    covered.push_back({piece.shard_offset, piece.elements()});
-  return Complement(covered, shard_elements_);
+  for (const ShardPiece& piece : Pieces(shard_rank)) {
+    if (at(piece.parameter).trainable) covered.push_back({piece.shard_offset, piece.elements()});
+  }
+  return Complement(covered, reduced_elements(shard_rank));
 }
 
 }  // namespace weft

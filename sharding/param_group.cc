@@ -40,7 +40,8 @@ std::vector<FlatParameter> Describe(const Parameters& parameters, const Sharding
   std::vector<FlatParameter> described;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const int shard_dim = policy.shard_dim ? policy.shard_dim(*parameters[i]) : 0;
-    described.push_back({parameters[i]->shape, shard_dim, buckets.empty() ? 0 : buckets[i]});
+    described.push_back(
+        {parameters[i]->shape, shard_dim, buckets.empty() ? 0 : buckets[i], parameters[i]->requires_grad});
   }
   return described;
 }
@@ -87,7 +88,7 @@ ParamGroup::ParamGroup(CommContext& context, std::string name,
   if (policy_.zero_copy) return;
   const bool alone = context_.shard_group().size() == 1;
   copy_out_ = PlanCopyOut(layout_, alone ? DType::kF32 : policy_.param_dtype, policy_.param_dtype);
-  copy_in_ = PlanCopyIn(layout_, policy_.gradient_dtype(), policy_.reduce_dtype);
+  copy_in_ = PlanGradientCopyIn(layout_, policy_.gradient_dtype(), policy_.reduce_dtype);
 }
 
 ParamGroup::~ParamGroup() {
@@ -198,17 +199,30 @@ void ParamGroup::DropImage() {
 }
 
 absl::Status ParamGroup::PrepareGradients() {
-  if (gradient_image_) return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(CheckNothingThawed());
+  if (gradient_image_ || layout_.frozen()) return absl::OkStatus();
   const DType dtype = policy_.gradient_dtype();
-  const int64_t bytes = BytesOf(layout_.image_elements(), dtype);
+  const int64_t bytes = BytesOf(layout_.gradient_image_elements(), dtype);
   WEFT_ASSIGN_OR_RETURN(gradient_image_, context_.AcquireGradients(static_cast<size_t>(bytes)));
-  Zero(gradient_image_.data(), dtype, layout_.ImageGaps());
+  Zero(gradient_image_.data(), dtype, layout_.GradientImageGaps());
   ViewGradients(parameters_, {layout_, gradient_image_.data(), dtype});
+  return absl::OkStatus();
+}
+
+absl::Status ParamGroup::CheckNothingThawed() const {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!parameters_[i]->requires_grad || layout_.parameters()[i].trainable) continue;
+    return absl::FailedPreconditionError(absl::StrCat(
+        "parameter '", parameters_[i]->name, "' of group '", name_,
+        "' requires a gradient, but was frozen when the group was made, and has no place for one: "
+        "set requires_grad before sharding, or shard the model anew"));
+  }
   return absl::OkStatus();
 }
 
 absl::Status ParamGroup::ReduceGradients(ReduceScope scope) {
   WEFT_RETURN_IF_ERROR(context_.status());
+  if (layout_.frozen()) return absl::OkStatus();
   if (!gradient_image_) {
     return absl::FailedPreconditionError(
         absl::StrCat("parameter group '", name_,
@@ -221,8 +235,9 @@ absl::Status ParamGroup::ReduceGradients(ReduceScope scope) {
   WEFT_ASSIGN_OR_RETURN(Buffer input, TakeReduceInput());
   ForgetGradients(parameters_);
   if (sums_ == nullptr) sums_ = std::make_shared<GradientSums>();
-  const std::vector<int64_t> counts(static_cast<size_t>(layout_.shard_size()), layout_.shard_elements());
-  return context_.Reduce({name_, policy_.reduce_dtype, scope, std::move(input), counts,
+  std::vector<int64_t> counts;
+  for (int rank = 0; rank < layout_.shard_size(); ++rank) counts.push_back(layout_.reduced_elements(rank));
+  return context_.Reduce({name_, policy_.reduce_dtype, scope, std::move(input), std::move(counts),
                           layout_.BucketSlices(context_.shard_group().group_rank), sums_, gradient_hook_});
 }
 
@@ -230,14 +245,14 @@ absl::StatusOr<Buffer> ParamGroup::TakeReduceInput() {
   const DType from = policy_.gradient_dtype();
   const DType to = policy_.reduce_dtype;
   if (policy_.zero_copy && from == to) return std::move(gradient_image_);
-  const int64_t bytes = BytesOf(layout_.gathered_elements(), to);
+  const int64_t bytes = BytesOf(layout_.reduced_elements(), to);
   WEFT_ASSIGN_OR_RETURN(Buffer input, context_.AcquireGradients(static_cast<size_t>(bytes)));
   if (policy_.zero_copy) {
-    ConvertRun(gradient_image_.data(), from, input.data(), to, layout_.gathered_elements());
+    ConvertRun(gradient_image_.data(), from, input.data(), to, layout_.reduced_elements());
     context_.CountCopy(bytes);
   } else {
     for (int rank = 0; rank < layout_.shard_size(); ++rank) {
-      Zero(input.data() + rank * BytesOf(layout_.shard_elements(), to), to, layout_.ShardGaps(rank));
+      Zero(input.data() + BytesOf(layout_.reduced_offset(rank), to), to, layout_.ReducedGaps(rank));
     }
     context_.CountCopy(RunCopies(copy_in_, gradient_image_.data(), input.data()));
   }
@@ -249,6 +264,7 @@ absl::Status ParamGroup::CheckGradientsReduced() const {
   const auto unfinished = [this](std::string_view what) {
     return absl::FailedPreconditionError(absl::StrCat("parameter group '", name_, "' ", ToAbsl(what)));
   };
+  if (layout_.frozen()) return absl::OkStatus();
   if (gradient_image_) {
     return unfinished(
         "has unreduced gradients: run the last backward with gradient sync on before clipping or updating");
@@ -287,13 +303,14 @@ void ParamGroup::ResetAfterError() {
 
 std::vector<ShardView> ParamGroup::Shards() const {
   auto* data = reinterpret_cast<float*>(master_.data());
-  auto* grad = has_reduced_gradients() ? reinterpret_cast<float*>(sums_->reduced.data()) : nullptr;
+  auto* grad =
+      sums_ != nullptr && has_reduced_gradients() ? reinterpret_cast<float*>(sums_->reduced.data()) : nullptr;
   std::vector<ShardView> shards;
   for (const ShardPiece& piece : layout_.Pieces(context_.shard_group().group_rank)) {
-    const Parameter& parameter = *parameters_[static_cast<size_t>(piece.parameter)];
-    const bool reduced = grad != nullptr && parameter.requires_grad;
-    shards.push_back(
-        {&parameter, piece, data + piece.shard_offset, reduced ? grad + piece.shard_offset : nullptr});
+    const auto index = static_cast<size_t>(piece.parameter);
+    const bool trained = parameters_[index]->requires_grad && layout_.parameters()[index].trainable;
+    shards.push_back({parameters_[index].get(), piece, data + piece.shard_offset,
+                      grad != nullptr && trained ? grad + piece.shard_offset : nullptr});
   }
   return shards;
 }

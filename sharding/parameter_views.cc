@@ -76,7 +76,7 @@ void ViewGradients(const Parameters& parameters, const FlatImage& image) {
   for (size_t i = 0; i < parameters.size(); ++i) {
     Parameter& parameter = *parameters[i];
     parameter.grad = image.At(static_cast<int>(i));
-    if (!parameter.requires_grad) parameter.grad.data = nullptr;
+    if (!parameter.requires_grad || !image.layout.parameters()[i].trainable) parameter.grad.data = nullptr;
     parameter.grad_written = false;
   }
 }
@@ -91,6 +91,7 @@ absl::StatusOr<FallbackReport> CollectGradients(const Parameters& parameters, co
   }
   FallbackReport report;
   for (size_t i = 0; i < parameters.size(); ++i) {
+    if (!image.layout.parameters()[i].trainable) continue;
     const Parameter& parameter = *parameters[i];
     const TensorView place = image.At(static_cast<int>(i));
     if (IsForeign(parameter.grad, place)) {

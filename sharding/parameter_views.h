@@ -41,11 +41,11 @@ absl::StatusOr<FallbackReport> ViewData(const Parameters& parameters, const Flat
 // Takes the views of the image away; foreign storage stays.
 void ForgetData(const Parameters& parameters, const FlatImage& image);
 
-// Parameters that require gradients view the image, unwritten.
+// Trainable parameters that require gradients view the gradient image, unwritten.
 void ViewGradients(const Parameters& parameters, const FlatImage& image);
-// Makes the image hold every gradient: zero where none was written, copied where a view has been replaced.
-// Errors: kFailedPrecondition (a replacement of another shape or a dtype that is not floating), and nothing
-// has changed.
+// Makes the image hold the gradient of every trainable parameter: zero where none was written, copied where a
+// view has been replaced. Errors: kFailedPrecondition (a replacement of another shape or a dtype that is not
+// floating), and nothing has changed.
 absl::StatusOr<FallbackReport> CollectGradients(const Parameters& parameters, const FlatImage& image);
 void ForgetGradients(const Parameters& parameters);
 

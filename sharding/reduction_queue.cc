@@ -189,20 +189,18 @@ absl::Status CommContext::ReductionQueue::Deliver(Entry& entry) {
   return AddTo(sums.reduced, std::move(own), DType::kF32, elements);
 }
 
-// The first addend becomes the sum, widened where it must be.
+// The first addend becomes the sum. Widening it, or while it is added, counts as a cast.
 absl::Status CommContext::ReductionQueue::AddTo(Buffer& sum, Buffer addend, DType dtype, int64_t elements) {
+  const int64_t bytes = elements * static_cast<int64_t>(sizeof(float));
+  if (dtype != DType::kF32) context_.CountCopy(bytes);
   if (sum) {
     AddRun(addend.data(), dtype, sum.data(), DType::kF32, elements);
-    return absl::OkStatus();
-  }
-  if (dtype == DType::kF32) {
+  } else if (dtype == DType::kF32) {
     sum = std::move(addend);
-    return absl::OkStatus();
+  } else {
+    WEFT_ASSIGN_OR_RETURN(sum, context_.AcquireShard(static_cast<size_t>(bytes)));
+    ConvertRun(addend.data(), dtype, sum.data(), DType::kF32, elements);
   }
-  const int64_t bytes = elements * static_cast<int64_t>(sizeof(float));
-  WEFT_ASSIGN_OR_RETURN(sum, context_.AcquireShard(static_cast<size_t>(bytes)));
-  ConvertRun(addend.data(), dtype, sum.data(), DType::kF32, elements);
-  context_.CountCopy(bytes);
   return absl::OkStatus();
 }
 

@@ -16,11 +16,13 @@ struct PieceEnds {
   int64_t image_element;
 };
 
-PieceEnds EndsOf(const FlatLayout& layout, int rank, const ShardPiece& piece, DType gathered, DType image) {
+// `shard_start`: where the shard begins that holds the piece.
+PieceEnds EndsOf(const FlatLayout& layout, int64_t shard_start, const ShardPiece& piece, DType gathered,
+                 DType image) {
   const Shape shape = {piece.runs, piece.run_length};
   PieceEnds ends;
   ends.gathered = TensorView::Contiguous(nullptr, gathered, shape);
-  ends.gathered_element = rank * layout.shard_elements() + piece.shard_offset;
+  ends.gathered_element = shard_start + piece.shard_offset;
   ends.image = {nullptr, image, shape, {piece.run_stride, 1}};
   ends.image_element = layout.image_offset(piece.parameter) + piece.start;
   return ends;
@@ -40,29 +42,30 @@ std::vector<PlacedCopy> PlanCopyOut(const FlatLayout& layout, DType gathered, DT
   std::vector<PlacedCopy> copies;
   for (int rank = 0; rank < layout.shard_size(); ++rank) {
     for (const ShardPiece& piece : layout.Pieces(rank)) {
-      const PieceEnds ends = EndsOf(layout, rank, piece, gathered, image);
+      const PieceEnds ends = EndsOf(layout, rank * layout.shard_elements(), piece, gathered, image);
       copies.push_back(Place(ends.gathered, ends.gathered_element, ends.image, ends.image_element));
     }
   }
   return copies;
 }
 
-std::vector<PlacedCopy> PlanCopyIn(const FlatLayout& layout, DType image, DType gathered) {
+std::vector<PlacedCopy> PlanGradientCopyIn(const FlatLayout& layout, DType image, DType gathered) {
   std::vector<PlacedCopy> copies;
   for (int rank = 0; rank < layout.shard_size(); ++rank) {
     for (const ShardPiece& piece : layout.Pieces(rank)) {
-      const PieceEnds ends = EndsOf(layout, rank, piece, gathered, image);
+      if (!layout.parameters()[static_cast<size_t>(piece.parameter)].trainable) continue;
+      const PieceEnds ends = EndsOf(layout, layout.reduced_offset(rank), piece, gathered, image);
       copies.push_back(Place(ends.image, ends.image_element, ends.gathered, ends.gathered_element));
     }
   }
   return copies;
 }
 
-int64_t RunCopies(const std::vector<PlacedCopy>& copies, const void* source, void* target) {
+int64_t RunCopies(const std::vector<PlacedCopy>& copies, const void* source, void* target, float scale) {
   int64_t bytes = 0;
   for (const PlacedCopy& copy : copies) {
     copy.plan.Run(static_cast<const std::byte*>(source) + copy.source_byte,
-                  static_cast<std::byte*>(target) + copy.target_byte);
+                  static_cast<std::byte*>(target) + copy.target_byte, scale);
     bytes += copy.plan.elements() * static_cast<int64_t>(SizeOf(copy.plan.target_dtype));
   }
   return bytes;

@@ -20,10 +20,11 @@ struct PlacedCopy {
 // Gathered buffer to image; every element of every parameter is written once, gaps of the image are not
 // touched.
 std::vector<PlacedCopy> PlanCopyOut(const FlatLayout& layout, DType gathered, DType image);
-// Image to gathered buffer; the padding of the gathered buffer is not touched.
-std::vector<PlacedCopy> PlanCopyIn(const FlatLayout& layout, DType image, DType gathered);
+// Gradient image to the input of the reduce-scatter; the padding there is not touched.
+std::vector<PlacedCopy> PlanGradientCopyIn(const FlatLayout& layout, DType image, DType gathered);
 
-// Runs them all; returns the bytes written.
-int64_t RunCopies(const std::vector<PlacedCopy>& copies, const void* source, void* target);
+// Runs them all, target = source * scale; returns the bytes written.
+int64_t RunCopies(const std::vector<PlacedCopy>& copies, const void* source, void* target,
+                  float scale = 1.0F);
 
 }  // namespace weft

@@ -58,18 +58,108 @@ TEST(FlatLayout, GivesEveryElementToExactlyOneRank) {
   });
 }
 
-TEST(FlatLayout, KeepsPiecesApartAndCoversTheRestWithGaps) {
+// How often each element of a buffer is used.
+class Uses {
+ public:
+  explicit Uses(int64_t elements) : counts_(static_cast<size_t>(elements)) {}
+  void Add(int64_t begin, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) ++counts_.at(static_cast<size_t>(begin + i));
+  }
+  const std::vector<int>& counts() const { return counts_; }
+
+ private:
+  std::vector<int> counts_;
+};
+
+bool Trainable(const FlatLayout& layout, int parameter) {
+  return layout.parameters()[static_cast<size_t>(parameter)].trainable;
+}
+
+TEST(FlatLayout, KeepsPiecesOfAShardApart) {
   ForRandomLayouts([](const FlatLayout& layout) {
     for (int rank = 0; rank < layout.shard_size(); ++rank) {
-      std::vector<int> uses(static_cast<size_t>(layout.shard_elements()));
-      const auto use = [&uses](int64_t begin, int64_t count) {
-        for (int64_t i = 0; i < count; ++i) ++uses.at(static_cast<size_t>(begin + i));
-      };
-      for (const ShardPiece& piece : layout.Pieces(rank)) use(piece.shard_offset, piece.elements());
-      for (const FlatRange& gap : layout.ShardGaps(rank)) use(gap.begin, gap.count);
-      EXPECT_THAT(uses, ::testing::Each(1));
+      Uses uses(layout.shard_elements());
+      for (const ShardPiece& piece : layout.Pieces(rank)) uses.Add(piece.shard_offset, piece.elements());
+      EXPECT_THAT(uses.counts(), ::testing::Each(::testing::Le(1)));
     }
   });
+}
+
+TEST(FlatLayout, CoversTheReducedPartWithTrainablePiecesAndGaps) {
+  ForRandomLayouts([](const FlatLayout& layout) {
+    int64_t offset = 0;
+    int64_t trainable = 0;
+    for (int rank = 0; rank < layout.shard_size(); ++rank) {
+      EXPECT_EQ(layout.reduced_offset(rank), offset);
+      offset += layout.reduced_elements(rank);
+      Uses uses(layout.reduced_elements(rank));
+      for (const ShardPiece& piece : layout.Pieces(rank)) {
+        if (!Trainable(layout, piece.parameter)) {
+          EXPECT_GE(piece.shard_offset, layout.reduced_elements(rank));
+          continue;
+        }
+        uses.Add(piece.shard_offset, piece.elements());
+        trainable += piece.elements();
+      }
+      for (const FlatRange& gap : layout.ReducedGaps(rank)) uses.Add(gap.begin, gap.count);
+      EXPECT_THAT(uses.counts(), ::testing::Each(1));
+    }
+    EXPECT_EQ(layout.reduced_elements(), offset);
+    EXPECT_EQ(layout.trainable_elements(), trainable);
+  });
+}
+
+TEST(FlatLayout, CoversTheGradientImageWithTrainableParametersAndGaps) {
+  ForRandomLayouts([](const FlatLayout& layout) {
+    Uses uses(layout.gradient_image_elements());
+    for (int p = 0; p < static_cast<int>(layout.parameters().size()); ++p) {
+      if (Trainable(layout, p)) {
+        uses.Add(layout.image_offset(p), Elements(layout, p));
+      } else {
+        EXPECT_GE(layout.image_offset(p), layout.gradient_image_elements());
+      }
+    }
+    for (const FlatRange& gap : layout.GradientImageGaps()) uses.Add(gap.begin, gap.count);
+    EXPECT_THAT(uses.counts(), ::testing::Each(1));
+  });
+}
+
+TEST(FlatLayout, ReducesAllPartsAlikeWhereNothingIsFrozen) {
+  for (uint32_t seed = 0; seed < kRandomGroups; ++seed) {
+    RandomGroup group = MakeRandomGroup(seed);
+    for (FlatParameter& parameter : group.parameters) parameter.trainable = true;
+    const FlatLayout layout = group.Layout();
+    EXPECT_FALSE(layout.frozen());
+    EXPECT_EQ(layout.gradient_image_elements(), layout.image_elements());
+    EXPECT_EQ(layout.reduced_elements(), layout.gathered_elements());
+    EXPECT_EQ(layout.trainable_elements(), layout.parameter_elements());
+    for (int rank = 0; rank < layout.shard_size(); ++rank) {
+      EXPECT_EQ(layout.reduced_elements(rank), layout.shard_elements());
+    }
+  }
+}
+
+TEST(FlatLayout, OfFrozenParametersReducesNothing) {
+  for (uint32_t seed = 0; seed < kRandomGroups; ++seed) {
+    RandomGroup group = MakeRandomGroup(seed);
+    for (FlatParameter& parameter : group.parameters) parameter.trainable = false;
+    const FlatLayout layout = group.Layout();
+    EXPECT_EQ(layout.frozen(), !group.parameters.empty());
+    EXPECT_EQ(layout.gradient_image_elements(), 0);
+    EXPECT_EQ(layout.reduced_elements(), 0);
+    EXPECT_THAT(layout.BucketSlices(0), IsEmpty());
+  }
+}
+
+TEST(FlatLayout, PutsFrozenParametersBehindTheOthers) {
+  const FlatLayout layout =
+      *FlatLayout::Make(FlatKind::kContiguous, {{{40}, 0, 0, false}, {{10}}, {{20}}}, 2, 16);
+  EXPECT_EQ(layout.image_offset(1), 0);
+  EXPECT_EQ(layout.image_offset(2), 16);
+  EXPECT_EQ(layout.image_offset(0), 48);
+  EXPECT_EQ(layout.shard_elements(), 48);
+  EXPECT_EQ(layout.reduced_elements(0), 48);
+  EXPECT_EQ(layout.reduced_elements(1), 0);
 }
 
 TEST(FlatLayout, AlignsParametersAndShards) {
@@ -104,7 +194,9 @@ TEST(FlatLayout, OfContiguousKindLaysTheShardsEndToEndAsTheImage) {
 TEST(FlatLayout, HoldsEachBucketInOneSliceOfEveryShard) {
   ForRandomLayouts([](const FlatLayout& layout) {
     std::set<int> buckets;
-    for (const FlatParameter& parameter : layout.parameters()) buckets.insert(parameter.replicate_bucket);
+    for (const FlatParameter& parameter : layout.parameters()) {
+      if (parameter.trainable) buckets.insert(parameter.replicate_bucket);
+    }
     for (int rank = 0; rank < layout.shard_size(); ++rank) {
       std::map<int, FlatRange> slices;
       int64_t end = 0;
@@ -115,8 +207,9 @@ TEST(FlatLayout, HoldsEachBucketInOneSliceOfEveryShard) {
         end = slice.range.end();
       }
       EXPECT_EQ(slices.size(), buckets.size());
-      EXPECT_EQ(end, layout.shard_elements());
+      EXPECT_EQ(end, layout.reduced_elements(rank));
       for (const ShardPiece& piece : layout.Pieces(rank)) {
+        if (!Trainable(layout, piece.parameter)) continue;
         const int bucket = layout.parameters()[static_cast<size_t>(piece.parameter)].replicate_bucket;
         EXPECT_GE(piece.shard_offset, slices[bucket].begin);
         EXPECT_LE(piece.shard_offset + piece.elements(), slices[bucket].end());

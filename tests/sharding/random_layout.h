@@ -1,5 +1,5 @@
 // Random parameter groups for property tests: scalars, empty and uneven shapes, every shard dim, several
-// buckets.
+// buckets, frozen parameters or none or nothing else.
 #pragma once
 
 #include <random>
@@ -28,6 +28,7 @@ inline RandomGroup MakeRandomGroup(uint32_t seed) {
   group.kind = pick(0, 1) == 0 ? FlatKind::kContiguous : FlatKind::kPerParameter;
   group.shard_size = pick(0, 2) == 0 ? pick(1, 64) : pick(1, 5);
   group.alignment = pick(0, 1) == 0 ? 16 : 32;
+  const int frozen = pick(0, 4);  // Quarters of the parameters.
   for (int i = pick(0, 6); i > 0; --i) {
     FlatParameter parameter;
     for (int dims = pick(0, 3); dims > 0; --dims)
@@ -35,6 +36,7 @@ inline RandomGroup MakeRandomGroup(uint32_t seed) {
     const int dims = std::max<int>(1, static_cast<int>(parameter.shape.size()));
     parameter.shard_dim = pick(-dims, dims - 1);
     parameter.replicate_bucket = pick(0, 2);
+    parameter.trainable = pick(0, 3) >= frozen;
     group.parameters.push_back(parameter);
   }
   return group;

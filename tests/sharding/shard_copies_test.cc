@@ -1,5 +1,6 @@
 #include "sharding/shard_copies.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -13,10 +14,11 @@ namespace {
 
 using testing::kRandomGroups;
 using testing::MakeRandomGroup;
+using testing::RandomGroup;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// Exact in bf16 and different for neighbours.
+// Exact in 16 bits and different for neighbours.
 float ValueOf(int parameter, int64_t element) {
   return static_cast<float>((element * 7 + parameter * 31) % 251);
 }
@@ -32,6 +34,18 @@ std::vector<float> ConvertBack(const std::vector<float>& bits, DType from) {
   return values;
 }
 
+// The front of the image; NaN in the gaps and wherever frozen parameters are.
+std::vector<float> GradientImage(const FlatLayout& layout) {
+  std::vector<float> image(static_cast<size_t>(layout.gradient_image_elements()), kNan);
+  for (int p = 0; p < static_cast<int>(layout.parameters().size()); ++p) {
+    const FlatParameter& parameter = layout.parameters()[static_cast<size_t>(p)];
+    if (!parameter.trainable) continue;
+    for (int64_t i = 0; i < ElementCount(parameter.shape); ++i)
+      image[static_cast<size_t>(layout.image_offset(p) + i)] = ValueOf(p, i);
+  }
+  return image;
+}
+
 // All parameters whole; NaN in the gaps.
 std::vector<float> Image(const FlatLayout& layout) {
   std::vector<float> image(static_cast<size_t>(layout.image_elements()), kNan);
@@ -43,21 +57,35 @@ std::vector<float> Image(const FlatLayout& layout) {
   return image;
 }
 
-// The shards of all ranks, filled piece by piece; NaN in the padding.
-std::vector<float> Gathered(const FlatLayout& layout) {
-  std::vector<float> gathered(static_cast<size_t>(layout.gathered_elements()), kNan);
+// Shards that begin at `start(rank)`, filled piece by piece where `wanted`; NaN in the padding.
+template <typename Start, typename Wanted>
+std::vector<float> Shards(const FlatLayout& layout, int64_t elements, Start start, Wanted wanted) {
+  std::vector<float> shards(static_cast<size_t>(elements), kNan);
   for (int rank = 0; rank < layout.shard_size(); ++rank) {
     for (const ShardPiece& piece : layout.Pieces(rank)) {
-      int64_t place = rank * layout.shard_elements() + piece.shard_offset;
+      if (!wanted(layout.parameters()[static_cast<size_t>(piece.parameter)])) continue;
+      int64_t place = start(rank) + piece.shard_offset;
       for (int64_t run = 0; run < piece.runs; ++run) {
         for (int64_t i = 0; i < piece.run_length; ++i) {
-          gathered[static_cast<size_t>(place++)] =
+          shards[static_cast<size_t>(place++)] =
               ValueOf(piece.parameter, piece.start + run * piece.run_stride + i);
         }
       }
     }
   }
-  return gathered;
+  return shards;
+}
+
+std::vector<float> Gathered(const FlatLayout& layout) {
+  return Shards(
+      layout, layout.gathered_elements(), [&](int rank) { return rank * layout.shard_elements(); },
+      [](const FlatParameter&) { return true; });
+}
+
+std::vector<float> ReduceInput(const FlatLayout& layout) {
+  return Shards(
+      layout, layout.reduced_elements(), [&](int rank) { return layout.reduced_offset(rank); },
+      [](const FlatParameter& parameter) { return parameter.trainable; });
 }
 
 // Equal, with NaN equal to NaN: what was not to be touched has stayed NaN, and no NaN has been read.
@@ -85,24 +113,57 @@ TEST_P(ShardCopies, BringEveryElementOutAndNeverReadPadding) {
   }
 }
 
-TEST_P(ShardCopies, BringEveryElementInAndNeverWritePadding) {
+TEST_P(ShardCopies, BringEveryGradientInAndNeverWritePadding) {
   const auto [from, to] = GetParam();
   for (uint32_t seed = 0; seed < kRandomGroups; ++seed) {
     SCOPED_TRACE(seed);
     const FlatLayout layout = MakeRandomGroup(seed).Layout();
-    std::vector<float> gathered =
-        Convert(std::vector<float>(static_cast<size_t>(layout.gathered_elements()), kNan), to);
-    const int64_t bytes =
-        RunCopies(PlanCopyIn(layout, from, to), Convert(Image(layout), from).data(), gathered.data());
-    ExpectSame(ConvertBack(gathered, to), Gathered(layout));
-    EXPECT_EQ(bytes, layout.parameter_elements() * static_cast<int64_t>(SizeOf(to)));
+    std::vector<float> input =
+        Convert(std::vector<float>(static_cast<size_t>(layout.reduced_elements()), kNan), to);
+    const int64_t bytes = RunCopies(PlanGradientCopyIn(layout, from, to),
+                                    Convert(GradientImage(layout), from).data(), input.data());
+    ExpectSame(ConvertBack(input, to), ReduceInput(layout));
+    EXPECT_EQ(bytes, layout.trainable_elements() * static_cast<int64_t>(SizeOf(to)));
   }
+}
+
+TEST_P(ShardCopies, OutOfWhatWasBroughtInAreTheIdentity) {
+  const auto [from, to] = GetParam();
+  for (uint32_t seed = 0; seed < kRandomGroups; ++seed) {
+    SCOPED_TRACE(seed);
+    RandomGroup group = MakeRandomGroup(seed);
+    for (FlatParameter& parameter : group.parameters) parameter.trainable = true;
+    const FlatLayout layout = group.Layout();
+    const auto nothing = [&layout](DType dtype) {
+      return Convert(
+          std::vector<float>(
+              static_cast<size_t>(std::max(layout.image_elements(), layout.gathered_elements())), kNan),
+          dtype);
+    };
+    const std::vector<float> image = Convert(Image(layout), from);
+    std::vector<float> gathered = nothing(to);
+    std::vector<float> again = nothing(from);
+    RunCopies(PlanGradientCopyIn(layout, from, to), image.data(), gathered.data());
+    RunCopies(PlanCopyOut(layout, to, from), gathered.data(), again.data());
+    again.resize(image.size());
+    ExpectSame(ConvertBack(again, from), Image(layout));
+  }
+}
+
+TEST(ShardCopiesOnce, ScaleWhatTheyBringIn) {
+  const FlatLayout layout = *FlatLayout::Make(FlatKind::kPerParameter, {{{2, 3}, 1}}, 1, 16);
+  const std::vector<float> image = {1, 2, 3, 4, 5, 6};
+  std::vector<float> input(16);
+  RunCopies(PlanGradientCopyIn(layout, DType::kF32, DType::kF32), image.data(), input.data(), 0.5F);
+  EXPECT_EQ(std::vector<float>(input.begin(), input.begin() + 6),
+            (std::vector<float>{0.5F, 1, 1.5F, 2, 2.5F, 3}));
 }
 
 INSTANTIATE_TEST_SUITE_P(
     DTypes, ShardCopies,
     ::testing::Values(std::pair(DType::kF32, DType::kF32), std::pair(DType::kF32, DType::kBF16),
-                      std::pair(DType::kBF16, DType::kF32), std::pair(DType::kBF16, DType::kBF16)),
+                      std::pair(DType::kBF16, DType::kF32), std::pair(DType::kBF16, DType::kBF16),
+                      std::pair(DType::kF32, DType::kF16)),
     [](const auto& dtypes) {
       return std::string(Name(dtypes.param.first)) + "To" + std::string(Name(dtypes.param.second));
     });

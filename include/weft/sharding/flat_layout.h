@@ -4,13 +4,21 @@
 // A group has three kinds of buffer, all counted in elements:
 //
 //   shard     what one rank owns;
-//   gathered  the shards of all ranks end to end: output of the all-gather, input of the reduce-scatter;
+//   gathered  the shards of all ranks end to end, as the all-gather leaves them;
 //   image     all parameters whole, each row-major and aligned.
 //
 // kContiguous: the image *is* the gathered buffer, cut into equal ranges wherever the cuts fall.
 // kPerParameter: every parameter is cut on a dim of its own into equal chunks (the last ones short or empty),
-// and the image is assembled by copies (shard_copies.h). In both, parameters are ordered by replicate bucket,
-// so that a bucket is one slice of a shard.
+// and the image is assembled by copies (shard_copies.h).
+//
+// In both, trainable parameters come first, ordered by replicate bucket, so that a bucket is one slice of a
+// shard; then come frozen ones, which have no gradients. Gradients need the front of each buffer only:
+//
+//   gradient image  the front of the image, up to the first frozen parameter;
+//   reduced part    the front of a shard that lies in the gradient image (kContiguous: all of it for the
+//   first
+//                   ranks, nothing for the last ones), or that trainable parameters have (kPerParameter: the
+//                   same for all ranks). These parts end to end are the input of the reduce-scatter.
 //
 // Pure: every rank builds the same layout from the same arguments; nothing is allocated or sent.
 // Thread safety: a value.
@@ -20,6 +28,7 @@
 #include <vector>
 
 #include <absl/status/statusor.h>
+#include <absl/types/span.h>
 
 #include "weft/core/tensor_view.h"
 
@@ -31,6 +40,7 @@ struct FlatParameter {
   Shape shape;
   int shard_dim = 0;         // kPerParameter only; negative counts from the end.
   int replicate_bucket = 0;  // Parameters of one bucket are all-reduced together after the reduce-scatter.
+  bool trainable = true;
 };
 
 // [begin, begin + count) of a buffer.
@@ -75,19 +85,29 @@ class FlatLayout {
   int64_t image_elements() const { return image_elements_; }
   // Elements of all parameters, without padding.
   int64_t parameter_elements() const { return parameter_elements_; }
+  // Whether there are parameters, and all are frozen.
+  bool frozen() const;
+
+  // The same of what has gradients: equal to those above where no parameter is frozen.
+  int64_t gradient_image_elements() const { return gradient_image_elements_; }
+  int64_t reduced_elements() const;  // The reduced parts of all ranks.
+  int64_t reduced_elements(int shard_rank) const;
+  int64_t reduced_offset(int shard_rank) const;  // Where a rank's part begins among them.
+  int64_t trainable_elements() const { return trainable_elements_; }
 
   // Where a parameter begins in the image.
   int64_t image_offset(int parameter) const { return image_offsets_[static_cast<size_t>(parameter)]; }
 
   // What `shard_rank` owns, by ascending shard_offset; parameters of which it owns nothing are left out.
   std::vector<ShardPiece> Pieces(int shard_rank) const;
-  // A slice for each bucket that has parameters, empty where the rank owns none of them. Slices ascend
-  // without gaps and, if there are any, cover the shard; all ranks list the same buckets.
+  // A slice for each bucket that has trainable parameters, empty where the rank owns none of them. Slices
+  // ascend without gaps and, if there are any, cover the reduced part; all ranks list the same buckets.
   std::vector<BucketSlice> BucketSlices(int shard_rank) const;
 
-  // What no parameter covers: alignment gaps and padding.
-  std::vector<FlatRange> ImageGaps() const;
-  std::vector<FlatRange> ShardGaps(int shard_rank) const;
+  // What no trainable parameter covers, alignment gaps and padding: of the gradient image, and of a reduced
+  // part.
+  std::vector<FlatRange> GradientImageGaps() const;
+  std::vector<FlatRange> ReducedGaps(int shard_rank) const;
 
  private:
   FlatLayout() = default;
@@ -95,19 +115,28 @@ class FlatLayout {
   void PlaceChunks();
   ShardPiece RangePiece(int parameter, int shard_rank) const;
   ShardPiece ChunkPiece(int parameter, int shard_rank) const;
-  // The part of a shard that is set aside for a parameter, with the padding that follows.
+  const FlatParameter& at(int parameter) const { return parameters_[static_cast<size_t>(parameter)]; }
+  // The trainable ones, as they lie in the buffers.
+  absl::Span<const int> trainable_order() const {
+    return absl::MakeConstSpan(order_).first(trainable_count_);
+  }
+  // The part of a shard that is set aside for a trainable parameter, with the padding that follows.
   FlatRange ShardRange(int parameter, int shard_rank) const;
 
   FlatKind kind_ = FlatKind::kContiguous;
   int shard_size_ = 1;
   std::vector<FlatParameter> parameters_;
   std::vector<int> order_;              // Parameters as they lie in the buffers.
+  size_t trainable_count_ = 0;          // The first ones of them.
   std::vector<int64_t> image_offsets_;  // By parameter.
   std::vector<int64_t> shard_offsets_;  // By parameter; kPerParameter only.
   int64_t alignment_ = 1;
   int64_t shard_elements_ = 0;
   int64_t image_elements_ = 0;
   int64_t parameter_elements_ = 0;
+  int64_t gradient_image_elements_ = 0;
+  int64_t reduced_chunk_elements_ = 0;  // kPerParameter only: of each rank.
+  int64_t trainable_elements_ = 0;
 };
 
 }  // namespace weft

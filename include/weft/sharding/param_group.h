@@ -24,6 +24,11 @@
 // into that storage instead of letting it view the image (kept in fallback_reason()). Storage that cannot
 // hold the values is an error, and leaves every parameter of the group as it was.
 //
+// Note [Frozen parameters]
+// Parameters that require no gradient when their group is made are gathered like others, but have no place
+// in gradient images and reductions. A group of frozen parameters only has no gradients at all: preparing and
+// reducing them does nothing. A parameter that is frozen later keeps its place; its gradient counts as zero.
+//
 // Thread safety: none; one thread drives a group.
 // Collective: Unshard and ReduceGradients, by all ranks of the context's groups in one order.
 // Lifetime: the context must outlive the group.
@@ -77,7 +82,8 @@ class ParamGroup {
   // Errors: kFailedPrecondition (while unsharding: wait first).
   absl::Status Reshard();
 
-  // Gives every parameter that requires it a gradient view, to be written or added to by backward.
+  // Gives every parameter that requires it a gradient view, to be written or added to by backward. See Note
+  // [Frozen parameters]. Errors: kFailedPrecondition (a parameter that was frozen requires a gradient now).
   absl::Status PrepareGradients();
   // Starts to sum the gradients over the ranks of `scope`, and takes the views away. Parameters that have
   // received no gradient count as zero. The result, added to what earlier reductions gave (see Note
@@ -117,6 +123,7 @@ class ParamGroup {
   const void* PlaceOwnShard(std::byte* gathered);
   absl::Status ViewImage();
   void DropImage();
+  absl::Status CheckNothingThawed() const;
   absl::StatusOr<Buffer> TakeReduceInput();
 
   CommContext& context_;
