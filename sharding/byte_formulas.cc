@@ -15,13 +15,19 @@ int64_t CopiedByUnshard(const FlatLayout& layout, const ShardingPolicy& policy, 
   return BytesOf(layout.parameter_elements() + cast, policy.param_dtype);
 }
 
-int64_t CopiedByReduction(const FlatLayout& layout, const ShardingPolicy& policy) {
+// Into the input of a reduction.
+int64_t CopiedIn(const FlatLayout& layout, const ShardingPolicy& policy) {
   const bool casts = policy.gradient_dtype() != policy.reduce_dtype;
-  const bool widens = policy.reduce_dtype != DType::kF32;
   const int64_t narrowed = casts ? layout.gathered_elements() : 0;
-  const int64_t copied_in = policy.zero_copy ? narrowed : layout.parameter_elements();
-  return BytesOf(copied_in, policy.reduce_dtype) +
-         (widens ? BytesOf(layout.shard_elements(), DType::kF32) : 0);
+  return BytesOf(policy.zero_copy ? narrowed : layout.parameter_elements(), policy.reduce_dtype);
+}
+
+// The first addend of each fp32 sum that is kept is widened; the others are added to it. Where partial sums
+// are all-reduced there are two: theirs, and the result.
+int64_t WidenedSums(const ShardingPolicy& policy, const StepShape& shape) {
+  if (policy.reduce_dtype == DType::kF32) return 0;
+  const bool partial = shape.gradient_sync == GradientSync::kReduceScatter && shape.microbatches > 1;
+  return partial && shape.replicate_size > 1 ? 2 : 1;
 }
 
 StepCosts CostsOfUnshards(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape,
@@ -54,7 +60,8 @@ StepCosts CostsOfReductions(const FlatLayout& layout, const ShardingPolicy& poli
     costs.wire_bytes +=
         times * shape.shard_size * AllReduceWireBytes(shard_bytes, shape.replicate_group_nodes());
   }
-  costs.copied_bytes = shape.reduce_scatters() * CopiedByReduction(layout, policy);
+  costs.copied_bytes = shape.reduce_scatters() * CopiedIn(layout, policy) +
+                       WidenedSums(policy, shape) * BytesOf(layout.shard_elements(), DType::kF32);
   return costs;
 }
 

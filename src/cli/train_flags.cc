@@ -182,6 +182,12 @@ void AddParallelFlags(CLI::App& app, ParallelOptions& parallel) {
   group.Bool("--reshard-after-forward", parallel.reshard_after_forward,
              "Free gathered parameters after forward");
   group.Number("--prefetch-depth", parallel.prefetch_depth, "Layers gathered ahead: 0, 1 or 2");
+  group.OneOf("--grad-sync", parallel.grad_sync,
+              {GradientSync::kLast, GradientSync::kReduceScatter, GradientSync::kEach},
+              "Gradients of microbatches: reduce the last only; reduce-scatter each; all-reduce each too");
+  group.OneOf("--activation-checkpoint", parallel.activation_checkpoint,
+              {ActivationCheckpoint::kNone, ActivationCheckpoint::kFull},
+              "Keep what layers compute for backward, or compute it again");
   group.OneOf("--param-dtype", parallel.param_dtype, {DType::kF32, DType::kBF16}, "Compute and gather in");
   group.OneOf("--reduce-dtype", parallel.reduce_dtype, {DType::kF32, DType::kBF16}, "Exchange gradients in");
 }

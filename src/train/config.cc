@@ -171,6 +171,10 @@ std::string_view Name(LrDecay decay) {
 
 std::string_view Name(DecayScope scope) { return scope == DecayScope::kAll ? "all" : "matrices"; }
 
+std::string_view Name(ActivationCheckpoint checkpoint) {
+  return checkpoint == ActivationCheckpoint::kNone ? "none" : "full";
+}
+
 absl::Status Validate(const TrainConfig& config) {
   WEFT_RETURN_IF_ERROR(ValidateModelSource(config.model));
   WEFT_RETURN_IF_ERROR(ValidateSizes(config.model));

@@ -83,6 +83,8 @@ absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs
                  BatchOrder{windows, data.shuffle, config.seed},
                  data.seq_len,
                  MakePolicy(config.parallel),
+                 config.parallel.grad_sync,
+                 config.parallel.activation_checkpoint,
                  AdamWOptions{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay},
                  o.decay,
                  LrSchedule{o.lr, o.lr_schedule, o.warmup_steps, o.steps, o.min_lr_ratio},

@@ -25,6 +25,8 @@ struct RunPlan {
   BatchOrder order;
   int64_t seq_len;
   ShardingPolicy policy;
+  GradientSync grad_sync;
+  ActivationCheckpoint activation_checkpoint;
   AdamWOptions adamw;  // Its learning rate is set at each step.
   DecayScope decay;
   LrSchedule learning_rate;

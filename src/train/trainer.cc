@@ -60,6 +60,9 @@ absl::Status Trainer::Connect(const ShardLoader& loader, const Options& options)
   WEFT_ASSIGN_OR_RETURN(notes_,
                         notes_pool_->Acquire(sizeof(StepNote) * static_cast<size_t>(bootstrap_.size())));
   const std::vector<Module*> blocks(model_->blocks().begin(), model_->blocks().end());
+  for (Module* block : blocks) {
+    block->SetActivationCheckpointing(plan_.activation_checkpoint == ActivationCheckpoint::kFull);
+  }
   WEFT_ASSIGN_OR_RETURN(sharded_, FullyShard(*model_, blocks, plan_.mesh, *engine_, plan_.policy, loader));
   return absl::OkStatus();
 }
@@ -99,14 +102,19 @@ absl::StatusOr<double> Trainer::ForwardAndBackward(int64_t step) {
   double loss = 0;
   const int64_t first = (step - 1) * plan_.batch.batch_size;
   for (int64_t microbatch = 0; microbatch < plan_.batch.microbatches; ++microbatch) {
-    // Gradients are reduced once a step, when the last microbatch has been added to them.
-    sharded_->SetRequiresGradientSync(microbatch + 1 == plan_.batch.microbatches);
+    SyncGradientsOf(microbatch + 1 == plan_.batch.microbatches);
     SequenceRange sequences = plan_.batch.Part(microbatch, bootstrap_.rank());
     sequences.first += first;
     WEFT_ASSIGN_OR_RETURN(const double part, RunMicrobatch(sequences));
     loss += part;
   }
   return loss;
+}
+
+void Trainer::SyncGradientsOf(bool last_microbatch) {
+  sharded_->SetRequiresGradientSync(last_microbatch || plan_.grad_sync != GradientSync::kLast);
+  sharded_->SetRequiresAllReduce(last_microbatch || plan_.grad_sync == GradientSync::kEach);
+  sharded_->SetIsLastBackward(last_microbatch);
 }
 
 absl::StatusOr<double> Trainer::RunMicrobatch(SequenceRange sequences) {

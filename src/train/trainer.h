@@ -63,6 +63,8 @@ class Trainer {
   Trainer(Bootstrap& bootstrap, const Corpus& corpus, RunPlan plan, std::unique_ptr<LlamaModel> model);
   absl::Status Connect(const ShardLoader& loader, const Options& options);
   absl::StatusOr<double> ForwardAndBackward(int64_t step);
+  // Says how far gradients go after the backward of the next microbatch.
+  void SyncGradientsOf(bool last_microbatch);
   absl::StatusOr<double> RunMicrobatch(SequenceRange sequences);
   absl::StatusOr<StepNote> CombineNotes(const StepNote& own);
   absl::Status Update(double lr, float gradient_scale);

@@ -11,6 +11,7 @@ class BadUsage(WeftCase):
     def test_names_the_flag_command_or_value_that_was_meant(self):
         self.assert_refused(2, ["--stpes", "--steps"], "train", "--stpes", "3")
         self.assert_refused(2, ["cosin", "cosine"], "train", "--lr-schedule", "cosin")
+        self.assert_refused(2, ["reduce", "reduce-scatter"], "train", "--grad-sync", "reduce")
         self.assert_refused(2, ["trian", "train"], "trian")
         self.assert_refused(2, ["no command"])
 

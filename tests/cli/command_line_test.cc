@@ -96,6 +96,10 @@ TEST(CommandLine, SetsEveryFieldByItsFlag) {
                                      "false",
                                      "--prefetch-depth",
                                      "2",
+                                     "--grad-sync",
+                                     "each",
+                                     "--activation-checkpoint",
+                                     "full",
                                      "--param-dtype",
                                      "bf16",
                                      "--reduce-dtype",
@@ -135,6 +139,8 @@ TEST(CommandLine, SetsEveryFieldByItsFlag) {
   EXPECT_FALSE(config.parallel.zero_copy);
   EXPECT_FALSE(config.parallel.reshard_after_forward);
   EXPECT_EQ(config.parallel.prefetch_depth, 2);
+  EXPECT_EQ(config.parallel.grad_sync, GradientSync::kEach);
+  EXPECT_EQ(config.parallel.activation_checkpoint, ActivationCheckpoint::kFull);
   EXPECT_EQ(config.parallel.param_dtype, DType::kBF16);
   EXPECT_EQ(config.parallel.reduce_dtype, DType::kBF16);
   EXPECT_EQ(config.output.metrics_file, "m");

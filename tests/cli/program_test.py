@@ -80,6 +80,15 @@ class Runs(WeftCase):
         self.assertIn(f"eval after step 2  loss {lines[1]['eval_loss']:.4f}", output)
         self.assertRegex(output, r"(?m)^evaluation +\d+ sequences in order, every 2 steps and after the last step")
 
+    def test_gives_every_form_of_gradient_sync_the_losses_of_one_rank(self):
+        flags = ["--steps", "4", "--batch-size", "16", "--lr", "1e-2", "--grad-accum", "4"]
+        expected = self.metrics(*flags)
+        for sync in ("last", "reduce-scatter", "each"):
+            lines = self.metrics(*flags, "--grad-sync", sync, "--activation-checkpoint", "full",
+                                 "--dp-replicate", "2", "--dp-shard", "2", ranks=4)
+            for line, reference in zip(lines, expected, strict=True):
+                self.assertAlmostEqual(line["loss"] / reference["loss"], 1, delta=1e-5)
+
     def test_gives_the_same_weights_for_every_sharding(self):
         flags = ["--steps", "3", "--batch-size", "4", "--lr", "1e-2"]
         hashes = {weights_hash(self.train(*flags, *mesh, ranks=4))

@@ -17,7 +17,7 @@ class Ledger : public TrainRun {
     shape.shard_size = mesh.shard;
     shape.replicate_size = mesh.replicate;
     shape.microbatches = static_cast<int>(config_.data.grad_accum);
-    shape.gradient_sync = GradientSync::kLast;
+    shape.gradient_sync = config_.parallel.grad_sync;
     shape.ranks_per_node = ranks_per_node;
     return shape;
   }
@@ -103,6 +103,20 @@ TEST_F(Ledger, HoldsTheFormulasForEveryPolicy) {
         config_.parallel.reduce_dtype = dtype;
         ExpectFormulas({2, 2});
       }
+    }
+  }
+}
+
+TEST_F(Ledger, HoldsTheFormulasForEveryGradientSyncWithActivationCheckpoints) {
+  config_.data.batch_size = 16;
+  config_.data.grad_accum = 4;
+  config_.parallel.activation_checkpoint = ActivationCheckpoint::kFull;
+  for (const GradientSync sync : {GradientSync::kLast, GradientSync::kReduceScatter, GradientSync::kEach}) {
+    config_.parallel.grad_sync = sync;
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      config_.parallel.param_dtype = dtype;
+      config_.parallel.reduce_dtype = dtype;
+      for (const Mesh mesh : {Mesh{1, 4}, Mesh{2, 2}, Mesh{4, 1}}) ExpectFormulas(mesh, 2);
     }
   }
 }

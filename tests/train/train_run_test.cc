@@ -77,6 +77,55 @@ TEST_F(TrainRun, AddsUpMicrobatchesLikeOneBatch) {
   }
 }
 
+constexpr GradientSync kGradientSyncs[] = {GradientSync::kLast, GradientSync::kReduceScatter,
+                                           GradientSync::kEach};
+
+TEST_F(TrainRun, FollowsTheCurveOfOneRankInEveryFormOfGradientSync) {
+  config_.data.batch_size = 16;
+  config_.data.grad_accum = 4;
+  config_.optimizer.steps = 10;
+  const Result one = Run({1, 1});
+  config_.parallel.activation_checkpoint = ActivationCheckpoint::kFull;
+  for (const GradientSync sync : kGradientSyncs) {
+    config_.parallel.grad_sync = sync;
+    const Result result = Run({2, 2});
+    for (size_t i = 0; i < one.steps.size(); ++i) {
+      EXPECT_NEAR(result.steps[i].loss / one.steps[i].loss, 1, 1e-5) << Name(sync);
+    }
+  }
+}
+
+TEST_F(TrainRun, GivesTheSameBitsForEveryScheduleInEachFormOfGradientSync) {
+  config_.data.batch_size = 16;
+  config_.data.grad_accum = 4;
+  for (const GradientSync sync : kGradientSyncs) {
+    config_.parallel.grad_sync = sync;
+    std::set<uint64_t> hashes;
+    for (const bool zero_copy : {true, false}) {
+      for (const int prefetch : {0, 2}) {
+        for (const ActivationCheckpoint checkpoint :
+             {ActivationCheckpoint::kNone, ActivationCheckpoint::kFull}) {
+          config_.parallel.zero_copy = zero_copy;
+          config_.parallel.reshard_after_forward = prefetch == 2;
+          config_.parallel.prefetch_depth = prefetch;
+          config_.parallel.activation_checkpoint = checkpoint;
+          hashes.insert(Run({2, 2}).report.weights_hash);
+        }
+      }
+    }
+    EXPECT_EQ(hashes.size(), 1) << Name(sync);
+  }
+}
+
+TEST_F(TrainRun, KeepsLessThanAllGradientsWhereEachMicrobatchIsReduced) {
+  config_.model.layers = 16;  // The root's group, with its large tables, is not what decides.
+  config_.data.batch_size = 8;
+  config_.data.grad_accum = 4;
+  const int64_t by_shard = Run({1, 2}).steps.back().peak_bytes.gradients;
+  config_.parallel.grad_sync = GradientSync::kLast;
+  EXPECT_LT(by_shard, Run({1, 2}).steps.back().peak_bytes.gradients);
+}
+
 TEST_F(TrainRun, CopiesNothingWithZeroCopyAndCountsWhatItCopiesWithout) {
   for (const StepMetrics& step : Run({2, 2}).steps) {
     EXPECT_EQ(step.copied_bytes, 0);

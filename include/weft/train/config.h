@@ -13,6 +13,7 @@
 
 #include "weft/core/dtype.h"
 #include "weft/optim/lr_schedule.h"
+#include "weft/sharding/gradient_sync.h"
 
 namespace weft {
 
@@ -60,12 +61,18 @@ struct OptimizerOptions {
   double clip_grad_norm = 1.0;  // 0: off.
 };
 
+// What blocks keep from forward to backward: all that they computed, or their inputs, to compute the rest
+// again.
+enum class ActivationCheckpoint : uint8_t { kNone, kFull };
+
 struct ParallelOptions {
   int64_t dp_replicate = 1;  // -1 in one of the two: the rest of the ranks.
   int64_t dp_shard = -1;
   bool zero_copy = true;
   bool reshard_after_forward = true;
   int64_t prefetch_depth = 1;
+  GradientSync grad_sync = GradientSync::kReduceScatter;
+  ActivationCheckpoint activation_checkpoint = ActivationCheckpoint::kNone;
   DType param_dtype = DType::kF32;
   DType reduce_dtype = DType::kF32;
 };
@@ -89,6 +96,8 @@ struct TrainConfig {
 std::string_view Name(LrDecay decay);
 // "all", "matrices".
 std::string_view Name(DecayScope scope);
+// "none", "full".
+std::string_view Name(ActivationCheckpoint checkpoint);
 
 // Checks everything that can be known without ranks or files. Errors: kInvalidArgument (names the flag, the
 // value and the remedy).
