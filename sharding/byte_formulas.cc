@@ -15,19 +15,13 @@ int64_t CopiedByUnshard(const FlatLayout& layout, const ShardingPolicy& policy, 
   return BytesOf(layout.parameter_elements() + cast, policy.param_dtype);
 }
 
-// Into the input of a reduction.
-int64_t CopiedIn(const FlatLayout& layout, const ShardingPolicy& policy) {
+// Into the input of a reduction, and out of its result, which becomes or is added to a sum in fp32.
+int64_t CopiedByReduction(const FlatLayout& layout, const ShardingPolicy& policy, int64_t own_elements) {
   const bool casts = policy.gradient_dtype() != policy.reduce_dtype;
-  const int64_t narrowed = casts ? layout.gathered_elements() : 0;
-  return BytesOf(policy.zero_copy ? narrowed : layout.parameter_elements(), policy.reduce_dtype);
-}
-
-// The first addend of each fp32 sum that is kept is widened; the others are added to it. Where partial sums
-// are all-reduced there are two: theirs, and the result.
-int64_t WidenedSums(const ShardingPolicy& policy, const StepShape& shape) {
-  if (policy.reduce_dtype == DType::kF32) return 0;
-  const bool partial = shape.gradient_sync == GradientSync::kReduceScatter && shape.microbatches > 1;
-  return partial && shape.replicate_size > 1 ? 2 : 1;
+  const int64_t narrowed = casts ? layout.reduced_elements() : 0;
+  const int64_t copied_in = policy.zero_copy ? narrowed : layout.trainable_elements();
+  const int64_t widened = policy.reduce_dtype != DType::kF32 ? own_elements : 0;
+  return BytesOf(copied_in, policy.reduce_dtype) + BytesOf(widened, DType::kF32);
 }
 
 StepCosts CostsOfUnshards(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape,
@@ -44,31 +38,31 @@ StepCosts CostsOfUnshards(const FlatLayout& layout, const ShardingPolicy& policy
 
 StepCosts CostsOfReductions(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape) {
   StepCosts costs;
-  const int64_t shard_bytes = BytesOf(layout.shard_elements(), policy.reduce_dtype);
+  const int64_t bytes = BytesOf(layout.reduced_elements(), policy.reduce_dtype);
+  const int64_t own_elements = layout.reduced_elements(shape.shard_rank);
+  const int64_t own_bytes = BytesOf(own_elements, policy.reduce_dtype);
   if (shape.shard_size > 1) {
-    const int64_t bytes = shard_bytes * shape.shard_size;
     const int64_t times = shape.reduce_scatters();
     costs.reduce_scatters = times;
-    costs.reduce_scatter_bytes = times * ReduceScatterBytes(bytes, shape.shard_size);
+    costs.reduce_scatter_bytes = times * ReduceScatterBytes(own_bytes, shape.shard_size);
     costs.wire_bytes =
         times * shape.replicate_size * ReduceScatterWireBytes(bytes, shape.shard_group_nodes());
   }
   if (shape.replicate_size > 1) {
     const int64_t times = shape.all_reduces();
     costs.all_reduces = times;
-    costs.all_reduce_bytes = times * AllReduceBytes(shard_bytes, shape.replicate_size);
-    costs.wire_bytes +=
-        times * shape.shard_size * AllReduceWireBytes(shard_bytes, shape.replicate_group_nodes());
+    costs.all_reduce_bytes = times * AllReduceBytes(own_bytes, shape.replicate_size);
+    // Of all parts: each has a replicate group of its own.
+    costs.wire_bytes += times * AllReduceWireBytes(bytes, shape.replicate_group_nodes());
   }
-  costs.copied_bytes = shape.reduce_scatters() * CopiedIn(layout, policy) +
-                       WidenedSums(policy, shape) * BytesOf(layout.shard_elements(), DType::kF32);
+  costs.copied_bytes = shape.reduce_scatters() * CopiedByReduction(layout, policy, own_elements);
   return costs;
 }
 
 }  // namespace
 
 int64_t AllGatherBytes(int64_t bytes, int ranks) { return bytes / ranks * (ranks - 1); }
-int64_t ReduceScatterBytes(int64_t bytes, int ranks) { return bytes / ranks * (ranks - 1); }
+int64_t ReduceScatterBytes(int64_t own_bytes, int ranks) { return own_bytes * (ranks - 1); }
 // Ranges that are uneven by less than a cache line are counted as even ones, rounded down.
 int64_t AllReduceBytes(int64_t bytes, int ranks) { return 2 * bytes * (ranks - 1) / ranks; }
 
@@ -100,13 +94,13 @@ StepCosts& StepCosts::operator+=(const StepCosts& other) {
   return *this;
 }
 
-StepCosts CostsOfGroup(const FlatLayout& layout, GroupRole role, const ShardingPolicy& policy,
+StepCosts CostsOfGroup(const FlatLayout& layout, bool is_root, const ShardingPolicy& policy,
                        const StepShape& shape) {
   if (layout.gathered_elements() == 0) return {};
-  const bool regathered = role.is_root ? policy.reshard_root_after_forward : policy.reshard_after_forward;
+  const bool regathered = is_root ? policy.reshard_root_after_forward : policy.reshard_after_forward;
   StepCosts costs =
       CostsOfUnshards(layout, policy, shape, int64_t{shape.microbatches} * (regathered ? 2 : 1));
-  if (role.trained) costs += CostsOfReductions(layout, policy, shape);
+  if (!layout.frozen()) costs += CostsOfReductions(layout, policy, shape);
   return costs;
 }
 

@@ -15,8 +15,8 @@ FlatLayout Layout(int shard_size, bool zero_copy = true) {
       .value();
 }
 
-StepCosts Costs(const StepShape& shape, const ShardingPolicy& policy = {}, GroupRole role = {}) {
-  return CostsOfGroup(Layout(shape.shard_size, policy.zero_copy), role, policy, shape);
+StepCosts Costs(const StepShape& shape, const ShardingPolicy& policy = {}, bool is_root = false) {
+  return CostsOfGroup(Layout(shape.shard_size, policy.zero_copy), is_root, policy, shape);
 }
 
 TEST(ByteFormulas, OfFsdpGatherTwiceAMicrobatchAndReduceByTheForm) {
@@ -38,9 +38,9 @@ TEST(ByteFormulas, GatherOnceWhatIsKeptForBackward) {
   ShardingPolicy policy;
   policy.reshard_after_forward = false;
   EXPECT_EQ(Costs(shape, policy).all_gather_bytes, 3 * kW * 3 / 4);
-  EXPECT_EQ(Costs(shape, {}, {.is_root = true}).all_gathers, 3);
+  EXPECT_EQ(Costs(shape, {}, /*is_root=*/true).all_gathers, 3);
   policy.reshard_root_after_forward = true;
-  EXPECT_EQ(Costs(shape, policy, {.is_root = true}).all_gathers, 6);
+  EXPECT_EQ(Costs(shape, policy, /*is_root=*/true).all_gathers, 6);
 }
 
 TEST(ByteFormulas, OfHsdpAddAnAllReduceOfShards) {
@@ -61,10 +61,31 @@ TEST(ByteFormulas, OfDdpAreAnAllReduceAlone) {
 }
 
 TEST(ByteFormulas, ReduceNothingOfAFrozenGroup) {
-  const StepCosts costs = Costs({.shard_size = 2, .replicate_size = 2}, {}, {.trained = false});
+  FlatParameter frozen{{16, 64}};
+  frozen.trainable = false;
+  const auto layout = FlatLayout::Make(FlatKind::kContiguous, {frozen}, 2, 16).value();
+  const StepCosts costs = CostsOfGroup(layout, false, {}, {.shard_size = 2, .replicate_size = 2});
   EXPECT_EQ(costs.all_gathers, 2);
   EXPECT_EQ(costs.reduce_scatters + costs.all_reduces, 0);
-  EXPECT_EQ(costs.reduce_scatter_bytes + costs.all_reduce_bytes, 0);
+  EXPECT_EQ(costs.reduce_scatter_bytes + costs.all_reduce_bytes + costs.copied_bytes, 0);
+}
+
+TEST(ByteFormulas, ReduceTheTrainedFrontOfAGroupThatIsPartlyFrozen) {
+  // Of four shards of 256 elements, gradients fill one and a quarter.
+  FlatParameter frozen{{11, 64}};
+  frozen.trainable = false;
+  const auto layout = FlatLayout::Make(FlatKind::kContiguous, {frozen, {{5, 64}}}, 4, 16).value();
+  const auto costs = [&](int shard_rank) {
+    return CostsOfGroup(
+        layout, false, {},
+        {.shard_size = 4, .replicate_size = 2, .shard_rank = shard_rank, .ranks_per_node = 4});
+  };
+  EXPECT_EQ(costs(0).reduce_scatter_bytes, 256 * 4 * 3);
+  EXPECT_EQ(costs(1).reduce_scatter_bytes, 64 * 4 * 3);
+  EXPECT_EQ(costs(2).reduce_scatter_bytes, 0);
+  EXPECT_EQ(costs(1).all_reduce_bytes, 64 * 4);
+  EXPECT_EQ(costs(3).all_reduces, 1);  // Of nothing, as its group does.
+  EXPECT_EQ(costs(3).wire_bytes, 2 * 320 * 4);
 }
 
 TEST(ByteFormulas, GatherOnceInAForwardWithoutGradients) {
@@ -104,7 +125,7 @@ TEST(ByteFormulas, CopyNothingWithZeroCopyInFp32AndCastTheShardInBf16) {
 TEST(ByteFormulas, CountPaddingAsTheEngineDoes) {
   // 15 x 16 and 15 elements, each from a cache line on, padded to a cache line a rank.
   const auto layout = FlatLayout::Make(FlatKind::kContiguous, {{{15, 16}}, {{15}}}, 3, 16).value();
-  const StepCosts costs = CostsOfGroup(layout, {}, {}, {.shard_size = 3});
+  const StepCosts costs = CostsOfGroup(layout, false, {}, {.shard_size = 3});
   EXPECT_EQ(costs.reduce_scatter_bytes, 2 * 96 * 4);
 }
 

@@ -29,7 +29,7 @@ ShardingCounters Difference(const ShardingCounters& after, const ShardingCounter
 StepCosts ExpectedCosts(const ShardedModel& model, const ToyRun& run) {
   StepCosts costs;
   for (size_t i = 0; i < model.groups().size(); ++i) {
-    costs += CostsOfGroup(model.groups()[i]->layout(), {.is_root = i == 0}, run.policy,
+    costs += CostsOfGroup(model.groups()[i]->layout(), i == 0, run.policy,
                           {run.shard, run.replicate, run.microbatches, GradientSync::kLast});
   }
   return costs;

@@ -48,10 +48,10 @@ class Ledger : public TrainRun {
     StepCosts costs;
     for (DecoderBlock* block : model->blocks()) {
       const auto parameters = block->AllParameters();
-      costs += CostsOfGroup(LayoutOf(parameters, shape.shard_size), {}, Policy(), shape);
+      costs += CostsOfGroup(LayoutOf(parameters, shape.shard_size), /*is_root=*/false, Policy(), shape);
       for (const auto& parameter : parameters) rest.erase(std::find(rest.begin(), rest.end(), parameter));
     }
-    costs += CostsOfGroup(LayoutOf(rest, shape.shard_size), {.is_root = true}, Policy(), shape);
+    costs += CostsOfGroup(LayoutOf(rest, shape.shard_size), /*is_root=*/true, Policy(), shape);
     return costs;
   }
 

@@ -24,10 +24,10 @@
 
 namespace weft {
 
-// What one collective brings to a rank of a group: its peers' parts. `bytes` is the whole, of all ranks; of
-// an all-reduce, the buffer.
+// What one collective brings to a rank of a group: its peers' equal parts of `bytes`; what they have for its
+// own part; both halves of an all-reduce of `bytes`.
 int64_t AllGatherBytes(int64_t bytes, int ranks);
-int64_t ReduceScatterBytes(int64_t bytes, int ranks);
+int64_t ReduceScatterBytes(int64_t own_bytes, int ranks);
 int64_t AllReduceBytes(int64_t bytes, int ranks);
 
 // What one collective hands to the link between nodes, by all ranks of a group that lies on `nodes` nodes.
@@ -41,6 +41,8 @@ struct StepShape {
   int replicate_size = 1;
   int microbatches = 1;
   GradientSync gradient_sync = GradientSync::kReduceScatter;
+  // Whose costs are asked for: frozen parameters may make the parts of ranks uneven.
+  int shard_rank = 0;
   // Neighbouring ranks on one node; it divides, or is a multiple of, the shard size. 0: one node has all.
   int ranks_per_node = 0;
 
@@ -58,7 +60,7 @@ struct StepCosts {
   int64_t all_gathers = 0;
   int64_t reduce_scatters = 0;
   int64_t all_reduces = 0;
-  int64_t all_gather_bytes = 0;  // Brought to a rank; sent by it as well.
+  int64_t all_gather_bytes = 0;  // Brought to the rank.
   int64_t reduce_scatter_bytes = 0;
   int64_t all_reduce_bytes = 0;
   int64_t copied_bytes = 0;  // Written by casts and by copies in and out.
@@ -67,13 +69,9 @@ struct StepCosts {
   StepCosts& operator+=(const StepCosts& other);
 };
 
-struct GroupRole {
-  bool is_root = false;
-  bool trained = true;  // Off: every parameter is frozen, and nothing is reduced.
-};
-
-// Forward and backward of one group for all microbatches, and its reductions, in one replicate bucket.
-StepCosts CostsOfGroup(const FlatLayout& layout, GroupRole role, const ShardingPolicy& policy,
+// Forward and backward of one group, `is_root` or not, for all microbatches, and its reductions, in one
+// replicate bucket.
+StepCosts CostsOfGroup(const FlatLayout& layout, bool is_root, const ShardingPolicy& policy,
                        const StepShape& shape);
 // A forward without gradients: each group is gathered once.
 StepCosts ForwardCostsOfGroup(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape);
