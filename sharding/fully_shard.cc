@@ -5,6 +5,7 @@
 
 #include "sharding/group_plan.h"
 #include "sharding/module_hooks.h"
+#include "sharding/replicate_buckets.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -38,21 +39,21 @@ absl::StatusOr<ProcessGroup> GroupAlong(const DeviceMesh& mesh, std::string_view
   return mesh.Group({axis}, rank);
 }
 
-absl::StatusOr<std::unique_ptr<CommContext>> MakeContext(const DeviceMesh& mesh, CommEngine& engine,
-                                                         const ShardingPolicy& policy) {
-  const int rank = engine.bootstrap().rank();
-  WEFT_ASSIGN_OR_RETURN(ProcessGroup shard, GroupAlong(mesh, kShardAxis, rank));
-  WEFT_ASSIGN_OR_RETURN(ProcessGroup replicate, GroupAlong(mesh, kReplicateAxis, rank));
-  return CommContext::Create(engine, std::move(shard), {std::move(replicate)},
-                             {policy.max_reduce_scatters, policy.max_all_reduces});
+std::vector<std::shared_ptr<Parameter>> AllParameters(const std::vector<PlannedGroup>& plan) {
+  std::vector<std::shared_ptr<Parameter>> parameters;
+  for (const PlannedGroup& planned : plan) {
+    parameters.insert(parameters.end(), planned.parameters.begin(), planned.parameters.end());
+  }
+  return parameters;
 }
 
 absl::Status MakeGroups(CommContext& context, const std::vector<PlannedGroup>& plan,
-                        const ShardingPolicy& policy, const ShardLoader& loader,
-                        std::vector<std::unique_ptr<ParamGroup>>& groups) {
+                        const ReplicateBuckets& buckets, const ShardingPolicy& policy,
+                        const ShardLoader& loader, std::vector<std::unique_ptr<ParamGroup>>& groups) {
   for (const PlannedGroup& planned : plan) {
     WEFT_ASSIGN_OR_RETURN(groups.emplace_back(),
-                          ParamGroup::Create(context, planned.name(), planned.parameters, policy));
+                          ParamGroup::Create(context, planned.name(), planned.parameters, policy,
+                                             buckets.BucketsOf(planned.parameters)));
   }
   for (const auto& group : groups) WEFT_RETURN_IF_ERROR(group->Load(loader));
   return absl::OkStatus();
@@ -72,9 +73,16 @@ absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, absl::Spa
   WEFT_RETURN_IF_ERROR(policy.Validate());
   WEFT_RETURN_IF_ERROR(CheckMesh(mesh, engine.bootstrap().size()));
   WEFT_ASSIGN_OR_RETURN(const std::vector<PlannedGroup> plan, PlanGroups(root, blocks));
-  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<CommContext> context, MakeContext(mesh, engine, policy));
+  const int rank = engine.bootstrap().rank();
+  WEFT_ASSIGN_OR_RETURN(ProcessGroup shard, GroupAlong(mesh, kShardAxis, rank));
+  WEFT_ASSIGN_OR_RETURN(const ProcessGroup replicate, GroupAlong(mesh, kReplicateAxis, rank));
+  WEFT_ASSIGN_OR_RETURN(const ReplicateBuckets buckets,
+                        PlanReplicateBuckets(AllParameters(plan), policy, shard, replicate));
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<CommContext> context,
+                        CommContext::Create(engine, std::move(shard), buckets.groups,
+                                            {policy.max_reduce_scatters, policy.max_all_reduces}));
   std::unique_ptr<ShardedModel> model(new ShardedModel(root, policy, std::move(context)));
-  const absl::Status made = MakeGroups(*model->context_, plan, policy, loader, model->groups_);
+  const absl::Status made = MakeGroups(*model->context_, plan, buckets, policy, loader, model->groups_);
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(engine.bootstrap(), made, engine.options().timeout));
   for (const PlannedGroup& planned : plan) model->modules_.push_back(planned.module);
   model->hooks_ = std::make_unique<ShardedModel::Hooks>(*model);

@@ -6,6 +6,8 @@
 
 #include <absl/container/flat_hash_set.h>
 
+#include "sharding/divide_factors.h"
+#include "sharding/group_dtypes.h"
 #include "sharding/parameter_views.h"
 #include "sharding/shard_copies.h"
 #include "weft/core/status.h"
@@ -19,9 +21,9 @@ constexpr int64_t kAlignmentBytes = 64;
 int64_t BytesOf(int64_t elements, DType dtype) { return elements * static_cast<int64_t>(SizeOf(dtype)); }
 
 // Offsets are the same in the buffers of every dtype, so the smallest one decides.
-int64_t AlignmentElements(const ShardingPolicy& policy) {
-  return kAlignmentBytes /
-         static_cast<int64_t>(std::min(SizeOf(policy.param_dtype), SizeOf(policy.reduce_dtype)));
+int64_t AlignmentElements(const ParameterDTypes& dtypes) {
+  return kAlignmentBytes / static_cast<int64_t>(std::min({SizeOf(dtypes.param), SizeOf(dtypes.reduce),
+                                                          SizeOf(dtypes.gradient_dtype())}));
 }
 
 absl::Status CheckDistinct(const std::string& group, const Parameters& parameters) {
@@ -65,12 +67,13 @@ absl::StatusOr<std::unique_ptr<ParamGroup>> ParamGroup::Create(
         absl::StrCat("parameter group '", name, "': there must be one bucket below ", context.bucket_count(),
                      " for each of ", parameters.size(), " parameters"));
   }
+  WEFT_ASSIGN_OR_RETURN(const ParameterDTypes dtypes, AgreeOnDTypes(name, parameters, policy));
   const FlatKind kind = policy.zero_copy ? FlatKind::kContiguous : FlatKind::kPerParameter;
   absl::StatusOr<FlatLayout> layout = FlatLayout::Make(
-      kind, Describe(parameters, policy, buckets), context.shard_group().size(), AlignmentElements(policy));
+      kind, Describe(parameters, policy, buckets), context.shard_group().size(), AlignmentElements(dtypes));
   if (!layout.ok()) return Annotate(layout.status(), "parameter group '" + name + "'");
   std::unique_ptr<ParamGroup> group(
-      new ParamGroup(context, std::move(name), std::move(parameters), policy, *std::move(layout)));
+      new ParamGroup(context, std::move(name), std::move(parameters), policy, dtypes, *std::move(layout)));
   const int64_t master_bytes = BytesOf(group->layout_.shard_elements(), DType::kF32);
   WEFT_ASSIGN_OR_RETURN(group->master_, context.AcquireShard(static_cast<size_t>(master_bytes)));
   std::memset(group->master_.data(), 0, group->master_.bytes());
@@ -79,16 +82,17 @@ absl::StatusOr<std::unique_ptr<ParamGroup>> ParamGroup::Create(
 
 ParamGroup::ParamGroup(CommContext& context, std::string name,
                        std::vector<std::shared_ptr<Parameter>> parameters, const ShardingPolicy& policy,
-                       FlatLayout layout)
+                       const ParameterDTypes& dtypes, FlatLayout layout)
     : context_(context),
       name_(std::move(name)),
       parameters_(std::move(parameters)),
       policy_(policy),
+      dtypes_(dtypes),
       layout_(std::move(layout)) {
   if (policy_.zero_copy) return;
   const bool alone = context_.shard_group().size() == 1;
-  copy_out_ = PlanCopyOut(layout_, alone ? DType::kF32 : policy_.param_dtype, policy_.param_dtype);
-  copy_in_ = PlanGradientCopyIn(layout_, policy_.gradient_dtype(), policy_.reduce_dtype);
+  copy_out_ = PlanCopyOut(layout_, alone ? DType::kF32 : dtypes_.param, dtypes_.param);
+  copy_in_ = PlanGradientCopyIn(layout_, dtypes_.gradient_dtype(), dtypes_.reduce);
 }
 
 ParamGroup::~ParamGroup() {
@@ -110,25 +114,25 @@ absl::Status ParamGroup::Load(const ShardLoader& loader) {
 }
 
 bool ParamGroup::master_is_image() const {
-  return policy_.zero_copy && context_.shard_group().size() == 1 && policy_.param_dtype == DType::kF32;
+  return policy_.zero_copy && context_.shard_group().size() == 1 && dtypes_.param == DType::kF32;
 }
 
 FlatImage ParamGroup::data_image() const {
-  return {layout_, master_is_image() ? master_.data() : image_.data(), policy_.param_dtype};
+  return {layout_, master_is_image() ? master_.data() : image_.data(), dtypes_.param};
 }
 
 absl::Status ParamGroup::Unshard(Priority priority) {
   if (state_ == State::kUnsharding) return absl::OkStatus();
   if (state_ == State::kUnsharded) return ViewImage();
   WEFT_RETURN_IF_ERROR(context_.status());
-  WEFT_RETURN_IF_ERROR(CheckDataStorage(parameters_, policy_.param_dtype));
+  WEFT_RETURN_IF_ERROR(CheckDataStorage(parameters_, dtypes_.param));
   if (!master_is_image()) WEFT_RETURN_IF_ERROR(Gather(priority));
   state_ = State::kUnsharding;
   return absl::OkStatus();
 }
 
 absl::Status ParamGroup::Gather(Priority priority) {
-  const DType dtype = policy_.param_dtype;
+  const DType dtype = dtypes_.param;
   const bool alone = context_.shard_group().size() == 1;
   const auto image_bytes = static_cast<size_t>(BytesOf(layout_.image_elements(), dtype));
   WEFT_ASSIGN_OR_RETURN(image_, context_.AcquireImage(image_bytes));
@@ -146,7 +150,7 @@ absl::Status ParamGroup::Gather(Priority priority) {
 }
 
 const void* ParamGroup::PlaceOwnShard(std::byte* gathered) {
-  const DType dtype = policy_.param_dtype;
+  const DType dtype = dtypes_.param;
   const int64_t shard_bytes = BytesOf(layout_.shard_elements(), dtype);
   std::byte* own = gathered + context_.shard_group().group_rank * shard_bytes;
   ConvertRun(master_.data(), DType::kF32, own, dtype, layout_.shard_elements());
@@ -201,7 +205,7 @@ void ParamGroup::DropImage() {
 absl::Status ParamGroup::PrepareGradients() {
   WEFT_RETURN_IF_ERROR(CheckNothingThawed());
   if (gradient_image_ || layout_.frozen()) return absl::OkStatus();
-  const DType dtype = policy_.gradient_dtype();
+  const DType dtype = dtypes_.gradient_dtype();
   const int64_t bytes = BytesOf(layout_.gradient_image_elements(), dtype);
   WEFT_ASSIGN_OR_RETURN(gradient_image_, context_.AcquireGradients(static_cast<size_t>(bytes)));
   Zero(gradient_image_.data(), dtype, layout_.GradientImageGaps());
@@ -228,33 +232,35 @@ absl::Status ParamGroup::ReduceGradients(ReduceScope scope) {
         absl::StrCat("parameter group '", name_,
                      "' has no gradients to reduce: call PrepareGradients, and then run backward"));
   }
-  const FlatImage image{layout_, gradient_image_.data(), policy_.gradient_dtype()};
+  const FlatImage image{layout_, gradient_image_.data(), dtypes_.gradient_dtype()};
   WEFT_ASSIGN_OR_RETURN(const FallbackReport report, CollectGradients(parameters_, image));
   context_.CountCopy(report.copied_bytes);
   if (fallback_reason_.empty()) fallback_reason_ = report.reason;
-  WEFT_ASSIGN_OR_RETURN(Buffer input, TakeReduceInput());
+  const DivideScales scales = SpreadDivision(policy_.gradient_divide_factor, dtypes_.reduce);
+  WEFT_ASSIGN_OR_RETURN(Buffer input, TakeReduceInput(scales.before));
   ForgetGradients(parameters_);
   if (sums_ == nullptr) sums_ = std::make_shared<GradientSums>();
   std::vector<int64_t> counts;
   for (int rank = 0; rank < layout_.shard_size(); ++rank) counts.push_back(layout_.reduced_elements(rank));
-  return context_.Reduce({name_, policy_.reduce_dtype, scope, std::move(input), std::move(counts),
-                          layout_.BucketSlices(context_.shard_group().group_rank), sums_, gradient_hook_});
+  return context_.Reduce({name_, dtypes_.reduce, scope, std::move(input), std::move(counts),
+                          layout_.BucketSlices(context_.shard_group().group_rank), scales.after, sums_,
+                          gradient_hook_});
 }
 
-absl::StatusOr<Buffer> ParamGroup::TakeReduceInput() {
-  const DType from = policy_.gradient_dtype();
-  const DType to = policy_.reduce_dtype;
+absl::StatusOr<Buffer> ParamGroup::TakeReduceInput(float scale) {
+  const DType from = dtypes_.gradient_dtype();
+  const DType to = dtypes_.reduce;
   if (policy_.zero_copy && from == to) return std::move(gradient_image_);
   const int64_t bytes = BytesOf(layout_.reduced_elements(), to);
   WEFT_ASSIGN_OR_RETURN(Buffer input, context_.AcquireGradients(static_cast<size_t>(bytes)));
   if (policy_.zero_copy) {
-    ConvertRun(gradient_image_.data(), from, input.data(), to, layout_.reduced_elements());
+    ConvertRun(gradient_image_.data(), from, input.data(), to, layout_.reduced_elements(), scale);
     context_.CountCopy(bytes);
   } else {
     for (int rank = 0; rank < layout_.shard_size(); ++rank) {
       Zero(input.data() + BytesOf(layout_.reduced_offset(rank), to), to, layout_.ReducedGaps(rank));
     }
-    context_.CountCopy(RunCopies(copy_in_, gradient_image_.data(), input.data()));
+    context_.CountCopy(RunCopies(copy_in_, gradient_image_.data(), input.data(), scale));
   }
   gradient_image_.Reset();
   return input;

@@ -1,21 +1,48 @@
 #include "weft/sharding/policy.h"
 
+#include <algorithm>
+#include <cmath>
+#include <string>
+
+#include <absl/strings/str_join.h>
+#include <absl/types/span.h>
+
 #include "weft/core/status.h"
 
 namespace weft {
 namespace {
 
-absl::Status CheckDType(std::string_view option, DType dtype) {
-  if (dtype == DType::kF32 || dtype == DType::kBF16) return absl::OkStatus();
+absl::Status CheckDType(std::string_view option, DType dtype, absl::Span<const DType> allowed) {
+  if (std::find(allowed.begin(), allowed.end(), dtype) != allowed.end()) return absl::OkStatus();
+  const std::string names = absl::StrJoin(allowed, " or ", [](std::string* out, DType allowed_dtype) {
+    absl::StrAppend(out, ToAbsl(Name(allowed_dtype)));
+  });
   return absl::InvalidArgumentError(
-      absl::StrCat(ToAbsl(option), " is ", ToAbsl(Name(dtype)), ": it must be f32 or bf16"));
+      absl::StrCat(ToAbsl(option), " is ", ToAbsl(Name(dtype)), ": it must be ", names));
 }
 
 }  // namespace
 
+absl::Status ParameterDTypes::Validate() const {
+  WEFT_RETURN_IF_ERROR(CheckDType("param_dtype", param, {DType::kF32, DType::kBF16}));
+  WEFT_RETURN_IF_ERROR(CheckDType("reduce_dtype", reduce, {DType::kF32, DType::kBF16, DType::kF16}));
+  return CheckDType("gradient_dtype", gradient_dtype(), {DType::kF32, DType::kBF16});
+}
+
+DType ParameterDTypes::gradient_dtype() const {
+  return gradient.value_or(param == DType::kBF16 && reduce == DType::kBF16 ? DType::kBF16 : DType::kF32);
+}
+
+ParameterDTypes ShardingPolicy::DTypesOf(const Parameter& parameter) const {
+  return dtypes_of ? dtypes_of(parameter) : ParameterDTypes{param_dtype, reduce_dtype};
+}
+
 absl::Status ShardingPolicy::Validate() const {
-  WEFT_RETURN_IF_ERROR(CheckDType("param_dtype", param_dtype));
-  WEFT_RETURN_IF_ERROR(CheckDType("reduce_dtype", reduce_dtype));
+  WEFT_RETURN_IF_ERROR((ParameterDTypes{param_dtype, reduce_dtype}.Validate()));
+  if (!(gradient_divide_factor > 0.0F) || std::isinf(gradient_divide_factor)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("gradient_divide_factor is ", gradient_divide_factor, ": it must be a positive number"));
+  }
   if (prefetch_depth < 0 || prefetch_depth > kMaxPrefetchDepth) {
     return absl::InvalidArgumentError(
         absl::StrCat("prefetch_depth is ", prefetch_depth, ": it must be 0 to ", kMaxPrefetchDepth));
@@ -32,10 +59,6 @@ absl::Status ShardingPolicy::Validate() const {
         "off, or leave shard_dim unset");
   }
   return absl::OkStatus();
-}
-
-DType ShardingPolicy::gradient_dtype() const {
-  return param_dtype == DType::kBF16 && reduce_dtype == DType::kBF16 ? DType::kBF16 : DType::kF32;
 }
 
 }  // namespace weft

@@ -178,29 +178,39 @@ absl::Status CommContext::ReductionQueue::Deliver(Entry& entry) {
   GradientSums& sums = *reduction.sums;
   --sums.under_way;
   const int64_t elements = OwnElements(reduction);
-  if (!reduction.hook) return AddTo(sums.reduced, std::move(entry.output), reduction.dtype, elements);
+  const bool hooked = static_cast<bool>(reduction.hook);
   Buffer own;
-  WEFT_RETURN_IF_ERROR(AddTo(own, std::move(entry.output), reduction.dtype, elements));
+  WEFT_RETURN_IF_ERROR(AddTo(hooked ? own : sums.reduced, std::move(entry.output), reduction.dtype, elements,
+                             reduction.scale));
+  return hooked ? RunHook(reduction, std::move(own)) : absl::OkStatus();
+}
+
+absl::Status CommContext::ReductionQueue::RunHook(const Reduction& reduction, Buffer own) {
+  const int64_t elements = OwnElements(reduction);
   const absl::Status hooked =
       reduction.hook(reduction.label, {reinterpret_cast<float*>(own.data()), static_cast<size_t>(elements)});
   if (!hooked.ok()) {
     return context_.Fail(Annotate(hooked, "gradient hook of parameter group '" + reduction.label + "'"));
   }
-  return AddTo(sums.reduced, std::move(own), DType::kF32, elements);
+  return AddTo(reduction.sums->reduced, std::move(own), DType::kF32, elements);
 }
 
 // The first addend becomes the sum. Widening it, or while it is added, counts as a cast.
-absl::Status CommContext::ReductionQueue::AddTo(Buffer& sum, Buffer addend, DType dtype, int64_t elements) {
+absl::Status CommContext::ReductionQueue::AddTo(Buffer& sum, Buffer addend, DType dtype, int64_t elements,
+                                                float scale) {
   const int64_t bytes = elements * static_cast<int64_t>(sizeof(float));
   if (dtype != DType::kF32) context_.CountCopy(bytes);
   if (sum) {
-    AddRun(addend.data(), dtype, sum.data(), DType::kF32, elements);
-  } else if (dtype == DType::kF32) {
+    AddRun(addend.data(), dtype, sum.data(), DType::kF32, elements, scale);
+    return absl::OkStatus();
+  }
+  const void* source = addend.data();
+  if (dtype == DType::kF32) {
     sum = std::move(addend);
   } else {
     WEFT_ASSIGN_OR_RETURN(sum, context_.AcquireShard(static_cast<size_t>(bytes)));
-    ConvertRun(addend.data(), dtype, sum.data(), DType::kF32, elements);
   }
+  ConvertRun(source, dtype, sum.data(), DType::kF32, elements, scale);
   return absl::OkStatus();
 }
 

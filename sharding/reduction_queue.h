@@ -58,7 +58,8 @@ class CommContext::ReductionQueue {
   // Takes finished entries off the front.
   absl::Status DeliverFinished();
   absl::Status Deliver(Entry& entry);
-  absl::Status AddTo(Buffer& sum, Buffer addend, DType dtype, int64_t elements);
+  absl::Status RunHook(const Reduction& reduction, Buffer own);
+  absl::Status AddTo(Buffer& sum, Buffer addend, DType dtype, int64_t elements, float scale = 1.0F);
 
   template <typename Uses>
   bool Full(Uses uses, int limit) const;

@@ -1,5 +1,7 @@
 #include "weft/sharding/policy.h"
 
+#include <cmath>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -21,6 +23,12 @@ TEST(ShardingPolicy, NamesTheOptionThatCannotBe) {
   };
   expect_invalid([](ShardingPolicy& p) { p.param_dtype = DType::kF16; }, "param_dtype is f16");
   expect_invalid([](ShardingPolicy& p) { p.reduce_dtype = DType::kI32; }, "reduce_dtype is i32");
+  expect_invalid([](ShardingPolicy& p) { p.param_dtype = DType::kF16; }, "f32 or bf16");
+  expect_invalid([](ShardingPolicy& p) { p.reduce_dtype = DType::kI32; }, "f32 or bf16 or f16");
+  expect_invalid([](ShardingPolicy& p) { p.gradient_divide_factor = 0.0F; }, "gradient_divide_factor is 0");
+  expect_invalid([](ShardingPolicy& p) { p.gradient_divide_factor = -2.0F; }, "a positive number");
+  expect_invalid([](ShardingPolicy& p) { p.gradient_divide_factor = NAN; }, "gradient_divide_factor is nan");
+  expect_invalid([](ShardingPolicy& p) { p.gradient_divide_factor = INFINITY; }, "is inf");
   expect_invalid([](ShardingPolicy& p) { p.prefetch_depth = -1; }, "prefetch_depth is -1");
   expect_invalid([](ShardingPolicy& p) { p.prefetch_depth = 3; }, "0 to 2");
   expect_invalid([](ShardingPolicy& p) { p.max_reduce_scatters = 0; }, "max_reduce_scatters is 0");

@@ -64,7 +64,8 @@ class ParamGroup {
   };
 
   // `buckets[i]`: the replicate bucket of parameter i; empty: all in bucket 0. The master is zero until Load.
-  // Errors: kInvalidArgument (a parameter twice; a shard dim out of range), kResourceExhausted.
+  // Errors: kInvalidArgument (a parameter twice; a shard dim out of range; parameters whose original,
+  // all-gather, reduce or gradient dtypes differ), kResourceExhausted.
   static absl::StatusOr<std::unique_ptr<ParamGroup>> Create(
       CommContext& context, std::string name, std::vector<std::shared_ptr<Parameter>> parameters,
       const ShardingPolicy& policy, const std::vector<int>& buckets = {});
@@ -108,6 +109,7 @@ class ParamGroup {
 
   const std::string& name() const { return name_; }
   State state() const { return state_; }
+  const ParameterDTypes& dtypes() const { return dtypes_; }
   const FlatLayout& layout() const { return layout_; }
   const std::vector<std::shared_ptr<Parameter>>& parameters() const { return parameters_; }
   // Why values were copied that should have been views, since the last unshard; empty where none were.
@@ -115,7 +117,7 @@ class ParamGroup {
 
  private:
   ParamGroup(CommContext& context, std::string name, std::vector<std::shared_ptr<Parameter>> parameters,
-             const ShardingPolicy& policy, FlatLayout layout);
+             const ShardingPolicy& policy, const ParameterDTypes& dtypes, FlatLayout layout);
   bool master_is_image() const;
   FlatImage data_image() const;
   absl::Status Gather(Priority priority);
@@ -124,12 +126,14 @@ class ParamGroup {
   absl::Status ViewImage();
   void DropImage();
   absl::Status CheckNothingThawed() const;
-  absl::StatusOr<Buffer> TakeReduceInput();
+  // Scaled, where it has to be cast anyway.
+  absl::StatusOr<Buffer> TakeReduceInput(float scale);
 
   CommContext& context_;
   std::string name_;
   std::vector<std::shared_ptr<Parameter>> parameters_;
   ShardingPolicy policy_;
+  ParameterDTypes dtypes_;
   FlatLayout layout_;
   std::vector<PlacedCopy> copy_out_, copy_in_;  // Without zero copy only.
   State state_ = State::kSharded;

@@ -1,16 +1,32 @@
-// How a model is sharded. Of these options the dtypes change results; the others not one bit, only costs.
+// How a model is sharded. Of these options the dtypes, the divide factor and replicate groups change results;
+// the others not one bit, only costs.
 //
 // Thread safety: a value.
 #pragma once
 
 #include <functional>
+#include <optional>
 
 #include <absl/status/status.h>
 
 #include "weft/core/dtype.h"
+#include "weft/mesh/process_group.h"
 #include "weft/nn/parameter.h"
 
 namespace weft {
+
+struct ParameterDTypes {
+  // What forward and backward compute with; the sharded master copy is always fp32. f32 or bf16.
+  DType param = DType::kF32;
+  // What gradients are exchanged in; sums are formed in fp32 either way. f32, bf16 or f16.
+  DType reduce = DType::kF32;
+  // What backward writes, f32 or bf16. Unset: bf16 only where both others are, else f32.
+  std::optional<DType> gradient = std::nullopt;
+
+  DType gradient_dtype() const;
+  // Errors: kInvalidArgument (names the option, its value and what is allowed).
+  absl::Status Validate() const;
+};
 
 struct ShardingPolicy {
   // On: the gathered image is the parameters, and the gradient image is the reduce-scatter's input. Off:
@@ -24,22 +40,31 @@ struct ShardingPolicy {
   // Groups that are gathered ahead of the one that computes; 0 gathers each when it is needed. At most
   // kMaxPrefetchDepth.
   int prefetch_depth = 1;
-  // What forward and backward compute with; the sharded master copy is always fp32. f32 or bf16.
+  // See ParameterDTypes.
   DType param_dtype = DType::kF32;
-  // What gradients are exchanged in; sums are formed in fp32 either way. f32 or bf16.
   DType reduce_dtype = DType::kF32;
+  // In place of these two, for each parameter; those of one group must agree. Unset: the two for all.
+  std::function<ParameterDTypes(const Parameter&)> dtypes_of = nullptr;
+  // What summed gradients are divided by, on top of what the loss carries. In f16, a power of two near its
+  // root is divided out before the exchange, so that sums do not overflow, and the rest afterwards.
+  float gradient_divide_factor = 1.0F;
   // Bounds on what is under way in backward; each reduce-scatter keeps one group's full gradients alive.
   int max_reduce_scatters = 2;
   int max_all_reduces = 2;
   // Without zero_copy: the dim on which a parameter is sharded; negative ones count from the end. Unset: 0.
-  std::function<int(const Parameter&)> shard_dim;
+  std::function<int(const Parameter&)> shard_dim = nullptr;
+  // The ranks over which a parameter's gradient is all-reduced, as this rank sees them: all ranks must name
+  // the same groups in the same order of parameters. None: it is reduce-scattered only, and whoever
+  // replicates it sees to that. Unset: every parameter's replicas are those of the mesh.
+  std::function<std::optional<ProcessGroup>(const Parameter&)> replicate_group = nullptr;
 
   static constexpr int kMaxPrefetchDepth = 2;
 
   // Errors: kInvalidArgument (names the option, its value and what is allowed).
   absl::Status Validate() const;
-  // What backward writes: bf16 only where parameters and reduction both are, else f32.
-  DType gradient_dtype() const;
+  ParameterDTypes DTypesOf(const Parameter& parameter) const;
+  // Of the two dtypes that all parameters have by default.
+  DType gradient_dtype() const { return ParameterDTypes{param_dtype, reduce_dtype}.gradient_dtype(); }
 };
 
 }  // namespace weft

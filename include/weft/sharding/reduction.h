@@ -48,10 +48,11 @@ using GradientHook = std::function<absl::Status(const std::string& group, absl::
 struct Reduction {
   std::string label;
   DType dtype;
-  ReduceScope scope = ReduceScope::kShardAndReplicate;
+  ReduceScope scope;
   Buffer input;                        // Full gradients: the parts of all shard ranks, end to end.
   std::vector<int64_t> counts;         // Elements of each rank's part.
   std::vector<BucketSlice> slices;     // Of this rank's part: what is summed over each bucket's replicas.
+  float scale;                         // What a sum over all ranks is multiplied by, in fp32.
   std::shared_ptr<GradientSums> sums;  // May be forgotten by its owner meanwhile.
   GradientHook hook;                   // Unset: none. For kShardAndReplicate only.
 };

@@ -1,0 +1,134 @@
+// Replicate groups that differ from parameter to parameter.
+#include "sharding/replicate_buckets.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/sharding/group_fixture.h"
+#include "tests/support/thread_ranks.h"
+
+namespace weft {
+namespace {
+
+using testing::AddGradient;
+using ::testing::AllOf;
+using testing::BothKinds;
+using ::testing::ElementsAre;
+using testing::GroupOf;
+using ::testing::HasSubstr;
+using testing::MakeParameters;
+using testing::RankEngine;
+using testing::RunRanks;
+using testing::StatusIs;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+using Replicas = std::optional<ProcessGroup>;
+
+TEST(ReplicateBuckets, AreTheDistinctGroupsOfAllParameters) {
+  const auto parameters = MakeParameters({{1}, {1}, {1}, {1}});
+  ShardingPolicy policy;
+  policy.replicate_group = [](const Parameter& parameter) -> Replicas {
+    if (parameter.name == "p0") return std::nullopt;
+    return parameter.name == "p2" ? GroupOf("replicate", {1, 3}, 1) : GroupOf("far", {1, 5, 9}, 1);
+  };
+  const ProcessGroup shard = GroupOf("shard", {0, 1}, 1);
+  ASSERT_OK_AND_ASSIGN(const ReplicateBuckets buckets,
+                       PlanReplicateBuckets(parameters, policy, shard, GroupOf("replicate", {1, 3}, 1)));
+  ASSERT_EQ(buckets.groups.size(), 3);
+  EXPECT_THAT(buckets.groups[0].ranks, ElementsAre(1, 3));
+  EXPECT_THAT(buckets.groups[1].ranks, ElementsAre(1));
+  EXPECT_THAT(buckets.groups[2].ranks, ElementsAre(1, 5, 9));
+  EXPECT_THAT(buckets.BucketsOf(parameters), ElementsAre(1, 2, 0, 2));
+}
+
+TEST(ReplicateBuckets, WithoutAFunctionAreThatOfTheMesh) {
+  const auto parameters = MakeParameters({{1}, {1}});
+  ASSERT_OK_AND_ASSIGN(
+      const ReplicateBuckets buckets,
+      PlanReplicateBuckets(parameters, {}, GroupOf("shard", {0, 1}, 0), GroupOf("replicate", {0, 2}, 0)));
+  EXPECT_EQ(buckets.groups.size(), 1);
+  EXPECT_THAT(buckets.BucketsOf(parameters), ElementsAre(0, 0));
+}
+
+TEST(ReplicateBuckets, RefuseGroupsThatHoldNoReplicasOfThisRank) {
+  const auto plan = [](const ProcessGroup& group) {
+    ShardingPolicy policy;
+    policy.replicate_group = [&group](const Parameter&) -> Replicas { return group; };
+    return PlanReplicateBuckets(MakeParameters({{1}}), policy, GroupOf("shard", {0, 1}, 0),
+                                GroupOf("replicate", {0, 2}, 0));
+  };
+  EXPECT_THAT(plan(GroupOf("other", {1, 3}, 1)),
+              StatusIs(kInvalid, AllOf(HasSubstr("'p0', ranks 1 3"), HasSubstr("does not have rank 0"))));
+  EXPECT_THAT(plan({"other", {0, 2}, 5}), StatusIs(kInvalid, HasSubstr("at its place 5")));
+  EXPECT_THAT(plan(GroupOf("other", {0, 1}, 0)),
+              StatusIs(kInvalid, HasSubstr("ranks 0 and 1 of one shard group")));
+}
+
+// Eight ranks as replicate x far x shard, each axis of 2. Parameters are replicated over one of the first two
+// axes, over both, or over none; rank r contributes 4^r, so that sums tell who took part.
+class EightRanks {
+ public:
+  static absl::Status Reduce(Bootstrap& bootstrap, int64_t dim) {
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+    const int rank = bootstrap.rank();
+    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh,
+                          DeviceMesh::Create({{"replicate", 2}, {"far", 2}, {"shard", 2}}, 8));
+    std::vector<ProcessGroup> replicas;
+    for (const std::vector<std::string_view>& axes :
+         std::vector<std::vector<std::string_view>>{{"replicate"}, {"far"}, {"replicate", "far"}, {}}) {
+      WEFT_ASSIGN_OR_RETURN(replicas.emplace_back(), mesh.Group(axes, rank));
+    }
+    ShardingPolicy policy;
+    policy.replicate_group = [&replicas](const Parameter& parameter) -> Replicas {
+      const size_t axis = static_cast<size_t>(parameter.name.back() - '0') % 4;
+      return axis == 3 ? Replicas() : replicas[axis];
+    };
+    WEFT_ASSIGN_OR_RETURN(ProcessGroup shard, mesh.Group({"shard"}, rank));
+    const auto parameters =
+        MakeParameters({{dim, 3}, {dim}, {5, dim}, {dim, dim}, {dim}, {2, dim}, {1}, {dim}});
+    WEFT_ASSIGN_OR_RETURN(const ReplicateBuckets buckets,
+                          PlanReplicateBuckets(parameters, policy, shard, replicas[0]));
+    WEFT_ASSIGN_OR_RETURN(const auto context, CommContext::Create(*engine.engine, shard, buckets.groups, {}));
+    for (ShardingPolicy kind : BothKinds()) {
+      kind.replicate_group = policy.replicate_group;
+      WEFT_ASSIGN_OR_RETURN(const auto group, ParamGroup::Create(*context, "group", parameters, kind,
+                                                                 buckets.BucketsOf(parameters)));
+      const int64_t before = context->counters().all_reduces;
+      for (const ReduceScope scope : {ReduceScope::kShard, ReduceScope::kShardAndReplicate}) {
+        WEFT_RETURN_IF_ERROR(group->PrepareGradients());
+        for (const auto& parameter : parameters) {
+          AddGradient(*parameter,
+                      std::vector<float>(static_cast<size_t>(parameter->elements()), Share(rank)));
+        }
+        WEFT_RETURN_IF_ERROR(group->ReduceGradients(scope));
+      }
+      WEFT_RETURN_IF_ERROR(context->FinishBackward());
+      EXPECT_EQ(context->counters().all_reduces - before, 3);  // One a bucket that has replicas.
+      for (const ShardView& view : group->Shards()) {
+        const size_t axis = static_cast<size_t>(view.parameter->name.back() - '0') % 4;
+        float expected = 0.0F;
+        for (const int replica : replicas[axis].ranks) {
+          expected += 2 * (Share(replica - replica % 2) + Share(replica - replica % 2 + 1));
+        }
+        EXPECT_THAT(absl::MakeConstSpan(view.grad, static_cast<size_t>(view.elements())),
+                    ::testing::Each(expected))
+            << view.parameter->name;
+      }
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  static float Share(int rank) { return static_cast<float>(1 << (2 * rank)); }
+};
+
+TEST(ReplicateBuckets, ReduceEachParameterOverItsOwnReplicasOnEightRanks) {
+  for (const int64_t dim : {3, 5, 16, 17}) {
+    for (const NodeMap& nodes : {NodeMap::OneNode(8), NodeMap::RanksPerNode(8, 4)}) {
+      RunRanks(nodes, [dim](Bootstrap& bootstrap) { return EightRanks::Reduce(bootstrap, dim); });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft
