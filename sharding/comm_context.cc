@@ -78,6 +78,10 @@ absl::StatusOr<Work> CommContext::AllGather(const std::string& label, const void
                            Label(label, priority));
 }
 
+Work CommContext::FenceAllGathers(const std::string& label) {
+  return engine_.Barrier(all_gather_lane_, Label(label, Priority::kCritical));
+}
+
 absl::Status CommContext::AllReduceScalars(const std::string& label, void* values, DType dtype, int64_t count,
                                            ReduceOp op) {
   WEFT_RETURN_IF_ERROR(status_);

@@ -1,42 +1,74 @@
-// Which group comes next: the order of one pass, recorded to predict the next one.
+// The order in which a pass goes through the groups of a model, and what this rank still owes to it.
 //
-// Prediction is by place: as long as the visits of this pass repeat the recorded ones, what followed there
-// follows here. From the first difference on nothing is predicted, until the next pass. Ranks that run the
-// same model therefore predict the same.
+// Note [One order on all ranks]
+// Collectives of a lane must be submitted in one order on all ranks, but a rank may skip a module in a pass
+// (an expert that got no tokens), and nobody can ask the others without a collective of its own. So every
+// pass follows an *expected* order that all ranks hold alike: whoever comes to a later place of it first
+// makes up for what he skipped on the way, as if its modules had been called and had done nothing. What is
+// called beside the expected order (a module for the second time, say) is an extra, which all ranks must call
+// alike; if they do not, the engine finds the mismatch and names both.
+//
+// At first the expected order is the modules' own. The first pass is recorded, and at its end the ranks
+// compare what they recorded, once (order_agreement.h): if it is the same, it becomes the expected order; if
+// not, the modules' order stays, which has every group in it. So ranks agree without a collective per pass.
+//
+// Pure. Thread safety: none.
 #pragma once
 
-#include <cstddef>
-#include <utility>
+#include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <absl/types/span.h>
 
 namespace weft {
 
+// The module of a group begins or ends: its forward, or its backward with the recompute before it.
+struct PassEvent {
+  enum class Kind : uint8_t { kBegin, kEnd };
+  int group;
+  Kind kind;
+
+  friend bool operator==(const PassEvent&, const PassEvent&) = default;
+};
+
+// Each group once, nested as the modules are: `parents[i] < i` is the group around group i, -1 of the first.
+std::vector<PassEvent> ModuleOrder(absl::Span<const int> parents);
+// The backward of a forward: from its end to its beginning.
+std::vector<PassEvent> Reversed(absl::Span<const PassEvent> forward);
+
 class ExecutionOrder {
  public:
-  // Starts a pass that is expected to visit `expected` in order; nothing: no prediction.
-  void Begin(std::vector<int> expected) {
-    expected_ = std::move(expected);
-    visited_.clear();
-    matches_ = true;
-  }
+  explicit ExecutionOrder(std::vector<PassEvent> expected) : expected_(std::move(expected)) {}
 
-  // Notes a visit; returns what follows it, at most `depth` visits.
-  absl::Span<const int> Visit(int group, int depth) {
-    const size_t place = visited_.size();
-    visited_.push_back(group);
-    matches_ = matches_ && place < expected_.size() && expected_[place] == group;
-    if (!matches_) return {};
-    return absl::MakeConstSpan(expected_).subspan(place + 1, static_cast<size_t>(depth));
-  }
+  // Starts a pass.
+  void Begin();
+  // The next event to make up for before `event`, which counts as done; none where `event` is the next one,
+  // or is not expected any more.
+  std::optional<PassEvent> TakeMissed(PassEvent event);
+  // Notes `event` as done.
+  void Visit(PassEvent event);
 
-  const std::vector<int>& visited() const { return visited_; }
+  // Whether `event` is still to come.
+  bool Expects(PassEvent event) const;
+  // The groups that begin next, at most `depth`.
+  std::vector<int> Next(int depth) const;
+
+  const std::vector<PassEvent>& expected() const { return expected_; }
+  // What was done in this pass, without what was made up for.
+  const std::vector<PassEvent>& visited() const { return visited_; }
+
+  // What passes expect from now on, for good.
+  void Settle(std::vector<PassEvent> expected);
+  bool settled() const { return settled_; }
 
  private:
-  std::vector<int> expected_;
-  std::vector<int> visited_;
-  bool matches_ = false;
+  absl::Span<const PassEvent> Rest() const { return absl::MakeConstSpan(expected_).subspan(place_); }
+
+  std::vector<PassEvent> expected_;
+  std::vector<PassEvent> visited_;
+  size_t place_ = 0;
+  bool settled_ = false;
 };
 
 }  // namespace weft

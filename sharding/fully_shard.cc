@@ -84,10 +84,25 @@ absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, absl::Spa
   std::unique_ptr<ShardedModel> model(new ShardedModel(root, policy, std::move(context)));
   const absl::Status made = MakeGroups(*model->context_, plan, buckets, policy, loader, model->groups_);
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(engine.bootstrap(), made, engine.options().timeout));
-  for (const PlannedGroup& planned : plan) model->modules_.push_back(planned.module);
-  model->hooks_ = std::make_unique<ShardedModel::Hooks>(*model);
+  WEFT_RETURN_IF_ERROR(model->Hook(plan, mesh));
   return model;
 }
+
+absl::Status ShardedModel::Hook(absl::Span<const PlannedGroup> plan, const DeviceMesh& mesh) {
+  std::vector<int> parents;
+  for (const PlannedGroup& planned : plan) {
+    modules_.push_back(planned.module);
+    parents.push_back(planned.parent);
+  }
+  std::vector<std::string_view> axes;
+  for (const MeshAxis& axis : mesh.axes()) axes.push_back(axis.name);
+  WEFT_ASSIGN_OR_RETURN(const ProcessGroup everyone, mesh.Group(axes, context_->engine().bootstrap().rank()));
+  WEFT_ASSIGN_OR_RETURN(OrderAgreement agreement, OrderAgreement::Make(*context_, everyone));
+  hooks_ = std::make_unique<Hooks>(*this, ModuleOrder(parents), agreement);
+  return absl::OkStatus();
+}
+
+void ShardedModel::RecordOrderAnew() { hooks_->ForgetOrders(); }
 
 absl::StatusOr<int> ShardedModel::GroupOf(const Module& module) const {
   const auto found = std::find(modules_.begin(), modules_.end(), &module);

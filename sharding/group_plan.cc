@@ -14,13 +14,13 @@ class Planner {
  public:
   explicit Planner(absl::flat_hash_set<const Module*> blocks) : blocks_(std::move(blocks)) {}
 
-  absl::Status Visit(Module& module, size_t group) {
+  absl::Status Visit(Module& module, int group) {
     if (blocks_.erase(&module) > 0) {
-      group = groups_.size();
-      groups_.push_back({&module, {}});
+      groups_.push_back({&module, group, {}});
+      group = static_cast<int>(groups_.size()) - 1;
     }
     for (const std::shared_ptr<Parameter>& parameter : module.parameters()) {
-      WEFT_RETURN_IF_ERROR(Claim(parameter, group));
+      WEFT_RETURN_IF_ERROR(Claim(parameter, static_cast<size_t>(group)));
     }
     for (Module* child : module.children()) WEFT_RETURN_IF_ERROR(Visit(*child, group));
     return absl::OkStatus();
@@ -60,7 +60,7 @@ absl::StatusOr<std::vector<PlannedGroup>> PlanGroups(Module& root, absl::Span<Mo
     }
   }
   Planner planner(std::move(wanted));
-  WEFT_RETURN_IF_ERROR(planner.Visit(root, 0));
+  WEFT_RETURN_IF_ERROR(planner.Visit(root, -1));
   if (!planner.blocks_left().empty()) {
     return absl::InvalidArgumentError(absl::StrCat("block '", (*planner.blocks_left().begin())->name(),
                                                    "' is not below the root '", root.name(), "'"));

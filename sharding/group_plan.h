@@ -17,6 +17,7 @@ namespace weft {
 
 struct PlannedGroup {
   Module* module;
+  int parent;  // Place of the group around it, -1 of the root.
   std::vector<std::shared_ptr<Parameter>> parameters;
 
   // The module's name, or "root" for a root without one.

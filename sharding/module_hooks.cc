@@ -9,17 +9,29 @@ namespace {
 
 constexpr int kRoot = 0;
 
-size_t Index(int group) { return static_cast<size_t>(group); }
+PassEvent Begins(int group) { return {group, PassEvent::Kind::kBegin}; }
+PassEvent Ends(int group) { return {group, PassEvent::Kind::kEnd}; }
 
 }  // namespace
 
-ShardedModel::Hooks::Hooks(ShardedModel& model) : model_(model) {
+ShardedModel::Hooks::Hooks(ShardedModel& model, std::vector<PassEvent> module_order, OrderAgreement agreement)
+    : model_(model),
+      agreement_(agreement),
+      module_order_(std::move(module_order)),
+      training_(module_order_),
+      evaluation_(module_order_),
+      backward_(Reversed(module_order_)),
+      groups_(model.groups_.size()) {
   for (int group = 0; group < static_cast<int>(model.modules_.size()); ++group) {
-    Module* module = model.modules_[Index(group)];
-    registered_.emplace_back(module, module->AddForwardPreHook(Guarded(&Hooks::BeforeForward, group)));
-    registered_.emplace_back(module, module->AddForwardPostHook(Guarded(&Hooks::AfterForward, group)));
-    registered_.emplace_back(module, module->AddBackwardPreHook(Guarded(&Hooks::BeforeBackward, group)));
-    registered_.emplace_back(module, module->AddBackwardPostHook(Guarded(&Hooks::AfterBackward, group)));
+    Module* module = model.modules_[static_cast<size_t>(group)];
+    const auto hook = [&](Step step, const char* place) { return Guarded(step, place, group); };
+    for (const Module::HookId id :
+         {module->AddForwardPreHook(hook(&Hooks::BeforeForward, "before forward")),
+          module->AddForwardPostHook(hook(&Hooks::AfterForward, "after forward")),
+          module->AddBackwardPreHook(hook(&Hooks::BeforeBackward, "before backward")),
+          module->AddBackwardPostHook(hook(&Hooks::AfterBackward, "after backward"))}) {
+      registered_.emplace_back(module, id);
+    }
   }
 }
 
@@ -28,133 +40,202 @@ ShardedModel::Hooks::~Hooks() {
 }
 
 void ShardedModel::Hooks::ResetAfterError() {
-  open_calls_.clear();
-  last_forward_.clear();
-  last_finished_.clear();
+  ForgetOrders();
+  calls_.clear();
+  groups_.assign(groups_.size(), {});
   in_backward_ = false;
   kept_ = false;
 }
 
+void ShardedModel::Hooks::ForgetOrders() {
+  training_ = ExecutionOrder(module_order_);
+  evaluation_ = ExecutionOrder(module_order_);
+  backward_ = ExecutionOrder(Reversed(module_order_));
+}
+
 void ShardedModel::Hooks::ForgetKept() {
   if (!std::exchange(kept_, false)) return;
-  for (const auto& group : model_.groups_) {
-    if (group->state() != ParamGroup::State::kUnsharded) continue;
-    WEFT_CHECK(group->Reshard().ok(), "an unsharded group cannot be resharded");
+  for (int group = 0; group < static_cast<int>(groups_.size()); ++group) {
+    if (Params(group).state() != ParamGroup::State::kUnsharded) continue;
+    WEFT_CHECK(Reshard(group).ok(), "an unsharded group cannot be resharded");
   }
 }
 
-Module::Hook ShardedModel::Hooks::Guarded(Step step, int group) {
-  return [this, step, group](Module&, Invocation& invocation, Tensors&) {
+Module::Hook ShardedModel::Hooks::Guarded(Step step, const char* place, int group) {
+  return [this, step, place, group](Module&, Invocation& invocation, Tensors&) {
     const absl::Status status = (this->*step)(group, invocation);
-    return status.ok() ? status : model_.context_->Fail(status);
+    if (status.ok()) return status;
+    return Annotate(model_.context_->Fail(status), absl::StrCat(place, " of '", Params(group).name(), "'"));
   };
 }
 
 absl::Status ShardedModel::Hooks::BeforeForward(int group, Invocation& invocation) {
-  if (in_backward_) return Gather(group);  // A recompute: backward has said what comes next.
-  if (group == kRoot) {
-    forward_.Begin(last_forward_);
-    finished_.clear();
-    kept_ = false;
-    open_calls_.erase(&invocation);  // Of an earlier invocation at this address, which was given up.
-  }
-  WEFT_RETURN_IF_ERROR(Gather(group));
-  return Prefetch(group, model_.forward_prefetch_, forward_.Visit(group, model_.policy_.prefetch_depth));
+  if (group == kRoot) BeginForward(invocation);
+  ++At(group).running;
+  // A recompute begins the group's part of backward, unless it has begun.
+  if (in_backward_ && std::exchange(At(group).begun, true)) return absl::OkStatus();
+  return Come(Begins(group));
 }
 
 absl::Status ShardedModel::Hooks::AfterForward(int group, Invocation& invocation) {
+  --At(group).running;
   if (in_backward_) return absl::OkStatus();  // What was gathered to recompute serves backward as well.
-  finished_.push_back(group);
   if (invocation.gradients()) {
-    std::vector<int>& calls = open_calls_[&invocation];
-    calls.resize(model_.groups_.size());
-    ++calls[Index(group)];
+    std::vector<int>& calls = calls_[&invocation];
+    calls.resize(groups_.size());
+    ++calls[static_cast<size_t>(group)];
   }
-  if (!KeepsAfterForward(group, invocation)) WEFT_RETURN_IF_ERROR(model_.groups_[Index(group)]->Reshard());
-  if (group != kRoot) return absl::OkStatus();
-  last_forward_ = forward_.visited();
-  last_finished_ = finished_;
-  return invocation.gradients() ? absl::OkStatus() : FinishForward();
+  WEFT_RETURN_IF_ERROR(Come(Ends(group)));
+  return group == kRoot ? FinishForward(invocation) : absl::OkStatus();
 }
 
-absl::Status ShardedModel::Hooks::BeforeBackward(int group, Invocation&) {
-  if (group == kRoot) {
-    backward_.Begin({last_finished_.rbegin(), last_finished_.rend()});
-    in_backward_ = true;
-    reduced_.assign(model_.groups_.size(), false);
-  }
-  WEFT_RETURN_IF_ERROR(Gather(group));
-  WEFT_RETURN_IF_ERROR(model_.groups_[Index(group)]->PrepareGradients());
-  return Prefetch(group, model_.backward_prefetch_, backward_.Visit(group, model_.policy_.prefetch_depth));
+absl::Status ShardedModel::Hooks::BeforeBackward(int group, Invocation& invocation) {
+  if (group == kRoot) WEFT_RETURN_IF_ERROR(BeginBackward(invocation));
+  ++At(group).running;
+  if (!std::exchange(At(group).begun, true)) WEFT_RETURN_IF_ERROR(Come(Begins(group)));
+  return Params(group).PrepareGradients();
 }
 
 absl::Status ShardedModel::Hooks::AfterBackward(int group, Invocation& invocation) {
-  const auto calls = open_calls_.find(&invocation);
-  if (calls == open_calls_.end()) {
-    return absl::FailedPreconditionError(absl::StrCat("backward of '", model_.groups_[Index(group)]->name(),
-                                                      "' without a forward of the same invocation"));
-  }
-  if (--calls->second[Index(group)] > 0) return absl::OkStatus();
-  if (model_.gradient_sync_) WEFT_RETURN_IF_ERROR(ReduceOnce(group));
-  if (model_.reshard_after_backward_) WEFT_RETURN_IF_ERROR(model_.groups_[Index(group)]->Reshard());
-  if (group != kRoot) return absl::OkStatus();
-  open_calls_.erase(calls);
-  return FinishBackward();
+  --At(group).running;
+  --At(group).owed_backward;
+  At(group).begun = false;
+  WEFT_RETURN_IF_ERROR(Come(Ends(group)));
+  return group == kRoot ? FinishBackward(invocation) : absl::OkStatus();
 }
 
-absl::Status ShardedModel::Hooks::Gather(int group) {
-  ParamGroup& params = *model_.groups_[Index(group)];
-  WEFT_RETURN_IF_ERROR(params.Unshard(Priority::kCritical));
-  return params.WaitUnshard();
+void ShardedModel::Hooks::BeginForward(const Invocation& invocation) {
+  pass_ = invocation.gradients() ? &training_ : &evaluation_;
+  pass_->Begin();
+  groups_.assign(groups_.size(), {});
+  keeps_after_forward_ = invocation.gradients();
+  kept_ = false;
+  calls_.erase(&invocation);  // Of an earlier invocation at this address, which was given up.
 }
 
-absl::Status ShardedModel::Hooks::Prefetch(int group, const PrefetchLists& lists,
-                                           absl::Span<const int> expected) {
-  const auto chosen = lists.find(group);
-  for (const int next : chosen != lists.end() ? absl::MakeConstSpan(chosen->second) : expected) {
-    WEFT_RETURN_IF_ERROR(model_.groups_[Index(next)]->Unshard(Priority::kPrefetch));
-  }
-  return absl::OkStatus();
-}
-
-// Without a backward to come nothing would take the image away before the shards change.
-bool ShardedModel::Hooks::KeepsAfterForward(int group, const Invocation& invocation) const {
-  if (!invocation.gradients()) return false;
-  return group == kRoot ? !model_.policy_.reshard_root_after_forward : !model_.policy_.reshard_after_forward;
-}
-
-absl::Status ShardedModel::Hooks::ReduceOnce(int group) {
-  reduced_[Index(group)] = true;
-  ParamGroup& params = *model_.groups_[Index(group)];
-  WEFT_RETURN_IF_ERROR(params.PrepareGradients());
-  return params.ReduceGradients(model_.all_reduce_ ? ReduceScope::kShardAndReplicate : ReduceScope::kShard);
-}
-
-absl::Status ShardedModel::Hooks::SettleAll(bool reshard) {
-  for (const auto& group : model_.groups_) {
-    if (group->state() == ParamGroup::State::kUnsharding) WEFT_RETURN_IF_ERROR(group->WaitUnshard());
-    if (reshard) WEFT_RETURN_IF_ERROR(group->Reshard());
-  }
-  return absl::OkStatus();
-}
-
-// No backward will take back what is still gathered, nor wait until no peer reads this rank's shards.
-absl::Status ShardedModel::Hooks::FinishForward() {
-  WEFT_RETURN_IF_ERROR(SettleAll(/*reshard=*/true));
+absl::Status ShardedModel::Hooks::FinishForward(const Invocation& invocation) {
+  WEFT_RETURN_IF_ERROR(SettleOrder());
+  if (!backward_.settled()) backward_ = ExecutionOrder(Reversed(training_.expected()));
+  if (invocation.gradients()) return absl::OkStatus();
+  // No backward will take back what is still gathered, nor wait until no peer reads this rank's shards.
+  WEFT_RETURN_IF_ERROR(SettleGathers(/*reshard=*/true));
   return model_.context_->FinishBackward();
 }
 
-absl::Status ShardedModel::Hooks::FinishBackward() {
+absl::Status ShardedModel::Hooks::BeginBackward(const Invocation& invocation) {
+  const auto calls = calls_.find(&invocation);
+  if (calls == calls_.end()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("backward of '", Params(kRoot).name(), "' without a forward of the same invocation"));
+  }
+  pass_ = &backward_;
+  pass_->Begin();
+  in_backward_ = true;
+  groups_.assign(groups_.size(), {});
+  for (size_t group = 0; group < groups_.size(); ++group) groups_[group].owed_backward = calls->second[group];
+  return absl::OkStatus();
+}
+
+absl::Status ShardedModel::Hooks::FinishBackward(const Invocation& invocation) {
+  calls_.erase(&invocation);
   in_backward_ = false;
   kept_ = !model_.reshard_after_backward_;
-  WEFT_RETURN_IF_ERROR(SettleAll(/*reshard=*/!kept_));
-  if (model_.gradient_sync_) {
-    // Groups whose module took no part: their gradient is zero, or what earlier microbatches left.
-    for (int group = 0; group < static_cast<int>(model_.groups_.size()); ++group) {
-      if (!reduced_[Index(group)]) WEFT_RETURN_IF_ERROR(ReduceOnce(group));
-    }
+  WEFT_RETURN_IF_ERROR(SettleOrder());
+  WEFT_RETURN_IF_ERROR(SettleGathers(/*reshard=*/!kept_));
+  // Groups that are in nobody's order: their gradient is zero, or what earlier microbatches left.
+  for (int group = 0; group < static_cast<int>(groups_.size()); ++group) {
+    if (!At(group).reduced) WEFT_RETURN_IF_ERROR(Reduce(group));
   }
   return model_.is_last_backward_ ? model_.context_->FinishBackward() : absl::OkStatus();
+}
+
+absl::Status ShardedModel::Hooks::Come(PassEvent event) {
+  while (const std::optional<PassEvent> missed = pass_->TakeMissed(event)) WEFT_RETURN_IF_ERROR(Do(*missed));
+  pass_->Visit(event);
+  return Do(event);
+}
+
+absl::Status ShardedModel::Hooks::Do(PassEvent event) {
+  const int group = event.group;
+  if (event.kind == PassEvent::Kind::kEnd) return in_backward_ ? EndBackwardOf(group) : EndForwardOf(group);
+  WEFT_RETURN_IF_ERROR(Unshard(group, Priority::kCritical));
+  WEFT_RETURN_IF_ERROR(Wait(group));
+  return Prefetch(group);
+}
+
+absl::Status ShardedModel::Hooks::EndForwardOf(int group) {
+  const bool reshards =
+      group == kRoot ? model_.policy_.reshard_root_after_forward : model_.policy_.reshard_after_forward;
+  const bool keeps = keeps_after_forward_ && !reshards;
+  return keeps || At(group).running > 0 ? absl::OkStatus() : Reshard(group);
+}
+
+// Gradients are whole, and parameters of no more use, when no call of this pass is left, here or elsewhere.
+absl::Status ShardedModel::Hooks::EndBackwardOf(int group) {
+  if (At(group).running > 0 || At(group).owed_backward > 0 || pass_->Expects(Ends(group))) {
+    return absl::OkStatus();
+  }
+  WEFT_RETURN_IF_ERROR(Reduce(group));
+  return model_.reshard_after_backward_ ? Reshard(group) : absl::OkStatus();
+}
+
+absl::Status ShardedModel::Hooks::SettleOrder() {
+  if (pass_->settled()) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(const bool same, agreement_.Agree(pass_->visited()));
+  pass_->Settle(same ? pass_->visited() : pass_->expected());
+  return absl::OkStatus();
+}
+
+absl::Status ShardedModel::Hooks::Unshard(int group, Priority priority) {
+  const bool gathers = Params(group).state() == ParamGroup::State::kSharded;
+  WEFT_RETURN_IF_ERROR(Params(group).Unshard(priority));
+  if (gathers) Notify(ScheduleEvent::kUnshard, group);
+  return absl::OkStatus();
+}
+
+absl::Status ShardedModel::Hooks::Wait(int group) {
+  const bool waits = Params(group).state() == ParamGroup::State::kUnsharding;
+  WEFT_RETURN_IF_ERROR(Params(group).WaitUnshard());
+  if (waits) Notify(ScheduleEvent::kWait, group);
+  return absl::OkStatus();
+}
+
+absl::Status ShardedModel::Hooks::Prefetch(int group) {
+  const PrefetchLists& lists = in_backward_ ? model_.backward_prefetch_ : model_.forward_prefetch_;
+  const auto chosen = lists.find(group);
+  const std::vector<int> ahead =
+      chosen != lists.end() ? chosen->second : pass_->Next(model_.policy_.prefetch_depth);
+  for (const int next : ahead) WEFT_RETURN_IF_ERROR(Unshard(next, Priority::kPrefetch));
+  return absl::OkStatus();
+}
+
+absl::Status ShardedModel::Hooks::Reshard(int group) {
+  const bool reshards = Params(group).state() == ParamGroup::State::kUnsharded;
+  WEFT_RETURN_IF_ERROR(Params(group).Reshard());
+  if (reshards) Notify(ScheduleEvent::kReshard, group);
+  return absl::OkStatus();
+}
+
+absl::Status ShardedModel::Hooks::Reduce(int group) {
+  if (!model_.gradient_sync_) return absl::OkStatus();
+  At(group).reduced = true;
+  WEFT_RETURN_IF_ERROR(Params(group).PrepareGradients());
+  WEFT_RETURN_IF_ERROR(Params(group).ReduceGradients(model_.all_reduce_ ? ReduceScope::kShardAndReplicate
+                                                                        : ReduceScope::kShard));
+  Notify(ScheduleEvent::kReduce, group);
+  return absl::OkStatus();
+}
+
+absl::Status ShardedModel::Hooks::SettleGathers(bool reshard) {
+  for (int group = 0; group < static_cast<int>(groups_.size()); ++group) {
+    if (Params(group).state() == ParamGroup::State::kUnsharding) WEFT_RETURN_IF_ERROR(Wait(group));
+    if (reshard) WEFT_RETURN_IF_ERROR(Reshard(group));
+  }
+  return absl::OkStatus();
+}
+
+void ShardedModel::Hooks::Notify(ScheduleEvent event, int group) {
+  if (model_.observer_) model_.observer_(event, Params(group));
 }
 
 }  // namespace weft

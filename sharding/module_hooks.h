@@ -4,9 +4,10 @@
 //   before forward    gather the group, wait, gather ahead
 //   after forward     reshard, as the policy says
 //   before backward   gather the group, wait, hand out gradient views, gather ahead
-//   after backward    reduce gradients, reshard
+//   after backward    reduce gradients, reshard: when the group's last call in this pass is over
 //
-// Any failure poisons the context: peers would otherwise wait for collectives that never come.
+// What a rank skips it makes up for: Note [One order on all ranks]. Any failure poisons the context: peers
+// would otherwise wait for collectives that never come.
 //
 // Thread safety: none. Lifetime: the model and its modules must outlive the hooks.
 #pragma once
@@ -17,52 +18,76 @@
 #include <absl/container/flat_hash_map.h>
 
 #include "sharding/execution_order.h"
+#include "sharding/order_agreement.h"
 #include "weft/sharding/fully_shard.h"
 
 namespace weft {
 
 class ShardedModel::Hooks {
  public:
-  explicit Hooks(ShardedModel& model);
+  // `module_order`: of the model's groups.
+  Hooks(ShardedModel& model, std::vector<PassEvent> module_order, OrderAgreement agreement);
   ~Hooks();
   Hooks(const Hooks&) = delete;
   Hooks& operator=(const Hooks&) = delete;
 
-  // Forgets the orders too, of which ranks may have recorded different passes.
+  // Ranks may have recorded different passes: orders are forgotten too.
   void ResetAfterError();
+  void ForgetOrders();
   // Gives back what the last backward kept unsharded.
   void ForgetKept();
 
  private:
   using Step = absl::Status (Hooks::*)(int group, Invocation& invocation);
+  struct Group {
+    int running = 0;        // Calls of its module, of forward or backward, that have not returned.
+    bool begun = false;     // Its part of backward, by a recompute or by its backward itself.
+    bool reduced = false;   // In this backward.
+    int owed_backward = 0;  // Forward calls in the backward's invocation whose backward is still to come.
+  };
 
-  Module::Hook Guarded(Step step, int group);
+  Module::Hook Guarded(Step step, const char* place, int group);
   absl::Status BeforeForward(int group, Invocation& invocation);
   absl::Status AfterForward(int group, Invocation& invocation);
   absl::Status BeforeBackward(int group, Invocation& invocation);
   absl::Status AfterBackward(int group, Invocation& invocation);
 
-  absl::Status Gather(int group);
-  // Gathers ahead what `lists` have for the group that computes, or else what is `expected`.
-  absl::Status Prefetch(int group, const PrefetchLists& lists, absl::Span<const int> expected);
-  bool KeepsAfterForward(int group, const Invocation& invocation) const;
-  absl::Status ReduceOnce(int group);
-  // Finishes gathers that no module used after all, and reshards, but where the model keeps parameters.
-  absl::Status SettleAll(bool reshard);
-  absl::Status FinishForward();
-  absl::Status FinishBackward();
+  void BeginForward(const Invocation& invocation);
+  absl::Status BeginBackward(const Invocation& invocation);
+  absl::Status FinishForward(const Invocation& invocation);
+  absl::Status FinishBackward(const Invocation& invocation);
+
+  // An event of a module; makes up for those that this rank has skipped before it.
+  absl::Status Come(PassEvent event);
+  absl::Status Do(PassEvent event);
+  absl::Status EndForwardOf(int group);
+  absl::Status EndBackwardOf(int group);
+  absl::Status SettleOrder();
+
+  absl::Status Unshard(int group, Priority priority);
+  absl::Status Wait(int group);
+  absl::Status Prefetch(int group);
+  absl::Status Reshard(int group);
+  absl::Status Reduce(int group);
+  // Finishes gathers that no module used after all, and reshards where told.
+  absl::Status SettleGathers(bool reshard);
+
+  Group& At(int group) { return groups_[static_cast<size_t>(group)]; }
+  ParamGroup& Params(int group) { return *model_.groups_[static_cast<size_t>(group)]; }
+  void Notify(ScheduleEvent event, int group);
 
   ShardedModel& model_;
+  OrderAgreement agreement_;
   std::vector<std::pair<Module*, Module::HookId>> registered_;
-  ExecutionOrder forward_, backward_;
-  std::vector<int> last_forward_;   // Groups by the start of their forward in the last whole pass,
-  std::vector<int> last_finished_;  // and by its end, whose reverse is the order of backward.
-  std::vector<int> finished_;
-  bool in_backward_ = false;   // Of the root: a forward inside it is a recompute.
-  bool kept_ = false;          // Whether the last backward left groups unsharded.
-  std::vector<bool> reduced_;  // By group: in this backward.
-  // Forward calls of each group whose backward has not been yet: gradients are whole when there are none.
-  absl::flat_hash_map<const Invocation*, std::vector<int>> open_calls_;
+  const std::vector<PassEvent> module_order_;
+  ExecutionOrder training_, evaluation_, backward_;
+  ExecutionOrder* pass_ = &training_;  // The one of these that is under way.
+  bool in_backward_ = false;           // Of the root: a forward inside it is a recompute.
+  bool keeps_after_forward_ = false;   // Whether a backward follows the forward under way.
+  bool kept_ = false;                  // Whether the last backward left groups unsharded.
+  std::vector<Group> groups_;
+  // Forward calls of each group, by invocation.
+  absl::flat_hash_map<const Invocation*, std::vector<int>> calls_;
 };
 
 }  // namespace weft

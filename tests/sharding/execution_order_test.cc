@@ -9,45 +9,102 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-TEST(ExecutionOrder, PredictsNothingInTheFirstPass) {
-  ExecutionOrder order;
-  order.Begin({});
-  EXPECT_THAT(order.Visit(0, 2), IsEmpty());
-  EXPECT_THAT(order.Visit(1, 2), IsEmpty());
-  EXPECT_THAT(order.visited(), ElementsAre(0, 1));
+PassEvent B(int group) { return {group, PassEvent::Kind::kBegin}; }
+PassEvent E(int group) { return {group, PassEvent::Kind::kEnd}; }
+
+// Three groups in a row within the root.
+std::vector<PassEvent> Row() { return {B(0), B(1), E(1), B(2), E(2), B(3), E(3), E(0)}; }
+
+// Comes to `event` as a rank does; returns what it makes up for.
+std::vector<PassEvent> ComeTo(ExecutionOrder& order, PassEvent event) {
+  std::vector<PassEvent> missed;
+  while (const auto next = order.TakeMissed(event)) missed.push_back(*next);
+  order.Visit(event);
+  return missed;
 }
 
-TEST(ExecutionOrder, PredictsWhatFollowedUpToTheDepth) {
-  ExecutionOrder order;
-  order.Begin({0, 1, 2, 3});
-  EXPECT_THAT(order.Visit(0, 2), ElementsAre(1, 2));
-  EXPECT_THAT(order.Visit(1, 0), IsEmpty());
-  EXPECT_THAT(order.Visit(2, 2), ElementsAre(3));
-  EXPECT_THAT(order.Visit(3, 2), IsEmpty());
+TEST(ModuleOrder, NestsGroupsAsTheirModulesAre) {
+  EXPECT_EQ(ModuleOrder({-1, 0, 0, 0}), Row());
+  EXPECT_THAT(ModuleOrder({-1}), ElementsAre(B(0), E(0)));
+  EXPECT_THAT(ModuleOrder({-1, 0, 1, 1, 0}),
+              ElementsAre(B(0), B(1), B(2), E(2), B(3), E(3), E(1), B(4), E(4), E(0)));
+}
+
+TEST(ModuleOrder, RunsBackwardFromTheEnd) {
+  EXPECT_THAT(Reversed(ModuleOrder({-1, 0, 1})), ElementsAre(B(0), B(1), B(2), E(2), E(1), E(0)));
+  EXPECT_THAT(Reversed(ModuleOrder({-1, 0, 0})), ElementsAre(B(0), B(2), E(2), B(1), E(1), E(0)));
+}
+
+TEST(ExecutionOrder, MissesNothingInTheExpectedPass) {
+  ExecutionOrder order(Row());
+  for (int pass = 0; pass < 2; ++pass) {
+    order.Begin();
+    for (const PassEvent event : Row()) EXPECT_THAT(ComeTo(order, event), IsEmpty());
+    EXPECT_EQ(order.visited(), Row());
+  }
+}
+
+TEST(ExecutionOrder, MakesUpForWhatLiesBetween) {
+  ExecutionOrder order(Row());
+  order.Begin();
+  ComeTo(order, B(0));
+  EXPECT_THAT(ComeTo(order, B(3)), ElementsAre(B(1), E(1), B(2), E(2)));
+  EXPECT_THAT(ComeTo(order, E(3)), IsEmpty());
+  EXPECT_THAT(ComeTo(order, E(0)), IsEmpty());
+  EXPECT_THAT(order.visited(), ElementsAre(B(0), B(3), E(3), E(0)));
+}
+
+TEST(ExecutionOrder, MakesUpForTheRestAtTheEnd) {
+  ExecutionOrder order(Row());
+  order.Begin();
+  ComeTo(order, B(0));
+  EXPECT_THAT(ComeTo(order, E(0)), ElementsAre(B(1), E(1), B(2), E(2), B(3), E(3)));
+}
+
+TEST(ExecutionOrder, TakesWhatIsNotExpectedAsAnExtraThatChangesNothing) {
+  ExecutionOrder order(Row());
+  order.Begin();
+  ComeTo(order, B(0));
+  ComeTo(order, B(2));
+  ComeTo(order, E(2));
+  EXPECT_THAT(ComeTo(order, B(1)), IsEmpty());
+  EXPECT_THAT(ComeTo(order, E(1)), IsEmpty());
+  EXPECT_THAT(ComeTo(order, B(7)), IsEmpty());
+  EXPECT_THAT(ComeTo(order, B(3)), IsEmpty());
 }
 
 TEST(ExecutionOrder, TellsRepeatedVisitsApartByTheirPlace) {
-  ExecutionOrder order;
-  order.Begin({0, 1, 1, 2});
-  order.Visit(0, 1);
-  EXPECT_THAT(order.Visit(1, 1), ElementsAre(1));
-  EXPECT_THAT(order.Visit(1, 1), ElementsAre(2));
+  ExecutionOrder order({B(0), B(1), E(1), B(2), E(2), B(1), E(1), E(0)});
+  order.Begin();
+  ComeTo(order, B(0));
+  ComeTo(order, B(1));
+  EXPECT_TRUE(order.Expects(E(1)));
+  ComeTo(order, E(1));
+  EXPECT_TRUE(order.Expects(E(1)));
+  EXPECT_THAT(ComeTo(order, B(1)), ElementsAre(B(2), E(2)));
+  ComeTo(order, E(1));
+  EXPECT_FALSE(order.Expects(E(1)));
 }
 
-TEST(ExecutionOrder, PredictsNothingAfterTheFirstDifference) {
-  ExecutionOrder order;
-  order.Begin({0, 1, 2, 3});
-  order.Visit(0, 1);
-  EXPECT_THAT(order.Visit(2, 1), IsEmpty());
-  EXPECT_THAT(order.Visit(2, 1), IsEmpty());  // Its old place, but no longer the old pass.
-  EXPECT_THAT(order.visited(), ElementsAre(0, 2, 2));
+TEST(ExecutionOrder, SaysWhatBeginsNextUpToTheDepth) {
+  ExecutionOrder order(Row());
+  order.Begin();
+  ComeTo(order, B(0));
+  EXPECT_THAT(order.Next(0), IsEmpty());
+  EXPECT_THAT(order.Next(2), ElementsAre(1, 2));
+  ComeTo(order, B(2));
+  EXPECT_THAT(order.Next(2), ElementsAre(3));
 }
 
-TEST(ExecutionOrder, PredictsNothingBeyondTheEndOfALongerPass) {
-  ExecutionOrder order;
-  order.Begin({0});
-  order.Visit(0, 1);
-  EXPECT_THAT(order.Visit(1, 1), IsEmpty());
+TEST(ExecutionOrder, FollowsWhatItSettledOn) {
+  ExecutionOrder order(Row());
+  EXPECT_FALSE(order.settled());
+  order.Settle({B(0), B(3), E(3), E(0)});
+  EXPECT_TRUE(order.settled());
+  order.Begin();
+  ComeTo(order, B(0));
+  EXPECT_THAT(order.Next(2), ElementsAre(3));
+  EXPECT_THAT(ComeTo(order, E(0)), ElementsAre(B(3), E(3)));
 }
 
 }  // namespace

@@ -54,6 +54,9 @@ TEST(GroupPlan, MakesABlockInsideABlockAGroupOfItsOwn) {
   ASSERT_OK_AND_ASSIGN(const auto groups, PlanGroups(root, {outer, inner}));
   EXPECT_THAT(Names(groups[1]), ElementsAre("outer.w", "last.w"));
   EXPECT_THAT(Names(groups[2]), ElementsAre("inner.w"));
+  EXPECT_EQ(groups[0].parent, -1);
+  EXPECT_EQ(groups[1].parent, 0);
+  EXPECT_EQ(groups[2].parent, 1);
 }
 
 TEST(GroupPlan, ListsATiedParameterOfOneGroupOnce) {

@@ -9,7 +9,6 @@
 namespace weft::testing {
 namespace {
 
-constexpr float kLearningRate = 0.5F;
 constexpr size_t kSegmentBytes = size_t{8} << 20;
 
 EngineCounters Difference(const EngineCounters& after, const EngineCounters& before) {
@@ -81,7 +80,7 @@ absl::Status ToyUpdate(ShardedModel& model, double clip, std::vector<double>* no
   if (norms != nullptr) norms->push_back(norm.norm);
   for (const ShardView& shard : model.Shards()) {
     for (int64_t i = 0; i < shard.elements(); ++i)
-      shard.data[i] -= kLearningRate * norm.factor * shard.grad[i];
+      shard.data[i] -= kToyLearningRate * norm.factor * shard.grad[i];
   }
   model.ZeroGradients();
   return absl::OkStatus();
@@ -140,7 +139,7 @@ absl::StatusOr<ToyOutcome> TrainToyAlone(const ToyRun& run) {
     for (const auto& parameter : net.AllParameters()) {
       auto* data = parameter->data.As<float>();
       const auto* grad = parameter->grad.As<float>();
-      for (int64_t i = 0; i < parameter->elements(); ++i) data[i] -= kLearningRate * factor * grad[i];
+      for (int64_t i = 0; i < parameter->elements(); ++i) data[i] -= kToyLearningRate * factor * grad[i];
     }
     memory.ClearGradients();
   }

@@ -13,6 +13,7 @@
 namespace weft::testing {
 
 constexpr uint64_t kToySeed = 7;
+constexpr float kToyLearningRate = 0.5F;
 constexpr int64_t kToyRows = 12;  // Of a step, over all ranks and microbatches.
 
 // One rank's engine.

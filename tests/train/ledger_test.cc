@@ -72,7 +72,8 @@ class Ledger : public TrainRun {
         EXPECT_EQ(rank[step].copied_bytes, expected.copied_bytes);
         wire += rank[step].wire_bytes;
       }
-      EXPECT_EQ(wire, expected.wire_bytes + ControlWireBytes(shape));
+      EXPECT_EQ(wire,
+                expected.wire_bytes + ControlWireBytes(shape) + (step == 0 ? AgreementWireBytes(shape) : 0));
     }
   }
 
@@ -82,6 +83,14 @@ class Ledger : public TrainRun {
     const int64_t notes = AllGatherWireBytes(int64_t{16} * shape.ranks(), shape.nodes());
     const int64_t norm = sizeof(float) + sizeof(SquareSum);
     return notes + shape.replicate_size * AllReduceWireBytes(norm, shape.shard_group_nodes());
+  }
+
+  // After the first forward, and the first backward, ranks compare the orders of groups that they recorded:
+  // two words over all, and a barrier of the gathers.
+  static int64_t AgreementWireBytes(const StepShape& shape) {
+    constexpr int64_t kBarrier = 2 * sizeof(int32_t);
+    return 2 * (AllReduceWireBytes(2 * sizeof(int64_t), shape.nodes()) +
+                shape.replicate_size * AllReduceWireBytes(kBarrier, shape.shard_group_nodes()));
   }
 };
 

@@ -55,6 +55,8 @@ class CommContext {
   // Starts an all-gather of `shard` into `gathered` (in place where the shard lies there already).
   absl::StatusOr<Work> AllGather(const std::string& label, const void* shard, void* gathered, DType dtype,
                                  int64_t gathered_elements, Priority priority);
+  // A point between all-gathers: ranks of the shard group that come to it after different ones get an error.
+  Work FenceAllGathers(const std::string& label);
   // Submits a reduction, and returns; completes older ones to keep the bounds.
   absl::Status Reduce(Reduction reduction);
   // Completes every reduction, in order, runs their hooks, and waits until no peer reads any buffer or shard

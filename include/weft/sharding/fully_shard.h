@@ -2,9 +2,14 @@
 //
 // Mesh axes: `replicate`, then `shard`; one that is missing has size 1. Shard alone is FSDP, both HSDP,
 // replicate alone DDP. Each block becomes one parameter group, and what no block holds becomes the root's.
-// Hooks on the modules do the rest: forward gathers a block, and the next ones ahead of it in the order that
-// the last forward recorded (the first one records only); backward gathers in the reverse order and reduces
-// gradients while earlier blocks compute.
+// Hooks on the modules do the rest: forward gathers a block, and the next ones ahead of it; backward gathers
+// in the reverse order and reduces gradients while earlier blocks compute.
+//
+// Note [The order of blocks]: the first pass goes by the order of the modules, and is recorded; if all ranks
+// recorded the same, later passes expect that order. A rank may skip blocks of it in any pass: it takes part
+// in their collectives nevertheless, and its part of their gradients is zero. Blocks that it calls in another
+// order, or more often, it must call like all others, else ranks get an error that names two of them and
+// what each submitted. Blocks that no rank called in the recorded pass cost nothing but their reduction.
 //
 //   WEFT_ASSIGN_OR_RETURN(auto model,
 //                         FullyShard(net, net.blocks(), mesh, engine, policy, LoadInitialValues(seed)));
@@ -45,9 +50,12 @@
 #include "weft/sharding/comm_context.h"
 #include "weft/sharding/param_group.h"
 #include "weft/sharding/policy.h"
+#include "weft/sharding/schedule_event.h"
 #include "weft/sharding/shard_view.h"
 
 namespace weft {
+
+struct PlannedGroup;
 
 struct GradientNorm {
   double norm;   // 2-norm over all parameters, before clipping; infinite if a gradient is no number.
@@ -97,6 +105,12 @@ class ShardedModel {
   absl::Status SetModulesToForwardPrefetch(const Module& module, absl::Span<Module* const> ahead);
   absl::Status SetModulesToBackwardPrefetch(const Module& module, absl::Span<Module* const> ahead);
 
+  // Forgets the recorded order: the next pass is recorded again. For a model that calls its blocks in another
+  // order from now on, or blocks that it did not call.
+  void RecordOrderAnew();
+  // Watches the schedule; see its type. Null: nobody.
+  void SetScheduleObserver(ScheduleObserver observer) { observer_ = std::move(observer); }
+
   // Starts to gather a module's group outside of its forward. Collective: by all ranks, at the same place.
   // Errors: kInvalidArgument (no group of this model).
   absl::StatusOr<UnshardHandle> Unshard(const Module& module);
@@ -136,6 +150,7 @@ class ShardedModel {
   class Hooks;
   using PrefetchLists = absl::flat_hash_map<int, std::vector<int>>;  // By group.
   ShardedModel(Module& root, ShardingPolicy policy, std::unique_ptr<CommContext> context);
+  absl::Status Hook(absl::Span<const PlannedGroup> plan, const DeviceMesh& mesh);
   absl::StatusOr<int> GroupOf(const Module& module) const;
   absl::Status SetPrefetch(const Module& module, absl::Span<Module* const> ahead, PrefetchLists& lists);
 
@@ -145,6 +160,7 @@ class ShardedModel {
   std::vector<std::unique_ptr<ParamGroup>> groups_;
   std::vector<Module*> modules_;  // Of the groups.
   std::unique_ptr<Hooks> hooks_;
+  ScheduleObserver observer_;
   PrefetchLists forward_prefetch_, backward_prefetch_;
   bool gradient_sync_ = true;
   bool all_reduce_ = true;

@@ -1,0 +1,72 @@
+#include "sharding/execution_order.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace weft {
+
+using Kind = PassEvent::Kind;
+
+std::vector<PassEvent> ModuleOrder(absl::Span<const int> parents) {
+  std::vector<PassEvent> order;
+  std::vector<int> open;
+  const auto close_to = [&](int parent) {
+    while (!open.empty() && open.back() != parent) {
+      order.push_back({open.back(), Kind::kEnd});
+      open.pop_back();
+    }
+  };
+  for (int group = 0; group < static_cast<int>(parents.size()); ++group) {
+    close_to(parents[static_cast<size_t>(group)]);
+    order.push_back({group, Kind::kBegin});
+    open.push_back(group);
+  }
+  close_to(-1);
+  return order;
+}
+
+std::vector<PassEvent> Reversed(absl::Span<const PassEvent> forward) {
+  std::vector<PassEvent> backward;
+  backward.reserve(forward.size());
+  for (auto event = forward.rbegin(); event != forward.rend(); ++event) {
+    backward.push_back({event->group, event->kind == Kind::kBegin ? Kind::kEnd : Kind::kBegin});
+  }
+  return backward;
+}
+
+void ExecutionOrder::Begin() {
+  visited_.clear();
+  place_ = 0;
+}
+
+std::optional<PassEvent> ExecutionOrder::TakeMissed(PassEvent event) {
+  if (!Expects(event) || Rest().front() == event) return std::nullopt;
+  return expected_[place_++];
+}
+
+void ExecutionOrder::Visit(PassEvent event) {
+  visited_.push_back(event);
+  if (!Rest().empty() && Rest().front() == event) ++place_;
+}
+
+bool ExecutionOrder::Expects(PassEvent event) const {
+  const absl::Span<const PassEvent> rest = Rest();
+  return std::find(rest.begin(), rest.end(), event) != rest.end();
+}
+
+std::vector<int> ExecutionOrder::Next(int depth) const {
+  std::vector<int> groups;
+  for (const PassEvent event : Rest()) {
+    if (static_cast<int>(groups.size()) == depth) break;
+    if (event.kind == Kind::kBegin) groups.push_back(event.group);
+  }
+  return groups;
+}
+
+void ExecutionOrder::Settle(std::vector<PassEvent> expected) {
+  expected_ = std::move(expected);
+  place_ = expected_.size();  // The pass under way is over.
+  settled_ = true;
+}
+
+}  // namespace weft

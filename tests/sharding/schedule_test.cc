@@ -1,0 +1,133 @@
+// The exact order in which a sharded model gathers, waits, computes, reshards and reduces.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/sharding/sharded_toy.h"
+
+namespace weft {
+namespace {
+
+using ::testing::ElementsAreArray;
+using testing::ToyNet;
+using testing::ToyPassOf;
+using testing::WithToyModel;
+
+using Events = std::vector<std::string>;
+
+std::string ShortName(const std::string& name) {
+  return name == "net" ? "root" : name.substr(name.size() - 1);
+}
+
+// What happens in one pass on the recorded order; blocks are called 0, 1 and 2.
+Events EventsOfAPass(ToyNet& net, ShardedModel& model, int rank) {
+  EXPECT_OK(ToyPassOf(net, model, rank));
+  model.ZeroGradients();
+  Events events;
+  model.SetScheduleObserver([&events](ScheduleEvent event, const ParamGroup& group) {
+    events.push_back(absl::StrCat(ToAbsl(Name(event)), " ", ShortName(group.name())));
+  });
+  for (Module* module : net.Descendants()) {
+    const auto note = [&events](const char* what) {
+      return [&events, what](Module& computing, Invocation&, Tensors&) {
+        events.push_back(absl::StrCat(what, " ", ShortName(computing.name())));
+        return absl::OkStatus();
+      };
+    };
+    module->AddForwardPreHook(note("forward"));
+    module->AddBackwardPreHook(note("backward"));
+  }
+  EXPECT_OK(ToyPassOf(net, model, rank));
+  model.SetScheduleObserver(nullptr);
+  return events;
+}
+
+void ExpectEvents(const ShardingPolicy& policy, const Events& expected) {
+  WithToyModel(2, policy, [&](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    EXPECT_THAT(EventsOfAPass(net, model, rank), ElementsAreArray(expected));
+    return absl::OkStatus();
+  });
+}
+
+TEST(Schedule, GathersEachBlockWhenItIsNeededWithoutPrefetch) {
+  ShardingPolicy policy;
+  policy.prefetch_depth = 0;
+  ExpectEvents(policy,
+               {
+                   "unshard root",  "wait root",  "forward root",               //
+                   "unshard 0",     "wait 0",     "forward 0",    "reshard 0",  //
+                   "unshard 1",     "wait 1",     "forward 1",    "reshard 1",  //
+                   "unshard 2",     "wait 2",     "forward 2",    "reshard 2",  //
+                   "backward root",                                             //
+                   "unshard 2",     "wait 2",     "backward 2",   "reduce 2",    "reshard 2",    "unshard 1",
+                   "wait 1",        "backward 1", "reduce 1",     "reshard 1",   "unshard 0",    "wait 0",
+                   "backward 0",    "reduce 0",   "reshard 0",    "reduce root", "reshard root",
+               });
+}
+
+TEST(Schedule, GathersOneBlockAhead) {
+  ShardingPolicy policy;
+  policy.prefetch_depth = 1;
+  ExpectEvents(policy, {
+                           "unshard root", "wait root",     "unshard 0",  "forward root",               //
+                           "wait 0",       "unshard 1",     "forward 0",  "reshard 0",                  //
+                           "wait 1",       "unshard 2",     "forward 1",  "reshard 1",                  //
+                           "wait 2",       "forward 2",     "reshard 2",                                //
+                           "unshard 2",    "backward root",                                             //
+                           "wait 2",       "unshard 1",     "backward 2", "reduce 2",     "reshard 2",  //
+                           "wait 1",       "unshard 0",     "backward 1", "reduce 1",     "reshard 1",  //
+                           "wait 0",       "backward 0",    "reduce 0",   "reshard 0",                  //
+                           "reduce root",  "reshard root",
+                       });
+}
+
+TEST(Schedule, GathersTwoBlocksAhead) {
+  ShardingPolicy policy;
+  policy.prefetch_depth = 2;
+  ExpectEvents(policy, {
+                           "unshard root", "wait root",    "unshard 0",     "unshard 1", "forward root",  //
+                           "wait 0",       "unshard 2",    "forward 0",     "reshard 0",                  //
+                           "wait 1",       "forward 1",    "reshard 1",                                   //
+                           "wait 2",       "forward 2",    "reshard 2",                                   //
+                           "unshard 2",    "unshard 1",    "backward root",                               //
+                           "wait 2",       "unshard 0",    "backward 2",    "reduce 2",  "reshard 2",     //
+                           "wait 1",       "backward 1",   "reduce 1",      "reshard 1",                  //
+                           "wait 0",       "backward 0",   "reduce 0",      "reshard 0",                  //
+                           "reduce root",  "reshard root",
+                       });
+}
+
+TEST(Schedule, RecomputesOnWhatBackwardGathered) {
+  ShardingPolicy policy;
+  policy.prefetch_depth = 0;
+  WithToyModel(2, policy, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    net.layer(1).SetActivationCheckpointing(true);
+    const Events events = EventsOfAPass(net, model, rank);
+    EXPECT_EQ(std::count(events.begin(), events.end(), "unshard 1"), 2);
+    EXPECT_EQ(std::count(events.begin(), events.end(), "forward 1"), 1);  // Own hooks do not run again.
+    return absl::OkStatus();
+  });
+}
+
+TEST(Schedule, KeepsBlocksInsideARecomputedModuleUntilTheirBackward) {
+  ShardingPolicy policy;
+  policy.prefetch_depth = 0;
+  WithToyModel(2, policy, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    net.SetActivationCheckpointing(true);
+    const Events events = EventsOfAPass(net, model, rank);
+    const Events backward(std::find(events.begin(), events.end(), "backward root"), events.end());
+    EXPECT_THAT(backward, ElementsAreArray({
+                              "backward root",                               //
+                              "unshard 0",     "wait 0",       "forward 0",  // The root's recompute,
+                              "unshard 1",     "wait 1",       "forward 1",  //
+                              "unshard 2",     "wait 2",       "forward 2",  //
+                              "backward 2",    "reduce 2",     "reshard 2",  // and its backward.
+                              "backward 1",    "reduce 1",     "reshard 1",  //
+                              "backward 0",    "reduce 0",     "reshard 0",  //
+                              "reduce root",   "reshard root",
+                          }));
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace
+}  // namespace weft
