@@ -86,11 +86,11 @@ class Ledger : public TrainRun {
   }
 
   // After the first forward, and the first backward, ranks compare the orders of groups that they recorded:
-  // two words over all, and a barrier of the gathers.
+  // two words over all, and a barrier of the gathers, a word of each rank.
   static int64_t AgreementWireBytes(const StepShape& shape) {
-    constexpr int64_t kBarrier = 2 * sizeof(int32_t);
+    const auto barrier = static_cast<int64_t>(sizeof(int32_t)) * shape.shard_size;
     return 2 * (AllReduceWireBytes(2 * sizeof(int64_t), shape.nodes()) +
-                shape.replicate_size * AllReduceWireBytes(kBarrier, shape.shard_group_nodes()));
+                shape.replicate_size * AllGatherWireBytes(barrier, shape.shard_group_nodes()));
   }
 };
 
