@@ -14,6 +14,19 @@ namespace {
 // Groups without elements hold buffers too, so that they go through the same states.
 constexpr size_t kSmallestBlock = 64;
 
+// The `size` neighbours of the shard group among which this rank is.
+absl::StatusOr<ProcessGroup> RegatherGroup(const ProcessGroup& shard_group, int size) {
+  if (size == 0) return ProcessGroup{"regather", {}, 0};
+  if (size < 2 || shard_group.size() % size != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("reshard_after_forward_size is ", size,
+                                                   ": it must be more than 1, and divide the ",
+                                                   shard_group.size(), " ranks of the shard group"));
+  }
+  const int place = shard_group.group_rank % size;
+  const auto first = shard_group.ranks.begin() + (shard_group.group_rank - place);
+  return ProcessGroup{"regather", {first, first + size}, place};
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<CommContext>> CommContext::Create(CommEngine& engine, ProcessGroup shard_group,
@@ -21,6 +34,8 @@ absl::StatusOr<std::unique_ptr<CommContext>> CommContext::Create(CommEngine& eng
                                                                  const Options& options) {
   std::unique_ptr<CommContext> context(
       new CommContext(engine, std::move(shard_group), std::move(replicate_groups), options));
+  WEFT_ASSIGN_OR_RETURN(context->regather_group_,
+                        RegatherGroup(context->shard_group_, options.regather_size));
   WEFT_RETURN_IF_ERROR(context->AddLanes());
   WEFT_ASSIGN_OR_RETURN(context->scalars_, context->AcquireShard(kSmallestBlock));
   return context;
@@ -43,6 +58,9 @@ absl::Status CommContext::AddLanes() {
   WEFT_ASSIGN_OR_RETURN(all_gather_lane_, engine_.AddLane(shard_group_, LanePurpose::kAllGather));
   WEFT_ASSIGN_OR_RETURN(reduce_scatter_lane_, engine_.AddLane(shard_group_, LanePurpose::kReduceScatter));
   WEFT_ASSIGN_OR_RETURN(control_lane_, engine_.AddLane(shard_group_, LanePurpose::kControl));
+  if (regather_group_.size() > 0) {
+    WEFT_ASSIGN_OR_RETURN(regather_lane_, engine_.AddLane(regather_group_, LanePurpose::kAllGather));
+  }
   for (const ProcessGroup& group : replicate_groups_) {
     WEFT_ASSIGN_OR_RETURN(all_reduce_lanes_.emplace_back(), engine_.AddLane(group, LanePurpose::kAllReduce));
   }
@@ -82,6 +100,14 @@ Work CommContext::FenceAllGathers(const std::string& label) {
   return engine_.Barrier(all_gather_lane_, Label(label, Priority::kCritical));
 }
 
+absl::StatusOr<Work> CommContext::Regather(const std::string& label, const void* part, void* gathered,
+                                           DType dtype, int64_t gathered_elements, Priority priority) {
+  WEFT_RETURN_IF_ERROR(status_);
+  ++counters_.all_gathers;
+  return engine_.AllGather(regather_lane_, part, gathered, dtype, gathered_elements, {},
+                           Label(label, priority));
+}
+
 absl::Status CommContext::AllReduceScalars(const std::string& label, void* values, DType dtype, int64_t count,
                                            ReduceOp op) {
   WEFT_RETURN_IF_ERROR(status_);
@@ -104,14 +130,26 @@ absl::Status CommContext::Reduce(Reduction reduction) {
 absl::Status CommContext::FinishBackward() {
   WEFT_RETURN_IF_ERROR(status_);
   WEFT_RETURN_IF_ERROR(reductions_->Drain());
-  return DrainRetired();
+  while (!retired_.empty()) WEFT_RETURN_IF_ERROR(TakeBackOldestImage());
+  return absl::OkStatus();
 }
 
-absl::Status CommContext::DrainRetired() {
-  for (Retired& retired : retired_) {
-    if (retired.work.valid()) WEFT_RETURN_IF_ERROR(Settle(retired.work));
+absl::Status CommContext::TakeBackOldestImage() {
+  WEFT_RETURN_IF_ERROR(Settle(retired_.front().work));
+  retired_.pop_front();
+  return absl::OkStatus();
+}
+
+// Note [Retired images]
+// An image that is given back while peers still read from it counts as memory until they have. A new one
+// waits for the oldest of these, as many as make up its size, and for no more. Then images never take more
+// memory than if it waited for all: either as many bytes are freed as are taken, or none is left retired.
+absl::Status CommContext::MakeRoomForImage(size_t bytes) {
+  size_t freed = 0;
+  while (!retired_.empty() && (freed < bytes || retired_.front().work.TestReleased())) {
+    freed += retired_.front().image.bytes();
+    WEFT_RETURN_IF_ERROR(TakeBackOldestImage());
   }
-  retired_.clear();
   return absl::OkStatus();
 }
 
@@ -120,12 +158,15 @@ absl::Status CommContext::Settle(Work& work) {
   return released.ok() ? released : Fail(released);
 }
 
-void CommContext::Retire(Work work, Buffer image) { retired_.push_back({std::move(image), std::move(work)}); }
+void CommContext::Retire(Work work, Buffer image) {
+  if (work.valid()) retired_.push_back({std::move(image), std::move(work)});
+}
 
 absl::StatusOr<Buffer> CommContext::AcquireImage(size_t bytes) {
   WEFT_RETURN_IF_ERROR(status_);
-  WEFT_RETURN_IF_ERROR(DrainRetired());
-  return images_.Acquire(std::max(bytes, kSmallestBlock));
+  const size_t block = std::max(bytes, kSmallestBlock);
+  WEFT_RETURN_IF_ERROR(MakeRoomForImage(block));
+  return images_.Acquire(block);
 }
 
 absl::StatusOr<Buffer> CommContext::AcquireGradients(size_t bytes) {

@@ -80,7 +80,8 @@ absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, absl::Spa
                         PlanReplicateBuckets(AllParameters(plan), policy, shard, replicate));
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<CommContext> context,
                         CommContext::Create(engine, std::move(shard), buckets.groups,
-                                            {policy.max_reduce_scatters, policy.max_all_reduces}));
+                                            {policy.max_reduce_scatters, policy.max_all_reduces,
+                                             policy.reshard_after_forward_size}));
   std::unique_ptr<ShardedModel> model(new ShardedModel(root, policy, std::move(context)));
   const absl::Status made = MakeGroups(*model->context_, plan, buckets, policy, loader, model->groups_);
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(engine.bootstrap(), made, engine.options().timeout));

@@ -56,7 +56,7 @@ void ShardedModel::Hooks::ForgetOrders() {
 void ShardedModel::Hooks::ForgetKept() {
   if (!std::exchange(kept_, false)) return;
   for (int group = 0; group < static_cast<int>(groups_.size()); ++group) {
-    if (Params(group).state() != ParamGroup::State::kUnsharded) continue;
+    if (Params(group).state() == ParamGroup::State::kUnsharding) continue;
     WEFT_CHECK(Reshard(group).ok(), "an unsharded group cannot be resharded");
   }
 }
@@ -167,7 +167,8 @@ absl::Status ShardedModel::Hooks::EndForwardOf(int group) {
   const bool reshards =
       group == kRoot ? model_.policy_.reshard_root_after_forward : model_.policy_.reshard_after_forward;
   const bool keeps = keeps_after_forward_ && !reshards;
-  return keeps || At(group).running > 0 ? absl::OkStatus() : Reshard(group);
+  if (keeps || At(group).running > 0) return absl::OkStatus();
+  return Reshard(group, keeps_after_forward_ ? &ParamGroup::ReshardAfterForward : &ParamGroup::Reshard);
 }
 
 // Gradients are whole, and parameters of no more use, when no call of this pass is left, here or elsewhere.
@@ -187,7 +188,9 @@ absl::Status ShardedModel::Hooks::SettleOrder() {
 }
 
 absl::Status ShardedModel::Hooks::Unshard(int group, Priority priority) {
-  const bool gathers = Params(group).state() == ParamGroup::State::kSharded;
+  const ParamGroup::State state = Params(group).state();
+  const bool gathers =
+      state == ParamGroup::State::kSharded || state == ParamGroup::State::kShardedAfterForward;
   WEFT_RETURN_IF_ERROR(Params(group).Unshard(priority));
   if (gathers) Notify(ScheduleEvent::kUnshard, group);
   return absl::OkStatus();
@@ -209,9 +212,9 @@ absl::Status ShardedModel::Hooks::Prefetch(int group) {
   return absl::OkStatus();
 }
 
-absl::Status ShardedModel::Hooks::Reshard(int group) {
+absl::Status ShardedModel::Hooks::Reshard(int group, absl::Status (ParamGroup::*how)()) {
   const bool reshards = Params(group).state() == ParamGroup::State::kUnsharded;
-  WEFT_RETURN_IF_ERROR(Params(group).Reshard());
+  WEFT_RETURN_IF_ERROR((Params(group).*how)());
   if (reshards) Notify(ScheduleEvent::kReshard, group);
   return absl::OkStatus();
 }

@@ -92,6 +92,11 @@ ParamGroup::ParamGroup(CommContext& context, std::string name,
   if (policy_.zero_copy) return;
   const bool alone = context_.shard_group().size() == 1;
   copy_out_ = PlanCopyOut(layout_, alone ? DType::kF32 : dtypes_.param, dtypes_.param);
+  if (const ProcessGroup& neighbours = context_.regather_group(); neighbours.size() > 0) {
+    const int ranks = layout_.shard_size() / neighbours.size();
+    copy_kept_ = PlanShardCopies(layout_, neighbours.group_rank * ranks, (neighbours.group_rank + 1) * ranks,
+                                 dtypes_.param);
+  }
   copy_in_ = PlanGradientCopyIn(layout_, dtypes_.gradient_dtype(), dtypes_.reduce);
 }
 
@@ -142,11 +147,27 @@ absl::Status ParamGroup::Gather(Priority priority) {
     WEFT_ASSIGN_OR_RETURN(gathered_, context_.AcquireImage(gathered_bytes));
   }
   std::byte* gathered = policy_.zero_copy ? image_.data() : gathered_.data();
-  const void* shard = dtype == DType::kF32 ? master_.data() : PlaceOwnShard(gathered);
-  if (alone || layout_.gathered_elements() == 0) return absl::OkStatus();
-  WEFT_ASSIGN_OR_RETURN(
-      gather_, context_.AllGather(name_, shard, gathered, dtype, layout_.gathered_elements(), priority));
+  WEFT_ASSIGN_OR_RETURN(gather_, kept_ ? GatherKept(gathered, priority) : GatherShards(gathered, priority));
   return absl::OkStatus();
+}
+
+absl::StatusOr<Work> ParamGroup::GatherShards(std::byte* gathered, Priority priority) {
+  const void* shard = dtypes_.param == DType::kF32 ? master_.data() : PlaceOwnShard(gathered);
+  if (context_.shard_group().size() == 1 || layout_.gathered_elements() == 0) return Work();
+  return context_.AllGather(name_, shard, gathered, dtypes_.param, layout_.gathered_elements(), priority);
+}
+
+absl::StatusOr<Work> ParamGroup::GatherKept(std::byte* gathered, Priority priority) {
+  const int64_t bytes = BytesOf(kept_elements(), dtypes_.param);
+  std::byte* own = gathered + context_.regather_group().group_rank * bytes;
+  std::memcpy(own, kept_.data(), static_cast<size_t>(bytes));
+  context_.CountCopy(bytes);
+  kept_.Reset();
+  return context_.Regather(name_, own, gathered, dtypes_.param, layout_.gathered_elements(), priority);
+}
+
+int64_t ParamGroup::kept_elements() const {
+  return layout_.gathered_elements() / context_.regather_group().size();
 }
 
 const void* ParamGroup::PlaceOwnShard(std::byte* gathered) {
@@ -160,7 +181,7 @@ const void* ParamGroup::PlaceOwnShard(std::byte* gathered) {
 
 absl::Status ParamGroup::WaitUnshard() {
   if (state_ == State::kUnsharded) return absl::OkStatus();
-  if (state_ == State::kSharded) {
+  if (state_ != State::kUnsharding) {
     return absl::FailedPreconditionError(absl::StrCat(
         "parameter group '", name_, "' is sharded and no unshard is pending: call Unshard first"));
   }
@@ -193,6 +214,32 @@ absl::Status ParamGroup::Reshard() {
   if (state_ == State::kUnsharded) {
     ForgetData(parameters_, data_image());
     DropImage();
+  }
+  kept_.Reset();
+  state_ = State::kSharded;
+  return absl::OkStatus();
+}
+
+absl::Status ParamGroup::ReshardAfterForward() {
+  const bool keeps =
+      state_ == State::kUnsharded && context_.regather_group().size() > 0 && layout_.gathered_elements() > 0;
+  if (!keeps) return state_ == State::kShardedAfterForward ? absl::OkStatus() : Reshard();
+  WEFT_RETURN_IF_ERROR(KeepPart());
+  ForgetData(parameters_, data_image());
+  DropImage();
+  state_ = State::kShardedAfterForward;
+  return absl::OkStatus();
+}
+
+absl::Status ParamGroup::KeepPart() {
+  const int64_t bytes = BytesOf(kept_elements(), dtypes_.param);
+  WEFT_ASSIGN_OR_RETURN(kept_, context_.AcquireImage(static_cast<size_t>(bytes)));
+  if (policy_.zero_copy) {
+    std::memcpy(kept_.data(), image_.data() + context_.regather_group().group_rank * bytes,
+                static_cast<size_t>(bytes));
+    context_.CountCopy(bytes);
+  } else {
+    context_.CountCopy(RunCopies(copy_kept_, image_.data(), kept_.data()));
   }
   return absl::OkStatus();
 }
@@ -303,6 +350,7 @@ void ParamGroup::ResetAfterError() {
   gather_ = Work();
   gathered_.Reset();
   image_.Reset();
+  kept_.Reset();
   state_ = State::kSharded;
   ZeroGradients();
 }

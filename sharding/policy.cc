@@ -43,6 +43,17 @@ absl::Status ShardingPolicy::Validate() const {
     return absl::InvalidArgumentError(
         absl::StrCat("gradient_divide_factor is ", gradient_divide_factor, ": it must be a positive number"));
   }
+  if (reshard_after_forward_size < 0 || reshard_after_forward_size == 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("reshard_after_forward_size is ", reshard_after_forward_size,
+                     ": it must be 0 (keep nothing) or more than 1; to keep everything, switch "
+                     "reshard_after_forward off"));
+  }
+  if (reshard_after_forward_size > 1 && !reshard_after_forward) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("reshard_after_forward_size is ", reshard_after_forward_size,
+                     " although reshard_after_forward is off, which keeps everything: set one of them"));
+  }
   if (prefetch_depth < 0 || prefetch_depth > kMaxPrefetchDepth) {
     return absl::InvalidArgumentError(
         absl::StrCat("prefetch_depth is ", prefetch_depth, ": it must be 0 to ", kMaxPrefetchDepth));

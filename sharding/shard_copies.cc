@@ -49,6 +49,17 @@ std::vector<PlacedCopy> PlanCopyOut(const FlatLayout& layout, DType gathered, DT
   return copies;
 }
 
+std::vector<PlacedCopy> PlanShardCopies(const FlatLayout& layout, int begin, int end, DType dtype) {
+  std::vector<PlacedCopy> copies;
+  for (int rank = begin; rank < end; ++rank) {
+    for (const ShardPiece& piece : layout.Pieces(rank)) {
+      const PieceEnds ends = EndsOf(layout, (rank - begin) * layout.shard_elements(), piece, dtype, dtype);
+      copies.push_back(Place(ends.image, ends.image_element, ends.gathered, ends.gathered_element));
+    }
+  }
+  return copies;
+}
+
 std::vector<PlacedCopy> PlanGradientCopyIn(const FlatLayout& layout, DType image, DType gathered) {
   std::vector<PlacedCopy> copies;
   for (int rank = 0; rank < layout.shard_size(); ++rank) {

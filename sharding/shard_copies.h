@@ -20,6 +20,8 @@ struct PlacedCopy {
 // Gathered buffer to image; every element of every parameter is written once, gaps of the image are not
 // touched.
 std::vector<PlacedCopy> PlanCopyOut(const FlatLayout& layout, DType gathered, DType image);
+// Image to the shards of ranks [begin, end), end to end; the padding there is not touched.
+std::vector<PlacedCopy> PlanShardCopies(const FlatLayout& layout, int begin, int end, DType dtype);
 // Gradient image to the input of the reduce-scatter; the padding there is not touched.
 std::vector<PlacedCopy> PlanGradientCopyIn(const FlatLayout& layout, DType image, DType gathered);
 

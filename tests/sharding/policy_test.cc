@@ -29,6 +29,16 @@ TEST(ShardingPolicy, NamesTheOptionThatCannotBe) {
   expect_invalid([](ShardingPolicy& p) { p.gradient_divide_factor = -2.0F; }, "a positive number");
   expect_invalid([](ShardingPolicy& p) { p.gradient_divide_factor = NAN; }, "gradient_divide_factor is nan");
   expect_invalid([](ShardingPolicy& p) { p.gradient_divide_factor = INFINITY; }, "is inf");
+  expect_invalid([](ShardingPolicy& p) { p.reshard_after_forward_size = 1; },
+                 "switch reshard_after_forward off");
+  expect_invalid([](ShardingPolicy& p) { p.reshard_after_forward_size = -1; },
+                 "reshard_after_forward_size is -1");
+  expect_invalid(
+      [](ShardingPolicy& p) {
+        p.reshard_after_forward_size = 2;
+        p.reshard_after_forward = false;
+      },
+      "set one of them");
   expect_invalid([](ShardingPolicy& p) { p.prefetch_depth = -1; }, "prefetch_depth is -1");
   expect_invalid([](ShardingPolicy& p) { p.prefetch_depth = 3; }, "0 to 2");
   expect_invalid([](ShardingPolicy& p) { p.max_reduce_scatters = 0; }, "max_reduce_scatters is 0");

@@ -150,6 +150,22 @@ TEST_P(ShardCopies, OutOfWhatWasBroughtInAreTheIdentity) {
   }
 }
 
+TEST(ShardCopiesOnce, BringTheShardsOfNeighboursOutOfTheImage) {
+  for (uint32_t seed = 0; seed < kRandomGroups; ++seed) {
+    SCOPED_TRACE(seed);
+    const DType dtype = seed % 2 == 0 ? DType::kF32 : DType::kBF16;
+    const FlatLayout layout = MakeRandomGroup(seed).Layout();
+    const int begin = static_cast<int>(seed) % layout.shard_size();
+    const int end = begin + static_cast<int>(seed / 7) % (layout.shard_size() - begin) + 1;
+    std::vector<float> part = Convert(
+        std::vector<float>(static_cast<size_t>((end - begin) * layout.shard_elements()), kNan), dtype);
+    RunCopies(PlanShardCopies(layout, begin, end, dtype), Convert(Image(layout), dtype).data(), part.data());
+    const std::vector<float> gathered = Gathered(layout);
+    ExpectSame(ConvertBack(part, dtype), {gathered.begin() + begin * layout.shard_elements(),
+                                          gathered.begin() + end * layout.shard_elements()});
+  }
+}
+
 TEST(ShardCopiesOnce, ScaleWhatTheyBringIn) {
   const FlatLayout layout = *FlatLayout::Make(FlatKind::kPerParameter, {{{2, 3}, 1}}, 1, 16);
   const std::vector<float> image = {1, 2, 3, 4, 5, 6};

@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <string>
 #include <vector>
@@ -40,9 +41,13 @@ class CommContext {
   struct Options {
     int max_reduce_scatters = 2;
     int max_all_reduces = 2;
+    // Ranks of the groups that Regather works in: neighbours in the shard group, whose size this divides. 0:
+    // there are none.
+    int regather_size = 0;
   };
 
-  // `replicate_groups`: one for each bucket; buckets of groups of size 1 are only reduce-scattered.
+  // `replicate_groups`: one for each bucket; buckets of groups of size 1 are only reduce-scattered. Errors:
+  // kInvalidArgument (a regather size that cannot be).
   static absl::StatusOr<std::unique_ptr<CommContext>> Create(CommEngine& engine, ProcessGroup shard_group,
                                                              std::vector<ProcessGroup> replicate_groups,
                                                              const Options& options);
@@ -50,6 +55,8 @@ class CommContext {
 
   CommEngine& engine() { return engine_; }
   const ProcessGroup& shard_group() const { return shard_group_; }
+  // This rank's; of size 0 where there is none.
+  const ProcessGroup& regather_group() const { return regather_group_; }
   int bucket_count() const { return static_cast<int>(replicate_groups_.size()); }
 
   // Starts an all-gather of `shard` into `gathered` (in place where the shard lies there already).
@@ -57,6 +64,9 @@ class CommContext {
                                  int64_t gathered_elements, Priority priority);
   // A point between all-gathers: ranks of the shard group that come to it after different ones get an error.
   Work FenceAllGathers(const std::string& label);
+  // The same over the regather group, of parts of which each holds those of several shards.
+  absl::StatusOr<Work> Regather(const std::string& label, const void* part, void* gathered, DType dtype,
+                                int64_t gathered_elements, Priority priority);
   // Submits a reduction, and returns; completes older ones to keep the bounds.
   absl::Status Reduce(Reduction reduction);
   // Completes every reduction, in order, runs their hooks, and waits until no peer reads any buffer or shard
@@ -67,7 +77,7 @@ class CommContext {
   absl::Status AllReduceScalars(const std::string& label, void* values, DType dtype, int64_t count,
                                 ReduceOp op);
 
-  // Blocks of node memory. An image waits until those retired before have been released.
+  // Blocks of node memory. An image may wait for those that were retired before: see Note [Retired images].
   absl::StatusOr<Buffer> AcquireImage(size_t bytes);
   absl::StatusOr<Buffer> AcquireGradients(size_t bytes);
   absl::StatusOr<Buffer> AcquireShard(size_t bytes);
@@ -83,6 +93,8 @@ class CommContext {
 
   ShardingCounters counters() const { return counters_; }
   void CountCopy(int64_t bytes) { counters_.copied_bytes += bytes; }
+  // Memory in gathered images and parts of them, those included that wait to be released.
+  size_t image_bytes() const { return images_.in_use_bytes(); }
   // Largest memory in gathered images, in full gradients, and in what lies by shard (masters, sums of
   // gradients) since ResetPeaks.
   size_t image_peak_bytes() const { return images_.peak_bytes(); }
@@ -102,19 +114,21 @@ class CommContext {
               const Options& options);
   absl::Status AddLanes();
   OpOptions Label(const std::string& label, Priority priority);
-  absl::Status DrainRetired();
+  absl::Status TakeBackOldestImage();
+  absl::Status MakeRoomForImage(size_t bytes);
   absl::Status Settle(Work& work);
 
   CommEngine& engine_;
   ProcessGroup shard_group_;
+  ProcessGroup regather_group_;
   std::vector<ProcessGroup> replicate_groups_;
   Options options_;
-  LaneId all_gather_lane_, reduce_scatter_lane_, control_lane_;
+  LaneId all_gather_lane_, regather_lane_, reduce_scatter_lane_, control_lane_;
   std::vector<LaneId> all_reduce_lanes_;  // By bucket.
   BufferPool images_, gradients_, shards_;
   Buffer scalars_;
   std::unique_ptr<ReductionQueue> reductions_;
-  std::vector<Retired> retired_;
+  std::deque<Retired> retired_;  // Oldest first.
   uint64_t submissions_ = 0;
   ShardingCounters counters_;
   absl::Status status_;

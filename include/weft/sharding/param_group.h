@@ -1,7 +1,7 @@
 // Parameters that are gathered and reduced by one collective each.
 //
-// Call order, for each use: (Unshard WaitUnshard [PrepareGradients [ReduceGradients]] Reshard)*, where both
-// waiting and preparing may be repeated.
+// Call order, for each use: (Unshard WaitUnshard [PrepareGradients [ReduceGradients]] Reshard)*, where
+// unsharding, waiting, preparing and resharding may each be repeated without effect.
 //
 // Note [Accumulation]
 // Gradients of several passes add up until ZeroGradients, wherever they stop on their way: in the full
@@ -61,6 +61,9 @@ class ParamGroup {
     kSharded,     // The master shard only; parameters have no data.
     kUnsharding,  // And the image (without zero copy the gathered buffer too); parameters have no data yet.
     kUnsharded,   // And the image; parameters view it.
+    // The master shard and one part of the image, as long as those of (shard group / regather group) ranks;
+    // parameters have no data. See ReshardAfterForward.
+    kShardedAfterForward,
   };
 
   // `buckets[i]`: the replicate bucket of parameter i; empty: all in bucket 0. The master is zero until Load.
@@ -82,6 +85,11 @@ class ParamGroup {
   // Takes the data away from the parameters and gives the image back; of sharded ones there is none.
   // Errors: kFailedPrecondition (while unsharding: wait first).
   absl::Status Reshard();
+
+  // The same, until backward: where the context has a regather group, this rank keeps its part of the image
+  // (a copy), and the next unshard gathers over that group alone. Reshard gives that part back as well, which
+  // is due before shards are written.
+  absl::Status ReshardAfterForward();
 
   // Gives every parameter that requires it a gradient view, to be written or added to by backward. See Note
   // [Frozen parameters]. Errors: kFailedPrecondition (a parameter that was frozen requires a gradient now).
@@ -120,7 +128,11 @@ class ParamGroup {
              const ShardingPolicy& policy, const ParameterDTypes& dtypes, FlatLayout layout);
   bool master_is_image() const;
   FlatImage data_image() const;
+  int64_t kept_elements() const;
   absl::Status Gather(Priority priority);
+  absl::StatusOr<Work> GatherShards(std::byte* gathered, Priority priority);
+  absl::StatusOr<Work> GatherKept(std::byte* gathered, Priority priority);
+  absl::Status KeepPart();
   // Puts this rank's shard, converted, into its own range of the gathered buffer; returns where that is.
   const void* PlaceOwnShard(std::byte* gathered);
   absl::Status ViewImage();
@@ -135,11 +147,12 @@ class ParamGroup {
   ShardingPolicy policy_;
   ParameterDTypes dtypes_;
   FlatLayout layout_;
-  std::vector<PlacedCopy> copy_out_, copy_in_;  // Without zero copy only.
+  std::vector<PlacedCopy> copy_out_, copy_in_, copy_kept_;  // Without zero copy only.
   State state_ = State::kSharded;
   Buffer master_;
   Buffer gathered_;  // Without zero copy only, and only until the copy-out.
   Buffer image_;
+  Buffer kept_;  // In kShardedAfterForward only.
   Work gather_;
   std::string fallback_reason_;
   Buffer gradient_image_;

@@ -35,6 +35,10 @@ struct ShardingPolicy {
   // Off: parameters stay unsharded from forward until their backward is over: one gather less, the whole
   // model in memory.
   bool reshard_after_forward = true;
+  // More than 1: what is resharded after forward keeps one of so many parts of its image, and backward
+  // gathers the others from neighbours of the shard group alone. Divides that group's size. 0: nothing is
+  // kept.
+  int reshard_after_forward_size = 0;
   // The root's backward begins where its forward ends: resharding it in between only costs a gather.
   bool reshard_root_after_forward = false;
   // Groups that are gathered ahead of the one that computes; 0 gathers each when it is needed. At most
