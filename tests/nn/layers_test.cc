@@ -1,4 +1,6 @@
 // Every layer against plain loops in double, and against their central differences.
+#include <cmath>
+#include <numbers>
 #include <string>
 #include <vector>
 
@@ -9,11 +11,15 @@
 #include "tests/nn/oracles.h"
 #include "tests/support/status_matchers.h"
 #include "weft/nn/embedding.h"
+#include "weft/nn/gelu.h"
 #include "weft/nn/linear.h"
 #include "weft/nn/lm_head_loss.h"
 #include "weft/nn/materialize.h"
+#include "weft/nn/mlp.h"
 #include "weft/nn/rms_norm.h"
+#include "weft/nn/sequential.h"
 #include "weft/nn/swiglu.h"
+#include "weft/nn/transpose.h"
 
 namespace weft {
 namespace {
@@ -121,6 +127,92 @@ TEST(SwiGlu, StaysFiniteForHugeGates) {
   EXPECT_NEAR(y[0].As<float>()[1], 0.0F, 1e-6F);
   EXPECT_EQ(y[0].As<float>()[2], 200.0F);
   EXPECT_EQ(y[0].As<float>()[3], 1e30F);
+}
+
+Doubles GeluOracle(const Doubles& x) {
+  Doubles y;
+  for (const double value : x) {
+    const double inner = std::sqrt(2.0 / std::numbers::pi) * (value + 0.044715 * value * value * value);
+    y.push_back(0.5 * value * (1.0 + std::tanh(inner)));
+  }
+  return y;
+}
+
+TEST(Gelu, HasTheGradientsOfItsDifferences) {
+  for (const GradientCheckOptions& options : kDtypes) {
+    Gelu gelu("gelu");
+    CheckGradients(
+        gelu, {TestTensor(options.dtype, {3, 37}, 1)},
+        [](const Values& v) -> Values { return {GeluOracle(v[0])}; }, options);
+  }
+}
+
+TEST(Gelu, StaysFiniteForHugeInputs) {
+  const Tensor x = Tensor::Empty(DType::kF32, {2});
+  const Tensor dy = Tensor::Empty(DType::kF32, {2});
+  x.As<float>()[0] = -1e30F;
+  x.As<float>()[1] = 1e30F;
+  dy.As<float>()[0] = dy.As<float>()[1] = 1.0F;
+  Gelu gelu("gelu");
+  Invocation invocation;
+  ASSERT_OK_AND_ASSIGN(const Tensors y, gelu.Forward(invocation, {x}));
+  ASSERT_OK_AND_ASSIGN(const Tensors dx, gelu.Backward(invocation, {dy}));
+  EXPECT_NEAR(y[0].As<float>()[0], 0.0F, 1e-6F);
+  EXPECT_EQ(y[0].As<float>()[1], 1e30F);
+  EXPECT_NEAR(dx[0].As<float>()[0], 0.0F, 1e-6F);
+  EXPECT_EQ(dx[0].As<float>()[1], 1.0F);
+}
+
+TEST(Transpose, SwapsTheLastTwoDims) {
+  for (const GradientCheckOptions& options : kDtypes) {
+    Transpose transpose("swap");
+    CheckGradients(
+        transpose, {TestTensor(options.dtype, {2, 3, 5}, 1)},
+        [](const Values& v) -> Values {
+          Doubles y;
+          for (size_t i = 0; i < 30; ++i) y.push_back(v[0][i / 15 * 15 + i % 3 * 5 + i % 15 / 3]);
+          return {y};
+        },
+        options);
+  }
+}
+
+TEST(Mlp, PassesItsInputsThroughAllItsLayers) {
+  for (const GradientCheckOptions& options : kDtypes) {
+    Mlp mlp("mlp", 5, 7);
+    EXPECT_EQ(mlp.AllParameters()[1]->name, "mlp.down.weight");
+    CheckGradients(
+        mlp, {TestTensor(options.dtype, {4, 5}, 1)},
+        [](const Values& v) -> Values {
+          return {oracle::Linear(GeluOracle(oracle::Linear(v[0], v[1], 5, 7)), v[2], 7, 5)};
+        },
+        options);
+  }
+}
+
+TEST(Residual, AddsItsInput) {
+  for (const GradientCheckOptions& options : kDtypes) {
+    Residual residual("block");
+    residual.Add<Linear>("linear", 5, 5);
+    CheckGradients(
+        residual, {TestTensor(options.dtype, {4, 5}, 1)},
+        [](const Values& v) -> Values {
+          Doubles y = oracle::Linear(v[0], v[1], 5, 5);
+          for (size_t i = 0; i < y.size(); ++i) y[i] += v[0][i];
+          return {y};
+        },
+        options);
+  }
+}
+
+TEST(Residual, OverwritesNeitherItsInputNorWhatItsChildrenGave) {
+  Residual identity("identity");  // f(x) is x itself.
+  const Tensor x = TestTensor(DType::kF32, {4}, 1);
+  const float first = x.As<float>()[0];
+  Invocation invocation;
+  ASSERT_OK_AND_ASSIGN(const Tensors y, identity.Forward(invocation, {x}));
+  EXPECT_EQ(x.As<float>()[0], first);
+  EXPECT_EQ(y[0].As<float>()[0], 2 * first);
 }
 
 TEST(Embedding, HasTheGradientsOfItsDifferences) {

@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+"""The examples do what examples/README.md says of them.
+
+    examples_test.py FOLDER_OF_PROGRAMS MPIRUN
+"""
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import unittest
+
+SOURCES = pathlib.Path(__file__).resolve().parents[2] / "examples"
+PROGRAMS = MPIRUN = ""
+
+
+def run(*command):
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "WEFT_TIMEOUT_S": "60"}
+    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120, env=environment).stdout
+
+
+def losses(ranks):
+    output = run(MPIRUN, "-n", str(ranks), f"{PROGRAMS}/mixer")
+    return [float(loss) for loss in re.findall(r"^step \d+  loss ([\d.]+)\r?$", output, re.MULTILINE)]
+
+
+class Mixer(unittest.TestCase):
+    def test_learns_alike_on_any_number_of_ranks(self):
+        alone = losses(1)
+        self.assertEqual(len(alone), 10)
+        self.assertLess(alone[-1], alone[0] / 20)
+        for ranks in (2, 4):
+            for loss, reference in zip(losses(ranks)[:5], alone):
+                self.assertAlmostEqual(loss / reference, 1, delta=1e-4)
+
+    def test_takes_less_than_60_lines(self):
+        self.assertLess(len((SOURCES / "mixer.cc").read_text().splitlines()), 60)
+
+
+class ForwardOnly(unittest.TestCase):
+    def test_gathers_two_layers_of_eight_at_once(self):
+        match = re.search(r"gathered at once (\d+) of (\d+) bytes", run(f"{PROGRAMS}/forward_only"))
+        self.assertEqual(int(match.group(1)) * 4, int(match.group(2)) + 256)  # And padding.
+
+
+class Readme(unittest.TestCase):
+    def test_lists_every_example(self):
+        listed = set(re.findall(r"^\| \[([\w.]+)\]\(\1\)", (SOURCES / "README.md").read_text(), re.MULTILINE))
+        self.assertEqual(listed, {path.name for path in SOURCES.iterdir() if path.suffix in (".cc", ".sh")})
+
+
+if __name__ == "__main__":
+    PROGRAMS, MPIRUN = sys.argv[1:3]
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
