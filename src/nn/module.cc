@@ -8,6 +8,30 @@
 namespace weft {
 
 absl::StatusOr<Tensors> Module::Forward(Invocation& invocation, Tensors inputs) {
+  return Reported([&] { return RunForward(invocation, std::move(inputs)); });
+}
+
+absl::StatusOr<Tensors> Module::Backward(Invocation& invocation, Tensors output_gradients) {
+  return Reported([&] { return RunBackward(invocation, std::move(output_gradients)); });
+}
+
+template <typename Pass>
+absl::StatusOr<Tensors> Module::Reported(const Pass& pass) {
+  try {
+    absl::StatusOr<Tensors> result = pass();
+    if (!result.ok()) ReportError(result.status());
+    return result;
+  } catch (...) {
+    ReportError(absl::InternalError(absl::StrCat("an exception left module '", name_, "'")));
+    throw;
+  }
+}
+
+void Module::ReportError(const absl::Status& error) {
+  for (const auto& registered : error_hooks_) registered.hook(*this, error);
+}
+
+absl::StatusOr<Tensors> Module::RunForward(Invocation& invocation, Tensors inputs) {
   WEFT_RETURN_IF_ERROR(RunHooks(forward_pre_, invocation, inputs));
   WEFT_ASSIGN_OR_RETURN(Tensors outputs, checkpoints_ ? ForwardForRecompute(invocation, inputs)
                                                       : ForwardImpl(invocation, inputs));
@@ -15,7 +39,7 @@ absl::StatusOr<Tensors> Module::Forward(Invocation& invocation, Tensors inputs) 
   return outputs;
 }
 
-absl::StatusOr<Tensors> Module::Backward(Invocation& invocation, Tensors output_gradients) {
+absl::StatusOr<Tensors> Module::RunBackward(Invocation& invocation, Tensors output_gradients) {
   WEFT_RETURN_IF_ERROR(RunHooks(backward_pre_, invocation, output_gradients));
   WEFT_ASSIGN_OR_RETURN(Tensors input_gradients, checkpoints_
                                                      ? RecomputeAndBackward(invocation, output_gradients)
@@ -39,7 +63,7 @@ absl::StatusOr<Tensors> Module::RecomputeAndBackward(Invocation& invocation,
 }
 
 absl::Status Module::RunHooks(const Hooks& hooks, Invocation& invocation, Tensors& tensors) {
-  for (const RegisteredHook& registered : hooks) {
+  for (const auto& registered : hooks) {
     WEFT_RETURN_IF_ERROR(registered.hook(*this, invocation, tensors));
   }
   return absl::OkStatus();
@@ -55,10 +79,17 @@ Module::HookId Module::AddForwardPostHook(Hook hook) { return AddHook(forward_po
 Module::HookId Module::AddBackwardPreHook(Hook hook) { return AddHook(backward_pre_, std::move(hook)); }
 Module::HookId Module::AddBackwardPostHook(Hook hook) { return AddHook(backward_post_, std::move(hook)); }
 
+Module::HookId Module::AddErrorHook(ErrorHook hook) {
+  error_hooks_.push_back({next_hook_, std::move(hook)});
+  return next_hook_++;
+}
+
 void Module::RemoveHook(HookId id) {
+  const auto is_it = [id](const auto& registered) { return registered.id == id; };
   for (Hooks* hooks : {&forward_pre_, &forward_post_, &backward_pre_, &backward_post_}) {
-    std::erase_if(*hooks, [id](const RegisteredHook& registered) { return registered.id == id; });
+    std::erase_if(*hooks, is_it);
   }
+  std::erase_if(error_hooks_, is_it);
 }
 
 std::vector<Module*> Module::Descendants() {

@@ -1,5 +1,6 @@
 #include "weft/nn/module.h"
 
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -126,6 +127,36 @@ TEST(Module, StopsAtAHookThatFails) {
   const auto outputs = shift.Forward(invocation, {Scalar(0.0F)});
   EXPECT_EQ(outputs.status(), absl::UnavailableError("no weights for shift"));
   EXPECT_TRUE(invocation.empty());
+}
+
+TEST(Module, ReportsItsErrorsAndThoseBelowOnceEach) {
+  Pair pair("pair");
+  std::vector<std::string> reports;
+  pair.AddErrorHook([&reports](Module& module, const absl::Status& error) {
+    reports.push_back(absl::StrCat(module.name(), ": ", error.message()));
+  });
+  Invocation invocation;
+  ASSERT_TRUE(pair.Forward(invocation, {Scalar(0.0F)}).ok());
+  EXPECT_THAT(reports, ::testing::IsEmpty());
+  const auto failing = [](Module&, Invocation&, Tensors&) { return absl::DataLossError("broken"); };
+  pair.first->AddBackwardPreHook(failing);
+  EXPECT_FALSE(pair.Backward(invocation, {Scalar(0.0F)}).ok());
+  EXPECT_THAT(reports, ElementsAre("pair: broken"));
+}
+
+TEST(Module, ReportsAnExceptionAndLetsItGoOn) {
+  Pair pair("pair");
+  std::vector<std::string> reports;
+  const Module::HookId hook = pair.AddErrorHook(
+      [&reports](Module&, const absl::Status& error) { reports.emplace_back(error.message()); });
+  pair.second->AddForwardPreHook(
+      [](Module&, Invocation&, Tensors&) -> absl::Status { throw std::runtime_error("broken"); });
+  Invocation invocation;
+  EXPECT_THROW(pair.Forward(invocation, {Scalar(0.0F)}).IgnoreError(), std::runtime_error);
+  EXPECT_THAT(reports, ElementsAre("an exception left module 'pair'"));
+  pair.RemoveHook(hook);
+  EXPECT_THROW(pair.Forward(invocation, {Scalar(0.0F)}).IgnoreError(), std::runtime_error);
+  EXPECT_THAT(reports, ::testing::SizeIs(1));
 }
 
 TEST(Invocation, GivesSavesBackInReverseOrderOfTheCalls) {

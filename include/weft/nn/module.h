@@ -54,6 +54,10 @@ class Module {
   HookId AddForwardPostHook(Hook hook);
   HookId AddBackwardPreHook(Hook hook);
   HookId AddBackwardPostHook(Hook hook);
+  // Called when forward or backward of this module fails, in a hook or below it, with the error; also when an
+  // exception passes, which goes on afterwards.
+  using ErrorHook = std::function<void(Module&, const absl::Status&)>;
+  HookId AddErrorHook(ErrorHook hook);
   void RemoveHook(HookId id);
 
   const std::vector<Module*>& children() const { return children_; }
@@ -81,13 +85,20 @@ class Module {
   virtual absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& output_gradients) = 0;
 
  private:
-  struct RegisteredHook {
+  template <typename Function>
+  struct Registered {
     HookId id;
-    Hook hook;
+    Function hook;
   };
-  using Hooks = std::vector<RegisteredHook>;
+  using Hooks = std::vector<Registered<Hook>>;
   HookId AddHook(Hooks& hooks, Hook hook);
   absl::Status RunHooks(const Hooks& hooks, Invocation& invocation, Tensors& tensors);
+  absl::StatusOr<Tensors> RunForward(Invocation& invocation, Tensors inputs);
+  absl::StatusOr<Tensors> RunBackward(Invocation& invocation, Tensors output_gradients);
+  // The result of `pass`, which error hooks learn of if it is none.
+  template <typename Pass>
+  absl::StatusOr<Tensors> Reported(const Pass& pass);
+  void ReportError(const absl::Status& error);
   absl::StatusOr<Tensors> ForwardForRecompute(Invocation& invocation, const Tensors& inputs);
   absl::StatusOr<Tensors> RecomputeAndBackward(Invocation& invocation, const Tensors& output_gradients);
 
@@ -96,6 +107,7 @@ class Module {
   std::vector<Module*> children_;
   std::vector<std::shared_ptr<Parameter>> parameters_;
   Hooks forward_pre_, forward_post_, backward_pre_, backward_post_;
+  std::vector<Registered<ErrorHook>> error_hooks_;
   HookId next_hook_ = 0;
   bool checkpoints_ = false;
 };
