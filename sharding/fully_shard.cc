@@ -72,7 +72,7 @@ absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, absl::Spa
                                                          const ShardLoader& loader) {
   WEFT_RETURN_IF_ERROR(policy.Validate());
   WEFT_RETURN_IF_ERROR(CheckMesh(mesh, engine.bootstrap().size()));
-  WEFT_ASSIGN_OR_RETURN(const std::vector<PlannedGroup> plan, PlanGroups(root, blocks));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<PlannedGroup> plan, PlanGroups(root, blocks, policy.ignored));
   const int rank = engine.bootstrap().rank();
   WEFT_ASSIGN_OR_RETURN(ProcessGroup shard, GroupAlong(mesh, kShardAxis, rank));
   WEFT_ASSIGN_OR_RETURN(const ProcessGroup replicate, GroupAlong(mesh, kReplicateAxis, rank));

@@ -12,7 +12,8 @@ namespace {
 
 class Planner {
  public:
-  explicit Planner(absl::flat_hash_set<const Module*> blocks) : blocks_(std::move(blocks)) {}
+  Planner(absl::flat_hash_set<const Module*> blocks, const ParameterFilter& ignored)
+      : blocks_(std::move(blocks)), ignored_(ignored) {}
 
   absl::Status Visit(Module& module, int group) {
     if (blocks_.erase(&module) > 0) {
@@ -20,6 +21,7 @@ class Planner {
       group = static_cast<int>(groups_.size()) - 1;
     }
     for (const std::shared_ptr<Parameter>& parameter : module.parameters()) {
+      if (ignored_ && ignored_(*parameter)) continue;
       WEFT_RETURN_IF_ERROR(Claim(parameter, static_cast<size_t>(group)));
     }
     for (Module* child : module.children()) WEFT_RETURN_IF_ERROR(Visit(*child, group));
@@ -44,13 +46,15 @@ class Planner {
 
  private:
   absl::flat_hash_set<const Module*> blocks_;
+  const ParameterFilter& ignored_;
   absl::flat_hash_map<const Parameter*, size_t> owners_;
   std::vector<PlannedGroup> groups_;
 };
 
 }  // namespace
 
-absl::StatusOr<std::vector<PlannedGroup>> PlanGroups(Module& root, absl::Span<Module* const> blocks) {
+absl::StatusOr<std::vector<PlannedGroup>> PlanGroups(Module& root, absl::Span<Module* const> blocks,
+                                                     const ParameterFilter& ignored) {
   absl::flat_hash_set<const Module*> wanted = {&root};
   for (const Module* block : blocks) {
     if (!wanted.insert(block).second) {
@@ -59,7 +63,7 @@ absl::StatusOr<std::vector<PlannedGroup>> PlanGroups(Module& root, absl::Span<Mo
           " a group by itself: list each block once"));
     }
   }
-  Planner planner(std::move(wanted));
+  Planner planner(std::move(wanted), ignored);
   WEFT_RETURN_IF_ERROR(planner.Visit(root, -1));
   if (!planner.blocks_left().empty()) {
     return absl::InvalidArgumentError(absl::StrCat("block '", (*planner.blocks_left().begin())->name(),

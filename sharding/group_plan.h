@@ -4,6 +4,7 @@
 // Pure.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,8 +25,12 @@ struct PlannedGroup {
   std::string name() const { return module->name().empty() ? "root" : module->name(); }
 };
 
-// The root first, then the blocks in order of modules. Errors: kInvalidArgument (a block listed twice, or not
-// below the root; a parameter that modules of two groups share).
-absl::StatusOr<std::vector<PlannedGroup>> PlanGroups(Module& root, absl::Span<Module* const> blocks);
+using ParameterFilter = std::function<bool(const Parameter&)>;
+
+// The parameters `ignored` picks are in no group. The root first, then the blocks in order of modules.
+// Errors: kInvalidArgument (a block listed twice, or not below the root; a parameter that modules of two
+// groups share).
+absl::StatusOr<std::vector<PlannedGroup>> PlanGroups(Module& root, absl::Span<Module* const> blocks,
+                                                     const ParameterFilter& ignored = nullptr);
 
 }  // namespace weft

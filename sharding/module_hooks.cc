@@ -33,6 +33,12 @@ ShardedModel::Hooks::Hooks(ShardedModel& model, std::vector<PassEvent> module_or
       registered_.emplace_back(module, id);
     }
   }
+  // Of what fails between the hooks, such as a layer, peers must learn as well.
+  const auto fail = [this](Module&, const absl::Status& error) {
+    // The error goes on to the caller by itself.
+    model_.context_->Fail(error).IgnoreError();
+  };
+  registered_.emplace_back(&model.root_, model.root_.AddErrorHook(fail));
 }
 
 ShardedModel::Hooks::~Hooks() {

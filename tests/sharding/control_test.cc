@@ -147,6 +147,30 @@ TEST(ShardedModel, AllReducesOnlyWhenTold) {
   });
 }
 
+TEST(ShardedModel, LeavesIgnoredParametersToTheCaller) {
+  ShardingPolicy policy;
+  policy.ignored = [](const Parameter& parameter) { return parameter.name == "net.gain"; };
+  RunRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, 2));
+    ToyNet net({6, 6});
+    Parameter& gain = *net.parameters()[0];
+    std::vector<float> values(6, 1.0F);
+    std::vector<float> gradient(6, 0.0F);
+    gain.data = TensorView::Contiguous(values.data(), DType::kF32, {6});
+    gain.grad = TensorView::Contiguous(gradient.data(), DType::kF32, {6});
+    WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, policy,
+                                                       LoadInitialValues(kToySeed)));
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, *model, bootstrap.rank()));
+    EXPECT_EQ(gain.data.data, values.data());
+    EXPECT_THAT(values, ::testing::Each(1.0F));
+    EXPECT_THAT(gradient, ::testing::Contains(::testing::Ne(0.0F)));  // This rank's alone.
+    for (const ShardView& shard : model->Shards()) EXPECT_NE(shard.parameter, &gain);
+    EXPECT_TRUE(model->groups()[0]->parameters().empty());
+    return ToyUpdate(*model, 1.0, nullptr);
+  });
+}
+
 TEST(ShardedModel, UnshardsAModuleAheadOfItsForward) {
   WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(UnshardHandle handle, model.Unshard(net.layer(1)));

@@ -62,6 +62,10 @@ struct ShardingPolicy {
   // replicates it sees to that. Unset: every parameter's replicas are those of the mesh.
   std::function<std::optional<ProcessGroup>(const Parameter&)> replicate_group = nullptr;
 
+  // Parameters that stay with the caller, whole on each rank: never gathered, reduced, clipped or listed
+  // among the shards. Unset: none.
+  std::function<bool(const Parameter&)> ignored = nullptr;
+
   static constexpr int kMaxPrefetchDepth = 2;
 
   // Errors: kInvalidArgument (names the option, its value and what is allowed).

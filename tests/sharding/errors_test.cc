@@ -1,0 +1,120 @@
+// What fails on one rank, anywhere in a pass, ends the pass on all of them with its cause; after a reset the
+// next step is as if nothing had happened.
+#include <stdexcept>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/sharding/sharded_toy.h"
+
+namespace weft {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::IsOk;
+using testing::ToyNet;
+using testing::ToyPassOf;
+using testing::ToyUpdate;
+using testing::ToyWeights;
+using testing::WithToyModel;
+
+using AddHook = Module::HookId (Module::*)(Module::Hook);
+struct Place {
+  AddHook add;
+  const char* name;
+};
+constexpr Place kPlaces[] = {{&Module::AddForwardPreHook, "before forward"},
+                             {&Module::AddForwardPostHook, "after forward"},
+                             {&Module::AddBackwardPreHook, "before backward"},
+                             {&Module::AddBackwardPostHook, "after backward"}};
+
+// A pass that rank 1 does not survive. Who gets through it nevertheless learns of it where ranks meet next.
+absl::Status PassThatFails(ToyNet& net, ShardedModel& model, int rank, Module& module, const Place& place) {
+  const std::string cause = absl::StrCat("injected ", place.name, " of ", module.name());
+  const Module::HookId hook = (module.*place.add)([&](Module&, Invocation&, Tensors&) {
+    return rank == 1 ? absl::DataLossError(cause) : absl::OkStatus();
+  });
+  absl::Status status = ToyPassOf(net, model, rank, 1);
+  module.RemoveHook(hook);
+  if (status.ok()) status = model.ClipGradNorm(1.0).status();
+  EXPECT_THAT(std::string(status.message()), HasSubstr(cause));
+  EXPECT_THAT(ToyPassOf(net, model, rank, 1), ::testing::Not(IsOk()));  // Until it is reset.
+  return model.ResetAfterError();
+}
+
+void ExpectRecovery(const ShardingPolicy& policy, bool first_pass, bool checkpoint) {
+  SCOPED_TRACE(absl::StrCat("reshard ", policy.reshard_after_forward, ", prefetch ", policy.prefetch_depth,
+                            first_pass ? ", in the first pass" : "", checkpoint ? ", checkpoints" : ""));
+  WithToyModel(2, policy, [&](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    for (Module* block : net.blocks()) block->SetActivationCheckpointing(checkpoint);
+    const auto step = [&](int number) -> absl::Status {
+      WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank, number));
+      return ToyUpdate(model, 1.0, nullptr);
+    };
+    for (Module* module : net.Descendants()) {
+      for (const Place& place : kPlaces) {
+        if (!first_pass) WEFT_RETURN_IF_ERROR(step(0));
+        WEFT_ASSIGN_OR_RETURN(const std::vector<float> before, ToyWeights(model));
+        WEFT_RETURN_IF_ERROR(PassThatFails(net, model, rank, *module, place));
+        WEFT_ASSIGN_OR_RETURN(const std::vector<float> after, ToyWeights(model));
+        EXPECT_EQ(before, after);
+        if (first_pass) model.RecordOrderAnew();
+      }
+    }
+    return step(1);
+  });
+}
+
+TEST(ShardedModelErrors, EndThePassEverywhereAndCanBeResetInEveryState) {
+  for (const bool reshard : {true, false}) {
+    for (const bool first_pass : {true, false}) {
+      for (const bool checkpoint : {true, false}) {
+        ShardingPolicy policy;
+        policy.reshard_after_forward = reshard;
+        ExpectRecovery(policy, first_pass, checkpoint);
+      }
+    }
+  }
+}
+
+TEST(ShardedModelErrors, LeaveNoTraceInTheStepsAfterAReset) {
+  const auto train = [](bool fails) {
+    std::vector<float> weights;
+    WithToyModel(2, {}, [&](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+      for (int step = 0; step < 3; ++step) {
+        if (fails && step == 1) {
+          WEFT_RETURN_IF_ERROR(PassThatFails(net, model, rank, net.layer(1), kPlaces[3]));
+        }
+        WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank, step));
+        WEFT_RETURN_IF_ERROR(ToyUpdate(model, 1.0, nullptr));
+      }
+      WEFT_ASSIGN_OR_RETURN(const std::vector<float> result, ToyWeights(model));
+      if (rank == 0) weights = result;
+      return absl::OkStatus();
+    });
+    return weights;
+  };
+  EXPECT_EQ(train(/*fails=*/true), train(/*fails=*/false));
+}
+
+TEST(ShardedModelErrors, ReachOtherRanksWhenALayerThrows) {
+  WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    const auto hook = net.layer(1).AddForwardPreHook([rank](Module&, Invocation&, Tensors&) -> absl::Status {
+      if (rank == 1) throw std::runtime_error("no more");
+      return absl::OkStatus();
+    });
+    if (rank == 1) {
+      EXPECT_THROW(ToyPassOf(net, model, rank).IgnoreError(), std::runtime_error);
+    } else {
+      EXPECT_THAT(std::string(ToyPassOf(net, model, rank).message()),
+                  HasSubstr("rank 1: an exception left module 'net'"));
+    }
+    net.layer(1).RemoveHook(hook);
+    WEFT_RETURN_IF_ERROR(model.ResetAfterError());
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    return ToyUpdate(model, 1.0, nullptr);
+  });
+}
+
+}  // namespace
+}  // namespace weft
