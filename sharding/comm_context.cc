@@ -124,12 +124,14 @@ absl::Status CommContext::AllReduceScalars(const std::string& label, void* value
 
 absl::Status CommContext::Reduce(Reduction reduction) {
   WEFT_RETURN_IF_ERROR(status_);
-  return reductions_->Submit(std::move(reduction));
+  // Peers have submitted theirs: a rank that cannot follow stops them all.
+  const absl::Status submitted = reductions_->Submit(std::move(reduction));
+  return submitted.ok() ? submitted : Fail(submitted);
 }
 
 absl::Status CommContext::FinishBackward() {
   WEFT_RETURN_IF_ERROR(status_);
-  WEFT_RETURN_IF_ERROR(reductions_->Drain());
+  if (const absl::Status drained = reductions_->Drain(); !drained.ok()) return Fail(drained);
   while (!retired_.empty()) WEFT_RETURN_IF_ERROR(TakeBackOldestImage());
   return absl::OkStatus();
 }

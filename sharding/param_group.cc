@@ -6,7 +6,6 @@
 
 #include <absl/container/flat_hash_set.h>
 
-#include "sharding/divide_factors.h"
 #include "sharding/group_dtypes.h"
 #include "sharding/parameter_views.h"
 #include "sharding/shard_copies.h"
@@ -46,12 +45,6 @@ std::vector<FlatParameter> Describe(const Parameters& parameters, const Sharding
         {parameters[i]->shape, shard_dim, buckets.empty() ? 0 : buckets[i], parameters[i]->requires_grad});
   }
   return described;
-}
-
-void Zero(std::byte* base, DType dtype, const std::vector<FlatRange>& ranges) {
-  for (const FlatRange& range : ranges) {
-    std::memset(base + BytesOf(range.begin, dtype), 0, static_cast<size_t>(BytesOf(range.count, dtype)));
-  }
 }
 
 }  // namespace
@@ -247,102 +240,6 @@ absl::Status ParamGroup::KeepPart() {
 void ParamGroup::DropImage() {
   context_.Retire(std::move(gather_), std::move(image_));
   state_ = State::kSharded;
-}
-
-absl::Status ParamGroup::PrepareGradients() {
-  WEFT_RETURN_IF_ERROR(CheckNothingThawed());
-  if (gradient_image_ || layout_.frozen()) return absl::OkStatus();
-  const DType dtype = dtypes_.gradient_dtype();
-  const int64_t bytes = BytesOf(layout_.gradient_image_elements(), dtype);
-  WEFT_ASSIGN_OR_RETURN(gradient_image_, context_.AcquireGradients(static_cast<size_t>(bytes)));
-  Zero(gradient_image_.data(), dtype, layout_.GradientImageGaps());
-  ViewGradients(parameters_, {layout_, gradient_image_.data(), dtype});
-  return absl::OkStatus();
-}
-
-absl::Status ParamGroup::CheckNothingThawed() const {
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (!parameters_[i]->requires_grad || layout_.parameters()[i].trainable) continue;
-    return absl::FailedPreconditionError(absl::StrCat(
-        "parameter '", parameters_[i]->name, "' of group '", name_,
-        "' requires a gradient, but was frozen when the group was made, and has no place for one: "
-        "set requires_grad before sharding, or shard the model anew"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ParamGroup::ReduceGradients(ReduceScope scope) {
-  WEFT_RETURN_IF_ERROR(context_.status());
-  if (layout_.frozen()) return absl::OkStatus();
-  if (!gradient_image_) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("parameter group '", name_,
-                     "' has no gradients to reduce: call PrepareGradients, and then run backward"));
-  }
-  const FlatImage image{layout_, gradient_image_.data(), dtypes_.gradient_dtype()};
-  WEFT_ASSIGN_OR_RETURN(const FallbackReport report, CollectGradients(parameters_, image));
-  context_.CountCopy(report.copied_bytes);
-  if (fallback_reason_.empty()) fallback_reason_ = report.reason;
-  const DivideScales scales = SpreadDivision(policy_.gradient_divide_factor, dtypes_.reduce);
-  WEFT_ASSIGN_OR_RETURN(Buffer input, TakeReduceInput(scales.before));
-  ForgetGradients(parameters_);
-  if (sums_ == nullptr) sums_ = std::make_shared<GradientSums>();
-  std::vector<int64_t> counts;
-  for (int rank = 0; rank < layout_.shard_size(); ++rank) counts.push_back(layout_.reduced_elements(rank));
-  return context_.Reduce({name_, dtypes_.reduce, scope, std::move(input), std::move(counts),
-                          layout_.BucketSlices(context_.shard_group().group_rank), scales.after, sums_,
-                          gradient_hook_});
-}
-
-absl::StatusOr<Buffer> ParamGroup::TakeReduceInput(float scale) {
-  const DType from = dtypes_.gradient_dtype();
-  const DType to = dtypes_.reduce;
-  if (policy_.zero_copy && from == to) return std::move(gradient_image_);
-  const int64_t bytes = BytesOf(layout_.reduced_elements(), to);
-  WEFT_ASSIGN_OR_RETURN(Buffer input, context_.AcquireGradients(static_cast<size_t>(bytes)));
-  if (policy_.zero_copy) {
-    ConvertRun(gradient_image_.data(), from, input.data(), to, layout_.reduced_elements(), scale);
-    context_.CountCopy(bytes);
-  } else {
-    for (int rank = 0; rank < layout_.shard_size(); ++rank) {
-      Zero(input.data() + BytesOf(layout_.reduced_offset(rank), to), to, layout_.ReducedGaps(rank));
-    }
-    context_.CountCopy(RunCopies(copy_in_, gradient_image_.data(), input.data(), scale));
-  }
-  gradient_image_.Reset();
-  return input;
-}
-
-absl::Status ParamGroup::CheckGradientsReduced() const {
-  const auto unfinished = [this](std::string_view what) {
-    return absl::FailedPreconditionError(absl::StrCat("parameter group '", name_, "' ", ToAbsl(what)));
-  };
-  if (layout_.frozen()) return absl::OkStatus();
-  if (gradient_image_) {
-    return unfinished(
-        "has unreduced gradients: run the last backward with gradient sync on before clipping or updating");
-  }
-  if (sums_ == nullptr) {
-    return unfinished(
-        "has no reduced gradients: run backward with gradient sync on before clipping or updating");
-  }
-  if (sums_->under_way > 0) {
-    return unfinished(
-        "has reductions under way: call CommContext::FinishBackward (mark the last backward) before "
-        "using its gradients");
-  }
-  if (sums_->partial) {
-    return unfinished(
-        "has gradients that are summed over its shard group only: run the last backward with "
-        "all-reduce on (ReduceScope::kShardAndReplicate) before using them");
-  }
-  return absl::OkStatus();
-}
-
-void ParamGroup::ZeroGradients() {
-  if (gradient_image_) ForgetGradients(parameters_);
-  gradient_image_.Reset();
-  sums_.reset();
 }
 
 void ParamGroup::ResetAfterError() {

@@ -269,50 +269,5 @@ TEST(Accumulation, OfBf16ReductionsAddsInFp32AndRoundsForTheReplicas) {
   });
 }
 
-TEST(Accumulation, CallsTheGradientHookOnceAReductionBeforeItIsAdded) {
-  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap, 2));
-    for (const DType dtype : {DType::kF32, DType::kBF16}) {
-      ShardingPolicy policy;
-      policy.reduce_dtype = dtype;
-      WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(MakeParameters({{16}}), policy));
-      std::vector<float> seen;
-      group->SetGradientHook([&seen](const std::string& name, absl::Span<float> shard) {
-        EXPECT_EQ(name, "group");
-        seen.push_back(shard[3]);
-        for (float& value : shard) value *= 10;
-        return absl::OkStatus();
-      });
-      for (const auto& [value, scope] :
-           {std::pair{1.0F, ReduceScope::kShardAndReplicate}, std::pair{2.0F, ReduceScope::kShard},
-            std::pair{3.0F, ReduceScope::kShardAndReplicate}}) {
-        WEFT_RETURN_IF_ERROR(group->PrepareGradients());
-        AddGradient(*group->parameters()[0], std::vector<float>(16, value));
-        WEFT_RETURN_IF_ERROR(group->ReduceGradients(scope));
-        EXPECT_THAT(seen, ::testing::IsEmpty());  // Before FinishBackward none is called.
-      }
-      WEFT_RETURN_IF_ERROR(fixture.context->FinishBackward());
-      EXPECT_THAT(seen, ::testing::ElementsAre(2, 10));
-      EXPECT_THAT(absl::MakeConstSpan(group->Shards().at(0).grad, 16), Each(120.0F));
-    }
-    return absl::OkStatus();
-  });
-}
-
-TEST(Accumulation, StopsOnAnErrorOfTheGradientHook) {
-  RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap));
-    WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(MakeParameters({{16}})));
-    group->SetGradientHook(
-        [](const std::string&, absl::Span<float>) { return absl::InternalError("no luck"); });
-    WEFT_RETURN_IF_ERROR(group->PrepareGradients());
-    WEFT_RETURN_IF_ERROR(group->ReduceGradients());
-    const auto failed = AllOf(HasSubstr("gradient hook of parameter group 'group'"), HasSubstr("no luck"));
-    EXPECT_THAT(fixture.context->FinishBackward(), StatusIs(absl::StatusCode::kInternal, failed));
-    EXPECT_THAT(group->Unshard(Priority::kCritical), StatusIs(absl::StatusCode::kInternal, failed));
-    return absl::OkStatus();
-  });
-}
-
 }  // namespace
 }  // namespace weft

@@ -128,23 +128,6 @@ TEST(ParamGroup, ReducesEachBucketOverItsOwnReplicas) {
   });
 }
 
-TEST(ParamGroup, RefusesCallsOutOfOrder) {
-  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap));
-    WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(MakeParameters({{8}})));
-    EXPECT_THAT(group->WaitUnshard(), StatusIs(kPrecondition, HasSubstr("call Unshard first")));
-    EXPECT_THAT(group->ReduceGradients(), StatusIs(kPrecondition, HasSubstr("no gradients to reduce")));
-    WEFT_RETURN_IF_ERROR(group->Reshard());
-    WEFT_RETURN_IF_ERROR(group->Unshard(Priority::kCritical));
-    EXPECT_THAT(group->Reshard(), StatusIs(kPrecondition, HasSubstr("call WaitUnshard before")));
-    WEFT_RETURN_IF_ERROR(group->WaitUnshard());
-    WEFT_RETURN_IF_ERROR(group->PrepareGradients());
-    WEFT_RETURN_IF_ERROR(group->ReduceGradients());
-    EXPECT_THAT(group->ReduceGradients(), StatusIs(kPrecondition, HasSubstr("no gradients to reduce")));
-    return fixture.context->FinishBackward();
-  });
-}
-
 TEST(ParamGroup, RefusesAParameterTwice) {
   RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap));
