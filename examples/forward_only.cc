@@ -56,8 +56,8 @@ absl::Status Ask(Bootstrap& ranks) {
   double checksum = 0;
   for (int64_t i = 0; i < y[0].elements(); ++i) checksum += y[0].As<float>()[i];
   if (ranks.rank() == 0) {
-    std::printf("checksum %.6f  gathered at once %zu of %lld bytes\n", checksum, model->peak_buffer_bytes(),
-                static_cast<long long>(kLayers * (kFeatures + 1) * kFeatures * sizeof(float)));
+    std::printf("checksum %.6f  gathered at once %zu of %zu bytes\n", checksum, model->peak_buffer_bytes(),
+                kLayers * (kFeatures + 1) * kFeatures * sizeof(float));
   }
   return absl::OkStatus();
 }

@@ -52,9 +52,9 @@ absl::StatusOr<double> Evaluator::RunPass(SequenceRange windows) {
 }
 
 absl::Status Evaluator::GatherLosses() {
-  std::vector<int64_t> counts;
+  std::vector<int64_t> counts(static_cast<size_t>(plan_.ranks));
   for (int rank = 0; rank < plan_.ranks; ++rank) {
-    counts.push_back(plan_.PassOf(rank + 1) - plan_.PassOf(rank));
+    counts[static_cast<size_t>(rank)] = plan_.PassOf(rank + 1) - plan_.PassOf(rank);
   }
   OpOptions options;
   options.label = "evaluation_losses";
