@@ -36,6 +36,35 @@ StepCosts CostsOfUnshards(const FlatLayout& layout, const ShardingPolicy& policy
   return costs;
 }
 
+// Elements of parameters in what a rank keeps of an image: those of the shards of its place among the
+// neighbours.
+int64_t KeptElements(const FlatLayout& layout, const StepShape& shape, int neighbours) {
+  const int ranks = shape.shard_size / neighbours;
+  const int first = shape.shard_rank % neighbours * ranks;
+  int64_t elements = 0;
+  for (int rank = first; rank < first + ranks; ++rank) {
+    for (const ShardPiece& piece : layout.Pieces(rank)) elements += piece.elements();
+  }
+  return elements;
+}
+
+// What is kept of an image is copied out of it, and into the next one, which neighbours fill the rest of.
+StepCosts CostsOfRegathers(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape) {
+  const int neighbours = policy.reshard_after_forward_size;
+  const int64_t times = shape.microbatches;
+  const int64_t bytes = BytesOf(layout.gathered_elements(), policy.param_dtype);
+  const int64_t kept =
+      policy.zero_copy ? layout.gathered_elements() / neighbours : KeptElements(layout, shape, neighbours);
+  const int64_t copied_out = policy.zero_copy ? 0 : layout.parameter_elements();
+  StepCosts costs;
+  costs.all_gathers = times;
+  costs.all_gather_bytes = times * AllGatherBytes(bytes, neighbours);
+  costs.copied_bytes = times * (BytesOf(kept + copied_out, policy.param_dtype) + bytes / neighbours);
+  costs.wire_bytes =
+      times * (shape.ranks() / neighbours) * AllGatherWireBytes(bytes, shape.nodes_of_neighbours(neighbours));
+  return costs;
+}
+
 StepCosts CostsOfReductions(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape) {
   StepCosts costs;
   const int64_t bytes = BytesOf(layout.reduced_elements(), policy.reduce_dtype);
@@ -73,8 +102,8 @@ int64_t ReduceScatterWireBytes(int64_t bytes, int nodes) { return bytes * (nodes
 int64_t AllReduceWireBytes(int64_t bytes, int nodes) { return 2 * bytes * (nodes - 1); }
 
 int StepShape::nodes() const { return ranks_per_node == 0 ? 1 : ranks() / ranks_per_node; }
-int StepShape::shard_group_nodes() const {
-  return ranks_per_node == 0 ? 1 : std::max(1, shard_size / ranks_per_node);
+int StepShape::nodes_of_neighbours(int count) const {
+  return ranks_per_node == 0 ? 1 : std::max(1, count / ranks_per_node);
 }
 // Its ranks are `shard_size` apart.
 int StepShape::replicate_group_nodes() const { return nodes() / shard_group_nodes(); }
@@ -98,8 +127,10 @@ StepCosts CostsOfGroup(const FlatLayout& layout, bool is_root, const ShardingPol
                        const StepShape& shape) {
   if (layout.gathered_elements() == 0) return {};
   const bool regathered = is_root ? policy.reshard_root_after_forward : policy.reshard_after_forward;
-  StepCosts costs =
-      CostsOfUnshards(layout, policy, shape, int64_t{shape.microbatches} * (regathered ? 2 : 1));
+  const bool keeps_part = regathered && policy.reshard_after_forward_size > 1;
+  const int64_t times = regathered && !keeps_part ? 2 : 1;
+  StepCosts costs = CostsOfUnshards(layout, policy, shape, times * shape.microbatches);
+  if (keeps_part) costs += CostsOfRegathers(layout, policy, shape);
   if (!layout.frozen()) costs += CostsOfReductions(layout, policy, shape);
   return costs;
 }

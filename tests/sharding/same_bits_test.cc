@@ -127,6 +127,20 @@ TEST(FullyShard, CostsWhatTheFormulasSay) {
   }
 }
 
+TEST(FullyShard, CostsWhatTheFormulasSayWhenReshardedToNeighbours) {
+  for (const auto& [shard, neighbours] : {std::pair{2, 2}, {4, 2}, {4, 4}, {6, 3}}) {
+    for (const bool zero_copy : {true, false}) {
+      for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        ToyRun run{.shard = shard};
+        run.policy.zero_copy = zero_copy;
+        run.policy.param_dtype = dtype;
+        run.policy.reshard_after_forward_size = neighbours;
+        RunToy(NodeMap::OneNode(shard), run, ExpectCosts);
+      }
+    }
+  }
+}
+
 TEST(FullyShard, CopiesNothingWithZeroCopyInFp32) {
   for (const auto& [replicate, shard] : {std::pair{1, 1}, {1, 2}, {2, 1}, {2, 2}}) {
     RunToy(NodeMap::OneNode(replicate * shard), {.replicate = replicate, .shard = shard},

@@ -25,11 +25,12 @@ ShardingCounters Difference(const ShardingCounters& after, const ShardingCounter
           after.all_reduces - before.all_reduces, after.copied_bytes - before.copied_bytes};
 }
 
-StepCosts ExpectedCosts(const ShardedModel& model, const ToyRun& run) {
+StepCosts ExpectedCosts(const ShardedModel& model, const ToyRun& run, int rank) {
   StepCosts costs;
   for (size_t i = 0; i < model.groups().size(); ++i) {
-    costs += CostsOfGroup(model.groups()[i]->layout(), i == 0, run.policy,
-                          {run.shard, run.replicate, run.microbatches, GradientSync::kLast});
+    costs +=
+        CostsOfGroup(model.groups()[i]->layout(), i == 0, run.policy,
+                     {run.shard, run.replicate, run.microbatches, GradientSync::kLast, rank % run.shard});
   }
   return costs;
 }
@@ -119,7 +120,7 @@ absl::StatusOr<ToyOutcome> TrainToy(Bootstrap& bootstrap, const ToyRun& run) {
   }
   outcome.image_peak_bytes = model->context().image_peak_bytes();
   outcome.gradient_peak_bytes = model->context().gradient_peak_bytes();
-  outcome.expected = ExpectedCosts(*model, run);
+  outcome.expected = ExpectedCosts(*model, run, bootstrap.rank());
   WEFT_ASSIGN_OR_RETURN(outcome.weights, ToyWeights(*model));
   return outcome;
 }

@@ -5,7 +5,8 @@
 // shard and replicate groups, A microbatches, and K and L of them that are reduce-scattered and all-reduced
 // (see gradient_sync.h), a rank receives, and sends,
 //
-//   all-gather      2AW (S-1)/S; AW (S-1)/S for groups that are not resharded after forward
+//   all-gather      2AW (S-1)/S; AW (S-1)/S for groups that are not resharded after forward; AW (S-1)/S and
+//                   AW (k-1)/k for those that are resharded to k neighbours
 //   reduce-scatter  KG (S-1)/S
 //   all-reduce      2L G/S (R-1)/R
 //
@@ -49,7 +50,8 @@ struct StepShape {
   int ranks() const { return shard_size * replicate_size; }
   int nodes() const;
   // On how many of them one group lies.
-  int shard_group_nodes() const;
+  int nodes_of_neighbours(int count) const;  // Of a part of a shard group whose size `count` divides it.
+  int shard_group_nodes() const { return nodes_of_neighbours(shard_size); }
   int replicate_group_nodes() const;
 
   int reduce_scatters() const;  // A step.
@@ -69,8 +71,8 @@ struct StepCosts {
   StepCosts& operator+=(const StepCosts& other);
 };
 
-// Forward and backward of one group, `is_root` or not, for all microbatches, and its reductions, in one
-// replicate bucket.
+// Forward and backward of one group in the policy's two dtypes, `is_root` or not, for all microbatches, and
+// its reductions, in one replicate bucket.
 StepCosts CostsOfGroup(const FlatLayout& layout, bool is_root, const ShardingPolicy& policy,
                        const StepShape& shape);
 // A forward without gradients: each group is gathered once.
