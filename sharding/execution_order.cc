@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "weft/core/hash.h"
+
 namespace weft {
 
 using Kind = PassEvent::Kind;
@@ -32,6 +34,13 @@ std::vector<PassEvent> Reversed(absl::Span<const PassEvent> forward) {
     backward.push_back({event->group, event->kind == Kind::kBegin ? Kind::kEnd : Kind::kBegin});
   }
   return backward;
+}
+
+uint64_t HashOf(absl::Span<const PassEvent> order) {
+  std::vector<int> words;
+  words.reserve(order.size());
+  for (const PassEvent event : order) words.push_back(2 * event.group + static_cast<int>(event.kind));
+  return Hash64(words.data(), words.size() * sizeof(int));
 }
 
 void ExecutionOrder::Begin() {

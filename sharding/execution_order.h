@@ -9,7 +9,7 @@
 // alike; if they do not, the engine finds the mismatch and names both.
 //
 // At first the expected order is the modules' own. The first pass is recorded, and at its end the ranks
-// compare what they recorded, once (order_agreement.h): if it is the same, it becomes the expected order; if
+// compare what they recorded, once (ModelScalars::Same): if it is the same, it becomes the expected order; if
 // not, the modules' order stays, which has every group in it. So ranks agree without a collective per pass.
 //
 // Pure. Thread safety: none.
@@ -36,6 +36,8 @@ struct PassEvent {
 std::vector<PassEvent> ModuleOrder(absl::Span<const int> parents);
 // The backward of a forward: from its end to its beginning.
 std::vector<PassEvent> Reversed(absl::Span<const PassEvent> forward);
+
+uint64_t HashOf(absl::Span<const PassEvent> order);
 
 class ExecutionOrder {
  public:

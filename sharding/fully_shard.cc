@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "sharding/group_plan.h"
+#include "sharding/model_scalars.h"
 #include "sharding/module_hooks.h"
 #include "sharding/replicate_buckets.h"
 #include "weft/core/status.h"
@@ -98,8 +99,9 @@ absl::Status ShardedModel::Hook(absl::Span<const PlannedGroup> plan, const Devic
   std::vector<std::string_view> axes;
   for (const MeshAxis& axis : mesh.axes()) axes.push_back(axis.name);
   WEFT_ASSIGN_OR_RETURN(const ProcessGroup everyone, mesh.Group(axes, context_->engine().bootstrap().rank()));
-  WEFT_ASSIGN_OR_RETURN(OrderAgreement agreement, OrderAgreement::Make(*context_, everyone));
-  hooks_ = std::make_unique<Hooks>(*this, ModuleOrder(parents), agreement);
+  WEFT_ASSIGN_OR_RETURN(ModelScalars scalars, ModelScalars::Make(*context_, everyone));
+  scalars_ = std::make_unique<ModelScalars>(scalars);
+  hooks_ = std::make_unique<Hooks>(*this, ModuleOrder(parents));
   return absl::OkStatus();
 }
 

@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "sharding/model_scalars.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -14,9 +15,8 @@ PassEvent Ends(int group) { return {group, PassEvent::Kind::kEnd}; }
 
 }  // namespace
 
-ShardedModel::Hooks::Hooks(ShardedModel& model, std::vector<PassEvent> module_order, OrderAgreement agreement)
+ShardedModel::Hooks::Hooks(ShardedModel& model, std::vector<PassEvent> module_order)
     : model_(model),
-      agreement_(agreement),
       module_order_(std::move(module_order)),
       training_(module_order_),
       evaluation_(module_order_),
@@ -188,7 +188,7 @@ absl::Status ShardedModel::Hooks::EndBackwardOf(int group) {
 
 absl::Status ShardedModel::Hooks::SettleOrder() {
   if (pass_->settled()) return absl::OkStatus();
-  WEFT_ASSIGN_OR_RETURN(const bool same, agreement_.Agree(pass_->visited()));
+  WEFT_ASSIGN_OR_RETURN(const bool same, model_.scalars_->Same("order of groups", HashOf(pass_->visited())));
   pass_->Settle(same ? pass_->visited() : pass_->expected());
   return absl::OkStatus();
 }

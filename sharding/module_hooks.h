@@ -18,7 +18,6 @@
 #include <absl/container/flat_hash_map.h>
 
 #include "sharding/execution_order.h"
-#include "sharding/order_agreement.h"
 #include "weft/sharding/fully_shard.h"
 
 namespace weft {
@@ -26,7 +25,7 @@ namespace weft {
 class ShardedModel::Hooks {
  public:
   // `module_order`: of the model's groups.
-  Hooks(ShardedModel& model, std::vector<PassEvent> module_order, OrderAgreement agreement);
+  Hooks(ShardedModel& model, std::vector<PassEvent> module_order);
   ~Hooks();
   Hooks(const Hooks&) = delete;
   Hooks& operator=(const Hooks&) = delete;
@@ -77,7 +76,6 @@ class ShardedModel::Hooks {
   void Notify(ScheduleEvent event, int group);
 
   ShardedModel& model_;
-  OrderAgreement agreement_;
   std::vector<std::pair<Module*, Module::HookId>> registered_;
   const std::vector<PassEvent> module_order_;
   ExecutionOrder training_, evaluation_, backward_;

@@ -17,40 +17,73 @@ __extension__ using Wide = unsigned __int128;
 constexpr int kLimbBits = 40;
 constexpr int64_t kLanes = 8;
 constexpr int64_t kGrain = int64_t{64} * 1024;
-// Squares are below 2^50 units, so a 64-bit lane takes this many and some.
+// Terms are below 2^50 units, so a 64-bit lane takes this many and some.
 constexpr int64_t kTermsPerLane = 4096;
 
-// log2 of the unit that squares are rounded to.
-int UnitExponent(float maximum) { return 2 * std::ilogb(maximum) - 48; }
+// What is added up, both exact in double: `UnitExponent` is log2 of the unit that terms are rounded to.
+struct Square {
+  static double Term(double value) { return value * value; }
+  static int UnitExponent(float maximum) { return 2 * std::ilogb(maximum) - 48; }
+};
+struct Magnitude {
+  static double Term(double value) { return std::abs(value); }
+  static int UnitExponent(float maximum) { return std::ilogb(maximum) - 48; }
+};
 
-// round(value^2 scale). A float's square is exact in double; adding 1.5 * 2^52 rounds it to an integer, which
-// then stands in the low bits.
-uint64_t Quantize(float value, double scale) {
+// round(term scale). Adding 1.5 * 2^52 rounds to an integer, which then stands in the low bits.
+uint64_t Quantize(double term, double scale) {
   constexpr double kShift = 0x1.8p52;
-  const double wide = value;
-  return std::bit_cast<uint64_t>(wide * wide * scale + kShift) - std::bit_cast<uint64_t>(kShift);
+  return std::bit_cast<uint64_t>(term * scale + kShift) - std::bit_cast<uint64_t>(kShift);
 }
 
 // For at most kLanes * kTermsPerLane values.
+template <typename Of>
 Wide SumBlock(const float* values, int64_t count, double scale) {
   uint64_t lanes[kLanes] = {};
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += Quantize(values[i + lane], scale);
+    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += Quantize(Of::Term(values[i + lane]), scale);
   }
-  for (int64_t lane = 0; i + lane < count; ++lane) lanes[lane] += Quantize(values[i + lane], scale);
+  for (int64_t lane = 0; i + lane < count; ++lane) lanes[lane] += Quantize(Of::Term(values[i + lane]), scale);
   Wide sum = 0;
   for (const uint64_t lane : lanes) sum += lane;
   return sum;
 }
 
-SquareSum ToLimbs(Wide sum) {
-  SquareSum limbs;
+OrderFreeSum ToLimbs(Wide sum) {
+  OrderFreeSum limbs;
   for (int64_t& limb : limbs) {
     limb = static_cast<int64_t>(sum & ((Wide{1} << kLimbBits) - 1));
     sum >>= kLimbBits;
   }
   return limbs;
+}
+
+template <typename Of>
+OrderFreeSum Sum(const float* values, int64_t count, float maximum) {
+  WEFT_CHECK(std::isfinite(maximum), "values are summed under a maximum that is not finite");
+  if (maximum == 0.0F) return {};
+  const double scale = std::ldexp(1.0, -Of::UnitExponent(maximum));
+  Wide total = 0;
+  std::mutex mutex;
+  ParallelFor(count, kGrain, [&](int64_t begin, int64_t end) {
+    Wide part = 0;
+    for (int64_t block = begin; block < end; block += kLanes * kTermsPerLane) {
+      part += SumBlock<Of>(values + block, std::min(end - block, kLanes * kTermsPerLane), scale);
+    }
+    const std::lock_guard lock(mutex);
+    total += part;
+  });
+  return ToLimbs(total);
+}
+
+template <typename Of>
+double ValueOf(const OrderFreeSum& sum, float maximum) {
+  if (!std::isfinite(maximum)) return std::numeric_limits<double>::infinity();
+  if (maximum == 0.0F) return 0.0;
+  Wide total = 0;
+  for (size_t i = sum.size(); i-- > 0;) total = (total << kLimbBits) + static_cast<uint64_t>(sum[i]);
+  return std::ldexp(static_cast<double>(total), Of::UnitExponent(maximum));
 }
 
 }  // namespace
@@ -72,30 +105,17 @@ float MaxMagnitude(const float* values, int64_t count) {
   return std::bit_cast<float>(std::min(largest, kInfinity));
 }
 
-SquareSum SumSquares(const float* values, int64_t count, float maximum) {
-  WEFT_CHECK(std::isfinite(maximum), "squares are summed under a maximum that is not finite");
-  if (maximum == 0.0F) return {};
-  const double scale = std::ldexp(1.0, -UnitExponent(maximum));
-  Wide total = 0;
-  std::mutex mutex;
-  ParallelFor(count, kGrain, [&](int64_t begin, int64_t end) {
-    Wide part = 0;
-    for (int64_t block = begin; block < end; block += kLanes * kTermsPerLane) {
-      part += SumBlock(values + block, std::min(end - block, kLanes * kTermsPerLane), scale);
-    }
-    const std::lock_guard lock(mutex);
-    total += part;
-  });
-  return ToLimbs(total);
+OrderFreeSum SumSquares(const float* values, int64_t count, float maximum) {
+  return Sum<Square>(values, count, maximum);
 }
 
-double NormOf(const SquareSum& sum, float maximum) {
-  if (!std::isfinite(maximum)) return std::numeric_limits<double>::infinity();
-  if (maximum == 0.0F) return 0.0;
-  Wide total = 0;
-  for (size_t i = sum.size(); i-- > 0;) total = (total << kLimbBits) + static_cast<uint64_t>(sum[i]);
-  return std::sqrt(std::ldexp(static_cast<double>(total), UnitExponent(maximum)));
+OrderFreeSum SumMagnitudes(const float* values, int64_t count, float maximum) {
+  return Sum<Magnitude>(values, count, maximum);
 }
+
+double NormOf(const OrderFreeSum& sum, float maximum) { return std::sqrt(ValueOf<Square>(sum, maximum)); }
+
+double OneNormOf(const OrderFreeSum& sum, float maximum) { return ValueOf<Magnitude>(sum, maximum); }
 
 double ClipFactor(double norm, double max_norm) {
   if (max_norm == 0.0) return 1.0;

@@ -26,7 +26,7 @@ std::vector<float> MakeValues(size_t count, uint64_t seed, int exponent = 0) {
   return values;
 }
 
-void Add(SquareSum& total, const SquareSum& part) {
+void Add(OrderFreeSum& total, const OrderFreeSum& part) {
   for (size_t limb = 0; limb < total.size(); ++limb) total[limb] += part[limb];
 }
 
@@ -46,7 +46,7 @@ double NormInPieces(const std::vector<float>& values, uint64_t seed) {
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
     maximum = std::max(maximum, MaxMagnitude(values.data() + cuts[i], cuts[i + 1] - cuts[i]));
   }
-  SquareSum total = {};
+  OrderFreeSum total = {};
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
     Add(total, SumSquares(values.data() + cuts[i], cuts[i + 1] - cuts[i], maximum));
   }
@@ -63,6 +63,28 @@ TEST(OrderFreeSum, GivesTheSameBitsForEveryPartitionAndOrder) {
       EXPECT_EQ(NormInOnePiece(values), norm) << count;
     }
   }
+}
+
+TEST(OrderFreeSum, GivesTheSameOneNormForEveryOrderWithinItsErrorBound) {
+  for (const int exponent : {-140, -60, 0, 60, 120}) {
+    for (const size_t count : {0, 1, 2, 7, 1000, 70001}) {
+      std::vector<float> values = MakeValues(count, count + 1, exponent);
+      double exact = 0.0;
+      for (const float value : values) exact += std::abs(static_cast<double>(value));
+      const auto norm = [&values] {
+        const auto n = static_cast<int64_t>(values.size());
+        const float maximum = MaxMagnitude(values.data(), n);
+        OrderFreeSum total = SumMagnitudes(values.data(), n / 3, maximum);
+        Add(total, SumMagnitudes(values.data() + n / 3, n - n / 3, maximum));
+        return OneNormOf(total, maximum);
+      };
+      const double first = norm();
+      EXPECT_NEAR(first, exact, exact * static_cast<double>(count + 1) * 0x1p-48) << count;
+      std::shuffle(values.begin(), values.end(), std::mt19937_64(count));
+      EXPECT_EQ(norm(), first);
+    }
+  }
+  EXPECT_EQ(OneNormOf({}, kInfinity), static_cast<double>(kInfinity));
 }
 
 TEST(OrderFreeSum, GivesTheSameBitsOnAnyNumberOfThreads) {
@@ -103,8 +125,8 @@ TEST(OrderFreeSum, IsZeroForNothingAndForZeros) {
 TEST(OrderFreeSum, CarriesOverTheSumsOfManyRanks) {
   // The largest square there is, on 2^20 ranks at once: limbs may exceed their 40 bits without overflow.
   const std::vector<float> values(5000, std::nextafter(2.0F, 0.0F));
-  const SquareSum one = SumSquares(values.data(), 5000, values[0]);
-  SquareSum total;
+  const OrderFreeSum one = SumSquares(values.data(), 5000, values[0]);
+  OrderFreeSum total;
   for (size_t limb = 0; limb < total.size(); ++limb) total[limb] = one[limb] << 20;
   EXPECT_NEAR(NormOf(total, values[0]), values[0] * std::sqrt(5000.0 * 0x1p20), 1e-8);
 }

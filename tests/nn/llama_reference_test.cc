@@ -92,9 +92,9 @@ double GradientNorm(const std::vector<std::shared_ptr<Parameter>>& parameters) {
   float maximum = 0.0F;
   for (const auto& p : parameters)
     maximum = std::max(maximum, MaxMagnitude(p->grad.As<float>(), p->elements()));
-  SquareSum total = {};
+  OrderFreeSum total = {};
   for (const auto& p : parameters) {
-    const SquareSum part = SumSquares(p->grad.As<float>(), p->elements(), maximum);
+    const OrderFreeSum part = SumSquares(p->grad.As<float>(), p->elements(), maximum);
     for (size_t limb = 0; limb < total.size(); ++limb) total[limb] += part[limb];
   }
   return NormOf(total, maximum);

@@ -81,7 +81,7 @@ class Ledger : public TrainRun {
   // lies on several nodes: a maximum, and a sum.
   static int64_t ControlWireBytes(const StepShape& shape) {
     const int64_t notes = AllGatherWireBytes(int64_t{16} * shape.ranks(), shape.nodes());
-    const int64_t norm = sizeof(float) + sizeof(SquareSum);
+    const int64_t norm = sizeof(float) + sizeof(OrderFreeSum);
     return notes + shape.replicate_size * AllReduceWireBytes(norm, shape.shard_group_nodes());
   }
 

@@ -57,6 +57,10 @@ class CommContext {
   const ProcessGroup& shard_group() const { return shard_group_; }
   // This rank's; of size 0 where there is none.
   const ProcessGroup& regather_group() const { return regather_group_; }
+  // Of a bucket, with this rank's place in it.
+  const ProcessGroup& replicate_group(int bucket) const {
+    return replicate_groups_[static_cast<size_t>(bucket)];
+  }
   int bucket_count() const { return static_cast<int>(replicate_groups_.size()); }
 
   // Starts an all-gather of `shard` into `gathered` (in place where the shard lies there already).

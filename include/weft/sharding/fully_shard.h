@@ -55,10 +55,13 @@
 
 namespace weft {
 
+class ModelScalars;
 struct PlannedGroup;
 
+enum class NormType : uint8_t { kOne, kTwo, kInfinity };
+
 struct GradientNorm {
-  double norm;   // 2-norm over all parameters, before clipping; infinite if a gradient is no number.
+  double norm;   // Over all parameters, before clipping; infinite if a gradient is no number.
   float factor;  // What gradients are to be multiplied by: ClipFactor(norm, max_norm).
 };
 
@@ -121,8 +124,9 @@ class ShardedModel {
   void ZeroGradients();
 
   // The norm is the same on every mesh, bit for bit. `max_norm` 0: no clipping, factor 1. Gradients are not
-  // scaled. Errors: kFailedPrecondition (no reduced gradients).
-  absl::StatusOr<GradientNorm> ClipGradNorm(double max_norm);
+  // scaled. A maximum is exchanged, and but for kInfinity a sum. Errors: kFailedPrecondition (no reduced
+  // gradients).
+  absl::StatusOr<GradientNorm> ClipGradNorm(double max_norm, NormType type = NormType::kTwo);
 
   // What this rank owns, in a fixed order. See Note [When shards may be written].
   std::vector<ShardView> Shards() const;
@@ -151,6 +155,8 @@ class ShardedModel {
   using PrefetchLists = absl::flat_hash_map<int, std::vector<int>>;  // By group.
   ShardedModel(Module& root, ShardingPolicy policy, std::unique_ptr<CommContext> context);
   absl::Status Hook(absl::Span<const PlannedGroup> plan, const DeviceMesh& mesh);
+  // This rank's reduced gradients; `everywhere`: but for those that another replica counts.
+  std::vector<ShardView> GradientsToCount(bool everywhere) const;
   absl::StatusOr<int> GroupOf(const Module& module) const;
   absl::Status SetPrefetch(const Module& module, absl::Span<Module* const> ahead, PrefetchLists& lists);
 
@@ -159,6 +165,7 @@ class ShardedModel {
   std::unique_ptr<CommContext> context_;
   std::vector<std::unique_ptr<ParamGroup>> groups_;
   std::vector<Module*> modules_;  // Of the groups.
+  std::unique_ptr<ModelScalars> scalars_;
   std::unique_ptr<Hooks> hooks_;
   ScheduleObserver observer_;
   PrefetchLists forward_prefetch_, backward_prefetch_;
