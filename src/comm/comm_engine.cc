@@ -41,11 +41,14 @@ absl::Status CheckCounts(absl::Span<const int64_t> counts, int64_t total_count, 
                                                  total_count, " elements given"));
 }
 
-// An operation that has failed is never *ready*: nothing can start after it.
-absl::Status CheckAfter(const OperationRecord* after) {
-  if (after == nullptr || after->State() != OperationState::kFailed) return absl::OkStatus();
+// What an operation is to follow. One that has failed is never *ready*: nothing can start after it.
+absl::Status CheckEarlier(const OperationRecord& earlier, bool same_engine, std::string_view role) {
+  if (!same_engine) {
+    return absl::InvalidArgumentError(absl::StrCat("`", ToAbsl(role), "` is an operation of another engine"));
+  }
+  if (earlier.State() != OperationState::kFailed) return absl::OkStatus();
   return absl::FailedPreconditionError(
-      absl::StrCat("cannot start after ", Describe(*after), ": ", after->error.message()));
+      absl::StrCat("cannot start after ", Describe(earlier), ": ", earlier.error.message()));
 }
 
 absl::Status CheckReduce(ReduceOp op, DType dtype, std::string_view what) {
@@ -89,13 +92,16 @@ template <typename Build>
 Work CommEngine::SubmitChecked(LaneId lane, OpOptions options, const Work* after, const Build& build) {
   Impl::Request request;
   request.lane = lane;
-  request.options = std::move(options);
   absl::Status valid = impl_->CheckLane(lane);
-  if (after != nullptr) request.after = after->record_;
-  if (valid.ok()) valid = CheckAfter(request.after.get());
-  if (valid.ok() && request.after != nullptr && after->engine_ != this) {
-    valid = absl::InvalidArgumentError("`after` is an operation of another engine");
-  }
+  const auto follow = [&](const Work* earlier, std::string_view role,
+                          std::shared_ptr<OperationRecord>& record) {
+    if (earlier == nullptr || !earlier->valid()) return;
+    record = earlier->record_;
+    if (valid.ok()) valid = CheckEarlier(*record, earlier->engine_ == this, role);
+  };
+  follow(after, "after", request.after);
+  follow(std::exchange(options.gate, nullptr), "gate", request.gate);
+  request.options = std::move(options);
   if (valid.ok()) valid = build(impl_->group(lane), request);
   return Work(this, impl_->Submit(std::move(request), valid));
 }

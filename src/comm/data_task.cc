@@ -13,4 +13,8 @@ void RunTask(const DataTask& task) {
   if (task.target.nontemporal) FenceNontemporal();
 }
 
+size_t TaskBytes(const DataTask& task) {
+  return task.program == nullptr ? task.bytes : static_cast<size_t>(task.count) * SizeOf(task.target.dtype);
+}
+
 }  // namespace weft

@@ -40,5 +40,7 @@ class TaskOwner {
 
 // Moves the data.
 void RunTask(const DataTask& task);
+// What it writes, in bytes.
+size_t TaskBytes(const DataTask& task);
 
 }  // namespace weft

@@ -55,7 +55,9 @@ void EngineCore::Raise(int lane, uint64_t sequence) {
   raised.raised = sequence;
   for (const auto& record : raised.queued) {
     if (record->descriptor.sequence > sequence) break;
-    if (record->after != nullptr) Raise(record->after->lane, record->after->descriptor.sequence);
+    for (const auto& earlier : {record->after, record->gate}) {
+      if (earlier != nullptr) Raise(earlier->lane, earlier->descriptor.sequence);
+    }
   }
 }
 
@@ -126,6 +128,7 @@ absl::Status EngineCore::PollPeers() {
 }
 
 bool EngineCore::Poll(int64_t now_ns) {
+  env_.node.Beat();
   if (!status_.ok()) return false;
   const auto turn = [&]() -> absl::StatusOr<bool> {
     WEFT_ASSIGN_OR_RETURN(bool advanced, wire_.Poll());
@@ -158,6 +161,7 @@ bool EngineCore::MayStart(int index, const OperationRecord& next) const {
   const Lane& lane = *lanes_[static_cast<size_t>(index)];
   if (!lane.running.empty() && !lane.running.back()->IsReady()) return false;
   if (next.after != nullptr && !next.after->IsReady()) return false;
+  if (next.gate != nullptr && next.gate->State() != OperationState::kReleased) return false;
   // See Note [Descriptor ring].
   return next.descriptor.sequence <= ConsumedByAll(index) + NodeLink::kSlots;
 }
@@ -179,6 +183,7 @@ absl::StatusOr<bool> EngineCore::StepLane(int index, int64_t now_ns) {
     lane.queued.pop_front();
     record->started_ns = now_ns;
     record->after.reset();
+    record->gate.reset();
     record->state.store(OperationState::kRunning, std::memory_order_release);
     env_.recorder.Note(*record);
     lane.running.push_back(std::move(record));
@@ -260,6 +265,9 @@ std::string EngineCore::WhyQueued(const OperationRecord& record) {
   }
   if (record.after != nullptr && !record.after->IsReady())
     return absl::StrCat("after ", Describe(*record.after));
+  if (record.gate != nullptr && record.gate->State() != OperationState::kReleased)
+    return absl::StrCat("until the release of ", Describe(*record.gate), ", which ",
+                        WaitingFor(*record.gate));
   if (!lane.queued.empty() && lane.queued.front().get() != &record) {
     return absl::StrCat("behind ", Describe(*lane.queued.front()), ", which ",
                         WhyQueued(*lane.queued.front()));
@@ -295,15 +303,39 @@ void EngineCore::NoteLateOperations(int64_t now_ns) {
   }
 }
 
+std::vector<int> EngineCore::OtherRanks(bool of_this_node) const {
+  std::vector<int> others;
+  for (int rank = 0; rank < env_.nodes.size(); ++rank) {
+    if (rank != env_.rank && env_.nodes.SameNode(rank, env_.rank) == of_this_node) others.push_back(rank);
+  }
+  return others;
+}
+
+void EngineCore::AskForLife() {
+  beats_when_asked_.clear();
+  for (const int rank : OtherRanks(/*of_this_node=*/true)) {
+    beats_when_asked_[rank] = env_.node.Beats(rank);
+    env_.node.Ring(rank);
+  }
+  wire_.AskForLife(OtherRanks(/*of_this_node=*/false));
+}
+
+std::set<int> EngineCore::Silent() const {
+  std::set<int> silent;
+  for (const auto& [rank, beats] : beats_when_asked_) {
+    if (env_.node.Beats(rank) == beats) silent.insert(rank);
+  }
+  for (const int rank : OtherRanks(/*of_this_node=*/false)) {
+    if (!wire_.Answers().contains(rank)) silent.insert(rank);
+  }
+  return silent;
+}
+
 void EngineCore::Fail(const absl::Status& cause) {
   if (!status_.ok()) return;
   status_ = cause;
   env_.node.LeaveWord(cause);
-  std::set<int> others;
-  for (int rank = 0; rank < env_.nodes.size(); ++rank) {
-    if (!env_.nodes.SameNode(rank, env_.rank)) others.insert(rank);
-  }
-  wire_.SpreadWord(cause, {others.begin(), others.end()});
+  wire_.SpreadWord(cause, OtherRanks(/*of_this_node=*/false));
   wire_.Abandon();
   for (std::deque<DataTask>& tasks : tasks_) tasks.clear();
   for (const auto& lane : lanes_) {

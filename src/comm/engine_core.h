@@ -5,10 +5,10 @@
 //
 // Note [Lanes]
 // Operations of a lane start in the order of submission, each when the one before is *ready* here, when the
-// Work it comes `after` is ready, and when its slot in the descriptor ring is free. Order is fixed at
-// submission: completing an operation never submits another. An operation whose data is here but which still
-// owes something (*drained* comes later than *ready*), or whose peers still read, stays on the lane beside
-// its successors until it is *released*.
+// Work it comes `after` is ready and its *gate* is released, and when its slot in the descriptor ring is
+// free. Order is fixed at submission: completing an operation never submits another. An operation whose data
+// is here but which still owes something (*drained* comes later than *ready*), or whose peers still read,
+// stays on the lane beside its successors until it is *released*.
 //
 // Thread safety: none; the caller's lock.
 #pragma once
@@ -16,6 +16,7 @@
 #include <array>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -76,6 +77,9 @@ class EngineCore final : private TaskQueue {
   // Once all ranks have stopped: nobody reads any more what was *ready* when the failure came, so that it
   // counts as *released*.
   void EndQuarantine();
+  // Asks all other ranks for a sign of life, and says which have given none since.
+  void AskForLife();
+  std::set<int> Silent() const;
   // "waits for rank(s) 2, 3": for messages.
   std::string WaitingFor(const OperationRecord& record);
 
@@ -106,6 +110,7 @@ class EngineCore final : private TaskQueue {
   std::string WhyQueued(const OperationRecord& record);
   void NoteLateOperations(int64_t now_ns);
   absl::Status PollPeers();
+  std::vector<int> OtherRanks(bool of_this_node) const;
 
   const Environment env_;
   WireDesk wire_;
@@ -115,6 +120,7 @@ class EngineCore final : private TaskQueue {
   int64_t unfinished_ = 0;                                    // Submitted, and neither released nor failed.
   bool wire_wanted_ = false;
   int64_t next_late_check_ns_ = 0;
+  std::map<int, uint64_t> beats_when_asked_;  // Of the node's other ranks.
   absl::Status status_;
 };
 

@@ -8,6 +8,8 @@
 #include <absl/strings/str_cat.h>
 
 #include "src/comm/operations.h"
+#include "src/comm/shared_memory_link.h"
+#include "src/comm/sim_node_link.h"
 #include "weft/core/hash.h"
 #include "weft/core/status.h"
 
@@ -17,10 +19,10 @@ namespace {
 // The watchdog is for ranks that nobody waits in: it leaves those that do time to report for themselves.
 int64_t WatchdogLimitNs(absl::Duration timeout) {
   constexpr double kPatience = 1.1;
-  return absl::ToInt64Nanoseconds(timeout * kPatience + absl::Seconds(1));
+  return absl::ToInt64Nanoseconds(timeout * kPatience + absl::Seconds(5));
 }
 
-absl::Status CheckOptions(const EngineOptions& options) {
+absl::Status CheckOptions(const EngineOptions& options, Runtime& runtime) {
   // What one message may hold: MPI counts bytes in an int.
   constexpr int64_t kMostBytes = int64_t{1} << 28;
   struct Field {
@@ -38,9 +40,19 @@ absl::Status CheckOptions(const EngineOptions& options) {
     return absl::InvalidArgumentError(
         absl::StrCat("engine option ", field.name, " is ", field.value, ", must be from 1 to ", field.most));
   }
+  if (options.watchdog && runtime.simulation() != nullptr) {
+    return absl::InvalidArgumentError(
+        "engine option watchdog is on, but the ranks are simulated: switch it off");
+  }
   if (options.timeout > absl::ZeroDuration()) return absl::OkStatus();
   return absl::InvalidArgumentError(
       absl::StrCat("engine option timeout is ", absl::FormatDuration(options.timeout), ", must be positive"));
+}
+
+absl::StatusOr<std::unique_ptr<NodeLink>> OpenNodeLink(Bootstrap& bootstrap, NodeHeap& heap,
+                                                       absl::Duration timeout) {
+  return bootstrap.runtime().simulation() != nullptr ? MakeSimNodeLink(bootstrap, heap, timeout)
+                                                     : MakeSharedMemoryLink(bootstrap, heap, timeout);
 }
 
 std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, CollectivePlan plan) {
@@ -70,24 +82,23 @@ CommEngine::Impl::Impl(Bootstrap& bootstrap, NodeHeap& heap, EngineOptions optio
 
 CommEngine::Impl::~Impl() {
   if (!shell_) return;
-  if (const absl::Status drained = shell_->Drain(absl::Now() + options_.timeout); !drained.ok())
-    Poison(drained);
+  if (const absl::Status drained = shell_->Drain(Deadline()); !drained.ok()) Poison(drained);
   watchdog_.reset();
   shell_->Stop();
 }
 
 absl::Status CommEngine::Impl::Open() {
-  WEFT_RETURN_IF_ERROR(CheckOptions(options_));
-  WEFT_ASSIGN_OR_RETURN(node_, MakeSharedMemoryLink(bootstrap_, heap_, options_.timeout));
+  WEFT_RETURN_IF_ERROR(CheckOptions(options_, bootstrap_.runtime()));
+  WEFT_ASSIGN_OR_RETURN(node_, OpenNodeLink(bootstrap_, heap_, options_.timeout));
   WEFT_ASSIGN_OR_RETURN(wire_, bootstrap_.OpenWire());
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<EngineCore> core, MakeCore());
-  shell_.emplace(*node_, bootstrap_.rank());
+  shell_.emplace(bootstrap_.runtime(), *node_, bootstrap_.rank());
   shell_->Start(std::move(core));
   if (options_.watchdog) {
     watchdog_.emplace(
         recorder_,
         Watchdog::Options{WatchdogLimitNs(options_.timeout), options_.recorder_path, bootstrap_.rank()},
-        EngineShell::NowNs, [](int code) { _exit(code); });
+        [&runtime = bootstrap_.runtime()] { return runtime.NowNs(); }, [](int code) { _exit(code); });
   }
   return absl::OkStatus();
 }
@@ -150,6 +161,7 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const
   record->priority = request.options.priority;
   record->logical_bytes = request.logical_bytes;
   record->after = std::move(request.after);
+  record->gate = std::move(request.gate);
   Descriptor& descriptor = record->descriptor;
   descriptor.sequence = lane.next_sequence++;
   descriptor.identity = request.options.identity;
@@ -168,7 +180,7 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const
 absl::Status CommEngine::Impl::Wait(const std::shared_ptr<OperationRecord>& record, EngineShell::Event event,
                                     std::optional<absl::Time> deadline) {
   if (record->lane < 0) return record->error;  // Never submitted.
-  return shell_->Wait(record, event, deadline.value_or(absl::Now() + options_.timeout));
+  return shell_->Wait(record, event, deadline.value_or(Deadline()), /*last_resort=*/!deadline.has_value());
 }
 
 void CommEngine::Impl::Poison(const absl::Status& cause) {
@@ -181,7 +193,7 @@ void CommEngine::Impl::Poison(const absl::Status& cause) {
 absl::Status CommEngine::Impl::ResetAfterError() {
   Poison(absl::AbortedError("the engine is being reset"));
   shell_->AwaitQuiet();
-  WEFT_RETURN_IF_ERROR(shell_->AwaitArrivals(absl::Now() + options_.timeout));
+  WEFT_RETURN_IF_ERROR(shell_->AwaitArrivals(Deadline()));
   // Nobody reads anybody's memory any more once all have come here.
   WEFT_RETURN_IF_ERROR(bootstrap_.AllGatherBlob("", options_.timeout).status());
   ++generation_;

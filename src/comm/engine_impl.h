@@ -11,7 +11,6 @@
 
 #include "src/comm/collective_plan.h"
 #include "src/comm/engine_shell.h"
-#include "src/comm/shared_memory_link.h"
 #include "src/comm/watchdog.h"
 #include "weft/comm/comm_engine.h"
 #include "weft/memory/buffer_pool.h"
@@ -36,6 +35,7 @@ class CommEngine::Impl {
     int64_t logical_bytes;  // What the algorithm must bring to this rank.
     OpOptions options;
     std::shared_ptr<OperationRecord> after;
+    std::shared_ptr<OperationRecord> gate;
   };
   // The record of a submitted operation; `valid` not OK gives one that has failed, and fails the engine.
   std::shared_ptr<OperationRecord> Submit(Request request, const absl::Status& valid);
@@ -71,6 +71,8 @@ class CommEngine::Impl {
   };
   static size_t BarrierBytes(int ranks) { return static_cast<size_t>(ranks + 1) * SizeOf(DType::kI32); }
   absl::StatusOr<std::unique_ptr<EngineCore>> MakeCore();
+  // Of what is not given one.
+  absl::Time Deadline() const { return bootstrap_.runtime().Now() + options_.timeout; }
 
   Bootstrap& bootstrap_;
   NodeHeap& heap_;

@@ -1,9 +1,6 @@
 #include "src/comm/engine_shell.h"
 
-#include <sched.h>
-
 #include <algorithm>
-#include <chrono>
 #include <set>
 #include <utility>
 #include <vector>
@@ -11,8 +8,6 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
-#include "src/comm/futex.h"
-#include "weft/core/backoff.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -30,38 +25,38 @@ constexpr int64_t kBellNapNs = 20 * kMillisecond;
 // An idle progress thread naps this often before it parks.
 constexpr int64_t kIdleNapNs = 100 * kMicrosecond;
 constexpr int kIdleNaps = 40;
+// A parked progress thread looks around so often.
+constexpr int64_t kLongestSleepNs = 1000 * kMillisecond;
 // Deadlines behind this are none: the sum of a time and a deadline must fit 64 bits.
 constexpr absl::Duration kForever = absl::Hours(24 * 365);
+// What a rank has to give a sign of life, once it is asked: longer than the longest sleep of a progress
+// thread.
+constexpr int64_t kSignOfLifeNs = 3 * kLongestSleepNs;
 // While somebody waits, the progress thread looks in so often.
 constexpr int64_t kBesideWaiterNapNs = kMillisecond;
 
 }  // namespace
 
-EngineShell::EngineShell(NodeLink& node, int rank) : node_(node), rank_(rank) {}
+EngineShell::EngineShell(Runtime& runtime, NodeLink& node, int rank)
+    : runtime_(runtime), node_(node), rank_(rank) {}
 
 EngineShell::~EngineShell() { Stop(); }
 
-int64_t EngineShell::NowNs() {
-  return std::chrono::duration_cast<std::chrono::nanoseconds>(
-             std::chrono::steady_clock::now().time_since_epoch())
-      .count();
-}
-
 void EngineShell::Start(std::unique_ptr<EngineCore> core) {
   core_ = std::move(core);
-  progress_ = std::thread([this] { RunProgressThread(); });
+  progress_ = runtime_.Start([this] { RunProgressThread(); });
 }
 
 void EngineShell::Stop() {
-  if (!progress_.joinable()) return;
+  if (progress_ == nullptr) return;
   stop_.store(true);
   WakeProgressThread();
   node_.Ring(rank_);
-  progress_.join();
+  progress_.reset();
 }
 
 void EngineShell::Submit(std::shared_ptr<OperationRecord> record) {
-  record->submitted_ns = NowNs();
+  record->submitted_ns = runtime_.NowNs();
   OperationRecord* raw = record.get();
   raw->self = std::move(record);
   raw->next = submitted_.load(std::memory_order_relaxed);
@@ -89,7 +84,7 @@ void EngineShell::TakeSubmissions() {
 
 EngineShell::TurnResult EngineShell::TurnLocked() {
   TakeSubmissions();
-  const bool advanced = core_->Poll(NowNs());
+  const bool advanced = core_->Poll(runtime_.NowNs());
   failed_.store(!core_->status().ok(), std::memory_order_release);
   return {advanced, core_->idle(), core_->working(), core_->has_tasks(), core_->wire_busy()};
 }
@@ -104,7 +99,7 @@ EngineShell::TurnResult EngineShell::Turn() {
     if (task) ++moving_;
   }
   if (!task) return result;
-  RunTask(*task);
+  runtime_.Move(TaskBytes(*task), [&] { RunTask(*task); });
   const std::lock_guard lock(mutex_);
   --moving_;
   core_->FinishTask(*task);
@@ -117,8 +112,8 @@ EngineShell::TurnResult EngineShell::Turn() {
 bool EngineShell::PollUntil(const std::function<bool()>& done, absl::Time deadline) {
   // Told apart from a wait that is over at once, which costs nothing.
   if (done()) return true;
-  const int64_t begin = NowNs();
-  const absl::Duration patience = std::min(deadline - absl::Now(), kForever);
+  const int64_t begin = runtime_.NowNs();
+  const absl::Duration patience = std::min(deadline - runtime_.Now(), kForever);
   const int64_t limit = begin + std::max<int64_t>(0, absl::ToInt64Nanoseconds(patience));
   waiters_.fetch_add(1);
   int64_t idle_since = begin;
@@ -128,11 +123,11 @@ bool EngineShell::PollUntil(const std::function<bool()>& done, absl::Time deadli
     const uint32_t seen = node_.Doorbell();
     turn = Turn();
     if (done()) break;
-    const int64_t now = NowNs();
+    const int64_t now = runtime_.NowNs();
     if (turn.advanced) {
       idle_since = now;
     } else if (now - idle_since < kYieldNs) {
-      sched_yield();
+      runtime_.Yield();
     } else {
       node_.Wait(seen, std::min(turn.wire_busy ? kWireNapNs : kBellNapNs, std::max<int64_t>(1, limit - now)));
     }
@@ -143,7 +138,7 @@ bool EngineShell::PollUntil(const std::function<bool()>& done, absl::Time deadli
   }
   waiters_.fetch_sub(1);
   if (turn.working && parked_.load(std::memory_order_seq_cst)) WakeProgressThread();
-  wait_ns_.fetch_add(NowNs() - begin, std::memory_order_relaxed);
+  wait_ns_.fetch_add(runtime_.NowNs() - begin, std::memory_order_relaxed);
   return reached;
 }
 
@@ -154,18 +149,34 @@ bool EngineShell::Reached(const OperationRecord& record, Event event) const {
   return event == Event::kReady || failed_.load(std::memory_order_acquire);
 }
 
+absl::Status EngineShell::DeadlineError(const OperationRecord& record, Event event, bool last_resort) {
+  std::string signs;
+  if (last_resort) {
+    WithCore([](EngineCore& core) {
+      core.AskForLife();
+      return 0;
+    });
+    const auto silent = [this] { return WithCore([](EngineCore& core) { return core.Silent(); }); };
+    const bool all_live = PollUntil([&] { return Reached(record, event) || silent().empty(); },
+                                    runtime_.Now() + absl::Nanoseconds(kSignOfLifeNs));
+    if (Reached(record, event)) return absl::OkStatus();
+    if (!all_live) signs = absl::StrCat("; no sign of life from rank(s) ", absl::StrJoin(silent(), ", "));
+  }
+  return WithCore([&](EngineCore& core) {
+    return absl::DeadlineExceededError(
+        absl::StrCat(Describe(record), ": deadline passed; ", core.WaitingFor(record), signs));
+  });
+}
+
 absl::Status EngineShell::Wait(const std::shared_ptr<OperationRecord>& record, Event event,
-                               absl::Time deadline) {
+                               absl::Time deadline, bool last_resort) {
   if (!Reached(*record, event)) {
     WithCore([&](EngineCore& core) {
       core.Raise(record->lane, record->descriptor.sequence);
       return 0;
     });
     if (!PollUntil([&] { return Reached(*record, event); }, deadline)) {
-      return WithCore([&](EngineCore& core) {
-        return absl::DeadlineExceededError(
-            absl::StrCat(Describe(*record), ": deadline passed; ", core.WaitingFor(*record)));
-      });
+      WEFT_RETURN_IF_ERROR(DeadlineError(*record, event, last_resort));
     }
   }
   if (record->State() == OperationState::kFailed) {
@@ -188,20 +199,19 @@ void EngineShell::AwaitQuiet() {
       const std::lock_guard lock(mutex_);
       if (moving_ == 0 || core_->status().ok()) return;
     }
-    sched_yield();
+    runtime_.Yield();
   }
 }
 
 absl::Status EngineShell::AwaitArrivals(absl::Time deadline) {
-  Backoff backoff;
   while (true) {
     const std::set<int> peers = WithCore([](EngineCore& core) { return core.ArrivingFrom(); });
     if (peers.empty()) return absl::OkStatus();
-    if (absl::Now() > deadline) {
+    if (runtime_.Now() > deadline) {
       return absl::DeadlineExceededError(absl::StrCat("data of rank(s) ", absl::StrJoin(peers, ", "),
                                                       " was on its way and does not arrive"));
     }
-    backoff.Pause();
+    runtime_.Nap(kWireNapNs);
   }
 }
 
@@ -215,14 +225,14 @@ void EngineShell::Replace(std::unique_ptr<EngineCore> core) {
 
 void EngineShell::WakeProgressThread() {
   progress_bell_.fetch_add(1, std::memory_order_seq_cst);
-  FutexWakeAll(progress_bell_, /*between_processes=*/false);
+  runtime_.WakeAll(progress_bell_);
 }
 
 void EngineShell::RunProgressThread() {
   int idle_naps = 0;
   const auto sleep = [this](uint32_t seen, int64_t ns) {
     parked_.store(true, std::memory_order_seq_cst);
-    if (!stop_.load()) FutexWait(progress_bell_, seen, ns, /*between_processes=*/false);
+    if (!stop_.load()) runtime_.SleepOn(progress_bell_, seen, ns);
     parked_.store(false, std::memory_order_relaxed);
   };
   while (!stop_.load()) {
@@ -239,9 +249,9 @@ void EngineShell::RunProgressThread() {
       node_.Wait(node_bell, turn.wire_busy ? kWireNapNs : kBellNapNs);
     } else if (idle_naps < kIdleNaps) {
       ++idle_naps;
-      FutexWait(progress_bell_, own_bell, kIdleNapNs, /*between_processes=*/false);
+      runtime_.SleepOn(progress_bell_, own_bell, kIdleNapNs);
     } else {
-      sleep(own_bell, 1000 * kMillisecond);
+      sleep(own_bell, kLongestSleepNs);
     }
   }
 }

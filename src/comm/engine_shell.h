@@ -17,19 +17,20 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 
 #include <absl/status/status.h>
 #include <absl/time/time.h>
 
 #include "src/comm/engine_core.h"
+#include "weft/mesh/runtime.h"
 
 namespace weft {
 
 class EngineShell {
  public:
-  // `node` is the core's link; the core is made and replaced (after a failure) by the owner.
-  EngineShell(NodeLink& node, int rank);
+  // `node` is the core's link; the core is made and replaced (after a failure) by the owner. Both must
+  // outlive the shell, as must the runtime.
+  EngineShell(Runtime& runtime, NodeLink& node, int rank);
   ~EngineShell();
 
   void Start(std::unique_ptr<EngineCore> core);
@@ -40,8 +41,11 @@ class EngineShell {
   void Submit(std::shared_ptr<OperationRecord> record);
 
   enum class Event : uint8_t { kReady, kReleased };
-  // Polls until the event. Errors: the operation's, or kDeadlineExceeded.
-  absl::Status Wait(const std::shared_ptr<OperationRecord>& record, Event event, absl::Time deadline);
+  // Polls until the event. Errors: the operation's, or kDeadlineExceeded. `last_resort`: nobody will wait for
+  // longer than this; the error then also names the ranks that do not even give a sign of life, for which it
+  // waits a little longer.
+  absl::Status Wait(const std::shared_ptr<OperationRecord>& record, Event event, absl::Time deadline,
+                    bool last_resort);
   // Polls until nothing is under way. Errors: kDeadlineExceeded.
   absl::Status Drain(absl::Time deadline);
 
@@ -61,7 +65,6 @@ class EngineShell {
   void Replace(std::unique_ptr<EngineCore> core);
 
   int64_t wait_ns() const { return wait_ns_.load(std::memory_order_relaxed); }
-  static int64_t NowNs();
 
  private:
   struct TurnResult {
@@ -75,12 +78,13 @@ class EngineShell {
   TurnResult TurnLocked();
   void TakeSubmissions();
   bool Reached(const OperationRecord& record, Event event) const;
-  absl::Status Outcome(const std::shared_ptr<OperationRecord>& record, Event event);
+  absl::Status DeadlineError(const OperationRecord& record, Event event, bool last_resort);
   // Polls until `done`; false at the deadline.
   bool PollUntil(const std::function<bool()>& done, absl::Time deadline);
   void RunProgressThread();
   void WakeProgressThread();
 
+  Runtime& runtime_;
   NodeLink& node_;
   const int rank_;
   std::mutex mutex_;
@@ -96,7 +100,7 @@ class EngineShell {
   std::atomic<uint32_t> progress_bell_{0};
   std::atomic<bool> parked_{false};
   std::atomic<bool> stop_{false};
-  std::thread progress_;
+  std::unique_ptr<Runtime::Task> progress_;
 };
 
 }  // namespace weft

@@ -61,6 +61,10 @@ class NodeLink {
   };
   virtual std::optional<Word> ReadWord() const = 0;
 
+  // A sign of life, once a turn of the core; and how many a peer has given.
+  virtual void Beat() = 0;
+  virtual uint64_t Beats(int peer) const = 0;
+
   // Forgets all of this rank's flags and words. No rank of the node may be using them meanwhile.
   virtual void Reset() = 0;
 

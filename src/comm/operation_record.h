@@ -28,7 +28,8 @@ struct OperationRecord {
   Priority priority = Priority::kBulk;
   std::string label;
   int64_t logical_bytes = 0;               // What the algorithm must bring to this rank.
-  std::shared_ptr<OperationRecord> after;  // Starts when that is ready.
+  std::shared_ptr<OperationRecord> after;  // Starts when that is ready,
+  std::shared_ptr<OperationRecord> gate;   // and that is released.
   std::unique_ptr<Operation> operation;
   OperationRecord* next = nullptr;        // In the submission stack.
   std::shared_ptr<OperationRecord> self;  // Keeps the record while only the stack knows it.

@@ -10,7 +10,7 @@
 #include <absl/container/flat_hash_map.h>
 #include <absl/strings/str_cat.h>
 
-#include "src/comm/futex.h"
+#include "weft/core/futex.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -41,6 +41,7 @@ struct FailureWord {
 struct RankFlags {
   alignas(kLine) std::atomic<uint32_t> bell{0};
   alignas(kLine) std::atomic<uint32_t> sleepers{0};
+  alignas(kLine) std::atomic<uint64_t> beats{0};
   FailureWord word;
   std::array<LaneFlags, NodeLink::kMaxLanes> lanes;
 };
@@ -122,6 +123,12 @@ class SharedMemoryLink final : public NodeLink {
     }
     return std::nullopt;
   }
+
+  void Beat() override {
+    const uint64_t beats = own_->beats.load(std::memory_order_relaxed);
+    own_->beats.store(beats + 1, std::memory_order_relaxed);
+  }
+  uint64_t Beats(int peer) const override { return Flags(peer).beats.load(std::memory_order_relaxed); }
 
   void Reset() override {
     own_->word.code.store(0, std::memory_order_relaxed);

@@ -12,7 +12,7 @@
 namespace weft {
 namespace {
 
-enum class NoteKind : uint8_t { kCredit, kWord };
+enum class NoteKind : uint8_t { kCredit, kWord, kAreYouThere, kHere };
 
 struct CreditNote {
   NoteKind kind = NoteKind::kCredit;
@@ -28,6 +28,9 @@ struct WordHeader {
   NoteKind kind = NoteKind::kWord;
   int32_t code = 0;
 };
+
+// A note that says nothing but its kind.
+std::string_view Bare(const NoteKind& kind) { return {reinterpret_cast<const char*>(&kind), sizeof(kind)}; }
 
 int TagOf(const WireDesk::Channel& channel) { return channel.lane * WireDesk::kChannels + channel.number; }
 
@@ -65,6 +68,11 @@ absl::Status WireDesk::TakeNote(const WireLink::Note& note) {
       word_ = {note.peer,
                absl::Status(static_cast<absl::StatusCode>(header.code), note.bytes.substr(sizeof(header)))};
     }
+    return absl::OkStatus();
+  }
+  if (kind == NoteKind::kAreYouThere) return link_.SendNote(note.peer, Bare(NoteKind::kHere));
+  if (kind == NoteKind::kHere) {
+    answers_.insert(note.peer);
     return absl::OkStatus();
   }
   CreditNote credit;
@@ -191,6 +199,15 @@ void WireDesk::SpreadWord(const absl::Status& cause, const std::vector<int>& ran
   for (int rank : ranks) {
     // A rank that cannot be told finds out by its own deadline; there is nothing better to do here.
     const absl::Status sent = link_.SendNote(rank, bytes);
+    static_cast<void>(sent);
+  }
+}
+
+void WireDesk::AskForLife(const std::vector<int>& ranks) {
+  answers_.clear();
+  for (const int rank : ranks) {
+    // Whoever cannot even be asked does not answer.
+    const absl::Status sent = link_.SendNote(rank, Bare(NoteKind::kAreYouThere));
     static_cast<void>(sent);
   }
 }

@@ -1,4 +1,4 @@
-// The core's dealings with other nodes: credits, slices under way, and bad news.
+// The core's dealings with other nodes: credits, slices under way, signs of life, and bad news.
 //
 // Note [Credits]
 // Transfers are receiver-driven. A receiver posts the receive of a slice and only then sends a *credit* for
@@ -101,6 +101,11 @@ class WireDesk {
   void SpreadWord(const absl::Status& cause, const std::vector<int>& ranks);
   const std::optional<NodeLink::Word>& word() const { return word_; }
 
+  // Asks ranks of other nodes for a sign of life; Poll answers those of others. Answers() has who has
+  // answered since.
+  void AskForLife(const std::vector<int>& ranks);
+  const std::set<int>& Answers() const { return answers_; }
+
   // Gives up all transfers (after a failure). Their owners are not told.
   void Abandon();
   // Peers whose messages were on their way when they were given up, and still write to memory here.
@@ -148,6 +153,7 @@ class WireDesk {
   absl::flat_hash_map<Key, Credit> credits_;
   absl::flat_hash_map<std::pair<int, uint64_t>, std::vector<Notice>> notices_;
   std::optional<NodeLink::Word> word_;
+  std::set<int> answers_;
 };
 
 }  // namespace weft

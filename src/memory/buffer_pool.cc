@@ -1,6 +1,7 @@
 #include "weft/memory/buffer_pool.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -12,6 +13,12 @@
 namespace weft {
 
 using internal::FreeList;
+
+namespace {
+
+constexpr int kPoison = 0xFF;
+
+}  // namespace
 
 Buffer::Buffer(Buffer&& other) noexcept
     : pool_(std::exchange(other.pool_, nullptr)),
@@ -56,6 +63,7 @@ class BufferPool::Impl {
   void Release(std::byte* block, size_t bytes) {
     const std::lock_guard lock(mutex_);
     const size_t size = FreeList::BlockBytes(bytes);
+    if (heap_.poisons_released()) std::memset(block, kPoison, size);
     idle_[size].push_back(block);
     idle_bytes_ += size;
     in_use_bytes_ -= size;

@@ -58,9 +58,10 @@ absl::StatusOr<size_t> AgreeOnSegmentBytes(Bootstrap& bootstrap, const NodeHeap:
 
 class NodeHeap::Impl {
  public:
-  Impl(const Bootstrap& bootstrap, NodeMemory memory)
+  Impl(const Bootstrap& bootstrap, NodeMemory memory, bool poison_released)
       : bootstrap_(bootstrap),
         memory_(std::move(memory)),
+        poisons_released_(poison_released),
         base_(Base(bootstrap.rank())),
         free_list_(memory_.segment_bytes),
         committer_(base_, memory_.segment_bytes) {}
@@ -110,6 +111,7 @@ class NodeHeap::Impl {
     return peak_bytes_;
   }
   const NodeMemory& memory() const { return memory_; }
+  bool poisons_released() const { return poisons_released_; }
 
  private:
   bool Contains(const void* pointer) const {
@@ -128,6 +130,7 @@ class NodeHeap::Impl {
 
   const Bootstrap& bootstrap_;
   const NodeMemory memory_;
+  const bool poisons_released_;
   std::byte* const base_;
   mutable std::mutex mutex_;
   FreeList free_list_;
@@ -139,7 +142,8 @@ absl::StatusOr<std::unique_ptr<NodeHeap>> NodeHeap::Create(Bootstrap& bootstrap,
   WEFT_ASSIGN_OR_RETURN(const size_t segment_bytes, AgreeOnSegmentBytes(bootstrap, options));
   absl::StatusOr<NodeMemory> memory = bootstrap.ReserveNodeMemory(segment_bytes);
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, memory.status(), options.timeout));
-  return std::unique_ptr<NodeHeap>(new NodeHeap(std::make_unique<Impl>(bootstrap, *std::move(memory))));
+  return std::unique_ptr<NodeHeap>(
+      new NodeHeap(std::make_unique<Impl>(bootstrap, *std::move(memory), options.poison_released)));
 }
 
 NodeHeap::NodeHeap(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -155,5 +159,6 @@ size_t NodeHeap::segment_bytes() const { return impl_->memory().segment_bytes; }
 size_t NodeHeap::allocated_bytes() const { return impl_->allocated_bytes(); }
 size_t NodeHeap::peak_bytes() const { return impl_->peak_bytes(); }
 bool NodeHeap::shared_between_processes() const { return impl_->memory().shared_between_processes; }
+bool NodeHeap::poisons_released() const { return impl_->poisons_released(); }
 
 }  // namespace weft

@@ -48,6 +48,7 @@ class MpiBootstrap : public Bootstrap {
 
   int rank() const override { return rank_; }
   const NodeMap& node_map() const override { return nodes_; }
+  Runtime& runtime() override { return runtime_; }
   absl::StatusOr<std::vector<std::string>> AllGatherBlob(std::string_view blob,
                                                          absl::Duration timeout) override {
     return blobs_->AllGather(blob, timeout);
@@ -76,6 +77,7 @@ class MpiBootstrap : public Bootstrap {
   MpiCommunicator node_comm_;
   const int rank_;
   const NodeMap nodes_;
+  SystemRuntime runtime_;
   std::unique_ptr<internal::MpiBlobExchange> blobs_;
   std::deque<MpiSharedWindow> windows_;
   std::deque<internal::AnonymousMemory> own_memory_;

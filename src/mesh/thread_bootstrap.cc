@@ -11,6 +11,7 @@
 #include "src/mesh/anonymous_memory.h"
 #include "src/mesh/deadline.h"
 #include "src/mesh/host_memory.h"
+#include "src/mesh/node_segments.h"
 #include "src/mesh/thread_wire.h"
 #include "weft/core/status.h"
 
@@ -27,7 +28,7 @@ class SharedState {
 
   absl::StatusOr<std::vector<std::string>> Gather(int rank, size_t call, std::string_view blob,
                                                   absl::Duration timeout);
-  absl::StatusOr<std::byte*> NodeSegments(int node, size_t call, size_t segment_bytes);
+  absl::StatusOr<std::byte*> NodeSegments(int node, size_t call, size_t bytes);
   std::shared_ptr<internal::ThreadFabric> Fabric(size_t call);
   // What one node may take: all nodes are this host's.
   absl::StatusOr<size_t> FreeBytesPerNode() const;
@@ -78,8 +79,7 @@ std::vector<int> SharedState::Missing(const Round& round) const {
   return missing;
 }
 
-absl::StatusOr<std::byte*> SharedState::NodeSegments(int node, size_t call, size_t segment_bytes) {
-  const size_t bytes = segment_bytes * nodes_.RanksOf(node).size();
+absl::StatusOr<std::byte*> SharedState::NodeSegments(int node, size_t call, size_t bytes) {
   const std::lock_guard lock(mutex_);
   auto& reserved = reservations_[node];
   if (call == reserved.size()) reserved.push_back(Reserve(bytes));
@@ -110,6 +110,7 @@ class ThreadBootstrap : public Bootstrap {
 
   int rank() const override { return rank_; }
   const NodeMap& node_map() const override { return shared_->nodes(); }
+  Runtime& runtime() override { return runtime_; }
 
   absl::StatusOr<std::vector<std::string>> AllGatherBlob(std::string_view blob,
                                                          absl::Duration timeout) override {
@@ -126,22 +127,18 @@ class ThreadBootstrap : public Bootstrap {
  private:
   const int rank_;
   const std::shared_ptr<SharedState> shared_;
+  SystemRuntime runtime_;
   size_t gathers_ = 0;
   size_t reservations_ = 0;
   size_t wires_ = 0;
 };
 
 absl::StatusOr<NodeMemory> ThreadBootstrap::ReserveNodeMemory(size_t segment_bytes) {
-  constexpr size_t kAlignment = 64;
-  const size_t stride = (segment_bytes + kAlignment - 1) / kAlignment * kAlignment;
-  WEFT_ASSIGN_OR_RETURN(std::byte * base, shared_->NodeSegments(node(), reservations_++, stride));
-  NodeMemory memory;
-  memory.segment_bytes = segment_bytes;
-  for (const int rank : node_map().RanksOf(node())) {
-    memory.segments.push_back({rank, base});
-    base += stride;
-  }
-  return memory;
+  const std::vector<int> ranks = node_map().RanksOf(node());
+  WEFT_ASSIGN_OR_RETURN(std::byte * base,
+                        shared_->NodeSegments(node(), reservations_++,
+                                              internal::NodeSegmentsBytes(segment_bytes, ranks.size())));
+  return internal::NodeSegmentsAt(base, segment_bytes, ranks);
 }
 
 }  // namespace

@@ -5,7 +5,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -23,18 +22,18 @@ constexpr absl::Duration kTimeout = absl::Seconds(60);
 absl::Status Meet(Bootstrap& bootstrap) { return AgreeOnStatus(bootstrap, absl::OkStatus(), kTimeout); }
 
 // Polls until the request is done or has failed.
-absl::Status Finish(WireLink& wire, WireLink::RequestId request) {
-  const absl::Time deadline = absl::Now() + kTimeout;
-  while (absl::Now() < deadline) {
+absl::Status Finish(Runtime& runtime, WireLink& wire, WireLink::RequestId request) {
+  const absl::Time deadline = runtime.Now() + kTimeout;
+  while (runtime.Now() < deadline) {
     WEFT_ASSIGN_OR_RETURN(const bool done, wire.Test(request));
     if (done) return absl::OkStatus();
-    std::this_thread::yield();
+    runtime.Yield();
   }
   return absl::DeadlineExceededError("a message did not arrive");
 }
 
-absl::Status FinishAll(WireLink& wire, const std::vector<WireLink::RequestId>& requests) {
-  for (const auto request : requests) WEFT_RETURN_IF_ERROR(Finish(wire, request));
+absl::Status FinishAll(Runtime& runtime, WireLink& wire, const std::vector<WireLink::RequestId>& requests) {
+  for (const auto request : requests) WEFT_RETURN_IF_ERROR(Finish(runtime, wire, request));
   return absl::OkStatus();
 }
 
@@ -52,10 +51,10 @@ absl::Status SendValue(WireLink& wire, int peer, int tag, const int64_t& value,
   return absl::OkStatus();
 }
 
-absl::StatusOr<int64_t> ReceiveValue(WireLink& wire, int peer, int tag) {
+absl::StatusOr<int64_t> ReceiveValue(Runtime& runtime, WireLink& wire, int peer, int tag) {
   int64_t value = -1;
   WEFT_ASSIGN_OR_RETURN(const auto request, wire.Receive(peer, tag, &value, sizeof(value)));
-  WEFT_RETURN_IF_ERROR(Finish(wire, request));
+  WEFT_RETURN_IF_ERROR(Finish(runtime, wire, request));
   return value;
 }
 
@@ -73,7 +72,7 @@ absl::Status ExchangePatterns(Bootstrap& bootstrap, WireLink& wire, size_t bytes
       requests.push_back(request);
     }
   }
-  WEFT_RETURN_IF_ERROR(FinishAll(wire, requests));
+  WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), wire, requests));
   for (int peer = 0; peer < bootstrap.size(); ++peer) EXPECT_EQ(received[peer], Pattern(peer, rank, bytes));
   return absl::OkStatus();
 }
@@ -113,12 +112,12 @@ absl::Status MatchesInOrderPerPeerAndTag(Bootstrap& bootstrap) {
   for (const int tag : {tags[2], tags[0], tags[1]}) {
     for (int64_t i = 0; i < kMessages; ++i) {
       for (int peer = bootstrap.size() - 1; peer >= 0; --peer) {
-        WEFT_ASSIGN_OR_RETURN(const int64_t received, ReceiveValue(*wire, peer, tag));
+        WEFT_ASSIGN_OR_RETURN(const int64_t received, ReceiveValue(bootstrap.runtime(), *wire, peer, tag));
         EXPECT_EQ(received, value(peer, bootstrap.rank(), tag, i));
       }
     }
   }
-  WEFT_RETURN_IF_ERROR(FinishAll(*wire, requests));
+  WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), *wire, requests));
   return Meet(bootstrap);
 }
 
@@ -136,12 +135,15 @@ absl::Status DeliversNotesInOrder(Bootstrap& bootstrap) {
     }
   }
   std::map<int, int> arrived;
-  const absl::Time deadline = absl::Now() + kTimeout;
+  const absl::Time deadline = bootstrap.runtime().Now() + kTimeout;
   for (int missing = kNotes * bootstrap.size(); missing > 0;) {
-    if (absl::Now() > deadline)
+    if (bootstrap.runtime().Now() > deadline)
       return absl::DeadlineExceededError(absl::StrCat(missing, " notes did not arrive"));
     WEFT_ASSIGN_OR_RETURN(const auto received, wire->PollNote());
-    if (!received) continue;
+    if (!received) {
+      bootstrap.runtime().Yield();
+      continue;
+    }
     --missing;
     EXPECT_EQ(received->bytes, note(received->peer, bootstrap.rank(), arrived[received->peer]++));
   }
@@ -163,12 +165,12 @@ absl::Status KeepsLinksApart(Bootstrap& bootstrap) {
   WEFT_RETURN_IF_ERROR(SendValue(*first, next, 3, one, on_first));
   WEFT_RETURN_IF_ERROR(SendValue(*second, next, 3, two, on_second));
   WEFT_RETURN_IF_ERROR(first->SendNote(next, "on the first"));
-  WEFT_ASSIGN_OR_RETURN(const int64_t from_second, ReceiveValue(*second, previous, 3));
-  WEFT_ASSIGN_OR_RETURN(const int64_t from_first, ReceiveValue(*first, previous, 3));
+  WEFT_ASSIGN_OR_RETURN(const int64_t from_second, ReceiveValue(bootstrap.runtime(), *second, previous, 3));
+  WEFT_ASSIGN_OR_RETURN(const int64_t from_first, ReceiveValue(bootstrap.runtime(), *first, previous, 3));
   EXPECT_EQ(from_first, 100 + previous);
   EXPECT_EQ(from_second, 200 + previous);
-  WEFT_RETURN_IF_ERROR(FinishAll(*first, on_first));
-  WEFT_RETURN_IF_ERROR(FinishAll(*second, on_second));
+  WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), *first, on_first));
+  WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), *second, on_second));
   WEFT_RETURN_IF_ERROR(Meet(bootstrap));
   WEFT_ASSIGN_OR_RETURN(const auto note, second->PollNote());
   EXPECT_FALSE(note.has_value());
@@ -186,10 +188,10 @@ absl::Status ForgetsCancelledReceives(Bootstrap& bootstrap) {
   const int64_t value = bootstrap.rank();
   std::vector<WireLink::RequestId> requests;
   WEFT_RETURN_IF_ERROR(SendValue(*wire, next, 1, value, requests));
-  WEFT_ASSIGN_OR_RETURN(const int64_t received, ReceiveValue(*wire, previous, 1));
+  WEFT_ASSIGN_OR_RETURN(const int64_t received, ReceiveValue(bootstrap.runtime(), *wire, previous, 1));
   EXPECT_EQ(received, previous);
   EXPECT_EQ(cancelled, -1);
-  WEFT_RETURN_IF_ERROR(FinishAll(*wire, requests));
+  WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), *wire, requests));
   return Meet(bootstrap);
 }
 
@@ -206,7 +208,7 @@ absl::Status FinishesCancelledReceivesThatArrive(Bootstrap& bootstrap) {
   WEFT_RETURN_IF_ERROR(Meet(bootstrap));
   WEFT_ASSIGN_OR_RETURN(const auto receive, wire->Receive(previous, 1, room.data(), bytes));
   if (!wire->Cancel(receive)) {
-    WEFT_RETURN_IF_ERROR(Finish(*wire, receive));
+    WEFT_RETURN_IF_ERROR(Finish(bootstrap.runtime(), *wire, receive));
     EXPECT_EQ(room, std::vector<int64_t>(sent.size(), previous));
   }
   // Whatever came of it, the buffer is this rank's again.
@@ -226,14 +228,15 @@ absl::Status ReportsLengthsThatDiffer(Bootstrap& bootstrap) {
     WEFT_RETURN_IF_ERROR(SendValue(*wire, next, 1, value, requests));
     std::vector<char> room(length);
     WEFT_ASSIGN_OR_RETURN(const auto request, wire->Receive(previous, 1, room.data(), length));
-    EXPECT_THAT(Finish(*wire, request), StatusIs(absl::StatusCode::kInternal, ::testing::Not("")));
-    WEFT_RETURN_IF_ERROR(FinishAll(*wire, requests));
+    EXPECT_THAT(Finish(bootstrap.runtime(), *wire, request),
+                StatusIs(absl::StatusCode::kInternal, ::testing::Not("")));
+    WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), *wire, requests));
   }
   std::vector<WireLink::RequestId> requests;
   WEFT_RETURN_IF_ERROR(SendValue(*wire, next, 1, value, requests));
-  WEFT_ASSIGN_OR_RETURN(const int64_t received, ReceiveValue(*wire, previous, 1));
+  WEFT_ASSIGN_OR_RETURN(const int64_t received, ReceiveValue(bootstrap.runtime(), *wire, previous, 1));
   EXPECT_EQ(received, previous);
-  WEFT_RETURN_IF_ERROR(FinishAll(*wire, requests));
+  WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), *wire, requests));
   return Meet(bootstrap);
 }
 

@@ -20,12 +20,17 @@ endfunction()
 set(WEFT_THREAD_TEST_FOLDERS core mesh memory comm sharding)
 add_custom_target(weft_thread_tests)
 
-# weft_test(<name> SOURCES ... LINK targets... [MPI_RANKS counts...] [TIMEOUT seconds] [LABELS labels...])
+# weft_test(<name> SOURCES ... LINK targets... [MPI_RANKS counts...] [TIMEOUT seconds] [LABELS labels...]
+#           [SINGLE_THREAD])
 # A GoogleTest program. Without MPI_RANKS it runs alone (its ranks are threads); with them, once under mpirun for
 # each count, and its main agrees on the verdict across ranks. A rank has one thread of its own unless the test says
-# otherwise: tests run beside each other.
+# otherwise: tests run beside each other. SINGLE_THREAD: nothing for ThreadSanitizer to find (and it would have to be
+# told of fibres).
 function(weft_test name)
-  cmake_parse_arguments(ARG "" "TIMEOUT" "SOURCES;LINK;MPI_RANKS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "SINGLE_THREAD" "TIMEOUT" "SOURCES;LINK;MPI_RANKS;LABELS" ${ARGN})
+  if(ARG_SINGLE_THREAD AND WEFT_SANITIZE MATCHES "thread")
+    return()
+  endif()
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
   endif()

@@ -31,6 +31,8 @@ struct LaneId {
   int index = -1;
 };
 
+class Work;
+
 // What may be said of any collective beside its data.
 struct OpOptions {
   Priority priority = Priority::kBulk;
@@ -40,6 +42,10 @@ struct OpOptions {
   uint64_t identity = 0;
   // For messages and traces: "layers.3", "grad_norm".
   std::string label;
+  // The *gate*: this starts only when that earlier Work of the same engine is *released* here, so that it may
+  // write memory that peers read through that one. Read at submission only. All ranks should name the same
+  // operation, earlier in the program than any that this one comes behind on its lane.
+  const Work* gate = nullptr;
 };
 
 }  // namespace weft

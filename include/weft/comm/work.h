@@ -33,10 +33,10 @@ class [[nodiscard]] Work {
   // Blocks until *ready*, and helps to move data meanwhile. The deadline defaults to the engine's; it is
   // never infinite. Waiting again is harmless.
   //
-  // Errors: kDeadlineExceeded (names the lane, the operation, its sequence and the ranks it waits for; the
-  // operation goes on); kFailedPrecondition (a peer submitted something else: both operations are in the
-  // message); a peer's error, with "rank N: " in front; kAborted (the engine had failed before: with the
-  // cause).
+  // Errors: kDeadlineExceeded (names the lane, the operation, its sequence and the ranks it waits for, and
+  // past the engine's own deadline also those that give no sign of life; the operation goes on);
+  // kFailedPrecondition (a peer submitted something else: both operations are in the message); a peer's
+  // error, with "rank N: " in front; kAborted (the engine had failed before: with the cause).
   absl::Status Wait(std::optional<absl::Time> deadline = std::nullopt);
   absl::Status WaitReleased(std::optional<absl::Time> deadline = std::nullopt);
 

@@ -35,6 +35,9 @@ class NodeHeap {
     // ranks ask for different ones, the smallest), which must be free.
     size_t segment_bytes = 0;
     absl::Duration timeout = absl::Seconds(600);
+    // Fills what pools take back with ones, which are NaN in every floating-point dtype: whoever reads it
+    // too late gets caught. For tests.
+    bool poison_released = false;
   };
   // Ranks agree on the smallest size that all nodes can give. Errors: kResourceExhausted (what was asked,
   // what is free).
@@ -56,6 +59,7 @@ class NodeHeap {
   size_t allocated_bytes() const;
   size_t peak_bytes() const;
   bool shared_between_processes() const;
+  bool poisons_released() const;
 
  private:
   class Impl;

@@ -1,4 +1,4 @@
-// How ranks come to be and find each other: processes under MPI, or threads of one process.
+// How ranks come to be and find each other: processes under MPI, threads of one process, or simulated.
 //
 // Everything above runs on a Bootstrap unchanged. It gives rank and size, which ranks share a node, a blob
 // all-gather for small start-up facts, memory that a node's ranks share, and a link for messages between
@@ -18,6 +18,7 @@
 #include <absl/status/statusor.h>
 #include <absl/time/time.h>
 
+#include "weft/mesh/runtime.h"
 #include "weft/mesh/wire_link.h"
 
 namespace weft {
@@ -57,6 +58,8 @@ class Bootstrap {
   virtual const NodeMap& node_map() const = 0;
   int size() const { return node_map().size(); }
   int node() const { return node_map().node_of_rank[rank()]; }
+  // The rank's clock, sleeps and threads. Lives as long as the bootstrap.
+  virtual Runtime& runtime() = 0;
 
   // Blobs of all ranks, by rank. Errors: kDeadlineExceeded (names the ranks that have not come).
   virtual absl::StatusOr<std::vector<std::string>> AllGatherBlob(std::string_view blob,

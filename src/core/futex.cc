@@ -1,4 +1,4 @@
-#include "src/comm/futex.h"
+#include "weft/core/futex.h"
 
 #include <unistd.h>
 

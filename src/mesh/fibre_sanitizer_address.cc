@@ -1,0 +1,16 @@
+#include <sanitizer/common_interface_defs.h>
+
+#include "src/mesh/fibre_sanitizer.h"
+
+namespace weft::internal {
+
+void FibreSanitizer::Entering() { __sanitizer_start_switch_fiber(&resumer_frames_, bottom_, bytes_); }
+void FibreSanitizer::Returned() { __sanitizer_finish_switch_fiber(resumer_frames_, nullptr, nullptr); }
+void FibreSanitizer::Entered() {
+  __sanitizer_finish_switch_fiber(own_frames_, &resumer_bottom_, &resumer_bytes_);
+}
+void FibreSanitizer::Leaving(bool for_good) {
+  __sanitizer_start_switch_fiber(for_good ? nullptr : &own_frames_, resumer_bottom_, resumer_bytes_);
+}
+
+}  // namespace weft::internal

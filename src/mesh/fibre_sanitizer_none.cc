@@ -1,0 +1,10 @@
+#include "src/mesh/fibre_sanitizer.h"
+
+namespace weft::internal {
+
+void FibreSanitizer::Entering() {}
+void FibreSanitizer::Returned() {}
+void FibreSanitizer::Entered() {}
+void FibreSanitizer::Leaving(bool /*for_good*/) {}
+
+}  // namespace weft::internal

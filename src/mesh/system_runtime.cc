@@ -1,0 +1,50 @@
+#include <sched.h>
+
+#include <chrono>
+#include <thread>
+#include <utility>
+
+#include <absl/time/clock.h>
+
+#include "weft/core/futex.h"
+#include "weft/mesh/runtime.h"
+
+namespace weft {
+namespace {
+
+class ThreadTask final : public Runtime::Task {
+ public:
+  explicit ThreadTask(std::function<void()> body) : thread_(std::move(body)) {}
+  ~ThreadTask() override { thread_.join(); }
+
+ private:
+  std::thread thread_;
+};
+
+}  // namespace
+
+int64_t SystemRuntime::NowNs() const {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+absl::Time SystemRuntime::Now() const { return absl::Now(); }
+void SystemRuntime::Yield() { sched_yield(); }
+void SystemRuntime::Nap(int64_t ns) { std::this_thread::sleep_for(std::chrono::nanoseconds(ns)); }
+
+void SystemRuntime::SleepOn(const std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ns) {
+  FutexWait(word, expected, timeout_ns, /*between_processes=*/false);
+}
+
+void SystemRuntime::WakeAll(const std::atomic<uint32_t>& word) {
+  FutexWakeAll(word, /*between_processes=*/false);
+}
+
+void SystemRuntime::Move(size_t /*bytes*/, absl::FunctionRef<void()> move) { move(); }
+
+std::unique_ptr<Runtime::Task> SystemRuntime::Start(std::function<void()> body) {
+  return std::make_unique<ThreadTask>(std::move(body));
+}
+
+}  // namespace weft
