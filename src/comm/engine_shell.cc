@@ -18,8 +18,13 @@ constexpr int64_t kMillisecond = 1'000'000;
 
 // A waiter yields for so long before it sleeps: about what waking a sleeper costs.
 constexpr int64_t kYieldNs = 30 * kMicrosecond;
-// Between two looks at the wire.
+// Between two looks at the wire: the longer nothing has come, the rarer, so that a nap adds little to a wait.
 constexpr int64_t kWireNapNs = 50 * kMicrosecond;
+constexpr int64_t kLongestWireNapNs = 500 * kMicrosecond;
+constexpr int64_t kWireNapsAWait = 16;
+int64_t WireNap(int64_t waited_ns) {
+  return std::clamp(waited_ns / kWireNapsAWait, kWireNapNs, kLongestWireNapNs);
+}
 // Longest sleep on the doorbell: a look now and then costs nothing.
 constexpr int64_t kBellNapNs = 20 * kMillisecond;
 // An idle progress thread naps this often before it parks.
@@ -129,7 +134,8 @@ bool EngineShell::PollUntil(const std::function<bool()>& done, absl::Time deadli
     } else if (now - idle_since < kYieldNs) {
       runtime_.Yield();
     } else {
-      node_.Wait(seen, std::min(turn.wire_busy ? kWireNapNs : kBellNapNs, std::max<int64_t>(1, limit - now)));
+      const int64_t nap = turn.wire_busy ? WireNap(now - idle_since) : kBellNapNs;
+      node_.Wait(seen, std::min(nap, std::max<int64_t>(1, limit - now)));
     }
     if (now >= limit && !done()) {
       reached = false;
@@ -150,7 +156,7 @@ bool EngineShell::Reached(const OperationRecord& record, Event event) const {
 }
 
 absl::Status EngineShell::DeadlineError(const OperationRecord& record, Event event, bool last_resort) {
-  std::string signs;
+  std::string signs;  // In front: what other nodes are told has limited room.
   if (last_resort) {
     WithCore([](EngineCore& core) {
       core.AskForLife();
@@ -160,11 +166,11 @@ absl::Status EngineShell::DeadlineError(const OperationRecord& record, Event eve
     const bool all_live = PollUntil([&] { return Reached(record, event) || silent().empty(); },
                                     runtime_.Now() + absl::Nanoseconds(kSignOfLifeNs));
     if (Reached(record, event)) return absl::OkStatus();
-    if (!all_live) signs = absl::StrCat("; no sign of life from rank(s) ", absl::StrJoin(silent(), ", "));
+    if (!all_live) signs = absl::StrCat("no sign of life from rank(s) ", absl::StrJoin(silent(), ", "), "; ");
   }
   return WithCore([&](EngineCore& core) {
     return absl::DeadlineExceededError(
-        absl::StrCat(Describe(record), ": deadline passed; ", core.WaitingFor(record), signs));
+        absl::StrCat(Describe(record), ": deadline passed; ", signs, core.WaitingFor(record)));
   });
 }
 
@@ -230,6 +236,7 @@ void EngineShell::WakeProgressThread() {
 
 void EngineShell::RunProgressThread() {
   int idle_naps = 0;
+  int64_t idle_since = runtime_.NowNs();
   const auto sleep = [this](uint32_t seen, int64_t ns) {
     parked_.store(true, std::memory_order_seq_cst);
     if (!stop_.load()) runtime_.SleepOn(progress_bell_, seen, ns);
@@ -245,8 +252,9 @@ void EngineShell::RunProgressThread() {
     const TurnResult turn = Turn();
     if (turn.advanced) {
       idle_naps = 0;
+      idle_since = runtime_.NowNs();
     } else if (!turn.idle) {
-      node_.Wait(node_bell, turn.wire_busy ? kWireNapNs : kBellNapNs);
+      node_.Wait(node_bell, turn.wire_busy ? WireNap(runtime_.NowNs() - idle_since) : kBellNapNs);
     } else if (idle_naps < kIdleNaps) {
       ++idle_naps;
       runtime_.SleepOn(progress_bell_, own_bell, kIdleNapNs);

@@ -109,6 +109,7 @@ absl::StatusOr<bool> WireDesk::PollTransfers() {
     if (transfer.receive) {
       UnderWay(transfer.lane, transfer.phase) -= static_cast<int64_t>(transfer.bytes);
       bytes_by_priority_[static_cast<size_t>(transfer.priority)] -= static_cast<int64_t>(transfer.bytes);
+      if (transfer.yielded) yielded_bytes_ -= static_cast<int64_t>(transfer.bytes);
     }
     transfer.owner->OnWireDone(transfer.slice);
   }
@@ -117,9 +118,9 @@ absl::StatusOr<bool> WireDesk::PollTransfers() {
 
 bool WireDesk::MayReceive(int lane, WirePhase phase, Priority priority, size_t bytes, bool head) const {
   const int64_t lane_bytes = under_way_bytes_[static_cast<size_t>(lane)][static_cast<size_t>(phase)];
-  if (head && lane_bytes == 0) return true;
+  if (head && lane_bytes == 0 && !options_.starve_heads) return true;
   if (lane_bytes + static_cast<int64_t>(bytes) > options_.lane_window_bytes) return false;
-  const Priority highest = std::min(wanted_last_, wanted_now_);
+  const Priority highest = highest_wanted();
   if (priority <= highest) return true;
   int64_t lower = static_cast<int64_t>(bytes);
   for (size_t p = static_cast<size_t>(highest) + 1; p < bytes_by_priority_.size(); ++p)
@@ -134,8 +135,13 @@ absl::Status WireDesk::Receive(const Channel& channel, WirePhase phase, Priority
                                WireOwner* owner) {
   WEFT_ASSIGN_OR_RETURN(const WireLink::RequestId request,
                         link_.Receive(channel.peer, TagOf(channel), slice.target, slice.bytes));
-  under_way_.push_back(
-      {request, owner, slice.number, true, slice.bytes, channel.peer, channel.lane, phase, priority});
+  const bool yielded = priority > highest_wanted();
+  under_way_.push_back({request, owner, slice.number, true, slice.bytes, channel.peer, channel.lane, phase,
+                        priority, yielded});
+  if (yielded) {
+    yielded_bytes_ += static_cast<int64_t>(slice.bytes);
+    counters_.yielded_peak_bytes = std::max(counters_.yielded_peak_bytes, yielded_bytes_);
+  }
   UnderWay(channel.lane, phase) += static_cast<int64_t>(slice.bytes);
   bytes_by_priority_[static_cast<size_t>(priority)] += static_cast<int64_t>(slice.bytes);
   return SendCredit(channel, descriptor, elements, 1);
@@ -166,8 +172,8 @@ absl::Status WireDesk::Send(const Channel& channel, int64_t slice, const std::by
                             WireOwner* owner) {
   WEFT_ASSIGN_OR_RETURN(const WireLink::RequestId request,
                         link_.Send(channel.peer, TagOf(channel), source, bytes));
-  under_way_.push_back(
-      {request, owner, slice, false, bytes, channel.peer, channel.lane, WirePhase::kGather, Priority::kBulk});
+  under_way_.push_back({request, owner, slice, false, bytes, channel.peer, channel.lane, WirePhase::kGather,
+                        Priority::kBulk, false});
   counters_.wire_bytes += static_cast<int64_t>(bytes);
   return absl::OkStatus();
 }
@@ -219,6 +225,7 @@ void WireDesk::Abandon() {
   under_way_.clear();
   under_way_bytes_ = {};
   bytes_by_priority_ = {};
+  yielded_bytes_ = 0;
   credits_.clear();
   notices_.clear();
 }

@@ -18,6 +18,7 @@
 // Thread safety: the core's lock.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -124,6 +125,7 @@ class WireDesk {
     int lane;
     WirePhase phase;
     Priority priority;
+    bool yielded = false;  // Asked for while something more urgent wanted the wire.
   };
   using Key = std::tuple<int, uint64_t, int, int>;
   struct Notice {
@@ -135,6 +137,7 @@ class WireDesk {
   absl::StatusOr<bool> PollNotes();
   absl::StatusOr<bool> PollTransfers();
   absl::Status TakeNote(const WireLink::Note& note);
+  Priority highest_wanted() const { return std::min(wanted_last_, wanted_now_); }
   int64_t& UnderWay(int lane, WirePhase phase) {
     return under_way_bytes_[static_cast<size_t>(lane)][static_cast<size_t>(phase)];
   }
@@ -146,6 +149,7 @@ class WireDesk {
   std::vector<Transfer> arriving_;  // Given up, but not by the link.
   std::array<std::array<int64_t, 2>, NodeLink::kMaxLanes> under_way_bytes_{};
   std::array<int64_t, 4> bytes_by_priority_{};
+  int64_t yielded_bytes_ = 0;
   Priority wanted_now_ = Priority::kBulk;   // Highest of this turn so far,
   Priority wanted_last_ = Priority::kBulk;  // and of the last whole turn.
   absl::Status SendCredit(const Channel& channel, const Descriptor& descriptor, int64_t elements,

@@ -1,70 +1,17 @@
 #include "tests/comm/canonical_order.h"
 
-#include <cmath>
-#include <type_traits>
-
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 
+#include "tests/comm/random_values.h"
 #include "weft/mesh/device_mesh.h"
 
 namespace weft::testing {
 namespace {
 
-// Element i of a rank's input: every rank can compute every other's.
-uint64_t RandomBits(int rank, int64_t i) {
-  uint64_t x = static_cast<uint64_t>(rank) * 0x9e3779b97f4a7c15U + static_cast<uint64_t>(i) + 1;
-  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9U;
-  x = (x ^ (x >> 27)) * 0x94d049bb133111ebU;
-  return x ^ (x >> 31);
-}
-
-// Signs and exponents vary so much that most orders of addition differ in the last bits.
-float RandomFloat(int rank, int64_t i, int exponents) {
-  const uint64_t bits = RandomBits(rank, i);
-  const auto mantissa = static_cast<float>(static_cast<int64_t>(bits >> 40) - (int64_t{1} << 23));
-  const int exponent = static_cast<int>(bits % static_cast<uint64_t>(exponents)) - exponents / 2 - 23;
-  return std::ldexp(mantissa, exponent);
-}
-
 template <typename T>
-struct Arithmetic {
-  using Wide = T;
-  static T Random(int rank, int64_t i) { return static_cast<T>(RandomBits(rank, i)); }
-  static Wide Widen(T value) { return value; }
-  static T Narrow(Wide value) { return value; }
-  static Wide Add(Wide a, Wide b) {
-    using U = std::make_unsigned_t<T>;
-    return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
-  }
-};
-template <>
-struct Arithmetic<float> {
-  using Wide = float;
-  static float Random(int rank, int64_t i) { return RandomFloat(rank, i, 40); }
-  static float Widen(float value) { return value; }
-  static float Narrow(float value) { return value; }
-  static float Add(float a, float b) { return a + b; }
-};
-template <>
-struct Arithmetic<F16> : Arithmetic<float> {
-  static F16 Random(int rank, int64_t i) { return ToF16(RandomFloat(rank, i, 16)); }
-  static float Widen(F16 value) { return ToFloat(value); }
-  static F16 Narrow(float value) { return ToF16(value); }
-};
-template <>
-struct Arithmetic<BF16> : Arithmetic<float> {
-  static BF16 Random(int rank, int64_t i) { return ToBF16(RandomFloat(rank, i, 16)); }
-  static float Widen(BF16 value) { return ToFloat(value); }
-  static BF16 Narrow(float value) { return ToBF16(value); }
-};
-
-template <typename T>
-typename Arithmetic<T>::Wide Tree(int lo, int n, int64_t i) {
-  if (n == 1) return Arithmetic<T>::Widen(Arithmetic<T>::Random(lo, i));
-  int left = 1;
-  while (2 * left < n) left *= 2;
-  return Arithmetic<T>::Add(Tree<T>(lo, left, i), Tree<T>(lo + left, n - left, i));
+typename Arithmetic<T>::Wide Tree(int ranks, int64_t i) {
+  return TreeSum<T>(0, ranks, [i](int rank) { return Arithmetic<T>::Widen(Arithmetic<T>::Random(rank, i)); });
 }
 
 // Elements whose bits are not those of the tree over `ranks` ranks.
@@ -72,7 +19,7 @@ template <typename T>
 int64_t CountWrong(const std::byte* memory, int ranks, int64_t begin, int64_t count) {
   int64_t wrong = 0;
   for (int64_t i = 0; i < count; ++i) {
-    const T expected = Arithmetic<T>::Narrow(Tree<T>(0, ranks, begin + i));
+    const T expected = Arithmetic<T>::Narrow(Tree<T>(ranks, begin + i));
     if (std::memcmp(memory + static_cast<size_t>(i) * sizeof(T), &expected, sizeof(T)) != 0) ++wrong;
   }
   return wrong;
@@ -129,19 +76,7 @@ absl::Status CheckTyped(EngineFixture& fixture, int64_t count) {
 
 absl::Status CheckCanonicalOrder(EngineFixture& fixture, DType dtype, int64_t count) {
   SCOPED_TRACE(absl::StrCat(ToAbsl(Name(dtype)), ", ", count, " elements a rank"));
-  switch (dtype) {
-    case DType::kF32:
-      return CheckTyped<float>(fixture, count);
-    case DType::kBF16:
-      return CheckTyped<BF16>(fixture, count);
-    case DType::kF16:
-      return CheckTyped<F16>(fixture, count);
-    case DType::kI32:
-      return CheckTyped<int32_t>(fixture, count);
-    case DType::kI64:
-      return CheckTyped<int64_t>(fixture, count);
-  }
-  return absl::InternalError("a dtype that this test does not know");
+  return WithType(dtype, [&](auto value) { return CheckTyped<decltype(value)>(fixture, count); });
 }
 
 absl::Status CheckHybridReduction(EngineFixture& fixture, int shard_size, int64_t count) {

@@ -44,6 +44,9 @@ struct EngineOptions {
   // the process with _exit(86). Off for ranks that are threads of one process.
   bool watchdog = false;
   std::string recorder_path;  // JSON file of the watchdog; empty: standard error.
+  // Leaves the first operation of a lane without the credit that Note [Credits] promises it: for the test
+  // that shows that the simulator notices.
+  bool starve_heads = false;
 };
 
 // Bytes and times since the engine was made (monotonic; take differences).
@@ -57,7 +60,10 @@ struct EngineCounters {
   int64_t wire_bytes = 0;    // Handed to the link between nodes by this rank.
   int64_t copied_bytes = 0;  // Staged or converted by the engine; 0 where every buffer is in node memory.
   int64_t operations = 0;    // Finished.
-  int64_t wait_ns = 0;       // Spent in Wait: communication that was not hidden.
+  // Most that was under way of what had been asked of other nodes while a more urgent lane wanted the wire.
+  // At most the larger of yield_window_bytes and a slice, and a slice for each phase (two) of each lane.
+  int64_t yielded_peak_bytes = 0;
+  int64_t wait_ns = 0;  // Spent in Wait: communication that was not hidden.
 };
 
 class CommEngine {

@@ -1,0 +1,156 @@
+// Random schedules of the whole engine on simulated ranks, and proof that the simulator notices when a rule
+// is broken.
+#include <cstdlib>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/comm/random_program.h"
+#include "tests/support/status_matchers.h"
+#include "weft/core/status.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string Again(uint64_t seed) {
+  return absl::StrCat("again: build/release/tests/comm/weft_hunt --seeds ", seed, ":", seed + 1);
+}
+
+// As many as WEFT_SCHEDULES says; the sanitizers' builds, which are slower, ask for fewer.
+TEST(Schedules, EndWithTheRightBitsOnEveryRank) {
+  const char* asked = std::getenv("WEFT_SCHEDULES");
+  const uint64_t seeds = asked == nullptr ? 1000 : std::stoull(asked);
+  for (uint64_t seed = 0; seed < seeds; ++seed) {
+    const Program program = DrawProgram(seed);
+    EXPECT_OK(RunSchedule(program, DrawMachine(seed)).status()) << program.ToString() << "\n" << Again(seed);
+  }
+}
+
+TEST(Schedule, RepeatsItself) {
+  const Program program = DrawProgram(11);
+  const ScheduleReport first = RunSchedule(program, DrawMachine(11));
+  const ScheduleReport again = RunSchedule(program, DrawMachine(11));
+  EXPECT_OK(first.status());
+  EXPECT_EQ(first.simulation.fingerprint, again.simulation.fingerprint);
+}
+
+TEST(Schedule, WorksForAThousandRanks) {
+  Program program = DrawProgram(3);
+  constexpr int kRanks = 1024;
+  constexpr int kRanksPerNode = 8;
+  program.nodes = NodeMap::RanksPerNode(kRanks, kRanksPerNode);
+  program.shard_size = 64;
+  program.ops.resize(4);
+  program.ops[0].kind = program.ops[2].kind = ProgramOp::Kind::kGatherImage;
+  program.ops[1].kind = program.ops[3].kind = ProgramOp::Kind::kReduceGradients;
+  for (ProgramOp& op : program.ops) op.count = std::min<int64_t>(op.count, 31);
+  const ScheduleReport report = RunSchedule(program, {});
+  EXPECT_OK(report.status());
+  EXPECT_EQ(report.simulation.outcomes.size(), kRanks);
+}
+
+// Whether one of the first schedules fails on some rank when `run` breaks a rule.
+template <typename Run>
+::testing::AssertionResult IsNoticed(const Run& run) {
+  constexpr uint64_t kSeeds = 300;
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+    if (!run(seed).status().ok()) return ::testing::AssertionSuccess();
+  }
+  return ::testing::AssertionFailure() << kSeeds << " schedules ran as if nothing were wrong";
+}
+
+TEST(BrokenRule, AHeadOperationWithoutCreditIsNoticed) {
+  EXPECT_TRUE(IsNoticed([](uint64_t seed) {
+    Program program = DrawProgram(seed);
+    program.engine.starve_heads = true;
+    program.engine.timeout = absl::Seconds(5);
+    return RunSchedule(program, {.seed = seed});
+  }));
+}
+
+TEST(BrokenRule, MemoryReusedBeforeItIsReleasedIsNoticed) {
+  EXPECT_TRUE(IsNoticed([](uint64_t seed) {
+    return RunSchedule(DrawProgram(seed), {.seed = seed}, {.free_after_release = false});
+  }));
+}
+
+TEST(BrokenRule, AnAllReduceSubmittedOnCompletionIsNoticed) {
+  EXPECT_TRUE(IsNoticed([](uint64_t seed) {
+    return RunSchedule(DrawProgram(seed), {.seed = seed}, {.submit_in_program_order = false});
+  }));
+}
+
+TEST(BrokenRule, AnImageWrittenBehindItsGateIsNoticed) {
+  EXPECT_TRUE(IsNoticed([](uint64_t seed) {
+    // One image, filled from two lanes in turn, and a rank that reads slowly.
+    Program program = DrawProgram(seed);
+    for (size_t i = 0; i < program.ops.size(); ++i) {
+      program.ops[i].kind = ProgramOp::Kind::kGatherImage;
+      program.ops[i].image = 0;
+      program.ops[i].whole_world = i % 2 == 0;
+    }
+    return RunSchedule(program, {.seed = seed, .slow = {{0, 10.0}}}, {.gate_images = false});
+  }));
+}
+
+// Of a death in the middle: either nobody needed that rank any more, or every survivor says who is missing.
+TEST(Death, IsAnErrorThatNamesTheRankOnEverySurvivor) {
+  int noticed = 0;
+  for (uint64_t seed = 0; seed < 30; ++seed) {
+    Program program = DrawProgram(seed);
+    program.engine.timeout = absl::Seconds(4);
+    SimOptions machine;
+    machine.seed = seed;
+    const int64_t whole_ns = RunSchedule(program, machine).simulation.virtual_ns;
+    const int victim = static_cast<int>(seed) % program.nodes.size();
+    machine.death = {{victim, whole_ns * static_cast<int64_t>(seed % 10 + 1) / 12}};
+    const SimReport report = RunSchedule(program, machine).simulation;
+    if (absl::IsUnavailable(report.outcomes[static_cast<size_t>(victim)])) {
+      ++noticed;
+      for (size_t rank = 0; rank < report.outcomes.size(); ++rank) {
+        const absl::Status& outcome = report.outcomes[rank];
+        if (static_cast<int>(rank) == victim) continue;
+        EXPECT_FALSE(outcome.ok()) << program.ToString() << ", rank " << rank;
+        EXPECT_THAT(std::string(outcome.message()),
+                    ::testing::ContainsRegex(
+                        absl::StrCat("(sign of life from|waits for|gathering from all ranks:) rank.*[^0-9]",
+                                     victim, "([^0-9]|$)")))
+            << program.ToString() << ", rank " << rank;
+      }
+    }
+  }
+  EXPECT_GT(noticed, 20);
+}
+
+class Mistakes : public ::testing::TestWithParam<ProgramMistake::Kind> {};
+
+// One rank submits something else: all ranks fail, and those that can tell name both.
+TEST_P(Mistakes, NameBothRanks) {
+  int noticed = 0;
+  for (uint64_t seed = 0; seed < 40; ++seed) {
+    Program program = DrawProgram(seed);
+    // What the mistake is about must be something that all ranks do alike.
+    for (ProgramOp& op : program.ops) op.kind = ProgramOp::Kind::kAllReduce;
+    const int culprit = static_cast<int>(seed) % program.nodes.size();
+    const ProgramMistake mistake = {GetParam(), culprit};
+    const SimReport report = RunSchedule(program, {.seed = seed}, {}, &mistake).simulation;
+    for (const absl::Status& outcome : report.outcomes) EXPECT_FALSE(outcome.ok()) << program.ToString();
+    const bool named = std::any_of(report.outcomes.begin(), report.outcomes.end(), [&](const auto& outcome) {
+      return absl::IsFailedPrecondition(outcome) &&
+             ::testing::Matches(HasSubstr(absl::StrCat("rank ", culprit)))(std::string(outcome.message()));
+    });
+    if (named) ++noticed;
+  }
+  EXPECT_EQ(noticed, 40);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, Mistakes,
+                         ::testing::Values(ProgramMistake::Kind::kOp, ProgramMistake::Kind::kCount,
+                                           ProgramMistake::Kind::kDType, ProgramMistake::Kind::kOrder));
+
+}  // namespace
+}  // namespace weft::testing
