@@ -458,6 +458,7 @@ SimOptions DrawMachine(uint64_t seed) {
   Dice dice(seed ^ 0x5eedULL);
   SimOptions machine;
   machine.seed = seed;
+  machine.poll_ns = dice.OneOf<int64_t>({1'000, 4'000});
   machine.jitter = dice.OneOf({0.0, 1.0, 5.0, 20.0});
   machine.memory_speed = dice.OneOf({0.05, 0.5, 8.0});
   machine.wire_speed = dice.OneOf({0.02, 0.1, 1.25});
