@@ -88,24 +88,22 @@ absl::Status CommContext::ResetAfterError() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Work> CommContext::AllGather(const std::string& label, const void* shard, void* gathered,
-                                            DType dtype, int64_t gathered_elements, Priority priority) {
+absl::StatusOr<Transfer> CommContext::AllGather(const AllGatherRequest& request,
+                                                const CustomAllGather& custom) {
   WEFT_RETURN_IF_ERROR(status_);
   ++counters_.all_gathers;
-  return engine_.AllGather(all_gather_lane_, shard, gathered, dtype, gathered_elements, {},
-                           Label(label, priority));
+  if (custom) {
+    StartedCollective started = custom(request);
+    if (!started.ok()) return Fail(Annotate(started.status(), "all-gather of '" + request.label + "'"));
+    return Transfer(*std::move(started));
+  }
+  const LaneId lane = &request.group == &regather_group_ ? regather_lane_ : all_gather_lane_;
+  return Transfer(engine_.AllGather(lane, request.part, request.gathered, request.dtype,
+                                    request.gathered_elements, {}, Label(request.label, request.priority)));
 }
 
 Work CommContext::FenceAllGathers(const std::string& label) {
   return engine_.Barrier(all_gather_lane_, Label(label, Priority::kCritical));
-}
-
-absl::StatusOr<Work> CommContext::Regather(const std::string& label, const void* part, void* gathered,
-                                           DType dtype, int64_t gathered_elements, Priority priority) {
-  WEFT_RETURN_IF_ERROR(status_);
-  ++counters_.all_gathers;
-  return engine_.AllGather(regather_lane_, part, gathered, dtype, gathered_elements, {},
-                           Label(label, priority));
 }
 
 absl::Status CommContext::AllReduceScalars(const std::string& label, void* values, DType dtype, int64_t count,
@@ -137,7 +135,7 @@ absl::Status CommContext::FinishBackward() {
 }
 
 absl::Status CommContext::TakeBackOldestImage() {
-  WEFT_RETURN_IF_ERROR(Settle(retired_.front().work));
+  WEFT_RETURN_IF_ERROR(Settle(retired_.front().gather));
   retired_.pop_front();
   return absl::OkStatus();
 }
@@ -148,20 +146,15 @@ absl::Status CommContext::TakeBackOldestImage() {
 // memory than if it waited for all: either as many bytes are freed as are taken, or none is left retired.
 absl::Status CommContext::MakeRoomForImage(size_t bytes) {
   size_t freed = 0;
-  while (!retired_.empty() && (freed < bytes || retired_.front().work.TestReleased())) {
+  while (!retired_.empty() && (freed < bytes || retired_.front().gather.TestReleased())) {
     freed += retired_.front().image.bytes();
     WEFT_RETURN_IF_ERROR(TakeBackOldestImage());
   }
   return absl::OkStatus();
 }
 
-absl::Status CommContext::Settle(Work& work) {
-  const absl::Status released = work.WaitReleased();
-  return released.ok() ? released : Fail(released);
-}
-
-void CommContext::Retire(Work work, Buffer image) {
-  if (work.valid()) retired_.push_back({std::move(image), std::move(work)});
+void CommContext::Retire(Transfer gather, Buffer image) {
+  if (gather.valid()) retired_.push_back({std::move(image), std::move(gather)});
 }
 
 absl::StatusOr<Buffer> CommContext::AcquireImage(size_t bytes) {

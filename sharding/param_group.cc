@@ -144,19 +144,23 @@ absl::Status ParamGroup::Gather(Priority priority) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Work> ParamGroup::GatherShards(std::byte* gathered, Priority priority) {
+absl::StatusOr<Transfer> ParamGroup::GatherShards(std::byte* gathered, Priority priority) {
   const void* shard = dtypes_.param == DType::kF32 ? master_.data() : PlaceOwnShard(gathered);
-  if (context_.shard_group().size() == 1 || layout_.gathered_elements() == 0) return Work();
-  return context_.AllGather(name_, shard, gathered, dtypes_.param, layout_.gathered_elements(), priority);
+  if (context_.shard_group().size() == 1 || layout_.gathered_elements() == 0) return Transfer();
+  return context_.AllGather(
+      {name_, context_.shard_group(), shard, gathered, dtypes_.param, layout_.gathered_elements(), priority},
+      all_gather_);
 }
 
-absl::StatusOr<Work> ParamGroup::GatherKept(std::byte* gathered, Priority priority) {
+absl::StatusOr<Transfer> ParamGroup::GatherKept(std::byte* gathered, Priority priority) {
   const int64_t bytes = BytesOf(kept_elements(), dtypes_.param);
   std::byte* own = gathered + context_.regather_group().group_rank * bytes;
   std::memcpy(own, kept_.data(), static_cast<size_t>(bytes));
   context_.CountCopy(bytes);
   kept_.Reset();
-  return context_.Regather(name_, own, gathered, dtypes_.param, layout_.gathered_elements(), priority);
+  return context_.AllGather(
+      {name_, context_.regather_group(), own, gathered, dtypes_.param, layout_.gathered_elements(), priority},
+      all_gather_);
 }
 
 int64_t ParamGroup::kept_elements() const {
@@ -244,7 +248,7 @@ void ParamGroup::DropImage() {
 
 void ParamGroup::ResetAfterError() {
   if (state_ == State::kUnsharded) ForgetData(parameters_, data_image());
-  gather_ = Work();
+  gather_ = Transfer();
   gathered_.Reset();
   image_.Reset();
   kept_.Reset();

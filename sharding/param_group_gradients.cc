@@ -64,7 +64,7 @@ absl::Status ParamGroup::ReduceGradients(ReduceScope scope) {
   for (int rank = 0; rank < layout_.shard_size(); ++rank) counts.push_back(layout_.reduced_elements(rank));
   return context_.Reduce({name_, dtypes_.reduce, scope, std::move(input), std::move(counts),
                           layout_.BucketSlices(context_.shard_group().group_rank), scales.after, sums_,
-                          gradient_hook_});
+                          gradient_hook_, reduce_scatter_});
 }
 
 absl::StatusOr<Buffer> ParamGroup::TakeReduceInput(float scale) {

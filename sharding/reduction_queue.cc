@@ -19,10 +19,10 @@ absl::Status CommContext::ReductionQueue::Submit(Reduction reduction) {
   ++sums.under_way;
   Entry& entry = entries_.emplace_back(Entry{std::move(reduction), next_number_++, takes_partial});
   WEFT_RETURN_IF_ERROR(SubmitReduceScatter(entry));
-  if (entry.reduction.scope == ReduceScope::kShardAndReplicate && !takes_partial) {
+  const bool chained = entry.reduce_scatter.work() != nullptr || !entry.reduce_scatter.valid();
+  if (entry.reduction.scope == ReduceScope::kShardAndReplicate && !takes_partial && chained) {
     entry.continued = true;
-    WEFT_RETURN_IF_ERROR(
-        SubmitAllReduces(entry, entry.reduce_scatter.valid() ? &entry.reduce_scatter : nullptr));
+    WEFT_RETURN_IF_ERROR(SubmitAllReduces(entry, entry.reduce_scatter.work()));
   }
   const int64_t lag = context_.shard_group_.size() == 1 ? 0 : context_.options_.max_reduce_scatters;
   return ContinueThrough(entry.number - lag);
@@ -59,9 +59,20 @@ absl::Status CommContext::ReductionQueue::SubmitReduceScatter(Entry& entry) {
   const int64_t bytes = OwnElements(reduction) * static_cast<int64_t>(SizeOf(reduction.dtype));
   WEFT_ASSIGN_OR_RETURN(entry.output, context_.AcquireShard(static_cast<size_t>(bytes)));
   ++context_.counters_.reduce_scatters;
-  entry.reduce_scatter = context_.engine_.ReduceScatter(
+  if (reduction.reduce_scatter) return StartCustom(entry);
+  entry.reduce_scatter = Transfer(context_.engine_.ReduceScatter(
       context_.reduce_scatter_lane_, reduction.input.data(), entry.output.data(), reduction.dtype, total,
-      ReduceOp::kSum, reduction.counts, context_.Label(reduction.label, Priority::kReduce));
+      ReduceOp::kSum, reduction.counts, context_.Label(reduction.label, Priority::kReduce)));
+  return absl::OkStatus();
+}
+
+absl::Status CommContext::ReductionQueue::StartCustom(Entry& entry) {
+  const Reduction& reduction = entry.reduction;
+  StartedCollective started =
+      reduction.reduce_scatter({reduction.label, context_.shard_group_, reduction.input.data(),
+                                entry.output.data(), reduction.dtype, reduction.counts});
+  if (!started.ok()) return Annotate(started.status(), "reduce-scatter of '" + reduction.label + "'");
+  entry.reduce_scatter = Transfer(*std::move(started));
   return absl::OkStatus();
 }
 
@@ -101,6 +112,7 @@ absl::Status CommContext::ReductionQueue::Continue(Entry& entry) {
     --sums.under_way;
     return AddTo(sums.partial, std::move(entry.output), reduction.dtype, elements);
   }
+  if (!entry.takes_partial) return SubmitAllReduces(entry, nullptr);
   WEFT_CHECK(static_cast<bool>(sums.partial), "a reduction takes a partial sum that is not there");
   if (!Replicates(reduction)) {
     // Nothing is sent any more: the sum stays in fp32.

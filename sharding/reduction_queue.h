@@ -4,9 +4,10 @@
 // Lanes follow program order: no completion may submit anything, as ranks complete at different moments. An
 // all-reduce of what its reduce-scatter leaves is therefore submitted together with it, and starts `after`
 // it. One that takes a partial sum along cannot be: between the two that sum must be added, by this thread.
-// It is submitted when the reduction `max_reduce_scatters` later is, or by Drain: at a place that all ranks
-// share, and at which this reduce-scatter must be over anyway, as its input's memory is needed. So the
-// all-reduce of one group still runs beside the reduce-scatters of the next.
+// Nor can one that follows a caller's reduce-scatter, of which the engine knows nothing. These are submitted
+// when the reduction `max_reduce_scatters` later is, or by Drain: at a place that all ranks share, and at
+// which the reduce-scatter must be over anyway, as its input's memory is needed. So the all-reduce of one
+// group still runs beside the reduce-scatters of the next.
 //
 // Thread safety: none. Lifetime: the context must outlive the queue.
 #pragma once
@@ -34,11 +35,11 @@ class CommContext::ReductionQueue {
  private:
   struct Entry {
     Reduction reduction;
-    int64_t number;            // In order of submission.
-    bool takes_partial;        // The all-reduce waits for the partial sum.
-    Buffer output = {};        // This rank's part of the sum, until it has been added.
-    Work reduce_scatter = {};  // Invalid where there is none, and the input has become the output.
-    bool continued = false;    // Nothing is left to submit: see the note above.
+    int64_t number;                // In order of submission.
+    bool takes_partial;            // What the partial sum is added to before the all-reduce.
+    Buffer output = {};            // This rank's part of the sum, until it has been added.
+    Transfer reduce_scatter = {};  // Invalid where there is none, and the input has become the output.
+    bool continued = false;        // Nothing is left to submit: see the note above.
     std::vector<Work> all_reduces = {};
 
     bool scattering() const { return static_cast<bool>(reduction.input); }
@@ -46,6 +47,7 @@ class CommContext::ReductionQueue {
   };
 
   absl::Status SubmitReduceScatter(Entry& entry);
+  absl::Status StartCustom(Entry& entry);
   absl::Status SubmitAllReduces(Entry& entry, const Work* after);
   // What follows the reduce-scatters up to this number.
   absl::Status ContinueThrough(int64_t number);

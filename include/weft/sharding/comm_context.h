@@ -24,6 +24,7 @@
 
 #include "weft/comm/comm_engine.h"
 #include "weft/memory/buffer_pool.h"
+#include "weft/sharding/custom_collectives.h"
 #include "weft/sharding/reduction.h"
 
 namespace weft {
@@ -63,14 +64,12 @@ class CommContext {
   }
   int bucket_count() const { return static_cast<int>(replicate_groups_.size()); }
 
-  // Starts an all-gather of `shard` into `gathered` (in place where the shard lies there already).
-  absl::StatusOr<Work> AllGather(const std::string& label, const void* shard, void* gathered, DType dtype,
-                                 int64_t gathered_elements, Priority priority);
+  // Starts an all-gather over the shard group or the regather group, which are named by reference: the
+  // engine's, or `custom` if there is one.
+  absl::StatusOr<Transfer> AllGather(const AllGatherRequest& request,
+                                     const CustomAllGather& custom = nullptr);
   // A point between all-gathers: ranks of the shard group that come to it after different ones get an error.
   Work FenceAllGathers(const std::string& label);
-  // The same over the regather group, of parts of which each holds those of several shards.
-  absl::StatusOr<Work> Regather(const std::string& label, const void* part, void* gathered, DType dtype,
-                                int64_t gathered_elements, Priority priority);
   // Submits a reduction, and returns; completes older ones to keep the bounds.
   absl::Status Reduce(Reduction reduction);
   // Completes every reduction, in order, runs their hooks, and waits until no peer reads any buffer or shard
@@ -85,8 +84,8 @@ class CommContext {
   absl::StatusOr<Buffer> AcquireImage(size_t bytes);
   absl::StatusOr<Buffer> AcquireGradients(size_t bytes);
   absl::StatusOr<Buffer> AcquireShard(size_t bytes);
-  // Gives an image back as soon as the gather that filled it (an invalid Work: none) is released.
-  void Retire(Work work, Buffer image);
+  // Gives an image back as soon as the gather that filled it (an empty one: none) is released.
+  void Retire(Transfer gather, Buffer image);
 
   // OK, or the first error, as every later call returns it.
   const absl::Status& status() const { return status_; }
@@ -111,7 +110,7 @@ class CommContext {
   class ReductionQueue;
   struct Retired {
     Buffer image;
-    Work work;
+    Transfer gather;
   };
 
   CommContext(CommEngine& engine, ProcessGroup shard_group, std::vector<ProcessGroup> replicate_groups,
@@ -120,7 +119,12 @@ class CommContext {
   OpOptions Label(const std::string& label, Priority priority);
   absl::Status TakeBackOldestImage();
   absl::Status MakeRoomForImage(size_t bytes);
-  absl::Status Settle(Work& work);
+  // Waits until a Work or Transfer is released; fails with it.
+  template <typename Pending>
+  absl::Status Settle(Pending& pending) {
+    const absl::Status released = pending.WaitReleased();
+    return released.ok() ? released : Fail(released);
+  }
 
   CommEngine& engine_;
   ProcessGroup shard_group_;

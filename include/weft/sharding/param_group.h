@@ -99,6 +99,11 @@ class ParamGroup {
   // [Accumulation]), is there after CommContext::FinishBackward.
   // Errors: kFailedPrecondition (no gradients prepared; a view replaced by one of another shape or dtype).
   absl::Status ReduceGradients(ReduceScope scope = ReduceScope::kShardAndReplicate);
+  // In place of the engine's collectives from now on; all ranks set the same. Unset (null): the engine's.
+  void SetCustomAllGather(CustomAllGather all_gather) { all_gather_ = std::move(all_gather); }
+  void SetCustomReduceScatter(CustomReduceScatter reduce_scatter) {
+    reduce_scatter_ = std::move(reduce_scatter);
+  }
   // Of the reductions that are started from now on; see its type. Unset (null): none.
   void SetGradientHook(GradientHook hook) { gradient_hook_ = std::move(hook); }
   // Forgets all gradients, those under way too.
@@ -130,8 +135,8 @@ class ParamGroup {
   FlatImage data_image() const;
   int64_t kept_elements() const;
   absl::Status Gather(Priority priority);
-  absl::StatusOr<Work> GatherShards(std::byte* gathered, Priority priority);
-  absl::StatusOr<Work> GatherKept(std::byte* gathered, Priority priority);
+  absl::StatusOr<Transfer> GatherShards(std::byte* gathered, Priority priority);
+  absl::StatusOr<Transfer> GatherKept(std::byte* gathered, Priority priority);
   absl::Status KeepPart();
   // Puts this rank's shard, converted, into its own range of the gathered buffer; returns where that is.
   const void* PlaceOwnShard(std::byte* gathered);
@@ -153,9 +158,11 @@ class ParamGroup {
   Buffer gathered_;  // Without zero copy only, and only until the copy-out.
   Buffer image_;
   Buffer kept_;  // In kShardedAfterForward only.
-  Work gather_;
+  Transfer gather_;
   std::string fallback_reason_;
   Buffer gradient_image_;
+  CustomAllGather all_gather_;
+  CustomReduceScatter reduce_scatter_;
   GradientHook gradient_hook_;
   std::shared_ptr<GradientSums> sums_;  // Null before the first reduction.
 };

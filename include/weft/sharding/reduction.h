@@ -22,6 +22,7 @@
 
 #include "weft/core/dtype.h"
 #include "weft/memory/buffer_pool.h"
+#include "weft/sharding/custom_collectives.h"
 #include "weft/sharding/flat_layout.h"
 
 namespace weft {
@@ -55,6 +56,7 @@ struct Reduction {
   float scale;                         // What a sum over all ranks is multiplied by, in fp32.
   std::shared_ptr<GradientSums> sums;  // May be forgotten by its owner meanwhile.
   GradientHook hook;                   // Unset: none. For kShardAndReplicate only.
+  CustomReduceScatter reduce_scatter;  // Unset: the engine's.
 };
 
 }  // namespace weft
