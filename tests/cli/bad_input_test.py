@@ -53,6 +53,11 @@ class BadData(WeftCase):
         self.refuse(["empty.txt", "empty"], "--data", self.write("empty.txt", ""))
         self.refuse(["8 tokens", "needs 17"], "--data", self.write("short.txt", "8 tokens"))
 
+    def test_names_evaluation_data_that_is_missing_short_or_of_another_form(self):
+        self.refuse(["--eval-data", "gone.txt"], "--eval-data", "gone.txt")
+        self.refuse(["--eval-data", "8 tokens"], "--eval-data", self.write("short.txt", "8 tokens"))
+        self.refuse(["eval.u16", "token ids"], "--eval-data", self.write("eval.u16", b"\0" * 400))
+
     def test_names_a_folder_without_files(self):
         (self.folder / "none").mkdir()
         self.refuse(["none", "no files"], "--data", "none")
