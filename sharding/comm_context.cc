@@ -157,6 +157,11 @@ void CommContext::Retire(Transfer gather, Buffer image) {
   if (gather.valid()) retired_.push_back({std::move(image), std::move(gather)});
 }
 
+void CommContext::AwaitReleases() {
+  while (!retired_.empty() && TakeBackOldestImage().ok()) {
+  }
+}
+
 absl::StatusOr<Buffer> CommContext::AcquireImage(size_t bytes) {
   WEFT_RETURN_IF_ERROR(status_);
   const size_t block = std::max(bytes, kSmallestBlock);

@@ -96,6 +96,7 @@ ParamGroup::ParamGroup(CommContext& context, std::string name,
 ParamGroup::~ParamGroup() {
   if (state_ == State::kUnsharded) ForgetData(parameters_, data_image());
   if (gradient_image_) ForgetGradients(parameters_);
+  context_.AwaitReleases();  // Peers may still gather from the master.
 }
 
 absl::Status ParamGroup::Load(const ShardLoader& loader) {

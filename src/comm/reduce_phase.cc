@@ -27,6 +27,19 @@ WireDesk::Channel MakeChannel(const OperationContext& context, int member, int n
           number};
 }
 
+// Scratch is cut at cache lines.
+size_t CacheLines(size_t bytes) {
+  constexpr size_t kLine = 64;
+  return (bytes + kLine - 1) / kLine * kLine;
+}
+
+// A slice, or the largest part if that is less.
+size_t SlotBytes(const CollectivePlan& plan, int64_t slice_elements) {
+  const int64_t largest = *std::max_element(plan.parts.counts.begin(), plan.parts.counts.end());
+  return CacheLines(static_cast<size_t>(std::min(slice_elements, largest)) *
+                    SizeOf(PartialDType(plan.dtype)));
+}
+
 // Numbers the leaves of the tree as the owner of a part sees it: its node's ranks one by one, others by
 // subtree.
 class LeafNumbering {
@@ -63,7 +76,7 @@ ReducePhase::ReducePhase(const CollectivePlan& plan, int64_t slice_elements, Mem
     : plan_(plan),
       slice_elements_(slice_elements),
       memory_(std::move(memory)),
-      slots_(kSenderSlots, static_cast<size_t>(slice_elements) * SizeOf(PartialDType(plan.dtype))) {}
+      slots_(kSenderSlots, SlotBytes(plan, slice_elements)) {}
 
 absl::StatusOr<std::unique_ptr<ReducePhase>> ReducePhase::Create(const OperationContext& context,
                                                                  const CollectivePlan& plan,
@@ -95,7 +108,8 @@ absl::Status ReducePhase::PlanOwnPart(const OperationContext& context) {
 
   const int64_t ring_slices = std::min(kRingSlices, slicing.slices());
   const size_t ring_bytes =
-      static_cast<size_t>(ring_slices * slice_elements_) * SizeOf(PartialDType(plan_.dtype));
+      CacheLines(static_cast<size_t>(std::min(ring_slices * slice_elements_, slicing.elements)) *
+                 SizeOf(PartialDType(plan_.dtype)));
   const std::vector<int>& remote = numbering.remote_subtrees();
   if (!remote.empty() && ring_bytes > 0) {
     WEFT_ASSIGN_OR_RETURN(ring_, context.scratch.Acquire(remote.size() * ring_bytes));

@@ -87,6 +87,10 @@ class CommContext {
   // Gives an image back as soon as the gather that filled it (an empty one: none) is released.
   void Retire(Transfer gather, Buffer image);
 
+  // Waits until no peer reads an image, or a shard through a gather, any more; or until the engine has
+  // failed.
+  void AwaitReleases();
+
   // OK, or the first error, as every later call returns it.
   const absl::Status& status() const { return status_; }
   // Keeps the cause of the first failure, and makes peers fail rather than wait.

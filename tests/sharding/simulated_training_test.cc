@@ -1,0 +1,163 @@
+// Sharded training on simulated ranks: the same hooks, context and engine as on real ones, under late flags,
+// late reads, poisoned memory and slow ranks.
+#include <cstdlib>
+#include <map>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "tests/sharding/toy_training.h"
+#include "tests/support/thread_ranks.h"
+#include "weft/core/hash.h"
+#include "weft/mesh/simulation.h"
+
+namespace weft {
+namespace {
+
+using testing::RankEngine;
+using testing::RunRanks;
+using testing::ToyOutcome;
+using testing::ToyRun;
+using testing::TrainToy;
+
+uint64_t HashOf(const std::vector<float>& weights) {
+  return Hash64(weights.data(), weights.size() * sizeof(float));
+}
+
+// A number below `end` for each purpose, drawn from a seed.
+uint64_t Draw(uint64_t seed, uint64_t purpose, uint64_t end) { return HashCombine(seed, purpose) % end; }
+
+// A schedule on 4 ranks, none of whose choices may change a bit.
+ToyRun DrawRun(uint64_t seed) {
+  ToyRun run;
+  run.shard = 1 << Draw(seed, 1, 3);
+  run.replicate = 4 / run.shard;
+  run.steps = 2;
+  run.checkpoint = Draw(seed, 2, 2) == 0;
+  run.policy.zero_copy = Draw(seed, 3, 2) == 0;
+  run.policy.reshard_after_forward = Draw(seed, 4, 2) == 0;
+  run.policy.reshard_root_after_forward = Draw(seed, 5, 2) == 0;
+  run.policy.prefetch_depth = static_cast<int>(Draw(seed, 6, ShardingPolicy::kMaxPrefetchDepth + 1));
+  run.policy.max_reduce_scatters = static_cast<int>(1 + Draw(seed, 7, 3));
+  run.policy.max_all_reduces = static_cast<int>(1 + Draw(seed, 8, 3));
+  return run;
+}
+
+SimOptions DrawMachine(uint64_t seed) {
+  SimOptions machine;
+  machine.seed = seed;
+  machine.jitter = static_cast<double>(1 + Draw(seed, 10, 20));
+  machine.poll_ns = 4'000;
+  machine.wire_speed = Draw(seed, 11, 2) == 0 ? 0.02 : 1.25;
+  machine.memory_speed = Draw(seed, 12, 2) == 0 ? 0.1 : 8.0;
+  if (Draw(seed, 13, 2) == 0) machine.slow = {{static_cast<int>(Draw(seed, 14, 4)), 20.0}};
+  return machine;
+}
+
+TEST(SimulatedTraining, GivesTheSameBitsUnderEverySchedule) {
+  const char* asked = std::getenv("WEFT_SCHEDULES");
+  const uint64_t seeds = asked == nullptr ? 300 : std::stoull(asked);
+  std::map<uint64_t, uint64_t> first_seed_of;  // By hash of the weights.
+  for (uint64_t seed = 0; seed < seeds; ++seed) {
+    const ToyRun run = DrawRun(seed);
+    SCOPED_TRACE(absl::StrCat("seed ", seed, ": ", run.Describe()));
+    const NodeMap nodes = NodeMap::RanksPerNode(4, 1 << Draw(seed, 20, 3));
+    const SimReport report =
+        RunSimulatedRanks(nodes, DrawMachine(seed), [&](Bootstrap& bootstrap) -> absl::Status {
+          WEFT_ASSIGN_OR_RETURN(const ToyOutcome outcome, TrainToy(bootstrap, run));
+          first_seed_of.try_emplace(HashOf(outcome.weights), seed);
+          return absl::OkStatus();
+        });
+    ASSERT_OK(report.status());
+    ASSERT_EQ(first_seed_of.size(), 1) << "other weights than seed " << first_seed_of.begin()->second;
+  }
+  // And they are those of real ranks.
+  std::map<uint64_t, int> real;
+  RunRanks(NodeMap::OneNode(4), [&](Bootstrap& bootstrap) -> absl::Status {
+    ToyRun run = DrawRun(0);
+    WEFT_ASSIGN_OR_RETURN(const ToyOutcome outcome, TrainToy(bootstrap, run));
+    if (bootstrap.rank() == 0) real[HashOf(outcome.weights)] = 1;
+    return absl::OkStatus();
+  });
+  EXPECT_EQ(real.begin()->first, first_seed_of.begin()->first);
+}
+
+// A step of 1,024 ranks, 16 x 64, of which each has a row of its own.
+TEST(SimulatedTraining, RunsOnAThousandRanks) {
+  constexpr int kReplicate = 16;
+  constexpr int kShard = 64;
+  constexpr int kRanksPerNode = 8;
+  std::map<uint64_t, int> ranks_by_weights;
+  for (const uint64_t seed : {1, 2}) {
+    SimOptions machine;
+    machine.seed = seed;
+    machine.poll_ns = 20'000;
+    const auto body = [&](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(const RankEngine rank, RankEngine::Make(bootstrap));
+      WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, testing::MakeToyMesh(kReplicate, kShard));
+      testing::ToyNet net({16, 15, 8, 3});
+      WEFT_ASSIGN_OR_RETURN(
+          const std::unique_ptr<ShardedModel> model,
+          FullyShard(net, net.blocks(), mesh, *rank.engine, {}, LoadInitialValues(testing::kToySeed)));
+      Invocation invocation;
+      const Tensor inputs = testing::ToyInputs(bootstrap.rank(), 1, net.parameters()[0]->elements());
+      WEFT_ASSIGN_OR_RETURN(const Tensors outputs, net.Forward(invocation, {inputs}));
+      const Tensor gradient =
+          testing::ToyLossGradient(outputs[0], 1.0F / static_cast<float>(bootstrap.size()));
+      WEFT_RETURN_IF_ERROR(net.Backward(invocation, {gradient}).status());
+      WEFT_RETURN_IF_ERROR(testing::ToyUpdate(*model, 1.0, nullptr));
+      WEFT_ASSIGN_OR_RETURN(const std::vector<float> weights, testing::ToyWeights(*model));
+      ++ranks_by_weights[HashOf(weights)];
+      return absl::OkStatus();
+    };
+    ASSERT_OK(
+        RunSimulatedRanks(NodeMap::RanksPerNode(kReplicate * kShard, kRanksPerNode), machine, body).status());
+  }
+  ASSERT_EQ(ranks_by_weights.size(), 1);
+  EXPECT_EQ(ranks_by_weights.begin()->second, 2 * kReplicate * kShard);
+}
+
+// What the flight recorder says of one operation.
+struct Span {
+  int64_t started_ns;
+  int64_t ready_ns;
+  bool Overlaps(const Span& other) const {
+    return started_ns < other.ready_ns && other.started_ns < ready_ns;
+  }
+};
+
+TEST(SimulatedTraining, AllReducesRunBesideTheNextReduceScatter) {
+  // Shard groups span nodes and replicas share one: a reduce-scatter takes longer than an all-reduce.
+  const NodeMap nodes{{0, 1, 0, 1}};
+  SimOptions machine;
+  machine.seed = 4;
+  machine.wire_speed = 0.005;
+  std::map<std::string, std::map<std::string, Span>> spans;  // Of rank 0, by kind and label.
+  const auto body = [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const RankEngine rank, RankEngine::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, testing::MakeToyMesh(2, 2));
+    testing::ToyNet net({16, 16, 16, 16});
+    WEFT_ASSIGN_OR_RETURN(
+        const std::unique_ptr<ShardedModel> model,
+        FullyShard(net, net.blocks(), mesh, *rank.engine, {}, LoadInitialValues(testing::kToySeed)));
+    WEFT_RETURN_IF_ERROR(testing::ToyPass(net, bootstrap.rank(), bootstrap.size(), 0, 0, 1));
+    if (bootstrap.rank() != 0) return absl::OkStatus();
+    const auto record = nlohmann::json::parse(rank.engine->RecorderJson());
+    for (const auto& operation : record["operations"]) {
+      spans[operation["kind"]][operation["label"]] = {operation["started_ns"], operation["ready_ns"]};
+    }
+    return absl::OkStatus();
+  };
+  ASSERT_OK(RunSimulatedRanks(nodes, machine, body).status());
+  for (const auto& [group, next] : std::map<std::string, std::string>{
+           {"layers.2", "layers.1"}, {"layers.1", "layers.0"}, {"layers.0", "net"}}) {
+    ASSERT_TRUE(spans["all_reduce"].contains(group));
+    ASSERT_TRUE(spans["reduce_scatter"].contains(next));
+    EXPECT_TRUE(spans["all_reduce"][group].Overlaps(spans["reduce_scatter"][next]))
+        << "all-reduce of " << group << " and reduce-scatter of " << next;
+  }
+}
+
+}  // namespace
+}  // namespace weft
