@@ -100,14 +100,7 @@ ParamGroup::~ParamGroup() {
 }
 
 absl::Status ParamGroup::Load(const ShardLoader& loader) {
-  auto* master = reinterpret_cast<float*>(master_.data());
-  for (const ShardPiece& piece : layout_.Pieces(context_.shard_group().group_rank)) {
-    const Parameter& parameter = *parameters_[static_cast<size_t>(piece.parameter)];
-    for (int64_t run = 0; run < piece.runs; ++run) {
-      WEFT_RETURN_IF_ERROR(loader(parameter, piece.start + run * piece.run_stride, piece.run_length,
-                                  master + piece.shard_offset + run * piece.run_length));
-    }
-  }
+  WEFT_RETURN_IF_ERROR(FillShards(Shards(), loader));
   for (const std::shared_ptr<Parameter>& parameter : parameters_) parameter->data.data = nullptr;
   return absl::OkStatus();
 }

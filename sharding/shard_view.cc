@@ -8,6 +8,17 @@
 
 namespace weft {
 
+absl::Status FillShards(absl::Span<const ShardView> shards, const ShardLoader& loader) {
+  for (const ShardView& shard : shards) {
+    const ShardPiece& piece = shard.piece;
+    for (int64_t run = 0; run < piece.runs; ++run) {
+      WEFT_RETURN_IF_ERROR(loader(*shard.parameter, piece.start + run * piece.run_stride, piece.run_length,
+                                  shard.data + run * piece.run_length));
+    }
+  }
+  return absl::OkStatus();
+}
+
 ShardLoader LoadInitialValues(uint64_t seed) {
   return [seed](const Parameter& parameter, int64_t start, int64_t count, float* out) {
     FillInitialValues(parameter, seed, start, count, out);

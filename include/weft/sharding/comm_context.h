@@ -21,6 +21,7 @@
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
+#include <absl/types/span.h>
 
 #include "weft/comm/comm_engine.h"
 #include "weft/memory/buffer_pool.h"
@@ -80,6 +81,11 @@ class CommContext {
   absl::Status AllReduceScalars(const std::string& label, void* values, DType dtype, int64_t count,
                                 ReduceOp op);
 
+  // The fp32 values of all ranks of the shard group, end to end; `counts`: of each. `first_alone`: only the
+  // group's first rank receives them. Waited for, and exchanged through a little node memory.
+  absl::Status GatherValues(const std::string& label, const float* own, float* all,
+                            absl::Span<const int64_t> counts, bool first_alone);
+
   // Blocks of node memory. An image may wait for those that were retired before: see Note [Retired images].
   absl::StatusOr<Buffer> AcquireImage(size_t bytes);
   absl::StatusOr<Buffer> AcquireGradients(size_t bytes);
@@ -121,6 +127,9 @@ class CommContext {
               const Options& options);
   absl::Status AddLanes();
   OpOptions Label(const std::string& label, Priority priority);
+  // One window of GatherValues: `counts` of each rank, which lie end to end in `window`.
+  absl::Status GatherWindow(const std::string& label, const float* own, std::byte* window,
+                            absl::Span<const int64_t> counts, bool first_alone);
   absl::Status TakeBackOldestImage();
   absl::Status MakeRoomForImage(size_t bytes);
   // Waits until a Work or Transfer is released; fails with it.

@@ -8,6 +8,7 @@
 #include <functional>
 
 #include <absl/status/status.h>
+#include <absl/types/span.h>
 
 #include "weft/nn/parameter.h"
 #include "weft/sharding/flat_layout.h"
@@ -27,6 +28,9 @@ struct ShardView {
 // for what its rank owns and for nothing else.
 using ShardLoader =
     std::function<absl::Status(const Parameter& parameter, int64_t start, int64_t count, float* out)>;
+
+// Fills the shards' data, run by run. Errors: the loader's.
+absl::Status FillShards(absl::Span<const ShardView> shards, const ShardLoader& loader);
 
 // The parameters' own initial values (see nn/initialize.h).
 ShardLoader LoadInitialValues(uint64_t seed);
