@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "sharding/boundary_casts.h"
 #include "sharding/group_plan.h"
 #include "sharding/model_scalars.h"
 #include "sharding/module_hooks.h"
@@ -102,6 +103,11 @@ absl::Status ShardedModel::Hook(absl::Span<const PlannedGroup> plan, const Devic
   WEFT_ASSIGN_OR_RETURN(ModelScalars scalars, ModelScalars::Make(*context_, everyone));
   scalars_ = std::make_unique<ModelScalars>(scalars);
   hooks_ = std::make_unique<Hooks>(*this, ModuleOrder(parents));
+  casts_ = std::make_unique<BoundaryCasts>();
+  for (size_t group = 0; group < groups_.size() && policy_.cast_forward_inputs; ++group) {
+    casts_->CastInputs(*modules_[group], groups_[group]->dtypes().param);
+  }
+  if (policy_.output_dtype.has_value()) casts_->CastOutputs(root_, *policy_.output_dtype);
   return absl::OkStatus();
 }
 

@@ -66,13 +66,13 @@ absl::StatusOr<Tensors> ToyLayer::ForwardImpl(Invocation& invocation, const Tens
   const int64_t rows = inputs[0].elements() / in;
   const std::vector<float> w = ReadValues(weight()->data);
   const std::vector<float> scale = ReadValues(parameters()[1]->data);
-  const auto* x = inputs[0].As<float>();
+  const std::vector<float> x = ReadValues(inputs[0].view());
   std::vector<float> products(Index(rows * out));
   std::vector<float> outputs(products.size());
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t o = 0; o < out; ++o) {
       float sum = 0.0F;
-      for (int64_t i = 0; i < in; ++i) sum += x[r * in + i] * w[Index(o * in + i)];
+      for (int64_t i = 0; i < in; ++i) sum += x[Index(r * in + i)] * w[Index(o * in + i)];
       products[Index(r * out + o)] = sum;
       outputs[Index(r * out + o)] = std::tanh(scale[Index(o)] * sum);
     }
@@ -88,7 +88,7 @@ absl::StatusOr<Tensors> ToyLayer::BackwardImpl(Invocation& invocation, const Ten
   const int64_t out = weight()->shape[0];
   const int64_t in = weight()->shape[1];
   const int64_t rows = saved[0].elements() / in;
-  const auto* x = saved[0].As<float>();
+  const std::vector<float> x = ReadValues(saved[0].view());
   const auto* products = saved[1].As<float>();
   const auto* y = saved[2].As<float>();
   const auto* dy = output_gradients[0].As<float>();
@@ -103,7 +103,7 @@ absl::StatusOr<Tensors> ToyLayer::BackwardImpl(Invocation& invocation, const Ten
       const float dt = dy[at] * (1.0F - y[at] * y[at]);
       dscale[Index(o)] += dt * products[at];
       for (int64_t i = 0; i < in; ++i) {
-        dw[Index(o * in + i)] += dt * scale[Index(o)] * x[r * in + i];
+        dw[Index(o * in + i)] += dt * scale[Index(o)] * x[Index(r * in + i)];
         dx[Index(r * in + i)] += dt * scale[Index(o)] * w[Index(o * in + i)];
       }
     }

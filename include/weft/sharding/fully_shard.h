@@ -55,6 +55,7 @@
 
 namespace weft {
 
+class BoundaryCasts;
 class ModelScalars;
 struct PlannedGroup;
 
@@ -167,6 +168,7 @@ class ShardedModel {
   std::vector<Module*> modules_;  // Of the groups.
   std::unique_ptr<ModelScalars> scalars_;
   std::unique_ptr<Hooks> hooks_;
+  std::unique_ptr<BoundaryCasts> casts_;
   ScheduleObserver observer_;
   PrefetchLists forward_prefetch_, backward_prefetch_;
   bool gradient_sync_ = true;

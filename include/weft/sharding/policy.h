@@ -49,6 +49,11 @@ struct ShardingPolicy {
   DType reduce_dtype = DType::kF32;
   // In place of these two, for each parameter; those of one group must agree. Unset: the two for all.
   std::function<ParameterDTypes(const Parameter&)> dtypes_of = nullptr;
+  // On: floating-point inputs of a group's module are cast to what the group computes with, and gradients of
+  // them back.
+  bool cast_forward_inputs = true;
+  // What floating-point outputs of the root are cast to. Unset: they stay as they are.
+  std::optional<DType> output_dtype = std::nullopt;
   // What summed gradients are divided by, on top of what the loss carries. In f16, a power of two near its
   // root is divided out before the exchange, so that sums do not overflow, and the rest afterwards.
   float gradient_divide_factor = 1.0F;
