@@ -2,64 +2,34 @@
 // knows nothing of sharding, and against replicas.
 #include <array>
 #include <memory>
-#include <numeric>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "tests/optim/uneven_net.h"
 #include "tests/support/status_matchers.h"
 #include "weft/mesh/thread_bootstrap.h"
-#include "weft/nn/gelu.h"
-#include "weft/nn/linear.h"
 #include "weft/nn/materialize.h"
-#include "weft/nn/sequential.h"
 #include "weft/optim/sharded_adamw.h"
 #include "weft/sharding/fully_shard.h"
 
 namespace weft {
 namespace {
 
+using testing::kRows;
+using testing::kSizes;
+using testing::Pass;
+using testing::Sizes;
+using testing::UnevenNet;
+
 constexpr int kSteps = 10;
-constexpr int64_t kRows = 12;  // Of all ranks together.
 constexpr uint64_t kSeed = 3;
 constexpr AdamWOptions kAdam = {.lr = 1e-2, .weight_decay = 0.1};
 
 using Losses = std::array<double, kSteps>;
-struct Sizes {
-  int64_t in, hidden, out;
-};
-constexpr Sizes kSizes[] = {{16, 15, 8}, {7, 15, 3}, {16, 17, 8}};
-
-struct Net : Sequential {
-  explicit Net(const Sizes& sizes) : Sequential("net") {
-    const Initializer initializer{.stddev = 0.3F};
-    Add<Linear>("first", sizes.in, sizes.hidden, initializer);
-    Add<Gelu>("gelu");
-    Add<Linear>("second", sizes.hidden, sizes.out, initializer);
-  }
-};
-
-// Forward and backward of rows [begin, begin + rows) of a step; returns their part of the loss, half the mean
-// of y^2 over the step's rows.
-absl::StatusOr<double> Pass(Net& net, const Sizes& sizes, int step, int64_t begin, int64_t rows) {
-  const Tensor x = Tensor::Empty(DType::kF32, {rows, sizes.in});
-  for (int64_t i = 0; i < x.elements(); ++i) {
-    x.As<float>()[i] = static_cast<float>((begin * sizes.in + i + step * 71) * 7919 % 201) / 100.0F - 1.0F;
-  }
-  Invocation invocation;
-  WEFT_ASSIGN_OR_RETURN(const Tensors y, net.Forward(invocation, {x}));
-  double loss = 0;
-  for (int64_t i = 0; i < y[0].elements(); ++i) {
-    float& value = y[0].As<float>()[i];
-    loss += 0.5 * value * value / kRows;
-    value /= kRows;  // Its gradient.
-  }
-  WEFT_RETURN_IF_ERROR(net.Backward(invocation, y).status());
-  return loss;
-}
 
 Losses TrainAlone(const Sizes& sizes) {
-  Net net(sizes);
+  UnevenNet net(sizes);
   MaterializedParameters memory(net, kSeed, DType::kF32, DType::kF32);
   std::vector<ShardView> shards;
   for (const auto& parameter : net.AllParameters()) {
@@ -91,7 +61,7 @@ absl::Status TrainRank(Bootstrap& bootstrap, const Sizes& sizes, const Sharding&
   WEFT_ASSIGN_OR_RETURN(
       const DeviceMesh mesh,
       DeviceMesh::Create({{"replicate", sharding.replicate}, {"shard", sharding.shard}}, bootstrap.size()));
-  Net net(sizes);
+  UnevenNet net(sizes);
   const std::vector<Module*> blocks = sharding.one_group ? std::vector<Module*>() : net.children();
   WEFT_ASSIGN_OR_RETURN(const auto model,
                         FullyShard(net, blocks, mesh, *engine, sharding.policy, LoadInitialValues(kSeed)));

@@ -1,0 +1,114 @@
+// Weights and moments, taken from one mesh by name and put onto another, in the middle of a training.
+#include <deque>
+#include <mutex>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/optim/uneven_net.h"
+#include "tests/support/status_matchers.h"
+#include "weft/mesh/thread_bootstrap.h"
+#include "weft/optim/sharded_adamw.h"
+#include "weft/sharding/fully_shard.h"
+#include "weft/sharding/state_dict.h"
+
+namespace weft {
+namespace {
+
+using testing::kRows;
+using testing::kSizes;
+using testing::Pass;
+using testing::UnevenNet;
+
+constexpr int kHalf = 4;  // Steps before the state is taken, and after.
+
+// The pieces of all ranks, whose elements it keeps.
+class SavedState {
+ public:
+  void Keep(const std::vector<StatePiece>& pieces) {
+    const std::lock_guard lock(mutex_);
+    for (StatePiece piece : pieces) {
+      const auto elements = static_cast<size_t>(piece.elements.elements());
+      piece.data = values_.emplace_back(piece.data, piece.data + elements).data();
+      pieces_.push_back(piece);
+    }
+  }
+  const std::vector<StatePiece>& pieces() const { return pieces_; }
+
+ private:
+  std::mutex mutex_;
+  std::deque<std::vector<float>> values_;
+  std::vector<StatePiece> pieces_;
+};
+
+struct Leg {
+  int replicate, shard;
+  bool zero_copy;
+  const SavedState* from = nullptr;  // Null: from the start.
+  int steps = kHalf;
+};
+
+absl::Status TrainRank(Bootstrap& bootstrap, const Leg& leg, SavedState& state) {
+  WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.segment_bytes = 4 << 20}));
+  WEFT_ASSIGN_OR_RETURN(const auto engine, CommEngine::Create(bootstrap, *heap));
+  WEFT_ASSIGN_OR_RETURN(
+      const DeviceMesh mesh,
+      DeviceMesh::Create({{"replicate", leg.replicate}, {"shard", leg.shard}}, bootstrap.size()));
+  ShardingPolicy policy;
+  policy.zero_copy = leg.zero_copy;
+  UnevenNet net(kSizes[0]);
+  const ShardLoader loader =
+      leg.from == nullptr ? LoadInitialValues(/*seed=*/3) : LoadFromState(leg.from->pieces());
+  WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.children(), mesh, *engine, policy, loader));
+  ShardedAdamW optimizer(model->Shards(), {.lr = 1e-2});
+  if (leg.from != nullptr) {
+    const std::vector<StatePiece>& pieces = leg.from->pieces();
+    WEFT_RETURN_IF_ERROR(FillShards(optimizer.FirstMoments(), LoadFromState(pieces, ".exp_avg")));
+    WEFT_RETURN_IF_ERROR(FillShards(optimizer.SecondMoments(), LoadFromState(pieces, ".exp_avg_sq")));
+    optimizer.set_steps(kHalf);
+  }
+  const int64_t rows = kRows / bootstrap.size();
+  for (int step = 0; step < leg.steps; ++step) {
+    const int data_step = static_cast<int>(optimizer.steps());
+    WEFT_RETURN_IF_ERROR(Pass(net, kSizes[0], data_step, bootstrap.rank() * rows, rows).status());
+    WEFT_RETURN_IF_ERROR(optimizer.Step(model->Shards()));
+    model->ZeroGradients();
+  }
+  state.Keep(ShardedState(model->Shards()));
+  state.Keep(ShardedState(optimizer.FirstMoments(), ".exp_avg"));
+  state.Keep(ShardedState(optimizer.SecondMoments(), ".exp_avg_sq"));
+  return absl::OkStatus();
+}
+
+void Train(const Leg& leg, SavedState& state) {
+  EXPECT_OK(RunThreadRanks(NodeMap::OneNode(leg.replicate * leg.shard),
+                           [&](Bootstrap& bootstrap) { return TrainRank(bootstrap, leg, state); }));
+}
+
+// The elements of one array.
+std::vector<float> Whole(const SavedState& state, const Parameter& parameter, const std::string& suffix) {
+  std::vector<float> values(static_cast<size_t>(parameter.elements()));
+  EXPECT_OK(LoadFromState(state.pieces(), suffix)(parameter, 0, parameter.elements(), values.data()));
+  return values;
+}
+
+TEST(OptimizerState, GoesOnToTheSameBitsOnAnotherMesh) {
+  SavedState half;
+  Train({1, 4, /*zero_copy=*/true}, half);
+  SavedState whole;
+  Train({1, 4, /*zero_copy=*/true, nullptr, 2 * kHalf}, whole);
+  UnevenNet net(kSizes[0]);
+  for (const Leg& leg : {Leg{1, 4, true, &half}, Leg{2, 2, false, &half}, Leg{4, 1, true, &half}}) {
+    SavedState resumed;
+    Train(leg, resumed);
+    for (const auto& parameter : net.AllParameters()) {
+      for (const std::string suffix : {"", ".exp_avg", ".exp_avg_sq"}) {
+        EXPECT_EQ(Whole(resumed, *parameter, suffix), Whole(whole, *parameter, suffix))
+            << parameter->name << suffix << " on " << leg.replicate << "x" << leg.shard;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft
