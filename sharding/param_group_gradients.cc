@@ -61,6 +61,7 @@ absl::Status ParamGroup::ReduceGradients(ReduceScope scope) {
   ForgetGradients(parameters_);
   if (sums_ == nullptr) sums_ = std::make_shared<GradientSums>();
   std::vector<int64_t> counts;
+  counts.reserve(static_cast<size_t>(layout_.shard_size()));
   for (int rank = 0; rank < layout_.shard_size(); ++rank) counts.push_back(layout_.reduced_elements(rank));
   return context_.Reduce({name_, dtypes_.reduce, scope, std::move(input), std::move(counts),
                           layout_.BucketSlices(context_.shard_group().group_rank), scales.after, sums_,
