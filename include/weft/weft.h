@@ -21,3 +21,5 @@
 #include "weft/optim/lr_schedule.h"
 #include "weft/optim/sharded_adamw.h"
 #include "weft/sharding/fully_shard.h"
+#include "weft/sharding/gradient_sync.h"
+#include "weft/sharding/state_dict.h"

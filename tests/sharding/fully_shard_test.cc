@@ -125,6 +125,33 @@ TEST(FullyShard, KeepsNothingGatheredAfterAForwardWithoutGradients) {
   });
 }
 
+TEST(FullyShard, CostsWhatTheFormulasSayInAForwardWithoutGradients) {
+  for (const bool zero_copy : {true, false}) {
+    ShardingPolicy policy;
+    policy.zero_copy = zero_copy;
+    policy.param_dtype = DType::kBF16;
+    WithToyModel(3, policy, [&policy](ToyNet& net, ShardedModel& model, int) -> absl::Status {
+      const auto forward = [&net] {
+        Invocation invocation(/*gradients=*/false);
+        return net.Forward(invocation, {ToyInputs(0, 2, 6)}).status();
+      };
+      WEFT_RETURN_IF_ERROR(forward());  // The first one also settles the order.
+      const EngineCounters engine = model.context().engine().counters();
+      const ShardingCounters sharding = model.context().counters();
+      WEFT_RETURN_IF_ERROR(forward());
+      StepCosts expected;
+      for (const auto& group : model.groups()) {
+        expected += ForwardCostsOfGroup(group->layout(), policy, {.shard_size = 3});
+      }
+      EXPECT_EQ(model.context().counters().all_gathers - sharding.all_gathers, expected.all_gathers);
+      EXPECT_EQ(model.context().counters().copied_bytes - sharding.copied_bytes, expected.copied_bytes);
+      EXPECT_EQ(model.context().engine().counters().all_gather_bytes - engine.all_gather_bytes,
+                expected.all_gather_bytes);
+      return absl::OkStatus();
+    });
+  }
+}
+
 TEST(FullyShard, AddsASecondReductionToTheFirst) {
   WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     const auto gradients = [&model] {

@@ -33,6 +33,7 @@ int64_t AllReduceBytes(int64_t bytes, int ranks);
 
 // What one collective hands to the link between nodes, by all ranks of a group that lies on `nodes` nodes.
 // The nodes' ranks form aligned subtrees of the group's reduction tree: equal powers of two of neighbours do.
+// Not for reductions in f16, whose partial sums travel in f32.
 int64_t AllGatherWireBytes(int64_t bytes, int nodes);
 int64_t ReduceScatterWireBytes(int64_t bytes, int nodes);
 int64_t AllReduceWireBytes(int64_t bytes, int nodes);
