@@ -14,9 +14,11 @@ using testing::MakeToyMesh;
 using testing::RankEngine;
 using testing::RunRanks;
 using testing::StatusIs;
+using testing::ToyInputs;
 using testing::ToyNet;
 using testing::ToyPassOf;
 using testing::ToyUpdate;
+using testing::ToyWeights;
 using testing::WithToyModel;
 using State = ParamGroup::State;
 
@@ -144,6 +146,61 @@ TEST(ShardedModel, AllReducesOnlyWhenTold) {
     EXPECT_EQ(model->context().counters().reduce_scatters, 6);
     EXPECT_EQ(model->context().counters().all_reduces, 3);
     return ToyUpdate(*model, 1.0, nullptr);
+  });
+}
+
+TEST(ShardedModel, TrainsTheSameWithOtherForwardsBetweenItsSteps) {
+  const auto train = [](bool disturbed, bool reshard) {
+    std::vector<float> weights;
+    ShardingPolicy policy;
+    policy.reshard_after_forward = reshard;
+    WithToyModel(2, policy, [&](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+      for (int step = 0; step < 3; ++step) {
+        if (disturbed) {
+          Invocation evaluation(/*gradients=*/false);
+          WEFT_RETURN_IF_ERROR(net.Forward(evaluation, {ToyInputs(0, 3, 6)}).status());
+          Invocation given_up;  // Saves, but no backward follows.
+          WEFT_RETURN_IF_ERROR(net.Forward(given_up, {ToyInputs(7, 3, 6)}).status());
+        }
+        WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank, step));
+        WEFT_RETURN_IF_ERROR(ToyUpdate(model, 1.0, nullptr));
+      }
+      WEFT_ASSIGN_OR_RETURN(const std::vector<float> result, ToyWeights(model));
+      if (rank == 0) weights = result;
+      return absl::OkStatus();
+    });
+    return weights;
+  };
+  const std::vector<float> expected = train(/*disturbed=*/false, /*reshard=*/true);
+  for (const bool reshard : {true, false}) EXPECT_EQ(train(/*disturbed=*/true, reshard), expected);
+}
+
+TEST(ShardedModel, KeepsInvocationsInFlightApart) {
+  WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int) -> absl::Status {
+    const auto gradients = [&](bool interleaved) -> absl::StatusOr<std::vector<float>> {
+      Invocation one;
+      Invocation two;
+      const auto backward = [&net](Invocation& invocation, const Tensors& outputs) {
+        return net.Backward(invocation, {testing::ToyLossGradient(outputs[0], 1.0F)}).status();
+      };
+      model.SetRequiresGradientSync(false);
+      WEFT_ASSIGN_OR_RETURN(const Tensors first, net.Forward(one, {ToyInputs(0, 3, 6)}));
+      if (!interleaved) WEFT_RETURN_IF_ERROR(backward(one, first));
+      WEFT_ASSIGN_OR_RETURN(const Tensors second, net.Forward(two, {ToyInputs(3, 3, 6)}));
+      if (interleaved) WEFT_RETURN_IF_ERROR(backward(one, first));
+      model.SetRequiresGradientSync(true);
+      WEFT_RETURN_IF_ERROR(backward(two, second));
+      std::vector<float> values;
+      for (const ShardView& shard : model.Shards()) {
+        values.insert(values.end(), shard.grad, shard.grad + shard.elements());
+      }
+      model.ZeroGradients();
+      return values;
+    };
+    WEFT_ASSIGN_OR_RETURN(const std::vector<float> in_turn, gradients(/*interleaved=*/false));
+    WEFT_ASSIGN_OR_RETURN(const std::vector<float> interleaved, gradients(/*interleaved=*/true));
+    EXPECT_EQ(in_turn, interleaved);
+    return absl::OkStatus();
   });
 }
 
