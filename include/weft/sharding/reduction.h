@@ -37,8 +37,8 @@ struct GradientSums {
   Buffer partial;  // Over the shard group only.
   Buffer reduced;  // Over all ranks.
   int under_way = 0;
-  bool partial_ahead =
-      false;  // There is, or is on its way, a partial sum that the next full reduction takes.
+  // There is a partial sum, or one on its way, that the next full reduction takes along.
+  bool partial_ahead = false;
 };
 
 // Sees one reduction's result, this rank's shard in fp32, before it is added to the reduced sum; may change
