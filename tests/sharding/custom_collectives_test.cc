@@ -62,7 +62,8 @@ CustomAllGather GatherOver(Board& board, int& calls) {
     auto* gathered = static_cast<std::byte*>(request.gathered);
     board.Share(request.group.group_rank, request.part, [&](const auto& parts) {
       for (size_t rank = 0; rank < parts.size(); ++rank) {
-        std::memmove(gathered + static_cast<int64_t>(rank) * bytes, parts[rank], static_cast<size_t>(bytes));
+        std::byte* place = gathered + static_cast<int64_t>(rank) * bytes;
+        if (place != parts[rank]) std::memcpy(place, parts[rank], static_cast<size_t>(bytes));
       }
     });
     return std::make_unique<Done>();
