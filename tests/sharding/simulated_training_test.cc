@@ -1,6 +1,5 @@
 // Sharded training on simulated ranks: the same hooks, context and engine as on real ones, under late flags,
 // late reads, poisoned memory and slow ranks.
-#include <cstdlib>
 #include <map>
 
 #include <gmock/gmock.h>
@@ -8,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "tests/sharding/toy_training.h"
+#include "tests/support/schedule_count.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/core/hash.h"
 #include "weft/mesh/simulation.h"
@@ -56,8 +56,7 @@ SimOptions DrawMachine(uint64_t seed) {
 }
 
 TEST(SimulatedTraining, GivesTheSameBitsUnderEverySchedule) {
-  const char* asked = std::getenv("WEFT_SCHEDULES");
-  const uint64_t seeds = asked == nullptr ? 300 : std::stoull(asked);
+  const uint64_t seeds = testing::ScheduleCount(300);
   std::map<uint64_t, uint64_t> first_seed_of;  // By hash of the weights.
   for (uint64_t seed = 0; seed < seeds; ++seed) {
     const ToyRun run = DrawRun(seed);
@@ -85,8 +84,8 @@ TEST(SimulatedTraining, GivesTheSameBitsUnderEverySchedule) {
 
 // A step of 1,024 ranks, 16 x 64, of which each has a row of its own.
 TEST(SimulatedTraining, RunsOnAThousandRanks) {
-  constexpr int kReplicate = 16;
   constexpr int kShard = 64;
+  const int replicate = testing::LargeWorld() / kShard;
   constexpr int kRanksPerNode = 8;
   std::map<uint64_t, int> ranks_by_weights;
   for (const uint64_t seed : {1, 2}) {
@@ -95,7 +94,7 @@ TEST(SimulatedTraining, RunsOnAThousandRanks) {
     machine.poll_ns = 20'000;
     const auto body = [&](Bootstrap& bootstrap) -> absl::Status {
       WEFT_ASSIGN_OR_RETURN(const RankEngine rank, RankEngine::Make(bootstrap));
-      WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, testing::MakeToyMesh(kReplicate, kShard));
+      WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, testing::MakeToyMesh(replicate, kShard));
       testing::ToyNet net({16, 15, 8, 3});
       WEFT_ASSIGN_OR_RETURN(
           const std::unique_ptr<ShardedModel> model,
@@ -112,10 +111,10 @@ TEST(SimulatedTraining, RunsOnAThousandRanks) {
       return absl::OkStatus();
     };
     ASSERT_OK(
-        RunSimulatedRanks(NodeMap::RanksPerNode(kReplicate * kShard, kRanksPerNode), machine, body).status());
+        RunSimulatedRanks(NodeMap::RanksPerNode(replicate * kShard, kRanksPerNode), machine, body).status());
   }
   ASSERT_EQ(ranks_by_weights.size(), 1);
-  EXPECT_EQ(ranks_by_weights.begin()->second, 2 * kReplicate * kShard);
+  EXPECT_EQ(ranks_by_weights.begin()->second, 2 * replicate * kShard);
 }
 
 // What the flight recorder says of one operation.

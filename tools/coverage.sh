@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Which lines and branches of the engine and of sharding the tests reach, from a build of its own (build/coverage).
+#
+#   tools/coverage.sh              a line for each file, and the totals
+#   tools/coverage.sh --details    and an HTML page for each file, in build/coverage/html
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+command -v gcovr >/dev/null || { echo "gcovr is not installed (tools/setup.sh --dev)" >&2; exit 77; }
+
+cmake --preset coverage
+cmake --build --preset coverage --target weft_thread_tests
+find build/coverage -name '*.gcda' -delete
+# Fewer schedules reach no less: each goes the same ways.
+WEFT_SCHEDULES=100 ctest --test-dir build/coverage --parallel "$(nproc)" --output-on-failure --label-regex '^threads$' </dev/null
+
+report=(gcovr --root . --filter 'sharding/' --filter 'src/comm/' --object-directory build/coverage
+        --exclude-throw-branches --exclude-unreachable-branches)
+"${report[@]}" --print-summary
+echo "== branches"
+"${report[@]}" --branches | tail -n +5
+if [[ ${1:-} == --details ]]; then
+  mkdir -p build/coverage/html
+  "${report[@]}" --html-details build/coverage/html/index.html
+fi
