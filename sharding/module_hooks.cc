@@ -69,7 +69,7 @@ void ShardedModel::Hooks::ForgetKept() {
 
 Module::Hook ShardedModel::Hooks::Guarded(Step step, const char* place, int group) {
   return [this, step, place, group](Module&, Invocation& invocation, Tensors&) {
-    const absl::Status status = (this->*step)(group, invocation);
+    absl::Status status = (this->*step)(group, invocation);
     if (status.ok()) return status;
     return Annotate(model_.context_->Fail(status), absl::StrCat(place, " of '", Params(group).name(), "'"));
   };

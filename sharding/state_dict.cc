@@ -23,7 +23,7 @@ struct Sources {
 };
 using SourcesByName = absl::flat_hash_map<std::string, Sources>;
 
-absl::StatusOr<SourcesByName> SortByName(const std::vector<StatePiece>& pieces) {
+absl::StatusOr<SourcesByName> SortByName(absl::Span<const StatePiece> pieces) {
   SourcesByName sources;
   for (const StatePiece& piece : pieces) {
     Sources& array = sources[piece.name];
@@ -69,7 +69,7 @@ std::vector<StatePiece> ShardedState(absl::Span<const ShardView> shards, std::st
   return pieces;
 }
 
-ShardLoader LoadFromState(std::vector<StatePiece> pieces, std::string_view suffix) {
+ShardLoader LoadFromState(absl::Span<const StatePiece> pieces, std::string_view suffix) {
   auto sources = std::make_shared<absl::StatusOr<SourcesByName>>(SortByName(pieces));
   return [sources, suffix = std::string(suffix)](const Parameter& parameter, int64_t start, int64_t count,
                                                  float* out) -> absl::Status {

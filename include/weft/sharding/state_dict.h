@@ -70,7 +70,7 @@ absl::StatusOr<std::vector<StateCopy>> PlanStateCopies(absl::Span<const ElementR
 // Reads shards from pieces, sharded or whole, of any mesh; the pieces' data must stay as long as the loader.
 // Errors of the loader: kNotFound (no piece of that name and suffix, or an element that none holds),
 // kInvalidArgument (pieces of another shape).
-ShardLoader LoadFromState(std::vector<StatePiece> pieces, std::string_view suffix = "");
+ShardLoader LoadFromState(absl::Span<const StatePiece> pieces, std::string_view suffix = "");
 
 enum class StateTarget : uint8_t { kEveryRank, kRankZero };
 
