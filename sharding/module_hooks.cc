@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include <absl/algorithm/container.h>
+
 #include "sharding/model_scalars.h"
 #include "weft/core/status.h"
 
@@ -148,9 +150,8 @@ absl::Status ShardedModel::Hooks::FinishBackward(const Invocation& invocation) {
   kept_ = !model_.reshard_after_backward_;
   WEFT_RETURN_IF_ERROR(SettleOrder());
   WEFT_RETURN_IF_ERROR(SettleGathers(/*reshard=*/!kept_));
-  // Groups that are in nobody's order: their gradient is zero, or what earlier microbatches left.
   for (int group = 0; group < static_cast<int>(groups_.size()); ++group) {
-    if (!At(group).reduced) WEFT_RETURN_IF_ERROR(Reduce(group));
+    if (!At(group).reduced) WEFT_RETURN_IF_ERROR(ReduceUnvisited(group));
   }
   return model_.is_last_backward_ ? model_.context_->FinishBackward() : absl::OkStatus();
 }
@@ -233,6 +234,14 @@ absl::Status ShardedModel::Hooks::Reduce(int group) {
                                                                         : ReduceScope::kShard));
   Notify(ScheduleEvent::kReduce, group);
   return absl::OkStatus();
+}
+
+// A group that is in nobody's order: its gradient is what earlier microbatches left, or zero, and then ranks
+// that know the order need not talk about it.
+absl::Status ShardedModel::Hooks::ReduceUnvisited(int group) {
+  const bool is_visited = absl::c_linear_search(pass_->expected(), Ends(group));
+  if (is_visited || !pass_->settled() || Params(group).has_gradients()) return Reduce(group);
+  return model_.gradient_sync_ ? Params(group).CountGradientsAsZero() : absl::OkStatus();
 }
 
 absl::Status ShardedModel::Hooks::SettleGathers(bool reshard) {

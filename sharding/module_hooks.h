@@ -68,6 +68,7 @@ class ShardedModel::Hooks {
   absl::Status Prefetch(int group);
   absl::Status Reshard(int group, absl::Status (ParamGroup::*how)() = &ParamGroup::Reshard);
   absl::Status Reduce(int group);
+  absl::Status ReduceUnvisited(int group);
   // Finishes gathers that no module used after all, and reshards where told.
   absl::Status SettleGathers(bool reshard);
 

@@ -68,6 +68,16 @@ absl::Status ParamGroup::ReduceGradients(ReduceScope scope) {
                           gradient_hook_, reduce_scatter_});
 }
 
+absl::Status ParamGroup::CountGradientsAsZero() {
+  if (layout_.frozen() || has_gradients()) return absl::OkStatus();
+  const int64_t bytes = BytesOf(layout_.reduced_elements(context_.shard_group().group_rank), DType::kF32);
+  auto sums = std::make_shared<GradientSums>();
+  WEFT_ASSIGN_OR_RETURN(sums->reduced, context_.AcquireShard(static_cast<size_t>(bytes)));
+  std::memset(sums->reduced.data(), 0, sums->reduced.bytes());
+  sums_ = std::move(sums);
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Buffer> ParamGroup::TakeReduceInput(float scale) {
   const DType from = dtypes_.gradient_dtype();
   const DType to = dtypes_.reduce;

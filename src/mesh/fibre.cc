@@ -33,7 +33,9 @@ Fibre::Fibre(size_t stack_bytes, std::function<void()> body)
               static_cast<unsigned>(self));
 }
 
-Fibre::~Fibre() { munmap(mapped_, mapped_bytes_); }
+Fibre::~Fibre() {
+  if (finished_ || !sanitizer_.KeepsStack()) munmap(mapped_, mapped_bytes_);
+}
 
 void Fibre::Enter(unsigned high, unsigned low) {
   reinterpret_cast<Fibre*>((static_cast<uintptr_t>(high) << 32U) | low)->Run();

@@ -17,6 +17,9 @@ class FibreSanitizer {
   // On the fibre's stack, after it was entered and before it is left.
   void Entered();
   void Leaving(bool for_good);
+  // Of a fibre that is dropped before its end: whether its stack must stay, since it leads to memory that
+  // nobody frees, and which would count as leaked.
+  bool KeepsStack();
 
  private:
   const void* bottom_ = nullptr;

@@ -1,4 +1,5 @@
 #include <sanitizer/common_interface_defs.h>
+#include <sanitizer/lsan_interface.h>
 
 #include "src/mesh/fibre_sanitizer.h"
 
@@ -11,6 +12,10 @@ void FibreSanitizer::Entered() {
 }
 void FibreSanitizer::Leaving(bool for_good) {
   __sanitizer_start_switch_fiber(for_good ? nullptr : &own_frames_, resumer_bottom_, resumer_bytes_);
+}
+bool FibreSanitizer::KeepsStack() {
+  __lsan_register_root_region(bottom_, bytes_);
+  return true;
 }
 
 }  // namespace weft::internal

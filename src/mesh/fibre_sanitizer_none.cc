@@ -6,5 +6,6 @@ void FibreSanitizer::Entering() {}
 void FibreSanitizer::Returned() {}
 void FibreSanitizer::Entered() {}
 void FibreSanitizer::Leaving(bool /*for_good*/) {}
+bool FibreSanitizer::KeepsStack() { return false; }
 
 }  // namespace weft::internal

@@ -71,6 +71,27 @@ TEST(FullyShard, GivesModulesThatTookNoPartAGradientOfZero) {
   });
 }
 
+TEST(FullyShard, ExchangesNothingForABlockThatNoRankCalls) {
+  WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    net.SetOrder({0, 2});
+    for (int step = 0; step < 3; ++step) {
+      const ShardingCounters before = model.context().counters();
+      WEFT_RETURN_IF_ERROR(Pass(net, rank, step));
+      const ShardingCounters after = model.context().counters();
+      // Two blocks and the root; in the first step ranks do not know of each other yet.
+      if (step > 0) {
+        EXPECT_EQ(after.reduce_scatters - before.reduce_scatters, 3);
+        EXPECT_EQ(after.all_gathers - before.all_gathers, 5);
+      }
+      for (const ShardView& shard : model.groups()[2]->Shards()) {
+        EXPECT_THAT(absl::MakeConstSpan(shard.grad, static_cast<size_t>(shard.elements())), Each(0.0F));
+      }
+      WEFT_RETURN_IF_ERROR(ToyUpdate(model, 1.0, nullptr));
+    }
+    return absl::OkStatus();
+  });
+}
+
 TEST(FullyShard, ReducesABlockThatIsCalledTwiceOnceAndWhole) {
   const auto gradients = [](std::vector<size_t> order, ShardedModel& model, ToyNet& net, int rank,
                             std::vector<float>& out) -> absl::Status {

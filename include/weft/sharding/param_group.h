@@ -99,6 +99,9 @@ class ParamGroup {
   // [Accumulation]), is there after CommContext::FinishBackward.
   // Errors: kFailedPrecondition (no gradients prepared; a view replaced by one of another shape or dtype).
   absl::Status ReduceGradients(ReduceScope scope = ReduceScope::kShardAndReplicate);
+  // For a group that took no part in backward on any rank: its gradient is zero, and nothing is exchanged.
+  // Nothing happens where it has gradients, reduced or not. Collective: all ranks.
+  absl::Status CountGradientsAsZero();
   // In place of the engine's collectives from now on; all ranks set the same. Unset (null): the engine's.
   void SetCustomAllGather(CustomAllGather all_gather) { all_gather_ = std::move(all_gather); }
   void SetCustomReduceScatter(CustomReduceScatter reduce_scatter) {
@@ -109,6 +112,8 @@ class ParamGroup {
   // Forgets all gradients, those under way too.
   void ZeroGradients();
   bool has_unreduced_gradients() const { return static_cast<bool>(gradient_image_); }
+  // Some, however far they have come.
+  bool has_gradients() const { return has_unreduced_gradients() || sums_ != nullptr; }
   // Whether gradients are summed over all ranks, and none are left on their way there. Errors:
   // kFailedPrecondition (names the group, how far its gradients have come, and the remedy).
   absl::Status CheckGradientsReduced() const;
