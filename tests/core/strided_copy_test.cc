@@ -155,6 +155,15 @@ TEST(StridedCopy, RepeatsABroadcastSource) {
   EXPECT_THAT(matrix, ::testing::ElementsAre(1, 2, 3, 1, 2, 3));
 }
 
+TEST(StridedCopy, CopiesNothingOfEmptyShapes) {
+  float untouched = 1.0F;
+  for (const Shape& shape : {Shape{0}, Shape{5, 0}, Shape{0, 5}, Shape{2, 0, 3}}) {
+    const TensorView view = TensorView::Contiguous(&untouched, DType::kF32, shape);
+    EXPECT_OK(StridedCopy(view, view)) << ToString(shape);
+  }
+  EXPECT_EQ(untouched, 1.0F);
+}
+
 TEST(CopyPlan, MergesContiguousDimsIntoOneRun) {
   float source = 0;
   BF16 target{};

@@ -28,9 +28,8 @@ ShardingCounters Difference(const ShardingCounters& after, const ShardingCounter
 StepCosts ExpectedCosts(const ShardedModel& model, const ToyRun& run, int rank) {
   StepCosts costs;
   for (size_t i = 0; i < model.groups().size(); ++i) {
-    costs +=
-        CostsOfGroup(model.groups()[i]->layout(), i == 0, run.policy,
-                     {run.shard, run.replicate, run.microbatches, GradientSync::kLast, rank % run.shard});
+    costs += CostsOfGroup(model.groups()[i]->layout(), i == 0, run.policy,
+                          {run.shard, run.replicate, run.microbatches, run.sync, rank % run.shard});
   }
   return costs;
 }
@@ -38,7 +37,9 @@ StepCosts ExpectedCosts(const ShardedModel& model, const ToyRun& run, int rank) 
 absl::Status ToyStep(ShardedModel& model, ToyNet& net, const ToyRun& run, int rank, int step,
                      std::vector<double>* norms) {
   for (int microbatch = 0; microbatch < run.microbatches; ++microbatch) {
-    model.SetRequiresGradientSync(microbatch + 1 == run.microbatches);
+    const bool last = microbatch + 1 == run.microbatches;
+    model.SetRequiresGradientSync(last || run.sync != GradientSync::kLast);
+    model.SetRequiresAllReduce(last || run.sync == GradientSync::kEach);
     WEFT_RETURN_IF_ERROR(ToyPass(net, rank, run.replicate * run.shard, step, microbatch, run.microbatches));
   }
   return ToyUpdate(model, run.clip, norms);
@@ -66,7 +67,8 @@ std::string ToyRun::Describe() const {
   return absl::StrCat(replicate, " x ", shard, ", zero copy ", policy.zero_copy, ", reshard ",
                       policy.reshard_after_forward, ", prefetch ", policy.prefetch_depth, ", ",
                       ToAbsl(Name(policy.param_dtype)), " reduced in ", ToAbsl(Name(policy.reduce_dtype)),
-                      ", ", microbatches, " microbatches", checkpoint ? ", checkpoints" : "");
+                      ", ", microbatches, " microbatches, sync ", ToAbsl(Name(sync)),
+                      checkpoint ? ", checkpoints" : "");
 }
 
 absl::Status ToyPass(ToyNet& net, int rank, int ranks, int step, int microbatch, int microbatches) {

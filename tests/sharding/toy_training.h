@@ -9,6 +9,7 @@
 #include "weft/mesh/device_mesh.h"
 #include "weft/sharding/byte_formulas.h"
 #include "weft/sharding/fully_shard.h"
+#include "weft/sharding/gradient_sync.h"
 
 namespace weft::testing {
 
@@ -32,6 +33,7 @@ struct ToyRun {
   ShardingPolicy policy = {};
   int steps = 3;
   int microbatches = 1;
+  GradientSync sync = GradientSync::kLast;
   double clip = 0.05;
   std::vector<int64_t> sizes = {16, 15, 8, 3};
   bool checkpoint = false;  // Blocks recompute their activations.

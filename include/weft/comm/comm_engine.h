@@ -33,12 +33,13 @@
 namespace weft {
 
 struct EngineOptions {
-  absl::Duration timeout = absl::Seconds(600);  // Of every Wait that is not given a deadline.
-  int64_t slice_bytes = 128 * 1024;             // What is sent between nodes at once.
-  int64_t lane_window_bytes = 512 * 1024;       // Most that one lane may have under way towards a rank.
+  absl::Duration timeout = absl::Seconds(600);      // Of every Wait that is not given a deadline.
+  int64_t slice_bytes = int64_t{128} * 1024;        // What is sent between nodes at once.
+  int64_t lane_window_bytes = int64_t{512} * 1024;  // Most that one lane may have under way towards a rank.
   int64_t yield_window_bytes =
-      256 * 1024;                    // The same for all lower lanes together while a higher one has work.
-  int64_t piece_bytes = 256 * 1024;  // Most that is moved within a node between two looks at priorities.
+      int64_t{256} * 1024;  // The same for all lower lanes together while a higher one has work.
+  int64_t piece_bytes =
+      int64_t{256} * 1024;  // Most that is moved within a node between two looks at priorities.
   int recorder_entries = 512;
   // On: past the timeout of an operation a thread that makes no MPI call writes the flight recorder and ends
   // the process with _exit(86). Off for ranks that are threads of one process.
