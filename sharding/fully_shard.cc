@@ -142,6 +142,16 @@ absl::Status ShardedModel::SetModulesToBackwardPrefetch(const Module& module,
   return SetPrefetch(module, ahead, backward_prefetch_);
 }
 
+absl::Status ShardedModel::SetUnshardInBackward(const Module& module, bool unshard) {
+  WEFT_ASSIGN_OR_RETURN(const int group, GroupOf(module));
+  if (unshard) {
+    sharded_in_backward_.erase(group);
+  } else {
+    sharded_in_backward_.insert(group);
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<UnshardHandle> ShardedModel::Unshard(const Module& module) {
   WEFT_ASSIGN_OR_RETURN(const int group, GroupOf(module));
   ParamGroup& params = *groups_[static_cast<size_t>(group)];

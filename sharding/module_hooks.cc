@@ -165,8 +165,10 @@ absl::Status ShardedModel::Hooks::Come(PassEvent event) {
 absl::Status ShardedModel::Hooks::Do(PassEvent event) {
   const int group = event.group;
   if (event.kind == PassEvent::Kind::kEnd) return in_backward_ ? EndBackwardOf(group) : EndForwardOf(group);
-  WEFT_RETURN_IF_ERROR(Unshard(group, Priority::kCritical));
-  WEFT_RETURN_IF_ERROR(Wait(group));
+  if (NeedsParameters(group)) {
+    WEFT_RETURN_IF_ERROR(Unshard(group, Priority::kCritical));
+    WEFT_RETURN_IF_ERROR(Wait(group));
+  }
   return Prefetch(group);
 }
 
@@ -194,6 +196,10 @@ absl::Status ShardedModel::Hooks::SettleOrder() {
   return absl::OkStatus();
 }
 
+bool ShardedModel::Hooks::NeedsParameters(int group) const {
+  return !in_backward_ || !model_.sharded_in_backward_.contains(group);
+}
+
 absl::Status ShardedModel::Hooks::Unshard(int group, Priority priority) {
   const ParamGroup::State state = Params(group).state();
   const bool gathers =
@@ -215,7 +221,9 @@ absl::Status ShardedModel::Hooks::Prefetch(int group) {
   const auto chosen = lists.find(group);
   const std::vector<int> ahead =
       chosen != lists.end() ? chosen->second : pass_->Next(model_.policy_.prefetch_depth);
-  for (const int next : ahead) WEFT_RETURN_IF_ERROR(Unshard(next, Priority::kPrefetch));
+  for (const int next : ahead) {
+    if (NeedsParameters(next)) WEFT_RETURN_IF_ERROR(Unshard(next, Priority::kPrefetch));
+  }
   return absl::OkStatus();
 }
 

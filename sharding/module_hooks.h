@@ -63,6 +63,8 @@ class ShardedModel::Hooks {
   absl::Status EndBackwardOf(int group);
   absl::Status SettleOrder();
 
+  // Of the part of the pass that is under way.
+  bool NeedsParameters(int group) const;
   absl::Status Unshard(int group, Priority priority);
   absl::Status Wait(int group);
   absl::Status Prefetch(int group);

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/sharding/sharded_toy.h"
+#include "weft/nn/llama.h"
 
 namespace weft {
 namespace {
@@ -71,6 +72,55 @@ TEST(ShardedModel, RefusesPrefetchListsWithModulesThatAreNoGroups) {
                 StatusIs(kInvalid, HasSubstr("module 'layers.0'")));
     EXPECT_THAT(model.Unshard(other), StatusIs(kInvalid, HasSubstr("no parameter group")));
     EXPECT_THAT(model.Reshard(other), StatusIs(kInvalid, HasSubstr("no parameter group")));
+    return absl::OkStatus();
+  });
+}
+
+// All reduced gradients of this rank after a pass over tokens that it makes up, and the gathers that it cost.
+struct LlamaPass {
+  std::vector<float> gradients;
+  int64_t all_gathers;
+};
+absl::StatusOr<LlamaPass> PassOf(LlamaModel& net, ShardedModel& model, int rank) {
+  const int64_t before = model.context().counters().all_gathers;
+  Tensor ids = Tensor::Empty(DType::kI32, {1, 8});
+  for (int i = 0; i < 8; ++i) ids.As<int32_t>()[i] = (3 * i + rank) % 16;
+  Invocation invocation;
+  WEFT_RETURN_IF_ERROR(net.Forward(invocation, {ids, ids}).status());
+  Tensor one = Tensor::Empty(DType::kF32, {});
+  *one.As<float>() = 1.0F;
+  WEFT_RETURN_IF_ERROR(net.Backward(invocation, {one}).status());
+  LlamaPass pass;
+  for (const ShardView& shard : model.Shards()) {
+    pass.gradients.insert(pass.gradients.end(), shard.grad, shard.grad + shard.elements());
+  }
+  pass.all_gathers = model.context().counters().all_gathers - before;
+  model.ZeroGradients();
+  return pass;
+}
+
+TEST(ShardedModel, LeavesGroupsShardedInBackwardThatReadNoParameter) {
+  RunRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, 2));
+    LlamaConfig config;
+    config.vocab_size = 16;
+    config.layers = 1;
+    WEFT_ASSIGN_OR_RETURN(const auto net, LlamaModel::Create(config));
+    // Embedding, layer, norm and head are a group each; the root's is empty.
+    WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(*net, net->children(), mesh, *engine.engine, {},
+                                                       LoadInitialValues(kToySeed)));
+    WEFT_RETURN_IF_ERROR(PassOf(*net, *model, bootstrap.rank()).status());
+    WEFT_ASSIGN_OR_RETURN(const LlamaPass gathered, PassOf(*net, *model, bootstrap.rank()));
+    WEFT_RETURN_IF_ERROR(model->SetUnshardInBackward(*net->children()[0], false));
+    WEFT_ASSIGN_OR_RETURN(const LlamaPass left_sharded, PassOf(*net, *model, bootstrap.rank()));
+    EXPECT_EQ(left_sharded.gradients, gathered.gradients);
+    EXPECT_EQ(left_sharded.all_gathers, gathered.all_gathers - 1);
+    WEFT_RETURN_IF_ERROR(model->SetUnshardInBackward(*net->children()[0], true));
+    WEFT_ASSIGN_OR_RETURN(const LlamaPass again, PassOf(*net, *model, bootstrap.rank()));
+    EXPECT_EQ(again.all_gathers, gathered.all_gathers);
+    EXPECT_THAT(model->SetUnshardInBackward(ToyNet({6, 6}), false),
+                StatusIs(kInvalid, HasSubstr("no parameter group")));
     return absl::OkStatus();
   });
 }

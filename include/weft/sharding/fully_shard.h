@@ -40,6 +40,7 @@
 #include <vector>
 
 #include <absl/container/flat_hash_map.h>
+#include <absl/container/flat_hash_set.h>
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
@@ -102,6 +103,11 @@ class ShardedModel {
   // Off: parameters stay unsharded after backward, so that the next forward need not gather. They hold the
   // values of before an update, so it must be on for the last backward before one. On at first.
   void SetReshardAfterBackward(bool reshard) { reshard_after_backward_ = reshard; }
+
+  // Off: backward does not gather the module's group, for one whose backward reads no parameter, such as an
+  // embedding (and which recomputes nothing). On at first.
+  // Errors: kInvalidArgument (a module that is no group of this model; it is named).
+  absl::Status SetUnshardInBackward(const Module& module, bool unshard);
 
   // What is gathered ahead when `module` begins its forward (its backward), instead of what the recorded
   // order says: all of `ahead`, in this order; nothing if it is empty.
@@ -171,6 +177,7 @@ class ShardedModel {
   std::unique_ptr<BoundaryCasts> casts_;
   ScheduleObserver observer_;
   PrefetchLists forward_prefetch_, backward_prefetch_;
+  absl::flat_hash_set<int> sharded_in_backward_;  // Groups.
   bool gradient_sync_ = true;
   bool all_reduce_ = true;
   bool is_last_backward_ = true;
