@@ -96,14 +96,9 @@ SimWire::~SimWire() {
   for (auto& [id, request] : requests_) {
     SimTransfer& transfer = *request.transfer;
     if (fabric_->Withdraw(request.channel, transfer)) continue;
-    const std::shared_ptr<SimTransfer> other = transfer.other;
-    if (other == nullptr) continue;
-    if (transfer.is_send) {
-      Copy(transfer, *other);  // What was on its way has left this buffer.
-    } else {
+    // What was on its way is lost.
+    if (const std::shared_ptr<SimTransfer> other = std::exchange(transfer.other, nullptr))
       other->other.reset();
-      transfer.other.reset();
-    }
   }
 }
 

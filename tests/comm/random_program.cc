@@ -90,6 +90,14 @@ class Runner {
         rules_(rules),
         mistake_(mistake != nullptr && mistake->rank == bootstrap.rank() ? mistake : nullptr),
         dice_(program.seed * 1000003 + static_cast<uint64_t>(bootstrap.rank())) {}
+  // Memory of what has failed must outlive the engine, which must outlive its Works.
+  ~Runner() {
+    for (const auto& live : live_) {
+      live->work = Work();
+      live->continued = Work();
+    }
+    if (fixture_) fixture_->engine.reset();
+  }
 
   absl::Status Run(ProgramOutcome& outcome);
 
@@ -125,6 +133,7 @@ class Runner {
   absl::Status SubmitExchange(int index, const ProgramOp& op, Live& live);
   absl::Status SubmitBroadcast(int index, const ProgramOp& op, Live& live);
   absl::Status FinishOne(size_t place);
+  absl::Status Complete(Live& live);
   absl::Status Check(Live& live);
   absl::Status CheckGather(Live& live, const ProgramOp& op);
   absl::Status CheckBounds(ProgramOutcome& outcome);
@@ -381,21 +390,25 @@ absl::Status Runner::Check(Live& live) {
 }
 
 absl::Status Runner::FinishOne(size_t place) {
-  const std::unique_ptr<Live> live = std::move(live_[place]);
-  live_.erase(live_.begin() + static_cast<std::ptrdiff_t>(place));
-  WEFT_RETURN_IF_ERROR(live->work.Wait());
-  if (live->continue_later) Continue(*live);
-  if (live->continued.valid()) WEFT_RETURN_IF_ERROR(live->continued.Wait());
-  WEFT_RETURN_IF_ERROR(Check(*live));
+  WEFT_RETURN_IF_ERROR(Complete(*live_[place]));
   for (Live*& last : last_filler_) {
-    if (last == live.get()) last = nullptr;
+    if (last == live_[place].get()) last = nullptr;
   }
+  live_.erase(live_.begin() + static_cast<std::ptrdiff_t>(place));
+  return absl::OkStatus();
+}
+
+absl::Status Runner::Complete(Live& live) {
+  WEFT_RETURN_IF_ERROR(live.work.Wait());
+  if (live.continue_later) Continue(live);
+  if (live.continued.valid()) WEFT_RETURN_IF_ERROR(live.continued.Wait());
+  WEFT_RETURN_IF_ERROR(Check(live));
   if (!rules_.free_after_release) {
-    live->input = {};
-    live->output = {};
+    live.input = {};
+    live.output = {};
   }
-  WEFT_RETURN_IF_ERROR(live->work.WaitReleased());
-  return live->continued.valid() ? live->continued.WaitReleased() : absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(live.work.WaitReleased());
+  return live.continued.valid() ? live.continued.WaitReleased() : absl::OkStatus();
 }
 
 absl::Status Runner::CheckBounds(ProgramOutcome& outcome) {

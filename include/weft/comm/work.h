@@ -4,8 +4,9 @@
 // Thread safety: a Work belongs to the thread that submitted it.
 // Lifetime: the buffers named at submission must stay until *released*. Destroying an unfinished Work waits
 //   for that (to the engine's deadline). Destroying a failed one never waits for peers: the engine keeps its
-//   record in quarantine. Node memory of a failed operation must stay until ResetAfterError, as peers may
-//   read it; so must memory that was to receive from other nodes, as what they had sent may still arrive.
+//   record in quarantine. Memory of a failed operation must stay until ResetAfterError or the engine's end:
+//   peers of the node may read it, and what is on its way between nodes may still be read from it, or written
+//   to it.
 #pragma once
 
 #include <memory>
