@@ -55,7 +55,7 @@ void EngineCore::Raise(int lane, uint64_t sequence) {
   raised.raised = sequence;
   for (const auto& record : raised.queued) {
     if (record->descriptor.sequence > sequence) break;
-    for (const auto& earlier : {record->after, record->gate}) {
+    for (const OperationRecord* earlier : {record->after.get(), record->gate.get()}) {
       if (earlier != nullptr) Raise(earlier->lane, earlier->descriptor.sequence);
     }
   }
