@@ -11,8 +11,8 @@ namespace weft::testing {
 absl::Status CheckCanonicalOrder(EngineFixture& fixture, DType dtype, int64_t count);
 
 // On a mesh replicate x shard: a reduce-scatter over the shard group, followed by an all-reduce over the
-// replicate group, gives each rank the bits that a reduction over all ranks would. The number of ranks and
-// `shard_size` must be powers of two.
+// replicate group, gives each rank the bits that a reduction over all ranks would. Both sizes must be powers
+// of two, or one of them 1.
 absl::Status CheckHybridReduction(EngineFixture& fixture, int shard_size, int64_t count);
 
 }  // namespace weft::testing

@@ -41,8 +41,10 @@ TEST_F(CommMpi, ReductionsKeepTheCanonicalOrder) {
 }
 
 TEST_F(CommMpi, ShardsThenReplicasAreAllRanks) {
-  if (size() != 4) GTEST_SKIP() << "needs 4 ranks, a mesh of 2 x 2";
-  EXPECT_OK(CheckHybridReduction(fixture_, /*shard_size=*/2, 1003));
+  for (const int shard_size : {1, 2, 3, 4}) {
+    if (size() % shard_size != 0) continue;
+    EXPECT_OK(CheckHybridReduction(fixture_, shard_size, 1003));
+  }
 }
 
 // Slices beyond what MPI sends eagerly.
@@ -86,14 +88,18 @@ TEST_F(CommMpi, NothingOfBeforeAResetArrivesAfterIt) {
 }
 
 TEST_F(CommMpi, MismatchIsAnErrorOnEveryRank) {
-  if (size() == 1) GTEST_SKIP() << "a rank alone agrees with itself";
   ASSERT_OK_AND_ASSIGN(TestBuffer buffer, TestBuffer::Make(*fixture_.pool, true, DType::kF32, 2000));
   const int64_t count = WorldBootstrap().rank() == 0 ? 1999 : 2000;
   Work work = fixture_.engine->AllReduce(fixture_.lane, buffer.data(), buffer.data(), DType::kF32, count,
                                          ReduceOp::kSum);
-  EXPECT_THAT(StatusOf(work.Wait()).message(),
-              ::testing::AllOf(::testing::HasSubstr("rank 0 submitted all_reduce of 1999"),
-                               ::testing::HasSubstr("all_reduce of 2000")));
+  const absl::Status outcome = work.Wait();
+  if (size() == 1) {
+    EXPECT_OK(outcome);  // A rank alone agrees with itself.
+  } else {
+    EXPECT_THAT(StatusOf(outcome).message(),
+                ::testing::AllOf(::testing::HasSubstr("rank 0 submitted all_reduce of 1999"),
+                                 ::testing::HasSubstr("all_reduce of 2000")));
+  }
   ASSERT_OK(Meet(WorldBootstrap()));
   ASSERT_OK(fixture_.engine->ResetAfterError());
   EXPECT_OK(CheckThatItWorks(fixture_));
