@@ -71,11 +71,14 @@ OpOptions CommContext::Label(const std::string& label, Priority priority) {
   return {priority, Hash64(label, ++submissions_), label};
 }
 
+void CommContext::Stop(const absl::Status& cause) {
+  if (!status_.ok()) return;
+  status_ = Annotate(cause, "sharding stopped");
+  engine_.Poison(cause);
+}
+
 absl::Status CommContext::Fail(const absl::Status& cause) {
-  if (status_.ok()) {
-    status_ = Annotate(cause, "sharding stopped");
-    engine_.Poison(cause);
-  }
+  Stop(cause);
   return status_;
 }
 

@@ -36,11 +36,9 @@ ShardedModel::Hooks::Hooks(ShardedModel& model, std::vector<PassEvent> module_or
     }
   }
   // Of what fails between the hooks, such as a layer, peers must learn as well.
-  const auto fail = [this](Module&, const absl::Status& error) {
-    // The error goes on to the caller by itself.
-    model_.context_->Fail(error).IgnoreError();
-  };
-  registered_.emplace_back(&model.root_, model.root_.AddErrorHook(fail));
+  registered_.emplace_back(&model.root_, model.root_.AddErrorHook([this](Module&, const absl::Status& error) {
+    model_.context_->Stop(error);
+  }));
 }
 
 ShardedModel::Hooks::~Hooks() {

@@ -100,6 +100,8 @@ class CommContext {
   // OK, or the first error, as every later call returns it.
   const absl::Status& status() const { return status_; }
   // Keeps the cause of the first failure, and makes peers fail rather than wait.
+  void Stop(const absl::Status& cause);
+  // The same; returns the error as every later call does.
   absl::Status Fail(const absl::Status& cause);
   // Forgets what was under way and resets the engine. Groups must be resharded by their owner.
   absl::Status ResetAfterError();
