@@ -58,10 +58,10 @@ absl::Status ShardingPolicy::Validate() const {
     return absl::InvalidArgumentError(
         absl::StrCat("prefetch_depth is ", prefetch_depth, ": it must be 0 to ", kMaxPrefetchDepth));
   }
-  if (max_reduce_scatters < 1 || max_all_reduces < 1) {
+  if (max_reduce_scatters < 0 || max_all_reduces < 1) {
     return absl::InvalidArgumentError(absl::StrCat("max_reduce_scatters is ", max_reduce_scatters,
                                                    " and max_all_reduces ", max_all_reduces,
-                                                   ": both must be at least 1"));
+                                                   ": they must be at least 0 and 1"));
   }
   if (zero_copy && shard_dim) {
     return absl::InvalidArgumentError(

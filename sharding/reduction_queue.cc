@@ -11,8 +11,6 @@
 namespace weft {
 
 absl::Status CommContext::ReductionQueue::Submit(Reduction reduction) {
-  WEFT_RETURN_IF_ERROR(BoundReduceScatters());
-  WEFT_RETURN_IF_ERROR(DeliverFinished());
   GradientSums& sums = *reduction.sums;
   const bool takes_partial = sums.partial_ahead;
   sums.partial_ahead = reduction.scope == ReduceScope::kShard;
@@ -24,8 +22,10 @@ absl::Status CommContext::ReductionQueue::Submit(Reduction reduction) {
     entry.continued = true;
     WEFT_RETURN_IF_ERROR(SubmitAllReduces(entry, entry.reduce_scatter.work()));
   }
+  WEFT_RETURN_IF_ERROR(BoundReduceScatters());
   const int64_t lag = context_.shard_group_.size() == 1 ? 0 : context_.options_.max_reduce_scatters;
-  return ContinueThrough(entry.number - lag);
+  WEFT_RETURN_IF_ERROR(ContinueThrough(entry.number - lag));
+  return DeliverFinished();
 }
 
 absl::Status CommContext::ReductionQueue::Drain() {
@@ -133,8 +133,8 @@ bool CommContext::ReductionQueue::Replicates(const Reduction& reduction) const {
 }
 
 template <typename Uses>
-bool CommContext::ReductionQueue::Full(Uses uses, int limit) const {
-  return std::count_if(entries_.begin(), entries_.end(), uses) >= limit;
+int64_t CommContext::ReductionQueue::Count(Uses uses) const {
+  return std::count_if(entries_.begin(), entries_.end(), uses);
 }
 
 // Takes back, oldest first, the full gradients that have been released, and waits while there are too many.
@@ -142,7 +142,7 @@ absl::Status CommContext::ReductionQueue::BoundReduceScatters() {
   const auto scattering = [](const Entry& entry) { return entry.scattering(); };
   for (Entry& entry : entries_) {
     const bool held = entry.scattering() && !entry.reduce_scatter.TestReleased();
-    if (held && !Full(scattering, context_.options_.max_reduce_scatters)) break;
+    if (held && Count(scattering) <= context_.options_.max_reduce_scatters) break;
     WEFT_RETURN_IF_ERROR(ReleaseInput(entry));
   }
   return absl::OkStatus();
@@ -150,7 +150,7 @@ absl::Status CommContext::ReductionQueue::BoundReduceScatters() {
 
 absl::Status CommContext::ReductionQueue::BoundAllReduces() {
   const auto replicating = [](const Entry& entry) { return entry.replicating(); };
-  while (Full(replicating, context_.options_.max_all_reduces)) {
+  while (Count(replicating) >= context_.options_.max_all_reduces) {
     WEFT_RETURN_IF_ERROR(SettleAllReduces(*std::find_if(entries_.begin(), entries_.end(), replicating)));
   }
   return absl::OkStatus();

@@ -25,7 +25,8 @@ class CommContext::ReductionQueue {
  public:
   explicit ReductionQueue(CommContext& context) : context_(context) {}
 
-  // Makes room for one more reduction within the context's bounds, and submits it.
+  // Submits a reduction, and completes older ones (without any in flight, this one) to keep the context's
+  // bounds.
   absl::Status Submit(Reduction reduction);
   // Until every sum is where it belongs.
   absl::Status Drain();
@@ -64,7 +65,7 @@ class CommContext::ReductionQueue {
   absl::Status AddTo(Buffer& sum, Buffer addend, DType dtype, int64_t elements, float scale = 1.0F);
 
   template <typename Uses>
-  bool Full(Uses uses, int limit) const;
+  int64_t Count(Uses uses) const;
   bool Replicates(const Reduction& reduction) const;
   int64_t OwnElements(const Reduction& reduction) const;
 

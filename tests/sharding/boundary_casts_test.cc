@@ -4,14 +4,8 @@
 
 #include "tests/sharding/sharded_toy.h"
 
-namespace weft {
+namespace weft::testing {
 namespace {
-
-using testing::ReadValues;
-using testing::ToyInputs;
-using testing::ToyLossGradient;
-using testing::ToyNet;
-using testing::WithToyModel;
 
 ShardingPolicy Bf16() {
   ShardingPolicy policy;
@@ -96,4 +90,4 @@ TEST(BoundaryCasts, GiveTheCallerTheOutputDTypeAndTakeItsGradientBack) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

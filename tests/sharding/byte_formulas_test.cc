@@ -4,7 +4,7 @@
 
 #include <gtest/gtest.h>
 
-namespace weft {
+namespace weft::testing {
 namespace {
 
 constexpr int64_t kW = 4096;  // Bytes of the group below, in fp32: 1024 elements, which nothing pads.
@@ -130,4 +130,4 @@ TEST(ByteFormulas, CountPaddingAsTheEngineDoes) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

@@ -5,22 +5,11 @@
 #include "tests/sharding/sharded_toy.h"
 #include "weft/nn/llama.h"
 
-namespace weft {
+namespace weft::testing {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using testing::kToySeed;
-using testing::MakeToyMesh;
-using testing::RankEngine;
-using testing::RunRanks;
-using testing::StatusIs;
-using testing::ToyInputs;
-using testing::ToyNet;
-using testing::ToyPassOf;
-using testing::ToyUpdate;
-using testing::ToyWeights;
-using testing::WithToyModel;
 using State = ParamGroup::State;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
@@ -231,7 +220,7 @@ TEST(ShardedModel, KeepsInvocationsInFlightApart) {
       Invocation one;
       Invocation two;
       const auto backward = [&net](Invocation& invocation, const Tensors& outputs) {
-        return net.Backward(invocation, {testing::ToyLossGradient(outputs[0], 1.0F)}).status();
+        return net.Backward(invocation, {ToyLossGradient(outputs[0], 1.0F)}).status();
       };
       model.SetRequiresGradientSync(false);
       WEFT_ASSIGN_OR_RETURN(const Tensors first, net.Forward(one, {ToyInputs(0, 3, 6)}));
@@ -295,4 +284,4 @@ TEST(ShardedModel, UnshardsAModuleAheadOfItsForward) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

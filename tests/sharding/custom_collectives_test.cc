@@ -11,20 +11,11 @@
 #include "tests/support/thread_ranks.h"
 #include "weft/core/strided_copy.h"
 
-namespace weft {
+namespace weft::testing {
 namespace {
 
-using testing::AddGradient;
 using ::testing::AllOf;
-using testing::BothKinds;
-using testing::Gather;
-using testing::GroupFixture;
 using ::testing::HasSubstr;
-using testing::Indices;
-using testing::MakeParameters;
-using testing::ReadValues;
-using testing::RunRanks;
-using testing::StatusIs;
 
 // Where ranks that are threads of one shard group lay their pointers for each other. It knows nothing of the
 // engine.
@@ -213,4 +204,4 @@ TEST(CustomCollectives, StopTheContextWhenTheyFail) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

@@ -10,21 +10,13 @@
 #include "tests/sharding/group_fixture.h"
 #include "tests/support/thread_ranks.h"
 
-namespace weft {
+namespace weft::testing {
 namespace {
 
-using testing::AddGradient;
 using ::testing::AllOf;
-using testing::BothKinds;
 using ::testing::Each;
-using testing::GroupFixture;
 using ::testing::HasSubstr;
-using testing::Indices;
-using testing::MakeParameters;
 using ::testing::Not;
-using testing::ReadValues;
-using testing::RunRanks;
-using testing::StatusIs;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
@@ -85,7 +77,7 @@ TEST(GroupDTypes, MayDifferFromGroupToGroup) {
     WEFT_ASSIGN_OR_RETURN(const auto wide_group, fixture.Group({parameters[0]}, policy));
     WEFT_ASSIGN_OR_RETURN(const auto narrow_group, fixture.Group({parameters[1]}, policy));
     for (ParamGroup* group : {wide_group.get(), narrow_group.get()}) {
-      WEFT_RETURN_IF_ERROR(testing::Gather(*group));
+      WEFT_RETURN_IF_ERROR(Gather(*group));
       const Parameter& parameter = *group->parameters()[0];
       EXPECT_EQ(parameter.data.dtype, group == wide_group.get() ? DType::kF32 : DType::kBF16);
       EXPECT_EQ(ReadValues(parameter.data), Indices(40));
@@ -165,4 +157,4 @@ TEST(GradientDivision, KeepsSumsInF16FromOverflowing) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-namespace weft {
+namespace weft::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -108,4 +108,4 @@ TEST(ExecutionOrder, FollowsWhatItSettledOn) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

@@ -10,15 +10,11 @@
 #include "tests/sharding/random_layout.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft {
+namespace weft::testing {
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-using testing::kRandomGroups;
-using testing::MakeRandomGroup;
-using testing::RandomGroup;
-using testing::StatusIs;
 
 template <typename Body>
 void ForRandomLayouts(Body body) {
@@ -257,4 +253,4 @@ TEST(FlatLayout, RefusesWhatCannotBeLaidOut) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

@@ -5,20 +5,11 @@
 #include "tests/sharding/group_fixture.h"
 #include "tests/support/thread_ranks.h"
 
-namespace weft {
+namespace weft::testing {
 namespace {
 
-using testing::AddGradient;
-using testing::BothKinds;
 using ::testing::Each;
-using testing::Gather;
-using testing::GroupFixture;
 using ::testing::HasSubstr;
-using testing::Indices;
-using testing::MakeParameters;
-using testing::ReadValues;
-using testing::RunRanks;
-using testing::StatusIs;
 
 constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
 
@@ -119,4 +110,4 @@ TEST(FrozenParameters, CannotBeTrainedAfterwards) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

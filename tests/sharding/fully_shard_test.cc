@@ -8,24 +8,12 @@
 
 #include "tests/sharding/sharded_toy.h"
 
-namespace weft {
+namespace weft::testing {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::Each;
 using ::testing::HasSubstr;
-using testing::IsOk;
-using testing::kToySeed;
-using testing::MakeToyMesh;
-using testing::RankEngine;
-using testing::RunRanks;
-using testing::StatusIs;
-using testing::ToyInputs;
-using testing::ToyNet;
-using testing::ToyPass;
-using testing::ToyUpdate;
-using testing::ToyWeights;
-using testing::WithToyModel;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
@@ -276,4 +264,4 @@ TEST(FullyShard, FailsOnAllRanksWhenOneCannotLoad) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

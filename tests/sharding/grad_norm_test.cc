@@ -8,16 +8,8 @@
 
 #include "tests/sharding/sharded_toy.h"
 
-namespace weft {
+namespace weft::testing {
 namespace {
-
-using testing::kToySeed;
-using testing::MakeToyMesh;
-using testing::RankEngine;
-using testing::RunRanks;
-using testing::ToyNet;
-using testing::ToyPassOf;
-using testing::WithToyModel;
 
 TEST(ClipGradNorm, GivesTheSameBitsOnEveryMeshForEveryNorm) {
   for (const NormType type : {NormType::kOne, NormType::kTwo, NormType::kInfinity}) {
@@ -30,7 +22,7 @@ TEST(ClipGradNorm, GivesTheSameBitsOnEveryMeshForEveryNorm) {
         ToyNet net({7, 5, 3});
         WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, {},
                                                            LoadInitialValues(kToySeed)));
-        WEFT_RETURN_IF_ERROR(testing::ToyPass(net, bootstrap.rank(), 4, 0, 0, 1));
+        WEFT_RETURN_IF_ERROR(ToyPass(net, bootstrap.rank(), 4, 0, 0, 1));
         WEFT_ASSIGN_OR_RETURN(const GradientNorm norm, model->ClipGradNorm(0.25, type));
         EXPECT_EQ(norm.factor, static_cast<float>(std::min(1.0, 0.25 / (norm.norm + 1e-6))));
         const std::lock_guard lock(mutex);
@@ -97,4 +89,4 @@ TEST(ClipGradNorm, CountsParametersThatDifferBetweenReplicasOnEachOfThem) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

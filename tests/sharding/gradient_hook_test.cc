@@ -5,17 +5,12 @@
 #include "tests/sharding/group_fixture.h"
 #include "tests/support/thread_ranks.h"
 
-namespace weft {
+namespace weft::testing {
 namespace {
 
-using testing::AddGradient;
 using ::testing::AllOf;
 using ::testing::Each;
-using testing::GroupFixture;
 using ::testing::HasSubstr;
-using testing::MakeParameters;
-using testing::RunRanks;
-using testing::StatusIs;
 
 TEST(GradientHook, SeesEachReductionOnceBeforeItIsAdded) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
@@ -93,4 +88,4 @@ TEST(GradientHook, MayCommunicateAsItRunsAtOnePlaceOnAllRanks) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

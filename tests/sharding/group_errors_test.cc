@@ -5,22 +5,13 @@
 #include "tests/sharding/group_fixture.h"
 #include "tests/support/thread_ranks.h"
 
-namespace weft {
+namespace weft::testing {
 namespace {
 
-using testing::AddGradient;
 using ::testing::AllOf;
-using testing::BothKinds;
 using ::testing::Each;
-using testing::Gather;
-using testing::GroupFixture;
 using ::testing::HasSubstr;
-using testing::Indices;
-using testing::MakeParameters;
 using ::testing::Not;
-using testing::ReadValues;
-using testing::RunRanks;
-using testing::StatusIs;
 using State = ParamGroup::State;
 
 constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
@@ -116,7 +107,7 @@ TEST(GroupErrors, PoisonEveryRankInEveryStateAndAreReset) {
           const absl::Status reached = situation.steps(context, *group);
           if (bootstrap.rank() == 1) {
             EXPECT_OK(reached);
-            EXPECT_THAT(context.Fail(absl::InternalError("rank 1 stumbled")), Not(testing::IsOk()));
+            EXPECT_THAT(context.Fail(absl::InternalError("rank 1 stumbled")), Not(IsOk()));
           }
           // Whoever waits for rank 1 learns why it does not come.
           float nothing = 0.0F;
@@ -127,7 +118,7 @@ TEST(GroupErrors, PoisonEveryRankInEveryStateAndAreReset) {
           }
           // The other replica may be through with everything, and hear of it elsewhere.
           const absl::Status agreed = AgreeOnStatus(bootstrap, failed, absl::Seconds(120));
-          EXPECT_THAT(context.Fail(agreed), Not(testing::IsOk()));
+          EXPECT_THAT(context.Fail(agreed), Not(IsOk()));
           WEFT_RETURN_IF_ERROR(context.ResetAfterError());
           group->ResetAfterError();
           EXPECT_EQ(group->state(), State::kSharded);
@@ -222,4 +213,4 @@ TEST(GroupErrors, AreNoneForCallsThatAreRepeated) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

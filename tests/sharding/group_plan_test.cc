@@ -5,13 +5,12 @@
 
 #include "tests/support/status_matchers.h"
 
-namespace weft {
+namespace weft::testing {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using testing::StatusIs;
 
 // A tree of modules with one parameter each, "<name>.w".
 class Tree : public Module {
@@ -87,4 +86,4 @@ TEST(GroupPlan, RefusesBlocksThatAreRepeatedOrElsewhere) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

@@ -14,15 +14,8 @@
 #include "weft/nn/llama.h"
 #include "weft/nn/materialize.h"
 
-namespace weft {
+namespace weft::testing {
 namespace {
-
-using testing::kToySeed;
-using testing::MakeToyMesh;
-using testing::RankEngine;
-using testing::RunRanks;
-using testing::ToyUpdate;
-using testing::ToyWeights;
 
 constexpr int kRanks = 4;
 constexpr int kSteps = 3;
@@ -159,4 +152,4 @@ TEST(LateRanks, ChangeNothingHoweverBlocksAreResharded) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

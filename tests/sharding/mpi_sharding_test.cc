@@ -5,14 +5,8 @@
 #include "tests/support/mpi_world.h"
 #include "tests/support/status_matchers.h"
 
-namespace weft {
+namespace weft::testing {
 namespace {
-
-using testing::ToyOutcome;
-using testing::ToyRun;
-using testing::TrainToy;
-using testing::TrainToyAlone;
-using testing::WorldBootstrap;
 
 TEST(FullyShardOverMpi, TrainsLikeOneRankOnEveryMesh) {
   const int ranks = WorldBootstrap().size();
@@ -35,4 +29,4 @@ TEST(FullyShardOverMpi, TrainsLikeOneRankOnEveryMesh) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

@@ -8,24 +8,12 @@
 #include "tests/sharding/group_fixture.h"
 #include "tests/support/thread_ranks.h"
 
-namespace weft {
+namespace weft::testing {
 namespace {
 
-using testing::AddGradient;
-using testing::BothKinds;
 using ::testing::Each;
 using ::testing::ElementsAre;
-using testing::Gather;
-using testing::GroupFixture;
-using testing::GroupOf;
 using ::testing::HasSubstr;
-using testing::Indices;
-using testing::LoadIndices;
-using testing::MakeParameters;
-using testing::RankEngine;
-using testing::ReadValues;
-using testing::RunRanks;
-using testing::StatusIs;
 using State = ParamGroup::State;
 
 constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
@@ -223,4 +211,4 @@ TEST(ParamGroup, LoadsFromWhatParametersHoldAndLetsGoOfIt) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

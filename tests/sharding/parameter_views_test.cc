@@ -8,13 +8,12 @@
 
 #include "tests/support/status_matchers.h"
 
-namespace weft {
+namespace weft::testing {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using testing::StatusIs;
 
 std::shared_ptr<Parameter> MakeParameter(std::string name, Shape shape) {
   auto parameter = std::make_shared<Parameter>();
@@ -120,4 +119,4 @@ TEST_F(ParameterViews, RefuseAReplacedGradientOfAnotherShape) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

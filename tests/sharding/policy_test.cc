@@ -7,11 +7,10 @@
 
 #include "tests/support/status_matchers.h"
 
-namespace weft {
+namespace weft::testing {
 namespace {
 
 using ::testing::HasSubstr;
-using testing::StatusIs;
 
 TEST(ShardingPolicy, IsValidByDefault) { EXPECT_OK(ShardingPolicy().Validate()); }
 
@@ -41,7 +40,7 @@ TEST(ShardingPolicy, NamesTheOptionThatCannotBe) {
       "set one of them");
   expect_invalid([](ShardingPolicy& p) { p.prefetch_depth = -1; }, "prefetch_depth is -1");
   expect_invalid([](ShardingPolicy& p) { p.prefetch_depth = 3; }, "0 to 2");
-  expect_invalid([](ShardingPolicy& p) { p.max_reduce_scatters = 0; }, "max_reduce_scatters is 0");
+  expect_invalid([](ShardingPolicy& p) { p.max_reduce_scatters = -1; }, "max_reduce_scatters is -1");
   expect_invalid([](ShardingPolicy& p) { p.max_all_reduces = 0; }, "max_all_reduces 0");
   expect_invalid([](ShardingPolicy& p) { p.shard_dim = [](const Parameter&) { return 1; }; }, "zero_copy");
 }
@@ -60,4 +59,4 @@ TEST(ShardingPolicy, WritesGradientsInBf16OnlyIfTheyAreReducedInIt) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

@@ -10,18 +10,8 @@
 #include "tests/sharding/random_layout.h"
 #include "tests/support/thread_ranks.h"
 
-namespace weft {
+namespace weft::testing {
 namespace {
-
-using testing::AddGradient;
-using testing::Gather;
-using testing::Indices;
-using testing::MakeParameters;
-using testing::MakeRandomGroup;
-using testing::RandomGroup;
-using testing::RankEngine;
-using testing::ReadValues;
-using testing::RunRanks;
 
 constexpr int kRanks = 4;  // Two replicas of a shard group of two.
 constexpr uint32_t kUses = 60;
@@ -44,13 +34,13 @@ class RandomUse {
     if (!policy_.zero_copy) {
       policy_.shard_dim = [this](const Parameter& p) { return group_.parameters[IndexOf(p)].shard_dim; };
     }
-    policy_.max_reduce_scatters = Pick(1, 3);
+    policy_.max_reduce_scatters = Pick(0, 3);
     policy_.max_all_reduces = Pick(1, 3);
   }
 
   absl::Status Run(const RankEngine& engine) {
     const int rank = engine.engine->bootstrap().rank();
-    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, testing::MakeToyMesh(2, 2));
+    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(2, 2));
     WEFT_ASSIGN_OR_RETURN(const ProcessGroup shard, mesh.Group({"shard"}, rank));
     WEFT_ASSIGN_OR_RETURN(const ProcessGroup replicate, mesh.Group({"replicate"}, rank));
     policy_.replicate_group = [&](const Parameter& p) {
@@ -63,7 +53,7 @@ class RandomUse {
                                                                    policy_.max_all_reduces, Pick(0, 1) * 2}));
     WEFT_ASSIGN_OR_RETURN(const auto group, ParamGroup::Create(*context, "group", parameters_, policy_,
                                                                buckets.BucketsOf(parameters_)));
-    WEFT_RETURN_IF_ERROR(group->Load(testing::LoadIndices));
+    WEFT_RETURN_IF_ERROR(group->Load(LoadIndices));
     for (int step = 0; step < 2; ++step) {
       const int microbatches = Pick(1, 4);
       for (int microbatch = 0; microbatch < microbatches; ++microbatch) {
@@ -136,7 +126,7 @@ class RandomUse {
 };
 
 TEST(RandomUses, SumEveryGradientOverItsRanksAndMicrobatches) {
-  for (const NodeMap& nodes : testing::NodeMapsOf(kRanks)) {
+  for (const NodeMap& nodes : NodeMapsOf(kRanks)) {
     RunRanks(nodes, [](Bootstrap& bootstrap) -> absl::Status {
       for (uint32_t seed = 0; seed < kUses; ++seed) {
         SCOPED_TRACE(seed);
@@ -150,4 +140,4 @@ TEST(RandomUses, SumEveryGradientOverItsRanksAndMicrobatches) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

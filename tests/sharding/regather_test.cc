@@ -8,18 +8,10 @@
 #include "tests/sharding/group_fixture.h"
 #include "tests/support/thread_ranks.h"
 
-namespace weft {
+namespace weft::testing {
 namespace {
 
-using testing::BothKinds;
-using testing::Gather;
-using testing::GroupFixture;
 using ::testing::HasSubstr;
-using testing::Indices;
-using testing::MakeParameters;
-using testing::ReadValues;
-using testing::RunRanks;
-using testing::StatusIs;
 using State = ParamGroup::State;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
@@ -97,11 +89,11 @@ TEST(Regather, TrainsToTheSameBitsAsGatheringFromAll) {
     std::mutex mutex;
     for (const int size : {0, 2, 4}) {
       RunRanks(NodeMap::RanksPerNode(4, 2), [&](Bootstrap& bootstrap) -> absl::Status {
-        testing::ToyRun run{.replicate = 1, .shard = 4};
+        ToyRun run{.replicate = 1, .shard = 4};
         run.policy.zero_copy = zero_copy;
         run.policy.reshard_after_forward_size = size;
         run.policy.reshard_root_after_forward = true;
-        WEFT_ASSIGN_OR_RETURN(const testing::ToyOutcome outcome, testing::TrainToy(bootstrap, run));
+        WEFT_ASSIGN_OR_RETURN(const ToyOutcome outcome, TrainToy(bootstrap, run));
         EXPECT_EQ(outcome.sharding.all_gathers, 2 * 4);
         const std::lock_guard lock(mutex);
         ++seen[outcome.weights];
@@ -154,4 +146,4 @@ TEST(RetiredImages, NeverTakeMoreMemoryThanWhatIsUnshardedAtOnce) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

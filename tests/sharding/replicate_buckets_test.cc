@@ -7,19 +7,12 @@
 #include "tests/sharding/group_fixture.h"
 #include "tests/support/thread_ranks.h"
 
-namespace weft {
+namespace weft::testing {
 namespace {
 
-using testing::AddGradient;
 using ::testing::AllOf;
-using testing::BothKinds;
 using ::testing::ElementsAre;
-using testing::GroupOf;
 using ::testing::HasSubstr;
-using testing::MakeParameters;
-using testing::RankEngine;
-using testing::RunRanks;
-using testing::StatusIs;
 
 constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 using Replicas = std::optional<ProcessGroup>;
@@ -131,4 +124,4 @@ TEST(ReplicateBuckets, ReduceEachParameterOverItsOwnReplicasOnEightRanks) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

@@ -10,15 +10,8 @@
 #include "tests/support/thread_ranks.h"
 #include "weft/core/hash.h"
 
-namespace weft {
+namespace weft::testing {
 namespace {
-
-using testing::NodeMapsOf;
-using testing::RunRanks;
-using testing::ToyOutcome;
-using testing::ToyRun;
-using testing::TrainToy;
-using testing::TrainToyAlone;
 
 // Calls `check(outcome)` on every rank of a run.
 template <typename Check>
@@ -114,8 +107,7 @@ TEST(FullyShard, GivesTheSameBitsOnEveryNodeMap) {
   std::map<uint64_t, std::string> seen;
   for (const NodeMap& nodes : NodeMapsOf(4)) {
     RunToy(nodes, {.replicate = 2, .shard = 2}, [&](const ToyOutcome& outcome) {
-      seen.emplace(Hash64(outcome.weights.data(), outcome.weights.size() * sizeof(float)),
-                   testing::Describe(nodes));
+      seen.emplace(Hash64(outcome.weights.data(), outcome.weights.size() * sizeof(float)), Describe(nodes));
     });
   }
   EXPECT_THAT(seen, ::testing::SizeIs(1));
@@ -229,4 +221,4 @@ TEST(FullyShard, ShardsParametersOnAnyDim) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

@@ -4,13 +4,10 @@
 
 #include "tests/sharding/sharded_toy.h"
 
-namespace weft {
+namespace weft::testing {
 namespace {
 
 using ::testing::ElementsAreArray;
-using testing::ToyNet;
-using testing::ToyPassOf;
-using testing::WithToyModel;
 
 using Events = std::vector<std::string>;
 
@@ -130,4 +127,4 @@ TEST(Schedule, KeepsBlocksInsideARecomputedModuleUntilTheirBackward) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

@@ -9,12 +9,8 @@
 
 #include "tests/sharding/random_layout.h"
 
-namespace weft {
+namespace weft::testing {
 namespace {
-
-using testing::kRandomGroups;
-using testing::MakeRandomGroup;
-using testing::RandomGroup;
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
@@ -185,4 +181,4 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

@@ -12,14 +12,8 @@
 #include "weft/core/hash.h"
 #include "weft/mesh/simulation.h"
 
-namespace weft {
+namespace weft::testing {
 namespace {
-
-using testing::RankEngine;
-using testing::RunRanks;
-using testing::ToyOutcome;
-using testing::ToyRun;
-using testing::TrainToy;
 
 uint64_t HashOf(const std::vector<float>& weights) {
   return Hash64(weights.data(), weights.size() * sizeof(float));
@@ -41,7 +35,7 @@ ToyRun DrawRun(uint64_t seed) {
   run.policy.reshard_after_forward = Draw(seed, 4, 2) == 0;
   run.policy.reshard_root_after_forward = Draw(seed, 5, 2) == 0;
   run.policy.prefetch_depth = static_cast<int>(Draw(seed, 6, ShardingPolicy::kMaxPrefetchDepth + 1));
-  run.policy.max_reduce_scatters = static_cast<int>(1 + Draw(seed, 7, 3));
+  run.policy.max_reduce_scatters = static_cast<int>(Draw(seed, 7, 4));
   run.policy.max_all_reduces = static_cast<int>(1 + Draw(seed, 8, 3));
   return run;
 }
@@ -66,7 +60,7 @@ SimOptions DrawMachine(uint64_t seed) {
 }
 
 TEST(SimulatedTraining, GivesTheSameBitsUnderEverySchedule) {
-  const uint64_t seeds = testing::ScheduleCount(1000);
+  const uint64_t seeds = ScheduleCount(1000);
   // By class, then by hash of the weights.
   std::map<std::string, std::map<uint64_t, uint64_t>> first_seeds;
   for (uint64_t seed = 0; seed < seeds; ++seed) {
@@ -95,7 +89,7 @@ TEST(SimulatedTraining, GivesTheSameBitsUnderEverySchedule) {
 // A step of 1,024 ranks, 16 x 64, of which each has a row of its own.
 TEST(SimulatedTraining, RunsOnAThousandRanks) {
   constexpr int kShard = 64;
-  const int replicate = testing::LargeWorld() / kShard;
+  const int replicate = LargeWorld() / kShard;
   constexpr int kRanksPerNode = 8;
   std::map<uint64_t, int> ranks_by_weights;
   for (const uint64_t seed : {1, 2}) {
@@ -104,19 +98,18 @@ TEST(SimulatedTraining, RunsOnAThousandRanks) {
     machine.poll_ns = 20'000;
     const auto body = [&](Bootstrap& bootstrap) -> absl::Status {
       WEFT_ASSIGN_OR_RETURN(const RankEngine rank, RankEngine::Make(bootstrap));
-      WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, testing::MakeToyMesh(replicate, kShard));
-      testing::ToyNet net({16, 15, 8, 3});
+      WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(replicate, kShard));
+      ToyNet net({16, 15, 8, 3});
       WEFT_ASSIGN_OR_RETURN(
           const std::unique_ptr<ShardedModel> model,
-          FullyShard(net, net.blocks(), mesh, *rank.engine, {}, LoadInitialValues(testing::kToySeed)));
+          FullyShard(net, net.blocks(), mesh, *rank.engine, {}, LoadInitialValues(kToySeed)));
       Invocation invocation;
-      const Tensor inputs = testing::ToyInputs(bootstrap.rank(), 1, net.parameters()[0]->elements());
+      const Tensor inputs = ToyInputs(bootstrap.rank(), 1, net.parameters()[0]->elements());
       WEFT_ASSIGN_OR_RETURN(const Tensors outputs, net.Forward(invocation, {inputs}));
-      const Tensor gradient =
-          testing::ToyLossGradient(outputs[0], 1.0F / static_cast<float>(bootstrap.size()));
+      const Tensor gradient = ToyLossGradient(outputs[0], 1.0F / static_cast<float>(bootstrap.size()));
       WEFT_RETURN_IF_ERROR(net.Backward(invocation, {gradient}).status());
-      WEFT_RETURN_IF_ERROR(testing::ToyUpdate(*model, 1.0, nullptr));
-      WEFT_ASSIGN_OR_RETURN(const std::vector<float> weights, testing::ToyWeights(*model));
+      WEFT_RETURN_IF_ERROR(ToyUpdate(*model, 1.0, nullptr));
+      WEFT_ASSIGN_OR_RETURN(const std::vector<float> weights, ToyWeights(*model));
       ++ranks_by_weights[HashOf(weights)];
       return absl::OkStatus();
     };
@@ -145,12 +138,11 @@ TEST(SimulatedTraining, AllReducesRunBesideTheNextReduceScatter) {
   std::map<std::string, std::map<std::string, Span>> spans;  // Of rank 0, by kind and label.
   const auto body = [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const RankEngine rank, RankEngine::Make(bootstrap));
-    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, testing::MakeToyMesh(2, 2));
-    testing::ToyNet net({16, 16, 16, 16});
-    WEFT_ASSIGN_OR_RETURN(
-        const std::unique_ptr<ShardedModel> model,
-        FullyShard(net, net.blocks(), mesh, *rank.engine, {}, LoadInitialValues(testing::kToySeed)));
-    WEFT_RETURN_IF_ERROR(testing::ToyPass(net, bootstrap.rank(), bootstrap.size(), 0, 0, 1));
+    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(2, 2));
+    ToyNet net({16, 16, 16, 16});
+    WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<ShardedModel> model,
+                          FullyShard(net, net.blocks(), mesh, *rank.engine, {}, LoadInitialValues(kToySeed)));
+    WEFT_RETURN_IF_ERROR(ToyPass(net, bootstrap.rank(), bootstrap.size(), 0, 0, 1));
     if (bootstrap.rank() != 0) return absl::OkStatus();
     const auto record = nlohmann::json::parse(rank.engine->RecorderJson());
     for (const auto& operation : record["operations"]) {
@@ -169,4 +161,4 @@ TEST(SimulatedTraining, AllReducesRunBesideTheNextReduceScatter) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

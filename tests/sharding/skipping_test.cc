@@ -9,22 +9,11 @@
 #include "weft/core/hash.h"
 #include "weft/nn/materialize.h"
 
-namespace weft {
+namespace weft::testing {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using testing::kToySeed;
-using testing::MakeToyMesh;
-using testing::RankEngine;
-using testing::ReadValues;
-using testing::RunRanks;
-using testing::ToyNet;
-using testing::ToyPass;
-using testing::ToyPassOf;
-using testing::ToyUpdate;
-using testing::ToyWeights;
-using testing::WithToyModel;
 
 constexpr int kRanks = 4;
 constexpr int kSteps = 4;
@@ -68,7 +57,7 @@ std::vector<float> TrainAlone(const Choice& choice) {
   MaterializedParameters memory(net, kToySeed, DType::kF32, DType::kF32);
   for (int step = 0; step < kSteps; ++step) {
     for (const auto& parameter : net.AllParameters()) {
-      testing::AddGradient(*parameter, std::vector<float>(static_cast<size_t>(parameter->elements())));
+      AddGradient(*parameter, std::vector<float>(static_cast<size_t>(parameter->elements())));
     }
     for (int rank = 0; rank < kRanks; ++rank) {
       net.SetOrder(choice.Layers(rank, step));
@@ -76,7 +65,7 @@ std::vector<float> TrainAlone(const Choice& choice) {
     }
     for (const auto& parameter : net.AllParameters()) {
       for (int64_t i = 0; i < parameter->elements(); ++i) {
-        parameter->data.As<float>()[i] -= testing::kToyLearningRate * parameter->grad.As<float>()[i];
+        parameter->data.As<float>()[i] -= kToyLearningRate * parameter->grad.As<float>()[i];
       }
     }
     memory.ClearGradients();
@@ -174,4 +163,4 @@ TEST(SkippedBlocks, FailOnAllRanksThatCallThemInDifferentOrders) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

@@ -9,21 +9,11 @@
 
 #include "tests/sharding/sharded_toy.h"
 
-namespace weft {
+namespace weft::testing {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using testing::kToySeed;
-using testing::MakeToyMesh;
-using testing::RankEngine;
-using testing::RunRanks;
-using testing::StatusIs;
-using testing::ToyNet;
-using testing::ToyPass;
-using testing::ToyUpdate;
-using testing::ToyWeights;
-using testing::WithToyModel;
 
 using Arrays = std::map<std::string, std::vector<float>>;
 
@@ -184,4 +174,4 @@ TEST(StateDict, LetsTheOtherRanksFinishWhenOneCannotWrite) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

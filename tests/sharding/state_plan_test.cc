@@ -8,13 +8,10 @@
 #include "tests/support/status_matchers.h"
 #include "weft/sharding/state_dict.h"
 
-namespace weft {
+namespace weft::testing {
 namespace {
 
 using ::testing::HasSubstr;
-using testing::MakeRandomGroup;
-using testing::RandomGroup;
-using testing::StatusIs;
 
 ElementRuns RunsOf(const ShardPiece& piece) {
   return {piece.start, piece.runs, piece.run_length, piece.run_stride};
@@ -57,7 +54,7 @@ std::vector<int64_t> Copied(const std::vector<ElementRuns>& sources, const Eleme
 }
 
 TEST(StateCopies, BringEveryElementFromAnyMeshToAnyOther) {
-  for (uint32_t seed = 0; seed < testing::kRandomGroups; ++seed) {
+  for (uint32_t seed = 0; seed < kRandomGroups; ++seed) {
     SCOPED_TRACE(seed);
     const RandomGroup group = MakeRandomGroup(seed);
     RandomGroup other = MakeRandomGroup(seed + 1000);
@@ -88,4 +85,4 @@ TEST(StateCopies, NameTheFirstElementThatIsMissing) {
 }
 
 }  // namespace
-}  // namespace weft
+}  // namespace weft::testing

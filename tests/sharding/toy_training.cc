@@ -47,13 +47,12 @@ absl::Status ToyStep(ShardedModel& model, ToyNet& net, const ToyRun& run, int ra
 
 }  // namespace
 
-absl::StatusOr<RankEngine> RankEngine::Make(Bootstrap& bootstrap) {
+absl::StatusOr<RankEngine> RankEngine::Make(Bootstrap& bootstrap, EngineOptions options) {
   RankEngine rank;
   NodeHeap::Options heap;
   heap.segment_bytes = kSegmentBytes;
   heap.poison_released = true;
   WEFT_ASSIGN_OR_RETURN(rank.heap, NodeHeap::Create(bootstrap, heap));
-  EngineOptions options;
   options.timeout = absl::Seconds(120);
   WEFT_ASSIGN_OR_RETURN(rank.engine, CommEngine::Create(bootstrap, *rank.heap, options));
   return rank;

@@ -22,7 +22,7 @@ struct RankEngine {
   std::unique_ptr<NodeHeap> heap;
   std::unique_ptr<CommEngine> engine;
 
-  static absl::StatusOr<RankEngine> Make(Bootstrap& bootstrap);
+  static absl::StatusOr<RankEngine> Make(Bootstrap& bootstrap, EngineOptions options = {});
 };
 
 absl::StatusOr<DeviceMesh> MakeToyMesh(int replicate, int shard);

@@ -57,7 +57,8 @@ struct ShardingPolicy {
   // What summed gradients are divided by, on top of what the loss carries. In f16, a power of two near its
   // root is divided out before the exchange, so that sums do not overflow, and the rest afterwards.
   float gradient_divide_factor = 1.0F;
-  // Bounds on what is under way in backward; each reduce-scatter keeps one group's full gradients alive.
+  // Bounds on what is under way while backward goes on: reduce-scatters, each of which keeps one group's full
+  // gradients alive (0: backward waits for each), and all-reduces (at least 1).
   int max_reduce_scatters = 2;
   int max_all_reduces = 2;
   // Without zero_copy: the dim on which a parameter is sharded; negative ones count from the end. Unset: 0.
