@@ -5,6 +5,7 @@
 
 #include "sharding/boundary_casts.h"
 #include "sharding/group_plan.h"
+#include "sharding/mesh_groups.h"
 #include "sharding/model_scalars.h"
 #include "sharding/module_hooks.h"
 #include "sharding/replicate_buckets.h"
@@ -12,34 +13,6 @@
 
 namespace weft {
 namespace {
-
-constexpr std::string_view kReplicateAxis = "replicate";
-constexpr std::string_view kShardAxis = "shard";
-
-// Sums of a shard group continue the tree of the replicate group only where ranks are replicate-major.
-absl::Status CheckMesh(const DeviceMesh& mesh, int world_size) {
-  std::vector<std::string_view> expected = {kReplicateAxis, kShardAxis};
-  size_t place = 0;
-  for (const MeshAxis& axis : mesh.axes()) {
-    while (place < expected.size() && expected[place] != axis.name) ++place;
-    if (place++ == expected.size()) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "mesh ", mesh.ToString(), ": parameters are sharded over the axes replicate and shard, in this ",
-          "order, and no others; axis '", axis.name, "' does not fit"));
-    }
-  }
-  if (mesh.size() != world_size) {
-    return absl::InvalidArgumentError(absl::StrCat("mesh ", mesh.ToString(), " has ", mesh.size(),
-                                                   " ranks, but the engine connects ", world_size));
-  }
-  return absl::OkStatus();
-}
-
-// The caller's group along one axis; alone where the mesh has no such axis.
-absl::StatusOr<ProcessGroup> GroupAlong(const DeviceMesh& mesh, std::string_view axis, int rank) {
-  if (!mesh.AxisSize(axis).ok()) return ProcessGroup{std::string(axis), {rank}, 0};
-  return mesh.Group({axis}, rank);
-}
 
 std::vector<std::shared_ptr<Parameter>> AllParameters(const std::vector<PlannedGroup>& plan) {
   std::vector<std::shared_ptr<Parameter>> parameters;
@@ -73,15 +46,13 @@ absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, absl::Spa
                                                          const ShardingPolicy& policy,
                                                          const ShardLoader& loader) {
   WEFT_RETURN_IF_ERROR(policy.Validate());
-  WEFT_RETURN_IF_ERROR(CheckMesh(mesh, engine.bootstrap().size()));
+  WEFT_ASSIGN_OR_RETURN(MeshGroups groups,
+                        GroupsOfMesh(mesh, engine.bootstrap().size(), engine.bootstrap().rank()));
   WEFT_ASSIGN_OR_RETURN(const std::vector<PlannedGroup> plan, PlanGroups(root, blocks, policy.ignored));
-  const int rank = engine.bootstrap().rank();
-  WEFT_ASSIGN_OR_RETURN(ProcessGroup shard, GroupAlong(mesh, kShardAxis, rank));
-  WEFT_ASSIGN_OR_RETURN(const ProcessGroup replicate, GroupAlong(mesh, kReplicateAxis, rank));
   WEFT_ASSIGN_OR_RETURN(const ReplicateBuckets buckets,
-                        PlanReplicateBuckets(AllParameters(plan), policy, shard, replicate));
+                        PlanReplicateBuckets(AllParameters(plan), policy, groups.shard, groups.replicate));
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<CommContext> context,
-                        CommContext::Create(engine, std::move(shard), buckets.groups,
+                        CommContext::Create(engine, std::move(groups.shard), buckets.groups,
                                             {policy.max_reduce_scatters, policy.max_all_reduces,
                                              policy.reshard_after_forward_size}));
   std::unique_ptr<ShardedModel> model(new ShardedModel(root, policy, std::move(context)));

@@ -241,6 +241,7 @@ TEST(FullyShard, RefusesMeshesThatDoNotFit) {
     };
     EXPECT_THAT(shard({{"shard", 1}, {"replicate", 2}}, 2),
                 StatusIs(kInvalid, HasSubstr("axis 'replicate'")));
+    EXPECT_THAT(shard({{"context", 1}, {"shard", 2}}, 2), StatusIs(kInvalid, HasSubstr("axis 'shard'")));
     EXPECT_THAT(shard({{"pipeline", 2}}, 2), StatusIs(kInvalid, HasSubstr("axis 'pipeline'")));
     EXPECT_THAT(shard({{"shard", 4}}, 4),
                 StatusIs(kInvalid, AllOf(HasSubstr("4 ranks"), HasSubstr("connects 2"))));

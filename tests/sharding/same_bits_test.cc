@@ -1,5 +1,6 @@
 // What sharding promises about results and costs, over meshes, schedules and node maps.
 #include <cmath>
+#include <functional>
 #include <map>
 #include <mutex>
 
@@ -87,6 +88,25 @@ TEST(FullyShard, GivesTheSameBitsOnEveryMeshAndScheduleOfFourRanks) {
     });
   }
   EXPECT_THAT(seen, ::testing::SizeIs(1));
+}
+
+TEST(FullyShard, ShardsOverShardAndContextAsOverOneAxisOfTheirProduct) {
+  const auto train = [](const ToyRun& run, const std::function<void(const ToyOutcome&)>& check) {
+    RunToy(NodeMap::RanksPerNode(4, 2), run, [&check](const ToyOutcome& outcome) {
+      ExpectCosts(outcome);
+      check(outcome);
+    });
+  };
+  ToyOutcome flat;
+  train({.shard = 4}, [&flat](const ToyOutcome& outcome) { flat = outcome; });
+  for (const ToyRun& run :
+       {ToyRun{.shard = 2, .context = 2}, {.context = 4}, {.replicate = 2, .context = 2}}) {
+    train(run, [&](const ToyOutcome& outcome) {
+      EXPECT_EQ(outcome.weights, flat.weights);
+      EXPECT_EQ(outcome.norms, flat.norms);
+      EXPECT_EQ(outcome.engine.all_reduce_bytes > 0, run.replicate > 1);
+    });
+  }
 }
 
 TEST(FullyShard, GivesTheSameBitsAtTheSameCostWithActivationCheckpoints) {

@@ -28,8 +28,9 @@ ShardingCounters Difference(const ShardingCounters& after, const ShardingCounter
 StepCosts ExpectedCosts(const ShardedModel& model, const ToyRun& run, int rank) {
   StepCosts costs;
   for (size_t i = 0; i < model.groups().size(); ++i) {
-    costs += CostsOfGroup(model.groups()[i]->layout(), i == 0, run.policy,
-                          {run.shard, run.replicate, run.microbatches, run.sync, rank % run.shard});
+    costs += CostsOfGroup(
+        model.groups()[i]->layout(), i == 0, run.policy,
+        {run.shard_group_size(), run.replicate, run.microbatches, run.sync, rank % run.shard_group_size()});
   }
   return costs;
 }
@@ -40,7 +41,7 @@ absl::Status ToyStep(ShardedModel& model, ToyNet& net, const ToyRun& run, int ra
     const bool last = microbatch + 1 == run.microbatches;
     model.SetRequiresGradientSync(last || run.sync != GradientSync::kLast);
     model.SetRequiresAllReduce(last || run.sync == GradientSync::kEach);
-    WEFT_RETURN_IF_ERROR(ToyPass(net, rank, run.replicate * run.shard, step, microbatch, run.microbatches));
+    WEFT_RETURN_IF_ERROR(ToyPass(net, rank, run.ranks(), step, microbatch, run.microbatches));
   }
   return ToyUpdate(model, run.clip, norms);
 }
@@ -58,12 +59,13 @@ absl::StatusOr<RankEngine> RankEngine::Make(Bootstrap& bootstrap, EngineOptions 
   return rank;
 }
 
-absl::StatusOr<DeviceMesh> MakeToyMesh(int replicate, int shard) {
-  return DeviceMesh::Create({{"replicate", replicate}, {"shard", shard}}, replicate * shard);
+absl::StatusOr<DeviceMesh> MakeToyMesh(int replicate, int shard, int context) {
+  return DeviceMesh::Create({{"replicate", replicate}, {"shard", shard}, {"context", context}},
+                            replicate * shard * context);
 }
 
 std::string ToyRun::Describe() const {
-  return absl::StrCat(replicate, " x ", shard, ", zero copy ", policy.zero_copy, ", reshard ",
+  return absl::StrCat(replicate, " x ", shard, " x ", context, ", zero copy ", policy.zero_copy, ", reshard ",
                       policy.reshard_after_forward, ", prefetch ", policy.prefetch_depth, ", ",
                       ToAbsl(Name(policy.param_dtype)), " reduced in ", ToAbsl(Name(policy.reduce_dtype)),
                       ", ", microbatches, " microbatches, sync ", ToAbsl(Name(sync)),
@@ -107,7 +109,7 @@ absl::StatusOr<std::vector<float>> ToyWeights(ShardedModel& model) {
 
 absl::StatusOr<ToyOutcome> TrainToy(Bootstrap& bootstrap, const ToyRun& run) {
   WEFT_ASSIGN_OR_RETURN(const RankEngine rank, RankEngine::Make(bootstrap));
-  WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(run.replicate, run.shard));
+  WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(run.replicate, run.shard, run.context));
   ToyNet net(run.sizes);
   for (Module* block : net.blocks()) block->SetActivationCheckpointing(run.checkpoint);
   WEFT_ASSIGN_OR_RETURN(

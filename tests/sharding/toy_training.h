@@ -25,11 +25,12 @@ struct RankEngine {
   static absl::StatusOr<RankEngine> Make(Bootstrap& bootstrap, EngineOptions options = {});
 };
 
-absl::StatusOr<DeviceMesh> MakeToyMesh(int replicate, int shard);
+absl::StatusOr<DeviceMesh> MakeToyMesh(int replicate, int shard, int context = 1);
 
 struct ToyRun {
   int replicate = 1;
   int shard = 1;
+  int context = 1;  // Ranks along it split batches here as those along `shard` do.
   ShardingPolicy policy = {};
   int steps = 3;
   int microbatches = 1;
@@ -38,6 +39,8 @@ struct ToyRun {
   std::vector<int64_t> sizes = {16, 15, 8, 3};
   bool checkpoint = false;  // Blocks recompute their activations.
 
+  int shard_group_size() const { return shard * context; }
+  int ranks() const { return replicate * shard_group_size(); }
   std::string Describe() const;
 };
 

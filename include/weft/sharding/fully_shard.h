@@ -1,9 +1,10 @@
 // Shards a model over a mesh: FSDP, HSDP or DDP, as the mesh says.
 //
-// Mesh axes: `replicate`, then `shard`; one that is missing has size 1. Shard alone is FSDP, both HSDP,
-// replicate alone DDP. Each block becomes one parameter group, and what no block holds becomes the root's.
-// Hooks on the modules do the rest: forward gathers a block, and the next ones ahead of it; backward gathers
-// in the reverse order and reduces gradients while earlier blocks compute.
+// Mesh axes: `replicate`, `shard`, `context`; one that is missing has size 1. Shard alone is FSDP, with
+// replicate HSDP, replicate alone DDP; ranks along `context`, which split sequences among them, shard
+// parameters like those along `shard`. Each block becomes one parameter group, and what no block holds
+// becomes the root's. Hooks on the modules do the rest: forward gathers a block, and the next ones ahead of
+// it; backward gathers in the reverse order and reduces gradients while earlier blocks compute.
 //
 // Note [The order of blocks]: the first pass goes by the order of the modules, and is recorded; if all ranks
 // recorded the same, later passes expect that order. A rank may skip blocks of it in any pass: it takes part
