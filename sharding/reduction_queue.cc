@@ -4,7 +4,7 @@
 #include <numeric>
 #include <utility>
 
-#include "sharding/add_run.h"
+#include "weft/core/add_run.h"
 #include "weft/core/status.h"
 #include "weft/core/strided_copy.h"
 
