@@ -17,7 +17,7 @@ endfunction()
 
 # The suites of these folders whose ranks are threads are what the sanitizers are run on: target weft_thread_tests
 # builds them, ctest's label `threads` runs them.
-set(WEFT_THREAD_TEST_FOLDERS core mesh memory comm sharding)
+set(WEFT_THREAD_TEST_FOLDERS core mesh memory comm sharding context_parallel)
 add_custom_target(weft_thread_tests)
 
 # weft_test(<name> SOURCES ... LINK targets... [MPI_RANKS counts...] [TIMEOUT seconds] [LABELS labels...]
