@@ -3,6 +3,8 @@
 #include <cstring>
 
 #include "src/core/tensor_memory.h"
+#include "weft/core/status.h"
+#include "weft/core/strided_copy.h"
 
 namespace weft {
 
@@ -17,6 +19,13 @@ Tensor Tensor::Zeros(DType dtype, Shape shape) {
   Tensor tensor = Empty(dtype, std::move(shape));
   std::memset(tensor.view_.data, 0, tensor.bytes());
   return tensor;
+}
+
+Tensor Tensor::Copy() const {
+  Tensor copy = Empty(dtype(), shape());
+  const absl::Status copied = StridedCopy(view_, copy.view_);
+  WEFT_CHECK(copied.ok(), ToStd(copied.message()));
+  return copy;
 }
 
 }  // namespace weft

@@ -83,5 +83,18 @@ TEST(Tensor, BorrowsWithoutOwning) {
   EXPECT_EQ(tensor.As<float>(), &value);
 }
 
+TEST(Tensor, CopiesAWindowIntoMemoryOfItsOwn) {
+  const Tensor tensor = Tensor::Empty(DType::kI32, {2, 3});
+  for (int32_t i = 0; i < 6; ++i) tensor.As<int32_t>()[i] = i;
+  const Tensor column = tensor.Window(tensor.view().Slice(1, 1, 1));
+  const Tensor copy = column.Copy();
+  tensor.As<int32_t>()[4] = 40;
+  EXPECT_EQ(copy.shape(), (Shape{2, 1}));
+  EXPECT_TRUE(copy.view().IsContiguous());
+  EXPECT_EQ(copy.As<int32_t>()[0], 1);
+  EXPECT_EQ(copy.As<int32_t>()[1], 4);
+  EXPECT_EQ(column.As<int32_t>()[3], 40);
+}
+
 }  // namespace
 }  // namespace weft

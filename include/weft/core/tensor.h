@@ -38,6 +38,10 @@ class Tensor {
   T* As() const {
     return view_.As<T>();
   }
+  // Another window on the same memory: a slice or a permutation of view().
+  Tensor Window(TensorView view) const { return {storage_, std::move(view)}; }
+  // Its elements in memory of their own, row-major.
+  Tensor Copy() const;
   // The same memory under another shape of the same element count.
   Tensor Reshape(Shape shape) const { return {storage_, view_.Reshape(std::move(shape))}; }
 
