@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Which lines and branches of the engine and of sharding the tests reach, from a build of its own (build/coverage).
+# Which lines and branches of the engine, of sharding and of context parallelism the tests reach, from a build of its
+# own (build/coverage).
 #
 #   tools/coverage.sh              a line for each file, and the totals
 #   tools/coverage.sh --details    and an HTML page for each file, in build/coverage/html
@@ -14,7 +15,7 @@ find build/coverage -name '*.gcda' -delete
 # Fewer schedules reach no less: each goes the same ways.
 WEFT_SCHEDULES=20 ctest --test-dir build/coverage --parallel "$(nproc)" --output-on-failure --label-regex '^threads$' </dev/null
 
-report=(gcovr --root . --filter 'sharding/' --filter 'src/comm/' --object-directory build/coverage
+report=(gcovr --root . --filter 'sharding/' --filter 'context_parallel/' --filter 'src/comm/' --object-directory build/coverage
         --exclude-throw-branches --exclude-unreachable-branches)
 "${report[@]}" --print-summary
 echo "== branches"

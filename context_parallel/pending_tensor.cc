@@ -1,0 +1,41 @@
+#include "weft/context_parallel/pending_tensor.h"
+
+#include <utility>
+
+#include "weft/core/status.h"
+
+namespace weft {
+
+PendingTensor::PendingTensor(Tensor ready) : result_(std::move(ready)) {}
+
+PendingTensor::PendingTensor(Tensor result, Work work, std::vector<Tensor> kept)
+    : result_(std::move(result)), kept_(std::move(kept)) {
+  works_.push_back(std::move(work));
+}
+
+PendingTensor::PendingTensor(PendingTensor&& other) noexcept
+    : result_(std::exchange(other.result_, {})),
+      kept_(std::move(other.kept_)),
+      works_(std::move(other.works_)) {}
+
+// The works must be over before the memory that they use is replaced.
+PendingTensor& PendingTensor::operator=(PendingTensor&& other) noexcept {
+  if (this == &other) return *this;
+  works_ = std::move(other.works_);
+  kept_ = std::move(other.kept_);
+  result_ = std::exchange(other.result_, {});
+  return *this;
+}
+
+void PendingTensor::Follow(Tensor result, Work work) {
+  kept_.push_back(std::exchange(result_, std::move(result)));
+  works_.push_back(std::move(work));
+}
+
+absl::StatusOr<Tensor> PendingTensor::Wait() {
+  WEFT_CHECK(valid(), "wait for a tensor that nobody brings");
+  if (!works_.empty()) WEFT_RETURN_IF_ERROR(works_.back().Wait());
+  return result_;
+}
+
+}  // namespace weft

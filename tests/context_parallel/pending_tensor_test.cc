@@ -1,0 +1,95 @@
+#include "weft/context_parallel/pending_tensor.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/comm/engine_fixture.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/thread_ranks.h"
+#include "weft/memory/pool_tensor.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kCount = 1000;
+
+// Every rank gathers what all hold: rank r holds r.
+absl::StatusOr<PendingTensor> GatherRanks(EngineFixture& fixture) {
+  const ProcessGroup& group = fixture.engine->group(fixture.lane);
+  WEFT_ASSIGN_OR_RETURN(Tensor own, PoolTensor(*fixture.pool, DType::kI32, {kCount}));
+  std::fill_n(own.As<int32_t>(), kCount, group.group_rank);
+  WEFT_ASSIGN_OR_RETURN(Tensor all, PoolTensor(*fixture.pool, DType::kI32, {group.size(), kCount}));
+  Work work = fixture.engine->AllGather(fixture.lane, own.As<int32_t>(), all.As<int32_t>(), DType::kI32,
+                                        all.elements());
+  return PendingTensor(std::move(all), std::move(work), {std::move(own)});
+}
+
+TEST(PendingTensor, IsNothingUntilItIsGivenSomething) {
+  PendingTensor nothing;
+  EXPECT_FALSE(nothing.valid());
+  EXPECT_EQ(nothing.work(), nullptr);
+  nothing = PendingTensor(Tensor::Zeros(DType::kF32, {2}));
+  EXPECT_TRUE(nothing.valid());
+  PendingTensor moved = std::move(nothing);
+  EXPECT_TRUE(moved.valid());
+  EXPECT_FALSE(nothing.valid());  // NOLINT(bugprone-use-after-move): it says what is left.
+}
+
+TEST(PendingTensor, HasWhatIsReadyWithoutAWork) {
+  PendingTensor ready(Tensor::Zeros(DType::kF32, {3}));
+  EXPECT_EQ(ready.work(), nullptr);
+  ASSERT_OK_AND_ASSIGN(const Tensor tensor, ready.Wait());
+  EXPECT_EQ(tensor.elements(), 3);
+}
+
+TEST(PendingTensor, KeepsAllMemoryUntilPeersHaveReadIt) {
+  RunRanksOnEveryNodeMap(3, [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    for (int round = 0; round < 10; ++round) {
+      WEFT_ASSIGN_OR_RETURN(PendingTensor pending, GatherRanks(fixture));
+      // The next round's tensors take the blocks of this one's: too early, and somebody would read them.
+      WEFT_ASSIGN_OR_RETURN(const Tensor all, pending.Wait());
+      for (int rank = 0; rank < bootstrap.size(); ++rank) {
+        EXPECT_EQ(all.As<int32_t>()[rank * kCount + round], rank);
+      }
+    }
+    EXPECT_EQ(fixture.pool->in_use_bytes(), 0U);
+    return absl::OkStatus();
+  });
+}
+
+TEST(PendingTensor, WaitsForTheLastOfAChain) {
+  RunRanks(NodeMap::RanksPerNode(4, 2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const LaneId sums,
+                          fixture.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kAllReduce));
+    WEFT_ASSIGN_OR_RETURN(PendingTensor pending, GatherRanks(fixture));
+    const Tensor& gathered = pending.result();
+    WEFT_ASSIGN_OR_RETURN(Tensor total, PoolTensor(*fixture.pool, DType::kI32, gathered.shape()));
+    Work sum = fixture.engine->AllReduce(sums, gathered.As<int32_t>(), total.As<int32_t>(), DType::kI32,
+                                         total.elements(), ReduceOp::kSum, {}, pending.work());
+    pending.Follow(total, std::move(sum));
+    WEFT_ASSIGN_OR_RETURN(const Tensor result, pending.Wait());
+    EXPECT_EQ(result.As<int32_t>(), total.As<int32_t>());
+    EXPECT_EQ(result.As<int32_t>()[3 * kCount], 3 * bootstrap.size());
+    return absl::OkStatus();
+  });
+}
+
+TEST(PendingTensor, SaysWhatBecameOfItsCollective) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    fixture.engine->Poison(absl::UnavailableError("the power went out"));
+    WEFT_ASSIGN_OR_RETURN(PendingTensor pending, GatherRanks(fixture));
+    EXPECT_THAT(pending.Wait().status(), StatusIs(absl::StatusCode::kAborted, HasSubstr("power")));
+    return Meet(bootstrap);
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing
