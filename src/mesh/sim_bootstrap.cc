@@ -5,7 +5,6 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "src/mesh/deadline.h"
 #include "src/mesh/host_memory.h"
 #include "src/mesh/node_segments.h"
 #include "weft/core/status.h"
@@ -15,45 +14,32 @@ namespace weft {
 namespace internal {
 
 SimWorld::SimWorld(Simulator& simulator, const NodeMap& nodes)
-    : simulator_(simulator), nodes_(nodes), reservations_(static_cast<size_t>(nodes.node_count())) {}
+    : simulator_(simulator), nodes_(nodes), reservations_(nodes.node_count()) {}
 
 absl::StatusOr<std::vector<std::string>> SimWorld::Gather(int rank, size_t call, std::string_view blob,
                                                           absl::Duration timeout) {
   const int64_t deadline = simulator_.NowNs() + absl::ToInt64Nanoseconds(std::min(timeout, absl::Hours(24)));
-  Round& round = rounds_[call];
-  round.blobs.resize(static_cast<size_t>(nodes_.size()));
-  round.blobs[static_cast<size_t>(rank)].emplace(blob);
-  if (++round.arrived == nodes_.size()) {
-    round.complete.store(1);
-    simulator_.WakeAll(&round.complete);
+  Round& round = rounds_.try_emplace(call, nodes_.size()).first->second;
+  round.Arrive(rank, blob);
+  if (round.complete()) {
+    round.wakes.store(1);
+    simulator_.WakeAll(&round.wakes);
   }
-  while (round.complete.load() == 0 && simulator_.NowNs() < deadline) {
-    simulator_.SleepOn(&round.complete, deadline - simulator_.NowNs());
+  while (!round.complete() && simulator_.NowNs() < deadline) {
+    simulator_.SleepOn(&round.wakes, deadline - simulator_.NowNs());
   }
-  absl::StatusOr<std::vector<std::string>> result = std::vector<std::string>();
-  if (round.complete.load() != 0) {
-    for (const auto& part : round.blobs) result->push_back(*part);
-  } else {
-    std::vector<int> missing;
-    for (int other = 0; other < nodes_.size(); ++other) {
-      if (!round.blobs[static_cast<size_t>(other)]) missing.push_back(other);
-    }
-    result = MissingRanksError("gathering from all ranks", missing, timeout);
-  }
-  if (++round.left == nodes_.size()) rounds_.erase(call);
+  absl::StatusOr<std::vector<std::string>> result = round.Result(timeout);
+  if (round.Leave()) rounds_.erase(call);
   return result;
 }
 
 absl::StatusOr<std::byte*> SimWorld::NodeSegments(int node, size_t call, size_t bytes) {
-  auto& reserved = reservations_[static_cast<size_t>(node)];
-  if (call == reserved.size()) reserved.push_back(Reserve(bytes));
-  WEFT_RETURN_IF_ERROR(reserved[call].status());
-  return reserved[call]->base();
+  return reservations_.Base(node, call, bytes, FreeBytesPerNode());
 }
 
-absl::StatusOr<AnonymousMemory> SimWorld::Reserve(size_t bytes) const {
+absl::StatusOr<size_t> SimWorld::FreeBytesPerNode() const {
   WEFT_ASSIGN_OR_RETURN(const size_t host, AvailableHostMemory());
-  return AnonymousMemory::Reserve(bytes, host / static_cast<size_t>(nodes_.node_count()));
+  return host / static_cast<size_t>(nodes_.node_count());
 }
 
 std::shared_ptr<SimFabric> SimWorld::Fabric(size_t call) {
@@ -73,11 +59,6 @@ absl::StatusOr<NodeMemory> SimBootstrap::ReserveNodeMemory(size_t segment_bytes)
       std::byte * base,
       world_.NodeSegments(node(), reservations_++, NodeSegmentsBytes(segment_bytes, ranks.size())));
   return NodeSegmentsAt(base, segment_bytes, ranks);
-}
-
-absl::StatusOr<size_t> SimBootstrap::FreeNodeMemory() const {
-  WEFT_ASSIGN_OR_RETURN(const size_t host, AvailableHostMemory());
-  return host / static_cast<size_t>(node_map().node_count());
 }
 
 }  // namespace internal

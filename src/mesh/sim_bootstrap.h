@@ -4,13 +4,12 @@
 #include <atomic>
 #include <map>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
-#include "src/mesh/anonymous_memory.h"
+#include "src/mesh/gather_round.h"
+#include "src/mesh/sim_fabric.h"
 #include "src/mesh/sim_runtime.h"
-#include "src/mesh/sim_wire.h"
 #include "weft/mesh/bootstrap.h"
 
 namespace weft::internal {
@@ -25,22 +24,19 @@ class SimWorld {
                                                   absl::Duration timeout);
   absl::StatusOr<std::byte*> NodeSegments(int node, size_t call, size_t bytes);
   std::shared_ptr<SimFabric> Fabric(size_t call);
+  absl::StatusOr<size_t> FreeBytesPerNode() const;
   int64_t messages() const;
 
  private:
-  struct Round {
-    std::vector<std::optional<std::string>> blobs;
-    int arrived = 0;
-    int left = 0;
-    std::atomic<uint32_t> complete{0};  // What ranks sleep on.
+  struct Round : GatherRound {
+    using GatherRound::GatherRound;
+    std::atomic<uint32_t> wakes{0};  // What ranks sleep on.
   };
-  absl::StatusOr<AnonymousMemory> Reserve(size_t bytes) const;
 
   Simulator& simulator_;
   const NodeMap nodes_;
   std::map<size_t, Round> rounds_;
-  // By node, in the order of calls; a failure is the whole node's.
-  std::vector<std::vector<absl::StatusOr<AnonymousMemory>>> reservations_;
+  NodeReservations reservations_;
   std::vector<std::shared_ptr<SimFabric>> fabrics_;
 };
 
@@ -58,9 +54,9 @@ class SimBootstrap final : public Bootstrap {
     return world_.Gather(rank_, gathers_++, blob, timeout);
   }
   absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override;
-  absl::StatusOr<size_t> FreeNodeMemory() const override;
+  absl::StatusOr<size_t> FreeNodeMemory() const override { return world_.FreeBytesPerNode(); }
   absl::StatusOr<std::unique_ptr<WireLink>> OpenWire() override {
-    return std::make_unique<SimWire>(rank_, world_.Fabric(wires_++));
+    return std::make_unique<FabricWire>(rank_, world_.Fabric(wires_++));
   }
 
  private:

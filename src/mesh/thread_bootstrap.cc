@@ -4,15 +4,14 @@
 #include <condition_variable>
 #include <map>
 #include <mutex>
-#include <optional>
 #include <thread>
 #include <utility>
 
-#include "src/mesh/anonymous_memory.h"
 #include "src/mesh/deadline.h"
+#include "src/mesh/gather_round.h"
 #include "src/mesh/host_memory.h"
 #include "src/mesh/node_segments.h"
-#include "src/mesh/thread_wire.h"
+#include "src/mesh/thread_fabric.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -34,20 +33,11 @@ class SharedState {
   absl::StatusOr<size_t> FreeBytesPerNode() const;
 
  private:
-  struct Round {
-    std::vector<std::optional<std::string>> blobs;
-    int arrived = 0;
-    int left = 0;
-  };
-  std::vector<int> Missing(const Round& round) const;
-  absl::StatusOr<internal::AnonymousMemory> Reserve(size_t bytes) const;
-
   const NodeMap nodes_;
   std::mutex mutex_;
   std::condition_variable arrival_;
-  std::map<size_t, Round> rounds_;
-  // By node, in the order of calls; a failure is the whole node's.
-  std::vector<std::vector<absl::StatusOr<internal::AnonymousMemory>>> reservations_;
+  std::map<size_t, internal::GatherRound> rounds_;
+  internal::NodeReservations reservations_;
   std::vector<std::shared_ptr<internal::ThreadFabric>> fabrics_;
 };
 
@@ -55,42 +45,18 @@ absl::StatusOr<std::vector<std::string>> SharedState::Gather(int rank, size_t ca
                                                              absl::Duration timeout) {
   const auto deadline = internal::DeadlineAfter(timeout);
   std::unique_lock lock(mutex_);
-  Round& round = rounds_[call];
-  round.blobs.resize(nodes_.size());
-  round.blobs[rank].emplace(blob);
-  if (++round.arrived == nodes_.size()) arrival_.notify_all();
-  const bool complete = arrival_.wait_until(lock, deadline, [&] { return round.arrived == nodes_.size(); });
-
-  absl::StatusOr<std::vector<std::string>> result = std::vector<std::string>();
-  if (complete) {
-    for (const auto& part : round.blobs) result->push_back(*part);
-  } else {
-    result = internal::MissingRanksError("gathering from all ranks", Missing(round), timeout);
-  }
-  if (++round.left == nodes_.size()) rounds_.erase(call);
+  internal::GatherRound& round = rounds_.try_emplace(call, nodes_.size()).first->second;
+  round.Arrive(rank, blob);
+  if (round.complete()) arrival_.notify_all();
+  arrival_.wait_until(lock, deadline, [&] { return round.complete(); });
+  absl::StatusOr<std::vector<std::string>> result = round.Result(timeout);
+  if (round.Leave()) rounds_.erase(call);
   return result;
-}
-
-std::vector<int> SharedState::Missing(const Round& round) const {
-  std::vector<int> missing;
-  for (int rank = 0; rank < nodes_.size(); ++rank) {
-    if (!round.blobs[rank]) missing.push_back(rank);
-  }
-  return missing;
 }
 
 absl::StatusOr<std::byte*> SharedState::NodeSegments(int node, size_t call, size_t bytes) {
   const std::lock_guard lock(mutex_);
-  auto& reserved = reservations_[node];
-  if (call == reserved.size()) reserved.push_back(Reserve(bytes));
-  WEFT_RETURN_IF_ERROR(reserved[call].status());
-  WEFT_CHECK(reserved[call]->bytes() == bytes, "ranks of a node reserve different sizes: agree first");
-  return reserved[call]->base();
-}
-
-absl::StatusOr<internal::AnonymousMemory> SharedState::Reserve(size_t bytes) const {
-  WEFT_ASSIGN_OR_RETURN(const size_t free_bytes, FreeBytesPerNode());
-  return internal::AnonymousMemory::Reserve(bytes, free_bytes);
+  return reservations_.Base(node, call, bytes, FreeBytesPerNode());
 }
 
 std::shared_ptr<internal::ThreadFabric> SharedState::Fabric(size_t call) {
@@ -121,7 +87,7 @@ class ThreadBootstrap : public Bootstrap {
   absl::StatusOr<size_t> FreeNodeMemory() const override { return shared_->FreeBytesPerNode(); }
 
   absl::StatusOr<std::unique_ptr<WireLink>> OpenWire() override {
-    return std::make_unique<internal::ThreadWire>(rank_, shared_->Fabric(wires_++));
+    return std::make_unique<internal::FabricWire>(rank_, shared_->Fabric(wires_++));
   }
 
  private:
