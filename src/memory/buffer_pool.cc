@@ -12,51 +12,27 @@
 
 namespace weft {
 
-using internal::FreeList;
-
 namespace {
 
 constexpr int kPoison = 0xFF;
 
 }  // namespace
 
-Buffer::Buffer(Buffer&& other) noexcept
-    : pool_(std::exchange(other.pool_, nullptr)),
-      data_(std::exchange(other.data_, nullptr)),
-      bytes_(std::exchange(other.bytes_, 0)) {}
+namespace internal {
 
-Buffer& Buffer::operator=(Buffer&& other) noexcept {
-  if (this == &other) return *this;
-  Reset();
-  pool_ = std::exchange(other.pool_, nullptr);
-  data_ = std::exchange(other.data_, nullptr);
-  bytes_ = std::exchange(other.bytes_, 0);
-  return *this;
-}
-
-Buffer::~Buffer() { Reset(); }
-
-void Buffer::Reset() {
-  if (pool_ != nullptr) pool_->Release(data_, bytes_);
-  pool_ = nullptr;
-  data_ = nullptr;
-  bytes_ = 0;
-}
-
-class BufferPool::Impl {
+// What a pool and its buffers share; goes with the last of them.
+class PooledBlocks {
  public:
-  Impl(NodeHeap& heap, std::string name) : heap_(heap), name_(std::move(name)) {}
-
-  ~Impl() {
-    WEFT_CHECK(in_use_bytes_ == 0, absl::StrCat("buffer pool ", name_, " goes before its buffers"));
-    Trim();
-  }
+  PooledBlocks(NodeHeap& heap, std::string name) : heap_(heap), name_(std::move(name)) {}
+  ~PooledBlocks() { Trim(); }
+  PooledBlocks(const PooledBlocks&) = delete;
+  PooledBlocks& operator=(const PooledBlocks&) = delete;
 
   absl::StatusOr<std::byte*> Acquire(size_t bytes) {
     const std::lock_guard lock(mutex_);
     WEFT_ASSIGN_OR_RETURN(std::byte * block, TakeIdleOrNew(bytes));
-    in_use_bytes_ += FreeList::BlockBytes(bytes);
-    peak_bytes_ = std::max(peak_bytes_, in_use_bytes_);
+    figures_.in_use_bytes += FreeList::BlockBytes(bytes);
+    figures_.peak_bytes = std::max(figures_.peak_bytes, figures_.in_use_bytes);
     return block;
   }
 
@@ -65,8 +41,8 @@ class BufferPool::Impl {
     const size_t size = FreeList::BlockBytes(bytes);
     if (heap_.poisons_released()) std::memset(block, kPoison, size);
     idle_[size].push_back(block);
-    idle_bytes_ += size;
-    in_use_bytes_ -= size;
+    figures_.idle_bytes += size;
+    figures_.in_use_bytes -= size;
   }
 
   void Trim() {
@@ -76,37 +52,39 @@ class BufferPool::Impl {
 
   void ResetPeak() {
     const std::lock_guard lock(mutex_);
-    peak_bytes_ = in_use_bytes_;
+    figures_.peak_bytes = figures_.in_use_bytes;
   }
 
-  size_t Read(size_t Impl::*figure) const {
+  struct Figures {
+    size_t in_use_bytes = 0;
+    size_t peak_bytes = 0;
+    size_t idle_bytes = 0;
+  };
+  Figures figures() const {
     const std::lock_guard lock(mutex_);
-    return this->*figure;
+    return figures_;
   }
-
   std::string_view name() const { return name_; }
 
  private:
-  friend class BufferPool;
-
   absl::StatusOr<std::byte*> TakeIdleOrNew(size_t bytes) {
     const auto idle = idle_.find(FreeList::BlockBytes(bytes));
     if (idle != idle_.end()) {
       std::byte* block = idle->second.back();
       idle->second.pop_back();
-      idle_bytes_ -= idle->first;
+      figures_.idle_bytes -= idle->first;
       if (idle->second.empty()) idle_.erase(idle);
       return block;
     }
     absl::StatusOr<std::byte*> block = heap_.Allocate(bytes);
-    if (!block.ok() && idle_bytes_ > 0) {
+    if (!block.ok() && figures_.idle_bytes > 0) {
       // Idle blocks of other sizes may be what is in the way.
       ReturnIdle();
       block = heap_.Allocate(bytes);
     }
     if (block.ok()) return block;
-    return Annotate(block.status(), absl::StrCat("buffer pool ", name_, " (", in_use_bytes_,
-                                                 " bytes in use, ", idle_bytes_, " idle)"));
+    return Annotate(block.status(), absl::StrCat("buffer pool ", name_, " (", figures_.in_use_bytes,
+                                                 " bytes in use, ", figures_.idle_bytes, " idle)"));
   }
 
   void ReturnIdle() {
@@ -114,33 +92,58 @@ class BufferPool::Impl {
       for (std::byte* block : blocks) heap_.Free(block);
     }
     idle_.clear();
-    idle_bytes_ = 0;
+    figures_.idle_bytes = 0;
   }
 
   NodeHeap& heap_;
   const std::string name_;
   mutable std::mutex mutex_;
   std::map<size_t, std::vector<std::byte*>> idle_;  // By block size; no empty lists.
-  size_t idle_bytes_ = 0;
-  size_t in_use_bytes_ = 0;
-  size_t peak_bytes_ = 0;
+  Figures figures_;
 };
 
+}  // namespace internal
+
+Buffer::Buffer(std::shared_ptr<internal::PooledBlocks> blocks, std::byte* data, size_t bytes)
+    : blocks_(std::move(blocks)), data_(data), bytes_(bytes) {}
+
+Buffer::Buffer(Buffer&& other) noexcept
+    : blocks_(std::move(other.blocks_)),
+      data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)) {}
+
+Buffer& Buffer::operator=(Buffer&& other) noexcept {
+  if (this == &other) return *this;
+  Reset();
+  blocks_ = std::move(other.blocks_);
+  data_ = std::exchange(other.data_, nullptr);
+  bytes_ = std::exchange(other.bytes_, 0);
+  return *this;
+}
+
+Buffer::~Buffer() { Reset(); }
+
+void Buffer::Reset() {
+  if (blocks_ != nullptr) blocks_->Release(data_, bytes_);
+  blocks_ = nullptr;
+  data_ = nullptr;
+  bytes_ = 0;
+}
+
 BufferPool::BufferPool(NodeHeap& heap, std::string name)
-    : impl_(std::make_unique<Impl>(heap, std::move(name))) {}
+    : blocks_(std::make_shared<internal::PooledBlocks>(heap, std::move(name))) {}
 BufferPool::~BufferPool() = default;
 
 absl::StatusOr<Buffer> BufferPool::Acquire(size_t bytes) {
-  WEFT_ASSIGN_OR_RETURN(std::byte * block, impl_->Acquire(bytes));
-  return Buffer(this, block, bytes);
+  WEFT_ASSIGN_OR_RETURN(std::byte * block, blocks_->Acquire(bytes));
+  return Buffer(blocks_, block, bytes);
 }
-void BufferPool::Release(std::byte* data, size_t bytes) { impl_->Release(data, bytes); }
 
-size_t BufferPool::in_use_bytes() const { return impl_->Read(&Impl::in_use_bytes_); }
-size_t BufferPool::peak_bytes() const { return impl_->Read(&Impl::peak_bytes_); }
-size_t BufferPool::idle_bytes() const { return impl_->Read(&Impl::idle_bytes_); }
-void BufferPool::ResetPeak() { impl_->ResetPeak(); }
-void BufferPool::Trim() { impl_->Trim(); }
-std::string_view BufferPool::name() const { return impl_->name(); }
+size_t BufferPool::in_use_bytes() const { return blocks_->figures().in_use_bytes; }
+size_t BufferPool::peak_bytes() const { return blocks_->figures().peak_bytes; }
+size_t BufferPool::idle_bytes() const { return blocks_->figures().idle_bytes; }
+void BufferPool::ResetPeak() { blocks_->ResetPeak(); }
+void BufferPool::Trim() { blocks_->Trim(); }
+std::string_view BufferPool::name() const { return blocks_->name(); }
 
 }  // namespace weft

@@ -102,6 +102,15 @@ TEST_F(BufferPoolTest, ReturnsIdleBlocksToTheHeapWhenTrimmed) {
   EXPECT_EQ(heap_->allocated_bytes(), 0);
 }
 
+TEST_F(BufferPoolTest, GoesBeforeItsBuffers) {
+  ASSERT_OK_AND_ASSIGN(Buffer kept, pool_->Acquire(64));
+  pool_.reset();
+  EXPECT_EQ(heap_->allocated_bytes(), 64);
+  kept.data()[0] = std::byte{1};
+  kept.Reset();
+  EXPECT_EQ(heap_->allocated_bytes(), 0);
+}
+
 TEST_F(BufferPoolTest, SacrificesIdleBlocksBeforeItFails) {
   ASSERT_OK(pool_->Acquire(700'000));
   ASSERT_OK_AND_ASSIGN(const Buffer large, pool_->Acquire(900'000));

@@ -1,7 +1,9 @@
 // Reuses blocks of a node heap: what a step releases, the next step gets back without touching the heap.
 //
 // Thread safety: all members may be called from any thread of the rank; a Buffer is a move-only value.
-// Lifetime: the pool must outlive its buffers; the heap must outlive the pool.
+// Lifetime: the heap must outlive the pool and its buffers. A buffer may outlive its pool: its block then
+// goes
+//   back to the heap.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +17,9 @@
 
 namespace weft {
 
-class BufferPool;
+namespace internal {
+class PooledBlocks;
+}
 
 // A block that goes back to its pool when it is destroyed. Empty after a move.
 class Buffer {
@@ -33,8 +37,8 @@ class Buffer {
 
  private:
   friend class BufferPool;
-  Buffer(BufferPool* pool, std::byte* data, size_t bytes) : pool_(pool), data_(data), bytes_(bytes) {}
-  BufferPool* pool_ = nullptr;
+  Buffer(std::shared_ptr<internal::PooledBlocks> blocks, std::byte* data, size_t bytes);
+  std::shared_ptr<internal::PooledBlocks> blocks_;
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
 };
@@ -61,10 +65,7 @@ class BufferPool {
   std::string_view name() const;
 
  private:
-  friend class Buffer;
-  void Release(std::byte* data, size_t bytes);
-  class Impl;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<internal::PooledBlocks> blocks_;
 };
 
 }  // namespace weft

@@ -8,8 +8,8 @@
 
 namespace weft {
 
-// Uninitialised, row-major, 64-byte aligned; its block goes back to the pool with the last copy, so the pool
-// must outlive them all. Errors: kResourceExhausted.
+// Uninitialised, row-major, 64-byte aligned; its block goes back to the pool with the last copy. Errors:
+// kResourceExhausted.
 absl::StatusOr<Tensor> PoolTensor(BufferPool& pool, DType dtype, Shape shape);
 
 }  // namespace weft
