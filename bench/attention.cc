@@ -9,8 +9,9 @@
 #include <benchmark/benchmark.h>
 
 #include "bench/versus.h"
-#include "src/nn/attention_kernel.h"
 #include "weft/core/parallel.h"
+#include "weft/core/tensor.h"
+#include "weft/nn/attention_kernel.h"
 
 namespace weft::bench {
 namespace {
@@ -21,26 +22,40 @@ using Head = Eigen::Map<Matrix, Eigen::Unaligned, Eigen::OuterStride<>>;
 constexpr int64_t kHeads = 4;
 constexpr int64_t kHeadDim = 64;
 
-struct Attention {
-  explicit Attention(int64_t seq) : sizes{1, seq, kHeads, kHeads, kHeadDim} {
+struct Problem {
+  explicit Problem(int64_t tokens) : seq(tokens), runs(WholeSequence(tokens)) {
     for (Tensor* tensor : {&q, &k, &v, &dout, &out, &dq, &dk, &dv}) {
       *tensor = Tensor::Empty(DType::kF32, {1, seq, kHeads, kHeadDim});
       for (int64_t i = 0; i < tensor->elements(); ++i)
         tensor->As<float>()[i] = std::sin(static_cast<float>(i));
     }
     lse = Tensor::Empty(DType::kF32, {1, kHeads, seq});
+    delta = Tensor::Empty(DType::kF32, {1, kHeads, seq});
   }
-  AttentionSizes sizes;
-  Tensor q, k, v, dout, out, lse, dq, dk, dv;
+  KeyBlock keys() const { return {k.view(), v.view(), &runs}; }
+
+  int64_t seq;
+  TokenRuns runs;
+  AttentionProblem problem = {{}, DefaultScale(kHeadDim), 1, 0};
+  Tensor q, k, v, dout, out, lse, delta, dq, dk, dv;
 };
 
-Head HeadOf(const Attention& a, const Tensor& tensor, int64_t head) {
-  return {tensor.As<float>() + head * kHeadDim, a.sizes.seq, kHeadDim,
-          Eigen::OuterStride<>(kHeads * kHeadDim)};
+void WeftForward(const Problem& p) {
+  AttentionForward(p.problem, p.q.view(), p.runs, {p.keys()}, p.out.view(), p.lse.view());
+}
+
+void WeftBackward(const Problem& p) {
+  AttentionDelta(p.out.view(), p.dout.view(), p.delta.view());
+  AttentionBackward(p.problem, p.q.view(), p.runs, {p.keys()}, p.lse.view(), p.delta.view(), p.dout.view(),
+                    p.dq.view(), 0.0F, {{p.dk.view(), p.dv.view()}}, 0.0F);
+}
+
+Head HeadOf(const Problem& a, const Tensor& tensor, int64_t head) {
+  return {tensor.As<float>() + head * kHeadDim, a.seq, kHeadDim, Eigen::OuterStride<>(kHeads * kHeadDim)};
 }
 
 // softmax(Q K^T / sqrt(d)) of one head, masked.
-Matrix Weights(const Attention& a, int64_t head) {
+Matrix Weights(const Problem& a, int64_t head) {
   Matrix scores = HeadOf(a, a.q, head) * HeadOf(a, a.k, head).transpose();
   scores *= 1.0F / std::sqrt(static_cast<float>(kHeadDim));
   for (int64_t row = 0; row < scores.rows(); ++row) {
@@ -52,13 +67,13 @@ Matrix Weights(const Attention& a, int64_t head) {
   return scores;
 }
 
-void EigenForward(const Attention& a) {
+void EigenForward(const Problem& a) {
   for (int64_t head = 0; head < kHeads; ++head) {
     HeadOf(a, a.out, head).noalias() = Weights(a, head) * HeadOf(a, a.v, head);
   }
 }
 
-void EigenBackward(const Attention& a) {
+void EigenBackward(const Problem& a) {
   for (int64_t head = 0; head < kHeads; ++head) {
     const Matrix weights = Weights(a, head);
     const Head dout = HeadOf(a, a.dout, head);
@@ -78,20 +93,17 @@ double Flops(int64_t seq, double products) {
 
 void Forward(benchmark::State& state) {
   SetThreadCount(1);
-  const Attention a(state.range(0));
+  const Problem a(state.range(0));
   MeasureInTurns(
-      state, Flops(state.range(0), 2), [&] { AttentionForward(a.sizes, a.q, a.k, a.v, a.out, a.lse); },
-      [&] { EigenForward(a); });
+      state, Flops(state.range(0), 2), [&] { WeftForward(a); }, [&] { EigenForward(a); });
 }
 
 void Backward(benchmark::State& state) {
   SetThreadCount(1);
-  const Attention a(state.range(0));
-  AttentionForward(a.sizes, a.q, a.k, a.v, a.out, a.lse);
+  const Problem a(state.range(0));
+  WeftForward(a);
   MeasureInTurns(
-      state, Flops(state.range(0), 5),
-      [&] { benchmark::DoNotOptimize(AttentionBackward(a.sizes, a.q, a.k, a.v, a.out, a.lse, a.dout)); },
-      [&] { EigenBackward(a); });
+      state, Flops(state.range(0), 5), [&] { WeftBackward(a); }, [&] { EigenBackward(a); });
 }
 
 BENCHMARK(Forward)->Arg(128)->Arg(512)->Arg(2048)->UseManualTime()->Unit(benchmark::kMillisecond);

@@ -1,128 +1,165 @@
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 
-#include "src/nn/attention_kernel.h"
+#include "src/nn/attention_tiles.h"
 #include "src/nn/element.h"
+#include "src/nn/head_rows.h"
 #include "src/nn/scratch.h"
 #include "src/nn/vector_math.h"
 #include "weft/core/parallel.h"
+#include "weft/nn/attention_kernel.h"
 #include "weft/nn/matmul.h"
+
+// Note [Online softmax]
+// Forward keeps for every query the running maximum m and the sum l of exp(score - m) (Dao et al.,
+// "FlashAttention", 2022); when a later tile raises m, what was summed so far is scaled by exp(m_old -
+// m_new). At the end out = sum / l and lse = m + log l. A query that has seen nothing has m = -infinity and
+// l = 0.
 
 namespace weft {
 namespace {
 
-constexpr int64_t kQueryBlock = 128;
-constexpr int64_t kKeyBlock =
-    512;  // A multiple of kQueryBlock: then no query of a tile sees none of its keys.
-
-// What is known of a block of queries after some of its tiles.
-struct SoftmaxState {
-  std::array<float, kQueryBlock> maximum;
-  std::array<float, kQueryBlock> sum;
-};
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 // Makes one row of a tile, scores so far, into exp(score - maximum), in the factors' dtype, with zeros where
 // the query must not look. Returns what the sums over earlier tiles are to be multiplied with.
 template <typename T>
-float SoftmaxRow(float* __restrict scores, int64_t visible, int64_t columns, float scale, float& maximum,
-                 float& sum, T* weights) {
-  const float highest =
-      LaneMax(visible, -std::numeric_limits<float>::infinity(), [scores](int64_t i) { return scores[i]; });
+float SoftmaxRow(float* __restrict scores, absl::Span<const ColumnSpan> seen, int64_t columns, float scale,
+                 float& maximum, float& sum, T* weights) {
+  float highest = kNothing;
+  for (const ColumnSpan& span : seen) {
+    highest = std::max(highest, LaneMax(span.end - span.begin, kNothing,
+                                        [at = scores + span.begin](int64_t i) { return at[i]; }));
+  }
   const float raised = std::max(maximum, highest * scale);
-  for (int64_t i = 0; i < visible; ++i) scores[i] = Exp(scores[i] * scale - raised);
-  const float added = LaneSum(visible, [scores](int64_t i) { return scores[i]; });
-  std::fill(scores + visible, scores + columns, 0.0F);
+  float added = 0.0F;
+  int64_t done = 0;
+  for (const ColumnSpan& span : seen) {
+    std::fill(scores + done, scores + span.begin, 0.0F);
+    for (int64_t i = span.begin; i < span.end; ++i) scores[i] = Exp(scores[i] * scale - raised);
+    added += LaneSum(span.end - span.begin, [at = scores + span.begin](int64_t i) { return at[i]; });
+    done = span.end;
+  }
+  std::fill(scores + done, scores + columns, 0.0F);
   if constexpr (!std::is_same_v<T, float>) {
     for (int64_t i = 0; i < columns; ++i) weights[i] = Round<T>(scores[i]);
   }
+  if (seen.empty()) return 1.0F;
   const float correction = Exp(maximum - raised);
   sum = sum * correction + added;
   maximum = raised;
   return correction;
 }
 
-// One block of queries of one head, over all keys that it may see.
+// What all row blocks of a call share.
+struct ForwardCall {
+  const AttentionProblem& problem;
+  const AttentionPlan& plan;
+  TileSize size;
+  const TensorView& q;
+  absl::Span<const KeyBlock> keys;
+  const TensorView& out;
+  const TensorView& lse;
+
+  int64_t value_dim() const { return out.shape[3]; }
+};
+
+// One block of queries of one head, over all keys.
 template <typename T>
-class QueryBlockForward {
+class RowBlockForward {
  public:
-  QueryBlockForward(const AttentionSizes& sizes, int64_t first_query)
-      : sizes_(sizes), first_(first_query), rows_(std::min(kQueryBlock, sizes.seq - first_query)) {
+  RowBlockForward(const ForwardCall& call, int64_t batch, int64_t head, int64_t row_block)
+      : call_(call),
+        batch_(batch),
+        head_(head),
+        first_row_(row_block * call.size.rows),
+        rows_(std::min(call.size.rows, call.q.shape[1] - first_row_)) {
     static thread_local Scratch score_memory;
     static thread_local Scratch weight_memory;
-    static thread_local Scratch out_memory;
-    scores_ = score_memory.Floats(kQueryBlock * kKeyBlock);
+    static thread_local Scratch row_memory;
+    const int64_t tile = call.size.rows * call.size.columns;
+    scores_ = score_memory.Floats(tile);
     // In fp32 the weights take the place of the scores.
     weights_ = std::is_same_v<T, float>
                    ? reinterpret_cast<T*>(scores_)
-                   : static_cast<T*>(weight_memory.Bytes(kQueryBlock * kKeyBlock * sizeof(T)));
-    out_ = out_memory.Floats(kQueryBlock * sizes.head_dim);
+                   : static_cast<T*>(weight_memory.Bytes(static_cast<size_t>(tile) * sizeof(T)));
+    out_ = row_memory.Floats(rows_ * (call.value_dim() + 2));
+    maximum_ = out_ + rows_ * call.value_dim();
+    sum_ = maximum_ + rows_;
   }
 
-  // Pointers to the head's first token.
-  void Run(const T* q, const T* k, const T* v, T* out, float* lse) {
-    state_.maximum.fill(-std::numeric_limits<float>::infinity());
-    state_.sum.fill(0.0F);
-    for (int64_t key = 0; key < first_ + rows_; key += kKeyBlock) {
-      AddTile(q + first_ * sizes_.query_row(), k, v, key);
-    }
-    for (int64_t row = 0; row < rows_; ++row) {
-      StoreRow(row, out + (first_ + row) * sizes_.query_row());
-      lse[first_ + row] = state_.maximum[row] + std::log(state_.sum[row]);
-    }
+  void Run(absl::Span<const AttentionTile> tiles) {
+    std::fill_n(maximum_, rows_, kNothing);
+    std::fill_n(sum_, rows_, 0.0F);
+    const bool first_writes_all = !tiles.empty() && tiles[0].rows == rows_;
+    if (!first_writes_all) std::fill_n(out_, rows_ * call_.value_dim(), 0.0F);
+    for (const AttentionTile& tile : tiles) AddTile(tile, first_writes_all && &tile == tiles.data());
+    for (int64_t row = 0; row < rows_; ++row) StoreRow(row);
   }
 
  private:
-  void AddTile(const T* q, const T* k, const T* v, int64_t key) {
-    const int64_t columns = std::min(kKeyBlock, first_ + rows_ - key);
-    const int64_t key_row = sizes_.key_row();
-    Matmul(rows_, columns, sizes_.head_dim, kDTypeOf<T>, {q, sizes_.query_row()},
-           {k + key * key_row, key_row, true}, 0.0F, DType::kF32, scores_, columns);
-    const float scale = 1.0F / std::sqrt(static_cast<float>(sizes_.head_dim));
-    for (int64_t row = 0; row < rows_; ++row) {
-      const float correction =
-          SoftmaxRow(scores_ + row * columns, VisibleKeys(first_ + row, key, columns), columns, scale,
-                     state_.maximum[row], state_.sum[row], weights_ + row * columns);
-      if (key > 0 && correction != 1.0F) {
-        for (int64_t i = 0; i < sizes_.head_dim; ++i) out_[row * sizes_.head_dim + i] *= correction;
-      }
+  void AddTile(const AttentionTile& tile, bool writes) {
+    const KeyBlock& keys =
+        call_.keys[static_cast<size_t>(call_.plan.key_tiles()[static_cast<size_t>(tile.key_tile)].block)];
+    const int64_t kv_head = KvHead(call_.problem, head_);
+    Matmul(tile.rows, tile.columns, call_.q.shape[3], kDTypeOf<T>,
+           HeadOf<T>(call_.q, batch_, head_).From(tile.first_row),
+           HeadOf<T>(keys.k, batch_, kv_head).TransposedFrom(tile.first_key), 0.0F, DType::kF32, scores_,
+           tile.columns);
+    const int64_t offset = tile.first_row - first_row_;
+    for (int64_t row = 0; row < tile.rows; ++row) {
+      const float correction = SoftmaxRow(scores_ + row * tile.columns, call_.plan.SeenBy(tile, row),
+                                          tile.columns, call_.problem.scale, maximum_[offset + row],
+                                          sum_[offset + row], weights_ + row * tile.columns);
+      if (!writes && correction != 1.0F) ScaleRow(offset + row, correction);
     }
-    Matmul(rows_, sizes_.head_dim, columns, kDTypeOf<T>, {weights_, columns}, {v + key * key_row, key_row},
-           key > 0 ? 1.0F : 0.0F, DType::kF32, out_, sizes_.head_dim);
+    Matmul(tile.rows, call_.value_dim(), tile.columns, kDTypeOf<T>, {weights_, tile.columns},
+           HeadOf<T>(keys.v, batch_, kv_head).From(tile.first_key), writes ? 0.0F : 1.0F, DType::kF32,
+           out_ + offset * call_.value_dim(), call_.value_dim());
   }
 
-  void StoreRow(int64_t row, T* out) const {
-    const float inverse = 1.0F / state_.sum[row];
-    for (int64_t i = 0; i < sizes_.head_dim; ++i)
-      out[i] = Round<T>(out_[row * sizes_.head_dim + i] * inverse);
+  void ScaleRow(int64_t row, float factor) {
+    float* values = out_ + row * call_.value_dim();
+    for (int64_t i = 0; i < call_.value_dim(); ++i) values[i] *= factor;
   }
 
-  const AttentionSizes& sizes_;
-  int64_t first_;
-  int64_t rows_;
+  void StoreRow(int64_t row) const {
+    const int64_t token = first_row_ + row;
+    const float inverse = sum_[row] > 0.0F ? 1.0F / sum_[row] : 0.0F;
+    const TensorView& out = call_.out;
+    WithElementType(out.dtype, [&](auto element) {
+      using Out = decltype(element);
+      const float* values = out_ + row * call_.value_dim();
+      Out* target = HeadOf<Out>(out, batch_, head_).Row(token);
+      for (int64_t i = 0; i < call_.value_dim(); ++i) target[i] = Round<Out>(values[i] * inverse);
+    });
+    StatisticsOf(call_.lse, batch_, head_)[token] = maximum_[row] + std::log(sum_[row]);
+  }
+
+  const ForwardCall& call_;
+  int64_t batch_, head_, first_row_, rows_;
   float* scores_;
   T* weights_;
-  float* out_;
-  SoftmaxState state_;
+  float *out_, *maximum_, *sum_;
 };
 
 }  // namespace
 
-void AttentionForward(const AttentionSizes& sizes, const Tensor& q, const Tensor& k, const Tensor& v,
-                      const Tensor& out, const Tensor& lse) {
-  const int64_t blocks = (sizes.seq + kQueryBlock - 1) / kQueryBlock;
-  WithElementType(q.dtype(), [&](auto element) {
+void AttentionForward(const AttentionProblem& problem, const TensorView& q, const TokenRuns& q_runs,
+                      absl::Span<const KeyBlock> keys, const TensorView& out, const TensorView& lse) {
+  const TileSize size = ChooseTileSize(q.shape[1]);
+  const AttentionPlan plan(problem.mask, q_runs, RunsOf(keys), size, AttentionPlan::Order::kByRowBlock);
+  const ForwardCall call = {problem, plan, size, q, keys, out, lse};
+  const int64_t heads = q.shape[2];
+  WithElementType(q.dtype, [&](auto element) {
     using T = decltype(element);
-    ParallelFor(sizes.batch * sizes.heads * blocks, 1, [&](int64_t begin, int64_t end) {
+    ParallelFor(q.shape[0] * heads * plan.row_blocks(), 1, [&](int64_t begin, int64_t end) {
       for (int64_t item = begin; item < end; ++item) {
-        const int64_t head = item / blocks % sizes.heads;
-        const int64_t batch = item / blocks / sizes.heads;
-        const int64_t query_at = sizes.QueryAt(batch, head);
-        const int64_t key_at = sizes.KeyAt(batch, head);
-        QueryBlockForward<T>(sizes, item % blocks * kQueryBlock)
-            .Run(q.As<T>() + query_at, k.As<T>() + key_at, v.As<T>() + key_at, out.As<T>() + query_at,
-                 lse.As<float>() + (batch * sizes.heads + head) * sizes.seq);
+        const int64_t row_block = item % plan.row_blocks();
+        const int64_t head = item / plan.row_blocks() % heads;
+        RowBlockForward<T>(call, item / plan.row_blocks() / heads, head, row_block)
+            .Run(plan.TilesOf(row_block));
       }
     });
   });

@@ -31,7 +31,7 @@ SelfAttention::SelfAttention(std::string name, const LlamaConfig& config,
                                                                     {"v_proj.weight", kv_heads_ * head_dim_}},
                                         initializer));
   rope_ = AddChild(std::make_unique<Rope>(Join(this->name(), "rope"), std::move(rope_table)));
-  attention_ = AddChild(std::make_unique<CausalAttention>(Join(this->name(), "attention")));
+  attention_ = AddChild(std::make_unique<Attention>(Join(this->name(), "attention")));
   output_ = AddChild(
       std::make_unique<Linear>(Join(this->name(), "o_proj"), heads_ * head_dim_, config.dim, initializer));
 }

@@ -25,7 +25,7 @@ absl::StatusOr<Tensors> Linear::ForwardImpl(Invocation& invocation, const Tensor
   for (const auto& parameter : parameters()) {
     const TensorView& weight = GatheredData(*parameter, x.dtype());
     const int64_t features = parameter->shape[0];
-    Tensor y = Tensor::Empty(x.dtype(), WithLastDim(x.shape(), features));
+    WEFT_ASSIGN_OR_RETURN(Tensor y, NewOutput(x.dtype(), WithLastDim(x.shape(), features)));
     Matmul(tokens, features, in_features_, x.dtype(), {x.view().data, in_features_},
            {weight.data, in_features_, true}, 0.0F, y.dtype(), y.view().data, features);
     outputs.push_back(std::move(y));
@@ -37,7 +37,7 @@ absl::StatusOr<Tensors> Linear::ForwardImpl(Invocation& invocation, const Tensor
 absl::StatusOr<Tensors> Linear::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
   const Tensor x = invocation.TakeSaved(this)[0];
   const int64_t tokens = Rows(x);
-  Tensor dx = Tensor::Empty(x.dtype(), x.shape());
+  WEFT_ASSIGN_OR_RETURN(Tensor dx, NewInputGradient(x.dtype(), x.shape()));
   for (size_t i = 0; i < parameters().size(); ++i) {
     const Tensor& dy = output_gradients[i];
     Parameter& parameter = *parameters()[i];

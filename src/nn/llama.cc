@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "src/nn/sequence_runs.h"
+
 namespace weft {
 
 absl::StatusOr<std::unique_ptr<LlamaModel>> LlamaModel::Create(const LlamaConfig& config) {
@@ -33,8 +35,9 @@ absl::StatusOr<Tensors> LlamaModel::ForwardImpl(Invocation& invocation, const Te
                                                    ToString(ids.shape()), " and ",
                                                    ToString(targets.shape())));
   }
-  if (ids.dim(1) > config_.max_positions) {
-    return absl::InvalidArgumentError(absl::StrCat("a sequence of ", ids.dim(1),
+  WEFT_ASSIGN_OR_RETURN(const TokenRuns runs, SequenceRuns(invocation, ids.dim(1), "the model"));
+  if (const int64_t positions = PositionEnd(runs); positions > config_.max_positions) {
+    return absl::InvalidArgumentError(absl::StrCat("a sequence of ", positions,
                                                    " tokens is longer than the model's ",
                                                    config_.max_positions, " positions; use a shorter one"));
   }

@@ -6,6 +6,13 @@
 #include <absl/container/flat_hash_set.h>
 
 namespace weft {
+namespace {
+
+absl::StatusOr<Tensor> Allocate(const TensorAllocator& allocator, DType dtype, Shape shape) {
+  return allocator ? allocator(dtype, std::move(shape)) : Tensor::Empty(dtype, std::move(shape));
+}
+
+}  // namespace
 
 absl::StatusOr<Tensors> Module::Forward(Invocation& invocation, Tensors inputs) {
   return Reported([&] { return RunForward(invocation, std::move(inputs)); });
@@ -90,6 +97,14 @@ void Module::RemoveHook(HookId id) {
     std::erase_if(*hooks, is_it);
   }
   std::erase_if(error_hooks_, is_it);
+}
+
+absl::StatusOr<Tensor> Module::NewOutput(DType dtype, Shape shape) const {
+  return Allocate(allocators_.outputs, dtype, std::move(shape));
+}
+
+absl::StatusOr<Tensor> Module::NewInputGradient(DType dtype, Shape shape) const {
+  return Allocate(allocators_.input_gradients, dtype, std::move(shape));
 }
 
 std::vector<Module*> Module::Descendants() {

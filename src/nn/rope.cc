@@ -4,6 +4,7 @@
 #include <numbers>
 
 #include "src/nn/element.h"
+#include "src/nn/sequence_runs.h"
 #include "weft/core/parallel.h"
 
 namespace weft {
@@ -21,8 +22,8 @@ float ScaleFrequency(float frequency, const Llama3RopeScaling& scaling) {
 
 // Turns each pair of one head. Backward is the rotation by the opposite angle: `direction` is 1 or -1.
 template <typename T>
-void Rotate(T* __restrict lower, T* __restrict upper, const float* __restrict cosines,
-            const float* __restrict sines, float direction, int64_t half) {
+void RotatePairs(T* __restrict lower, T* __restrict upper, const float* __restrict cosines,
+                 const float* __restrict sines, float direction, int64_t half) {
   for (int64_t i = 0; i < half; ++i) {
     const float x = Load(lower[i]);
     const float y = Load(upper[i]);
@@ -32,7 +33,9 @@ void Rotate(T* __restrict lower, T* __restrict upper, const float* __restrict co
   }
 }
 
-void RotateTensor(const Tensor& tensor, const RopeTable& table, float direction) {
+// `positions`: of the tokens of each row of the batch.
+void RotateTensor(const Tensor& tensor, const std::vector<int64_t>& positions, const RopeTable& table,
+                  float direction) {
   const int64_t seq = tensor.dim(1);
   const int64_t heads = tensor.dim(2);
   const int64_t half = table.half_dim();
@@ -40,10 +43,10 @@ void RotateTensor(const Tensor& tensor, const RopeTable& table, float direction)
     using T = decltype(element);
     ParallelFor(tensor.dim(0) * seq, RowGrain(2 * half * heads), [&](int64_t begin, int64_t end) {
       for (int64_t token = begin; token < end; ++token) {
-        const int64_t position = token % seq;
+        const int64_t position = positions[static_cast<size_t>(token % seq)];
         for (int64_t head = 0; head < heads; ++head) {
           T* row = tensor.As<T>() + (token * heads + head) * 2 * half;
-          Rotate(row, row + half, table.cosines(position), table.sines(position), direction, half);
+          RotatePairs(row, row + half, table.cosines(position), table.sines(position), direction, half);
         }
       }
     });
@@ -74,20 +77,26 @@ void RopeTable::Grow(int64_t positions) {
   }
 }
 
-absl::StatusOr<Tensors> Rope::ForwardImpl(Invocation&, const Tensors& inputs) {
-  for (const Tensor& input : inputs) {
+absl::Status Rope::Rotate(const Invocation& invocation, const Tensors& tensors, float direction) const {
+  for (const Tensor& tensor : tensors) {
     WEFT_CHECK(
-        input.shape().size() == 4 && input.dim(3) == 2 * table_->half_dim() && input.view().IsContiguous(),
+        tensor.shape().size() == 4 && tensor.dim(3) == 2 * table_->half_dim() && tensor.view().IsContiguous(),
         absl::StrCat(name(), " takes [batch, seq, heads, ", 2 * table_->half_dim(), "], not ",
-                     ToString(input.shape())));
-    table_->Grow(input.dim(1));
-    RotateTensor(input, *table_, 1.0F);
+                     ToString(tensor.shape())));
+    WEFT_ASSIGN_OR_RETURN(const TokenRuns runs, SequenceRuns(invocation, tensor.dim(1), name()));
+    table_->Grow(PositionEnd(runs));
+    RotateTensor(tensor, Positions(runs), *table_, direction);
   }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Tensors> Rope::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
+  WEFT_RETURN_IF_ERROR(Rotate(invocation, inputs, 1.0F));
   return inputs;
 }
 
-absl::StatusOr<Tensors> Rope::BackwardImpl(Invocation&, const Tensors& output_gradients) {
-  for (const Tensor& gradient : output_gradients) RotateTensor(gradient, *table_, -1.0F);
+absl::StatusOr<Tensors> Rope::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
+  WEFT_RETURN_IF_ERROR(Rotate(invocation, output_gradients, -1.0F));
   return output_gradients;
 }
 

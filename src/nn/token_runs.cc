@@ -1,5 +1,7 @@
 #include "weft/nn/token_runs.h"
 
+#include <algorithm>
+
 namespace weft {
 
 int64_t TokenCount(const TokenRuns& runs) {
@@ -8,6 +10,23 @@ int64_t TokenCount(const TokenRuns& runs) {
   return count;
 }
 
-TokenRuns WholeSequence(int64_t tokens) { return {{.document = 0, .position = 0, .count = tokens}}; }
+TokenRuns WholeSequence(int64_t tokens) { return {{0, 0, tokens}}; }
+
+std::vector<int64_t> Positions(const TokenRuns& runs) {
+  std::vector<int64_t> positions;
+  positions.reserve(static_cast<size_t>(TokenCount(runs)));
+  for (const TokenRun& run : runs) {
+    for (int64_t i = 0; i < run.count; ++i) positions.push_back(run.position + i);
+  }
+  return positions;
+}
+
+int64_t PositionEnd(const TokenRuns& runs) {
+  int64_t end = 0;
+  for (const TokenRun& run : runs) {
+    if (run.count > 0) end = std::max(end, run.position + run.count);
+  }
+  return end;
+}
 
 }  // namespace weft

@@ -57,34 +57,17 @@ Doubles SwiGlu(const Doubles& gate, const Doubles& up) {
   return y;
 }
 
-Doubles CausalAttention(const AttentionShape& s, const Doubles& q, const Doubles& k, const Doubles& v) {
-  Doubles out(q.size());
-  Doubles weights(At(s.seq));
-  const int64_t group = s.heads / s.kv_heads;
-  const double scale = 1.0 / std::sqrt(static_cast<double>(s.head_dim));
-  for (int64_t row = 0; row < s.batch * s.seq * s.heads; ++row) {
-    const int64_t head = row % s.heads;
-    const int64_t query = row / s.heads % s.seq;
-    const int64_t batch = row / s.heads / s.seq;
-    const auto key_at = [&](int64_t key) {
-      return ((batch * s.seq + key) * s.kv_heads + head / group) * s.head_dim;
-    };
-    double maximum = -1e300;
-    for (int64_t key = 0; key <= query; ++key) {
-      double score = 0.0;
-      for (int64_t i = 0; i < s.head_dim; ++i) score += q[At(row * s.head_dim + i)] * k[At(key_at(key) + i)];
-      weights[At(key)] = score * scale;
-      maximum = std::max(maximum, score * scale);
-    }
-    double sum = 0.0;
-    for (int64_t key = 0; key <= query; ++key) sum += weights[At(key)] = std::exp(weights[At(key)] - maximum);
-    for (int64_t key = 0; key <= query; ++key) {
-      for (int64_t i = 0; i < s.head_dim; ++i) {
-        out[At(row * s.head_dim + i)] += weights[At(key)] / sum * v[At(key_at(key) + i)];
-      }
-    }
-  }
-  return out;
+testing::OracleAttention CausalAttention(int64_t batch, int64_t seq, int64_t heads, int64_t kv_heads,
+                                         int64_t head_dim) {
+  testing::OracleAttention attention;
+  attention.scale = 1.0 / std::sqrt(static_cast<double>(head_dim));
+  attention.batch = batch;
+  attention.heads = heads;
+  attention.kv_heads = kv_heads;
+  attention.group = heads / kv_heads;
+  attention.head_dim = attention.value_dim = head_dim;
+  attention.q_runs = attention.k_runs = WholeSequence(seq);
+  return attention;
 }
 
 Doubles Embedding(const Doubles& ids, const Doubles& table, int64_t dim) {
@@ -123,7 +106,8 @@ Doubles DecoderBlock(const LlamaConfig& c, int64_t batch, int64_t seq, const Dou
   const Doubles q = Rope(Linear(normed, weights[1], c.dim, query_features), seq, c.heads, frequencies);
   const Doubles k = Rope(Linear(normed, weights[2], c.dim, key_features), seq, c.kv_heads, frequencies);
   const Doubles v = Linear(normed, weights[3], c.dim, key_features);
-  const Doubles mixed = CausalAttention({batch, seq, c.heads, c.kv_heads, c.head_dim}, q, k, v);
+  const Doubles mixed =
+      testing::OracleForward(CausalAttention(batch, seq, c.heads, c.kv_heads, c.head_dim), q, k, v).out;
   const Doubles middle = Add(x, Linear(mixed, weights[4], query_features, c.dim));
   const Doubles middle_normed = RmsNorm(middle, weights[5], static_cast<double>(c.norm_eps));
   const Doubles activated = SwiGlu(Linear(middle_normed, weights[6], c.dim, c.ffn_dim),

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "tests/nn/gradient_check.h"
+#include "tests/support/attention_oracle.h"
 #include "weft/nn/llama_config.h"
 
 namespace weft::oracle {
@@ -15,10 +16,9 @@ Doubles RmsNorm(const Doubles& x, const Doubles& weight, double eps);
 // x [batch, seq, heads, head_dim].
 Doubles Rope(const Doubles& x, int64_t seq, int64_t heads, const std::vector<float>& frequencies);
 Doubles SwiGlu(const Doubles& gate, const Doubles& up);
-struct AttentionShape {
-  int64_t batch, seq, heads, kv_heads, head_dim;
-};
-Doubles CausalAttention(const AttentionShape& shape, const Doubles& q, const Doubles& k, const Doubles& v);
+// The attention of a decoder, for testing::OracleForward.
+testing::OracleAttention CausalAttention(int64_t batch, int64_t seq, int64_t heads, int64_t kv_heads,
+                                         int64_t head_dim);
 Doubles Embedding(const Doubles& ids, const Doubles& table, int64_t dim);
 double CrossEntropy(const Doubles& logits, const Doubles& targets, int64_t vocab_size);
 Doubles Add(const Doubles& a, const Doubles& b);

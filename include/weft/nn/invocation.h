@@ -10,6 +10,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <typeindex>
 #include <utility>
 #include <vector>
 
@@ -17,6 +19,7 @@
 #include <absl/container/inlined_vector.h>
 
 #include "weft/core/tensor.h"
+#include "weft/nn/token_runs.h"
 
 namespace weft {
 
@@ -44,6 +47,20 @@ class Invocation {
   // The inputs of a checkpointed module, beside what it saves itself.
   void SaveInputs(const Module* module, Tensors inputs);
   Tensors TakeInputs(const Module* module);
+  // How the token dim of all activations lies in its sequence. Null: every row of the batch is one document
+  // from position 0, and not split. Set before the pass, and the same for backward.
+  void SetSequence(std::shared_ptr<const SequenceParts> sequence) { sequence_ = std::move(sequence); }
+  const std::shared_ptr<const SequenceParts>& sequence() const { return sequence_; }
+
+  // An object of this invocation, made at the first use of the key with this type, gone with the invocation:
+  // for hooks that keep what is under way.
+  template <typename T>
+  T& State(const void* key) {
+    std::shared_ptr<void>& state = states_[{key, std::type_index(typeid(T))}];
+    if (state == nullptr) state = std::make_shared<T>();
+    return *static_cast<T*>(state.get());
+  }
+
   // True when every save has been taken back.
   bool empty() const { return saves_.modules.empty() && saves_.inputs.empty(); }
 
@@ -61,6 +78,8 @@ class Invocation {
   float loss_scale_;
   bool suspended_ = false;
   Saves saves_;
+  std::shared_ptr<const SequenceParts> sequence_;
+  absl::flat_hash_map<std::pair<const void*, std::type_index>, std::shared_ptr<void>> states_;
 };
 
 // While it lives, nothing is saved. See Note [Frames of saves].

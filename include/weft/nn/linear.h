@@ -1,7 +1,8 @@
 // y_i = x W_i^T for one or several weights that share their input, such as the query, key and value
 // projections: their parameters are neighbours, and the gradient of x is summed by the products themselves.
 //
-// Inputs: x [..., in_features]. Outputs: y_i [..., out_features_i], which the caller may overwrite.
+// Inputs: x [..., in_features]. Outputs: y_i [..., out_features_i], which the caller may overwrite. Outputs
+// and the gradient of x are made by the module's ResultAllocators.
 #pragma once
 
 #include <string>

@@ -29,15 +29,20 @@ class SelfAttention : public Module {
  public:
   SelfAttention(std::string name, const LlamaConfig& config, std::shared_ptr<RopeTable> rope_table);
 
+  Linear& projections() const { return *projections_; }  // Queries, keys, values.
+  Rope& rope() const { return *rope_; }                  // Queries, keys.
+  Attention& attention() const { return *attention_; }
+  Linear& output() const { return *output_; }
+
  protected:
   absl::StatusOr<Tensors> ForwardImpl(Invocation& invocation, const Tensors& inputs) override;
   absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& output_gradients) override;
 
  private:
   int64_t heads_, kv_heads_, head_dim_;
-  Linear* projections_;  // Queries, keys, values.
+  Linear* projections_;
   Rope* rope_;
-  CausalAttention* attention_;
+  Attention* attention_;
   Linear* output_;
 };
 
@@ -61,6 +66,8 @@ class DecoderBlock : public Module {
  public:
   DecoderBlock(std::string name, const LlamaConfig& config, std::shared_ptr<RopeTable> rope_table);
 
+  SelfAttention& self_attention() const { return *attention_; }
+
  protected:
   absl::StatusOr<Tensors> ForwardImpl(Invocation& invocation, const Tensors& inputs) override;
   absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& output_gradients) override;
@@ -75,7 +82,7 @@ class DecoderBlock : public Module {
 // Inputs: token ids [batch, seq] and targets [batch, seq], both i32; a target is the token that follows.
 // Outputs: the sum of the tokens' losses times the invocation's loss scale, an f32 scalar. Backward takes the
 // gradient of that scalar, 1, and returns undefined tensors. Errors: kInvalidArgument (a token outside the
-// vocabulary; a sequence longer than max_positions; ids and targets of different shapes).
+// vocabulary; a position from max_positions on; ids and targets of different shapes).
 class LlamaModel : public Module {
  public:
   // Errors: what Validate says of the configuration.

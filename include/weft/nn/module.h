@@ -22,6 +22,14 @@
 
 namespace weft {
 
+// Makes memory for a tensor; uninitialised, row-major.
+using TensorAllocator = std::function<absl::StatusOr<Tensor>(DType, Shape)>;
+
+// Where a module's results are made; empty: Tensor::Empty.
+struct ResultAllocators {
+  TensorAllocator outputs, input_gradients;
+};
+
 class Module {
  public:
   // Hooks run in the order they were added. Forward pre-hooks may replace the inputs, post-hooks the outputs;
@@ -49,6 +57,10 @@ class Module {
   // for a module that overwrites its inputs (see Lifetime).
   void SetActivationCheckpointing(bool on) { checkpoints_ = on; }
   bool activation_checkpointing() const { return checkpoints_; }
+
+  // For results that others than this rank read, which must lie in memory that they reach. Used by the
+  // modules whose header says so; to be changed between passes only.
+  void SetResultAllocators(ResultAllocators allocators) { allocators_ = std::move(allocators); }
 
   HookId AddForwardPreHook(Hook hook);
   HookId AddForwardPostHook(Hook hook);
@@ -81,6 +93,10 @@ class Module {
     return raw;
   }
 
+  // Memory for a result.
+  absl::StatusOr<Tensor> NewOutput(DType dtype, Shape shape) const;
+  absl::StatusOr<Tensor> NewInputGradient(DType dtype, Shape shape) const;
+
   virtual absl::StatusOr<Tensors> ForwardImpl(Invocation& invocation, const Tensors& inputs) = 0;
   virtual absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& output_gradients) = 0;
 
@@ -108,6 +124,7 @@ class Module {
   std::vector<std::shared_ptr<Parameter>> parameters_;
   Hooks forward_pre_, forward_post_, backward_pre_, backward_post_;
   std::vector<Registered<ErrorHook>> error_hooks_;
+  ResultAllocators allocators_;
   HookId next_hook_ = 0;
   bool checkpoints_ = false;
 };

@@ -20,7 +20,7 @@ namespace weft {
 std::vector<float> RopeFrequencies(int64_t head_dim, double theta,
                                    const std::optional<Llama3RopeScaling>& scaling);
 
-// Cosines and sines for positions from 0. Grows to the longest sequence that it is asked for.
+// Cosines and sines for positions from 0. Grows to the last position that it is asked for.
 //
 // Thread safety: none; one thread drives a model.
 class RopeTable {
@@ -40,8 +40,9 @@ class RopeTable {
   std::vector<float> sines_;
 };
 
-// Inputs: any number of tensors [batch, seq, heads, head_dim] (queries, keys). Outputs: the same, rotated in
-// place. Backward turns the gradients back, in place too.
+// Inputs: any number of tensors [batch, seq, heads, head_dim] (queries, keys), whose tokens' positions are
+// those of the invocation's sequence(). Outputs: the same, rotated in place. Backward turns the gradients
+// back, in place too. Errors: kInvalidArgument (the sequence has another number of tokens).
 class Rope : public Module {
  public:
   Rope(std::string name, std::shared_ptr<RopeTable> table)
@@ -52,6 +53,8 @@ class Rope : public Module {
   absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& output_gradients) override;
 
  private:
+  absl::Status Rotate(const Invocation& invocation, const Tensors& tensors, float direction) const;
+
   std::shared_ptr<RopeTable> table_;
 };
 

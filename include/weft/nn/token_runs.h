@@ -25,6 +25,12 @@ int64_t TokenCount(const TokenRuns& runs);
 // One document from position 0.
 TokenRuns WholeSequence(int64_t tokens);
 
+// The position of each token in its document.
+std::vector<int64_t> Positions(const TokenRuns& runs);
+
+// One more than the largest position; 0 without tokens.
+int64_t PositionEnd(const TokenRuns& runs);
+
 // How a sequence lies over the ranks that share it: runs by rank, and which are this rank's. One part: not
 // split.
 struct SequenceParts {

@@ -1,0 +1,61 @@
+#include "weft/nn/attention_mask.h"
+
+#include <algorithm>
+#include <vector>
+
+#include <absl/container/flat_hash_map.h>
+#include <absl/strings/str_cat.h>
+
+namespace weft {
+namespace {
+
+// Queries at positions first, first + 1, …, first + queries - 1 before keys at 0, 1, …, keys - 1: the number
+// of pairs with key <= query, that is the sum of clamp(query + 1, 0, keys).
+int64_t PairsUpTo(int64_t first, int64_t queries, int64_t keys) {
+  // Of queries below position `end`.
+  const auto below = [keys](int64_t end) {
+    const int64_t slope = std::clamp<int64_t>(end, 0, keys);
+    const int64_t beyond = std::max<int64_t>(end - keys, 0);
+    return slope * (slope + 1) / 2 + beyond * keys;
+  };
+  return below(first + queries) - below(first);
+}
+
+}  // namespace
+
+absl::Status Validate(const AttentionMask& mask) {
+  if (!mask.window.has_value()) return absl::OkStatus();
+  if (*mask.window < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("an attention window of ", *mask.window, ": it must be at least 1, or absent"));
+  }
+  if (!mask.causal) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("an attention window of ", *mask.window,
+                     " without a causal mask: a window ends at the query; make the mask causal or drop it"));
+  }
+  return absl::OkStatus();
+}
+
+int64_t VisiblePairs(const AttentionMask& mask, const TokenRun& queries, const TokenRun& keys) {
+  if (queries.document != keys.document) return 0;
+  if (!mask.causal) return queries.count * keys.count;
+  const int64_t first = queries.position - keys.position;
+  const int64_t seen = PairsUpTo(first, queries.count, keys.count);
+  if (!mask.window.has_value()) return seen;
+  return seen - PairsUpTo(first - *mask.window - 1, queries.count, keys.count);
+}
+
+int64_t VisiblePairs(const AttentionMask& mask, const TokenRuns& queries, const TokenRuns& keys) {
+  absl::flat_hash_map<int64_t, std::vector<TokenRun>> keys_of_document;
+  for (const TokenRun& run : keys) keys_of_document[run.document].push_back(run);
+  int64_t pairs = 0;
+  for (const TokenRun& query_run : queries) {
+    const auto found = keys_of_document.find(query_run.document);
+    if (found == keys_of_document.end()) continue;
+    for (const TokenRun& key_run : found->second) pairs += VisiblePairs(mask, query_run, key_run);
+  }
+  return pairs;
+}
+
+}  // namespace weft
