@@ -21,6 +21,7 @@
 #include <absl/status/status.h>
 
 #include "src/comm/descriptor.h"
+#include "weft/memory/node_heap.h"
 
 namespace weft {
 
@@ -29,7 +30,10 @@ class NodeLink {
   static constexpr int kMaxLanes = 32;
   static constexpr uint64_t kSlots = 8;
 
+  explicit NodeLink(NodeHeap& heap) : heap_(heap) {}
   virtual ~NodeLink() = default;
+  NodeLink(const NodeLink&) = delete;
+  NodeLink& operator=(const NodeLink&) = delete;
 
   // Gives a lane `counters` progress counters a slot. Before the lane's first use; again after Reset, with as
   // many.
@@ -49,9 +53,13 @@ class NodeLink {
   virtual uint64_t Consumed(int lane, int peer) const = 0;
 
   // Memory of a peer, as this rank addresses it.
-  virtual std::byte* Map(int peer, uint64_t offset) const = 0;
+  std::byte* Map(int peer, uint64_t offset) const { return heap_.Resolve({peer, offset}); }
   // Where memory lies in this rank's segment; nothing if it is not node memory.
-  virtual std::optional<uint64_t> OffsetOf(const void* memory) const = 0;
+  std::optional<uint64_t> OffsetOf(const void* memory) const {
+    const std::optional<NodeAddress> address = heap_.AddressOf(memory);
+    if (!address) return std::nullopt;
+    return address->offset;
+  }
 
   // Leaves word of a failure for the node's other ranks (the first word stays), and reads theirs.
   virtual void LeaveWord(const absl::Status& cause) = 0;
@@ -73,6 +81,12 @@ class NodeLink {
   virtual void Ring(int peer) = 0;
   virtual uint32_t Doorbell() const = 0;
   virtual void Wait(uint32_t seen, int64_t timeout_ns) = 0;
+
+ protected:
+  NodeHeap& heap() const { return heap_; }
+
+ private:
+  NodeHeap& heap_;
 };
 
 }  // namespace weft

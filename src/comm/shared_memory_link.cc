@@ -49,7 +49,7 @@ struct RankFlags {
 class SharedMemoryLink final : public NodeLink {
  public:
   SharedMemoryLink(NodeHeap& heap, int rank, std::byte* block)
-      : heap_(heap), rank_(rank), own_(new (block) RankFlags) {}
+      : NodeLink(heap), rank_(rank), own_(new (block) RankFlags) {}
   // The flags stay allocated in the reservation: a peer that has just released its last operation may still
   // ring.
   ~SharedMemoryLink() override = default;
@@ -61,11 +61,11 @@ class SharedMemoryLink final : public NodeLink {
     LaneFlags& flags = own_->lanes[static_cast<size_t>(lane)];
     if (flags.counter_count == counters) return absl::OkStatus();
     const size_t total = kSlots * static_cast<size_t>(counters);
-    WEFT_ASSIGN_OR_RETURN(std::byte * block, heap_.Allocate(total * sizeof(std::atomic<int64_t>)));
+    WEFT_ASSIGN_OR_RETURN(std::byte * block, heap().Allocate(total * sizeof(std::atomic<int64_t>)));
     auto* values = reinterpret_cast<std::atomic<int64_t>*>(block);
     for (size_t i = 0; i < total; ++i) new (values + i) std::atomic<int64_t>(0);
     flags.counter_count = counters;
-    flags.counters_offset.store(heap_.AddressOf(block)->offset, std::memory_order_release);
+    flags.counters_offset.store(heap().AddressOf(block)->offset, std::memory_order_release);
     return absl::OkStatus();
   }
 
@@ -97,13 +97,6 @@ class SharedMemoryLink final : public NodeLink {
   }
   uint64_t Consumed(int lane, int peer) const override {
     return Flags(peer).lanes[static_cast<size_t>(lane)].consumed.load(std::memory_order_acquire);
-  }
-
-  std::byte* Map(int peer, uint64_t offset) const override { return heap_.Resolve({peer, offset}); }
-  std::optional<uint64_t> OffsetOf(const void* memory) const override {
-    const std::optional<NodeAddress> address = heap_.AddressOf(memory);
-    if (!address) return std::nullopt;
-    return address->offset;
   }
 
   void LeaveWord(const absl::Status& cause) override {
@@ -147,12 +140,12 @@ class SharedMemoryLink final : public NodeLink {
     RankFlags& flags = peer == rank_ ? *own_ : Flags(peer);
     flags.bell.fetch_add(1, std::memory_order_seq_cst);
     if (flags.sleepers.load(std::memory_order_seq_cst) > 0)
-      FutexWakeAll(flags.bell, heap_.shared_between_processes());
+      FutexWakeAll(flags.bell, heap().shared_between_processes());
   }
   uint32_t Doorbell() const override { return own_->bell.load(std::memory_order_acquire); }
   void Wait(uint32_t seen, int64_t timeout_ns) override {
     own_->sleepers.fetch_add(1, std::memory_order_seq_cst);
-    FutexWait(own_->bell, seen, timeout_ns, heap_.shared_between_processes());
+    FutexWait(own_->bell, seen, timeout_ns, heap().shared_between_processes());
     own_->sleepers.fetch_sub(1, std::memory_order_relaxed);
   }
 
@@ -166,12 +159,11 @@ class SharedMemoryLink final : public NodeLink {
   std::atomic<int64_t>& CounterOf(int peer, int lane, uint64_t sequence, int index) const {
     const LaneFlags& flags = Flags(peer).lanes[static_cast<size_t>(lane)];
     const uint64_t offset = flags.counters_offset.load(std::memory_order_acquire);
-    auto* values = reinterpret_cast<std::atomic<int64_t>*>(heap_.Resolve({peer, offset}));
+    auto* values = reinterpret_cast<std::atomic<int64_t>*>(heap().Resolve({peer, offset}));
     return values[(sequence % kSlots) * static_cast<uint64_t>(flags.counter_count) +
                   static_cast<uint64_t>(index)];
   }
 
-  NodeHeap& heap_;
   int rank_;
   RankFlags* own_;
   absl::flat_hash_map<int, RankFlags*> flags_of_;  // The node's other ranks.

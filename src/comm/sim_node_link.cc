@@ -61,7 +61,7 @@ struct RankState {
 class SimNodeLink final : public NodeLink {
  public:
   SimNodeLink(NodeHeap& heap, Runtime& runtime, std::shared_ptr<RankState> state)
-      : heap_(heap), runtime_(runtime), simulation_(*runtime.simulation()), state_(std::move(state)) {}
+      : NodeLink(heap), runtime_(runtime), simulation_(*runtime.simulation()), state_(std::move(state)) {}
 
   void Meet(const std::shared_ptr<RankState>& peer) {
     peers_.push_back(peer);
@@ -94,13 +94,6 @@ class SimNodeLink final : public NodeLink {
     Apply([=](RankFlags& flags) { flags.lanes[lane].consumed = sequence; });
   }
   uint64_t Consumed(int lane, int peer) const override { return Seen(peer).lanes[lane].consumed; }
-
-  std::byte* Map(int peer, uint64_t offset) const override { return heap_.Resolve({peer, offset}); }
-  std::optional<uint64_t> OffsetOf(const void* memory) const override {
-    const std::optional<NodeAddress> address = heap_.AddressOf(memory);
-    if (!address) return std::nullopt;
-    return address->offset;
-  }
 
   void LeaveWord(const absl::Status& cause) override {
     if (state_->own.word) return;
@@ -178,7 +171,6 @@ class SimNodeLink final : public NodeLink {
     return view.seen;
   }
 
-  NodeHeap& heap_;
   Runtime& runtime_;
   Simulation& simulation_;
   std::shared_ptr<RankState> state_;
