@@ -20,11 +20,9 @@ absl::Status Mismatch(const OperationContext& context, int peer_rank, const Desc
       HiddenDifference(mine, theirs), "; ranks must submit the same in the same order"));
 }
 
-CopyStream WholeCopy(const OperationContext& context, const std::byte* source, std::byte* target,
-                     int64_t elements, DType dtype) {
-  const size_t element_bytes = SizeOf(dtype);
-  const Slicing slicing{elements, context.options.piece_bytes / static_cast<int64_t>(element_bytes)};
-  return {slicing, {const_cast<std::byte*>(source), element_bytes}, {target, element_bytes}, false};
+absl::StatusOr<RangeCopy> WholeCopy(DType dtype, int64_t elements) {
+  const TensorView run = TensorView::Contiguous(nullptr, dtype, {elements});
+  return RangeCopy::Make(run, run);
 }
 
 }  // namespace
@@ -45,15 +43,12 @@ int64_t Collective::OutputElements(const OperationContext& context) const {
   switch (plan_.kind) {
     case OpKind::kReduceScatter:
       return plan_.parts.counts[static_cast<size_t>(context.placement.me())];
-    case OpKind::kAllToAll:
-      return plan_.received.total();
     default:
       return plan_.parts.total();
   }
 }
 
 absl::Status Collective::TakeMemory(OperationContext& context) {
-  stage_ = Stage::kStaging;
   caller_output_ = plan_.output;
   const size_t element_bytes = SizeOf(plan_.dtype);
   const auto output_bytes = static_cast<size_t>(OutputElements(context)) * element_bytes;
@@ -65,11 +60,30 @@ absl::Status Collective::TakeMemory(OperationContext& context) {
   const auto input_bytes = static_cast<size_t>(input_elements) * element_bytes;
   if (sharing_.input && input_bytes > 0 && !context.node.OffsetOf(plan_.input)) {
     WEFT_ASSIGN_OR_RETURN(staged_input_, context.scratch.Acquire(input_bytes));
-    staging_ = WholeCopy(context, plan_.input, staged_input_.data(), input_elements, plan_.dtype);
+    WEFT_ASSIGN_OR_RETURN(RangeCopy copy, WholeCopy(plan_.dtype, input_elements));
+    AddStaging(context, std::move(copy), plan_.input, staged_input_.data());
     plan_.input = staged_input_.data();
-    context.counters.copied_bytes += static_cast<int64_t>(input_bytes);
   }
   return absl::OkStatus();
+}
+
+void Collective::AddStaging(OperationContext& context, RangeCopy copy, const std::byte* source,
+                            std::byte* target) {
+  const auto element_bytes = static_cast<int64_t>(SizeOf(copy.dtype()));
+  context.counters.copied_bytes += copy.elements() * element_bytes;
+  const int64_t piece = std::max<int64_t>(1, context.options.piece_bytes / element_bytes);
+  // Only read; SliceMemory serves targets too.
+  staging_.emplace_back(std::move(copy), piece, SliceMemory::Strided(const_cast<std::byte*>(source)), target);
+}
+
+bool Collective::StepStaging(OperationContext& context) {
+  bool advanced = false;
+  for (RangeStream& stream : staging_) advanced |= stream.Step(context, kAll);
+  return advanced;
+}
+
+bool Collective::Staged() const {
+  return std::all_of(staging_.begin(), staging_.end(), [](const RangeStream& s) { return s.finished(); });
 }
 
 void Collective::Publish(OperationContext& context) {
@@ -117,13 +131,13 @@ std::vector<const std::byte*> Collective::LocalInputs(const OperationContext& co
   return inputs;
 }
 
-void Collective::StartUnstaging(OperationContext& context) {
+absl::Status Collective::StartUnstaging(OperationContext& context) {
   stage_ = Stage::kUnstaging;
-  staging_.reset();
-  if (!staged_output_) return;
-  const int64_t elements = OutputElements(context);
-  staging_ = WholeCopy(context, staged_output_.data(), caller_output_, elements, plan_.dtype);
-  context.counters.copied_bytes += elements * static_cast<int64_t>(SizeOf(plan_.dtype));
+  staging_.clear();
+  if (!staged_output_) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(RangeCopy copy, WholeCopy(plan_.dtype, OutputElements(context)));
+  AddStaging(context, std::move(copy), staged_output_.data(), caller_output_);
+  return absl::OkStatus();
 }
 
 absl::StatusOr<Operation::Progress> Collective::Step(OperationContext& context) {
@@ -132,12 +146,13 @@ absl::StatusOr<Operation::Progress> Collective::Step(OperationContext& context) 
     return Mismatch(context, mismatch->first, mismatch->second);
   }
   if (stage_ == Stage::kNew) {
+    stage_ = Stage::kStaging;
     WEFT_RETURN_IF_ERROR(TakeMemory(context));
     advanced = true;
   }
   if (stage_ == Stage::kStaging) {
-    if (staging_) advanced |= staging_->Step(context, kAll);
-    if (!staging_ || staging_->finished()) Publish(context);
+    advanced |= StepStaging(context);
+    if (Staged()) Publish(context);
   }
   if (stage_ == Stage::kMeeting) {
     WEFT_ASSIGN_OR_RETURN(const bool met, Meet(context));
@@ -153,11 +168,11 @@ absl::StatusOr<Operation::Progress> Collective::Step(OperationContext& context) 
   if (stage_ >= Stage::kMoving) {
     WEFT_ASSIGN_OR_RETURN(const bool moved, Move(context));
     advanced |= moved;
-    if (stage_ == Stage::kMoving && MoveComplete()) StartUnstaging(context);
+    if (stage_ == Stage::kMoving && MoveComplete()) WEFT_RETURN_IF_ERROR(StartUnstaging(context));
   }
   if (stage_ == Stage::kUnstaging) {
-    if (staging_) advanced |= staging_->Step(context, kAll);
-    if (!staging_ || staging_->finished()) {
+    advanced |= StepStaging(context);
+    if (Staged()) {
       stage_ = Stage::kDone;
       advanced = true;
     }

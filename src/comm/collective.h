@@ -4,6 +4,7 @@
 //   (stage input)? publish, meet peers, move data, (unstage output)?
 #pragma once
 
+#include <deque>
 #include <memory>
 #include <optional>
 #include <set>
@@ -33,6 +34,13 @@ class Collective : public Operation {
   std::set<int> WaitsFor(const OperationContext& context) const final;
 
  protected:
+  // Sees to it that peers find what they are to read in node memory; by default input and output, as
+  // `Sharing` says.
+  virtual absl::Status TakeMemory(OperationContext& context);
+  // Copies something there before the operation is published, and counts it as copied.
+  void AddStaging(OperationContext& context, RangeCopy copy, const std::byte* source, std::byte* target);
+  // What peers see as this rank's input, where it is not the plan's.
+  void ShareInput(const std::byte* memory) { plan_.input = memory; }
   // All peers of the node have published. `plan()` now names memory that peers can read where they must.
   virtual absl::Status BeginMove(OperationContext& context) = 0;
   virtual absl::StatusOr<bool> Move(OperationContext& context) = 0;
@@ -52,10 +60,11 @@ class Collective : public Operation {
  private:
   enum class Stage : uint8_t { kNew, kStaging, kMeeting, kMoving, kUnstaging, kDone };
 
-  absl::Status TakeMemory(OperationContext& context);
   void Publish(OperationContext& context);
   absl::StatusOr<bool> Meet(OperationContext& context);
-  void StartUnstaging(OperationContext& context);
+  absl::Status StartUnstaging(OperationContext& context);
+  bool StepStaging(OperationContext& context);
+  bool Staged() const;
   int64_t InputElements(const OperationContext& context) const;
   int64_t OutputElements(const OperationContext& context) const;
 
@@ -65,7 +74,7 @@ class Collective : public Operation {
   std::byte* caller_output_ = nullptr;
   Buffer staged_input_;
   Buffer staged_output_;
-  std::optional<CopyStream> staging_;
+  std::deque<RangeStream> staging_;
   std::vector<std::optional<Descriptor>> met_;  // By group rank.
 };
 }  // namespace weft

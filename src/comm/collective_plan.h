@@ -3,10 +3,12 @@
 
 #include <cstdint>
 #include <numeric>
+#include <utility>
 #include <vector>
 
 #include "weft/comm/types.h"
 #include "weft/core/dtype.h"
+#include "weft/core/tensor_view.h"
 
 namespace weft {
 
@@ -28,9 +30,16 @@ struct CollectivePlan {
   ReduceOp reduce = ReduceOp::kSum;
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
-  PartLayout
-      parts;  // AG, broadcast: of the output. RS: of the input. AR: who reduces what. A2A: of the input.
-  PartLayout received;  // A2A: of the output.
+  PartLayout parts;  // AG, broadcast: of the output. RS: of the input. AR: who reduces what.
+  // A2A, by group rank; then input and output are unused, and parts, too.
+  std::vector<TensorView> sends;
+  std::vector<TensorView> receives;
+
+  // Of anything but an exchange.
+  static CollectivePlan OfRuns(OpKind kind, DType dtype, ReduceOp reduce, const std::byte* input,
+                               std::byte* output, PartLayout parts) {
+    return {kind, dtype, reduce, input, output, std::move(parts), {}, {}};
+  }
 };
 
 }  // namespace weft

@@ -7,6 +7,8 @@
 #include <absl/strings/str_cat.h>
 
 #include "src/comm/engine_impl.h"
+#include "src/comm/exchange_plan.h"
+#include "src/comm/part_shape.h"
 #include "weft/core/hash.h"
 #include "weft/core/status.h"
 
@@ -108,23 +110,18 @@ Work CommEngine::SubmitChecked(LaneId lane, OpOptions options, const Work* after
 
 Work CommEngine::AllGather(LaneId lane, const void* input, void* output, DType dtype, int64_t total_count,
                            absl::Span<const int64_t> counts, OpOptions options, const Work* after) {
-  return SubmitChecked(lane, std::move(options), after,
-                       [&](const ProcessGroup& group, Impl::Request& request) {
-                         WEFT_RETURN_IF_ERROR(CheckCounts(counts, total_count, group.size(), "all_gather"));
-                         request.plan = {OpKind::kAllGather,
-                                         dtype,
-                                         ReduceOp::kSum,
-                                         Bytes(input),
-                                         Bytes(output),
-                                         Parts(counts, total_count, group.size()),
-                                         {}};
-                         const PartLayout& parts = request.plan.parts;
-                         request.total_count = total_count;
-                         request.counts_hash = HashOf(parts);
-                         const int64_t own = parts.counts[static_cast<size_t>(group.group_rank)];
-                         request.logical_bytes = (total_count - own) * static_cast<int64_t>(SizeOf(dtype));
-                         return absl::OkStatus();
-                       });
+  return SubmitChecked(
+      lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
+        WEFT_RETURN_IF_ERROR(CheckCounts(counts, total_count, group.size(), "all_gather"));
+        request.plan = CollectivePlan::OfRuns(OpKind::kAllGather, dtype, ReduceOp::kSum, Bytes(input),
+                                              Bytes(output), Parts(counts, total_count, group.size()));
+        const PartLayout& parts = request.plan.parts;
+        request.total_count = total_count;
+        request.counts_hash = HashOf(parts);
+        const int64_t own = parts.counts[static_cast<size_t>(group.group_rank)];
+        request.logical_bytes = (total_count - own) * static_cast<int64_t>(SizeOf(dtype));
+        return absl::OkStatus();
+      });
 }
 
 Work CommEngine::ReduceScatter(LaneId lane, const void* input, void* output, DType dtype, int64_t total_count,
@@ -134,13 +131,8 @@ Work CommEngine::ReduceScatter(LaneId lane, const void* input, void* output, DTy
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
         WEFT_RETURN_IF_ERROR(CheckCounts(counts, total_count, group.size(), "reduce_scatter"));
         WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, "reduce_scatter"));
-        request.plan = {OpKind::kReduceScatter,
-                        dtype,
-                        op,
-                        Bytes(input),
-                        Bytes(output),
-                        Parts(counts, total_count, group.size()),
-                        {}};
+        request.plan = CollectivePlan::OfRuns(OpKind::kReduceScatter, dtype, op, Bytes(input), Bytes(output),
+                                              Parts(counts, total_count, group.size()));
         const PartLayout& parts = request.plan.parts;
         request.total_count = total_count;
         request.counts_hash = HashOf(parts);
@@ -152,30 +144,55 @@ Work CommEngine::ReduceScatter(LaneId lane, const void* input, void* output, DTy
 
 Work CommEngine::AllReduce(LaneId lane, const void* input, void* output, DType dtype, int64_t count,
                            ReduceOp op, OpOptions options, const Work* after) {
-  return SubmitChecked(lane, std::move(options), after,
-                       [&](const ProcessGroup& group, Impl::Request& request) {
-                         WEFT_RETURN_IF_ERROR(CheckTotal(count, "all_reduce"));
-                         WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, "all_reduce"));
-                         request.plan = {OpKind::kAllReduce,
-                                         dtype,
-                                         op,
-                                         Bytes(input),
-                                         Bytes(output),
-                                         PartLayout::CacheLines(count, group.size(), dtype),
-                                         {}};
-                         request.total_count = count;
-                         request.counts_hash = 0;
-                         const int64_t bytes = count * static_cast<int64_t>(SizeOf(dtype));
-                         request.logical_bytes = 2 * bytes * (group.size() - 1) / group.size();
-                         return absl::OkStatus();
-                       });
+  return SubmitChecked(
+      lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
+        WEFT_RETURN_IF_ERROR(CheckTotal(count, "all_reduce"));
+        WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, "all_reduce"));
+        request.plan = CollectivePlan::OfRuns(OpKind::kAllReduce, dtype, op, Bytes(input), Bytes(output),
+                                              PartLayout::CacheLines(count, group.size(), dtype));
+        request.total_count = count;
+        request.counts_hash = 0;
+        const int64_t bytes = count * static_cast<int64_t>(SizeOf(dtype));
+        request.logical_bytes = 2 * bytes * (group.size() - 1) / group.size();
+        return absl::OkStatus();
+      });
+}
+
+template <typename Parts>
+Work CommEngine::SubmitExchange(LaneId lane, OpKind kind, DType dtype, OpOptions options, const Work* after,
+                                const Parts& parts) {
+  return SubmitChecked(
+      lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
+        std::vector<TensorView> sends;
+        std::vector<TensorView> receives;
+        WEFT_RETURN_IF_ERROR(parts(group, sends, receives));
+        WEFT_ASSIGN_OR_RETURN(request.plan,
+                              PlanExchange(group, kind, std::move(sends), std::move(receives), dtype));
+        request.total_count = 0;  // Each rank's own.
+        request.counts_hash = 0;
+        request.logical_bytes = BroughtBytes(group, request.plan);
+        return absl::OkStatus();
+      });
+}
+
+Work CommEngine::AllToAll(LaneId lane, absl::Span<const TensorView> sends,
+                          absl::Span<const TensorView> receives, DType dtype, OpOptions options,
+                          const Work* after) {
+  return SubmitExchange(
+      lane, OpKind::kAllToAll, dtype, std::move(options), after,
+      [&](const ProcessGroup& /*group*/, std::vector<TensorView>& to, std::vector<TensorView>& from) {
+        to.assign(sends.begin(), sends.end());
+        from.assign(receives.begin(), receives.end());
+        return absl::OkStatus();
+      });
 }
 
 Work CommEngine::AllToAll(LaneId lane, const void* input, absl::Span<const int64_t> send_counts, void* output,
                           absl::Span<const int64_t> receive_counts, DType dtype, OpOptions options,
                           const Work* after) {
-  return SubmitChecked(
-      lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
+  return SubmitExchange(
+      lane, OpKind::kAllToAll, dtype, std::move(options), after,
+      [&](const ProcessGroup& group, std::vector<TensorView>& to, std::vector<TensorView>& from) {
         const auto sum = [](absl::Span<const int64_t> counts) {
           return std::accumulate(counts.begin(), counts.end(), int64_t{0});
         };
@@ -185,17 +202,28 @@ Work CommEngine::AllToAll(LaneId lane, const void* input, absl::Span<const int64
         WEFT_RETURN_IF_ERROR(CheckCounts(send_counts, sum(send_counts), group.size(), "all_to_all, send"));
         WEFT_RETURN_IF_ERROR(
             CheckCounts(receive_counts, sum(receive_counts), group.size(), "all_to_all, receive"));
-        request.plan = {OpKind::kAllToAll,
-                        dtype,
-                        ReduceOp::kSum,
-                        Bytes(input),
-                        Bytes(output),
-                        Parts(send_counts, 0, group.size()),
-                        Parts(receive_counts, 0, group.size())};
-        request.total_count = 0;  // Each rank's own.
-        request.counts_hash = 0;
-        const int64_t own = receive_counts[static_cast<size_t>(group.group_rank)];
-        request.logical_bytes = (request.plan.received.total() - own) * static_cast<int64_t>(SizeOf(dtype));
+        // Sends are only read; a view serves targets too.
+        to = PartsEndToEnd(const_cast<void*>(input), dtype, {send_counts.begin(), send_counts.end()});
+        from = PartsEndToEnd(output, dtype, {receive_counts.begin(), receive_counts.end()});
+        return absl::OkStatus();
+      });
+}
+
+Work CommEngine::SendReceive(LaneId lane, const TensorView& send, int to, const TensorView& receive, int from,
+                             OpOptions options, const Work* after) {
+  const DType dtype = IsEmptyPart(send) ? receive.dtype : send.dtype;
+  return SubmitExchange(
+      lane, OpKind::kSendReceive, dtype, std::move(options), after,
+      [&](const ProcessGroup& group, std::vector<TensorView>& sends, std::vector<TensorView>& receives) {
+        for (const int rank : {to, from}) {
+          if (rank >= 0 && rank < group.size()) continue;
+          return absl::InvalidArgumentError(absl::StrCat("send_receive: ", rank, " is not a rank of group ",
+                                                         group.name, " of ", group.size()));
+        }
+        sends.resize(static_cast<size_t>(group.size()));
+        receives.resize(static_cast<size_t>(group.size()));
+        sends[static_cast<size_t>(to)] = send;
+        receives[static_cast<size_t>(from)] = receive;
         return absl::OkStatus();
       });
 }
@@ -211,13 +239,8 @@ Work CommEngine::Broadcast(LaneId lane, void* buffer, DType dtype, int64_t count
         }
         std::vector<int64_t> counts(static_cast<size_t>(group.size()), 0);
         counts[static_cast<size_t>(root)] = count;
-        request.plan = {OpKind::kBroadcast,
-                        dtype,
-                        ReduceOp::kSum,
-                        Bytes(buffer),
-                        Bytes(buffer),
-                        PartLayout::FromCounts(std::move(counts)),
-                        {}};
+        request.plan = CollectivePlan::OfRuns(OpKind::kBroadcast, dtype, ReduceOp::kSum, Bytes(buffer),
+                                              Bytes(buffer), PartLayout::FromCounts(std::move(counts)));
         request.total_count = count;
         request.counts_hash = HashOf(request.plan.parts);
         request.logical_bytes = group.group_rank == root ? 0 : count * static_cast<int64_t>(SizeOf(dtype));
@@ -229,13 +252,9 @@ Work CommEngine::Barrier(LaneId lane, OpOptions options, const Work* after) {
   return SubmitChecked(
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
         std::byte* words = impl_->NextBarrierMemory(lane);  // What they hold does not matter.
-        request.plan = {OpKind::kBarrier,
-                        DType::kI32,
-                        ReduceOp::kSum,
-                        words,
-                        words + SizeOf(DType::kI32),
-                        Parts({}, group.size(), group.size()),
-                        {}};
+        request.plan =
+            CollectivePlan::OfRuns(OpKind::kBarrier, DType::kI32, ReduceOp::kSum, words,
+                                   words + SizeOf(DType::kI32), Parts({}, group.size(), group.size()));
         request.total_count = group.size();
         request.counts_hash = 0;
         request.logical_bytes = 0;

@@ -7,6 +7,8 @@ namespace weft {
 void RunTask(const DataTask& task) {
   if (task.program != nullptr) {
     RunReduce(*task.program, task.leaves, task.op, task.target, task.count);
+  } else if (task.range != nullptr) {
+    task.range->Run(task.leaves[0].data, task.target.data, task.first, task.count);
   } else {
     CopyBytes(task.target.data, task.leaves[0].data, task.bytes, task.target.nontemporal);
   }
@@ -14,7 +16,9 @@ void RunTask(const DataTask& task) {
 }
 
 size_t TaskBytes(const DataTask& task) {
-  return task.program == nullptr ? task.bytes : static_cast<size_t>(task.count) * SizeOf(task.target.dtype);
+  if (task.program != nullptr) return static_cast<size_t>(task.count) * SizeOf(task.target.dtype);
+  if (task.range != nullptr) return static_cast<size_t>(task.count) * SizeOf(task.range->dtype());
+  return task.bytes;
 }
 
 }  // namespace weft

@@ -10,6 +10,7 @@
 
 #include "src/comm/operation_record.h"
 #include "src/comm/reduce_kernel.h"
+#include "weft/core/range_copy.h"
 
 namespace weft {
 
@@ -20,8 +21,11 @@ struct DataTask {
   int64_t ticket = 0;  // The owner's name for the piece.
   Priority priority = Priority::kBulk;
 
-  // A reduction if `program` is set, else a copy of `bytes` from the only leaf.
+  // A reduction if `program` is set; elements [first, first + count) of a strided tensor, from the only leaf,
+  // if `range` is set; else a copy of `bytes` from the only leaf.
   const ReduceProgram* program = nullptr;
+  const RangeCopy* range = nullptr;
+  int64_t first = 0;
   absl::InlinedVector<LeafSource, 8> leaves;
   ReduceOp op = ReduceOp::kSum;
   ReduceTarget target{};

@@ -32,8 +32,8 @@ absl::StatusOr<int> EngineCore::AddLane(std::string name, ProcessGroup group) {
                                                      " ranks is too large, at most ", WireDesk::kChannels - 1,
                                                      " are supported"));
   }
-  // Two counters a rank: all-to-all shows place and size of each part.
-  WEFT_RETURN_IF_ERROR(env_.node.OpenLane(index, 2 * group.size()));
+  // A counter a rank: how far its part has come, as far as this rank drives it.
+  WEFT_RETURN_IF_ERROR(env_.node.OpenLane(index, group.size()));
   lanes_.push_back(std::make_unique<Lane>(std::move(name), GroupPlacement(std::move(group), env_.nodes)));
   return index;
 }

@@ -62,7 +62,8 @@ std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, Collec
     case OpKind::kAllReduce:
       return MakeAllReduce(placement, std::move(plan));
     case OpKind::kAllToAll:
-      return MakeAllToAll(placement, std::move(plan));
+    case OpKind::kSendReceive:
+      return MakeAllToAll(std::move(plan));
     case OpKind::kAllGather:
     case OpKind::kBroadcast:
     case OpKind::kBarrier:

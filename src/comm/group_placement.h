@@ -28,6 +28,8 @@ class GroupPlacement {
   // places.
   const std::vector<int>& local_peers() const { return local_peers_; }
 
+  int IndexInNode(int member) const { return index_in_node_[static_cast<size_t>(member)]; }
+
   // Who on `node` deals with `member`'s part of the data, so that every rank of a node drives a share of its
   // traffic. On the member's own node, the member itself.
   int Agent(int node, int member) const;

@@ -28,12 +28,13 @@ std::string Describe(const OperationRecord& record) {
                       ToString(record.descriptor), "), ", ToAbsl(Name(record.State())));
 }
 
-absl::Status CountMismatch(const OperationRecord& record, int sender, int64_t count, int receiver,
-                           int64_t expected) {
-  return absl::FailedPreconditionError(absl::StrCat(
-      "lane ", record.lane_name, ": ", ToAbsl(Name(record.descriptor.kind)), ", sequence ",
-      record.descriptor.sequence, ": rank ", sender, " has ", count, " elements for rank ", receiver,
-      ", which expects ", expected, "; a receive count must equal the peer's send count"));
+absl::Status PartMismatch(const OperationRecord& record, int sender, const PartShape& part, int receiver,
+                          const PartShape& expected) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("lane ", record.lane_name, ": ", ToAbsl(Name(record.descriptor.kind)), ", sequence ",
+                   record.descriptor.sequence, ": rank ", sender, " has a part of shape ", ToString(part),
+                   " for rank ", receiver, ", which expects ", ToString(expected),
+                   "; what a rank receives must have the shape that its peer sends"));
 }
 
 }  // namespace weft

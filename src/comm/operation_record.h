@@ -13,6 +13,7 @@
 #include <absl/status/status.h>
 
 #include "src/comm/descriptor.h"
+#include "src/comm/part_shape.h"
 #include "weft/comm/types.h"
 
 namespace weft {
@@ -49,8 +50,8 @@ struct OperationRecord {
 std::string Describe(const OperationRecord& record);
 std::string_view Name(OperationState state);
 
-// `sender` has `count` elements for `receiver`, which expects another number of them.
-absl::Status CountMismatch(const OperationRecord& record, int sender, int64_t count, int receiver,
-                           int64_t expected);
+// `sender` has a part for `receiver`, which expects another shape.
+absl::Status PartMismatch(const OperationRecord& record, int sender, const PartShape& part, int receiver,
+                          const PartShape& expected);
 
 }  // namespace weft

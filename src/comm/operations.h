@@ -16,6 +16,6 @@ namespace weft {
 std::unique_ptr<Operation> MakeAllGather(const GroupPlacement& placement, CollectivePlan plan);
 std::unique_ptr<Operation> MakeReduceScatter(const GroupPlacement& placement, CollectivePlan plan);
 std::unique_ptr<Operation> MakeAllReduce(const GroupPlacement& placement, CollectivePlan plan);
-std::unique_ptr<Operation> MakeAllToAll(const GroupPlacement& placement, CollectivePlan plan);
+std::unique_ptr<Operation> MakeAllToAll(CollectivePlan plan);
 
 }  // namespace weft

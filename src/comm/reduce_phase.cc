@@ -155,9 +155,11 @@ void ReducePhase::PlanPartials(const OperationContext& context) {
       ReduceProgram program = BuildReduceProgram(
           subtree.lo, subtree.count, [&](int lo, int n) { return n == 1 ? lo - subtree.lo : -1; });
       ReduceTarget slot{nullptr, PartialDType(plan_.dtype)};
+      const Slicing slicing = SlicingOf(target);
       partials_.emplace_back(
-          channel, ReduceStream(SlicingOf(target), std::move(program), std::move(leaves), plan_.reduce, slot),
-          slots_);
+          channel,
+          std::make_unique<ReduceStream>(slicing, std::move(program), std::move(leaves), plan_.reduce, slot),
+          PartShape::Run(slicing.elements), slots_);
     }
   }
 }
@@ -181,7 +183,7 @@ absl::StatusOr<bool> ReducePhase::Step(OperationContext& context) {
   int64_t available = std::numeric_limits<int64_t>::max();
   for (const ReceiveStream& receive : receives_) available = std::min(available, receive.done());
   advanced |= reduce_->Step(context, available);
-  for (PartialStream& partial : partials_) {
+  for (MadeSendStream& partial : partials_) {
     WEFT_ASSIGN_OR_RETURN(const bool moved, partial.Step(context));
     advanced |= moved;
   }
@@ -195,7 +197,7 @@ absl::StatusOr<bool> ReducePhase::Step(OperationContext& context) {
 bool ReducePhase::drained() const {
   return complete() &&
          std::all_of(partials_.begin(), partials_.end(),
-                     [](const PartialStream& p) { return p.finished(); }) &&
+                     [](const MadeSendStream& p) { return p.finished(); }) &&
          std::all_of(raw_sends_.begin(), raw_sends_.end(), [](const SendStream& s) { return s.finished(); });
 }
 
@@ -203,7 +205,7 @@ void ReducePhase::AddAwaited(std::set<int>& ranks) const {
   for (const ReceiveStream& receive : receives_) {
     if (!receive.finished()) ranks.insert(receive.peer());
   }
-  for (const PartialStream& partial : partials_) {
+  for (const MadeSendStream& partial : partials_) {
     if (!partial.finished()) ranks.insert(partial.peer());
   }
   for (const SendStream& send : raw_sends_) {

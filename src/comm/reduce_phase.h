@@ -55,7 +55,7 @@ class ReducePhase {
   std::deque<ReceiveStream> receives_;  // One for each of their subtrees.
   std::optional<ReduceStream> reduce_;
   ScratchSlots slots_;
-  std::deque<PartialStream> partials_;
+  std::deque<MadeSendStream> partials_;
   std::deque<SendStream> raw_sends_;  // Partials of one rank: its input, as it is.
 };
 

@@ -18,13 +18,13 @@ DataTask NewTask(OperationContext& context, TaskOwner* owner, int64_t ticket) {
 
 // Slices that the receiver has asked for. `heard` becomes true with its first word.
 absl::StatusOr<int64_t> SlicesAskedFor(const OperationContext& context, const WireDesk::Channel& channel,
-                                       int64_t elements, bool& heard) {
+                                       const PartShape& part, bool& heard) {
   const std::optional<WireDesk::Credit> credit = context.wire.CreditOf(channel);
   if (!credit) return 0;
   heard = true;
-  if (credit->elements == elements) return credit->slices;
+  if (credit->part == part) return credit->slices;
   const int own_rank = context.placement.WorldRank(context.placement.me());
-  return CountMismatch(*context.record, own_rank, elements, channel.peer, credit->elements);
+  return PartMismatch(*context.record, own_rank, part, channel.peer, credit->part);
 }
 
 }  // namespace
@@ -53,6 +53,26 @@ bool CopyStream::Step(OperationContext& context, int64_t available) {
     task.target.nontemporal = nontemporal_;
     task.bytes = static_cast<size_t>(slicing_.Length(slice)) * source_.element_bytes;
     context.tasks.Push(std::move(task));
+    advanced = true;
+  }
+  return advanced;
+}
+
+void RangeStream::Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) {
+  DataTask task = NewTask(context, owner, slice);
+  task.range = &copy_;
+  task.leaves.push_back({source_.At(slicing_, slice), copy_.dtype()});
+  task.target.data = target;
+  task.first = slicing_.Begin(slice);
+  task.count = slicing_.Length(slice);
+  context.tasks.Push(std::move(task));
+}
+
+bool RangeStream::Step(OperationContext& context, int64_t available) {
+  bool advanced = false;
+  while (progress_.issued() < std::min(available, slicing_.slices()) &&
+         progress_.outstanding() < kPiecesInFlight) {
+    Issue(context, progress_.Issue(), target_, this);
     advanced = true;
   }
   return advanced;
@@ -90,8 +110,7 @@ absl::StatusOr<bool> ReceiveStream::Credit(OperationContext& context, int64_t co
   if (!context.wire.MayReceive(channel_.lane, phase_, context.priority, bytes, context.head)) return false;
   progress_.Issue();
   WEFT_RETURN_IF_ERROR(context.wire.Receive(channel_, phase_, context.priority, context.record->descriptor,
-                                            slicing_.elements, {slice, target_.At(slicing_, slice), bytes},
-                                            this));
+                                            part_, {slice, target_.At(slicing_, slice), bytes}, this));
   return true;
 }
 
@@ -114,7 +133,7 @@ absl::StatusOr<bool> ReceiveStream::Step(OperationContext& context, int64_t cons
 absl::StatusOr<bool> SendStream::Step(OperationContext& context, int64_t available) {
   if (heard_ && progress_.issued() == slicing_.slices()) return false;
   const bool knew = heard_;
-  WEFT_ASSIGN_OR_RETURN(const int64_t asked, SlicesAskedFor(context, channel_, slicing_.elements, heard_));
+  WEFT_ASSIGN_OR_RETURN(const int64_t asked, SlicesAskedFor(context, channel_, part_, heard_));
   const int64_t limit = std::min(available, asked);
   bool advanced = heard_ != knew;
   while (progress_.issued() < limit) {
@@ -137,36 +156,36 @@ absl::StatusOr<std::byte*> ScratchSlots::Take(BufferPool& pool) {
   return slot;
 }
 
-PartialStream::Slot* PartialStream::Find(int64_t slice) {
+MadeSendStream::Slot* MadeSendStream::Find(int64_t slice) {
   const auto it =
       std::find_if(held_.begin(), held_.end(), [&](const Slot& slot) { return slot.slice == slice; });
-  WEFT_CHECK(it != held_.end(), "a partial slice lost its scratch");
+  WEFT_CHECK(it != held_.end(), "a slice lost its scratch");
   return &*it;
 }
 
-absl::StatusOr<bool> PartialStream::Step(OperationContext& context) {
-  const Slicing& slicing = reduce_.slicing();
+absl::StatusOr<bool> MadeSendStream::Step(OperationContext& context) {
+  const Slicing& slicing = source_->slicing();
   const bool knew = heard_;
-  WEFT_ASSIGN_OR_RETURN(const int64_t asked, SlicesAskedFor(context, channel_, slicing.elements, heard_));
+  WEFT_ASSIGN_OR_RETURN(const int64_t asked, SlicesAskedFor(context, channel_, part_, heard_));
   bool advanced = heard_ != knew;
-  while (evaluated_.issued() < std::min(asked, slicing.slices())) {
+  while (made_.issued() < std::min(asked, slicing.slices())) {
     WEFT_ASSIGN_OR_RETURN(std::byte * slot, slots_.Take(context.scratch));
     if (slot == nullptr) break;
-    const int64_t slice = evaluated_.Issue();
+    const int64_t slice = made_.Issue();
     held_.push_back({slice, slot});
-    reduce_.Issue(context, slice, slot, this);
+    source_->Issue(context, slice, slot, this);
     advanced = true;
   }
-  while (sent_.issued() < evaluated_.done()) {
+  while (sent_.issued() < made_.done()) {
     const int64_t slice = sent_.Issue();
-    const size_t bytes = static_cast<size_t>(slicing.Length(slice)) * reduce_.target_element_bytes();
+    const size_t bytes = static_cast<size_t>(slicing.Length(slice)) * source_->target_element_bytes();
     WEFT_RETURN_IF_ERROR(context.wire.Send(channel_, slice, Find(slice)->memory, bytes, this));
     advanced = true;
   }
   return advanced;
 }
 
-void PartialStream::OnWireDone(int64_t slice) {
+void MadeSendStream::OnWireDone(int64_t slice) {
   Slot* slot = Find(slice);
   slots_.Return(slot->memory);
   *slot = held_.back();

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
@@ -47,6 +48,9 @@ inline constexpr int64_t kPiecesInFlight = 2;
 
 // Memory that is addressed by slice: the run itself, or a ring of a few slices.
 struct SliceMemory {
+  // A strided tensor, in which a RangeCopy finds its way from the first element.
+  static SliceMemory Strided(std::byte* base) { return {base, 0}; }
+
   std::byte* base = nullptr;
   size_t element_bytes = 1;
   int64_t ring_slices = 0;  // 0: the whole run.
@@ -77,8 +81,44 @@ class CopyStream final : public TaskOwner {
   PrefixCounter progress_;
 };
 
+// What makes slices on demand.
+class SliceSource {
+ public:
+  virtual ~SliceSource() = default;
+  virtual const Slicing& slicing() const = 0;
+  virtual size_t target_element_bytes() const = 0;
+  // One slice into memory of the caller's choice, whose end `owner` is told of.
+  virtual void Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) = 0;
+};
+
+// Copies between strided tensors of the node, or between one and slices that travel.
+class RangeStream final : public TaskOwner, public SliceSource {
+ public:
+  RangeStream(RangeCopy copy, int64_t slice_elements, SliceMemory source, std::byte* target)
+      : copy_(std::move(copy)),
+        slicing_{copy_.elements(), slice_elements},
+        source_(source),
+        target_(target) {}
+
+  // `available`: slices of the source that may be read.
+  bool Step(OperationContext& context, int64_t available);
+  void Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) override;
+  int64_t done() const { return progress_.done(); }
+  bool finished() const { return progress_.done() == slicing_.slices(); }
+  const Slicing& slicing() const override { return slicing_; }
+  size_t target_element_bytes() const override { return SizeOf(copy_.dtype()); }
+  void OnTaskDone(int64_t ticket) override { progress_.Finish(ticket); }
+
+ private:
+  RangeCopy copy_;
+  Slicing slicing_;
+  SliceMemory source_;
+  std::byte* target_;
+  PrefixCounter progress_;
+};
+
 // Evaluates a reduction program over leaves in memory.
-class ReduceStream final : public TaskOwner {
+class ReduceStream final : public TaskOwner, public SliceSource {
  public:
   struct Leaf {
     SliceMemory memory;
@@ -94,12 +134,11 @@ class ReduceStream final : public TaskOwner {
 
   // `available`: slices of all leaves that may be read.
   bool Step(OperationContext& context, int64_t available);
-  // One slice into memory of the caller's choice, whose end `owner` is told of.
-  void Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner);
+  void Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) override;
   int64_t done() const { return progress_.done(); }
   bool finished() const { return progress_.done() == slicing_.slices(); }
-  const Slicing& slicing() const { return slicing_; }
-  size_t target_element_bytes() const { return SizeOf(target_.dtype); }
+  const Slicing& slicing() const override { return slicing_; }
+  size_t target_element_bytes() const override { return SizeOf(target_.dtype); }
   void OnTaskDone(int64_t ticket) override { progress_.Finish(ticket); }
 
  private:
@@ -115,7 +154,10 @@ class ReduceStream final : public TaskOwner {
 class ReceiveStream final : public WireOwner {
  public:
   ReceiveStream(WireDesk::Channel channel, WirePhase phase, Slicing slicing, SliceMemory target)
-      : channel_(channel), phase_(phase), slicing_(slicing), target_(target) {}
+      : ReceiveStream(channel, phase, slicing, target, PartShape::Run(slicing.elements)) {}
+  ReceiveStream(WireDesk::Channel channel, WirePhase phase, Slicing slicing, SliceMemory target,
+                PartShape part)
+      : channel_(channel), phase_(phase), slicing_(slicing), target_(target), part_(part) {}
 
   // `consumed`: slices whose place in a ring may be overwritten.
   absl::StatusOr<bool> Step(OperationContext& context, int64_t consumed);
@@ -133,6 +175,7 @@ class ReceiveStream final : public WireOwner {
   WirePhase phase_;
   Slicing slicing_;
   SliceMemory target_;
+  PartShape part_;
   PrefixCounter progress_;
   bool spoken_ = false;
 };
@@ -147,7 +190,9 @@ class ReceiveStream final : public WireOwner {
 class SendStream final : public WireOwner {
  public:
   SendStream(WireDesk::Channel channel, Slicing slicing, SliceMemory source)
-      : channel_(channel), slicing_(slicing), source_(source) {}
+      : SendStream(channel, slicing, source, PartShape::Run(slicing.elements)) {}
+  SendStream(WireDesk::Channel channel, Slicing slicing, SliceMemory source, PartShape part)
+      : channel_(channel), slicing_(slicing), source_(source), part_(part) {}
 
   absl::StatusOr<bool> Step(OperationContext& context, int64_t available);
   bool finished() const { return heard_ && progress_.done() == slicing_.slices(); }
@@ -158,11 +203,12 @@ class SendStream final : public WireOwner {
   WireDesk::Channel channel_;
   Slicing slicing_;
   SliceMemory source_;
+  PartShape part_;
   PrefixCounter progress_;
   bool heard_ = false;
 };
 
-// Slots of scratch that the partials of one operation take turns in.
+// Slots of scratch that the slices which one operation makes for the wire take turns in.
 class ScratchSlots {
  public:
   // Memory for `count` slots of `bytes`, taken at first use.
@@ -178,17 +224,18 @@ class ScratchSlots {
   std::vector<std::byte*> free_;
 };
 
-// This node's partial of a reduction for a peer of another node: evaluated when a credit asks for it, then
-// sent.
-class PartialStream final : public TaskOwner, public WireOwner {
+// Slices for a peer of another node that do not lie anywhere yet (this node's partial of a reduction, a
+// tensor with gaps): made when a credit asks for them, then sent.
+class MadeSendStream final : public TaskOwner, public WireOwner {
  public:
-  PartialStream(WireDesk::Channel channel, ReduceStream reduce, ScratchSlots& slots)
-      : channel_(channel), reduce_(std::move(reduce)), slots_(slots) {}
+  MadeSendStream(WireDesk::Channel channel, std::unique_ptr<SliceSource> source, PartShape part,
+                 ScratchSlots& slots)
+      : channel_(channel), source_(std::move(source)), part_(part), slots_(slots) {}
 
   absl::StatusOr<bool> Step(OperationContext& context);
-  bool finished() const { return heard_ && sent_.done() == reduce_.slicing().slices(); }
+  bool finished() const { return heard_ && sent_.done() == source_->slicing().slices(); }
   int peer() const { return channel_.peer; }
-  void OnTaskDone(int64_t ticket) override { evaluated_.Finish(ticket); }
+  void OnTaskDone(int64_t ticket) override { made_.Finish(ticket); }
   void OnWireDone(int64_t slice) override;
 
  private:
@@ -199,10 +246,11 @@ class PartialStream final : public TaskOwner, public WireOwner {
   Slot* Find(int64_t slice);
 
   WireDesk::Channel channel_;
-  ReduceStream reduce_;
+  std::unique_ptr<SliceSource> source_;
+  PartShape part_;
   ScratchSlots& slots_;
   std::vector<Slot> held_;
-  PrefixCounter evaluated_;
+  PrefixCounter made_;
   PrefixCounter sent_;
   bool heard_ = false;
 };

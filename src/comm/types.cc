@@ -12,6 +12,8 @@ std::string_view Name(OpKind kind) {
       return "all_reduce";
     case OpKind::kAllToAll:
       return "all_to_all";
+    case OpKind::kSendReceive:
+      return "send_receive";
     case OpKind::kBroadcast:
       return "broadcast";
     case OpKind::kBarrier:

@@ -19,7 +19,7 @@ struct CreditNote {
   int32_t lane = 0;
   int32_t number = 0;
   int32_t slices = 0;
-  int64_t elements = 0;
+  PartShape part;
   Descriptor descriptor;
 };
 static_assert(std::is_trivially_copyable_v<CreditNote> && sizeof(CreditNote) <= WireLink::kMaxNoteBytes);
@@ -85,7 +85,7 @@ absl::Status WireDesk::TakeNote(const WireLink::Note& note) {
   const uint64_t sequence = credit.descriptor.sequence;
   Credit& known_credit = credits_[Key{credit.lane, sequence, note.peer, credit.number}];
   known_credit.slices += credit.slices;
-  known_credit.elements = credit.elements;
+  known_credit.part = credit.part;
   std::vector<Notice>& notices = notices_[{credit.lane, sequence}];
   const bool known =
       std::any_of(notices.begin(), notices.end(), [&](const Notice& n) { return n.peer == note.peer; });
@@ -131,7 +131,7 @@ bool WireDesk::MayReceive(int lane, WirePhase phase, Priority priority, size_t b
 void WireDesk::Want(Priority priority) { wanted_now_ = std::min(wanted_now_, priority); }
 
 absl::Status WireDesk::Receive(const Channel& channel, WirePhase phase, Priority priority,
-                               const Descriptor& descriptor, int64_t elements, Slice slice,
+                               const Descriptor& descriptor, const PartShape& part, Slice slice,
                                WireOwner* owner) {
   WEFT_ASSIGN_OR_RETURN(const WireLink::RequestId request,
                         link_.Receive(channel.peer, TagOf(channel), slice.target, slice.bytes));
@@ -144,20 +144,20 @@ absl::Status WireDesk::Receive(const Channel& channel, WirePhase phase, Priority
   }
   UnderWay(channel.lane, phase) += static_cast<int64_t>(slice.bytes);
   bytes_by_priority_[static_cast<size_t>(priority)] += static_cast<int64_t>(slice.bytes);
-  return SendCredit(channel, descriptor, elements, 1);
+  return SendCredit(channel, descriptor, part, 1);
 }
 
 absl::Status WireDesk::ExpectNothing(const Channel& channel, const Descriptor& descriptor) {
-  return SendCredit(channel, descriptor, 0, 0);
+  return SendCredit(channel, descriptor, {}, 0);
 }
 
-absl::Status WireDesk::SendCredit(const Channel& channel, const Descriptor& descriptor, int64_t elements,
+absl::Status WireDesk::SendCredit(const Channel& channel, const Descriptor& descriptor, const PartShape& part,
                                   int32_t slices) {
   CreditNote note;
   note.lane = channel.lane;
   note.number = channel.number;
   note.slices = slices;
-  note.elements = elements;
+  note.part = part;
   note.descriptor = descriptor;
   return link_.SendNote(channel.peer, {reinterpret_cast<const char*>(&note), sizeof(note)});
 }

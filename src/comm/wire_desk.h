@@ -35,6 +35,7 @@
 
 #include "src/comm/descriptor.h"
 #include "src/comm/node_link.h"
+#include "src/comm/part_shape.h"
 #include "weft/comm/comm_engine.h"
 #include "weft/comm/types.h"
 #include "weft/mesh/wire_link.h"
@@ -76,9 +77,9 @@ class WireDesk {
     std::byte* target;
     size_t bytes;
   };
-  // `elements`: of the whole stream, which the sender holds against its own count.
+  // `part`: the shape of the whole stream, which the sender holds against its own.
   absl::Status Receive(const Channel& channel, WirePhase phase, Priority priority,
-                       const Descriptor& descriptor, int64_t elements, Slice slice, WireOwner* owner);
+                       const Descriptor& descriptor, const PartShape& part, Slice slice, WireOwner* owner);
   // Tells a peer that nothing is expected of it on this channel.
   absl::Status ExpectNothing(const Channel& channel, const Descriptor& descriptor);
   // Says that something of this priority would like to receive; counts until the next turn is over.
@@ -86,8 +87,8 @@ class WireDesk {
 
   // Sender's side: what the receiver has said of a channel so far; nothing if it has not said a word.
   struct Credit {
-    int64_t slices = 0;    // That may be sent.
-    int64_t elements = 0;  // That it expects of the whole stream.
+    int64_t slices = 0;  // That may be sent.
+    PartShape part;      // What it expects of the whole stream.
   };
   std::optional<Credit> CreditOf(const Channel& channel) const;
   absl::Status Send(const Channel& channel, int64_t slice, const std::byte* source, size_t bytes,
@@ -152,7 +153,7 @@ class WireDesk {
   int64_t yielded_bytes_ = 0;
   Priority wanted_now_ = Priority::kBulk;   // Highest of this turn so far,
   Priority wanted_last_ = Priority::kBulk;  // and of the last whole turn.
-  absl::Status SendCredit(const Channel& channel, const Descriptor& descriptor, int64_t elements,
+  absl::Status SendCredit(const Channel& channel, const Descriptor& descriptor, const PartShape& part,
                           int32_t slices);
   absl::flat_hash_map<Key, Credit> credits_;
   absl::flat_hash_map<std::pair<int, uint64_t>, std::vector<Notice>> notices_;

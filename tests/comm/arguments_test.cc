@@ -67,6 +67,31 @@ TEST_F(Arguments, CountsMustNotBeNegative) {
                 HasSubstr("negative"));
 }
 
+TEST_F(Arguments, PartsMustBeTensorsThatCanTravel) {
+  const TensorView good = TensorView::Contiguous(memory(), DType::kF32, {2, 3});
+  const auto refused = [&](const TensorView& send, const TensorView& receive, const std::string& text) {
+    ExpectRefused(engine().AllToAll(lane(), {send}, {receive}, DType::kF32), HasSubstr(text));
+    if (send.dtype == receive.dtype) {
+      ExpectRefused(engine().SendReceive(lane(), send, 0, receive, 0), HasSubstr("send_receive"));
+    }
+  };
+  refused(TensorView::Contiguous(memory(), DType::kF32, {1, 1, 1, 1, 1, 1}), good,
+          "all_to_all, send to rank 0: a part of 6 dims, at most 5");
+  refused(good, TensorView::Contiguous(nullptr, DType::kF32, {2, 3}), "receive from rank 0: no memory for");
+  refused(good, TensorView::Contiguous(memory(), DType::kF32, {3, 2}), "a part of shape [2, 3] for itself");
+  refused(good, {memory(), DType::kF32, {2, 3}, {0, 1}}, "receive from rank 0: dim 0 has stride 0");
+  refused(good, TensorView::Contiguous(memory(), DType::kBF16, {2, 3}),
+          "a part in bf16, the exchange is in f32");
+  refused(good, TensorView::Contiguous(memory(), DType::kF32, {2, -3}), "negative size");
+  ExpectRefused(engine().AllToAll(lane(), {good, good}, {good}, DType::kF32),
+                HasSubstr("all_to_all, send: 2 parts for a group of 1 ranks"));
+  ExpectRefused(engine().AllToAll(lane(), {good}, {}, DType::kF32),
+                HasSubstr("all_to_all, receive: 0 parts for a group of 1 ranks"));
+  ExpectRefused(engine().SendReceive(lane(), good, 1, good, 0),
+                HasSubstr("send_receive: 1 is not a rank of group world of 1"));
+  ExpectRefused(engine().SendReceive(lane(), good, 0, good, -1), HasSubstr("-1 is not a rank"));
+}
+
 TEST_F(Arguments, AllToAllNeedsBothLists) {
   const std::vector<int64_t> one = {1};
   ExpectRefused(engine().AllToAll(lane(), memory(), {}, memory(), one, DType::kF32),

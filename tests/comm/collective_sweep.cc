@@ -1,10 +1,15 @@
 #include "tests/comm/collective_sweep.h"
 
 #include <algorithm>
+#include <random>
+#include <utility>
 
 #include <absl/functional/function_ref.h>
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
+
+#include "tests/comm/strided_parts.h"
+#include "tests/support/status_matchers.h"
 
 namespace weft::testing {
 namespace {
@@ -180,6 +185,66 @@ absl::Status SweepAllToAll(EngineFixture& fixture, const SweepOptions& options) 
         WEFT_RETURN_IF_ERROR(work.WaitReleased());
       }
     }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SweepStridedAllToAll(EngineFixture& fixture, const SweepOptions& options) {
+  const int ranks = fixture.engine->group(fixture.lane).size();
+  const int me = fixture.engine->group(fixture.lane).group_rank;
+  std::mt19937_64 random(static_cast<uint64_t>(me));
+  constexpr uint64_t kExchanges = 12;
+  for (uint64_t seed = 0; seed < kExchanges; ++seed) {
+    const DType dtype = options.dtypes[seed % options.dtypes.size()];
+    const bool node_memory = seed % 4 != 3;
+    SCOPED_TRACE(absl::StrCat("exchange ", seed, ", ", node_memory ? "node" : "own", " memory"));
+    std::vector<StridedPart> sent, received;
+    std::vector<TensorView> sends, receives;
+    for (int rank = 0; rank < ranks; ++rank) {
+      WEFT_ASSIGN_OR_RETURN(StridedPart out, StridedPart::Make(*fixture.pool, node_memory, dtype,
+                                                               DrawPartShape(seed, me, rank), random));
+      WEFT_ASSIGN_OR_RETURN(StridedPart in, StridedPart::Make(*fixture.pool, node_memory, dtype,
+                                                              DrawPartShape(seed, rank, me), random));
+      out.Fill(me, rank);
+      // An empty part may also be left undefined.
+      sends.push_back(out.view().elements() == 0 && seed % 2 == 0 ? TensorView() : out.view());
+      receives.push_back(in.view());
+      sent.push_back(std::move(out));
+      received.push_back(std::move(in));
+    }
+    Work work = fixture.engine->AllToAll(fixture.lane, sends, receives, dtype);
+    WEFT_RETURN_IF_ERROR(work.Wait());
+    for (int rank = 0; rank < ranks; ++rank) {
+      EXPECT_OK(received[static_cast<size_t>(rank)].Check(rank, me));
+    }
+    WEFT_RETURN_IF_ERROR(work.WaitReleased());
+    for (int rank = 0; rank < ranks; ++rank) EXPECT_OK(sent[static_cast<size_t>(rank)].Check(me, rank));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status SweepSendReceive(EngineFixture& fixture, const SweepOptions& options) {
+  const int ranks = fixture.engine->group(fixture.lane).size();
+  const int me = fixture.engine->group(fixture.lane).group_rank;
+  std::mt19937_64 random(static_cast<uint64_t>(me));
+  const auto exchange = [&](uint64_t seed, int to, int from) -> absl::Status {
+    SCOPED_TRACE(absl::StrCat("exchange ", seed, ", to ", to, ", from ", from));
+    const DType dtype = options.dtypes[seed % options.dtypes.size()];
+    const bool node_memory = seed % 3 != 2;
+    WEFT_ASSIGN_OR_RETURN(StridedPart out, StridedPart::Make(*fixture.pool, node_memory, dtype,
+                                                             DrawPartShape(seed, me, to), random));
+    WEFT_ASSIGN_OR_RETURN(StridedPart in, StridedPart::Make(*fixture.pool, node_memory, dtype,
+                                                            DrawPartShape(seed, from, me), random));
+    out.Fill(me, to);
+    Work work = fixture.engine->SendReceive(fixture.lane, out.view(), to, in.view(), from);
+    WEFT_RETURN_IF_ERROR(work.Wait());
+    EXPECT_OK(in.Check(from, me));
+    return work.WaitReleased();
+  };
+  uint64_t seed = 100;
+  for (int shift = 0; shift < ranks; ++shift) {
+    WEFT_RETURN_IF_ERROR(exchange(seed++, (me + shift) % ranks, (me + ranks - shift) % ranks));
+    WEFT_RETURN_IF_ERROR(exchange(seed++, ranks - 1 - me, ranks - 1 - me));
   }
   return absl::OkStatus();
 }

@@ -18,6 +18,9 @@ absl::Status SweepAllGather(EngineFixture& fixture, const SweepOptions& options)
 absl::Status SweepReduceScatter(EngineFixture& fixture, const SweepOptions& options);
 absl::Status SweepAllReduce(EngineFixture& fixture, const SweepOptions& options);
 absl::Status SweepAllToAll(EngineFixture& fixture, const SweepOptions& options);
+// Strided parts of all shapes, in layouts of each rank's own.
+absl::Status SweepStridedAllToAll(EngineFixture& fixture, const SweepOptions& options);
+absl::Status SweepSendReceive(EngineFixture& fixture, const SweepOptions& options);
 absl::Status SweepBroadcast(EngineFixture& fixture, const SweepOptions& options);
 
 }  // namespace weft::testing

@@ -28,6 +28,8 @@ TEST_P(Collectives, AllGatherBringsEveryPartToEveryRank) { Run(SweepAllGather); 
 TEST_P(Collectives, ReduceScatterReducesEachPartAtItsOwner) { Run(SweepReduceScatter); }
 TEST_P(Collectives, AllReduceGivesEveryRankTheReduction) { Run(SweepAllReduce); }
 TEST_P(Collectives, AllToAllExchangesUnevenAndEmptyParts) { Run(SweepAllToAll); }
+TEST_P(Collectives, AllToAllExchangesStridedTensorsOfAnyShape) { Run(SweepStridedAllToAll); }
+TEST_P(Collectives, SendReceiveShiftsAroundTheRingAndBetweenPairs) { Run(SweepSendReceive); }
 TEST_P(Collectives, BroadcastCopiesTheRootAndBarrierMeets) { Run(SweepBroadcast); }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, ::testing::Values(1, 2, 3, 4, 7));

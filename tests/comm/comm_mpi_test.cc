@@ -32,6 +32,8 @@ TEST_F(CommMpi, AllGatherBringsEveryPartToEveryRank) { EXPECT_OK(SweepAllGather(
 TEST_F(CommMpi, ReduceScatterReducesEachPartAtItsOwner) { EXPECT_OK(SweepReduceScatter(fixture_, {})); }
 TEST_F(CommMpi, AllReduceGivesEveryRankTheReduction) { EXPECT_OK(SweepAllReduce(fixture_, {})); }
 TEST_F(CommMpi, AllToAllExchangesUnevenAndEmptyParts) { EXPECT_OK(SweepAllToAll(fixture_, {})); }
+TEST_F(CommMpi, AllToAllExchangesStridedTensorsOfAnyShape) { EXPECT_OK(SweepStridedAllToAll(fixture_, {})); }
+TEST_F(CommMpi, SendReceiveShiftsAroundTheRingAndBetweenPairs) { EXPECT_OK(SweepSendReceive(fixture_, {})); }
 TEST_F(CommMpi, BroadcastCopiesTheRootAndBarrierMeets) { EXPECT_OK(SweepBroadcast(fixture_, {})); }
 
 TEST_F(CommMpi, ReductionsKeepTheCanonicalOrder) {

@@ -129,7 +129,7 @@ TEST(Counters, MemoryThatPeersCannotReadIsCopied) {
   Expect(kOneNode, LanePurpose::kAllGather, false, AllGather, kAG, {{0, 0, 0, 0}, 3 * b, b});
   Expect(kOneNode, LanePurpose::kReduceScatter, false, ReduceScatter, kRS, {{0, 0, 0, 0}, 3 * b, 4 * b});
   Expect(kOneNode, LanePurpose::kAllReduce, false, AllReduce, kAR, {{0, 0, 0, 0}, 6 * r, 8 * r});
-  Expect(kOneNode, LanePurpose::kContext, false, AllToAll, kCP, {{0, 0, 0, 0}, 3 * b, 4 * b});
+  Expect(kOneNode, LanePurpose::kContext, false, AllToAll, kCP, {{0, 0, 0, 0}, 3 * b, 3 * b});
   // An output that a rank's agent receives for its node is read by peers, too.
   Expect(kTwoNodes, LanePurpose::kAllGather, false, AllGather, kAG, {{b, b, b, b}, 3 * b, 5 * b});
   // Without peers on its node a rank copies nothing.
@@ -137,6 +137,39 @@ TEST(Counters, MemoryThatPeersCannotReadIsCopied) {
          {{3 * b, 3 * b, 3 * b, 3 * b}, 3 * b, 0});
   Expect(kFourNodes, LanePurpose::kAllReduce, false, AllReduce, kAR,
          {{6 * r, 6 * r, 6 * r, 6 * r}, 6 * r, 0});
+}
+
+// Every second element, on both sides.
+Work SparseAllToAll(EngineFixture& f, TestBuffer& input, TestBuffer& output) {
+  std::vector<TensorView> sends, receives;
+  for (int64_t rank = 0; rank < f.engine->group(f.lane).size(); ++rank) {
+    sends.push_back({input.At(rank * kPart), DType::kF32, {kPart / 2}, {2}});
+    receives.push_back({output.At(rank * kPart), DType::kF32, {kPart / 2}, {2}});
+  }
+  return f.engine->AllToAll(f.lane, sends, receives, DType::kF32);
+}
+
+TEST(Counters, PartsWithGapsArePackedForTheWireAlone) {
+  const int64_t b = kPartBytes / 2;
+  const auto purpose = LanePurpose::kContext;
+  Expect(kOneNode, purpose, true, SparseAllToAll, kCP, {{0, 0, 0, 0}, 3 * b, 0});
+  // Packed here, and unpacked what comes.
+  Expect(kTwoNodes, purpose, true, SparseAllToAll, kCP, {{2 * b, 2 * b, 2 * b, 2 * b}, 3 * b, 2 * 2 * b});
+  // For peers of the node, a part that they cannot read is packed as well.
+  Expect(kOneNode, purpose, false, SparseAllToAll, kCP, {{0, 0, 0, 0}, 3 * b, 3 * b});
+}
+
+TEST(Counters, SendReceiveBringsOnePart) {
+  const auto shift = [](EngineFixture& f, TestBuffer& input, TestBuffer& output) {
+    const ProcessGroup& group = f.engine->group(f.lane);
+    const int to = (group.group_rank + 1) % group.size();
+    const int from = (group.group_rank + group.size() - 1) % group.size();
+    return f.engine->SendReceive(f.lane, TensorView::Contiguous(input.data(), DType::kF32, {kPart}), to,
+                                 TensorView::Contiguous(output.data(), DType::kF32, {kPart}), from);
+  };
+  const int64_t b = kPartBytes;
+  Expect(kOneNode, LanePurpose::kContext, true, shift, kCP, {{0, 0, 0, 0}, b, 0});
+  Expect(kTwoNodes, LanePurpose::kContext, true, shift, kCP, {{0, b, 0, b}, b, 0});
 }
 
 TEST(Counters, PartialsOfHalfPrecisionTravelWide) {

@@ -193,8 +193,8 @@ TEST(Mismatch, OfAllToAllCountsIsAnErrorOnBothRanks) {
           absl::Status status = work.Wait();
           if (status.ok()) status = work.WaitReleased();
           const auto expected =
-              Refusal(AllOf(HasSubstr(absl::StrCat("rank ", from, " has ", d.sent, " elements")),
-                            HasSubstr(absl::StrCat("rank ", to, ", which expects ", d.expected))));
+              Refusal(AllOf(HasSubstr(absl::StrCat("rank ", from, " has a part of shape [", d.sent, "]")),
+                            HasSubstr(absl::StrCat("rank ", to, ", which expects [", d.expected, "]"))));
           // Who expects nothing may be through, too, before the sender finds out.
           const bool affected = bootstrap.rank() == from || (bootstrap.rank() == to && d.expected > 0);
           if (affected || !status.ok()) {
@@ -208,6 +208,28 @@ TEST(Mismatch, OfAllToAllCountsIsAnErrorOnBothRanks) {
       }
     }
     return absl::OkStatus();
+  });
+}
+
+// As many elements in another shape would arrive, in the wrong places.
+TEST(Mismatch, OfTheShapesOfPartsIsAnErrorOnEveryRank) {
+  EngineOptions options;
+  options.timeout = absl::Seconds(120);
+  RunRanksOnEveryNodeMap(2, [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kF32, kRoom));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, true, DType::kF32, kRoom));
+    const int peer = 1 - bootstrap.rank();
+    const Shape sent = {2, 3, 4};
+    const Shape expected = bootstrap.rank() == 0 ? Shape{3, 2, 4} : sent;
+    Work work =
+        fixture.engine->SendReceive(fixture.lane, TensorView::Contiguous(input.data(), DType::kF32, sent),
+                                    peer, TensorView::Contiguous(output.data(), DType::kF32, expected), peer);
+    absl::Status status = work.Wait();
+    if (status.ok()) status = work.WaitReleased();
+    EXPECT_THAT(status, Refusal(AllOf(HasSubstr("rank 1 has a part of shape [2, 3, 4] for rank 0"),
+                                      HasSubstr("which expects [3, 2, 4]"))));
+    return Meet(bootstrap);
   });
 }
 

@@ -43,7 +43,7 @@ class WireDeskTest : public ::testing::Test {
   }
   void Receive(Priority priority, int lane = kLane, WirePhase phase = WirePhase::kGather) {
     const int64_t slice = next_slice_++;
-    EXPECT_OK(desk_.Receive(ChannelOf(lane), phase, priority, descriptor_, 10,
+    EXPECT_OK(desk_.Receive(ChannelOf(lane), phase, priority, descriptor_, PartShape::Run(10),
                             {slice, memory_.data(), kSlice}, &owner_));
   }
   bool Poll() {
@@ -142,7 +142,7 @@ TEST_F(WireDeskTest, CreditsAddUpAtTheSender) {
   const auto credit = sender.CreditOf(ChannelOf(kLane, 0));
   ASSERT_TRUE(credit);
   EXPECT_EQ(credit->slices, 2);
-  EXPECT_EQ(credit->elements, 10);
+  EXPECT_EQ(credit->part, PartShape::Run(10));
   EXPECT_FALSE(sender.CreditOf(ChannelOf(kLane, 0, 2))) << "of another channel";
 
   EXPECT_OK(sender.Send(ChannelOf(kLane, 0), 0, memory_.data(), kSlice, &owner_));
@@ -168,7 +168,7 @@ TEST_F(WireDeskTest, ExpectingNothingIsHeard) {
   const auto credit = sender.CreditOf(ChannelOf(kLane, 0));
   ASSERT_TRUE(credit);
   EXPECT_EQ(credit->slices, 0);
-  EXPECT_EQ(credit->elements, 0);
+  EXPECT_EQ(credit->part, PartShape());
 }
 
 TEST_F(WireDeskTest, CreditsShowWhoRunsSomethingElse) {

@@ -26,6 +26,7 @@
 
 #include "weft/comm/types.h"
 #include "weft/comm/work.h"
+#include "weft/core/tensor_view.h"
 #include "weft/memory/node_heap.h"
 #include "weft/mesh/bootstrap.h"
 #include "weft/mesh/process_group.h"
@@ -58,9 +59,11 @@ struct EngineCounters {
   int64_t all_reduce_bytes = 0;
   int64_t context_bytes = 0;
   int64_t control_bytes = 0;
-  int64_t wire_bytes = 0;    // Handed to the link between nodes by this rank.
-  int64_t copied_bytes = 0;  // Staged or converted by the engine; 0 where every buffer is in node memory.
-  int64_t operations = 0;    // Finished.
+  int64_t wire_bytes = 0;  // Handed to the link between nodes by this rank.
+  // Staged or converted by the engine; 0 where every buffer is in node memory, and what travels between nodes
+  // is contiguous.
+  int64_t copied_bytes = 0;
+  int64_t operations = 0;  // Finished.
   // Most that was under way of what had been asked of other nodes while a more urgent lane wanted the wire.
   // At most the larger of yield_window_bytes and a slice, and a slice for each phase (two) of each lane.
   int64_t yielded_peak_bytes = 0;
@@ -100,12 +103,25 @@ class CommEngine {
   Work AllReduce(LaneId lane, const void* input, void* output, DType dtype, int64_t count, ReduceOp op,
                  OpOptions options = {}, const Work* after = nullptr);
 
-  // Part j of the input goes to rank j; part i of the output comes from rank i. Each list has a
-  // count for every rank; a receive count must equal that peer's send count. Input and output must not
-  // overlap.
+  // Part j of `sends` goes to rank j, part i of `receives` comes from rank i. Parts are strided views of up
+  // to five dims; what a rank receives must have the shape that its peer sends, and an undefined or empty
+  // view is an empty part. Sends may overlap each other, receives neither each other nor sends.
+  //
+  // Within a node a part is read where it lies, in one strided copy; one outside node memory is packed into
+  // it first. Between nodes parts travel in slices, which are packed and unpacked where a part is not one
+  // contiguous run. Both counts as copied.
+  Work AllToAll(LaneId lane, absl::Span<const TensorView> sends, absl::Span<const TensorView> receives,
+                DType dtype, OpOptions options = {}, const Work* after = nullptr);
+
+  // The same of contiguous parts end to end: a count for every rank in each list.
   Work AllToAll(LaneId lane, const void* input, absl::Span<const int64_t> send_counts, void* output,
                 absl::Span<const int64_t> receive_counts, DType dtype, OpOptions options = {},
                 const Work* after = nullptr);
+
+  // One part to group rank `to`, one from group rank `from`: a ring's shift, an exchange of pairs. What
+  // AllToAll does where all other parts are empty; every rank of the group submits it.
+  Work SendReceive(LaneId lane, const TensorView& send, int to, const TensorView& receive, int from,
+                   OpOptions options = {}, const Work* after = nullptr);
 
   // The root's buffer on every rank. `root` is a group rank.
   Work Broadcast(LaneId lane, void* buffer, DType dtype, int64_t count, int root, OpOptions options = {},
@@ -138,6 +154,9 @@ class CommEngine {
   explicit CommEngine(std::unique_ptr<Impl> impl);
   template <typename Build>
   Work SubmitChecked(LaneId lane, OpOptions options, const Work* after, const Build& build);
+  template <typename Parts>
+  Work SubmitExchange(LaneId lane, OpKind kind, DType dtype, OpOptions options, const Work* after,
+                      const Parts& parts);
   std::unique_ptr<Impl> impl_;
 };
 

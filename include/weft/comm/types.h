@@ -9,7 +9,15 @@
 
 namespace weft {
 
-enum class OpKind : uint8_t { kAllGather, kReduceScatter, kAllReduce, kAllToAll, kBroadcast, kBarrier };
+enum class OpKind : uint8_t {
+  kAllGather,
+  kReduceScatter,
+  kAllReduce,
+  kAllToAll,
+  kSendReceive,
+  kBroadcast,
+  kBarrier
+};
 // kAverage multiplies the fp32 sum by 1/size of the group before the one rounding; not for integers.
 enum class ReduceOp : uint8_t { kSum, kAverage, kMax };
 
