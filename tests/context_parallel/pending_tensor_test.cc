@@ -81,6 +81,24 @@ TEST(PendingTensor, WaitsForTheLastOfAChain) {
   });
 }
 
+TEST(PendingTensor, IsFinishedOnceByTheFirstWait) {
+  PendingTensor pending(Tensor::Zeros(DType::kF32, {3}));
+  EXPECT_FALSE(pending.finishes());
+  int calls = 0;
+  pending.FinishWith([&](const Tensor& brought) -> absl::StatusOr<Tensor> {
+    ++calls;
+    return Tensor::Zeros(DType::kF32, {brought.elements() + 1});
+  });
+  PendingTensor moved = std::move(pending);
+  EXPECT_TRUE(moved.finishes());
+  for (int wait = 0; wait < 2; ++wait) {
+    ASSERT_OK_AND_ASSIGN(const Tensor finished, moved.Wait());
+    EXPECT_EQ(finished.elements(), 4);
+  }
+  EXPECT_EQ(moved.result().elements(), 4);
+  EXPECT_EQ(calls, 1);
+}
+
 TEST(PendingTensor, SaysWhatBecameOfItsCollective) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));

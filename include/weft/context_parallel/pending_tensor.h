@@ -9,6 +9,7 @@
 //   deadline), unless they have failed; whoever does not want to wait for slower peers keeps it for longer.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include <absl/status/statusor.h>
@@ -31,6 +32,12 @@ class PendingTensor {
   // A further collective, submitted `after` work(), has `result`; what there was is its input.
   void Follow(Tensor result, Work work);
 
+  // What is left to do here when the collectives have brought their result: sums, conversions. Done by the
+  // first Wait, and what it returns is the result from then on. No collective may follow.
+  using Finish = std::function<absl::StatusOr<Tensor>(const Tensor& brought)>;
+  void FinishWith(Finish finish);
+  bool finishes() const { return finish_ != nullptr; }
+
   bool valid() const { return result_.defined(); }
   // Its memory; the contents are valid after Wait.
   const Tensor& result() const { return result_; }
@@ -44,6 +51,7 @@ class PendingTensor {
   // it.
   Tensor result_;
   std::vector<Tensor> kept_;
+  Finish finish_;
   std::vector<Work> works_;  // In the order of submission; each comes after the one before.
 };
 
