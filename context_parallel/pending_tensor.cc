@@ -16,7 +16,7 @@ PendingTensor::PendingTensor(Tensor result, Work work, std::vector<Tensor> kept)
 PendingTensor::PendingTensor(PendingTensor&& other) noexcept
     : result_(std::exchange(other.result_, {})),
       kept_(std::move(other.kept_)),
-      finish_(std::exchange(other.finish_, nullptr)),
+      finishes_(std::move(other.finishes_)),
       works_(std::move(other.works_)) {}
 
 // The works must be over before the memory that they use is replaced.
@@ -24,7 +24,7 @@ PendingTensor& PendingTensor::operator=(PendingTensor&& other) noexcept {
   if (this == &other) return *this;
   works_ = std::move(other.works_);
   kept_ = std::move(other.kept_);
-  finish_ = std::exchange(other.finish_, nullptr);
+  finishes_ = std::move(other.finishes_);
   result_ = std::exchange(other.result_, {});
   return *this;
 }
@@ -35,18 +35,14 @@ void PendingTensor::Follow(Tensor result, Work work) {
   works_.push_back(std::move(work));
 }
 
-void PendingTensor::FinishWith(Finish finish) {
-  WEFT_CHECK(!finishes(), "a pending tensor that is finished twice");
-  finish_ = std::move(finish);
-}
+void PendingTensor::FinishWith(Finish finish) { finishes_.push_back(std::move(finish)); }
 
 absl::StatusOr<Tensor> PendingTensor::Wait() {
   WEFT_CHECK(valid(), "wait for a tensor that nobody brings");
   if (!works_.empty()) WEFT_RETURN_IF_ERROR(works_.back().Wait());
-  if (finishes()) {
-    WEFT_ASSIGN_OR_RETURN(Tensor finished, finish_(result_));
+  for (const Finish& finish : std::exchange(finishes_, {})) {
+    WEFT_ASSIGN_OR_RETURN(Tensor finished, finish(result_));
     kept_.push_back(std::exchange(result_, std::move(finished)));
-    finish_ = nullptr;
   }
   return result_;
 }

@@ -143,14 +143,7 @@ std::shared_ptr<const SequenceParts> SequenceLayout::Parts(int own) const {
   return std::make_shared<SequenceParts>(SequenceParts{runs_, own});
 }
 
-std::vector<int64_t> SequenceLayout::PositionIds(int rank) const {
-  std::vector<int64_t> ids;
-  ids.reserve(static_cast<size_t>(TokensOf(rank)));
-  for (const TokenRun& run : RunsOf(rank)) {
-    for (int64_t i = 0; i < run.count; ++i) ids.push_back(run.position + i);
-  }
-  return ids;
-}
+std::vector<int64_t> SequenceLayout::PositionIds(int rank) const { return Positions(RunsOf(rank)); }
 
 SequenceLayout::Place SequenceLayout::PlaceOf(int64_t token) const {
   WEFT_CHECK(token >= 0 && token < tokens_, "a token outside its sequence");

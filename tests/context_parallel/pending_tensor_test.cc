@@ -89,13 +89,16 @@ TEST(PendingTensor, IsFinishedOnceByTheFirstWait) {
     ++calls;
     return Tensor::Zeros(DType::kF32, {brought.elements() + 1});
   });
+  pending.FinishWith([&](const Tensor& finished) -> absl::StatusOr<Tensor> {
+    return Tensor::Zeros(DType::kF32, {2 * finished.elements()});
+  });
   PendingTensor moved = std::move(pending);
   EXPECT_TRUE(moved.finishes());
   for (int wait = 0; wait < 2; ++wait) {
     ASSERT_OK_AND_ASSIGN(const Tensor finished, moved.Wait());
-    EXPECT_EQ(finished.elements(), 4);
+    EXPECT_EQ(finished.elements(), 8);
   }
-  EXPECT_EQ(moved.result().elements(), 4);
+  EXPECT_EQ(moved.result().elements(), 8);
   EXPECT_EQ(calls, 1);
 }
 

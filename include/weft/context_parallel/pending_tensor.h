@@ -33,10 +33,10 @@ class PendingTensor {
   void Follow(Tensor result, Work work);
 
   // What is left to do here when the collectives have brought their result: sums, conversions. Done by the
-  // first Wait, and what it returns is the result from then on. No collective may follow.
+  // first Wait, in the order given, and what it returns is the result from then on. No collective may follow.
   using Finish = std::function<absl::StatusOr<Tensor>(const Tensor& brought)>;
   void FinishWith(Finish finish);
-  bool finishes() const { return finish_ != nullptr; }
+  bool finishes() const { return !finishes_.empty(); }
 
   bool valid() const { return result_.defined(); }
   // Its memory; the contents are valid after Wait.
@@ -51,7 +51,7 @@ class PendingTensor {
   // it.
   Tensor result_;
   std::vector<Tensor> kept_;
-  Finish finish_;
+  std::vector<Finish> finishes_;
   std::vector<Work> works_;  // In the order of submission; each comes after the one before.
 };
 

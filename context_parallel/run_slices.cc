@@ -1,0 +1,42 @@
+#include "context_parallel/run_slices.h"
+
+#include <algorithm>
+
+namespace weft {
+
+TokenRuns SliceRuns(const TokenRuns& runs, int64_t begin, int64_t count) {
+  TokenRuns slice;
+  int64_t start = 0;
+  for (const TokenRun& run : runs) {
+    const int64_t first = std::max(begin, start);
+    const int64_t end = std::min(begin + count, start + run.count);
+    if (first < end) slice.push_back({run.document, run.position + first - start, end - first});
+    start += run.count;
+  }
+  return slice;
+}
+
+TokenRange SeeingQueries(const AttentionMask& mask, const TokenRuns& queries, const TokenRuns& keys) {
+  TokenRange seeing;
+  int64_t start = 0;
+  for (const TokenRun& run : queries) {
+    if (VisiblePairs(mask, {run}, keys) > 0) {
+      if (seeing.count == 0) seeing.begin = start;
+      seeing.count = start + run.count - seeing.begin;
+    }
+    start += run.count;
+  }
+  return seeing;
+}
+
+SequenceParts OuterParts(const SequenceParts& sequence, int inner) {
+  SequenceParts outer{.parts = std::vector<TokenRuns>(static_cast<size_t>(sequence.ranks() / inner)),
+                      .own = sequence.own / inner};
+  for (size_t rank = 0; rank < sequence.parts.size(); ++rank) {
+    TokenRuns& runs = outer.parts[rank / static_cast<size_t>(inner)];
+    runs.insert(runs.end(), sequence.parts[rank].begin(), sequence.parts[rank].end());
+  }
+  return outer;
+}
+
+}  // namespace weft

@@ -1,0 +1,184 @@
+// A ring by shift: the next block of keys and values travels while this one is computed; in backward the
+// gradients of blocks, in f32, travel one hop behind them, and end at home.
+#include <utility>
+
+#include "context_parallel/ring_pass.h"
+#include "context_parallel/run_slices.h"
+#include "weft/context_parallel/lse_merge.h"
+#include "weft/core/add_run.h"
+#include "weft/core/parallel.h"
+#include "weft/core/status.h"
+#include "weft/memory/pool_tensor.h"
+
+namespace weft {
+namespace {
+
+constexpr int64_t kSumGrain = 16384;
+
+void AddTo(const Tensor& sum, const Tensor& other) {
+  ParallelFor(sum.elements(), kSumGrain, [&](int64_t begin, int64_t end) {
+    AddRun(other.As<float>() + begin, DType::kF32, sum.As<float>() + begin, DType::kF32, end - begin);
+  });
+}
+
+// Of a tensor of queries, those that see any of a block.
+TensorView Window(const Tensor& tensor, int token_dim, const TokenRange& queries) {
+  return tensor.view().Slice(token_dim, queries.begin, queries.count);
+}
+
+// The blocks of keys and values as they come by.
+class PassingKeys {
+ public:
+  PassingKeys(const RingPass& pass, PendingTensor k, PendingTensor v)
+      : pass_(&pass), k_(std::move(k)), v_(std::move(v)) {}
+
+  // Waits for the block at `distance`, and sends it on while the caller looks at it. Its tensors stay until
+  // the next call.
+  absl::StatusOr<KeyBlock> At(int distance) {
+    WEFT_ASSIGN_OR_RETURN(const Tensor k, k_.Wait());
+    WEFT_ASSIGN_OR_RETURN(const Tensor v, v_.Wait());
+    WEFT_ASSIGN_OR_RETURN(PendingTensor next_k, pass_->Hop(AttentionRole::kKey, distance + 1, k, nullptr));
+    WEFT_ASSIGN_OR_RETURN(PendingTensor next_v, pass_->Hop(AttentionRole::kValue, distance + 1, v, nullptr));
+    here_ = {std::move(k_), std::move(v_)};
+    k_ = std::move(next_k);
+    v_ = std::move(next_v);
+    return KeyBlock{k.view(), v.view(), &pass_->RunsAt(distance)};
+  }
+
+ private:
+  const RingPass* pass_;
+  PendingTensor k_, v_;
+  std::pair<PendingTensor, PendingTensor> here_;
+};
+
+// Backward of one call.
+class RingBackward {
+ public:
+  RingBackward(const LevelLane& lane, const SequenceCall& call, const Tensors& saved, const Tensor& dout)
+      : pool_(lane.pool),
+        call_(call),
+        pass_(lane, call),
+        q_(saved[0]),
+        k_(saved[1]),
+        v_(saved[2]),
+        lse_(saved[4]),
+        dout_(dout),
+        delta_(DeltaOf(saved[3], dout)) {}
+
+  absl::StatusOr<AttentionParallel::Gradients> Run() {
+    WEFT_ASSIGN_OR_RETURN(PendingTensor k, pass_.Hop(AttentionRole::kKey, 1, k_, nullptr));
+    WEFT_ASSIGN_OR_RETURN(PendingTensor v, pass_.Hop(AttentionRole::kValue, 1, v_, nullptr));
+    PassingKeys keys(pass_, std::move(k), std::move(v));
+    WEFT_ASSIGN_OR_RETURN(dq_, PoolTensor(*pool_, DType::kF32, q_.shape()));
+    const TokenRuns& runs = call_.sequence->runs();
+    WEFT_ASSIGN_OR_RETURN(const BlockGradients own,
+                          Compute({k_.view(), v_.view(), &runs}, {0, q_.dim(1)}, 0.0F));
+    for (int distance = 1; distance <= pass_.hops(); ++distance) {
+      WEFT_ASSIGN_OR_RETURN(const KeyBlock block, keys.At(distance));
+      WEFT_RETURN_IF_ERROR(GoBackThrough(block, distance));
+    }
+    for (PendingTensor& home : homecoming_) {
+      WEFT_ASSIGN_OR_RETURN(const Tensor brought, home.Wait());
+      if (brought.elements() > 0) AddTo(own.all, brought);
+    }
+    WEFT_ASSIGN_OR_RETURN(dq_, InDType(*pool_, dq_, q_.dtype()));
+    return AttentionParallel::Gradients{PendingTensor(dq_), PendingTensor(own.dk), PendingTensor(own.dv)};
+  }
+
+ private:
+  // Gradients of a block, and its part of dq.
+  absl::StatusOr<BlockGradients> Compute(const KeyBlock& block, const TokenRange& queries,
+                                         float dq_beta) const {
+    WEFT_ASSIGN_OR_RETURN(BlockGradients gradients,
+                          BlockGradients::Make(*pool_, block.k.shape, block.v.shape));
+    AttentionBackward(call_.problem, Window(q_, 1, queries),
+                      SliceRuns(call_.sequence->runs(), queries.begin, queries.count), {block},
+                      Window(lse_, 2, queries), Window(delta_, 2, queries), Window(dout_, 1, queries),
+                      Window(dq_, 1, queries), dq_beta, {{gradients.dk.view(), gradients.dv.view()}}, 0.0F);
+    return gradients;
+  }
+
+  absl::Status GoBackThrough(const KeyBlock& block, int distance) {
+    Tensor gradients;
+    if (pass_.SeesAt(distance)) {
+      const TokenRange queries =
+          SeeingQueries(call_.problem.mask, call_.sequence->runs(), pass_.RunsAt(distance));
+      WEFT_ASSIGN_OR_RETURN(BlockGradients computed, Compute(block, queries, 1.0F));
+      gradients = std::move(computed.all);
+    }
+    if (pass_.GradientsComeTo(distance)) {
+      WEFT_ASSIGN_OR_RETURN(const Tensor brought, behind_.Wait());
+      if (gradients.defined()) {
+        AddTo(gradients, brought);
+      } else {
+        gradients = brought;
+      }
+    }
+    WEFT_ASSIGN_OR_RETURN(behind_, pass_.PassGradients(distance, gradients, k_.shape(), v_.shape()));
+    WEFT_ASSIGN_OR_RETURN(PendingTensor home, pass_.SendHome(distance, gradients, k_.shape(), v_.shape()));
+    if (home.valid()) homecoming_.push_back(std::move(home));
+    return absl::OkStatus();
+  }
+
+  BufferPool* pool_;
+  const SequenceCall& call_;
+  RingPass pass_;
+  const Tensor &q_, &k_, &v_, &lse_, &dout_;
+  Tensor delta_;
+  Tensor dq_;             // f32
+  PendingTensor behind_;  // Gradients for the next block.
+  std::vector<PendingTensor> homecoming_;
+};
+
+class ShiftedRingAttention final : public SequenceAttention {
+ public:
+  explicit ShiftedRingAttention(const LevelLane& lane) : lane_(lane) {}
+
+  absl::StatusOr<PendingTensor> Launch(const SequenceCall& call, AttentionRole role, const Tensor& own,
+                                       const Work* after) override {
+    if (role == AttentionRole::kQuery) return PendingTensor();
+    return RingPass(lane_, call).Hop(role, 1, own, after);
+  }
+
+  absl::StatusOr<Result> Forward(const SequenceCall& call, Input q, Input k, Input v) override {
+    const RingPass pass(lane_, call);
+    const TokenRuns& runs = call.sequence->runs();
+    WEFT_ASSIGN_OR_RETURN(Tensor sum, NewOutput(*lane_.pool, q.own, v.own, DType::kF32));
+    WEFT_ASSIGN_OR_RETURN(Tensor lse, NewLse(*lane_.pool, q.own));
+    AttentionForward(call.problem, q.own.view(), runs, {{k.own.view(), v.own.view(), &runs}}, sum.view(),
+                     lse.view());
+    const Tensor block_out = Tensor::Empty(DType::kF32, sum.shape());
+    const Tensor block_lse = Tensor::Empty(DType::kF32, lse.shape());
+    PassingKeys keys(pass, std::move(k.pending), std::move(v.pending));
+    for (int distance = 1; distance <= pass.hops(); ++distance) {
+      WEFT_ASSIGN_OR_RETURN(const KeyBlock block, keys.At(distance));
+      if (!pass.SeesAt(distance)) continue;
+      const TokenRange queries = SeeingQueries(call.problem.mask, runs, pass.RunsAt(distance));
+      const TensorView some_out = Window(block_out, 1, queries);
+      const TensorView some_lse = Window(block_lse, 2, queries);
+      AttentionForward(call.problem, Window(q.own, 1, queries), SliceRuns(runs, queries.begin, queries.count),
+                       {block}, some_out, some_lse);
+      LseMerge(Window(sum, 1, queries), Window(lse, 2, queries), some_out, some_lse);
+    }
+    WEFT_ASSIGN_OR_RETURN(Tensor out, InDType(*lane_.pool, sum, q.own.dtype()));
+    Result result{.out = out, .lse = lse};
+    if (call.saves) result.saved = {q.own, k.own, v.own, std::move(out), std::move(lse)};
+    return result;
+  }
+
+  absl::StatusOr<Gradients> Backward(const SequenceCall& call, const Tensors& saved,
+                                     const Tensor& dout) override {
+    return RingBackward(lane_, call, saved, dout).Run();
+  }
+
+ private:
+  LevelLane lane_;
+};
+
+}  // namespace
+
+std::unique_ptr<SequenceAttention> MakeShiftedRingAttention(const LevelLane& lane) {
+  return std::make_unique<ShiftedRingAttention>(lane);
+}
+
+}  // namespace weft

@@ -1,0 +1,252 @@
+#include "tests/context_parallel/scheme_runner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+#include <utility>
+
+#include <absl/strings/str_join.h>
+#include <gtest/gtest.h>
+
+#include "weft/core/status.h"
+#include "weft/memory/pool_tensor.h"
+#include "weft/nn/attention_kernel.h"
+
+namespace weft::testing {
+namespace {
+
+std::vector<double> Draw(std::mt19937_64& random, int64_t count) {
+  std::normal_distribution<float> normal;  // Values that f32 has.
+  std::vector<double> values(static_cast<size_t>(count));
+  for (double& value : values) value = normal(random);
+  return values;
+}
+
+float ScaleOf(const AttentionCase& attention) {
+  return attention.scale.value_or(DefaultScale(attention.shape.head_dim));
+}
+
+EngineCounters Since(const EngineCounters& before, const EngineCounters& now) {
+  EngineCounters difference = now;
+  difference.context_bytes -= before.context_bytes;
+  difference.copied_bytes -= before.copied_bytes;
+  difference.operations -= before.operations;
+  return difference;
+}
+
+// Expects a rank's part to be that of `whole` [batch, tokens, rows of `width`].
+void ExpectPart(const char* name, const std::vector<double>& whole, const std::vector<double>& part,
+                const SequenceLayout& layout, int rank, int64_t batch, int64_t width, double tolerance) {
+  double largest = 1.0;
+  for (const double value : whole) largest = std::max(largest, std::isfinite(value) ? std::abs(value) : 0.0);
+  const int64_t tokens = layout.TokensOf(rank);
+  ASSERT_EQ(static_cast<int64_t>(part.size()), batch * tokens * width) << name;
+  for (int64_t at = 0; at < batch * tokens * width; ++at) {
+    const int64_t token = layout.TokenAt({rank, at / width % tokens});
+    const int64_t from = (at / width / tokens * layout.tokens() + token) * width + at % width;
+    const double expected = whole[static_cast<size_t>(from)];
+    const double met = part[static_cast<size_t>(at)];
+    if (std::isinf(expected)) {
+      ASSERT_EQ(met, expected) << name << " of token " << token;
+    } else {
+      ASSERT_NEAR(met, expected, tolerance * largest) << name << " of token " << token;
+    }
+  }
+}
+
+// [batch, heads, tokens] to [batch, tokens, heads].
+std::vector<double> TokensFirst(const std::vector<double>& lse, int64_t heads, int64_t tokens) {
+  std::vector<double> turned(lse.size());
+  for (size_t at = 0; at < lse.size(); ++at) {
+    const auto index = static_cast<int64_t>(at);
+    const int64_t batch = index / (heads * tokens);
+    const int64_t head = index / tokens % heads;
+    turned[static_cast<size_t>((batch * tokens + index % tokens) * heads + head)] = lse[at];
+  }
+  return turned;
+}
+
+}  // namespace
+
+std::string AttentionCase::Describe() const {
+  return absl::StrCat(mask.causal ? "causal" : "full",
+                      mask.window ? absl::StrCat(" window ", *mask.window) : "", ", documents ",
+                      absl::StrJoin(documents, " "), ", heads ", shape.heads, "/", shape.kv_heads, ", dims ",
+                      shape.head_dim, "/", shape.value_dim, ", ", ToAbsl(Name(shape.dtype)),
+                      heads_first ? ", heads first" : "");
+}
+
+SolvedCase::SolvedCase(const AttentionCase& the_case, uint64_t seed) : attention(the_case) {
+  const AttentionShape& shape = attention.shape;
+  TokenRuns runs;
+  for (const int64_t length : attention.documents)
+    runs.push_back({static_cast<int64_t>(runs.size()), 0, length});
+  const int64_t rows = shape.batch * TokenCount(runs);
+  std::mt19937_64 random(seed);
+  q = Draw(random, rows * shape.heads * shape.head_dim);
+  k = Draw(random, rows * shape.kv_heads * shape.head_dim);
+  v = Draw(random, rows * shape.kv_heads * shape.value_dim);
+  dout = Draw(random, rows * shape.heads * shape.value_dim);
+  const OracleAttention oracle{.mask = attention.mask,
+                               .scale = ScaleOf(attention),
+                               .batch = shape.batch,
+                               .heads = shape.heads,
+                               .kv_heads = shape.kv_heads,
+                               .group = shape.heads / shape.kv_heads,
+                               .head_dim = shape.head_dim,
+                               .value_dim = shape.value_dim,
+                               .q_runs = runs,
+                               .k_runs = runs};
+  outputs = OracleForward(oracle, q, k, v);
+  gradients = OracleBackward(oracle, q, k, v, dout);
+}
+
+std::vector<ContextScheme> AllSchemes(int ranks) {
+  std::vector<ContextScheme> schemes = {
+      {.kind = SchemeKind::kUlysses},
+      {.kind = SchemeKind::kGatherKv},
+      {.kind = SchemeKind::kGatherKv, .balance = LoadBalance::kHeadTail},
+      {.kind = SchemeKind::kGatherKv, .balance = LoadBalance::kQueryExchange},
+  };
+  for (const RingRotation rotation : {RingRotation::kAllGather, RingRotation::kShift}) {
+    for (const LoadBalance balance : {LoadBalance::kNone, LoadBalance::kHeadTail}) {
+      schemes.push_back({.kind = SchemeKind::kRing, .rotation = rotation, .balance = balance});
+    }
+  }
+  if (ranks % 2 != 0 || ranks < 4) return schemes;
+  for (const LoadBalance balance : {LoadBalance::kNone, LoadBalance::kHeadTail}) {
+    const ContextScheme hybrid{.kind = SchemeKind::kHybrid, .ulysses_degree = 2, .balance = balance};
+    schemes.push_back(hybrid);
+    for (const RingRotation rotation : {RingRotation::kAllGather, RingRotation::kShift}) {
+      schemes.push_back(hybrid);
+      schemes.back().outer = OuterExchange::kRing;
+      schemes.back().rotation = rotation;
+    }
+  }
+  return schemes;
+}
+
+std::vector<ContextScheme> SchemesFor(const AttentionMask& mask, int ranks) {
+  std::vector<ContextScheme> schemes = AllSchemes(ranks);
+  std::erase_if(schemes, [&](const ContextScheme& scheme) { return !scheme.Validate(ranks, mask).ok(); });
+  return schemes;
+}
+
+absl::StatusOr<SchemeRunner> SchemeRunner::Make(Bootstrap& bootstrap, const EngineOptions& options) {
+  SchemeRunner runner(bootstrap);
+  WEFT_ASSIGN_OR_RETURN(runner.fixture_, EngineFixture::Make(bootstrap, options));
+  return runner;
+}
+
+absl::StatusOr<AttentionParallel*> SchemeRunner::SchemeOf(const ContextScheme& scheme) {
+  ContextScheme wanted = scheme;
+  // The layout's business, not the scheme's: one object for both saves lanes.
+  if (wanted.balance == LoadBalance::kHeadTail) wanted.balance = LoadBalance::kNone;
+  for (const Made& made : made_) {
+    if (made.scheme == wanted) return made.attention.get();
+  }
+  WEFT_ASSIGN_OR_RETURN(auto attention, MakeAttentionParallel(wanted, *fixture_.engine, *fixture_.pool,
+                                                              WorldGroup(*bootstrap_)));
+  made_.push_back({wanted, std::move(attention)});
+  return made_.back().attention.get();
+}
+
+absl::StatusOr<Tensor> SchemeRunner::LocalOf(const AttentionCase& attention, const SequenceLayout& layout,
+                                             const std::vector<double>& whole, int64_t heads, int64_t dim) {
+  const int64_t batch = attention.shape.batch;
+  const int64_t tokens = layout.TokensOf(bootstrap_->rank());
+  Shape shape = {batch, tokens, heads, dim};
+  if (attention.heads_first) std::swap(shape[1], shape[2]);
+  Tensor local = Tensor::Empty(attention.shape.dtype, shape);
+  if (attention.in_node_memory) {
+    WEFT_ASSIGN_OR_RETURN(local, PoolTensor(*fixture_.pool, attention.shape.dtype, shape));
+  }
+  if (attention.heads_first) local = local.Window(local.view().Permute({0, 2, 1, 3}));
+  const TensorView& view = local.view();
+  for (int64_t row = 0; row < batch * tokens * heads; ++row) {
+    const int64_t head = row % heads;
+    const int64_t index = row / heads % tokens;
+    const int64_t b = row / heads / tokens;
+    const int64_t token = layout.TokenAt({bootstrap_->rank(), index});
+    const auto from = static_cast<size_t>(((b * layout.tokens() + token) * heads + head) * dim);
+    const std::vector<float> values(whole.begin() + static_cast<ptrdiff_t>(from),
+                                    whole.begin() + static_cast<ptrdiff_t>(from) + dim);
+    const int64_t place = b * view.strides[0] + index * view.strides[1] + head * view.strides[2];
+    ConvertRun(values.data(), DType::kF32,
+               static_cast<std::byte*>(view.data) + static_cast<size_t>(place) * SizeOf(view.dtype),
+               view.dtype, dim);
+  }
+  return local;
+}
+
+absl::StatusOr<SchemeRunner::Outcome> SchemeRunner::Run(const ContextScheme& scheme,
+                                                        const SolvedCase& solved) {
+  const AttentionCase& attention = solved.attention;
+  const AttentionShape& shape = attention.shape;
+  WEFT_ASSIGN_OR_RETURN(AttentionParallel * parallel, SchemeOf(scheme));
+  WEFT_ASSIGN_OR_RETURN(const SequenceLayout layout,
+                        SequenceLayout::Create(attention.documents, scheme.Split(bootstrap_->size())));
+  const auto local_of = [&](const std::vector<double>& whole, int64_t heads, int64_t dim) {
+    return LocalOf(attention, layout, whole, heads, dim);
+  };
+  WEFT_ASSIGN_OR_RETURN(const Tensor q, local_of(solved.q, shape.heads, shape.head_dim));
+  WEFT_ASSIGN_OR_RETURN(const Tensor k, local_of(solved.k, shape.kv_heads, shape.head_dim));
+  WEFT_ASSIGN_OR_RETURN(const Tensor v, local_of(solved.v, shape.kv_heads, shape.value_dim));
+  WEFT_ASSIGN_OR_RETURN(const Tensor dout, local_of(solved.dout, shape.heads, shape.value_dim));
+  const AttentionCall call{.mask = attention.mask,
+                           .scale = ScaleOf(attention),
+                           .sequence = layout.Parts(bootstrap_->rank()),
+                           .heads = shape.heads,
+                           .kv_heads = shape.kv_heads,
+                           .returns_lse = attention.returns_lse,
+                           .label = "attention"};
+  const EngineCounters start = fixture_.engine->counters();
+  WEFT_ASSIGN_OR_RETURN(LaunchedTensor launched_v, parallel->Launch(call, AttentionRole::kValue, v));
+  WEFT_ASSIGN_OR_RETURN(LaunchedTensor launched_q, parallel->Launch(call, AttentionRole::kQuery, q));
+  WEFT_ASSIGN_OR_RETURN(LaunchedTensor launched_k, parallel->Launch(call, AttentionRole::kKey, k));
+  WEFT_ASSIGN_OR_RETURN(
+      AttentionParallel::Result result,
+      parallel->Forward(call, std::move(launched_q), std::move(launched_k), std::move(launched_v)));
+  const EngineCounters middle = fixture_.engine->counters();
+  WEFT_ASSIGN_OR_RETURN(AttentionParallel::Gradients gradients,
+                        parallel->Backward(call, std::move(result.saved), dout));
+  Outcome outcome{.out = result.out, .lse = result.lse};
+  WEFT_ASSIGN_OR_RETURN(outcome.dq, gradients.dq.Wait());
+  WEFT_ASSIGN_OR_RETURN(outcome.dk, gradients.dk.Wait());
+  WEFT_ASSIGN_OR_RETURN(outcome.dv, gradients.dv.Wait());
+  gradients = {};  // Released, so counted.
+  outcome.forward = Since(start, middle);
+  outcome.backward = Since(middle, fixture_.engine->counters());
+  return outcome;
+}
+
+absl::StatusOr<SchemeRunner::Outcome> SchemeRunner::Check(const ContextScheme& scheme,
+                                                          const SolvedCase& solved) {
+  const AttentionShape& shape = solved.attention.shape;
+  const int ranks = bootstrap_->size();
+  SCOPED_TRACE(absl::StrCat(scheme.Describe(ranks), ": ", solved.attention.Describe()));
+  WEFT_ASSIGN_OR_RETURN(const SequenceLayout layout,
+                        SequenceLayout::Create(solved.attention.documents, scheme.Split(ranks)));
+  WEFT_ASSIGN_OR_RETURN(Outcome outcome, Run(scheme, solved));
+  const auto expect = [&](const char* name, const std::vector<double>& whole, const Tensor& part,
+                          int64_t width, double tolerance) {
+    ExpectPart(name, whole, ToDoubleValues(part.view()), layout, bootstrap_->rank(), shape.batch, width,
+               tolerance);
+  };
+  const bool rounded = shape.dtype != DType::kF32;
+  const double forward_tolerance = rounded ? 2e-2 : 1e-5;
+  const double backward_tolerance = rounded ? 4e-2 : 2e-5;
+  expect("out", solved.outputs.out, outcome.out, shape.heads * shape.value_dim, forward_tolerance);
+  expect("dq", solved.gradients.dq, outcome.dq, shape.heads * shape.head_dim, backward_tolerance);
+  expect("dk", solved.gradients.dk, outcome.dk, shape.kv_heads * shape.head_dim, backward_tolerance);
+  expect("dv", solved.gradients.dv, outcome.dv, shape.kv_heads * shape.value_dim, backward_tolerance);
+  if (solved.attention.returns_lse) {
+    const int64_t tokens = layout.TokensOf(bootstrap_->rank());
+    ExpectPart("lse", TokensFirst(solved.outputs.lse, shape.heads, layout.tokens()),
+               TokensFirst(ToDoubleValues(outcome.lse.view()), shape.heads, tokens), layout,
+               bootstrap_->rank(), shape.batch, shape.heads, forward_tolerance);
+  }
+  return outcome;
+}
+
+}  // namespace weft::testing
