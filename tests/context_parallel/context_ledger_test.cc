@@ -1,0 +1,72 @@
+// What the engine counts is what the formulas say, to the byte; and nothing is copied.
+#include <utility>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/context_parallel/scheme_runner.h"
+#include "tests/support/thread_ranks.h"
+
+namespace weft::testing {
+namespace {
+
+std::vector<SolvedCase> CasesFor(int ranks) {
+  std::vector<SolvedCase> cases;
+  const auto add = [&](AttentionMask mask, std::vector<int64_t> documents, int64_t heads, int64_t kv_heads) {
+    cases.emplace_back(AttentionCase{
+        .mask = mask,
+        .documents = std::move(documents),
+        .shape = {.batch = 2, .heads = heads, .kv_heads = kv_heads, .head_dim = 4, .value_dim = 6},
+        .returns_lse = false});
+  };
+  add({}, {int64_t{8} * ranks}, 4, 4);
+  add({}, {int64_t{8} * ranks + 3}, 7, 7);
+  add({.causal = false, .window = {}}, {int64_t{6} * ranks}, 4, 1);
+  add({.causal = true, .window = 2}, {int64_t{8} * ranks}, 4, 2);
+  add({}, {1, 7, 2, 4}, 6, 2);
+  return cases;
+}
+
+TEST(ContextLedger, HoldsTheBytesOfTheFormulasAndNoCopies) {
+  for (const int ranks : {1, 2, 3, 4}) {
+    const std::vector<SolvedCase> cases = CasesFor(ranks);
+    RunRanks(NodeMap::OneNode(ranks), [&](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(SchemeRunner runner, SchemeRunner::Make(bootstrap));
+      for (const SolvedCase& solved : cases) {
+        const AttentionCase& attention = solved.attention;
+        for (const ContextScheme& scheme : SchemesFor(attention.mask, ranks)) {
+          SCOPED_TRACE(absl::StrCat(scheme.Describe(ranks), ": ", attention.Describe()));
+          WEFT_ASSIGN_OR_RETURN(const SequenceLayout layout,
+                                SequenceLayout::Create(attention.documents, scheme.Split(ranks)));
+          const ContextCosts costs =
+              CostsOf(scheme, attention.shape, attention.mask, layout, bootstrap.rank());
+          WEFT_ASSIGN_OR_RETURN(const SchemeRunner::Outcome outcome, runner.Run(scheme, solved));
+          EXPECT_EQ(outcome.forward.context_bytes, costs.forward_bytes);
+          EXPECT_EQ(outcome.backward.context_bytes, costs.backward_bytes);
+          EXPECT_EQ(outcome.forward.copied_bytes, 0);
+          EXPECT_EQ(outcome.backward.copied_bytes, 0);
+        }
+      }
+      EXPECT_EQ(runner.fixture().pool->in_use_bytes(), 0U) << "what calls received has gone back";
+      return absl::OkStatus();
+    });
+  }
+}
+
+TEST(ContextLedger, HoldsTheHopsOfARingByShift) {
+  const ContextScheme ring{.kind = SchemeKind::kRing, .balance = LoadBalance::kHeadTail};
+  for (const int ranks : {1, 2, 3, 4}) {
+    const SolvedCase solved(AttentionCase{.mask = {}, .documents = {int64_t{8} * ranks}});
+    RunRanks(NodeMap::OneNode(ranks), [&](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(SchemeRunner runner, SchemeRunner::Make(bootstrap));
+      WEFT_ASSIGN_OR_RETURN(const SchemeRunner::Outcome outcome, runner.Run(ring, solved));
+      // A hop of keys and values is two operations, one of their gradients is one.
+      EXPECT_EQ(outcome.forward.operations, 2 * (ranks - 1));
+      EXPECT_EQ(outcome.backward.operations, 2 * (ranks - 1) + (ranks - 1));
+      return absl::OkStatus();
+    });
+  }
+}
+
+}  // namespace
+}  // namespace weft::testing
