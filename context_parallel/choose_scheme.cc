@@ -1,0 +1,75 @@
+#include "weft/context_parallel/choose_scheme.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <vector>
+
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+constexpr double kMostImbalance = 1.25;
+
+struct Candidate {
+  ContextScheme scheme;
+  int64_t bytes;  // The most of any rank.
+  double imbalance;
+
+  bool balanced() const { return imbalance <= kMostImbalance; }
+};
+
+absl::StatusOr<Candidate> Weigh(int degree, const AttentionShape& shape, const AttentionMask& mask,
+                                absl::Span<const int64_t> document_lengths, int ranks) {
+  WEFT_ASSIGN_OR_RETURN(ContextScheme scheme, ContextScheme::OfDegree(degree, ranks));
+  if (mask.causal && degree < ranks) scheme.balance = LoadBalance::kHeadTail;
+  WEFT_ASSIGN_OR_RETURN(const SequenceLayout layout,
+                        SequenceLayout::Create(document_lengths, scheme.Split(ranks)));
+  Candidate candidate{.scheme = scheme, .bytes = 0, .imbalance = WorkImbalance(scheme, shape, mask, layout)};
+  for (int rank = 0; rank < ranks; ++rank) {
+    candidate.bytes = std::max(candidate.bytes, CostsOf(scheme, shape, mask, layout, rank).bytes());
+  }
+  return candidate;
+}
+
+std::string Format(const char* format, double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), format, value);
+  return text;
+}
+
+std::string Reason(const std::vector<Candidate>& candidates, int ranks) {
+  std::string reason;
+  for (const Candidate& candidate : candidates) {
+    const double mebibytes = static_cast<double>(candidate.bytes) / (1 << 20);
+    absl::StrAppend(&reason, reason.empty() ? "" : "; ", candidate.scheme.Describe(ranks), ": ",
+                    Format("%.2f MiB", mebibytes));
+    if (reason.find("to a rank") == std::string::npos) {
+      absl::StrAppend(&reason, " to a rank in a layer's forward and backward");
+    }
+    if (!candidate.balanced()) {
+      absl::StrAppend(&reason, ", but one rank has ", Format("%.2f", candidate.imbalance),
+                      " of the mean work");
+    }
+  }
+  return reason;
+}
+
+}  // namespace
+
+absl::StatusOr<SchemeChoice> ChooseScheme(const AttentionShape& shape, const AttentionMask& mask,
+                                          absl::Span<const int64_t> document_lengths, int ranks) {
+  if (ranks < 1) return absl::InvalidArgumentError("a context group needs at least one rank");
+  std::vector<Candidate> candidates;
+  for (int degree = ranks; degree >= 1; --degree) {
+    if (ranks % degree != 0) continue;
+    WEFT_ASSIGN_OR_RETURN(Candidate candidate, Weigh(degree, shape, mask, document_lengths, ranks));
+    candidates.push_back(candidate);
+  }
+  std::stable_sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
+    return a.balanced() != b.balanced() ? a.balanced() : a.bytes < b.bytes;
+  });
+  return SchemeChoice{candidates.front().scheme, Reason(candidates, ranks)};
+}
+
+}  // namespace weft

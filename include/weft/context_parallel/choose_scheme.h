@@ -1,0 +1,34 @@
+// Which scheme fits a model and a sequence: the one that moves the fewest bytes, among those that leave no
+// rank idle.
+//
+// Pure: every rank chooses the same. Thread safety: any thread may call.
+#pragma once
+
+#include <string>
+
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "weft/context_parallel/byte_formulas.h"
+#include "weft/context_parallel/context_scheme.h"
+#include "weft/nn/attention_mask.h"
+
+namespace weft {
+
+struct SchemeChoice {
+  ContextScheme scheme;
+  // "ulysses: 12.0 MiB to a rank in a layer's forward and backward; hybrid, 2 x ulysses 2, gather: 18.0 MiB;
+  // …".
+  std::string reason;
+};
+
+// Ulysses, gather, and a hybrid of gathers for every degree between them (rings move more than gathers; they
+// are for sequences whose gathered keys and values do not fit). Head-tail where the mask is causal and the
+// scheme splits sequences. Compared is the most that any rank receives in forward and backward; of equal ones
+// the higher Ulysses degree, which holds less, is chosen. Schemes in which some rank has more than 1.25 of
+// the mean work (heads that hardly divide) come into question only if there is no other. Errors:
+// kInvalidArgument (SequenceLayout's; no ranks).
+absl::StatusOr<SchemeChoice> ChooseScheme(const AttentionShape& shape, const AttentionMask& mask,
+                                          absl::Span<const int64_t> document_lengths, int ranks);
+
+}  // namespace weft

@@ -1,0 +1,53 @@
+#include "weft/context_parallel/choose_scheme.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/support/status_matchers.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+AttentionShape ShapeOf(int64_t heads, int64_t kv_heads) {
+  return {.batch = 1, .heads = heads, .kv_heads = kv_heads, .head_dim = 64, .value_dim = 64};
+}
+
+constexpr AttentionMask kCausal{};
+
+TEST(ChooseScheme, TakesUlyssesWhereAllHeadsAreAlike) {
+  for (const int ranks : {2, 4, 8}) {
+    ASSERT_OK_AND_ASSIGN(const SchemeChoice choice, ChooseScheme(ShapeOf(16, 16), kCausal, {4096}, ranks));
+    EXPECT_EQ(choice.scheme, ContextScheme{.kind = SchemeKind::kUlysses});
+    EXPECT_THAT(choice.reason, HasSubstr("ulysses: "));
+    EXPECT_THAT(choice.reason, HasSubstr("gather, head-tail: "));
+  }
+}
+
+TEST(ChooseScheme, GathersWhereThereAreFewKeyHeads) {
+  ASSERT_OK_AND_ASSIGN(const SchemeChoice choice, ChooseScheme(ShapeOf(16, 1), kCausal, {4096}, 2));
+  EXPECT_EQ(choice.scheme, (ContextScheme{.kind = SchemeKind::kGatherKv, .balance = LoadBalance::kHeadTail}));
+}
+
+TEST(ChooseScheme, BalancesOnlyCausalMasks) {
+  const AttentionMask full{.causal = false, .window = {}};
+  ASSERT_OK_AND_ASSIGN(const SchemeChoice choice, ChooseScheme(ShapeOf(16, 1), full, {4096}, 2));
+  EXPECT_EQ(choice.scheme, ContextScheme{.kind = SchemeKind::kGatherKv});
+}
+
+TEST(ChooseScheme, MixesBothWhereTooFewHeadsAreLeftForUlysses) {
+  ASSERT_OK_AND_ASSIGN(const SchemeChoice choice, ChooseScheme(ShapeOf(4, 4), kCausal, {8192}, 16));
+  EXPECT_EQ(choice.scheme.kind, SchemeKind::kHybrid);
+  EXPECT_EQ(choice.scheme.ulysses_degree, 4);
+  EXPECT_THAT(choice.reason, HasSubstr("of the mean work"));
+}
+
+TEST(ChooseScheme, IsUlyssesForOneRankAndAnErrorForNone) {
+  ASSERT_OK_AND_ASSIGN(const SchemeChoice choice, ChooseScheme(ShapeOf(3, 3), kCausal, {7}, 1));
+  EXPECT_EQ(choice.scheme.kind, SchemeKind::kUlysses);
+  EXPECT_THAT(ChooseScheme(ShapeOf(3, 3), kCausal, {7}, 0),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("at least one rank")));
+}
+
+}  // namespace
+}  // namespace weft::testing
