@@ -106,8 +106,8 @@ void Backward(benchmark::State& state) {
       state, Flops(state.range(0), 5), [&] { WeftBackward(a); }, [&] { EigenBackward(a); });
 }
 
-BENCHMARK(Forward)->Arg(128)->Arg(512)->Arg(2048)->UseManualTime()->Unit(benchmark::kMillisecond);
-BENCHMARK(Backward)->Arg(128)->Arg(512)->Arg(2048)->UseManualTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(Forward)->Arg(128)->Arg(512)->Arg(2048)->Arg(4096)->UseManualTime()->Unit(benchmark::kMillisecond);
+BENCHMARK(Backward)->Arg(128)->Arg(512)->Arg(2048)->Arg(4096)->UseManualTime()->Unit(benchmark::kMillisecond);
 
 }  // namespace
 }  // namespace weft::bench

@@ -30,6 +30,7 @@ absl::Status Attention::CheckInputs(const Tensors& inputs) const {
     return absl::InvalidArgumentError(absl::StrCat(name(), " was given", shapes, ": ", what));
   };
   WEFT_RETURN_IF_ERROR(Validate(options_.mask));
+  if (options_.scale.has_value() && !(*options_.scale > 0.0F)) return refuse("the scale must be positive");
   if (inputs.size() != 3) return refuse("it takes q, k and v");
   for (const Tensor& input : inputs) {
     if (input.shape().size() != 4) return refuse("q, k and v must have four dims");

@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include "src/nn/attention_tiles.h"
+#include "src/nn/attention_plan.h"
+#include "src/nn/core_cache.h"
 #include "src/nn/element.h"
 #include "src/nn/head_rows.h"
 #include "src/nn/key_tile_sums.h"
+#include "src/nn/masked_row.h"
 #include "src/nn/scratch.h"
 #include "src/nn/vector_math.h"
 #include "weft/core/parallel.h"
@@ -28,19 +30,14 @@ namespace {
 // scores.
 void GradientOfRow(float* __restrict scores, float* __restrict gradients, absl::Span<const ColumnSpan> seen,
                    int64_t columns, float scale, float lse, float delta) {
-  int64_t done = 0;
-  for (const ColumnSpan& span : seen) {
-    std::fill(scores + done, scores + span.begin, 0.0F);
-    std::fill(gradients + done, gradients + span.begin, 0.0F);
-    for (int64_t i = span.begin; i < span.end; ++i) {
-      const float weight = Exp(scores[i] * scale - lse);
-      scores[i] = weight;
-      gradients[i] = weight * (gradients[i] - delta) * scale;
-    }
-    done = span.end;
+  const ColumnSpan range = WorkedColumns(seen, columns);
+  for (int64_t i = range.begin; i < range.end; ++i) {
+    const float weight = Exp(scores[i] * scale - lse);
+    scores[i] = weight;
+    gradients[i] = weight * (gradients[i] - delta) * scale;
   }
-  std::fill(scores + done, scores + columns, 0.0F);
-  std::fill(gradients + done, gradients + columns, 0.0F);
+  ClearOutside(scores, range, columns);
+  ClearOutside(gradients, range, columns);
 }
 
 template <typename T>
@@ -64,7 +61,8 @@ struct BackwardCall {
   const TensorView& lse;
   const TensorView& delta;
   const TensorView& dout;
-  const TensorView& dq;  // f32, and its old value counts.
+  const TensorView& dq;  // f32.
+  float dq_beta;
 
   int64_t batches() const { return q.shape[0]; }
   int64_t heads() const { return q.shape[2]; }
@@ -87,19 +85,16 @@ class HeadBackward {
         lse_(StatisticsOf(call.lse, batch, head)),
         delta_(StatisticsOf(call.delta, batch, head)) {}
 
-  void Run(absl::Span<const AttentionTile> tiles, TileGradients sums) const {
-    const bool first_writes_all = !tiles.empty() && tiles[0].columns == key_tile_.count;
-    if (!first_writes_all) {
-      std::fill_n(sums.dk, key_tile_.count * call_.head_dim(), 0.0F);
-      std::fill_n(sums.dv, key_tile_.count * call_.value_dim(), 0.0F);
+  void Run(int64_t key_tile, const TileGradients& sums) const {
+    if (!call_.plan.KeysBegin(key_tile)) {
+      ScaleRows(sums.dk, key_tile_.count, call_.head_dim(), sums.beta);
+      ScaleRows(sums.dv, key_tile_.count, call_.value_dim(), sums.beta);
     }
-    for (const AttentionTile& tile : tiles) {
-      AddTile(tile, first_writes_all && &tile == tiles.data() ? 0.0F : 1.0F, sums);
-    }
+    for (const AttentionTile& tile : call_.plan.TilesOf(key_tile)) AddTile(tile, sums);
   }
 
  private:
-  void AddTile(const AttentionTile& tile, float key_beta, TileGradients sums) const {
+  void AddTile(const AttentionTile& tile, const TileGradients& sums) const {
     static thread_local Scratch score_memory;
     static thread_local Scratch gradient_memory;
     static thread_local Scratch narrow_weights;
@@ -115,19 +110,22 @@ class HeadBackward {
            scores, columns);
     Matmul(rows, columns, call_.value_dim(), dtype, dout, v_.TransposedFrom(tile.first_key), 0.0F,
            DType::kF32, gradients, columns);
+    HideUnseen(call_.plan, tile, scores);
     for (int64_t row = 0; row < rows; ++row) {
       GradientOfRow(scores + row * columns, gradients + row * columns, call_.plan.SeenBy(tile, row), columns,
                     call_.problem.scale, lse_[tile.first_row + row], delta_[tile.first_row + row]);
     }
     const T* weights = Narrow<T>(scores, rows * columns, narrow_weights);
     const T* score_gradients = Narrow<T>(gradients, rows * columns, narrow_gradients);
-    const int64_t key = tile.first_key - key_tile_.first;
+    const HeadRows<float> dk = sums.dk.Skip(tile.first_key - key_tile_.first);
+    const HeadRows<float> dv = sums.dv.Skip(tile.first_key - key_tile_.first);
+    const float key_beta = tile.begins_keys ? sums.beta : 1.0F;
     Matmul(columns, call_.value_dim(), rows, dtype, {weights, columns, true}, dout, key_beta, DType::kF32,
-           sums.dv + key * call_.value_dim(), call_.value_dim());
+           dv.data, dv.stride);
     Matmul(columns, call_.head_dim(), rows, dtype, {score_gradients, columns, true}, q, key_beta, DType::kF32,
-           sums.dk + key * call_.head_dim(), call_.head_dim());
-    Matmul(rows, call_.head_dim(), columns, dtype, {score_gradients, columns}, k_.From(tile.first_key), 1.0F,
-           DType::kF32, dq_.Row(tile.first_row), dq_.stride);
+           dk.data, dk.stride);
+    Matmul(rows, call_.head_dim(), columns, dtype, {score_gradients, columns}, k_.From(tile.first_key),
+           tile.begins_rows ? call_.dq_beta : 1.0F, DType::kF32, dq_.Row(tile.first_row), dq_.stride);
   }
 
   const BackwardCall& call_;
@@ -142,25 +140,26 @@ void AddKeyTile(const BackwardCall& call, int64_t index, const KeyTileSums& sums
   const KeyTile& key_tile = call.plan.key_tiles()[static_cast<size_t>(index)];
   ParallelFor(call.batches() * call.heads(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
-      HeadBackward<T>(call, key_tile, item / call.heads(), item % call.heads())
-          .Run(call.plan.TilesOf(index), sums.Of(item));
+      const int64_t batch = item / call.heads();
+      const int64_t head = item % call.heads();
+      HeadBackward<T>(call, key_tile, batch, head).Run(index, sums.Of(key_tile, batch, head));
     }
   });
+  sums.Store(key_tile);
 }
 
-// target *= beta; a beta of 0 clears.
-void ScaleTokens(const TensorView& target, float beta) {
-  if (beta == 1.0F) return;
-  const int64_t heads = target.shape[2];
-  const int64_t dim = target.shape[3];
-  ParallelFor(target.shape[0] * target.shape[1], RowGrain(heads * dim), [&](int64_t begin, int64_t end) {
-    for (int64_t token = begin; token < end; ++token) {
-      for (int64_t head = 0; head < heads; ++head) {
-        float* row = HeadOf<float>(target, token / target.shape[1], head).Row(token % target.shape[1]);
-        for (int64_t i = 0; i < dim; ++i) row[i] = beta == 0.0F ? 0.0F : row[i] * beta;
+// Sets up the rows of dq that no tile begins.
+void ScaleQueries(const BackwardCall& call) {
+  for (int64_t row_block = 0; row_block < call.plan.row_blocks(); ++row_block) {
+    if (call.plan.RowsBegin(row_block)) continue;
+    ParallelFor(call.batches() * call.heads(), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t item = begin; item < end; ++item) {
+        const HeadRows<float> dq = HeadOf<float>(call.dq, item / call.heads(), item % call.heads());
+        ScaleRows(dq.Skip(call.plan.FirstRow(row_block)), call.plan.RowsOf(row_block), call.head_dim(),
+                  call.dq_beta);
       }
-    }
-  });
+    });
+  }
 }
 
 }  // namespace
@@ -169,19 +168,18 @@ void AttentionBackward(const AttentionProblem& problem, const TensorView& q, con
                        absl::Span<const KeyBlock> keys, const TensorView& lse, const TensorView& delta,
                        const TensorView& dout, const TensorView& dq, float dq_beta,
                        absl::Span<const KeyGradients> gradients, float key_beta) {
-  const TileSize size = ChooseTileSize(q.shape[1]);
+  WEFT_CHECK(problem.scale > 0.0F, "attention scores need a positive scale");
+  const TileSize size = TileSizeFor(CoreCacheBytes());
   const AttentionPlan plan(problem.mask, q_runs, RunsOf(keys), size, AttentionPlan::Order::kByKeyTile);
   const Tensor wide_dq = dq.dtype == DType::kF32 ? Tensor::Borrow(dq) : Tensor::Empty(DType::kF32, q.shape);
-  ScaleTokens(wide_dq.view(), dq_beta);
-  const BackwardCall call = {problem, plan, size, q, keys, lse, delta, dout, wide_dq.view()};
-  const KeyTileSums sums(problem, call.batches(), call.heads(), size.columns, call.head_dim(),
-                         call.value_dim());
-  for (size_t i = 0; i < plan.key_tiles().size(); ++i) {
-    const KeyTile& key_tile = plan.key_tiles()[i];
-    WithElementType(
-        q.dtype, [&](auto element) { AddKeyTile<decltype(element)>(call, static_cast<int64_t>(i), sums); });
-    sums.Store(key_tile, gradients[static_cast<size_t>(key_tile.block)], key_beta);
-  }
+  const BackwardCall call = {problem, plan, size, q, keys, lse, delta, dout, wide_dq.view(), dq_beta};
+  ScaleQueries(call);
+  const KeyTileSums sums(problem, q, gradients, key_beta, size.columns);
+  WithElementType(q.dtype, [&](auto element) {
+    for (size_t i = 0; i < plan.key_tiles().size(); ++i) {
+      AddKeyTile<decltype(element)>(call, static_cast<int64_t>(i), sums);
+    }
+  });
   if (dq.dtype != DType::kF32) {
     WEFT_CHECK(StridedCopy(wide_dq.view(), dq).ok(), "dq has another shape than q");
   }

@@ -1,10 +1,11 @@
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
-#include "src/nn/attention_tiles.h"
+#include "src/nn/attention_plan.h"
+#include "src/nn/core_cache.h"
 #include "src/nn/element.h"
 #include "src/nn/head_rows.h"
+#include "src/nn/masked_row.h"
 #include "src/nn/scratch.h"
 #include "src/nn/vector_math.h"
 #include "weft/core/parallel.h"
@@ -20,28 +21,22 @@
 namespace weft {
 namespace {
 
-constexpr float kNothing = -std::numeric_limits<float>::infinity();
-
 // Makes one row of a tile, scores so far, into exp(score - maximum), in the factors' dtype, with zeros where
 // the query must not look. Returns what the sums over earlier tiles are to be multiplied with.
 template <typename T>
 float SoftmaxRow(float* __restrict scores, absl::Span<const ColumnSpan> seen, int64_t columns, float scale,
                  float& maximum, float& sum, T* weights) {
-  float highest = kNothing;
-  for (const ColumnSpan& span : seen) {
-    highest = std::max(highest, LaneMax(span.end - span.begin, kNothing,
-                                        [at = scores + span.begin](int64_t i) { return at[i]; }));
-  }
+  const ColumnSpan range = WorkedColumns(seen, columns);
+  const int64_t count = range.end - range.begin;
+  float* __restrict row = scores + range.begin;
+  const float highest = LaneMax(count, kHidden, [row](int64_t i) { return row[i]; });
   const float raised = std::max(maximum, highest * scale);
-  float added = 0.0F;
-  int64_t done = 0;
-  for (const ColumnSpan& span : seen) {
-    std::fill(scores + done, scores + span.begin, 0.0F);
-    for (int64_t i = span.begin; i < span.end; ++i) scores[i] = Exp(scores[i] * scale - raised);
-    added += LaneSum(span.end - span.begin, [at = scores + span.begin](int64_t i) { return at[i]; });
-    done = span.end;
-  }
-  std::fill(scores + done, scores + columns, 0.0F);
+  const float added = LaneSum(count, [row, scale, raised](int64_t i) {
+    const float weight = Exp(row[i] * scale - raised);
+    row[i] = weight;
+    return weight;
+  });
+  ClearOutside(scores, range, columns);
   if constexpr (!std::is_same_v<T, float>) {
     for (int64_t i = 0; i < columns; ++i) weights[i] = Round<T>(scores[i]);
   }
@@ -73,8 +68,9 @@ class RowBlockForward {
       : call_(call),
         batch_(batch),
         head_(head),
-        first_row_(row_block * call.size.rows),
-        rows_(std::min(call.size.rows, call.q.shape[1] - first_row_)) {
+        row_block_(row_block),
+        first_row_(call.plan.FirstRow(row_block)),
+        rows_(call.plan.RowsOf(row_block)) {
     static thread_local Scratch score_memory;
     static thread_local Scratch weight_memory;
     static thread_local Scratch row_memory;
@@ -89,34 +85,33 @@ class RowBlockForward {
     sum_ = maximum_ + rows_;
   }
 
-  void Run(absl::Span<const AttentionTile> tiles) {
-    std::fill_n(maximum_, rows_, kNothing);
+  void Run() {
+    std::fill_n(maximum_, rows_, kHidden);
     std::fill_n(sum_, rows_, 0.0F);
-    const bool first_writes_all = !tiles.empty() && tiles[0].rows == rows_;
-    if (!first_writes_all) std::fill_n(out_, rows_ * call_.value_dim(), 0.0F);
-    for (const AttentionTile& tile : tiles) AddTile(tile, first_writes_all && &tile == tiles.data());
-    for (int64_t row = 0; row < rows_; ++row) StoreRow(row);
+    if (!call_.plan.RowsBegin(row_block_)) std::fill_n(out_, rows_ * call_.value_dim(), 0.0F);
+    for (const AttentionTile& tile : call_.plan.TilesOf(row_block_)) AddTile(tile);
+    Store();
   }
 
  private:
-  void AddTile(const AttentionTile& tile, bool writes) {
-    const KeyBlock& keys =
-        call_.keys[static_cast<size_t>(call_.plan.key_tiles()[static_cast<size_t>(tile.key_tile)].block)];
+  void AddTile(const AttentionTile& tile) {
+    const KeyBlock& keys = call_.keys[static_cast<size_t>(call_.plan.BlockOf(tile))];
     const int64_t kv_head = KvHead(call_.problem, head_);
     Matmul(tile.rows, tile.columns, call_.q.shape[3], kDTypeOf<T>,
            HeadOf<T>(call_.q, batch_, head_).From(tile.first_row),
            HeadOf<T>(keys.k, batch_, kv_head).TransposedFrom(tile.first_key), 0.0F, DType::kF32, scores_,
            tile.columns);
+    HideUnseen(call_.plan, tile, scores_);
     const int64_t offset = tile.first_row - first_row_;
     for (int64_t row = 0; row < tile.rows; ++row) {
       const float correction = SoftmaxRow(scores_ + row * tile.columns, call_.plan.SeenBy(tile, row),
                                           tile.columns, call_.problem.scale, maximum_[offset + row],
                                           sum_[offset + row], weights_ + row * tile.columns);
-      if (!writes && correction != 1.0F) ScaleRow(offset + row, correction);
+      if (!tile.begins_rows && correction != 1.0F) ScaleRow(offset + row, correction);
     }
     Matmul(tile.rows, call_.value_dim(), tile.columns, kDTypeOf<T>, {weights_, tile.columns},
-           HeadOf<T>(keys.v, batch_, kv_head).From(tile.first_key), writes ? 0.0F : 1.0F, DType::kF32,
-           out_ + offset * call_.value_dim(), call_.value_dim());
+           HeadOf<T>(keys.v, batch_, kv_head).From(tile.first_key), tile.begins_rows ? 0.0F : 1.0F,
+           DType::kF32, out_ + offset * call_.value_dim(), call_.value_dim());
   }
 
   void ScaleRow(int64_t row, float factor) {
@@ -124,21 +119,24 @@ class RowBlockForward {
     for (int64_t i = 0; i < call_.value_dim(); ++i) values[i] *= factor;
   }
 
-  void StoreRow(int64_t row) const {
-    const int64_t token = first_row_ + row;
-    const float inverse = sum_[row] > 0.0F ? 1.0F / sum_[row] : 0.0F;
-    const TensorView& out = call_.out;
-    WithElementType(out.dtype, [&](auto element) {
+  void Store() const {
+    WithElementType(call_.out.dtype, [&](auto element) {
       using Out = decltype(element);
-      const float* values = out_ + row * call_.value_dim();
-      Out* target = HeadOf<Out>(out, batch_, head_).Row(token);
-      for (int64_t i = 0; i < call_.value_dim(); ++i) target[i] = Round<Out>(values[i] * inverse);
+      const int64_t dim = call_.value_dim();
+      const HeadRows<Out> out = HeadOf<Out>(call_.out, batch_, head_);
+      for (int64_t row = 0; row < rows_; ++row) {
+        const float inverse = sum_[row] > 0.0F ? 1.0F / sum_[row] : 0.0F;
+        const float* __restrict values = out_ + row * dim;
+        Out* __restrict target = out.Row(first_row_ + row);
+        for (int64_t i = 0; i < dim; ++i) target[i] = Round<Out>(values[i] * inverse);
+      }
     });
-    StatisticsOf(call_.lse, batch_, head_)[token] = maximum_[row] + std::log(sum_[row]);
+    float* lse = StatisticsOf(call_.lse, batch_, head_) + first_row_;
+    for (int64_t row = 0; row < rows_; ++row) lse[row] = maximum_[row] + std::log(sum_[row]);
   }
 
   const ForwardCall& call_;
-  int64_t batch_, head_, first_row_, rows_;
+  int64_t batch_, head_, row_block_, first_row_, rows_;
   float* scores_;
   T* weights_;
   float *out_, *maximum_, *sum_;
@@ -148,7 +146,8 @@ class RowBlockForward {
 
 void AttentionForward(const AttentionProblem& problem, const TensorView& q, const TokenRuns& q_runs,
                       absl::Span<const KeyBlock> keys, const TensorView& out, const TensorView& lse) {
-  const TileSize size = ChooseTileSize(q.shape[1]);
+  WEFT_CHECK(problem.scale > 0.0F, "attention scores need a positive scale");
+  const TileSize size = TileSizeFor(CoreCacheBytes());
   const AttentionPlan plan(problem.mask, q_runs, RunsOf(keys), size, AttentionPlan::Order::kByRowBlock);
   const ForwardCall call = {problem, plan, size, q, keys, out, lse};
   const int64_t heads = q.shape[2];
@@ -158,8 +157,7 @@ void AttentionForward(const AttentionProblem& problem, const TensorView& q, cons
       for (int64_t item = begin; item < end; ++item) {
         const int64_t row_block = item % plan.row_blocks();
         const int64_t head = item / plan.row_blocks() % heads;
-        RowBlockForward<T>(call, item / plan.row_blocks() / heads, head, row_block)
-            .Run(plan.TilesOf(row_block));
+        RowBlockForward<T>(call, item / plan.row_blocks() / heads, head, row_block).Run();
       }
     });
   });

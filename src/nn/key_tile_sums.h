@@ -1,39 +1,47 @@
-// The gradients of one key tile as each query head sees it, and their sum over the heads that share a kv
-// head.
+// Where the gradients of a key tile are summed: each query head has its own sum, and those of the heads that
+// share a kv head are added up at the end. A kv head with one query head is summed in its target.
 #pragma once
 
 #include <cstdint>
 
-#include "src/nn/attention_tiles.h"
+#include <absl/types/span.h>
+
+#include "src/nn/attention_plan.h"
+#include "src/nn/head_rows.h"
 #include "weft/core/tensor.h"
 #include "weft/nn/attention_kernel.h"
 
 namespace weft {
 
-// Of one query head of one sequence: [keys, head_dim] and [keys, value_dim].
+// Of one query head of one sequence: a row for each of the tile's keys.
 struct TileGradients {
-  float* dk;
-  float* dv;
+  HeadRows<float> dk, dv;
+  float beta;  // What the rows' old values count; with 0 they are uninitialised.
 };
 
 class KeyTileSums {
  public:
-  KeyTileSums(const AttentionProblem& problem, int64_t batches, int64_t heads, int64_t most_keys,
-              int64_t head_dim, int64_t value_dim);
+  // For queries like `q`. `targets` and `beta` are those of AttentionBackward.
+  KeyTileSums(const AttentionProblem& problem, const TensorView& q, absl::Span<const KeyGradients> targets,
+              float beta, int64_t most_keys);
 
-  // Uninitialised. `item` is batch * heads + head.
-  TileGradients Of(int64_t item) const;
-  // Each kv head's target = the sum over its query heads + beta times what it holds. Overwrites the parts.
-  void Store(const KeyTile& tile, const KeyGradients& targets, float beta) const;
+  TileGradients Of(const KeyTile& tile, int64_t batch, int64_t head) const;
+  // When the tile's sums are complete. Overwrites them.
+  void Store(const KeyTile& tile) const;
 
  private:
-  void StoreHead(const KeyTile& tile, float* TileGradients::*which, const TensorView& target, int64_t batch,
-                 int64_t kv_head, float beta) const;
+  const KeyGradients& TargetOf(const KeyTile& tile) const {
+    return targets_[static_cast<size_t>(tile.block)];
+  }
+  bool InPlace(const KeyGradients& target) const;
+  void StoreHead(const KeyTile& tile, int64_t batch, int64_t kv_head, HeadRows<float> TileGradients::*which,
+                 const TensorView& target) const;
 
   const AttentionProblem& problem_;
-  int64_t batches_, heads_;
-  int64_t key_elements_, value_elements_;
-  Tensor memory_;
+  absl::Span<const KeyGradients> targets_;
+  float beta_;
+  int64_t batches_, heads_, most_keys_;
+  Tensor memory_;  // [batch, heads, keys, head_dim + value_dim]
 };
 
 }  // namespace weft

@@ -7,8 +7,8 @@
 // same layout, which is saved and must not be overwritten before backward; then, if asked for, the
 // log-sum-exp of each query's scores [batch, heads, tokens], f32, which takes no gradient. Which tokens they
 // are is the invocation's sequence(). Outputs and gradients are made by the module's ResultAllocators.
-// Errors: kInvalidArgument (shapes, dtypes or a mask that do not fit), kFailedPrecondition (a sequence that
-// is
+// Errors: kInvalidArgument (shapes, dtypes, a mask or a scale that do not fit), kFailedPrecondition (a
+// sequence that is
 //   split over ranks, without an operator that brings their keys).
 #pragma once
 
@@ -30,7 +30,7 @@ TensorView AsBshd(const TensorView& view, AttentionLayout layout);
 
 struct AttentionOptions {
   AttentionMask mask;
-  std::optional<float> scale;  // Of the scores; DefaultScale(head_dim) if none.
+  std::optional<float> scale;  // Of the scores, positive; DefaultScale(head_dim) if none.
   AttentionLayout layout = AttentionLayout::kBshd;
   bool returns_lse = false;
 };

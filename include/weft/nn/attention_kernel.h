@@ -8,8 +8,8 @@
 // be 0.
 //
 // Thread safety: any thread may call; a call uses the calling thread's ThreadCount() threads.
-// Bits: results do not depend on strides, alignment or thread count. They do depend on how keys are divided
-//   into blocks, as sums run block by block.
+// Bits: as Matmul's. They also depend on how keys are divided into blocks, as sums run block by block, and on
+//   the cache of a core, which decides the size of tiles.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ float DefaultScale(int64_t head_dim);
 
 struct AttentionProblem {
   AttentionMask mask;  // Valid (see Validate).
-  float scale = 1.0F;  // Of the scores, before the softmax.
+  float scale = 1.0F;  // Of the scores, before the softmax; positive.
   // Query head h reads kv head (h + head_offset) / group: a rank may hold some of the heads, from the middle
   // of a group too.
   int64_t group = 1;
