@@ -19,14 +19,24 @@ PendingTensor::PendingTensor(PendingTensor&& other) noexcept
       finishes_(std::move(other.finishes_)),
       works_(std::move(other.works_)) {}
 
-// The works must be over before the memory that they use is replaced.
 PendingTensor& PendingTensor::operator=(PendingTensor&& other) noexcept {
   if (this == &other) return *this;
-  works_ = std::move(other.works_);
+  LetGo();
+  result_ = std::exchange(other.result_, {});
   kept_ = std::move(other.kept_);
   finishes_ = std::move(other.finishes_);
-  result_ = std::exchange(other.result_, {});
+  works_ = std::move(other.works_);
   return *this;
+}
+
+PendingTensor::~PendingTensor() { LetGo(); }
+
+void PendingTensor::LetGo() {
+  if (works_.empty()) return;
+  std::vector<std::shared_ptr<void>> memory = {result_.storage()};
+  for (const Tensor& kept : kept_) memory.push_back(kept.storage());
+  for (Work& work : works_) work.Detach(memory);
+  works_.clear();
 }
 
 void PendingTensor::Follow(Tensor result, Work work) {

@@ -235,6 +235,7 @@ bool EngineCore::ReleaseInOrder(int index, int64_t now_ns) {
     OperationRecord& record = *lane.running.front();
     record.released_ns = now_ns;
     record.operation.reset();
+    record.kept.clear();
     wire_.Forget(index, record.descriptor.sequence);
     record.state.store(OperationState::kReleased, std::memory_order_release);
     env_.recorder.Note(record);

@@ -184,6 +184,13 @@ absl::Status CommEngine::Impl::Wait(const std::shared_ptr<OperationRecord>& reco
   return shell_->Wait(record, event, deadline.value_or(Deadline()), /*last_resort=*/!deadline.has_value());
 }
 
+void CommEngine::Impl::Keep(OperationRecord& record, std::vector<std::shared_ptr<void>> memory) {
+  shell_->WithCore([&](EngineCore& /*core*/) {
+    if (record.State() != OperationState::kReleased) record.kept = std::move(memory);
+    return 0;
+  });
+}
+
 void CommEngine::Impl::Poison(const absl::Status& cause) {
   shell_->WithCore([&](EngineCore& core) {
     core.Fail(cause);

@@ -41,6 +41,8 @@ class CommEngine::Impl {
   std::shared_ptr<OperationRecord> Submit(Request request, const absl::Status& valid);
   absl::Status Wait(const std::shared_ptr<OperationRecord>& record, EngineShell::Event event,
                     std::optional<absl::Time> deadline);
+  // See Work::Detach.
+  void Keep(OperationRecord& record, std::vector<std::shared_ptr<void>> memory);
   void Poison(const absl::Status& cause);
 
   // OK if the lane is one of this engine's.

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include <absl/status/status.h>
 
@@ -32,8 +33,9 @@ struct OperationRecord {
   std::shared_ptr<OperationRecord> after;  // Starts when that is ready,
   std::shared_ptr<OperationRecord> gate;   // and that is released.
   std::unique_ptr<Operation> operation;
-  OperationRecord* next = nullptr;        // In the submission stack.
-  std::shared_ptr<OperationRecord> self;  // Keeps the record while only the stack knows it.
+  std::vector<std::shared_ptr<void>> kept;  // Its buffers, if nobody else answers for them. The core's lock.
+  OperationRecord* next = nullptr;          // In the submission stack.
+  std::shared_ptr<OperationRecord> self;    // Keeps the record while only the stack knows it.
 
   std::atomic<OperationState> state{OperationState::kQueued};
   absl::Status error;  // Valid once kFailed.

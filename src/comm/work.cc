@@ -37,6 +37,12 @@ absl::Status Work::WaitReleased(std::optional<absl::Time> deadline) {
   return engine_->impl_->Wait(record_, EngineShell::Event::kReleased, deadline);
 }
 
+void Work::Detach(std::vector<std::shared_ptr<void>> memory) {
+  engine_->impl_->Keep(*record_, std::move(memory));
+  engine_ = nullptr;
+  record_ = nullptr;
+}
+
 bool Work::Test() const {
   const OperationState state = record_->State();
   return state != OperationState::kQueued && state != OperationState::kRunning;

@@ -70,6 +70,55 @@ TEST(TwoEvents, InputThatAPeerOfTheNodeStillReadsIsNotReleased) {
   });
 }
 
+std::shared_ptr<std::vector<float>> KeptBuffer() {
+  return std::make_shared<std::vector<float>>(kCount, 1.0F);
+}
+
+TEST(TwoEvents, MemoryOfADetachedWorkGoesWhenItIsReleased) {
+  RunRanksOnEveryNodeMap(2, [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    auto buffer = KeptBuffer();
+    const std::weak_ptr<std::vector<float>> watched = buffer;
+    const auto submit = [&] {
+      Work work = fixture.engine->AllReduce(fixture.lane, buffer->data(), buffer->data(), DType::kF32, kCount,
+                                            ReduceOp::kSum);
+      work.Detach({std::move(buffer)});
+      EXPECT_FALSE(work.valid());
+    };
+    if (bootstrap.rank() == 0) {
+      submit();
+      EXPECT_FALSE(watched.expired());
+    }
+    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+    if (bootstrap.rank() == 1) submit();
+    WEFT_RETURN_IF_ERROR(CheckThatItWorks(fixture));  // Behind it on the lane.
+    EXPECT_TRUE(watched.expired());
+    return absl::OkStatus();
+  });
+}
+
+TEST(TwoEvents, MemoryOfADetachedWorkThatFailsStaysUntilTheReset) {
+  RunRanksOnEveryNodeMap(2, [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    for (const bool fails_first : {false, true}) {
+      auto buffer = KeptBuffer();
+      const std::weak_ptr<std::vector<float>> watched = buffer;
+      Work work = fixture.engine->AllReduce(fixture.lane, buffer->data(), buffer->data(), DType::kF32,
+                                            kCount + bootstrap.rank(), ReduceOp::kSum);
+      if (fails_first) {
+        EXPECT_FALSE(work.Wait().ok());
+      }
+      work.Detach({std::move(buffer)});
+      if (!fails_first) fixture.engine->Poison(absl::DataLossError("enough"));
+      EXPECT_FALSE(watched.expired());
+      WEFT_RETURN_IF_ERROR(fixture.engine->ResetAfterError());
+      EXPECT_TRUE(watched.expired());
+      WEFT_RETURN_IF_ERROR(CheckThatItWorks(fixture));
+    }
+    return absl::OkStatus();
+  });
+}
+
 // Each rank ruins its buffers as soon as the Work is gone: had its destructor not waited, peers would read
 // ruins.
 TEST(TwoEvents, DestroyingAnUnfinishedWorkWaitsUntilItIsReleased) {

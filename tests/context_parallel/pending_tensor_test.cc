@@ -58,6 +58,7 @@ TEST(PendingTensor, KeepsAllMemoryUntilPeersHaveReadIt) {
         EXPECT_EQ(all.As<int32_t>()[rank * kCount + round], rank);
       }
     }
+    WEFT_RETURN_IF_ERROR(CheckThatItWorks(fixture));  // Behind them all.
     EXPECT_EQ(fixture.pool->in_use_bytes(), 0U);
     return absl::OkStatus();
   });
@@ -109,6 +110,20 @@ TEST(PendingTensor, SaysWhatBecameOfItsCollective) {
     WEFT_ASSIGN_OR_RETURN(PendingTensor pending, GatherRanks(fixture));
     EXPECT_THAT(pending.Wait().status(), StatusIs(absl::StatusCode::kAborted, HasSubstr("power")));
     return Meet(bootstrap);
+  });
+}
+
+TEST(PendingTensor, LeavesMemoryOfWhatFailedToTheEngine) {
+  RunRanksOnEveryNodeMap(2, [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    if (bootstrap.rank() == 0) {
+      WEFT_ASSIGN_OR_RETURN(PendingTensor pending, GatherRanks(fixture));  // Nobody else comes.
+      fixture.engine->Poison(absl::UnavailableError("the power went out"));
+    }
+    EXPECT_EQ(fixture.pool->in_use_bytes() > 0, bootstrap.rank() == 0);
+    WEFT_RETURN_IF_ERROR(fixture.engine->ResetAfterError());
+    EXPECT_EQ(fixture.pool->in_use_bytes(), 0U);
+    return CheckThatItWorks(fixture);
   });
 }
 

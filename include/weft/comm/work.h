@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <absl/status/status.h>
 #include <absl/time/time.h>
@@ -40,6 +41,11 @@ class [[nodiscard]] Work {
   // error, with "rank N: " in front; kAborted (the engine had failed before: with the cause).
   absl::Status Wait(std::optional<absl::Time> deadline = std::nullopt);
   absl::Status WaitReleased(std::optional<absl::Time> deadline = std::nullopt);
+
+  // Lets the operation go on by itself: the engine keeps `memory`, which holds its buffers, until it is
+  // *released* or, if it fails, until ResetAfterError or the engine's end. Whoever lets go of `memory` last
+  // may be any thread. Afterwards this is no longer valid().
+  void Detach(std::vector<std::shared_ptr<void>> memory);
 
   // Whether the operation is *ready* or has failed; never blocks, and makes no progress by itself.
   bool Test() const;

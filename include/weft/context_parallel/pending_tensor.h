@@ -4,9 +4,8 @@
 // from one to the next, and the result, which a peer of the node may read on behalf of another.
 //
 // Thread safety: belongs to the thread that submitted the collectives.
-// Lifetime: the engine must outlive it. Destroying it waits until the collectives are *released* (to the
-// engine's
-//   deadline), unless they have failed; whoever does not want to wait for slower peers keeps it for longer.
+// Lifetime: the engine must outlive it. Destroying it waits for nobody: the collectives go on, and the engine
+//   keeps their memory until they are *released* (see Work::Detach).
 #pragma once
 
 #include <functional>
@@ -27,7 +26,7 @@ class PendingTensor {
   PendingTensor(Tensor result, Work work, std::vector<Tensor> kept);
   PendingTensor(PendingTensor&& other) noexcept;
   PendingTensor& operator=(PendingTensor&& other) noexcept;
-  ~PendingTensor() = default;
+  ~PendingTensor();
 
   // A further collective, submitted `after` work(), has `result`; what there was is its input.
   void Follow(Tensor result, Work work);
@@ -47,8 +46,8 @@ class PendingTensor {
   absl::StatusOr<Tensor> Wait();
 
  private:
-  // Memory goes after the works, which are declared behind it: their destruction waits for those that read
-  // it.
+  void LetGo();
+
   Tensor result_;
   std::vector<Tensor> kept_;
   std::vector<Finish> finishes_;

@@ -27,6 +27,8 @@ class Tensor {
 
   bool defined() const { return view_.data != nullptr || !view_.shape.empty(); }
   const TensorView& view() const { return view_; }
+  // What keeps the memory; null if the caller does.
+  const std::shared_ptr<void>& storage() const { return storage_; }
   DType dtype() const { return view_.dtype; }
   const Shape& shape() const { return view_.shape; }
   int64_t dim(int index) const {
