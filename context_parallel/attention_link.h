@@ -1,0 +1,85 @@
+// One input of a split attention, and the module that it comes from. The module's hooks launch the exchange
+// of the input in forward, and take in what came back for it in backward.
+//
+// Note [Calls of a source]
+// A source may be called several times in an invocation, feed several attentions, or run again when backward
+// recomputes it. Each call in forward is noted; what it launched waits, with its tensor, until an attention
+// is called with that very tensor. The attention remembers the call and hands the gradient that it launched
+// in backward to it; the source's backward, whose calls come in reverse order, takes the last call off and
+// adds all that was handed to it. Each link has its own notes, in the invocation: they go when the invocation
+// goes.
+//
+// Note [Placeholders]
+// What attention's backward returns for an input with a source is a tensor of negative zeros: whoever adds to
+// it on the way to the source adds to nothing, and x + -0 is x to the bit, whatever the sign of x.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <vector>
+
+#include <absl/functional/any_invocable.h>
+#include <absl/status/statusor.h>
+
+#include "weft/context_parallel/attention_parallel.h"
+#include "weft/context_parallel/context_parallel.h"
+#include "weft/nn/attention.h"
+
+namespace weft {
+
+// [batch, tokens, features] or its range of features, as [batch, tokens, heads, features / heads].
+TensorView SplitHeads(const TensorView& view, int64_t heads,
+                      const std::optional<AttentionSource::Features>& features);
+
+class AttentionLink {
+ public:
+  using Launcher = std::function<absl::StatusOr<LaunchedTensor>(Invocation&, const Tensor& local)>;
+
+  // `launch` is given the input as [batch, tokens, heads, dim].
+  AttentionLink(const AttentionSource& source, int64_t heads, AttentionLayout layout, Launcher launch);
+  ~AttentionLink();
+  AttentionLink(const AttentionLink&) = delete;
+  AttentionLink& operator=(const AttentionLink&) = delete;
+
+  struct Taken {
+    LaunchedTensor launched;
+    std::optional<int64_t> call;  // Of the source, if a backward follows.
+  };
+  // What was launched for exactly this tensor; nothing if the source has not made it.
+  std::optional<Taken> Take(Invocation& invocation, const Tensor& local);
+  // Hands over what comes back for an input that was taken, as [batch, tokens, heads, dim].
+  absl::Status Return(Invocation& invocation, int64_t call, PendingTensor gradient);
+
+ private:
+  struct Launch {
+    LaunchedTensor tensor;
+    std::optional<int64_t> call;
+  };
+  struct Call {
+    int64_t number;
+    Shape output_shape;
+    std::vector<PendingTensor> gradients;
+  };
+  struct Notes {
+    std::deque<Launch> launched;
+    std::vector<Call> calls;
+    int64_t next_call = 0;
+  };
+
+  std::optional<size_t> OutputIndex(const Tensors& outputs) const;
+  absl::StatusOr<TensorView> InputOf(const TensorView& output) const;
+  absl::Status AfterForward(Invocation& invocation, const Tensors& outputs);
+  absl::Status BeforeBackward(Invocation& invocation, Tensors& output_gradients);
+  absl::Status CheckTaken(const Notes& notes, const Call& call) const;
+  // The gradient of an output, which may be undefined, and what has come back for the input that lies in it.
+  absl::StatusOr<Tensor> Sum(const Tensor& gradient, const Tensor& received, const Shape& output_shape) const;
+
+  AttentionSource source_;
+  int64_t heads_;
+  AttentionLayout layout_;
+  Launcher launch_;
+  std::vector<Module::HookId> hooks_;
+};
+
+}  // namespace weft
