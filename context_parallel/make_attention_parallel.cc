@@ -49,7 +49,7 @@ absl::StatusOr<std::unique_ptr<AttentionParallel>> MakeAttentionParallel(const C
     WEFT_ASSIGN_OR_RETURN(const LaneId lane, engine.AddLane(group, LanePurpose::kContext));
     outer = MakeOuter(scheme, LevelLane{&engine, &pool, lane});
   }
-  return std::make_unique<TwoLevelAttention>(pool, ranks, inner, std::move(outer));
+  return std::make_unique<TwoLevelAttention>(pool, ranks, context.group_rank, inner, std::move(outer));
 }
 
 }  // namespace weft

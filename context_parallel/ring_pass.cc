@@ -19,34 +19,35 @@ absl::StatusOr<BlockGradients> BlockGradients::Make(BufferPool& pool, const Shap
 absl::StatusOr<PendingTensor> RingPass::Hop(AttentionRole role, int distance, const Tensor& held,
                                             const Work* after) const {
   if (distance > hops()) return PendingTensor();
-  const int source = plan_.SourceAt(me_, distance);
+  const int source = plan_->SourceAt(me_, distance);
   Shape shape = held.shape();
-  shape[1] = plan_.Travels(source, distance) ? TokenCount(RunsOf(source)) : 0;
+  shape[1] = plan_->Travels(source, distance) ? TokenCount(RunsOf(source)) : 0;
   WEFT_ASSIGN_OR_RETURN(Tensor received, PoolTensor(*lane_->pool, held.dtype(), shape));
-  const bool sends = plan_.Travels(plan_.SourceAt(me_, distance - 1), distance);
+  const bool sends = plan_->Travels(plan_->SourceAt(me_, distance - 1), distance);
   const TensorView sent = sends ? held.view() : held.view().Slice(1, 0, 0);
-  Work work = lane_->engine->SendReceive(lane_->lane, sent, plan_.RankAt(me_, 1), received.view(),
-                                         plan_.SourceAt(me_, 1),
+  Work work = lane_->engine->SendReceive(lane_->lane, sent, plan_->RankAt(me_, 1), received.view(),
+                                         plan_->SourceAt(me_, 1),
                                          call_->Options(role == AttentionRole::kKey ? "k" : "v"), after);
   return PendingTensor(std::move(received), std::move(work), {held});
 }
 
 absl::StatusOr<PendingTensor> RingPass::PassGradients(int distance, const Tensor& gradients, const Shape& k,
                                                       const Shape& v) const {
-  if (!plan_.AnyGradientsTravel(distance)) return PendingTensor();
-  const bool sends = plan_.GradientsTravel(plan_.SourceAt(me_, distance), distance);
+  if (!plan_->AnyGradientsTravel(distance)) return PendingTensor();
+  const bool sends = plan_->GradientsTravel(plan_->SourceAt(me_, distance), distance);
   const int64_t count =
-      GradientsComeTo(distance + 1) ? GradientCount(plan_.SourceAt(me_, distance + 1), k, v) : 0;
-  return ExchangeGradients(sends ? gradients : Tensor(), plan_.RankAt(me_, 1), count, plan_.SourceAt(me_, 1));
+      GradientsComeTo(distance + 1) ? GradientCount(plan_->SourceAt(me_, distance + 1), k, v) : 0;
+  return ExchangeGradients(sends ? gradients : Tensor(), plan_->RankAt(me_, 1), count,
+                           plan_->SourceAt(me_, 1));
 }
 
 absl::StatusOr<PendingTensor> RingPass::SendHome(int distance, const Tensor& gradients, const Shape& k,
                                                  const Shape& v) const {
-  if (!plan_.AnyGradientsGoHome(distance)) return PendingTensor();
-  const int source = plan_.SourceAt(me_, distance);
-  const int64_t count = plan_.GradientsGoHome(me_, distance) ? GradientCount(me_, k, v) : 0;
-  return ExchangeGradients(plan_.GradientsGoHome(source, distance) ? gradients : Tensor(), source, count,
-                           plan_.RankAt(me_, distance));
+  if (!plan_->AnyGradientsGoHome(distance)) return PendingTensor();
+  const int source = plan_->SourceAt(me_, distance);
+  const int64_t count = plan_->GradientsGoHome(me_, distance) ? GradientCount(me_, k, v) : 0;
+  return ExchangeGradients(plan_->GradientsGoHome(source, distance) ? gradients : Tensor(), source, count,
+                           plan_->RankAt(me_, distance));
 }
 
 int64_t RingPass::GradientCount(int source, const Shape& k, const Shape& v) const {

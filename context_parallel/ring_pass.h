@@ -4,6 +4,9 @@
 // Lifetime: lane and call must outlive it.
 #pragma once
 
+#include <memory>
+#include <utility>
+
 #include "context_parallel/ring_plan.h"
 #include "context_parallel/sequence_attention.h"
 
@@ -19,16 +22,17 @@ struct BlockGradients {
 
 class RingPass {
  public:
-  RingPass(const LevelLane& lane, const SequenceCall& call)
-      : lane_(&lane), call_(&call), plan_(call.problem.mask, call.sequence->parts), me_(lane.me()) {}
+  // `plan`: of the call's mask and sequence.
+  RingPass(const LevelLane& lane, const SequenceCall& call, std::shared_ptr<const RingPlan> plan)
+      : lane_(&lane), call_(&call), plan_(std::move(plan)), me_(lane.me()) {}
 
-  int hops() const { return plan_.hops(); }
+  int hops() const { return plan_->hops(); }
   // Of the block that is here at `distance`: its tokens, whether this rank sees any of them, and whether
   // gradients come with it from the rank before.
-  const TokenRuns& RunsAt(int distance) const { return RunsOf(plan_.SourceAt(me_, distance)); }
-  bool SeesAt(int distance) const { return plan_.Sees(plan_.SourceAt(me_, distance), distance); }
+  const TokenRuns& RunsAt(int distance) const { return RunsOf(plan_->SourceAt(me_, distance)); }
+  bool SeesAt(int distance) const { return plan_->Sees(plan_->SourceAt(me_, distance), distance); }
   bool GradientsComeTo(int distance) const {
-    return plan_.GradientsTravel(plan_.SourceAt(me_, distance), distance - 1);
+    return plan_->GradientsTravel(plan_->SourceAt(me_, distance), distance - 1);
   }
 
   // The hop of keys, or values, that ends at `distance`: passes on what is held, the block at the distance
@@ -52,7 +56,7 @@ class RingPass {
 
   const LevelLane* lane_;
   const SequenceCall* call_;
-  RingPlan plan_;
+  std::shared_ptr<const RingPlan> plan_;
   int me_;
 };
 

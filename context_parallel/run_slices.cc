@@ -20,7 +20,10 @@ TokenRange SeeingQueries(const AttentionMask& mask, const TokenRuns& queries, co
   TokenRange seeing;
   int64_t start = 0;
   for (const TokenRun& run : queries) {
-    if (VisiblePairs(mask, {run}, keys) > 0) {
+    const bool sees = std::any_of(keys.begin(), keys.end(), [&](const TokenRun& key_run) {
+      return VisiblePairs(mask, run, key_run) > 0;
+    });
+    if (sees) {
       if (seeing.count == 0) seeing.begin = start;
       seeing.count = start + run.count - seeing.begin;
     }

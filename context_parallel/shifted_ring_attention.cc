@@ -54,10 +54,11 @@ class PassingKeys {
 // Backward of one call.
 class RingBackward {
  public:
-  RingBackward(const LevelLane& lane, const SequenceCall& call, const Tensors& saved, const Tensor& dout)
+  RingBackward(const LevelLane& lane, const SequenceCall& call, std::shared_ptr<const RingPlan> plan,
+               const Tensors& saved, const Tensor& dout)
       : pool_(lane.pool),
         call_(call),
-        pass_(lane, call),
+        pass_(lane, call, std::move(plan)),
         q_(saved[0]),
         k_(saved[1]),
         v_(saved[2]),
@@ -137,11 +138,11 @@ class ShiftedRingAttention final : public SequenceAttention {
   absl::StatusOr<PendingTensor> Launch(const SequenceCall& call, AttentionRole role, const Tensor& own,
                                        const Work* after) override {
     if (role == AttentionRole::kQuery) return PendingTensor();
-    return RingPass(lane_, call).Hop(role, 1, own, after);
+    return RingPass(lane_, call, PlanOf(call)).Hop(role, 1, own, after);
   }
 
   absl::StatusOr<Result> Forward(const SequenceCall& call, Input q, Input k, Input v) override {
-    const RingPass pass(lane_, call);
+    const RingPass pass(lane_, call, PlanOf(call));
     const TokenRuns& runs = call.sequence->runs();
     WEFT_ASSIGN_OR_RETURN(Tensor sum, NewOutput(*lane_.pool, q.own, v.own, DType::kF32));
     WEFT_ASSIGN_OR_RETURN(Tensor lse, NewLse(*lane_.pool, q.own));
@@ -168,11 +169,24 @@ class ShiftedRingAttention final : public SequenceAttention {
 
   absl::StatusOr<Gradients> Backward(const SequenceCall& call, const Tensors& saved,
                                      const Tensor& dout) override {
-    return RingBackward(lane_, call, saved, dout).Run();
+    return RingBackward(lane_, call, PlanOf(call), saved, dout).Run();
   }
 
  private:
+  // The layers of a model use one sequence: its plan is made once.
+  std::shared_ptr<const RingPlan> PlanOf(const SequenceCall& call) {
+    if (planned_sequence_ != call.sequence || planned_mask_ != call.problem.mask) {
+      plan_ = std::make_shared<RingPlan>(call.problem.mask, call.sequence->parts);
+      planned_sequence_ = call.sequence;
+      planned_mask_ = call.problem.mask;
+    }
+    return plan_;
+  }
+
   LevelLane lane_;
+  std::shared_ptr<const RingPlan> plan_;
+  std::shared_ptr<const SequenceParts> planned_sequence_;
+  AttentionMask planned_mask_;
 };
 
 }  // namespace

@@ -16,9 +16,9 @@ absl::string_view NameOf(AttentionRole role) {
 
 }  // namespace
 
-TwoLevelAttention::TwoLevelAttention(BufferPool& pool, int ranks, std::optional<LevelLane> inner,
+TwoLevelAttention::TwoLevelAttention(BufferPool& pool, int ranks, int rank, std::optional<LevelLane> inner,
                                      std::unique_ptr<SequenceAttention> outer)
-    : pool_(&pool), ranks_(ranks), inner_(inner), outer_(std::move(outer)) {
+    : pool_(&pool), ranks_(ranks), rank_(rank), inner_(inner), outer_(std::move(outer)) {
   if (inner_) exchange_.emplace(*inner_->engine, *inner_->pool, inner_->lane);
 }
 
@@ -32,11 +32,16 @@ absl::Status TwoLevelAttention::CheckLocal(const AttentionCall& call, AttentionR
       heads, ", dim], this rank's ", tokens, " tokens of the sequence; queries and keys have the same"));
 }
 
-absl::StatusOr<TwoLevelAttention::Levels> TwoLevelAttention::LevelsOf(const AttentionCall& call) const {
+absl::StatusOr<TwoLevelAttention::Levels> TwoLevelAttention::LevelsOf(const AttentionCall& call) {
   if (call.sequence == nullptr || call.sequence->ranks() != ranks_) {
     return absl::InvalidArgumentError(absl::StrCat(
         "the sequence of ", call.label, " is split over ", call.sequence ? call.sequence->ranks() : 0,
         " ranks, the context group has ", ranks_, ": lay it out with SequenceLayout over the group"));
+  }
+  if (call.sequence->own != rank_) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the sequence of ", call.label, " is that of rank ", call.sequence->own,
+                     ", this is rank ", rank_, " of the context group: take its own SequenceLayout::Parts"));
   }
   if (call.kv_heads < 1 || call.heads % call.kv_heads != 0) {
     return absl::InvalidArgumentError(absl::StrCat(call.label, " has ", call.heads, " query heads and ",
@@ -53,14 +58,23 @@ absl::StatusOr<TwoLevelAttention::Levels> TwoLevelAttention::LevelsOf(const Atte
                               .scale = call.scale,
                               .group = levels.heads.group(),
                               .head_offset = levels.heads.HeadOffset(inner_rank())},
-                  .sequence = inner_ ? std::make_shared<SequenceParts>(OuterParts(sequence, inner_size()))
-                                     : call.sequence,
+                  .sequence = OuterOf(call.sequence),
                   .saves = call.saves,
                   .returns_lse = call.returns_lse,
                   .f32_key_gradients = levels.heads.replicates(),
                   .label = call.label,
                   .identity = call.identity};
   return levels;
+}
+
+std::shared_ptr<const SequenceParts> TwoLevelAttention::OuterOf(
+    const std::shared_ptr<const SequenceParts>& sequence) {
+  if (!inner_) return sequence;
+  if (joined_from_ != sequence) {
+    joined_ = std::make_shared<SequenceParts>(OuterParts(*sequence, inner_size()));
+    joined_from_ = sequence;
+  }
+  return joined_;
 }
 
 HeadExchange::Cut TwoLevelAttention::CutOf(const Levels& levels, AttentionRole role) {

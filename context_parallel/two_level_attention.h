@@ -14,8 +14,8 @@ namespace weft {
 
 class TwoLevelAttention final : public AttentionParallel {
  public:
-  // `inner`: none if the inner level has one rank. `ranks`: of both.
-  TwoLevelAttention(BufferPool& pool, int ranks, std::optional<LevelLane> inner,
+  // `inner`: none if the inner level has one rank. `ranks`: of both levels; this one is `rank` of them.
+  TwoLevelAttention(BufferPool& pool, int ranks, int rank, std::optional<LevelLane> inner,
                     std::unique_ptr<SequenceAttention> outer);
 
   absl::StatusOr<LaunchedTensor> Launch(const AttentionCall& call, AttentionRole role,
@@ -31,7 +31,9 @@ class TwoLevelAttention final : public AttentionParallel {
     std::vector<int64_t> inner_tokens = {};  // Of this rank's inner group.
     SequenceCall outer = {};
   };
-  absl::StatusOr<Levels> LevelsOf(const AttentionCall& call) const;
+  absl::StatusOr<Levels> LevelsOf(const AttentionCall& call);
+  // The sequence over the outer ranks. The layers of a model use one sequence: it is joined once.
+  std::shared_ptr<const SequenceParts> OuterOf(const std::shared_ptr<const SequenceParts>& sequence);
   absl::Status CheckLocal(const AttentionCall& call, AttentionRole role, const Tensor& local) const;
   static HeadExchange::Cut CutOf(const Levels& levels, AttentionRole role);
   int inner_size() const { return inner_ ? inner_->size() : 1; }
@@ -44,9 +46,11 @@ class TwoLevelAttention final : public AttentionParallel {
 
   BufferPool* pool_;
   int ranks_;
+  int rank_;
   std::optional<LevelLane> inner_;
   std::optional<HeadExchange> exchange_;  // If there is an inner level.
   std::unique_ptr<SequenceAttention> outer_;
+  std::shared_ptr<const SequenceParts> joined_from_, joined_;
 };
 
 }  // namespace weft

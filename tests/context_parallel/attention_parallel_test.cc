@@ -13,39 +13,6 @@ namespace weft::testing {
 namespace {
 
 constexpr AttentionMask kCausal{};
-constexpr AttentionMask kFull{.causal = false, .window = {}};
-constexpr AttentionMask kWindow{.causal = true, .window = 3};
-
-struct Heads {
-  int64_t heads, kv_heads;
-};
-constexpr Heads kMha{4, 4};
-constexpr Heads kGqa{6, 2};
-constexpr Heads kMqa{4, 1};
-
-// Lengths that divide and that do not, one that leaves ranks empty, and packs of documents.
-std::vector<std::vector<int64_t>> PacksFor(int ranks) {
-  return {{int64_t{8} * ranks}, {int64_t{6} * ranks + 1}, {2}, {1, 9, 2, 3}};
-}
-
-std::vector<SolvedCase> SweepFor(int ranks) {
-  std::vector<SolvedCase> sweep;
-  for (const AttentionMask& mask : {kCausal, kFull, kWindow}) {
-    for (const auto& documents : PacksFor(ranks)) {
-      for (const Heads& heads : {kMha, kGqa, kMqa}) {
-        sweep.emplace_back(AttentionCase{.mask = mask,
-                                         .documents = documents,
-                                         .shape = {.batch = 2,
-                                                   .heads = heads.heads,
-                                                   .kv_heads = heads.kv_heads,
-                                                   .head_dim = 4,
-                                                   .value_dim = heads.kv_heads == 2 ? 6 : 4},
-                                         .heads_first = heads.kv_heads == 1});
-      }
-    }
-  }
-  return sweep;
-}
 
 void CheckOnThreads(const NodeMap& nodes, const std::vector<SolvedCase>& cases) {
   RunRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
@@ -66,11 +33,78 @@ TEST(AttentionParallel, IsAttentionOfTheWholeSequenceOnOneToFourRanks) {
 TEST(AttentionParallel, IsTheSameBetweenNodes) {
   for (const int ranks : {2, 3, 4}) {
     std::vector<SolvedCase> cases;
-    for (const auto& documents : PacksFor(ranks)) {
+    for (const std::vector<int64_t>& documents :
+         {std::vector<int64_t>{int64_t{8} * ranks + 1}, {2}, {1, 9, 2, 3}}) {
       cases.emplace_back(AttentionCase{.mask = kCausal, .documents = documents});
     }
-    cases.emplace_back(AttentionCase{.mask = kWindow, .documents = {int64_t{8} * ranks}});
+    cases.emplace_back(
+        AttentionCase{.mask = {.causal = true, .window = 3}, .documents = {int64_t{8} * ranks}});
     for (const NodeMap& nodes : NodeMapsOf(ranks)) CheckOnThreads(nodes, cases);
+  }
+}
+
+TEST(AttentionParallel, HasAnAnswerForHeadsThatDoNotDivide) {
+  std::vector<SolvedCase> cases;
+  for (const auto& [heads, kv_heads] : {std::pair<int64_t, int64_t>{7, 7}, {5, 1}, {2, 2}, {1, 1}, {12, 3}}) {
+    cases.emplace_back(AttentionCase{
+        .mask = kCausal,
+        .documents = {21},
+        .shape = {.batch = 1, .heads = heads, .kv_heads = kv_heads, .head_dim = 3, .value_dim = 5}});
+  }
+  for (const int ranks : {2, 3, 4}) CheckOnThreads(NodeMap::OneNode(ranks), cases);
+}
+
+TEST(AttentionParallel, TakesAnyScale) {
+  CheckOnThreads(NodeMap::OneNode(4),
+                 {SolvedCase(AttentionCase{.mask = kCausal, .documents = {24}, .scale = 1.7F})});
+}
+
+TEST(AttentionParallel, RoundsOnlyItsResultsInBf16) {
+  std::vector<SolvedCase> cases;
+  for (const int64_t kv_heads : {4, 1}) {
+    AttentionCase bf16{.mask = kCausal, .documents = {26}};
+    bf16.shape.kv_heads = kv_heads;
+    bf16.shape.dtype = DType::kBF16;
+    cases.emplace_back(bf16);
+  }
+  for (const int ranks : {1, 3, 4}) CheckOnThreads(NodeMap::OneNode(ranks), cases);
+}
+
+TEST(AttentionParallel, StagesWhatLiesOutsideNodeMemory) {
+  for (const bool heads_first : {false, true}) {
+    CheckOnThreads(
+        NodeMap::OneNode(4),
+        {SolvedCase(AttentionCase{
+            .mask = kCausal, .documents = {5, 20}, .heads_first = heads_first, .in_node_memory = false})});
+  }
+}
+
+// Schedules and transports change when things move, never what comes out.
+TEST(AttentionParallel, GivesTheSameBitsForAnySliceSizeAndNodeMap) {
+  constexpr int kRanks = 4;
+  const SolvedCase solved(AttentionCase{.mask = kCausal, .documents = {7, 30}});
+  const std::vector<ContextScheme> schemes = SchemesFor(kCausal, kRanks);
+  std::vector<std::vector<std::vector<double>>> first(kRanks);  // By rank and scheme.
+  for (const NodeMap& nodes : NodeMapsOf(kRanks)) {
+    for (const int64_t slice_bytes : {256, 128 * 1024}) {
+      RunRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
+        EngineOptions options;
+        options.slice_bytes = slice_bytes;
+        WEFT_ASSIGN_OR_RETURN(SchemeRunner runner, SchemeRunner::Make(bootstrap, options));
+        auto& known = first[static_cast<size_t>(bootstrap.rank())];
+        for (size_t i = 0; i < schemes.size(); ++i) {
+          WEFT_ASSIGN_OR_RETURN(const SchemeRunner::Outcome outcome, runner.Run(schemes[i], solved));
+          std::vector<double> bits;
+          for (const Tensor& tensor : {outcome.out, outcome.lse, outcome.dq, outcome.dk, outcome.dv}) {
+            const std::vector<double> values = ToDoubleValues(tensor.view());
+            bits.insert(bits.end(), values.begin(), values.end());
+          }
+          if (known.size() == i) known.push_back(bits);
+          EXPECT_EQ(known[i], bits) << schemes[i].Describe(kRanks);
+        }
+        return absl::OkStatus();
+      });
+    }
   }
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <random>
+#include <thread>
 #include <utility>
 
 #include <absl/strings/str_join.h>
@@ -30,7 +31,6 @@ EngineCounters Since(const EngineCounters& before, const EngineCounters& now) {
   EngineCounters difference = now;
   difference.context_bytes -= before.context_bytes;
   difference.copied_bytes -= before.copied_bytes;
-  difference.operations -= before.operations;
   return difference;
 }
 
@@ -41,15 +41,15 @@ void ExpectPart(const char* name, const std::vector<double>& whole, const std::v
   for (const double value : whole) largest = std::max(largest, std::isfinite(value) ? std::abs(value) : 0.0);
   const int64_t tokens = layout.TokensOf(rank);
   ASSERT_EQ(static_cast<int64_t>(part.size()), batch * tokens * width) << name;
-  for (int64_t at = 0; at < batch * tokens * width; ++at) {
-    const int64_t token = layout.TokenAt({rank, at / width % tokens});
-    const int64_t from = (at / width / tokens * layout.tokens() + token) * width + at % width;
-    const double expected = whole[static_cast<size_t>(from)];
-    const double met = part[static_cast<size_t>(at)];
-    if (std::isinf(expected)) {
-      ASSERT_EQ(met, expected) << name << " of token " << token;
-    } else {
-      ASSERT_NEAR(met, expected, tolerance * largest) << name << " of token " << token;
+  for (int64_t row = 0; row < batch * tokens; ++row) {
+    const int64_t token = layout.TokenAt({rank, row % tokens});
+    const double* expected = whole.data() + (row / tokens * layout.tokens() + token) * width;
+    const double* met = part.data() + row * width;
+    for (int64_t i = 0; i < width; ++i) {
+      // Equal covers infinities, and is false for NaN.
+      if (met[i] == expected[i] || std::abs(met[i] - expected[i]) <= tolerance * largest) continue;
+      FAIL() << name << " of token " << token << " at " << i << " is " << met[i] << " instead of "
+             << expected[i];
     }
   }
 }
@@ -68,6 +68,12 @@ std::vector<double> TokensFirst(const std::vector<double>& lse, int64_t heads, i
 
 }  // namespace
 
+TokenRuns AttentionCase::runs() const {
+  TokenRuns runs;
+  for (const int64_t length : documents) runs.push_back({static_cast<int64_t>(runs.size()), 0, length});
+  return runs;
+}
+
 std::string AttentionCase::Describe() const {
   return absl::StrCat(mask.causal ? "causal" : "full",
                       mask.window ? absl::StrCat(" window ", *mask.window) : "", ", documents ",
@@ -76,17 +82,19 @@ std::string AttentionCase::Describe() const {
                       heads_first ? ", heads first" : "");
 }
 
-SolvedCase::SolvedCase(const AttentionCase& the_case, uint64_t seed) : attention(the_case) {
+void SolvedCase::DrawInputs(uint64_t seed) {
   const AttentionShape& shape = attention.shape;
-  TokenRuns runs;
-  for (const int64_t length : attention.documents)
-    runs.push_back({static_cast<int64_t>(runs.size()), 0, length});
-  const int64_t rows = shape.batch * TokenCount(runs);
+  const int64_t rows = shape.batch * TokenCount(attention.runs());
   std::mt19937_64 random(seed);
   q = Draw(random, rows * shape.heads * shape.head_dim);
   k = Draw(random, rows * shape.kv_heads * shape.head_dim);
   v = Draw(random, rows * shape.kv_heads * shape.value_dim);
   dout = Draw(random, rows * shape.heads * shape.value_dim);
+}
+
+SolvedCase::SolvedCase(const AttentionCase& the_case, uint64_t seed) : attention(the_case) {
+  DrawInputs(seed);
+  const AttentionShape& shape = attention.shape;
   const OracleAttention oracle{.mask = attention.mask,
                                .scale = ScaleOf(attention),
                                .batch = shape.batch,
@@ -95,10 +103,69 @@ SolvedCase::SolvedCase(const AttentionCase& the_case, uint64_t seed) : attention
                                .group = shape.heads / shape.kv_heads,
                                .head_dim = shape.head_dim,
                                .value_dim = shape.value_dim,
-                               .q_runs = runs,
-                               .k_runs = runs};
+                               .q_runs = attention.runs(),
+                               .k_runs = attention.runs()};
   outputs = OracleForward(oracle, q, k, v);
   gradients = OracleBackward(oracle, q, k, v, dout);
+}
+
+SolvedCase SolvedCase::ByKernel(const AttentionCase& the_case) {
+  SolvedCase solved;
+  solved.attention = the_case;
+  solved.DrawInputs(1);
+  const AttentionShape& shape = the_case.shape;
+  const TokenRuns runs = the_case.runs();
+  const int64_t tokens = TokenCount(runs);
+  const auto tensor = [&](const std::vector<double>& values, int64_t heads, int64_t dim) {
+    const Tensor filled = Tensor::Empty(DType::kF32, {shape.batch, tokens, heads, dim});
+    std::copy(values.begin(), values.end(), filled.As<float>());
+    return filled;
+  };
+  const Tensor q = tensor(solved.q, shape.heads, shape.head_dim);
+  const Tensor k = tensor(solved.k, shape.kv_heads, shape.head_dim);
+  const Tensor v = tensor(solved.v, shape.kv_heads, shape.value_dim);
+  const Tensor dout = tensor(solved.dout, shape.heads, shape.value_dim);
+  const Tensor out = Tensor::Empty(DType::kF32, dout.shape());
+  const Tensor lse = Tensor::Empty(DType::kF32, {shape.batch, shape.heads, tokens});
+  const Tensor delta = Tensor::Empty(DType::kF32, lse.shape());
+  const Tensor dq = Tensor::Empty(DType::kF32, q.shape());
+  const Tensor dk = Tensor::Empty(DType::kF32, k.shape());
+  const Tensor dv = Tensor::Empty(DType::kF32, v.shape());
+  const AttentionProblem problem{
+      .mask = the_case.mask, .scale = ScaleOf(the_case), .group = shape.heads / shape.kv_heads};
+  const KeyBlock keys{k.view(), v.view(), &runs};
+  AttentionForward(problem, q.view(), runs, {keys}, out.view(), lse.view());
+  AttentionDelta(out.view(), dout.view(), delta.view());
+  AttentionBackward(problem, q.view(), runs, {keys}, lse.view(), delta.view(), dout.view(), dq.view(), 0.0F,
+                    {{dk.view(), dv.view()}}, 0.0F);
+  solved.outputs = {ToDoubleValues(out.view()), ToDoubleValues(lse.view())};
+  solved.gradients = {ToDoubleValues(dq.view()), ToDoubleValues(dk.view()), ToDoubleValues(dv.view())};
+  return solved;
+}
+
+std::vector<SolvedCase> SweepFor(int ranks) {
+  struct Heads {
+    int64_t heads, kv_heads, value_dim;
+    bool heads_first;
+  };
+  const AttentionMask masks[] = {{}, {.causal = false, .window = {}}, {.causal = true, .window = 3}};
+  const std::vector<int64_t> packs[] = {{int64_t{8} * ranks}, {int64_t{6} * ranks + 1}, {2}, {1, 9, 2, 3}};
+  std::vector<SolvedCase> sweep;
+  for (const AttentionMask& mask : masks) {
+    for (const std::vector<int64_t>& documents : packs) {
+      for (const Heads& heads : {Heads{4, 4, 4, false}, Heads{6, 2, 6, false}, Heads{4, 1, 4, true}}) {
+        sweep.emplace_back(AttentionCase{.mask = mask,
+                                         .documents = documents,
+                                         .shape = {.batch = 2,
+                                                   .heads = heads.heads,
+                                                   .kv_heads = heads.kv_heads,
+                                                   .head_dim = 4,
+                                                   .value_dim = heads.value_dim},
+                                         .heads_first = heads.heads_first});
+      }
+    }
+  }
+  return sweep;
 }
 
 std::vector<ContextScheme> AllSchemes(int ranks) {
@@ -136,6 +203,18 @@ absl::StatusOr<SchemeRunner> SchemeRunner::Make(Bootstrap& bootstrap, const Engi
   SchemeRunner runner(bootstrap);
   WEFT_ASSIGN_OR_RETURN(runner.fixture_, EngineFixture::Make(bootstrap, options));
   return runner;
+}
+
+absl::Status SchemeRunner::WaitUntilReleased() {
+  const absl::Time deadline = absl::Now() + absl::Seconds(60);
+  while (fixture_.pool->in_use_bytes() > 0) {
+    if (absl::Now() > deadline) {
+      return absl::DeadlineExceededError(
+          absl::StrCat(fixture_.pool->in_use_bytes(), " bytes of node memory have not come back"));
+    }
+    std::this_thread::yield();
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<AttentionParallel*> SchemeRunner::SchemeOf(const ContextScheme& scheme) {
@@ -214,7 +293,6 @@ absl::StatusOr<SchemeRunner::Outcome> SchemeRunner::Run(const ContextScheme& sch
   WEFT_ASSIGN_OR_RETURN(outcome.dq, gradients.dq.Wait());
   WEFT_ASSIGN_OR_RETURN(outcome.dk, gradients.dk.Wait());
   WEFT_ASSIGN_OR_RETURN(outcome.dv, gradients.dv.Wait());
-  gradients = {};  // Released, so counted.
   outcome.forward = Since(start, middle);
   outcome.backward = Since(middle, fixture_.engine->counters());
   return outcome;

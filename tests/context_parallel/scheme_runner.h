@@ -25,6 +25,7 @@ struct AttentionCase {
   bool in_node_memory = true;  // Local tensors lie there.
   bool returns_lse = true;
 
+  TokenRuns runs() const;  // Of the whole sequence.
   std::string Describe() const;
 };
 
@@ -36,7 +37,17 @@ struct SolvedCase {
   OracleGradients gradients;
 
   explicit SolvedCase(const AttentionCase& attention, uint64_t seed = 1);
+  // By the attention kernel on one rank, in f32: for sizes at which plain loops take too long.
+  static SolvedCase ByKernel(const AttentionCase& attention);
+
+ private:
+  SolvedCase() = default;
+  void DrawInputs(uint64_t seed);
 };
+
+// Every mask, over lengths that divide and that do not, one that leaves ranks empty and a pack of documents,
+// with as many kv heads as heads, fewer, and one.
+std::vector<SolvedCase> SweepFor(int ranks);
 
 // Schemes of at most so many ranks: every kind, rotation and balance; hybrids of degree 2.
 std::vector<ContextScheme> AllSchemes(int ranks);
@@ -51,13 +62,17 @@ class SchemeRunner {
   // This rank's results, as they come.
   struct Outcome {
     Tensor out, lse, dq = {}, dk = {}, dv = {};
-    // What the engine counted meanwhile.
+    // What the engine counted meanwhile: bytes only, as operations may end later.
     EngineCounters forward = {}, backward = {};
   };
   absl::StatusOr<Outcome> Run(const ContextScheme& scheme, const SolvedCase& solved);
   // The same, and expects the oracle's results: forward within 1e-5, gradients within 2e-5, of the largest
   // value.
   absl::StatusOr<Outcome> Check(const ContextScheme& scheme, const SolvedCase& solved);
+
+  // Waits until the pool has everything back: nothing is under way any more, and all is counted. Errors:
+  // kDeadlineExceeded (something is still in use, by the caller or for good).
+  absl::Status WaitUntilReleased();
 
   EngineFixture& fixture() { return fixture_; }
   absl::StatusOr<AttentionParallel*> SchemeOf(const ContextScheme& scheme);
