@@ -19,10 +19,9 @@ struct Candidate {
   bool balanced() const { return imbalance <= kMostImbalance; }
 };
 
-absl::StatusOr<Candidate> Weigh(int degree, const AttentionShape& shape, const AttentionMask& mask,
-                                absl::Span<const int64_t> document_lengths, int ranks) {
-  WEFT_ASSIGN_OR_RETURN(ContextScheme scheme, ContextScheme::OfDegree(degree, ranks));
-  if (mask.causal && degree < ranks) scheme.balance = LoadBalance::kHeadTail;
+absl::StatusOr<Candidate> Weigh(const ContextScheme& scheme, const AttentionShape& shape,
+                                const AttentionMask& mask, absl::Span<const int64_t> document_lengths,
+                                int ranks) {
   WEFT_ASSIGN_OR_RETURN(const SequenceLayout layout,
                         SequenceLayout::Create(document_lengths, scheme.Split(ranks)));
   Candidate candidate{.scheme = scheme, .bytes = 0, .imbalance = WorkImbalance(scheme, shape, mask, layout)};
@@ -57,19 +56,36 @@ std::string Reason(const std::vector<Candidate>& candidates, int ranks) {
 
 }  // namespace
 
-absl::StatusOr<SchemeChoice> ChooseScheme(const AttentionShape& shape, const AttentionMask& mask,
-                                          absl::Span<const int64_t> document_lengths, int ranks) {
-  if (ranks < 1) return absl::InvalidArgumentError("a context group needs at least one rank");
-  std::vector<Candidate> candidates;
+std::vector<ContextScheme> SchemesByDegree(int ranks, LoadBalance balance) {
+  std::vector<ContextScheme> schemes;
   for (int degree = ranks; degree >= 1; --degree) {
-    if (ranks % degree != 0) continue;
-    WEFT_ASSIGN_OR_RETURN(Candidate candidate, Weigh(degree, shape, mask, document_lengths, ranks));
-    candidates.push_back(candidate);
+    const absl::StatusOr<ContextScheme> scheme = ContextScheme::OfDegree(degree, ranks);
+    if (!scheme.ok()) continue;  // It does not divide.
+    schemes.push_back(*scheme);
+    if (degree < ranks) schemes.back().balance = balance;
+  }
+  return schemes;
+}
+
+absl::StatusOr<SchemeChoice> ChooseAmong(absl::Span<const ContextScheme> schemes, const AttentionShape& shape,
+                                         const AttentionMask& mask,
+                                         absl::Span<const int64_t> document_lengths, int ranks) {
+  if (ranks < 1) return absl::InvalidArgumentError("a context group needs at least one rank");
+  if (schemes.empty()) return absl::InvalidArgumentError("there is no scheme to choose: give at least one");
+  std::vector<Candidate> candidates;
+  for (const ContextScheme& scheme : schemes) {
+    WEFT_ASSIGN_OR_RETURN(candidates.emplace_back(), Weigh(scheme, shape, mask, document_lengths, ranks));
   }
   std::stable_sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
     return a.balanced() != b.balanced() ? a.balanced() : a.bytes < b.bytes;
   });
   return SchemeChoice{candidates.front().scheme, Reason(candidates, ranks)};
+}
+
+absl::StatusOr<SchemeChoice> ChooseScheme(const AttentionShape& shape, const AttentionMask& mask,
+                                          absl::Span<const int64_t> document_lengths, int ranks) {
+  const LoadBalance balance = mask.causal ? LoadBalance::kHeadTail : LoadBalance::kNone;
+  return ChooseAmong(SchemesByDegree(ranks, balance), shape, mask, document_lengths, ranks);
 }
 
 }  // namespace weft

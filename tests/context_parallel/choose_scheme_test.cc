@@ -42,6 +42,20 @@ TEST(ChooseScheme, MixesBothWhereTooFewHeadsAreLeftForUlysses) {
   EXPECT_THAT(choice.reason, HasSubstr("of the mean work"));
 }
 
+TEST(ChooseScheme, ChoosesAmongThoseGivenTheFirstOfEqualOnes) {
+  const ContextScheme ring{.kind = SchemeKind::kRing};
+  const ContextScheme head_tail{.kind = SchemeKind::kGatherKv, .balance = LoadBalance::kHeadTail};
+  const ContextScheme gather{.kind = SchemeKind::kGatherKv};
+  const AttentionShape shape = ShapeOf(16, 16);
+  const AttentionMask full{.causal = false, .window = {}};
+  ASSERT_OK_AND_ASSIGN(const SchemeChoice fewer, ChooseAmong({ring, gather}, shape, full, {4096}, 2));
+  EXPECT_EQ(fewer.scheme, gather);
+  ASSERT_OK_AND_ASSIGN(const SchemeChoice first, ChooseAmong({head_tail, gather}, shape, full, {4096}, 2));
+  EXPECT_EQ(first.scheme, head_tail);
+  EXPECT_THAT(ChooseAmong({}, shape, full, {4096}, 2),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no scheme to choose")));
+}
+
 TEST(ChooseScheme, IsUlyssesForOneRankAndAnErrorForNone) {
   ASSERT_OK_AND_ASSIGN(const SchemeChoice choice, ChooseScheme(ShapeOf(3, 3), kCausal, {7}, 1));
   EXPECT_EQ(choice.scheme.kind, SchemeKind::kUlysses);
