@@ -97,15 +97,25 @@ class FlagGroup {
   // An enumeration whose values are named by Name(value).
   template <typename E>
   void OneOf(const char* flag, E& field, std::vector<E> values, const char* help) {
-    Words words;
-    for (const E value : values) {
-      words.emplace_back(Name(value));
-    }
+    const Words words = NamesOf(values);
     Choice(flag, words, std::string(Name(field)), help,
+           [&field, values = std::move(values)](size_t chosen) { field = values[chosen]; });
+  }
+  // The same of what stays unset where nothing is said.
+  template <typename E>
+  void OneOfOrUnset(const char* flag, std::optional<E>& field, std::vector<E> values, const char* help) {
+    const Words words = NamesOf(values);
+    Choice(flag, words, "", help,
            [&field, values = std::move(values)](size_t chosen) { field = values[chosen]; });
   }
 
  private:
+  template <typename E>
+  static Words NamesOf(const std::vector<E>& values) {
+    Words words;
+    for (const E value : values) words.emplace_back(Name(value));
+    return words;
+  }
   CLI::Option* Choice(const char* flag, const Words& words, const std::string& default_word, const char* help,
                       std::function<void(size_t)> choose) {
     CLI::Option* option = app_.add_option_function<std::string>(
@@ -145,6 +155,8 @@ void AddDataFlags(CLI::App& app, TrainConfig& config) {
   group.Number("--batch-size", config.data.batch_size,
                "Sequences a step, over all ranks [--grad-accum for each]");
   group.Number("--grad-accum", config.data.grad_accum, "Microbatches a step");
+  group.Number("--document-separator", config.data.document_separator,
+               "Token that ends a document: tokens see their own document only [none]");
   group.Bool("--shuffle", config.data.shuffle, "Shuffle sequences, anew each epoch");
   group.Number("--seed", config.seed, "Of weights and order");
 }
@@ -174,8 +186,22 @@ void AddOptimizerFlags(CLI::App& app, OptimizerOptions& optimizer) {
   group.Number("--eps", optimizer.eps, "Added to the root of the second moment");
 }
 
+void AddContextFlags(CLI::App& app, ContextOptions& context) {
+  FlagGroup group(app, "Context parallelism");
+  group.Number("--cp", context.size, "Ranks that share every sequence");
+  group.OneOf("--cp-scheme", context.scheme,
+              {CpScheme::kAuto, CpScheme::kUlysses, CpScheme::kGather, CpScheme::kHybrid, CpScheme::kRing},
+              "How attention is shared; auto: with the fewest bytes");
+  group.Number("--ulysses-degree", context.ulysses_degree,
+               "Of a hybrid: ranks that share heads; also --cp: Ulysses, 1: gather");
+  group.OneOfOrUnset("--ring-rotate", context.ring_rotate, {RingRotation::kAllGather, RingRotation::kShift},
+                     "Of a ring or a hybrid with one: how keys go round [shift]");
+  group.OneOfOrUnset("--load-balance", context.load_balance, {LoadBalance::kNone, LoadBalance::kHeadTail},
+                     "Give ranks chunks of both ends of a sequence [head-tail, but for Ulysses]");
+}
+
 void AddParallelFlags(CLI::App& app, ParallelOptions& parallel) {
-  FlagGroup group(app, "Parallelism (replicate x shard = ranks)");
+  FlagGroup group(app, "Parallelism (replicate x shard x cp = ranks)");
   group.Number("--dp-replicate", parallel.dp_replicate, "Replicas of the weights; -1: the rest");
   group.Number("--dp-shard", parallel.dp_shard, "Ranks that share one replica; -1: the rest");
   group.Bool("--zero-copy", parallel.zero_copy, "Gathered buffers are the parameters");
@@ -207,6 +233,7 @@ void AddTrainFlags(CLI::App& app, TrainConfig& config) {
   AddEvalFlags(app, config.eval);
   AddOptimizerFlags(app, config.optimizer);
   AddParallelFlags(app, config.parallel);
+  AddContextFlags(app, config.parallel.context);
   AddOutputFlags(app, config.output);
 }
 

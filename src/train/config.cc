@@ -4,15 +4,12 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "src/train/flag_error.h"
 #include "weft/core/status.h"
 #include "weft/sharding/policy.h"
 
 namespace weft {
 namespace {
-
-absl::Status Bad(const char* flag, const absl::AlphaNum& value, const absl::AlphaNum& remedy) {
-  return absl::InvalidArgumentError(absl::StrCat("--", flag, " ", value, ": ", remedy));
-}
 
 struct Size {
   const char* flag;
@@ -32,16 +29,16 @@ absl::Status RequireAtLeast(const Size& size, int64_t least) {
   if (!size.value.has_value() || *size.value >= least) {
     return absl::OkStatus();
   }
-  return Bad(size.flag, *size.value, absl::StrCat("must be at least ", least));
+  return BadFlag(size.flag, *size.value, absl::StrCat("must be at least ", least));
 }
 
 absl::Status RequireNotNegative(const char* flag, double value) {
   return std::isfinite(value) && value >= 0 ? absl::OkStatus()
-                                            : Bad(flag, value, "must be 0 or a positive number");
+                                            : BadFlag(flag, value, "must be 0 or a positive number");
 }
 
 absl::Status RequireBelowOne(const char* flag, double value) {
-  return value >= 0 && value < 1 ? absl::OkStatus() : Bad(flag, value, "must be at least 0 and below 1");
+  return value >= 0 && value < 1 ? absl::OkStatus() : BadFlag(flag, value, "must be at least 0 and below 1");
 }
 
 absl::Status ValidateModelSource(const ModelOptions& model) {
@@ -83,15 +80,15 @@ absl::Status ValidateSizes(const ModelOptions& model) {
     return absl::InvalidArgumentError("a model from sizes needs --layers, --dim and --heads");
   }
   if (*model.dim % *model.heads != 0) {
-    return Bad("heads", *model.heads, absl::StrCat("must divide --dim ", *model.dim));
+    return BadFlag("heads", *model.heads, absl::StrCat("must divide --dim ", *model.dim));
   }
   if ((*model.dim / *model.heads) % 2 != 0) {
-    return Bad("heads", *model.heads,
-               absl::StrCat("makes heads of ", *model.dim / *model.heads,
-                            " elements; rotary embedding needs an even size"));
+    return BadFlag("heads", *model.heads,
+                   absl::StrCat("makes heads of ", *model.dim / *model.heads,
+                                " elements; rotary embedding needs an even size"));
   }
   if (model.kv_heads && *model.heads % *model.kv_heads != 0) {
-    return Bad("kv-heads", *model.kv_heads, absl::StrCat("must divide --heads ", *model.heads));
+    return BadFlag("kv-heads", *model.kv_heads, absl::StrCat("must divide --heads ", *model.heads));
   }
   return absl::OkStatus();
 }
@@ -105,7 +102,7 @@ absl::Status ValidateOptimizer(const OptimizerOptions& optimizer) {
   WEFT_RETURN_IF_ERROR(RequireNotNegative("weight-decay", optimizer.weight_decay));
   WEFT_RETURN_IF_ERROR(RequireAtLeast({"warmup-steps", optimizer.warmup_steps}, 0));
   if (!(optimizer.min_lr_ratio >= 0 && optimizer.min_lr_ratio <= 1)) {
-    return Bad("min-lr-ratio", optimizer.min_lr_ratio, "must be from 0 to 1");
+    return BadFlag("min-lr-ratio", optimizer.min_lr_ratio, "must be from 0 to 1");
   }
   return RequireNotNegative("clip-grad-norm", optimizer.clip_grad_norm);
 }
@@ -114,23 +111,24 @@ absl::Status ValidateEval(const EvalOptions& eval) {
   WEFT_RETURN_IF_ERROR(RequireAtLeast({"eval-interval", eval.interval}, 0));
   WEFT_RETURN_IF_ERROR(RequireAtLeast({"eval-sequences", eval.sequences}, 1));
   if (eval.paths.empty() && eval.interval > 0) {
-    return Bad("eval-interval", eval.interval, "needs --eval-data");
+    return BadFlag("eval-interval", eval.interval, "needs --eval-data");
   }
   if (eval.paths.empty() && eval.sequences) {
-    return Bad("eval-sequences", *eval.sequences, "needs --eval-data");
+    return BadFlag("eval-sequences", *eval.sequences, "needs --eval-data");
   }
   return absl::OkStatus();
 }
 
 absl::Status ValidateAxis(const char* flag, int64_t value) {
-  return value >= 1 || value == -1 ? absl::OkStatus()
-                                   : Bad(flag, value, "must be at least 1, or -1 for the rest of the ranks");
+  return value >= 1 || value == -1
+             ? absl::OkStatus()
+             : BadFlag(flag, value, "must be at least 1, or -1 for the rest of the ranks");
 }
 
 absl::Status ValidateDtype(const char* flag, DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kBF16
              ? absl::OkStatus()
-             : Bad(flag, ToAbsl(Name(dtype)), "must be f32 or bf16");
+             : BadFlag(flag, ToAbsl(Name(dtype)), "must be f32 or bf16");
 }
 
 absl::Status ValidateParallel(const ParallelOptions& parallel) {
@@ -141,8 +139,8 @@ absl::Status ValidateParallel(const ParallelOptions& parallel) {
         "--dp-replicate -1 and --dp-shard -1: only one of them can be the rest");
   }
   if (parallel.prefetch_depth < 0 || parallel.prefetch_depth > ShardingPolicy::kMaxPrefetchDepth) {
-    return Bad("prefetch-depth", parallel.prefetch_depth,
-               absl::StrCat("must be from 0 to ", ShardingPolicy::kMaxPrefetchDepth));
+    return BadFlag("prefetch-depth", parallel.prefetch_depth,
+                   absl::StrCat("must be from 0 to ", ShardingPolicy::kMaxPrefetchDepth));
   }
   WEFT_RETURN_IF_ERROR(ValidateDtype("param-dtype", parallel.param_dtype));
   return ValidateDtype("reduce-dtype", parallel.reduce_dtype);
@@ -150,7 +148,7 @@ absl::Status ValidateParallel(const ParallelOptions& parallel) {
 
 absl::Status ValidateOutput(const TrainConfig& config) {
   if (!config.output.export_folder.empty() && config.output.export_folder == config.model.hf_folder) {
-    return Bad("export-hf", config.output.export_folder, "is the folder of --hf-model; name another one");
+    return BadFlag("export-hf", config.output.export_folder, "is the folder of --hf-model; name another one");
   }
   return absl::OkStatus();
 }
@@ -181,9 +179,11 @@ absl::Status Validate(const TrainConfig& config) {
   WEFT_RETURN_IF_ERROR(RequireAtLeast({"seq-len", config.data.seq_len}, 1));
   WEFT_RETURN_IF_ERROR(RequireAtLeast({"batch-size", config.data.batch_size}, 1));
   WEFT_RETURN_IF_ERROR(RequireAtLeast({"grad-accum", config.data.grad_accum}, 1));
+  WEFT_RETURN_IF_ERROR(RequireAtLeast({"document-separator", config.data.document_separator}, 0));
   WEFT_RETURN_IF_ERROR(ValidateEval(config.eval));
   WEFT_RETURN_IF_ERROR(ValidateOptimizer(config.optimizer));
   WEFT_RETURN_IF_ERROR(ValidateParallel(config.parallel));
+  WEFT_RETURN_IF_ERROR(Validate(config.parallel.context));
   return ValidateOutput(config);
 }
 

@@ -21,4 +21,15 @@ SequenceRange EvaluationPlan::Windows(int rank, int64_t round) const {
   return {first, std::min(windows_per_pass(), windows - first)};
 }
 
+double EvaluationPlan::Sum(absl::Span<const double> losses) const {
+  double sum = 0;
+  for (int rank = 0; rank < ranks; ++rank) {
+    for (int64_t pass = 0; pass < PassesOf(rank); ++pass) {
+      for (int part = 0; part < context; ++part)
+        sum += losses[static_cast<size_t>(LossesOf(rank, part) + pass)];
+    }
+  }
+  return sum;
+}
+
 }  // namespace weft

@@ -36,6 +36,7 @@ std::string ToJson(const StepMetrics& metrics) {
                                   {{"images", metrics.peak_bytes.images},
                                    {"gradients", metrics.peak_bytes.gradients},
                                    {"shards", metrics.peak_bytes.shards},
+                                   {"context", metrics.peak_bytes.context},
                                    {"scratch", metrics.peak_bytes.scratch}}},
                                  {"rss_bytes", metrics.rss_bytes}};
   if (metrics.eval_loss) {

@@ -1,6 +1,7 @@
 #include "src/train/resolved_config.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
@@ -31,26 +32,41 @@ ResolvedItem ModelItem(const TrainConfig& config, const LlamaConfig& model) {
 }
 
 ResolvedItem MeshItem(const RunPlan& plan) {
-  const std::string kind = plan.replicate_size * plan.shard_size == 1 ? "one rank"
-                           : plan.replicate_size == 1                 ? "FSDP: weights sharded over all ranks"
-                           : plan.shard_size == 1                     ? "DDP: whole weights on every rank"
-                                                  : "HSDP: weights sharded in each replica";
+  const int shards = plan.shard_group_size();
+  const std::string kind = plan.replicate_size * shards == 1 ? "one rank"
+                           : plan.replicate_size == 1        ? "FSDP: weights sharded over all ranks"
+                           : shards == 1                     ? "DDP: whole weights on every rank"
+                                                             : "HSDP: weights sharded in each replica";
   return {"mesh", plan.mesh.ToString(), kind};
 }
 
 ResolvedItem BatchItem(const TrainConfig& config, const RunPlan& plan) {
   return {"batch",
           absl::StrCat(plan.batch.batch_size, " sequences of ", plan.seq_len, " tokens a step, ",
-                       plan.batch.sequences_per_rank(), " a rank and microbatch"),
-          config.data.batch_size ? "--batch-size" : "one for each rank and microbatch"};
+                       plan.batch.sequences_per_rank(), " a data-parallel rank and microbatch"),
+          config.data.batch_size ? "--batch-size" : "one for each data-parallel rank and microbatch"};
 }
 
 ResolvedItem DataItem(const TrainConfig& config, const Corpus& corpus, const RunPlan& plan) {
-  return {"data",
-          absl::StrCat(corpus.tokens(), " tokens in ", corpus.sources().size(),
-                       corpus.sources().size() == 1 ? " file, " : " files, ", plan.order.windows,
-                       " sequences an epoch, ", plan.order.shuffle ? "shuffled" : "in order"),
-          config.data.paths.empty() ? "no --data: built-in text" : ""};
+  return {
+      "data",
+      absl::StrCat(
+          corpus.tokens(), " tokens in ", corpus.sources().size(),
+          corpus.sources().size() == 1 ? " file, " : " files, ", plan.order.windows, " sequences an epoch, ",
+          plan.order.shuffle ? "shuffled" : "in order",
+          plan.document_separator ? absl::StrCat(", documents end at token ", *plan.document_separator) : ""),
+      config.data.paths.empty() ? "no --data: built-in text" : ""};
+}
+
+// Empty where sequences are not split.
+std::vector<ResolvedItem> ContextItems(const RunPlan& plan) {
+  if (plan.context.size == 1) {
+    return {};
+  }
+  return {{"sequences",
+           absl::StrCat("split over ", plan.context.size, " ranks, ",
+                        plan.context.scheme.Describe(plan.context.size)),
+           plan.context.reason}};
 }
 
 // Empty without evaluation.
@@ -99,8 +115,8 @@ std::vector<ResolvedItem> ResolveConfig(const TrainConfig& config, const TrainIn
                                      {"threads", absl::StrCat(threads.threads, " a rank"), threads.reason},
                                      {"seed", absl::StrCat(config.seed), ""},
                                      {"steps", absl::StrCat(config.optimizer.steps), ""}};
-  for (ResolvedItem& item : EvaluationItems(config, plan)) {
-    items.push_back(std::move(item));
+  for (std::vector<ResolvedItem> more : {ContextItems(plan), EvaluationItems(config, plan)}) {
+    std::move(more.begin(), more.end(), std::back_inserter(items));
   }
   return items;
 }

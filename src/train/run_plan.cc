@@ -1,9 +1,12 @@
 #include "src/train/run_plan.h"
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
 
+#include "src/train/flag_error.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -12,23 +15,30 @@ namespace {
 struct MeshShape {
   int64_t replicate;
   int64_t shard;
+  int64_t context;
 };
 
 absl::StatusOr<MeshShape> FitMesh(const ParallelOptions& parallel, int64_t ranks) {
-  MeshShape shape{parallel.dp_replicate, parallel.dp_shard};
-  const int64_t given = shape.replicate == -1 ? shape.shard : shape.replicate;
+  MeshShape shape{parallel.dp_replicate, parallel.dp_shard, parallel.context.size};
+  const int64_t given = (shape.replicate == -1 ? shape.shard : shape.replicate) * shape.context;
   if ((shape.replicate == -1 || shape.shard == -1) && ranks % given == 0) {
     int64_t& rest = shape.replicate == -1 ? shape.replicate : shape.shard;
     rest = ranks / given;
     return shape;
   }
-  if (shape.replicate > 0 && shape.shard > 0 && shape.replicate * shape.shard == ranks) {
+  if (shape.replicate > 0 && shape.shard > 0 && shape.replicate * shape.shard * shape.context == ranks) {
     return shape;
   }
   return absl::InvalidArgumentError(
-      absl::StrCat("--dp-replicate ", shape.replicate, " and --dp-shard ", shape.shard,
-                   " do not multiply to the ", ranks, ranks == 1 ? " rank" : " ranks",
+      absl::StrCat("--dp-replicate ", shape.replicate, ", --dp-shard ", shape.shard, " and --cp ",
+                   shape.context, " do not multiply to the ", ranks, ranks == 1 ? " rank" : " ranks",
                    " of this run: change one of them (-1 takes the rest) or mpirun's -n"));
+}
+
+absl::StatusOr<DeviceMesh> MakeMesh(int replicate, int shard, int context) {
+  std::vector<MeshAxis> axes = {{"replicate", replicate}, {"shard", shard}};
+  if (context > 1) axes.push_back({"context", context});
+  return DeviceMesh::Create(std::move(axes), replicate * shard * context);
 }
 
 ShardingPolicy MakePolicy(const ParallelOptions& parallel) {
@@ -42,7 +52,8 @@ ShardingPolicy MakePolicy(const ParallelOptions& parallel) {
 }
 
 absl::StatusOr<std::optional<EvaluationPlan>> PlanEvaluation(const TrainConfig& config,
-                                                             const TrainInputs& inputs, int ranks) {
+                                                             const TrainInputs& inputs, int data_parallel,
+                                                             int context) {
   if (!inputs.eval_corpus) {
     return std::nullopt;
   }
@@ -51,7 +62,32 @@ absl::StatusOr<std::optional<EvaluationPlan>> PlanEvaluation(const TrainConfig& 
   if (!windows.ok()) {
     return Annotate(windows.status(), "--eval-data");
   }
-  return EvaluationPlan{std::min(*windows, config.eval.sequences.value_or(*windows)), seq_len, ranks};
+  return EvaluationPlan{std::min(*windows, config.eval.sequences.value_or(*windows)), seq_len, data_parallel,
+                        context};
+}
+
+// One layer's, in a microbatch of one data-parallel rank.
+AttentionShape AttentionOf(const TrainConfig& config, const LlamaConfig& model, const BatchShape& batch) {
+  AttentionShape shape;
+  shape.batch = batch.sequences_per_rank();
+  shape.heads = model.heads;
+  shape.kv_heads = model.kv_heads;
+  shape.head_dim = shape.value_dim = model.head_dim;
+  shape.dtype = config.parallel.param_dtype;
+  return shape;
+}
+
+absl::Status CheckSequences(const DataOptions& data, const LlamaConfig& model) {
+  if (data.seq_len > model.max_positions) {
+    return BadFlag(
+        "seq-len", data.seq_len,
+        absl::StrCat("is longer than the model's ", model.max_positions, " positions: give at most that"));
+  }
+  if (data.document_separator.has_value() && *data.document_separator >= model.vocab_size) {
+    return BadFlag("document-separator", *data.document_separator,
+                   absl::StrCat("the vocabulary ends at ", model.vocab_size - 1, ": give a token of it"));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -59,29 +95,31 @@ absl::StatusOr<std::optional<EvaluationPlan>> PlanEvaluation(const TrainConfig& 
 absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs& inputs, int ranks) {
   WEFT_ASSIGN_OR_RETURN(const MeshShape shape, FitMesh(config.parallel, ranks));
   const DataOptions& data = config.data;
-  if (data.seq_len > inputs.model.max_positions) {
-    return absl::InvalidArgumentError(absl::StrCat("--seq-len ", data.seq_len, " is longer than the model's ",
-                                                   inputs.model.max_positions,
-                                                   " positions: give at most that"));
-  }
+  WEFT_RETURN_IF_ERROR(CheckSequences(data, inputs.model));
+  const auto replicate = static_cast<int>(shape.replicate);
+  const auto shard = static_cast<int>(shape.shard);
+  const auto context = static_cast<int>(shape.context);
+  const int data_parallel = replicate * shard;
+  WEFT_ASSIGN_OR_RETURN(const BatchShape batch,
+                        BatchShape::Make(data.batch_size.value_or(data.grad_accum * data_parallel),
+                                         data.grad_accum, data_parallel));
   WEFT_ASSIGN_OR_RETURN(
-      const BatchShape batch,
-      BatchShape::Make(data.batch_size.value_or(data.grad_accum * ranks), data.grad_accum, ranks));
+      ContextPlan context_plan,
+      PlanContext(config.parallel.context, AttentionOf(config, inputs.model, batch), data.seq_len));
   WEFT_ASSIGN_OR_RETURN(const int64_t windows,
                         BatchOrder::CountWindows(inputs.corpus.tokens(), data.seq_len));
   WEFT_ASSIGN_OR_RETURN(const std::optional<EvaluationPlan> evaluation,
-                        PlanEvaluation(config, inputs, ranks));
-  const auto replicate = static_cast<int>(shape.replicate);
-  const auto shard = static_cast<int>(shape.shard);
-  WEFT_ASSIGN_OR_RETURN(DeviceMesh mesh,
-                        DeviceMesh::Create({{"replicate", replicate}, {"shard", shard}}, ranks));
+                        PlanEvaluation(config, inputs, data_parallel, context));
+  WEFT_ASSIGN_OR_RETURN(DeviceMesh mesh, MakeMesh(replicate, shard, context));
   const OptimizerOptions& o = config.optimizer;
   return RunPlan{std::move(mesh),
                  replicate,
                  shard,
+                 std::move(context_plan),
                  batch,
                  BatchOrder{windows, data.shuffle, config.seed},
                  data.seq_len,
+                 data.document_separator,
                  MakePolicy(config.parallel),
                  config.parallel.grad_sync,
                  config.parallel.activation_checkpoint,

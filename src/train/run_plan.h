@@ -6,6 +6,7 @@
 
 #include <absl/status/statusor.h>
 
+#include "src/train/context_plan.h"
 #include "src/train/evaluation_plan.h"
 #include "src/train/inputs.h"
 #include "weft/mesh/device_mesh.h"
@@ -21,9 +22,11 @@ struct RunPlan {
   DeviceMesh mesh;
   int replicate_size;
   int shard_size;
+  ContextPlan context;
   BatchShape batch;
   BatchOrder order;
   int64_t seq_len;
+  std::optional<int64_t> document_separator;
   ShardingPolicy policy;
   GradientSync grad_sync;
   ActivationCheckpoint activation_checkpoint;
@@ -34,10 +37,15 @@ struct RunPlan {
   std::optional<EvaluationPlan> evaluation;
 
   int64_t targets_per_step() const { return batch.batch_size * seq_len; }
+  // Neighbouring ranks that hold one copy of the weights together.
+  int shard_group_size() const { return shard_size * context.size; }
+  // Ranks that share sequences are one to the data.
+  int data_parallel_rank(int rank) const { return rank / context.size; }
 };
 
 // Errors: kInvalidArgument (a mesh that does not multiply to the ranks, a batch that does not divide, a
-// sequence longer than the model's positions; names flags and remedy), kDataLoss (too little data).
+// sequence longer than the model's positions, a separator outside the vocabulary; names flags and remedy),
+// kDataLoss (too little data).
 absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs& inputs, int ranks);
 
 }  // namespace weft

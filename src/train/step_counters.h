@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "weft/comm/comm_engine.h"
+#include "weft/context_parallel/context_parallel.h"
 #include "weft/sharding/comm_context.h"
 #include "weft/sharding/fully_shard.h"
 #include "weft/train/metrics.h"
@@ -18,7 +19,9 @@ struct CounterSnapshot {
 // Fills the byte and communication-time fields of `metrics` with what happened between two snapshots.
 void AddCounters(const CounterSnapshot& before, const CounterSnapshot& after, StepMetrics& metrics);
 
-// Fills in the largest memory of each pool since the peaks were reset.
-void AddPeaks(ShardedModel& model, const CommEngine& engine, StepMetrics& metrics);
+// Fills in the largest memory of each pool since the peaks were reset. `sequences`: null where they are not
+// split.
+void AddPeaks(ShardedModel& model, const ContextParallel* sequences, const CommEngine& engine,
+              StepMetrics& metrics);
 
 }  // namespace weft

@@ -92,11 +92,15 @@ class Run {
   absl::Status Build() {
     const ShardLoader loader =
         inputs_->weights ? LoadFromSafetensors(*inputs_->weights) : LoadInitialValues(config_.seed);
-    WEFT_ASSIGN_OR_RETURN(trainer_, Trainer::Create(bootstrap_, inputs_->corpus, *plan_, std::move(model_),
-                                                    loader, {timeout_, environment_.watchdog}));
+    EngineOptions engine = environment_.engine;
+    engine.timeout = timeout_;
+    engine.watchdog = environment_.watchdog;
+    WEFT_ASSIGN_OR_RETURN(
+        trainer_, Trainer::Create(bootstrap_, inputs_->corpus, *plan_, std::move(model_), loader, engine));
     if (plan_->evaluation) {
-      WEFT_ASSIGN_OR_RETURN(evaluator_, Evaluator::Create(trainer_->engine(), trainer_->model(),
-                                                          *inputs_->eval_corpus, *plan_->evaluation));
+      WEFT_ASSIGN_OR_RETURN(evaluator_,
+                            Evaluator::Create(trainer_->engine(), trainer_->model(), *inputs_->eval_corpus,
+                                              *plan_->evaluation, trainer_->splitter()));
     }
     return Agree(OpenMetrics());
   }
@@ -151,8 +155,8 @@ class Run {
 
   absl::Status Finish() {
     const std::vector<ShardView> shards = trainer_->Shards();
-    WEFT_ASSIGN_OR_RETURN(report_.weights_hash,
-                          HashOfShards(bootstrap_, trainer_->model(), shards, plan_->shard_size, timeout_));
+    WEFT_ASSIGN_OR_RETURN(report_.weights_hash, HashOfShards(bootstrap_, trainer_->model(), shards,
+                                                             plan_->shard_group_size(), timeout_));
     if (output() != nullptr) {
       std::fprintf(output(), "weights xxh64:%016llx\n",
                    static_cast<unsigned long long>(report_.weights_hash));
@@ -161,7 +165,7 @@ class Run {
       return absl::OkStatus();
     }
     const HfExport target{config_.output.export_folder, config_.model.hf_folder, inputs_->hf_config};
-    const bool writes = bootstrap_.rank() < plan_->shard_size;  // The first replica.
+    const bool writes = bootstrap_.rank() < plan_->shard_group_size();  // The first replica.
     WEFT_RETURN_IF_ERROR(ExportHf(bootstrap_, target, trainer_->model(), shards, writes, timeout_));
     if (output() != nullptr) {
       std::fprintf(output(), "exported to %s\n", target.folder.c_str());

@@ -31,30 +31,34 @@ ShardedAdamW MakeOptimizer(const RunPlan& plan, const std::vector<ShardView>& sh
 
 }  // namespace
 
-Trainer::Trainer(Bootstrap& bootstrap, const Corpus& corpus, RunPlan plan, std::unique_ptr<LlamaModel> model)
+Trainer::Trainer(Bootstrap& bootstrap, const Corpus& corpus, RunPlan plan, BatchSplitter splitter,
+                 std::unique_ptr<LlamaModel> model)
     : bootstrap_(bootstrap),
       corpus_(corpus),
       plan_(std::move(plan)),
+      splitter_(std::move(splitter)),
       flops_per_token_(FlopsPerToken(model->config(), plan_.seq_len)),
       model_(std::move(model)) {}
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(Bootstrap& bootstrap, const Corpus& corpus,
                                                          RunPlan plan, std::unique_ptr<LlamaModel> model,
-                                                         const ShardLoader& loader, const Options& options) {
-  std::unique_ptr<Trainer> trainer(new Trainer(bootstrap, corpus, std::move(plan), std::move(model)));
+                                                         const ShardLoader& loader,
+                                                         const EngineOptions& options) {
+  WEFT_ASSIGN_OR_RETURN(BatchSplitter splitter,
+                        BatchSplitter::Create(plan.seq_len, plan.document_separator, plan.context.split(),
+                                              bootstrap.rank() % plan.context.size));
+  std::unique_ptr<Trainer> trainer(
+      new Trainer(bootstrap, corpus, std::move(plan), std::move(splitter), std::move(model)));
   WEFT_RETURN_IF_ERROR(trainer->Connect(loader, options));
   trainer->optimizer_ = MakeOptimizer(trainer->plan_, trainer->Shards());
   return trainer;
 }
 
-absl::Status Trainer::Connect(const ShardLoader& loader, const Options& options) {
+absl::Status Trainer::Connect(const ShardLoader& loader, const EngineOptions& options) {
   NodeHeap::Options heap_options;
   heap_options.timeout = options.timeout;
   WEFT_ASSIGN_OR_RETURN(heap_, NodeHeap::Create(bootstrap_, heap_options));
-  EngineOptions engine_options;
-  engine_options.timeout = options.timeout;
-  engine_options.watchdog = options.watchdog;
-  WEFT_ASSIGN_OR_RETURN(engine_, CommEngine::Create(bootstrap_, *heap_, engine_options));
+  WEFT_ASSIGN_OR_RETURN(engine_, CommEngine::Create(bootstrap_, *heap_, options));
   WEFT_ASSIGN_OR_RETURN(notes_lane_, engine_->AddLane(WorldGroup(bootstrap_), LanePurpose::kControl));
   notes_pool_ = std::make_unique<BufferPool>(*heap_, "step notes");
   WEFT_ASSIGN_OR_RETURN(notes_,
@@ -63,14 +67,27 @@ absl::Status Trainer::Connect(const ShardLoader& loader, const Options& options)
   for (Module* block : blocks) {
     block->SetActivationCheckpointing(plan_.activation_checkpoint == ActivationCheckpoint::kFull);
   }
+  WEFT_RETURN_IF_ERROR(SplitSequences());
   WEFT_ASSIGN_OR_RETURN(sharded_, FullyShard(*model_, blocks, plan_.mesh, *engine_, plan_.policy, loader));
   return absl::OkStatus();
+}
+
+absl::Status Trainer::SplitSequences() {
+  if (plan_.context.size == 1) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(
+      context_, ContextParallel::Create(*engine_, *model_, plan_.mesh, {"context"}, plan_.context.scheme));
+  return ParallelizeLlama(*context_, *model_);
+}
+
+void Trainer::ResetPeaks() {
+  sharded_->context().ResetPeaks();
+  if (context_ != nullptr) context_->ResetPeak();
 }
 
 absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, bool stop) {
   const Clock::time_point start = Clock::now();
   const CounterSnapshot before{engine_->counters(), sharded_->context().counters()};
-  sharded_->context().ResetPeaks();
+  ResetPeaks();
   StepNote own;
   own.stop = stop ? 1 : 0;
   WEFT_ASSIGN_OR_RETURN(own.loss, ForwardAndBackward(step));
@@ -90,7 +107,7 @@ absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, bool stop) {
   metrics.tokens = plan_.targets_per_step();
   metrics.tokens_seen = step * metrics.tokens;
   AddCounters(before, {engine_->counters(), sharded_->context().counters()}, metrics);
-  AddPeaks(*sharded_, *engine_, metrics);
+  AddPeaks(*sharded_, context_.get(), *engine_, metrics);
   metrics.rss_bytes = ResidentBytes();
   metrics.step_ms = MillisecondsSince(start);
   metrics.tokens_per_s = static_cast<double>(metrics.tokens) / metrics.step_ms * 1e3;
@@ -103,7 +120,7 @@ absl::StatusOr<double> Trainer::ForwardAndBackward(int64_t step) {
   const int64_t first = (step - 1) * plan_.batch.batch_size;
   for (int64_t microbatch = 0; microbatch < plan_.batch.microbatches; ++microbatch) {
     SyncGradientsOf(microbatch + 1 == plan_.batch.microbatches);
-    SequenceRange sequences = plan_.batch.Part(microbatch, bootstrap_.rank());
+    SequenceRange sequences = plan_.batch.Part(microbatch, plan_.data_parallel_rank(bootstrap_.rank()));
     sequences.first += first;
     WEFT_ASSIGN_OR_RETURN(const double part, RunMicrobatch(sequences));
     loss += part;
@@ -118,10 +135,12 @@ void Trainer::SyncGradientsOf(bool last_microbatch) {
 }
 
 absl::StatusOr<double> Trainer::RunMicrobatch(SequenceRange sequences) {
-  WEFT_ASSIGN_OR_RETURN(Microbatch batch, ReadMicrobatch(corpus_, plan_.order, sequences, plan_.seq_len,
-                                                         model_->config().vocab_size));
+  WEFT_ASSIGN_OR_RETURN(const Microbatch whole, ReadMicrobatch(corpus_, plan_.order, sequences, plan_.seq_len,
+                                                               model_->config().vocab_size));
+  WEFT_ASSIGN_OR_RETURN(RankBatch batch, splitter_.Split(whole));
   // The loss of all targets of the step is a mean, whatever their number on this rank.
   Invocation invocation(true, 1.0F / static_cast<float>(plan_.targets_per_step()));
+  invocation.SetSequence(std::move(batch.sequence));
   WEFT_ASSIGN_OR_RETURN(const Tensors losses,
                         model_->Forward(invocation, {std::move(batch.inputs), std::move(batch.targets)}));
   const double loss = *losses[0].As<float>();

@@ -12,11 +12,12 @@
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
-#include <absl/time/time.h>
 
+#include "src/train/batch_splitter.h"
 #include "src/train/run_plan.h"
 #include "src/train/step_counters.h"
 #include "weft/comm/comm_engine.h"
+#include "weft/context_parallel/context_parallel.h"
 #include "weft/memory/buffer_pool.h"
 #include "weft/memory/node_heap.h"
 #include "weft/nn/llama.h"
@@ -29,14 +30,11 @@ namespace weft {
 
 class Trainer {
  public:
-  struct Options {
-    absl::Duration timeout;
-    bool watchdog = false;
-  };
   // Shards the model over the plan's mesh and loads it. Errors: kResourceExhausted, and what the loader says.
   static absl::StatusOr<std::unique_ptr<Trainer>> Create(Bootstrap& bootstrap, const Corpus& corpus,
                                                          RunPlan plan, std::unique_ptr<LlamaModel> model,
-                                                         const ShardLoader& loader, const Options& options);
+                                                         const ShardLoader& loader,
+                                                         const EngineOptions& options);
 
   struct StepResult {
     StepMetrics metrics;
@@ -51,6 +49,7 @@ class Trainer {
   std::vector<ShardView> Shards() const { return sharded_->Shards(); }
   LlamaModel& model() const { return *model_; }
   CommEngine& engine() const { return *engine_; }
+  const BatchSplitter& splitter() const { return splitter_; }
   const RunPlan& plan() const { return plan_; }
 
  private:
@@ -60,8 +59,12 @@ class Trainer {
     int64_t stop = 0;
   };
 
-  Trainer(Bootstrap& bootstrap, const Corpus& corpus, RunPlan plan, std::unique_ptr<LlamaModel> model);
-  absl::Status Connect(const ShardLoader& loader, const Options& options);
+  Trainer(Bootstrap& bootstrap, const Corpus& corpus, RunPlan plan, BatchSplitter splitter,
+          std::unique_ptr<LlamaModel> model);
+  absl::Status Connect(const ShardLoader& loader, const EngineOptions& options);
+  // Where ranks share sequences: makes them compute attention together.
+  absl::Status SplitSequences();
+  void ResetPeaks();
   absl::StatusOr<double> ForwardAndBackward(int64_t step);
   // Says how far gradients go after the backward of the next microbatch.
   void SyncGradientsOf(bool last_microbatch);
@@ -72,10 +75,12 @@ class Trainer {
   Bootstrap& bootstrap_;
   const Corpus& corpus_;
   RunPlan plan_;
+  BatchSplitter splitter_;
   double flops_per_token_;
   std::unique_ptr<NodeHeap> heap_;
   std::unique_ptr<CommEngine> engine_;
   std::unique_ptr<LlamaModel> model_;
+  std::unique_ptr<ContextParallel> context_;  // Null where sequences are not split.
   std::unique_ptr<ShardedModel> sharded_;
   std::unique_ptr<BufferPool> notes_pool_;
   Buffer notes_;  // One StepNote a rank, in node memory.

@@ -26,6 +26,13 @@ class BadUsage(WeftCase):
     def test_names_a_mesh_that_does_not_fit(self):
         self.assert_refused(2, ["--dp-shard 3", "1 rank"], "train", "--dp-shard", "3")
 
+    def test_names_ranks_of_sequences_that_do_not_fit(self):
+        self.assert_refused(2, ["--cp 3", "2 ranks"], "train", "--cp", "3", ranks=2)
+        self.assert_refused(2, ["--ulysses-degree 3", "--cp 4", "1, 2, 4"], "train", "--cp", "4", "--ulysses-degree", "3")
+
+    def test_names_a_separator_outside_the_vocabulary(self):
+        self.assert_refused(2, ["--document-separator 256", "255"], "train", "--document-separator", "256")
+
     def test_names_a_batch_that_does_not_divide(self):
         self.assert_refused(2, ["--batch-size 3", "use 2 or 4"], "train", "--batch-size", "3", ranks=2)
 

@@ -90,6 +90,18 @@ TEST(CommandLine, SetsEveryFieldByItsFlag) {
                                      "-1",
                                      "--dp-shard",
                                      "2",
+                                     "--cp",
+                                     "4",
+                                     "--cp-scheme",
+                                     "hybrid",
+                                     "--ulysses-degree",
+                                     "2",
+                                     "--ring-rotate",
+                                     "all-gather",
+                                     "--load-balance",
+                                     "none",
+                                     "--document-separator",
+                                     "10",
                                      "--zero-copy",
                                      "false",
                                      "--reshard-after-forward",
@@ -136,6 +148,12 @@ TEST(CommandLine, SetsEveryFieldByItsFlag) {
   EXPECT_EQ(config.optimizer.clip_grad_norm, 0);
   EXPECT_EQ(config.parallel.dp_replicate, -1);
   EXPECT_EQ(config.parallel.dp_shard, 2);
+  EXPECT_EQ(config.parallel.context.size, 4);
+  EXPECT_EQ(config.parallel.context.scheme, CpScheme::kHybrid);
+  EXPECT_EQ(config.parallel.context.ulysses_degree, 2);
+  EXPECT_EQ(config.parallel.context.ring_rotate, RingRotation::kAllGather);
+  EXPECT_EQ(config.parallel.context.load_balance, LoadBalance::kNone);
+  EXPECT_EQ(config.data.document_separator, 10);
   EXPECT_FALSE(config.parallel.zero_copy);
   EXPECT_FALSE(config.parallel.reshard_after_forward);
   EXPECT_EQ(config.parallel.prefetch_depth, 2);
@@ -152,6 +170,11 @@ TEST(CommandLine, LeavesDefaultsWhereNothingIsSaid) {
   EXPECT_EQ(config.optimizer.lr, 3e-4);
   EXPECT_EQ(config.optimizer.weight_decay, 0.1);
   EXPECT_EQ(config.parallel.dp_shard, -1);
+  EXPECT_EQ(config.parallel.context.size, 1);
+  EXPECT_EQ(config.parallel.context.scheme, CpScheme::kAuto);
+  EXPECT_FALSE(config.parallel.context.ring_rotate.has_value());
+  EXPECT_FALSE(config.parallel.context.load_balance.has_value());
+  EXPECT_FALSE(config.data.document_separator.has_value());
   EXPECT_TRUE(config.data.shuffle);
   EXPECT_TRUE(config.model.preset.empty());
   EXPECT_FALSE(config.data.batch_size.has_value());
@@ -170,6 +193,10 @@ TEST(CommandLine, NamesTheValueThatWasMeant) {
             "--lr-schedule: 'cosin' is none of constant, linear, cosine; did you mean cosine?");
   EXPECT_EQ(ErrorOf({"train", "--model", "smal"}),
             "--model: 'smal' is none of tiny, small, medium; did you mean small?");
+  EXPECT_EQ(ErrorOf({"train", "--cp-scheme", "rings"}),
+            "--cp-scheme: 'rings' is none of auto, ulysses, gather, hybrid, ring; did you mean ring?");
+  EXPECT_EQ(ErrorOf({"train", "--load-balance", "tail"}),
+            "--load-balance: 'tail' is neither none nor head-tail");
   EXPECT_EQ(ErrorOf({"train", "--shuffle", "yes"}), "--shuffle: 'yes' is neither false nor true");
   EXPECT_EQ(ErrorOf({"train", "--param-dtype", "f16"}), "--param-dtype: 'f16' is neither f32 nor bf16");
 }
@@ -232,7 +259,7 @@ TEST(CommandLine, PrintsHelpInGroupsAndTheVersion) {
        {"Model", "Data", "Optimizer", "Parallelism", "Output", "--shuffle BOOL", "[0.0003]"}) {
     EXPECT_THAT(help, HasSubstr(part));
   }
-  EXPECT_LT(std::count(help.begin(), help.end(), '\n'), 60);
+  EXPECT_LT(std::count(help.begin(), help.end(), '\n'), 70);
   EXPECT_THAT(TextOf({"--help"}), HasSubstr("Commands:"));
   EXPECT_EQ(TextOf({"--version"}), "weft 0.1.0\n");
 }

@@ -61,10 +61,25 @@ class Runs(WeftCase):
     def test_gives_every_mesh_the_losses_of_one_rank(self):
         flags = ["--steps", "5", "--batch-size", "4", "--lr", "1e-2"]
         expected = self.metrics(*flags)
-        for ranks, mesh in [(2, ["--dp-shard", "2"]), (2, ["--dp-replicate", "2"]), (4, ["--dp-replicate", "2"])]:
+        for ranks, mesh in [(2, ["--dp-shard", "2"]), (2, ["--dp-replicate", "2"]), (4, ["--dp-replicate", "2"]),
+                            (2, ["--cp", "2"]), (4, ["--dp-replicate", "2", "--cp", "2"])]:
             for line, reference in zip(self.metrics(*flags, *mesh, ranks=ranks), expected, strict=True):
                 for field in ("loss", "grad_norm"):
                     self.assertAlmostEqual(line[field] / reference[field], 1, delta=1e-4)
+
+    def test_says_how_it_splits_sequences_and_what_that_costs(self):
+        lines = self.metrics("--steps", "2", "--cp", "2", "--cp-scheme", "ring", "--document-separator", "32", ranks=2)
+        for line in lines:
+            self.assertGreater(line["bytes"]["context"], 0)
+            self.assertEqual(line["copied_bytes"], 0)
+        config = json.loads((self.folder / "m.config.json").read_text())
+        self.assertEqual(config["mesh"]["value"], "replicate 1 x shard 1 x context 2")
+        self.assertIn("split over 2 ranks, ring", config["sequences"]["value"])
+        self.assertEqual(config["sequences"]["reason"], "--cp-scheme")
+        self.assertIn("documents end at token 32", config["data"]["value"])
+        self.metrics("--steps", "1", "--cp", "2", ranks=2)
+        config = json.loads((self.folder / "m.config.json").read_text())
+        self.assertIn("MiB to a rank", config["sequences"]["reason"])
 
     def test_adds_up_microbatches_like_one_batch(self):
         flags = ["--steps", "4", "--batch-size", "4", "--lr", "1e-2"]
@@ -166,7 +181,8 @@ class HuggingFace(WeftCase):
         source = model_folder.write(self.folder / "model")
         (source / "tokenizer.json").write_text("{}")
         hashes = set()
-        meshes = [(None, []), (2, []), (2, ["--zero-copy", "false"]), (3, []), (4, ["--dp-replicate", "2"])]
+        meshes = [(None, []), (2, []), (2, ["--zero-copy", "false"]), (3, []), (4, ["--dp-replicate", "2"]),
+                  (4, ["--dp-replicate", "2", "--cp", "2"])]
         for number, (ranks, mesh) in enumerate(meshes):
             exported = self.folder / f"out{number}"
             hashes.add(self.load(source, "--export-hf", exported, *mesh, ranks=ranks))

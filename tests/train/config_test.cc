@@ -82,6 +82,63 @@ TEST(TrainConfig, NamesParallelOptionsOutOfRange) {
               HasSubstr("--param-dtype f16"));
 }
 
+std::string ContextError(int64_t size, const std::function<void(ContextOptions&)>& change) {
+  return ErrorWith([&](TrainConfig& c) { c.parallel.context.size = size, change(c.parallel.context); });
+}
+
+TEST(TrainConfig, NamesUlyssesDegreesThatDoNotFitRanksOrScheme) {
+  const auto error = [](int64_t size, CpScheme scheme, int64_t degree) {
+    return ContextError(size, [&](ContextOptions& c) { c.scheme = scheme, c.ulysses_degree = degree; });
+  };
+  EXPECT_THAT(error(4, CpScheme::kAuto, 3),
+              HasSubstr("--ulysses-degree 3: must divide --cp 4: use one of 1, 2, 4"));
+  EXPECT_THAT(error(4, CpScheme::kAuto, 0), HasSubstr("--ulysses-degree 0"));
+  EXPECT_THAT(error(1, CpScheme::kAuto, 2), HasSubstr("must divide --cp 1"));
+  EXPECT_THAT(error(4, CpScheme::kUlysses, 2), HasSubstr("over all 4 ranks of --cp: leave the degree out"));
+  EXPECT_THAT(error(4, CpScheme::kRing, 2), HasSubstr("--cp-scheme ring spreads no heads over ranks"));
+  EXPECT_THAT(error(4, CpScheme::kGather, 4), HasSubstr("--cp-scheme gather spreads no heads over ranks"));
+  EXPECT_THAT(error(4, CpScheme::kHybrid, 1), HasSubstr("use --cp-scheme gather or ring"));
+  EXPECT_THAT(error(4, CpScheme::kHybrid, 4), HasSubstr("use --cp-scheme ulysses"));
+}
+
+TEST(TrainConfig, NamesContextOptionsThatContradictEachOther) {
+  EXPECT_THAT(ContextError(0, [](ContextOptions&) {}), HasSubstr("--cp 0: must be at least 1"));
+  EXPECT_THAT(ContextError(3, [](ContextOptions& c) { c.scheme = CpScheme::kHybrid; }),
+              HasSubstr("--cp-scheme hybrid: --cp 3 has no divisor"));
+  for (const CpScheme scheme : {CpScheme::kAuto, CpScheme::kUlysses, CpScheme::kGather}) {
+    EXPECT_THAT(
+        ContextError(2, [&](ContextOptions& c) { c.scheme = scheme, c.ring_rotate = RingRotation::kShift; }),
+        HasSubstr("--ring-rotate shift: --cp-scheme " + std::string(Name(scheme)) + " has no ring"));
+  }
+  const auto head_tail = [](ContextOptions& c) { c.load_balance = LoadBalance::kHeadTail; };
+  EXPECT_THAT(ContextError(2, [&](ContextOptions& c) { c.scheme = CpScheme::kUlysses, head_tail(c); }),
+              HasSubstr("--load-balance head-tail: with Ulysses"));
+  EXPECT_THAT(ContextError(2, [&](ContextOptions& c) { c.ulysses_degree = 2, head_tail(c); }),
+              HasSubstr("--load-balance head-tail: with Ulysses"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.data.document_separator = -1; }),
+              HasSubstr("--document-separator -1"));
+}
+
+TEST(TrainConfig, AllowsEveryContextOptionWithItsScheme) {
+  TrainConfig config;
+  ContextOptions& context = config.parallel.context;
+  for (const int64_t size : {1, 2, 4, 6}) {
+    for (const CpScheme scheme :
+         {CpScheme::kAuto, CpScheme::kUlysses, CpScheme::kGather, CpScheme::kRing, CpScheme::kHybrid}) {
+      if (scheme == CpScheme::kHybrid && size == 2) continue;
+      context = {};
+      context.size = size;
+      context.scheme = scheme;
+      EXPECT_TRUE(Validate(config).ok());
+      if (scheme != CpScheme::kUlysses) context.load_balance = LoadBalance::kHeadTail;
+      if (scheme == CpScheme::kRing || scheme == CpScheme::kHybrid) {
+        context.ring_rotate = RingRotation::kAllGather;
+      }
+      EXPECT_TRUE(Validate(config).ok());
+    }
+  }
+}
+
 TEST(TrainConfig, RefusesToExportIntoTheModelsOwnFolder) {
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.model.hf_folder = c.output.export_folder = "dir"; }),
               HasSubstr("--export-hf dir"));

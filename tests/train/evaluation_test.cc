@@ -29,6 +29,23 @@ TEST(EvaluationPlan, GivesEveryWindowToOneRankOnceInOrder) {
   }
 }
 
+TEST(EvaluationPlan, GivesThePartsOfEveryPassAPlaceInTheOrderOfRanksAndAddsThemByPasses) {
+  for (const int ranks : {1, 2, 3}) {
+    const EvaluationPlan plan{/*windows=*/5, /*seq_len=*/1024, ranks, /*context=*/2};
+    std::vector<double> losses;
+    for (int rank = 0; rank < ranks; ++rank) {
+      for (int part = 0; part < 2; ++part) {
+        EXPECT_EQ(plan.LossesOf(rank, part), static_cast<int64_t>(losses.size()));
+        for (int64_t pass = plan.PassOf(rank); pass < plan.PassOf(rank + 1); ++pass) {
+          losses.push_back(part == 0 ? 1e16 : static_cast<double>(pass) - 1e16);  // Their sum is the pass.
+        }
+      }
+    }
+    EXPECT_EQ(plan.losses(), static_cast<int64_t>(losses.size()));
+    EXPECT_EQ(plan.Sum(losses), 0 + 0 + 2 + 4 + 4) << "1e16 + 1 is 1e16, and 1e16 + 3 is 1e16 + 4";
+  }
+}
+
 TEST(EvaluationPlan, CutsPassesWithoutRegardToRanks) {
   const EvaluationPlan one{100, 16, 1};
   const EvaluationPlan four{100, 16, 4};

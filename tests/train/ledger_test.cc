@@ -1,6 +1,7 @@
 // Every byte of a training step accounted for: the metrics against weft/sharding/byte_formulas.h.
 #include <algorithm>
 
+#include "src/train/context_plan.h"
 #include "tests/train/train_run.h"
 #include "weft/core/order_free_sum.h"
 #include "weft/nn/llama.h"
@@ -14,7 +15,7 @@ class Ledger : public TrainRun {
  protected:
   StepShape ShapeOf(const Mesh& mesh, int ranks_per_node) const {
     StepShape shape;
-    shape.shard_size = mesh.shard;
+    shape.shard_size = mesh.shard * mesh.context;
     shape.replicate_size = mesh.replicate;
     shape.microbatches = static_cast<int>(config_.data.grad_accum);
     shape.gradient_sync = config_.parallel.grad_sync;
@@ -57,24 +58,46 @@ class Ledger : public TrainRun {
 
   // Runs on nodes of `ranks_per_node` ranks; 0: on one node.
   void ExpectFormulas(const Mesh& mesh, int ranks_per_node = 0) {
-    SCOPED_TRACE(absl::StrCat(mesh.replicate, "x", mesh.shard, ", ", ranks_per_node, " ranks a node"));
+    SCOPED_TRACE(absl::StrCat(mesh.replicate, "x", mesh.shard, "x", mesh.context, ", ", ranks_per_node,
+                              " ranks a node"));
     const StepShape shape = ShapeOf(mesh, ranks_per_node);
     const StepCosts expected = Expected(shape);
     const Result result =
         Run(mesh, NodeMap::RanksPerNode(mesh.ranks(), ranks_per_node == 0 ? mesh.ranks() : ranks_per_node));
     for (size_t step = 0; step < result.steps.size(); ++step) {
       int64_t wire = 0;
-      for (const std::vector<StepMetrics>& rank : result.by_rank) {
+      for (int r = 0; r < mesh.ranks(); ++r) {
+        const std::vector<StepMetrics>& rank = result.by_rank[static_cast<size_t>(r)];
         EXPECT_EQ(rank[step].bytes.all_gather, expected.all_gather_bytes);
         EXPECT_EQ(rank[step].bytes.reduce_scatter, expected.reduce_scatter_bytes);
         EXPECT_EQ(rank[step].bytes.all_reduce, expected.all_reduce_bytes);
-        EXPECT_EQ(rank[step].bytes.context, 0);
+        EXPECT_EQ(rank[step].bytes.context, ContextBytes(mesh, r % mesh.context));
         EXPECT_EQ(rank[step].copied_bytes, expected.copied_bytes);
         wire += rank[step].wire_bytes;
       }
       EXPECT_EQ(wire,
                 expected.wire_bytes + ControlWireBytes(shape) + (step == 0 ? AgreementWireBytes(shape) : 0));
     }
+  }
+
+  // What attention brings to a rank of those that share sequences.
+  int64_t ContextBytes(const Mesh& mesh, int rank) const {
+    if (mesh.context == 1) return 0;
+    const LlamaConfig model = MakeLlamaConfig(config_.model, config_.data.seq_len);
+    const int64_t data_parallel = int64_t{mesh.replicate} * mesh.shard;
+    const AttentionShape shape = {*config_.data.batch_size / (config_.data.grad_accum * data_parallel),
+                                  model.heads,
+                                  model.kv_heads,
+                                  model.head_dim,
+                                  model.head_dim,
+                                  config_.parallel.param_dtype};
+    ContextOptions options = config_.parallel.context;
+    options.size = mesh.context;
+    const ContextPlan plan = *PlanContext(options, shape, config_.data.seq_len);
+    const SequenceLayout layout = *SequenceLayout::Create({config_.data.seq_len}, plan.split());
+    const ContextCosts costs = CostsOf(plan.scheme, shape, AttentionMask{}, layout, rank);
+    const bool recomputed = config_.parallel.activation_checkpoint == ActivationCheckpoint::kFull;
+    return model.layers * config_.data.grad_accum * (costs.bytes() + (recomputed ? costs.forward_bytes : 0));
   }
 
   // Notes of two words that all ranks tell each other, and what the gradient norm needs where a shard group
@@ -139,11 +162,28 @@ TEST_F(Ledger, HoldsTheFormulasWhereEveryRankIsANode) {
   for (const Mesh mesh : {Mesh{1, 4}, Mesh{2, 2}, Mesh{4, 1}}) ExpectFormulas(mesh, 1);
 }
 
+TEST_F(Ledger, HoldsTheFormulasWhereSequencesAreSplit) {
+  config_.model.heads = 4;
+  config_.model.kv_heads = 2;
+  config_.data.seq_len = 19;
+  config_.data.grad_accum = 2;
+  for (const CpScheme scheme : {CpScheme::kUlysses, CpScheme::kGather, CpScheme::kRing, CpScheme::kHybrid}) {
+    SCOPED_TRACE(Name(scheme));
+    config_.parallel.context.scheme = scheme;
+    ExpectFormulas({1, 1, 4});
+    if (scheme == CpScheme::kHybrid) continue;
+    config_.parallel.activation_checkpoint = ActivationCheckpoint::kFull;
+    for (const Mesh mesh : {Mesh{1, 1, 2}, Mesh{1, 2, 2}, Mesh{2, 1, 2}}) ExpectFormulas(mesh);
+    config_.parallel.activation_checkpoint = ActivationCheckpoint::kNone;
+  }
+}
+
 TEST_F(Ledger, ShowsThePeakOfEveryPool) {
-  const StepMetrics step = Run({2, 2}, NodeMap::RanksPerNode(4, 2)).steps.back();
+  const StepMetrics step = Run({2, 1, 2}, NodeMap::RanksPerNode(4, 2)).steps.back();
   EXPECT_GT(step.peak_bytes.images, 0);
   EXPECT_GT(step.peak_bytes.gradients, 0);
   EXPECT_GT(step.peak_bytes.shards, 0);
+  EXPECT_GT(step.peak_bytes.context, 0);
   EXPECT_GT(step.peak_bytes.scratch, 0);
   EXPECT_EQ(step.peak_buffer_bytes, step.peak_bytes.images + step.peak_bytes.gradients);
 }

@@ -1,4 +1,7 @@
 // A run over MPI against the same run over threads: the transport must not change a bit.
+#include <optional>
+
+#include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 
 #include "tests/support/mpi_world.h"
@@ -36,19 +39,37 @@ absl::StatusOr<uint64_t> HashOverThreads(const TrainConfig& config, int ranks) {
   return status.ok() ? absl::StatusOr<uint64_t>(hash) : status;
 }
 
+// Every rank compares with threads of its own, so that all have a verdict.
+void ExpectTheBitsOfThreads(const TrainConfig& config) {
+  const absl::StatusOr<TrainReport> over_mpi = Train(WorldBootstrap(), config, {});
+  const absl::StatusOr<uint64_t> over_threads = HashOverThreads(config, WorldBootstrap().size());
+  EXPECT_OK(over_mpi);
+  EXPECT_OK(over_threads);
+  if (over_mpi.ok() && over_threads.ok()) {
+    EXPECT_EQ(over_mpi->weights_hash, *over_threads);
+  }
+}
+
 TEST(TrainOverMpi, GivesTheBitsOfTheSameRunOverThreads) {
-  const int ranks = WorldBootstrap().size();
-  for (const int64_t replicate : {1, ranks}) {
+  for (const int64_t replicate : {1, WorldBootstrap().size()}) {
+    SCOPED_TRACE(absl::StrCat("replicate ", replicate));
     TrainConfig config = SmallRun();
     config.parallel.dp_replicate = replicate;
-    // Every rank compares with threads of its own, so that all have a verdict.
-    const absl::StatusOr<TrainReport> over_mpi = Train(WorldBootstrap(), config, {});
-    const absl::StatusOr<uint64_t> over_threads = HashOverThreads(config, ranks);
-    EXPECT_OK(over_mpi);
-    EXPECT_OK(over_threads);
-    if (over_mpi.ok() && over_threads.ok()) {
-      EXPECT_EQ(over_mpi->weights_hash, *over_threads) << "replicate " << replicate;
-    }
+    ExpectTheBitsOfThreads(config);
+  }
+}
+
+TEST(TrainOverMpi, GivesTheBitsOfThreadsWhereSequencesAreSplit) {
+  const int ranks = WorldBootstrap().size();
+  for (const CpScheme scheme : {CpScheme::kUlysses, CpScheme::kGather, CpScheme::kRing, CpScheme::kHybrid}) {
+    if (scheme == CpScheme::kHybrid && ranks < 4) continue;
+    SCOPED_TRACE(Name(scheme));
+    TrainConfig config = SmallRun();
+    config.parallel.context.size = ranks;
+    config.parallel.context.scheme = scheme;
+    config.data.seq_len = 19;
+    config.data.document_separator = scheme == CpScheme::kRing ? std::optional<int64_t>(' ') : std::nullopt;
+    ExpectTheBitsOfThreads(config);
   }
 }
 

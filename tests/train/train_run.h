@@ -17,7 +17,8 @@ namespace weft {
 struct Mesh {
   int replicate;
   int shard;
-  int ranks() const { return replicate * shard; }
+  int context = 1;
+  int ranks() const { return replicate * shard * context; }
 };
 
 // Text with enough variety that gradients differ from window to window; below 131, for the odd vocabulary.
@@ -62,11 +63,13 @@ class TrainRun : public ::testing::Test {
     TrainConfig config = config_;
     config.parallel.dp_replicate = mesh.replicate;
     config.parallel.dp_shard = mesh.shard;
+    config.parallel.context.size = mesh.context;
     EXPECT_OK(Validate(config));
     Result result;
     result.by_rank.resize(static_cast<size_t>(mesh.ranks()));
     EXPECT_OK(RunThreadRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
       TrainEnvironment environment;
+      environment.engine = engine_;
       std::vector<StepMetrics>& own = result.by_rank[static_cast<size_t>(bootstrap.rank())];
       environment.on_step = [&own](const StepMetrics& metrics) { own.push_back(metrics); };
       WEFT_ASSIGN_OR_RETURN(const TrainReport report, Train(bootstrap, config, environment));
@@ -86,21 +89,26 @@ class TrainRun : public ::testing::Test {
                           [&](Bootstrap& bootstrap) { return Train(bootstrap, config_, {}).status(); });
   }
 
+  // Losses and gradient norms within 1e-4.
+  static void ExpectSameCurve(const Result& result, const Result& expected) {
+    ASSERT_EQ(result.steps.size(), expected.steps.size());
+    for (size_t i = 0; i < expected.steps.size(); ++i) {
+      EXPECT_NEAR(result.steps[i].loss / expected.steps[i].loss, 1, 1e-4);
+      EXPECT_NEAR(result.steps[i].grad_norm / expected.steps[i].grad_norm, 1, 1e-4);
+    }
+  }
+
   void ExpectCurvesOfOneRank(const std::vector<Mesh>& meshes) {
     const Result one = Run({1, 1});
     for (const Mesh& mesh : meshes) {
-      const Result result = Run(mesh);
-      ASSERT_EQ(result.steps.size(), one.steps.size());
-      for (size_t i = 0; i < one.steps.size(); ++i) {
-        EXPECT_NEAR(result.steps[i].loss / one.steps[i].loss, 1, 1e-4) << mesh.replicate << "x" << mesh.shard;
-        EXPECT_NEAR(result.steps[i].grad_norm / one.steps[i].grad_norm, 1, 1e-4)
-            << mesh.replicate << "x" << mesh.shard;
-      }
+      SCOPED_TRACE(absl::StrCat(mesh.replicate, "x", mesh.shard, "x", mesh.context));
+      ExpectSameCurve(Run(mesh), one);
     }
   }
 
   TempFolder folder_;
   TrainConfig config_;
+  EngineOptions engine_;
 };
 
 }  // namespace weft

@@ -11,6 +11,7 @@
 
 #include <absl/status/status.h>
 
+#include "weft/context_parallel/context_scheme.h"
 #include "weft/core/dtype.h"
 #include "weft/optim/lr_schedule.h"
 #include "weft/sharding/gradient_sync.h"
@@ -35,6 +36,9 @@ struct DataOptions {
   bool shuffle = true;
   std::optional<int64_t> batch_size;  // Sequences a step, over all ranks. Default: grad_accum for each rank.
   int64_t grad_accum = 1;             // Microbatches a step.
+  // The token that ends a document. Set: sequences are packs of documents, which do not see each other.
+  // Unset: each sequence is one document.
+  std::optional<int64_t> document_separator;
 };
 
 // What weight decay applies to: all parameters, or matrices only (no weights of norms).
@@ -65,9 +69,26 @@ struct OptimizerOptions {
 // again.
 enum class ActivationCheckpoint : uint8_t { kNone, kFull };
 
+// How attention is computed over ranks that share a sequence; kAuto takes what brings the fewest bytes to a
+// rank.
+enum class CpScheme : uint8_t { kAuto, kUlysses, kGather, kHybrid, kRing };
+
+// Sequences that are split over ranks: see docs/context_parallel.md.
+struct ContextOptions {
+  int64_t size = 1;  // Ranks that share a sequence.
+  CpScheme scheme = CpScheme::kAuto;
+  // Ranks that exchange tokens for heads. Default: what the scheme says.
+  std::optional<int64_t> ulysses_degree = std::nullopt;
+  // Default: shift. Where it is given, a hybrid is a ring on its outer level; else it gathers.
+  std::optional<RingRotation> ring_rotate = std::nullopt;
+  // Default: head-tail, but with Ulysses, which is balanced by itself.
+  std::optional<LoadBalance> load_balance = std::nullopt;
+};
+
 struct ParallelOptions {
   int64_t dp_replicate = 1;  // -1 in one of the two: the rest of the ranks.
   int64_t dp_shard = -1;
+  ContextOptions context;
   bool zero_copy = true;
   bool reshard_after_forward = true;
   int64_t prefetch_depth = 1;
@@ -98,9 +119,13 @@ std::string_view Name(LrDecay decay);
 std::string_view Name(DecayScope scope);
 // "none", "full".
 std::string_view Name(ActivationCheckpoint checkpoint);
+// "auto", "ulysses", "gather", "hybrid", "ring".
+std::string_view Name(CpScheme scheme);
 
 // Checks everything that can be known without ranks or files. Errors: kInvalidArgument (names the flag, the
 // value and the remedy).
 absl::Status Validate(const TrainConfig& config);
+// The same of what it says of split sequences alone.
+absl::Status Validate(const ContextOptions& context);
 
 }  // namespace weft

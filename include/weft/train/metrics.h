@@ -39,6 +39,7 @@ struct StepMetrics {
     int64_t images = 0;
     int64_t gradients = 0;
     int64_t shards = 0;
+    int64_t context = 0;  // What attention exchanges where sequences are split.
     int64_t scratch = 0;
   } peak_bytes;
   int64_t rss_bytes = 0;

@@ -12,6 +12,7 @@
 
 #include <absl/status/statusor.h>
 
+#include "weft/comm/comm_engine.h"
 #include "weft/mesh/bootstrap.h"
 #include "weft/train/config.h"
 #include "weft/train/metrics.h"
@@ -26,6 +27,9 @@ struct TrainEnvironment {
   // Where rank 0 writes the configuration, progress and result; null: nowhere.
   std::FILE* output = nullptr;
   bool terminal = false;  // Whether `output` is one: progress then stays on one line.
+  // How communication is scheduled: slices, windows, pieces. Changes no result. Timeout and watchdog are the
+  // run's.
+  EngineOptions engine;
   // Called on every rank after each step.
   std::function<void(const StepMetrics&)> on_step;
 };

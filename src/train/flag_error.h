@@ -1,0 +1,14 @@
+// What is said of a flag whose value cannot be.
+#pragma once
+
+#include <absl/status/status.h>
+#include <absl/strings/str_cat.h>
+
+namespace weft {
+
+// "--flag value: remedy".
+inline absl::Status BadFlag(const char* flag, const absl::AlphaNum& value, const absl::AlphaNum& remedy) {
+  return absl::InvalidArgumentError(absl::StrCat("--", flag, " ", value, ": ", remedy));
+}
+
+}  // namespace weft

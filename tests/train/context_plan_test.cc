@@ -1,0 +1,111 @@
+// Which scheme a run takes, by its flags and by bytes.
+#include "src/train/context_plan.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace weft {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int64_t kSeqLen = 1024;
+
+AttentionShape Heads(int64_t heads, int64_t kv_heads) {
+  return {.heads = heads, .kv_heads = kv_heads, .head_dim = 64, .value_dim = 64};
+}
+
+ContextPlan Plan(const ContextOptions& options, const AttentionShape& shape = Heads(8, 8)) {
+  EXPECT_TRUE(Validate(options).ok()) << Validate(options);
+  const auto plan = PlanContext(options, shape, kSeqLen);
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  return *plan;
+}
+
+int64_t MostBytes(const ContextScheme& scheme, const AttentionShape& shape, int ranks) {
+  const SequenceLayout layout = *SequenceLayout::Create({kSeqLen}, scheme.Split(ranks));
+  int64_t most = 0;
+  for (int rank = 0; rank < ranks; ++rank) {
+    most = std::max(most, CostsOf(scheme, shape, AttentionMask{}, layout, rank).bytes());
+  }
+  return most;
+}
+
+TEST(ContextPlan, SplitsNothingOnOneRank) {
+  const ContextPlan plan = Plan({.size = 1, .scheme = CpScheme::kRing});
+  EXPECT_EQ(plan.split().ranks(), 1);
+}
+
+TEST(ContextPlan, TakesTheSchemeThatIsNamed) {
+  EXPECT_EQ(Plan({.size = 4, .scheme = CpScheme::kUlysses}).scheme, ContextScheme{});
+  const ContextPlan gather = Plan({.size = 4, .scheme = CpScheme::kGather});
+  EXPECT_EQ(gather.scheme.kind, SchemeKind::kGatherKv);
+  EXPECT_EQ(gather.reason, "--cp-scheme");
+  const ContextPlan ring =
+      Plan({.size = 4, .scheme = CpScheme::kRing, .ring_rotate = RingRotation::kAllGather});
+  EXPECT_EQ(ring.scheme.kind, SchemeKind::kRing);
+  EXPECT_EQ(ring.scheme.rotation, RingRotation::kAllGather);
+}
+
+TEST(ContextPlan, BalancesWhatACausalMaskLeavesUnevenUnlessToldNotTo) {
+  ContextOptions options{.size = 4};
+  for (const CpScheme scheme : {CpScheme::kGather, CpScheme::kRing, CpScheme::kHybrid}) {
+    options.scheme = scheme;
+    options.load_balance = std::nullopt;
+    EXPECT_EQ(Plan(options).split().order, SequenceOrder::kHeadTail);
+    options.load_balance = LoadBalance::kNone;
+    EXPECT_EQ(Plan(options).split().order, SequenceOrder::kContiguous);
+  }
+}
+
+TEST(ContextPlan, MakesAHybridOfADegreeInBetween) {
+  const ContextPlan degree = Plan({.size = 4, .ulysses_degree = 2});
+  EXPECT_EQ(degree.scheme.kind, SchemeKind::kHybrid);
+  EXPECT_EQ(degree.reason, "--ulysses-degree");
+  EXPECT_EQ(degree.split().outer, 2);
+  EXPECT_EQ(degree.split().inner, 2);
+  EXPECT_EQ(Plan({.size = 4, .ulysses_degree = 4}).scheme.kind, SchemeKind::kUlysses);
+  EXPECT_EQ(Plan({.size = 4, .ulysses_degree = 1}).scheme.kind, SchemeKind::kGatherKv);
+}
+
+TEST(ContextPlan, MakesTheOuterLevelOfAHybridARingWhereARotationIsGiven) {
+  ContextOptions options{.size = 4, .scheme = CpScheme::kHybrid};
+  EXPECT_EQ(Plan(options).scheme.outer, OuterExchange::kGather);
+  options.ring_rotate = RingRotation::kAllGather;
+  EXPECT_EQ(Plan(options).scheme.outer, OuterExchange::kRing);
+  EXPECT_EQ(Plan(options).scheme.rotation, RingRotation::kAllGather);
+}
+
+TEST(ContextPlan, TakesTheFewestBytes) {
+  for (const AttentionShape& shape : {Heads(8, 8), Heads(8, 1), Heads(32, 8), Heads(16, 2)}) {
+    for (const int ranks : {2, 4, 8}) {
+      const ContextPlan plan = Plan({.size = ranks}, shape);
+      const int64_t bytes = MostBytes(plan.scheme, shape, ranks);
+      for (const CpScheme scheme : {CpScheme::kUlysses, CpScheme::kGather, CpScheme::kRing}) {
+        EXPECT_LE(bytes, MostBytes(Plan({.size = ranks, .scheme = scheme}, shape).scheme, shape, ranks));
+      }
+      EXPECT_THAT(plan.reason, HasSubstr("to a rank in a layer's forward and backward"));
+    }
+  }
+  // Few keys and values are cheap to gather, many are not.
+  EXPECT_EQ(Plan({.size = 2}, Heads(8, 1)).scheme.kind, SchemeKind::kGatherKv);
+  EXPECT_EQ(Plan({.size = 8}, Heads(8, 8)).scheme.kind, SchemeKind::kUlysses);
+}
+
+TEST(ContextPlan, LeavesNoRankWithoutWorkForFewerBytes) {
+  const ContextPlan plan = Plan({.size = 4}, Heads(2, 2));
+  EXPECT_NE(plan.scheme.kind, SchemeKind::kUlysses);
+  EXPECT_THAT(plan.reason, HasSubstr("of the mean work"));
+}
+
+TEST(ContextPlan, TakesTheCheapestDegreeOfAHybridWithoutOne) {
+  const AttentionShape shape = Heads(16, 4);
+  const ContextPlan plan = Plan({.size = 8, .scheme = CpScheme::kHybrid}, shape);
+  for (const int64_t degree : {2, 4}) {
+    const ContextPlan other = Plan({.size = 8, .scheme = CpScheme::kHybrid, .ulysses_degree = degree}, shape);
+    EXPECT_LE(MostBytes(plan.scheme, shape, 8), MostBytes(other.scheme, shape, 8));
+  }
+}
+
+}  // namespace
+}  // namespace weft
