@@ -1,5 +1,6 @@
 #include "weft/nn/attention_kernel.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
@@ -10,6 +11,7 @@
 #include "tests/nn/gradient_check.h"
 #include "tests/support/attention_oracle.h"
 #include "weft/core/parallel.h"
+#include "weft/core/strided_copy.h"
 
 namespace weft::testing {
 namespace {
@@ -34,6 +36,13 @@ TensorView Make(DType dtype, const Shape& shape, Memory memory, int64_t salt, st
   return {};
 }
 
+// What is overwritten must not be read before.
+void FillWithNan(const TensorView& view) {
+  const Tensor nan = Tensor::Empty(DType::kF32, view.shape);
+  std::fill_n(nan.As<float>(), nan.elements(), std::numeric_limits<float>::quiet_NaN());
+  ASSERT_TRUE(StridedCopy(nan.view(), view).ok());
+}
+
 struct Case {
   AttentionMask mask;
   TokenRuns q_runs;
@@ -46,8 +55,8 @@ struct Case {
 };
 
 // The kernels' tensors for a case, and the same problem for the oracle.
-struct Run {
-  explicit Run(const Case& c) : problem{c.mask, c.scale, c.group, c.head_offset} {
+struct KernelRun {
+  explicit KernelRun(const Case& c) : problem{c.mask, c.scale, c.group, c.head_offset} {
     const int64_t queries = TokenCount(c.q_runs);
     q = Make(c.dtype, {c.batch, queries, c.heads, c.head_dim}, c.memory, 1, keep);
     dout = Make(c.dtype, {c.batch, queries, c.heads, c.value_dim}, c.memory, 2, keep);
@@ -67,12 +76,17 @@ struct Run {
       gradients.push_back({Make(DType::kF32, k_shape, c.memory, salt + 7, keep),
                            Make(DType::kF32, v_shape, c.memory, salt + 8, keep)});
     }
-    oracle = {c.mask,        static_cast<double>(c.scale),
-              c.batch,       c.heads,
-              c.kv_heads,    c.group,
-              c.head_offset, c.head_dim,
-              c.value_dim,   c.q_runs,
-              AllKeys(c)};
+    oracle.mask = c.mask;
+    oracle.scale = static_cast<double>(c.scale);
+    oracle.batch = c.batch;
+    oracle.heads = c.heads;
+    oracle.kv_heads = c.kv_heads;
+    oracle.group = c.group;
+    oracle.head_offset = c.head_offset;
+    oracle.head_dim = c.head_dim;
+    oracle.value_dim = c.value_dim;
+    oracle.q_runs = c.q_runs;
+    oracle.k_runs = AllKeys(c);
   }
 
   static TokenRuns AllKeys(const Case& c) {
@@ -81,8 +95,17 @@ struct Run {
     return all;
   }
 
-  void Forward(const TokenRuns& q_runs) { AttentionForward(problem, q, q_runs, keys, out, lse); }
+  void Forward(const TokenRuns& q_runs) {
+    FillWithNan(out);
+    FillWithNan(lse);
+    AttentionForward(problem, q, q_runs, keys, out, lse);
+  }
   void Backward(const TokenRuns& q_runs, float dq_beta = 0.0F, float key_beta = 0.0F) {
+    if (dq_beta == 0.0F) FillWithNan(dq);
+    for (const KeyGradients& gradient : gradients) {
+      if (key_beta == 0.0F) FillWithNan(gradient.dk);
+      if (key_beta == 0.0F) FillWithNan(gradient.dv);
+    }
     AttentionDelta(out, dout, delta);
     AttentionBackward(problem, q, q_runs, keys, lse, delta, dout, dq, dq_beta, gradients, key_beta);
   }
@@ -124,22 +147,38 @@ void ExpectNear(const std::vector<double>& actual, const std::vector<double>& ex
   }
 }
 
-void Check(const Case& c, const std::string& what) {
+// The oracle's results for a case.
+struct Expected {
+  Expected(const Case& c, const KernelRun& run)
+      : q(ToDoubleValues(run.q)),
+        k(Joined(run.keys, &KeyBlock::k, c.batch)),
+        v(Joined(run.keys, &KeyBlock::v, c.batch)),
+        outputs(OracleForward(run.oracle, q, k, v)),
+        gradients(OracleBackward(run.oracle, q, k, v, ToDoubleValues(run.dout))) {}
+  std::vector<double> q, k, v;
+  OracleOutputs outputs;
+  OracleGradients gradients;
+};
+
+void ExpectOutputs(const KernelRun& run, const OracleOutputs& expected, double tolerance) {
+  ExpectNear(ToDoubleValues(run.out), expected.out, tolerance, "out");
+  ExpectNear(ToDoubleValues(run.lse), expected.lse, tolerance, "lse");
+}
+
+void ExpectGradients(const Case& c, const KernelRun& run, const OracleGradients& expected, double tolerance) {
+  ExpectNear(ToDoubleValues(run.dq), expected.dq, tolerance, "dq");
+  ExpectNear(Joined(run.gradients, &KeyGradients::dk, c.batch), expected.dk, tolerance, "dk");
+  ExpectNear(Joined(run.gradients, &KeyGradients::dv, c.batch), expected.dv, tolerance, "dv");
+}
+
+void Check(const Case& c, const std::string& what, double tolerance = 1e-5) {
   SCOPED_TRACE(what);
-  const double factor = c.dtype == DType::kF32 ? 1.0 : 1000.0;
-  Run run(c);
-  const std::vector<double> q = ToDoubleValues(run.q);
-  const std::vector<double> k = Joined(run.keys, &KeyBlock::k, c.batch);
-  const std::vector<double> v = Joined(run.keys, &KeyBlock::v, c.batch);
+  KernelRun run(c);
+  const Expected expected(c, run);
   run.Forward(c.q_runs);
-  const OracleOutputs outputs = OracleForward(run.oracle, q, k, v);
-  ExpectNear(ToDoubleValues(run.out), outputs.out, 1e-5 * factor, "out");
-  ExpectNear(ToDoubleValues(run.lse), outputs.lse, 1e-5 * factor, "lse");
+  ExpectOutputs(run, expected.outputs, tolerance);
   run.Backward(c.q_runs);
-  const OracleGradients gradients = OracleBackward(run.oracle, q, k, v, ToDoubleValues(run.dout));
-  ExpectNear(ToDoubleValues(run.dq), gradients.dq, 2e-5 * factor, "dq");
-  ExpectNear(Joined(run.gradients, &KeyGradients::dk, c.batch), gradients.dk, 2e-5 * factor, "dk");
-  ExpectNear(Joined(run.gradients, &KeyGradients::dv, c.batch), gradients.dv, 2e-5 * factor, "dv");
+  ExpectGradients(c, run, expected.gradients, 2 * tolerance);
 }
 
 struct NamedMask {
@@ -196,6 +235,177 @@ TEST(AttentionKernel, AgreesWithPlainLoopsForEveryMaskAndLayoutOfTokens) {
       Check(c, absl::StrCat(mask.name, ", ", runs.name, ", grouped in wider memory"));
     }
   }
+}
+
+// Lengths and positions on both sides of the ends of tiles and of their parts, and windows that end within.
+TEST(AttentionKernel, AgreesWithPlainLoopsAcrossTiles) {
+  const std::vector<AttentionMask> masks = {{true, std::nullopt}, {true, 65}, {true, 300}};
+  for (const AttentionMask& mask : masks) {
+    Case c;
+    c.mask = mask;
+    c.heads = c.kv_heads = 1;
+    c.head_dim = 3;
+    c.value_dim = 2;
+    for (const int64_t tokens : {63, 64, 65, 257, 520}) {
+      c.q_runs = WholeSequence(tokens);
+      c.key_blocks = {WholeSequence(tokens)};
+      Check(c, absl::StrCat(tokens, " tokens, window ", mask.window.value_or(0)));
+    }
+    c.q_runs = {{0, 100, 130}, {0, 700, 131}};
+    c.key_blocks = {{{0, 0, 100}, {0, 831, 70}}, {{0, 230, 470}}, {{0, 100, 130}, {0, 700, 131}}};
+    Check(c, absl::StrCat("head and tail, window ", mask.window.value_or(0)));
+  }
+}
+
+TEST(AttentionKernel, AgreesWithPlainLoopsForPacksOfManyDocuments) {
+  Case c;
+  c.heads = 2;
+  c.kv_heads = 1;
+  c.group = 2;
+  c.head_dim = c.value_dim = 4;
+  for (int64_t document = 0; document < 40; ++document)
+    c.q_runs.push_back({document, 0, 1 + document * 7 % 31});
+  c.key_blocks = {c.q_runs};
+  Check(c, "whole documents");
+  c.mask.causal = false;
+  Check(c, "whole documents, full");
+  for (TokenRun& run : c.q_runs) {
+    run.position = run.count / 2;
+    run.count -= run.position;
+  }
+  c.mask.causal = true;
+  Check(c, "their second halves");
+}
+
+// A rank that holds query heads 2 to 5 of groups of three has the kv heads 0 and 1.
+TEST(AttentionKernel, TakesHeadsFromTheMiddleOfAGroup) {
+  Case c;
+  c.q_runs = WholeSequence(9);
+  c.key_blocks = {WholeSequence(9)};
+  c.heads = 4;
+  c.group = 3;
+  c.head_offset = 2;
+  Check(c, "the last of one group and all of the next");
+  c.kv_heads = 3;
+  Check(c, "and a kv head that nobody reads");
+  c.heads = 0;
+  Check(c, "no query heads");
+}
+
+TEST(AttentionKernel, TakesAnyStrides) {
+  for (const Memory memory : {Memory::kDense, Memory::kHeadsFirst, Memory::kPartOfWider}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      Case c;
+      c.q_runs = WholeSequence(70);
+      c.key_blocks = {WholeSequence(70)};
+      c.batch = 2;
+      c.heads = 6;
+      c.kv_heads = 3;
+      c.group = 2;
+      c.head_dim = 12;
+      c.value_dim = 7;
+      c.memory = memory;
+      c.dtype = dtype;
+      Check(c, absl::StrCat("memory ", static_cast<int>(memory), " ", std::string(Name(dtype))),
+            dtype == DType::kF32 ? 1e-5 : 0x1p-7);
+    }
+  }
+}
+
+TEST(AttentionKernel, RoundsResultsToTheDtypeOfTheQueries) {
+  Case c;
+  c.q_runs = WholeSequence(33);
+  c.key_blocks = {WholeSequence(33)};
+  c.dtype = DType::kBF16;
+  KernelRun wide(c);
+  wide.Forward(c.q_runs);
+  wide.Backward(c.q_runs);
+  KernelRun narrow(c);
+  const auto make = [&narrow](const Shape& shape) {
+    narrow.keep.push_back(Tensor::Empty(DType::kBF16, shape));
+    return narrow.keep.back().view();
+  };
+  narrow.out = make(wide.out.shape);
+  narrow.Forward(c.q_runs);
+  EXPECT_EQ(ToDoubleValues(narrow.lse), ToDoubleValues(wide.lse));
+  ExpectNear(ToDoubleValues(narrow.out), ToDoubleValues(wide.out), 0x1p-8, "out");
+  narrow.out = wide.out;
+  narrow.dq = make(wide.dq.shape);
+  narrow.gradients = {{make(wide.gradients[0].dk.shape), make(wide.gradients[0].dv.shape)}};
+  narrow.Backward(c.q_runs);
+  const auto expect_rounded = [](const TensorView& rounded, const TensorView& values) {
+    std::vector<double> expected = ToDoubleValues(values);
+    for (double& value : expected) value = ToFloat(ToBF16(static_cast<float>(value)));
+    EXPECT_EQ(ToDoubleValues(rounded), expected);
+  };
+  expect_rounded(narrow.dq, wide.dq);
+  expect_rounded(narrow.gradients[0].dk, wide.gradients[0].dk);
+  expect_rounded(narrow.gradients[0].dv, wide.gradients[0].dv);
+}
+
+TEST(AttentionKernel, AddsToWhatItsTargetsHold) {
+  for (const int64_t group : {1, 2}) {
+    for (const float beta : {1.0F, -0.5F}) {
+      Case c;
+      c.q_runs = {{0, 2, 70}, {0, 90, 5}};
+      c.key_blocks = {{{0, 0, 80}}, {{0, 89, 6}}, {{0, 200, 3}}};
+      c.heads = 2;
+      c.kv_heads = 2 / group;
+      c.group = group;
+      KernelRun run(c);
+      Expected expected(c, run);
+      const auto add = [beta](std::vector<double>& target, const std::vector<double>& old, double factor) {
+        for (size_t i = 0; i < target.size(); ++i) target[i] += static_cast<double>(beta) * factor * old[i];
+      };
+      add(expected.gradients.dq, ToDoubleValues(run.dq), 2.0);
+      add(expected.gradients.dk, Joined(run.gradients, &KeyGradients::dk, 1), 1.0);
+      add(expected.gradients.dv, Joined(run.gradients, &KeyGradients::dv, 1), 1.0);
+      run.Forward(c.q_runs);
+      run.Backward(c.q_runs, 2.0F * beta, beta);
+      ExpectGradients(c, run, expected.gradients, 2e-5);
+    }
+  }
+}
+
+// As a ring does: dq is summed over the calls, each block's dk and dv come from its own.
+TEST(AttentionKernel, GivesTheSameGradientsBlockByBlock) {
+  Case c;
+  c.q_runs = {{0, 30, 20}};
+  c.key_blocks = {{{0, 30, 20}}, {{0, 0, 30}}, {{0, 50, 20}}};
+  KernelRun run(c);
+  const Expected expected(c, run);
+  run.Forward(c.q_runs);
+  AttentionDelta(run.out, run.dout, run.delta);
+  for (size_t i = 0; i < run.keys.size(); ++i) {
+    AttentionBackward(run.problem, run.q, c.q_runs, {run.keys[i]}, run.lse, run.delta, run.dout, run.dq,
+                      i == 0 ? 0.0F : 1.0F, {run.gradients[i]}, 0.0F);
+  }
+  ExpectGradients(c, run, expected.gradients, 2e-5);
+}
+
+TEST(AttentionKernel, GivesTheSameBitsOnAnyNumberOfThreads) {
+  Case c;
+  c.q_runs = WholeSequence(600);
+  c.key_blocks = {WholeSequence(600)};
+  c.heads = 4;
+  c.group = 2;
+  const int threads = ThreadCount();
+  const auto results = [&c](int count) {
+    SetThreadCount(count);
+    KernelRun run(c);
+    run.Forward(c.q_runs);
+    run.Backward(c.q_runs);
+    std::vector<double> all = ToDoubleValues(run.out);
+    for (const TensorView& view : {run.lse, run.dq, run.gradients[0].dk, run.gradients[0].dv}) {
+      const std::vector<double> more = ToDoubleValues(view);
+      all.insert(all.end(), more.begin(), more.end());
+    }
+    return all;
+  };
+  const std::vector<double> one = results(1);
+  EXPECT_EQ(results(2), one);
+  EXPECT_EQ(results(3), one);
+  SetThreadCount(threads);
 }
 
 }  // namespace

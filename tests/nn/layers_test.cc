@@ -77,6 +77,33 @@ TEST(Linear, TakesNoTokensAtAll) {
   for (int64_t i = 0; i < 12; ++i) EXPECT_EQ(linear.parameters()[0]->grad.As<float>()[i], 0.0F);
 }
 
+TEST(Linear, MakesItsResultsWhereItIsTold) {
+  Linear linear("linear", 3, {{"a.weight", 2}, {"b.weight", 4}});
+  const MaterializedParameters memory(linear, 1, DType::kF32, DType::kF32);
+  std::vector<void*> outputs;
+  std::vector<void*> gradients;
+  const auto record_in = [](std::vector<void*>& made) {
+    return [&made](DType dtype, Shape shape) -> absl::StatusOr<Tensor> {
+      Tensor tensor = Tensor::Empty(dtype, std::move(shape));
+      made.push_back(tensor.view().data);
+      return tensor;
+    };
+  };
+  linear.SetResultAllocators({record_in(outputs), record_in(gradients)});
+  Invocation invocation;
+  const Tensor x = TestTensor(DType::kF32, {5, 3}, 1);
+  ASSERT_OK_AND_ASSIGN(const Tensors y, linear.Forward(invocation, {x}));
+  EXPECT_EQ(outputs, (std::vector<void*>{y[0].view().data, y[1].view().data}));
+  ASSERT_OK_AND_ASSIGN(const Tensors dx, linear.Backward(invocation, y));
+  EXPECT_EQ(gradients, std::vector<void*>{dx[0].view().data});
+
+  linear.SetResultAllocators(
+      {[](DType, const Shape&) -> absl::StatusOr<Tensor> { return absl::ResourceExhaustedError("full"); },
+       {}});
+  EXPECT_THAT(linear.Forward(invocation, {x}),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("full")));
+}
+
 TEST(RmsNorm, HasTheGradientsOfItsDifferences) {
   for (const GradientCheckOptions& options : kDtypes) {
     // Dims around the width of vector lanes; tokens around the parts that the weight's gradient is summed in.
@@ -187,6 +214,22 @@ TEST(Mlp, PassesItsInputsThroughAllItsLayers) {
           return {oracle::Linear(GeluOracle(oracle::Linear(v[0], v[1], 5, 7)), v[2], 7, 5)};
         },
         options);
+  }
+}
+
+TEST(Layers, TakeNoTokensAtAll) {
+  Gelu gelu("gelu");
+  Transpose transpose("transpose");
+  Mlp mlp("mlp", 3, 4);
+  const MaterializedParameters memory(mlp, 1, DType::kF32, DType::kF32);
+  for (Module* layer :
+       {static_cast<Module*>(&gelu), static_cast<Module*>(&transpose), static_cast<Module*>(&mlp)}) {
+    const Tensor x = Tensor::Empty(DType::kF32, {2, 0, 3});
+    Invocation invocation;
+    ASSERT_OK_AND_ASSIGN(const Tensors y, layer->Forward(invocation, {x}));
+    EXPECT_EQ(y[0].elements(), 0) << layer->name();
+    ASSERT_OK_AND_ASSIGN(const Tensors dx, layer->Backward(invocation, y));
+    EXPECT_EQ(dx[0].shape(), x.shape()) << layer->name();
   }
 }
 

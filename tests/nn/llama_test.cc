@@ -148,6 +148,45 @@ TEST(LlamaModel, RefusesInputsItCannotTake) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not [1, 3] and [3]")));
 }
 
+TEST(LlamaModel, CountsPositionsNotTokens) {
+  LlamaConfig config = SmallConfig();
+  config.max_positions = 4;
+  ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(config));
+  const MaterializedParameters memory(*model, 3, DType::kF32, DType::kF32);
+  const auto parts = std::make_shared<SequenceParts>();
+  Invocation invocation;
+  invocation.SetSequence(parts);
+  parts->parts = {{{0, 0, 3}, {1, 0, 4}}};
+  EXPECT_OK(model->Forward(invocation, {TestIds({1, 7}, 13, 1), TestIds({1, 7}, 13, 2)}).status());
+  parts->parts = {{{0, 3, 2}}};
+  EXPECT_THAT(model->Forward(invocation, {TestIds({1, 2}, 13, 1), TestIds({1, 2}, 13, 2)}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a sequence of 5 tokens")));
+}
+
+// A rank may hold no token of a short sequence.
+TEST(LlamaModel, TakesNoTokensAtAll) {
+  ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(SmallConfig()));
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const MaterializedParameters memory(*model, 3, dtype, DType::kF32);
+    for (const auto& parameter : model->AllParameters()) {
+      std::fill_n(parameter->grad.As<float>(), parameter->elements(), 7.0F);
+    }
+    Invocation invocation;
+    ASSERT_OK_AND_ASSIGN(const Tensors loss,
+                         model->Forward(invocation, {TestIds({2, 0}, 13, 1), TestIds({2, 0}, 13, 2)}));
+    EXPECT_EQ(*loss[0].As<float>(), 0.0F);
+    const Tensor one = Tensor::Empty(DType::kF32, {});
+    *one.As<float>() = 1.0F;
+    ASSERT_OK(model->Backward(invocation, {one}).status());
+    EXPECT_TRUE(invocation.empty());
+    for (const auto& parameter : model->AllParameters()) {
+      for (int64_t i = 0; i < parameter->elements(); ++i) {
+        ASSERT_EQ(parameter->grad.As<float>()[i], 0.0F) << parameter->name;
+      }
+    }
+  }
+}
+
 TEST(LlamaConfig, NamesTheFieldThatIsWrong) {
   const auto message_of = [](auto change) {
     LlamaConfig config = SmallConfig();

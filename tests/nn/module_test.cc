@@ -1,5 +1,6 @@
 #include "weft/nn/module.h"
 
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -188,6 +189,25 @@ TEST(Invocation, SavesNothingWithoutGradients) {
   Invocation invocation(/*gradients=*/false);
   ASSERT_TRUE(pair.Forward(invocation, {Scalar(1.0F)}).ok());
   EXPECT_TRUE(invocation.empty());
+}
+
+TEST(Invocation, KeepsStateByKeyAndTypeAsLongAsItLives) {
+  const auto alive = std::make_shared<int>(0);
+  struct Flight {
+    int count = 0;
+    std::shared_ptr<int> holds;
+  };
+  const int keys[2] = {};
+  {
+    Invocation invocation;
+    invocation.State<Flight>(&keys[0]).count = 3;
+    invocation.State<Flight>(&keys[0]).holds = alive;
+    EXPECT_EQ(invocation.State<Flight>(&keys[0]).count, 3);
+    EXPECT_EQ(invocation.State<Flight>(&keys[1]).count, 0);
+    EXPECT_EQ(invocation.State<int>(&keys[0]), 0);
+    EXPECT_EQ(alive.use_count(), 2);
+  }
+  EXPECT_EQ(alive.use_count(), 1);
 }
 
 TEST(ActivationCheckpointing, KeepsInputsOnlyAndComputesAgainInBackward) {

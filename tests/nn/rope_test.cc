@@ -4,10 +4,12 @@
 #include <numbers>
 #include <vector>
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/nn/gradient_check.h"
 #include "tests/nn/oracles.h"
+#include "weft/core/strided_copy.h"
 
 namespace weft {
 namespace {
@@ -61,6 +63,31 @@ TEST(Rope, HasTheGradientsOfItsDifferences) {
         },
         options);
   }
+}
+
+TEST(Rope, TurnsByThePositionsOfTheSequence) {
+  Rope rope("rope", std::make_shared<RopeTable>(RopeFrequencies(6, 100.0, std::nullopt)));
+  const auto values = [](const TensorView& view) { return testing::ToDoubleValues(view); };
+  Invocation whole;
+  const Tensor turned = (*rope.Forward(whole, {TestTensor(DType::kF32, {2, 9, 3, 6}, 1)}))[0];
+
+  const auto parts = std::make_shared<SequenceParts>();
+  parts->parts = {{{0, 0, 2}, {0, 7, 2}}, {{0, 2, 5}}};
+  Invocation part;
+  part.SetSequence(parts);
+  const Tensor tokens = TestTensor(DType::kF32, {2, 9, 3, 6}, 1);
+  const Tensor own = Tensor::Empty(DType::kF32, {2, 4, 3, 6});
+  for (const int64_t half : {0, 1}) {
+    ASSERT_TRUE(StridedCopy(tokens.view().Slice(1, 7 * half, 2), own.view().Slice(1, 2 * half, 2)).ok());
+  }
+  const std::vector<double> before = values(own.view());
+  ASSERT_TRUE(rope.Forward(part, {own}).ok());
+  for (const int64_t half : {0, 1}) {
+    EXPECT_EQ(values(own.view().Slice(1, 2 * half, 2)), values(turned.view().Slice(1, 7 * half, 2)));
+  }
+  ASSERT_TRUE(rope.Backward(part, {own}).ok());
+  EXPECT_THAT(values(own.view()), ::testing::Pointwise(::testing::DoubleNear(1e-6), before));
+  EXPECT_EQ(rope.Forward(part, {tokens}).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
 TEST(Rope, GrowsItsTableWithTheSequence) {

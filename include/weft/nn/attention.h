@@ -29,8 +29,8 @@ enum class AttentionLayout : uint8_t { kBshd, kBhsd };
 TensorView AsBshd(const TensorView& view, AttentionLayout layout);
 
 struct AttentionOptions {
-  AttentionMask mask;
-  std::optional<float> scale;  // Of the scores, positive; DefaultScale(head_dim) if none.
+  AttentionMask mask = {};
+  std::optional<float> scale = std::nullopt;  // Of the scores, positive; DefaultScale(head_dim) if none.
   AttentionLayout layout = AttentionLayout::kBshd;
   bool returns_lse = false;
 };
