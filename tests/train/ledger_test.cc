@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "src/train/context_plan.h"
+#include "src/train/documents.h"
 #include "tests/train/train_run.h"
 #include "weft/core/order_free_sum.h"
 #include "weft/nn/llama.h"
@@ -80,24 +81,25 @@ class Ledger : public TrainRun {
     }
   }
 
-  // What attention brings to a rank of those that share sequences.
-  int64_t ContextBytes(const Mesh& mesh, int rank) const {
+  // What attention brings to a rank of those that share sequences, of these documents in each microbatch.
+  int64_t ContextBytes(const Mesh& mesh, int rank, const std::vector<int64_t>& documents,
+                       int64_t batch) const {
     if (mesh.context == 1) return 0;
     const LlamaConfig model = MakeLlamaConfig(config_.model, config_.data.seq_len);
-    const int64_t data_parallel = int64_t{mesh.replicate} * mesh.shard;
-    const AttentionShape shape = {*config_.data.batch_size / (config_.data.grad_accum * data_parallel),
-                                  model.heads,
-                                  model.kv_heads,
-                                  model.head_dim,
-                                  model.head_dim,
-                                  config_.parallel.param_dtype};
+    const AttentionShape shape = {batch,          model.heads,    model.kv_heads,
+                                  model.head_dim, model.head_dim, config_.parallel.param_dtype};
     ContextOptions options = config_.parallel.context;
     options.size = mesh.context;
     const ContextPlan plan = *PlanContext(options, shape, config_.data.seq_len);
-    const SequenceLayout layout = *SequenceLayout::Create({config_.data.seq_len}, plan.split());
+    const SequenceLayout layout = *SequenceLayout::Create(documents, plan.split());
     const ContextCosts costs = CostsOf(plan.scheme, shape, AttentionMask{}, layout, rank);
     const bool recomputed = config_.parallel.activation_checkpoint == ActivationCheckpoint::kFull;
     return model.layers * config_.data.grad_accum * (costs.bytes() + (recomputed ? costs.forward_bytes : 0));
+  }
+  int64_t ContextBytes(const Mesh& mesh, int rank) const {
+    const int64_t data_parallel = int64_t{mesh.replicate} * mesh.shard;
+    const int64_t batch = *config_.data.batch_size / (config_.data.grad_accum * data_parallel);
+    return ContextBytes(mesh, rank, {config_.data.seq_len}, batch);
   }
 
   // Notes of two words that all ranks tell each other, and what the gradient norm needs where a shard group
@@ -175,6 +177,29 @@ TEST_F(Ledger, HoldsTheFormulasWhereSequencesAreSplit) {
     config_.parallel.activation_checkpoint = ActivationCheckpoint::kFull;
     for (const Mesh mesh : {Mesh{1, 1, 2}, Mesh{1, 2, 2}, Mesh{2, 1, 2}}) ExpectFormulas(mesh);
     config_.parallel.activation_checkpoint = ActivationCheckpoint::kNone;
+  }
+}
+
+TEST_F(Ledger, HoldsTheFormulasOfPackedDocuments) {
+  config_.model.heads = 4;
+  config_.model.kv_heads = 2;
+  config_.data.document_separator = 'e';
+  config_.data.shuffle = false;
+  config_.optimizer.steps = 1;
+  const std::string text = SomeText();
+  const int64_t tokens = *config_.data.batch_size * config_.data.seq_len;
+  const std::vector<int64_t> documents =
+      DocumentLengths(std::vector<int32_t>(text.begin(), text.begin() + tokens), config_.data.seq_len, 'e');
+  ASSERT_GT(documents.size(), 4);
+  for (const CpScheme scheme : {CpScheme::kUlysses, CpScheme::kGather, CpScheme::kRing, CpScheme::kHybrid}) {
+    SCOPED_TRACE(Name(scheme));
+    config_.parallel.context.scheme = scheme;
+    const Result result = Run({1, 1, 4});
+    for (int rank = 0; rank < 4; ++rank) {
+      const StepMetrics& step = result.by_rank[static_cast<size_t>(rank)].front();
+      EXPECT_EQ(step.bytes.context, ContextBytes({1, 1, 4}, rank, documents, 1)) << "rank " << rank;
+      EXPECT_EQ(step.copied_bytes, 0);
+    }
   }
 }
 
