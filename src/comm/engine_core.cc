@@ -20,7 +20,7 @@ constexpr int64_t kLateNs = 1'000'000'000;
 EngineCore::EngineCore(const Environment& environment)
     : env_(environment), wire_(environment.wire, environment.options, environment.counters) {}
 
-absl::StatusOr<int> EngineCore::AddLane(std::string name, ProcessGroup group) {
+absl::StatusOr<int> EngineCore::AddLane(std::string name, ProcessGroup group, LanePurpose purpose) {
   const int index = static_cast<int>(lanes_.size());
   if (index >= NodeLink::kMaxLanes) {
     return absl::ResourceExhaustedError(absl::StrCat("lane ", name, " is one too many: an engine has ",
@@ -35,6 +35,7 @@ absl::StatusOr<int> EngineCore::AddLane(std::string name, ProcessGroup group) {
   // A counter a rank: how far its part has come, as far as this rank drives it.
   WEFT_RETURN_IF_ERROR(env_.node.OpenLane(index, group.size()));
   lanes_.push_back(std::make_unique<Lane>(std::move(name), GroupPlacement(std::move(group), env_.nodes)));
+  if (purpose == LanePurpose::kContext && lanes_.back()->placement.spans_nodes()) wire_.ExpectExchanges();
   return index;
 }
 

@@ -49,7 +49,7 @@ class EngineCore final : private TaskQueue {
   explicit EngineCore(const Environment& environment);
 
   // Gives the next lane to a group.
-  absl::StatusOr<int> AddLane(std::string name, ProcessGroup group);
+  absl::StatusOr<int> AddLane(std::string name, ProcessGroup group, LanePurpose purpose);
 
   void Submit(std::shared_ptr<OperationRecord> record);
   // Somebody waits for this operation: it, all before it on its lane, and what those come `after`, go first.

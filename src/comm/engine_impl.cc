@@ -35,6 +35,7 @@ absl::Status CheckOptions(const EngineOptions& options, Runtime& runtime) {
                              Field{"piece_bytes", options.piece_bytes, kMostBytes},
                              Field{"lane_window_bytes", options.lane_window_bytes, kAny},
                              Field{"yield_window_bytes", options.yield_window_bytes, kAny},
+                             Field{"background_window_bytes", options.background_window_bytes, kAny},
                              Field{"recorder_entries", options.recorder_entries, kAny}}) {
     if (field.value >= 1 && field.value <= field.most) continue;
     return absl::InvalidArgumentError(
@@ -108,7 +109,7 @@ absl::StatusOr<std::unique_ptr<EngineCore>> CommEngine::Impl::MakeCore() {
   auto core = std::make_unique<EngineCore>(EngineCore::Environment{
       bootstrap_.rank(), bootstrap_.node_map(), *node_, *wire_, scratch_, recorder_, counters_, options_});
   for (const std::unique_ptr<Lane>& lane : lanes_) {
-    WEFT_RETURN_IF_ERROR(core->AddLane(lane->name, lane->placement.group()).status());
+    WEFT_RETURN_IF_ERROR(core->AddLane(lane->name, lane->placement.group(), lane->purpose).status());
   }
   return core;
 }
@@ -124,8 +125,9 @@ absl::StatusOr<LaneId> CommEngine::Impl::AddLane(const ProcessGroup& group, Lane
   const std::string name = absl::StrCat(group.name, "/", ToAbsl(Name(purpose)));
   const uint64_t group_hash = Hash64(group.ranks.data(), group.ranks.size() * sizeof(int));
   WEFT_ASSIGN_OR_RETURN(Buffer barriers, scratch_.Acquire(NodeLink::kSlots * BarrierBytes(group.size())));
-  WEFT_ASSIGN_OR_RETURN(const int index,
-                        shell_->WithCore([&](EngineCore& core) { return core.AddLane(name, group); }));
+  WEFT_ASSIGN_OR_RETURN(const int index, shell_->WithCore([&](EngineCore& core) {
+    return core.AddLane(name, group, purpose);
+  }));
   lanes_.push_back(std::make_unique<Lane>(
       Lane{name, purpose, GroupPlacement(group, bootstrap_.node_map()), group_hash, std::move(barriers)}));
   return LaneId{index};

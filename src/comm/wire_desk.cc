@@ -119,13 +119,20 @@ absl::StatusOr<bool> WireDesk::PollTransfers() {
 bool WireDesk::MayReceive(int lane, WirePhase phase, Priority priority, size_t bytes, bool head) const {
   const int64_t lane_bytes = under_way_bytes_[static_cast<size_t>(lane)][static_cast<size_t>(phase)];
   if (head && lane_bytes == 0 && !options_.starve_heads) return true;
-  if (lane_bytes + static_cast<int64_t>(bytes) > options_.lane_window_bytes) return false;
-  const Priority highest = highest_wanted();
-  if (priority <= highest) return true;
-  int64_t lower = static_cast<int64_t>(bytes);
-  for (size_t p = static_cast<size_t>(highest) + 1; p < bytes_by_priority_.size(); ++p)
-    lower += bytes_by_priority_[p];
-  return lower <= options_.yield_window_bytes;
+  const int64_t lane_window = options_.lane_window_bytes * (priority == Priority::kCritical ? 2 : 1);
+  if (lane_bytes + static_cast<int64_t>(bytes) > lane_window) return false;
+  const auto keeps_to = [&](int64_t window, Priority above) {
+    return priority <= above || BytesBelow(above) + static_cast<int64_t>(bytes) <= window;
+  };
+  return keeps_to(options_.yield_window_bytes, highest_wanted()) &&
+         (!expects_exchanges_ || keeps_to(options_.background_window_bytes, Priority::kCritical));
+}
+
+int64_t WireDesk::BytesBelow(Priority priority) const {
+  int64_t bytes = 0;
+  for (size_t p = static_cast<size_t>(priority) + 1; p < bytes_by_priority_.size(); ++p)
+    bytes += bytes_by_priority_[p];
+  return bytes;
 }
 
 void WireDesk::Want(Priority priority) { wanted_now_ = std::min(wanted_now_, priority); }

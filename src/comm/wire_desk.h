@@ -8,6 +8,9 @@
 //     enough and messages of one tag match by order.
 //   - Each (lane, phase) has a window of bytes under way; while something of higher priority waits for the
 //     wire, all lower traffic together keeps to a smaller one.
+//   - Once there are exchanges between nodes, which somebody waits for and which come unannounced, all that
+//   nobody
+//     waits for keeps to a window together at any time: an exchange finds no more than that before it.
 //   - The operation at the head of a lane may always have one slice a phase under way. A credited slice
 //     completes independently of every other, since its sender needs nothing from the wire to produce it but
 //     earlier operations (and, for the gather phase of an all-reduce, its reduce phase, which has a window of
@@ -82,6 +85,8 @@ class WireDesk {
                        const Descriptor& descriptor, const PartShape& part, Slice slice, WireOwner* owner);
   // Tells a peer that nothing is expected of it on this channel.
   absl::Status ExpectNothing(const Channel& channel, const Descriptor& descriptor);
+  // From now on critical transfers come unannounced: what nobody waits for keeps the wire short.
+  void ExpectExchanges() { expects_exchanges_ = true; }
   // Says that something of this priority would like to receive; counts until the next turn is over.
   void Want(Priority priority);
 
@@ -138,6 +143,8 @@ class WireDesk {
   absl::StatusOr<bool> PollNotes();
   absl::StatusOr<bool> PollTransfers();
   absl::Status TakeNote(const WireLink::Note& note);
+  // Bytes under way of lower priority.
+  int64_t BytesBelow(Priority priority) const;
   Priority highest_wanted() const { return std::min(wanted_last_, wanted_now_); }
   int64_t& UnderWay(int lane, WirePhase phase) {
     return under_way_bytes_[static_cast<size_t>(lane)][static_cast<size_t>(phase)];
@@ -151,6 +158,7 @@ class WireDesk {
   std::array<std::array<int64_t, 2>, NodeLink::kMaxLanes> under_way_bytes_{};
   std::array<int64_t, 4> bytes_by_priority_{};
   int64_t yielded_bytes_ = 0;
+  bool expects_exchanges_ = false;
   Priority wanted_now_ = Priority::kBulk;   // Highest of this turn so far,
   Priority wanted_last_ = Priority::kBulk;  // and of the last whole turn.
   absl::Status SendCredit(const Channel& channel, const Descriptor& descriptor, const PartShape& part,

@@ -32,6 +32,7 @@ class WireDeskTest : public ::testing::Test {
     options.slice_bytes = kSlice;
     options.lane_window_bytes = 4 * kSlice;
     options.yield_window_bytes = 2 * kSlice;
+    options.background_window_bytes = 3 * kSlice;
     return options;
   }
   static WireDesk::Channel ChannelOf(int lane, int peer = 7, int number = 1) {
@@ -74,12 +75,38 @@ TEST_F(WireDeskTest, LaneKeepsToItsWindow) {
     Receive(Priority::kBulk);
   }
   EXPECT_FALSE(May(Priority::kBulk));
-  EXPECT_FALSE(May(Priority::kCritical));
+  EXPECT_FALSE(May(Priority::kPrefetch));
   EXPECT_TRUE(May(Priority::kBulk, false, kOtherLane));
   link_.Finish(link_.under_way.begin()->first);
   EXPECT_TRUE(Poll());
   EXPECT_THAT(owner_.done, ElementsAre(0));
   EXPECT_TRUE(May(Priority::kBulk));
+}
+
+TEST_F(WireDeskTest, LaneThatSomebodyWaitsForHasTwiceTheWindow) {
+  for (int i = 0; i < 8; ++i) {
+    EXPECT_TRUE(May(Priority::kCritical));
+    Receive(Priority::kCritical);
+  }
+  EXPECT_FALSE(May(Priority::kCritical));
+}
+
+TEST_F(WireDeskTest, WhatNobodyWaitsForKeepsTheWireShortOnceExchangesAreExpected) {
+  const auto fill = [&] {
+    Receive(Priority::kReduce, kLane);
+    Receive(Priority::kPrefetch, kOtherLane);
+    Receive(Priority::kBulk, kOtherLane);
+  };
+  fill();
+  EXPECT_TRUE(May(Priority::kReduce));
+  desk_.ExpectExchanges();
+  EXPECT_FALSE(May(Priority::kReduce));
+  EXPECT_FALSE(May(Priority::kPrefetch, false, /*lane=*/9));
+  EXPECT_TRUE(May(Priority::kCritical));
+  EXPECT_TRUE(May(Priority::kBulk, /*head=*/true, /*lane=*/9)) << "the guarantee of one slice holds";
+  link_.Finish(link_.under_way.begin()->first);
+  Poll();
+  EXPECT_TRUE(May(Priority::kReduce));
 }
 
 TEST_F(WireDeskTest, PhasesOfALaneHaveWindowsOfTheirOwn) {

@@ -34,11 +34,18 @@
 namespace weft {
 
 struct EngineOptions {
-  absl::Duration timeout = absl::Seconds(600);      // Of every Wait that is not given a deadline.
-  int64_t slice_bytes = int64_t{128} * 1024;        // What is sent between nodes at once.
-  int64_t lane_window_bytes = int64_t{512} * 1024;  // Most that one lane may have under way towards a rank.
-  int64_t yield_window_bytes =
-      int64_t{256} * 1024;  // The same for all lower lanes together while a higher one has work.
+  absl::Duration timeout = absl::Seconds(600);  // Of every Wait that is not given a deadline.
+  // What is sent between nodes at once. The default stays, with its header, below the 64 KiB up to which MPI
+  // sends over TCP without asking first: larger slices wait for a handshake, behind whatever is in the wire.
+  int64_t slice_bytes = int64_t{60} * 1024;
+  // Most that one lane may have under way towards a rank; twice that if somebody waits for it, as its share
+  // of the wire is its share of what is under way.
+  int64_t lane_window_bytes = int64_t{512} * 1024;
+  // The same for all lower lanes together while a higher one has work.
+  int64_t yield_window_bytes = int64_t{64} * 1024;
+  // And at any time for all that nobody waits for, on an engine with a lane for context between nodes: what
+  // an exchange may find before it in the wire.
+  int64_t background_window_bytes = int64_t{256} * 1024;
   int64_t piece_bytes =
       int64_t{256} * 1024;  // Most that is moved within a node between two looks at priorities.
   int recorder_entries = 512;
