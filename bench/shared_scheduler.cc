@@ -1,0 +1,188 @@
+// What an attention exchange waits for gradients and weights that share its wire: its latency with nothing
+// else in flight, beside reduce-scatters and all-gathers that fill the wire, and behind them, as in a queue
+// that serves first what came first.
+//
+//   tests/multihost/multihost.sh -n 2 --ppn 1 --rate 1gbit build/release/bench/weft_bench_shared_scheduler
+//
+// Every round measures all three in turn, so that they meet the same weather. A latency runs from the
+// submission to *ready* and is the slowest rank's; what is printed are medians and 90th percentiles over
+// rounds. Exchanges count only if the background is still in flight when they end.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bench/mpi_baseline.h"
+#include "bench/or_die.h"
+#include "bench/versus.h"
+#include "weft/comm/comm_engine.h"
+#include "weft/memory/pool_tensor.h"
+#include "weft/mesh/mpi_bootstrap.h"
+
+namespace weft::bench {
+namespace {
+
+constexpr int64_t kMiB = 1024 * 1024;
+constexpr int64_t kExchangeBytes = 1 * kMiB;    // What each rank sends the other ranks, together.
+constexpr int64_t kOperationBytes = 16 * kMiB;  // Of a whole parameter group.
+constexpr int kOperations = 16;                 // Half of them reduce-scatters: 256 MiB in flight.
+constexpr int kExchangesARound = 8;
+constexpr int kRounds = 5;
+
+class Scene {
+ public:
+  Scene() {
+    ProcessGroup world{.name = "world", .ranks = {}, .group_rank = bootstrap_->rank()};
+    for (int rank = 0; rank < bootstrap_->size(); ++rank) world.ranks.push_back(rank);
+    const auto lane = [&](LanePurpose purpose) { return OrDie(engine_->AddLane(world, purpose)); };
+    gathers_ = lane(LanePurpose::kAllGather);
+    scatters_ = lane(LanePurpose::kReduceScatter);
+    exchanges_ = lane(LanePurpose::kContext);
+    meetings_ = lane(LanePurpose::kControl);
+    const int64_t elements = kOperationBytes / 4;
+    const int64_t part = elements / world.size();
+    shard_ = Floats(part);
+    weights_ = Floats(elements);
+    gradients_ = Floats(elements);
+    reduced_ = Floats(part);
+    const int64_t exchanged = kExchangeBytes / 4 / std::max(1, world.size() - 1);
+    sent_ = Floats(exchanged * world.size());
+    received_ = Floats(exchanged * world.size());
+    counts_.assign(static_cast<size_t>(world.size()), exchanged);
+    counts_[static_cast<size_t>(world.group_rank)] = 0;
+  }
+
+  // Milliseconds of exchanges with nothing else in flight.
+  std::vector<double> Alone() {
+    std::vector<double> times;
+    for (int i = 0; i < kExchangesARound; ++i) times.push_back(OneExchange(exchanges_));
+    return times;
+  }
+
+  // The same beside the background, each on its own lane.
+  std::vector<double> Beside() {
+    std::deque<Work> background = SubmitBackground(scatters_, gathers_);
+    OrDie(background.front().Wait());
+    std::vector<double> times;
+    for (int i = 0; i < kExchangesARound; ++i) {
+      const double time = OneExchange(exchanges_);
+      if (mpi_.TrueEverywhere(!background.back().Test())) times.push_back(time);
+    }
+    for (Work& work : background) OrDie(work.WaitReleased());
+    return times;
+  }
+
+  // Seconds of the background alone; nobody waits for it.
+  double BackgroundAlone() {
+    Meet();
+    return SecondsOf([&] {
+      std::deque<Work> background = SubmitBackground(scatters_, gathers_);
+      while (!background.back().Test() || !background[background.size() - 2].Test()) {
+        bootstrap_->runtime().Nap(1'000'000);
+      }
+    });
+  }
+
+  // One behind the background, on a lane that all share.
+  std::vector<double> Behind() {
+    std::deque<Work> background = SubmitBackground(scatters_, scatters_);
+    OrDie(background.front().Wait());
+    const double time = OneExchange(scatters_);
+    for (Work& work : background) OrDie(work.WaitReleased());
+    return {time};
+  }
+
+  bool is_first() const { return bootstrap_->rank() == 0; }
+  void Meet() { mpi_.Barrier(); }
+
+ private:
+  Tensor Floats(int64_t elements) {
+    Tensor tensor = OrDie(PoolTensor(pool_, DType::kF32, {elements}));
+    std::fill_n(tensor.As<float>(), elements, 1.0F);
+    return tensor;
+  }
+
+  static OpOptions At(Priority priority) {
+    OpOptions options;
+    options.priority = priority;
+    return options;
+  }
+
+  double OneExchange(LaneId lane) {
+    OrDie(engine_->Barrier(meetings_, At(Priority::kCritical)).Wait());
+    const double seconds = SecondsOf([&] {
+      Work work = engine_->AllToAll(lane, sent_.As<float>(), counts_, received_.As<float>(), counts_,
+                                    DType::kF32, At(Priority::kCritical));
+      OrDie(work.Wait());
+    });
+    return mpi_.Slowest(seconds) * 1e3;
+  }
+
+  std::deque<Work> SubmitBackground(LaneId scatters, LaneId gathers) {
+    std::deque<Work> works;
+    for (int i = 0; i < kOperations / 2; ++i) {
+      works.push_back(engine_->ReduceScatter(scatters, gradients_.As<float>(), reduced_.As<float>(),
+                                             DType::kF32, gradients_.elements(), ReduceOp::kSum, {},
+                                             At(Priority::kReduce)));
+      works.push_back(engine_->AllGather(gathers, shard_.As<float>(), weights_.As<float>(), DType::kF32,
+                                         weights_.elements(), {}, At(Priority::kPrefetch)));
+    }
+    return works;
+  }
+
+  std::unique_ptr<Bootstrap> bootstrap_ = OrDie(MakeMpiBootstrap());
+  std::unique_ptr<NodeHeap> heap_ = OrDie(NodeHeap::Create(*bootstrap_, {.segment_bytes = 128 * kMiB}));
+  BufferPool pool_{*heap_, "bench"};
+  Tensor shard_, weights_, gradients_, reduced_, sent_, received_;
+  std::vector<int64_t> counts_;  // What goes to each rank, and comes from it.
+  std::unique_ptr<CommEngine> engine_ = OrDie(CommEngine::Create(*bootstrap_, *heap_));
+  MpiBaseline mpi_;
+  LaneId gathers_, scatters_, exchanges_, meetings_;
+};
+
+double Percentile(std::vector<double> values, double share) {
+  std::sort(values.begin(), values.end());
+  return values[static_cast<size_t>(share * static_cast<double>(values.size() - 1))];
+}
+
+void Add(std::vector<double>& all, const std::vector<double>& more) {
+  all.insert(all.end(), more.begin(), more.end());
+}
+
+int Main() {
+  Scene scene;
+  scene.Alone();  // Touches memory, and opens connections.
+  std::vector<double> alone, beside, behind, background;
+  for (int round = 0; round < kRounds; ++round) {
+    Add(alone, scene.Alone());
+    Add(beside, scene.Beside());
+    Add(behind, scene.Behind());
+    Add(background, {scene.BackgroundAlone() * 1e3});
+  }
+  if (beside.empty()) {
+    std::fprintf(stderr,
+                 "benchmark: the background was over before an exchange was; is the wire this fast?\n");
+    return 1;
+  }
+  if (!scene.is_first()) return 0;
+  std::printf("A 1 MiB exchange, 256 MiB of reduce-scatters and all-gathers (ms, slowest rank)\n\n");
+  std::printf("%-26s %8s %8s %6s\n", "", "median", "90%", "of");
+  const auto line = [](const char* name, const std::vector<double>& times) {
+    std::printf("%-26s %8.2f %8.2f %6zu\n", name, Median(times), Percentile(times, 0.9), times.size());
+  };
+  line("alone", alone);
+  line("beside the background", beside);
+  line("first in, first out", behind);
+  line("background alone", background);
+  std::printf("\nbeside / alone %.2f   first in, first out / beside %.1f\n", Median(beside) / Median(alone),
+              Median(behind) / Median(beside));
+  return 0;
+}
+
+}  // namespace
+}  // namespace weft::bench
+
+int main() { return weft::bench::Main(); }
