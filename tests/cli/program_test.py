@@ -137,9 +137,9 @@ class Runs(WeftCase):
 
 
 class LostRanks(WeftCase):
-    def lose(self, signal_number):
+    def lose(self, signal_number, *flags):
         """Sends a signal to one rank of two when both are at work; gives what mpirun then says."""
-        command = self.command(["train", *SMALL, "--data", self.text, "--steps", "1000000"], 2)
+        command = self.command(["train", *SMALL, "--data", self.text, "--steps", "1000000", *flags], 2)
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder,
                               env=os.environ | {"WEFT_TIMEOUT_S": "3"}) as process:
             while not process.stdout.readline().startswith("step 1/"):
@@ -152,9 +152,10 @@ class LostRanks(WeftCase):
         return process.returncode, errors
 
     def test_ends_and_names_a_rank_that_hangs(self):
-        code, errors = self.lose(signal.SIGSTOP)
-        self.assertEqual(code, 86, errors)
-        self.assertRegex(errors, r"weft: rank 0: .*waits for rank\(s\) 1")
+        for flags in ([], ["--cp", "2", "--cp-scheme", "ring"]):
+            code, errors = self.lose(signal.SIGSTOP, *flags)
+            self.assertEqual(code, 86, errors)
+            self.assertRegex(errors, r"weft: rank 0: .*waits for rank\(s\) 1")
 
     def test_ends_with_a_rank_that_dies(self):
         code, errors = self.lose(signal.SIGKILL)
