@@ -166,6 +166,7 @@ absl::StatusOr<Tensor> BufferSharder::Unshard(const SequenceLayout& layout, cons
   const TensorView& own = parts[static_cast<size_t>(context_.group_rank)];
   WEFT_RETURN_IF_ERROR(StridedCopy(part, own));
   std::vector<int64_t> counts;
+  counts.reserve(parts.size());
   for (const TensorView& of_rank : parts) counts.push_back(of_rank.elements());
   OpOptions options;
   options.priority = Priority::kCritical;
