@@ -2,8 +2,8 @@
 // with every result checked bit by bit against the canonical tree.
 //
 // Each rank pauses, waits and frees memory at moments of its own. Programs use all that the engine has: lanes
-// over crossing groups, priorities, `after`, gates, uneven and empty parts, memory in and outside the node
-// heap.
+// over crossing groups, priorities, `after`, gates, uneven, empty and strided parts, memory in and outside
+// the node heap.
 #pragma once
 
 #include <cstdint>
@@ -33,16 +33,26 @@ struct ProgramMistake {
 };
 
 struct ProgramOp {
-  enum class Kind : uint8_t { kGatherImage, kReduceGradients, kAllReduce, kExchange, kBroadcast, kBarrier };
+  enum class Kind : uint8_t {
+    kGatherImage,
+    kReduceGradients,
+    kAllReduce,
+    kExchange,
+    kStridedExchange,
+    kShift,
+    kBroadcast,
+    kBarrier
+  };
+  static constexpr int kImages = 2;
   Kind kind;
   DType dtype;
   Priority priority;
-  int64_t count;     // Elements of a part, or of the whole.
+  int64_t count;     // Elements of a part, or of the whole; of a strided part, the most.
   bool uneven;       // Parts differ, and some are empty.
   bool node_memory;  // Else staged by the engine.
   int image;         // kGatherImage: which of the images it fills,
   bool whole_world;  // and whether over all ranks, on a lane of its own, or over the shard group.
-  int root;          // kBroadcast.
+  int root;          // kBroadcast. kShift: how far, around the ring.
 };
 
 struct Program {

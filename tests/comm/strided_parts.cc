@@ -22,11 +22,16 @@ uint64_t ElementBits(int from, int to, int64_t element) {
 
 }  // namespace
 
-Shape DrawPartShape(uint64_t seed, int from, int to) {
+Shape DrawPartShape(uint64_t seed, int from, int to, int64_t most_elements) {
   std::mt19937_64 random(seed * 7919 + static_cast<uint64_t>(from) * 131 + static_cast<uint64_t>(to));
   constexpr int64_t kSizes[] = {1, 2, 3, 5, 8, 13};
   Shape shape(random() % 6);
-  for (int64_t& size : shape) size = random() % 24 == 0 ? 0 : kSizes[random() % std::size(kSizes)];
+  int64_t elements = 1;
+  for (int64_t& size : shape) {
+    size = random() % 24 == 0 ? 0 : kSizes[random() % std::size(kSizes)];
+    if (elements * size > most_elements) size = 1;
+    elements *= size;
+  }
   return shape;
 }
 

@@ -11,9 +11,9 @@
 
 namespace weft::testing {
 
-// The shape of what rank `from` sends rank `to` in exchange number `seed`: of up to five dims, some empty.
-// All ranks draw the same.
-Shape DrawPartShape(uint64_t seed, int from, int to);
+// The shape of what rank `from` sends rank `to` in exchange number `seed`: of up to five dims, some empty,
+// of so many elements at most. All ranks draw the same.
+Shape DrawPartShape(uint64_t seed, int from, int to, int64_t most_elements = 2000);
 
 // One rank's side of a part: its dims lie in an order of this rank's own, with gaps between elements.
 class StridedPart {

@@ -1,0 +1,104 @@
+// One rank's run of a random program: an implementation detail of RunProgram.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <optional>
+#include <random>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+
+#include "tests/comm/dice.h"
+#include "tests/comm/engine_fixture.h"
+#include "tests/comm/program_values.h"
+#include "tests/comm/random_program.h"
+#include "tests/comm/strided_parts.h"
+
+namespace weft::testing {
+
+class ProgramRunner {
+ public:
+  ProgramRunner(Bootstrap& bootstrap, const Program& program, const ProgramRules& rules,
+                const ProgramMistake* mistake)
+      : bootstrap_(bootstrap),
+        program_(program),
+        rules_(rules),
+        mistake_(mistake != nullptr && mistake->rank == bootstrap.rank() ? mistake : nullptr),
+        dice_(program.seed * 1000003 + static_cast<uint64_t>(bootstrap.rank())),
+        layouts_(program.seed * 7 + static_cast<uint64_t>(bootstrap.rank())) {}
+  // Memory of what has failed must outlive the engine, which must outlive its Works.
+  ~ProgramRunner() {
+    for (const auto& live : live_) {
+      live->work = Work();
+      live->continued = Work();
+    }
+    if (fixture_) fixture_->engine.reset();
+  }
+
+  absl::Status Run(ProgramOutcome& outcome);
+
+ private:
+  // An operation under way: one collective, or a reduce-scatter and the all-reduce that continues it.
+  struct Live {
+    int op;
+    std::vector<int64_t> parts;
+    TestBuffer input, output;
+    std::vector<StridedPart> sent, received;  // By rank of the world.
+    Work work, continued;
+    std::optional<int> shifted_from;
+    bool continue_later = false;
+    bool checked = false;
+  };
+
+  absl::Status Open();
+  absl::StatusOr<LaneId> AddLane(const ProcessGroup& group, LanePurpose purpose) {
+    return engine().AddLane(group, purpose);
+  }
+  CommEngine& engine() { return *fixture_->engine; }
+  absl::StatusOr<TestBuffer> MakeBuffer(const ProgramOp& op, int64_t count) {
+    return TestBuffer::Make(*fixture_->pool, op.node_memory, op.dtype, count);
+  }
+  OpOptions Options(int index, const ProgramOp& op) {
+    return {op.priority, static_cast<uint64_t>(index), absl::StrCat("op ", index), nullptr};
+  }
+
+  absl::Status Submit(int index);
+  absl::Status SubmitGather(int index, const ProgramOp& op, Live& live);
+  absl::Status SubmitReduction(int index, const ProgramOp& op, Live& live);
+  void Continue(Live& live);
+  void ContinueWhatIsComplete();
+  absl::Status SubmitAllReduce(int index, const ProgramOp& op, Live& live);
+  absl::Status SubmitExchange(int index, const ProgramOp& op, Live& live);
+  absl::Status MakeStridedParts(int index, const ProgramOp& op, Live& live);
+  absl::Status SubmitStridedExchange(int index, const ProgramOp& op, Live& live);
+  absl::Status SubmitShift(int index, const ProgramOp& op, Live& live);
+  absl::Status SubmitBroadcast(int index, const ProgramOp& op, Live& live);
+  absl::Status FinishOne(size_t place);
+  absl::Status Complete(Live& live);
+  absl::Status Check(Live& live);
+  absl::Status CheckStrided(Live& live);
+  absl::Status CheckBounds(ProgramOutcome& outcome);
+
+  void Fill(int index, const ProgramOp& op, int64_t begin, int64_t count, std::byte* memory) {
+    ProgramValues::Fill(index, op.dtype, bootstrap_.rank(), begin, count, memory);
+  }
+
+  Bootstrap& bootstrap_;
+  const Program& program_;
+  const ProgramRules rules_;
+  const ProgramMistake* mistake_;
+  Dice dice_;
+  std::mt19937_64 layouts_;
+  std::optional<EngineFixture> fixture_;
+  ProcessGroup world_, shard_, replicate_;
+  std::optional<ProgramValues> values_;
+  LaneId gather_lane_, world_gather_lane_, scatter_lane_, reduce_lane_, context_lane_, control_lane_;
+  // Gathered images live as long as the run, and are filled again and again; and by whom last, while that is
+  // live.
+  std::vector<Buffer> images_;
+  std::vector<Live*> last_filler_ = std::vector<Live*>(ProgramOp::kImages, nullptr);
+  std::deque<std::unique_ptr<Live>> live_;
+};
+
+}  // namespace weft::testing

@@ -1,0 +1,146 @@
+#include <algorithm>
+#include <utility>
+
+#include "tests/comm/program_runner.h"
+#include "weft/mesh/device_mesh.h"
+
+namespace weft::testing {
+
+absl::Status ProgramRunner::Open() {
+  WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, [&]() -> absl::StatusOr<EngineFixture> {
+    EngineFixture made;
+    NodeHeap::Options heap;
+    heap.segment_bytes = size_t{8} << 20;
+    heap.timeout = program_.engine.timeout;
+    heap.poison_released = true;
+    WEFT_ASSIGN_OR_RETURN(made.heap, NodeHeap::Create(bootstrap_, heap));
+    made.pool = std::make_unique<BufferPool>(*made.heap, "program");
+    WEFT_ASSIGN_OR_RETURN(made.engine, CommEngine::Create(bootstrap_, *made.heap, program_.engine));
+    return made;
+  }());
+  fixture_ = std::move(fixture);
+  WEFT_ASSIGN_OR_RETURN(
+      const DeviceMesh mesh,
+      DeviceMesh::Create({{"replicate", -1}, {"shard", program_.shard_size}}, bootstrap_.size()));
+  world_ = WorldGroup(bootstrap_);
+  WEFT_ASSIGN_OR_RETURN(shard_, mesh.Group({"shard"}, bootstrap_.rank()));
+  WEFT_ASSIGN_OR_RETURN(replicate_, mesh.Group({"replicate"}, bootstrap_.rank()));
+  values_.emplace(world_, shard_, replicate_);
+  WEFT_ASSIGN_OR_RETURN(gather_lane_, AddLane(shard_, LanePurpose::kAllGather));
+  WEFT_ASSIGN_OR_RETURN(world_gather_lane_, AddLane(world_, LanePurpose::kAllGather));
+  WEFT_ASSIGN_OR_RETURN(scatter_lane_, AddLane(shard_, LanePurpose::kReduceScatter));
+  WEFT_ASSIGN_OR_RETURN(reduce_lane_, AddLane(replicate_, LanePurpose::kAllReduce));
+  WEFT_ASSIGN_OR_RETURN(context_lane_, AddLane(world_, LanePurpose::kContext));
+  WEFT_ASSIGN_OR_RETURN(control_lane_, AddLane(world_, LanePurpose::kControl));
+  for (int image = 0; image < ProgramOp::kImages; ++image) {
+    constexpr size_t kImageBytes = size_t{256} << 10;
+    WEFT_ASSIGN_OR_RETURN(images_.emplace_back(), fixture_->pool->Acquire(kImageBytes));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ProgramRunner::CheckStrided(Live& live) {
+  for (int peer = 0; peer < world_.size(); ++peer) {
+    if (live.shifted_from && *live.shifted_from != peer) continue;
+    WEFT_RETURN_IF_ERROR(Annotate(live.received[static_cast<size_t>(peer)].Check(peer, bootstrap_.rank()),
+                                  absl::StrCat("op ", live.op)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ProgramRunner::Check(Live& live) {
+  if (std::exchange(live.checked, true)) return absl::OkStatus();
+  const ProgramOp& op = program_.ops[static_cast<size_t>(live.op)];
+  switch (op.kind) {
+    case ProgramOp::Kind::kGatherImage:
+      return values_->CheckGather(live.op, op, live.parts, images_[static_cast<size_t>(op.image)].data());
+    case ProgramOp::Kind::kReduceGradients:
+      return values_->CheckReduction(live.op, op, live.parts, live.output.data());
+    case ProgramOp::Kind::kAllReduce:
+      return values_->CheckAllReduce(live.op, op, live.output.data());
+    case ProgramOp::Kind::kExchange:
+      return values_->CheckExchange(live.op, op, live.parts, live.output.data());
+    case ProgramOp::Kind::kStridedExchange:
+    case ProgramOp::Kind::kShift:
+      return CheckStrided(live);
+    case ProgramOp::Kind::kBroadcast:
+      return values_->CheckBroadcast(live.op, op, live.output.data());
+    case ProgramOp::Kind::kBarrier:
+      break;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ProgramRunner::FinishOne(size_t place) {
+  WEFT_RETURN_IF_ERROR(Complete(*live_[place]));
+  for (Live*& last : last_filler_) {
+    if (last == live_[place].get()) last = nullptr;
+  }
+  live_.erase(live_.begin() + static_cast<std::ptrdiff_t>(place));
+  return absl::OkStatus();
+}
+
+absl::Status ProgramRunner::Complete(Live& live) {
+  WEFT_RETURN_IF_ERROR(live.work.Wait());
+  if (live.continue_later) Continue(live);
+  if (live.continued.valid()) WEFT_RETURN_IF_ERROR(live.continued.Wait());
+  WEFT_RETURN_IF_ERROR(Check(live));
+  if (!rules_.free_after_release) {
+    live.input = {};
+    live.output = {};
+    live.sent.clear();
+    live.received.clear();
+  }
+  WEFT_RETURN_IF_ERROR(live.work.WaitReleased());
+  return live.continued.valid() ? live.continued.WaitReleased() : absl::OkStatus();
+}
+
+absl::Status ProgramRunner::CheckBounds(ProgramOutcome& outcome) {
+  const EngineCounters counters = engine().counters();
+  outcome.operations = counters.operations;
+  outcome.yielded_peak_bytes = counters.yielded_peak_bytes;
+  constexpr int kLanes = 6;
+  constexpr int kPhases = 2;
+  const EngineOptions& options = program_.engine;
+  const int64_t bound =
+      std::max(options.yield_window_bytes, options.slice_bytes) + kLanes * kPhases * options.slice_bytes;
+  if (counters.yielded_peak_bytes <= bound) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(
+      counters.yielded_peak_bytes, " bytes of lower lanes were asked for beside a more urgent one, at most ",
+      bound, " are allowed"));
+}
+
+absl::Status ProgramRunner::Run(ProgramOutcome& outcome) {
+  WEFT_RETURN_IF_ERROR(Open());
+  constexpr size_t kMostLive = 6;
+  const auto finish_any = [&] {
+    return FinishOne(static_cast<size_t>(dice_.Between(0, static_cast<int64_t>(live_.size()) - 1)));
+  };
+  for (int index = 0; index < static_cast<int>(program_.ops.size()); ++index) {
+    if (dice_.Chance(50)) bootstrap_.runtime().Nap(dice_.Between(0, 50'000));
+    ContinueWhatIsComplete();
+    WEFT_RETURN_IF_ERROR(Submit(index));
+    while (live_.size() > kMostLive || (!live_.empty() && dice_.Chance(30)))
+      WEFT_RETURN_IF_ERROR(finish_any());
+  }
+  while (!live_.empty()) WEFT_RETURN_IF_ERROR(finish_any());
+  return CheckBounds(outcome);
+}
+
+absl::Status RunProgram(Bootstrap& bootstrap, const Program& program, const ProgramRules& rules,
+                        const ProgramMistake* mistake, ProgramOutcome& outcome) {
+  return ProgramRunner(bootstrap, program, rules, mistake).Run(outcome);
+}
+
+ScheduleReport RunSchedule(const Program& program, const SimOptions& machine, const ProgramRules& rules,
+                           const ProgramMistake* mistake) {
+  ScheduleReport report;
+  std::vector<ProgramOutcome> outcomes(static_cast<size_t>(program.nodes.size()));
+  report.simulation = RunSimulatedRanks(program.nodes, machine, [&](Bootstrap& bootstrap) {
+    return RunProgram(bootstrap, program, rules, mistake, outcomes[static_cast<size_t>(bootstrap.rank())]);
+  });
+  for (const ProgramOutcome& outcome : outcomes) report.operations += outcome.operations;
+  return report;
+}
+
+}  // namespace weft::testing
