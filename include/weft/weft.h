@@ -1,8 +1,12 @@
-// What a training loop of one's own needs, in one include: ranks, memory, engine, mesh, layers, sharding,
-// optimizer.
+// What a training loop of one's own needs, in one include: ranks, memory, engine, mesh, layers, sharding of
+// parameters and sequences, optimizer.
 #pragma once
 
 #include "weft/comm/comm_engine.h"
+#include "weft/context_parallel/choose_scheme.h"
+#include "weft/context_parallel/context_parallel.h"
+#include "weft/context_parallel/sequence_layout.h"
+#include "weft/context_parallel/sharded_buffers.h"
 #include "weft/core/status.h"
 #include "weft/core/tensor.h"
 #include "weft/memory/node_heap.h"

@@ -19,8 +19,8 @@ def run(*command):
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120, env=environment).stdout
 
 
-def losses(ranks):
-    output = run(MPIRUN, "-n", str(ranks), f"{PROGRAMS}/mixer")
+def losses(ranks, program="mixer"):
+    output = run(MPIRUN, "-n", str(ranks), f"{PROGRAMS}/{program}")
     return [float(loss) for loss in re.findall(r"^step \d+  loss ([\d.]+)\r?$", output, re.MULTILINE)]
 
 
@@ -35,6 +35,16 @@ class Mixer(unittest.TestCase):
 
     def test_takes_less_than_60_lines(self):
         self.assertLess(len((SOURCES / "mixer.cc").read_text().splitlines()), 60)
+
+
+class LongSequence(unittest.TestCase):
+    def test_learns_alike_on_any_number_of_ranks(self):
+        alone = losses(1, "long_sequence")
+        self.assertEqual(len(alone), 4)
+        self.assertLess(alone[-1], alone[0] / 2)
+        for ranks in (2, 3):
+            for loss, reference in zip(losses(ranks, "long_sequence"), alone, strict=True):
+                self.assertAlmostEqual(loss / reference, 1, delta=1e-4)
 
 
 class ForwardOnly(unittest.TestCase):
