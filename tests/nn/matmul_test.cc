@@ -178,7 +178,8 @@ TEST(EigenBackend, MatchesPlainLoopsForEverySizeAndTranspose) {
 }
 
 // Runs one product on copies of its operands that start `offset` elements behind a 64-byte boundary.
-std::vector<float> ResultAtOffset(int64_t m, int64_t n, int64_t k, int64_t offset) {
+std::vector<float> ResultAtOffset(int64_t m, int64_t n, int64_t k, int64_t offset, bool transpose_a = false,
+                                  bool transpose_b = true) {
   const auto place = [offset](int64_t elements, int64_t salt) {
     Tensor tensor = Tensor::Empty(DType::kF32, {elements + offset});
     for (int64_t i = 0; i < elements; ++i) {
@@ -189,15 +190,23 @@ std::vector<float> ResultAtOffset(int64_t m, int64_t n, int64_t k, int64_t offse
   const Tensor a = place(m * k, 0);
   const Tensor b = place(n * k, 7);
   const Tensor c = place(m * n, 0);
-  Matmul(m, n, k, {a.As<float>() + offset, k}, {b.As<float>() + offset, k, true}, 0.0F,
-         c.As<float>() + offset, n);
+  Matmul(m, n, k, {a.As<float>() + offset, transpose_a ? m : k, transpose_a},
+         {b.As<float>() + offset, transpose_b ? k : n, transpose_b}, 0.0F, c.As<float>() + offset, n);
   return {c.As<float>() + offset, c.As<float>() + offset + m * n};
 }
 
 TEST(Matmul, GivesTheSameBitsAtEveryAlignment) {
-  for (const auto& [m, n, k] : {std::array<int64_t, 3>{64, 96, 100}, {33, 131, 60}, {7, 5, 9000}}) {
-    const std::vector<float> aligned = ResultAtOffset(m, n, k, 0);
-    for (const int64_t offset : {1, 4, 16, 31}) EXPECT_EQ(ResultAtOffset(m, n, k, offset), aligned) << offset;
+  for (const auto& [m, n, k] :
+       {std::array<int64_t, 3>{64, 96, 100}, {33, 131, 60}, {600, 70, 600}, {7, 5, 9000}}) {
+    for (const bool transpose_a : {false, true}) {
+      for (const bool transpose_b : {false, true}) {
+        const std::vector<float> aligned = ResultAtOffset(m, n, k, 0, transpose_a, transpose_b);
+        for (const int64_t offset : {1, 4, 16, 31}) {
+          EXPECT_EQ(ResultAtOffset(m, n, k, offset, transpose_a, transpose_b), aligned)
+              << m << "x" << n << "x" << k << " at " << offset;
+        }
+      }
+    }
   }
 }
 
