@@ -3,6 +3,7 @@
 // needs, half of the matrix; Eigen's version computes all of it.
 //
 //   build/release/bench/weft_bench_attention [--benchmark_filter=…]
+//   bench/peers/attention.py        beside torch, with a python that has it
 #include <cmath>
 
 #include <Eigen/Core>

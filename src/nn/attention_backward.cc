@@ -19,7 +19,7 @@
 // Backward has the weights P = exp(score - lse) without any running state, and with delta = sum(dO * O) of a
 // query:
 //   dV += P^T dO,   dS = P * (dO V^T - delta) * scale,   dK += dS^T Q,   dQ += dS K.
-// Key tiles are taken one after the other, and for each all query heads at once: a head walks down the rows,
+// Key tiles are taken one after the other, and for each all query heads at once: a head goes over the rows,
 // sums its own dK and dV of the tile, and adds to its dQ. Then the heads of a group are added up, in order.
 // So workers share nothing, and what is kept for each query head is one tile, not all keys.
 
@@ -174,7 +174,7 @@ void AttentionBackward(const AttentionProblem& problem, const TensorView& q, con
   const Tensor wide_dq = dq.dtype == DType::kF32 ? Tensor::Borrow(dq) : Tensor::Empty(DType::kF32, q.shape);
   const BackwardCall call = {problem, plan, size, q, keys, lse, delta, dout, wide_dq.view(), dq_beta};
   ScaleQueries(call);
-  const KeyTileSums sums(problem, q, gradients, key_beta, size.columns);
+  const KeyTileSums sums(problem, q, gradients, key_beta, plan.MostKeys());
   WithElementType(q.dtype, [&](auto element) {
     for (size_t i = 0; i < plan.key_tiles().size(); ++i) {
       AddKeyTile<decltype(element)>(call, static_cast<int64_t>(i), sums);

@@ -130,6 +130,12 @@ void AttentionPlan::MarkBeginnings() {
   }
 }
 
+int64_t AttentionPlan::MostKeys() const {
+  int64_t most = 0;
+  for (const KeyTile& tile : key_tiles_) most = std::max(most, tile.count);
+  return most;
+}
+
 absl::Span<const AttentionTile> AttentionPlan::TilesOf(int64_t group) const {
   const auto begin = static_cast<size_t>(group_starts_[static_cast<size_t>(group)]);
   const auto end = static_cast<size_t>(group_starts_[static_cast<size_t>(group) + 1]);

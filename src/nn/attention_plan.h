@@ -62,6 +62,8 @@ class AttentionPlan {
   int64_t FirstRow(int64_t row_block) const { return row_block * size_.rows; }
   int64_t RowsOf(int64_t row_block) const { return std::min(size_.rows, queries_ - FirstRow(row_block)); }
   const std::vector<KeyTile>& key_tiles() const { return key_tiles_; }
+  // Of a key tile.
+  int64_t MostKeys() const;
   int64_t BlockOf(const AttentionTile& tile) const {
     return key_tiles_[static_cast<size_t>(tile.key_tile)].block;
   }
