@@ -45,7 +45,10 @@ class GatheredRingAttention final : public SequenceAttention {
 
   absl::StatusOr<Gradients> Backward(const SequenceCall& call, const Tensors& saved,
                                      const Tensor& dout) override {
-    const auto& [q, k, v, out, lse] = std::tie(saved[0], saved[1], saved[2], saved[3], saved[4]);
+    const Tensor& q = saved[0];
+    const Tensor& k = saved[1];
+    const Tensor& v = saved[2];
+    const Tensor& lse = saved[4];
     WEFT_ASSIGN_OR_RETURN(PendingTensor keys, GatherBlocks(lane_, call, AttentionRole::kKey, k, nullptr));
     WEFT_ASSIGN_OR_RETURN(PendingTensor values, GatherBlocks(lane_, call, AttentionRole::kValue, v, nullptr));
     const SequenceParts& sequence = *call.sequence;
@@ -53,7 +56,7 @@ class GatheredRingAttention final : public SequenceAttention {
     WEFT_ASSIGN_OR_RETURN(Tensor dq, PoolTensor(*lane_.pool, DType::kF32, q.shape()));
     WEFT_ASSIGN_OR_RETURN(Tensor dk, NewGradientBlocks(lane_, blocks.keys));
     WEFT_ASSIGN_OR_RETURN(Tensor dv, NewGradientBlocks(lane_, blocks.values));
-    const Tensor delta = DeltaOf(out, dout);
+    const Tensor delta = DeltaOf(saved[3], dout);
     const auto go_back = [&](absl::Span<const KeyBlock> own, float dq_beta, const std::vector<int>& ranks) {
       AttentionBackward(call.problem, q.view(), sequence.runs(), own, lse.view(), delta.view(), dout.view(),
                         dq.view(), dq_beta, blocks.GradientsOf(dk, dv, ranks), 0.0F);

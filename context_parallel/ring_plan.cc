@@ -11,7 +11,7 @@ RingPlan::RingPlan(const AttentionMask& mask, const std::vector<TokenRuns>& part
     for (int distance = 0; distance < ranks_; ++distance) {
       const TokenRuns& queries = parts[static_cast<size_t>(RankAt(source, distance))];
       if (VisiblePairs(mask, queries, parts[static_cast<size_t>(source)]) == 0) continue;
-      sees_[static_cast<size_t>(source * ranks_ + distance)] = true;
+      sees_[At(source, distance)] = true;
       if (reach.first == 0) reach.first = distance;
       reach.last = distance;
     }
@@ -19,9 +19,7 @@ RingPlan::RingPlan(const AttentionMask& mask, const std::vector<TokenRuns>& part
   }
 }
 
-bool RingPlan::Sees(int source, int distance) const {
-  return sees_[static_cast<size_t>(source * ranks_ + distance)];
-}
+bool RingPlan::Sees(int source, int distance) const { return sees_[At(source, distance)]; }
 
 bool RingPlan::GradientsTravel(int source, int distance) const {
   const Reach& reach = reaches_[static_cast<size_t>(source)];

@@ -9,6 +9,7 @@
 // Pure. Thread safety: a value.
 #pragma once
 
+#include <cstddef>
 #include <vector>
 
 #include "weft/nn/attention_mask.h"
@@ -43,6 +44,9 @@ class RingPlan {
   bool AnyGradientsGoHome(int distance) const;
 
  private:
+  size_t At(int source, int distance) const {
+    return static_cast<size_t>(source) * static_cast<size_t>(ranks_) + static_cast<size_t>(distance);
+  }
   struct Reach {
     int first = 0;  // Of the distances at which it is seen, 0 if none.
     int last = 0;

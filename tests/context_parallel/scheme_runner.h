@@ -46,7 +46,7 @@ struct SolvedCase {
 };
 
 // Every mask, over lengths that divide and that do not, one that leaves ranks empty and a pack of documents,
-// with as many kv heads as heads, fewer, and one.
+// with as many kv heads as heads, fewer, and one. Sanitizers, whose builds are slow, get every fifth.
 std::vector<SolvedCase> SweepFor(int ranks);
 
 // Schemes of at most so many ranks: every kind, rotation and balance; hybrids of degree 2.
