@@ -43,9 +43,9 @@ AttentionLink::~AttentionLink() {
   for (const Module::HookId hook : hooks_) source_.module->RemoveHook(hook);
 }
 
-std::optional<size_t> AttentionLink::OutputIndex(const Tensors& outputs) const {
+std::optional<size_t> AttentionLink::OutputIndex(size_t outputs) const {
   if (source_.output) return static_cast<size_t>(*source_.output);
-  return outputs.size() == 1 ? std::optional<size_t>(0) : std::nullopt;
+  return outputs == 1 ? std::optional<size_t>(0) : std::nullopt;
 }
 
 absl::StatusOr<TensorView> AttentionLink::InputOf(const TensorView& output) const {
@@ -63,8 +63,19 @@ absl::StatusOr<TensorView> AttentionLink::InputOf(const TensorView& output) cons
       "give heads and features of [batch, tokens, features], or a module whose output has heads"));
 }
 
+int64_t AttentionLink::NoteCall(Invocation& invocation, Notes& notes, const Tensors& outputs) const {
+  auto& source = invocation.State<SourceCalls>(source_.module);
+  if (source.calls.size() == notes.calls.size()) {  // Else another link of the source has noted it.
+    Call& call = source.calls.emplace_back();
+    call.number = source.next_number++;
+    for (const Tensor& output : outputs) call.output_shapes.push_back(output.shape());
+  }
+  notes.calls.push_back(source.calls.back().number);
+  return notes.calls.back();
+}
+
 absl::Status AttentionLink::AfterForward(Invocation& invocation, const Tensors& outputs) {
-  const std::optional<size_t> index = OutputIndex(outputs);
+  const std::optional<size_t> index = OutputIndex(outputs.size());
   if (!index) return absl::OkStatus();
   if (*index >= outputs.size()) {
     return absl::InvalidArgumentError(absl::StrCat(source_.module->name(), " has ", outputs.size(),
@@ -75,27 +86,33 @@ absl::Status AttentionLink::AfterForward(Invocation& invocation, const Tensors& 
   WEFT_ASSIGN_OR_RETURN(LaunchedTensor launched, launch_(invocation, output.Window(input)));
   auto& notes = invocation.State<Notes>(this);
   std::optional<int64_t> call;
-  if (invocation.saves()) {
-    call = notes.next_call++;
-    notes.calls.push_back({*call, output.shape(), {}});
-  }
-  notes.launched.push_back({std::move(launched), call});
+  if (invocation.saves()) call = NoteCall(invocation, notes, outputs);
+  const int64_t overwrites = invocation.Overwrites(launched.local);
+  notes.launched.push_back({std::move(launched), call, overwrites});
   return absl::OkStatus();
 }
 
-std::optional<AttentionLink::Taken> AttentionLink::Take(Invocation& invocation, const Tensor& local) {
-  auto& launched = invocation.State<Notes>(this).launched;
-  const auto found = std::find_if(launched.begin(), launched.end(), [&](const Launch& launch) {
+absl::StatusOr<std::optional<AttentionLink::Taken>> AttentionLink::Take(Invocation& invocation,
+                                                                        const Tensor& local) {
+  auto& notes = invocation.State<Notes>(this);
+  const auto found = std::find_if(notes.launched.begin(), notes.launched.end(), [&](const Launch& launch) {
     return SameTensor(launch.tensor.local.view(), local.view());
   });
-  if (found == launched.end()) return std::nullopt;
+  if (found == notes.launched.end()) return std::optional<Taken>();
+  if (found->overwrites != invocation.Overwrites(local)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "an output of ", source_.module->name(),
+        " was exchanged for an attention, and then overwritten; name the last module that changes ",
+        "it as the attention's source, such as the rotary embedding"));
+  }
   Taken taken{std::move(found->tensor), found->call};
-  launched.erase(found);
-  return taken;
+  notes.launched.erase(found);
+  if (!taken.call && invocation.saves()) ++notes.taken_for_good;
+  return std::optional<Taken>(std::move(taken));
 }
 
 absl::Status AttentionLink::Return(Invocation& invocation, int64_t call, PendingTensor gradient) {
-  auto& calls = invocation.State<Notes>(this).calls;
+  auto& calls = invocation.State<SourceCalls>(source_.module).calls;
   const auto found =
       std::find_if(calls.begin(), calls.end(), [&](const Call& each) { return each.number == call; });
   if (found == calls.end()) {
@@ -103,32 +120,43 @@ absl::Status AttentionLink::Return(Invocation& invocation, int64_t call, Pending
         "the backward of ", source_.module->name(),
         " ran before that of an attention which it feeds; run backward in the reverse order of forward"));
   }
-  found->gradients.push_back(std::move(gradient));
+  found->gradients.push_back({this, std::move(gradient)});
   return absl::OkStatus();
 }
 
 absl::Status AttentionLink::BeforeBackward(Invocation& invocation, Tensors& output_gradients) {
   auto& notes = invocation.State<Notes>(this);
   if (notes.calls.empty()) return absl::OkStatus();
-  Call call = std::move(notes.calls.back());
+  const int64_t number = notes.calls.back();
   notes.calls.pop_back();
-  WEFT_RETURN_IF_ERROR(CheckTaken(notes, call));
-  Tensor& gradient = output_gradients[source_.output.value_or(0)];
-  for (PendingTensor& pending : call.gradients) {
-    WEFT_ASSIGN_OR_RETURN(const Tensor received, pending.Wait());
-    WEFT_ASSIGN_OR_RETURN(gradient, Sum(gradient, received, call.output_shape));
+  WEFT_RETURN_IF_ERROR(DropUntaken(notes, number));
+  auto& source = invocation.State<SourceCalls>(source_.module);
+  if (source.calls.empty() || source.calls.back().number != number) {
+    return absl::OkStatus();  // Another link of the source has added it all.
+  }
+  Call call = std::move(source.calls.back());
+  source.calls.pop_back();
+  for (Gradient& gradient : call.gradients) {
+    const size_t index = *gradient.link->OutputIndex(call.output_shapes.size());
+    Tensor& sum = output_gradients[index];
+    WEFT_ASSIGN_OR_RETURN(const Tensor received, gradient.tensor.Wait());
+    WEFT_ASSIGN_OR_RETURN(sum, gradient.link->Sum(sum, received, call.output_shapes[index]));
   }
   return absl::OkStatus();
 }
 
-absl::Status AttentionLink::CheckTaken(const Notes& notes, const Call& call) const {
-  for (const Launch& launch : notes.launched) {
-    if (launch.call != call.number) continue;
+absl::Status AttentionLink::DropUntaken(Notes& notes, int64_t call) const {
+  const auto untaken = std::find_if(notes.launched.begin(), notes.launched.end(),
+                                    [call](const Launch& launch) { return launch.call == call; });
+  if (untaken == notes.launched.end()) return absl::OkStatus();
+  if (notes.taken_for_good == 0) {
     return absl::FailedPreconditionError(
         absl::StrCat("an output of ", source_.module->name(),
                      " was exchanged for an attention, which took another tensor; name the last module that ",
                      "changes it as the attention's source, or none"));
   }
+  --notes.taken_for_good;
+  notes.launched.erase(untaken);
   return absl::OkStatus();
 }
 

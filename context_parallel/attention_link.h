@@ -16,10 +16,10 @@
 
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <optional>
 #include <vector>
 
-#include <absl/functional/any_invocable.h>
 #include <absl/status/statusor.h>
 
 #include "weft/context_parallel/attention_parallel.h"
@@ -46,8 +46,9 @@ class AttentionLink {
     LaunchedTensor launched;
     std::optional<int64_t> call;  // Of the source, if a backward follows.
   };
-  // What was launched for exactly this tensor; nothing if the source has not made it.
-  std::optional<Taken> Take(Invocation& invocation, const Tensor& local);
+  // What was launched for exactly this tensor; nothing if the source has not made it. Errors:
+  // kFailedPrecondition (it was overwritten after its launch: names the source).
+  absl::StatusOr<std::optional<Taken>> Take(Invocation& invocation, const Tensor& local);
   // Hands over what comes back for an input that was taken, as [batch, tokens, heads, dim].
   absl::Status Return(Invocation& invocation, int64_t call, PendingTensor gradient);
 
@@ -55,23 +56,39 @@ class AttentionLink {
   struct Launch {
     LaunchedTensor tensor;
     std::optional<int64_t> call;
+    int64_t overwrites;  // Of the tensor, when it was launched.
+  };
+  // What one link knows in an invocation.
+  struct Notes {
+    std::deque<Launch> launched;
+    std::vector<int64_t> calls;  // Of the source, by number, whose backward has not come.
+    // Taken from a source that will be recomputed, by an attention that will not: the recompute launches for
+    // nobody.
+    int64_t taken_for_good = 0;
+  };
+  struct Gradient {
+    const AttentionLink* link;
+    PendingTensor tensor;
   };
   struct Call {
     int64_t number;
-    Shape output_shape;
-    std::vector<PendingTensor> gradients;
+    std::vector<Shape> output_shapes;
+    std::vector<Gradient> gradients;
   };
-  struct Notes {
-    std::deque<Launch> launched;
+  // What the links of one source share in an invocation.
+  struct SourceCalls {
     std::vector<Call> calls;
-    int64_t next_call = 0;
+    int64_t next_number = 0;
   };
 
-  std::optional<size_t> OutputIndex(const Tensors& outputs) const;
+  std::optional<size_t> OutputIndex(size_t outputs) const;
   absl::StatusOr<TensorView> InputOf(const TensorView& output) const;
+  // The number of the source's call that has just run.
+  int64_t NoteCall(Invocation& invocation, Notes& notes, const Tensors& outputs) const;
   absl::Status AfterForward(Invocation& invocation, const Tensors& outputs);
   absl::Status BeforeBackward(Invocation& invocation, Tensors& output_gradients);
-  absl::Status CheckTaken(const Notes& notes, const Call& call) const;
+  // Nobody takes any more what this call of the source launched. An error, if somebody should have.
+  absl::Status DropUntaken(Notes& notes, int64_t call) const;
   // The gradient of an output, which may be undefined, and what has come back for the input that lies in it.
   absl::StatusOr<Tensor> Sum(const Tensor& gradient, const Tensor& received, const Shape& output_shape) const;
 

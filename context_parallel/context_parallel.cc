@@ -64,7 +64,8 @@ class ContextParallel::Impl {
     for (const AttentionSource* source : {&neighbours.query, &neighbours.key, &neighbours.value}) {
       if (source->module != nullptr) sources.push_back(source->module);
     }
-    if (!sources.empty() && (neighbours.kv_heads < 1 || neighbours.heads % neighbours.kv_heads != 0)) {
+    if (!sources.empty() &&
+        (neighbours.heads < 1 || neighbours.kv_heads < 1 || neighbours.heads % neighbours.kv_heads != 0)) {
       return absl::InvalidArgumentError(absl::StrCat(
           attention.name(), ": ", neighbours.heads, " heads and ", neighbours.kv_heads,
           " of keys and values; sources need both to be said, the first a multiple of the second"));

@@ -99,7 +99,8 @@ absl::StatusOr<AttentionLink::Taken> SplitAttention::TakeOrLaunch(Invocation& in
                                                                   const Tensor& local) {
   const auto& link = links_[static_cast<size_t>(role)];
   if (link != nullptr) {
-    if (auto taken = link->Take(invocation, local)) return std::move(*taken);
+    WEFT_ASSIGN_OR_RETURN(std::optional<AttentionLink::Taken> taken, link->Take(invocation, local));
+    if (taken) return std::move(*taken);
   }
   ++shared_.counters.in_place;
   WEFT_ASSIGN_OR_RETURN(LaunchedTensor launched, Launch(call, static_cast<AttentionRole>(role), local));

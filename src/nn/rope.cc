@@ -92,6 +92,7 @@ absl::Status Rope::Rotate(const Invocation& invocation, const Tensors& tensors, 
 
 absl::StatusOr<Tensors> Rope::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
   WEFT_RETURN_IF_ERROR(Rotate(invocation, inputs, 1.0F));
+  for (const Tensor& input : inputs) invocation.NoteOverwrite(input);
   return inputs;
 }
 

@@ -18,6 +18,13 @@ bool SameBytes(const Tensor& a, const Tensor& b) {
   return a.shape() == b.shape() && std::memcmp(a.view().data, b.view().data, a.bytes()) == 0;
 }
 
+Tensor InDType(const Tensor& tensor, DType dtype) {
+  Tensor rounded = Tensor::Empty(dtype, tensor.shape());
+  const absl::Status copied = StridedCopy(tensor.view(), rounded.view());
+  WEFT_CHECK(copied.ok(), ToStd(copied.message()));
+  return rounded;
+}
+
 // The largest difference relative to the largest expected value.
 absl::Status CheckClose(std::string_view what, const float* values, const float* expected, int64_t count) {
   float largest = 0;
@@ -32,12 +39,12 @@ absl::Status CheckClose(std::string_view what, const float* values, const float*
       absl::StrCat(ToAbsl(what), " differ by ", worst, " where values reach ", largest));
 }
 
+}  // namespace
+
 absl::Status CheckClose(std::string_view what, const Tensor& values, const Tensor& expected) {
   WEFT_CHECK(values.shape() == expected.shape(), "results of another shape");
   return CheckClose(what, values.As<float>(), expected.As<float>(), values.elements());
 }
-
-}  // namespace
 
 Tensor SomeTensor(int64_t batch, int64_t tokens, int64_t dim, uint64_t salt) {
   Tensor tensor = Tensor::Empty(DType::kF32, {batch, tokens, dim});
@@ -100,8 +107,9 @@ absl::StatusOr<PassResult> ToyModel::Pass(std::shared_ptr<const SequenceParts> s
   Invocation invocation;
   invocation.SetSequence(std::move(sequence));
   PassResult result;
-  WEFT_ASSIGN_OR_RETURN(result.y, Forward(invocation, x, calls));
-  WEFT_ASSIGN_OR_RETURN(result.dx, Backward(invocation, dy, calls));
+  const DType dtype = block_.options().dtype;
+  WEFT_ASSIGN_OR_RETURN(result.y, Forward(invocation, InDType(x, dtype), calls));
+  WEFT_ASSIGN_OR_RETURN(result.dx, Backward(invocation, InDType(dy, dtype), calls));
   WEFT_CHECK(invocation.empty(), "a backward left something saved");
   result.weight_gradients = TakeWeightGradients();
   return result;

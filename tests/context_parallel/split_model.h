@@ -16,7 +16,7 @@
 
 namespace weft::testing {
 
-// [batch, tokens, dim], each element another value, of both signs; the same for the same salt.
+// [batch, tokens, dim] in f32, each element another value, of both signs; the same for the same salt.
 Tensor SomeTensor(int64_t batch, int64_t tokens, int64_t dim, uint64_t salt);
 // The tokens of one rank.
 Tensor PartOf(const Tensor& whole, const SequenceLayout& layout, int rank);
@@ -28,12 +28,14 @@ struct PassResult {
   std::vector<float> weight_gradients;  // Of all parameters, end to end.
 };
 bool SameBits(const PassResult& a, const PassResult& b);
+// Fails if the largest difference is more than 2e-5 of the largest expected value.
+absl::Status CheckClose(std::string_view what, const Tensor& values, const Tensor& expected);
 
 // A model that has its weights, on one rank.
 class ToyModel {
  public:
   explicit ToyModel(const ToyBlockOptions& options)
-      : block_("block", options), parameters_(block_, /*seed=*/7, DType::kF32, DType::kF32) {}
+      : block_("block", options), parameters_(block_, /*seed=*/7, options.dtype, DType::kF32) {}
 
   ToyBlock& block() { return block_; }
   // Of all backwards since the last call.
@@ -41,6 +43,7 @@ class ToyModel {
   // The block, `calls` times one behind the other.
   absl::StatusOr<Tensor> Forward(Invocation& invocation, const Tensor& x, int calls = 1);
   absl::StatusOr<Tensor> Backward(Invocation& invocation, const Tensor& dy, int calls = 1);
+  // x and dy in f32 are rounded to the model's dtype.
   absl::StatusOr<PassResult> Pass(std::shared_ptr<const SequenceParts> sequence, const Tensor& x,
                                   const Tensor& dy, int calls = 1);
 
@@ -75,6 +78,18 @@ class SplitModel {
   std::unique_ptr<ToyModel> model_;
   std::unique_ptr<ContextParallel> context_;
 };
+
+// What most tests put through a block: two rows of kTokens tokens, which no number of ranks divides.
+constexpr int64_t kTokens = 23;
+struct Pair {
+  Tensor x = SomeTensor(2, kTokens, 16, 1);
+  Tensor dy = SomeTensor(2, kTokens, 16, 2);
+};
+
+// With the sources that the block knows.
+inline absl::Status SplitFromSources(SplitModel& split) {
+  return split.Parallelize(split.model().block().Neighbours());
+}
 
 // All schemes that a number of ranks allows, with every balance and rotation.
 std::vector<ContextScheme> SchemesFor(int ranks);

@@ -15,7 +15,7 @@ using Projections = ToyBlockOptions::Projections;
 
 constexpr Initializer kWeights = {Initializer::Kind::kNormal, 0.0F, 0.3F};
 
-void Add(const Tensor& addend, const Tensor& sum) {
+void AddTo(const Tensor& addend, const Tensor& sum) {
   AddRun(addend.view().data, addend.dtype(), sum.view().data, sum.dtype(), sum.elements());
 }
 
@@ -31,34 +31,71 @@ TensorView HeadsOf(const TensorView& output, int64_t heads, const AttentionSourc
 
 }  // namespace
 
-ToyBlock::ToyBlock(std::string name, const ToyBlockOptions& options)
-    : Module(std::move(name)), options_(options) {
+ToyProjections::ToyProjections(std::string name, const ToyBlockOptions& options) : Module(std::move(name)) {
   const int64_t q = options.heads * options.head_dim;
   const int64_t k = options.kv_heads * options.head_dim;
   const int64_t v = options.kv_heads * options.value_dim;
-  const auto project = [&](const std::string& child, const std::vector<Linear::Output>& outputs) {
-    return projections_.emplace_back(AddChild(
-        std::make_unique<Linear>(absl::StrCat(this->name(), ".", child), options.dim, outputs, kWeights)));
-  };
   if (options.projections == Projections::kOneEach) {
-    parts_ = {{project("q", {{"weight", q}}), 0, options.heads, {0, q}},
-              {project("k", {{"weight", k}}), 0, options.kv_heads, {0, k}},
-              {project("v", {{"weight", v}}), 0, options.kv_heads, {0, v}}};
+    parts_ = {{Add("q", {{"weight", q}}, options.dim), 0, 0, options.heads, {0, q}},
+              {Add("k", {{"weight", k}}, options.dim), 1, 0, options.kv_heads, {0, k}},
+              {Add("v", {{"weight", v}}, options.dim), 2, 0, options.kv_heads, {0, v}}};
   } else if (options.projections == Projections::kThreeOutputs) {
-    Linear* qkv = project("qkv", {{"q", q}, {"k", k}, {"v", v}});
-    parts_ = {{qkv, 0, options.heads, {0, q}},
-              {qkv, 1, options.kv_heads, {0, k}},
-              {qkv, 2, options.kv_heads, {0, v}}};
+    Linear* qkv = Add("qkv", {{"q", q}, {"k", k}, {"v", v}}, options.dim);
+    parts_ = {{qkv, 0, 0, options.heads, {0, q}},
+              {qkv, 1, 1, options.kv_heads, {0, k}},
+              {qkv, 2, 2, options.kv_heads, {0, v}}};
   } else {
-    Linear* qkv = project("qkv", {{"weight", q + k + v}});
-    parts_ = {{qkv, 0, options.heads, {0, q}},
-              {qkv, 0, options.kv_heads, {q, k}},
-              {qkv, 0, options.kv_heads, {q + k, v}}};
+    Linear* qkv = Add("qkv", {{"weight", q + k + v}}, options.dim);
+    parts_ = {{qkv, 0, 0, options.heads, {0, q}},
+              {qkv, 0, 0, options.kv_heads, {q, k}},
+              {qkv, 0, 0, options.kv_heads, {q + k, v}}};
   }
+}
+
+Linear* ToyProjections::Add(const std::string& child, const std::vector<Linear::Output>& outputs,
+                            int64_t dim) {
+  for (const Linear::Output& output : outputs) output_features_.push_back(output.features);
+  return modules_.emplace_back(
+      AddChild(std::make_unique<Linear>(absl::StrCat(name(), ".", child), dim, outputs, kWeights)));
+}
+
+absl::StatusOr<Tensors> ToyProjections::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
+  Tensors all;
+  for (Linear* module : modules_) {
+    WEFT_ASSIGN_OR_RETURN(const Tensors outputs, module->Forward(invocation, inputs));
+    all.insert(all.end(), outputs.begin(), outputs.end());
+  }
+  return all;
+}
+
+absl::StatusOr<Tensors> ToyProjections::BackwardImpl(Invocation& invocation,
+                                                     const Tensors& output_gradients) {
+  Tensor dx;
+  size_t end = output_gradients.size();
+  for (auto module = modules_.rbegin(); module != modules_.rend(); ++module) {
+    const size_t outputs = (*module)->parameters().size();
+    const Tensors own(output_gradients.begin() + (end - outputs), output_gradients.begin() + end);
+    end -= outputs;
+    WEFT_ASSIGN_OR_RETURN(const Tensors part, (*module)->Backward(invocation, own));
+    if (dx.defined()) {
+      AddTo(part[0], dx);
+    } else {
+      dx = part[0];
+    }
+  }
+  return Tensors{std::move(dx)};
+}
+
+ToyBlock::ToyBlock(std::string name, const ToyBlockOptions& options)
+    : Module(std::move(name)), options_(options) {
+  projections_ =
+      AddChild(std::make_unique<ToyProjections>(absl::StrCat(this->name(), ".projections"), options));
   for (const AttentionMask& mask : options.attentions) {
     AttentionOptions attention;
     attention.mask = mask;
     attention.layout = options.layout;
+    attention.scale = options.scale;
+    attention.returns_lse = options.returns_lse;
     attentions_.push_back(AddChild(std::make_unique<Attention>(
         absl::StrCat(this->name(), ".attention.", attentions_.size()), attention)));
   }
@@ -71,39 +108,30 @@ AttentionNeighbours ToyBlock::Neighbours() const {
   neighbours.heads = options_.heads;
   neighbours.kv_heads = options_.kv_heads;
   AttentionSource* sources[] = {&neighbours.query, &neighbours.key, &neighbours.value};
-  for (size_t i = 0; i < parts_.size(); ++i) {
-    sources[i]->module = parts_[i].module;
-    if (options_.projections == Projections::kThreeOutputs) sources[i]->output = parts_[i].output;
-    if (fused()) sources[i]->features = parts_[i].features;
+  for (size_t i = 0; i < projections_->parts().size(); ++i) {
+    const ToyProjections::Part& part = projections_->parts()[i];
+    sources[i]->module = part.module;
+    if (options_.projections == Projections::kThreeOutputs) sources[i]->output = part.output_of_module;
+    if (options_.projections == Projections::kOneOutput) sources[i]->features = part.features;
   }
   neighbours.consumer = output_;
   return neighbours;
 }
 
-absl::StatusOr<Tensors> ToyBlock::Project(Invocation& invocation, const Tensor& x) {
-  std::vector<Tensors> outputs;
-  for (Linear* projection : projections_) {
-    WEFT_ASSIGN_OR_RETURN(outputs.emplace_back(), projection->Forward(invocation, {x}));
-  }
-  Tensors qkv;
-  for (size_t i = 0; i < parts_.size(); ++i) {
-    const Tensors& made = outputs[projections_.size() == 1 ? 0 : i];
-    const Tensor& output = made[static_cast<size_t>(parts_[i].output)];
-    qkv.push_back(
-        output.Window(HeadsOf(output.view(), parts_[i].heads, parts_[i].features, options_.layout)));
-  }
-  return qkv;
-}
-
 absl::StatusOr<Tensors> ToyBlock::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
-  WEFT_ASSIGN_OR_RETURN(const Tensors qkv, Project(invocation, inputs[0]));
-  if (between_) WEFT_RETURN_IF_ERROR(between_());
+  WEFT_ASSIGN_OR_RETURN(const Tensors projected, projections_->Forward(invocation, inputs));
+  Tensors qkv;
+  for (const ToyProjections::Part& part : projections_->parts()) {
+    const Tensor& output = projected[part.output];
+    qkv.push_back(output.Window(HeadsOf(output.view(), part.heads, part.features, options_.layout)));
+  }
+  if (between_) WEFT_RETURN_IF_ERROR(between_(invocation, qkv));
   Tensor sum;
   for (Attention* attention : attentions_) {
     WEFT_ASSIGN_OR_RETURN(const Tensors outputs, attention->Forward(invocation, qkv));
     const Tensor mixed = outputs[0].Window(AsBshd(outputs[0].view(), options_.layout)).Copy();
     if (sum.defined()) {
-      Add(mixed, sum);
+      AddTo(mixed, sum);
     } else {
       sum = mixed;
     }
@@ -122,39 +150,19 @@ absl::StatusOr<Tensors> ToyBlock::BackwardImpl(Invocation& invocation, const Ten
     if (sums.empty()) {
       sums = std::move(gradients);
     } else {
-      for (size_t i = 0; i < sums.size(); ++i) Add(gradients[i], sums[i]);
+      for (size_t i = 0; i < sums.size(); ++i) AddTo(gradients[i], sums[i]);
     }
   }
-  WEFT_ASSIGN_OR_RETURN(Tensor dx, ProjectBackward(invocation, sums));
-  return Tensors{std::move(dx)};
-}
-
-absl::StatusOr<Tensor> ToyBlock::ProjectBackward(Invocation& invocation, const Tensors& gradients) {
-  std::vector<Tensors> by_module(projections_.size());
-  const int64_t batch = AsBshd(gradients[0].view(), options_.layout).shape[0];
-  const int64_t tokens = AsBshd(gradients[0].view(), options_.layout).shape[1];
-  int64_t fused_features = 0;
-  for (const Part& part : parts_) fused_features += part.features.count;
-  for (size_t i = 0; i < parts_.size(); ++i) {
-    Tensors& outputs = by_module[projections_.size() == 1 ? 0 : i];
-    if (!fused() || outputs.empty()) {
-      const int64_t features = fused() ? fused_features : parts_[i].features.count;
-      outputs.push_back(Tensor::Empty(gradients[i].dtype(), {batch, tokens, features}));
-    }
-    const AttentionSource::Features place = parts_[i].features;
+  Tensors projected;
+  for (const int64_t features : projections_->output_features()) {
+    projected.push_back(Tensor::Empty(dout.dtype(), {dout.dim(0), dout.dim(1), features}));
+  }
+  for (size_t i = 0; i < sums.size(); ++i) {
+    const ToyProjections::Part& part = projections_->parts()[i];
     WEFT_RETURN_IF_ERROR(StridedCopy(
-        gradients[i].view(), HeadsOf(outputs.back().view(), parts_[i].heads, place, options_.layout)));
+        sums[i].view(), HeadsOf(projected[part.output].view(), part.heads, part.features, options_.layout)));
   }
-  Tensor dx;
-  for (size_t i = projections_.size(); i-- > 0;) {
-    WEFT_ASSIGN_OR_RETURN(const Tensors part, projections_[i]->Backward(invocation, by_module[i]));
-    if (dx.defined()) {
-      Add(part[0], dx);
-    } else {
-      dx = part[0];
-    }
-  }
-  return dx;
+  return projections_->Backward(invocation, std::move(projected));
 }
 
 }  // namespace weft::testing

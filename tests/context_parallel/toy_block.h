@@ -1,7 +1,9 @@
 // A block whose attentions can be split in every way: y = sum of attentions(q, k, v of x) W.
 #pragma once
 
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +21,9 @@ struct ToyBlockOptions {
   Projections projections = Projections::kThreeOutputs;
   AttentionLayout layout = AttentionLayout::kBshd;
   std::vector<AttentionMask> attentions = {AttentionMask{}};  // Each takes the same q, k and v.
+  std::optional<float> scale;
+  bool returns_lse = false;  // Of the attentions; nobody reads it.
+  DType dtype = DType::kF32;
   int64_t dim = 16;
   int64_t heads = 4;
   int64_t kv_heads = 2;
@@ -26,38 +31,59 @@ struct ToyBlockOptions {
   int64_t value_dim = 8;
 };
 
-// Inputs: x [batch, tokens, dim]. Outputs: the same.
-class ToyBlock : public Module {
+// Inputs: x [batch, tokens, dim]. Outputs: those of all projections, [batch, tokens, features].
+class ToyProjections : public Module {
  public:
-  ToyBlock(std::string name, const ToyBlockOptions& options);
+  ToyProjections(std::string name, const ToyBlockOptions& options);
 
-  const std::vector<Attention*>& attentions() const { return attentions_; }
-  // With the sources of q, k and v that the projections allow.
-  AttentionNeighbours Neighbours() const;
-  // Called between the projections and attention in forward.
-  void SetBetween(std::function<absl::Status()> between) { between_ = std::move(between); }
+  // Where q, k or v lies.
+  struct Part {
+    Linear* module;
+    size_t output;         // Of all outputs.
+    int output_of_module;  // Of the module's.
+    int64_t heads;
+    AttentionSource::Features features;  // Of the output.
+  };
+  const std::vector<Part>& parts() const { return parts_; }
+  const std::vector<int64_t>& output_features() const { return output_features_; }
 
  protected:
   absl::StatusOr<Tensors> ForwardImpl(Invocation& invocation, const Tensors& inputs) override;
   absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& output_gradients) override;
 
  private:
-  struct Part {
-    Linear* module;
-    int output;
-    int64_t heads;
-    AttentionSource::Features features;  // Of the output.
-  };
-  bool fused() const { return options_.projections == ToyBlockOptions::Projections::kOneOutput; }
-  absl::StatusOr<Tensors> Project(Invocation& invocation, const Tensor& x);
-  absl::StatusOr<Tensor> ProjectBackward(Invocation& invocation, const Tensors& gradients);
+  Linear* Add(const std::string& child, const std::vector<Linear::Output>& outputs, int64_t dim);
 
-  ToyBlockOptions options_;
-  std::vector<Linear*> projections_;
+  std::vector<Linear*> modules_;
   std::vector<Part> parts_;  // q, k, v.
+  std::vector<int64_t> output_features_;
+};
+
+// Inputs: x [batch, tokens, dim]. Outputs: the same.
+class ToyBlock : public Module {
+ public:
+  ToyBlock(std::string name, const ToyBlockOptions& options);
+
+  const ToyBlockOptions& options() const { return options_; }
+  ToyProjections& projections() const { return *projections_; }
+  const std::vector<Attention*>& attentions() const { return attentions_; }
+  // With the sources of q, k and v that the projections allow.
+  AttentionNeighbours Neighbours() const;
+  // Called between the projections and attention in forward, with q, k and v.
+  void SetBetween(std::function<absl::Status(Invocation&, const Tensors&)> between) {
+    between_ = std::move(between);
+  }
+
+ protected:
+  absl::StatusOr<Tensors> ForwardImpl(Invocation& invocation, const Tensors& inputs) override;
+  absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& output_gradients) override;
+
+ private:
+  ToyBlockOptions options_;
+  ToyProjections* projections_;
   std::vector<Attention*> attentions_;
   Linear* output_;
-  std::function<absl::Status()> between_;
+  std::function<absl::Status(Invocation&, const Tensors&)> between_;
 };
 
 }  // namespace weft::testing

@@ -61,6 +61,14 @@ class Invocation {
     return *static_cast<T*>(state.get());
   }
 
+  // A module that overwrites a tensor it was given says so here, that those who have begun to send it
+  // elsewhere notice: how often that was done to the memory of a tensor.
+  void NoteOverwrite(const Tensor& tensor) { ++overwrites_[tensor.view().data]; }
+  int64_t Overwrites(const Tensor& tensor) const {
+    const auto found = overwrites_.find(tensor.view().data);
+    return found == overwrites_.end() ? 0 : found->second;
+  }
+
   // True when every save has been taken back.
   bool empty() const { return saves_.modules.empty() && saves_.inputs.empty(); }
 
@@ -79,6 +87,7 @@ class Invocation {
   bool suspended_ = false;
   Saves saves_;
   std::shared_ptr<const SequenceParts> sequence_;
+  absl::flat_hash_map<const void*, int64_t> overwrites_;  // By the first element.
   absl::flat_hash_map<std::pair<const void*, std::type_index>, std::shared_ptr<void>> states_;
 };
 
