@@ -36,6 +36,7 @@ absl::Status CheckSizes(absl::Span<const int64_t> sizes, int ranks, int dim) {
 
 std::vector<int64_t> EvenSizes(int64_t length, int ranks) {
   std::vector<int64_t> sizes;
+  sizes.reserve(static_cast<size_t>(ranks));
   for (int rank = 0; rank < ranks; ++rank) sizes.push_back(EvenPart(length, ranks, rank).count);
   return sizes;
 }

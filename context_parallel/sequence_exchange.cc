@@ -20,6 +20,7 @@ bool PartsAreRuns(const Shape& shape, int dim) {
 
 std::vector<int64_t> ElementCounts(const Shape& shape, const DimSplit& split) {
   std::vector<int64_t> counts;
+  counts.reserve(split.sizes.size());
   for (int rank = 0; rank < split.ranks(); ++rank) {
     counts.push_back(ElementCount(split.PartShape(shape, rank)));
   }
@@ -94,6 +95,7 @@ absl::StatusOr<PendingTensor> SequenceExchange::AllGather(const Tensor& part, co
   }
   const std::vector<TensorView> sends(static_cast<size_t>(ranks()), part.view());
   std::vector<TensorView> receives;
+  receives.reserve(sends.size());
   for (int peer = 0; peer < ranks(); ++peer) receives.push_back(split.PartOf(output.view(), peer));
   Work work = engine_.AllToAll(lane_, sends, receives, part.dtype(), Options(label));
   return PendingTensor(std::move(output), std::move(work), {part});
