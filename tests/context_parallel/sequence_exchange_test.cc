@@ -4,11 +4,9 @@
 #include <gtest/gtest.h>
 
 #include "tests/context_parallel/exchange_sweep.h"
-#include "tests/support/schedule_count.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/memory/pool_tensor.h"
-#include "weft/mesh/simulation.h"
 
 namespace weft::testing {
 namespace {
@@ -44,29 +42,6 @@ TEST_P(SequenceExchanges, SplitAndGatherPacksByTheirTable) { Run(SweepPacks); }
 TEST_P(SequenceExchanges, SwapTheFirstRankWithTheLast) { Run(SweepPairs); }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, SequenceExchanges, ::testing::Values(1, 2, 3, 4, 7));
-
-TEST(SequenceExchange, GivesTheSameInEverySimulatedSchedule) {
-  const uint64_t seeds = ScheduleCount(20);
-  for (uint64_t seed = 0; seed < seeds; ++seed) {
-    const int ranks = 2 + static_cast<int>(seed % 4);
-    const NodeMap nodes = NodeMap::RanksPerNode(ranks, 1 + static_cast<int>(seed % 3));
-    const SimReport report =
-        RunSimulatedRanks(nodes, {.seed = seed}, [&](Bootstrap& bootstrap) -> absl::Status {
-          EngineFixture fixture;
-          WEFT_ASSIGN_OR_RETURN(fixture.heap, NodeHeap::Create(bootstrap, {.segment_bytes = size_t{4} << 20,
-                                                                           .poison_released = true}));
-          fixture.pool = std::make_unique<BufferPool>(*fixture.heap, "simulated");
-          WEFT_ASSIGN_OR_RETURN(fixture.engine, CommEngine::Create(bootstrap, *fixture.heap, SmallSlices()));
-          WEFT_ASSIGN_OR_RETURN(fixture.lane,
-                                fixture.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kControl));
-          WEFT_RETURN_IF_ERROR(SweepGatherAndReduceScatter(fixture));
-          WEFT_RETURN_IF_ERROR(SweepSplitAndGather(fixture));
-          WEFT_RETURN_IF_ERROR(SweepPacks(fixture));
-          return SweepPairs(fixture);
-        });
-    EXPECT_OK(report.status()) << "seed " << seed;
-  }
-}
 
 // The bytes that Ulysses brings: everything of the own tokens' other heads, nothing twice, and no copy.
 TEST(SequenceExchange, CopiesNothingWithinANode) {
