@@ -3,13 +3,16 @@
 #include <algorithm>
 #include <cstddef>
 #include <functional>
+#include <utility>
 
 #include <absl/algorithm/container.h>
 #include <absl/strings/str_cat.h>
 
+#include "weft/context_parallel/pending_tensor.h"
 #include "weft/context_parallel/sequence_split.h"
 #include "weft/core/status.h"
 #include "weft/core/strided_copy.h"
+#include "weft/memory/pool_tensor.h"
 
 namespace weft {
 namespace {
@@ -161,8 +164,9 @@ absl::StatusOr<Tensor> BufferSharder::Unshard(const SequenceLayout& layout, cons
   Shape shape = part.shape;
   shape[static_cast<size_t>(dim)] = layout.tokens();
   Tensor whole = Tensor::Empty(part.dtype, shape);
-  WEFT_ASSIGN_OR_RETURN(const Buffer gathered, pool_.Acquire(whole.bytes()));
-  const std::vector<TensorView> parts = PartsInRankOrder(gathered.data(), part.dtype, shape, dim, layout);
+  WEFT_ASSIGN_OR_RETURN(Tensor gathered, PoolTensor(pool_, part.dtype, {whole.elements()}));
+  auto* memory = static_cast<std::byte*>(gathered.view().data);
+  const std::vector<TensorView> parts = PartsInRankOrder(memory, part.dtype, shape, dim, layout);
   const TensorView& own = parts[static_cast<size_t>(context_.group_rank)];
   WEFT_RETURN_IF_ERROR(StridedCopy(part, own));
   std::vector<int64_t> counts;
@@ -171,9 +175,10 @@ absl::StatusOr<Tensor> BufferSharder::Unshard(const SequenceLayout& layout, cons
   OpOptions options;
   options.priority = Priority::kCritical;
   options.label = "unshard_buffers";
-  Work work =
-      engine_.AllGather(lane_, own.data, gathered.data(), part.dtype, whole.elements(), counts, options);
-  WEFT_RETURN_IF_ERROR(work.WaitReleased());
+  Work work = engine_.AllGather(lane_, own.data, memory, part.dtype, whole.elements(), counts, options);
+  // Keeps the memory for as long as peers may use it, also where the gather fails.
+  PendingTensor pending(std::move(gathered), std::move(work), {});
+  WEFT_RETURN_IF_ERROR(pending.Wait().status());
   for (int rank = 0; rank < layout.ranks(); ++rank) {
     WEFT_RETURN_IF_ERROR(PutPart(parts[static_cast<size_t>(rank)], dim, layout, rank, whole.view()));
   }

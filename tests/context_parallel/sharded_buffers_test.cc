@@ -192,5 +192,26 @@ TEST(UnshardBuffers, SaysWhatIsWrongBeforeAnythingIsSent) {
   });
 }
 
+// A peer may still use the memory of what failed, so that no other gather may have it before the reset.
+TEST(UnshardBuffers, LeavesMemoryOfWhatFailedToTheEngine) {
+  constexpr int64_t kTokens = 384 << 10;  // Their elements take more than half of the heap.
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const EngineFixture fixture, EngineFixture::Make(bootstrap, {}, size_t{2} << 20));
+    WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<BufferSharder> sharder,
+                          BufferSharder::Create(*fixture.engine, WorldGroup(bootstrap)));
+    const SequenceLayout layout = *SequenceLayout::Contiguous(kTokens, 2);
+    const auto unshard = [&](DType dtype) {
+      return sharder->UnshardBuffers(layout, {Tensor::Zeros(dtype, {kTokens / 2})}, {0}).status();
+    };
+    EXPECT_THAT(unshard(bootstrap.rank() == 0 ? DType::kF32 : DType::kI32),
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("393216 i32")));
+    EXPECT_THAT(unshard(DType::kF32),
+                StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("sequence buffers")));
+    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+    WEFT_RETURN_IF_ERROR(fixture.engine->ResetAfterError());
+    return unshard(DType::kF32);
+  });
+}
+
 }  // namespace
 }  // namespace weft::testing
