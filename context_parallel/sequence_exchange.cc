@@ -44,8 +44,34 @@ OpOptions SequenceExchange::Options(const std::string& label) const {
   return options;
 }
 
+absl::Status SequenceExchange::CheckRanks(const DimSplit& split, std::string_view what) const {
+  if (split.ranks() == ranks()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": ", split.ToString(), " is a split over ",
+                                                 split.ranks(), " ranks, but the group has ", ranks(),
+                                                 ": make one for the group"));
+}
+
+absl::Status SequenceExchange::CheckPart(const Tensor& tensor, const DimSplit& split,
+                                         std::string_view what) const {
+  WEFT_RETURN_IF_ERROR(CheckRanks(split, what));
+  return split.CheckPart(tensor.shape(), rank(), what);
+}
+
+absl::Status SequenceExchange::CheckWhole(const Tensor& tensor, const DimSplit& split,
+                                          std::string_view what) const {
+  WEFT_RETURN_IF_ERROR(CheckRanks(split, what));
+  return split.CheckWhole(tensor.shape(), what);
+}
+
 absl::StatusOr<Tensor> SequenceExchange::Contiguous(const Tensor& tensor) {
-  if (tensor.view().IsContiguous()) return tensor;
+  return tensor.view().IsContiguous() ? tensor : Packed(tensor);
+}
+
+absl::StatusOr<Tensor> SequenceExchange::Readable(const Tensor& tensor) {
+  return engine_.heap().AddressOf(tensor.view().data) ? tensor : Packed(tensor);
+}
+
+absl::StatusOr<Tensor> SequenceExchange::Packed(const Tensor& tensor) {
   WEFT_ASSIGN_OR_RETURN(Tensor packed, PoolTensor(pool_, tensor.dtype(), tensor.shape()));
   WEFT_RETURN_IF_ERROR(StridedCopy(tensor.view(), packed.view()));
   return packed;
@@ -66,8 +92,8 @@ absl::StatusOr<Tensor> SequenceExchange::Scaled(const Tensor& tensor, GradientSc
 
 absl::StatusOr<PendingTensor> SequenceExchange::AllToAll(const Tensor& input, const AllToAllPlan& plan,
                                                          const std::string& label) {
-  WEFT_RETURN_IF_ERROR(plan.scatter.CheckWhole(input.shape(), "all_to_all"));
-  WEFT_RETURN_IF_ERROR(plan.gather.CheckPart(input.shape(), rank(), "all_to_all"));
+  WEFT_RETURN_IF_ERROR(CheckWhole(input, plan.scatter, "all_to_all"));
+  WEFT_RETURN_IF_ERROR(CheckPart(input, plan.gather, "all_to_all"));
   const Shape shape = plan.gather.WholeShape(plan.scatter.PartShape(input.shape(), rank()));
   WEFT_ASSIGN_OR_RETURN(Tensor output, PoolTensor(pool_, input.dtype(), shape));
   std::vector<TensorView> sends;
@@ -84,7 +110,7 @@ absl::StatusOr<PendingTensor> SequenceExchange::AllToAll(const Tensor& input, co
 // their places.
 absl::StatusOr<PendingTensor> SequenceExchange::AllGather(const Tensor& part, const DimSplit& split,
                                                           const std::string& label) {
-  WEFT_RETURN_IF_ERROR(split.CheckPart(part.shape(), rank(), "all_gather"));
+  WEFT_RETURN_IF_ERROR(CheckPart(part, split, "all_gather"));
   WEFT_ASSIGN_OR_RETURN(Tensor output, PoolTensor(pool_, part.dtype(), split.WholeShape(part.shape())));
   if (PartsAreRuns(part.shape(), split.dim)) {
     WEFT_ASSIGN_OR_RETURN(Tensor own, Contiguous(part));
@@ -93,17 +119,18 @@ absl::StatusOr<PendingTensor> SequenceExchange::AllGather(const Tensor& part, co
                                   counts, Options(label));
     return PendingTensor(std::move(output), std::move(work), {std::move(own)});
   }
-  const std::vector<TensorView> sends(static_cast<size_t>(ranks()), part.view());
+  WEFT_ASSIGN_OR_RETURN(Tensor own, Readable(part));  // The engine would stage it anew for each peer.
+  const std::vector<TensorView> sends(static_cast<size_t>(ranks()), own.view());
   std::vector<TensorView> receives;
   receives.reserve(sends.size());
   for (int peer = 0; peer < ranks(); ++peer) receives.push_back(split.PartOf(output.view(), peer));
   Work work = engine_.AllToAll(lane_, sends, receives, part.dtype(), Options(label));
-  return PendingTensor(std::move(output), std::move(work), {part});
+  return PendingTensor(std::move(output), std::move(work), {std::move(own)});
 }
 
 absl::StatusOr<PendingTensor> SequenceExchange::ReduceScatter(const Tensor& whole, const DimSplit& split,
                                                               const std::string& label) {
-  WEFT_RETURN_IF_ERROR(split.CheckWhole(whole.shape(), "reduce_scatter"));
+  WEFT_RETURN_IF_ERROR(CheckWhole(whole, split, "reduce_scatter"));
   const std::vector<int64_t> counts = ElementCounts(whole.shape(), split);
   Tensor input = whole;
   if (!PartsAreRuns(whole.shape(), split.dim) || !whole.view().IsContiguous()) {
@@ -125,14 +152,14 @@ absl::StatusOr<PendingTensor> SequenceExchange::ReduceScatter(const Tensor& whol
 }
 
 absl::StatusOr<PendingTensor> SequenceExchange::Split(const Tensor& whole, const DimSplit& split) {
-  WEFT_RETURN_IF_ERROR(split.CheckWhole(whole.shape(), "split"));
+  WEFT_RETURN_IF_ERROR(CheckWhole(whole, split, "split"));
   return PendingTensor(whole.Window(split.PartOf(whole.view(), rank())));
 }
 
 absl::StatusOr<PendingTensor> SequenceExchange::SplitBackward(const Tensor& part_gradient,
                                                               const DimSplit& split, GradientScale scale,
                                                               const std::string& label) {
-  WEFT_RETURN_IF_ERROR(split.CheckPart(part_gradient.shape(), rank(), "split's backward"));
+  WEFT_RETURN_IF_ERROR(CheckPart(part_gradient, split, "split's backward"));
   WEFT_ASSIGN_OR_RETURN(const Tensor scaled, Scaled(part_gradient, scale));
   return AllGather(scaled, split, label);
 }
@@ -144,7 +171,7 @@ absl::StatusOr<PendingTensor> SequenceExchange::Gather(const Tensor& part, const
 
 absl::StatusOr<PendingTensor> SequenceExchange::GatherBackward(const Tensor& whole_gradient,
                                                                const DimSplit& split, GradientScale scale) {
-  WEFT_RETURN_IF_ERROR(split.CheckWhole(whole_gradient.shape(), "gather's backward"));
+  WEFT_RETURN_IF_ERROR(CheckWhole(whole_gradient, split, "gather's backward"));
   WEFT_ASSIGN_OR_RETURN(Tensor scaled,
                         Scaled(whole_gradient.Window(split.PartOf(whole_gradient.view(), rank())), scale));
   return PendingTensor(std::move(scaled));
@@ -152,7 +179,7 @@ absl::StatusOr<PendingTensor> SequenceExchange::GatherBackward(const Tensor& who
 
 absl::StatusOr<PendingTensor> SequenceExchange::SplitPack(const Tensor& whole, const PackSplit& pack) {
   const DimSplit by_rank = pack.ByRank();
-  WEFT_RETURN_IF_ERROR(by_rank.CheckWhole(whole.shape(), "split of a pack"));
+  WEFT_RETURN_IF_ERROR(CheckWhole(whole, by_rank, "split of a pack"));
   WEFT_ASSIGN_OR_RETURN(Tensor part,
                         PoolTensor(pool_, whole.dtype(), by_rank.PartShape(whole.shape(), rank())));
   for (const PackSplit::Piece& piece : pack.PiecesOf(rank())) {
@@ -165,7 +192,7 @@ absl::StatusOr<PendingTensor> SequenceExchange::SplitPack(const Tensor& whole, c
 absl::StatusOr<PendingTensor> SequenceExchange::SplitPackBackward(const Tensor& part_gradient,
                                                                   const PackSplit& pack, GradientScale scale,
                                                                   const std::string& label) {
-  WEFT_RETURN_IF_ERROR(pack.ByRank().CheckPart(part_gradient.shape(), rank(), "backward of a pack's split"));
+  WEFT_RETURN_IF_ERROR(CheckPart(part_gradient, pack.ByRank(), "backward of a pack's split"));
   WEFT_ASSIGN_OR_RETURN(const Tensor scaled, Scaled(part_gradient, scale));
   return GatherPack(scaled, pack, label);
 }

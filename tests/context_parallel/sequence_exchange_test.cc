@@ -108,6 +108,54 @@ TEST(SequenceExchange, RefusesTensorsThatAreNotWhatThePlanSays) {
   });
 }
 
+TEST(SequenceExchange, RefusesSplitsForAnotherNumberOfRanks) {
+  RunRanks(NodeMap::OneNode(3), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<SequenceExchange> exchange,
+                          SequenceExchange::Create(*fixture.engine, *fixture.pool, WorldGroup(bootstrap)));
+    const auto refused = [](const absl::StatusOr<PendingTensor>& outcome, const auto& text) {
+      EXPECT_THAT(outcome.status(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                             AllOf(HasSubstr(text), HasSubstr("the group has 3"))));
+    };
+    const Tensor tensor = Tensor::Zeros(DType::kF32, {4, 6});
+    const DimSplit fewer{0, {2, 2}};
+    const DimSplit more{0, {4, 4, 4, 4}};
+    const DimSplit fits{1, {6, 6, 6}};
+    refused(exchange->AllToAll(tensor, {fewer, fits}), "all_to_all: dim 0 in parts of 2, 2");
+    refused(exchange->AllToAll(tensor, {{1, {2, 2, 2}}, more}), "over 4 ranks");
+    refused(exchange->AllGather(tensor, {0, {4, 4}}), "all_gather: dim 0 in parts of 4, 4");
+    refused(exchange->AllGather(tensor, more), "over 4 ranks");
+    refused(exchange->ReduceScatter(tensor, fewer), "reduce_scatter: dim 0");
+    refused(exchange->Split(tensor, fewer), "split: dim 0");
+    refused(exchange->SplitBackward(tensor, more, GradientScale::kNone), "split's backward");
+    refused(exchange->Gather(tensor, more), "over 4 ranks");
+    refused(exchange->GatherBackward(tensor, fewer, GradientScale::kNone), "gather's backward");
+    refused(exchange->SplitPack(tensor, {0, {{2}, {2}}}), "split of a pack");
+    refused(exchange->SplitPackBackward(tensor, {0, {{4}, {4}}}, GradientScale::kNone), "a pack's split");
+    refused(exchange->GatherPack(tensor, {0, {{4}, {4}}}), "over 2 ranks");
+    refused(exchange->GatherPackBackward(tensor, {0, {{2}, {2}}}, GradientScale::kNone), "split of a pack");
+    return absl::OkStatus();
+  });
+}
+
+// The engine stages what peers cannot read, for each of them; one copy in the pool is for all.
+TEST(SequenceExchange, GathersAlongAnInnerDimFromOneCopy) {
+  RunRanks(NodeMap::OneNode(3), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<SequenceExchange> exchange,
+                          SequenceExchange::Create(*fixture.engine, *fixture.pool, WorldGroup(bootstrap)));
+    const Tensor part = Tensor::Zeros(DType::kF32, {2, 4});
+    for (int64_t i = 0; i < part.elements(); ++i) part.As<float>()[i] = static_cast<float>(bootstrap.rank());
+    WEFT_ASSIGN_OR_RETURN(PendingTensor pending, exchange->AllGather(part, {1, {4, 4, 4}}));
+    WEFT_ASSIGN_OR_RETURN(const Tensor whole, pending.Wait());
+    for (int64_t i = 0; i < whole.elements(); ++i) {
+      EXPECT_EQ(whole.As<float>()[i], static_cast<float>(i % 12 / 4));
+    }
+    EXPECT_EQ(fixture.engine->counters().copied_bytes, 0);
+    return absl::OkStatus();
+  });
+}
+
 // Two ranks that mean different exchanges are told so, instead of mixing their tensors up.
 TEST(SequenceExchange, TellsRanksThatMeanDifferentExchanges) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {

@@ -16,6 +16,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <absl/status/statusor.h>
@@ -43,7 +44,8 @@ class SequenceExchange {
   int ranks() const { return group_.size(); }
   int rank() const { return group_.group_rank; }
 
-  // Errors of all: kInvalidArgument (the tensor is not what plan or split says), kResourceExhausted (the
+  // Errors of all: kInvalidArgument (the tensor is not what plan or split says; they
+  // are for another number of ranks), kResourceExhausted (the
   // pool). `label` is for messages and traces; ranks whose labels differ are told so.
 
   absl::StatusOr<PendingTensor> AllToAll(const Tensor& input, const AllToAllPlan& plan,
@@ -85,8 +87,15 @@ class SequenceExchange {
       : engine_(engine), pool_(pool), group_(std::move(group)), lane_(lane) {}
   OpOptions Options(const std::string& label) const;
   absl::StatusOr<Tensor> Scaled(const Tensor& tensor, GradientScale scale);
+  // An error unless the split is for this group's ranks, and the tensor this rank's part of it, or the whole.
+  absl::Status CheckRanks(const DimSplit& split, std::string_view what) const;
+  absl::Status CheckPart(const Tensor& tensor, const DimSplit& split, std::string_view what) const;
+  absl::Status CheckWhole(const Tensor& tensor, const DimSplit& split, std::string_view what) const;
   // Row-major, in a block of the pool unless it is row-major already.
   absl::StatusOr<Tensor> Contiguous(const Tensor& tensor);
+  // In node memory: a copy in the pool unless it is there already.
+  absl::StatusOr<Tensor> Readable(const Tensor& tensor);
+  absl::StatusOr<Tensor> Packed(const Tensor& tensor);
 
   CommEngine& engine_;
   BufferPool& pool_;
