@@ -12,6 +12,9 @@
 namespace weft {
 namespace {
 
+// More than any run has: divisors are counted, and products fit.
+constexpr int64_t kMostRanks = 1 << 20;
+
 bool HasRing(CpScheme scheme) { return scheme == CpScheme::kRing || scheme == CpScheme::kHybrid; }
 
 std::vector<int64_t> DivisorsOf(int64_t number) {
@@ -52,6 +55,34 @@ absl::Status ValidateDegree(const ContextOptions& context, int64_t degree) {
   return absl::OkStatus();
 }
 
+// Where ranks share no sequences, there is nothing that these flags could say.
+absl::Status ValidateUnshared(const ContextOptions& context) {
+  constexpr const char* kNeedsRanks = "needs --cp, with at least 2 ranks to share a sequence";
+  if (context.scheme != CpScheme::kAuto) {
+    return BadFlag("cp-scheme", ToAbsl(Name(context.scheme)), kNeedsRanks);
+  }
+  if (context.ulysses_degree) return BadFlag("ulysses-degree", *context.ulysses_degree, kNeedsRanks);
+  if (context.ring_rotate) return BadFlag("ring-rotate", ToAbsl(Name(*context.ring_rotate)), kNeedsRanks);
+  if (context.load_balance) return BadFlag("load-balance", ToAbsl(Name(*context.load_balance)), kNeedsRanks);
+  return absl::OkStatus();
+}
+
+absl::Status ValidateBalance(const ContextOptions& context) {
+  if (!context.load_balance.has_value()) return absl::OkStatus();
+  const absl::string_view balance = ToAbsl(Name(*context.load_balance));
+  const bool by_heads = context.scheme == CpScheme::kUlysses || context.ulysses_degree == context.size;
+  if (context.load_balance == LoadBalance::kHeadTail && by_heads) {
+    return BadFlag("load-balance", balance,
+                   "with Ulysses ranks have whole sequences of some heads, which is balanced: leave it out");
+  }
+  if (context.load_balance == LoadBalance::kQueryExchange && context.scheme != CpScheme::kGather) {
+    return BadFlag("load-balance", balance,
+                   absl::StrCat("is for --cp-scheme gather, not for ", ToAbsl(Name(context.scheme)),
+                                ": use that scheme, or another balance"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::string_view Name(CpScheme scheme) {
@@ -71,7 +102,10 @@ std::string_view Name(CpScheme scheme) {
 }
 
 absl::Status Validate(const ContextOptions& context) {
-  if (context.size < 1) return BadFlag("cp", context.size, "must be at least 1");
+  if (context.size < 1 || context.size > kMostRanks) {
+    return BadFlag("cp", context.size, absl::StrCat("must be from 1 to ", kMostRanks));
+  }
+  if (context.size == 1) return ValidateUnshared(context);
   if (context.ulysses_degree.has_value()) {
     WEFT_RETURN_IF_ERROR(ValidateDegree(context, *context.ulysses_degree));
   }
@@ -86,13 +120,7 @@ absl::Status Validate(const ContextOptions& context) {
                    absl::StrCat("--cp-scheme ", scheme,
                                 " has no ring: leave it out, or use --cp-scheme ring or hybrid"));
   }
-  const bool by_heads =
-      context.scheme == CpScheme::kUlysses || (context.size > 1 && context.ulysses_degree == context.size);
-  if (by_heads && context.load_balance == LoadBalance::kHeadTail) {
-    return BadFlag("load-balance", ToAbsl(Name(*context.load_balance)),
-                   "with Ulysses ranks have whole sequences of some heads, which is balanced: leave it out");
-  }
-  return absl::OkStatus();
+  return ValidateBalance(context);
 }
 
 }  // namespace weft

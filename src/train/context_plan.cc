@@ -20,6 +20,8 @@ std::vector<ContextScheme> SchemesOf(const ContextOptions& options, int ranks) {
   std::vector<ContextScheme> schemes = SchemesByDegree(ranks, balance);
   const auto excluded = [&](const ContextScheme& scheme) {
     if (options.ulysses_degree.value_or(scheme.inner(ranks)) != scheme.inner(ranks)) return true;
+    // A balance that is asked for is not dropped for fewer bytes: Ulysses has none.
+    if (options.load_balance.value_or(scheme.balance) != scheme.balance) return true;
     switch (options.scheme) {
       case CpScheme::kUlysses:
         return scheme.kind != SchemeKind::kUlysses;
@@ -37,8 +39,10 @@ std::vector<ContextScheme> SchemesOf(const ContextOptions& options, int ranks) {
   return schemes;
 }
 
+// Which flag leaves one scheme only.
 std::string_view ReasonOf(const ContextOptions& options) {
-  return options.scheme == CpScheme::kAuto ? "--ulysses-degree" : "--cp-scheme";
+  if (options.scheme != CpScheme::kAuto) return "--cp-scheme";
+  return options.ulysses_degree.has_value() ? "--ulysses-degree" : "--load-balance";
 }
 
 }  // namespace

@@ -20,15 +20,20 @@ struct MeshShape {
 
 absl::StatusOr<MeshShape> FitMesh(const ParallelOptions& parallel, int64_t ranks) {
   MeshShape shape{parallel.dp_replicate, parallel.dp_shard, parallel.context.size};
-  const int64_t given = (shape.replicate == -1 ? shape.shard : shape.replicate) * shape.context;
-  if ((shape.replicate == -1 || shape.shard == -1) && ranks % given == 0) {
-    int64_t& rest = shape.replicate == -1 ? shape.replicate : shape.shard;
-    rest = ranks / given;
-    return shape;
+  // Divided, not multiplied: no product of flags can overflow.
+  int64_t rest = ranks;
+  bool divides = true;
+  int64_t* open = nullptr;  // The axis that takes the rest.
+  for (int64_t* size : {&shape.replicate, &shape.shard, &shape.context}) {
+    if (*size == -1) {
+      open = size;
+      continue;
+    }
+    divides = divides && rest % *size == 0;
+    rest /= *size;
   }
-  if (shape.replicate > 0 && shape.shard > 0 && shape.replicate * shape.shard * shape.context == ranks) {
-    return shape;
-  }
+  if (divides && open != nullptr) *open = rest;
+  if (divides && (open != nullptr || rest == 1)) return shape;
   return absl::InvalidArgumentError(
       absl::StrCat("--dp-replicate ", shape.replicate, ", --dp-shard ", shape.shard, " and --cp ",
                    shape.context, " do not multiply to the ", ranks, ranks == 1 ? " rank" : " ranks",

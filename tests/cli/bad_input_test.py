@@ -25,9 +25,14 @@ class BadUsage(WeftCase):
 
     def test_names_a_mesh_that_does_not_fit(self):
         self.assert_refused(2, ["--dp-shard 3", "1 rank"], "train", "--dp-shard", "3")
+        huge = str(2**62)  # Times 4 it is 0 in 64 bits.
+        self.assert_refused(2, [f"--dp-replicate {huge}", "1 rank"], "train", "--dp-replicate", huge, "--cp", "4")
 
     def test_names_ranks_of_sequences_that_do_not_fit(self):
         self.assert_refused(2, ["--cp 3", "2 ranks"], "train", "--cp", "3", ranks=2)
+        self.assert_refused(2, ["--cp 9000000000000000000", "1048576"], "train", "--cp", "9000000000000000000",
+                            "--cp-scheme", "hybrid")
+        self.assert_refused(2, ["--ring-rotate shift", "--cp"], "train", "--ring-rotate", "shift")
         self.assert_refused(2, ["--ulysses-degree 3", "--cp 4", "1, 2, 4"], "train", "--cp", "4", "--ulysses-degree", "3")
 
     def test_names_a_separator_outside_the_vocabulary(self):

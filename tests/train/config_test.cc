@@ -93,7 +93,6 @@ TEST(TrainConfig, NamesUlyssesDegreesThatDoNotFitRanksOrScheme) {
   EXPECT_THAT(error(4, CpScheme::kAuto, 3),
               HasSubstr("--ulysses-degree 3: must divide --cp 4: use one of 1, 2, 4"));
   EXPECT_THAT(error(4, CpScheme::kAuto, 0), HasSubstr("--ulysses-degree 0"));
-  EXPECT_THAT(error(1, CpScheme::kAuto, 2), HasSubstr("must divide --cp 1"));
   EXPECT_THAT(error(4, CpScheme::kUlysses, 2), HasSubstr("over all 4 ranks of --cp: leave the degree out"));
   EXPECT_THAT(error(4, CpScheme::kRing, 2), HasSubstr("--cp-scheme ring spreads no heads over ranks"));
   EXPECT_THAT(error(4, CpScheme::kGather, 4), HasSubstr("--cp-scheme gather spreads no heads over ranks"));
@@ -102,7 +101,12 @@ TEST(TrainConfig, NamesUlyssesDegreesThatDoNotFitRanksOrScheme) {
 }
 
 TEST(TrainConfig, NamesContextOptionsThatContradictEachOther) {
-  EXPECT_THAT(ContextError(0, [](ContextOptions&) {}), HasSubstr("--cp 0: must be at least 1"));
+  EXPECT_THAT(ContextError(0, [](ContextOptions&) {}), HasSubstr("--cp 0: must be from 1 to 1048576"));
+  EXPECT_THAT(ContextError(9'000'000'000'000'000'000,
+                           [](ContextOptions& c) { c.scheme = CpScheme::kHybrid, c.ulysses_degree = 7; }),
+              HasSubstr("--cp 9000000000000000000: must be from 1 to 1048576"));
+  EXPECT_THAT(ContextError(1 << 20, [](ContextOptions& c) { c.ulysses_degree = 3; }),
+              HasSubstr("use one of 1, 2, 4,"));
   EXPECT_THAT(ContextError(3, [](ContextOptions& c) { c.scheme = CpScheme::kHybrid; }),
               HasSubstr("--cp-scheme hybrid: --cp 3 has no divisor"));
   for (const CpScheme scheme : {CpScheme::kAuto, CpScheme::kUlysses, CpScheme::kGather}) {
@@ -115,14 +119,32 @@ TEST(TrainConfig, NamesContextOptionsThatContradictEachOther) {
               HasSubstr("--load-balance head-tail: with Ulysses"));
   EXPECT_THAT(ContextError(2, [&](ContextOptions& c) { c.ulysses_degree = 2, head_tail(c); }),
               HasSubstr("--load-balance head-tail: with Ulysses"));
+  for (const CpScheme scheme : {CpScheme::kAuto, CpScheme::kUlysses, CpScheme::kRing, CpScheme::kHybrid}) {
+    EXPECT_THAT(
+        ContextError(
+            4, [&](ContextOptions& c) { c.scheme = scheme, c.load_balance = LoadBalance::kQueryExchange; }),
+        HasSubstr("--load-balance query-exchange: is for --cp-scheme gather, not for " +
+                  std::string(Name(scheme))));
+  }
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.data.document_separator = -1; }),
               HasSubstr("--document-separator -1"));
+}
+
+TEST(TrainConfig, NamesContextOptionsOfSequencesThatNobodyShares) {
+  EXPECT_THAT(ContextError(1, [](ContextOptions& c) { c.scheme = CpScheme::kRing; }),
+              HasSubstr("--cp-scheme ring: needs --cp"));
+  EXPECT_THAT(ContextError(1, [](ContextOptions& c) { c.ulysses_degree = 1; }),
+              HasSubstr("--ulysses-degree 1: needs --cp"));
+  EXPECT_THAT(ContextError(1, [](ContextOptions& c) { c.ring_rotate = RingRotation::kShift; }),
+              HasSubstr("--ring-rotate shift: needs --cp"));
+  EXPECT_THAT(ContextError(1, [](ContextOptions& c) { c.load_balance = LoadBalance::kNone; }),
+              HasSubstr("--load-balance none: needs --cp"));
 }
 
 TEST(TrainConfig, AllowsEveryContextOptionWithItsScheme) {
   TrainConfig config;
   ContextOptions& context = config.parallel.context;
-  for (const int64_t size : {1, 2, 4, 6}) {
+  for (const int64_t size : {2, 4, 6}) {
     for (const CpScheme scheme :
          {CpScheme::kAuto, CpScheme::kUlysses, CpScheme::kGather, CpScheme::kRing, CpScheme::kHybrid}) {
       if (scheme == CpScheme::kHybrid && size == 2) continue;
@@ -130,6 +152,10 @@ TEST(TrainConfig, AllowsEveryContextOptionWithItsScheme) {
       context.size = size;
       context.scheme = scheme;
       EXPECT_TRUE(Validate(config).ok());
+      if (scheme == CpScheme::kGather) {
+        context.load_balance = LoadBalance::kQueryExchange;
+        EXPECT_TRUE(Validate(config).ok());
+      }
       if (scheme != CpScheme::kUlysses) context.load_balance = LoadBalance::kHeadTail;
       if (scheme == CpScheme::kRing || scheme == CpScheme::kHybrid) {
         context.ring_rotate = RingRotation::kAllGather;

@@ -32,7 +32,7 @@ int64_t MostBytes(const ContextScheme& scheme, const AttentionShape& shape, int 
 }
 
 TEST(ContextPlan, SplitsNothingOnOneRank) {
-  const ContextPlan plan = Plan({.size = 1, .scheme = CpScheme::kRing});
+  const ContextPlan plan = Plan({.size = 1});
   EXPECT_EQ(plan.split().ranks(), 1);
 }
 
@@ -56,6 +56,27 @@ TEST(ContextPlan, BalancesWhatACausalMaskLeavesUnevenUnlessToldNotTo) {
     options.load_balance = LoadBalance::kNone;
     EXPECT_EQ(Plan(options).split().order, SequenceOrder::kContiguous);
   }
+}
+
+TEST(ContextPlan, SwapsQueriesInAContiguousLayout) {
+  const ContextPlan plan =
+      Plan({.size = 4, .scheme = CpScheme::kGather, .load_balance = LoadBalance::kQueryExchange});
+  EXPECT_EQ(plan.scheme.kind, SchemeKind::kGatherKv);
+  EXPECT_EQ(plan.scheme.balance, LoadBalance::kQueryExchange);
+  EXPECT_EQ(plan.split().order, SequenceOrder::kContiguous);
+}
+
+TEST(ContextPlan, TakesNoSchemeWithoutTheBalanceThatIsAskedFor) {
+  const AttentionShape shape = Heads(8, 8);
+  ASSERT_EQ(Plan({.size = 4}, shape).scheme.kind, SchemeKind::kUlysses);
+  ASSERT_EQ(Plan({.size = 4, .load_balance = LoadBalance::kNone}, shape).scheme.kind, SchemeKind::kUlysses);
+  const ContextPlan four = Plan({.size = 4, .load_balance = LoadBalance::kHeadTail}, shape);
+  EXPECT_EQ(four.split().order, SequenceOrder::kHeadTail);
+  EXPECT_THAT(four.reason, HasSubstr("to a rank in a layer's forward and backward"));
+  // Two ranks leave no hybrid.
+  const ContextPlan two = Plan({.size = 2, .load_balance = LoadBalance::kHeadTail}, shape);
+  EXPECT_EQ(two.scheme.kind, SchemeKind::kGatherKv);
+  EXPECT_EQ(two.reason, "--load-balance");
 }
 
 TEST(ContextPlan, MakesAHybridOfADegreeInBetween) {

@@ -63,6 +63,7 @@ class TrainRun : public ::testing::Test {
     TrainConfig config = config_;
     config.parallel.dp_replicate = mesh.replicate;
     config.parallel.dp_shard = mesh.shard;
+    if (mesh.context == 1) config.parallel.context = {};  // There is nothing to say of one rank.
     config.parallel.context.size = mesh.context;
     EXPECT_OK(Validate(config));
     Result result;

@@ -81,7 +81,8 @@ struct ContextOptions {
   std::optional<int64_t> ulysses_degree = std::nullopt;
   // Default: shift. Where it is given, a hybrid is a ring on its outer level; else it gathers.
   std::optional<RingRotation> ring_rotate = std::nullopt;
-  // Default: head-tail, but with Ulysses, which is balanced by itself.
+  // Default: head-tail, but with Ulysses, which is balanced by itself; where head-tail is given, auto takes
+  // no Ulysses. A query exchange is for gather.
   std::optional<LoadBalance> load_balance = std::nullopt;
 };
 
