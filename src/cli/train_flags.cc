@@ -196,8 +196,9 @@ void AddContextFlags(CLI::App& app, ContextOptions& context) {
                "Of a hybrid: ranks that share heads; also --cp: Ulysses, 1: gather");
   group.OneOfOrUnset("--ring-rotate", context.ring_rotate, {RingRotation::kAllGather, RingRotation::kShift},
                      "Of a ring or a hybrid with one: how keys go round [shift]");
-  group.OneOfOrUnset("--load-balance", context.load_balance, {LoadBalance::kNone, LoadBalance::kHeadTail},
-                     "Give ranks chunks of both ends of a sequence [head-tail, but for Ulysses]");
+  group.OneOfOrUnset("--load-balance", context.load_balance,
+                     {LoadBalance::kNone, LoadBalance::kHeadTail, LoadBalance::kQueryExchange},
+                     "What evens out the work of a causal mask [head-tail, but for Ulysses]");
 }
 
 void AddParallelFlags(CLI::App& app, ParallelOptions& parallel) {

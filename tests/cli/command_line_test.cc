@@ -195,8 +195,9 @@ TEST(CommandLine, NamesTheValueThatWasMeant) {
             "--model: 'smal' is none of tiny, small, medium; did you mean small?");
   EXPECT_EQ(ErrorOf({"train", "--cp-scheme", "rings"}),
             "--cp-scheme: 'rings' is none of auto, ulysses, gather, hybrid, ring; did you mean ring?");
-  EXPECT_EQ(ErrorOf({"train", "--load-balance", "tail"}),
-            "--load-balance: 'tail' is neither none nor head-tail");
+  EXPECT_EQ(
+      ErrorOf({"train", "--load-balance", "head-tial"}),
+      "--load-balance: 'head-tial' is none of none, head-tail, query-exchange; did you mean head-tail?");
   EXPECT_EQ(ErrorOf({"train", "--shuffle", "yes"}), "--shuffle: 'yes' is neither false nor true");
   EXPECT_EQ(ErrorOf({"train", "--param-dtype", "f16"}), "--param-dtype: 'f16' is neither f32 nor bf16");
 }

@@ -30,7 +30,7 @@ std::string Describe(const Mesh& mesh, const Scheme& scheme) {
 
 // Every scheme that `ranks` can share sequences by, balanced and not.
 std::vector<Scheme> SchemesOf(int ranks) {
-  std::vector<Scheme> schemes = {{CpScheme::kUlysses}};
+  std::vector<Scheme> schemes = {{CpScheme::kUlysses}, {CpScheme::kGather, {}, LoadBalance::kQueryExchange}};
   for (const LoadBalance balance : {LoadBalance::kNone, LoadBalance::kHeadTail}) {
     schemes.push_back({CpScheme::kGather, {}, balance});
     if (ranks == 4) schemes.push_back({CpScheme::kHybrid, {}, balance});
