@@ -105,8 +105,7 @@ void AddShiftedRing(const Place& place, ContextCosts& costs) {
     if (plan.GradientsTravel(source, distance - 1)) costs.backward_bytes += elements(source) * kGradientBytes;
     if (plan.GradientsGoHome(me, distance)) costs.backward_bytes += elements(me) * kGradientBytes;
     costs.forward_hops += 1;
-    costs.backward_hops +=
-        1 + (plan.AnyGradientsTravel(distance) ? 1 : 0) + (plan.AnyGradientsGoHome(distance) ? 1 : 0);
+    costs.backward_hops += plan.AnyGradientsMove(distance) ? 2 : 1;
   }
 }
 

@@ -50,8 +50,9 @@ void PendingTensor::FinishWith(Finish finish) { finishes_.push_back(std::move(fi
 absl::StatusOr<Tensor> PendingTensor::Wait() {
   WEFT_CHECK(valid(), "wait for a tensor that nobody brings");
   if (!works_.empty()) WEFT_RETURN_IF_ERROR(works_.back().Wait());
-  for (const Finish& finish : std::exchange(finishes_, {})) {
-    WEFT_ASSIGN_OR_RETURN(Tensor finished, finish(result_));
+  while (!finishes_.empty()) {
+    WEFT_ASSIGN_OR_RETURN(Tensor finished, finishes_.front()(result_));
+    finishes_.pop_front();
     kept_.push_back(std::exchange(result_, std::move(finished)));
   }
   return result_;

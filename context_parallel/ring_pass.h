@@ -18,6 +18,16 @@ struct BlockGradients {
   Tensor dk, dv;
 
   static absl::StatusOr<BlockGradients> Make(BufferPool& pool, const Shape& k, const Shape& v);
+  // What lies in `all`.
+  static BlockGradients Of(const Tensor& all, const Shape& k, const Shape& v);
+};
+
+// What a round of gradients brings to a rank.
+struct GradientRound {
+  Tensor next;  // Of the block that is here at the next distance; without elements if none come.
+  Tensor home;  // Of this rank's own block, from the last that sees it; without elements if they do not come.
+  // Brings both. Shared, as `home` is waited for long after `next`.
+  std::shared_ptr<PendingTensor> arrival;
 };
 
 class RingPass {
@@ -34,25 +44,22 @@ class RingPass {
   bool GradientsComeTo(int distance) const {
     return plan_->GradientsTravel(plan_->SourceAt(me_, distance), distance - 1);
   }
+  // Whether this rank's own gradients come home from the rank at `distance`.
+  bool GradientsComeHomeFrom(int distance) const { return plan_->GradientsGoHome(me_, distance); }
 
   // The hop of keys, or values, that ends at `distance`: passes on what is held, the block at the distance
   // before. Nothing once no block goes so far. A block that does not come is one without tokens.
   absl::StatusOr<PendingTensor> Hop(AttentionRole role, int distance, const Tensor& held,
                                     const Work* after) const;
 
-  // Gradients of the block at `distance` go on to the next rank, if they do; those for the next block come.
-  // Nothing if no gradients travel from this distance. `k` and `v`: shapes of any block.
-  absl::StatusOr<PendingTensor> PassGradients(int distance, const Tensor& gradients, const Shape& k,
+  // Gradients of the block at `distance` go on to the next rank, or home if this is the last that sees it.
+  // `k` and `v`: shapes of any block. Nothing is exchanged if no rank's gradients move at this distance.
+  absl::StatusOr<GradientRound> MoveGradients(int distance, const Tensor& gradients, const Shape& k,
                                               const Shape& v) const;
-  // Gradients of the block at `distance` go home, if this is the last rank that sees it, and so may this
-  // rank's own. Nothing if none go home from this distance; without elements if this rank's do not.
-  absl::StatusOr<PendingTensor> SendHome(int distance, const Tensor& gradients, const Shape& k,
-                                         const Shape& v) const;
 
  private:
   const TokenRuns& RunsOf(int source) const { return call_->sequence->parts[static_cast<size_t>(source)]; }
   int64_t GradientCount(int source, const Shape& k, const Shape& v) const;
-  absl::StatusOr<PendingTensor> ExchangeGradients(const Tensor& sent, int to, int64_t count, int from) const;
 
   const LevelLane* lane_;
   const SequenceCall* call_;

@@ -30,16 +30,9 @@ bool RingPlan::GradientsGoHome(int source, int distance) const {
   return distance >= 1 && distance == reaches_[static_cast<size_t>(source)].last;
 }
 
-bool RingPlan::AnyGradientsTravel(int distance) const {
+bool RingPlan::AnyGradientsMove(int distance) const {
   for (int source = 0; source < ranks_; ++source) {
-    if (GradientsTravel(source, distance)) return true;
-  }
-  return false;
-}
-
-bool RingPlan::AnyGradientsGoHome(int distance) const {
-  for (int source = 0; source < ranks_; ++source) {
-    if (GradientsGoHome(source, distance)) return true;
+    if (GradientsTravel(source, distance) || GradientsGoHome(source, distance)) return true;
   }
   return false;
 }

@@ -21,7 +21,6 @@ class RingPlan {
  public:
   RingPlan(const AttentionMask& mask, const std::vector<TokenRuns>& parts);
 
-  int ranks() const { return ranks_; }
   // Whose block is at `rank`, `distance` away from home; and where a rank's block is then.
   int SourceAt(int rank, int distance) const { return (rank - distance % ranks_ + ranks_) % ranks_; }
   int RankAt(int source, int distance) const { return (source + distance) % ranks_; }
@@ -32,16 +31,13 @@ class RingPlan {
   bool Travels(int source, int distance) const {
     return distance <= reaches_[static_cast<size_t>(source)].last;
   }
-  // Whether its gradients leave the rank at that distance for the next one, or for home.
+  // Whether its gradients leave the rank at that distance for the next one, or for home; never both.
   bool GradientsTravel(int source, int distance) const;
   bool GradientsGoHome(int source, int distance) const;
-  // The distance from which a rank's gradients come home; 0 if nobody else sees its block.
-  int Last(int source) const { return reaches_[static_cast<size_t>(source)].last; }
 
-  // Hops that any block makes; rounds in which any gradients travel on, or go home, at a distance.
+  // Hops that any block makes; and whether there is a round of gradients at a distance: any go on, or home.
   int hops() const { return hops_; }
-  bool AnyGradientsTravel(int distance) const;
-  bool AnyGradientsGoHome(int distance) const;
+  bool AnyGradientsMove(int distance) const;
 
  private:
   size_t At(int source, int distance) const {

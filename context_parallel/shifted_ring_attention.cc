@@ -1,5 +1,6 @@
 // A ring by shift: the next block of keys and values travels while this one is computed; in backward the
-// gradients of blocks, in f32, travel one hop behind them, and end at home.
+// gradients of blocks, in f32, travel one hop behind them, and end at home, where nobody waits for them
+// before they are asked for.
 #include <utility>
 
 #include "context_parallel/ring_pass.h"
@@ -19,6 +20,18 @@ void AddTo(const Tensor& sum, const Tensor& other) {
   ParallelFor(sum.elements(), kSumGrain, [&](int64_t begin, int64_t end) {
     AddRun(other.As<float>() + begin, DType::kF32, sum.As<float>() + begin, DType::kF32, end - begin);
   });
+}
+
+// `sum`, and what `arrival` brings to `brought`.
+PendingTensor WithWhatComesHome(const Tensor& sum, const Tensor& brought,
+                                std::shared_ptr<PendingTensor> arrival) {
+  PendingTensor pending(sum);
+  pending.FinishWith([brought, arrival = std::move(arrival)](const Tensor& own) -> absl::StatusOr<Tensor> {
+    WEFT_RETURN_IF_ERROR(arrival->Wait().status());
+    AddTo(own, brought);
+    return own;
+  });
+  return pending;
 }
 
 // Of a tensor of queries, those that see any of a block.
@@ -78,12 +91,14 @@ class RingBackward {
       WEFT_ASSIGN_OR_RETURN(const KeyBlock block, keys.At(distance));
       WEFT_RETURN_IF_ERROR(GoBackThrough(block, distance));
     }
-    for (PendingTensor& home : homecoming_) {
-      WEFT_ASSIGN_OR_RETURN(const Tensor brought, home.Wait());
-      if (brought.elements() > 0) AddTo(own.all, brought);
-    }
     WEFT_ASSIGN_OR_RETURN(dq_, InDType(*pool_, dq_, q_.dtype()));
-    return AttentionParallel::Gradients{PendingTensor(dq_), PendingTensor(own.dk), PendingTensor(own.dv)};
+    if (homecoming_.arrival == nullptr) {
+      return AttentionParallel::Gradients{PendingTensor(dq_), PendingTensor(own.dk), PendingTensor(own.dv)};
+    }
+    const BlockGradients home = BlockGradients::Of(homecoming_.home, k_.shape(), v_.shape());
+    return AttentionParallel::Gradients{PendingTensor(dq_),
+                                        WithWhatComesHome(own.dk, home.dk, homecoming_.arrival),
+                                        WithWhatComesHome(own.dv, home.dv, homecoming_.arrival)};
   }
 
  private:
@@ -108,16 +123,15 @@ class RingBackward {
       gradients = std::move(computed.all);
     }
     if (pass_.GradientsComeTo(distance)) {
-      WEFT_ASSIGN_OR_RETURN(const Tensor brought, behind_.Wait());
+      WEFT_RETURN_IF_ERROR(behind_.arrival->Wait().status());
       if (gradients.defined()) {
-        AddTo(gradients, brought);
+        AddTo(gradients, behind_.next);
       } else {
-        gradients = brought;
+        gradients = behind_.next;
       }
     }
-    WEFT_ASSIGN_OR_RETURN(behind_, pass_.PassGradients(distance, gradients, k_.shape(), v_.shape()));
-    WEFT_ASSIGN_OR_RETURN(PendingTensor home, pass_.SendHome(distance, gradients, k_.shape(), v_.shape()));
-    if (home.valid()) homecoming_.push_back(std::move(home));
+    WEFT_ASSIGN_OR_RETURN(behind_, pass_.MoveGradients(distance, gradients, k_.shape(), v_.shape()));
+    if (pass_.GradientsComeHomeFrom(distance)) homecoming_ = behind_;
     return absl::OkStatus();
   }
 
@@ -126,9 +140,9 @@ class RingBackward {
   RingPass pass_;
   const Tensor &q_, &k_, &v_, &lse_, &dout_;
   Tensor delta_;
-  Tensor dq_;             // f32
-  PendingTensor behind_;  // Gradients for the next block.
-  std::vector<PendingTensor> homecoming_;
+  Tensor dq_;                 // f32
+  GradientRound behind_;      // Brings gradients of the next block.
+  GradientRound homecoming_;  // The round, of which there is at most one, that brings this rank's own.
 };
 
 class ShiftedRingAttention final : public SequenceAttention {

@@ -168,9 +168,10 @@ absl::StatusOr<AttentionParallel::Gradients> TwoLevelAttention::Backward(const A
   const auto to_tokens = [&](AttentionRole role, PendingTensor& gradient) {
     return GradientToTokens(call, levels, role, dout.dtype(), gradient);
   };
+  // Queries' first: they are complete, while those of keys and values may have to be waited for.
+  WEFT_RETURN_IF_ERROR(to_tokens(AttentionRole::kQuery, gradients.dq));
   WEFT_RETURN_IF_ERROR(to_tokens(AttentionRole::kValue, gradients.dv));
   WEFT_RETURN_IF_ERROR(to_tokens(AttentionRole::kKey, gradients.dk));
-  WEFT_RETURN_IF_ERROR(to_tokens(AttentionRole::kQuery, gradients.dq));
   return gradients;
 }
 
@@ -179,6 +180,10 @@ absl::Status TwoLevelAttention::GradientToTokens(const AttentionCall& call, cons
                                                  PendingTensor& gradient) const {
   if (inner_) {
     const int64_t heads = role == AttentionRole::kQuery ? call.heads : call.kv_heads;
+    if (gradient.finishes()) {  // The sum goes on, and is made here.
+      WEFT_ASSIGN_OR_RETURN(Tensor sum, gradient.Wait());
+      gradient = PendingTensor(std::move(sum));
+    }
     WEFT_ASSIGN_OR_RETURN(
         gradient, exchange_->ToTokens(std::move(gradient), heads, CutOf(levels, role),
                                       levels.outer.Options(absl::StrCat("tokens of d", NameOf(role)))));

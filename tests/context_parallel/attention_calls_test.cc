@@ -126,6 +126,29 @@ TEST(AttentionCalls, SaveNothingUnlessAskedTo) {
   });
 }
 
+TEST(AttentionCalls, DoNotWaitForGradientsThatComeHomeInARing) {
+  const SolvedCase solved(AttentionCase{.mask = {}, .documents = {26}});
+  OnFourRanks([&](SchemeRunner& runner, int rank) -> absl::Status {
+    for (const LoadBalance balance : {LoadBalance::kNone, LoadBalance::kHeadTail}) {
+      const ContextScheme ring{.kind = SchemeKind::kRing, .balance = balance};
+      SCOPED_TRACE(ring.Describe(kRanks));
+      WEFT_ASSIGN_OR_RETURN(AttentionParallel * parallel, runner.SchemeOf(ring));
+      WEFT_ASSIGN_OR_RETURN(const Pass pass, MakePass(runner, ring, solved, rank));
+      WEFT_ASSIGN_OR_RETURN(Launched launched, LaunchAll(*parallel, pass));
+      WEFT_ASSIGN_OR_RETURN(auto result, Forward(*parallel, pass, std::move(launched)));
+      WEFT_ASSIGN_OR_RETURN(auto gradients,
+                            parallel->Backward(pass.call, std::move(result.saved), pass.dout));
+      // The last rank of a contiguous causal sequence has keys that nobody else sees.
+      const bool others_see = balance == LoadBalance::kHeadTail || rank != kRanks - 1;
+      EXPECT_FALSE(gradients.dq.finishes());
+      EXPECT_EQ(gradients.dk.finishes(), others_see);
+      EXPECT_EQ(gradients.dv.finishes(), others_see);
+    }
+    // All were given up, half way home; nothing stays behind.
+    return runner.WaitUntilReleased();
+  });
+}
+
 TEST(AttentionCalls, MayBeGivenUpAfterTheirLaunch) {
   const SolvedCase solved(AttentionCase{.mask = {}, .documents = {26}});
   OnFourRanks([&](SchemeRunner& runner, int rank) -> absl::Status {

@@ -82,11 +82,13 @@ TEST(ContextCosts, FollowTheClosedFormOfHybrids) {
 }
 
 TEST(ContextCosts, CountTheHopsOfARingByShift) {
-  const ContextScheme ring{.kind = SchemeKind::kRing, .balance = LoadBalance::kHeadTail};
-  for (const int p : {1, 2, 3, 4, 8}) {
-    const ContextCosts costs = CostsOf(ring, kShape, kCausal, LayoutFor(ring, {kC * p}, p), p - 1);
-    EXPECT_EQ(costs.forward_hops, p - 1);
-    EXPECT_EQ(costs.forward_hops + costs.backward_hops, 3 * p - 3);
+  for (const LoadBalance balance : {LoadBalance::kNone, LoadBalance::kHeadTail}) {
+    const ContextScheme ring{.kind = SchemeKind::kRing, .balance = balance};
+    for (const int p : {1, 2, 3, 4, 8}) {
+      const ContextCosts costs = CostsOf(ring, kShape, kCausal, LayoutFor(ring, {kC * p}, p), p - 1);
+      EXPECT_EQ(costs.forward_hops, p - 1);
+      EXPECT_EQ(costs.forward_hops + costs.backward_hops, 3 * p - 3);
+    }
   }
 }
 

@@ -53,16 +53,26 @@ TEST(ContextLedger, HoldsTheBytesOfTheFormulasAndNoCopies) {
 }
 
 TEST(ContextLedger, HoldsTheHopsOfARingByShift) {
-  const ContextScheme ring{.kind = SchemeKind::kRing, .balance = LoadBalance::kHeadTail};
   for (const int ranks : {1, 2, 3, 4}) {
-    const SolvedCase solved(AttentionCase{.mask = {}, .documents = {int64_t{8} * ranks}});
+    std::vector<SolvedCase> cases;
+    for (const AttentionMask& mask : {AttentionMask{}, AttentionMask{.causal = false, .window = {}}}) {
+      cases.emplace_back(AttentionCase{.mask = mask, .documents = {int64_t{8} * ranks}});
+    }
     RunRanks(NodeMap::OneNode(ranks), [&](Bootstrap& bootstrap) -> absl::Status {
       WEFT_ASSIGN_OR_RETURN(SchemeRunner runner, SchemeRunner::Make(bootstrap));
-      const int64_t before = runner.fixture().engine->counters().operations;
-      WEFT_RETURN_IF_ERROR(runner.Run(ring, solved).status());
-      WEFT_RETURN_IF_ERROR(runner.WaitUntilReleased());
-      // P - 1 hops of keys and values in each pass, of two operations, and P - 1 of their gradients, of one.
-      EXPECT_EQ(runner.fixture().engine->counters().operations - before, (2 + 2 + 1) * (ranks - 1));
+      for (const SolvedCase& solved : cases) {
+        for (const LoadBalance balance : {LoadBalance::kNone, LoadBalance::kHeadTail}) {
+          const ContextScheme ring{.kind = SchemeKind::kRing, .balance = balance};
+          if (!ring.Validate(ranks, solved.attention.mask).ok()) continue;
+          SCOPED_TRACE(absl::StrCat(ring.Describe(ranks), ": ", solved.attention.Describe()));
+          const int64_t before = runner.fixture().engine->counters().operations;
+          WEFT_RETURN_IF_ERROR(runner.Run(ring, solved).status());
+          WEFT_RETURN_IF_ERROR(runner.WaitUntilReleased());
+          // P - 1 hops of keys and values in each pass, of two operations, and P - 1 of their gradients, of
+          // one: those that go on and those that go home move together.
+          EXPECT_EQ(runner.fixture().engine->counters().operations - before, (2 + 2 + 1) * (ranks - 1));
+        }
+      }
       return absl::OkStatus();
     });
   }

@@ -51,6 +51,7 @@ TEST(RingPlan, PassesOnWhatARankInBetweenDoesNotSee) {
   EXPECT_TRUE(plan.Travels(0, 1));
   EXPECT_TRUE(plan.Travels(0, 2));
   EXPECT_FALSE(plan.GradientsTravel(0, 1)) << "there are none before rank 2 has seen the block";
+  EXPECT_FALSE(plan.AnyGradientsMove(1));
   EXPECT_TRUE(plan.GradientsGoHome(0, 2));
   EXPECT_FALSE(plan.Travels(1, 1));
   EXPECT_FALSE(plan.Travels(2, 1));
@@ -79,8 +80,8 @@ TEST(RingPlan, NamesOneSenderForEveryGradient) {
           const bool home_now = plan.GradientsGoHome(source, distance);
           EXPECT_TRUE(plan.Travels(source, distance) || !plan.Sees(source, distance));
           EXPECT_TRUE(seen || !(on || home_now));
-          EXPECT_TRUE(plan.AnyGradientsTravel(distance) || !on);
-          EXPECT_TRUE(plan.AnyGradientsGoHome(distance) || !home_now);
+          EXPECT_FALSE(on && home_now);
+          EXPECT_TRUE(plan.AnyGradientsMove(distance) || !(on || home_now));
           home += home_now ? 1 : 0;
         }
         EXPECT_EQ(home, seen ? 1 : 0);
