@@ -1,6 +1,5 @@
 #include "context_parallel/query_tails.h"
 
-#include "context_parallel/run_slices.h"
 #include "weft/context_parallel/sequence_layout.h"
 
 namespace weft {

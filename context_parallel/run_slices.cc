@@ -4,18 +4,6 @@
 
 namespace weft {
 
-TokenRuns SliceRuns(const TokenRuns& runs, int64_t begin, int64_t count) {
-  TokenRuns slice;
-  int64_t start = 0;
-  for (const TokenRun& run : runs) {
-    const int64_t first = std::max(begin, start);
-    const int64_t end = std::min(begin + count, start + run.count);
-    if (first < end) slice.push_back({run.document, run.position + first - start, end - first});
-    start += run.count;
-  }
-  return slice;
-}
-
 TokenRange SeeingQueries(const AttentionMask& mask, const TokenRuns& queries, const TokenRuns& keys) {
   TokenRange seeing;
   int64_t start = 0;

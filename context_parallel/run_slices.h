@@ -1,4 +1,4 @@
-// Parts of runs, and runs joined.
+// Of an outer level: its parts, and which of its queries see a block of keys.
 #pragma once
 
 #include <cstdint>
@@ -8,9 +8,6 @@
 #include "weft/nn/token_runs.h"
 
 namespace weft {
-
-// Those of the tokens [begin, begin + count).
-TokenRuns SliceRuns(const TokenRuns& runs, int64_t begin, int64_t count);
 
 // The first of the runs of queries that see any key, to the last, in tokens.
 TokenRange SeeingQueries(const AttentionMask& mask, const TokenRuns& queries, const TokenRuns& keys);

@@ -8,19 +8,6 @@
 namespace weft {
 namespace {
 
-// Tokens [first, first + count) of the runs.
-TokenRuns Cut(const TokenRuns& runs, int64_t first, int64_t count) {
-  TokenRuns cut;
-  int64_t start = 0;
-  for (const TokenRun& run : runs) {
-    const int64_t begin = std::max(start, first);
-    const int64_t end = std::min(start + run.count, first + count);
-    if (begin < end) cut.push_back({run.document, run.position + begin - start, end - begin});
-    start += run.count;
-  }
-  return cut;
-}
-
 // Which of the tokens that a sum runs over have been met.
 class Beginnings {
  public:
@@ -65,12 +52,12 @@ AttentionPlan::AttentionPlan(const AttentionMask& mask, const TokenRuns& queries
     for (int64_t first = 0; first < keys; first += size.columns) {
       const int64_t count = std::min(size.columns, keys - first);
       key_tiles_.push_back({static_cast<int64_t>(block), first, count});
-      keys_of_tile.push_back(Cut(*key_blocks[block], first, count));
+      keys_of_tile.push_back(SliceRuns(*key_blocks[block], first, count));
     }
   }
   Builder builder(*this, mask);
   for (int64_t row_block = 0; row_block < row_blocks_; ++row_block) {
-    const TokenRuns queries_of_block = Cut(queries, FirstRow(row_block), RowsOf(row_block));
+    const TokenRuns queries_of_block = SliceRuns(queries, FirstRow(row_block), RowsOf(row_block));
     for (size_t i = 0; i < key_tiles_.size(); ++i) {
       AttentionTile tile = {};
       tile.row_block = row_block;

@@ -10,6 +10,18 @@ int64_t TokenCount(const TokenRuns& runs) {
   return count;
 }
 
+TokenRuns SliceRuns(const TokenRuns& runs, int64_t begin, int64_t count) {
+  TokenRuns slice;
+  int64_t start = 0;
+  for (const TokenRun& run : runs) {
+    const int64_t first = std::max(begin, start);
+    const int64_t end = std::min(begin + count, start + run.count);
+    if (first < end) slice.push_back({run.document, run.position + first - start, end - first});
+    start += run.count;
+  }
+  return slice;
+}
+
 TokenRuns WholeSequence(int64_t tokens) { return {{0, 0, tokens}}; }
 
 std::vector<int64_t> Positions(const TokenRuns& runs) {

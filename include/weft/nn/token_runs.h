@@ -22,6 +22,9 @@ using TokenRuns = std::vector<TokenRun>;
 
 int64_t TokenCount(const TokenRuns& runs);
 
+// Those of the tokens [begin, begin + count), counted through the runs.
+TokenRuns SliceRuns(const TokenRuns& runs, int64_t begin, int64_t count);
+
 // One document from position 0.
 TokenRuns WholeSequence(int64_t tokens);
 
