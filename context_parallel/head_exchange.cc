@@ -21,13 +21,6 @@ std::vector<TensorView> HeadViews(const TensorView& local, const std::vector<Hea
   return views;
 }
 
-bool Overlap(const std::vector<HeadRange>& heads) {
-  for (size_t rank = 1; rank < heads.size(); ++rank) {
-    if (heads[rank].begin < heads[rank - 1].end()) return true;
-  }
-  return false;
-}
-
 // Where each rank's heads lie when they are put end to end instead of on top of each other.
 std::vector<HeadRange> EndToEnd(const std::vector<HeadRange>& heads) {
   std::vector<HeadRange> apart;

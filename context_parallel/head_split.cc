@@ -16,9 +16,9 @@ HeadSplit::HeadSplit(int64_t heads, int64_t kv_heads, int ranks) : group_(heads 
 
 int64_t HeadSplit::HeadOffset(int rank) const { return queries_[static_cast<size_t>(rank)].begin % group_; }
 
-bool HeadSplit::replicates() const {
-  for (size_t rank = 1; rank < keys_.size(); ++rank) {
-    if (keys_[rank].begin < keys_[rank - 1].end()) return true;
+bool Overlap(const std::vector<HeadRange>& heads) {
+  for (size_t rank = 1; rank < heads.size(); ++rank) {
+    if (heads[rank].begin < heads[rank - 1].end()) return true;
   }
   return false;
 }

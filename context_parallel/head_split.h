@@ -20,12 +20,14 @@ struct HeadRange {
   friend bool operator==(const HeadRange&, const HeadRange&) = default;
 };
 
+// Whether any head is in the ranges of several ranks. Ranges by rank, in the order of heads.
+bool Overlap(const std::vector<HeadRange>& heads);
+
 class HeadSplit {
  public:
   HeadSplit(int64_t heads, int64_t kv_heads, int ranks);
 
   int64_t group() const { return group_; }  // Query heads a kv head.
-  int ranks() const { return static_cast<int>(queries_.size()); }
   const std::vector<HeadRange>& queries() const { return queries_; }
   const std::vector<HeadRange>& keys() const { return keys_; }
   const std::vector<HeadRange>& Of(AttentionRole role) const {
@@ -34,7 +36,7 @@ class HeadSplit {
   // Of a rank's first query head within its group: AttentionProblem::head_offset.
   int64_t HeadOffset(int rank) const;
   // Whether several ranks have the same kv head.
-  bool replicates() const;
+  bool replicates() const { return Overlap(keys_); }
 
  private:
   int64_t group_;
