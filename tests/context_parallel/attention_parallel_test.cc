@@ -54,6 +54,27 @@ TEST(AttentionParallel, HasAnAnswerForHeadsThatDoNotDivide) {
   for (const int ranks : {2, 3, 4}) CheckOnThreads(NodeMap::OneNode(ranks), cases);
 }
 
+TEST(AttentionParallel, TellsTheLevelsOfAHybridApart) {
+  constexpr int kRanks = 6;
+  AttentionCase attention{.mask = kCausal, .documents = {5, 22}};
+  attention.shape.heads = 6;
+  attention.shape.kv_heads = 3;
+  const SolvedCase solved(attention);
+  RunRanks(NodeMap::RanksPerNode(kRanks, 3), [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(SchemeRunner runner, SchemeRunner::Make(bootstrap));
+    for (const int degree : {2, 3}) {
+      for (const OuterExchange outer : {OuterExchange::kGather, OuterExchange::kRing}) {
+        const ContextScheme hybrid{.kind = SchemeKind::kHybrid,
+                                   .ulysses_degree = degree,
+                                   .outer = outer,
+                                   .balance = LoadBalance::kHeadTail};
+        WEFT_RETURN_IF_ERROR(runner.Check(hybrid, solved).status());
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
 TEST(AttentionParallel, TakesAnyScale) {
   CheckOnThreads(NodeMap::OneNode(4),
                  {SolvedCase(AttentionCase{.mask = kCausal, .documents = {24}, .scale = 1.7F})});

@@ -12,11 +12,13 @@ namespace {
 
 std::vector<SolvedCase> CasesFor(int ranks) {
   std::vector<SolvedCase> cases;
-  const auto add = [&](AttentionMask mask, std::vector<int64_t> documents, int64_t heads, int64_t kv_heads) {
+  const auto add = [&](AttentionMask mask, std::vector<int64_t> documents, int64_t heads, int64_t kv_heads,
+                       DType dtype = DType::kF32) {
     cases.emplace_back(AttentionCase{
         .mask = mask,
         .documents = std::move(documents),
-        .shape = {.batch = 2, .heads = heads, .kv_heads = kv_heads, .head_dim = 4, .value_dim = 6},
+        .shape =
+            {.batch = 2, .heads = heads, .kv_heads = kv_heads, .head_dim = 4, .value_dim = 6, .dtype = dtype},
         .returns_lse = false});
   };
   add({}, {int64_t{8} * ranks}, 4, 4);
@@ -24,6 +26,8 @@ std::vector<SolvedCase> CasesFor(int ranks) {
   add({.causal = false, .window = {}}, {int64_t{6} * ranks}, 4, 1);
   add({.causal = true, .window = 2}, {int64_t{8} * ranks}, 4, 2);
   add({}, {1, 7, 2, 4}, 6, 2);
+  add({}, {int64_t{8} * ranks}, 4, 4, DType::kBF16);  // Sums of gradients travel in f32, others do not.
+  add({}, {int64_t{8} * ranks}, 4, 1, DType::kBF16);
   return cases;
 }
 

@@ -17,12 +17,23 @@
 namespace weft::testing {
 namespace {
 
-std::vector<double> Draw(std::mt19937_64& random, int64_t count) {
-  std::normal_distribution<float> normal;  // Values that f32 has.
+// Values that the dtype has.
+std::vector<double> Draw(std::mt19937_64& random, DType dtype, int64_t count) {
+  std::normal_distribution<float> normal;
   std::vector<double> values(static_cast<size_t>(count));
-  for (double& value : values) value = normal(random);
+  for (double& value : values) {
+    const float drawn = normal(random);
+    value = dtype == DType::kBF16 ? ToFloat(ToBF16(drawn)) : drawn;
+  }
   return values;
 }
+
+// How far a result may be from the oracle's: of the largest value, which sums in f32 need, and of the value
+// itself, which the rounding of a result to its dtype needs.
+struct Tolerance {
+  double of_largest;
+  double of_value = 0.0;
+};
 
 float ScaleOf(const AttentionCase& attention) {
   return attention.scale.value_or(DefaultScale(attention.shape.head_dim));
@@ -37,7 +48,8 @@ EngineCounters Since(const EngineCounters& before, const EngineCounters& now) {
 
 // Expects a rank's part to be that of `whole` [batch, tokens, rows of `width`].
 void ExpectPart(const char* name, const std::vector<double>& whole, const std::vector<double>& part,
-                const SequenceLayout& layout, int rank, int64_t batch, int64_t width, double tolerance) {
+                const SequenceLayout& layout, int rank, int64_t batch, int64_t width,
+                const Tolerance& tolerance) {
   double largest = 1.0;
   for (const double value : whole) largest = std::max(largest, std::isfinite(value) ? std::abs(value) : 0.0);
   const int64_t tokens = layout.TokensOf(rank);
@@ -48,7 +60,10 @@ void ExpectPart(const char* name, const std::vector<double>& whole, const std::v
     const double* met = part.data() + row * width;
     for (int64_t i = 0; i < width; ++i) {
       // Equal covers infinities, and is false for NaN.
-      if (met[i] == expected[i] || std::abs(met[i] - expected[i]) <= tolerance * largest) continue;
+      if (met[i] == expected[i] ||
+          std::abs(met[i] - expected[i]) <=
+              tolerance.of_largest * largest + tolerance.of_value * std::abs(expected[i]))
+        continue;
       FAIL() << name << " of token " << token << " at " << i << " is " << met[i] << " instead of "
              << expected[i];
     }
@@ -87,10 +102,10 @@ void SolvedCase::DrawInputs(uint64_t seed) {
   const AttentionShape& shape = attention.shape;
   const int64_t rows = shape.batch * TokenCount(attention.runs());
   std::mt19937_64 random(seed);
-  q = Draw(random, rows * shape.heads * shape.head_dim);
-  k = Draw(random, rows * shape.kv_heads * shape.head_dim);
-  v = Draw(random, rows * shape.kv_heads * shape.value_dim);
-  dout = Draw(random, rows * shape.heads * shape.value_dim);
+  q = Draw(random, shape.dtype, rows * shape.heads * shape.head_dim);
+  k = Draw(random, shape.dtype, rows * shape.kv_heads * shape.head_dim);
+  v = Draw(random, shape.dtype, rows * shape.kv_heads * shape.value_dim);
+  dout = Draw(random, shape.dtype, rows * shape.heads * shape.value_dim);
 }
 
 SolvedCase::SolvedCase(const AttentionCase& the_case, uint64_t seed) : attention(the_case) {
@@ -311,22 +326,25 @@ absl::StatusOr<SchemeRunner::Outcome> SchemeRunner::Check(const ContextScheme& s
                         SequenceLayout::Create(solved.attention.documents, scheme.Split(ranks)));
   WEFT_ASSIGN_OR_RETURN(Outcome outcome, Run(scheme, solved));
   const auto expect = [&](const char* name, const std::vector<double>& whole, const Tensor& part,
-                          int64_t width, double tolerance) {
+                          int64_t width, const Tolerance& tolerance) {
     ExpectPart(name, whole, ToDoubleValues(part.view()), layout, bootstrap_->rank(), shape.batch, width,
                tolerance);
   };
-  const bool rounded = shape.dtype != DType::kF32;
-  const double forward_tolerance = rounded ? 2e-2 : 1e-5;
-  const double backward_tolerance = rounded ? 4e-2 : 2e-5;
-  expect("out", solved.outputs.out, outcome.out, shape.heads * shape.value_dim, forward_tolerance);
-  expect("dq", solved.gradients.dq, outcome.dq, shape.heads * shape.head_dim, backward_tolerance);
-  expect("dk", solved.gradients.dk, outcome.dk, shape.kv_heads * shape.head_dim, backward_tolerance);
-  expect("dv", solved.gradients.dv, outcome.dv, shape.kv_heads * shape.value_dim, backward_tolerance);
+  // In bf16 results are rounded once. Before that the kernel multiplies in bf16, and dq and dk are made from
+  // a rounded output.
+  const double rounding = shape.dtype == DType::kBF16 ? 0x1p-8 : 0.0;
+  const Tolerance forward{1e-5 + rounding / 2, rounding};
+  const Tolerance sums{2e-5 + rounding, rounding};
+  const Tolerance through_output{2e-5 + 2 * rounding, rounding};
+  expect("out", solved.outputs.out, outcome.out, shape.heads * shape.value_dim, forward);
+  expect("dq", solved.gradients.dq, outcome.dq, shape.heads * shape.head_dim, through_output);
+  expect("dk", solved.gradients.dk, outcome.dk, shape.kv_heads * shape.head_dim, through_output);
+  expect("dv", solved.gradients.dv, outcome.dv, shape.kv_heads * shape.value_dim, sums);
   if (solved.attention.returns_lse) {
     const int64_t tokens = layout.TokensOf(bootstrap_->rank());
     ExpectPart("lse", TokensFirst(solved.outputs.lse, shape.heads, layout.tokens()),
                TokensFirst(ToDoubleValues(outcome.lse.view()), shape.heads, tokens), layout,
-               bootstrap_->rank(), shape.batch, shape.heads, forward_tolerance);
+               bootstrap_->rank(), shape.batch, shape.heads, {1e-5});
   }
   return outcome;
 }

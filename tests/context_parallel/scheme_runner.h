@@ -67,7 +67,7 @@ class SchemeRunner {
   };
   absl::StatusOr<Outcome> Run(const ContextScheme& scheme, const SolvedCase& solved);
   // The same, and expects the oracle's results: forward within 1e-5, gradients within 2e-5, of the largest
-  // value.
+  // value; in bf16 besides that within one rounding.
   absl::StatusOr<Outcome> Check(const ContextScheme& scheme, const SolvedCase& solved);
 
   // Waits until the pool has everything back: nothing is under way any more, and all is counted. Errors:
