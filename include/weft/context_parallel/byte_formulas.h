@@ -6,9 +6,9 @@
 //
 //   Ulysses         (P-1)/P c e (2 Hq + 2 Hkv), twice with backward
 //   gather          2 c Hkv e (P-1), and as much in backward (gradients, in f32)
-//   ring            2 c Hkv e (P-1), three times with backward: keys and values again, and gradients, in f32;
-//   by shift in
-//                   P-1 hops forward and 2 (P-1) backward; less where a mask leaves blocks unseen
+//   ring            2 c Hkv e (P-1), three times with backward: keys and values again, and gradients, in
+//                   f32; by shift in P-1 hops forward and 2 (P-1) backward; fewer where a mask leaves blocks
+//                   unseen
 //   hybrid, U x V   Ulysses' row over U ranks, and the outer scheme's over V, of U c tokens and Hkv / U heads
 //
 // Kv heads that several ranks need count for each of them.

@@ -19,8 +19,7 @@ namespace weft {
 
 struct SchemeChoice {
   ContextScheme scheme;
-  // "ulysses: 12.0 MiB to a rank in a layer's forward and backward; hybrid, 2 x ulysses 2, gather: 18.0 MiB;
-  // …".
+  // "ulysses: 12.0 MiB to a rank in a layer's forward and backward; gather: 18.0 MiB; …".
   std::string reason;
 };
 

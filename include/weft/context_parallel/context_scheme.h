@@ -4,10 +4,11 @@
 // tokens of its inner group, for some of the heads. Outer ranks exchange keys and values, for the heads they
 // have:
 //
-//   kUlysses    all inner: two exchanges of everything, 1/P of it each; as many ranks have work as there are
-//   heads kGatherKv   all outer: keys and values are gathered by all ranks, and kept for backward kRing all
-//   outer: keys and values visit one rank after the other, and are sent again in backward kHybrid     both,
-//   the outer level by gather or by ring
+//   kUlysses    all inner: two exchanges of everything, 1/P of it each; no more ranks have work than
+//               there are heads
+//   kGatherKv   all outer: keys and values are gathered by all ranks, and kept for backward
+//   kRing       all outer: keys and values visit one rank after the other, and are sent again in backward
+//   kHybrid     both, the outer level by gather or by ring
 //
 // Pure. Thread safety: values.
 #pragma once

@@ -5,12 +5,11 @@
 // inner ranks + inner index; inner ranks are adjacent), and the split has two levels:
 //
 //   - every document is split over the outer ranks, *contiguously* (the i-th part to outer rank i) or
-//   *head-tail*
-//     (2 * outer chunks; outer rank r holds chunks r and 2 * outer - 1 - r, so that under a causal mask all
-//     have the same work). A document shorter than the outer ranks leaves some of them without any of it;
+//     *head-tail* (2 * outer chunks; outer rank r holds chunks r and 2 * outer - 1 - r, so that under a
+//     causal mask all have the same work). A document shorter than the outer ranks leaves some of them
+//     without any;
 //   - what an outer rank holds, one document's part after the other's, is split contiguously, as a whole,
-//   over the
-//     inner ranks.
+//     over the inner ranks.
 //
 // Remainders go one each to the first parts, or chunks, of every split: 10 tokens over 2 x 2 ranks are 3, 2,
 // 3, 2. Ulysses is all inner, gather and ring are all outer, hybrids are both: ContextScheme::Split says
