@@ -11,8 +11,8 @@
 namespace weft {
 namespace {
 
-// Places in Result::saved.
-enum Saved : uint8_t { kQ, kTakenQ, kOwnK, kOwnV, kOut, kLse, kTakenOut, kTakenLse, kKeys, kValues };
+// Places in Result::saved: what was taken, and what was gathered.
+enum Saved : uint8_t { kTakenQ = kSavedPlaces, kTakenOut, kTakenLse, kKeys, kValues };
 
 class BalancedGatherAttention final : public SequenceAttention {
  public:
@@ -45,12 +45,11 @@ class BalancedGatherAttention final : public SequenceAttention {
                      exchange.KeptOf(out, 1).view(), exchange.KeptOf(lse, 2).view());
     WEFT_RETURN_IF_ERROR(out_back.Wait().status());
     WEFT_RETURN_IF_ERROR(lse_back.Wait().status());
-    Result result{.out = out, .lse = lse};
+    const int me = lane_.me();
+    WEFT_ASSIGN_OR_RETURN(Result result, FinishForward(*lane_.pool, call, q.own, blocks.keys.Block(keys, me),
+                                                       blocks.values.Block(values, me), out, lse));
     if (call.saves) {
-      const int me = lane_.me();
-      result.saved = {q.own, taken_q, blocks.keys.Block(keys, me), blocks.values.Block(values, me),
-                      out,   lse,     std::move(taken_out),        std::move(taken_lse),
-                      keys,  values};
+      result.saved.insert(result.saved.end(), {taken_q, taken_out, taken_lse, keys, values});
     }
     return result;
   }
@@ -59,8 +58,8 @@ class BalancedGatherAttention final : public SequenceAttention {
                                      const Tensor& dout) override {
     const QueryExchange exchange(lane_, *call.sequence);
     WEFT_ASSIGN_OR_RETURN(PendingTensor taken_dout, exchange.Take(dout, call.Options("dout")));
-    const Tensor& q = saved[kQ];
-    const KeyValueBlocks blocks(*call.sequence, saved[kOwnK], saved[kOwnV]);
+    const Tensor& q = saved[kSavedQ];
+    const KeyValueBlocks blocks(*call.sequence, saved[kSavedK], saved[kSavedV]);
     const std::vector<int> ranks = AllRanks(lane_.size());
     const auto key_blocks = blocks.Of(*call.sequence, saved[kKeys], saved[kValues], ranks);
     WEFT_ASSIGN_OR_RETURN(Tensor dq, PoolTensor(*lane_.pool, q.dtype(), q.shape()));
@@ -75,17 +74,14 @@ class BalancedGatherAttention final : public SequenceAttention {
                         blocks.GradientsOf(dk, dv, ranks), key_beta);
     };
     const auto kept = [&](const Tensor& tensor) { return exchange.KeptOf(tensor, 1); };
-    go_back(kept(q), exchange.tails().kept_runs(), kept(saved[kOut]), exchange.KeptOf(saved[kLse], 2),
-            kept(dout), kept(dq), 0.0F);
+    go_back(kept(q), exchange.tails().kept_runs(), kept(saved[kSavedOut]),
+            exchange.KeptOf(saved[kSavedLse], 2), kept(dout), kept(dq), 0.0F);
     WEFT_RETURN_IF_ERROR(taken_dout.Wait().status());
     go_back(saved[kTakenQ], exchange.tails().taken_runs(), saved[kTakenOut], saved[kTakenLse],
             taken_dout.result(), taken_dq, 1.0F);
 
     Gradients gradients;
-    WEFT_ASSIGN_OR_RETURN(gradients.dk,
-                          ReduceBlocks(lane_, call, AttentionRole::kKey, blocks.keys, std::move(dk)));
-    WEFT_ASSIGN_OR_RETURN(gradients.dv,
-                          ReduceBlocks(lane_, call, AttentionRole::kValue, blocks.values, std::move(dv)));
+    WEFT_RETURN_IF_ERROR(ReduceKeyGradients(lane_, call, blocks, std::move(dk), std::move(dv), gradients));
     gradients.dq = exchange.Return(taken_dq, dq, 1, call.Options("dq"));
     return gradients;
   }

@@ -37,18 +37,15 @@ class GatheredRingAttention final : public SequenceAttention {
     attend(blocks.Of(sequence, keys, values, RanksBut(lane_.size(), lane_.me())), other_out, other_lse);
     LseMerge(sum.view(), lse.view(), other_out.view(), other_lse.view());
 
-    WEFT_ASSIGN_OR_RETURN(Tensor out, InDType(*lane_.pool, sum, q.own.dtype()));
-    Result result{.out = out, .lse = lse};
-    if (call.saves) result.saved = {q.own, k.own, v.own, std::move(out), std::move(lse)};
-    return result;
+    return FinishForward(*lane_.pool, call, q.own, k.own, v.own, sum, lse);
   }
 
   absl::StatusOr<Gradients> Backward(const SequenceCall& call, const Tensors& saved,
                                      const Tensor& dout) override {
-    const Tensor& q = saved[0];
-    const Tensor& k = saved[1];
-    const Tensor& v = saved[2];
-    const Tensor& lse = saved[4];
+    const Tensor& q = saved[kSavedQ];
+    const Tensor& k = saved[kSavedK];
+    const Tensor& v = saved[kSavedV];
+    const Tensor& lse = saved[kSavedLse];
     WEFT_ASSIGN_OR_RETURN(PendingTensor keys, GatherBlocks(lane_, call, AttentionRole::kKey, k, nullptr));
     WEFT_ASSIGN_OR_RETURN(PendingTensor values, GatherBlocks(lane_, call, AttentionRole::kValue, v, nullptr));
     const SequenceParts& sequence = *call.sequence;
@@ -56,7 +53,7 @@ class GatheredRingAttention final : public SequenceAttention {
     WEFT_ASSIGN_OR_RETURN(Tensor dq, PoolTensor(*lane_.pool, DType::kF32, q.shape()));
     WEFT_ASSIGN_OR_RETURN(Tensor dk, NewGradientBlocks(lane_, blocks.keys));
     WEFT_ASSIGN_OR_RETURN(Tensor dv, NewGradientBlocks(lane_, blocks.values));
-    const Tensor delta = DeltaOf(saved[3], dout);
+    const Tensor delta = DeltaOf(saved[kSavedOut], dout);
     const auto go_back = [&](absl::Span<const KeyBlock> own, float dq_beta, const std::vector<int>& ranks) {
       AttentionBackward(call.problem, q.view(), sequence.runs(), own, lse.view(), delta.view(), dout.view(),
                         dq.view(), dq_beta, blocks.GradientsOf(dk, dv, ranks), 0.0F);
@@ -69,10 +66,7 @@ class GatheredRingAttention final : public SequenceAttention {
 
     WEFT_ASSIGN_OR_RETURN(dq, InDType(*lane_.pool, dq, q.dtype()));
     Gradients gradients{.dq = PendingTensor(std::move(dq))};
-    WEFT_ASSIGN_OR_RETURN(gradients.dk,
-                          ReduceBlocks(lane_, call, AttentionRole::kKey, blocks.keys, std::move(dk)));
-    WEFT_ASSIGN_OR_RETURN(gradients.dv,
-                          ReduceBlocks(lane_, call, AttentionRole::kValue, blocks.values, std::move(dv)));
+    WEFT_RETURN_IF_ERROR(ReduceKeyGradients(lane_, call, blocks, std::move(dk), std::move(dv), gradients));
     return gradients;
   }
 

@@ -9,7 +9,17 @@
 namespace weft {
 namespace {
 
-std::string_view LetterOf(AttentionRole role) { return role == AttentionRole::kKey ? "k" : "v"; }
+// Sums what all ranks have for this rank's block.
+absl::StatusOr<PendingTensor> ReduceBlocks(const LevelLane& lane, const SequenceCall& call,
+                                           AttentionRole role, const GatheredBlocks& blocks,
+                                           Tensor gradients) {
+  WEFT_ASSIGN_OR_RETURN(Tensor sum,
+                        PoolTensor(*lane.pool, DType::kF32, blocks.Block(gradients, lane.me()).shape()));
+  Work work = lane.engine->ReduceScatter(lane.lane, gradients.view().data, sum.view().data, DType::kF32,
+                                         blocks.elements(), ReduceOp::kSum, blocks.counts(),
+                                         call.Options(absl::StrCat("d", ToAbsl(Name(role)))));
+  return PendingTensor(std::move(sum), std::move(work), {std::move(gradients)});
+}
 
 }  // namespace
 
@@ -61,7 +71,7 @@ absl::StatusOr<PendingTensor> GatherBlocks(const LevelLane& lane, const Sequence
     input = place.view().data;
   }
   Work work = lane.engine->AllGather(lane.lane, input, gathered.view().data, own.dtype(), blocks.elements(),
-                                     blocks.counts(), call.Options(LetterOf(role)), after);
+                                     blocks.counts(), call.Options(Name(role)), after);
   return PendingTensor(std::move(gathered), std::move(work), {own});
 }
 
@@ -69,15 +79,13 @@ absl::StatusOr<Tensor> NewGradientBlocks(const LevelLane& lane, const GatheredBl
   return PoolTensor(*lane.pool, DType::kF32, {blocks.elements()});
 }
 
-absl::StatusOr<PendingTensor> ReduceBlocks(const LevelLane& lane, const SequenceCall& call,
-                                           AttentionRole role, const GatheredBlocks& blocks,
-                                           Tensor gradients) {
-  WEFT_ASSIGN_OR_RETURN(Tensor sum,
-                        PoolTensor(*lane.pool, DType::kF32, blocks.Block(gradients, lane.me()).shape()));
-  Work work = lane.engine->ReduceScatter(lane.lane, gradients.view().data, sum.view().data, DType::kF32,
-                                         blocks.elements(), ReduceOp::kSum, blocks.counts(),
-                                         call.Options(absl::StrCat("d", ToAbsl(LetterOf(role)))));
-  return PendingTensor(std::move(sum), std::move(work), {std::move(gradients)});
+absl::Status ReduceKeyGradients(const LevelLane& lane, const SequenceCall& call, const KeyValueBlocks& blocks,
+                                Tensor dk, Tensor dv, SequenceAttention::Gradients& gradients) {
+  WEFT_ASSIGN_OR_RETURN(gradients.dk,
+                        ReduceBlocks(lane, call, AttentionRole::kKey, blocks.keys, std::move(dk)));
+  WEFT_ASSIGN_OR_RETURN(gradients.dv,
+                        ReduceBlocks(lane, call, AttentionRole::kValue, blocks.values, std::move(dv)));
+  return absl::OkStatus();
 }
 
 std::vector<int> RanksBut(int ranks, int except) {

@@ -23,22 +23,22 @@ class LocalAttention final : public SequenceAttention {
     const TokenRuns& runs = call.sequence->runs();
     AttentionForward(call.problem, q.own.view(), runs, {{k.own.view(), v.own.view(), &runs}}, out.view(),
                      lse.view());
-    Result result{.out = out, .lse = lse};
-    if (call.saves) result.saved = {q.own, k.own, v.own, std::move(out), std::move(lse)};
-    return result;
+    return FinishForward(*pool_, call, q.own, k.own, v.own, out, lse);
   }
 
   absl::StatusOr<Gradients> Backward(const SequenceCall& call, const Tensors& saved,
                                      const Tensor& dout) override {
-    const auto& [q, k, v, out, lse] = std::tie(saved[0], saved[1], saved[2], saved[3], saved[4]);
+    const Tensor& q = saved[kSavedQ];
+    const Tensor& k = saved[kSavedK];
+    const Tensor& v = saved[kSavedV];
     const DType key_dtype = call.f32_key_gradients ? DType::kF32 : k.dtype();
     WEFT_ASSIGN_OR_RETURN(Tensor dq, PoolTensor(*pool_, q.dtype(), q.shape()));
     WEFT_ASSIGN_OR_RETURN(Tensor dk, PoolTensor(*pool_, key_dtype, k.shape()));
     WEFT_ASSIGN_OR_RETURN(Tensor dv, PoolTensor(*pool_, key_dtype, v.shape()));
     const TokenRuns& runs = call.sequence->runs();
-    AttentionBackward(call.problem, q.view(), runs, {{k.view(), v.view(), &runs}}, lse.view(),
-                      DeltaOf(out, dout).view(), dout.view(), dq.view(), 0.0F, {{dk.view(), dv.view()}},
-                      0.0F);
+    AttentionBackward(call.problem, q.view(), runs, {{k.view(), v.view(), &runs}}, saved[kSavedLse].view(),
+                      DeltaOf(saved[kSavedOut], dout).view(), dout.view(), dq.view(), 0.0F,
+                      {{dk.view(), dv.view()}}, 0.0F);
     return Gradients{PendingTensor(std::move(dq)), PendingTensor(std::move(dk)),
                      PendingTensor(std::move(dv))};
   }

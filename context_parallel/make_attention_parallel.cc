@@ -1,4 +1,5 @@
 // Schemes put together from their levels.
+#include <array>
 #include <utility>
 
 #include "context_parallel/two_level_attention.h"
@@ -28,6 +29,11 @@ ProcessGroup LevelGroup(const ProcessGroup& context, std::string_view level, int
 }
 
 }  // namespace
+
+std::string_view Name(AttentionRole role) {
+  constexpr std::array<std::string_view, 3> kNames = {"q", "k", "v"};
+  return kNames[static_cast<size_t>(role)];
+}
 
 absl::StatusOr<std::unique_ptr<AttentionParallel>> MakeAttentionParallel(const ContextScheme& scheme,
                                                                          CommEngine& engine, BufferPool& pool,

@@ -29,8 +29,7 @@ absl::StatusOr<PendingTensor> RingPass::Hop(AttentionRole role, int distance, co
   const bool sends = plan_->Travels(plan_->SourceAt(me_, distance - 1), distance);
   const TensorView sent = sends ? held.view() : held.view().Slice(1, 0, 0);
   Work work = lane_->engine->SendReceive(lane_->lane, sent, plan_->RankAt(me_, 1), received.view(),
-                                         plan_->SourceAt(me_, 1),
-                                         call_->Options(role == AttentionRole::kKey ? "k" : "v"), after);
+                                         plan_->SourceAt(me_, 1), call_->Options(Name(role)), after);
   return PendingTensor(std::move(received), std::move(work), {held});
 }
 

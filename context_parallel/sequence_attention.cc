@@ -27,6 +27,15 @@ Tensor DeltaOf(const Tensor& out, const Tensor& dout) {
   return delta;
 }
 
+absl::StatusOr<SequenceAttention::Result> FinishForward(BufferPool& pool, const SequenceCall& call,
+                                                        const Tensor& q, const Tensor& k, const Tensor& v,
+                                                        const Tensor& sum, const Tensor& lse) {
+  WEFT_ASSIGN_OR_RETURN(const Tensor out, InDType(pool, sum, q.dtype()));
+  SequenceAttention::Result result{.out = out, .lse = lse};
+  if (call.saves) result.saved = {q, k, v, out, lse};
+  return result;
+}
+
 absl::StatusOr<Tensor> InDType(BufferPool& pool, const Tensor& tensor, DType dtype) {
   if (tensor.dtype() == dtype) return tensor;
   WEFT_ASSIGN_OR_RETURN(Tensor converted, PoolTensor(pool, dtype, tensor.shape()));

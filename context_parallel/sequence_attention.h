@@ -72,10 +72,17 @@ std::unique_ptr<SequenceAttention> MakeGatheredRingAttention(const LevelLane& la
 // A ring whose blocks come from neighbour to neighbour.
 std::unique_ptr<SequenceAttention> MakeShiftedRingAttention(const LevelLane& lane);
 
+// Places in Result::saved; the implementations put what only they need behind these.
+enum SavedPlace : uint8_t { kSavedQ, kSavedK, kSavedV, kSavedOut, kSavedLse, kSavedPlaces };
+
 // What the implementations share: results, and what only a pass needs.
 absl::StatusOr<Tensor> NewOutput(BufferPool& pool, const Tensor& q, const Tensor& v, DType dtype);
 absl::StatusOr<Tensor> NewLse(BufferPool& pool, const Tensor& q);
 Tensor DeltaOf(const Tensor& out, const Tensor& dout);
+// `sum` in the queries' dtype; if the call saves, with all that every backward needs. `q`, `k`, `v`: own.
+absl::StatusOr<SequenceAttention::Result> FinishForward(BufferPool& pool, const SequenceCall& call,
+                                                        const Tensor& q, const Tensor& k, const Tensor& v,
+                                                        const Tensor& sum, const Tensor& lse);
 // `tensor`, or a copy of it in another dtype.
 absl::StatusOr<Tensor> InDType(BufferPool& pool, const Tensor& tensor, DType dtype);
 

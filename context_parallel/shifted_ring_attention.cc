@@ -72,12 +72,12 @@ class RingBackward {
       : pool_(lane.pool),
         call_(call),
         pass_(lane, call, std::move(plan)),
-        q_(saved[0]),
-        k_(saved[1]),
-        v_(saved[2]),
-        lse_(saved[4]),
+        q_(saved[kSavedQ]),
+        k_(saved[kSavedK]),
+        v_(saved[kSavedV]),
+        lse_(saved[kSavedLse]),
         dout_(dout),
-        delta_(DeltaOf(saved[3], dout)) {}
+        delta_(DeltaOf(saved[kSavedOut], dout)) {}
 
   absl::StatusOr<AttentionParallel::Gradients> Run() {
     WEFT_ASSIGN_OR_RETURN(PendingTensor k, pass_.Hop(AttentionRole::kKey, 1, k_, nullptr));
@@ -175,10 +175,7 @@ class ShiftedRingAttention final : public SequenceAttention {
                        {block}, some_out, some_lse);
       LseMerge(Window(sum, 1, queries), Window(lse, 2, queries), some_out, some_lse);
     }
-    WEFT_ASSIGN_OR_RETURN(Tensor out, InDType(*lane_.pool, sum, q.own.dtype()));
-    Result result{.out = out, .lse = lse};
-    if (call.saves) result.saved = {q.own, k.own, v.own, std::move(out), std::move(lse)};
-    return result;
+    return FinishForward(*lane_.pool, call, q.own, k.own, v.own, sum, lse);
   }
 
   absl::StatusOr<Gradients> Backward(const SequenceCall& call, const Tensors& saved,

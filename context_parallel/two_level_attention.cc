@@ -1,6 +1,5 @@
 #include "context_parallel/two_level_attention.h"
 
-#include <array>
 #include <utility>
 
 #include "context_parallel/run_slices.h"
@@ -9,9 +8,12 @@
 namespace weft {
 namespace {
 
-absl::string_view NameOf(AttentionRole role) {
-  constexpr std::array<absl::string_view, 3> kNames = {"q", "k", "v"};
-  return kNames[static_cast<size_t>(role)];
+// What one tensor alone does not show.
+absl::Status CheckTogether(const AttentionCall& call, const Tensor& q, const Tensor& k, const Tensor& v) {
+  if (k.dim(0) == q.dim(0) && v.dim(0) == q.dim(0) && k.dim(3) == q.dim(3)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "q, k and v of ", call.label, " are ", ToString(q.shape()), ", ", ToString(k.shape()), " and ",
+      ToString(v.shape()), ": all must have the same batch, queries and keys the same head size"));
 }
 
 }  // namespace
@@ -27,9 +29,10 @@ absl::Status TwoLevelAttention::CheckLocal(const AttentionCall& call, AttentionR
   const int64_t heads = role == AttentionRole::kQuery ? call.heads : call.kv_heads;
   const int64_t tokens = TokenCount(call.sequence->runs());
   if (local.shape().size() == 4 && local.dim(1) == tokens && local.dim(2) == heads) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(
-      NameOf(role), " of ", call.label, " is ", ToString(local.shape()), ": expected [batch, ", tokens, ", ",
-      heads, ", dim], this rank's ", tokens, " tokens of the sequence; queries and keys have the same"));
+  return absl::InvalidArgumentError(absl::StrCat(ToAbsl(Name(role)), " of ", call.label, " is ",
+                                                 ToString(local.shape()), ": expected [batch, ", tokens, ", ",
+                                                 heads, ", dim], this rank's ", tokens,
+                                                 " tokens of the sequence; queries and keys have the same"));
 }
 
 absl::StatusOr<TwoLevelAttention::Levels> TwoLevelAttention::LevelsOf(const AttentionCall& call) {
@@ -43,7 +46,12 @@ absl::StatusOr<TwoLevelAttention::Levels> TwoLevelAttention::LevelsOf(const Atte
         absl::StrCat("the sequence of ", call.label, " is that of rank ", call.sequence->own,
                      ", this is rank ", rank_, " of the context group: take its own SequenceLayout::Parts"));
   }
-  if (call.kv_heads < 1 || call.heads % call.kv_heads != 0) {
+  WEFT_RETURN_IF_ERROR(Annotate(Validate(call.mask), call.label));
+  if (!(call.scale > 0.0F)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the scale of ", call.label, " is ", call.scale, ": scores need a positive one"));
+  }
+  if (call.heads < 1 || call.kv_heads < 1 || call.heads % call.kv_heads != 0) {
     return absl::InvalidArgumentError(absl::StrCat(call.label, " has ", call.heads, " query heads and ",
                                                    call.kv_heads,
                                                    " kv heads: the second must divide the first"));
@@ -89,9 +97,10 @@ absl::StatusOr<LaunchedTensor> TwoLevelAttention::Launch(const AttentionCall& ca
   Tensor own = local;
   const Work* after = nullptr;
   if (inner_) {
-    WEFT_ASSIGN_OR_RETURN(PendingTensor exchanged,
-                          exchange_->ToHeads(local, CutOf(levels, role),
-                                             levels.outer.Options(absl::StrCat("heads of ", NameOf(role)))));
+    WEFT_ASSIGN_OR_RETURN(
+        PendingTensor exchanged,
+        exchange_->ToHeads(local, CutOf(levels, role),
+                           levels.outer.Options(absl::StrCat("heads of ", ToAbsl(Name(role))))));
     launched.stages.push_back(std::move(exchanged));
     own = launched.stages.front().result();
     after = launched.stages.front().work();
@@ -117,6 +126,7 @@ absl::StatusOr<AttentionParallel::Result> TwoLevelAttention::Forward(const Atten
                                                                      LaunchedTensor q, LaunchedTensor k,
                                                                      LaunchedTensor v) {
   WEFT_ASSIGN_OR_RETURN(const Levels levels, LevelsOf(call));
+  WEFT_RETURN_IF_ERROR(CheckTogether(call, q.local, k.local, v.local));
   WEFT_ASSIGN_OR_RETURN(SequenceAttention::Input own_q, Arrived(q));
   WEFT_ASSIGN_OR_RETURN(SequenceAttention::Input own_k, Arrived(k));
   WEFT_ASSIGN_OR_RETURN(SequenceAttention::Input own_v, Arrived(v));
@@ -166,7 +176,8 @@ absl::StatusOr<AttentionParallel::Gradients> TwoLevelAttention::Backward(const A
   WEFT_ASSIGN_OR_RETURN(const Tensor arrived, own_dout.Wait());
   WEFT_ASSIGN_OR_RETURN(Gradients gradients, outer_->Backward(levels.outer, saved, arrived));
   const auto to_tokens = [&](AttentionRole role, PendingTensor& gradient) {
-    return GradientToTokens(call, levels, role, dout.dtype(), gradient);
+    const Tensor& like = saved[role == AttentionRole::kQuery ? kSavedQ : kSavedK];
+    return GradientToTokens(call, levels, role, like.dtype(), gradient);
   };
   // Queries' first: they are complete, while those of keys and values may have to be waited for.
   WEFT_RETURN_IF_ERROR(to_tokens(AttentionRole::kQuery, gradients.dq));
@@ -186,7 +197,7 @@ absl::Status TwoLevelAttention::GradientToTokens(const AttentionCall& call, cons
     }
     WEFT_ASSIGN_OR_RETURN(
         gradient, exchange_->ToTokens(std::move(gradient), heads, CutOf(levels, role),
-                                      levels.outer.Options(absl::StrCat("tokens of d", NameOf(role)))));
+                                      levels.outer.Options(absl::StrCat("tokens of d", ToAbsl(Name(role))))));
   }
   if (gradient.result().dtype() != dtype) {
     gradient.FinishWith([pool = pool_, dtype](const Tensor& wide) { return InDType(*pool, wide, dtype); });

@@ -166,6 +166,26 @@ TEST(AttentionCalls, MayBeGivenUpAfterTheirLaunch) {
   });
 }
 
+TEST(AttentionCalls, RefuseTensorsThatContradictEachOther) {
+  const SolvedCase solved(AttentionCase{.mask = {}, .documents = {24}});
+  OnFourRanks([&](SchemeRunner& runner, int rank) -> absl::Status {
+    for (const ContextScheme& scheme : SchemesFor({}, kRanks)) {
+      SCOPED_TRACE(scheme.Describe(kRanks));
+      WEFT_ASSIGN_OR_RETURN(AttentionParallel * parallel, runner.SchemeOf(scheme));
+      WEFT_ASSIGN_OR_RETURN(const Pass pass, MakePass(runner, scheme, solved, rank));
+      const Shape& k = pass.k.shape();
+      for (const Shape& other : {Shape{k[0] + 1, k[1], k[2], k[3]}, Shape{k[0], k[1], k[2], k[3] + 1}}) {
+        Pass contradicting = pass;
+        contradicting.k = Tensor::Zeros(DType::kF32, other);
+        WEFT_ASSIGN_OR_RETURN(Launched launched, LaunchAll(*parallel, contradicting));
+        EXPECT_THAT(Forward(*parallel, contradicting, std::move(launched)).status(),
+                    StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("the same batch, queries and")));
+      }
+    }
+    return runner.WaitUntilReleased();
+  });
+}
+
 TEST(AttentionCalls, RefuseWhatContradictsThem) {
   const SolvedCase solved(AttentionCase{.mask = {}, .documents = {24}});
   OnFourRanks([&](SchemeRunner& runner, int rank) -> absl::Status {
@@ -194,6 +214,12 @@ TEST(AttentionCalls, RefuseWhatContradictsThem) {
     call = pass.call;
     call.kv_heads = 3;
     EXPECT_THAT(refusal(call, pass.k), invalid("the second must divide the first"));
+    call = pass.call;
+    call.mask.window = 0;
+    EXPECT_THAT(refusal(call, pass.k), invalid("attention: "));
+    call = pass.call;
+    call.scale = 0.0F;
+    EXPECT_THAT(refusal(call, pass.k), invalid("scores need a positive one"));
     EXPECT_THAT(
         MakeAttentionParallel({.kind = SchemeKind::kHybrid, .ulysses_degree = 3}, *runner.fixture().engine,
                               *runner.fixture().pool, ProcessGroup{"context", {0, 1, 2, 3}, rank})

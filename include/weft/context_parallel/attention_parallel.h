@@ -7,18 +7,17 @@
 // f32 where local tensors lie there too.
 //
 // Thread safety: none; the thread that drives the model.
-// Collective: Make…, Launch, Forward and Backward, by all ranks of the group, in the same order. Waiting on
-// what
-//   Backward returns is each rank's own business.
+// Collective: Make…, Launch, Forward and Backward, by all ranks of the group, in the same order. To wait for
+//   what Backward returns is each rank's own business.
 // Lifetime: engine and pool must outlive it, and what it returned.
 // Call order, for each call: Launch(kQuery) Launch(kKey) Launch(kValue), in any order, then Forward, then
-// Backward if
-//   the call saves. Several calls may be under way.
+//   Backward if the call saves. Several calls may be under way.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <absl/status/statusor.h>
@@ -36,6 +35,8 @@
 namespace weft {
 
 enum class AttentionRole : uint8_t { kQuery, kKey, kValue };
+// "q", "k", "v".
+std::string_view Name(AttentionRole role);
 
 // One use of attention; the same on all ranks but for its sequence's `own`.
 struct AttentionCall {
@@ -63,9 +64,10 @@ class AttentionParallel {
   virtual ~AttentionParallel() = default;
 
   // `local`: [batch, tokens, heads or kv_heads, dim], this rank's part of the sequence in its order, with any
-  // strides but an innermost of 1. Must not be overwritten before Forward ends, nor, if the call saves,
-  // before Backward ends. Errors: kInvalidArgument (a shape that contradicts the call), kResourceExhausted;
-  // the engine's come out of Forward.
+  // strides but an innermost of 1. Nobody may overwrite it from here on: peers may read it after this rank's
+  // Forward has ended. To let go of it is free: exchanges keep the memory that they use. Errors:
+  // kInvalidArgument (a mask, a scale or a shape that contradicts the call), kResourceExhausted; the engine's
+  // come out of Forward.
   virtual absl::StatusOr<LaunchedTensor> Launch(const AttentionCall& call, AttentionRole role,
                                                 const Tensor& local) = 0;
 
@@ -75,6 +77,7 @@ class AttentionParallel {
     // For Backward; empty unless the call saves. May hold `out`, which must not be overwritten.
     Tensors saved = {};
   };
+  // Errors, besides: kInvalidArgument (tensors that contradict each other).
   virtual absl::StatusOr<Result> Forward(const AttentionCall& call, LaunchedTensor q, LaunchedTensor k,
                                          LaunchedTensor v) = 0;
 
@@ -82,7 +85,8 @@ class AttentionParallel {
   struct Gradients {
     PendingTensor dq = {}, dk = {}, dv = {};
   };
-  // `dout`: like out, with any strides but an innermost of 1; not overwritten before all gradients are there.
+  // `dout`: like out, with any strides but an innermost of 1. As with local tensors, nobody may overwrite it,
+  // and to let go of it is free.
   virtual absl::StatusOr<Gradients> Backward(const AttentionCall& call, Tensors saved,
                                              const Tensor& dout) = 0;
 };
