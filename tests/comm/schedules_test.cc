@@ -40,10 +40,14 @@ TEST(Schedule, WorksForAThousandRanks) {
   constexpr int kRanksPerNode = 8;
   program.nodes = NodeMap::RanksPerNode(LargeWorld(), kRanksPerNode);
   program.shard_size = 64;
+  program.engine = {};
   program.ops.resize(4);
   program.ops[0].kind = program.ops[2].kind = ProgramOp::Kind::kGatherImage;
   program.ops[1].kind = program.ops[3].kind = ProgramOp::Kind::kReduceGradients;
-  for (ProgramOp& op : program.ops) op.count = std::min<int64_t>(op.count, 31);
+  for (ProgramOp& op : program.ops) {
+    op.count = std::min<int64_t>(op.count, 31);
+    op.whole_world = false;  // A rank talks to its own groups, as in training.
+  }
   const ScheduleReport report = RunSchedule(program, {});
   EXPECT_OK(report.status());
 }
@@ -98,13 +102,17 @@ TEST(BrokenRule, AnImageWrittenBehindItsGateIsNoticed) {
   }));
 }
 
-// Of a death in the middle: either nobody needed that rank any more, or every survivor says who is missing.
+// Of a death in the middle: every survivor says who is missing, as all need all in the end.
 TEST(Death, IsAnErrorThatNamesTheRankOnEverySurvivor) {
   const uint64_t seeds = ScheduleCount(30);
   uint64_t noticed = 0;
   for (uint64_t seed = 0; seed < seeds; ++seed) {
     Program program = DrawProgram(seed);
     program.engine.timeout = absl::Seconds(4);
+    ProgramOp last = program.ops.front();
+    last.kind = ProgramOp::Kind::kGatherImage;
+    last.whole_world = true;
+    program.ops.push_back(last);
     SimOptions machine;
     machine.seed = seed;
     const int64_t whole_ns = RunSchedule(program, machine).simulation.virtual_ns;
