@@ -36,6 +36,8 @@ function(weft_test name)
   endif()
   add_executable(${name} ${ARG_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  # What tests do themselves is not worth the time that the optimizer would take.
+  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
   target_link_libraries(${name} PRIVATE ${ARG_LINK} GTest::gmock $<IF:$<BOOL:${ARG_MPI_RANKS}>,weft_test_mpi_main,weft_test_main>
                                         weft_options)
   set(results ${PROJECT_BINARY_DIR}/results)
