@@ -1,6 +1,5 @@
 #include "context_parallel/split_attention.h"
 
-#include <algorithm>
 #include <utility>
 
 #include <absl/strings/str_cat.h>

@@ -33,8 +33,8 @@ class PendingTensor {
   void Follow(Tensor result, Work work);
 
   // What is left to do here when the collectives have brought their result: sums, conversions. Done by the
-  // first Wait, in the order given, and what it returns is the result from then on; what fails is left for the
-  // next Wait, and so are those behind it. No collective may follow.
+  // first Wait, in the order given, and what it returns is the result from then on; what fails is left for
+  // the next Wait, and so are those behind it. No collective may follow.
   using Finish = std::function<absl::StatusOr<Tensor>(const Tensor& brought)>;
   void FinishWith(Finish finish);
   bool finishes() const { return !finishes_.empty(); }
