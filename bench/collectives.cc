@@ -230,9 +230,7 @@ int Main(int argc, char** argv) {
 
   RegisterContests(arena);
   RatioReporter loud;
-  SilentReporter silent;
-  benchmark::RunSpecifiedBenchmarks(rank == 0 ? static_cast<benchmark::BenchmarkReporter*>(&loud) : &silent);
-  benchmark::Shutdown();
+  RunOnAllRanks(rank == 0, loud);
   return 0;
 }
 

@@ -209,10 +209,7 @@ int Main(int argc, char** argv) {
     }
   }
   benchmark::ConsoleReporter loud(benchmark::ConsoleReporter::OO_Tabular);
-  SilentReporter silent;
-  const bool is_first = arena.bootstrap->rank() == 0;
-  benchmark::RunSpecifiedBenchmarks(is_first ? static_cast<benchmark::BenchmarkReporter*>(&loud) : &silent);
-  benchmark::Shutdown();
+  RunOnAllRanks(arena.bootstrap->rank() == 0, loud);
   return 0;
 }
 

@@ -28,4 +28,10 @@ void RatioReporter::ReportRuns(const std::vector<Run>& runs) {
   }
 }
 
+void RunOnAllRanks(bool is_first, benchmark::BenchmarkReporter& loud) {
+  SilentReporter silent;
+  benchmark::RunSpecifiedBenchmarks(is_first ? &loud : &silent);
+  benchmark::Shutdown();
+}
+
 }  // namespace weft::bench

@@ -17,10 +17,14 @@ class RatioReporter : public benchmark::BenchmarkReporter {
   void ReportRuns(const std::vector<Run>& runs) override;
 };
 
+// Other ranks than the first print nothing.
 class SilentReporter : public benchmark::BenchmarkReporter {
  public:
   bool ReportContext(const Context&) override { return true; }
   void ReportRuns(const std::vector<Run>&) override {}
 };
+
+// Runs what is registered on all ranks alike; the first one prints, by `loud`.
+void RunOnAllRanks(bool is_first, benchmark::BenchmarkReporter& loud);
 
 }  // namespace weft::bench

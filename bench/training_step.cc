@@ -111,10 +111,7 @@ int Main(int argc, char** argv) {
         ->Unit(benchmark::kMillisecond);
   }
   benchmark::ConsoleReporter loud(benchmark::ConsoleReporter::OO_None);
-  SilentReporter silent;
-  const bool is_first = arena.bootstrap->rank() == 0;
-  benchmark::RunSpecifiedBenchmarks(is_first ? static_cast<benchmark::BenchmarkReporter*>(&loud) : &silent);
-  benchmark::Shutdown();
+  RunOnAllRanks(arena.bootstrap->rank() == 0, loud);
   return 0;
 }
 
