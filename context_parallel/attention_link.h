@@ -9,7 +9,7 @@
 // adds all that was handed to it. Each link has its own notes, in the invocation: they go when the invocation
 // goes.
 //
-// Note [Placeholders]
+// Note [Zeros to add to]
 // What attention's backward returns for an input with a source is a tensor of negative zeros: whoever adds to
 // it on the way to the source adds to nothing, and x + -0 is x to the bit, whatever the sign of x.
 #pragma once

@@ -80,10 +80,8 @@ class BalancedGatherAttention final : public SequenceAttention {
     go_back(saved[kTakenQ], exchange.tails().taken_runs(), saved[kTakenOut], saved[kTakenLse],
             taken_dout.result(), taken_dq, 1.0F);
 
-    Gradients gradients;
-    WEFT_RETURN_IF_ERROR(ReduceKeyGradients(lane_, call, blocks, std::move(dk), std::move(dv), gradients));
-    gradients.dq = exchange.Return(taken_dq, dq, 1, call.Options("dq"));
-    return gradients;
+    PendingTensor returned = exchange.Return(taken_dq, dq, 1, call.Options("dq"));
+    return ReduceKeyGradients(lane_, call, blocks, std::move(returned), std::move(dk), std::move(dv));
   }
 
  private:

@@ -48,9 +48,8 @@ class GatherAttention final : public SequenceAttention {
                       blocks.Of(*call.sequence, saved[kKeys], saved[kValues], ranks), saved[kSavedLse].view(),
                       DeltaOf(saved[kSavedOut], dout).view(), dout.view(), dq.view(), 0.0F,
                       blocks.GradientsOf(dk, dv, ranks), 0.0F);
-    Gradients gradients{.dq = PendingTensor(std::move(dq))};
-    WEFT_RETURN_IF_ERROR(ReduceKeyGradients(lane_, call, blocks, std::move(dk), std::move(dv), gradients));
-    return gradients;
+    return ReduceKeyGradients(lane_, call, blocks, PendingTensor(std::move(dq)), std::move(dk),
+                              std::move(dv));
   }
 
  private:

@@ -65,9 +65,8 @@ class GatheredRingAttention final : public SequenceAttention {
     go_back(blocks.Of(sequence, keys.result(), values.result(), others), 1.0F, others);
 
     WEFT_ASSIGN_OR_RETURN(dq, InDType(*lane_.pool, dq, q.dtype()));
-    Gradients gradients{.dq = PendingTensor(std::move(dq))};
-    WEFT_RETURN_IF_ERROR(ReduceKeyGradients(lane_, call, blocks, std::move(dk), std::move(dv), gradients));
-    return gradients;
+    return ReduceKeyGradients(lane_, call, blocks, PendingTensor(std::move(dq)), std::move(dk),
+                              std::move(dv));
   }
 
  private:

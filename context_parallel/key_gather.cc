@@ -79,13 +79,16 @@ absl::StatusOr<Tensor> NewGradientBlocks(const LevelLane& lane, const GatheredBl
   return PoolTensor(*lane.pool, DType::kF32, {blocks.elements()});
 }
 
-absl::Status ReduceKeyGradients(const LevelLane& lane, const SequenceCall& call, const KeyValueBlocks& blocks,
-                                Tensor dk, Tensor dv, SequenceAttention::Gradients& gradients) {
+absl::StatusOr<SequenceAttention::Gradients> ReduceKeyGradients(const LevelLane& lane,
+                                                                const SequenceCall& call,
+                                                                const KeyValueBlocks& blocks,
+                                                                PendingTensor dq, Tensor dk, Tensor dv) {
+  SequenceAttention::Gradients gradients{.dq = std::move(dq)};
   WEFT_ASSIGN_OR_RETURN(gradients.dk,
                         ReduceBlocks(lane, call, AttentionRole::kKey, blocks.keys, std::move(dk)));
   WEFT_ASSIGN_OR_RETURN(gradients.dv,
                         ReduceBlocks(lane, call, AttentionRole::kValue, blocks.values, std::move(dv)));
-  return absl::OkStatus();
+  return gradients;
 }
 
 std::vector<int> RanksBut(int ranks, int except) {

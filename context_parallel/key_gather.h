@@ -46,9 +46,11 @@ absl::StatusOr<PendingTensor> GatherBlocks(const LevelLane& lane, const Sequence
                                            AttentionRole role, const Tensor& own, const Work* after);
 // Room for the f32 gradients of all blocks.
 absl::StatusOr<Tensor> NewGradientBlocks(const LevelLane& lane, const GatheredBlocks& blocks);
-// Sums what all ranks have for this rank's block, into gradients.dk and gradients.dv.
-absl::Status ReduceKeyGradients(const LevelLane& lane, const SequenceCall& call, const KeyValueBlocks& blocks,
-                                Tensor dk, Tensor dv, SequenceAttention::Gradients& gradients);
+// dk and dv are the sums of what all ranks have for this rank's block.
+absl::StatusOr<SequenceAttention::Gradients> ReduceKeyGradients(const LevelLane& lane,
+                                                                const SequenceCall& call,
+                                                                const KeyValueBlocks& blocks,
+                                                                PendingTensor dq, Tensor dk, Tensor dv);
 
 // 0 to `ranks` - 1, without `except`.
 std::vector<int> RanksBut(int ranks, int except);

@@ -21,7 +21,7 @@ Tensor FromLayout(const Tensor& tensor, AttentionLayout layout) {
   return tensor.Window(AsBshd(tensor.view(), layout));
 }
 
-// See Note [Placeholders].
+// See Note [Zeros to add to].
 Tensor NegativeZeros(DType dtype, const Shape& shape) {
   constexpr float kNegativeZero = -0.0F;
   TensorView source{const_cast<float*>(&kNegativeZero), DType::kF32, shape, Shape(shape.size(), 0)};
@@ -163,9 +163,9 @@ absl::StatusOr<Tensor> SplitAttention::Deliver(Invocation& invocation, const Pas
     WEFT_ASSIGN_OR_RETURN(const Tensor received, gradient.Wait());
     return InLayout(received, layout);
   }
-  Tensor placeholder = NegativeZeros(pass.dtype, pass.shapes[index]);
+  Tensor zeros = NegativeZeros(pass.dtype, pass.shapes[index]);
   WEFT_RETURN_IF_ERROR(links_[index]->Return(invocation, *pass.source_calls[index], std::move(gradient)));
-  return placeholder;
+  return zeros;
 }
 
 }  // namespace weft
