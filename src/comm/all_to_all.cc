@@ -25,13 +25,13 @@ constexpr int kSenderSlots = 4;
 struct PartRow {
   PartShape shape;
   std::array<int64_t, PartShape::kMaxDims> strides{};
-  uint64_t offset = 0;  // In the publisher's segment.
+  NodeAddress place;
 };
 
-PartRow RowOf(const TensorView& part, uint64_t offset) {
+PartRow RowOf(const TensorView& part, NodeAddress place) {
   PartRow row;
   row.shape = PartShape::Of(part);
-  row.offset = offset;
+  row.place = place;
   std::copy(part.strides.begin(), part.strides.end(), row.strides.begin());
   return row;
 }
@@ -40,8 +40,8 @@ TensorView ViewOf(const PartRow& row, std::byte* data, DType dtype) {
   return {data, dtype, row.shape.ToShape(), {row.strides.begin(), row.strides.begin() + row.shape.dims}};
 }
 
-// Where a part lies in this rank's segment, if all of it does.
-std::optional<uint64_t> PlaceOf(const NodeLink& node, const TensorView& part) {
+// Where a part lies in node memory, if all of it does.
+std::optional<NodeAddress> PlaceOf(const NodeLink& node, const TensorView& part) {
   int64_t lowest = 0;
   int64_t highest = 0;
   for (size_t dim = 0; dim < part.shape.size(); ++dim) {
@@ -50,9 +50,10 @@ std::optional<uint64_t> PlaceOf(const NodeLink& node, const TensorView& part) {
   }
   const auto* first = static_cast<const std::byte*>(part.data);
   const auto element_bytes = static_cast<int64_t>(SizeOf(part.dtype));
-  const bool inside = node.OffsetOf(first + lowest * element_bytes) &&
-                      node.OffsetOf(first + (highest + 1) * element_bytes - 1);
-  return inside ? node.OffsetOf(first) : std::nullopt;
+  const auto begin = node.AddressOf(first + lowest * element_bytes);
+  const auto last = node.AddressOf(first + (highest + 1) * element_bytes - 1);
+  const bool inside = begin && last && begin->rank == last->rank;
+  return inside ? node.AddressOf(first) : std::nullopt;
 }
 
 // Scratch is cut at cache lines.
@@ -86,7 +87,7 @@ class AllToAllOperation final : public Collective {
     for (const int peer : placement.local_peers()) {
       const TensorView& part = plan().sends[static_cast<size_t>(peer)];
       if (IsEmptyPart(part)) continue;
-      if (const std::optional<uint64_t> place = PlaceOf(context.node, part)) {
+      if (const std::optional<NodeAddress> place = PlaceOf(context.node, part)) {
         table[placement.IndexInNode(peer)] = RowOf(part, *place);
         continue;
       }
@@ -100,7 +101,7 @@ class AllToAllOperation final : public Collective {
     for (const int peer : unreadable) {
       const TensorView& part = plan().sends[static_cast<size_t>(peer)];
       const TensorView packed = TensorView::Contiguous(next, part.dtype, part.shape);
-      table[placement.IndexInNode(peer)] = RowOf(packed, *context.node.OffsetOf(next));
+      table[placement.IndexInNode(peer)] = RowOf(packed, *context.node.AddressOf(next));
       WEFT_ASSIGN_OR_RETURN(RangeCopy copy, RangeCopy::Make(part, packed));
       AddStaging(context, std::move(copy), static_cast<const std::byte*>(part.data), next);
       next += CacheLines(part.bytes());
@@ -187,7 +188,7 @@ class AllToAllOperation final : public Collective {
       return PartMismatch(*context.record, rank, row.shape, placement.WorldRank(placement.me()),
                           PartShape::Of(target));
     }
-    return AddPull(context, ViewOf(row, context.node.Map(rank, row.offset), plan().dtype), target);
+    return AddPull(context, ViewOf(row, context.node.Map(row.place), plan().dtype), target);
   }
 
   // For parts that cannot travel as they lie.

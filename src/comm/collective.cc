@@ -20,6 +20,10 @@ absl::Status Mismatch(const OperationContext& context, int peer_rank, const Desc
       HiddenDifference(mine, theirs), "; ranks must submit the same in the same order"));
 }
 
+const std::byte* MapShared(const NodeLink& node, const NodeAddress& address) {
+  return address == Descriptor::kNowhere ? nullptr : node.Map(address);
+}
+
 absl::StatusOr<RangeCopy> WholeCopy(DType dtype, int64_t elements) {
   const TensorView run = TensorView::Contiguous(nullptr, dtype, {elements});
   return RangeCopy::Make(run, run);
@@ -52,13 +56,13 @@ absl::Status Collective::TakeMemory(OperationContext& context) {
   caller_output_ = plan_.output;
   const size_t element_bytes = SizeOf(plan_.dtype);
   const auto output_bytes = static_cast<size_t>(OutputElements(context)) * element_bytes;
-  if (sharing_.output && output_bytes > 0 && !context.node.OffsetOf(plan_.output)) {
+  if (sharing_.output && output_bytes > 0 && !context.node.AddressOf(plan_.output)) {
     WEFT_ASSIGN_OR_RETURN(staged_output_, context.scratch.Acquire(output_bytes));
     plan_.output = staged_output_.data();
   }
   const int64_t input_elements = InputElements(context);
   const auto input_bytes = static_cast<size_t>(input_elements) * element_bytes;
-  if (sharing_.input && input_bytes > 0 && !context.node.OffsetOf(plan_.input)) {
+  if (sharing_.input && input_bytes > 0 && !context.node.AddressOf(plan_.input)) {
     WEFT_ASSIGN_OR_RETURN(staged_input_, context.scratch.Acquire(input_bytes));
     WEFT_ASSIGN_OR_RETURN(RangeCopy copy, WholeCopy(plan_.dtype, input_elements));
     AddStaging(context, std::move(copy), plan_.input, staged_input_.data());
@@ -90,8 +94,8 @@ void Collective::Publish(OperationContext& context) {
   stage_ = Stage::kMeeting;
   met_.resize(static_cast<size_t>(context.placement.size()));
   Descriptor& descriptor = context.record->descriptor;
-  descriptor.input_offset = context.node.OffsetOf(plan_.input).value_or(0);
-  descriptor.output_offset = context.node.OffsetOf(plan_.output).value_or(0);
+  descriptor.input = context.node.AddressOf(plan_.input).value_or(Descriptor::kNowhere);
+  descriptor.output = context.node.AddressOf(plan_.output).value_or(Descriptor::kNowhere);
   met_[static_cast<size_t>(context.placement.me())] = descriptor;
   context.node.Publish(context.record->lane, descriptor);
   for (int peer : context.placement.local_peers()) context.node.Ring(context.placement.WorldRank(peer));
@@ -113,14 +117,12 @@ absl::StatusOr<bool> Collective::Meet(OperationContext& context) {
 
 const std::byte* Collective::InputOf(const OperationContext& context, int member) const {
   if (member == context.placement.me()) return plan_.input;
-  return context.node.Map(context.placement.WorldRank(member),
-                          met_[static_cast<size_t>(member)]->input_offset);
+  return MapShared(context.node, met_[static_cast<size_t>(member)]->input);
 }
 
 const std::byte* Collective::OutputOf(const OperationContext& context, int member) const {
   if (member == context.placement.me()) return plan_.output;
-  return context.node.Map(context.placement.WorldRank(member),
-                          met_[static_cast<size_t>(member)]->output_offset);
+  return MapShared(context.node, met_[static_cast<size_t>(member)]->output);
 }
 
 std::vector<const std::byte*> Collective::LocalInputs(const OperationContext& context) const {

@@ -6,11 +6,13 @@
 #include <string>
 
 #include "weft/comm/types.h"
+#include "weft/memory/node_heap.h"
 
 namespace weft {
 
 // Plain data: lies in node memory and travels in notes.
 struct Descriptor {
+  static constexpr NodeAddress kNowhere{-1, 0};
   uint64_t sequence = 0;     // Of its lane, from 1.
   uint64_t identity = 0;     // OpOptions::identity.
   uint64_t group_hash = 0;   // Of the ranks of the lane's group.
@@ -20,12 +22,12 @@ struct Descriptor {
   OpKind kind = OpKind::kBarrier;
   DType dtype = DType::kF32;
   ReduceOp reduce = ReduceOp::kSum;
-  // Where peers of the node find the operation's memory: offsets in the publisher's segment.
-  uint64_t input_offset = 0;
-  uint64_t output_offset = 0;
+  // Where peers of the node find the operation's memory, if it shares any.
+  NodeAddress input = kNowhere;
+  NodeAddress output = kNowhere;
 };
 
-// Whether both describe the same collective. (Offsets are each rank's own.)
+// Whether both describe the same collective. (Where its memory lies is each rank's own.)
 bool Agree(const Descriptor& a, const Descriptor& b);
 
 // "all_reduce of 4096 f32 by sum, sequence 7".

@@ -52,14 +52,10 @@ class NodeLink {
   virtual void Release(int lane, uint64_t sequence) = 0;
   virtual uint64_t Consumed(int lane, int peer) const = 0;
 
-  // Memory of a peer, as this rank addresses it.
-  std::byte* Map(int peer, uint64_t offset) const { return heap_.Resolve({peer, offset}); }
-  // Where memory lies in this rank's segment; nothing if it is not node memory.
-  std::optional<uint64_t> OffsetOf(const void* memory) const {
-    const std::optional<NodeAddress> address = heap_.AddressOf(memory);
-    if (!address) return std::nullopt;
-    return address->offset;
-  }
+  // Memory of the node, as this rank addresses it.
+  std::byte* Map(NodeAddress address) const { return heap_.Resolve(address); }
+  // How every rank of the node can name `memory`; nothing if it is not node memory.
+  std::optional<NodeAddress> AddressOf(const void* memory) const { return heap_.AddressOf(memory); }
 
   // Leaves word of a failure for the node's other ranks (the first word stays), and reads theirs.
   virtual void LeaveWord(const absl::Status& cause) = 0;

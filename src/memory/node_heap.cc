@@ -86,15 +86,18 @@ class NodeHeap::Impl {
 
   void Free(std::byte* block) {
     if (block == nullptr) return;
-    WEFT_CHECK(Contains(block), "freed memory that is not this rank's segment");
+    WEFT_CHECK(Contains(base_, block), "freed memory that is not this rank's segment");
     const std::lock_guard lock(mutex_);
     free_list_.Give(static_cast<uint64_t>(block - base_));
   }
 
   std::optional<NodeAddress> AddressOf(const void* pointer) const {
-    if (!Contains(pointer)) return std::nullopt;
-    return NodeAddress{bootstrap_.rank(),
-                       static_cast<uint64_t>(static_cast<const std::byte*>(pointer) - base_)};
+    for (const NodeMemory::Segment& segment : memory_.segments) {
+      if (!Contains(segment.base, pointer)) continue;
+      return NodeAddress{segment.rank,
+                         static_cast<uint64_t>(static_cast<const std::byte*>(pointer) - segment.base)};
+    }
+    return std::nullopt;
   }
 
   std::byte* Resolve(NodeAddress address) const {
@@ -114,9 +117,9 @@ class NodeHeap::Impl {
   bool poisons_released() const { return poisons_released_; }
 
  private:
-  bool Contains(const void* pointer) const {
+  bool Contains(const std::byte* base, const void* pointer) const {
     // As numbers: pointers into different objects have no order.
-    return reinterpret_cast<uintptr_t>(pointer) - reinterpret_cast<uintptr_t>(base_) < memory_.segment_bytes;
+    return reinterpret_cast<uintptr_t>(pointer) - reinterpret_cast<uintptr_t>(base) < memory_.segment_bytes;
   }
 
   std::byte* Base(int rank) const {

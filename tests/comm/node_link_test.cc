@@ -102,17 +102,18 @@ TEST(NodeLink, MapsMemoryOfPeers) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(Linked linked, Linked::Make(bootstrap));
     WEFT_ASSIGN_OR_RETURN(std::byte * block, linked.heap->Allocate(64));
-    const auto offset = linked.link->OffsetOf(block);
-    EXPECT_TRUE(offset);
-    EXPECT_EQ(linked.link->Map(bootstrap.rank(), *offset), block);
+    const auto address = linked.link->AddressOf(block);
+    EXPECT_TRUE(address && address->rank == bootstrap.rank());
+    EXPECT_EQ(linked.link->Map(*address), block);
     int outside = 0;
-    EXPECT_FALSE(linked.link->OffsetOf(&outside));
+    EXPECT_FALSE(linked.link->AddressOf(&outside));
     *block = static_cast<std::byte>(40 + bootstrap.rank());
     WEFT_ASSIGN_OR_RETURN(const auto offsets,
-                          bootstrap.AllGatherBlob(absl::StrCat(*offset), absl::Seconds(60)));
+                          bootstrap.AllGatherBlob(absl::StrCat(address->offset), absl::Seconds(60)));
     const int peer = 1 - bootstrap.rank();
-    const std::byte* theirs = linked.link->Map(peer, std::stoull(offsets[static_cast<size_t>(peer)]));
+    std::byte* theirs = linked.link->Map({peer, std::stoull(offsets[static_cast<size_t>(peer)])});
     EXPECT_EQ(*theirs, static_cast<std::byte>(40 + peer));
+    EXPECT_EQ(linked.link->AddressOf(theirs)->rank, peer);
     return Meet(bootstrap);
   });
 }

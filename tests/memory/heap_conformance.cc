@@ -88,6 +88,7 @@ absl::Status CheckAnnounced(const NodeHeap& heap, int rank, const std::string& a
       return absl::InternalError("not an announcement");
     }
     EXPECT_TRUE(Holds(heap.Resolve(address), bytes, static_cast<std::byte>(mark))) << "of rank " << rank;
+    EXPECT_EQ(heap.AddressOf(heap.Resolve(address)), address);
   }
   return absl::OkStatus();
 }

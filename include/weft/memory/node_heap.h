@@ -26,6 +26,8 @@ namespace weft {
 struct NodeAddress {
   int rank;         // Whose segment (a bootstrap rank).
   uint64_t offset;  // From the segment's base.
+
+  friend bool operator==(const NodeAddress&, const NodeAddress&) = default;
 };
 
 class NodeHeap {
@@ -50,7 +52,7 @@ class NodeHeap {
   // Null is ignored. Pages stay committed, for the next block.
   void Free(std::byte* block);
 
-  // Where `pointer` lies in this rank's own segment; nothing for any other memory.
+  // Where `pointer` lies, in the segment of whichever rank of this node; nothing for any other memory.
   std::optional<NodeAddress> AddressOf(const void* pointer) const;
   // The memory of a rank of this node at an address.
   std::byte* Resolve(NodeAddress address) const;
