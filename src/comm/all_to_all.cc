@@ -25,7 +25,7 @@ constexpr int kSenderSlots = 4;
 struct PartRow {
   PartShape shape;
   std::array<int64_t, PartShape::kMaxDims> strides{};
-  NodeAddress place;
+  NodeAddress place{};  // Of a part that is not empty.
 };
 
 PartRow RowOf(const TensorView& part, NodeAddress place) {
@@ -188,6 +188,7 @@ class AllToAllOperation final : public Collective {
       return PartMismatch(*context.record, rank, row.shape, placement.WorldRank(placement.me()),
                           PartShape::Of(target));
     }
+    if (IsEmptyPart(target)) return absl::OkStatus();
     return AddPull(context, ViewOf(row, context.node.Map(row.place), plan().dtype), target);
   }
 
