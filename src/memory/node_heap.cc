@@ -1,6 +1,7 @@
 #include "weft/memory/node_heap.h"
 
 #include <algorithm>
+#include <list>
 #include <string>
 #include <utility>
 #include <vector>
@@ -68,6 +69,7 @@ class NodeHeap::Impl {
 
   absl::StatusOr<std::byte*> Allocate(size_t bytes) {
     const std::lock_guard lock(mutex_);
+    CollectHeld();
     const std::optional<uint64_t> offset = free_list_.Take(bytes);
     if (!offset) {
       return absl::ResourceExhaustedError(absl::StrCat(
@@ -91,6 +93,12 @@ class NodeHeap::Impl {
     free_list_.Give(static_cast<uint64_t>(block - base_));
   }
 
+  void FreeWithLastHolder(std::byte* block, const std::atomic<int32_t>& holders) {
+    WEFT_CHECK(Contains(base_, block), "a block to be freed later that is not this rank's segment");
+    const std::lock_guard lock(mutex_);
+    held_.push_back({block, holders});
+  }
+
   std::optional<NodeAddress> AddressOf(const void* pointer) const {
     for (const NodeMemory::Segment& segment : memory_.segments) {
       if (!Contains(segment.base, pointer)) continue;
@@ -105,8 +113,9 @@ class NodeHeap::Impl {
     return Base(address.rank) + address.offset;
   }
 
-  size_t allocated_bytes() const {
+  size_t allocated_bytes() {
     const std::lock_guard lock(mutex_);
+    CollectHeld();
     return free_list_.taken_bytes();
   }
   size_t peak_bytes() const {
@@ -117,9 +126,22 @@ class NodeHeap::Impl {
   bool poisons_released() const { return poisons_released_; }
 
  private:
+  struct Held {
+    std::byte* block;
+    const std::atomic<int32_t>& holders;
+  };
+
   bool Contains(const std::byte* base, const void* pointer) const {
     // As numbers: pointers into different objects have no order.
     return reinterpret_cast<uintptr_t>(pointer) - reinterpret_cast<uintptr_t>(base) < memory_.segment_bytes;
+  }
+
+  void CollectHeld() {
+    std::erase_if(held_, [this](const Held& held) {
+      if (held.holders.load(std::memory_order_acquire) > 0) return false;
+      free_list_.Give(static_cast<uint64_t>(held.block - base_));
+      return true;
+    });
   }
 
   std::byte* Base(int rank) const {
@@ -138,6 +160,7 @@ class NodeHeap::Impl {
   mutable std::mutex mutex_;
   FreeList free_list_;
   internal::PageCommitter committer_;
+  std::list<Held> held_;  // Until their last holder has let go.
   size_t peak_bytes_ = 0;
 };
 
@@ -154,6 +177,9 @@ NodeHeap::~NodeHeap() = default;
 
 absl::StatusOr<std::byte*> NodeHeap::Allocate(size_t bytes) { return impl_->Allocate(bytes); }
 void NodeHeap::Free(std::byte* block) { impl_->Free(block); }
+void NodeHeap::FreeWithLastHolder(std::byte* block, const std::atomic<int32_t>& holders) {
+  impl_->FreeWithLastHolder(block, holders);
+}
 std::optional<NodeAddress> NodeHeap::AddressOf(const void* pointer) const {
   return impl_->AddressOf(pointer);
 }

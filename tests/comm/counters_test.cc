@@ -1,9 +1,13 @@
 // Every byte accounted for, as exact numbers.
+#include <algorithm>
+#include <vector>
+
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 
 #include "tests/comm/engine_fixture.h"
 #include "tests/support/thread_ranks.h"
+#include "weft/memory/shared_block.h"
 
 namespace weft::testing {
 namespace {
@@ -208,6 +212,39 @@ TEST(Counters, BarrierMovesAWordEachAndCountsNoData) {
     WEFT_RETURN_IF_ERROR(work.WaitReleased());
     EXPECT_EQ(fixture.engine->counters().control_bytes, 0);
     EXPECT_EQ(fixture.engine->counters().wire_bytes, 3 * static_cast<int64_t>(sizeof(int32_t)));
+    EXPECT_EQ(fixture.engine->counters().copied_bytes, 0);
+    return absl::OkStatus();
+  });
+}
+
+// The memory lies in one rank's segment; the inputs of an all-gather, an all-reduce and an exchange are in
+// it.
+TEST(Counters, BlocksThatRanksShareAreReadInPlace) {
+  RunRanks(kOneNode, [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+    const int ranks = bootstrap.size();
+    const std::vector<SharedBlockRequest> requests = {
+        {bootstrap.node_map().RanksOf(0), static_cast<size_t>(kPartBytes * ranks)}};
+    WEFT_ASSIGN_OR_RETURN(const auto blocks,
+                          ShareBlocks(bootstrap, *fixture.heap, requests, absl::Seconds(60)));
+    auto* own = reinterpret_cast<float*>(blocks[0].data()) + bootstrap.rank() * kPart;
+    std::fill_n(own, kPart, static_cast<float>(bootstrap.rank() + 1));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer gathered,
+                          TestBuffer::Make(*fixture.pool, true, DType::kF32, kPart * ranks));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer sum, TestBuffer::Make(*fixture.pool, true, DType::kF32, kPart));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer shifted, TestBuffer::Make(*fixture.pool, true, DType::kF32, kPart));
+    Work gather = fixture.engine->AllGather(fixture.lane, own, gathered.data(), DType::kF32, kPart * ranks);
+    Work reduce =
+        fixture.engine->AllReduce(fixture.lane, own, sum.data(), DType::kF32, kPart, ReduceOp::kSum);
+    const int next = (bootstrap.rank() + 1) % ranks;
+    const int before = (bootstrap.rank() + ranks - 1) % ranks;
+    Work shift =
+        fixture.engine->SendReceive(fixture.lane, TensorView::Contiguous(own, DType::kF32, {kPart}), next,
+                                    TensorView::Contiguous(shifted.data(), DType::kF32, {kPart}), before);
+    for (Work* work : {&gather, &reduce, &shift}) WEFT_RETURN_IF_ERROR(work->WaitReleased());
+    for (int rank = 0; rank < ranks; ++rank) EXPECT_EQ(gathered.Read(rank * kPart, 1)[0], rank + 1);
+    EXPECT_EQ(sum.Read(kPart - 1, 1)[0], ranks * (ranks + 1) / 2);
+    EXPECT_EQ(shifted.Read(kPart - 1, 1)[0], before + 1);
     EXPECT_EQ(fixture.engine->counters().copied_bytes, 0);
     return absl::OkStatus();
   });

@@ -10,6 +10,7 @@
 // Lifetime: the heap must outlive its blocks; the bootstrap must outlive the heap.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -51,6 +52,9 @@ class NodeHeap {
   absl::StatusOr<std::byte*> Allocate(size_t bytes);
   // Null is ignored. Pages stay committed, for the next block.
   void Free(std::byte* block);
+  // Gives `block` back once `holders` is 0, which lies in it, and which any rank of the node may lower. This
+  // is looked at when something is allocated. What ranks wrote before they lowered it has then happened.
+  void FreeWithLastHolder(std::byte* block, const std::atomic<int32_t>& holders);
 
   // Where `pointer` lies, in the segment of whichever rank of this node; nothing for any other memory.
   std::optional<NodeAddress> AddressOf(const void* pointer) const;

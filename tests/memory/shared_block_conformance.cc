@@ -1,0 +1,129 @@
+#include "tests/memory/shared_block_conformance.h"
+
+#include <algorithm>
+#include <map>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/status_matchers.h"
+#include "weft/memory/shared_block.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+constexpr absl::Duration kTimeout = absl::Seconds(60);
+constexpr size_t kSegmentBytes = size_t{1} << 20;
+
+absl::Status Meet(Bootstrap& bootstrap) { return AgreeOnStatus(bootstrap, absl::OkStatus(), kTimeout); }
+
+std::vector<int> NodeOf(const Bootstrap& bootstrap) { return bootstrap.node_map().RanksOf(bootstrap.node()); }
+
+// The node's ranks of the same parity as this one: other sets of holders than the whole node.
+std::vector<int> HalfOf(const Bootstrap& bootstrap) {
+  std::vector<int> half = NodeOf(bootstrap);
+  std::erase_if(half, [&](int rank) { return (rank - bootstrap.rank()) % 2 != 0; });
+  return half;
+}
+
+absl::StatusOr<std::unique_ptr<NodeHeap>> MakeHeap(Bootstrap& bootstrap) {
+  return NodeHeap::Create(bootstrap, {.segment_bytes = kSegmentBytes, .timeout = kTimeout});
+}
+
+// Every holder writes the numbers that are its own modulo the count of holders, and reads all.
+absl::Status WriteAndRead(Bootstrap& bootstrap, const SharedBlock& block, const std::vector<int>& holders) {
+  auto* numbers = reinterpret_cast<int*>(block.data());
+  const int count = static_cast<int>(block.bytes() / sizeof(int));
+  EXPECT_TRUE(std::all_of(numbers, numbers + count, [](int number) { return number == 0; }));
+  WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+  const auto own = std::find(holders.begin(), holders.end(), bootstrap.rank()) - holders.begin();
+  for (int i = static_cast<int>(own); i < count; i += static_cast<int>(holders.size())) numbers[i] = i + 1;
+  WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+  for (int i = 0; i < count; ++i) EXPECT_EQ(numbers[i], i + 1);
+  return Meet(bootstrap);
+}
+
+}  // namespace
+
+absl::Status HoldersShareOneMemory(Bootstrap& bootstrap) {
+  WEFT_ASSIGN_OR_RETURN(const auto heap, MakeHeap(bootstrap));
+  const std::vector<SharedBlockRequest> requests = {{NodeOf(bootstrap), 400},
+                                                    {HalfOf(bootstrap), 4000},
+                                                    {{bootstrap.rank()}, 0},
+                                                    {NodeOf(bootstrap), 1000}};
+  WEFT_ASSIGN_OR_RETURN(const auto blocks, ShareBlocks(bootstrap, *heap, requests, kTimeout));
+  for (size_t i = 0; i < requests.size(); ++i) {
+    EXPECT_EQ(blocks[i].bytes(), requests[i].bytes);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(blocks[i].data()) % 64, 0);
+    WEFT_RETURN_IF_ERROR(WriteAndRead(bootstrap, blocks[i], requests[i].holders));
+  }
+  return Meet(bootstrap);
+}
+
+absl::Status SegmentsFillEvenly(Bootstrap& bootstrap) {
+  WEFT_ASSIGN_OR_RETURN(const auto heap, MakeHeap(bootstrap));
+  const std::vector<int> node = NodeOf(bootstrap);
+  const std::vector<SharedBlockRequest> requests(2 * node.size(), {node, 640});
+  WEFT_ASSIGN_OR_RETURN(const auto blocks, ShareBlocks(bootstrap, *heap, requests, kTimeout));
+  std::map<int, int> made;
+  for (const SharedBlock& block : blocks) ++made[heap->AddressOf(block.data())->rank];
+  for (const int rank : node) EXPECT_EQ(made[rank], 2);
+  return Meet(bootstrap);
+}
+
+absl::Status BlocksStayUntilTheLastHolderLetsGo(Bootstrap& bootstrap) {
+  WEFT_ASSIGN_OR_RETURN(const auto heap, MakeHeap(bootstrap));
+  const std::vector<int> node = NodeOf(bootstrap);
+  const std::vector<SharedBlockRequest> requests(node.size(), {node, 64});
+  WEFT_ASSIGN_OR_RETURN(auto blocks, ShareBlocks(bootstrap, *heap, requests, kTimeout));
+  for (SharedBlock& block : blocks) {
+    if (heap->AddressOf(block.data())->rank == bootstrap.rank()) *block.data() = std::byte{7};
+  }
+  SharedBlock moved = std::move(blocks.back());
+  EXPECT_FALSE(blocks.back());
+  blocks.back() = std::move(moved);
+  WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+  for (int leaving = 0; leaving < bootstrap.size(); ++leaving) {
+    if (leaving == bootstrap.rank()) {
+      for (const SharedBlock& block : blocks) EXPECT_EQ(*block.data(), std::byte{7});
+      blocks.clear();
+    }
+    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+    // The one that this rank made, with its header.
+    EXPECT_EQ(heap->allocated_bytes(), leaving < node.back() ? 128 : 0);
+    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+  }
+  return Meet(bootstrap);
+}
+
+absl::Status RanksFailAlike(Bootstrap& bootstrap) {
+  WEFT_ASSIGN_OR_RETURN(const auto heap, MakeHeap(bootstrap));
+  const std::vector<int> node = NodeOf(bootstrap);
+  // The last rank's segment alone is too full, or it lists something else; all learn of it.
+  const bool odd_one = bootstrap.rank() == bootstrap.size() - 1;
+  WEFT_ASSIGN_OR_RETURN(std::byte * ballast, heap->Allocate(odd_one ? kSegmentBytes / 2 : 64));
+  const std::vector<SharedBlockRequest> large(node.size(), {node, kSegmentBytes / 2 + 64});
+  EXPECT_THAT(ShareBlocks(bootstrap, *heap, large, kTimeout),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("bytes asked")));
+  heap->Free(ballast);
+  EXPECT_EQ(heap->allocated_bytes(), 0);
+
+  const std::vector<SharedBlockRequest> foreign = {{{bootstrap.size()}, 64}};
+  EXPECT_THAT(ShareBlocks(bootstrap, *heap, foreign, kTimeout),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("they must be ranks of the node")));
+  if (bootstrap.node_map().RanksOf(bootstrap.node_map().node_of_rank.back()).size() == 1)
+    return Meet(bootstrap);
+  const std::vector<SharedBlockRequest> listed(odd_one ? 1 : 2, {node, 64});
+  EXPECT_THAT(ShareBlocks(bootstrap, *heap, listed, kTimeout),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("they must list the same ones")));
+  EXPECT_EQ(heap->allocated_bytes(), 0);
+  return Meet(bootstrap);
+}
+
+}  // namespace weft::testing
