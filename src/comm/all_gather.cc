@@ -1,5 +1,5 @@
-// All-gather, broadcast (an all-gather of which only the root has a part) and barrier (an all-gather of one
-// word each).
+// All-gather, into an output of each rank's own or one for all ranks of a node; broadcast (an all-gather of
+// which only the root has a part) and barrier (an all-gather of one word each).
 #include <utility>
 
 #include "src/comm/gather_phase.h"
@@ -10,10 +10,7 @@ namespace {
 
 class AllGatherOperation final : public Collective {
  public:
-  AllGatherOperation(const GroupPlacement& placement, CollectivePlan plan)
-      : Collective(std::move(plan), {.input = !placement.local_peers().empty(),
-                                     .output = !placement.local_peers().empty() && placement.spans_nodes()}) {
-  }
+  using Collective::Collective;
 
  protected:
   absl::Status BeginMove(OperationContext& context) override {
@@ -21,9 +18,9 @@ class AllGatherOperation final : public Collective {
     for (int peer : context.placement.local_peers()) {
       memory.peers.push_back({peer, InputOf(context, peer), OutputOf(context, peer)});
     }
-    gather_.emplace(context, plan().parts, plan().dtype, SliceElements(context, plan().dtype),
-                    std::move(memory),
-                    /*parts_grow=*/false);
+    gather_.emplace(
+        context, plan().parts, plan().dtype, SliceElements(context, plan().dtype), memory,
+        plan().kind == OpKind::kAllGatherShared ? GatherPhase::Kind::kShared : GatherPhase::Kind::kWhole);
     return absl::OkStatus();
   }
   absl::StatusOr<bool> Move(OperationContext& context) override {
@@ -40,7 +37,10 @@ class AllGatherOperation final : public Collective {
 }  // namespace
 
 std::unique_ptr<Operation> MakeAllGather(const GroupPlacement& placement, CollectivePlan plan) {
-  return std::make_unique<AllGatherOperation>(placement, std::move(plan));
+  // An output that is shared lies in node memory as it is, and then nobody reads another rank's input.
+  const bool pulled = !placement.local_peers().empty() && plan.kind != OpKind::kAllGatherShared;
+  const Collective::Sharing sharing{.input = pulled, .output = pulled && placement.spans_nodes()};
+  return std::make_unique<AllGatherOperation>(std::move(plan), sharing);
 }
 
 }  // namespace weft

@@ -27,7 +27,7 @@ class AllReduceOperation final : public Collective {
       const std::byte* output = OutputOf(context, peer);
       memory.peers.push_back({peer, PartOf(const_cast<std::byte*>(output), peer), output});
     }
-    gather_.emplace(context, plan().parts, plan().dtype, slice, std::move(memory), /*parts_grow=*/true);
+    gather_.emplace(context, plan().parts, plan().dtype, slice, memory, GatherPhase::Kind::kGrowing);
     return absl::OkStatus();
   }
 

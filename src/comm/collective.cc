@@ -39,8 +39,14 @@ int64_t Collective::SliceElements(const OperationContext& context, DType dtype) 
 
 int64_t Collective::InputElements(const OperationContext& context) const {
   const auto me = static_cast<size_t>(context.placement.me());
-  const bool own_part = plan_.kind == OpKind::kAllGather || plan_.kind == OpKind::kBroadcast;
-  return own_part ? plan_.parts.counts[me] : plan_.parts.total();
+  switch (plan_.kind) {
+    case OpKind::kAllGather:
+    case OpKind::kAllGatherShared:
+    case OpKind::kBroadcast:
+      return plan_.parts.counts[me];
+    default:
+      return plan_.parts.total();
+  }
 }
 
 int64_t Collective::OutputElements(const OperationContext& context) const {
@@ -109,7 +115,7 @@ absl::StatusOr<bool> Collective::Meet(OperationContext& context) {
     const int rank = context.placement.WorldRank(peer);
     met = context.node.Peek(context.record->lane, rank, context.record->descriptor.sequence);
     if (!met) continue;
-    if (!Agree(*met, context.record->descriptor)) return Mismatch(context, rank, *met);
+    if (!AgreeInNode(*met, context.record->descriptor)) return Mismatch(context, rank, *met);
     advanced = true;
   }
   return advanced;

@@ -20,6 +20,11 @@ bool Reduces(OpKind kind) { return kind == OpKind::kReduceScatter || kind == OpK
 
 bool Agree(const Descriptor& a, const Descriptor& b) { return Key(a) == Key(b); }
 
+bool AgreeInNode(const Descriptor& a, const Descriptor& b) {
+  const bool shares = a.kind == OpKind::kAllGatherShared && a.total_count > 0;
+  return Agree(a, b) && (!shares || a.output == b.output);
+}
+
 std::string ToString(const Descriptor& descriptor) {
   std::string text = absl::StrCat(ToAbsl(Name(descriptor.kind)), " of ", descriptor.total_count, " ",
                                   ToAbsl(Name(descriptor.dtype)));
@@ -32,6 +37,7 @@ std::string ToString(const Descriptor& descriptor) {
 std::string HiddenDifference(const Descriptor& a, const Descriptor& b) {
   if (a.group_hash != b.group_hash) return " (lanes of different groups, added in another order)";
   if (a.counts_hash != b.counts_hash) return " (different counts or roots)";
+  if (Agree(a, b)) return " (outputs at different places of node memory)";
   if (a.identity == b.identity) return "";
   return absl::StrCat(" (identities ", absl::Hex(a.identity), " and ", absl::Hex(b.identity), ")");
 }

@@ -29,6 +29,9 @@ struct Descriptor {
 
 // Whether both describe the same collective. (Where its memory lies is each rank's own.)
 bool Agree(const Descriptor& a, const Descriptor& b);
+// The same for ranks of one node, who also mean the same block where an operation writes to one that they
+// share.
+bool AgreeInNode(const Descriptor& a, const Descriptor& b);
 
 // "all_reduce of 4096 f32 by sum, sequence 7".
 std::string ToString(const Descriptor& descriptor);

@@ -66,6 +66,7 @@ std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, Collec
     case OpKind::kSendReceive:
       return MakeAllToAll(std::move(plan));
     case OpKind::kAllGather:
+    case OpKind::kAllGatherShared:
     case OpKind::kBroadcast:
     case OpKind::kBarrier:
       break;

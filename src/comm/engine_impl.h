@@ -50,6 +50,10 @@ class CommEngine::Impl {
   const ProcessGroup& group(LaneId lane) const {
     return lanes_[static_cast<size_t>(lane.index)]->placement.group();
   }
+  // Whether other ranks of the lane's group are on this node.
+  bool HasLocalPeers(LaneId lane) const {
+    return !lanes_[static_cast<size_t>(lane.index)]->placement.local_peers().empty();
+  }
   // Memory for the lane's next barrier, which has no data of its own: a word of input, then a word for each
   // rank. A barrier takes it from the one that had its slot in the descriptor ring.
   std::byte* NextBarrierMemory(LaneId lane) const;

@@ -15,13 +15,18 @@ constexpr int kGatherChannel = 0;
 }  // namespace
 
 GatherPhase::GatherPhase(const OperationContext& context, const PartLayout& parts, DType dtype,
-                         int64_t slice_elements, Memory memory, bool parts_grow)
-    : parts_(parts),
+                         int64_t slice_elements, const Memory& memory, Kind kind)
+    : kind_(kind),
+      parts_(parts),
       element_bytes_(SizeOf(dtype)),
       slice_elements_(slice_elements),
       nontemporal_(static_cast<size_t>(parts.total()) * SizeOf(dtype) > LastLevelCacheBytes()) {
-  PlanLocal(context, memory, parts_grow);
-  PlanWire(context, memory, parts_grow);
+  if (kind == Kind::kShared) {
+    PlanShared(context, memory);
+  } else {
+    PlanLocal(context, memory);
+  }
+  PlanWire(context, memory);
 }
 
 void GatherPhase::AddPull(const std::byte* source, std::byte* target, int member, int peer, int counter) {
@@ -32,12 +37,12 @@ void GatherPhase::AddPull(const std::byte* source, std::byte* target, int member
   pulls_.push_back({CopyStream(SlicingOf(member), from, to, nontemporal_), peer, counter});
 }
 
-void GatherPhase::PlanLocal(const OperationContext& context, const Memory& memory, bool parts_grow) {
+void GatherPhase::PlanLocal(const OperationContext& context, const Memory& memory) {
   const GroupPlacement& placement = context.placement;
   const int me = placement.me();
   for (const PeerMemory& peer : memory.peers) {
     AddPull(peer.own_part, PlaceOf(memory.output, peer.member), peer.member, placement.WorldRank(peer.member),
-            parts_grow ? peer.member : -1);
+            kind_ == Kind::kGrowing ? peer.member : -1);
   }
   AddPull(memory.own_part, PlaceOf(memory.output, me), me, placement.WorldRank(me), -1);
   for (int member = 0; member < placement.size(); ++member) {
@@ -51,7 +56,25 @@ void GatherPhase::PlanLocal(const OperationContext& context, const Memory& memor
   }
 }
 
-void GatherPhase::PlanWire(const OperationContext& context, const Memory& memory, bool parts_grow) {
+void GatherPhase::PlanShared(const OperationContext& context, const Memory& memory) {
+  const GroupPlacement& placement = context.placement;
+  const int me = placement.me();
+  const auto watch = [&](int member, int writer) {
+    if (SlicingOf(member).elements > 0) watches_.push_back({member, placement.WorldRank(writer)});
+  };
+  for (const PeerMemory& peer : memory.peers) {
+    if (peer.own_part != PlaceOf(memory.output, peer.member)) watch(peer.member, peer.member);
+  }
+  AddPull(memory.own_part, PlaceOf(memory.output, me), me, placement.WorldRank(me), -1);
+  own_announced_ = pulls_.empty();
+  for (int member = 0; member < placement.size(); ++member) {
+    if (placement.IsLocal(member)) continue;
+    const int agent = placement.Agent(placement.NodeOf(me), member);
+    if (agent != me) watch(member, agent);
+  }
+}
+
+void GatherPhase::PlanWire(const OperationContext& context, const Memory& memory) {
   const GroupPlacement& placement = context.placement;
   const int me = placement.me();
   const uint64_t sequence = context.record->descriptor.sequence;
@@ -62,7 +85,7 @@ void GatherPhase::PlanWire(const OperationContext& context, const Memory& memory
     if (placement.IsLocal(member)) continue;
     const WireDesk::Channel channel{lane, sequence, placement.WorldRank(member), kGatherChannel};
     // An all-reduce's ranks have heard from each other in its first half. See Note [Empty parts].
-    const bool speaks = !parts_grow;
+    const bool speaks = kind_ != Kind::kGrowing;
     if (placement.Agent(placement.NodeOf(me), member) == me && (speaks || SlicingOf(member).elements > 0)) {
       const SliceMemory place{PlaceOf(memory.output, member), element_bytes_};
       relays_.push_back({ReceiveStream(channel, WirePhase::kGather, SlicingOf(member), place), member});
@@ -95,18 +118,39 @@ absl::StatusOr<bool> GatherPhase::StepRelays(OperationContext& context) {
   for (Relay& relay : relays_) {
     WEFT_ASSIGN_OR_RETURN(const bool credited, relay.stream.Step(context, relay.stream.done()));
     advanced |= credited;
-    if (relay.announced == relay.stream.done() || context.placement.local_peers().empty()) continue;
+    if (relay.announced == relay.stream.done()) continue;
+    if (kind_ == Kind::kShared && !relay.stream.finished()) continue;
     relay.announced = relay.stream.done();
-    context.node.SetCounter(context.record->lane, context.record->descriptor.sequence, relay.member,
-                            relay.announced);
+    Announce(context, relay.member, relay.announced);
     advanced = true;
-    for (int peer : context.placement.local_peers()) context.node.Ring(context.placement.WorldRank(peer));
+  }
+  return advanced;
+}
+
+void GatherPhase::Announce(OperationContext& context, int member, int64_t slices) {
+  if (context.placement.local_peers().empty()) return;
+  context.node.SetCounter(context.record->lane, context.record->descriptor.sequence, member, slices);
+  for (int peer : context.placement.local_peers()) context.node.Ring(context.placement.WorldRank(peer));
+}
+
+bool GatherPhase::StepWatches(OperationContext& context) {
+  bool advanced = false;
+  for (Watch& watch : watches_) {
+    if (watch.done) continue;
+    watch.done = context.node.Counter(context.record->lane, watch.writer, context.record->descriptor.sequence,
+                                      watch.member) == SlicingOf(watch.member).slices();
+    advanced |= watch.done;
   }
   return advanced;
 }
 
 absl::StatusOr<bool> GatherPhase::Step(OperationContext& context, int64_t own_available) {
   bool advanced = StepPulls(context, own_available);
+  if (!own_announced_ && pulls_.front().stream.finished()) {
+    own_announced_ = true;
+    Announce(context, context.placement.me(), pulls_.front().stream.done());
+  }
+  advanced |= StepWatches(context);
   WEFT_ASSIGN_OR_RETURN(const bool relayed, StepRelays(context));
   advanced |= relayed;
   for (SendStream& send : sends_) {
@@ -119,7 +163,9 @@ absl::StatusOr<bool> GatherPhase::Step(OperationContext& context, int64_t own_av
 bool GatherPhase::complete() const {
   return std::all_of(pulls_.begin(), pulls_.end(), [](const Pull& pull) { return pull.stream.finished(); }) &&
          std::all_of(relays_.begin(), relays_.end(),
-                     [](const Relay& relay) { return relay.stream.finished(); });
+                     [](const Relay& relay) { return relay.stream.finished(); }) &&
+         std::all_of(watches_.begin(), watches_.end(), [](const Watch& watch) { return watch.done; }) &&
+         own_announced_;
 }
 
 bool GatherPhase::drained() const {
@@ -136,6 +182,9 @@ void GatherPhase::AddAwaited(std::set<int>& ranks) const {
   }
   for (const Pull& pull : pulls_) {
     if (!pull.stream.finished()) ranks.insert(pull.source);
+  }
+  for (const Watch& watch : watches_) {
+    if (!watch.done) ranks.insert(watch.writer);
   }
 }
 

@@ -3,6 +3,11 @@
 // Note [Relays]
 // A part from another node comes to the node once: its *agent* there receives it into its own output, and the
 // node's other ranks pull it from there, slice by slice, as the agent's counter for that part grows.
+//
+// Note [Shared outputs]
+// Where the ranks of a node name one output, pulling has no work left: a part is written by its owner, or by
+// its agent, and everybody else *watches* the writer's counter for it, which then is set once, at the end. A
+// part that already lies in the output needs not even that: its owner has published it.
 #pragma once
 
 #include <deque>
@@ -27,14 +32,18 @@ struct PeerMemory {
 class GatherPhase {
  public:
   struct Memory {
-    const std::byte* own_part;      // This rank's part.
+    const std::byte* own_part;      // This rank's part. A peer's is null if it shares none.
     std::byte* output;              // The whole.
     std::vector<PeerMemory> peers;  // Every rank of the node but this one.
   };
-  // `parts_grow`: parts come to be while the phase runs (all-reduce); a peer's counter of its own part says
-  // how far.
+  enum class Kind : uint8_t {
+    kWhole,    // Every part is there from the start.
+    kGrowing,  // Parts come to be while the phase runs (all-reduce): a peer's counter of its part says how
+               // far.
+    kShared,   // Every part is there, and the node's ranks have one output. See Note [Shared outputs].
+  };
   GatherPhase(const OperationContext& context, const PartLayout& parts, DType dtype, int64_t slice_elements,
-              Memory memory, bool parts_grow);
+              const Memory& memory, Kind kind);
 
   // `own_available`: slices of the own part that are there.
   absl::StatusOr<bool> Step(OperationContext& context, int64_t own_available);
@@ -58,16 +67,26 @@ class GatherPhase {
     int member;
     int64_t announced = 0;
   };
+  struct Watch {
+    int member;  // Whose part
+    int writer;  // that peer writes.
+    bool done = false;
+  };
 
-  void PlanLocal(const OperationContext& context, const Memory& memory, bool parts_grow);
-  void PlanWire(const OperationContext& context, const Memory& memory, bool parts_grow);
+  void PlanLocal(const OperationContext& context, const Memory& memory);
+  void PlanShared(const OperationContext& context, const Memory& memory);
+  void PlanWire(const OperationContext& context, const Memory& memory);
   void AddPull(const std::byte* source, std::byte* target, int member, int peer, int counter);
   std::byte* PlaceOf(std::byte* output, int member) const {
     return output + static_cast<size_t>(parts_.offsets[static_cast<size_t>(member)]) * element_bytes_;
   }
   bool StepPulls(OperationContext& context, int64_t own_available);
   absl::StatusOr<bool> StepRelays(OperationContext& context);
+  bool StepWatches(OperationContext& context);
+  // Tells the node's ranks how much of a member's part is in this rank's output.
+  void Announce(OperationContext& context, int member, int64_t slices);
 
+  const Kind kind_;
   const PartLayout parts_;
   const size_t element_bytes_;
   const int64_t slice_elements_;
@@ -76,6 +95,8 @@ class GatherPhase {
   std::deque<Pull> pulls_;
   std::deque<Relay> relays_;
   std::deque<SendStream> sends_;
+  std::vector<Watch> watches_;
+  bool own_announced_ = true;  // Nobody waits to hear of this rank's part.
 };
 
 }  // namespace weft

@@ -6,6 +6,8 @@ std::string_view Name(OpKind kind) {
   switch (kind) {
     case OpKind::kAllGather:
       return "all_gather";
+    case OpKind::kAllGatherShared:
+      return "all_gather_shared";
     case OpKind::kReduceScatter:
       return "reduce_scatter";
     case OpKind::kAllReduce:

@@ -131,6 +131,21 @@ TEST(ArgumentsOfGroups, EqualPartsMustDivide) {
   });
 }
 
+TEST(ArgumentsOfGroups, AnOutputThatANodeSharesLiesInNodeMemory) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    std::vector<float> own(64);
+    Work work = fixture.engine->AllGatherShared(fixture.lane, own.data(), own.data(), DType::kF32, 64);
+    EXPECT_FALSE(work.Wait().ok());
+    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+    EXPECT_THAT(
+        fixture.engine->status(),
+        StatusIs(absl::StatusCode::kInvalidArgument,
+                 HasSubstr("all_gather_shared: the output of 256 bytes does not lie in node memory")));
+    return absl::OkStatus();
+  });
+}
+
 TEST_F(Arguments, ALaneIsOfTheCallersGroup) {
   EXPECT_THAT(
       engine().AddLane({"other", {0, 1}, 1}, LanePurpose::kContext),

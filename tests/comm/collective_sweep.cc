@@ -10,6 +10,7 @@
 
 #include "tests/comm/strided_parts.h"
 #include "tests/support/status_matchers.h"
+#include "weft/memory/shared_block.h"
 
 namespace weft::testing {
 namespace {
@@ -103,6 +104,40 @@ absl::Status SweepAllGather(EngineFixture& fixture, const SweepOptions& options)
     for (int rank = 0; rank < ranks; ++rank) {
       const int64_t count = c.counts[static_cast<size_t>(rank)];
       EXPECT_EQ(output.Read(c.Offset(rank), count), ValuesOf(rank, 0, count));
+    }
+    return work.WaitReleased();
+  });
+}
+
+absl::Status SweepAllGatherShared(EngineFixture& fixture, const SweepOptions& options) {
+  const ProcessGroup& world = fixture.engine->group(fixture.lane);
+  const int ranks = world.size();
+  const int me = world.group_rank;
+  const ProcessGroup node = RanksOfThisNode(fixture.engine->bootstrap());
+  WEFT_ASSIGN_OR_RETURN(const LaneId readers, fixture.engine->AddLane(node, LanePurpose::kControl));
+  constexpr int64_t kMostElements = 8192;
+  WEFT_ASSIGN_OR_RETURN(const auto blocks,
+                        ShareBlocks(fixture.engine->bootstrap(), *fixture.heap,
+                                    {{node.ranks, kMostElements * sizeof(int64_t)}}, absl::Seconds(60)));
+  return ForEachCase(ranks, options, true, [&](const Case& c) -> absl::Status {
+    const int64_t own = c.counts[static_cast<size_t>(me)];
+    TestBuffer image = TestBuffer::Of(blocks[0].data(), c.dtype);
+    WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, c.node_memory, c.dtype, own));
+    // Only some ranks gather in place.
+    const bool in_place = c.in_place && me % 2 == 0;
+    OpOptions gated;
+    Work have_read = fixture.engine->Barrier(readers);
+    gated.gate = &have_read;
+    if (in_place) WEFT_RETURN_IF_ERROR(have_read.WaitReleased());
+    TestBuffer& source = in_place ? image : input;
+    const int64_t at = in_place ? c.Offset(me) : 0;
+    source.Write(at, ValuesOf(me, 0, own));
+    Work work = fixture.engine->AllGatherShared(fixture.lane, source.At(at), image.data(), c.dtype, c.total(),
+                                                c.Told(), gated);
+    WEFT_RETURN_IF_ERROR(work.Wait());
+    for (int rank = 0; rank < ranks; ++rank) {
+      const int64_t count = c.counts[static_cast<size_t>(rank)];
+      EXPECT_EQ(image.Read(c.Offset(rank), count), ValuesOf(rank, 0, count));
     }
     return work.WaitReleased();
   });

@@ -15,6 +15,8 @@ struct SweepOptions {
 
 // Errors and failed expectations name the case.
 absl::Status SweepAllGather(EngineFixture& fixture, const SweepOptions& options);
+// Into one block a node, again and again: each time gated on a barrier of its ranks, who have read the last.
+absl::Status SweepAllGatherShared(EngineFixture& fixture, const SweepOptions& options);
 absl::Status SweepReduceScatter(EngineFixture& fixture, const SweepOptions& options);
 absl::Status SweepAllReduce(EngineFixture& fixture, const SweepOptions& options);
 absl::Status SweepAllToAll(EngineFixture& fixture, const SweepOptions& options);

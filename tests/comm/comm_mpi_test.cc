@@ -29,6 +29,7 @@ class CommMpi : public ::testing::Test {
 };
 
 TEST_F(CommMpi, AllGatherBringsEveryPartToEveryRank) { EXPECT_OK(SweepAllGather(fixture_, {})); }
+TEST_F(CommMpi, AllGatherSharedFillsOneBlockANode) { EXPECT_OK(SweepAllGatherShared(fixture_, {})); }
 TEST_F(CommMpi, ReduceScatterReducesEachPartAtItsOwner) { EXPECT_OK(SweepReduceScatter(fixture_, {})); }
 TEST_F(CommMpi, AllReduceGivesEveryRankTheReduction) { EXPECT_OK(SweepAllReduce(fixture_, {})); }
 TEST_F(CommMpi, AllToAllExchangesUnevenAndEmptyParts) { EXPECT_OK(SweepAllToAll(fixture_, {})); }

@@ -1,5 +1,6 @@
 // Every byte accounted for, as exact numbers.
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
@@ -59,6 +60,18 @@ Work AllGather(EngineFixture& f, TestBuffer& input, TestBuffer& output) {
   return f.engine->AllGather(f.lane, input.data(), output.data(), DType::kF32,
                              kPart * f.engine->group(f.lane).size());
 }
+// Ranks are threads: all of a node can name the output of its first.
+Work AllGatherShared(EngineFixture& f, TestBuffer& input, TestBuffer& output) {
+  Bootstrap& bootstrap = f.engine->bootstrap();
+  std::byte* own = output.data();
+  const auto outputs =
+      bootstrap.AllGatherBlob({reinterpret_cast<const char*>(&own), sizeof(own)}, absl::Seconds(60));
+  std::byte* shared = nullptr;
+  const auto first = static_cast<size_t>(bootstrap.node_map().RanksOf(bootstrap.node()).front());
+  std::memcpy(&shared, (*outputs)[first].data(), sizeof(shared));
+  return f.engine->AllGatherShared(f.lane, input.data(), shared, DType::kF32,
+                                   kPart * f.engine->group(f.lane).size());
+}
 Work ReduceScatter(EngineFixture& f, TestBuffer& input, TestBuffer& output) {
   return f.engine->ReduceScatter(f.lane, input.data(), output.data(), DType::kF32,
                                  kPart * f.engine->group(f.lane).size(), ReduceOp::kSum);
@@ -91,6 +104,15 @@ TEST(Counters, AllGatherSendsEveryPartOnceToEveryOtherNode) {
   Expect(kTwoNodes, purpose, true, AllGather, kAG, {{b, b, b, b}, 3 * b, 0});
   Expect(kFourNodes, purpose, true, AllGather, kAG, {{3 * b, 3 * b, 3 * b, 3 * b}, 3 * b, 0});
   Expect(kTwoAndOne, purpose, true, AllGather, kAG, {{b, b, b}, 2 * b, 0});
+}
+
+TEST(Counters, AllGatherSharedSendsAsMuchAndStagesNothing) {
+  const int64_t b = kPartBytes;
+  const auto purpose = LanePurpose::kAllGather;
+  Expect(kOneNode, purpose, true, AllGatherShared, kAG, {{0, 0, 0, 0}, 3 * b, 0});
+  Expect(kTwoNodes, purpose, true, AllGatherShared, kAG, {{b, b, b, b}, 3 * b, 0});
+  Expect(kFourNodes, purpose, false, AllGatherShared, kAG, {{3 * b, 3 * b, 3 * b, 3 * b}, 3 * b, 0});
+  Expect(kTwoAndOne, purpose, true, AllGatherShared, kAG, {{b, b, b}, 2 * b, 0});
 }
 
 TEST(Counters, ReduceScatterSendsOnePartialOfEveryNodeToEveryOwnerElsewhere) {

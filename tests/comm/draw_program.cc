@@ -20,6 +20,7 @@ ProgramOp DrawOp(Dice& dice) {
   op.node_memory = op.kind == Kind::kGatherImage || dice.Chance(75);
   op.image = static_cast<int>(dice.Between(0, ProgramOp::kImages - 1));
   op.whole_world = dice.Chance(40);
+  op.shared = dice.Chance(40);
   op.root = static_cast<int>(dice.Between(0, 1 << 20));
   return op;
 }

@@ -21,6 +21,13 @@ inline ProcessGroup WorldGroup(const Bootstrap& bootstrap) {
   return group;
 }
 
+// The ranks that share memory with this one.
+inline ProcessGroup RanksOfThisNode(const Bootstrap& bootstrap) {
+  ProcessGroup group{"node", bootstrap.node_map().RanksOf(bootstrap.node()), 0};
+  while (group.ranks[static_cast<size_t>(group.group_rank)] != bootstrap.rank()) ++group.group_rank;
+  return group;
+}
+
 struct EngineFixture {
   std::unique_ptr<NodeHeap> heap;
   std::unique_ptr<BufferPool> pool;
@@ -60,7 +67,17 @@ class TestBuffer {
     }
     return buffer;
   }
-  std::byte* data() { return node_ ? node_.data() : own_.data(); }
+  // Memory of somebody else's.
+  static TestBuffer Of(std::byte* memory, DType dtype) {
+    TestBuffer buffer;
+    buffer.dtype_ = dtype;
+    buffer.borrowed_ = memory;
+    return buffer;
+  }
+  std::byte* data() {
+    if (borrowed_ != nullptr) return borrowed_;
+    return node_ ? node_.data() : own_.data();
+  }
   std::byte* At(int64_t element) { return data() + static_cast<size_t>(element) * SizeOf(dtype_); }
 
   // Values are exact in the dtype, or rounded to it.
@@ -94,6 +111,7 @@ class TestBuffer {
 
   DType dtype_ = DType::kF32;
   int64_t count_ = 0;
+  std::byte* borrowed_ = nullptr;
   Buffer node_;
   std::vector<std::byte> own_;
 };

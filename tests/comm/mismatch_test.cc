@@ -52,6 +52,14 @@ Submission AllGatherOf(std::vector<int64_t> counts) {
           absl::StrCat("all_gather of ", total, " f32")};
 }
 
+Submission AllGatherSharedOf(int64_t total) {
+  return {[=](EngineFixture& fixture, TestBuffer& input, TestBuffer& output) {
+            return fixture.engine->AllGatherShared(fixture.lane, input.data(), output.data(), DType::kF32,
+                                                   total);
+          },
+          absl::StrCat("all_gather_shared of ", total, " f32")};
+}
+
 Submission BroadcastFrom(int root) {
   return {[=](EngineFixture& fixture, TestBuffer& /*input*/, TestBuffer& output) {
             return fixture.engine->Broadcast(fixture.lane, output.data(), DType::kF32, 100, root);
@@ -111,6 +119,7 @@ TEST(Mismatch, OfAnyPropertyIsAnErrorThatNamesBothRanksAndOperations) {
       {
           {"kind", AllReduceOf(100), ReduceScatterOf({30, 30, 40})},
           {"kind", AllGatherOf({10, 10, 10}), ABarrier()},
+          {"kind", AllGatherOf({30, 30, 30}), AllGatherSharedOf(90)},
           {"count", AllReduceOf(1000), AllReduceOf(1001)},
           {"count", ReduceScatterOf({600, 600, 600}), ReduceScatterOf({601, 601, 601})},
           {"count", AllGatherOf({600, 600, 600}), AllGatherOf({601, 601, 601})},
@@ -144,6 +153,23 @@ TEST(Mismatch, OfEmptyPartsIsFoundBeforeTheyAreReleased) {
         WEFT_RETURN_IF_ERROR(work.Wait());
         return work.WaitReleased();
       });
+}
+
+// Each names an output of its own.
+TEST(Mismatch, OfTheOutputThatANodeSharesIsAnError) {
+  EngineOptions options;
+  options.timeout = absl::Seconds(120);
+  RunRanks(NodeMap::RanksPerNode(3, 2), [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kI64, kRoom));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, true, DType::kI64, kRoom));
+    Work empty = AllGatherSharedOf(0).submit(fixture, input, output);
+    WEFT_RETURN_IF_ERROR(empty.WaitReleased());
+    Work work = AllGatherSharedOf(90).submit(fixture, input, output);
+    EXPECT_THAT(work.Wait(), Refusal(AllOf(HasSubstr("all_gather_shared of 90 f32"),
+                                           HasSubstr("outputs at different places of node memory"))));
+    return Meet(bootstrap);
+  });
 }
 
 TEST(Mismatch, OfTheOrderOnALaneIsAnError) {

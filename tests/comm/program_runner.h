@@ -14,6 +14,7 @@
 #include "tests/comm/program_values.h"
 #include "tests/comm/random_program.h"
 #include "tests/comm/strided_parts.h"
+#include "weft/memory/shared_block.h"
 
 namespace weft::testing {
 
@@ -32,6 +33,7 @@ class ProgramRunner {
     for (const auto& live : live_) {
       live->work = Work();
       live->continued = Work();
+      live->have_read = Work();
     }
     if (fixture_) fixture_->engine.reset();
   }
@@ -44,6 +46,7 @@ class ProgramRunner {
     int op;
     std::vector<int64_t> parts;
     TestBuffer input, output;
+    Work have_read;  // Before a shared image is filled: whoever shares it does not read it any more.
     std::vector<StridedPart> sent, received;  // By rank of the world.
     Work work, continued;
     std::optional<int> shifted_from;
@@ -65,6 +68,7 @@ class ProgramRunner {
 
   absl::Status Submit(int index);
   absl::Status SubmitGather(int index, const ProgramOp& op, Live& live);
+  absl::Status SubmitSharedGather(int index, const ProgramOp& op, Live& live);
   absl::Status SubmitReduction(int index, const ProgramOp& op, Live& live);
   void Continue(Live& live);
   void ContinueWhatIsComplete();
@@ -84,6 +88,17 @@ class ProgramRunner {
     ProgramValues::Fill(index, op.dtype, bootstrap_.rank(), begin, count, memory);
   }
 
+  // Where a gather brings its image, and who filled that last.
+  size_t SharedImage(const ProgramOp& op) const {
+    return static_cast<size_t>(op.image + (op.whole_world ? ProgramOp::kImages : 0));
+  }
+  const std::byte* ImageOf(const ProgramOp& op) const {
+    return op.shared ? shared_images_[SharedImage(op)].data() : images_[static_cast<size_t>(op.image)].data();
+  }
+  Live*& LastFiller(const ProgramOp& op) {
+    return op.shared ? last_shared_filler_[SharedImage(op)] : last_filler_[static_cast<size_t>(op.image)];
+  }
+
   Bootstrap& bootstrap_;
   const Program& program_;
   const ProgramRules rules_;
@@ -93,6 +108,10 @@ class ProgramRunner {
   std::optional<EngineFixture> fixture_;
   ProcessGroup world_, shard_, replicate_;
   std::optional<ProgramValues> values_;
+  ProcessGroup shard_of_node_, node_;  // Who shares images with this rank.
+  LaneId shard_readers_lane_, node_readers_lane_;
+  std::vector<SharedBlock> shared_images_;  // Of the shard group, then of all ranks.
+  std::vector<Live*> last_shared_filler_ = std::vector<Live*>(2 * ProgramOp::kImages, nullptr);
   LaneId gather_lane_, world_gather_lane_, scatter_lane_, reduce_lane_, context_lane_, control_lane_;
   // Gathered images live as long as the run, and are filled again and again; and by whom last, while that is
   // live.

@@ -51,7 +51,8 @@ struct ProgramOp {
   bool uneven;       // Parts differ, and some are empty.
   bool node_memory;  // Else staged by the engine.
   int image;         // kGatherImage: which of the images it fills,
-  bool whole_world;  // and whether over all ranks, on a lane of its own, or over the shard group.
+  bool whole_world;  // and whether over all ranks, on a lane of its own, or over the shard group,
+  bool shared;       // and whether into one image a node.
   int root;          // kBroadcast. kShift: how far, around the ring.
 };
 

@@ -6,6 +6,21 @@
 
 namespace weft::testing {
 
+namespace {
+
+// The ranks of the group that share memory with this one.
+ProcessGroup WithinNode(const ProcessGroup& group, const Bootstrap& bootstrap) {
+  ProcessGroup near{group.name + " of the node", {}, 0};
+  for (const int rank : group.ranks) {
+    if (!bootstrap.node_map().SameNode(rank, bootstrap.rank())) continue;
+    if (rank == bootstrap.rank()) near.group_rank = near.size();
+    near.ranks.push_back(rank);
+  }
+  return near;
+}
+
+}  // namespace
+
 absl::Status ProgramRunner::Open() {
   WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, [&]() -> absl::StatusOr<EngineFixture> {
     EngineFixture made;
@@ -32,10 +47,19 @@ absl::Status ProgramRunner::Open() {
   WEFT_ASSIGN_OR_RETURN(reduce_lane_, AddLane(replicate_, LanePurpose::kAllReduce));
   WEFT_ASSIGN_OR_RETURN(context_lane_, AddLane(world_, LanePurpose::kContext));
   WEFT_ASSIGN_OR_RETURN(control_lane_, AddLane(world_, LanePurpose::kControl));
+  node_ = RanksOfThisNode(bootstrap_);
+  shard_of_node_ = WithinNode(shard_, bootstrap_);
+  WEFT_ASSIGN_OR_RETURN(shard_readers_lane_, AddLane(shard_of_node_, LanePurpose::kControl));
+  WEFT_ASSIGN_OR_RETURN(node_readers_lane_, AddLane(node_, LanePurpose::kControl));
+  constexpr size_t kImageBytes = size_t{256} << 10;
   for (int image = 0; image < ProgramOp::kImages; ++image) {
-    constexpr size_t kImageBytes = size_t{256} << 10;
     WEFT_ASSIGN_OR_RETURN(images_.emplace_back(), fixture_->pool->Acquire(kImageBytes));
   }
+  std::vector<SharedBlockRequest> requests;
+  for (const ProcessGroup* group : {&shard_of_node_, &node_})
+    requests.resize(requests.size() + ProgramOp::kImages, {group->ranks, kImageBytes});
+  WEFT_ASSIGN_OR_RETURN(shared_images_,
+                        ShareBlocks(bootstrap_, *fixture_->heap, requests, program_.engine.timeout));
   return absl::OkStatus();
 }
 
@@ -53,7 +77,7 @@ absl::Status ProgramRunner::Check(Live& live) {
   const ProgramOp& op = program_.ops[static_cast<size_t>(live.op)];
   switch (op.kind) {
     case ProgramOp::Kind::kGatherImage:
-      return values_->CheckGather(live.op, op, live.parts, images_[static_cast<size_t>(op.image)].data());
+      return values_->CheckGather(live.op, op, live.parts, ImageOf(op));
     case ProgramOp::Kind::kReduceGradients:
       return values_->CheckReduction(live.op, op, live.parts, live.output.data());
     case ProgramOp::Kind::kAllReduce:
@@ -73,8 +97,8 @@ absl::Status ProgramRunner::Check(Live& live) {
 
 absl::Status ProgramRunner::FinishOne(size_t place) {
   WEFT_RETURN_IF_ERROR(Complete(*live_[place]));
-  for (Live*& last : last_filler_) {
-    if (last == live_[place].get()) last = nullptr;
+  for (std::vector<Live*>* fillers : {&last_filler_, &last_shared_filler_}) {
+    std::replace(fillers->begin(), fillers->end(), live_[place].get(), static_cast<Live*>(nullptr));
   }
   live_.erase(live_.begin() + static_cast<std::ptrdiff_t>(place));
   return absl::OkStatus();
@@ -99,7 +123,7 @@ absl::Status ProgramRunner::CheckBounds(ProgramOutcome& outcome) {
   const EngineCounters counters = engine().counters();
   outcome.operations = counters.operations;
   outcome.yielded_peak_bytes = counters.yielded_peak_bytes;
-  constexpr int kLanes = 6;
+  constexpr int kLanes = 8;
   constexpr int kPhases = 2;
   const EngineOptions& options = program_.engine;
   const int64_t bound =

@@ -112,6 +112,7 @@ TEST(Death, IsAnErrorThatNamesTheRankOnEverySurvivor) {
     ProgramOp last = program.ops.front();
     last.kind = ProgramOp::Kind::kGatherImage;
     last.whole_world = true;
+    last.count = 600;  // Long enough that nobody dies behind it.
     program.ops.push_back(last);
     SimOptions machine;
     machine.seed = seed;

@@ -10,7 +10,7 @@ absl::Status ProgramRunner::SubmitGather(int index, const ProgramOp& op, Live& l
   WEFT_ASSIGN_OR_RETURN(live.input, MakeBuffer(op, own));
   Fill(index, op, 0, own, live.input.data());
   OpOptions options = Options(index, op);
-  Live*& last = last_filler_[static_cast<size_t>(op.image)];
+  Live*& last = LastFiller(op);
   if (last != nullptr) {
     // This rank is done with the image; peers may not be.
     WEFT_RETURN_IF_ERROR(last->work.Wait());
@@ -20,6 +20,28 @@ absl::Status ProgramRunner::SubmitGather(int index, const ProgramOp& op, Live& l
   live.work = engine().AllGather(op.whole_world ? world_gather_lane_ : gather_lane_, live.input.data(),
                                  images_[static_cast<size_t>(op.image)].data(), op.dtype, Sum(live.parts),
                                  live.parts, options);
+  last = &live;
+  return absl::OkStatus();
+}
+
+// Every rank that shares the image says that it has read it, even one that has long forgotten who filled it.
+absl::Status ProgramRunner::SubmitSharedGather(int index, const ProgramOp& op, Live& live) {
+  const ProcessGroup& group = op.whole_world ? world_ : shard_;
+  live.parts = PartsOf(op, group.size());
+  const int64_t own = live.parts[static_cast<size_t>(group.group_rank)];
+  WEFT_ASSIGN_OR_RETURN(live.input, MakeBuffer(op, own));
+  Fill(index, op, 0, own, live.input.data());
+  Live*& last = LastFiller(op);
+  if (last != nullptr) {
+    WEFT_RETURN_IF_ERROR(last->work.Wait());
+    WEFT_RETURN_IF_ERROR(Check(*last));
+  }
+  OpOptions options = Options(index, op);
+  live.have_read = engine().Barrier(op.whole_world ? node_readers_lane_ : shard_readers_lane_, options);
+  if (rules_.gate_images) options.gate = &live.have_read;
+  live.work = engine().AllGatherShared(op.whole_world ? world_gather_lane_ : gather_lane_, live.input.data(),
+                                       shared_images_[SharedImage(op)].data(), op.dtype, Sum(live.parts),
+                                       live.parts, options);
   last = &live;
   return absl::OkStatus();
 }
@@ -133,7 +155,7 @@ absl::Status ProgramRunner::Submit(int index) {
   live.op = index;
   switch (op.kind) {
     case ProgramOp::Kind::kGatherImage:
-      return SubmitGather(index, op, live);
+      return op.shared ? SubmitSharedGather(index, op, live) : SubmitGather(index, op, live);
     case ProgramOp::Kind::kReduceGradients:
       return SubmitReduction(index, op, live);
     case ProgramOp::Kind::kAllReduce:

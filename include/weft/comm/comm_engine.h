@@ -100,6 +100,15 @@ class CommEngine {
   Work AllGather(LaneId lane, const void* input, void* output, DType dtype, int64_t total_count,
                  absl::Span<const int64_t> counts = {}, OpOptions options = {}, const Work* after = nullptr);
 
+  // The same into one `output` for all ranks of a node: a block of node memory (a SharedBlock) that the
+  // group's ranks there hold together, and in which every part is written once, by its owner or by the rank
+  // that receives it from another node. *Ready* when all of it is, whoever wrote it. In place for each rank:
+  // input == output + this rank's offset. Nothing is written before `options.gate` is released on every rank
+  // of the node; what others still read of the block is for the gate to wait for.
+  Work AllGatherShared(LaneId lane, const void* input, void* output, DType dtype, int64_t total_count,
+                       absl::Span<const int64_t> counts = {}, OpOptions options = {},
+                       const Work* after = nullptr);
+
   // output = this rank's part of the reduction of all inputs. In place: output == input + this rank's offset.
   Work ReduceScatter(LaneId lane, const void* input, void* output, DType dtype, int64_t total_count,
                      ReduceOp op, absl::Span<const int64_t> counts = {}, OpOptions options = {},
@@ -159,6 +168,9 @@ class CommEngine {
   friend class Work;
   class Impl;
   explicit CommEngine(std::unique_ptr<Impl> impl);
+  Work SubmitGather(LaneId lane, OpKind kind, const void* input, void* output, DType dtype,
+                    int64_t total_count, absl::Span<const int64_t> counts, OpOptions options,
+                    const Work* after);
   template <typename Build>
   Work SubmitChecked(LaneId lane, OpOptions options, const Work* after, const Build& build);
   template <typename Parts>

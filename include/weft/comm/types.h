@@ -11,6 +11,7 @@ namespace weft {
 
 enum class OpKind : uint8_t {
   kAllGather,
+  kAllGatherShared,
   kReduceScatter,
   kAllReduce,
   kAllToAll,
