@@ -20,6 +20,15 @@ endfunction()
 set(WEFT_THREAD_TEST_FOLDERS core mesh memory comm sharding context_parallel)
 add_custom_target(weft_thread_tests)
 
+# What tests do themselves is not worth the time that the optimizer, or checks for undefined behaviour in what they
+# instantiate, would take: together that is more than half of a sanitizer's build. Linked last, to have the last word.
+add_library(weft_test_options INTERFACE)
+if(WEFT_SANITIZE)
+  target_compile_options(weft_test_options INTERFACE -O0 -fno-sanitize=undefined)
+else()
+  target_compile_options(weft_test_options INTERFACE $<$<CONFIG:Release>:-O1>)
+endif()
+
 # weft_test(<name> SOURCES ... LINK targets... [MPI_RANKS counts...] [TIMEOUT seconds] [LABELS labels...]
 #           [SINGLE_THREAD])
 # A GoogleTest program. Without MPI_RANKS it runs alone (its ranks are threads); with them, once under mpirun for
@@ -36,10 +45,8 @@ function(weft_test name)
   endif()
   add_executable(${name} ${ARG_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
-  # What tests do themselves is not worth the time that the optimizer would take.
-  target_compile_options(${name} PRIVATE $<$<CONFIG:Release>:-O1>)
   target_link_libraries(${name} PRIVATE ${ARG_LINK} GTest::gmock $<IF:$<BOOL:${ARG_MPI_RANKS}>,weft_test_mpi_main,weft_test_main>
-                                        weft_options)
+                                        weft_options weft_test_options)
   set(results ${PROJECT_BINARY_DIR}/results)
   if(ARG_MPI_RANKS)
     foreach(ranks IN LISTS ARG_MPI_RANKS)
