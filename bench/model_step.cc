@@ -1,0 +1,281 @@
+// A training step of a small Llama on one rank, by part, beside its matrix products alone.
+//
+//   OMP_NUM_THREADS=1 build/release/bench/weft_bench_model_step [tokens [repeats [f32|bf16]]]
+//
+// The model has 8 layers, dim 512 and 29 M parameters; gradients and the optimizer's masters are f32 whatever
+// it computes in. Steps and rounds of the products alone take turns; what is printed are medians. On one
+// thread times are of the thread's own processor time, which others on the machine disturb less. A module's
+// time is without that of modules below.
+#include <time.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bench/or_die.h"
+#include "bench/versus.h"
+#include "weft/core/order_free_sum.h"
+#include "weft/core/parallel.h"
+#include "weft/core/strided_copy.h"
+#include "weft/nn/llama.h"
+#include "weft/nn/materialize.h"
+#include "weft/nn/matmul.h"
+#include "weft/optim/adamw.h"
+
+namespace weft::bench {
+namespace {
+
+double Milliseconds() {
+  timespec time;
+  clock_gettime(ThreadCount() == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &time);
+  return static_cast<double>(time.tv_sec) * 1e3 + static_cast<double>(time.tv_nsec) * 1e-6;
+}
+
+LlamaConfig MakeConfig(int64_t tokens) {
+  LlamaConfig config;
+  config.vocab_size = 4096;
+  config.dim = 512;
+  config.layers = 8;
+  config.heads = 8;
+  config.kv_heads = 4;
+  config.head_dim = 64;
+  config.ffn_dim = 1536;
+  config.max_positions = tokens;
+  return config;
+}
+
+// Milliseconds of one step, by part.
+using Parts = std::map<std::string, double>;
+
+// Hooks that book the time between them on the module that is running.
+class Stopwatch {
+ public:
+  explicit Stopwatch(Module& root) {
+    for (Module* module : root.Descendants()) Watch(*module);
+  }
+  void Book(const std::string& part) {
+    const double now = Milliseconds();
+    parts_[part] += now - last_;
+    last_ = now;
+  }
+  void Start() {
+    parts_.clear();
+    last_ = Milliseconds();
+  }
+  const Parts& parts() const { return parts_; }
+
+ private:
+  static const char* KindOf(const Module& module) {
+    if (dynamic_cast<const Linear*>(&module) != nullptr) return "projections";
+    if (dynamic_cast<const Attention*>(&module) != nullptr) return "attention";
+    if (dynamic_cast<const RmsNorm*>(&module) != nullptr) return "norms";
+    if (dynamic_cast<const Rope*>(&module) != nullptr) return "rotary embedding";
+    if (dynamic_cast<const SwiGlu*>(&module) != nullptr) return "SwiGLU";
+    if (dynamic_cast<const LmHeadLoss*>(&module) != nullptr) return "head and loss";
+    if (dynamic_cast<const Embedding*>(&module) != nullptr) return "embedding";
+    return "residuals and the rest";
+  }
+
+  void Watch(Module& module) {
+    const auto enter = [this](Module& entered, Invocation&, Tensors&) {
+      Book(running_.empty() ? "residuals and the rest" : running_.back());
+      running_.emplace_back(KindOf(entered));
+      return absl::OkStatus();
+    };
+    const auto leave = [this](Module&, Invocation&, Tensors&) {
+      Book(running_.back());
+      running_.pop_back();
+      return absl::OkStatus();
+    };
+    module.AddForwardPreHook(enter);
+    module.AddForwardPostHook(leave);
+    module.AddBackwardPreHook(enter);
+    module.AddBackwardPostHook(leave);
+  }
+
+  std::vector<std::string> running_;
+  Parts parts_;
+  double last_ = 0;
+};
+
+Tensor Filled(int64_t elements, DType dtype) {
+  Tensor tensor = Tensor::Empty(DType::kF32, {elements});
+  for (int64_t i = 0; i < elements; ++i) tensor.As<float>()[i] = std::sin(static_cast<float>(i));
+  Tensor filled = Tensor::Empty(dtype, {elements});
+  ConvertRun(tensor.view().data, DType::kF32, filled.view().data, dtype, elements);
+  return filled;
+}
+
+class ModelStep {
+ public:
+  ModelStep(int64_t tokens, DType dtype)
+      : net_(OrDie(LlamaModel::Create(MakeConfig(tokens)))),
+        memory_(*net_, /*seed=*/1, dtype, /*grad_dtype=*/DType::kF32),
+        ids_(Tensor::Empty(DType::kI32, {1, tokens})),
+        stopwatch_(*net_) {
+    for (int64_t i = 0; i < tokens; ++i) ids_.As<int32_t>()[i] = static_cast<int32_t>(i * 7919 % 4096);
+    for (const auto& parameter : net_->AllParameters()) {
+      for (auto* state : {&masters_, &first_moments_, &second_moments_}) {
+        state->push_back(Tensor::Zeros(DType::kF32, {parameter->elements()}));
+      }
+    }
+  }
+
+  const Parts& Run() {
+    stopwatch_.Start();
+    Invocation invocation(/*gradients=*/true, /*loss_scale=*/1.0F / static_cast<float>(ids_.elements()));
+    OrDie(net_->Forward(invocation, {ids_, ids_}).status());
+    float one = 1.0F;
+    OrDie(
+        net_->Backward(invocation, {Tensor::Borrow(TensorView::Contiguous(&one, DType::kF32, {}))}).status());
+    stopwatch_.Book("residuals and the rest");
+    const double factor = ClipFactor(GradientNorm(), 1.0);
+    stopwatch_.Book("gradient norm");
+    Update(static_cast<float>(factor));
+    stopwatch_.Book("AdamW");
+    memory_.ClearGradients();
+    return stopwatch_.parts();
+  }
+
+ private:
+  double GradientNorm() const {
+    float maximum = 0;
+    for (const auto& parameter : net_->AllParameters()) {
+      maximum = std::max(maximum, MaxMagnitude(parameter->grad.As<float>(), parameter->elements()));
+    }
+    OrderFreeSum sum = {};
+    for (const auto& parameter : net_->AllParameters()) {
+      const OrderFreeSum part = SumSquares(parameter->grad.As<float>(), parameter->elements(), maximum);
+      for (size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
+    }
+    return NormOf(sum, maximum);
+  }
+
+  void Update(float factor) {
+    std::vector<AdamWSlice> slices;
+    const auto parameters = net_->AllParameters();
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      slices.push_back({masters_[i].As<float>(), parameters[i]->grad.As<float>(),
+                        first_moments_[i].As<float>(), second_moments_[i].As<float>(),
+                        parameters[i]->elements()});
+    }
+    AdamWStep(slices, {}, ++steps_, factor);
+  }
+
+  std::unique_ptr<LlamaModel> net_;
+  MaterializedParameters memory_;
+  Tensor ids_;
+  std::vector<Tensor> masters_, first_moments_, second_moments_;  // Of each parameter.
+  int64_t steps_ = 0;
+  Stopwatch stopwatch_;
+};
+
+// y = x W^T, dx = dy W and dW = dy^T x of every projection and of the head, once each.
+class ProductsAlone {
+ public:
+  ProductsAlone(int64_t tokens, DType dtype)
+      : config_(MakeConfig(tokens)),
+        tokens_(tokens),
+        dtype_(dtype),
+        x_(Filled(tokens * kWidest, dtype)),
+        y_(Filled(tokens * kWidest, dtype)),
+        weight_(Filled(kWidest * config_.dim, dtype)),
+        weight_gradient_(Filled(kWidest * config_.dim, DType::kF32)) {}
+
+  // Milliseconds.
+  double Run() const {
+    const double start = Milliseconds();
+    const int64_t dim = config_.dim;
+    for (int64_t layer = 0; layer < config_.layers; ++layer) {
+      for (const int64_t heads : {config_.heads, config_.kv_heads, config_.kv_heads}) {
+        Multiply(heads * config_.head_dim, dim);
+      }
+      Multiply(dim, config_.heads * config_.head_dim);
+      Multiply(config_.ffn_dim, dim);
+      Multiply(config_.ffn_dim, dim);
+      Multiply(dim, config_.ffn_dim);
+    }
+    Multiply(config_.vocab_size, dim);
+    return Milliseconds() - start;
+  }
+  double Flops() const {
+    const int64_t projections =
+        config_.dim * (2 * (config_.heads + config_.kv_heads) * config_.head_dim + 3 * config_.ffn_dim);
+    return 6.0 *
+           static_cast<double>(tokens_ * (config_.layers * projections + config_.vocab_size * config_.dim));
+  }
+  // Of attention: queries see half of the keys; two products forward, four backward.
+  double AttentionFlops() const {
+    return 6.0 * static_cast<double>(config_.layers * config_.heads * config_.head_dim * tokens_ * tokens_);
+  }
+
+ private:
+  static constexpr int64_t kWidest = 4096;
+
+  void Multiply(int64_t out, int64_t in) const {
+    const Factor x = {x_.view().data, in};
+    const Factor dy = {y_.view().data, out};
+    const void* weight = weight_.view().data;
+    Matmul(tokens_, out, in, dtype_, x, {weight, in, true}, 0.0F, dtype_, y_.view().data, out);
+    Matmul(tokens_, in, out, dtype_, dy, {weight, in}, 0.0F, dtype_, x_.view().data, in);
+    Matmul(out, in, tokens_, dtype_, {dy.data, out, true}, x, 0.0F, DType::kF32, weight_gradient_.view().data,
+           in);
+  }
+
+  LlamaConfig config_;
+  int64_t tokens_;
+  DType dtype_;
+  Tensor x_, y_, weight_, weight_gradient_;
+};
+
+void Measure(int64_t tokens, int repeats, DType dtype) {
+  ModelStep step(tokens, dtype);
+  const ProductsAlone products(tokens, dtype);
+  std::map<std::string, std::vector<double>> parts;
+  std::vector<double> steps;
+  std::vector<double> alone;
+  for (int repeat = -2; repeat < repeats; ++repeat) {
+    const Parts measured = step.Run();
+    const double products_ms = products.Run();
+    if (repeat < 0) continue;  // Makes what is made once.
+    double total = 0;
+    for (const auto& [part, ms] : measured) {
+      parts[part].push_back(ms);
+      total += ms;
+    }
+    steps.push_back(total);
+    alone.push_back(products_ms);
+  }
+  const double step_ms = Median(steps);
+  const double alone_ms = Median(alone);
+  std::printf("%lld tokens, %d threads, %d repeats\n", static_cast<long long>(tokens), ThreadCount(),
+              repeats);
+  for (const auto& [part, times] : parts) {
+    std::printf("  %-24s %8.1f ms  %5.1f%%\n", part.c_str(), Median(times), 100 * Median(times) / step_ms);
+  }
+  const double rate = (products.Flops() + products.AttentionFlops()) / step_ms * 1e-6;
+  const double rate_alone = products.Flops() / alone_ms * 1e-6;
+  std::printf("  %-24s %8.1f ms  %6.1f GFLOP/s\n", "step", step_ms, rate);
+  std::printf("  %-24s %8.1f ms  %6.1f GFLOP/s\n", "products alone", alone_ms, rate_alone);
+  std::printf("  %-24s %8.1f%%\n", "rate of the step / alone", 100 * rate / rate_alone);
+}
+
+}  // namespace
+}  // namespace weft::bench
+
+int main(int argc, char** argv) {
+  const int64_t tokens = argc > 1 ? std::atoll(argv[1]) : 1024;
+  const int repeats = argc > 2 ? std::atoi(argv[2]) : 15;
+  const std::string dtype = argc > 3 ? argv[3] : "f32";
+  if (tokens < 1 || repeats < 1 || (dtype != "f32" && dtype != "bf16")) {
+    std::fprintf(stderr, "usage: weft_bench_model_step [tokens [repeats [f32|bf16]]]\n");
+    return 2;
+  }
+  weft::bench::Measure(tokens, repeats, dtype == "bf16" ? weft::DType::kBF16 : weft::DType::kF32);
+  return 0;
+}
