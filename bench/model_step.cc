@@ -253,8 +253,8 @@ void Measure(int64_t tokens, int repeats, DType dtype) {
   }
   const double step_ms = Median(steps);
   const double alone_ms = Median(alone);
-  std::printf("%lld tokens, %d threads, %d repeats\n", static_cast<long long>(tokens), ThreadCount(),
-              repeats);
+  std::printf("%lld tokens, %s, %d threads, %d repeats\n", static_cast<long long>(tokens), Name(dtype).data(),
+              ThreadCount(), repeats);
   for (const auto& [part, times] : parts) {
     std::printf("  %-24s %8.1f ms  %5.1f%%\n", part.c_str(), Median(times), 100 * Median(times) / step_ms);
   }
