@@ -21,6 +21,8 @@ Tensor Tensor::Zeros(DType dtype, Shape shape) {
   return tensor;
 }
 
+int64_t TakenTensorBytes() { return internal::TakenTensorMemory(); }
+
 Tensor Tensor::Copy() const {
   Tensor copy = Empty(dtype(), shape());
   const absl::Status copied = StridedCopy(view_, copy.view_);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 namespace weft::internal {
@@ -10,5 +11,7 @@ namespace weft::internal {
 //
 // Thread safety: any thread may allocate, and release what another allocated.
 std::shared_ptr<void> AllocateTensorMemory(size_t bytes);
+// Bytes that have come from malloc so far.
+int64_t TakenTensorMemory();
 
 }  // namespace weft::internal

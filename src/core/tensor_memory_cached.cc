@@ -1,6 +1,6 @@
-// Keeps the memory of large tensors for the next ones of their size. Every step of a training run allocates
-// the same tensors; malloc gives blocks of megabytes back to the system, and touching their pages anew takes
-// a tenth of a forward pass.
+// Keeps the memory of tensors for the next ones of their size. Every step of a training run allocates the
+// same tensors; malloc gives blocks of megabytes back to the system, and touching their pages anew takes a
+// tenth of a forward pass.
 //
 // What is held, used or not, stays within 5/4 of the most that was ever used at once: beyond, unused blocks
 // are freed, the largest first.
@@ -18,7 +18,6 @@ namespace weft::internal {
 namespace {
 
 constexpr size_t kAlignment = 64;
-constexpr size_t kSmallestCached = size_t{64} * 1024;  // Below, malloc keeps memory itself.
 
 // Sizes are rounded up by at most an eighth, so that tensors of nearly the same size share blocks.
 size_t BlockSize(size_t bytes) {
@@ -43,6 +42,7 @@ class BlockCache {
       FreeLargest();
       block = std::aligned_alloc(kAlignment, size);
     }
+    taken_ += size;
     return block;
   }
 
@@ -51,6 +51,11 @@ class BlockCache {
     used_ -= size;
     unused_bytes_ += size;
     unused_[size].push_back(block);
+  }
+
+  size_t taken() const {
+    const std::lock_guard lock(mutex_);
+    return taken_;
   }
 
  private:
@@ -67,11 +72,12 @@ class BlockCache {
     RemoveLast(largest);
   }
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   Unused unused_;  // By size; no list is empty.
   size_t unused_bytes_ = 0;
   size_t used_ = 0;
   size_t most_used_ = 0;
+  size_t taken_ = 0;  // Ever.
 };
 
 // One for the process, as malloc is. Never destroyed: a tensor may outlive any other object.
@@ -84,11 +90,11 @@ BlockCache& Cache() {
 
 std::shared_ptr<void> AllocateTensorMemory(size_t bytes) {
   const size_t size = BlockSize(bytes);
-  const bool cached = size >= kSmallestCached;
-  void* memory = cached ? Cache().Take(size) : std::aligned_alloc(kAlignment, size);
+  void* memory = Cache().Take(size);
   WEFT_CHECK(memory != nullptr, absl::StrCat("out of memory for a tensor of ", bytes, " bytes"));
-  if (!cached) return {memory, std::free};
   return {memory, [size](void* block) { Cache().Give(block, size); }};
 }
+
+int64_t TakenTensorMemory() { return static_cast<int64_t>(Cache().taken()); }
 
 }  // namespace weft::internal

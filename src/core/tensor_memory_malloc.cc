@@ -1,16 +1,26 @@
 // Straight from malloc: under sanitizers, which then see every tensor's life.
+#include <atomic>
 #include <cstdlib>
 
 #include "src/core/tensor_memory.h"
 #include "weft/core/status.h"
 
 namespace weft::internal {
+namespace {
+
+std::atomic<int64_t> taken_bytes = 0;
+
+}  // namespace
 
 std::shared_ptr<void> AllocateTensorMemory(size_t bytes) {
   constexpr size_t kAlignment = 64;
-  void* memory = std::aligned_alloc(kAlignment, (bytes / kAlignment + 1) * kAlignment);
+  const size_t size = (bytes / kAlignment + 1) * kAlignment;
+  void* memory = std::aligned_alloc(kAlignment, size);
   WEFT_CHECK(memory != nullptr, absl::StrCat("out of memory for a tensor of ", bytes, " bytes"));
+  taken_bytes += static_cast<int64_t>(size);
   return {memory, std::free};
 }
+
+int64_t TakenTensorMemory() { return taken_bytes; }
 
 }  // namespace weft::internal

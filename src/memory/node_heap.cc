@@ -83,6 +83,7 @@ class NodeHeap::Impl {
       return Annotate(committed, absl::StrCat("node heap of rank ", bootstrap_.rank()));
     }
     peak_bytes_ = std::max(peak_bytes_, free_list_.taken_bytes());
+    given_bytes_ += FreeList::BlockBytes(bytes);
     return base_ + *offset;
   }
 
@@ -121,6 +122,10 @@ class NodeHeap::Impl {
   size_t peak_bytes() const {
     const std::lock_guard lock(mutex_);
     return peak_bytes_;
+  }
+  size_t given_bytes() const {
+    const std::lock_guard lock(mutex_);
+    return given_bytes_;
   }
   const NodeMemory& memory() const { return memory_; }
   bool poisons_released() const { return poisons_released_; }
@@ -162,6 +167,7 @@ class NodeHeap::Impl {
   internal::PageCommitter committer_;
   std::list<Held> held_;  // Until their last holder has let go.
   size_t peak_bytes_ = 0;
+  size_t given_bytes_ = 0;
 };
 
 absl::StatusOr<std::unique_ptr<NodeHeap>> NodeHeap::Create(Bootstrap& bootstrap, const Options& options) {
@@ -187,6 +193,7 @@ std::byte* NodeHeap::Resolve(NodeAddress address) const { return impl_->Resolve(
 size_t NodeHeap::segment_bytes() const { return impl_->memory().segment_bytes; }
 size_t NodeHeap::allocated_bytes() const { return impl_->allocated_bytes(); }
 size_t NodeHeap::peak_bytes() const { return impl_->peak_bytes(); }
+size_t NodeHeap::given_bytes() const { return impl_->given_bytes(); }
 bool NodeHeap::shared_between_processes() const { return impl_->memory().shared_between_processes; }
 bool NodeHeap::poisons_released() const { return impl_->poisons_released(); }
 

@@ -38,6 +38,7 @@ std::string ToJson(const StepMetrics& metrics) {
                                    {"shards", metrics.peak_bytes.shards},
                                    {"context", metrics.peak_bytes.context},
                                    {"scratch", metrics.peak_bytes.scratch}}},
+                                 {"allocated_bytes", metrics.allocated_bytes},
                                  {"rss_bytes", metrics.rss_bytes}};
   if (metrics.eval_loss) {
     json["eval_loss"] = *metrics.eval_loss;

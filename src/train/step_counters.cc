@@ -13,6 +13,7 @@ void AddCounters(const CounterSnapshot& before, const CounterSnapshot& after, St
   metrics.wire_bytes = to.wire_bytes - from.wire_bytes;
   metrics.copied_bytes =
       to.copied_bytes - from.copied_bytes + after.sharding.copied_bytes - before.sharding.copied_bytes;
+  metrics.allocated_bytes = after.allocated_bytes - before.allocated_bytes;
   metrics.exposed_comm_ms = static_cast<double>(to.wait_ns - from.wait_ns) / 1e6;
 }
 

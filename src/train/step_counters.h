@@ -14,9 +14,11 @@ namespace weft {
 struct CounterSnapshot {
   EngineCounters engine;
   ShardingCounters sharding;
+  int64_t allocated_bytes = 0;  // Since the start, by tensors and from the node heap.
 };
 
-// Fills the byte and communication-time fields of `metrics` with what happened between two snapshots.
+// Fills the byte, allocation and communication-time fields of `metrics` with what happened between two
+// snapshots.
 void AddCounters(const CounterSnapshot& before, const CounterSnapshot& after, StepMetrics& metrics);
 
 // Fills in the largest memory of each pool since the peaks were reset. `sequences`: null where they are not

@@ -79,6 +79,11 @@ absl::Status Trainer::SplitSequences() {
   return ParallelizeLlama(*context_, *model_);
 }
 
+CounterSnapshot Trainer::Counters() const {
+  return {engine_->counters(), sharded_->context().counters(),
+          TakenTensorBytes() + static_cast<int64_t>(heap_->given_bytes())};
+}
+
 void Trainer::ResetPeaks() {
   sharded_->context().ResetPeaks();
   if (context_ != nullptr) context_->ResetPeak();
@@ -86,7 +91,7 @@ void Trainer::ResetPeaks() {
 
 absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, bool stop) {
   const Clock::time_point start = Clock::now();
-  const CounterSnapshot before{engine_->counters(), sharded_->context().counters()};
+  const CounterSnapshot before = Counters();
   ResetPeaks();
   StepNote own;
   own.stop = stop ? 1 : 0;
@@ -106,7 +111,7 @@ absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, bool stop) {
   metrics.lr = lr;
   metrics.tokens = plan_.targets_per_step();
   metrics.tokens_seen = step * metrics.tokens;
-  AddCounters(before, {engine_->counters(), sharded_->context().counters()}, metrics);
+  AddCounters(before, Counters(), metrics);
   AddPeaks(*sharded_, context_.get(), *engine_, metrics);
   metrics.rss_bytes = ResidentBytes();
   metrics.step_ms = MillisecondsSince(start);

@@ -64,6 +64,7 @@ class Trainer {
   absl::Status Connect(const ShardLoader& loader, const EngineOptions& options);
   // Where ranks share sequences: makes them compute attention together.
   absl::Status SplitSequences();
+  CounterSnapshot Counters() const;
   void ResetPeaks();
   absl::StatusOr<double> ForwardAndBackward(int64_t step);
   // Says how far gradients go after the backward of the next microbatch.

@@ -77,6 +77,16 @@ TEST(Tensor, MayBeDroppedByAnotherThread) {
   for (std::thread& thread : threads) thread.join();
 }
 
+TEST(Tensor, CountsWhatIsTakenFromTheSystem) {
+  const int64_t before = TakenTensorBytes();
+  const Tensor large = Tensor::Empty(DType::kI32, {3000000});
+  EXPECT_GE(TakenTensorBytes() - before, 12000000);
+  EXPECT_LE(TakenTensorBytes() - before, 14000000);
+  const int64_t after = TakenTensorBytes();
+  EXPECT_EQ(Tensor::Borrow(large.view()).As<int32_t>(), large.As<int32_t>());
+  EXPECT_EQ(TakenTensorBytes(), after);
+}
+
 TEST(Tensor, BorrowsWithoutOwning) {
   float value = 3;
   const Tensor tensor = Tensor::Borrow(TensorView::Contiguous(&value, DType::kF32, {1}));

@@ -51,6 +51,17 @@ TEST(NodeHeap, ServesSeveralThreadsOfARank) {
   });
 }
 
+TEST(NodeHeap, CountsAllThatItEverGave) {
+  const auto ranks = MakeThreadBootstraps(NodeMap::OneNode(1));
+  ASSERT_OK_AND_ASSIGN(const auto heap, NodeHeap::Create(*ranks[0], {.segment_bytes = 1 << 20}));
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_OK_AND_ASSIGN(std::byte * block, heap->Allocate(100));
+    heap->Free(block);
+  }
+  EXPECT_FALSE(heap->Allocate(2 << 20).ok());
+  EXPECT_EQ(heap->given_bytes(), 3 * 128);
+}
+
 TEST(NodeHeapDeathTest, RefusesBlocksThatItDidNotGive) {
   const auto ranks = MakeThreadBootstraps(NodeMap::OneNode(1));
   ASSERT_OK_AND_ASSIGN(const auto heap, NodeHeap::Create(*ranks[0], {.segment_bytes = 1 << 20}));

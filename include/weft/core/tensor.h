@@ -52,4 +52,8 @@ class Tensor {
   TensorView view_;
 };
 
+// Bytes that the tensors of this process have taken from the system so far. What a tensor leaves serves later
+// ones of its size, so a loop that makes the same tensors over and over stops taking any.
+int64_t TakenTensorBytes();
+
 }  // namespace weft

@@ -64,6 +64,7 @@ class NodeHeap {
   size_t segment_bytes() const;
   size_t allocated_bytes() const;
   size_t peak_bytes() const;
+  size_t given_bytes() const;  // Of all blocks ever allocated.
   bool shared_between_processes() const;
   bool poisons_released() const;
 

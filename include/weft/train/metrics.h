@@ -42,6 +42,8 @@ struct StepMetrics {
     int64_t context = 0;  // What attention exchanges where sequences are split.
     int64_t scratch = 0;
   } peak_bytes;
+  // What tensors took from the system and buffer pools from the node heap: 0 once a run has met its sizes.
+  int64_t allocated_bytes = 0;
   int64_t rss_bytes = 0;
   std::optional<double> eval_loss;  // After the update, where the step was followed by an evaluation.
 };
