@@ -1,5 +1,8 @@
 #include "bench/mpi_baseline.h"
 
+#include <algorithm>
+#include <array>
+
 #include <mpi.h>
 
 namespace weft::bench {
@@ -61,6 +64,40 @@ void MpiBaseline::AllReduce(Style style, const float* input, float* output, int6
   Impl::StartAndWait([&](MPI_Request* request) {
     MPI_Iallreduce(input, output, n, MPI_FLOAT, MPI_SUM, impl_->comm(), request);
   });
+}
+
+void MpiBaseline::AllToAll(Style style, const float* input, float* output, int64_t part) {
+  const int n = static_cast<int>(part);
+  if (style == Style::kBlocking) {
+    MPI_Alltoall(input, n, MPI_FLOAT, output, n, MPI_FLOAT, impl_->comm());
+    return;
+  }
+  Impl::StartAndWait([&](MPI_Request* request) {
+    MPI_Ialltoall(input, n, MPI_FLOAT, output, n, MPI_FLOAT, impl_->comm(), request);
+  });
+}
+
+void MpiBaseline::Stream(const float* input, float* output, int64_t count, int distance) {
+  constexpr int64_t kMessage = 32 * 1024;  // Elements: 128 KiB.
+  constexpr size_t kWindow = 4;
+  int rank = 0;
+  int size = 0;
+  MPI_Comm_rank(impl_->comm(), &rank);
+  MPI_Comm_size(impl_->comm(), &size);
+  const int to = (rank + distance) % size;
+  const int from = (rank - distance + size) % size;
+  // A receive and a send for each place in the window; a place is used again when both are done.
+  std::array<std::array<MPI_Request, 2>, kWindow> window;
+  for (auto& place : window) place.fill(MPI_REQUEST_NULL);
+  size_t next = 0;
+  for (int64_t start = 0; start < count; start += kMessage) {
+    const int n = static_cast<int>(std::min(kMessage, count - start));
+    std::array<MPI_Request, 2>& place = window[next++ % kWindow];
+    MPI_Waitall(2, place.data(), MPI_STATUSES_IGNORE);
+    MPI_Irecv(output + start, n, MPI_FLOAT, from, 0, impl_->comm(), &place[0]);
+    MPI_Isend(input + start, n, MPI_FLOAT, to, 0, impl_->comm(), &place[1]);
+  }
+  for (auto& place : window) MPI_Waitall(2, place.data(), MPI_STATUSES_IGNORE);
 }
 
 void MpiBaseline::Barrier() { MPI_Barrier(impl_->comm()); }

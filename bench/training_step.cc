@@ -1,121 +1,141 @@
-// A training step of a small Llama, with zero copy on and off.
+// weft's side of the training step that bench/run.py compares: a small Llama with gradients' clipping and
+// AdamW, on any mesh, with and without zero copy. bench/peers/training_step.py is PyTorch's.
 //
-//   tools/mpirun.sh -n 2 build/release/bench/weft_bench_training_step
-//
-// Two models of the same shape take a step each in turn, so that both meet the same weather. A step is a
-// forward and a backward with all their communication; its time is the slowest rank's, what is reported is
-// the median of repeats.
+// Initial values and tokens are formulas that both sides compute, so that their losses can be compared.
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include <benchmark/benchmark.h>
-
-#include "bench/mpi_baseline.h"
+#include "bench/contestant.h"
 #include "bench/or_die.h"
-#include "bench/ratio_reporter.h"
 #include "bench/versus.h"
+#include "weft/core/parallel.h"
 #include "weft/mesh/mpi_bootstrap.h"
 #include "weft/nn/llama.h"
+#include "weft/optim/sharded_adamw.h"
 #include "weft/sharding/fully_shard.h"
 
 namespace weft::bench {
 namespace {
 
-constexpr int kRepeats = 21;
-constexpr uint64_t kSeed = 1;
+constexpr double kMaxNorm = 1.0;
 
 LlamaConfig MakeConfig() {
   LlamaConfig config;
-  config.dim = 256;
-  config.layers = 6;
+  config.vocab_size = 4096;
+  config.dim = 512;
+  config.layers = 8;
+  config.heads = 8;
+  config.kv_heads = 4;
   config.head_dim = 64;
-  config.ffn_dim = 704;
+  config.ffn_dim = 1536;
   return config;
+}
+
+// Uniform with standard deviation 0.02, by a hash of the parameter's name (FNV-1a) and the element's index
+// (splitmix64); norms are 1.
+absl::Status LoadFormula(const Parameter& parameter, int64_t start, int64_t count, float* out) {
+  if (parameter.shape.size() == 1) {
+    std::fill_n(out, count, 1.0F);
+    return absl::OkStatus();
+  }
+  uint64_t key = 0xcbf29ce484222325;
+  for (const char letter : parameter.name) key = (key ^ static_cast<uint8_t>(letter)) * 0x100000001b3;
+  const auto spread = static_cast<float>(0.04 * std::sqrt(3.0));
+  for (int64_t i = 0; i < count; ++i) {
+    uint64_t z = static_cast<uint64_t>(start + i) * 0x9e3779b97f4a7c15 + key;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
+    z ^= z >> 31;
+    out[i] = (static_cast<float>(z >> 40) * 0x1p-24F - 0.5F) * spread;
+  }
+  return absl::OkStatus();
+}
+
+// Token i of a rank's sequence; `first` 1 gives the targets of `first` 0.
+Tensor MakeTokens(int rank, int64_t length, int64_t first) {
+  Tensor tokens = Tensor::Empty(DType::kI32, {1, length});
+  for (int64_t i = 0; i < length; ++i) {
+    const int64_t at = i + first;
+    tokens.As<int32_t>()[i] =
+        static_cast<int32_t>((7 * at * at + 37 * at + 101 * rank) % MakeConfig().vocab_size);
+  }
+  return tokens;
 }
 
 struct Arena {
   std::unique_ptr<Bootstrap> bootstrap = OrDie(MakeMpiBootstrap());
-  std::unique_ptr<NodeHeap> heap = OrDie(NodeHeap::Create(*bootstrap, {.segment_bytes = size_t{256} << 20}));
+  std::unique_ptr<NodeHeap> heap = OrDie(NodeHeap::Create(*bootstrap, {.segment_bytes = size_t{1} << 30}));
   std::unique_ptr<CommEngine> engine = OrDie(CommEngine::Create(*bootstrap, *heap));
-  MpiBaseline mpi;
 };
 
-// A model on all ranks as one shard group.
-class Contestant {
+// One model, sharded, with its optimizer and data.
+class Trainer {
  public:
-  Contestant(Arena& arena, bool zero_copy) : net_(OrDie(LlamaModel::Create(MakeConfig()))) {
-    const DeviceMesh mesh = OrDie(DeviceMesh::Create({{"shard", -1}}, arena.bootstrap->size()));
+  Trainer(Arena& arena, const Request& request)
+      : ranks_(arena.bootstrap->size()), net_(OrDie(LlamaModel::Create(MakeConfig()))) {
+    const DeviceMesh mesh = OrDie(DeviceMesh::Create(
+        {{"replicate", IntegerOf(request, "replicate")}, {"shard", IntegerOf(request, "shard")}}, ranks_));
     const std::vector<Module*> blocks(net_->blocks().begin(), net_->blocks().end());
     ShardingPolicy policy;
-    policy.zero_copy = zero_copy;
-    model_ = OrDie(FullyShard(*net_, blocks, mesh, *arena.engine, policy, LoadInitialValues(kSeed)));
+    policy.zero_copy = IntegerOf(request, "zero_copy") != 0;
+    model_ = OrDie(FullyShard(*net_, blocks, mesh, *arena.engine, policy, LoadFormula));
+    optimizer_ = std::make_unique<ShardedAdamW>(model_->Shards(), AdamWOptions{});
+    const int64_t length = IntegerOf(request, "length");
+    inputs_ = MakeTokens(arena.bootstrap->rank(), length, 0);
+    targets_ = MakeTokens(arena.bootstrap->rank(), length, 1);
   }
 
-  void Step(const Tensor& tokens) {
-    Invocation invocation(/*gradients=*/true, /*loss_scale=*/1.0F / static_cast<float>(tokens.elements()));
-    OrDie(net_->Forward(invocation, {tokens, tokens}).status());
+  // This rank's mean loss.
+  double Step() {
+    const auto tokens = static_cast<float>(inputs_.elements() * ranks_);
+    Invocation invocation(/*gradients=*/true, /*loss_scale=*/1.0F / tokens);
+    const Tensors loss = OrDie(net_->Forward(invocation, {inputs_, targets_}));
+    const double value = static_cast<double>(*loss[0].As<float>()) * ranks_;
     float one = 1.0F;
     OrDie(
         net_->Backward(invocation, {Tensor::Borrow(TensorView::Contiguous(&one, DType::kF32, {}))}).status());
+    const GradientNorm norm = OrDie(model_->ClipGradNorm(kMaxNorm));
+    OrDie(optimizer_->Step(model_->Shards(), norm.factor));
     model_->ZeroGradients();
+    return value;
   }
-  int64_t copied_bytes() { return model_->context().counters().copied_bytes; }
 
  private:
+  int ranks_;
   std::unique_ptr<LlamaModel> net_;
   std::unique_ptr<ShardedModel> model_;
+  std::unique_ptr<ShardedAdamW> optimizer_;
+  Tensor inputs_, targets_;
 };
 
-Tensor MakeTokens(int64_t length) {
-  Tensor tokens = Tensor::Empty(DType::kI32, {1, length});
-  for (int64_t i = 0; i < length; ++i)
-    tokens.As<int32_t>()[i] = static_cast<int32_t>(i * 37 % MakeConfig().vocab_size);
-  return tokens;
-}
-
-double SlowestMilliseconds(Arena& arena, Contestant& contestant, const Tensor& tokens) {
-  arena.mpi.Barrier();
-  return arena.mpi.Slowest(SecondsOf([&] { contestant.Step(tokens); })) * 1e3;
-}
-
-void TrainingStep(benchmark::State& state, Arena& arena, int64_t length) {
-  Contestant zero_copy(arena, true);
-  Contestant copies(arena, false);
-  const Tensor tokens = MakeTokens(length);
-  zero_copy.Step(tokens);  // Records the order of groups, and touches all memory.
-  copies.Step(tokens);
-  const int64_t copied = copies.copied_bytes();
-  std::vector<double> on, off;
-  for (auto _ : state) {
-    on.push_back(SlowestMilliseconds(arena, zero_copy, tokens));
-    off.push_back(SlowestMilliseconds(arena, copies, tokens));
-    state.SetIterationTime(on.back() * 1e-3);
-  }
-  state.counters["on_ms"] = Median(on);
-  state.counters["off_ms"] = Median(off);
-  state.counters["off_over_on"] = Median(off) / Median(on);
-  state.counters["off_copied_bytes"] = static_cast<double>(copied);
-  state.counters["on_copied_bytes"] = static_cast<double>(zero_copy.copied_bytes());
-}
-
-int Main(int argc, char** argv) {
-  Arena arena;
-  benchmark::Initialize(&argc, argv);
-  for (const int64_t length : {64, 256, 1024}) {
-    const auto run = [&arena, length](benchmark::State& state) { TrainingStep(state, arena, length); };
-    // A fixed number of iterations: all ranks must do the same.
-    benchmark::RegisterBenchmark(("TrainingStep/tokens:" + std::to_string(length)).c_str(), run)
-        ->Iterations(kRepeats)
-        ->UseManualTime()
-        ->Unit(benchmark::kMillisecond);
-  }
-  benchmark::ConsoleReporter loud(benchmark::ConsoleReporter::OO_None);
-  RunOnAllRanks(arena.bootstrap->rank() == 0, loud);
-  return 0;
+// One step that is not measured, as others have used the caches, then `steps` in a row.
+Reply Train(Trainer& trainer, int64_t steps) {
+  std::vector<double> losses = {trainer.Step()};
+  const double seconds = SecondsOf([&] {
+    for (int64_t i = 0; i < steps; ++i) losses.push_back(trainer.Step());
+  });
+  return {{"seconds", {seconds / static_cast<double>(steps)}}, {"losses", losses}};
 }
 
 }  // namespace
 }  // namespace weft::bench
 
-int main(int argc, char** argv) { return weft::bench::Main(argc, argv); }
+int main() {
+  using namespace weft::bench;
+  weft::SetThreadCount(1);
+  Arena arena;
+  std::map<Request, std::unique_ptr<Trainer>> trainers;  // By what makes them.
+  Serve(arena.bootstrap->rank(), {{"train", [&](Request request) {
+                                     const int64_t steps = IntegerOf(request, "steps");
+                                     request.erase("steps");
+                                     std::unique_ptr<Trainer>& trainer = trainers[request];
+                                     if (!trainer) trainer = std::make_unique<Trainer>(arena, request);
+                                     return Train(*trainer, steps);
+                                   }}});
+  return 0;
+}

@@ -1,0 +1,249 @@
+#include "bench/collective_case.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include <absl/strings/str_cat.h>
+
+#include "weft/core/strided_copy.h"
+#include "weft/core/tensor_view.h"
+
+namespace weft::bench {
+namespace {
+
+using Style = MpiBaseline::Style;
+
+void Finish(Work work) { OrDie(work.WaitReleased()); }
+
+// A buffer in node memory.
+class NodeBuffer {
+ public:
+  NodeBuffer(NodeHeap& heap, int64_t count)
+      : heap_(heap),
+        data_(reinterpret_cast<float*>(OrDie(heap.Allocate(static_cast<size_t>(count) * sizeof(float))))) {}
+  ~NodeBuffer() { heap_.Free(reinterpret_cast<std::byte*>(data_)); }
+  NodeBuffer(const NodeBuffer&) = delete;
+  NodeBuffer& operator=(const NodeBuffer&) = delete;
+  float* data() const { return data_; }
+
+ private:
+  NodeHeap& heap_;
+  float* data_;
+};
+
+// weft's buffers are in node memory, MPI's in ordinary memory.
+class TwoSided : public CollectiveCase {
+ protected:
+  TwoSided(CollectiveArena& arena, const std::string& op, int bytes, int64_t input_count,
+           int64_t output_count)
+      : CollectiveCase(op, bytes),
+        arena_(arena),
+        input_(*arena.heap, input_count),
+        output_(*arena.heap, output_count),
+        mpi_input_(static_cast<size_t>(input_count)),
+        mpi_output_(static_cast<size_t>(output_count)) {
+    for (size_t i = 0; i < mpi_input_.size(); ++i)
+      mpi_input_[i] = static_cast<float>((i + static_cast<size_t>(arena.bootstrap->rank())) % 64);
+    std::copy(mpi_input_.begin(), mpi_input_.end(), input_.data());
+  }
+
+  void AddMpi(const std::function<void(Style)>& run) {
+    ways_["blocking"] = [run] { run(Style::kBlocking); };
+    ways_["nonblocking"] = [run] { run(Style::kNonblocking); };
+  }
+
+  // The last part of a constructor: both ways' first run, whose results must agree.
+  void Check() {
+    ways_.at("nonblocking")();
+    ways_.at("blocking")();
+    ways_.at("weft")();
+    const bool same = std::equal(mpi_output_.begin(), mpi_output_.end(), output_.data());
+    if (!arena_.mpi.TrueEverywhere(same)) OrDie(absl::InternalError("weft's result is not MPI's"));
+  }
+
+  CollectiveArena& arena_;
+  NodeBuffer input_, output_;
+  std::vector<float> mpi_input_, mpi_output_;
+};
+
+int64_t CountOf(const CollectiveArena& arena, int bytes) {
+  return bytes / static_cast<int64_t>(sizeof(float)) / arena.ranks() * arena.ranks();
+}
+
+class AllGatherCase : public TwoSided {
+ public:
+  AllGatherCase(CollectiveArena& arena, const std::string& op, int bytes)
+      : TwoSided(arena, op, bytes, CountOf(arena, bytes) / arena.ranks(), CountOf(arena, bytes)) {
+    const int64_t total = CountOf(arena, bytes);
+    const int64_t part = total / arena.ranks();
+    ways_["weft"] = [this, total] {
+      Finish(arena_.engine->AllGather(arena_.gathers, input_.data(), output_.data(), DType::kF32, total));
+    };
+    AddMpi([this, part](Style style) {
+      arena_.mpi.AllGather(style, mpi_input_.data(), mpi_output_.data(), part);
+    });
+    Check();
+    AddShared(total);
+  }
+
+ private:
+  // Every rank's input lies in place in the output that the node's ranks hold together.
+  void AddShared(int64_t total) {
+    const std::vector<SharedBlockRequest> request = {
+        {arena_.NodeRanks(), static_cast<size_t>(total) * sizeof(float)}};
+    block_ = std::move(OrDie(ShareBlocks(*arena_.bootstrap, *arena_.heap, request, absl::Minutes(1)))[0]);
+    auto* const shared = reinterpret_cast<float*>(block_.data());
+    float* const own = shared + total / arena_.ranks() * arena_.bootstrap->rank();
+    std::copy(mpi_input_.begin(), mpi_input_.end(), own);
+    ways_["weft_shared"] = [this, own, shared, total] {
+      Finish(arena_.engine->AllGatherShared(arena_.gathers, own, shared, DType::kF32, total));
+    };
+    ways_["weft_shared"]();
+    const bool same = std::equal(mpi_output_.begin(), mpi_output_.end(), shared);
+    if (!arena_.mpi.TrueEverywhere(same)) OrDie(absl::InternalError("weft's shared result is not MPI's"));
+  }
+
+  SharedBlock block_;
+};
+
+class ReduceScatterCase : public TwoSided {
+ public:
+  ReduceScatterCase(CollectiveArena& arena, const std::string& op, int bytes)
+      : TwoSided(arena, op, bytes, CountOf(arena, bytes), CountOf(arena, bytes) / arena.ranks()) {
+    const int64_t total = CountOf(arena, bytes);
+    const int64_t part = total / arena.ranks();
+    ways_["weft"] = [this, total] {
+      Finish(arena_.engine->ReduceScatter(arena_.scatters, input_.data(), output_.data(), DType::kF32, total,
+                                          ReduceOp::kSum));
+    };
+    AddMpi([this, part](Style style) {
+      arena_.mpi.ReduceScatter(style, mpi_input_.data(), mpi_output_.data(), part);
+    });
+    Check();
+  }
+};
+
+class AllReduceCase : public TwoSided {
+ public:
+  AllReduceCase(CollectiveArena& arena, const std::string& op, int bytes)
+      : TwoSided(arena, op, bytes, CountOf(arena, bytes), CountOf(arena, bytes)) {
+    const int64_t total = CountOf(arena, bytes);
+    ways_["weft"] = [this, total] {
+      Finish(arena_.engine->AllReduce(arena_.reductions, input_.data(), output_.data(), DType::kF32, total,
+                                      ReduceOp::kSum));
+    };
+    AddMpi([this, total](Style style) {
+      arena_.mpi.AllReduce(style, mpi_input_.data(), mpi_output_.data(), total);
+    });
+    Check();
+  }
+};
+
+// From sequences that are split to heads that are: [batch, tokens / P, heads, dim] becomes [batch, tokens,
+// heads / P, dim]. MPI needs its parts end to end, so they are permuted before and after.
+class AllToAllCase : public TwoSided {
+ public:
+  AllToAllCase(CollectiveArena& arena, const std::string& op, int bytes)
+      : TwoSided(arena, op, bytes, CountOf(bytes), CountOf(bytes)),
+        sent_(static_cast<size_t>(CountOf(bytes))),
+        received_(static_cast<size_t>(CountOf(bytes))) {
+    const int64_t tokens = CountOf(bytes) / (kBatch * kHeads * kDim);  // Of a rank.
+    const int64_t heads = kHeads / arena.ranks();
+    const Shape split = {kBatch, tokens, kHeads, kDim};
+    const Shape whole = {kBatch, tokens * arena.ranks(), heads, kDim};
+    const int64_t part = kBatch * tokens * heads * kDim;
+    const auto parts_of = [&](float* data, const Shape& shape, int dim, int64_t length) {
+      const TensorView all = TensorView::Contiguous(data, DType::kF32, shape);
+      std::vector<TensorView> parts;
+      for (int rank = 0; rank < arena.ranks(); ++rank) parts.push_back(all.Slice(dim, rank * length, length));
+      return parts;
+    };
+    ways_["weft"] = [this, sends = parts_of(input_.data(), split, 2, heads),
+                     receives = parts_of(output_.data(), whole, 1, tokens)] {
+      Finish(arena_.engine->AllToAll(arena_.exchanges, sends, receives, DType::kF32));
+    };
+    const Shape packed = {kBatch, tokens, heads, kDim};
+    AddMpi([this, part, packed, sends = parts_of(mpi_input_.data(), split, 2, heads),
+            receives = parts_of(mpi_output_.data(), whole, 1, tokens)](Style style) {
+      for (size_t i = 0; i < sends.size(); ++i) {
+        float* const at = sent_.data() + static_cast<int64_t>(i) * part;
+        OrDie(StridedCopy(sends[i], TensorView::Contiguous(at, DType::kF32, packed)));
+      }
+      arena_.mpi.AllToAll(style, sent_.data(), received_.data(), part);
+      for (size_t i = 0; i < receives.size(); ++i) {
+        float* const at = received_.data() + static_cast<int64_t>(i) * part;
+        OrDie(StridedCopy(TensorView::Contiguous(at, DType::kF32, packed), receives[i]));
+      }
+    });
+    Check();
+  }
+
+ private:
+  static constexpr int64_t kBatch = 2;
+  static constexpr int64_t kHeads = 16;
+  static constexpr int64_t kDim = 64;
+
+  static int64_t CountOf(int bytes) {
+    const int64_t token = kBatch * kHeads * kDim;
+    return bytes / static_cast<int64_t>(sizeof(float)) / token * token;
+  }
+
+  std::vector<float> sent_, received_;
+};
+
+// What a wire can do: every rank sends to the one in its place on the next node, and receives as much.
+class StreamCase : public CollectiveCase {
+ public:
+  StreamCase(CollectiveArena& arena, const std::string& op, int bytes)
+      : CollectiveCase(op, bytes),
+        input_(static_cast<size_t>(bytes) / sizeof(float)),
+        output_(static_cast<size_t>(bytes) / sizeof(float)) {
+    ways_["nonblocking"] = [this, &arena, distance = static_cast<int>(arena.NodeRanks().size())] {
+      arena.mpi.Stream(input_.data(), output_.data(), static_cast<int64_t>(input_.size()), distance);
+    };
+  }
+
+ private:
+  std::vector<float> input_, output_;
+};
+
+template <typename Case>
+std::unique_ptr<CollectiveCase> Make(CollectiveArena& arena, const std::string& op, int bytes) {
+  return std::make_unique<Case>(arena, op, bytes);
+}
+
+}  // namespace
+
+LaneId CollectiveArena::AddLane(LanePurpose purpose) {
+  ProcessGroup world{.name = "world", .ranks = {}, .group_rank = bootstrap->rank()};
+  for (int rank = 0; rank < bootstrap->size(); ++rank) world.ranks.push_back(rank);
+  return OrDie(engine->AddLane(world, purpose));
+}
+
+std::vector<int> CollectiveArena::NodeRanks() const {
+  return bootstrap->node_map().RanksOf(bootstrap->node());
+}
+
+const std::function<void()>& CollectiveCase::Way(const std::string& name) const {
+  const auto found = ways_.find(name);
+  if (found != ways_.end()) return found->second;
+  std::string message = absl::StrCat("there is no way '", name, "' to run ", op_, "; there are");
+  for (const auto& [known, run] : ways_) absl::StrAppend(&message, " ", known);
+  OrDie(absl::InvalidArgumentError(message));
+  return found->second;
+}
+
+std::unique_ptr<CollectiveCase> MakeCase(CollectiveArena& arena, const std::string& op, int bytes) {
+  const std::map<std::string, decltype(&Make<StreamCase>)> makers = {
+      {"all_gather", Make<AllGatherCase>},
+      {"reduce_scatter", Make<ReduceScatterCase>},
+      {"all_reduce", Make<AllReduceCase>},
+      {"all_to_all", Make<AllToAllCase>},
+      {"stream", Make<StreamCase>}};
+  const auto maker = makers.find(op);
+  if (maker == makers.end())
+    OrDie(absl::InvalidArgumentError(absl::StrCat("there is no operation '", op, "'")));
+  return maker->second(arena, op, bytes);
+}
+
+}  // namespace weft::bench

@@ -1,0 +1,68 @@
+// A collective at one size, and the ways to run it once: weft's, and Open MPI's.
+//
+// Lifetime: the arena must outlive its cases.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "bench/mpi_baseline.h"
+#include "bench/or_die.h"
+#include "weft/comm/comm_engine.h"
+#include "weft/memory/node_heap.h"
+#include "weft/memory/shared_block.h"
+#include "weft/mesh/mpi_bootstrap.h"
+
+namespace weft::bench {
+
+// Everything that lives as long as the program.
+struct CollectiveArena {
+  std::unique_ptr<Bootstrap> bootstrap = OrDie(MakeMpiBootstrap());
+  std::unique_ptr<NodeHeap> heap = OrDie(NodeHeap::Create(*bootstrap, {.segment_bytes = size_t{512} << 20}));
+  std::unique_ptr<CommEngine> engine = OrDie(CommEngine::Create(*bootstrap, *heap));
+  MpiBaseline mpi;
+  LaneId gathers = AddLane(LanePurpose::kAllGather);
+  LaneId scatters = AddLane(LanePurpose::kReduceScatter);
+  LaneId reductions = AddLane(LanePurpose::kAllReduce);
+  LaneId exchanges = AddLane(LanePurpose::kContext);
+
+  int ranks() const { return bootstrap->size(); }
+  // Of this rank's node, ascending.
+  std::vector<int> NodeRanks() const;
+
+ private:
+  LaneId AddLane(LanePurpose purpose);
+};
+
+// Contents are small integers, whose sums are exact in any order.
+class CollectiveCase {
+ public:
+  using Ways = std::map<std::string, std::function<void()>>;
+
+  CollectiveCase(std::string op, int bytes) : op_(std::move(op)), bytes_(bytes) {}
+  virtual ~CollectiveCase() = default;
+  CollectiveCase(const CollectiveCase&) = delete;
+  CollectiveCase& operator=(const CollectiveCase&) = delete;
+
+  bool Is(const std::string& op, int bytes) const { return op == op_ && bytes == bytes_; }
+  // Ends the program, with the ways that there are, if it is none of them.
+  const std::function<void()>& Way(const std::string& name) const;
+
+ protected:
+  Ways ways_;
+
+ private:
+  std::string op_;
+  int bytes_;
+};
+
+// Runs every way once, and ends the program if their results differ, or where there is no such operation.
+// Collective: all ranks.
+std::unique_ptr<CollectiveCase> MakeCase(CollectiveArena& arena, const std::string& op, int bytes);
+
+}  // namespace weft::bench

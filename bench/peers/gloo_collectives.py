@@ -1,0 +1,76 @@
+"""A rank of gloo's collectives, by torch.distributed. Requests are those of bench/collectives.cc."""
+
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from contestant import Reply, serve
+
+
+def input_of(rank: int, count: int) -> Tensor:
+    """Small integers, whose sums are exact in any order."""
+    return ((torch.arange(count) + rank) % 64).float()
+
+
+class Collective:
+    """An operation at one size. `all_reduce` works in place, which is the only way that gloo has."""
+
+    def __init__(self, op: str, size: int) -> None:
+        rank, ranks = dist.get_rank(), dist.get_world_size()
+        part = size // 4 // ranks
+        gathers, scatters = op == "all_gather", op == "reduce_scatter"
+        self.op = op
+        self.input = input_of(rank, part if gathers else part * ranks)
+        self.output = torch.empty(part if scatters else part * ranks)
+        self.run()
+        result = self.input if op == "all_reduce" else self.output
+        if gathers:
+            expected = torch.cat([input_of(peer, part) for peer in range(ranks)])
+        else:
+            expected = sum(input_of(peer, part * ranks) for peer in range(ranks))
+            expected = expected[part * rank :][:part] if scatters else expected
+        if not torch.equal(result, expected):
+            raise RuntimeError(f"{op} of {size} bytes: the result is wrong")
+
+    def run(self) -> None:
+        match self.op:
+            case "all_gather":
+                dist.all_gather_into_tensor(self.output, self.input)
+            case "reduce_scatter":
+                dist.reduce_scatter_tensor(self.output, self.input)
+            case "all_reduce":
+                dist.all_reduce(self.input)
+            case _:
+                raise RuntimeError(f"no such operation: {self.op}")
+
+
+_current: dict[tuple[str, int], Collective] = {}  # One at a time: they are large.
+
+
+def run(request: dict[str, str]) -> Reply:
+    key = request["op"], int(request["bytes"])
+    if key not in _current:
+        _current.clear()
+        _current[key] = Collective(*key)
+    seconds = []
+    for _ in range(int(request["repeats"])):
+        dist.barrier()
+        start = time.perf_counter()
+        _current[key].run()
+        seconds.append(time.perf_counter() - start)
+    return {"seconds": seconds}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    store = f"file://{os.environ['INIT_FILE']}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
+    serve(rank, {"run": run})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""weft's Llama in PyTorch: the same names, shapes, initial values and tokens as bench/training_step.cc."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Shape:
+    vocab_size: int = 4096
+    dim: int = 512
+    layers: int = 8
+    heads: int = 8
+    kv_heads: int = 4
+    ffn_dim: int = 1536
+    norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+
+    @property
+    def head_dim(self) -> int:
+        return self.dim // self.heads
+
+
+class Attention(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.head_dim = shape.head_dim
+        kv_dim = shape.kv_heads * shape.head_dim
+        self.q_proj = nn.Linear(shape.dim, shape.dim, bias=False)
+        self.k_proj = nn.Linear(shape.dim, kv_dim, bias=False)
+        self.v_proj = nn.Linear(shape.dim, kv_dim, bias=False)
+        self.o_proj = nn.Linear(shape.dim, shape.dim, bias=False)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        q, k, v = (self._heads(projection(x)) for projection in (self.q_proj, self.k_proj, self.v_proj))
+        q, k = (rotate(t, cos, sin) for t in (q, k))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding by halves; cos and sin are [seq, head_dim / 2]."""
+    low, high = x.chunk(2, dim=-1)
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
+
+
+class FeedForward(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(shape.dim, shape.ffn_dim, bias=False)
+        self.up_proj = nn.Linear(shape.dim, shape.ffn_dim, bias=False)
+        self.down_proj = nn.Linear(shape.ffn_dim, shape.dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class Block(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.input_layernorm = nn.RMSNorm(shape.dim, eps=shape.norm_eps)
+        self.self_attn = Attention(shape)
+        self.post_attention_layernorm = nn.RMSNorm(shape.dim, eps=shape.norm_eps)
+        self.mlp = FeedForward(shape)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Decoder(nn.Module):
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(shape.vocab_size, shape.dim)
+        self.layers = nn.ModuleList(Block(shape) for _ in range(shape.layers))
+        self.norm = nn.RMSNorm(shape.dim, eps=shape.norm_eps)
+
+    def forward(self, tokens: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = self.embed_tokens(tokens)
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        return self.norm(x)
+
+
+class Llama(nn.Module):
+    """Returns the mean loss of its targets."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.model = Decoder(shape)
+        self.lm_head = nn.Linear(shape.dim, shape.vocab_size, bias=False)
+
+    def forward(self, tokens: Tensor, targets: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        logits = self.lm_head(self.model(tokens, cos, sin))
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def rope_table(shape: Shape, length: int) -> tuple[Tensor, Tensor]:
+    frequencies = shape.rope_theta ** (-torch.arange(0, shape.head_dim, 2) / shape.head_dim)
+    angles = torch.outer(torch.arange(length).float(), frequencies)
+    return angles.cos(), angles.sin()
+
+
+def tokens_of(shape: Shape, rank: int, length: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of a rank, [1, length] each: a sequence, and the same one token later."""
+    i = torch.arange(length + 1)
+    tokens = (7 * i * i + 37 * i + 101 * rank) % shape.vocab_size
+    return tokens[None, :-1], tokens[None, 1:]
+
+
+def initial_values(name: str, shape: torch.Size) -> Tensor:
+    """Uniform with standard deviation 0.02, by a hash of the parameter's name and the element's index; norms are 1."""
+    if len(shape) == 1:
+        return torch.ones(shape)
+    key = 0xCBF29CE484222325
+    for byte in name.encode():
+        key = ((key ^ byte) * 0x100000001B3) % 2**64
+    z = np.arange(shape.numel(), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    z ^= z >> np.uint64(31)
+    unit = (z >> np.uint64(40)).astype(np.float32) * np.float32(2.0**-24) - np.float32(0.5)
+    return torch.from_numpy(unit * np.float32(0.04 * math.sqrt(3.0))).view(shape)

@@ -1,0 +1,107 @@
+"""A rank of PyTorch's training step over gloo: FSDP2, HSDP or DDP, as the mesh asks. See suite/README for the protocol.
+
+    WEFT_BENCH_SOCKET=... RANK=0 WORLD_SIZE=2 INIT_FILE=/tmp/store python training_step.py
+"""
+
+import os
+import time
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from contestant import Reply, serve
+from llama import Llama, Shape, initial_values, rope_table, tokens_of
+
+SHAPE = Shape()
+MAX_NORM = 1.0
+
+
+class Trainer:
+    def __init__(self, replicate: int, shard: int, length: int, fused: bool, compiled: bool) -> None:
+        self.model = ddp(replicate) if shard == 1 < replicate else fsdp(replicate, shard, compiled)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=3e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=fused, foreach=not fused
+        )
+        self.tokens, self.targets = tokens_of(SHAPE, dist.get_rank(), length)
+        self.rope = rope_table(SHAPE, length)
+
+    def step(self) -> Tensor:
+        loss = self.model(self.tokens, self.targets, *self.rope)
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss.detach()
+
+
+def fsdp(replicate: int, shard: int, compiled: bool) -> nn.Module:
+    """Made without memory, sharded, and only then filled: no rank ever holds the whole model."""
+    with torch.device("meta"):
+        model = Llama(SHAPE)
+    for layer in model.model.layers:
+        if compiled:
+            layer.compile()
+        fully_shard(layer, mesh=mesh_of(replicate, shard))
+    fully_shard(model, mesh=mesh_of(replicate, shard))
+    model.to_empty(device="cpu")
+    fill(model)
+    return model
+
+
+def ddp(replicate: int) -> nn.Module:
+    model = Llama(SHAPE)
+    fill(model)
+    return DistributedDataParallel(model, process_group=mesh_of(replicate, 1).get_group(0), gradient_as_bucket_view=True)
+
+
+_meshes: dict[tuple[int, int], DeviceMesh] = {}
+
+
+def mesh_of(replicate: int, shard: int) -> DeviceMesh:
+    if (replicate, shard) not in _meshes:
+        axes = {"replicate": replicate, "shard": shard}
+        axes = {name: size for name, size in axes.items() if size > 1} or {"shard": 1}
+        _meshes[replicate, shard] = init_device_mesh("cpu", tuple(axes.values()), mesh_dim_names=tuple(axes))
+    return _meshes[replicate, shard]
+
+
+@torch.no_grad()
+def fill(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        values = initial_values(name, parameter.shape)
+        if isinstance(parameter, DTensor):
+            values = distribute_tensor(values, parameter.device_mesh, parameter.placements)
+        parameter.copy_(values)
+
+
+_trainers: dict[tuple[int, ...], Trainer] = {}
+
+
+def train(request: dict[str, str]) -> Reply:
+    """One step that is not measured, as others have used the caches, then `steps` in a row."""
+    config = tuple(int(request[key]) for key in ("replicate", "shard", "length", "fused", "compiled"))
+    if config not in _trainers:
+        _trainers[config] = Trainer(*config)
+    trainer = _trainers[config]
+    steps = int(request["steps"])
+    losses = [trainer.step()]
+    start = time.perf_counter()
+    losses += [trainer.step() for _ in range(steps)]
+    return {"seconds": [(time.perf_counter() - start) / steps], "losses": [loss.item() for loss in losses]}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    rank = int(os.environ["RANK"])
+    store = f"file://{os.environ['INIT_FILE']}"
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
+    serve(rank, {"train": train})
+
+
+if __name__ == "__main__":
+    main()

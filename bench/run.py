@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""Runs weft's benchmarks against their peers, and writes a table, JSON and plots.
+
+    bench/run.py                                  all of it, about 25 minutes
+    bench/run.py --quick                          fewer rounds and sizes, a few minutes, for a look
+    bench/run.py --sections collectives,memory    some of it
+
+Peers are installed from PyPI into build/bench; nothing else is changed on the machine. A peer that cannot be had is named
+in the table, with the reason. bench/README.md explains what is measured, and how.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from suite import collectives, emulated, machine, memory_use, peers, steps  # noqa: E402
+from suite.launch import REPOSITORY  # noqa: E402
+from suite.progress import say  # noqa: E402
+from suite.rows import Row, measurements_table, verdicts_of, verdicts_table  # noqa: E402
+from suite.setting import Setting  # noqa: E402
+
+SECTIONS: dict[str, Callable[[Setting], list[Row]]] = {
+    "collectives": collectives.measure,
+    "steps": steps.measure,
+    "memory": memory_use.measure,
+    "host-collectives": emulated.measure_collectives,
+    "host-steps": emulated.measure_steps,
+}
+PROGRAMS = ("weft_bench_collectives", "weft_bench_training_step")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, sizes and hosts")
+    parser.add_argument("--sections", default=",".join(SECTIONS), help="of %(default)s")
+    parser.add_argument("--out", type=Path, default=REPOSITORY / "build" / "bench" / "results", help="folder of results")
+    arguments = parser.parse_args()
+    arguments.sections = arguments.sections.split(",")
+    if unknown := [name for name in arguments.sections if name not in SECTIONS]:
+        parser.error(f"no such section: {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
+    return arguments
+
+
+def build() -> Path:
+    """weft's side; the preset `release`."""
+    folder = REPOSITORY / "build" / "release"
+    if not (folder / "build.ninja").exists():
+        subprocess.run(["cmake", "--preset", "release"], cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(["cmake", "--build", str(folder), "--target", *PROGRAMS], check=True, stdout=subprocess.DEVNULL)
+    return folder / "bench"
+
+
+def report(about: dict[str, object], sections: dict[str, list[Row]]) -> str:
+    text = f"{about['machine']}; {about['load']}.\n\n"
+    text += ", ".join(f"{name} {version}" for name, version in about["versions"].items()) + ".\n\n"
+    text += f"    {about['command']}\n\n## Bars\n\n"
+    text += verdicts_table(verdicts_of([row for rows in sections.values() for row in rows]))
+    for name, rows in sections.items():
+        text += f"\n## {name}\n\n{measurements_table(rows)}"
+    return text
+
+
+def plot(peers_found: peers.Peers, results: Path) -> None:
+    if why := peers_found.missing.get("plots"):
+        say(f"no plots: {why}")
+        return
+    script = Path(__file__).parent / "suite" / "plots.py"
+    subprocess.run([str(peers_found.python), str(script), str(results)], check=True)
+
+
+def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that contexts are left, and what they hold ends.
+    arguments = parse_arguments()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    say("weft's programs")
+    programs = build()
+    say("peers")
+    found = peers.prepare(REPOSITORY / "build" / "bench")
+    about: dict[str, object] = {
+        "machine": machine.describe(),
+        "load": machine.load(),
+        "versions": machine.versions() | found.versions(),
+        "command": shlex.join([os.path.relpath(sys.argv[0], REPOSITORY), *sys.argv[1:]]),
+    }
+    sections: dict[str, list[Row]] = {}
+    for name in arguments.sections:
+        say(name)
+        sections[name] = SECTIONS[name](Setting(programs, found, arguments.quick))
+        write(arguments.out, about, sections)  # What there is so far.
+    plot(found, arguments.out / "results.json")
+    say(f"written: {arguments.out}")
+
+
+def write(folder: Path, about: dict[str, object], sections: dict[str, list[Row]]) -> None:
+    rows = {name: [dataclasses.asdict(row) for row in rows] for name, rows in sections.items()}
+    (folder / "results.json").write_text(json.dumps({**about, "sections": rows}, indent=1) + "\n")
+    (folder / "table.md").write_text(report(about, sections))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,79 @@
+"""Section `collectives`: on one node, against every library there is."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from suite import launch
+from suite.contestants import Contestant
+from suite.progress import say
+from suite.rounds import Way, in_turns
+from suite.rows import Bar, Row
+from suite.setting import MIB, Absent, Setting, start
+
+OPEN_MPI = ("Open MPI blocking", "Open MPI nonblocking")
+INTEL_MPI = ("Intel MPI blocking", "Intel MPI nonblocking")
+NAMES = {"all_gather": "AG", "reduce_scatter": "RS", "all_reduce": "AR", "all_to_all": "A2A strided"}
+REPEATS = {64 * MIB: 3, 8 * MIB: 7, MIB: 15}  # In a round.
+ROUNDS = 7
+BARRED_BYTES = 64 * MIB
+
+
+def bars_of(op: str, ranks: int) -> list[Bar]:
+    open_mpi, intel, gloo = {
+        "all_gather": (None, None, None),
+        "reduce_scatter": (4, 2, 12),
+        "all_reduce": (1.6, 1.2, 4) if ranks == 2 else (2.5, 1.8, 4),
+        "all_to_all": (2, None, None),
+    }[op]
+    bars = [(OPEN_MPI, open_mpi, "the fastest Open MPI call"), (INTEL_MPI, intel, "Intel MPI"), (("gloo",), gloo, "gloo")]
+    return [Bar(others, least, f"times {whom}") for others, least, whom in bars if least is not None]
+
+
+def measure(setting: Setting) -> list[Row]:
+    rows = []
+    for ranks in (2, 4):
+        with ExitStack() as stack:
+            contestants = start_all(stack, setting, ranks)
+            for op in NAMES:
+                for size in [BARRED_BYTES] if setting.quick else REPEATS:
+                    say(f"  {NAMES[op]}, {size // MIB} MiB, {ranks} ranks")
+                    rows += measure_one(setting, contestants, op, size, ranks)
+    return rows
+
+
+def start_all(stack: ExitStack, setting: Setting, ranks: int) -> dict[str, Contestant | Absent]:
+    peers = setting.peers
+    makers = {
+        "weft": launch.open_mpi(setting.program("collectives"), ranks),
+        "Intel MPI": setting.peer("Intel MPI", peers.intel_mpi("intel_mpi", ranks)),
+        "oneCCL": setting.peer("oneCCL", peers.intel_mpi("oneccl", ranks)),
+        "gloo": setting.peer("PyTorch", launch.gloo(peers.python, "gloo_collectives.py", ranks)),
+    }
+    return {name: start(stack, name, ranks, make) for name, make in makers.items()}
+
+
+def measure_one(
+    setting: Setting, contestants: dict[str, Contestant | Absent], op: str, size: int, ranks: int
+) -> list[Row]:
+    def way(name: str, contestant: str, kind: str) -> Way:
+        arguments = {"op": op, "way": kind, "bytes": size, "repeats": REPEATS[size]}
+        return Way(name, lambda: contestants[contestant].seconds("run", **arguments))
+
+    ways = [way("weft", "weft", "weft")]
+    ways += [way(name, "weft", name.split()[-1]) for name in OPEN_MPI]
+    if op == "all_gather":
+        ways.append(way("weft node-shared", "weft", "weft_shared"))
+    if op != "all_to_all":  # The others have no strided exchange; nor do they gain from one's permutations.
+        ways += [way(name, "Intel MPI", name.split()[-1]) for name in INTEL_MPI]
+        ways += [way("oneCCL", "oneCCL", "blocking"), way("gloo", "gloo", "blocking")]
+    measured = in_turns(ways, setting.rounds(ROUNDS), scale=1e3)
+
+    what = f"{NAMES[op]}, {size // MIB} MiB, one node, {ranks} ranks"
+    barred = size == BARRED_BYTES
+    rows = [Row(what, "ms", "weft", measured.rounds, measured.missing, bars_of(op, ranks) if barred else ())]
+    shared = {name: measured.rounds[name] for name in ("weft node-shared", OPEN_MPI[0]) if name in measured.rounds}
+    if barred and op == "all_gather":
+        bar = Bar((OPEN_MPI[0],), 20, "at most 5% of MPI_Allgather's time: times MPI_Allgather")
+        rows.append(Row(what + ", node-shared", "ms", "weft node-shared", shared, measured.missing, [bar]))
+    return rows

@@ -1,0 +1,71 @@
+"""Emulated hosts: network namespaces of this machine behind cables of a chosen rate (tools/emulated_hosts.sh)."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from suite.contestants import Command, CommandMaker
+from suite.launch import KEEP_FREED_MEMORY, ONE_THREAD, PEERS, REPOSITORY
+
+TOOLS = REPOSITORY / "tools"
+REPORT = 'echo "$WEFT_ON_HOST" "$WEFT_HOST_INTERFACE" "$TMPDIR" "$WEFT_HOSTS"; exec cat'
+
+
+class HostsError(RuntimeError):
+    """Such hosts cannot be made here; the message says why."""
+
+
+class EmulatedHosts:
+    """Use as a context. The hosts live as long as a pipe is open, so they go even when the suite is killed."""
+
+    def __init__(self, count: int, rate: str, ranks_per_host: int) -> None:
+        self.ranks_per_host = ranks_per_host
+        self._script = subprocess.Popen(
+            [str(TOOLS / "emulated_hosts.sh"), "--hosts", str(count), "--rate", rate, "sh", "-c", REPORT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            process_group=0,
+        )
+        assert self._script.stdout is not None
+        words = (report := self._script.stdout.readline()).split()
+        if len(words) != 3 + count:
+            raise HostsError((report + self._script.communicate()[0]).strip())
+        self._on_host, self._interface, self._temporary, *self._names = words
+
+    @property
+    def ranks(self) -> int:
+        return self.ranks_per_host * len(self._names)
+
+    def open_mpi(self, program: Path) -> CommandMaker:
+        words = (str(TOOLS / "hosts_mpirun.sh"), "--ppn", str(self.ranks_per_host), str(program))
+        environment = {
+            **KEEP_FREED_MEMORY,
+            **ONE_THREAD,
+            "WEFT_HOSTS": " ".join(self._names),
+            "WEFT_ON_HOST": self._on_host,
+            "WEFT_HOST_INTERFACE": self._interface,
+            "TMPDIR": self._temporary,  # For Open MPI's session folders.
+        }
+        return lambda _: Command([words], environment)
+
+    def gloo(self, python: Path, script: str) -> CommandMaker:
+        def make(folder: Path) -> Command:
+            store = {"INIT_FILE": str(folder / "store"), "WORLD_SIZE": str(self.ranks)}
+            processes = [
+                (self._on_host, host, f"env RANK={index * self.ranks_per_host + rank} {python} {PEERS / script}")
+                for index, host in enumerate(self._names)
+                for rank in range(self.ranks_per_host)
+            ]
+            network = {"GLOO_SOCKET_IFNAME": self._interface}
+            return Command(processes, {**ONE_THREAD, **KEEP_FREED_MEMORY, **network, **store})
+
+        return make
+
+    def __enter__(self) -> EmulatedHosts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._script.communicate()

@@ -1,0 +1,31 @@
+"""How programs are started on one node: MPI programs by Open MPI's launcher, Python peers one process a rank."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from suite.contestants import Command, CommandMaker
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+PEERS = REPOSITORY / "bench" / "peers"
+
+# Open MPI's reductions and PyTorch allocate memory as large as their data in every call. Kept by malloc it costs nothing; given
+# back to the system, as is the default, each call would pay for fresh pages.
+KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "17179869184"}
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+def open_mpi(program: Path, ranks: int) -> CommandMaker:
+    command = (str(REPOSITORY / "tools" / "mpirun.sh"), "-n", str(ranks), str(program))
+    return lambda _: Command([command], {**KEEP_FREED_MEMORY, **ONE_THREAD})
+
+
+def gloo(python: Path, script: str, ranks: int, environment: dict[str, str] | None = None) -> CommandMaker:
+    """torch.distributed over gloo; ranks meet in a file."""
+
+    def make(folder: Path) -> Command:
+        common = {"INIT_FILE": str(folder / "store"), "WORLD_SIZE": str(ranks)}
+        processes = [("env", f"RANK={rank}", str(python), str(PEERS / script)) for rank in range(ranks)]
+        return Command(processes, {**ONE_THREAD, **(KEEP_FREED_MEMORY if environment is None else environment), **common})
+
+    return make

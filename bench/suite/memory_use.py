@@ -1,0 +1,55 @@
+"""Section `memory`: the peak of a training step, all ranks together."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+
+from suite import launch, memory
+from suite.contestants import CommandMaker, ContestantError
+from suite.progress import say
+from suite.rows import Bar, Row
+from suite.setting import Setting, start
+from suite.steps import PYTORCH, WEFT, Mesh, request_of
+
+LENGTH = 128
+GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "1000000"}  # To the system, at once, whatever is larger.
+TORCH = "PyTorch"
+TORCH_DEFAULT = "PyTorch, malloc's defaults"
+TORCH_LEAN = "PyTorch, 1 MB and more given back at once"
+
+
+def measure(setting: Setting) -> list[Row]:
+    rows = []
+    for ranks, least in ((2, 1 / 0.4), (4, 1 / 0.3)):
+        what = f"peak memory of a step, FSDP on {ranks}, {LENGTH} tokens a rank"
+        say(f"  {what}")
+        rounds: dict[str, list[float]] = {}
+        missing: dict[str, str] = {}
+        for name, make, how in contestants(setting, ranks):
+            try:
+                peak = peak_of(name, ranks, make, how)
+            except ContestantError as error:
+                missing[name] = str(error)
+                continue
+            rounds[name] = [peak.total / 1e6]
+            rounds[f"{name}: without programs and libraries"] = [peak.data / 1e6]
+        bar = Bar((TORCH, TORCH_DEFAULT), least, f"at most {1 / least:.1f} of PyTorch's: times weft's")
+        rows.append(Row(what, "MB", "weft", rounds, missing, [bar]))
+    return rows
+
+
+def contestants(setting: Setting, ranks: int) -> list[tuple[str, CommandMaker | str, dict[str, int]]]:
+    program = launch.open_mpi(setting.program("training_step"), ranks)
+    listed: list[tuple[str, CommandMaker | str, dict[str, int]]] = [(name, program, how) for name, how in WEFT.items()]
+    for name, environment in ((TORCH, None), (TORCH_DEFAULT, {}), (TORCH_LEAN, GIVE_BACK)):
+        make = launch.gloo(setting.peers.python, "training_step.py", ranks, environment)
+        listed.append((name, setting.peer("PyTorch", make), PYTORCH))
+    return listed
+
+
+def peak_of(name: str, ranks: int, make: CommandMaker | str, how: dict[str, int]) -> memory.ProportionalSet:
+    with ExitStack() as stack:
+        contestant = start(stack, name, ranks, make)
+        request = {**request_of(Mesh(1, ranks), LENGTH), **how, "steps": 1}
+        contestant.request("train", **request)  # What is made once has been made.
+        return memory.peak_during(contestant.pids, lambda: contestant.request("train", **request))

@@ -1,0 +1,102 @@
+"""The peers: installed from PyPI into an environment of the suite's own, and built against what was installed."""
+
+from __future__ import annotations
+
+import subprocess
+import venv
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from suite.contestants import Command, CommandMaker
+from suite.launch import KEEP_FREED_MEMORY, ONE_THREAD, PEERS, REPOSITORY
+from suite.progress import say
+
+TORCH = "torch==2.13.0"
+
+
+@dataclass
+class Peers:
+    """What could be had. `missing` says of the others why not."""
+
+    folder: Path
+    missing: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "venv" / "bin" / "python"
+
+    def intel_mpi(self, program: str, ranks: int) -> CommandMaker:
+        """Under Intel MPI's own launcher. Ranks may outnumber cores, so none is pinned."""
+        root = self.folder / "venv"
+        environment = {
+            **KEEP_FREED_MEMORY,
+            **ONE_THREAD,
+            "I_MPI_ROOT": str(root),
+            "FI_PROVIDER_PATH": str(root / "lib"),
+            "I_MPI_PIN": "0",
+            "CCL_ROOT": str(root),
+            "LD_LIBRARY_PATH": str(root / "lib"),
+            # Without worker threads, which ranks would share their cores with; ten times as fast where there are as many ranks as
+            # cores.
+            "CCL_WORKER_OFFLOAD": "0",
+            "CCL_ATL_SHM": "1",
+        }
+        command = (str(root / "bin" / "mpiexec.hydra"), "-n", str(ranks), str(self.folder / program))
+        return lambda _: Command([command], environment)
+
+    def versions(self) -> dict[str, str]:
+        if not self.python.exists():
+            return {}
+        listed = _run(str(self.python), "-m", "pip", "list", "--format=freeze", "--disable-pip-version-check")
+        wanted = ("torch", "impi-rt", "oneccl", "numpy", "matplotlib")
+        versions = dict(line.split("==", 1) for line in listed.splitlines() if "==" in line)
+        return {name: versions[name] for name in wanted if name in versions}
+
+
+def prepare(folder: Path) -> Peers:
+    """Installs and builds what is not there yet."""
+    peers = Peers(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    parts: dict[str, Callable[[], None]] = {
+        "PyTorch": lambda: _install(peers, TORCH, "numpy"),
+        "plots": lambda: _install(peers, "matplotlib"),
+        "Intel MPI": lambda: _build(peers, "intel_mpi", "mpi_collectives.cc", "impi-devel", ["-lmpi"]),
+        "oneCCL": lambda: _build(peers, "oneccl", "oneccl_collectives.cc", "oneccl-devel", ["-lccl", "-lmpi"]),
+    }
+    for name, prepare_one in parts.items():
+        say(f"  {name}")
+        try:
+            _make_environment(peers)
+            prepare_one()
+        except (subprocess.CalledProcessError, OSError) as error:
+            output = getattr(error, "stderr", None) or getattr(error, "stdout", None) or str(error)
+            peers.missing[name] = f"{name} cannot be had: {str(output)[-1000:]}"
+            say(f"    {peers.missing[name]}")
+    return peers
+
+
+def _make_environment(peers: Peers) -> None:
+    if not (peers.folder / "venv" / "bin" / "pip").exists():  # As after an attempt that failed.
+        venv.create(peers.folder / "venv", with_pip=True)
+
+
+def _install(peers: Peers, *packages: str) -> None:
+    _run(str(peers.python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *packages)
+
+
+def _build(peers: Peers, program: str, source: str, package: str, libraries: Sequence[str]) -> None:
+    _install(peers, package)
+    root = peers.folder / "venv"
+    sources = [PEERS / source, PEERS / "peer_collectives.cc"]
+    sources += [REPOSITORY / "bench" / name for name in ("contestant.cc", "mpi_baseline.cc")]
+    target = peers.folder / program
+    if target.exists() and all(path.stat().st_mtime < target.stat().st_mtime for path in sources):
+        return
+    paths = [f"-I{REPOSITORY}", "-isystem", str(root / "include"), f"-L{root / 'lib'}"]
+    link = [f"-Wl,-rpath,{root / 'lib'}", "-Wl,--allow-shlib-undefined", *libraries]
+    _run("g++", "-std=c++20", "-O2", *paths, *map(str, sources), "-o", str(target), *link)
+
+
+def _run(*command: str) -> str:
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -1,0 +1,66 @@
+"""Draws the results: `plots.py RESULTS.json` writes one picture a section beside them. Needs matplotlib."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("agg")
+from matplotlib import pyplot  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from suite.statistics import summarize  # noqa: E402
+
+COLORS = pyplot.get_cmap("tab10").colors
+WEFT_COLORS = ("#12355b", "#3d7ea6", "#8fbcd4", "#c5dce8")
+
+
+def draw(section: str, rows: list[dict], path: Path) -> None:
+    """A group of bars a row, one bar a way; whiskers are quartiles over rounds."""
+    rows = [row for row in rows if row["rounds"]]
+    if not rows:
+        return
+    colors = colors_of(sorted({way for row in rows for way in row["rounds"]}))
+    heights = [0.5 + 0.24 * len(row["rounds"]) for row in rows]
+    figure, axes = pyplot.subplots(
+        len(rows), 1, figsize=(9, sum(heights) + 0.6), squeeze=False, gridspec_kw={"height_ratios": heights}
+    )
+    for axis, row in zip(axes[:, 0], rows):
+        draw_row(axis, row, colors)
+    figure.suptitle(f"{section}: medians and quartiles of rounds; less is better", fontsize=10)
+    figure.tight_layout()
+    figure.savefig(path)
+    pyplot.close(figure)
+
+
+def draw_row(axis, row: dict, colors: dict[str, object]) -> None:
+    for place, (way, values) in enumerate(row["rounds"].items()):
+        all_rounds = summarize(values)
+        spread = [[all_rounds.median - all_rounds.low], [all_rounds.high - all_rounds.median]]
+        axis.barh(place, all_rounds.median, xerr=spread, color=colors[way], height=0.8, error_kw={"elinewidth": 1})
+    axis.set_yticks(range(len(row["rounds"])), list(row["rounds"]), fontsize=7)
+    axis.invert_yaxis()
+    axis.tick_params(axis="x", labelsize=7)
+    axis.set_title(f"{row['what']} [{row['unit']}]", fontsize=8, loc="left")
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def colors_of(ways: list[str]) -> dict[str, object]:
+    ours = [way for way in ways if way.startswith("weft")]
+    others = [way for way in ways if way not in ours]
+    colors: dict[str, object] = {way: WEFT_COLORS[i % len(WEFT_COLORS)] for i, way in enumerate(ours)}
+    return colors | {way: COLORS[(i + 1) % len(COLORS)] for i, way in enumerate(others)}
+
+
+def main() -> None:
+    results = Path(sys.argv[1])
+    for section, rows in json.loads(results.read_text())["sections"].items():
+        draw(section, rows, results.with_name(f"{section}.png"))
+
+
+if __name__ == "__main__":
+    main()

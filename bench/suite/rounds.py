@@ -1,0 +1,43 @@
+"""Measuring in turns: every round runs each way once, so that all meet the same weather."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from suite.contestants import ContestantError
+from suite.statistics import median
+
+
+@dataclass(frozen=True)
+class Way:
+    """Something to measure. `measure` gives the repeats of one round."""
+
+    name: str
+    measure: Callable[[], Sequence[float]]
+
+
+@dataclass(frozen=True)
+class Measurements:
+    rounds: dict[str, list[float]]
+    missing: dict[str, str]  # Ways that failed, and why.
+
+
+def in_turns(ways: Sequence[Way], rounds: int, scale: float = 1.0) -> Measurements:
+    """A round's value is the median of its repeats. The first round only warms up; each round begins with another way. A way that
+    fails is left out from then on."""
+    result = Measurements({way.name: [] for way in ways}, {})
+    for number in range(rounds + 1):
+        shift = number % len(ways)
+        for way in (*ways[shift:], *ways[:shift]):
+            if way.name in result.missing:
+                continue
+            try:
+                value = median(way.measure()) * scale
+            except ContestantError as error:
+                result.missing[way.name] = str(error)
+                del result.rounds[way.name]
+                continue
+            if number > 0:
+                result.rounds[way.name].append(value)
+    return result

@@ -1,0 +1,53 @@
+"""What sections are given, and how they start what they measure."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from suite.contestants import CommandMaker, Contestant, ContestantError, Reply
+from suite.peers import Peers
+
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Setting:
+    programs: Path  # Where weft's benchmarks are.
+    peers: Peers
+    quick: bool
+
+    def rounds(self, count: int) -> int:
+        return 2 if self.quick else count
+
+    def program(self, name: str) -> Path:
+        return self.programs / f"weft_bench_{name}"
+
+    def peer(self, name: str, make: CommandMaker) -> CommandMaker | str:
+        """Or why there is no such peer."""
+        return self.peers.missing.get(name, make)
+
+
+class Absent:
+    """Stands for a contestant that could not be started: whatever it is asked fails with the reason."""
+
+    def __init__(self, reason: str) -> None:
+        self._reason = reason
+        self.pids: list[int] = []
+
+    def request(self, verb: str, **arguments: object) -> list[Reply]:
+        raise ContestantError(self._reason)
+
+    def seconds(self, verb: str, **arguments: object) -> list[float]:
+        raise ContestantError(self._reason)
+
+
+def start(stack: ExitStack, name: str, ranks: int, make: CommandMaker | str) -> Contestant | Absent:
+    """Ended with `stack`."""
+    if isinstance(make, str):
+        return Absent(make)
+    try:
+        return stack.enter_context(Contestant(name, ranks, make))
+    except ContestantError as error:
+        return Absent(str(error))

@@ -1,0 +1,52 @@
+"""What is said of repeated measurements. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """Between neighbours by a straight line, as numpy's default."""
+    ordered = sorted(values)
+    if not ordered:
+        raise ValueError("no values to take a quantile of")
+    place = part * (len(ordered) - 1)
+    below = int(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def median(values: Sequence[float]) -> float:
+    return quantile(values, 0.5)
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A median with the quartiles around it."""
+
+    low: float
+    median: float
+    high: float
+    count: int
+
+
+def summarize(values: Sequence[float]) -> Summary:
+    return Summary(quantile(values, 0.25), median(values), quantile(values, 0.75), len(values))
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Of the medians over all rounds; `low` and `high` are the quartiles of the rounds' own ratios."""
+
+    value: float
+    low: float
+    high: float
+
+
+def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
+    """Both in the order of rounds, one value a round, so that what slows a round slows both sides of its ratio."""
+    if len(numerators) != len(denominators):
+        raise ValueError(f"{len(numerators)} rounds of one side, {len(denominators)} of the other")
+    rounds = [above / below for above, below in zip(numerators, denominators)]
+    return Ratio(median(numerators) / median(denominators), quantile(rounds, 0.25), quantile(rounds, 0.75))

@@ -1,0 +1,98 @@
+"""Section `steps`: a training step on one node against PyTorch's. Also how a step is asked for, on any hosts."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+from suite import launch
+from suite.contestants import Contestant, ContestantError, Reply
+from suite.progress import say
+from suite.rounds import Way, in_turns
+from suite.rows import Bar, Row
+from suite.setting import Absent, Setting, start
+
+STEPS = 3  # Measured in a round, after one that is not.
+ROUNDS = 6
+LOSS_TOLERANCE = 1e-4
+PYTORCH = {"fused": 1, "compiled": 0}
+
+# What weft can be told, by the name of the way.
+WEFT = {"weft": {"zero_copy": 1}, "weft, zero copy off": {"zero_copy": 0}}
+
+
+@dataclass(frozen=True)
+class Mesh:
+    replicate: int
+    shard: int
+
+    @property
+    def ranks(self) -> int:
+        return self.replicate * self.shard
+
+    def __str__(self) -> str:
+        if self.replicate == 1:
+            return f"FSDP on {self.shard}"
+        return f"DDP on {self.replicate}" if self.shard == 1 else f"HSDP {self.replicate} x {self.shard}"
+
+
+# Mesh, tokens a rank, and the bar against PyTorch.
+CASES = [
+    (Mesh(1, 1), 128, None),
+    (Mesh(1, 2), 128, 3.3),
+    (Mesh(1, 2), 1024, 1.5),
+    (Mesh(2, 1), 128, 2.3),
+    (Mesh(1, 4), 128, 3.3),
+    (Mesh(2, 2), 128, 2.3),
+]
+
+
+def request_of(mesh: Mesh, length: int) -> dict[str, int]:
+    return {"replicate": mesh.replicate, "shard": mesh.shard, "length": length}
+
+
+def step_way(name: str, contestant: Contestant | Absent, mesh: Mesh, length: int, steps: int, **arguments: object) -> Way:
+    request = {**request_of(mesh, length), **arguments, "steps": steps}
+    return Way(name, lambda: contestant.seconds("train", **request))
+
+
+def measure(setting: Setting) -> list[Row]:
+    rows = []
+    for ranks in (1, 2, 4):
+        with ExitStack() as stack:
+            weft = start(stack, "weft", ranks, launch.open_mpi(setting.program("training_step"), ranks))
+            torch_maker = launch.gloo(setting.peers.python, "training_step.py", ranks)
+            torch = start(stack, "PyTorch", ranks, setting.peer("PyTorch", torch_maker))
+            for mesh, length, least in CASES:
+                if mesh.ranks != ranks or (setting.quick and length > 128):
+                    continue
+                what = f"step, {mesh}, {length} tokens a rank"
+                say(f"  {what}")
+                ways = [step_way(name, weft, mesh, length, STEPS, **how) for name, how in WEFT.items()]
+                ways.append(step_way("PyTorch", checked(weft, torch, mesh, length), mesh, length, STEPS, **PYTORCH))
+                measured = in_turns(ways, setting.rounds(ROUNDS), scale=1e3)
+                bars = [Bar(("PyTorch",), least, "times PyTorch")] if least else []
+                rows.append(Row(what, "ms", "weft", measured.rounds, measured.missing, bars))
+    return rows
+
+
+def compute_the_same(weft: Contestant | Absent, torch: Contestant | Absent, mesh: Mesh, length: int) -> bool:
+    """Both from the same weights and tokens, so the first request of a case says whether their losses agree."""
+    request = {**request_of(mesh, length), "steps": 3}
+    ours = mean_losses(weft.request("train", **request, **WEFT["weft"]))
+    theirs = mean_losses(torch.request("train", **request, **PYTORCH))
+    return all(abs(a - b) <= LOSS_TOLERANCE * abs(b) for a, b in zip(ours, theirs, strict=True))
+
+
+def mean_losses(replies: list[Reply]) -> list[float]:
+    """Over ranks, of each step."""
+    return [sum(losses) / len(losses) for losses in zip(*(reply["losses"] for reply in replies), strict=True)]
+
+
+def checked(weft: Contestant | Absent, torch: Contestant | Absent, mesh: Mesh, length: int) -> Contestant | Absent:
+    """PyTorch, unless it does not compute the same."""
+    try:
+        same = compute_the_same(weft, torch, mesh, length)
+    except ContestantError as error:
+        return Absent(str(error))
+    return torch if same else Absent("PyTorch's losses are not weft's: the comparison would mean nothing")
