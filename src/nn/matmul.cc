@@ -65,6 +65,8 @@ void MultiplyInF32(const Product& product) {
 
 }  // namespace
 
+bool MultipliesBf16() { return backend::Supports(DType::kBF16, DType::kF32); }
+
 void Matmul(int64_t m, int64_t n, int64_t k, DType factor_dtype, Factor a, Factor b, float beta,
             DType c_dtype, void* c, int64_t c_leading) {
   const auto is_operand = [](DType dtype) { return dtype == DType::kF32 || dtype == DType::kBF16; };

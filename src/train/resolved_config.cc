@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "weft/core/status.h"
+#include "weft/nn/matmul.h"
 
 namespace weft {
 namespace {
@@ -102,6 +103,17 @@ ResolvedItem ShardingItem(const RunPlan& plan) {
           ""};
 }
 
+// Empty where nothing is computed in bf16.
+std::vector<ResolvedItem> ProductItems(const RunPlan& plan) {
+  if (plan.policy.param_dtype != DType::kBF16) {
+    return {};
+  }
+  if (MultipliesBf16()) {
+    return {{"products", "bf16", "the CPU has instructions for them"}};
+  }
+  return {{"products", "bf16 widened to f32", "the CPU has no instructions for bf16 products"}};
+}
+
 }  // namespace
 
 std::vector<ResolvedItem> ResolveConfig(const TrainConfig& config, const TrainInputs& inputs,
@@ -115,7 +127,8 @@ std::vector<ResolvedItem> ResolveConfig(const TrainConfig& config, const TrainIn
                                      {"threads", absl::StrCat(threads.threads, " a rank"), threads.reason},
                                      {"seed", absl::StrCat(config.seed), ""},
                                      {"steps", absl::StrCat(config.optimizer.steps), ""}};
-  for (std::vector<ResolvedItem> more : {ContextItems(plan), EvaluationItems(config, plan)}) {
+  for (std::vector<ResolvedItem> more :
+       {ProductItems(plan), ContextItems(plan), EvaluationItems(config, plan)}) {
     std::move(more.begin(), more.end(), std::back_inserter(items));
   }
   return items;

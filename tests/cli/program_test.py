@@ -58,6 +58,11 @@ class Runs(WeftCase):
             self.assertNotIn("\r", output)
             self.assertRegex(output, rf"(?m)^mesh +replicate 1 x shard {ranks or 1}")
 
+    def test_says_how_bf16_is_multiplied(self):
+        self.assertNotIn("products", self.train("--steps", "1"))
+        output = self.train("--steps", "1", "--param-dtype", "bf16")
+        self.assertRegex(output, r"(?m)^products +bf16( widened to f32)?  \(the CPU has (no )?instructions for")
+
     def test_gives_every_mesh_the_losses_of_one_rank(self):
         flags = ["--steps", "5", "--batch-size", "4", "--lr", "1e-2"]
         expected = self.metrics(*flags)

@@ -25,6 +25,12 @@ struct Factor {
 void Matmul(int64_t m, int64_t n, int64_t k, DType factor_dtype, Factor a, Factor b, float beta,
             DType c_dtype, void* c, int64_t c_leading);
 
+// Whether bf16 factors are multiplied as they are, by instructions that the CPU has for them: nearly twice as
+// fast as f32. Else they are widened to f32 first, which with few tokens takes up to a tenth of a step.
+// The CPU decides and no stopwatch: how a product is computed decides its bits, and they are to be the same
+// in every run, and on all ranks of a machine.
+bool MultipliesBf16();
+
 // The usual case: all in f32.
 inline void Matmul(int64_t m, int64_t n, int64_t k, Factor a, Factor b, float beta, float* c,
                    int64_t c_leading) {
