@@ -1,6 +1,6 @@
-// All-reduce: every rank reduces one range of the buffer and hands it to the others slice by slice, as it
-// comes to be. In place is safe: a range of the input is read by its owner alone, and overwritten by others
-// only when it was reduced.
+// All-reduce: every rank reduces one range of the buffer, writes it to all outputs of its node while it is at
+// it, and hands it to the other nodes slice by slice, as it comes to be. In place is safe: a range of the
+// input is read by its owner alone, or for its owner, and overwritten only when it was reduced.
 #include <utility>
 
 #include "src/comm/gather_phase.h"
@@ -20,14 +20,16 @@ class AllReduceOperation final : public Collective {
   absl::Status BeginMove(OperationContext& context) override {
     const int64_t slice = SliceElements(context, plan().dtype);
     std::byte* own_part = PartOf(plan().output, context.placement.me());
-    WEFT_ASSIGN_OR_RETURN(reduce_,
-                          ReducePhase::Create(context, plan(), slice, {LocalInputs(context), own_part}));
+    ReducePhase::Memory reduced{LocalInputs(context), own_part, {}};
     GatherPhase::Memory memory{own_part, plan().output, {}};
     for (int peer : context.placement.local_peers()) {
-      const std::byte* output = OutputOf(context, peer);
-      memory.peers.push_back({peer, PartOf(const_cast<std::byte*>(output), peer), output});
+      // Published for this rank to write to.
+      auto* output = const_cast<std::byte*>(OutputOf(context, peer));
+      reduced.copies.push_back(PartOf(output, context.placement.me()));
+      memory.peers.push_back({peer, PartOf(output, peer), output});
     }
-    gather_.emplace(context, plan().parts, plan().dtype, slice, memory, GatherPhase::Kind::kGrowing);
+    WEFT_ASSIGN_OR_RETURN(reduce_, ReducePhase::Create(context, plan(), slice, reduced));
+    gather_.emplace(context, plan().parts, plan().dtype, slice, memory, GatherPhase::Kind::kPushed);
     return absl::OkStatus();
   }
 
@@ -50,19 +52,19 @@ class AllReduceOperation final : public Collective {
            static_cast<size_t>(plan().parts.offsets[static_cast<size_t>(member)]) * SizeOf(plan().dtype);
   }
 
-  // Tells the node's ranks how much of the own range is reduced.
+  // Tells the node's ranks when the own range is in their outputs.
   bool Announce(OperationContext& context) {
-    if (announced_ == reduce_->done() || context.placement.local_peers().empty()) return false;
-    announced_ = reduce_->done();
+    if (announced_ || !reduce_->complete() || context.placement.local_peers().empty()) return false;
+    announced_ = true;
     context.node.SetCounter(context.record->lane, context.record->descriptor.sequence, context.placement.me(),
-                            announced_);
+                            reduce_->done());
     for (int peer : context.placement.local_peers()) context.node.Ring(context.placement.WorldRank(peer));
     return true;
   }
 
   std::unique_ptr<ReducePhase> reduce_;
   std::optional<GatherPhase> gather_;
-  int64_t announced_ = 0;
+  bool announced_ = false;
 };
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 namespace weft {
+namespace {
 
 size_t LastLevelCacheBytes() {
   // Where the system does not say: large enough that only clearly uncacheable results are streamed.
@@ -17,5 +18,9 @@ size_t LastLevelCacheBytes() {
   }();
   return bytes;
 }
+
+}  // namespace
+
+bool WritesAroundCaches(size_t bytes) { return bytes > LastLevelCacheBytes(); }
 
 }  // namespace weft

@@ -12,8 +12,9 @@ void CopyBytes(std::byte* target, const std::byte* source, size_t bytes, bool no
 // Orders non-temporal writes of the calling thread before its later release stores.
 void FenceNontemporal();
 
-// Size of the last-level cache, read from the running system; a result larger than it is worth writing around
-// it.
-size_t LastLevelCacheBytes();
+// Whether results are worth writing around the caches, where the ranks of a node touch `bytes` of memory
+// together: more than the last-level cache holds (its size is read from the running system). What is written
+// first would be gone before anybody came to read it, and each line would have been read for nothing.
+bool WritesAroundCaches(size_t bytes);
 
 }  // namespace weft

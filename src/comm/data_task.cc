@@ -16,7 +16,9 @@ void RunTask(const DataTask& task) {
 }
 
 size_t TaskBytes(const DataTask& task) {
-  if (task.program != nullptr) return static_cast<size_t>(task.count) * SizeOf(task.target.dtype);
+  if (task.program != nullptr) {
+    return static_cast<size_t>(task.count) * SizeOf(task.target.dtype) * (1 + task.target.copies.size());
+  }
   if (task.range != nullptr) return static_cast<size_t>(task.count) * SizeOf(task.range->dtype());
   return task.bytes;
 }

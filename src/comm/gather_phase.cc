@@ -20,7 +20,8 @@ GatherPhase::GatherPhase(const OperationContext& context, const PartLayout& part
       parts_(parts),
       element_bytes_(SizeOf(dtype)),
       slice_elements_(slice_elements),
-      nontemporal_(static_cast<size_t>(parts.total()) * SizeOf(dtype) > LastLevelCacheBytes()) {
+      nontemporal_(WritesAroundCaches(static_cast<size_t>(parts.total()) * SizeOf(dtype) *
+                                      (kind == Kind::kShared ? 1 : 1 + memory.peers.size()))) {
   if (kind == Kind::kShared) {
     PlanShared(context, memory);
   } else {
@@ -37,12 +38,21 @@ void GatherPhase::AddPull(const std::byte* source, std::byte* target, int member
   pulls_.push_back({CopyStream(SlicingOf(member), from, to, nontemporal_), peer, counter});
 }
 
+void GatherPhase::AddWatch(const OperationContext& context, int member, int writer) {
+  if (SlicingOf(member).elements == 0) return;
+  watches_.push_back({member, context.placement.WorldRank(writer)});
+}
+
 void GatherPhase::PlanLocal(const OperationContext& context, const Memory& memory) {
   const GroupPlacement& placement = context.placement;
   const int me = placement.me();
   for (const PeerMemory& peer : memory.peers) {
+    if (kind_ == Kind::kPushed) {
+      AddWatch(context, peer.member, peer.member);
+      continue;
+    }
     AddPull(peer.own_part, PlaceOf(memory.output, peer.member), peer.member, placement.WorldRank(peer.member),
-            kind_ == Kind::kGrowing ? peer.member : -1);
+            -1);
   }
   AddPull(memory.own_part, PlaceOf(memory.output, me), me, placement.WorldRank(me), -1);
   for (int member = 0; member < placement.size(); ++member) {
@@ -59,18 +69,15 @@ void GatherPhase::PlanLocal(const OperationContext& context, const Memory& memor
 void GatherPhase::PlanShared(const OperationContext& context, const Memory& memory) {
   const GroupPlacement& placement = context.placement;
   const int me = placement.me();
-  const auto watch = [&](int member, int writer) {
-    if (SlicingOf(member).elements > 0) watches_.push_back({member, placement.WorldRank(writer)});
-  };
   for (const PeerMemory& peer : memory.peers) {
-    if (peer.own_part != PlaceOf(memory.output, peer.member)) watch(peer.member, peer.member);
+    if (peer.own_part != PlaceOf(memory.output, peer.member)) AddWatch(context, peer.member, peer.member);
   }
   AddPull(memory.own_part, PlaceOf(memory.output, me), me, placement.WorldRank(me), -1);
   own_announced_ = pulls_.empty();
   for (int member = 0; member < placement.size(); ++member) {
     if (placement.IsLocal(member)) continue;
     const int agent = placement.Agent(placement.NodeOf(me), member);
-    if (agent != me) watch(member, agent);
+    if (agent != me) AddWatch(context, member, agent);
   }
 }
 
@@ -85,7 +92,7 @@ void GatherPhase::PlanWire(const OperationContext& context, const Memory& memory
     if (placement.IsLocal(member)) continue;
     const WireDesk::Channel channel{lane, sequence, placement.WorldRank(member), kGatherChannel};
     // An all-reduce's ranks have heard from each other in its first half. See Note [Empty parts].
-    const bool speaks = kind_ != Kind::kGrowing;
+    const bool speaks = kind_ != Kind::kPushed;
     if (placement.Agent(placement.NodeOf(me), member) == me && (speaks || SlicingOf(member).elements > 0)) {
       const SliceMemory place{PlaceOf(memory.output, member), element_bytes_};
       relays_.push_back({ReceiveStream(channel, WirePhase::kGather, SlicingOf(member), place), member});

@@ -37,10 +37,11 @@ class GatherPhase {
     std::vector<PeerMemory> peers;  // Every rank of the node but this one.
   };
   enum class Kind : uint8_t {
-    kWhole,    // Every part is there from the start.
-    kGrowing,  // Parts come to be while the phase runs (all-reduce): a peer's counter of its part says how
-               // far.
-    kShared,   // Every part is there, and the node's ranks have one output. See Note [Shared outputs].
+    kWhole,  // Every part is there from the start.
+    // Parts come to be while the phase runs (all-reduce). Their owners write them to every output of the
+    // node; a peer's counter of its part says when all of it is there.
+    kPushed,
+    kShared,  // Every part is there, and the node's ranks have one output. See Note [Shared outputs].
   };
   GatherPhase(const OperationContext& context, const PartLayout& parts, DType dtype, int64_t slice_elements,
               const Memory& memory, Kind kind);
@@ -76,6 +77,7 @@ class GatherPhase {
   void PlanLocal(const OperationContext& context, const Memory& memory);
   void PlanShared(const OperationContext& context, const Memory& memory);
   void PlanWire(const OperationContext& context, const Memory& memory);
+  void AddWatch(const OperationContext& context, int member, int writer);
   void AddPull(const std::byte* source, std::byte* target, int member, int peer, int counter);
   std::byte* PlaceOf(std::byte* output, int member) const {
     return output + static_cast<size_t>(parts_.offsets[static_cast<size_t>(member)]) * element_bytes_;

@@ -106,23 +106,27 @@ template <typename T, typename Op>
 void RunTyped(const ReduceProgram& program, absl::Span<const LeafSource> leaves, const ReduceTarget& target,
               int64_t count) {
   // A target that is also a leaf may be needed after its block was first written: it gets its result at the
-  // end.
+  // end, as copies do.
   const bool aliased = std::any_of(leaves.begin(), leaves.end(),
                                    [&](const LeafSource& leaf) { return leaf.data == target.data; });
   const bool plain = target.dtype == kDTypeOf<T> && target.scale == 1.0F;
-  const bool direct = plain && !aliased && !target.nontemporal;
+  const bool direct = plain && !aliased && !target.nontemporal && target.copies.empty();
   BlockMachine<T, Op> machine(program, leaves);
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t length = std::min(kBlock, count - begin);
-    std::byte* out = target.data + static_cast<size_t>(begin) * SizeOf(target.dtype);
+    const size_t at = static_cast<size_t>(begin) * SizeOf(target.dtype);
+    const size_t bytes = static_cast<size_t>(length) * SizeOf(target.dtype);
+    std::byte* out = target.data + at;
     const T* result = machine.Run(begin, length, direct ? reinterpret_cast<T*>(out) : nullptr);
     if (direct) continue;
-    if (plain) {
-      CopyBytes(out, reinterpret_cast<const std::byte*>(result), static_cast<size_t>(length) * sizeof(T),
-                target.nontemporal);
-    } else {
+    const auto* made = reinterpret_cast<const std::byte*>(result);
+    if (!plain) {
       ConvertRun(result, kDTypeOf<T>, out, target.dtype, length, target.scale);
+      made = out;
+    } else {
+      CopyBytes(out, made, bytes, target.nontemporal);
     }
+    for (std::byte* copy : target.copies) CopyBytes(copy + at, made, bytes, target.nontemporal);
   }
 }
 
@@ -139,7 +143,7 @@ void RunWithOp(const ReduceProgram& program, absl::Span<const LeafSource> leaves
 }  // namespace
 
 void RunReduce(const ReduceProgram& program, absl::Span<const LeafSource> leaves, ReduceOp op,
-               ReduceTarget target, int64_t count) {
+               const ReduceTarget& target, int64_t count) {
   switch (target.dtype) {
     case DType::kI32:
       return RunWithOp<int32_t>(program, leaves, op, target, count);

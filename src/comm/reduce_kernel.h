@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include <absl/container/inlined_vector.h>
 #include <absl/types/span.h>
 
 #include "src/comm/reduction_tree.h"
@@ -23,13 +24,16 @@ struct ReduceTarget {
   DType dtype;
   // Multiplies the result before it is rounded to `dtype`: 1 but for averages. Must be 1 for integers.
   float scale = 1.0F;
-  // Write around the caches; worth it where the result is larger than the last-level cache.
+  // Write around the caches: see WritesAroundCaches.
   bool nontemporal = false;
+  // Further places for the same result, in the same dtype.
+  absl::InlinedVector<std::byte*, 4> copies = {};
 };
 
 // target[i] = program over leaf[..][i], for i < count. Leaves and target are all floating-point or all of one
-// integer type. The target may be one of the leaves (in place), else must not overlap any.
+// integer type. The target, and any of its copies, may be one of the leaves (in place), else must not overlap
+// any.
 void RunReduce(const ReduceProgram& program, absl::Span<const LeafSource> leaves, ReduceOp op,
-               ReduceTarget target, int64_t count);
+               const ReduceTarget& target, int64_t count);
 
 }  // namespace weft

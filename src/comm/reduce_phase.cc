@@ -123,13 +123,18 @@ absl::Status ReducePhase::PlanOwnPart(const OperationContext& context) {
                            WirePhase::kReduce, slicing, ring);
   }
 
-  const auto own_bytes = static_cast<size_t>(slicing.elements) * SizeOf(plan_.dtype);
+  const size_t node_bytes =
+      static_cast<size_t>(plan_.parts.total()) * SizeOf(plan_.dtype) * (placement.local_peers().size() + 1);
   const bool average = plan_.reduce == ReduceOp::kAverage;
   const float scale = average ? 1.0F / static_cast<float>(placement.size()) : 1.0F;
   reduce_.emplace(slicing,
                   BuildReduceProgram(0, placement.size(), [&](int lo, int n) { return numbering.Of(lo, n); }),
                   std::move(leaves), plan_.reduce,
-                  ReduceTarget{memory_.output, plan_.dtype, scale, own_bytes > LastLevelCacheBytes()});
+                  ReduceTarget{memory_.output,
+                               plan_.dtype,
+                               scale,
+                               WritesAroundCaches(node_bytes),
+                               {memory_.copies.begin(), memory_.copies.end()}});
   return absl::OkStatus();
 }
 

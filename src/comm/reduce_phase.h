@@ -22,7 +22,8 @@ class ReducePhase {
  public:
   struct Memory {
     std::vector<const std::byte*> inputs;  // By group rank: whole inputs; null for ranks of other nodes.
-    std::byte* output;                     // This rank's part.
+    std::byte* output;                     // This rank's part,
+    std::vector<std::byte*> copies;        // and where else on this node it goes.
   };
   // Errors: kResourceExhausted (no scratch for what other nodes will send).
   static absl::StatusOr<std::unique_ptr<ReducePhase>> Create(const OperationContext& context,

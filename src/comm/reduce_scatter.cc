@@ -14,7 +14,7 @@ class ReduceScatterOperation final : public Collective {
 
  protected:
   absl::Status BeginMove(OperationContext& context) override {
-    ReducePhase::Memory memory{LocalInputs(context), plan().output};
+    ReducePhase::Memory memory{LocalInputs(context), plan().output, {}};
     WEFT_ASSIGN_OR_RETURN(reduce_,
                           ReducePhase::Create(context, plan(), SliceElements(context, plan().dtype), memory));
     return absl::OkStatus();

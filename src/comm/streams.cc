@@ -79,23 +79,33 @@ bool RangeStream::Step(OperationContext& context, int64_t available) {
 }
 
 void ReduceStream::Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) {
+  ReduceTarget elsewhere = target_;
+  elsewhere.data = target;
+  elsewhere.copies.clear();
+  Push(context, slice, std::move(elsewhere), owner);
+}
+
+void ReduceStream::Push(OperationContext& context, int64_t slice, ReduceTarget target, TaskOwner* owner) {
   DataTask task = NewTask(context, owner, slice);
   task.program = &program_;
   for (const Leaf& leaf : leaves_) task.leaves.push_back({leaf.memory.At(slicing_, slice), leaf.dtype});
   task.op = op_;
-  task.target = target_;
-  task.target.data = target;
+  task.target = std::move(target);
   task.count = slicing_.Length(slice);
   context.tasks.Push(std::move(task));
 }
 
 bool ReduceStream::Step(OperationContext& context, int64_t available) {
+  const size_t element_bytes = SizeOf(target_.dtype);
   bool advanced = false;
-  const SliceMemory out{target_.data, SizeOf(target_.dtype)};
   while (progress_.issued() < std::min(available, slicing_.slices()) &&
          progress_.outstanding() < kPiecesInFlight) {
     const int64_t slice = progress_.Issue();
-    Issue(context, slice, out.At(slicing_, slice), this);
+    const auto place = [&](std::byte* run) { return SliceMemory{run, element_bytes}.At(slicing_, slice); };
+    ReduceTarget target = target_;
+    target.data = place(target_.data);
+    std::transform(target_.copies.begin(), target_.copies.end(), target.copies.begin(), place);
+    Push(context, slice, std::move(target), this);
     advanced = true;
   }
   return advanced;

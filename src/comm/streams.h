@@ -130,7 +130,7 @@ class ReduceStream final : public TaskOwner, public SliceSource {
         program_(std::move(program)),
         leaves_(std::move(leaves)),
         op_(op),
-        target_(target) {}
+        target_(std::move(target)) {}
 
   // `available`: slices of all leaves that may be read.
   bool Step(OperationContext& context, int64_t available);
@@ -142,6 +142,8 @@ class ReduceStream final : public TaskOwner, public SliceSource {
   void OnTaskDone(int64_t ticket) override { progress_.Finish(ticket); }
 
  private:
+  void Push(OperationContext& context, int64_t slice, ReduceTarget target, TaskOwner* owner);
+
   Slicing slicing_;
   ReduceProgram program_;
   std::vector<Leaf> leaves_;

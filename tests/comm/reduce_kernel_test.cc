@@ -217,7 +217,10 @@ TEST(CopyBytes, CopiesExactlyTheBytesAskedAtEveryAlignment) {
   }
 }
 
-TEST(CopyBytes, KnowsACacheOfPlausibleSize) { EXPECT_GE(LastLevelCacheBytes(), size_t{64} << 10); }
+TEST(CopyBytes, WritesAroundCachesOnlyWhatIsLargerThanAny) {
+  EXPECT_FALSE(WritesAroundCaches(size_t{64} << 10));
+  EXPECT_TRUE(WritesAroundCaches(size_t{64} << 30));
+}
 
 }  // namespace
 }  // namespace weft

@@ -5,8 +5,8 @@
 // Lifetime: the buffers named at submission must stay until *released*. Destroying an unfinished Work waits
 //   for that (to the engine's deadline). Destroying a failed one never waits for peers: the engine keeps its
 //   record in quarantine. Memory of a failed operation must stay until ResetAfterError or the engine's end:
-//   peers of the node may read it, and what is on its way between nodes may still be read from it, or written
-//   to it.
+//   peers of the node may read it, or write to it, and what is on its way between nodes may still be read
+//   from it, or written to it.
 #pragma once
 
 #include <memory>
