@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from suite import collectives, emulated, machine, memory_use, peers, steps  # noqa: E402
+from suite import collectives, compute, emulated, machine, memory_use, peers, simulated, steps  # noqa: E402
 from suite.launch import REPOSITORY  # noqa: E402
 from suite.progress import say  # noqa: E402
 from suite.rows import Row, measurements_table, verdicts_of, verdicts_table  # noqa: E402
@@ -33,11 +33,13 @@ from suite.setting import Setting  # noqa: E402
 SECTIONS: dict[str, Callable[[Setting], list[Row]]] = {
     "collectives": collectives.measure,
     "steps": steps.measure,
+    "compute": compute.measure,
     "memory": memory_use.measure,
     "host-collectives": emulated.measure_collectives,
     "host-steps": emulated.measure_steps,
+    "simulated": simulated.measure,
 }
-PROGRAMS = ("weft_bench_collectives", "weft_bench_training_step")
+PROGRAMS = ("weft_bench_collectives", "weft_bench_training_step", "weft_bench_model_step", "weft_bench_simulated_scaling")
 
 
 def parse_arguments() -> argparse.Namespace:

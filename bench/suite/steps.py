@@ -16,6 +16,7 @@ STEPS = 3  # Measured in a round, after one that is not.
 ROUNDS = 6
 LOSS_TOLERANCE = 1e-4
 PYTORCH = {"fused": 1, "compiled": 0}
+COMPILED = {"fused": 1, "compiled": 1}
 
 # What weft can be told, by the name of the way.
 WEFT = {"weft": {"zero_copy": 1}, "weft, zero copy off": {"zero_copy": 0}}
@@ -70,6 +71,8 @@ def measure(setting: Setting) -> list[Row]:
                 say(f"  {what}")
                 ways = [step_way(name, weft, mesh, length, STEPS, **how) for name, how in WEFT.items()]
                 ways.append(step_way("PyTorch", checked(weft, torch, mesh, length), mesh, length, STEPS, **PYTORCH))
+                if mesh.shard > 1:  # By its blocks, before they are sharded.
+                    ways.append(step_way("PyTorch, torch.compile", torch, mesh, length, STEPS, **COMPILED))
                 measured = in_turns(ways, setting.rounds(ROUNDS), scale=1e3)
                 bars = [Bar(("PyTorch",), least, "times PyTorch")] if least else []
                 rows.append(Row(what, "ms", "weft", measured.rounds, measured.missing, bars))

@@ -1,0 +1,78 @@
+"""Section `simulated`: a step on up to 1,024 simulated ranks, from costs that are measured on this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+
+from suite import launch
+from suite.contestants import Contestant, ContestantError
+from suite.progress import say
+from suite.rows import Row
+from suite.setting import MIB, Setting
+from suite.statistics import median
+
+LENGTH = 1024
+RANKS_PER_NODE = 64
+GIGABITS = 100
+BLOCKS = 8
+ALL_RANKS = (64, 256, 1024)
+COMPUTE = "compute alone (measured)"
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Measured. Milliseconds of one rank, and the speed of its copies in GB/s."""
+
+    block: float
+    head: float
+    optimizer: float
+    memory_speed: float
+
+    def alone(self, shard: int) -> float:
+        return BLOCKS * self.block + self.head + self.optimizer / shard
+
+
+def measure(setting: Setting) -> list[Row]:
+    try:
+        costs = measure_costs(setting)
+    except ContestantError as error:
+        return [Row("simulated step", "ms", "weft (simulated)", {}, {"weft (simulated)": str(error)})]
+    rows = []
+    for ranks in ALL_RANKS[:1] if setting.quick else ALL_RANKS:
+        replicate = ranks // RANKS_PER_NODE
+        what = f"simulated step, HSDP {replicate} x {RANKS_PER_NODE}, {LENGTH} tokens a rank, {GIGABITS} Gbit/s a node"
+        say(f"  {what}")
+        rounds = {COMPUTE: [costs.alone(RANKS_PER_NODE)]}
+        missing = {}
+        try:
+            rounds["weft (simulated)"] = [simulate(setting, costs, ranks, replicate)]
+        except ContestantError as error:
+            missing["weft (simulated)"] = str(error)
+        rows.append(Row(what, "ms", "weft (simulated)", rounds, missing))
+    return rows
+
+
+def measure_costs(setting: Setting) -> Costs:
+    parts = run(str(setting.program("model_step")), str(LENGTH), "3", "f32")
+    ms = {name: float(value) for name, value in re.findall(r"^  (\w[\w ]*\w) +([\d.]+) ms", parts, re.MULTILINE)}
+    optimizer = ms["AdamW"] + ms["gradient norm"]
+    blocks = ms["step"] - ms["head and loss"] - optimizer
+    with Contestant("weft", 2, launch.open_mpi(setting.program("collectives"), 2)) as contestant:
+        seconds = contestant.seconds("run", op="all_gather", way="weft", bytes=64 * MIB, repeats=9)
+    return Costs(blocks / BLOCKS, ms["head and loss"], optimizer, 64 * MIB / median(seconds) / 1e9)
+
+
+def simulate(setting: Setting, costs: Costs, ranks: int, replicate: int) -> float:
+    numbers = (ranks, RANKS_PER_NODE, replicate, GIGABITS, costs.memory_speed, costs.block, costs.head, costs.optimizer)
+    return float(run(str(setting.program("simulated_scaling")), *map(str, numbers)))
+
+
+def run(*command: str) -> str:
+    environment = {**os.environ, **launch.ONE_THREAD}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if ended.returncode != 0:
+        raise ContestantError(f"{command[0]} failed: {ended.stdout}{ended.stderr}")
+    return ended.stdout
