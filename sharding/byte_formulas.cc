@@ -26,6 +26,7 @@ int64_t CopiedByReduction(const FlatLayout& layout, const ShardingPolicy& policy
 
 StepCosts CostsOfUnshards(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape,
                           int64_t unshards) {
+  if (shape.residency == Residency::kInPlace) return {};
   StepCosts costs;
   costs.copied_bytes = unshards * CopiedByUnshard(layout, policy, shape.shard_size);
   if (shape.shard_size == 1) return costs;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "sharding/reduction_queue.h"
+#include "sharding/shard_fences.h"
 #include "weft/core/hash.h"
 #include "weft/core/status.h"
 
@@ -50,7 +51,8 @@ CommContext::CommContext(CommEngine& engine, ProcessGroup shard_group,
       images_(engine.heap(), "gathered images"),
       gradients_(engine.heap(), "full gradients"),
       shards_(engine.heap(), "shards"),
-      reductions_(std::make_unique<ReductionQueue>(*this)) {}
+      reductions_(std::make_unique<ReductionQueue>(*this)),
+      fences_(options.in_place ? std::make_unique<ShardFences>(*this) : nullptr) {}
 
 CommContext::~CommContext() = default;
 
@@ -85,6 +87,7 @@ absl::Status CommContext::Fail(const absl::Status& cause) {
 absl::Status CommContext::ResetAfterError() {
   WEFT_RETURN_IF_ERROR(engine_.ResetAfterError());
   reductions_->Clear();
+  if (fences_ != nullptr) fences_->ResetAfterError();
   retired_.clear();
   submissions_ = 0;  // Ranks may have failed at different places.
   status_ = absl::OkStatus();
@@ -130,11 +133,18 @@ absl::Status CommContext::Reduce(Reduction reduction) {
   return submitted.ok() ? submitted : Fail(submitted);
 }
 
+void CommContext::BeginForward() {
+  if (fences_ != nullptr && status_.ok()) fences_->EndWriting();
+}
+
 absl::Status CommContext::FinishBackward() {
   WEFT_RETURN_IF_ERROR(status_);
+  if (fences_ != nullptr) fences_->EndReading();  // First: peers need not wait for this rank's reductions.
   if (const absl::Status drained = reductions_->Drain(); !drained.ok()) return Fail(drained);
   while (!retired_.empty()) WEFT_RETURN_IF_ERROR(TakeBackOldestImage());
-  return absl::OkStatus();
+  if (fences_ == nullptr) return absl::OkStatus();
+  const absl::Status finished = fences_->AwaitReaders();
+  return finished.ok() ? finished : Fail(finished);
 }
 
 absl::Status CommContext::TakeBackOldestImage() {

@@ -5,6 +5,7 @@
 
 #include "sharding/boundary_casts.h"
 #include "sharding/group_plan.h"
+#include "sharding/make_groups.h"
 #include "sharding/mesh_groups.h"
 #include "sharding/model_scalars.h"
 #include "sharding/module_hooks.h"
@@ -22,22 +23,14 @@ std::vector<std::shared_ptr<Parameter>> AllParameters(const std::vector<PlannedG
   return parameters;
 }
 
-absl::Status MakeGroups(CommContext& context, const std::vector<PlannedGroup>& plan,
-                        const ReplicateBuckets& buckets, const ShardingPolicy& policy,
-                        const ShardLoader& loader, std::vector<std::unique_ptr<ParamGroup>>& groups) {
-  for (const PlannedGroup& planned : plan) {
-    WEFT_ASSIGN_OR_RETURN(groups.emplace_back(),
-                          ParamGroup::Create(context, planned.name(), planned.parameters, policy,
-                                             buckets.BucketsOf(planned.parameters)));
-  }
-  for (const auto& group : groups) WEFT_RETURN_IF_ERROR(group->Load(loader));
-  return absl::OkStatus();
-}
-
 }  // namespace
 
-ShardedModel::ShardedModel(Module& root, ShardingPolicy policy, std::unique_ptr<CommContext> context)
-    : root_(root), policy_(std::move(policy)), context_(std::move(context)) {}
+ShardedModel::ShardedModel(Module& root, ShardingPolicy policy, ResidencyChoice residency,
+                           std::unique_ptr<CommContext> context)
+    : root_(root),
+      policy_(std::move(policy)),
+      residency_(std::move(residency)),
+      context_(std::move(context)) {}
 
 ShardedModel::~ShardedModel() = default;
 
@@ -51,13 +44,11 @@ absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, absl::Spa
   WEFT_ASSIGN_OR_RETURN(const std::vector<PlannedGroup> plan, PlanGroups(root, blocks, policy.ignored));
   WEFT_ASSIGN_OR_RETURN(const ReplicateBuckets buckets,
                         PlanReplicateBuckets(AllParameters(plan), policy, groups.shard, groups.replicate));
-  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<CommContext> context,
-                        CommContext::Create(engine, std::move(groups.shard), buckets.groups,
-                                            {policy.max_reduce_scatters, policy.max_all_reduces,
-                                             policy.reshard_after_forward_size}));
-  std::unique_ptr<ShardedModel> model(new ShardedModel(root, policy, std::move(context)));
-  const absl::Status made = MakeGroups(*model->context_, plan, buckets, policy, loader, model->groups_);
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(engine.bootstrap(), made, engine.options().timeout));
+  WEFT_ASSIGN_OR_RETURN(MadeGroups made,
+                        MakeGroups(engine, plan, buckets, std::move(groups.shard), policy, loader));
+  std::unique_ptr<ShardedModel> model(
+      new ShardedModel(root, policy, std::move(made.residency), std::move(made.context)));
+  model->groups_ = std::move(made.groups);
   WEFT_RETURN_IF_ERROR(model->Hook(plan, mesh));
   return model;
 }

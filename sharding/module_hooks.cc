@@ -111,6 +111,7 @@ absl::Status ShardedModel::Hooks::AfterBackward(int group, Invocation& invocatio
 }
 
 void ShardedModel::Hooks::BeginForward(const Invocation& invocation) {
+  model_.context_->BeginForward();
   pass_ = invocation.gradients() ? &training_ : &evaluation_;
   pass_->Begin();
   groups_.assign(groups_.size(), {});

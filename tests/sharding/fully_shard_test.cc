@@ -60,7 +60,7 @@ TEST(FullyShard, GivesModulesThatTookNoPartAGradientOfZero) {
 }
 
 TEST(FullyShard, ExchangesNothingForABlockThatNoRankCalls) {
-  WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+  WithToyModel(2, PrivateImages(), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     net.SetOrder({0, 2});
     for (int step = 0; step < 3; ++step) {
       const ShardingCounters before = model.context().counters();

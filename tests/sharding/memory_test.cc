@@ -27,8 +27,9 @@ struct Peaks {
   size_t shards_after = 0;
 };
 
-Peaks PeaksOf(bool reshard, int p, int f) {
+Peaks PeaksOf(bool reshard, int p, int f, NodeShared node_shared = NodeShared::kOff) {
   ShardingPolicy policy;
+  policy.node_shared = node_shared;
   policy.reshard_after_forward = reshard;
   policy.prefetch_depth = p;
   policy.max_reduce_scatters = f;
@@ -94,9 +95,20 @@ TEST(MemoryTable, HoldsGradientsOfTheRunningBlockThoseUnderWayAndTheRoot) {
 }
 
 TEST(MemoryTable, HoldsAShardOfTheParametersAndOneOfTheGradients) {
-  const Peaks peaks = PeaksOf(/*reshard=*/true, 1, 2);
-  EXPECT_EQ(peaks.shards_before, kS + kScalars);
-  EXPECT_EQ(peaks.shards_after, 2 * kS + kScalars);
+  for (const NodeShared node_shared : {NodeShared::kOff, NodeShared::kOn}) {
+    const Peaks peaks = PeaksOf(/*reshard=*/true, 1, 2, node_shared);
+    EXPECT_EQ(peaks.shards_before, kS + kScalars);
+    EXPECT_EQ(peaks.shards_after, 2 * kS + kScalars);
+  }
+}
+
+TEST(MemoryTable, HoldsNoImageWhereShardsAreInPlace) {
+  for (const bool reshard : {true, false}) {
+    const Peaks peaks = PeaksOf(reshard, 1, 1, NodeShared::kOn);
+    EXPECT_EQ(peaks.forward_images, 0);
+    EXPECT_EQ(peaks.backward_images, 0);
+    EXPECT_EQ(peaks.gradients, 2 * kB + kN);
+  }
 }
 
 }  // namespace

@@ -31,11 +31,13 @@ void RunToy(const NodeMap& nodes, const ToyRun& run, Check check) {
 std::vector<ToyRun> Schedules(const std::vector<std::pair<int, int>>& meshes) {
   std::vector<ToyRun> runs;
   for (const auto& [replicate, shard] : meshes) {
-    for (const bool zero_copy : {true, false}) {
+    for (const auto& [zero_copy, node_shared] :
+         {std::pair{true, NodeShared::kAuto}, {true, NodeShared::kOff}, {false, NodeShared::kAuto}}) {
       for (const bool reshard : {true, false}) {
         for (int depth = 0; depth <= ShardingPolicy::kMaxPrefetchDepth; ++depth) {
           ToyRun run{.replicate = replicate, .shard = shard};
           run.policy.zero_copy = zero_copy;
+          run.policy.node_shared = node_shared;
           run.policy.reshard_after_forward = reshard;
           run.policy.prefetch_depth = depth;
           runs.push_back(run);
@@ -162,21 +164,37 @@ TEST(FullyShard, CopiesNothingWithZeroCopyInFp32) {
 
 TEST(FullyShard, GathersEveryBlockTwiceAndTheRootOnce) {
   const int64_t blocks = 3;
-  RunToy(NodeMap::OneNode(2), {.shard = 2}, [](const ToyOutcome& outcome) {
+  ToyRun run{.shard = 2};
+  run.policy.node_shared = NodeShared::kOff;
+  RunToy(NodeMap::OneNode(2), run, [](const ToyOutcome& outcome) {
     EXPECT_EQ(outcome.sharding.all_gathers, 2 * blocks + 1);
     EXPECT_EQ(outcome.sharding.reduce_scatters, blocks + 1);
     EXPECT_EQ(outcome.sharding.all_reduces, 0);
   });
-  ToyRun kept{.shard = 2};
+  ToyRun kept = run;
   kept.policy.reshard_after_forward = false;
   RunToy(NodeMap::OneNode(2), kept,
          [](const ToyOutcome& outcome) { EXPECT_EQ(outcome.sharding.all_gathers, blocks + 1); });
-  ToyRun root{.shard = 2};
+  ToyRun root = run;
   root.policy.reshard_root_after_forward = true;
   RunToy(NodeMap::OneNode(2), root,
          [](const ToyOutcome& outcome) { EXPECT_EQ(outcome.sharding.all_gathers, 2 * (blocks + 1)); });
   RunToy(NodeMap::OneNode(4), {.replicate = 2, .shard = 2},
          [](const ToyOutcome& outcome) { EXPECT_EQ(outcome.sharding.all_reduces, blocks + 1); });
+}
+
+TEST(FullyShard, GathersNothingInPlace) {
+  for (const bool reshard : {true, false}) {
+    ToyRun run{.replicate = 2, .shard = 2, .microbatches = 3};
+    run.policy.node_shared = NodeShared::kOn;
+    run.policy.reshard_after_forward = reshard;
+    RunToy(NodeMap::RanksPerNode(4, 2), run, [](const ToyOutcome& outcome) {
+      EXPECT_EQ(outcome.sharding.all_gathers, 0);
+      EXPECT_EQ(outcome.engine.all_gather_bytes, 0);
+      EXPECT_EQ(outcome.image_peak_bytes, 0);
+      ExpectCosts(outcome);
+    });
+  }
 }
 
 TEST(FullyShard, TrainsInBf16CloseToFp32AtTheCostsOfTheFormulas) {
@@ -218,6 +236,7 @@ TEST(FullyShard, HoldsAtMostTheRootAndThePrefetchedImages) {
   const size_t layer_bytes = (16 * 16 + 16 + 16) * sizeof(float);  // The last 16 are padding.
   for (int depth = 0; depth <= ShardingPolicy::kMaxPrefetchDepth; ++depth) {
     ToyRun run{.shard = 2, .sizes = sizes};
+    run.policy.node_shared = NodeShared::kOff;
     run.policy.prefetch_depth = depth;
     RunToy(NodeMap::OneNode(2), run, [&](const ToyOutcome& outcome) {
       EXPECT_EQ(outcome.image_peak_bytes, root_bytes + static_cast<size_t>(1 + depth) * layer_bytes);

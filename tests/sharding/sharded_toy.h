@@ -6,6 +6,13 @@
 
 namespace weft::testing {
 
+// Every unshard is then a gather, which tests can count.
+inline ShardingPolicy PrivateImages() {
+  ShardingPolicy policy;
+  policy.node_shared = NodeShared::kOff;
+  return policy;
+}
+
 // Runs `body(net, model, rank)` on `ranks` threads.
 template <typename Body>
 void WithToyModel(int ranks, const ShardingPolicy& policy, Body body) {

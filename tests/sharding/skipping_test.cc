@@ -115,7 +115,7 @@ TEST(SkippedBlocks, TrainLikeOneRankInAnOrderOtherThanTheModules) {
 }
 
 TEST(SkippedBlocks, CostNoCollectiveBesideThoseOfTheBlocks) {
-  WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+  WithToyModel(2, PrivateImages(), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
     model.ZeroGradients();
     const int64_t before = model.context().engine().counters().operations;
@@ -127,7 +127,7 @@ TEST(SkippedBlocks, CostNoCollectiveBesideThoseOfTheBlocks) {
 }
 
 TEST(SkippedBlocks, AreNotGatheredWhereNoRankEverCalledThem) {
-  WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+  WithToyModel(2, PrivateImages(), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     const auto gathers = [&]() -> int64_t {
       const int64_t before = model.context().counters().all_gathers;
       EXPECT_OK(ToyPassOf(net, model, rank));

@@ -28,9 +28,10 @@ ShardingCounters Difference(const ShardingCounters& after, const ShardingCounter
 StepCosts ExpectedCosts(const ShardedModel& model, const ToyRun& run, int rank) {
   StepCosts costs;
   for (size_t i = 0; i < model.groups().size(); ++i) {
-    costs += CostsOfGroup(
-        model.groups()[i]->layout(), i == 0, run.policy,
-        {run.shard_group_size(), run.replicate, run.microbatches, run.sync, rank % run.shard_group_size()});
+    StepShape shape = {run.shard_group_size(), run.replicate, run.microbatches, run.sync,
+                       rank % run.shard_group_size()};
+    shape.residency = model.residency().residency;
+    costs += CostsOfGroup(model.groups()[i]->layout(), i == 0, run.policy, shape);
   }
   return costs;
 }
@@ -66,10 +67,10 @@ absl::StatusOr<DeviceMesh> MakeToyMesh(int replicate, int shard, int context) {
 
 std::string ToyRun::Describe() const {
   return absl::StrCat(replicate, " x ", shard, " x ", context, ", zero copy ", policy.zero_copy, ", reshard ",
-                      policy.reshard_after_forward, ", prefetch ", policy.prefetch_depth, ", ",
-                      ToAbsl(Name(policy.param_dtype)), " reduced in ", ToAbsl(Name(policy.reduce_dtype)),
-                      ", ", microbatches, " microbatches, sync ", ToAbsl(Name(sync)),
-                      checkpoint ? ", checkpoints" : "");
+                      policy.reshard_after_forward, ", prefetch ", policy.prefetch_depth, ", node shared ",
+                      static_cast<int>(policy.node_shared), ", ", ToAbsl(Name(policy.param_dtype)),
+                      " reduced in ", ToAbsl(Name(policy.reduce_dtype)), ", ", microbatches,
+                      " microbatches, sync ", ToAbsl(Name(sync)), checkpoint ? ", checkpoints" : "");
 }
 
 absl::Status ToyPass(ToyNet& net, int rank, int ranks, int step, int microbatch, int microbatches) {

@@ -5,7 +5,8 @@
 // shard and replicate groups, A microbatches, and K and L of them that are reduce-scattered and all-reduced
 // (see gradient_sync.h), a rank receives, and sends,
 //
-//   all-gather      2AW (S-1)/S; AW (S-1)/S for groups that are not resharded after forward; AW (S-1)/S and
+//   all-gather      0 in place; 2AW (S-1)/S; AW (S-1)/S for groups that are not resharded after forward; AW
+//   (S-1)/S and
 //                   AW (k-1)/k for those that are resharded to k neighbours
 //   reduce-scatter  KG (S-1)/S
 //   all-reduce      2L G/S (R-1)/R
@@ -22,6 +23,7 @@
 #include "weft/sharding/flat_layout.h"
 #include "weft/sharding/gradient_sync.h"
 #include "weft/sharding/policy.h"
+#include "weft/sharding/residency.h"
 
 namespace weft {
 
@@ -47,6 +49,8 @@ struct StepShape {
   int shard_rank = 0;
   // Neighbouring ranks on one node; it divides, or is a multiple of, the shard size. 0: one node has all.
   int ranks_per_node = 0;
+  // What a sharded model chose, see ChooseResidency. In place nothing is gathered.
+  Residency residency = Residency::kPrivate;
 
   int ranks() const { return shard_size * replicate_size; }
   int nodes() const;

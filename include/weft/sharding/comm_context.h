@@ -30,6 +30,8 @@
 
 namespace weft {
 
+class ShardFences;
+
 // What sharding did since the context was made (monotonic; take differences).
 struct ShardingCounters {
   int64_t all_gathers = 0;
@@ -46,6 +48,9 @@ class CommContext {
     // Ranks of the groups that Regather works in: neighbours in the shard group, whose size this divides. 0:
     // there are none.
     int regather_size = 0;
+    // Whether ranks of the shard group, all on one node, read each other's shards in place: see Note [Shards
+    // in place]. Then there is no regather group.
+    bool in_place = false;
   };
 
   // `replicate_groups`: one for each bucket; buckets of groups of size 1 are only reduce-scattered. Errors:
@@ -69,12 +74,17 @@ class CommContext {
   // engine's, or `custom` if there is one.
   absl::StatusOr<Transfer> AllGather(const AllGatherRequest& request,
                                      const CustomAllGather& custom = nullptr);
+  // Null unless shards are read in place.
+  ShardFences* shard_fences() { return fences_.get(); }
   // A point between all-gathers: ranks of the shard group that come to it after different ones get an error.
   Work FenceAllGathers(const std::string& label);
+  // This rank has written its shards, and reads those of others from now on: due before every forward.
+  void BeginForward();
   // Submits a reduction, and returns; completes older ones to keep the bounds.
   absl::Status Reduce(Reduction reduction);
   // Completes every reduction, in order, runs their hooks, and waits until no peer reads any buffer or shard
-  // of this rank: afterwards gradients may be read, and shards written.
+  // of this rank: afterwards gradients may be read, and shards written. Due after the last backward before
+  // shards are written, and after whatever else has gathered; groups must be resharded.
   absl::Status FinishBackward();
 
   // A reduction in place, of at most 64 bytes over the shard group, that everybody waits for.
@@ -108,14 +118,16 @@ class CommContext {
 
   ShardingCounters counters() const { return counters_; }
   void CountCopy(int64_t bytes) { counters_.copied_bytes += bytes; }
+  // This rank's shards that lie in blocks which it holds with others; less, if negative.
+  void CountResident(int64_t bytes) { resident_bytes_ += static_cast<size_t>(bytes); }
   // Memory in gathered images and parts of them, those included that wait to be released.
   size_t image_bytes() const { return images_.in_use_bytes(); }
   // Largest memory in gathered images, in full gradients, and in what lies by shard (masters, sums of
   // gradients) since ResetPeaks.
   size_t image_peak_bytes() const { return images_.peak_bytes(); }
   size_t gradient_peak_bytes() const { return gradients_.peak_bytes(); }
-  size_t shard_peak_bytes() const { return shards_.peak_bytes(); }
-  size_t shard_bytes() const { return shards_.in_use_bytes(); }
+  size_t shard_peak_bytes() const { return shards_.peak_bytes() + resident_bytes_; }
+  size_t shard_bytes() const { return shards_.in_use_bytes() + resident_bytes_; }
   void ResetPeaks();
 
  private:
@@ -151,7 +163,9 @@ class CommContext {
   BufferPool images_, gradients_, shards_;
   Buffer scalars_;
   std::unique_ptr<ReductionQueue> reductions_;
+  std::unique_ptr<ShardFences> fences_;
   std::deque<Retired> retired_;  // Oldest first.
+  size_t resident_bytes_ = 0;
   uint64_t submissions_ = 0;
   ShardingCounters counters_;
   absl::Status status_;

@@ -29,7 +29,8 @@
 //
 // Note [When shards may be written]: after the root's Backward has returned (it waits for all reductions, and
 // until no peer reads this rank's shards), or after a Forward without gradients, until the next Forward
-// begins.
+// begins. A group that is unsharded in between belongs to that Forward already: its shards must be written
+// before, and if they are to be written again, CommContext::FinishBackward ends the reading.
 //
 // Thread safety: none; one thread drives a model.
 // Collective: FullyShard, passes of the model, ClipGradNorm and ResetAfterError, by all ranks in one order.
@@ -52,6 +53,7 @@
 #include "weft/sharding/comm_context.h"
 #include "weft/sharding/param_group.h"
 #include "weft/sharding/policy.h"
+#include "weft/sharding/residency.h"
 #include "weft/sharding/schedule_event.h"
 #include "weft/sharding/shard_view.h"
 
@@ -144,6 +146,8 @@ class ShardedModel {
   absl::Span<const std::unique_ptr<ParamGroup>> groups() const { return groups_; }
   Module& root() const { return root_; }
   const ShardingPolicy& policy() const { return policy_; }
+  // Where images lie, and why.
+  const ResidencyChoice& residency() const { return residency_; }
   CommContext& context() { return *context_; }
 
   // Largest memory in gathered images and full gradients since the last ResetPeaks of the context.
@@ -161,7 +165,8 @@ class ShardedModel {
                                                                   const ShardLoader& loader);
   class Hooks;
   using PrefetchLists = absl::flat_hash_map<int, std::vector<int>>;  // By group.
-  ShardedModel(Module& root, ShardingPolicy policy, std::unique_ptr<CommContext> context);
+  ShardedModel(Module& root, ShardingPolicy policy, ResidencyChoice residency,
+               std::unique_ptr<CommContext> context);
   absl::Status Hook(absl::Span<const PlannedGroup> plan, const DeviceMesh& mesh);
   // This rank's reduced gradients; `everywhere`: but for those that another replica counts.
   std::vector<ShardView> GradientsToCount(bool everywhere) const;
@@ -170,6 +175,7 @@ class ShardedModel {
 
   Module& root_;
   ShardingPolicy policy_;
+  ResidencyChoice residency_;
   std::unique_ptr<CommContext> context_;
   std::vector<std::unique_ptr<ParamGroup>> groups_;
   std::vector<Module*> modules_;  // Of the groups.
@@ -188,7 +194,8 @@ class ShardedModel {
 // `blocks`: modules below the root, in any order, one group each; a block inside another is a group of its
 // own. Loads every shard through `loader`; ranks agree on the outcome. Errors: kInvalidArgument (policy;
 // mesh: axes, their order, their product; a block twice or not below the root; a parameter that two groups
-// own, naming both), kResourceExhausted (node memory), and what the loader says.
+// own, naming both; NodeShared::kOn where it cannot be), kResourceExhausted (node memory), and what the
+// loader says.
 absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, absl::Span<Module* const> blocks,
                                                          const DeviceMesh& mesh, CommEngine& engine,
                                                          const ShardingPolicy& policy,

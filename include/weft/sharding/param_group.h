@@ -10,8 +10,11 @@
 // (kShardAndReplicate each time). Only the reduced sum is handed out, and only when nothing else is left: see
 // CheckGradientsReduced. Order and rounding: Note [Order of additions].
 //
-// Sharded dtype fp32, one block of node memory (the master). What an unshard needs beside it:
+// Sharded dtype fp32, in node memory (the master). What an unshard needs beside it:
 //
+//   in place    nothing: the shards of the ranks of the shard group lie end to end in one block that they
+//   hold
+//               together, and that is the image. See Note [Shards in place].
 //   zero copy   the image, which the all-gather fills; in bf16 a cast fills the rank's own range first. In a
 //               shard group of one and fp32 nothing: the master is the image.
 //   else        the image, and until it has been copied out the gathered buffer. A shard group of one copies
@@ -44,6 +47,7 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include "weft/memory/shared_block.h"
 #include "weft/nn/parameter.h"
 #include "weft/sharding/comm_context.h"
 #include "weft/sharding/flat_layout.h"
@@ -53,7 +57,9 @@
 namespace weft {
 
 struct FlatImage;
+struct GroupSpec;
 struct PlacedCopy;
+class GroupStorage;
 
 class ParamGroup {
  public:
@@ -72,6 +78,10 @@ class ParamGroup {
   static absl::StatusOr<std::unique_ptr<ParamGroup>> Create(
       CommContext& context, std::string name, std::vector<std::shared_ptr<Parameter>> parameters,
       const ShardingPolicy& policy, const std::vector<int>& buckets = {});
+  // `shards`: of all ranks of the shard group, end to end, zero, and held by them all: for a group in place.
+  // Empty: as above. Errors: kResourceExhausted.
+  static absl::StatusOr<std::unique_ptr<ParamGroup>> Create(CommContext& context, GroupSpec spec,
+                                                            const ShardingPolicy& policy, SharedBlock shards);
   ~ParamGroup();
 
   // Fills the master shard, element by element that this rank owns, and takes the parameters' data away.
@@ -103,7 +113,8 @@ class ParamGroup {
   // Nothing happens where it has gradients, reduced or not. Collective: all ranks.
   absl::Status CountGradientsAsZero();
   // In place of the engine's collectives from now on; all ranks set the same. Unset (null): the engine's.
-  void SetCustomAllGather(CustomAllGather all_gather) { all_gather_ = std::move(all_gather); }
+  // A group in place then has an image of its own.
+  void SetCustomAllGather(CustomAllGather all_gather);
   void SetCustomReduceScatter(CustomReduceScatter reduce_scatter) {
     reduce_scatter_ = std::move(reduce_scatter);
   }
@@ -134,17 +145,8 @@ class ParamGroup {
   const std::string& fallback_reason() const { return fallback_reason_; }
 
  private:
-  ParamGroup(CommContext& context, std::string name, std::vector<std::shared_ptr<Parameter>> parameters,
-             const ShardingPolicy& policy, const ParameterDTypes& dtypes, FlatLayout layout);
-  bool master_is_image() const;
+  ParamGroup(CommContext& context, GroupSpec spec, const ShardingPolicy& policy);
   FlatImage data_image() const;
-  int64_t kept_elements() const;
-  absl::Status Gather(Priority priority);
-  absl::StatusOr<Transfer> GatherShards(std::byte* gathered, Priority priority);
-  absl::StatusOr<Transfer> GatherKept(std::byte* gathered, Priority priority);
-  absl::Status KeepPart();
-  // Puts this rank's shard, converted, into its own range of the gathered buffer; returns where that is.
-  const void* PlaceOwnShard(std::byte* gathered);
   absl::Status ViewImage();
   void DropImage();
   absl::Status CheckNothingThawed() const;
@@ -157,16 +159,11 @@ class ParamGroup {
   ShardingPolicy policy_;
   ParameterDTypes dtypes_;
   FlatLayout layout_;
-  std::vector<PlacedCopy> copy_out_, copy_in_, copy_kept_;  // Without zero copy only.
+  std::vector<PlacedCopy> copy_in_;  // Without zero copy only.
+  std::unique_ptr<GroupStorage> storage_;
   State state_ = State::kSharded;
-  Buffer master_;
-  Buffer gathered_;  // Without zero copy only, and only until the copy-out.
-  Buffer image_;
-  Buffer kept_;  // In kShardedAfterForward only.
-  Transfer gather_;
   std::string fallback_reason_;
   Buffer gradient_image_;
-  CustomAllGather all_gather_;
   CustomReduceScatter reduce_scatter_;
   GradientHook gradient_hook_;
   std::shared_ptr<GradientSums> sums_;  // Null before the first reduction.

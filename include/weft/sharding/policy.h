@@ -4,6 +4,7 @@
 // Thread safety: a value.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <optional>
 
@@ -28,10 +29,19 @@ struct ParameterDTypes {
   absl::Status Validate() const;
 };
 
+// Whether the ranks of a node hold images together instead of one each.
+enum class NodeShared : uint8_t {
+  kAuto,  // Where they can.
+  kOn,    // It is an error where they cannot.
+  kOff,
+};
+
 struct ShardingPolicy {
   // On: the gathered image is the parameters, and the gradient image is the reduce-scatter's input. Off:
   // every parameter is sharded on a dim of its own, and copied out of and into the collectives' buffers.
   bool zero_copy = true;
+  // See ChooseResidency.
+  NodeShared node_shared = NodeShared::kAuto;
   // Off: parameters stay unsharded from forward until their backward is over: one gather less, the whole
   // model in memory.
   bool reshard_after_forward = true;

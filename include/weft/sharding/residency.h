@@ -1,0 +1,42 @@
+// Where the images of a sharded model lie: one choice for all of its groups, made when modules are wrapped.
+//
+// Pure. Thread safety: values.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "weft/core/dtype.h"
+#include "weft/mesh/bootstrap.h"
+#include "weft/sharding/policy.h"
+
+namespace weft {
+
+enum class Residency : uint8_t {
+  kPrivate,  // Every rank has images of its own.
+  kInPlace,  // The shards of a shard group's ranks are the image: one copy of the weights on the node.
+};
+
+// "private", "in place".
+std::string_view Name(Residency residency);
+
+struct ResidencyChoice {
+  Residency residency = Residency::kPrivate;
+  std::string reason;  // For people: why it is this one.
+
+  // "in place: one copy of the weights in each shard group".
+  std::string ToString() const;
+};
+
+// For shard groups of `shard_size` consecutive ranks, and groups that compute with `param_dtypes`. The same
+// on all ranks. Errors: kInvalidArgument (NodeShared::kOn where images cannot be shared; says why, and the
+// remedy).
+absl::StatusOr<ResidencyChoice> ChooseResidency(const ShardingPolicy& policy,
+                                                absl::Span<const DType> param_dtypes, const NodeMap& nodes,
+                                                int shard_size);
+
+}  // namespace weft
