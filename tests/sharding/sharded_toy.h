@@ -13,6 +13,13 @@ inline ShardingPolicy PrivateImages() {
   return policy;
 }
 
+// An error where shards cannot be read in place.
+inline ShardingPolicy OnlyInPlace() {
+  ShardingPolicy policy;
+  policy.node_shared = NodeShared::kOn;
+  return policy;
+}
+
 // Runs `body(net, model, rank)` on `ranks` threads.
 template <typename Body>
 void WithToyModel(int ranks, const ShardingPolicy& policy, Body body) {

@@ -1,0 +1,135 @@
+// Shards that are read in place, as a training loop sees them.
+#include <cstring>
+#include <utility>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/sharding/sharded_toy.h"
+
+namespace weft::testing {
+namespace {
+
+TEST(InPlace, CostsTwoBarriersAStep) {
+  for (const int microbatches : {1, 3}) {
+    WithToyModel(2, OnlyInPlace(), [&](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+      const auto step = [&](int number) -> absl::Status {
+        for (int i = 0; i < microbatches; ++i) {
+          model.SetRequiresGradientSync(i + 1 == microbatches);
+          model.SetIsLastBackward(i + 1 == microbatches);
+          WEFT_RETURN_IF_ERROR(ToyPass(net, rank, 2, number, i, microbatches));
+        }
+        return absl::OkStatus();
+      };
+      WEFT_RETURN_IF_ERROR(step(0));
+      model.ZeroGradients();
+      const int64_t before = model.context().engine().counters().operations;
+      WEFT_RETURN_IF_ERROR(step(1));
+      WEFT_RETURN_IF_ERROR(model.context().engine().status());
+      // Beside the reductions of three blocks and the root. The last barrier may just have been seen.
+      const int64_t operations = model.context().engine().counters().operations - before;
+      EXPECT_THAT(operations, ::testing::AllOf(::testing::Ge(4 + 2 - 1), ::testing::Le(4 + 2 + 1)));
+      EXPECT_EQ(model.context().counters().all_gathers, 0);
+      return absl::OkStatus();
+    });
+  }
+}
+
+TEST(InPlace, LeavesItsValuesToRanksThatStillReadThem) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, 2));
+    ToyNet net({6, 6, 6});
+    WEFT_ASSIGN_OR_RETURN(auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, OnlyInPlace(),
+                                                 LoadInitialValues(kToySeed)));
+    for (const auto& group : model->groups()) {
+      WEFT_RETURN_IF_ERROR(group->Unshard(Priority::kCritical));
+      WEFT_RETURN_IF_ERROR(group->WaitUnshard());
+    }
+    const auto meet = [&] { return bootstrap.AllGatherBlob("", absl::Seconds(60)).status(); };
+    WEFT_RETURN_IF_ERROR(meet());
+    if (bootstrap.rank() == 1) {
+      model.reset();
+      // What would be given out again is overwritten.
+      WEFT_ASSIGN_OR_RETURN(std::byte * block, engine.heap->Allocate(size_t{4} << 20));
+      std::memset(block, 0xFF, size_t{4} << 20);
+      engine.heap->Free(block);
+    }
+    WEFT_RETURN_IF_ERROR(meet());
+    if (bootstrap.rank() == 0) {
+      for (const auto& parameter : net.AllParameters()) {
+        std::vector<float> expected(static_cast<size_t>(parameter->elements()));
+        WEFT_RETURN_IF_ERROR(
+            LoadInitialValues(kToySeed)(*parameter, 0, parameter->elements(), expected.data()));
+        EXPECT_EQ(ReadValues(parameter->data), expected);
+      }
+      model.reset();
+    }
+    WEFT_RETURN_IF_ERROR(meet());
+    // Nothing is lost: there is room for as many models as before.
+    WEFT_ASSIGN_OR_RETURN(const auto again, FullyShard(net, net.blocks(), mesh, *engine.engine, OnlyInPlace(),
+                                                       LoadInitialValues(kToySeed)));
+    return ToyPass(net, bootstrap.rank(), 2, 0, 0, 1);
+  });
+}
+
+TEST(InPlace, CopiesIntoStorageThatACallerGave) {
+  WithToyModel(2, OnlyInPlace(), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    Parameter& weight = *net.layer(0).weight();
+    std::vector<float> storage(static_cast<size_t>(weight.elements()));
+    const std::vector<float> whole = [&] {
+      EXPECT_OK(model.groups()[1]->Unshard(Priority::kCritical));
+      EXPECT_OK(model.groups()[1]->WaitUnshard());
+      std::vector<float> values = ReadValues(weight.data);
+      EXPECT_OK(model.groups()[1]->Reshard());
+      return values;
+    }();
+    weight.data = TensorView::Contiguous(storage.data(), DType::kF32, weight.shape);
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    EXPECT_EQ(storage, whole);
+    EXPECT_EQ(weight.data.data, storage.data());
+    return ToyUpdate(model, 1.0, nullptr);
+  });
+}
+
+// Gathers by the engine, but as a caller's own; every rank gets what all ranks gave.
+class Forwarded : public PendingCollective {
+ public:
+  explicit Forwarded(Work work) : work_(std::move(work)) {}
+  absl::Status Wait() override { return work_.Wait(); }
+  absl::Status WaitReleased() override { return work_.WaitReleased(); }
+  bool TestReleased() const override { return work_.TestReleased(); }
+
+ private:
+  Work work_;
+};
+
+TEST(InPlace, HasPrivateImagesForACallersAllGather) {
+  WithToyModel(2, OnlyInPlace(), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    CommEngine& engine = model.context().engine();
+    WEFT_ASSIGN_OR_RETURN(const LaneId lane,
+                          engine.AddLane(model.context().shard_group(), LanePurpose::kAllGather));
+    const auto gather = [&](const AllGatherRequest& request) -> StartedCollective {
+      return std::make_unique<Forwarded>(
+          engine.AllGather(lane, request.part, request.gathered, request.dtype, request.gathered_elements));
+    };
+    WEFT_ASSIGN_OR_RETURN(const std::vector<float> in_place, ToyWeights(model));
+    model.groups()[2]->SetCustomAllGather(gather);
+    WEFT_ASSIGN_OR_RETURN(const std::vector<float> gathered, ToyWeights(model));
+    EXPECT_EQ(gathered, in_place);
+    EXPECT_EQ(model.context().counters().all_gathers, 1);
+    model.context().ResetPeaks();
+    for (int step = 0; step < 2; ++step) {
+      WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank, step));
+      WEFT_RETURN_IF_ERROR(ToyUpdate(model, 1.0, nullptr));
+    }
+    EXPECT_GT(model.context().image_peak_bytes(), 0);
+    model.groups()[2]->SetCustomAllGather(nullptr);
+    WEFT_ASSIGN_OR_RETURN(const std::vector<float> afterwards, ToyWeights(model));
+    EXPECT_NE(afterwards, in_place);
+    return ToyPassOf(net, model, rank, 2);
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing
