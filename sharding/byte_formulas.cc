@@ -1,6 +1,9 @@
 #include "weft/sharding/byte_formulas.h"
 
 #include <algorithm>
+#include <vector>
+
+#include "weft/sharding/replica_slices.h"
 
 namespace weft {
 namespace {
@@ -15,13 +18,16 @@ int64_t CopiedByUnshard(const FlatLayout& layout, const ShardingPolicy& policy, 
   return BytesOf(layout.parameter_elements() + cast, policy.param_dtype);
 }
 
-// Into the input of a reduction, and out of its result, which becomes or is added to a sum in fp32.
-int64_t CopiedByReduction(const FlatLayout& layout, const ShardingPolicy& policy, int64_t own_elements) {
+// Into the input of a reduction.
+int64_t CopiedIntoReduction(const FlatLayout& layout, const ShardingPolicy& policy) {
   const bool casts = policy.gradient_dtype() != policy.reduce_dtype;
   const int64_t narrowed = casts ? layout.reduced_elements() : 0;
-  const int64_t copied_in = policy.zero_copy ? narrowed : layout.trainable_elements();
-  const int64_t widened = policy.reduce_dtype != DType::kF32 ? own_elements : 0;
-  return BytesOf(copied_in, policy.reduce_dtype) + BytesOf(widened, DType::kF32);
+  return BytesOf(policy.zero_copy ? narrowed : layout.trainable_elements(), policy.reduce_dtype);
+}
+
+// Out of its result, which becomes or is added to a sum in fp32.
+int64_t CopiedOutOfReduction(const ShardingPolicy& policy, int64_t elements) {
+  return policy.reduce_dtype != DType::kF32 ? BytesOf(elements, DType::kF32) : 0;
 }
 
 StepCosts CostsOfUnshards(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape,
@@ -66,6 +72,53 @@ StepCosts CostsOfRegathers(const FlatLayout& layout, const ShardingPolicy& polic
   return costs;
 }
 
+// What this rank updates, and what all replicas do.
+struct UpdatedPart {
+  int64_t own;
+  int64_t all;
+};
+
+UpdatedPart UpdatedPartOf(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape) {
+  const ProcessGroup replicas{"replicate", std::vector<int>(static_cast<size_t>(shape.replicate_size)),
+                              shape.replicate_rank};
+  UpdatedPart part{0, 0};
+  for (const ReplicaSlice& slice : DividedSlices(layout, shape.shard_rank, policy.reduce_dtype, {replicas})) {
+    part.own += slice.own.count;
+    part.all += slice.range.count;
+  }
+  return part;
+}
+
+// Once in a time between updates.
+StepCosts CostsOfUpdates(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape) {
+  StepCosts costs;
+  if (!policy.shard_optimizer_over_replicas || layout.frozen()) return costs;
+  const UpdatedPart part = UpdatedPartOf(layout, policy, shape);
+  costs.all_gathers = 1;
+  costs.all_gather_bytes = BytesOf(part.all - part.own, DType::kF32);
+  costs.wire_bytes =
+      AllGatherWireBytes(BytesOf(layout.reduced_elements(), DType::kF32), shape.replicate_group_nodes());
+  return costs;
+}
+
+void AddReplication(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape,
+                    StepCosts& costs) {
+  const int64_t times = shape.all_reduces();
+  // Of all parts: each has a replicate group of its own.
+  const int64_t bytes = BytesOf(layout.reduced_elements(), policy.reduce_dtype);
+  if (policy.shard_optimizer_over_replicas) {
+    const int64_t own = BytesOf(UpdatedPartOf(layout, policy, shape).own, policy.reduce_dtype);
+    costs.reduce_scatters += times;
+    costs.reduce_scatter_bytes += times * ReduceScatterBytes(own, shape.replicate_size);
+    costs.wire_bytes += times * ReduceScatterWireBytes(bytes, shape.replicate_group_nodes());
+    return;
+  }
+  const int64_t own = BytesOf(layout.reduced_elements(shape.shard_rank), policy.reduce_dtype);
+  costs.all_reduces += times;
+  costs.all_reduce_bytes += times * AllReduceBytes(own, shape.replicate_size);
+  costs.wire_bytes += times * AllReduceWireBytes(bytes, shape.replicate_group_nodes());
+}
+
 StepCosts CostsOfReductions(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape) {
   StepCosts costs;
   const int64_t bytes = BytesOf(layout.reduced_elements(), policy.reduce_dtype);
@@ -78,14 +131,13 @@ StepCosts CostsOfReductions(const FlatLayout& layout, const ShardingPolicy& poli
     costs.wire_bytes =
         times * shape.replicate_size * ReduceScatterWireBytes(bytes, shape.shard_group_nodes());
   }
-  if (shape.replicate_size > 1) {
-    const int64_t times = shape.all_reduces();
-    costs.all_reduces = times;
-    costs.all_reduce_bytes = times * AllReduceBytes(own_bytes, shape.replicate_size);
-    // Of all parts: each has a replicate group of its own.
-    costs.wire_bytes += times * AllReduceWireBytes(bytes, shape.replicate_group_nodes());
-  }
-  costs.copied_bytes = shape.reduce_scatters() * CopiedByReduction(layout, policy, own_elements);
+  if (shape.replicate_size > 1) AddReplication(layout, policy, shape, costs);
+  const int64_t updated =
+      policy.shard_optimizer_over_replicas ? UpdatedPartOf(layout, policy, shape).own : own_elements;
+  costs.copied_bytes =
+      shape.reduce_scatters() * CopiedIntoReduction(layout, policy) +
+      (shape.reduce_scatters() - shape.all_reduces()) * CopiedOutOfReduction(policy, own_elements) +
+      shape.all_reduces() * CopiedOutOfReduction(policy, updated);
   return costs;
 }
 
@@ -133,13 +185,16 @@ StepCosts CostsOfGroup(const FlatLayout& layout, bool is_root, const ShardingPol
   StepCosts costs = CostsOfUnshards(layout, policy, shape, times * shape.microbatches);
   if (keeps_part) costs += CostsOfRegathers(layout, policy, shape);
   if (!layout.frozen()) costs += CostsOfReductions(layout, policy, shape);
+  costs += CostsOfUpdates(layout, policy, shape);
   return costs;
 }
 
 StepCosts ForwardCostsOfGroup(const FlatLayout& layout, const ShardingPolicy& policy,
                               const StepShape& shape) {
   if (layout.gathered_elements() == 0) return {};
-  return CostsOfUnshards(layout, policy, shape, 1);
+  StepCosts costs = CostsOfUnshards(layout, policy, shape, 1);
+  costs += CostsOfUpdates(layout, policy, shape);
+  return costs;
 }
 
 }  // namespace weft

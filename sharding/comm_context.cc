@@ -64,7 +64,12 @@ absl::Status CommContext::AddLanes() {
     WEFT_ASSIGN_OR_RETURN(regather_lane_, engine_.AddLane(regather_group_, LanePurpose::kAllGather));
   }
   for (const ProcessGroup& group : replicate_groups_) {
-    WEFT_ASSIGN_OR_RETURN(all_reduce_lanes_.emplace_back(), engine_.AddLane(group, LanePurpose::kAllReduce));
+    const bool scatters = options_.shard_optimizer_over_replicas;
+    WEFT_ASSIGN_OR_RETURN(
+        replicate_lanes_.emplace_back(),
+        engine_.AddLane(group, scatters ? LanePurpose::kReduceScatter : LanePurpose::kAllReduce));
+    if (!scatters) continue;
+    WEFT_ASSIGN_OR_RETURN(update_lanes_.emplace_back(), engine_.AddLane(group, LanePurpose::kAllGather));
   }
   return absl::OkStatus();
 }
@@ -89,13 +94,15 @@ absl::Status CommContext::ResetAfterError() {
   reductions_->Clear();
   if (fences_ != nullptr) fences_->ResetAfterError();
   retired_.clear();
+  updates_.clear();
+  ++writing_time_;
   submissions_ = 0;  // Ranks may have failed at different places.
   status_ = absl::OkStatus();
   return absl::OkStatus();
 }
 
 absl::StatusOr<Transfer> CommContext::AllGather(const AllGatherRequest& request,
-                                                const CustomAllGather& custom) {
+                                                const CustomAllGather& custom, const Work* after) {
   WEFT_RETURN_IF_ERROR(status_);
   ++counters_.all_gathers;
   if (custom) {
@@ -105,11 +112,12 @@ absl::StatusOr<Transfer> CommContext::AllGather(const AllGatherRequest& request,
   }
   const LaneId lane = &request.group == &regather_group_ ? regather_lane_ : all_gather_lane_;
   return Transfer(engine_.AllGather(lane, request.part, request.gathered, request.dtype,
-                                    request.gathered_elements, {}, Label(request.label, request.priority)));
+                                    request.gathered_elements, {}, Label(request.label, request.priority),
+                                    after));
 }
 
-Work CommContext::FenceAllGathers(const std::string& label) {
-  return engine_.Barrier(all_gather_lane_, Label(label, Priority::kCritical));
+Work CommContext::FenceAllGathers(const std::string& label, const Work* after) {
+  return engine_.Barrier(all_gather_lane_, Label(label, Priority::kCritical), after);
 }
 
 absl::Status CommContext::AllReduceScalars(const std::string& label, void* values, DType dtype, int64_t count,
@@ -142,9 +150,26 @@ absl::Status CommContext::FinishBackward() {
   if (fences_ != nullptr) fences_->EndReading();  // First: peers need not wait for this rank's reductions.
   if (const absl::Status drained = reductions_->Drain(); !drained.ok()) return Fail(drained);
   while (!retired_.empty()) WEFT_RETURN_IF_ERROR(TakeBackOldestImage());
-  if (fences_ == nullptr) return absl::OkStatus();
-  const absl::Status finished = fences_->AwaitReaders();
-  return finished.ok() ? finished : Fail(finished);
+  for (; !updates_.empty(); updates_.pop_front()) WEFT_RETURN_IF_ERROR(Settle(updates_.front()));
+  if (fences_ != nullptr) {
+    if (const absl::Status finished = fences_->AwaitReaders(); !finished.ok()) return Fail(finished);
+  }
+  ++writing_time_;
+  return absl::OkStatus();
+}
+
+std::vector<ReplicaSlice> CommContext::SlicesOf(const FlatLayout& layout, DType dtype) const {
+  return options_.shard_optimizer_over_replicas
+             ? DividedSlices(layout, shard_group_.group_rank, dtype, replicate_groups_)
+             : WholeSlices(layout, shard_group_.group_rank);
+}
+
+Work* CommContext::ShareUpdates(const std::string& label, const ReplicaSlice& slice, float* shard,
+                                Priority priority, const Work* after) {
+  ++counters_.all_gathers;
+  return &updates_.emplace_back(engine_.AllGather(
+      update_lanes_[static_cast<size_t>(slice.bucket)], shard + slice.own.begin, shard + slice.range.begin,
+      DType::kF32, slice.range.count, slice.counts, Label(label, priority), after));
 }
 
 absl::Status CommContext::TakeBackOldestImage() {
@@ -172,6 +197,9 @@ void CommContext::Retire(Transfer gather, Buffer image) {
 
 void CommContext::AwaitReleases() {
   while (!retired_.empty() && TakeBackOldestImage().ok()) {
+  }
+  for (Work& update : updates_) {
+    if (!Settle(update).ok()) return;
   }
 }
 

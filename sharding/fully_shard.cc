@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include <absl/algorithm/container.h>
+
 #include "sharding/boundary_casts.h"
 #include "sharding/group_plan.h"
 #include "sharding/make_groups.h"
@@ -21,6 +23,16 @@ std::vector<std::shared_ptr<Parameter>> AllParameters(const std::vector<PlannedG
     parameters.insert(parameters.end(), planned.parameters.begin(), planned.parameters.end());
   }
   return parameters;
+}
+
+absl::Status CheckReplicas(const ShardingPolicy& policy, const ReplicateBuckets& buckets) {
+  const auto replicates = [](const ProcessGroup& group) { return group.size() > 1; };
+  if (!policy.shard_optimizer_over_replicas || absl::c_any_of(buckets.groups, replicates)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "shard_optimizer_over_replicas is on, but the mesh has no replicas: switch it off, or give the mesh an "
+      "axis replicate of more than one rank");
 }
 
 }  // namespace
@@ -44,6 +56,7 @@ absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, absl::Spa
   WEFT_ASSIGN_OR_RETURN(const std::vector<PlannedGroup> plan, PlanGroups(root, blocks, policy.ignored));
   WEFT_ASSIGN_OR_RETURN(const ReplicateBuckets buckets,
                         PlanReplicateBuckets(AllParameters(plan), policy, groups.shard, groups.replicate));
+  WEFT_RETURN_IF_ERROR(CheckReplicas(policy, buckets));
   WEFT_ASSIGN_OR_RETURN(MadeGroups made,
                         MakeGroups(engine, plan, buckets, std::move(groups.shard), policy, loader));
   std::unique_ptr<ShardedModel> model(
@@ -146,6 +159,24 @@ std::vector<ShardView> ShardedModel::Shards() const {
     for (ShardView& shard : group->Shards()) shards.push_back(shard);
   }
   return shards;
+}
+
+absl::StatusOr<std::vector<ShardView>> ShardedModel::CurrentShards() {
+  for (const auto& group : groups_) WEFT_RETURN_IF_ERROR(group->ShareUpdates(Priority::kCritical));
+  std::vector<ShardView> shards;
+  for (const auto& group : groups_) {
+    WEFT_ASSIGN_OR_RETURN(const std::vector<ShardView> current, group->CurrentShards());
+    shards.insert(shards.end(), current.begin(), current.end());
+  }
+  return shards;
+}
+
+absl::Status ShardedModel::UpdateShards(const ShardUpdate& update) {
+  for (size_t group = 0; group < groups_.size(); ++group) {
+    WEFT_RETURN_IF_ERROR(update(groups_[group]->Shards()));
+    WEFT_RETURN_IF_ERROR(groups_[group]->ShareUpdates(Priority::kBulk));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ShardedModel::ResetAfterError() {

@@ -1,6 +1,7 @@
 // The gradient norm over the mesh. Usually the shards of one replica hold every gradient once, so the shard
 // group suffices. With replicate groups of their own, parameters may differ between replicas: then all ranks
-// take part, and of the replicas of a parameter the first one alone counts.
+// take part, and of the replicas of a parameter the first one alone counts. With the optimizer sharded over
+// replicas all take part, and all count, as each has a part of its own.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -17,7 +18,8 @@ using ScalarReduction = std::function<absl::Status(const std::string&, void*, DT
 
 bool Counts(const CommContext& context, const ParamGroup& group, const ShardView& shard) {
   const FlatParameter& parameter = group.layout().parameters()[static_cast<size_t>(shard.piece.parameter)];
-  return context.replicate_group(parameter.replicate_bucket).group_rank == 0;
+  return context.shards_optimizer_over_replicas() ||
+         context.replicate_group(parameter.replicate_bucket).group_rank == 0;
 }
 
 OrderFreeSum SumOfShards(const std::vector<ShardView>& shards, NormType type, float maximum) {
@@ -59,7 +61,7 @@ std::vector<ShardView> ShardedModel::GradientsToCount(bool everywhere) const {
 
 absl::StatusOr<GradientNorm> ShardedModel::ClipGradNorm(double max_norm, NormType type) {
   for (const auto& group : groups_) WEFT_RETURN_IF_ERROR(group->CheckGradientsReduced());
-  const bool everywhere = context_->bucket_count() > 1;
+  const bool everywhere = context_->bucket_count() > 1 || context_->shards_optimizer_over_replicas();
   const ScalarReduction reduce = [&](const std::string& label, void* values, DType dtype, int64_t count,
                                      ReduceOp op) {
     return everywhere ? scalars_->AllReduce(label, values, dtype, count, op)

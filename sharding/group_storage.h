@@ -21,13 +21,16 @@
 
 namespace weft {
 
+class ReplicaUpdates;
+
 // What a storage knows of its group.
 struct StoredGroup {
   CommContext& context;
   const std::string& name;
   const FlatLayout& layout;
-  DType dtype;     // Of the image.
-  bool zero_copy;  // Whether the image is what shards end to end are.
+  ReplicaUpdates& updates;  // What the master is current after.
+  DType dtype;              // Of the image.
+  bool zero_copy;           // Whether the image is what shards end to end are.
 };
 
 class GroupStorage {

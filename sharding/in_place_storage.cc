@@ -2,6 +2,7 @@
 
 #include <utility>
 
+#include "sharding/replica_updates.h"
 #include "sharding/shard_fences.h"
 
 namespace weft {
@@ -29,7 +30,7 @@ std::byte* InPlaceStorage::image() const { return is_private_ ? PrivateStorage::
 absl::Status InPlaceStorage::Gather(Priority priority) {
   is_private_ = has_custom_all_gather();
   if (is_private_) return PrivateStorage::Gather(priority);
-  written_ = group().context.shard_fences()->Written(group().name, seen_pass_);
+  written_ = group().context.shard_fences()->Written(group().name, seen_pass_, group().updates.under_way());
   return absl::OkStatus();
 }
 

@@ -66,6 +66,7 @@ absl::StatusOr<MadeGroups> MakeGroups(CommEngine& engine, const std::vector<Plan
   WEFT_ASSIGN_OR_RETURN(made.residency, ChooseFor(*specs, policy, bootstrap.node_map(), shard_size));
   CommContext::Options options = {policy.max_reduce_scatters, policy.max_all_reduces,
                                   policy.reshard_after_forward_size};
+  options.shard_optimizer_over_replicas = policy.shard_optimizer_over_replicas;
   options.in_place = made.residency.residency == Residency::kInPlace;
   WEFT_ASSIGN_OR_RETURN(made.context,
                         CommContext::Create(engine, std::move(shard_group), buckets.groups, options));

@@ -76,7 +76,7 @@ Module::Hook ShardedModel::Hooks::Guarded(Step step, const char* place, int grou
 }
 
 absl::Status ShardedModel::Hooks::BeforeForward(int group, Invocation& invocation) {
-  if (group == kRoot) BeginForward(invocation);
+  if (group == kRoot) WEFT_RETURN_IF_ERROR(BeginForward(invocation));
   ++At(group).running;
   // A recompute begins the group's part of backward, unless it has begun.
   if (in_backward_ && std::exchange(At(group).begun, true)) return absl::OkStatus();
@@ -110,7 +110,7 @@ absl::Status ShardedModel::Hooks::AfterBackward(int group, Invocation& invocatio
   return group == kRoot ? FinishBackward(invocation) : absl::OkStatus();
 }
 
-void ShardedModel::Hooks::BeginForward(const Invocation& invocation) {
+absl::Status ShardedModel::Hooks::BeginForward(const Invocation& invocation) {
   model_.context_->BeginForward();
   pass_ = invocation.gradients() ? &training_ : &evaluation_;
   pass_->Begin();
@@ -118,6 +118,11 @@ void ShardedModel::Hooks::BeginForward(const Invocation& invocation) {
   keeps_after_forward_ = invocation.gradients();
   kept_ = false;
   calls_.erase(&invocation);  // Of an earlier invocation at this address, which was given up.
+  // All at once: they need no memory, and the wire never waits for a module.
+  for (const int next : pass_->Next(static_cast<int>(groups_.size()))) {
+    WEFT_RETURN_IF_ERROR(Params(next).ShareUpdates(Priority::kBulk));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status ShardedModel::Hooks::FinishForward(const Invocation& invocation) {

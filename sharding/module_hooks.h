@@ -51,7 +51,7 @@ class ShardedModel::Hooks {
   absl::Status BeforeBackward(int group, Invocation& invocation);
   absl::Status AfterBackward(int group, Invocation& invocation);
 
-  void BeginForward(const Invocation& invocation);
+  absl::Status BeginForward(const Invocation& invocation);
   absl::Status BeginBackward(const Invocation& invocation);
   absl::Status FinishForward(const Invocation& invocation);
   absl::Status FinishBackward(const Invocation& invocation);

@@ -6,6 +6,7 @@
 #include "sharding/in_place_storage.h"
 #include "sharding/parameter_views.h"
 #include "sharding/private_storage.h"
+#include "sharding/replica_updates.h"
 #include "sharding/shard_copies.h"
 #include "weft/core/status.h"
 
@@ -24,7 +25,8 @@ absl::StatusOr<std::unique_ptr<ParamGroup>> ParamGroup::Create(CommContext& cont
                                                                const ShardingPolicy& policy,
                                                                SharedBlock shards) {
   std::unique_ptr<ParamGroup> group(new ParamGroup(context, std::move(spec), policy));
-  const StoredGroup stored = {context, group->name_, group->layout_, group->dtypes_.param, policy.zero_copy};
+  const StoredGroup stored = {context,          group->name_,         group->layout_,
+                              *group->updates_, group->dtypes_.param, policy.zero_copy};
   if (shards) {
     group->storage_ = std::make_unique<InPlaceStorage>(stored, std::move(shards));
     return group;
@@ -41,7 +43,9 @@ ParamGroup::ParamGroup(CommContext& context, GroupSpec spec, const ShardingPolic
       parameters_(std::move(spec.parameters)),
       policy_(policy),
       dtypes_(spec.dtypes),
-      layout_(std::move(spec.layout)) {
+      layout_(std::move(spec.layout)),
+      slices_(context.SlicesOf(layout_, dtypes_.reduce)),
+      updates_(std::make_unique<ReplicaUpdates>(context_, name_, slices_)) {
   if (!policy_.zero_copy) copy_in_ = PlanGradientCopyIn(layout_, dtypes_.gradient_dtype(), dtypes_.reduce);
 }
 
@@ -56,7 +60,7 @@ void ParamGroup::SetCustomAllGather(CustomAllGather all_gather) {
 }
 
 absl::Status ParamGroup::Load(const ShardLoader& loader) {
-  WEFT_RETURN_IF_ERROR(FillShards(Shards(), loader));
+  WEFT_RETURN_IF_ERROR(FillShards(WholeShards(), loader));
   for (const std::shared_ptr<Parameter>& parameter : parameters_) parameter->data.data = nullptr;
   return absl::OkStatus();
 }
@@ -68,6 +72,7 @@ absl::Status ParamGroup::Unshard(Priority priority) {
   if (state_ == State::kUnsharded) return ViewImage();
   WEFT_RETURN_IF_ERROR(context_.status());
   WEFT_RETURN_IF_ERROR(CheckDataStorage(parameters_, dtypes_.param));
+  WEFT_RETURN_IF_ERROR(ShareUpdates(priority));
   WEFT_RETURN_IF_ERROR(storage_->Gather(priority));
   state_ = State::kUnsharding;
   return absl::OkStatus();
@@ -126,22 +131,9 @@ void ParamGroup::DropImage() {
 void ParamGroup::ResetAfterError() {
   if (state_ == State::kUnsharded) ForgetData(parameters_, data_image());
   storage_->ResetAfterError();
+  updates_->Forget();
   state_ = State::kSharded;
   ZeroGradients();
-}
-
-std::vector<ShardView> ParamGroup::Shards() const {
-  auto* data = reinterpret_cast<float*>(storage_->master());
-  auto* grad =
-      sums_ != nullptr && has_reduced_gradients() ? reinterpret_cast<float*>(sums_->reduced.data()) : nullptr;
-  std::vector<ShardView> shards;
-  for (const ShardPiece& piece : layout_.Pieces(context_.shard_group().group_rank)) {
-    const auto index = static_cast<size_t>(piece.parameter);
-    const bool trained = parameters_[index]->requires_grad && layout_.parameters()[index].trainable;
-    shards.push_back({parameters_[index].get(), piece, data + piece.shard_offset,
-                      grad != nullptr && trained ? grad + piece.shard_offset : nullptr});
-  }
-  return shards;
 }
 
 }  // namespace weft

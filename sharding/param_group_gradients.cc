@@ -63,14 +63,13 @@ absl::Status ParamGroup::ReduceGradients(ReduceScope scope) {
   std::vector<int64_t> counts;
   counts.reserve(static_cast<size_t>(layout_.shard_size()));
   for (int rank = 0; rank < layout_.shard_size(); ++rank) counts.push_back(layout_.reduced_elements(rank));
-  return context_.Reduce({name_, dtypes_.reduce, scope, std::move(input), std::move(counts),
-                          layout_.BucketSlices(context_.shard_group().group_rank), scales.after, sums_,
-                          gradient_hook_, reduce_scatter_});
+  return context_.Reduce({name_, dtypes_.reduce, scope, std::move(input), std::move(counts), slices_,
+                          scales.after, sums_, gradient_hook_, reduce_scatter_});
 }
 
 absl::Status ParamGroup::CountGradientsAsZero() {
   if (layout_.frozen() || has_gradients()) return absl::OkStatus();
-  const int64_t bytes = BytesOf(layout_.reduced_elements(context_.shard_group().group_rank), DType::kF32);
+  const int64_t bytes = BytesOf(UpdatedElements(slices_), DType::kF32);
   auto sums = std::make_shared<GradientSums>();
   WEFT_ASSIGN_OR_RETURN(sums->reduced, context_.AcquireShard(static_cast<size_t>(bytes)));
   std::memset(sums->reduced.data(), 0, sums->reduced.bytes());

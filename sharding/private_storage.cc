@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "sharding/replica_updates.h"
 #include "weft/core/status.h"
 #include "weft/core/strided_copy.h"
 
@@ -43,11 +44,14 @@ absl::Status PrivateStorage::Gather(Priority priority) {
 }
 
 absl::StatusOr<Transfer> PrivateStorage::GatherShards(std::byte* gathered, Priority priority) {
-  const void* shard = group_.dtype == DType::kF32 ? master_ : PlaceOwnShard(gathered);
+  const bool casts = group_.dtype != DType::kF32;
+  // The engine's gather comes after that of updates by itself.
+  if (casts || all_gather_) WEFT_RETURN_IF_ERROR(group_.updates.Await());
+  const void* shard = casts ? PlaceOwnShard(gathered) : master_;
   if (alone() || group_.layout.gathered_elements() == 0) return Transfer();
   return group_.context.AllGather({group_.name, group_.context.shard_group(), shard, gathered, group_.dtype,
                                    group_.layout.gathered_elements(), priority},
-                                  all_gather_);
+                                  all_gather_, group_.updates.under_way());
 }
 
 absl::StatusOr<Transfer> PrivateStorage::GatherKept(std::byte* gathered, Priority priority) {
@@ -74,6 +78,7 @@ const void* PrivateStorage::PlaceOwnShard(std::byte* gathered) {
 }
 
 absl::Status PrivateStorage::Await() {
+  WEFT_RETURN_IF_ERROR(group_.updates.Await());
   if (gather_.valid()) {
     if (const absl::Status ready = gather_.Wait(); !ready.ok()) return group_.context.Fail(ready);
   }

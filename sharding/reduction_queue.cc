@@ -20,7 +20,7 @@ absl::Status CommContext::ReductionQueue::Submit(Reduction reduction) {
   const bool chained = entry.reduce_scatter.work() != nullptr || !entry.reduce_scatter.valid();
   if (entry.reduction.scope == ReduceScope::kShardAndReplicate && !takes_partial && chained) {
     entry.continued = true;
-    WEFT_RETURN_IF_ERROR(SubmitAllReduces(entry, entry.reduce_scatter.work()));
+    WEFT_RETURN_IF_ERROR(SubmitReplication(entry, entry.reduce_scatter.work()));
   }
   WEFT_RETURN_IF_ERROR(BoundReduceScatters());
   const int64_t lag = context_.shard_group_.size() == 1 ? 0 : context_.options_.max_reduce_scatters;
@@ -33,7 +33,7 @@ absl::Status CommContext::ReductionQueue::Drain() {
   while (!entries_.empty()) {
     Entry& oldest = entries_.front();
     WEFT_RETURN_IF_ERROR(ReleaseInput(oldest));
-    WEFT_RETURN_IF_ERROR(SettleAllReduces(oldest));
+    WEFT_RETURN_IF_ERROR(SettleReplications(oldest));
     WEFT_RETURN_IF_ERROR(Deliver(oldest));
     entries_.pop_front();
   }
@@ -76,18 +76,43 @@ absl::Status CommContext::ReductionQueue::StartCustom(Entry& entry) {
   return absl::OkStatus();
 }
 
-absl::Status CommContext::ReductionQueue::SubmitAllReduces(Entry& entry, const Work* after) {
+absl::Status CommContext::ReductionQueue::SubmitReplication(Entry& entry, const Work* after) {
+  if (!Replicates(entry.reduction)) return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(BoundReplications());
+  if (context_.shards_optimizer_over_replicas()) return SubmitReplicaScatters(entry, after);
+  SubmitAllReduces(entry, after);
+  return absl::OkStatus();
+}
+
+void CommContext::ReductionQueue::SubmitAllReduces(Entry& entry, const Work* after) {
   const Reduction& reduction = entry.reduction;
-  for (const BucketSlice& slice : reduction.slices) {
+  for (const ReplicaSlice& slice : reduction.slices) {
     const auto bucket = static_cast<size_t>(slice.bucket);
     if (context_.replicate_groups_[bucket].size() == 1) continue;
-    if (!entry.replicating()) WEFT_RETURN_IF_ERROR(BoundAllReduces());
     std::byte* values =
         entry.output.data() + slice.range.begin * static_cast<int64_t>(SizeOf(reduction.dtype));
     ++context_.counters_.all_reduces;
-    entry.all_reduces.push_back(context_.engine_.AllReduce(
-        context_.all_reduce_lanes_[bucket], values, values, reduction.dtype, slice.range.count,
-        ReduceOp::kSum, context_.Label(reduction.label, Priority::kReduce), after));
+    entry.replications.push_back(context_.engine_.AllReduce(
+        context_.replicate_lanes_[bucket], values, values, reduction.dtype, slice.range.count, ReduceOp::kSum,
+        context_.Label(reduction.label, Priority::kReduce), after));
+  }
+}
+
+// Buckets without replicas take part too: what they have goes the same way, from one buffer to the other.
+absl::Status CommContext::ReductionQueue::SubmitReplicaScatters(Entry& entry, const Work* after) {
+  const Reduction& reduction = entry.reduction;
+  const auto element_bytes = static_cast<int64_t>(SizeOf(reduction.dtype));
+  const int64_t bytes = UpdatedElements(reduction.slices) * element_bytes;
+  WEFT_ASSIGN_OR_RETURN(entry.updated, context_.AcquireShard(static_cast<size_t>(bytes)));
+  std::byte* part = entry.updated.data();
+  for (const ReplicaSlice& slice : reduction.slices) {
+    const auto bucket = static_cast<size_t>(slice.bucket);
+    if (context_.replicate_groups_[bucket].size() > 1) ++context_.counters_.reduce_scatters;
+    entry.replications.push_back(context_.engine_.ReduceScatter(
+        context_.replicate_lanes_[bucket], entry.output.data() + slice.range.begin * element_bytes, part,
+        reduction.dtype, slice.range.count, ReduceOp::kSum, slice.counts,
+        context_.Label(reduction.label, Priority::kReduce), after));
+    part += slice.own.count * element_bytes;
   }
   return absl::OkStatus();
 }
@@ -112,7 +137,7 @@ absl::Status CommContext::ReductionQueue::Continue(Entry& entry) {
     --sums.under_way;
     return AddTo(sums.partial, std::move(entry.output), reduction.dtype, elements);
   }
-  if (!entry.takes_partial) return SubmitAllReduces(entry, nullptr);
+  if (!entry.takes_partial) return SubmitReplication(entry, nullptr);
   WEFT_CHECK(static_cast<bool>(sums.partial), "a reduction takes a partial sum that is not there");
   if (!Replicates(reduction)) {
     // Nothing is sent any more: the sum stays in fp32.
@@ -123,11 +148,11 @@ absl::Status CommContext::ReductionQueue::Continue(Entry& entry) {
   }
   AddRun(sums.partial.data(), DType::kF32, entry.output.data(), reduction.dtype, elements);
   sums.partial.Reset();
-  return SubmitAllReduces(entry, nullptr);
+  return SubmitReplication(entry, nullptr);
 }
 
 bool CommContext::ReductionQueue::Replicates(const Reduction& reduction) const {
-  return std::any_of(reduction.slices.begin(), reduction.slices.end(), [this](const BucketSlice& slice) {
+  return std::any_of(reduction.slices.begin(), reduction.slices.end(), [this](const ReplicaSlice& slice) {
     return context_.replicate_groups_[static_cast<size_t>(slice.bucket)].size() > 1;
   });
 }
@@ -148,10 +173,10 @@ absl::Status CommContext::ReductionQueue::BoundReduceScatters() {
   return absl::OkStatus();
 }
 
-absl::Status CommContext::ReductionQueue::BoundAllReduces() {
+absl::Status CommContext::ReductionQueue::BoundReplications() {
   const auto replicating = [](const Entry& entry) { return entry.replicating(); };
   while (Count(replicating) >= context_.options_.max_all_reduces) {
-    WEFT_RETURN_IF_ERROR(SettleAllReduces(*std::find_if(entries_.begin(), entries_.end(), replicating)));
+    WEFT_RETURN_IF_ERROR(SettleReplications(*std::find_if(entries_.begin(), entries_.end(), replicating)));
   }
   return absl::OkStatus();
 }
@@ -163,9 +188,10 @@ absl::Status CommContext::ReductionQueue::ReleaseInput(Entry& entry) {
   return absl::OkStatus();
 }
 
-absl::Status CommContext::ReductionQueue::SettleAllReduces(Entry& entry) {
-  for (Work& all_reduce : entry.all_reduces) WEFT_RETURN_IF_ERROR(context_.Settle(all_reduce));
-  entry.all_reduces.clear();
+absl::Status CommContext::ReductionQueue::SettleReplications(Entry& entry) {
+  for (Work& replication : entry.replications) WEFT_RETURN_IF_ERROR(context_.Settle(replication));
+  entry.replications.clear();
+  if (entry.updated) entry.output = std::move(entry.updated);
   return absl::OkStatus();
 }
 
@@ -175,9 +201,9 @@ absl::Status CommContext::ReductionQueue::DeliverFinished() {
   while (!entries_.empty()) {
     Entry& oldest = entries_.front();
     const bool finished = oldest.continued && !oldest.scattering() && !oldest.reduction.hook &&
-                          std::all_of(oldest.all_reduces.begin(), oldest.all_reduces.end(), released);
+                          std::all_of(oldest.replications.begin(), oldest.replications.end(), released);
     if (!finished) break;
-    WEFT_RETURN_IF_ERROR(SettleAllReduces(oldest));
+    WEFT_RETURN_IF_ERROR(SettleReplications(oldest));
     WEFT_RETURN_IF_ERROR(Deliver(oldest));
     entries_.pop_front();
   }
@@ -189,7 +215,7 @@ absl::Status CommContext::ReductionQueue::Deliver(Entry& entry) {
   if (reduction.scope == ReduceScope::kShard) return absl::OkStatus();
   GradientSums& sums = *reduction.sums;
   --sums.under_way;
-  const int64_t elements = OwnElements(reduction);
+  const int64_t elements = UpdatedElements(reduction.slices);
   const bool hooked = static_cast<bool>(reduction.hook);
   Buffer own;
   WEFT_RETURN_IF_ERROR(AddTo(hooked ? own : sums.reduced, std::move(entry.output), reduction.dtype, elements,
@@ -198,7 +224,7 @@ absl::Status CommContext::ReductionQueue::Deliver(Entry& entry) {
 }
 
 absl::Status CommContext::ReductionQueue::RunHook(const Reduction& reduction, Buffer own) {
-  const int64_t elements = OwnElements(reduction);
+  const int64_t elements = UpdatedElements(reduction.slices);
   const absl::Status hooked =
       reduction.hook(reduction.label, {reinterpret_cast<float*>(own.data()), static_cast<size_t>(elements)});
   if (!hooked.ok()) {

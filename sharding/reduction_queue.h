@@ -7,7 +7,8 @@
 // Nor can one that follows a caller's reduce-scatter, of which the engine knows nothing. These are submitted
 // when the reduction `max_reduce_scatters` later is, or by Drain: at a place that all ranks share, and at
 // which the reduce-scatter must be over anyway, as its input's memory is needed. So the all-reduce of one
-// group still runs beside the reduce-scatters of the next.
+// group still runs beside the reduce-scatters of the next. The same holds for the reduce-scatter over
+// replicas that stands for it where they share the optimizer.
 //
 // Thread safety: none. Lifetime: the context must outlive the queue.
 #pragma once
@@ -39,25 +40,29 @@ class CommContext::ReductionQueue {
     int64_t number;                // In order of submission.
     bool takes_partial;            // What the partial sum is added to before the all-reduce.
     Buffer output = {};            // This rank's part of the sum, until it has been added.
+    Buffer updated = {};           // What a reduce-scatter over replicas leaves of it, and then the output.
     Transfer reduce_scatter = {};  // Invalid where there is none, and the input has become the output.
     bool continued = false;        // Nothing is left to submit: see the note above.
-    std::vector<Work> all_reduces = {};
+    std::vector<Work> replications = {};  // All-reduces, or reduce-scatters over replicas.
 
     bool scattering() const { return static_cast<bool>(reduction.input); }
-    bool replicating() const { return !all_reduces.empty(); }
+    bool replicating() const { return !replications.empty(); }
   };
 
   absl::Status SubmitReduceScatter(Entry& entry);
   absl::Status StartCustom(Entry& entry);
-  absl::Status SubmitAllReduces(Entry& entry, const Work* after);
+  // Over the replicas, where there are any.
+  absl::Status SubmitReplication(Entry& entry, const Work* after);
+  void SubmitAllReduces(Entry& entry, const Work* after);
+  absl::Status SubmitReplicaScatters(Entry& entry, const Work* after);
   // What follows the reduce-scatters up to this number.
   absl::Status ContinueThrough(int64_t number);
   absl::Status Continue(Entry& entry);
 
   absl::Status BoundReduceScatters();
-  absl::Status BoundAllReduces();
+  absl::Status BoundReplications();
   absl::Status ReleaseInput(Entry& entry);
-  absl::Status SettleAllReduces(Entry& entry);
+  absl::Status SettleReplications(Entry& entry);
   // Takes finished entries off the front.
   absl::Status DeliverFinished();
   absl::Status Deliver(Entry& entry);

@@ -10,7 +10,9 @@
 //             forward submits one for all groups; nobody waits for it before they need a group, and then for
 //             the slowest *writer* only: ranks do not wait for each other's forward. A group that is
 //             unsharded outside of it, before, submits one for itself, so that it can be used while other
-//             groups are still being written. Until the pass ends, a group needs no other.
+//             groups are still being written. Until the pass ends, a group needs no other. Where replicas
+//             share the optimizer, each group has one of its own, which comes after what other replicas
+//             write.
 //   read      Submitting it says "I read nothing any more in this pass": groups are resharded. FinishBackward
 //             of the context waits for the others to say so, and only then are shards written.
 //
@@ -42,7 +44,8 @@ class ShardFences {
   // This rank has written all its shards. Nothing happens where it has said so in this pass.
   void EndWriting();
   // What a reader of the group must wait for; null: nothing. `seen_pass`: the last pass in which it asked.
-  std::shared_ptr<Work> Written(const std::string& group, uint64_t& seen_pass);
+  // `after`: what this rank's range is written after, beside its owner.
+  std::shared_ptr<Work> Written(const std::string& group, uint64_t& seen_pass, const Work* after);
 
   // This rank reads no shards any more.
   void EndReading();

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include <absl/algorithm/container.h>
 #include <absl/container/flat_hash_map.h>
 
 #include "weft/core/status.h"
@@ -15,7 +16,7 @@ class ArrayGatherer {
   ArrayGatherer(CommContext& context, absl::Span<const ShardView> shards, StateTarget target,
                 const ArrayConsumer& consume)
       : context_(context), first_alone_(target == StateTarget::kRankZero), consume_(consume) {
-    for (const ShardView& shard : shards) shards_.emplace(shard.parameter, &shard);
+    for (const ShardView& shard : shards) shards_[shard.parameter].push_back(&shard);
   }
 
   absl::Status Gather(const ParamGroup& group) {
@@ -27,7 +28,7 @@ class ArrayGatherer {
       }
     }
     for (size_t i = 0; i < parts.size(); ++i) {
-      WEFT_RETURN_IF_ERROR(GatherArray(*group.parameters()[i], parts[i]));
+      WEFT_RETURN_IF_ERROR(GatherArray(group, i, parts[i]));
     }
     return absl::OkStatus();
   }
@@ -38,24 +39,60 @@ class ArrayGatherer {
  private:
   using Parts = std::vector<ShardPiece>;  // By shard rank; empty where it holds nothing.
 
-  absl::Status GatherArray(const Parameter& parameter, const Parts& parts) {
+  // The first replica's shard group is enough for rank 0; the other replicas have given it their updates.
+  bool takes_part() const { return !first_alone_ || context_.replicate_group(0).group_rank == 0; }
+
+  absl::Status GatherArray(const ParamGroup& group, size_t index, const Parts& parts) {
+    const Parameter& parameter = *group.parameters()[index];
+    const ShardPiece& own_part = parts[static_cast<size_t>(context_.shard_group().group_rank)];
+    WEFT_ASSIGN_OR_RETURN(const std::vector<float> own, OwnPart(group, index, own_part));
+    if (!takes_part()) return absl::OkStatus();
     const bool receives = !first_alone_ || context_.shard_group().group_rank == 0;
     std::vector<int64_t> counts;
     for (const ShardPiece& part : parts) counts.push_back(part.elements());
-    WEFT_ASSIGN_OR_RETURN(const float* own, OwnPart(parameter, counts));
     std::vector<float> values(receives ? static_cast<size_t>(parameter.elements()) : 0);
-    WEFT_RETURN_IF_ERROR(context_.GatherValues(parameter.name, own, values.data(), counts, first_alone_));
+    WEFT_RETURN_IF_ERROR(
+        context_.GatherValues(parameter.name, own.data(), values.data(), counts, first_alone_));
     if (receives && consumed_.ok()) consumed_ = consume_(parameter, InOrder(std::move(values), parts));
     return absl::OkStatus();
   }
 
-  absl::StatusOr<const float*> OwnPart(const Parameter& parameter, const std::vector<int64_t>& counts) const {
-    const int64_t expected = counts[static_cast<size_t>(context_.shard_group().group_rank)];
-    const auto found = shards_.find(&parameter);
-    const int64_t held = found == shards_.end() ? 0 : found->second->elements();
-    if (held == expected) return found == shards_.end() ? nullptr : found->second->data;
-    return absl::InvalidArgumentError(absl::StrCat("shards hold ", held, " elements of '", parameter.name,
-                                                   "' instead of ", expected,
+  // What this rank holds of a parameter, with what its replicas update of it.
+  absl::StatusOr<std::vector<float>> OwnPart(const ParamGroup& group, size_t index, const ShardPiece& part) {
+    const Parameter& parameter = *group.parameters()[index];
+    const FlatParameter& placed = group.layout().parameters()[index];
+    if (!context_.shards_optimizer_over_replicas() || !placed.trainable) {
+      return OwnValues(parameter, part.elements());
+    }
+    const auto slice = absl::c_find_if(group.slices(), [&](const ReplicaSlice& candidate) {
+      return candidate.bucket == placed.replicate_bucket;
+    });
+    const ProcessGroup& replicas = context_.replicate_group(slice->bucket);
+    std::vector<int64_t> counts(static_cast<size_t>(replicas.size()));
+    for (int rank = 0; rank < replicas.size(); ++rank) {
+      for (const ShardPiece& piece : CutPiece(part, slice->PartOf(rank))) {
+        counts[static_cast<size_t>(rank)] += piece.elements();
+      }
+    }
+    WEFT_ASSIGN_OR_RETURN(const std::vector<float> own,
+                          OwnValues(parameter, counts[static_cast<size_t>(replicas.group_rank)]));
+    std::vector<float> values(static_cast<size_t>(part.elements()));
+    WEFT_RETURN_IF_ERROR(
+        context_.GatherReplicaValues(parameter.name, slice->bucket, own.data(), values.data(), counts));
+    return values;
+  }
+
+  // Of all views of a parameter, end to end.
+  absl::StatusOr<std::vector<float>> OwnValues(const Parameter& parameter, int64_t expected) const {
+    std::vector<float> values;
+    if (const auto found = shards_.find(&parameter); found != shards_.end()) {
+      for (const ShardView* view : found->second) {
+        values.insert(values.end(), view->data, view->data + view->elements());
+      }
+    }
+    if (static_cast<int64_t>(values.size()) == expected) return values;
+    return absl::InvalidArgumentError(absl::StrCat("shards hold ", values.size(), " elements of '",
+                                                   parameter.name, "' instead of ", expected,
                                                    ": pass the model's own, or an optimizer's of them"));
   }
 
@@ -77,7 +114,7 @@ class ArrayGatherer {
   CommContext& context_;
   const bool first_alone_;
   const ArrayConsumer& consume_;
-  absl::flat_hash_map<const Parameter*, const ShardView*> shards_;
+  absl::flat_hash_map<const Parameter*, std::vector<const ShardView*>> shards_;
   absl::Status consumed_;
 };
 
@@ -86,8 +123,11 @@ class ArrayGatherer {
 absl::Status GatherFullState(ShardedModel& model, absl::Span<const ShardView> shards, StateTarget target,
                              const ArrayConsumer& consume) {
   CommContext& context = model.context();
-  // Every replica has everything: the first one's shard group is enough for rank 0.
-  if (target == StateTarget::kRankZero && context.replicate_group(0).group_rank > 0) return absl::OkStatus();
+  // Where every replica updates everything, the first one's shard group is enough for rank 0.
+  if (target == StateTarget::kRankZero && !context.shards_optimizer_over_replicas() &&
+      context.replicate_group(0).group_rank > 0) {
+    return absl::OkStatus();
+  }
   ArrayGatherer gatherer(context, shards, target, consume);
   for (const auto& group : model.groups()) {
     if (const absl::Status gathered = gatherer.Gather(*group); !gathered.ok()) return context.Fail(gathered);

@@ -208,6 +208,8 @@ void AddParallelFlags(CLI::App& app, ParallelOptions& parallel) {
   group.Bool("--zero-copy", parallel.zero_copy, "Gathered buffers are the parameters");
   group.Bool("--reshard-after-forward", parallel.reshard_after_forward,
              "Free gathered parameters after forward");
+  group.Bool("--shard-optimizer-over-replicas", parallel.shard_optimizer_over_replicas,
+             "Each replica updates a part of the weights, and the others gather it");
   group.Number("--prefetch-depth", parallel.prefetch_depth, "Layers gathered ahead: 0, 1 or 2");
   group.OneOf("--grad-sync", parallel.grad_sync,
               {GradientSync::kLast, GradientSync::kReduceScatter, GradientSync::kEach},

@@ -18,8 +18,6 @@ struct PartLayout {
   std::vector<int64_t> offsets;  // Elements; prefix sums of the counts.
 
   static PartLayout FromCounts(std::vector<int64_t> counts);
-  // `total` cut into ranges of whole cache lines, as equal as those allow.
-  static PartLayout CacheLines(int64_t total, int parts, DType dtype);
 
   int64_t total() const { return counts.empty() ? 0 : offsets.back() + counts.back(); }
 };

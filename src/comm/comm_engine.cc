@@ -9,6 +9,7 @@
 #include "src/comm/engine_impl.h"
 #include "src/comm/exchange_plan.h"
 #include "src/comm/part_shape.h"
+#include "weft/comm/all_reduce_parts.h"
 #include "weft/core/hash.h"
 #include "weft/core/status.h"
 
@@ -177,8 +178,9 @@ Work CommEngine::AllReduce(LaneId lane, const void* input, void* output, DType d
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
         WEFT_RETURN_IF_ERROR(CheckTotal(count, "all_reduce"));
         WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, "all_reduce"));
-        request.plan = CollectivePlan::OfRuns(OpKind::kAllReduce, dtype, op, Bytes(input), Bytes(output),
-                                              PartLayout::CacheLines(count, group.size(), dtype));
+        request.plan =
+            CollectivePlan::OfRuns(OpKind::kAllReduce, dtype, op, Bytes(input), Bytes(output),
+                                   PartLayout::FromCounts(AllReduceParts(count, group.size(), dtype)));
         request.total_count = count;
         request.counts_hash = 0;
         const int64_t bytes = count * static_cast<int64_t>(SizeOf(dtype));

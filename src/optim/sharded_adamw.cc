@@ -38,19 +38,21 @@ ShardedAdamW::ShardedAdamW(absl::Span<const ShardView> shards, const AdamWOption
   }
 }
 
-absl::Status ShardedAdamW::CheckShards(absl::Span<const ShardView> shards) const {
-  if (shards.size() != moments_.size()) {
-    return absl::InvalidArgumentError(absl::StrCat("an optimizer made for ", moments_.size(),
-                                                   " shards was given ", shards.size(),
-                                                   ": pass all shards of its model"));
-  }
+absl::Status ShardedAdamW::CheckCount(size_t shards) const {
+  if (shards == moments_.size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("an optimizer made for ", moments_.size(),
+                                                 " shards was given ", shards,
+                                                 ": pass all shards of its model"));
+}
+
+absl::Status ShardedAdamW::CheckShards(size_t first, absl::Span<const ShardView> shards) const {
   for (size_t i = 0; i < shards.size(); ++i) {
-    const Moments& moments = moments_[i];
+    const Moments& moments = moments_[first + i];
     if (shards[i].parameter == moments.parameter && shards[i].piece.start == moments.piece.start &&
         shards[i].elements() == moments.piece.elements()) {
       continue;
     }
-    return absl::InvalidArgumentError(absl::StrCat("shard ", i, " (of '", shards[i].parameter->name,
+    return absl::InvalidArgumentError(absl::StrCat("shard ", first + i, " (of '", shards[i].parameter->name,
                                                    "') is not the one that the optimizer was made for (of '",
                                                    moments.parameter->name,
                                                    "'): pass the shards of the same model, in their order"));
@@ -59,19 +61,37 @@ absl::Status ShardedAdamW::CheckShards(absl::Span<const ShardView> shards) const
 }
 
 absl::Status ShardedAdamW::Step(absl::Span<const ShardView> shards, float gradient_scale) {
-  if (absl::Status status = CheckShards(shards); !status.ok()) return status;
+  if (absl::Status status = CheckCount(shards.size()); !status.ok()) return status;
+  if (absl::Status status = CheckShards(0, shards); !status.ok()) return status;
   ++steps_;
+  Update(0, shards, gradient_scale);
+  return absl::OkStatus();
+}
+
+absl::Status ShardedAdamW::Step(ShardedModel& model, float gradient_scale) {
+  const std::vector<ShardView> all = model.Shards();
+  if (absl::Status status = CheckCount(all.size()); !status.ok()) return status;
+  if (absl::Status status = CheckShards(0, all); !status.ok()) return status;
+  ++steps_;
+  size_t first = 0;
+  return model.UpdateShards([&](absl::Span<const ShardView> shards) {
+    Update(first, shards, gradient_scale);
+    first += shards.size();
+    return absl::OkStatus();
+  });
+}
+
+void ShardedAdamW::Update(size_t first, absl::Span<const ShardView> shards, float gradient_scale) {
   std::vector<std::vector<AdamWSlice>> slices(options_.size());
   for (size_t i = 0; i < shards.size(); ++i) {
     if (shards[i].grad == nullptr) continue;
-    Moments& moments = moments_[i];
+    Moments& moments = moments_[first + i];
     slices[moments.set].push_back(
         {shards[i].data, shards[i].grad, moments.first.data(), moments.second.data(), shards[i].elements()});
   }
   for (size_t set = 0; set < options_.size(); ++set) {
     AdamWStep(slices[set], options_[set], steps_, gradient_scale);
   }
-  return absl::OkStatus();
 }
 
 std::vector<ShardView> ShardedAdamW::MomentViews(std::vector<float> Moments::*moment) {

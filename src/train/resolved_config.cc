@@ -96,7 +96,8 @@ ResolvedItem ShardingItem(const RunPlan& plan) {
   const ShardingPolicy& policy = plan.policy;
   return {"sharding",
           absl::StrCat("zero-copy ", OnOff(policy.zero_copy), ", reshard after forward ",
-                       OnOff(policy.reshard_after_forward), ", prefetch ", policy.prefetch_depth,
+                       OnOff(policy.reshard_after_forward), ", optimizer sharded over replicas ",
+                       OnOff(policy.shard_optimizer_over_replicas), ", prefetch ", policy.prefetch_depth,
                        ", gradient sync ", ToAbsl(Name(plan.grad_sync)), ", activation checkpoint ",
                        ToAbsl(Name(plan.activation_checkpoint)), ", parameters ",
                        ToAbsl(Name(policy.param_dtype)), ", reduction ", ToAbsl(Name(policy.reduce_dtype))),

@@ -50,6 +50,7 @@ ShardingPolicy MakePolicy(const ParallelOptions& parallel) {
   ShardingPolicy policy;
   policy.zero_copy = parallel.zero_copy;
   policy.reshard_after_forward = parallel.reshard_after_forward;
+  policy.shard_optimizer_over_replicas = parallel.shard_optimizer_over_replicas;
   policy.prefetch_depth = static_cast<int>(parallel.prefetch_depth);
   policy.param_dtype = parallel.param_dtype;
   policy.reduce_dtype = parallel.reduce_dtype;
@@ -99,6 +100,10 @@ absl::Status CheckSequences(const DataOptions& data, const LlamaConfig& model) {
 
 absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs& inputs, int ranks) {
   WEFT_ASSIGN_OR_RETURN(const MeshShape shape, FitMesh(config.parallel, ranks));
+  if (config.parallel.shard_optimizer_over_replicas && shape.replicate == 1) {
+    return BadFlag("shard-optimizer-over-replicas", "true",
+                   "needs replicas: give --dp-replicate of more than 1, or leave it out");
+  }
   const DataOptions& data = config.data;
   WEFT_RETURN_IF_ERROR(CheckSequences(data, inputs.model));
   const auto replicate = static_cast<int>(shape.replicate);

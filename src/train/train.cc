@@ -154,7 +154,7 @@ class Run {
   }
 
   absl::Status Finish() {
-    const std::vector<ShardView> shards = trainer_->Shards();
+    WEFT_ASSIGN_OR_RETURN(const std::vector<ShardView> shards, trainer_->CurrentShards());
     WEFT_ASSIGN_OR_RETURN(report_.weights_hash, HashOfShards(bootstrap_, trainer_->model(), shards,
                                                              plan_->shard_group_size(), timeout_));
     if (output() != nullptr) {

@@ -50,7 +50,7 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(Bootstrap& bootstrap, c
   std::unique_ptr<Trainer> trainer(
       new Trainer(bootstrap, corpus, std::move(plan), std::move(splitter), std::move(model)));
   WEFT_RETURN_IF_ERROR(trainer->Connect(loader, options));
-  trainer->optimizer_ = MakeOptimizer(trainer->plan_, trainer->Shards());
+  trainer->optimizer_ = MakeOptimizer(trainer->plan_, trainer->sharded_->Shards());
   return trainer;
 }
 
@@ -176,7 +176,7 @@ absl::StatusOr<Trainer::StepNote> Trainer::CombineNotes(const StepNote& own) {
 
 absl::Status Trainer::Update(double lr, float gradient_scale) {
   for (AdamWOptions& options : optimizer_->options()) options.lr = lr;
-  return optimizer_->Step(sharded_->Shards(), gradient_scale);
+  return optimizer_->Step(*sharded_, gradient_scale);
 }
 
 }  // namespace weft

@@ -46,7 +46,8 @@ class Trainer {
   // Makes the steps of all peers fail with this cause, rather than wait for a rank that comes no more.
   void Fail(const absl::Status& cause) { engine_->Poison(cause); }
 
-  std::vector<ShardView> Shards() const { return sharded_->Shards(); }
+  // What this rank holds of the model. Collective: by all ranks, between steps.
+  absl::StatusOr<std::vector<ShardView>> CurrentShards() { return sharded_->CurrentShards(); }
   LlamaModel& model() const { return *model_; }
   CommEngine& engine() const { return *engine_; }
   const BatchSplitter& splitter() const { return splitter_; }

@@ -106,6 +106,8 @@ TEST(CommandLine, SetsEveryFieldByItsFlag) {
                                      "false",
                                      "--reshard-after-forward",
                                      "false",
+                                     "--shard-optimizer-over-replicas",
+                                     "true",
                                      "--prefetch-depth",
                                      "2",
                                      "--grad-sync",
@@ -156,6 +158,7 @@ TEST(CommandLine, SetsEveryFieldByItsFlag) {
   EXPECT_EQ(config.data.document_separator, 10);
   EXPECT_FALSE(config.parallel.zero_copy);
   EXPECT_FALSE(config.parallel.reshard_after_forward);
+  EXPECT_TRUE(config.parallel.shard_optimizer_over_replicas);
   EXPECT_EQ(config.parallel.prefetch_depth, 2);
   EXPECT_EQ(config.parallel.grad_sync, GradientSync::kEach);
   EXPECT_EQ(config.parallel.activation_checkpoint, ActivationCheckpoint::kFull);

@@ -46,6 +46,7 @@ struct Leg {
   bool zero_copy;
   const SavedState* from = nullptr;  // Null: from the start.
   int steps = kHalf;
+  bool optimizer_over_replicas = false;
 };
 
 absl::Status TrainRank(Bootstrap& bootstrap, const Leg& leg, SavedState& state) {
@@ -56,6 +57,7 @@ absl::Status TrainRank(Bootstrap& bootstrap, const Leg& leg, SavedState& state) 
       DeviceMesh::Create({{"replicate", leg.replicate}, {"shard", leg.shard}}, bootstrap.size()));
   ShardingPolicy policy;
   policy.zero_copy = leg.zero_copy;
+  policy.shard_optimizer_over_replicas = leg.optimizer_over_replicas;
   UnevenNet net(kSizes[0]);
   const ShardLoader loader =
       leg.from == nullptr ? LoadInitialValues(/*seed=*/3) : LoadFromState(leg.from->pieces());
@@ -71,7 +73,7 @@ absl::Status TrainRank(Bootstrap& bootstrap, const Leg& leg, SavedState& state) 
   for (int step = 0; step < leg.steps; ++step) {
     const int data_step = static_cast<int>(optimizer.steps());
     WEFT_RETURN_IF_ERROR(Pass(net, kSizes[0], data_step, bootstrap.rank() * rows, rows).status());
-    WEFT_RETURN_IF_ERROR(optimizer.Step(model->Shards()));
+    WEFT_RETURN_IF_ERROR(optimizer.Step(*model));
     model->ZeroGradients();
   }
   state.Keep(ShardedState(model->Shards()));
@@ -98,7 +100,12 @@ TEST(OptimizerState, GoesOnToTheSameBitsOnAnotherMesh) {
   SavedState whole;
   Train({1, 4, /*zero_copy=*/true, nullptr, 2 * kHalf}, whole);
   UnevenNet net(kSizes[0]);
-  for (const Leg& leg : {Leg{1, 4, true, &half}, Leg{2, 2, false, &half}, Leg{4, 1, true, &half}}) {
+  SavedState half_by_replicas;
+  Train({2, 2, /*zero_copy=*/false, nullptr, kHalf, /*optimizer_over_replicas=*/true}, half_by_replicas);
+  for (const Leg& leg :
+       {Leg{1, 4, true, &half}, Leg{2, 2, false, &half}, Leg{4, 1, true, &half},
+        Leg{2, 2, true, &half, kHalf, true}, Leg{4, 1, false, &half, kHalf, true},
+        Leg{1, 4, true, &half_by_replicas}, Leg{4, 1, true, &half_by_replicas, kHalf, true}}) {
     SavedState resumed;
     Train(leg, resumed);
     for (const auto& parameter : net.AllParameters()) {

@@ -53,6 +53,26 @@ TEST(ByteFormulas, OfHsdpAddAnAllReduceOfShards) {
   EXPECT_EQ(Costs(shape).all_reduce_bytes, 3 * 2 * kW / 2 * 3 / 4);
 }
 
+TEST(ByteFormulas, OfAnOptimizerOverReplicasScatterInBackwardAndGatherOnceAStep) {
+  ShardingPolicy policy;
+  policy.shard_optimizer_over_replicas = true;
+  StepShape shape = {.shard_size = 2, .replicate_size = 4, .microbatches = 3, .ranks_per_node = 2};
+  const StepCosts reduced = Costs(shape);
+  const StepCosts scattered = Costs(shape, policy);
+  const int64_t half = kW / 2 * 3 / 4;
+  EXPECT_EQ(scattered.all_reduces, 0);
+  EXPECT_EQ(scattered.all_reduce_bytes, 0);
+  EXPECT_EQ(scattered.reduce_scatters, reduced.reduce_scatters + 1);
+  EXPECT_EQ(scattered.reduce_scatter_bytes, reduced.reduce_scatter_bytes + half);
+  EXPECT_EQ(scattered.all_gathers, reduced.all_gathers + 1);
+  EXPECT_EQ(scattered.all_gather_bytes, reduced.all_gather_bytes + half);
+  EXPECT_EQ(scattered.wire_bytes, reduced.wire_bytes);
+  EXPECT_EQ(ForwardCostsOfGroup(Layout(2), policy, shape).all_gathers, 2);
+  shape.gradient_sync = GradientSync::kEach;
+  EXPECT_EQ(Costs(shape, policy).reduce_scatter_bytes, reduced.reduce_scatter_bytes + 3 * half);
+  EXPECT_EQ(Costs(shape, policy).all_gathers, reduced.all_gathers + 1);
+}
+
 TEST(ByteFormulas, OfDdpAreAnAllReduceAlone) {
   const StepCosts costs = Costs({.replicate_size = 8});
   EXPECT_EQ(costs.all_gathers, 0);

@@ -61,7 +61,7 @@ TEST(ReplicateBuckets, RefuseGroupsThatHoldNoReplicasOfThisRank) {
 // axes, over both, or over none; rank r contributes 4^r, so that sums tell who took part.
 class EightRanks {
  public:
-  static absl::Status Reduce(Bootstrap& bootstrap, int64_t dim) {
+  static absl::Status Reduce(Bootstrap& bootstrap, int64_t dim, bool scatter) {
     WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
     const int rank = bootstrap.rank();
     WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh,
@@ -81,12 +81,14 @@ class EightRanks {
         MakeParameters({{dim, 3}, {dim}, {5, dim}, {dim, dim}, {dim}, {2, dim}, {1}, {dim}});
     WEFT_ASSIGN_OR_RETURN(const ReplicateBuckets buckets,
                           PlanReplicateBuckets(parameters, policy, shard, replicas[0]));
-    WEFT_ASSIGN_OR_RETURN(const auto context, CommContext::Create(*engine.engine, shard, buckets.groups, {}));
+    WEFT_ASSIGN_OR_RETURN(const auto context,
+                          CommContext::Create(*engine.engine, shard, buckets.groups,
+                                              {.shard_optimizer_over_replicas = scatter}));
     for (ShardingPolicy kind : BothKinds()) {
       kind.replicate_group = policy.replicate_group;
       WEFT_ASSIGN_OR_RETURN(const auto group, ParamGroup::Create(*context, "group", parameters, kind,
                                                                  buckets.BucketsOf(parameters)));
-      const int64_t before = context->counters().all_reduces;
+      const ShardingCounters before = context->counters();
       for (const ReduceScope scope : {ReduceScope::kShard, ReduceScope::kShardAndReplicate}) {
         WEFT_RETURN_IF_ERROR(group->PrepareGradients());
         for (const auto& parameter : parameters) {
@@ -96,15 +98,20 @@ class EightRanks {
         WEFT_RETURN_IF_ERROR(group->ReduceGradients(scope));
       }
       WEFT_RETURN_IF_ERROR(context->FinishBackward());
-      EXPECT_EQ(context->counters().all_reduces - before, 3);  // One a bucket that has replicas.
+      // One a bucket that has replicas, and two over the shard group.
+      EXPECT_EQ(context->counters().all_reduces - before.all_reduces, scatter ? 0 : 3);
+      EXPECT_EQ(context->counters().reduce_scatters - before.reduce_scatters, scatter ? 5 : 2);
       for (const ShardView& view : group->Shards()) {
-        const size_t axis = static_cast<size_t>(view.parameter->name.back() - '0') % 4;
-        float expected = 0.0F;
-        for (const int replica : replicas[axis].ranks) {
-          expected += 2 * (Share(replica - replica % 2) + Share(replica - replica % 2 + 1));
-        }
         EXPECT_THAT(absl::MakeConstSpan(view.grad, static_cast<size_t>(view.elements())),
-                    ::testing::Each(expected))
+                    ::testing::Each(Sum(replicas, *view.parameter)))
+            << view.parameter->name;
+        for (int64_t i = 0; i < view.elements(); ++i) view.data[i] = view.grad[i];
+      }
+      WEFT_RETURN_IF_ERROR(group->ShareUpdates(Priority::kBulk));
+      WEFT_ASSIGN_OR_RETURN(const std::vector<ShardView> current, group->CurrentShards());
+      for (const ShardView& view : current) {
+        EXPECT_THAT(absl::MakeConstSpan(view.data, static_cast<size_t>(view.elements())),
+                    ::testing::Each(Sum(replicas, *view.parameter)))
             << view.parameter->name;
       }
     }
@@ -113,12 +120,22 @@ class EightRanks {
 
  private:
   static float Share(int rank) { return static_cast<float>(1 << (2 * rank)); }
+  // Of two microbatches, over the replicas of a parameter and their shard groups.
+  static float Sum(const std::vector<ProcessGroup>& replicas, const Parameter& parameter) {
+    float sum = 0.0F;
+    for (const int replica : replicas[static_cast<size_t>(parameter.name.back() - '0') % 4].ranks) {
+      sum += 2 * (Share(replica - replica % 2) + Share(replica - replica % 2 + 1));
+    }
+    return sum;
+  }
 };
 
 TEST(ReplicateBuckets, ReduceEachParameterOverItsOwnReplicasOnEightRanks) {
   for (const int64_t dim : {3, 5, 16, 17}) {
     for (const NodeMap& nodes : {NodeMap::OneNode(8), NodeMap::RanksPerNode(8, 4)}) {
-      RunRanks(nodes, [dim](Bootstrap& bootstrap) { return EightRanks::Reduce(bootstrap, dim); });
+      for (const bool scatter : {false, true}) {
+        RunRanks(nodes, [&](Bootstrap& bootstrap) { return EightRanks::Reduce(bootstrap, dim, scatter); });
+      }
     }
   }
 }

@@ -32,6 +32,7 @@ ToyRun DrawRun(uint64_t seed) {
   run.steps = 2;
   run.checkpoint = Draw(seed, 2, 2) == 0;
   run.policy.zero_copy = Draw(seed, 3, 2) == 0;
+  run.policy.shard_optimizer_over_replicas = run.replicate > 1 && Draw(seed, 16, 2) == 0;
   run.policy.reshard_after_forward = Draw(seed, 4, 2) == 0;
   run.policy.reshard_root_after_forward = Draw(seed, 5, 2) == 0;
   run.policy.prefetch_depth = static_cast<int>(Draw(seed, 6, ShardingPolicy::kMaxPrefetchDepth + 1));

@@ -21,13 +21,24 @@ struct MeshShape {
   int replicate;
   int shard;
   bool zero_copy = true;
+  bool optimizer_over_replicas = false;
 };
-constexpr MeshShape kMeshes[] = {{1, 1}, {1, 2}, {2, 2}, {1, 3}, {1, 3, false}, {3, 1}, {2, 2, false}};
+constexpr MeshShape kMeshes[] = {{1, 1},
+                                 {1, 2},
+                                 {2, 2},
+                                 {1, 3},
+                                 {1, 3, false},
+                                 {3, 1},
+                                 {2, 2, false},
+                                 {2, 2, true, true},
+                                 {3, 1, true, true},
+                                 {2, 2, false, true}};
 
 // Runs `body(net, model, rank)` on a mesh, with parameters cut on their last dim without zero copy.
 template <typename Body>
 void OnMesh(const MeshShape& shape, const ShardLoader& loader, Body body) {
-  SCOPED_TRACE(absl::StrCat(shape.replicate, " x ", shape.shard, ", zero copy ", shape.zero_copy));
+  SCOPED_TRACE(absl::StrCat(shape.replicate, " x ", shape.shard, ", zero copy ", shape.zero_copy,
+                            ", optimizer over replicas ", shape.optimizer_over_replicas));
   RunRanks(NodeMap::RanksPerNode(shape.replicate * shape.shard, 2),
            [&](Bootstrap& bootstrap) -> absl::Status {
              WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
@@ -35,6 +46,7 @@ void OnMesh(const MeshShape& shape, const ShardLoader& loader, Body body) {
              ToyNet net({7, 15, 3});
              ShardingPolicy policy;
              policy.zero_copy = shape.zero_copy;
+             policy.shard_optimizer_over_replicas = shape.optimizer_over_replicas;
              if (!shape.zero_copy) policy.shard_dim = [](const Parameter&) { return -1; };
              WEFT_ASSIGN_OR_RETURN(const auto model,
                                    FullyShard(net, net.blocks(), mesh, *engine.engine, policy, loader));

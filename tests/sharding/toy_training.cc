@@ -31,6 +31,7 @@ StepCosts ExpectedCosts(const ShardedModel& model, const ToyRun& run, int rank) 
     StepShape shape = {run.shard_group_size(), run.replicate, run.microbatches, run.sync,
                        rank % run.shard_group_size()};
     shape.residency = model.residency().residency;
+    shape.replicate_rank = rank / run.shard_group_size();
     costs += CostsOfGroup(model.groups()[i]->layout(), i == 0, run.policy, shape);
   }
   return costs;
@@ -42,6 +43,7 @@ absl::Status ToyStep(ShardedModel& model, ToyNet& net, const ToyRun& run, int ra
     const bool last = microbatch + 1 == run.microbatches;
     model.SetRequiresGradientSync(last || run.sync != GradientSync::kLast);
     model.SetRequiresAllReduce(last || run.sync == GradientSync::kEach);
+    model.SetIsLastBackward(last);
     WEFT_RETURN_IF_ERROR(ToyPass(net, rank, run.ranks(), step, microbatch, run.microbatches));
   }
   return ToyUpdate(model, run.clip, norms);
@@ -70,7 +72,8 @@ std::string ToyRun::Describe() const {
                       policy.reshard_after_forward, ", prefetch ", policy.prefetch_depth, ", node shared ",
                       static_cast<int>(policy.node_shared), ", ", ToAbsl(Name(policy.param_dtype)),
                       " reduced in ", ToAbsl(Name(policy.reduce_dtype)), ", ", microbatches,
-                      " microbatches, sync ", ToAbsl(Name(sync)), checkpoint ? ", checkpoints" : "");
+                      " microbatches, sync ", ToAbsl(Name(sync)),
+                      policy.shard_optimizer_over_replicas ? ", optimizer over replicas" : "", checkpoint ? ", checkpoints" : "");
 }
 
 absl::Status ToyPass(ToyNet& net, int rank, int ranks, int step, int microbatch, int microbatches) {

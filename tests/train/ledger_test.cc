@@ -28,6 +28,7 @@ class Ledger : public TrainRun {
     ShardingPolicy policy;
     policy.zero_copy = config_.parallel.zero_copy;
     policy.reshard_after_forward = config_.parallel.reshard_after_forward;
+    policy.shard_optimizer_over_replicas = config_.parallel.shard_optimizer_over_replicas;
     policy.param_dtype = config_.parallel.param_dtype;
     policy.reduce_dtype = config_.parallel.reduce_dtype;
     return policy;
@@ -54,6 +55,13 @@ class Ledger : public TrainRun {
       for (const auto& parameter : parameters) rest.erase(std::find(rest.begin(), rest.end(), parameter));
     }
     costs += CostsOfGroup(LayoutOf(rest, shape.shard_size), /*is_root=*/true, Policy(), shape);
+    return costs;
+  }
+
+  StepCosts ExpectedOfAllReduces(const StepShape& shape) {
+    config_.parallel.shard_optimizer_over_replicas = false;
+    const StepCosts costs = Expected(shape);
+    config_.parallel.shard_optimizer_over_replicas = true;
     return costs;
   }
 
@@ -106,11 +114,22 @@ class Ledger : public TrainRun {
   }
 
   // Notes of two words that all ranks tell each other, and what the gradient norm needs where a shard group
-  // lies on several nodes: a maximum, and a sum.
-  static int64_t ControlWireBytes(const StepShape& shape) {
+  // lies on several nodes: a maximum, and a sum. With the optimizer sharded over replicas all ranks need
+  // them.
+  int64_t ControlWireBytes(const StepShape& shape) const {
     const int64_t notes = AllGatherWireBytes(int64_t{16} * shape.ranks(), shape.nodes());
     const int64_t norm = sizeof(float) + sizeof(OrderFreeSum);
+    if (config_.parallel.shard_optimizer_over_replicas)
+      return notes + AllReduceWireBytes(norm, shape.nodes());
     return notes + shape.replicate_size * AllReduceWireBytes(norm, shape.shard_group_nodes());
+  }
+
+  // Of one gather of what replicas have updated, in fp32.
+  int64_t UpdateWireBytes(const StepShape& shape) {
+    StepShape once = shape;
+    once.microbatches = 1;
+    const int64_t reduced = ExpectedOfAllReduces(once).wire_bytes;
+    return reduced / 2 * static_cast<int64_t>(sizeof(float) / SizeOf(config_.parallel.reduce_dtype));
   }
 
   // After the first forward, and the first backward, ranks compare the orders of groups that they recorded:
@@ -154,6 +173,43 @@ TEST_F(Ledger, HoldsTheFormulasForEveryGradientSyncWithActivationCheckpoints) {
       config_.parallel.param_dtype = dtype;
       config_.parallel.reduce_dtype = dtype;
       for (const Mesh mesh : {Mesh{1, 4}, Mesh{2, 2}, Mesh{4, 1}}) ExpectFormulas(mesh, 2);
+    }
+  }
+}
+
+// A step gathers its updates for the next one, while it ends: what of them has left it by then is a matter of
+// time. The first one finds shards that it cannot know to be those of its replicas, and gathers them too.
+TEST_F(Ledger, HoldsTheFormulasWithTheOptimizerShardedOverReplicas) {
+  UseOddSizes();
+  config_.data.batch_size = 8;
+  config_.data.grad_accum = 2;
+  config_.parallel.shard_optimizer_over_replicas = true;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    config_.parallel.param_dtype = config_.parallel.reduce_dtype = dtype;
+    for (const Mesh mesh : {Mesh{2, 2}, Mesh{4, 1}}) {
+      const NodeMap nodes = NodeMap::RanksPerNode(4, 2);
+      const Result result = Run(mesh, nodes);
+      int64_t wire = 0;
+      StepShape shape = ShapeOf(mesh, 2);
+      shape.residency = ChooseResidency(Policy(), {dtype}, nodes, mesh.shard)->residency;
+      for (int r = 0; r < mesh.ranks(); ++r) {
+        shape.shard_rank = r % mesh.shard;
+        shape.replicate_rank = r / mesh.shard;
+        const StepCosts expected = Expected(shape);
+        const int64_t update_bytes = expected.all_gather_bytes - ExpectedOfAllReduces(shape).all_gather_bytes;
+        for (const StepMetrics& step : result.by_rank[static_cast<size_t>(r)]) {
+          EXPECT_EQ(step.bytes.all_gather, expected.all_gather_bytes + (step.step == 1 ? update_bytes : 0));
+          EXPECT_EQ(step.bytes.reduce_scatter, expected.reduce_scatter_bytes);
+          EXPECT_EQ(step.bytes.all_reduce, 0);
+          EXPECT_EQ(step.copied_bytes, expected.copied_bytes);
+          wire += step.wire_bytes;
+        }
+      }
+      const auto steps = static_cast<int64_t>(result.steps.size());
+      const int64_t floor =
+          steps * (Expected(shape).wire_bytes + ControlWireBytes(shape)) + AgreementWireBytes(shape);
+      EXPECT_GE(wire, floor);
+      EXPECT_LE(wire, floor + UpdateWireBytes(shape));
     }
   }
 }

@@ -51,6 +51,33 @@ TEST_F(TrainRun, GivesTheSameBitsForEverySharding) {
   EXPECT_EQ(hashes.size(), 1);
 }
 
+TEST_F(TrainRun, GivesTheSameBitsWithTheOptimizerShardedOverReplicas) {
+  config_.data.batch_size = 8;
+  config_.data.grad_accum = 2;
+  config_.eval.paths = config_.data.paths;
+  config_.eval.sequences = 8;
+  config_.eval.interval = 2;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    config_.parallel.param_dtype = config_.parallel.reduce_dtype = dtype;
+    for (const Mesh mesh : {Mesh{2, 2}, Mesh{4, 1}}) {
+      config_.parallel.zero_copy = mesh.shard == 2;
+      config_.parallel.shard_optimizer_over_replicas = false;
+      const TrainReport reduced = Run(mesh, NodeMap::RanksPerNode(4, 2)).report;
+      config_.parallel.shard_optimizer_over_replicas = true;
+      const TrainReport scattered = Run(mesh, NodeMap::RanksPerNode(4, 2)).report;
+      EXPECT_EQ(scattered.weights_hash, reduced.weights_hash) << mesh.shard << " in " << Name(dtype);
+      EXPECT_EQ(scattered.eval_loss, reduced.eval_loss) << mesh.shard << " in " << Name(dtype);
+    }
+  }
+}
+
+TEST_F(TrainRun, RefusesToShardTheOptimizerOverReplicasWhereThereAreNone) {
+  config_.parallel.shard_optimizer_over_replicas = true;
+  EXPECT_THAT(RunError(2),
+              testing::StatusIs(absl::StatusCode::kInvalidArgument,
+                                HasSubstr("--shard-optimizer-over-replicas true: needs replicas")));
+}
+
 TEST_F(TrainRun, GivesTheSameBitsForEveryNodeMap) {
   std::set<uint64_t> hashes;
   for (const int ranks_per_node : {1, 2, 4}) {

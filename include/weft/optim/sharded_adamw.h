@@ -4,7 +4,7 @@
 //   ShardedAdamW optimizer(model->Shards(), {.lr = 1e-3, .weight_decay = 0.1},
 //                          {{IsVector, {.lr = 1e-3, .weight_decay = 0}}});
 //   …
-//   optimizer.Step(model->Shards(), norm.factor);
+//   optimizer.Step(*model, norm.factor);
 //
 // Thread safety: none; one thread drives an optimizer.
 // Lifetime: the parameters must outlive it; shards are only used during a call.
@@ -19,6 +19,7 @@
 #include <absl/types/span.h>
 
 #include "weft/optim/adamw.h"
+#include "weft/sharding/fully_shard.h"
 #include "weft/sharding/shard_view.h"
 
 namespace weft {
@@ -44,6 +45,9 @@ class ShardedAdamW {
   // One update of all shards that have gradients, multiplied by `gradient_scale` (the clipping factor).
   // Errors: kInvalidArgument (not the shards that the optimizer was made for; nothing was updated).
   absl::Status Step(absl::Span<const ShardView> shards, float gradient_scale = 1.0F);
+  // The same, of all shards of the model, which sends on what is updated while the rest is: see
+  // ShardedModel::UpdateShards.
+  absl::Status Step(ShardedModel& model, float gradient_scale = 1.0F);
 
   // Those given at first, then those of each set; a schedule sets their learning rates between steps.
   absl::Span<AdamWOptions> options() { return absl::MakeSpan(options_); }
@@ -62,7 +66,10 @@ class ShardedAdamW {
     size_t set;  // Index of its options.
     std::vector<float> first, second;
   };
-  absl::Status CheckShards(absl::Span<const ShardView> shards) const;
+  absl::Status CheckCount(size_t shards) const;
+  // Those from number `first` on.
+  absl::Status CheckShards(size_t first, absl::Span<const ShardView> shards) const;
+  void Update(size_t first, absl::Span<const ShardView> shards, float gradient_scale);
   std::vector<ShardView> MomentViews(std::vector<float> Moments::*moment);
 
   std::vector<AdamWOptions> options_;

@@ -11,6 +11,9 @@
 //   reduce-scatter  KG (S-1)/S
 //   all-reduce      2L G/S (R-1)/R
 //
+// With the optimizer sharded over replicas, in place of the last row, L G/S (R-1)/R more reduce-scattered,
+// and once a step G/S (R-1)/R more all-gathered, in fp32.
+//
 // and between M nodes a node sends, in the mean, n-1 of n parts of what its groups exchange, n being the
 // nodes that a group lies on: 2AW (M-1)/M + KG (M-1)/M for FSDP over all nodes, 2LG (M-1)/M for HSDP with the
 // shard group inside a node, and for DDP.
@@ -45,12 +48,14 @@ struct StepShape {
   int replicate_size = 1;
   int microbatches = 1;
   GradientSync gradient_sync = GradientSync::kReduceScatter;
-  // Whose costs are asked for: frozen parameters may make the parts of ranks uneven.
+  // Whose costs are asked for: frozen parameters, and with the optimizer sharded over replicas what does not
+  // divide into as many cache lines for each, make the parts of ranks uneven.
   int shard_rank = 0;
   // Neighbouring ranks on one node; it divides, or is a multiple of, the shard size. 0: one node has all.
   int ranks_per_node = 0;
   // What a sharded model chose, see ChooseResidency. In place nothing is gathered.
   Residency residency = Residency::kPrivate;
+  int replicate_rank = 0;  // See shard_rank.
 
   int ranks() const { return shard_size * replicate_size; }
   int nodes() const;
@@ -76,8 +81,8 @@ struct StepCosts {
   StepCosts& operator+=(const StepCosts& other);
 };
 
-// Forward and backward of one group in the policy's two dtypes, `is_root` or not, for all microbatches, and
-// its reductions, in one replicate bucket.
+// Forward and backward of one group in the policy's two dtypes, `is_root` or not, for all microbatches, of
+// which only the last backward is waited for, and its reductions, in one replicate bucket.
 StepCosts CostsOfGroup(const FlatLayout& layout, bool is_root, const ShardingPolicy& policy,
                        const StepShape& shape);
 // A forward without gradients: each group is gathered once.

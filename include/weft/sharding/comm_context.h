@@ -5,7 +5,8 @@
 // in program order; each on its own lane, so that the all-reduce of one group runs beside the reduce-scatter
 // of the next (see Note [When an all-reduce is submitted] in reduction_queue.h for the one exception). A
 // bounded number of each is in flight: admitting one more first completes the oldest. Full gradients go back
-// to their pool when their reduce-scatter is *released*, gathered images when their all-gather is.
+// to their pool when their reduce-scatter is *released*, gathered images when their all-gather is. With the
+// optimizer sharded over replicas, reduce-scatters over them stand for all-reduces.
 //
 // Thread safety: none; one thread drives a context.
 // Collective: Create and ResetAfterError, by all ranks of the engine; the rest by all ranks of the groups, in
@@ -51,6 +52,8 @@ class CommContext {
     // Whether ranks of the shard group, all on one node, read each other's shards in place: see Note [Shards
     // in place]. Then there is no regather group.
     bool in_place = false;
+    // See ShardingPolicy.
+    bool shard_optimizer_over_replicas = false;
   };
 
   // `replicate_groups`: one for each bucket; buckets of groups of size 1 are only reduce-scattered. Errors:
@@ -69,16 +72,20 @@ class CommContext {
     return replicate_groups_[static_cast<size_t>(bucket)];
   }
   int bucket_count() const { return static_cast<int>(replicate_groups_.size()); }
+  bool shards_optimizer_over_replicas() const { return options_.shard_optimizer_over_replicas; }
+  // What this rank updates of a group that is reduced in `dtype`, as the options say.
+  std::vector<ReplicaSlice> SlicesOf(const FlatLayout& layout, DType dtype) const;
 
   // Starts an all-gather over the shard group or the regather group, which are named by reference: the
-  // engine's, or `custom` if there is one.
-  absl::StatusOr<Transfer> AllGather(const AllGatherRequest& request,
-                                     const CustomAllGather& custom = nullptr);
+  // engine's, or `custom` if there is one. `after`: of the engine's only.
+  absl::StatusOr<Transfer> AllGather(const AllGatherRequest& request, const CustomAllGather& custom = nullptr,
+                                     const Work* after = nullptr);
   // Null unless shards are read in place.
   ShardFences* shard_fences() { return fences_.get(); }
   // A point between all-gathers: ranks of the shard group that come to it after different ones get an error.
-  Work FenceAllGathers(const std::string& label);
-  // This rank has written its shards, and reads those of others from now on: due before every forward.
+  Work FenceAllGathers(const std::string& label, const Work* after = nullptr);
+  // This rank has written its shards, and reads those of others from now on, until FinishBackward: due before
+  // every forward.
   void BeginForward();
   // Submits a reduction, and returns; completes older ones to keep the bounds.
   absl::Status Reduce(Reduction reduction);
@@ -86,6 +93,13 @@ class CommContext {
   // of this rank: afterwards gradients may be read, and shards written. Due after the last backward before
   // shards are written, and after whatever else has gathered; groups must be resharded.
   absl::Status FinishBackward();
+
+  // Counts the times in which shards could be written.
+  uint64_t writing_time() const { return writing_time_; }
+  // Starts to gather, in place in this rank's shard, what each replica has updated of a slice. The work stays
+  // until FinishBackward.
+  Work* ShareUpdates(const std::string& label, const ReplicaSlice& slice, float* shard, Priority priority,
+                     const Work* after);
 
   // A reduction in place, of at most 64 bytes over the shard group, that everybody waits for.
   absl::Status AllReduceScalars(const std::string& label, void* values, DType dtype, int64_t count,
@@ -95,6 +109,9 @@ class CommContext {
   // group's first rank receives them. Waited for, and exchanged through a little node memory.
   absl::Status GatherValues(const std::string& label, const float* own, float* all,
                             absl::Span<const int64_t> counts, bool first_alone);
+  // The same of the replicas of a bucket, for all of them. Only where they share the optimizer.
+  absl::Status GatherReplicaValues(const std::string& label, int bucket, const float* own, float* all,
+                                   absl::Span<const int64_t> counts);
 
   // Blocks of node memory. An image may wait for those that were retired before: see Note [Retired images].
   absl::StatusOr<Buffer> AcquireImage(size_t bytes);
@@ -141,9 +158,17 @@ class CommContext {
               const Options& options);
   absl::Status AddLanes();
   OpOptions Label(const std::string& label, Priority priority);
-  // One window of GatherValues: `counts` of each rank, which lie end to end in `window`.
-  absl::Status GatherWindow(const std::string& label, const float* own, std::byte* window,
-                            absl::Span<const int64_t> counts, bool first_alone);
+  // Whom values are gathered from.
+  struct ValueSource {
+    LaneId lane;
+    int rank;  // This rank's place among them.
+    bool first_alone;
+  };
+  absl::Status GatherValues(const std::string& label, const ValueSource& source, const float* own, float* all,
+                            absl::Span<const int64_t> counts);
+  // One window of them: `counts` of each rank, which lie end to end in `window`.
+  absl::Status GatherWindow(const std::string& label, const ValueSource& source, const float* own,
+                            std::byte* window, absl::Span<const int64_t> counts);
   absl::Status TakeBackOldestImage();
   absl::Status MakeRoomForImage(size_t bytes);
   // Waits until a Work or Transfer is released; fails with it.
@@ -159,13 +184,16 @@ class CommContext {
   std::vector<ProcessGroup> replicate_groups_;
   Options options_;
   LaneId all_gather_lane_, regather_lane_, reduce_scatter_lane_, control_lane_;
-  std::vector<LaneId> all_reduce_lanes_;  // By bucket.
+  // By bucket: all-reduces, or the reduce-scatters that stand for them; then all-gathers of updates.
+  std::vector<LaneId> replicate_lanes_, update_lanes_;
   BufferPool images_, gradients_, shards_;
   Buffer scalars_;
   std::unique_ptr<ReductionQueue> reductions_;
   std::unique_ptr<ShardFences> fences_;
   std::deque<Retired> retired_;  // Oldest first.
   size_t resident_bytes_ = 0;
+  std::deque<Work> updates_;  // Gathers of updates since the last FinishBackward.
+  uint64_t writing_time_ = 0;
   uint64_t submissions_ = 0;
   ShardingCounters counters_;
   absl::Status status_;

@@ -37,6 +37,7 @@
 // Lifetime: root and engine must outlive the sharded model, which removes its hooks from the modules.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -62,6 +63,8 @@ namespace weft {
 class BoundaryCasts;
 class ModelScalars;
 struct PlannedGroup;
+
+using ShardUpdate = std::function<absl::Status(absl::Span<const ShardView> shards)>;
 
 enum class NormType : uint8_t { kOne, kTwo, kInfinity };
 
@@ -138,8 +141,17 @@ class ShardedModel {
   // gradients).
   absl::StatusOr<GradientNorm> ClipGradNorm(double max_norm, NormType type = NormType::kTwo);
 
-  // What this rank owns, in a fixed order. See Note [When shards may be written].
+  // What this rank updates, in a fixed order. See Note [When shards may be written]. With the optimizer
+  // sharded over replicas these are parts of its shards, the rest of which the other replicas update.
   std::vector<ShardView> Shards() const;
+  // All that this rank holds, without gradients, as the last updates have left it: to be saved or compared
+  // outside of passes. Where the optimizer is sharded over replicas, collective, and as an unshard of all
+  // groups: what the others have updated is gathered.
+  absl::StatusOr<std::vector<ShardView>> CurrentShards();
+  // Calls `update` with the shards of each group, in the order in which forward will need them, so that what
+  // was updated first is on its way to other ranks while the rest is. Shards must not be written again before
+  // the next pass is over. Collective: by all ranks. Errors: those of `update`.
+  absl::Status UpdateShards(const ShardUpdate& update);
 
   // The root's group first, then the blocks' in the order of modules. For whole parameters outside of passes
   // (saving, comparing): Unshard and WaitUnshard a group on all ranks, read its parameters, Reshard it.

@@ -60,6 +60,7 @@ struct FlatImage;
 struct GroupSpec;
 struct PlacedCopy;
 class GroupStorage;
+class ReplicaUpdates;
 
 class ParamGroup {
  public:
@@ -133,19 +134,28 @@ class ParamGroup {
   // After CommContext::ResetAfterError: sharded, without gradients.
   void ResetAfterError();
 
-  // What this rank owns, by ascending place; `grad` is null unless CheckGradientsReduced is OK.
+  // What this rank updates, by ascending place; `grad` is null unless CheckGradientsReduced is OK.
   std::vector<ShardView> Shards() const;
+  // Where the optimizer is sharded over replicas: starts to gather what the others have updated of this
+  // rank's shard, unless it is current, or unsharded: see Note [When masters are current] in
+  // sharding/replica_updates.h. Unshard does so as well. Afterwards the shard must not be written before the
+  // next pass. Collective: by the ranks of each replicate group.
+  absl::Status ShareUpdates(Priority priority);
+  // What this rank holds, without gradients, after ShareUpdates: waits for it.
+  absl::StatusOr<std::vector<ShardView>> CurrentShards();
 
   const std::string& name() const { return name_; }
   State state() const { return state_; }
   const ParameterDTypes& dtypes() const { return dtypes_; }
   const FlatLayout& layout() const { return layout_; }
+  const std::vector<ReplicaSlice>& slices() const { return slices_; }
   const std::vector<std::shared_ptr<Parameter>>& parameters() const { return parameters_; }
   // Why values were copied that should have been views, since the last unshard; empty where none were.
   const std::string& fallback_reason() const { return fallback_reason_; }
 
  private:
   ParamGroup(CommContext& context, GroupSpec spec, const ShardingPolicy& policy);
+  std::vector<ShardView> WholeShards() const;
   FlatImage data_image() const;
   absl::Status ViewImage();
   void DropImage();
@@ -159,6 +169,8 @@ class ParamGroup {
   ShardingPolicy policy_;
   ParameterDTypes dtypes_;
   FlatLayout layout_;
+  std::vector<ReplicaSlice> slices_;
+  std::unique_ptr<ReplicaUpdates> updates_;
   std::vector<PlacedCopy> copy_in_;  // Without zero copy only.
   std::unique_ptr<GroupStorage> storage_;
   State state_ = State::kSharded;

@@ -78,6 +78,12 @@ struct ShardingPolicy {
   // replicates it sees to that. Unset: every parameter's replicas are those of the mesh.
   std::function<std::optional<ProcessGroup>(const Parameter&)> replicate_group = nullptr;
 
+  // On: the replicas of a shard update a part of it each, instead of all of it. The all-reduce of gradients
+  // becomes a reduce-scatter, and forward gathers what the others have updated: as many bytes, half of them
+  // at a time when the wire is idle, and moments and reduced gradients of one part only. There must be
+  // replicas.
+  bool shard_optimizer_over_replicas = false;
+
   // Parameters that stay with the caller, whole on each rank: never gathered, reduced, clipped or listed
   // among the shards. Unset: none.
   std::function<bool(const Parameter&)> ignored = nullptr;

@@ -75,9 +75,9 @@ ShardLoader LoadFromState(absl::Span<const StatePiece> pieces, std::string_view 
 enum class StateTarget : uint8_t { kEveryRank, kRankZero };
 
 // Whole arrays in the order of the model's groups: calls `consume` with each, on every rank or on rank 0 of
-// the mesh alone. `shards`: the model's, or parallel to them. Holds one array at a time, and where it is sent
-// from or put together, two. Errors: kInvalidArgument (shards of other parameters), and what `consume`
-// returns on this rank.
+// the mesh alone. `shards`: the model's Shards, or parallel to them. Holds one array at a time, and where it
+// is sent from or put together, two. Errors: kInvalidArgument (shards of other parameters), and what
+// `consume` returns on this rank.
 using ArrayConsumer = std::function<absl::Status(const Parameter& parameter, absl::Span<const float> values)>;
 absl::Status GatherFullState(ShardedModel& model, absl::Span<const ShardView> shards, StateTarget target,
                              const ArrayConsumer& consume);

@@ -92,6 +92,7 @@ struct ParallelOptions {
   ContextOptions context;
   bool zero_copy = true;
   bool reshard_after_forward = true;
+  bool shard_optimizer_over_replicas = false;
   int64_t prefetch_depth = 1;
   GradientSync grad_sync = GradientSync::kReduceScatter;
   ActivationCheckpoint activation_checkpoint = ActivationCheckpoint::kNone;
