@@ -73,7 +73,8 @@ std::string ToyRun::Describe() const {
                       static_cast<int>(policy.node_shared), ", ", ToAbsl(Name(policy.param_dtype)),
                       " reduced in ", ToAbsl(Name(policy.reduce_dtype)), ", ", microbatches,
                       " microbatches, sync ", ToAbsl(Name(sync)),
-                      policy.shard_optimizer_over_replicas ? ", optimizer over replicas" : "", checkpoint ? ", checkpoints" : "");
+                      policy.shard_optimizer_over_replicas ? ", optimizer over replicas" : "",
+                      checkpoint ? ", checkpoints" : "");
 }
 
 absl::Status ToyPass(ToyNet& net, int rank, int ranks, int step, int microbatch, int microbatches) {
