@@ -58,9 +58,15 @@ def build() -> Path:
     """weft's side; the preset `release`."""
     folder = REPOSITORY / "build" / "release"
     if not (folder / "build.ninja").exists():
-        subprocess.run(["cmake", "--preset", "release"], cwd=REPOSITORY, check=True, stdout=subprocess.DEVNULL)
-    subprocess.run(["cmake", "--build", str(folder), "--target", *PROGRAMS], check=True, stdout=subprocess.DEVNULL)
+        run_or_exit("cmake", "--preset", "release")
+    run_or_exit("cmake", "--build", str(folder), "--target", *PROGRAMS)
     return folder / "bench"
+
+
+def run_or_exit(*command: str) -> None:
+    ended = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True)
+    if ended.returncode != 0:
+        sys.exit(f"{ended.stdout[-4000:]}{ended.stderr[-4000:]}\nfailed: {shlex.join(command)}")
 
 
 def report(about: dict[str, object], sections: dict[str, list[Row]]) -> str:

@@ -70,24 +70,31 @@ Tensor MakeTokens(int rank, int64_t length, int64_t first) {
 struct Arena {
   std::unique_ptr<Bootstrap> bootstrap = OrDie(MakeMpiBootstrap());
   std::unique_ptr<NodeHeap> heap = OrDie(NodeHeap::Create(*bootstrap, {.segment_bytes = size_t{1} << 30}));
-  std::unique_ptr<CommEngine> engine = OrDie(CommEngine::Create(*bootstrap, *heap));
 };
 
-// One model, sharded, with its optimizer and data.
+// One model, sharded, with its optimizer, its data and an engine of its own.
 class Trainer {
  public:
   Trainer(Arena& arena, const Request& request)
-      : ranks_(arena.bootstrap->size()), net_(OrDie(LlamaModel::Create(MakeConfig()))) {
+      : ranks_(arena.bootstrap->size()),
+        engine_(OrDie(CommEngine::Create(*arena.bootstrap, *arena.heap))),
+        net_(OrDie(LlamaModel::Create(MakeConfig()))) {
     const DeviceMesh mesh = OrDie(DeviceMesh::Create(
         {{"replicate", IntegerOf(request, "replicate")}, {"shard", IntegerOf(request, "shard")}}, ranks_));
     const std::vector<Module*> blocks(net_->blocks().begin(), net_->blocks().end());
-    ShardingPolicy policy;
-    policy.zero_copy = IntegerOf(request, "zero_copy") != 0;
-    model_ = OrDie(FullyShard(*net_, blocks, mesh, *arena.engine, policy, LoadFormula));
+    model_ = OrDie(FullyShard(*net_, blocks, mesh, *engine_, PolicyOf(request), LoadFormula));
     optimizer_ = std::make_unique<ShardedAdamW>(model_->Shards(), AdamWOptions{});
     const int64_t length = IntegerOf(request, "length");
     inputs_ = MakeTokens(arena.bootstrap->rank(), length, 0);
     targets_ = MakeTokens(arena.bootstrap->rank(), length, 1);
+  }
+
+  static ShardingPolicy PolicyOf(const Request& request) {
+    ShardingPolicy policy;
+    policy.zero_copy = IntegerOf(request, "zero_copy") != 0;
+    policy.node_shared = IntegerOf(request, "node_shared") != 0 ? NodeShared::kAuto : NodeShared::kOff;
+    policy.shard_optimizer_over_replicas = IntegerOf(request, "sharded_optimizer") != 0;
+    return policy;
   }
 
   // This rank's mean loss.
@@ -107,6 +114,7 @@ class Trainer {
 
  private:
   int ranks_;
+  std::unique_ptr<CommEngine> engine_;
   std::unique_ptr<LlamaModel> net_;
   std::unique_ptr<ShardedModel> model_;
   std::unique_ptr<ShardedAdamW> optimizer_;
@@ -122,6 +130,31 @@ Reply Train(Trainer& trainer, int64_t steps) {
   return {{"seconds", {seconds / static_cast<double>(steps)}}, {"losses", losses}};
 }
 
+// Several models of one case, so that their settings can be measured in turns; models are large, so those of
+// the case before go first.
+class Trainers {
+ public:
+  explicit Trainers(Arena& arena) : arena_(arena) {}
+
+  Reply Train(Request request) {
+    const int64_t steps = IntegerOf(request, "steps");
+    request.erase("steps");
+    const Request of = {{"replicate", StringOf(request, "replicate")},
+                        {"shard", StringOf(request, "shard")},
+                        {"length", StringOf(request, "length")}};
+    if (of != case_) trainers_.clear();
+    case_ = of;
+    std::unique_ptr<Trainer>& trainer = trainers_[request];
+    if (!trainer) trainer = std::make_unique<Trainer>(arena_, request);
+    return bench::Train(*trainer, steps);
+  }
+
+ private:
+  Arena& arena_;
+  Request case_;
+  std::map<Request, std::unique_ptr<Trainer>> trainers_;  // By what makes them.
+};
+
 }  // namespace
 }  // namespace weft::bench
 
@@ -129,13 +162,8 @@ int main() {
   using namespace weft::bench;
   weft::SetThreadCount(1);
   Arena arena;
-  std::map<Request, std::unique_ptr<Trainer>> trainers;  // By what makes them.
-  Serve(arena.bootstrap->rank(), {{"train", [&](Request request) {
-                                     const int64_t steps = IntegerOf(request, "steps");
-                                     request.erase("steps");
-                                     std::unique_ptr<Trainer>& trainer = trainers[request];
-                                     if (!trainer) trainer = std::make_unique<Trainer>(arena, request);
-                                     return Train(*trainer, steps);
-                                   }}});
+  Trainers trainers(arena);
+  Serve(arena.bootstrap->rank(),
+        {{"train", [&](const Request& request) { return trainers.Train(request); }}});
   return 0;
 }

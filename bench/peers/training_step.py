@@ -84,8 +84,11 @@ _trainers: dict[tuple[int, ...], Trainer] = {}
 
 def train(request: dict[str, str]) -> Reply:
     """One step that is not measured, as others have used the caches, then `steps` in a row."""
-    config = tuple(int(request[key]) for key in ("replicate", "shard", "length", "fused", "compiled"))
+    case = tuple(int(request[key]) for key in ("replicate", "shard", "length"))
+    config = (*case, int(request["fused"]), int(request["compiled"]))
     if config not in _trainers:
+        for other in [other for other in _trainers if other[:3] != case]:  # Models are large: one case at a time.
+            del _trainers[other]
         _trainers[config] = Trainer(*config)
     trainer = _trainers[config]
     steps = int(request["steps"])

@@ -72,7 +72,8 @@ class Contestant:
 
     def close(self) -> None:
         for connection in self._connections:
-            connection.close()
+            with contextlib.suppress(OSError):  # What was written last has not been sent, if the program is gone.
+                connection.close()
         for process in self._processes:
             _end(process)
         self._log.close()

@@ -14,7 +14,7 @@ from suite.progress import say
 from suite.rounds import Measurements, Way, in_turns
 from suite.rows import Bar, Row
 from suite.setting import MIB, Absent, Setting, start
-from suite.steps import PYTORCH, Mesh, step_way
+from suite.steps import DEFAULTS, PYTORCH, SHARDED_OPTIMIZER, Mesh, step_way
 
 SIZE = 64 * MIB
 LENGTH = 128
@@ -122,7 +122,7 @@ def steps_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> list[Ro
             say(f"  {case.what}")
             ways = [step_way("weft", weft, case.mesh, LENGTH, 2, **case.how)]
             ways.append(step_way("PyTorch", torch, case.mesh, LENGTH, 1, **PYTORCH))
-            ways.append(step_way("compute alone", alone, Mesh(1, 1), LENGTH, 2, zero_copy=1))
+            ways.append(step_way("compute alone", alone, Mesh(1, 1), LENGTH, 2, **DEFAULTS))
             ways.append(stream_way(stream, hosts, case.bytes_per_host))
             measured = in_turns(ways, setting.rounds(ROUNDS), scale=1e3)
             add_nominal(measured, hosts, case.bytes_per_host)
@@ -135,7 +135,7 @@ def steps_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> list[Ro
 class StepCase:
     what: str
     mesh: Mesh
-    how: dict[str, object]
+    how: dict[str, int]
     bytes_per_host: float
     bars: list[Bar]
 
@@ -143,11 +143,14 @@ class StepCase:
 def step_cases(hosts: Hosts) -> list[StepCase]:
     fsdp = Mesh(1, hosts.count * hosts.ranks_per_host)
     bytes_per_host = hosts.across(2 * MODEL_BYTES - ROOT_BYTES + MODEL_BYTES)
-    cases = [StepCase(f"step, {fsdp}, {hosts}", fsdp, {"zero_copy": 1}, bytes_per_host, step_bars(2.5, 1.12))]
+    cases = [StepCase(f"step, {fsdp}, {hosts}", fsdp, DEFAULTS, bytes_per_host, step_bars(2.5, 1.12))]
     if hosts.ranks_per_host > 1:
         hsdp = Mesh(hosts.count, hosts.ranks_per_host)
         bytes_per_host = hosts.across(2 * MODEL_BYTES)
-        cases.append(StepCase(f"step, {hsdp}, {hosts}", hsdp, {"zero_copy": 1}, bytes_per_host, step_bars(2.2, 1.3)))
+        what = f"step, {hsdp}, {hosts}"
+        cases.append(StepCase(what, hsdp, DEFAULTS, bytes_per_host, step_bars(2.2, 1.3)))
+        what += ", optimizer over replicas"
+        cases.append(StepCase(what, hsdp, SHARDED_OPTIMIZER, bytes_per_host, step_bars(2.5, 1.15)))
     return cases
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from suite.contestants import ContestantError
+from suite.progress import say
 from suite.statistics import median
 
 
@@ -35,6 +36,7 @@ def in_turns(ways: Sequence[Way], rounds: int, scale: float = 1.0) -> Measuremen
             try:
                 value = median(way.measure()) * scale
             except ContestantError as error:
+                say(f"    {way.name}: {error}")
                 result.missing[way.name] = str(error)
                 del result.rounds[way.name]
                 continue

@@ -19,7 +19,13 @@ PYTORCH = {"fused": 1, "compiled": 0}
 COMPILED = {"fused": 1, "compiled": 1}
 
 # What weft can be told, by the name of the way.
-WEFT = {"weft": {"zero_copy": 1}, "weft, zero copy off": {"zero_copy": 0}}
+DEFAULTS = {"zero_copy": 1, "node_shared": 1, "sharded_optimizer": 0}
+WEFT = {
+    "weft": DEFAULTS,
+    "weft, node-shared off": {**DEFAULTS, "node_shared": 0},
+    "weft, zero copy off": {**DEFAULTS, "zero_copy": 0},
+}
+SHARDED_OPTIMIZER = {**DEFAULTS, "sharded_optimizer": 1}
 
 
 @dataclass(frozen=True)
@@ -71,7 +77,9 @@ def measure(setting: Setting) -> list[Row]:
                 say(f"  {what}")
                 ways = [step_way(name, weft, mesh, length, STEPS, **how) for name, how in WEFT.items()]
                 ways.append(step_way("PyTorch", checked(weft, torch, mesh, length), mesh, length, STEPS, **PYTORCH))
-                if mesh.shard > 1:  # By its blocks, before they are sharded.
+                if mesh.replicate > 1:
+                    ways.append(step_way("weft, optimizer over replicas", weft, mesh, length, STEPS, **SHARDED_OPTIMIZER))
+                if mesh == Mesh(1, 2):  # Not for all, as compiling takes its time. By blocks, before they are sharded.
                     ways.append(step_way("PyTorch, torch.compile", torch, mesh, length, STEPS, **COMPILED))
                 measured = in_turns(ways, setting.rounds(ROUNDS), scale=1e3)
                 bars = [Bar(("PyTorch",), least, "times PyTorch")] if least else []
