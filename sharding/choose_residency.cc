@@ -41,7 +41,7 @@ absl::StatusOr<ResidencyChoice> ChooseResidency(const ShardingPolicy& policy,
                                                 absl::Span<const DType> param_dtypes, const NodeMap& nodes,
                                                 int shard_size) {
   if (policy.node_shared == NodeShared::kOff) {
-    return ResidencyChoice{Residency::kPrivate, "node_shared is off"};
+    return ResidencyChoice{Residency::kPrivate, "node sharing is off"};
   }
   std::string obstacle = WhyNotInPlace(policy, param_dtypes, nodes, shard_size);
   if (obstacle.empty()) {
@@ -53,7 +53,8 @@ absl::StatusOr<ResidencyChoice> ChooseResidency(const ShardingPolicy& policy,
     return ResidencyChoice{Residency::kPrivate, std::move(obstacle)};
   }
   return absl::InvalidArgumentError(absl::StrCat(
-      "node_shared is on, but ", obstacle, ": set it to auto or off, or change what stands in the way"));
+      "one copy of the weights a node is asked for, but ", obstacle,
+      ": ask for it where it can be (auto), or not at all (off), or change what stands in the way"));
 }
 
 }  // namespace weft

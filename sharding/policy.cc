@@ -23,6 +23,18 @@ absl::Status CheckDType(std::string_view option, DType dtype, absl::Span<const D
 
 }  // namespace
 
+std::string_view Name(NodeShared node_shared) {
+  switch (node_shared) {
+    case NodeShared::kAuto:
+      return "auto";
+    case NodeShared::kOn:
+      return "on";
+    case NodeShared::kOff:
+      break;
+  }
+  return "off";
+}
+
 absl::Status ParameterDTypes::Validate() const {
   WEFT_RETURN_IF_ERROR(CheckDType("param_dtype", param, {DType::kF32, DType::kBF16}));
   WEFT_RETURN_IF_ERROR(CheckDType("reduce_dtype", reduce, {DType::kF32, DType::kBF16, DType::kF16}));

@@ -206,6 +206,8 @@ void AddParallelFlags(CLI::App& app, ParallelOptions& parallel) {
   group.Number("--dp-replicate", parallel.dp_replicate, "Replicas of the weights; -1: the rest");
   group.Number("--dp-shard", parallel.dp_shard, "Ranks that share one replica; -1: the rest");
   group.Bool("--zero-copy", parallel.zero_copy, "Gathered buffers are the parameters");
+  group.OneOf("--node-shared", parallel.node_shared, {NodeShared::kAuto, NodeShared::kOn, NodeShared::kOff},
+              "One copy of the weights a node; auto: where it can be");
   group.Bool("--reshard-after-forward", parallel.reshard_after_forward,
              "Free gathered parameters after forward");
   group.Bool("--shard-optimizer-over-replicas", parallel.shard_optimizer_over_replicas,

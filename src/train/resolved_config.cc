@@ -119,15 +119,17 @@ std::vector<ResolvedItem> ProductItems(const RunPlan& plan) {
 
 std::vector<ResolvedItem> ResolveConfig(const TrainConfig& config, const TrainInputs& inputs,
                                         const RunPlan& plan, const ThreadPlan& threads) {
-  std::vector<ResolvedItem> items = {ModelItem(config, inputs.model),
-                                     DataItem(config, inputs.corpus, plan),
-                                     BatchItem(config, plan),
-                                     OptimizerItem(plan),
-                                     MeshItem(plan),
-                                     ShardingItem(plan),
-                                     {"threads", absl::StrCat(threads.threads, " a rank"), threads.reason},
-                                     {"seed", absl::StrCat(config.seed), ""},
-                                     {"steps", absl::StrCat(config.optimizer.steps), ""}};
+  std::vector<ResolvedItem> items = {
+      ModelItem(config, inputs.model),
+      DataItem(config, inputs.corpus, plan),
+      BatchItem(config, plan),
+      OptimizerItem(plan),
+      MeshItem(plan),
+      ShardingItem(plan),
+      {"node-shared", std::string(Name(plan.residency.residency)), plan.residency.reason},
+      {"threads", absl::StrCat(threads.threads, " a rank"), threads.reason},
+      {"seed", absl::StrCat(config.seed), ""},
+      {"steps", absl::StrCat(config.optimizer.steps), ""}};
   for (std::vector<ResolvedItem> more :
        {ProductItems(plan), ContextItems(plan), EvaluationItems(config, plan)}) {
     std::move(more.begin(), more.end(), std::back_inserter(items));

@@ -49,6 +49,7 @@ absl::StatusOr<DeviceMesh> MakeMesh(int replicate, int shard, int context) {
 ShardingPolicy MakePolicy(const ParallelOptions& parallel) {
   ShardingPolicy policy;
   policy.zero_copy = parallel.zero_copy;
+  policy.node_shared = parallel.node_shared;
   policy.reshard_after_forward = parallel.reshard_after_forward;
   policy.shard_optimizer_over_replicas = parallel.shard_optimizer_over_replicas;
   policy.prefetch_depth = static_cast<int>(parallel.prefetch_depth);
@@ -98,8 +99,9 @@ absl::Status CheckSequences(const DataOptions& data, const LlamaConfig& model) {
 
 }  // namespace
 
-absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs& inputs, int ranks) {
-  WEFT_ASSIGN_OR_RETURN(const MeshShape shape, FitMesh(config.parallel, ranks));
+absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs& inputs,
+                                    const NodeMap& nodes) {
+  WEFT_ASSIGN_OR_RETURN(const MeshShape shape, FitMesh(config.parallel, nodes.size()));
   if (config.parallel.shard_optimizer_over_replicas && shape.replicate == 1) {
     return BadFlag("shard-optimizer-over-replicas", "true",
                    "needs replicas: give --dp-replicate of more than 1, or leave it out");
@@ -121,6 +123,10 @@ absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs
   WEFT_ASSIGN_OR_RETURN(const std::optional<EvaluationPlan> evaluation,
                         PlanEvaluation(config, inputs, data_parallel, context));
   WEFT_ASSIGN_OR_RETURN(DeviceMesh mesh, MakeMesh(replicate, shard, context));
+  ShardingPolicy policy = MakePolicy(config.parallel);
+  absl::StatusOr<ResidencyChoice> residency =
+      ChooseResidency(policy, {policy.param_dtype}, nodes, shard * context);
+  if (!residency.ok()) return Annotate(residency.status(), "--node-shared");
   const OptimizerOptions& o = config.optimizer;
   return RunPlan{std::move(mesh),
                  replicate,
@@ -130,7 +136,8 @@ absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs
                  BatchOrder{windows, data.shuffle, config.seed},
                  data.seq_len,
                  data.document_separator,
-                 MakePolicy(config.parallel),
+                 std::move(policy),
+                 *std::move(residency),
                  config.parallel.grad_sync,
                  config.parallel.activation_checkpoint,
                  AdamWOptions{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay},

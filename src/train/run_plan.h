@@ -13,6 +13,7 @@
 #include "weft/optim/adamw.h"
 #include "weft/optim/lr_schedule.h"
 #include "weft/sharding/policy.h"
+#include "weft/sharding/residency.h"
 #include "weft/train/batch_order.h"
 #include "weft/train/config.h"
 
@@ -28,6 +29,7 @@ struct RunPlan {
   int64_t seq_len;
   std::optional<int64_t> document_separator;
   ShardingPolicy policy;
+  ResidencyChoice residency;
   GradientSync grad_sync;
   ActivationCheckpoint activation_checkpoint;
   AdamWOptions adamw;  // Its learning rate is set at each step.
@@ -44,8 +46,9 @@ struct RunPlan {
 };
 
 // Errors: kInvalidArgument (a mesh that does not multiply to the ranks, a batch that does not divide, a
-// sequence longer than the model's positions, a separator outside the vocabulary; names flags and remedy),
-// kDataLoss (too little data).
-absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs& inputs, int ranks);
+// sequence longer than the model's positions, weights that cannot be shared though they are to be, a
+// separator outside the vocabulary; names flags and remedy), kDataLoss (too little data).
+absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs& inputs,
+                                    const NodeMap& nodes);
 
 }  // namespace weft

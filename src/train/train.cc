@@ -62,7 +62,7 @@ class Run {
     if (inputs_->weights) {
       WEFT_RETURN_IF_ERROR(CheckWeights(*inputs_->weights, *model_));
     }
-    WEFT_ASSIGN_OR_RETURN(plan_, MakeRunPlan(config_, *inputs_, bootstrap_.size()));
+    WEFT_ASSIGN_OR_RETURN(plan_, MakeRunPlan(config_, *inputs_, bootstrap_.node_map()));
     return first() ? CheckOutputs(config_.output) : absl::OkStatus();
   }
 

@@ -104,6 +104,8 @@ TEST(CommandLine, SetsEveryFieldByItsFlag) {
                                      "10",
                                      "--zero-copy",
                                      "false",
+                                     "--node-shared",
+                                     "off",
                                      "--reshard-after-forward",
                                      "false",
                                      "--shard-optimizer-over-replicas",
@@ -157,6 +159,7 @@ TEST(CommandLine, SetsEveryFieldByItsFlag) {
   EXPECT_EQ(config.parallel.context.load_balance, LoadBalance::kNone);
   EXPECT_EQ(config.data.document_separator, 10);
   EXPECT_FALSE(config.parallel.zero_copy);
+  EXPECT_EQ(config.parallel.node_shared, NodeShared::kOff);
   EXPECT_FALSE(config.parallel.reshard_after_forward);
   EXPECT_TRUE(config.parallel.shard_optimizer_over_replicas);
   EXPECT_EQ(config.parallel.prefetch_depth, 2);
@@ -263,7 +266,7 @@ TEST(CommandLine, PrintsHelpInGroupsAndTheVersion) {
        {"Model", "Data", "Optimizer", "Parallelism", "Output", "--shuffle BOOL", "[0.0003]"}) {
     EXPECT_THAT(help, HasSubstr(part));
   }
-  EXPECT_LT(std::count(help.begin(), help.end(), '\n'), 70);
+  EXPECT_LT(std::count(help.begin(), help.end(), '\n'), 75);
   EXPECT_THAT(TextOf({"--help"}), HasSubstr("Commands:"));
   EXPECT_EQ(TextOf({"--version"}), "weft 0.1.0\n");
 }

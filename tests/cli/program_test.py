@@ -113,8 +113,17 @@ class Runs(WeftCase):
         flags = ["--steps", "3", "--batch-size", "4", "--lr", "1e-2"]
         hashes = {weights_hash(self.train(*flags, *mesh, ranks=4))
                   for mesh in (["--dp-replicate", "2", "--dp-shard", "2"], ["--dp-replicate", "4"],
-                               ["--zero-copy", "false", "--prefetch-depth", "0"])}
+                               ["--zero-copy", "false", "--prefetch-depth", "0"], ["--node-shared", "on"],
+                               ["--node-shared", "off"])}
         self.assertEqual(len(hashes), 1, hashes)
+
+    def test_says_where_the_weights_lie_and_why(self):
+        output = self.train("--steps", "1", ranks=2)
+        self.assertRegex(output, r"(?m)^node-shared +in place +\(each shard group is on one node")
+        alone = self.run_weft("train", *SMALL, "--steps", "1", "--node-shared", "on")
+        self.assertEqual(alone.returncode, 2, alone.stderr)
+        self.assertIn("--node-shared: one copy of the weights a node is asked for, but a shard group of one rank",
+                      alone.stderr)
 
     def test_trains_on_the_text_that_it_brings(self):
         result = self.run_weft("train", *SMALL, "--steps", "1")

@@ -59,7 +59,7 @@ TEST(ChooseResidency, IsPrivateElsewhereAndSaysWhy) {
     policy.node_shared = NodeShared::kOn;
     EXPECT_THAT(ChooseResidency(policy, obstacle.dtypes, obstacle.nodes, obstacle.shard_size),
                 StatusIs(absl::StatusCode::kInvalidArgument,
-                         AllOf(HasSubstr("node_shared is on, but"), HasSubstr(obstacle.says))));
+                         AllOf(HasSubstr("is asked for, but"), HasSubstr(obstacle.says))));
   }
 }
 
@@ -69,7 +69,7 @@ TEST(ChooseResidency, IsPrivateWhenTold) {
   ASSERT_OK_AND_ASSIGN(const ResidencyChoice choice,
                        ChooseResidency(policy, {DType::kF32}, NodeMap::OneNode(2), 2));
   EXPECT_EQ(choice.residency, Residency::kPrivate);
-  EXPECT_THAT(choice.ToString(), HasSubstr("node_shared is off"));
+  EXPECT_THAT(choice.ToString(), HasSubstr("node sharing is off"));
 }
 
 }  // namespace

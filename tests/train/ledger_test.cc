@@ -27,6 +27,7 @@ class Ledger : public TrainRun {
   ShardingPolicy Policy() const {
     ShardingPolicy policy;
     policy.zero_copy = config_.parallel.zero_copy;
+    policy.node_shared = config_.parallel.node_shared;
     policy.reshard_after_forward = config_.parallel.reshard_after_forward;
     policy.shard_optimizer_over_replicas = config_.parallel.shard_optimizer_over_replicas;
     policy.param_dtype = config_.parallel.param_dtype;
@@ -153,6 +154,7 @@ TEST_F(Ledger, HoldsTheFormulasForEveryPolicy) {
   for (const bool zero_copy : {true, false}) {
     for (const bool reshard : {true, false}) {
       for (const DType dtype : {DType::kF32, DType::kBF16}) {
+        config_.parallel.node_shared = reshard ? NodeShared::kAuto : NodeShared::kOff;
         config_.parallel.zero_copy = zero_copy;
         config_.parallel.reshard_after_forward = reshard;
         config_.parallel.param_dtype = dtype;

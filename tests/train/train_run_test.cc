@@ -41,6 +41,7 @@ TEST_F(TrainRun, GivesTheSameBitsForEverySharding) {
       for (const int prefetch : {0, 1, 2}) {
         for (const bool reshard : {true, false}) {
           config_.parallel.zero_copy = zero_copy;
+          config_.parallel.node_shared = prefetch == 1 ? NodeShared::kOff : NodeShared::kAuto;
           config_.parallel.prefetch_depth = prefetch;
           config_.parallel.reshard_after_forward = reshard;
           hashes.insert(Run(mesh).report.weights_hash);

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <string_view>
 
 #include <absl/status/status.h>
 
@@ -35,6 +36,9 @@ enum class NodeShared : uint8_t {
   kOn,    // It is an error where they cannot.
   kOff,
 };
+
+// "auto", "on", "off".
+std::string_view Name(NodeShared node_shared);
 
 struct ShardingPolicy {
   // On: the gathered image is the parameters, and the gradient image is the reduce-scatter's input. Off:

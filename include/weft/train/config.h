@@ -15,6 +15,7 @@
 #include "weft/core/dtype.h"
 #include "weft/optim/lr_schedule.h"
 #include "weft/sharding/gradient_sync.h"
+#include "weft/sharding/policy.h"
 
 namespace weft {
 
@@ -91,6 +92,7 @@ struct ParallelOptions {
   int64_t dp_shard = -1;
   ContextOptions context;
   bool zero_copy = true;
+  NodeShared node_shared = NodeShared::kAuto;
   bool reshard_after_forward = true;
   bool shard_optimizer_over_replicas = false;
   int64_t prefetch_depth = 1;
