@@ -25,6 +25,7 @@ absl::StatusOr<std::vector<GroupSpec>> SpecifyGroups(const std::vector<PlannedGr
 absl::StatusOr<ResidencyChoice> ChooseFor(const std::vector<GroupSpec>& specs, const ShardingPolicy& policy,
                                           const NodeMap& nodes, int shard_size) {
   std::vector<DType> param_dtypes;
+  param_dtypes.reserve(specs.size());
   for (const GroupSpec& spec : specs) param_dtypes.push_back(spec.dtypes.param);
   return ChooseResidency(policy, param_dtypes, nodes, shard_size);
 }
