@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/sharding/expect_costs.h"
 #include "tests/sharding/group_fixture.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/sharding/state_dict.h"
@@ -25,14 +26,7 @@ ToyOutcome Train(const NodeMap& nodes, const ToyRun& run) {
     const std::lock_guard lock(mutex);
     if (first.weights.empty()) first = outcome;
     EXPECT_EQ(outcome.weights, first.weights);
-    EXPECT_EQ(outcome.sharding.all_gathers, outcome.expected.all_gathers);
-    EXPECT_EQ(outcome.sharding.reduce_scatters, outcome.expected.reduce_scatters);
-    EXPECT_EQ(outcome.sharding.all_reduces, outcome.expected.all_reduces);
-    EXPECT_EQ(outcome.engine.all_gather_bytes, outcome.expected.all_gather_bytes);
-    EXPECT_EQ(outcome.engine.reduce_scatter_bytes, outcome.expected.reduce_scatter_bytes);
-    EXPECT_EQ(outcome.engine.all_reduce_bytes, outcome.expected.all_reduce_bytes);
-    EXPECT_EQ(outcome.sharding.copied_bytes, outcome.expected.copied_bytes);
-    EXPECT_EQ(outcome.engine.copied_bytes, 0);
+    ExpectCosts(outcome);
     return absl::OkStatus();
   });
   return first;

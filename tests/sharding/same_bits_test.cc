@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/sharding/expect_costs.h"
 #include "tests/sharding/toy_training.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/core/hash.h"
@@ -51,17 +52,6 @@ std::vector<ToyRun> Schedules(const std::vector<std::pair<int, int>>& meshes) {
 void ExpectNear(const std::vector<float>& actual, const std::vector<float>& expected, float tolerance) {
   ASSERT_EQ(actual.size(), expected.size());
   for (size_t i = 0; i < actual.size(); ++i) EXPECT_NEAR(actual[i], expected[i], tolerance) << "weight " << i;
-}
-
-void ExpectCosts(const ToyOutcome& outcome) {
-  EXPECT_EQ(outcome.sharding.all_gathers, outcome.expected.all_gathers);
-  EXPECT_EQ(outcome.sharding.reduce_scatters, outcome.expected.reduce_scatters);
-  EXPECT_EQ(outcome.sharding.all_reduces, outcome.expected.all_reduces);
-  EXPECT_EQ(outcome.engine.all_gather_bytes, outcome.expected.all_gather_bytes);
-  EXPECT_EQ(outcome.engine.reduce_scatter_bytes, outcome.expected.reduce_scatter_bytes);
-  EXPECT_EQ(outcome.engine.all_reduce_bytes, outcome.expected.all_reduce_bytes);
-  EXPECT_EQ(outcome.sharding.copied_bytes, outcome.expected.copied_bytes);
-  EXPECT_EQ(outcome.engine.copied_bytes, 0) << "a buffer lay outside node memory";
 }
 
 TEST(FullyShard, TrainsLikeOneRankOnEveryMesh) {
