@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "bench/or_die.h"
+#include "bench/step_model.h"
 #include "bench/versus.h"
 #include "weft/core/order_free_sum.h"
 #include "weft/core/parallel.h"
@@ -37,14 +38,7 @@ double Milliseconds() {
 }
 
 LlamaConfig MakeConfig(int64_t tokens) {
-  LlamaConfig config;
-  config.vocab_size = 4096;
-  config.dim = 512;
-  config.layers = 8;
-  config.heads = 8;
-  config.kv_heads = 4;
-  config.head_dim = 64;
-  config.ffn_dim = 1536;
+  LlamaConfig config = StepModelConfig();
   config.max_positions = tokens;
   return config;
 }

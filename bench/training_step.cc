@@ -12,6 +12,7 @@
 
 #include "bench/contestant.h"
 #include "bench/or_die.h"
+#include "bench/step_model.h"
 #include "bench/versus.h"
 #include "weft/core/parallel.h"
 #include "weft/mesh/mpi_bootstrap.h"
@@ -23,18 +24,6 @@ namespace weft::bench {
 namespace {
 
 constexpr double kMaxNorm = 1.0;
-
-LlamaConfig MakeConfig() {
-  LlamaConfig config;
-  config.vocab_size = 4096;
-  config.dim = 512;
-  config.layers = 8;
-  config.heads = 8;
-  config.kv_heads = 4;
-  config.head_dim = 64;
-  config.ffn_dim = 1536;
-  return config;
-}
 
 // Uniform with standard deviation 0.02, by a hash of the parameter's name (FNV-1a) and the element's index
 // (splitmix64); norms are 1.
@@ -62,7 +51,7 @@ Tensor MakeTokens(int rank, int64_t length, int64_t first) {
   for (int64_t i = 0; i < length; ++i) {
     const int64_t at = i + first;
     tokens.As<int32_t>()[i] =
-        static_cast<int32_t>((7 * at * at + 37 * at + 101 * rank) % MakeConfig().vocab_size);
+        static_cast<int32_t>((7 * at * at + 37 * at + 101 * rank) % StepModelConfig().vocab_size);
   }
   return tokens;
 }
@@ -78,7 +67,7 @@ class Trainer {
   Trainer(Arena& arena, const Request& request)
       : ranks_(arena.bootstrap->size()),
         engine_(OrDie(CommEngine::Create(*arena.bootstrap, *arena.heap))),
-        net_(OrDie(LlamaModel::Create(MakeConfig()))) {
+        net_(OrDie(LlamaModel::Create(StepModelConfig()))) {
     const DeviceMesh mesh = OrDie(DeviceMesh::Create(
         {{"replicate", IntegerOf(request, "replicate")}, {"shard", IntegerOf(request, "shard")}}, ranks_));
     const std::vector<Module*> blocks(net_->blocks().begin(), net_->blocks().end());
