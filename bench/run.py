@@ -19,7 +19,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -30,7 +30,8 @@ from suite.progress import say  # noqa: E402
 from suite.rows import Row, measurements_table, verdicts_of, verdicts_table  # noqa: E402
 from suite.setting import Setting  # noqa: E402
 
-SECTIONS: dict[str, Callable[[Setting], list[Row]]] = {
+# Each gives its rows as it has them.
+SECTIONS: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "collectives": collectives.measure,
     "steps": steps.measure,
     "compute": compute.measure,
@@ -104,8 +105,10 @@ def main() -> None:
     sections: dict[str, list[Row]] = {}
     for name in arguments.sections:
         say(name)
-        sections[name] = SECTIONS[name](Setting(programs, found, arguments.quick))
-        write(arguments.out, about, sections)  # What there is so far.
+        rows = sections.setdefault(name, [])
+        for row in SECTIONS[name](Setting(programs, found, arguments.quick)):
+            rows.append(row)
+            write(arguments.out, about, sections)  # What there is so far.
     plot(found, arguments.out / "results.json")
     say(f"written: {arguments.out}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 from suite import launch
@@ -30,16 +31,14 @@ def bars_of(op: str, ranks: int) -> list[Bar]:
     return [Bar(others, least, f"times {whom}") for others, least, whom in bars if least is not None]
 
 
-def measure(setting: Setting) -> list[Row]:
-    rows = []
+def measure(setting: Setting) -> Iterator[Row]:
     for ranks in (2, 4):
         with ExitStack() as stack:
             contestants = start_all(stack, setting, ranks)
             for op in NAMES:
                 for size in [BARRED_BYTES] if setting.quick else REPEATS:
                     say(f"  {NAMES[op]}, {size // MIB} MiB, {ranks} ranks")
-                    rows += measure_one(setting, contestants, op, size, ranks)
-    return rows
+                    yield from measure_one(setting, contestants, op, size, ranks)
 
 
 def start_all(stack: ExitStack, setting: Setting, ranks: int) -> dict[str, Contestant | Absent]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 
 from suite.contestants import ContestantError
 from suite.launch import ONE_THREAD
@@ -20,8 +21,7 @@ STEP = "weft"
 PRODUCTS = "its products alone"
 
 
-def measure(setting: Setting) -> list[Row]:
-    rows = []
+def measure(setting: Setting) -> Iterator[Row]:
     for dtype in ("f32", "bf16"):
         what = f"compute of a step, {LENGTH} tokens, {dtype}"
         say(f"  {what}")
@@ -29,8 +29,7 @@ def measure(setting: Setting) -> list[Row]:
         ways = [Way(STEP, lambda: [rates.fresh(STEP)]), Way(PRODUCTS, lambda: [rates.fresh(PRODUCTS)])]
         measured = in_turns(ways, setting.rounds(ROUNDS))
         bars = [Bar((PRODUCTS,), 0.75, "of the rate of its products alone")] if dtype == "f32" else []
-        rows.append(Row(what, "ms / GFLOP", STEP, measured.rounds, measured.missing, bars))
-    return rows
+        yield Row(what, "ms / GFLOP", STEP, measured.rounds, measured.missing, bars)
 
 
 class Rates:

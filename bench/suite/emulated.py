@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -50,26 +50,24 @@ class Hosts:
 
 ALL_HOSTS = [Hosts(2, 2, 1), Hosts(2, 2, 10), Hosts(4, 1, 1), Hosts(4, 1, 10)]
 
-Scene = Callable[[Setting, Hosts, EmulatedHosts], list[Row]]
+Scene = Callable[[Setting, Hosts, EmulatedHosts], Iterator[Row]]
 
 
-def measure_collectives(setting: Setting) -> list[Row]:
+def measure_collectives(setting: Setting) -> Iterator[Row]:
     return on_hosts(setting, "64 MiB", collectives_on)
 
 
-def measure_steps(setting: Setting) -> list[Row]:
+def measure_steps(setting: Setting) -> Iterator[Row]:
     return on_hosts(setting, "step", steps_on)
 
 
-def on_hosts(setting: Setting, what: str, scene: Scene) -> list[Row]:
-    rows = []
+def on_hosts(setting: Setting, what: str, scene: Scene) -> Iterator[Row]:
     for hosts in ALL_HOSTS[:1] if setting.quick else ALL_HOSTS:
         try:
             with EmulatedHosts(hosts.count, f"{hosts.gigabits}gbit", hosts.ranks_per_host) as emulated:
-                rows += scene(setting, hosts, emulated)
+                yield from scene(setting, hosts, emulated)
         except HostsError as error:
-            rows.append(Row(f"{what}, {hosts}", "ms", "weft", {}, {"weft": str(error)}))
-    return rows
+            yield Row(f"{what}, {hosts}", "ms", "weft", {}, {"weft": str(error)})
 
 
 def stream_way(program: Contestant | Absent, hosts: Hosts, bytes_per_host: float) -> Way:
@@ -82,8 +80,7 @@ def add_nominal(measured: Measurements, hosts: Hosts, bytes_per_host: float) -> 
     measured.rounds[NOMINAL] = [hosts.nominal_seconds(bytes_per_host) * 1e3] * rounds
 
 
-def collectives_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> list[Row]:
-    rows = []
+def collectives_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> Iterator[Row]:
     with ExitStack() as stack:
         program = start(stack, "weft", emulated.ranks, emulated.open_mpi(setting.program("collectives")))
         for op, open_mpi_bar in (("all_gather", 2), ("reduce_scatter", 4), ("all_reduce", 1.2)):
@@ -106,18 +103,16 @@ def collectives_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> l
                 Bar((STREAM, NOMINAL), 0.95, "of the wire's rate"),
                 Bar(OPEN_MPI, open_mpi_bar, "times the fastest Open MPI call"),
             ]
-            rows.append(Row(what, "ms", "weft", measured.rounds, measured.missing, bars if hosts.barred else ()))
-    return rows
+            yield Row(what, "ms", "weft", measured.rounds, measured.missing, bars if hosts.barred else ())
 
 
-def steps_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> list[Row]:
+def steps_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> Iterator[Row]:
     with ExitStack() as stack:
         weft = start(stack, "weft", emulated.ranks, emulated.open_mpi(setting.program("training_step")))
         stream = start(stack, "stream", emulated.ranks, emulated.open_mpi(setting.program("collectives")))
         alone = start(stack, "weft alone", emulated.ranks, each_alone(setting, emulated.ranks))
         torch_maker = emulated.gloo(setting.peers.python, "training_step.py")
         torch = start(stack, "PyTorch", emulated.ranks, setting.peer("PyTorch", torch_maker))
-        rows = []
         for case in step_cases(hosts):
             say(f"  {case.what}")
             ways = [step_way("weft", weft, case.mesh, LENGTH, 2, **case.how)]
@@ -127,8 +122,7 @@ def steps_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> list[Ro
             measured = in_turns(ways, setting.rounds(ROUNDS), scale=1e3)
             add_nominal(measured, hosts, case.bytes_per_host)
             add_bound(measured)
-            rows.append(Row(case.what, "ms", "weft", measured.rounds, measured.missing, case.bars if hosts.barred else ()))
-        return rows
+            yield Row(case.what, "ms", "weft", measured.rounds, measured.missing, case.bars if hosts.barred else ())
 
 
 @dataclass(frozen=True)

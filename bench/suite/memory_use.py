@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 from suite import launch, memory
@@ -18,8 +19,7 @@ TORCH_DEFAULT = "PyTorch, malloc's defaults"
 TORCH_LEAN = "PyTorch, 1 MB and more given back at once"
 
 
-def measure(setting: Setting) -> list[Row]:
-    rows = []
+def measure(setting: Setting) -> Iterator[Row]:
     for ranks, least in ((2, 1 / 0.4), (4, 1 / 0.3)):
         what = f"peak memory of a step, FSDP on {ranks}, {LENGTH} tokens a rank"
         say(f"  {what}")
@@ -34,8 +34,7 @@ def measure(setting: Setting) -> list[Row]:
             rounds[name] = [peak.total / 1e6]
             rounds[f"{name}: without programs and libraries"] = [peak.data / 1e6]
         bar = Bar((TORCH, TORCH_DEFAULT), least, f"at most {1 / least:.1f} of PyTorch's: times weft's")
-        rows.append(Row(what, "MB", "weft", rounds, missing, [bar]))
-    return rows
+        yield Row(what, "MB", "weft", rounds, missing, [bar])
 
 
 def contestants(setting: Setting, ranks: int) -> list[tuple[str, CommandMaker | str, dict[str, int]]]:

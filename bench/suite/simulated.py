@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from suite import launch
@@ -35,12 +36,12 @@ class Costs:
         return BLOCKS * self.block + self.head + self.optimizer / shard
 
 
-def measure(setting: Setting) -> list[Row]:
+def measure(setting: Setting) -> Iterator[Row]:
     try:
         costs = measure_costs(setting)
     except ContestantError as error:
-        return [Row("simulated step", "ms", "weft (simulated)", {}, {"weft (simulated)": str(error)})]
-    rows = []
+        yield Row("simulated step", "ms", "weft (simulated)", {}, {"weft (simulated)": str(error)})
+        return
     for ranks in ALL_RANKS[:1] if setting.quick else ALL_RANKS:
         replicate = ranks // RANKS_PER_NODE
         what = f"simulated step, HSDP {replicate} x {RANKS_PER_NODE}, {LENGTH} tokens a rank, {GIGABITS} Gbit/s a node"
@@ -51,8 +52,7 @@ def measure(setting: Setting) -> list[Row]:
             rounds["weft (simulated)"] = [simulate(setting, costs, ranks, replicate)]
         except ContestantError as error:
             missing["weft (simulated)"] = str(error)
-        rows.append(Row(what, "ms", "weft (simulated)", rounds, missing))
-    return rows
+        yield Row(what, "ms", "weft (simulated)", rounds, missing)
 
 
 def measure_costs(setting: Setting) -> Costs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -12,8 +13,9 @@ from suite.rounds import Way, in_turns
 from suite.rows import Bar, Row
 from suite.setting import Absent, Setting, start
 
-STEPS = 3  # Measured in a round, after one that is not.
-ROUNDS = 6
+SHORT, LONG = 128, 1024  # Tokens a rank.
+STEPS = {SHORT: 3, LONG: 2}  # Measured in a round, after one that is not.
+ROUNDS = {SHORT: 6, LONG: 4}
 LOSS_TOLERANCE = 1e-4
 PYTORCH = {"fused": 1, "compiled": 0}
 COMPILED = {"fused": 1, "compiled": 1}
@@ -45,12 +47,12 @@ class Mesh:
 
 # Mesh, tokens a rank, and the bar against PyTorch.
 CASES = [
-    (Mesh(1, 1), 128, None),
-    (Mesh(1, 2), 128, 3.3),
-    (Mesh(1, 2), 1024, 1.5),
-    (Mesh(2, 1), 128, 2.3),
-    (Mesh(1, 4), 128, 3.3),
-    (Mesh(2, 2), 128, 2.3),
+    (Mesh(1, 1), SHORT, None),
+    (Mesh(1, 2), SHORT, 3.3),
+    (Mesh(1, 2), LONG, 1.5),
+    (Mesh(2, 1), SHORT, 2.3),
+    (Mesh(1, 4), SHORT, 3.3),
+    (Mesh(2, 2), SHORT, 3.3),
 ]
 
 
@@ -63,28 +65,33 @@ def step_way(name: str, contestant: Contestant | Absent, mesh: Mesh, length: int
     return Way(name, lambda: contestant.seconds("train", **request))
 
 
-def measure(setting: Setting) -> list[Row]:
-    rows = []
+def measure(setting: Setting) -> Iterator[Row]:
     for ranks in (1, 2, 4):
         with ExitStack() as stack:
             weft = start(stack, "weft", ranks, launch.open_mpi(setting.program("training_step"), ranks))
             torch_maker = launch.gloo(setting.peers.python, "training_step.py", ranks)
             torch = start(stack, "PyTorch", ranks, setting.peer("PyTorch", torch_maker))
             for mesh, length, least in CASES:
-                if mesh.ranks != ranks or (setting.quick and length > 128):
+                if mesh.ranks != ranks or (setting.quick and length == LONG):
                     continue
                 what = f"step, {mesh}, {length} tokens a rank"
                 say(f"  {what}")
-                ways = [step_way(name, weft, mesh, length, STEPS, **how) for name, how in WEFT.items()]
-                ways.append(step_way("PyTorch", checked(weft, torch, mesh, length), mesh, length, STEPS, **PYTORCH))
-                if mesh.replicate > 1:
-                    ways.append(step_way("weft, optimizer over replicas", weft, mesh, length, STEPS, **SHARDED_OPTIMIZER))
-                if mesh == Mesh(1, 2):  # Not for all, as compiling takes its time. By blocks, before they are sharded.
-                    ways.append(step_way("PyTorch, torch.compile", torch, mesh, length, STEPS, **COMPILED))
-                measured = in_turns(ways, setting.rounds(ROUNDS), scale=1e3)
+                measured = in_turns(ways_of(weft, torch, mesh, length), setting.rounds(ROUNDS[length]), scale=1e3)
                 bars = [Bar(("PyTorch",), least, "times PyTorch")] if least else []
-                rows.append(Row(what, "ms", "weft", measured.rounds, measured.missing, bars))
-    return rows
+                yield Row(what, "ms", "weft", measured.rounds, measured.missing, bars)
+
+
+def ways_of(weft: Contestant | Absent, torch: Contestant | Absent, mesh: Mesh, length: int) -> list[Way]:
+    def way(name: str, contestant: Contestant | Absent, how: dict[str, int]) -> Way:
+        return step_way(name, contestant, mesh, length, STEPS[length], **how)
+
+    ways = [way(name, weft, how) for name, how in WEFT.items() if length == SHORT or how == DEFAULTS]
+    ways.append(way("PyTorch", checked(weft, torch, mesh, length), PYTORCH))
+    if mesh.replicate > 1:
+        ways.append(way("weft, optimizer over replicas", weft, SHARDED_OPTIMIZER))
+    if mesh == Mesh(1, 2):  # Not for all, as compiling takes its time. By blocks, before they are sharded.
+        ways.append(way("PyTorch, torch.compile", torch, COMPILED))
+    return ways
 
 
 def compute_the_same(weft: Contestant | Absent, torch: Contestant | Absent, mesh: Mesh, length: int) -> bool:
