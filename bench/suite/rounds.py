@@ -25,12 +25,14 @@ class Measurements:
 
 
 def in_turns(ways: Sequence[Way], rounds: int, scale: float = 1.0) -> Measurements:
-    """A round's value is the median of its repeats. The first round only warms up; each round begins with another way. A way that
-    fails is left out from then on."""
+    """A round's value is the median of its repeats. The first round only warms up. Each round begins with another way, and every
+    other one goes backwards, so that what a way leaves behind is not always the same way's to bear. A way that fails is left out
+    from then on."""
     result = Measurements({way.name: [] for way in ways}, {})
     for number in range(rounds + 1):
         shift = number % len(ways)
-        for way in (*ways[shift:], *ways[:shift]):
+        order = (*ways[shift:], *ways[:shift])
+        for way in order if number % 2 == 0 else reversed(order):
             if way.name in result.missing:
                 continue
             try:
