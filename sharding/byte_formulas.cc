@@ -32,8 +32,11 @@ int64_t CopiedOutOfReduction(const ShardingPolicy& policy, int64_t elements) {
 
 StepCosts CostsOfUnshards(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape,
                           int64_t unshards) {
-  if (shape.residency == Residency::kInPlace) return {};
   StepCosts costs;
+  if (shape.residency == Residency::kInPlace) {
+    costs.copied_bytes = CopiedByUnshard(layout, policy, shape.shard_size);  // Once a pass.
+    return costs;
+  }
   costs.copied_bytes = unshards * CopiedByUnshard(layout, policy, shape.shard_size);
   if (shape.shard_size == 1) return costs;
   const int64_t bytes = BytesOf(layout.gathered_elements(), policy.param_dtype);

@@ -42,6 +42,9 @@ class GroupStorage {
   // The whole parameters, from Await until the image is dropped.
   virtual std::byte* image() const = 0;
 
+  // The master has been written, and will not be again in this pass: makes what peers read in place of it.
+  // Due before CommContext::BeginForward; nothing happens where that was done in this pass.
+  virtual absl::Status EndWriting() { return absl::OkStatus(); }
   // Starts to bring the values of all ranks into the image.
   virtual absl::Status Gather(Priority priority) = 0;
   // Until they are there.

@@ -22,32 +22,24 @@ absl::StatusOr<std::vector<GroupSpec>> SpecifyGroups(const std::vector<PlannedGr
   return specs;
 }
 
-absl::StatusOr<ResidencyChoice> ChooseFor(const std::vector<GroupSpec>& specs, const ShardingPolicy& policy,
-                                          const NodeMap& nodes, int shard_size) {
-  std::vector<DType> param_dtypes;
-  param_dtypes.reserve(specs.size());
-  for (const GroupSpec& spec : specs) param_dtypes.push_back(spec.dtypes.param);
-  return ChooseResidency(policy, param_dtypes, nodes, shard_size);
-}
-
-// A block for the shards of each group; empty ones where images are private.
+// A block for the image of each group; empty ones where images are private.
 absl::StatusOr<std::vector<SharedBlock>> TakeBlocks(CommContext& context, const std::vector<GroupSpec>& specs,
                                                     Residency residency) {
   if (residency == Residency::kPrivate) return std::vector<SharedBlock>(specs.size());
   std::vector<SharedBlockRequest> requests;
   for (const GroupSpec& spec : specs) {
-    const size_t bytes = static_cast<size_t>(spec.layout.gathered_elements()) * sizeof(float);
+    const size_t bytes = static_cast<size_t>(spec.layout.gathered_elements()) * SizeOf(spec.dtypes.param);
     requests.push_back({context.shard_group().ranks, bytes});
   }
   CommEngine& engine = context.engine();
   return ShareBlocks(engine.bootstrap(), engine.heap(), requests, engine.options().timeout);
 }
 
-absl::Status CreateGroups(std::vector<GroupSpec> specs, std::vector<SharedBlock> shards,
+absl::Status CreateGroups(std::vector<GroupSpec> specs, std::vector<SharedBlock> images,
                           const ShardingPolicy& policy, const ShardLoader& loader, MadeGroups& made) {
   for (size_t i = 0; i < specs.size(); ++i) {
     WEFT_ASSIGN_OR_RETURN(made.groups.emplace_back(), ParamGroup::Create(*made.context, std::move(specs[i]),
-                                                                         policy, std::move(shards[i])));
+                                                                         policy, std::move(images[i])));
   }
   for (const auto& group : made.groups) WEFT_RETURN_IF_ERROR(group->Load(loader));
   return absl::OkStatus();
@@ -64,16 +56,16 @@ absl::StatusOr<MadeGroups> MakeGroups(CommEngine& engine, const std::vector<Plan
   absl::StatusOr<std::vector<GroupSpec>> specs = SpecifyGroups(plan, buckets, policy, shard_size);
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, specs.status(), timeout));
   MadeGroups made;
-  WEFT_ASSIGN_OR_RETURN(made.residency, ChooseFor(*specs, policy, bootstrap.node_map(), shard_size));
+  WEFT_ASSIGN_OR_RETURN(made.residency, ChooseResidency(policy, bootstrap.node_map(), shard_size));
   CommContext::Options options = {policy.max_reduce_scatters, policy.max_all_reduces,
                                   policy.reshard_after_forward_size};
   options.shard_optimizer_over_replicas = policy.shard_optimizer_over_replicas;
   options.in_place = made.residency.residency == Residency::kInPlace;
   WEFT_ASSIGN_OR_RETURN(made.context,
                         CommContext::Create(engine, std::move(shard_group), buckets.groups, options));
-  WEFT_ASSIGN_OR_RETURN(std::vector<SharedBlock> shards,
+  WEFT_ASSIGN_OR_RETURN(std::vector<SharedBlock> images,
                         TakeBlocks(*made.context, *specs, made.residency.residency));
-  const absl::Status created = CreateGroups(*std::move(specs), std::move(shards), policy, loader, made);
+  const absl::Status created = CreateGroups(*std::move(specs), std::move(images), policy, loader, made);
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, created, timeout));
   return made;
 }

@@ -111,6 +111,7 @@ absl::Status ShardedModel::Hooks::AfterBackward(int group, Invocation& invocatio
 }
 
 absl::Status ShardedModel::Hooks::BeginForward(const Invocation& invocation) {
+  for (const auto& params : model_.groups_) WEFT_RETURN_IF_ERROR(params->EndWriting());
   model_.context_->BeginForward();
   pass_ = invocation.gradients() ? &training_ : &evaluation_;
   pass_->Begin();

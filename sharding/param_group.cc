@@ -23,12 +23,12 @@ absl::StatusOr<std::unique_ptr<ParamGroup>> ParamGroup::Create(
 
 absl::StatusOr<std::unique_ptr<ParamGroup>> ParamGroup::Create(CommContext& context, GroupSpec spec,
                                                                const ShardingPolicy& policy,
-                                                               SharedBlock shards) {
+                                                               SharedBlock image) {
   std::unique_ptr<ParamGroup> group(new ParamGroup(context, std::move(spec), policy));
   const StoredGroup stored = {context,          group->name_,         group->layout_,
                               *group->updates_, group->dtypes_.param, policy.zero_copy};
-  if (shards) {
-    group->storage_ = std::make_unique<InPlaceStorage>(stored, std::move(shards));
+  if (image) {
+    WEFT_ASSIGN_OR_RETURN(group->storage_, InPlaceStorage::Create(stored, std::move(image)));
     return group;
   }
   const size_t bytes = static_cast<size_t>(group->layout_.shard_elements()) * sizeof(float);
@@ -66,6 +66,8 @@ absl::Status ParamGroup::Load(const ShardLoader& loader) {
 }
 
 FlatImage ParamGroup::data_image() const { return {layout_, storage_->image(), dtypes_.param}; }
+
+absl::Status ParamGroup::EndWriting() { return storage_->EndWriting(); }
 
 absl::Status ParamGroup::Unshard(Priority priority) {
   if (state_ == State::kUnsharding) return absl::OkStatus();

@@ -14,12 +14,11 @@ size_t BytesOf(int64_t elements, DType dtype) { return static_cast<size_t>(eleme
 }  // namespace
 
 PrivateStorage::PrivateStorage(const StoredGroup& group, Buffer master)
-    : PrivateStorage(group, master.data()) {
-  own_master_ = std::move(master);
-  std::memset(own_master_.data(), 0, own_master_.bytes());
-}
+    : PrivateStorage(group, std::move(master), nullptr) {}
 
-PrivateStorage::PrivateStorage(const StoredGroup& group, std::byte* master) : group_(group), master_(master) {
+PrivateStorage::PrivateStorage(const StoredGroup& group, Buffer own_master, std::byte* master)
+    : group_(group), own_master_(std::move(own_master)), master_(own_master_ ? own_master_.data() : master) {
+  if (own_master_) std::memset(own_master_.data(), 0, own_master_.bytes());
   if (group_.zero_copy) return;
   copy_out_ = PlanCopyOut(group_.layout, alone() ? DType::kF32 : group_.dtype, group_.dtype);
   if (const ProcessGroup& neighbours = group_.context.regather_group(); neighbours.size() > 0) {
@@ -44,10 +43,9 @@ absl::Status PrivateStorage::Gather(Priority priority) {
 }
 
 absl::StatusOr<Transfer> PrivateStorage::GatherShards(std::byte* gathered, Priority priority) {
-  const bool casts = group_.dtype != DType::kF32;
   // The engine's gather comes after that of updates by itself.
-  if (casts || all_gather_) WEFT_RETURN_IF_ERROR(group_.updates.Await());
-  const void* shard = casts ? PlaceOwnShard(gathered) : master_;
+  if (casts() || all_gather_) WEFT_RETURN_IF_ERROR(group_.updates.Await());
+  const void* shard = casts() ? PlaceOwnShard(gathered) : master_;
   if (alone() || group_.layout.gathered_elements() == 0) return Transfer();
   return group_.context.AllGather({group_.name, group_.context.shard_group(), shard, gathered, group_.dtype,
                                    group_.layout.gathered_elements(), priority},

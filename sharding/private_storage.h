@@ -19,8 +19,6 @@ namespace weft {
 class PrivateStorage : public GroupStorage {
  public:
   PrivateStorage(const StoredGroup& group, Buffer master);
-  // A master in memory that somebody else holds.
-  PrivateStorage(const StoredGroup& group, std::byte* master);
 
   std::byte* master() const final { return master_; }
   std::byte* image() const override { return master_is_image() ? master_ : image_.data(); }
@@ -33,17 +31,21 @@ class PrivateStorage : public GroupStorage {
   void SetCustomAllGather(CustomAllGather all_gather) final { all_gather_ = std::move(all_gather); }
 
  protected:
+  // Without a buffer of its own, the master is what somebody else holds.
+  PrivateStorage(const StoredGroup& group, Buffer own_master, std::byte* master);
+
   const StoredGroup& group() const { return group_; }
   bool has_custom_all_gather() const { return static_cast<bool>(all_gather_); }
+  bool casts() const { return group_.dtype != DType::kF32; }
+  // Puts this rank's shard, converted, into its own range of the gathered buffer; returns where that is.
+  const void* PlaceOwnShard(std::byte* gathered);
 
  private:
   bool alone() const { return group_.context.shard_group().size() == 1; }
-  bool master_is_image() const { return group_.zero_copy && alone() && group_.dtype == DType::kF32; }
+  bool master_is_image() const { return group_.zero_copy && alone() && !casts(); }
   size_t kept_bytes() const;
   absl::StatusOr<Transfer> GatherShards(std::byte* gathered, Priority priority);
   absl::StatusOr<Transfer> GatherKept(std::byte* gathered, Priority priority);
-  // Puts this rank's shard, converted, into its own range of the gathered buffer; returns where that is.
-  const void* PlaceOwnShard(std::byte* gathered);
 
   const StoredGroup group_;
   std::vector<PlacedCopy> copy_out_, copy_kept_;  // Without zero copy only.

@@ -1,8 +1,9 @@
 // Keeps those who read shards in place apart from those who write them.
 //
 // Note [Shards in place]
-// The ranks of a shard group hold one block of node memory; each writes its own range (a loader, an
-// optimizer), and reads all of it. Time is cut into *passes*, each from when shards may be written to when
+// The ranks of a shard group hold one block of node memory; each writes its own range (a loader or an
+// optimizer does in fp32; in a narrower dtype a cast of the rank's master, once in each pass), and reads all
+// of it. Time is cut into *passes*, each from when shards may be written to when
 // they may be written again. Two barriers of the group order it, which are flags in node memory, and move no
 // data:
 //
@@ -46,6 +47,9 @@ class ShardFences {
   // What a reader of the group must wait for; null: nothing. `seen_pass`: the last pass in which it asked.
   // `after`: what this rank's range is written after, beside its owner.
   std::shared_ptr<Work> Written(const std::string& group, uint64_t& seen_pass, const Work* after);
+
+  // Counts the times in which ranks may write their ranges.
+  uint64_t pass() const { return pass_; }
 
   // This rank reads no shards any more.
   void EndReading();

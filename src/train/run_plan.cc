@@ -124,8 +124,7 @@ absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs
                         PlanEvaluation(config, inputs, data_parallel, context));
   WEFT_ASSIGN_OR_RETURN(DeviceMesh mesh, MakeMesh(replicate, shard, context));
   ShardingPolicy policy = MakePolicy(config.parallel);
-  absl::StatusOr<ResidencyChoice> residency =
-      ChooseResidency(policy, {policy.param_dtype}, nodes, shard * context);
+  absl::StatusOr<ResidencyChoice> residency = ChooseResidency(policy, nodes, shard * context);
   if (!residency.ok()) return Annotate(residency.status(), "--node-shared");
   const OptimizerOptions& o = config.optimizer;
   return RunPlan{std::move(mesh),

@@ -136,6 +136,9 @@ TEST(ByteFormulas, CopyNothingWithZeroCopyInFp32AndCastTheShardInBf16) {
   ShardingPolicy narrow;
   narrow.param_dtype = DType::kBF16;
   EXPECT_EQ(Costs(shape, narrow).copied_bytes, 2 * (kW / 4) / 2);
+  EXPECT_EQ(
+      Costs({.shard_size = 4, .microbatches = 3, .residency = Residency::kInPlace}, narrow).copied_bytes,
+      (kW / 4) / 2);
   // Copied out of two gathered buffers, and into the reduction's input.
   ShardingPolicy copying;
   copying.zero_copy = false;

@@ -71,6 +71,12 @@ TEST(ShardedModelErrors, EndThePassEverywhereAndCanBeResetInEveryState) {
   }
 }
 
+TEST(ShardedModelErrors, CanBeResetWhereMastersAreCastInPlace) {
+  ShardingPolicy policy = OnlyInPlace();
+  policy.param_dtype = DType::kBF16;
+  for (const bool first_pass : {true, false}) ExpectRecovery(policy, first_pass, /*checkpoint=*/false);
+}
+
 TEST(ShardedModelErrors, LeaveNoTraceInTheStepsAfterAReset) {
   const auto train = [](bool fails) {
     std::vector<float> weights;

@@ -135,9 +135,11 @@ TEST(FullyShard, KeepsNothingGatheredAfterAForwardWithoutGradients) {
 }
 
 TEST(FullyShard, CostsWhatTheFormulasSayInAForwardWithoutGradients) {
-  for (const bool zero_copy : {true, false}) {
+  for (const auto& [zero_copy, node_shared] :
+       {std::pair{true, NodeShared::kOn}, {true, NodeShared::kOff}, {false, NodeShared::kOff}}) {
     ShardingPolicy policy;
     policy.zero_copy = zero_copy;
+    policy.node_shared = node_shared;
     policy.param_dtype = DType::kBF16;
     WithToyModel(3, policy, [&policy](ToyNet& net, ShardedModel& model, int) -> absl::Status {
       const auto forward = [&net] {
@@ -150,7 +152,8 @@ TEST(FullyShard, CostsWhatTheFormulasSayInAForwardWithoutGradients) {
       WEFT_RETURN_IF_ERROR(forward());
       StepCosts expected;
       for (const auto& group : model.groups()) {
-        expected += ForwardCostsOfGroup(group->layout(), policy, {.shard_size = 3});
+        expected += ForwardCostsOfGroup(group->layout(), policy,
+                                        {.shard_size = 3, .residency = model.residency().residency});
       }
       EXPECT_EQ(model.context().counters().all_gathers - sharding.all_gathers, expected.all_gathers);
       EXPECT_EQ(model.context().counters().copied_bytes - sharding.copied_bytes, expected.copied_bytes);

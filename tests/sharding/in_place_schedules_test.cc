@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "sharding/shard_fences.h"
 #include "tests/sharding/sharded_toy.h"
 #include "tests/support/schedule_count.h"
 #include "weft/core/hash.h"
@@ -28,7 +29,7 @@ SimOptions MachineOf(uint64_t seed) {
 // A sharded net of a simulated rank, whose layers take some time.
 using ToyBody = std::function<absl::Status(ToyNet&, ShardedModel&, Bootstrap&)>;
 using ToyStep = std::function<absl::Status(ToyNet&, ShardedModel&, Bootstrap&, std::vector<float>& read)>;
-absl::Status OnSimulatedRank(Bootstrap& bootstrap, const ToyBody& body) {
+absl::Status OnSimulatedRank(Bootstrap& bootstrap, DType dtype, const ToyBody& body) {
   WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
   WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, kRanks));
   ToyNet net({6, 6, 6, 6});
@@ -36,7 +37,9 @@ absl::Status OnSimulatedRank(Bootstrap& bootstrap, const ToyBody& body) {
     bootstrap.runtime().Nap(10'000 * (1 + bootstrap.rank()));
     return absl::OkStatus();
   };
-  WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, OnlyInPlace(),
+  ShardingPolicy policy = OnlyInPlace();
+  policy.param_dtype = dtype;
+  WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, policy,
                                                      LoadInitialValues(kToySeed)));
   for (Module* block : net.blocks()) {
     block->AddForwardPreHook(nap);
@@ -54,13 +57,13 @@ void WriteShards(const std::vector<ShardView>& shards) {
 
 // How many different gradients, and values read, come of the seeds. In each of three steps a rank writes its
 // shards and runs a pass; `step` says how.
-size_t ResultsOver(uint64_t seeds, const ToyStep& step) {
+size_t ResultsOver(uint64_t seeds, DType dtype, const ToyStep& step) {
   std::set<uint64_t> results;
   for (uint64_t seed = 0; seed < seeds; ++seed) {
     std::vector<std::vector<float>> outcomes(kRanks);
     const SimReport report =
         RunSimulatedRanks(NodeMap::OneNode(kRanks), MachineOf(seed), [&](Bootstrap& bootstrap) {
-          return OnSimulatedRank(bootstrap,
+          return OnSimulatedRank(bootstrap, dtype,
                                  [&](ToyNet& net, ShardedModel& model, Bootstrap& rank) -> absl::Status {
                                    auto& mine = outcomes[static_cast<size_t>(rank.rank())];
                                    for (int i = 0; i < 3; ++i) {
@@ -81,28 +84,29 @@ size_t ResultsOver(uint64_t seeds, const ToyStep& step) {
   return results.size();
 }
 
-TEST(InPlaceSchedules, GivesTheSameGradientsHoweverLateFlagsAndRanksAre) {
-  EXPECT_EQ(
-      ResultsOver(ScheduleCount(50),
-                  [](ToyNet& net, ShardedModel& model, Bootstrap& rank, std::vector<float>&) -> absl::Status {
-                    WEFT_RETURN_IF_ERROR(ToyPass(net, rank.rank(), kRanks, 0, 0, 1));
-                    WriteShards(model.Shards());
-                    return absl::OkStatus();
-                  }),
-      1);
+absl::Status TrainingStep(ToyNet& net, ShardedModel& model, Bootstrap& rank, std::vector<float>&) {
+  WEFT_RETURN_IF_ERROR(ToyPass(net, rank.rank(), kRanks, 0, 0, 1));
+  WriteShards(model.Shards());
+  return absl::OkStatus();
 }
 
-// Ranks that have ended their backward write what others still read in theirs.
+TEST(InPlaceSchedules, GivesTheSameGradientsHoweverLateFlagsAndRanksAre) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    EXPECT_EQ(ResultsOver(ScheduleCount(50), dtype, TrainingStep), 1) << Name(dtype);
+  }
+}
+
+// Ranks that have ended their backward write what others still read in theirs: masters, or casts of them.
 TEST(InPlaceSchedules, GoesWrongWhereWritersDoNotWaitForReaders) {
-  EXPECT_GT(
-      ResultsOver(ScheduleCount(50),
-                  [](ToyNet& net, ShardedModel& model, Bootstrap& rank, std::vector<float>&) -> absl::Status {
-                    model.SetIsLastBackward(false);
-                    WEFT_RETURN_IF_ERROR(ToyPass(net, rank.rank(), kRanks, 0, 0, 1));
-                    WriteShards(model.Shards());
-                    return absl::OkStatus();
-                  }),
-      1);
+  const auto step = [](ToyNet& net, ShardedModel& model, Bootstrap& rank, std::vector<float>& read) {
+    model.SetIsLastBackward(false);
+    absl::Status status = TrainingStep(net, model, rank, read);
+    model.context().shard_fences()->ResetAfterError();  // A new pass, without waiting for anybody.
+    return status;
+  };
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    EXPECT_GT(ResultsOver(ScheduleCount(50), dtype, step), 1) << Name(dtype);
+  }
 }
 
 // A block is used while other groups are still being written, by this rank and by others.
@@ -128,9 +132,11 @@ TEST(InPlaceSchedules, UsesAGroupThatIsUnshardedBeforeOthersAreWritten) {
       return UseTheFirstBlockEarly(net, model, rank, writes_before, read);
     };
   };
-  EXPECT_EQ(ResultsOver(ScheduleCount(50), step(/*writes_before=*/true)), 1);
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    EXPECT_EQ(ResultsOver(ScheduleCount(50), dtype, step(/*writes_before=*/true)), 1) << Name(dtype);
+  }
   // It says that it has written before it has.
-  EXPECT_GT(ResultsOver(ScheduleCount(50), step(/*writes_before=*/false)), 1);
+  EXPECT_GT(ResultsOver(ScheduleCount(50), DType::kF32, step(/*writes_before=*/false)), 1);
 }
 
 }  // namespace

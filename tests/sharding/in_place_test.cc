@@ -1,4 +1,5 @@
 // Shards that are read in place, as a training loop sees them.
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -10,9 +11,104 @@
 namespace weft::testing {
 namespace {
 
+ShardingPolicy OnlyInPlaceIn(DType dtype) {
+  ShardingPolicy policy = OnlyInPlace();
+  policy.param_dtype = dtype;
+  return policy;
+}
+
+// What rank 0 came to.
+ToyOutcome Train(const ToyRun& run) {
+  SCOPED_TRACE(run.Describe());
+  ToyOutcome first;
+  RunRanks(NodeMap::OneNode(run.ranks()), [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(ToyOutcome outcome, TrainToy(bootstrap, run));
+    if (bootstrap.rank() == 0) first = std::move(outcome);
+    return absl::OkStatus();
+  });
+  return first;
+}
+
+void ExpectTheBitsOfPrivateImages(ToyRun run) {
+  run.policy.node_shared = NodeShared::kOff;
+  const ToyOutcome apart = Train(run);
+  run.policy.node_shared = NodeShared::kOn;
+  const ToyOutcome together = Train(run);
+  EXPECT_EQ(together.weights, apart.weights) << run.Describe();
+  EXPECT_EQ(together.norms, apart.norms) << run.Describe();
+  EXPECT_EQ(together.image_peak_bytes, 0);
+}
+
+TEST(InPlace, GivesTheBitsOfPrivateImagesInBf16) {
+  for (const auto& [replicate, shard] : {std::pair{1, 2}, {1, 3}, {2, 2}}) {
+    for (const bool reshard : {true, false}) {
+      ToyRun run{.replicate = replicate, .shard = shard, .microbatches = reshard ? 2 : 1};
+      run.policy.param_dtype = DType::kBF16;
+      run.policy.reshard_after_forward = reshard;
+      ExpectTheBitsOfPrivateImages(run);
+    }
+  }
+  ToyRun shared{.replicate = 2, .shard = 2};
+  shared.policy.param_dtype = shared.policy.reduce_dtype = DType::kBF16;
+  shared.policy.shard_optimizer_over_replicas = true;
+  ExpectTheBitsOfPrivateImages(shared);
+}
+
+TEST(InPlace, GivesTheBitsOfPrivateImagesWhereGroupsDifferInDType) {
+  ToyRun run{.shard = 2};
+  run.policy.dtypes_of = [](const Parameter& parameter) {
+    const bool narrow = parameter.name.find("layers.1") != std::string::npos;
+    return ParameterDTypes{.param = narrow ? DType::kBF16 : DType::kF32};
+  };
+  const ToyOutcome mixed = Train(run);
+  ExpectTheBitsOfPrivateImages(run);
+  run.policy.dtypes_of = nullptr;
+  EXPECT_NE(Train(run).weights, mixed.weights);
+}
+
+TEST(InPlace, ReadsWhatIsWrittenAfterAnyPass) {
+  WithToyModel(
+      2, OnlyInPlaceIn(DType::kBF16), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+        const auto write = [&](float value) {
+          for (const ShardView& shard : model.Shards()) std::fill_n(shard.data, shard.elements(), value);
+        };
+        const auto evaluate = [&]() -> absl::StatusOr<std::vector<float>> {
+          Invocation invocation(/*gradients=*/false);
+          WEFT_ASSIGN_OR_RETURN(const Tensors outputs, net.Forward(invocation, {ToyInputs(0, 1, 6)}));
+          return ReadValues(outputs[0].view());
+        };
+        write(0.5F);
+        WEFT_ASSIGN_OR_RETURN(const std::vector<float> half, evaluate());
+        write(0.25F);
+        WEFT_ASSIGN_OR_RETURN(const std::vector<float> quarter, evaluate());
+        EXPECT_NE(quarter, half);
+        WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+        write(0.5F);
+        WEFT_ASSIGN_OR_RETURN(const std::vector<float> again, evaluate());
+        EXPECT_EQ(again, half);
+        return absl::OkStatus();
+      });
+}
+
+TEST(InPlace, KeepsWhatStaysUnshardedUntilTheNextPass) {
+  WithToyModel(2, OnlyInPlaceIn(DType::kBF16),
+               [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+                 WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+                 const int64_t casts = model.context().counters().copied_bytes;
+                 model.SetReshardAfterBackward(false);
+                 WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+                 model.SetReshardAfterBackward(true);
+                 EXPECT_EQ(model.context().counters().copied_bytes, 2 * casts);
+                 WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+                 EXPECT_EQ(model.context().counters().copied_bytes, 2 * casts);  // Peers may read it already.
+                 return absl::OkStatus();
+               });
+}
+
 TEST(InPlace, CostsTwoBarriersAStep) {
   for (const int microbatches : {1, 3}) {
-    WithToyModel(2, OnlyInPlace(), [&](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    const DType dtype = microbatches == 1 ? DType::kF32 : DType::kBF16;
+    WithToyModel(2, OnlyInPlaceIn(dtype), [&](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
       const auto step = [&](int number) -> absl::Status {
         for (int i = 0; i < microbatches; ++i) {
           model.SetRequiresGradientSync(i + 1 == microbatches);

@@ -16,7 +16,6 @@ struct Obstacle {
   std::function<void(ShardingPolicy&)> change;
   NodeMap nodes = NodeMap::OneNode(4);
   int shard_size = 2;
-  std::vector<DType> dtypes = {DType::kF32, DType::kF32};
   const char* says;
 };
 
@@ -26,9 +25,6 @@ std::vector<Obstacle> Obstacles() {
       {.change = nothing, .shard_size = 1, .says = "a shard group of one rank"},
       {.change = nothing, .nodes = NodeMap::RanksPerNode(4, 1), .says = "shard groups span nodes"},
       {.change = nothing, .nodes = {{0, 0, 0, 1}}, .says = "shard groups span nodes"},
-      {.change = nothing,
-       .dtypes = {DType::kF32, DType::kBF16},
-       .says = "not all parameters are computed with in f32"},
       {.change = [](ShardingPolicy& policy) { policy.zero_copy = false; }, .says = "zero copy is off"},
       {.change = [](ShardingPolicy& policy) { policy.reshard_after_forward_size = 2; },
        .says = "reshard_after_forward_size is 2"},
@@ -40,10 +36,9 @@ TEST(ChooseResidency, IsInPlaceWhereShardGroupsStayOnTheirNodes) {
     for (const NodeShared node_shared : {NodeShared::kAuto, NodeShared::kOn}) {
       ShardingPolicy policy;
       policy.node_shared = node_shared;
-      ASSERT_OK_AND_ASSIGN(const ResidencyChoice choice, ChooseResidency(policy, {DType::kF32}, nodes, 2));
+      ASSERT_OK_AND_ASSIGN(const ResidencyChoice choice, ChooseResidency(policy, nodes, 2));
       EXPECT_EQ(choice.residency, Residency::kInPlace);
-      EXPECT_THAT(choice.ToString(),
-                  AllOf(HasSubstr("in place: "), HasSubstr("the one copy of the weights")));
+      EXPECT_THAT(choice.ToString(), AllOf(HasSubstr("in place: "), HasSubstr("one copy of the weights")));
     }
   }
 }
@@ -53,11 +48,11 @@ TEST(ChooseResidency, IsPrivateElsewhereAndSaysWhy) {
     ShardingPolicy policy;
     obstacle.change(policy);
     ASSERT_OK_AND_ASSIGN(const ResidencyChoice choice,
-                         ChooseResidency(policy, obstacle.dtypes, obstacle.nodes, obstacle.shard_size));
+                         ChooseResidency(policy, obstacle.nodes, obstacle.shard_size));
     EXPECT_EQ(choice.residency, Residency::kPrivate);
     EXPECT_THAT(choice.ToString(), AllOf(HasSubstr("private: "), HasSubstr(obstacle.says)));
     policy.node_shared = NodeShared::kOn;
-    EXPECT_THAT(ChooseResidency(policy, obstacle.dtypes, obstacle.nodes, obstacle.shard_size),
+    EXPECT_THAT(ChooseResidency(policy, obstacle.nodes, obstacle.shard_size),
                 StatusIs(absl::StatusCode::kInvalidArgument,
                          AllOf(HasSubstr("is asked for, but"), HasSubstr(obstacle.says))));
   }
@@ -66,8 +61,7 @@ TEST(ChooseResidency, IsPrivateElsewhereAndSaysWhy) {
 TEST(ChooseResidency, IsPrivateWhenTold) {
   ShardingPolicy policy;
   policy.node_shared = NodeShared::kOff;
-  ASSERT_OK_AND_ASSIGN(const ResidencyChoice choice,
-                       ChooseResidency(policy, {DType::kF32}, NodeMap::OneNode(2), 2));
+  ASSERT_OK_AND_ASSIGN(const ResidencyChoice choice, ChooseResidency(policy, NodeMap::OneNode(2), 2));
   EXPECT_EQ(choice.residency, Residency::kPrivate);
   EXPECT_THAT(choice.ToString(), HasSubstr("node sharing is off"));
 }

@@ -174,10 +174,12 @@ TEST(FullyShard, GathersEveryBlockTwiceAndTheRootOnce) {
 }
 
 TEST(FullyShard, GathersNothingInPlace) {
-  for (const bool reshard : {true, false}) {
+  for (const auto& [reshard, dtype] :
+       {std::pair{true, DType::kF32}, {false, DType::kF32}, {true, DType::kBF16}}) {
     ToyRun run{.replicate = 2, .shard = 2, .microbatches = 3};
     run.policy.node_shared = NodeShared::kOn;
     run.policy.reshard_after_forward = reshard;
+    run.policy.param_dtype = dtype;
     RunToy(NodeMap::RanksPerNode(4, 2), run, [](const ToyOutcome& outcome) {
       EXPECT_EQ(outcome.sharding.all_gathers, 0);
       EXPECT_EQ(outcome.engine.all_gather_bytes, 0);

@@ -74,7 +74,7 @@ class Ledger : public TrainRun {
         NodeMap::RanksPerNode(mesh.ranks(), ranks_per_node == 0 ? mesh.ranks() : ranks_per_node);
     StepShape shape = ShapeOf(mesh, ranks_per_node);
     const ShardingPolicy policy = Policy();
-    shape.residency = ChooseResidency(policy, {policy.param_dtype}, nodes, shape.shard_size)->residency;
+    shape.residency = ChooseResidency(policy, nodes, shape.shard_size)->residency;
     const StepCosts expected = Expected(shape);
     const Result result = Run(mesh, nodes);
     for (size_t step = 0; step < result.steps.size(); ++step) {
@@ -193,7 +193,7 @@ TEST_F(Ledger, HoldsTheFormulasWithTheOptimizerShardedOverReplicas) {
       const Result result = Run(mesh, nodes);
       int64_t wire = 0;
       StepShape shape = ShapeOf(mesh, 2);
-      shape.residency = ChooseResidency(Policy(), {dtype}, nodes, mesh.shard)->residency;
+      shape.residency = ChooseResidency(Policy(), nodes, mesh.shard)->residency;
       for (int r = 0; r < mesh.ranks(); ++r) {
         shape.shard_rank = r % mesh.shard;
         shape.replicate_rank = r / mesh.shard;

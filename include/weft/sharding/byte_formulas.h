@@ -5,16 +5,17 @@
 // shard and replicate groups, A microbatches, and K and L of them that are reduce-scattered and all-reduced
 // (see gradient_sync.h), a rank receives, and sends,
 //
-//   all-gather      0 in place; 2AW (S-1)/S; AW (S-1)/S for groups that are not resharded after forward; AW
-//   (S-1)/S and
-//                   AW (k-1)/k for those that are resharded to k neighbours
+//   all-gather      0 in place; 2AW (S-1)/S; AW (S-1)/S for groups that are not resharded after forward;
+//                   AW (S-1)/S and AW (k-1)/k for those that are resharded to k neighbours
 //   reduce-scatter  KG (S-1)/S
 //   all-reduce      2L G/S (R-1)/R
 //
 // With the optimizer sharded over replicas, in place of the last row, L G/S (R-1)/R more reduce-scattered,
 // and once a step G/S (R-1)/R more all-gathered, in fp32.
 //
-// and between M nodes a node sends, in the mean, n-1 of n parts of what its groups exchange, n being the
+// In place, parameters that are computed with in a narrower dtype are cast once a step: W/S copied.
+//
+// Between M nodes a node sends, in the mean, n-1 of n parts of what its groups exchange, n being the
 // nodes that a group lies on: 2AW (M-1)/M + KG (M-1)/M for FSDP over all nodes, 2LG (M-1)/M for HSDP with the
 // shard group inside a node, and for DDP.
 //

@@ -12,9 +12,9 @@
 //
 // Sharded dtype fp32, in node memory (the master). What an unshard needs beside it:
 //
-//   in place    nothing: the shards of the ranks of the shard group lie end to end in one block that they
-//   hold
-//               together, and that is the image. See Note [Shards in place].
+//   in place    nothing: the ranks of the shard group hold the image together, in which their shards lie end
+//               to end. In fp32 these are the masters; in bf16 each rank casts its own there, once a pass.
+//               See Note [Shards in place].
 //   zero copy   the image, which the all-gather fills; in bf16 a cast fills the rank's own range first. In a
 //               shard group of one and fp32 nothing: the master is the image.
 //   else        the image, and until it has been copied out the gathered buffer. A shard group of one copies
@@ -79,15 +79,18 @@ class ParamGroup {
   static absl::StatusOr<std::unique_ptr<ParamGroup>> Create(
       CommContext& context, std::string name, std::vector<std::shared_ptr<Parameter>> parameters,
       const ShardingPolicy& policy, const std::vector<int>& buckets = {});
-  // `shards`: of all ranks of the shard group, end to end, zero, and held by them all: for a group in place.
-  // Empty: as above. Errors: kResourceExhausted.
+  // `image`: for a group in place, zero, and held by all ranks of the shard group. Empty: as above. Errors:
+  // kResourceExhausted.
   static absl::StatusOr<std::unique_ptr<ParamGroup>> Create(CommContext& context, GroupSpec spec,
-                                                            const ShardingPolicy& policy, SharedBlock shards);
+                                                            const ShardingPolicy& policy, SharedBlock image);
   ~ParamGroup();
 
   // Fills the master shard, element by element that this rank owns, and takes the parameters' data away.
   absl::Status Load(const ShardLoader& loader);
 
+  // The shard has been written, and will not be again before the next pass: due before
+  // CommContext::BeginForward, where a group is in place. Unshard does so as well.
+  absl::Status EndWriting();
   // Starts to gather. Nothing happens where that was done already.
   // Errors: kFailedPrecondition (storage that cannot hold a parameter: see Note [Foreign storage]).
   absl::Status Unshard(Priority priority);

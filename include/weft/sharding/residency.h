@@ -8,9 +8,7 @@
 #include <string_view>
 
 #include <absl/status/statusor.h>
-#include <absl/types/span.h>
 
-#include "weft/core/dtype.h"
 #include "weft/mesh/bootstrap.h"
 #include "weft/sharding/policy.h"
 
@@ -18,7 +16,7 @@ namespace weft {
 
 enum class Residency : uint8_t {
   kPrivate,  // Every rank has images of its own.
-  kInPlace,  // The shards of a shard group's ranks are the image: one copy of the weights on the node.
+  kInPlace,  // The ranks of a shard group write their shards into one image, which stays on the node.
 };
 
 // "private", "in place".
@@ -32,11 +30,9 @@ struct ResidencyChoice {
   std::string ToString() const;
 };
 
-// For shard groups of `shard_size` consecutive ranks, and groups that compute with `param_dtypes`. The same
-// on all ranks. Errors: kInvalidArgument (NodeShared::kOn where images cannot be shared; says why, and the
-// remedy).
-absl::StatusOr<ResidencyChoice> ChooseResidency(const ShardingPolicy& policy,
-                                                absl::Span<const DType> param_dtypes, const NodeMap& nodes,
+// For shard groups of `shard_size` consecutive ranks. The same on all ranks. Errors: kInvalidArgument
+// (NodeShared::kOn where images cannot be shared; says why, and the remedy).
+absl::StatusOr<ResidencyChoice> ChooseResidency(const ShardingPolicy& policy, const NodeMap& nodes,
                                                 int shard_size);
 
 }  // namespace weft
