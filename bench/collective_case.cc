@@ -155,6 +155,7 @@ class AllToAllCase : public TwoSided {
     const auto parts_of = [&](float* data, const Shape& shape, int dim, int64_t length) {
       const TensorView all = TensorView::Contiguous(data, DType::kF32, shape);
       std::vector<TensorView> parts;
+      parts.reserve(static_cast<size_t>(arena.ranks()));
       for (int rank = 0; rank < arena.ranks(); ++rank) parts.push_back(all.Slice(dim, rank * length, length));
       return parts;
     };

@@ -51,7 +51,7 @@ Tensor MakeTokens(int rank, int64_t length, int64_t first) {
   for (int64_t i = 0; i < length; ++i) {
     const int64_t at = i + first;
     tokens.As<int32_t>()[i] =
-        static_cast<int32_t>((7 * at * at + 37 * at + 101 * rank) % StepModelConfig().vocab_size);
+        static_cast<int32_t>((7 * at * at + 37 * at + int64_t{101} * rank) % StepModelConfig().vocab_size);
   }
   return tokens;
 }

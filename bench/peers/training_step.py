@@ -47,6 +47,8 @@ def fsdp(replicate: int, shard: int, compiled: bool) -> nn.Module:
         if compiled:
             layer.compile()
         fully_shard(layer, mesh=mesh_of(replicate, shard))
+    # In backward the next one would gather it again at once.
+    fully_shard(model.lm_head, mesh=mesh_of(replicate, shard), reshard_after_forward=False)
     fully_shard(model, mesh=mesh_of(replicate, shard))
     model.to_empty(device="cpu")
     fill(model)

@@ -34,8 +34,10 @@ INSTANTIATE_TEST_SUITE_P(Ranks, NodeHeapOverThreads, ::testing::Values(1, 2, 3, 
 TEST(NodeHeap, ServesSeveralThreadsOfARank) {
   RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.segment_bytes = 1 << 20}));
+    constexpr int kThreads = 4;
     std::vector<std::thread> threads;
-    for (int thread = 0; thread < 4; ++thread) {
+    threads.reserve(kThreads);
+    for (int thread = 0; thread < kThreads; ++thread) {
       threads.emplace_back([&heap, thread] {
         for (int i = 0; i < 200; ++i) {
           ASSERT_OK_AND_ASSIGN(std::byte * block, heap->Allocate(1000));
