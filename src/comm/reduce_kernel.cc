@@ -1,6 +1,7 @@
 #include "src/comm/reduce_kernel.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
@@ -48,6 +49,7 @@ class BlockMachine {
   // block.
   const T* Run(int64_t begin, int64_t count, T* direct) {
     bottom_ = direct != nullptr ? direct : Block(0);
+    if (RunBalanced(begin, count)) return bottom_;
     int top = -1;
     for (const ReduceInstruction& step : program_.instructions) {
       switch (step.code) {
@@ -75,6 +77,44 @@ class BlockMachine {
   }
 
  private:
+  // A balanced tree of a few leaves that need no widening: memory keeps up with no more than one pass that
+  // reads all of them side by side. False for any other.
+  bool RunBalanced(int64_t begin, int64_t count) {
+    const std::vector<int>& order = program_.balanced_leaves;
+    const bool plain = std::all_of(order.begin(), order.end(), [&](int leaf) {
+      return leaves_[static_cast<size_t>(leaf)].dtype == kDTypeOf<T>;
+    });
+    if (!plain) return false;
+    switch (order.size()) {
+      case 2:
+        return FoldBalanced<2>(begin, count);
+      case 4:
+        return FoldBalanced<4>(begin, count);
+      case 8:
+        return FoldBalanced<8>(begin, count);
+      default:
+        return false;
+    }
+  }
+
+  template <size_t kLeaves>
+  bool FoldBalanced(int64_t begin, int64_t count) {
+    std::array<const T*, kLeaves> sources;
+    for (size_t i = 0; i < kLeaves; ++i) sources[i] = Leaf(program_.balanced_leaves[i], begin, count, 0);
+    T* __restrict out = bottom_;  // No leaf: see RunTyped.
+    for (int64_t i = 0; i < count; ++i) out[i] = FoldTree<0, kLeaves>(sources, i);
+    return true;
+  }
+  template <size_t kFirst, size_t kCount, size_t kLeaves>
+  static T FoldTree(const std::array<const T*, kLeaves>& sources, int64_t i) {
+    if constexpr (kCount == 1) {
+      return sources[kFirst][i];
+    } else {
+      constexpr size_t kHalf = kCount / 2;
+      return Op::Fold(FoldTree<kFirst, kHalf>(sources, i), FoldTree<kFirst + kHalf, kHalf>(sources, i));
+    }
+  }
+
   // The stack's blocks, then two for leaves that must be widened first.
   static T* Workspace(int depth) {
     thread_local std::vector<T> memory;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <initializer_list>
 
 #include "weft/core/status.h"
 
@@ -27,40 +28,49 @@ class ProgramBuilder {
  public:
   explicit ProgramBuilder(absl::FunctionRef<int(int, int)> leaf_of) : leaf_of_(leaf_of) {}
 
-  void Emit(int lo, int n) {
+  ReduceProgram Build(int lo, int n) {
+    if (Emit(lo, n) == kUneven) program_.balanced_leaves.clear();
+    return std::move(program_);
+  }
+
+ private:
+  static constexpr int kUneven = -1;
+
+  // Gives the height of the tree, if all its leaves lie at the same depth.
+  int Emit(int lo, int n) {
     if (const int leaf = leaf_of_(lo, n); leaf >= 0) {
-      Push({ReduceInstruction::Code::kLoad, leaf});
-      return;
+      Push({ReduceInstruction::Code::kLoad, leaf}, {leaf});
+      return 0;
     }
     WEFT_CHECK(n > 1, "a single rank must be a leaf of its reduction tree");
     const int left = LeftSize(n);
     const int left_leaf = leaf_of_(lo, left);
     const int right_leaf = leaf_of_(lo + left, n - left);
     if (left_leaf >= 0 && right_leaf >= 0) {
-      Push({ReduceInstruction::Code::kLoadPair, left_leaf, right_leaf});
-      return;
+      Push({ReduceInstruction::Code::kLoadPair, left_leaf, right_leaf}, {left_leaf, right_leaf});
+      return 1;
     }
-    Emit(lo, left);
+    const int left_height = Emit(lo, left);
     if (right_leaf >= 0) {
       program_.instructions.push_back({ReduceInstruction::Code::kFoldLeaf, right_leaf});
-      return;
+      return kUneven;
     }
-    Emit(lo + left, n - left);
+    const int right_height = Emit(lo + left, n - left);
     program_.instructions.push_back({ReduceInstruction::Code::kFoldTop});
-    --height_;
+    --stacked_;
+    const bool even = left_height == right_height && left_height != kUneven;
+    return even ? left_height + 1 : kUneven;
   }
 
-  ReduceProgram Take() { return std::move(program_); }
-
- private:
-  void Push(ReduceInstruction instruction) {
+  void Push(ReduceInstruction instruction, std::initializer_list<int> leaves) {
     program_.instructions.push_back(instruction);
-    program_.depth = std::max(program_.depth, ++height_);
+    program_.balanced_leaves.insert(program_.balanced_leaves.end(), leaves);
+    program_.depth = std::max(program_.depth, ++stacked_);
   }
 
   absl::FunctionRef<int(int, int)> leaf_of_;
   ReduceProgram program_;
-  int height_ = 0;
+  int stacked_ = 0;
 };
 
 }  // namespace
@@ -77,9 +87,7 @@ std::vector<NodeSubtree> MaximalSubtrees(const std::vector<int>& node_of_rank) {
 }
 
 ReduceProgram BuildReduceProgram(int lo, int n, absl::FunctionRef<int(int lo, int n)> leaf_of) {
-  ProgramBuilder builder(leaf_of);
-  builder.Emit(lo, n);
-  return builder.Take();
+  return ProgramBuilder(leaf_of).Build(lo, n);
 }
 
 }  // namespace weft

@@ -44,6 +44,9 @@ struct ReduceInstruction {
 struct ReduceProgram {
   std::vector<ReduceInstruction> instructions;
   int depth = 0;  // Blocks that the stack needs.
+  // Its leaves in order, if they are a power of two that all lie at the same depth: such a tree can be
+  // evaluated element by element, without the stack. Else empty.
+  std::vector<int> balanced_leaves = {};
 };
 
 // The program of T(lo, n). `leaf_of(lo, n)` gives the leaf's number where a subtree enters as a whole, or -1

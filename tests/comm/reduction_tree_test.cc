@@ -1,6 +1,8 @@
 // The canonical tree against a definition written down independently: nested parentheses.
 #include "src/comm/reduction_tree.h"
 
+#include <bit>
+#include <numeric>
 #include <random>
 #include <string>
 
@@ -69,6 +71,33 @@ TEST(ReductionTree, ProgramsOverSingleRanksFollowTheDefinition) {
       EXPECT_EQ(Evaluate(program, ranks), Parenthesised(lo, n));
     }
   }
+}
+
+TEST(ReductionTree, NamesTheLeavesOfBalancedTreesOnly) {
+  for (int n = 1; n <= 64; ++n) {
+    // Leaves are numbered from the last rank, so that their order is not that of their numbers.
+    const ReduceProgram program =
+        BuildReduceProgram(0, n, [&](int lo, int count) { return count == 1 ? n - 1 - lo : -1; });
+    std::vector<int> expected(std::has_single_bit(static_cast<unsigned>(n)) ? static_cast<size_t>(n) : 0);
+    std::iota(expected.rbegin(), expected.rend(), 0);
+    EXPECT_EQ(program.balanced_leaves, expected) << n << " ranks";
+  }
+}
+
+// Partials of other nodes enter as leaves.
+TEST(ReductionTree, APowerOfTwoOfLeavesAtUnevenDepthsIsNotBalanced) {
+  const auto leaf_of = [](int lo, int n) {
+    if (lo >= 8) return n == 4 ? lo / 4 : -1;  // Leaves 2 and 3.
+    if (lo >= 4) return n == 4 ? 1 : -1;
+    return n == 4 ? 0 : -1;
+  };
+  EXPECT_EQ(BuildReduceProgram(0, 16, leaf_of).balanced_leaves, (std::vector<int>{0, 1, 2, 3}));
+  const auto uneven = [](int lo, int n) {
+    if (lo >= 8) return n == 8 ? 3 : -1;
+    if (lo >= 4) return n == 4 ? 2 : -1;
+    return n == 2 ? lo / 2 : -1;
+  };
+  EXPECT_TRUE(BuildReduceProgram(0, 16, uneven).balanced_leaves.empty());
 }
 
 TEST(ReductionTree, MaximalSubtreesCoverEveryRankOnce) {
