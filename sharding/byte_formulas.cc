@@ -179,16 +179,31 @@ StepCosts& StepCosts::operator+=(const StepCosts& other) {
   return *this;
 }
 
-StepCosts CostsOfGroup(const FlatLayout& layout, bool is_root, const ShardingPolicy& policy,
+bool IsGatheredAgain(int group, int groups, const ShardingPolicy& policy) {
+  if (group == 0) return policy.reshard_root_after_forward;
+  return policy.reshard_after_forward && group < groups - (1 + policy.prefetch_depth);
+}
+
+StepCosts CostsOfGroup(const FlatLayout& layout, bool is_gathered_again, const ShardingPolicy& policy,
                        const StepShape& shape) {
   if (layout.gathered_elements() == 0) return {};
-  const bool regathered = is_root ? policy.reshard_root_after_forward : policy.reshard_after_forward;
-  const bool keeps_part = regathered && policy.reshard_after_forward_size > 1;
-  const int64_t times = regathered && !keeps_part ? 2 : 1;
+  const bool keeps_part = is_gathered_again && policy.reshard_after_forward_size > 1;
+  const int64_t times = is_gathered_again && !keeps_part ? 2 : 1;
   StepCosts costs = CostsOfUnshards(layout, policy, shape, times * shape.microbatches);
   if (keeps_part) costs += CostsOfRegathers(layout, policy, shape);
   if (!layout.frozen()) costs += CostsOfReductions(layout, policy, shape);
   costs += CostsOfUpdates(layout, policy, shape);
+  return costs;
+}
+
+StepCosts CostsOfGroups(absl::Span<const FlatLayout> layouts, const ShardingPolicy& policy,
+                        const StepShape& shape) {
+  const auto groups = static_cast<int>(layouts.size());
+  StepCosts costs;
+  for (int group = 0; group < groups; ++group) {
+    costs += CostsOfGroup(layouts[static_cast<size_t>(group)], IsGatheredAgain(group, groups, policy), policy,
+                          shape);
+  }
   return costs;
 }
 

@@ -63,9 +63,9 @@ bool ExecutionOrder::Expects(PassEvent event) const {
   return std::find(rest.begin(), rest.end(), event) != rest.end();
 }
 
-std::vector<int> ExecutionOrder::Next(int depth) const {
+std::vector<int> ExecutionOrder::Beginning(absl::Span<const PassEvent> events, int depth) {
   std::vector<int> groups;
-  for (const PassEvent event : Rest()) {
+  for (const PassEvent event : events) {
     if (static_cast<int>(groups.size()) == depth) break;
     if (event.kind == Kind::kBegin) groups.push_back(event.group);
   }

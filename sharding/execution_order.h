@@ -54,7 +54,9 @@ class ExecutionOrder {
   // Whether `event` is still to come.
   bool Expects(PassEvent event) const;
   // The groups that begin next, at most `depth`.
-  std::vector<int> Next(int depth) const;
+  std::vector<int> Next(int depth) const { return Beginning(Rest(), depth); }
+  // Those that begin first in a pass.
+  std::vector<int> First(int depth) const { return Beginning(expected_, depth); }
 
   const std::vector<PassEvent>& expected() const { return expected_; }
   // What was done in this pass, without what was made up for.
@@ -65,6 +67,7 @@ class ExecutionOrder {
   bool settled() const { return settled_; }
 
  private:
+  static std::vector<int> Beginning(absl::Span<const PassEvent> events, int depth);
   absl::Span<const PassEvent> Rest() const { return absl::MakeConstSpan(expected_).subspan(place_); }
 
   std::vector<PassEvent> expected_;

@@ -116,7 +116,7 @@ absl::Status ShardedModel::Hooks::BeginForward(const Invocation& invocation) {
   pass_ = invocation.gradients() ? &training_ : &evaluation_;
   pass_->Begin();
   groups_.assign(groups_.size(), {});
-  keeps_after_forward_ = invocation.gradients();
+  backward_follows_ = invocation.gradients();
   kept_ = false;
   calls_.erase(&invocation);  // Of an earlier invocation at this address, which was given up.
   // All at once: they need no memory, and the wire never waits for a module.
@@ -170,19 +170,27 @@ absl::Status ShardedModel::Hooks::Come(PassEvent event) {
 absl::Status ShardedModel::Hooks::Do(PassEvent event) {
   const int group = event.group;
   if (event.kind == PassEvent::Kind::kEnd) return in_backward_ ? EndBackwardOf(group) : EndForwardOf(group);
-  if (NeedsParameters(group)) {
-    WEFT_RETURN_IF_ERROR(Unshard(group, Priority::kCritical));
-    WEFT_RETURN_IF_ERROR(Wait(group));
-  }
-  return Prefetch(group);
+  if (NeedsParameters(group)) WEFT_RETURN_IF_ERROR(Unshard(group, Priority::kCritical));
+  WEFT_RETURN_IF_ERROR(Prefetch(group));
+  return NeedsParameters(group) ? Wait(group) : absl::OkStatus();
 }
 
 absl::Status ShardedModel::Hooks::EndForwardOf(int group) {
-  const bool reshards =
-      group == kRoot ? model_.policy_.reshard_root_after_forward : model_.policy_.reshard_after_forward;
-  const bool keeps = keeps_after_forward_ && !reshards;
-  if (keeps || At(group).running > 0) return absl::OkStatus();
-  return Reshard(group, keeps_after_forward_ ? &ParamGroup::ReshardAfterForward : &ParamGroup::Reshard);
+  if (At(group).running > 0) return absl::OkStatus();
+  if (!backward_follows_) return Reshard(group);
+  return ReshardsAfterForward(group) ? Reshard(group, &ParamGroup::ReshardAfterForward) : absl::OkStatus();
+}
+
+bool ShardedModel::Hooks::ReshardsAfterForward(int group) const {
+  if (group == kRoot) return model_.policy_.reshard_root_after_forward;
+  return model_.policy_.reshard_after_forward && !StaysOverTheTurn(group);
+}
+
+bool ShardedModel::Hooks::StaysOverTheTurn(int group) const {
+  const int held = 1 + model_.policy_.prefetch_depth;
+  const bool is_among_last = static_cast<int>(pass_->Next(held).size()) < held;
+  const bool is_among_first = absl::c_linear_search(backward_.First(1 + held), group);  // After the root.
+  return is_among_last && is_among_first && !model_.sharded_in_backward_.contains(group);
 }
 
 // Gradients are whole, and parameters of no more use, when no call of this pass is left, here or elsewhere.

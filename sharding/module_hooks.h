@@ -1,10 +1,19 @@
 // The schedule of a sharded model: what happens before and after the forward and backward of each group's
 // module.
 //
-//   before forward    gather the group, wait, gather ahead
-//   after forward     reshard, as the policy says
-//   before backward   gather the group, wait, hand out gradient views, gather ahead
+//   before forward    gather the group, gather ahead, wait
+//   after forward     reshard, as the policy says: but see below
+//   before backward   gather the group, gather ahead, wait, hand out gradient views
 //   after backward    reduce gradients, reshard: when the group's last call in this pass is over
+//
+// What is gathered ahead is submitted before anybody waits, so that the link between nodes always has
+// something to go on with. It takes no more memory: what was used before has been given back.
+//
+// Note [The turn]
+// Backward begins with the groups that forward ends with. Those that it would hold at once there, its first
+// block and the prefetch_depth blocks that it gathers ahead, are not given back if they are also the last
+// ones of forward: no gather, and no image more than backward holds anyway. Their gradients are not there
+// yet.
 //
 // What a rank skips it makes up for: Note [One order on all ranks]. Any failure poisons the context: peers
 // would otherwise wait for collectives that never come.
@@ -60,6 +69,8 @@ class ShardedModel::Hooks {
   absl::Status Come(PassEvent event);
   absl::Status Do(PassEvent event);
   absl::Status EndForwardOf(int group);
+  bool ReshardsAfterForward(int group) const;
+  bool StaysOverTheTurn(int group) const;
   absl::Status EndBackwardOf(int group);
   absl::Status SettleOrder();
 
@@ -84,7 +95,7 @@ class ShardedModel::Hooks {
   ExecutionOrder training_, evaluation_, backward_;
   ExecutionOrder* pass_ = &training_;  // The one of these that is under way.
   bool in_backward_ = false;           // Of the root: a forward inside it is a recompute.
-  bool keeps_after_forward_ = false;   // Whether a backward follows the forward under way.
+  bool backward_follows_ = false;      // The forward under way.
   bool kept_ = false;                  // Whether the last backward left groups unsharded.
   std::vector<Group> groups_;
   // Forward calls of each group, by invocation.

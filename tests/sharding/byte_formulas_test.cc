@@ -15,8 +15,9 @@ FlatLayout Layout(int shard_size, bool zero_copy = true) {
       .value();
 }
 
-StepCosts Costs(const StepShape& shape, const ShardingPolicy& policy = {}, bool is_root = false) {
-  return CostsOfGroup(Layout(shape.shard_size, policy.zero_copy), is_root, policy, shape);
+// Of a group that is gathered twice.
+StepCosts Costs(const StepShape& shape, const ShardingPolicy& policy = {}) {
+  return CostsOfGroup(Layout(shape.shard_size, policy.zero_copy), /*is_gathered_again=*/true, policy, shape);
 }
 
 TEST(ByteFormulas, OfFsdpGatherTwiceAMicrobatchAndReduceByTheForm) {
@@ -35,12 +36,25 @@ TEST(ByteFormulas, OfFsdpGatherTwiceAMicrobatchAndReduceByTheForm) {
 
 TEST(ByteFormulas, GatherOnceWhatIsKeptForBackward) {
   const StepShape shape = {.shard_size = 4, .microbatches = 3};
+  const StepCosts kept = CostsOfGroup(Layout(4), /*is_gathered_again=*/false, {}, shape);
+  EXPECT_EQ(kept.all_gather_bytes, 3 * kW * 3 / 4);
+  EXPECT_EQ(kept.all_gathers, 3);
+}
+
+TEST(ByteFormulas, GatherAgainAllButTheRootAndWhatBackwardBeginsWith) {
+  const std::vector<FlatLayout> layouts(6, Layout(4));
+  const auto gathers = [&](const ShardingPolicy& policy) {
+    return CostsOfGroups(layouts, policy, {.shard_size = 4}).all_gathers;
+  };
   ShardingPolicy policy;
-  policy.reshard_after_forward = false;
-  EXPECT_EQ(Costs(shape, policy).all_gather_bytes, 3 * kW * 3 / 4);
-  EXPECT_EQ(Costs(shape, {}, /*is_root=*/true).all_gathers, 3);
+  for (int depth = 0; depth <= 2; ++depth) {
+    policy.prefetch_depth = depth;
+    EXPECT_EQ(gathers(policy), 6 + 5 - (1 + depth));
+  }
   policy.reshard_root_after_forward = true;
-  EXPECT_EQ(Costs(shape, policy, /*is_root=*/true).all_gathers, 6);
+  EXPECT_EQ(gathers(policy), 6 + 6 - 3);
+  policy.reshard_after_forward = false;
+  EXPECT_EQ(gathers(policy), 6 + 1);
 }
 
 TEST(ByteFormulas, OfHsdpAddAnAllReduceOfShards) {
@@ -84,7 +98,7 @@ TEST(ByteFormulas, ReduceNothingOfAFrozenGroup) {
   FlatParameter frozen{{16, 64}};
   frozen.trainable = false;
   const auto layout = FlatLayout::Make(FlatKind::kContiguous, {frozen}, 2, 16).value();
-  const StepCosts costs = CostsOfGroup(layout, false, {}, {.shard_size = 2, .replicate_size = 2});
+  const StepCosts costs = CostsOfGroup(layout, true, {}, {.shard_size = 2, .replicate_size = 2});
   EXPECT_EQ(costs.all_gathers, 2);
   EXPECT_EQ(costs.reduce_scatters + costs.all_reduces, 0);
   EXPECT_EQ(costs.reduce_scatter_bytes + costs.all_reduce_bytes + costs.copied_bytes, 0);
@@ -97,7 +111,7 @@ TEST(ByteFormulas, ReduceTheTrainedFrontOfAGroupThatIsPartlyFrozen) {
   const auto layout = FlatLayout::Make(FlatKind::kContiguous, {frozen, {{5, 64}}}, 4, 16).value();
   const auto costs = [&](int shard_rank) {
     return CostsOfGroup(
-        layout, false, {},
+        layout, true, {},
         {.shard_size = 4, .replicate_size = 2, .shard_rank = shard_rank, .ranks_per_node = 4});
   };
   EXPECT_EQ(costs(0).reduce_scatter_bytes, 256 * 4 * 3);
@@ -148,7 +162,7 @@ TEST(ByteFormulas, CopyNothingWithZeroCopyInFp32AndCastTheShardInBf16) {
 TEST(ByteFormulas, CountPaddingAsTheEngineDoes) {
   // 15 x 16 and 15 elements, each from a cache line on, padded to a cache line a rank.
   const auto layout = FlatLayout::Make(FlatKind::kContiguous, {{{15, 16}}, {{15}}}, 3, 16).value();
-  const StepCosts costs = CostsOfGroup(layout, false, {}, {.shard_size = 3});
+  const StepCosts costs = CostsOfGroup(layout, true, {}, {.shard_size = 3});
   EXPECT_EQ(costs.reduce_scatter_bytes, 2 * 96 * 4);
 }
 

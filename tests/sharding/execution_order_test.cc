@@ -94,6 +94,7 @@ TEST(ExecutionOrder, SaysWhatBeginsNextUpToTheDepth) {
   EXPECT_THAT(order.Next(2), ElementsAre(1, 2));
   ComeTo(order, B(2));
   EXPECT_THAT(order.Next(2), ElementsAre(3));
+  EXPECT_THAT(order.First(3), ElementsAre(0, 1, 2));  // Wherever the pass has come to.
 }
 
 TEST(ExecutionOrder, FollowsWhatItSettledOn) {

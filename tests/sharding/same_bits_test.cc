@@ -152,12 +152,13 @@ TEST(FullyShard, CopiesNothingWithZeroCopyInFp32) {
   }
 }
 
-TEST(FullyShard, GathersEveryBlockTwiceAndTheRootOnce) {
+TEST(FullyShard, GathersTheRootOnceAndBlocksTwiceButForThoseThatStayOverTheTurn) {
   const int64_t blocks = 3;
+  const int64_t staying = 2;  // That of the turn itself, and one that is gathered ahead.
   ToyRun run{.shard = 2};
   run.policy.node_shared = NodeShared::kOff;
   RunToy(NodeMap::OneNode(2), run, [](const ToyOutcome& outcome) {
-    EXPECT_EQ(outcome.sharding.all_gathers, 2 * blocks + 1);
+    EXPECT_EQ(outcome.sharding.all_gathers, 2 * blocks - staying + 1);
     EXPECT_EQ(outcome.sharding.reduce_scatters, blocks + 1);
     EXPECT_EQ(outcome.sharding.all_reduces, 0);
   });
@@ -167,8 +168,9 @@ TEST(FullyShard, GathersEveryBlockTwiceAndTheRootOnce) {
          [](const ToyOutcome& outcome) { EXPECT_EQ(outcome.sharding.all_gathers, blocks + 1); });
   ToyRun root = run;
   root.policy.reshard_root_after_forward = true;
-  RunToy(NodeMap::OneNode(2), root,
-         [](const ToyOutcome& outcome) { EXPECT_EQ(outcome.sharding.all_gathers, 2 * (blocks + 1)); });
+  RunToy(NodeMap::OneNode(2), root, [](const ToyOutcome& outcome) {
+    EXPECT_EQ(outcome.sharding.all_gathers, 2 * (blocks + 1) - staying);
+  });
   RunToy(NodeMap::OneNode(4), {.replicate = 2, .shard = 2},
          [](const ToyOutcome& outcome) { EXPECT_EQ(outcome.sharding.all_reduces, blocks + 1); });
 }

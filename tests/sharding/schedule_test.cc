@@ -48,32 +48,31 @@ void ExpectEvents(const ShardingPolicy& policy, const Events& expected) {
 TEST(Schedule, GathersEachBlockWhenItIsNeededWithoutPrefetch) {
   ShardingPolicy policy;
   policy.prefetch_depth = 0;
-  ExpectEvents(policy,
-               {
-                   "unshard root",  "wait root",  "forward root",               //
-                   "unshard 0",     "wait 0",     "forward 0",    "reshard 0",  //
-                   "unshard 1",     "wait 1",     "forward 1",    "reshard 1",  //
-                   "unshard 2",     "wait 2",     "forward 2",    "reshard 2",  //
-                   "backward root",                                             //
-                   "unshard 2",     "wait 2",     "backward 2",   "reduce 2",    "reshard 2",    "unshard 1",
-                   "wait 1",        "backward 1", "reduce 1",     "reshard 1",   "unshard 0",    "wait 0",
-                   "backward 0",    "reduce 0",   "reshard 0",    "reduce root", "reshard root",
-               });
+  ExpectEvents(policy, {
+                           "unshard root",  "wait root",    "forward root",                            //
+                           "unshard 0",     "wait 0",       "forward 0",    "reshard 0",               //
+                           "unshard 1",     "wait 1",       "forward 1",    "reshard 1",               //
+                           "unshard 2",     "wait 2",       "forward 2",                               //
+                           "backward root", "backward 2",   "reduce 2",     "reshard 2",               //
+                           "unshard 1",     "wait 1",       "backward 1",   "reduce 1",  "reshard 1",  //
+                           "unshard 0",     "wait 0",       "backward 0",   "reduce 0",  "reshard 0",  //
+                           "reduce root",   "reshard root",
+                       });
 }
 
-TEST(Schedule, GathersOneBlockAhead) {
+TEST(Schedule, GathersOneBlockAheadBeforeItWaits) {
   ShardingPolicy policy;
   policy.prefetch_depth = 1;
   ExpectEvents(policy, {
-                           "unshard root", "wait root",     "unshard 0",  "forward root",               //
-                           "wait 0",       "unshard 1",     "forward 0",  "reshard 0",                  //
-                           "wait 1",       "unshard 2",     "forward 1",  "reshard 1",                  //
-                           "wait 2",       "forward 2",     "reshard 2",                                //
-                           "unshard 2",    "backward root",                                             //
-                           "wait 2",       "unshard 1",     "backward 2", "reduce 2",     "reshard 2",  //
-                           "wait 1",       "unshard 0",     "backward 1", "reduce 1",     "reshard 1",  //
-                           "wait 0",       "backward 0",    "reduce 0",   "reshard 0",                  //
-                           "reduce root",  "reshard root",
+                           "unshard root",  "unshard 0",    "wait root", "forward root",  //
+                           "unshard 1",     "wait 0",       "forward 0", "reshard 0",     //
+                           "unshard 2",     "wait 1",       "forward 1",                  //
+                           "wait 2",        "forward 2",                                  //
+                           "backward root",                                               //
+                           "backward 2",    "reduce 2",     "reshard 2",                  //
+                           "unshard 0",     "backward 1",   "reduce 1",  "reshard 1",     //
+                           "wait 0",        "backward 0",   "reduce 0",  "reshard 0",     //
+                           "reduce root",   "reshard root",
                        });
 }
 
@@ -81,16 +80,26 @@ TEST(Schedule, GathersTwoBlocksAhead) {
   ShardingPolicy policy;
   policy.prefetch_depth = 2;
   ExpectEvents(policy, {
-                           "unshard root", "wait root",    "unshard 0",     "unshard 1", "forward root",  //
-                           "wait 0",       "unshard 2",    "forward 0",     "reshard 0",                  //
-                           "wait 1",       "forward 1",    "reshard 1",                                   //
-                           "wait 2",       "forward 2",    "reshard 2",                                   //
-                           "unshard 2",    "unshard 1",    "backward root",                               //
-                           "wait 2",       "unshard 0",    "backward 2",    "reduce 2",  "reshard 2",     //
-                           "wait 1",       "backward 1",   "reduce 1",      "reshard 1",                  //
-                           "wait 0",       "backward 0",   "reduce 0",      "reshard 0",                  //
-                           "reduce root",  "reshard root",
+                           "unshard root",  "unshard 0",    "unshard 1", "wait root", "forward root",  //
+                           "unshard 2",     "wait 0",       "forward 0",                               //
+                           "wait 1",        "forward 1",                                               //
+                           "wait 2",        "forward 2",                                               //
+                           "backward root",                                                            //
+                           "backward 2",    "reduce 2",     "reshard 2",                               //
+                           "backward 1",    "reduce 1",     "reshard 1",                               //
+                           "backward 0",    "reduce 0",     "reshard 0",                               //
+                           "reduce root",   "reshard root",
                        });
+}
+
+TEST(Schedule, KeepsNothingOfAForwardThatNoBackwardFollows) {
+  WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    Invocation invocation(/*gradients=*/false);
+    WEFT_RETURN_IF_ERROR(net.Forward(invocation, {ToyInputs(0, 1, 6)}).status());
+    for (const auto& group : model.groups()) EXPECT_EQ(group->state(), ParamGroup::State::kSharded);
+    return absl::OkStatus();
+  });
 }
 
 TEST(Schedule, RecomputesOnWhatBackwardGathered) {

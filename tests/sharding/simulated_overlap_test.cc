@@ -70,11 +70,7 @@ class Trial {
     const StepShape shape = {.shard_size = workload_.shard,
                              .replicate_size = workload_.replicate,
                              .ranks_per_node = bootstrap_.size() / 2};
-    StepCosts costs;
-    for (size_t i = 0; i < model.groups().size(); ++i) {
-      costs += CostsOfGroup(model.groups()[i]->layout(), i == 0, policy, shape);
-    }
-    return costs.wire_bytes;
+    return CostsOfGroups(LayoutsOf(model), policy, shape).wire_bytes;
   }
 
   // After the group's own hooks, which gather it.

@@ -26,15 +26,11 @@ ShardingCounters Difference(const ShardingCounters& after, const ShardingCounter
 }
 
 StepCosts ExpectedCosts(const ShardedModel& model, const ToyRun& run, int rank) {
-  StepCosts costs;
-  for (size_t i = 0; i < model.groups().size(); ++i) {
-    StepShape shape = {run.shard_group_size(), run.replicate, run.microbatches, run.sync,
-                       rank % run.shard_group_size()};
-    shape.residency = model.residency().residency;
-    shape.replicate_rank = rank / run.shard_group_size();
-    costs += CostsOfGroup(model.groups()[i]->layout(), i == 0, run.policy, shape);
-  }
-  return costs;
+  StepShape shape = {run.shard_group_size(), run.replicate, run.microbatches, run.sync,
+                     rank % run.shard_group_size()};
+  shape.residency = model.residency().residency;
+  shape.replicate_rank = rank / run.shard_group_size();
+  return CostsOfGroups(LayoutsOf(model), run.policy, shape);
 }
 
 absl::Status ToyStep(ShardedModel& model, ToyNet& net, const ToyRun& run, int rank, int step,
@@ -50,6 +46,12 @@ absl::Status ToyStep(ShardedModel& model, ToyNet& net, const ToyRun& run, int ra
 }
 
 }  // namespace
+
+std::vector<FlatLayout> LayoutsOf(const ShardedModel& model) {
+  std::vector<FlatLayout> layouts;
+  for (const auto& group : model.groups()) layouts.push_back(group->layout());
+  return layouts;
+}
 
 absl::StatusOr<RankEngine> RankEngine::Make(Bootstrap& bootstrap, EngineOptions options) {
   RankEngine rank;

@@ -59,6 +59,8 @@ struct ToyOutcome {
 absl::Status ToyPass(ToyNet& net, int rank, int ranks, int step, int microbatch, int microbatches);
 // A step of plain gradient descent on the rank's shards.
 absl::Status ToyUpdate(ShardedModel& model, double clip, std::vector<double>* norms);
+// Of its groups, as CostsOfGroups wants them.
+std::vector<FlatLayout> LayoutsOf(const ShardedModel& model);
 // All parameters of the model, whole.
 absl::StatusOr<std::vector<float>> ToyWeights(ShardedModel& model);
 

@@ -49,14 +49,14 @@ class Ledger : public TrainRun {
   StepCosts Expected(const StepShape& shape) const {
     const auto model = LlamaModel::Create(MakeLlamaConfig(config_.model, config_.data.seq_len)).value();
     std::vector<std::shared_ptr<Parameter>> rest = model->AllParameters();
-    StepCosts costs;
+    std::vector<FlatLayout> layouts;
     for (DecoderBlock* block : model->blocks()) {
       const auto parameters = block->AllParameters();
-      costs += CostsOfGroup(LayoutOf(parameters, shape.shard_size), /*is_root=*/false, Policy(), shape);
+      layouts.push_back(LayoutOf(parameters, shape.shard_size));
       for (const auto& parameter : parameters) rest.erase(std::find(rest.begin(), rest.end(), parameter));
     }
-    costs += CostsOfGroup(LayoutOf(rest, shape.shard_size), /*is_root=*/true, Policy(), shape);
-    return costs;
+    layouts.insert(layouts.begin(), LayoutOf(rest, shape.shard_size));
+    return CostsOfGroups(layouts, Policy(), shape);
   }
 
   StepCosts ExpectedOfAllReduces(const StepShape& shape) {

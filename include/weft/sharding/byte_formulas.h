@@ -5,8 +5,9 @@
 // shard and replicate groups, A microbatches, and K and L of them that are reduce-scattered and all-reduced
 // (see gradient_sync.h), a rank receives, and sends,
 //
-//   all-gather      0 in place; 2AW (S-1)/S; AW (S-1)/S for groups that are not resharded after forward;
-//                   AW (S-1)/S and AW (k-1)/k for those that are resharded to k neighbours
+//   all-gather      0 in place; 2AW (S-1)/S; AW (S-1)/S for groups that stay unsharded between forward and
+//                   backward: the root's, and the last 1 + prefetch_depth; AW (S-1)/S and AW (k-1)/k for
+//                   those that are resharded to k neighbours
 //   reduce-scatter  KG (S-1)/S
 //   all-reduce      2L G/S (R-1)/R
 //
@@ -23,6 +24,8 @@
 #pragma once
 
 #include <cstdint>
+
+#include <absl/types/span.h>
 
 #include "weft/sharding/flat_layout.h"
 #include "weft/sharding/gradient_sync.h"
@@ -82,10 +85,18 @@ struct StepCosts {
   StepCosts& operator+=(const StepCosts& other);
 };
 
-// Forward and backward of one group in the policy's two dtypes, `is_root` or not, for all microbatches, of
-// which only the last backward is waited for, and its reductions, in one replicate bucket.
-StepCosts CostsOfGroup(const FlatLayout& layout, bool is_root, const ShardingPolicy& policy,
+// Whether backward gathers a group again, number `group` of `groups`, which are the root's and then the
+// blocks' in the order of forward, none of which lies in another. See Note [The turn] in
+// sharding/module_hooks.h.
+bool IsGatheredAgain(int group, int groups, const ShardingPolicy& policy);
+
+// Forward and backward of one group in the policy's two dtypes, for all microbatches, of which only the last
+// backward is waited for, and its reductions, in one replicate bucket.
+StepCosts CostsOfGroup(const FlatLayout& layout, bool is_gathered_again, const ShardingPolicy& policy,
                        const StepShape& shape);
+// The same of all groups, as IsGatheredAgain numbers them.
+StepCosts CostsOfGroups(absl::Span<const FlatLayout> layouts, const ShardingPolicy& policy,
+                        const StepShape& shape);
 // A forward without gradients: each group is gathered once.
 StepCosts ForwardCostsOfGroup(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape);
 
