@@ -70,8 +70,7 @@ class Trainer {
         net_(OrDie(LlamaModel::Create(StepModelConfig()))) {
     const DeviceMesh mesh = OrDie(DeviceMesh::Create(
         {{"replicate", IntegerOf(request, "replicate")}, {"shard", IntegerOf(request, "shard")}}, ranks_));
-    const std::vector<Module*> blocks(net_->blocks().begin(), net_->blocks().end());
-    model_ = OrDie(FullyShard(*net_, blocks, mesh, *engine_, PolicyOf(request), LoadFormula));
+    model_ = OrDie(FullyShard(*net_, net_->units(), mesh, *engine_, PolicyOf(request), LoadFormula));
     optimizer_ = std::make_unique<ShardedAdamW>(model_->Shards(), AdamWOptions{});
     const int64_t length = IntegerOf(request, "length");
     inputs_ = MakeTokens(arena.bootstrap->rank(), length, 0);
@@ -96,7 +95,7 @@ class Trainer {
     OrDie(
         net_->Backward(invocation, {Tensor::Borrow(TensorView::Contiguous(&one, DType::kF32, {}))}).status());
     const GradientNorm norm = OrDie(model_->ClipGradNorm(kMaxNorm));
-    OrDie(optimizer_->Step(model_->Shards(), norm.factor));
+    OrDie(optimizer_->Step(*model_, norm.factor));
     model_->ZeroGradients();
     return value;
   }

@@ -29,8 +29,7 @@ absl::Status Train(Bootstrap& ranks) {
   WEFT_ASSIGN_OR_RETURN(const auto layout, SequenceLayout::Create({kTokens}, scheme.Split(ranks.size())));
   WEFT_ASSIGN_OR_RETURN(auto sharder, BufferSharder::Create(*engine, context->group(), net.get()));
   // And the parameters.
-  const std::vector<Module*> blocks(net->blocks().begin(), net->blocks().end());
-  WEFT_ASSIGN_OR_RETURN(auto model, FullyShard(*net, blocks, mesh, *engine, {}, LoadInitialValues(0)));
+  WEFT_ASSIGN_OR_RETURN(auto model, FullyShard(*net, net->units(), mesh, *engine, {}, LoadInitialValues(0)));
   ShardedAdamW optimizer(model->Shards(), {.lr = 1e-3, .weight_decay = 0});
   const Tensor one = Tensor::Empty(DType::kF32, {});
   *one.As<float>() = 1;

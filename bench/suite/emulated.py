@@ -22,9 +22,11 @@ STREAM = "wire: MPI stream"
 NOMINAL = "wire: 0.956 of its rate"  # What TCP leaves of the rate of an Ethernet cable.
 BOUND = "max(compute alone, wire)"
 ROUNDS = 4
-# Of the model's fp32 weights, and of the part that the root's group holds, which is gathered once a step.
-MODEL_BYTES = 4 * (8 * (2 * 512 * 512 + 2 * 512 * 256 + 3 * 512 * 1536 + 2 * 512) + 2 * 4096 * 512 + 512)
-ROOT_BYTES = 4 * (2 * 4096 * 512 + 512)
+# Of the model's fp32 weights, and of those that are gathered once a step: embedding and norms, head, and last block.
+BLOCK_BYTES = 4 * (2 * 512 * 512 + 2 * 512 * 256 + 3 * 512 * 1536 + 2 * 512)
+OUTER_BYTES = 4 * (2 * 4096 * 512 + 512)
+MODEL_BYTES = 8 * BLOCK_BYTES + OUTER_BYTES
+GATHERED_ONCE_BYTES = OUTER_BYTES + BLOCK_BYTES
 
 
 @dataclass(frozen=True)
@@ -136,7 +138,7 @@ class StepCase:
 
 def step_cases(hosts: Hosts) -> list[StepCase]:
     fsdp = Mesh(1, hosts.count * hosts.ranks_per_host)
-    bytes_per_host = hosts.across(2 * MODEL_BYTES - ROOT_BYTES + MODEL_BYTES)
+    bytes_per_host = hosts.across(2 * MODEL_BYTES - GATHERED_ONCE_BYTES + MODEL_BYTES)
     cases = [StepCase(f"step, {fsdp}, {hosts}", fsdp, DEFAULTS, bytes_per_host, step_bars(2.5, 1.12))]
     if hosts.ranks_per_host > 1:
         hsdp = Mesh(hosts.count, hosts.ranks_per_host)

@@ -27,6 +27,12 @@ LlamaModel::LlamaModel(const LlamaConfig& config) : Module(""), config_(config) 
                        : std::make_unique<LmHeadLoss>("lm_head", config.vocab_size, config.dim, initializer));
 }
 
+std::vector<Module*> LlamaModel::units() const {
+  std::vector<Module*> units(blocks_.begin(), blocks_.end());
+  if (!config_.tie_word_embeddings) units.push_back(head_);
+  return units;
+}
+
 absl::StatusOr<Tensors> LlamaModel::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
   const Tensor& ids = inputs[0];
   const Tensor& targets = inputs[1];

@@ -63,12 +63,12 @@ absl::Status Trainer::Connect(const ShardLoader& loader, const EngineOptions& op
   notes_pool_ = std::make_unique<BufferPool>(*heap_, "step notes");
   WEFT_ASSIGN_OR_RETURN(notes_,
                         notes_pool_->Acquire(sizeof(StepNote) * static_cast<size_t>(bootstrap_.size())));
-  const std::vector<Module*> blocks(model_->blocks().begin(), model_->blocks().end());
-  for (Module* block : blocks) {
+  for (DecoderBlock* block : model_->blocks()) {
     block->SetActivationCheckpointing(plan_.activation_checkpoint == ActivationCheckpoint::kFull);
   }
   WEFT_RETURN_IF_ERROR(SplitSequences());
-  WEFT_ASSIGN_OR_RETURN(sharded_, FullyShard(*model_, blocks, plan_.mesh, *engine_, plan_.policy, loader));
+  WEFT_ASSIGN_OR_RETURN(sharded_,
+                        FullyShard(*model_, model_->units(), plan_.mesh, *engine_, plan_.policy, loader));
   return absl::OkStatus();
 }
 

@@ -43,8 +43,7 @@ absl::Status Train(weft::Bootstrap& ranks) {
   WEFT_ASSIGN_OR_RETURN(auto engine, weft::CommEngine::Create(ranks, *heap));
   WEFT_ASSIGN_OR_RETURN(auto mesh, weft::DeviceMesh::Create({{"replicate", 2}, {"shard", -1}}, ranks.size()));
   WEFT_ASSIGN_OR_RETURN(auto net, weft::LlamaModel::Create(weft::LlamaConfig{}));
-  const std::vector<weft::Module*> blocks(net->blocks().begin(), net->blocks().end());
-  WEFT_ASSIGN_OR_RETURN(auto model, weft::FullyShard(*net, blocks, mesh, *engine, /*policy=*/{},
+  WEFT_ASSIGN_OR_RETURN(auto model, weft::FullyShard(*net, net->units(), mesh, *engine, /*policy=*/{},
                                                      weft::LoadInitialValues(/*seed=*/0)));
   float first = 0, last = 0;
   for (int step = 0; step < kSteps; ++step) {

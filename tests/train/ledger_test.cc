@@ -45,13 +45,13 @@ class Ledger : public TrainRun {
         .value();
   }
 
-  // The decoder's blocks are a group each, and what is outside of them is the root's.
+  // The model's units are a group each, and what is outside of them is the root's.
   StepCosts Expected(const StepShape& shape) const {
     const auto model = LlamaModel::Create(MakeLlamaConfig(config_.model, config_.data.seq_len)).value();
     std::vector<std::shared_ptr<Parameter>> rest = model->AllParameters();
     std::vector<FlatLayout> layouts;
-    for (DecoderBlock* block : model->blocks()) {
-      const auto parameters = block->AllParameters();
+    for (Module* unit : model->units()) {
+      const auto parameters = unit->AllParameters();
       layouts.push_back(LayoutOf(parameters, shape.shard_size));
       for (const auto& parameter : parameters) rest.erase(std::find(rest.begin(), rest.end(), parameter));
     }

@@ -90,6 +90,9 @@ class LlamaModel : public Module {
 
   const LlamaConfig& config() const { return config_; }
   const std::vector<DecoderBlock*>& blocks() const { return blocks_; }
+  // What is worth to be gathered and reduced by itself, in the order of forward: the blocks, and the head
+  // unless it is the embedding. The head's gradient is the first of backward, and the embedding's the last.
+  std::vector<Module*> units() const;
 
  protected:
   absl::StatusOr<Tensors> ForwardImpl(Invocation& invocation, const Tensors& inputs) override;
