@@ -1,7 +1,7 @@
-// The gradient norm over the mesh. Usually the shards of one replica hold every gradient once, so the shard
-// group suffices. With replicate groups of their own, parameters may differ between replicas: then all ranks
-// take part, and of the replicas of a parameter the first one alone counts. With the optimizer sharded over
-// replicas all take part, and all count, as each has a part of its own.
+// The gradient norm over the mesh: every gradient counts once. Of what replicas hold alike, each takes a
+// part: the values are many, and the numbers that ranks then exchange are few. Parameters without replicas,
+// which may differ from rank to rank, count whole on each, as does what a rank alone updates where replicas
+// share the optimizer.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -16,44 +16,52 @@ namespace {
 
 using ScalarReduction = std::function<absl::Status(const std::string&, void*, DType, int64_t, ReduceOp)>;
 
-bool Counts(const CommContext& context, const ParamGroup& group, const ShardView& shard) {
-  const FlatParameter& parameter = group.layout().parameters()[static_cast<size_t>(shard.piece.parameter)];
-  return context.shards_optimizer_over_replicas() ||
-         context.replicate_group(parameter.replicate_bucket).group_rank == 0;
+using Gradients = absl::Span<const float>;
+
+Gradients PartOf(Gradients all, const ProcessGroup& replicas) {
+  const auto count = static_cast<size_t>(replicas.size());
+  const auto place = static_cast<size_t>(replicas.group_rank);
+  const size_t begin = all.size() * place / count;
+  return all.subspan(begin, all.size() * (place + 1) / count - begin);
 }
 
-OrderFreeSum SumOfShards(const std::vector<ShardView>& shards, NormType type, float maximum) {
+OrderFreeSum SumOf(const std::vector<Gradients>& parts, NormType type, float maximum) {
   OrderFreeSum total = {};
-  for (const ShardView& shard : shards) {
-    const OrderFreeSum sum = type == NormType::kOne ? SumMagnitudes(shard.grad, shard.elements(), maximum)
-                                                    : SumSquares(shard.grad, shard.elements(), maximum);
+  for (const Gradients part : parts) {
+    const auto count = static_cast<int64_t>(part.size());
+    const OrderFreeSum sum = type == NormType::kOne ? SumMagnitudes(part.data(), count, maximum)
+                                                    : SumSquares(part.data(), count, maximum);
     for (size_t limb = 0; limb < total.size(); ++limb) total[limb] += sum[limb];
   }
   return total;
 }
 
-absl::StatusOr<double> NormOfShards(const std::vector<ShardView>& shards, NormType type,
-                                    const ScalarReduction& reduce) {
+absl::StatusOr<double> NormOfParts(const std::vector<Gradients>& parts, NormType type,
+                                   const ScalarReduction& reduce) {
   float maximum = 0.0F;
-  for (const ShardView& shard : shards) {
-    maximum = std::max(maximum, MaxMagnitude(shard.grad, shard.elements()));
+  for (const Gradients part : parts) {
+    maximum = std::max(maximum, MaxMagnitude(part.data(), static_cast<int64_t>(part.size())));
   }
   WEFT_RETURN_IF_ERROR(reduce("grad_norm.max", &maximum, DType::kF32, 1, ReduceOp::kMax));
   // The same on all ranks, so that all leave out the sum, or none.
   if (type == NormType::kInfinity || !std::isfinite(maximum)) return maximum;
-  OrderFreeSum sum = SumOfShards(shards, type, maximum);
+  OrderFreeSum sum = SumOf(parts, type, maximum);
   WEFT_RETURN_IF_ERROR(reduce("grad_norm.sum", sum.data(), DType::kI64, sum.size(), ReduceOp::kSum));
   return type == NormType::kOne ? OneNormOf(sum, maximum) : NormOf(sum, maximum);
 }
 
 }  // namespace
 
-std::vector<ShardView> ShardedModel::GradientsToCount(bool everywhere) const {
-  std::vector<ShardView> counted;
+std::vector<absl::Span<const float>> ShardedModel::GradientsToCount() const {
+  std::vector<Gradients> counted;
   for (const auto& group : groups_) {
     for (const ShardView& shard : group->Shards()) {
-      if (shard.grad != nullptr && (!everywhere || Counts(*context_, *group, shard)))
-        counted.push_back(shard);
+      if (shard.grad == nullptr) continue;
+      const Gradients all(shard.grad, static_cast<size_t>(shard.elements()));
+      const auto parameter = static_cast<size_t>(shard.piece.parameter);
+      const int bucket = group->layout().parameters()[parameter].replicate_bucket;
+      const bool is_alone = context_->shards_optimizer_over_replicas();
+      counted.push_back(is_alone ? all : PartOf(all, context_->replicate_group(bucket)));
     }
   }
   return counted;
@@ -61,13 +69,13 @@ std::vector<ShardView> ShardedModel::GradientsToCount(bool everywhere) const {
 
 absl::StatusOr<GradientNorm> ShardedModel::ClipGradNorm(double max_norm, NormType type) {
   for (const auto& group : groups_) WEFT_RETURN_IF_ERROR(group->CheckGradientsReduced());
-  const bool everywhere = context_->bucket_count() > 1 || context_->shards_optimizer_over_replicas();
+  const bool has_replicas = scalars_->ranks() > context_->shard_group().size();
   const ScalarReduction reduce = [&](const std::string& label, void* values, DType dtype, int64_t count,
                                      ReduceOp op) {
-    return everywhere ? scalars_->AllReduce(label, values, dtype, count, op)
-                      : context_->AllReduceScalars(label, values, dtype, count, op);
+    return has_replicas ? scalars_->AllReduce(label, values, dtype, count, op)
+                        : context_->AllReduceScalars(label, values, dtype, count, op);
   };
-  WEFT_ASSIGN_OR_RETURN(const double norm, NormOfShards(GradientsToCount(everywhere), type, reduce));
+  WEFT_ASSIGN_OR_RETURN(const double norm, NormOfParts(GradientsToCount(), type, reduce));
   return GradientNorm{norm, static_cast<float>(ClipFactor(norm, max_norm))};
 }
 

@@ -18,6 +18,8 @@ class ModelScalars {
   // `everyone`: all ranks that the model is sharded or replicated over.
   static absl::StatusOr<ModelScalars> Make(CommContext& context, const ProcessGroup& everyone);
 
+  int ranks() const { return context_.engine().group(lane_).size(); }
+
   // In place, and waited for.
   absl::Status AllReduce(const std::string& label, void* values, DType dtype, int64_t count, ReduceOp op);
   // Whether all ranks come with the same number. Ranks that have not gathered the same until here get an

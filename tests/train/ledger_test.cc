@@ -114,15 +114,12 @@ class Ledger : public TrainRun {
     return ContextBytes(mesh, rank, {config_.data.seq_len}, batch);
   }
 
-  // Notes of two words that all ranks tell each other, and what the gradient norm needs where a shard group
-  // lies on several nodes: a maximum, and a sum. With the optimizer sharded over replicas all ranks need
-  // them.
-  int64_t ControlWireBytes(const StepShape& shape) const {
+  // Notes of two words that all ranks tell each other, and what they need for the gradient norm: a maximum,
+  // and a sum.
+  static int64_t ControlWireBytes(const StepShape& shape) {
     const int64_t notes = AllGatherWireBytes(int64_t{16} * shape.ranks(), shape.nodes());
     const int64_t norm = sizeof(float) + sizeof(OrderFreeSum);
-    if (config_.parallel.shard_optimizer_over_replicas)
-      return notes + AllReduceWireBytes(norm, shape.nodes());
-    return notes + shape.replicate_size * AllReduceWireBytes(norm, shape.shard_group_nodes());
+    return notes + AllReduceWireBytes(norm, shape.nodes());
   }
 
   // Of one gather of what replicas have updated, in fp32.

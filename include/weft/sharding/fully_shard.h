@@ -181,7 +181,7 @@ class ShardedModel {
                std::unique_ptr<CommContext> context);
   absl::Status Hook(absl::Span<const PlannedGroup> plan, const DeviceMesh& mesh);
   // This rank's reduced gradients; `everywhere`: but for those that another replica counts.
-  std::vector<ShardView> GradientsToCount(bool everywhere) const;
+  std::vector<absl::Span<const float>> GradientsToCount() const;
   absl::StatusOr<int> GroupOf(const Module& module) const;
   absl::Status SetPrefetch(const Module& module, absl::Span<Module* const> ahead, PrefetchLists& lists);
 
