@@ -28,7 +28,9 @@ class AllGatherOperation final : public Collective {
   }
   bool MoveComplete() const override { return gather_->complete(); }
   bool MoveDrained() const override { return gather_->drained(); }
-  void AddAwaited(std::set<int>& ranks) const override { gather_->AddAwaited(ranks); }
+  void AddAwaited(const OperationContext& /*context*/, std::set<int>& ranks) const override {
+    gather_->AddAwaited(ranks);
+  }
 
  private:
   std::optional<GatherPhase> gather_;

@@ -41,7 +41,7 @@ class AllReduceOperation final : public Collective {
   }
   bool MoveComplete() const override { return reduce_->complete() && gather_->complete(); }
   bool MoveDrained() const override { return reduce_->drained() && gather_->drained(); }
-  void AddAwaited(std::set<int>& ranks) const override {
+  void AddAwaited(const OperationContext& /*context*/, std::set<int>& ranks) const override {
     reduce_->AddAwaited(ranks);
     gather_->AddAwaited(ranks);
   }

@@ -155,7 +155,7 @@ class AllToAllOperation final : public Collective {
            std::all_of(packed_sends_.begin(), packed_sends_.end(),
                        [](const MadeSendStream& s) { return s.finished(); });
   }
-  void AddAwaited(std::set<int>& ranks) const override {
+  void AddAwaited(const OperationContext& /*context*/, std::set<int>& ranks) const override {
     for (const Arrival& arrival : arrivals_) {
       if (!arrival.finished()) ranks.insert(arrival.receive.peer());
     }

@@ -193,7 +193,7 @@ std::set<int> Collective::WaitsFor(const OperationContext& context) const {
   for (int peer : context.placement.local_peers()) {
     if (met_.empty() || !met_[static_cast<size_t>(peer)]) ranks.insert(context.placement.WorldRank(peer));
   }
-  if (stage_ >= Stage::kMoving) AddAwaited(ranks);
+  if (stage_ >= Stage::kMoving) AddAwaited(context, ranks);
   return ranks;
 }
 

@@ -46,7 +46,7 @@ class Collective : public Operation {
   virtual absl::StatusOr<bool> Move(OperationContext& context) = 0;
   virtual bool MoveComplete() const = 0;
   virtual bool MoveDrained() const = 0;
-  virtual void AddAwaited(std::set<int>& ranks) const = 0;
+  virtual void AddAwaited(const OperationContext& context, std::set<int>& ranks) const = 0;
 
   const CollectivePlan& plan() const { return plan_; }
   // A peer's input and output, for ranks of this node. Valid from BeginMove on; null where it shares none.

@@ -50,15 +50,18 @@ void EngineCore::Submit(std::shared_ptr<OperationRecord> record) {
   lanes_[static_cast<size_t>(record->lane)]->queued.push_back(std::move(record));
 }
 
-void EngineCore::Raise(int lane, uint64_t sequence) {
+void EngineCore::Raise(int lane, uint64_t sequence, bool until_released) {
   Lane& raised = *lanes_[static_cast<size_t>(lane)];
+  if (until_released) raised.raised_to_release = std::max(raised.raised_to_release, sequence);
   if (sequence <= raised.raised) return;
   raised.raised = sequence;
   for (const auto& record : raised.queued) {
     if (record->descriptor.sequence > sequence) break;
-    for (const OperationRecord* earlier : {record->after.get(), record->gate.get()}) {
-      if (earlier != nullptr) Raise(earlier->lane, earlier->descriptor.sequence);
-    }
+    const auto raise = [this](const OperationRecord* earlier, bool until_earlier_is_released) {
+      if (earlier != nullptr) Raise(earlier->lane, earlier->descriptor.sequence, until_earlier_is_released);
+    };
+    raise(record->after.get(), false);
+    raise(record->gate.get(), true);
   }
 }
 
@@ -86,7 +89,9 @@ OperationContext EngineCore::ContextOf(Lane& lane, const std::shared_ptr<Operati
           env_.options,
           record,
           PriorityOf(lane, *record),
-          head};
+          head,
+          record->descriptor.sequence <= lane.raised,
+          record->descriptor.sequence <= lane.raised_to_release};
 }
 
 void EngineCore::Push(DataTask task) {

@@ -52,8 +52,9 @@ class EngineCore final : private TaskQueue {
   absl::StatusOr<int> AddLane(std::string name, ProcessGroup group, LanePurpose purpose);
 
   void Submit(std::shared_ptr<OperationRecord> record);
-  // Somebody waits for this operation: it, all before it on its lane, and what those come `after`, go first.
-  void Raise(int lane, uint64_t sequence);
+  // Somebody waits for this operation to be ready, or released: it, all before it on its lane, and what those
+  // come `after`, go first.
+  void Raise(int lane, uint64_t sequence, bool until_released);
 
   // One turn. True if anything advanced, so that another turn may help at once.
   bool Poll(int64_t now_ns);
@@ -91,7 +92,8 @@ class EngineCore final : private TaskQueue {
     GroupPlacement placement;
     std::deque<std::shared_ptr<OperationRecord>> queued;
     std::deque<std::shared_ptr<OperationRecord>> running;  // Up to *released*, in order.
-    uint64_t raised = 0;                                   // Sequences up to here are waited for.
+    uint64_t raised = 0;                                   // Sequences up to here are waited for,
+    uint64_t raised_to_release = 0;                        // and up to here until they are released.
     uint64_t consumed = 0;                                 // As told to peers.
   };
 

@@ -59,9 +59,11 @@ absl::StatusOr<std::unique_ptr<NodeLink>> OpenNodeLink(Bootstrap& bootstrap, Nod
 std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, CollectivePlan plan) {
   switch (plan.kind) {
     case OpKind::kReduceScatter:
-      return MakeReduceScatter(placement, std::move(plan));
+      return placement.spans_nodes() ? MakeReduceScatter(placement, std::move(plan))
+                                     : MakeNodeReduce(placement, std::move(plan));
     case OpKind::kAllReduce:
-      return MakeAllReduce(placement, std::move(plan));
+      return placement.spans_nodes() ? MakeAllReduce(placement, std::move(plan))
+                                     : MakeNodeReduce(placement, std::move(plan));
     case OpKind::kAllToAll:
     case OpKind::kSendReceive:
       return MakeAllToAll(std::move(plan));

@@ -178,7 +178,7 @@ absl::Status EngineShell::Wait(const std::shared_ptr<OperationRecord>& record, E
                                absl::Time deadline, bool last_resort) {
   if (!Reached(*record, event)) {
     WithCore([&](EngineCore& core) {
-      core.Raise(record->lane, record->descriptor.sequence);
+      core.Raise(record->lane, record->descriptor.sequence, event == Event::kReleased);
       return 0;
     });
     if (!PollUntil([&] { return Reached(*record, event); }, deadline)) {

@@ -1,8 +1,8 @@
 // How ranks of one node see each other: published descriptors, progress counters, consumed flags, and their
 // memory.
 //
-// Every flag has one writer. Publishing, advancing and releasing are release stores, peeking is an acquire
-// load: what a rank wrote before is visible to whoever saw the flag.
+// Every flag has one writer, but for claims. Publishing, advancing and releasing are release stores, peeking
+// is an acquire load: what a rank wrote before is visible to whoever saw the flag.
 //
 // Note [Descriptor ring]
 // A lane's descriptors lie in a ring of kSlots. The slot of sequence s is written again for s + kSlots, and
@@ -47,6 +47,12 @@ class NodeLink {
   // Monotonic counters of one published operation; each rank writes its own.
   virtual void SetCounter(int lane, uint64_t sequence, int index, int64_t value) = 0;
   virtual int64_t Counter(int lane, int peer, uint64_t sequence, int index) const = 0;
+
+  // Takes the next of the `count` pieces that `peer`'s part of a published operation (or this rank's own) is
+  // made in: its number, or nothing once all are taken. The one flag that all ranks of the node write.
+  virtual std::optional<int64_t> Claim(int lane, int peer, uint64_t sequence, int64_t count) = 0;
+  // Whether nothing is left to claim.
+  virtual bool AllClaimed(int lane, int peer, uint64_t sequence, int64_t count) const = 0;
 
   // "I read nothing of `sequence` or before any more."
   virtual void Release(int lane, uint64_t sequence) = 0;

@@ -37,8 +37,10 @@ struct OperationContext {
   EngineCounters& counters;
   const EngineOptions& options;
   const std::shared_ptr<OperationRecord>& record;
-  Priority priority;  // As raised by waiters.
-  bool head;          // The first unfinished operation of its lane.
+  Priority priority;         // As raised by waiters.
+  bool head;                 // The first unfinished operation of its lane.
+  bool ready_is_awaited;     // A thread of this rank waits for it, or for a later one of its lane, to be
+  bool released_is_awaited;  // *ready*; or *released*.
 };
 
 class Operation {

@@ -14,8 +14,10 @@
 namespace weft {
 
 std::unique_ptr<Operation> MakeAllGather(const GroupPlacement& placement, CollectivePlan plan);
+// Of ranks on several nodes; on one node both are MakeNodeReduce's.
 std::unique_ptr<Operation> MakeReduceScatter(const GroupPlacement& placement, CollectivePlan plan);
 std::unique_ptr<Operation> MakeAllReduce(const GroupPlacement& placement, CollectivePlan plan);
+std::unique_ptr<Operation> MakeNodeReduce(const GroupPlacement& placement, CollectivePlan plan);
 std::unique_ptr<Operation> MakeAllToAll(CollectivePlan plan);
 
 }  // namespace weft

@@ -70,6 +70,14 @@ class LeafNumbering {
 
 }  // namespace
 
+ReduceTarget TargetOf(const GroupPlacement& placement, const CollectivePlan& plan, std::byte* output) {
+  const size_t node_bytes =
+      static_cast<size_t>(plan.parts.total()) * SizeOf(plan.dtype) * (placement.local_peers().size() + 1);
+  const bool average = plan.reduce == ReduceOp::kAverage;
+  const float scale = average ? 1.0F / static_cast<float>(placement.size()) : 1.0F;
+  return {output, plan.dtype, scale, WritesAroundCaches(node_bytes)};
+}
+
 DType PartialDType(DType dtype) { return dtype == DType::kF16 ? DType::kF32 : dtype; }
 
 ReducePhase::ReducePhase(const CollectivePlan& plan, int64_t slice_elements, Memory memory)
@@ -123,18 +131,11 @@ absl::Status ReducePhase::PlanOwnPart(const OperationContext& context) {
                            WirePhase::kReduce, slicing, ring);
   }
 
-  const size_t node_bytes =
-      static_cast<size_t>(plan_.parts.total()) * SizeOf(plan_.dtype) * (placement.local_peers().size() + 1);
-  const bool average = plan_.reduce == ReduceOp::kAverage;
-  const float scale = average ? 1.0F / static_cast<float>(placement.size()) : 1.0F;
+  ReduceTarget target = TargetOf(placement, plan_, memory_.output);
+  target.copies.assign(memory_.copies.begin(), memory_.copies.end());
   reduce_.emplace(slicing,
                   BuildReduceProgram(0, placement.size(), [&](int lo, int n) { return numbering.Of(lo, n); }),
-                  std::move(leaves), plan_.reduce,
-                  ReduceTarget{memory_.output,
-                               plan_.dtype,
-                               scale,
-                               WritesAroundCaches(node_bytes),
-                               {memory_.copies.begin(), memory_.copies.end()}});
+                  std::move(leaves), plan_.reduce, std::move(target));
   return absl::OkStatus();
 }
 

@@ -60,6 +60,9 @@ class ReducePhase {
   std::deque<SendStream> raw_sends_;  // Partials of one rank: its input, as it is.
 };
 
+// What a part is reduced to: an average is scaled, and results too large for the caches go around them.
+ReduceTarget TargetOf(const GroupPlacement& placement, const CollectivePlan& plan, std::byte* output);
+
 // The dtype in which partials travel: wide, but for bf16, where the wire is to be halved.
 DType PartialDType(DType dtype);
 

@@ -21,6 +21,7 @@ constexpr size_t kLine = 64;
 struct Slot {
   alignas(kLine) std::atomic<uint64_t> published{0};  // The sequence whose descriptor is in place.
   Descriptor descriptor;
+  alignas(kLine) std::atomic<int64_t> claimed{0};  // Pieces; may go beyond what there is.
 };
 
 struct LaneFlags {
@@ -76,6 +77,7 @@ class SharedMemoryLink final : public NodeLink {
     }
     Slot& slot = flags.slots[descriptor.sequence % kSlots];
     slot.descriptor = descriptor;
+    slot.claimed.store(0, std::memory_order_relaxed);
     slot.published.store(descriptor.sequence, std::memory_order_release);
   }
 
@@ -90,6 +92,16 @@ class SharedMemoryLink final : public NodeLink {
   }
   int64_t Counter(int lane, int peer, uint64_t sequence, int index) const override {
     return CounterOf(peer, lane, sequence, index).load(std::memory_order_acquire);
+  }
+
+  // Relaxed: a claim says who makes a piece, and orders no data.
+  std::optional<int64_t> Claim(int lane, int peer, uint64_t sequence, int64_t count) override {
+    if (AllClaimed(lane, peer, sequence, count)) return std::nullopt;
+    const int64_t piece = ClaimedOf(peer, lane, sequence).fetch_add(1, std::memory_order_relaxed);
+    return piece < count ? std::optional(piece) : std::nullopt;
+  }
+  bool AllClaimed(int lane, int peer, uint64_t sequence, int64_t count) const override {
+    return ClaimedOf(peer, lane, sequence).load(std::memory_order_relaxed) >= count;
   }
 
   void Release(int lane, uint64_t sequence) override {
@@ -155,6 +167,9 @@ class SharedMemoryLink final : public NodeLink {
     const auto it = flags_of_.find(peer);
     WEFT_CHECK(it != flags_of_.end(), "flags asked of a rank of another node");
     return *it->second;
+  }
+  std::atomic<int64_t>& ClaimedOf(int peer, int lane, uint64_t sequence) const {
+    return Flags(peer).lanes[static_cast<size_t>(lane)].slots[sequence % kSlots].claimed;
   }
   std::atomic<int64_t>& CounterOf(int peer, int lane, uint64_t sequence, int index) const {
     const LaneFlags& flags = Flags(peer).lanes[static_cast<size_t>(lane)];

@@ -22,6 +22,7 @@ struct Slot {
   uint64_t published = 0;
   Descriptor descriptor;
   absl::flat_hash_map<int, int64_t> counters;  // Those that are not 0.
+  int64_t claimed = 0;                         // Only where its owner keeps it: claims are never seen late.
 };
 
 struct LaneFlags {
@@ -72,7 +73,7 @@ class SimNodeLink final : public NodeLink {
 
   void Publish(int lane, const Descriptor& descriptor) override {
     Apply([lane, descriptor](RankFlags& flags) {
-      flags.lanes[lane].At(descriptor.sequence) = {descriptor.sequence, descriptor, {}};
+      flags.lanes[lane].At(descriptor.sequence) = {descriptor.sequence, descriptor, {}, 0};
     });
   }
   std::optional<Descriptor> Peek(int lane, int peer, uint64_t sequence) const override {
@@ -88,6 +89,14 @@ class SimNodeLink final : public NodeLink {
     const auto& counters = Seen(peer).lanes[lane].At(sequence).counters;
     const auto found = counters.find(index);
     return found == counters.end() ? 0 : found->second;
+  }
+
+  std::optional<int64_t> Claim(int lane, int peer, uint64_t sequence, int64_t count) override {
+    if (AllClaimed(lane, peer, sequence, count)) return std::nullopt;
+    return SlotOf(lane, peer, sequence).claimed++;
+  }
+  bool AllClaimed(int lane, int peer, uint64_t sequence, int64_t count) const override {
+    return SlotOf(lane, peer, sequence).claimed >= count;
   }
 
   void Release(int lane, uint64_t sequence) override {
@@ -157,6 +166,15 @@ class SimNodeLink final : public NodeLink {
       const int64_t visible_ns = VisibleAt(*peer);
       peer->views[state_->rank].pending.push_back({visible_ns, store});
     }
+  }
+
+  // As the peer itself has it.
+  Slot& SlotOf(int lane, int peer, uint64_t sequence) const {
+    if (peer == state_->rank) return state_->own.lanes[lane].At(sequence);
+    const auto found = std::find_if(peers_.begin(), peers_.end(),
+                                    [&](const auto& candidate) { return candidate->rank == peer; });
+    WEFT_CHECK(found != peers_.end(), "a piece claimed of a rank of another node");
+    return (*found)->own.lanes[lane].At(sequence);
   }
 
   RankFlags& Seen(int peer) const {

@@ -95,17 +95,21 @@ void ReduceStream::Push(OperationContext& context, int64_t slice, ReduceTarget t
   context.tasks.Push(std::move(task));
 }
 
+void ReduceStream::IssueInPlace(OperationContext& context, int64_t slice, TaskOwner* owner) {
+  const auto place = [&](std::byte* run) {
+    return SliceMemory{run, SizeOf(target_.dtype)}.At(slicing_, slice);
+  };
+  ReduceTarget target = target_;
+  target.data = place(target_.data);
+  std::transform(target_.copies.begin(), target_.copies.end(), target.copies.begin(), place);
+  Push(context, slice, std::move(target), owner);
+}
+
 bool ReduceStream::Step(OperationContext& context, int64_t available) {
-  const size_t element_bytes = SizeOf(target_.dtype);
   bool advanced = false;
   while (progress_.issued() < std::min(available, slicing_.slices()) &&
          progress_.outstanding() < kPiecesInFlight) {
-    const int64_t slice = progress_.Issue();
-    const auto place = [&](std::byte* run) { return SliceMemory{run, element_bytes}.At(slicing_, slice); };
-    ReduceTarget target = target_;
-    target.data = place(target_.data);
-    std::transform(target_.copies.begin(), target_.copies.end(), target.copies.begin(), place);
-    Push(context, slice, std::move(target), this);
+    IssueInPlace(context, progress_.Issue(), this);
     advanced = true;
   }
   return advanced;

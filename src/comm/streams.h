@@ -135,6 +135,8 @@ class ReduceStream final : public TaskOwner, public SliceSource {
   // `available`: slices of all leaves that may be read.
   bool Step(OperationContext& context, int64_t available);
   void Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) override;
+  // One slice to its place in the target, and in its copies.
+  void IssueInPlace(OperationContext& context, int64_t slice, TaskOwner* owner);
   int64_t done() const { return progress_.done(); }
   bool finished() const { return progress_.done() == slicing_.slices(); }
   const Slicing& slicing() const override { return slicing_; }

@@ -1,6 +1,12 @@
 // What the ranks of a node see of each other.
 #include "src/comm/node_link.h"
 
+#include <set>
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
 #include <gtest/gtest.h>
 
 #include "src/comm/shared_memory_link.h"
@@ -94,6 +100,34 @@ TEST(NodeLink, CountersAreAnOperationsOwnAndStartAtZero) {
     WEFT_RETURN_IF_ERROR(Meet(bootstrap));
     EXPECT_EQ(link.Counter(kLane, peer, 1 + NodeLink::kSlots, 2), 0);
     EXPECT_EQ(link.Counter(kLane, peer, 2, 0), 20 + peer);
+    return Meet(bootstrap);
+  });
+}
+
+// Both ranks take pieces of both ranks' parts of two operations at once.
+TEST(NodeLink, GivesEachPieceOfAnOperationToOneClaimer) {
+  constexpr int64_t kPieces = 500;
+  RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int peer) -> absl::Status {
+    link.Publish(kLane, DescriptorOf(1, bootstrap.rank()));
+    link.Publish(kLane, DescriptorOf(2, bootstrap.rank()));
+    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+    std::string taken;
+    for (const int owner : {peer, bootstrap.rank()}) {
+      for (const uint64_t sequence : {1, 2}) {
+        while (const auto piece = link.Claim(kLane, owner, sequence, kPieces)) {
+          absl::StrAppend(&taken, owner, "/", sequence, "/", *piece, " ");
+        }
+        EXPECT_TRUE(link.AllClaimed(kLane, owner, sequence, kPieces));
+      }
+    }
+    WEFT_ASSIGN_OR_RETURN(const auto all, bootstrap.AllGatherBlob(taken, absl::Seconds(60)));
+    const std::string together = absl::StrCat(all[0], all[1]);
+    const std::vector<std::string> claims = absl::StrSplit(together, ' ', absl::SkipEmpty());
+    EXPECT_EQ(claims.size(), 4 * kPieces);
+    EXPECT_EQ(std::set<std::string>(claims.begin(), claims.end()).size(), 4 * kPieces);
+    link.Publish(kLane, DescriptorOf(1 + NodeLink::kSlots, bootstrap.rank()));
+    EXPECT_EQ(link.Claim(kLane, bootstrap.rank(), 1 + NodeLink::kSlots, kPieces), 0);
+    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
     return Meet(bootstrap);
   });
 }
