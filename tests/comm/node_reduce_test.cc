@@ -12,6 +12,7 @@ namespace {
 constexpr int kRanks = 4;
 constexpr int64_t kPart = int64_t{16} << 10;  // Elements.
 constexpr int64_t kCount = kRanks * kPart;
+constexpr double kMemorySpeed = 0.5;  // Bytes a nanosecond: next to moving data, nothing takes long.
 constexpr size_t kSegmentBytes = size_t{8} << 20;
 
 EngineOptions SmallPieces() {
@@ -36,6 +37,7 @@ Work AllReduce(EngineFixture& f, TestBuffer& input, TestBuffer& output) {
 int64_t TimeWithASlowRank(const Submit& submit, double factor, bool outputs_in_node_memory) {
   SimOptions machine;
   machine.jitter = 0;
+  machine.memory_speed = kMemorySpeed;
   machine.slow = {{1, factor}};
   int64_t longest_ns = 0;
   const auto body = [&](Bootstrap& bootstrap) -> absl::Status {
@@ -59,9 +61,7 @@ int64_t TimeWithASlowRank(const Submit& submit, double factor, bool outputs_in_n
 
 // What the slow rank would take to make its part.
 constexpr double kSlow = 50;
-double OwnPartNs(int outputs) {
-  return kSlow * static_cast<double>(kPart * 4) * outputs / SimOptions{}.memory_speed;
-}
+double OwnPartNs(int outputs) { return kSlow * static_cast<double>(kPart * 4) * outputs / kMemorySpeed; }
 
 TEST(LendingAHand, EndsAReductionSoonerThanASlowRankCouldMakeItsPart) {
   EXPECT_LT(static_cast<double>(TimeWithASlowRank(ReduceScatter, kSlow, true)), OwnPartNs(1) / 4);
