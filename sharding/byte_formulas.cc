@@ -33,12 +33,10 @@ int64_t CopiedOutOfReduction(const ShardingPolicy& policy, int64_t elements) {
 StepCosts CostsOfUnshards(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape,
                           int64_t unshards) {
   StepCosts costs;
-  if (shape.residency == Residency::kInPlace) {
-    costs.copied_bytes = CopiedByUnshard(layout, policy, shape.shard_size);  // Once a pass.
-    return costs;
-  }
-  costs.copied_bytes = unshards * CopiedByUnshard(layout, policy, shape.shard_size);
-  if (shape.shard_size == 1) return costs;
+  // What is shared is cast once a step.
+  const int64_t copies = shape.residency == Residency::kPrivate ? unshards : 1;
+  costs.copied_bytes = copies * CopiedByUnshard(layout, policy, shape.shard_size);
+  if (shape.shard_size == 1 || shape.residency == Residency::kInPlace) return costs;
   const int64_t bytes = BytesOf(layout.gathered_elements(), policy.param_dtype);
   costs.all_gathers = unshards;
   costs.all_gather_bytes = unshards * AllGatherBytes(bytes, shape.shard_size);

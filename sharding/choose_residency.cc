@@ -11,21 +11,38 @@ bool StayOnTheirNodes(const NodeMap& nodes, int shard_size) {
   return true;
 }
 
-// Why shards cannot be the images; empty if they can.
-std::string WhyNotInPlace(const ShardingPolicy& policy, const NodeMap& nodes, int shard_size) {
+bool SomeShareANode(const NodeMap& nodes, int shard_size) {
+  for (int rank = 0; rank < nodes.size(); ++rank) {
+    for (int peer = rank / shard_size * shard_size; peer < rank; ++peer) {
+      if (nodes.SameNode(peer, rank)) return true;
+    }
+  }
+  return false;
+}
+
+// Why ranks cannot share images; empty if they can.
+std::string WhyPrivate(const ShardingPolicy& policy, const NodeMap& nodes, int shard_size) {
   if (shard_size == 1) return "a shard group of one rank shares nothing";
   if (!policy.zero_copy) return "zero copy is off: shards are not the parameters";
   if (policy.reshard_after_forward_size > 1) {
     return absl::StrCat("reshard_after_forward_size is ", policy.reshard_after_forward_size,
                         ": each rank keeps a part of an image of its own");
   }
-  return StayOnTheirNodes(nodes, shard_size) ? "" : "shard groups span nodes";
+  return SomeShareANode(nodes, shard_size) ? "" : "no two ranks of a shard group share a node";
 }
 
 }  // namespace
 
 std::string_view Name(Residency residency) {
-  return residency == Residency::kInPlace ? "in place" : "private";
+  switch (residency) {
+    case Residency::kPrivate:
+      return "private";
+    case Residency::kInPlace:
+      return "in place";
+    case Residency::kNodeShared:
+      return "shared on each node";
+  }
+  return "unknown";
 }
 
 std::string ResidencyChoice::ToString() const { return absl::StrCat(ToAbsl(Name(residency)), ": ", reason); }
@@ -35,11 +52,16 @@ absl::StatusOr<ResidencyChoice> ChooseResidency(const ShardingPolicy& policy, co
   if (policy.node_shared == NodeShared::kOff) {
     return ResidencyChoice{Residency::kPrivate, "node sharing is off"};
   }
-  std::string obstacle = WhyNotInPlace(policy, nodes, shard_size);
-  if (obstacle.empty()) {
+  std::string obstacle = WhyPrivate(policy, nodes, shard_size);
+  if (obstacle.empty() && StayOnTheirNodes(nodes, shard_size)) {
     return ResidencyChoice{
         Residency::kInPlace,
         "each shard group is on one node, where its ranks compute with one copy of the weights"};
+  }
+  if (obstacle.empty()) {
+    return ResidencyChoice{
+        Residency::kNodeShared,
+        "shard groups span nodes, on each of which their ranks gather into memory that they share"};
   }
   if (policy.node_shared == NodeShared::kAuto) {
     return ResidencyChoice{Residency::kPrivate, std::move(obstacle)};

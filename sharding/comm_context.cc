@@ -4,6 +4,7 @@
 #include <cstring>
 #include <utility>
 
+#include "sharding/image_region.h"
 #include "sharding/reduction_queue.h"
 #include "sharding/shard_fences.h"
 #include "weft/core/hash.h"
@@ -93,6 +94,7 @@ absl::Status CommContext::ResetAfterError() {
   WEFT_RETURN_IF_ERROR(engine_.ResetAfterError());
   reductions_->Clear();
   if (fences_ != nullptr) fences_->ResetAfterError();
+  if (region_ != nullptr) region_->ranges = RangeAllocator(region_->ranges.capacity());
   retired_.clear();
   updates_.clear();
   ++writing_time_;
@@ -114,6 +116,20 @@ absl::StatusOr<Transfer> CommContext::AllGather(const AllGatherRequest& request,
   return Transfer(engine_.AllGather(lane, request.part, request.gathered, request.dtype,
                                     request.gathered_elements, {}, Label(request.label, request.priority),
                                     after));
+}
+
+absl::StatusOr<Transfer> CommContext::AllGatherShared(const AllGatherRequest& request, const Work* after) {
+  WEFT_RETURN_IF_ERROR(status_);
+  WEFT_RETURN_IF_ERROR(MakeRoomForImage(0));  // Takes back what is released: nothing else here would.
+  ++counters_.all_gathers;
+  return Transfer(engine_.AllGatherShared(all_gather_lane_, request.part, request.gathered, request.dtype,
+                                          request.gathered_elements, {},
+                                          Label(request.label, request.priority), after));
+}
+
+void CommContext::ShareImages(SharedBlock region, int holders) {
+  region_bytes_ = region.bytes() / static_cast<size_t>(holders);
+  region_ = std::make_unique<ImageRegion>(std::move(region));
 }
 
 Work CommContext::FenceAllGathers(const std::string& label, const Work* after) {

@@ -78,4 +78,12 @@ void ExecutionOrder::Settle(std::vector<PassEvent> expected) {
   settled_ = true;
 }
 
+bool IsHeldAtTheTurn(const ExecutionOrder& forward, const ExecutionOrder& backward, int group,
+                     int prefetch_depth) {
+  const int held = 1 + prefetch_depth;
+  const bool is_among_last = static_cast<int>(forward.Next(held).size()) < held;
+  const std::vector<int> first = backward.First(1 + held);  // After the root.
+  return is_among_last && std::find(first.begin(), first.end(), group) != first.end();
+}
+
 }  // namespace weft

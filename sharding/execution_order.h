@@ -76,4 +76,9 @@ class ExecutionOrder {
   bool settled_ = false;
 };
 
+// Whether `group`, which ends in a forward under way, is one of the last there and one of the first that the
+// backward behind it holds, with so many gathered ahead. See Note [The turn].
+bool IsHeldAtTheTurn(const ExecutionOrder& forward, const ExecutionOrder& backward, int group,
+                     int prefetch_depth);
+
 }  // namespace weft

@@ -42,10 +42,10 @@ absl::Status InPlaceStorage::EndWriting() {
   // What peers have read since an earlier pass has not been written: it would have been given back.
   if (is_read_) cast_pass_ = group().context.shard_fences()->pass();
   // What replicas update comes later, to each group by itself.
-  return group().context.shards_optimizer_over_replicas() ? absl::OkStatus() : CastMaster();
+  return group().context.shards_optimizer_over_replicas() ? absl::OkStatus() : CastOnce();
 }
 
-absl::Status InPlaceStorage::CastMaster() {
+absl::Status InPlaceStorage::CastOnce() {
   WEFT_RETURN_IF_ERROR(group().context.status());
   const uint64_t pass = group().context.shard_fences()->pass();
   if (!casts() || std::exchange(cast_pass_, pass) == pass) return absl::OkStatus();
@@ -57,7 +57,7 @@ absl::Status InPlaceStorage::CastMaster() {
 absl::Status InPlaceStorage::Gather(Priority priority) {
   is_private_ = has_custom_all_gather();
   if (is_private_) return PrivateStorage::Gather(priority);
-  WEFT_RETURN_IF_ERROR(CastMaster());
+  WEFT_RETURN_IF_ERROR(CastOnce());
   is_read_ = true;
   written_ = group().context.shard_fences()->Written(group().name, seen_pass_, group().updates.under_way());
   return absl::OkStatus();

@@ -30,7 +30,7 @@ class InPlaceStorage final : public PrivateStorage {
  private:
   // An empty master: this rank's range of the block.
   InPlaceStorage(const StoredGroup& group, SharedBlock block, Buffer master);
-  absl::Status CastMaster();
+  absl::Status CastOnce();
 
   const SharedBlock block_;
   bool is_read_ = false;           // From Gather to Drop.

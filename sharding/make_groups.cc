@@ -2,7 +2,9 @@
 
 #include <utility>
 
+#include "sharding/execution_order.h"
 #include "sharding/group_spec.h"
+#include "sharding/image_region.h"
 #include "weft/core/status.h"
 #include "weft/memory/shared_block.h"
 
@@ -22,17 +24,41 @@ absl::StatusOr<std::vector<GroupSpec>> SpecifyGroups(const std::vector<PlannedGr
   return specs;
 }
 
-// A block for the image of each group; empty ones where images are private.
-absl::StatusOr<std::vector<SharedBlock>> TakeBlocks(CommContext& context, const std::vector<GroupSpec>& specs,
-                                                    Residency residency) {
-  if (residency == Residency::kPrivate) return std::vector<SharedBlock>(specs.size());
-  std::vector<SharedBlockRequest> requests;
+std::vector<size_t> ImageBytes(const std::vector<GroupSpec>& specs) {
+  std::vector<size_t> bytes;
+  bytes.reserve(specs.size());
   for (const GroupSpec& spec : specs) {
-    const size_t bytes = static_cast<size_t>(spec.layout.gathered_elements()) * SizeOf(spec.dtypes.param);
-    requests.push_back({context.shard_group().ranks, bytes});
+    bytes.push_back(static_cast<size_t>(spec.layout.gathered_elements()) * SizeOf(spec.dtypes.param));
   }
+  return bytes;
+}
+
+// One for each group. They stay.
+absl::StatusOr<std::vector<SharedBlock>> TakeImages(CommContext& context,
+                                                    const std::vector<GroupSpec>& specs) {
+  std::vector<SharedBlockRequest> requests;
+  for (const size_t bytes : ImageBytes(specs)) requests.push_back({context.shard_group().ranks, bytes});
   CommEngine& engine = context.engine();
   return ShareBlocks(engine.bootstrap(), engine.heap(), requests, engine.options().timeout);
+}
+
+// For all of them in turn.
+absl::Status TakeRegion(CommContext& context, const std::vector<PlannedGroup>& plan,
+                        const std::vector<GroupSpec>& specs, const ShardingPolicy& policy) {
+  std::vector<int> parents;
+  parents.reserve(plan.size());
+  for (const PlannedGroup& planned : plan) parents.push_back(planned.parent);
+  CommEngine& engine = context.engine();
+  Bootstrap& bootstrap = engine.bootstrap();
+  SharedBlockRequest request;
+  request.bytes = PlanRegionBytes(ModuleOrder(parents), ImageBytes(specs), policy);
+  for (const int rank : context.shard_group().ranks) {
+    if (bootstrap.node_map().SameNode(rank, bootstrap.rank())) request.holders.push_back(rank);
+  }
+  WEFT_ASSIGN_OR_RETURN(std::vector<SharedBlock> region,
+                        ShareBlocks(bootstrap, engine.heap(), {request}, engine.options().timeout));
+  context.ShareImages(std::move(region.front()), static_cast<int>(request.holders.size()));
+  return absl::OkStatus();
 }
 
 absl::Status CreateGroups(std::vector<GroupSpec> specs, std::vector<SharedBlock> images,
@@ -63,8 +89,12 @@ absl::StatusOr<MadeGroups> MakeGroups(CommEngine& engine, const std::vector<Plan
   options.in_place = made.residency.residency == Residency::kInPlace;
   WEFT_ASSIGN_OR_RETURN(made.context,
                         CommContext::Create(engine, std::move(shard_group), buckets.groups, options));
-  WEFT_ASSIGN_OR_RETURN(std::vector<SharedBlock> images,
-                        TakeBlocks(*made.context, *specs, made.residency.residency));
+  std::vector<SharedBlock> images(specs->size());
+  if (made.residency.residency == Residency::kInPlace) {
+    WEFT_ASSIGN_OR_RETURN(images, TakeImages(*made.context, *specs));
+  } else if (made.residency.residency == Residency::kNodeShared) {
+    WEFT_RETURN_IF_ERROR(TakeRegion(*made.context, plan, *specs, policy));
+  }
   const absl::Status created = CreateGroups(*std::move(specs), std::move(images), policy, loader, made);
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, created, timeout));
   return made;

@@ -187,10 +187,8 @@ bool ShardedModel::Hooks::ReshardsAfterForward(int group) const {
 }
 
 bool ShardedModel::Hooks::StaysOverTheTurn(int group) const {
-  const int held = 1 + model_.policy_.prefetch_depth;
-  const bool is_among_last = static_cast<int>(pass_->Next(held).size()) < held;
-  const bool is_among_first = absl::c_linear_search(backward_.First(1 + held), group);  // After the root.
-  return is_among_last && is_among_first && !model_.sharded_in_backward_.contains(group);
+  return IsHeldAtTheTurn(*pass_, backward_, group, model_.policy_.prefetch_depth) &&
+         !model_.sharded_in_backward_.contains(group);
 }
 
 // Gradients are whole, and parameters of no more use, when no call of this pass is left, here or elsewhere.

@@ -4,6 +4,7 @@
 
 #include "sharding/group_spec.h"
 #include "sharding/in_place_storage.h"
+#include "sharding/node_shared_storage.h"
 #include "sharding/parameter_views.h"
 #include "sharding/private_storage.h"
 #include "sharding/replica_updates.h"
@@ -29,6 +30,10 @@ absl::StatusOr<std::unique_ptr<ParamGroup>> ParamGroup::Create(CommContext& cont
                               *group->updates_, group->dtypes_.param, policy.zero_copy};
   if (image) {
     WEFT_ASSIGN_OR_RETURN(group->storage_, InPlaceStorage::Create(stored, std::move(image)));
+    return group;
+  }
+  if (context.image_region() != nullptr) {
+    WEFT_ASSIGN_OR_RETURN(group->storage_, NodeSharedStorage::Create(stored));
     return group;
   }
   const size_t bytes = static_cast<size_t>(group->layout_.shard_elements()) * sizeof(float);

@@ -67,11 +67,16 @@ size_t PrivateStorage::kept_bytes() const {
   return BytesOf(group_.layout.gathered_elements() / group_.context.regather_group().size(), group_.dtype);
 }
 
+void PrivateStorage::CastMaster(std::byte* target) {
+  const int64_t elements = group_.layout.shard_elements();
+  ConvertRun(master_, DType::kF32, target, group_.dtype, elements);
+  group_.context.CountCopy(static_cast<int64_t>(BytesOf(elements, group_.dtype)));
+}
+
 const void* PrivateStorage::PlaceOwnShard(std::byte* gathered) {
   const size_t shard_bytes = BytesOf(group_.layout.shard_elements(), group_.dtype);
   std::byte* own = gathered + static_cast<size_t>(group_.context.shard_group().group_rank) * shard_bytes;
-  ConvertRun(master_, DType::kF32, own, group_.dtype, group_.layout.shard_elements());
-  group_.context.CountCopy(static_cast<int64_t>(shard_bytes));
+  CastMaster(own);
   return own;
 }
 

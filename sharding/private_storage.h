@@ -37,7 +37,9 @@ class PrivateStorage : public GroupStorage {
   const StoredGroup& group() const { return group_; }
   bool has_custom_all_gather() const { return static_cast<bool>(all_gather_); }
   bool casts() const { return group_.dtype != DType::kF32; }
-  // Puts this rank's shard, converted, into its own range of the gathered buffer; returns where that is.
+  // Puts this rank's shard, converted, somewhere; and into its own range of a gathered buffer: returns where
+  // that is.
+  void CastMaster(std::byte* target);
   const void* PlaceOwnShard(std::byte* gathered);
 
  private:

@@ -36,10 +36,10 @@ absl::Status PassThatFails(ToyNet& net, ShardedModel& model, int rank, Module& m
   return model.ResetAfterError();
 }
 
-void ExpectRecovery(const ShardingPolicy& policy, bool first_pass, bool checkpoint) {
+void ExpectRecovery(const NodeMap& nodes, const ShardingPolicy& policy, bool first_pass, bool checkpoint) {
   SCOPED_TRACE(absl::StrCat("reshard ", policy.reshard_after_forward, ", prefetch ", policy.prefetch_depth,
                             first_pass ? ", in the first pass" : "", checkpoint ? ", checkpoints" : ""));
-  WithToyModel(2, policy, [&](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+  WithToyModel(nodes, policy, [&](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     for (Module* block : net.blocks()) block->SetActivationCheckpointing(checkpoint);
     const auto step = [&](int number) -> absl::Status {
       WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank, number));
@@ -65,16 +65,21 @@ TEST(ShardedModelErrors, EndThePassEverywhereAndCanBeResetInEveryState) {
       for (const bool checkpoint : {true, false}) {
         ShardingPolicy policy;
         policy.reshard_after_forward = reshard;
-        ExpectRecovery(policy, first_pass, checkpoint);
+        ExpectRecovery(NodeMap::OneNode(2), policy, first_pass, checkpoint);
       }
     }
   }
 }
 
 TEST(ShardedModelErrors, CanBeResetWhereMastersAreCastInPlace) {
-  ShardingPolicy policy = OnlyInPlace();
-  policy.param_dtype = DType::kBF16;
-  for (const bool first_pass : {true, false}) ExpectRecovery(policy, first_pass, /*checkpoint=*/false);
+  for (const bool first_pass : {true, false})
+    ExpectRecovery(NodeMap::OneNode(2), OnlyShared(DType::kBF16), first_pass, /*checkpoint=*/false);
+}
+
+TEST(ShardedModelErrors, CanBeResetWhereImagesAreSharedOnEachNode) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    ExpectRecovery({{0, 0, 1}}, OnlyShared(dtype), /*first_pass=*/false, /*checkpoint=*/true);
+  }
 }
 
 TEST(ShardedModelErrors, LeaveNoTraceInTheStepsAfterAReset) {

@@ -7,37 +7,10 @@
 #include <gtest/gtest.h>
 
 #include "tests/sharding/sharded_toy.h"
+#include "tests/sharding/shared_images.h"
 
 namespace weft::testing {
 namespace {
-
-ShardingPolicy OnlyInPlaceIn(DType dtype) {
-  ShardingPolicy policy = OnlyInPlace();
-  policy.param_dtype = dtype;
-  return policy;
-}
-
-// What rank 0 came to.
-ToyOutcome Train(const ToyRun& run) {
-  SCOPED_TRACE(run.Describe());
-  ToyOutcome first;
-  RunRanks(NodeMap::OneNode(run.ranks()), [&](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(ToyOutcome outcome, TrainToy(bootstrap, run));
-    if (bootstrap.rank() == 0) first = std::move(outcome);
-    return absl::OkStatus();
-  });
-  return first;
-}
-
-void ExpectTheBitsOfPrivateImages(ToyRun run) {
-  run.policy.node_shared = NodeShared::kOff;
-  const ToyOutcome apart = Train(run);
-  run.policy.node_shared = NodeShared::kOn;
-  const ToyOutcome together = Train(run);
-  EXPECT_EQ(together.weights, apart.weights) << run.Describe();
-  EXPECT_EQ(together.norms, apart.norms) << run.Describe();
-  EXPECT_EQ(together.image_peak_bytes, 0);
-}
 
 TEST(InPlace, GivesTheBitsOfPrivateImagesInBf16) {
   for (const auto& [replicate, shard] : {std::pair{1, 2}, {1, 3}, {2, 2}}) {
@@ -45,13 +18,13 @@ TEST(InPlace, GivesTheBitsOfPrivateImagesInBf16) {
       ToyRun run{.replicate = replicate, .shard = shard, .microbatches = reshard ? 2 : 1};
       run.policy.param_dtype = DType::kBF16;
       run.policy.reshard_after_forward = reshard;
-      ExpectTheBitsOfPrivateImages(run);
+      ExpectTheBitsOfPrivateImages(NodeMap::OneNode(run.ranks()), run);
     }
   }
   ToyRun shared{.replicate = 2, .shard = 2};
   shared.policy.param_dtype = shared.policy.reduce_dtype = DType::kBF16;
   shared.policy.shard_optimizer_over_replicas = true;
-  ExpectTheBitsOfPrivateImages(shared);
+  ExpectTheBitsOfPrivateImages(NodeMap::OneNode(shared.ranks()), shared);
 }
 
 TEST(InPlace, GivesTheBitsOfPrivateImagesWhereGroupsDifferInDType) {
@@ -60,55 +33,53 @@ TEST(InPlace, GivesTheBitsOfPrivateImagesWhereGroupsDifferInDType) {
     const bool narrow = parameter.name.find("layers.1") != std::string::npos;
     return ParameterDTypes{.param = narrow ? DType::kBF16 : DType::kF32};
   };
-  const ToyOutcome mixed = Train(run);
-  ExpectTheBitsOfPrivateImages(run);
+  const ToyOutcome mixed = TrainOnThreads(NodeMap::OneNode(2), run);
+  ExpectTheBitsOfPrivateImages(NodeMap::OneNode(run.ranks()), run);
   run.policy.dtypes_of = nullptr;
-  EXPECT_NE(Train(run).weights, mixed.weights);
+  EXPECT_NE(TrainOnThreads(NodeMap::OneNode(2), run).weights, mixed.weights);
 }
 
 TEST(InPlace, ReadsWhatIsWrittenAfterAnyPass) {
-  WithToyModel(
-      2, OnlyInPlaceIn(DType::kBF16), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
-        const auto write = [&](float value) {
-          for (const ShardView& shard : model.Shards()) std::fill_n(shard.data, shard.elements(), value);
-        };
-        const auto evaluate = [&]() -> absl::StatusOr<std::vector<float>> {
-          Invocation invocation(/*gradients=*/false);
-          WEFT_ASSIGN_OR_RETURN(const Tensors outputs, net.Forward(invocation, {ToyInputs(0, 1, 6)}));
-          return ReadValues(outputs[0].view());
-        };
-        write(0.5F);
-        WEFT_ASSIGN_OR_RETURN(const std::vector<float> half, evaluate());
-        write(0.25F);
-        WEFT_ASSIGN_OR_RETURN(const std::vector<float> quarter, evaluate());
-        EXPECT_NE(quarter, half);
-        WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
-        write(0.5F);
-        WEFT_ASSIGN_OR_RETURN(const std::vector<float> again, evaluate());
-        EXPECT_EQ(again, half);
-        return absl::OkStatus();
-      });
+  WithToyModel(2, OnlyShared(DType::kBF16), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    const auto write = [&](float value) {
+      for (const ShardView& shard : model.Shards()) std::fill_n(shard.data, shard.elements(), value);
+    };
+    const auto evaluate = [&]() -> absl::StatusOr<std::vector<float>> {
+      Invocation invocation(/*gradients=*/false);
+      WEFT_ASSIGN_OR_RETURN(const Tensors outputs, net.Forward(invocation, {ToyInputs(0, 1, 6)}));
+      return ReadValues(outputs[0].view());
+    };
+    write(0.5F);
+    WEFT_ASSIGN_OR_RETURN(const std::vector<float> half, evaluate());
+    write(0.25F);
+    WEFT_ASSIGN_OR_RETURN(const std::vector<float> quarter, evaluate());
+    EXPECT_NE(quarter, half);
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    write(0.5F);
+    WEFT_ASSIGN_OR_RETURN(const std::vector<float> again, evaluate());
+    EXPECT_EQ(again, half);
+    return absl::OkStatus();
+  });
 }
 
 TEST(InPlace, KeepsWhatStaysUnshardedUntilTheNextPass) {
-  WithToyModel(2, OnlyInPlaceIn(DType::kBF16),
-               [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
-                 WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
-                 const int64_t casts = model.context().counters().copied_bytes;
-                 model.SetReshardAfterBackward(false);
-                 WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
-                 model.SetReshardAfterBackward(true);
-                 EXPECT_EQ(model.context().counters().copied_bytes, 2 * casts);
-                 WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
-                 EXPECT_EQ(model.context().counters().copied_bytes, 2 * casts);  // Peers may read it already.
-                 return absl::OkStatus();
-               });
+  WithToyModel(2, OnlyShared(DType::kBF16), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    const int64_t casts = model.context().counters().copied_bytes;
+    model.SetReshardAfterBackward(false);
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    model.SetReshardAfterBackward(true);
+    EXPECT_EQ(model.context().counters().copied_bytes, 2 * casts);
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    EXPECT_EQ(model.context().counters().copied_bytes, 2 * casts);  // Peers may read it already.
+    return absl::OkStatus();
+  });
 }
 
 TEST(InPlace, CostsTwoBarriersAStep) {
   for (const int microbatches : {1, 3}) {
     const DType dtype = microbatches == 1 ? DType::kF32 : DType::kBF16;
-    WithToyModel(2, OnlyInPlaceIn(dtype), [&](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    WithToyModel(2, OnlyShared(dtype), [&](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
       const auto step = [&](int number) -> absl::Status {
         for (int i = 0; i < microbatches; ++i) {
           model.SetRequiresGradientSync(i + 1 == microbatches);
@@ -136,7 +107,7 @@ TEST(InPlace, LeavesItsValuesToRanksThatStillReadThem) {
     WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
     WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, 2));
     ToyNet net({6, 6, 6});
-    WEFT_ASSIGN_OR_RETURN(auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, OnlyInPlace(),
+    WEFT_ASSIGN_OR_RETURN(auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, OnlyShared(),
                                                  LoadInitialValues(kToySeed)));
     for (const auto& group : model->groups()) {
       WEFT_RETURN_IF_ERROR(group->Unshard(Priority::kCritical));
@@ -163,14 +134,14 @@ TEST(InPlace, LeavesItsValuesToRanksThatStillReadThem) {
     }
     WEFT_RETURN_IF_ERROR(meet());
     // Nothing is lost: there is room for as many models as before.
-    WEFT_ASSIGN_OR_RETURN(const auto again, FullyShard(net, net.blocks(), mesh, *engine.engine, OnlyInPlace(),
+    WEFT_ASSIGN_OR_RETURN(const auto again, FullyShard(net, net.blocks(), mesh, *engine.engine, OnlyShared(),
                                                        LoadInitialValues(kToySeed)));
     return ToyPass(net, bootstrap.rank(), 2, 0, 0, 1);
   });
 }
 
 TEST(InPlace, CopiesIntoStorageThatACallerGave) {
-  WithToyModel(2, OnlyInPlace(), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+  WithToyModel(2, OnlyShared(), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     Parameter& weight = *net.layer(0).weight();
     std::vector<float> storage(static_cast<size_t>(weight.elements()));
     const std::vector<float> whole = [&] {
@@ -201,7 +172,7 @@ class Forwarded : public PendingCollective {
 };
 
 TEST(InPlace, HasPrivateImagesForACallersAllGather) {
-  WithToyModel(2, OnlyInPlace(), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+  WithToyModel(2, OnlyShared(), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     CommEngine& engine = model.context().engine();
     WEFT_ASSIGN_OR_RETURN(const LaneId lane,
                           engine.AddLane(model.context().shard_group(), LanePurpose::kAllGather));

@@ -6,8 +6,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/sharding/expect_costs.h"
 #include "tests/sharding/group_fixture.h"
+#include "tests/sharding/shared_images.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/sharding/state_dict.h"
 
@@ -16,26 +16,10 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// What rank 0 came to; the others hold the same.
-ToyOutcome Train(const NodeMap& nodes, const ToyRun& run) {
-  SCOPED_TRACE(run.Describe());
-  ToyOutcome first;
-  std::mutex mutex;
-  RunRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(const ToyOutcome outcome, TrainToy(bootstrap, run));
-    const std::lock_guard lock(mutex);
-    if (first.weights.empty()) first = outcome;
-    EXPECT_EQ(outcome.weights, first.weights);
-    ExpectCosts(outcome);
-    return absl::OkStatus();
-  });
-  return first;
-}
-
 void ExpectTheBitsOfAllReduces(const NodeMap& nodes, ToyRun run) {
-  const ToyOutcome reduced = Train(nodes, run);
+  const ToyOutcome reduced = TrainOnThreads(nodes, run);
   run.policy.shard_optimizer_over_replicas = true;
-  const ToyOutcome scattered = Train(nodes, run);
+  const ToyOutcome scattered = TrainOnThreads(nodes, run);
   EXPECT_EQ(scattered.weights, reduced.weights) << run.Describe();
   EXPECT_EQ(scattered.norms, reduced.norms) << run.Describe();
 }

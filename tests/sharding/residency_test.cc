@@ -23,8 +23,9 @@ std::vector<Obstacle> Obstacles() {
   const auto nothing = [](ShardingPolicy&) {};
   return {
       {.change = nothing, .shard_size = 1, .says = "a shard group of one rank"},
-      {.change = nothing, .nodes = NodeMap::RanksPerNode(4, 1), .says = "shard groups span nodes"},
-      {.change = nothing, .nodes = {{0, 0, 0, 1}}, .says = "shard groups span nodes"},
+      {.change = nothing,
+       .nodes = NodeMap::RanksPerNode(4, 1),
+       .says = "no two ranks of a shard group share a node"},
       {.change = [](ShardingPolicy& policy) { policy.zero_copy = false; }, .says = "zero copy is off"},
       {.change = [](ShardingPolicy& policy) { policy.reshard_after_forward_size = 2; },
        .says = "reshard_after_forward_size is 2"},
@@ -39,6 +40,18 @@ TEST(ChooseResidency, IsInPlaceWhereShardGroupsStayOnTheirNodes) {
       ASSERT_OK_AND_ASSIGN(const ResidencyChoice choice, ChooseResidency(policy, nodes, 2));
       EXPECT_EQ(choice.residency, Residency::kInPlace);
       EXPECT_THAT(choice.ToString(), AllOf(HasSubstr("in place: "), HasSubstr("one copy of the weights")));
+    }
+  }
+}
+
+TEST(ChooseResidency, IsSharedOnEachNodeWhereShardGroupsSpanNodes) {
+  for (const NodeMap& nodes : {NodeMap::RanksPerNode(4, 2), NodeMap{{0, 0, 1, 2}}, NodeMap{{0, 1, 0, 2}}}) {
+    for (const NodeShared node_shared : {NodeShared::kAuto, NodeShared::kOn}) {
+      ShardingPolicy policy;
+      policy.node_shared = node_shared;
+      ASSERT_OK_AND_ASSIGN(const ResidencyChoice choice, ChooseResidency(policy, nodes, 4));
+      EXPECT_EQ(choice.residency, Residency::kNodeShared);
+      EXPECT_THAT(choice.ToString(), AllOf(HasSubstr("shared on each node: "), HasSubstr("span nodes")));
     }
   }
 }

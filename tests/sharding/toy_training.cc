@@ -22,7 +22,8 @@ EngineCounters Difference(const EngineCounters& after, const EngineCounters& bef
 
 ShardingCounters Difference(const ShardingCounters& after, const ShardingCounters& before) {
   return {after.all_gathers - before.all_gathers, after.reduce_scatters - before.reduce_scatters,
-          after.all_reduces - before.all_reduces, after.copied_bytes - before.copied_bytes};
+          after.all_reduces - before.all_reduces, after.copied_bytes - before.copied_bytes,
+          after.unshared_images - before.unshared_images};
 }
 
 StepCosts ExpectedCosts(const ShardedModel& model, const ToyRun& run, int rank) {

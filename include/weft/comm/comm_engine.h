@@ -103,8 +103,10 @@ class CommEngine {
   // The same into one `output` for all ranks of a node: a block of node memory (a SharedBlock) that the
   // group's ranks there hold together, and in which every part is written once, by its owner or by the rank
   // that receives it from another node. *Ready* when all of it is, whoever wrote it. In place for each rank:
-  // input == output + this rank's offset. Nothing is written before `options.gate` is released on every rank
-  // of the node; what others still read of the block is for the gate to wait for.
+  // input == output + this rank's offset. Nothing is written, by other nodes' parts neither, before every
+  // rank of the node has submitted it and its `options.gate` is released there: what a rank reads of the
+  // block it must have done with by then. Out of place nothing is read from the output either: it may be
+  // filled again by a gather that every rank submits when it has done with this one's values.
   Work AllGatherShared(LaneId lane, const void* input, void* output, DType dtype, int64_t total_count,
                        absl::Span<const int64_t> counts = {}, OpOptions options = {},
                        const Work* after = nullptr);

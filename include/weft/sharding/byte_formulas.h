@@ -14,7 +14,8 @@
 // With the optimizer sharded over replicas, in place of the last row, L G/S (R-1)/R more reduce-scattered,
 // and once a step G/S (R-1)/R more all-gathered, in fp32.
 //
-// In place, parameters that are computed with in a narrower dtype are cast once a step: W/S copied.
+// Where images are shared, in place or on each node, parameters that are computed with in a narrower dtype
+// are cast once a step: W/S copied.
 //
 // Between M nodes a node sends, in the mean, n-1 of n parts of what its groups exchange, n being the
 // nodes that a group lies on: 2AW (M-1)/M + KG (M-1)/M for FSDP over all nodes, 2LG (M-1)/M for HSDP with the

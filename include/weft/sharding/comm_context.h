@@ -32,13 +32,16 @@
 namespace weft {
 
 class ShardFences;
+class SharedBlock;
+struct ImageRegion;
 
 // What sharding did since the context was made (monotonic; take differences).
 struct ShardingCounters {
   int64_t all_gathers = 0;
   int64_t reduce_scatters = 0;
   int64_t all_reduces = 0;
-  int64_t copied_bytes = 0;  // Written by copies and casts beside the collectives.
+  int64_t copied_bytes = 0;     // Written by copies and casts beside the collectives.
+  int64_t unshared_images = 0;  // Gathered by each rank for itself: there was no room left in the region.
 };
 
 class CommContext {
@@ -80,6 +83,14 @@ class CommContext {
   // engine's, or `custom` if there is one. `after`: of the engine's only.
   absl::StatusOr<Transfer> AllGather(const AllGatherRequest& request, const CustomAllGather& custom = nullptr,
                                      const Work* after = nullptr);
+  // The same over the shard group, into an image that its ranks of this node have together.
+  absl::StatusOr<Transfer> AllGatherShared(const AllGatherRequest& request, const Work* after);
+  // From now on images are gathered into `region`, which the `holders` ranks of the shard group that are on
+  // this node hold. Its bytes count as images, in equal shares, whether they are in use or not. Before groups
+  // are made.
+  void ShareImages(SharedBlock region, int holders);
+  // Null unless images are shared on nodes.
+  ImageRegion* image_region() { return region_.get(); }
   // Null unless shards are read in place.
   ShardFences* shard_fences() { return fences_.get(); }
   // A point between all-gathers: ranks of the shard group that come to it after different ones get an error.
@@ -135,13 +146,14 @@ class CommContext {
 
   ShardingCounters counters() const { return counters_; }
   void CountCopy(int64_t bytes) { counters_.copied_bytes += bytes; }
+  void CountUnsharedImage() { ++counters_.unshared_images; }
   // This rank's shards that lie in blocks which it holds with others; less, if negative.
   void CountResident(int64_t bytes) { resident_bytes_ += static_cast<size_t>(bytes); }
   // Memory in gathered images and parts of them, those included that wait to be released.
-  size_t image_bytes() const { return images_.in_use_bytes(); }
+  size_t image_bytes() const { return images_.in_use_bytes() + region_bytes_; }
   // Largest memory in gathered images, in full gradients, and in what lies by shard (masters, sums of
   // gradients) since ResetPeaks.
-  size_t image_peak_bytes() const { return images_.peak_bytes(); }
+  size_t image_peak_bytes() const { return images_.peak_bytes() + region_bytes_; }
   size_t gradient_peak_bytes() const { return gradients_.peak_bytes(); }
   size_t shard_peak_bytes() const { return shards_.peak_bytes() + resident_bytes_; }
   size_t shard_bytes() const { return shards_.in_use_bytes() + resident_bytes_; }
@@ -190,6 +202,8 @@ class CommContext {
   Buffer scalars_;
   std::unique_ptr<ReductionQueue> reductions_;
   std::unique_ptr<ShardFences> fences_;
+  std::unique_ptr<ImageRegion> region_;
+  size_t region_bytes_ = 0;      // This rank's share of it.
   std::deque<Retired> retired_;  // Oldest first.
   size_t resident_bytes_ = 0;
   std::deque<Work> updates_;  // Gathers of updates since the last FinishBackward.

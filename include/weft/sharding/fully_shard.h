@@ -130,7 +130,8 @@ class ShardedModel {
   // Starts to gather a module's group outside of its forward. Collective: by all ranks, at the same place.
   // Errors: kInvalidArgument (no group of this model).
   absl::StatusOr<UnshardHandle> Unshard(const Module& module);
-  // Gives them back. Errors: kInvalidArgument (as above), kFailedPrecondition (still being unsharded).
+  // Gives them back. On all ranks at the same place among unshards, where images are shared on nodes. Errors:
+  // kInvalidArgument (as above), kFailedPrecondition (still being unsharded).
   absl::Status Reshard(const Module& module);
 
   // Forgets the gradients, and gives back what SetReshardAfterBackward kept.

@@ -15,6 +15,8 @@
 //   in place    nothing: the ranks of the shard group hold the image together, in which their shards lie end
 //               to end. In fp32 these are the masters; in bf16 each rank casts its own there, once a pass.
 //               See Note [Shards in place].
+//   on a node   the image once a node, in a region that the ranks of the shard group there hold together; in
+//               bf16 the cast shard. See Note [Images shared on a node].
 //   zero copy   the image, which the all-gather fills; in bf16 a cast fills the rank's own range first. In a
 //               shard group of one and fp32 nothing: the master is the image.
 //   else        the image, and until it has been copied out the gathered buffer. A shard group of one copies

@@ -15,11 +15,12 @@
 namespace weft {
 
 enum class Residency : uint8_t {
-  kPrivate,  // Every rank has images of its own.
-  kInPlace,  // The ranks of a shard group write their shards into one image, which stays on the node.
+  kPrivate,     // Every rank has images of its own.
+  kInPlace,     // The ranks of a shard group, on one node, write their shards into images that stay.
+  kNodeShared,  // The ranks of a shard group that share a node gather images into memory that they share.
 };
 
-// "private", "in place".
+// "private", "in place", "shared on each node".
 std::string_view Name(Residency residency);
 
 struct ResidencyChoice {

@@ -1,0 +1,61 @@
+#include "sharding/range_allocator.h"
+
+#include <map>
+#include <random>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace weft::testing {
+namespace {
+
+TEST(RangeAllocator, TakesTheFirstRangeThatFits) {
+  RangeAllocator ranges(640);
+  EXPECT_EQ(ranges.Take(100), 0);
+  EXPECT_EQ(ranges.Take(64), 128);
+  EXPECT_EQ(ranges.Take(320), 192);
+  ranges.Give(0);
+  EXPECT_EQ(ranges.Take(129), std::nullopt);  // 128 are free in front, and at the end.
+  EXPECT_EQ(ranges.Take(128), 0);
+  EXPECT_EQ(ranges.Take(128), 512);
+  EXPECT_EQ(ranges.Take(1), std::nullopt);
+  EXPECT_EQ(ranges.high_water(), 640);
+}
+
+TEST(RangeAllocator, IsWholeAgainWhenAllIsGivenBack) {
+  RangeAllocator ranges(256);
+  for (const size_t first : {size_t{0}, size_t{64}}) {
+    ASSERT_EQ(ranges.Take(64), 0);
+    ASSERT_EQ(ranges.Take(64), 64);
+    ranges.Give(first);
+    ranges.Give(64 - first);
+    EXPECT_EQ(ranges.Take(256), 0);
+    ranges.Give(0);
+  }
+}
+
+TEST(RangeAllocator, GivesNoByteTwice) {
+  for (uint32_t seed = 0; seed < 200; ++seed) {
+    std::mt19937 random(seed);
+    RangeAllocator ranges(4096);
+    std::map<size_t, size_t> taken;  // Bytes by beginnings.
+    for (int call = 0; call < 100; ++call) {
+      const size_t bytes = 1 + random() % 900;
+      if (const auto begin = ranges.Take(bytes)) {
+        EXPECT_EQ(*begin % 64, 0);
+        EXPECT_LE(*begin + bytes, 4096);
+        for (const auto& [other, size] : taken)
+          EXPECT_TRUE(*begin + bytes <= other || other + size <= *begin);
+        taken.emplace(*begin, bytes);
+      } else {
+        ASSERT_FALSE(taken.empty());
+        const auto victim = std::next(taken.begin(), random() % taken.size());
+        ranges.Give(victim->first);
+        taken.erase(victim);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft::testing
