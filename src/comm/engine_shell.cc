@@ -75,9 +75,10 @@ void EngineShell::Submit(std::shared_ptr<OperationRecord> record) {
     progress_thread_needed = turn.has_tasks || turn.wire_busy;
   }
   if (progress_thread_needed) node_.Ring(rank_);
-  // The bell goes first: a progress thread that parks after the look at `parked_` finds that it has rung.
+  // The bell goes first: a progress thread that parks after the look at `rest_` finds that it has rung.
   progress_bell_.fetch_add(1, std::memory_order_seq_cst);
-  if (parked_.load(std::memory_order_seq_cst)) WakeProgressThread();
+  const Rest rest = rest_.load(std::memory_order_seq_cst);
+  if (rest == Rest::kParked || (rest == Rest::kBesideWaiter && progress_thread_needed)) WakeProgressThread();
 }
 
 void EngineShell::TakeSubmissions() {
@@ -143,7 +144,7 @@ bool EngineShell::PollUntil(const std::function<bool()>& done, absl::Time deadli
     }
   }
   waiters_.fetch_sub(1);
-  if (turn.working && parked_.load(std::memory_order_seq_cst)) WakeProgressThread();
+  if (turn.working && rest_.load(std::memory_order_seq_cst) != Rest::kNone) WakeProgressThread();
   wait_ns_.fetch_add(runtime_.NowNs() - begin, std::memory_order_relaxed);
   return reached;
 }
@@ -237,16 +238,16 @@ void EngineShell::WakeProgressThread() {
 void EngineShell::RunProgressThread() {
   int idle_naps = 0;
   int64_t idle_since = runtime_.NowNs();
-  const auto sleep = [this](uint32_t seen, int64_t ns) {
-    parked_.store(true, std::memory_order_seq_cst);
+  const auto sleep = [this](Rest rest, uint32_t seen, int64_t ns) {
+    rest_.store(rest, std::memory_order_seq_cst);
     if (!stop_.load()) runtime_.SleepOn(progress_bell_, seen, ns);
-    parked_.store(false, std::memory_order_relaxed);
+    rest_.store(Rest::kNone, std::memory_order_relaxed);
   };
   while (!stop_.load()) {
     const uint32_t own_bell = progress_bell_.load(std::memory_order_acquire);
     const uint32_t node_bell = node_.Doorbell();
     if (waiters_.load() > 0) {
-      sleep(own_bell, kBesideWaiterNapNs);
+      sleep(Rest::kBesideWaiter, own_bell, kBesideWaiterNapNs);
       continue;
     }
     const TurnResult turn = Turn();
@@ -259,7 +260,7 @@ void EngineShell::RunProgressThread() {
       ++idle_naps;
       runtime_.SleepOn(progress_bell_, own_bell, kIdleNapNs);
     } else {
-      sleep(own_bell, kLongestSleepNs);
+      sleep(Rest::kParked, own_bell, kLongestSleepNs);
     }
   }
 }

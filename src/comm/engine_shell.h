@@ -5,7 +5,9 @@
 // A waiter polls and moves data itself, and the progress thread stays out of its way. Without a waiter the
 // progress thread polls: woken by the node's doorbell for node-local traffic, by a short nap while the wire
 // is in use (nobody rings there). When nothing is under way it naps a few times, in case more comes, then
-// parks until a submission.
+// parks until a submission. One that merely makes way for a waiter is left alone by a submission that can do
+// nothing but wait for peers of the node: whoever submits small operations and waits for each would pay for
+// waking it every time. It looks around by itself a moment later.
 //
 // Thread safety: all members may be called from any thread.
 #pragma once
@@ -96,9 +98,14 @@ class EngineShell {
   std::atomic<int> waiters_{0};
   std::atomic<int64_t> wait_ns_{0};
 
-  // The progress thread sleeps on this word (parked), or on the node's doorbell.
+  // The progress thread sleeps on this word, or on the node's doorbell.
+  enum class Rest : uint8_t {
+    kNone,
+    kBesideWaiter,  // For a moment, as somebody waits and polls,
+    kParked,        // or until it is woken.
+  };
   std::atomic<uint32_t> progress_bell_{0};
-  std::atomic<bool> parked_{false};
+  std::atomic<Rest> rest_{Rest::kNone};
   std::atomic<bool> stop_{false};
   std::unique_ptr<Runtime::Task> progress_;
 };

@@ -174,5 +174,24 @@ TEST(TwoEvents, DestroyingAFailedWorkDoesNotWait) {
   });
 }
 
+// Nobody waits for the second operation: the progress thread, which has just made way for a waiter, sees to
+// it.
+TEST(TwoEvents, ComeByThemselvesRightBehindAWait) {
+  RunRanksOnEveryNodeMap(2, [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kF32, kCount));
+    for (int round = 0; round < 30; ++round) {
+      buffer.Write(0, Ones(kCount));
+      Work awaited = fixture.engine->Barrier(fixture.lane);
+      WEFT_RETURN_IF_ERROR(awaited.WaitReleased());
+      Work left_alone = fixture.engine->AllReduce(fixture.lane, buffer.data(), buffer.data(), DType::kF32,
+                                                  kCount, ReduceOp::kSum);
+      while (!left_alone.TestReleased()) bootstrap.runtime().Yield();
+      EXPECT_EQ(buffer.Read(0, kCount), std::vector<double>(kCount, 2));
+    }
+    return absl::OkStatus();
+  });
+}
+
 }  // namespace
 }  // namespace weft::testing
