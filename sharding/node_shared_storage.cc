@@ -68,9 +68,10 @@ absl::Status NodeSharedStorage::Await() {
 
 void NodeSharedStorage::Drop() {
   if (!place_) return PrivateStorage::Drop();
-  // What stayed unsharded until now, over the end of a pass perhaps, has not been written.
-  cast_in_ = group().context.writing_time();
   group().context.Retire(std::move(gather_), Buffer());
+  // What stayed unsharded beyond the end of its pass may have been written, and is then cast again: nobody
+  // may still read the last cast.
+  if (casts() && cast_in_ != group().context.writing_time()) group().context.AwaitReleases();
   region().ranges.Give(*std::exchange(place_, std::nullopt));
 }
 

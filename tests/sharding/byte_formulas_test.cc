@@ -23,7 +23,7 @@ StepCosts Costs(const StepShape& shape, const ShardingPolicy& policy = {}) {
 TEST(ByteFormulas, OfFsdpGatherTwiceAMicrobatchAndReduceByTheForm) {
   StepShape shape = {.shard_size = 4, .microbatches = 3, .gradient_sync = GradientSync::kLast};
   EXPECT_EQ(Costs(shape).all_gathers, 6);
-  EXPECT_EQ(Costs(shape).all_gather_bytes, 2 * 3 * kW * 3 / 4);
+  EXPECT_EQ(Costs(shape).all_gather_bytes, int64_t{2} * 3 * kW * 3 / 4);
   EXPECT_EQ(Costs(shape).reduce_scatters, 1);
   EXPECT_EQ(Costs(shape).reduce_scatter_bytes, kW * 3 / 4);
   EXPECT_EQ(Costs(shape).all_reduces, 0);
@@ -64,7 +64,7 @@ TEST(ByteFormulas, OfHsdpAddAnAllReduceOfShards) {
   EXPECT_EQ(Costs(shape).all_reduce_bytes, 2 * kW / 2 * 3 / 4);
   shape.gradient_sync = GradientSync::kEach;
   EXPECT_EQ(Costs(shape).all_reduces, 3);
-  EXPECT_EQ(Costs(shape).all_reduce_bytes, 3 * 2 * kW / 2 * 3 / 4);
+  EXPECT_EQ(Costs(shape).all_reduce_bytes, int64_t{3} * 2 * kW / 2 * 3 / 4);
 }
 
 TEST(ByteFormulas, OfAnOptimizerOverReplicasScatterInBackwardAndGatherOnceAStep) {

@@ -13,8 +13,8 @@ namespace weft::testing {
 namespace {
 
 constexpr size_t kBlocks = 6;
-constexpr size_t kN = 2 * 16 * sizeof(float);              // 16 elements, padded to two shards of 64 bytes.
-constexpr size_t kB = (16 * 16 + 2 * 16) * sizeof(float);  // 16 of them padding.
+constexpr size_t kN = sizeof(float) * 2 * 16;              // 16 elements, padded to two shards of 64 bytes.
+constexpr size_t kB = sizeof(float) * (16 * 16 + 2 * 16);  // 16 of them padding.
 constexpr size_t kU = kN + kBlocks * kB;
 constexpr size_t kS = kU / 2;
 constexpr size_t kScalars = 64;  // What the gradient norm is exchanged in.

@@ -115,5 +115,19 @@ TEST(NodeShared, CastsAShardOnceInEachTimeBetweenUpdates) {
                });
 }
 
+TEST(NodeShared, CastsAnewWhatWasWrittenWhileGroupsStayedUnsharded) {
+  WithToyModel(kTwoAndOne, OnlyShared(DType::kBF16),
+               [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+                 model.SetReshardAfterBackward(false);
+                 WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+                 for (const ShardView& shard : model.Shards())
+                   std::fill_n(shard.data, shard.elements(), 0.25F);
+                 model.ZeroGradients();  // Gives back what stayed.
+                 WEFT_ASSIGN_OR_RETURN(const std::vector<float> written, ToyWeights(model));
+                 EXPECT_THAT(written, ::testing::Each(0.25F));
+                 return absl::OkStatus();
+               });
+}
+
 }  // namespace
 }  // namespace weft::testing
