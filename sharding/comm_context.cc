@@ -58,21 +58,29 @@ CommContext::CommContext(CommEngine& engine, ProcessGroup shard_group,
 CommContext::~CommContext() = default;
 
 absl::Status CommContext::AddLanes() {
-  WEFT_ASSIGN_OR_RETURN(all_gather_lane_, engine_.AddLane(shard_group_, LanePurpose::kAllGather));
-  WEFT_ASSIGN_OR_RETURN(reduce_scatter_lane_, engine_.AddLane(shard_group_, LanePurpose::kReduceScatter));
+  WEFT_ASSIGN_OR_RETURN(all_gather_lanes_, LaneTurns::Add(engine_, shard_group_, LanePurpose::kAllGather));
+  WEFT_ASSIGN_OR_RETURN(reduce_scatter_lanes_,
+                        LaneTurns::Add(engine_, shard_group_, LanePurpose::kReduceScatter));
   WEFT_ASSIGN_OR_RETURN(control_lane_, engine_.AddLane(shard_group_, LanePurpose::kControl));
   if (regather_group_.size() > 0) {
-    WEFT_ASSIGN_OR_RETURN(regather_lane_, engine_.AddLane(regather_group_, LanePurpose::kAllGather));
+    WEFT_ASSIGN_OR_RETURN(regather_lanes_, LaneTurns::Add(engine_, regather_group_, LanePurpose::kAllGather));
   }
   for (const ProcessGroup& group : replicate_groups_) {
     const bool scatters = options_.shard_optimizer_over_replicas;
     WEFT_ASSIGN_OR_RETURN(
         replicate_lanes_.emplace_back(),
-        engine_.AddLane(group, scatters ? LanePurpose::kReduceScatter : LanePurpose::kAllReduce));
+        LaneTurns::Add(engine_, group, scatters ? LanePurpose::kReduceScatter : LanePurpose::kAllReduce));
     if (!scatters) continue;
-    WEFT_ASSIGN_OR_RETURN(update_lanes_.emplace_back(), engine_.AddLane(group, LanePurpose::kAllGather));
+    WEFT_ASSIGN_OR_RETURN(update_lanes_.emplace_back(),
+                          LaneTurns::Add(engine_, group, LanePurpose::kAllGather));
   }
   return absl::OkStatus();
+}
+
+void CommContext::RestartTurns() {
+  for (LaneTurns* turns : {&all_gather_lanes_, &regather_lanes_, &reduce_scatter_lanes_}) turns->Restart();
+  for (LaneTurns& turns : replicate_lanes_) turns.Restart();
+  for (LaneTurns& turns : update_lanes_) turns.Restart();
 }
 
 OpOptions CommContext::Label(const std::string& label, Priority priority) {
@@ -99,6 +107,7 @@ absl::Status CommContext::ResetAfterError() {
   updates_.clear();
   ++writing_time_;
   submissions_ = 0;  // Ranks may have failed at different places.
+  RestartTurns();
   status_ = absl::OkStatus();
   return absl::OkStatus();
 }
@@ -112,7 +121,7 @@ absl::StatusOr<Transfer> CommContext::AllGather(const AllGatherRequest& request,
     if (!started.ok()) return Fail(Annotate(started.status(), "all-gather of '" + request.label + "'"));
     return Transfer(*std::move(started));
   }
-  const LaneId lane = &request.group == &regather_group_ ? regather_lane_ : all_gather_lane_;
+  const LaneId lane = (&request.group == &regather_group_ ? regather_lanes_ : all_gather_lanes_).Next();
   return Transfer(engine_.AllGather(lane, request.part, request.gathered, request.dtype,
                                     request.gathered_elements, {}, Label(request.label, request.priority),
                                     after));
@@ -122,8 +131,8 @@ absl::StatusOr<Transfer> CommContext::AllGatherShared(const AllGatherRequest& re
   WEFT_RETURN_IF_ERROR(status_);
   WEFT_RETURN_IF_ERROR(MakeRoomForImage(0));  // Takes back what is released: nothing else here would.
   ++counters_.all_gathers;
-  return Transfer(engine_.AllGatherShared(all_gather_lane_, request.part, request.gathered, request.dtype,
-                                          request.gathered_elements, {},
+  return Transfer(engine_.AllGatherShared(all_gather_lanes_.Next(), request.part, request.gathered,
+                                          request.dtype, request.gathered_elements, {},
                                           Label(request.label, request.priority), after));
 }
 
@@ -133,7 +142,7 @@ void CommContext::ShareImages(SharedBlock region, int holders) {
 }
 
 Work CommContext::FenceAllGathers(const std::string& label, const Work* after) {
-  return engine_.Barrier(all_gather_lane_, Label(label, Priority::kCritical), after);
+  return engine_.Barrier(all_gather_lanes_.Next(), Label(label, Priority::kCritical), after);
 }
 
 absl::Status CommContext::AllReduceScalars(const std::string& label, void* values, DType dtype, int64_t count,
@@ -183,9 +192,10 @@ std::vector<ReplicaSlice> CommContext::SlicesOf(const FlatLayout& layout, DType 
 Work* CommContext::ShareUpdates(const std::string& label, const ReplicaSlice& slice, float* shard,
                                 Priority priority, const Work* after) {
   ++counters_.all_gathers;
-  return &updates_.emplace_back(engine_.AllGather(
-      update_lanes_[static_cast<size_t>(slice.bucket)], shard + slice.own.begin, shard + slice.range.begin,
-      DType::kF32, slice.range.count, slice.counts, Label(label, priority), after));
+  return &updates_.emplace_back(engine_.AllGather(update_lanes_[static_cast<size_t>(slice.bucket)].Next(),
+                                                  shard + slice.own.begin, shard + slice.range.begin,
+                                                  DType::kF32, slice.range.count, slice.counts,
+                                                  Label(label, priority), after));
 }
 
 absl::Status CommContext::TakeBackOldestImage() {

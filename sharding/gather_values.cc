@@ -20,7 +20,7 @@ absl::Status CommContext::GatherValues(const std::string& label, const float* ow
 
 absl::Status CommContext::GatherReplicaValues(const std::string& label, int bucket, const float* own,
                                               float* all, absl::Span<const int64_t> counts) {
-  const LaneId lane = update_lanes_[static_cast<size_t>(bucket)];
+  const LaneId lane = update_lanes_[static_cast<size_t>(bucket)].Next();
   return GatherValues(label, {lane, replicate_group(bucket).group_rank, /*first_alone=*/false}, own, all,
                       counts);
 }

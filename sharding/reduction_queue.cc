@@ -61,8 +61,8 @@ absl::Status CommContext::ReductionQueue::SubmitReduceScatter(Entry& entry) {
   ++context_.counters_.reduce_scatters;
   if (reduction.reduce_scatter) return StartCustom(entry);
   entry.reduce_scatter = Transfer(context_.engine_.ReduceScatter(
-      context_.reduce_scatter_lane_, reduction.input.data(), entry.output.data(), reduction.dtype, total,
-      ReduceOp::kSum, reduction.counts, context_.Label(reduction.label, Priority::kReduce)));
+      context_.reduce_scatter_lanes_.Next(), reduction.input.data(), entry.output.data(), reduction.dtype,
+      total, ReduceOp::kSum, reduction.counts, context_.Label(reduction.label, Priority::kReduce)));
   return absl::OkStatus();
 }
 
@@ -93,8 +93,8 @@ void CommContext::ReductionQueue::SubmitAllReduces(Entry& entry, const Work* aft
         entry.output.data() + slice.range.begin * static_cast<int64_t>(SizeOf(reduction.dtype));
     ++context_.counters_.all_reduces;
     entry.replications.push_back(context_.engine_.AllReduce(
-        context_.replicate_lanes_[bucket], values, values, reduction.dtype, slice.range.count, ReduceOp::kSum,
-        context_.Label(reduction.label, Priority::kReduce), after));
+        context_.replicate_lanes_[bucket].Next(), values, values, reduction.dtype, slice.range.count,
+        ReduceOp::kSum, context_.Label(reduction.label, Priority::kReduce), after));
   }
 }
 
@@ -109,8 +109,8 @@ absl::Status CommContext::ReductionQueue::SubmitReplicaScatters(Entry& entry, co
     const auto bucket = static_cast<size_t>(slice.bucket);
     if (context_.replicate_groups_[bucket].size() > 1) ++context_.counters_.reduce_scatters;
     entry.replications.push_back(context_.engine_.ReduceScatter(
-        context_.replicate_lanes_[bucket], entry.output.data() + slice.range.begin * element_bytes, part,
-        reduction.dtype, slice.range.count, ReduceOp::kSum, slice.counts,
+        context_.replicate_lanes_[bucket].Next(), entry.output.data() + slice.range.begin * element_bytes,
+        part, reduction.dtype, slice.range.count, ReduceOp::kSum, slice.counts,
         context_.Label(reduction.label, Priority::kReduce), after));
     part += slice.own.count * element_bytes;
   }

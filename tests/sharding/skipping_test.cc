@@ -146,19 +146,21 @@ TEST(SkippedBlocks, AreNotGatheredWhereNoRankEverCalledThem) {
 }
 
 TEST(SkippedBlocks, FailOnAllRanksThatCallThemInDifferentOrders) {
-  for (const int shard : {1, 2}) {
-    RunRanks(NodeMap::OneNode(2), [shard](Bootstrap& bootstrap) -> absl::Status {
-      WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
-      WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(2 / shard, shard));
-      ToyNet net({6, 6, 6, 6});
-      WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, {},
-                                                         LoadInitialValues(kToySeed)));
-      if (bootstrap.rank() == 1) net.SetOrder({0, 2, 1});
-      const absl::Status status = ToyPass(net, bootstrap.rank(), 2, 0, 0, 1);
-      EXPECT_THAT(std::string(status.message()),
-                  AllOf(HasSubstr("rank 0 submitted"), HasSubstr("rank 1 submitted"), HasSubstr("of '")));
-      return absl::OkStatus();
-    });
+  for (const NodeMap& nodes : {NodeMap::OneNode(2), NodeMap::RanksPerNode(2, 1)}) {
+    for (const int shard : {1, 2}) {
+      RunRanks(nodes, [shard](Bootstrap& bootstrap) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+        WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(2 / shard, shard));
+        ToyNet net({6, 6, 6, 6});
+        WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, {},
+                                                           LoadInitialValues(kToySeed)));
+        if (bootstrap.rank() == 1) net.SetOrder({0, 2, 1});
+        const absl::Status status = ToyPass(net, bootstrap.rank(), 2, 0, 0, 1);
+        EXPECT_THAT(std::string(status.message()),
+                    AllOf(HasSubstr("rank 0 submitted"), HasSubstr("rank 1 submitted"), HasSubstr("of '")));
+        return absl::OkStatus();
+      });
+    }
   }
 }
 

@@ -2,11 +2,11 @@
 // way.
 //
 // In backward a group's reduce-scatter and the all-reduces of its replicate buckets are submitted together,
-// in program order; each on its own lane, so that the all-reduce of one group runs beside the reduce-scatter
-// of the next (see Note [When an all-reduce is submitted] in reduction_queue.h for the one exception). A
-// bounded number of each is in flight: admitting one more first completes the oldest. Full gradients go back
-// to their pool when their reduce-scatter is *released*, gathered images when their all-gather is. With the
-// optimizer sharded over replicas, reduce-scatters over them stand for all-reduces.
+// in program order; each on lanes of its own, so that the all-reduce of one group runs beside the
+// reduce-scatter of the next (see Note [When an all-reduce is submitted] in reduction_queue.h for the one
+// exception). A bounded number of each is in flight: admitting one more first completes the oldest. Full
+// gradients go back to their pool when their reduce-scatter is *released*, gathered images when their
+// all-gather is. With the optimizer sharded over replicas, reduce-scatters over them stand for all-reduces.
 //
 // Thread safety: none; one thread drives a context.
 // Collective: Create and ResetAfterError, by all ranks of the engine; the rest by all ranks of the groups, in
@@ -27,6 +27,7 @@
 #include "weft/comm/comm_engine.h"
 #include "weft/memory/buffer_pool.h"
 #include "weft/sharding/custom_collectives.h"
+#include "weft/sharding/lane_turns.h"
 #include "weft/sharding/reduction.h"
 
 namespace weft {
@@ -169,6 +170,7 @@ class CommContext {
   CommContext(CommEngine& engine, ProcessGroup shard_group, std::vector<ProcessGroup> replicate_groups,
               const Options& options);
   absl::Status AddLanes();
+  void RestartTurns();
   OpOptions Label(const std::string& label, Priority priority);
   // Whom values are gathered from.
   struct ValueSource {
@@ -195,9 +197,10 @@ class CommContext {
   ProcessGroup regather_group_;
   std::vector<ProcessGroup> replicate_groups_;
   Options options_;
-  LaneId all_gather_lane_, regather_lane_, reduce_scatter_lane_, control_lane_;
+  LaneTurns all_gather_lanes_, regather_lanes_, reduce_scatter_lanes_;
+  LaneId control_lane_;
   // By bucket: all-reduces, or the reduce-scatters that stand for them; then all-gathers of updates.
-  std::vector<LaneId> replicate_lanes_, update_lanes_;
+  std::vector<LaneTurns> replicate_lanes_, update_lanes_;
   BufferPool images_, gradients_, shards_;
   Buffer scalars_;
   std::unique_ptr<ReductionQueue> reductions_;
