@@ -30,9 +30,8 @@ def in_turns(ways: Sequence[Way], rounds: int, scale: float = 1.0) -> Measuremen
     from then on."""
     result = Measurements({way.name: [] for way in ways}, {})
     for number in range(rounds + 1):
-        shift = number % len(ways)
-        order = (*ways[shift:], *ways[:shift])
-        for way in order if number % 2 == 0 else reversed(order):
+        direction = 1 if number % 2 == 0 else -1
+        for way in (ways[(number + direction * place) % len(ways)] for place in range(len(ways))):
             if way.name in result.missing:
                 continue
             try:

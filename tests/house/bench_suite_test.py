@@ -81,6 +81,11 @@ class Rounds(unittest.TestCase):
         self.assertEqual(calls, ["a", "b", "b", "a", "a", "b"])
         self.assertEqual(measured.rounds, {"a": [4, 5], "b": [3, 6]})
 
+    def test_every_other_round_goes_backwards(self):
+        calls = []
+        in_turns([Way(name, lambda name=name: calls.append(name) or [1]) for name in "abcd"], rounds=3)
+        self.assertEqual("".join(calls), "abcd" "badc" "cdab" "dcba")
+
     def test_a_round_is_the_scaled_median_of_its_repeats(self):
         self.assertEqual(in_turns([Way("a", lambda: [3, 1, 2])], 1, scale=10).rounds, {"a": [20]})
 
