@@ -14,7 +14,7 @@ from suite.progress import say
 from suite.rounds import Measurements, Way, in_turns
 from suite.rows import Bar, Row
 from suite.setting import MIB, Absent, Setting, start
-from suite.steps import DEFAULTS, PYTORCH, SHARDED_OPTIMIZER, Mesh, step_way
+from suite.steps import DEEPER, DEFAULTS, PYTORCH, SHARDED_OPTIMIZER, Mesh, step_way
 
 SIZE = 64 * MIB
 LENGTH = 128
@@ -118,6 +118,8 @@ def steps_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> Iterato
         for case in step_cases(hosts):
             say(f"  {case.what}")
             ways = [step_way("weft", weft, case.mesh, LENGTH, 2, **case.how)]
+            if case.mesh.replicate == 1:
+                ways.append(step_way("weft, prefetch depth 2", weft, case.mesh, LENGTH, 2, **DEEPER))
             ways.append(step_way("PyTorch", torch, case.mesh, LENGTH, 1, **PYTORCH))
             ways.append(step_way("compute alone", alone, Mesh(1, 1), LENGTH, 2, **DEFAULTS))
             ways.append(stream_way(stream, hosts, case.bytes_per_host))
