@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs weft's benchmarks against their peers, and writes a table, JSON and plots.
 
-    bench/run.py                                  all of it, about 25 minutes
+    bench/run.py                                  all of it, about 40 minutes
     bench/run.py --quick                          fewer rounds and sizes, a few minutes, for a look
     bench/run.py --sections collectives,memory    some of it
 
