@@ -28,7 +28,7 @@ absl::StatusOr<Tensors> Module::Reported(const Pass& pass) {
     absl::StatusOr<Tensors> result = pass();
     if (!result.ok()) ReportError(result.status());
     return result;
-  } catch (...) {
+  } catch (...) {  // A guard would not do: where nobody catches, nothing need be unwound.
     ReportError(absl::InternalError(absl::StrCat("an exception left module '", name_, "'")));
     throw;
   }

@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/sharding/piece_elements.h"
 #include "tests/sharding/random_layout.h"
 #include "tests/support/status_matchers.h"
 
@@ -23,16 +24,6 @@ void ForRandomLayouts(Body body) {
     body(MakeRandomGroup(seed).Layout());
     if (::testing::Test::HasFailure()) return;
   }
-}
-
-// The row-major indices of a piece's elements, in the order of the shard.
-std::vector<int64_t> ElementsOf(const ShardPiece& piece) {
-  std::vector<int64_t> elements;
-  for (int64_t run = 0; run < piece.runs; ++run) {
-    for (int64_t i = 0; i < piece.run_length; ++i)
-      elements.push_back(piece.start + run * piece.run_stride + i);
-  }
-  return elements;
 }
 
 int64_t Elements(const FlatLayout& layout, int parameter) {

@@ -7,6 +7,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/sharding/piece_elements.h"
 #include "weft/core/status.h"
 
 namespace weft::testing {
@@ -57,16 +58,6 @@ TEST(ReplicaSlices, AreWholeWhereEveryReplicaUpdatesEverything) {
     EXPECT_EQ(slices[0].own.count, layout.reduced_elements(rank));
     EXPECT_EQ(slices[0].PartOf(3).count, layout.reduced_elements(rank));
   }
-}
-
-// Elements of the parameter that a piece names, in its order.
-std::vector<int64_t> ElementsOf(const ShardPiece& piece) {
-  std::vector<int64_t> elements;
-  for (int64_t run = 0; run < piece.runs; ++run) {
-    for (int64_t i = 0; i < piece.run_length; ++i)
-      elements.push_back(piece.start + run * piece.run_stride + i);
-  }
-  return elements;
 }
 
 TEST(CutPiece, LeavesEveryElementInItsPlaceWhereverRangesEnd) {

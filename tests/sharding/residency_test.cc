@@ -32,28 +32,28 @@ std::vector<Obstacle> Obstacles() {
   };
 }
 
-TEST(ChooseResidency, IsInPlaceWhereShardGroupsStayOnTheirNodes) {
-  for (const NodeMap& nodes : {NodeMap::OneNode(4), NodeMap::RanksPerNode(4, 2)}) {
+// By itself and when asked for, with words that say so.
+void ExpectShared(const std::vector<NodeMap>& all_nodes, int shard_size, Residency residency,
+                  const std::vector<std::string>& words) {
+  for (const NodeMap& nodes : all_nodes) {
     for (const NodeShared node_shared : {NodeShared::kAuto, NodeShared::kOn}) {
       ShardingPolicy policy;
       policy.node_shared = node_shared;
-      ASSERT_OK_AND_ASSIGN(const ResidencyChoice choice, ChooseResidency(policy, nodes, 2));
-      EXPECT_EQ(choice.residency, Residency::kInPlace);
-      EXPECT_THAT(choice.ToString(), AllOf(HasSubstr("in place: "), HasSubstr("one copy of the weights")));
+      ASSERT_OK_AND_ASSIGN(const ResidencyChoice choice, ChooseResidency(policy, nodes, shard_size));
+      EXPECT_EQ(choice.residency, residency);
+      for (const std::string& said : words) EXPECT_THAT(choice.ToString(), HasSubstr(said));
     }
   }
 }
 
+TEST(ChooseResidency, IsInPlaceWhereShardGroupsStayOnTheirNodes) {
+  ExpectShared({NodeMap::OneNode(4), NodeMap::RanksPerNode(4, 2)}, 2, Residency::kInPlace,
+               {"in place: ", "one copy of the weights"});
+}
+
 TEST(ChooseResidency, IsSharedOnEachNodeWhereShardGroupsSpanNodes) {
-  for (const NodeMap& nodes : {NodeMap::RanksPerNode(4, 2), NodeMap{{0, 0, 1, 2}}, NodeMap{{0, 1, 0, 2}}}) {
-    for (const NodeShared node_shared : {NodeShared::kAuto, NodeShared::kOn}) {
-      ShardingPolicy policy;
-      policy.node_shared = node_shared;
-      ASSERT_OK_AND_ASSIGN(const ResidencyChoice choice, ChooseResidency(policy, nodes, 4));
-      EXPECT_EQ(choice.residency, Residency::kNodeShared);
-      EXPECT_THAT(choice.ToString(), AllOf(HasSubstr("shared on each node: "), HasSubstr("span nodes")));
-    }
-  }
+  ExpectShared({NodeMap::RanksPerNode(4, 2), NodeMap{{0, 0, 1, 2}}, NodeMap{{0, 1, 0, 2}}}, 4,
+               Residency::kNodeShared, {"shared on each node: ", "span nodes"});
 }
 
 TEST(ChooseResidency, IsPrivateElsewhereAndSaysWhy) {
