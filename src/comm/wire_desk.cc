@@ -42,6 +42,7 @@ WireDesk::WireDesk(WireLink& link, const EngineOptions& options, EngineCounters&
 absl::StatusOr<bool> WireDesk::Poll() {
   wanted_last_ = wanted_now_;
   wanted_now_ = Priority::kBulk;
+  WEFT_RETURN_IF_ERROR(link_.Poll());
   WEFT_ASSIGN_OR_RETURN(const bool notes, PollNotes());
   WEFT_ASSIGN_OR_RETURN(const bool transfers, PollTransfers());
   return notes || transfers;
@@ -238,9 +239,10 @@ void WireDesk::Abandon() {
 }
 
 std::set<int> WireDesk::ArrivingFrom() {
+  const absl::Status polled = link_.Poll();
   std::erase_if(arriving_, [&](const Transfer& transfer) {
     const absl::StatusOr<bool> done = link_.Test(transfer.request);
-    return !done.ok() || *done;  // An error ends it as well.
+    return !polled.ok() || !done.ok() || *done;  // An error ends it as well.
   });
   std::set<int> peers;
   for (const Transfer& transfer : arriving_) peers.insert(transfer.peer);

@@ -72,6 +72,7 @@ class FabricWire final : public WireLink {
 
   absl::StatusOr<RequestId> Send(int peer, int tag, const void* data, size_t bytes) override;
   absl::StatusOr<RequestId> Receive(int peer, int tag, void* data, size_t bytes) override;
+  absl::Status Poll() override;
   absl::StatusOr<bool> Test(RequestId request) override;
   bool Cancel(RequestId receive) override;
   absl::Status SendNote(int peer, std::string_view bytes) override;

@@ -1,8 +1,8 @@
 // Messages between ranks over MPI point-to-point calls, on a communicator of the link's own.
 //
-// Data requests are MPI requests. Notes are messages on a reserved tag, received from anybody by a ring of
-// receives that are posted in advance; as MPI matches receives in the order of posting, taking them in ring
-// order keeps every sender's order.
+// Notes are messages on a reserved tag, received from anybody by a ring of receives that are posted in
+// advance; as MPI matches receives in the order of posting, taking them in ring order keeps every sender's
+// order.
 #pragma once
 
 #include <array>
@@ -14,6 +14,7 @@
 
 #include <absl/container/flat_hash_map.h>
 
+#include "src/mesh/mpi_requests.h"
 #include "src/mesh/mpi_session.h"
 #include "weft/mesh/wire_link.h"
 
@@ -28,6 +29,7 @@ class MpiWire : public WireLink {
   // kInvalidArgument above 1 GiB: MPI counts bytes in an int.
   absl::StatusOr<RequestId> Send(int peer, int tag, const void* data, size_t bytes) override;
   absl::StatusOr<RequestId> Receive(int peer, int tag, void* data, size_t bytes) override;
+  absl::Status Poll() override;
   absl::StatusOr<bool> Test(RequestId request) override;
   bool Cancel(RequestId receive) override;
   absl::Status SendNote(int peer, std::string_view bytes) override;
@@ -36,30 +38,28 @@ class MpiWire : public WireLink {
 
  private:
   static constexpr size_t kNoteReceives = 16;
-  struct Request {
-    MPI_Request handle = MPI_REQUEST_NULL;
-    std::optional<size_t> awaited_bytes;  // Of a receive.
-  };
-  struct NoteBuffer {
-    std::array<char, kMaxNoteBytes> bytes;
-    MPI_Request handle = MPI_REQUEST_NULL;
+  using NoteBytes = std::array<char, kMaxNoteBytes>;
+  using NoteRing = std::array<NoteBytes, kNoteReceives>;
+  struct SentNote {
+    MpiRequests::Id request;
+    std::shared_ptr<NoteBytes> bytes;
   };
 
   MpiWire(std::shared_ptr<MpiSession> session, MpiCommunicator comm, int note_tag);
-  RequestId Remember(Request request);
-  absl::Status PostNoteReceive(NoteBuffer& buffer);
-  absl::Status ReapSentNotes();
+  absl::Status PostNoteReceive(size_t place);
   absl::Status CheckMessage(int peer, int tag, size_t bytes) const;
 
   std::shared_ptr<MpiSession> session_;
   MpiCommunicator comm_;
   const int ranks_;
   const int note_tag_;
-  RequestId next_request_ = 1;
-  absl::flat_hash_map<RequestId, Request> requests_;
-  std::shared_ptr<std::array<NoteBuffer, kNoteReceives>> note_receives_;
+  MpiRequests requests_;
+  // Of the data requests: how long the message must be, of a receive.
+  absl::flat_hash_map<RequestId, std::optional<size_t>> data_;
+  std::shared_ptr<NoteRing> note_ring_ = std::make_shared<NoteRing>();
+  std::array<MpiRequests::Id, kNoteReceives> note_receives_ = {};
   size_t next_note_receive_ = 0;
-  std::list<std::shared_ptr<NoteBuffer>> sent_notes_;
+  std::list<SentNote> sent_notes_;
 };
 
 }  // namespace weft::internal

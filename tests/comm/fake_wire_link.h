@@ -27,6 +27,7 @@ class FakeWireLink final : public WireLink {
   absl::StatusOr<RequestId> Receive(int peer, int tag, void* data, size_t bytes) override {
     return Post({false, peer, tag, data, bytes});
   }
+  absl::Status Poll() override { return absl::OkStatus(); }
   absl::StatusOr<bool> Test(RequestId request) override {
     const auto found = outcomes.find(request);
     if (found == outcomes.end()) return false;

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,11 +26,17 @@ absl::Status Meet(Bootstrap& bootstrap) { return AgreeOnStatus(bootstrap, absl::
 absl::Status Finish(Runtime& runtime, WireLink& wire, WireLink::RequestId request) {
   const absl::Time deadline = runtime.Now() + kTimeout;
   while (runtime.Now() < deadline) {
+    WEFT_RETURN_IF_ERROR(wire.Poll());
     WEFT_ASSIGN_OR_RETURN(const bool done, wire.Test(request));
     if (done) return absl::OkStatus();
     runtime.Yield();
   }
   return absl::DeadlineExceededError("a message did not arrive");
+}
+
+absl::StatusOr<std::optional<WireLink::Note>> NextNote(WireLink& wire) {
+  WEFT_RETURN_IF_ERROR(wire.Poll());
+  return wire.PollNote();
 }
 
 absl::Status FinishAll(Runtime& runtime, WireLink& wire, const std::vector<WireLink::RequestId>& requests) {
@@ -139,7 +146,7 @@ absl::Status DeliversNotesInOrder(Bootstrap& bootstrap) {
   for (int missing = kNotes * bootstrap.size(); missing > 0;) {
     if (bootstrap.runtime().Now() > deadline)
       return absl::DeadlineExceededError(absl::StrCat(missing, " notes did not arrive"));
-    WEFT_ASSIGN_OR_RETURN(const auto received, wire->PollNote());
+    WEFT_ASSIGN_OR_RETURN(const auto received, NextNote(*wire));
     if (!received) {
       bootstrap.runtime().Yield();
       continue;
@@ -148,7 +155,7 @@ absl::Status DeliversNotesInOrder(Bootstrap& bootstrap) {
     EXPECT_EQ(received->bytes, note(received->peer, bootstrap.rank(), arrived[received->peer]++));
   }
   WEFT_RETURN_IF_ERROR(Meet(bootstrap));
-  WEFT_ASSIGN_OR_RETURN(const auto extra, wire->PollNote());
+  WEFT_ASSIGN_OR_RETURN(const auto extra, NextNote(*wire));
   EXPECT_FALSE(extra.has_value());
   return Meet(bootstrap);
 }
@@ -172,7 +179,7 @@ absl::Status KeepsLinksApart(Bootstrap& bootstrap) {
   WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), *first, on_first));
   WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), *second, on_second));
   WEFT_RETURN_IF_ERROR(Meet(bootstrap));
-  WEFT_ASSIGN_OR_RETURN(const auto note, second->PollNote());
+  WEFT_ASSIGN_OR_RETURN(const auto note, NextNote(*second));
   EXPECT_FALSE(note.has_value());
   return Meet(bootstrap);
 }

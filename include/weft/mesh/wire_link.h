@@ -34,6 +34,9 @@ class WireLink {
   // `peer` is a rank of the bootstrap; `tag` is in [0, max_tag()].
   virtual absl::StatusOr<RequestId> Send(int peer, int tag, const void* data, size_t bytes) = 0;
   virtual absl::StatusOr<RequestId> Receive(int peer, int tag, void* data, size_t bytes) = 0;
+  // Moves on whatever is under way. Test and PollNote say what was there at the last Poll; they may say more.
+  // Errors: kInternal (the transport failed).
+  virtual absl::Status Poll() = 0;
   // True once: the request is then forgotten, as after an error. Errors: kInternal (the transport failed, and
   // the message says what it said; or a message had another length than its receive).
   virtual absl::StatusOr<bool> Test(RequestId request) = 0;
