@@ -137,7 +137,10 @@ bool EngineCore::Poll(int64_t now_ns) {
   env_.node.Beat();
   if (!status_.ok()) return false;
   const auto turn = [&]() -> absl::StatusOr<bool> {
-    WEFT_ASSIGN_OR_RETURN(bool advanced, wire_.Poll());
+    bool advanced = false;
+    if (env_.nodes.node_count() > 1) {
+      WEFT_ASSIGN_OR_RETURN(advanced, wire_.Poll());
+    }
     WEFT_RETURN_IF_ERROR(PollPeers());
     std::vector<std::pair<Priority, int>> order;
     wire_wanted_ = false;

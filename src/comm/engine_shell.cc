@@ -19,11 +19,14 @@ constexpr int64_t kMillisecond = 1'000'000;
 // A waiter yields for so long before it sleeps: about what waking a sleeper costs.
 constexpr int64_t kYieldNs = 30 * kMicrosecond;
 // Between two looks at the wire: the longer nothing has come, the rarer, so that a nap adds little to a wait.
+// Where nobody waits, each look takes its time from a rank that computes, and the system's buffers hold what
+// arrives meanwhile.
 constexpr int64_t kWireNapNs = 50 * kMicrosecond;
+constexpr int64_t kUnawaitedWireNapNs = 250 * kMicrosecond;
 constexpr int64_t kLongestWireNapNs = 500 * kMicrosecond;
 constexpr int64_t kWireNapsAWait = 16;
-int64_t WireNap(int64_t waited_ns) {
-  return std::clamp(waited_ns / kWireNapsAWait, kWireNapNs, kLongestWireNapNs);
+int64_t WireNap(int64_t waited_ns, int64_t shortest_ns) {
+  return std::clamp(waited_ns / kWireNapsAWait, shortest_ns, kLongestWireNapNs);
 }
 // Longest sleep on the doorbell: a look now and then costs nothing.
 constexpr int64_t kBellNapNs = 20 * kMillisecond;
@@ -135,7 +138,7 @@ bool EngineShell::PollUntil(const std::function<bool()>& done, absl::Time deadli
     } else if (now - idle_since < kYieldNs) {
       runtime_.Yield();
     } else {
-      const int64_t nap = turn.wire_busy ? WireNap(now - idle_since) : kBellNapNs;
+      const int64_t nap = turn.wire_busy ? WireNap(now - idle_since, kWireNapNs) : kBellNapNs;
       node_.Wait(seen, std::min(nap, std::max<int64_t>(1, limit - now)));
     }
     if (now >= limit && !done()) {
@@ -255,7 +258,8 @@ void EngineShell::RunProgressThread() {
       idle_naps = 0;
       idle_since = runtime_.NowNs();
     } else if (!turn.idle) {
-      node_.Wait(node_bell, turn.wire_busy ? WireNap(runtime_.NowNs() - idle_since) : kBellNapNs);
+      node_.Wait(node_bell,
+                 turn.wire_busy ? WireNap(runtime_.NowNs() - idle_since, kUnawaitedWireNapNs) : kBellNapNs);
     } else if (idle_naps < kIdleNaps) {
       ++idle_naps;
       runtime_.SleepOn(progress_bell_, own_bell, kIdleNapNs);
