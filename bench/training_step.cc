@@ -81,7 +81,7 @@ class Trainer {
     ShardingPolicy policy;
     policy.zero_copy = IntegerOf(request, "zero_copy") != 0;
     policy.node_shared = IntegerOf(request, "node_shared") != 0 ? NodeShared::kAuto : NodeShared::kOff;
-    policy.prefetch_depth = IntegerOf(request, "prefetch_depth");
+    if (request.contains("prefetch_depth")) policy.prefetch_depth = IntegerOf(request, "prefetch_depth");
     policy.shard_optimizer_over_replicas = IntegerOf(request, "sharded_optimizer") != 0;
     return policy;
   }

@@ -179,7 +179,7 @@ StepCosts& StepCosts::operator+=(const StepCosts& other) {
 
 bool IsGatheredAgain(int group, int groups, const ShardingPolicy& policy) {
   if (group == 0) return policy.reshard_root_after_forward;
-  return policy.reshard_after_forward && group < groups - (1 + policy.prefetch_depth);
+  return policy.reshard_after_forward && group < groups - (1 + policy.PrefetchDepth());
 }
 
 StepCosts CostsOfGroup(const FlatLayout& layout, bool is_gathered_again, const ShardingPolicy& policy,

@@ -71,4 +71,12 @@ absl::StatusOr<ResidencyChoice> ChooseResidency(const ShardingPolicy& policy, co
       ": ask for it where it can be (auto), or not at all (off), or change what stands in the way"));
 }
 
+ShardingPolicy ResolvePrefetch(ShardingPolicy policy, const NodeMap& nodes, int shard_size) {
+  if (!policy.prefetch_depth.has_value()) {
+    policy.prefetch_depth = StayOnTheirNodes(nodes, shard_size) ? ShardingPolicy::kPrefetchOnANode
+                                                                : ShardingPolicy::kPrefetchOverNodes;
+  }
+  return policy;
+}
+
 }  // namespace weft

@@ -86,4 +86,13 @@ bool IsHeldAtTheTurn(const ExecutionOrder& forward, const ExecutionOrder& backwa
   return is_among_last && std::find(first.begin(), first.end(), group) != first.end();
 }
 
+std::vector<int> AheadOverTheTurn(const ExecutionOrder& forward, const ExecutionOrder& backward,
+                                  int prefetch_depth) {
+  if (!forward.Next(1).empty()) return {};
+  const int held = 1 + 1 + prefetch_depth;  // With the root.
+  std::vector<int> first = backward.First(held + prefetch_depth);
+  first.erase(first.begin(), first.begin() + std::min<std::ptrdiff_t>(held, std::ssize(first)));
+  return first;
+}
+
 }  // namespace weft

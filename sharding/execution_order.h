@@ -80,5 +80,9 @@ class ExecutionOrder {
 // backward behind it holds, with so many gathered ahead. See Note [The turn].
 bool IsHeldAtTheTurn(const ExecutionOrder& forward, const ExecutionOrder& backward, int group,
                      int prefetch_depth);
+// What is gathered while the last group of a forward under way computes: the first groups of the backward
+// behind it that are not held at the turn, `prefetch_depth` of them. Before that none.
+std::vector<int> AheadOverTheTurn(const ExecutionOrder& forward, const ExecutionOrder& backward,
+                                  int prefetch_depth);
 
 }  // namespace weft

@@ -48,11 +48,12 @@ ShardedModel::~ShardedModel() = default;
 
 absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, absl::Span<Module* const> blocks,
                                                          const DeviceMesh& mesh, CommEngine& engine,
-                                                         const ShardingPolicy& policy,
+                                                         const ShardingPolicy& wanted,
                                                          const ShardLoader& loader) {
-  WEFT_RETURN_IF_ERROR(policy.Validate());
+  WEFT_RETURN_IF_ERROR(wanted.Validate());
   WEFT_ASSIGN_OR_RETURN(MeshGroups groups,
                         GroupsOfMesh(mesh, engine.bootstrap().size(), engine.bootstrap().rank()));
+  const ShardingPolicy policy = ResolvePrefetch(wanted, engine.bootstrap().node_map(), groups.shard.size());
   WEFT_ASSIGN_OR_RETURN(const std::vector<PlannedGroup> plan, PlanGroups(root, blocks, policy.ignored));
   WEFT_ASSIGN_OR_RETURN(const ReplicateBuckets buckets,
                         PlanReplicateBuckets(AllParameters(plan), policy, groups.shard, groups.replicate));

@@ -16,23 +16,32 @@ class Rehearsal {
       : image_bytes_(image_bytes), policy_(policy), places_(image_bytes.size()) {}
 
   void Evaluate(absl::Span<const PassEvent> order) {
-    Run(order, [](int, const ExecutionOrder&) { return true; });
+    Run(
+        order, [](int, const ExecutionOrder&) { return true; }, NothingMore);
     for (int group = 0; group < static_cast<int>(places_.size()); ++group) Drop(group);
   }
   void Train(absl::Span<const PassEvent> order) {
     const ExecutionOrder backward(Reversed(order));
-    Run(order, [&](int group, const ExecutionOrder& forward) {
+    const auto reshards = [&](int group, const ExecutionOrder& forward) {
       if (group == kRoot) return policy_.reshard_root_after_forward;
       return policy_.reshard_after_forward &&
-             !IsHeldAtTheTurn(forward, backward, group, policy_.prefetch_depth);
-    });
-    Run(backward.expected(), [](int, const ExecutionOrder&) { return true; });
+             !IsHeldAtTheTurn(forward, backward, group, policy_.PrefetchDepth());
+    };
+    const auto over_the_turn = [&](const ExecutionOrder& forward) {
+      return AheadOverTheTurn(forward, backward, policy_.PrefetchDepth());
+    };
+    Run(order, reshards, over_the_turn);
+    Run(
+        backward.expected(), [](int, const ExecutionOrder&) { return true; }, NothingMore);
   }
   size_t high_water() const { return ranges_.high_water(); }
 
  private:
-  template <typename Reshards>
-  void Run(absl::Span<const PassEvent> order, const Reshards& reshards) {
+  static std::vector<int> NothingMore(const ExecutionOrder&) { return {}; }
+
+  // `more`: what is gathered ahead beside the prefetch.
+  template <typename Reshards, typename More>
+  void Run(absl::Span<const PassEvent> order, const Reshards& reshards, const More& more) {
     ExecutionOrder pass({order.begin(), order.end()});
     pass.Begin();
     for (const PassEvent event : order) {
@@ -42,7 +51,8 @@ class Rehearsal {
         continue;
       }
       Take(event.group);
-      for (const int next : pass.Next(policy_.prefetch_depth)) Take(next);
+      for (const int next : pass.Next(policy_.PrefetchDepth())) Take(next);
+      for (const int next : more(pass)) Take(next);
     }
   }
 

@@ -187,7 +187,7 @@ bool ShardedModel::Hooks::ReshardsAfterForward(int group) const {
 }
 
 bool ShardedModel::Hooks::StaysOverTheTurn(int group) const {
-  return IsHeldAtTheTurn(*pass_, backward_, group, model_.policy_.prefetch_depth) &&
+  return IsHeldAtTheTurn(*pass_, backward_, group, model_.policy_.PrefetchDepth()) &&
          !model_.sharded_in_backward_.contains(group);
 }
 
@@ -231,9 +231,18 @@ absl::Status ShardedModel::Hooks::Prefetch(int group) {
   const PrefetchLists& lists = in_backward_ ? model_.backward_prefetch_ : model_.forward_prefetch_;
   const auto chosen = lists.find(group);
   const std::vector<int> ahead =
-      chosen != lists.end() ? chosen->second : pass_->Next(model_.policy_.prefetch_depth);
+      chosen != lists.end() ? chosen->second : pass_->Next(model_.policy_.PrefetchDepth());
   for (const int next : ahead) {
     if (NeedsParameters(next)) WEFT_RETURN_IF_ERROR(Unshard(next, Priority::kPrefetch));
+  }
+  return backward_follows_ && !in_backward_ ? PrefetchOverTheTurn() : absl::OkStatus();
+}
+
+absl::Status ShardedModel::Hooks::PrefetchOverTheTurn() {
+  if (model_.residency_.residency != Residency::kNodeShared) return absl::OkStatus();
+  for (const int next : AheadOverTheTurn(*pass_, backward_, model_.policy_.PrefetchDepth())) {
+    if (model_.sharded_in_backward_.contains(next)) continue;
+    WEFT_RETURN_IF_ERROR(Unshard(next, Priority::kPrefetch));
   }
   return absl::OkStatus();
 }

@@ -15,6 +15,10 @@
 // ones of forward: no gather, and no image more than backward holds anyway. Their gradients are not there
 // yet.
 //
+// Between nodes that would leave the wire idle from the last gather of forward to the first reduction of
+// backward. Where ranks share images on their nodes, an image is cheap, and the next prefetch_depth blocks of
+// backward are gathered while the last group of forward computes.
+//
 // What a rank skips it makes up for: Note [One order on all ranks]. Any failure poisons the context: peers
 // would otherwise wait for collectives that never come.
 //
@@ -79,6 +83,7 @@ class ShardedModel::Hooks {
   absl::Status Unshard(int group, Priority priority);
   absl::Status Wait(int group);
   absl::Status Prefetch(int group);
+  absl::Status PrefetchOverTheTurn();
   absl::Status Reshard(int group, absl::Status (ParamGroup::*how)() = &ParamGroup::Reshard);
   absl::Status Reduce(int group);
   absl::Status ReduceUnvisited(int group);

@@ -66,9 +66,9 @@ absl::Status ShardingPolicy::Validate() const {
         absl::StrCat("reshard_after_forward_size is ", reshard_after_forward_size,
                      " although reshard_after_forward is off, which keeps everything: set one of them"));
   }
-  if (prefetch_depth < 0 || prefetch_depth > kMaxPrefetchDepth) {
+  if (PrefetchDepth() < 0 || PrefetchDepth() > kMaxPrefetchDepth) {
     return absl::InvalidArgumentError(
-        absl::StrCat("prefetch_depth is ", prefetch_depth, ": it must be 0 to ", kMaxPrefetchDepth));
+        absl::StrCat("prefetch_depth is ", PrefetchDepth(), ": it must be 0 to ", kMaxPrefetchDepth));
   }
   if (max_reduce_scatters < 0 || max_all_reduces < 1) {
     return absl::InvalidArgumentError(absl::StrCat("max_reduce_scatters is ", max_reduce_scatters,

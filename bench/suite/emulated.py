@@ -14,7 +14,7 @@ from suite.progress import say
 from suite.rounds import Measurements, Way, in_turns
 from suite.rows import Bar, Row
 from suite.setting import MIB, Absent, Setting, start
-from suite.steps import DEEPER, DEFAULTS, PYTORCH, SHARDED_OPTIMIZER, Mesh, step_way
+from suite.steps import PREFETCH_ONE, DEFAULTS, PYTORCH, SHARDED_OPTIMIZER, Mesh, step_way
 
 SIZE = 64 * MIB
 LENGTH = 128
@@ -22,11 +22,11 @@ STREAM = "wire: MPI stream"
 NOMINAL = "wire: 0.956 of its rate"  # What TCP leaves of the rate of an Ethernet cable.
 BOUND = "max(compute alone, wire)"
 ROUNDS = 4
-# Of the model's fp32 weights, and of those that are gathered once a step: embedding and norms, head, and last block.
+# Of the model's fp32 weights, and of those that are gathered once a step: embedding and norms, head, and last two blocks.
 BLOCK_BYTES = 4 * (2 * 512 * 512 + 2 * 512 * 256 + 3 * 512 * 1536 + 2 * 512)
 OUTER_BYTES = 4 * (2 * 4096 * 512 + 512)
 MODEL_BYTES = 8 * BLOCK_BYTES + OUTER_BYTES
-GATHERED_ONCE_BYTES = OUTER_BYTES + BLOCK_BYTES
+GATHERED_ONCE_BYTES = OUTER_BYTES + 2 * BLOCK_BYTES
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def steps_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> Iterato
             say(f"  {case.what}")
             ways = [step_way("weft", weft, case.mesh, LENGTH, 2, **case.how)]
             if case.mesh.replicate == 1:
-                ways.append(step_way("weft, prefetch depth 2", weft, case.mesh, LENGTH, 2, **DEEPER))
+                ways.append(step_way("weft, prefetch depth 1", weft, case.mesh, LENGTH, 2, **PREFETCH_ONE))
             ways.append(step_way("PyTorch", torch, case.mesh, LENGTH, 1, **PYTORCH))
             ways.append(step_way("compute alone", alone, Mesh(1, 1), LENGTH, 2, **DEFAULTS))
             ways.append(stream_way(stream, hosts, case.bytes_per_host))

@@ -21,14 +21,14 @@ PYTORCH = {"fused": 1, "compiled": 0}
 COMPILED = {"fused": 1, "compiled": 1}
 
 # What weft can be told, by the name of the way.
-DEFAULTS = {"zero_copy": 1, "node_shared": 1, "prefetch_depth": 1, "sharded_optimizer": 0}
+DEFAULTS = {"zero_copy": 1, "node_shared": 1, "sharded_optimizer": 0}
 WEFT = {
     "weft": DEFAULTS,
     "weft, node-shared off": {**DEFAULTS, "node_shared": 0},
     "weft, zero copy off": {**DEFAULTS, "zero_copy": 0},
 }
 SHARDED_OPTIMIZER = {**DEFAULTS, "sharded_optimizer": 1}
-DEEPER = {**DEFAULTS, "prefetch_depth": 2}
+PREFETCH_ONE = {**DEFAULTS, "prefetch_depth": 1}
 
 
 @dataclass(frozen=True)

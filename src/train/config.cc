@@ -138,8 +138,9 @@ absl::Status ValidateParallel(const ParallelOptions& parallel) {
     return absl::InvalidArgumentError(
         "--dp-replicate -1 and --dp-shard -1: only one of them can be the rest");
   }
-  if (parallel.prefetch_depth < 0 || parallel.prefetch_depth > ShardingPolicy::kMaxPrefetchDepth) {
-    return BadFlag("prefetch-depth", parallel.prefetch_depth,
+  const int64_t depth = parallel.prefetch_depth.value_or(0);
+  if (depth < 0 || depth > ShardingPolicy::kMaxPrefetchDepth) {
+    return BadFlag("prefetch-depth", depth,
                    absl::StrCat("must be from 0 to ", ShardingPolicy::kMaxPrefetchDepth));
   }
   WEFT_RETURN_IF_ERROR(ValidateDtype("param-dtype", parallel.param_dtype));

@@ -97,7 +97,7 @@ ResolvedItem ShardingItem(const RunPlan& plan) {
   return {"sharding",
           absl::StrCat("zero-copy ", OnOff(policy.zero_copy), ", reshard after forward ",
                        OnOff(policy.reshard_after_forward), ", optimizer sharded over replicas ",
-                       OnOff(policy.shard_optimizer_over_replicas), ", prefetch ", policy.prefetch_depth,
+                       OnOff(policy.shard_optimizer_over_replicas), ", prefetch ", policy.PrefetchDepth(),
                        ", gradient sync ", ToAbsl(Name(plan.grad_sync)), ", activation checkpoint ",
                        ToAbsl(Name(plan.activation_checkpoint)), ", parameters ",
                        ToAbsl(Name(policy.param_dtype)), ", reduction ", ToAbsl(Name(policy.reduce_dtype))),

@@ -52,7 +52,7 @@ ShardingPolicy MakePolicy(const ParallelOptions& parallel) {
   policy.node_shared = parallel.node_shared;
   policy.reshard_after_forward = parallel.reshard_after_forward;
   policy.shard_optimizer_over_replicas = parallel.shard_optimizer_over_replicas;
-  policy.prefetch_depth = static_cast<int>(parallel.prefetch_depth);
+  if (parallel.prefetch_depth) policy.prefetch_depth = static_cast<int>(*parallel.prefetch_depth);
   policy.param_dtype = parallel.param_dtype;
   policy.reduce_dtype = parallel.reduce_dtype;
   return policy;
@@ -123,7 +123,7 @@ absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs
   WEFT_ASSIGN_OR_RETURN(const std::optional<EvaluationPlan> evaluation,
                         PlanEvaluation(config, inputs, data_parallel, context));
   WEFT_ASSIGN_OR_RETURN(DeviceMesh mesh, MakeMesh(replicate, shard, context));
-  ShardingPolicy policy = MakePolicy(config.parallel);
+  ShardingPolicy policy = ResolvePrefetch(MakePolicy(config.parallel), nodes, shard * context);
   absl::StatusOr<ResidencyChoice> residency = ChooseResidency(policy, nodes, shard * context);
   if (!residency.ok()) return Annotate(residency.status(), "--node-shared");
   const OptimizerOptions& o = config.optimizer;

@@ -37,7 +37,7 @@ absl::Status PassThatFails(ToyNet& net, ShardedModel& model, int rank, Module& m
 }
 
 void ExpectRecovery(const NodeMap& nodes, const ShardingPolicy& policy, bool first_pass, bool checkpoint) {
-  SCOPED_TRACE(absl::StrCat("reshard ", policy.reshard_after_forward, ", prefetch ", policy.prefetch_depth,
+  SCOPED_TRACE(absl::StrCat("reshard ", policy.reshard_after_forward, ", prefetch ", policy.PrefetchDepth(),
                             first_pass ? ", in the first pass" : "", checkpoint ? ", checkpoints" : ""));
   WithToyModel(nodes, policy, [&](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     for (Module* block : net.blocks()) block->SetActivationCheckpointing(checkpoint);

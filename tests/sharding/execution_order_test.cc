@@ -86,6 +86,24 @@ TEST(ExecutionOrder, TellsRepeatedVisitsApartByTheirPlace) {
   EXPECT_FALSE(order.Expects(E(1)));
 }
 
+TEST(AheadOverTheTurn, IsWhatBackwardLacksFirstOnceTheLastGroupOfForwardHasBegun) {
+  const std::vector<PassEvent> row = ModuleOrder({-1, 0, 0, 0, 0});
+  const ExecutionOrder backward(Reversed(row));
+  ExecutionOrder forward(row);
+  forward.Begin();
+  for (const PassEvent event : row) {
+    ComeTo(forward, event);
+    const bool last_has_begun = forward.Next(1).empty();
+    for (int depth = 0; depth <= 4; ++depth) {
+      std::vector<int> ahead;  // Backward begins with 4, and holds `depth` more.
+      for (int group = 4 - 1 - depth; group >= 1 && std::ssize(ahead) < depth; --group)
+        ahead.push_back(group);
+      EXPECT_EQ(AheadOverTheTurn(forward, backward, depth), last_has_begun ? ahead : std::vector<int>())
+          << depth;
+    }
+  }
+}
+
 TEST(ExecutionOrder, SaysWhatBeginsNextUpToTheDepth) {
   ExecutionOrder order(Row());
   order.Begin();

@@ -15,11 +15,11 @@ size_t RegionOf(const ShardingPolicy& policy) {
                          {kRoot, kBlock, kBlock, kBlock, kBlock, kBlock, kBlock}, policy);
 }
 
-TEST(ImageRegion, HoldsTheRootTheRunningBlockAndThoseAhead) {
+TEST(ImageRegion, HoldsTheRootTheRunningBlockThoseAheadAndThoseAheadOverTheTurn) {
   for (const size_t depth : {0, 1, 2}) {
     ShardingPolicy policy;
     policy.prefetch_depth = static_cast<int>(depth);
-    EXPECT_EQ(RegionOf(policy), kRoot + (1 + depth) * kBlock);
+    EXPECT_EQ(RegionOf(policy), kRoot + (1 + 2 * depth) * kBlock);
     policy.reshard_after_forward = false;
     EXPECT_EQ(RegionOf(policy), kRoot + 6 * kBlock);
   }

@@ -56,6 +56,20 @@ TEST(ChooseResidency, IsSharedOnEachNodeWhereShardGroupsSpanNodes) {
                Residency::kNodeShared, {"shared on each node: ", "span nodes"});
 }
 
+TEST(ResolvePrefetch, GathersOneMoreAheadBetweenNodesUnlessTold) {
+  for (const NodeMap& nodes :
+       {NodeMap::RanksPerNode(4, 1), NodeMap::RanksPerNode(4, 2), NodeMap{{0, 0, 0, 1}}}) {
+    EXPECT_EQ(ResolvePrefetch({}, nodes, 4).PrefetchDepth(), 2);
+    for (int depth = 0; depth <= ShardingPolicy::kMaxPrefetchDepth; ++depth) {
+      ShardingPolicy policy;
+      policy.prefetch_depth = depth;
+      EXPECT_EQ(ResolvePrefetch(policy, nodes, 4).PrefetchDepth(), depth);
+    }
+  }
+  EXPECT_EQ(ResolvePrefetch({}, NodeMap::OneNode(4), 4).PrefetchDepth(), 1);
+  EXPECT_EQ(ResolvePrefetch({}, NodeMap::RanksPerNode(4, 2), 2).PrefetchDepth(), 1);
+}
+
 TEST(ChooseResidency, IsPrivateElsewhereAndSaysWhy) {
   for (const Obstacle& obstacle : Obstacles()) {
     ShardingPolicy policy;

@@ -38,8 +38,9 @@ Events EventsOfAPass(ToyNet& net, ShardedModel& model, int rank) {
   return events;
 }
 
-void ExpectEvents(const ShardingPolicy& policy, const Events& expected) {
-  WithToyModel(2, policy, [&](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+void ExpectEvents(const ShardingPolicy& policy, const Events& expected,
+                  const NodeMap& nodes = NodeMap::OneNode(2)) {
+  WithToyModel(nodes, policy, [&](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     EXPECT_THAT(EventsOfAPass(net, model, rank), ElementsAreArray(expected));
     return absl::OkStatus();
   });
@@ -90,6 +91,24 @@ TEST(Schedule, GathersTwoBlocksAhead) {
                            "backward 0",    "reduce 0",     "reshard 0",                               //
                            "reduce root",   "reshard root",
                        });
+}
+
+TEST(Schedule, GathersOverTheTurnWhereNodesShareImages) {
+  ShardingPolicy policy = OnlyShared();
+  policy.prefetch_depth = 1;
+  ExpectEvents(policy,
+               {
+                   "unshard root",  "unshard 0",    "wait root", "forward root",  //
+                   "unshard 1",     "wait 0",       "forward 0", "reshard 0",     //
+                   "unshard 2",     "wait 1",       "forward 1",                  //
+                   "unshard 0",     "wait 2",       "forward 2",                  //
+                   "backward root",                                               //
+                   "backward 2",    "reduce 2",     "reshard 2",                  //
+                   "backward 1",    "reduce 1",     "reshard 1",                  //
+                   "wait 0",        "backward 0",   "reduce 0",  "reshard 0",     //
+                   "reduce root",   "reshard root",
+               },
+               NodeMap::RanksPerNode(4, 2));
 }
 
 TEST(Schedule, KeepsNothingOfAForwardThatNoBackwardFollows) {

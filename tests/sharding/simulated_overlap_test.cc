@@ -44,7 +44,7 @@ class Trial {
     WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *rank.engine, policy,
                                                        LoadInitialValues(kToySeed)));
     StepTimes times;
-    times.wire_ns = static_cast<double>(WireBytes(*model, policy)) / 2 / kWireSpeed;
+    times.wire_ns = static_cast<double>(WireBytes(*model)) / 2 / kWireSpeed;
     times.compute_ns = times.wire_ns * workload_.compute_per_wire;
     // 10 parts: 3 of forward, 6 of backward, 1 of the update.
     const auto part = static_cast<int64_t>(times.compute_ns / 10 / kLayers);
@@ -66,11 +66,11 @@ class Trial {
   }
 
  private:
-  int64_t WireBytes(const ShardedModel& model, const ShardingPolicy& policy) const {
+  int64_t WireBytes(const ShardedModel& model) const {
     const StepShape shape = {.shard_size = workload_.shard,
                              .replicate_size = workload_.replicate,
                              .ranks_per_node = bootstrap_.size() / 2};
-    return CostsOfGroups(LayoutsOf(model), policy, shape).wire_bytes;
+    return CostsOfGroups(LayoutsOf(model), model.policy(), shape).wire_bytes;
   }
 
   // After the group's own hooks, which gather it.

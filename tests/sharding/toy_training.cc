@@ -31,7 +31,7 @@ StepCosts ExpectedCosts(const ShardedModel& model, const ToyRun& run, int rank) 
                      rank % run.shard_group_size()};
   shape.residency = model.residency().residency;
   shape.replicate_rank = rank / run.shard_group_size();
-  return CostsOfGroups(LayoutsOf(model), run.policy, shape);
+  return CostsOfGroups(LayoutsOf(model), model.policy(), shape);
 }
 
 absl::Status ToyStep(ShardedModel& model, ToyNet& net, const ToyRun& run, int rank, int step,
@@ -72,7 +72,7 @@ absl::StatusOr<DeviceMesh> MakeToyMesh(int replicate, int shard, int context) {
 
 std::string ToyRun::Describe() const {
   return absl::StrCat(replicate, " x ", shard, " x ", context, ", zero copy ", policy.zero_copy, ", reshard ",
-                      policy.reshard_after_forward, ", prefetch ", policy.prefetch_depth, ", node shared ",
+                      policy.reshard_after_forward, ", prefetch ", policy.PrefetchDepth(), ", node shared ",
                       static_cast<int>(policy.node_shared), ", ", ToAbsl(Name(policy.param_dtype)),
                       " reduced in ", ToAbsl(Name(policy.reduce_dtype)), ", ", microbatches,
                       " microbatches, sync ", ToAbsl(Name(sync)),

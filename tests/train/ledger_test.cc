@@ -46,7 +46,7 @@ class Ledger : public TrainRun {
   }
 
   // The model's units are a group each, and what is outside of them is the root's.
-  StepCosts Expected(const StepShape& shape) const {
+  StepCosts Expected(const StepShape& shape, const ShardingPolicy& policy) const {
     const auto model = LlamaModel::Create(MakeLlamaConfig(config_.model, config_.data.seq_len)).value();
     std::vector<std::shared_ptr<Parameter>> rest = model->AllParameters();
     std::vector<FlatLayout> layouts;
@@ -56,12 +56,12 @@ class Ledger : public TrainRun {
       for (const auto& parameter : parameters) rest.erase(std::find(rest.begin(), rest.end(), parameter));
     }
     layouts.insert(layouts.begin(), LayoutOf(rest, shape.shard_size));
-    return CostsOfGroups(layouts, Policy(), shape);
+    return CostsOfGroups(layouts, policy, shape);
   }
 
   StepCosts ExpectedOfAllReduces(const StepShape& shape) {
     config_.parallel.shard_optimizer_over_replicas = false;
-    const StepCosts costs = Expected(shape);
+    const StepCosts costs = Expected(shape, Policy());
     config_.parallel.shard_optimizer_over_replicas = true;
     return costs;
   }
@@ -73,9 +73,9 @@ class Ledger : public TrainRun {
     const auto nodes =
         NodeMap::RanksPerNode(mesh.ranks(), ranks_per_node == 0 ? mesh.ranks() : ranks_per_node);
     StepShape shape = ShapeOf(mesh, ranks_per_node);
-    const ShardingPolicy policy = Policy();
+    const ShardingPolicy policy = ResolvePrefetch(Policy(), nodes, shape.shard_size);
     shape.residency = ChooseResidency(policy, nodes, shape.shard_size)->residency;
-    const StepCosts expected = Expected(shape);
+    const StepCosts expected = Expected(shape, policy);
     const Result result = Run(mesh, nodes);
     for (size_t step = 0; step < result.steps.size(); ++step) {
       int64_t wire = 0;
@@ -195,7 +195,7 @@ TEST_F(Ledger, HoldsTheFormulasWithTheOptimizerShardedOverReplicas) {
       for (int r = 0; r < mesh.ranks(); ++r) {
         shape.shard_rank = r % mesh.shard;
         shape.replicate_rank = r / mesh.shard;
-        const StepCosts expected = Expected(shape);
+        const StepCosts expected = Expected(shape, Policy());
         const int64_t update_bytes = expected.all_gather_bytes - ExpectedOfAllReduces(shape).all_gather_bytes;
         for (const StepMetrics& step : result.by_rank[static_cast<size_t>(r)]) {
           EXPECT_EQ(step.bytes.all_gather, expected.all_gather_bytes + (step.step == 1 ? update_bytes : 0));
@@ -206,8 +206,8 @@ TEST_F(Ledger, HoldsTheFormulasWithTheOptimizerShardedOverReplicas) {
         }
       }
       const auto steps = static_cast<int64_t>(result.steps.size());
-      const int64_t floor =
-          steps * (Expected(shape).wire_bytes + ControlWireBytes(shape)) + AgreementWireBytes(shape);
+      const int64_t floor = steps * (Expected(shape, Policy()).wire_bytes + ControlWireBytes(shape)) +
+                            AgreementWireBytes(shape);
       const int64_t update = UpdateWireBytes(shape);
       EXPECT_GE(wire, floor - (steps - 1) * update);
       EXPECT_LE(wire, floor + update);

@@ -56,8 +56,8 @@ struct ShardingPolicy {
   // The root's backward begins where its forward ends: resharding it in between only costs a gather.
   bool reshard_root_after_forward = false;
   // Groups that are gathered ahead of the one that computes; 0 gathers each when it is needed. At most
-  // kMaxPrefetchDepth.
-  int prefetch_depth = 1;
+  // kMaxPrefetchDepth. Unset: see ResolvePrefetch; for those who know of no nodes kPrefetchOnANode.
+  std::optional<int> prefetch_depth = std::nullopt;
   // See ParameterDTypes.
   DType param_dtype = DType::kF32;
   DType reduce_dtype = DType::kF32;
@@ -93,6 +93,9 @@ struct ShardingPolicy {
   std::function<bool(const Parameter&)> ignored = nullptr;
 
   static constexpr int kMaxPrefetchDepth = 2;
+  static constexpr int kPrefetchOnANode = 1;
+  static constexpr int kPrefetchOverNodes = 2;
+  int PrefetchDepth() const { return prefetch_depth.value_or(kPrefetchOnANode); }
 
   // Errors: kInvalidArgument (names the option, its value and what is allowed).
   absl::Status Validate() const;

@@ -95,7 +95,7 @@ struct ParallelOptions {
   NodeShared node_shared = NodeShared::kAuto;
   bool reshard_after_forward = true;
   bool shard_optimizer_over_replicas = false;
-  int64_t prefetch_depth = 1;
+  std::optional<int64_t> prefetch_depth = std::nullopt;  // Unset: as ResolvePrefetch sees fit.
   GradientSync grad_sync = GradientSync::kReduceScatter;
   ActivationCheckpoint activation_checkpoint = ActivationCheckpoint::kNone;
   DType param_dtype = DType::kF32;
