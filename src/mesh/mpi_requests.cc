@@ -8,6 +8,13 @@
 #include "weft/core/status.h"
 
 namespace weft::internal {
+namespace {
+
+// A look moves at most some 30 KB of each peer's, by what Open MPI reads ahead of a socket, and a progress
+// thread comes back only after a nap.
+constexpr int kLooks = 4;
+
+}  // namespace
 
 MpiRequests::Id MpiRequests::Add(MPI_Request handle) {
   places_.emplace(next_, handles_.size());
@@ -20,8 +27,11 @@ absl::Status MpiRequests::Poll() {
   indices_.resize(handles_.size());
   statuses_.resize(handles_.size());
   int done = 0;
-  const int code = MPI_Testsome(static_cast<int>(handles_.size()), handles_.data(), &done, indices_.data(),
-                                statuses_.data());
+  int code = MPI_SUCCESS;
+  for (int look = 0; look < kLooks && done == 0 && code == MPI_SUCCESS; ++look) {
+    code = MPI_Testsome(static_cast<int>(handles_.size()), handles_.data(), &done, indices_.data(),
+                        statuses_.data());
+  }
   const bool some_failed = code == MPI_ERR_IN_STATUS;
   if (!some_failed) WEFT_RETURN_IF_ERROR(MpiStatus(code, "MPI_Testsome"));
   if (done == MPI_UNDEFINED) return absl::OkStatus();  // There are no requests.
