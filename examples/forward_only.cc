@@ -48,7 +48,10 @@ absl::Status Ask(Bootstrap& ranks) {
     layer.Add<Linear>("linear", kFeatures, kFeatures);
     layer.Add<Gain>("gain");
   }
-  WEFT_ASSIGN_OR_RETURN(auto model, FullyShard(net, net.children(), mesh, *engine, {}, LoadInitialValues(0)));
+  ShardingPolicy policy;
+  policy.prefetch_depth = 1;  // One layer ahead of the one that computes.
+  WEFT_ASSIGN_OR_RETURN(auto model,
+                        FullyShard(net, net.children(), mesh, *engine, policy, LoadInitialValues(0)));
   const Tensor x = Tensor::Empty(DType::kF32, {kRows, kFeatures});
   for (int64_t i = 0; i < x.elements(); ++i) x.As<float>()[i] = static_cast<float>(i % 17) - 8;
   Invocation pass(/*gradients=*/false);  // Nothing is saved for a backward.

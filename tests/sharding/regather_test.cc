@@ -93,6 +93,7 @@ TEST(Regather, TrainsToTheSameBitsAsGatheringFromAll) {
         run.policy.zero_copy = zero_copy;
         run.policy.reshard_after_forward_size = size;
         run.policy.reshard_root_after_forward = true;
+        run.policy.prefetch_depth = 1;
         WEFT_ASSIGN_OR_RETURN(const ToyOutcome outcome, TrainToy(bootstrap, run));
         EXPECT_EQ(outcome.sharding.all_gathers, 2 + 1 + 3);  // Two blocks stay over the turn.
         const std::lock_guard lock(mutex);

@@ -36,9 +36,9 @@ struct ResidencyChoice {
 absl::StatusOr<ResidencyChoice> ChooseResidency(const ShardingPolicy& policy, const NodeMap& nodes,
                                                 int shard_size);
 
-// `policy`, with its prefetch depth set if it was not: for the same groups. Where they span nodes one gather
-// more is under way, so that the wire has something to go on with while a rank computes, and at the turn from
-// forward to backward.
+// `policy`, with its prefetch depth set if it was not, for the same groups: kPrefetchOverNodes where they
+// span nodes. There one gather more is under way, so that the wire has something to go on with while a rank
+// computes; it takes one image more.
 ShardingPolicy ResolvePrefetch(ShardingPolicy policy, const NodeMap& nodes, int shard_size);
 
 }  // namespace weft
