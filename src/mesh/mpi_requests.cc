@@ -16,7 +16,10 @@ constexpr int kLooks = 4;
 
 }  // namespace
 
-MpiRequests::Id MpiRequests::Add(MPI_Request handle) {
+absl::StatusOr<MpiRequests::Id> MpiRequests::Start(std::string_view name,
+                                                   absl::FunctionRef<int(MPI_Request*)> call) {
+  MPI_Request handle = MPI_REQUEST_NULL;
+  WEFT_RETURN_IF_ERROR(MpiStatus(call(&handle), name));
   places_.emplace(next_, handles_.size());
   handles_.push_back(handle);
   ids_.push_back(next_);

@@ -8,10 +8,12 @@
 
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include <absl/container/flat_hash_map.h>
-#include <absl/status/status.h>
+#include <absl/functional/function_ref.h>
+#include <absl/status/statusor.h>
 #include <mpi.h>
 
 namespace weft::internal {
@@ -24,7 +26,8 @@ class MpiRequests {
     MPI_Status mpi;       // Meaningful if `status` is OK.
   };
 
-  Id Add(MPI_Request handle);
+  // Makes a call that starts a request. Errors: kInternal (what MPI says of it).
+  absl::StatusOr<Id> Start(std::string_view name, absl::FunctionRef<int(MPI_Request*)> call);
   // Finds out which requests are done. Errors: kInternal (MPI cannot tell; of a request that failed, Take
   // says so).
   absl::Status Poll();

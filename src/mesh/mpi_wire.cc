@@ -58,20 +58,18 @@ absl::Status MpiWire::CheckMessage(int peer, int tag, size_t bytes) const {
 
 absl::StatusOr<WireLink::RequestId> MpiWire::Send(int peer, int tag, const void* data, size_t bytes) {
   WEFT_RETURN_IF_ERROR(CheckMessage(peer, tag, bytes));
-  MPI_Request handle = MPI_REQUEST_NULL;
-  WEFT_RETURN_IF_ERROR(MpiStatus(
-      MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_.get(), &handle), "MPI_Isend"));
-  const RequestId request = requests_.Add(handle);
+  WEFT_ASSIGN_OR_RETURN(const RequestId request, requests_.Start("MPI_Isend", [&](MPI_Request* handle) {
+    return MPI_Isend(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_.get(), handle);
+  }));
   data_.emplace(request, std::nullopt);
   return request;
 }
 
 absl::StatusOr<WireLink::RequestId> MpiWire::Receive(int peer, int tag, void* data, size_t bytes) {
   WEFT_RETURN_IF_ERROR(CheckMessage(peer, tag, bytes));
-  MPI_Request handle = MPI_REQUEST_NULL;
-  WEFT_RETURN_IF_ERROR(MpiStatus(
-      MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_.get(), &handle), "MPI_Irecv"));
-  const RequestId request = requests_.Add(handle);
+  WEFT_ASSIGN_OR_RETURN(const RequestId request, requests_.Start("MPI_Irecv", [&](MPI_Request* handle) {
+    return MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_.get(), handle);
+  }));
   data_.emplace(request, bytes);
   return request;
 }
@@ -117,21 +115,21 @@ absl::Status MpiWire::SendNote(int peer, std::string_view bytes) {
   WEFT_RETURN_IF_ERROR(CheckNote(peer, ranks_, bytes.size()));
   auto note = std::make_shared<NoteBytes>();
   std::memcpy(note->data(), bytes.data(), bytes.size());
-  MPI_Request handle = MPI_REQUEST_NULL;
-  WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Isend(note->data(), static_cast<int>(bytes.size()), MPI_BYTE, peer,
-                                           note_tag_, comm_.get(), &handle),
-                                 "MPI_Isend (note)"));
-  sent_notes_.push_back({requests_.Add(handle), std::move(note)});
+  WEFT_ASSIGN_OR_RETURN(const MpiRequests::Id request,
+                        requests_.Start("MPI_Isend (note)", [&](MPI_Request* handle) {
+                          return MPI_Isend(note->data(), static_cast<int>(bytes.size()), MPI_BYTE, peer,
+                                           note_tag_, comm_.get(), handle);
+                        }));
+  sent_notes_.push_back({request, std::move(note)});
   return absl::OkStatus();
 }
 
 absl::Status MpiWire::PostNoteReceive(size_t place) {
   NoteBytes& bytes = (*note_ring_)[place];
-  MPI_Request handle = MPI_REQUEST_NULL;
-  WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Irecv(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE,
-                                           MPI_ANY_SOURCE, note_tag_, comm_.get(), &handle),
-                                 "MPI_Irecv (note)"));
-  note_receives_[place] = requests_.Add(handle);
+  WEFT_ASSIGN_OR_RETURN(note_receives_[place], requests_.Start("MPI_Irecv (note)", [&](MPI_Request* handle) {
+    return MPI_Irecv(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, MPI_ANY_SOURCE, note_tag_,
+                     comm_.get(), handle);
+  }));
   return absl::OkStatus();
 }
 
