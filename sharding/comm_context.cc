@@ -129,7 +129,7 @@ absl::StatusOr<Transfer> CommContext::AllGather(const AllGatherRequest& request,
 
 absl::StatusOr<Transfer> CommContext::AllGatherShared(const AllGatherRequest& request, const Work* after) {
   WEFT_RETURN_IF_ERROR(status_);
-  WEFT_RETURN_IF_ERROR(MakeRoomForImage(0));  // Takes back what is released: nothing else here would.
+  WEFT_RETURN_IF_ERROR(TakeBackReleasedImages());  // Nothing else here would.
   ++counters_.all_gathers;
   return Transfer(engine_.AllGatherShared(all_gather_lanes_.Next(), request.part, request.gathered,
                                           request.dtype, request.gathered_elements, {},
@@ -210,8 +210,15 @@ absl::Status CommContext::TakeBackOldestImage() {
 // memory than if it waited for all: either as many bytes are freed as are taken, or none is left retired.
 absl::Status CommContext::MakeRoomForImage(size_t bytes) {
   size_t freed = 0;
-  while (!retired_.empty() && (freed < bytes || retired_.front().gather.TestReleased())) {
+  while (!retired_.empty() && freed < bytes) {
     freed += retired_.front().image.bytes();
+    WEFT_RETURN_IF_ERROR(TakeBackOldestImage());
+  }
+  return TakeBackReleasedImages();
+}
+
+absl::Status CommContext::TakeBackReleasedImages() {
+  while (!retired_.empty() && retired_.front().gather.TestReleased()) {
     WEFT_RETURN_IF_ERROR(TakeBackOldestImage());
   }
   return absl::OkStatus();

@@ -185,6 +185,7 @@ class CommContext {
                             std::byte* window, absl::Span<const int64_t> counts);
   absl::Status TakeBackOldestImage();
   absl::Status MakeRoomForImage(size_t bytes);
+  absl::Status TakeBackReleasedImages();
   // Waits until a Work or Transfer is released; fails with it.
   template <typename Pending>
   absl::Status Settle(Pending& pending) {
