@@ -1,6 +1,8 @@
 #include "weft/nn/module.h"
 
 #include <algorithm>
+#include <exception>
+#include <string>
 #include <utility>
 
 #include <absl/container/flat_hash_set.h>
@@ -10,6 +12,10 @@ namespace {
 
 absl::StatusOr<Tensor> Allocate(const TensorAllocator& allocator, DType dtype, Shape shape) {
   return allocator ? allocator(dtype, std::move(shape)) : Tensor::Empty(dtype, std::move(shape));
+}
+
+absl::Status ExceptionLeft(const std::string& module, const std::string& what) {
+  return absl::InternalError(absl::StrCat("an exception left module '", module, "'", what));
 }
 
 }  // namespace
@@ -28,8 +34,11 @@ absl::StatusOr<Tensors> Module::Reported(const Pass& pass) {
     absl::StatusOr<Tensors> result = pass();
     if (!result.ok()) ReportError(result.status());
     return result;
+  } catch (const std::exception& exception) {
+    ReportError(ExceptionLeft(name_, absl::StrCat(": ", exception.what())));
+    throw;
   } catch (...) {  // A guard would not do: where nobody catches, nothing need be unwound.
-    ReportError(absl::InternalError(absl::StrCat("an exception left module '", name_, "'")));
+    ReportError(ExceptionLeft(name_, ", which is no std::exception"));
     throw;
   }
 }

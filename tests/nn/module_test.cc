@@ -155,10 +155,21 @@ TEST(Module, ReportsAnExceptionAndLetsItGoOn) {
   Invocation invocation;
   const auto forward = [&] { return pair.Forward(invocation, {Scalar(0.0F)}); };
   EXPECT_THAT(forward, ::testing::ThrowsMessage<std::runtime_error>("broken"));
-  EXPECT_THAT(reports, ElementsAre("an exception left module 'pair'"));
+  EXPECT_THAT(reports, ElementsAre("an exception left module 'pair': broken"));
   pair.RemoveHook(hook);
   EXPECT_THAT(forward, ::testing::ThrowsMessage<std::runtime_error>("broken"));
   EXPECT_THAT(reports, ::testing::SizeIs(1));
+}
+
+TEST(Module, ReportsWhatIsNoStdExceptionToo) {
+  Shift shift("shift", 0.0F);
+  std::vector<std::string> reports;
+  shift.AddErrorHook(
+      [&reports](Module&, const absl::Status& error) { reports.emplace_back(error.message()); });
+  shift.AddForwardPreHook([](Module&, Invocation&, Tensors&) -> absl::Status { throw 7; });
+  Invocation invocation;
+  EXPECT_THROW(static_cast<void>(shift.Forward(invocation, {Scalar(0.0F)})), int);
+  EXPECT_THAT(reports, ElementsAre("an exception left module 'shift', which is no std::exception"));
 }
 
 TEST(Invocation, GivesSavesBackInReverseOrderOfTheCalls) {
