@@ -8,14 +8,6 @@
 #include "weft/core/status.h"
 
 namespace weft::internal {
-namespace {
-
-// A look moves at most some 30 KB of each peer's, by what Open MPI reads ahead of a socket, and a progress
-// thread comes back only after a nap.
-constexpr int kLooks = 4;
-
-}  // namespace
-
 absl::StatusOr<MpiRequests::Id> MpiRequests::Start(std::string_view name,
                                                    absl::FunctionRef<int(MPI_Request*)> call) {
   MPI_Request handle = MPI_REQUEST_NULL;
@@ -26,12 +18,12 @@ absl::StatusOr<MpiRequests::Id> MpiRequests::Start(std::string_view name,
   return next_++;
 }
 
-absl::Status MpiRequests::Poll() {
+absl::Status MpiRequests::Poll(int looks) {
   indices_.resize(handles_.size());
   statuses_.resize(handles_.size());
   int done = 0;
   int code = MPI_SUCCESS;
-  for (int look = 0; look < kLooks && done == 0 && code == MPI_SUCCESS; ++look) {
+  for (int look = 0; look < looks && done == 0 && code == MPI_SUCCESS; ++look) {
     code = MPI_Testsome(static_cast<int>(handles_.size()), handles_.data(), &done, indices_.data(),
                         statuses_.data());
   }

@@ -28,9 +28,9 @@ class MpiRequests {
 
   // Makes a call that starts a request. Errors: kInternal (what MPI says of it).
   absl::StatusOr<Id> Start(std::string_view name, absl::FunctionRef<int(MPI_Request*)> call);
-  // Finds out which requests are done. Errors: kInternal (MPI cannot tell; of a request that failed, Take
-  // says so).
-  absl::Status Poll();
+  // Finds out which requests are done, in at most so many looks while none is. Errors: kInternal (MPI cannot
+  // tell; of a request that failed, Take says so).
+  absl::Status Poll(int looks);
   // Once, if the request was done at the last Poll: it is then forgotten.
   std::optional<Outcome> Take(Id id);
   // Asks MPI to give up a receive that is not known to be done, and looks once whether it is over. What MPI

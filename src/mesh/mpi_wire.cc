@@ -9,6 +9,10 @@
 namespace weft::internal {
 namespace {
 
+// A look moves at most some 30 KB of each peer's data, by what Open MPI reads ahead of a socket, and a
+// progress thread comes back only after a nap. Of notes one look finds enough.
+constexpr int kLooksAtData = 4;
+
 constexpr size_t kMaxMessageBytes = size_t{1} << 30;
 
 absl::StatusOr<int> LargestTag(MPI_Comm comm) {
@@ -75,7 +79,7 @@ absl::StatusOr<WireLink::RequestId> MpiWire::Receive(int peer, int tag, void* da
 }
 
 absl::Status MpiWire::Poll() {
-  WEFT_RETURN_IF_ERROR(requests_.Poll());
+  WEFT_RETURN_IF_ERROR(requests_.Poll(data_.empty() ? 1 : kLooksAtData));
   for (auto sent = sent_notes_.begin(); sent != sent_notes_.end();) {
     const std::optional<MpiRequests::Outcome> outcome = requests_.Take(sent->request);
     sent = outcome ? sent_notes_.erase(sent) : std::next(sent);
