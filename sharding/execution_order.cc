@@ -78,9 +78,16 @@ void ExecutionOrder::Settle(std::vector<PassEvent> expected) {
   settled_ = true;
 }
 
+namespace {
+
+// Groups that backward holds when it begins, beside the root.
+int HeldAtTheTurn(int prefetch_depth) { return 1 + prefetch_depth; }
+
+}  // namespace
+
 bool IsHeldAtTheTurn(const ExecutionOrder& forward, const ExecutionOrder& backward, int group,
                      int prefetch_depth) {
-  const int held = 1 + prefetch_depth;
+  const int held = HeldAtTheTurn(prefetch_depth);
   const bool is_among_last = static_cast<int>(forward.Next(held).size()) < held;
   const std::vector<int> first = backward.First(1 + held);  // After the root.
   return is_among_last && std::find(first.begin(), first.end(), group) != first.end();
@@ -89,7 +96,7 @@ bool IsHeldAtTheTurn(const ExecutionOrder& forward, const ExecutionOrder& backwa
 std::vector<int> AheadOverTheTurn(const ExecutionOrder& forward, const ExecutionOrder& backward,
                                   int prefetch_depth) {
   if (!forward.Next(1).empty()) return {};
-  const int held = 1 + 1 + prefetch_depth;  // With the root.
+  const int held = 1 + HeldAtTheTurn(prefetch_depth);  // With the root.
   std::vector<int> first = backward.First(held + prefetch_depth);
   first.erase(first.begin(), first.begin() + std::min<std::ptrdiff_t>(held, std::ssize(first)));
   return first;
