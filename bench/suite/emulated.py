@@ -14,7 +14,7 @@ from suite.progress import say
 from suite.rounds import Measurements, Way, in_turns
 from suite.rows import Bar, Row
 from suite.setting import MIB, Absent, Setting, start
-from suite.steps import PREFETCH_ONE, DEFAULTS, PYTORCH, SHARDED_OPTIMIZER, Mesh, step_way
+from suite.steps import DEFAULTS, PREFETCH_ONE, PYTORCH, SHARDED_OPTIMIZER, Mesh, step_way
 
 SIZE = 64 * MIB
 LENGTH = 128
