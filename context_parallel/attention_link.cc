@@ -87,28 +87,26 @@ absl::Status AttentionLink::AfterForward(Invocation& invocation, const Tensors& 
   auto& notes = invocation.State<Notes>(this);
   std::optional<int64_t> call;
   if (invocation.saves()) call = NoteCall(invocation, notes, outputs);
-  const int64_t overwrites = invocation.Overwrites(launched.local);
-  notes.launched.push_back({std::move(launched), call, overwrites});
+  invocation.Lend(
+      launched.local,
+      absl::StrCat("an output of ", source_.module->name(),
+                   " that is being exchanged for an attention; name the last module that changes ",
+                   "it as the attention's source, such as the rotary embedding"));
+  notes.launched.push_back({std::move(launched), call});
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<AttentionLink::Taken>> AttentionLink::Take(Invocation& invocation,
-                                                                        const Tensor& local) {
+std::optional<AttentionLink::Taken> AttentionLink::Take(Invocation& invocation, const Tensor& local) {
   auto& notes = invocation.State<Notes>(this);
   const auto found = std::find_if(notes.launched.begin(), notes.launched.end(), [&](const Launch& launch) {
     return SameTensor(launch.tensor.local.view(), local.view());
   });
-  if (found == notes.launched.end()) return std::optional<Taken>();
-  if (found->overwrites != invocation.Overwrites(local)) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "an output of ", source_.module->name(),
-        " was exchanged for an attention, and then overwritten; name the last module that changes ",
-        "it as the attention's source, such as the rotary embedding"));
-  }
+  if (found == notes.launched.end()) return std::nullopt;
+  invocation.TakeBack(local);
   Taken taken{std::move(found->tensor), found->call};
   notes.launched.erase(found);
   if (!taken.call && invocation.saves()) ++notes.taken_for_good;
-  return std::optional<Taken>(std::move(taken));
+  return taken;
 }
 
 absl::Status AttentionLink::Return(Invocation& invocation, int64_t call, PendingTensor gradient) {
@@ -129,7 +127,7 @@ absl::Status AttentionLink::BeforeBackward(Invocation& invocation, Tensors& outp
   if (notes.calls.empty()) return absl::OkStatus();
   const int64_t number = notes.calls.back();
   notes.calls.pop_back();
-  WEFT_RETURN_IF_ERROR(DropUntaken(notes, number));
+  WEFT_RETURN_IF_ERROR(DropUntaken(invocation, notes, number));
   auto& source = invocation.State<SourceCalls>(source_.module);
   if (source.calls.empty() || source.calls.back().number != number) {
     return absl::OkStatus();  // Another link of the source has added it all.
@@ -145,7 +143,7 @@ absl::Status AttentionLink::BeforeBackward(Invocation& invocation, Tensors& outp
   return absl::OkStatus();
 }
 
-absl::Status AttentionLink::DropUntaken(Notes& notes, int64_t call) const {
+absl::Status AttentionLink::DropUntaken(Invocation& invocation, Notes& notes, int64_t call) const {
   const auto untaken = std::find_if(notes.launched.begin(), notes.launched.end(),
                                     [call](const Launch& launch) { return launch.call == call; });
   if (untaken == notes.launched.end()) return absl::OkStatus();
@@ -156,6 +154,7 @@ absl::Status AttentionLink::DropUntaken(Notes& notes, int64_t call) const {
                      "changes it as the attention's source, or none"));
   }
   --notes.taken_for_good;
+  invocation.TakeBack(untaken->tensor.local);
   notes.launched.erase(untaken);
   return absl::OkStatus();
 }

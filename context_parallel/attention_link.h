@@ -46,9 +46,9 @@ class AttentionLink {
     LaunchedTensor launched;
     std::optional<int64_t> call;  // Of the source, if a backward follows.
   };
-  // What was launched for exactly this tensor; nothing if the source has not made it. Errors:
-  // kFailedPrecondition (it was overwritten after its launch: names the source).
-  absl::StatusOr<std::optional<Taken>> Take(Invocation& invocation, const Tensor& local);
+  // What was launched for exactly this tensor, which is lent until then; nothing if the source has not made
+  // it.
+  std::optional<Taken> Take(Invocation& invocation, const Tensor& local);
   // Hands over what comes back for an input that was taken, as [batch, tokens, heads, dim].
   absl::Status Return(Invocation& invocation, int64_t call, PendingTensor gradient);
 
@@ -56,7 +56,6 @@ class AttentionLink {
   struct Launch {
     LaunchedTensor tensor;
     std::optional<int64_t> call;
-    int64_t overwrites;  // Of the tensor, when it was launched.
   };
   // What one link knows in an invocation.
   struct Notes {
@@ -88,7 +87,7 @@ class AttentionLink {
   absl::Status AfterForward(Invocation& invocation, const Tensors& outputs);
   absl::Status BeforeBackward(Invocation& invocation, Tensors& output_gradients);
   // Nobody takes any more what this call of the source launched. An error, if somebody should have.
-  absl::Status DropUntaken(Notes& notes, int64_t call) const;
+  absl::Status DropUntaken(Invocation& invocation, Notes& notes, int64_t call) const;
   // The gradient of an output, which may be undefined, and what has come back for the input that lies in it.
   absl::StatusOr<Tensor> Sum(const Tensor& gradient, const Tensor& received, const Shape& output_shape) const;
 

@@ -98,8 +98,7 @@ absl::StatusOr<AttentionLink::Taken> SplitAttention::TakeOrLaunch(Invocation& in
                                                                   const Tensor& local) {
   const auto& link = links_[static_cast<size_t>(role)];
   if (link != nullptr) {
-    WEFT_ASSIGN_OR_RETURN(std::optional<AttentionLink::Taken> taken, link->Take(invocation, local));
-    if (taken) return std::move(*taken);
+    if (std::optional<AttentionLink::Taken> taken = link->Take(invocation, local)) return *std::move(taken);
   }
   ++shared_.counters.in_place;
   WEFT_ASSIGN_OR_RETURN(LaunchedTensor launched, Launch(call, static_cast<AttentionRole>(role), local));

@@ -91,8 +91,8 @@ absl::Status Rope::Rotate(const Invocation& invocation, const Tensors& tensors, 
 }
 
 absl::StatusOr<Tensors> Rope::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
+  for (const Tensor& input : inputs) WEFT_RETURN_IF_ERROR(invocation.CheckWritable(input, name()));
   WEFT_RETURN_IF_ERROR(Rotate(invocation, inputs, 1.0F));
-  for (const Tensor& input : inputs) invocation.NoteOverwrite(input);
   return inputs;
 }
 

@@ -9,6 +9,7 @@
 
 #include "tests/nn/gradient_check.h"
 #include "tests/nn/oracles.h"
+#include "tests/support/status_matchers.h"
 #include "weft/core/strided_copy.h"
 
 namespace weft {
@@ -88,6 +89,27 @@ TEST(Rope, TurnsByThePositionsOfTheSequence) {
   ASSERT_TRUE(rope.Backward(part, {own}).ok());
   EXPECT_THAT(values(own.view()), ::testing::Pointwise(::testing::DoubleNear(1e-6), before));
   EXPECT_EQ(rope.Forward(part, {tokens}).status().code(), absl::StatusCode::kInvalidArgument);
+}
+
+TEST(Rope, TouchesNoTensorThatIsLent) {
+  Rope rope("rope", std::make_shared<RopeTable>(RopeFrequencies(4, 10000.0, std::nullopt)));
+  const Tensor free = TestTensor(DType::kF32, {1, 3, 2, 4}, 1);
+  const Tensor lent = TestTensor(DType::kF32, {1, 3, 2, 4}, 2);
+  const Tensor free_before = free.Copy();
+  const Tensor lent_before = lent.Copy();
+  Invocation invocation;
+  invocation.Lend(lent, "what a peer reads");
+  invocation.Lend(lent, "what a peer reads");
+  for (int lenders = 2; lenders > 0; --lenders) {
+    EXPECT_THAT(
+        rope.Forward(invocation, {free, lent}).status(),
+        testing::StatusIs(absl::StatusCode::kFailedPrecondition, "rope would overwrite what a peer reads"));
+    EXPECT_EQ(testing::ToDoubleValues(free.view()), testing::ToDoubleValues(free_before.view()));
+    EXPECT_EQ(testing::ToDoubleValues(lent.view()), testing::ToDoubleValues(lent_before.view()));
+    invocation.TakeBack(lent);
+  }
+  EXPECT_OK(rope.Forward(invocation, {free, lent}).status());
+  EXPECT_NE(testing::ToDoubleValues(lent.view()), testing::ToDoubleValues(lent_before.view()));
 }
 
 TEST(Rope, GrowsItsTableWithTheSequence) {

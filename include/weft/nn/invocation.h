@@ -11,12 +11,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <typeindex>
 #include <utility>
 #include <vector>
 
 #include <absl/container/flat_hash_map.h>
 #include <absl/container/inlined_vector.h>
+#include <absl/status/status.h>
 
 #include "weft/core/tensor.h"
 #include "weft/nn/token_runs.h"
@@ -61,13 +63,13 @@ class Invocation {
     return *static_cast<T*>(state.get());
   }
 
-  // A module that overwrites a tensor it was given says so here, that those who have begun to send it
-  // elsewhere notice: how often that was done to the memory of a tensor.
-  void NoteOverwrite(const Tensor& tensor) { ++overwrites_[tensor.view().data]; }
-  int64_t Overwrites(const Tensor& tensor) const {
-    const auto found = overwrites_.find(tensor.view().data);
-    return found == overwrites_.end() ? 0 : found->second;
-  }
+  // Somebody reads a tensor while modules go on, such as one who sends it elsewhere: `use` is told to a
+  // module that would overwrite it. Each Lend has its TakeBack.
+  void Lend(const Tensor& tensor, std::string use);
+  void TakeBack(const Tensor& tensor);
+  // Modules that overwrite a tensor they were given ask first. kFailedPrecondition where it is lent: names
+  // `writer` and the use.
+  absl::Status CheckWritable(const Tensor& tensor, const std::string& writer) const;
 
   // True when every save has been taken back.
   bool empty() const { return saves_.modules.empty() && saves_.inputs.empty(); }
@@ -87,7 +89,7 @@ class Invocation {
   bool suspended_ = false;
   Saves saves_;
   std::shared_ptr<const SequenceParts> sequence_;
-  absl::flat_hash_map<const void*, int64_t> overwrites_;  // By the first element.
+  absl::flat_hash_map<const void*, std::vector<std::string>> lent_;  // Uses, by the first element.
   absl::flat_hash_map<std::pair<const void*, std::type_index>, std::shared_ptr<void>> states_;
 };
 
