@@ -2,12 +2,12 @@
 #include <cmath>
 
 #include "src/nn/attention_plan.h"
-#include "src/nn/core_cache.h"
 #include "src/nn/element.h"
 #include "src/nn/head_rows.h"
 #include "src/nn/masked_row.h"
 #include "src/nn/scratch.h"
 #include "src/nn/vector_math.h"
+#include "weft/core/cache_size.h"
 #include "weft/core/parallel.h"
 #include "weft/nn/attention_kernel.h"
 #include "weft/nn/matmul.h"

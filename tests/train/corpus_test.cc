@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/train/temp_folder.h"
+#include "tests/support/temp_folder.h"
 #include "weft/train/embedded_text.h"
 
 namespace weft {

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "tests/train/temp_folder.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft {
 namespace {

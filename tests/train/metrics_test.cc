@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "tests/train/temp_folder.h"
+#include "tests/support/temp_folder.h"
 #include "weft/train/progress.h"
 
 namespace weft {

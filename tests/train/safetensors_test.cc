@@ -8,7 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/train/temp_folder.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft {
 namespace {

@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/status_matchers.h"
-#include "tests/train/temp_folder.h"
+#include "tests/support/temp_folder.h"
 #include "weft/mesh/thread_bootstrap.h"
 #include "weft/train/train.h"
 
