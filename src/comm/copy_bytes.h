@@ -6,14 +6,11 @@
 namespace weft {
 
 // Copies between buffers that do not overlap. `nontemporal` writes around the caches: the thread must then
-// call FenceNontemporal before it lets anybody know.
+// call FenceStreams before it lets anybody know.
 void CopyBytes(std::byte* target, const std::byte* source, size_t bytes, bool nontemporal);
 
-// Orders non-temporal writes of the calling thread before its later release stores.
-void FenceNontemporal();
-
-// Whether results are worth writing around the caches, where the ranks of a node touch `bytes` of memory
-// together: more than the last-level cache holds (its size is read from the running system). What is written
+// Whether results are worth writing around the caches, and can be, where the ranks of a node touch `bytes` of
+// memory together: more than the last-level cache holds. What is written
 // first would be gone before anybody came to read it, and each line would have been read for nothing.
 bool WritesAroundCaches(size_t bytes);
 

@@ -1,6 +1,7 @@
 #include "src/comm/data_task.h"
 
 #include "src/comm/copy_bytes.h"
+#include "src/comm/stream_line.h"
 
 namespace weft {
 
@@ -12,7 +13,7 @@ void RunTask(const DataTask& task) {
   } else {
     CopyBytes(task.target.data, task.leaves[0].data, task.bytes, task.target.nontemporal);
   }
-  if (task.target.nontemporal) FenceNontemporal();
+  if (task.target.nontemporal) FenceStreams();
 }
 
 size_t TaskBytes(const DataTask& task) {

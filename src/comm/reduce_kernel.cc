@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "src/comm/copy_bytes.h"
+#include "src/comm/stream_line.h"
 #include "weft/core/status.h"
 #include "weft/core/strided_copy.h"
 
@@ -49,7 +50,11 @@ class BlockMachine {
   // block.
   const T* Run(int64_t begin, int64_t count, T* direct) {
     bottom_ = direct != nullptr ? direct : Block(0);
-    if (RunBalanced(begin, count)) return bottom_;
+    T* __restrict out = bottom_;  // No leaf: see RunTyped.
+    const auto fold = [&](const auto& tree) {
+      for (int64_t i = 0; i < count; ++i) out[i] = tree(begin + i);
+    };
+    if (WithBalancedTree(fold)) return bottom_;
     int top = -1;
     for (const ReduceInstruction& step : program_.instructions) {
       switch (step.code) {
@@ -76,34 +81,65 @@ class BlockMachine {
     return bottom_;
   }
 
+  // Evaluates all elements and streams each line to the target and its copies as soon as it is made: a block
+  // of loads and a block of stores by turns take up to twice as long. Each line is read before it is written,
+  // so that a target may be a leaf. False if nothing was done: the program is no balanced tree, or not all
+  // targets start equally far from a line.
+  bool Stream(const ReduceTarget& target, int64_t count) {
+    absl::InlinedVector<T*, 5> outs = {reinterpret_cast<T*>(target.data)};
+    for (std::byte* copy : target.copies) outs.push_back(reinterpret_cast<T*>(copy));
+    const auto before_line = [](const T* out) { return -reinterpret_cast<uintptr_t>(out) % kLineBytes; };
+    const size_t head_bytes = before_line(outs[0]);
+    const bool in_step = head_bytes % sizeof(T) == 0 && std::all_of(outs.begin(), outs.end(), [&](T* out) {
+                           return before_line(out) == head_bytes;
+                         });
+    return in_step && WithBalancedTree([&](const auto& tree) {
+             constexpr int64_t kLine = kLineBytes / sizeof(T);
+             const int64_t head = std::min(count, static_cast<int64_t>(head_bytes / sizeof(T)));
+             const int64_t tail = head + (count - head) / kLine * kLine;
+             const auto write = [&](int64_t i) {
+               const T element = tree(i);
+               for (T* out : outs) out[i] = element;
+             };
+             for (int64_t i = 0; i < head; ++i) write(i);
+             for (int64_t i = head; i < tail; i += kLine) {
+               alignas(kLineBytes) std::array<T, kLine> line;
+               for (int64_t k = 0; k < kLine; ++k) line[static_cast<size_t>(k)] = tree(i + k);
+               for (T* out : outs) StreamLine(out + i, line.data());
+             }
+             for (int64_t i = tail; i < count; ++i) write(i);
+           });
+  }
+
  private:
   // A balanced tree of a few leaves that need no widening: memory keeps up with no more than one pass that
-  // reads all of them side by side. False for any other.
-  bool RunBalanced(int64_t begin, int64_t count) {
-    const std::vector<int>& order = program_.balanced_leaves;
-    const bool plain = std::all_of(order.begin(), order.end(), [&](int leaf) {
-      return leaves_[static_cast<size_t>(leaf)].dtype == kDTypeOf<T>;
-    });
+  // reads all of them side by side. Calls body(tree), where tree(i) is element i; false for any other
+  // program.
+  template <typename Body>
+  bool WithBalancedTree(const Body& body) {
+    const bool plain = std::all_of(leaves_.begin(), leaves_.end(),
+                                   [](const LeafSource& leaf) { return leaf.dtype == kDTypeOf<T>; });
     if (!plain) return false;
-    switch (order.size()) {
+    switch (program_.balanced_leaves.size()) {
       case 2:
-        return FoldBalanced<2>(begin, count);
+        body(BalancedTree<2>());
+        return true;
       case 4:
-        return FoldBalanced<4>(begin, count);
+        body(BalancedTree<4>());
+        return true;
       case 8:
-        return FoldBalanced<8>(begin, count);
+        body(BalancedTree<8>());
+        return true;
       default:
         return false;
     }
   }
 
   template <size_t kLeaves>
-  bool FoldBalanced(int64_t begin, int64_t count) {
+  auto BalancedTree() {
     std::array<const T*, kLeaves> sources;
-    for (size_t i = 0; i < kLeaves; ++i) sources[i] = Leaf(program_.balanced_leaves[i], begin, count, 0);
-    T* __restrict out = bottom_;  // No leaf: see RunTyped.
-    for (int64_t i = 0; i < count; ++i) out[i] = FoldTree<0, kLeaves>(sources, i);
-    return true;
+    for (size_t i = 0; i < kLeaves; ++i) sources[i] = Leaf(program_.balanced_leaves[i], 0, 0, 0);
+    return [sources](int64_t i) { return FoldTree<0, kLeaves>(sources, i); };
   }
   template <size_t kFirst, size_t kCount, size_t kLeaves>
   static T FoldTree(const std::array<const T*, kLeaves>& sources, int64_t i) {
@@ -152,6 +188,7 @@ void RunTyped(const ReduceProgram& program, absl::Span<const LeafSource> leaves,
   const bool plain = target.dtype == kDTypeOf<T> && target.scale == 1.0F;
   const bool direct = plain && !aliased && !target.nontemporal && target.copies.empty();
   BlockMachine<T, Op> machine(program, leaves);
+  if (plain && target.nontemporal && machine.Stream(target, count)) return;
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t length = std::min(kBlock, count - begin);
     const size_t at = static_cast<size_t>(begin) * SizeOf(target.dtype);

@@ -1,6 +1,8 @@
 // The reduction kernel against a plain recursive loop, bit by bit.
 #include "src/comm/reduce_kernel.h"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -140,20 +142,40 @@ TYPED_TEST(ReduceKernel, GivesTheSameBitsInPlaceOfAnyLeaf) {
       for (size_t place = 0; place < static_cast<size_t>(leaves); ++place) {
         auto values = RandomLeaves<TypeParam>(leaves, count, this->random_);
         const auto expected = this->ExpectedOf(values, ReduceOp::kSum);
+        auto streamed = values;
         RunReduce(ProgramOf(leaves), SourcesOf(values), ReduceOp::kSum, TargetOf(values[place]), count);
         ExpectSameBits(values[place], expected);
+        RunReduce(ProgramOf(leaves), SourcesOf(streamed), ReduceOp::kSum,
+                  TargetOf(streamed[place], 1.0F, /*nontemporal=*/true), count);
+        ExpectSameBits(streamed[place], expected);
       }
     }
   }
 }
 
+// Wherever the target and its copies lie, in step or not, and next to them nothing changes.
 TYPED_TEST(ReduceKernel, GivesTheSameBitsAroundTheCaches) {
-  for (const int64_t count : kCounts) {
-    const auto values = RandomLeaves<TypeParam>(3, count, this->random_);
-    std::vector<TypeParam> out(static_cast<size_t>(count));
-    RunReduce(ProgramOf(3), SourcesOf(values), ReduceOp::kSum, TargetOf(out, 1.0F, /*nontemporal=*/true),
-              count);
-    ExpectSameBits(out, this->ExpectedOf(values, ReduceOp::kSum));
+  constexpr size_t kRoom = 24;
+  for (const int leaves : {2, 3, 4, 8}) {
+    for (const int64_t count : kCounts) {
+      const auto values = RandomLeaves<TypeParam>(leaves, count, this->random_);
+      const auto sum = this->ExpectedOf(values, ReduceOp::kSum);
+      for (const auto& [out_at, copy_at] : {std::array<size_t, 2>{0, 0}, {5, 5}, {0, 3}}) {
+        SCOPED_TRACE(absl::StrCat(leaves, " leaves, ", count, " elements, at ", out_at, ", ", copy_at));
+        std::vector<TypeParam> out(sum.size() + kRoom, TypeParam{});
+        std::vector<TypeParam> copy = out;
+        ReduceTarget target = TargetOf(out, 1.0F, /*nontemporal=*/true);
+        target.data = reinterpret_cast<std::byte*>(out.data() + out_at);
+        target.copies.push_back(reinterpret_cast<std::byte*>(copy.data() + copy_at));
+        std::vector<TypeParam> expected_out = out;
+        std::vector<TypeParam> expected_copy = out;
+        std::copy(sum.begin(), sum.end(), expected_out.begin() + static_cast<ptrdiff_t>(out_at));
+        std::copy(sum.begin(), sum.end(), expected_copy.begin() + static_cast<ptrdiff_t>(copy_at));
+        RunReduce(ProgramOf(leaves), SourcesOf(values), ReduceOp::kSum, target, count);
+        ExpectSameBits(out, expected_out);
+        ExpectSameBits(copy, expected_copy);
+      }
+    }
   }
 }
 
