@@ -30,9 +30,6 @@ int64_t WireNap(int64_t waited_ns, int64_t shortest_ns) {
 }
 // Longest sleep on the doorbell: a look now and then costs nothing.
 constexpr int64_t kBellNapNs = 20 * kMillisecond;
-// An idle progress thread naps this often before it parks.
-constexpr int64_t kIdleNapNs = 100 * kMicrosecond;
-constexpr int kIdleNaps = 40;
 // A parked progress thread looks around so often.
 constexpr int64_t kLongestSleepNs = 1000 * kMillisecond;
 // Deadlines behind this are none: the sum of a time and a deadline must fit 64 bits.
@@ -239,7 +236,6 @@ void EngineShell::WakeProgressThread() {
 }
 
 void EngineShell::RunProgressThread() {
-  int idle_naps = 0;
   int64_t idle_since = runtime_.NowNs();
   const auto sleep = [this](Rest rest, uint32_t seen, int64_t ns) {
     rest_.store(rest, std::memory_order_seq_cst);
@@ -255,14 +251,10 @@ void EngineShell::RunProgressThread() {
     }
     const TurnResult turn = Turn();
     if (turn.advanced) {
-      idle_naps = 0;
       idle_since = runtime_.NowNs();
     } else if (!turn.idle) {
       node_.Wait(node_bell,
                  turn.wire_busy ? WireNap(runtime_.NowNs() - idle_since, kUnawaitedWireNapNs) : kBellNapNs);
-    } else if (idle_naps < kIdleNaps) {
-      ++idle_naps;
-      runtime_.SleepOn(progress_bell_, own_bell, kIdleNapNs);
     } else {
       sleep(Rest::kParked, own_bell, kLongestSleepNs);
     }

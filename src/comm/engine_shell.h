@@ -4,10 +4,11 @@
 // Note [Who polls]
 // A waiter polls and moves data itself, and the progress thread stays out of its way. Without a waiter the
 // progress thread polls: woken by the node's doorbell for node-local traffic, by a short nap while the wire
-// is in use (nobody rings there). When nothing is under way it naps a few times, in case more comes, then
-// parks until a submission. One that merely makes way for a waiter is left alone by a submission that can do
-// nothing but wait for peers of the node: whoever submits small operations and waits for each would pay for
-// waking it every time. It looks around by itself a moment later.
+// is in use (nobody rings there). When nothing is under way it parks until a submission: to wake it costs no
+// more than a look around in between would, which takes the core from a rank that computes. One that merely
+// makes way for a waiter is left alone by a submission that can do nothing but wait for peers of the node:
+// whoever submits small operations and waits for each would pay for waking it every time. It looks around by
+// itself a moment later.
 //
 // Thread safety: all members may be called from any thread.
 #pragma once
