@@ -21,7 +21,8 @@ void CopyBytes(std::byte* target, const std::byte* source, size_t bytes, bool no
 }
 
 bool WritesAroundCaches(size_t bytes) {
-  return kStreamsLines && bytes > static_cast<size_t>(LastLevelCacheBytes());
+  constexpr size_t kShare = 4;
+  return kStreamsLines && bytes > static_cast<size_t>(LastLevelCacheBytes()) / kShare;
 }
 
 }  // namespace weft
