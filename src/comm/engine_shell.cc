@@ -23,6 +23,9 @@ constexpr int64_t kYieldNs = 30 * kMicrosecond;
 // arrives meanwhile.
 constexpr int64_t kWireNapNs = 50 * kMicrosecond;
 constexpr int64_t kUnawaitedWireNapNs = 250 * kMicrosecond;
+// But when an idle engine begins with something, what peers have to say to it comes soon: the first naps.
+constexpr int64_t kFirstWireNapNs = 100 * kMicrosecond;
+constexpr int kFirstWireNaps = 4;
 constexpr int64_t kLongestWireNapNs = 500 * kMicrosecond;
 constexpr int64_t kWireNapsAWait = 16;
 int64_t WireNap(int64_t waited_ns, int64_t shortest_ns) {
@@ -237,10 +240,12 @@ void EngineShell::WakeProgressThread() {
 
 void EngineShell::RunProgressThread() {
   int64_t idle_since = runtime_.NowNs();
-  const auto sleep = [this](Rest rest, uint32_t seen, int64_t ns) {
+  int first_naps = 0;
+  const auto sleep = [&](Rest rest, uint32_t seen, int64_t ns) {
     rest_.store(rest, std::memory_order_seq_cst);
     if (!stop_.load()) runtime_.SleepOn(progress_bell_, seen, ns);
     rest_.store(Rest::kNone, std::memory_order_relaxed);
+    idle_since = runtime_.NowNs();  // Others have seen to things, or there was nothing to see to.
   };
   while (!stop_.load()) {
     const uint32_t own_bell = progress_bell_.load(std::memory_order_acquire);
@@ -253,10 +258,12 @@ void EngineShell::RunProgressThread() {
     if (turn.advanced) {
       idle_since = runtime_.NowNs();
     } else if (!turn.idle) {
-      node_.Wait(node_bell,
-                 turn.wire_busy ? WireNap(runtime_.NowNs() - idle_since, kUnawaitedWireNapNs) : kBellNapNs);
+      const int64_t shortest = first_naps > 0 ? kFirstWireNapNs : kUnawaitedWireNapNs;
+      if (turn.wire_busy) first_naps = std::max(0, first_naps - 1);
+      node_.Wait(node_bell, turn.wire_busy ? WireNap(runtime_.NowNs() - idle_since, shortest) : kBellNapNs);
     } else {
       sleep(Rest::kParked, own_bell, kLongestSleepNs);
+      first_naps = kFirstWireNaps;
     }
   }
 }

@@ -35,8 +35,8 @@
 
 namespace weft {
 
-// Which output of which module an input of attention is: of the last module that writes it. (A module that asks
-// before it overwrites one, such as Rope, fails instead.)
+// Which output of which module an input of attention is: of the last module that writes it. (A module that
+// asks before it overwrites one, such as Rope, fails instead.)
 struct AttentionSource {
   struct Features {
     int64_t first;
