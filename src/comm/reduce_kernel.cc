@@ -33,7 +33,7 @@ struct Max {
   template <typename T>
   static T Fold(T a, T b) {
     if constexpr (std::is_floating_point_v<T>) {
-      return (b > a || b != b) ? b : a;  // A NaN on either side stays.
+      return (b > a || std::isnan(b)) ? b : a;  // A NaN on either side stays.
     } else {
       return b > a ? b : a;
     }
