@@ -30,7 +30,13 @@ TensorView SplitHeads(const TensorView& view, int64_t heads,
 
 AttentionLink::AttentionLink(const AttentionSource& source, int64_t heads, AttentionLayout layout,
                              Launcher launch)
-    : source_(source), heads_(heads), layout_(layout), launch_(std::move(launch)) {
+    : source_(source),
+      heads_(heads),
+      layout_(layout),
+      launch_(std::move(launch)),
+      use_(absl::StrCat("an output of ", source.module->name(),
+                        " that is being exchanged for an attention; name the last module that changes it as "
+                        "the attention's source, such as the rotary embedding")) {
   hooks_ = {source_.module->AddForwardPostHook([this](Module&, Invocation& invocation, Tensors& outputs) {
               return AfterForward(invocation, outputs);
             }),
@@ -87,11 +93,7 @@ absl::Status AttentionLink::AfterForward(Invocation& invocation, const Tensors& 
   auto& notes = invocation.State<Notes>(this);
   std::optional<int64_t> call;
   if (invocation.saves()) call = NoteCall(invocation, notes, outputs);
-  invocation.Lend(
-      launched.local,
-      absl::StrCat("an output of ", source_.module->name(),
-                   " that is being exchanged for an attention; name the last module that changes ",
-                   "it as the attention's source, such as the rotary embedding"));
+  invocation.Lend(launched.local, &use_);
   notes.launched.push_back({std::move(launched), call});
   return absl::OkStatus();
 }

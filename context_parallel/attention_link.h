@@ -18,6 +18,7 @@
 #include <deque>
 #include <functional>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include <absl/status/statusor.h>
@@ -95,6 +96,7 @@ class AttentionLink {
   int64_t heads_;
   AttentionLayout layout_;
   Launcher launch_;
+  std::string use_;  // What outputs are lent for.
   std::vector<Module::HookId> hooks_;
 };
 

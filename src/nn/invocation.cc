@@ -31,21 +31,22 @@ void Invocation::SaveInputs(const Module* module, Tensors inputs) {
 
 Tensors Invocation::TakeInputs(const Module* module) { return TakeLast(saves_.inputs, module); }
 
-void Invocation::Lend(const Tensor& tensor, std::string use) {
-  lent_[tensor.view().data].push_back(std::move(use));
+void Invocation::Lend(const Tensor& tensor, const std::string* use) {
+  Loans& loans = lent_[tensor.view().data];
+  loans.use = use;
+  ++loans.count;
 }
 
 void Invocation::TakeBack(const Tensor& tensor) {
   const auto found = lent_.find(tensor.view().data);
   WEFT_CHECK(found != lent_.end(), "a tensor is taken back that was not lent");
-  found->second.pop_back();
-  if (found->second.empty()) lent_.erase(found);
+  if (--found->second.count == 0) lent_.erase(found);
 }
 
 absl::Status Invocation::CheckWritable(const Tensor& tensor, const std::string& writer) const {
   const auto found = lent_.find(tensor.view().data);
   if (found == lent_.end()) return absl::OkStatus();
-  return absl::FailedPreconditionError(absl::StrCat(writer, " would overwrite ", found->second.back()));
+  return absl::FailedPreconditionError(absl::StrCat(writer, " would overwrite ", *found->second.use));
 }
 
 }  // namespace weft

@@ -37,7 +37,8 @@ absl::StatusOr<Tensors> Module::Reported(const Pass& pass) {
   } catch (const std::exception& exception) {
     ReportError(ExceptionLeft(name_, absl::StrCat(": ", exception.what())));
     throw;
-  } catch (...) {  // A guard would not do: where nobody catches, nothing need be unwound.
+  } catch (...) {  // Reported and thrown on.
+    // A guard would not do: where nobody catches, nothing need be unwound.
     ReportError(ExceptionLeft(name_, ", which is no std::exception"));
     throw;
   }

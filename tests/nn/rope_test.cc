@@ -98,8 +98,9 @@ TEST(Rope, TouchesNoTensorThatIsLent) {
   const Tensor free_before = free.Copy();
   const Tensor lent_before = lent.Copy();
   Invocation invocation;
-  invocation.Lend(lent, "what a peer reads");
-  invocation.Lend(lent, "what a peer reads");
+  const std::string use = "what a peer reads";
+  invocation.Lend(lent, &use);
+  invocation.Lend(lent, &use);
   for (int lenders = 2; lenders > 0; --lenders) {
     EXPECT_THAT(
         rope.Forward(invocation, {free, lent}).status(),

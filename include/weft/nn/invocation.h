@@ -63,9 +63,9 @@ class Invocation {
     return *static_cast<T*>(state.get());
   }
 
-  // Somebody reads a tensor while modules go on, such as one who sends it elsewhere: `use` is told to a
-  // module that would overwrite it. Each Lend has its TakeBack.
-  void Lend(const Tensor& tensor, std::string use);
+  // Somebody reads a tensor while modules go on, such as one who sends it elsewhere: `use`, which outlives
+  // the loan, is told to a module that would overwrite it. Each Lend has its TakeBack.
+  void Lend(const Tensor& tensor, const std::string* use);
   void TakeBack(const Tensor& tensor);
   // Modules that overwrite a tensor they were given ask first. kFailedPrecondition where it is lent: names
   // `writer` and the use.
@@ -83,13 +83,17 @@ class Invocation {
     SavesByModule modules;
     SavesByModule inputs;
   };
+  struct Loans {
+    const std::string* use = nullptr;  // The last one's.
+    int count = 0;
+  };
 
   bool gradients_;
   float loss_scale_;
   bool suspended_ = false;
   Saves saves_;
   std::shared_ptr<const SequenceParts> sequence_;
-  absl::flat_hash_map<const void*, std::vector<std::string>> lent_;  // Uses, by the first element.
+  absl::flat_hash_map<const void*, Loans> lent_;  // By the first element.
   absl::flat_hash_map<std::pair<const void*, std::type_index>, std::shared_ptr<void>> states_;
 };
 
