@@ -1,65 +1,67 @@
-// Where the image of a parameter group lies, and how the values of all ranks come to be in it. What is the
-// same wherever that is, such as the states of a group and the views of its parameters, is ParamGroup's.
+// Where the values of a parameter group lie: its master shard, and its image, which is one that ranks of a
+// node share, where that is what the context is made for, or one of the rank's own.
 //
 //   (Gather Await (KeepPart | Drop))*
 //
-// A storage holds the group's master shard too, which may be a range of the image.
+// A shared image that has no place now, or whose ranks may get different values, as from a caller's own
+// all-gather, is a private one until it is dropped.
 //
 // Thread safety: none. Collective: Gather, by all ranks of the shard group in one order.
 // Lifetime: what StoredGroup names must outlive the storage.
 #pragma once
 
 #include <cstddef>
-#include <string>
+#include <memory>
+#include <utility>
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
-#include "weft/sharding/comm_context.h"
+#include "sharding/master_shard.h"
+#include "sharding/private_image.h"
+#include "sharding/shared_image.h"
+#include "weft/memory/shared_block.h"
 #include "weft/sharding/custom_collectives.h"
-#include "weft/sharding/flat_layout.h"
 
 namespace weft {
 
-class ReplicaUpdates;
-
-// What a storage knows of its group.
-struct StoredGroup {
-  CommContext& context;
-  const std::string& name;
-  const FlatLayout& layout;
-  ReplicaUpdates& updates;  // What the master is current after.
-  DType dtype;              // Of the image.
-  bool zero_copy;           // Whether the image is what shards end to end are.
-};
-
 class GroupStorage {
  public:
-  virtual ~GroupStorage() = default;
+  // `block`: the image of a group in place, zero; else empty. Errors: kResourceExhausted.
+  static absl::StatusOr<std::unique_ptr<GroupStorage>> Create(const StoredGroup& group, SharedBlock block);
 
   // This rank's shard in fp32, zero at first.
-  virtual std::byte* master() const = 0;
+  std::byte* master() const { return master_.data(); }
   // The whole parameters, from Await until the image is dropped.
-  virtual std::byte* image() const = 0;
+  std::byte* image() const { return is_shared_ ? shared_->data() : private_.data(); }
 
-  // The master has been written, and will not be again in this pass: makes what peers read in place of it.
-  // Due before CommContext::BeginForward; nothing happens where that was done in this pass.
-  virtual absl::Status EndWriting() { return absl::OkStatus(); }
+  // The master has been written, and will not be again in this pass. Due before CommContext::BeginForward;
+  // nothing happens where that was done in this pass.
+  absl::Status EndWriting();
   // Starts to bring the values of all ranks into the image.
-  virtual absl::Status Gather(Priority priority) = 0;
+  absl::Status Gather(Priority priority);
   // Until they are there.
-  virtual absl::Status Await() = 0;
+  absl::Status Await();
   // Gives the image back. Peers may still read what this rank gave to theirs.
-  virtual void Drop() = 0;
+  void Drop();
   // Drops the image but for a part, so that the next Gather has less to do. False: no part can be kept, and
   // nothing was dropped.
-  virtual absl::StatusOr<bool> KeepPart() { return false; }
-  virtual void DropPart() {}
+  absl::StatusOr<bool> KeepPart();
+  void DropPart() { private_.DropPart(); }
   // After an error: drops the image, whatever had become of it.
-  virtual void ResetAfterError() = 0;
+  void ResetAfterError();
 
   // In place of the engine's from the next Gather on. Null: the engine's.
-  virtual void SetCustomAllGather(CustomAllGather all_gather) = 0;
+  void SetCustomAllGather(CustomAllGather all_gather) { private_.SetCustomAllGather(std::move(all_gather)); }
+
+ private:
+  GroupStorage(const StoredGroup& group, MasterShard master)
+      : master_(std::move(master)), private_(group, master_) {}
+
+  const MasterShard master_;
+  PrivateImage private_;
+  std::unique_ptr<SharedImage> shared_;  // Null: images are private.
+  bool is_shared_ = false;               // The image that was asked for last.
 };
 
 }  // namespace weft

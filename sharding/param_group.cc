@@ -3,10 +3,8 @@
 #include <utility>
 
 #include "sharding/group_spec.h"
-#include "sharding/in_place_storage.h"
-#include "sharding/node_shared_storage.h"
+#include "sharding/group_storage.h"
 #include "sharding/parameter_views.h"
-#include "sharding/private_storage.h"
 #include "sharding/replica_updates.h"
 #include "sharding/shard_copies.h"
 #include "weft/core/status.h"
@@ -28,17 +26,7 @@ absl::StatusOr<std::unique_ptr<ParamGroup>> ParamGroup::Create(CommContext& cont
   std::unique_ptr<ParamGroup> group(new ParamGroup(context, std::move(spec), policy));
   const StoredGroup stored = {context,          group->name_,         group->layout_,
                               *group->updates_, group->dtypes_.param, policy.zero_copy};
-  if (image) {
-    WEFT_ASSIGN_OR_RETURN(group->storage_, InPlaceStorage::Create(stored, std::move(image)));
-    return group;
-  }
-  if (context.image_region() != nullptr) {
-    WEFT_ASSIGN_OR_RETURN(group->storage_, NodeSharedStorage::Create(stored));
-    return group;
-  }
-  const size_t bytes = static_cast<size_t>(group->layout_.shard_elements()) * sizeof(float);
-  WEFT_ASSIGN_OR_RETURN(Buffer master, context.AcquireShard(bytes));
-  group->storage_ = std::make_unique<PrivateStorage>(stored, std::move(master));
+  WEFT_ASSIGN_OR_RETURN(group->storage_, GroupStorage::Create(stored, std::move(image)));
   return group;
 }
 

@@ -257,13 +257,15 @@ void EngineShell::RunProgressThread() {
     const TurnResult turn = Turn();
     if (turn.advanced) {
       idle_since = runtime_.NowNs();
-    } else if (!turn.idle) {
-      const int64_t shortest = first_naps > 0 ? kFirstWireNapNs : kUnawaitedWireNapNs;
-      if (turn.wire_busy) first_naps = std::max(0, first_naps - 1);
-      node_.Wait(node_bell, turn.wire_busy ? WireNap(runtime_.NowNs() - idle_since, shortest) : kBellNapNs);
-    } else {
+    } else if (turn.idle) {
       sleep(Rest::kParked, own_bell, kLongestSleepNs);
       first_naps = kFirstWireNaps;
+    } else if (!turn.wire_busy) {
+      node_.Wait(node_bell, kBellNapNs);
+    } else {
+      const int64_t shortest = first_naps > 0 ? kFirstWireNapNs : kUnawaitedWireNapNs;
+      if (first_naps > 0) --first_naps;
+      node_.Wait(node_bell, WireNap(runtime_.NowNs() - idle_since, shortest));
     }
   }
 }

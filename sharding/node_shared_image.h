@@ -8,31 +8,34 @@
 #include <optional>
 
 #include "sharding/image_region.h"
-#include "sharding/private_storage.h"
+#include "sharding/master_shard.h"
+#include "sharding/shared_image.h"
 #include "weft/memory/buffer_pool.h"
 
 namespace weft {
 
-// What a caller's own all-gather makes goes to a private image, and so does what finds no place.
-class NodeSharedStorage final : public PrivateStorage {
+class NodeSharedImage final : public SharedImage {
  public:
-  // Of a context with an image region. Errors: kResourceExhausted (the master, or its cast).
-  static absl::StatusOr<std::unique_ptr<NodeSharedStorage>> Create(const StoredGroup& group);
+  // Of a context with an image region. Errors: kResourceExhausted (the cast shard).
+  static absl::StatusOr<std::unique_ptr<NodeSharedImage>> Create(const StoredGroup& group,
+                                                                 const MasterShard& master);
 
-  std::byte* image() const override;
-  absl::Status Gather(Priority priority) override;
+  std::byte* data() const override { return region().block.data() + *place_; }
+  // False: what is under way leaves no room, or the group has no elements.
+  absl::StatusOr<bool> Gather(Priority priority) override;
   absl::Status Await() override;
   void Drop() override;
   void ResetAfterError() override;
 
  private:
-  NodeSharedStorage(const StoredGroup& group, Buffer master, Buffer cast);
-  ImageRegion& region() const { return *group().context.image_region(); }
-  // Where the image is to lie; nowhere: it is a private one.
+  NodeSharedImage(const StoredGroup& group, const MasterShard& master, Buffer cast);
+  ImageRegion& region() const { return *group_.context.image_region(); }
   std::optional<size_t> TakePlace();
   // What this rank brings.
   absl::StatusOr<const void*> CurrentShard();
 
+  const StoredGroup group_;
+  const MasterShard& master_;
   const Buffer cast_;                // In fp32 there is none.
   std::optional<uint64_t> cast_in_;  // The writing time that it is of.
   std::optional<size_t> place_;      // From Gather to Drop.

@@ -7,34 +7,32 @@
 #include <cstdint>
 #include <memory>
 
-#include "sharding/private_storage.h"
-#include "weft/memory/buffer_pool.h"
+#include "sharding/master_shard.h"
+#include "sharding/shared_image.h"
 #include "weft/memory/shared_block.h"
 
 namespace weft {
 
-// What a caller's own all-gather makes goes to a private image: peers may have got something else.
-class InPlaceStorage final : public PrivateStorage {
+class InPlaceImage final : public SharedImage {
  public:
-  // `block`: the image, which all ranks of the shard group hold. Errors: kResourceExhausted (the master).
-  static absl::StatusOr<std::unique_ptr<InPlaceStorage>> Create(const StoredGroup& group, SharedBlock block);
-  ~InPlaceStorage() override;
+  // `block`: the image, which all ranks of the shard group hold. `master`: this rank's range of it in fp32.
+  InPlaceImage(const StoredGroup& group, const MasterShard& master, SharedBlock block);
+  ~InPlaceImage() override;
 
-  std::byte* image() const override;
+  std::byte* data() const override { return block_.data(); }
   absl::Status EndWriting() override;
-  absl::Status Gather(Priority priority) override;
+  absl::StatusOr<bool> Gather(Priority priority) override;
   absl::Status Await() override;
-  void Drop() override;
+  void Drop() override { is_read_ = false; }
   void ResetAfterError() override;
 
  private:
-  // An empty master: this rank's range of the block.
-  InPlaceStorage(const StoredGroup& group, SharedBlock block, Buffer master);
   absl::Status CastOnce();
 
+  const StoredGroup group_;
+  const MasterShard& master_;
   const SharedBlock block_;
   bool is_read_ = false;           // From Gather to Drop.
-  bool is_private_ = false;        // The image that was asked for last.
   uint64_t cast_pass_ = 0;         // The last one for which the master was cast.
   uint64_t seen_pass_ = 0;         // The last one in which all ranks' values were asked for.
   std::shared_ptr<Work> written_;  // Null: they are there.
