@@ -138,16 +138,11 @@ class ModelStep {
 
  private:
   double GradientNorm() const {
-    float maximum = 0;
+    OrderFreeSum sum;
     for (const auto& parameter : net_->AllParameters()) {
-      maximum = std::max(maximum, MaxMagnitude(parameter->grad.As<float>(), parameter->elements()));
+      sum += SumSquares(parameter->grad.As<float>(), parameter->elements());
     }
-    OrderFreeSum sum = {};
-    for (const auto& parameter : net_->AllParameters()) {
-      const OrderFreeSum part = SumSquares(parameter->grad.As<float>(), parameter->elements(), maximum);
-      for (size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
-    }
-    return NormOf(sum, maximum);
+    return NormOf(sum);
   }
 
   void Update(float factor) {

@@ -15,6 +15,7 @@ namespace {
 
 // Groups without elements hold buffers too, so that they go through the same states.
 constexpr size_t kSmallestBlock = 64;
+constexpr size_t kScalarBytes = 512;
 
 // The `size` neighbours of the shard group among which this rank is.
 absl::StatusOr<ProcessGroup> RegatherGroup(const ProcessGroup& shard_group, int size) {
@@ -39,7 +40,7 @@ absl::StatusOr<std::unique_ptr<CommContext>> CommContext::Create(CommEngine& eng
   WEFT_ASSIGN_OR_RETURN(context->regather_group_,
                         RegatherGroup(context->shard_group_, options.regather_size));
   WEFT_RETURN_IF_ERROR(context->AddLanes());
-  WEFT_ASSIGN_OR_RETURN(context->scalars_, context->AcquireShard(kSmallestBlock));
+  WEFT_ASSIGN_OR_RETURN(context->scalars_, context->AcquireShard(kScalarBytes));
   return context;
 }
 

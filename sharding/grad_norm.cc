@@ -25,29 +25,26 @@ Gradients PartOf(Gradients all, const ProcessGroup& replicas) {
   return all.subspan(begin, all.size() * (place + 1) / count - begin);
 }
 
-OrderFreeSum SumOf(const std::vector<Gradients>& parts, NormType type, float maximum) {
-  OrderFreeSum total = {};
-  for (const Gradients part : parts) {
-    const auto count = static_cast<int64_t>(part.size());
-    const OrderFreeSum sum = type == NormType::kOne ? SumMagnitudes(part.data(), count, maximum)
-                                                    : SumSquares(part.data(), count, maximum);
-    for (size_t limb = 0; limb < total.size(); ++limb) total[limb] += sum[limb];
-  }
-  return total;
-}
-
-absl::StatusOr<double> NormOfParts(const std::vector<Gradients>& parts, NormType type,
-                                   const ScalarReduction& reduce) {
+absl::StatusOr<double> MaximumOfParts(const std::vector<Gradients>& parts, const ScalarReduction& reduce) {
   float maximum = 0.0F;
   for (const Gradients part : parts) {
     maximum = std::max(maximum, MaxMagnitude(part.data(), static_cast<int64_t>(part.size())));
   }
   WEFT_RETURN_IF_ERROR(reduce("grad_norm.max", &maximum, DType::kF32, 1, ReduceOp::kMax));
-  // The same on all ranks, so that all leave out the sum, or none.
-  if (type == NormType::kInfinity || !std::isfinite(maximum)) return maximum;
-  OrderFreeSum sum = SumOf(parts, type, maximum);
-  WEFT_RETURN_IF_ERROR(reduce("grad_norm.sum", sum.data(), DType::kI64, sum.size(), ReduceOp::kSum));
-  return type == NormType::kOne ? OneNormOf(sum, maximum) : NormOf(sum, maximum);
+  return maximum;
+}
+
+absl::StatusOr<double> NormOfParts(const std::vector<Gradients>& parts, NormType type,
+                                   const ScalarReduction& reduce) {
+  if (type == NormType::kInfinity) return MaximumOfParts(parts, reduce);
+  OrderFreeSum sum;
+  for (const Gradients part : parts) {
+    const auto count = static_cast<int64_t>(part.size());
+    sum += type == NormType::kOne ? SumMagnitudes(part.data(), count) : SumSquares(part.data(), count);
+  }
+  WEFT_RETURN_IF_ERROR(
+      reduce("grad_norm.sum", sum.data(), DType::kI64, OrderFreeSum::size(), ReduceOp::kSum));
+  return type == NormType::kOne ? OneNormOf(sum) : NormOf(sum);
 }
 
 }  // namespace

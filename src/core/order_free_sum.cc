@@ -7,83 +7,169 @@
 #include <mutex>
 
 #include "weft/core/parallel.h"
-#include "weft/core/status.h"
 
 namespace weft {
 namespace {
 
-__extension__ using Wide = unsigned __int128;
+__extension__ using Wide = __int128;
 
+constexpr int kLevelBits = 48;
 constexpr int kLimbBits = 40;
-constexpr int64_t kLanes = 8;
+constexpr double kMostMultiples = 0x1p47;
+constexpr int64_t kLanes = 16;
 constexpr int64_t kGrain = int64_t{64} * 1024;
-// Terms are below 2^50 units, so a 64-bit lane takes this many and some.
-constexpr int64_t kTermsPerLane = 4096;
+// Fits the first cache, for the few blocks that are looked at again; a 64-bit lane takes 2^15 terms.
+constexpr int64_t kBlock = 4096;
+// Too much is done to a value for hardware to look far enough ahead (measured: 14 ms instead of 32 for 116
+// MiB, on a processor with 2 MiB of second cache).
+constexpr uintptr_t kPrefetchBytes = 4096;
 
-// What is added up, both exact in double: `UnitExponent` is log2 of the unit that terms are rounded to.
+// What is added up, both exact in double where they are scaled by powers of two.
 struct Square {
   static double Term(double value) { return value * value; }
-  static int UnitExponent(float maximum) { return 2 * std::ilogb(maximum) - 48; }
+  // What values are multiplied with so that a term is one of multiples at the level.
+  static double Scale(int level) { return std::ldexp(1.0, -level * (kLevelBits / 2)); }
 };
 struct Magnitude {
   static double Term(double value) { return std::abs(value); }
-  static int UnitExponent(float maximum) { return std::ilogb(maximum) - 48; }
+  static double Scale(int level) { return std::ldexp(1.0, -level * kLevelBits); }
 };
 
-// round(term scale). Adding 1.5 * 2^52 rounds to an integer, which then stands in the low bits.
-uint64_t Quantize(double term, double scale) {
-  constexpr double kShift = 0x1.8p52;
-  return std::bit_cast<uint64_t>(term * scale + kShift) - std::bit_cast<uint64_t>(kShift);
+// The level of a single term.
+int LevelOf(double term) {
+  int exponent;
+  const double fraction = std::frexp(term, &exponent);  // In [1/2, 1).
+  if (fraction == 0.5) --exponent;                      // The least with term <= 2^exponent.
+  return static_cast<int>(std::ceil((exponent - 47) / static_cast<double>(kLevelBits)));
 }
 
-// For at most kLanes * kTermsPerLane values.
+struct Parts {
+  Wide upper, lower;
+  bool fits;  // No term was over kMostMultiples, and all were numbers.
+};
+
+// Adding 1.5 * 2^52 rounds to an integer, and adding 1.5 * 2^4 to a multiple of 2^-48, which then stand in
+// the low bits.
+constexpr double kRoundToOnes = 0x1.8p52;
+constexpr double kRoundToLower = 0x1.8p4;
+
+// For at most kBlock values.
 template <typename Of>
-Wide SumBlock(const float* values, int64_t count, double scale) {
-  uint64_t lanes[kLanes] = {};
+Parts SumBlock(const float* values, int64_t count, double scale) {
+  uint64_t uppers[kLanes] = {};
+  uint64_t lowers[kLanes] = {};
+  double terms[kLanes] = {};
+  const auto add = [&](int64_t lane, float value) {
+    const double term = Of::Term(static_cast<double>(value) * scale);
+    const double upper = term + kRoundToOnes;
+    const double lower = (term - (upper - kRoundToOnes)) + kRoundToLower;
+    uppers[lane] += std::bit_cast<uint64_t>(upper);
+    lowers[lane] += std::bit_cast<uint64_t>(lower);
+    terms[lane] += term;
+  };
   int64_t i = 0;
   for (; i + kLanes <= count; i += kLanes) {
-    for (int64_t lane = 0; lane < kLanes; ++lane) lanes[lane] += Quantize(Of::Term(values[i + lane]), scale);
+    // May lie behind the last value, which does no harm.
+    __builtin_prefetch(
+        reinterpret_cast<const void*>(reinterpret_cast<uintptr_t>(values + i) + kPrefetchBytes));
+    for (int64_t lane = 0; lane < kLanes; ++lane) add(lane, values[i + lane]);
   }
-  for (int64_t lane = 0; i + lane < count; ++lane) lanes[lane] += Quantize(Of::Term(values[i + lane]), scale);
-  Wide sum = 0;
-  for (const uint64_t lane : lanes) sum += lane;
-  return sum;
+  const int64_t rest = count - i;
+  for (int64_t lane = 0; lane < rest; ++lane) add(lane, values[i + lane]);
+  Parts parts = {0, 0, true};
+  for (int64_t lane = 0; lane < kLanes; ++lane) {
+    const auto added = static_cast<uint64_t>(i / kLanes + (lane < rest ? 1 : 0));
+    parts.upper += static_cast<int64_t>(uppers[lane] - added * std::bit_cast<uint64_t>(kRoundToOnes));
+    parts.lower += static_cast<int64_t>(lowers[lane] - added * std::bit_cast<uint64_t>(kRoundToLower));
+    parts.fits &= terms[lane] <= kMostMultiples;
+  }
+  return parts;
 }
 
-OrderFreeSum ToLimbs(Wide sum) {
-  OrderFreeSum limbs;
-  for (int64_t& limb : limbs) {
-    limb = static_cast<int64_t>(sum & ((Wide{1} << kLimbBits) - 1));
-    sum >>= kLimbBits;
+void AddTo(OrderFreeSum::Limbs& limbs, Wide value) {
+  for (size_t i = 0; i + 1 < limbs.size(); ++i) {
+    limbs[i] += static_cast<int64_t>(value & ((Wide{1} << kLimbBits) - 1));
+    value >>= kLimbBits;
   }
-  return limbs;
+  limbs.back() += static_cast<int64_t>(value);
 }
+
+Wide ValueOf(const OrderFreeSum::Limbs& limbs) {
+  Wide value = 0;
+  for (size_t i = limbs.size(); i-- > 0;) value = (value << kLimbBits) + limbs[i];
+  return value;
+}
+
+OrderFreeSum::Limbs& At(OrderFreeSum& sum, int level) {
+  return sum.levels[static_cast<size_t>(level - OrderFreeSum::kLowestLevel)];
+}
+
+// One thread's.
+template <typename Of>
+class Summation {
+ public:
+  void Add(const float* values, int64_t count) {
+    Parts parts = SumBlock<Of>(values, count, scale_);
+    if (!parts.fits) {
+      const float maximum = MaxMagnitude(values, count);
+      if (!std::isfinite(maximum)) {
+        ++sum_.blocks_not_finite;
+        return;
+      }
+      Rise(LevelOf(Of::Term(static_cast<double>(maximum))));
+      parts = SumBlock<Of>(values, count, scale_);
+    }
+    upper_ += parts.upper;
+    lower_ += parts.lower;
+  }
+  const OrderFreeSum& Take() {
+    Rise(level_);
+    return sum_;
+  }
+
+ private:
+  void Rise(int level) {
+    AddTo(At(sum_, level_), upper_);
+    AddTo(At(sum_, level_ - 1), lower_);
+    upper_ = lower_ = 0;
+    level_ = level;
+    scale_ = Of::Scale(level);
+  }
+
+  OrderFreeSum sum_;
+  // Of the values so far; one below it there is what they leave.
+  int level_ = OrderFreeSum::kLowestLevel + 1;
+  double scale_ = Of::Scale(level_);
+  Wide upper_ = 0, lower_ = 0;  // At this level, and below.
+};
 
 template <typename Of>
-OrderFreeSum Sum(const float* values, int64_t count, float maximum) {
-  WEFT_CHECK(std::isfinite(maximum), "values are summed under a maximum that is not finite");
-  if (maximum == 0.0F) return {};
-  const double scale = std::ldexp(1.0, -Of::UnitExponent(maximum));
-  Wide total = 0;
+OrderFreeSum Sum(const float* values, int64_t count) {
+  OrderFreeSum total;
   std::mutex mutex;
   ParallelFor(count, kGrain, [&](int64_t begin, int64_t end) {
-    Wide part = 0;
-    for (int64_t block = begin; block < end; block += kLanes * kTermsPerLane) {
-      part += SumBlock<Of>(values + block, std::min(end - block, kLanes * kTermsPerLane), scale);
+    Summation<Of> part;
+    for (int64_t block = begin; block < end; block += kBlock) {
+      part.Add(values + block, std::min(end - block, kBlock));
     }
     const std::lock_guard lock(mutex);
-    total += part;
+    total += part.Take();
   });
-  return ToLimbs(total);
+  return total;
 }
 
-template <typename Of>
-double ValueOf(const OrderFreeSum& sum, float maximum) {
-  if (!std::isfinite(maximum)) return std::numeric_limits<double>::infinity();
-  if (maximum == 0.0F) return 0.0;
-  Wide total = 0;
-  for (size_t i = sum.size(); i-- > 0;) total = (total << kLimbBits) + static_cast<uint64_t>(sum[i]);
-  return std::ldexp(static_cast<double>(total), Of::UnitExponent(maximum));
+double ValueOf(const OrderFreeSum& sum) {
+  if (sum.blocks_not_finite != 0) return std::numeric_limits<double>::infinity();
+  for (size_t i = sum.levels.size(); i-- > 1;) {
+    Wide upper = ValueOf(sum.levels[i]);
+    if (upper == 0) continue;  // Where the largest term is, it is not.
+    const Wide lower = ValueOf(sum.levels[i - 1]);
+    upper += lower >> kLevelBits;
+    const auto rest = static_cast<double>(lower & ((Wide{1} << kLevelBits) - 1));
+    const int level = OrderFreeSum::kLowestLevel + static_cast<int>(i);
+    return std::ldexp(std::ldexp(static_cast<double>(upper), kLevelBits) + rest, (level - 1) * kLevelBits);
+  }
+  return 0.0;
 }
 
 }  // namespace
@@ -105,17 +191,23 @@ float MaxMagnitude(const float* values, int64_t count) {
   return std::bit_cast<float>(std::min(largest, kInfinity));
 }
 
-OrderFreeSum SumSquares(const float* values, int64_t count, float maximum) {
-  return Sum<Square>(values, count, maximum);
+OrderFreeSum& OrderFreeSum::operator+=(const OrderFreeSum& other) {
+  for (size_t level = 0; level < levels.size(); ++level) {
+    for (size_t limb = 0; limb < levels[level].size(); ++limb) {
+      levels[level][limb] += other.levels[level][limb];
+    }
+  }
+  blocks_not_finite += other.blocks_not_finite;
+  return *this;
 }
 
-OrderFreeSum SumMagnitudes(const float* values, int64_t count, float maximum) {
-  return Sum<Magnitude>(values, count, maximum);
-}
+OrderFreeSum SumSquares(const float* values, int64_t count) { return Sum<Square>(values, count); }
 
-double NormOf(const OrderFreeSum& sum, float maximum) { return std::sqrt(ValueOf<Square>(sum, maximum)); }
+OrderFreeSum SumMagnitudes(const float* values, int64_t count) { return Sum<Magnitude>(values, count); }
 
-double OneNormOf(const OrderFreeSum& sum, float maximum) { return ValueOf<Magnitude>(sum, maximum); }
+double NormOf(const OrderFreeSum& sum) { return std::sqrt(ValueOf(sum)); }
+
+double OneNormOf(const OrderFreeSum& sum) { return ValueOf(sum); }
 
 double ClipFactor(double norm, double max_norm) {
   if (max_norm == 0.0) return 1.0;

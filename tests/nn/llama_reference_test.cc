@@ -89,15 +89,9 @@ Tensors MakeBatch(int64_t index, const Json& training, int64_t vocab_size) {
 }
 
 double GradientNorm(const std::vector<std::shared_ptr<Parameter>>& parameters) {
-  float maximum = 0.0F;
-  for (const auto& p : parameters)
-    maximum = std::max(maximum, MaxMagnitude(p->grad.As<float>(), p->elements()));
-  OrderFreeSum total = {};
-  for (const auto& p : parameters) {
-    const OrderFreeSum part = SumSquares(p->grad.As<float>(), p->elements(), maximum);
-    for (size_t limb = 0; limb < total.size(); ++limb) total[limb] += part[limb];
-  }
-  return NormOf(total, maximum);
+  OrderFreeSum sum;
+  for (const auto& p : parameters) sum += SumSquares(p->grad.As<float>(), p->elements());
+  return NormOf(sum);
 }
 
 class LlamaReference : public ::testing::TestWithParam<std::string> {};

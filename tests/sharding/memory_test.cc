@@ -17,7 +17,7 @@ constexpr size_t kN = sizeof(float) * 2 * 16;              // 16 elements, padde
 constexpr size_t kB = sizeof(float) * (16 * 16 + 2 * 16);  // 16 of them padding.
 constexpr size_t kU = kN + kBlocks * kB;
 constexpr size_t kS = kU / 2;
-constexpr size_t kScalars = 64;  // What the gradient norm is exchanged in.
+constexpr size_t kScalars = 512;  // What the gradient norm is exchanged in.
 
 struct Peaks {
   size_t forward_images = 0;

@@ -114,12 +114,10 @@ class Ledger : public TrainRun {
     return ContextBytes(mesh, rank, {config_.data.seq_len}, batch);
   }
 
-  // Notes of two words that all ranks tell each other, and what they need for the gradient norm: a maximum,
-  // and a sum.
+  // Notes of two words that all ranks tell each other, and a sum for the gradient norm.
   static int64_t ControlWireBytes(const StepShape& shape) {
     const int64_t notes = AllGatherWireBytes(int64_t{16} * shape.ranks(), shape.nodes());
-    const int64_t norm = sizeof(float) + sizeof(OrderFreeSum);
-    return notes + AllReduceWireBytes(norm, shape.nodes());
+    return notes + AllReduceWireBytes(sizeof(OrderFreeSum), shape.nodes());
   }
 
   // Of one gather of what replicas have updated, in fp32.

@@ -1,19 +1,23 @@
 // The 1-norm and the 2-norm of values that are spread over threads, buffers and ranks, with the same bits
-// however they are spread.
+// however they are spread, in one pass over them and one sum over the ranks.
 //
-// Sums of floating-point numbers depend on their order; sums of integers do not. So the largest magnitude is
-// found first (a maximum has no order either), and then every square is rounded to a multiple of 2^(2e - 48),
-// e being the exponent of that maximum, and the multiples are added up exactly in 128 bits. A square is off
-// by at most half a unit while the largest is at least 2^48 units: over n values the norm's relative error is
-// below n 2^-50. For the 1-norm magnitudes are rounded to multiples of 2^(e - 48) in the same way: its
-// relative error over n values is below n 2^-49.
+// Note [Levels of a sum]
+// Sums of floating-point numbers depend on their order; sums of integers do not. So the terms, squares or
+// magnitudes, are cut into integers at fixed places, which no other term has a say in: at *level* j a term is
+// rounded to a multiple of 2^(48 j), and what it is off by is left to level j - 1. The level of a set of
+// terms is the lowest at which none is over 2^47 multiples. Of every term the parts at this level and at the
+// one below are added up, exactly, and the rest is left out. Sets of different levels may be joined as they
+// are: the lower one's terms have no part at the upper one's level. (Demmel and Nguyen, "Parallel
+// Reproducible Summation", 2015, bin the parts of a sum in this way.)
 //
-// Over ranks: all-reduce MaxMagnitude with a maximum, then the limbs as i64 with a sum.
+// A term is off by at most half of a multiple at the lower level, and the largest is over 2^47 of these: over
+// n values the 2-norm's relative error is below n 2^-49, and that of the 1-norm below n 2^-48.
 //
 // Thread safety: free functions; loops run on the caller's threads.
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace weft {
@@ -21,18 +25,30 @@ namespace weft {
 // The largest |value|, 0 for none; infinity if any is infinite or not a number.
 float MaxMagnitude(const float* values, int64_t count);
 
-// An exact sum of quantised squares or magnitudes, 40 bits to a limb, lowest first. Sums of several may be
-// added limb by limb, up to 2^20 of them.
-using OrderFreeSum = std::array<int64_t, 4>;
+// Squares or magnitudes, added up. Plain numbers: sums over several sets, as over ranks, are these numbers'
+// sums, up to 2^20 of them.
+struct OrderFreeSum {
+  static constexpr int kLowestLevel = -8;
+  static constexpr int kHighestLevel = 5;
+  // Of a level: 40 bits, 40 bits, and what is above them, with the sign.
+  using Limbs = std::array<int64_t, 3>;
 
-// `maximum` is that of all values that will come together, finite.
-OrderFreeSum SumSquares(const float* values, int64_t count, float maximum);
-OrderFreeSum SumMagnitudes(const float* values, int64_t count, float maximum);
+  std::array<Limbs, kHighestLevel - kLowestLevel + 1> levels = {};
+  int64_t blocks_not_finite = 0;  // Which are not added up.
 
-// The square root of a sum of squares; infinity if `maximum` is, without a look at the sum.
-double NormOf(const OrderFreeSum& sum, float maximum);
+  OrderFreeSum& operator+=(const OrderFreeSum& other);
+  // All of it as numbers, to be added to others'.
+  int64_t* data() { return levels[0].data(); }
+  static constexpr int64_t size() { return sizeof(OrderFreeSum) / sizeof(int64_t); }
+};
+
+OrderFreeSum SumSquares(const float* values, int64_t count);
+OrderFreeSum SumMagnitudes(const float* values, int64_t count);
+
+// The square root of a sum of squares; infinity if any value was infinite or not a number.
+double NormOf(const OrderFreeSum& sum);
 // The value of a sum of magnitudes; infinity likewise.
-double OneNormOf(const OrderFreeSum& sum, float maximum);
+double OneNormOf(const OrderFreeSum& sum);
 
 // min(1, max_norm / (norm + 1e-6)), as clip_grad_norm_ of PyTorch; 1 for a max_norm of 0, which is off.
 double ClipFactor(double norm, double max_norm);

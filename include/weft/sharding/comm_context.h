@@ -113,7 +113,7 @@ class CommContext {
   Work* ShareUpdates(const std::string& label, const ReplicaSlice& slice, float* shard, Priority priority,
                      const Work* after);
 
-  // A reduction in place, of at most 64 bytes over the shard group, that everybody waits for.
+  // A reduction in place, of at most 512 bytes over the shard group, that everybody waits for.
   absl::Status AllReduceScalars(const std::string& label, void* values, DType dtype, int64_t count,
                                 ReduceOp op);
 
