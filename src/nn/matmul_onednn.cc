@@ -1,5 +1,6 @@
 // Products by oneDNN, in one of two ways: its matmul primitives, which are made once for each shape and
 // thread, and dnnl_sgemm, which takes any shape at once.
+#include <algorithm>
 #include <array>
 #include <cstdint>
 
@@ -16,14 +17,25 @@ namespace {
 // Past this depth the primitive's accumulation falls behind dnnl_sgemm (measured: 80 against 112 GFLOP/s at
 // 128 x 768 x 32000, even at 2048).
 constexpr int64_t kSgemmDepth = 8192;
+// From so many rows on, dnnl_sgemm is no slower with the transpose of a dense matrix.
+constexpr int64_t kManyRows = 1024;
+// dnnl_sgemm reads its factors where they are, unless C is large in both dims: about this many rows and
+// columns. With A transposed it then goes from page to page at each step down a deep product (measured: 103
+// against 151 GFLOP/s at 1536 x 512 x 1024).
+constexpr int64_t kCopiedRows = 1024;
+constexpr int64_t kDeep = 512;
 
 // Which way is faster. On one thread dnnl_sgemm is, by 2 to 20% from 64 x 64 x 64 to 32000 x 512 x 512, but
 // where B is the transpose of a dense matrix: there the primitive is, by up to 20% for few rows. On several
 // threads the primitive divides the work better.
 bool PrefersSgemm(const Product& product) {
   if (product.factor_dtype != DType::kF32) return false;
+  if (product.k >= kSgemmDepth) return true;
+  if (ThreadCount() > 1) return false;
   const bool dense_transpose = product.b.transposed && product.b.leading == product.k;
-  return product.k >= kSgemmDepth || (ThreadCount() == 1 && !dense_transpose);
+  if (dense_transpose && product.m < kManyRows) return false;
+  const bool strides_deep = product.a.transposed && product.k >= kDeep;
+  return !strides_deep || std::min(product.m, product.n) >= kCopiedRows;
 }
 // A run has some dozens of shapes. A program that keeps coming with new ones starts over here.
 constexpr size_t kMostPrimitives = 4096;

@@ -26,6 +26,13 @@ if(WEFT_WERROR)
 endif()
 if(WEFT_NATIVE)
   target_compile_options(weft_options INTERFACE -march=native)
+  # The compiler halves vectors of 64 bytes by default, for processors that slow down where they are used; the
+  # matrix library uses them anyway.
+  include(CheckCXXCompilerFlag)
+  check_cxx_compiler_flag(-mprefer-vector-width=512 WEFT_HAS_WIDE_VECTORS)
+  if(WEFT_HAS_WIDE_VECTORS)
+    target_compile_options(weft_options INTERFACE -mprefer-vector-width=512)
+  endif()
 endif()
 if(WEFT_SANITIZE)
   target_compile_options(weft_options INTERFACE -fsanitize=${WEFT_SANITIZE} -fno-omit-frame-pointer
