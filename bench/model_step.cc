@@ -46,6 +46,17 @@ LlamaConfig MakeConfig(int64_t tokens) {
 // Milliseconds of one step, by part.
 using Parts = std::map<std::string, double>;
 
+double SumOf(const Parts& parts) {
+  double sum = 0;
+  for (const auto& [part, ms] : parts) sum += ms;
+  return sum;
+}
+
+struct StepTimes {
+  Parts parts;
+  double forward, backward;  // Of the parts' sum.
+};
+
 // Hooks that book the time between them on the module that is running.
 class Stopwatch {
  public:
@@ -120,20 +131,23 @@ class ModelStep {
     }
   }
 
-  const Parts& Run() {
+  StepTimes Run() {
     stopwatch_.Start();
     Invocation invocation(/*gradients=*/true, /*loss_scale=*/1.0F / static_cast<float>(ids_.elements()));
     OrDie(net_->Forward(invocation, {ids_, ids_}).status());
+    stopwatch_.Book("residuals and the rest");
+    const double forward = SumOf(stopwatch_.parts());
     float one = 1.0F;
     OrDie(
         net_->Backward(invocation, {Tensor::Borrow(TensorView::Contiguous(&one, DType::kF32, {}))}).status());
     stopwatch_.Book("residuals and the rest");
+    const double backward = SumOf(stopwatch_.parts()) - forward;
     const double factor = ClipFactor(GradientNorm(), 1.0);
     stopwatch_.Book("gradient norm");
     Update(static_cast<float>(factor));
     stopwatch_.Book("AdamW");
     memory_.ClearGradients();
-    return stopwatch_.parts();
+    return {stopwatch_.parts(), forward, backward};
   }
 
  private:
@@ -226,18 +240,15 @@ void Measure(int64_t tokens, int repeats, DType dtype) {
   ModelStep step(tokens, dtype);
   const ProductsAlone products(tokens, dtype);
   std::map<std::string, std::vector<double>> parts;
-  std::vector<double> steps;
-  std::vector<double> alone;
+  std::vector<double> steps, forwards, backwards, alone;
   for (int repeat = -2; repeat < repeats; ++repeat) {
-    const Parts measured = step.Run();
+    const StepTimes measured = step.Run();
     const double products_ms = products.Run();
     if (repeat < 0) continue;  // Makes what is made once.
-    double total = 0;
-    for (const auto& [part, ms] : measured) {
-      parts[part].push_back(ms);
-      total += ms;
-    }
-    steps.push_back(total);
+    for (const auto& [part, ms] : measured.parts) parts[part].push_back(ms);
+    steps.push_back(SumOf(measured.parts));
+    forwards.push_back(measured.forward);
+    backwards.push_back(measured.backward);
     alone.push_back(products_ms);
   }
   const double step_ms = Median(steps);
@@ -247,6 +258,7 @@ void Measure(int64_t tokens, int repeats, DType dtype) {
   for (const auto& [part, times] : parts) {
     std::printf("  %-24s %8.1f ms  %5.1f%%\n", part.c_str(), Median(times), 100 * Median(times) / step_ms);
   }
+  std::printf("  %-24s %8.1f ms and %.1f ms\n", "forward and backward", Median(forwards), Median(backwards));
   const double rate = (products.Flops() + products.AttentionFlops()) / step_ms * 1e-6;
   const double rate_alone = products.Flops() / alone_ms * 1e-6;
   std::printf("  %-24s %8.1f ms  %6.1f GFLOP/s\n", "step", step_ms, rate);

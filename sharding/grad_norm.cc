@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <iterator>
 
 #include "sharding/model_scalars.h"
 #include "weft/core/order_free_sum.h"
@@ -43,7 +44,7 @@ absl::StatusOr<double> NormOfParts(const std::vector<Gradients>& parts, NormType
     sum += type == NormType::kOne ? SumMagnitudes(part.data(), count) : SumSquares(part.data(), count);
   }
   WEFT_RETURN_IF_ERROR(
-      reduce("grad_norm.sum", sum.data(), DType::kI64, OrderFreeSum::size(), ReduceOp::kSum));
+      reduce("grad_norm.sum", sum.numbers.data(), DType::kI64, std::ssize(sum.numbers), ReduceOp::kSum));
   return type == NormType::kOne ? OneNormOf(sum) : NormOf(sum);
 }
 

@@ -86,22 +86,24 @@ Parts SumBlock(const float* values, int64_t count, double scale) {
   return parts;
 }
 
-void AddTo(OrderFreeSum::Limbs& limbs, Wide value) {
-  for (size_t i = 0; i + 1 < limbs.size(); ++i) {
-    limbs[i] += static_cast<int64_t>(value & ((Wide{1} << kLimbBits) - 1));
+size_t LimbOf(int level, int limb) {
+  return static_cast<size_t>((level - OrderFreeSum::kLowestLevel) * OrderFreeSum::kLimbs + limb);
+}
+
+void AddAt(int level, Wide value, OrderFreeSum& sum) {
+  for (int limb = 0; limb + 1 < OrderFreeSum::kLimbs; ++limb) {
+    sum.numbers[LimbOf(level, limb)] += static_cast<int64_t>(value & ((Wide{1} << kLimbBits) - 1));
     value >>= kLimbBits;
   }
-  limbs.back() += static_cast<int64_t>(value);
+  sum.numbers[LimbOf(level, OrderFreeSum::kLimbs - 1)] += static_cast<int64_t>(value);
 }
 
-Wide ValueOf(const OrderFreeSum::Limbs& limbs) {
+Wide SumAt(int level, const OrderFreeSum& sum) {
   Wide value = 0;
-  for (size_t i = limbs.size(); i-- > 0;) value = (value << kLimbBits) + limbs[i];
+  for (int limb = OrderFreeSum::kLimbs; limb-- > 0;) {
+    value = (value << kLimbBits) + sum.numbers[LimbOf(level, limb)];
+  }
   return value;
-}
-
-OrderFreeSum::Limbs& At(OrderFreeSum& sum, int level) {
-  return sum.levels[static_cast<size_t>(level - OrderFreeSum::kLowestLevel)];
 }
 
 // One thread's.
@@ -113,7 +115,7 @@ class Summation {
     if (!parts.fits) {
       const float maximum = MaxMagnitude(values, count);
       if (!std::isfinite(maximum)) {
-        ++sum_.blocks_not_finite;
+        ++sum_.numbers.back();
         return;
       }
       Rise(LevelOf(Of::Term(static_cast<double>(maximum))));
@@ -129,8 +131,8 @@ class Summation {
 
  private:
   void Rise(int level) {
-    AddTo(At(sum_, level_), upper_);
-    AddTo(At(sum_, level_ - 1), lower_);
+    AddAt(level_, upper_, sum_);
+    AddAt(level_ - 1, lower_, sum_);
     upper_ = lower_ = 0;
     level_ = level;
     scale_ = Of::Scale(level);
@@ -159,14 +161,13 @@ OrderFreeSum Sum(const float* values, int64_t count) {
 }
 
 double ValueOf(const OrderFreeSum& sum) {
-  if (sum.blocks_not_finite != 0) return std::numeric_limits<double>::infinity();
-  for (size_t i = sum.levels.size(); i-- > 1;) {
-    Wide upper = ValueOf(sum.levels[i]);
+  if (sum.numbers.back() != 0) return std::numeric_limits<double>::infinity();
+  for (int level = OrderFreeSum::kHighestLevel; level > OrderFreeSum::kLowestLevel; --level) {
+    Wide upper = SumAt(level, sum);
     if (upper == 0) continue;  // Where the largest term is, it is not.
-    const Wide lower = ValueOf(sum.levels[i - 1]);
+    const Wide lower = SumAt(level - 1, sum);
     upper += lower >> kLevelBits;
     const auto rest = static_cast<double>(lower & ((Wide{1} << kLevelBits) - 1));
-    const int level = OrderFreeSum::kLowestLevel + static_cast<int>(i);
     return std::ldexp(std::ldexp(static_cast<double>(upper), kLevelBits) + rest, (level - 1) * kLevelBits);
   }
   return 0.0;
@@ -192,12 +193,7 @@ float MaxMagnitude(const float* values, int64_t count) {
 }
 
 OrderFreeSum& OrderFreeSum::operator+=(const OrderFreeSum& other) {
-  for (size_t level = 0; level < levels.size(); ++level) {
-    for (size_t limb = 0; limb < levels[level].size(); ++limb) {
-      levels[level][limb] += other.levels[level][limb];
-    }
-  }
-  blocks_not_finite += other.blocks_not_finite;
+  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] += other.numbers[i];
   return *this;
 }
 

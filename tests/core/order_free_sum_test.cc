@@ -38,11 +38,7 @@ OrderFreeSum SumInPieces(const std::vector<float>& values, uint64_t seed) {
   std::sort(cuts.begin(), cuts.end());
   OrderFreeSum total;
   for (size_t i = 0; i + 1 < cuts.size(); ++i) {
-    OrderFreeSum part = SumSquares(values.data() + cuts[i], cuts[i + 1] - cuts[i]);
-    // As ranks add them up: number by number.
-    for (int64_t number = 0; number < OrderFreeSum::size(); ++number) {
-      total.data()[number] += part.data()[number];
-    }
+    total += SumSquares(values.data() + cuts[i], cuts[i + 1] - cuts[i]);
   }
   return total;
 }
@@ -118,7 +114,7 @@ TEST(OrderFreeSum, CarriesOverTheSumsOfManyRanks) {
   // On 2^20 ranks at once: limbs may exceed their 40 bits without overflow.
   const std::vector<float> values(5000, std::nextafter(2.0F, 0.0F));
   OrderFreeSum sum = SumSquares(values.data(), 5000);
-  for (int64_t number = 0; number < OrderFreeSum::size(); ++number) sum.data()[number] <<= 20;
+  for (int64_t& number : sum.numbers) number <<= 20;
   EXPECT_NEAR(NormOf(sum), values[0] * std::sqrt(5000.0 * 0x1p20), 1e-8);
 }
 

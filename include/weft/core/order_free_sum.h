@@ -17,7 +17,6 @@
 #pragma once
 
 #include <array>
-#include <cstddef>
 #include <cstdint>
 
 namespace weft {
@@ -25,21 +24,18 @@ namespace weft {
 // The largest |value|, 0 for none; infinity if any is infinite or not a number.
 float MaxMagnitude(const float* values, int64_t count);
 
-// Squares or magnitudes, added up. Plain numbers: sums over several sets, as over ranks, are these numbers'
-// sums, up to 2^20 of them.
+// Squares or magnitudes, added up. The numbers of several sets, as of ranks, may be added one by one, up to
+// 2^20 of them.
 struct OrderFreeSum {
   static constexpr int kLowestLevel = -8;
   static constexpr int kHighestLevel = 5;
-  // Of a level: 40 bits, 40 bits, and what is above them, with the sign.
-  using Limbs = std::array<int64_t, 3>;
-
-  std::array<Limbs, kHighestLevel - kLowestLevel + 1> levels = {};
-  int64_t blocks_not_finite = 0;  // Which are not added up.
+  static constexpr int kLimbs = 3;
 
   OrderFreeSum& operator+=(const OrderFreeSum& other);
-  // All of it as numbers, to be added to others'.
-  int64_t* data() { return levels[0].data(); }
-  static constexpr int64_t size() { return sizeof(OrderFreeSum) / sizeof(int64_t); }
+
+  // Of each level, the lowest first: 40 bits, 40 bits, and what is above them, with the sign. Then in how
+  // many places there was something infinite, or not a number, which was not added up.
+  std::array<int64_t, (kHighestLevel - kLowestLevel + 1)* kLimbs + 1> numbers = {};
 };
 
 OrderFreeSum SumSquares(const float* values, int64_t count);
