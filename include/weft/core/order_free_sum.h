@@ -17,6 +17,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace weft {
@@ -29,7 +30,7 @@ float MaxMagnitude(const float* values, int64_t count);
 struct OrderFreeSum {
   static constexpr int kLowestLevel = -8;
   static constexpr int kHighestLevel = 5;
-  static constexpr int kLimbs = 3;
+  static constexpr size_t kLimbs = 3;
 
   OrderFreeSum& operator+=(const OrderFreeSum& other);
 
