@@ -3,9 +3,8 @@
 // Note [Shards in place]
 // The ranks of a shard group hold one block of node memory; each writes its own range (a loader or an
 // optimizer does in fp32; in a narrower dtype a cast of the rank's master, once in each pass), and reads all
-// of it. Time is cut into *passes*, each from when shards may be written to when
-// they may be written again. Two barriers of the group order it, which are flags in node memory, and move no
-// data:
+// of it. Time is cut into *passes*, each from when shards may be written to when they may be written again.
+// Two barriers of the group order it, which are flags in node memory, and move no data:
 //
 //   written   Submitting it says "I have written my range", waiting for it waits for the others to say so. A
 //             forward submits one for all groups; nobody waits for it before they need a group, and then for

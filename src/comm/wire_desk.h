@@ -9,8 +9,7 @@
 //   - Each (lane, phase) has a window of bytes under way; while something of higher priority waits for the
 //     wire, all lower traffic together keeps to a smaller one.
 //   - Once there are exchanges between nodes, which somebody waits for and which come unannounced, all that
-//   nobody
-//     waits for keeps to a window together at any time: an exchange finds no more than that before it.
+//     nobody waits for keeps to a window together at any time: an exchange finds no more than that before it.
 //   - The operation at the head of a lane may always have one slice a phase under way. A credited slice
 //     completes independently of every other, since its sender needs nothing from the wire to produce it but
 //     earlier operations (and, for the gather phase of an all-reduce, its reduce phase, which has a window of
