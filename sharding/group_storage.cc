@@ -38,7 +38,7 @@ absl::Status GroupStorage::Gather(Priority priority) {
 absl::Status GroupStorage::Await() { return is_shared_ ? shared_->Await() : private_.Await(); }
 
 void GroupStorage::Drop() {
-  if (is_shared_) {
+  if (std::exchange(is_shared_, false)) {
     shared_->Drop();
   } else {
     private_.Drop();

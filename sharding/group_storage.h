@@ -61,7 +61,7 @@ class GroupStorage {
   const MasterShard master_;
   PrivateImage private_;
   std::unique_ptr<SharedImage> shared_;  // Null: images are private.
-  bool is_shared_ = false;               // The image that was asked for last.
+  bool is_shared_ = false;               // The image, from Gather to Drop.
 };
 
 }  // namespace weft

@@ -15,7 +15,8 @@ __extension__ using Wide = __int128;
 
 constexpr int kLevelBits = 48;
 constexpr int kLimbBits = 40;
-constexpr double kMostMultiples = 0x1p47;
+constexpr int kMostBits = kLevelBits - 1;
+constexpr double kMostMultiples = static_cast<double>(int64_t{1} << kMostBits);
 constexpr int64_t kLanes = 16;
 constexpr int64_t kGrain = int64_t{64} * 1024;
 // A 64-bit lane takes 2^15 terms; the few blocks that are looked at again are still in a cache.
@@ -40,7 +41,7 @@ int LevelOf(double term) {
   int exponent;
   const double fraction = std::frexp(term, &exponent);  // In [1/2, 1).
   if (fraction == 0.5) --exponent;                      // The least with term <= 2^exponent.
-  return static_cast<int>(std::ceil((exponent - 47) / static_cast<double>(kLevelBits)));
+  return static_cast<int>(std::ceil((exponent - kMostBits) / static_cast<double>(kLevelBits)));
 }
 
 struct Parts {
