@@ -8,10 +8,16 @@ if(NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
 
+if(NOT WEFT_PRECOMPILE MATCHES "^(none|tests|all)$")
+  message(FATAL_ERROR "WEFT_PRECOMPILE is none, tests or all, not '${WEFT_PRECOMPILE}'")
+endif()
+
 find_program(WEFT_CCACHE ccache)
 if(WEFT_CCACHE)
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${WEFT_CCACHE})
-  set(CMAKE_C_COMPILER_LAUNCHER ${WEFT_CCACHE})
+  # Without a word about macros and times it leaves what reads precompiled headers to the compiler.
+  set(launcher ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${WEFT_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
+  set(CMAKE_C_COMPILER_LAUNCHER ${launcher})
 endif()
 
 add_library(weft_options INTERFACE)
