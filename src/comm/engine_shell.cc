@@ -135,6 +135,8 @@ bool EngineShell::PollUntil(const std::function<bool()>& done, absl::Time deadli
     const int64_t now = runtime_.NowNs();
     if (turn.advanced) {
       idle_since = now;
+      // With more ranks than cores another has to fill the wire, before this one's time slice is over.
+      if (turn.wire_busy) runtime_.Yield();
     } else if (now - idle_since < kYieldNs) {
       runtime_.Yield();
     } else {
