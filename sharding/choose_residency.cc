@@ -4,13 +4,6 @@
 namespace weft {
 namespace {
 
-bool StayOnTheirNodes(const NodeMap& nodes, int shard_size) {
-  for (int rank = 0; rank < nodes.size(); ++rank) {
-    if (!nodes.SameNode(rank, rank / shard_size * shard_size)) return false;
-  }
-  return true;
-}
-
 bool SomeShareANode(const NodeMap& nodes, int shard_size) {
   for (int rank = 0; rank < nodes.size(); ++rank) {
     for (int peer = rank / shard_size * shard_size; peer < rank; ++peer) {
@@ -45,6 +38,13 @@ std::string_view Name(Residency residency) {
   return "unknown";
 }
 
+bool SpanNodes(const NodeMap& nodes, int shard_size) {
+  for (int rank = 0; rank < nodes.size(); ++rank) {
+    if (!nodes.SameNode(rank, rank / shard_size * shard_size)) return true;
+  }
+  return false;
+}
+
 std::string ResidencyChoice::ToString() const { return absl::StrCat(ToAbsl(Name(residency)), ": ", reason); }
 
 absl::StatusOr<ResidencyChoice> ChooseResidency(const ShardingPolicy& policy, const NodeMap& nodes,
@@ -53,7 +53,7 @@ absl::StatusOr<ResidencyChoice> ChooseResidency(const ShardingPolicy& policy, co
     return ResidencyChoice{Residency::kPrivate, "node sharing is off"};
   }
   std::string obstacle = WhyPrivate(policy, nodes, shard_size);
-  if (obstacle.empty() && StayOnTheirNodes(nodes, shard_size)) {
+  if (obstacle.empty() && !SpanNodes(nodes, shard_size)) {
     return ResidencyChoice{
         Residency::kInPlace,
         "each shard group is on one node, where its ranks compute with one copy of the weights"};
@@ -73,8 +73,8 @@ absl::StatusOr<ResidencyChoice> ChooseResidency(const ShardingPolicy& policy, co
 
 ShardingPolicy ResolvePrefetch(ShardingPolicy policy, const NodeMap& nodes, int shard_size) {
   if (!policy.prefetch_depth.has_value()) {
-    policy.prefetch_depth = StayOnTheirNodes(nodes, shard_size) ? ShardingPolicy::kPrefetchOnANode
-                                                                : ShardingPolicy::kPrefetchOverNodes;
+    policy.prefetch_depth =
+        SpanNodes(nodes, shard_size) ? ShardingPolicy::kPrefetchOverNodes : ShardingPolicy::kPrefetchOnANode;
   }
   return policy;
 }

@@ -53,6 +53,7 @@ absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, absl::Spa
   WEFT_RETURN_IF_ERROR(wanted.Validate());
   WEFT_ASSIGN_OR_RETURN(MeshGroups groups,
                         GroupsOfMesh(mesh, engine.bootstrap().size(), engine.bootstrap().rank()));
+  const bool spans_nodes = SpanNodes(engine.bootstrap().node_map(), groups.shard.size());
   const ShardingPolicy policy = ResolvePrefetch(wanted, engine.bootstrap().node_map(), groups.shard.size());
   WEFT_ASSIGN_OR_RETURN(const std::vector<PlannedGroup> plan, PlanGroups(root, blocks, policy.ignored));
   WEFT_ASSIGN_OR_RETURN(const ReplicateBuckets buckets,
@@ -63,6 +64,7 @@ absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, absl::Spa
   std::unique_ptr<ShardedModel> model(
       new ShardedModel(root, policy, std::move(made.residency), std::move(made.context)));
   model->groups_ = std::move(made.groups);
+  model->gathers_over_nodes_ = spans_nodes;
   WEFT_RETURN_IF_ERROR(model->Hook(plan, mesh));
   return model;
 }
@@ -174,10 +176,18 @@ absl::StatusOr<std::vector<ShardView>> ShardedModel::CurrentShards() {
 
 absl::Status ShardedModel::UpdateShards(const ShardUpdate& update) {
   for (size_t group = 0; group < groups_.size(); ++group) {
-    WEFT_RETURN_IF_ERROR(update(groups_[group]->Shards()));
-    WEFT_RETURN_IF_ERROR(groups_[group]->ShareUpdates(Priority::kBulk));
+    absl::Status updated = update(groups_[group]->Shards());
+    if (updated.ok()) updated = hooks_->AfterUpdate(static_cast<int>(group));
+    if (!updated.ok()) {
+      return Annotate(context_->Fail(updated), absl::StrCat("update of '", groups_[group]->name(), "'"));
+    }
   }
   return absl::OkStatus();
+}
+
+absl::Status ShardedModel::BeginWriting() {
+  WEFT_RETURN_IF_ERROR(hooks_->SettleGathers(/*reshard=*/true));
+  return context_->FinishBackward();
 }
 
 absl::Status ShardedModel::ResetAfterError() {

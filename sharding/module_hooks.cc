@@ -67,6 +67,23 @@ void ShardedModel::Hooks::ForgetKept() {
   }
 }
 
+absl::Status ShardedModel::Hooks::AfterUpdate(int group) {
+  if (model_.gathers_over_nodes_ && BeginsForward(group) &&
+      Params(group).state() == ParamGroup::State::kSharded) {
+    return Unshard(group, Priority::kPrefetch);
+  }
+  return Params(group).ShareUpdates(Priority::kBulk);
+}
+
+bool ShardedModel::Hooks::BeginsForward(int group) const {
+  if (group == kRoot) return true;
+  const auto chosen = model_.forward_prefetch_.find(kRoot);
+  return absl::c_linear_search(chosen != model_.forward_prefetch_.end()
+                                   ? chosen->second
+                                   : training_.First(1 + model_.policy_.PrefetchDepth()),
+                               group);
+}
+
 Module::Hook ShardedModel::Hooks::Guarded(Step step, const char* place, int group) {
   return [this, step, place, group](Module&, Invocation& invocation, Tensors&) {
     absl::Status status = (this->*step)(group, invocation);

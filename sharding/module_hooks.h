@@ -7,7 +7,8 @@
 //   after backward    reduce gradients, reshard: when the group's last call in this pass is over
 //
 // What is gathered ahead is submitted before anybody waits, so that the link between nodes always has
-// something to go on with. It takes no more memory: what was used before has been given back.
+// something to go on with. It takes no more memory: what was used before has been given back. What forward
+// begins with is gathered from when it is updated, while other groups are.
 //
 // Note [The turn]
 // Backward begins with the groups that forward ends with. Those that it would hold at once there, its first
@@ -48,6 +49,10 @@ class ShardedModel::Hooks {
   void ForgetOrders();
   // Gives back what the last backward kept unsharded.
   void ForgetKept();
+  // Sends on what was updated of the group's shards, and gathers it if forward begins with it.
+  absl::Status AfterUpdate(int group);
+  // Finishes gathers that no module used after all, and reshards where told.
+  absl::Status SettleGathers(bool reshard);
 
  private:
   using Step = absl::Status (Hooks::*)(int group, Invocation& invocation);
@@ -82,13 +87,13 @@ class ShardedModel::Hooks {
   bool NeedsParameters(int group) const;
   absl::Status Unshard(int group, Priority priority);
   absl::Status Wait(int group);
+  // Whether the next forward gathers the group at its very beginning.
+  bool BeginsForward(int group) const;
   absl::Status Prefetch(int group);
   absl::Status PrefetchOverTheTurn();
   absl::Status Reshard(int group, absl::Status (ParamGroup::*how)() = &ParamGroup::Reshard);
   absl::Status Reduce(int group);
   absl::Status ReduceUnvisited(int group);
-  // Finishes gathers that no module used after all, and reshards where told.
-  absl::Status SettleGathers(bool reshard);
 
   Group& At(int group) { return groups_[static_cast<size_t>(group)]; }
   ParamGroup& Params(int group) { return *model_.groups_[static_cast<size_t>(group)]; }

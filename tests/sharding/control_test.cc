@@ -218,6 +218,29 @@ TEST(ShardedModel, TrainsTheSameWithOtherForwardsBetweenItsSteps) {
   for (const bool reshard : {true, false}) EXPECT_EQ(train(/*disturbed=*/true, reshard), expected);
 }
 
+TEST(ShardedModel, LetsShardsBeWrittenAnewBeforeTheNextForward) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const NodeMap& nodes : {NodeMap::OneNode(3), NodeMap{{0, 0, 1}}, NodeMap{{0, 1, 2}}}) {
+      ShardingPolicy policy;
+      policy.param_dtype = dtype;
+      WithToyModel(nodes, policy, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+        for (const float value : {3.0F, 5.0F}) {
+          WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+          WEFT_RETURN_IF_ERROR(ToyUpdate(model, 1.0, nullptr));
+          WEFT_RETURN_IF_ERROR(model.BeginWriting());
+          for (const auto& group : model.groups()) EXPECT_EQ(group->state(), ParamGroup::State::kSharded);
+          for (const ShardView& shard : model.Shards()) {
+            std::fill(shard.data, shard.data + shard.elements(), value);
+          }
+          WEFT_ASSIGN_OR_RETURN(const std::vector<float> weights, ToyWeights(model));
+          EXPECT_THAT(weights, ::testing::Each(value));
+        }
+        return absl::OkStatus();
+      });
+    }
+  }
+}
+
 TEST(ShardedModel, KeepsInvocationsInFlightApart) {
   WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int) -> absl::Status {
     const auto gradients = [&](bool interleaved) -> absl::StatusOr<std::vector<float>> {

@@ -82,6 +82,29 @@ TEST(ShardedModelErrors, CanBeResetWhereImagesAreSharedOnEachNode) {
   }
 }
 
+TEST(ShardedModelErrors, ReachOtherRanksWhenAnUpdateFails) {
+  for (const NodeMap& nodes : {NodeMap::OneNode(2), NodeMap{{0, 1}}}) {
+    WithToyModel(nodes, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+      const auto pass_and_update = [&]() -> absl::Status {
+        WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+        int groups = 0;
+        return model.UpdateShards([&](absl::Span<const ShardView>) {
+          return ++groups == 3 && rank == 1 ? absl::DataLossError("bad moments") : absl::OkStatus();
+        });
+      };
+      absl::Status status = pass_and_update();
+      if (status.ok()) status = ToyPassOf(net, model, rank);  // Rank 0 may learn of it there, or before.
+      const std::string cause =
+          absl::StrCat(rank == 1 ? "update of 'layers.1': " : "",
+                       "sharding stopped: ", rank == 0 ? "rank 1: " : "", "bad moments");
+      EXPECT_THAT(std::string(status.message()), HasSubstr(cause));
+      WEFT_RETURN_IF_ERROR(model.ResetAfterError());
+      WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+      return ToyUpdate(model, 1.0, nullptr);
+    });
+  }
+}
+
 TEST(ShardedModelErrors, LeaveNoTraceInTheStepsAfterAReset) {
   const auto train = [](bool fails) {
     std::vector<float> weights;

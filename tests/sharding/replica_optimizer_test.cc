@@ -19,9 +19,12 @@ using ::testing::HasSubstr;
 void ExpectTheBitsOfAllReduces(const NodeMap& nodes, ToyRun run) {
   const ToyOutcome reduced = TrainOnThreads(nodes, run);
   run.policy.shard_optimizer_over_replicas = true;
-  const ToyOutcome scattered = TrainOnThreads(nodes, run);
-  EXPECT_EQ(scattered.weights, reduced.weights) << run.Describe();
-  EXPECT_EQ(scattered.norms, reduced.norms) << run.Describe();
+  for (const bool by_hand : {false, true}) {
+    run.by_hand = by_hand;
+    const ToyOutcome scattered = TrainOnThreads(nodes, run);
+    EXPECT_EQ(scattered.weights, reduced.weights) << run.Describe();
+    EXPECT_EQ(scattered.norms, reduced.norms) << run.Describe();
+  }
 }
 
 TEST(ReplicaOptimizer, GivesTheBitsOfAllReducesOnEveryMeshAndNodeMap) {
@@ -160,8 +163,10 @@ TEST(ReplicaOptimizer, GathersOnceForAllPassesBetweenTwoUpdates) {
     // Shards are images: nothing else is gathered.
     EXPECT_EQ(gathers_of_pass(false), groups);
     EXPECT_EQ(gathers_of_pass(true), 0);
-    WEFT_RETURN_IF_ERROR(ToyUpdate(model, 1.0, nullptr));
+    WEFT_RETURN_IF_ERROR(ToyUpdate(model, 1.0, nullptr, /*by_hand=*/true));
     EXPECT_EQ(gathers_of_pass(true), groups);
+    WEFT_RETURN_IF_ERROR(ToyUpdate(model, 1.0, nullptr));
+    EXPECT_EQ(gathers_of_pass(true), 0);  // The update has begun them.
     return absl::OkStatus();
   });
 }

@@ -72,12 +72,15 @@ TEST(FullyShard, TrainsLikeOneRankOnEveryMesh) {
 
 TEST(FullyShard, GivesTheSameBitsOnEveryMeshAndScheduleOfFourRanks) {
   std::map<uint64_t, std::string> seen;
-  for (const ToyRun& run : Schedules({{1, 4}, {2, 2}, {4, 1}})) {
-    RunToy(NodeMap::RanksPerNode(4, 2), run, [&](const ToyOutcome& outcome) {
-      const uint64_t norms = Hash64(outcome.norms.data(), outcome.norms.size() * sizeof(double));
-      seen.emplace(Hash64(outcome.weights.data(), outcome.weights.size() * sizeof(float), norms),
-                   run.Describe());
-    });
+  for (ToyRun run : Schedules({{1, 4}, {2, 2}, {4, 1}})) {
+    for (const bool by_hand : {false, true}) {
+      run.by_hand = by_hand;
+      RunToy(NodeMap::RanksPerNode(4, 2), run, [&](const ToyOutcome& outcome) {
+        const uint64_t norms = Hash64(outcome.norms.data(), outcome.norms.size() * sizeof(double));
+        seen.emplace(Hash64(outcome.weights.data(), outcome.weights.size() * sizeof(float), norms),
+                     run.Describe());
+      });
+    }
   }
   EXPECT_THAT(seen, ::testing::SizeIs(1));
 }

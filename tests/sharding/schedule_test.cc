@@ -111,6 +111,54 @@ TEST(Schedule, GathersOverTheTurnWhereNodesShareImages) {
                NodeMap::RanksPerNode(4, 2));
 }
 
+// What UpdateShards does after a pass; blocks are called 0, 1 and 2.
+Events EventsOfAnUpdate(ToyNet& net, ShardedModel& model, int rank) {
+  EXPECT_OK(ToyPassOf(net, model, rank));
+  Events events;
+  model.SetScheduleObserver([&events](ScheduleEvent event, const ParamGroup& group) {
+    events.push_back(absl::StrCat(ToAbsl(Name(event)), " ", ShortName(group.name())));
+  });
+  size_t updated = 0;
+  EXPECT_OK(model.UpdateShards([&](absl::Span<const ShardView>) {
+    events.push_back(absl::StrCat("update ", ShortName(model.groups()[updated++]->name())));
+    return absl::OkStatus();
+  }));
+  model.SetScheduleObserver(nullptr);
+  return events;
+}
+
+TEST(Schedule, GathersWhatForwardBeginsWithWhileTheRestIsUpdated) {
+  for (const NodeShared shared : {NodeShared::kOff, NodeShared::kOn}) {
+    ShardingPolicy policy;
+    policy.node_shared = shared;
+    policy.prefetch_depth = 1;
+    WithToyModel({{0, 0, 1}}, policy, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+      EXPECT_THAT(
+          EventsOfAnUpdate(net, model, rank),
+          ElementsAreArray({"update root", "unshard root", "update 0", "unshard 0", "update 1", "update 2"}));
+      model.ZeroGradients();
+      const int64_t gathers = model.context().counters().all_gathers;
+      WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+      EXPECT_EQ(model.context().counters().all_gathers - gathers, 1 + 3 + 1 - 2);
+      WEFT_RETURN_IF_ERROR(model.SetModulesToForwardPrefetch(net, {&net.layer(2)}));
+      EXPECT_THAT(
+          EventsOfAnUpdate(net, model, rank),
+          ElementsAreArray({"update root", "unshard root", "update 0", "update 1", "update 2", "unshard 2"}));
+      return absl::OkStatus();  // What is under way then has to end with the model.
+    });
+  }
+}
+
+TEST(Schedule, GathersNothingAtAnUpdateWithinANode) {
+  for (const ShardingPolicy& policy : {PrivateImages(), OnlyShared()}) {
+    WithToyModel(2, policy, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+      EXPECT_THAT(EventsOfAnUpdate(net, model, rank),
+                  ElementsAreArray({"update root", "update 0", "update 1", "update 2"}));
+      return absl::OkStatus();
+    });
+  }
+}
+
 TEST(Schedule, KeepsNothingOfAForwardThatNoBackwardFollows) {
   WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));

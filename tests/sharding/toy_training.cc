@@ -43,7 +43,7 @@ absl::Status ToyStep(ShardedModel& model, ToyNet& net, const ToyRun& run, int ra
     model.SetIsLastBackward(last);
     WEFT_RETURN_IF_ERROR(ToyPass(net, rank, run.ranks(), step, microbatch, run.microbatches));
   }
-  return ToyUpdate(model, run.clip, norms);
+  return ToyUpdate(model, run.clip, norms, run.by_hand);
 }
 
 }  // namespace
@@ -77,7 +77,7 @@ std::string ToyRun::Describe() const {
                       " reduced in ", ToAbsl(Name(policy.reduce_dtype)), ", ", microbatches,
                       " microbatches, sync ", ToAbsl(Name(sync)),
                       policy.shard_optimizer_over_replicas ? ", optimizer over replicas" : "",
-                      checkpoint ? ", checkpoints" : "");
+                      checkpoint ? ", checkpoints" : "", by_hand ? ", updated by hand" : "");
 }
 
 absl::Status ToyPass(ToyNet& net, int rank, int ranks, int step, int microbatch, int microbatches) {
@@ -90,13 +90,17 @@ absl::Status ToyPass(ToyNet& net, int rank, int ranks, int step, int microbatch,
   return net.Backward(invocation, {gradient}).status();
 }
 
-absl::Status ToyUpdate(ShardedModel& model, double clip, std::vector<double>* norms) {
+absl::Status ToyUpdate(ShardedModel& model, double clip, std::vector<double>* norms, bool by_hand) {
   WEFT_ASSIGN_OR_RETURN(const GradientNorm norm, model.ClipGradNorm(clip));
   if (norms != nullptr) norms->push_back(norm.norm);
-  for (const ShardView& shard : model.Shards()) {
-    for (int64_t i = 0; i < shard.elements(); ++i)
-      shard.data[i] -= kToyLearningRate * norm.factor * shard.grad[i];
-  }
+  const auto update = [&](absl::Span<const ShardView> shards) {
+    for (const ShardView& shard : shards) {
+      for (int64_t i = 0; i < shard.elements(); ++i)
+        shard.data[i] -= kToyLearningRate * norm.factor * shard.grad[i];
+    }
+    return absl::OkStatus();
+  };
+  WEFT_RETURN_IF_ERROR(by_hand ? update(model.Shards()) : model.UpdateShards(update));
   model.ZeroGradients();
   return absl::OkStatus();
 }

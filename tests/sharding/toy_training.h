@@ -38,6 +38,7 @@ struct ToyRun {
   double clip = 0.05;
   std::vector<int64_t> sizes = {16, 15, 8, 3};
   bool checkpoint = false;  // Blocks recompute their activations.
+  bool by_hand = false;     // Updates.
 
   int shard_group_size() const { return shard * context; }
   int ranks() const { return replicate * shard_group_size(); }
@@ -57,8 +58,8 @@ struct ToyOutcome {
 
 // One microbatch of a step: forward and backward over this rank's rows.
 absl::Status ToyPass(ToyNet& net, int rank, int ranks, int step, int microbatch, int microbatches);
-// A step of plain gradient descent on the rank's shards.
-absl::Status ToyUpdate(ShardedModel& model, double clip, std::vector<double>* norms);
+// A step of plain gradient descent on the rank's shards, by ShardedModel::UpdateShards or `by_hand`.
+absl::Status ToyUpdate(ShardedModel& model, double clip, std::vector<double>* norms, bool by_hand = false);
 // Of its groups, as CostsOfGroups wants them.
 std::vector<FlatLayout> LayoutsOf(const ShardedModel& model);
 // All parameters of the model, whole.

@@ -29,8 +29,8 @@
 //
 // Note [When shards may be written]: after the root's Backward has returned (it waits for all reductions, and
 // until no peer reads this rank's shards), or after a Forward without gradients, until the next Forward
-// begins. A group that is unsharded in between belongs to that Forward already: its shards must be written
-// before, and if they are to be written again, CommContext::FinishBackward ends the reading.
+// begins. A group that is unsharded in between, by hand or by UpdateShards, belongs to that Forward already:
+// its shards must be written before, and if they are to be written again, BeginWriting ends the reading.
 //
 // Thread safety: none; one thread drives a model.
 // Collective: FullyShard, passes of the model, ClipGradNorm and ResetAfterError, by all ranks in one order.
@@ -150,9 +150,14 @@ class ShardedModel {
   // groups: what the others have updated is gathered.
   absl::StatusOr<std::vector<ShardView>> CurrentShards();
   // Calls `update` with the shards of each group, in the order in which forward will need them, so that what
-  // was updated first is on its way to other ranks while the rest is. Shards must not be written again before
-  // the next pass is over. Collective: by all ranks. Errors: those of `update`.
+  // was updated first is on its way to other ranks while the rest is: where shard groups span nodes, the
+  // groups that the next forward begins with are gathered. Shards must not be written again before the next
+  // pass is over, but after BeginWriting. Collective: by all ranks. Errors: those of `update`, which stop all
+  // ranks: see ResetAfterError.
   absl::Status UpdateShards(const ShardUpdate& update);
+  // Outside of passes: gives back what was gathered ahead of the next one, and waits until no peer reads this
+  // rank's shards. They may then be written, as by somebody who loads a state. Collective: by all ranks.
+  absl::Status BeginWriting();
 
   // The root's group first, then the blocks' in the order of modules. For whole parameters outside of passes
   // (saving, comparing): Unshard and WaitUnshard a group on all ranks, read its parameters, Reshard it.
@@ -198,6 +203,7 @@ class ShardedModel {
   ScheduleObserver observer_;
   PrefetchLists forward_prefetch_, backward_prefetch_;
   absl::flat_hash_set<int> sharded_in_backward_;  // Groups.
+  bool gathers_over_nodes_ = false;
   bool gradient_sync_ = true;
   bool all_reduce_ = true;
   bool is_last_backward_ = true;

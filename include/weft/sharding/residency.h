@@ -31,7 +31,10 @@ struct ResidencyChoice {
   std::string ToString() const;
 };
 
-// For shard groups of `shard_size` consecutive ranks. The same on all ranks. Errors: kInvalidArgument
+// Whether some of the shard groups, of `shard_size` consecutive ranks, has ranks on several nodes.
+bool SpanNodes(const NodeMap& nodes, int shard_size);
+
+// For such groups. The same on all ranks. Errors: kInvalidArgument
 // (NodeShared::kOn where images cannot be shared; says why, and the remedy).
 absl::StatusOr<ResidencyChoice> ChooseResidency(const ShardingPolicy& policy, const NodeMap& nodes,
                                                 int shard_size);
