@@ -22,6 +22,9 @@ int64_t WatchdogLimitNs(absl::Duration timeout) {
   return absl::ToInt64Nanoseconds(timeout * kPatience + absl::Seconds(5));
 }
 
+// What data that MPI has begun to receive has to come, when an engine that has failed goes away.
+constexpr absl::Duration kArrivalPatience = absl::Seconds(5);
+
 absl::Status CheckOptions(const EngineOptions& options, Runtime& runtime) {
   // What one message may hold: MPI counts bytes in an int.
   constexpr int64_t kMostBytes = int64_t{1} << 28;
@@ -30,7 +33,7 @@ absl::Status CheckOptions(const EngineOptions& options, Runtime& runtime) {
     int64_t value;
     int64_t most;
   };
-  constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+  constexpr int64_t kAny = std::numeric_limits<int64_t>::max() / 4;  // Windows are added up, and doubled.
   for (const Field& field : {Field{"slice_bytes", options.slice_bytes, kMostBytes},
                              Field{"piece_bytes", options.piece_bytes, kMostBytes},
                              Field{"lane_window_bytes", options.lane_window_bytes, kAny},
@@ -88,6 +91,9 @@ CommEngine::Impl::Impl(Bootstrap& bootstrap, NodeHeap& heap, EngineOptions optio
 CommEngine::Impl::~Impl() {
   if (!shell_) return;
   if (const absl::Status drained = shell_->Drain(Deadline()); !drained.ok()) Poison(drained);
+  // What was on its way when the engine failed is written to memory that is the caller's from now on. There
+  // is nobody left to tell that it has not arrived.
+  if (!status().ok()) shell_->AwaitArrivals(bootstrap_.runtime().Now() + kArrivalPatience).IgnoreError();
   watchdog_.reset();
   shell_->Stop();
 }
@@ -96,7 +102,7 @@ absl::Status CommEngine::Impl::Open() {
   WEFT_RETURN_IF_ERROR(CheckOptions(options_, bootstrap_.runtime()));
   WEFT_ASSIGN_OR_RETURN(node_, OpenNodeLink(bootstrap_, heap_, options_.timeout));
   WEFT_ASSIGN_OR_RETURN(wire_, bootstrap_.OpenWire());
-  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<EngineCore> core, MakeCore());
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<EngineCore> core, MakeCore(*wire_));
   shell_.emplace(bootstrap_.runtime(), *node_, bootstrap_.rank());
   shell_->Start(std::move(core));
   if (options_.watchdog) {
@@ -108,9 +114,9 @@ absl::Status CommEngine::Impl::Open() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::unique_ptr<EngineCore>> CommEngine::Impl::MakeCore() {
+absl::StatusOr<std::unique_ptr<EngineCore>> CommEngine::Impl::MakeCore(WireLink& wire) {
   auto core = std::make_unique<EngineCore>(EngineCore::Environment{
-      bootstrap_.rank(), bootstrap_.node_map(), *node_, *wire_, scratch_, recorder_, counters_, options_});
+      bootstrap_.rank(), bootstrap_.node_map(), *node_, wire, scratch_, recorder_, counters_, options_});
   for (const std::unique_ptr<Lane>& lane : lanes_) {
     WEFT_RETURN_IF_ERROR(core->AddLane(lane->name, lane->placement.group(), lane->purpose).status());
   }
@@ -212,12 +218,12 @@ absl::Status CommEngine::Impl::ResetAfterError() {
   ++generation_;
   node_->Reset();
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<WireLink> fresh_wire, bootstrap_.OpenWire());
-  std::unique_ptr<WireLink> stale_wire = std::exchange(wire_, std::move(fresh_wire));
   for (const std::unique_ptr<Lane>& lane : lanes_) lane->next_sequence = 1;
-  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<EngineCore> core, MakeCore());
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<EngineCore> core, MakeCore(*fresh_wire));
   // And nobody publishes before all have forgotten.
   WEFT_RETURN_IF_ERROR(bootstrap_.AllGatherBlob("", options_.timeout).status());
   shell_->Replace(std::move(core));
+  wire_ = std::move(fresh_wire);  // Last: until then the core that has failed keeps to the old one.
   return absl::OkStatus();
 }
 

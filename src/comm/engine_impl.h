@@ -76,7 +76,7 @@ class CommEngine::Impl {
     uint64_t next_sequence = 1;
   };
   static size_t BarrierBytes(int ranks) { return static_cast<size_t>(ranks + 1) * SizeOf(DType::kI32); }
-  absl::StatusOr<std::unique_ptr<EngineCore>> MakeCore();
+  absl::StatusOr<std::unique_ptr<EngineCore>> MakeCore(WireLink& wire);
   // Of what is not given one.
   absl::Time Deadline() const { return bootstrap_.runtime().Now() + options_.timeout; }
 

@@ -1,4 +1,6 @@
 // Failing together, and working again.
+#include <latch>
+
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 
@@ -72,6 +74,31 @@ TEST(ResetAfterError, MakesTheEngineWorkAgainAndAgain) {
       return CheckThatItWorks(fixture);
     });
   }
+}
+
+// A rank that stops between the two meetings of a reset leaves the others with an engine that has failed, and
+// may be reset again.
+TEST(ResetAfterError, MayBeTriedAgainAfterADeadline) {
+  std::latch gave_up(1);
+  RunRanks(NodeMap::RanksPerNode(2, 1), [&](Bootstrap& bootstrap) -> absl::Status {
+    EngineOptions options = SmallSlices();
+    if (bootstrap.rank() == 0) options.timeout = absl::Seconds(3);
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
+    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+    if (bootstrap.rank() == 0) {
+      EXPECT_EQ(fixture.engine->ResetAfterError().code(), absl::StatusCode::kDeadlineExceeded);
+      EXPECT_FALSE(fixture.engine->status().ok());
+      gave_up.count_down();
+    } else {
+      WEFT_RETURN_IF_ERROR(Meet(bootstrap));  // The first of the reset.
+      WEFT_RETURN_IF_ERROR(bootstrap.OpenWire().status());
+      gave_up.wait();
+      WEFT_RETURN_IF_ERROR(Meet(bootstrap));  // The second, too late.
+    }
+    WEFT_RETURN_IF_ERROR(fixture.engine->ResetAfterError());
+    EXPECT_OK(fixture.engine->status());
+    return absl::OkStatus();
+  });
 }
 
 // Operations of several lanes are at every stage when the ranks give up: nothing of them is met afterwards.
