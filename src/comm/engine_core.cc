@@ -135,7 +135,10 @@ absl::Status EngineCore::PollPeers() {
 
 bool EngineCore::Poll(int64_t now_ns) {
   env_.node.Beat();
-  if (!status_.ok()) return false;
+  if (!status_.ok()) {
+    wire_.SendOn();
+    return false;
+  }
   const auto turn = [&]() -> absl::StatusOr<bool> {
     bool advanced = false;
     if (env_.nodes.node_count() > 1) {

@@ -95,7 +95,9 @@ EngineShell::TurnResult EngineShell::TurnLocked() {
   TakeSubmissions();
   const bool advanced = core_->Poll(runtime_.NowNs());
   failed_.store(!core_->status().ok(), std::memory_order_release);
-  return {advanced, core_->idle(), core_->working(), core_->has_tasks(), core_->wire_busy()};
+  const bool spreading = core_->spreading();
+  return {advanced, core_->idle() && !spreading, core_->working(), core_->has_tasks(),
+          core_->wire_busy() || spreading};
 }
 
 EngineShell::TurnResult EngineShell::Turn() {
@@ -192,7 +194,7 @@ absl::Status EngineShell::Wait(const std::shared_ptr<OperationRecord>& record, E
     }
   }
   if (record->State() == OperationState::kFailed) {
-    AwaitQuiet();  // The caller may now do with its buffers as it likes.
+    AwaitQuiet();  // No thread of this rank touches the caller's buffers any more.
     return record->error;
   }
   const bool reached = event == Event::kReady || record->State() == OperationState::kReleased;

@@ -118,6 +118,10 @@ class WireDesk {
   std::set<int> ArrivingFrom();
 
   bool busy() const { return !under_way_.empty(); }
+  // Whether other ranks may still have to be told something; SendOn does so after a failure, when Poll is
+  // over.
+  bool has_unsent() const { return link_.HasUnsentNotes(); }
+  void SendOn();
 
  private:
   struct Transfer {

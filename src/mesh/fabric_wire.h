@@ -76,6 +76,7 @@ class FabricWire final : public WireLink {
   absl::StatusOr<bool> Test(RequestId request) override;
   bool Cancel(RequestId receive) override;
   absl::Status SendNote(int peer, std::string_view bytes) override;
+  bool HasUnsentNotes() const override { return false; }
   absl::StatusOr<std::optional<Note>> PollNote() override;
   int max_tag() const override { return (1 << 30) - 1; }
 

@@ -33,6 +33,7 @@ class MpiWire : public WireLink {
   absl::StatusOr<bool> Test(RequestId request) override;
   bool Cancel(RequestId receive) override;
   absl::Status SendNote(int peer, std::string_view bytes) override;
+  bool HasUnsentNotes() const override { return !sent_notes_.empty(); }
   absl::StatusOr<std::optional<Note>> PollNote() override;
   int max_tag() const override { return note_tag_ - 1; }
 

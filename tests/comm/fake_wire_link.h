@@ -1,6 +1,7 @@
 // A wire whose other end is the test.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <map>
 #include <set>
@@ -27,7 +28,10 @@ class FakeWireLink final : public WireLink {
   absl::StatusOr<RequestId> Receive(int peer, int tag, void* data, size_t bytes) override {
     return Post({false, peer, tag, data, bytes});
   }
-  absl::Status Poll() override { return absl::OkStatus(); }
+  absl::Status Poll() override {
+    notes_unsent -= std::min(notes_unsent, 1);
+    return absl::OkStatus();
+  }
   absl::StatusOr<bool> Test(RequestId request) override {
     const auto found = outcomes.find(request);
     if (found == outcomes.end()) return false;
@@ -48,6 +52,7 @@ class FakeWireLink final : public WireLink {
     sent_notes.push_back({peer, std::string(bytes)});
     return absl::OkStatus();
   }
+  bool HasUnsentNotes() const override { return notes_unsent > 0; }
   absl::StatusOr<std::optional<Note>> PollNote() override {
     if (notes.empty()) return std::optional<Note>();
     Note note = std::move(notes.front());
@@ -69,6 +74,7 @@ class FakeWireLink final : public WireLink {
   std::map<RequestId, absl::Status> outcomes;
   std::vector<Note> sent_notes;
   std::deque<Note> notes;
+  int notes_unsent = 0;  // One leaves with each Poll.
   int cancelled = 0;
 
  private:

@@ -234,6 +234,17 @@ TEST_F(WireDeskTest, LongWordIsCutToANote) {
   EXPECT_LE(link_.sent_notes.at(0).bytes.size(), WireLink::kMaxNoteBytes);
 }
 
+TEST_F(WireDeskTest, BadNewsIsSentOnUntilAllOfItHasLeft) {
+  desk_.SpreadWord(absl::DataLossError("gone"), {6, 7});
+  desk_.Abandon();
+  link_.notes_unsent = 2;
+  for (int polls = 0; polls < 2; ++polls) {
+    EXPECT_TRUE(desk_.has_unsent());
+    desk_.SendOn();
+  }
+  EXPECT_FALSE(desk_.has_unsent());
+}
+
 TEST_F(WireDeskTest, NoteOfAnotherVersionIsAnError) {
   link_.notes.push_back({4, std::string(1, '\0')});
   EXPECT_THAT(desk_.Poll(), StatusIs(absl::StatusCode::kInternal, HasSubstr("from rank 4")));

@@ -44,8 +44,10 @@ class WireLink {
   // on its way, and Test says when it is there. A send cannot be taken back.
   virtual bool Cancel(RequestId receive) = 0;
 
-  // Copies the note; it is on its way when this returns. At most kMaxNoteBytes.
+  // Copies the note, which leaves with this call or with the Polls that follow. At most kMaxNoteBytes.
   virtual absl::Status SendNote(int peer, std::string_view bytes) = 0;
+  // Whether a note may not have left yet.
+  virtual bool HasUnsentNotes() const = 0;
   // The next note that has arrived, if any.
   virtual absl::StatusOr<std::optional<Note>> PollNote() = 0;
 
