@@ -43,6 +43,7 @@ void Recorder::Note(const OperationRecord& record) {
       next_ = ring_.size() % capacity_;
       entry = &ring_.back();
     } else {
+      SkipRunning();
       entry = &ring_[next_];
       *entry = std::move(fresh);
       next_ = (next_ + 1) % capacity_;
@@ -54,6 +55,12 @@ void Recorder::Note(const OperationRecord& record) {
   entry->ready_ns = record.ready_ns;
   entry->released_ns = record.released_ns;
   if (entry->state != OperationState::kRunning) entry->waiting_for.clear();
+}
+
+void Recorder::SkipRunning() {
+  for (size_t i = 0; i < capacity_ && ring_[next_].state == OperationState::kRunning; ++i) {
+    next_ = (next_ + 1) % capacity_;
+  }
 }
 
 void Recorder::NoteWaiting(const OperationRecord& record, std::string waiting_for) {

@@ -1,4 +1,4 @@
-// The flight recorder: a ring of the last operations, for post-mortems.
+// The flight recorder: a ring of the last operations, and of those that still run, for post-mortems.
 //
 // Thread safety: all members may be called from any thread; none of them calls MPI or takes the engine's
 // lock, so the watchdog can read it while the engine is stuck.
@@ -49,6 +49,8 @@ class Recorder {
     std::string waiting_for;
   };
   Entry* Find(const OperationRecord& record);
+  // The watchdog must not lose sight of what is stuck: an operation that runs keeps its entry, unless all do.
+  void SkipRunning();
 
   const int rank_;
   const size_t capacity_;

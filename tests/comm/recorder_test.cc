@@ -63,6 +63,22 @@ TEST(Recorder, KeepsTheLastOperationsInOrder) {
   }
 }
 
+TEST(Recorder, KeepsWhatStillRunsBesideTheLastOperations) {
+  Recorder recorder(0, /*entries=*/4);
+  recorder.Note(*RecordOf(1, OperationState::kRunning));
+  for (uint64_t sequence = 2; sequence <= 11; ++sequence) {
+    recorder.Note(*RecordOf(sequence, OperationState::kReleased));
+  }
+  ASSERT_TRUE(recorder.OldestRunning());
+  EXPECT_THAT(recorder.OldestRunning()->text, HasSubstr("sequence 1"));
+  EXPECT_EQ(json::parse(recorder.Json())["operations"].size(), 4);
+  recorder.Note(*RecordOf(1, OperationState::kReleased));
+  for (uint64_t sequence = 12; sequence <= 20; ++sequence) {
+    recorder.Note(*RecordOf(sequence, OperationState::kRunning));  // More than there is room for.
+  }
+  EXPECT_EQ(json::parse(recorder.Json())["operations"].size(), 4);
+}
+
 TEST(Recorder, UpdatesAnOperationInItsPlace) {
   Recorder recorder(0, 4);
   for (uint64_t sequence = 1; sequence <= 3; ++sequence)
