@@ -176,10 +176,11 @@ absl::Status CommContext::FinishBackward() {
   if (fences_ != nullptr) fences_->EndReading();  // First: peers need not wait for this rank's reductions.
   if (const absl::Status drained = reductions_->Drain(); !drained.ok()) return Fail(drained);
   while (!retired_.empty()) WEFT_RETURN_IF_ERROR(TakeBackOldestImage());
-  for (; !updates_.empty(); updates_.pop_front()) WEFT_RETURN_IF_ERROR(Settle(updates_.front()));
+  for (Work& update : updates_) WEFT_RETURN_IF_ERROR(Settle(update));
   if (fences_ != nullptr) {
     if (const absl::Status finished = fences_->AwaitReaders(); !finished.ok()) return Fail(finished);
   }
+  updates_.clear();  // With the time that ends: groups may wait for them as long as it lasts.
   ++writing_time_;
   return absl::OkStatus();
 }

@@ -65,7 +65,7 @@ absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, absl::Spa
       new ShardedModel(root, policy, std::move(made.residency), std::move(made.context)));
   model->groups_ = std::move(made.groups);
   model->gathers_over_nodes_ = spans_nodes;
-  WEFT_RETURN_IF_ERROR(model->Hook(plan, mesh));
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(engine.bootstrap(), model->Hook(plan, mesh), engine.options().timeout));
   return model;
 }
 

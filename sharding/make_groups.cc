@@ -87,8 +87,10 @@ absl::StatusOr<MadeGroups> MakeGroups(CommEngine& engine, const std::vector<Plan
                                   policy.reshard_after_forward_size};
   options.shard_optimizer_over_replicas = policy.shard_optimizer_over_replicas;
   options.in_place = made.residency.residency == Residency::kInPlace;
-  WEFT_ASSIGN_OR_RETURN(made.context,
-                        CommContext::Create(engine, std::move(shard_group), buckets.groups, options));
+  absl::StatusOr<std::unique_ptr<CommContext>> context =
+      CommContext::Create(engine, std::move(shard_group), buckets.groups, options);
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, context.status(), timeout));
+  made.context = *std::move(context);
   std::vector<SharedBlock> images(specs->size());
   if (made.residency.residency == Residency::kInPlace) {
     WEFT_ASSIGN_OR_RETURN(images, TakeImages(*made.context, *specs));

@@ -16,12 +16,13 @@ absl::StatusOr<ModelScalars> ModelScalars::Make(CommContext& context, const Proc
 absl::Status ModelScalars::AllReduce(const std::string& label, void* values, DType dtype, int64_t count,
                                      ReduceOp op) {
   const size_t bytes = static_cast<size_t>(count) * SizeOf(dtype);
-  WEFT_ASSIGN_OR_RETURN(const Buffer buffer, context_.AcquireShard(bytes));
-  std::memcpy(buffer.data(), values, bytes);
-  Work work = context_.engine().AllReduce(lane_, buffer.data(), buffer.data(), dtype, count, op,
+  const absl::StatusOr<Buffer> buffer = context_.AcquireShard(bytes);
+  if (!buffer.ok()) return context_.Fail(buffer.status());
+  std::memcpy(buffer->data(), values, bytes);
+  Work work = context_.engine().AllReduce(lane_, buffer->data(), buffer->data(), dtype, count, op,
                                           {Priority::kCritical, Hash64(label), label});
   if (const absl::Status done = work.WaitReleased(); !done.ok()) return context_.Fail(done);
-  std::memcpy(values, buffer.data(), bytes);
+  std::memcpy(values, buffer->data(), bytes);
   return absl::OkStatus();
 }
 

@@ -198,7 +198,12 @@ absl::StatusOr<std::unique_ptr<NodeLink>> MakeSharedMemoryLink(Bootstrap& bootst
   for (int peer : bootstrap.node_map().RanksOf(bootstrap.node())) {
     if (peer == bootstrap.rank()) continue;
     uint64_t peer_offset = 0;
-    std::memcpy(&peer_offset, offsets[static_cast<size_t>(peer)].data(), sizeof(peer_offset));
+    const std::string& theirs = offsets[static_cast<size_t>(peer)];
+    if (theirs.size() != sizeof(peer_offset)) {
+      return absl::InternalError(
+          absl::StrCat("rank ", peer, " opens no engine: ranks are not at the same place of the program"));
+    }
+    std::memcpy(&peer_offset, theirs.data(), sizeof(peer_offset));
     link->Meet(peer, reinterpret_cast<RankFlags*>(heap.Resolve({peer, peer_offset})));
   }
   return link;

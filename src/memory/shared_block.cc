@@ -42,6 +42,10 @@ absl::StatusOr<std::vector<Announcements>> Exchange(Bootstrap& bootstrap, const 
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> blobs, bootstrap.AllGatherBlob(blob, timeout));
   std::vector<Announcements> all;
   for (const std::string& theirs : blobs) {
+    if (theirs.size() % sizeof(Announcement) != 0) {
+      return absl::InternalError(
+          "a rank announced no blocks: ranks are not at the same place of the program");
+    }
     all.emplace_back(theirs.size() / sizeof(Announcement));
     std::memcpy(all.back().data(), theirs.data(), theirs.size());
   }

@@ -59,6 +59,13 @@ absl::Status Trainer::Connect(const ShardLoader& loader, const EngineOptions& op
   heap_options.timeout = options.timeout;
   WEFT_ASSIGN_OR_RETURN(heap_, NodeHeap::Create(bootstrap_, heap_options));
   WEFT_ASSIGN_OR_RETURN(engine_, CommEngine::Create(bootstrap_, *heap_, options));
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, Prepare(), options.timeout));
+  WEFT_ASSIGN_OR_RETURN(sharded_,
+                        FullyShard(*model_, model_->units(), plan_.mesh, *engine_, plan_.policy, loader));
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::Prepare() {
   WEFT_ASSIGN_OR_RETURN(notes_lane_, engine_->AddLane(WorldGroup(bootstrap_), LanePurpose::kControl));
   notes_pool_ = std::make_unique<BufferPool>(*heap_, "step notes");
   WEFT_ASSIGN_OR_RETURN(notes_,
@@ -66,10 +73,7 @@ absl::Status Trainer::Connect(const ShardLoader& loader, const EngineOptions& op
   for (DecoderBlock* block : model_->blocks()) {
     block->SetActivationCheckpointing(plan_.activation_checkpoint == ActivationCheckpoint::kFull);
   }
-  WEFT_RETURN_IF_ERROR(SplitSequences());
-  WEFT_ASSIGN_OR_RETURN(sharded_,
-                        FullyShard(*model_, model_->units(), plan_.mesh, *engine_, plan_.policy, loader));
-  return absl::OkStatus();
+  return SplitSequences();
 }
 
 absl::Status Trainer::SplitSequences() {

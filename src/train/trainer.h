@@ -63,6 +63,8 @@ class Trainer {
   Trainer(Bootstrap& bootstrap, const Corpus& corpus, RunPlan plan, BatchSplitter splitter,
           std::unique_ptr<LlamaModel> model);
   absl::Status Connect(const ShardLoader& loader, const EngineOptions& options);
+  // What may fail on one rank alone, between what all do together.
+  absl::Status Prepare();
   // Where ranks share sequences: makes them compute attention together.
   absl::Status SplitSequences();
   CounterSnapshot Counters() const;

@@ -24,6 +24,19 @@ TEST_P(SharedBlockOverThreads, StaysUntilTheLastHolderLetsGo) {
 TEST_P(SharedBlockOverThreads, FailsOnAllRanksAlike) {
   RunRanksOnEveryNodeMap(GetParam(), weft::testing::RanksFailAlike);
 }
+TEST(ShareBlocks, SaysSoWhereAnotherRankIsAtAnotherPlace) {
+  weft::testing::RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.segment_bytes = size_t{1} << 20}));
+    constexpr absl::Duration kTimeout = absl::Seconds(120);
+    if (bootstrap.rank() == 1) return bootstrap.AllGatherBlob("0\n", kTimeout).status();
+    const std::vector<SharedBlockRequest> requests = {{{0, 1}, 64}};
+    EXPECT_THAT(
+        ShareBlocks(bootstrap, *heap, requests, kTimeout),
+        weft::testing::StatusIs(absl::StatusCode::kInternal, ::testing::HasSubstr("at the same place")));
+    return absl::OkStatus();
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, SharedBlockOverThreads, ::testing::Values(1, 2, 3, 4, 7));
 
 }  // namespace
