@@ -23,7 +23,6 @@
 #include <benchmark/benchmark.h>
 
 #include "bench/or_die.h"
-#include "bench/ratio_reporter.h"
 #include "bench/versus.h"
 #include "weft/context_parallel/byte_formulas.h"
 #include "weft/context_parallel/context_parallel.h"
@@ -34,6 +33,13 @@
 
 namespace weft::bench {
 namespace {
+
+// All ranks run what is registered, and the first one prints.
+class SilentReporter : public benchmark::BenchmarkReporter {
+ public:
+  bool ReportContext(const Context&) override { return true; }
+  void ReportRuns(const std::vector<Run>&) override {}
+};
 
 constexpr uint64_t kSeed = 1;
 const AttentionMask kCausal;
@@ -209,7 +215,10 @@ int Main(int argc, char** argv) {
     }
   }
   benchmark::ConsoleReporter loud(benchmark::ConsoleReporter::OO_Tabular);
-  RunOnAllRanks(arena.bootstrap->rank() == 0, loud);
+  SilentReporter silent;
+  benchmark::RunSpecifiedBenchmarks(
+      arena.bootstrap->rank() == 0 ? static_cast<benchmark::BenchmarkReporter*>(&loud) : &silent);
+  benchmark::Shutdown();
   return 0;
 }
 

@@ -73,7 +73,7 @@ def run_or_exit(*command: str) -> None:
 def report(about: dict[str, object], sections: dict[str, list[Row]]) -> str:
     text = f"{about['machine']}; {about['load']}.\n\n"
     text += ", ".join(f"{name} {version}" for name, version in about["versions"].items()) + ".\n\n"
-    text += f"    {about['command']}\n\n## Bars\n\n"
+    text += f"    {about['command']}\n\n## Goals\n\n"
     text += verdicts_table(verdicts_of([row for rows in sections.values() for row in rows]))
     for name, rows in sections.items():
         text += f"\n## {name}\n\n{measurements_table(rows)}"

@@ -5,7 +5,7 @@
 
 Causal, f32, 4 heads of 64. The two are measured in turns, so that both meet the same weather; each line has the
 medians in GFLOP/s and the median of the turns' ratios. GFLOP/s count what causal attention needs, half of the score
-matrix. The bar is 0.95 forward and 0.9 backward at 4096 tokens. Exits with 77 where torch is missing.
+matrix. The goal is 0.95 forward and 0.9 backward at 4096 tokens. Exits with 77 where torch is missing.
 """
 import argparse
 import json

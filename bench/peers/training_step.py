@@ -1,4 +1,4 @@
-"""A rank of PyTorch's training step over gloo: FSDP2, HSDP or DDP, as the mesh asks. See suite/README for the protocol.
+"""A rank of PyTorch's training step over gloo: FSDP2, HSDP or DDP, as the mesh asks. See bench/README.md for the protocol.
 
     WEFT_BENCH_SOCKET=... RANK=0 WORLD_SIZE=2 INIT_FILE=/tmp/store python training_step.py
 """

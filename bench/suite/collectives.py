@@ -9,7 +9,7 @@ from suite import launch
 from suite.contestants import Contestant
 from suite.progress import say
 from suite.rounds import Way, in_turns
-from suite.rows import Bar, Row
+from suite.rows import Goal, Row
 from suite.setting import MIB, Absent, Setting, start
 
 OPEN_MPI = ("Open MPI blocking", "Open MPI nonblocking")
@@ -17,18 +17,18 @@ INTEL_MPI = ("Intel MPI blocking", "Intel MPI nonblocking")
 NAMES = {"all_gather": "AG", "reduce_scatter": "RS", "all_reduce": "AR", "all_to_all": "A2A strided"}
 REPEATS = {64 * MIB: 3, 8 * MIB: 7, MIB: 15}  # In a round.
 ROUNDS = 7
-BARRED_BYTES = 64 * MIB
+GOAL_BYTES = 64 * MIB
 
 
-def bars_of(op: str, ranks: int) -> list[Bar]:
+def goals_of(op: str, ranks: int) -> list[Goal]:
     open_mpi, intel, gloo = {
         "all_gather": (None, None, None),
         "reduce_scatter": (4, 2, 12),
         "all_reduce": (1.6, 1.2, 4) if ranks == 2 else (2.5, 1.8, 4),
         "all_to_all": (2, None, None),
     }[op]
-    bars = [(OPEN_MPI, open_mpi, "the fastest Open MPI call"), (INTEL_MPI, intel, "Intel MPI"), (("gloo",), gloo, "gloo")]
-    return [Bar(others, least, f"times {whom}") for others, least, whom in bars if least is not None]
+    goals = [(OPEN_MPI, open_mpi, "the fastest Open MPI call"), (INTEL_MPI, intel, "Intel MPI"), (("gloo",), gloo, "gloo")]
+    return [Goal(others, least, f"times {whom}") for others, least, whom in goals if least is not None]
 
 
 def measure(setting: Setting) -> Iterator[Row]:
@@ -36,7 +36,7 @@ def measure(setting: Setting) -> Iterator[Row]:
         with ExitStack() as stack:
             contestants = start_all(stack, setting, ranks)
             for op in NAMES:
-                for size in [BARRED_BYTES] if setting.quick else REPEATS:
+                for size in [GOAL_BYTES] if setting.quick else REPEATS:
                     say(f"  {NAMES[op]}, {size // MIB} MiB, {ranks} ranks")
                     yield from measure_one(setting, contestants, op, size, ranks)
 
@@ -69,10 +69,10 @@ def measure_one(
     measured = in_turns(ways, setting.rounds(ROUNDS), scale=1e3)
 
     what = f"{NAMES[op]}, {size // MIB} MiB, one node, {ranks} ranks"
-    barred = size == BARRED_BYTES
-    rows = [Row(what, "ms", "weft", measured.rounds, measured.missing, bars_of(op, ranks) if barred else ())]
+    has_goals = size == GOAL_BYTES
+    rows = [Row(what, "ms", "weft", measured.rounds, measured.missing, goals_of(op, ranks) if has_goals else ())]
     shared = {name: measured.rounds[name] for name in ("weft node-shared", OPEN_MPI[0]) if name in measured.rounds}
-    if barred and op == "all_gather":
-        bar = Bar((OPEN_MPI[0],), 20, "at most 5% of MPI_Allgather's time: times MPI_Allgather")
-        rows.append(Row(what + ", node-shared", "ms", "weft node-shared", shared, measured.missing, [bar]))
+    if has_goals and op == "all_gather":
+        goal = Goal((OPEN_MPI[0],), 20, "at most 5% of MPI_Allgather's time: times MPI_Allgather")
+        rows.append(Row(what + ", node-shared", "ms", "weft node-shared", shared, measured.missing, [goal]))
     return rows

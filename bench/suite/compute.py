@@ -11,7 +11,7 @@ from suite.contestants import ContestantError
 from suite.launch import ONE_THREAD
 from suite.progress import say
 from suite.rounds import Way, in_turns
-from suite.rows import Bar, Row
+from suite.rows import Goal, Row
 from suite.setting import Setting
 
 LENGTH = 1024
@@ -28,8 +28,8 @@ def measure(setting: Setting) -> Iterator[Row]:
         rates = Rates(setting, dtype)
         ways = [Way(STEP, lambda: [rates.fresh(STEP)]), Way(PRODUCTS, lambda: [rates.fresh(PRODUCTS)])]
         measured = in_turns(ways, setting.rounds(ROUNDS))
-        bars = [Bar((PRODUCTS,), 0.75, "of the rate of its products alone")] if dtype == "f32" else []
-        yield Row(what, "ms / GFLOP", STEP, measured.rounds, measured.missing, bars)
+        goals = [Goal((PRODUCTS,), 0.75, "of the rate of its products alone")] if dtype == "f32" else []
+        yield Row(what, "ms / GFLOP", STEP, measured.rounds, measured.missing, goals)
 
 
 class Rates:

@@ -12,7 +12,7 @@ from suite.contestants import Command, CommandMaker, Contestant
 from suite.hosts import EmulatedHosts, HostsError
 from suite.progress import say
 from suite.rounds import Measurements, Way, in_turns
-from suite.rows import Bar, Row
+from suite.rows import Goal, Row
 from suite.setting import MIB, Absent, Setting, start
 from suite.steps import DEFAULTS, PREFETCH_ONE, PYTORCH, SHARDED_OPTIMIZER, Mesh, step_way
 
@@ -36,7 +36,7 @@ class Hosts:
     gigabits: int
 
     @property
-    def barred(self) -> bool:
+    def has_goals(self) -> bool:
         return self.count == 2 and self.gigabits == 1
 
     def nominal_seconds(self, bytes_per_host: float) -> float:
@@ -85,7 +85,7 @@ def add_nominal(measured: Measurements, hosts: Hosts, bytes_per_host: float) -> 
 def collectives_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> Iterator[Row]:
     with ExitStack() as stack:
         program = start(stack, "weft", emulated.ranks, emulated.open_mpi(setting.program("collectives")))
-        for op, open_mpi_bar in (("all_gather", 2), ("reduce_scatter", 4), ("all_reduce", 1.2)):
+        for op, open_mpi_goal in (("all_gather", 2), ("reduce_scatter", 4), ("all_reduce", 1.2)):
             what = f"{NAMES[op]}, {SIZE // MIB} MiB, {hosts}"
             say(f"  {what}")
             bytes_per_host = hosts.across(SIZE) * (2 if op == "all_reduce" else 1)
@@ -101,11 +101,11 @@ def collectives_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> I
             measured.rounds.update(stream.rounds)
             measured.missing.update(stream.missing)
             add_nominal(measured, hosts, bytes_per_host)
-            bars = [
-                Bar((STREAM, NOMINAL), 0.95, "of the wire's rate"),
-                Bar(OPEN_MPI, open_mpi_bar, "times the fastest Open MPI call"),
+            goals = [
+                Goal((STREAM, NOMINAL), 0.95, "of the wire's rate"),
+                Goal(OPEN_MPI, open_mpi_goal, "times the fastest Open MPI call"),
             ]
-            yield Row(what, "ms", "weft", measured.rounds, measured.missing, bars if hosts.barred else ())
+            yield Row(what, "ms", "weft", measured.rounds, measured.missing, goals if hosts.has_goals else ())
 
 
 def steps_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> Iterator[Row]:
@@ -126,7 +126,7 @@ def steps_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> Iterato
             measured = in_turns(ways, setting.rounds(ROUNDS), scale=1e3)
             add_nominal(measured, hosts, case.bytes_per_host)
             add_bound(measured)
-            yield Row(case.what, "ms", "weft", measured.rounds, measured.missing, case.bars if hosts.barred else ())
+            yield Row(case.what, "ms", "weft", measured.rounds, measured.missing, case.goals if hosts.has_goals else ())
 
 
 @dataclass(frozen=True)
@@ -135,27 +135,27 @@ class StepCase:
     mesh: Mesh
     how: dict[str, int]
     bytes_per_host: float
-    bars: list[Bar]
+    goals: list[Goal]
 
 
 def step_cases(hosts: Hosts) -> list[StepCase]:
     fsdp = Mesh(1, hosts.count * hosts.ranks_per_host)
     bytes_per_host = hosts.across(2 * MODEL_BYTES - GATHERED_ONCE_BYTES + MODEL_BYTES)
-    cases = [StepCase(f"step, {fsdp}, {hosts}", fsdp, DEFAULTS, bytes_per_host, step_bars(2.5, 1.12))]
+    cases = [StepCase(f"step, {fsdp}, {hosts}", fsdp, DEFAULTS, bytes_per_host, step_goals(2.5, 1.12))]
     if hosts.ranks_per_host > 1:
         hsdp = Mesh(hosts.count, hosts.ranks_per_host)
         bytes_per_host = hosts.across(2 * MODEL_BYTES)
         what = f"step, {hsdp}, {hosts}"
-        cases.append(StepCase(what, hsdp, DEFAULTS, bytes_per_host, step_bars(2.2, 1.3)))
+        cases.append(StepCase(what, hsdp, DEFAULTS, bytes_per_host, step_goals(2.2, 1.3)))
         what += ", optimizer over replicas"
-        cases.append(StepCase(what, hsdp, SHARDED_OPTIMIZER, bytes_per_host, step_bars(2.5, 1.15)))
+        cases.append(StepCase(what, hsdp, SHARDED_OPTIMIZER, bytes_per_host, step_goals(2.5, 1.15)))
     return cases
 
 
-def step_bars(pytorch: float, bound: float) -> list[Bar]:
+def step_goals(pytorch: float, bound: float) -> list[Goal]:
     return [
-        Bar(("PyTorch",), pytorch, "times PyTorch"),
-        Bar((BOUND,), 1 / bound, f"at most {bound} x {BOUND}: of that"),
+        Goal(("PyTorch",), pytorch, "times PyTorch"),
+        Goal((BOUND,), 1 / bound, f"at most {bound} x {BOUND}: of that"),
     ]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 
-from suite import launch, memory
+from suite import launch, proportional_set
 from suite.contestants import CommandMaker, ContestantError
 from suite.progress import say
-from suite.rows import Bar, Row
+from suite.rows import Goal, Row
 from suite.setting import Setting, start
 from suite.steps import PYTORCH, WEFT, Mesh, request_of
 
@@ -33,8 +33,8 @@ def measure(setting: Setting) -> Iterator[Row]:
                 continue
             rounds[name] = [peak.total / 1e6]
             rounds[f"{name}: without programs and libraries"] = [peak.data / 1e6]
-        bar = Bar((TORCH, TORCH_DEFAULT), least, f"at most {1 / least:.1f} of PyTorch's: times weft's")
-        yield Row(what, "MB", "weft", rounds, missing, [bar])
+        goal = Goal((TORCH, TORCH_DEFAULT), least, f"at most {1 / least:.1f} of PyTorch's: times weft's")
+        yield Row(what, "MB", "weft", rounds, missing, [goal])
 
 
 def contestants(setting: Setting, ranks: int) -> list[tuple[str, CommandMaker | str, dict[str, int]]]:
@@ -46,9 +46,9 @@ def contestants(setting: Setting, ranks: int) -> list[tuple[str, CommandMaker | 
     return listed
 
 
-def peak_of(name: str, ranks: int, make: CommandMaker | str, how: dict[str, int]) -> memory.ProportionalSet:
+def peak_of(name: str, ranks: int, make: CommandMaker | str, how: dict[str, int]) -> proportional_set.ProportionalSet:
     with ExitStack() as stack:
         contestant = start(stack, name, ranks, make)
         request = {**request_of(Mesh(1, ranks), LENGTH), **how, "steps": 1}
         contestant.request("train", **request)  # What is made once has been made.
-        return memory.peak_during(contestant.pids, lambda: contestant.request("train", **request))
+        return proportional_set.peak_during(contestant.pids, lambda: contestant.request("train", **request))

@@ -1,4 +1,4 @@
-"""What the suite says: rows of measurements, the bars that they are held against, and tables of both. Pure."""
+"""What the suite says: rows of measurements, the goals that they are held against, and tables of both. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from suite.statistics import Ratio, median, ratio, summarize
 
 
 @dataclass(frozen=True)
-class Bar:
+class Goal:
     """`others` (the best of them) must take at least so many times what weft takes."""
 
     others: tuple[str, ...]
@@ -26,7 +26,7 @@ class Row:
     weft: str  # The way that is held against the others.
     rounds: Mapping[str, Sequence[float]]  # By way, one value a round.
     missing: Mapping[str, str] = field(default_factory=dict)  # By way: why there is no value.
-    bars: Sequence[Bar] = ()
+    goals: Sequence[Goal] = ()
 
     def ratio_to(self, other: str) -> Ratio:
         return ratio(self.rounds[other], self.rounds[self.weft])
@@ -52,16 +52,16 @@ class Verdict:
 
 
 def verdicts_of(rows: Sequence[Row]) -> list[Verdict]:
-    return [_verdict(row, bar) for row in rows for bar in row.bars]
+    return [_verdict(row, goal) for row in rows for goal in row.goals]
 
 
-def _verdict(row: Row, bar: Bar) -> Verdict:
+def _verdict(row: Row, goal: Goal) -> Verdict:
     if row.weft not in row.rounds:
-        return Verdict(row.what, bar.says, bar.at_least, None, row.missing.get(row.weft, ""))
-    best = row.best_of(bar.others)
+        return Verdict(row.what, goal.says, goal.at_least, None, row.missing.get(row.weft, ""))
+    best = row.best_of(goal.others)
     if best is None:
-        return Verdict(row.what, bar.says, bar.at_least, None, row.missing.get(bar.others[0], ""))
-    return Verdict(row.what, bar.says, bar.at_least, row.ratio_to(best), best)
+        return Verdict(row.what, goal.says, goal.at_least, None, row.missing.get(goal.others[0], ""))
+    return Verdict(row.what, goal.says, goal.at_least, row.ratio_to(best), best)
 
 
 def measurements_table(rows: Sequence[Row]) -> str:
@@ -85,7 +85,7 @@ def _line(row: Row, way: str, values: Sequence[float]) -> str:
 
 
 def verdicts_table(verdicts: Sequence[Verdict]) -> str:
-    lines = ["| what | bar | at least | measured | quartiles of rounds | against | |", "|---|---|---|---|---|---|---|"]
+    lines = ["| what | goal | at least | measured | quartiles of rounds | against | |", "|---|---|---|---|---|---|---|"]
     for verdict in verdicts:
         measured, spread = "", ""
         if verdict.measured is not None:

@@ -10,7 +10,7 @@ from suite import launch
 from suite.contestants import Contestant, ContestantError, Reply
 from suite.progress import say
 from suite.rounds import Way, in_turns
-from suite.rows import Bar, Row
+from suite.rows import Goal, Row
 from suite.setting import Absent, Setting, start
 
 SHORT, LONG = 128, 1024  # Tokens a rank.
@@ -46,7 +46,7 @@ class Mesh:
         return f"DDP on {self.replicate}" if self.shard == 1 else f"HSDP {self.replicate} x {self.shard}"
 
 
-# Mesh, tokens a rank, and the bar against PyTorch.
+# Mesh, tokens a rank, and the goal against PyTorch.
 CASES = [
     (Mesh(1, 1), SHORT, None),
     (Mesh(1, 2), SHORT, 3.3),
@@ -78,8 +78,8 @@ def measure(setting: Setting) -> Iterator[Row]:
                 what = f"step, {mesh}, {length} tokens a rank"
                 say(f"  {what}")
                 measured = in_turns(ways_of(weft, torch, mesh, length), setting.rounds(ROUNDS[length]), scale=1e3)
-                bars = [Bar(("PyTorch",), least, "times PyTorch")] if least else []
-                yield Row(what, "ms", "weft", measured.rounds, measured.missing, bars)
+                goals = [Goal(("PyTorch",), least, "times PyTorch")] if least else []
+                yield Row(what, "ms", "weft", measured.rounds, measured.missing, goals)
 
 
 def ways_of(weft: Contestant | Absent, torch: Contestant | Absent, mesh: Mesh, length: int) -> list[Way]:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
-from suite import memory  # noqa: E402
+from suite import proportional_set  # noqa: E402
 from suite.contestants import ContestantError  # noqa: E402
 from suite.rounds import Way, in_turns  # noqa: E402
-from suite.rows import Bar, Row, measurements_table, verdicts_of, verdicts_table  # noqa: E402
+from suite.rows import Goal, Row, measurements_table, verdicts_of, verdicts_table  # noqa: E402
 from suite.statistics import quantile, ratio, summarize  # noqa: E402
 
 
@@ -41,10 +41,10 @@ class Statistics(unittest.TestCase):
 
 
 class Rows(unittest.TestCase):
-    bar = Bar(("slow", "fast"), 3, "times the fastest")
+    goal = Goal(("slow", "fast"), 3, "times the fastest")
 
     def row(self, rounds, missing=None):
-        return Row("AG", "ms", "weft", rounds, missing or {}, [self.bar])
+        return Row("AG", "ms", "weft", rounds, missing or {}, [self.goal])
 
     def test_the_best_of_the_others_counts(self):
         verdict = verdicts_of([self.row({"weft": [10], "slow": [100], "fast": [29]})])[0]
@@ -101,7 +101,7 @@ class Rounds(unittest.TestCase):
 class Memory(unittest.TestCase):
     def test_a_rollup_counts_files_in_the_total_alone(self):
         text = "55 7ffe ---p 00:00 0 [rollup]\nRss: 900 kB\nPss: 700 kB\nPss_Anon: 300 kB\nPss_File: 150 kB\nPss_Shmem: 250 kB\n"
-        self.assertEqual(memory.parse_rollup(text), memory.ProportionalSet(700 * 1024, 550 * 1024))
+        self.assertEqual(proportional_set.parse_rollup(text), proportional_set.ProportionalSet(700 * 1024, 550 * 1024))
 
 
 if __name__ == "__main__":
