@@ -213,7 +213,7 @@ void AddParallelFlags(CLI::App& app, ParallelOptions& parallel) {
   group.Bool("--shard-optimizer-over-replicas", parallel.shard_optimizer_over_replicas,
              "Each replica updates a part of the weights, and the others gather it");
   group.Number("--prefetch-depth", parallel.prefetch_depth,
-               "Layers gathered ahead: 0, 1 or 2 [1; 2 where dp-shard spans nodes]");
+               "Layers gathered ahead: 0, 1 or 2 [1; 2 where dp-shard x cp spans nodes]");
   group.OneOf("--grad-sync", parallel.grad_sync,
               {GradientSync::kLast, GradientSync::kReduceScatter, GradientSync::kEach},
               "Gradients of microbatches: reduce the last only; reduce-scatter each; all-reduce each too");

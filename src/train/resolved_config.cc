@@ -84,16 +84,20 @@ std::vector<ResolvedItem> EvaluationItems(const TrainConfig& config, const RunPl
 
 ResolvedItem OptimizerItem(const RunPlan& plan) {
   const LrSchedule& lr = plan.learning_rate;
+  const std::string floor =
+      lr.decay == LrDecay::kConstant ? "" : absl::StrCat(" down to ", lr.min_ratio, " of it");
   return {"optimizer",
-          absl::StrCat("AdamW, lr ", lr.lr, " ", ToAbsl(Name(lr.decay)), " after ", lr.warmup_steps,
-                       " warm-up steps, decay ", plan.adamw.weight_decay, " of ",
+          absl::StrCat("AdamW, lr ", lr.lr, " ", ToAbsl(Name(lr.decay)), floor, " after ", lr.warmup_steps,
+                       " warm-up steps, betas ", plan.adamw.beta1, " and ", plan.adamw.beta2, ", eps ",
+                       plan.adamw.eps, ", decay ", plan.adamw.weight_decay, " of ",
                        plan.decay == DecayScope::kAll ? "all parameters" : "matrices only", ", clip ",
                        plan.clip_grad_norm),
           ""};
 }
 
-ResolvedItem ShardingItem(const RunPlan& plan) {
+ResolvedItem ShardingItem(const TrainConfig& config, const RunPlan& plan) {
   const ShardingPolicy& policy = plan.policy;
+  const bool prefetches_more = policy.PrefetchDepth() == ShardingPolicy::kPrefetchOverNodes;
   return {"sharding",
           absl::StrCat("zero-copy ", OnOff(policy.zero_copy), ", reshard after forward ",
                        OnOff(policy.reshard_after_forward), ", optimizer sharded over replicas ",
@@ -101,7 +105,9 @@ ResolvedItem ShardingItem(const RunPlan& plan) {
                        ", gradient sync ", ToAbsl(Name(plan.grad_sync)), ", activation checkpoint ",
                        ToAbsl(Name(plan.activation_checkpoint)), ", parameters ",
                        ToAbsl(Name(policy.param_dtype)), ", reduction ", ToAbsl(Name(policy.reduce_dtype))),
-          ""};
+          config.parallel.prefetch_depth ? "prefetch by --prefetch-depth"
+          : prefetches_more              ? "prefetch for shard groups that span nodes"
+                                         : "prefetch for shard groups on one node"};
 }
 
 // Empty where nothing is computed in bf16.
@@ -125,7 +131,7 @@ std::vector<ResolvedItem> ResolveConfig(const TrainConfig& config, const TrainIn
       BatchItem(config, plan),
       OptimizerItem(plan),
       MeshItem(plan),
-      ShardingItem(plan),
+      ShardingItem(config, plan),
       {"node-shared", std::string(Name(plan.residency.residency)), plan.residency.reason},
       {"threads", absl::StrCat(threads.threads, " a rank"), threads.reason},
       {"seed", absl::StrCat(config.seed), ""},

@@ -75,8 +75,8 @@ class Bootstrap {
   virtual absl::StatusOr<std::unique_ptr<WireLink>> OpenWire() = 0;
 };
 
-// The default deadline of everything that waits: WEFT_TIMEOUT_S seconds, 600 if unset. A value that is no
-// positive number is kInvalidArgument.
+// The deadline of an MPI bootstrap and of `weft train`: WEFT_TIMEOUT_S seconds, 600 if unset. Engines and
+// heaps have it in their options. A value that is no positive number is kInvalidArgument.
 absl::StatusOr<absl::Duration> DefaultTimeout();
 
 // All ranks learn the outcome of a local phase (parse, open, load). OK everywhere: OK. Else every rank

@@ -56,7 +56,6 @@ class Module {
   // again; those of modules below do. Results are the same to the bit. To be changed between passes only; not
   // for a module that overwrites its inputs (see Lifetime).
   void SetActivationCheckpointing(bool on) { checkpoints_ = on; }
-  bool activation_checkpointing() const { return checkpoints_; }
 
   // For results that others than this rank read, which must lie in memory that they reach. Used by the
   // modules whose header says so; to be changed between passes only.

@@ -13,7 +13,7 @@
 // what each submitted. Blocks that no rank called in the recorded pass cost nothing but their reduction.
 //
 //   WEFT_ASSIGN_OR_RETURN(auto model,
-//                         FullyShard(net, net.blocks(), mesh, engine, policy, LoadInitialValues(seed)));
+//                         FullyShard(net, net.units(), mesh, engine, policy, LoadInitialValues(seed)));
 //   for (each step) {
 //     for (each microbatch) {
 //       model->SetRequiresGradientSync(is_last_microbatch);
@@ -186,7 +186,7 @@ class ShardedModel {
   ShardedModel(Module& root, ShardingPolicy policy, ResidencyChoice residency,
                std::unique_ptr<CommContext> context);
   absl::Status Hook(absl::Span<const PlannedGroup> plan, const DeviceMesh& mesh);
-  // This rank's reduced gradients; `everywhere`: but for those that another replica counts.
+  // This rank's reduced gradients, but for those that another replica counts.
   std::vector<absl::Span<const float>> GradientsToCount() const;
   absl::StatusOr<int> GroupOf(const Module& module) const;
   absl::Status SetPrefetch(const Module& module, absl::Span<Module* const> ahead, PrefetchLists& lists);

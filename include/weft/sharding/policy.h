@@ -1,5 +1,5 @@
-// How a model is sharded. Of these options the dtypes, the divide factor and replicate groups change results;
-// the others not one bit, only costs.
+// How a model is sharded. Of these options the dtypes and the casts that they bring, the divide factor,
+// replicate groups and ignored parameters change results; the others not one bit, only costs.
 //
 // Thread safety: a value.
 #pragma once
