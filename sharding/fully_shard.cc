@@ -53,7 +53,6 @@ absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, absl::Spa
   WEFT_RETURN_IF_ERROR(wanted.Validate());
   WEFT_ASSIGN_OR_RETURN(MeshGroups groups,
                         GroupsOfMesh(mesh, engine.bootstrap().size(), engine.bootstrap().rank()));
-  const bool spans_nodes = SpanNodes(engine.bootstrap().node_map(), groups.shard.size());
   const ShardingPolicy policy = ResolvePrefetch(wanted, engine.bootstrap().node_map(), groups.shard.size());
   WEFT_ASSIGN_OR_RETURN(const std::vector<PlannedGroup> plan, PlanGroups(root, blocks, policy.ignored));
   WEFT_ASSIGN_OR_RETURN(const ReplicateBuckets buckets,
@@ -64,7 +63,6 @@ absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, absl::Spa
   std::unique_ptr<ShardedModel> model(
       new ShardedModel(root, policy, std::move(made.residency), std::move(made.context)));
   model->groups_ = std::move(made.groups);
-  model->gathers_over_nodes_ = spans_nodes;
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(engine.bootstrap(), model->Hook(plan, mesh), engine.options().timeout));
   return model;
 }

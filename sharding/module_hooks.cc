@@ -20,6 +20,8 @@ PassEvent Ends(int group) { return {group, PassEvent::Kind::kEnd}; }
 ShardedModel::Hooks::Hooks(ShardedModel& model, std::vector<PassEvent> module_order)
     : model_(model),
       module_order_(std::move(module_order)),
+      spans_nodes_(
+          SpanNodes(model.context_->engine().bootstrap().node_map(), model.context_->shard_group().size())),
       training_(module_order_),
       evaluation_(module_order_),
       backward_(Reversed(module_order_)),
@@ -68,20 +70,21 @@ void ShardedModel::Hooks::ForgetKept() {
 }
 
 absl::Status ShardedModel::Hooks::AfterUpdate(int group) {
-  if (model_.gathers_over_nodes_ && BeginsForward(group) &&
-      Params(group).state() == ParamGroup::State::kSharded) {
+  if (spans_nodes_ && BeginsForward(group) && Params(group).state() == ParamGroup::State::kSharded) {
     return Unshard(group, Priority::kPrefetch);
   }
   return Params(group).ShareUpdates(Priority::kBulk);
 }
 
 bool ShardedModel::Hooks::BeginsForward(int group) const {
-  if (group == kRoot) return true;
-  const auto chosen = model_.forward_prefetch_.find(kRoot);
-  return absl::c_linear_search(chosen != model_.forward_prefetch_.end()
-                                   ? chosen->second
-                                   : training_.First(1 + model_.policy_.PrefetchDepth()),
-                               group);
+  const std::vector<int> first = training_.First(1 + model_.policy_.PrefetchDepth());
+  return group == kRoot || absl::c_linear_search(Ahead(model_.forward_prefetch_, kRoot, first), group);
+}
+
+std::vector<int> ShardedModel::Hooks::Ahead(const PrefetchLists& chosen, int group,
+                                            std::vector<int> otherwise) {
+  const auto list = chosen.find(group);
+  return list != chosen.end() ? list->second : otherwise;
 }
 
 Module::Hook ShardedModel::Hooks::Guarded(Step step, const char* place, int group) {
@@ -245,11 +248,8 @@ absl::Status ShardedModel::Hooks::Wait(int group) {
 }
 
 absl::Status ShardedModel::Hooks::Prefetch(int group) {
-  const PrefetchLists& lists = in_backward_ ? model_.backward_prefetch_ : model_.forward_prefetch_;
-  const auto chosen = lists.find(group);
-  const std::vector<int> ahead =
-      chosen != lists.end() ? chosen->second : pass_->Next(model_.policy_.PrefetchDepth());
-  for (const int next : ahead) {
+  const PrefetchLists& chosen = in_backward_ ? model_.backward_prefetch_ : model_.forward_prefetch_;
+  for (const int next : Ahead(chosen, group, pass_->Next(model_.policy_.PrefetchDepth()))) {
     if (NeedsParameters(next)) WEFT_RETURN_IF_ERROR(Unshard(next, Priority::kPrefetch));
   }
   return backward_follows_ && !in_backward_ ? PrefetchOverTheTurn() : absl::OkStatus();

@@ -89,6 +89,8 @@ class ShardedModel::Hooks {
   absl::Status Wait(int group);
   // Whether the next forward gathers the group at its very beginning.
   bool BeginsForward(int group) const;
+  // What was chosen to be gathered ahead where `group` begins, or else `otherwise`.
+  static std::vector<int> Ahead(const PrefetchLists& chosen, int group, std::vector<int> otherwise);
   absl::Status Prefetch(int group);
   absl::Status PrefetchOverTheTurn();
   absl::Status Reshard(int group, absl::Status (ParamGroup::*how)() = &ParamGroup::Reshard);
@@ -102,6 +104,7 @@ class ShardedModel::Hooks {
   ShardedModel& model_;
   std::vector<std::pair<Module*, Module::HookId>> registered_;
   const std::vector<PassEvent> module_order_;
+  const bool spans_nodes_;  // Some shard group does, so that a gather takes its time on the wire.
   ExecutionOrder training_, evaluation_, backward_;
   ExecutionOrder* pass_ = &training_;  // The one of these that is under way.
   bool in_backward_ = false;           // Of the root: a forward inside it is a recompute.

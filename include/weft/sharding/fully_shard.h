@@ -203,7 +203,6 @@ class ShardedModel {
   ScheduleObserver observer_;
   PrefetchLists forward_prefetch_, backward_prefetch_;
   absl::flat_hash_set<int> sharded_in_backward_;  // Groups.
-  bool gathers_over_nodes_ = false;
   bool gradient_sync_ = true;
   bool all_reduce_ = true;
   bool is_last_backward_ = true;
