@@ -33,13 +33,13 @@ absl::Status CheckOptions(const EngineOptions& options, Runtime& runtime) {
     int64_t value;
     int64_t most;
   };
-  constexpr int64_t kAny = std::numeric_limits<int64_t>::max() / 4;  // Windows are added up, and doubled.
+  constexpr int64_t kLargest = std::numeric_limits<int64_t>::max() / 4;  // Windows are added up, and doubled.
   for (const Field& field : {Field{"slice_bytes", options.slice_bytes, kMostBytes},
                              Field{"piece_bytes", options.piece_bytes, kMostBytes},
-                             Field{"lane_window_bytes", options.lane_window_bytes, kAny},
-                             Field{"yield_window_bytes", options.yield_window_bytes, kAny},
-                             Field{"background_window_bytes", options.background_window_bytes, kAny},
-                             Field{"recorder_entries", options.recorder_entries, kAny}}) {
+                             Field{"lane_window_bytes", options.lane_window_bytes, kLargest},
+                             Field{"yield_window_bytes", options.yield_window_bytes, kLargest},
+                             Field{"background_window_bytes", options.background_window_bytes, kLargest},
+                             Field{"recorder_entries", options.recorder_entries, kLargest}}) {
     if (field.value >= 1 && field.value <= field.most) continue;
     return absl::InvalidArgumentError(
         absl::StrCat("engine option ", field.name, " is ", field.value, ", must be from 1 to ", field.most));
@@ -91,9 +91,8 @@ CommEngine::Impl::Impl(Bootstrap& bootstrap, NodeHeap& heap, EngineOptions optio
 CommEngine::Impl::~Impl() {
   if (!shell_) return;
   if (const absl::Status drained = shell_->Drain(Deadline()); !drained.ok()) Poison(drained);
-  // What was on its way when the engine failed is written to memory that is the caller's from now on. There
-  // is nobody left to tell that it has not arrived.
-  if (!status().ok()) shell_->AwaitArrivals(bootstrap_.runtime().Now() + kArrivalPatience).IgnoreError();
+  // What was on its way when the engine failed would be written to memory that is the caller's from now on.
+  if (!status().ok()) Report(shell_->AwaitArrivals(bootstrap_.runtime().Now() + kArrivalPatience));
   watchdog_.reset();
   shell_->Stop();
 }

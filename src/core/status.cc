@@ -22,4 +22,8 @@ absl::Status Annotate(const absl::Status& status, std::string_view context) {
   return annotated;
 }
 
+void Report(const absl::Status& status) {
+  if (!status.ok()) std::fprintf(stderr, "weft: %s\n", std::string(status.message()).c_str());
+}
+
 }  // namespace weft

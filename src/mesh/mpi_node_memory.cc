@@ -1,7 +1,6 @@
 #include "src/mesh/mpi_node_memory.h"
 
 #include <cstdint>
-#include <cstdio>
 
 #include "weft/core/status.h"
 
@@ -62,8 +61,7 @@ absl::StatusOr<MpiSharedWindow> MpiSharedWindow::Allocate(MPI_Comm node, size_t 
 
 MpiSharedWindow::~MpiSharedWindow() {
   if (window_ == MPI_WIN_NULL) return;
-  const absl::Status status = MpiStatus(MPI_Win_free(&window_), "MPI_Win_free");
-  if (!status.ok()) std::fprintf(stderr, "weft: %s\n", std::string(status.message()).c_str());
+  Report(MpiStatus(MPI_Win_free(&window_), "MPI_Win_free"));
 }
 
 }  // namespace weft::internal

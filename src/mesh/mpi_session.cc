@@ -1,19 +1,10 @@
 #include "src/mesh/mpi_session.h"
 
 #include <array>
-#include <cstdio>
 
 #include "weft/core/status.h"
 
 namespace weft::internal {
-namespace {
-
-// Where nothing can be returned any more.
-void Report(const absl::Status& status) {
-  if (!status.ok()) std::fprintf(stderr, "weft: %s\n", std::string(status.message()).c_str());
-}
-
-}  // namespace
 
 absl::Status MpiStatus(int code, std::string_view call) {
   if (code == MPI_SUCCESS) return absl::OkStatus();

@@ -22,6 +22,9 @@ inline absl::string_view ToAbsl(std::string_view text) { return {text.data(), te
 // `status` with "context: " in front of its message; OK stays OK.
 absl::Status Annotate(const absl::Status& status, std::string_view context);
 
+// Writes an error to standard error, where nothing can be returned any more, as in a destructor.
+void Report(const absl::Status& status);
+
 }  // namespace weft
 
 #define WEFT_CHECK(condition, what)                              \
