@@ -136,7 +136,7 @@ absl::Status EngineCore::PollPeers() {
 bool EngineCore::Poll(int64_t now_ns) {
   env_.node.Beat();
   if (!status_.ok()) {
-    wire_.SendOn();
+    spreading_ = spreading_ && wire_.SendOn();
     return false;
   }
   const auto turn = [&]() -> absl::StatusOr<bool> {
@@ -347,6 +347,7 @@ std::set<int> EngineCore::Silent() const {
 void EngineCore::Fail(const absl::Status& cause) {
   if (!status_.ok()) return;
   status_ = cause;
+  spreading_ = true;
   env_.node.LeaveWord(cause);
   wire_.SpreadWord(cause, OtherRanks(/*of_this_node=*/false));
   wire_.Abandon();

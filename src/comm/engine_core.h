@@ -69,8 +69,8 @@ class EngineCore final : private TaskQueue {
   bool has_tasks() const;
   // Something under way needs the wire: nobody rings when it comes.
   bool wire_busy() const { return wire_.busy() || wire_wanted_; }
-  // Bad news of a failure has not left yet: Poll sends it on.
-  bool spreading() const { return !status_.ok() && wire_.has_unsent(); }
+  // The news of the failure may not have left yet: Poll sends it on.
+  bool spreading() const { return spreading_; }
   // OK, or the failure that ended all work.
   const absl::Status& status() const { return status_; }
   // Fails everything that is under way, and tells the ranks of this node and of all lanes.
@@ -126,6 +126,7 @@ class EngineCore final : private TaskQueue {
   int64_t next_late_check_ns_ = 0;
   std::map<int, uint64_t> beats_when_asked_;  // Of the node's other ranks.
   absl::Status status_;
+  bool spreading_ = false;
 };
 
 }  // namespace weft

@@ -217,10 +217,6 @@ void WireDesk::SpreadWord(const absl::Status& cause, const std::vector<int>& ran
   }
 }
 
-void WireDesk::SendOn() {
-  if (has_unsent()) link_.Poll().IgnoreError();  // As above.
-}
-
 void WireDesk::AskForLife(const std::vector<int>& ranks) {
   answers_.clear();
   for (const int rank : ranks) {

@@ -118,10 +118,9 @@ class WireDesk {
   std::set<int> ArrivingFrom();
 
   bool busy() const { return !under_way_.empty(); }
-  // Whether other ranks may still have to be told something; SendOn does so after a failure, when Poll is
-  // over.
-  bool has_unsent() const { return link_.HasUnsentNotes(); }
-  void SendOn();
+  // Moves on what other ranks are still to be told, when a failure has ended Poll. False: all of it has left,
+  // or cannot any more.
+  bool SendOn() { return link_.HasUnsentNotes() && link_.Poll().ok(); }
 
  private:
   struct Transfer {

@@ -29,8 +29,8 @@ class FakeWireLink final : public WireLink {
     return Post({false, peer, tag, data, bytes});
   }
   absl::Status Poll() override {
-    notes_unsent -= std::min(notes_unsent, 1);
-    return absl::OkStatus();
+    if (transport.ok()) notes_unsent -= std::min(notes_unsent, 1);
+    return transport;
   }
   absl::StatusOr<bool> Test(RequestId request) override {
     const auto found = outcomes.find(request);
@@ -74,7 +74,8 @@ class FakeWireLink final : public WireLink {
   std::map<RequestId, absl::Status> outcomes;
   std::vector<Note> sent_notes;
   std::deque<Note> notes;
-  int notes_unsent = 0;  // One leaves with each Poll.
+  absl::Status transport;  // What Poll says.
+  int notes_unsent = 0;    // One leaves with each Poll.
   int cancelled = 0;
 
  private:

@@ -238,11 +238,17 @@ TEST_F(WireDeskTest, BadNewsIsSentOnUntilAllOfItHasLeft) {
   desk_.SpreadWord(absl::DataLossError("gone"), {6, 7});
   desk_.Abandon();
   link_.notes_unsent = 2;
-  for (int polls = 0; polls < 2; ++polls) {
-    EXPECT_TRUE(desk_.has_unsent());
-    desk_.SendOn();
-  }
-  EXPECT_FALSE(desk_.has_unsent());
+  EXPECT_TRUE(desk_.SendOn());
+  EXPECT_TRUE(desk_.SendOn());
+  EXPECT_EQ(link_.notes_unsent, 0);
+  EXPECT_FALSE(desk_.SendOn());
+}
+
+TEST_F(WireDeskTest, BadNewsIsGivenUpWhereTheTransportFails) {
+  desk_.SpreadWord(absl::DataLossError("gone"), {6, 7});
+  link_.notes_unsent = 2;
+  link_.transport = absl::InternalError("no route");
+  EXPECT_FALSE(desk_.SendOn());
 }
 
 TEST_F(WireDeskTest, NoteOfAnotherVersionIsAnError) {
