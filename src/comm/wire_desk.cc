@@ -142,7 +142,7 @@ absl::Status WireDesk::Receive(const Channel& channel, WirePhase phase, Priority
                                const Descriptor& descriptor, const PartShape& part, Slice slice,
                                WireOwner* owner) {
   WEFT_ASSIGN_OR_RETURN(const WireLink::RequestId request,
-                        link_.Receive(channel.peer, TagOf(channel), slice.target, slice.bytes));
+                        link_.Receive(channel.peer, TagOf(channel), slice.target, slice.bytes, slice.length));
   const bool yielded = priority > highest_wanted();
   under_way_.push_back({request, owner, slice.number, true, slice.bytes, channel.peer, channel.lane, phase,
                         priority, yielded});

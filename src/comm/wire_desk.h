@@ -78,6 +78,7 @@ class WireDesk {
     int64_t number;
     std::byte* target;
     size_t bytes;
+    WireLink::Length length = WireLink::Length::kExact;
   };
   // `part`: the shape of the whole stream, which the sender holds against its own.
   absl::Status Receive(const Channel& channel, WirePhase phase, Priority priority,

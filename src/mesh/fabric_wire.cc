@@ -32,7 +32,7 @@ bool WireMeetings::Withdraw(const WireChannel& channel, const WireTransfer& tran
 }
 
 void MoveBytes(WireTransfer& send, WireTransfer& receive) {
-  receive.outcome = CheckLength(receive.bytes, send.bytes);
+  receive.outcome = CheckLength(receive.bytes, receive.length, send.bytes);
   if (receive.outcome.ok() && send.bytes != 0) std::memcpy(receive.data, send.data, send.bytes);
 }
 
@@ -40,13 +40,9 @@ FabricWire::~FabricWire() {
   for (auto& [id, request] : requests_) fabric_->Abandon(request.channel, *request.transfer);
 }
 
-WireLink::RequestId FabricWire::Post(const WireChannel& channel, bool is_send, std::byte* data,
-                                     size_t bytes) {
-  auto transfer = std::make_shared<WireTransfer>();
+WireLink::RequestId FabricWire::Post(const WireChannel& channel,
+                                     const std::shared_ptr<WireTransfer>& transfer) {
   transfer->rank = rank_;
-  transfer->is_send = is_send;
-  transfer->data = data;
-  transfer->bytes = bytes;
   requests_.emplace(next_request_, Request{channel, transfer});
   fabric_->Meet(channel, transfer);
   return next_request_++;
@@ -54,13 +50,22 @@ WireLink::RequestId FabricWire::Post(const WireChannel& channel, bool is_send, s
 
 absl::StatusOr<WireLink::RequestId> FabricWire::Send(int peer, int tag, const void* data, size_t bytes) {
   WEFT_RETURN_IF_ERROR(CheckEnvelope(peer, fabric_->ranks(), tag, max_tag()));
+  auto transfer = std::make_shared<WireTransfer>();
+  transfer->is_send = true;
   // Only read: one type serves both ends.
-  return Post({rank_, peer, tag}, true, const_cast<std::byte*>(static_cast<const std::byte*>(data)), bytes);
+  transfer->data = const_cast<std::byte*>(static_cast<const std::byte*>(data));
+  transfer->bytes = bytes;
+  return Post({rank_, peer, tag}, transfer);
 }
 
-absl::StatusOr<WireLink::RequestId> FabricWire::Receive(int peer, int tag, void* data, size_t bytes) {
+absl::StatusOr<WireLink::RequestId> FabricWire::Receive(int peer, int tag, void* data, size_t bytes,
+                                                        Length length) {
   WEFT_RETURN_IF_ERROR(CheckEnvelope(peer, fabric_->ranks(), tag, max_tag()));
-  return Post({peer, rank_, tag}, false, static_cast<std::byte*>(data), bytes);
+  auto transfer = std::make_shared<WireTransfer>();
+  transfer->data = static_cast<std::byte*>(data);
+  transfer->bytes = bytes;
+  transfer->length = length;
+  return Post({peer, rank_, tag}, transfer);
 }
 
 // Whoever comes second moves the bytes.

@@ -26,8 +26,9 @@ struct WireTransfer {
   bool is_send = false;
   std::byte* data = nullptr;
   size_t bytes = 0;
-  std::shared_ptr<WireTransfer> other;  // Once they have met, and until the bytes have moved.
-  absl::Status outcome;                 // Written before `done`.
+  WireLink::Length length = WireLink::Length::kExact;  // Of a receive.
+  std::shared_ptr<WireTransfer> other;                 // Once they have met, and until the bytes have moved.
+  absl::Status outcome;                                // Written before `done`.
   std::atomic<bool> done{false};
 };
 
@@ -71,7 +72,7 @@ class FabricWire final : public WireLink {
   ~FabricWire() override;
 
   absl::StatusOr<RequestId> Send(int peer, int tag, const void* data, size_t bytes) override;
-  absl::StatusOr<RequestId> Receive(int peer, int tag, void* data, size_t bytes) override;
+  absl::StatusOr<RequestId> Receive(int peer, int tag, void* data, size_t bytes, Length length) override;
   absl::Status Poll() override;
   absl::StatusOr<bool> Test(RequestId request) override;
   bool Cancel(RequestId receive) override;
@@ -85,7 +86,8 @@ class FabricWire final : public WireLink {
     WireChannel channel;
     std::shared_ptr<WireTransfer> transfer;
   };
-  RequestId Post(const WireChannel& channel, bool is_send, std::byte* data, size_t bytes);
+  // Fills in whose transfer it is.
+  RequestId Post(const WireChannel& channel, const std::shared_ptr<WireTransfer>& transfer);
 
   int rank_;
   std::shared_ptr<WireFabric> fabric_;

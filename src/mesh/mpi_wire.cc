@@ -45,7 +45,7 @@ MpiWire::~MpiWire() {
     if (receive) MPI_Cancel(&handle);
     session_->Abandon(handle, std::move(memory));
   };
-  for (const auto& [request, awaited_bytes] : data_) abandon(request, awaited_bytes.has_value(), nullptr);
+  for (const auto& [request, awaited] : data_) abandon(request, awaited.has_value(), nullptr);
   for (const MpiRequests::Id request : note_receives_) {
     if (request != 0) abandon(request, /*receive=*/true, note_ring_);
   }
@@ -69,12 +69,13 @@ absl::StatusOr<WireLink::RequestId> MpiWire::Send(int peer, int tag, const void*
   return request;
 }
 
-absl::StatusOr<WireLink::RequestId> MpiWire::Receive(int peer, int tag, void* data, size_t bytes) {
+absl::StatusOr<WireLink::RequestId> MpiWire::Receive(int peer, int tag, void* data, size_t bytes,
+                                                     Length length) {
   WEFT_RETURN_IF_ERROR(CheckMessage(peer, tag, bytes));
   WEFT_ASSIGN_OR_RETURN(const RequestId request, requests_.Start("MPI_Irecv", [&](MPI_Request* handle) {
     return MPI_Irecv(data, static_cast<int>(bytes), MPI_BYTE, peer, tag, comm_.get(), handle);
   }));
-  data_.emplace(request, bytes);
+  data_.emplace(request, Awaited{bytes, length});
   return request;
 }
 
@@ -92,7 +93,7 @@ absl::StatusOr<bool> MpiWire::Test(RequestId request) {
   const std::optional<MpiRequests::Outcome> outcome = requests_.Take(request);
   if (!outcome) return false;
   const auto found = data_.find(request);
-  const std::optional<size_t> awaited = found->second;
+  const std::optional<Awaited> awaited = found->second;
   data_.erase(found);
   WEFT_RETURN_IF_ERROR(outcome->status);
   if (!awaited) return true;
@@ -101,7 +102,7 @@ absl::StatusOr<bool> MpiWire::Test(RequestId request) {
   if (cancelled != 0) return true;
   int bytes = 0;
   WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Get_count(&outcome->mpi, MPI_BYTE, &bytes), "MPI_Get_count"));
-  WEFT_RETURN_IF_ERROR(CheckLength(*awaited, static_cast<size_t>(bytes)));
+  WEFT_RETURN_IF_ERROR(CheckLength(awaited->bytes, awaited->length, static_cast<size_t>(bytes)));
   return true;
 }
 

@@ -28,7 +28,7 @@ class MpiWire : public WireLink {
 
   // kInvalidArgument above 1 GiB: MPI counts bytes in an int.
   absl::StatusOr<RequestId> Send(int peer, int tag, const void* data, size_t bytes) override;
-  absl::StatusOr<RequestId> Receive(int peer, int tag, void* data, size_t bytes) override;
+  absl::StatusOr<RequestId> Receive(int peer, int tag, void* data, size_t bytes, Length length) override;
   absl::Status Poll() override;
   absl::StatusOr<bool> Test(RequestId request) override;
   bool Cancel(RequestId receive) override;
@@ -55,8 +55,12 @@ class MpiWire : public WireLink {
   const int ranks_;
   const int note_tag_;
   MpiRequests requests_;
-  // Of the data requests: how long the message must be, of a receive.
-  absl::flat_hash_map<RequestId, std::optional<size_t>> data_;
+  struct Awaited {
+    size_t bytes;
+    Length length;
+  };
+  // Of the data requests: what a receive awaits.
+  absl::flat_hash_map<RequestId, std::optional<Awaited>> data_;
   std::shared_ptr<NoteRing> note_ring_ = std::make_shared<NoteRing>();
   std::array<MpiRequests::Id, kNoteReceives> note_receives_ = {};
   size_t next_note_receive_ = 0;

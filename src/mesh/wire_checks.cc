@@ -25,9 +25,11 @@ absl::Status CheckNote(int peer, int ranks, size_t bytes) {
       absl::StrCat("note of ", bytes, " bytes: at most ", WireLink::kMaxNoteBytes, " fit"));
 }
 
-absl::Status CheckLength(size_t expected, size_t sent) {
-  if (expected == sent) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("a receive of ", expected, " bytes met a message of ", sent));
+absl::Status CheckLength(size_t expected, WireLink::Length length, size_t sent) {
+  const bool at_most = length == WireLink::Length::kAtMost;
+  if (sent == expected || (at_most && sent < expected)) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("a receive of ", at_most ? "at most " : "", expected, " bytes met a message of ", sent));
 }
 
 }  // namespace weft::internal

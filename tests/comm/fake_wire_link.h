@@ -20,13 +20,14 @@ class FakeWireLink final : public WireLink {
     int tag;
     const void* memory;
     size_t bytes;
+    Length length = Length::kExact;  // Of a receive.
   };
 
   absl::StatusOr<RequestId> Send(int peer, int tag, const void* data, size_t bytes) override {
     return Post({true, peer, tag, data, bytes});
   }
-  absl::StatusOr<RequestId> Receive(int peer, int tag, void* data, size_t bytes) override {
-    return Post({false, peer, tag, data, bytes});
+  absl::StatusOr<RequestId> Receive(int peer, int tag, void* data, size_t bytes, Length length) override {
+    return Post({false, peer, tag, data, bytes, length});
   }
   absl::Status Poll() override {
     if (transport.ok()) notes_unsent -= std::min(notes_unsent, 1);

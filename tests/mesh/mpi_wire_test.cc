@@ -26,6 +26,9 @@ TEST(MpiWire, FinishesCancelledReceivesThatArrive) {
 TEST(MpiWire, ReportsLengthsThatDiffer) {
   EXPECT_OK(weft::testing::ReportsLengthsThatDiffer(WorldBootstrap()));
 }
+TEST(MpiWire, TakesMessagesUpToTheLengthThatTheReceiveAllows) {
+  EXPECT_OK(weft::testing::TakesMessagesUpToTheLengthThatTheReceiveAllows(WorldBootstrap()));
+}
 TEST(MpiWire, GoesWithReceivesUnmatched) {
   EXPECT_OK(weft::testing::GoesWithReceivesUnmatched(WorldBootstrap()));
 }

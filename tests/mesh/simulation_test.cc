@@ -49,6 +49,8 @@ INSTANTIATE_TEST_SUITE_P(
                       Promise{"FinishesCancelledReceivesThatArrive",
                               testing::FinishesCancelledReceivesThatArrive},
                       Promise{"ReportsLengthsThatDiffer", testing::ReportsLengthsThatDiffer},
+                      Promise{"TakesMessagesUpToTheLengthThatTheReceiveAllows",
+                              testing::TakesMessagesUpToTheLengthThatTheReceiveAllows},
                       Promise{"GoesWithReceivesUnmatched", testing::GoesWithReceivesUnmatched},
                       Promise{"RefusesBadArguments", testing::RefusesBadArguments}),
     [](const auto& promise) { return std::string(promise.param.name); });

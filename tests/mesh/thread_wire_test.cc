@@ -27,6 +27,9 @@ TEST_P(ThreadWire, FinishesCancelledReceivesThatArrive) {
   Run(weft::testing::FinishesCancelledReceivesThatArrive);
 }
 TEST_P(ThreadWire, ReportsLengthsThatDiffer) { Run(weft::testing::ReportsLengthsThatDiffer); }
+TEST_P(ThreadWire, TakesMessagesUpToTheLengthThatTheReceiveAllows) {
+  Run(weft::testing::TakesMessagesUpToTheLengthThatTheReceiveAllows);
+}
 TEST_P(ThreadWire, GoesWithReceivesUnmatched) { Run(weft::testing::GoesWithReceivesUnmatched); }
 TEST_P(ThreadWire, RefusesBadArguments) { Run(weft::testing::RefusesBadArguments); }
 INSTANTIATE_TEST_SUITE_P(Ranks, ThreadWire, ::testing::Values(1, 2, 3, 4, 7));
@@ -42,7 +45,8 @@ TEST(ThreadWireOnALostPeer, ASendIsDoneOnlyWhenReceivedAndIsTakenBackWithItsLink
   sender.reset();
   gone.reset();
   int64_t value = 7;
-  ASSERT_OK_AND_ASSIGN(const auto receive, receiver->Receive(0, 0, &value, sizeof(value)));
+  ASSERT_OK_AND_ASSIGN(const auto receive,
+                       receiver->Receive(0, 0, &value, sizeof(value), WireLink::Length::kExact));
   ASSERT_OK_AND_ASSIGN(const bool received, receiver->Test(receive));
   EXPECT_FALSE(received);
   EXPECT_EQ(value, 7);
@@ -53,7 +57,7 @@ TEST(ThreadWireOnALostPeer, ItsReceivesTakeNothing) {
   ASSERT_OK_AND_ASSIGN(const auto sender, ranks[0]->OpenWire());
   ASSERT_OK_AND_ASSIGN(auto receiver, ranks[1]->OpenWire());
   auto gone = std::make_unique<int64_t>(1);
-  ASSERT_OK(receiver->Receive(0, 0, gone.get(), sizeof(*gone)));
+  ASSERT_OK(receiver->Receive(0, 0, gone.get(), sizeof(*gone), WireLink::Length::kExact));
   receiver.reset();
   gone.reset();
   const int64_t value = 7;

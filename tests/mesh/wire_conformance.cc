@@ -60,7 +60,8 @@ absl::Status SendValue(WireLink& wire, int peer, int tag, const int64_t& value,
 
 absl::StatusOr<int64_t> ReceiveValue(Runtime& runtime, WireLink& wire, int peer, int tag) {
   int64_t value = -1;
-  WEFT_ASSIGN_OR_RETURN(const auto request, wire.Receive(peer, tag, &value, sizeof(value)));
+  WEFT_ASSIGN_OR_RETURN(const auto request,
+                        wire.Receive(peer, tag, &value, sizeof(value), WireLink::Length::kExact));
   WEFT_RETURN_IF_ERROR(Finish(runtime, wire, request));
   return value;
 }
@@ -73,9 +74,9 @@ absl::Status ExchangePatterns(Bootstrap& bootstrap, WireLink& wire, size_t bytes
   std::vector<WireLink::RequestId> requests;
   for (const bool receiving : {receive_first, !receive_first}) {
     for (int peer = 0; peer < bootstrap.size(); ++peer) {
-      WEFT_ASSIGN_OR_RETURN(const auto request, receiving
-                                                    ? wire.Receive(peer, 5, received[peer].data(), bytes)
-                                                    : wire.Send(peer, 5, sent[peer].data(), bytes));
+      WEFT_ASSIGN_OR_RETURN(const auto request, receiving ? wire.Receive(peer, 5, received[peer].data(),
+                                                                         bytes, WireLink::Length::kExact)
+                                                          : wire.Send(peer, 5, sent[peer].data(), bytes));
       requests.push_back(request);
     }
   }
@@ -189,7 +190,8 @@ absl::Status ForgetsCancelledReceives(Bootstrap& bootstrap) {
   const int next = (bootstrap.rank() + 1) % bootstrap.size();
   const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
   int64_t cancelled = -1;
-  WEFT_ASSIGN_OR_RETURN(const auto given_up, wire->Receive(previous, 1, &cancelled, sizeof(cancelled)));
+  WEFT_ASSIGN_OR_RETURN(const auto given_up,
+                        wire->Receive(previous, 1, &cancelled, sizeof(cancelled), WireLink::Length::kExact));
   EXPECT_TRUE(wire->Cancel(given_up));
   WEFT_RETURN_IF_ERROR(Meet(bootstrap));
   const int64_t value = bootstrap.rank();
@@ -213,7 +215,8 @@ absl::Status FinishesCancelledReceivesThatArrive(Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const auto send, wire->Send(next, 1, sent.data(), bytes));
   static_cast<void>(send);  // It may find no receiver: the link takes it back.
   WEFT_RETURN_IF_ERROR(Meet(bootstrap));
-  WEFT_ASSIGN_OR_RETURN(const auto receive, wire->Receive(previous, 1, room.data(), bytes));
+  WEFT_ASSIGN_OR_RETURN(const auto receive,
+                        wire->Receive(previous, 1, room.data(), bytes, WireLink::Length::kExact));
   if (!wire->Cancel(receive)) {
     WEFT_RETURN_IF_ERROR(Finish(bootstrap.runtime(), *wire, receive));
     EXPECT_EQ(room, std::vector<int64_t>(sent.size(), previous));
@@ -234,7 +237,8 @@ absl::Status ReportsLengthsThatDiffer(Bootstrap& bootstrap) {
     std::vector<WireLink::RequestId> requests;
     WEFT_RETURN_IF_ERROR(SendValue(*wire, next, 1, value, requests));
     std::vector<char> room(length);
-    WEFT_ASSIGN_OR_RETURN(const auto request, wire->Receive(previous, 1, room.data(), length));
+    WEFT_ASSIGN_OR_RETURN(const auto request,
+                          wire->Receive(previous, 1, room.data(), length, WireLink::Length::kExact));
     EXPECT_THAT(Finish(bootstrap.runtime(), *wire, request),
                 StatusIs(absl::StatusCode::kInternal, ::testing::Not("")));
     WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), *wire, requests));
@@ -247,11 +251,32 @@ absl::Status ReportsLengthsThatDiffer(Bootstrap& bootstrap) {
   return Meet(bootstrap);
 }
 
+absl::Status TakesMessagesUpToTheLengthThatTheReceiveAllows(Bootstrap& bootstrap) {
+  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire());
+  const int next = (bootstrap.rank() + 1) % bootstrap.size();
+  const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
+  constexpr size_t kRoom = 1000;
+  for (const size_t bytes : {size_t{0}, size_t{1}, kRoom - 1, kRoom}) {
+    const std::vector<uint8_t> sent = Pattern(bootstrap.rank(), next, bytes);
+    std::vector<uint8_t> room(kRoom, 0xee);
+    WEFT_ASSIGN_OR_RETURN(const auto receive,
+                          wire->Receive(previous, 1, room.data(), room.size(), WireLink::Length::kAtMost));
+    WEFT_ASSIGN_OR_RETURN(const auto send, wire->Send(next, 1, sent.data(), sent.size()));
+    WEFT_RETURN_IF_ERROR(Finish(bootstrap.runtime(), *wire, receive));
+    std::vector<uint8_t> expected = Pattern(previous, bootstrap.rank(), bytes);
+    expected.resize(kRoom, 0xee);
+    EXPECT_EQ(room, expected);
+    WEFT_RETURN_IF_ERROR(Finish(bootstrap.runtime(), *wire, send));
+  }
+  return Meet(bootstrap);
+}
+
 absl::Status GoesWithReceivesUnmatched(Bootstrap& bootstrap) {
   auto buffer = std::make_unique<std::vector<char>>(200'000);
   WEFT_ASSIGN_OR_RETURN(auto wire, bootstrap.OpenWire());
   for (int peer = 0; peer < bootstrap.size(); ++peer) {
-    WEFT_RETURN_IF_ERROR(wire->Receive(peer, 9, buffer->data(), buffer->size()).status());
+    WEFT_RETURN_IF_ERROR(
+        wire->Receive(peer, 9, buffer->data(), buffer->size(), WireLink::Length::kExact).status());
     WEFT_RETURN_IF_ERROR(wire->SendNote(peer, "never read"));
   }
   wire.reset();
@@ -266,9 +291,9 @@ absl::Status RefusesBadArguments(Bootstrap& bootstrap) {
     return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));
   };
   EXPECT_THAT(wire->Send(bootstrap.size(), 0, &byte, 1), invalid("rank"));
-  EXPECT_THAT(wire->Receive(-1, 0, &byte, 1), invalid("rank -1"));
+  EXPECT_THAT(wire->Receive(-1, 0, &byte, 1, WireLink::Length::kExact), invalid("rank -1"));
   EXPECT_THAT(wire->Send(0, -1, &byte, 1), invalid("tag -1"));
-  EXPECT_THAT(wire->Receive(0, wire->max_tag() + 1, &byte, 1), invalid("tag"));
+  EXPECT_THAT(wire->Receive(0, wire->max_tag() + 1, &byte, 1, WireLink::Length::kExact), invalid("tag"));
   EXPECT_THAT(wire->SendNote(bootstrap.size(), "x"), invalid("rank"));
   EXPECT_THAT(wire->SendNote(0, std::string(WireLink::kMaxNoteBytes + 1, 'x')), invalid("257 bytes"));
   return Meet(bootstrap);

@@ -21,6 +21,7 @@ absl::Status ForgetsCancelledReceives(Bootstrap& bootstrap);
 absl::Status FinishesCancelledReceivesThatArrive(Bootstrap& bootstrap);
 // A receive that is shorter or longer than its message is an error, and the link goes on.
 absl::Status ReportsLengthsThatDiffer(Bootstrap& bootstrap);
+absl::Status TakesMessagesUpToTheLengthThatTheReceiveAllows(Bootstrap& bootstrap);
 // A link goes with receives that nobody will match, at once.
 absl::Status GoesWithReceivesUnmatched(Bootstrap& bootstrap);
 // Peers, tags and sizes out of range are kInvalidArgument.
