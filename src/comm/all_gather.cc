@@ -18,9 +18,10 @@ class AllGatherOperation final : public Collective {
     for (int peer : context.placement.local_peers()) {
       memory.peers.push_back({peer, InputOf(context, peer), OutputOf(context, peer)});
     }
-    gather_.emplace(
-        context, plan().parts, plan().dtype, SliceElements(context, plan().dtype), memory,
-        plan().kind == OpKind::kAllGatherShared ? GatherPhase::Kind::kShared : GatherPhase::Kind::kWhole);
+    const auto kind =
+        plan().kind == OpKind::kAllGatherShared ? GatherPhase::Kind::kShared : GatherPhase::Kind::kWhole;
+    WEFT_ASSIGN_OR_RETURN(gather_, GatherPhase::Create(context, plan().parts, plan().dtype,
+                                                       SliceElements(context, plan().dtype), memory, kind));
     return absl::OkStatus();
   }
   absl::StatusOr<bool> Move(OperationContext& context) override {
@@ -33,7 +34,7 @@ class AllGatherOperation final : public Collective {
   }
 
  private:
-  std::optional<GatherPhase> gather_;
+  std::unique_ptr<GatherPhase> gather_;
 };
 
 }  // namespace

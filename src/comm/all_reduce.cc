@@ -29,7 +29,8 @@ class AllReduceOperation final : public Collective {
       memory.peers.push_back({peer, PartOf(output, peer), output});
     }
     WEFT_ASSIGN_OR_RETURN(reduce_, ReducePhase::Create(context, plan(), slice, reduced));
-    gather_.emplace(context, plan().parts, plan().dtype, slice, memory, GatherPhase::Kind::kPushed);
+    WEFT_ASSIGN_OR_RETURN(gather_, GatherPhase::Create(context, plan().parts, plan().dtype, slice, memory,
+                                                       GatherPhase::Kind::kPushed));
     return absl::OkStatus();
   }
 
@@ -63,7 +64,7 @@ class AllReduceOperation final : public Collective {
   }
 
   std::unique_ptr<ReducePhase> reduce_;
-  std::optional<GatherPhase> gather_;
+  std::unique_ptr<GatherPhase> gather_;
   bool announced_ = false;
 };
 

@@ -17,9 +17,8 @@ namespace {
 
 constexpr int kExchangeChannel = 0;
 constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
-// Slices of one part that may be in the receiver's scratch, and slices of all parts in a sender's.
+// Slices of one part that may be in the receiver's scratch.
 constexpr int64_t kRingSlices = 4;
-constexpr int kSenderSlots = 4;
 
 // Plain data, in node memory.
 struct PartRow {
@@ -54,12 +53,6 @@ std::optional<NodeAddress> PlaceOf(const NodeLink& node, const TensorView& part)
   const auto last = node.AddressOf(first + (highest + 1) * element_bytes - 1);
   const bool inside = begin && last && begin->rank == last->rank;
   return inside ? node.AddressOf(first) : std::nullopt;
-}
-
-// Scratch is cut at cache lines.
-size_t CacheLines(size_t bytes) {
-  constexpr size_t kLine = 64;
-  return (bytes + kLine - 1) / kLine * kLine;
 }
 
 // What comes from another node: straight to its place, or through a ring of slices.

@@ -1,19 +1,82 @@
 #include "src/comm/data_task.h"
 
+#include <algorithm>
+#include <vector>
+
 #include "src/comm/copy_bytes.h"
+#include "src/comm/slice_codec.h"
 #include "src/comm/stream_line.h"
+#include "weft/core/status.h"
 
 namespace weft {
+namespace {
 
-void RunTask(const DataTask& task) {
+bool IsCompressed(const LeafSource& leaf) { return leaf.compressed; }
+
+absl::Status Decompress(const LeafSource& leaf, int64_t count, std::byte* numbers) {
+  if (DecompressSlice(leaf.dtype, leaf.data, count, numbers)) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("what another node sent is no compressed slice of ", count, " ",
+                                          ToAbsl(Name(leaf.dtype)),
+                                          ": ranks run different versions, or something has overwritten it"));
+}
+
+// `slots` runs of `bytes` each, of the calling thread, until its next call.
+std::byte* Workspace(size_t slots, size_t bytes) {
+  thread_local std::vector<std::byte> memory;
+  memory.resize(std::max(memory.size(), slots * bytes));
+  return memory.data();
+}
+
+// A reduction that is plain in this thread's workspace, and there alone.
+absl::Status RunCompressedReduce(const DataTask& task) {
+  auto leaves = task.leaves;
+  ReduceTarget target = task.target;
+  const auto compressed = static_cast<size_t>(std::count_if(leaves.begin(), leaves.end(), IsCompressed));
+  const size_t slot_bytes = static_cast<size_t>(task.count) * sizeof(float);
+  std::byte* slot = Workspace(compressed + 1, slot_bytes);
+  for (LeafSource& leaf : leaves) {
+    if (!leaf.compressed) continue;
+    WEFT_RETURN_IF_ERROR(Decompress(leaf, task.count, slot));
+    leaf = {slot, leaf.dtype};
+    slot += slot_bytes;
+  }
+  if (target.compressed) target.data = slot;
+  RunReduce(*task.program, leaves, task.op, target, task.count);
+  if (target.compressed) CompressSlice(target.dtype, slot, task.count, task.target.data);
+  return absl::OkStatus();
+}
+
+absl::Status RunReduction(const DataTask& task) {
+  if (task.target.compressed || std::any_of(task.leaves.begin(), task.leaves.end(), IsCompressed)) {
+    return RunCompressedReduce(task);
+  }
+  RunReduce(*task.program, task.leaves, task.op, task.target, task.count);
+  return absl::OkStatus();
+}
+
+absl::Status RunCopy(const DataTask& task) {
+  const LeafSource& leaf = task.leaves[0];
+  if (leaf.compressed) return Decompress(leaf, task.count, task.target.data);
+  if (task.target.compressed) {
+    CompressSlice(leaf.dtype, leaf.data, task.count, task.target.data);
+  } else {
+    CopyBytes(task.target.data, leaf.data, task.bytes, task.target.nontemporal);
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status RunTask(const DataTask& task) {
   if (task.program != nullptr) {
-    RunReduce(*task.program, task.leaves, task.op, task.target, task.count);
+    WEFT_RETURN_IF_ERROR(RunReduction(task));
   } else if (task.range != nullptr) {
     task.range->Run(task.leaves[0].data, task.target.data, task.first, task.count);
   } else {
-    CopyBytes(task.target.data, task.leaves[0].data, task.bytes, task.target.nontemporal);
+    WEFT_RETURN_IF_ERROR(RunCopy(task));
   }
   if (task.target.nontemporal) FenceStreams();
+  return absl::OkStatus();
 }
 
 size_t TaskBytes(const DataTask& task) {

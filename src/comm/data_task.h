@@ -7,6 +7,7 @@
 #include <memory>
 
 #include <absl/container/inlined_vector.h>
+#include <absl/status/status.h>
 
 #include "src/comm/operation_record.h"
 #include "src/comm/reduce_kernel.h"
@@ -22,7 +23,8 @@ struct DataTask {
   Priority priority = Priority::kBulk;
 
   // A reduction if `program` is set; elements [first, first + count) of a strided tensor, from the only leaf,
-  // if `range` is set; else a copy of `bytes` from the only leaf.
+  // if `range` is set; else a copy of `bytes`, which are `count` elements, from the only leaf. Leaves and
+  // targets of reductions and copies may be compressed slices.
   const ReduceProgram* program = nullptr;
   const RangeCopy* range = nullptr;
   int64_t first = 0;
@@ -42,9 +44,9 @@ class TaskOwner {
   ~TaskOwner() = default;
 };
 
-// Moves the data.
-void RunTask(const DataTask& task);
-// What it writes, in bytes.
+// Moves the data. Errors: kInternal (a leaf is not the compressed slice that it should be).
+absl::Status RunTask(const DataTask& task);
+// What it writes, in bytes, compressed or not.
 size_t TaskBytes(const DataTask& task);
 
 }  // namespace weft

@@ -11,7 +11,7 @@ namespace {
 
 auto Key(const Descriptor& d) {
   return std::tie(d.sequence, d.identity, d.group_hash, d.counts_hash, d.total_count, d.generation, d.kind,
-                  d.dtype, d.reduce);
+                  d.dtype, d.reduce, d.compression);
 }
 
 bool Reduces(OpKind kind) { return kind == OpKind::kReduceScatter || kind == OpKind::kAllReduce; }
@@ -37,6 +37,10 @@ std::string ToString(const Descriptor& descriptor) {
 std::string HiddenDifference(const Descriptor& a, const Descriptor& b) {
   if (a.group_hash != b.group_hash) return " (lanes of different groups, added in another order)";
   if (a.counts_hash != b.counts_hash) return " (different counts or roots)";
+  if (a.compression != b.compression) {
+    return absl::StrCat(" (compression between nodes: ", ToAbsl(Name(a.compression)), " and ",
+                        ToAbsl(Name(b.compression)), ")");
+  }
   if (Agree(a, b)) return " (outputs at different places of node memory)";
   if (a.identity == b.identity) return "";
   return absl::StrCat(" (identities ", absl::Hex(a.identity), " and ", absl::Hex(b.identity), ")");

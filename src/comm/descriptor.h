@@ -22,6 +22,7 @@ struct Descriptor {
   OpKind kind = OpKind::kBarrier;
   DType dtype = DType::kF32;
   ReduceOp reduce = ReduceOp::kSum;
+  WireCompression compression = WireCompression::kNone;
   // Where peers of the node find the operation's memory, if it shares any.
   NodeAddress input = kNowhere;
   NodeAddress output = kNowhere;

@@ -118,7 +118,8 @@ bool EngineCore::working() const {
   });
 }
 
-void EngineCore::FinishTask(const DataTask& task) {
+void EngineCore::FinishTask(const DataTask& task, const absl::Status& moved) {
+  if (!moved.ok()) Fail(Annotate(moved, Describe(*task.record)));
   if (task.record->State() != OperationState::kFailed) task.owner->OnTaskDone(task.ticket);
 }
 

@@ -60,7 +60,7 @@ class EngineCore final : private TaskQueue {
   bool Poll(int64_t now_ns);
   // The most urgent piece of data to move.
   std::optional<DataTask> TakeTask();
-  void FinishTask(const DataTask& task);
+  void FinishTask(const DataTask& task, const absl::Status& moved);
 
   // Nothing is queued or running; peers may still have to release.
   bool idle() const { return unfinished_ == 0; }

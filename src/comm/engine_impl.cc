@@ -181,6 +181,7 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const
   descriptor.total_count = request.total_count;
   descriptor.generation = generation_;
   descriptor.reduce = request.plan.reduce;
+  descriptor.compression = request.options.compression;
   record->operation = MakeOperation(lane.placement, std::move(request.plan));
   logical_bytes_[static_cast<size_t>(lane.purpose)].fetch_add(request.logical_bytes,
                                                               std::memory_order_relaxed);

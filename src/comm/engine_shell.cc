@@ -110,10 +110,11 @@ EngineShell::TurnResult EngineShell::Turn() {
     if (task) ++moving_;
   }
   if (!task) return result;
-  runtime_.Move(TaskBytes(*task), [&] { RunTask(*task); });
+  absl::Status moved;
+  runtime_.Move(TaskBytes(*task), [&] { moved = RunTask(*task); });
   const std::lock_guard lock(mutex_);
   --moving_;
-  core_->FinishTask(*task);
+  core_->FinishTask(*task, moved);
   result.advanced = true;
   // What follows from it is the next turn's; a waiter on another thread may be asleep by now.
   if (waiters_.load() > 0) node_.Ring(rank_);

@@ -18,16 +18,27 @@ GatherPhase::GatherPhase(const OperationContext& context, const PartLayout& part
                          int64_t slice_elements, const Memory& memory, Kind kind)
     : kind_(kind),
       parts_(parts),
+      dtype_(dtype),
       element_bytes_(SizeOf(dtype)),
       slice_elements_(slice_elements),
       nontemporal_(WritesAroundCaches(static_cast<size_t>(parts.total()) * SizeOf(dtype) *
-                                      (kind == Kind::kShared ? 1 : 1 + memory.peers.size()))) {
+                                      (kind == Kind::kShared ? 1 : 1 + memory.peers.size()))),
+      compressed_(TravelsCompressed(context, dtype)),
+      slots_(kSenderSlots, RingFor(nullptr).SlotBytes(SlicingOf(context.placement.me()))) {
   if (kind == Kind::kShared) {
     PlanShared(context, memory);
   } else {
     PlanLocal(context, memory);
   }
-  PlanWire(context, memory);
+}
+
+absl::StatusOr<std::unique_ptr<GatherPhase>> GatherPhase::Create(const OperationContext& context,
+                                                                 const PartLayout& parts, DType dtype,
+                                                                 int64_t slice_elements, const Memory& memory,
+                                                                 Kind kind) {
+  std::unique_ptr<GatherPhase> phase(new GatherPhase(context, parts, dtype, slice_elements, memory, kind));
+  WEFT_RETURN_IF_ERROR(phase->PlanWire(context, memory));
+  return phase;
 }
 
 void GatherPhase::AddPull(const std::byte* source, std::byte* target, int member, int peer, int counter) {
@@ -35,7 +46,7 @@ void GatherPhase::AddPull(const std::byte* source, std::byte* target, int member
   // Sources are only read: the cast is for SliceMemory, which serves targets too.
   const SliceMemory from{const_cast<std::byte*>(source), element_bytes_};
   const SliceMemory to{target, element_bytes_};
-  pulls_.push_back({CopyStream(SlicingOf(member), from, to, nontemporal_), peer, counter});
+  pulls_.push_back({CopyStream(SlicingOf(member), dtype_, from, to, nontemporal_), peer, counter});
 }
 
 void GatherPhase::AddWatch(const OperationContext& context, int member, int writer) {
@@ -81,25 +92,64 @@ void GatherPhase::PlanShared(const OperationContext& context, const Memory& memo
   }
 }
 
-void GatherPhase::PlanWire(const OperationContext& context, const Memory& memory) {
+// An all-reduce's ranks have heard from each other in its first half. See Note [Empty parts].
+bool GatherPhase::Travels(int member) const {
+  return kind_ != Kind::kPushed || SlicingOf(member).elements > 0;
+}
+
+absl::Status GatherPhase::PlanWire(const OperationContext& context, const Memory& memory) {
   const GroupPlacement& placement = context.placement;
   const int me = placement.me();
-  const uint64_t sequence = context.record->descriptor.sequence;
-  const int lane = context.record->lane;
-  const SliceMemory own{const_cast<std::byte*>(memory.own_part), element_bytes_};
+  const auto receives = [&](int member) {
+    return !placement.IsLocal(member) && placement.Agent(placement.NodeOf(me), member) == me &&
+           Travels(member);
+  };
+  std::vector<int> received;
+  for (int member = 0; member < placement.size(); ++member) {
+    if (receives(member)) received.push_back(member);
+  }
+  ring_slices_ = RingSlices(static_cast<int64_t>(received.size()));
+  size_t ring_bytes = 0;
+  for (const int member : received) ring_bytes += RingFor(nullptr).RingBytes(SlicingOf(member));
+  if (compressed_ && ring_bytes > 0) {
+    WEFT_ASSIGN_OR_RETURN(ring_, context.scratch.Acquire(ring_bytes));
+  }
+  std::byte* ring = ring_.data();
   for (int step = 1; step < placement.size(); ++step) {
     const int member = (me + step) % placement.size();
     if (placement.IsLocal(member)) continue;
-    const WireDesk::Channel channel{lane, sequence, placement.WorldRank(member), kGatherChannel};
-    // An all-reduce's ranks have heard from each other in its first half. See Note [Empty parts].
-    const bool speaks = kind_ != Kind::kPushed;
-    if (placement.Agent(placement.NodeOf(me), member) == me && (speaks || SlicingOf(member).elements > 0)) {
-      const SliceMemory place{PlaceOf(memory.output, member), element_bytes_};
-      relays_.push_back({ReceiveStream(channel, WirePhase::kGather, SlicingOf(member), place), member});
+    const WireDesk::Channel channel{context.record->lane, context.record->descriptor.sequence,
+                                    placement.WorldRank(member), kGatherChannel};
+    if (receives(member)) AddRelay(channel, member, PlaceOf(memory.output, member), ring);
+    if (placement.Agent(placement.NodeOf(member), me) == member && Travels(me)) {
+      AddSend(channel, SlicingOf(me), memory.own_part);
     }
-    if (placement.Agent(placement.NodeOf(member), me) == member && (speaks || SlicingOf(me).elements > 0)) {
-      sends_.emplace_back(channel, SlicingOf(me), own);
-    }
+  }
+  return absl::OkStatus();
+}
+
+void GatherPhase::AddRelay(const WireDesk::Channel& channel, int member, std::byte* place, std::byte*& ring) {
+  const Slicing slicing = SlicingOf(member);
+  const SliceMemory target{place, element_bytes_};
+  if (!compressed_) {
+    relays_.push_back({ReceiveStream(channel, WirePhase::kGather, slicing, target), std::nullopt, member});
+    return;
+  }
+  const SliceMemory arrivals = RingFor(ring);
+  ring += arrivals.RingBytes(slicing);
+  relays_.push_back({ReceiveStream(channel, WirePhase::kGather, slicing, arrivals),
+                     CopyStream(slicing, dtype_, arrivals, target, /*nontemporal=*/false), member});
+}
+
+void GatherPhase::AddSend(const WireDesk::Channel& channel, const Slicing& slicing,
+                          const std::byte* own_part) {
+  // Only read; SliceMemory serves targets too.
+  const SliceMemory own{const_cast<std::byte*>(own_part), element_bytes_};
+  if (compressed_) {
+    compressed_sends_.emplace_back(channel, std::make_unique<CompressStream>(slicing, dtype_, own),
+                                   PartShape::Run(slicing.elements), slots_);
+  } else {
+    sends_.emplace_back(channel, slicing, own);
   }
 }
 
@@ -123,11 +173,12 @@ bool GatherPhase::StepPulls(OperationContext& context, int64_t own_available) {
 absl::StatusOr<bool> GatherPhase::StepRelays(OperationContext& context) {
   bool advanced = false;
   for (Relay& relay : relays_) {
-    WEFT_ASSIGN_OR_RETURN(const bool credited, relay.stream.Step(context, relay.stream.done()));
+    WEFT_ASSIGN_OR_RETURN(const bool credited, relay.stream.Step(context, relay.done()));
     advanced |= credited;
-    if (relay.announced == relay.stream.done()) continue;
-    if (kind_ == Kind::kShared && !relay.stream.finished()) continue;
-    relay.announced = relay.stream.done();
+    if (relay.unpack) advanced |= relay.unpack->Step(context, relay.stream.done());
+    if (relay.announced == relay.done()) continue;
+    if (kind_ == Kind::kShared && !relay.finished()) continue;
+    relay.announced = relay.done();
     Announce(context, relay.member, relay.announced);
     advanced = true;
   }
@@ -164,27 +215,35 @@ absl::StatusOr<bool> GatherPhase::Step(OperationContext& context, int64_t own_av
     WEFT_ASSIGN_OR_RETURN(const bool sent, send.Step(context, own_available));
     advanced |= sent;
   }
+  for (MadeSendStream& send : compressed_sends_) {
+    WEFT_ASSIGN_OR_RETURN(const bool sent, send.Step(context, own_available));
+    advanced |= sent;
+  }
   return advanced;
 }
 
 bool GatherPhase::complete() const {
   return std::all_of(pulls_.begin(), pulls_.end(), [](const Pull& pull) { return pull.stream.finished(); }) &&
-         std::all_of(relays_.begin(), relays_.end(),
-                     [](const Relay& relay) { return relay.stream.finished(); }) &&
+         std::all_of(relays_.begin(), relays_.end(), [](const Relay& relay) { return relay.finished(); }) &&
          std::all_of(watches_.begin(), watches_.end(), [](const Watch& watch) { return watch.done; }) &&
          own_announced_;
 }
 
 bool GatherPhase::drained() const {
   return complete() &&
-         std::all_of(sends_.begin(), sends_.end(), [](const SendStream& s) { return s.finished(); });
+         std::all_of(sends_.begin(), sends_.end(), [](const SendStream& s) { return s.finished(); }) &&
+         std::all_of(compressed_sends_.begin(), compressed_sends_.end(),
+                     [](const MadeSendStream& s) { return s.finished(); });
 }
 
 void GatherPhase::AddAwaited(std::set<int>& ranks) const {
   for (const Relay& relay : relays_) {
-    if (!relay.stream.finished()) ranks.insert(relay.stream.peer());
+    if (!relay.finished()) ranks.insert(relay.stream.peer());
   }
   for (const SendStream& send : sends_) {
+    if (!send.finished()) ranks.insert(send.peer());
+  }
+  for (const MadeSendStream& send : compressed_sends_) {
     if (!send.finished()) ranks.insert(send.peer());
   }
   for (const Pull& pull : pulls_) {

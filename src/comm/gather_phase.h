@@ -11,6 +11,8 @@
 #pragma once
 
 #include <deque>
+#include <memory>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -43,8 +45,14 @@ class GatherPhase {
     kPushed,
     kShared,  // Every part is there, and the node's ranks have one output. See Note [Shared outputs].
   };
-  GatherPhase(const OperationContext& context, const PartLayout& parts, DType dtype, int64_t slice_elements,
-              const Memory& memory, Kind kind);
+  // Errors: kResourceExhausted (no scratch for what other nodes will send compressed).
+  static absl::StatusOr<std::unique_ptr<GatherPhase>> Create(const OperationContext& context,
+                                                             const PartLayout& parts, DType dtype,
+                                                             int64_t slice_elements, const Memory& memory,
+                                                             Kind kind);
+  // Streams are named by address.
+  GatherPhase(const GatherPhase&) = delete;
+  GatherPhase& operator=(const GatherPhase&) = delete;
 
   // `own_available`: slices of the own part that are there.
   absl::StatusOr<bool> Step(OperationContext& context, int64_t own_available);
@@ -65,8 +73,12 @@ class GatherPhase {
   };
   struct Relay {
     ReceiveStream stream;
+    std::optional<CopyStream> unpack;  // Of what comes compressed.
     int member;
     int64_t announced = 0;
+
+    int64_t done() const { return unpack ? unpack->done() : stream.done(); }
+    bool finished() const { return unpack ? unpack->finished() : stream.finished(); }
   };
   struct Watch {
     int member;  // Whose part
@@ -74,9 +86,16 @@ class GatherPhase {
     bool done = false;
   };
 
+  GatherPhase(const OperationContext& context, const PartLayout& parts, DType dtype, int64_t slice_elements,
+              const Memory& memory, Kind kind);
   void PlanLocal(const OperationContext& context, const Memory& memory);
   void PlanShared(const OperationContext& context, const Memory& memory);
-  void PlanWire(const OperationContext& context, const Memory& memory);
+  absl::Status PlanWire(const OperationContext& context, const Memory& memory);
+  // `ring`: scratch that is left for what comes compressed.
+  void AddRelay(const WireDesk::Channel& channel, int member, std::byte* place, std::byte*& ring);
+  void AddSend(const WireDesk::Channel& channel, const Slicing& slicing, const std::byte* own_part);
+  bool Travels(int member) const;
+  SliceMemory RingFor(std::byte* base) const { return {base, element_bytes_, ring_slices_, compressed_}; }
   void AddWatch(const OperationContext& context, int member, int writer);
   void AddPull(const std::byte* source, std::byte* target, int member, int peer, int counter);
   std::byte* PlaceOf(std::byte* output, int member) const {
@@ -90,13 +109,19 @@ class GatherPhase {
 
   const Kind kind_;
   const PartLayout parts_;
+  const DType dtype_;
   const size_t element_bytes_;
   const int64_t slice_elements_;
   const bool nontemporal_;
+  const bool compressed_;    // Between nodes.
+  int64_t ring_slices_ = 1;  // Of each part in
+  Buffer ring_;              // what comes compressed lands in.
+  ScratchSlots slots_;       // What goes compressed is made in them.
   // Deques: streams are named by address while pieces of them are under way.
   std::deque<Pull> pulls_;
   std::deque<Relay> relays_;
   std::deque<SendStream> sends_;
+  std::deque<MadeSendStream> compressed_sends_;
   std::vector<Watch> watches_;
   bool own_announced_ = true;  // Nobody waits to hear of this rank's part.
 };

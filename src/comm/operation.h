@@ -13,6 +13,7 @@
 #include "src/comm/data_task.h"
 #include "src/comm/group_placement.h"
 #include "src/comm/node_link.h"
+#include "src/comm/slice_codec.h"
 #include "src/comm/wire_desk.h"
 #include "weft/memory/buffer_pool.h"
 
@@ -42,6 +43,11 @@ struct OperationContext {
   bool ready_is_awaited;     // A thread of this rank waits for it, or for a later one of its lane, to be
   bool released_is_awaited;  // *ready*; or *released*.
 };
+
+// Whether numbers of this dtype, which cross nodes for the operation, are compressed.
+inline bool TravelsCompressed(const OperationContext& context, DType dtype) {
+  return context.record->descriptor.compression == WireCompression::kLossless && IsCompressible(dtype);
+}
 
 class Operation {
  public:

@@ -17,6 +17,7 @@ namespace weft {
 struct LeafSource {
   const std::byte* data;
   DType dtype;
+  bool compressed = false;  // A compressed slice: of tasks, not for RunReduce.
 };
 
 struct ReduceTarget {
@@ -28,6 +29,7 @@ struct ReduceTarget {
   bool nontemporal = false;
   // Further places for the same result, in the same dtype.
   absl::InlinedVector<std::byte*, 4> copies = {};
+  bool compressed = false;  // As of a leaf.
 };
 
 // target[i] = program over leaf[..][i], for i < count. Leaves and target are all floating-point or all of one

@@ -11,10 +11,6 @@
 namespace weft {
 namespace {
 
-// Slices of one partial that may be in the receiver's scratch, and slices of all partials in a sender's.
-constexpr int64_t kRingSlices = 4;
-constexpr int kSenderSlots = 4;
-
 int ChannelOf(int subtree) { return 1 + subtree; }
 
 // A single rank's "partial" is its input: it travels as it is.
@@ -27,17 +23,15 @@ WireDesk::Channel MakeChannel(const OperationContext& context, int member, int n
           number};
 }
 
-// Scratch is cut at cache lines.
-size_t CacheLines(size_t bytes) {
-  constexpr size_t kLine = 64;
-  return (bytes + kLine - 1) / kLine * kLine;
+// Where slices land that come from another node.
+SliceMemory MakeRing(const OperationContext& context, DType dtype, int64_t slices, std::byte* base) {
+  return {base, SizeOf(dtype), slices, TravelsCompressed(context, dtype)};
 }
 
-// A slice, or the largest part if that is less.
-size_t SlotBytes(const CollectivePlan& plan, int64_t slice_elements) {
+// A slice of the largest part.
+size_t SlotBytes(const OperationContext& context, const CollectivePlan& plan, int64_t slice_elements) {
   const int64_t largest = *std::max_element(plan.parts.counts.begin(), plan.parts.counts.end());
-  return CacheLines(static_cast<size_t>(std::min(slice_elements, largest)) *
-                    SizeOf(PartialDType(plan.dtype)));
+  return MakeRing(context, PartialDType(plan.dtype), 1, nullptr).SlotBytes({largest, slice_elements});
 }
 
 // Numbers the leaves of the tree as the owner of a part sees it: its node's ranks one by one, others by
@@ -80,17 +74,18 @@ ReduceTarget TargetOf(const GroupPlacement& placement, const CollectivePlan& pla
 
 DType PartialDType(DType dtype) { return dtype == DType::kF16 ? DType::kF32 : dtype; }
 
-ReducePhase::ReducePhase(const CollectivePlan& plan, int64_t slice_elements, Memory memory)
+ReducePhase::ReducePhase(const OperationContext& context, const CollectivePlan& plan, int64_t slice_elements,
+                         Memory memory)
     : plan_(plan),
       slice_elements_(slice_elements),
       memory_(std::move(memory)),
-      slots_(kSenderSlots, SlotBytes(plan, slice_elements)) {}
+      slots_(kSenderSlots, SlotBytes(context, plan, slice_elements)) {}
 
 absl::StatusOr<std::unique_ptr<ReducePhase>> ReducePhase::Create(const OperationContext& context,
                                                                  const CollectivePlan& plan,
                                                                  int64_t slice_elements,
                                                                  const Memory& memory) {
-  std::unique_ptr<ReducePhase> phase(new ReducePhase(plan, slice_elements, memory));
+  std::unique_ptr<ReducePhase> phase(new ReducePhase(context, plan, slice_elements, memory));
   WEFT_RETURN_IF_ERROR(phase->PlanOwnPart(context));
   phase->PlanPartials(context);
   return phase;
@@ -114,18 +109,17 @@ absl::Status ReducePhase::PlanOwnPart(const OperationContext& context) {
     leaves[static_cast<size_t>(numbering.Of(member, 1))] = {PartOf(member, me), plan_.dtype};
   }
 
-  const int64_t ring_slices = std::min(kRingSlices, slicing.slices());
-  const size_t ring_bytes =
-      CacheLines(static_cast<size_t>(std::min(ring_slices * slice_elements_, slicing.elements)) *
-                 SizeOf(PartialDType(plan_.dtype)));
   const std::vector<int>& remote = numbering.remote_subtrees();
+  ring_slices_ = RingSlices(static_cast<int64_t>(remote.size()));
+  const size_t ring_bytes =
+      MakeRing(context, PartialDType(plan_.dtype), ring_slices_, nullptr).RingBytes(slicing);
   if (!remote.empty() && ring_bytes > 0) {
     WEFT_ASSIGN_OR_RETURN(ring_, context.scratch.Acquire(remote.size() * ring_bytes));
   }
   for (size_t i = 0; i < remote.size(); ++i) {
     const NodeSubtree& subtree = placement.subtrees()[static_cast<size_t>(remote[i])];
     const DType dtype = TravelDType(subtree, plan_.dtype);
-    const SliceMemory ring{ring_.data() + i * ring_bytes, SizeOf(dtype), ring_slices};
+    const SliceMemory ring = MakeRing(context, dtype, ring_slices_, ring_.data() + i * ring_bytes);
     leaves[static_cast<size_t>(numbering.Of(subtree.lo, subtree.count))] = {ring, dtype};
     receives_.emplace_back(MakeChannel(context, placement.PartialSender(remote[i], me), ChannelOf(remote[i])),
                            WirePhase::kReduce, slicing, ring);
@@ -150,8 +144,18 @@ void ReducePhase::PlanPartials(const OperationContext& context) {
       const int index = static_cast<int>(i);
       if (!placement.IsLocal(subtree.lo) || placement.PartialSender(index, target) != me) continue;
       const WireDesk::Channel channel = MakeChannel(context, target, ChannelOf(index));
+      const Slicing slicing = SlicingOf(target);
+      const PartShape shape = PartShape::Run(slicing.elements);
+      const DType dtype = TravelDType(subtree, plan_.dtype);
+      const bool compressed = TravelsCompressed(context, dtype);
       if (subtree.count == 1) {
-        raw_sends_.emplace_back(channel, SlicingOf(target), PartOf(me, target));
+        const SliceMemory own = PartOf(me, target);
+        if (compressed) {
+          partials_.emplace_back(channel, std::make_unique<CompressStream>(slicing, dtype, own), shape,
+                                 slots_);
+        } else {
+          raw_sends_.emplace_back(channel, slicing, own);
+        }
         continue;
       }
       std::vector<ReduceStream::Leaf> leaves;
@@ -160,12 +164,12 @@ void ReducePhase::PlanPartials(const OperationContext& context) {
       }
       ReduceProgram program = BuildReduceProgram(
           subtree.lo, subtree.count, [&](int lo, int n) { return n == 1 ? lo - subtree.lo : -1; });
-      ReduceTarget slot{nullptr, PartialDType(plan_.dtype)};
-      const Slicing slicing = SlicingOf(target);
+      ReduceTarget slot{nullptr, dtype};
+      slot.compressed = compressed;
       partials_.emplace_back(
           channel,
           std::make_unique<ReduceStream>(slicing, std::move(program), std::move(leaves), plan_.reduce, slot),
-          PartShape::Run(slicing.elements), slots_);
+          shape, slots_);
     }
   }
 }
@@ -174,7 +178,7 @@ void ReducePhase::PlanPartials(const OperationContext& context) {
 absl::StatusOr<bool> ReducePhase::StepReceives(OperationContext& context) {
   for (ReceiveStream& receive : receives_) WEFT_RETURN_IF_ERROR(receive.SpeakIfEmpty(context));
   bool advanced = false;
-  const int64_t last = std::min(reduce_->done() + kRingSlices, reduce_->slicing().slices());
+  const int64_t last = std::min(reduce_->done() + ring_slices_, reduce_->slicing().slices());
   for (int64_t limit = reduce_->done() + 1; limit <= last; ++limit) {
     for (ReceiveStream& receive : receives_) {
       WEFT_ASSIGN_OR_RETURN(const bool credited, receive.Credit(context, reduce_->done(), limit));

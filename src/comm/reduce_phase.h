@@ -40,7 +40,8 @@ class ReducePhase {
   void AddAwaited(std::set<int>& ranks) const;
 
  private:
-  ReducePhase(const CollectivePlan& plan, int64_t slice_elements, Memory memory);
+  ReducePhase(const OperationContext& context, const CollectivePlan& plan, int64_t slice_elements,
+              Memory memory);
   absl::Status PlanOwnPart(const OperationContext& context);
   void PlanPartials(const OperationContext& context);
   absl::StatusOr<bool> StepReceives(OperationContext& context);
@@ -52,12 +53,13 @@ class ReducePhase {
   const CollectivePlan plan_;
   const int64_t slice_elements_;
   const Memory memory_;
-  Buffer ring_;                         // What other nodes' partials land in.
+  int64_t ring_slices_ = 0;             // Of each partial in
+  Buffer ring_;                         // what other nodes' partials land in.
   std::deque<ReceiveStream> receives_;  // One for each of their subtrees.
   std::optional<ReduceStream> reduce_;
   ScratchSlots slots_;
   std::deque<MadeSendStream> partials_;
-  std::deque<SendStream> raw_sends_;  // Partials of one rank: its input, as it is.
+  std::deque<SendStream> raw_sends_;  // Partials of one rank, uncompressed: its input, as it is.
 };
 
 // What a part is reduced to: an average is scaled, and results too large for the caches go around them.

@@ -48,14 +48,25 @@ bool CopyStream::Step(OperationContext& context, int64_t available) {
          progress_.outstanding() < kPiecesInFlight) {
     const int64_t slice = progress_.Issue();
     DataTask task = NewTask(context, this, slice);
-    task.leaves.push_back({source_.At(slicing_, slice), DType::kF32});
+    task.leaves.push_back({source_.At(slicing_, slice), dtype_, source_.compressed});
     task.target.data = target_.At(slicing_, slice);
     task.target.nontemporal = nontemporal_;
-    task.bytes = static_cast<size_t>(slicing_.Length(slice)) * source_.element_bytes;
+    task.count = slicing_.Length(slice);
+    task.bytes = static_cast<size_t>(task.count) * source_.element_bytes;
     context.tasks.Push(std::move(task));
     advanced = true;
   }
   return advanced;
+}
+
+void CompressStream::Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) {
+  DataTask task = NewTask(context, owner, slice);
+  task.leaves.push_back({source_.At(slicing_, slice), dtype_});
+  task.target.data = target;
+  task.target.compressed = true;
+  task.count = slicing_.Length(slice);
+  task.bytes = static_cast<size_t>(task.count) * source_.element_bytes;
+  context.tasks.Push(std::move(task));
 }
 
 void RangeStream::Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) {
@@ -88,7 +99,9 @@ void ReduceStream::Issue(OperationContext& context, int64_t slice, std::byte* ta
 void ReduceStream::Push(OperationContext& context, int64_t slice, ReduceTarget target, TaskOwner* owner) {
   DataTask task = NewTask(context, owner, slice);
   task.program = &program_;
-  for (const Leaf& leaf : leaves_) task.leaves.push_back({leaf.memory.At(slicing_, slice), leaf.dtype});
+  for (const Leaf& leaf : leaves_) {
+    task.leaves.push_back({leaf.memory.At(slicing_, slice), leaf.dtype, leaf.memory.compressed});
+  }
   task.op = op_;
   task.target = std::move(target);
   task.count = slicing_.Length(slice);
@@ -120,11 +133,13 @@ absl::StatusOr<bool> ReceiveStream::Credit(OperationContext& context, int64_t co
   if (slice >= std::min(limit, slicing_.slices())) return false;
   if (target_.ring_slices != 0 && slice >= consumed + target_.ring_slices) return false;
   context.wire.Want(context.priority);
-  const size_t bytes = static_cast<size_t>(slicing_.Length(slice)) * target_.element_bytes;
+  const size_t bytes = target_.Room(slicing_, slice);
   if (!context.wire.MayReceive(channel_.lane, phase_, context.priority, bytes, context.head)) return false;
   progress_.Issue();
+  const auto length = target_.compressed ? WireLink::Length::kAtMost : WireLink::Length::kExact;
   WEFT_RETURN_IF_ERROR(context.wire.Receive(channel_, phase_, context.priority, context.record->descriptor,
-                                            part_, {slice, target_.At(slicing_, slice), bytes}, this));
+                                            part_, {slice, target_.At(slicing_, slice), bytes, length},
+                                            this));
   return true;
 }
 
@@ -177,12 +192,21 @@ MadeSendStream::Slot* MadeSendStream::Find(int64_t slice) {
   return &*it;
 }
 
-absl::StatusOr<bool> MadeSendStream::Step(OperationContext& context) {
+absl::Status MadeSendStream::Send(OperationContext& context, int64_t slice) {
+  const std::byte* made = Find(slice)->memory;
+  const size_t plain_bytes =
+      static_cast<size_t>(source_->slicing().Length(slice)) * SizeOf(source_->made_dtype());
+  const size_t bytes = source_->compresses() ? CompressedBytes(made) : plain_bytes;
+  context.counters.wire_saved_bytes += static_cast<int64_t>(plain_bytes) - static_cast<int64_t>(bytes);
+  return context.wire.Send(channel_, slice, made, bytes, this);
+}
+
+absl::StatusOr<bool> MadeSendStream::Step(OperationContext& context, int64_t available) {
   const Slicing& slicing = source_->slicing();
   const bool knew = heard_;
   WEFT_ASSIGN_OR_RETURN(const int64_t asked, SlicesAskedFor(context, channel_, part_, heard_));
   bool advanced = heard_ != knew;
-  while (made_.issued() < std::min(asked, slicing.slices())) {
+  while (made_.issued() < std::min({asked, available, slicing.slices()})) {
     WEFT_ASSIGN_OR_RETURN(std::byte * slot, slots_.Take(context.scratch));
     if (slot == nullptr) break;
     const int64_t slice = made_.Issue();
@@ -191,9 +215,7 @@ absl::StatusOr<bool> MadeSendStream::Step(OperationContext& context) {
     advanced = true;
   }
   while (sent_.issued() < made_.done()) {
-    const int64_t slice = sent_.Issue();
-    const size_t bytes = static_cast<size_t>(slicing.Length(slice)) * source_->target_element_bytes();
-    WEFT_RETURN_IF_ERROR(context.wire.Send(channel_, slice, Find(slice)->memory, bytes, this));
+    WEFT_RETURN_IF_ERROR(Send(context, sent_.Issue()));
     advanced = true;
   }
   return advanced;

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -15,6 +16,7 @@
 #include <absl/status/statusor.h>
 
 #include "src/comm/operation.h"
+#include "src/comm/slice_codec.h"
 
 namespace weft {
 
@@ -46,7 +48,23 @@ class PrefixCounter {
 // Most pieces of one stream that wait in the task queue or are being run.
 inline constexpr int64_t kPiecesInFlight = 2;
 
-// Memory that is addressed by slice: the run itself, or a ring of a few slices.
+// Scratch is cut at cache lines.
+constexpr size_t CacheLines(size_t bytes) {
+  constexpr size_t kLine = 64;
+  return (bytes + kLine - 1) / kLine * kLine;
+}
+
+// Slices of one of so many streams that may be in a receiver's scratch: of few streams as many as keep the
+// wire busy while threads wait for a core.
+constexpr int64_t RingSlices(int64_t streams) {
+  constexpr int64_t kTogether = 16;
+  constexpr int64_t kLeast = 4;
+  return std::max(kLeast, kTogether / std::max<int64_t>(1, streams));
+}
+// Slices of all of an operation's streams that may be in a sender's scratch.
+inline constexpr int kSenderSlots = 16;
+
+// Memory that is addressed by slice: the run itself, or a ring of a few slices, which may be compressed.
 struct SliceMemory {
   // A strided tensor, in which a RangeCopy finds its way from the first element.
   static SliceMemory Strided(std::byte* base) { return {base, 0}; }
@@ -54,18 +72,34 @@ struct SliceMemory {
   std::byte* base = nullptr;
   size_t element_bytes = 1;
   int64_t ring_slices = 0;  // 0: the whole run.
+  bool compressed = false;
 
   std::byte* At(const Slicing& slicing, int64_t slice) const {
     const int64_t place = ring_slices == 0 ? slice : slice % ring_slices;
+    if (compressed) return base + static_cast<size_t>(place) * SlotBytes(slicing);
     return base + static_cast<size_t>(slicing.Begin(place)) * element_bytes;
+  }
+  // Most that a slice takes.
+  size_t Room(const Slicing& slicing, int64_t slice) const {
+    const int64_t elements = slicing.Length(slice);
+    return compressed ? CompressedCapacity(element_bytes, elements)
+                      : static_cast<size_t>(elements) * element_bytes;
+  }
+  // What a slice that is made, or received, takes turns in: the largest one's room.
+  size_t SlotBytes(const Slicing& slicing) const {
+    return slicing.elements == 0 ? 0 : CacheLines(Room(slicing, 0));
+  }
+  // What a ring takes in all.
+  size_t RingBytes(const Slicing& slicing) const {
+    return static_cast<size_t>(std::min(ring_slices, slicing.slices())) * SlotBytes(slicing);
   }
 };
 
-// Copies within the node.
+// Copies within the node. What it copies from may be compressed, and then is not what it leaves.
 class CopyStream final : public TaskOwner {
  public:
-  CopyStream(Slicing slicing, SliceMemory source, SliceMemory target, bool nontemporal)
-      : slicing_(slicing), source_(source), target_(target), nontemporal_(nontemporal) {}
+  CopyStream(Slicing slicing, DType dtype, SliceMemory source, SliceMemory target, bool nontemporal)
+      : slicing_(slicing), dtype_(dtype), source_(source), target_(target), nontemporal_(nontemporal) {}
 
   // `available`: slices of the source that may be read.
   bool Step(OperationContext& context, int64_t available);
@@ -75,6 +109,7 @@ class CopyStream final : public TaskOwner {
 
  private:
   Slicing slicing_;
+  DType dtype_;
   SliceMemory source_;
   SliceMemory target_;
   bool nontemporal_;
@@ -86,7 +121,9 @@ class SliceSource {
  public:
   virtual ~SliceSource() = default;
   virtual const Slicing& slicing() const = 0;
-  virtual size_t target_element_bytes() const = 0;
+  // Of the elements that it makes.
+  virtual DType made_dtype() const = 0;
+  virtual bool compresses() const = 0;
   // One slice into memory of the caller's choice, whose end `owner` is told of.
   virtual void Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) = 0;
 };
@@ -106,7 +143,8 @@ class RangeStream final : public TaskOwner, public SliceSource {
   int64_t done() const { return progress_.done(); }
   bool finished() const { return progress_.done() == slicing_.slices(); }
   const Slicing& slicing() const override { return slicing_; }
-  size_t target_element_bytes() const override { return SizeOf(copy_.dtype()); }
+  DType made_dtype() const override { return copy_.dtype(); }
+  bool compresses() const override { return false; }
   void OnTaskDone(int64_t ticket) override { progress_.Finish(ticket); }
 
  private:
@@ -115,6 +153,23 @@ class RangeStream final : public TaskOwner, public SliceSource {
   SliceMemory source_;
   std::byte* target_;
   PrefixCounter progress_;
+};
+
+// Compresses slices of memory.
+class CompressStream final : public SliceSource {
+ public:
+  CompressStream(Slicing slicing, DType dtype, SliceMemory source)
+      : slicing_(slicing), dtype_(dtype), source_(source) {}
+
+  void Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) override;
+  const Slicing& slicing() const override { return slicing_; }
+  DType made_dtype() const override { return dtype_; }
+  bool compresses() const override { return true; }
+
+ private:
+  Slicing slicing_;
+  DType dtype_;
+  SliceMemory source_;
 };
 
 // Evaluates a reduction program over leaves in memory.
@@ -140,7 +195,8 @@ class ReduceStream final : public TaskOwner, public SliceSource {
   int64_t done() const { return progress_.done(); }
   bool finished() const { return progress_.done() == slicing_.slices(); }
   const Slicing& slicing() const override { return slicing_; }
-  size_t target_element_bytes() const override { return SizeOf(target_.dtype); }
+  DType made_dtype() const override { return target_.dtype; }
+  bool compresses() const override { return target_.compressed; }
   void OnTaskDone(int64_t ticket) override { progress_.Finish(ticket); }
 
  private:
@@ -229,14 +285,16 @@ class ScratchSlots {
 };
 
 // Slices for a peer of another node that do not lie anywhere yet (this node's partial of a reduction, a
-// tensor with gaps): made when a credit asks for them, then sent.
+// tensor with gaps, a compressed slice): made when a credit asks for them, then sent.
 class MadeSendStream final : public TaskOwner, public WireOwner {
  public:
   MadeSendStream(WireDesk::Channel channel, std::unique_ptr<SliceSource> source, PartShape part,
                  ScratchSlots& slots)
       : channel_(channel), source_(std::move(source)), part_(part), slots_(slots) {}
 
-  absl::StatusOr<bool> Step(OperationContext& context);
+  // `available`: slices that may be made.
+  absl::StatusOr<bool> Step(OperationContext& context,
+                            int64_t available = std::numeric_limits<int64_t>::max());
   bool finished() const { return heard_ && sent_.done() == source_->slicing().slices(); }
   int peer() const { return channel_.peer; }
   void OnTaskDone(int64_t ticket) override { made_.Finish(ticket); }
@@ -248,6 +306,7 @@ class MadeSendStream final : public TaskOwner, public WireOwner {
     std::byte* memory;
   };
   Slot* Find(int64_t slice);
+  absl::Status Send(OperationContext& context, int64_t slice);
 
   WireDesk::Channel channel_;
   std::unique_ptr<SliceSource> source_;

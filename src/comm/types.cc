@@ -66,4 +66,8 @@ std::string_view Name(LanePurpose purpose) {
   return "unknown";
 }
 
+std::string_view Name(WireCompression compression) {
+  return compression == WireCompression::kLossless ? "lossless" : "none";
+}
+
 }  // namespace weft

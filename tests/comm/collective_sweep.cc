@@ -98,8 +98,8 @@ absl::Status SweepAllGather(EngineFixture& fixture, const SweepOptions& options)
     TestBuffer& source = c.in_place ? output : input;
     const int64_t at = c.in_place ? c.Offset(me) : 0;
     source.Write(at, ValuesOf(me, 0, own));
-    Work work =
-        fixture.engine->AllGather(fixture.lane, source.At(at), output.data(), c.dtype, c.total(), c.Told());
+    Work work = fixture.engine->AllGather(fixture.lane, source.At(at), output.data(), c.dtype, c.total(),
+                                          c.Told(), options.op);
     WEFT_RETURN_IF_ERROR(work.Wait());
     for (int rank = 0; rank < ranks; ++rank) {
       const int64_t count = c.counts[static_cast<size_t>(rank)];
@@ -125,7 +125,7 @@ absl::Status SweepAllGatherShared(EngineFixture& fixture, const SweepOptions& op
     WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, c.node_memory, c.dtype, own));
     // Only some ranks gather in place.
     const bool in_place = c.in_place && me % 2 == 0;
-    OpOptions gated;
+    OpOptions gated = options.op;
     Work have_read = fixture.engine->Barrier(readers);
     gated.gate = &have_read;
     if (in_place) WEFT_RETURN_IF_ERROR(have_read.WaitReleased());
@@ -156,7 +156,7 @@ absl::Status SweepReduceScatter(EngineFixture& fixture, const SweepOptions& opti
       TestBuffer& target = c.in_place ? input : output;
       const int64_t at = c.in_place ? c.Offset(me) : 0;
       Work work = fixture.engine->ReduceScatter(fixture.lane, input.data(), target.At(at), c.dtype, c.total(),
-                                                op, c.Told());
+                                                op, c.Told(), options.op);
       WEFT_RETURN_IF_ERROR(work.Wait());
       EXPECT_EQ(target.Read(at, own), Reduced(ranks, c.Offset(me), own, op));
       WEFT_RETURN_IF_ERROR(work.WaitReleased());
@@ -176,7 +176,8 @@ absl::Status SweepAllReduce(EngineFixture& fixture, const SweepOptions& options)
                             TestBuffer::Make(*fixture.pool, c.node_memory, c.dtype, count));
       input.Write(0, ValuesOf(me, 0, count));
       TestBuffer& target = c.in_place ? input : output;
-      Work work = fixture.engine->AllReduce(fixture.lane, input.data(), target.data(), c.dtype, count, op);
+      Work work = fixture.engine->AllReduce(fixture.lane, input.data(), target.data(), c.dtype, count, op,
+                                            options.op);
       WEFT_RETURN_IF_ERROR(work.Wait());
       EXPECT_EQ(target.Read(0, count), Reduced(ranks, 0, count, op));
       WEFT_RETURN_IF_ERROR(work.WaitReleased());

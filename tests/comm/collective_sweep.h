@@ -11,6 +11,7 @@ namespace weft::testing {
 struct SweepOptions {
   std::vector<int64_t> counts = {0, 1, 7, 1009};  // Elements a rank, before unevenness.
   std::vector<DType> dtypes = {DType::kF32, DType::kBF16, DType::kF16, DType::kI32, DType::kI64};
+  OpOptions op = {};
 };
 
 // Errors and failed expectations name the case.

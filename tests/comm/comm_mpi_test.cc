@@ -59,6 +59,16 @@ TEST(CommMpiDefaults, ReductionsKeepTheCanonicalOrder) {
   EXPECT_OK(CheckCanonicalOrder(fixture, DType::kF32, 200'003));
 }
 
+// In slices of the default size, several of each part.
+TEST(CommMpiDefaults, CollectivesKeepEveryBitOfWhatTravelsCompressed) {
+  ASSERT_OK_AND_ASSIGN(EngineFixture fixture, EngineFixture::Make(WorldBootstrap(), {}, size_t{64} << 20));
+  SweepOptions swept{.counts = {70'001}, .dtypes = {DType::kF32, DType::kBF16}};
+  swept.op.compression = WireCompression::kLossless;
+  EXPECT_OK(SweepAllGather(fixture, swept));
+  EXPECT_OK(SweepReduceScatter(fixture, swept));
+  EXPECT_OK(SweepAllReduce(fixture, swept));
+}
+
 TEST_F(CommMpi, PoisonReachesAllRanksAndResetMakesThemWorkAgain) {
   for (int round = 0; round < 3; ++round) {
     if (WorldBootstrap().rank() == round % size()) {

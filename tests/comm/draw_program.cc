@@ -21,6 +21,7 @@ ProgramOp DrawOp(Dice& dice) {
   op.image = static_cast<int>(dice.Between(0, ProgramOp::kImages - 1));
   op.whole_world = dice.Chance(40);
   op.shared = dice.Chance(40);
+  op.compression = dice.OneOf({WireCompression::kNone, WireCompression::kLossless});
   op.root = static_cast<int>(dice.Between(0, 1 << 20));
   return op;
 }

@@ -53,7 +53,8 @@ struct ProgramOp {
   int image;         // kGatherImage: which of the images it fills,
   bool whole_world;  // and whether over all ranks, on a lane of its own, or over the shard group,
   bool shared;       // and whether into one image a node.
-  int root;          // kBroadcast. kShift: how far, around the ring.
+  WireCompression compression;
+  int root;  // kBroadcast. kShift: how far, around the ring.
 };
 
 struct Program {

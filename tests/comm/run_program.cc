@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/comm/slice_codec.h"
 #include "tests/comm/program_runner.h"
 #include "weft/mesh/device_mesh.h"
 
@@ -126,8 +127,8 @@ absl::Status ProgramRunner::CheckBounds(ProgramOutcome& outcome) {
   constexpr int kLanes = 8;
   constexpr int kPhases = 2;
   const EngineOptions& options = program_.engine;
-  const int64_t bound =
-      std::max(options.yield_window_bytes, options.slice_bytes) + kLanes * kPhases * options.slice_bytes;
+  const auto slice_bytes = static_cast<int64_t>(CompressedCapacity(/*number_bytes=*/1, options.slice_bytes));
+  const int64_t bound = std::max(options.yield_window_bytes, slice_bytes) + kLanes * kPhases * slice_bytes;
   if (counters.yielded_peak_bytes <= bound) return absl::OkStatus();
   return absl::InternalError(absl::StrCat(
       counters.yielded_peak_bytes, " bytes of lower lanes were asked for beside a more urgent one, at most ",

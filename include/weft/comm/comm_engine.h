@@ -66,9 +66,10 @@ struct EngineCounters {
   int64_t all_reduce_bytes = 0;
   int64_t context_bytes = 0;
   int64_t control_bytes = 0;
-  int64_t wire_bytes = 0;  // Handed to the link between nodes by this rank.
+  int64_t wire_bytes = 0;        // Handed to the link between nodes by this rank,
+  int64_t wire_saved_bytes = 0;  // and how many more there would have been without compression.
   // Staged or converted by the engine; 0 where every buffer is in node memory, and what travels between nodes
-  // is contiguous.
+  // is contiguous. Compression is no copy.
   int64_t copied_bytes = 0;
   int64_t operations = 0;  // Finished.
   // Most that was under way of what had been asked of other nodes while a more urgent lane wanted the wire.

@@ -1,0 +1,258 @@
+#include "src/comm/slice_codec.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "compressed slices are little-endian");
+
+constexpr auto kBlock = static_cast<size_t>(kCodecBlock);
+using Bytes = std::array<uint8_t, kBlock>;
+
+constexpr size_t kLengthBytes = sizeof(uint32_t);
+constexpr size_t kHeaderBytes = 3;
+// An exponent that is listed.
+constexpr size_t kListedBytes = 2;
+// Windows of exponents are tried that end at the largest of a block, or at one of the next below,
+constexpr int kUpperEnds = 3;
+// and are of so many bits, or whole bytes.
+constexpr int kWidest = 4;
+constexpr int kWholeByte = 8;
+// Distances from the largest exponent that matter for that.
+constexpr int kDistances = kUpperEnds + (1 << kWidest);
+
+// How many bytes of the mantissa lie below its upper seven bits.
+template <typename Word>
+constexpr size_t kLowBytes = sizeof(Word) - sizeof(uint16_t);
+
+constexpr size_t PlaneBytes(int bits) { return kBlock * static_cast<size_t>(bits) / 8; }
+
+// Bits [from, from + kBits) of all codes.
+template <int kBits>
+uint8_t* PackPlane(const Bytes& codes, int from, uint8_t* out) {
+  constexpr int kShares = 8 / kBits;
+  constexpr size_t kBytes = PlaneBytes(kBits);
+  constexpr unsigned kMask = (1U << kBits) - 1;
+  for (size_t i = 0; i < kBytes; ++i) {
+    unsigned byte = 0;
+    for (int share = 0; share < kShares; ++share) {
+      byte |= ((static_cast<unsigned>(codes[static_cast<size_t>(share) * kBytes + i]) >> from) & kMask)
+              << (share * kBits);
+    }
+    out[i] = static_cast<uint8_t>(byte);
+  }
+  return out + kBytes;
+}
+
+template <int kBits>
+const uint8_t* UnpackPlane(const uint8_t* in, int to, Bytes& codes) {
+  constexpr int kShares = 8 / kBits;
+  constexpr size_t kBytes = PlaneBytes(kBits);
+  constexpr unsigned kMask = (1U << kBits) - 1;
+  for (int share = 0; share < kShares; ++share) {
+    uint8_t* out = codes.data() + static_cast<size_t>(share) * kBytes;
+    for (size_t i = 0; i < kBytes; ++i) {
+      const unsigned bits = (static_cast<unsigned>(in[i]) >> (share * kBits)) & kMask;
+      out[i] = static_cast<uint8_t>(out[i] | (bits << to));
+    }
+  }
+  return in + kBytes;
+}
+
+// Calls plane(bits, shift), with the bits as a constant, for each plane of codes of `width` bits.
+template <typename Plane>
+void ForEachPlane(int width, const Plane& plane) {
+  int shift = 0;
+  const auto next = [&]<int kBits>() {
+    if ((width & kBits) == 0) return;
+    plane.template operator()<kBits>(shift);
+    shift += kBits;
+  };
+  next.template operator()<8>();
+  next.template operator()<4>();
+  next.template operator()<2>();
+  next.template operator()<1>();
+}
+
+// The exponents that a block keeps as `width` bits above `base`, which counts modulo 256.
+struct Window {
+  uint8_t base = 0;
+  int width = kWholeByte;
+  int listed = 0;  // How many exponents lie outside.
+};
+
+Window BestWindow(const Bytes& exponents) {
+  uint8_t largest = 0;
+  for (const uint8_t exponent : exponents) largest = std::max(largest, exponent);
+  Bytes distances;
+  for (size_t i = 0; i < kBlock; ++i) {
+    distances[i] = static_cast<uint8_t>(std::min<int>(largest - exponents[i], kDistances));
+  }
+  // Several tables, so that neighbours, which are often alike, do not wait for each other.
+  constexpr size_t kTables = 4;
+  std::array<std::array<uint16_t, kDistances + 1>, kTables> counts{};
+  for (size_t i = 0; i < kBlock; i += kTables) {
+    for (size_t table = 0; table < kTables; ++table) ++counts[table][distances[i + table]];
+  }
+  std::array<int, kDistances + 1> nearer{};  // How many exponents are less than so far from the largest.
+  for (size_t distance = 0; distance < kDistances; ++distance) {
+    nearer[distance + 1] = nearer[distance];
+    for (const auto& table : counts) nearer[distance + 1] += table[distance];
+  }
+  Window best;
+  size_t least_bytes = PlaneBytes(best.width);
+  for (int width = 0; width <= kWidest; ++width) {
+    for (int end = 0; end < kUpperEnds; ++end) {
+      const int size = 1 << width;
+      const int inside = nearer[static_cast<size_t>(end + size)] - nearer[static_cast<size_t>(end)];
+      const int listed = static_cast<int>(kBlock) - inside;
+      const size_t bytes = PlaneBytes(width) + kListedBytes * static_cast<size_t>(listed);
+      if (bytes >= least_bytes) continue;
+      least_bytes = bytes;
+      best = {static_cast<uint8_t>(largest - end - size + 1), width, listed};
+    }
+  }
+  return best;
+}
+
+// The places and exponents of codes that do not fit the window.
+uint8_t* ListOutside(const Bytes& codes, const Window& window, uint8_t* out) {
+  Bytes outside;
+  const int size = 1 << window.width;
+  for (size_t i = 0; i < kBlock; ++i) outside[i] = codes[i] >= size ? 0xFF : 0;
+  constexpr size_t kGroup = sizeof(uint64_t);
+  for (size_t first = 0; first < kBlock; first += kGroup) {
+    uint64_t group = 0;
+    std::memcpy(&group, outside.data() + first, kGroup);
+    while (group != 0) {
+      const auto in_group = static_cast<size_t>(std::countr_zero(group)) / 8;
+      *out++ = static_cast<uint8_t>(first + in_group);
+      *out++ = static_cast<uint8_t>(codes[first + in_group] + window.base);
+      group &= ~(uint64_t{0xFF} << (8 * in_group));
+    }
+  }
+  return out;
+}
+
+template <typename Word>
+uint8_t* CompressBlock(const Word* numbers, uint8_t* out) {
+  constexpr int kLowBits = 8 * kLowBytes<Word>;
+  Bytes codes;
+  for (size_t i = 0; i < kBlock; ++i) codes[i] = static_cast<uint8_t>(numbers[i] >> (kLowBits + 7));
+  const Window window = BestWindow(codes);
+  for (uint8_t& code : codes) code = static_cast<uint8_t>(code - window.base);
+  *out++ = window.base;
+  *out++ = static_cast<uint8_t>(window.width);
+  *out++ = static_cast<uint8_t>(window.listed);
+  ForEachPlane(window.width, [&]<int kBits>(int from) { out = PackPlane<kBits>(codes, from, out); });
+  if (window.listed > 0) out = ListOutside(codes, window, out);
+  for (size_t i = 0; i < kBlock; ++i) {
+    const auto upper = static_cast<unsigned>(numbers[i] >> kLowBits);
+    out[i] = static_cast<uint8_t>(((upper >> 8) & 0x80U) | (upper & 0x7FU));
+  }
+  out += kBlock;
+  if constexpr (kLowBits > 0) {
+    std::array<uint16_t, kBlock> low;
+    for (size_t i = 0; i < kBlock; ++i) low[i] = static_cast<uint16_t>(numbers[i]);
+    std::memcpy(out, low.data(), sizeof(low));
+    out += sizeof(low);
+  }
+  return out;
+}
+
+// Where the block ends; null if it does not before `end`, or is none.
+template <typename Word>
+const uint8_t* DecompressBlock(const uint8_t* in, const uint8_t* end, Word* numbers) {
+  constexpr int kLowBits = 8 * kLowBytes<Word>;
+  if (static_cast<size_t>(end - in) < kHeaderBytes) return nullptr;
+  const Window window{in[0], in[1], in[2]};
+  in += kHeaderBytes;
+  if (window.width > kWholeByte) return nullptr;
+  const size_t list_bytes = kListedBytes * static_cast<size_t>(window.listed);
+  const size_t bytes = PlaneBytes(window.width) + list_bytes + kBlock * (1 + kLowBytes<Word>);
+  if (static_cast<size_t>(end - in) < bytes) return nullptr;
+  Bytes exponents{};
+  ForEachPlane(window.width, [&]<int kBits>(int to) { in = UnpackPlane<kBits>(in, to, exponents); });
+  for (uint8_t& exponent : exponents) exponent = static_cast<uint8_t>(exponent + window.base);
+  for (const uint8_t* list_end = in + list_bytes; in != list_end; in += kListedBytes)
+    exponents[in[0]] = in[1];
+  const uint8_t* upper = in;
+  in += kBlock;
+  std::array<uint16_t, kBlock> low{};
+  if constexpr (kLowBits > 0) {
+    std::memcpy(low.data(), in, sizeof(low));
+    in += sizeof(low);
+  }
+  for (size_t i = 0; i < kBlock; ++i) {
+    const unsigned high =
+        ((upper[i] & 0x80U) << 8) | (static_cast<unsigned>(exponents[i]) << 7) | (upper[i] & 0x7FU);
+    numbers[i] = static_cast<Word>((high << kLowBits) | low[i]);
+  }
+  return in;
+}
+
+template <typename Word>
+size_t Compress(const std::byte* numbers, int64_t count, std::byte* compressed) {
+  const auto* words = reinterpret_cast<const Word*>(numbers);
+  auto* begin = reinterpret_cast<uint8_t*>(compressed);
+  uint8_t* out = begin + kLengthBytes;
+  for (; count >= kCodecBlock; count -= kCodecBlock, words += kCodecBlock) out = CompressBlock(words, out);
+  const size_t rest = static_cast<size_t>(count) * sizeof(Word);
+  if (rest > 0) std::memcpy(out, words, rest);
+  const auto bytes = static_cast<uint32_t>(out + rest - begin);
+  std::memcpy(begin, &bytes, sizeof(bytes));
+  return bytes;
+}
+
+template <typename Word>
+bool Decompress(const std::byte* compressed, int64_t count, std::byte* numbers) {
+  auto* words = reinterpret_cast<Word*>(numbers);
+  const auto* in = reinterpret_cast<const uint8_t*>(compressed);
+  const uint8_t* end = in + CompressedBytes(compressed);
+  if (end - in > static_cast<std::ptrdiff_t>(CompressedCapacity(sizeof(Word), count))) return false;
+  for (in += kLengthBytes; count >= kCodecBlock; count -= kCodecBlock, words += kCodecBlock) {
+    in = DecompressBlock(in, end, words);
+    if (in == nullptr) return false;
+  }
+  const size_t rest = static_cast<size_t>(count) * sizeof(Word);
+  if (end - in != static_cast<std::ptrdiff_t>(rest)) return false;
+  if (rest > 0) std::memcpy(words, in, rest);
+  return true;
+}
+
+// Calls compute() with the unsigned integer that a number of the dtype fits.
+template <typename Compute>
+auto WithWord(DType dtype, const Compute& compute) {
+  WEFT_CHECK(IsCompressible(dtype), "compression of a dtype that has none");
+  return dtype == DType::kF32 ? compute.template operator()<uint32_t>()
+                              : compute.template operator()<uint16_t>();
+}
+
+}  // namespace
+
+size_t CompressedCapacity(size_t number_bytes, int64_t count) {
+  return kLengthBytes + static_cast<size_t>(count) * number_bytes +
+         static_cast<size_t>(count / kCodecBlock) * kHeaderBytes;
+}
+
+size_t CompressedBytes(const std::byte* compressed) {
+  uint32_t bytes = 0;
+  std::memcpy(&bytes, compressed, sizeof(bytes));
+  return bytes;
+}
+
+size_t CompressSlice(DType dtype, const std::byte* numbers, int64_t count, std::byte* compressed) {
+  return WithWord(dtype, [&]<typename Word>() { return Compress<Word>(numbers, count, compressed); });
+}
+
+bool DecompressSlice(DType dtype, const std::byte* compressed, int64_t count, std::byte* numbers) {
+  return WithWord(dtype, [&]<typename Word>() { return Decompress<Word>(compressed, count, numbers); });
+}
+
+}  // namespace weft

@@ -1,0 +1,125 @@
+#include "weft/comm/wire_compression.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include <absl/strings/str_format.h>
+
+#include "src/comm/slice_codec.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+// More than what the system's buffers, and those of a link, take in at once.
+constexpr int64_t kSentElements = int64_t{1} << 19;
+constexpr int kRounds = 3;
+constexpr int64_t kSliceElements = 15 * 1024;
+constexpr size_t kSliceBytes = kSliceElements * sizeof(float);
+constexpr int kSlices = 8;
+constexpr double kMegabyte = 1e6;
+
+// By how many ranks to shift what is sent, so that as much as possible of it goes to other nodes.
+int FarthestShift(const NodeMap& nodes) {
+  int best = 1;
+  int most = 0;
+  for (int shift = 1; shift < nodes.size(); ++shift) {
+    int leaving = 0;
+    for (int rank = 0; rank < nodes.size(); ++rank) {
+      leaving += nodes.SameNode(rank, (rank + shift) % nodes.size()) ? 0 : 1;
+    }
+    if (leaving <= most) continue;
+    most = leaving;
+    best = shift;
+  }
+  return best;
+}
+
+double MillisecondsOf(Runtime& runtime, const std::function<void()>& work) {
+  const int64_t begin = runtime.NowNs();
+  work();
+  return static_cast<double>(runtime.NowNs() - begin) / 1e6;
+}
+
+// The fastest round, in milliseconds a megabyte.
+absl::StatusOr<double> MeasureWire(CommEngine& engine, LaneId lane) {
+  const ProcessGroup& world = engine.group(lane);
+  const int shift = FarthestShift(engine.bootstrap().node_map());
+  const int to = (world.group_rank + shift) % world.size();
+  const int from = (world.group_rank + world.size() - shift) % world.size();
+  std::vector<float> sent(kSentElements, 1.0F);
+  std::vector<float> received(kSentElements);
+  const auto view = [](std::vector<float>& memory) {
+    return TensorView::Contiguous(memory.data(), DType::kF32, {kSentElements});
+  };
+  double least = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    absl::Status done;
+    const double milliseconds = MillisecondsOf(engine.bootstrap().runtime(), [&] {
+      done = engine.SendReceive(lane, view(sent), to, view(received), from).WaitReleased();
+    });
+    WEFT_RETURN_IF_ERROR(done);
+    least = round == 0 ? milliseconds : std::min(least, milliseconds);
+  }
+  return least * kMegabyte / static_cast<double>(kSentElements * sizeof(float));
+}
+
+struct CodecCost {
+  double milliseconds;  // For a megabyte, at both ends together,
+  double saved_share;   // of which so much need not travel.
+};
+
+CodecCost MeasureCodec(Runtime& runtime) {
+  std::vector<float> numbers(kSliceElements);
+  std::mt19937 random;  // NOLINT(cert-msc51-cpp): the same numbers at each run.
+  std::normal_distribution<float> normal(0.0F, 0.02F);
+  std::generate(numbers.begin(), numbers.end(), [&] { return normal(random); });
+  auto* plain = reinterpret_cast<std::byte*>(numbers.data());
+  std::vector<std::byte> compressed(CompressedCapacity(sizeof(float), kSliceElements));
+  size_t bytes = 0;
+  double least = 0;
+  for (int slice = 0; slice < kSlices; ++slice) {
+    const double milliseconds = MillisecondsOf(runtime, [&] {
+      runtime.Move(kSliceBytes,
+                   [&] { bytes = CompressSlice(DType::kF32, plain, kSliceElements, compressed.data()); });
+      runtime.Move(kSliceBytes, [&] {
+        WEFT_CHECK(DecompressSlice(DType::kF32, compressed.data(), kSliceElements, plain),
+                   "a slice that was just compressed cannot be read");
+      });
+    });
+    least = slice == 0 ? milliseconds : std::min(least, milliseconds);
+  }
+  return {least * kMegabyte / kSliceBytes, 1.0 - static_cast<double>(bytes) / kSliceBytes};
+}
+
+}  // namespace
+
+absl::StatusOr<WireCompressionChoice> ChooseWireCompression(CommEngine& engine) {
+  Bootstrap& bootstrap = engine.bootstrap();
+  if (bootstrap.node_map().node_count() == 1) {
+    return WireCompressionChoice{WireCompression::kNone, "all ranks are on one node"};
+  }
+  ProcessGroup world{"wire_speed", std::vector<int>(static_cast<size_t>(bootstrap.size())), bootstrap.rank()};
+  std::iota(world.ranks.begin(), world.ranks.end(), 0);
+  WEFT_ASSIGN_OR_RETURN(const LaneId lane, engine.AddLane(world, LanePurpose::kControl));
+  const CodecCost codec = MeasureCodec(bootstrap.runtime());
+  WEFT_ASSIGN_OR_RETURN(const double wire_ms, MeasureWire(engine, lane));
+  std::array<float, 2> slowest = {static_cast<float>(wire_ms), static_cast<float>(codec.milliseconds)};
+  Work agreed =
+      engine.AllReduce(lane, slowest.data(), slowest.data(), DType::kF32, slowest.size(), ReduceOp::kMax);
+  WEFT_RETURN_IF_ERROR(agreed.WaitReleased());
+  const double saved_ms = slowest[0] * codec.saved_share;
+  const bool pays = saved_ms > slowest[1];
+  return WireCompressionChoice{pays ? WireCompression::kLossless : WireCompression::kNone,
+                               absl::StrFormat("between nodes a rank's megabyte takes %.3g ms, of which "
+                                               "compression saves %.2g for %.2g of compute",
+                                               slowest[0], saved_ms, slowest[1])};
+}
+
+}  // namespace weft

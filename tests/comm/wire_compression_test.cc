@@ -1,0 +1,120 @@
+#include "weft/comm/wire_compression.h"
+
+#include <random>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/comm/engine_fixture.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/thread_ranks.h"
+#include "weft/mesh/simulation.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+// What every rank of a simulated machine chooses.
+WireCompressionChoice Choose(const NodeMap& nodes, const SimOptions& machine) {
+  std::vector<WireCompressionChoice> choices(static_cast<size_t>(nodes.size()));
+  const SimReport report = RunSimulatedRanks(nodes, machine, [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.segment_bytes = size_t{16} << 20}));
+    WEFT_ASSIGN_OR_RETURN(const auto engine, CommEngine::Create(bootstrap, *heap));
+    WEFT_ASSIGN_OR_RETURN(choices[static_cast<size_t>(bootstrap.rank())], ChooseWireCompression(*engine));
+    return absl::OkStatus();
+  });
+  EXPECT_OK(report.status());
+  for (const WireCompressionChoice& choice : choices) {
+    EXPECT_EQ(choice.compression, choices[0].compression);
+    EXPECT_EQ(choice.reason, choices[0].reason);
+  }
+  return choices[0];
+}
+
+TEST(ChooseWireCompression, CompressesWhereLinksAreSlowBesideTheCores) {
+  const WireCompressionChoice choice =
+      Choose(NodeMap::RanksPerNode(4, 2), {.jitter = 0, .memory_speed = 2.0, .wire_speed = 0.12});
+  EXPECT_EQ(choice.compression, WireCompression::kLossless);
+  // Two ranks share 120 MB/s.
+  EXPECT_THAT(choice.reason, HasSubstr("megabyte takes 16."));
+}
+
+TEST(ChooseWireCompression, LeavesNumbersAsTheyAreWhereLinksAreFast) {
+  const SimOptions machine{.jitter = 0, .memory_speed = 2.0, .wire_speed = 12.0};
+  EXPECT_EQ(Choose(NodeMap::RanksPerNode(4, 2), machine).compression, WireCompression::kNone);
+}
+
+TEST(ChooseWireCompression, MakesOneChoiceForRanksThatAreUnevenlySpread) {
+  const SimOptions machine{.memory_speed = 2.0, .wire_speed = 0.12};
+  EXPECT_EQ(Choose(NodeMap::RanksPerNode(5, 3), machine).compression, WireCompression::kLossless);
+}
+
+TEST(ChooseWireCompression, MeasuresNothingOnOneNode) {
+  const WireCompressionChoice choice = Choose(NodeMap::OneNode(3), {});
+  EXPECT_EQ(choice.compression, WireCompression::kNone);
+  EXPECT_EQ(choice.reason, "all ranks are on one node");
+}
+
+constexpr int64_t kCount = 50'000;
+
+// Normally distributed, other ones on each rank.
+void Fill(TestBuffer& buffer, int rank) {
+  std::mt19937 random(static_cast<unsigned>(rank));
+  std::normal_distribution<float> normal;
+  std::generate_n(reinterpret_cast<float*>(buffer.data()), kCount, [&] { return normal(random); });
+}
+
+// An all-reduce and an all-gather of its result, by each rank of two nodes.
+absl::Status Reduce(EngineFixture& fixture, WireCompression compression, std::vector<float>& result) {
+  const int rank = fixture.engine->bootstrap().rank();
+  const int ranks = fixture.engine->bootstrap().size();
+  WEFT_ASSIGN_OR_RETURN(TestBuffer sum, TestBuffer::Make(*fixture.pool, true, DType::kF32, kCount));
+  WEFT_ASSIGN_OR_RETURN(TestBuffer all, TestBuffer::Make(*fixture.pool, true, DType::kF32, kCount * ranks));
+  Fill(sum, rank);
+  OpOptions options;
+  options.compression = compression;
+  Work reduced = fixture.engine->AllReduce(fixture.lane, sum.data(), sum.data(), DType::kF32, kCount,
+                                           ReduceOp::kSum, options);
+  WEFT_RETURN_IF_ERROR(reduced.WaitReleased());
+  Work gathered = fixture.engine->AllGather(fixture.lane, sum.data(), all.data(), DType::kF32, kCount * ranks,
+                                            {}, options);
+  WEFT_RETURN_IF_ERROR(gathered.WaitReleased());
+  const auto* values = reinterpret_cast<const float*>(all.data());
+  result.assign(values, values + kCount * ranks);
+  return absl::OkStatus();
+}
+
+TEST(WireCompression, SavesBytesAndNoBit) {
+  RunRanks(NodeMap::RanksPerNode(4, 2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    std::vector<float> plain;
+    std::vector<float> compressed;
+    WEFT_RETURN_IF_ERROR(Reduce(fixture, WireCompression::kNone, plain));
+    const EngineCounters before = fixture.engine->counters();
+    EXPECT_EQ(before.wire_saved_bytes, 0);
+    WEFT_RETURN_IF_ERROR(Reduce(fixture, WireCompression::kLossless, compressed));
+    const EngineCounters after = fixture.engine->counters();
+    EXPECT_EQ(std::memcmp(plain.data(), compressed.data(), plain.size() * sizeof(float)), 0);
+    const int64_t sent = after.wire_bytes - before.wire_bytes;
+    EXPECT_EQ(sent + after.wire_saved_bytes, before.wire_bytes);
+    EXPECT_LT(static_cast<double>(sent), 0.87 * static_cast<double>(before.wire_bytes));
+    EXPECT_EQ(after.copied_bytes, 0);
+    return absl::OkStatus();
+  });
+}
+
+TEST(WireCompression, OfOneRankAloneIsAMismatchThatNamesIt) {
+  RunRanks(NodeMap::RanksPerNode(2, 1), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    std::vector<float> result;
+    const bool compresses = bootstrap.rank() == 1;
+    EXPECT_THAT(Reduce(fixture, compresses ? WireCompression::kLossless : WireCompression::kNone, result),
+                StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("compression between nodes: ")));
+    return Meet(bootstrap);
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing
