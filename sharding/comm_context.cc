@@ -88,6 +88,12 @@ OpOptions CommContext::Label(const std::string& label, Priority priority) {
   return {priority, Hash64(label, ++submissions_), label};
 }
 
+OpOptions CommContext::Carry(const std::string& label, Priority priority) {
+  OpOptions options = Label(label, priority);
+  options.compression = options_.wire_compression;
+  return options;
+}
+
 void CommContext::Stop(const absl::Status& cause) {
   if (!status_.ok()) return;
   status_ = Annotate(cause, "sharding stopped");
@@ -124,7 +130,7 @@ absl::StatusOr<Transfer> CommContext::AllGather(const AllGatherRequest& request,
   }
   const LaneId lane = (&request.group == &regather_group_ ? regather_lanes_ : all_gather_lanes_).Next();
   return Transfer(engine_.AllGather(lane, request.part, request.gathered, request.dtype,
-                                    request.gathered_elements, {}, Label(request.label, request.priority),
+                                    request.gathered_elements, {}, Carry(request.label, request.priority),
                                     after));
 }
 
@@ -134,7 +140,7 @@ absl::StatusOr<Transfer> CommContext::AllGatherShared(const AllGatherRequest& re
   ++counters_.all_gathers;
   return Transfer(engine_.AllGatherShared(all_gather_lanes_.Next(), request.part, request.gathered,
                                           request.dtype, request.gathered_elements, {},
-                                          Label(request.label, request.priority), after));
+                                          Carry(request.label, request.priority), after));
 }
 
 void CommContext::ShareImages(SharedBlock region, int holders) {
@@ -197,7 +203,7 @@ Work* CommContext::ShareUpdates(const std::string& label, const ReplicaSlice& sl
   return &updates_.emplace_back(engine_.AllGather(update_lanes_[static_cast<size_t>(slice.bucket)].Next(),
                                                   shard + slice.own.begin, shard + slice.range.begin,
                                                   DType::kF32, slice.range.count, slice.counts,
-                                                  Label(label, priority), after));
+                                                  Carry(label, priority), after));
 }
 
 absl::Status CommContext::TakeBackOldestImage() {

@@ -86,6 +86,7 @@ absl::StatusOr<MadeGroups> MakeGroups(CommEngine& engine, const std::vector<Plan
   CommContext::Options options = {policy.max_reduce_scatters, policy.max_all_reduces,
                                   policy.reshard_after_forward_size};
   options.shard_optimizer_over_replicas = policy.shard_optimizer_over_replicas;
+  options.wire_compression = policy.wire_compression;
   options.in_place = made.residency.residency == Residency::kInPlace;
   absl::StatusOr<std::unique_ptr<CommContext>> context =
       CommContext::Create(engine, std::move(shard_group), buckets.groups, options);

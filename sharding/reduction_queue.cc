@@ -62,7 +62,7 @@ absl::Status CommContext::ReductionQueue::SubmitReduceScatter(Entry& entry) {
   if (reduction.reduce_scatter) return StartCustom(entry);
   entry.reduce_scatter = Transfer(context_.engine_.ReduceScatter(
       context_.reduce_scatter_lanes_.Next(), reduction.input.data(), entry.output.data(), reduction.dtype,
-      total, ReduceOp::kSum, reduction.counts, context_.Label(reduction.label, Priority::kReduce)));
+      total, ReduceOp::kSum, reduction.counts, context_.Carry(reduction.label, Priority::kReduce)));
   return absl::OkStatus();
 }
 
@@ -94,7 +94,7 @@ void CommContext::ReductionQueue::SubmitAllReduces(Entry& entry, const Work* aft
     ++context_.counters_.all_reduces;
     entry.replications.push_back(context_.engine_.AllReduce(
         context_.replicate_lanes_[bucket].Next(), values, values, reduction.dtype, slice.range.count,
-        ReduceOp::kSum, context_.Label(reduction.label, Priority::kReduce), after));
+        ReduceOp::kSum, context_.Carry(reduction.label, Priority::kReduce), after));
   }
 }
 
@@ -111,7 +111,7 @@ absl::Status CommContext::ReductionQueue::SubmitReplicaScatters(Entry& entry, co
     entry.replications.push_back(context_.engine_.ReduceScatter(
         context_.replicate_lanes_[bucket].Next(), entry.output.data() + slice.range.begin * element_bytes,
         part, reduction.dtype, slice.range.count, ReduceOp::kSum, slice.counts,
-        context_.Label(reduction.label, Priority::kReduce), after));
+        context_.Carry(reduction.label, Priority::kReduce), after));
     part += slice.own.count * element_bytes;
   }
   return absl::OkStatus();

@@ -214,6 +214,9 @@ void AddParallelFlags(CLI::App& app, ParallelOptions& parallel) {
              "Each replica updates a part of the weights, and the others gather it");
   group.Number("--prefetch-depth", parallel.prefetch_depth,
                "Layers gathered ahead: 0, 1 or 2 [1; 2 where dp-shard x cp spans nodes]");
+  group.OneOfOrUnset("--wire-compression", parallel.wire_compression,
+                     {WireCompression::kNone, WireCompression::kLossless},
+                     "Of weights and gradients between nodes [what a measurement at the start says]");
   group.OneOf("--grad-sync", parallel.grad_sync,
               {GradientSync::kLast, GradientSync::kReduceScatter, GradientSync::kEach},
               "Gradients of microbatches: reduce the last only; reduce-scatter each; all-reduce each too");

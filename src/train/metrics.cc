@@ -30,6 +30,7 @@ std::string ToJson(const StepMetrics& metrics) {
                                    {"context", metrics.bytes.context},
                                    {"control", metrics.bytes.control}}},
                                  {"wire_bytes", metrics.wire_bytes},
+                                 {"wire_saved_bytes", metrics.wire_saved_bytes},
                                  {"copied_bytes", metrics.copied_bytes},
                                  {"peak_buffer_bytes", metrics.peak_buffer_bytes},
                                  {"peak_bytes",

@@ -136,6 +136,7 @@ absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs
                  data.seq_len,
                  data.document_separator,
                  std::move(policy),
+                 config.parallel.wire_compression,
                  *std::move(residency),
                  config.parallel.grad_sync,
                  config.parallel.activation_checkpoint,

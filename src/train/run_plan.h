@@ -28,7 +28,8 @@ struct RunPlan {
   BatchOrder order;
   int64_t seq_len;
   std::optional<int64_t> document_separator;
-  ShardingPolicy policy;
+  ShardingPolicy policy;                            // But for its wire compression,
+  std::optional<WireCompression> wire_compression;  // which is measured where it is not given.
   ResidencyChoice residency;
   GradientSync grad_sync;
   ActivationCheckpoint activation_checkpoint;

@@ -97,12 +97,23 @@ class Run {
     engine.watchdog = environment_.watchdog;
     WEFT_ASSIGN_OR_RETURN(
         trainer_, Trainer::Create(bootstrap_, inputs_->corpus, *plan_, std::move(model_), loader, engine));
+    AnnounceWireCompression();
     if (plan_->evaluation) {
       WEFT_ASSIGN_OR_RETURN(evaluator_,
                             Evaluator::Create(trainer_->engine(), trainer_->model(), *inputs_->eval_corpus,
                                               *plan_->evaluation, trainer_->splitter()));
     }
     return Agree(OpenMetrics());
+  }
+
+  // On one node nothing is sent.
+  void AnnounceWireCompression() {
+    if (bootstrap_.node_map().node_count() == 1) return;
+    const WireCompressionChoice& choice = trainer_->wire_compression();
+    resolved_.push_back({"wire-compression", std::string(Name(choice.compression)), choice.reason});
+    if (output() == nullptr) return;
+    std::fputs(ToText({resolved_.back()}).c_str(), output());
+    std::fflush(output());
   }
 
   absl::Status OpenMetrics() {

@@ -60,6 +60,12 @@ absl::Status Trainer::Connect(const ShardLoader& loader, const EngineOptions& op
   WEFT_ASSIGN_OR_RETURN(heap_, NodeHeap::Create(bootstrap_, heap_options));
   WEFT_ASSIGN_OR_RETURN(engine_, CommEngine::Create(bootstrap_, *heap_, options));
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, Prepare(), options.timeout));
+  if (plan_.wire_compression) {
+    wire_compression_ = {*plan_.wire_compression, "--wire-compression"};
+  } else {
+    WEFT_ASSIGN_OR_RETURN(wire_compression_, ChooseWireCompression(*engine_));
+  }
+  plan_.policy.wire_compression = wire_compression_.compression;
   WEFT_ASSIGN_OR_RETURN(sharded_,
                         FullyShard(*model_, model_->units(), plan_.mesh, *engine_, plan_.policy, loader));
   return absl::OkStatus();

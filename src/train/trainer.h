@@ -17,6 +17,7 @@
 #include "src/train/run_plan.h"
 #include "src/train/step_counters.h"
 #include "weft/comm/comm_engine.h"
+#include "weft/comm/wire_compression.h"
 #include "weft/context_parallel/context_parallel.h"
 #include "weft/memory/buffer_pool.h"
 #include "weft/memory/node_heap.h"
@@ -50,6 +51,7 @@ class Trainer {
   absl::StatusOr<std::vector<ShardView>> CurrentShards() { return sharded_->CurrentShards(); }
   LlamaModel& model() const { return *model_; }
   CommEngine& engine() const { return *engine_; }
+  const WireCompressionChoice& wire_compression() const { return wire_compression_; }
   const BatchSplitter& splitter() const { return splitter_; }
   const RunPlan& plan() const { return plan_; }
 
@@ -83,6 +85,7 @@ class Trainer {
   double flops_per_token_;
   std::unique_ptr<NodeHeap> heap_;
   std::unique_ptr<CommEngine> engine_;
+  WireCompressionChoice wire_compression_;
   std::unique_ptr<LlamaModel> model_;
   std::unique_ptr<ContextParallel> context_;  // Null where sequences are not split.
   std::unique_ptr<ShardedModel> sharded_;

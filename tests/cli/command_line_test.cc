@@ -112,6 +112,8 @@ TEST(CommandLine, SetsEveryFieldByItsFlag) {
                                      "true",
                                      "--prefetch-depth",
                                      "2",
+                                     "--wire-compression",
+                                     "lossless",
                                      "--grad-sync",
                                      "each",
                                      "--activation-checkpoint",
@@ -163,6 +165,7 @@ TEST(CommandLine, SetsEveryFieldByItsFlag) {
   EXPECT_FALSE(config.parallel.reshard_after_forward);
   EXPECT_TRUE(config.parallel.shard_optimizer_over_replicas);
   EXPECT_EQ(config.parallel.prefetch_depth, 2);
+  EXPECT_EQ(config.parallel.wire_compression, WireCompression::kLossless);
   EXPECT_EQ(config.parallel.grad_sync, GradientSync::kEach);
   EXPECT_EQ(config.parallel.activation_checkpoint, ActivationCheckpoint::kFull);
   EXPECT_EQ(config.parallel.param_dtype, DType::kBF16);

@@ -38,6 +38,7 @@ ToyRun DrawRun(uint64_t seed) {
   run.policy.prefetch_depth = static_cast<int>(Draw(seed, 6, ShardingPolicy::kMaxPrefetchDepth + 1));
   run.policy.max_reduce_scatters = static_cast<int>(Draw(seed, 7, 4));
   run.policy.max_all_reduces = static_cast<int>(1 + Draw(seed, 8, 3));
+  run.policy.wire_compression = Draw(seed, 17, 2) == 0 ? WireCompression::kLossless : WireCompression::kNone;
   run.policy.node_shared = Draw(seed, 16, 3) == 0 ? NodeShared::kOff : NodeShared::kAuto;
   return run;
 }

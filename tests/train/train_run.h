@@ -1,7 +1,11 @@
 // A small training run over ranks that are threads, on any mesh and node map.
 #pragma once
 
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -71,6 +75,7 @@ class TrainRun : public ::testing::Test {
     EXPECT_OK(RunThreadRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
       TrainEnvironment environment;
       environment.engine = engine_;
+      environment.output = output_;
       std::vector<StepMetrics>& own = result.by_rank[static_cast<size_t>(bootstrap.rank())];
       environment.on_step = [&own](const StepMetrics& metrics) { own.push_back(metrics); };
       WEFT_ASSIGN_OR_RETURN(const TrainReport report, Train(bootstrap, config, environment));
@@ -83,6 +88,17 @@ class TrainRun : public ::testing::Test {
     return result;
   }
   Result Run(const Mesh& mesh) { return Run(mesh, NodeMap::OneNode(mesh.ranks())); }
+
+  // What a run says.
+  std::string Printed(const Mesh& mesh, const NodeMap& nodes) {
+    char* text = nullptr;
+    size_t bytes = 0;
+    output_ = open_memstream(&text, &bytes);
+    Run(mesh, nodes);
+    std::fclose(std::exchange(output_, nullptr));
+    const std::unique_ptr<char, decltype(&std::free)> owner(text, &std::free);
+    return {text, bytes};
+  }
 
   // The error that all ranks of a run agree on.
   absl::Status RunError(int ranks) {
@@ -110,6 +126,7 @@ class TrainRun : public ::testing::Test {
   TempFolder folder_;
   TrainConfig config_;
   EngineOptions engine_;
+  std::FILE* output_ = nullptr;
 };
 
 }  // namespace weft

@@ -87,6 +87,31 @@ TEST_F(TrainRun, GivesTheSameBitsForEveryNodeMap) {
   EXPECT_EQ(hashes.size(), 1);
 }
 
+TEST_F(TrainRun, GivesTheSameBitsAndSendsFewerWithWireCompression) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    config_.parallel.param_dtype = config_.parallel.reduce_dtype = dtype;
+    for (const Mesh mesh : {Mesh{1, 4}, Mesh{2, 2}, Mesh{4, 1}}) {
+      config_.parallel.wire_compression = WireCompression::kNone;
+      const Result plain = Run(mesh, NodeMap::RanksPerNode(4, 2));
+      config_.parallel.wire_compression = WireCompression::kLossless;
+      const Result compressed = Run(mesh, NodeMap::RanksPerNode(4, 2));
+      EXPECT_EQ(compressed.report.weights_hash, plain.report.weights_hash)
+          << mesh.shard << " in " << Name(dtype);
+      EXPECT_EQ(plain.steps[1].wire_saved_bytes, 0);
+      EXPECT_GT(compressed.steps[1].wire_saved_bytes, 0);
+      EXPECT_EQ(compressed.steps[1].copied_bytes, plain.steps[1].copied_bytes);
+    }
+  }
+}
+
+TEST_F(TrainRun, SaysWhetherItCompressesWhatTravelsBetweenNodes) {
+  EXPECT_THAT(Printed({1, 2}, NodeMap::RanksPerNode(2, 1)), HasSubstr("wire-compression  "));
+  config_.parallel.wire_compression = WireCompression::kNone;
+  EXPECT_THAT(Printed({1, 2}, NodeMap::RanksPerNode(2, 1)),
+              HasSubstr("wire-compression  none  (--wire-compression)"));
+  EXPECT_THAT(Printed({1, 2}, NodeMap::OneNode(2)), Not(HasSubstr("wire-compression")));
+}
+
 TEST_F(TrainRun, DependsOnTheSeed) {
   const uint64_t first = Run({1, 1}).report.weights_hash;
   EXPECT_EQ(Run({1, 1}).report.weights_hash, first);

@@ -58,6 +58,8 @@ class CommContext {
     bool in_place = false;
     // See ShardingPolicy.
     bool shard_optimizer_over_replicas = false;
+    // Of weights, gradients and updates.
+    WireCompression wire_compression = WireCompression::kNone;
   };
 
   // `replicate_groups`: one for each bucket; buckets of groups of size 1 are only reduce-scattered. Errors:
@@ -172,6 +174,8 @@ class CommContext {
   absl::Status AddLanes();
   void RestartTurns();
   OpOptions Label(const std::string& label, Priority priority);
+  // The same of what moves weights, gradients or updates.
+  OpOptions Carry(const std::string& label, Priority priority);
   // Whom values are gathered from.
   struct ValueSource {
     LaneId lane;

@@ -11,6 +11,7 @@
 
 #include <absl/status/status.h>
 
+#include "weft/comm/types.h"
 #include "weft/core/dtype.h"
 #include "weft/mesh/process_group.h"
 #include "weft/nn/parameter.h"
@@ -87,6 +88,10 @@ struct ShardingPolicy {
   // at a time when the wire is idle, and moments and reduced gradients of one part only. There must be
   // replicas.
   bool shard_optimizer_over_replicas = false;
+
+  // How weights and gradients travel between nodes. It pays where links are slow beside the cores:
+  // ChooseWireCompression finds out.
+  WireCompression wire_compression = WireCompression::kNone;
 
   // Parameters that stay with the caller, whole on each rank: never gathered, reduced, clipped or listed
   // among the shards. Unset: none.

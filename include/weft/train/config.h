@@ -11,6 +11,7 @@
 
 #include <absl/status/status.h>
 
+#include "weft/comm/types.h"
 #include "weft/context_parallel/context_scheme.h"
 #include "weft/core/dtype.h"
 #include "weft/optim/lr_schedule.h"
@@ -95,7 +96,8 @@ struct ParallelOptions {
   NodeShared node_shared = NodeShared::kAuto;
   bool reshard_after_forward = true;
   bool shard_optimizer_over_replicas = false;
-  std::optional<int64_t> prefetch_depth = std::nullopt;  // Unset: as ResolvePrefetch sees fit.
+  std::optional<int64_t> prefetch_depth = std::nullopt;            // Unset: as ResolvePrefetch sees fit.
+  std::optional<WireCompression> wire_compression = std::nullopt;  // Unset: ChooseWireCompression finds out.
   GradientSync grad_sync = GradientSync::kReduceScatter;
   ActivationCheckpoint activation_checkpoint = ActivationCheckpoint::kNone;
   DType param_dtype = DType::kF32;

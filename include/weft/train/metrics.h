@@ -32,6 +32,7 @@ struct StepMetrics {
     int64_t control = 0;  // The gradient norm, and what ranks tell each other.
   } bytes;
   int64_t wire_bytes = 0;
+  int64_t wire_saved_bytes = 0;
   int64_t copied_bytes = 0;
   int64_t peak_buffer_bytes = 0;  // Images and gradients.
   // Of each pool: within the step, but for the engine's scratch, whose peak is of the run so far.
