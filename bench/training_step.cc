@@ -14,6 +14,7 @@
 #include "bench/or_die.h"
 #include "bench/step_model.h"
 #include "bench/versus.h"
+#include "weft/comm/wire_compression.h"
 #include "weft/core/parallel.h"
 #include "weft/mesh/mpi_bootstrap.h"
 #include "weft/nn/llama.h"
@@ -70,19 +71,24 @@ class Trainer {
         net_(OrDie(LlamaModel::Create(StepModelConfig()))) {
     const DeviceMesh mesh = OrDie(DeviceMesh::Create(
         {{"replicate", IntegerOf(request, "replicate")}, {"shard", IntegerOf(request, "shard")}}, ranks_));
-    model_ = OrDie(FullyShard(*net_, net_->units(), mesh, *engine_, PolicyOf(request), LoadFormula));
+    model_ =
+        OrDie(FullyShard(*net_, net_->units(), mesh, *engine_, PolicyOf(request, *engine_), LoadFormula));
     optimizer_ = std::make_unique<ShardedAdamW>(model_->Shards(), AdamWOptions{});
     const int64_t length = IntegerOf(request, "length");
     inputs_ = MakeTokens(arena.bootstrap->rank(), length, 0);
     targets_ = MakeTokens(arena.bootstrap->rank(), length, 1);
   }
 
-  static ShardingPolicy PolicyOf(const Request& request) {
+  static ShardingPolicy PolicyOf(const Request& request, CommEngine& engine) {
     ShardingPolicy policy;
     policy.zero_copy = IntegerOf(request, "zero_copy") != 0;
     policy.node_shared = IntegerOf(request, "node_shared") != 0 ? NodeShared::kAuto : NodeShared::kOff;
     if (request.contains("prefetch_depth")) policy.prefetch_depth = IntegerOf(request, "prefetch_depth");
     policy.shard_optimizer_over_replicas = IntegerOf(request, "sharded_optimizer") != 0;
+    // As `weft train` does unless it is told otherwise.
+    if (IntegerOf(request, "wire_compression") != 0) {
+      policy.wire_compression = OrDie(ChooseWireCompression(engine)).compression;
+    }
     return policy;
   }
 

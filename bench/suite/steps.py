@@ -21,7 +21,7 @@ PYTORCH = {"fused": 1, "compiled": 0}
 COMPILED = {"fused": 1, "compiled": 1}
 
 # What weft can be told, by the name of the way.
-DEFAULTS = {"zero_copy": 1, "node_shared": 1, "sharded_optimizer": 0}
+DEFAULTS = {"zero_copy": 1, "node_shared": 1, "sharded_optimizer": 0, "wire_compression": 1}
 WEFT = {
     "weft": DEFAULTS,
     "weft, node-shared off": {**DEFAULTS, "node_shared": 0},
