@@ -27,7 +27,7 @@ std::byte* Workspace(size_t slots, size_t bytes) {
   return memory.data();
 }
 
-// A reduction that is plain in this thread's workspace, and there alone.
+// What is compressed is plain in this thread's workspace alone, for as long as the reduction takes.
 absl::Status RunCompressedReduce(const DataTask& task) {
   auto leaves = task.leaves;
   ReduceTarget target = task.target;

@@ -1,10 +1,9 @@
 #include "weft/comm/wire_compression.h"
 
 #include <algorithm>
-#include <array>
-#include <cmath>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <numeric>
 #include <random>
 #include <vector>
@@ -47,22 +46,34 @@ double MillisecondsOf(Runtime& runtime, const std::function<void()>& work) {
   return static_cast<double>(runtime.NowNs() - begin) / 1e6;
 }
 
+using Numbers = std::shared_ptr<std::vector<float>>;
+
+Numbers MakeNumbers(int64_t count) { return std::make_shared<std::vector<float>>(count, 1.0F); }
+
+TensorView ViewOf(const Numbers& numbers) {
+  return TensorView::Contiguous(numbers->data(), DType::kF32, {static_cast<int64_t>(numbers->size())});
+}
+
+// The memory of an operation that fails must outlive it.
+absl::Status Finish(Work work, const std::vector<Numbers>& memory) {
+  absl::Status finished = work.WaitReleased();
+  if (!finished.ok()) work.Detach({memory.begin(), memory.end()});
+  return finished;
+}
+
 // The fastest round, in milliseconds a megabyte.
 absl::StatusOr<double> MeasureWire(CommEngine& engine, LaneId lane) {
   const ProcessGroup& world = engine.group(lane);
   const int shift = FarthestShift(engine.bootstrap().node_map());
   const int to = (world.group_rank + shift) % world.size();
   const int from = (world.group_rank + world.size() - shift) % world.size();
-  std::vector<float> sent(kSentElements, 1.0F);
-  std::vector<float> received(kSentElements);
-  const auto view = [](std::vector<float>& memory) {
-    return TensorView::Contiguous(memory.data(), DType::kF32, {kSentElements});
-  };
+  const Numbers sent = MakeNumbers(kSentElements);
+  const Numbers received = MakeNumbers(kSentElements);
   double least = 0;
   for (int round = 0; round < kRounds; ++round) {
     absl::Status done;
     const double milliseconds = MillisecondsOf(engine.bootstrap().runtime(), [&] {
-      done = engine.SendReceive(lane, view(sent), to, view(received), from).WaitReleased();
+      done = Finish(engine.SendReceive(lane, ViewOf(sent), to, ViewOf(received), from), {sent, received});
     });
     WEFT_RETURN_IF_ERROR(done);
     least = round == 0 ? milliseconds : std::min(least, milliseconds);
@@ -72,7 +83,7 @@ absl::StatusOr<double> MeasureWire(CommEngine& engine, LaneId lane) {
 
 struct CodecCost {
   double milliseconds;  // For a megabyte, at both ends together,
-  double saved_share;   // of which so much need not travel.
+  double left_share;    // of which so much still travels.
 };
 
 CodecCost MeasureCodec(Runtime& runtime) {
@@ -95,7 +106,7 @@ CodecCost MeasureCodec(Runtime& runtime) {
     });
     least = slice == 0 ? milliseconds : std::min(least, milliseconds);
   }
-  return {least * kMegabyte / kSliceBytes, 1.0 - static_cast<double>(bytes) / kSliceBytes};
+  return {least * kMegabyte / kSliceBytes, static_cast<double>(bytes) / kSliceBytes};
 }
 
 }  // namespace
@@ -110,16 +121,21 @@ absl::StatusOr<WireCompressionChoice> ChooseWireCompression(CommEngine& engine) 
   WEFT_ASSIGN_OR_RETURN(const LaneId lane, engine.AddLane(world, LanePurpose::kControl));
   const CodecCost codec = MeasureCodec(bootstrap.runtime());
   WEFT_ASSIGN_OR_RETURN(const double wire_ms, MeasureWire(engine, lane));
-  std::array<float, 2> slowest = {static_cast<float>(wire_ms), static_cast<float>(codec.milliseconds)};
-  Work agreed =
-      engine.AllReduce(lane, slowest.data(), slowest.data(), DType::kF32, slowest.size(), ReduceOp::kMax);
-  WEFT_RETURN_IF_ERROR(agreed.WaitReleased());
-  const double saved_ms = slowest[0] * codec.saved_share;
-  const bool pays = saved_ms > slowest[1];
+  // All ranks decide by the same numbers.
+  const Numbers worst = MakeNumbers(3);
+  *worst = {static_cast<float>(wire_ms), static_cast<float>(codec.milliseconds),
+            static_cast<float>(codec.left_share)};
+  WEFT_RETURN_IF_ERROR(Finish(engine.AllReduce(lane, worst->data(), worst->data(), DType::kF32,
+                                               static_cast<int64_t>(worst->size()), ReduceOp::kMax),
+                              {worst}));
+  const double slowest_ms = (*worst)[0];
+  const double codec_ms = (*worst)[1];
+  const double saved_ms = slowest_ms * (1.0 - (*worst)[2]);
+  const bool pays = saved_ms > codec_ms;
   return WireCompressionChoice{pays ? WireCompression::kLossless : WireCompression::kNone,
                                absl::StrFormat("between nodes a rank's megabyte takes %.3g ms, of which "
                                                "compression saves %.2g for %.2g of compute",
-                                               slowest[0], saved_ms, slowest[1])};
+                                               slowest_ms, saved_ms, codec_ms)};
 }
 
 }  // namespace weft
