@@ -35,7 +35,7 @@ WireCompressionChoice Choose(const NodeMap& nodes, const SimOptions& machine) {
 
 TEST(ChooseWireCompression, CompressesWhereLinksAreSlowBesideTheCores) {
   const WireCompressionChoice choice =
-      Choose(NodeMap::RanksPerNode(4, 2), {.jitter = 0, .memory_speed = 2.0, .wire_speed = 0.12});
+      Choose(NodeMap::RanksPerNode(4, 2), {.jitter = 0, .memory_speed = 8.0, .wire_speed = 0.12});
   EXPECT_EQ(choice.compression, WireCompression::kLossless);
   // Two ranks share 120 MB/s.
   EXPECT_THAT(choice.reason, HasSubstr("megabyte takes 16."));
@@ -47,7 +47,7 @@ TEST(ChooseWireCompression, LeavesNumbersAsTheyAreWhereLinksAreFast) {
 }
 
 TEST(ChooseWireCompression, MakesOneChoiceForRanksThatAreUnevenlySpread) {
-  const SimOptions machine{.memory_speed = 2.0, .wire_speed = 0.12};
+  const SimOptions machine{.memory_speed = 8.0, .wire_speed = 0.12};
   EXPECT_EQ(Choose(NodeMap::RanksPerNode(5, 3), machine).compression, WireCompression::kLossless);
 }
 
