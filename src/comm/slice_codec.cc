@@ -20,12 +20,12 @@ constexpr size_t kHeaderBytes = 3;
 // An exponent that is listed.
 constexpr size_t kListedBytes = 2;
 // Windows of exponents are tried that end at the largest of a block, or at one of the next below,
-constexpr int kUpperEnds = 3;
+constexpr size_t kUpperEnds = 3;
 // and are of so many bits, or whole bytes.
 constexpr int kWidest = 4;
 constexpr int kWholeByte = 8;
 // Distances from the largest exponent that matter for that.
-constexpr int kDistances = kUpperEnds + (1 << kWidest);
+constexpr size_t kDistances = kUpperEnds + (size_t{1} << kWidest);
 
 // How many bytes of the mantissa lie below its upper seven bits.
 template <typename Word>
@@ -92,7 +92,7 @@ Window BestWindow(const Bytes& exponents) {
   for (const uint8_t exponent : exponents) largest = std::max(largest, exponent);
   Bytes distances;
   for (size_t i = 0; i < kBlock; ++i) {
-    distances[i] = static_cast<uint8_t>(std::min<int>(largest - exponents[i], kDistances));
+    distances[i] = static_cast<uint8_t>(std::min(largest - exponents[i], static_cast<int>(kDistances)));
   }
   // Several tables, so that neighbours, which are often alike, do not wait for each other.
   constexpr size_t kTables = 4;
@@ -108,9 +108,9 @@ Window BestWindow(const Bytes& exponents) {
   Window best;
   size_t least_bytes = PlaneBytes(best.width);
   for (int width = 0; width <= kWidest; ++width) {
-    for (int end = 0; end < kUpperEnds; ++end) {
-      const int size = 1 << width;
-      const int inside = nearer[static_cast<size_t>(end + size)] - nearer[static_cast<size_t>(end)];
+    const size_t size = size_t{1} << width;
+    for (size_t end = 0; end < kUpperEnds; ++end) {
+      const int inside = nearer[end + size] - nearer[end];
       const int listed = static_cast<int>(kBlock) - inside;
       const size_t bytes = PlaneBytes(width) + kListedBytes * static_cast<size_t>(listed);
       if (bytes >= least_bytes) continue;

@@ -19,7 +19,7 @@ namespace {
 // More than what the system's buffers, and those of a link, take in at once.
 constexpr int64_t kSentElements = int64_t{1} << 19;
 constexpr int kRounds = 3;
-constexpr int64_t kSliceElements = 15 * 1024;
+constexpr int64_t kSliceElements = int64_t{15} * 1024;
 constexpr size_t kSliceBytes = kSliceElements * sizeof(float);
 constexpr int kSlices = 8;
 constexpr double kMegabyte = 1e6;
