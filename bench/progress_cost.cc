@@ -10,7 +10,6 @@
 #include <cstdio>
 #include <deque>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <sys/resource.h>
 #include <vector>
@@ -20,6 +19,7 @@
 #include "weft/comm/comm_engine.h"
 #include "weft/memory/pool_tensor.h"
 #include "weft/mesh/mpi_bootstrap.h"
+#include "weft/mesh/world_group.h"
 
 namespace weft::bench {
 namespace {
@@ -81,10 +81,7 @@ class Scene {
     Meet();
     Measure(alone_, [] {});
     auto engine = OrDie(CommEngine::Create(*bootstrap_, *heap_));
-    ProcessGroup world{
-        .name = "world", .ranks = std::vector<int>(bootstrap_->size()), .group_rank = bootstrap_->rank()};
-    std::iota(world.ranks.begin(), world.ranks.end(), 0);
-    const LaneId lane = OrDie(engine->AddLane(world, LanePurpose::kAllGather));
+    const LaneId lane = OrDie(engine->AddLane(WorldGroup(*bootstrap_), LanePurpose::kAllGather));
     OrDie(engine->Barrier(lane).WaitReleased());
     Measure(idle_, [] {});
     Meet();

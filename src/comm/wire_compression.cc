@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <numeric>
 #include <random>
 #include <vector>
 
@@ -12,6 +11,7 @@
 
 #include "src/comm/slice_codec.h"
 #include "weft/core/status.h"
+#include "weft/mesh/world_group.h"
 
 namespace weft {
 namespace {
@@ -36,6 +36,7 @@ int FarthestShift(const NodeMap& nodes) {
     for (int rank = 0; rank < nodes.size(); ++rank) {
       leaving += nodes.SameNode(rank, (rank + shift) % nodes.size()) ? 0 : 1;
     }
+    if (leaving == nodes.size()) return shift;
     if (leaving <= most) continue;
     most = leaving;
     best = shift;
@@ -119,9 +120,7 @@ absl::StatusOr<WireCompressionChoice> ChooseWireCompression(CommEngine& engine) 
   if (bootstrap.node_map().node_count() == 1) {
     return WireCompressionChoice{WireCompression::kNone, "all ranks are on one node"};
   }
-  ProcessGroup world{"wire_speed", std::vector<int>(static_cast<size_t>(bootstrap.size())), bootstrap.rank()};
-  std::iota(world.ranks.begin(), world.ranks.end(), 0);
-  WEFT_ASSIGN_OR_RETURN(const LaneId lane, engine.AddLane(world, LanePurpose::kControl));
+  WEFT_ASSIGN_OR_RETURN(const LaneId lane, engine.AddLane(WorldGroup(bootstrap), LanePurpose::kControl));
   const CodecCost codec = MeasureCodec(bootstrap.runtime());
   WEFT_ASSIGN_OR_RETURN(const double wire_ms, MeasureWire(engine, lane));
   // All ranks decide by the same numbers.

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "src/train/batch_reader.h"
-#include "src/train/world_group.h"
 #include "weft/core/status.h"
+#include "weft/mesh/world_group.h"
 
 namespace weft {
 

@@ -7,8 +7,8 @@
 #include <absl/strings/str_cat.h>
 
 #include "src/train/batch_reader.h"
-#include "src/train/world_group.h"
 #include "weft/core/status.h"
+#include "weft/mesh/world_group.h"
 #include "weft/train/model_flops.h"
 
 namespace weft {

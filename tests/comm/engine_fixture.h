@@ -4,7 +4,6 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <numeric>
 #include <string>
 #include <vector>
 
@@ -12,14 +11,9 @@
 #include "weft/core/status.h"
 #include "weft/core/strided_copy.h"
 #include "weft/memory/buffer_pool.h"
+#include "weft/mesh/world_group.h"
 
 namespace weft::testing {
-
-inline ProcessGroup WorldGroup(const Bootstrap& bootstrap) {
-  ProcessGroup group{"world", std::vector<int>(static_cast<size_t>(bootstrap.size())), bootstrap.rank()};
-  std::iota(group.ranks.begin(), group.ranks.end(), 0);
-  return group;
-}
 
 // The ranks that share memory with this one.
 inline ProcessGroup RanksOfThisNode(const Bootstrap& bootstrap) {

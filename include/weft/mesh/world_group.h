@@ -1,4 +1,6 @@
-// The group of all ranks.
+// The group of all ranks, "world", in their order.
+//
+// Pure.
 #pragma once
 
 #include <numeric>
