@@ -135,8 +135,8 @@ def steps_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> Iterato
             yield Row(case.what, "ms", "weft", measured.rounds, measured.missing, goals if hosts.has_goals else ())
             # The bound is of the bytes as they are: a step that compresses them may be faster than it.
             goals = [Goal((BOUND,), 1 / case.bound, f"at most {case.bound} x {BOUND}: of that")]
-            plain = {name: measured.rounds[name] for name in (PLAIN, BOUND) if name in measured.rounds}
-            yield Row(f"{case.what}, uncompressed", "ms", PLAIN, plain, {}, goals if hosts.has_goals else ())
+            plain = measured.only(PLAIN, BOUND)
+            yield Row(f"{case.what}, uncompressed", "ms", PLAIN, plain.rounds, plain.missing, goals if hosts.has_goals else ())
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,11 @@ class Measurements:
     rounds: dict[str, list[float]]
     missing: dict[str, str]  # Ways that failed, and why.
 
+    def only(self, *names: str) -> Measurements:
+        """Of these ways, as far as they were measured or failed."""
+        rounds, missing = ({name: of[name] for name in names if name in of} for of in (self.rounds, self.missing))
+        return Measurements(rounds, missing)
+
 
 def in_turns(ways: Sequence[Way], rounds: int, scale: float = 1.0) -> Measurements:
     """A round's value is the median of its repeats. The first round only warms up. Each round begins with another way, and every
