@@ -1,5 +1,5 @@
-// All-gather, into an output of each rank's own or one for all ranks of a node; broadcast (an all-gather of
-// which only the root has a part) and barrier (an all-gather of one word each).
+// All-gather, into an output of each rank's own or one for all ranks of a node, or of changes; broadcast (an
+// all-gather of which only the root has a part) and barrier (an all-gather of one word each).
 #include <utility>
 
 #include "src/comm/gather_phase.h"
@@ -14,7 +14,7 @@ class AllGatherOperation final : public Collective {
 
  protected:
   absl::Status BeginMove(OperationContext& context) override {
-    GatherPhase::Memory memory{plan().input, plan().output, {}};
+    GatherPhase::Memory memory{plan().input, plan().output, plan().before, {}};
     for (int peer : context.placement.local_peers()) {
       memory.peers.push_back({peer, InputOf(context, peer), OutputOf(context, peer)});
     }

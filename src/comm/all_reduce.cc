@@ -21,7 +21,7 @@ class AllReduceOperation final : public Collective {
     const int64_t slice = SliceElements(context, plan().dtype);
     std::byte* own_part = PartOf(plan().output, context.placement.me());
     ReducePhase::Memory reduced{LocalInputs(context), own_part, {}};
-    GatherPhase::Memory memory{own_part, plan().output, {}};
+    GatherPhase::Memory memory{own_part, plan().output, /*before=*/nullptr, {}};
     for (int peer : context.placement.local_peers()) {
       // Published for this rank to write to.
       auto* output = const_cast<std::byte*>(OutputOf(context, peer));

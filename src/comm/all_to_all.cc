@@ -11,6 +11,7 @@
 
 #include "src/comm/operations.h"
 #include "src/comm/part_shape.h"
+#include "src/comm/sends.h"
 
 namespace weft {
 namespace {
@@ -127,37 +128,20 @@ class AllToAllOperation final : public Collective {
       advanced |= credited;
       if (arrival.unpack) advanced |= arrival.unpack->Step(context, arrival.receive.done());
     }
-    for (SendStream& send : sends_) {
-      WEFT_ASSIGN_OR_RETURN(const bool sent, send.Step(context, kAll));
-      advanced |= sent;
-    }
-    for (MadeSendStream& send : packed_sends_) {
-      WEFT_ASSIGN_OR_RETURN(const bool sent, send.Step(context));
-      advanced |= sent;
-    }
-    return advanced;
+    WEFT_ASSIGN_OR_RETURN(const bool sent, sends_.Step(context));
+    return advanced || sent;
   }
 
   bool MoveComplete() const override {
     return std::all_of(pulls_.begin(), pulls_.end(), [](const RangeStream& s) { return s.finished(); }) &&
            std::all_of(arrivals_.begin(), arrivals_.end(), [](const Arrival& a) { return a.finished(); });
   }
-  bool MoveDrained() const override {
-    return MoveComplete() &&
-           std::all_of(sends_.begin(), sends_.end(), [](const SendStream& s) { return s.finished(); }) &&
-           std::all_of(packed_sends_.begin(), packed_sends_.end(),
-                       [](const MadeSendStream& s) { return s.finished(); });
-  }
+  bool MoveDrained() const override { return MoveComplete() && sends_.finished(); }
   void AddAwaited(const OperationContext& /*context*/, std::set<int>& ranks) const override {
     for (const Arrival& arrival : arrivals_) {
       if (!arrival.finished()) ranks.insert(arrival.receive.peer());
     }
-    for (const SendStream& send : sends_) {
-      if (!send.finished()) ranks.insert(send.peer());
-    }
-    for (const MadeSendStream& send : packed_sends_) {
-      if (!send.finished()) ranks.insert(send.peer());
-    }
+    sends_.AddAwaited(ranks);
   }
 
  private:
@@ -238,15 +222,15 @@ class AllToAllOperation final : public Collective {
     const Slicing slicing{shape.elements(), SliceElements(context, plan().dtype)};
     auto* memory = static_cast<std::byte*>(part.data);
     if (TravelsAsItLies(part)) {
-      sends_.emplace_back(ChannelTo(context, member), slicing, SliceMemory{memory, SizeOf(plan().dtype)},
-                          shape);
+      sends_.Add(std::make_unique<SendStream>(ChannelTo(context, member), slicing,
+                                              SliceMemory{memory, SizeOf(plan().dtype)}, shape));
       return;
     }
     context.counters.copied_bytes += static_cast<int64_t>(part.bytes());
-    packed_sends_.emplace_back(ChannelTo(context, member),
-                               std::make_unique<RangeStream>(RangeCopy::Pack(part), slicing.slice_elements,
-                                                             SliceMemory::Strided(memory), nullptr),
-                               shape, *slots_);
+    auto packed = std::make_unique<RangeStream>(RangeCopy::Pack(part), slicing.slice_elements,
+                                                SliceMemory::Strided(memory), nullptr);
+    sends_.Add(
+        std::make_unique<MadeSendStream>(ChannelTo(context, member), std::move(packed), shape, *slots_));
   }
 
   Buffer table_;   // See Note [Part tables].
@@ -255,8 +239,7 @@ class AllToAllOperation final : public Collective {
   std::optional<ScratchSlots> slots_;
   std::deque<RangeStream> pulls_;
   std::deque<Arrival> arrivals_;
-  std::deque<SendStream> sends_;
-  std::deque<MadeSendStream> packed_sends_;
+  Sends sends_;
 };
 
 }  // namespace

@@ -28,7 +28,8 @@ struct CollectivePlan {
   ReduceOp reduce = ReduceOp::kSum;
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
-  PartLayout parts;  // AG, broadcast: of the output. RS: of the input. AR: who reduces what.
+  std::byte* before = nullptr;  // AG of changes: what outputs elsewhere hold in place of the own part.
+  PartLayout parts;             // AG, broadcast: of the output. RS: of the input. AR: who reduces what.
   // A2A, by group rank; then input and output are unused, and parts, too.
   std::vector<TensorView> sends;
   std::vector<TensorView> receives;
@@ -36,7 +37,7 @@ struct CollectivePlan {
   // Of anything but an exchange.
   static CollectivePlan OfRuns(OpKind kind, DType dtype, ReduceOp reduce, const std::byte* input,
                                std::byte* output, PartLayout parts) {
-    return {kind, dtype, reduce, input, output, std::move(parts), {}, {}};
+    return {kind, dtype, reduce, input, output, /*before=*/nullptr, std::move(parts), {}, {}};
   }
 };
 

@@ -4,20 +4,36 @@
 #include <vector>
 
 #include "src/comm/copy_bytes.h"
-#include "src/comm/slice_codec.h"
 #include "src/comm/stream_line.h"
 #include "weft/core/status.h"
 
 namespace weft {
 namespace {
 
-bool IsCompressed(const LeafSource& leaf) { return leaf.compressed; }
+bool IsCompressed(const LeafSource& leaf) { return leaf.form != SliceForm::kPlain; }
 
 absl::Status Decompress(const LeafSource& leaf, int64_t count, std::byte* numbers) {
+  if (leaf.form == SliceForm::kChanges) {
+    if (ApplyChanges(leaf.data, count, reinterpret_cast<float*>(numbers))) return absl::OkStatus();
+    return absl::InternalError(absl::StrCat(
+        "what another node sent are no changes of the ", count, " ", ToAbsl(Name(leaf.dtype)),
+        " that they are for: these were written since they were gathered, which is for their owner to do, or "
+        "ranks run different versions"));
+  }
   if (DecompressSlice(leaf.dtype, leaf.data, count, numbers)) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("what another node sent is no compressed slice of ", count, " ",
                                           ToAbsl(Name(leaf.dtype)),
                                           ": ranks run different versions, or something has overwritten it"));
+}
+
+void Compress(const DataTask& task) {
+  const std::byte* numbers = task.leaves[0].data;
+  if (task.target.form == SliceForm::kChanges) {
+    CompressChanges(reinterpret_cast<const float*>(numbers),
+                    reinterpret_cast<const float*>(task.leaves[1].data), task.count, task.target.data);
+  } else {
+    CompressSlice(task.leaves[0].dtype, numbers, task.count, task.target.data);
+  }
 }
 
 // `slots` runs of `bytes` each, of the calling thread, until its next call.
@@ -35,19 +51,21 @@ absl::Status RunCompressedReduce(const DataTask& task) {
   const size_t slot_bytes = static_cast<size_t>(task.count) * sizeof(float);
   std::byte* slot = Workspace(compressed + 1, slot_bytes);
   for (LeafSource& leaf : leaves) {
-    if (!leaf.compressed) continue;
+    if (!IsCompressed(leaf)) continue;
     WEFT_RETURN_IF_ERROR(Decompress(leaf, task.count, slot));
     leaf = {slot, leaf.dtype};
     slot += slot_bytes;
   }
-  if (target.compressed) target.data = slot;
+  const bool compresses = target.form != SliceForm::kPlain;
+  if (compresses) target.data = slot;
   RunReduce(*task.program, leaves, task.op, target, task.count);
-  if (target.compressed) CompressSlice(target.dtype, slot, task.count, task.target.data);
+  if (compresses) CompressSlice(target.dtype, slot, task.count, task.target.data);
   return absl::OkStatus();
 }
 
 absl::Status RunReduction(const DataTask& task) {
-  if (task.target.compressed || std::any_of(task.leaves.begin(), task.leaves.end(), IsCompressed)) {
+  if (task.target.form != SliceForm::kPlain ||
+      std::any_of(task.leaves.begin(), task.leaves.end(), IsCompressed)) {
     return RunCompressedReduce(task);
   }
   RunReduce(*task.program, task.leaves, task.op, task.target, task.count);
@@ -56,9 +74,9 @@ absl::Status RunReduction(const DataTask& task) {
 
 absl::Status RunCopy(const DataTask& task) {
   const LeafSource& leaf = task.leaves[0];
-  if (leaf.compressed) return Decompress(leaf, task.count, task.target.data);
-  if (task.target.compressed) {
-    CompressSlice(leaf.dtype, leaf.data, task.count, task.target.data);
+  if (IsCompressed(leaf)) return Decompress(leaf, task.count, task.target.data);
+  if (task.target.form != SliceForm::kPlain) {
+    Compress(task);
   } else {
     CopyBytes(task.target.data, leaf.data, task.bytes, task.target.nontemporal);
   }

@@ -23,8 +23,9 @@ struct DataTask {
   Priority priority = Priority::kBulk;
 
   // A reduction if `program` is set; elements [first, first + count) of a strided tensor, from the only leaf,
-  // if `range` is set; else a copy of `bytes`, which are `count` elements, from the only leaf. Leaves and
-  // targets of reductions and copies may be compressed slices.
+  // if `range` is set; else a copy of `bytes`, which are `count` elements, from the first leaf. Leaves and
+  // targets of reductions and copies may be compressed slices, those of copies changes: of the second leaf,
+  // or to what the target holds.
   const ReduceProgram* program = nullptr;
   const RangeCopy* range = nullptr;
   int64_t first = 0;
@@ -44,7 +45,7 @@ class TaskOwner {
   ~TaskOwner() = default;
 };
 
-// Moves the data. Errors: kInternal (a leaf is not the compressed slice that it should be).
+// Moves the data. Errors: kInternal (a leaf is not the slice that it should be).
 absl::Status RunTask(const DataTask& task);
 // What it writes, in bytes, compressed or not.
 size_t TaskBytes(const DataTask& task);

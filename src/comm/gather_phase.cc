@@ -12,6 +12,11 @@ namespace {
 
 constexpr int kGatherChannel = 0;
 
+SliceForm FormOf(const OperationContext& context, DType dtype, const std::byte* before) {
+  const SliceForm form = TravelForm(context, dtype);
+  return form == SliceForm::kCompressed && before != nullptr ? SliceForm::kChanges : form;
+}
+
 }  // namespace
 
 GatherPhase::GatherPhase(const OperationContext& context, const PartLayout& parts, DType dtype,
@@ -23,13 +28,17 @@ GatherPhase::GatherPhase(const OperationContext& context, const PartLayout& part
       slice_elements_(slice_elements),
       nontemporal_(WritesAroundCaches(static_cast<size_t>(parts.total()) * SizeOf(dtype) *
                                       (kind == Kind::kShared ? 1 : 1 + memory.peers.size()))),
-      compressed_(TravelsCompressed(context, dtype)),
+      form_(FormOf(context, dtype, memory.before)),
       slots_(kSenderSlots, RingFor(nullptr).SlotBytes(SlicingOf(context.placement.me()))) {
   if (kind == Kind::kShared) {
     PlanShared(context, memory);
   } else {
     PlanLocal(context, memory);
   }
+  if (memory.before == nullptr) return;
+  before_ = {memory.before, element_bytes_};
+  remember_.emplace(SlicingOf(context.placement.me()), dtype, OwnPart(memory), *before_,
+                    /*nontemporal=*/true);
 }
 
 absl::StatusOr<std::unique_ptr<GatherPhase>> GatherPhase::Create(const OperationContext& context,
@@ -111,7 +120,7 @@ absl::Status GatherPhase::PlanWire(const OperationContext& context, const Memory
   ring_slices_ = RingSlices(static_cast<int64_t>(received.size()));
   size_t ring_bytes = 0;
   for (const int member : received) ring_bytes += RingFor(nullptr).RingBytes(SlicingOf(member));
-  if (compressed_ && ring_bytes > 0) {
+  if (form_ != SliceForm::kPlain && ring_bytes > 0) {
     WEFT_ASSIGN_OR_RETURN(ring_, context.scratch.Acquire(ring_bytes));
   }
   std::byte* ring = ring_.data();
@@ -122,7 +131,7 @@ absl::Status GatherPhase::PlanWire(const OperationContext& context, const Memory
                                     placement.WorldRank(member), kGatherChannel};
     if (receives(member)) AddRelay(channel, member, PlaceOf(memory.output, member), ring);
     if (placement.Agent(placement.NodeOf(member), me) == member && Travels(me)) {
-      AddSend(channel, SlicingOf(me), memory.own_part);
+      sends_.AddRun(channel, {SlicingOf(me), dtype_, OwnPart(memory), form_, before_}, slots_);
     }
   }
   return absl::OkStatus();
@@ -131,7 +140,7 @@ absl::Status GatherPhase::PlanWire(const OperationContext& context, const Memory
 void GatherPhase::AddRelay(const WireDesk::Channel& channel, int member, std::byte* place, std::byte*& ring) {
   const Slicing slicing = SlicingOf(member);
   const SliceMemory target{place, element_bytes_};
-  if (!compressed_) {
+  if (form_ == SliceForm::kPlain) {
     relays_.push_back({ReceiveStream(channel, WirePhase::kGather, slicing, target), std::nullopt, member});
     return;
   }
@@ -139,18 +148,6 @@ void GatherPhase::AddRelay(const WireDesk::Channel& channel, int member, std::by
   ring += arrivals.RingBytes(slicing);
   relays_.push_back({ReceiveStream(channel, WirePhase::kGather, slicing, arrivals),
                      CopyStream(slicing, dtype_, arrivals, target, /*nontemporal=*/false), member});
-}
-
-void GatherPhase::AddSend(const WireDesk::Channel& channel, const Slicing& slicing,
-                          const std::byte* own_part) {
-  // Only read; SliceMemory serves targets too.
-  const SliceMemory own{const_cast<std::byte*>(own_part), element_bytes_};
-  if (compressed_) {
-    compressed_sends_.emplace_back(channel, std::make_unique<CompressStream>(slicing, dtype_, own),
-                                   PartShape::Run(slicing.elements), slots_);
-  } else {
-    sends_.emplace_back(channel, slicing, own);
-  }
 }
 
 bool GatherPhase::StepPulls(OperationContext& context, int64_t own_available) {
@@ -211,14 +208,9 @@ absl::StatusOr<bool> GatherPhase::Step(OperationContext& context, int64_t own_av
   advanced |= StepWatches(context);
   WEFT_ASSIGN_OR_RETURN(const bool relayed, StepRelays(context));
   advanced |= relayed;
-  for (SendStream& send : sends_) {
-    WEFT_ASSIGN_OR_RETURN(const bool sent, send.Step(context, own_available));
-    advanced |= sent;
-  }
-  for (MadeSendStream& send : compressed_sends_) {
-    WEFT_ASSIGN_OR_RETURN(const bool sent, send.Step(context, own_available));
-    advanced |= sent;
-  }
+  WEFT_ASSIGN_OR_RETURN(const bool sent, sends_.Step(context, own_available));
+  advanced |= sent;
+  if (remember_ && sends_.finished()) advanced |= remember_->Step(context, own_available);
   return advanced;
 }
 
@@ -230,22 +222,14 @@ bool GatherPhase::complete() const {
 }
 
 bool GatherPhase::drained() const {
-  return complete() &&
-         std::all_of(sends_.begin(), sends_.end(), [](const SendStream& s) { return s.finished(); }) &&
-         std::all_of(compressed_sends_.begin(), compressed_sends_.end(),
-                     [](const MadeSendStream& s) { return s.finished(); });
+  return complete() && sends_.finished() && (!remember_ || remember_->finished());
 }
 
 void GatherPhase::AddAwaited(std::set<int>& ranks) const {
   for (const Relay& relay : relays_) {
     if (!relay.finished()) ranks.insert(relay.stream.peer());
   }
-  for (const SendStream& send : sends_) {
-    if (!send.finished()) ranks.insert(send.peer());
-  }
-  for (const MadeSendStream& send : compressed_sends_) {
-    if (!send.finished()) ranks.insert(send.peer());
-  }
+  sends_.AddAwaited(ranks);
   for (const Pull& pull : pulls_) {
     if (!pull.stream.finished()) ranks.insert(pull.source);
   }

@@ -8,6 +8,11 @@
 // Where the ranks of a node name one output, pulling has no work left: a part is written by its owner, or by
 // its agent, and everybody else *watches* the writer's counter for it, which then is set once, at the end. A
 // part that already lies in the output needs not even that: its owner has published it.
+//
+// Note [Older states]
+// Where every output holds an older state of the parts, and each owner knows that of its own, slices travel
+// between nodes as changes. When all are sent, the owner brings what it knows up to date, as part of the
+// operation: it has not been *released* before.
 #pragma once
 
 #include <deque>
@@ -20,6 +25,7 @@
 #include <absl/status/statusor.h>
 
 #include "src/comm/collective_plan.h"
+#include "src/comm/sends.h"
 #include "src/comm/streams.h"
 
 namespace weft {
@@ -34,8 +40,11 @@ struct PeerMemory {
 class GatherPhase {
  public:
   struct Memory {
-    const std::byte* own_part;      // This rank's part. A peer's is null if it shares none.
-    std::byte* output;              // The whole.
+    const std::byte* own_part;  // This rank's part. A peer's is null if it shares none.
+    std::byte* output;          // The whole.
+    // What outputs elsewhere hold in place of this rank's part; null if that is not known. See Note [Older
+    // states].
+    std::byte* before;
     std::vector<PeerMemory> peers;  // Every rank of the node but this one.
   };
   enum class Kind : uint8_t {
@@ -93,9 +102,12 @@ class GatherPhase {
   absl::Status PlanWire(const OperationContext& context, const Memory& memory);
   // `ring`: scratch that is left for what comes compressed.
   void AddRelay(const WireDesk::Channel& channel, int member, std::byte* place, std::byte*& ring);
-  void AddSend(const WireDesk::Channel& channel, const Slicing& slicing, const std::byte* own_part);
+  // Only read: the cast is for SliceMemory, which serves targets too.
+  SliceMemory OwnPart(const Memory& memory) const {
+    return {const_cast<std::byte*>(memory.own_part), element_bytes_};
+  }
   bool Travels(int member) const;
-  SliceMemory RingFor(std::byte* base) const { return {base, element_bytes_, ring_slices_, compressed_}; }
+  SliceMemory RingFor(std::byte* base) const { return {base, element_bytes_, ring_slices_, form_}; }
   void AddWatch(const OperationContext& context, int member, int writer);
   void AddPull(const std::byte* source, std::byte* target, int member, int peer, int counter);
   std::byte* PlaceOf(std::byte* output, int member) const {
@@ -113,17 +125,18 @@ class GatherPhase {
   const size_t element_bytes_;
   const int64_t slice_elements_;
   const bool nontemporal_;
-  const bool compressed_;    // Between nodes.
+  const SliceForm form_;     // Between nodes.
   int64_t ring_slices_ = 1;  // Of each part in
   Buffer ring_;              // what comes compressed lands in.
   ScratchSlots slots_;       // What goes compressed is made in them.
   // Deques: streams are named by address while pieces of them are under way.
   std::deque<Pull> pulls_;
   std::deque<Relay> relays_;
-  std::deque<SendStream> sends_;
-  std::deque<MadeSendStream> compressed_sends_;
+  Sends sends_;
   std::vector<Watch> watches_;
-  bool own_announced_ = true;  // Nobody waits to hear of this rank's part.
+  std::optional<SliceMemory> before_;
+  std::optional<CopyStream> remember_;  // The own part, there.
+  bool own_announced_ = true;           // Nobody waits to hear of this rank's part.
 };
 
 }  // namespace weft

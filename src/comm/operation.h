@@ -13,7 +13,7 @@
 #include "src/comm/data_task.h"
 #include "src/comm/group_placement.h"
 #include "src/comm/node_link.h"
-#include "src/comm/slice_codec.h"
+#include "src/comm/slice_form.h"
 #include "src/comm/wire_desk.h"
 #include "weft/memory/buffer_pool.h"
 
@@ -44,9 +44,10 @@ struct OperationContext {
   bool released_is_awaited;  // *ready*; or *released*.
 };
 
-// Whether numbers of this dtype, which cross nodes for the operation, are compressed.
-inline bool TravelsCompressed(const OperationContext& context, DType dtype) {
-  return context.record->descriptor.compression == WireCompression::kLossless && IsCompressible(dtype);
+// How numbers of this dtype cross nodes for the operation.
+inline SliceForm TravelForm(const OperationContext& context, DType dtype) {
+  const bool compresses = context.record->descriptor.compression == WireCompression::kLossless;
+  return compresses && IsCompressible(dtype) ? SliceForm::kCompressed : SliceForm::kPlain;
 }
 
 class Operation {

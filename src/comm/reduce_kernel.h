@@ -9,6 +9,7 @@
 #include <absl/types/span.h>
 
 #include "src/comm/reduction_tree.h"
+#include "src/comm/slice_form.h"
 #include "weft/comm/types.h"
 #include "weft/core/dtype.h"
 
@@ -17,7 +18,7 @@ namespace weft {
 struct LeafSource {
   const std::byte* data;
   DType dtype;
-  bool compressed = false;  // A compressed slice: of tasks, not for RunReduce.
+  SliceForm form = SliceForm::kPlain;  // Of tasks; for RunReduce it is plain.
 };
 
 struct ReduceTarget {
@@ -29,7 +30,7 @@ struct ReduceTarget {
   bool nontemporal = false;
   // Further places for the same result, in the same dtype.
   absl::InlinedVector<std::byte*, 4> copies = {};
-  bool compressed = false;  // As of a leaf.
+  SliceForm form = SliceForm::kPlain;  // As of a leaf.
 };
 
 // target[i] = program over leaf[..][i], for i < count. Leaves and target are all floating-point or all of one

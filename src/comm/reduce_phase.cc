@@ -25,7 +25,7 @@ WireDesk::Channel MakeChannel(const OperationContext& context, int member, int n
 
 // Where slices land that come from another node.
 SliceMemory MakeRing(const OperationContext& context, DType dtype, int64_t slices, std::byte* base) {
-  return {base, SizeOf(dtype), slices, TravelsCompressed(context, dtype)};
+  return {base, SizeOf(dtype), slices, TravelForm(context, dtype)};
 }
 
 // A slice of the largest part.
@@ -145,17 +145,10 @@ void ReducePhase::PlanPartials(const OperationContext& context) {
       if (!placement.IsLocal(subtree.lo) || placement.PartialSender(index, target) != me) continue;
       const WireDesk::Channel channel = MakeChannel(context, target, ChannelOf(index));
       const Slicing slicing = SlicingOf(target);
-      const PartShape shape = PartShape::Run(slicing.elements);
       const DType dtype = TravelDType(subtree, plan_.dtype);
-      const bool compressed = TravelsCompressed(context, dtype);
+      const SliceForm form = TravelForm(context, dtype);
       if (subtree.count == 1) {
-        const SliceMemory own = PartOf(me, target);
-        if (compressed) {
-          partials_.emplace_back(channel, std::make_unique<CompressStream>(slicing, dtype, own), shape,
-                                 slots_);
-        } else {
-          raw_sends_.emplace_back(channel, slicing, own);
-        }
+        partials_.AddRun(channel, {slicing, dtype, PartOf(me, target), form}, slots_);
         continue;
       }
       std::vector<ReduceStream::Leaf> leaves;
@@ -165,11 +158,11 @@ void ReducePhase::PlanPartials(const OperationContext& context) {
       ReduceProgram program = BuildReduceProgram(
           subtree.lo, subtree.count, [&](int lo, int n) { return n == 1 ? lo - subtree.lo : -1; });
       ReduceTarget slot{nullptr, dtype};
-      slot.compressed = compressed;
-      partials_.emplace_back(
-          channel,
-          std::make_unique<ReduceStream>(slicing, std::move(program), std::move(leaves), plan_.reduce, slot),
-          shape, slots_);
+      slot.form = form;
+      auto sums =
+          std::make_unique<ReduceStream>(slicing, std::move(program), std::move(leaves), plan_.reduce, slot);
+      partials_.Add(std::make_unique<MadeSendStream>(channel, std::move(sums),
+                                                     PartShape::Run(slicing.elements), slots_));
     }
   }
 }
@@ -193,34 +186,17 @@ absl::StatusOr<bool> ReducePhase::Step(OperationContext& context) {
   int64_t available = std::numeric_limits<int64_t>::max();
   for (const ReceiveStream& receive : receives_) available = std::min(available, receive.done());
   advanced |= reduce_->Step(context, available);
-  for (MadeSendStream& partial : partials_) {
-    WEFT_ASSIGN_OR_RETURN(const bool moved, partial.Step(context));
-    advanced |= moved;
-  }
-  for (SendStream& send : raw_sends_) {
-    WEFT_ASSIGN_OR_RETURN(const bool moved, send.Step(context, std::numeric_limits<int64_t>::max()));
-    advanced |= moved;
-  }
-  return advanced;
+  WEFT_ASSIGN_OR_RETURN(const bool sent, partials_.Step(context));
+  return advanced || sent;
 }
 
-bool ReducePhase::drained() const {
-  return complete() &&
-         std::all_of(partials_.begin(), partials_.end(),
-                     [](const MadeSendStream& p) { return p.finished(); }) &&
-         std::all_of(raw_sends_.begin(), raw_sends_.end(), [](const SendStream& s) { return s.finished(); });
-}
+bool ReducePhase::drained() const { return complete() && partials_.finished(); }
 
 void ReducePhase::AddAwaited(std::set<int>& ranks) const {
   for (const ReceiveStream& receive : receives_) {
     if (!receive.finished()) ranks.insert(receive.peer());
   }
-  for (const MadeSendStream& partial : partials_) {
-    if (!partial.finished()) ranks.insert(partial.peer());
-  }
-  for (const SendStream& send : raw_sends_) {
-    if (!send.finished()) ranks.insert(send.peer());
-  }
+  partials_.AddAwaited(ranks);
 }
 
 }  // namespace weft

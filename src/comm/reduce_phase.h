@@ -14,6 +14,7 @@
 #include <absl/status/statusor.h>
 
 #include "src/comm/collective_plan.h"
+#include "src/comm/sends.h"
 #include "src/comm/streams.h"
 
 namespace weft {
@@ -58,8 +59,7 @@ class ReducePhase {
   std::deque<ReceiveStream> receives_;  // One for each of their subtrees.
   std::optional<ReduceStream> reduce_;
   ScratchSlots slots_;
-  std::deque<MadeSendStream> partials_;
-  std::deque<SendStream> raw_sends_;  // Partials of one rank, uncompressed: its input, as it is.
+  Sends partials_;  // That of one rank, uncompressed, is its input as it is.
 };
 
 // What a part is reduced to: an average is scaled, and results too large for the caches go around them.

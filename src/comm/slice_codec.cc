@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstring>
 
+#include "src/comm/bit_planes.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -12,8 +13,8 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "compressed slices are little-endian");
 
-constexpr auto kBlock = static_cast<size_t>(kCodecBlock);
-using Bytes = std::array<uint8_t, kBlock>;
+static_assert(kCodecBlock == kPlaneBlock);
+constexpr size_t kBlock = kPlaneBlock;
 
 constexpr size_t kLengthBytes = sizeof(uint32_t);
 constexpr size_t kHeaderBytes = 3;
@@ -31,55 +32,6 @@ constexpr size_t kDistances = kUpperEnds + (size_t{1} << kWidest);
 template <typename Word>
 constexpr size_t kLowBytes = sizeof(Word) - sizeof(uint16_t);
 
-constexpr size_t PlaneBytes(int bits) { return kBlock * static_cast<size_t>(bits) / 8; }
-
-// Bits [from, from + kBits) of all codes.
-template <int kBits>
-uint8_t* PackPlane(const Bytes& codes, int from, uint8_t* out) {
-  constexpr int kShares = 8 / kBits;
-  constexpr size_t kBytes = PlaneBytes(kBits);
-  constexpr unsigned kMask = (1U << kBits) - 1;
-  for (size_t i = 0; i < kBytes; ++i) {
-    unsigned byte = 0;
-    for (int share = 0; share < kShares; ++share) {
-      byte |= ((static_cast<unsigned>(codes[static_cast<size_t>(share) * kBytes + i]) >> from) & kMask)
-              << (share * kBits);
-    }
-    out[i] = static_cast<uint8_t>(byte);
-  }
-  return out + kBytes;
-}
-
-template <int kBits>
-const uint8_t* UnpackPlane(const uint8_t* in, int to, Bytes& codes) {
-  constexpr int kShares = 8 / kBits;
-  constexpr size_t kBytes = PlaneBytes(kBits);
-  constexpr unsigned kMask = (1U << kBits) - 1;
-  for (int share = 0; share < kShares; ++share) {
-    uint8_t* out = codes.data() + static_cast<size_t>(share) * kBytes;
-    for (size_t i = 0; i < kBytes; ++i) {
-      const unsigned bits = (static_cast<unsigned>(in[i]) >> (share * kBits)) & kMask;
-      out[i] = static_cast<uint8_t>(out[i] | (bits << to));
-    }
-  }
-  return in + kBytes;
-}
-
-// Calls plane(bits, shift), with the bits as a constant, for each plane of codes of `width` bits.
-template <typename Plane>
-void ForEachPlane(int width, const Plane& plane) {
-  int shift = 0;
-  const auto next = [&]<int kBits>() {
-    if ((width & kBits) == 0) return;
-    plane.template operator()<kBits>(shift);
-    shift += kBits;
-  };
-  next.template operator()<8>();
-  next.template operator()<4>();
-  next.template operator()<2>();
-  next.template operator()<1>();
-}
-
 // The exponents that a block keeps as `width` bits above `base`, which counts modulo 256.
 struct Window {
   uint8_t base = 0;
@@ -87,10 +39,10 @@ struct Window {
   int listed = 0;  // How many exponents lie outside.
 };
 
-Window BestWindow(const Bytes& exponents) {
+Window BestWindow(const CodeBlock& exponents) {
   uint8_t largest = 0;
   for (const uint8_t exponent : exponents) largest = std::max(largest, exponent);
-  Bytes distances;
+  CodeBlock distances;
   for (size_t i = 0; i < kBlock; ++i) {
     distances[i] = static_cast<uint8_t>(std::min(largest - exponents[i], static_cast<int>(kDistances)));
   }
@@ -122,35 +74,28 @@ Window BestWindow(const Bytes& exponents) {
 }
 
 // The places and exponents of codes that do not fit the window.
-uint8_t* ListOutside(const Bytes& codes, const Window& window, uint8_t* out) {
-  Bytes outside;
+uint8_t* ListOutside(const CodeBlock& codes, const Window& window, uint8_t* out) {
+  CodeBlock outside;
   const int size = 1 << window.width;
   for (size_t i = 0; i < kBlock; ++i) outside[i] = codes[i] >= size ? 0xFF : 0;
-  constexpr size_t kGroup = sizeof(uint64_t);
-  for (size_t first = 0; first < kBlock; first += kGroup) {
-    uint64_t group = 0;
-    std::memcpy(&group, outside.data() + first, kGroup);
-    while (group != 0) {
-      const auto in_group = static_cast<size_t>(std::countr_zero(group)) / 8;
-      *out++ = static_cast<uint8_t>(first + in_group);
-      *out++ = static_cast<uint8_t>(codes[first + in_group] + window.base);
-      group &= ~(uint64_t{0xFF} << (8 * in_group));
-    }
-  }
+  ForEachMarked(outside, [&](size_t place) {
+    *out++ = static_cast<uint8_t>(place);
+    *out++ = static_cast<uint8_t>(codes[place] + window.base);
+  });
   return out;
 }
 
 template <typename Word>
 uint8_t* CompressBlock(const Word* numbers, uint8_t* out) {
   constexpr int kLowBits = 8 * kLowBytes<Word>;
-  Bytes codes;
+  CodeBlock codes;
   for (size_t i = 0; i < kBlock; ++i) codes[i] = static_cast<uint8_t>(numbers[i] >> (kLowBits + 7));
   const Window window = BestWindow(codes);
   for (uint8_t& code : codes) code = static_cast<uint8_t>(code - window.base);
   *out++ = window.base;
   *out++ = static_cast<uint8_t>(window.width);
   *out++ = static_cast<uint8_t>(window.listed);
-  ForEachPlane(window.width, [&]<int kBits>(int from) { out = PackPlane<kBits>(codes, from, out); });
+  out = PackCodes(codes, window.width, out);
   if (window.listed > 0) out = ListOutside(codes, window, out);
   for (size_t i = 0; i < kBlock; ++i) {
     const auto upper = static_cast<unsigned>(numbers[i] >> kLowBits);
@@ -177,8 +122,8 @@ const uint8_t* DecompressBlock(const uint8_t* in, const uint8_t* end, Word* numb
   const size_t list_bytes = kListedBytes * static_cast<size_t>(window.listed);
   const size_t bytes = PlaneBytes(window.width) + list_bytes + kBlock * (1 + kLowBytes<Word>);
   if (static_cast<size_t>(end - in) < bytes) return nullptr;
-  Bytes exponents{};
-  ForEachPlane(window.width, [&]<int kBits>(int to) { in = UnpackPlane<kBits>(in, to, exponents); });
+  CodeBlock exponents{};
+  in = UnpackCodes(in, window.width, exponents);
   for (uint8_t& exponent : exponents) exponent = static_cast<uint8_t>(exponent + window.base);
   for (const uint8_t* list_end = in + list_bytes; in != list_end; in += kListedBytes)
     exponents[in[0]] = in[1];

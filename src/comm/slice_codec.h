@@ -7,9 +7,7 @@
 // A compressed slice is its length in bytes (32 bits, itself included), then one block after the other of
 // kCodecBlock numbers, then what is left of the slice as it is. A block is
 //   base, width, listed         a byte each
-//   exponent - base             `width` bits of each number, in planes of 8, 4, 2 and 1 bits as the bits of
-//                               `width` say; a byte of a plane of b bits has those of 8 / b numbers that
-//                               lie kCodecBlock * b / 8 apart, so that vector instructions make and read it
+//   exponent - base             `width` bits of each number, in planes (bit_planes.h)
 //   place, exponent             a byte each, of the `listed` numbers whose exponents lie outside
 //   sign and upper mantissa     a byte each
 //   lower mantissa              f32 only: two bytes each
@@ -34,7 +32,7 @@ constexpr bool IsCompressible(DType dtype) { return dtype == DType::kF32 || dtyp
 size_t CompressedCapacity(size_t number_bytes, int64_t count);
 // Compresses `count` numbers; returns the bytes written.
 size_t CompressSlice(DType dtype, const std::byte* numbers, int64_t count, std::byte* compressed);
-// What CompressSlice returned for a slice.
+// What CompressSlice, or CompressChanges, returned for a slice.
 size_t CompressedBytes(const std::byte* compressed);
 // Writes back `count` numbers. False, with the numbers unspecified, if that is no slice of so many.
 [[nodiscard]] bool DecompressSlice(DType dtype, const std::byte* compressed, int64_t count,

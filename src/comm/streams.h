@@ -10,13 +10,13 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
 #include <absl/status/statusor.h>
 
 #include "src/comm/operation.h"
-#include "src/comm/slice_codec.h"
 
 namespace weft {
 
@@ -61,10 +61,8 @@ constexpr int64_t RingSlices(int64_t streams) {
   constexpr int64_t kLeast = 4;
   return std::max(kLeast, kTogether / std::max<int64_t>(1, streams));
 }
-// Slices of all of an operation's streams that may be in a sender's scratch.
-inline constexpr int kSenderSlots = 16;
 
-// Memory that is addressed by slice: the run itself, or a ring of a few slices, which may be compressed.
+// Memory that is addressed by slice: the run itself, or a ring of a few slices, which need not be plain.
 struct SliceMemory {
   // A strided tensor, in which a RangeCopy finds its way from the first element.
   static SliceMemory Strided(std::byte* base) { return {base, 0}; }
@@ -72,18 +70,16 @@ struct SliceMemory {
   std::byte* base = nullptr;
   size_t element_bytes = 1;
   int64_t ring_slices = 0;  // 0: the whole run.
-  bool compressed = false;
+  SliceForm form = SliceForm::kPlain;
 
   std::byte* At(const Slicing& slicing, int64_t slice) const {
     const int64_t place = ring_slices == 0 ? slice : slice % ring_slices;
-    if (compressed) return base + static_cast<size_t>(place) * SlotBytes(slicing);
+    if (form != SliceForm::kPlain) return base + static_cast<size_t>(place) * SlotBytes(slicing);
     return base + static_cast<size_t>(slicing.Begin(place)) * element_bytes;
   }
   // Most that a slice takes.
   size_t Room(const Slicing& slicing, int64_t slice) const {
-    const int64_t elements = slicing.Length(slice);
-    return compressed ? CompressedCapacity(element_bytes, elements)
-                      : static_cast<size_t>(elements) * element_bytes;
+    return SliceCapacity(form, element_bytes, slicing.Length(slice));
   }
   // What a slice that is made, or received, takes turns in: the largest one's room.
   size_t SlotBytes(const Slicing& slicing) const {
@@ -95,7 +91,8 @@ struct SliceMemory {
   }
 };
 
-// Copies within the node. What it copies from may be compressed, and then is not what it leaves.
+// Copies within the node. What it leaves is plain; what it copies from need not be. Changes are made to what
+// the target holds.
 class CopyStream final : public TaskOwner {
  public:
   CopyStream(Slicing slicing, DType dtype, SliceMemory source, SliceMemory target, bool nontemporal)
@@ -123,7 +120,7 @@ class SliceSource {
   virtual const Slicing& slicing() const = 0;
   // Of the elements that it makes.
   virtual DType made_dtype() const = 0;
-  virtual bool compresses() const = 0;
+  virtual SliceForm form() const = 0;
   // One slice into memory of the caller's choice, whose end `owner` is told of.
   virtual void Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) = 0;
 };
@@ -144,7 +141,7 @@ class RangeStream final : public TaskOwner, public SliceSource {
   bool finished() const { return progress_.done() == slicing_.slices(); }
   const Slicing& slicing() const override { return slicing_; }
   DType made_dtype() const override { return copy_.dtype(); }
-  bool compresses() const override { return false; }
+  SliceForm form() const override { return SliceForm::kPlain; }
   void OnTaskDone(int64_t ticket) override { progress_.Finish(ticket); }
 
  private:
@@ -155,21 +152,23 @@ class RangeStream final : public TaskOwner, public SliceSource {
   PrefixCounter progress_;
 };
 
-// Compresses slices of memory.
+// Compresses slices of memory: as they are, or, given their older state, as changes.
 class CompressStream final : public SliceSource {
  public:
-  CompressStream(Slicing slicing, DType dtype, SliceMemory source)
-      : slicing_(slicing), dtype_(dtype), source_(source) {}
+  CompressStream(Slicing slicing, DType dtype, SliceMemory source,
+                 std::optional<SliceMemory> before = std::nullopt)
+      : slicing_(slicing), dtype_(dtype), source_(source), before_(before) {}
 
   void Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) override;
   const Slicing& slicing() const override { return slicing_; }
   DType made_dtype() const override { return dtype_; }
-  bool compresses() const override { return true; }
+  SliceForm form() const override { return before_ ? SliceForm::kChanges : SliceForm::kCompressed; }
 
  private:
   Slicing slicing_;
   DType dtype_;
   SliceMemory source_;
+  std::optional<SliceMemory> before_;
 };
 
 // Evaluates a reduction program over leaves in memory.
@@ -196,7 +195,7 @@ class ReduceStream final : public TaskOwner, public SliceSource {
   bool finished() const { return progress_.done() == slicing_.slices(); }
   const Slicing& slicing() const override { return slicing_; }
   DType made_dtype() const override { return target_.dtype; }
-  bool compresses() const override { return target_.compressed; }
+  SliceForm form() const override { return target_.form; }
   void OnTaskDone(int64_t ticket) override { progress_.Finish(ticket); }
 
  private:
@@ -238,84 +237,6 @@ class ReceiveStream final : public WireOwner {
   PartShape part_;
   PrefixCounter progress_;
   bool spoken_ = false;
-};
-
-// Slices of memory to a peer of another node, as it gives credits.
-//
-// Note [Empty parts]
-// A rank that expects nothing of a peer says so, and the peer keeps the operation until it has heard that.
-// Else two ranks that disagree on whose part is empty would both have nothing to wait for: neither would ever
-// see the other's descriptor. An operation may be *ready* before, as its outputs do not depend on it; it is
-// not *released*.
-class SendStream final : public WireOwner {
- public:
-  SendStream(WireDesk::Channel channel, Slicing slicing, SliceMemory source)
-      : SendStream(channel, slicing, source, PartShape::Run(slicing.elements)) {}
-  SendStream(WireDesk::Channel channel, Slicing slicing, SliceMemory source, PartShape part)
-      : channel_(channel), slicing_(slicing), source_(source), part_(part) {}
-
-  absl::StatusOr<bool> Step(OperationContext& context, int64_t available);
-  bool finished() const { return heard_ && progress_.done() == slicing_.slices(); }
-  int peer() const { return channel_.peer; }
-  void OnWireDone(int64_t slice) override { progress_.Finish(slice); }
-
- private:
-  WireDesk::Channel channel_;
-  Slicing slicing_;
-  SliceMemory source_;
-  PartShape part_;
-  PrefixCounter progress_;
-  bool heard_ = false;
-};
-
-// Slots of scratch that the slices which one operation makes for the wire take turns in.
-class ScratchSlots {
- public:
-  // Memory for `count` slots of `bytes`, taken at first use.
-  ScratchSlots(int count, size_t bytes) : count_(count), bytes_(bytes) {}
-  // A free slot, or null if all are taken.
-  absl::StatusOr<std::byte*> Take(BufferPool& pool);
-  void Return(std::byte* slot) { free_.push_back(slot); }
-
- private:
-  int count_;
-  size_t bytes_;
-  Buffer memory_;
-  std::vector<std::byte*> free_;
-};
-
-// Slices for a peer of another node that do not lie anywhere yet (this node's partial of a reduction, a
-// tensor with gaps, a compressed slice): made when a credit asks for them, then sent.
-class MadeSendStream final : public TaskOwner, public WireOwner {
- public:
-  MadeSendStream(WireDesk::Channel channel, std::unique_ptr<SliceSource> source, PartShape part,
-                 ScratchSlots& slots)
-      : channel_(channel), source_(std::move(source)), part_(part), slots_(slots) {}
-
-  // `available`: slices that may be made.
-  absl::StatusOr<bool> Step(OperationContext& context,
-                            int64_t available = std::numeric_limits<int64_t>::max());
-  bool finished() const { return heard_ && sent_.done() == source_->slicing().slices(); }
-  int peer() const { return channel_.peer; }
-  void OnTaskDone(int64_t ticket) override { made_.Finish(ticket); }
-  void OnWireDone(int64_t slice) override;
-
- private:
-  struct Slot {
-    int64_t slice;
-    std::byte* memory;
-  };
-  Slot* Find(int64_t slice);
-  absl::Status Send(OperationContext& context, int64_t slice);
-
-  WireDesk::Channel channel_;
-  std::unique_ptr<SliceSource> source_;
-  PartShape part_;
-  ScratchSlots& slots_;
-  std::vector<Slot> held_;
-  PrefixCounter made_;
-  PrefixCounter sent_;
-  bool heard_ = false;
 };
 
 }  // namespace weft

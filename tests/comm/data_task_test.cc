@@ -6,7 +6,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "src/comm/slice_codec.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft {
@@ -32,11 +31,11 @@ std::vector<std::byte> Compressed(std::vector<float> numbers) {
 }
 
 // Of one leaf.
-DataTask Copy(const std::byte* source, bool from_compressed, std::byte* target, bool to_compressed) {
+DataTask Copy(const std::byte* source, SliceForm from, std::byte* target, SliceForm to) {
   DataTask task;
-  task.leaves.push_back({source, DType::kF32, from_compressed});
+  task.leaves.push_back({source, DType::kF32, from});
   task.target.data = target;
-  task.target.compressed = to_compressed;
+  task.target.form = to;
   task.count = kCount;
   task.bytes = kCount * sizeof(float);
   return task;
@@ -45,10 +44,10 @@ DataTask Copy(const std::byte* source, bool from_compressed, std::byte* target, 
 TEST(DataTask, CompressesAndDecompressesWhatItCopies) {
   std::vector<float> numbers = Numbers(0.3F);
   std::vector<std::byte> compressed(CompressedCapacity(sizeof(float), kCount));
-  ASSERT_OK(RunTask(Copy(BytesOf(numbers), false, compressed.data(), true)));
+  ASSERT_OK(RunTask(Copy(BytesOf(numbers), SliceForm::kPlain, compressed.data(), SliceForm::kCompressed)));
   EXPECT_LT(CompressedBytes(compressed.data()), kCount * sizeof(float));
   std::vector<float> back(kCount);
-  ASSERT_OK(RunTask(Copy(compressed.data(), true, BytesOf(back), false)));
+  ASSERT_OK(RunTask(Copy(compressed.data(), SliceForm::kCompressed, BytesOf(back), SliceForm::kPlain)));
   EXPECT_EQ(back, numbers);
 }
 
@@ -59,10 +58,10 @@ TEST(DataTask, ReducesCompressedLeavesIntoACompressedTarget) {
   const ReduceProgram program =
       BuildReduceProgram(0, 3, [](int lo, int count) { return count == 1 ? lo : -1; });
   std::vector<std::byte> sums(CompressedCapacity(sizeof(float), kCount));
-  DataTask task = Copy(BytesOf(plain), false, sums.data(), true);
+  DataTask task = Copy(BytesOf(plain), SliceForm::kPlain, sums.data(), SliceForm::kCompressed);
   task.program = &program;
-  task.leaves.push_back({first.data(), DType::kF32, true});
-  task.leaves.push_back({second.data(), DType::kF32, true});
+  task.leaves.push_back({first.data(), DType::kF32, SliceForm::kCompressed});
+  task.leaves.push_back({second.data(), DType::kF32, SliceForm::kCompressed});
   ASSERT_OK(RunTask(task));
   std::vector<float> back(kCount);
   ASSERT_TRUE(DecompressSlice(DType::kF32, sums.data(), kCount, BytesOf(back)));
@@ -73,8 +72,29 @@ TEST(DataTask, RefusesWhatIsNoCompressedSlice) {
   std::vector<std::byte> slice = Compressed(Numbers(1.0F));
   slice[0] = std::byte{1};  // Its length.
   std::vector<float> back(kCount);
-  EXPECT_THAT(RunTask(Copy(slice.data(), true, BytesOf(back), false)),
+  EXPECT_THAT(RunTask(Copy(slice.data(), SliceForm::kCompressed, BytesOf(back), SliceForm::kPlain)),
               StatusIs(absl::StatusCode::kInternal, HasSubstr("no compressed slice of 700 f32")));
+}
+
+TEST(DataTask, MakesAndAppliesChanges) {
+  std::vector<float> before = Numbers(1.0F);
+  std::vector<float> now = Numbers(1.001F);
+  std::vector<std::byte> changes(ChangesCapacity(kCount));
+  DataTask task = Copy(BytesOf(now), SliceForm::kPlain, changes.data(), SliceForm::kChanges);
+  task.leaves.push_back({BytesOf(before), DType::kF32});
+  ASSERT_OK(RunTask(task));
+  ASSERT_OK(RunTask(Copy(changes.data(), SliceForm::kChanges, BytesOf(before), SliceForm::kPlain)));
+  EXPECT_EQ(before, now);
+}
+
+TEST(DataTask, RefusesChangesOfSomethingElse) {
+  std::vector<float> before = Numbers(1.0F);
+  std::vector<float> now = Numbers(1.001F);
+  std::vector<std::byte> changes(ChangesCapacity(kCount));
+  CompressChanges(now.data(), before.data(), kCount, changes.data());
+  before[40] = 7;
+  EXPECT_THAT(RunTask(Copy(changes.data(), SliceForm::kChanges, BytesOf(before), SliceForm::kPlain)),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("no changes of the 700 f32")));
 }
 
 }  // namespace

@@ -1,0 +1,96 @@
+// Blocks of bytes of which only some low bits say anything, packed as planes of 8, 4, 2 and 1 of these bits.
+// A byte of a plane of b bits has those of 8 / b codes that lie kPlaneBlock * b / 8 apart, so that vector
+// instructions make and read it.
+//
+// Pure.
+#pragma once
+
+#include <array>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace weft {
+
+inline constexpr size_t kPlaneBlock = 256;
+using CodeBlock = std::array<uint8_t, kPlaneBlock>;
+
+// What codes of so many bits take.
+constexpr size_t PlaneBytes(int bits) { return kPlaneBlock * static_cast<size_t>(bits) / 8; }
+
+// Bits [from, from + kBits) of all codes. Returns what follows.
+template <int kBits>
+uint8_t* PackPlane(const CodeBlock& codes, int from, uint8_t* out) {
+  constexpr int kShares = 8 / kBits;
+  constexpr size_t kBytes = PlaneBytes(kBits);
+  constexpr unsigned kMask = (1U << kBits) - 1;
+  for (size_t i = 0; i < kBytes; ++i) {
+    unsigned byte = 0;
+    for (int share = 0; share < kShares; ++share) {
+      byte |= ((static_cast<unsigned>(codes[static_cast<size_t>(share) * kBytes + i]) >> from) & kMask)
+              << (share * kBits);
+    }
+    out[i] = static_cast<uint8_t>(byte);
+  }
+  return out + kBytes;
+}
+
+template <int kBits>
+const uint8_t* UnpackPlane(const uint8_t* in, int to, CodeBlock& codes) {
+  constexpr int kShares = 8 / kBits;
+  constexpr size_t kBytes = PlaneBytes(kBits);
+  constexpr unsigned kMask = (1U << kBits) - 1;
+  for (int share = 0; share < kShares; ++share) {
+    uint8_t* out = codes.data() + static_cast<size_t>(share) * kBytes;
+    for (size_t i = 0; i < kBytes; ++i) {
+      const unsigned bits = (static_cast<unsigned>(in[i]) >> (share * kBits)) & kMask;
+      out[i] = static_cast<uint8_t>(out[i] | (bits << to));
+    }
+  }
+  return in + kBytes;
+}
+
+// Calls plane(bits, shift), with the bits as a constant, for each plane of codes of `width` bits.
+template <typename Plane>
+void ForEachPlane(int width, const Plane& plane) {
+  int shift = 0;
+  const auto next = [&]<int kBits>() {
+    if ((width & kBits) == 0) return;
+    plane.template operator()<kBits>(shift);
+    shift += kBits;
+  };
+  next.template operator()<8>();
+  next.template operator()<4>();
+  next.template operator()<2>();
+  next.template operator()<1>();
+}
+
+// The low `width` bits of all codes. Returns what follows.
+inline uint8_t* PackCodes(const CodeBlock& codes, int width, uint8_t* out) {
+  ForEachPlane(width, [&]<int kBits>(int from) { out = PackPlane<kBits>(codes, from, out); });
+  return out;
+}
+
+// Into codes that are zero.
+inline const uint8_t* UnpackCodes(const uint8_t* in, int width, CodeBlock& codes) {
+  ForEachPlane(width, [&]<int kBits>(int to) { in = UnpackPlane<kBits>(in, to, codes); });
+  return in;
+}
+
+// Calls visit(place) for each place whose mark is not zero, in order. Marks are 0 or 0xFF.
+template <typename Visit>
+void ForEachMarked(const CodeBlock& marks, const Visit& visit) {
+  constexpr size_t kGroup = sizeof(uint64_t);
+  for (size_t first = 0; first < kPlaneBlock; first += kGroup) {
+    uint64_t group = 0;
+    std::memcpy(&group, marks.data() + first, kGroup);
+    while (group != 0) {
+      const auto in_group = static_cast<size_t>(std::countr_zero(group)) / 8;
+      visit(first + in_group);
+      group &= ~(uint64_t{0xFF} << (8 * in_group));
+    }
+  }
+}
+
+}  // namespace weft
