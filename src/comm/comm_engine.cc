@@ -60,16 +60,18 @@ absl::Status CheckReduce(ReduceOp op, DType dtype, std::string_view what) {
                                                  " is not defined; sum, and divide"));
 }
 
-// What other ranks of the node are to write, and to find written, must lie in one segment of node memory.
-absl::Status CheckShared(const NodeHeap& heap, const void* output, int64_t count, DType dtype) {
+// What other ranks of the node are to write, or to read from where it is, must lie in one segment of node
+// memory.
+absl::Status CheckInNodeMemory(const NodeHeap& heap, const void* output, int64_t count, DType dtype,
+                               OpKind kind) {
   if (count == 0) return absl::OkStatus();
   const int64_t bytes = count * static_cast<int64_t>(SizeOf(dtype));
   const auto first = heap.AddressOf(output);
   const auto last = heap.AddressOf(static_cast<const std::byte*>(output) + bytes - 1);
   if (first && last && first->rank == last->rank) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("all_gather_shared: the output of ", bytes,
-                   " bytes does not lie in node memory; take it from a block that the node's ranks share"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      ToAbsl(Name(kind)), ": the output of ", bytes, " bytes does not lie in node memory; take it from ",
+      kind == OpKind::kAllGatherShared ? "a block that the node's ranks share" : "the node heap"));
 }
 
 PartLayout Parts(absl::Span<const int64_t> counts, int64_t total_count, int size) {
@@ -121,37 +123,47 @@ Work CommEngine::SubmitChecked(LaneId lane, OpOptions options, const Work* after
   return Work(this, impl_->Submit(std::move(request), valid));
 }
 
-Work CommEngine::SubmitGather(LaneId lane, OpKind kind, const void* input, void* output, DType dtype,
+Work CommEngine::SubmitGather(LaneId lane, OpKind kind, const GatherMemory& memory, DType dtype,
                               int64_t total_count, absl::Span<const int64_t> counts, OpOptions options,
                               const Work* after) {
   return SubmitChecked(
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
         WEFT_RETURN_IF_ERROR(CheckCounts(counts, total_count, group.size(), Name(kind)));
-        if (kind == OpKind::kAllGatherShared && impl_->HasLocalPeers(lane)) {
-          WEFT_RETURN_IF_ERROR(CheckShared(heap(), output, total_count, dtype));
+        if (kind != OpKind::kAllGather && impl_->HasLocalPeers(lane)) {
+          WEFT_RETURN_IF_ERROR(CheckInNodeMemory(heap(), memory.output, total_count, dtype, kind));
         }
-        request.plan = CollectivePlan::OfRuns(kind, dtype, ReduceOp::kSum, Bytes(input), Bytes(output),
-                                              Parts(counts, total_count, group.size()));
+        request.plan = CollectivePlan::OfRuns(kind, dtype, ReduceOp::kSum, Bytes(memory.input),
+                                              Bytes(memory.output), Parts(counts, total_count, group.size()));
         const PartLayout& parts = request.plan.parts;
+        const auto me = static_cast<size_t>(group.group_rank);
+        if (kind == OpKind::kAllGatherChanges) {
+          request.plan.input = Bytes(memory.output) + static_cast<size_t>(parts.offsets[me]) * SizeOf(dtype);
+          request.plan.before = Bytes(memory.before);
+        }
         request.total_count = total_count;
         request.counts_hash = HashOf(parts);
-        const int64_t own = parts.counts[static_cast<size_t>(group.group_rank)];
-        request.logical_bytes = (total_count - own) * static_cast<int64_t>(SizeOf(dtype));
+        request.logical_bytes = (total_count - parts.counts[me]) * static_cast<int64_t>(SizeOf(dtype));
         return absl::OkStatus();
       });
 }
 
 Work CommEngine::AllGather(LaneId lane, const void* input, void* output, DType dtype, int64_t total_count,
                            absl::Span<const int64_t> counts, OpOptions options, const Work* after) {
-  return SubmitGather(lane, OpKind::kAllGather, input, output, dtype, total_count, counts, std::move(options),
-                      after);
+  return SubmitGather(lane, OpKind::kAllGather, {input, output, nullptr}, dtype, total_count, counts,
+                      std::move(options), after);
 }
 
 Work CommEngine::AllGatherShared(LaneId lane, const void* input, void* output, DType dtype,
                                  int64_t total_count, absl::Span<const int64_t> counts, OpOptions options,
                                  const Work* after) {
-  return SubmitGather(lane, OpKind::kAllGatherShared, input, output, dtype, total_count, counts,
+  return SubmitGather(lane, OpKind::kAllGatherShared, {input, output, nullptr}, dtype, total_count, counts,
                       std::move(options), after);
+}
+
+Work CommEngine::AllGatherChanges(LaneId lane, void* before, void* output, int64_t total_count,
+                                  absl::Span<const int64_t> counts, OpOptions options, const Work* after) {
+  return SubmitGather(lane, OpKind::kAllGatherChanges, {nullptr, output, before}, DType::kF32, total_count,
+                      counts, std::move(options), after);
 }
 
 Work CommEngine::ReduceScatter(LaneId lane, const void* input, void* output, DType dtype, int64_t total_count,

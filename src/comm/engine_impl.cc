@@ -72,6 +72,7 @@ std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, Collec
       return MakeAllToAll(std::move(plan));
     case OpKind::kAllGather:
     case OpKind::kAllGatherShared:
+    case OpKind::kAllGatherChanges:
     case OpKind::kBroadcast:
     case OpKind::kBarrier:
       break;

@@ -8,6 +8,8 @@ std::string_view Name(OpKind kind) {
       return "all_gather";
     case OpKind::kAllGatherShared:
       return "all_gather_shared";
+    case OpKind::kAllGatherChanges:
+      return "all_gather_changes";
     case OpKind::kReduceScatter:
       return "reduce_scatter";
     case OpKind::kAllReduce:

@@ -9,15 +9,16 @@ namespace {
 ProgramOp DrawOp(Dice& dice) {
   using Kind = ProgramOp::Kind;
   ProgramOp op{};
-  op.kind = dice.OneOf({Kind::kGatherImage, Kind::kGatherImage, Kind::kReduceGradients,
+  op.kind = dice.OneOf({Kind::kGatherImage, Kind::kGatherImage, Kind::kGatherChanges, Kind::kReduceGradients,
                         Kind::kReduceGradients, Kind::kAllReduce, Kind::kExchange, Kind::kStridedExchange,
                         Kind::kShift, Kind::kBroadcast, Kind::kBarrier});
   // Sums of bf16 depend on the node map, and are tested elsewhere.
   op.dtype = dice.OneOf({DType::kF32, DType::kF32, DType::kF16, DType::kI32, DType::kI64});
+  if (op.kind == Kind::kGatherChanges) op.dtype = DType::kF32;
   op.priority = dice.OneOf({Priority::kCritical, Priority::kPrefetch, Priority::kReduce, Priority::kBulk});
   op.count = dice.OneOf<int64_t>({0, 1, 2, 31, 64, 257, 600});
   op.uneven = dice.Chance(40);
-  op.node_memory = op.kind == Kind::kGatherImage || dice.Chance(75);
+  op.node_memory = op.kind == Kind::kGatherImage || op.kind == Kind::kGatherChanges || dice.Chance(75);
   op.image = static_cast<int>(dice.Between(0, ProgramOp::kImages - 1));
   op.whole_world = dice.Chance(40);
   op.shared = dice.Chance(40);

@@ -60,6 +60,13 @@ Submission AllGatherSharedOf(int64_t total) {
           absl::StrCat("all_gather_shared of ", total, " f32")};
 }
 
+Submission AllGatherChangesOf(int64_t total) {
+  return {[=](EngineFixture& fixture, TestBuffer& input, TestBuffer& output) {
+            return fixture.engine->AllGatherChanges(fixture.lane, input.data(), output.data(), total);
+          },
+          absl::StrCat("all_gather_changes of ", total, " f32")};
+}
+
 Submission BroadcastFrom(int root) {
   return {[=](EngineFixture& fixture, TestBuffer& /*input*/, TestBuffer& output) {
             return fixture.engine->Broadcast(fixture.lane, output.data(), DType::kF32, 100, root);
@@ -120,6 +127,7 @@ TEST(Mismatch, OfAnyPropertyIsAnErrorThatNamesBothRanksAndOperations) {
           {"kind", AllReduceOf(100), ReduceScatterOf({30, 30, 40})},
           {"kind", AllGatherOf({10, 10, 10}), ABarrier()},
           {"kind", AllGatherOf({30, 30, 30}), AllGatherSharedOf(90)},
+          {"kind", AllGatherOf({30, 30, 30}), AllGatherChangesOf(90)},
           {"count", AllReduceOf(1000), AllReduceOf(1001)},
           {"count", ReduceScatterOf({600, 600, 600}), ReduceScatterOf({601, 601, 601})},
           {"count", AllGatherOf({600, 600, 600}), AllGatherOf({601, 601, 601})},

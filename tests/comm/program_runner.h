@@ -45,7 +45,7 @@ class ProgramRunner {
   struct Live {
     int op;
     std::vector<int64_t> parts;
-    TestBuffer input, output;
+    TestBuffer input, output;  // Of a gather of changes the input is the older state.
     Work have_read;  // Before a shared image is filled: whoever shares it does not read it any more.
     std::vector<StridedPart> sent, received;  // By rank of the world.
     Work work, continued;
@@ -69,6 +69,7 @@ class ProgramRunner {
   absl::Status Submit(int index);
   absl::Status SubmitGather(int index, const ProgramOp& op, Live& live);
   absl::Status SubmitSharedGather(int index, const ProgramOp& op, Live& live);
+  absl::Status SubmitChangesGather(int index, const ProgramOp& op, Live& live);
   absl::Status SubmitReduction(int index, const ProgramOp& op, Live& live);
   void Continue(Live& live);
   void ContinueWhatIsComplete();
@@ -82,6 +83,7 @@ class ProgramRunner {
   absl::Status Complete(Live& live);
   absl::Status Check(Live& live);
   absl::Status CheckStrided(Live& live);
+  absl::Status CheckWhatIsKept(Live& live);
   absl::Status CheckBounds(ProgramOutcome& outcome);
 
   void Fill(int index, const ProgramOp& op, int64_t begin, int64_t count, std::byte* memory) {

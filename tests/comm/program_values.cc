@@ -82,6 +82,13 @@ absl::Status ProgramValues::CheckGather(int index, const ProgramOp& op, const st
   return absl::OkStatus();
 }
 
+absl::Status ProgramValues::CheckKept(int index, const ProgramOp& op, const std::vector<int64_t>& parts,
+                                      const std::byte* kept) const {
+  const ProcessGroup& group = op.whole_world ? world_ : shard_;
+  const auto me = static_cast<size_t>(group.group_rank);
+  return CompareWith(index, op.dtype, group.ranks[me], 0, parts[me], kept);
+}
+
 absl::Status ProgramValues::CheckReduction(int index, const ProgramOp& op, const std::vector<int64_t>& parts,
                                            const std::byte* own) const {
   const int64_t begin = ValuesOf(index) + Sum(parts, shard_.group_rank);

@@ -27,12 +27,17 @@ class ProgramValues {
 
   // Elements [begin, begin + count) of what a rank of the world contributes to operation `index`.
   static void Fill(int index, DType dtype, int rank, int64_t begin, int64_t count, std::byte* memory);
+  // Where values begin that are not those of a gather of changes, but the state that was before.
+  static constexpr int64_t kOlderState = int64_t{1} << 20;
   // Where, in a rank's contribution to an exchange, its part for a peer begins.
   static int64_t ExchangeBegin(int peer) { return int64_t{peer} * 4096; }
 
   // Errors: kDataLoss (names the operation and the element).
   absl::Status CheckGather(int index, const ProgramOp& op, const std::vector<int64_t>& parts,
                            const std::byte* image) const;
+  // The own part of a gather.
+  absl::Status CheckKept(int index, const ProgramOp& op, const std::vector<int64_t>& parts,
+                         const std::byte* kept) const;
   absl::Status CheckReduction(int index, const ProgramOp& op, const std::vector<int64_t>& parts,
                               const std::byte* own) const;
   absl::Status CheckAllReduce(int index, const ProgramOp& op, const std::byte* output) const;

@@ -35,6 +35,7 @@ struct ProgramMistake {
 struct ProgramOp {
   enum class Kind : uint8_t {
     kGatherImage,
+    kGatherChanges,
     kReduceGradients,
     kAllReduce,
     kExchange,

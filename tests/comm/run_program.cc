@@ -79,6 +79,8 @@ absl::Status ProgramRunner::Check(Live& live) {
   switch (op.kind) {
     case ProgramOp::Kind::kGatherImage:
       return values_->CheckGather(live.op, op, live.parts, ImageOf(op));
+    case ProgramOp::Kind::kGatherChanges:
+      return values_->CheckGather(live.op, op, live.parts, live.output.data());
     case ProgramOp::Kind::kReduceGradients:
       return values_->CheckReduction(live.op, op, live.parts, live.output.data());
     case ProgramOp::Kind::kAllReduce:
@@ -117,7 +119,15 @@ absl::Status ProgramRunner::Complete(Live& live) {
     live.received.clear();
   }
   WEFT_RETURN_IF_ERROR(live.work.WaitReleased());
+  WEFT_RETURN_IF_ERROR(CheckWhatIsKept(live));
   return live.continued.valid() ? live.continued.WaitReleased() : absl::OkStatus();
+}
+
+// Of what was gathered as changes.
+absl::Status ProgramRunner::CheckWhatIsKept(Live& live) {
+  const ProgramOp& op = program_.ops[static_cast<size_t>(live.op)];
+  if (op.kind != ProgramOp::Kind::kGatherChanges || !rules_.free_after_release) return absl::OkStatus();
+  return values_->CheckKept(live.op, op, live.parts, live.input.data());
 }
 
 absl::Status ProgramRunner::CheckBounds(ProgramOutcome& outcome) {

@@ -46,6 +46,24 @@ absl::Status ProgramRunner::SubmitSharedGather(int index, const ProgramOp& op, L
   return absl::OkStatus();
 }
 
+// Older states are what ranks contribute elsewhere: an earlier part of the same operation's values.
+absl::Status ProgramRunner::SubmitChangesGather(int index, const ProgramOp& op, Live& live) {
+  const ProcessGroup& group = op.whole_world ? world_ : shard_;
+  live.parts = PartsOf(op, group.size());
+  const int64_t own = live.parts[static_cast<size_t>(group.group_rank)];
+  WEFT_ASSIGN_OR_RETURN(live.input, MakeBuffer(op, own));
+  WEFT_ASSIGN_OR_RETURN(live.output, MakeBuffer(op, Sum(live.parts)));
+  for (int member = 0; member < group.size(); ++member) {
+    ProgramValues::Fill(index, op.dtype, group.ranks[static_cast<size_t>(member)], ProgramValues::kOlderState,
+                        live.parts[static_cast<size_t>(member)], live.output.At(Sum(live.parts, member)));
+  }
+  Fill(index, op, ProgramValues::kOlderState, own, live.input.data());
+  Fill(index, op, 0, own, live.output.At(Sum(live.parts, group.group_rank)));
+  live.work = engine().AllGatherChanges(op.whole_world ? world_gather_lane_ : gather_lane_, live.input.data(),
+                                        live.output.data(), Sum(live.parts), live.parts, Options(index, op));
+  return absl::OkStatus();
+}
+
 absl::Status ProgramRunner::SubmitReduction(int index, const ProgramOp& op, Live& live) {
   live.parts = PartsOf(op, shard_.size());
   const int64_t own = live.parts[static_cast<size_t>(shard_.group_rank)];
@@ -156,6 +174,8 @@ absl::Status ProgramRunner::Submit(int index) {
   switch (op.kind) {
     case ProgramOp::Kind::kGatherImage:
       return op.shared ? SubmitSharedGather(index, op, live) : SubmitGather(index, op, live);
+    case ProgramOp::Kind::kGatherChanges:
+      return SubmitChangesGather(index, op, live);
     case ProgramOp::Kind::kReduceGradients:
       return SubmitReduction(index, op, live);
     case ProgramOp::Kind::kAllReduce:

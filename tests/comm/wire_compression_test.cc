@@ -105,6 +105,112 @@ TEST(WireCompression, SavesBytesAndNoBit) {
   });
 }
 
+// The weights that a rank has a part in, after so many updates.
+std::vector<float> Weights(int rank, int updates) {
+  std::mt19937 random(static_cast<unsigned>(rank));
+  std::normal_distribution<float> normal(0, 0.02F);
+  std::uniform_real_distribution<float> change(-3e-4F, 3e-4F);
+  std::vector<float> weights(kCount);
+  std::generate(weights.begin(), weights.end(), [&] { return normal(random); });
+  for (int update = 0; update < updates; ++update) {
+    for (float& weight : weights) weight += change(random);
+  }
+  return weights;
+}
+
+// The output of a gather in place, and what this rank knows of the others' outputs.
+struct Gathered {
+  TestBuffer all, before;
+
+  static absl::StatusOr<Gathered> Make(EngineFixture& fixture) {
+    Bootstrap& bootstrap = fixture.engine->bootstrap();
+    Gathered made;
+    WEFT_ASSIGN_OR_RETURN(made.all,
+                          TestBuffer::Make(*fixture.pool, true, DType::kF32, kCount * bootstrap.size()));
+    WEFT_ASSIGN_OR_RETURN(made.before, TestBuffer::Make(*fixture.pool, false, DType::kF32, kCount));
+    for (int rank = 0; rank < bootstrap.size(); ++rank) made.Put(rank, Weights(rank, 0));
+    made.Put(made.before, 0, Weights(bootstrap.rank(), 0));
+    return made;
+  }
+  static void Put(TestBuffer& buffer, int64_t at, const std::vector<float>& values) {
+    std::memcpy(buffer.At(at), values.data(), values.size() * sizeof(float));
+  }
+  void Put(int rank, const std::vector<float>& values) { Put(all, rank * kCount, values); }
+  absl::Status Gather(EngineFixture& fixture, WireCompression compression) {
+    OpOptions options;
+    options.compression = compression;
+    Work work = fixture.engine->AllGatherChanges(fixture.lane, before.data(), all.data(),
+                                                 kCount * fixture.engine->bootstrap().size(), {}, options);
+    return work.WaitReleased();
+  }
+};
+
+bool Holds(TestBuffer& buffer, int64_t at, const std::vector<float>& values) {
+  return std::memcmp(buffer.At(at), values.data(), values.size() * sizeof(float)) == 0;
+}
+
+TEST(GatherOfChanges, BringsEveryBitAndKnowsItTheNextTime) {
+  for (const WireCompression compression : {WireCompression::kNone, WireCompression::kLossless}) {
+    RunRanksOnEveryNodeMap(3, [&](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+      WEFT_ASSIGN_OR_RETURN(Gathered gathered, Gathered::Make(fixture));
+      for (int update = 1; update <= 2; ++update) {
+        gathered.Put(bootstrap.rank(), Weights(bootstrap.rank(), update));
+        WEFT_RETURN_IF_ERROR(gathered.Gather(fixture, compression));
+        for (int rank = 0; rank < bootstrap.size(); ++rank) {
+          EXPECT_TRUE(Holds(gathered.all, rank * kCount, Weights(rank, update))) << rank << ", " << update;
+        }
+        EXPECT_TRUE(Holds(gathered.before, 0, Weights(bootstrap.rank(), update)));
+      }
+      return Meet(bootstrap);
+    });
+  }
+}
+
+TEST(GatherOfChanges, SendsTwoThirdsOfTheBytes) {
+  RunRanks(NodeMap::RanksPerNode(4, 2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(Gathered gathered, Gathered::Make(fixture));
+    gathered.Put(bootstrap.rank(), Weights(bootstrap.rank(), 1));
+    const EngineCounters before = fixture.engine->counters();
+    WEFT_RETURN_IF_ERROR(gathered.Gather(fixture, WireCompression::kLossless));
+    const EngineCounters after = fixture.engine->counters();
+    const int64_t plain = kCount * static_cast<int64_t>(sizeof(float));  // To one rank of the other node.
+    const int64_t sent = after.wire_bytes - before.wire_bytes;
+    EXPECT_EQ(sent + after.wire_saved_bytes, plain);
+    EXPECT_LT(static_cast<double>(sent), 0.72 * static_cast<double>(plain));
+    EXPECT_EQ(after.copied_bytes, 0);
+    return absl::OkStatus();
+  });
+}
+
+TEST(GatherOfChanges, FailsWhereSomebodyElseHasWrittenAPart) {
+  RunRanks(NodeMap::RanksPerNode(2, 1), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(Gathered gathered, Gathered::Make(fixture));
+    if (bootstrap.rank() == 1) gathered.Put(0, Weights(0, 1));
+    const absl::Status gather = gathered.Gather(fixture, WireCompression::kLossless);
+    // The other rank may have all that it waits for before it hears of it.
+    if (bootstrap.rank() == 1) {
+      EXPECT_THAT(gather, StatusIs(absl::StatusCode::kInternal, HasSubstr("are no changes of the")));
+    }
+    return Meet(bootstrap);
+  });
+}
+
+TEST(GatherOfChanges, NeedsItsOutputInNodeMemoryWherePeersReadIt) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer all, TestBuffer::Make(*fixture.pool, false, DType::kF32, 2 * kCount));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer before, TestBuffer::Make(*fixture.pool, false, DType::kF32, kCount));
+    Work work = fixture.engine->AllGatherChanges(fixture.lane, before.data(), all.data(), 2 * kCount);
+    EXPECT_THAT(work.Wait(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                      HasSubstr("all_gather_changes: the output of 400000 bytes does not lie "
+                                                "in node memory; take it from the node heap")));
+    return Meet(bootstrap);
+  });
+}
+
 TEST(WireCompression, OfOneRankAloneIsAMismatchThatNamesIt) {
   RunRanks(NodeMap::RanksPerNode(2, 1), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));

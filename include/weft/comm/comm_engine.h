@@ -112,6 +112,15 @@ class CommEngine {
                        absl::Span<const int64_t> counts = {}, OpOptions options = {},
                        const Work* after = nullptr);
 
+  // In place, of f32 of which the outputs hold an older state: `before` is what every other rank's output
+  // holds in place of this rank's part, and when this is *released*, it is what this rank's part is.
+  // Compressed, parts travel between nodes as their changes, of which an optimizer's take about two thirds of
+  // the bytes. Only the owner of a part may have written it since the outputs got it. The output lies in node
+  // memory. Errors: kInternal (somebody else has written it, found out between nodes).
+  Work AllGatherChanges(LaneId lane, void* before, void* output, int64_t total_count,
+                        absl::Span<const int64_t> counts = {}, OpOptions options = {},
+                        const Work* after = nullptr);
+
   // output = this rank's part of the reduction of all inputs. In place: output == input + this rank's offset.
   Work ReduceScatter(LaneId lane, const void* input, void* output, DType dtype, int64_t total_count,
                      ReduceOp op, absl::Span<const int64_t> counts = {}, OpOptions options = {},
@@ -171,9 +180,14 @@ class CommEngine {
   friend class Work;
   class Impl;
   explicit CommEngine(std::unique_ptr<Impl> impl);
-  Work SubmitGather(LaneId lane, OpKind kind, const void* input, void* output, DType dtype,
-                    int64_t total_count, absl::Span<const int64_t> counts, OpOptions options,
-                    const Work* after);
+  // Of a gather of changes there is no input, as it is in place; of others no older state.
+  struct GatherMemory {
+    const void* input;
+    void* output;
+    void* before;
+  };
+  Work SubmitGather(LaneId lane, OpKind kind, const GatherMemory& memory, DType dtype, int64_t total_count,
+                    absl::Span<const int64_t> counts, OpOptions options, const Work* after);
   template <typename Build>
   Work SubmitChecked(LaneId lane, OpOptions options, const Work* after, const Build& build);
   template <typename Parts>

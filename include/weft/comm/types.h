@@ -12,6 +12,7 @@ namespace weft {
 enum class OpKind : uint8_t {
   kAllGather,
   kAllGatherShared,
+  kAllGatherChanges,
   kReduceScatter,
   kAllReduce,
   kAllToAll,
