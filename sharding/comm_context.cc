@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include <absl/algorithm/container.h>
+
 #include "sharding/image_region.h"
 #include "sharding/reduction_queue.h"
 #include "sharding/shard_fences.h"
@@ -198,12 +200,25 @@ std::vector<ReplicaSlice> CommContext::SlicesOf(const FlatLayout& layout, DType 
 }
 
 Work* CommContext::ShareUpdates(const std::string& label, const ReplicaSlice& slice, float* shard,
-                                Priority priority, const Work* after) {
+                                float* before, Priority priority, const Work* after) {
   ++counters_.all_gathers;
-  return &updates_.emplace_back(engine_.AllGather(update_lanes_[static_cast<size_t>(slice.bucket)].Next(),
-                                                  shard + slice.own.begin, shard + slice.range.begin,
-                                                  DType::kF32, slice.range.count, slice.counts,
-                                                  Carry(label, priority), after));
+  const LaneId lane = update_lanes_[static_cast<size_t>(slice.bucket)].Next();
+  float* whole = shard + slice.range.begin;
+  OpOptions options = Carry(label, priority);
+  if (before != nullptr) {
+    return &updates_.emplace_back(engine_.AllGatherChanges(lane, before, whole, slice.range.count,
+                                                           slice.counts, std::move(options), after));
+  }
+  return &updates_.emplace_back(engine_.AllGather(lane, shard + slice.own.begin, whole, DType::kF32,
+                                                  slice.range.count, slice.counts, std::move(options),
+                                                  after));
+}
+
+bool CommContext::SharesChanges(int bucket) const {
+  const NodeMap& nodes = engine_.bootstrap().node_map();
+  const std::vector<int>& ranks = replicate_group(bucket).ranks;
+  return options_.wire_compression == WireCompression::kLossless &&
+         !absl::c_all_of(ranks, [&](int rank) { return nodes.SameNode(rank, ranks[0]); });
 }
 
 absl::Status CommContext::TakeBackOldestImage() {

@@ -53,6 +53,7 @@ void ParamGroup::SetCustomAllGather(CustomAllGather all_gather) {
 }
 
 absl::Status ParamGroup::Load(const ShardLoader& loader) {
+  updates_->Forget();
   WEFT_RETURN_IF_ERROR(FillShards(WholeShards(), loader));
   for (const std::shared_ptr<Parameter>& parameter : parameters_) parameter->data.data = nullptr;
   return absl::OkStatus();

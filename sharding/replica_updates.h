@@ -7,6 +7,12 @@
 // FinishBackward, however often its group is gathered. Its owner must not write it again until then: Note
 // [When shards may be written].
 //
+// Note [What the others have]
+// After a Share every replica has what each has updated, until these are written again by their owners alone.
+// Where updates cross nodes compressed, a rank keeps what it has shared, and shares next time what changed of
+// it: four bytes for each element that it updates. The first Share after ranks may have written each other's
+// elements, or after an error, shares them whole.
+//
 // Thread safety: none. Collective: Share, by the ranks of each replicate group, for groups in one order.
 // Lifetime: the context must outlive it.
 #pragma once
@@ -18,6 +24,7 @@
 
 #include <absl/status/status.h>
 
+#include "weft/memory/buffer_pool.h"
 #include "weft/sharding/comm_context.h"
 #include "weft/sharding/replica_slices.h"
 
@@ -34,17 +41,23 @@ class ReplicaUpdates {
   const Work* under_way() const { return is_current() ? last_ : nullptr; }
   // Until it is current, if it was shared.
   absl::Status Await();
-  // After an error.
-  void Forget() { shared_in_.reset(); }
+  // After an error, or when all of the shard was written.
+  void Forget() {
+    shared_in_.reset();
+    others_have_kept_ = false;
+  }
 
  private:
   bool is_current() const { return shared_in_ == context_.writing_time(); }
+  absl::Status MakeRoomToKeep();
 
   CommContext& context_;
   const std::string& group_;
   const std::vector<ReplicaSlice>& slices_;
   std::optional<uint64_t> shared_in_;  // Whose updates were shared.
   Work* last_ = nullptr;               // Of the gathers, until it was waited for. The context has it.
+  Buffer kept_;                        // What was shared, of all slices end to end; empty if whole each time.
+  bool others_have_kept_ = false;
 };
 
 }  // namespace weft

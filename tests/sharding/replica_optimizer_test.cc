@@ -21,9 +21,12 @@ void ExpectTheBitsOfAllReduces(const NodeMap& nodes, ToyRun run) {
   run.policy.shard_optimizer_over_replicas = true;
   for (const bool by_hand : {false, true}) {
     run.by_hand = by_hand;
-    const ToyOutcome scattered = TrainOnThreads(nodes, run);
-    EXPECT_EQ(scattered.weights, reduced.weights) << run.Describe();
-    EXPECT_EQ(scattered.norms, reduced.norms) << run.Describe();
+    for (const WireCompression compression : {WireCompression::kNone, WireCompression::kLossless}) {
+      run.policy.wire_compression = compression;
+      const ToyOutcome scattered = TrainOnThreads(nodes, run);
+      EXPECT_EQ(scattered.weights, reduced.weights) << run.Describe();
+      EXPECT_EQ(scattered.norms, reduced.norms) << run.Describe();
+    }
   }
 }
 
@@ -78,13 +81,14 @@ TEST(ReplicaOptimizer, GivesTheBitsOfAllReducesWhereParametersAreCutOnOtherDimsA
 
 // Runs `body(net, model, bootstrap)` on 2 x 2 ranks.
 template <typename Body>
-void WithReplicas(Body body) {
+void WithReplicas(Body body, WireCompression compression = WireCompression::kNone) {
   RunRanks(NodeMap::RanksPerNode(4, 2), [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
     WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(2, 2));
     ToyNet net({7, 15, 15, 15});
     ShardingPolicy policy;
     policy.shard_optimizer_over_replicas = true;
+    policy.wire_compression = compression;
     WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, policy,
                                                        LoadInitialValues(kToySeed)));
     return body(net, *model, bootstrap);
@@ -171,11 +175,11 @@ TEST(ReplicaOptimizer, GathersOnceForAllPassesBetweenTwoUpdates) {
   });
 }
 
-TEST(ReplicaOptimizer, GoesOnAfterAnErrorAsIfNothingHadHappened) {
+void ExpectToGoOnAfterAnError(WireCompression compression) {
   std::mutex mutex;
   std::map<bool, std::vector<float>> weights;
   for (const bool fails : {false, true}) {
-    WithReplicas([&](ToyNet& net, ShardedModel& model, Bootstrap& bootstrap) -> absl::Status {
+    const auto train = [&](ToyNet& net, ShardedModel& model, Bootstrap& bootstrap) -> absl::Status {
       WEFT_RETURN_IF_ERROR(Step(net, model, bootstrap, 0));
       if (fails) {
         const auto hook = net.layer(1).AddForwardPreHook([&](Module&, Invocation&, Tensors&) {
@@ -192,9 +196,92 @@ TEST(ReplicaOptimizer, GoesOnAfterAnErrorAsIfNothingHadHappened) {
       const std::lock_guard lock(mutex);
       weights[fails] = whole;
       return absl::OkStatus();
-    });
+    };
+    WithReplicas(train, compression);
   }
   EXPECT_EQ(weights[true], weights[false]);
+}
+
+TEST(ReplicaOptimizer, GoesOnAfterAnErrorAsIfNothingHadHappened) {
+  ExpectToGoOnAfterAnError(WireCompression::kNone);
+  ExpectToGoOnAfterAnError(WireCompression::kLossless);
+}
+
+// A group of one parameter whose replicas are on two nodes.
+struct SpreadGroup {
+  static constexpr int64_t kElements = 8192;
+
+  static absl::StatusOr<SpreadGroup> Make(Bootstrap& bootstrap) {
+    SpreadGroup made;
+    WEFT_ASSIGN_OR_RETURN(made.fixture, GroupFixture::Make(bootstrap, 2,
+                                                           {.shard_optimizer_over_replicas = true,
+                                                            .wire_compression = WireCompression::kLossless}));
+    WEFT_ASSIGN_OR_RETURN(made.group, made.fixture.Group(MakeParameters({{kElements}})));
+    return made;
+  }
+  static float ValueAt(int update, int64_t place) {
+    return static_cast<float>(place + 1) * (1.0F + 1e-3F * static_cast<float>(update));
+  }
+  void Update(int update) const {
+    for (const ShardView& shard : group->Shards()) {
+      for (int64_t i = 0; i < shard.elements(); ++i) shard.data[i] = ValueAt(update, shard.piece.start + i);
+    }
+  }
+  // Shares updates; returns how many of their bytes were sent.
+  absl::StatusOr<double> Share() const {
+    const EngineCounters before = fixture.engine.engine->counters();
+    WEFT_RETURN_IF_ERROR(group->ShareUpdates(Priority::kBulk));
+    WEFT_RETURN_IF_ERROR(fixture.context->FinishBackward());
+    const EngineCounters after = fixture.engine.engine->counters();
+    const auto sent = static_cast<double>(after.wire_bytes - before.wire_bytes);
+    return sent / static_cast<double>(UpdatedElements(group->slices()) * static_cast<int64_t>(sizeof(float)));
+  }
+  // Whether this rank's whole shard holds `value(place)`.
+  template <typename Value>
+  bool Holds(const Value& value) const {
+    const auto shards = group->CurrentShards();
+    if (!shards.ok()) return false;
+    for (const ShardView& shard : *shards) {
+      for (int64_t i = 0; i < shard.elements(); ++i) {
+        if (shard.data[i] != value(shard.piece.start + i)) return false;
+      }
+    }
+    return true;
+  }
+
+  GroupFixture fixture;
+  std::unique_ptr<ParamGroup> group;
+};
+
+TEST(ReplicaOptimizer, SendsWhatChangedBetweenNodes) {
+  RunRanks(NodeMap::RanksPerNode(4, 2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const SpreadGroup spread, SpreadGroup::Make(bootstrap));
+    for (int update = 0; update < 3; ++update) {
+      spread.Update(update);
+      WEFT_ASSIGN_OR_RETURN(const double sent, spread.Share());
+      if (update > 0) {
+        EXPECT_LT(sent, 0.7);
+      }
+      EXPECT_TRUE(spread.Holds([&](int64_t place) { return SpreadGroup::ValueAt(update, place); }));
+    }
+    WEFT_ASSIGN_OR_RETURN(const double sent, spread.Share());
+    EXPECT_LT(sent, 0.02);  // Nothing has changed.
+    return absl::OkStatus();
+  });
+}
+
+TEST(ReplicaOptimizer, SharesWholeShardsAfterTheyWereLoaded) {
+  RunRanks(NodeMap::RanksPerNode(4, 2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const SpreadGroup spread, SpreadGroup::Make(bootstrap));
+    for (int time = 0; time < 2; ++time) {
+      spread.Update(time);
+      WEFT_RETURN_IF_ERROR(spread.Share().status());
+      WEFT_RETURN_IF_ERROR(spread.group->Load(LoadIndices));
+      WEFT_RETURN_IF_ERROR(spread.Share().status());
+      EXPECT_TRUE(spread.Holds([](int64_t place) { return static_cast<float>(place); }));
+    }
+    return absl::OkStatus();
+  });
 }
 
 TEST(ReplicaOptimizer, NeedsReplicas) {

@@ -77,6 +77,7 @@ std::string ToyRun::Describe() const {
                       " reduced in ", ToAbsl(Name(policy.reduce_dtype)), ", ", microbatches,
                       " microbatches, sync ", ToAbsl(Name(sync)),
                       policy.shard_optimizer_over_replicas ? ", optimizer over replicas" : "",
+                      ", compression between nodes ", ToAbsl(Name(policy.wire_compression)),
                       checkpoint ? ", checkpoints" : "", by_hand ? ", updated by hand" : "");
 }
 

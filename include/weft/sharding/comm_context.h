@@ -111,9 +111,12 @@ class CommContext {
   // Counts the times in which shards could be written.
   uint64_t writing_time() const { return writing_time_; }
   // Starts to gather, in place in this rank's shard, what each replica has updated of a slice. The work stays
-  // until FinishBackward.
-  Work* ShareUpdates(const std::string& label, const ReplicaSlice& slice, float* shard, Priority priority,
-                     const Work* after);
+  // until FinishBackward. `before`: what the other replicas have of what this one updates, for
+  // CommEngine::AllGatherChanges; null: something else, perhaps.
+  Work* ShareUpdates(const std::string& label, const ReplicaSlice& slice, float* shard, float* before,
+                     Priority priority, const Work* after);
+  // Whether updates of a bucket cross nodes compressed, so that it pays to know what the others have.
+  bool SharesChanges(int bucket) const;
 
   // A reduction in place, of at most 512 bytes over the shard group, that everybody waits for.
   absl::Status AllReduceScalars(const std::string& label, void* values, DType dtype, int64_t count,

@@ -89,8 +89,9 @@ struct ShardingPolicy {
   // replicas.
   bool shard_optimizer_over_replicas = false;
 
-  // How weights and gradients travel between nodes. It pays where links are slow beside the cores:
-  // ChooseWireCompression finds out.
+  // How weights and gradients travel between nodes; with the optimizer sharded over replicas and compression,
+  // what updates have changed does, for four bytes more an element that a rank updates. It pays where links
+  // are slow beside the cores: ChooseWireCompression finds out.
   WireCompression wire_compression = WireCompression::kNone;
 
   // Parameters that stay with the caller, whole on each rank: never gathered, reduced, clipped or listed
