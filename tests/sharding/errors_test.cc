@@ -95,8 +95,7 @@ TEST(ShardedModelErrors, ReachOtherRanksWhenAnUpdateFails) {
       absl::Status status = pass_and_update();
       if (status.ok()) status = ToyPassOf(net, model, rank);  // Rank 0 may learn of it there, or before.
       const std::string cause =
-          absl::StrCat(rank == 1 ? "update of 'layers.1': " : "",
-                       "sharding stopped: ", rank == 0 ? "rank 1: " : "", "bad moments");
+          rank == 1 ? "update of 'layers.1': sharding stopped: bad moments" : "rank 1: bad moments";
       EXPECT_THAT(std::string(status.message()), HasSubstr(cause));
       WEFT_RETURN_IF_ERROR(model.ResetAfterError());
       WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
