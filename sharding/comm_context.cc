@@ -200,13 +200,13 @@ std::vector<ReplicaSlice> CommContext::SlicesOf(const FlatLayout& layout, DType 
 }
 
 Work* CommContext::ShareUpdates(const std::string& label, const ReplicaSlice& slice, float* shard,
-                                float* before, Priority priority, const Work* after) {
+                                std::optional<float*> before, Priority priority, const Work* after) {
   ++counters_.all_gathers;
   const LaneId lane = update_lanes_[static_cast<size_t>(slice.bucket)].Next();
   float* whole = shard + slice.range.begin;
   OpOptions options = Carry(label, priority);
-  if (before != nullptr) {
-    return &updates_.emplace_back(engine_.AllGatherChanges(lane, before, whole, slice.range.count,
+  if (before) {
+    return &updates_.emplace_back(engine_.AllGatherChanges(lane, *before, whole, slice.range.count,
                                                            slice.counts, std::move(options), after));
   }
   return &updates_.emplace_back(engine_.AllGather(lane, shard + slice.own.begin, whole, DType::kF32,

@@ -139,7 +139,7 @@ absl::Status ShardedModel::Hooks::BeginForward(const Invocation& invocation) {
   backward_follows_ = invocation.gradients();
   kept_ = false;
   calls_.erase(&invocation);  // Of an earlier invocation at this address, which was given up.
-  // All at once: they need no memory, and the wire never waits for a module.
+  // All at once: they wait for no memory, and the wire never waits for a module.
   for (const int next : pass_->Next(static_cast<int>(groups_.size()))) {
     WEFT_RETURN_IF_ERROR(Params(next).ShareUpdates(Priority::kBulk));
   }

@@ -10,16 +10,16 @@ namespace weft {
 absl::Status ReplicaUpdates::Share(float* shard, Priority priority) {
   if (!context_.shards_optimizer_over_replicas() || is_current()) return absl::OkStatus();
   WEFT_RETURN_IF_ERROR(context_.status());
-  WEFT_RETURN_IF_ERROR(MakeRoomToKeep());
+  MakeRoomToKeep();
   shared_in_ = context_.writing_time();
   last_ = nullptr;
-  auto* kept = reinterpret_cast<float*>(kept_.data());
+  float* kept = kept_.data();
   for (const ReplicaSlice& slice : slices_) {
     if (slice.counts.size() < 2) continue;
     const bool keeps = context_.SharesChanges(slice.bucket);
+    const auto before = keeps && others_have_kept_ ? std::optional(kept) : std::nullopt;
     // One after the other, so that the last stands for all.
-    last_ = context_.ShareUpdates(group_, slice, shard, keeps && others_have_kept_ ? kept : nullptr, priority,
-                                  last_);
+    last_ = context_.ShareUpdates(group_, slice, shard, before, priority, last_);
     if (!keeps) continue;
     if (!others_have_kept_) std::copy_n(shard + slice.own.begin, slice.own.count, kept);
     kept += slice.own.count;
@@ -28,18 +28,13 @@ absl::Status ReplicaUpdates::Share(float* shard, Priority priority) {
   return absl::OkStatus();
 }
 
-absl::Status ReplicaUpdates::MakeRoomToKeep() {
-  if (kept_) return absl::OkStatus();
-  bool keeps = false;
-  int64_t elements = 0;  // None may be this rank's, where others have some.
+void ReplicaUpdates::MakeRoomToKeep() {
+  if (!kept_.empty()) return;
+  int64_t elements = 0;
   for (const ReplicaSlice& slice : slices_) {
-    if (!context_.SharesChanges(slice.bucket)) continue;
-    keeps = true;
-    elements += slice.own.count;
+    if (context_.SharesChanges(slice.bucket)) elements += slice.own.count;
   }
-  if (!keeps) return absl::OkStatus();
-  WEFT_ASSIGN_OR_RETURN(kept_, context_.AcquireShard(static_cast<size_t>(elements) * sizeof(float)));
-  return absl::OkStatus();
+  kept_.resize(static_cast<size_t>(elements));
 }
 
 absl::Status ReplicaUpdates::Await() {

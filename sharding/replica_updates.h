@@ -24,7 +24,6 @@
 
 #include <absl/status/status.h>
 
-#include "weft/memory/buffer_pool.h"
 #include "weft/sharding/comm_context.h"
 #include "weft/sharding/replica_slices.h"
 
@@ -49,14 +48,14 @@ class ReplicaUpdates {
 
  private:
   bool is_current() const { return shared_in_ == context_.writing_time(); }
-  absl::Status MakeRoomToKeep();
+  void MakeRoomToKeep();
 
   CommContext& context_;
   const std::string& group_;
   const std::vector<ReplicaSlice>& slices_;
   std::optional<uint64_t> shared_in_;  // Whose updates were shared.
   Work* last_ = nullptr;               // Of the gathers, until it was waited for. The context has it.
-  Buffer kept_;                        // What was shared, of all slices end to end; empty if whole each time.
+  std::vector<float> kept_;            // What was shared as what changes, of all slices end to end.
   bool others_have_kept_ = false;
 };
 

@@ -12,9 +12,11 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "changes are little-endian");
 
-using Codes = std::array<uint32_t, kPlaneBlock>;
+// A block of numbers, or of their codes.
+using Words = std::array<uint32_t, kPlaneBlock>;
 
 constexpr auto kBlock = static_cast<int64_t>(kPlaneBlock);
+constexpr size_t kBlockBytes = sizeof(Words);
 // Length and checksum.
 constexpr size_t kSliceHeaderBytes = 2 * sizeof(uint32_t);
 constexpr size_t kHeaderBytes = 3;
@@ -22,16 +24,27 @@ constexpr int kWordBits = 32;
 // That `listed`, a byte, can say.
 constexpr int kMostListed = 255;
 
+Words Load(const std::byte* block) {
+  Words words;
+  std::memcpy(words.data(), block, kBlockBytes);
+  return words;
+}
+
 constexpr uint32_t ToCode(uint32_t change) { return (change << 1) ^ (0U - (change >> 31)); }
 constexpr uint32_t ToChange(uint32_t code) { return (code >> 1) ^ (0U - (code & 1U)); }
 
-// Of an older state; a block's depends on the order of its numbers, a slice's on that of its blocks.
-uint32_t BlockChecksum(const uint32_t* numbers) {
+// Adds a block of an older state. Words are mixed with their places before they are added up, so that like
+// changes of many, as by a factor or of the sign, do not cancel.
+uint32_t AddToChecksum(uint32_t checksum, const Words& block) {
+  constexpr uint32_t kGolden = 0x9E3779B1U;
   uint32_t sum = 0;
-  for (uint32_t i = 0; i < kPlaneBlock; ++i) sum += numbers[i] * (2 * i + 1);
-  return sum;
+  for (uint32_t i = 0; i < kPlaneBlock; ++i) {
+    uint32_t word = block[i] + i * kGolden;
+    word = (word ^ (word >> 16)) * 0x85EBCA6BU;
+    sum += word ^ (word >> 13);
+  }
+  return checksum * kGolden + sum;
 }
-constexpr uint32_t AddToChecksum(uint32_t checksum, uint32_t block) { return checksum * 0x9E3779B1U + block; }
 
 // How a block's codes are cut in two.
 struct Cut {
@@ -45,7 +58,7 @@ struct Cut {
 };
 
 // At a width; `most_bits`: of any code.
-Cut CutAt(const Codes& codes, int width, int most_bits) {
+Cut CutAt(const Words& codes, int width, int most_bits) {
   if (width >= most_bits) return {width, 0, 0};
   const uint32_t largest = (1U << width) - 1;
   int listed = 0;
@@ -55,7 +68,7 @@ Cut CutAt(const Codes& codes, int width, int most_bits) {
 
 // Neighbouring blocks have like changes: starts at the width of the one before, and goes down or up as long
 // as that saves bytes.
-Cut BestCut(const Codes& codes, int start) {
+Cut BestCut(const Words& codes, int start) {
   uint32_t any = 0;
   for (const uint32_t code : codes) any |= code;
   const int most_bits = std::bit_width(any);
@@ -79,7 +92,7 @@ void ForEachByte(int width, const Plane& plane) {
   for (int shift = 0; shift < width; shift += 8) plane(shift, std::min(8, width - shift));
 }
 
-uint8_t* ListUpper(const Codes& codes, const Cut& cut, uint8_t* out) {
+uint8_t* ListUpper(const Words& codes, const Cut& cut, uint8_t* out) {
   const uint32_t largest = (1U << cut.width) - 1;
   CodeBlock marks;
   for (size_t i = 0; i < kPlaneBlock; ++i) marks[i] = codes[i] > largest ? 0xFF : 0;
@@ -93,8 +106,8 @@ uint8_t* ListUpper(const Codes& codes, const Cut& cut, uint8_t* out) {
   return upper;
 }
 
-uint8_t* CompressBlock(const uint32_t* now, const uint32_t* before, int& width, uint8_t* out) {
-  Codes codes;
+uint8_t* CompressBlock(const Words& now, const Words& before, int& width, uint8_t* out) {
+  Words codes;
   for (size_t i = 0; i < kPlaneBlock; ++i) codes[i] = ToCode(now[i] - before[i]);
   const Cut cut = BestCut(codes, width);
   width = cut.width;
@@ -110,14 +123,14 @@ uint8_t* CompressBlock(const uint32_t* now, const uint32_t* before, int& width, 
 }
 
 // Where the block ends; null if it does not before `end`, or is none.
-const uint8_t* ApplyBlock(const uint8_t* in, const uint8_t* end, uint32_t* numbers) {
+const uint8_t* ApplyBlock(const uint8_t* in, const uint8_t* end, Words& numbers) {
   if (static_cast<size_t>(end - in) < kHeaderBytes) return nullptr;
   const Cut cut{in[0], in[1], in[2]};
   in += kHeaderBytes;
   if (cut.width > kWordBits || cut.upper > static_cast<int>(sizeof(uint32_t))) return nullptr;
   if (cut.listed > 0 && cut.width == kWordBits) return nullptr;
   if (static_cast<size_t>(end - in) < cut.bytes()) return nullptr;
-  Codes codes{};
+  Words codes{};
   ForEachByte(cut.width, [&](int shift, int bits) {
     CodeBlock byte{};
     in = UnpackCodes(in, bits, byte);
@@ -140,40 +153,40 @@ size_t ChangesCapacity(int64_t count) {
          static_cast<size_t>(count / kBlock) * kHeaderBytes;
 }
 
-size_t CompressChanges(const float* now, const float* before, int64_t count, std::byte* changes) {
-  const auto* new_words = reinterpret_cast<const uint32_t*>(now);
-  const auto* old_words = reinterpret_cast<const uint32_t*>(before);
+size_t CompressChanges(const std::byte* now, const std::byte* before, int64_t count, std::byte* changes) {
   auto* begin = reinterpret_cast<uint8_t*>(changes);
   uint8_t* out = begin + kSliceHeaderBytes;
   uint32_t checksum = 0;
   int width = kWordBits / 2;
-  for (; count >= kBlock; count -= kBlock, new_words += kBlock, old_words += kBlock) {
-    checksum = AddToChecksum(checksum, BlockChecksum(old_words));
-    out = CompressBlock(new_words, old_words, width, out);
+  for (; count >= kBlock; count -= kBlock, now += kBlockBytes, before += kBlockBytes) {
+    const Words older = Load(before);
+    checksum = AddToChecksum(checksum, older);
+    out = CompressBlock(Load(now), older, width, out);
   }
   const size_t rest = static_cast<size_t>(count) * sizeof(uint32_t);
-  if (rest > 0) std::memcpy(out, new_words, rest);
+  if (rest > 0) std::memcpy(out, now, rest);
   const std::array<uint32_t, 2> header = {static_cast<uint32_t>(out + rest - begin), checksum};
   std::memcpy(begin, header.data(), sizeof(header));
   return header[0];
 }
 
-bool ApplyChanges(const std::byte* changes, int64_t count, float* numbers) {
-  auto* words = reinterpret_cast<uint32_t*>(numbers);
+bool ApplyChanges(const std::byte* changes, int64_t count, std::byte* numbers) {
   const auto* in = reinterpret_cast<const uint8_t*>(changes);
   std::array<uint32_t, 2> header;
   std::memcpy(header.data(), in, sizeof(header));
   if (header[0] < kSliceHeaderBytes || header[0] > ChangesCapacity(count)) return false;
   const uint8_t* end = in + header[0];
   uint32_t checksum = 0;
-  for (in += kSliceHeaderBytes; count >= kBlock; count -= kBlock, words += kBlock) {
-    checksum = AddToChecksum(checksum, BlockChecksum(words));
-    in = ApplyBlock(in, end, words);
+  for (in += kSliceHeaderBytes; count >= kBlock; count -= kBlock, numbers += kBlockBytes) {
+    Words block = Load(numbers);
+    checksum = AddToChecksum(checksum, block);
+    in = ApplyBlock(in, end, block);
     if (in == nullptr) return false;
+    std::memcpy(numbers, block.data(), kBlockBytes);
   }
   const size_t rest = static_cast<size_t>(count) * sizeof(uint32_t);
   if (end - in != static_cast<std::ptrdiff_t>(rest) || checksum != header[1]) return false;
-  if (rest > 0) std::memcpy(words, in, rest);
+  if (rest > 0) std::memcpy(numbers, in, rest);
   return true;
 }
 

@@ -4,9 +4,9 @@
 //
 // Note [Changes]
 // A slice of changes is its length in bytes (32 bits, itself included), a checksum of the older state (32
-// bits), then one block after the other of kCodecBlock numbers, then what is left of the slice as it is. With
+// bits), then one block after the other of kPlaneBlock numbers, then what is left of the slice as it is. With
 // numbers as unsigned integers, their change is new - old modulo 2^32, and its code has the sign in the
-// lowest bit and above it the magnitude, in two's complement if it is negative. A block is
+// lowest bit and above it the other bits, inverted if it is negative. A block is
 //   width, listed, upper       a byte each
 //   the lower `width` bits     of each code, byte by byte from the lowest: whole bytes are a byte each, the
 //                              last bits lie in planes (bit_planes.h)
@@ -14,7 +14,8 @@
 //   the other bits             of each of these, in `upper` bytes
 // The width is near the one that takes the fewest bytes. Numbers are little-endian.
 //
-// The checksum is there because nobody else would notice: changes of another state are numbers, too.
+// The checksum is there because nobody else would notice: changes of another state are numbers, too. It is of
+// whole blocks; what is left of the slice does not depend on the older state.
 //
 // Pure.
 #pragma once
@@ -27,9 +28,9 @@ namespace weft {
 // Most bytes that a slice of changes of `count` numbers takes.
 size_t ChangesCapacity(int64_t count);
 // Writes what `count` numbers are now, as changes of what they were; returns the bytes written.
-size_t CompressChanges(const float* now, const float* before, int64_t count, std::byte* changes);
+size_t CompressChanges(const std::byte* now, const std::byte* before, int64_t count, std::byte* changes);
 // Makes of `count` numbers what they are now. False, with the numbers unspecified, if that is no slice of
 // changes of these.
-[[nodiscard]] bool ApplyChanges(const std::byte* changes, int64_t count, float* numbers);
+[[nodiscard]] bool ApplyChanges(const std::byte* changes, int64_t count, std::byte* numbers);
 
 }  // namespace weft

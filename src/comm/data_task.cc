@@ -10,11 +10,11 @@
 namespace weft {
 namespace {
 
-bool IsCompressed(const LeafSource& leaf) { return leaf.form != SliceForm::kPlain; }
+bool IsPlain(const LeafSource& leaf) { return leaf.form == SliceForm::kPlain; }
 
 absl::Status Decompress(const LeafSource& leaf, int64_t count, std::byte* numbers) {
   if (leaf.form == SliceForm::kChanges) {
-    if (ApplyChanges(leaf.data, count, reinterpret_cast<float*>(numbers))) return absl::OkStatus();
+    if (ApplyChanges(leaf.data, count, numbers)) return absl::OkStatus();
     return absl::InternalError(absl::StrCat(
         "what another node sent are no changes of the ", count, " ", ToAbsl(Name(leaf.dtype)),
         " that they are for: these were written since they were gathered, which is for their owner to do, or "
@@ -29,8 +29,7 @@ absl::Status Decompress(const LeafSource& leaf, int64_t count, std::byte* number
 void Compress(const DataTask& task) {
   const std::byte* numbers = task.leaves[0].data;
   if (task.target.form == SliceForm::kChanges) {
-    CompressChanges(reinterpret_cast<const float*>(numbers),
-                    reinterpret_cast<const float*>(task.leaves[1].data), task.count, task.target.data);
+    CompressChanges(numbers, task.leaves[1].data, task.count, task.target.data);
   } else {
     CompressSlice(task.leaves[0].dtype, numbers, task.count, task.target.data);
   }
@@ -47,16 +46,17 @@ std::byte* Workspace(size_t slots, size_t bytes) {
 absl::Status RunCompressedReduce(const DataTask& task) {
   auto leaves = task.leaves;
   ReduceTarget target = task.target;
-  const auto compressed = static_cast<size_t>(std::count_if(leaves.begin(), leaves.end(), IsCompressed));
   const size_t slot_bytes = static_cast<size_t>(task.count) * sizeof(float);
-  std::byte* slot = Workspace(compressed + 1, slot_bytes);
+  std::byte* slot = Workspace(leaves.size() + 1, slot_bytes);
   for (LeafSource& leaf : leaves) {
-    if (!IsCompressed(leaf)) continue;
+    if (IsPlain(leaf)) continue;
+    WEFT_CHECK(leaf.form == SliceForm::kCompressed, "a reduction of changes");
     WEFT_RETURN_IF_ERROR(Decompress(leaf, task.count, slot));
     leaf = {slot, leaf.dtype};
     slot += slot_bytes;
   }
   const bool compresses = target.form != SliceForm::kPlain;
+  WEFT_CHECK(target.form != SliceForm::kChanges, "a reduction into changes");
   if (compresses) target.data = slot;
   RunReduce(*task.program, leaves, task.op, target, task.count);
   if (compresses) CompressSlice(target.dtype, slot, task.count, task.target.data);
@@ -65,7 +65,7 @@ absl::Status RunCompressedReduce(const DataTask& task) {
 
 absl::Status RunReduction(const DataTask& task) {
   if (task.target.form != SliceForm::kPlain ||
-      std::any_of(task.leaves.begin(), task.leaves.end(), IsCompressed)) {
+      !std::all_of(task.leaves.begin(), task.leaves.end(), IsPlain)) {
     return RunCompressedReduce(task);
   }
   RunReduce(*task.program, task.leaves, task.op, task.target, task.count);
@@ -74,7 +74,7 @@ absl::Status RunReduction(const DataTask& task) {
 
 absl::Status RunCopy(const DataTask& task) {
   const LeafSource& leaf = task.leaves[0];
-  if (IsCompressed(leaf)) return Decompress(leaf, task.count, task.target.data);
+  if (!IsPlain(leaf)) return Decompress(leaf, task.count, task.target.data);
   if (task.target.form != SliceForm::kPlain) {
     Compress(task);
   } else {

@@ -194,12 +194,11 @@ absl::Status EngineShell::Wait(const std::shared_ptr<OperationRecord>& record, E
       WEFT_RETURN_IF_ERROR(DeadlineError(*record, event, last_resort));
     }
   }
-  if (record->State() == OperationState::kFailed) {
-    AwaitQuiet();  // No thread of this rank touches the caller's buffers any more.
-    return record->error;
-  }
-  const bool reached = event == Event::kReady || record->State() == OperationState::kReleased;
-  return reached ? absl::OkStatus() : record->error;
+  const OperationState state = record->State();
+  if (state == OperationState::kReleased) return absl::OkStatus();
+  if (state != OperationState::kFailed && event == Event::kReady) return absl::OkStatus();
+  AwaitQuiet();  // No thread of this rank touches the caller's buffers any more.
+  return record->error;
 }
 
 absl::Status EngineShell::Drain(absl::Time deadline) {

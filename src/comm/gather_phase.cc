@@ -12,9 +12,13 @@ namespace {
 
 constexpr int kGatherChannel = 0;
 
-SliceForm FormOf(const OperationContext& context, DType dtype, const std::byte* before) {
+bool GathersChanges(const OperationContext& context) {
+  return context.record->descriptor.kind == OpKind::kAllGatherChanges;
+}
+
+SliceForm FormOf(const OperationContext& context, DType dtype) {
   const SliceForm form = TravelForm(context, dtype);
-  return form == SliceForm::kCompressed && before != nullptr ? SliceForm::kChanges : form;
+  return form == SliceForm::kCompressed && GathersChanges(context) ? SliceForm::kChanges : form;
 }
 
 }  // namespace
@@ -28,14 +32,14 @@ GatherPhase::GatherPhase(const OperationContext& context, const PartLayout& part
       slice_elements_(slice_elements),
       nontemporal_(WritesAroundCaches(static_cast<size_t>(parts.total()) * SizeOf(dtype) *
                                       (kind == Kind::kShared ? 1 : 1 + memory.peers.size()))),
-      form_(FormOf(context, dtype, memory.before)),
+      form_(FormOf(context, dtype)),
       slots_(kSenderSlots, RingFor(nullptr).SlotBytes(SlicingOf(context.placement.me()))) {
   if (kind == Kind::kShared) {
     PlanShared(context, memory);
   } else {
     PlanLocal(context, memory);
   }
-  if (memory.before == nullptr) return;
+  if (!GathersChanges(context)) return;
   before_ = {memory.before, element_bytes_};
   remember_.emplace(SlicingOf(context.placement.me()), dtype, OwnPart(memory), *before_,
                     /*nontemporal=*/true);

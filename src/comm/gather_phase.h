@@ -42,7 +42,7 @@ class GatherPhase {
   struct Memory {
     const std::byte* own_part;  // This rank's part. A peer's is null if it shares none.
     std::byte* output;          // The whole.
-    // What outputs elsewhere hold in place of this rank's part; null if that is not known. See Note [Older
+    // Of a gather of changes: what outputs elsewhere hold in place of this rank's part. See Note [Older
     // states].
     std::byte* before;
     std::vector<PeerMemory> peers;  // Every rank of the node but this one.

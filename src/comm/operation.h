@@ -44,7 +44,7 @@ struct OperationContext {
   bool released_is_awaited;  // *ready*; or *released*.
 };
 
-// How numbers of this dtype cross nodes for the operation.
+// How numbers of this dtype cross nodes for the operation, unless as changes.
 inline SliceForm TravelForm(const OperationContext& context, DType dtype) {
   const bool compresses = context.record->descriptor.compression == WireCompression::kLossless;
   return compresses && IsCompressible(dtype) ? SliceForm::kCompressed : SliceForm::kPlain;

@@ -13,8 +13,8 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "compressed slices are little-endian");
 
-static_assert(kCodecBlock == kPlaneBlock);
 constexpr size_t kBlock = kPlaneBlock;
+constexpr auto kBlockCount = static_cast<int64_t>(kBlock);
 
 constexpr size_t kLengthBytes = sizeof(uint32_t);
 constexpr size_t kHeaderBytes = 3;
@@ -147,7 +147,7 @@ size_t Compress(const std::byte* numbers, int64_t count, std::byte* compressed) 
   const auto* words = reinterpret_cast<const Word*>(numbers);
   auto* begin = reinterpret_cast<uint8_t*>(compressed);
   uint8_t* out = begin + kLengthBytes;
-  for (; count >= kCodecBlock; count -= kCodecBlock, words += kCodecBlock) out = CompressBlock(words, out);
+  for (; count >= kBlockCount; count -= kBlockCount, words += kBlockCount) out = CompressBlock(words, out);
   const size_t rest = static_cast<size_t>(count) * sizeof(Word);
   if (rest > 0) std::memcpy(out, words, rest);
   const auto bytes = static_cast<uint32_t>(out + rest - begin);
@@ -161,7 +161,7 @@ bool Decompress(const std::byte* compressed, int64_t count, std::byte* numbers) 
   const auto* in = reinterpret_cast<const uint8_t*>(compressed);
   const uint8_t* end = in + CompressedBytes(compressed);
   if (end - in > static_cast<std::ptrdiff_t>(CompressedCapacity(sizeof(Word), count))) return false;
-  for (in += kLengthBytes; count >= kCodecBlock; count -= kCodecBlock, words += kCodecBlock) {
+  for (in += kLengthBytes; count >= kBlockCount; count -= kBlockCount, words += kBlockCount) {
     in = DecompressBlock(in, end, words);
     if (in == nullptr) return false;
   }
@@ -183,7 +183,7 @@ auto WithWord(DType dtype, const Compute& compute) {
 
 size_t CompressedCapacity(size_t number_bytes, int64_t count) {
   return kLengthBytes + static_cast<size_t>(count) * number_bytes +
-         static_cast<size_t>(count / kCodecBlock) * kHeaderBytes;
+         static_cast<size_t>(count / kBlockCount) * kHeaderBytes;
 }
 
 size_t CompressedBytes(const std::byte* compressed) {

@@ -5,7 +5,7 @@
 //
 // Note [Compressed slices]
 // A compressed slice is its length in bytes (32 bits, itself included), then one block after the other of
-// kCodecBlock numbers, then what is left of the slice as it is. A block is
+// kPlaneBlock numbers, then what is left of the slice as it is. A block is
 //   base, width, listed         a byte each
 //   exponent - base             `width` bits of each number, in planes (bit_planes.h)
 //   place, exponent             a byte each, of the `listed` numbers whose exponents lie outside
@@ -22,8 +22,6 @@
 #include "weft/core/dtype.h"
 
 namespace weft {
-
-inline constexpr int64_t kCodecBlock = 256;
 
 // Whether numbers of this dtype can be compressed: f32 and bf16.
 constexpr bool IsCompressible(DType dtype) { return dtype == DType::kF32 || dtype == DType::kBF16; }

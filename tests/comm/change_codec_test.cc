@@ -20,8 +20,8 @@ constexpr int64_t kCount = 5 * kBlock + 17;
 // As bit patterns: NaNs are numbers like others.
 using Words = std::vector<uint32_t>;
 
-const float* Floats(const Words& words) { return reinterpret_cast<const float*>(words.data()); }
-float* Floats(Words& words) { return reinterpret_cast<float*>(words.data()); }
+const std::byte* BytesOf(const Words& words) { return reinterpret_cast<const std::byte*>(words.data()); }
+std::byte* BytesOf(Words& words) { return reinterpret_cast<std::byte*>(words.data()); }
 
 Words Draw(const std::function<uint32_t(std::mt19937&, int64_t)>& draw, int64_t count = kCount) {
   std::mt19937 random(7);
@@ -53,7 +53,7 @@ Words Updated(const Words& weights, float rate) {
 std::vector<std::byte> Changes(const Words& before, const Words& now) {
   const auto count = static_cast<int64_t>(now.size());
   std::vector<std::byte> changes(ChangesCapacity(count));
-  const size_t bytes = CompressChanges(Floats(now), Floats(before), count, changes.data());
+  const size_t bytes = CompressChanges(BytesOf(now), BytesOf(before), count, changes.data());
   EXPECT_LE(bytes, changes.size());
   return {changes.begin(), changes.begin() + static_cast<std::ptrdiff_t>(bytes)};
 }
@@ -61,7 +61,7 @@ std::vector<std::byte> Changes(const Words& before, const Words& now) {
 void ExpectSameBits(const Words& before, const Words& now, const std::string& what) {
   const std::vector<std::byte> changes = Changes(before, now);
   Words changed = before;
-  ASSERT_TRUE(ApplyChanges(changes.data(), static_cast<int64_t>(now.size()), Floats(changed))) << what;
+  ASSERT_TRUE(ApplyChanges(changes.data(), static_cast<int64_t>(now.size()), BytesOf(changed))) << what;
   EXPECT_EQ(changed, now) << what;
 }
 
@@ -122,11 +122,24 @@ TEST(ChangeCodec, LeavesTwoThirdsOfAnUpdateAndNothingOfNone) {
 TEST(ChangeCodec, RefusesAnyOtherOlderState) {
   const Words before = Weights();
   const std::vector<std::byte> changes = Changes(before, Updated(before, 1e-3F));
-  const auto is_refused = [&](Words other) { return !ApplyChanges(changes.data(), kCount, Floats(other)); };
+  const auto is_refused = [&](Words other) { return !ApplyChanges(changes.data(), kCount, BytesOf(other)); };
   EXPECT_FALSE(is_refused(before));
   Words one_bit = before;
   one_bit[kBlock + 3] ^= 1;
   EXPECT_TRUE(is_refused(one_bit));
+  const auto each = [&](const std::function<float(float)>& change) {
+    Words others = before;
+    for (uint32_t& word : others) word = std::bit_cast<uint32_t>(change(std::bit_cast<float>(word)));
+    return others;
+  };
+  EXPECT_TRUE(is_refused(each([](float weight) { return weight / 2; })));
+  EXPECT_TRUE(is_refused(each([](float weight) { return 4 * weight; })));
+  EXPECT_TRUE(is_refused(each([](float weight) { return -weight; })));
+  EXPECT_TRUE(is_refused(each([](float) { return 1.0F; })));
+  Words two_signs = before;
+  two_signs[1] ^= 0x80000000U;
+  two_signs[2] ^= 0x80000000U;
+  EXPECT_TRUE(is_refused(two_signs));
   Words swapped = before;
   std::swap(swapped[5], swapped[6]);
   EXPECT_TRUE(is_refused(swapped));
@@ -135,13 +148,20 @@ TEST(ChangeCodec, RefusesAnyOtherOlderState) {
   EXPECT_TRUE(is_refused(blocks_swapped));
 }
 
+TEST(ChangeCodec, RefusesZerosForOnes) {
+  const Words ones(kCount, std::bit_cast<uint32_t>(1.0F));
+  const std::vector<std::byte> changes = Changes(ones, Updated(ones, 1e-3F));
+  Words zeros(kCount, 0);
+  EXPECT_FALSE(ApplyChanges(changes.data(), kCount, BytesOf(zeros)));
+}
+
 TEST(ChangeCodec, RefusesWhatIsNoSliceOfSoMany) {
   const Words before = Weights();
   const std::vector<std::byte> good = Changes(before, Updated(before, 1e-3F));
   const auto is_refused = [&](const std::vector<std::byte>& bytes, int64_t count) {
     Words room = before;
     room.resize(2 * before.size());
-    return !ApplyChanges(bytes.data(), count, Floats(room));
+    return !ApplyChanges(bytes.data(), count, BytesOf(room));
   };
   EXPECT_TRUE(is_refused(good, kCount - 1));
   EXPECT_TRUE(is_refused(good, kCount + 1));

@@ -91,7 +91,7 @@ TEST(DataTask, RefusesChangesOfSomethingElse) {
   std::vector<float> before = Numbers(1.0F);
   std::vector<float> now = Numbers(1.001F);
   std::vector<std::byte> changes(ChangesCapacity(kCount));
-  CompressChanges(now.data(), before.data(), kCount, changes.data());
+  CompressChanges(BytesOf(now), BytesOf(before), kCount, changes.data());
   before[40] = 7;
   EXPECT_THAT(RunTask(Copy(changes.data(), SliceForm::kChanges, BytesOf(before), SliceForm::kPlain)),
               StatusIs(absl::StatusCode::kInternal, HasSubstr("no changes of the 700 f32")));

@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "src/comm/change_codec.h"
 #include "src/comm/slice_codec.h"
 #include "tests/comm/program_runner.h"
 #include "weft/mesh/device_mesh.h"
@@ -137,7 +138,9 @@ absl::Status ProgramRunner::CheckBounds(ProgramOutcome& outcome) {
   constexpr int kLanes = 8;
   constexpr int kPhases = 2;
   const EngineOptions& options = program_.engine;
-  const auto slice_bytes = static_cast<int64_t>(CompressedCapacity(/*number_bytes=*/1, options.slice_bytes));
+  const auto slice_bytes = static_cast<int64_t>(
+      std::max(CompressedCapacity(/*number_bytes=*/1, options.slice_bytes),
+               ChangesCapacity(options.slice_bytes / static_cast<int64_t>(sizeof(float)))));
   const int64_t bound = std::max(options.yield_window_bytes, slice_bytes) + kLanes * kPhases * slice_bytes;
   if (counters.yielded_peak_bytes <= bound) return absl::OkStatus();
   return absl::InternalError(absl::StrCat(

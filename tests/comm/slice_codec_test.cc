@@ -10,10 +10,13 @@
 
 #include <gtest/gtest.h>
 
+#include "src/comm/bit_planes.h"
+
 namespace weft {
 namespace {
 
-constexpr int64_t kCount = 5 * kCodecBlock + 17;
+constexpr int64_t kBlock = kPlaneBlock;
+constexpr int64_t kCount = 5 * kBlock + 17;
 
 std::vector<uint32_t> Normals(float deviation, int64_t count = kCount) {
   std::mt19937 random(7);
@@ -36,7 +39,7 @@ std::vector<uint32_t> RandomWords() {
 std::vector<uint32_t> PairsOfExponents(uint32_t first) {
   std::vector<uint32_t> words;
   for (uint32_t second = 0; second < 256; ++second) {
-    for (uint32_t i = 0; i < kCodecBlock; ++i) {
+    for (uint32_t i = 0; i < kBlock; ++i) {
       const uint32_t exponent = i % 19 == 5 ? second : first;
       words.push_back((exponent << 23) | (i << 31) | (i * 0x9E37U & 0x7FFFFFU));
     }
@@ -99,8 +102,7 @@ TEST_P(SliceCodec, GivesBackExponentsOnEitherSideOfAWindow) {
 }
 
 TEST_P(SliceCodec, TakesSlicesOfAnyLength) {
-  for (const int64_t count :
-       {int64_t{0}, int64_t{1}, kCodecBlock - 1, kCodecBlock, kCodecBlock + 1, 3 * kCodecBlock}) {
+  for (const int64_t count : {int64_t{0}, int64_t{1}, kBlock - 1, kBlock, kBlock + 1, 3 * kBlock}) {
     ExpectSameBits(GetParam(), Normals(1.0F, count), std::to_string(count));
   }
 }
@@ -114,7 +116,7 @@ TEST_P(SliceCodec, RefusesWhatIsNoSliceOfSoMany) {
   std::vector<std::byte> room(2 * numbers.size());
   EXPECT_FALSE(DecompressSlice(dtype, good.data(), kCount - 1, room.data()));
   EXPECT_FALSE(DecompressSlice(dtype, good.data(), kCount + 1, room.data()));
-  EXPECT_FALSE(DecompressSlice(dtype, good.data(), kCount - kCodecBlock, room.data()));
+  EXPECT_FALSE(DecompressSlice(dtype, good.data(), kCount - kBlock, room.data()));
   const auto with_length = [&](uint32_t bytes) {
     std::vector<std::byte> bad = good;
     std::memcpy(bad.data(), &bytes, sizeof(bytes));

@@ -17,6 +17,7 @@ namespace {
 using ::testing::HasSubstr;
 
 void ExpectTheBitsOfAllReduces(const NodeMap& nodes, ToyRun run) {
+  run.sizes = {16, 64, 65, 3};  // Whole blocks of changes for each replica.
   const ToyOutcome reduced = TrainOnThreads(nodes, run);
   run.policy.shard_optimizer_over_replicas = true;
   for (const bool by_hand : {false, true}) {
@@ -85,7 +86,7 @@ void WithReplicas(Body body, WireCompression compression = WireCompression::kNon
   RunRanks(NodeMap::RanksPerNode(4, 2), [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
     WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(2, 2));
-    ToyNet net({7, 15, 15, 15});
+    ToyNet net({7, 64, 64, 64});  // Whole blocks of changes for each replica.
     ShardingPolicy policy;
     policy.shard_optimizer_over_replicas = true;
     policy.wire_compression = compression;

@@ -115,8 +115,10 @@ class CommEngine {
   // In place, of f32 of which the outputs hold an older state: `before` is what every other rank's output
   // holds in place of this rank's part, and when this is *released*, it is what this rank's part is.
   // Compressed, parts travel between nodes as their changes, of which an optimizer's take about two thirds of
-  // the bytes. Only the owner of a part may have written it since the outputs got it. The output lies in node
-  // memory. Errors: kInternal (somebody else has written it, found out between nodes).
+  // the bytes. Only the owner of a part may have written it since the outputs got it. Where a node has
+  // several ranks of the group, the output lies in node memory. After any failure of the engine, `before` and
+  // outputs are to be taken for unknown. Errors: kInternal (somebody else has written a part, found out where
+  // changes arrive from another node; some of the part is overwritten then).
   Work AllGatherChanges(LaneId lane, void* before, void* output, int64_t total_count,
                         absl::Span<const int64_t> counts = {}, OpOptions options = {},
                         const Work* after = nullptr);

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -111,10 +112,10 @@ class CommContext {
   // Counts the times in which shards could be written.
   uint64_t writing_time() const { return writing_time_; }
   // Starts to gather, in place in this rank's shard, what each replica has updated of a slice. The work stays
-  // until FinishBackward. `before`: what the other replicas have of what this one updates, for
-  // CommEngine::AllGatherChanges; null: something else, perhaps.
-  Work* ShareUpdates(const std::string& label, const ReplicaSlice& slice, float* shard, float* before,
-                     Priority priority, const Work* after);
+  // until FinishBackward. `before`, which all replicas give or none: what the others have of what this one
+  // updates, for CommEngine::AllGatherChanges.
+  Work* ShareUpdates(const std::string& label, const ReplicaSlice& slice, float* shard,
+                     std::optional<float*> before, Priority priority, const Work* after);
   // Whether updates of a bucket cross nodes compressed, so that it pays to know what the others have.
   bool SharesChanges(int bucket) const;
 

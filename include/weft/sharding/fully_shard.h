@@ -146,8 +146,8 @@ class ShardedModel {
   // sharded over replicas these are parts of its shards, the rest of which the other replicas update.
   std::vector<ShardView> Shards() const;
   // All that this rank holds, without gradients, as the last updates have left it: to be saved or compared
-  // outside of passes. Where the optimizer is sharded over replicas, collective, and as an unshard of all
-  // groups: what the others have updated is gathered.
+  // outside of passes, not written: that is what Shards are for. Where the optimizer is sharded over
+  // replicas, collective, and as an unshard of all groups: what the others have updated is gathered.
   absl::StatusOr<std::vector<ShardView>> CurrentShards();
   // Calls `update` with the shards of each group, in the order in which forward will need them, so that what
   // was updated first is on its way to other ranks while the rest is: where shard groups span nodes, the

@@ -35,7 +35,7 @@
 // reducing them does nothing. A parameter that is frozen later keeps its place; its gradient counts as zero.
 //
 // Thread safety: none; one thread drives a group.
-// Collective: Unshard and ReduceGradients, by all ranks of the context's groups in one order.
+// Collective: Load, Unshard and ReduceGradients, by all ranks of the context's groups in one order.
 // Lifetime: the context must outlive the group.
 #pragma once
 
@@ -87,7 +87,8 @@ class ParamGroup {
                                                             const ShardingPolicy& policy, SharedBlock image);
   ~ParamGroup();
 
-  // Fills the master shard, element by element that this rank owns, and takes the parameters' data away.
+  // Fills the master shard, element by element that this rank owns, and takes the parameters' data away. Due
+  // when shards may be written.
   absl::Status Load(const ShardLoader& loader);
 
   // The shard has been written, and will not be again before the next pass: due before
@@ -146,7 +147,7 @@ class ParamGroup {
   // sharding/replica_updates.h. Unshard does so as well. Afterwards the shard must not be written before the
   // next pass. Collective: by the ranks of each replicate group.
   absl::Status ShareUpdates(Priority priority);
-  // What this rank holds, without gradients, after ShareUpdates: waits for it.
+  // What this rank holds, to be read, without gradients, after ShareUpdates: waits for it.
   absl::StatusOr<std::vector<ShardView>> CurrentShards();
 
   const std::string& name() const { return name_; }
