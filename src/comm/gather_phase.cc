@@ -12,15 +12,6 @@ namespace {
 
 constexpr int kGatherChannel = 0;
 
-bool GathersChanges(const OperationContext& context) {
-  return context.record->descriptor.kind == OpKind::kAllGatherChanges;
-}
-
-SliceForm FormOf(const OperationContext& context, DType dtype) {
-  const SliceForm form = TravelForm(context, dtype);
-  return form == SliceForm::kCompressed && GathersChanges(context) ? SliceForm::kChanges : form;
-}
-
 }  // namespace
 
 GatherPhase::GatherPhase(const OperationContext& context, const PartLayout& parts, DType dtype,
@@ -32,14 +23,14 @@ GatherPhase::GatherPhase(const OperationContext& context, const PartLayout& part
       slice_elements_(slice_elements),
       nontemporal_(WritesAroundCaches(static_cast<size_t>(parts.total()) * SizeOf(dtype) *
                                       (kind == Kind::kShared ? 1 : 1 + memory.peers.size()))),
-      form_(FormOf(context, dtype)),
+      form_(TravelForm(context, dtype)),
       slots_(kSenderSlots, RingFor(nullptr).SlotBytes(SlicingOf(context.placement.me()))) {
   if (kind == Kind::kShared) {
     PlanShared(context, memory);
   } else {
     PlanLocal(context, memory);
   }
-  if (!GathersChanges(context)) return;
+  if (context.record->descriptor.kind != OpKind::kAllGatherChanges) return;
   before_ = {memory.before, element_bytes_};
   remember_.emplace(SlicingOf(context.placement.me()), dtype, OwnPart(memory), *before_,
                     /*nontemporal=*/true);

@@ -44,10 +44,11 @@ struct OperationContext {
   bool released_is_awaited;  // *ready*; or *released*.
 };
 
-// How numbers of this dtype cross nodes for the operation, unless as changes.
+// How numbers of this dtype cross nodes for the operation.
 inline SliceForm TravelForm(const OperationContext& context, DType dtype) {
-  const bool compresses = context.record->descriptor.compression == WireCompression::kLossless;
-  return compresses && IsCompressible(dtype) ? SliceForm::kCompressed : SliceForm::kPlain;
+  const Descriptor& descriptor = context.record->descriptor;
+  if (descriptor.compression == WireCompression::kNone || !IsCompressible(dtype)) return SliceForm::kPlain;
+  return descriptor.kind == OpKind::kAllGatherChanges ? SliceForm::kChanges : SliceForm::kCompressed;
 }
 
 class Operation {
