@@ -9,7 +9,7 @@
 #include <benchmark/benchmark.h>
 
 #include "bench/versus.h"
-#include "src/nn/matmul_backend.h"
+#include "src/nn/products/matmul_backend.h"
 #include "weft/core/parallel.h"
 #include "weft/core/tensor.h"
 

@@ -1,4 +1,4 @@
-#include "src/comm/change_codec.h"
+#include "src/comm/codec/change_codec.h"
 
 #include <bit>
 #include <cmath>

@@ -1,4 +1,4 @@
-#include "src/comm/group_placement.h"
+#include "src/comm/base/group_placement.h"
 
 #include <numeric>
 #include <set>

@@ -1,5 +1,5 @@
 // What the ranks of a node see of each other.
-#include "src/comm/node_link.h"
+#include "src/comm/links/node_link.h"
 
 #include <set>
 #include <string>
@@ -9,7 +9,7 @@
 #include <absl/strings/str_split.h>
 #include <gtest/gtest.h>
 
-#include "src/comm/shared_memory_link.h"
+#include "src/comm/links/shared_memory_link.h"
 #include "tests/comm/engine_fixture.h"
 #include "tests/support/thread_ranks.h"
 

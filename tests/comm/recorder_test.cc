@@ -1,11 +1,11 @@
-#include "src/comm/recorder.h"
+#include "src/comm/engine/recorder.h"
 
 #include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "src/comm/operation.h"
+#include "src/comm/collectives/operation.h"
 
 namespace weft {
 namespace {

@@ -1,5 +1,5 @@
 // The reduction kernel against a plain recursive loop, bit by bit.
-#include "src/comm/reduce_kernel.h"
+#include "src/comm/collectives/reduce_kernel.h"
 
 #include <algorithm>
 #include <array>
@@ -12,7 +12,7 @@
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
 
-#include "src/comm/copy_bytes.h"
+#include "src/comm/base/copy_bytes.h"
 
 namespace weft {
 namespace {

@@ -1,5 +1,5 @@
 // The canonical tree against a definition written down independently: nested parentheses.
-#include "src/comm/reduction_tree.h"
+#include "src/comm/base/reduction_tree.h"
 
 #include <bit>
 #include <numeric>

@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "src/comm/change_codec.h"
-#include "src/comm/slice_codec.h"
+#include "src/comm/codec/change_codec.h"
+#include "src/comm/codec/slice_codec.h"
 #include "tests/comm/program_runner.h"
 #include "weft/mesh/device_mesh.h"
 

@@ -1,4 +1,4 @@
-#include "src/comm/slice_codec.h"
+#include "src/comm/codec/slice_codec.h"
 
 #include <bit>
 #include <cmath>
@@ -10,7 +10,7 @@
 
 #include <gtest/gtest.h>
 
-#include "src/comm/bit_planes.h"
+#include "src/comm/codec/bit_planes.h"
 
 namespace weft {
 namespace {

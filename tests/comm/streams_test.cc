@@ -1,4 +1,4 @@
-#include "src/comm/streams.h"
+#include "src/comm/collectives/streams.h"
 
 #include <algorithm>
 #include <numeric>

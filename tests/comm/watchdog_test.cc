@@ -1,4 +1,4 @@
-#include "src/comm/watchdog.h"
+#include "src/comm/engine/watchdog.h"
 
 #include <unistd.h>
 
@@ -15,7 +15,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "src/comm/operation.h"
+#include "src/comm/collectives/operation.h"
 
 namespace weft {
 namespace {

@@ -1,5 +1,5 @@
 // Windows, credits and words, against a wire whose other end is the test.
-#include "src/comm/wire_desk.h"
+#include "src/comm/links/wire_desk.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "context_parallel/head_split.h"
+#include "context_parallel/layouts/head_split.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

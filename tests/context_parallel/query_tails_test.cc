@@ -1,10 +1,10 @@
-#include "context_parallel/query_tails.h"
+#include "context_parallel/layouts/query_tails.h"
 
 #include <set>
 
 #include <gtest/gtest.h>
 
-#include "context_parallel/run_slices.h"
+#include "context_parallel/layouts/run_slices.h"
 #include "tests/support/status_matchers.h"
 #include "weft/context_parallel/sequence_layout.h"
 

@@ -1,4 +1,4 @@
-#include "context_parallel/ring_plan.h"
+#include "context_parallel/layouts/ring_plan.h"
 
 #include <vector>
 

@@ -1,4 +1,4 @@
-#include "src/nn/attention_plan.h"
+#include "src/nn/kernels/attention_plan.h"
 
 #include <algorithm>
 #include <vector>

@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "src/nn/philox.h"
+#include "src/nn/kernels/philox.h"
 #include "weft/core/parallel.h"
 
 namespace weft {

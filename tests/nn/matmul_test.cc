@@ -8,7 +8,7 @@
 
 #include <gtest/gtest.h>
 
-#include "src/nn/matmul_backend.h"
+#include "src/nn/products/matmul_backend.h"
 #include "weft/core/parallel.h"
 #include "weft/core/tensor.h"
 

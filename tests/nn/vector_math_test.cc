@@ -1,4 +1,4 @@
-#include "src/nn/vector_math.h"
+#include "src/nn/kernels/vector_math.h"
 
 #include <cmath>
 #include <limits>

@@ -5,8 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "sharding/divide_factors.h"
-#include "sharding/group_dtypes.h"
+#include "sharding/plan/divide_factors.h"
+#include "sharding/plan/group_dtypes.h"
 #include "tests/sharding/group_fixture.h"
 #include "tests/support/thread_ranks.h"
 

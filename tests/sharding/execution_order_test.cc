@@ -1,4 +1,4 @@
-#include "sharding/execution_order.h"
+#include "sharding/plan/execution_order.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

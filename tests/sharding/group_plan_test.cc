@@ -1,4 +1,4 @@
-#include "sharding/group_plan.h"
+#include "sharding/plan/group_plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

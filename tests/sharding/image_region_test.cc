@@ -1,4 +1,4 @@
-#include "sharding/image_region.h"
+#include "sharding/pipeline/image_region.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

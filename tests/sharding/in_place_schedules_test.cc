@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "sharding/shard_fences.h"
+#include "sharding/pipeline/shard_fences.h"
 #include "tests/sharding/simulated_results.h"
 
 namespace weft::testing {

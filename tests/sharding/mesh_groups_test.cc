@@ -1,4 +1,4 @@
-#include "sharding/mesh_groups.h"
+#include "sharding/plan/mesh_groups.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

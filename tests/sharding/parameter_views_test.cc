@@ -1,4 +1,4 @@
-#include "sharding/parameter_views.h"
+#include "sharding/plan/parameter_views.h"
 
 #include <array>
 #include <vector>

@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "sharding/replicate_buckets.h"
+#include "sharding/plan/replicate_buckets.h"
 #include "tests/sharding/group_fixture.h"
 #include "tests/sharding/random_layout.h"
 #include "tests/support/thread_ranks.h"

@@ -1,4 +1,4 @@
-#include "sharding/range_allocator.h"
+#include "sharding/plan/range_allocator.h"
 
 #include <map>
 #include <random>

@@ -1,5 +1,5 @@
 // Replicate groups that differ from parameter to parameter.
-#include "sharding/replicate_buckets.h"
+#include "sharding/plan/replicate_buckets.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "sharding/shard_copies.h"
+#include "sharding/plan/shard_copies.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,10 +1,10 @@
 // Which tokens of a microbatch a rank computes, and which documents they belong to.
-#include "src/train/batch_splitter.h"
+#include "src/train/data/batch_splitter.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "src/train/documents.h"
+#include "src/train/data/documents.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft {

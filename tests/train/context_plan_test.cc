@@ -1,5 +1,5 @@
 // Which scheme a run takes, by its flags and by bytes.
-#include "src/train/context_plan.h"
+#include "src/train/loop/context_plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "src/train/evaluation_plan.h"
+#include "src/train/data/evaluation_plan.h"
 
 namespace weft {
 namespace {

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <numeric>
 
-#include "src/train/context_plan.h"
-#include "src/train/documents.h"
+#include "src/train/data/documents.h"
+#include "src/train/loop/context_plan.h"
 #include "tests/train/train_run.h"
 #include "weft/core/order_free_sum.h"
 #include "weft/nn/llama.h"

@@ -1,0 +1,143 @@
+#include "weft/context_parallel/context_parallel.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <absl/container/flat_hash_map.h>
+#include <absl/strings/str_cat.h>
+
+#include "context_parallel/hooks/split_attention.h"
+#include "weft/core/status.h"
+#include "weft/memory/pool_tensor.h"
+
+namespace weft {
+namespace {
+
+// A hybrid scheme's Ulysses groups are the inner axis, where there is one.
+absl::Status CheckInnerAxis(const DeviceMesh& mesh, absl::Span<const std::string_view> axes,
+                            const ContextScheme& scheme) {
+  if (axes.empty() || axes.size() > 2) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a sequence is split over one axis of the mesh or two, not ", axes.size()));
+  }
+  if (axes.size() == 1 || scheme.kind != SchemeKind::kHybrid) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(const int inner, mesh.AxisSize(axes[1]));
+  if (inner == scheme.ulysses_degree) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("the inner context axis '", ToAbsl(axes[1]), "' has ", inner,
+                                                 " ranks, but the Ulysses degree is ", scheme.ulysses_degree,
+                                                 "; make them equal, or give one flattened axis"));
+}
+
+}  // namespace
+
+class ContextParallel::Impl {
+ public:
+  Impl(CommEngine& engine, Module& root, ProcessGroup group, const ContextScheme& scheme)
+      : scheme_(scheme),
+        root_(root),
+        pool_(engine.heap(), "context parallelism"),
+        shared_{engine, std::move(group), nullptr, {}} {}
+
+  ~Impl() {
+    root_.RemoveHook(error_hook_);
+    for (Attention* attention : attentions_) attention->SetOperator(nullptr);
+    for (const auto& [module, allocators] : allocators_) module->SetResultAllocators({});
+  }
+  Impl(const Impl&) = delete;
+  Impl& operator=(const Impl&) = delete;
+
+  absl::Status Open() {
+    error_hook_ =
+        root_.AddErrorHook([this](Module&, const absl::Status& error) { shared_.engine.Poison(error); });
+    WEFT_ASSIGN_OR_RETURN(shared_.parallel,
+                          MakeAttentionParallel(scheme_, shared_.engine, pool_, shared_.group));
+    return absl::OkStatus();
+  }
+
+  absl::Status Parallelize(Attention& attention, const AttentionNeighbours& neighbours) {
+    if (std::find(attentions_.begin(), attentions_.end(), &attention) != attentions_.end()) {
+      return absl::InvalidArgumentError(absl::StrCat(attention.name(), " is split already"));
+    }
+    WEFT_RETURN_IF_ERROR(
+        Annotate(scheme_.Validate(shared_.group.size(), attention.options().mask), attention.name()));
+    std::vector<Module*> sources;
+    for (const AttentionSource* source : {&neighbours.query, &neighbours.key, &neighbours.value}) {
+      if (source->module != nullptr) sources.push_back(source->module);
+    }
+    if (!sources.empty() &&
+        (neighbours.heads < 1 || neighbours.kv_heads < 1 || neighbours.heads % neighbours.kv_heads != 0)) {
+      return absl::InvalidArgumentError(absl::StrCat(
+          attention.name(), ": ", neighbours.heads, " heads and ", neighbours.kv_heads,
+          " of keys and values; sources need both to be said, the first a multiple of the second"));
+    }
+    attention.SetOperator(std::make_shared<SplitAttention>(attention, neighbours, shared_));
+    attentions_.push_back(&attention);
+    for (Module* source : sources) Allocate(*source, &ResultAllocators::outputs);
+    if (neighbours.consumer != nullptr) Allocate(*neighbours.consumer, &ResultAllocators::input_gradients);
+    return absl::OkStatus();
+  }
+
+  const ProcessGroup& group() const { return shared_.group; }
+  const ContextScheme& scheme() const { return scheme_; }
+  const Counters& counters() const { return shared_.counters; }
+  BufferPool& pool() { return pool_; }
+
+ private:
+  // Has some results of a module made in node memory.
+  void Allocate(Module& module, TensorAllocator ResultAllocators::*results) {
+    ResultAllocators& allocators = allocators_[&module];
+    allocators.*
+        results = [this](DType dtype, Shape shape) { return PoolTensor(pool_, dtype, std::move(shape)); };
+    module.SetResultAllocators(allocators);
+  }
+
+  const ContextScheme scheme_;
+  Module& root_;
+  Module::HookId error_hook_ = 0;
+  BufferPool pool_;
+  SplitAttention::Shared shared_;
+  std::vector<Attention*> attentions_;
+  absl::flat_hash_map<Module*, ResultAllocators> allocators_;
+};
+
+ContextParallel::ContextParallel(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+ContextParallel::~ContextParallel() = default;
+
+absl::StatusOr<std::unique_ptr<ContextParallel>> ContextParallel::Create(
+    CommEngine& engine, Module& root, const DeviceMesh& mesh, absl::Span<const std::string_view> axes,
+    const ContextScheme& scheme) {
+  WEFT_RETURN_IF_ERROR(CheckInnerAxis(mesh, axes, scheme));
+  WEFT_ASSIGN_OR_RETURN(ProcessGroup group, mesh.Group(axes, engine.bootstrap().rank()));
+  auto impl = std::make_unique<Impl>(engine, root, std::move(group), scheme);
+  WEFT_RETURN_IF_ERROR(impl->Open());
+  return std::unique_ptr<ContextParallel>(new ContextParallel(std::move(impl)));
+}
+
+absl::Status ContextParallel::Parallelize(Attention& attention, const AttentionNeighbours& neighbours) {
+  return impl_->Parallelize(attention, neighbours);
+}
+
+const ProcessGroup& ContextParallel::group() const { return impl_->group(); }
+const ContextScheme& ContextParallel::scheme() const { return impl_->scheme(); }
+const ContextParallel::Counters& ContextParallel::counters() const { return impl_->counters(); }
+size_t ContextParallel::buffer_bytes() const { return impl_->pool().in_use_bytes(); }
+size_t ContextParallel::peak_buffer_bytes() const { return impl_->pool().peak_bytes(); }
+void ContextParallel::ResetPeak() { impl_->pool().ResetPeak(); }
+
+absl::Status ParallelizeLlama(ContextParallel& context, LlamaModel& model) {
+  const LlamaConfig& config = model.config();
+  for (DecoderBlock* block : model.blocks()) {
+    const SelfAttention& parts = block->self_attention();
+    AttentionNeighbours neighbours;
+    neighbours.heads = config.heads;
+    neighbours.kv_heads = config.kv_heads;
+    neighbours.query = {&parts.rope(), 0, {}};
+    neighbours.key = {&parts.rope(), 1, {}};
+    neighbours.value = {&parts.projections(), 2, {}};
+    neighbours.consumer = &parts.output();
+    WEFT_RETURN_IF_ERROR(context.Parallelize(parts.attention(), neighbours));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace weft

@@ -1,0 +1,170 @@
+#include "context_parallel/hooks/split_attention.h"
+
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "weft/core/hash.h"
+#include "weft/core/status.h"
+#include "weft/core/strided_copy.h"
+
+namespace weft {
+namespace {
+
+// [batch, tokens, heads, dim] as the module's layout has it, row-major.
+Tensor InLayout(const Tensor& bshd, AttentionLayout layout) {
+  const Tensor arranged = bshd.Window(AsBshd(bshd.view(), layout));  // The permutation is its own inverse.
+  return arranged.view().IsContiguous() ? arranged : arranged.Copy();
+}
+
+Tensor FromLayout(const Tensor& tensor, AttentionLayout layout) {
+  return tensor.Window(AsBshd(tensor.view(), layout));
+}
+
+// See Note [Zeros to add to].
+Tensor NegativeZeros(DType dtype, const Shape& shape) {
+  constexpr float kNegativeZero = -0.0F;
+  TensorView source{const_cast<float*>(&kNegativeZero), DType::kF32, shape, Shape(shape.size(), 0)};
+  Tensor zeros = Tensor::Empty(dtype, shape);
+  const absl::Status filled = StridedCopy(source, zeros.view());
+  WEFT_CHECK(filled.ok(), ToStd(filled.message()));
+  return zeros;
+}
+
+std::array<AttentionSource, 3> SourcesByRole(const AttentionNeighbours& neighbours) {
+  return {neighbours.query, neighbours.key, neighbours.value};
+}
+
+}  // namespace
+
+SplitAttention::SplitAttention(const Attention& attention, const AttentionNeighbours& neighbours,
+                               Shared& shared)
+    : attention_(attention), shared_(shared) {
+  const std::array<AttentionSource, kRoles> sources = SourcesByRole(neighbours);
+  const int64_t heads = neighbours.heads;
+  const int64_t kv_heads = neighbours.kv_heads;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (sources[i].module == nullptr) continue;
+    const auto role = static_cast<AttentionRole>(i);
+    const auto launch = [this, role, heads, kv_heads](Invocation& invocation,
+                                                      const Tensor& local) -> absl::StatusOr<LaunchedTensor> {
+      WEFT_ASSIGN_OR_RETURN(const AttentionCall call, CallOf(invocation, heads, kv_heads));
+      ++shared_.counters.by_sources;
+      return Launch(call, role, local);
+    };
+    links_[i] = std::make_unique<AttentionLink>(sources[i], role == AttentionRole::kQuery ? heads : kv_heads,
+                                                attention.options().layout, launch);
+  }
+}
+
+absl::StatusOr<AttentionCall> SplitAttention::CallOf(Invocation& invocation, int64_t heads,
+                                                     int64_t kv_heads) const {
+  WEFT_RETURN_IF_ERROR(Annotate(shared_.engine.status(), "context parallelism stopped"));
+  const std::shared_ptr<const SequenceParts>& sequence = invocation.sequence();
+  if (sequence == nullptr || sequence->ranks() != shared_.group.size() ||
+      sequence->own != shared_.group.group_rank) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        attention_.name(), " is split over ", shared_.group.size(), " ranks, but the invocation ",
+        sequence == nullptr ? std::string("does not say how its sequence is")
+                            : absl::StrCat("has a sequence of ", sequence->ranks(),
+                                           " parts, as seen by part ", sequence->own),
+        "; give it SequenceLayout::Parts(", shared_.group.group_rank, ") by SetSequence before the pass"));
+  }
+  AttentionCall call;
+  call.mask = attention_.options().mask;
+  call.sequence = sequence;
+  call.heads = heads;
+  call.kv_heads = kv_heads;
+  call.saves = invocation.saves();
+  call.returns_lse = attention_.options().returns_lse;
+  call.label = attention_.name();
+  call.identity = Hash64(call.label.data(), call.label.size());
+  return call;
+}
+
+absl::StatusOr<LaunchedTensor> SplitAttention::Launch(const AttentionCall& call, AttentionRole role,
+                                                      const Tensor& local) {
+  const int64_t tokens = TokenCount(call.sequence->runs());
+  if (local.dim(1) != tokens) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        attention_.name(), ": an input of ", local.dim(1), " tokens, but this rank's part of the ",
+        "sequence has ", tokens, "; split the batch by the layout that the invocation is given"));
+  }
+  return shared_.parallel->Launch(call, role, local);
+}
+
+absl::StatusOr<AttentionLink::Taken> SplitAttention::TakeOrLaunch(Invocation& invocation,
+                                                                  const AttentionCall& call, int role,
+                                                                  const Tensor& local) {
+  const auto& link = links_[static_cast<size_t>(role)];
+  if (link != nullptr) {
+    if (std::optional<AttentionLink::Taken> taken = link->Take(invocation, local)) return *std::move(taken);
+  }
+  ++shared_.counters.in_place;
+  WEFT_ASSIGN_OR_RETURN(LaunchedTensor launched, Launch(call, static_cast<AttentionRole>(role), local));
+  return AttentionLink::Taken{std::move(launched), std::nullopt};
+}
+
+absl::StatusOr<Tensors> SplitAttention::Forward(Invocation& invocation, const Attention& attention,
+                                                const Tensors& inputs) {
+  const AttentionLayout layout = attention.options().layout;
+  const Tensor q = FromLayout(inputs[0], layout);
+  const Tensor k = FromLayout(inputs[1], layout);
+  Pass pass;
+  WEFT_ASSIGN_OR_RETURN(pass.call, CallOf(invocation, q.dim(2), k.dim(2)));
+  pass.dtype = q.dtype();
+  pass.call.scale = attention.ScaleFor(q.dim(3));
+  std::array<LaunchedTensor, kRoles> launched;
+  for (int role = 0; role < kRoles; ++role) {
+    const auto index = static_cast<size_t>(role);
+    WEFT_ASSIGN_OR_RETURN(AttentionLink::Taken taken,
+                          TakeOrLaunch(invocation, pass.call, role, FromLayout(inputs[index], layout)));
+    launched[index] = std::move(taken.launched);
+    pass.source_calls[index] = taken.call;
+    pass.shapes[index] = inputs[index].shape();
+  }
+  WEFT_ASSIGN_OR_RETURN(AttentionParallel::Result result,
+                        shared_.parallel->Forward(pass.call, std::move(launched[0]), std::move(launched[1]),
+                                                  std::move(launched[2])));
+  if (invocation.saves()) {
+    invocation.Save(&attention, std::move(result.saved));
+    invocation.State<Passes>(this).push_back(std::move(pass));
+  }
+  Tensors outputs{InLayout(result.out, layout)};
+  if (attention.options().returns_lse) outputs.push_back(std::move(result.lse));
+  return outputs;
+}
+
+absl::StatusOr<Tensors> SplitAttention::Backward(Invocation& invocation, const Attention& attention,
+                                                 const Tensors& output_gradients) {
+  WEFT_RETURN_IF_ERROR(Annotate(shared_.engine.status(), "context parallelism stopped"));
+  auto& passes = invocation.State<Passes>(this);
+  WEFT_CHECK(!passes.empty(), "a backward of attention without its forward");
+  const Pass pass = std::move(passes.back());
+  passes.pop_back();
+  const Tensor dout = FromLayout(output_gradients[0], attention.options().layout);
+  WEFT_ASSIGN_OR_RETURN(AttentionParallel::Gradients gradients,
+                        shared_.parallel->Backward(pass.call, invocation.TakeSaved(&attention), dout));
+  Tensors input_gradients;
+  for (PendingTensor* gradient : {&gradients.dq, &gradients.dk, &gradients.dv}) {
+    const auto role = static_cast<int>(input_gradients.size());
+    WEFT_ASSIGN_OR_RETURN(Tensor delivered, Deliver(invocation, pass, role, std::move(*gradient)));
+    input_gradients.push_back(std::move(delivered));
+  }
+  return input_gradients;
+}
+
+absl::StatusOr<Tensor> SplitAttention::Deliver(Invocation& invocation, const Pass& pass, int role,
+                                               PendingTensor gradient) {
+  const auto index = static_cast<size_t>(role);
+  const AttentionLayout layout = attention_.options().layout;
+  if (!pass.source_calls[index]) {
+    WEFT_ASSIGN_OR_RETURN(const Tensor received, gradient.Wait());
+    return InLayout(received, layout);
+  }
+  Tensor zeros = NegativeZeros(pass.dtype, pass.shapes[index]);
+  WEFT_RETURN_IF_ERROR(links_[index]->Return(invocation, *pass.source_calls[index], std::move(gradient)));
+  return zeros;
+}
+
+}  // namespace weft

@@ -1,0 +1,53 @@
+// The shards of a parameter group as optimizers see them, and how the updates of replicas reach each other.
+#include "sharding/group/group_storage.h"
+#include "sharding/pipeline/replica_updates.h"
+#include "weft/core/status.h"
+#include "weft/sharding/param_group.h"
+
+namespace weft {
+
+std::vector<ShardView> ParamGroup::Shards() const {
+  auto* data = reinterpret_cast<float*>(storage_->master());
+  auto* reduced =
+      sums_ != nullptr && has_reduced_gradients() ? reinterpret_cast<float*>(sums_->reduced.data()) : nullptr;
+  std::vector<ShardView> shards;
+  for (const ShardView& whole : WholeShards()) {
+    const auto index = static_cast<size_t>(whole.piece.parameter);
+    if (!layout_.parameters()[index].trainable) {
+      shards.push_back(whole);
+      continue;
+    }
+    int64_t place = 0;  // In the reduced sum.
+    for (const ReplicaSlice& slice : slices_) {
+      for (const ShardPiece& piece : CutPiece(whole.piece, slice.own)) {
+        const bool has_grad = reduced != nullptr && parameters_[index]->requires_grad;
+        shards.push_back({whole.parameter, piece, data + piece.shard_offset,
+                          has_grad ? reduced + place + piece.shard_offset - slice.own.begin : nullptr});
+      }
+      place += slice.own.count;
+    }
+  }
+  return shards;
+}
+
+std::vector<ShardView> ParamGroup::WholeShards() const {
+  auto* data = reinterpret_cast<float*>(storage_->master());
+  std::vector<ShardView> shards;
+  for (const ShardPiece& piece : layout_.Pieces(context_.shard_group().group_rank)) {
+    const Parameter* parameter = parameters_[static_cast<size_t>(piece.parameter)].get();
+    shards.push_back({parameter, piece, data + piece.shard_offset, nullptr});
+  }
+  return shards;
+}
+
+absl::Status ParamGroup::ShareUpdates(Priority priority) {
+  if (state_ == State::kUnsharded) return absl::OkStatus();  // Then parameters may be views of the shard.
+  return updates_->Share(reinterpret_cast<float*>(storage_->master()), priority);
+}
+
+absl::StatusOr<std::vector<ShardView>> ParamGroup::CurrentShards() {
+  WEFT_RETURN_IF_ERROR(updates_->Await());
+  return WholeShards();
+}
+
+}  // namespace weft

@@ -1,0 +1,80 @@
+// The gradient norm over the mesh: every gradient counts once. Of what replicas hold alike, each takes a
+// part: the values are many, and the numbers that ranks then exchange are few. Parameters without replicas,
+// which may differ from rank to rank, count whole on each, as does what a rank alone updates where replicas
+// share the optimizer.
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <iterator>
+
+#include "sharding/model/model_scalars.h"
+#include "weft/core/order_free_sum.h"
+#include "weft/core/status.h"
+#include "weft/sharding/fully_shard.h"
+
+namespace weft {
+namespace {
+
+using ScalarReduction = std::function<absl::Status(const std::string&, void*, DType, int64_t, ReduceOp)>;
+
+using Gradients = absl::Span<const float>;
+
+Gradients PartOf(Gradients all, const ProcessGroup& replicas) {
+  const auto count = static_cast<size_t>(replicas.size());
+  const auto place = static_cast<size_t>(replicas.group_rank);
+  const size_t begin = all.size() * place / count;
+  return all.subspan(begin, all.size() * (place + 1) / count - begin);
+}
+
+absl::StatusOr<double> MaximumOfParts(const std::vector<Gradients>& parts, const ScalarReduction& reduce) {
+  float maximum = 0.0F;
+  for (const Gradients part : parts) {
+    maximum = std::max(maximum, MaxMagnitude(part.data(), static_cast<int64_t>(part.size())));
+  }
+  WEFT_RETURN_IF_ERROR(reduce("grad_norm.max", &maximum, DType::kF32, 1, ReduceOp::kMax));
+  return maximum;
+}
+
+absl::StatusOr<double> NormOfParts(const std::vector<Gradients>& parts, NormType type,
+                                   const ScalarReduction& reduce) {
+  if (type == NormType::kInfinity) return MaximumOfParts(parts, reduce);
+  OrderFreeSum sum;
+  for (const Gradients part : parts) {
+    const auto count = static_cast<int64_t>(part.size());
+    sum += type == NormType::kOne ? SumMagnitudes(part.data(), count) : SumSquares(part.data(), count);
+  }
+  WEFT_RETURN_IF_ERROR(
+      reduce("grad_norm.sum", sum.numbers.data(), DType::kI64, std::ssize(sum.numbers), ReduceOp::kSum));
+  return type == NormType::kOne ? OneNormOf(sum) : NormOf(sum);
+}
+
+}  // namespace
+
+std::vector<absl::Span<const float>> ShardedModel::GradientsToCount() const {
+  std::vector<Gradients> counted;
+  for (const auto& group : groups_) {
+    for (const ShardView& shard : group->Shards()) {
+      if (shard.grad == nullptr) continue;
+      const Gradients all(shard.grad, static_cast<size_t>(shard.elements()));
+      const auto parameter = static_cast<size_t>(shard.piece.parameter);
+      const int bucket = group->layout().parameters()[parameter].replicate_bucket;
+      const bool is_alone = context_->shards_optimizer_over_replicas();
+      counted.push_back(is_alone ? all : PartOf(all, context_->replicate_group(bucket)));
+    }
+  }
+  return counted;
+}
+
+absl::StatusOr<GradientNorm> ShardedModel::ClipGradNorm(double max_norm, NormType type) {
+  for (const auto& group : groups_) WEFT_RETURN_IF_ERROR(group->CheckGradientsReduced());
+  const bool has_replicas = scalars_->ranks() > context_->shard_group().size();
+  const ScalarReduction reduce = [&](const std::string& label, void* values, DType dtype, int64_t count,
+                                     ReduceOp op) {
+    return has_replicas ? scalars_->AllReduce(label, values, dtype, count, op)
+                        : context_->AllReduceScalars(label, values, dtype, count, op);
+  };
+  WEFT_ASSIGN_OR_RETURN(const double norm, NormOfParts(GradientsToCount(), type, reduce));
+  return GradientNorm{norm, static_cast<float>(ClipFactor(norm, max_norm))};
+}
+
+}  // namespace weft

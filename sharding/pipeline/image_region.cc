@@ -1,0 +1,86 @@
+#include "sharding/pipeline/image_region.h"
+
+#include <algorithm>
+#include <optional>
+#include <vector>
+
+namespace weft {
+namespace {
+
+constexpr int kRoot = 0;
+
+// Takes and gives ranges as the hooks on modules gather and reshard.
+class Rehearsal {
+ public:
+  Rehearsal(absl::Span<const size_t> image_bytes, const ShardingPolicy& policy)
+      : image_bytes_(image_bytes), policy_(policy), places_(image_bytes.size()) {}
+
+  void Evaluate(absl::Span<const PassEvent> order) {
+    Run(
+        order, [](int, const ExecutionOrder&) { return true; }, NothingMore);
+    for (int group = 0; group < static_cast<int>(places_.size()); ++group) Drop(group);
+  }
+  void Train(absl::Span<const PassEvent> order) {
+    const ExecutionOrder backward(Reversed(order));
+    const auto reshards = [&](int group, const ExecutionOrder& forward) {
+      if (group == kRoot) return policy_.reshard_root_after_forward;
+      return policy_.reshard_after_forward &&
+             !IsHeldAtTheTurn(forward, backward, group, policy_.PrefetchDepth());
+    };
+    const auto over_the_turn = [&](const ExecutionOrder& forward) {
+      return AheadOverTheTurn(forward, backward, policy_.PrefetchDepth());
+    };
+    Run(order, reshards, over_the_turn);
+    Run(
+        backward.expected(), [](int, const ExecutionOrder&) { return true; }, NothingMore);
+  }
+  size_t high_water() const { return ranges_.high_water(); }
+
+ private:
+  static std::vector<int> NothingMore(const ExecutionOrder&) { return {}; }
+
+  // `more`: what is gathered ahead beside the prefetch.
+  template <typename Reshards, typename More>
+  void Run(absl::Span<const PassEvent> order, const Reshards& reshards, const More& more) {
+    ExecutionOrder pass({order.begin(), order.end()});
+    pass.Begin();
+    for (const PassEvent event : order) {
+      pass.Visit(event);
+      if (event.kind == PassEvent::Kind::kEnd) {
+        if (reshards(event.group, pass)) Drop(event.group);
+        continue;
+      }
+      Take(event.group);
+      for (const int next : pass.Next(policy_.PrefetchDepth())) Take(next);
+      for (const int next : more(pass)) Take(next);
+    }
+  }
+
+  void Take(int group) {
+    std::optional<size_t>& place = places_[static_cast<size_t>(group)];
+    const size_t bytes = image_bytes_[static_cast<size_t>(group)];
+    if (!place && bytes > 0) place = ranges_.Take(bytes);
+  }
+  void Drop(int group) {
+    std::optional<size_t>& place = places_[static_cast<size_t>(group)];
+    if (place) ranges_.Give(*place);
+    place.reset();
+  }
+
+  const absl::Span<const size_t> image_bytes_;
+  const ShardingPolicy& policy_;
+  RangeAllocator ranges_;
+  std::vector<std::optional<size_t>> places_;
+};
+
+}  // namespace
+
+size_t PlanRegionBytes(absl::Span<const PassEvent> module_order, absl::Span<const size_t> image_bytes,
+                       const ShardingPolicy& policy) {
+  Rehearsal rehearsal(image_bytes, policy);
+  rehearsal.Evaluate(module_order);
+  rehearsal.Train(module_order);
+  return rehearsal.high_water();
+}
+
+}  // namespace weft

@@ -1,0 +1,67 @@
+#include "sharding/plan/group_spec.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <absl/container/flat_hash_set.h>
+
+#include "sharding/plan/group_dtypes.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+using Parameters = std::vector<std::shared_ptr<Parameter>>;
+
+constexpr int64_t kAlignmentBytes = 64;
+
+// Offsets are the same in the buffers of every dtype, so the smallest one decides.
+int64_t AlignmentElements(const ParameterDTypes& dtypes) {
+  return kAlignmentBytes / static_cast<int64_t>(std::min({SizeOf(dtypes.param), SizeOf(dtypes.reduce),
+                                                          SizeOf(dtypes.gradient_dtype())}));
+}
+
+absl::Status CheckDistinct(const std::string& group, const Parameters& parameters) {
+  absl::flat_hash_set<const Parameter*> seen;
+  for (const std::shared_ptr<Parameter>& parameter : parameters) {
+    if (!seen.insert(parameter.get()).second) {
+      return absl::InvalidArgumentError(absl::StrCat("parameter group '", group, "' lists parameter '",
+                                                     parameter->name, "' twice: list it once"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+std::vector<FlatParameter> Describe(const Parameters& parameters, const ShardingPolicy& policy,
+                                    const std::vector<int>& buckets) {
+  std::vector<FlatParameter> described;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const int shard_dim = policy.shard_dim ? policy.shard_dim(*parameters[i]) : 0;
+    described.push_back(
+        {parameters[i]->shape, shard_dim, buckets.empty() ? 0 : buckets[i], parameters[i]->requires_grad});
+  }
+  return described;
+}
+
+}  // namespace
+
+absl::StatusOr<GroupSpec> SpecifyGroup(std::string name, std::vector<std::shared_ptr<Parameter>> parameters,
+                                       const ShardingPolicy& policy, int shard_size,
+                                       const std::vector<int>& buckets, int bucket_count) {
+  WEFT_RETURN_IF_ERROR(policy.Validate());
+  WEFT_RETURN_IF_ERROR(CheckDistinct(name, parameters));
+  if (!buckets.empty() && (buckets.size() != parameters.size() ||
+                           *std::max_element(buckets.begin(), buckets.end()) >= bucket_count)) {
+    return absl::InvalidArgumentError(absl::StrCat("parameter group '", name,
+                                                   "': there must be one bucket below ", bucket_count,
+                                                   " for each of ", parameters.size(), " parameters"));
+  }
+  WEFT_ASSIGN_OR_RETURN(const ParameterDTypes dtypes, AgreeOnDTypes(name, parameters, policy));
+  const FlatKind kind = policy.zero_copy ? FlatKind::kContiguous : FlatKind::kPerParameter;
+  absl::StatusOr<FlatLayout> layout =
+      FlatLayout::Make(kind, Describe(parameters, policy, buckets), shard_size, AlignmentElements(dtypes));
+  if (!layout.ok()) return Annotate(layout.status(), "parameter group '" + name + "'");
+  return GroupSpec{std::move(name), std::move(parameters), dtypes, *std::move(layout)};
+}
+
+}  // namespace weft

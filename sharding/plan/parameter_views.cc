@@ -1,0 +1,113 @@
+#include "sharding/plan/parameter_views.h"
+
+#include <cstddef>
+#include <cstring>
+#include <utility>
+
+#include "weft/core/status.h"
+#include "weft/core/strided_copy.h"
+
+namespace weft {
+namespace {
+
+bool IsForeign(const TensorView& held, const TensorView& place) {
+  return held.data != nullptr && held.data != place.data;
+}
+
+std::string Describe(const TensorView& view) {
+  return absl::StrCat(ToAbsl(Name(view.dtype)), " ", ToString(view.shape));
+}
+
+// Copies, and notes the first parameter that made it necessary.
+absl::Status CopyFallback(const Parameter& parameter, std::string_view what, const TensorView& source,
+                          const TensorView& target, FallbackReport& report) {
+  WEFT_RETURN_IF_ERROR(StridedCopy(source, target));
+  report.copied_bytes += static_cast<int64_t>(target.bytes());
+  if (report.reason.empty()) {
+    report.reason =
+        absl::StrCat("parameter '", parameter.name, "' has ", ToAbsl(what), " storage of its own");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+TensorView FlatImage::At(int parameter) const {
+  const int64_t bytes = layout.image_offset(parameter) * static_cast<int64_t>(SizeOf(dtype));
+  return TensorView::Contiguous(static_cast<std::byte*>(base) + bytes, dtype,
+                                layout.parameters()[static_cast<size_t>(parameter)].shape);
+}
+
+absl::Status CheckDataStorage(const Parameters& parameters, DType dtype) {
+  for (const std::shared_ptr<Parameter>& parameter : parameters) {
+    const TensorView& data = parameter->data;
+    if (data.data == nullptr || (data.dtype == dtype && data.shape == parameter->shape)) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("parameter '", parameter->name, "' was given storage of ", Describe(data),
+                     ", but its values are ", ToAbsl(Name(dtype)), " ", ToString(parameter->shape),
+                     ": give it storage of that dtype and shape, or set its data to null"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<FallbackReport> ViewData(const Parameters& parameters, const FlatImage& image) {
+  WEFT_RETURN_IF_ERROR(CheckDataStorage(parameters, image.dtype));
+  FallbackReport report;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    Parameter& parameter = *parameters[i];
+    TensorView place = image.At(static_cast<int>(i));
+    if (IsForeign(parameter.data, place)) {
+      WEFT_RETURN_IF_ERROR(CopyFallback(parameter, "data", place, parameter.data, report));
+    } else {
+      parameter.data = std::move(place);
+    }
+  }
+  return report;
+}
+
+void ForgetData(const Parameters& parameters, const FlatImage& image) {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    TensorView& data = parameters[i]->data;
+    if (!IsForeign(data, image.At(static_cast<int>(i)))) data.data = nullptr;
+  }
+}
+
+void ViewGradients(const Parameters& parameters, const FlatImage& image) {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    Parameter& parameter = *parameters[i];
+    parameter.grad = image.At(static_cast<int>(i));
+    if (!parameter.requires_grad || !image.layout.parameters()[i].trainable) parameter.grad.data = nullptr;
+    parameter.grad_written = false;
+  }
+}
+
+absl::StatusOr<FallbackReport> CollectGradients(const Parameters& parameters, const FlatImage& image) {
+  for (const std::shared_ptr<Parameter>& parameter : parameters) {
+    const TensorView& grad = parameter->grad;
+    if (grad.data == nullptr || (grad.shape == parameter->shape && IsFloating(grad.dtype))) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("the gradient of parameter '", parameter->name, "' was replaced by ", Describe(grad),
+                     ": its shape must stay ", ToString(parameter->shape), ", and its dtype floating-point"));
+  }
+  FallbackReport report;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (!image.layout.parameters()[i].trainable) continue;
+    const Parameter& parameter = *parameters[i];
+    const TensorView place = image.At(static_cast<int>(i));
+    if (IsForeign(parameter.grad, place)) {
+      WEFT_RETURN_IF_ERROR(CopyFallback(parameter, "gradient", parameter.grad, place, report));
+    } else if (parameter.grad.data == nullptr || !parameter.grad_written) {
+      std::memset(place.data, 0, place.bytes());
+    }
+  }
+  return report;
+}
+
+void ForgetGradients(const Parameters& parameters) {
+  for (const std::shared_ptr<Parameter>& parameter : parameters) {
+    parameter->grad.data = nullptr;
+    parameter->grad_written = false;
+  }
+}
+
+}  // namespace weft

@@ -1,0 +1,28 @@
+#include "src/comm/base/copy_bytes.h"
+
+#include <cstdint>
+#include <cstring>
+
+#include "src/comm/base/stream_line.h"
+#include "weft/core/cache_size.h"
+
+namespace weft {
+
+void CopyBytes(std::byte* target, const std::byte* source, size_t bytes, bool nontemporal) {
+  if (!nontemporal || bytes < 2 * kLineBytes) {
+    std::memcpy(target, source, bytes);
+    return;
+  }
+  const size_t head = (kLineBytes - reinterpret_cast<uintptr_t>(target) % kLineBytes) % kLineBytes;
+  std::memcpy(target, source, head);
+  size_t done = head;
+  for (; done + kLineBytes <= bytes; done += kLineBytes) StreamLine(target + done, source + done);
+  std::memcpy(target + done, source + done, bytes - done);
+}
+
+bool WritesAroundCaches(size_t bytes) {
+  constexpr size_t kShare = 4;
+  return kStreamsLines && bytes > static_cast<size_t>(LastLevelCacheBytes()) / kShare;
+}
+
+}  // namespace weft

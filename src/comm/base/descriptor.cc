@@ -1,0 +1,49 @@
+#include "src/comm/base/descriptor.h"
+
+#include <tuple>
+
+#include <absl/strings/str_cat.h>
+
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+auto Key(const Descriptor& d) {
+  return std::tie(d.sequence, d.identity, d.group_hash, d.counts_hash, d.total_count, d.generation, d.kind,
+                  d.dtype, d.reduce, d.compression);
+}
+
+bool Reduces(OpKind kind) { return kind == OpKind::kReduceScatter || kind == OpKind::kAllReduce; }
+
+}  // namespace
+
+bool Agree(const Descriptor& a, const Descriptor& b) { return Key(a) == Key(b); }
+
+bool AgreeInNode(const Descriptor& a, const Descriptor& b) {
+  const bool shares = a.kind == OpKind::kAllGatherShared && a.total_count > 0;
+  return Agree(a, b) && (!shares || a.output == b.output);
+}
+
+std::string ToString(const Descriptor& descriptor) {
+  std::string text = absl::StrCat(ToAbsl(Name(descriptor.kind)), " of ", descriptor.total_count, " ",
+                                  ToAbsl(Name(descriptor.dtype)));
+  if (Reduces(descriptor.kind)) absl::StrAppend(&text, " by ", ToAbsl(Name(descriptor.reduce)));
+  absl::StrAppend(&text, ", sequence ", descriptor.sequence);
+  if (descriptor.generation != 0) absl::StrAppend(&text, ", generation ", descriptor.generation);
+  return text;
+}
+
+std::string HiddenDifference(const Descriptor& a, const Descriptor& b) {
+  if (a.group_hash != b.group_hash) return " (lanes of different groups, added in another order)";
+  if (a.counts_hash != b.counts_hash) return " (different counts or roots)";
+  if (a.compression != b.compression) {
+    return absl::StrCat(" (compression between nodes: ", ToAbsl(Name(a.compression)), " and ",
+                        ToAbsl(Name(b.compression)), ")");
+  }
+  if (Agree(a, b)) return " (outputs at different places of node memory)";
+  if (a.identity == b.identity) return "";
+  return absl::StrCat(" (identities ", absl::Hex(a.identity), " and ", absl::Hex(b.identity), ")");
+}
+
+}  // namespace weft

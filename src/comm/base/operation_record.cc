@@ -1,0 +1,40 @@
+#include "src/comm/base/operation_record.h"
+
+#include <absl/strings/str_cat.h>
+
+#include "weft/core/status.h"
+
+namespace weft {
+
+std::string_view Name(OperationState state) {
+  switch (state) {
+    case OperationState::kQueued:
+      return "queued";
+    case OperationState::kRunning:
+      return "running";
+    case OperationState::kReady:
+      return "ready";
+    case OperationState::kReleased:
+      return "released";
+    case OperationState::kFailed:
+      return "failed";
+  }
+  return "unknown";
+}
+
+std::string Describe(const OperationRecord& record) {
+  const std::string label = record.label.empty() ? "" : absl::StrCat(" '", record.label, "'");
+  return absl::StrCat(ToAbsl(Name(record.descriptor.kind)), label, " on lane ", record.lane_name, " (",
+                      ToString(record.descriptor), "), ", ToAbsl(Name(record.State())));
+}
+
+absl::Status PartMismatch(const OperationRecord& record, int sender, const PartShape& part, int receiver,
+                          const PartShape& expected) {
+  return absl::FailedPreconditionError(
+      absl::StrCat("lane ", record.lane_name, ": ", ToAbsl(Name(record.descriptor.kind)), ", sequence ",
+                   record.descriptor.sequence, ": rank ", sender, " has a part of shape ", ToString(part),
+                   " for rank ", receiver, ", which expects ", ToString(expected),
+                   "; what a rank receives must have the shape that its peer sends"));
+}
+
+}  // namespace weft

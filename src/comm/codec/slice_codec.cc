@@ -1,0 +1,203 @@
+#include "src/comm/codec/slice_codec.h"
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+
+#include "src/comm/codec/bit_planes.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+static_assert(std::endian::native == std::endian::little, "compressed slices are little-endian");
+
+constexpr size_t kBlock = kPlaneBlock;
+constexpr auto kBlockCount = static_cast<int64_t>(kBlock);
+
+constexpr size_t kLengthBytes = sizeof(uint32_t);
+constexpr size_t kHeaderBytes = 3;
+// An exponent that is listed.
+constexpr size_t kListedBytes = 2;
+// Windows of exponents are tried that end at the largest of a block, or at one of the next below,
+constexpr size_t kUpperEnds = 3;
+// and are of so many bits, or whole bytes.
+constexpr int kWidest = 4;
+constexpr int kWholeByte = 8;
+// Distances from the largest exponent that matter for that.
+constexpr size_t kDistances = kUpperEnds + (size_t{1} << kWidest);
+
+// How many bytes of the mantissa lie below its upper seven bits.
+template <typename Word>
+constexpr size_t kLowBytes = sizeof(Word) - sizeof(uint16_t);
+
+// The exponents that a block keeps as `width` bits above `base`, which counts modulo 256.
+struct Window {
+  uint8_t base = 0;
+  int width = kWholeByte;
+  int listed = 0;  // How many exponents lie outside.
+};
+
+Window BestWindow(const CodeBlock& exponents) {
+  uint8_t largest = 0;
+  for (const uint8_t exponent : exponents) largest = std::max(largest, exponent);
+  CodeBlock distances;
+  for (size_t i = 0; i < kBlock; ++i) {
+    distances[i] = static_cast<uint8_t>(std::min(largest - exponents[i], static_cast<int>(kDistances)));
+  }
+  // Several tables, so that neighbours, which are often alike, do not wait for each other.
+  constexpr size_t kTables = 4;
+  std::array<std::array<uint16_t, kDistances + 1>, kTables> counts{};
+  for (size_t i = 0; i < kBlock; i += kTables) {
+    for (size_t table = 0; table < kTables; ++table) ++counts[table][distances[i + table]];
+  }
+  std::array<int, kDistances + 1> nearer{};  // How many exponents are less than so far from the largest.
+  for (size_t distance = 0; distance < kDistances; ++distance) {
+    nearer[distance + 1] = nearer[distance];
+    for (const auto& table : counts) nearer[distance + 1] += table[distance];
+  }
+  Window best;
+  size_t least_bytes = PlaneBytes(best.width);
+  for (int width = 0; width <= kWidest; ++width) {
+    const size_t size = size_t{1} << width;
+    for (size_t end = 0; end < kUpperEnds; ++end) {
+      const int inside = nearer[end + size] - nearer[end];
+      const int listed = static_cast<int>(kBlock) - inside;
+      const size_t bytes = PlaneBytes(width) + kListedBytes * static_cast<size_t>(listed);
+      if (bytes >= least_bytes) continue;
+      least_bytes = bytes;
+      best = {static_cast<uint8_t>(largest - end - size + 1), width, listed};
+    }
+  }
+  return best;
+}
+
+// The places and exponents of codes that do not fit the window.
+uint8_t* ListOutside(const CodeBlock& codes, const Window& window, uint8_t* out) {
+  CodeBlock outside;
+  const int size = 1 << window.width;
+  for (size_t i = 0; i < kBlock; ++i) outside[i] = codes[i] >= size ? 0xFF : 0;
+  ForEachMarked(outside, [&](size_t place) {
+    *out++ = static_cast<uint8_t>(place);
+    *out++ = static_cast<uint8_t>(codes[place] + window.base);
+  });
+  return out;
+}
+
+template <typename Word>
+uint8_t* CompressBlock(const Word* numbers, uint8_t* out) {
+  constexpr int kLowBits = 8 * kLowBytes<Word>;
+  CodeBlock codes;
+  for (size_t i = 0; i < kBlock; ++i) codes[i] = static_cast<uint8_t>(numbers[i] >> (kLowBits + 7));
+  const Window window = BestWindow(codes);
+  for (uint8_t& code : codes) code = static_cast<uint8_t>(code - window.base);
+  *out++ = window.base;
+  *out++ = static_cast<uint8_t>(window.width);
+  *out++ = static_cast<uint8_t>(window.listed);
+  out = PackCodes(codes, window.width, out);
+  if (window.listed > 0) out = ListOutside(codes, window, out);
+  for (size_t i = 0; i < kBlock; ++i) {
+    const auto upper = static_cast<unsigned>(numbers[i] >> kLowBits);
+    out[i] = static_cast<uint8_t>(((upper >> 8) & 0x80U) | (upper & 0x7FU));
+  }
+  out += kBlock;
+  if constexpr (kLowBits > 0) {
+    std::array<uint16_t, kBlock> low;
+    for (size_t i = 0; i < kBlock; ++i) low[i] = static_cast<uint16_t>(numbers[i]);
+    std::memcpy(out, low.data(), sizeof(low));
+    out += sizeof(low);
+  }
+  return out;
+}
+
+// Where the block ends; null if it does not before `end`, or is none.
+template <typename Word>
+const uint8_t* DecompressBlock(const uint8_t* in, const uint8_t* end, Word* numbers) {
+  constexpr int kLowBits = 8 * kLowBytes<Word>;
+  if (static_cast<size_t>(end - in) < kHeaderBytes) return nullptr;
+  const Window window{in[0], in[1], in[2]};
+  in += kHeaderBytes;
+  if (window.width > kWholeByte) return nullptr;
+  const size_t list_bytes = kListedBytes * static_cast<size_t>(window.listed);
+  const size_t bytes = PlaneBytes(window.width) + list_bytes + kBlock * (1 + kLowBytes<Word>);
+  if (static_cast<size_t>(end - in) < bytes) return nullptr;
+  CodeBlock exponents{};
+  in = UnpackCodes(in, window.width, exponents);
+  for (uint8_t& exponent : exponents) exponent = static_cast<uint8_t>(exponent + window.base);
+  for (const uint8_t* list_end = in + list_bytes; in != list_end; in += kListedBytes)
+    exponents[in[0]] = in[1];
+  const uint8_t* upper = in;
+  in += kBlock;
+  std::array<uint16_t, kBlock> low{};
+  if constexpr (kLowBits > 0) {
+    std::memcpy(low.data(), in, sizeof(low));
+    in += sizeof(low);
+  }
+  for (size_t i = 0; i < kBlock; ++i) {
+    const unsigned high =
+        ((upper[i] & 0x80U) << 8) | (static_cast<unsigned>(exponents[i]) << 7) | (upper[i] & 0x7FU);
+    numbers[i] = static_cast<Word>((high << kLowBits) | low[i]);
+  }
+  return in;
+}
+
+template <typename Word>
+size_t Compress(const std::byte* numbers, int64_t count, std::byte* compressed) {
+  const auto* words = reinterpret_cast<const Word*>(numbers);
+  auto* begin = reinterpret_cast<uint8_t*>(compressed);
+  uint8_t* out = begin + kLengthBytes;
+  for (; count >= kBlockCount; count -= kBlockCount, words += kBlockCount) out = CompressBlock(words, out);
+  const size_t rest = static_cast<size_t>(count) * sizeof(Word);
+  if (rest > 0) std::memcpy(out, words, rest);
+  const auto bytes = static_cast<uint32_t>(out + rest - begin);
+  std::memcpy(begin, &bytes, sizeof(bytes));
+  return bytes;
+}
+
+template <typename Word>
+bool Decompress(const std::byte* compressed, int64_t count, std::byte* numbers) {
+  auto* words = reinterpret_cast<Word*>(numbers);
+  const auto* in = reinterpret_cast<const uint8_t*>(compressed);
+  const uint8_t* end = in + CompressedBytes(compressed);
+  if (end - in > static_cast<std::ptrdiff_t>(CompressedCapacity(sizeof(Word), count))) return false;
+  for (in += kLengthBytes; count >= kBlockCount; count -= kBlockCount, words += kBlockCount) {
+    in = DecompressBlock(in, end, words);
+    if (in == nullptr) return false;
+  }
+  const size_t rest = static_cast<size_t>(count) * sizeof(Word);
+  if (end - in != static_cast<std::ptrdiff_t>(rest)) return false;
+  if (rest > 0) std::memcpy(words, in, rest);
+  return true;
+}
+
+// Calls compute() with the unsigned integer that a number of the dtype fits.
+template <typename Compute>
+auto WithWord(DType dtype, const Compute& compute) {
+  WEFT_CHECK(IsCompressible(dtype), "compression of a dtype that has none");
+  return dtype == DType::kF32 ? compute.template operator()<uint32_t>()
+                              : compute.template operator()<uint16_t>();
+}
+
+}  // namespace
+
+size_t CompressedCapacity(size_t number_bytes, int64_t count) {
+  return kLengthBytes + static_cast<size_t>(count) * number_bytes +
+         static_cast<size_t>(count / kBlockCount) * kHeaderBytes;
+}
+
+size_t CompressedBytes(const std::byte* compressed) {
+  uint32_t bytes = 0;
+  std::memcpy(&bytes, compressed, sizeof(bytes));
+  return bytes;
+}
+
+size_t CompressSlice(DType dtype, const std::byte* numbers, int64_t count, std::byte* compressed) {
+  return WithWord(dtype, [&]<typename Word>() { return Compress<Word>(numbers, count, compressed); });
+}
+
+bool DecompressSlice(DType dtype, const std::byte* compressed, int64_t count, std::byte* numbers) {
+  return WithWord(dtype, [&]<typename Word>() { return Decompress<Word>(compressed, count, numbers); });
+}
+
+}  // namespace weft

@@ -1,0 +1,49 @@
+// All-gather, into an output of each rank's own or one for all ranks of a node, or of changes; broadcast (an
+// all-gather of which only the root has a part) and barrier (an all-gather of one word each).
+#include <utility>
+
+#include "src/comm/collectives/gather_phase.h"
+#include "src/comm/collectives/operations.h"
+
+namespace weft {
+namespace {
+
+class AllGatherOperation final : public Collective {
+ public:
+  using Collective::Collective;
+
+ protected:
+  absl::Status BeginMove(OperationContext& context) override {
+    GatherPhase::Memory memory{plan().input, plan().output, plan().before, {}};
+    for (int peer : context.placement.local_peers()) {
+      memory.peers.push_back({peer, InputOf(context, peer), OutputOf(context, peer)});
+    }
+    const auto kind =
+        plan().kind == OpKind::kAllGatherShared ? GatherPhase::Kind::kShared : GatherPhase::Kind::kWhole;
+    WEFT_ASSIGN_OR_RETURN(gather_, GatherPhase::Create(context, plan().parts, plan().dtype,
+                                                       SliceElements(context, plan().dtype), memory, kind));
+    return absl::OkStatus();
+  }
+  absl::StatusOr<bool> Move(OperationContext& context) override {
+    return gather_->Step(context, std::numeric_limits<int64_t>::max());
+  }
+  bool MoveComplete() const override { return gather_->complete(); }
+  bool MoveDrained() const override { return gather_->drained(); }
+  void AddAwaited(const OperationContext& /*context*/, std::set<int>& ranks) const override {
+    gather_->AddAwaited(ranks);
+  }
+
+ private:
+  std::unique_ptr<GatherPhase> gather_;
+};
+
+}  // namespace
+
+std::unique_ptr<Operation> MakeAllGather(const GroupPlacement& placement, CollectivePlan plan) {
+  // An output that is shared lies in node memory as it is, and then nobody reads another rank's input.
+  const bool pulled = !placement.local_peers().empty() && plan.kind != OpKind::kAllGatherShared;
+  const Collective::Sharing sharing{.input = pulled, .output = pulled && placement.spans_nodes()};
+  return std::make_unique<AllGatherOperation>(std::move(plan), sharing);
+}
+
+}  // namespace weft

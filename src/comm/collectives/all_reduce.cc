@@ -1,0 +1,77 @@
+// All-reduce: every rank reduces one range of the buffer, writes it to all outputs of its node while it is at
+// it, and hands it to the other nodes slice by slice, as it comes to be. In place is safe: a range of the
+// input is read by its owner alone, or for its owner, and overwritten only when it was reduced.
+#include <utility>
+
+#include "src/comm/collectives/gather_phase.h"
+#include "src/comm/collectives/operations.h"
+#include "src/comm/collectives/reduce_phase.h"
+
+namespace weft {
+namespace {
+
+class AllReduceOperation final : public Collective {
+ public:
+  AllReduceOperation(const GroupPlacement& placement, CollectivePlan plan)
+      : Collective(std::move(plan),
+                   {.input = !placement.local_peers().empty(), .output = !placement.local_peers().empty()}) {}
+
+ protected:
+  absl::Status BeginMove(OperationContext& context) override {
+    const int64_t slice = SliceElements(context, plan().dtype);
+    std::byte* own_part = PartOf(plan().output, context.placement.me());
+    ReducePhase::Memory reduced{LocalInputs(context), own_part, {}};
+    GatherPhase::Memory memory{own_part, plan().output, /*before=*/nullptr, {}};
+    for (int peer : context.placement.local_peers()) {
+      // Published for this rank to write to.
+      auto* output = const_cast<std::byte*>(OutputOf(context, peer));
+      reduced.copies.push_back(PartOf(output, context.placement.me()));
+      memory.peers.push_back({peer, PartOf(output, peer), output});
+    }
+    WEFT_ASSIGN_OR_RETURN(reduce_, ReducePhase::Create(context, plan(), slice, reduced));
+    WEFT_ASSIGN_OR_RETURN(gather_, GatherPhase::Create(context, plan().parts, plan().dtype, slice, memory,
+                                                       GatherPhase::Kind::kPushed));
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<bool> Move(OperationContext& context) override {
+    WEFT_ASSIGN_OR_RETURN(const bool reduced, reduce_->Step(context));
+    const bool announced = Announce(context);
+    WEFT_ASSIGN_OR_RETURN(const bool gathered, gather_->Step(context, reduce_->done()));
+    return reduced || announced || gathered;
+  }
+  bool MoveComplete() const override { return reduce_->complete() && gather_->complete(); }
+  bool MoveDrained() const override { return reduce_->drained() && gather_->drained(); }
+  void AddAwaited(const OperationContext& /*context*/, std::set<int>& ranks) const override {
+    reduce_->AddAwaited(ranks);
+    gather_->AddAwaited(ranks);
+  }
+
+ private:
+  std::byte* PartOf(std::byte* output, int member) const {
+    return output +
+           static_cast<size_t>(plan().parts.offsets[static_cast<size_t>(member)]) * SizeOf(plan().dtype);
+  }
+
+  // Tells the node's ranks when the own range is in their outputs.
+  bool Announce(OperationContext& context) {
+    if (announced_ || !reduce_->complete() || context.placement.local_peers().empty()) return false;
+    announced_ = true;
+    context.node.SetCounter(context.record->lane, context.record->descriptor.sequence, context.placement.me(),
+                            reduce_->done());
+    for (int peer : context.placement.local_peers()) context.node.Ring(context.placement.WorldRank(peer));
+    return true;
+  }
+
+  std::unique_ptr<ReducePhase> reduce_;
+  std::unique_ptr<GatherPhase> gather_;
+  bool announced_ = false;
+};
+
+}  // namespace
+
+std::unique_ptr<Operation> MakeAllReduce(const GroupPlacement& placement, CollectivePlan plan) {
+  return std::make_unique<AllReduceOperation>(placement, std::move(plan));
+}
+
+}  // namespace weft

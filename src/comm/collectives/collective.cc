@@ -1,0 +1,201 @@
+#include "src/comm/collectives/collective.h"
+
+#include <algorithm>
+#include <limits>
+
+#include <absl/strings/str_cat.h>
+
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
+
+absl::Status Mismatch(const OperationContext& context, int peer_rank, const Descriptor& theirs) {
+  const Descriptor& mine = context.record->descriptor;
+  return absl::FailedPreconditionError(absl::StrCat(
+      "lane ", context.record->lane_name, ": rank ", context.placement.WorldRank(context.placement.me()),
+      " submitted ", ToString(mine), ", rank ", peer_rank, " submitted ", ToString(theirs),
+      HiddenDifference(mine, theirs), "; ranks must submit the same in the same order"));
+}
+
+const std::byte* MapShared(const NodeLink& node, const NodeAddress& address) {
+  return address == Descriptor::kNowhere ? nullptr : node.Map(address);
+}
+
+absl::StatusOr<RangeCopy> WholeCopy(DType dtype, int64_t elements) {
+  const TensorView run = TensorView::Contiguous(nullptr, dtype, {elements});
+  return RangeCopy::Make(run, run);
+}
+
+}  // namespace
+
+int64_t Collective::SliceElements(const OperationContext& context, DType dtype) {
+  const int64_t bytes =
+      context.placement.spans_nodes() ? context.options.slice_bytes : context.options.piece_bytes;
+  return std::max<int64_t>(1, bytes / static_cast<int64_t>(SizeOf(dtype)));
+}
+
+int64_t Collective::InputElements(const OperationContext& context) const {
+  const auto me = static_cast<size_t>(context.placement.me());
+  switch (plan_.kind) {
+    case OpKind::kAllGather:
+    case OpKind::kAllGatherShared:
+    case OpKind::kAllGatherChanges:
+    case OpKind::kBroadcast:
+      return plan_.parts.counts[me];
+    default:
+      return plan_.parts.total();
+  }
+}
+
+int64_t Collective::OutputElements(const OperationContext& context) const {
+  switch (plan_.kind) {
+    case OpKind::kReduceScatter:
+      return plan_.parts.counts[static_cast<size_t>(context.placement.me())];
+    default:
+      return plan_.parts.total();
+  }
+}
+
+absl::Status Collective::TakeMemory(OperationContext& context) {
+  caller_output_ = plan_.output;
+  const size_t element_bytes = SizeOf(plan_.dtype);
+  const auto output_bytes = static_cast<size_t>(OutputElements(context)) * element_bytes;
+  if (sharing_.output && output_bytes > 0 && !context.node.AddressOf(plan_.output)) {
+    WEFT_ASSIGN_OR_RETURN(staged_output_, context.scratch.Acquire(output_bytes));
+    plan_.output = staged_output_.data();
+  }
+  const int64_t input_elements = InputElements(context);
+  const auto input_bytes = static_cast<size_t>(input_elements) * element_bytes;
+  if (sharing_.input && input_bytes > 0 && !context.node.AddressOf(plan_.input)) {
+    WEFT_ASSIGN_OR_RETURN(staged_input_, context.scratch.Acquire(input_bytes));
+    WEFT_ASSIGN_OR_RETURN(RangeCopy copy, WholeCopy(plan_.dtype, input_elements));
+    AddStaging(context, std::move(copy), plan_.input, staged_input_.data());
+    plan_.input = staged_input_.data();
+  }
+  return absl::OkStatus();
+}
+
+void Collective::AddStaging(OperationContext& context, RangeCopy copy, const std::byte* source,
+                            std::byte* target) {
+  const auto element_bytes = static_cast<int64_t>(SizeOf(copy.dtype()));
+  context.counters.copied_bytes += copy.elements() * element_bytes;
+  const int64_t piece = std::max<int64_t>(1, context.options.piece_bytes / element_bytes);
+  // Only read; SliceMemory serves targets too.
+  staging_.emplace_back(std::move(copy), piece, SliceMemory::Strided(const_cast<std::byte*>(source)), target);
+}
+
+bool Collective::StepStaging(OperationContext& context) {
+  bool advanced = false;
+  for (RangeStream& stream : staging_) advanced |= stream.Step(context, kAll);
+  return advanced;
+}
+
+bool Collective::Staged() const {
+  return std::all_of(staging_.begin(), staging_.end(), [](const RangeStream& s) { return s.finished(); });
+}
+
+void Collective::Publish(OperationContext& context) {
+  stage_ = Stage::kMeeting;
+  met_.resize(static_cast<size_t>(context.placement.size()));
+  Descriptor& descriptor = context.record->descriptor;
+  descriptor.input = context.node.AddressOf(plan_.input).value_or(Descriptor::kNowhere);
+  descriptor.output = context.node.AddressOf(plan_.output).value_or(Descriptor::kNowhere);
+  met_[static_cast<size_t>(context.placement.me())] = descriptor;
+  context.node.Publish(context.record->lane, descriptor);
+  for (int peer : context.placement.local_peers()) context.node.Ring(context.placement.WorldRank(peer));
+}
+
+absl::StatusOr<bool> Collective::Meet(OperationContext& context) {
+  bool advanced = false;
+  for (int peer : context.placement.local_peers()) {
+    std::optional<Descriptor>& met = met_[static_cast<size_t>(peer)];
+    if (met) continue;
+    const int rank = context.placement.WorldRank(peer);
+    met = context.node.Peek(context.record->lane, rank, context.record->descriptor.sequence);
+    if (!met) continue;
+    if (!AgreeInNode(*met, context.record->descriptor)) return Mismatch(context, rank, *met);
+    advanced = true;
+  }
+  return advanced;
+}
+
+const std::byte* Collective::InputOf(const OperationContext& context, int member) const {
+  if (member == context.placement.me()) return plan_.input;
+  return MapShared(context.node, met_[static_cast<size_t>(member)]->input);
+}
+
+const std::byte* Collective::OutputOf(const OperationContext& context, int member) const {
+  if (member == context.placement.me()) return plan_.output;
+  return MapShared(context.node, met_[static_cast<size_t>(member)]->output);
+}
+
+std::vector<const std::byte*> Collective::LocalInputs(const OperationContext& context) const {
+  std::vector<const std::byte*> inputs(static_cast<size_t>(context.placement.size()), nullptr);
+  for (int member = 0; member < context.placement.size(); ++member) {
+    if (context.placement.IsLocal(member)) inputs[static_cast<size_t>(member)] = InputOf(context, member);
+  }
+  return inputs;
+}
+
+absl::Status Collective::StartUnstaging(OperationContext& context) {
+  stage_ = Stage::kUnstaging;
+  staging_.clear();
+  if (!staged_output_) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(RangeCopy copy, WholeCopy(plan_.dtype, OutputElements(context)));
+  AddStaging(context, std::move(copy), staged_output_.data(), caller_output_);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Operation::Progress> Collective::Step(OperationContext& context) {
+  bool advanced = false;
+  if (const auto mismatch = context.wire.FindMismatch(context.record->lane, context.record->descriptor)) {
+    return Mismatch(context, mismatch->first, mismatch->second);
+  }
+  if (stage_ == Stage::kNew) {
+    stage_ = Stage::kStaging;
+    WEFT_RETURN_IF_ERROR(TakeMemory(context));
+    advanced = true;
+  }
+  if (stage_ == Stage::kStaging) {
+    advanced |= StepStaging(context);
+    if (Staged()) Publish(context);
+  }
+  if (stage_ == Stage::kMeeting) {
+    WEFT_ASSIGN_OR_RETURN(const bool met, Meet(context));
+    advanced |= met;
+    const std::vector<int>& peers = context.placement.local_peers();
+    if (std::all_of(peers.begin(), peers.end(),
+                    [&](int peer) { return met_[static_cast<size_t>(peer)].has_value(); })) {
+      stage_ = Stage::kMoving;
+      WEFT_RETURN_IF_ERROR(BeginMove(context));
+      advanced = true;
+    }
+  }
+  if (stage_ >= Stage::kMoving) {
+    WEFT_ASSIGN_OR_RETURN(const bool moved, Move(context));
+    advanced |= moved;
+    if (stage_ == Stage::kMoving && MoveComplete()) WEFT_RETURN_IF_ERROR(StartUnstaging(context));
+  }
+  if (stage_ == Stage::kUnstaging) {
+    advanced |= StepStaging(context);
+    if (Staged()) {
+      stage_ = Stage::kDone;
+      advanced = true;
+    }
+  }
+  return advanced ? Progress::kAdvanced : Progress::kAgain;
+}
+
+std::set<int> Collective::WaitsFor(const OperationContext& context) const {
+  std::set<int> ranks;
+  for (int peer : context.placement.local_peers()) {
+    if (met_.empty() || !met_[static_cast<size_t>(peer)]) ranks.insert(context.placement.WorldRank(peer));
+  }
+  if (stage_ >= Stage::kMoving) AddAwaited(context, ranks);
+  return ranks;
+}
+
+}  // namespace weft

@@ -1,0 +1,236 @@
+#include "src/comm/collectives/gather_phase.h"
+
+#include <algorithm>
+#include <limits>
+#include <utility>
+
+#include "src/comm/base/copy_bytes.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+constexpr int kGatherChannel = 0;
+
+}  // namespace
+
+GatherPhase::GatherPhase(const OperationContext& context, const PartLayout& parts, DType dtype,
+                         int64_t slice_elements, const Memory& memory, Kind kind)
+    : kind_(kind),
+      parts_(parts),
+      dtype_(dtype),
+      element_bytes_(SizeOf(dtype)),
+      slice_elements_(slice_elements),
+      nontemporal_(WritesAroundCaches(static_cast<size_t>(parts.total()) * SizeOf(dtype) *
+                                      (kind == Kind::kShared ? 1 : 1 + memory.peers.size()))),
+      form_(TravelForm(context, dtype)),
+      slots_(kSenderSlots, RingFor(nullptr).SlotBytes(SlicingOf(context.placement.me()))) {
+  if (kind == Kind::kShared) {
+    PlanShared(context, memory);
+  } else {
+    PlanLocal(context, memory);
+  }
+  if (context.record->descriptor.kind != OpKind::kAllGatherChanges) return;
+  before_ = {memory.before, element_bytes_};
+  remember_.emplace(SlicingOf(context.placement.me()), dtype, OwnPart(memory), *before_,
+                    /*nontemporal=*/true);
+}
+
+absl::StatusOr<std::unique_ptr<GatherPhase>> GatherPhase::Create(const OperationContext& context,
+                                                                 const PartLayout& parts, DType dtype,
+                                                                 int64_t slice_elements, const Memory& memory,
+                                                                 Kind kind) {
+  std::unique_ptr<GatherPhase> phase(new GatherPhase(context, parts, dtype, slice_elements, memory, kind));
+  WEFT_RETURN_IF_ERROR(phase->PlanWire(context, memory));
+  return phase;
+}
+
+void GatherPhase::AddPull(const std::byte* source, std::byte* target, int member, int peer, int counter) {
+  if (source == target || parts_.counts[static_cast<size_t>(member)] == 0) return;
+  // Sources are only read: the cast is for SliceMemory, which serves targets too.
+  const SliceMemory from{const_cast<std::byte*>(source), element_bytes_};
+  const SliceMemory to{target, element_bytes_};
+  pulls_.push_back({CopyStream(SlicingOf(member), dtype_, from, to, nontemporal_), peer, counter});
+}
+
+void GatherPhase::AddWatch(const OperationContext& context, int member, int writer) {
+  if (SlicingOf(member).elements == 0) return;
+  watches_.push_back({member, context.placement.WorldRank(writer)});
+}
+
+void GatherPhase::PlanLocal(const OperationContext& context, const Memory& memory) {
+  const GroupPlacement& placement = context.placement;
+  const int me = placement.me();
+  for (const PeerMemory& peer : memory.peers) {
+    if (kind_ == Kind::kPushed) {
+      AddWatch(context, peer.member, peer.member);
+      continue;
+    }
+    AddPull(peer.own_part, PlaceOf(memory.output, peer.member), peer.member, placement.WorldRank(peer.member),
+            -1);
+  }
+  AddPull(memory.own_part, PlaceOf(memory.output, me), me, placement.WorldRank(me), -1);
+  for (int member = 0; member < placement.size(); ++member) {
+    if (placement.IsLocal(member)) continue;
+    const int agent = placement.Agent(placement.NodeOf(me), member);
+    if (agent == me) continue;
+    const auto peer = std::find_if(memory.peers.begin(), memory.peers.end(),
+                                   [&](const PeerMemory& candidate) { return candidate.member == agent; });
+    const std::byte* source = PlaceOf(const_cast<std::byte*>(peer->output), member);
+    AddPull(source, PlaceOf(memory.output, member), member, placement.WorldRank(agent), member);
+  }
+}
+
+void GatherPhase::PlanShared(const OperationContext& context, const Memory& memory) {
+  const GroupPlacement& placement = context.placement;
+  const int me = placement.me();
+  for (const PeerMemory& peer : memory.peers) {
+    if (peer.own_part != PlaceOf(memory.output, peer.member)) AddWatch(context, peer.member, peer.member);
+  }
+  AddPull(memory.own_part, PlaceOf(memory.output, me), me, placement.WorldRank(me), -1);
+  own_announced_ = pulls_.empty();
+  for (int member = 0; member < placement.size(); ++member) {
+    if (placement.IsLocal(member)) continue;
+    const int agent = placement.Agent(placement.NodeOf(me), member);
+    if (agent != me) AddWatch(context, member, agent);
+  }
+}
+
+// An all-reduce's ranks have heard from each other in its first half. See Note [Empty parts].
+bool GatherPhase::Travels(int member) const {
+  return kind_ != Kind::kPushed || SlicingOf(member).elements > 0;
+}
+
+absl::Status GatherPhase::PlanWire(const OperationContext& context, const Memory& memory) {
+  const GroupPlacement& placement = context.placement;
+  const int me = placement.me();
+  const auto receives = [&](int member) {
+    return !placement.IsLocal(member) && placement.Agent(placement.NodeOf(me), member) == me &&
+           Travels(member);
+  };
+  std::vector<int> received;
+  for (int member = 0; member < placement.size(); ++member) {
+    if (receives(member)) received.push_back(member);
+  }
+  ring_slices_ = RingSlices(static_cast<int64_t>(received.size()));
+  size_t ring_bytes = 0;
+  for (const int member : received) ring_bytes += RingFor(nullptr).RingBytes(SlicingOf(member));
+  if (form_ != SliceForm::kPlain && ring_bytes > 0) {
+    WEFT_ASSIGN_OR_RETURN(ring_, context.scratch.Acquire(ring_bytes));
+  }
+  std::byte* ring = ring_.data();
+  for (int step = 1; step < placement.size(); ++step) {
+    const int member = (me + step) % placement.size();
+    if (placement.IsLocal(member)) continue;
+    const WireDesk::Channel channel{context.record->lane, context.record->descriptor.sequence,
+                                    placement.WorldRank(member), kGatherChannel};
+    if (receives(member)) AddRelay(channel, member, PlaceOf(memory.output, member), ring);
+    if (placement.Agent(placement.NodeOf(member), me) == member && Travels(me)) {
+      sends_.AddRun(channel, {SlicingOf(me), dtype_, OwnPart(memory), form_, before_}, slots_);
+    }
+  }
+  return absl::OkStatus();
+}
+
+void GatherPhase::AddRelay(const WireDesk::Channel& channel, int member, std::byte* place, std::byte*& ring) {
+  const Slicing slicing = SlicingOf(member);
+  const SliceMemory target{place, element_bytes_};
+  if (form_ == SliceForm::kPlain) {
+    relays_.push_back({ReceiveStream(channel, WirePhase::kGather, slicing, target), std::nullopt, member});
+    return;
+  }
+  const SliceMemory arrivals = RingFor(ring);
+  ring += arrivals.RingBytes(slicing);
+  relays_.push_back({ReceiveStream(channel, WirePhase::kGather, slicing, arrivals),
+                     CopyStream(slicing, dtype_, arrivals, target, /*nontemporal=*/false), member});
+}
+
+bool GatherPhase::StepPulls(OperationContext& context, int64_t own_available) {
+  bool advanced = false;
+  const int own_rank = context.placement.WorldRank(context.placement.me());
+  for (Pull& pull : pulls_) {
+    if (pull.stream.finished()) continue;
+    int64_t available = std::numeric_limits<int64_t>::max();
+    if (pull.source == own_rank) {
+      available = own_available;
+    } else if (pull.counter >= 0) {
+      available = context.node.Counter(context.record->lane, pull.source, context.record->descriptor.sequence,
+                                       pull.counter);
+    }
+    advanced |= pull.stream.Step(context, available);
+  }
+  return advanced;
+}
+
+absl::StatusOr<bool> GatherPhase::StepRelays(OperationContext& context) {
+  bool advanced = false;
+  for (Relay& relay : relays_) {
+    WEFT_ASSIGN_OR_RETURN(const bool credited, relay.stream.Step(context, relay.done()));
+    advanced |= credited;
+    if (relay.unpack) advanced |= relay.unpack->Step(context, relay.stream.done());
+    if (relay.announced == relay.done()) continue;
+    if (kind_ == Kind::kShared && !relay.finished()) continue;
+    relay.announced = relay.done();
+    Announce(context, relay.member, relay.announced);
+    advanced = true;
+  }
+  return advanced;
+}
+
+void GatherPhase::Announce(OperationContext& context, int member, int64_t slices) {
+  if (context.placement.local_peers().empty()) return;
+  context.node.SetCounter(context.record->lane, context.record->descriptor.sequence, member, slices);
+  for (int peer : context.placement.local_peers()) context.node.Ring(context.placement.WorldRank(peer));
+}
+
+bool GatherPhase::StepWatches(OperationContext& context) {
+  bool advanced = false;
+  for (Watch& watch : watches_) {
+    if (watch.done) continue;
+    watch.done = context.node.Counter(context.record->lane, watch.writer, context.record->descriptor.sequence,
+                                      watch.member) == SlicingOf(watch.member).slices();
+    advanced |= watch.done;
+  }
+  return advanced;
+}
+
+absl::StatusOr<bool> GatherPhase::Step(OperationContext& context, int64_t own_available) {
+  bool advanced = StepPulls(context, own_available);
+  if (!own_announced_ && pulls_.front().stream.finished()) {
+    own_announced_ = true;
+    Announce(context, context.placement.me(), pulls_.front().stream.done());
+  }
+  advanced |= StepWatches(context);
+  WEFT_ASSIGN_OR_RETURN(const bool relayed, StepRelays(context));
+  advanced |= relayed;
+  WEFT_ASSIGN_OR_RETURN(const bool sent, sends_.Step(context, own_available));
+  advanced |= sent;
+  if (remember_ && sends_.finished()) advanced |= remember_->Step(context, own_available);
+  return advanced;
+}
+
+bool GatherPhase::complete() const {
+  return std::all_of(pulls_.begin(), pulls_.end(), [](const Pull& pull) { return pull.stream.finished(); }) &&
+         std::all_of(relays_.begin(), relays_.end(), [](const Relay& relay) { return relay.finished(); }) &&
+         std::all_of(watches_.begin(), watches_.end(), [](const Watch& watch) { return watch.done; }) &&
+         own_announced_;
+}
+
+bool GatherPhase::drained() const {
+  return complete() && sends_.finished() && (!remember_ || remember_->finished());
+}
+
+void GatherPhase::AddAwaited(std::set<int>& ranks) const {
+  for (const Relay& relay : relays_) {
+    if (!relay.finished()) ranks.insert(relay.stream.peer());
+  }
+  sends_.AddAwaited(ranks);
+  for (const Pull& pull : pulls_) {
+    if (!pull.stream.finished()) ranks.insert(pull.source);
+  }
+  for (const Watch& watch : watches_) {
+    if (!watch.done) ranks.insert(watch.writer);
+  }
+}
+
+}  // namespace weft

@@ -1,0 +1,236 @@
+#include "src/comm/collectives/reduce_kernel.h"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <type_traits>
+#include <vector>
+
+#include "src/comm/base/copy_bytes.h"
+#include "src/comm/base/stream_line.h"
+#include "weft/core/status.h"
+#include "weft/core/strided_copy.h"
+
+namespace weft {
+namespace {
+
+// Elements that are reduced at once: a few blocks of this size fit the first-level cache of any CPU.
+constexpr int64_t kBlock = 1024;
+
+struct Sum {
+  template <typename T>
+  static T Fold(T a, T b) {
+    if constexpr (std::is_integral_v<T>) {
+      using U = std::make_unsigned_t<T>;  // Wraps instead of overflowing.
+      return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
+    } else {
+      return a + b;
+    }
+  }
+};
+struct Max {
+  template <typename T>
+  static T Fold(T a, T b) {
+    if constexpr (std::is_floating_point_v<T>) {
+      return (b > a || std::isnan(b)) ? b : a;  // A NaN on either side stays.
+    } else {
+      return b > a ? b : a;
+    }
+  }
+};
+
+template <typename T, typename Op>
+class BlockMachine {
+ public:
+  BlockMachine(const ReduceProgram& program, absl::Span<const LeafSource> leaves)
+      : program_(program), leaves_(leaves), blocks_(Workspace(program.depth)) {}
+
+  // Evaluates elements [begin, begin + count) and returns where the result lies: `direct` if given, else a
+  // block.
+  const T* Run(int64_t begin, int64_t count, T* direct) {
+    bottom_ = direct != nullptr ? direct : Block(0);
+    T* __restrict out = bottom_;  // No leaf: see RunTyped.
+    const auto fold = [&](const auto& tree) {
+      for (int64_t i = 0; i < count; ++i) out[i] = tree(begin + i);
+    };
+    if (WithBalancedTree(fold)) return bottom_;
+    int top = -1;
+    for (const ReduceInstruction& step : program_.instructions) {
+      switch (step.code) {
+        case ReduceInstruction::Code::kLoad: {
+          const T* a = Leaf(step.a, begin, count, 0);
+          std::memcpy(Level(++top), a, static_cast<size_t>(count) * sizeof(T));
+          break;
+        }
+        case ReduceInstruction::Code::kLoadPair: {
+          const T* a = Leaf(step.a, begin, count, 0);
+          const T* b = Leaf(step.b, begin, count, 1);
+          Fold(Level(++top), a, b, count);
+          break;
+        }
+        case ReduceInstruction::Code::kFoldLeaf:
+          Fold(Level(top), Level(top), Leaf(step.a, begin, count, 0), count);
+          break;
+        case ReduceInstruction::Code::kFoldTop:
+          --top;
+          Fold(Level(top), Level(top), Level(top + 1), count);
+          break;
+      }
+    }
+    return bottom_;
+  }
+
+  // Evaluates all elements and streams each line to the target and its copies as soon as it is made: a block
+  // of loads and a block of stores by turns take up to twice as long. Each line is read before it is written,
+  // so that a target may be a leaf. False if nothing was done: the program is no balanced tree, or not all
+  // targets start equally far from a line.
+  bool Stream(const ReduceTarget& target, int64_t count) {
+    absl::InlinedVector<T*, 5> outs = {reinterpret_cast<T*>(target.data)};
+    for (std::byte* copy : target.copies) outs.push_back(reinterpret_cast<T*>(copy));
+    const auto before_line = [](const T* out) { return -reinterpret_cast<uintptr_t>(out) % kLineBytes; };
+    const size_t head_bytes = before_line(outs[0]);
+    const bool in_step = head_bytes % sizeof(T) == 0 && std::all_of(outs.begin(), outs.end(), [&](T* out) {
+                           return before_line(out) == head_bytes;
+                         });
+    return in_step && WithBalancedTree([&](const auto& tree) {
+             constexpr int64_t kLine = kLineBytes / sizeof(T);
+             const int64_t head = std::min(count, static_cast<int64_t>(head_bytes / sizeof(T)));
+             const int64_t tail = head + (count - head) / kLine * kLine;
+             const auto write = [&](int64_t i) {
+               const T element = tree(i);
+               for (T* out : outs) out[i] = element;
+             };
+             for (int64_t i = 0; i < head; ++i) write(i);
+             for (int64_t i = head; i < tail; i += kLine) {
+               alignas(kLineBytes) std::array<T, kLine> line;
+               for (int64_t k = 0; k < kLine; ++k) line[static_cast<size_t>(k)] = tree(i + k);
+               for (T* out : outs) StreamLine(out + i, line.data());
+             }
+             for (int64_t i = tail; i < count; ++i) write(i);
+           });
+  }
+
+ private:
+  // A balanced tree of a few leaves that need no widening: memory keeps up with no more than one pass that
+  // reads all of them side by side. Calls body(tree), where tree(i) is element i; false for any other
+  // program.
+  template <typename Body>
+  bool WithBalancedTree(const Body& body) {
+    const bool plain = std::all_of(leaves_.begin(), leaves_.end(),
+                                   [](const LeafSource& leaf) { return leaf.dtype == kDTypeOf<T>; });
+    if (!plain) return false;
+    switch (program_.balanced_leaves.size()) {
+      case 2:
+        body(BalancedTree<2>());
+        return true;
+      case 4:
+        body(BalancedTree<4>());
+        return true;
+      case 8:
+        body(BalancedTree<8>());
+        return true;
+      default:
+        return false;
+    }
+  }
+
+  template <size_t kLeaves>
+  auto BalancedTree() {
+    std::array<const T*, kLeaves> sources;
+    for (size_t i = 0; i < kLeaves; ++i) sources[i] = Leaf(program_.balanced_leaves[i], 0, 0, 0);
+    return [sources](int64_t i) { return FoldTree<0, kLeaves>(sources, i); };
+  }
+  template <size_t kFirst, size_t kCount, size_t kLeaves>
+  static T FoldTree(const std::array<const T*, kLeaves>& sources, int64_t i) {
+    if constexpr (kCount == 1) {
+      return sources[kFirst][i];
+    } else {
+      constexpr size_t kHalf = kCount / 2;
+      return Op::Fold(FoldTree<kFirst, kHalf>(sources, i), FoldTree<kFirst + kHalf, kHalf>(sources, i));
+    }
+  }
+
+  // The stack's blocks, then two for leaves that must be widened first.
+  static T* Workspace(int depth) {
+    thread_local std::vector<T> memory;
+    memory.resize(static_cast<size_t>(depth + 2) * kBlock);
+    return memory.data();
+  }
+  static void Fold(T* out, const T* a, const T* b, int64_t count) {
+    for (int64_t i = 0; i < count; ++i) out[i] = Op::Fold(a[i], b[i]);
+  }
+  T* Block(int index) { return blocks_ + index * kBlock; }
+  T* Level(int level) { return level == 0 ? bottom_ : Block(level); }
+
+  const T* Leaf(int index, int64_t begin, int64_t count, int spare) {
+    const LeafSource& leaf = leaves_[static_cast<size_t>(index)];
+    const std::byte* source = leaf.data + static_cast<size_t>(begin) * SizeOf(leaf.dtype);
+    if (leaf.dtype == kDTypeOf<T>) return reinterpret_cast<const T*>(source);
+    T* widened = Block(program_.depth + spare);
+    ConvertRun(source, leaf.dtype, widened, kDTypeOf<T>, count);
+    return widened;
+  }
+
+  const ReduceProgram& program_;
+  absl::Span<const LeafSource> leaves_;
+  T* blocks_;
+  T* bottom_ = nullptr;
+};
+
+template <typename T, typename Op>
+void RunTyped(const ReduceProgram& program, absl::Span<const LeafSource> leaves, const ReduceTarget& target,
+              int64_t count) {
+  // A target that is also a leaf may be needed after its block was first written: it gets its result at the
+  // end, as copies do.
+  const bool aliased = std::any_of(leaves.begin(), leaves.end(),
+                                   [&](const LeafSource& leaf) { return leaf.data == target.data; });
+  const bool plain = target.dtype == kDTypeOf<T> && target.scale == 1.0F;
+  const bool direct = plain && !aliased && !target.nontemporal && target.copies.empty();
+  BlockMachine<T, Op> machine(program, leaves);
+  if (plain && target.nontemporal && machine.Stream(target, count)) return;
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    const int64_t length = std::min(kBlock, count - begin);
+    const size_t at = static_cast<size_t>(begin) * SizeOf(target.dtype);
+    const size_t bytes = static_cast<size_t>(length) * SizeOf(target.dtype);
+    std::byte* out = target.data + at;
+    const T* result = machine.Run(begin, length, direct ? reinterpret_cast<T*>(out) : nullptr);
+    if (direct) continue;
+    const auto* made = reinterpret_cast<const std::byte*>(result);
+    if (!plain) {
+      ConvertRun(result, kDTypeOf<T>, out, target.dtype, length, target.scale);
+      made = out;
+    } else {
+      CopyBytes(out, made, bytes, target.nontemporal);
+    }
+    for (std::byte* copy : target.copies) CopyBytes(copy + at, made, bytes, target.nontemporal);
+  }
+}
+
+template <typename T>
+void RunWithOp(const ReduceProgram& program, absl::Span<const LeafSource> leaves, ReduceOp op,
+               const ReduceTarget& target, int64_t count) {
+  if (op == ReduceOp::kMax) {
+    RunTyped<T, Max>(program, leaves, target, count);
+  } else {
+    RunTyped<T, Sum>(program, leaves, target, count);
+  }
+}
+
+}  // namespace
+
+void RunReduce(const ReduceProgram& program, absl::Span<const LeafSource> leaves, ReduceOp op,
+               const ReduceTarget& target, int64_t count) {
+  switch (target.dtype) {
+    case DType::kI32:
+      return RunWithOp<int32_t>(program, leaves, op, target, count);
+    case DType::kI64:
+      return RunWithOp<int64_t>(program, leaves, op, target, count);
+    case DType::kF32:
+    case DType::kBF16:
+    case DType::kF16:
+      return RunWithOp<float>(program, leaves, op, target, count);
+  }
+}
+
+}  // namespace weft

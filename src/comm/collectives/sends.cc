@@ -1,0 +1,122 @@
+#include "src/comm/collectives/sends.h"
+
+#include <algorithm>
+
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+// Slices that the receiver has asked for. `heard` becomes true with its first word.
+absl::StatusOr<int64_t> SlicesAskedFor(const OperationContext& context, const WireDesk::Channel& channel,
+                                       const PartShape& part, bool& heard) {
+  const std::optional<WireDesk::Credit> credit = context.wire.CreditOf(channel);
+  if (!credit) return 0;
+  heard = true;
+  if (credit->part == part) return credit->slices;
+  const int own_rank = context.placement.WorldRank(context.placement.me());
+  return PartMismatch(*context.record, own_rank, part, channel.peer, credit->part);
+}
+
+}  // namespace
+
+absl::StatusOr<bool> SendStream::Step(OperationContext& context, int64_t available) {
+  if (heard_ && progress_.issued() == slicing_.slices()) return false;
+  const bool knew = heard_;
+  WEFT_ASSIGN_OR_RETURN(const int64_t asked, SlicesAskedFor(context, channel_, part_, heard_));
+  const int64_t limit = std::min(available, asked);
+  bool advanced = heard_ != knew;
+  while (progress_.issued() < limit) {
+    const int64_t slice = progress_.Issue();
+    const size_t bytes = static_cast<size_t>(slicing_.Length(slice)) * source_.element_bytes;
+    WEFT_RETURN_IF_ERROR(context.wire.Send(channel_, slice, source_.At(slicing_, slice), bytes, this));
+    advanced = true;
+  }
+  return advanced;
+}
+
+absl::StatusOr<std::byte*> ScratchSlots::Take(BufferPool& pool) {
+  if (!memory_) {
+    WEFT_ASSIGN_OR_RETURN(memory_, pool.Acquire(static_cast<size_t>(count_) * bytes_));
+    for (int i = 0; i < count_; ++i) free_.push_back(memory_.data() + static_cast<size_t>(i) * bytes_);
+  }
+  if (free_.empty()) return nullptr;
+  std::byte* slot = free_.back();
+  free_.pop_back();
+  return slot;
+}
+
+MadeSendStream::Slot* MadeSendStream::Find(int64_t slice) {
+  const auto it =
+      std::find_if(held_.begin(), held_.end(), [&](const Slot& slot) { return slot.slice == slice; });
+  WEFT_CHECK(it != held_.end(), "a slice lost its scratch");
+  return &*it;
+}
+
+absl::Status MadeSendStream::Send(OperationContext& context, int64_t slice) {
+  const std::byte* made = Find(slice)->memory;
+  const size_t plain_bytes =
+      static_cast<size_t>(source_->slicing().Length(slice)) * SizeOf(source_->made_dtype());
+  const size_t bytes = source_->form() == SliceForm::kPlain ? plain_bytes : CompressedBytes(made);
+  context.counters.wire_saved_bytes += static_cast<int64_t>(plain_bytes) - static_cast<int64_t>(bytes);
+  return context.wire.Send(channel_, slice, made, bytes, this);
+}
+
+absl::StatusOr<bool> MadeSendStream::Step(OperationContext& context, int64_t available) {
+  const Slicing& slicing = source_->slicing();
+  const bool knew = heard_;
+  WEFT_ASSIGN_OR_RETURN(const int64_t asked, SlicesAskedFor(context, channel_, part_, heard_));
+  bool advanced = heard_ != knew;
+  while (made_.issued() < std::min({asked, available, slicing.slices()})) {
+    WEFT_ASSIGN_OR_RETURN(std::byte * slot, slots_.Take(context.scratch));
+    if (slot == nullptr) break;
+    const int64_t slice = made_.Issue();
+    held_.push_back({slice, slot});
+    source_->Issue(context, slice, slot, this);
+    advanced = true;
+  }
+  while (sent_.issued() < made_.done()) {
+    WEFT_RETURN_IF_ERROR(Send(context, sent_.Issue()));
+    advanced = true;
+  }
+  return advanced;
+}
+
+void MadeSendStream::OnWireDone(int64_t slice) {
+  Slot* slot = Find(slice);
+  slots_.Return(slot->memory);
+  *slot = held_.back();
+  held_.pop_back();
+  sent_.Finish(slice);
+}
+
+void Sends::AddRun(const WireDesk::Channel& channel, const OutgoingRun& run, ScratchSlots& slots) {
+  if (run.form == SliceForm::kPlain) {
+    Add(std::make_unique<SendStream>(channel, run.slicing, run.memory));
+    return;
+  }
+  auto compressed = std::make_unique<CompressStream>(run.slicing, run.dtype, run.memory, run.before);
+  Add(std::make_unique<MadeSendStream>(channel, std::move(compressed), PartShape::Run(run.slicing.elements),
+                                       slots));
+}
+
+absl::StatusOr<bool> Sends::Step(OperationContext& context, int64_t available) {
+  bool advanced = false;
+  for (const auto& stream : streams_) {
+    WEFT_ASSIGN_OR_RETURN(const bool sent, stream->Step(context, available));
+    advanced |= sent;
+  }
+  return advanced;
+}
+
+bool Sends::finished() const {
+  return std::all_of(streams_.begin(), streams_.end(), [](const auto& stream) { return stream->finished(); });
+}
+
+void Sends::AddAwaited(std::set<int>& ranks) const {
+  for (const auto& stream : streams_) {
+    if (!stream->finished()) ranks.insert(stream->peer());
+  }
+}
+
+}  // namespace weft

@@ -1,0 +1,318 @@
+#include "weft/comm/comm_engine.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "src/comm/base/part_shape.h"
+#include "src/comm/collectives/exchange_plan.h"
+#include "src/comm/engine/engine_impl.h"
+#include "weft/comm/all_reduce_parts.h"
+#include "weft/core/hash.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+absl::Status CheckTotal(int64_t total_count, std::string_view what) {
+  if (total_count >= 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": a count of ", total_count, " is negative"));
+}
+
+// Checks counts against the group and the total.
+absl::Status CheckCounts(absl::Span<const int64_t> counts, int64_t total_count, int size,
+                         std::string_view what) {
+  WEFT_RETURN_IF_ERROR(CheckTotal(total_count, what));
+  if (counts.empty()) {
+    if (total_count % size == 0) return absl::OkStatus();
+    return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": ", total_count,
+                                                   " elements do not divide among ", size,
+                                                   " ranks; give counts, or pad"));
+  }
+  if (static_cast<int>(counts.size()) != size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(ToAbsl(what), ": ", counts.size(), " counts for a group of ", size, " ranks"));
+  }
+  if (std::any_of(counts.begin(), counts.end(), [](int64_t count) { return count < 0; })) {
+    return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": a negative count"));
+  }
+  const int64_t sum = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  if (sum == total_count) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": counts add up to ", sum, ", not to the ",
+                                                 total_count, " elements given"));
+}
+
+// What an operation is to follow. One that has failed is never *ready*: nothing can start after it.
+absl::Status CheckEarlier(const OperationRecord& earlier, bool same_engine, std::string_view role) {
+  if (!same_engine) {
+    return absl::InvalidArgumentError(absl::StrCat("`", ToAbsl(role), "` is an operation of another engine"));
+  }
+  if (earlier.State() != OperationState::kFailed) return absl::OkStatus();
+  return absl::FailedPreconditionError(
+      absl::StrCat("cannot start after ", Describe(earlier), ": ", earlier.error.message()));
+}
+
+absl::Status CheckReduce(ReduceOp op, DType dtype, std::string_view what) {
+  if (op != ReduceOp::kAverage || IsFloating(dtype)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": an average of ", ToAbsl(Name(dtype)),
+                                                 " is not defined; sum, and divide"));
+}
+
+// What other ranks of the node are to write, or to read from where it is, must lie in one segment of node
+// memory.
+absl::Status CheckInNodeMemory(const NodeHeap& heap, const void* output, int64_t count, DType dtype,
+                               OpKind kind) {
+  if (count == 0) return absl::OkStatus();
+  const int64_t bytes = count * static_cast<int64_t>(SizeOf(dtype));
+  const auto first = heap.AddressOf(output);
+  const auto last = heap.AddressOf(static_cast<const std::byte*>(output) + bytes - 1);
+  if (first && last && first->rank == last->rank) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      ToAbsl(Name(kind)), ": the output of ", bytes, " bytes does not lie in node memory; take it from ",
+      kind == OpKind::kAllGatherShared ? "a block that the node's ranks share" : "the node heap"));
+}
+
+PartLayout Parts(absl::Span<const int64_t> counts, int64_t total_count, int size) {
+  if (!counts.empty()) return PartLayout::FromCounts({counts.begin(), counts.end()});
+  return PartLayout::FromCounts(std::vector<int64_t>(static_cast<size_t>(size), total_count / size));
+}
+
+uint64_t HashOf(const PartLayout& parts, uint64_t seed = 0) {
+  return Hash64(parts.counts.data(), parts.counts.size() * sizeof(int64_t), seed);
+}
+
+const std::byte* Bytes(const void* memory) { return static_cast<const std::byte*>(memory); }
+std::byte* Bytes(void* memory) { return static_cast<std::byte*>(memory); }
+
+}  // namespace
+
+CommEngine::CommEngine(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+CommEngine::~CommEngine() = default;
+
+absl::StatusOr<std::unique_ptr<CommEngine>> CommEngine::Create(Bootstrap& bootstrap, NodeHeap& heap,
+                                                               const EngineOptions& options) {
+  auto impl = std::make_unique<Impl>(bootstrap, heap, options);
+  WEFT_RETURN_IF_ERROR(impl->Open());
+  return std::unique_ptr<CommEngine>(new CommEngine(std::move(impl)));
+}
+
+absl::StatusOr<LaneId> CommEngine::AddLane(const ProcessGroup& group, LanePurpose purpose) {
+  return impl_->AddLane(group, purpose);
+}
+const ProcessGroup& CommEngine::group(LaneId lane) const { return impl_->group(lane); }
+
+// Fills what every collective has, and submits. `build` runs only if the lane is good: it checks its
+// arguments and completes the request.
+template <typename Build>
+Work CommEngine::SubmitChecked(LaneId lane, OpOptions options, const Work* after, const Build& build) {
+  Impl::Request request;
+  request.lane = lane;
+  absl::Status valid = impl_->CheckLane(lane);
+  const auto follow = [&](const Work* earlier, std::string_view role,
+                          std::shared_ptr<OperationRecord>& record) {
+    if (earlier == nullptr || !earlier->valid()) return;
+    record = earlier->record_;
+    if (valid.ok()) valid = CheckEarlier(*record, earlier->engine_ == this, role);
+  };
+  follow(after, "after", request.after);
+  follow(std::exchange(options.gate, nullptr), "gate", request.gate);
+  request.options = std::move(options);
+  if (valid.ok()) valid = build(impl_->group(lane), request);
+  return Work(this, impl_->Submit(std::move(request), valid));
+}
+
+Work CommEngine::SubmitGather(LaneId lane, OpKind kind, const GatherMemory& memory, DType dtype,
+                              int64_t total_count, absl::Span<const int64_t> counts, OpOptions options,
+                              const Work* after) {
+  return SubmitChecked(
+      lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
+        WEFT_RETURN_IF_ERROR(CheckCounts(counts, total_count, group.size(), Name(kind)));
+        if (kind != OpKind::kAllGather && impl_->HasLocalPeers(lane)) {
+          WEFT_RETURN_IF_ERROR(CheckInNodeMemory(heap(), memory.output, total_count, dtype, kind));
+        }
+        request.plan = CollectivePlan::OfRuns(kind, dtype, ReduceOp::kSum, Bytes(memory.input),
+                                              Bytes(memory.output), Parts(counts, total_count, group.size()));
+        const PartLayout& parts = request.plan.parts;
+        const auto me = static_cast<size_t>(group.group_rank);
+        if (kind == OpKind::kAllGatherChanges) {
+          request.plan.input = Bytes(memory.output) + static_cast<size_t>(parts.offsets[me]) * SizeOf(dtype);
+          request.plan.before = Bytes(memory.before);
+        }
+        request.total_count = total_count;
+        request.counts_hash = HashOf(parts);
+        request.logical_bytes = (total_count - parts.counts[me]) * static_cast<int64_t>(SizeOf(dtype));
+        return absl::OkStatus();
+      });
+}
+
+Work CommEngine::AllGather(LaneId lane, const void* input, void* output, DType dtype, int64_t total_count,
+                           absl::Span<const int64_t> counts, OpOptions options, const Work* after) {
+  return SubmitGather(lane, OpKind::kAllGather, {input, output, nullptr}, dtype, total_count, counts,
+                      std::move(options), after);
+}
+
+Work CommEngine::AllGatherShared(LaneId lane, const void* input, void* output, DType dtype,
+                                 int64_t total_count, absl::Span<const int64_t> counts, OpOptions options,
+                                 const Work* after) {
+  return SubmitGather(lane, OpKind::kAllGatherShared, {input, output, nullptr}, dtype, total_count, counts,
+                      std::move(options), after);
+}
+
+Work CommEngine::AllGatherChanges(LaneId lane, void* before, void* output, int64_t total_count,
+                                  absl::Span<const int64_t> counts, OpOptions options, const Work* after) {
+  return SubmitGather(lane, OpKind::kAllGatherChanges, {nullptr, output, before}, DType::kF32, total_count,
+                      counts, std::move(options), after);
+}
+
+Work CommEngine::ReduceScatter(LaneId lane, const void* input, void* output, DType dtype, int64_t total_count,
+                               ReduceOp op, absl::Span<const int64_t> counts, OpOptions options,
+                               const Work* after) {
+  return SubmitChecked(
+      lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
+        WEFT_RETURN_IF_ERROR(CheckCounts(counts, total_count, group.size(), "reduce_scatter"));
+        WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, "reduce_scatter"));
+        request.plan = CollectivePlan::OfRuns(OpKind::kReduceScatter, dtype, op, Bytes(input), Bytes(output),
+                                              Parts(counts, total_count, group.size()));
+        const PartLayout& parts = request.plan.parts;
+        request.total_count = total_count;
+        request.counts_hash = HashOf(parts);
+        const int64_t own = parts.counts[static_cast<size_t>(group.group_rank)];
+        request.logical_bytes = own * (group.size() - 1) * static_cast<int64_t>(SizeOf(dtype));
+        return absl::OkStatus();
+      });
+}
+
+Work CommEngine::AllReduce(LaneId lane, const void* input, void* output, DType dtype, int64_t count,
+                           ReduceOp op, OpOptions options, const Work* after) {
+  return SubmitChecked(
+      lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
+        WEFT_RETURN_IF_ERROR(CheckTotal(count, "all_reduce"));
+        WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, "all_reduce"));
+        request.plan =
+            CollectivePlan::OfRuns(OpKind::kAllReduce, dtype, op, Bytes(input), Bytes(output),
+                                   PartLayout::FromCounts(AllReduceParts(count, group.size(), dtype)));
+        request.total_count = count;
+        request.counts_hash = 0;
+        const int64_t bytes = count * static_cast<int64_t>(SizeOf(dtype));
+        request.logical_bytes = 2 * bytes * (group.size() - 1) / group.size();
+        return absl::OkStatus();
+      });
+}
+
+template <typename Parts>
+Work CommEngine::SubmitExchange(LaneId lane, OpKind kind, DType dtype, OpOptions options, const Work* after,
+                                const Parts& parts) {
+  return SubmitChecked(
+      lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
+        std::vector<TensorView> sends;
+        std::vector<TensorView> receives;
+        WEFT_RETURN_IF_ERROR(parts(group, sends, receives));
+        WEFT_ASSIGN_OR_RETURN(request.plan,
+                              PlanExchange(group, kind, std::move(sends), std::move(receives), dtype));
+        request.total_count = 0;  // Each rank's own.
+        request.counts_hash = 0;
+        request.logical_bytes = BroughtBytes(group, request.plan);
+        return absl::OkStatus();
+      });
+}
+
+Work CommEngine::AllToAll(LaneId lane, absl::Span<const TensorView> sends,
+                          absl::Span<const TensorView> receives, DType dtype, OpOptions options,
+                          const Work* after) {
+  return SubmitExchange(
+      lane, OpKind::kAllToAll, dtype, std::move(options), after,
+      [&](const ProcessGroup& /*group*/, std::vector<TensorView>& to, std::vector<TensorView>& from) {
+        to.assign(sends.begin(), sends.end());
+        from.assign(receives.begin(), receives.end());
+        return absl::OkStatus();
+      });
+}
+
+Work CommEngine::AllToAll(LaneId lane, const void* input, absl::Span<const int64_t> send_counts, void* output,
+                          absl::Span<const int64_t> receive_counts, DType dtype, OpOptions options,
+                          const Work* after) {
+  return SubmitExchange(
+      lane, OpKind::kAllToAll, dtype, std::move(options), after,
+      [&](const ProcessGroup& group, std::vector<TensorView>& to, std::vector<TensorView>& from) {
+        const auto sum = [](absl::Span<const int64_t> counts) {
+          return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+        };
+        if (send_counts.empty() || receive_counts.empty()) {
+          return absl::InvalidArgumentError("all_to_all: send and receive counts must both be given");
+        }
+        WEFT_RETURN_IF_ERROR(CheckCounts(send_counts, sum(send_counts), group.size(), "all_to_all, send"));
+        WEFT_RETURN_IF_ERROR(
+            CheckCounts(receive_counts, sum(receive_counts), group.size(), "all_to_all, receive"));
+        // Sends are only read; a view serves targets too.
+        to = PartsEndToEnd(const_cast<void*>(input), dtype, {send_counts.begin(), send_counts.end()});
+        from = PartsEndToEnd(output, dtype, {receive_counts.begin(), receive_counts.end()});
+        return absl::OkStatus();
+      });
+}
+
+Work CommEngine::SendReceive(LaneId lane, const TensorView& send, int to, const TensorView& receive, int from,
+                             OpOptions options, const Work* after) {
+  const DType dtype = IsEmptyPart(send) ? receive.dtype : send.dtype;
+  return SubmitExchange(
+      lane, OpKind::kSendReceive, dtype, std::move(options), after,
+      [&](const ProcessGroup& group, std::vector<TensorView>& sends, std::vector<TensorView>& receives) {
+        for (const int rank : {to, from}) {
+          if (rank >= 0 && rank < group.size()) continue;
+          return absl::InvalidArgumentError(absl::StrCat("send_receive: ", rank, " is not a rank of group ",
+                                                         group.name, " of ", group.size()));
+        }
+        sends.resize(static_cast<size_t>(group.size()));
+        receives.resize(static_cast<size_t>(group.size()));
+        sends[static_cast<size_t>(to)] = send;
+        receives[static_cast<size_t>(from)] = receive;
+        return absl::OkStatus();
+      });
+}
+
+Work CommEngine::Broadcast(LaneId lane, void* buffer, DType dtype, int64_t count, int root, OpOptions options,
+                           const Work* after) {
+  return SubmitChecked(
+      lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
+        WEFT_RETURN_IF_ERROR(CheckTotal(count, "broadcast"));
+        if (root < 0 || root >= group.size()) {
+          return absl::InvalidArgumentError(absl::StrCat("broadcast: root ", root, " is not a rank of group ",
+                                                         group.name, " of ", group.size()));
+        }
+        std::vector<int64_t> counts(static_cast<size_t>(group.size()), 0);
+        counts[static_cast<size_t>(root)] = count;
+        request.plan = CollectivePlan::OfRuns(OpKind::kBroadcast, dtype, ReduceOp::kSum, Bytes(buffer),
+                                              Bytes(buffer), PartLayout::FromCounts(std::move(counts)));
+        request.total_count = count;
+        request.counts_hash = HashOf(request.plan.parts);
+        request.logical_bytes = group.group_rank == root ? 0 : count * static_cast<int64_t>(SizeOf(dtype));
+        return absl::OkStatus();
+      });
+}
+
+Work CommEngine::Barrier(LaneId lane, OpOptions options, const Work* after) {
+  return SubmitChecked(
+      lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
+        std::byte* words = impl_->NextBarrierMemory(lane);  // What they hold does not matter.
+        request.plan =
+            CollectivePlan::OfRuns(OpKind::kBarrier, DType::kI32, ReduceOp::kSum, words,
+                                   words + SizeOf(DType::kI32), Parts({}, group.size(), group.size()));
+        request.total_count = group.size();
+        request.counts_hash = 0;
+        request.logical_bytes = 0;
+        return absl::OkStatus();
+      });
+}
+
+absl::Status CommEngine::status() const { return impl_->status(); }
+void CommEngine::Poison(const absl::Status& cause) { impl_->Poison(cause); }
+absl::Status CommEngine::ResetAfterError() { return impl_->ResetAfterError(); }
+EngineCounters CommEngine::counters() const { return impl_->counters(); }
+size_t CommEngine::scratch_peak_bytes() const { return impl_->scratch_peak_bytes(); }
+std::string CommEngine::RecorderJson() const { return impl_->RecorderJson(); }
+Bootstrap& CommEngine::bootstrap() const { return impl_->bootstrap(); }
+NodeHeap& CommEngine::heap() const { return impl_->heap(); }
+const EngineOptions& CommEngine::options() const { return impl_->options(); }
+
+}  // namespace weft

@@ -1,0 +1,378 @@
+#include "src/comm/engine/engine_core.h"
+
+#include <algorithm>
+#include <set>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+// An operation that runs for longer has the ranks it waits for written into the flight recorder.
+constexpr int64_t kLateNs = 1'000'000'000;
+
+}  // namespace
+
+EngineCore::EngineCore(const Environment& environment)
+    : env_(environment), wire_(environment.wire, environment.options, environment.counters) {}
+
+absl::StatusOr<int> EngineCore::AddLane(std::string name, ProcessGroup group, LanePurpose purpose) {
+  const int index = static_cast<int>(lanes_.size());
+  if (index >= NodeLink::kMaxLanes) {
+    return absl::ResourceExhaustedError(absl::StrCat("lane ", name, " is one too many: an engine has ",
+                                                     NodeLink::kMaxLanes,
+                                                     " lanes; share lanes between purposes"));
+  }
+  if (group.size() >= WireDesk::kChannels) {
+    return absl::ResourceExhaustedError(absl::StrCat("lane ", name, ": a group of ", group.size(),
+                                                     " ranks is too large, at most ", WireDesk::kChannels - 1,
+                                                     " are supported"));
+  }
+  // A counter a rank: how far its part has come, as far as this rank drives it.
+  WEFT_RETURN_IF_ERROR(env_.node.OpenLane(index, group.size()));
+  lanes_.push_back(std::make_unique<Lane>(std::move(name), GroupPlacement(std::move(group), env_.nodes)));
+  if (purpose == LanePurpose::kContext && lanes_.back()->placement.spans_nodes()) wire_.ExpectExchanges();
+  return index;
+}
+
+void EngineCore::Submit(std::shared_ptr<OperationRecord> record) {
+  if (!status_.ok()) {
+    record->error = absl::AbortedError(absl::StrCat("the engine has failed: ", status_.message()));
+    record->state.store(OperationState::kFailed, std::memory_order_release);
+    return;
+  }
+  ++unfinished_;
+  env_.recorder.Note(*record);
+  lanes_[static_cast<size_t>(record->lane)]->queued.push_back(std::move(record));
+}
+
+void EngineCore::Raise(int lane, uint64_t sequence, bool until_released) {
+  Lane& raised = *lanes_[static_cast<size_t>(lane)];
+  if (until_released) raised.raised_to_release = std::max(raised.raised_to_release, sequence);
+  if (sequence <= raised.raised) return;
+  raised.raised = sequence;
+  for (const auto& record : raised.queued) {
+    if (record->descriptor.sequence > sequence) break;
+    const auto raise = [this](const OperationRecord* earlier, bool until_earlier_is_released) {
+      if (earlier != nullptr) Raise(earlier->lane, earlier->descriptor.sequence, until_earlier_is_released);
+    };
+    raise(record->after.get(), false);
+    raise(record->gate.get(), true);
+  }
+}
+
+Priority EngineCore::PriorityOf(const Lane& lane, const OperationRecord& record) const {
+  return record.descriptor.sequence <= lane.raised ? Priority::kCritical : record.priority;
+}
+
+Priority EngineCore::PriorityOf(const Lane& lane) const {
+  Priority highest = Priority::kBulk;
+  for (const auto& record : lane.running) {
+    if (!record->IsReady()) highest = std::min(highest, PriorityOf(lane, *record));
+  }
+  if (!lane.queued.empty()) highest = std::min(highest, PriorityOf(lane, *lane.queued.front()));
+  return highest;
+}
+
+OperationContext EngineCore::ContextOf(Lane& lane, const std::shared_ptr<OperationRecord>& record,
+                                       bool head) {
+  return {lane.placement,
+          env_.node,
+          wire_,
+          *this,
+          env_.scratch,
+          env_.counters,
+          env_.options,
+          record,
+          PriorityOf(lane, *record),
+          head,
+          record->descriptor.sequence <= lane.raised,
+          record->descriptor.sequence <= lane.raised_to_release};
+}
+
+void EngineCore::Push(DataTask task) {
+  tasks_[static_cast<size_t>(task.priority)].push_back(std::move(task));
+}
+
+std::optional<DataTask> EngineCore::TakeTask() {
+  for (std::deque<DataTask>& tasks : tasks_) {
+    if (tasks.empty()) continue;
+    DataTask task = std::move(tasks.front());
+    tasks.pop_front();
+    return task;
+  }
+  return std::nullopt;
+}
+
+bool EngineCore::has_tasks() const {
+  return std::any_of(tasks_.begin(), tasks_.end(), [](const auto& tasks) { return !tasks.empty(); });
+}
+
+bool EngineCore::working() const {
+  return std::any_of(lanes_.begin(), lanes_.end(), [](const auto& lane) {
+    return !lane->queued.empty() || (!lane->running.empty() && !lane->running.back()->operation->drained());
+  });
+}
+
+void EngineCore::FinishTask(const DataTask& task, const absl::Status& moved) {
+  if (!moved.ok()) Fail(Annotate(moved, Describe(*task.record)));
+  if (task.record->State() != OperationState::kFailed) task.owner->OnTaskDone(task.ticket);
+}
+
+absl::Status EngineCore::PollPeers() {
+  if (const std::optional<NodeLink::Word> word = env_.node.ReadWord()) {
+    return absl::Status(word->cause.code(), absl::StrCat("rank ", word->rank, ": ", word->cause.message()));
+  }
+  if (wire_.word()) {
+    return absl::Status(wire_.word()->cause.code(),
+                        absl::StrCat("rank ", wire_.word()->rank, ": ", wire_.word()->cause.message()));
+  }
+  return absl::OkStatus();
+}
+
+bool EngineCore::Poll(int64_t now_ns) {
+  env_.node.Beat();
+  if (!status_.ok()) {
+    spreading_ = spreading_ && wire_.SendOn();
+    return false;
+  }
+  const auto turn = [&]() -> absl::StatusOr<bool> {
+    bool advanced = false;
+    if (env_.nodes.node_count() > 1) {
+      WEFT_ASSIGN_OR_RETURN(advanced, wire_.Poll());
+    }
+    WEFT_RETURN_IF_ERROR(PollPeers());
+    std::vector<std::pair<Priority, int>> order;
+    wire_wanted_ = false;
+    for (int i = 0; i < static_cast<int>(lanes_.size()); ++i) {
+      const Lane& lane = *lanes_[static_cast<size_t>(i)];
+      if (lane.queued.empty() && lane.running.empty()) continue;
+      order.emplace_back(PriorityOf(lane), i);
+      wire_wanted_ |= lane.placement.spans_nodes();
+    }
+    std::sort(order.begin(), order.end());
+    for (const auto& [priority, index] : order) {
+      WEFT_ASSIGN_OR_RETURN(const bool stepped, StepLane(index, now_ns));
+      advanced |= stepped;
+    }
+    return advanced;
+  };
+  const absl::StatusOr<bool> advanced = turn();
+  if (!advanced.ok()) {
+    Fail(advanced.status());
+    return true;
+  }
+  NoteLateOperations(now_ns);
+  return *advanced;
+}
+
+bool EngineCore::MayStart(int index, const OperationRecord& next) const {
+  const Lane& lane = *lanes_[static_cast<size_t>(index)];
+  if (!lane.running.empty() && !lane.running.back()->IsReady()) return false;
+  if (next.after != nullptr && !next.after->IsReady()) return false;
+  if (next.gate != nullptr && next.gate->State() != OperationState::kReleased) return false;
+  // See Note [Descriptor ring].
+  return next.descriptor.sequence <= ConsumedByAll(index) + NodeLink::kSlots;
+}
+
+uint64_t EngineCore::ConsumedByAll(int index) const {
+  const Lane& lane = *lanes_[static_cast<size_t>(index)];
+  uint64_t least = lane.consumed;
+  for (int peer : lane.placement.local_peers()) {
+    least = std::min(least, env_.node.Consumed(index, lane.placement.WorldRank(peer)));
+  }
+  return least;
+}
+
+absl::StatusOr<bool> EngineCore::StepLane(int index, int64_t now_ns) {
+  Lane& lane = *lanes_[static_cast<size_t>(index)];
+  WEFT_ASSIGN_OR_RETURN(bool advanced, StepRunning(index, now_ns));
+  while (!lane.queued.empty() && MayStart(index, *lane.queued.front())) {
+    std::shared_ptr<OperationRecord> record = std::move(lane.queued.front());
+    lane.queued.pop_front();
+    record->started_ns = now_ns;
+    record->after.reset();
+    record->gate.reset();
+    record->state.store(OperationState::kRunning, std::memory_order_release);
+    env_.recorder.Note(*record);
+    lane.running.push_back(std::move(record));
+    advanced = true;
+    WEFT_ASSIGN_OR_RETURN(const bool stepped, StepRunning(index, now_ns));
+    advanced |= stepped;
+  }
+  return ReleaseInOrder(index, now_ns) || advanced;
+}
+
+absl::StatusOr<bool> EngineCore::StepRunning(int index, int64_t now_ns) {
+  Lane& lane = *lanes_[static_cast<size_t>(index)];
+  bool advanced = false;
+  bool head = true;
+  for (size_t i = 0; i < lane.running.size(); ++i) {
+    const std::shared_ptr<OperationRecord>& record = lane.running[i];
+    if (record->operation->drained()) continue;
+    OperationContext context = ContextOf(lane, record, head);
+    WEFT_ASSIGN_OR_RETURN(const Operation::Progress progress, record->operation->Step(context));
+    advanced |= progress == Operation::Progress::kAdvanced;
+    if (!record->IsReady()) {
+      head = false;
+      if (record->operation->ready()) SetReady(*record, now_ns);
+    }
+  }
+  return advanced;
+}
+
+void EngineCore::SetReady(OperationRecord& record, int64_t now_ns) {
+  record.ready_ns = now_ns;
+  record.state.store(OperationState::kReady, std::memory_order_release);
+  env_.recorder.Note(record);
+  env_.node.Ring(env_.rank);
+}
+
+bool EngineCore::ReleaseInOrder(int index, int64_t now_ns) {
+  Lane& lane = *lanes_[static_cast<size_t>(index)];
+  bool advanced = false;
+  for (const auto& record : lane.running) {
+    if (!record->operation->drained()) break;
+    if (record->descriptor.sequence <= lane.consumed) continue;
+    lane.consumed = record->descriptor.sequence;
+    env_.node.Release(index, lane.consumed);
+    for (int peer : lane.placement.local_peers()) env_.node.Ring(lane.placement.WorldRank(peer));
+    advanced = true;
+  }
+  const uint64_t released = lane.running.empty() ? 0 : ConsumedByAll(index);
+  while (!lane.running.empty() && lane.running.front()->descriptor.sequence <= released) {
+    OperationRecord& record = *lane.running.front();
+    record.released_ns = now_ns;
+    record.operation.reset();
+    record.kept.clear();
+    wire_.Forget(index, record.descriptor.sequence);
+    record.state.store(OperationState::kReleased, std::memory_order_release);
+    env_.recorder.Note(record);
+    lane.running.pop_front();
+    --unfinished_;
+    ++env_.counters.operations;
+    env_.node.Ring(env_.rank);
+    advanced = true;
+  }
+  return advanced;
+}
+
+std::set<int> EngineCore::Consumers(int index, uint64_t sequence) const {
+  const Lane& lane = *lanes_[static_cast<size_t>(index)];
+  std::set<int> ranks;
+  for (int peer : lane.placement.local_peers()) {
+    const int rank = lane.placement.WorldRank(peer);
+    if (env_.node.Consumed(index, rank) < sequence) ranks.insert(rank);
+  }
+  return ranks;
+}
+
+std::string EngineCore::WhyQueued(const OperationRecord& record) {
+  Lane& lane = *lanes_[static_cast<size_t>(record.lane)];
+  if (!lane.running.empty() && !lane.running.back()->IsReady()) {
+    return absl::StrCat("behind ", Describe(*lane.running.back()), ", which ",
+                        WaitingFor(*lane.running.back()));
+  }
+  if (record.after != nullptr && !record.after->IsReady())
+    return absl::StrCat("after ", Describe(*record.after));
+  if (record.gate != nullptr && record.gate->State() != OperationState::kReleased)
+    return absl::StrCat("until the release of ", Describe(*record.gate), ", which ",
+                        WaitingFor(*record.gate));
+  if (!lane.queued.empty() && lane.queued.front().get() != &record) {
+    return absl::StrCat("behind ", Describe(*lane.queued.front()), ", which ",
+                        WhyQueued(*lane.queued.front()));
+  }
+  // Nothing else holds back the first of a lane. See Note [Descriptor ring].
+  if (lane.running.empty()) return "is about to start";
+  return absl::StrCat("needs the descriptor slot of ", Describe(*lane.running.front()), ", which ",
+                      WaitingFor(*lane.running.front()));
+}
+
+std::string EngineCore::WaitingFor(const OperationRecord& record) {
+  Lane& lane = *lanes_[static_cast<size_t>(record.lane)];
+  if (record.State() == OperationState::kQueued) return WhyQueued(record);
+  std::set<int> ranks;
+  for (const auto& running : lane.running) {
+    if (running.get() != &record || record.operation == nullptr) continue;
+    ranks = record.operation->WaitsFor(ContextOf(lane, running, false));
+    if (record.IsReady()) ranks.merge(Consumers(record.lane, record.descriptor.sequence));
+  }
+  if (ranks.empty()) return "waits for data of this rank";
+  return absl::StrCat("waits for rank(s) ", absl::StrJoin(ranks, ", "));
+}
+
+void EngineCore::NoteLateOperations(int64_t now_ns) {
+  if (now_ns < next_late_check_ns_) return;
+  next_late_check_ns_ = now_ns + kLateNs;
+  for (const auto& lane : lanes_) {
+    for (const auto& record : lane->running) {
+      if (record->IsReady() || now_ns - record->started_ns < kLateNs) continue;
+      env_.recorder.NoteWaiting(*record, WaitingFor(*record));
+      break;
+    }
+  }
+}
+
+std::vector<int> EngineCore::OtherRanks(bool of_this_node) const {
+  std::vector<int> others;
+  for (int rank = 0; rank < env_.nodes.size(); ++rank) {
+    if (rank != env_.rank && env_.nodes.SameNode(rank, env_.rank) == of_this_node) others.push_back(rank);
+  }
+  return others;
+}
+
+void EngineCore::AskForLife() {
+  beats_when_asked_.clear();
+  for (const int rank : OtherRanks(/*of_this_node=*/true)) {
+    beats_when_asked_[rank] = env_.node.Beats(rank);
+    env_.node.Ring(rank);
+  }
+  wire_.AskForLife(OtherRanks(/*of_this_node=*/false));
+}
+
+std::set<int> EngineCore::Silent() const {
+  std::set<int> silent;
+  for (const auto& [rank, beats] : beats_when_asked_) {
+    if (env_.node.Beats(rank) == beats) silent.insert(rank);
+  }
+  for (const int rank : OtherRanks(/*of_this_node=*/false)) {
+    if (!wire_.Answers().contains(rank)) silent.insert(rank);
+  }
+  return silent;
+}
+
+void EngineCore::Fail(const absl::Status& cause) {
+  if (!status_.ok()) return;
+  status_ = cause;
+  spreading_ = true;
+  env_.node.LeaveWord(cause);
+  wire_.SpreadWord(cause, OtherRanks(/*of_this_node=*/false));
+  wire_.Abandon();
+  for (std::deque<DataTask>& tasks : tasks_) tasks.clear();
+  for (const auto& lane : lanes_) {
+    for (auto* records : {&lane->running, &lane->queued}) {
+      for (std::shared_ptr<OperationRecord>& record : *records) {
+        record->error = cause;
+        if (!record->IsReady()) record->state.store(OperationState::kFailed, std::memory_order_release);
+        env_.recorder.Note(*record);
+        quarantine_.push_back(std::move(record));
+      }
+      records->clear();
+    }
+  }
+  unfinished_ = 0;
+  env_.node.Ring(env_.rank);
+}
+
+void EngineCore::EndQuarantine() {
+  for (const std::shared_ptr<OperationRecord>& record : quarantine_) {
+    if (record->IsReady()) record->state.store(OperationState::kReleased, std::memory_order_release);
+  }
+  quarantine_.clear();
+}
+
+}  // namespace weft

@@ -1,0 +1,249 @@
+#include "src/comm/engine/engine_impl.h"
+
+#include <unistd.h>
+
+#include <limits>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "src/comm/collectives/operations.h"
+#include "src/comm/links/shared_memory_link.h"
+#include "src/comm/links/sim_node_link.h"
+#include "weft/core/hash.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+// The watchdog is for ranks that nobody waits in: it leaves those that do time to report for themselves.
+int64_t WatchdogLimitNs(absl::Duration timeout) {
+  constexpr double kPatience = 1.1;
+  return absl::ToInt64Nanoseconds(timeout * kPatience + absl::Seconds(5));
+}
+
+// What data that MPI has begun to receive has to come, when an engine that has failed goes away.
+constexpr absl::Duration kArrivalPatience = absl::Seconds(5);
+
+absl::Status CheckOptions(const EngineOptions& options, Runtime& runtime) {
+  // What one message may hold: MPI counts bytes in an int.
+  constexpr int64_t kMostBytes = int64_t{1} << 28;
+  struct Field {
+    const char* name;
+    int64_t value;
+    int64_t most;
+  };
+  constexpr int64_t kLargest = std::numeric_limits<int64_t>::max() / 4;  // Windows are added up, and doubled.
+  for (const Field& field : {Field{"slice_bytes", options.slice_bytes, kMostBytes},
+                             Field{"piece_bytes", options.piece_bytes, kMostBytes},
+                             Field{"lane_window_bytes", options.lane_window_bytes, kLargest},
+                             Field{"yield_window_bytes", options.yield_window_bytes, kLargest},
+                             Field{"background_window_bytes", options.background_window_bytes, kLargest},
+                             Field{"recorder_entries", options.recorder_entries, kLargest}}) {
+    if (field.value >= 1 && field.value <= field.most) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("engine option ", field.name, " is ", field.value, ", must be from 1 to ", field.most));
+  }
+  if (options.watchdog && runtime.simulation() != nullptr) {
+    return absl::InvalidArgumentError(
+        "engine option watchdog is on, but the ranks are simulated: switch it off");
+  }
+  if (options.timeout > absl::ZeroDuration()) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("engine option timeout is ", absl::FormatDuration(options.timeout), ", must be positive"));
+}
+
+absl::StatusOr<std::unique_ptr<NodeLink>> OpenNodeLink(Bootstrap& bootstrap, NodeHeap& heap,
+                                                       absl::Duration timeout) {
+  return bootstrap.runtime().simulation() != nullptr ? MakeSimNodeLink(bootstrap, heap, timeout)
+                                                     : MakeSharedMemoryLink(bootstrap, heap, timeout);
+}
+
+std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, CollectivePlan plan) {
+  switch (plan.kind) {
+    case OpKind::kReduceScatter:
+      return placement.spans_nodes() ? MakeReduceScatter(placement, std::move(plan))
+                                     : MakeNodeReduce(placement, std::move(plan));
+    case OpKind::kAllReduce:
+      return placement.spans_nodes() ? MakeAllReduce(placement, std::move(plan))
+                                     : MakeNodeReduce(placement, std::move(plan));
+    case OpKind::kAllToAll:
+    case OpKind::kSendReceive:
+      return MakeAllToAll(std::move(plan));
+    case OpKind::kAllGather:
+    case OpKind::kAllGatherShared:
+    case OpKind::kAllGatherChanges:
+    case OpKind::kBroadcast:
+    case OpKind::kBarrier:
+      break;
+  }
+  return MakeAllGather(placement, std::move(plan));
+}
+
+}  // namespace
+
+CommEngine::Impl::Impl(Bootstrap& bootstrap, NodeHeap& heap, EngineOptions options)
+    : bootstrap_(bootstrap),
+      heap_(heap),
+      options_(std::move(options)),
+      scratch_(heap, "engine scratch"),
+      recorder_(bootstrap.rank(), options_.recorder_entries) {}
+
+CommEngine::Impl::~Impl() {
+  if (!shell_) return;
+  if (const absl::Status drained = shell_->Drain(Deadline()); !drained.ok()) Poison(drained);
+  // What was on its way when the engine failed would be written to memory that is the caller's from now on.
+  if (!status().ok()) Report(shell_->AwaitArrivals(bootstrap_.runtime().Now() + kArrivalPatience));
+  watchdog_.reset();
+  shell_->Stop();
+}
+
+absl::Status CommEngine::Impl::Open() {
+  WEFT_RETURN_IF_ERROR(CheckOptions(options_, bootstrap_.runtime()));
+  WEFT_ASSIGN_OR_RETURN(node_, OpenNodeLink(bootstrap_, heap_, options_.timeout));
+  WEFT_ASSIGN_OR_RETURN(wire_, bootstrap_.OpenWire());
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<EngineCore> core, MakeCore(*wire_));
+  shell_.emplace(bootstrap_.runtime(), *node_, bootstrap_.rank());
+  shell_->Start(std::move(core));
+  if (options_.watchdog) {
+    watchdog_.emplace(
+        recorder_,
+        Watchdog::Options{WatchdogLimitNs(options_.timeout), options_.recorder_path, bootstrap_.rank()},
+        [&runtime = bootstrap_.runtime()] { return runtime.NowNs(); }, [](int code) { _exit(code); });
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<EngineCore>> CommEngine::Impl::MakeCore(WireLink& wire) {
+  auto core = std::make_unique<EngineCore>(EngineCore::Environment{
+      bootstrap_.rank(), bootstrap_.node_map(), *node_, wire, scratch_, recorder_, counters_, options_});
+  for (const std::unique_ptr<Lane>& lane : lanes_) {
+    WEFT_RETURN_IF_ERROR(core->AddLane(lane->name, lane->placement.group(), lane->purpose).status());
+  }
+  return core;
+}
+
+absl::StatusOr<LaneId> CommEngine::Impl::AddLane(const ProcessGroup& group, LanePurpose purpose) {
+  const bool member = group.group_rank >= 0 && group.group_rank < group.size() &&
+                      group.ranks[static_cast<size_t>(group.group_rank)] == bootstrap_.rank();
+  if (!member) {
+    return absl::InvalidArgumentError(absl::StrCat("rank ", bootstrap_.rank(), " is not the member ",
+                                                   group.group_rank, " of group ", group.name,
+                                                   "; every rank adds the lane of its own group"));
+  }
+  const std::string name = absl::StrCat(group.name, "/", ToAbsl(Name(purpose)));
+  const uint64_t group_hash = Hash64(group.ranks.data(), group.ranks.size() * sizeof(int));
+  WEFT_ASSIGN_OR_RETURN(Buffer barriers, scratch_.Acquire(NodeLink::kSlots * BarrierBytes(group.size())));
+  WEFT_ASSIGN_OR_RETURN(const int index, shell_->WithCore([&](EngineCore& core) {
+    return core.AddLane(name, group, purpose);
+  }));
+  lanes_.push_back(std::make_unique<Lane>(
+      Lane{name, purpose, GroupPlacement(group, bootstrap_.node_map()), group_hash, std::move(barriers)}));
+  return LaneId{index};
+}
+
+std::byte* CommEngine::Impl::NextBarrierMemory(LaneId lane) const {
+  const Lane& barrier_lane = *lanes_[static_cast<size_t>(lane.index)];
+  const uint64_t slot = barrier_lane.next_sequence % NodeLink::kSlots;
+  return barrier_lane.barriers.data() + slot * BarrierBytes(barrier_lane.placement.size());
+}
+
+absl::Status CommEngine::Impl::CheckLane(LaneId lane) const {
+  if (lane.index >= 0 && lane.index < static_cast<int>(lanes_.size())) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("lane ", lane.index,
+                                                 " is not a lane of this engine, which has ", lanes_.size(),
+                                                 "; AddLane makes them"));
+}
+
+std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const absl::Status& valid) {
+  auto record = std::make_shared<OperationRecord>();
+  const absl::Status checked = valid.ok() ? CheckLane(request.lane) : valid;
+  record->descriptor.kind = request.plan.kind;
+  record->descriptor.dtype = request.plan.dtype;
+  record->label = std::move(request.options.label);
+  if (!checked.ok()) {
+    record->error = checked;
+    record->state.store(OperationState::kFailed, std::memory_order_release);
+    Poison(checked);
+    return record;
+  }
+  Lane& lane = *lanes_[static_cast<size_t>(request.lane.index)];
+  record->lane = request.lane.index;
+  record->lane_name = lane.name;
+  record->priority = request.options.priority;
+  record->logical_bytes = request.logical_bytes;
+  record->after = std::move(request.after);
+  record->gate = std::move(request.gate);
+  Descriptor& descriptor = record->descriptor;
+  descriptor.sequence = lane.next_sequence++;
+  descriptor.identity = request.options.identity;
+  descriptor.counts_hash = request.counts_hash;
+  descriptor.group_hash = lane.group_hash;
+  descriptor.total_count = request.total_count;
+  descriptor.generation = generation_;
+  descriptor.reduce = request.plan.reduce;
+  descriptor.compression = request.options.compression;
+  record->operation = MakeOperation(lane.placement, std::move(request.plan));
+  logical_bytes_[static_cast<size_t>(lane.purpose)].fetch_add(request.logical_bytes,
+                                                              std::memory_order_relaxed);
+  shell_->Submit(record);
+  return record;
+}
+
+absl::Status CommEngine::Impl::Wait(const std::shared_ptr<OperationRecord>& record, EngineShell::Event event,
+                                    std::optional<absl::Time> deadline) {
+  if (record->lane < 0) return record->error;  // Never submitted.
+  return shell_->Wait(record, event, deadline.value_or(Deadline()), /*last_resort=*/!deadline.has_value());
+}
+
+void CommEngine::Impl::Keep(OperationRecord& record, std::vector<std::shared_ptr<void>> memory) {
+  shell_->WithCore([&](EngineCore& /*core*/) {
+    if (record.State() != OperationState::kReleased) record.kept = std::move(memory);
+    return 0;
+  });
+}
+
+void CommEngine::Impl::Poison(const absl::Status& cause) {
+  shell_->WithCore([&](EngineCore& core) {
+    core.Fail(cause);
+    return 0;
+  });
+}
+
+absl::Status CommEngine::Impl::ResetAfterError() {
+  Poison(absl::AbortedError("the engine is being reset"));
+  shell_->AwaitQuiet();
+  WEFT_RETURN_IF_ERROR(shell_->AwaitArrivals(Deadline()));
+  // Nobody reads anybody's memory any more once all have come here.
+  WEFT_RETURN_IF_ERROR(bootstrap_.AllGatherBlob("", options_.timeout).status());
+  ++generation_;
+  node_->Reset();
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<WireLink> fresh_wire, bootstrap_.OpenWire());
+  for (const std::unique_ptr<Lane>& lane : lanes_) lane->next_sequence = 1;
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<EngineCore> core, MakeCore(*fresh_wire));
+  // And nobody publishes before all have forgotten.
+  WEFT_RETURN_IF_ERROR(bootstrap_.AllGatherBlob("", options_.timeout).status());
+  shell_->Replace(std::move(core));
+  wire_ = std::move(fresh_wire);  // Last: until then the core that has failed keeps to the old one.
+  return absl::OkStatus();
+}
+
+EngineCounters CommEngine::Impl::counters() {
+  EngineCounters counters = shell_->WithCore([&](EngineCore& /*core*/) { return counters_; });
+  const auto logical = [this](LanePurpose purpose) {
+    return logical_bytes_[static_cast<size_t>(purpose)].load(std::memory_order_relaxed);
+  };
+  counters.all_gather_bytes = logical(LanePurpose::kAllGather);
+  counters.reduce_scatter_bytes = logical(LanePurpose::kReduceScatter);
+  counters.all_reduce_bytes = logical(LanePurpose::kAllReduce);
+  counters.context_bytes = logical(LanePurpose::kContext);
+  counters.control_bytes = logical(LanePurpose::kControl);
+  counters.wait_ns = shell_->wait_ns();
+  return counters;
+}
+
+absl::Status CommEngine::Impl::status() {
+  return shell_->WithCore([](EngineCore& core) { return core.status(); });
+}
+
+}  // namespace weft

@@ -1,0 +1,99 @@
+// What CommEngine is made of: links, recorder, shell and core, and the lanes as the submitting thread knows
+// them.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "src/comm/collectives/collective_plan.h"
+#include "src/comm/engine/engine_shell.h"
+#include "src/comm/engine/watchdog.h"
+#include "weft/comm/comm_engine.h"
+#include "weft/memory/buffer_pool.h"
+
+namespace weft {
+
+class CommEngine::Impl {
+ public:
+  Impl(Bootstrap& bootstrap, NodeHeap& heap, EngineOptions options);
+  ~Impl();
+
+  absl::Status Open();
+  absl::StatusOr<LaneId> AddLane(const ProcessGroup& group, LanePurpose purpose);
+  absl::Status ResetAfterError();
+
+  // What a collective's caller gave, beside the plan.
+  struct Request {
+    LaneId lane;
+    CollectivePlan plan;
+    int64_t total_count;  // As all ranks of the group must give it.
+    uint64_t counts_hash;
+    int64_t logical_bytes;  // What the algorithm must bring to this rank.
+    OpOptions options;
+    std::shared_ptr<OperationRecord> after;
+    std::shared_ptr<OperationRecord> gate;
+  };
+  // The record of a submitted operation; `valid` not OK gives one that has failed, and fails the engine.
+  std::shared_ptr<OperationRecord> Submit(Request request, const absl::Status& valid);
+  absl::Status Wait(const std::shared_ptr<OperationRecord>& record, EngineShell::Event event,
+                    std::optional<absl::Time> deadline);
+  // See Work::Detach.
+  void Keep(OperationRecord& record, std::vector<std::shared_ptr<void>> memory);
+  void Poison(const absl::Status& cause);
+
+  // OK if the lane is one of this engine's.
+  absl::Status CheckLane(LaneId lane) const;
+  const ProcessGroup& group(LaneId lane) const {
+    return lanes_[static_cast<size_t>(lane.index)]->placement.group();
+  }
+  // Whether other ranks of the lane's group are on this node.
+  bool HasLocalPeers(LaneId lane) const {
+    return !lanes_[static_cast<size_t>(lane.index)]->placement.local_peers().empty();
+  }
+  // Memory for the lane's next barrier, which has no data of its own: a word of input, then a word for each
+  // rank. A barrier takes it from the one that had its slot in the descriptor ring.
+  std::byte* NextBarrierMemory(LaneId lane) const;
+
+  EngineCounters counters();
+  absl::Status status();
+  size_t scratch_peak_bytes() const { return scratch_.peak_bytes(); }
+  std::string RecorderJson() const { return recorder_.Json(); }
+  Bootstrap& bootstrap() const { return bootstrap_; }
+  NodeHeap& heap() const { return heap_; }
+  const EngineOptions& options() const { return options_; }
+
+ private:
+  struct Lane {
+    std::string name;
+    LanePurpose purpose;
+    GroupPlacement placement;
+    uint64_t group_hash;
+    Buffer barriers;  // See NextBarrierMemory.
+    uint64_t next_sequence = 1;
+  };
+  static size_t BarrierBytes(int ranks) { return static_cast<size_t>(ranks + 1) * SizeOf(DType::kI32); }
+  absl::StatusOr<std::unique_ptr<EngineCore>> MakeCore(WireLink& wire);
+  // Of what is not given one.
+  absl::Time Deadline() const { return bootstrap_.runtime().Now() + options_.timeout; }
+
+  Bootstrap& bootstrap_;
+  NodeHeap& heap_;
+  const EngineOptions options_;
+  BufferPool scratch_;
+  Recorder recorder_;
+  std::unique_ptr<NodeLink> node_;
+  std::unique_ptr<WireLink> wire_;
+  EngineCounters counters_;  // What the core counts, under its lock.
+  static constexpr size_t kPurposes = 5;
+  std::array<std::atomic<int64_t>, kPurposes> logical_bytes_{};  // By purpose of the lane.
+  std::vector<std::unique_ptr<Lane>> lanes_;
+  uint32_t generation_ = 0;
+  std::optional<EngineShell> shell_;
+  std::optional<Watchdog> watchdog_;
+};
+
+}  // namespace weft

@@ -1,0 +1,58 @@
+#include "weft/comm/work.h"
+
+#include <utility>
+
+#include "src/comm/base/operation_record.h"
+#include "src/comm/engine/engine_impl.h"
+
+namespace weft {
+
+Work::Work(CommEngine* engine, std::shared_ptr<OperationRecord> record)
+    : engine_(engine), record_(std::move(record)) {}
+
+Work::Work(Work&& other) noexcept
+    : engine_(std::exchange(other.engine_, nullptr)), record_(std::exchange(other.record_, nullptr)) {}
+
+Work& Work::operator=(Work&& other) noexcept {
+  if (this != &other) {
+    Work gone(std::move(*this));  // Waits for what this held.
+    engine_ = std::exchange(other.engine_, nullptr);
+    record_ = std::exchange(other.record_, nullptr);
+  }
+  return *this;
+}
+
+Work::~Work() {
+  if (record_ == nullptr) return;
+  if (record_->State() == OperationState::kReleased) return;
+  // Past the deadline peers may still read the buffers: the whole engine is failed, so that they stop.
+  if (const absl::Status status = WaitReleased(); absl::IsDeadlineExceeded(status)) engine_->Poison(status);
+}
+
+absl::Status Work::Wait(std::optional<absl::Time> deadline) {
+  return engine_->impl_->Wait(record_, EngineShell::Event::kReady, deadline);
+}
+
+absl::Status Work::WaitReleased(std::optional<absl::Time> deadline) {
+  return engine_->impl_->Wait(record_, EngineShell::Event::kReleased, deadline);
+}
+
+void Work::Detach(std::vector<std::shared_ptr<void>> memory) {
+  engine_->impl_->Keep(*record_, std::move(memory));
+  engine_ = nullptr;
+  record_ = nullptr;
+}
+
+bool Work::Test() const {
+  const OperationState state = record_->State();
+  return state != OperationState::kQueued && state != OperationState::kRunning;
+}
+
+bool Work::TestReleased() const {
+  const OperationState state = record_->State();
+  return state == OperationState::kReleased || state == OperationState::kFailed;
+}
+
+std::string Work::Describe() const { return weft::Describe(*record_); }
+
+}  // namespace weft

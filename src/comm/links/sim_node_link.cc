@@ -1,0 +1,220 @@
+#include "src/comm/links/sim_node_link.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <string>
+#include <utility>
+
+#include <absl/container/flat_hash_map.h>
+
+#include "weft/core/status.h"
+#include "weft/mesh/simulation.h"
+
+namespace weft {
+namespace {
+
+struct Slot {
+  uint64_t published = 0;
+  Descriptor descriptor;
+  absl::flat_hash_map<int, int64_t> counters;  // Those that are not 0.
+  int64_t claimed = 0;                         // Only where its owner keeps it: claims are never seen late.
+};
+
+struct LaneFlags {
+  uint64_t consumed = 0;
+  std::array<Slot, NodeLink::kSlots> slots;
+  Slot& At(uint64_t sequence) { return slots[sequence % NodeLink::kSlots]; }
+};
+
+// All that one rank has stored, as it or a peer sees it.
+struct RankFlags {
+  std::map<int, LaneFlags> lanes;
+  std::optional<absl::Status> word;
+};
+using Store = std::function<void(RankFlags&)>;
+
+// A peer's flags as this rank sees them, and the stores that it does not see yet.
+struct PeerView {
+  struct Pending {
+    int64_t visible_ns;
+    Store store;
+  };
+  RankFlags seen;
+  std::deque<Pending> pending;
+  int64_t last_visible_ns = 0;
+};
+
+// What peers know of a rank. Outlives its link: stores may become visible, and bells ring, afterwards.
+struct RankState {
+  int rank;
+  RankFlags own;
+  absl::flat_hash_map<int, PeerView> views;  // Of the node's other ranks.
+  std::atomic<uint32_t> bell{0};
+  uint64_t beats = 0;  // Seen at once: nothing depends on when.
+  Runtime* runtime;
+};
+
+class SimNodeLink final : public NodeLink {
+ public:
+  SimNodeLink(NodeHeap& heap, Runtime& runtime, std::shared_ptr<RankState> state)
+      : NodeLink(heap), runtime_(runtime), simulation_(*runtime.simulation()), state_(std::move(state)) {}
+
+  void Meet(const std::shared_ptr<RankState>& peer) {
+    peers_.push_back(peer);
+    state_->views[peer->rank];
+  }
+
+  absl::Status OpenLane(int /*lane*/, int /*counters*/) override { return absl::OkStatus(); }
+
+  void Publish(int lane, const Descriptor& descriptor) override {
+    Apply([lane, descriptor](RankFlags& flags) {
+      flags.lanes[lane].At(descriptor.sequence) = {descriptor.sequence, descriptor, {}, 0};
+    });
+  }
+  std::optional<Descriptor> Peek(int lane, int peer, uint64_t sequence) const override {
+    const Slot& slot = Seen(peer).lanes[lane].At(sequence);
+    if (slot.published != sequence) return std::nullopt;
+    return slot.descriptor;
+  }
+
+  void SetCounter(int lane, uint64_t sequence, int index, int64_t value) override {
+    Apply([=](RankFlags& flags) { flags.lanes[lane].At(sequence).counters[index] = value; });
+  }
+  int64_t Counter(int lane, int peer, uint64_t sequence, int index) const override {
+    const auto& counters = Seen(peer).lanes[lane].At(sequence).counters;
+    const auto found = counters.find(index);
+    return found == counters.end() ? 0 : found->second;
+  }
+
+  std::optional<int64_t> Claim(int lane, int peer, uint64_t sequence, int64_t count) override {
+    if (AllClaimed(lane, peer, sequence, count)) return std::nullopt;
+    return SlotOf(lane, peer, sequence).claimed++;
+  }
+  bool AllClaimed(int lane, int peer, uint64_t sequence, int64_t count) const override {
+    return SlotOf(lane, peer, sequence).claimed >= count;
+  }
+
+  void Release(int lane, uint64_t sequence) override {
+    Apply([=](RankFlags& flags) { flags.lanes[lane].consumed = sequence; });
+  }
+  uint64_t Consumed(int lane, int peer) const override { return Seen(peer).lanes[lane].consumed; }
+
+  void LeaveWord(const absl::Status& cause) override {
+    if (state_->own.word) return;
+    Apply([cause](RankFlags& flags) { flags.word = cause; });
+    for (const auto& peer : peers_) Ring(peer->rank);
+  }
+  std::optional<Word> ReadWord() const override {
+    for (const auto& peer : peers_) {
+      const RankFlags& flags = Seen(peer->rank);
+      if (flags.word) return Word{peer->rank, *flags.word};
+    }
+    return std::nullopt;
+  }
+
+  void Beat() override { ++state_->beats; }
+  uint64_t Beats(int peer) const override {
+    for (const auto& other : peers_) {
+      if (other->rank == peer) return other->beats;
+    }
+    return state_->beats;
+  }
+
+  // Nobody uses the flags meanwhile, and ranks meet before anybody does again: this is seen at once.
+  void Reset() override {
+    state_->own = {};
+    for (const auto& peer : peers_) {
+      PeerView& view = peer->views[state_->rank];
+      view.seen = {};
+      view.pending.clear();
+    }
+  }
+
+  // The bell is a flag as well: whoever is woken by it sees what was stored before.
+  void Ring(int peer) override {
+    if (peer == state_->rank) return RingNow(*state_);
+    for (const auto& other : peers_) {
+      if (other->rank == peer) simulation_.At(VisibleAt(*other), [other] { RingNow(*other); });
+    }
+  }
+  uint32_t Doorbell() const override { return state_->bell.load(); }
+  void Wait(uint32_t seen, int64_t timeout_ns) override { runtime_.SleepOn(state_->bell, seen, timeout_ns); }
+
+ private:
+  static void RingNow(RankState& state) {
+    state.bell.fetch_add(1);
+    state.runtime->WakeAll(state.bell);
+  }
+
+  // When what is stored now becomes visible to a peer.
+  int64_t VisibleAt(RankState& peer) {
+    PeerView& view = peer.views[state_->rank];
+    const int64_t visible_ns =
+        simulation_.NowNs() + simulation_.Delay(state_->rank, simulation_.options().flag_ns);
+    view.last_visible_ns = std::max(view.last_visible_ns, visible_ns);
+    return view.last_visible_ns;
+  }
+
+  void Apply(const Store& store) {
+    store(state_->own);
+    for (const auto& peer : peers_) {
+      const int64_t visible_ns = VisibleAt(*peer);
+      peer->views[state_->rank].pending.push_back({visible_ns, store});
+    }
+  }
+
+  // As the peer itself has it.
+  Slot& SlotOf(int lane, int peer, uint64_t sequence) const {
+    if (peer == state_->rank) return state_->own.lanes[lane].At(sequence);
+    const auto found = std::find_if(peers_.begin(), peers_.end(),
+                                    [&](const auto& candidate) { return candidate->rank == peer; });
+    WEFT_CHECK(found != peers_.end(), "a piece claimed of a rank of another node");
+    return (*found)->own.lanes[lane].At(sequence);
+  }
+
+  RankFlags& Seen(int peer) const {
+    if (peer == state_->rank) return state_->own;
+    const auto found = state_->views.find(peer);
+    WEFT_CHECK(found != state_->views.end(), "flags asked of a rank of another node");
+    PeerView& view = found->second;
+    while (!view.pending.empty() && view.pending.front().visible_ns <= simulation_.NowNs()) {
+      view.pending.front().store(view.seen);
+      view.pending.pop_front();
+    }
+    return view.seen;
+  }
+
+  Runtime& runtime_;
+  Simulation& simulation_;
+  std::shared_ptr<RankState> state_;
+  std::vector<std::shared_ptr<RankState>> peers_;  // The node's other ranks.
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<NodeLink>> MakeSimNodeLink(Bootstrap& bootstrap, NodeHeap& heap,
+                                                          absl::Duration timeout) {
+  auto state = std::make_shared<RankState>();
+  state->rank = bootstrap.rank();
+  state->runtime = &bootstrap.runtime();
+  auto link = std::make_unique<SimNodeLink>(heap, bootstrap.runtime(), state);
+  // One process: the address of the shared pointer says it all. It is valid until everybody has met it.
+  const std::shared_ptr<RankState>* own = &state;
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> addresses,
+                        bootstrap.AllGatherBlob({reinterpret_cast<const char*>(&own), sizeof(own)}, timeout));
+  for (const int peer : bootstrap.node_map().RanksOf(bootstrap.node())) {
+    if (peer == bootstrap.rank()) continue;
+    const std::shared_ptr<RankState>* theirs = nullptr;
+    std::memcpy(&theirs, addresses[static_cast<size_t>(peer)].data(), sizeof(theirs));
+    link->Meet(*theirs);
+  }
+  WEFT_RETURN_IF_ERROR(bootstrap.AllGatherBlob("", timeout).status());
+  return link;
+}
+
+}  // namespace weft

@@ -1,0 +1,42 @@
+#include "src/mesh/base/anonymous_memory.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <sys/mman.h>
+#include <utility>
+
+#include "weft/core/status.h"
+
+namespace weft::internal {
+
+absl::StatusOr<AnonymousMemory> AnonymousMemory::Reserve(size_t bytes, size_t free_bytes) {
+  if (bytes > free_bytes) {
+    return absl::ResourceExhaustedError(absl::StrCat("node memory of ", bytes,
+                                                     " bytes was asked for, but only ", free_bytes,
+                                                     " are free on the node: ask for less"));
+  }
+  // No reservation of swap: what counts is what gets committed later.
+  void* base = mmap(nullptr, std::max<size_t>(bytes, 1), PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (base == MAP_FAILED) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the kernel refused node memory of ", bytes, " bytes: ", std::strerror(errno)));
+  }
+  return AnonymousMemory(static_cast<std::byte*>(base), std::max<size_t>(bytes, 1));
+}
+
+AnonymousMemory::AnonymousMemory(AnonymousMemory&& other) noexcept
+    : base_(std::exchange(other.base_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+AnonymousMemory& AnonymousMemory::operator=(AnonymousMemory&& other) noexcept {
+  std::swap(base_, other.base_);
+  std::swap(bytes_, other.bytes_);
+  return *this;
+}
+
+AnonymousMemory::~AnonymousMemory() {
+  if (base_ != nullptr) munmap(base_, bytes_);
+}
+
+}  // namespace weft::internal

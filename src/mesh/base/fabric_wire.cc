@@ -1,0 +1,100 @@
+#include "src/mesh/base/fabric_wire.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "src/mesh/base/wire_checks.h"
+#include "weft/core/status.h"
+
+namespace weft::internal {
+
+std::shared_ptr<WireTransfer> WireMeetings::Meet(const WireChannel& channel,
+                                                 const std::shared_ptr<WireTransfer>& transfer) {
+  auto& queue = waiting_[channel];
+  if (queue.empty() || queue.front()->is_send == transfer->is_send) {
+    queue.push_back(transfer);
+    return nullptr;
+  }
+  std::shared_ptr<WireTransfer> other = std::move(queue.front());
+  queue.pop_front();
+  if (queue.empty()) waiting_.erase(channel);
+  return other;
+}
+
+bool WireMeetings::Withdraw(const WireChannel& channel, const WireTransfer& transfer) {
+  const auto found = waiting_.find(channel);
+  if (found == waiting_.end()) return false;
+  const size_t withdrawn =
+      std::erase_if(found->second, [&](const auto& waiting) { return waiting.get() == &transfer; });
+  if (found->second.empty()) waiting_.erase(found);
+  return withdrawn > 0;
+}
+
+void MoveBytes(WireTransfer& send, WireTransfer& receive) {
+  receive.outcome = CheckLength(receive.bytes, receive.length, send.bytes);
+  if (receive.outcome.ok() && send.bytes != 0) std::memcpy(receive.data, send.data, send.bytes);
+}
+
+FabricWire::~FabricWire() {
+  for (auto& [id, request] : requests_) fabric_->Abandon(request.channel, *request.transfer);
+}
+
+WireLink::RequestId FabricWire::Post(const WireChannel& channel,
+                                     const std::shared_ptr<WireTransfer>& transfer) {
+  transfer->rank = rank_;
+  requests_.emplace(next_request_, Request{channel, transfer});
+  fabric_->Meet(channel, transfer);
+  return next_request_++;
+}
+
+absl::StatusOr<WireLink::RequestId> FabricWire::Send(int peer, int tag, const void* data, size_t bytes) {
+  WEFT_RETURN_IF_ERROR(CheckEnvelope(peer, fabric_->ranks(), tag, max_tag()));
+  auto transfer = std::make_shared<WireTransfer>();
+  transfer->is_send = true;
+  // Only read: one type serves both ends.
+  transfer->data = const_cast<std::byte*>(static_cast<const std::byte*>(data));
+  transfer->bytes = bytes;
+  return Post({rank_, peer, tag}, transfer);
+}
+
+absl::StatusOr<WireLink::RequestId> FabricWire::Receive(int peer, int tag, void* data, size_t bytes,
+                                                        Length length) {
+  WEFT_RETURN_IF_ERROR(CheckEnvelope(peer, fabric_->ranks(), tag, max_tag()));
+  auto transfer = std::make_shared<WireTransfer>();
+  transfer->data = static_cast<std::byte*>(data);
+  transfer->bytes = bytes;
+  transfer->length = length;
+  return Post({peer, rank_, tag}, transfer);
+}
+
+// Whoever comes second moves the bytes.
+absl::Status FabricWire::Poll() { return absl::OkStatus(); }
+
+absl::StatusOr<bool> FabricWire::Test(RequestId request) {
+  const auto found = requests_.find(request);
+  WEFT_CHECK(found != requests_.end(), "test of a request that is not under way");
+  const std::shared_ptr<WireTransfer> transfer = found->second.transfer;
+  if (!transfer->done.load(std::memory_order_acquire)) return false;
+  requests_.erase(found);
+  WEFT_RETURN_IF_ERROR(transfer->outcome);
+  return true;
+}
+
+bool FabricWire::Cancel(RequestId receive) {
+  const auto found = requests_.find(receive);
+  WEFT_CHECK(found != requests_.end(), "cancellation of a request that is not under way");
+  if (!fabric_->Withdraw(found->second.channel, *found->second.transfer)) return false;
+  requests_.erase(found);
+  return true;
+}
+
+absl::Status FabricWire::SendNote(int peer, std::string_view bytes) {
+  WEFT_RETURN_IF_ERROR(CheckNote(peer, fabric_->ranks(), bytes.size()));
+  fabric_->PutNote(rank_, peer, bytes);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<WireLink::Note>> FabricWire::PollNote() { return fabric_->TakeNote(rank_); }
+
+}  // namespace weft::internal

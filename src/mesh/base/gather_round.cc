@@ -1,0 +1,44 @@
+#include "src/mesh/base/gather_round.h"
+
+#include "src/mesh/base/deadline.h"
+#include "weft/core/status.h"
+
+namespace weft::internal {
+namespace {
+
+absl::StatusOr<AnonymousMemory> Reserve(size_t bytes, const absl::StatusOr<size_t>& free_bytes) {
+  WEFT_RETURN_IF_ERROR(free_bytes.status());
+  return AnonymousMemory::Reserve(bytes, *free_bytes);
+}
+
+}  // namespace
+
+void GatherRound::Arrive(int rank, std::string_view blob) {
+  blobs_[static_cast<size_t>(rank)].emplace(blob);
+  ++arrived_;
+}
+
+absl::StatusOr<std::vector<std::string>> GatherRound::Result(absl::Duration timeout) const {
+  std::vector<std::string> result;
+  std::vector<int> missing;
+  for (size_t rank = 0; rank < blobs_.size(); ++rank) {
+    if (blobs_[rank]) {
+      result.push_back(*blobs_[rank]);
+    } else {
+      missing.push_back(static_cast<int>(rank));
+    }
+  }
+  if (missing.empty()) return result;
+  return MissingRanksError("gathering from all ranks", missing, timeout);
+}
+
+absl::StatusOr<std::byte*> NodeReservations::Base(int node, size_t call, size_t bytes,
+                                                  const absl::StatusOr<size_t>& free_bytes) {
+  auto& reserved = reserved_[static_cast<size_t>(node)];
+  if (call == reserved.size()) reserved.push_back(Reserve(bytes, free_bytes));
+  WEFT_RETURN_IF_ERROR(reserved[call].status());
+  WEFT_CHECK(reserved[call]->bytes() == bytes, "ranks of a node reserve different sizes: agree first");
+  return reserved[call]->base();
+}
+
+}  // namespace weft::internal

@@ -1,0 +1,67 @@
+#include "src/mesh/mpi/mpi_node_memory.h"
+
+#include <cstdint>
+
+#include "weft/core/status.h"
+
+namespace weft::internal {
+namespace {
+
+constexpr size_t kAlignment = 64;
+// Open MPI starts a window 8 bytes behind a cache line.
+constexpr size_t kSlack = kAlignment;
+constexpr size_t kPage = 4096;
+
+std::byte* AlignUp(void* base) {
+  const auto address = reinterpret_cast<uintptr_t>(base);
+  return static_cast<std::byte*>(base) + (kAlignment - address % kAlignment) % kAlignment;
+}
+
+// Every segment on pages of its own, so that each rank's lies near the core that touches it first.
+absl::StatusOr<MPI_Win> AllocateWindow(MPI_Comm node, size_t bytes) {
+  MPI_Info info = MPI_INFO_NULL;
+  WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Info_create(&info), "MPI_Info_create"));
+  void* base = nullptr;
+  MPI_Win window = MPI_WIN_NULL;
+  absl::Status status = MpiStatus(MPI_Info_set(info, "alloc_shared_noncontig", "true"),
+                                  "MPI_Info_set (alloc_shared_noncontig)");
+  if (status.ok()) {
+    status = MpiStatus(
+        MPI_Win_allocate_shared(static_cast<MPI_Aint>(bytes), /*disp_unit=*/1, info, node, &base, &window),
+        "MPI_Win_allocate_shared");
+  }
+  MPI_Info_free(&info);
+  if (!status.ok()) return status;
+  return window;
+}
+
+}  // namespace
+
+size_t MpiSharedWindow::FootprintBytes(size_t segment_bytes) {
+  return (segment_bytes + kSlack + kPage - 1) / kPage * kPage + kPage;
+}
+
+absl::StatusOr<MpiSharedWindow> MpiSharedWindow::Allocate(MPI_Comm node, size_t segment_bytes) {
+  WEFT_ASSIGN_OR_RETURN(const MPI_Win handle, AllocateWindow(node, segment_bytes + kSlack));
+  MpiSharedWindow window(handle);
+  WEFT_RETURN_IF_ERROR(
+      MpiStatus(MPI_Win_set_errhandler(handle, MPI_ERRORS_RETURN), "MPI_Win_set_errhandler"));
+  int ranks = 0;
+  WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Comm_size(node, &ranks), "MPI_Comm_size"));
+  for (int rank = 0; rank < ranks; ++rank) {
+    MPI_Aint bytes = 0;
+    int unit = 0;
+    void* base = nullptr;
+    WEFT_RETURN_IF_ERROR(
+        MpiStatus(MPI_Win_shared_query(handle, rank, &bytes, &unit, &base), "MPI_Win_shared_query"));
+    window.segments_.push_back(AlignUp(base));
+  }
+  return window;
+}
+
+MpiSharedWindow::~MpiSharedWindow() {
+  if (window_ == MPI_WIN_NULL) return;
+  Report(MpiStatus(MPI_Win_free(&window_), "MPI_Win_free"));
+}
+
+}  // namespace weft::internal

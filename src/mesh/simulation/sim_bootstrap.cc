@@ -1,0 +1,101 @@
+#include "src/mesh/simulation/sim_bootstrap.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "src/mesh/base/host_memory.h"
+#include "src/mesh/base/node_segments.h"
+#include "weft/core/status.h"
+#include "weft/mesh/simulation.h"
+
+namespace weft {
+namespace internal {
+
+SimWorld::SimWorld(Simulator& simulator, const NodeMap& nodes)
+    : simulator_(simulator), nodes_(nodes), reservations_(nodes.node_count()) {}
+
+absl::StatusOr<std::vector<std::string>> SimWorld::Gather(int rank, size_t call, std::string_view blob,
+                                                          absl::Duration timeout) {
+  const int64_t deadline = simulator_.NowNs() + absl::ToInt64Nanoseconds(std::min(timeout, absl::Hours(24)));
+  Round& round = rounds_.try_emplace(call, nodes_.size()).first->second;
+  round.Arrive(rank, blob);
+  if (round.complete()) {
+    round.wakes.store(1);
+    simulator_.WakeAll(&round.wakes);
+  }
+  while (!round.complete() && simulator_.NowNs() < deadline) {
+    simulator_.SleepOn(&round.wakes, deadline - simulator_.NowNs());
+  }
+  absl::StatusOr<std::vector<std::string>> result = round.Result(timeout);
+  if (round.Leave()) rounds_.erase(call);
+  return result;
+}
+
+absl::StatusOr<std::byte*> SimWorld::NodeSegments(int node, size_t call, size_t bytes) {
+  return reservations_.Base(node, call, bytes, FreeBytesPerNode());
+}
+
+absl::StatusOr<size_t> SimWorld::FreeBytesPerNode() const {
+  WEFT_ASSIGN_OR_RETURN(const size_t host, AvailableHostMemory());
+  return host / static_cast<size_t>(nodes_.node_count());
+}
+
+std::shared_ptr<SimFabric> SimWorld::Fabric(size_t call) {
+  if (call == fabrics_.size()) fabrics_.push_back(std::make_shared<SimFabric>(simulator_, nodes_));
+  return fabrics_[call];
+}
+
+int64_t SimWorld::messages() const {
+  int64_t messages = 0;
+  for (const auto& fabric : fabrics_) messages += fabric->messages();
+  return messages;
+}
+
+absl::StatusOr<NodeMemory> SimBootstrap::ReserveNodeMemory(size_t segment_bytes) {
+  const std::vector<int> ranks = node_map().RanksOf(node());
+  WEFT_ASSIGN_OR_RETURN(
+      std::byte * base,
+      world_.NodeSegments(node(), reservations_++, NodeSegmentsBytes(segment_bytes, ranks.size())));
+  return NodeSegmentsAt(base, segment_bytes, ranks);
+}
+
+}  // namespace internal
+
+absl::Status SimReport::status() const {
+  for (size_t rank = 0; rank < outcomes.size(); ++rank) {
+    if (!outcomes[rank].ok()) return Annotate(outcomes[rank], absl::StrCat("rank ", rank));
+  }
+  return absl::OkStatus();
+}
+
+SimReport RunSimulatedRanks(const NodeMap& nodes, const SimOptions& options,
+                            absl::FunctionRef<absl::Status(Bootstrap&)> body) {
+  internal::Simulator simulator(options);
+  internal::SimWorld world(simulator, nodes);
+  SimReport report;
+  report.outcomes.resize(static_cast<size_t>(nodes.size()));
+  std::vector<std::unique_ptr<internal::SimBootstrap>> bootstraps;
+  std::vector<internal::Simulator::FibreId> fibres;
+  for (int rank = 0; rank < nodes.size(); ++rank) {
+    bootstraps.push_back(std::make_unique<internal::SimBootstrap>(rank, simulator, world));
+    fibres.push_back(simulator.Start(rank, [&report, &body, &bootstrap = *bootstraps.back()] {
+      report.outcomes[static_cast<size_t>(bootstrap.rank())] = body(bootstrap);
+    }));
+  }
+  simulator.Run();
+  for (int rank = 0; rank < nodes.size(); ++rank) {
+    if (simulator.Finished(fibres[static_cast<size_t>(rank)])) continue;
+    report.outcomes[static_cast<size_t>(rank)] =
+        simulator.IsDead(rank) ? absl::UnavailableError(absl::StrCat("died at ", options.death->at_ns, " ns"))
+                               : absl::InternalError("sleeps, and nothing can wake it any more");
+  }
+  report.virtual_ns = simulator.NowNs();
+  report.events = simulator.events();
+  report.messages = world.messages();
+  report.fingerprint = simulator.fingerprint();
+  return report;
+}
+
+}  // namespace weft

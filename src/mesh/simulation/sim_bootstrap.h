@@ -1,0 +1,71 @@
+// What the ranks of a simulation share beside time, and each rank's view of it.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "src/mesh/base/gather_round.h"
+#include "src/mesh/simulation/sim_fabric.h"
+#include "src/mesh/simulation/sim_runtime.h"
+#include "weft/mesh/bootstrap.h"
+
+namespace weft::internal {
+
+// Collective calls are matched by their number: the n-th of one rank meets the n-th of another.
+class SimWorld {
+ public:
+  SimWorld(Simulator& simulator, const NodeMap& nodes);
+
+  const NodeMap& nodes() const { return nodes_; }
+  absl::StatusOr<std::vector<std::string>> Gather(int rank, size_t call, std::string_view blob,
+                                                  absl::Duration timeout);
+  absl::StatusOr<std::byte*> NodeSegments(int node, size_t call, size_t bytes);
+  std::shared_ptr<SimFabric> Fabric(size_t call);
+  absl::StatusOr<size_t> FreeBytesPerNode() const;
+  int64_t messages() const;
+
+ private:
+  struct Round : GatherRound {
+    using GatherRound::GatherRound;
+    std::atomic<uint32_t> wakes{0};  // What ranks sleep on.
+  };
+
+  Simulator& simulator_;
+  const NodeMap nodes_;
+  std::map<size_t, Round> rounds_;
+  NodeReservations reservations_;
+  std::vector<std::shared_ptr<SimFabric>> fabrics_;
+};
+
+class SimBootstrap final : public Bootstrap {
+ public:
+  SimBootstrap(int rank, Simulator& simulator, SimWorld& world)
+      : rank_(rank), world_(world), runtime_(simulator, rank) {}
+
+  int rank() const override { return rank_; }
+  const NodeMap& node_map() const override { return world_.nodes(); }
+  Runtime& runtime() override { return runtime_; }
+
+  absl::StatusOr<std::vector<std::string>> AllGatherBlob(std::string_view blob,
+                                                         absl::Duration timeout) override {
+    return world_.Gather(rank_, gathers_++, blob, timeout);
+  }
+  absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override;
+  absl::StatusOr<size_t> FreeNodeMemory() const override { return world_.FreeBytesPerNode(); }
+  absl::StatusOr<std::unique_ptr<WireLink>> OpenWire() override {
+    return std::make_unique<FabricWire>(rank_, world_.Fabric(wires_++));
+  }
+
+ private:
+  int rank_;
+  SimWorld& world_;
+  SimRuntime runtime_;
+  size_t gathers_ = 0;
+  size_t reservations_ = 0;
+  size_t wires_ = 0;
+};
+
+}  // namespace weft::internal

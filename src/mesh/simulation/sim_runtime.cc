@@ -1,0 +1,33 @@
+#include "src/mesh/simulation/sim_runtime.h"
+
+#include <utility>
+
+namespace weft::internal {
+namespace {
+
+class FibreTask final : public Runtime::Task {
+ public:
+  FibreTask(Simulator& simulator, Simulator::FibreId id) : simulator_(simulator), id_(id) {}
+  ~FibreTask() override { simulator_.Join(id_); }
+
+ private:
+  Simulator& simulator_;
+  Simulator::FibreId id_;
+};
+
+}  // namespace
+
+void SimRuntime::Move(size_t bytes, absl::FunctionRef<void()> move) {
+  const auto ns = static_cast<int64_t>(static_cast<double>(bytes) / simulator_.options().memory_speed);
+  const int64_t duration = simulator_.Delay(rank_, ns);
+  const auto before = static_cast<int64_t>(simulator_.Draw() * static_cast<double>(duration));
+  simulator_.Park(NowNs() + before);
+  move();
+  simulator_.Park(NowNs() + duration - before);
+}
+
+std::unique_ptr<Runtime::Task> SimRuntime::Start(std::function<void()> body) {
+  return std::make_unique<FibreTask>(simulator_, simulator_.Start(rank_, std::move(body)));
+}
+
+}  // namespace weft::internal

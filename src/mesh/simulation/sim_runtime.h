@@ -1,0 +1,32 @@
+// A simulated rank's clock, sleeps and threads.
+#pragma once
+
+#include <memory>
+
+#include "src/mesh/simulation/simulator.h"
+#include "weft/mesh/runtime.h"
+
+namespace weft::internal {
+
+class SimRuntime final : public Runtime {
+ public:
+  SimRuntime(Simulator& simulator, int rank) : simulator_(simulator), rank_(rank) {}
+
+  int64_t NowNs() const override { return simulator_.NowNs(); }
+  absl::Time Now() const override { return absl::UnixEpoch() + absl::Nanoseconds(simulator_.NowNs()); }
+  void Yield() override { Nap(simulator_.options().poll_ns); }
+  void Nap(int64_t ns) override { simulator_.Park(NowNs() + simulator_.Delay(rank_, ns)); }
+  void SleepOn(const std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ns) override {
+    if (word.load() == expected) simulator_.SleepOn(&word, timeout_ns);
+  }
+  void WakeAll(const std::atomic<uint32_t>& word) override { simulator_.WakeAll(&word); }
+  void Move(size_t bytes, absl::FunctionRef<void()> move) override;
+  std::unique_ptr<Task> Start(std::function<void()> body) override;
+  Simulation* simulation() override { return &simulator_; }
+
+ private:
+  Simulator& simulator_;
+  int rank_;
+};
+
+}  // namespace weft::internal

@@ -1,0 +1,136 @@
+#include "weft/mesh/thread_bootstrap.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "src/mesh/base/deadline.h"
+#include "src/mesh/base/gather_round.h"
+#include "src/mesh/base/host_memory.h"
+#include "src/mesh/base/node_segments.h"
+#include "src/mesh/threads/thread_fabric.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+// What the ranks share. Collective calls are matched by their number: the n-th of one rank meets the n-th of
+// another.
+class SharedState {
+ public:
+  explicit SharedState(NodeMap nodes) : nodes_(std::move(nodes)), reservations_(nodes_.node_count()) {}
+
+  const NodeMap& nodes() const { return nodes_; }
+
+  absl::StatusOr<std::vector<std::string>> Gather(int rank, size_t call, std::string_view blob,
+                                                  absl::Duration timeout);
+  absl::StatusOr<std::byte*> NodeSegments(int node, size_t call, size_t bytes);
+  std::shared_ptr<internal::ThreadFabric> Fabric(size_t call);
+  // What one node may take: all nodes are this host's.
+  absl::StatusOr<size_t> FreeBytesPerNode() const;
+
+ private:
+  const NodeMap nodes_;
+  std::mutex mutex_;
+  std::condition_variable arrival_;
+  std::map<size_t, internal::GatherRound> rounds_;
+  internal::NodeReservations reservations_;
+  std::vector<std::shared_ptr<internal::ThreadFabric>> fabrics_;
+};
+
+absl::StatusOr<std::vector<std::string>> SharedState::Gather(int rank, size_t call, std::string_view blob,
+                                                             absl::Duration timeout) {
+  const auto deadline = internal::DeadlineAfter(timeout);
+  std::unique_lock lock(mutex_);
+  internal::GatherRound& round = rounds_.try_emplace(call, nodes_.size()).first->second;
+  round.Arrive(rank, blob);
+  if (round.complete()) arrival_.notify_all();
+  arrival_.wait_until(lock, deadline, [&] { return round.complete(); });
+  absl::StatusOr<std::vector<std::string>> result = round.Result(timeout);
+  if (round.Leave()) rounds_.erase(call);
+  return result;
+}
+
+absl::StatusOr<std::byte*> SharedState::NodeSegments(int node, size_t call, size_t bytes) {
+  const std::lock_guard lock(mutex_);
+  return reservations_.Base(node, call, bytes, FreeBytesPerNode());
+}
+
+std::shared_ptr<internal::ThreadFabric> SharedState::Fabric(size_t call) {
+  const std::lock_guard lock(mutex_);
+  if (call == fabrics_.size()) fabrics_.push_back(std::make_shared<internal::ThreadFabric>(nodes_.size()));
+  return fabrics_[call];
+}
+
+absl::StatusOr<size_t> SharedState::FreeBytesPerNode() const {
+  WEFT_ASSIGN_OR_RETURN(const size_t host, internal::AvailableHostMemory());
+  return host / static_cast<size_t>(nodes_.node_count());
+}
+
+class ThreadBootstrap : public Bootstrap {
+ public:
+  ThreadBootstrap(int rank, std::shared_ptr<SharedState> shared) : rank_(rank), shared_(std::move(shared)) {}
+
+  int rank() const override { return rank_; }
+  const NodeMap& node_map() const override { return shared_->nodes(); }
+  Runtime& runtime() override { return runtime_; }
+
+  absl::StatusOr<std::vector<std::string>> AllGatherBlob(std::string_view blob,
+                                                         absl::Duration timeout) override {
+    return shared_->Gather(rank_, gathers_++, blob, timeout);
+  }
+
+  absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override;
+  absl::StatusOr<size_t> FreeNodeMemory() const override { return shared_->FreeBytesPerNode(); }
+
+  absl::StatusOr<std::unique_ptr<WireLink>> OpenWire() override {
+    return std::make_unique<internal::FabricWire>(rank_, shared_->Fabric(wires_++));
+  }
+
+ private:
+  const int rank_;
+  const std::shared_ptr<SharedState> shared_;
+  SystemRuntime runtime_;
+  size_t gathers_ = 0;
+  size_t reservations_ = 0;
+  size_t wires_ = 0;
+};
+
+absl::StatusOr<NodeMemory> ThreadBootstrap::ReserveNodeMemory(size_t segment_bytes) {
+  const std::vector<int> ranks = node_map().RanksOf(node());
+  WEFT_ASSIGN_OR_RETURN(std::byte * base,
+                        shared_->NodeSegments(node(), reservations_++,
+                                              internal::NodeSegmentsBytes(segment_bytes, ranks.size())));
+  return internal::NodeSegmentsAt(base, segment_bytes, ranks);
+}
+
+}  // namespace
+
+std::vector<std::unique_ptr<Bootstrap>> MakeThreadBootstraps(const NodeMap& nodes) {
+  const auto shared = std::make_shared<SharedState>(nodes);
+  std::vector<std::unique_ptr<Bootstrap>> bootstraps;
+  bootstraps.reserve(static_cast<size_t>(nodes.size()));
+  for (int rank = 0; rank < nodes.size(); ++rank) {
+    bootstraps.push_back(std::make_unique<ThreadBootstrap>(rank, shared));
+  }
+  return bootstraps;
+}
+
+absl::Status RunThreadRanks(const NodeMap& nodes, absl::FunctionRef<absl::Status(Bootstrap&)> body) {
+  const auto bootstraps = MakeThreadBootstraps(nodes);
+  std::vector<absl::Status> outcomes(bootstraps.size());
+  std::vector<std::thread> threads;
+  for (size_t rank = 0; rank < bootstraps.size(); ++rank) {
+    threads.emplace_back([&, rank] { outcomes[rank] = body(*bootstraps[rank]); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  const auto failed =
+      std::find_if(outcomes.begin(), outcomes.end(), [](const auto& status) { return !status.ok(); });
+  if (failed == outcomes.end()) return absl::OkStatus();
+  return Annotate(*failed, absl::StrCat("rank ", failed - outcomes.begin()));
+}
+
+}  // namespace weft

@@ -1,0 +1,188 @@
+#include <algorithm>
+#include <cmath>
+
+#include "src/nn/kernels/attention_plan.h"
+#include "src/nn/kernels/head_rows.h"
+#include "src/nn/kernels/key_tile_sums.h"
+#include "src/nn/kernels/masked_row.h"
+#include "src/nn/kernels/vector_math.h"
+#include "src/nn/products/element.h"
+#include "src/nn/products/scratch.h"
+#include "weft/core/cache_size.h"
+#include "weft/core/parallel.h"
+#include "weft/core/strided_copy.h"
+#include "weft/core/tensor.h"
+#include "weft/nn/attention_kernel.h"
+#include "weft/nn/matmul.h"
+
+// Note [Attention's gradients]
+// Backward has the weights P = exp(score - lse) without any running state, and with delta = sum(dO * O) of a
+// query:
+//   dV += P^T dO,   dS = P * (dO V^T - delta) * scale,   dK += dS^T Q,   dQ += dS K.
+// Key tiles are taken one after the other, and for each all query heads at once: a head goes over the rows,
+// sums its own dK and dV of the tile, and adds to its dQ. Then the heads of a group are added up, in order.
+// So workers share nothing, and what is kept for each query head is one tile, not all keys.
+
+namespace weft {
+namespace {
+
+// One query's row of a tile: scores become weights P, and the gradients of the weights become those of the
+// scores.
+void GradientOfRow(float* __restrict scores, float* __restrict gradients, absl::Span<const ColumnSpan> seen,
+                   int64_t columns, float scale, float lse, float delta) {
+  const ColumnSpan range = WorkedColumns(seen, columns);
+  for (int64_t i = range.begin; i < range.end; ++i) {
+    const float weight = Exp(scores[i] * scale - lse);
+    scores[i] = weight;
+    gradients[i] = weight * (gradients[i] - delta) * scale;
+  }
+  ClearOutside(scores, range, columns);
+  ClearOutside(gradients, range, columns);
+}
+
+template <typename T>
+const T* Narrow(const float* values, int64_t count, Scratch& scratch) {
+  if constexpr (std::is_same_v<T, float>) {
+    return values;
+  } else {
+    T* narrow = static_cast<T*>(scratch.Bytes(static_cast<size_t>(count) * sizeof(T)));
+    for (int64_t i = 0; i < count; ++i) narrow[i] = Round<T>(values[i]);
+    return narrow;
+  }
+}
+
+// What all heads and key tiles of a call share.
+struct BackwardCall {
+  const AttentionProblem& problem;
+  const AttentionPlan& plan;
+  TileSize size;
+  const TensorView& q;
+  absl::Span<const KeyBlock> keys;
+  const TensorView& lse;
+  const TensorView& delta;
+  const TensorView& dout;
+  const TensorView& dq;  // f32.
+  float dq_beta;
+
+  int64_t batches() const { return q.shape[0]; }
+  int64_t heads() const { return q.shape[2]; }
+  int64_t head_dim() const { return q.shape[3]; }
+  int64_t value_dim() const { return dout.shape[3]; }
+};
+
+// One query head of one sequence, with one key tile.
+template <typename T>
+class HeadBackward {
+ public:
+  HeadBackward(const BackwardCall& call, const KeyTile& key_tile, int64_t batch, int64_t head)
+      : call_(call),
+        key_tile_(key_tile),
+        q_(HeadOf<T>(call.q, batch, head)),
+        k_(HeadOf<T>(call.keys[static_cast<size_t>(key_tile.block)].k, batch, KvHead(call.problem, head))),
+        v_(HeadOf<T>(call.keys[static_cast<size_t>(key_tile.block)].v, batch, KvHead(call.problem, head))),
+        dout_(HeadOf<T>(call.dout, batch, head)),
+        dq_(HeadOf<float>(call.dq, batch, head)),
+        lse_(StatisticsOf(call.lse, batch, head)),
+        delta_(StatisticsOf(call.delta, batch, head)) {}
+
+  void Run(int64_t key_tile, const TileGradients& sums) const {
+    if (!call_.plan.KeysBegin(key_tile)) {
+      ScaleRows(sums.dk, key_tile_.count, call_.head_dim(), sums.beta);
+      ScaleRows(sums.dv, key_tile_.count, call_.value_dim(), sums.beta);
+    }
+    for (const AttentionTile& tile : call_.plan.TilesOf(key_tile)) AddTile(tile, sums);
+  }
+
+ private:
+  void AddTile(const AttentionTile& tile, const TileGradients& sums) const {
+    static thread_local Scratch score_memory;
+    static thread_local Scratch gradient_memory;
+    static thread_local Scratch narrow_weights;
+    static thread_local Scratch narrow_gradients;
+    const int64_t rows = tile.rows;
+    const int64_t columns = tile.columns;
+    const DType dtype = kDTypeOf<T>;
+    const Factor q = q_.From(tile.first_row);
+    const Factor dout = dout_.From(tile.first_row);
+    float* scores = score_memory.Floats(call_.size.rows * call_.size.columns);
+    float* gradients = gradient_memory.Floats(call_.size.rows * call_.size.columns);
+    Matmul(rows, columns, call_.head_dim(), dtype, q, k_.TransposedFrom(tile.first_key), 0.0F, DType::kF32,
+           scores, columns);
+    Matmul(rows, columns, call_.value_dim(), dtype, dout, v_.TransposedFrom(tile.first_key), 0.0F,
+           DType::kF32, gradients, columns);
+    HideUnseen(call_.plan, tile, scores);
+    for (int64_t row = 0; row < rows; ++row) {
+      GradientOfRow(scores + row * columns, gradients + row * columns, call_.plan.SeenBy(tile, row), columns,
+                    call_.problem.scale, lse_[tile.first_row + row], delta_[tile.first_row + row]);
+    }
+    const T* weights = Narrow<T>(scores, rows * columns, narrow_weights);
+    const T* score_gradients = Narrow<T>(gradients, rows * columns, narrow_gradients);
+    const HeadRows<float> dk = sums.dk.Skip(tile.first_key - key_tile_.first);
+    const HeadRows<float> dv = sums.dv.Skip(tile.first_key - key_tile_.first);
+    const float key_beta = tile.begins_keys ? sums.beta : 1.0F;
+    Matmul(columns, call_.value_dim(), rows, dtype, {weights, columns, true}, dout, key_beta, DType::kF32,
+           dv.data, dv.stride);
+    Matmul(columns, call_.head_dim(), rows, dtype, {score_gradients, columns, true}, q, key_beta, DType::kF32,
+           dk.data, dk.stride);
+    Matmul(rows, call_.head_dim(), columns, dtype, {score_gradients, columns}, k_.From(tile.first_key),
+           tile.begins_rows ? call_.dq_beta : 1.0F, DType::kF32, dq_.Row(tile.first_row), dq_.stride);
+  }
+
+  const BackwardCall& call_;
+  const KeyTile& key_tile_;
+  HeadRows<T> q_, k_, v_, dout_;
+  HeadRows<float> dq_;
+  const float *lse_, *delta_;
+};
+
+template <typename T>
+void AddKeyTile(const BackwardCall& call, int64_t index, const KeyTileSums& sums) {
+  const KeyTile& key_tile = call.plan.key_tiles()[static_cast<size_t>(index)];
+  ParallelFor(call.batches() * call.heads(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      const int64_t batch = item / call.heads();
+      const int64_t head = item % call.heads();
+      HeadBackward<T>(call, key_tile, batch, head).Run(index, sums.Of(key_tile, batch, head));
+    }
+  });
+  sums.Store(key_tile);
+}
+
+// Sets up the rows of dq that no tile begins.
+void ScaleQueries(const BackwardCall& call) {
+  for (int64_t row_block = 0; row_block < call.plan.row_blocks(); ++row_block) {
+    if (call.plan.RowsBegin(row_block)) continue;
+    ParallelFor(call.batches() * call.heads(), 1, [&](int64_t begin, int64_t end) {
+      for (int64_t item = begin; item < end; ++item) {
+        const HeadRows<float> dq = HeadOf<float>(call.dq, item / call.heads(), item % call.heads());
+        ScaleRows(dq.Skip(call.plan.FirstRow(row_block)), call.plan.RowsOf(row_block), call.head_dim(),
+                  call.dq_beta);
+      }
+    });
+  }
+}
+
+}  // namespace
+
+void AttentionBackward(const AttentionProblem& problem, const TensorView& q, const TokenRuns& q_runs,
+                       absl::Span<const KeyBlock> keys, const TensorView& lse, const TensorView& delta,
+                       const TensorView& dout, const TensorView& dq, float dq_beta,
+                       absl::Span<const KeyGradients> gradients, float key_beta) {
+  WEFT_CHECK(problem.scale > 0.0F, "attention scores need a positive scale");
+  const TileSize size = TileSizeFor(CoreCacheBytes());
+  const AttentionPlan plan(problem.mask, q_runs, RunsOf(keys), size, AttentionPlan::Order::kByKeyTile);
+  const Tensor wide_dq = dq.dtype == DType::kF32 ? Tensor::Borrow(dq) : Tensor::Empty(DType::kF32, q.shape);
+  const BackwardCall call = {problem, plan, size, q, keys, lse, delta, dout, wide_dq.view(), dq_beta};
+  ScaleQueries(call);
+  const KeyTileSums sums(problem, q, gradients, key_beta, plan.MostKeys());
+  WithElementType(q.dtype, [&](auto element) {
+    for (size_t i = 0; i < plan.key_tiles().size(); ++i) {
+      AddKeyTile<decltype(element)>(call, static_cast<int64_t>(i), sums);
+    }
+  });
+  if (dq.dtype != DType::kF32) {
+    WEFT_CHECK(StridedCopy(wide_dq.view(), dq).ok(), "dq has another shape than q");
+  }
+}
+
+}  // namespace weft

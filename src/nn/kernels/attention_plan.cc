@@ -1,0 +1,132 @@
+#include "src/nn/kernels/attention_plan.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "src/nn/kernels/attention_plan_builder.h"
+
+namespace weft {
+namespace {
+
+// Which of the tokens that a sum runs over have been met.
+class Beginnings {
+ public:
+  explicit Beginnings(int64_t tokens) : state_(static_cast<size_t>(tokens), State::kUnmet) {}
+
+  // Whether no tile had any of these tokens. Else those that are new have missed their beginning.
+  bool Begin(int64_t first, int64_t count) {
+    const auto begin = state_.begin() + first;
+    const bool fresh = std::all_of(begin, begin + count, [](State s) { return s == State::kUnmet; });
+    for (auto state = begin; state != begin + count; ++state) {
+      if (*state == State::kUnmet) *state = fresh ? State::kBegun : State::kMissed;
+    }
+    return fresh;
+  }
+  bool AllBegun(int64_t first, int64_t count) const {
+    const auto begin = state_.begin() + first;
+    return std::all_of(begin, begin + count, [](State s) { return s == State::kBegun; });
+  }
+
+ private:
+  enum class State : uint8_t { kUnmet, kBegun, kMissed };
+  std::vector<State> state_;
+};
+
+}  // namespace
+
+TileSize TileSizeFor(int64_t cache_bytes) {
+  constexpr int64_t kMostRows = 256;
+  constexpr int64_t kMostColumns = 512;
+  constexpr int64_t kFewestColumns = 128;
+  const auto scores = static_cast<uint64_t>(cache_bytes / 2) / sizeof(float);
+  const auto columns = static_cast<int64_t>(std::bit_floor(scores / kMostRows));
+  return {kMostRows, std::clamp(columns, kFewestColumns, kMostColumns)};
+}
+
+AttentionPlan::AttentionPlan(const AttentionMask& mask, const TokenRuns& queries,
+                             absl::Span<const TokenRuns* const> key_blocks, TileSize size, Order order)
+    : size_(size), queries_(TokenCount(queries)), row_blocks_((queries_ + size.rows - 1) / size.rows) {
+  std::vector<TokenRuns> keys_of_tile;
+  for (size_t block = 0; block < key_blocks.size(); ++block) {
+    const int64_t keys = TokenCount(*key_blocks[block]);
+    for (int64_t first = 0; first < keys; first += size.columns) {
+      const int64_t count = std::min(size.columns, keys - first);
+      key_tiles_.push_back({static_cast<int64_t>(block), first, count});
+      keys_of_tile.push_back(SliceRuns(*key_blocks[block], first, count));
+    }
+  }
+  Builder builder(*this, mask);
+  for (int64_t row_block = 0; row_block < row_blocks_; ++row_block) {
+    const TokenRuns queries_of_block = SliceRuns(queries, FirstRow(row_block), RowsOf(row_block));
+    for (size_t i = 0; i < key_tiles_.size(); ++i) {
+      AttentionTile tile = {};
+      tile.row_block = row_block;
+      tile.key_tile = static_cast<int64_t>(i);
+      tile.first_row = FirstRow(row_block);
+      tile.rows = RowsOf(row_block);
+      tile.first_key = key_tiles_[i].first;
+      tile.columns = key_tiles_[i].count;
+      tile.all = {0, tile.columns};
+      builder.Add(tile, queries_of_block, keys_of_tile[i]);
+    }
+  }
+  GroupTiles(order);
+  MarkBeginnings();
+}
+
+void AttentionPlan::GroupTiles(Order order) {
+  const auto group_of = [order](const AttentionTile& tile) {
+    return order == Order::kByRowBlock ? tile.row_block : tile.key_tile;
+  };
+  if (order == Order::kByKeyTile) std::reverse(tiles_.begin(), tiles_.end());
+  std::stable_sort(tiles_.begin(), tiles_.end(),
+                   [&](const AttentionTile& a, const AttentionTile& b) { return group_of(a) < group_of(b); });
+  const int64_t groups = order == Order::kByRowBlock ? row_blocks_ : static_cast<int64_t>(key_tiles_.size());
+  auto tile = tiles_.begin();
+  for (int64_t group = 0; group <= groups; ++group) {
+    tile = std::find_if(tile, tiles_.end(), [&](const AttentionTile& t) { return group_of(t) >= group; });
+    group_starts_.push_back(tile - tiles_.begin());
+  }
+}
+
+void AttentionPlan::MarkBeginnings() {
+  std::vector<int64_t> first_of_block;  // Keys are counted through all blocks.
+  int64_t keys = 0;
+  for (const KeyTile& tile : key_tiles_) {
+    if (tile.first == 0) first_of_block.resize(static_cast<size_t>(tile.block) + 1, keys);
+    keys += tile.count;
+  }
+  const auto key_at = [&](int64_t block, int64_t key) {
+    return first_of_block[static_cast<size_t>(block)] + key;
+  };
+  Beginnings rows(queries_);
+  Beginnings columns(keys);
+  for (AttentionTile& tile : tiles_) {
+    tile.begins_rows = rows.Begin(tile.first_row, tile.rows);
+    tile.begins_keys = columns.Begin(key_at(BlockOf(tile), tile.first_key), tile.columns);
+  }
+  for (int64_t block = 0; block < row_blocks_; ++block) {
+    rows_begin_.push_back(rows.AllBegun(FirstRow(block), RowsOf(block)));
+  }
+  for (const KeyTile& tile : key_tiles_) {
+    keys_begin_.push_back(columns.AllBegun(key_at(tile.block, tile.first), tile.count));
+  }
+  for (AttentionTile& tile : tiles_) {
+    tile.begins_rows &= RowsBegin(tile.row_block);
+    tile.begins_keys &= KeysBegin(tile.key_tile);
+  }
+}
+
+int64_t AttentionPlan::MostKeys() const {
+  int64_t most = 0;
+  for (const KeyTile& tile : key_tiles_) most = std::max(most, tile.count);
+  return most;
+}
+
+absl::Span<const AttentionTile> AttentionPlan::TilesOf(int64_t group) const {
+  const auto begin = static_cast<size_t>(group_starts_[static_cast<size_t>(group)]);
+  const auto end = static_cast<size_t>(group_starts_[static_cast<size_t>(group) + 1]);
+  return absl::MakeConstSpan(tiles_).subspan(begin, end - begin);
+}
+
+}  // namespace weft

@@ -1,0 +1,132 @@
+#include "src/nn/kernels/attention_plan_builder.h"
+
+#include <algorithm>
+
+namespace weft {
+namespace {
+
+// Rows that make a part of a tile. More are computed faster, fewer waste less: with 64, what is computed in
+// vain is half of 64 columns a row.
+constexpr int64_t kPartRows = 64;
+// Parts are trimmed by multiples of this.
+constexpr int64_t kTrim = 64;
+// Parts are joined where that adds less than one part in so many to what is computed.
+constexpr int64_t kJoiningCost = 32;
+
+int64_t PairsOf(const AttentionMask& mask, const TokenRuns& queries, const TokenRuns& keys) {
+  int64_t pairs = 0;
+  for (const TokenRun& query_run : queries) {
+    for (const TokenRun& key_run : keys) pairs += VisiblePairs(mask, query_run, key_run);
+  }
+  return pairs;
+}
+
+// The keys of a run that a query of its document sees, as indices into the run; begin >= end for none.
+ColumnSpan SeenOfRun(const AttentionMask& mask, int64_t position, const TokenRun& keys) {
+  if (!mask.causal) return {0, keys.count};
+  const int64_t newest = position - keys.position;
+  const int64_t oldest = mask.window.has_value() ? newest - *mask.window : 0;
+  return {std::max<int64_t>(oldest, 0), std::min(newest + 1, keys.count)};
+}
+
+AttentionTile Joined(const AttentionTile& upper, const AttentionTile& lower) {
+  AttentionTile joined = upper;
+  joined.rows = lower.first_row + lower.rows - upper.first_row;
+  joined.first_key = std::min(upper.first_key, lower.first_key);
+  joined.columns =
+      std::max(upper.first_key + upper.columns, lower.first_key + lower.columns) - joined.first_key;
+  return joined;
+}
+
+bool WorthJoining(const AttentionTile& upper, const AttentionTile& lower) {
+  const AttentionTile joined = Joined(upper, lower);
+  const int64_t apart = upper.rows * upper.columns + lower.rows * lower.columns;
+  return joined.rows * joined.columns <= apart + apart / kJoiningCost;
+}
+
+}  // namespace
+
+void AttentionPlan::Builder::Add(const AttentionTile& whole, const TokenRuns& queries,
+                                 const TokenRuns& keys) {
+  const int64_t pairs = PairsOf(mask_, queries, keys);
+  if (pairs == whole.rows * whole.columns) {
+    plan_.tiles_.push_back(whole);
+  } else if (pairs > 0) {
+    AddSpans(queries, keys);
+    AddParts(whole);
+  }
+}
+
+void AttentionPlan::Builder::AddSpans(const TokenRuns& queries, const TokenRuns& keys) {
+  first_start_ = plan_.span_starts_.size();
+  for (const TokenRun& run : queries) {
+    for (int64_t i = 0; i < run.count; ++i) {
+      plan_.span_starts_.push_back(static_cast<int64_t>(plan_.spans_.size()));
+      AddSpansOfRow(run.document, run.position + i, keys);
+    }
+  }
+  plan_.span_starts_.push_back(static_cast<int64_t>(plan_.spans_.size()));
+}
+
+void AttentionPlan::Builder::AddSpansOfRow(int64_t document, int64_t position, const TokenRuns& keys) {
+  std::vector<ColumnSpan>& spans = plan_.spans_;
+  const auto row_start = static_cast<size_t>(plan_.span_starts_.back());
+  int64_t start = 0;
+  for (const TokenRun& run : keys) {
+    const ColumnSpan seen = SeenOfRun(mask_, position, run);
+    if (run.document == document && seen.begin < seen.end) {
+      if (spans.size() > row_start && spans.back().end == start + seen.begin) {
+        spans.back().end = start + seen.end;
+      } else {
+        spans.push_back({start + seen.begin, start + seen.end});
+      }
+    }
+    start += run.count;
+  }
+}
+
+void AttentionPlan::Builder::AddParts(const AttentionTile& whole) {
+  std::optional<AttentionTile> part;
+  for (int64_t row = 0; row < whole.rows; row += kPartRows) {
+    const std::optional<AttentionTile> next = PartOf(whole, row, std::min(kPartRows, whole.rows - row));
+    if (!next.has_value()) continue;
+    if (part.has_value() && WorthJoining(*part, *next)) {
+      part = Joined(*part, *next);
+    } else {
+      if (part.has_value()) Push(*part);
+      part = next;
+    }
+  }
+  if (part.has_value()) Push(*part);
+}
+
+std::optional<AttentionTile> AttentionPlan::Builder::PartOf(const AttentionTile& whole, int64_t row,
+                                                            int64_t rows) const {
+  AttentionTile part = whole;
+  part.first_row += row;
+  part.rows = rows;
+  part.spans_at = static_cast<int64_t>(first_start_) + row;
+  ColumnSpan columns = {whole.columns, 0};
+  for (int64_t i = 0; i < rows; ++i) {
+    const absl::Span<const ColumnSpan> seen = plan_.SeenBy(part, i);
+    if (seen.empty()) continue;
+    columns = {std::min(columns.begin, seen.front().begin), std::max(columns.end, seen.back().end)};
+  }
+  if (columns.begin >= columns.end) return std::nullopt;
+  part.first_key = columns.begin / kTrim * kTrim;
+  part.columns = std::min((columns.end + kTrim - 1) / kTrim * kTrim, whole.columns) - part.first_key;
+  return part;
+}
+
+void AttentionPlan::Builder::Push(AttentionTile part) {
+  const auto starts = plan_.span_starts_.begin() + part.spans_at;
+  for (int64_t i = starts[0]; i < starts[part.rows]; ++i) {
+    ColumnSpan& span = plan_.spans_[static_cast<size_t>(i)];
+    span = {span.begin - part.first_key, span.end - part.first_key};
+  }
+  part.first_key += plan_.key_tiles_[static_cast<size_t>(part.key_tile)].first;
+  part.all = {0, part.columns};
+  plan_.tiles_.push_back(part);
+}
+
+}  // namespace weft

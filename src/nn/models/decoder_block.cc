@@ -1,0 +1,113 @@
+#include <utility>
+
+#include "src/nn/modules/residual.h"
+#include "weft/nn/llama.h"
+
+namespace weft {
+namespace {
+
+std::string Join(const std::string& parent, const char* child) { return absl::StrCat(parent, ".", child); }
+
+Initializer WeightInitializer(const LlamaConfig& config) {
+  return {Initializer::Kind::kNormal, 0.0F, config.init_stddev};
+}
+
+Tensor SplitHeads(const Tensor& x, int64_t heads, int64_t head_dim) {
+  return x.Reshape({x.dim(0), x.dim(1), heads, head_dim});
+}
+
+Tensor MergeHeads(const Tensor& x) { return x.Reshape({x.dim(0), x.dim(1), x.dim(2) * x.dim(3)}); }
+
+}  // namespace
+
+SelfAttention::SelfAttention(std::string name, const LlamaConfig& config,
+                             std::shared_ptr<RopeTable> rope_table)
+    : Module(std::move(name)), heads_(config.heads), kv_heads_(config.kv_heads), head_dim_(config.head_dim) {
+  const Initializer initializer = WeightInitializer(config);
+  projections_ =
+      AddChild(std::make_unique<Linear>(this->name(), config.dim,
+                                        std::vector<Linear::Output>{{"q_proj.weight", heads_ * head_dim_},
+                                                                    {"k_proj.weight", kv_heads_ * head_dim_},
+                                                                    {"v_proj.weight", kv_heads_ * head_dim_}},
+                                        initializer));
+  rope_ = AddChild(std::make_unique<Rope>(Join(this->name(), "rope"), std::move(rope_table)));
+  attention_ = AddChild(std::make_unique<Attention>(Join(this->name(), "attention")));
+  output_ = AddChild(
+      std::make_unique<Linear>(Join(this->name(), "o_proj"), heads_ * head_dim_, config.dim, initializer));
+}
+
+absl::StatusOr<Tensors> SelfAttention::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
+  WEFT_ASSIGN_OR_RETURN(const Tensors projected, projections_->Forward(invocation, inputs));
+  const Tensor q = SplitHeads(projected[0], heads_, head_dim_);
+  const Tensor k = SplitHeads(projected[1], kv_heads_, head_dim_);
+  const Tensor v = SplitHeads(projected[2], kv_heads_, head_dim_);
+  WEFT_ASSIGN_OR_RETURN(const Tensors rotated, rope_->Forward(invocation, {q, k}));
+  WEFT_ASSIGN_OR_RETURN(const Tensors mixed, attention_->Forward(invocation, {rotated[0], rotated[1], v}));
+  return output_->Forward(invocation, {MergeHeads(mixed[0])});
+}
+
+absl::StatusOr<Tensors> SelfAttention::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
+  WEFT_ASSIGN_OR_RETURN(const Tensors mixed, output_->Backward(invocation, output_gradients));
+  WEFT_ASSIGN_OR_RETURN(const Tensors qkv,
+                        attention_->Backward(invocation, {SplitHeads(mixed[0], heads_, head_dim_)}));
+  WEFT_ASSIGN_OR_RETURN(const Tensors turned, rope_->Backward(invocation, {qkv[0], qkv[1]}));
+  return projections_->Backward(invocation,
+                                {MergeHeads(turned[0]), MergeHeads(turned[1]), MergeHeads(qkv[2])});
+}
+
+FeedForward::FeedForward(std::string name, const LlamaConfig& config) : Module(std::move(name)) {
+  const Initializer initializer = WeightInitializer(config);
+  projections_ = AddChild(std::make_unique<Linear>(
+      this->name(), config.dim,
+      std::vector<Linear::Output>{{"gate_proj.weight", config.ffn_dim}, {"up_proj.weight", config.ffn_dim}},
+      initializer));
+  activation_ = AddChild(std::make_unique<SwiGlu>(Join(this->name(), "activation")));
+  output_ = AddChild(
+      std::make_unique<Linear>(Join(this->name(), "down_proj"), config.ffn_dim, config.dim, initializer));
+}
+
+absl::StatusOr<Tensors> FeedForward::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
+  WEFT_ASSIGN_OR_RETURN(const Tensors projected, projections_->Forward(invocation, inputs));
+  WEFT_ASSIGN_OR_RETURN(const Tensors activated, activation_->Forward(invocation, projected));
+  return output_->Forward(invocation, activated);
+}
+
+absl::StatusOr<Tensors> FeedForward::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
+  WEFT_ASSIGN_OR_RETURN(const Tensors activated, output_->Backward(invocation, output_gradients));
+  WEFT_ASSIGN_OR_RETURN(const Tensors projected, activation_->Backward(invocation, activated));
+  return projections_->Backward(invocation, projected);
+}
+
+DecoderBlock::DecoderBlock(std::string name, const LlamaConfig& config, std::shared_ptr<RopeTable> rope_table)
+    : Module(std::move(name)) {
+  attention_norm_ =
+      AddChild(std::make_unique<RmsNorm>(Join(this->name(), "input_layernorm"), config.dim, config.norm_eps));
+  attention_ = AddChild(
+      std::make_unique<SelfAttention>(Join(this->name(), "self_attn"), config, std::move(rope_table)));
+  feed_forward_norm_ = AddChild(
+      std::make_unique<RmsNorm>(Join(this->name(), "post_attention_layernorm"), config.dim, config.norm_eps));
+  feed_forward_ = AddChild(std::make_unique<FeedForward>(Join(this->name(), "mlp"), config));
+}
+
+absl::StatusOr<Tensors> DecoderBlock::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
+  WEFT_ASSIGN_OR_RETURN(const Tensors attention_input, attention_norm_->Forward(invocation, inputs));
+  WEFT_ASSIGN_OR_RETURN(const Tensors middle, attention_->Forward(invocation, attention_input));
+  AddInPlace(middle[0], inputs[0]);
+  WEFT_ASSIGN_OR_RETURN(const Tensors feed_forward_input, feed_forward_norm_->Forward(invocation, middle));
+  WEFT_ASSIGN_OR_RETURN(const Tensors output, feed_forward_->Forward(invocation, feed_forward_input));
+  AddInPlace(output[0], middle[0]);
+  return output;
+}
+
+absl::StatusOr<Tensors> DecoderBlock::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
+  WEFT_ASSIGN_OR_RETURN(const Tensors feed_forward_input,
+                        feed_forward_->Backward(invocation, output_gradients));
+  WEFT_ASSIGN_OR_RETURN(const Tensors middle, feed_forward_norm_->Backward(invocation, feed_forward_input));
+  AddInPlace(middle[0], output_gradients[0]);
+  WEFT_ASSIGN_OR_RETURN(const Tensors attention_input, attention_->Backward(invocation, middle));
+  WEFT_ASSIGN_OR_RETURN(const Tensors input, attention_norm_->Backward(invocation, attention_input));
+  AddInPlace(input[0], middle[0]);
+  return input;
+}
+
+}  // namespace weft

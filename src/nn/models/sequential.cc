@@ -1,0 +1,45 @@
+#include "weft/nn/sequential.h"
+
+#include "src/nn/modules/residual.h"
+#include "weft/core/strided_copy.h"
+
+namespace weft {
+namespace {
+
+// Neither part is overwritten: the modules that made them may have saved them.
+Tensors Sum(const Tensor& a, const Tensor& b) {
+  const Tensor sum = Tensor::Empty(a.dtype(), a.shape());
+  ConvertRun(a.view().data, a.dtype(), sum.view().data, sum.dtype(), a.elements());
+  AddInPlace(sum, b);
+  return {sum};
+}
+
+}  // namespace
+
+absl::StatusOr<Tensors> Sequential::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
+  Tensors tensors = inputs;
+  for (Module* child : children()) {
+    WEFT_ASSIGN_OR_RETURN(tensors, child->Forward(invocation, std::move(tensors)));
+  }
+  return tensors;
+}
+
+absl::StatusOr<Tensors> Sequential::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
+  Tensors tensors = output_gradients;
+  for (auto child = children().rbegin(); child != children().rend(); ++child) {
+    WEFT_ASSIGN_OR_RETURN(tensors, (*child)->Backward(invocation, std::move(tensors)));
+  }
+  return tensors;
+}
+
+absl::StatusOr<Tensors> Residual::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
+  WEFT_ASSIGN_OR_RETURN(const Tensors outputs, Sequential::ForwardImpl(invocation, inputs));
+  return Sum(outputs[0], inputs[0]);
+}
+
+absl::StatusOr<Tensors> Residual::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
+  WEFT_ASSIGN_OR_RETURN(const Tensors gradients, Sequential::BackwardImpl(invocation, output_gradients));
+  return Sum(gradients[0], output_gradients[0]);
+}
+
+}  // namespace weft

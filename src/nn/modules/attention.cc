@@ -1,0 +1,114 @@
+#include "weft/nn/attention.h"
+
+#include <cmath>
+#include <utility>
+
+#include "src/nn/modules/sequence_runs.h"
+
+namespace weft {
+namespace {
+
+AttentionProblem ProblemOf(const Attention& attention, const TensorView& q, const TensorView& k) {
+  return {attention.options().mask, attention.ScaleFor(q.shape[3]),
+          q.shape[2] / std::max<int64_t>(1, k.shape[2]), 0};
+}
+
+bool HasDenseRows(const TensorView& view) { return view.shape[3] <= 1 || view.strides[3] == 1; }
+
+}  // namespace
+
+TensorView AsBshd(const TensorView& view, AttentionLayout layout) {
+  return layout == AttentionLayout::kBshd ? view : view.Permute({0, 2, 1, 3});
+}
+
+float DefaultScale(int64_t head_dim) { return 1.0F / std::sqrt(static_cast<float>(head_dim)); }
+
+absl::Status Attention::CheckInputs(const Tensors& inputs) const {
+  const auto refuse = [&](const char* what) {
+    std::string shapes;
+    for (const Tensor& input : inputs) absl::StrAppend(&shapes, " ", ToString(input.shape()));
+    return absl::InvalidArgumentError(absl::StrCat(name(), " was given", shapes, ": ", what));
+  };
+  WEFT_RETURN_IF_ERROR(Validate(options_.mask));
+  if (options_.scale.has_value() && !(*options_.scale > 0.0F)) return refuse("the scale must be positive");
+  if (inputs.size() != 3) return refuse("it takes q, k and v");
+  for (const Tensor& input : inputs) {
+    if (input.shape().size() != 4) return refuse("q, k and v must have four dims");
+    if (input.dtype() != inputs[0].dtype()) return refuse("q, k and v must be of one dtype");
+    if (!HasDenseRows(input.view())) return refuse("the last dim must be contiguous");
+  }
+  const TensorView q = AsBshd(inputs[0].view(), options_.layout);
+  const TensorView k = AsBshd(inputs[1].view(), options_.layout);
+  const TensorView v = AsBshd(inputs[2].view(), options_.layout);
+  if (q.shape[0] != k.shape[0] || k.shape[0] != v.shape[0]) return refuse("batches must agree");
+  if (k.shape[1] != v.shape[1]) return refuse("k and v must have as many tokens");
+  if (k.shape[2] != v.shape[2] || k.shape[2] == 0 || q.shape[2] % k.shape[2] != 0) {
+    return refuse("k and v must have as many heads, a divisor of q's");
+  }
+  if (q.shape[3] != k.shape[3]) return refuse("q and k must have one head size");
+  if (options_.mask.causal && q.shape[1] != k.shape[1]) {
+    return refuse("a causal mask needs as many keys as queries; cut them alike, or use a full mask");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Tensors> Attention::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
+  WEFT_RETURN_IF_ERROR(CheckInputs(inputs));
+  return operator_ != nullptr ? operator_->Forward(invocation, *this, inputs)
+                              : ForwardAlone(invocation, inputs);
+}
+
+absl::StatusOr<Tensors> Attention::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
+  WEFT_CHECK(output_gradients.size() == 1 || !output_gradients[1].defined(),
+             absl::StrCat("the log-sum-exp of ", name(), " takes no gradient"));
+  return operator_ != nullptr ? operator_->Backward(invocation, *this, output_gradients)
+                              : BackwardAlone(invocation, output_gradients);
+}
+
+absl::StatusOr<Tensors> Attention::ForwardAlone(Invocation& invocation, const Tensors& inputs) const {
+  if (invocation.sequence() != nullptr && invocation.sequence()->ranks() > 1) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(name(), " was given a part of a sequence that ", invocation.sequence()->ranks(),
+                     " ranks share, and has only its own keys; set an operator that brings the others', "
+                     "or run the whole sequence"));
+  }
+  const TensorView q = AsBshd(inputs[0].view(), options_.layout);
+  const TensorView k = AsBshd(inputs[1].view(), options_.layout);
+  const TensorView v = AsBshd(inputs[2].view(), options_.layout);
+  WEFT_ASSIGN_OR_RETURN(const TokenRuns q_runs, SequenceRuns(invocation, q.shape[1], name()));
+  WEFT_ASSIGN_OR_RETURN(const TokenRuns k_runs, SequenceRuns(invocation, k.shape[1], name()));
+  Shape out_shape = inputs[0].shape();
+  out_shape[3] = v.shape[3];
+  WEFT_ASSIGN_OR_RETURN(Tensor out, NewOutput(q.dtype, std::move(out_shape)));
+  WEFT_ASSIGN_OR_RETURN(Tensor lse, NewOutput(DType::kF32, {q.shape[0], q.shape[2], q.shape[1]}));
+  AttentionForward(ProblemOf(*this, q, k), q, q_runs, {{k, v, &k_runs}}, AsBshd(out.view(), options_.layout),
+                   lse.view());
+  if (invocation.saves()) invocation.Save(this, {inputs[0], inputs[1], inputs[2], out, lse});
+  Tensors outputs = {std::move(out)};
+  if (options_.returns_lse) outputs.push_back(std::move(lse));
+  return outputs;
+}
+
+absl::StatusOr<Tensors> Attention::BackwardAlone(Invocation& invocation,
+                                                 const Tensors& output_gradients) const {
+  const Tensors saved = invocation.TakeSaved(this);
+  Tensors gradients;
+  for (int i = 0; i < 3; ++i) {
+    WEFT_ASSIGN_OR_RETURN(Tensor gradient, NewInputGradient(saved[i].dtype(), saved[i].shape()));
+    gradients.push_back(std::move(gradient));
+  }
+  const auto view = [&](const Tensor& tensor) { return AsBshd(tensor.view(), options_.layout); };
+  const TensorView q = view(saved[0]);
+  const TensorView k = view(saved[1]);
+  const TensorView dout = view(output_gradients[0]);
+  WEFT_ASSIGN_OR_RETURN(const TokenRuns q_runs, SequenceRuns(invocation, q.shape[1], name()));
+  WEFT_ASSIGN_OR_RETURN(const TokenRuns k_runs, SequenceRuns(invocation, k.shape[1], name()));
+  const Tensor delta = Tensor::Empty(DType::kF32, saved[4].shape());
+  AttentionDelta(view(saved[3]), dout, delta.view());
+  AttentionBackward(ProblemOf(*this, q, k), q, q_runs, {{k, view(saved[2]), &k_runs}}, saved[4].view(),
+                    delta.view(), dout, view(gradients[0]), 0.0F, {{view(gradients[1]), view(gradients[2])}},
+                    0.0F);
+  return gradients;
+}
+
+}  // namespace weft

@@ -1,0 +1,108 @@
+#include "weft/nn/embedding.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "src/nn/kernels/token_ids.h"
+#include "src/nn/modules/gradient_sum.h"
+#include "src/nn/modules/shapes.h"
+#include "src/nn/products/element.h"
+#include "weft/core/parallel.h"
+
+namespace weft {
+namespace {
+
+// Positions in the order of their ids, and of themselves within an id: each run of equal ids is one row's
+// gradient.
+struct PositionsById {
+  std::vector<int64_t> positions;
+  std::vector<int64_t> run_starts;  // And the end of the last run.
+
+  PositionsById(const int32_t* ids, int64_t count) : positions(static_cast<size_t>(count)) {
+    std::iota(positions.begin(), positions.end(), 0);
+    std::stable_sort(positions.begin(), positions.end(),
+                     [ids](int64_t a, int64_t b) { return ids[a] < ids[b]; });
+    for (int64_t i = 0; i < count; ++i) {
+      if (i == 0 || ids[positions[static_cast<size_t>(i)]] != ids[positions[static_cast<size_t>(i - 1)]]) {
+        run_starts.push_back(i);
+      }
+    }
+    run_starts.push_back(count);
+  }
+  int64_t runs() const { return static_cast<int64_t>(run_starts.size()) - 1; }
+};
+
+void ZeroRows(const TensorView& gradient, int64_t rows, int64_t dim) {
+  const size_t row_bytes = static_cast<size_t>(dim) * SizeOf(gradient.dtype);
+  ParallelFor(rows, RowGrain(dim), [&](int64_t begin, int64_t end) {
+    std::memset(static_cast<char*>(gradient.data) + static_cast<size_t>(begin) * row_bytes, 0,
+                static_cast<size_t>(end - begin) * row_bytes);
+  });
+}
+
+template <typename T>
+void AddRow(const T* source, int64_t dim, float* __restrict sum) {
+  for (int64_t i = 0; i < dim; ++i) sum[i] += Load(source[i]);
+}
+
+// Adds the rows of dy to the table's rows: a row's sum is complete in fp32 before it is rounded.
+template <typename T>
+void ScatterAdd(const T* dy, const int32_t* ids, int64_t count, int64_t dim, const TensorView& gradient) {
+  const PositionsById sorted(ids, count);
+  ParallelFor(sorted.runs(), RowGrain(dim), [&](int64_t begin, int64_t end) {
+    std::vector<float> sum(static_cast<size_t>(dim));
+    for (auto run = static_cast<size_t>(begin); run < static_cast<size_t>(end); ++run) {
+      std::fill(sum.begin(), sum.end(), 0.0F);
+      for (int64_t i = sorted.run_starts[run]; i < sorted.run_starts[run + 1]; ++i) {
+        AddRow(dy + sorted.positions[static_cast<size_t>(i)] * dim, dim, sum.data());
+      }
+      const int64_t id = ids[sorted.positions[static_cast<size_t>(sorted.run_starts[run])]];
+      StoreGradient(gradient, id * dim, sum.data(), 1.0F, dim);
+    }
+  });
+}
+
+}  // namespace
+
+Embedding::Embedding(std::string name, int64_t vocab_size, int64_t dim, Initializer initializer)
+    : Module(std::move(name)), vocab_size_(vocab_size), dim_(dim) {
+  AddParameter("weight", {vocab_size, dim}, initializer);
+}
+
+absl::StatusOr<Tensors> Embedding::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
+  const Tensor& ids = inputs[0];
+  WEFT_RETURN_IF_ERROR(CheckTokenIds(ids, vocab_size_, name()));
+  const TensorView& table = GatheredData(*parameters()[0], parameters()[0]->data.dtype);
+  Shape shape = ids.shape();
+  shape.push_back(dim_);
+  Tensor output = Tensor::Empty(table.dtype, std::move(shape));
+  const size_t row_bytes = static_cast<size_t>(dim_) * SizeOf(table.dtype);
+  ParallelFor(ids.elements(), RowGrain(dim_), [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const auto id = static_cast<size_t>(ids.As<int32_t>()[i]);
+      std::memcpy(static_cast<char*>(output.view().data) + static_cast<size_t>(i) * row_bytes,
+                  static_cast<const char*>(table.data) + id * row_bytes, row_bytes);
+    }
+  });
+  if (invocation.saves()) invocation.Save(this, {ids});
+  return Tensors{std::move(output)};
+}
+
+absl::StatusOr<Tensors> Embedding::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
+  const Tensor ids = invocation.TakeSaved(this)[0];
+  const Tensor& dy = output_gradients[0];
+  Parameter& parameter = *parameters()[0];
+  if (!parameter.requires_grad) return Tensors{Tensor()};
+  const TensorView& gradient = GradientToWrite(parameter);
+  if (parameter.TakeGradBeta() == 0.0F) ZeroRows(gradient, vocab_size_, dim_);
+  WithElementType(dy.dtype(), [&](auto element) {
+    using T = decltype(element);
+    ScatterAdd(dy.As<T>(), ids.As<int32_t>(), ids.elements(), dim_, gradient);
+  });
+  return Tensors{Tensor()};
+}
+
+}  // namespace weft

@@ -1,0 +1,115 @@
+#include "weft/nn/lm_head_loss.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "src/nn/kernels/cross_entropy.h"
+#include "src/nn/kernels/token_ids.h"
+#include "src/nn/modules/shapes.h"
+#include "src/nn/products/element.h"
+#include "weft/core/parallel.h"
+#include "weft/core/strided_copy.h"
+#include "weft/nn/matmul.h"
+
+namespace weft {
+namespace {
+
+// Tokens whose logits are computed at once: enough for the product to run at full speed, few enough for the
+// logits to be still in cache when they are read again.
+int64_t TokensPerChunk(int64_t vocab_size) {
+  constexpr int64_t kChunkElements = int64_t{1024} * 1024;
+  return std::max<int64_t>(64, kChunkElements / vocab_size);
+}
+
+// Losses of tokens [begin, end) of a chunk whose logits lie in fp32 at `logits`. With `gradient`, the logits
+// become their gradient, which is also rounded into it where it is other memory.
+void LossesOfRows(float* logits, int64_t vocab_size, const int32_t* targets, float scale, int64_t begin,
+                  int64_t end, const TensorView* gradient, float* losses) {
+  for (int64_t row = begin; row < end; ++row) {
+    float* row_logits = logits + row * vocab_size;
+    if (gradient == nullptr) {
+      losses[row] = CrossEntropyRow(row_logits, vocab_size, targets[row]);
+      continue;
+    }
+    losses[row] = CrossEntropyRowWithGradient(row_logits, vocab_size, targets[row], scale);
+    const TensorView target_row = gradient->Slice(0, row, 1);
+    if (target_row.data != row_logits) {
+      ConvertRun(row_logits, DType::kF32, target_row.data, target_row.dtype, vocab_size);
+    }
+  }
+}
+
+}  // namespace
+
+LmHeadLoss::LmHeadLoss(std::string name, int64_t vocab_size, int64_t dim, Initializer initializer)
+    : Module(std::move(name)) {
+  AddParameter("weight", {vocab_size, dim}, initializer);
+}
+
+LmHeadLoss::LmHeadLoss(std::string name, std::shared_ptr<Parameter> tied) : Module(std::move(name)) {
+  ShareParameter(std::move(tied));
+}
+
+absl::StatusOr<Tensors> LmHeadLoss::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
+  const Tensor& hidden = inputs[0];
+  const Tensor& targets = inputs[1];
+  CheckLastDim(hidden, dim(), name());
+  WEFT_CHECK(targets.elements() == Rows(hidden), absl::StrCat(name(), " takes one target for each token"));
+  WEFT_RETURN_IF_ERROR(CheckTokenIds(targets, vocab_size(), absl::StrCat("targets of ", name())));
+  const int64_t tokens = targets.elements();
+  const int64_t chunk = std::min(tokens, TokensPerChunk(vocab_size()));
+  const TensorView& weight = GatheredData(*parameters()[0], hidden.dtype());
+
+  const bool keep = invocation.saves();
+  const bool in_place = keep && hidden.dtype() == DType::kF32;
+  const Tensor gradients = keep ? Tensor::Empty(hidden.dtype(), {tokens, vocab_size()}) : Tensor();
+  const Tensor chunk_logits = in_place ? Tensor() : Tensor::Empty(DType::kF32, {chunk, vocab_size()});
+  std::vector<float> losses(static_cast<size_t>(tokens));
+  for (int64_t first = 0; first < tokens; first += chunk) {
+    const int64_t rows = std::min(chunk, tokens - first);
+    TensorView gradient;
+    if (keep) gradient = gradients.view().Slice(0, first, rows);
+    auto* logits = in_place ? gradient.As<float>() : chunk_logits.As<float>();
+    Matmul(rows, vocab_size(), dim(), hidden.dtype(),
+           {static_cast<const char*>(hidden.view().data) +
+                static_cast<size_t>(first * dim()) * SizeOf(hidden.dtype()),
+            dim()},
+           {weight.data, dim(), true}, 0.0F, DType::kF32, logits, vocab_size());
+    ParallelFor(rows, RowGrain(vocab_size()), [&](int64_t begin, int64_t end) {
+      LossesOfRows(logits, vocab_size(), targets.As<int32_t>() + first, invocation.loss_scale(), begin, end,
+                   keep ? &gradient : nullptr, losses.data() + first);
+    });
+  }
+  if (keep) invocation.Save(this, {hidden, gradients});
+  Tensor loss = Tensor::Empty(DType::kF32, {});
+  *loss.As<float>() =
+      static_cast<float>(std::accumulate(losses.begin(), losses.end(), 0.0) * invocation.loss_scale());
+  return Tensors{std::move(loss)};
+}
+
+absl::StatusOr<Tensors> LmHeadLoss::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
+  const Tensors saved = invocation.TakeSaved(this);
+  const Tensor& hidden = saved[0];
+  const Tensor& logit_gradients = saved[1];
+  const float loss_gradient = *output_gradients[0].As<float>();
+  if (loss_gradient != 1.0F) {
+    void* data = logit_gradients.view().data;
+    ConvertRun(data, hidden.dtype(), data, hidden.dtype(), logit_gradients.elements(), loss_gradient);
+  }
+  const int64_t tokens = Rows(hidden);
+  Parameter& parameter = *parameters()[0];
+  const TensorView& weight = GatheredData(parameter, hidden.dtype());
+  Tensor dhidden = Tensor::Empty(hidden.dtype(), hidden.shape());
+  Matmul(tokens, dim(), vocab_size(), hidden.dtype(), {logit_gradients.view().data, vocab_size()},
+         {weight.data, dim()}, 0.0F, dhidden.dtype(), dhidden.view().data, dim());
+  if (parameter.requires_grad) {
+    const TensorView& gradient = GradientToWrite(parameter);
+    Matmul(vocab_size(), dim(), tokens, hidden.dtype(), {logit_gradients.view().data, vocab_size(), true},
+           {hidden.view().data, dim()}, parameter.TakeGradBeta(), gradient.dtype, gradient.data, dim());
+  }
+  return Tensors{std::move(dhidden), Tensor()};
+}
+
+}  // namespace weft

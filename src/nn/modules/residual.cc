@@ -1,0 +1,13 @@
+#include "src/nn/modules/residual.h"
+
+#include "weft/core/add_run.h"
+
+namespace weft {
+
+void AddInPlace(const Tensor& target, const Tensor& addend) {
+  WEFT_CHECK(target.shape() == addend.shape() && target.dtype() == addend.dtype(),
+             "a residual's parts differ in shape or dtype");
+  AddRun(addend.view().data, addend.dtype(), target.view().data, target.dtype(), target.elements());
+}
+
+}  // namespace weft

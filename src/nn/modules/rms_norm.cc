@@ -1,0 +1,98 @@
+#include "weft/nn/rms_norm.h"
+
+#include <cmath>
+#include <utility>
+
+#include "src/nn/kernels/vector_math.h"
+#include "src/nn/modules/gradient_sum.h"
+#include "src/nn/modules/shapes.h"
+#include "src/nn/products/element.h"
+#include "weft/core/parallel.h"
+
+namespace weft {
+namespace {
+
+// Tokens whose contributions to the weight's gradient are summed one after the other. Fixed, so that the
+// sum's order depends on nothing but the number of tokens.
+constexpr int64_t kTokensPerPart = 64;
+
+template <typename T>
+float NormalizeRow(const T* x, const T* weight, int64_t dim, float eps, T* y) {
+  const float squares = LaneSum(dim, [x](int64_t i) { return Load(x[i]) * Load(x[i]); });
+  const float scale = 1.0F / std::sqrt(squares / static_cast<float>(dim) + eps);
+  for (int64_t i = 0; i < dim; ++i) y[i] = Round<T>(Load(weight[i]) * Load(Round<T>(Load(x[i]) * scale)));
+  return scale;
+}
+
+// dx = scale (g - n mean(g n)) with n = x scale, the normalised row, and g = dy weight.
+template <typename T>
+void GradientOfRow(const T* x, const T* weight, const T* dy, float scale, int64_t dim, T* __restrict dx) {
+  const float product =
+      LaneSum(dim, [=](int64_t i) { return Load(dy[i]) * Load(weight[i]) * (Load(x[i]) * scale); });
+  const float mean = product / static_cast<float>(dim);
+  for (int64_t i = 0; i < dim; ++i) {
+    dx[i] = Round<T>(scale * (Load(dy[i]) * Load(weight[i]) - Load(x[i]) * scale * mean));
+  }
+}
+
+template <typename T>
+void AddWeightGradient(const T* x, const T* dy, float scale, int64_t dim, float* __restrict sum) {
+  for (int64_t i = 0; i < dim; ++i) sum[i] += Load(dy[i]) * Load(Round<T>(Load(x[i]) * scale));
+}
+
+}  // namespace
+
+RmsNorm::RmsNorm(std::string name, int64_t dim, float eps) : Module(std::move(name)), dim_(dim), eps_(eps) {
+  AddParameter("weight", {dim}, {Initializer::Kind::kConstant, 1.0F, 0.0F});
+}
+
+absl::StatusOr<Tensors> RmsNorm::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
+  const Tensor& x = inputs[0];
+  CheckLastDim(x, dim_, name());
+  const int64_t tokens = Rows(x);
+  const TensorView& weight = GatheredData(*parameters()[0], x.dtype());
+  Tensor y = Tensor::Empty(x.dtype(), x.shape());
+  const Tensor scales = Tensor::Empty(DType::kF32, {tokens});
+  WithElementType(x.dtype(), [&](auto element) {
+    using T = decltype(element);
+    ParallelFor(tokens, RowGrain(dim_), [&](int64_t begin, int64_t end) {
+      for (int64_t token = begin; token < end; ++token) {
+        scales.As<float>()[token] =
+            NormalizeRow(x.As<T>() + token * dim_, weight.As<T>(), dim_, eps_, y.As<T>() + token * dim_);
+      }
+    });
+  });
+  if (invocation.saves()) invocation.Save(this, {x, scales});
+  return Tensors{std::move(y)};
+}
+
+absl::StatusOr<Tensors> RmsNorm::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
+  const Tensors saved = invocation.TakeSaved(this);
+  const Tensor& x = saved[0];
+  const Tensor& dy = output_gradients[0];
+  const auto* scales = saved[1].As<float>();
+  const int64_t tokens = Rows(x);
+  Parameter& parameter = *parameters()[0];
+  const TensorView& weight = GatheredData(parameter, x.dtype());
+  Tensor dx = Tensor::Empty(x.dtype(), x.shape());
+  WithElementType(x.dtype(), [&](auto element) {
+    using T = decltype(element);
+    const auto add_rows = [&](int64_t begin, int64_t end, float* weight_gradient) {
+      for (int64_t token = begin; token < end; ++token) {
+        const int64_t at = token * dim_;
+        GradientOfRow(x.As<T>() + at, weight.As<T>(), dy.As<T>() + at, scales[token], dim_, dx.As<T>() + at);
+        if (weight_gradient != nullptr) {
+          AddWeightGradient(x.As<T>() + at, dy.As<T>() + at, scales[token], dim_, weight_gradient);
+        }
+      }
+    };
+    if (parameter.requires_grad) {
+      SumOverTokens(tokens, kTokensPerPart, parameter, add_rows);
+    } else {
+      ParallelFor(tokens, RowGrain(dim_), [&](int64_t begin, int64_t end) { add_rows(begin, end, nullptr); });
+    }
+  });
+  return Tensors{std::move(dx)};
+}
+
+}  // namespace weft

@@ -1,0 +1,90 @@
+#include "weft/nn/matmul.h"
+
+#include <algorithm>
+
+#include "src/nn/products/element.h"
+#include "src/nn/products/matmul_backend.h"
+#include "src/nn/products/scratch.h"
+#include "weft/core/parallel.h"
+#include "weft/core/status.h"
+#include "weft/core/strided_copy.h"
+
+namespace weft {
+namespace {
+
+namespace backend = WEFT_MATMUL_BACKEND;
+
+// Rounds a sum that is complete in fp32, m rows of n, into C.
+void StoreSum(const Product& product, const float* sum) {
+  WithElementType(product.c_dtype, [&](auto element) {
+    using T = decltype(element);
+    ParallelFor(product.m, RowGrain(product.n), [&](int64_t begin, int64_t end) {
+      for (int64_t row = begin; row < end; ++row) {
+        StoreSumRun(sum + row * product.n, product.beta, product.n,
+                    static_cast<T*>(product.c) + row * product.c_leading);
+      }
+    });
+  });
+}
+
+// The bf16 factor in fp32, its rows packed.
+Factor Widen(Factor factor, int64_t rows, int64_t columns, Scratch& scratch) {
+  if (factor.transposed) std::swap(rows, columns);
+  float* wide = scratch.Floats(rows * columns);
+  const auto* narrow = static_cast<const BF16*>(factor.data);
+  ParallelFor(rows, RowGrain(columns), [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      ConvertRun(narrow + row * factor.leading, DType::kBF16, wide + row * columns, DType::kF32, columns);
+    }
+  });
+  return {wide, columns, factor.transposed};
+}
+
+// For dtypes that the library does not multiply itself: widen what is narrow, multiply in fp32, round.
+void MultiplyInF32(const Product& product) {
+  static thread_local Scratch wide_a;
+  static thread_local Scratch wide_b;
+  static thread_local Scratch wide_c;
+  Product wide = product;
+  wide.factor_dtype = DType::kF32;
+  if (product.factor_dtype == DType::kBF16) {
+    wide.a = Widen(product.a, product.m, product.k, wide_a);
+    wide.b = Widen(product.b, product.k, product.n, wide_b);
+  }
+  if (product.c_dtype == DType::kF32) {
+    backend::Multiply(wide);
+    return;
+  }
+  wide.c_dtype = DType::kF32;
+  wide.c = wide_c.Floats(product.m * product.n);
+  wide.c_leading = product.n;
+  wide.beta = 0.0F;
+  backend::Multiply(wide);
+  StoreSum(product, static_cast<float*>(wide.c));
+}
+
+}  // namespace
+
+bool MultipliesBf16() { return backend::Supports(DType::kBF16, DType::kF32); }
+
+void Matmul(int64_t m, int64_t n, int64_t k, DType factor_dtype, Factor a, Factor b, float beta,
+            DType c_dtype, void* c, int64_t c_leading) {
+  const auto is_operand = [](DType dtype) { return dtype == DType::kF32 || dtype == DType::kBF16; };
+  WEFT_CHECK(is_operand(factor_dtype) && is_operand(c_dtype), "matrix products take f32 and bf16");
+  WEFT_CHECK(c_leading >= n && a.leading >= (a.transposed ? m : k) && b.leading >= (b.transposed ? k : n),
+             "a matrix with rows longer than its leading dimension");
+  if (m == 0 || n == 0) return;
+  const Product product = {m, n, k, factor_dtype, a, b, beta, c_dtype, c, c_leading};
+  if (k == 0) {  // An empty sum: C = beta C.
+    static thread_local Scratch zeros;
+    float* sum = zeros.Floats(m * n);
+    std::fill_n(sum, m * n, 0.0F);
+    StoreSum(product, sum);
+  } else if (backend::Supports(factor_dtype, c_dtype)) {
+    backend::Multiply(product);
+  } else {
+    MultiplyInF32(product);
+  }
+}
+
+}  // namespace weft

@@ -1,0 +1,191 @@
+#include "weft/train/config.h"
+
+#include <cmath>
+
+#include <absl/strings/str_cat.h>
+
+#include "src/train/config/flag_error.h"
+#include "weft/core/status.h"
+#include "weft/sharding/policy.h"
+
+namespace weft {
+namespace {
+
+struct Size {
+  const char* flag;
+  std::optional<int64_t> value;
+};
+
+// The sizes that make a model, but for the vocabulary, which belongs to the data as much.
+std::vector<Size> ModelSizes(const ModelOptions& model) {
+  return {{"layers", model.layers},
+          {"dim", model.dim},
+          {"heads", model.heads},
+          {"kv-heads", model.kv_heads},
+          {"ffn-dim", model.ffn_dim}};
+}
+
+absl::Status RequireAtLeast(const Size& size, int64_t least) {
+  if (!size.value.has_value() || *size.value >= least) {
+    return absl::OkStatus();
+  }
+  return BadFlag(size.flag, *size.value, absl::StrCat("must be at least ", least));
+}
+
+absl::Status RequireNotNegative(const char* flag, double value) {
+  return std::isfinite(value) && value >= 0 ? absl::OkStatus()
+                                            : BadFlag(flag, value, "must be 0 or a positive number");
+}
+
+absl::Status RequireBelowOne(const char* flag, double value) {
+  return value >= 0 && value < 1 ? absl::OkStatus() : BadFlag(flag, value, "must be at least 0 and below 1");
+}
+
+absl::Status ValidateModelSource(const ModelOptions& model) {
+  if (!model.hf_folder.empty() && !model.preset.empty()) {
+    return absl::InvalidArgumentError("--hf-model and --model exclude each other: give one of them");
+  }
+  if (!model.hf_folder.empty() && model.vocab_size.has_value()) {
+    return absl::InvalidArgumentError(
+        "--vocab-size cannot be used with --hf-model: its config.json has the size");
+  }
+  for (const Size& size : ModelSizes(model)) {
+    if (!size.value.has_value()) {
+      continue;
+    }
+    if (!model.hf_folder.empty()) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", size.flag, " cannot be used with --hf-model: its config.json has the sizes"));
+    }
+    if (!model.preset.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat("--", size.flag, " cannot be used with --model ",
+                                                     model.preset,
+                                                     ": give all sizes and no preset, or the preset alone"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateSizes(const ModelOptions& model) {
+  bool any = false;
+  for (const Size& size : ModelSizes(model)) {
+    WEFT_RETURN_IF_ERROR(RequireAtLeast(size, 1));
+    any = any || size.value.has_value();
+  }
+  WEFT_RETURN_IF_ERROR(RequireAtLeast({"vocab-size", model.vocab_size}, 1));
+  if (!any) {
+    return absl::OkStatus();
+  }
+  if (!model.layers || !model.dim || !model.heads) {
+    return absl::InvalidArgumentError("a model from sizes needs --layers, --dim and --heads");
+  }
+  if (*model.dim % *model.heads != 0) {
+    return BadFlag("heads", *model.heads, absl::StrCat("must divide --dim ", *model.dim));
+  }
+  if ((*model.dim / *model.heads) % 2 != 0) {
+    return BadFlag("heads", *model.heads,
+                   absl::StrCat("makes heads of ", *model.dim / *model.heads,
+                                " elements; rotary embedding needs an even size"));
+  }
+  if (model.kv_heads && *model.heads % *model.kv_heads != 0) {
+    return BadFlag("kv-heads", *model.kv_heads, absl::StrCat("must divide --heads ", *model.heads));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateOptimizer(const OptimizerOptions& optimizer) {
+  WEFT_RETURN_IF_ERROR(RequireAtLeast({"steps", optimizer.steps}, 1));
+  WEFT_RETURN_IF_ERROR(RequireNotNegative("lr", optimizer.lr));
+  WEFT_RETURN_IF_ERROR(RequireBelowOne("beta1", optimizer.beta1));
+  WEFT_RETURN_IF_ERROR(RequireBelowOne("beta2", optimizer.beta2));
+  WEFT_RETURN_IF_ERROR(RequireNotNegative("eps", optimizer.eps));
+  WEFT_RETURN_IF_ERROR(RequireNotNegative("weight-decay", optimizer.weight_decay));
+  WEFT_RETURN_IF_ERROR(RequireAtLeast({"warmup-steps", optimizer.warmup_steps}, 0));
+  if (!(optimizer.min_lr_ratio >= 0 && optimizer.min_lr_ratio <= 1)) {
+    return BadFlag("min-lr-ratio", optimizer.min_lr_ratio, "must be from 0 to 1");
+  }
+  return RequireNotNegative("clip-grad-norm", optimizer.clip_grad_norm);
+}
+
+absl::Status ValidateEval(const EvalOptions& eval) {
+  WEFT_RETURN_IF_ERROR(RequireAtLeast({"eval-interval", eval.interval}, 0));
+  WEFT_RETURN_IF_ERROR(RequireAtLeast({"eval-sequences", eval.sequences}, 1));
+  if (eval.paths.empty() && eval.interval > 0) {
+    return BadFlag("eval-interval", eval.interval, "needs --eval-data");
+  }
+  if (eval.paths.empty() && eval.sequences) {
+    return BadFlag("eval-sequences", *eval.sequences, "needs --eval-data");
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ValidateAxis(const char* flag, int64_t value) {
+  return value >= 1 || value == -1
+             ? absl::OkStatus()
+             : BadFlag(flag, value, "must be at least 1, or -1 for the rest of the ranks");
+}
+
+absl::Status ValidateDtype(const char* flag, DType dtype) {
+  return dtype == DType::kF32 || dtype == DType::kBF16
+             ? absl::OkStatus()
+             : BadFlag(flag, ToAbsl(Name(dtype)), "must be f32 or bf16");
+}
+
+absl::Status ValidateParallel(const ParallelOptions& parallel) {
+  WEFT_RETURN_IF_ERROR(ValidateAxis("dp-replicate", parallel.dp_replicate));
+  WEFT_RETURN_IF_ERROR(ValidateAxis("dp-shard", parallel.dp_shard));
+  if (parallel.dp_replicate == -1 && parallel.dp_shard == -1) {
+    return absl::InvalidArgumentError(
+        "--dp-replicate -1 and --dp-shard -1: only one of them can be the rest");
+  }
+  const int64_t depth = parallel.prefetch_depth.value_or(0);
+  if (depth < 0 || depth > ShardingPolicy::kMaxPrefetchDepth) {
+    return BadFlag("prefetch-depth", depth,
+                   absl::StrCat("must be from 0 to ", ShardingPolicy::kMaxPrefetchDepth));
+  }
+  WEFT_RETURN_IF_ERROR(ValidateDtype("param-dtype", parallel.param_dtype));
+  return ValidateDtype("reduce-dtype", parallel.reduce_dtype);
+}
+
+absl::Status ValidateOutput(const TrainConfig& config) {
+  if (!config.output.export_folder.empty() && config.output.export_folder == config.model.hf_folder) {
+    return BadFlag("export-hf", config.output.export_folder, "is the folder of --hf-model; name another one");
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string_view Name(LrDecay decay) {
+  switch (decay) {
+    case LrDecay::kConstant:
+      return "constant";
+    case LrDecay::kLinear:
+      return "linear";
+    case LrDecay::kCosine:
+      return "cosine";
+  }
+  return "?";
+}
+
+std::string_view Name(DecayScope scope) { return scope == DecayScope::kAll ? "all" : "matrices"; }
+
+std::string_view Name(ActivationCheckpoint checkpoint) {
+  return checkpoint == ActivationCheckpoint::kNone ? "none" : "full";
+}
+
+absl::Status Validate(const TrainConfig& config) {
+  WEFT_RETURN_IF_ERROR(ValidateModelSource(config.model));
+  WEFT_RETURN_IF_ERROR(ValidateSizes(config.model));
+  WEFT_RETURN_IF_ERROR(RequireAtLeast({"seq-len", config.data.seq_len}, 1));
+  WEFT_RETURN_IF_ERROR(RequireAtLeast({"batch-size", config.data.batch_size}, 1));
+  WEFT_RETURN_IF_ERROR(RequireAtLeast({"grad-accum", config.data.grad_accum}, 1));
+  WEFT_RETURN_IF_ERROR(RequireAtLeast({"document-separator", config.data.document_separator}, 0));
+  WEFT_RETURN_IF_ERROR(ValidateEval(config.eval));
+  WEFT_RETURN_IF_ERROR(ValidateOptimizer(config.optimizer));
+  WEFT_RETURN_IF_ERROR(ValidateParallel(config.parallel));
+  WEFT_RETURN_IF_ERROR(Validate(config.parallel.context));
+  return ValidateOutput(config);
+}
+
+}  // namespace weft

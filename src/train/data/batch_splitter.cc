@@ -1,0 +1,44 @@
+#include "src/train/data/batch_splitter.h"
+
+#include <utility>
+
+#include "src/train/data/documents.h"
+#include "weft/context_parallel/sequence_split.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+absl::StatusOr<RankBatch> Take(const Tensor& inputs, const Tensor& targets, const SequenceLayout& layout,
+                               int rank) {
+  RankBatch part;
+  WEFT_ASSIGN_OR_RETURN(part.inputs, TakePart(inputs.view(), -1, layout, rank));
+  WEFT_ASSIGN_OR_RETURN(part.targets, TakePart(targets.view(), -1, layout, rank));
+  part.sequence = layout.Parts(rank);
+  return part;
+}
+
+}  // namespace
+
+absl::StatusOr<BatchSplitter> BatchSplitter::Create(int64_t seq_len, std::optional<int64_t> separator,
+                                                    const SequenceSplit& split, int rank) {
+  WEFT_ASSIGN_OR_RETURN(SequenceLayout layout, SequenceLayout::Create({seq_len}, split));
+  return BatchSplitter(std::move(layout), separator, rank);
+}
+
+absl::StatusOr<RankBatch> BatchSplitter::Split(const Microbatch& batch) const {
+  const int64_t sequences = batch.inputs.dim(0);
+  if (!separator_.has_value() || sequences == 0) {
+    if (one_document_.ranks() == 1) return RankBatch{batch.inputs, batch.targets, nullptr};
+    return Take(batch.inputs, batch.targets, one_document_, rank_);
+  }
+  const int64_t seq_len = one_document_.tokens();
+  const Shape pack = {1, sequences * seq_len};
+  const auto tokens = absl::MakeConstSpan(batch.inputs.As<int32_t>(), static_cast<size_t>(pack[1]));
+  WEFT_ASSIGN_OR_RETURN(
+      const SequenceLayout layout,
+      SequenceLayout::Create(DocumentLengths(tokens, seq_len, *separator_), one_document_.split()));
+  return Take(batch.inputs.Reshape(pack), batch.targets.Reshape(pack), layout, rank_);
+}
+
+}  // namespace weft

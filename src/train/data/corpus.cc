@@ -1,0 +1,180 @@
+#include "weft/train/corpus.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <utility>
+
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+
+#include "src/train/data/data_files.h"
+#include "src/train/files/file_io.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+static_assert(std::endian::native == std::endian::little,
+              "token files are little-endian and read as they are");
+
+constexpr int64_t kReadTokens = 65'536;  // A pass over the data goes in reads of this many tokens.
+
+TokenFormat FormatOf(const std::string& path) {
+  if (absl::EndsWith(path, ".bin") || absl::EndsWith(path, ".u16")) {
+    return TokenFormat::kUint16;
+  }
+  return absl::EndsWith(path, ".u32") ? TokenFormat::kUint32 : TokenFormat::kBytes;
+}
+
+const char* Name(TokenFormat format) {
+  switch (format) {
+    case TokenFormat::kBytes:
+      return "text";
+    case TokenFormat::kUint16:
+      return "16-bit tokens";
+    case TokenFormat::kUint32:
+      return "32-bit tokens";
+  }
+  return "?";
+}
+
+int64_t TokenBytes(TokenFormat format) {
+  switch (format) {
+    case TokenFormat::kBytes:
+      return 1;
+    case TokenFormat::kUint16:
+      return 2;
+    case TokenFormat::kUint32:
+      return 4;
+  }
+  return 1;
+}
+
+absl::StatusOr<int64_t> CountTokens(const std::string& path, TokenFormat format) {
+  WEFT_ASSIGN_OR_RETURN(const File file, File::OpenForReading(path));
+  WEFT_ASSIGN_OR_RETURN(const int64_t bytes, file.Size());
+  const int64_t width = TokenBytes(format);
+  if (bytes % width != 0) {
+    return absl::DataLossError(absl::StrCat("'", path, "' has ", bytes, " bytes, which is no multiple of ",
+                                            width, ": it is cut off, or no file of ", Name(format)));
+  }
+  return bytes / width;
+}
+
+// Widens `raw` to token ids; the index of the first one that is not below `vocab_size`, or out.size().
+template <typename T>
+size_t Widen(const char* raw, int64_t vocab_size, absl::Span<int32_t> out) {
+  for (size_t i = 0; i < out.size(); ++i) {
+    T token;
+    std::memcpy(&token, raw + i * sizeof(T), sizeof(T));
+    if (static_cast<int64_t>(token) >= vocab_size) {
+      return i;
+    }
+    out[i] = static_cast<int32_t>(token);
+  }
+  return out.size();
+}
+
+size_t WidenTokens(TokenFormat format, const char* raw, int64_t vocab_size, absl::Span<int32_t> out) {
+  switch (format) {
+    case TokenFormat::kBytes:
+      return Widen<uint8_t>(raw, vocab_size, out);
+    case TokenFormat::kUint16:
+      return Widen<uint16_t>(raw, vocab_size, out);
+    case TokenFormat::kUint32:
+      return Widen<uint32_t>(raw, vocab_size, out);
+  }
+  return 0;
+}
+
+uint32_t TokenAt(const char* raw, int64_t width) {
+  uint32_t token = 0;
+  std::memcpy(&token, raw, static_cast<size_t>(width));
+  return token;
+}
+
+}  // namespace
+
+Corpus::Corpus(TokenFormat format, std::vector<Source> sources, std::string_view text)
+    : format_(format), sources_(std::move(sources)), text_(text) {
+  for (Source& source : sources_) {
+    source.first_token = tokens_;
+    tokens_ += source.tokens;
+  }
+}
+
+absl::StatusOr<Corpus> Corpus::Open(absl::Span<const std::string> paths) {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> files, ExpandDataPaths(paths));
+  const TokenFormat format = files.empty() ? TokenFormat::kBytes : FormatOf(files.front());
+  std::vector<Source> sources;
+  for (const std::string& file : files) {
+    if (FormatOf(file) != format) {
+      return absl::DataLossError(absl::StrCat("'", files.front(), "' is ", Name(format), ", but '", file,
+                                              "' is ", Name(FormatOf(file)), ": give files of one kind"));
+    }
+    WEFT_ASSIGN_OR_RETURN(const int64_t tokens, CountTokens(file, format));
+    sources.push_back({file, 0, tokens});
+  }
+  Corpus corpus(format, std::move(sources), {});
+  if (corpus.tokens() == 0) {
+    return absl::DataLossError(absl::StrCat(
+        "the data is empty: ",
+        files.empty() ? "no path was given" : absl::StrCat("'", files.front(), "' has no tokens")));
+  }
+  return corpus;
+}
+
+Corpus Corpus::FromText(std::string_view name, std::string_view text) {
+  return {TokenFormat::kBytes, {{std::string(name), 0, static_cast<int64_t>(text.size())}}, text};
+}
+
+absl::Status Corpus::ReadBytes(const Source& source, int64_t offset, absl::Span<char> out) const {
+  if (!text_.empty()) {
+    std::copy_n(text_.begin() + offset, out.size(), out.begin());
+    return absl::OkStatus();
+  }
+  WEFT_ASSIGN_OR_RETURN(const File file, File::OpenForReading(source.name));
+  return file.ReadAt(offset, out.data(), out.size());
+}
+
+absl::Status Corpus::Read(int64_t first, int64_t vocab_size, absl::Span<int32_t> out) const {
+  WEFT_CHECK(first >= 0 && first + static_cast<int64_t>(out.size()) <= tokens_,
+             "read past the end of the corpus");
+  const int64_t width = TokenBytes(format_);
+  auto source = std::upper_bound(sources_.begin(), sources_.end(), first,
+                                 [](int64_t token, const Source& s) { return token < s.first_token; });
+  std::vector<char> raw;
+  for (--source; !out.empty(); ++source) {
+    const int64_t start = first - source->first_token;
+    const int64_t count = std::min<int64_t>(source->tokens - start, static_cast<int64_t>(out.size()));
+    raw.resize(static_cast<size_t>(count * width));
+    WEFT_RETURN_IF_ERROR(ReadBytes(*source, start * width, absl::MakeSpan(raw)));
+    const absl::Span<int32_t> part = out.subspan(0, static_cast<size_t>(count));
+    if (const size_t good = WidenTokens(format_, raw.data(), vocab_size, part); good != part.size()) {
+      return absl::OutOfRangeError(absl::StrCat(
+          "'", source->name, "' has token ", TokenAt(raw.data() + static_cast<int64_t>(good) * width, width),
+          " at position ", start + static_cast<int64_t>(good), ", but the vocabulary has ", vocab_size,
+          " tokens: use data made for this model, or a larger --vocab-size"));
+    }
+    out.remove_prefix(part.size());
+    first += count;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Corpus::CheckTokens(int64_t vocab_size, int part, int parts) const {
+  const int64_t largest = (int64_t{1} << (8 * TokenBytes(format_))) - 1;
+  if (largest < vocab_size) {
+    return absl::OkStatus();
+  }
+  std::vector<int32_t> tokens(static_cast<size_t>(kReadTokens));
+  const int64_t end = tokens_ * (part + 1) / parts;
+  for (int64_t first = tokens_ * part / parts; first < end; first += kReadTokens) {
+    const auto count = static_cast<size_t>(std::min(kReadTokens, end - first));
+    WEFT_RETURN_IF_ERROR(Read(first, vocab_size, absl::MakeSpan(tokens).subspan(0, count)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace weft

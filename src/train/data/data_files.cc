@@ -1,0 +1,101 @@
+#include "src/train/data/data_files.h"
+
+#include <dirent.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <sys/stat.h>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "src/train/files/file_io.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+// Walks one folder. `open_` is the chain of folders from the top to here: meeting one of them again is a
+// cycle of links.
+class FolderWalk {
+ public:
+  absl::Status Visit(const std::string& path) {
+    struct stat info {};
+    if (stat(path.c_str(), &info) != 0) {
+      return Unreachable(path);
+    }
+    if (S_ISREG(info.st_mode)) {
+      files_.push_back(path);
+      return absl::OkStatus();
+    }
+    if (!S_ISDIR(info.st_mode)) {
+      return absl::DataLossError(
+          absl::StrCat("'", path, "' is neither a file nor a folder: remove it from the data"));
+    }
+    const FolderId id{info.st_dev, info.st_ino};
+    if (std::find(open_.begin(), open_.end(), id) != open_.end()) {
+      return absl::DataLossError(
+          absl::StrCat("the folder '", path, "' contains itself through a link: remove the link"));
+    }
+    open_.push_back(id);
+    absl::Status status = VisitEntries(path);
+    open_.pop_back();
+    return status;
+  }
+
+  std::vector<std::string> TakeFiles() {
+    std::sort(files_.begin(), files_.end());
+    return std::move(files_);
+  }
+
+ private:
+  using FolderId = std::pair<dev_t, ino_t>;
+
+  static absl::Status Unreachable(const std::string& path) {
+    const int error = errno;
+    struct stat link {};
+    if (error == ENOENT && lstat(path.c_str(), &link) == 0) {
+      return absl::NotFoundError(absl::StrCat("the link '", path, "' leads nowhere: mend or remove it"));
+    }
+    return ErrnoStatus(error, "open", path);
+  }
+
+  absl::Status VisitEntries(const std::string& folder) {
+    const std::unique_ptr<DIR, int (*)(DIR*)> directory(opendir(folder.c_str()), closedir);
+    if (directory == nullptr) {
+      return ErrnoStatus(errno, "open", folder);
+    }
+    const std::string prefix = folder.back() == '/' ? folder : folder + "/";
+    errno = 0;
+    while (const dirent* entry = readdir(directory.get())) {
+      if (entry->d_name[0] != '.') {
+        WEFT_RETURN_IF_ERROR(Visit(prefix + entry->d_name));
+      }
+      errno = 0;
+    }
+    return errno == 0 ? absl::OkStatus() : ErrnoStatus(errno, "read", folder);
+  }
+
+  std::vector<FolderId> open_;
+  std::vector<std::string> files_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::vector<std::string>> ExpandDataPaths(absl::Span<const std::string> paths) {
+  std::vector<std::string> files;
+  for (const std::string& path : paths) {
+    FolderWalk walk;
+    WEFT_RETURN_IF_ERROR(walk.Visit(path));
+    std::vector<std::string> found = walk.TakeFiles();
+    if (found.empty()) {
+      return absl::DataLossError(
+          absl::StrCat("the folder '", path, "' has no files (hidden ones do not count)"));
+    }
+    files.insert(files.end(), std::make_move_iterator(found.begin()), std::make_move_iterator(found.end()));
+  }
+  return files;
+}
+
+}  // namespace weft

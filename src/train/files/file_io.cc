@@ -1,0 +1,164 @@
+#include "src/train/files/file_io.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <sys/stat.h>
+#include <system_error>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "weft/core/status.h"
+
+namespace weft {
+
+absl::Status ErrnoStatus(int error, const char* what, const std::string& path) {
+  const std::string message =
+      absl::StrCat("cannot ", what, " '", path, "': ", std::generic_category().message(error));
+  switch (error) {
+    case ENOENT:
+    case ENOTDIR:
+      return absl::NotFoundError(message);
+    case EACCES:
+    case EPERM:
+    case EROFS:
+      return absl::PermissionDeniedError(message);
+    case ENOSPC:
+    case EDQUOT:
+      return absl::ResourceExhaustedError(message);
+    default:
+      return absl::DataLossError(message);
+  }
+}
+
+absl::StatusOr<File> File::OpenForReading(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (fd < 0) {
+    return ErrnoStatus(errno, "open", path);
+  }
+  File file(fd, path);
+  struct stat info {};
+  if (fstat(fd, &info) != 0) {
+    return ErrnoStatus(errno, "open", path);
+  }
+  if (!S_ISREG(info.st_mode)) {
+    return ErrnoStatus(S_ISDIR(info.st_mode) ? EISDIR : EINVAL, "read", path);
+  }
+  return file;
+}
+
+absl::StatusOr<File> File::OpenForWriting(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  return fd < 0 ? absl::StatusOr<File>(ErrnoStatus(errno, "write", path)) : File(fd, path);
+}
+
+absl::StatusOr<File> File::OpenForUpdate(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  return fd < 0 ? absl::StatusOr<File>(ErrnoStatus(errno, "write", path)) : File(fd, path);
+}
+
+File::File(File&& other) noexcept : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
+
+File& File::operator=(File&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(path_, other.path_);
+  return *this;
+}
+
+File::~File() {
+  if (fd_ >= 0) {
+    close(fd_);
+  }
+}
+
+absl::StatusOr<int64_t> File::Size() const {
+  struct stat info {};
+  if (fstat(fd_, &info) != 0) {
+    return ErrnoStatus(errno, "read", path_);
+  }
+  return static_cast<int64_t>(info.st_size);
+}
+
+absl::Status File::Resize(int64_t bytes) const {
+  return ftruncate(fd_, bytes) == 0 ? absl::OkStatus() : ErrnoStatus(errno, "write", path_);
+}
+
+absl::Status File::ReadAt(int64_t offset, void* out, size_t bytes) const {
+  auto* to = static_cast<char*>(out);
+  while (bytes > 0) {
+    const ssize_t got = pread(fd_, to, bytes, offset);
+    if (got < 0 && errno == EINTR) {
+      continue;
+    }
+    if (got < 0) {
+      return ErrnoStatus(errno, "read", path_);
+    }
+    if (got == 0) {
+      return absl::DataLossError(
+          absl::StrCat("'", path_, "' ends at byte ", offset, ", ", bytes, " bytes too early"));
+    }
+    to += got;
+    offset += got;
+    bytes -= static_cast<size_t>(got);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status File::WriteAt(int64_t offset, const void* data, size_t bytes) const {
+  const auto* from = static_cast<const char*>(data);
+  while (bytes > 0) {
+    const ssize_t put = pwrite(fd_, from, bytes, offset);
+    if (put < 0 && errno == EINTR) {
+      continue;
+    }
+    if (put < 0) {
+      return ErrnoStatus(errno, "write", path_);
+    }
+    from += put;
+    offset += put;
+    bytes -= static_cast<size_t>(put);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status File::Close() {
+  const int fd = std::exchange(fd_, -1);
+  const bool flushed = fsync(fd) == 0;
+  const int flush_error = errno;
+  if (close(fd) != 0) {
+    return ErrnoStatus(errno, "write", path_);
+  }
+  return flushed ? absl::OkStatus() : ErrnoStatus(flush_error, "write", path_);
+}
+
+absl::StatusOr<std::string> ReadWholeFile(const std::string& path) {
+  WEFT_ASSIGN_OR_RETURN(const File file, File::OpenForReading(path));
+  WEFT_ASSIGN_OR_RETURN(const int64_t size, file.Size());
+  std::string content(static_cast<size_t>(size), '\0');
+  WEFT_RETURN_IF_ERROR(file.ReadAt(0, content.data(), content.size()));
+  return content;
+}
+
+absl::Status WriteWholeFile(const std::string& path, const std::string& content) {
+  const std::string partial = path + ".partial";
+  WEFT_ASSIGN_OR_RETURN(File file, File::OpenForWriting(partial));
+  absl::Status status = file.Resize(0);
+  if (status.ok()) {
+    status = file.WriteAt(0, content.data(), content.size());
+  }
+  if (status.ok()) {
+    status = file.Close();
+  }
+  if (status.ok() && std::rename(partial.c_str(), path.c_str()) != 0) {
+    status = ErrnoStatus(errno, "write", path);
+  }
+  if (!status.ok()) {
+    unlink(partial.c_str());
+  }
+  return status;
+}
+
+}  // namespace weft

@@ -1,0 +1,118 @@
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <nlohmann/json.hpp>
+
+#include "src/train/files/file_io.h"
+#include "weft/core/status.h"
+#include "weft/train/safetensors.h"
+
+namespace weft {
+namespace {
+
+constexpr size_t kDataAlignment = 64;
+
+std::string PartialPath(const std::string& path) { return path + ".partial"; }
+
+// The length field, then the JSON filled up with spaces.
+std::string FrameHeader(std::string json) {
+  const size_t unpadded = sizeof(uint64_t) + json.size();
+  json.append((kDataAlignment - unpadded % kDataAlignment) % kDataAlignment, ' ');
+  const uint64_t length = json.size();
+  return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + json;
+}
+
+}  // namespace
+
+SafetensorsLayout::SafetensorsLayout(absl::Span<const Tensor> tensors) {
+  // Ordered, so that the header lists tensors as they lie; "format" is what transformers asks for.
+  nlohmann::ordered_json header;
+  header["__metadata__"] = {{"format", "pt"}};
+  int64_t bytes = 0;
+  for (const Tensor& tensor : tensors) {
+    WEFT_CHECK(offsets_.emplace(tensor.name, bytes).second, "two tensors of one name");
+    const int64_t end = bytes + ElementCount(tensor.shape) * static_cast<int64_t>(sizeof(float));
+    header[tensor.name] = {{"dtype", "F32"},
+                           {"shape", std::vector<int64_t>(tensor.shape.begin(), tensor.shape.end())},
+                           {"data_offsets", {bytes, end}}};
+    bytes = end;
+  }
+  header_ = FrameHeader(header.dump());
+  file_bytes_ = static_cast<int64_t>(header_.size()) + bytes;
+}
+
+int64_t SafetensorsLayout::OffsetOf(const std::string& name, int64_t element) const {
+  const auto found = offsets_.find(name);
+  WEFT_CHECK(found != offsets_.end(), "tensor is not in the layout");
+  return static_cast<int64_t>(header_.size()) + found->second + element * static_cast<int64_t>(sizeof(float));
+}
+
+class SafetensorsWriter::Impl {
+ public:
+  Impl(File file, SafetensorsLayout layout) : file_(std::move(file)), layout_(std::move(layout)) {}
+
+  absl::Status Write(const std::string& name, int64_t first, absl::Span<const float> values) const {
+    return file_.WriteAt(layout_.OffsetOf(name, first), values.data(), values.size() * sizeof(float));
+  }
+  absl::Status Close() { return file_.Close(); }
+
+ private:
+  File file_;
+  SafetensorsLayout layout_;
+};
+
+SafetensorsWriter::SafetensorsWriter(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&&) noexcept = default;
+SafetensorsWriter::~SafetensorsWriter() = default;
+
+absl::Status SafetensorsWriter::Create(const std::string& path, const SafetensorsLayout& layout) {
+  WEFT_ASSIGN_OR_RETURN(File file, File::OpenForWriting(PartialPath(path)));
+  absl::Status status = file.Resize(0);
+  if (status.ok()) {
+    status = file.Resize(layout.file_bytes());
+  }
+  if (status.ok()) {
+    status = file.WriteAt(0, layout.header().data(), layout.header().size());
+  }
+  if (status.ok()) {
+    status = file.Close();
+  }
+  if (!status.ok()) {
+    Discard(path);
+  }
+  return status;
+}
+
+absl::Status SafetensorsWriter::Commit(const std::string& path) {
+  return std::rename(PartialPath(path).c_str(), path.c_str()) == 0 ? absl::OkStatus()
+                                                                   : ErrnoStatus(errno, "write", path);
+}
+
+void SafetensorsWriter::Discard(const std::string& path) { unlink(PartialPath(path).c_str()); }
+
+absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Open(const std::string& path,
+                                                          const SafetensorsLayout& layout) {
+  const std::string partial = PartialPath(path);
+  absl::StatusOr<File> file = File::OpenForUpdate(partial);
+  WEFT_ASSIGN_OR_RETURN(const int64_t bytes, file.ok() ? file->Size() : absl::StatusOr<int64_t>(-1));
+  if (absl::IsNotFound(file.status()) || (file.ok() && bytes != layout.file_bytes())) {
+    return absl::NotFoundError(absl::StrCat("'", partial,
+                                            "' is not the file that rank 0 made: the folder must be on a ",
+                                            "file system that all ranks share"));
+  }
+  WEFT_RETURN_IF_ERROR(file.status());
+  return SafetensorsWriter(std::make_unique<Impl>(*std::move(file), layout));
+}
+
+absl::Status SafetensorsWriter::Write(const std::string& name, int64_t first,
+                                      absl::Span<const float> values) {
+  return impl_->Write(name, first, values);
+}
+
+absl::Status SafetensorsWriter::Close() { return impl_->Close(); }
+
+}  // namespace weft

@@ -1,0 +1,67 @@
+#include "src/train/loop/context_plan.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "weft/context_parallel/choose_scheme.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+constexpr AttentionMask kCausal = {.causal = true, .window = std::nullopt};
+
+// The schemes between which the flags leave the choice.
+std::vector<ContextScheme> SchemesOf(const ContextOptions& options, int ranks) {
+  const LoadBalance balance = options.load_balance.value_or(LoadBalance::kHeadTail);
+  if (options.scheme == CpScheme::kRing) return {{.kind = SchemeKind::kRing, .balance = balance}};
+  std::vector<ContextScheme> schemes = SchemesByDegree(ranks, balance);
+  const auto excluded = [&](const ContextScheme& scheme) {
+    if (options.ulysses_degree.value_or(scheme.inner(ranks)) != scheme.inner(ranks)) return true;
+    // A balance that is asked for is not dropped for fewer bytes: Ulysses has none.
+    if (options.load_balance.value_or(scheme.balance) != scheme.balance) return true;
+    switch (options.scheme) {
+      case CpScheme::kUlysses:
+        return scheme.kind != SchemeKind::kUlysses;
+      case CpScheme::kGather:
+        return scheme.kind != SchemeKind::kGatherKv;
+      case CpScheme::kHybrid:
+        return scheme.kind != SchemeKind::kHybrid;
+      case CpScheme::kRing:
+      case CpScheme::kAuto:
+        return false;
+    }
+    return false;
+  };
+  schemes.erase(std::remove_if(schemes.begin(), schemes.end(), excluded), schemes.end());
+  return schemes;
+}
+
+// Which flag leaves one scheme only.
+std::string_view ReasonOf(const ContextOptions& options) {
+  if (options.scheme != CpScheme::kAuto) return "--cp-scheme";
+  return options.ulysses_degree.has_value() ? "--ulysses-degree" : "--load-balance";
+}
+
+}  // namespace
+
+absl::StatusOr<ContextPlan> PlanContext(const ContextOptions& options, const AttentionShape& shape,
+                                        int64_t seq_len) {
+  ContextPlan plan;
+  plan.size = static_cast<int>(options.size);
+  if (plan.size == 1) return plan;
+  std::vector<ContextScheme> schemes = SchemesOf(options, plan.size);
+  for (ContextScheme& scheme : schemes) {
+    if (!options.ring_rotate.has_value()) continue;
+    scheme.rotation = *options.ring_rotate;
+    scheme.outer = scheme.kind == SchemeKind::kHybrid ? OuterExchange::kRing : scheme.outer;
+  }
+  WEFT_ASSIGN_OR_RETURN(SchemeChoice choice, ChooseAmong(schemes, shape, kCausal, {seq_len}, plan.size));
+  plan.scheme = choice.scheme;
+  plan.reason = schemes.size() == 1 ? std::string(ReasonOf(options)) : std::move(choice.reason);
+  return plan;
+}
+
+}  // namespace weft

@@ -1,0 +1,69 @@
+#include "src/train/loop/evaluator.h"
+
+#include <utility>
+#include <vector>
+
+#include "src/train/data/batch_reader.h"
+#include "weft/core/status.h"
+#include "weft/mesh/world_group.h"
+
+namespace weft {
+
+Evaluator::Evaluator(CommEngine& engine, LlamaModel& model, const Corpus& corpus, const EvaluationPlan& plan,
+                     const BatchSplitter& splitter)
+    : engine_(engine),
+      model_(model),
+      corpus_(corpus),
+      plan_(plan),
+      splitter_(splitter),
+      pool_(engine.heap(), "evaluation losses") {}
+
+absl::StatusOr<std::unique_ptr<Evaluator>> Evaluator::Create(CommEngine& engine, LlamaModel& model,
+                                                             const Corpus& corpus, const EvaluationPlan& plan,
+                                                             const BatchSplitter& splitter) {
+  std::unique_ptr<Evaluator> evaluator(new Evaluator(engine, model, corpus, plan, splitter));
+  WEFT_ASSIGN_OR_RETURN(evaluator->lane_,
+                        engine.AddLane(WorldGroup(engine.bootstrap()), LanePurpose::kControl));
+  WEFT_ASSIGN_OR_RETURN(evaluator->losses_,
+                        evaluator->pool_.Acquire(sizeof(double) * static_cast<size_t>(plan.losses())));
+  return evaluator;
+}
+
+absl::StatusOr<double> Evaluator::Loss() {
+  for (int64_t round = 0; round < plan_.rounds(); ++round) {
+    const SequenceRange windows = plan_.Windows(data_rank(), round);
+    WEFT_ASSIGN_OR_RETURN(const double loss, RunPass(windows));
+    if (windows.count > 0) own_losses()[round] = loss;
+  }
+  WEFT_RETURN_IF_ERROR(GatherLosses());
+  const auto all = absl::MakeConstSpan(losses(), static_cast<size_t>(plan_.losses()));
+  return plan_.Sum(all) / static_cast<double>(plan_.targets());
+}
+
+absl::StatusOr<double> Evaluator::RunPass(SequenceRange windows) {
+  const BatchOrder in_order{plan_.windows, /*shuffle=*/false, /*seed=*/0};
+  WEFT_ASSIGN_OR_RETURN(const Microbatch whole, ReadMicrobatch(corpus_, in_order, windows, plan_.seq_len,
+                                                               model_.config().vocab_size));
+  WEFT_ASSIGN_OR_RETURN(RankBatch batch, splitter_.Split(whole));
+  Invocation invocation(/*gradients=*/false);
+  invocation.SetSequence(std::move(batch.sequence));
+  WEFT_ASSIGN_OR_RETURN(const Tensors sum,
+                        model_.Forward(invocation, {std::move(batch.inputs), std::move(batch.targets)}));
+  return *sum[0].As<float>();
+}
+
+absl::Status Evaluator::GatherLosses() {
+  std::vector<int64_t> counts;
+  for (int rank = 0; rank < plan_.ranks; ++rank) {
+    counts.insert(counts.end(), static_cast<size_t>(plan_.context), plan_.PassesOf(rank));
+  }
+  OpOptions options;
+  options.label = "evaluation_losses";
+  options.priority = Priority::kCritical;
+  // Only moved, so that their type does not matter.
+  static_assert(sizeof(double) == sizeof(int64_t));
+  Work work = engine_.AllGather(lane_, own_losses(), losses(), DType::kI64, plan_.losses(), counts, options);
+  return work.WaitReleased();
+}
+
+}  // namespace weft

@@ -1,0 +1,52 @@
+// The loss of a model on data that it is not trained on: a mean over all targets, without gradients.
+//
+// Thread safety: none; the thread that trains evaluates.
+// Collective: Create and Loss, by all ranks, between steps.
+// Lifetime: model, engine and corpus must outlive it.
+#pragma once
+
+#include <memory>
+
+#include <absl/status/statusor.h>
+
+#include "src/train/data/batch_splitter.h"
+#include "src/train/data/evaluation_plan.h"
+#include "weft/comm/comm_engine.h"
+#include "weft/memory/buffer_pool.h"
+#include "weft/nn/llama.h"
+#include "weft/train/corpus.h"
+
+namespace weft {
+
+class Evaluator {
+ public:
+  // Errors: kResourceExhausted.
+  static absl::StatusOr<std::unique_ptr<Evaluator>> Create(CommEngine& engine, LlamaModel& model,
+                                                           const Corpus& corpus, const EvaluationPlan& plan,
+                                                           const BatchSplitter& splitter);
+
+  // In nats, the same on all ranks, and on all meshes: see Note [The same loss on every mesh].
+  absl::StatusOr<double> Loss();
+
+ private:
+  Evaluator(CommEngine& engine, LlamaModel& model, const Corpus& corpus, const EvaluationPlan& plan,
+            const BatchSplitter& splitter);
+  // The summed losses of this rank's tokens of some windows; 0 of none.
+  absl::StatusOr<double> RunPass(SequenceRange windows);
+  absl::Status GatherLosses();
+  int rank() const { return engine_.bootstrap().rank(); }
+  int data_rank() const { return rank() / plan_.context; }
+  double* losses() const { return reinterpret_cast<double*>(losses_.data()); }
+  double* own_losses() const { return losses() + plan_.LossesOf(data_rank(), rank() % plan_.context); }
+
+  CommEngine& engine_;
+  LlamaModel& model_;
+  const Corpus& corpus_;
+  EvaluationPlan plan_;
+  BatchSplitter splitter_;
+  BufferPool pool_;
+  Buffer losses_;  // See EvaluationPlan::LossesOf; in node memory.
+  LaneId lane_;
+};
+
+}  // namespace weft

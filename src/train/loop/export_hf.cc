@@ -1,0 +1,98 @@
+#include "src/train/loop/export_hf.h"
+
+#include <filesystem>
+#include <system_error>
+
+#include <absl/strings/str_cat.h>
+
+#include "src/train/files/file_io.h"
+#include "src/train/files/shard_runs.h"
+#include "weft/core/status.h"
+#include "weft/train/hf_config.h"
+#include "weft/train/safetensors.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+
+// What belongs to a model's folder beside weights and configuration.
+constexpr const char* kCompanions[] = {"tokenizer.json",     "tokenizer_config.json",
+                                       "tokenizer.model",    "special_tokens_map.json",
+                                       "added_tokens.json",  "vocab.json",
+                                       "merges.txt",         "generation_config.json",
+                                       "chat_template.json", "chat_template.jinja"};
+
+SafetensorsLayout LayoutOf(LlamaModel& model) {
+  std::vector<SafetensorsLayout::Tensor> tensors;
+  for (const std::shared_ptr<Parameter>& parameter : model.AllParameters()) {
+    tensors.push_back({parameter->name, parameter->shape});
+  }
+  return SafetensorsLayout(tensors);
+}
+
+absl::Status MakeFolder(const std::string& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  return error ? ErrnoStatus(error.value(), "make the folder", folder) : absl::OkStatus();
+}
+
+absl::Status CopyCompanions(const HfExport& target) {
+  for (const char* name : kCompanions) {
+    const std::string source = absl::StrCat(target.source_folder, "/", name);
+    if (target.source_folder.empty() || !fs::exists(source)) {
+      continue;
+    }
+    WEFT_ASSIGN_OR_RETURN(const std::string content, ReadWholeFile(source));
+    WEFT_RETURN_IF_ERROR(WriteWholeFile(absl::StrCat(target.folder, "/", name), content));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status WriteShards(const std::string& path, const SafetensorsLayout& layout,
+                         const std::vector<ShardView>& shards) {
+  WEFT_ASSIGN_OR_RETURN(SafetensorsWriter writer, SafetensorsWriter::Open(path, layout));
+  for (const ShardView& shard : shards) {
+    WEFT_RETURN_IF_ERROR(ForEachRun(shard, [&](int64_t first, absl::Span<const float> values) {
+      return writer.Write(shard.parameter->name, first, values);
+    }));
+  }
+  return writer.Close();
+}
+
+// What rank 0 does when all weights are written. The weights come last: a folder that has them is whole.
+absl::Status Finish(const HfExport& target, const std::string& weights, const LlamaConfig& config) {
+  WEFT_RETURN_IF_ERROR(CopyCompanions(target));
+  WEFT_RETURN_IF_ERROR(WriteWholeFile(absl::StrCat(target.folder, "/config.json"),
+                                      FormatHfConfig(config, target.source_config)));
+  return SafetensorsWriter::Commit(weights);
+}
+
+}  // namespace
+
+absl::Status ExportHf(Bootstrap& bootstrap, const HfExport& target, LlamaModel& model,
+                      const std::vector<ShardView>& shards, bool writes, absl::Duration timeout) {
+  const std::string weights = absl::StrCat(target.folder, "/model.safetensors");
+  const SafetensorsLayout layout = LayoutOf(model);
+  const bool first = bootstrap.rank() == 0;
+  // Each phase starts when the one before has succeeded everywhere.
+  absl::Status status = first ? MakeFolder(target.folder) : absl::OkStatus();
+  if (first && status.ok()) {
+    status = SafetensorsWriter::Create(weights, layout);
+  }
+  status = AgreeOnStatus(bootstrap, status, timeout);
+  if (status.ok()) {
+    status =
+        AgreeOnStatus(bootstrap, writes ? WriteShards(weights, layout, shards) : absl::OkStatus(), timeout);
+  }
+  if (status.ok()) {
+    status =
+        AgreeOnStatus(bootstrap, first ? Finish(target, weights, model.config()) : absl::OkStatus(), timeout);
+  }
+  if (first && !status.ok()) {
+    SafetensorsWriter::Discard(weights);
+  }
+  return status;
+}
+
+}  // namespace weft

@@ -1,0 +1,167 @@
+#include "src/train/loop/resolved_config.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+#include <nlohmann/json.hpp>
+
+#include "weft/core/status.h"
+#include "weft/nn/matmul.h"
+
+namespace weft {
+namespace {
+
+std::string OnOff(bool on) { return on ? "on" : "off"; }
+
+std::string Millions(int64_t count) { return absl::StrFormat("%.1f M", static_cast<double>(count) / 1e6); }
+
+ResolvedItem ModelItem(const TrainConfig& config, const LlamaConfig& model) {
+  const std::string sizes =
+      absl::StrCat(model.layers, " layers, dim ", model.dim, ", ", model.heads, " heads, ", model.kv_heads,
+                   " kv heads, ffn ", model.ffn_dim, ", vocabulary ", model.vocab_size, ", ",
+                   Millions(model.ParameterCount()), " parameters");
+  if (!config.model.hf_folder.empty()) {
+    return {"model", sizes, absl::StrCat("--hf-model ", config.model.hf_folder)};
+  }
+  if (config.model.layers) {
+    return {"model", sizes, "sizes given"};
+  }
+  return {"model", sizes,
+          config.model.preset.empty() ? "tiny: no model given" : "--model " + config.model.preset};
+}
+
+ResolvedItem MeshItem(const RunPlan& plan) {
+  const int shards = plan.shard_group_size();
+  const std::string kind = plan.replicate_size * shards == 1 ? "one rank"
+                           : plan.replicate_size == 1        ? "FSDP: weights sharded over all ranks"
+                           : shards == 1                     ? "DDP: whole weights on every rank"
+                                                             : "HSDP: weights sharded in each replica";
+  return {"mesh", plan.mesh.ToString(), kind};
+}
+
+ResolvedItem BatchItem(const TrainConfig& config, const RunPlan& plan) {
+  return {"batch",
+          absl::StrCat(plan.batch.batch_size, " sequences of ", plan.seq_len, " tokens a step, ",
+                       plan.batch.sequences_per_rank(), " a data-parallel rank and microbatch"),
+          config.data.batch_size ? "--batch-size" : "one for each data-parallel rank and microbatch"};
+}
+
+ResolvedItem DataItem(const TrainConfig& config, const Corpus& corpus, const RunPlan& plan) {
+  return {
+      "data",
+      absl::StrCat(
+          corpus.tokens(), " tokens in ", corpus.sources().size(),
+          corpus.sources().size() == 1 ? " file, " : " files, ", plan.order.windows, " sequences an epoch, ",
+          plan.order.shuffle ? "shuffled" : "in order",
+          plan.document_separator ? absl::StrCat(", documents end at token ", *plan.document_separator) : ""),
+      config.data.paths.empty() ? "no --data: built-in text" : ""};
+}
+
+// Empty where sequences are not split.
+std::vector<ResolvedItem> ContextItems(const RunPlan& plan) {
+  if (plan.context.size == 1) {
+    return {};
+  }
+  return {{"sequences",
+           absl::StrCat("split over ", plan.context.size, " ranks, ",
+                        plan.context.scheme.Describe(plan.context.size)),
+           plan.context.reason}};
+}
+
+// Empty without evaluation.
+std::vector<ResolvedItem> EvaluationItems(const TrainConfig& config, const RunPlan& plan) {
+  if (!plan.evaluation) {
+    return {};
+  }
+  const std::string interval =
+      config.eval.interval > 0 ? absl::StrCat(", every ", config.eval.interval, " steps and") : ",";
+  return {{"evaluation",
+           absl::StrCat(plan.evaluation->windows, " sequences in order", interval, " after the last step"),
+           config.eval.sequences ? "--eval-sequences" : "all of --eval-data"}};
+}
+
+ResolvedItem OptimizerItem(const RunPlan& plan) {
+  const LrSchedule& lr = plan.learning_rate;
+  const std::string floor =
+      lr.decay == LrDecay::kConstant ? "" : absl::StrCat(" down to ", lr.min_ratio, " of it");
+  return {"optimizer",
+          absl::StrCat("AdamW, lr ", lr.lr, " ", ToAbsl(Name(lr.decay)), floor, " after ", lr.warmup_steps,
+                       " warm-up steps, betas ", plan.adamw.beta1, " and ", plan.adamw.beta2, ", eps ",
+                       plan.adamw.eps, ", decay ", plan.adamw.weight_decay, " of ",
+                       plan.decay == DecayScope::kAll ? "all parameters" : "matrices only", ", clip ",
+                       plan.clip_grad_norm),
+          ""};
+}
+
+ResolvedItem ShardingItem(const TrainConfig& config, const RunPlan& plan) {
+  const ShardingPolicy& policy = plan.policy;
+  const bool prefetches_more = policy.PrefetchDepth() == ShardingPolicy::kPrefetchOverNodes;
+  return {"sharding",
+          absl::StrCat("zero-copy ", OnOff(policy.zero_copy), ", reshard after forward ",
+                       OnOff(policy.reshard_after_forward), ", optimizer sharded over replicas ",
+                       OnOff(policy.shard_optimizer_over_replicas), ", prefetch ", policy.PrefetchDepth(),
+                       ", gradient sync ", ToAbsl(Name(plan.grad_sync)), ", activation checkpoint ",
+                       ToAbsl(Name(plan.activation_checkpoint)), ", parameters ",
+                       ToAbsl(Name(policy.param_dtype)), ", reduction ", ToAbsl(Name(policy.reduce_dtype))),
+          config.parallel.prefetch_depth ? "prefetch by --prefetch-depth"
+          : prefetches_more              ? "prefetch for shard groups that span nodes"
+                                         : "prefetch for shard groups on one node"};
+}
+
+// Empty where nothing is computed in bf16.
+std::vector<ResolvedItem> ProductItems(const RunPlan& plan) {
+  if (plan.policy.param_dtype != DType::kBF16) {
+    return {};
+  }
+  if (MultipliesBf16()) {
+    return {{"products", "bf16", "the CPU has instructions for them"}};
+  }
+  return {{"products", "bf16 widened to f32", "the CPU has no instructions for bf16 products"}};
+}
+
+}  // namespace
+
+std::vector<ResolvedItem> ResolveConfig(const TrainConfig& config, const TrainInputs& inputs,
+                                        const RunPlan& plan, const ThreadPlan& threads) {
+  std::vector<ResolvedItem> items = {
+      ModelItem(config, inputs.model),
+      DataItem(config, inputs.corpus, plan),
+      BatchItem(config, plan),
+      OptimizerItem(plan),
+      MeshItem(plan),
+      ShardingItem(config, plan),
+      {"node-shared", std::string(Name(plan.residency.residency)), plan.residency.reason},
+      {"threads", absl::StrCat(threads.threads, " a rank"), threads.reason},
+      {"seed", absl::StrCat(config.seed), ""},
+      {"steps", absl::StrCat(config.optimizer.steps), ""}};
+  for (std::vector<ResolvedItem> more :
+       {ProductItems(plan), ContextItems(plan), EvaluationItems(config, plan)}) {
+    std::move(more.begin(), more.end(), std::back_inserter(items));
+  }
+  return items;
+}
+
+std::string ToText(const std::vector<ResolvedItem>& items) {
+  size_t width = 0;
+  for (const ResolvedItem& item : items) {
+    width = std::max(width, item.key.size());
+  }
+  std::string text;
+  for (const ResolvedItem& item : items) {
+    absl::StrAppend(&text, item.key, std::string(width + 2 - item.key.size(), ' '), item.value,
+                    item.reason.empty() ? "" : absl::StrCat("  (", item.reason, ")"), "\n");
+  }
+  return text;
+}
+
+std::string ToJson(const std::vector<ResolvedItem>& items) {
+  nlohmann::ordered_json json;
+  for (const ResolvedItem& item : items) {
+    json[item.key] = {{"value", item.value}, {"reason", item.reason}};
+  }
+  return json.dump(2) + "\n";
+}
+
+}  // namespace weft

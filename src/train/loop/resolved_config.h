@@ -1,0 +1,28 @@
+// The configuration as the run uses it: every choice, its value, and why it is so.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "src/train/loop/inputs.h"
+#include "src/train/loop/run_plan.h"
+#include "weft/train/config.h"
+#include "weft/train/thread_plan.h"
+
+namespace weft {
+
+struct ResolvedItem {
+  std::string key;
+  std::string value;
+  std::string reason;  // May be empty.
+};
+
+std::vector<ResolvedItem> ResolveConfig(const TrainConfig& config, const TrainInputs& inputs,
+                                        const RunPlan& plan, const ThreadPlan& threads);
+
+// One line an item, in columns.
+std::string ToText(const std::vector<ResolvedItem>& items);
+// {"key": {"value": …, "reason": …}, …}, in order.
+std::string ToJson(const std::vector<ResolvedItem>& items);
+
+}  // namespace weft

@@ -1,0 +1,150 @@
+#include "src/train/loop/run_plan.h"
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+
+#include "src/train/config/flag_error.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+struct MeshShape {
+  int64_t replicate;
+  int64_t shard;
+  int64_t context;
+};
+
+absl::StatusOr<MeshShape> FitMesh(const ParallelOptions& parallel, int64_t ranks) {
+  MeshShape shape{parallel.dp_replicate, parallel.dp_shard, parallel.context.size};
+  // Divided, not multiplied: no product of flags can overflow.
+  int64_t rest = ranks;
+  bool divides = true;
+  int64_t* open = nullptr;  // The axis that takes the rest.
+  for (int64_t* size : {&shape.replicate, &shape.shard, &shape.context}) {
+    if (*size == -1) {
+      open = size;
+      continue;
+    }
+    divides = divides && rest % *size == 0;
+    rest /= *size;
+  }
+  if (divides && open != nullptr) *open = rest;
+  if (divides && (open != nullptr || rest == 1)) return shape;
+  return absl::InvalidArgumentError(
+      absl::StrCat("--dp-replicate ", shape.replicate, ", --dp-shard ", shape.shard, " and --cp ",
+                   shape.context, " do not multiply to the ", ranks, ranks == 1 ? " rank" : " ranks",
+                   " of this run: change one of them (-1 takes the rest) or mpirun's -n"));
+}
+
+absl::StatusOr<DeviceMesh> MakeMesh(int replicate, int shard, int context) {
+  std::vector<MeshAxis> axes = {{"replicate", replicate}, {"shard", shard}};
+  if (context > 1) axes.push_back({"context", context});
+  return DeviceMesh::Create(std::move(axes), replicate * shard * context);
+}
+
+ShardingPolicy MakePolicy(const ParallelOptions& parallel) {
+  ShardingPolicy policy;
+  policy.zero_copy = parallel.zero_copy;
+  policy.node_shared = parallel.node_shared;
+  policy.reshard_after_forward = parallel.reshard_after_forward;
+  policy.shard_optimizer_over_replicas = parallel.shard_optimizer_over_replicas;
+  if (parallel.prefetch_depth) policy.prefetch_depth = static_cast<int>(*parallel.prefetch_depth);
+  policy.param_dtype = parallel.param_dtype;
+  policy.reduce_dtype = parallel.reduce_dtype;
+  return policy;
+}
+
+absl::StatusOr<std::optional<EvaluationPlan>> PlanEvaluation(const TrainConfig& config,
+                                                             const TrainInputs& inputs, int data_parallel,
+                                                             int context) {
+  if (!inputs.eval_corpus) {
+    return std::nullopt;
+  }
+  const int64_t seq_len = config.data.seq_len;
+  absl::StatusOr<int64_t> windows = BatchOrder::CountWindows(inputs.eval_corpus->tokens(), seq_len);
+  if (!windows.ok()) {
+    return Annotate(windows.status(), "--eval-data");
+  }
+  return EvaluationPlan{std::min(*windows, config.eval.sequences.value_or(*windows)), seq_len, data_parallel,
+                        context};
+}
+
+// One layer's, in a microbatch of one data-parallel rank.
+AttentionShape AttentionOf(const TrainConfig& config, const LlamaConfig& model, const BatchShape& batch) {
+  AttentionShape shape;
+  shape.batch = batch.sequences_per_rank();
+  shape.heads = model.heads;
+  shape.kv_heads = model.kv_heads;
+  shape.head_dim = shape.value_dim = model.head_dim;
+  shape.dtype = config.parallel.param_dtype;
+  return shape;
+}
+
+absl::Status CheckSequences(const DataOptions& data, const LlamaConfig& model) {
+  if (data.seq_len > model.max_positions) {
+    return BadFlag(
+        "seq-len", data.seq_len,
+        absl::StrCat("is longer than the model's ", model.max_positions, " positions: give at most that"));
+  }
+  if (data.document_separator.has_value() && *data.document_separator >= model.vocab_size) {
+    return BadFlag("document-separator", *data.document_separator,
+                   absl::StrCat("the vocabulary ends at ", model.vocab_size - 1, ": give a token of it"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs& inputs,
+                                    const NodeMap& nodes) {
+  WEFT_ASSIGN_OR_RETURN(const MeshShape shape, FitMesh(config.parallel, nodes.size()));
+  if (config.parallel.shard_optimizer_over_replicas && shape.replicate == 1) {
+    return BadFlag("shard-optimizer-over-replicas", "true",
+                   "needs replicas: give --dp-replicate of more than 1, or leave it out");
+  }
+  const DataOptions& data = config.data;
+  WEFT_RETURN_IF_ERROR(CheckSequences(data, inputs.model));
+  const auto replicate = static_cast<int>(shape.replicate);
+  const auto shard = static_cast<int>(shape.shard);
+  const auto context = static_cast<int>(shape.context);
+  const int data_parallel = replicate * shard;
+  WEFT_ASSIGN_OR_RETURN(const BatchShape batch,
+                        BatchShape::Make(data.batch_size.value_or(data.grad_accum * data_parallel),
+                                         data.grad_accum, data_parallel));
+  WEFT_ASSIGN_OR_RETURN(
+      ContextPlan context_plan,
+      PlanContext(config.parallel.context, AttentionOf(config, inputs.model, batch), data.seq_len));
+  WEFT_ASSIGN_OR_RETURN(const int64_t windows,
+                        BatchOrder::CountWindows(inputs.corpus.tokens(), data.seq_len));
+  WEFT_ASSIGN_OR_RETURN(const std::optional<EvaluationPlan> evaluation,
+                        PlanEvaluation(config, inputs, data_parallel, context));
+  WEFT_ASSIGN_OR_RETURN(DeviceMesh mesh, MakeMesh(replicate, shard, context));
+  ShardingPolicy policy = ResolvePrefetch(MakePolicy(config.parallel), nodes, shard * context);
+  absl::StatusOr<ResidencyChoice> residency = ChooseResidency(policy, nodes, shard * context);
+  if (!residency.ok()) return Annotate(residency.status(), "--node-shared");
+  const OptimizerOptions& o = config.optimizer;
+  return RunPlan{std::move(mesh),
+                 replicate,
+                 shard,
+                 std::move(context_plan),
+                 batch,
+                 BatchOrder{windows, data.shuffle, config.seed},
+                 data.seq_len,
+                 data.document_separator,
+                 std::move(policy),
+                 config.parallel.wire_compression,
+                 *std::move(residency),
+                 config.parallel.grad_sync,
+                 config.parallel.activation_checkpoint,
+                 AdamWOptions{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay},
+                 o.decay,
+                 LrSchedule{o.lr, o.lr_schedule, o.warmup_steps, o.steps, o.min_lr_ratio},
+                 o.clip_grad_norm,
+                 evaluation};
+}
+
+}  // namespace weft

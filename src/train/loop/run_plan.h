@@ -1,0 +1,55 @@
+// How a run falls apart over its ranks. Pure: every rank makes the same plan from the same numbers.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include <absl/status/statusor.h>
+
+#include "src/train/data/evaluation_plan.h"
+#include "src/train/loop/context_plan.h"
+#include "src/train/loop/inputs.h"
+#include "weft/mesh/device_mesh.h"
+#include "weft/optim/adamw.h"
+#include "weft/optim/lr_schedule.h"
+#include "weft/sharding/policy.h"
+#include "weft/sharding/residency.h"
+#include "weft/train/batch_order.h"
+#include "weft/train/config.h"
+
+namespace weft {
+
+struct RunPlan {
+  DeviceMesh mesh;
+  int replicate_size;
+  int shard_size;
+  ContextPlan context;
+  BatchShape batch;
+  BatchOrder order;
+  int64_t seq_len;
+  std::optional<int64_t> document_separator;
+  ShardingPolicy policy;                            // But for its wire compression,
+  std::optional<WireCompression> wire_compression;  // which is measured where it is not given.
+  ResidencyChoice residency;
+  GradientSync grad_sync;
+  ActivationCheckpoint activation_checkpoint;
+  AdamWOptions adamw;  // Its learning rate is set at each step.
+  DecayScope decay;
+  LrSchedule learning_rate;
+  double clip_grad_norm;
+  std::optional<EvaluationPlan> evaluation;
+
+  int64_t targets_per_step() const { return batch.batch_size * seq_len; }
+  // Neighbouring ranks that hold one copy of the weights together.
+  int shard_group_size() const { return shard_size * context.size; }
+  // Ranks that share sequences are one to the data.
+  int data_parallel_rank(int rank) const { return rank / context.size; }
+};
+
+// Errors: kInvalidArgument (a mesh that does not multiply to the ranks, a batch that does not divide, a
+// sequence longer than the model's positions, weights that cannot be shared though they are to be, a
+// separator outside the vocabulary; names flags and remedy), kDataLoss (too little data).
+absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs& inputs,
+                                    const NodeMap& nodes);
+
+}  // namespace weft

@@ -1,0 +1,209 @@
+#include "weft/train/train.h"
+
+#include <optional>
+#include <utility>
+
+#include <absl/strings/str_format.h>
+
+#include "src/train/files/file_io.h"
+#include "src/train/loop/evaluator.h"
+#include "src/train/loop/export_hf.h"
+#include "src/train/loop/inputs.h"
+#include "src/train/loop/outputs.h"
+#include "src/train/loop/resolved_config.h"
+#include "src/train/loop/run_plan.h"
+#include "src/train/loop/sharded_hash.h"
+#include "src/train/loop/trainer.h"
+#include "weft/core/parallel.h"
+#include "weft/core/status.h"
+#include "weft/train/progress.h"
+#include "weft/train/thread_plan.h"
+
+namespace weft {
+namespace {
+
+// A run's parts, in the order in which they come to be.
+class Run {
+ public:
+  Run(Bootstrap& bootstrap, const TrainConfig& config, const TrainEnvironment& environment,
+      absl::Duration timeout)
+      : bootstrap_(bootstrap), config_(config), environment_(environment), timeout_(timeout) {}
+
+  absl::StatusOr<TrainReport> Execute() {
+    WEFT_RETURN_IF_ERROR(Prepare());
+    WEFT_RETURN_IF_ERROR(Announce());
+    WEFT_RETURN_IF_ERROR(Build());
+    const absl::Status trained = TrainSteps();
+    if (!trained.ok()) {
+      trainer_->Fail(trained);
+    }
+    WEFT_RETURN_IF_ERROR(AgreeOnCause(trained));
+    WEFT_RETURN_IF_ERROR(Finish());
+    return report_;
+  }
+
+ private:
+  bool first() const { return bootstrap_.rank() == 0; }
+  std::FILE* output() const { return first() ? environment_.output : nullptr; }
+  absl::Status Agree(const absl::Status& local) { return AgreeOnStatus(bootstrap_, local, timeout_); }
+
+  // The error that made the others fail comes before those that it caused.
+  absl::Status AgreeOnCause(const absl::Status& local) {
+    if (absl::IsDeadlineExceeded(local)) {
+      return local;  // Whoever is missed there would be missed here as well.
+    }
+    WEFT_RETURN_IF_ERROR(Agree(absl::IsAborted(local) ? absl::OkStatus() : local));
+    return Agree(local);
+  }
+
+  absl::Status OpenAndPlan() {
+    WEFT_ASSIGN_OR_RETURN(inputs_, OpenInputs(config_));
+    WEFT_ASSIGN_OR_RETURN(model_, LlamaModel::Create(inputs_->model));
+    if (inputs_->weights) {
+      WEFT_RETURN_IF_ERROR(CheckWeights(*inputs_->weights, *model_));
+    }
+    WEFT_ASSIGN_OR_RETURN(plan_, MakeRunPlan(config_, *inputs_, bootstrap_.node_map()));
+    return first() ? CheckOutputs(config_.output) : absl::OkStatus();
+  }
+
+  absl::Status Prepare() {
+    WEFT_RETURN_IF_ERROR(Agree(OpenAndPlan()));
+    const int64_t vocab_size = inputs_->model.vocab_size;
+    WEFT_RETURN_IF_ERROR(CheckData(bootstrap_, inputs_->corpus, vocab_size, timeout_));
+    return inputs_->eval_corpus ? CheckData(bootstrap_, *inputs_->eval_corpus, vocab_size, timeout_)
+                                : absl::OkStatus();
+  }
+
+  absl::Status Announce() {
+    WEFT_ASSIGN_OR_RETURN(const NodePlacement placement, FindPlacement(bootstrap_, timeout_));
+    const ThreadPlan threads = PlanThreads(placement);
+    SetThreadCount(threads.threads);
+    resolved_ = ResolveConfig(config_, *inputs_, *plan_, threads);
+    if (output() != nullptr) {
+      std::fputs(ToText(resolved_).c_str(), output());
+      for (const std::string& warning : threads.warnings) {
+        std::fprintf(output(), "warning  %s\n", warning.c_str());
+      }
+      std::fflush(output());
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status Build() {
+    const ShardLoader loader =
+        inputs_->weights ? LoadFromSafetensors(*inputs_->weights) : LoadInitialValues(config_.seed);
+    EngineOptions engine = environment_.engine;
+    engine.timeout = timeout_;
+    engine.watchdog = environment_.watchdog;
+    WEFT_ASSIGN_OR_RETURN(
+        trainer_, Trainer::Create(bootstrap_, inputs_->corpus, *plan_, std::move(model_), loader, engine));
+    AnnounceWireCompression();
+    if (plan_->evaluation) {
+      WEFT_ASSIGN_OR_RETURN(evaluator_,
+                            Evaluator::Create(trainer_->engine(), trainer_->model(), *inputs_->eval_corpus,
+                                              *plan_->evaluation, trainer_->splitter()));
+    }
+    return Agree(OpenMetrics());
+  }
+
+  // On one node nothing is sent.
+  void AnnounceWireCompression() {
+    if (bootstrap_.node_map().node_count() == 1) return;
+    const WireCompressionChoice& choice = trainer_->wire_compression();
+    resolved_.push_back({"wire-compression", std::string(Name(choice.compression)), choice.reason});
+    if (output() == nullptr) return;
+    std::fputs(ToText({resolved_.back()}).c_str(), output());
+    std::fflush(output());
+  }
+
+  absl::Status OpenMetrics() {
+    const std::string& path = config_.output.metrics_file;
+    if (!first() || path.empty()) {
+      return absl::OkStatus();
+    }
+    WEFT_RETURN_IF_ERROR(WriteWholeFile(ConfigPathBeside(path), ToJson(resolved_)));
+    WEFT_ASSIGN_OR_RETURN(metrics_, MetricsFile::Create(path));
+    return absl::OkStatus();
+  }
+
+  absl::Status TrainSteps() {
+    std::optional<ProgressPrinter> progress;
+    if (output() != nullptr) {
+      progress.emplace(output(), config_.optimizer.steps, environment_.terminal);
+    }
+    for (int64_t step = 1; step <= config_.optimizer.steps && !report_.stopped; ++step) {
+      const bool stop = environment_.stop != nullptr && environment_.stop->load();
+      WEFT_ASSIGN_OR_RETURN(Trainer::StepResult result, trainer_->Step(step, stop));
+      if (EvaluatesAfter(step)) {
+        WEFT_ASSIGN_OR_RETURN(report_.eval_loss, evaluator_->Loss());
+        result.metrics.eval_loss = report_.eval_loss;
+      }
+      WEFT_RETURN_IF_ERROR(Record(result.metrics));
+      report_.steps = step;
+      report_.loss = result.metrics.loss;
+      report_.stopped = result.stop;
+      if (progress) {
+        progress->Print(result.metrics);
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  bool EvaluatesAfter(int64_t step) const {
+    if (evaluator_ == nullptr) {
+      return false;
+    }
+    const int64_t interval = config_.eval.interval;
+    return step == config_.optimizer.steps || (interval > 0 && step % interval == 0);
+  }
+
+  absl::Status Record(const StepMetrics& metrics) {
+    if (environment_.on_step) {
+      environment_.on_step(metrics);
+    }
+    return metrics_ ? metrics_->Write(metrics) : absl::OkStatus();
+  }
+
+  absl::Status Finish() {
+    WEFT_ASSIGN_OR_RETURN(const std::vector<ShardView> shards, trainer_->CurrentShards());
+    WEFT_ASSIGN_OR_RETURN(report_.weights_hash, HashOfShards(bootstrap_, trainer_->model(), shards,
+                                                             plan_->shard_group_size(), timeout_));
+    if (output() != nullptr) {
+      std::fprintf(output(), "weights xxh64:%016llx\n",
+                   static_cast<unsigned long long>(report_.weights_hash));
+    }
+    if (report_.stopped || config_.output.export_folder.empty()) {
+      return absl::OkStatus();
+    }
+    const HfExport target{config_.output.export_folder, config_.model.hf_folder, inputs_->hf_config};
+    const bool writes = bootstrap_.rank() < plan_->shard_group_size();  // The first replica.
+    WEFT_RETURN_IF_ERROR(ExportHf(bootstrap_, target, trainer_->model(), shards, writes, timeout_));
+    if (output() != nullptr) {
+      std::fprintf(output(), "exported to %s\n", target.folder.c_str());
+    }
+    return absl::OkStatus();
+  }
+
+  Bootstrap& bootstrap_;
+  const TrainConfig& config_;
+  const TrainEnvironment& environment_;
+  absl::Duration timeout_;
+  std::optional<TrainInputs> inputs_;
+  std::unique_ptr<LlamaModel> model_;
+  std::optional<RunPlan> plan_;
+  std::vector<ResolvedItem> resolved_;
+  std::unique_ptr<Trainer> trainer_;
+  std::unique_ptr<Evaluator> evaluator_;  // Where there is data for it.
+  std::optional<MetricsFile> metrics_;    // On rank 0.
+  TrainReport report_;
+};
+
+}  // namespace
+
+absl::StatusOr<TrainReport> Train(Bootstrap& bootstrap, const TrainConfig& config,
+                                  const TrainEnvironment& environment) {
+  WEFT_ASSIGN_OR_RETURN(const absl::Duration timeout, DefaultTimeout());
+  return Run(bootstrap, config, environment, timeout).Execute();
+}
+
+}  // namespace weft

@@ -1,0 +1,192 @@
+#include "src/train/loop/trainer.h"
+
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "src/train/data/batch_reader.h"
+#include "weft/core/status.h"
+#include "weft/mesh/world_group.h"
+#include "weft/train/model_flops.h"
+
+namespace weft {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double MillisecondsSince(Clock::time_point start) {
+  return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
+}
+
+ShardedAdamW MakeOptimizer(const RunPlan& plan, const std::vector<ShardView>& shards) {
+  if (plan.decay == DecayScope::kAll) {
+    return {shards, plan.adamw};
+  }
+  AdamWOptions undecayed = plan.adamw;
+  undecayed.weight_decay = 0;
+  return {shards, plan.adamw, {{IsVector, undecayed}}};
+}
+
+}  // namespace
+
+Trainer::Trainer(Bootstrap& bootstrap, const Corpus& corpus, RunPlan plan, BatchSplitter splitter,
+                 std::unique_ptr<LlamaModel> model)
+    : bootstrap_(bootstrap),
+      corpus_(corpus),
+      plan_(std::move(plan)),
+      splitter_(std::move(splitter)),
+      flops_per_token_(FlopsPerToken(model->config(), plan_.seq_len)),
+      model_(std::move(model)) {}
+
+absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(Bootstrap& bootstrap, const Corpus& corpus,
+                                                         RunPlan plan, std::unique_ptr<LlamaModel> model,
+                                                         const ShardLoader& loader,
+                                                         const EngineOptions& options) {
+  WEFT_ASSIGN_OR_RETURN(BatchSplitter splitter,
+                        BatchSplitter::Create(plan.seq_len, plan.document_separator, plan.context.split(),
+                                              bootstrap.rank() % plan.context.size));
+  std::unique_ptr<Trainer> trainer(
+      new Trainer(bootstrap, corpus, std::move(plan), std::move(splitter), std::move(model)));
+  WEFT_RETURN_IF_ERROR(trainer->Connect(loader, options));
+  trainer->optimizer_ = MakeOptimizer(trainer->plan_, trainer->sharded_->Shards());
+  return trainer;
+}
+
+absl::Status Trainer::Connect(const ShardLoader& loader, const EngineOptions& options) {
+  NodeHeap::Options heap_options;
+  heap_options.timeout = options.timeout;
+  WEFT_ASSIGN_OR_RETURN(heap_, NodeHeap::Create(bootstrap_, heap_options));
+  WEFT_ASSIGN_OR_RETURN(engine_, CommEngine::Create(bootstrap_, *heap_, options));
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, Prepare(), options.timeout));
+  if (plan_.wire_compression) {
+    wire_compression_ = {*plan_.wire_compression, "--wire-compression"};
+  } else {
+    WEFT_ASSIGN_OR_RETURN(wire_compression_, ChooseWireCompression(*engine_));
+  }
+  plan_.policy.wire_compression = wire_compression_.compression;
+  WEFT_ASSIGN_OR_RETURN(sharded_,
+                        FullyShard(*model_, model_->units(), plan_.mesh, *engine_, plan_.policy, loader));
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::Prepare() {
+  WEFT_ASSIGN_OR_RETURN(notes_lane_, engine_->AddLane(WorldGroup(bootstrap_), LanePurpose::kControl));
+  notes_pool_ = std::make_unique<BufferPool>(*heap_, "step notes");
+  WEFT_ASSIGN_OR_RETURN(notes_,
+                        notes_pool_->Acquire(sizeof(StepNote) * static_cast<size_t>(bootstrap_.size())));
+  for (DecoderBlock* block : model_->blocks()) {
+    block->SetActivationCheckpointing(plan_.activation_checkpoint == ActivationCheckpoint::kFull);
+  }
+  return SplitSequences();
+}
+
+absl::Status Trainer::SplitSequences() {
+  if (plan_.context.size == 1) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(
+      context_, ContextParallel::Create(*engine_, *model_, plan_.mesh, {"context"}, plan_.context.scheme));
+  return ParallelizeLlama(*context_, *model_);
+}
+
+CounterSnapshot Trainer::Counters() const {
+  return {engine_->counters(), sharded_->context().counters(),
+          TakenTensorBytes() + static_cast<int64_t>(heap_->given_bytes())};
+}
+
+void Trainer::ResetPeaks() {
+  sharded_->context().ResetPeaks();
+  if (context_ != nullptr) context_->ResetPeak();
+}
+
+absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, bool stop) {
+  const Clock::time_point start = Clock::now();
+  const CounterSnapshot before = Counters();
+  ResetPeaks();
+  StepNote own;
+  own.stop = stop ? 1 : 0;
+  WEFT_ASSIGN_OR_RETURN(own.loss, ForwardAndBackward(step));
+  WEFT_ASSIGN_OR_RETURN(const GradientNorm norm, sharded_->ClipGradNorm(plan_.clip_grad_norm));
+  const double lr = plan_.learning_rate.At(step);
+  WEFT_RETURN_IF_ERROR(Update(lr, norm.factor));
+  sharded_->ZeroGradients();
+  WEFT_ASSIGN_OR_RETURN(const StepNote all, CombineNotes(own));
+
+  StepResult result;
+  result.stop = all.stop != 0;
+  StepMetrics& metrics = result.metrics;
+  metrics.step = step;
+  metrics.loss = all.loss;
+  metrics.grad_norm = norm.norm;
+  metrics.lr = lr;
+  metrics.tokens = plan_.targets_per_step();
+  metrics.tokens_seen = step * metrics.tokens;
+  AddCounters(before, Counters(), metrics);
+  AddPeaks(*sharded_, context_.get(), *engine_, metrics);
+  metrics.rss_bytes = ResidentBytes();
+  metrics.step_ms = MillisecondsSince(start);
+  metrics.tokens_per_s = static_cast<double>(metrics.tokens) / metrics.step_ms * 1e3;
+  metrics.tflops = metrics.tokens_per_s * flops_per_token_ / 1e12;
+  return result;
+}
+
+absl::StatusOr<double> Trainer::ForwardAndBackward(int64_t step) {
+  double loss = 0;
+  const int64_t first = (step - 1) * plan_.batch.batch_size;
+  for (int64_t microbatch = 0; microbatch < plan_.batch.microbatches; ++microbatch) {
+    SyncGradientsOf(microbatch + 1 == plan_.batch.microbatches);
+    SequenceRange sequences = plan_.batch.Part(microbatch, plan_.data_parallel_rank(bootstrap_.rank()));
+    sequences.first += first;
+    WEFT_ASSIGN_OR_RETURN(const double part, RunMicrobatch(sequences));
+    loss += part;
+  }
+  return loss;
+}
+
+void Trainer::SyncGradientsOf(bool last_microbatch) {
+  sharded_->SetRequiresGradientSync(last_microbatch || plan_.grad_sync != GradientSync::kLast);
+  sharded_->SetRequiresAllReduce(last_microbatch || plan_.grad_sync == GradientSync::kEach);
+  sharded_->SetIsLastBackward(last_microbatch);
+}
+
+absl::StatusOr<double> Trainer::RunMicrobatch(SequenceRange sequences) {
+  WEFT_ASSIGN_OR_RETURN(const Microbatch whole, ReadMicrobatch(corpus_, plan_.order, sequences, plan_.seq_len,
+                                                               model_->config().vocab_size));
+  WEFT_ASSIGN_OR_RETURN(RankBatch batch, splitter_.Split(whole));
+  // The loss of all targets of the step is a mean, whatever their number on this rank.
+  Invocation invocation(true, 1.0F / static_cast<float>(plan_.targets_per_step()));
+  invocation.SetSequence(std::move(batch.sequence));
+  WEFT_ASSIGN_OR_RETURN(const Tensors losses,
+                        model_->Forward(invocation, {std::move(batch.inputs), std::move(batch.targets)}));
+  const double loss = *losses[0].As<float>();
+  Tensor one = Tensor::Empty(DType::kF32, {});
+  *one.As<float>() = 1.0F;
+  WEFT_RETURN_IF_ERROR(model_->Backward(invocation, {std::move(one)}).status());
+  return loss;
+}
+
+absl::StatusOr<Trainer::StepNote> Trainer::CombineNotes(const StepNote& own) {
+  // Gathered rather than reduced, and added in the order of ranks: the sum does not depend on the mesh.
+  constexpr int64_t kNoteElements = sizeof(StepNote) / sizeof(int64_t);
+  auto* notes = reinterpret_cast<StepNote*>(notes_.data());
+  notes[bootstrap_.rank()] = own;
+  OpOptions options;
+  options.label = "step_notes";
+  options.priority = Priority::kCritical;
+  Work work = engine_->AllGather(notes_lane_, notes + bootstrap_.rank(), notes, DType::kI64,
+                                 kNoteElements * bootstrap_.size(), {}, options);
+  WEFT_RETURN_IF_ERROR(work.WaitReleased());
+  StepNote all;
+  for (int rank = 0; rank < bootstrap_.size(); ++rank) {
+    all.loss += notes[rank].loss;
+    all.stop |= notes[rank].stop;
+  }
+  return all;
+}
+
+absl::Status Trainer::Update(double lr, float gradient_scale) {
+  for (AdamWOptions& options : optimizer_->options()) options.lr = lr;
+  return optimizer_->Step(*sharded_, gradient_scale);
+}
+
+}  // namespace weft
