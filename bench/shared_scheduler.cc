@@ -81,7 +81,7 @@ class Scene {
     return SecondsOf([&] {
       std::deque<Work> background = SubmitBackground(scatters_, gathers_);
       while (!background.back().Test() || !background[background.size() - 2].Test()) {
-        bootstrap_->runtime().Nap(1'000'000);
+        bootstrap_->runtime().SleepFor(1'000'000);
       }
     });
   }

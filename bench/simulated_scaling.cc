@@ -58,7 +58,7 @@ class PacedBlock : public Module {
     if (weight_->TakeGradBeta() == 0.0F) std::memset(weight_->grad.data, 0, weight_->grad.bytes());
     return output_gradients;
   }
-  void Compute(double ms) { runtime_.Nap(static_cast<int64_t>(ms * 1e6 / kHaste)); }
+  void Compute(double ms) { runtime_.SleepFor(static_cast<int64_t>(ms * 1e6 / kHaste)); }
 
  private:
   Runtime& runtime_;
@@ -146,7 +146,7 @@ absl::Status Train(Bootstrap& bootstrap, const Experiment& experiment, StepEnds&
     WEFT_ASSIGN_OR_RETURN(const Tensors outputs, net.Forward(invocation, {Tensor::Empty(DType::kF32, {1})}));
     WEFT_RETURN_IF_ERROR(net.Backward(invocation, outputs).status());
     WEFT_RETURN_IF_ERROR(model->ClipGradNorm(1.0).status());
-    bootstrap.runtime().Nap(
+    bootstrap.runtime().SleepFor(
         static_cast<int64_t>(experiment.optimizer_ms * 1e6 / experiment.shard() / kHaste));
     model->ZeroGradients();
     end = std::max(end, bootstrap.runtime().NowNs());

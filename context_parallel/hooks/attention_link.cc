@@ -98,16 +98,16 @@ absl::Status AttentionLink::AfterForward(Invocation& invocation, const Tensors& 
   return absl::OkStatus();
 }
 
-std::optional<AttentionLink::Taken> AttentionLink::Take(Invocation& invocation, const Tensor& local) {
+std::optional<AttentionLink::ConsumedInput> AttentionLink::Take(Invocation& invocation, const Tensor& local) {
   auto& notes = invocation.State<Notes>(this);
   const auto found = std::find_if(notes.launched.begin(), notes.launched.end(), [&](const Launch& launch) {
     return SameTensor(launch.tensor.local.view(), local.view());
   });
   if (found == notes.launched.end()) return std::nullopt;
   invocation.TakeBack(local);
-  Taken taken{std::move(found->tensor), found->call};
+  ConsumedInput taken{std::move(found->tensor), found->call};
   notes.launched.erase(found);
-  if (!taken.call && invocation.saves()) ++notes.taken_for_good;
+  if (!taken.call && invocation.saves()) ++notes.consumed_without_backward;
   return taken;
 }
 
@@ -149,13 +149,13 @@ absl::Status AttentionLink::DropUntaken(Invocation& invocation, Notes& notes, in
   const auto untaken = std::find_if(notes.launched.begin(), notes.launched.end(),
                                     [call](const Launch& launch) { return launch.call == call; });
   if (untaken == notes.launched.end()) return absl::OkStatus();
-  if (notes.taken_for_good == 0) {
+  if (notes.consumed_without_backward == 0) {
     return absl::FailedPreconditionError(
         absl::StrCat("an output of ", source_.module->name(),
                      " was exchanged for an attention, which took another tensor; name the last module that ",
                      "changes it as the attention's source, or none"));
   }
-  --notes.taken_for_good;
+  --notes.consumed_without_backward;
   invocation.TakeBack(untaken->tensor.local);
   notes.launched.erase(untaken);
   return absl::OkStatus();

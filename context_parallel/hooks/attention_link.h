@@ -43,13 +43,13 @@ class AttentionLink {
   AttentionLink(const AttentionLink&) = delete;
   AttentionLink& operator=(const AttentionLink&) = delete;
 
-  struct Taken {
+  struct ConsumedInput {
     LaunchedTensor launched;
     std::optional<int64_t> call;  // Of the source, if a backward follows.
   };
   // What was launched for exactly this tensor, which is lent until then; nothing if the source has not made
   // it.
-  std::optional<Taken> Take(Invocation& invocation, const Tensor& local);
+  std::optional<ConsumedInput> Take(Invocation& invocation, const Tensor& local);
   // Hands over what comes back for an input that was taken, as [batch, tokens, heads, dim].
   absl::Status Return(Invocation& invocation, int64_t call, PendingTensor gradient);
 
@@ -62,9 +62,9 @@ class AttentionLink {
   struct Notes {
     std::deque<Launch> launched;
     std::vector<int64_t> calls;  // Of the source, by number, whose backward has not come.
-    // Taken from a source that will be recomputed, by an attention that will not: the recompute launches for
-    // nobody.
-    int64_t taken_for_good = 0;
+    // ConsumedInput from a source that will be recomputed, by an attention that will not: the recompute
+    // launches for nobody.
+    int64_t consumed_without_backward = 0;
   };
   struct Gradient {
     const AttentionLink* link;

@@ -93,16 +93,17 @@ absl::StatusOr<LaunchedTensor> SplitAttention::Launch(const AttentionCall& call,
   return shared_.parallel->Launch(call, role, local);
 }
 
-absl::StatusOr<AttentionLink::Taken> SplitAttention::TakeOrLaunch(Invocation& invocation,
-                                                                  const AttentionCall& call, int role,
-                                                                  const Tensor& local) {
+absl::StatusOr<AttentionLink::ConsumedInput> SplitAttention::TakeOrLaunch(Invocation& invocation,
+                                                                          const AttentionCall& call, int role,
+                                                                          const Tensor& local) {
   const auto& link = links_[static_cast<size_t>(role)];
   if (link != nullptr) {
-    if (std::optional<AttentionLink::Taken> taken = link->Take(invocation, local)) return *std::move(taken);
+    if (std::optional<AttentionLink::ConsumedInput> taken = link->Take(invocation, local))
+      return *std::move(taken);
   }
   ++shared_.counters.in_place;
   WEFT_ASSIGN_OR_RETURN(LaunchedTensor launched, Launch(call, static_cast<AttentionRole>(role), local));
-  return AttentionLink::Taken{std::move(launched), std::nullopt};
+  return AttentionLink::ConsumedInput{std::move(launched), std::nullopt};
 }
 
 absl::StatusOr<Tensors> SplitAttention::Forward(Invocation& invocation, const Attention& attention,
@@ -117,7 +118,7 @@ absl::StatusOr<Tensors> SplitAttention::Forward(Invocation& invocation, const At
   std::array<LaunchedTensor, kRoles> launched;
   for (int role = 0; role < kRoles; ++role) {
     const auto index = static_cast<size_t>(role);
-    WEFT_ASSIGN_OR_RETURN(AttentionLink::Taken taken,
+    WEFT_ASSIGN_OR_RETURN(AttentionLink::ConsumedInput taken,
                           TakeOrLaunch(invocation, pass.call, role, FromLayout(inputs[index], layout)));
     launched[index] = std::move(taken.launched);
     pass.source_calls[index] = taken.call;

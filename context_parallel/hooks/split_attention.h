@@ -42,8 +42,8 @@ class SplitAttention final : public AttentionOperator {
   absl::StatusOr<AttentionCall> CallOf(Invocation& invocation, int64_t heads, int64_t kv_heads) const;
   absl::StatusOr<LaunchedTensor> Launch(const AttentionCall& call, AttentionRole role, const Tensor& local);
   // What a source has launched, or else launched here.
-  absl::StatusOr<AttentionLink::Taken> TakeOrLaunch(Invocation& invocation, const AttentionCall& call,
-                                                    int role, const Tensor& local);
+  absl::StatusOr<AttentionLink::ConsumedInput> TakeOrLaunch(Invocation& invocation, const AttentionCall& call,
+                                                            int role, const Tensor& local);
   // Hands a gradient to the source, or waits for it.
   absl::StatusOr<Tensor> Deliver(Invocation& invocation, const Pass& pass, int role, PendingTensor gradient);
 

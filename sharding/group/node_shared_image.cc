@@ -28,7 +28,7 @@ std::optional<size_t> NodeSharedImage::TakePlace() {
 
 absl::StatusOr<const void*> NodeSharedImage::CurrentShard() {
   if (!group_.casts()) return master_.data();  // The engine's gather comes after that of updates by itself.
-  const uint64_t now = group_.context.writing_time();
+  const uint64_t now = group_.context.write_epoch();
   if (std::exchange(cast_in_, now) == now) return cast_.data();
   WEFT_RETURN_IF_ERROR(group_.updates.Await());
   master_.CastTo(cast_.data());
@@ -57,7 +57,7 @@ void NodeSharedImage::Drop() {
   group_.context.Retire(std::move(gather_), Buffer());
   // What stayed unsharded beyond the end of its pass may have been written, and is then cast again: nobody
   // may still read the last cast.
-  if (group_.casts() && cast_in_ != group_.context.writing_time()) group_.context.AwaitReleases();
+  if (group_.casts() && cast_in_ != group_.context.write_epoch()) group_.context.AwaitReleases();
   region().ranges.Give(*std::exchange(place_, std::nullopt));
 }
 

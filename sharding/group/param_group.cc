@@ -68,7 +68,7 @@ absl::Status ParamGroup::Unshard(Priority priority) {
   if (state_ == State::kUnsharded) return ViewImage();
   WEFT_RETURN_IF_ERROR(context_.status());
   WEFT_RETURN_IF_ERROR(CheckDataStorage(parameters_, dtypes_.param));
-  WEFT_RETURN_IF_ERROR(ShareUpdates(priority));
+  WEFT_RETURN_IF_ERROR(AllGatherUpdates(priority));
   WEFT_RETURN_IF_ERROR(storage_->Gather(priority));
   state_ = State::kUnsharding;
   return absl::OkStatus();

@@ -23,7 +23,7 @@ void Zero(std::byte* base, DType dtype, const std::vector<FlatRange>& ranges) {
 }  // namespace
 
 absl::Status ParamGroup::PrepareGradients() {
-  WEFT_RETURN_IF_ERROR(CheckNothingThawed());
+  WEFT_RETURN_IF_ERROR(CheckFrozenUnchanged());
   if (gradient_image_ || layout_.frozen()) return absl::OkStatus();
   const DType dtype = dtypes_.gradient_dtype();
   const int64_t bytes = BytesOf(layout_.gradient_image_elements(), dtype);
@@ -33,7 +33,7 @@ absl::Status ParamGroup::PrepareGradients() {
   return absl::OkStatus();
 }
 
-absl::Status ParamGroup::CheckNothingThawed() const {
+absl::Status ParamGroup::CheckFrozenUnchanged() const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (!parameters_[i]->requires_grad || layout_.parameters()[i].trainable) continue;
     return absl::FailedPreconditionError(absl::StrCat(

@@ -40,7 +40,7 @@ std::vector<ShardView> ParamGroup::WholeShards() const {
   return shards;
 }
 
-absl::Status ParamGroup::ShareUpdates(Priority priority) {
+absl::Status ParamGroup::AllGatherUpdates(Priority priority) {
   if (state_ == State::kUnsharded) return absl::OkStatus();  // Then parameters may be views of the shard.
   return updates_->Share(reinterpret_cast<float*>(storage_->master()), priority);
 }

@@ -163,7 +163,7 @@ std::vector<ShardView> ShardedModel::Shards() const {
 }
 
 absl::StatusOr<std::vector<ShardView>> ShardedModel::CurrentShards() {
-  for (const auto& group : groups_) WEFT_RETURN_IF_ERROR(group->ShareUpdates(Priority::kCritical));
+  for (const auto& group : groups_) WEFT_RETURN_IF_ERROR(group->AllGatherUpdates(Priority::kCritical));
   std::vector<ShardView> shards;
   for (const auto& group : groups_) {
     WEFT_ASSIGN_OR_RETURN(const std::vector<ShardView> current, group->CurrentShards());

@@ -73,7 +73,7 @@ absl::Status ShardedModel::Hooks::AfterUpdate(int group) {
   if (spans_nodes_ && BeginsForward(group) && Params(group).state() == ParamGroup::State::kSharded) {
     return Unshard(group, Priority::kPrefetch);
   }
-  return Params(group).ShareUpdates(Priority::kBulk);
+  return Params(group).AllGatherUpdates(Priority::kBulk);
 }
 
 bool ShardedModel::Hooks::BeginsForward(int group) const {
@@ -141,7 +141,7 @@ absl::Status ShardedModel::Hooks::BeginForward(const Invocation& invocation) {
   calls_.erase(&invocation);  // Of an earlier invocation at this address, which was given up.
   // All at once: they wait for no memory, and the wire never waits for a module.
   for (const int next : pass_->Next(static_cast<int>(groups_.size()))) {
-    WEFT_RETURN_IF_ERROR(Params(next).ShareUpdates(Priority::kBulk));
+    WEFT_RETURN_IF_ERROR(Params(next).AllGatherUpdates(Priority::kBulk));
   }
   return absl::OkStatus();
 }
@@ -207,7 +207,7 @@ bool ShardedModel::Hooks::ReshardsAfterForward(int group) const {
 }
 
 bool ShardedModel::Hooks::StaysOverTheTurn(int group) const {
-  return IsHeldAtTheTurn(*pass_, backward_, group, model_.policy_.PrefetchDepth()) &&
+  return StaysUnshardedForBackward(*pass_, backward_, group, model_.policy_.PrefetchDepth()) &&
          !model_.sharded_in_backward_.contains(group);
 }
 
@@ -257,7 +257,7 @@ absl::Status ShardedModel::Hooks::Prefetch(int group) {
 
 absl::Status ShardedModel::Hooks::PrefetchOverTheTurn() {
   if (model_.residency_.residency != Residency::kNodeShared) return absl::OkStatus();
-  for (const int next : AheadOverTheTurn(*pass_, backward_, model_.policy_.PrefetchDepth())) {
+  for (const int next : PrefetchAcrossBackwardStart(*pass_, backward_, model_.policy_.PrefetchDepth())) {
     if (model_.sharded_in_backward_.contains(next)) continue;
     WEFT_RETURN_IF_ERROR(Unshard(next, Priority::kPrefetch));
   }

@@ -10,7 +10,7 @@
 // something to go on with. It takes no more memory: what was used before has been given back. What forward
 // begins with is gathered from when it is updated, while other groups are.
 //
-// Note [The turn]
+// Note [From forward to backward]
 // Backward begins with the groups that forward ends with. Those that it would hold at once there, its first
 // block and the prefetch_depth blocks that it gathers ahead, are not given back if they are also the last
 // ones of forward: no gather, and no image more than backward holds anyway. Their gradients are not there

@@ -61,29 +61,33 @@ CommContext::CommContext(CommEngine& engine, ProcessGroup shard_group,
 CommContext::~CommContext() = default;
 
 absl::Status CommContext::AddLanes() {
-  WEFT_ASSIGN_OR_RETURN(all_gather_lanes_, LaneTurns::Add(engine_, shard_group_, LanePurpose::kAllGather));
+  WEFT_ASSIGN_OR_RETURN(all_gather_lanes_,
+                        LaneRoundRobin::Add(engine_, shard_group_, LanePurpose::kAllGather));
   WEFT_ASSIGN_OR_RETURN(reduce_scatter_lanes_,
-                        LaneTurns::Add(engine_, shard_group_, LanePurpose::kReduceScatter));
+                        LaneRoundRobin::Add(engine_, shard_group_, LanePurpose::kReduceScatter));
   WEFT_ASSIGN_OR_RETURN(control_lane_, engine_.AddLane(shard_group_, LanePurpose::kControl));
   if (regather_group_.size() > 0) {
-    WEFT_ASSIGN_OR_RETURN(regather_lanes_, LaneTurns::Add(engine_, regather_group_, LanePurpose::kAllGather));
+    WEFT_ASSIGN_OR_RETURN(regather_lanes_,
+                          LaneRoundRobin::Add(engine_, regather_group_, LanePurpose::kAllGather));
   }
   for (const ProcessGroup& group : replicate_groups_) {
     const bool scatters = options_.shard_optimizer_over_replicas;
     WEFT_ASSIGN_OR_RETURN(
         replicate_lanes_.emplace_back(),
-        LaneTurns::Add(engine_, group, scatters ? LanePurpose::kReduceScatter : LanePurpose::kAllReduce));
+        LaneRoundRobin::Add(engine_, group,
+                            scatters ? LanePurpose::kReduceScatter : LanePurpose::kAllReduce));
     if (!scatters) continue;
     WEFT_ASSIGN_OR_RETURN(update_lanes_.emplace_back(),
-                          LaneTurns::Add(engine_, group, LanePurpose::kAllGather));
+                          LaneRoundRobin::Add(engine_, group, LanePurpose::kAllGather));
   }
   return absl::OkStatus();
 }
 
-void CommContext::RestartTurns() {
-  for (LaneTurns* turns : {&all_gather_lanes_, &regather_lanes_, &reduce_scatter_lanes_}) turns->Restart();
-  for (LaneTurns& turns : replicate_lanes_) turns.Restart();
-  for (LaneTurns& turns : update_lanes_) turns.Restart();
+void CommContext::RestartRoundRobin() {
+  for (LaneRoundRobin* turns : {&all_gather_lanes_, &regather_lanes_, &reduce_scatter_lanes_})
+    turns->Restart();
+  for (LaneRoundRobin& turns : replicate_lanes_) turns.Restart();
+  for (LaneRoundRobin& turns : update_lanes_) turns.Restart();
 }
 
 OpOptions CommContext::Label(const std::string& label, Priority priority) {
@@ -114,9 +118,9 @@ absl::Status CommContext::ResetAfterError() {
   if (region_ != nullptr) region_->ranges = RangeAllocator(region_->ranges.capacity());
   retired_.clear();
   updates_.clear();
-  ++writing_time_;
+  ++write_epoch_;
   submissions_ = 0;  // Ranks may have failed at different places.
-  RestartTurns();
+  RestartRoundRobin();
   status_ = absl::OkStatus();
   return absl::OkStatus();
 }
@@ -189,7 +193,7 @@ absl::Status CommContext::FinishBackward() {
     if (const absl::Status finished = fences_->AwaitReaders(); !finished.ok()) return Fail(finished);
   }
   updates_.clear();  // With the time that ends: groups may wait for them as long as it lasts.
-  ++writing_time_;
+  ++write_epoch_;
   return absl::OkStatus();
 }
 
@@ -199,22 +203,22 @@ std::vector<ReplicaSlice> CommContext::SlicesOf(const FlatLayout& layout, DType 
              : WholeSlices(layout, shard_group_.group_rank);
 }
 
-Work* CommContext::ShareUpdates(const std::string& label, const ReplicaSlice& slice, float* shard,
-                                std::optional<float*> before, Priority priority, const Work* after) {
+Work* CommContext::AllGatherUpdates(const std::string& label, const ReplicaSlice& slice, float* shard,
+                                    std::optional<float*> before, Priority priority, const Work* after) {
   ++counters_.all_gathers;
   const LaneId lane = update_lanes_[static_cast<size_t>(slice.bucket)].Next();
   float* whole = shard + slice.range.begin;
   OpOptions options = Carry(label, priority);
   if (before) {
-    return &updates_.emplace_back(engine_.AllGatherChanges(lane, *before, whole, slice.range.count,
-                                                           slice.counts, std::move(options), after));
+    return &updates_.emplace_back(engine_.AllGatherDelta(lane, *before, whole, slice.range.count,
+                                                         slice.counts, std::move(options), after));
   }
   return &updates_.emplace_back(engine_.AllGather(lane, shard + slice.own.begin, whole, DType::kF32,
                                                   slice.range.count, slice.counts, std::move(options),
                                                   after));
 }
 
-bool CommContext::SharesChanges(int bucket) const {
+bool CommContext::UsesDeltaEncoding(int bucket) const {
   const NodeMap& nodes = engine_.bootstrap().node_map();
   const std::vector<int>& ranks = replicate_group(bucket).ranks;
   return options_.wire_compression == WireCompression::kLossless &&

@@ -25,10 +25,10 @@ class Rehearsal {
     const auto reshards = [&](int group, const ExecutionOrder& forward) {
       if (group == kRoot) return policy_.reshard_root_after_forward;
       return policy_.reshard_after_forward &&
-             !IsHeldAtTheTurn(forward, backward, group, policy_.PrefetchDepth());
+             !StaysUnshardedForBackward(forward, backward, group, policy_.PrefetchDepth());
     };
     const auto over_the_turn = [&](const ExecutionOrder& forward) {
-      return AheadOverTheTurn(forward, backward, policy_.PrefetchDepth());
+      return PrefetchAcrossBackwardStart(forward, backward, policy_.PrefetchDepth());
     };
     Run(order, reshards, over_the_turn);
     Run(

@@ -11,15 +11,15 @@ absl::Status ReplicaUpdates::Share(float* shard, Priority priority) {
   if (!context_.shards_optimizer_over_replicas() || is_current()) return absl::OkStatus();
   WEFT_RETURN_IF_ERROR(context_.status());
   MakeRoomToKeep();
-  shared_in_ = context_.writing_time();
+  shared_in_ = context_.write_epoch();
   last_ = nullptr;
   float* kept = kept_.data();
   for (const ReplicaSlice& slice : slices_) {
     if (slice.counts.size() < 2) continue;
-    const bool keeps = context_.SharesChanges(slice.bucket);
+    const bool keeps = context_.UsesDeltaEncoding(slice.bucket);
     const auto before = keeps && others_have_kept_ ? std::optional(kept) : std::nullopt;
     // One after the other, so that the last stands for all.
-    last_ = context_.ShareUpdates(group_, slice, shard, before, priority, last_);
+    last_ = context_.AllGatherUpdates(group_, slice, shard, before, priority, last_);
     if (!keeps) continue;
     if (!others_have_kept_) std::copy_n(shard + slice.own.begin, slice.own.count, kept);
     kept += slice.own.count;
@@ -32,7 +32,7 @@ void ReplicaUpdates::MakeRoomToKeep() {
   if (!kept_.empty()) return;
   int64_t elements = 0;
   for (const ReplicaSlice& slice : slices_) {
-    if (context_.SharesChanges(slice.bucket)) elements += slice.own.count;
+    if (context_.UsesDeltaEncoding(slice.bucket)) elements += slice.own.count;
   }
   kept_.resize(static_cast<size_t>(elements));
 }

@@ -47,7 +47,7 @@ class ReplicaUpdates {
   }
 
  private:
-  bool is_current() const { return shared_in_ == context_.writing_time(); }
+  bool is_current() const { return shared_in_ == context_.write_epoch(); }
   void MakeRoomToKeep();
 
   CommContext& context_;

@@ -85,16 +85,16 @@ int HeldAtTheTurn(int prefetch_depth) { return 1 + prefetch_depth; }
 
 }  // namespace
 
-bool IsHeldAtTheTurn(const ExecutionOrder& forward, const ExecutionOrder& backward, int group,
-                     int prefetch_depth) {
+bool StaysUnshardedForBackward(const ExecutionOrder& forward, const ExecutionOrder& backward, int group,
+                               int prefetch_depth) {
   const int held = HeldAtTheTurn(prefetch_depth);
   const bool is_among_last = static_cast<int>(forward.Next(held).size()) < held;
   const std::vector<int> first = backward.First(1 + held);  // After the root.
   return is_among_last && std::find(first.begin(), first.end(), group) != first.end();
 }
 
-std::vector<int> AheadOverTheTurn(const ExecutionOrder& forward, const ExecutionOrder& backward,
-                                  int prefetch_depth) {
+std::vector<int> PrefetchAcrossBackwardStart(const ExecutionOrder& forward, const ExecutionOrder& backward,
+                                             int prefetch_depth) {
   if (!forward.Next(1).empty()) return {};
   const int held = 1 + HeldAtTheTurn(prefetch_depth);  // With the root.
   std::vector<int> first = backward.First(held + prefetch_depth);

@@ -77,12 +77,12 @@ class ExecutionOrder {
 };
 
 // Whether `group`, which ends in a forward under way, is one of the last there and one of the first that the
-// backward behind it holds, with so many gathered ahead. See Note [The turn].
-bool IsHeldAtTheTurn(const ExecutionOrder& forward, const ExecutionOrder& backward, int group,
-                     int prefetch_depth);
+// backward behind it holds, with so many gathered ahead. See Note [From forward to backward].
+bool StaysUnshardedForBackward(const ExecutionOrder& forward, const ExecutionOrder& backward, int group,
+                               int prefetch_depth);
 // What is gathered while the last group of a forward under way computes: the first groups of the backward
 // behind it that are not held at the turn, `prefetch_depth` of them. Before that none.
-std::vector<int> AheadOverTheTurn(const ExecutionOrder& forward, const ExecutionOrder& backward,
-                                  int prefetch_depth);
+std::vector<int> PrefetchAcrossBackwardStart(const ExecutionOrder& forward, const ExecutionOrder& backward,
+                                             int prefetch_depth);
 
 }  // namespace weft

@@ -31,7 +31,7 @@ std::vector<std::byte> Compressed(std::vector<float> numbers) {
 }
 
 // Of one leaf.
-DataTask Copy(const std::byte* source, SliceForm from, std::byte* target, SliceForm to) {
+DataTask Copy(const std::byte* source, WireEncoding from, std::byte* target, WireEncoding to) {
   DataTask task;
   task.leaves.push_back({source, DType::kF32, from});
   task.target.data = target;
@@ -44,10 +44,11 @@ DataTask Copy(const std::byte* source, SliceForm from, std::byte* target, SliceF
 TEST(DataTask, CompressesAndDecompressesWhatItCopies) {
   std::vector<float> numbers = Numbers(0.3F);
   std::vector<std::byte> compressed(CompressedCapacity(sizeof(float), kCount));
-  ASSERT_OK(RunTask(Copy(BytesOf(numbers), SliceForm::kPlain, compressed.data(), SliceForm::kCompressed)));
+  ASSERT_OK(
+      RunTask(Copy(BytesOf(numbers), WireEncoding::kPlain, compressed.data(), WireEncoding::kCompressed)));
   EXPECT_LT(CompressedBytes(compressed.data()), kCount * sizeof(float));
   std::vector<float> back(kCount);
-  ASSERT_OK(RunTask(Copy(compressed.data(), SliceForm::kCompressed, BytesOf(back), SliceForm::kPlain)));
+  ASSERT_OK(RunTask(Copy(compressed.data(), WireEncoding::kCompressed, BytesOf(back), WireEncoding::kPlain)));
   EXPECT_EQ(back, numbers);
 }
 
@@ -58,10 +59,10 @@ TEST(DataTask, ReducesCompressedLeavesIntoACompressedTarget) {
   const ReduceProgram program =
       BuildReduceProgram(0, 3, [](int lo, int count) { return count == 1 ? lo : -1; });
   std::vector<std::byte> sums(CompressedCapacity(sizeof(float), kCount));
-  DataTask task = Copy(BytesOf(plain), SliceForm::kPlain, sums.data(), SliceForm::kCompressed);
+  DataTask task = Copy(BytesOf(plain), WireEncoding::kPlain, sums.data(), WireEncoding::kCompressed);
   task.program = &program;
-  task.leaves.push_back({first.data(), DType::kF32, SliceForm::kCompressed});
-  task.leaves.push_back({second.data(), DType::kF32, SliceForm::kCompressed});
+  task.leaves.push_back({first.data(), DType::kF32, WireEncoding::kCompressed});
+  task.leaves.push_back({second.data(), DType::kF32, WireEncoding::kCompressed});
   ASSERT_OK(RunTask(task));
   std::vector<float> back(kCount);
   ASSERT_TRUE(DecompressSlice(DType::kF32, sums.data(), kCount, BytesOf(back)));
@@ -72,28 +73,28 @@ TEST(DataTask, RefusesWhatIsNoCompressedSlice) {
   std::vector<std::byte> slice = Compressed(Numbers(1.0F));
   slice[0] = std::byte{1};  // Its length.
   std::vector<float> back(kCount);
-  EXPECT_THAT(RunTask(Copy(slice.data(), SliceForm::kCompressed, BytesOf(back), SliceForm::kPlain)),
+  EXPECT_THAT(RunTask(Copy(slice.data(), WireEncoding::kCompressed, BytesOf(back), WireEncoding::kPlain)),
               StatusIs(absl::StatusCode::kInternal, HasSubstr("no compressed slice of 700 f32")));
 }
 
 TEST(DataTask, MakesAndAppliesChanges) {
   std::vector<float> before = Numbers(1.0F);
   std::vector<float> now = Numbers(1.001F);
-  std::vector<std::byte> changes(ChangesCapacity(kCount));
-  DataTask task = Copy(BytesOf(now), SliceForm::kPlain, changes.data(), SliceForm::kChanges);
+  std::vector<std::byte> changes(DeltaCapacity(kCount));
+  DataTask task = Copy(BytesOf(now), WireEncoding::kPlain, changes.data(), WireEncoding::kDelta);
   task.leaves.push_back({BytesOf(before), DType::kF32});
   ASSERT_OK(RunTask(task));
-  ASSERT_OK(RunTask(Copy(changes.data(), SliceForm::kChanges, BytesOf(before), SliceForm::kPlain)));
+  ASSERT_OK(RunTask(Copy(changes.data(), WireEncoding::kDelta, BytesOf(before), WireEncoding::kPlain)));
   EXPECT_EQ(before, now);
 }
 
 TEST(DataTask, RefusesChangesOfSomethingElse) {
   std::vector<float> before = Numbers(1.0F);
   std::vector<float> now = Numbers(1.001F);
-  std::vector<std::byte> changes(ChangesCapacity(kCount));
-  CompressChanges(BytesOf(now), BytesOf(before), kCount, changes.data());
+  std::vector<std::byte> changes(DeltaCapacity(kCount));
+  EncodeDelta(BytesOf(now), BytesOf(before), kCount, changes.data());
   before[40] = 7;
-  EXPECT_THAT(RunTask(Copy(changes.data(), SliceForm::kChanges, BytesOf(before), SliceForm::kPlain)),
+  EXPECT_THAT(RunTask(Copy(changes.data(), WireEncoding::kDelta, BytesOf(before), WireEncoding::kPlain)),
               StatusIs(absl::StatusCode::kInternal, HasSubstr("no changes of the 700 f32")));
 }
 

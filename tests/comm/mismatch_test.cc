@@ -62,7 +62,7 @@ Submission AllGatherSharedOf(int64_t total) {
 
 Submission AllGatherChangesOf(int64_t total) {
   return {[=](EngineFixture& fixture, TestBuffer& input, TestBuffer& output) {
-            return fixture.engine->AllGatherChanges(fixture.lane, input.data(), output.data(), total);
+            return fixture.engine->AllGatherDelta(fixture.lane, input.data(), output.data(), total);
           },
           absl::StrCat("all_gather_changes of ", total, " f32")};
 }

@@ -158,8 +158,8 @@ TEST(NodeLink, ResetForgetsFlagsAndWords) {
     WEFT_RETURN_IF_ERROR(Meet(bootstrap));
     link.Publish(kLane, DescriptorOf(1, bootstrap.rank()));
     link.Release(kLane, 1);
-    link.LeaveWord(absl::DataLossError("first"));
-    link.LeaveWord(absl::AbortedError("second"));
+    link.PublishFailure(absl::DataLossError("first"));
+    link.PublishFailure(absl::AbortedError("second"));
     WEFT_RETURN_IF_ERROR(Meet(bootstrap));
     EXPECT_EQ(link.Consumed(kLane, peer), 1U);
     const auto word = link.ReadWord();

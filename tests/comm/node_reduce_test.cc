@@ -1,4 +1,4 @@
-// Ranks of a node that have time make pieces of their peers' parts. See Note [Lending a hand].
+// Ranks of a node that have time make pieces of their peers' parts. See Note [Work stealing].
 #include <gtest/gtest.h>
 
 #include "tests/comm/engine_fixture.h"

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "src/comm/codec/change_codec.h"
+#include "src/comm/codec/delta_codec.h"
 #include "src/comm/codec/slice_codec.h"
 #include "tests/comm/program_runner.h"
 #include "weft/mesh/device_mesh.h"
@@ -140,7 +140,7 @@ absl::Status ProgramRunner::CheckBounds(ProgramOutcome& outcome) {
   const EngineOptions& options = program_.engine;
   const auto slice_bytes = static_cast<int64_t>(
       std::max(CompressedCapacity(/*number_bytes=*/1, options.slice_bytes),
-               ChangesCapacity(options.slice_bytes / static_cast<int64_t>(sizeof(float)))));
+               DeltaCapacity(options.slice_bytes / static_cast<int64_t>(sizeof(float)))));
   const int64_t bound = std::max(options.yield_window_bytes, slice_bytes) + kLanes * kPhases * slice_bytes;
   if (counters.yielded_peak_bytes <= bound) return absl::OkStatus();
   return absl::InternalError(absl::StrCat(
@@ -155,7 +155,7 @@ absl::Status ProgramRunner::Run(ProgramOutcome& outcome) {
     return FinishOne(static_cast<size_t>(dice_.Between(0, static_cast<int64_t>(live_.size()) - 1)));
   };
   for (int index = 0; index < static_cast<int>(program_.ops.size()); ++index) {
-    if (dice_.Chance(50)) bootstrap_.runtime().Nap(dice_.Between(0, 50'000));
+    if (dice_.Chance(50)) bootstrap_.runtime().SleepFor(dice_.Between(0, 50'000));
     ContinueWhatIsComplete();
     WEFT_RETURN_IF_ERROR(Submit(index));
     while (live_.size() > kMostLive || (!live_.empty() && dice_.Chance(30)))

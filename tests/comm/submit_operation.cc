@@ -59,8 +59,8 @@ absl::Status ProgramRunner::SubmitChangesGather(int index, const ProgramOp& op, 
   }
   Fill(index, op, ProgramValues::kOlderState, own, live.input.data());
   Fill(index, op, 0, own, live.output.At(Sum(live.parts, group.group_rank)));
-  live.work = engine().AllGatherChanges(op.whole_world ? world_gather_lane_ : gather_lane_, live.input.data(),
-                                        live.output.data(), Sum(live.parts), live.parts, Options(index, op));
+  live.work = engine().AllGatherDelta(op.whole_world ? world_gather_lane_ : gather_lane_, live.input.data(),
+                                      live.output.data(), Sum(live.parts), live.parts, Options(index, op));
   return absl::OkStatus();
 }
 

@@ -139,8 +139,8 @@ struct Gathered {
   absl::Status Gather(EngineFixture& fixture, WireCompression compression) {
     OpOptions options;
     options.compression = compression;
-    Work work = fixture.engine->AllGatherChanges(fixture.lane, before.data(), all.data(),
-                                                 kCount * fixture.engine->bootstrap().size(), {}, options);
+    Work work = fixture.engine->AllGatherDelta(fixture.lane, before.data(), all.data(),
+                                               kCount * fixture.engine->bootstrap().size(), {}, options);
     return work.WaitReleased();
   }
 };
@@ -203,7 +203,7 @@ TEST(GatherOfChanges, NeedsItsOutputInNodeMemoryWherePeersReadIt) {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
     WEFT_ASSIGN_OR_RETURN(TestBuffer all, TestBuffer::Make(*fixture.pool, false, DType::kF32, 2 * kCount));
     WEFT_ASSIGN_OR_RETURN(TestBuffer before, TestBuffer::Make(*fixture.pool, false, DType::kF32, kCount));
-    Work work = fixture.engine->AllGatherChanges(fixture.lane, before.data(), all.data(), 2 * kCount);
+    Work work = fixture.engine->AllGatherDelta(fixture.lane, before.data(), all.data(), 2 * kCount);
     EXPECT_THAT(work.Wait(), StatusIs(absl::StatusCode::kInvalidArgument,
                                       HasSubstr("all_gather_changes: the output of 400000 bytes does not lie "
                                                 "in node memory; take it from the node heap")));

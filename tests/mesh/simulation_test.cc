@@ -57,7 +57,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 absl::Status NapByTurns(Bootstrap& bootstrap) {
   for (int turn = 0; turn < 20; ++turn) {
-    bootstrap.runtime().Nap(1000 * (bootstrap.rank() + 1));
+    bootstrap.runtime().SleepFor(1000 * (bootstrap.rank() + 1));
     WEFT_RETURN_IF_ERROR(bootstrap.AllGatherBlob("", absl::Seconds(1)).status());
   }
   return absl::OkStatus();
@@ -74,7 +74,7 @@ TEST(Simulation, RepeatsItselfToTheNanosecond) {
 
 TEST(Simulation, TakesNoRealTimeForVirtualTime) {
   const SimReport report = RunSimulatedRanks(NodeMap::OneNode(2), {}, [](Bootstrap& bootstrap) {
-    bootstrap.runtime().Nap(int64_t{3600} * 1'000'000'000);
+    bootstrap.runtime().SleepFor(int64_t{3600} * 1'000'000'000);
     return absl::OkStatus();
   });
   EXPECT_GE(report.virtual_ns, int64_t{3600} * 1'000'000'000);
@@ -83,7 +83,7 @@ TEST(Simulation, TakesNoRealTimeForVirtualTime) {
 
 TEST(Simulation, ASlowRankTakesLonger) {
   const auto nap = [](Bootstrap& bootstrap) {
-    bootstrap.runtime().Nap(1'000'000);
+    bootstrap.runtime().SleepFor(1'000'000);
     return bootstrap.runtime().NowNs() > 10'000'000 ? absl::OkStatus() : absl::UnknownError("fast");
   };
   const SimReport report = RunSimulatedRanks(NodeMap::OneNode(3), {.slow = {{1, 20.0}}}, nap);
@@ -95,7 +95,7 @@ TEST(Simulation, ASlowRankTakesLonger) {
 TEST(Simulation, ADeadRankIsMissedByTheOthers) {
   const SimReport report =
       RunSimulatedRanks(NodeMap::OneNode(3), {.death = {{2, 50'000}}}, [](Bootstrap& bootstrap) {
-        bootstrap.runtime().Nap(200'000);
+        bootstrap.runtime().SleepFor(200'000);
         return bootstrap.AllGatherBlob("here", absl::Seconds(1)).status();
       });
   EXPECT_THAT(report.outcomes[2], StatusIs(absl::StatusCode::kUnavailable, HasSubstr("died at 50000 ns")));

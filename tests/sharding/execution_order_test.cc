@@ -86,7 +86,7 @@ TEST(ExecutionOrder, TellsRepeatedVisitsApartByTheirPlace) {
   EXPECT_FALSE(order.Expects(E(1)));
 }
 
-TEST(AheadOverTheTurn, IsWhatBackwardLacksFirstOnceTheLastGroupOfForwardHasBegun) {
+TEST(PrefetchAcrossBackwardStart, IsWhatBackwardLacksFirstOnceTheLastGroupOfForwardHasBegun) {
   const std::vector<PassEvent> row = ModuleOrder({-1, 0, 0, 0, 0});
   const ExecutionOrder backward(Reversed(row));
   ExecutionOrder forward(row);
@@ -98,7 +98,8 @@ TEST(AheadOverTheTurn, IsWhatBackwardLacksFirstOnceTheLastGroupOfForwardHasBegun
       std::vector<int> ahead;  // Backward begins with 4, and holds `depth` more.
       for (int group = 4 - 1 - depth; group >= 1 && std::ssize(ahead) < depth; --group)
         ahead.push_back(group);
-      EXPECT_EQ(AheadOverTheTurn(forward, backward, depth), last_has_begun ? ahead : std::vector<int>())
+      EXPECT_EQ(PrefetchAcrossBackwardStart(forward, backward, depth),
+                last_has_begun ? ahead : std::vector<int>())
           << depth;
     }
   }

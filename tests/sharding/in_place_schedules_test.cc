@@ -44,7 +44,7 @@ absl::Status UseTheFirstBlockEarly(ToyNet& net, ShardedModel& model, Bootstrap& 
   const ParamGroup& first = *model.groups()[1];
   if (writes_before) WriteShards(first.Shards());
   WEFT_ASSIGN_OR_RETURN(UnshardHandle handle, model.Unshard(net.layer(0)));
-  rank.runtime().Nap(5'000);
+  rank.runtime().SleepFor(5'000);
   if (!writes_before) WriteShards(first.Shards());
   WEFT_RETURN_IF_ERROR(handle.Wait());
   const std::vector<float> values = ReadValues(net.layer(0).weight()->data);

@@ -35,7 +35,7 @@ absl::Status ReadWhereTheNextLies(ToyNet& net, ShardedModel& model, Bootstrap& r
   const TensorView weights = net.layer(0).weight()->data;
   WEFT_RETURN_IF_ERROR(model.Reshard(net.layer(0)));
   const auto read_slowly = [&] {
-    rank.runtime().Nap(20'000);
+    rank.runtime().SleepFor(20'000);
     const std::vector<float> values = ReadValues(weights);
     read.insert(read.end(), values.begin(), values.end());
   };

@@ -231,7 +231,7 @@ struct SpreadGroup {
   // Shares updates; returns how many of their bytes were sent.
   absl::StatusOr<double> Share() const {
     const EngineCounters before = fixture.engine.engine->counters();
-    WEFT_RETURN_IF_ERROR(group->ShareUpdates(Priority::kBulk));
+    WEFT_RETURN_IF_ERROR(group->AllGatherUpdates(Priority::kBulk));
     WEFT_RETURN_IF_ERROR(fixture.context->FinishBackward());
     const EngineCounters after = fixture.engine.engine->counters();
     const auto sent = static_cast<double>(after.wire_bytes - before.wire_bytes);
@@ -343,7 +343,7 @@ TEST(ReplicaOptimizer, LeavesFrozenParametersWholeAndGathersNoneOfThem) {
         }
       }
       const EngineCounters before = fixture.engine.engine->counters();
-      WEFT_RETURN_IF_ERROR(group->ShareUpdates(Priority::kBulk));
+      WEFT_RETURN_IF_ERROR(group->AllGatherUpdates(Priority::kBulk));
       EXPECT_EQ(fixture.engine.engine->counters().all_gather_bytes - before.all_gather_bytes,
                 (group->layout().reduced_elements(bootstrap.rank() % 2) - UpdatedElements(group->slices())) *
                     static_cast<int64_t>(sizeof(float)));

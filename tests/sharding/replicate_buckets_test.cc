@@ -107,7 +107,7 @@ class EightRanks {
             << view.parameter->name;
         for (int64_t i = 0; i < view.elements(); ++i) view.data[i] = view.grad[i];
       }
-      WEFT_RETURN_IF_ERROR(group->ShareUpdates(Priority::kBulk));
+      WEFT_RETURN_IF_ERROR(group->AllGatherUpdates(Priority::kBulk));
       WEFT_ASSIGN_OR_RETURN(const std::vector<ShardView> current, group->CurrentShards());
       for (const ShardView& view : current) {
         EXPECT_THAT(absl::MakeConstSpan(view.data, static_cast<size_t>(view.elements())),

@@ -56,7 +56,7 @@ class Trial {
       WEFT_RETURN_IF_ERROR(ToyPass(net, bootstrap_.rank(), bootstrap_.size(), step, 0, 1));
       WEFT_RETURN_IF_ERROR(model->ClipGradNorm(1.0).status());
       WEFT_RETURN_IF_ERROR(model->UpdateShards([&](absl::Span<const ShardView>) {
-        bootstrap_.runtime().Nap(part);
+        bootstrap_.runtime().SleepFor(part);
         return absl::OkStatus();
       }));
       model->ZeroGradients();
@@ -77,7 +77,7 @@ class Trial {
   void Compute(ToyNet& net, int64_t forward_ns, int64_t backward_ns) {
     const auto nap = [this](int64_t ns) {
       return [this, ns](Module&, Invocation&, Tensors&) {
-        bootstrap_.runtime().Nap(ns);
+        bootstrap_.runtime().SleepFor(ns);
         return absl::OkStatus();
       };
     };

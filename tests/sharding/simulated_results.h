@@ -42,7 +42,7 @@ inline absl::Status RunSteps(Bootstrap& bootstrap, const ShardingPolicy& policy,
   WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, policy,
                                                      LoadInitialValues(kToySeed)));
   const auto nap = [&bootstrap](Module&, Invocation&, Tensors&) {
-    bootstrap.runtime().Nap(int64_t{10'000} * (1 + bootstrap.rank()));
+    bootstrap.runtime().SleepFor(int64_t{10'000} * (1 + bootstrap.rank()));
     return absl::OkStatus();
   };
   for (Module* block : net.blocks()) {

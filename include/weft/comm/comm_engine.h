@@ -119,9 +119,9 @@ class CommEngine {
   // several ranks of the group, the output lies in node memory. After any failure of the engine, `before` and
   // outputs are to be taken for unknown. Errors: kInternal (somebody else has written a part, found out where
   // changes arrive from another node; some of the part is overwritten then).
-  Work AllGatherChanges(LaneId lane, void* before, void* output, int64_t total_count,
-                        absl::Span<const int64_t> counts = {}, OpOptions options = {},
-                        const Work* after = nullptr);
+  Work AllGatherDelta(LaneId lane, void* before, void* output, int64_t total_count,
+                      absl::Span<const int64_t> counts = {}, OpOptions options = {},
+                      const Work* after = nullptr);
 
   // output = this rank's part of the reduction of all inputs. In place: output == input + this rank's offset.
   Work ReduceScatter(LaneId lane, const void* input, void* output, DType dtype, int64_t total_count,

@@ -12,7 +12,7 @@ namespace weft {
 enum class OpKind : uint8_t {
   kAllGather,
   kAllGatherShared,
-  kAllGatherChanges,
+  kAllGatherDelta,
   kReduceScatter,
   kAllReduce,
   kAllToAll,

@@ -29,10 +29,10 @@ class Runtime {
 
   virtual ~Runtime() = default;
 
-  virtual int64_t NowNs() const = 0;   // Monotonic.
-  virtual absl::Time Now() const = 0;  // What deadlines are compared with.
-  virtual void Yield() = 0;            // Lets others run.
-  virtual void Nap(int64_t ns) = 0;    // Sleeps for so long.
+  virtual int64_t NowNs() const = 0;      // Monotonic.
+  virtual absl::Time Now() const = 0;     // What deadlines are compared with.
+  virtual void Yield() = 0;               // Lets others run.
+  virtual void SleepFor(int64_t ns) = 0;  // Sleeps for so long.
   // Sleeps while `word` has the value `expected`, for at most `timeout_ns`; may wake early. WakeAll ends the
   // sleep of all who sleep on the word; change the word first.
   virtual void SleepOn(const std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ns) = 0;
@@ -52,7 +52,7 @@ class SystemRuntime final : public Runtime {
   int64_t NowNs() const override;
   absl::Time Now() const override;
   void Yield() override;
-  void Nap(int64_t ns) override;
+  void SleepFor(int64_t ns) override;
   void SleepOn(const std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ns) override;
   void WakeAll(const std::atomic<uint32_t>& word) override;
   void Move(size_t bytes, absl::FunctionRef<void()> move) override;

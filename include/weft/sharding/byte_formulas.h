@@ -87,7 +87,7 @@ struct StepCosts {
 };
 
 // Whether backward gathers a group again, number `group` of `groups`, which are the root's and then the
-// blocks' in the order of forward, none of which lies in another. See Note [The turn] in
+// blocks' in the order of forward, none of which lies in another. See Note [From forward to backward] in
 // sharding/module_hooks.h.
 bool IsGatheredAgain(int group, int groups, const ShardingPolicy& policy);
 

@@ -28,7 +28,7 @@
 #include "weft/comm/comm_engine.h"
 #include "weft/memory/buffer_pool.h"
 #include "weft/sharding/custom_collectives.h"
-#include "weft/sharding/lane_turns.h"
+#include "weft/sharding/lane_round_robin.h"
 #include "weft/sharding/reduction.h"
 
 namespace weft {
@@ -110,14 +110,14 @@ class CommContext {
   absl::Status FinishBackward();
 
   // Counts the times in which shards could be written.
-  uint64_t writing_time() const { return writing_time_; }
+  uint64_t write_epoch() const { return write_epoch_; }
   // Starts to gather, in place in this rank's shard, what each replica has updated of a slice. The work stays
   // until FinishBackward. `before`, which all replicas give or none: what the others have of what this one
-  // updates, for CommEngine::AllGatherChanges.
-  Work* ShareUpdates(const std::string& label, const ReplicaSlice& slice, float* shard,
-                     std::optional<float*> before, Priority priority, const Work* after);
+  // updates, for CommEngine::AllGatherDelta.
+  Work* AllGatherUpdates(const std::string& label, const ReplicaSlice& slice, float* shard,
+                         std::optional<float*> before, Priority priority, const Work* after);
   // Whether updates of a bucket cross nodes compressed, so that it pays to know what the others have.
-  bool SharesChanges(int bucket) const;
+  bool UsesDeltaEncoding(int bucket) const;
 
   // A reduction in place, of at most 512 bytes over the shard group, that everybody waits for.
   absl::Status AllReduceScalars(const std::string& label, void* values, DType dtype, int64_t count,
@@ -176,7 +176,7 @@ class CommContext {
   CommContext(CommEngine& engine, ProcessGroup shard_group, std::vector<ProcessGroup> replicate_groups,
               const Options& options);
   absl::Status AddLanes();
-  void RestartTurns();
+  void RestartRoundRobin();
   OpOptions Label(const std::string& label, Priority priority);
   // The same of what moves weights, gradients or updates.
   OpOptions Carry(const std::string& label, Priority priority);
@@ -206,10 +206,10 @@ class CommContext {
   ProcessGroup regather_group_;
   std::vector<ProcessGroup> replicate_groups_;
   Options options_;
-  LaneTurns all_gather_lanes_, regather_lanes_, reduce_scatter_lanes_;
+  LaneRoundRobin all_gather_lanes_, regather_lanes_, reduce_scatter_lanes_;
   LaneId control_lane_;
   // By bucket: all-reduces, or the reduce-scatters that stand for them; then all-gathers of updates.
-  std::vector<LaneTurns> replicate_lanes_, update_lanes_;
+  std::vector<LaneRoundRobin> replicate_lanes_, update_lanes_;
   BufferPool images_, gradients_, shards_;
   Buffer scalars_;
   std::unique_ptr<ReductionQueue> reductions_;
@@ -219,7 +219,7 @@ class CommContext {
   std::deque<Retired> retired_;  // Oldest first.
   size_t resident_bytes_ = 0;
   std::deque<Work> updates_;  // Gathers of updates since the last FinishBackward.
-  uint64_t writing_time_ = 0;
+  uint64_t write_epoch_ = 0;
   uint64_t submissions_ = 0;
   ShardingCounters counters_;
   absl::Status status_;

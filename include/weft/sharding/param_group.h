@@ -146,8 +146,8 @@ class ParamGroup {
   // rank's shard, unless it is current, or unsharded: see Note [When masters are current] in
   // sharding/replica_updates.h. Unshard does so as well. Afterwards the shard must not be written before the
   // next pass. Collective: by the ranks of each replicate group.
-  absl::Status ShareUpdates(Priority priority);
-  // What this rank holds, to be read, without gradients, after ShareUpdates: waits for it.
+  absl::Status AllGatherUpdates(Priority priority);
+  // What this rank holds, to be read, without gradients, after AllGatherUpdates: waits for it.
   absl::StatusOr<std::vector<ShardView>> CurrentShards();
 
   const std::string& name() const { return name_; }
@@ -165,7 +165,7 @@ class ParamGroup {
   FlatImage data_image() const;
   absl::Status ViewImage();
   void DropImage();
-  absl::Status CheckNothingThawed() const;
+  absl::Status CheckFrozenUnchanged() const;
   // Scaled, where it has to be cast anyway.
   absl::StatusOr<Buffer> TakeReduceInput(float scale);
 

@@ -8,7 +8,7 @@ std::string_view Name(OpKind kind) {
       return "all_gather";
     case OpKind::kAllGatherShared:
       return "all_gather_shared";
-    case OpKind::kAllGatherChanges:
+    case OpKind::kAllGatherDelta:
       return "all_gather_changes";
     case OpKind::kReduceScatter:
       return "reduce_scatter";

@@ -30,7 +30,7 @@ constexpr bool IsCompressible(DType dtype) { return dtype == DType::kF32 || dtyp
 size_t CompressedCapacity(size_t number_bytes, int64_t count);
 // Compresses `count` numbers; returns the bytes written.
 size_t CompressSlice(DType dtype, const std::byte* numbers, int64_t count, std::byte* compressed);
-// What CompressSlice, or CompressChanges, returned for a slice.
+// What CompressSlice, or EncodeDelta, returned for a slice.
 size_t CompressedBytes(const std::byte* compressed);
 // Writes back `count` numbers. False, with the numbers unspecified, if that is no slice of so many.
 [[nodiscard]] bool DecompressSlice(DType dtype, const std::byte* compressed, int64_t count,

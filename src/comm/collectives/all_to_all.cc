@@ -193,7 +193,7 @@ class AllToAllOperation final : public Collective {
     const int64_t room = kRingSlices * SliceElements(context, plan().dtype);
     return CacheLines(static_cast<size_t>(std::min(part.elements(), room)) * SizeOf(plan().dtype));
   }
-  WireDesk::Channel ChannelTo(const OperationContext& context, int member) const {
+  CreditScheduler::Channel ChannelTo(const OperationContext& context, int member) const {
     return {context.record->lane, context.record->descriptor.sequence, context.placement.WorldRank(member),
             kExchangeChannel};
   }
@@ -230,7 +230,7 @@ class AllToAllOperation final : public Collective {
     auto packed = std::make_unique<RangeStream>(RangeCopy::Pack(part), slicing.slice_elements,
                                                 SliceMemory::Strided(memory), nullptr);
     sends_.Add(
-        std::make_unique<MadeSendStream>(ChannelTo(context, member), std::move(packed), shape, *slots_));
+        std::make_unique<StagedSendStream>(ChannelTo(context, member), std::move(packed), shape, *slots_));
   }
 
   Buffer table_;   // See Note [Part tables].

@@ -42,7 +42,7 @@ int64_t Collective::InputElements(const OperationContext& context) const {
   switch (plan_.kind) {
     case OpKind::kAllGather:
     case OpKind::kAllGatherShared:
-    case OpKind::kAllGatherChanges:
+    case OpKind::kAllGatherDelta:
     case OpKind::kBroadcast:
       return plan_.parts.counts[me];
     default:

@@ -23,14 +23,14 @@ GatherPhase::GatherPhase(const OperationContext& context, const PartLayout& part
       slice_elements_(slice_elements),
       nontemporal_(WritesAroundCaches(static_cast<size_t>(parts.total()) * SizeOf(dtype) *
                                       (kind == Kind::kShared ? 1 : 1 + memory.peers.size()))),
-      form_(TravelForm(context, dtype)),
+      form_(WireEncodingOf(context, dtype)),
       slots_(kSenderSlots, RingFor(nullptr).SlotBytes(SlicingOf(context.placement.me()))) {
   if (kind == Kind::kShared) {
     PlanShared(context, memory);
   } else {
     PlanLocal(context, memory);
   }
-  if (context.record->descriptor.kind != OpKind::kAllGatherChanges) return;
+  if (context.record->descriptor.kind != OpKind::kAllGatherDelta) return;
   before_ = {memory.before, element_bytes_};
   remember_.emplace(SlicingOf(context.placement.me()), dtype, OwnPart(memory), *before_,
                     /*nontemporal=*/true);
@@ -115,15 +115,15 @@ absl::Status GatherPhase::PlanWire(const OperationContext& context, const Memory
   ring_slices_ = RingSlices(static_cast<int64_t>(received.size()));
   size_t ring_bytes = 0;
   for (const int member : received) ring_bytes += RingFor(nullptr).RingBytes(SlicingOf(member));
-  if (form_ != SliceForm::kPlain && ring_bytes > 0) {
+  if (form_ != WireEncoding::kPlain && ring_bytes > 0) {
     WEFT_ASSIGN_OR_RETURN(ring_, context.scratch.Acquire(ring_bytes));
   }
   std::byte* ring = ring_.data();
   for (int step = 1; step < placement.size(); ++step) {
     const int member = (me + step) % placement.size();
     if (placement.IsLocal(member)) continue;
-    const WireDesk::Channel channel{context.record->lane, context.record->descriptor.sequence,
-                                    placement.WorldRank(member), kGatherChannel};
+    const CreditScheduler::Channel channel{context.record->lane, context.record->descriptor.sequence,
+                                           placement.WorldRank(member), kGatherChannel};
     if (receives(member)) AddRelay(channel, member, PlaceOf(memory.output, member), ring);
     if (placement.Agent(placement.NodeOf(member), me) == member && Travels(me)) {
       sends_.AddRun(channel, {SlicingOf(me), dtype_, OwnPart(memory), form_, before_}, slots_);
@@ -132,10 +132,11 @@ absl::Status GatherPhase::PlanWire(const OperationContext& context, const Memory
   return absl::OkStatus();
 }
 
-void GatherPhase::AddRelay(const WireDesk::Channel& channel, int member, std::byte* place, std::byte*& ring) {
+void GatherPhase::AddRelay(const CreditScheduler::Channel& channel, int member, std::byte* place,
+                           std::byte*& ring) {
   const Slicing slicing = SlicingOf(member);
   const SliceMemory target{place, element_bytes_};
-  if (form_ == SliceForm::kPlain) {
+  if (form_ == WireEncoding::kPlain) {
     relays_.push_back({ReceiveStream(channel, WirePhase::kGather, slicing, target), std::nullopt, member});
     return;
   }

@@ -101,7 +101,7 @@ class GatherPhase {
   void PlanShared(const OperationContext& context, const Memory& memory);
   absl::Status PlanWire(const OperationContext& context, const Memory& memory);
   // `ring`: scratch that is left for what comes compressed.
-  void AddRelay(const WireDesk::Channel& channel, int member, std::byte* place, std::byte*& ring);
+  void AddRelay(const CreditScheduler::Channel& channel, int member, std::byte* place, std::byte*& ring);
   // Only read: the cast is for SliceMemory, which serves targets too.
   SliceMemory OwnPart(const Memory& memory) const {
     return {const_cast<std::byte*>(memory.own_part), element_bytes_};
@@ -125,7 +125,7 @@ class GatherPhase {
   const size_t element_bytes_;
   const int64_t slice_elements_;
   const bool nontemporal_;
-  const SliceForm form_;     // Between nodes.
+  const WireEncoding form_;  // Between nodes.
   int64_t ring_slices_ = 1;  // Of each part in
   Buffer ring_;              // what comes compressed lands in.
   ScratchSlots slots_;       // What goes compressed is made in them.

@@ -1,7 +1,7 @@
 // Reduce-scatter and all-reduce of ranks on one node: each part is reduced straight out of all inputs, and
 // written to its owner's output, or to everybody's.
 //
-// Note [Lending a hand]
+// Note [Work stealing]
 // A part is made in pieces, and pieces are *claimed*: first of all by the part's owner, but a rank that waits
 // for the operation and has nothing left to do for itself goes on with its peers' parts. So a rank that comes
 // late, shares its core or is interrupted holds up the others by a piece, not by its part. Who makes a piece

@@ -11,10 +11,10 @@
 #include <absl/status/statusor.h>
 
 #include "src/comm/base/group_placement.h"
-#include "src/comm/codec/slice_form.h"
+#include "src/comm/codec/wire_encoding.h"
 #include "src/comm/collectives/data_task.h"
+#include "src/comm/links/credit_scheduler.h"
 #include "src/comm/links/node_link.h"
-#include "src/comm/links/wire_desk.h"
 #include "weft/memory/buffer_pool.h"
 
 namespace weft {
@@ -32,7 +32,7 @@ class TaskQueue {
 struct OperationContext {
   const GroupPlacement& placement;
   NodeLink& node;
-  WireDesk& wire;
+  CreditScheduler& wire;
   TaskQueue& tasks;
   BufferPool& scratch;
   EngineCounters& counters;
@@ -45,10 +45,10 @@ struct OperationContext {
 };
 
 // How numbers of this dtype cross nodes for the operation.
-inline SliceForm TravelForm(const OperationContext& context, DType dtype) {
+inline WireEncoding WireEncodingOf(const OperationContext& context, DType dtype) {
   const Descriptor& descriptor = context.record->descriptor;
-  if (descriptor.compression == WireCompression::kNone || !IsCompressible(dtype)) return SliceForm::kPlain;
-  return descriptor.kind == OpKind::kAllGatherChanges ? SliceForm::kChanges : SliceForm::kCompressed;
+  if (descriptor.compression == WireCompression::kNone || !IsCompressible(dtype)) return WireEncoding::kPlain;
+  return descriptor.kind == OpKind::kAllGatherDelta ? WireEncoding::kDelta : WireEncoding::kCompressed;
 }
 
 class Operation {

@@ -9,7 +9,7 @@
 #include <absl/types/span.h>
 
 #include "src/comm/base/reduction_tree.h"
-#include "src/comm/codec/slice_form.h"
+#include "src/comm/codec/wire_encoding.h"
 #include "weft/comm/types.h"
 #include "weft/core/dtype.h"
 
@@ -18,7 +18,7 @@ namespace weft {
 struct LeafSource {
   const std::byte* data;
   DType dtype;
-  SliceForm form = SliceForm::kPlain;  // Of tasks; for RunReduce it is plain.
+  WireEncoding form = WireEncoding::kPlain;  // Of tasks; for RunReduce it is plain.
 };
 
 struct ReduceTarget {
@@ -30,7 +30,7 @@ struct ReduceTarget {
   bool nontemporal = false;
   // Further places for the same result, in the same dtype.
   absl::InlinedVector<std::byte*, 4> copies = {};
-  SliceForm form = SliceForm::kPlain;  // As of a leaf.
+  WireEncoding form = WireEncoding::kPlain;  // As of a leaf.
 };
 
 // target[i] = program over leaf[..][i], for i < count. Leaves and target are all floating-point or all of one

@@ -18,14 +18,14 @@ DType TravelDType(const NodeSubtree& subtree, DType dtype) {
   return subtree.count == 1 ? dtype : PartialDType(dtype);
 }
 
-WireDesk::Channel MakeChannel(const OperationContext& context, int member, int number) {
+CreditScheduler::Channel MakeChannel(const OperationContext& context, int member, int number) {
   return {context.record->lane, context.record->descriptor.sequence, context.placement.WorldRank(member),
           number};
 }
 
 // Where slices land that come from another node.
 SliceMemory MakeRing(const OperationContext& context, DType dtype, int64_t slices, std::byte* base) {
-  return {base, SizeOf(dtype), slices, TravelForm(context, dtype)};
+  return {base, SizeOf(dtype), slices, WireEncodingOf(context, dtype)};
 }
 
 // A slice of the largest part.
@@ -143,10 +143,10 @@ void ReducePhase::PlanPartials(const OperationContext& context) {
       const NodeSubtree& subtree = placement.subtrees()[i];
       const int index = static_cast<int>(i);
       if (!placement.IsLocal(subtree.lo) || placement.PartialSender(index, target) != me) continue;
-      const WireDesk::Channel channel = MakeChannel(context, target, ChannelOf(index));
+      const CreditScheduler::Channel channel = MakeChannel(context, target, ChannelOf(index));
       const Slicing slicing = SlicingOf(target);
       const DType dtype = TravelDType(subtree, plan_.dtype);
-      const SliceForm form = TravelForm(context, dtype);
+      const WireEncoding form = WireEncodingOf(context, dtype);
       if (subtree.count == 1) {
         partials_.AddRun(channel, {slicing, dtype, PartOf(me, target), form}, slots_);
         continue;
@@ -161,15 +161,15 @@ void ReducePhase::PlanPartials(const OperationContext& context) {
       slot.form = form;
       auto sums =
           std::make_unique<ReduceStream>(slicing, std::move(program), std::move(leaves), plan_.reduce, slot);
-      partials_.Add(std::make_unique<MadeSendStream>(channel, std::move(sums),
-                                                     PartShape::Run(slicing.elements), slots_));
+      partials_.Add(std::make_unique<StagedSendStream>(channel, std::move(sums),
+                                                       PartShape::Run(slicing.elements), slots_));
     }
   }
 }
 
 // Credits go slice by slice over all partials: a slice is of use only when all of them are there.
 absl::StatusOr<bool> ReducePhase::StepReceives(OperationContext& context) {
-  for (ReceiveStream& receive : receives_) WEFT_RETURN_IF_ERROR(receive.SpeakIfEmpty(context));
+  for (ReceiveStream& receive : receives_) WEFT_RETURN_IF_ERROR(receive.AnnounceEmpty(context));
   bool advanced = false;
   const int64_t last = std::min(reduce_->done() + ring_slices_, reduce_->slicing().slices());
   for (int64_t limit = reduce_->done() + 1; limit <= last; ++limit) {

@@ -8,9 +8,10 @@ namespace weft {
 namespace {
 
 // Slices that the receiver has asked for. `heard` becomes true with its first word.
-absl::StatusOr<int64_t> SlicesAskedFor(const OperationContext& context, const WireDesk::Channel& channel,
-                                       const PartShape& part, bool& heard) {
-  const std::optional<WireDesk::Credit> credit = context.wire.CreditOf(channel);
+absl::StatusOr<int64_t> SlicesAskedFor(const OperationContext& context,
+                                       const CreditScheduler::Channel& channel, const PartShape& part,
+                                       bool& heard) {
+  const std::optional<CreditScheduler::Credit> credit = context.wire.CreditOf(channel);
   if (!credit) return 0;
   heard = true;
   if (credit->part == part) return credit->slices;
@@ -46,23 +47,23 @@ absl::StatusOr<std::byte*> ScratchSlots::Take(BufferPool& pool) {
   return slot;
 }
 
-MadeSendStream::Slot* MadeSendStream::Find(int64_t slice) {
+StagedSendStream::Slot* StagedSendStream::Find(int64_t slice) {
   const auto it =
       std::find_if(held_.begin(), held_.end(), [&](const Slot& slot) { return slot.slice == slice; });
   WEFT_CHECK(it != held_.end(), "a slice lost its scratch");
   return &*it;
 }
 
-absl::Status MadeSendStream::Send(OperationContext& context, int64_t slice) {
+absl::Status StagedSendStream::Send(OperationContext& context, int64_t slice) {
   const std::byte* made = Find(slice)->memory;
   const size_t plain_bytes =
       static_cast<size_t>(source_->slicing().Length(slice)) * SizeOf(source_->made_dtype());
-  const size_t bytes = source_->form() == SliceForm::kPlain ? plain_bytes : CompressedBytes(made);
+  const size_t bytes = source_->form() == WireEncoding::kPlain ? plain_bytes : CompressedBytes(made);
   context.counters.wire_saved_bytes += static_cast<int64_t>(plain_bytes) - static_cast<int64_t>(bytes);
   return context.wire.Send(channel_, slice, made, bytes, this);
 }
 
-absl::StatusOr<bool> MadeSendStream::Step(OperationContext& context, int64_t available) {
+absl::StatusOr<bool> StagedSendStream::Step(OperationContext& context, int64_t available) {
   const Slicing& slicing = source_->slicing();
   const bool knew = heard_;
   WEFT_ASSIGN_OR_RETURN(const int64_t asked, SlicesAskedFor(context, channel_, part_, heard_));
@@ -82,7 +83,7 @@ absl::StatusOr<bool> MadeSendStream::Step(OperationContext& context, int64_t ava
   return advanced;
 }
 
-void MadeSendStream::OnWireDone(int64_t slice) {
+void StagedSendStream::OnWireDone(int64_t slice) {
   Slot* slot = Find(slice);
   slots_.Return(slot->memory);
   *slot = held_.back();
@@ -90,14 +91,14 @@ void MadeSendStream::OnWireDone(int64_t slice) {
   sent_.Finish(slice);
 }
 
-void Sends::AddRun(const WireDesk::Channel& channel, const OutgoingRun& run, ScratchSlots& slots) {
-  if (run.form == SliceForm::kPlain) {
+void Sends::AddRun(const CreditScheduler::Channel& channel, const OutgoingRun& run, ScratchSlots& slots) {
+  if (run.form == WireEncoding::kPlain) {
     Add(std::make_unique<SendStream>(channel, run.slicing, run.memory));
     return;
   }
   auto compressed = std::make_unique<CompressStream>(run.slicing, run.dtype, run.memory, run.before);
-  Add(std::make_unique<MadeSendStream>(channel, std::move(compressed), PartShape::Run(run.slicing.elements),
-                                       slots));
+  Add(std::make_unique<StagedSendStream>(channel, std::move(compressed), PartShape::Run(run.slicing.elements),
+                                         slots));
 }
 
 absl::StatusOr<bool> Sends::Step(OperationContext& context, int64_t available) {

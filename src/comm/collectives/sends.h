@@ -41,9 +41,9 @@ class OutgoingStream : public WireOwner {
 // not *released*.
 class SendStream final : public OutgoingStream {
  public:
-  SendStream(WireDesk::Channel channel, Slicing slicing, SliceMemory source)
+  SendStream(CreditScheduler::Channel channel, Slicing slicing, SliceMemory source)
       : SendStream(channel, slicing, source, PartShape::Run(slicing.elements)) {}
-  SendStream(WireDesk::Channel channel, Slicing slicing, SliceMemory source, PartShape part)
+  SendStream(CreditScheduler::Channel channel, Slicing slicing, SliceMemory source, PartShape part)
       : channel_(channel), slicing_(slicing), source_(source), part_(part) {}
 
   absl::StatusOr<bool> Step(OperationContext& context, int64_t available) override;
@@ -52,7 +52,7 @@ class SendStream final : public OutgoingStream {
   void OnWireDone(int64_t slice) override { progress_.Finish(slice); }
 
  private:
-  WireDesk::Channel channel_;
+  CreditScheduler::Channel channel_;
   Slicing slicing_;
   SliceMemory source_;
   PartShape part_;
@@ -78,10 +78,10 @@ class ScratchSlots {
 
 // Slices for a peer of another node that do not lie anywhere yet (this node's partial of a reduction, a
 // tensor with gaps, a compressed slice): made when a credit asks for them, then sent.
-class MadeSendStream final : public TaskOwner, public OutgoingStream {
+class StagedSendStream final : public TaskOwner, public OutgoingStream {
  public:
-  MadeSendStream(WireDesk::Channel channel, std::unique_ptr<SliceSource> source, PartShape part,
-                 ScratchSlots& slots)
+  StagedSendStream(CreditScheduler::Channel channel, std::unique_ptr<SliceSource> source, PartShape part,
+                   ScratchSlots& slots)
       : channel_(channel), source_(std::move(source)), part_(part), slots_(slots) {}
 
   // `available`: slices that may be made.
@@ -99,7 +99,7 @@ class MadeSendStream final : public TaskOwner, public OutgoingStream {
   Slot* Find(int64_t slice);
   absl::Status Send(OperationContext& context, int64_t slice);
 
-  WireDesk::Channel channel_;
+  CreditScheduler::Channel channel_;
   std::unique_ptr<SliceSource> source_;
   PartShape part_;
   ScratchSlots& slots_;
@@ -114,7 +114,7 @@ struct OutgoingRun {
   Slicing slicing;
   DType dtype;
   SliceMemory memory;
-  SliceForm form;
+  WireEncoding form;
   std::optional<SliceMemory> before = std::nullopt;  // Their older state, for changes.
 };
 
@@ -123,7 +123,7 @@ class Sends {
  public:
   void Add(std::unique_ptr<OutgoingStream> stream) { streams_.push_back(std::move(stream)); }
   // `slots`: for slices that do not travel as they lie.
-  void AddRun(const WireDesk::Channel& channel, const OutgoingRun& run, ScratchSlots& slots);
+  void AddRun(const CreditScheduler::Channel& channel, const OutgoingRun& run, ScratchSlots& slots);
 
   // `available`: slices of each that may be sent.
   absl::StatusOr<bool> Step(OperationContext& context,

@@ -127,21 +127,21 @@ absl::StatusOr<bool> ReceiveStream::Credit(OperationContext& context, int64_t co
   if (!context.wire.MayReceive(channel_.lane, phase_, context.priority, bytes, context.head)) return false;
   progress_.Issue();
   const auto length =
-      target_.form == SliceForm::kPlain ? WireLink::Length::kExact : WireLink::Length::kAtMost;
+      target_.form == WireEncoding::kPlain ? WireLink::Length::kExact : WireLink::Length::kAtMost;
   WEFT_RETURN_IF_ERROR(context.wire.Receive(channel_, phase_, context.priority, context.record->descriptor,
                                             part_, {slice, target_.At(slicing_, slice), bytes, length},
                                             this));
   return true;
 }
 
-absl::Status ReceiveStream::SpeakIfEmpty(OperationContext& context) {
+absl::Status ReceiveStream::AnnounceEmpty(OperationContext& context) {
   if (slicing_.elements > 0 || spoken_) return absl::OkStatus();
   spoken_ = true;
   return context.wire.ExpectNothing(channel_, context.record->descriptor);
 }
 
 absl::StatusOr<bool> ReceiveStream::Step(OperationContext& context, int64_t consumed) {
-  WEFT_RETURN_IF_ERROR(SpeakIfEmpty(context));
+  WEFT_RETURN_IF_ERROR(AnnounceEmpty(context));
   bool advanced = false;
   while (true) {
     WEFT_ASSIGN_OR_RETURN(const bool credited, Credit(context, consumed, slicing_.slices()));

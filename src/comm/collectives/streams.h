@@ -70,11 +70,11 @@ struct SliceMemory {
   std::byte* base = nullptr;
   size_t element_bytes = 1;
   int64_t ring_slices = 0;  // 0: the whole run.
-  SliceForm form = SliceForm::kPlain;
+  WireEncoding form = WireEncoding::kPlain;
 
   std::byte* At(const Slicing& slicing, int64_t slice) const {
     const int64_t place = ring_slices == 0 ? slice : slice % ring_slices;
-    if (form != SliceForm::kPlain) return base + static_cast<size_t>(place) * SlotBytes(slicing);
+    if (form != WireEncoding::kPlain) return base + static_cast<size_t>(place) * SlotBytes(slicing);
     return base + static_cast<size_t>(slicing.Begin(place)) * element_bytes;
   }
   // Most that a slice takes.
@@ -120,7 +120,7 @@ class SliceSource {
   virtual const Slicing& slicing() const = 0;
   // Of the elements that it makes.
   virtual DType made_dtype() const = 0;
-  virtual SliceForm form() const = 0;
+  virtual WireEncoding form() const = 0;
   // One slice into memory of the caller's choice, whose end `owner` is told of.
   virtual void Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) = 0;
 };
@@ -141,7 +141,7 @@ class RangeStream final : public TaskOwner, public SliceSource {
   bool finished() const { return progress_.done() == slicing_.slices(); }
   const Slicing& slicing() const override { return slicing_; }
   DType made_dtype() const override { return copy_.dtype(); }
-  SliceForm form() const override { return SliceForm::kPlain; }
+  WireEncoding form() const override { return WireEncoding::kPlain; }
   void OnTaskDone(int64_t ticket) override { progress_.Finish(ticket); }
 
  private:
@@ -162,7 +162,7 @@ class CompressStream final : public SliceSource {
   void Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) override;
   const Slicing& slicing() const override { return slicing_; }
   DType made_dtype() const override { return dtype_; }
-  SliceForm form() const override { return before_ ? SliceForm::kChanges : SliceForm::kCompressed; }
+  WireEncoding form() const override { return before_ ? WireEncoding::kDelta : WireEncoding::kCompressed; }
 
  private:
   Slicing slicing_;
@@ -195,7 +195,7 @@ class ReduceStream final : public TaskOwner, public SliceSource {
   bool finished() const { return progress_.done() == slicing_.slices(); }
   const Slicing& slicing() const override { return slicing_; }
   DType made_dtype() const override { return target_.dtype; }
-  SliceForm form() const override { return target_.form; }
+  WireEncoding form() const override { return target_.form; }
   void OnTaskDone(int64_t ticket) override { progress_.Finish(ticket); }
 
  private:
@@ -212,16 +212,16 @@ class ReduceStream final : public TaskOwner, public SliceSource {
 // Slices from a peer of another node into memory, against credits that this stream gives.
 class ReceiveStream final : public WireOwner {
  public:
-  ReceiveStream(WireDesk::Channel channel, WirePhase phase, Slicing slicing, SliceMemory target)
+  ReceiveStream(CreditScheduler::Channel channel, WirePhase phase, Slicing slicing, SliceMemory target)
       : ReceiveStream(channel, phase, slicing, target, PartShape::Run(slicing.elements)) {}
-  ReceiveStream(WireDesk::Channel channel, WirePhase phase, Slicing slicing, SliceMemory target,
+  ReceiveStream(CreditScheduler::Channel channel, WirePhase phase, Slicing slicing, SliceMemory target,
                 PartShape part)
       : channel_(channel), phase_(phase), slicing_(slicing), target_(target), part_(part) {}
 
   // `consumed`: slices whose place in a ring may be overwritten.
   absl::StatusOr<bool> Step(OperationContext& context, int64_t consumed);
   // An empty stream says once that it expects nothing. See Note [Empty parts].
-  absl::Status SpeakIfEmpty(OperationContext& context);
+  absl::Status AnnounceEmpty(OperationContext& context);
   // Gives a credit for the next slice if it is at most `limit`. False if the window or the ring is full.
   absl::StatusOr<bool> Credit(OperationContext& context, int64_t consumed, int64_t limit);
   int64_t done() const { return progress_.done(); }
@@ -230,7 +230,7 @@ class ReceiveStream final : public WireOwner {
   void OnWireDone(int64_t slice) override { progress_.Finish(slice); }
 
  private:
-  WireDesk::Channel channel_;
+  CreditScheduler::Channel channel_;
   WirePhase phase_;
   Slicing slicing_;
   SliceMemory target_;

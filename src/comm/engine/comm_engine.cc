@@ -136,7 +136,7 @@ Work CommEngine::SubmitGather(LaneId lane, OpKind kind, const GatherMemory& memo
                                               Bytes(memory.output), Parts(counts, total_count, group.size()));
         const PartLayout& parts = request.plan.parts;
         const auto me = static_cast<size_t>(group.group_rank);
-        if (kind == OpKind::kAllGatherChanges) {
+        if (kind == OpKind::kAllGatherDelta) {
           request.plan.input = Bytes(memory.output) + static_cast<size_t>(parts.offsets[me]) * SizeOf(dtype);
           request.plan.before = Bytes(memory.before);
         }
@@ -160,9 +160,9 @@ Work CommEngine::AllGatherShared(LaneId lane, const void* input, void* output, D
                       std::move(options), after);
 }
 
-Work CommEngine::AllGatherChanges(LaneId lane, void* before, void* output, int64_t total_count,
-                                  absl::Span<const int64_t> counts, OpOptions options, const Work* after) {
-  return SubmitGather(lane, OpKind::kAllGatherChanges, {nullptr, output, before}, DType::kF32, total_count,
+Work CommEngine::AllGatherDelta(LaneId lane, void* before, void* output, int64_t total_count,
+                                absl::Span<const int64_t> counts, OpOptions options, const Work* after) {
+  return SubmitGather(lane, OpKind::kAllGatherDelta, {nullptr, output, before}, DType::kF32, total_count,
                       counts, std::move(options), after);
 }
 

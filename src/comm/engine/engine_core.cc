@@ -27,10 +27,10 @@ absl::StatusOr<int> EngineCore::AddLane(std::string name, ProcessGroup group, La
                                                      NodeLink::kMaxLanes,
                                                      " lanes; share lanes between purposes"));
   }
-  if (group.size() >= WireDesk::kChannels) {
+  if (group.size() >= CreditScheduler::kChannels) {
     return absl::ResourceExhaustedError(absl::StrCat("lane ", name, ": a group of ", group.size(),
-                                                     " ranks is too large, at most ", WireDesk::kChannels - 1,
-                                                     " are supported"));
+                                                     " ranks is too large, at most ",
+                                                     CreditScheduler::kChannels - 1, " are supported"));
   }
   // A counter a rank: how far its part has come, as far as this rank drives it.
   WEFT_RETURN_IF_ERROR(env_.node.OpenLane(index, group.size()));
@@ -325,19 +325,19 @@ std::vector<int> EngineCore::OtherRanks(bool of_this_node) const {
   return others;
 }
 
-void EngineCore::AskForLife() {
+void EngineCore::RequestHeartbeat() {
   beats_when_asked_.clear();
   for (const int rank : OtherRanks(/*of_this_node=*/true)) {
-    beats_when_asked_[rank] = env_.node.Beats(rank);
+    beats_when_asked_[rank] = env_.node.Heartbeats(rank);
     env_.node.Ring(rank);
   }
-  wire_.AskForLife(OtherRanks(/*of_this_node=*/false));
+  wire_.RequestHeartbeat(OtherRanks(/*of_this_node=*/false));
 }
 
 std::set<int> EngineCore::Silent() const {
   std::set<int> silent;
   for (const auto& [rank, beats] : beats_when_asked_) {
-    if (env_.node.Beats(rank) == beats) silent.insert(rank);
+    if (env_.node.Heartbeats(rank) == beats) silent.insert(rank);
   }
   for (const int rank : OtherRanks(/*of_this_node=*/false)) {
     if (!wire_.Answers().contains(rank)) silent.insert(rank);
@@ -349,8 +349,8 @@ void EngineCore::Fail(const absl::Status& cause) {
   if (!status_.ok()) return;
   status_ = cause;
   spreading_ = true;
-  env_.node.LeaveWord(cause);
-  wire_.SpreadWord(cause, OtherRanks(/*of_this_node=*/false));
+  env_.node.PublishFailure(cause);
+  wire_.BroadcastFailure(cause, OtherRanks(/*of_this_node=*/false));
   wire_.Abandon();
   for (std::deque<DataTask>& tasks : tasks_) tasks.clear();
   for (const auto& lane : lanes_) {

@@ -29,8 +29,8 @@
 #include "src/comm/collectives/data_task.h"
 #include "src/comm/collectives/operation.h"
 #include "src/comm/engine/recorder.h"
+#include "src/comm/links/credit_scheduler.h"
 #include "src/comm/links/node_link.h"
-#include "src/comm/links/wire_desk.h"
 
 namespace weft {
 
@@ -81,7 +81,7 @@ class EngineCore final : private TaskQueue {
   // counts as *released*.
   void EndQuarantine();
   // Asks all other ranks for a sign of life, and says which have given none since.
-  void AskForLife();
+  void RequestHeartbeat();
   std::set<int> Silent() const;
   // "waits for rank(s) 2, 3": for messages.
   std::string WaitingFor(const OperationRecord& record);
@@ -117,7 +117,7 @@ class EngineCore final : private TaskQueue {
   std::vector<int> OtherRanks(bool of_this_node) const;
 
   const Environment env_;
-  WireDesk wire_;
+  CreditScheduler wire_;
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::array<std::deque<DataTask>, 4> tasks_;                 // By priority.
   std::vector<std::shared_ptr<OperationRecord>> quarantine_;  // Failed, with whatever peers may still touch.

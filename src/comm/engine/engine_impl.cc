@@ -72,7 +72,7 @@ std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, Collec
       return MakeAllToAll(std::move(plan));
     case OpKind::kAllGather:
     case OpKind::kAllGatherShared:
-    case OpKind::kAllGatherChanges:
+    case OpKind::kAllGatherDelta:
     case OpKind::kBroadcast:
     case OpKind::kBarrier:
       break;

@@ -21,7 +21,7 @@ constexpr int64_t kYieldNs = 30 * kMicrosecond;
 // Between two looks at the wire: the longer nothing has come, the rarer, so that a nap adds little to a wait.
 // Where nobody waits, each look takes its time from a rank that computes, and the system's buffers hold what
 // arrives meanwhile.
-constexpr int64_t kWireNapNs = 50 * kMicrosecond;
+constexpr int64_t kWirePollIntervalNs = 50 * kMicrosecond;
 constexpr int64_t kUnawaitedWireNapNs = 250 * kMicrosecond;
 // But when an idle engine begins with something, what peers have to say to it comes soon: the first naps.
 constexpr int64_t kFirstWireNapNs = 100 * kMicrosecond;
@@ -143,7 +143,7 @@ bool EngineShell::PollUntil(const std::function<bool()>& done, absl::Time deadli
     } else if (now - idle_since < kYieldNs) {
       runtime_.Yield();
     } else {
-      const int64_t nap = turn.wire_busy ? WireNap(now - idle_since, kWireNapNs) : kBellNapNs;
+      const int64_t nap = turn.wire_busy ? WireNap(now - idle_since, kWirePollIntervalNs) : kBellNapNs;
       node_.Wait(seen, std::min(nap, std::max<int64_t>(1, limit - now)));
     }
     if (now >= limit && !done()) {
@@ -168,7 +168,7 @@ absl::Status EngineShell::DeadlineError(const OperationRecord& record, Event eve
   std::string signs;  // In front: what other nodes are told has limited room.
   if (last_resort) {
     WithCore([](EngineCore& core) {
-      core.AskForLife();
+      core.RequestHeartbeat();
       return 0;
     });
     const auto silent = [this] { return WithCore([](EngineCore& core) { return core.Silent(); }); };
@@ -225,7 +225,7 @@ absl::Status EngineShell::AwaitArrivals(absl::Time deadline) {
       return absl::DeadlineExceededError(absl::StrCat("data of rank(s) ", absl::StrJoin(peers, ", "),
                                                       " was on its way and does not arrive"));
     }
-    runtime_.Nap(kWireNapNs);
+    runtime_.SleepFor(kWirePollIntervalNs);
   }
 }
 

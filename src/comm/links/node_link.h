@@ -64,7 +64,7 @@ class NodeLink {
   std::optional<NodeAddress> AddressOf(const void* memory) const { return heap_.AddressOf(memory); }
 
   // Leaves word of a failure for the node's other ranks (the first word stays), and reads theirs.
-  virtual void LeaveWord(const absl::Status& cause) = 0;
+  virtual void PublishFailure(const absl::Status& cause) = 0;
   struct Word {
     int rank;
     absl::Status cause;
@@ -73,7 +73,7 @@ class NodeLink {
 
   // A sign of life, once a turn of the core; and how many a peer has given.
   virtual void Beat() = 0;
-  virtual uint64_t Beats(int peer) const = 0;
+  virtual uint64_t Heartbeats(int peer) const = 0;
 
   // Forgets all of this rank's flags and words. No rank of the node may be using them meanwhile.
   virtual void Reset() = 0;

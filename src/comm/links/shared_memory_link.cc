@@ -111,7 +111,7 @@ class SharedMemoryLink final : public NodeLink {
     return Flags(peer).lanes[static_cast<size_t>(lane)].consumed.load(std::memory_order_acquire);
   }
 
-  void LeaveWord(const absl::Status& cause) override {
+  void PublishFailure(const absl::Status& cause) override {
     FailureWord& word = own_->word;
     if (word.code.load(std::memory_order_relaxed) != 0) return;
     const size_t length = std::min(cause.message().size(), FailureWord::kTextBytes - 1);
@@ -133,7 +133,7 @@ class SharedMemoryLink final : public NodeLink {
     const uint64_t beats = own_->beats.load(std::memory_order_relaxed);
     own_->beats.store(beats + 1, std::memory_order_relaxed);
   }
-  uint64_t Beats(int peer) const override { return Flags(peer).beats.load(std::memory_order_relaxed); }
+  uint64_t Heartbeats(int peer) const override { return Flags(peer).beats.load(std::memory_order_relaxed); }
 
   void Reset() override {
     own_->word.code.store(0, std::memory_order_relaxed);

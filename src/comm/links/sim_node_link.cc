@@ -104,7 +104,7 @@ class SimNodeLink final : public NodeLink {
   }
   uint64_t Consumed(int lane, int peer) const override { return Seen(peer).lanes[lane].consumed; }
 
-  void LeaveWord(const absl::Status& cause) override {
+  void PublishFailure(const absl::Status& cause) override {
     if (state_->own.word) return;
     Apply([cause](RankFlags& flags) { flags.word = cause; });
     for (const auto& peer : peers_) Ring(peer->rank);
@@ -118,7 +118,7 @@ class SimNodeLink final : public NodeLink {
   }
 
   void Beat() override { ++state_->beats; }
-  uint64_t Beats(int peer) const override {
+  uint64_t Heartbeats(int peer) const override {
     for (const auto& other : peers_) {
       if (other->rank == peer) return other->beats;
     }

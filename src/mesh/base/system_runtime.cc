@@ -31,7 +31,7 @@ int64_t SystemRuntime::NowNs() const {
 
 absl::Time SystemRuntime::Now() const { return absl::Now(); }
 void SystemRuntime::Yield() { sched_yield(); }
-void SystemRuntime::Nap(int64_t ns) { std::this_thread::sleep_for(std::chrono::nanoseconds(ns)); }
+void SystemRuntime::SleepFor(int64_t ns) { std::this_thread::sleep_for(std::chrono::nanoseconds(ns)); }
 
 void SystemRuntime::SleepOn(const std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ns) {
   FutexWait(word, expected, timeout_ns, /*between_processes=*/false);

@@ -14,8 +14,8 @@ class SimRuntime final : public Runtime {
 
   int64_t NowNs() const override { return simulator_.NowNs(); }
   absl::Time Now() const override { return absl::UnixEpoch() + absl::Nanoseconds(simulator_.NowNs()); }
-  void Yield() override { Nap(simulator_.options().poll_ns); }
-  void Nap(int64_t ns) override { simulator_.Park(NowNs() + simulator_.Delay(rank_, ns)); }
+  void Yield() override { SleepFor(simulator_.options().poll_ns); }
+  void SleepFor(int64_t ns) override { simulator_.Park(NowNs() + simulator_.Delay(rank_, ns)); }
   void SleepOn(const std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ns) override {
     if (word.load() == expected) simulator_.SleepOn(&word, timeout_ns);
   }

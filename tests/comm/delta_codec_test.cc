@@ -1,4 +1,4 @@
-#include "src/comm/codec/change_codec.h"
+#include "src/comm/codec/delta_codec.h"
 
 #include <bit>
 #include <cmath>
@@ -52,8 +52,8 @@ Words Updated(const Words& weights, float rate) {
 // Of exactly the bytes that they take, so that a sanitizer sees who reads or writes beyond.
 std::vector<std::byte> Changes(const Words& before, const Words& now) {
   const auto count = static_cast<int64_t>(now.size());
-  std::vector<std::byte> changes(ChangesCapacity(count));
-  const size_t bytes = CompressChanges(BytesOf(now), BytesOf(before), count, changes.data());
+  std::vector<std::byte> changes(DeltaCapacity(count));
+  const size_t bytes = EncodeDelta(BytesOf(now), BytesOf(before), count, changes.data());
   EXPECT_LE(bytes, changes.size());
   return {changes.begin(), changes.begin() + static_cast<std::ptrdiff_t>(bytes)};
 }
@@ -61,7 +61,7 @@ std::vector<std::byte> Changes(const Words& before, const Words& now) {
 void ExpectSameBits(const Words& before, const Words& now, const std::string& what) {
   const std::vector<std::byte> changes = Changes(before, now);
   Words changed = before;
-  ASSERT_TRUE(ApplyChanges(changes.data(), static_cast<int64_t>(now.size()), BytesOf(changed))) << what;
+  ASSERT_TRUE(ApplyDelta(changes.data(), static_cast<int64_t>(now.size()), BytesOf(changed))) << what;
   EXPECT_EQ(changed, now) << what;
 }
 
@@ -122,7 +122,7 @@ TEST(ChangeCodec, LeavesTwoThirdsOfAnUpdateAndNothingOfNone) {
 TEST(ChangeCodec, RefusesAnyOtherOlderState) {
   const Words before = Weights();
   const std::vector<std::byte> changes = Changes(before, Updated(before, 1e-3F));
-  const auto is_refused = [&](Words other) { return !ApplyChanges(changes.data(), kCount, BytesOf(other)); };
+  const auto is_refused = [&](Words other) { return !ApplyDelta(changes.data(), kCount, BytesOf(other)); };
   EXPECT_FALSE(is_refused(before));
   Words one_bit = before;
   one_bit[kBlock + 3] ^= 1;
@@ -152,7 +152,7 @@ TEST(ChangeCodec, RefusesZerosForOnes) {
   const Words ones(kCount, std::bit_cast<uint32_t>(1.0F));
   const std::vector<std::byte> changes = Changes(ones, Updated(ones, 1e-3F));
   Words zeros(kCount, 0);
-  EXPECT_FALSE(ApplyChanges(changes.data(), kCount, BytesOf(zeros)));
+  EXPECT_FALSE(ApplyDelta(changes.data(), kCount, BytesOf(zeros)));
 }
 
 TEST(ChangeCodec, RefusesWhatIsNoSliceOfSoMany) {
@@ -161,7 +161,7 @@ TEST(ChangeCodec, RefusesWhatIsNoSliceOfSoMany) {
   const auto is_refused = [&](const std::vector<std::byte>& bytes, int64_t count) {
     Words room = before;
     room.resize(2 * before.size());
-    return !ApplyChanges(bytes.data(), count, BytesOf(room));
+    return !ApplyDelta(bytes.data(), count, BytesOf(room));
   };
   EXPECT_TRUE(is_refused(good, kCount - 1));
   EXPECT_TRUE(is_refused(good, kCount + 1));

@@ -2,7 +2,7 @@
 // update leaves of a number its sign, its exponent and the upper part of its mantissa, mostly. Every bit
 // pattern comes back as it is, whatever the older state was.
 //
-// Note [Changes]
+// Note [Delta encoding]
 // A slice of changes is its length in bytes (32 bits, itself included), a checksum of the older state (32
 // bits), then one block after the other of kPlaneBlock numbers, then what is left of the slice as it is. With
 // numbers as unsigned integers, their change is new - old modulo 2^32, and its code has the sign in the
@@ -26,11 +26,11 @@
 namespace weft {
 
 // Most bytes that a slice of changes of `count` numbers takes.
-size_t ChangesCapacity(int64_t count);
+size_t DeltaCapacity(int64_t count);
 // Writes what `count` numbers are now, as changes of what they were; returns the bytes written.
-size_t CompressChanges(const std::byte* now, const std::byte* before, int64_t count, std::byte* changes);
+size_t EncodeDelta(const std::byte* now, const std::byte* before, int64_t count, std::byte* changes);
 // Makes of `count` numbers what they are now. False, with the numbers unspecified, if that is no slice of
 // changes of these.
-[[nodiscard]] bool ApplyChanges(const std::byte* changes, int64_t count, std::byte* numbers);
+[[nodiscard]] bool ApplyDelta(const std::byte* changes, int64_t count, std::byte* numbers);
 
 }  // namespace weft

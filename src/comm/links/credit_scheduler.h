@@ -56,9 +56,9 @@ class WireOwner {
   ~WireOwner() = default;
 };
 
-class WireDesk {
+class CreditScheduler {
  public:
-  WireDesk(WireLink& link, const EngineOptions& options, EngineCounters& counters);
+  CreditScheduler(WireLink& link, const EngineOptions& options, EngineCounters& counters);
 
   // Which stream of slices: unique among a lane's operations of one sequence, between two ranks.
   struct Channel {
@@ -105,12 +105,12 @@ class WireDesk {
   void Forget(int lane, uint64_t sequence);
 
   // Bad news, to all of `ranks`; and the first that came in.
-  void SpreadWord(const absl::Status& cause, const std::vector<int>& ranks);
+  void BroadcastFailure(const absl::Status& cause, const std::vector<int>& ranks);
   const std::optional<NodeLink::Word>& word() const { return word_; }
 
   // Asks ranks of other nodes for a sign of life; Poll answers those of others. Answers() has who has
   // answered since.
-  void AskForLife(const std::vector<int>& ranks);
+  void RequestHeartbeat(const std::vector<int>& ranks);
   const std::set<int>& Answers() const { return answers_; }
 
   // Gives up all transfers (after a failure). Their owners are not told.

@@ -1,4 +1,4 @@
-#include "weft/sharding/lane_turns.h"
+#include "weft/sharding/lane_round_robin.h"
 
 #include <vector>
 
@@ -20,8 +20,8 @@ ProcessGroup Everyone(const Bootstrap& bootstrap) {
 // The lanes of so many operations, the second half of them after an error.
 absl::StatusOr<std::vector<int>> LanesOf(Bootstrap& bootstrap, int operations) {
   WEFT_ASSIGN_OR_RETURN(const RankEngine rank, RankEngine::Make(bootstrap));
-  WEFT_ASSIGN_OR_RETURN(LaneTurns turns,
-                        LaneTurns::Add(*rank.engine, Everyone(bootstrap), LanePurpose::kAllGather));
+  WEFT_ASSIGN_OR_RETURN(LaneRoundRobin turns,
+                        LaneRoundRobin::Add(*rank.engine, Everyone(bootstrap), LanePurpose::kAllGather));
   std::vector<int> lanes;
   for (int i = 0; i < operations; ++i) {
     if (i == operations / 2) turns.Restart();
@@ -30,7 +30,7 @@ absl::StatusOr<std::vector<int>> LanesOf(Bootstrap& bootstrap, int operations) {
   return lanes;
 }
 
-TEST(LaneTurns, AlternateBetweenNodesAndBeginAnewAfterAnError) {
+TEST(LaneRoundRobin, AlternateBetweenNodesAndBeginAnewAfterAnError) {
   RunRanks(NodeMap::RanksPerNode(3, 2), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const std::vector<int> lanes, LanesOf(bootstrap, 6));
     EXPECT_NE(lanes[0], lanes[1]);
@@ -39,7 +39,7 @@ TEST(LaneTurns, AlternateBetweenNodesAndBeginAnewAfterAnError) {
   });
 }
 
-TEST(LaneTurns, NeedOneLaneOnOneNode) {
+TEST(LaneRoundRobin, NeedOneLaneOnOneNode) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const std::vector<int> lanes, LanesOf(bootstrap, 4));
     EXPECT_THAT(lanes, ::testing::Each(lanes[0]));

@@ -1,5 +1,5 @@
 // Windows, credits and words, against a wire whose other end is the test.
-#include "src/comm/links/wire_desk.h"
+#include "src/comm/links/credit_scheduler.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -23,9 +23,9 @@ class Owner final : public WireOwner {
   std::vector<int64_t> done;
 };
 
-class WireDeskTest : public ::testing::Test {
+class CreditSchedulerTest : public ::testing::Test {
  protected:
-  WireDeskTest() { descriptor_.sequence = 1; }
+  CreditSchedulerTest() { descriptor_.sequence = 1; }
 
   static EngineOptions Options() {
     EngineOptions options;
@@ -35,7 +35,7 @@ class WireDeskTest : public ::testing::Test {
     options.background_window_bytes = 3 * kSlice;
     return options;
   }
-  static WireDesk::Channel ChannelOf(int lane, int peer = 7, int number = 1) {
+  static CreditScheduler::Channel ChannelOf(int lane, int peer = 7, int number = 1) {
     return {lane, 1, peer, number};
   }
 
@@ -53,7 +53,7 @@ class WireDeskTest : public ::testing::Test {
     return advanced.ok() && *advanced;
   }
   // What this desk told rank 7 arrives at a desk of rank 7, as from rank 0.
-  void DeliverTo(WireDesk& other, FakeWireLink& other_link) {
+  void DeliverTo(CreditScheduler& other, FakeWireLink& other_link) {
     for (const WireLink::Note& note : link_.sent_notes) other_link.notes.push_back({0, note.bytes});
     link_.sent_notes.clear();
     EXPECT_OK(other.Poll());
@@ -62,14 +62,14 @@ class WireDeskTest : public ::testing::Test {
   const EngineOptions options_ = Options();
   EngineCounters counters_;
   FakeWireLink link_;
-  WireDesk desk_{link_, options_, counters_};
+  CreditScheduler desk_{link_, options_, counters_};
   Descriptor descriptor_;
   Owner owner_;
   std::vector<std::byte> memory_{kSlice};
   int64_t next_slice_ = 0;
 };
 
-TEST_F(WireDeskTest, LaneKeepsToItsWindow) {
+TEST_F(CreditSchedulerTest, LaneKeepsToItsWindow) {
   for (int i = 0; i < 4; ++i) {
     EXPECT_TRUE(May(Priority::kBulk));
     Receive(Priority::kBulk);
@@ -83,7 +83,7 @@ TEST_F(WireDeskTest, LaneKeepsToItsWindow) {
   EXPECT_TRUE(May(Priority::kBulk));
 }
 
-TEST_F(WireDeskTest, LaneThatSomebodyWaitsForHasTwiceTheWindow) {
+TEST_F(CreditSchedulerTest, LaneThatSomebodyWaitsForHasTwiceTheWindow) {
   for (int i = 0; i < 8; ++i) {
     EXPECT_TRUE(May(Priority::kCritical));
     Receive(Priority::kCritical);
@@ -91,7 +91,7 @@ TEST_F(WireDeskTest, LaneThatSomebodyWaitsForHasTwiceTheWindow) {
   EXPECT_FALSE(May(Priority::kCritical));
 }
 
-TEST_F(WireDeskTest, WhatNobodyWaitsForKeepsTheWireShortOnceExchangesAreExpected) {
+TEST_F(CreditSchedulerTest, WhatNobodyWaitsForKeepsTheWireShortOnceExchangesAreExpected) {
   const auto fill = [&] {
     Receive(Priority::kReduce, kLane);
     Receive(Priority::kPrefetch, kOtherLane);
@@ -109,13 +109,13 @@ TEST_F(WireDeskTest, WhatNobodyWaitsForKeepsTheWireShortOnceExchangesAreExpected
   EXPECT_TRUE(May(Priority::kReduce));
 }
 
-TEST_F(WireDeskTest, PhasesOfALaneHaveWindowsOfTheirOwn) {
+TEST_F(CreditSchedulerTest, PhasesOfALaneHaveWindowsOfTheirOwn) {
   for (int i = 0; i < 4; ++i) Receive(Priority::kBulk, kLane, WirePhase::kReduce);
   EXPECT_FALSE(desk_.MayReceive(kLane, WirePhase::kReduce, Priority::kBulk, kSlice, false));
   EXPECT_TRUE(desk_.MayReceive(kLane, WirePhase::kGather, Priority::kBulk, kSlice, false));
 }
 
-TEST_F(WireDeskTest, HeadOfALaneMayAlwaysHaveOneSliceUnderWay) {
+TEST_F(CreditSchedulerTest, HeadOfALaneMayAlwaysHaveOneSliceUnderWay) {
   constexpr size_t kHuge = 100 * kSlice;
   EXPECT_FALSE(May(Priority::kBulk, /*head=*/false, kLane, kHuge));
   EXPECT_TRUE(May(Priority::kBulk, /*head=*/true, kLane, kHuge));
@@ -124,7 +124,7 @@ TEST_F(WireDeskTest, HeadOfALaneMayAlwaysHaveOneSliceUnderWay) {
   EXPECT_TRUE(May(Priority::kBulk, /*head=*/true, kOtherLane, kHuge));
 }
 
-TEST_F(WireDeskTest, LowerTrafficTogetherYieldsWhileSomethingHigherWants) {
+TEST_F(CreditSchedulerTest, LowerTrafficTogetherYieldsWhileSomethingHigherWants) {
   Receive(Priority::kReduce, kLane);
   Receive(Priority::kBulk, kOtherLane);
   EXPECT_TRUE(May(Priority::kBulk));
@@ -136,7 +136,7 @@ TEST_F(WireDeskTest, LowerTrafficTogetherYieldsWhileSomethingHigherWants) {
   EXPECT_TRUE(May(Priority::kBulk, /*head=*/true, /*lane=*/9)) << "the guarantee of one slice holds";
 }
 
-TEST_F(WireDeskTest, WishCountsUntilTheTurnAfterItIsOver) {
+TEST_F(CreditSchedulerTest, WishCountsUntilTheTurnAfterItIsOver) {
   Receive(Priority::kBulk);
   Receive(Priority::kBulk);
   desk_.Want(Priority::kCritical);
@@ -147,21 +147,21 @@ TEST_F(WireDeskTest, WishCountsUntilTheTurnAfterItIsOver) {
   EXPECT_TRUE(May(Priority::kBulk));
 }
 
-TEST_F(WireDeskTest, ReceiveIsPostedBeforeItsCreditIsSent) {
+TEST_F(CreditSchedulerTest, ReceiveIsPostedBeforeItsCreditIsSent) {
   Receive(Priority::kBulk);
   ASSERT_EQ(link_.under_way.size(), 1U);
   EXPECT_FALSE(link_.under_way.begin()->second.send);
   EXPECT_EQ(link_.under_way.begin()->second.peer, 7);
-  EXPECT_EQ(link_.under_way.begin()->second.tag, kLane * WireDesk::kChannels + 1);
+  EXPECT_EQ(link_.under_way.begin()->second.tag, kLane * CreditScheduler::kChannels + 1);
   ASSERT_EQ(link_.sent_notes.size(), 1U);
   EXPECT_EQ(link_.sent_notes[0].peer, 7);
   EXPECT_EQ(counters_.wire_bytes, 0) << "received bytes are the sender's to count";
 }
 
-TEST_F(WireDeskTest, CreditsAddUpAtTheSender) {
+TEST_F(CreditSchedulerTest, CreditsAddUpAtTheSender) {
   FakeWireLink sender_link;
   EngineCounters sender_counters;
-  WireDesk sender(sender_link, options_, sender_counters);
+  CreditScheduler sender(sender_link, options_, sender_counters);
   EXPECT_FALSE(sender.CreditOf(ChannelOf(kLane, 0)));
   Receive(Priority::kBulk);
   Receive(Priority::kBulk);
@@ -185,10 +185,10 @@ TEST_F(WireDeskTest, CreditsAddUpAtTheSender) {
   EXPECT_FALSE(sender.CreditOf(ChannelOf(kLane, 0)));
 }
 
-TEST_F(WireDeskTest, ExpectingNothingIsHeard) {
+TEST_F(CreditSchedulerTest, ExpectingNothingIsHeard) {
   FakeWireLink sender_link;
   EngineCounters sender_counters;
-  WireDesk sender(sender_link, options_, sender_counters);
+  CreditScheduler sender(sender_link, options_, sender_counters);
   EXPECT_OK(desk_.ExpectNothing(ChannelOf(kLane), descriptor_));
   EXPECT_TRUE(link_.under_way.empty());
   DeliverTo(sender, sender_link);
@@ -198,10 +198,10 @@ TEST_F(WireDeskTest, ExpectingNothingIsHeard) {
   EXPECT_EQ(credit->part, PartShape());
 }
 
-TEST_F(WireDeskTest, CreditsShowWhoRunsSomethingElse) {
+TEST_F(CreditSchedulerTest, CreditsShowWhoRunsSomethingElse) {
   FakeWireLink sender_link;
   EngineCounters sender_counters;
-  WireDesk sender(sender_link, options_, sender_counters);
+  CreditScheduler sender(sender_link, options_, sender_counters);
   Receive(Priority::kBulk);
   DeliverTo(sender, sender_link);
   EXPECT_FALSE(sender.FindMismatch(kLane, descriptor_));
@@ -215,12 +215,12 @@ TEST_F(WireDeskTest, CreditsShowWhoRunsSomethingElse) {
   EXPECT_FALSE(sender.FindMismatch(kLane, mine)) << "of another place of the lane";
 }
 
-TEST_F(WireDeskTest, FirstWordThatComesInStays) {
+TEST_F(CreditSchedulerTest, FirstWordThatComesInStays) {
   FakeWireLink other_link;
   EngineCounters other_counters;
-  WireDesk other(other_link, options_, other_counters);
-  desk_.SpreadWord(absl::DataLossError("first"), {7, 8});
-  desk_.SpreadWord(absl::AbortedError("second"), {7});
+  CreditScheduler other(other_link, options_, other_counters);
+  desk_.BroadcastFailure(absl::DataLossError("first"), {7, 8});
+  desk_.BroadcastFailure(absl::AbortedError("second"), {7});
   ASSERT_EQ(link_.sent_notes.size(), 3U);
   EXPECT_EQ(link_.sent_notes[1].peer, 8);
   DeliverTo(other, other_link);
@@ -229,13 +229,13 @@ TEST_F(WireDeskTest, FirstWordThatComesInStays) {
   EXPECT_THAT(other.word()->cause, StatusIs(absl::StatusCode::kDataLoss, "first"));
 }
 
-TEST_F(WireDeskTest, LongWordIsCutToANote) {
-  desk_.SpreadWord(absl::DataLossError(std::string(10'000, 'x')), {7});
+TEST_F(CreditSchedulerTest, LongWordIsCutToANote) {
+  desk_.BroadcastFailure(absl::DataLossError(std::string(10'000, 'x')), {7});
   EXPECT_LE(link_.sent_notes.at(0).bytes.size(), WireLink::kMaxNoteBytes);
 }
 
-TEST_F(WireDeskTest, BadNewsIsSentOnUntilAllOfItHasLeft) {
-  desk_.SpreadWord(absl::DataLossError("gone"), {6, 7});
+TEST_F(CreditSchedulerTest, BadNewsIsSentOnUntilAllOfItHasLeft) {
+  desk_.BroadcastFailure(absl::DataLossError("gone"), {6, 7});
   desk_.Abandon();
   link_.notes_unsent = 2;
   EXPECT_TRUE(desk_.SendOn());
@@ -244,19 +244,19 @@ TEST_F(WireDeskTest, BadNewsIsSentOnUntilAllOfItHasLeft) {
   EXPECT_FALSE(desk_.SendOn());
 }
 
-TEST_F(WireDeskTest, BadNewsIsGivenUpWhereTheTransportFails) {
-  desk_.SpreadWord(absl::DataLossError("gone"), {6, 7});
+TEST_F(CreditSchedulerTest, BadNewsIsGivenUpWhereTheTransportFails) {
+  desk_.BroadcastFailure(absl::DataLossError("gone"), {6, 7});
   link_.notes_unsent = 2;
   link_.transport = absl::InternalError("no route");
   EXPECT_FALSE(desk_.SendOn());
 }
 
-TEST_F(WireDeskTest, NoteOfAnotherVersionIsAnError) {
+TEST_F(CreditSchedulerTest, NoteOfAnotherVersionIsAnError) {
   link_.notes.push_back({4, std::string(1, '\0')});
   EXPECT_THAT(desk_.Poll(), StatusIs(absl::StatusCode::kInternal, HasSubstr("from rank 4")));
 }
 
-TEST_F(WireDeskTest, GivingUpCancelsReceivesButForgetsSends) {
+TEST_F(CreditSchedulerTest, GivingUpCancelsReceivesButForgetsSends) {
   Receive(Priority::kBulk);
   Receive(Priority::kBulk);
   EXPECT_OK(desk_.Send(ChannelOf(kLane), 0, memory_.data(), kSlice, &owner_));
@@ -267,7 +267,7 @@ TEST_F(WireDeskTest, GivingUpCancelsReceivesButForgetsSends) {
   EXPECT_TRUE(May(Priority::kBulk, false, kLane, 4 * kSlice)) << "windows are empty again";
 }
 
-TEST_F(WireDeskTest, ReceiveThatIsTooLateToGiveUpArrives) {
+TEST_F(CreditSchedulerTest, ReceiveThatIsTooLateToGiveUpArrives) {
   Receive(Priority::kBulk);
   Receive(Priority::kBulk);
   const WireLink::RequestId late = link_.under_way.begin()->first;
@@ -280,7 +280,7 @@ TEST_F(WireDeskTest, ReceiveThatIsTooLateToGiveUpArrives) {
   EXPECT_TRUE(owner_.done.empty()) << "its owner is not told";
 }
 
-TEST_F(WireDeskTest, TransferThatFailsIsNotCancelledAfterwards) {
+TEST_F(CreditSchedulerTest, TransferThatFailsIsNotCancelledAfterwards) {
   Receive(Priority::kBulk);
   Receive(Priority::kBulk);
   link_.Finish(link_.under_way.begin()->first, absl::InternalError("cable cut"));

@@ -1,4 +1,4 @@
-#include "src/comm/links/wire_desk.h"
+#include "src/comm/links/credit_scheduler.h"
 
 #include <algorithm>
 #include <cstring>
@@ -32,14 +32,16 @@ struct WordHeader {
 // A note that says nothing but its kind.
 std::string_view Bare(const NoteKind& kind) { return {reinterpret_cast<const char*>(&kind), sizeof(kind)}; }
 
-int TagOf(const WireDesk::Channel& channel) { return channel.lane * WireDesk::kChannels + channel.number; }
+int TagOf(const CreditScheduler::Channel& channel) {
+  return channel.lane * CreditScheduler::kChannels + channel.number;
+}
 
 }  // namespace
 
-WireDesk::WireDesk(WireLink& link, const EngineOptions& options, EngineCounters& counters)
+CreditScheduler::CreditScheduler(WireLink& link, const EngineOptions& options, EngineCounters& counters)
     : link_(link), options_(options), counters_(counters) {}
 
-absl::StatusOr<bool> WireDesk::Poll() {
+absl::StatusOr<bool> CreditScheduler::Poll() {
   wanted_last_ = wanted_now_;
   wanted_now_ = Priority::kBulk;
   WEFT_RETURN_IF_ERROR(link_.Poll());
@@ -48,7 +50,7 @@ absl::StatusOr<bool> WireDesk::Poll() {
   return notes || transfers;
 }
 
-absl::StatusOr<bool> WireDesk::PollNotes() {
+absl::StatusOr<bool> CreditScheduler::PollNotes() {
   bool any = false;
   while (true) {
     WEFT_ASSIGN_OR_RETURN(std::optional<WireLink::Note> note, link_.PollNote());
@@ -58,7 +60,7 @@ absl::StatusOr<bool> WireDesk::PollNotes() {
   }
 }
 
-absl::Status WireDesk::TakeNote(const WireLink::Note& note) {
+absl::Status CreditScheduler::TakeNote(const WireLink::Note& note) {
   NoteKind kind{};
   WEFT_CHECK(!note.bytes.empty(), "an empty note arrived");
   std::memcpy(&kind, note.bytes.data(), sizeof(kind));
@@ -94,7 +96,7 @@ absl::Status WireDesk::TakeNote(const WireLink::Note& note) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> WireDesk::PollTransfers() {
+absl::StatusOr<bool> CreditScheduler::PollTransfers() {
   bool any = false;
   for (size_t i = 0; i < under_way_.size();) {
     const absl::StatusOr<bool> done = link_.Test(under_way_[i].request);
@@ -117,7 +119,8 @@ absl::StatusOr<bool> WireDesk::PollTransfers() {
   return any;
 }
 
-bool WireDesk::MayReceive(int lane, WirePhase phase, Priority priority, size_t bytes, bool head) const {
+bool CreditScheduler::MayReceive(int lane, WirePhase phase, Priority priority, size_t bytes,
+                                 bool head) const {
   const int64_t lane_bytes = under_way_bytes_[static_cast<size_t>(lane)][static_cast<size_t>(phase)];
   if (head && lane_bytes == 0 && !options_.starve_heads) return true;
   const int64_t lane_window = options_.lane_window_bytes * (priority == Priority::kCritical ? 2 : 1);
@@ -129,18 +132,18 @@ bool WireDesk::MayReceive(int lane, WirePhase phase, Priority priority, size_t b
          (!expects_exchanges_ || keeps_to(options_.background_window_bytes, Priority::kCritical));
 }
 
-int64_t WireDesk::BytesBelow(Priority priority) const {
+int64_t CreditScheduler::BytesBelow(Priority priority) const {
   int64_t bytes = 0;
   for (size_t p = static_cast<size_t>(priority) + 1; p < bytes_by_priority_.size(); ++p)
     bytes += bytes_by_priority_[p];
   return bytes;
 }
 
-void WireDesk::Want(Priority priority) { wanted_now_ = std::min(wanted_now_, priority); }
+void CreditScheduler::Want(Priority priority) { wanted_now_ = std::min(wanted_now_, priority); }
 
-absl::Status WireDesk::Receive(const Channel& channel, WirePhase phase, Priority priority,
-                               const Descriptor& descriptor, const PartShape& part, Slice slice,
-                               WireOwner* owner) {
+absl::Status CreditScheduler::Receive(const Channel& channel, WirePhase phase, Priority priority,
+                                      const Descriptor& descriptor, const PartShape& part, Slice slice,
+                                      WireOwner* owner) {
   WEFT_ASSIGN_OR_RETURN(const WireLink::RequestId request,
                         link_.Receive(channel.peer, TagOf(channel), slice.target, slice.bytes, slice.length));
   const bool yielded = priority > highest_wanted();
@@ -155,12 +158,12 @@ absl::Status WireDesk::Receive(const Channel& channel, WirePhase phase, Priority
   return SendCredit(channel, descriptor, part, 1);
 }
 
-absl::Status WireDesk::ExpectNothing(const Channel& channel, const Descriptor& descriptor) {
+absl::Status CreditScheduler::ExpectNothing(const Channel& channel, const Descriptor& descriptor) {
   return SendCredit(channel, descriptor, {}, 0);
 }
 
-absl::Status WireDesk::SendCredit(const Channel& channel, const Descriptor& descriptor, const PartShape& part,
-                                  int32_t slices) {
+absl::Status CreditScheduler::SendCredit(const Channel& channel, const Descriptor& descriptor,
+                                         const PartShape& part, int32_t slices) {
   CreditNote note;
   note.lane = channel.lane;
   note.number = channel.number;
@@ -170,14 +173,14 @@ absl::Status WireDesk::SendCredit(const Channel& channel, const Descriptor& desc
   return link_.SendNote(channel.peer, {reinterpret_cast<const char*>(&note), sizeof(note)});
 }
 
-std::optional<WireDesk::Credit> WireDesk::CreditOf(const Channel& channel) const {
+std::optional<CreditScheduler::Credit> CreditScheduler::CreditOf(const Channel& channel) const {
   const auto it = credits_.find(KeyOf(channel));
   if (it == credits_.end()) return std::nullopt;
   return it->second;
 }
 
-absl::Status WireDesk::Send(const Channel& channel, int64_t slice, const std::byte* source, size_t bytes,
-                            WireOwner* owner) {
+absl::Status CreditScheduler::Send(const Channel& channel, int64_t slice, const std::byte* source,
+                                   size_t bytes, WireOwner* owner) {
   WEFT_ASSIGN_OR_RETURN(const WireLink::RequestId request,
                         link_.Send(channel.peer, TagOf(channel), source, bytes));
   under_way_.push_back({request, owner, slice, false, bytes, channel.peer, channel.lane, WirePhase::kGather,
@@ -186,7 +189,8 @@ absl::Status WireDesk::Send(const Channel& channel, int64_t slice, const std::by
   return absl::OkStatus();
 }
 
-std::optional<std::pair<int, Descriptor>> WireDesk::FindMismatch(int lane, const Descriptor& mine) const {
+std::optional<std::pair<int, Descriptor>> CreditScheduler::FindMismatch(int lane,
+                                                                        const Descriptor& mine) const {
   const auto it = notices_.find(std::pair<int, uint64_t>{lane, mine.sequence});
   if (it == notices_.end()) return std::nullopt;
   for (const Notice& notice : it->second) {
@@ -195,7 +199,7 @@ std::optional<std::pair<int, Descriptor>> WireDesk::FindMismatch(int lane, const
   return std::nullopt;
 }
 
-void WireDesk::Forget(int lane, uint64_t sequence) {
+void CreditScheduler::Forget(int lane, uint64_t sequence) {
   const auto it = notices_.find(std::pair<int, uint64_t>{lane, sequence});
   if (it == notices_.end()) return;
   notices_.erase(it);
@@ -204,7 +208,7 @@ void WireDesk::Forget(int lane, uint64_t sequence) {
   });
 }
 
-void WireDesk::SpreadWord(const absl::Status& cause, const std::vector<int>& ranks) {
+void CreditScheduler::BroadcastFailure(const absl::Status& cause, const std::vector<int>& ranks) {
   WordHeader header;
   header.code = static_cast<int32_t>(cause.code());
   std::string bytes(reinterpret_cast<const char*>(&header), sizeof(header));
@@ -217,7 +221,7 @@ void WireDesk::SpreadWord(const absl::Status& cause, const std::vector<int>& ran
   }
 }
 
-void WireDesk::AskForLife(const std::vector<int>& ranks) {
+void CreditScheduler::RequestHeartbeat(const std::vector<int>& ranks) {
   answers_.clear();
   for (const int rank : ranks) {
     // Whoever cannot even be asked does not answer.
@@ -226,7 +230,7 @@ void WireDesk::AskForLife(const std::vector<int>& ranks) {
   }
 }
 
-void WireDesk::Abandon() {
+void CreditScheduler::Abandon() {
   for (const Transfer& transfer : under_way_) {
     if (transfer.receive && !link_.Cancel(transfer.request)) arriving_.push_back(transfer);
   }
@@ -238,7 +242,7 @@ void WireDesk::Abandon() {
   notices_.clear();
 }
 
-std::set<int> WireDesk::ArrivingFrom() {
+std::set<int> CreditScheduler::ArrivingFrom() {
   const absl::Status polled = link_.Poll();
   std::erase_if(arriving_, [&](const Transfer& transfer) {
     const absl::StatusOr<bool> done = link_.Test(transfer.request);

@@ -1,6 +1,6 @@
 // Lanes of one group and purpose that operations take in turns.
 //
-// Note [Turns]
+// Note [Lane round robin]
 // An operation of a lane starts on a rank when the one before is *ready* there. Between nodes that leaves the
 // wire idle once for each: while the last slices of one arrive and are pulled by the ranks of the node,
 // nobody asks for the first of the next, and ranks that compute take their time to. With two lanes in turns
@@ -22,10 +22,11 @@
 
 namespace weft {
 
-class LaneTurns {
+class LaneRoundRobin {
  public:
-  LaneTurns() = default;
-  static absl::StatusOr<LaneTurns> Add(CommEngine& engine, const ProcessGroup& group, LanePurpose purpose);
+  LaneRoundRobin() = default;
+  static absl::StatusOr<LaneRoundRobin> Add(CommEngine& engine, const ProcessGroup& group,
+                                            LanePurpose purpose);
 
   // The lane of the next operation.
   LaneId Next() { return lanes_[turn_++ % lanes_.size()]; }

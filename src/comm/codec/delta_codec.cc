@@ -1,4 +1,4 @@
-#include "src/comm/codec/change_codec.h"
+#include "src/comm/codec/delta_codec.h"
 
 #include <algorithm>
 #include <array>
@@ -148,12 +148,12 @@ const uint8_t* ApplyBlock(const uint8_t* in, const uint8_t* end, Words& numbers)
 
 }  // namespace
 
-size_t ChangesCapacity(int64_t count) {
+size_t DeltaCapacity(int64_t count) {
   return kSliceHeaderBytes + static_cast<size_t>(count) * sizeof(float) +
          static_cast<size_t>(count / kBlock) * kHeaderBytes;
 }
 
-size_t CompressChanges(const std::byte* now, const std::byte* before, int64_t count, std::byte* changes) {
+size_t EncodeDelta(const std::byte* now, const std::byte* before, int64_t count, std::byte* changes) {
   auto* begin = reinterpret_cast<uint8_t*>(changes);
   uint8_t* out = begin + kSliceHeaderBytes;
   uint32_t checksum = 0;
@@ -170,11 +170,11 @@ size_t CompressChanges(const std::byte* now, const std::byte* before, int64_t co
   return header[0];
 }
 
-bool ApplyChanges(const std::byte* changes, int64_t count, std::byte* numbers) {
+bool ApplyDelta(const std::byte* changes, int64_t count, std::byte* numbers) {
   const auto* in = reinterpret_cast<const uint8_t*>(changes);
   std::array<uint32_t, 2> header;
   std::memcpy(header.data(), in, sizeof(header));
-  if (header[0] < kSliceHeaderBytes || header[0] > ChangesCapacity(count)) return false;
+  if (header[0] < kSliceHeaderBytes || header[0] > DeltaCapacity(count)) return false;
   const uint8_t* end = in + header[0];
   uint32_t checksum = 0;
   for (in += kSliceHeaderBytes; count >= kBlock; count -= kBlock, numbers += kBlockBytes) {
