@@ -44,7 +44,7 @@ absl::Status Train(Bootstrap& ranks) {
     WEFT_RETURN_IF_ERROR(optimizer.Step(model->Shards()));
     model->ZeroGradients();
     float loss = *losses[0].As<float>();  // Of this rank's targets; together the mean of all.
-    WEFT_RETURN_IF_ERROR(model->context().AllReduceScalars("loss", &loss, DType::kF32, 1, ReduceOp::kSum));
+    WEFT_RETURN_IF_ERROR(model->AllReduceScalars("loss", &loss, DType::kF32, 1, ReduceOp::kSum));
     if (ranks.rank() == 0 && step % 10 == 0) std::printf("step %d  loss %.5f\n", step, loss);
   }
   return absl::OkStatus();

@@ -45,7 +45,7 @@ absl::Status Train(Bootstrap& ranks) {
     WEFT_RETURN_IF_ERROR(net.Backward(pass, y).status());
     WEFT_RETURN_IF_ERROR(optimizer.Step(model->Shards()));
     model->ZeroGradients();
-    WEFT_RETURN_IF_ERROR(model->context().AllReduceScalars("loss", &loss, DType::kF32, 1, ReduceOp::kSum));
+    WEFT_RETURN_IF_ERROR(model->AllReduceScalars("loss", &loss, DType::kF32, 1, ReduceOp::kSum));
     if (ranks.rank() == 0 && step % 20 == 0) std::printf("step %d  loss %.6f\n", step, loss);
   }
   return absl::OkStatus();

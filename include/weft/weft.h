@@ -25,5 +25,4 @@
 #include "weft/optim/lr_schedule.h"
 #include "weft/optim/sharded_adamw.h"
 #include "weft/sharding/fully_shard.h"
-#include "weft/sharding/gradient_sync.h"
 #include "weft/sharding/state_dict.h"

@@ -6,19 +6,24 @@
 
 namespace weft {
 
-absl::StatusOr<std::unique_ptr<GroupStorage>> GroupStorage::Create(const StoredGroup& group,
+absl::StatusOr<std::unique_ptr<GroupStorage>> GroupStorage::Create(CommContext& context,
+                                                                   const GroupSpec& group,
+                                                                   ReplicaUpdates& updates,
                                                                    SharedBlock block) {
   std::unique_ptr<GroupStorage> storage;
-  if (block && !group.casts()) {
-    storage.reset(new GroupStorage(group, MasterShard(group, group.OwnRange(block.data()))));
+  if (block && !group.is_cast()) {
+    std::byte* own = group.RangeOf(context.lanes().shard_group().group_rank, block.data());
+    storage.reset(new GroupStorage(context, group, updates, MasterShard(context, group, own)));
   } else {
-    WEFT_ASSIGN_OR_RETURN(MasterShard master, MasterShard::Create(group));
-    storage.reset(new GroupStorage(group, std::move(master)));
+    WEFT_ASSIGN_OR_RETURN(MasterShard master, MasterShard::Create(context, group));
+    storage.reset(new GroupStorage(context, group, updates, std::move(master)));
   }
   if (block) {
-    storage->shared_ = std::make_unique<InPlaceImage>(group, storage->master_, std::move(block));
-  } else if (group.context.image_region() != nullptr) {
-    WEFT_ASSIGN_OR_RETURN(storage->shared_, NodeSharedImage::Create(group, storage->master_));
+    storage->shared_ =
+        std::make_unique<InPlaceImage>(context, group, updates, storage->master_, std::move(block));
+  } else if (context.memory().image_region() != nullptr) {
+    WEFT_ASSIGN_OR_RETURN(storage->shared_,
+                          NodeSharedImage::Create(context, group, updates, storage->master_));
   }
   return storage;
 }

@@ -1,13 +1,13 @@
-// Where the values of a parameter group lie: its master shard, and its image, which is one that ranks of a
-// node share, where that is what the context is made for, or one of the rank's own.
+// Memory of a parameter group: its master shard and its image.
 //
-//   (Gather Await (KeepPart | Drop))*
+// The image is shared by ranks of a node where the context was made for that, else private. A shared image
+// becomes private until it is dropped if the region has no room for it, or if its ranks may receive different
+// values, as from a caller's all-gather.
 //
-// A shared image that has no place now, or whose ranks may get different values, as from a caller's own
-// all-gather, is a private one until it is dropped.
+// Call order: (Gather Await (KeepPart | Drop))*
 //
 // Thread safety: none. Collective: Gather, by all ranks of the shard group in one order.
-// Lifetime: what StoredGroup names must outlive the storage.
+// Lifetime: context, group and updates must outlive the storage.
 #pragma once
 
 #include <cstddef>
@@ -27,41 +27,43 @@ namespace weft {
 
 class GroupStorage {
  public:
-  // `block`: the image of a group in place, zero; else empty. Errors: kResourceExhausted.
-  static absl::StatusOr<std::unique_ptr<GroupStorage>> Create(const StoredGroup& group, SharedBlock block);
+  // `block`: memory of an image in place, filled with zeros; empty for other groups. Errors:
+  // kResourceExhausted.
+  static absl::StatusOr<std::unique_ptr<GroupStorage>> Create(CommContext& context, const GroupSpec& group,
+                                                              ReplicaUpdates& updates, SharedBlock block);
 
   // This rank's shard in fp32, zero at first.
   std::byte* master() const { return master_.data(); }
-  // The whole parameters, from Await until the image is dropped.
+  // The whole parameters. REQUIRES: between Await and Drop or KeepPart.
   std::byte* image() const { return is_shared_ ? shared_->data() : private_.data(); }
 
-  // The master has been written, and will not be again in this pass. Due before CommContext::BeginForward;
-  // nothing happens where that was done in this pass.
+  // Says that the master is written and stays as it is in this epoch. Due before CommContext::BeginForward.
+  // Repeating it has no effect.
   absl::Status EndWriting();
   // Starts to bring the values of all ranks into the image.
   absl::Status Gather(Priority priority);
-  // Until they are there.
+  // Waits until the values are there.
   absl::Status Await();
-  // Gives the image back. Peers may still read what this rank gave to theirs.
+  // Gives the image back. Peers may still read this rank's part of theirs.
   void Drop();
-  // Drops the image but for a part, so that the next Gather has less to do. False: no part can be kept, and
+  // Drops the image except one part, so that the next Gather moves less. False: no part can be kept, and
   // nothing was dropped.
   absl::StatusOr<bool> KeepPart();
   void DropPart() { private_.DropPart(); }
-  // After an error: drops the image, whatever had become of it.
+  // Drops the image in any state, after an error.
   void ResetAfterError();
 
-  // In place of the engine's from the next Gather on. Null: the engine's.
+  // Replaces the engine's all-gather from the next Gather on. Null: the engine's.
   void SetCustomAllGather(CustomAllGather all_gather) { private_.SetCustomAllGather(std::move(all_gather)); }
 
  private:
-  GroupStorage(const StoredGroup& group, MasterShard master)
-      : master_(std::move(master)), private_(group, master_) {}
+  GroupStorage(CommContext& context, const GroupSpec& group, ReplicaUpdates& updates, MasterShard master)
+      : master_(std::move(master)), private_(context, group, updates, master_) {}
 
   const MasterShard master_;
   PrivateImage private_;
   std::unique_ptr<SharedImage> shared_;  // Null: images are private.
-  bool is_shared_ = false;               // The image, from Gather to Drop.
+  bool is_shared_ = false;               // Whether the present image is shared.
 };
 
 }  // namespace weft

@@ -1,7 +1,8 @@
-// The ranks of a shard group on one node hold one image together: an unshard moves nothing, and waits only
-// for what peers write. In fp32 the image is their master shards end to end. In a narrower dtype each rank
-// keeps its master to itself, and casts it into its range of the image once a pass. See Note [Shards in
-// place].
+// Image of a parameter group in which all ranks of the shard group, on one node, keep their shards.
+//
+// An unshard moves nothing: it waits until peers have written their ranges. In fp32 the image is the master
+// shards end to end. In a narrower dtype each rank keeps its master privately and casts it into its range
+// once an epoch. See Note [Shards in place].
 #pragma once
 
 #include <cstdint>
@@ -9,14 +10,18 @@
 
 #include "sharding/group/master_shard.h"
 #include "sharding/group/shared_image.h"
+#include "sharding/pipeline/comm_context.h"
+#include "sharding/pipeline/replica_updates.h"
 #include "weft/memory/shared_block.h"
 
 namespace weft {
 
 class InPlaceImage final : public SharedImage {
  public:
-  // `block`: the image, which all ranks of the shard group hold. `master`: this rank's range of it in fp32.
-  InPlaceImage(const StoredGroup& group, const MasterShard& master, SharedBlock block);
+  // `block`: memory of the image, shared by all ranks of the shard group. `master`: this rank's range in
+  // fp32.
+  InPlaceImage(CommContext& context, const GroupSpec& group, ReplicaUpdates& updates,
+               const MasterShard& master, SharedBlock block);
   ~InPlaceImage() override;
 
   std::byte* data() const override { return block_.data(); }
@@ -29,13 +34,15 @@ class InPlaceImage final : public SharedImage {
  private:
   absl::Status CastOnce();
 
-  const StoredGroup group_;
+  CommContext& context_;
+  const GroupSpec& group_;
+  ReplicaUpdates& updates_;
   const MasterShard& master_;
   const SharedBlock block_;
   bool is_read_ = false;           // From Gather to Drop.
-  uint64_t cast_pass_ = 0;         // The last one for which the master was cast.
-  uint64_t seen_pass_ = 0;         // The last one in which all ranks' values were asked for.
-  std::shared_ptr<Work> written_;  // Null: they are there.
+  uint64_t cast_epoch_ = 0;        // Last epoch in which the master was cast.
+  uint64_t seen_epoch_ = 0;        // Last epoch in which all ranks' values were asked for.
+  std::shared_ptr<Work> written_;  // Barrier to wait for before reading; null once waited for.
 };
 
 }  // namespace weft

@@ -1,32 +1,35 @@
-// This rank's shard of a parameter group in fp32, and its casts to the dtype that the group is gathered in.
+// This rank's fp32 shard of a parameter group, and its cast to the dtype that the group is gathered in.
 //
-// Lifetime: what StoredGroup names must outlive the shard.
+// Lifetime: context and group must outlive the shard.
 #pragma once
 
 #include <cstddef>
 
 #include <absl/status/statusor.h>
 
-#include "sharding/group/stored_group.h"
+#include "sharding/pipeline/comm_context.h"
+#include "sharding/plan/group_spec.h"
 #include "weft/memory/buffer_pool.h"
 
 namespace weft {
 
 class MasterShard {
  public:
-  // In memory of its own, zero. Errors: kResourceExhausted.
-  static absl::StatusOr<MasterShard> Create(const StoredGroup& group);
-  // In memory that somebody else holds.
-  MasterShard(const StoredGroup& group, std::byte* place) : group_(group), data_(place) {}
+  // A shard in memory of its own, filled with zeros. Errors: kResourceExhausted.
+  static absl::StatusOr<MasterShard> Create(CommContext& context, const GroupSpec& group);
+  // A shard at a place of memory that the caller holds.
+  MasterShard(CommContext& context, const GroupSpec& group, std::byte* place)
+      : context_(context), group_(group), data_(place) {}
 
   std::byte* data() const { return data_; }
-  // Puts it there in the dtype of the image. The master must be current.
+  // Writes the shard to `target` in the image's dtype. REQUIRES: the master is current.
   void CastTo(std::byte* target) const;
 
  private:
-  MasterShard(const StoredGroup& group, Buffer memory);
+  MasterShard(CommContext& context, const GroupSpec& group, Buffer memory);
 
-  StoredGroup group_;
+  CommContext& context_;
+  const GroupSpec& group_;
   Buffer memory_;
   std::byte* data_;
 };

@@ -2,62 +2,67 @@
 
 #include <utility>
 
-#include "sharding/pipeline/replica_updates.h"
 #include "weft/core/status.h"
 
 namespace weft {
 
-absl::StatusOr<std::unique_ptr<NodeSharedImage>> NodeSharedImage::Create(const StoredGroup& group,
+absl::StatusOr<std::unique_ptr<NodeSharedImage>> NodeSharedImage::Create(CommContext& context,
+                                                                         const GroupSpec& group,
+                                                                         ReplicaUpdates& updates,
                                                                          const MasterShard& master) {
   Buffer cast;
-  if (group.casts()) {
-    WEFT_ASSIGN_OR_RETURN(cast, group.context.AcquireShard(group.shard_bytes(group.dtype)));
+  if (group.is_cast()) {
+    WEFT_ASSIGN_OR_RETURN(cast, context.memory().AcquireShard(group.shard_bytes(group.dtypes.param)));
   }
-  return std::unique_ptr<NodeSharedImage>(new NodeSharedImage(group, master, std::move(cast)));
+  return std::unique_ptr<NodeSharedImage>(
+      new NodeSharedImage(context, group, updates, master, std::move(cast)));
 }
 
-NodeSharedImage::NodeSharedImage(const StoredGroup& group, const MasterShard& master, Buffer cast)
-    : group_(group), master_(master), cast_(std::move(cast)) {}
+NodeSharedImage::NodeSharedImage(CommContext& context, const GroupSpec& group, ReplicaUpdates& updates,
+                                 const MasterShard& master, Buffer cast)
+    : context_(context), group_(group), updates_(updates), master_(master), cast_(std::move(cast)) {}
 
 std::optional<size_t> NodeSharedImage::TakePlace() {
   if (group_.gathered_bytes() == 0) return std::nullopt;
   const std::optional<size_t> place = region().ranges.Take(group_.gathered_bytes());
-  if (!place) group_.context.CountUnsharedImage();
+  if (!place) context_.memory().CountUnsharedImage();
   return place;
 }
 
 absl::StatusOr<const void*> NodeSharedImage::CurrentShard() {
-  if (!group_.casts()) return master_.data();  // The engine's gather comes after that of updates by itself.
-  const uint64_t now = group_.context.write_epoch();
-  if (std::exchange(cast_in_, now) == now) return cast_.data();
-  WEFT_RETURN_IF_ERROR(group_.updates.Await());
+  if (!group_.is_cast()) return master_.data();  // The all-gather starts after the gather of updates.
+  const uint64_t epoch = context_.epochs().current();
+  if (std::exchange(cast_epoch_, epoch) == epoch) return cast_.data();
+  WEFT_RETURN_IF_ERROR(updates_.Await());
   master_.CastTo(cast_.data());
   return cast_.data();
 }
 
 absl::StatusOr<bool> NodeSharedImage::Gather(Priority priority) {
-  WEFT_RETURN_IF_ERROR(group_.context.status());
+  WEFT_RETURN_IF_ERROR(context_.state().status());
   place_ = TakePlace();
   if (!place_) return false;
   WEFT_ASSIGN_OR_RETURN(const void* shard, CurrentShard());
-  WEFT_ASSIGN_OR_RETURN(
-      gather_, group_.context.AllGatherShared({group_.name, group_.context.shard_group(), shard, data(),
-                                               group_.dtype, group_.layout.gathered_elements(), priority},
-                                              group_.updates.under_way()));
+  // Gathers into the region acquire no image, which would free released ones.
+  WEFT_RETURN_IF_ERROR(context_.memory().FreeReleasedImages());
+  WEFT_ASSIGN_OR_RETURN(gather_, context_.lanes().AllGatherShared(
+                                     {group_.name(), context_.lanes().shard_group(), shard, data(),
+                                      group_.dtypes.param, group_.layout.gathered_elements(), priority},
+                                     updates_.under_way()));
   return true;
 }
 
 absl::Status NodeSharedImage::Await() {
-  WEFT_RETURN_IF_ERROR(group_.updates.Await());
+  WEFT_RETURN_IF_ERROR(updates_.Await());
   const absl::Status ready = gather_.Wait();
-  return ready.ok() ? ready : group_.context.Fail(ready);
+  return ready.ok() ? ready : context_.state().Fail(ready);
 }
 
 void NodeSharedImage::Drop() {
-  group_.context.Retire(std::move(gather_), Buffer());
-  // What stayed unsharded beyond the end of its pass may have been written, and is then cast again: nobody
-  // may still read the last cast.
-  if (group_.casts() && cast_in_ != group_.context.write_epoch()) group_.context.AwaitReleases();
+  context_.memory().Retire(std::move(gather_), Buffer());
+  // A group that stayed unsharded past the end of its epoch may have been written since, and is then cast
+  // again: no peer may still read the last cast.
+  if (group_.is_cast() && cast_epoch_ != context_.epochs().current()) context_.AwaitReleases();
   region().ranges.Give(*std::exchange(place_, std::nullopt));
 }
 

@@ -1,6 +1,7 @@
-// The ranks of a shard group that share a node have one image together, which an all-gather fills: see Note
-// [Images shared on a node]. In a dtype other than fp32 each rank keeps its shard cast, for all gathers until
-// the master may be written again.
+// Image of a parameter group that the local ranks of a shard group share and an all-gather fills.
+//
+// In a dtype other than fp32 each rank keeps its shard cast for all gathers of an epoch. See Note [Images
+// shared on a node].
 #pragma once
 
 #include <cstdint>
@@ -9,37 +10,42 @@
 
 #include "sharding/group/master_shard.h"
 #include "sharding/group/shared_image.h"
-#include "sharding/pipeline/image_region.h"
+#include "sharding/pipeline/comm_context.h"
+#include "sharding/pipeline/replica_updates.h"
 #include "weft/memory/buffer_pool.h"
 
 namespace weft {
 
 class NodeSharedImage final : public SharedImage {
  public:
-  // Of a context with an image region. Errors: kResourceExhausted (the cast shard).
-  static absl::StatusOr<std::unique_ptr<NodeSharedImage>> Create(const StoredGroup& group,
+  // REQUIRES: the context has an image region. Errors: kResourceExhausted (memory for the cast shard).
+  static absl::StatusOr<std::unique_ptr<NodeSharedImage>> Create(CommContext& context, const GroupSpec& group,
+                                                                 ReplicaUpdates& updates,
                                                                  const MasterShard& master);
 
   std::byte* data() const override { return region().block.data() + *place_; }
-  // False: what is under way leaves no room, or the group has no elements.
+  // False: the region has no room now, or the group has no elements.
   absl::StatusOr<bool> Gather(Priority priority) override;
   absl::Status Await() override;
   void Drop() override;
   void ResetAfterError() override;
 
  private:
-  NodeSharedImage(const StoredGroup& group, const MasterShard& master, Buffer cast);
-  ImageRegion& region() const { return *group_.context.image_region(); }
+  NodeSharedImage(CommContext& context, const GroupSpec& group, ReplicaUpdates& updates,
+                  const MasterShard& master, Buffer cast);
+  ImageRegion& region() const { return *context_.memory().image_region(); }
   std::optional<size_t> TakePlace();
-  // What this rank brings.
+  // This rank's part of the gather, in the image's dtype.
   absl::StatusOr<const void*> CurrentShard();
 
-  const StoredGroup group_;
+  CommContext& context_;
+  const GroupSpec& group_;
+  ReplicaUpdates& updates_;
   const MasterShard& master_;
-  const Buffer cast_;                // In fp32 there is none.
-  std::optional<uint64_t> cast_in_;  // The writing time that it is of.
-  std::optional<size_t> place_;      // From Gather to Drop.
-  Transfer gather_;                  // Of what lies there.
+  const Buffer cast_;                   // The cast shard; empty in fp32.
+  std::optional<uint64_t> cast_epoch_;  // Epoch of the cast.
+  std::optional<size_t> place_;         // Offset in the region, from Gather to Drop.
+  Transfer gather_;                     // The all-gather that fills the image.
 };
 
 }  // namespace weft

@@ -1,51 +1,38 @@
-#include "weft/sharding/param_group.h"
+#include "sharding/group/param_group.h"
 
 #include <utility>
 
 #include "sharding/group/group_storage.h"
 #include "sharding/pipeline/replica_updates.h"
-#include "sharding/plan/group_spec.h"
 #include "sharding/plan/parameter_views.h"
 #include "sharding/plan/shard_copies.h"
 #include "weft/core/status.h"
 
 namespace weft {
 
-absl::StatusOr<std::unique_ptr<ParamGroup>> ParamGroup::Create(
-    CommContext& context, std::string name, std::vector<std::shared_ptr<Parameter>> parameters,
-    const ShardingPolicy& policy, const std::vector<int>& buckets) {
-  WEFT_ASSIGN_OR_RETURN(GroupSpec spec,
-                        SpecifyGroup(std::move(name), std::move(parameters), policy,
-                                     context.shard_group().size(), buckets, context.bucket_count()));
-  return Create(context, std::move(spec), policy, SharedBlock());
-}
-
 absl::StatusOr<std::unique_ptr<ParamGroup>> ParamGroup::Create(CommContext& context, GroupSpec spec,
                                                                const ShardingPolicy& policy,
                                                                SharedBlock image) {
   std::unique_ptr<ParamGroup> group(new ParamGroup(context, std::move(spec), policy));
-  const StoredGroup stored = {context,          group->name_,         group->layout_,
-                              *group->updates_, group->dtypes_.param, policy.zero_copy};
-  WEFT_ASSIGN_OR_RETURN(group->storage_, GroupStorage::Create(stored, std::move(image)));
+  WEFT_ASSIGN_OR_RETURN(group->storage_,
+                        GroupStorage::Create(context, group->spec_, *group->updates_, std::move(image)));
   return group;
 }
 
 ParamGroup::ParamGroup(CommContext& context, GroupSpec spec, const ShardingPolicy& policy)
     : context_(context),
-      name_(std::move(spec.name)),
-      parameters_(std::move(spec.parameters)),
-      policy_(policy),
-      dtypes_(spec.dtypes),
-      layout_(std::move(spec.layout)),
-      slices_(context.SlicesOf(layout_, dtypes_.reduce)),
-      updates_(std::make_unique<ReplicaUpdates>(context_, name_, slices_)) {
-  if (!policy_.zero_copy) copy_in_ = PlanGradientCopyIn(layout_, dtypes_.gradient_dtype(), dtypes_.reduce);
+      spec_(std::move(spec)),
+      gradient_divide_factor_(policy.gradient_divide_factor),
+      slices_(context.lanes().SlicesOf(spec_.layout, spec_.dtypes.reduce)),
+      updates_(std::make_unique<ReplicaUpdates>(context_, spec_.name(), slices_)) {
+  if (spec_.is_zero_copy()) return;
+  copy_in_ = PlanGradientCopyIn(spec_.layout, spec_.dtypes.gradient_dtype(), spec_.dtypes.reduce);
 }
 
 ParamGroup::~ParamGroup() {
-  if (state_ == State::kUnsharded) ForgetData(parameters_, data_image());
-  if (gradient_image_) ForgetGradients(parameters_);
-  context_.AwaitReleases();  // Peers may still gather from the master.
+  if (state_ == State::kUnsharded) ForgetData(parameters(), data_image());
+  if (gradient_image_) ForgetGradients(parameters());
+  context_.AwaitReleases();  // Peers may still read the master.
 }
 
 void ParamGroup::SetCustomAllGather(CustomAllGather all_gather) {
@@ -55,19 +42,19 @@ void ParamGroup::SetCustomAllGather(CustomAllGather all_gather) {
 absl::Status ParamGroup::Load(const ShardLoader& loader) {
   updates_->Forget();
   WEFT_RETURN_IF_ERROR(FillShards(WholeShards(), loader));
-  for (const std::shared_ptr<Parameter>& parameter : parameters_) parameter->data.data = nullptr;
+  for (const std::shared_ptr<Parameter>& parameter : parameters()) parameter->data.data = nullptr;
   return absl::OkStatus();
 }
 
-FlatImage ParamGroup::data_image() const { return {layout_, storage_->image(), dtypes_.param}; }
+FlatImage ParamGroup::data_image() const { return {layout(), storage_->image(), dtypes().param}; }
 
 absl::Status ParamGroup::EndWriting() { return storage_->EndWriting(); }
 
 absl::Status ParamGroup::Unshard(Priority priority) {
   if (state_ == State::kUnsharding) return absl::OkStatus();
   if (state_ == State::kUnsharded) return ViewImage();
-  WEFT_RETURN_IF_ERROR(context_.status());
-  WEFT_RETURN_IF_ERROR(CheckDataStorage(parameters_, dtypes_.param));
+  WEFT_RETURN_IF_ERROR(context_.state().status());
+  WEFT_RETURN_IF_ERROR(CheckDataStorage(parameters(), dtypes().param));
   WEFT_RETURN_IF_ERROR(AllGatherUpdates(priority));
   WEFT_RETURN_IF_ERROR(storage_->Gather(priority));
   state_ = State::kUnsharding;
@@ -78,7 +65,7 @@ absl::Status ParamGroup::WaitUnshard() {
   if (state_ == State::kUnsharded) return absl::OkStatus();
   if (state_ != State::kUnsharding) {
     return absl::FailedPreconditionError(absl::StrCat(
-        "parameter group '", name_, "' is sharded and no unshard is pending: call Unshard first"));
+        "parameter group '", name(), "' is sharded and no unshard is pending: call Unshard first"));
   }
   WEFT_RETURN_IF_ERROR(storage_->Await());
   state_ = State::kUnsharded;
@@ -88,8 +75,8 @@ absl::Status ParamGroup::WaitUnshard() {
 }
 
 absl::Status ParamGroup::ViewImage() {
-  WEFT_ASSIGN_OR_RETURN(FallbackReport report, ViewData(parameters_, data_image()));
-  context_.CountCopy(report.copied_bytes);
+  WEFT_ASSIGN_OR_RETURN(FallbackReport report, ViewData(parameters(), data_image()));
+  context_.state().CountCopy(report.copied_bytes);
   fallback_reason_ = std::move(report.reason);
   return absl::OkStatus();
 }
@@ -97,10 +84,10 @@ absl::Status ParamGroup::ViewImage() {
 absl::Status ParamGroup::Reshard() {
   if (state_ == State::kUnsharding) {
     return absl::FailedPreconditionError(
-        absl::StrCat("parameter group '", name_, "' is being unsharded: call WaitUnshard before Reshard"));
+        absl::StrCat("parameter group '", name(), "' is being unsharded: call WaitUnshard before Reshard"));
   }
   if (state_ == State::kUnsharded) {
-    ForgetData(parameters_, data_image());
+    ForgetData(parameters(), data_image());
     DropImage();
   }
   storage_->DropPart();
@@ -114,7 +101,7 @@ absl::Status ParamGroup::ReshardAfterForward() {
   const FlatImage image = data_image();
   WEFT_ASSIGN_OR_RETURN(const bool kept, storage_->KeepPart());
   if (!kept) return Reshard();
-  ForgetData(parameters_, image);
+  ForgetData(parameters(), image);
   state_ = State::kShardedAfterForward;
   return absl::OkStatus();
 }
@@ -125,7 +112,7 @@ void ParamGroup::DropImage() {
 }
 
 void ParamGroup::ResetAfterError() {
-  if (state_ == State::kUnsharded) ForgetData(parameters_, data_image());
+  if (state_ == State::kUnsharded) ForgetData(parameters(), data_image());
   storage_->ResetAfterError();
   updates_->Forget();
   state_ = State::kSharded;

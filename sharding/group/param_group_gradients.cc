@@ -1,13 +1,13 @@
-// The gradients of a parameter group, from the views that backward writes to the reduced sum.
+// Gradients of a parameter group, from the views that backward writes to the reduced sum.
 #include <cstring>
 #include <utility>
 
+#include "sharding/group/param_group.h"
 #include "sharding/plan/divide_factors.h"
 #include "sharding/plan/parameter_views.h"
 #include "sharding/plan/shard_copies.h"
 #include "weft/core/status.h"
 #include "weft/core/strided_copy.h"
-#include "weft/sharding/param_group.h"
 
 namespace weft {
 namespace {
@@ -24,20 +24,20 @@ void Zero(std::byte* base, DType dtype, const std::vector<FlatRange>& ranges) {
 
 absl::Status ParamGroup::PrepareGradients() {
   WEFT_RETURN_IF_ERROR(CheckFrozenUnchanged());
-  if (gradient_image_ || layout_.frozen()) return absl::OkStatus();
-  const DType dtype = dtypes_.gradient_dtype();
-  const int64_t bytes = BytesOf(layout_.gradient_image_elements(), dtype);
-  WEFT_ASSIGN_OR_RETURN(gradient_image_, context_.AcquireGradients(static_cast<size_t>(bytes)));
-  Zero(gradient_image_.data(), dtype, layout_.GradientImageGaps());
-  ViewGradients(parameters_, {layout_, gradient_image_.data(), dtype});
+  if (gradient_image_ || layout().frozen()) return absl::OkStatus();
+  const DType dtype = dtypes().gradient_dtype();
+  const int64_t bytes = BytesOf(layout().gradient_image_elements(), dtype);
+  WEFT_ASSIGN_OR_RETURN(gradient_image_, context_.memory().AcquireGradients(static_cast<size_t>(bytes)));
+  Zero(gradient_image_.data(), dtype, layout().GradientImageGaps());
+  ViewGradients(parameters(), {layout(), gradient_image_.data(), dtype});
   return absl::OkStatus();
 }
 
 absl::Status ParamGroup::CheckFrozenUnchanged() const {
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (!parameters_[i]->requires_grad || layout_.parameters()[i].trainable) continue;
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    if (!parameters()[i]->requires_grad || layout().parameters()[i].trainable) continue;
     return absl::FailedPreconditionError(absl::StrCat(
-        "parameter '", parameters_[i]->name, "' of group '", name_,
+        "parameter '", parameters()[i]->name, "' of group '", name(),
         "' requires a gradient, but was frozen when the group was made, and has no place for one: "
         "set requires_grad before sharding, or shard the model anew"));
   }
@@ -45,52 +45,52 @@ absl::Status ParamGroup::CheckFrozenUnchanged() const {
 }
 
 absl::Status ParamGroup::ReduceGradients(ReduceScope scope) {
-  WEFT_RETURN_IF_ERROR(context_.status());
-  if (layout_.frozen()) return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(context_.state().status());
+  if (layout().frozen()) return absl::OkStatus();
   if (!gradient_image_) {
     return absl::FailedPreconditionError(
-        absl::StrCat("parameter group '", name_,
+        absl::StrCat("parameter group '", name(),
                      "' has no gradients to reduce: call PrepareGradients, and then run backward"));
   }
-  const FlatImage image{layout_, gradient_image_.data(), dtypes_.gradient_dtype()};
-  WEFT_ASSIGN_OR_RETURN(const FallbackReport report, CollectGradients(parameters_, image));
-  context_.CountCopy(report.copied_bytes);
+  const FlatImage image{layout(), gradient_image_.data(), dtypes().gradient_dtype()};
+  WEFT_ASSIGN_OR_RETURN(const FallbackReport report, CollectGradients(parameters(), image));
+  context_.state().CountCopy(report.copied_bytes);
   if (fallback_reason_.empty()) fallback_reason_ = report.reason;
-  const DivideScales scales = SpreadDivision(policy_.gradient_divide_factor, dtypes_.reduce);
+  const DivideScales scales = SpreadDivision(gradient_divide_factor_, dtypes().reduce);
   WEFT_ASSIGN_OR_RETURN(Buffer input, TakeReduceInput(scales.before));
-  ForgetGradients(parameters_);
+  ForgetGradients(parameters());
   if (sums_ == nullptr) sums_ = std::make_shared<GradientSums>();
   std::vector<int64_t> counts;
-  counts.reserve(static_cast<size_t>(layout_.shard_size()));
-  for (int rank = 0; rank < layout_.shard_size(); ++rank) counts.push_back(layout_.reduced_elements(rank));
-  return context_.Reduce({name_, dtypes_.reduce, scope, std::move(input), std::move(counts), slices_,
-                          scales.after, sums_, gradient_hook_, reduce_scatter_});
+  counts.reserve(static_cast<size_t>(layout().shard_size()));
+  for (int rank = 0; rank < layout().shard_size(); ++rank) counts.push_back(layout().reduced_elements(rank));
+  return context_.reductions().Submit({name(), dtypes().reduce, scope, std::move(input), std::move(counts),
+                                       slices_, scales.after, sums_, gradient_hook_, reduce_scatter_});
 }
 
 absl::Status ParamGroup::CountGradientsAsZero() {
-  if (layout_.frozen() || has_gradients()) return absl::OkStatus();
+  if (layout().frozen() || has_gradients()) return absl::OkStatus();
   const int64_t bytes = BytesOf(UpdatedElements(slices_), DType::kF32);
   auto sums = std::make_shared<GradientSums>();
-  WEFT_ASSIGN_OR_RETURN(sums->reduced, context_.AcquireShard(static_cast<size_t>(bytes)));
+  WEFT_ASSIGN_OR_RETURN(sums->reduced, context_.memory().AcquireShard(static_cast<size_t>(bytes)));
   std::memset(sums->reduced.data(), 0, sums->reduced.bytes());
   sums_ = std::move(sums);
   return absl::OkStatus();
 }
 
 absl::StatusOr<Buffer> ParamGroup::TakeReduceInput(float scale) {
-  const DType from = dtypes_.gradient_dtype();
-  const DType to = dtypes_.reduce;
-  if (policy_.zero_copy && from == to) return std::move(gradient_image_);
-  const int64_t bytes = BytesOf(layout_.reduced_elements(), to);
-  WEFT_ASSIGN_OR_RETURN(Buffer input, context_.AcquireGradients(static_cast<size_t>(bytes)));
-  if (policy_.zero_copy) {
-    ConvertRun(gradient_image_.data(), from, input.data(), to, layout_.reduced_elements(), scale);
-    context_.CountCopy(bytes);
+  const DType from = dtypes().gradient_dtype();
+  const DType to = dtypes().reduce;
+  if (spec_.is_zero_copy() && from == to) return std::move(gradient_image_);
+  const int64_t bytes = BytesOf(layout().reduced_elements(), to);
+  WEFT_ASSIGN_OR_RETURN(Buffer input, context_.memory().AcquireGradients(static_cast<size_t>(bytes)));
+  if (spec_.is_zero_copy()) {
+    ConvertRun(gradient_image_.data(), from, input.data(), to, layout().reduced_elements(), scale);
+    context_.state().CountCopy(bytes);
   } else {
-    for (int rank = 0; rank < layout_.shard_size(); ++rank) {
-      Zero(input.data() + BytesOf(layout_.reduced_offset(rank), to), to, layout_.ReducedGaps(rank));
+    for (int rank = 0; rank < layout().shard_size(); ++rank) {
+      Zero(input.data() + BytesOf(layout().reduced_offset(rank), to), to, layout().ReducedGaps(rank));
     }
-    context_.CountCopy(RunCopies(copy_in_, gradient_image_.data(), input.data(), scale));
+    context_.state().CountCopy(RunCopies(copy_in_, gradient_image_.data(), input.data(), scale));
   }
   gradient_image_.Reset();
   return input;
@@ -98,9 +98,9 @@ absl::StatusOr<Buffer> ParamGroup::TakeReduceInput(float scale) {
 
 absl::Status ParamGroup::CheckGradientsReduced() const {
   const auto unfinished = [this](std::string_view what) {
-    return absl::FailedPreconditionError(absl::StrCat("parameter group '", name_, "' ", ToAbsl(what)));
+    return absl::FailedPreconditionError(absl::StrCat("parameter group '", name(), "' ", ToAbsl(what)));
   };
-  if (layout_.frozen()) return absl::OkStatus();
+  if (layout().frozen()) return absl::OkStatus();
   if (gradient_image_) {
     return unfinished(
         "has unreduced gradients: run the last backward with gradient sync on before clipping or updating");
@@ -111,19 +111,18 @@ absl::Status ParamGroup::CheckGradientsReduced() const {
   }
   if (sums_->under_way > 0) {
     return unfinished(
-        "has reductions under way: call CommContext::FinishBackward (mark the last backward) before "
-        "using its gradients");
+        "has reductions under way: mark the last backward (SetIsLastBackward) before using its gradients");
   }
   if (sums_->partial) {
     return unfinished(
-        "has gradients that are summed over its shard group only: run the last backward with "
-        "all-reduce on (ReduceScope::kShardAndReplicate) before using them");
+        "has gradients that are summed over its shard group only: run the last backward with all-reduce on "
+        "(SetRequiresAllReduce) before using them");
   }
   return absl::OkStatus();
 }
 
 void ParamGroup::ZeroGradients() {
-  if (gradient_image_) ForgetGradients(parameters_);
+  if (gradient_image_) ForgetGradients(parameters());
   gradient_image_.Reset();
   sums_.reset();
 }

@@ -1,8 +1,8 @@
-// The shards of a parameter group as optimizers see them, and how the updates of replicas reach each other.
+// Shards of a parameter group as optimizers see them, and the exchange of updates between replicas.
 #include "sharding/group/group_storage.h"
+#include "sharding/group/param_group.h"
 #include "sharding/pipeline/replica_updates.h"
 #include "weft/core/status.h"
-#include "weft/sharding/param_group.h"
 
 namespace weft {
 
@@ -13,14 +13,14 @@ std::vector<ShardView> ParamGroup::Shards() const {
   std::vector<ShardView> shards;
   for (const ShardView& whole : WholeShards()) {
     const auto index = static_cast<size_t>(whole.piece.parameter);
-    if (!layout_.parameters()[index].trainable) {
+    if (!layout().parameters()[index].trainable) {
       shards.push_back(whole);
       continue;
     }
-    int64_t place = 0;  // In the reduced sum.
+    int64_t place = 0;  // Offset in the reduced sum.
     for (const ReplicaSlice& slice : slices_) {
       for (const ShardPiece& piece : CutPiece(whole.piece, slice.own)) {
-        const bool has_grad = reduced != nullptr && parameters_[index]->requires_grad;
+        const bool has_grad = reduced != nullptr && parameters()[index]->requires_grad;
         shards.push_back({whole.parameter, piece, data + piece.shard_offset,
                           has_grad ? reduced + place + piece.shard_offset - slice.own.begin : nullptr});
       }
@@ -33,16 +33,16 @@ std::vector<ShardView> ParamGroup::Shards() const {
 std::vector<ShardView> ParamGroup::WholeShards() const {
   auto* data = reinterpret_cast<float*>(storage_->master());
   std::vector<ShardView> shards;
-  for (const ShardPiece& piece : layout_.Pieces(context_.shard_group().group_rank)) {
-    const Parameter* parameter = parameters_[static_cast<size_t>(piece.parameter)].get();
+  for (const ShardPiece& piece : layout().Pieces(context_.lanes().shard_group().group_rank)) {
+    const Parameter* parameter = parameters()[static_cast<size_t>(piece.parameter)].get();
     shards.push_back({parameter, piece, data + piece.shard_offset, nullptr});
   }
   return shards;
 }
 
 absl::Status ParamGroup::AllGatherUpdates(Priority priority) {
-  if (state_ == State::kUnsharded) return absl::OkStatus();  // Then parameters may be views of the shard.
-  return updates_->Share(reinterpret_cast<float*>(storage_->master()), priority);
+  if (state_ == State::kUnsharded) return absl::OkStatus();  // Parameters may view the shard.
+  return updates_->AllGather(reinterpret_cast<float*>(storage_->master()), priority);
 }
 
 absl::StatusOr<std::vector<ShardView>> ParamGroup::CurrentShards() {

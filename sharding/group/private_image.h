@@ -1,11 +1,13 @@
-// An image of a parameter group that one rank has for itself, and that an all-gather fills.
+// Image of a parameter group that belongs to one rank and is filled by an all-gather.
 //
-//   zero copy   the gathered buffer is the image; in bf16 a cast fills the rank's own range of it first. In a
-//               shard group of one and fp32 the master is the image.
-//   else        values are copied out of the gathered buffer, which goes back at once; in a shard group of
-//               one straight out of the master.
+//   zero copy   The gathered buffer is the image; in bf16 a cast fills the rank's own range of it first. In a
+//   shard
+//               group of one rank and fp32 the master is the image.
+//   otherwise   Values are copied out of the gathered buffer, which is then freed. A shard group of one rank
+//   copies
+//               straight out of its master.
 //
-//   (Gather Await (KeepPart | Drop))*, as of GroupStorage
+// Call order: (Gather Await (KeepPart | Drop))*, as in GroupStorage.
 //
 // Thread safety: none. Collective: Gather, by all ranks of the shard group in one order.
 #pragma once
@@ -18,6 +20,8 @@
 #include <absl/status/statusor.h>
 
 #include "sharding/group/master_shard.h"
+#include "sharding/pipeline/comm_context.h"
+#include "sharding/pipeline/replica_updates.h"
 #include "sharding/plan/shard_copies.h"
 #include "weft/memory/buffer_pool.h"
 #include "weft/sharding/custom_collectives.h"
@@ -26,7 +30,8 @@ namespace weft {
 
 class PrivateImage {
  public:
-  PrivateImage(const StoredGroup& group, const MasterShard& master);
+  PrivateImage(CommContext& context, const GroupSpec& group, ReplicaUpdates& updates,
+               const MasterShard& master);
 
   std::byte* data() const { return master_is_image() ? master_.data() : image_.data(); }
   absl::Status Gather(Priority priority);
@@ -39,17 +44,19 @@ class PrivateImage {
   bool has_custom_all_gather() const { return static_cast<bool>(all_gather_); }
 
  private:
-  bool master_is_image() const { return group_.zero_copy && group_.alone() && !group_.casts(); }
+  bool master_is_image() const { return group_.is_zero_copy() && group_.is_alone() && !group_.is_cast(); }
   size_t kept_bytes() const;
   absl::StatusOr<Transfer> GatherShards(std::byte* gathered, Priority priority);
-  absl::StatusOr<Transfer> GatherKept(std::byte* gathered, Priority priority);
-  // What this rank brings: its master, or its own range of the gathered buffer, cast.
+  absl::StatusOr<Transfer> GatherKeptParts(std::byte* gathered, Priority priority);
+  // This rank's part of the gather: its master, or the master's cast in its own range of the gathered buffer.
   const void* PlaceOwnShard(std::byte* gathered);
 
-  const StoredGroup group_;
+  CommContext& context_;
+  const GroupSpec& group_;
+  ReplicaUpdates& updates_;
   const MasterShard& master_;
   std::vector<PlacedCopy> copy_out_, copy_kept_;  // Without zero copy only.
-  Buffer gathered_;                               // Without zero copy only, and only until the copy-out.
+  Buffer gathered_;                               // Without zero copy only, until the copy-out.
   Buffer image_;
   Buffer kept_;  // From KeepPart to the next Gather.
   Transfer gather_;

@@ -1,6 +1,6 @@
-// An image of a parameter group that ranks of a node hold together.
+// Interface of a parameter group's image that the ranks of a node share.
 //
-//   (Gather Await Drop)*
+// Call order: (Gather Await Drop)*
 //
 // Thread safety: none. Collective: Gather, by all ranks of the shard group in one order.
 #pragma once
@@ -18,18 +18,18 @@ class SharedImage {
  public:
   virtual ~SharedImage() = default;
 
-  // The whole parameters, from Await until Drop.
+  // The whole parameters. REQUIRES: between Await and Drop.
   virtual std::byte* data() const = 0;
 
-  // The master has been written, and will not be again in this pass: makes what peers read in place of it.
+  // Says that the master is written and stays as it is in this epoch, and writes what peers read of it.
   virtual absl::Status EndWriting() { return absl::OkStatus(); }
-  // Starts to bring the values of all ranks there. False: there is no place now, nor on any other rank.
+  // Starts to bring the values of all ranks into the image. False: there is no room, on any rank alike.
   virtual absl::StatusOr<bool> Gather(Priority priority) = 0;
-  // Until they are there.
+  // Waits until the values are there.
   virtual absl::Status Await() = 0;
-  // This rank reads it no more; peers may, and what this rank gave to theirs.
+  // Gives the image back. Peers may still read it, and this rank's part of it.
   virtual void Drop() = 0;
-  // After an error: as before the first Gather.
+  // Returns to the state before the first Gather, after an error.
   virtual void ResetAfterError() = 0;
 };
 

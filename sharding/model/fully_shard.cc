@@ -3,141 +3,136 @@
 #include <algorithm>
 #include <utility>
 
-#include <absl/algorithm/container.h>
-
 #include "sharding/model/boundary_casts.h"
-#include "sharding/model/make_groups.h"
-#include "sharding/model/model_scalars.h"
 #include "sharding/model/module_hooks.h"
+#include "sharding/model/sharded_groups.h"
 #include "sharding/plan/group_plan.h"
-#include "sharding/plan/mesh_groups.h"
-#include "sharding/plan/replicate_buckets.h"
 #include "weft/core/status.h"
 
 namespace weft {
-namespace {
-
-std::vector<std::shared_ptr<Parameter>> AllParameters(const std::vector<PlannedGroup>& plan) {
-  std::vector<std::shared_ptr<Parameter>> parameters;
-  for (const PlannedGroup& planned : plan) {
-    parameters.insert(parameters.end(), planned.parameters.begin(), planned.parameters.end());
-  }
-  return parameters;
-}
-
-absl::Status CheckReplicas(const ShardingPolicy& policy, const ReplicateBuckets& buckets) {
-  const auto replicates = [](const ProcessGroup& group) { return group.size() > 1; };
-  if (!policy.shard_optimizer_over_replicas || absl::c_any_of(buckets.groups, replicates)) {
-    return absl::OkStatus();
-  }
-  return absl::InvalidArgumentError(
-      "shard_optimizer_over_replicas is on, but the mesh has no replicas: switch it off, or give the mesh an "
-      "axis replicate of more than one rank");
-}
-
-}  // namespace
-
-ShardedModel::ShardedModel(Module& root, ShardingPolicy policy, ResidencyChoice residency,
-                           std::unique_ptr<CommContext> context)
-    : root_(root),
-      policy_(std::move(policy)),
-      residency_(std::move(residency)),
-      context_(std::move(context)) {}
-
-ShardedModel::~ShardedModel() = default;
 
 absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, absl::Span<Module* const> blocks,
                                                          const DeviceMesh& mesh, CommEngine& engine,
-                                                         const ShardingPolicy& wanted,
+                                                         const ShardingPolicy& policy,
                                                          const ShardLoader& loader) {
-  WEFT_RETURN_IF_ERROR(wanted.Validate());
-  WEFT_ASSIGN_OR_RETURN(MeshGroups groups,
-                        GroupsOfMesh(mesh, engine.bootstrap().size(), engine.bootstrap().rank()));
-  const ShardingPolicy policy = ResolvePrefetch(wanted, engine.bootstrap().node_map(), groups.shard.size());
-  WEFT_ASSIGN_OR_RETURN(const std::vector<PlannedGroup> plan, PlanGroups(root, blocks, policy.ignored));
-  WEFT_ASSIGN_OR_RETURN(const ReplicateBuckets buckets,
-                        PlanReplicateBuckets(AllParameters(plan), policy, groups.shard, groups.replicate));
-  WEFT_RETURN_IF_ERROR(CheckReplicas(policy, buckets));
-  WEFT_ASSIGN_OR_RETURN(MadeGroups made,
-                        MakeGroups(engine, plan, buckets, std::move(groups.shard), policy, loader));
-  std::unique_ptr<ShardedModel> model(
-      new ShardedModel(root, policy, std::move(made.residency), std::move(made.context)));
-  model->groups_ = std::move(made.groups);
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(engine.bootstrap(), model->Hook(plan, mesh), engine.options().timeout));
-  return model;
+  WEFT_ASSIGN_OR_RETURN(std::vector<ModuleGroup> plan, PlanGroups(root, blocks, policy.ignored));
+  std::vector<Module*> modules;
+  std::vector<GroupMembers> members;
+  for (ModuleGroup& group : plan) {
+    modules.push_back(group.module);
+    members.push_back(std::move(group.members));
+  }
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<ShardedGroups> groups,
+                        ShardedGroups::Create(engine, mesh, std::move(members), policy, loader));
+  return std::unique_ptr<ShardedModel>(new ShardedModel(root, std::move(modules), std::move(groups)));
 }
 
-absl::Status ShardedModel::Hook(absl::Span<const PlannedGroup> plan, const DeviceMesh& mesh) {
-  std::vector<int> parents;
-  for (const PlannedGroup& planned : plan) {
-    modules_.push_back(planned.module);
-    parents.push_back(planned.parent);
+ShardedModel::ShardedModel(Module& root, std::vector<Module*> modules, std::unique_ptr<ShardedGroups> groups)
+    : root_(root),
+      modules_(std::move(modules)),
+      groups_(std::move(groups)),
+      hooks_(std::make_unique<ModuleHooks>(*groups_, modules_)),
+      casts_(std::make_unique<BoundaryCasts>()) {
+  for (size_t i = 0; i < modules_.size() && policy().cast_forward_inputs; ++i) {
+    casts_->CastInputs(*modules_[i], groups_->groups()[i]->dtypes().param);
   }
-  std::vector<std::string_view> axes;
-  for (const MeshAxis& axis : mesh.axes()) axes.push_back(axis.name);
-  WEFT_ASSIGN_OR_RETURN(const ProcessGroup everyone, mesh.Group(axes, context_->engine().bootstrap().rank()));
-  WEFT_ASSIGN_OR_RETURN(ModelScalars scalars, ModelScalars::Make(*context_, everyone));
-  scalars_ = std::make_unique<ModelScalars>(scalars);
-  hooks_ = std::make_unique<Hooks>(*this, ModuleOrder(parents));
-  casts_ = std::make_unique<BoundaryCasts>();
-  for (size_t group = 0; group < groups_.size() && policy_.cast_forward_inputs; ++group) {
-    casts_->CastInputs(*modules_[group], groups_[group]->dtypes().param);
-  }
-  if (policy_.output_dtype.has_value()) casts_->CastOutputs(root_, *policy_.output_dtype);
-  return absl::OkStatus();
+  if (policy().output_dtype.has_value()) casts_->CastOutputs(root_, *policy().output_dtype);
 }
 
-void ShardedModel::RecordOrderAnew() { hooks_->ForgetOrders(); }
+ShardedModel::~ShardedModel() = default;
+
+void ShardedModel::SetRequiresGradientSync(bool sync) { groups_->schedule().switches().gradient_sync = sync; }
+
+void ShardedModel::SetRequiresAllReduce(bool all_reduce) {
+  groups_->schedule().switches().all_reduce = all_reduce;
+}
+
+void ShardedModel::SetIsLastBackward(bool last) { groups_->schedule().switches().is_last_backward = last; }
+
+void ShardedModel::SetReshardAfterForward(bool reshard) {
+  groups_->schedule().switches().reshard_after_forward = reshard;
+}
+
+void ShardedModel::SetReshardAfterBackward(bool reshard) {
+  groups_->schedule().switches().reshard_after_backward = reshard;
+}
 
 absl::StatusOr<int> ShardedModel::GroupOf(const Module& module) const {
   const auto found = std::find(modules_.begin(), modules_.end(), &module);
   if (found != modules_.end()) return static_cast<int>(found - modules_.begin());
   return absl::InvalidArgumentError(
       absl::StrCat("module '", module.name(), "' is no parameter group of the model sharded at '",
-                   groups_.front()->name(), "': name its root, or one of the blocks given to FullyShard"));
+                   groups_->group(GroupSchedule::kRoot).name(),
+                   "': name its root, or one of the blocks given to FullyShard"));
 }
 
-absl::Status ShardedModel::SetPrefetch(const Module& module, absl::Span<Module* const> ahead,
-                                       PrefetchLists& lists) {
+absl::StatusOr<ParamGroup*> ShardedModel::ParamGroupOf(const Module& module) const {
   WEFT_ASSIGN_OR_RETURN(const int group, GroupOf(module));
+  return &groups_->group(group);
+}
+
+absl::StatusOr<std::vector<int>> ShardedModel::GroupsOf(absl::Span<Module* const> modules) const {
   std::vector<int> groups;
-  for (const Module* next : ahead) {
-    WEFT_ASSIGN_OR_RETURN(groups.emplace_back(), GroupOf(*next));
+  for (const Module* module : modules) {
+    WEFT_ASSIGN_OR_RETURN(groups.emplace_back(), GroupOf(*module));
   }
-  lists.insert_or_assign(group, std::move(groups));
+  return groups;
+}
+
+absl::Status ShardedModel::SetModulesToForwardPrefetch(const Module& module, absl::Span<Module* const> next) {
+  WEFT_ASSIGN_OR_RETURN(const int group, GroupOf(module));
+  WEFT_ASSIGN_OR_RETURN(std::vector<int> groups, GroupsOf(next));
+  groups_->schedule().SetForwardPrefetch(group, std::move(groups));
   return absl::OkStatus();
 }
 
-absl::Status ShardedModel::SetModulesToForwardPrefetch(const Module& module,
-                                                       absl::Span<Module* const> ahead) {
-  return SetPrefetch(module, ahead, forward_prefetch_);
-}
-
 absl::Status ShardedModel::SetModulesToBackwardPrefetch(const Module& module,
-                                                        absl::Span<Module* const> ahead) {
-  return SetPrefetch(module, ahead, backward_prefetch_);
+                                                        absl::Span<Module* const> next) {
+  WEFT_ASSIGN_OR_RETURN(const int group, GroupOf(module));
+  WEFT_ASSIGN_OR_RETURN(std::vector<int> groups, GroupsOf(next));
+  groups_->schedule().SetBackwardPrefetch(group, std::move(groups));
+  return absl::OkStatus();
 }
 
 absl::Status ShardedModel::SetUnshardInBackward(const Module& module, bool unshard) {
   WEFT_ASSIGN_OR_RETURN(const int group, GroupOf(module));
-  if (unshard) {
-    sharded_in_backward_.erase(group);
-  } else {
-    sharded_in_backward_.insert(group);
-  }
+  groups_->schedule().SetUnshardInBackward(group, unshard);
   return absl::OkStatus();
 }
 
+absl::Status ShardedModel::SetCustomAllGather(const Module& module, CustomAllGather all_gather) {
+  WEFT_ASSIGN_OR_RETURN(ParamGroup * group, ParamGroupOf(module));
+  group->SetCustomAllGather(std::move(all_gather));
+  return absl::OkStatus();
+}
+
+absl::Status ShardedModel::SetCustomReduceScatter(const Module& module, CustomReduceScatter reduce_scatter) {
+  WEFT_ASSIGN_OR_RETURN(ParamGroup * group, ParamGroupOf(module));
+  group->SetCustomReduceScatter(std::move(reduce_scatter));
+  return absl::OkStatus();
+}
+
+absl::Status ShardedModel::SetGradientHook(const Module& module, GradientHook hook) {
+  WEFT_ASSIGN_OR_RETURN(ParamGroup * group, ParamGroupOf(module));
+  group->SetGradientHook(std::move(hook));
+  return absl::OkStatus();
+}
+
+void ShardedModel::RecordOrderAgain() { groups_->schedule().ForgetOrders(); }
+
+void ShardedModel::SetScheduleObserver(ScheduleObserver observer) {
+  groups_->schedule().SetObserver(std::move(observer));
+}
+
 absl::StatusOr<UnshardHandle> ShardedModel::Unshard(const Module& module) {
-  WEFT_ASSIGN_OR_RETURN(const int group, GroupOf(module));
-  ParamGroup& params = *groups_[static_cast<size_t>(group)];
-  WEFT_RETURN_IF_ERROR(params.Unshard(Priority::kPrefetch));
-  return UnshardHandle(params);
+  WEFT_ASSIGN_OR_RETURN(ParamGroup * group, ParamGroupOf(module));
+  WEFT_RETURN_IF_ERROR(group->Unshard(Priority::kPrefetch));
+  return UnshardHandle(*group);
 }
 
 absl::Status ShardedModel::Reshard(const Module& module) {
-  WEFT_ASSIGN_OR_RETURN(const int group, GroupOf(module));
-  return groups_[static_cast<size_t>(group)]->Reshard();
+  WEFT_ASSIGN_OR_RETURN(ParamGroup * group, ParamGroupOf(module));
+  return group->Reshard();
 }
 
 absl::Status UnshardHandle::Wait() {
@@ -149,50 +144,35 @@ absl::Status UnshardHandle::Wait() {
   return group_->WaitUnshard();
 }
 
-void ShardedModel::ZeroGradients() {
-  for (const auto& group : groups_) group->ZeroGradients();
-  hooks_->ForgetKept();
+void ShardedModel::ZeroGradients() { groups_->ZeroGradients(); }
+
+absl::StatusOr<GradientNorm> ShardedModel::ClipGradNorm(double max_norm, NormType type) {
+  return groups_->ClipGradNorm(max_norm, type);
 }
 
-std::vector<ShardView> ShardedModel::Shards() const {
-  std::vector<ShardView> shards;
-  for (const auto& group : groups_) {
-    for (ShardView& shard : group->Shards()) shards.push_back(shard);
-  }
-  return shards;
+absl::Status ShardedModel::AllReduceScalars(const std::string& label, void* values, DType dtype,
+                                            int64_t count, ReduceOp op) {
+  return groups_->AllReduceScalars(label, values, dtype, count, op);
 }
 
-absl::StatusOr<std::vector<ShardView>> ShardedModel::CurrentShards() {
-  for (const auto& group : groups_) WEFT_RETURN_IF_ERROR(group->AllGatherUpdates(Priority::kCritical));
-  std::vector<ShardView> shards;
-  for (const auto& group : groups_) {
-    WEFT_ASSIGN_OR_RETURN(const std::vector<ShardView> current, group->CurrentShards());
-    shards.insert(shards.end(), current.begin(), current.end());
-  }
-  return shards;
-}
+std::vector<ShardView> ShardedModel::Shards() const { return groups_->Shards(); }
 
-absl::Status ShardedModel::UpdateShards(const ShardUpdate& update) {
-  for (size_t group = 0; group < groups_.size(); ++group) {
-    absl::Status updated = update(groups_[group]->Shards());
-    if (updated.ok()) updated = hooks_->AfterUpdate(static_cast<int>(group));
-    if (!updated.ok()) {
-      return Annotate(context_->Fail(updated), absl::StrCat("update of '", groups_[group]->name(), "'"));
-    }
-  }
-  return absl::OkStatus();
-}
+absl::StatusOr<std::vector<ShardView>> ShardedModel::CurrentShards() { return groups_->CurrentShards(); }
 
-absl::Status ShardedModel::BeginWriting() {
-  WEFT_RETURN_IF_ERROR(hooks_->SettleGathers(/*reshard=*/true));
-  return context_->FinishBackward();
-}
+absl::Status ShardedModel::UpdateShards(const ShardUpdate& update) { return groups_->UpdateShards(update); }
 
-absl::Status ShardedModel::ResetAfterError() {
-  WEFT_RETURN_IF_ERROR(context_->ResetAfterError());
-  for (const auto& group : groups_) group->ResetAfterError();
-  hooks_->ResetAfterError();
-  return absl::OkStatus();
-}
+absl::Status ShardedModel::BeginWriting() { return groups_->BeginWriting(); }
+
+const ShardingPolicy& ShardedModel::policy() const { return groups_->policy(); }
+
+const ResidencyChoice& ShardedModel::residency() const { return groups_->residency(); }
+
+ShardingCounters ShardedModel::counters() const { return groups_->context().state().counters(); }
+
+MemoryPeaks ShardedModel::peaks() const { return groups_->context().memory().peaks(); }
+
+void ShardedModel::ResetPeaks() { groups_->context().memory().ResetPeaks(); }
+
+absl::Status ShardedModel::ResetAfterError() { return groups_->ResetAfterError(); }
 
 }  // namespace weft

@@ -1,21 +1,18 @@
-// The gradient norm over the mesh: every gradient counts once. Of what replicas hold alike, each takes a
-// part: the values are many, and the numbers that ranks then exchange are few. Parameters without replicas,
-// which may differ from rank to rank, count whole on each, as does what a rank alone updates where replicas
-// share the optimizer.
+// Gradient norm over the mesh. Every gradient counts once.
+//
+// Each replica takes a part of the gradients that all replicas hold: the values are many, and the numbers
+// that ranks then exchange are few. Two kinds count whole on each rank: parameters without replicas, which
+// may differ from rank to rank, and elements that a rank alone updates where replicas share the optimizer.
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <iterator>
 
-#include "sharding/model/model_scalars.h"
+#include "sharding/model/sharded_groups.h"
 #include "weft/core/order_free_sum.h"
 #include "weft/core/status.h"
-#include "weft/sharding/fully_shard.h"
 
 namespace weft {
 namespace {
-
-using ScalarReduction = std::function<absl::Status(const std::string&, void*, DType, int64_t, ReduceOp)>;
 
 using Gradients = absl::Span<const float>;
 
@@ -26,31 +23,31 @@ Gradients PartOf(Gradients all, const ProcessGroup& replicas) {
   return all.subspan(begin, all.size() * (place + 1) / count - begin);
 }
 
-absl::StatusOr<double> MaximumOfParts(const std::vector<Gradients>& parts, const ScalarReduction& reduce) {
+absl::StatusOr<double> MaximumOfParts(const std::vector<Gradients>& parts, ModelScalars& scalars) {
   float maximum = 0.0F;
   for (const Gradients part : parts) {
     maximum = std::max(maximum, MaxMagnitude(part.data(), static_cast<int64_t>(part.size())));
   }
-  WEFT_RETURN_IF_ERROR(reduce("grad_norm.max", &maximum, DType::kF32, 1, ReduceOp::kMax));
+  WEFT_RETURN_IF_ERROR(scalars.AllReduce("grad_norm.max", &maximum, DType::kF32, 1, ReduceOp::kMax));
   return maximum;
 }
 
 absl::StatusOr<double> NormOfParts(const std::vector<Gradients>& parts, NormType type,
-                                   const ScalarReduction& reduce) {
-  if (type == NormType::kInfinity) return MaximumOfParts(parts, reduce);
+                                   ModelScalars& scalars) {
+  if (type == NormType::kInfinity) return MaximumOfParts(parts, scalars);
   OrderFreeSum sum;
   for (const Gradients part : parts) {
     const auto count = static_cast<int64_t>(part.size());
     sum += type == NormType::kOne ? SumMagnitudes(part.data(), count) : SumSquares(part.data(), count);
   }
-  WEFT_RETURN_IF_ERROR(
-      reduce("grad_norm.sum", sum.numbers.data(), DType::kI64, std::ssize(sum.numbers), ReduceOp::kSum));
+  WEFT_RETURN_IF_ERROR(scalars.AllReduce("grad_norm.sum", sum.numbers.data(), DType::kI64,
+                                         std::ssize(sum.numbers), ReduceOp::kSum));
   return type == NormType::kOne ? OneNormOf(sum) : NormOf(sum);
 }
 
 }  // namespace
 
-std::vector<absl::Span<const float>> ShardedModel::GradientsToCount() const {
+std::vector<absl::Span<const float>> ShardedGroups::GradientsToCount() const {
   std::vector<Gradients> counted;
   for (const auto& group : groups_) {
     for (const ShardView& shard : group->Shards()) {
@@ -58,22 +55,16 @@ std::vector<absl::Span<const float>> ShardedModel::GradientsToCount() const {
       const Gradients all(shard.grad, static_cast<size_t>(shard.elements()));
       const auto parameter = static_cast<size_t>(shard.piece.parameter);
       const int bucket = group->layout().parameters()[parameter].replicate_bucket;
-      const bool is_alone = context_->shards_optimizer_over_replicas();
-      counted.push_back(is_alone ? all : PartOf(all, context_->replicate_group(bucket)));
+      const bool is_alone = context_->lanes().shards_optimizer_over_replicas();
+      counted.push_back(is_alone ? all : PartOf(all, context_->lanes().replicate_group(bucket)));
     }
   }
   return counted;
 }
 
-absl::StatusOr<GradientNorm> ShardedModel::ClipGradNorm(double max_norm, NormType type) {
+absl::StatusOr<GradientNorm> ShardedGroups::ClipGradNorm(double max_norm, NormType type) {
   for (const auto& group : groups_) WEFT_RETURN_IF_ERROR(group->CheckGradientsReduced());
-  const bool has_replicas = scalars_->ranks() > context_->shard_group().size();
-  const ScalarReduction reduce = [&](const std::string& label, void* values, DType dtype, int64_t count,
-                                     ReduceOp op) {
-    return has_replicas ? scalars_->AllReduce(label, values, dtype, count, op)
-                        : context_->AllReduceScalars(label, values, dtype, count, op);
-  };
-  WEFT_ASSIGN_OR_RETURN(const double norm, NormOfParts(GradientsToCount(), type, reduce));
+  WEFT_ASSIGN_OR_RETURN(const double norm, NormOfParts(GradientsToCount(), type, *scalars_));
   return GradientNorm{norm, static_cast<float>(ClipFactor(norm, max_norm))};
 }
 

@@ -8,32 +8,45 @@
 
 namespace weft {
 
-absl::StatusOr<ModelScalars> ModelScalars::Make(CommContext& context, const ProcessGroup& everyone) {
-  WEFT_ASSIGN_OR_RETURN(const LaneId lane, context.engine().AddLane(everyone, LanePurpose::kControl));
+absl::StatusOr<ModelScalars> ModelScalars::Create(CommContext& context, const ProcessGroup& all_ranks) {
+  WEFT_ASSIGN_OR_RETURN(const LaneId lane,
+                        context.state().engine().AddLane(all_ranks, LanePurpose::kControl));
   return ModelScalars(context, lane);
 }
 
 absl::Status ModelScalars::AllReduce(const std::string& label, void* values, DType dtype, int64_t count,
                                      ReduceOp op) {
+  const int ranks = context_.state().engine().group(lane_).size();
+  const bool has_replicas = ranks > context_.lanes().shard_group().size();
+  return has_replicas ? AllReduceOverModel(label, values, dtype, count, op)
+                      : context_.lanes().AllReduceScalars(label, values, dtype, count, op);
+}
+
+absl::Status ModelScalars::AllReduceOverModel(const std::string& label, void* values, DType dtype,
+                                              int64_t count, ReduceOp op) {
+  PipelineState& state = context_.state();
   const size_t bytes = static_cast<size_t>(count) * SizeOf(dtype);
-  const absl::StatusOr<Buffer> buffer = context_.AcquireShard(bytes);
-  if (!buffer.ok()) return context_.Fail(buffer.status());
+  const absl::StatusOr<Buffer> buffer = context_.memory().AcquireShard(bytes);
+  if (!buffer.ok()) return state.Fail(buffer.status());
   std::memcpy(buffer->data(), values, bytes);
-  Work work = context_.engine().AllReduce(lane_, buffer->data(), buffer->data(), dtype, count, op,
-                                          {Priority::kCritical, Hash64(label), label});
-  if (const absl::Status done = work.WaitReleased(); !done.ok()) return context_.Fail(done);
+  Work work = state.engine().AllReduce(lane_, buffer->data(), buffer->data(), dtype, count, op,
+                                       {Priority::kCritical, Hash64(label), label});
+  WEFT_RETURN_IF_ERROR(state.AwaitRelease(work));
   std::memcpy(values, buffer->data(), bytes);
   return absl::OkStatus();
 }
 
-absl::StatusOr<bool> ModelScalars::Same(const std::string& label, uint64_t number) {
-  WEFT_RETURN_IF_ERROR(context_.status());
-  // A rank that still gathers waits for others there, and would never come here.
-  Work fence = context_.FenceAllGathers(label);
-  // The largest of a number and of its complement: they belong together if all numbers are the same.
+absl::StatusOr<bool> ModelScalars::IsSameOnAllRanks(const std::string& label, uint64_t number) {
+  WEFT_RETURN_IF_ERROR(context_.state().status());
+  // Without the barrier a rank that submitted one all-gather more would wait there and never reach the
+  // all-reduce.
+  Work barrier = context_.lanes().BarrierAfterAllGathers(label);
+  // Maxima of the number and of its complement: they are complements of each other if all numbers are the
+  // same.
   std::array<int64_t, 2> extremes = {static_cast<int64_t>(number), ~static_cast<int64_t>(number)};
-  WEFT_RETURN_IF_ERROR(AllReduce(label, extremes.data(), DType::kI64, extremes.size(), ReduceOp::kMax));
-  if (const absl::Status done = fence.WaitReleased(); !done.ok()) return context_.Fail(done);
+  WEFT_RETURN_IF_ERROR(
+      AllReduceOverModel(label, extremes.data(), DType::kI64, extremes.size(), ReduceOp::kMax));
+  WEFT_RETURN_IF_ERROR(context_.state().AwaitRelease(barrier));
   return extremes[0] == ~extremes[1];
 }
 

@@ -1,6 +1,6 @@
-// A few numbers that all ranks of a model reduce together, on a lane of their own.
+// Reductions of a few values over all ranks of a model.
 //
-// Collective: all of it, by all ranks of the mesh. Thread safety: none.
+// Thread safety: none. Collective: all of it, by all ranks of the mesh.
 // Lifetime: the context must outlive it.
 #pragma once
 
@@ -9,25 +9,25 @@
 
 #include <absl/status/statusor.h>
 
-#include "weft/sharding/comm_context.h"
+#include "sharding/pipeline/comm_context.h"
 
 namespace weft {
 
 class ModelScalars {
  public:
-  // `everyone`: all ranks that the model is sharded or replicated over.
-  static absl::StatusOr<ModelScalars> Make(CommContext& context, const ProcessGroup& everyone);
+  // `all_ranks`: every rank that the model is sharded or replicated over.
+  static absl::StatusOr<ModelScalars> Create(CommContext& context, const ProcessGroup& all_ranks);
 
-  int ranks() const { return context_.engine().group(lane_).size(); }
-
-  // In place, and waited for.
+  // Reduces in place over all ranks, and waits. At most PipelineLanes::kScalarBytes.
   absl::Status AllReduce(const std::string& label, void* values, DType dtype, int64_t count, ReduceOp op);
-  // Whether all ranks come with the same number. Ranks that have not gathered the same until here get an
-  // error, instead of waiting for each other at different places.
-  absl::StatusOr<bool> Same(const std::string& label, uint64_t number);
+  // Whether all ranks pass the same number. Ranks that have submitted different all-gathers before get an
+  // error instead of waiting for each other at different places.
+  absl::StatusOr<bool> IsSameOnAllRanks(const std::string& label, uint64_t number);
 
  private:
   ModelScalars(CommContext& context, LaneId lane) : context_(context), lane_(lane) {}
+  absl::Status AllReduceOverModel(const std::string& label, void* values, DType dtype, int64_t count,
+                                  ReduceOp op);
 
   CommContext& context_;
   LaneId lane_;

@@ -1,10 +1,12 @@
-// Whole arrays from the parts that ranks hold.
+// Gathering of whole arrays from the parts that ranks hold.
 #include <algorithm>
 #include <utility>
 
 #include <absl/algorithm/container.h>
 #include <absl/container/flat_hash_map.h>
 
+#include "sharding/model/sharded_groups.h"
+#include "sharding/pipeline/gather_values.h"
 #include "weft/core/status.h"
 #include "weft/sharding/state_dict.h"
 
@@ -15,12 +17,12 @@ class ArrayGatherer {
  public:
   ArrayGatherer(CommContext& context, absl::Span<const ShardView> shards, StateTarget target,
                 const ArrayConsumer& consume)
-      : context_(context), first_alone_(target == StateTarget::kRankZero), consume_(consume) {
+      : context_(context), first_only_(target == StateTarget::kRankZero), consume_(consume) {
     for (const ShardView& shard : shards) shards_[shard.parameter].push_back(&shard);
   }
 
   absl::Status Gather(const ParamGroup& group) {
-    const int ranks = context_.shard_group().size();
+    const int ranks = context_.lanes().shard_group().size();
     std::vector<Parts> parts(group.parameters().size(), Parts(static_cast<size_t>(ranks)));
     for (int rank = 0; rank < ranks; ++rank) {
       for (const ShardPiece& piece : group.layout().Pieces(rank)) {
@@ -33,41 +35,41 @@ class ArrayGatherer {
     return absl::OkStatus();
   }
 
-  // What the consumer said: the other ranks go on meanwhile, and so does this one.
+  // First error of the consumer. This rank goes on nevertheless, like its peers.
   const absl::Status& consumed() const { return consumed_; }
 
  private:
-  using Parts = std::vector<ShardPiece>;  // By shard rank; empty where it holds nothing.
+  using Parts = std::vector<ShardPiece>;  // By shard rank; empty if it holds nothing.
 
-  // The first replica's shard group is enough for rank 0; the other replicas have given it their updates.
-  bool takes_part() const { return !first_alone_ || context_.replicate_group(0).group_rank == 0; }
+  // Rank 0 needs the first replica's shard group only; it already has the other replicas' updates.
+  bool takes_part() const { return !first_only_ || context_.lanes().replicate_group(0).group_rank == 0; }
 
   absl::Status GatherArray(const ParamGroup& group, size_t index, const Parts& parts) {
     const Parameter& parameter = *group.parameters()[index];
-    const ShardPiece& own_part = parts[static_cast<size_t>(context_.shard_group().group_rank)];
+    const ShardPiece& own_part = parts[static_cast<size_t>(context_.lanes().shard_group().group_rank)];
     WEFT_ASSIGN_OR_RETURN(const std::vector<float> own, OwnPart(group, index, own_part));
     if (!takes_part()) return absl::OkStatus();
-    const bool receives = !first_alone_ || context_.shard_group().group_rank == 0;
+    const bool receives = !first_only_ || context_.lanes().shard_group().group_rank == 0;
     std::vector<int64_t> counts;
     for (const ShardPiece& part : parts) counts.push_back(part.elements());
     std::vector<float> values(receives ? static_cast<size_t>(parameter.elements()) : 0);
     WEFT_RETURN_IF_ERROR(
-        context_.GatherValues(parameter.name, own.data(), values.data(), counts, first_alone_));
+        GatherShardValues(context_, parameter.name, own.data(), values.data(), counts, first_only_));
     if (receives && consumed_.ok()) consumed_ = consume_(parameter, InOrder(std::move(values), parts));
     return absl::OkStatus();
   }
 
-  // What this rank holds of a parameter, with what its replicas update of it.
+  // This rank's part of a parameter, with the elements that its replicas update.
   absl::StatusOr<std::vector<float>> OwnPart(const ParamGroup& group, size_t index, const ShardPiece& part) {
     const Parameter& parameter = *group.parameters()[index];
     const FlatParameter& placed = group.layout().parameters()[index];
-    if (!context_.shards_optimizer_over_replicas() || !placed.trainable) {
+    if (!context_.lanes().shards_optimizer_over_replicas() || !placed.trainable) {
       return OwnValues(parameter, part.elements());
     }
     const auto slice = absl::c_find_if(group.slices(), [&](const ReplicaSlice& candidate) {
       return candidate.bucket == placed.replicate_bucket;
     });
-    const ProcessGroup& replicas = context_.replicate_group(slice->bucket);
+    const ProcessGroup& replicas = context_.lanes().replicate_group(slice->bucket);
     std::vector<int64_t> counts(static_cast<size_t>(replicas.size()));
     for (int rank = 0; rank < replicas.size(); ++rank) {
       for (const ShardPiece& piece : CutPiece(part, slice->PartOf(rank))) {
@@ -78,11 +80,11 @@ class ArrayGatherer {
                           OwnValues(parameter, counts[static_cast<size_t>(replicas.group_rank)]));
     std::vector<float> values(static_cast<size_t>(part.elements()));
     WEFT_RETURN_IF_ERROR(
-        context_.GatherReplicaValues(parameter.name, slice->bucket, own.data(), values.data(), counts));
+        GatherReplicaValues(context_, parameter.name, slice->bucket, own.data(), values.data(), counts));
     return values;
   }
 
-  // Of all views of a parameter, end to end.
+  // Values of all views of a parameter, end to end.
   absl::StatusOr<std::vector<float>> OwnValues(const Parameter& parameter, int64_t expected) const {
     std::vector<float> values;
     if (const auto found = shards_.find(&parameter); found != shards_.end()) {
@@ -96,7 +98,7 @@ class ArrayGatherer {
                                                    ": pass the model's own, or an optimizer's of them"));
   }
 
-  // Parts that are one run each follow each other as their ranks do.
+  // Puts the parts in row-major order. Parts of one run each are in order already.
   static std::vector<float> InOrder(std::vector<float> gathered, const Parts& parts) {
     if (std::all_of(parts.begin(), parts.end(), [](const ShardPiece& part) { return part.runs <= 1; })) {
       return gathered;
@@ -112,7 +114,7 @@ class ArrayGatherer {
   }
 
   CommContext& context_;
-  const bool first_alone_;
+  const bool first_only_;
   const ArrayConsumer& consume_;
   absl::flat_hash_map<const Parameter*, std::vector<const ShardView*>> shards_;
   absl::Status consumed_;
@@ -122,15 +124,16 @@ class ArrayGatherer {
 
 absl::Status GatherFullState(ShardedModel& model, absl::Span<const ShardView> shards, StateTarget target,
                              const ArrayConsumer& consume) {
-  CommContext& context = model.context();
-  // Where every replica updates everything, the first one's shard group is enough for rank 0.
-  if (target == StateTarget::kRankZero && !context.shards_optimizer_over_replicas() &&
-      context.replicate_group(0).group_rank > 0) {
+  CommContext& context = model.sharded_groups().context();
+  // Where every replica updates all elements, rank 0 needs the first replica's shard group only.
+  if (target == StateTarget::kRankZero && !context.lanes().shards_optimizer_over_replicas() &&
+      context.lanes().replicate_group(0).group_rank > 0) {
     return absl::OkStatus();
   }
   ArrayGatherer gatherer(context, shards, target, consume);
-  for (const auto& group : model.groups()) {
-    if (const absl::Status gathered = gatherer.Gather(*group); !gathered.ok()) return context.Fail(gathered);
+  for (const auto& group : model.sharded_groups().groups()) {
+    if (const absl::Status gathered = gatherer.Gather(*group); !gathered.ok())
+      return context.state().Fail(gathered);
   }
   return gatherer.consumed();
 }

@@ -1,69 +1,79 @@
-// The reductions of a context that are under way, oldest first.
+// Queue of the reductions of a sharded model that are under way, oldest first.
 //
 // Note [When an all-reduce is submitted]
-// Lanes follow program order: no completion may submit anything, as ranks complete at different moments. An
-// all-reduce of what its reduce-scatter leaves is therefore submitted together with it, and starts `after`
-// it. One that takes a partial sum along cannot be: between the two that sum must be added, by this thread.
-// Nor can one that follows a caller's reduce-scatter, of which the engine knows nothing. These are submitted
-// when the reduction `max_reduce_scatters` later is, or by Drain: at a place that all ranks share, and at
-// which the reduce-scatter must be over anyway, as its input's memory is needed. So the all-reduce of one
-// group still runs beside the reduce-scatters of the next. The same holds for the reduce-scatter over
-// replicas that stands for it where they share the optimizer.
+// Problem: lanes follow program order, and ranks complete operations at different moments. So no completion
+// may submit an operation. Rule: an all-reduce is submitted together with the reduce-scatter whose result it
+// takes, and starts `after` it. Two kinds cannot be: one that takes a partial sum along, because this thread
+// adds that sum in between; and one that follows a caller's reduce-scatter, which the engine does not know.
+// They are submitted by the reduction `max_reduce_scatters` later, or by Drain. The same holds for the
+// reduce-scatter over replicas that replaces the all-reduce where replicas share the optimizer. Why it
+// suffices: that place is the same on all ranks, and the reduce-scatter must be over there anyway, since the
+// memory of its input is needed. So the all-reduce of one group still overlaps the reduce-scatters of the
+// next ones.
 //
-// Thread safety: none. Lifetime: the context must outlive the queue.
+// Thread safety: none. Lifetime: state, lanes and memory must outlive the queue.
 #pragma once
 
 #include <cstdint>
 #include <deque>
 #include <vector>
 
-#include "weft/sharding/comm_context.h"
-#include "weft/sharding/reduction.h"
+#include "sharding/pipeline/pipeline_lanes.h"
+#include "sharding/pipeline/pipeline_memory.h"
+#include "sharding/pipeline/pipeline_state.h"
+#include "sharding/pipeline/reduction.h"
+#include "sharding/pipeline/transfer.h"
 
 namespace weft {
 
-class CommContext::ReductionQueue {
+class ReductionQueue {
  public:
-  explicit ReductionQueue(CommContext& context) : context_(context) {}
+  // Bounds on the operations in flight.
+  struct Bounds {
+    int max_reduce_scatters = 2;  // Each keeps one group's full gradients alive.
+    int max_all_reduces = 2;
+  };
 
-  // Submits a reduction, and completes older ones (without any in flight, this one) to keep the context's
-  // bounds.
+  ReductionQueue(PipelineState& state, PipelineLanes& lanes, PipelineMemory& memory, const Bounds& bounds)
+      : state_(state), lanes_(lanes), memory_(memory), bounds_(bounds) {}
+
+  // Submits a reduction, and completes older ones to keep the bounds (with a bound of 0, this one).
   absl::Status Submit(Reduction reduction);
-  // Until every sum is where it belongs.
+  // Completes every reduction in order and runs their hooks.
   absl::Status Drain();
-  // After an error: forgets what was under way.
+  // Forgets all reductions, after CommEngine::ResetAfterError.
   void Clear();
 
  private:
   struct Entry {
     Reduction reduction;
-    int64_t number;                // In order of submission.
-    bool takes_partial;            // What the partial sum is added to before the all-reduce.
+    int64_t number;                // Place in the order of submission.
+    bool takes_partial;            // Whether the partial sum is added before the all-reduce.
     Buffer output = {};            // This rank's part of the sum, until it has been added.
-    Buffer updated = {};           // What a reduce-scatter over replicas leaves of it, and then the output.
-    Transfer reduce_scatter = {};  // Invalid where there is none, and the input has become the output.
-    bool continued = false;        // Nothing is left to submit: see the note above.
+    Buffer updated = {};           // Output of the reduce-scatter over replicas, if there is one.
+    Transfer reduce_scatter = {};  // Invalid if nothing is exchanged; then the input has become the output.
+    bool is_continued = false;     // Whether all its operations are submitted: see the note above.
     std::vector<Work> replications = {};  // All-reduces, or reduce-scatters over replicas.
 
-    bool scattering() const { return static_cast<bool>(reduction.input); }
-    bool replicating() const { return !replications.empty(); }
+    bool is_scattering() const { return static_cast<bool>(reduction.input); }
+    bool is_replicating() const { return !replications.empty(); }
   };
 
+  absl::Status Enqueue(Reduction reduction);
   absl::Status SubmitReduceScatter(Entry& entry);
-  absl::Status StartCustom(Entry& entry);
-  // Over the replicas, where there are any.
+  // Submits the exchange over the replicas, if there are any.
   absl::Status SubmitReplication(Entry& entry, const Work* after);
   void SubmitAllReduces(Entry& entry, const Work* after);
   absl::Status SubmitReplicaScatters(Entry& entry, const Work* after);
-  // What follows the reduce-scatters up to this number.
+  // Submits what follows the reduce-scatters up to this number.
   absl::Status ContinueThrough(int64_t number);
   absl::Status Continue(Entry& entry);
 
   absl::Status BoundReduceScatters();
   absl::Status BoundReplications();
   absl::Status ReleaseInput(Entry& entry);
-  absl::Status SettleReplications(Entry& entry);
-  // Takes finished entries off the front.
+  absl::Status AwaitReplications(Entry& entry);
+  // Adds finished entries at the front to their sums and removes them.
   absl::Status DeliverFinished();
   absl::Status Deliver(Entry& entry);
   absl::Status RunHook(const Reduction& reduction, Buffer own);
@@ -74,7 +84,10 @@ class CommContext::ReductionQueue {
   bool Replicates(const Reduction& reduction) const;
   int64_t OwnElements(const Reduction& reduction) const;
 
-  CommContext& context_;
+  PipelineState& state_;
+  PipelineLanes& lanes_;
+  PipelineMemory& memory_;
+  const Bounds bounds_;
   std::deque<Entry> entries_;
   int64_t next_number_ = 0;
 };

@@ -7,42 +7,43 @@
 
 namespace weft {
 
-absl::Status ReplicaUpdates::Share(float* shard, Priority priority) {
-  if (!context_.shards_optimizer_over_replicas() || is_current()) return absl::OkStatus();
-  WEFT_RETURN_IF_ERROR(context_.status());
-  MakeRoomToKeep();
-  shared_in_ = context_.write_epoch();
+absl::Status ReplicaUpdates::AllGather(float* shard, Priority priority) {
+  PipelineLanes& lanes = context_.lanes();
+  if (!lanes.shards_optimizer_over_replicas() || is_current()) return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(context_.state().status());
+  AllocateBase();
+  gathered_epoch_ = context_.epochs().current();
   last_ = nullptr;
-  float* kept = kept_.data();
+  float* slice_base = base_.data();
   for (const ReplicaSlice& slice : slices_) {
     if (slice.counts.size() < 2) continue;
-    const bool keeps = context_.UsesDeltaEncoding(slice.bucket);
-    const auto before = keeps && others_have_kept_ ? std::optional(kept) : std::nullopt;
-    // One after the other, so that the last stands for all.
-    last_ = context_.AllGatherUpdates(group_, slice, shard, before, priority, last_);
-    if (!keeps) continue;
-    if (!others_have_kept_) std::copy_n(shard + slice.own.begin, slice.own.count, kept);
-    kept += slice.own.count;
+    const bool is_delta_encoded = lanes.UsesDeltaEncoding(slice.bucket);
+    const auto base = is_delta_encoded && peers_hold_base_ ? std::optional(slice_base) : std::nullopt;
+    // Each gather starts after the previous one, so waiting for the last one waits for all.
+    last_ = context_.epochs().KeepUpdate(lanes.AllGatherUpdates(group_, slice, shard, base, priority, last_));
+    if (!is_delta_encoded) continue;
+    if (!peers_hold_base_) std::copy_n(shard + slice.own.begin, slice.own.count, slice_base);
+    slice_base += slice.own.count;
   }
-  others_have_kept_ = true;
+  peers_hold_base_ = true;
   return absl::OkStatus();
 }
 
-void ReplicaUpdates::MakeRoomToKeep() {
-  if (!kept_.empty()) return;
+void ReplicaUpdates::AllocateBase() {
+  if (!base_.empty()) return;
   int64_t elements = 0;
   for (const ReplicaSlice& slice : slices_) {
-    if (context_.UsesDeltaEncoding(slice.bucket)) elements += slice.own.count;
+    if (context_.lanes().UsesDeltaEncoding(slice.bucket)) elements += slice.own.count;
   }
-  kept_.resize(static_cast<size_t>(elements));
+  base_.resize(static_cast<size_t>(elements));
 }
 
 absl::Status ReplicaUpdates::Await() {
-  // What an earlier time has left, FinishBackward has waited for.
+  // FinishBackward has waited for the gathers of earlier epochs.
   Work* pending = is_current() ? std::exchange(last_, nullptr) : nullptr;
   if (pending == nullptr) return absl::OkStatus();
   const absl::Status ready = pending->Wait();
-  return ready.ok() ? ready : context_.Fail(ready);
+  return ready.ok() ? ready : context_.state().Fail(ready);
 }
 
 }  // namespace weft

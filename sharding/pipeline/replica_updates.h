@@ -1,20 +1,21 @@
-// How what the other replicas update of a rank's shard comes to it, where they share the optimizer.
+// Updates of a rank's shard by the other replicas, where replicas share the optimizer.
 //
 // Note [When masters are current]
-// A master is *current* when it has all that the others have updated. Nobody sees a write through a
-// ShardView, so whatever could have been written counts: FinishBackward of the context, after which shards
-// may be written, leaves every master out of date. Share brings it up to date, once until the next
-// FinishBackward, however often its group is gathered. Its owner must not write it again until then: Note
-// [When shards may be written].
+// Problem: each replica updates a part of the shard, and a write through a ShardView is not visible to this
+// class. Rule: a master is *current* when it has the updates of all replicas. FinishBackward of the context
+// ends an epoch; afterwards shards may be written, so every master counts as out of date. AllGather makes it
+// current once an epoch, however often its group is gathered. The owner must not write it again in that
+// epoch: Note [When shards may be written].
 //
-// Note [What the others have]
-// After a Share every replica has what each has updated, until these are written again by their owners alone.
-// Where updates cross nodes compressed, a rank keeps what it has shared, and shares next time what changed of
-// it: four bytes for each element that it updates. The first Share after ranks may have written each other's
-// elements, or after an error, shares them whole.
+// Note [Base of delta encoding]
+// After an AllGather every replica holds the values that each one has updated, until their owners alone write
+// them again. Where updates are delta-encoded between nodes, a rank keeps a copy of the values that it
+// shared, and shares the difference from them next time. The copy takes four bytes for each element that the
+// rank updates. The first AllGather after ranks may have written each other's elements, or after an error,
+// shares whole values.
 //
-// Thread safety: none. Collective: Share, by the ranks of each replicate group, for groups in one order.
-// Lifetime: the context must outlive it.
+// Thread safety: none. Collective: AllGather, by the ranks of each replicate group, for groups in one order.
+// Lifetime: context, name and slices must outlive it.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +25,8 @@
 
 #include <absl/status/status.h>
 
-#include "weft/sharding/comm_context.h"
-#include "weft/sharding/replica_slices.h"
+#include "sharding/pipeline/comm_context.h"
+#include "sharding/plan/replica_slices.h"
 
 namespace weft {
 
@@ -34,29 +35,29 @@ class ReplicaUpdates {
   ReplicaUpdates(CommContext& context, const std::string& group, const std::vector<ReplicaSlice>& slices)
       : context_(context), group_(group), slices_(slices) {}
 
-  // Starts to gather, in place, what the others have updated; nothing happens where the shard is current.
-  absl::Status Share(float* shard, Priority priority);
-  // What the shard is current after; null where nothing is under way.
+  // Starts to gather the updates of the other replicas, in place. Nothing happens if the shard is current.
+  absl::Status AllGather(float* shard, Priority priority);
+  // The work that makes the shard current; null if none is under way.
   const Work* under_way() const { return is_current() ? last_ : nullptr; }
-  // Until it is current, if it was shared.
+  // Waits until the shard is current, if AllGather was called in this epoch.
   absl::Status Await();
-  // After an error, or when all of the shard was written.
+  // Forgets that the shard is current and what its peers hold: after an error, or when all of it was written.
   void Forget() {
-    shared_in_.reset();
-    others_have_kept_ = false;
+    gathered_epoch_.reset();
+    peers_hold_base_ = false;
   }
 
  private:
-  bool is_current() const { return shared_in_ == context_.write_epoch(); }
-  void MakeRoomToKeep();
+  bool is_current() const { return gathered_epoch_ == context_.epochs().current(); }
+  void AllocateBase();
 
   CommContext& context_;
   const std::string& group_;
   const std::vector<ReplicaSlice>& slices_;
-  std::optional<uint64_t> shared_in_;  // Whose updates were shared.
-  Work* last_ = nullptr;               // Of the gathers, until it was waited for. The context has it.
-  std::vector<float> kept_;            // What was shared as what changes, of all slices end to end.
-  bool others_have_kept_ = false;
+  std::optional<uint64_t> gathered_epoch_;  // Epoch of the last AllGather.
+  Work* last_ = nullptr;     // Last gather under way, until it was waited for. Owned by the epochs.
+  std::vector<float> base_;  // Values shared last, of all delta-encoded slices end to end.
+  bool peers_hold_base_ = false;
 };
 
 }  // namespace weft

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "weft/sharding/replica_slices.h"
+#include "sharding/plan/replica_slices.h"
 
 namespace weft {
 namespace {

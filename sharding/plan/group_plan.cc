@@ -17,7 +17,7 @@ class Planner {
 
   absl::Status Visit(Module& module, int group) {
     if (blocks_.erase(&module) > 0) {
-      groups_.push_back({&module, group, {}});
+      groups_.push_back({&module, {module.name().empty() ? "root" : module.name(), group, {}}});
       group = static_cast<int>(groups_.size()) - 1;
     }
     for (const std::shared_ptr<Parameter>& parameter : module.parameters()) {
@@ -31,30 +31,30 @@ class Planner {
   absl::Status Claim(const std::shared_ptr<Parameter>& parameter, size_t group) {
     const auto [owner, first] = owners_.try_emplace(parameter.get(), group);
     if (first) {
-      groups_[group].parameters.push_back(parameter);
+      groups_[group].members.parameters.push_back(parameter);
       return absl::OkStatus();
     }
     if (owner->second == group) return absl::OkStatus();
     return absl::InvalidArgumentError(
         absl::StrCat("parameter '", parameter->name, "' belongs to two groups, '",
-                     groups_[owner->second].name(), "' and '", groups_[group].name(),
+                     groups_[owner->second].members.name, "' and '", groups_[group].members.name,
                      "': modules that share a parameter must be in one group, for instance the root's"));
   }
 
   const absl::flat_hash_set<const Module*>& blocks_left() const { return blocks_; }
-  std::vector<PlannedGroup> TakeGroups() { return std::move(groups_); }
+  std::vector<ModuleGroup> TakeGroups() { return std::move(groups_); }
 
  private:
   absl::flat_hash_set<const Module*> blocks_;
   const ParameterFilter& ignored_;
   absl::flat_hash_map<const Parameter*, size_t> owners_;
-  std::vector<PlannedGroup> groups_;
+  std::vector<ModuleGroup> groups_;
 };
 
 }  // namespace
 
-absl::StatusOr<std::vector<PlannedGroup>> PlanGroups(Module& root, absl::Span<Module* const> blocks,
-                                                     const ParameterFilter& ignored) {
+absl::StatusOr<std::vector<ModuleGroup>> PlanGroups(Module& root, absl::Span<Module* const> blocks,
+                                                    const ParameterFilter& ignored) {
   absl::flat_hash_set<const Module*> wanted = {&root};
   for (const Module* block : blocks) {
     if (!wanted.insert(block).second) {

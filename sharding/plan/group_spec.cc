@@ -15,7 +15,7 @@ using Parameters = std::vector<std::shared_ptr<Parameter>>;
 
 constexpr int64_t kAlignmentBytes = 64;
 
-// Offsets are the same in the buffers of every dtype, so the smallest one decides.
+// Offsets are the same in the buffers of every dtype, so the smallest dtype decides.
 int64_t AlignmentElements(const ParameterDTypes& dtypes) {
   return kAlignmentBytes / static_cast<int64_t>(std::min({SizeOf(dtypes.param), SizeOf(dtypes.reduce),
                                                           SizeOf(dtypes.gradient_dtype())}));
@@ -45,10 +45,10 @@ std::vector<FlatParameter> Describe(const Parameters& parameters, const Sharding
 
 }  // namespace
 
-absl::StatusOr<GroupSpec> SpecifyGroup(std::string name, std::vector<std::shared_ptr<Parameter>> parameters,
-                                       const ShardingPolicy& policy, int shard_size,
+absl::StatusOr<GroupSpec> SpecifyGroup(GroupMembers members, const ShardingPolicy& policy, int shard_size,
                                        const std::vector<int>& buckets, int bucket_count) {
-  WEFT_RETURN_IF_ERROR(policy.Validate());
+  const std::string& name = members.name;
+  const Parameters& parameters = members.parameters;
   WEFT_RETURN_IF_ERROR(CheckDistinct(name, parameters));
   if (!buckets.empty() && (buckets.size() != parameters.size() ||
                            *std::max_element(buckets.begin(), buckets.end()) >= bucket_count)) {
@@ -61,7 +61,7 @@ absl::StatusOr<GroupSpec> SpecifyGroup(std::string name, std::vector<std::shared
   absl::StatusOr<FlatLayout> layout =
       FlatLayout::Make(kind, Describe(parameters, policy, buckets), shard_size, AlignmentElements(dtypes));
   if (!layout.ok()) return Annotate(layout.status(), "parameter group '" + name + "'");
-  return GroupSpec{std::move(name), std::move(parameters), dtypes, *std::move(layout)};
+  return GroupSpec{std::move(members), dtypes, *std::move(layout)};
 }
 
 }  // namespace weft

@@ -1,8 +1,9 @@
-// What a parameter group consists of, before it has any memory.
+// Description of one parameter group: its parameters, dtypes and flat layout. It has no memory.
 //
-// Pure.
+// Pure. Thread safety: a value.
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string>
 #include <vector>
@@ -15,16 +16,45 @@
 
 namespace weft {
 
-struct GroupSpec {
+// What a caller says of a group.
+struct GroupMembers {
   std::string name;
+  int parent = -1;  // Number of the group around it, which is lower than its own; -1 for the root group.
   std::vector<std::shared_ptr<Parameter>> parameters;
-  ParameterDTypes dtypes;
-  FlatLayout layout;
 };
 
-// `buckets`: as for ParamGroup::Create, below `bucket_count`. Errors: its own.
-absl::StatusOr<GroupSpec> SpecifyGroup(std::string name, std::vector<std::shared_ptr<Parameter>> parameters,
-                                       const ShardingPolicy& policy, int shard_size,
+struct GroupSpec {
+  GroupMembers members;
+  ParameterDTypes dtypes;
+  FlatLayout layout;
+
+  const std::string& name() const { return members.name; }
+  const std::vector<std::shared_ptr<Parameter>>& parameters() const { return members.parameters; }
+
+  // Whether the gathered buffer is the image.
+  bool is_zero_copy() const { return layout.kind() == FlatKind::kContiguous; }
+  // Whether the image's dtype differs from the master's, which is fp32.
+  bool is_cast() const { return dtypes.param != DType::kF32; }
+  // Whether the shard group has one rank.
+  bool is_alone() const { return layout.shard_size() == 1; }
+
+  size_t shard_bytes(DType dtype) const {
+    return static_cast<size_t>(layout.shard_elements()) * SizeOf(dtype);
+  }
+  size_t gathered_bytes() const {
+    return static_cast<size_t>(layout.gathered_elements()) * SizeOf(dtypes.param);
+  }
+  size_t image_bytes() const { return static_cast<size_t>(layout.image_elements()) * SizeOf(dtypes.param); }
+  // The part of a gathered buffer that `shard_rank` owns.
+  std::byte* RangeOf(int shard_rank, std::byte* gathered) const {
+    return gathered + static_cast<size_t>(shard_rank) * shard_bytes(dtypes.param);
+  }
+};
+
+// `buckets`: the replicate bucket of each parameter, below `bucket_count`; empty: bucket 0 for all.
+// Errors: kInvalidArgument (a parameter listed twice; a shard dim out of range; parameters of one group whose
+// original, all-gather, reduce or gradient dtypes differ; buckets of another count).
+absl::StatusOr<GroupSpec> SpecifyGroup(GroupMembers members, const ShardingPolicy& policy, int shard_size,
                                        const std::vector<int>& buckets, int bucket_count);
 
 }  // namespace weft

@@ -35,6 +35,18 @@ std::string_view Name(NodeShared node_shared) {
   return "off";
 }
 
+std::string_view Name(GradientSync sync) {
+  switch (sync) {
+    case GradientSync::kLast:
+      return "last";
+    case GradientSync::kReduceScatter:
+      return "reduce-scatter";
+    case GradientSync::kEach:
+      break;
+  }
+  return "each";
+}
+
 absl::Status ParameterDTypes::Validate() const {
   WEFT_RETURN_IF_ERROR(CheckDType("param_dtype", param, {DType::kF32, DType::kBF16}));
   WEFT_RETURN_IF_ERROR(CheckDType("reduce_dtype", reduce, {DType::kF32, DType::kBF16, DType::kF16}));

@@ -1,4 +1,4 @@
-#include "weft/sharding/replica_slices.h"
+#include "sharding/plan/replica_slices.h"
 
 #include <algorithm>
 #include <numeric>

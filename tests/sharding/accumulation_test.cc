@@ -79,7 +79,7 @@ absl::Status RunStep(const GroupFixture& fixture, Groups& groups, Form form, boo
 
 std::string Describe(Form form, const ShardingPolicy& policy, const CommContext::Options& bounds) {
   return absl::StrCat("form ", static_cast<int>(form), ", zero copy ", policy.zero_copy, ", in flight ",
-                      bounds.max_reduce_scatters, " and ", bounds.max_all_reduces);
+                      bounds.bounds.max_reduce_scatters, " and ", bounds.bounds.max_all_reduces);
 }
 
 // Powers of two small enough that no sum rounds, and each microbatch of each rank can be told in it.
@@ -102,9 +102,9 @@ TEST(Accumulation, SumsEveryMicrobatchAtExactlyTheCollectivesOfItsForm) {
         for (const Form form : kForms) {
           SCOPED_TRACE(Describe(form, policy, {}));
           WEFT_ASSIGN_OR_RETURN(Groups groups, MakeGroups(fixture, policy));
-          const ShardingCounters before = fixture.context->counters();
+          const ShardingCounters before = fixture.context->state().counters();
           WEFT_RETURN_IF_ERROR(RunStep(fixture, groups, form, true, Exact));
-          const ShardingCounters after = fixture.context->counters();
+          const ShardingCounters after = fixture.context->state().counters();
           const int scatters = form == Form::kLast ? kGroups : kGroups * kMicrobatches;
           const int replications = form == Form::kEach ? kGroups * kMicrobatches : kGroups;
           EXPECT_EQ(after.reduce_scatters - before.reduce_scatters, mesh.shards > 1 ? scatters : 0);
@@ -136,7 +136,7 @@ TEST(Accumulation, GivesTheSameBitsForEveryScheduleOfAForm) {
     for (const NodeMap& nodes : NodeMapsOf(4)) {
       for (const auto& [scatters, replications] : bounds) {
         RunRanks(nodes, [&, scatters = scatters, replications = replications](Bootstrap& bootstrap) {
-          const CommContext::Options options{scatters, replications};
+          const CommContext::Options options{.bounds = {scatters, replications}};
           WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap, 2, options));
           for (const ShardingPolicy& policy : BothKinds()) {
             for (const bool finish : {true, false}) {
@@ -155,7 +155,7 @@ TEST(Accumulation, GivesTheSameBitsForEveryScheduleOfAForm) {
                 }
               }
               WEFT_RETURN_IF_ERROR(
-                  fixture.context->AllReduceScalars("hash", &hash, DType::kI64, 1, ReduceOp::kSum));
+                  fixture.context->lanes().AllReduceScalars("hash", &hash, DType::kI64, 1, ReduceOp::kSum));
               const std::lock_guard lock(mutex);
               seen.emplace(static_cast<uint64_t>(hash), Describe(form, policy, options));
             }
@@ -206,9 +206,9 @@ TEST(Accumulation, HandsOutNothingThatIsNotWhollyReducedAndSaysWhy) {
     WEFT_RETURN_IF_ERROR(group->PrepareGradients());
     expect_withheld("unreduced gradients", "gradient sync on");
     WEFT_RETURN_IF_ERROR(group->ReduceGradients(ReduceScope::kShard));
-    expect_withheld("under way", "FinishBackward");
+    expect_withheld("under way", "SetIsLastBackward");
     WEFT_RETURN_IF_ERROR(fixture.context->FinishBackward());
-    expect_withheld("over its shard group only", "kShardAndReplicate");
+    expect_withheld("over its shard group only", "SetRequiresAllReduce");
     WEFT_RETURN_IF_ERROR(group->PrepareGradients());
     WEFT_RETURN_IF_ERROR(group->ReduceGradients());
     WEFT_RETURN_IF_ERROR(fixture.context->FinishBackward());

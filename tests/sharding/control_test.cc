@@ -17,7 +17,7 @@ constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
 
 std::vector<State> States(const ShardedModel& model) {
   std::vector<State> states;
-  for (const auto& group : model.groups()) states.push_back(group->state());
+  for (const auto& group : model.sharded_groups().groups()) states.push_back(group->state());
   return states;
 }
 
@@ -71,7 +71,7 @@ struct LlamaPass {
   int64_t all_gathers;
 };
 absl::StatusOr<LlamaPass> PassOf(LlamaModel& net, ShardedModel& model, int rank) {
-  const int64_t before = model.context().counters().all_gathers;
+  const int64_t before = model.counters().all_gathers;
   Tensor ids = Tensor::Empty(DType::kI32, {1, 8});
   for (int i = 0; i < 8; ++i) ids.As<int32_t>()[i] = (3 * i + rank) % 16;
   Invocation invocation;
@@ -83,7 +83,7 @@ absl::StatusOr<LlamaPass> PassOf(LlamaModel& net, ShardedModel& model, int rank)
   for (const ShardView& shard : model.Shards()) {
     pass.gradients.insert(pass.gradients.end(), shard.grad, shard.grad + shard.elements());
   }
-  pass.all_gathers = model.context().counters().all_gathers - before;
+  pass.all_gathers = model.counters().all_gathers - before;
   model.ZeroGradients();
   return pass;
 }
@@ -115,10 +115,10 @@ TEST(ShardedModel, LeavesGroupsShardedInBackwardThatReadNoParameter) {
 }
 
 int64_t GathersOfAPass(ToyNet& net, ShardedModel& model, int rank) {
-  const int64_t before = model.context().counters().all_gathers;
+  const int64_t before = model.counters().all_gathers;
   EXPECT_OK(ToyPassOf(net, model, rank));
   EXPECT_OK(ToyUpdate(model, 0.0, nullptr));
-  return model.context().counters().all_gathers - before;
+  return model.counters().all_gathers - before;
 }
 
 TEST(ShardedModel, KeepsBlocksAfterForwardWhenTold) {
@@ -139,11 +139,11 @@ TEST(ShardedModel, KeepsGroupsAfterBackwardUntilGradientsAreForgotten) {
     model.SetReshardAfterBackward(false);
     WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
     EXPECT_THAT(States(model), ::testing::Each(State::kUnsharded));
-    const int64_t before = model.context().counters().all_gathers;
+    const int64_t before = model.counters().all_gathers;
     model.SetRequiresGradientSync(true);
     model.SetReshardAfterBackward(true);
     WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
-    EXPECT_EQ(model.context().counters().all_gathers, before);
+    EXPECT_EQ(model.counters().all_gathers, before);
     EXPECT_THAT(States(model), ::testing::Each(State::kSharded));
     model.ZeroGradients();
 
@@ -159,15 +159,15 @@ TEST(ShardedModel, KeepsGroupsAfterBackwardUntilGradientsAreForgotten) {
 TEST(ShardedModel, LeavesReductionsUnderWayUntilTheLastBackward) {
   WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     // Others are delivered as soon as they happen to have ended.
-    for (const auto& group : model.groups()) {
+    for (const auto& group : model.sharded_groups().groups()) {
       group->SetGradientHook([](const std::string&, absl::Span<float>) { return absl::OkStatus(); });
     }
     model.SetIsLastBackward(false);
     WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
-    EXPECT_FALSE(model.groups()[0]->has_reduced_gradients());
+    EXPECT_FALSE(model.sharded_groups().groups()[0]->has_reduced_gradients());
     EXPECT_THAT(model.ClipGradNorm(1.0), StatusIs(kPrecondition, HasSubstr("reductions under way")));
-    WEFT_RETURN_IF_ERROR(model.context().FinishBackward());
-    EXPECT_TRUE(model.groups()[0]->has_reduced_gradients());
+    WEFT_RETURN_IF_ERROR(model.sharded_groups().context().FinishBackward());
+    EXPECT_TRUE(model.sharded_groups().groups()[0]->has_reduced_gradients());
     return ToyUpdate(model, 1.0, nullptr);
   });
 }
@@ -181,13 +181,13 @@ TEST(ShardedModel, AllReducesOnlyWhenTold) {
                                                        LoadInitialValues(kToySeed)));
     model->SetRequiresAllReduce(false);
     WEFT_RETURN_IF_ERROR(ToyPassOf(net, *model, bootstrap.rank()));
-    EXPECT_EQ(model->context().counters().reduce_scatters, 3);
-    EXPECT_EQ(model->context().counters().all_reduces, 0);
+    EXPECT_EQ(model->counters().reduce_scatters, 3);
+    EXPECT_EQ(model->counters().all_reduces, 0);
     EXPECT_THAT(model->ClipGradNorm(1.0), StatusIs(kPrecondition, HasSubstr("group 'net'")));
     model->SetRequiresAllReduce(true);
     WEFT_RETURN_IF_ERROR(ToyPassOf(net, *model, bootstrap.rank()));
-    EXPECT_EQ(model->context().counters().reduce_scatters, 6);
-    EXPECT_EQ(model->context().counters().all_reduces, 3);
+    EXPECT_EQ(model->counters().reduce_scatters, 6);
+    EXPECT_EQ(model->counters().all_reduces, 3);
     return ToyUpdate(*model, 1.0, nullptr);
   });
 }
@@ -228,7 +228,8 @@ TEST(ShardedModel, LetsShardsBeWrittenAnewBeforeTheNextForward) {
           WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
           WEFT_RETURN_IF_ERROR(ToyUpdate(model, 1.0, nullptr));
           WEFT_RETURN_IF_ERROR(model.BeginWriting());
-          for (const auto& group : model.groups()) EXPECT_EQ(group->state(), ParamGroup::State::kSharded);
+          for (const auto& group : model.sharded_groups().groups())
+            EXPECT_EQ(group->state(), ParamGroup::State::kSharded);
           for (const ShardView& shard : model.Shards()) {
             std::fill(shard.data, shard.data + shard.elements(), value);
           }
@@ -289,7 +290,7 @@ TEST(ShardedModel, LeavesIgnoredParametersToTheCaller) {
     EXPECT_THAT(values, ::testing::Each(1.0F));
     EXPECT_THAT(gradient, ::testing::Contains(::testing::Ne(0.0F)));  // This rank's alone.
     for (const ShardView& shard : model->Shards()) EXPECT_NE(shard.parameter, &gain);
-    EXPECT_TRUE(model->groups()[0]->parameters().empty());
+    EXPECT_TRUE(model->sharded_groups().groups()[0]->parameters().empty());
     return ToyUpdate(*model, 1.0, nullptr);
   });
 }

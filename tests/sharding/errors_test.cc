@@ -52,7 +52,7 @@ void ExpectRecovery(const NodeMap& nodes, const ShardingPolicy& policy, bool fir
         WEFT_RETURN_IF_ERROR(PassThatFails(net, model, rank, *module, place));
         WEFT_ASSIGN_OR_RETURN(const std::vector<float> after, ToyWeights(model));
         EXPECT_EQ(before, after);
-        if (first_pass) model.RecordOrderAnew();
+        if (first_pass) model.RecordOrderAgain();
       }
     }
     return step(1);

@@ -65,8 +65,8 @@ TEST(FrozenParameters, AloneInAGroupAreNeverReduced) {
       EXPECT_OK(group->CheckGradientsReduced());
       for (const ShardView& shard : group->Shards()) EXPECT_EQ(shard.grad, nullptr);
     }
-    EXPECT_EQ(fixture.context->counters().reduce_scatters, 0);
-    EXPECT_EQ(fixture.context->gradient_peak_bytes(), 0);
+    EXPECT_EQ(fixture.context->state().counters().reduce_scatters, 0);
+    EXPECT_EQ(fixture.context->memory().peaks().gradient_bytes, 0);
     return fixture.context->FinishBackward();
   });
 }

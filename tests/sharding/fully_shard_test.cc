@@ -52,7 +52,7 @@ TEST(FullyShard, GivesModulesThatTookNoPartAGradientOfZero) {
   WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     net.SetOrder({0, 2});
     WEFT_RETURN_IF_ERROR(Pass(net, rank, 0));
-    for (const ShardView& shard : model.groups()[2]->Shards()) {
+    for (const ShardView& shard : model.sharded_groups().groups()[2]->Shards()) {
       EXPECT_THAT(absl::MakeConstSpan(shard.grad, static_cast<size_t>(shard.elements())), Each(0.0F));
     }
     return ToyUpdate(model, 1.0, nullptr);
@@ -63,15 +63,15 @@ TEST(FullyShard, ExchangesNothingForABlockThatNoRankCalls) {
   WithToyModel(2, PrivateImages(), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     net.SetOrder({0, 2});
     for (int step = 0; step < 3; ++step) {
-      const ShardingCounters before = model.context().counters();
+      const ShardingCounters before = model.counters();
       WEFT_RETURN_IF_ERROR(Pass(net, rank, step));
-      const ShardingCounters after = model.context().counters();
+      const ShardingCounters after = model.counters();
       // Two blocks and the root; in the first step ranks do not know of each other yet.
       if (step > 0) {
         EXPECT_EQ(after.reduce_scatters - before.reduce_scatters, 3);
         EXPECT_EQ(after.all_gathers - before.all_gathers, 3);
       }
-      for (const ShardView& shard : model.groups()[2]->Shards()) {
+      for (const ShardView& shard : model.sharded_groups().groups()[2]->Shards()) {
         EXPECT_THAT(absl::MakeConstSpan(shard.grad, static_cast<size_t>(shard.elements())), Each(0.0F));
       }
       WEFT_RETURN_IF_ERROR(ToyUpdate(model, 1.0, nullptr));
@@ -84,10 +84,10 @@ TEST(FullyShard, ReducesABlockThatIsCalledTwiceOnceAndWhole) {
   const auto gradients = [](std::vector<size_t> order, ShardedModel& model, ToyNet& net, int rank,
                             std::vector<float>& out) -> absl::Status {
     net.SetOrder(std::move(order));
-    const int64_t before = model.context().counters().reduce_scatters;
+    const int64_t before = model.counters().reduce_scatters;
     WEFT_RETURN_IF_ERROR(Pass(net, rank, 0));
-    EXPECT_EQ(model.context().counters().reduce_scatters - before, 4);
-    for (const ShardView& shard : model.groups()[2]->Shards())
+    EXPECT_EQ(model.counters().reduce_scatters - before, 4);
+    for (const ShardView& shard : model.sharded_groups().groups()[2]->Shards())
       out.assign(shard.grad, shard.grad + shard.elements());
     model.ZeroGradients();
     return absl::OkStatus();
@@ -114,7 +114,8 @@ TEST(FullyShard, FollowsAModelThatChangesItsOrder) {
            std::vector<std::vector<size_t>>{{0, 1, 2}, {0, 2}, {2, 1, 0}, {1}}) {
         net.SetOrder(order);
         WEFT_RETURN_IF_ERROR(Pass(net, rank, step++));
-        for (const auto& group : model.groups()) EXPECT_EQ(group->state(), ParamGroup::State::kSharded);
+        for (const auto& group : model.sharded_groups().groups())
+          EXPECT_EQ(group->state(), ParamGroup::State::kSharded);
         WEFT_RETURN_IF_ERROR(ToyUpdate(model, 1.0, nullptr));
       }
       return absl::OkStatus();
@@ -128,8 +129,9 @@ TEST(FullyShard, KeepsNothingGatheredAfterAForwardWithoutGradients) {
   WithToyModel(2, policy, [](ToyNet& net, ShardedModel& model, int) -> absl::Status {
     Invocation invocation(/*gradients=*/false);
     WEFT_RETURN_IF_ERROR(net.Forward(invocation, {ToyInputs(0, 2, 6)}).status());
-    for (const auto& group : model.groups()) EXPECT_EQ(group->state(), ParamGroup::State::kSharded);
-    EXPECT_EQ(model.context().gradient_peak_bytes(), 0);
+    for (const auto& group : model.sharded_groups().groups())
+      EXPECT_EQ(group->state(), ParamGroup::State::kSharded);
+    EXPECT_EQ(model.peaks().gradient_bytes, 0);
     return absl::OkStatus();
   });
 }
@@ -147,17 +149,18 @@ TEST(FullyShard, CostsWhatTheFormulasSayInAForwardWithoutGradients) {
         return net.Forward(invocation, {ToyInputs(0, 2, 6)}).status();
       };
       WEFT_RETURN_IF_ERROR(forward());  // The first one also settles the order.
-      const EngineCounters engine = model.context().engine().counters();
-      const ShardingCounters sharding = model.context().counters();
+      const EngineCounters engine = model.sharded_groups().context().state().engine().counters();
+      const ShardingCounters sharding = model.counters();
       WEFT_RETURN_IF_ERROR(forward());
       StepCosts expected;
-      for (const auto& group : model.groups()) {
+      for (const auto& group : model.sharded_groups().groups()) {
         expected += ForwardCostsOfGroup(group->layout(), policy,
                                         {.shard_size = 3, .residency = model.residency().residency});
       }
-      EXPECT_EQ(model.context().counters().all_gathers - sharding.all_gathers, expected.all_gathers);
-      EXPECT_EQ(model.context().counters().copied_bytes - sharding.copied_bytes, expected.copied_bytes);
-      EXPECT_EQ(model.context().engine().counters().all_gather_bytes - engine.all_gather_bytes,
+      EXPECT_EQ(model.counters().all_gathers - sharding.all_gathers, expected.all_gathers);
+      EXPECT_EQ(model.counters().copied_bytes - sharding.copied_bytes, expected.copied_bytes);
+      EXPECT_EQ(model.sharded_groups().context().state().engine().counters().all_gather_bytes -
+                    engine.all_gather_bytes,
                 expected.all_gather_bytes);
       return absl::OkStatus();
     });

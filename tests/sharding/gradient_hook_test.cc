@@ -59,7 +59,7 @@ TEST(GradientHook, StopsEverythingByAnError) {
 
 TEST(GradientHook, MayCommunicateAsItRunsAtOnePlaceOnAllRanks) {
   RunRanks(NodeMap::RanksPerNode(4, 2), [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap, 2, {1, 1}));
+    WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap, 2, {.bounds = {1, 1}}));
     std::vector<std::unique_ptr<ParamGroup>> groups;
     for (int i = 0; i < 5; ++i) {
       const auto parameters = MakeParameters({{32}});
@@ -67,7 +67,7 @@ TEST(GradientHook, MayCommunicateAsItRunsAtOnePlaceOnAllRanks) {
       groups.back()->SetGradientHook([&](const std::string& name, absl::Span<float> shard) -> absl::Status {
         float largest = shard[0];
         WEFT_RETURN_IF_ERROR(
-            fixture.context->AllReduceScalars(name, &largest, DType::kF32, 1, ReduceOp::kMax));
+            fixture.context->lanes().AllReduceScalars(name, &largest, DType::kF32, 1, ReduceOp::kMax));
         for (float& value : shard) value /= largest;
         return absl::OkStatus();
       });

@@ -93,7 +93,7 @@ absl::Status ExpectWorks(CommContext& context, ParamGroup& group) {
 
 TEST(GroupErrors, PoisonEveryRankInEveryStateAndAreReset) {
   CommContext::Options options;
-  options.regather_size = 2;
+  options.lanes.regather_size = 2;
   for (const Situation& situation : Situations()) {
     SCOPED_TRACE(situation.name);
     for (const NodeMap& nodes : {NodeMap::OneNode(kRanks), NodeMap::RanksPerNode(kRanks, 1)}) {
@@ -107,18 +107,18 @@ TEST(GroupErrors, PoisonEveryRankInEveryStateAndAreReset) {
           const absl::Status reached = situation.steps(context, *group);
           if (bootstrap.rank() == 1) {
             EXPECT_OK(reached);
-            EXPECT_THAT(context.Fail(absl::InternalError("rank 1 stumbled")), Not(IsOk()));
+            EXPECT_THAT(context.state().Fail(absl::InternalError("rank 1 stumbled")), Not(IsOk()));
           }
           // Whoever waits for rank 1 learns why it does not come.
           float nothing = 0.0F;
           const absl::Status failed =
-              context.AllReduceScalars("meet", &nothing, DType::kF32, 1, ReduceOp::kSum);
+              context.lanes().AllReduceScalars("meet", &nothing, DType::kF32, 1, ReduceOp::kSum);
           if (bootstrap.rank() < 2) {
             EXPECT_THAT(std::string(failed.message()), HasSubstr("rank 1 stumbled"));
           }
           // The other replica may be through with everything, and hear of it elsewhere.
           const absl::Status agreed = AgreeOnStatus(bootstrap, failed, absl::Seconds(120));
-          EXPECT_THAT(context.Fail(agreed), Not(IsOk()));
+          EXPECT_THAT(context.state().Fail(agreed), Not(IsOk()));
           WEFT_RETURN_IF_ERROR(context.ResetAfterError());
           group->ResetAfterError();
           EXPECT_EQ(group->state(), State::kSharded);
@@ -145,8 +145,8 @@ TEST(GroupErrors, AreWhatEveryLaterCallReturns) {
     WEFT_RETURN_IF_ERROR(group->PrepareGradients());
     const auto stopped = StatusIs(absl::StatusCode::kDataLoss,
                                   AllOf(HasSubstr("sharding stopped"), HasSubstr("the first cause")));
-    EXPECT_THAT(fixture.context->Fail(absl::DataLossError("the first cause")), stopped);
-    EXPECT_THAT(fixture.context->Fail(absl::InternalError("a consequence")), stopped);
+    EXPECT_THAT(fixture.context->state().Fail(absl::DataLossError("the first cause")), stopped);
+    EXPECT_THAT(fixture.context->state().Fail(absl::InternalError("a consequence")), stopped);
     EXPECT_THAT(group->Unshard(Priority::kCritical), stopped);
     EXPECT_THAT(group->ReduceGradients(), stopped);
     EXPECT_THAT(fixture.context->FinishBackward(), stopped);
@@ -186,13 +186,13 @@ TEST(GroupErrors, NameCallsThatComeTooEarly) {
 
 TEST(GroupErrors, AreNoneForCallsThatAreRepeated) {
   CommContext::Options options;
-  options.regather_size = 2;
+  options.lanes.regather_size = 2;
   RunRanks(NodeMap::OneNode(2), [&options](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap, 1, options));
     for (const ShardingPolicy& policy : BothKinds()) {
       const auto parameters = MakeParameters({{8}});
       WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(parameters, policy));
-      const int64_t before = fixture.context->counters().all_gathers;
+      const int64_t before = fixture.context->state().counters().all_gathers;
       const auto twice = [](auto&& call) -> absl::Status {
         WEFT_RETURN_IF_ERROR(call());
         return call();
@@ -206,7 +206,7 @@ TEST(GroupErrors, AreNoneForCallsThatAreRepeated) {
       WEFT_RETURN_IF_ERROR(group->ReduceGradients());
       WEFT_RETURN_IF_ERROR(twice([&] { return group->Reshard(); }));
       WEFT_RETURN_IF_ERROR(twice([&] { return fixture.context->FinishBackward(); }));
-      EXPECT_EQ(fixture.context->counters().all_gathers - before, 2);
+      EXPECT_EQ(fixture.context->state().counters().all_gathers - before, 2);
     }
     return absl::OkStatus();
   });

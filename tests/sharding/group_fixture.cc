@@ -34,6 +34,17 @@ ProcessGroup GroupOf(std::string name, std::vector<int> ranks, int rank) {
   return {std::move(name), std::move(ranks), static_cast<int>(place)};
 }
 
+absl::StatusOr<std::unique_ptr<ParamGroup>> MakeGroup(
+    CommContext& context, const std::vector<std::shared_ptr<Parameter>>& parameters,
+    const ShardingPolicy& policy, const std::string& name, const std::vector<int>& buckets) {
+  WEFT_RETURN_IF_ERROR(policy.Validate());
+  const PipelineLanes& lanes = context.lanes();
+  WEFT_ASSIGN_OR_RETURN(GroupSpec spec,
+                        SpecifyGroup({name, -1, parameters}, policy, lanes.shard_group().size(), buckets,
+                                     lanes.bucket_count()));
+  return ParamGroup::Create(context, std::move(spec), policy);
+}
+
 absl::StatusOr<GroupFixture> GroupFixture::Make(Bootstrap& bootstrap, int replicas,
                                                 const CommContext::Options& options) {
   GroupFixture fixture;
@@ -50,8 +61,7 @@ absl::StatusOr<GroupFixture> GroupFixture::Make(Bootstrap& bootstrap, int replic
 absl::StatusOr<std::unique_ptr<ParamGroup>> GroupFixture::Group(
     const std::vector<std::shared_ptr<Parameter>>& parameters, const ShardingPolicy& policy,
     const std::string& name) const {
-  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<ParamGroup> group,
-                        ParamGroup::Create(*context, name, parameters, policy));
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<ParamGroup> group, MakeGroup(*context, parameters, policy, name));
   WEFT_RETURN_IF_ERROR(group->Load(LoadIndices));
   return group;
 }

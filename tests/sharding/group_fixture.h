@@ -7,9 +7,9 @@
 
 #include <absl/status/statusor.h>
 
+#include "sharding/group/param_group.h"
+#include "sharding/pipeline/comm_context.h"
 #include "tests/sharding/toy_training.h"
-#include "weft/sharding/comm_context.h"
-#include "weft/sharding/param_group.h"
 
 namespace weft::testing {
 
@@ -21,6 +21,13 @@ absl::Status LoadIndices(const Parameter& parameter, int64_t start, int64_t coun
 std::vector<float> Indices(int64_t count);
 
 ProcessGroup GroupOf(std::string name, std::vector<int> ranks, int rank);
+
+// A group of these parameters, not loaded. `buckets`: see SpecifyGroup. Errors: those of the policy and the
+// group.
+absl::StatusOr<std::unique_ptr<ParamGroup>> MakeGroup(
+    CommContext& context, const std::vector<std::shared_ptr<Parameter>>& parameters,
+    const ShardingPolicy& policy = {}, const std::string& name = "group",
+    const std::vector<int>& buckets = {});
 
 // Ranks are replicate-major: all of them, cut into `replicas` shard groups of neighbours.
 struct GroupFixture {

@@ -25,9 +25,9 @@ class Tree : public Module {
   absl::StatusOr<Tensors> BackwardImpl(Invocation&, const Tensors& gradients) override { return gradients; }
 };
 
-std::vector<std::string> Names(const PlannedGroup& group) {
+std::vector<std::string> Names(const ModuleGroup& group) {
   std::vector<std::string> names;
-  for (const auto& parameter : group.parameters) names.push_back(parameter->name);
+  for (const auto& parameter : group.members.parameters) names.push_back(parameter->name);
   return names;
 }
 
@@ -53,9 +53,9 @@ TEST(GroupPlan, MakesABlockInsideABlockAGroupOfItsOwn) {
   ASSERT_OK_AND_ASSIGN(const auto groups, PlanGroups(root, {outer, inner}));
   EXPECT_THAT(Names(groups[1]), ElementsAre("outer.w", "last.w"));
   EXPECT_THAT(Names(groups[2]), ElementsAre("inner.w"));
-  EXPECT_EQ(groups[0].parent, -1);
-  EXPECT_EQ(groups[1].parent, 0);
-  EXPECT_EQ(groups[2].parent, 1);
+  EXPECT_EQ(groups[0].members.parent, -1);
+  EXPECT_EQ(groups[1].members.parent, 0);
+  EXPECT_EQ(groups[2].members.parent, 1);
 }
 
 TEST(GroupPlan, ListsATiedParameterOfOneGroupOnce) {

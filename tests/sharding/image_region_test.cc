@@ -1,7 +1,7 @@
-#include "sharding/pipeline/image_region.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include "sharding/plan/region_plan.h"
 
 namespace weft::testing {
 namespace {

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "sharding/pipeline/shard_fences.h"
+#include "sharding/model/sharded_groups.h"
 #include "tests/sharding/simulated_results.h"
 
 namespace weft::testing {
@@ -30,7 +30,8 @@ TEST(InPlaceSchedules, GoesWrongWhereWritersDoNotWaitForReaders) {
   const auto step = [](ToyNet& net, ShardedModel& model, Bootstrap& rank, std::vector<float>& read) {
     model.SetIsLastBackward(false);
     absl::Status status = TrainingStep(net, model, rank, read);
-    model.context().shard_fences()->ResetAfterError();  // A new pass, without waiting for anybody.
+    // A new epoch, without waiting for readers.
+    model.sharded_groups().context().epochs().ResetAfterError();
     return status;
   };
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
@@ -41,7 +42,7 @@ TEST(InPlaceSchedules, GoesWrongWhereWritersDoNotWaitForReaders) {
 // A block is used while other groups are still being written, by this rank and by others.
 absl::Status UseTheFirstBlockEarly(ToyNet& net, ShardedModel& model, Bootstrap& rank, bool writes_before,
                                    std::vector<float>& read) {
-  const ParamGroup& first = *model.groups()[1];
+  const ParamGroup& first = *model.sharded_groups().groups()[1];
   if (writes_before) WriteShards(first.Shards());
   WEFT_ASSIGN_OR_RETURN(UnshardHandle handle, model.Unshard(net.layer(0)));
   rank.runtime().SleepFor(5'000);
@@ -49,7 +50,7 @@ absl::Status UseTheFirstBlockEarly(ToyNet& net, ShardedModel& model, Bootstrap& 
   WEFT_RETURN_IF_ERROR(handle.Wait());
   const std::vector<float> values = ReadValues(net.layer(0).weight()->data);
   read.insert(read.end(), values.begin(), values.end());
-  for (const auto& group : model.groups()) {
+  for (const auto& group : model.sharded_groups().groups()) {
     if (group.get() != &first) WriteShards(group->Shards());
   }
   return ToyPassOf(net, model, rank.rank());

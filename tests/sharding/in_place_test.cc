@@ -65,13 +65,13 @@ TEST(InPlace, ReadsWhatIsWrittenAfterAnyPass) {
 TEST(InPlace, KeepsWhatStaysUnshardedUntilTheNextPass) {
   WithToyModel(2, OnlyShared(DType::kBF16), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
-    const int64_t casts = model.context().counters().copied_bytes;
+    const int64_t casts = model.counters().copied_bytes;
     model.SetReshardAfterBackward(false);
     WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
     model.SetReshardAfterBackward(true);
-    EXPECT_EQ(model.context().counters().copied_bytes, 2 * casts);
+    EXPECT_EQ(model.counters().copied_bytes, 2 * casts);
     WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
-    EXPECT_EQ(model.context().counters().copied_bytes, 2 * casts);  // Peers may read it already.
+    EXPECT_EQ(model.counters().copied_bytes, 2 * casts);  // Peers may read it already.
     return absl::OkStatus();
   });
 }
@@ -90,13 +90,14 @@ TEST(InPlace, CostsTwoBarriersAStep) {
       };
       WEFT_RETURN_IF_ERROR(step(0));
       model.ZeroGradients();
-      const int64_t before = model.context().engine().counters().operations;
+      const int64_t before = model.sharded_groups().context().state().engine().counters().operations;
       WEFT_RETURN_IF_ERROR(step(1));
-      WEFT_RETURN_IF_ERROR(model.context().engine().status());
+      WEFT_RETURN_IF_ERROR(model.sharded_groups().context().state().engine().status());
       // Beside the reductions of three blocks and the root. The last barrier may just have been seen.
-      const int64_t operations = model.context().engine().counters().operations - before;
+      const int64_t operations =
+          model.sharded_groups().context().state().engine().counters().operations - before;
       EXPECT_THAT(operations, ::testing::AllOf(::testing::Ge(4 + 2 - 1), ::testing::Le(4 + 2 + 1)));
-      EXPECT_EQ(model.context().counters().all_gathers, 0);
+      EXPECT_EQ(model.counters().all_gathers, 0);
       return absl::OkStatus();
     });
   }
@@ -109,7 +110,7 @@ TEST(InPlace, LeavesItsValuesToRanksThatStillReadThem) {
     ToyNet net({6, 6, 6});
     WEFT_ASSIGN_OR_RETURN(auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, OnlyShared(),
                                                  LoadInitialValues(kToySeed)));
-    for (const auto& group : model->groups()) {
+    for (const auto& group : model->sharded_groups().groups()) {
       WEFT_RETURN_IF_ERROR(group->Unshard(Priority::kCritical));
       WEFT_RETURN_IF_ERROR(group->WaitUnshard());
     }
@@ -145,10 +146,10 @@ TEST(InPlace, CopiesIntoStorageThatACallerGave) {
     Parameter& weight = *net.layer(0).weight();
     std::vector<float> storage(static_cast<size_t>(weight.elements()));
     const std::vector<float> whole = [&] {
-      EXPECT_OK(model.groups()[1]->Unshard(Priority::kCritical));
-      EXPECT_OK(model.groups()[1]->WaitUnshard());
+      EXPECT_OK(model.sharded_groups().groups()[1]->Unshard(Priority::kCritical));
+      EXPECT_OK(model.sharded_groups().groups()[1]->WaitUnshard());
       std::vector<float> values = ReadValues(weight.data);
-      EXPECT_OK(model.groups()[1]->Reshard());
+      EXPECT_OK(model.sharded_groups().groups()[1]->Reshard());
       return values;
     }();
     weight.data = TensorView::Contiguous(storage.data(), DType::kF32, weight.shape);
@@ -173,25 +174,26 @@ class Forwarded : public PendingCollective {
 
 TEST(InPlace, HasPrivateImagesForACallersAllGather) {
   WithToyModel(2, OnlyShared(), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
-    CommEngine& engine = model.context().engine();
-    WEFT_ASSIGN_OR_RETURN(const LaneId lane,
-                          engine.AddLane(model.context().shard_group(), LanePurpose::kAllGather));
+    CommEngine& engine = model.sharded_groups().context().state().engine();
+    WEFT_ASSIGN_OR_RETURN(
+        const LaneId lane,
+        engine.AddLane(model.sharded_groups().context().lanes().shard_group(), LanePurpose::kAllGather));
     const auto gather = [&](const AllGatherRequest& request) -> StartedCollective {
       return std::make_unique<Forwarded>(
           engine.AllGather(lane, request.part, request.gathered, request.dtype, request.gathered_elements));
     };
     WEFT_ASSIGN_OR_RETURN(const std::vector<float> in_place, ToyWeights(model));
-    model.groups()[2]->SetCustomAllGather(gather);
+    model.sharded_groups().groups()[2]->SetCustomAllGather(gather);
     WEFT_ASSIGN_OR_RETURN(const std::vector<float> gathered, ToyWeights(model));
     EXPECT_EQ(gathered, in_place);
-    EXPECT_EQ(model.context().counters().all_gathers, 1);
-    model.context().ResetPeaks();
+    EXPECT_EQ(model.counters().all_gathers, 1);
+    model.ResetPeaks();
     for (int step = 0; step < 2; ++step) {
       WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank, step));
       WEFT_RETURN_IF_ERROR(ToyUpdate(model, 1.0, nullptr));
     }
-    EXPECT_GT(model.context().image_peak_bytes(), 0);
-    model.groups()[2]->SetCustomAllGather(nullptr);
+    EXPECT_GT(model.peaks().image_bytes, 0);
+    model.sharded_groups().groups()[2]->SetCustomAllGather(nullptr);
     WEFT_ASSIGN_OR_RETURN(const std::vector<float> afterwards, ToyWeights(model));
     EXPECT_NE(afterwards, in_place);
     return ToyPassOf(net, model, rank, 2);

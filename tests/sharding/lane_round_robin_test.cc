@@ -1,4 +1,4 @@
-#include "weft/sharding/lane_round_robin.h"
+#include "sharding/pipeline/lane_round_robin.h"
 
 #include <vector>
 

@@ -45,18 +45,18 @@ Peaks PeaksOf(bool reshard, int p, int f, NodeShared node_shared = NodeShared::k
         ToyNet net(std::vector<int64_t>(kBlocks + 1, 16));
         WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, policy,
                                                            LoadInitialValues(kToySeed)));
-        CommContext& context = model->context();
+        CommContext& context = model->sharded_groups().context();
         Peaks mine;
-        mine.shards_before = context.shard_bytes();
+        mine.shards_before = context.memory().shard_bytes();
         net.AddForwardPostHook([&](Module&, Invocation&, Tensors&) {
-          mine.forward_images = context.image_peak_bytes();
-          context.ResetPeaks();
+          mine.forward_images = context.memory().peaks().image_bytes;
+          context.memory().ResetPeaks();
           return absl::OkStatus();
         });
         WEFT_RETURN_IF_ERROR(ToyPass(net, bootstrap.rank(), 2, 0, 0, 1));
-        mine.backward_images = context.image_peak_bytes();
-        mine.gradients = context.gradient_peak_bytes();
-        mine.shards_after = context.shard_bytes();
+        mine.backward_images = context.memory().peaks().image_bytes;
+        mine.gradients = context.memory().peaks().gradient_bytes;
+        mine.shards_after = context.memory().shard_bytes();
         if (bootstrap.rank() == 0) peaks = mine;
         return absl::OkStatus();
       });

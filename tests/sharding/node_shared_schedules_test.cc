@@ -19,7 +19,7 @@ TEST(NodeSharedSchedules, GiveTheSameGradientsHoweverLateFlagsAndRanksAre) {
   const auto step = [](ToyNet& net, ShardedModel& model, Bootstrap& rank,
                        std::vector<float>&) -> absl::Status {
     WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank.rank()));
-    EXPECT_EQ(model.context().counters().unshared_images, 0);
+    EXPECT_EQ(model.counters().unshared_images, 0);
     WriteShards(model.Shards());
     return absl::OkStatus();
   };

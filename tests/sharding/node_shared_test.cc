@@ -57,10 +57,11 @@ TEST(NodeShared, HoldsOneRegionANodeWhoseBytesItsRanksShare) {
   WithToyModel(kTwoAndOne, WithoutPrefetch(), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
     const auto bytes = [&](size_t group) {
-      return static_cast<size_t>(model.groups()[group]->layout().image_elements()) * sizeof(float);
+      return static_cast<size_t>(model.sharded_groups().groups()[group]->layout().image_elements()) *
+             sizeof(float);
     };
     const size_t region = bytes(0) + bytes(1);  // The root and the running block.
-    EXPECT_EQ(model.context().image_peak_bytes(), rank < 2 ? region / 2 : region);
+    EXPECT_EQ(model.peaks().image_bytes, rank < 2 ? region / 2 : region);
     return absl::OkStatus();
   });
 }
@@ -83,11 +84,11 @@ TEST(NodeShared, GathersPrivatelyWhatTheScheduleDidNotForesee) {
     WithToyModel(kTwoAndOne, WithoutPrefetch(dtype),
                  [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
                    WEFT_ASSIGN_OR_RETURN(const std::vector<float> expected, ToyWeights(model));
-                   EXPECT_EQ(model.context().counters().unshared_images, 0);
+                   EXPECT_EQ(model.counters().unshared_images, 0);
                    std::vector<float> all;
-                   for (const auto& group : model.groups())
+                   for (const auto& group : model.sharded_groups().groups())
                      WEFT_RETURN_IF_ERROR(group->Unshard(Priority::kPrefetch));
-                   for (const auto& group : model.groups()) {
+                   for (const auto& group : model.sharded_groups().groups()) {
                      WEFT_RETURN_IF_ERROR(group->WaitUnshard());
                      for (const auto& parameter : group->parameters()) {
                        const std::vector<float> values = ReadValues(parameter->data);
@@ -95,11 +96,11 @@ TEST(NodeShared, GathersPrivatelyWhatTheScheduleDidNotForesee) {
                      }
                    }
                    EXPECT_EQ(all, expected);
-                   EXPECT_EQ(model.context().counters().unshared_images, 2);  // Two of the four groups fit.
+                   EXPECT_EQ(model.counters().unshared_images, 2);  // Two of the four groups fit.
                    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
-                   const int64_t unshared = model.context().counters().unshared_images;
+                   const int64_t unshared = model.counters().unshared_images;
                    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
-                   EXPECT_EQ(model.context().counters().unshared_images, unshared);
+                   EXPECT_EQ(model.counters().unshared_images, unshared);
                    return ToyUpdate(model, 1.0, nullptr);
                  });
   }
@@ -108,7 +109,7 @@ TEST(NodeShared, GathersPrivatelyWhatTheScheduleDidNotForesee) {
 TEST(NodeShared, CastsAShardOnceInEachTimeBetweenUpdates) {
   WithToyModel(kTwoAndOne, OnlyShared(DType::kBF16),
                [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
-                 const auto copied = [&] { return model.context().counters().copied_bytes; };
+                 const auto copied = [&] { return model.counters().copied_bytes; };
                  WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
                  const int64_t once = copied();
                  for (const ShardView& shard : model.Shards())

@@ -1,4 +1,4 @@
-#include "weft/sharding/param_group.h"
+#include "sharding/group/param_group.h"
 
 #include <array>
 
@@ -94,10 +94,9 @@ TEST(ParamGroup, ReducesEachBucketOverItsOwnReplicas) {
             *engine.engine, GroupOf("shard", {2 * replica, 2 * replica + 1}, rank),
             {GroupOf("replicate", {rank % 2, rank % 2 + 2}, rank), GroupOf("alone", {rank}, rank)}, {}));
     for (const ShardingPolicy& policy : BothKinds()) {
-      const int64_t before = context->counters().all_reduces;
+      const int64_t before = context->state().counters().all_reduces;
       const auto parameters = MakeParameters({{40}, {3}, {5, 5}});
-      WEFT_ASSIGN_OR_RETURN(const auto group,
-                            ParamGroup::Create(*context, "group", parameters, policy, {1, 0, 0}));
+      WEFT_ASSIGN_OR_RETURN(const auto group, MakeGroup(*context, parameters, policy, "group", {1, 0, 0}));
       WEFT_RETURN_IF_ERROR(group->PrepareGradients());
       for (const auto& parameter : parameters) {
         AddGradient(*parameter, std::vector<float>(static_cast<size_t>(parameter->elements()),
@@ -105,7 +104,7 @@ TEST(ParamGroup, ReducesEachBucketOverItsOwnReplicas) {
       }
       WEFT_RETURN_IF_ERROR(group->ReduceGradients());
       WEFT_RETURN_IF_ERROR(context->FinishBackward());
-      EXPECT_EQ(context->counters().all_reduces - before, 1);
+      EXPECT_EQ(context->state().counters().all_reduces - before, 1);
       const float own_replica = replica == 0 ? 1 + 4 : 16 + 64;
       for (const ShardView& shard : group->Shards()) {
         const float expected = shard.parameter == parameters[0].get() ? own_replica : 1 + 4 + 16 + 64;
@@ -137,7 +136,7 @@ TEST(ParamGroup, CopiesIntoStorageThatACallerGaveAndSaysWhy) {
     WEFT_RETURN_IF_ERROR(Gather(*group));
     EXPECT_THAT(own, ElementsAre(0, 1, 2));
     EXPECT_THAT(group->fallback_reason(), HasSubstr("'p1' has data storage of its own"));
-    EXPECT_EQ(fixture.context->counters().copied_bytes, 12);
+    EXPECT_EQ(fixture.context->state().counters().copied_bytes, 12);
     // A replacement while unsharded is met at the next unshard.
     std::array<float, 6> other = {};
     parameters[0]->data = TensorView::Contiguous(other.data(), DType::kF32, {6});
@@ -197,7 +196,7 @@ TEST(ParamGroup, LoadsFromWhatParametersHoldAndLetsGoOfIt) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap));
     const auto parameters = MakeParameters({{40}});
-    WEFT_ASSIGN_OR_RETURN(const auto group, ParamGroup::Create(*fixture.context, "group", parameters, {}));
+    WEFT_ASSIGN_OR_RETURN(const auto group, MakeGroup(*fixture.context, parameters));
     EXPECT_THAT(group->Load(LoadFromParameters()), StatusIs(kPrecondition, HasSubstr("'p0'")));
     std::array<BF16, 40> own;
     for (size_t i = 0; i < own.size(); ++i) own[i] = ToBF16(static_cast<float>(i));

@@ -48,11 +48,13 @@ class RandomUse {
     };
     WEFT_ASSIGN_OR_RETURN(const ReplicateBuckets buckets,
                           PlanReplicateBuckets(parameters_, policy_, shard, replicate));
-    WEFT_ASSIGN_OR_RETURN(const auto context, CommContext::Create(*engine.engine, shard, buckets.groups,
-                                                                  {policy_.max_reduce_scatters,
-                                                                   policy_.max_all_reduces, Pick(0, 1) * 2}));
-    WEFT_ASSIGN_OR_RETURN(const auto group, ParamGroup::Create(*context, "group", parameters_, policy_,
-                                                               buckets.BucketsOf(parameters_)));
+    WEFT_ASSIGN_OR_RETURN(
+        const auto context,
+        CommContext::Create(*engine.engine, shard, buckets.groups,
+                            {.bounds = {policy_.max_reduce_scatters, policy_.max_all_reduces},
+                             .lanes = {.regather_size = Pick(0, 1) * 2}}));
+    WEFT_ASSIGN_OR_RETURN(const auto group,
+                          MakeGroup(*context, parameters_, policy_, "group", buckets.BucketsOf(parameters_)));
     WEFT_RETURN_IF_ERROR(group->Load(LoadIndices));
     for (int step = 0; step < 2; ++step) {
       const int microbatches = Pick(1, 4);

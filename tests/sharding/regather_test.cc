@@ -18,7 +18,7 @@ constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
 
 CommContext::Options RegatherOver(int ranks) {
   CommContext::Options options;
-  options.regather_size = ranks;
+  options.lanes.regather_size = ranks;
   return options;
 }
 
@@ -32,7 +32,7 @@ TEST(Regather, BringsTheParametersBackFromNeighboursAlone) {
           const auto parameters = MakeParameters({{7, 9}, {0}, {33}, {1}, {}});
           WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(parameters, policy));
           WEFT_RETURN_IF_ERROR(Gather(*group));
-          const size_t before = fixture.context->image_bytes();
+          const size_t before = fixture.context->memory().image_bytes();
           const int64_t brought = fixture.engine.engine->counters().all_gather_bytes;
           WEFT_RETURN_IF_ERROR(group->ReshardAfterForward());
           EXPECT_EQ(group->state(), State::kShardedAfterForward);
@@ -40,8 +40,8 @@ TEST(Regather, BringsTheParametersBackFromNeighboursAlone) {
           for (const auto& parameter : parameters) EXPECT_EQ(parameter->data.data, nullptr);
           WEFT_RETURN_IF_ERROR(fixture.context->FinishBackward());
           const auto whole = static_cast<size_t>(group->layout().gathered_elements()) * SizeOf(dtype);
-          EXPECT_EQ(fixture.context->image_bytes(), whole / static_cast<size_t>(size));
-          EXPECT_LT(fixture.context->image_bytes(), before);
+          EXPECT_EQ(fixture.context->memory().image_bytes(), whole / static_cast<size_t>(size));
+          EXPECT_LT(fixture.context->memory().image_bytes(), before);
           for (int time = 0; time < 2; ++time) {  // The second time it is there already.
             WEFT_RETURN_IF_ERROR(Gather(*group));
             for (const auto& parameter : parameters) {
@@ -55,7 +55,7 @@ TEST(Regather, BringsTheParametersBackFromNeighboursAlone) {
           WEFT_RETURN_IF_ERROR(group->Reshard());
           EXPECT_EQ(group->state(), State::kSharded);
           WEFT_RETURN_IF_ERROR(fixture.context->FinishBackward());
-          EXPECT_EQ(fixture.context->image_bytes(), 0);
+          EXPECT_EQ(fixture.context->memory().image_bytes(), 0);
           WEFT_RETURN_IF_ERROR(Gather(*group));
           EXPECT_EQ(ReadValues(parameters[0]->data), Indices(63));
           WEFT_RETURN_IF_ERROR(group->Reshard());
@@ -132,14 +132,14 @@ TEST(RetiredImages, NeverTakeMoreMemoryThanWhatIsUnshardedAtOnce) {
     }
     // One is used while the next is gathered, as in forward.
     for (int pass = 0; pass < 3; ++pass) {
-      fixture.context->ResetPeaks();
+      fixture.context->memory().ResetPeaks();
       WEFT_RETURN_IF_ERROR(groups[0]->Unshard(Priority::kCritical));
       for (size_t i = 0; i < groups.size(); ++i) {
         if (i + 1 < groups.size()) WEFT_RETURN_IF_ERROR(groups[i + 1]->Unshard(Priority::kPrefetch));
         WEFT_RETURN_IF_ERROR(groups[i]->WaitUnshard());
         WEFT_RETURN_IF_ERROR(groups[i]->Reshard());
       }
-      EXPECT_EQ(fixture.context->image_peak_bytes(), largest_pair);
+      EXPECT_EQ(fixture.context->memory().peaks().image_bytes, largest_pair);
       WEFT_RETURN_IF_ERROR(fixture.context->FinishBackward());
     }
     return absl::OkStatus();

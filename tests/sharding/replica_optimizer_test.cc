@@ -123,7 +123,7 @@ TEST(ReplicaOptimizer, SharesWhatWasWrittenAfterWholeWeightsWereRead) {
     for (int step = 0; step < 2; ++step) {
       WEFT_RETURN_IF_ERROR(Step(net, model, bootstrap, step));
       WEFT_ASSIGN_OR_RETURN(std::vector<float> expected, ToyWeights(model));
-      WEFT_RETURN_IF_ERROR(model.context().FinishBackward());
+      WEFT_RETURN_IF_ERROR(model.sharded_groups().context().FinishBackward());
       for (const ShardView& shard : model.Shards()) {
         for (int64_t i = 0; i < shard.elements(); ++i) shard.data[i] *= 2;
       }
@@ -159,10 +159,10 @@ TEST(ReplicaOptimizer, HandsOutWholeShardsAsTheLastUpdateLeftThem) {
 TEST(ReplicaOptimizer, GathersOnceForAllPassesBetweenTwoUpdates) {
   WithReplicas([](ToyNet& net, ShardedModel& model, Bootstrap& bootstrap) -> absl::Status {
     const auto gathers_of_pass = [&](bool last) -> int64_t {
-      const int64_t before = model.context().counters().all_gathers;
+      const int64_t before = model.counters().all_gathers;
       model.SetIsLastBackward(last);
       EXPECT_OK(ToyPass(net, bootstrap.rank(), bootstrap.size(), 0, 0, 1));
-      return model.context().counters().all_gathers - before;
+      return model.counters().all_gathers - before;
     };
     const int64_t groups = 4;
     // Shards are images: nothing else is gathered.
@@ -214,9 +214,10 @@ struct SpreadGroup {
 
   static absl::StatusOr<SpreadGroup> Make(Bootstrap& bootstrap) {
     SpreadGroup made;
-    WEFT_ASSIGN_OR_RETURN(made.fixture, GroupFixture::Make(bootstrap, 2,
-                                                           {.shard_optimizer_over_replicas = true,
-                                                            .wire_compression = WireCompression::kLossless}));
+    WEFT_ASSIGN_OR_RETURN(made.fixture,
+                          GroupFixture::Make(bootstrap, 2,
+                                             {.lanes = {.shard_optimizer_over_replicas = true,
+                                                        .wire_compression = WireCompression::kLossless}}));
     WEFT_ASSIGN_OR_RETURN(made.group, made.fixture.Group(MakeParameters({{kElements}})));
     return made;
   }
@@ -301,8 +302,9 @@ TEST(ReplicaOptimizer, NeedsReplicas) {
 
 TEST(ReplicaOptimizer, ShowsGradientHooksWhatTheRankUpdates) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture,
-                          GroupFixture::Make(bootstrap, 2, {.shard_optimizer_over_replicas = true}));
+    WEFT_ASSIGN_OR_RETURN(
+        const GroupFixture fixture,
+        GroupFixture::Make(bootstrap, 2, {.lanes = {.shard_optimizer_over_replicas = true}}));
     WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(MakeParameters({{48}})));
     std::vector<float> seen;
     group->SetGradientHook([&seen](const std::string&, absl::Span<float> updated) {
@@ -323,8 +325,9 @@ TEST(ReplicaOptimizer, ShowsGradientHooksWhatTheRankUpdates) {
 
 TEST(ReplicaOptimizer, LeavesFrozenParametersWholeAndGathersNoneOfThem) {
   RunRanks(NodeMap::OneNode(4), [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture,
-                          GroupFixture::Make(bootstrap, 2, {.shard_optimizer_over_replicas = true}));
+    WEFT_ASSIGN_OR_RETURN(
+        const GroupFixture fixture,
+        GroupFixture::Make(bootstrap, 2, {.lanes = {.shard_optimizer_over_replicas = true}}));
     for (const ShardingPolicy& policy : BothKinds()) {
       const auto parameters = MakeParameters({{31, 3}, {7, 5}, {64}});
       parameters[0]->requires_grad = false;

@@ -83,12 +83,12 @@ class EightRanks {
                           PlanReplicateBuckets(parameters, policy, shard, replicas[0]));
     WEFT_ASSIGN_OR_RETURN(const auto context,
                           CommContext::Create(*engine.engine, shard, buckets.groups,
-                                              {.shard_optimizer_over_replicas = scatter}));
+                                              {.lanes = {.shard_optimizer_over_replicas = scatter}}));
     for (ShardingPolicy kind : BothKinds()) {
       kind.replicate_group = policy.replicate_group;
-      WEFT_ASSIGN_OR_RETURN(const auto group, ParamGroup::Create(*context, "group", parameters, kind,
-                                                                 buckets.BucketsOf(parameters)));
-      const ShardingCounters before = context->counters();
+      WEFT_ASSIGN_OR_RETURN(const auto group,
+                            MakeGroup(*context, parameters, kind, "group", buckets.BucketsOf(parameters)));
+      const ShardingCounters before = context->state().counters();
       for (const ReduceScope scope : {ReduceScope::kShard, ReduceScope::kShardAndReplicate}) {
         WEFT_RETURN_IF_ERROR(group->PrepareGradients());
         for (const auto& parameter : parameters) {
@@ -99,8 +99,8 @@ class EightRanks {
       }
       WEFT_RETURN_IF_ERROR(context->FinishBackward());
       // One a bucket that has replicas, and two over the shard group.
-      EXPECT_EQ(context->counters().all_reduces - before.all_reduces, scatter ? 0 : 3);
-      EXPECT_EQ(context->counters().reduce_scatters - before.reduce_scatters, scatter ? 5 : 2);
+      EXPECT_EQ(context->state().counters().all_reduces - before.all_reduces, scatter ? 0 : 3);
+      EXPECT_EQ(context->state().counters().reduce_scatters - before.reduce_scatters, scatter ? 5 : 2);
       for (const ShardView& view : group->Shards()) {
         EXPECT_THAT(absl::MakeConstSpan(view.grad, static_cast<size_t>(view.elements())),
                     ::testing::Each(Sum(replicas, *view.parameter)))

@@ -20,8 +20,8 @@ Events EventsOfAPass(ToyNet& net, ShardedModel& model, int rank) {
   EXPECT_OK(ToyPassOf(net, model, rank));
   model.ZeroGradients();
   Events events;
-  model.SetScheduleObserver([&events](ScheduleEvent event, const ParamGroup& group) {
-    events.push_back(absl::StrCat(ToAbsl(Name(event)), " ", ShortName(group.name())));
+  model.SetScheduleObserver([&events](ScheduleEvent event, const std::string& group) {
+    events.push_back(absl::StrCat(ToAbsl(Name(event)), " ", ShortName(group)));
   });
   for (Module* module : net.Descendants()) {
     const auto note = [&events](const char* what) {
@@ -115,12 +115,12 @@ TEST(Schedule, GathersOverTheTurnWhereNodesShareImages) {
 Events EventsOfAnUpdate(ToyNet& net, ShardedModel& model, int rank) {
   EXPECT_OK(ToyPassOf(net, model, rank));
   Events events;
-  model.SetScheduleObserver([&events](ScheduleEvent event, const ParamGroup& group) {
-    events.push_back(absl::StrCat(ToAbsl(Name(event)), " ", ShortName(group.name())));
+  model.SetScheduleObserver([&events](ScheduleEvent event, const std::string& group) {
+    events.push_back(absl::StrCat(ToAbsl(Name(event)), " ", ShortName(group)));
   });
   size_t updated = 0;
   EXPECT_OK(model.UpdateShards([&](absl::Span<const ShardView>) {
-    events.push_back(absl::StrCat("update ", ShortName(model.groups()[updated++]->name())));
+    events.push_back(absl::StrCat("update ", ShortName(model.sharded_groups().groups()[updated++]->name())));
     return absl::OkStatus();
   }));
   model.SetScheduleObserver(nullptr);
@@ -137,9 +137,9 @@ TEST(Schedule, GathersWhatForwardBeginsWithWhileTheRestIsUpdated) {
           EventsOfAnUpdate(net, model, rank),
           ElementsAreArray({"update root", "unshard root", "update 0", "unshard 0", "update 1", "update 2"}));
       model.ZeroGradients();
-      const int64_t gathers = model.context().counters().all_gathers;
+      const int64_t gathers = model.counters().all_gathers;
       WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
-      EXPECT_EQ(model.context().counters().all_gathers - gathers, 1 + 3 + 1 - 2);
+      EXPECT_EQ(model.counters().all_gathers - gathers, 1 + 3 + 1 - 2);
       WEFT_RETURN_IF_ERROR(model.SetModulesToForwardPrefetch(net, {&net.layer(2)}));
       EXPECT_THAT(
           EventsOfAnUpdate(net, model, rank),
@@ -164,7 +164,8 @@ TEST(Schedule, KeepsNothingOfAForwardThatNoBackwardFollows) {
     WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
     Invocation invocation(/*gradients=*/false);
     WEFT_RETURN_IF_ERROR(net.Forward(invocation, {ToyInputs(0, 1, 6)}).status());
-    for (const auto& group : model.groups()) EXPECT_EQ(group->state(), ParamGroup::State::kSharded);
+    for (const auto& group : model.sharded_groups().groups())
+      EXPECT_EQ(group->state(), ParamGroup::State::kSharded);
     return absl::OkStatus();
   });
 }

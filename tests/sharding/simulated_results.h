@@ -50,7 +50,7 @@ inline absl::Status RunSteps(Bootstrap& bootstrap, const ShardingPolicy& policy,
     block->AddBackwardPreHook(nap);
   }
   for (int i = 0; i < 3; ++i) WEFT_RETURN_IF_ERROR(step(net, *model, bootstrap, read));
-  WEFT_RETURN_IF_ERROR(model->context().FinishBackward());
+  WEFT_RETURN_IF_ERROR(model->sharded_groups().context().FinishBackward());
   for (const ShardView& shard : model->Shards()) {
     read.insert(read.end(), shard.grad, shard.grad + shard.elements());
   }

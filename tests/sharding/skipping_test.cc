@@ -118,10 +118,11 @@ TEST(SkippedBlocks, CostNoCollectiveBesideThoseOfTheBlocks) {
   WithToyModel(2, PrivateImages(), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
     model.ZeroGradients();
-    const int64_t before = model.context().engine().counters().operations;
+    const int64_t before = model.sharded_groups().context().state().engine().counters().operations;
     net.SetOrder(rank == 0 ? std::vector<size_t>{0, 2} : std::vector<size_t>{1});
     WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
-    EXPECT_EQ(model.context().engine().counters().operations - before, 1 + 3 + 1 + 4);
+    EXPECT_EQ(model.sharded_groups().context().state().engine().counters().operations - before,
+              1 + 3 + 1 + 4);
     return absl::OkStatus();
   });
 }
@@ -129,15 +130,15 @@ TEST(SkippedBlocks, CostNoCollectiveBesideThoseOfTheBlocks) {
 TEST(SkippedBlocks, AreNotGatheredWhereNoRankEverCalledThem) {
   WithToyModel(2, PrivateImages(), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     const auto gathers = [&]() -> int64_t {
-      const int64_t before = model.context().counters().all_gathers;
+      const int64_t before = model.counters().all_gathers;
       EXPECT_OK(ToyPassOf(net, model, rank));
       model.ZeroGradients();
-      return model.context().counters().all_gathers - before;
+      return model.counters().all_gathers - before;
     };
     net.SetOrder({0, 2});
     gathers();
     EXPECT_EQ(gathers(), 2 + 1);
-    model.RecordOrderAnew();
+    model.RecordOrderAgain();
     net.SetOrder({0, 1, 2});
     gathers();
     EXPECT_EQ(gathers(), 1 + 3 + 1);

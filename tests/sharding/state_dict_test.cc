@@ -125,7 +125,8 @@ TEST(StateDict, LoadsPiecesOfOneMeshOnAnyOther) {
 
 TEST(StateDict, GoesOnAsIfTheModelHadNotBeenSaved) {
   const auto step = [](ToyNet& net, ShardedModel& model, int rank, int number) -> absl::Status {
-    WEFT_RETURN_IF_ERROR(ToyPass(net, rank, model.context().engine().bootstrap().size(), number, 0, 1));
+    WEFT_RETURN_IF_ERROR(ToyPass(
+        net, rank, model.sharded_groups().context().state().engine().bootstrap().size(), number, 0, 1));
     return ToyUpdate(model, 1.0, nullptr);
   };
   Saved saved;

@@ -50,7 +50,7 @@ absl::Status ToyStep(ShardedModel& model, ToyNet& net, const ToyRun& run, int ra
 
 std::vector<FlatLayout> LayoutsOf(const ShardedModel& model) {
   std::vector<FlatLayout> layouts;
-  for (const auto& group : model.groups()) layouts.push_back(group->layout());
+  for (const auto& group : model.sharded_groups().groups()) layouts.push_back(group->layout());
   return layouts;
 }
 
@@ -108,7 +108,7 @@ absl::Status ToyUpdate(ShardedModel& model, double clip, std::vector<double>* no
 
 absl::StatusOr<std::vector<float>> ToyWeights(ShardedModel& model) {
   std::vector<float> weights;
-  for (const auto& group : model.groups()) {
+  for (const auto& group : model.sharded_groups().groups()) {
     WEFT_RETURN_IF_ERROR(group->Unshard(Priority::kCritical));
     WEFT_RETURN_IF_ERROR(group->WaitUnshard());
     for (const auto& parameter : group->parameters()) {
@@ -131,14 +131,14 @@ absl::StatusOr<ToyOutcome> TrainToy(Bootstrap& bootstrap, const ToyRun& run) {
   ToyOutcome outcome;
   for (int step = 0; step < run.steps; ++step) {
     const EngineCounters engine = rank.engine->counters();
-    const ShardingCounters sharding = model->context().counters();
-    model->context().ResetPeaks();
+    const ShardingCounters sharding = model->counters();
+    model->ResetPeaks();
     WEFT_RETURN_IF_ERROR(ToyStep(*model, net, run, bootstrap.rank(), step, &outcome.norms));
     outcome.engine = Difference(rank.engine->counters(), engine);
-    outcome.sharding = Difference(model->context().counters(), sharding);
+    outcome.sharding = Difference(model->counters(), sharding);
   }
-  outcome.image_peak_bytes = model->context().image_peak_bytes();
-  outcome.gradient_peak_bytes = model->context().gradient_peak_bytes();
+  outcome.image_peak_bytes = model->peaks().image_bytes;
+  outcome.gradient_peak_bytes = model->peaks().gradient_bytes;
   outcome.expected = ExpectedCosts(*model, run, bootstrap.rank());
   WEFT_ASSIGN_OR_RETURN(outcome.weights, ToyWeights(*model));
   return outcome;

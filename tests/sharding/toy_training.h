@@ -4,12 +4,13 @@
 #include <memory>
 #include <vector>
 
+#include "sharding/model/sharded_groups.h"
 #include "tests/sharding/toy_model.h"
 #include "weft/comm/comm_engine.h"
 #include "weft/mesh/device_mesh.h"
 #include "weft/sharding/byte_formulas.h"
 #include "weft/sharding/fully_shard.h"
-#include "weft/sharding/gradient_sync.h"
+#include "weft/sharding/policy.h"
 
 namespace weft::testing {
 

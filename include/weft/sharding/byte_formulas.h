@@ -3,7 +3,7 @@
 //
 // With W and G the bytes of parameters and trained gradients (padding included), S and R the sizes of the
 // shard and replicate groups, A microbatches, and K and L of them that are reduce-scattered and all-reduced
-// (see gradient_sync.h), a rank receives, and sends,
+// (see GradientSync), a rank receives, and sends,
 //
 //   all-gather      0 in place; 2AW (S-1)/S; AW (S-1)/S for groups that stay unsharded between forward and
 //                   backward: the root's, and the last 1 + prefetch_depth; AW (S-1)/S and AW (k-1)/k for
@@ -29,7 +29,6 @@
 #include <absl/types/span.h>
 
 #include "weft/sharding/flat_layout.h"
-#include "weft/sharding/gradient_sync.h"
 #include "weft/sharding/policy.h"
 #include "weft/sharding/residency.h"
 

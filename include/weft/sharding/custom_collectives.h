@@ -1,46 +1,45 @@
-// A caller's own all-gather and reduce-scatter of parameter groups: compressed, over another transport, or
-// fused with something else.
+// Functions of a caller that take part in the communication of parameter groups: all-gather, reduce-scatter,
+// and a hook on reduced gradients.
 //
-// They are started where the engine's would be submitted: on the thread that drives the group, in program
-// order, the same on all ranks; and they are waited for as those are. Where there is nothing to exchange, in
-// a group of one rank or without elements, they are not called.
+// A custom collective is started where the engine's would be submitted: on the thread that drives the model,
+// in program order, the same on all ranks. It is waited for at the same places. It is not called where
+// nothing is exchanged: in a group of one rank or without elements.
 //
-// Errors: one that a start or a wait returns stops the context on all ranks. A caller's collective must
-// return
-//   from waiting when a peer has failed, by a deadline if it cannot know.
-// Lifetime: the buffers of a request stay until it is released; so does node memory of failed ones, until
-//   CommContext::ResetAfterError. Destroying a pending collective ends its use of them.
+// Errors: an error from a start or a wait fails the model on all ranks. A wait must return when a peer has
+// failed; use
+//   a deadline if the transport cannot tell.
+// Lifetime: the buffers of a request stay valid until the collective is released; after a failure, node
+// memory stays
+//   valid until ShardedModel::ResetAfterError. Destroying a PendingCollective ends its use of the buffers.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
 #include "weft/comm/types.h"
-#include "weft/comm/work.h"
 #include "weft/mesh/process_group.h"
 
 namespace weft {
 
 // gathered = the parts of all ranks of the group, end to end.
 struct AllGatherRequest {
-  const std::string& label;   // The parameter group's name.
-  const ProcessGroup& group;  // The shard group, or its neighbours that reshard_after_forward_size asks for.
-  const void* part;           // This rank's; it may lie at its place in `gathered`.
+  const std::string& label;   // Name of the parameter group.
+  const ProcessGroup& group;  // The shard group, or the neighbors of reshard_after_forward_size.
+  const void* part;           // This rank's part; it may lie at its place in `gathered`.
   void* gathered;
   DType dtype;
-  int64_t gathered_elements;  // In equal parts.
+  int64_t gathered_elements;  // Of all ranks, in equal parts.
   Priority priority;
 };
 
-// output = the sum of this rank's parts of all inputs. For results that no schedule or placement changes, sum
-// in fp32, in an order that depends on the group alone, with one rounding.
+// output = the sum over ranks of this rank's part of their inputs. To keep results independent of schedule
+// and placement, sum in fp32, in an order that depends on the group alone, and round once.
 struct ReduceScatterRequest {
   const std::string& label;
   const ProcessGroup& group;
@@ -54,32 +53,22 @@ struct ReduceScatterRequest {
 class PendingCollective {
  public:
   virtual ~PendingCollective() = default;
-  virtual absl::Status Wait() = 0;          // Until the outputs are valid here.
-  virtual absl::Status WaitReleased() = 0;  // And no peer uses this rank's buffers any more.
-  virtual bool TestReleased() const = 0;    // Or it has failed; never blocks.
+  // Blocks until the outputs are valid on this rank.
+  virtual absl::Status Wait() = 0;
+  // Blocks until, in addition, no peer uses this rank's buffers.
+  virtual absl::Status WaitReleased() = 0;
+  // Whether it is released or has failed. Never blocks.
+  virtual bool TestReleased() const = 0;
 };
 
 using StartedCollective = absl::StatusOr<std::unique_ptr<PendingCollective>>;
 using CustomAllGather = std::function<StartedCollective(const AllGatherRequest&)>;
 using CustomReduceScatter = std::function<StartedCollective(const ReduceScatterRequest&)>;
 
-// Either's collective, the engine's or a caller's. Empty by default and after a move.
-class Transfer {
- public:
-  Transfer() = default;
-  explicit Transfer(Work work) : work_(std::move(work)) {}
-  explicit Transfer(std::unique_ptr<PendingCollective> custom) : custom_(std::move(custom)) {}
-
-  bool valid() const { return custom_ != nullptr || work_.valid(); }
-  absl::Status Wait() { return custom_ != nullptr ? custom_->Wait() : work_.Wait(); }
-  absl::Status WaitReleased() { return custom_ != nullptr ? custom_->WaitReleased() : work_.WaitReleased(); }
-  bool TestReleased() const { return custom_ != nullptr ? custom_->TestReleased() : work_.TestReleased(); }
-  // What operations of the engine may come `after`; null for a caller's.
-  const Work* work() const { return work_.valid() ? &work_ : nullptr; }
-
- private:
-  Work work_;
-  std::unique_ptr<PendingCollective> custom_;
-};
+// Called with the result of one reduction, in fp32, before it is added to the reduced sum. `shard`: the
+// elements that this rank updates. The hook may change them, and may communicate: it runs on the thread that
+// drives the model, at the end of the last backward, in the order of submission, so at the same place on all
+// ranks. An error fails the model.
+using GradientHook = std::function<absl::Status(const std::string& group, absl::Span<float> shard)>;
 
 }  // namespace weft

@@ -1,16 +1,16 @@
-// Shards a model over a mesh: FSDP, HSDP or DDP, as the mesh says.
+// Sharding of a model over a mesh: FSDP, HSDP or DDP, depending on the mesh.
 //
-// Mesh axes: `replicate`, `shard`, `context`; one that is missing has size 1. Shard alone is FSDP, with
-// replicate HSDP, replicate alone DDP; ranks along `context`, which split sequences among them, shard
-// parameters like those along `shard`. Each block becomes one parameter group, and what no block holds
-// becomes the root's. Hooks on the modules do the rest: forward gathers a block, and the next ones ahead of
-// it; backward gathers in the reverse order and reduces gradients while earlier blocks compute.
+// Mesh axes: `replicate`, `shard`, `context`; a missing axis has size 1. `shard` alone is FSDP, `replicate`
+// and `shard` are HSDP, `replicate` alone is DDP. Ranks along `context`, which split sequences, shard
+// parameters like those along `shard`. Each block becomes one parameter group; the parameters outside of all
+// blocks become the root's group. Hooks on the modules do the rest: forward gathers a block and prefetches
+// the next ones; backward gathers in reverse order and reduces gradients while earlier blocks compute.
 //
-// Note [The order of blocks]: the first pass goes by the order of the modules, and is recorded; if all ranks
-// recorded the same, later passes expect that order. A rank may skip blocks of it in any pass: it takes part
-// in their collectives nevertheless, and its part of their gradients is zero. Blocks that it calls in another
-// order, or more often, it must call like all others, else ranks get an error that names two of them and
-// what each submitted. Blocks that no rank called in the recorded pass cost nothing but their reduction.
+// Note [The order of blocks]: the first pass follows the order of modules and is recorded. If all ranks
+// recorded the same order, later passes expect it. A rank may skip blocks of that order in any pass: it still
+// takes part in their collectives, and its part of their gradients is zero. Blocks that it calls in another
+// order, or more often, must be called alike by all ranks; otherwise ranks get an error that names two of
+// them and what each submitted. A block that no rank called in the recorded pass costs only its reduction.
 //
 //   WEFT_ASSIGN_OR_RETURN(auto model,
 //                         FullyShard(net, net.units(), mesh, engine, policy, LoadInitialValues(seed)));
@@ -18,7 +18,7 @@
 //     for (each microbatch) {
 //       model->SetRequiresGradientSync(is_last_microbatch);
 //       Invocation invocation;
-//       net.Forward(invocation, …); net.Backward(invocation, …);
+//       net.Forward(invocation, ...); net.Backward(invocation, ...);
 //     }
 //     WEFT_ASSIGN_OR_RETURN(GradientNorm norm, model->ClipGradNorm(1.0));
 //     for (const ShardView& shard : model->Shards()) { update shard.data from norm.factor * shard.grad }
@@ -27,23 +27,22 @@
 //
 // Gradients are summed over all ranks, not averaged: the loss carries the division by the global token count.
 //
-// Note [When shards may be written]: after the root's Backward has returned (it waits for all reductions, and
-// until no peer reads this rank's shards), or after a Forward without gradients, until the next Forward
-// begins. A group that is unsharded in between, by hand or by UpdateShards, belongs to that Forward already:
-// its shards must be written before, and if they are to be written again, BeginWriting ends the reading.
+// Note [When shards may be written]: from the end of the root's Backward, or of a Forward without gradients,
+// until the next Forward begins. Backward waits for all reductions and until no peer reads this rank's
+// shards. A group that is unsharded in between, by hand or by UpdateShards, belongs to the next Forward
+// already: write its shards before. To write them again, call BeginWriting first.
 //
 // Thread safety: none; one thread drives a model.
-// Collective: FullyShard, passes of the model, ClipGradNorm and ResetAfterError, by all ranks in one order.
+// Collective: FullyShard, passes of the model, and the functions that say so, by all ranks in one order.
 // Lifetime: root and engine must outlive the sharded model, which removes its hooks from the modules.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
-#include <absl/container/flat_hash_map.h>
-#include <absl/container/flat_hash_set.h>
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
@@ -51,8 +50,8 @@
 #include "weft/comm/comm_engine.h"
 #include "weft/mesh/device_mesh.h"
 #include "weft/nn/module.h"
-#include "weft/sharding/comm_context.h"
-#include "weft/sharding/param_group.h"
+#include "weft/sharding/counters.h"
+#include "weft/sharding/custom_collectives.h"
 #include "weft/sharding/policy.h"
 #include "weft/sharding/residency.h"
 #include "weft/sharding/schedule_event.h"
@@ -61,25 +60,27 @@
 namespace weft {
 
 class BoundaryCasts;
-class ModelScalars;
-struct PlannedGroup;
+class ModuleHooks;
+class ParamGroup;
+class ShardedGroups;
 
 using ShardUpdate = std::function<absl::Status(absl::Span<const ShardView> shards)>;
 
 enum class NormType : uint8_t { kOne, kTwo, kInfinity };
 
 struct GradientNorm {
-  double norm;   // Over all parameters, before clipping; infinite if a gradient is no number.
-  float factor;  // What gradients are to be multiplied by: ClipFactor(norm, max_norm).
+  double norm;   // Of all parameters, before clipping; infinite if a gradient is not finite.
+  float factor;  // Multiply gradients by this: ClipFactor(norm, max_norm).
 };
 
-// A gather that was started ahead of its use. One that is not waited for is waited for by the module's
-// forward.
+// Handle of a gather that ShardedModel::Unshard started.
 //
-// Lifetime: the model must outlive it.
+// Waiting is optional: the module's forward waits for the gather too.
+//
+// Lifetime: the model must outlive the handle.
 class [[nodiscard]] UnshardHandle {
  public:
-  // Until the parameters may be read. Errors: kFailedPrecondition (waited for before).
+  // Blocks until the parameters can be read. Errors: kFailedPrecondition (waited for before).
   absl::Status Wait();
 
  private:
@@ -89,90 +90,98 @@ class [[nodiscard]] UnshardHandle {
   bool waited_ = false;
 };
 
-// Setters take effect from the next forward or backward on, and must be called alike on all ranks.
+// Setters take effect with the next forward or backward, and must be called alike on all ranks. Functions
+// that take a module return kInvalidArgument, with its name, if it is not the root or one of the blocks.
 class ShardedModel {
  public:
   ~ShardedModel();
 
-  // Off: backward only accumulates (in full gradients: the next backward with it on reduces their sum). On at
-  // first.
-  void SetRequiresGradientSync(bool sync) { gradient_sync_ = sync; }
-  // Off: what backward reduces is summed over the shard group only, and added up in the rank's shards; the
-  // next backward with it on sums them over the replicas. On at first.
-  void SetRequiresAllReduce(bool all_reduce) { all_reduce_ = all_reduce; }
-  // Off: the root's backward does not wait for the reductions under way; the next one with it on does, and
-  // only then may gradients be read and shards be written. On at first.
-  void SetIsLastBackward(bool last) { is_last_backward_ = last; }
-  // Whether blocks give their parameters back between forward and backward; the root's group follows
-  // ShardingPolicy::reshard_root_after_forward. At first as the policy says.
-  void SetReshardAfterForward(bool reshard) { policy_.reshard_after_forward = reshard; }
-  // Off: parameters stay unsharded after backward, so that the next forward need not gather. They hold the
-  // values of before an update, so it must be on for the last backward before one. On at first.
-  void SetReshardAfterBackward(bool reshard) { reshard_after_backward_ = reshard; }
+  // Off: backward only accumulates full gradients, and the next backward with it on reduces their sum.
+  // Default: on.
+  void SetRequiresGradientSync(bool sync);
+  // Off: backward reduces gradients over the shard group only and adds them up in the rank's shard; the next
+  // backward with it on reduces their sum over the replicas. Default: on.
+  void SetRequiresAllReduce(bool all_reduce);
+  // Off: the root's backward does not wait for reductions; the next backward with it on does, and only then
+  // gradients may be read and shards written. Default: on.
+  void SetIsLastBackward(bool last);
+  // Whether blocks are resharded between forward and backward. The root's group follows
+  // ShardingPolicy::reshard_root_after_forward. Default: as the policy says.
+  void SetReshardAfterForward(bool reshard);
+  // Off: parameters stay unsharded after backward, and the next forward need not gather them. They keep the
+  // values from before an update, so it must be on for the last backward before one. Default: on.
+  void SetReshardAfterBackward(bool reshard);
 
-  // Off: backward does not gather the module's group, for one whose backward reads no parameter, such as an
-  // embedding (and which recomputes nothing). On at first.
-  // Errors: kInvalidArgument (a module that is no group of this model; it is named).
+  // Off: backward does not gather the module's group. For a module whose backward reads no parameter and
+  // recomputes nothing, such as an embedding. Default: on.
   absl::Status SetUnshardInBackward(const Module& module, bool unshard);
+  // Groups to prefetch when `module` begins its forward (backward), in this order, instead of the next ones
+  // of the recorded order. An empty list prefetches nothing.
+  absl::Status SetModulesToForwardPrefetch(const Module& module, absl::Span<Module* const> next);
+  absl::Status SetModulesToBackwardPrefetch(const Module& module, absl::Span<Module* const> next);
+  // Replace the engine's collectives for a module's group. Null: the engine's. With a custom all-gather, a
+  // group in place gathers into a private image.
+  absl::Status SetCustomAllGather(const Module& module, CustomAllGather all_gather);
+  absl::Status SetCustomReduceScatter(const Module& module, CustomReduceScatter reduce_scatter);
+  // Hook on the reduced gradients of a module's group; see its type. Null: none.
+  absl::Status SetGradientHook(const Module& module, GradientHook hook);
 
-  // What is gathered ahead when `module` begins its forward (its backward), instead of what the recorded
-  // order says: all of `ahead`, in this order; nothing if it is empty.
-  // Errors: kInvalidArgument (a module that is no group of this model; it is named).
-  absl::Status SetModulesToForwardPrefetch(const Module& module, absl::Span<Module* const> ahead);
-  absl::Status SetModulesToBackwardPrefetch(const Module& module, absl::Span<Module* const> ahead);
+  // Forgets the recorded order; the next pass is recorded again. For a model that from now on calls its
+  // blocks in another order, or calls blocks that it did not call.
+  void RecordOrderAgain();
+  // Observes the schedule; see its type. Null: no observer.
+  void SetScheduleObserver(ScheduleObserver observer);
 
-  // Forgets the recorded order: the next pass is recorded again. For a model that calls its blocks in another
-  // order from now on, or blocks that it did not call.
-  void RecordOrderAnew();
-  // Watches the schedule; see its type. Null: nobody.
-  void SetScheduleObserver(ScheduleObserver observer) { observer_ = std::move(observer); }
-
-  // Starts to gather a module's group outside of its forward. Collective: by all ranks, at the same place.
-  // Errors: kInvalidArgument (no group of this model).
+  // Starts to gather a module's group outside of its forward. Collective: all ranks, at the same place.
   absl::StatusOr<UnshardHandle> Unshard(const Module& module);
-  // Gives them back. On all ranks at the same place among unshards, where images are shared on nodes. Errors:
-  // kInvalidArgument (as above), kFailedPrecondition (still being unsharded).
+  // Gives the parameters back. Where ranks of a node share images: on all ranks, at the same place among
+  // unshards. Errors: kFailedPrecondition (being unsharded: wait first).
   absl::Status Reshard(const Module& module);
 
-  // Forgets the gradients, and gives back what SetReshardAfterBackward kept.
+  // Forgets the gradients, and reshards what SetReshardAfterBackward kept unsharded.
   void ZeroGradients();
 
-  // The norm is the same on every mesh, bit for bit. `max_norm` 0: no clipping, factor 1. Gradients are not
-  // scaled. A maximum is exchanged, and but for kInfinity a sum. Errors: kFailedPrecondition (no reduced
+  // Computes the gradient norm, which is the same on every mesh to the bit. `max_norm` 0: no clipping,
+  // factor 1. The gradients are not scaled. Collective: all ranks. Errors: kFailedPrecondition (no reduced
   // gradients).
   absl::StatusOr<GradientNorm> ClipGradNorm(double max_norm, NormType type = NormType::kTwo);
+  // Reduces a few values in place over all ranks of the mesh, for losses and counts; at most 512 bytes.
+  // `label` names the reduction in errors and traces. Collective: all ranks. Errors: kInvalidArgument (too
+  // many values).
+  absl::Status AllReduceScalars(const std::string& label, void* values, DType dtype, int64_t count,
+                                ReduceOp op);
 
-  // What this rank updates, in a fixed order. See Note [When shards may be written]. With the optimizer
-  // sharded over replicas these are parts of its shards, the rest of which the other replicas update.
+  // The elements that this rank updates, in a fixed order. See Note [When shards may be written]. With the
+  // optimizer sharded over replicas these are parts of the rank's shards; the other replicas update the rest.
   std::vector<ShardView> Shards() const;
-  // All that this rank holds, without gradients, as the last updates have left it: to be saved or compared
-  // outside of passes, not written: that is what Shards are for. Where the optimizer is sharded over
-  // replicas, collective, and as an unshard of all groups: what the others have updated is gathered.
+  // All elements that this rank holds, without gradients, as the last updates left them. To be read outside
+  // of passes, for saving or comparing. Collective where the optimizer is sharded over replicas: it gathers
+  // their updates.
   absl::StatusOr<std::vector<ShardView>> CurrentShards();
-  // Calls `update` with the shards of each group, in the order in which forward will need them, so that what
-  // was updated first is on its way to other ranks while the rest is: where shard groups span nodes, the
-  // groups that the next forward begins with are gathered. Shards must not be written again before the next
-  // pass is over, but after BeginWriting. Collective: by all ranks. Errors: those of `update`, which stop all
-  // ranks: see ResetAfterError.
+  // Calls `update` with the shards of each group, in the order of forward, and sends each group's update to
+  // other ranks while later groups are updated. Where shard groups span nodes, it also gathers the groups
+  // that the next forward begins with. The shards must not be written again before the end of the next pass,
+  // except after BeginWriting. Collective: all ranks. Errors: those of `update`, which fail all ranks: see
+  // ResetAfterError.
   absl::Status UpdateShards(const ShardUpdate& update);
-  // Outside of passes: gives back what was gathered ahead of the next one, and waits until no peer reads this
-  // rank's shards. They may then be written, as by somebody who loads a state. Collective: by all ranks.
+  // Outside of passes: reshards what was gathered for the next one, and waits until no peer reads this rank's
+  // shards. Then they may be written, for example by a loader. Collective: all ranks.
   absl::Status BeginWriting();
 
-  // The root's group first, then the blocks' in the order of modules. For whole parameters outside of passes
-  // (saving, comparing): Unshard and WaitUnshard a group on all ranks, read its parameters, Reshard it.
-  absl::Span<const std::unique_ptr<ParamGroup>> groups() const { return groups_; }
   Module& root() const { return root_; }
-  const ShardingPolicy& policy() const { return policy_; }
+  const ShardingPolicy& policy() const;
   // Where images lie, and why.
-  const ResidencyChoice& residency() const { return residency_; }
-  CommContext& context() { return *context_; }
+  const ResidencyChoice& residency() const;
+  ShardingCounters counters() const;
+  // Largest node memory in use since ResetPeaks.
+  MemoryPeaks peaks() const;
+  void ResetPeaks();
+  // The groups below the level of modules (sharding/model/sharded_groups.h).
+  ShardedGroups& sharded_groups() const { return *groups_; }
 
-  // Largest memory in gathered images and full gradients since the last ResetPeaks of the context.
-  size_t peak_buffer_bytes() const { return context_->image_peak_bytes() + context_->gradient_peak_bytes(); }
-
-  // After an error of any pass: everything is sharded, without gradients, and the engine works again. Shards
-  // keep their values. Errors: kDeadlineExceeded (names the ranks that have not come).
+  // Recovers from an error of any pass: all groups are sharded, without gradients, and the engine works
+  // again. Shards keep their values. Collective: all ranks. Errors: kDeadlineExceeded (names the ranks that
+  // have not called it).
   absl::Status ResetAfterError();
 
  private:
@@ -181,39 +190,23 @@ class ShardedModel {
                                                                   const DeviceMesh& mesh, CommEngine& engine,
                                                                   const ShardingPolicy& policy,
                                                                   const ShardLoader& loader);
-  class Hooks;
-  using PrefetchLists = absl::flat_hash_map<int, std::vector<int>>;  // By group.
-  ShardedModel(Module& root, ShardingPolicy policy, ResidencyChoice residency,
-               std::unique_ptr<CommContext> context);
-  absl::Status Hook(absl::Span<const PlannedGroup> plan, const DeviceMesh& mesh);
-  // This rank's reduced gradients, but for those that another replica counts.
-  std::vector<absl::Span<const float>> GradientsToCount() const;
+  ShardedModel(Module& root, std::vector<Module*> modules, std::unique_ptr<ShardedGroups> groups);
   absl::StatusOr<int> GroupOf(const Module& module) const;
-  absl::Status SetPrefetch(const Module& module, absl::Span<Module* const> ahead, PrefetchLists& lists);
+  absl::StatusOr<ParamGroup*> ParamGroupOf(const Module& module) const;
+  absl::StatusOr<std::vector<int>> GroupsOf(absl::Span<Module* const> modules) const;
 
   Module& root_;
-  ShardingPolicy policy_;
-  ResidencyChoice residency_;
-  std::unique_ptr<CommContext> context_;
-  std::vector<std::unique_ptr<ParamGroup>> groups_;
-  std::vector<Module*> modules_;  // Of the groups.
-  std::unique_ptr<ModelScalars> scalars_;
-  std::unique_ptr<Hooks> hooks_;
+  std::vector<Module*> modules_;  // By group.
+  std::unique_ptr<ShardedGroups> groups_;
+  std::unique_ptr<ModuleHooks> hooks_;
   std::unique_ptr<BoundaryCasts> casts_;
-  ScheduleObserver observer_;
-  PrefetchLists forward_prefetch_, backward_prefetch_;
-  absl::flat_hash_set<int> sharded_in_backward_;  // Groups.
-  bool gradient_sync_ = true;
-  bool all_reduce_ = true;
-  bool is_last_backward_ = true;
-  bool reshard_after_backward_ = true;
 };
 
 // `blocks`: modules below the root, in any order, one group each; a block inside another is a group of its
-// own. Loads every shard through `loader`; ranks agree on the outcome. Errors: kInvalidArgument (policy;
-// mesh: axes, their order, their product; a block twice or not below the root; a parameter that two groups
-// own, naming both; NodeShared::kOn where it cannot be), kResourceExhausted (node memory), and what the
-// loader says.
+// own. Loads every shard through `loader`. All ranks agree on the outcome. Errors: kInvalidArgument (policy;
+// the mesh's axes, their order or their product; a block listed twice or not below the root; a parameter that
+// two groups own; NodeShared::kOn where images cannot be shared), kResourceExhausted (node memory), and the
+// loader's.
 absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, absl::Span<Module* const> blocks,
                                                          const DeviceMesh& mesh, CommEngine& engine,
                                                          const ShardingPolicy& policy,

@@ -41,6 +41,17 @@ enum class NodeShared : uint8_t {
 // "auto", "on", "off".
 std::string_view Name(NodeShared node_shared);
 
+// Exchange of the gradients of a step with several microbatches.
+//
+//                     reduce-scatters   all-reduces   memory for accumulated gradients
+//   kLast             1                 1             full gradients of every group
+//   kReduceScatter    each microbatch   1             the rank's shards
+//   kEach             each microbatch   each          the rank's shards
+enum class GradientSync : uint8_t { kLast, kReduceScatter, kEach };
+
+// "last", "reduce-scatter", "each".
+std::string_view Name(GradientSync sync);
+
 struct ShardingPolicy {
   // On: the gathered image is the parameters, and the gradient image is the reduce-scatter's input. Off:
   // every parameter is sharded on a dim of its own, and copied out of and into the collectives' buffers.

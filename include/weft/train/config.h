@@ -15,7 +15,6 @@
 #include "weft/context_parallel/context_scheme.h"
 #include "weft/core/dtype.h"
 #include "weft/optim/lr_schedule.h"
-#include "weft/sharding/gradient_sync.h"
 #include "weft/sharding/policy.h"
 
 namespace weft {

@@ -20,11 +20,11 @@ void AddCounters(const CounterSnapshot& before, const CounterSnapshot& after, St
 
 void AddPeaks(ShardedModel& model, const ContextParallel* sequences, const CommEngine& engine,
               StepMetrics& metrics) {
-  const CommContext& context = model.context();
-  metrics.peak_buffer_bytes = static_cast<int64_t>(model.peak_buffer_bytes());
-  metrics.peak_bytes.images = static_cast<int64_t>(context.image_peak_bytes());
-  metrics.peak_bytes.gradients = static_cast<int64_t>(context.gradient_peak_bytes());
-  metrics.peak_bytes.shards = static_cast<int64_t>(context.shard_peak_bytes());
+  const MemoryPeaks peaks = model.peaks();
+  metrics.peak_buffer_bytes = static_cast<int64_t>(peaks.image_bytes + peaks.gradient_bytes);
+  metrics.peak_bytes.images = static_cast<int64_t>(peaks.image_bytes);
+  metrics.peak_bytes.gradients = static_cast<int64_t>(peaks.gradient_bytes);
+  metrics.peak_bytes.shards = static_cast<int64_t>(peaks.shard_bytes);
   metrics.peak_bytes.context =
       sequences == nullptr ? 0 : static_cast<int64_t>(sequences->peak_buffer_bytes());
   metrics.peak_bytes.scratch = static_cast<int64_t>(engine.scratch_peak_bytes());

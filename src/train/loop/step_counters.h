@@ -5,7 +5,7 @@
 
 #include "weft/comm/comm_engine.h"
 #include "weft/context_parallel/context_parallel.h"
-#include "weft/sharding/comm_context.h"
+#include "weft/sharding/counters.h"
 #include "weft/sharding/fully_shard.h"
 #include "weft/train/metrics.h"
 

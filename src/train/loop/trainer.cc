@@ -90,12 +90,12 @@ absl::Status Trainer::SplitSequences() {
 }
 
 CounterSnapshot Trainer::Counters() const {
-  return {engine_->counters(), sharded_->context().counters(),
+  return {engine_->counters(), sharded_->counters(),
           TakenTensorBytes() + static_cast<int64_t>(heap_->given_bytes())};
 }
 
 void Trainer::ResetPeaks() {
-  sharded_->context().ResetPeaks();
+  sharded_->ResetPeaks();
   if (context_ != nullptr) context_->ResetPeak();
 }
 

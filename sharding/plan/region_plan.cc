@@ -1,23 +1,25 @@
-#include "sharding/pipeline/image_region.h"
+#include "sharding/plan/region_plan.h"
 
 #include <algorithm>
 #include <optional>
 #include <vector>
+
+#include "sharding/plan/range_allocator.h"
 
 namespace weft {
 namespace {
 
 constexpr int kRoot = 0;
 
-// Takes and gives ranges as the hooks on modules gather and reshard.
-class Rehearsal {
+// Allocates and frees ranges in the order in which the schedule gathers and reshards.
+class RegionSimulation {
  public:
-  Rehearsal(absl::Span<const size_t> image_bytes, const ShardingPolicy& policy)
+  RegionSimulation(absl::Span<const size_t> image_bytes, const ShardingPolicy& policy)
       : image_bytes_(image_bytes), policy_(policy), places_(image_bytes.size()) {}
 
   void Evaluate(absl::Span<const PassEvent> order) {
     Run(
-        order, [](int, const ExecutionOrder&) { return true; }, NothingMore);
+        order, [](int, const ExecutionOrder&) { return true; }, NoPrefetch);
     for (int group = 0; group < static_cast<int>(places_.size()); ++group) Drop(group);
   }
   void Train(absl::Span<const PassEvent> order) {
@@ -27,19 +29,19 @@ class Rehearsal {
       return policy_.reshard_after_forward &&
              !StaysUnshardedForBackward(forward, backward, group, policy_.PrefetchDepth());
     };
-    const auto over_the_turn = [&](const ExecutionOrder& forward) {
+    const auto prefetched = [&](const ExecutionOrder& forward) {
       return PrefetchAcrossBackwardStart(forward, backward, policy_.PrefetchDepth());
     };
-    Run(order, reshards, over_the_turn);
+    Run(order, reshards, prefetched);
     Run(
-        backward.expected(), [](int, const ExecutionOrder&) { return true; }, NothingMore);
+        backward.expected(), [](int, const ExecutionOrder&) { return true; }, NoPrefetch);
   }
   size_t high_water() const { return ranges_.high_water(); }
 
  private:
-  static std::vector<int> NothingMore(const ExecutionOrder&) { return {}; }
+  static std::vector<int> NoPrefetch(const ExecutionOrder&) { return {}; }
 
-  // `more`: what is gathered ahead beside the prefetch.
+  // `more`: groups gathered ahead in addition to the prefetch depth.
   template <typename Reshards, typename More>
   void Run(absl::Span<const PassEvent> order, const Reshards& reshards, const More& more) {
     ExecutionOrder pass({order.begin(), order.end()});
@@ -77,10 +79,10 @@ class Rehearsal {
 
 size_t PlanRegionBytes(absl::Span<const PassEvent> module_order, absl::Span<const size_t> image_bytes,
                        const ShardingPolicy& policy) {
-  Rehearsal rehearsal(image_bytes, policy);
-  rehearsal.Evaluate(module_order);
-  rehearsal.Train(module_order);
-  return rehearsal.high_water();
+  RegionSimulation simulation(image_bytes, policy);
+  simulation.Evaluate(module_order);
+  simulation.Train(module_order);
+  return simulation.high_water();
 }
 
 }  // namespace weft

@@ -1,0 +1,187 @@
+// Group of parameters that one all-gather collects and one reduce-scatter reduces.
+//
+// Call order, for each use: (Unshard WaitUnshard [PrepareGradients [ReduceGradients]] Reshard)*. Repeating
+// Unshard, WaitUnshard, PrepareGradients or Reshard has no effect.
+//
+// Note [Accumulation]
+// Gradients of several passes add up until ZeroGradients, at the place where each pass leaves them: in the
+// full gradients (passes without ReduceGradients; the next reduction takes them along), in the rank's partial
+// sum (ReduceScope::kShard; the next kShardAndReplicate takes it along), or in the reduced sum
+// (kShardAndReplicate each time). Only the reduced sum is handed out, and only when nothing is left in the
+// other places: see CheckGradientsReduced. Order and rounding: Note [Order of additions].
+//
+// The *master* is this rank's shard in fp32, in node memory. An unshard needs, in addition:
+//
+//   in place    Nothing. The ranks of the shard group share the image, in which their shards lie end to end.
+//   In fp32
+//               these are the masters; in bf16 each rank casts its own once an epoch. See Note [Shards in
+//               place].
+//   on a node   One image for each node, in a region that the local ranks of the shard group share; in bf16
+//   the cast
+//               shard too. See Note [Images shared on a node].
+//   zero copy   The image, which the all-gather fills; in bf16 a cast fills the rank's own range first. In a
+//   shard
+//               group of one rank and fp32 nothing: the master is the image.
+//   otherwise   The image and, until it is copied out, the gathered buffer. A shard group of one rank copies
+//   straight
+//               out of its master.
+//
+// A shard group of one rank, or a group without elements, goes through the same states without collectives.
+//
+// Note [Foreign storage]: a parameter's `data` is null while it is sharded. A caller may give it storage of
+// its own, which it keeps: a group checks every parameter when it unshards, copies the values into such
+// storage, and says why in fallback_reason(). Storage that cannot hold the values is an error and leaves
+// every parameter of the group unchanged.
+//
+// Note [Frozen parameters]
+// A parameter that requires no gradient when its group is made is gathered like others, but has no place in
+// gradient images and reductions. A group of frozen parameters has no gradients: preparing and reducing them
+// has no effect. A parameter that is frozen later keeps its place; its gradient counts as zero.
+//
+// Thread safety: none; one thread drives a group.
+// Collective: Load, Unshard and ReduceGradients, by all ranks of the context's groups in one order.
+// Lifetime: the context must outlive the group.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include "sharding/pipeline/comm_context.h"
+#include "sharding/plan/group_spec.h"
+#include "weft/memory/shared_block.h"
+#include "weft/nn/parameter.h"
+#include "weft/sharding/policy.h"
+#include "weft/sharding/shard_view.h"
+
+namespace weft {
+
+struct FlatImage;
+struct PlacedCopy;
+class GroupStorage;
+class ReplicaUpdates;
+
+class ParamGroup {
+ public:
+  enum class State : uint8_t {
+    kSharded,     // Memory: the master. Parameters have no data.
+    kUnsharding,  // Memory: the master and the image (without zero copy the gathered buffer too). No data
+                  // yet.
+    kUnsharded,   // Memory: the master and the image, which parameters view.
+    // Memory: the master and one part of the image, of (shard group / regather group) ranks. Parameters have
+    // no data. See ReshardAfterForward.
+    kShardedAfterForward,
+  };
+
+  // `spec`: of the context's shard group and buckets. `image`: memory of a group in place, filled with zeros
+  // and shared by all ranks of the shard group; empty for other groups. The master is zero until Load.
+  // Errors: kResourceExhausted.
+  static absl::StatusOr<std::unique_ptr<ParamGroup>> Create(CommContext& context, GroupSpec spec,
+                                                            const ShardingPolicy& policy,
+                                                            SharedBlock image = SharedBlock());
+  ~ParamGroup();
+
+  // Fills the elements of the master that this rank owns, and takes the parameters' data away.
+  // REQUIRES: shards may be written.
+  absl::Status Load(const ShardLoader& loader);
+
+  // Says that the shard is written and stays as it is in this epoch. Due before CommContext::BeginForward
+  // where a group is in place. Unshard does so as well.
+  absl::Status EndWriting();
+  // Starts to gather. Nothing happens if the group is unsharded or being unsharded.
+  // Errors: kFailedPrecondition (storage that cannot hold a parameter: see Note [Foreign storage]).
+  absl::Status Unshard(Priority priority);
+  // Waits until the parameters view the image. Errors: kFailedPrecondition (sharded: nothing to wait for).
+  absl::Status WaitUnshard();
+  // Takes the data away from the parameters and gives the image back.
+  // Errors: kFailedPrecondition (being unsharded: wait first).
+  absl::Status Reshard();
+
+  // Reshards until backward. Where the context has a regather group, this rank keeps a copy of its part of
+  // the image, and the next unshard gathers over that group alone. Reshard gives that part back as well; it
+  // is due before shards are written.
+  absl::Status ReshardAfterForward();
+
+  // Gives every parameter that requires it a gradient view for backward to write or add to. See Note [Frozen
+  // parameters]. Errors: kFailedPrecondition (a parameter that was frozen requires a gradient now).
+  absl::Status PrepareGradients();
+  // Starts to sum the gradients over the ranks of `scope`, and takes the views away. A parameter without a
+  // gradient counts as zero. The result, added to earlier ones (Note [Accumulation]), is there after
+  // CommContext::FinishBackward.
+  // Errors: kFailedPrecondition (no gradients prepared; a view replaced by one of another shape or dtype).
+  absl::Status ReduceGradients(ReduceScope scope = ReduceScope::kShardAndReplicate);
+  // Counts the gradient of a group that took no part in backward on any rank as zero, without communication.
+  // Nothing happens if the group has gradients, reduced or not. Collective: all ranks.
+  absl::Status CountGradientsAsZero();
+  // Replace the engine's collectives from now on; the same on all ranks. Null: the engine's. A group in place
+  // then gathers into a private image.
+  void SetCustomAllGather(CustomAllGather all_gather);
+  void SetCustomReduceScatter(CustomReduceScatter reduce_scatter) {
+    reduce_scatter_ = std::move(reduce_scatter);
+  }
+  // Hook of the reductions that are started from now on. Null: none.
+  void SetGradientHook(GradientHook hook) { gradient_hook_ = std::move(hook); }
+  // Forgets all gradients, including those under way.
+  void ZeroGradients();
+  bool has_unreduced_gradients() const { return static_cast<bool>(gradient_image_); }
+  // Whether there are gradients at any place of Note [Accumulation].
+  bool has_gradients() const { return has_unreduced_gradients() || sums_ != nullptr; }
+  // OK if the gradients are summed over all ranks and nothing is under way. Errors: kFailedPrecondition
+  // (names the group, the place where its gradients are, and the remedy).
+  absl::Status CheckGradientsReduced() const;
+  bool has_reduced_gradients() const { return CheckGradientsReduced().ok(); }
+
+  // Returns to the sharded state, without gradients, after CommContext::ResetAfterError.
+  void ResetAfterError();
+
+  // The elements that this rank updates, by ascending place. `grad` is null unless CheckGradientsReduced is
+  // OK.
+  std::vector<ShardView> Shards() const;
+  // Where replicas share the optimizer: starts to gather their updates of this rank's shard, unless it is
+  // current or the group is unsharded (Note [When masters are current]). Unshard does so as well. Afterwards
+  // the shard must not be written before the next epoch. Collective: by the ranks of each replicate group.
+  absl::Status AllGatherUpdates(Priority priority);
+  // All elements that this rank holds, to be read, without gradients. Waits for AllGatherUpdates.
+  absl::StatusOr<std::vector<ShardView>> CurrentShards();
+
+  const std::string& name() const { return spec_.name(); }
+  State state() const { return state_; }
+  const ParameterDTypes& dtypes() const { return spec_.dtypes; }
+  const FlatLayout& layout() const { return spec_.layout; }
+  const std::vector<ReplicaSlice>& slices() const { return slices_; }
+  const std::vector<std::shared_ptr<Parameter>>& parameters() const { return spec_.parameters(); }
+  // Why values were copied instead of viewed since the last unshard; empty if none were.
+  const std::string& fallback_reason() const { return fallback_reason_; }
+
+ private:
+  ParamGroup(CommContext& context, GroupSpec spec, const ShardingPolicy& policy);
+  std::vector<ShardView> WholeShards() const;
+  FlatImage data_image() const;
+  absl::Status ViewImage();
+  void DropImage();
+  absl::Status CheckFrozenUnchanged() const;
+  // The input of the reduce-scatter; a cast multiplies it by `scale`.
+  absl::StatusOr<Buffer> TakeReduceInput(float scale);
+
+  CommContext& context_;
+  const GroupSpec spec_;
+  const float gradient_divide_factor_;
+  std::vector<ReplicaSlice> slices_;
+  std::unique_ptr<ReplicaUpdates> updates_;
+  std::vector<PlacedCopy> copy_in_;  // Without zero copy only.
+  std::unique_ptr<GroupStorage> storage_;
+  State state_ = State::kSharded;
+  std::string fallback_reason_;
+  Buffer gradient_image_;
+  CustomReduceScatter reduce_scatter_;
+  GradientHook gradient_hook_;
+  std::shared_ptr<GradientSums> sums_;  // Null before the first reduction.
+};
+
+}  // namespace weft

@@ -1,0 +1,305 @@
+#include "sharding/model/group_schedule.h"
+
+#include <utility>
+
+#include <absl/algorithm/container.h>
+
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+PassEvent Begins(int group) { return {group, PassEvent::Kind::kBegin}; }
+PassEvent Ends(int group) { return {group, PassEvent::Kind::kEnd}; }
+
+}  // namespace
+
+GroupSchedule::GroupSchedule(CommContext& context, ModelScalars& scalars, Groups groups,
+                             std::vector<PassEvent> module_order, const ShardingPolicy& policy,
+                             Residency residency)
+    : context_(context),
+      scalars_(scalars),
+      groups_(groups),
+      module_order_(std::move(module_order)),
+      prefetch_depth_(policy.PrefetchDepth()),
+      reshards_root_after_forward_(policy.reshard_root_after_forward),
+      shares_images_on_nodes_(residency == Residency::kNodeShared),
+      spans_nodes_(
+          SpanNodes(context.state().engine().bootstrap().node_map(), context.lanes().shard_group().size())),
+      training_(module_order_),
+      evaluation_(module_order_),
+      backward_(Reversed(module_order_)),
+      progress_(groups.size()) {
+  switches_.reshard_after_forward = policy.reshard_after_forward;
+}
+
+void GroupSchedule::SetForwardPrefetch(int group, std::vector<int> next) {
+  forward_prefetch_.insert_or_assign(group, std::move(next));
+}
+
+void GroupSchedule::SetBackwardPrefetch(int group, std::vector<int> next) {
+  backward_prefetch_.insert_or_assign(group, std::move(next));
+}
+
+void GroupSchedule::SetUnshardInBackward(int group, bool unshard) {
+  if (unshard) {
+    sharded_in_backward_.erase(group);
+  } else {
+    sharded_in_backward_.insert(group);
+  }
+}
+
+void GroupSchedule::ResetAfterError() {
+  ForgetOrders();
+  calls_.clear();
+  progress_.assign(progress_.size(), {});
+  in_backward_ = false;
+  keeps_groups_ = false;
+}
+
+void GroupSchedule::ForgetOrders() {
+  training_ = ExecutionOrder(module_order_);
+  evaluation_ = ExecutionOrder(module_order_);
+  backward_ = ExecutionOrder(Reversed(module_order_));
+}
+
+void GroupSchedule::ReshardKept() {
+  if (!std::exchange(keeps_groups_, false)) return;
+  for (int group = 0; group < group_count(); ++group) {
+    if (GroupAt(group).state() == ParamGroup::State::kUnsharding) continue;
+    WEFT_CHECK(Reshard(group).ok(), "an unsharded group cannot be resharded");
+  }
+}
+
+absl::Status GroupSchedule::AfterUpdate(int group) {
+  if (spans_nodes_ && BeginsForward(group) && GroupAt(group).state() == ParamGroup::State::kSharded) {
+    return Unshard(group, Priority::kPrefetch);
+  }
+  return GroupAt(group).AllGatherUpdates(Priority::kBulk);
+}
+
+bool GroupSchedule::BeginsForward(int group) const {
+  const std::vector<int> first = training_.First(1 + prefetch_depth_);
+  return group == kRoot || absl::c_linear_search(PrefetchesOf(forward_prefetch_, kRoot, first), group);
+}
+
+std::vector<int> GroupSchedule::PrefetchesOf(const PrefetchLists& chosen, int group,
+                                             std::vector<int> otherwise) {
+  const auto list = chosen.find(group);
+  return list != chosen.end() ? list->second : otherwise;
+}
+
+absl::Status GroupSchedule::BeforeForward(int group, const Pass& pass) {
+  if (group == kRoot) WEFT_RETURN_IF_ERROR(BeginForward(pass));
+  ++ProgressOf(group).running;
+  // A recompute begins the group's part of backward, unless it has begun.
+  if (in_backward_ && std::exchange(ProgressOf(group).backward_begun, true)) return absl::OkStatus();
+  return OnEvent(Begins(group));
+}
+
+absl::Status GroupSchedule::AfterForward(int group, const Pass& pass) {
+  --ProgressOf(group).running;
+  if (in_backward_) return absl::OkStatus();  // The group stays unsharded for its backward.
+  if (pass.gradients) {
+    std::vector<int>& calls = calls_[pass.id];
+    calls.resize(groups_.size());
+    ++calls[static_cast<size_t>(group)];
+  }
+  WEFT_RETURN_IF_ERROR(OnEvent(Ends(group)));
+  return group == kRoot ? FinishForward(pass) : absl::OkStatus();
+}
+
+absl::Status GroupSchedule::BeforeBackward(int group, const Pass& pass) {
+  if (group == kRoot) WEFT_RETURN_IF_ERROR(BeginBackward(pass));
+  ++ProgressOf(group).running;
+  if (!std::exchange(ProgressOf(group).backward_begun, true)) WEFT_RETURN_IF_ERROR(OnEvent(Begins(group)));
+  return GroupAt(group).PrepareGradients();
+}
+
+absl::Status GroupSchedule::AfterBackward(int group) {
+  GroupProgress& progress = ProgressOf(group);
+  --progress.running;
+  --progress.pending_backward;
+  progress.backward_begun = false;
+  return OnEvent(Ends(group));
+}
+
+absl::Status GroupSchedule::BeginForward(const Pass& pass) {
+  for (const auto& group : groups_) WEFT_RETURN_IF_ERROR(group->EndWriting());
+  context_.BeginForward();
+  pass_ = pass.gradients ? &training_ : &evaluation_;
+  pass_->Begin();
+  progress_.assign(progress_.size(), {});
+  backward_follows_ = pass.gradients;
+  keeps_groups_ = false;
+  calls_.erase(pass.id);  // Of an abandoned pass.
+  // All at once: they need no memory, and the wire never waits for a module.
+  for (const int next : pass_->Next(group_count())) {
+    WEFT_RETURN_IF_ERROR(GroupAt(next).AllGatherUpdates(Priority::kBulk));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GroupSchedule::FinishForward(const Pass& pass) {
+  WEFT_RETURN_IF_ERROR(AgreeOnOrder());
+  if (!backward_.settled()) backward_ = ExecutionOrder(Reversed(training_.expected()));
+  if (pass.gradients) return absl::OkStatus();
+  // No backward will reshard what is still gathered, nor wait until no peer reads this rank's shards.
+  WEFT_RETURN_IF_ERROR(FinishPrefetches(/*reshard=*/true));
+  return context_.FinishBackward();
+}
+
+absl::Status GroupSchedule::BeginBackward(const Pass& pass) {
+  const auto calls = calls_.find(pass.id);
+  if (calls == calls_.end()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("backward of '", GroupAt(kRoot).name(), "' without a forward of the same invocation"));
+  }
+  pass_ = &backward_;
+  pass_->Begin();
+  in_backward_ = true;
+  progress_.assign(progress_.size(), {});
+  for (int group = 0; group < group_count(); ++group) {
+    ProgressOf(group).pending_backward = calls->second[static_cast<size_t>(group)];
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GroupSchedule::FinishBackward(const Pass& pass) {
+  calls_.erase(pass.id);
+  in_backward_ = false;
+  keeps_groups_ = !switches_.reshard_after_backward;
+  WEFT_RETURN_IF_ERROR(AgreeOnOrder());
+  WEFT_RETURN_IF_ERROR(FinishPrefetches(/*reshard=*/!keeps_groups_));
+  for (int group = 0; group < group_count(); ++group) {
+    if (!ProgressOf(group).is_reduced) WEFT_RETURN_IF_ERROR(ReduceUnvisited(group));
+  }
+  return switches_.is_last_backward ? context_.FinishBackward() : absl::OkStatus();
+}
+
+absl::Status GroupSchedule::OnEvent(PassEvent event) {
+  while (const std::optional<PassEvent> missed = pass_->TakeMissed(event)) {
+    WEFT_RETURN_IF_ERROR(RunEvent(*missed));
+  }
+  pass_->Visit(event);
+  return RunEvent(event);
+}
+
+absl::Status GroupSchedule::RunEvent(PassEvent event) {
+  const int group = event.group;
+  if (event.kind == PassEvent::Kind::kEnd) return in_backward_ ? EndBackwardOf(group) : EndForwardOf(group);
+  if (NeedsParameters(group)) WEFT_RETURN_IF_ERROR(Unshard(group, Priority::kCritical));
+  WEFT_RETURN_IF_ERROR(Prefetch(group));
+  return NeedsParameters(group) ? Wait(group) : absl::OkStatus();
+}
+
+absl::Status GroupSchedule::EndForwardOf(int group) {
+  if (ProgressOf(group).running > 0) return absl::OkStatus();
+  if (!backward_follows_) return Reshard(group);
+  return ReshardsAfterForward(group) ? Reshard(group, &ParamGroup::ReshardAfterForward) : absl::OkStatus();
+}
+
+bool GroupSchedule::ReshardsAfterForward(int group) const {
+  if (group == kRoot) return reshards_root_after_forward_;
+  return switches_.reshard_after_forward && !StaysUnsharded(group);
+}
+
+bool GroupSchedule::StaysUnsharded(int group) const {
+  return StaysUnshardedForBackward(*pass_, backward_, group, prefetch_depth_) &&
+         !sharded_in_backward_.contains(group);
+}
+
+// Gradients are complete, and parameters are not needed any more, when no call of this pass is left on any
+// rank.
+absl::Status GroupSchedule::EndBackwardOf(int group) {
+  const GroupProgress& progress = ProgressOf(group);
+  if (progress.running > 0 || progress.pending_backward > 0 || pass_->Expects(Ends(group))) {
+    return absl::OkStatus();
+  }
+  WEFT_RETURN_IF_ERROR(Reduce(group));
+  return switches_.reshard_after_backward ? Reshard(group) : absl::OkStatus();
+}
+
+absl::Status GroupSchedule::AgreeOnOrder() {
+  if (pass_->settled()) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(const bool is_same,
+                        scalars_.IsSameOnAllRanks("order of groups", HashOf(pass_->visited())));
+  pass_->Settle(is_same ? pass_->visited() : pass_->expected());
+  return absl::OkStatus();
+}
+
+bool GroupSchedule::NeedsParameters(int group) const {
+  return !in_backward_ || !sharded_in_backward_.contains(group);
+}
+
+absl::Status GroupSchedule::Unshard(int group, Priority priority) {
+  const ParamGroup::State state = GroupAt(group).state();
+  const bool gathers =
+      state == ParamGroup::State::kSharded || state == ParamGroup::State::kShardedAfterForward;
+  WEFT_RETURN_IF_ERROR(GroupAt(group).Unshard(priority));
+  if (gathers) Notify(ScheduleEvent::kUnshard, group);
+  return absl::OkStatus();
+}
+
+absl::Status GroupSchedule::Wait(int group) {
+  const bool waits = GroupAt(group).state() == ParamGroup::State::kUnsharding;
+  WEFT_RETURN_IF_ERROR(GroupAt(group).WaitUnshard());
+  if (waits) Notify(ScheduleEvent::kWait, group);
+  return absl::OkStatus();
+}
+
+absl::Status GroupSchedule::Prefetch(int group) {
+  const PrefetchLists& chosen = in_backward_ ? backward_prefetch_ : forward_prefetch_;
+  for (const int next : PrefetchesOf(chosen, group, pass_->Next(prefetch_depth_))) {
+    if (NeedsParameters(next)) WEFT_RETURN_IF_ERROR(Unshard(next, Priority::kPrefetch));
+  }
+  return backward_follows_ && !in_backward_ ? PrefetchForBackward() : absl::OkStatus();
+}
+
+absl::Status GroupSchedule::PrefetchForBackward() {
+  if (!shares_images_on_nodes_) return absl::OkStatus();
+  for (const int next : PrefetchAcrossBackwardStart(*pass_, backward_, prefetch_depth_)) {
+    if (sharded_in_backward_.contains(next)) continue;
+    WEFT_RETURN_IF_ERROR(Unshard(next, Priority::kPrefetch));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status GroupSchedule::Reshard(int group, absl::Status (ParamGroup::*how)()) {
+  const bool reshards = GroupAt(group).state() == ParamGroup::State::kUnsharded;
+  WEFT_RETURN_IF_ERROR((GroupAt(group).*how)());
+  if (reshards) Notify(ScheduleEvent::kReshard, group);
+  return absl::OkStatus();
+}
+
+absl::Status GroupSchedule::Reduce(int group) {
+  if (!switches_.gradient_sync) return absl::OkStatus();
+  ProgressOf(group).is_reduced = true;
+  WEFT_RETURN_IF_ERROR(GroupAt(group).PrepareGradients());
+  WEFT_RETURN_IF_ERROR(GroupAt(group).ReduceGradients(switches_.all_reduce ? ReduceScope::kShardAndReplicate
+                                                                           : ReduceScope::kShard));
+  Notify(ScheduleEvent::kReduce, group);
+  return absl::OkStatus();
+}
+
+// A group in no rank's order has the gradient that earlier microbatches left, or zero. Ranks that know the
+// order need not exchange a zero.
+absl::Status GroupSchedule::ReduceUnvisited(int group) {
+  const bool is_visited = absl::c_linear_search(pass_->expected(), Ends(group));
+  if (is_visited || !pass_->settled() || GroupAt(group).has_gradients()) return Reduce(group);
+  return switches_.gradient_sync ? GroupAt(group).CountGradientsAsZero() : absl::OkStatus();
+}
+
+absl::Status GroupSchedule::FinishPrefetches(bool reshard) {
+  for (int group = 0; group < group_count(); ++group) {
+    if (GroupAt(group).state() == ParamGroup::State::kUnsharding) WEFT_RETURN_IF_ERROR(Wait(group));
+    if (reshard) WEFT_RETURN_IF_ERROR(Reshard(group));
+  }
+  return absl::OkStatus();
+}
+
+void GroupSchedule::Notify(ScheduleEvent event, int group) {
+  if (observer_) observer_(event, GroupAt(group).name());
+}
+
+}  // namespace weft

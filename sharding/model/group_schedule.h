@@ -1,0 +1,171 @@
+// Schedule of parameter groups: when each is gathered, resharded and reduced.
+//
+//   BeforeForward    gather the group, prefetch, wait
+//   AfterForward     reshard, as the policy says (Note [From forward to backward])
+//   BeforeBackward   gather the group, prefetch, wait, hand out gradient views
+//   AfterBackward    reduce gradients and reshard, after the group's last call in this pass
+//
+// A schedule knows groups by number (0 is the root, which contains all others), passes by id, and whether a
+// pass records gradients. It knows no modules: a client calls it from its own hooks.
+//
+// A group's prefetches are submitted before it is waited for, so that the link between nodes stays busy. That
+// takes no more memory, because the images used before have been given back.
+//
+// Note [From forward to backward]
+// Problem: backward begins with the groups that forward ends with, and would gather them again.
+// Rule: the groups that backward holds at its start, its first block and the `prefetch_depth` blocks that it
+// prefetches, stay unsharded if they are also the last ones of forward.
+// Why it suffices: this saves their gathers and holds no image that backward would not hold anyway; no
+// gradient image exists yet. Between nodes the wire would still be idle from the last gather of forward to
+// the first reduction of backward. Where ranks of a node share images, an image is cheap, so the next
+// `prefetch_depth` blocks of backward are gathered while the last group of forward computes.
+//
+// A rank that skips a block makes up for it: Note [One order on all ranks]. Any failure fails the context,
+// because peers would otherwise wait for collectives that are never submitted.
+//
+// Thread safety: none. Collective: all calls, by all ranks, in the order of Note [One order on all ranks].
+// Lifetime: context, scalars and groups must outlive the schedule.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include <absl/container/flat_hash_map.h>
+#include <absl/container/flat_hash_set.h>
+#include <absl/status/status.h>
+#include <absl/types/span.h>
+
+#include "sharding/group/param_group.h"
+#include "sharding/model/model_scalars.h"
+#include "sharding/plan/execution_order.h"
+#include "weft/sharding/policy.h"
+#include "weft/sharding/residency.h"
+#include "weft/sharding/schedule_event.h"
+
+namespace weft {
+
+// One forward and the backward that follows it. An id is unique among the passes that have not finished
+// backward; the id of an abandoned pass may be used again.
+struct Pass {
+  uintptr_t id;
+  bool gradients;  // Whether a backward follows.
+};
+
+// Switches of a schedule. A change takes effect with the next forward or backward, and must be the same on
+// all ranks. See the setters of ShardedModel.
+struct ScheduleSwitches {
+  bool gradient_sync = true;
+  bool all_reduce = true;
+  bool is_last_backward = true;
+  bool reshard_after_forward = true;
+  bool reshard_after_backward = true;
+};
+
+class GroupSchedule {
+ public:
+  static constexpr int kRoot = 0;
+  using Groups = absl::Span<const std::unique_ptr<ParamGroup>>;
+
+  // `module_order`: of the groups, as ModuleOrder gives it.
+  GroupSchedule(CommContext& context, ModelScalars& scalars, Groups groups,
+                std::vector<PassEvent> module_order, const ShardingPolicy& policy, Residency residency);
+
+  // The root's BeforeForward begins a pass; a forward inside backward is a recompute.
+  absl::Status BeforeForward(int group, const Pass& pass);
+  absl::Status AfterForward(int group, const Pass& pass);
+  // Errors: kFailedPrecondition (a backward of the root without a forward of the same pass).
+  absl::Status BeforeBackward(int group, const Pass& pass);
+  absl::Status AfterBackward(int group);
+  // Due after the root's AfterBackward. Waits for the reductions if `is_last_backward`.
+  absl::Status FinishBackward(const Pass& pass);
+
+  // Shares a group's update with other ranks, and gathers the group if the next forward begins with it.
+  absl::Status AfterUpdate(int group);
+  // Waits for prefetches that no module used. `reshard`: also reshards every group.
+  absl::Status FinishPrefetches(bool reshard);
+  // Reshards the groups that the last backward kept unsharded.
+  void ReshardKept();
+
+  ScheduleSwitches& switches() { return switches_; }
+  // The groups to gather when `group` begins its forward (backward), in this order, instead of the next ones
+  // in the recorded order.
+  void SetForwardPrefetch(int group, std::vector<int> next);
+  void SetBackwardPrefetch(int group, std::vector<int> next);
+  // Whether backward gathers the group.
+  void SetUnshardInBackward(int group, bool unshard);
+  // Null: no observer.
+  void SetObserver(ScheduleObserver observer) { observer_ = std::move(observer); }
+
+  // Forgets the recorded orders: the next pass is recorded again.
+  void ForgetOrders();
+  // After CommContext::ResetAfterError. Ranks may have recorded different passes, so orders are forgotten
+  // too.
+  void ResetAfterError();
+
+ private:
+  using PrefetchLists = absl::flat_hash_map<int, std::vector<int>>;  // By group.
+  struct GroupProgress {
+    int running = 0;              // Calls of forward or backward that have not returned.
+    bool backward_begun = false;  // By a recompute or by the backward itself.
+    bool is_reduced = false;      // In this backward.
+    int pending_backward = 0;     // Forward calls of this pass whose backward has not run.
+  };
+
+  absl::Status BeginForward(const Pass& pass);
+  absl::Status BeginBackward(const Pass& pass);
+  absl::Status FinishForward(const Pass& pass);
+
+  // Runs an event of a group, after the events that this rank has skipped before it.
+  absl::Status OnEvent(PassEvent event);
+  absl::Status RunEvent(PassEvent event);
+  absl::Status EndForwardOf(int group);
+  absl::Status EndBackwardOf(int group);
+  // Agrees with all ranks on the recorded order, once.
+  absl::Status AgreeOnOrder();
+
+  bool ReshardsAfterForward(int group) const;
+  bool StaysUnsharded(int group) const;
+  // Whether the group's parameters are used in the present part of the pass.
+  bool NeedsParameters(int group) const;
+  // Whether the next forward gathers the group at its start.
+  bool BeginsForward(int group) const;
+  static std::vector<int> PrefetchesOf(const PrefetchLists& chosen, int group, std::vector<int> otherwise);
+
+  absl::Status Unshard(int group, Priority priority);
+  absl::Status Wait(int group);
+  absl::Status Prefetch(int group);
+  absl::Status PrefetchForBackward();
+  absl::Status Reshard(int group, absl::Status (ParamGroup::*how)() = &ParamGroup::Reshard);
+  absl::Status Reduce(int group);
+  absl::Status ReduceUnvisited(int group);
+  void Notify(ScheduleEvent event, int group);
+
+  int group_count() const { return static_cast<int>(groups_.size()); }
+  ParamGroup& GroupAt(int group) { return *groups_[static_cast<size_t>(group)]; }
+  GroupProgress& ProgressOf(int group) { return progress_[static_cast<size_t>(group)]; }
+
+  CommContext& context_;
+  ModelScalars& scalars_;
+  const Groups groups_;
+  const std::vector<PassEvent> module_order_;
+  const int prefetch_depth_;
+  const bool reshards_root_after_forward_;
+  const bool shares_images_on_nodes_;
+  const bool spans_nodes_;  // Whether some shard group does, so that a gather uses the wire.
+  ScheduleSwitches switches_;
+  PrefetchLists forward_prefetch_, backward_prefetch_;
+  absl::flat_hash_set<int> sharded_in_backward_;
+  ScheduleObserver observer_;
+
+  ExecutionOrder training_, evaluation_, backward_;
+  ExecutionOrder* pass_ = &training_;  // Order of the forward or backward under way.
+  bool in_backward_ = false;           // Of the root.
+  bool backward_follows_ = false;      // After the forward under way.
+  bool keeps_groups_ = false;          // Whether the last backward left groups unsharded.
+  std::vector<GroupProgress> progress_;
+  // Forward calls of each group, by pass id.
+  absl::flat_hash_map<uintptr_t, std::vector<int>> calls_;
+};
+
+}  // namespace weft

@@ -1,0 +1,219 @@
+#include "sharding/model/sharded_groups.h"
+
+#include <utility>
+
+#include <absl/algorithm/container.h>
+
+#include "sharding/plan/mesh_groups.h"
+#include "sharding/plan/region_plan.h"
+#include "sharding/plan/replicate_buckets.h"
+#include "weft/core/status.h"
+#include "weft/memory/shared_block.h"
+
+namespace weft {
+namespace {
+
+std::vector<std::shared_ptr<Parameter>> AllParameters(const std::vector<GroupMembers>& groups) {
+  std::vector<std::shared_ptr<Parameter>> parameters;
+  for (const GroupMembers& members : groups) {
+    parameters.insert(parameters.end(), members.parameters.begin(), members.parameters.end());
+  }
+  return parameters;
+}
+
+std::vector<PassEvent> OrderOf(const std::vector<GroupMembers>& groups) {
+  std::vector<int> parents;
+  parents.reserve(groups.size());
+  for (const GroupMembers& members : groups) parents.push_back(members.parent);
+  return ModuleOrder(parents);
+}
+
+absl::Status CheckReplicas(const ShardingPolicy& policy, const ReplicateBuckets& buckets) {
+  const auto replicates = [](const ProcessGroup& group) { return group.size() > 1; };
+  if (!policy.shard_optimizer_over_replicas || absl::c_any_of(buckets.groups, replicates)) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "shard_optimizer_over_replicas is on, but the mesh has no replicas: switch it off, or give the mesh an "
+      "axis replicate of more than one rank");
+}
+
+absl::StatusOr<std::vector<GroupSpec>> SpecifyGroups(std::vector<GroupMembers> groups,
+                                                     const ReplicateBuckets& buckets,
+                                                     const ShardingPolicy& policy, int shard_size) {
+  const auto bucket_count = static_cast<int>(buckets.groups.size());
+  std::vector<GroupSpec> specs;
+  for (GroupMembers& members : groups) {
+    const std::vector<int> bucket_of = buckets.BucketsOf(members.parameters);
+    WEFT_ASSIGN_OR_RETURN(GroupSpec spec,
+                          SpecifyGroup(std::move(members), policy, shard_size, bucket_of, bucket_count));
+    specs.push_back(std::move(spec));
+  }
+  return specs;
+}
+
+CommContext::Options ContextOptions(const ShardingPolicy& policy, Residency residency) {
+  CommContext::Options options;
+  options.bounds = {policy.max_reduce_scatters, policy.max_all_reduces};
+  options.lanes = {policy.reshard_after_forward_size, policy.shard_optimizer_over_replicas,
+                   policy.wire_compression};
+  options.in_place = residency == Residency::kInPlace;
+  return options;
+}
+
+std::vector<size_t> ImageBytes(const std::vector<GroupSpec>& specs) {
+  std::vector<size_t> bytes;
+  bytes.reserve(specs.size());
+  for (const GroupSpec& spec : specs) bytes.push_back(spec.gathered_bytes());
+  return bytes;
+}
+
+// One block for each group, shared by the ranks of the shard group.
+absl::StatusOr<std::vector<SharedBlock>> AllocateImages(CommContext& context,
+                                                        const std::vector<GroupSpec>& specs) {
+  std::vector<SharedBlockRequest> requests;
+  for (const size_t bytes : ImageBytes(specs)) {
+    requests.push_back({context.lanes().shard_group().ranks, bytes});
+  }
+  CommEngine& engine = context.state().engine();
+  return ShareBlocks(engine.bootstrap(), engine.heap(), requests, engine.options().timeout);
+}
+
+// One region for the images of all groups, shared by the local ranks of the shard group.
+absl::Status AllocateRegion(CommContext& context, const std::vector<GroupSpec>& specs,
+                            const std::vector<PassEvent>& order, const ShardingPolicy& policy) {
+  CommEngine& engine = context.state().engine();
+  Bootstrap& bootstrap = engine.bootstrap();
+  SharedBlockRequest request;
+  request.bytes = PlanRegionBytes(order, ImageBytes(specs), policy);
+  for (const int rank : context.lanes().shard_group().ranks) {
+    if (bootstrap.node_map().SameNode(rank, bootstrap.rank())) request.holders.push_back(rank);
+  }
+  WEFT_ASSIGN_OR_RETURN(std::vector<SharedBlock> region,
+                        ShareBlocks(bootstrap, engine.heap(), {request}, engine.options().timeout));
+  context.memory().ShareImages(std::move(region.front()), static_cast<int>(request.holders.size()));
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ShardedGroups>> ShardedGroups::Create(CommEngine& engine,
+                                                                     const DeviceMesh& mesh,
+                                                                     std::vector<GroupMembers> groups,
+                                                                     const ShardingPolicy& wanted,
+                                                                     const ShardLoader& loader) {
+  Bootstrap& bootstrap = engine.bootstrap();
+  const absl::Duration timeout = engine.options().timeout;
+  WEFT_RETURN_IF_ERROR(wanted.Validate());
+  WEFT_ASSIGN_OR_RETURN(MeshGroups mesh_groups, GroupsOfMesh(mesh, bootstrap.size(), bootstrap.rank()));
+  const int shard_size = mesh_groups.shard.size();
+  const ShardingPolicy policy = ResolvePrefetch(wanted, bootstrap.node_map(), shard_size);
+  WEFT_ASSIGN_OR_RETURN(
+      const ReplicateBuckets buckets,
+      PlanReplicateBuckets(AllParameters(groups), policy, mesh_groups.shard, mesh_groups.replicate));
+  WEFT_RETURN_IF_ERROR(CheckReplicas(policy, buckets));
+
+  const std::vector<PassEvent> order = OrderOf(groups);
+  absl::StatusOr<std::vector<GroupSpec>> specs =
+      SpecifyGroups(std::move(groups), buckets, policy, shard_size);
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, specs.status(), timeout));
+  WEFT_ASSIGN_OR_RETURN(ResidencyChoice residency, ChooseResidency(policy, bootstrap.node_map(), shard_size));
+  absl::StatusOr<std::unique_ptr<CommContext>> context = CommContext::Create(
+      engine, std::move(mesh_groups.shard), buckets.groups, ContextOptions(policy, residency.residency));
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, context.status(), timeout));
+
+  std::vector<SharedBlock> images(specs->size());
+  if (residency.residency == Residency::kInPlace) {
+    WEFT_ASSIGN_OR_RETURN(images, AllocateImages(**context, *specs));
+  } else if (residency.residency == Residency::kNodeShared) {
+    WEFT_RETURN_IF_ERROR(AllocateRegion(**context, *specs, order, policy));
+  }
+  std::unique_ptr<ShardedGroups> sharded(
+      new ShardedGroups(policy, std::move(residency), *std::move(context)));
+  const absl::Status created = sharded->CreateGroups(*std::move(specs), std::move(images), loader);
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, created, timeout));
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, sharded->CreateSchedule(mesh, order), timeout));
+  return sharded;
+}
+
+absl::Status ShardedGroups::CreateGroups(std::vector<GroupSpec> specs, std::vector<SharedBlock> images,
+                                         const ShardLoader& loader) {
+  for (size_t i = 0; i < specs.size(); ++i) {
+    WEFT_ASSIGN_OR_RETURN(groups_.emplace_back(),
+                          ParamGroup::Create(*context_, std::move(specs[i]), policy_, std::move(images[i])));
+  }
+  for (const auto& group : groups_) WEFT_RETURN_IF_ERROR(group->Load(loader));
+  return absl::OkStatus();
+}
+
+absl::Status ShardedGroups::CreateSchedule(const DeviceMesh& mesh, std::vector<PassEvent> module_order) {
+  std::vector<std::string_view> axes;
+  for (const MeshAxis& axis : mesh.axes()) axes.push_back(axis.name);
+  WEFT_ASSIGN_OR_RETURN(const ProcessGroup all_ranks,
+                        mesh.Group(axes, context_->state().engine().bootstrap().rank()));
+  WEFT_ASSIGN_OR_RETURN(ModelScalars scalars, ModelScalars::Create(*context_, all_ranks));
+  scalars_ = std::make_unique<ModelScalars>(scalars);
+  schedule_ = std::make_unique<GroupSchedule>(*context_, *scalars_, groups_, std::move(module_order), policy_,
+                                              residency_.residency);
+  return absl::OkStatus();
+}
+
+std::vector<ShardView> ShardedGroups::Shards() const {
+  std::vector<ShardView> shards;
+  for (const auto& group : groups_) {
+    for (ShardView& shard : group->Shards()) shards.push_back(shard);
+  }
+  return shards;
+}
+
+absl::StatusOr<std::vector<ShardView>> ShardedGroups::CurrentShards() {
+  for (const auto& group : groups_) WEFT_RETURN_IF_ERROR(group->AllGatherUpdates(Priority::kCritical));
+  std::vector<ShardView> shards;
+  for (const auto& group : groups_) {
+    WEFT_ASSIGN_OR_RETURN(const std::vector<ShardView> current, group->CurrentShards());
+    shards.insert(shards.end(), current.begin(), current.end());
+  }
+  return shards;
+}
+
+absl::Status ShardedGroups::UpdateShards(const ShardUpdate& update) {
+  for (int number = 0; number < static_cast<int>(groups_.size()); ++number) {
+    absl::Status updated = update(group(number).Shards());
+    if (updated.ok()) updated = schedule_->AfterUpdate(number);
+    if (!updated.ok()) {
+      return Annotate(context_->state().Fail(updated),
+                      absl::StrCat("update of '", group(number).name(), "'"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ShardedGroups::BeginWriting() {
+  WEFT_RETURN_IF_ERROR(schedule_->FinishPrefetches(/*reshard=*/true));
+  return context_->FinishBackward();
+}
+
+void ShardedGroups::ZeroGradients() {
+  for (const auto& group : groups_) group->ZeroGradients();
+  schedule_->ReshardKept();
+}
+
+absl::Status ShardedGroups::AllReduceScalars(const std::string& label, void* values, DType dtype,
+                                             int64_t count, ReduceOp op) {
+  const int64_t bytes = count * static_cast<int64_t>(SizeOf(dtype));
+  if (bytes > static_cast<int64_t>(PipelineLanes::kScalarBytes)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", label, "' has ", bytes, " bytes, but a scalar reduction takes at most ",
+                     PipelineLanes::kScalarBytes, ": reduce larger arrays on a lane of the engine"));
+  }
+  return scalars_->AllReduce(label, values, dtype, count, op);
+}
+
+absl::Status ShardedGroups::ResetAfterError() {
+  WEFT_RETURN_IF_ERROR(context_->ResetAfterError());
+  for (const auto& group : groups_) group->ResetAfterError();
+  schedule_->ResetAfterError();
+  return absl::OkStatus();
+}
+
+}  // namespace weft

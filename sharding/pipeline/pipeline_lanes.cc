@@ -1,0 +1,193 @@
+#include "sharding/pipeline/pipeline_lanes.h"
+
+#include <cstring>
+#include <numeric>
+#include <utility>
+
+#include <absl/algorithm/container.h>
+
+#include "weft/core/hash.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+// The `size` neighbors in the shard group that include this rank.
+absl::StatusOr<ProcessGroup> RegatherGroup(const ProcessGroup& shard_group, int size) {
+  if (size == 0) return ProcessGroup{"regather", {}, 0};
+  if (size < 2 || shard_group.size() % size != 0) {
+    return absl::InvalidArgumentError(absl::StrCat("reshard_after_forward_size is ", size,
+                                                   ": it must be more than 1, and divide the ",
+                                                   shard_group.size(), " ranks of the shard group"));
+  }
+  const int place = shard_group.group_rank % size;
+  const auto first = shard_group.ranks.begin() + (shard_group.group_rank - place);
+  return ProcessGroup{"regather", {first, first + size}, place};
+}
+
+}  // namespace
+
+absl::StatusOr<PipelineLanes> PipelineLanes::Create(PipelineState& state, Buffer scalars,
+                                                    ProcessGroup shard_group,
+                                                    std::vector<ProcessGroup> replicate_groups,
+                                                    const Options& options) {
+  PipelineLanes lanes(state, std::move(scalars), std::move(shard_group), std::move(replicate_groups),
+                      options);
+  WEFT_ASSIGN_OR_RETURN(lanes.regather_group_, RegatherGroup(lanes.shard_group_, options.regather_size));
+  WEFT_RETURN_IF_ERROR(lanes.AddLanes());
+  return lanes;
+}
+
+PipelineLanes::PipelineLanes(PipelineState& state, Buffer scalars, ProcessGroup shard_group,
+                             std::vector<ProcessGroup> replicate_groups, const Options& options)
+    : state_(state),
+      scalars_(std::move(scalars)),
+      shard_group_(std::move(shard_group)),
+      replicate_groups_(std::move(replicate_groups)),
+      options_(options) {}
+
+absl::Status PipelineLanes::AddLanes() {
+  CommEngine& engine = state_.engine();
+  WEFT_ASSIGN_OR_RETURN(all_gather_lanes_,
+                        LaneRoundRobin::Add(engine, shard_group_, LanePurpose::kAllGather));
+  WEFT_ASSIGN_OR_RETURN(reduce_scatter_lanes_,
+                        LaneRoundRobin::Add(engine, shard_group_, LanePurpose::kReduceScatter));
+  WEFT_ASSIGN_OR_RETURN(control_lane_, engine.AddLane(shard_group_, LanePurpose::kControl));
+  if (regather_group_.size() > 0) {
+    WEFT_ASSIGN_OR_RETURN(regather_lanes_,
+                          LaneRoundRobin::Add(engine, regather_group_, LanePurpose::kAllGather));
+  }
+  for (const ProcessGroup& group : replicate_groups_) {
+    const bool scatters = options_.shard_optimizer_over_replicas;
+    WEFT_ASSIGN_OR_RETURN(
+        replicate_lanes_.emplace_back(),
+        LaneRoundRobin::Add(engine, group, scatters ? LanePurpose::kReduceScatter : LanePurpose::kAllReduce));
+    if (!scatters) continue;
+    WEFT_ASSIGN_OR_RETURN(update_lanes_.emplace_back(),
+                          LaneRoundRobin::Add(engine, group, LanePurpose::kAllGather));
+  }
+  return absl::OkStatus();
+}
+
+void PipelineLanes::Restart() {
+  for (LaneRoundRobin* lanes : {&all_gather_lanes_, &regather_lanes_, &reduce_scatter_lanes_}) {
+    lanes->Restart();
+  }
+  for (LaneRoundRobin& lanes : replicate_lanes_) lanes.Restart();
+  for (LaneRoundRobin& lanes : update_lanes_) lanes.Restart();
+  submissions_ = 0;  // Ranks may have failed after different submissions.
+}
+
+OpOptions PipelineLanes::ControlOptions(const std::string& label, Priority priority) {
+  return {priority, Hash64(label, ++submissions_), label};
+}
+
+OpOptions PipelineLanes::DataOptions(const std::string& label, Priority priority) {
+  OpOptions options = ControlOptions(label, priority);
+  options.compression = options_.wire_compression;
+  return options;
+}
+
+std::vector<ReplicaSlice> PipelineLanes::SlicesOf(const FlatLayout& layout, DType dtype) const {
+  return options_.shard_optimizer_over_replicas
+             ? DividedSlices(layout, shard_group_.group_rank, dtype, replicate_groups_)
+             : WholeSlices(layout, shard_group_.group_rank);
+}
+
+absl::StatusOr<Transfer> PipelineLanes::AllGather(const AllGatherRequest& request,
+                                                  const CustomAllGather& custom, const Work* after) {
+  WEFT_RETURN_IF_ERROR(state_.status());
+  ++state_.counters().all_gathers;
+  if (custom) {
+    StartedCollective started = custom(request);
+    if (!started.ok()) {
+      return state_.Fail(Annotate(started.status(), "all-gather of '" + request.label + "'"));
+    }
+    return Transfer(*std::move(started));
+  }
+  const LaneId lane = (&request.group == &regather_group_ ? regather_lanes_ : all_gather_lanes_).Next();
+  return Transfer(state_.engine().AllGather(lane, request.part, request.gathered, request.dtype,
+                                            request.gathered_elements, {},
+                                            DataOptions(request.label, request.priority), after));
+}
+
+absl::StatusOr<Transfer> PipelineLanes::AllGatherShared(const AllGatherRequest& request, const Work* after) {
+  WEFT_RETURN_IF_ERROR(state_.status());
+  ++state_.counters().all_gathers;
+  return Transfer(state_.engine().AllGatherShared(all_gather_lanes_.Next(), request.part, request.gathered,
+                                                  request.dtype, request.gathered_elements, {},
+                                                  DataOptions(request.label, request.priority), after));
+}
+
+Work PipelineLanes::BarrierAfterAllGathers(const std::string& label, const Work* after) {
+  return state_.engine().Barrier(all_gather_lanes_.Next(), ControlOptions(label, Priority::kCritical), after);
+}
+
+absl::StatusOr<Transfer> PipelineLanes::ReduceScatter(const ReduceScatterRequest& request,
+                                                      const CustomReduceScatter& custom) {
+  ++state_.counters().reduce_scatters;
+  if (custom) {
+    StartedCollective started = custom(request);
+    if (!started.ok()) return Annotate(started.status(), "reduce-scatter of '" + request.label + "'");
+    return Transfer(*std::move(started));
+  }
+  const int64_t total = std::accumulate(request.counts.begin(), request.counts.end(), int64_t{0});
+  return Transfer(state_.engine().ReduceScatter(reduce_scatter_lanes_.Next(), request.input, request.output,
+                                                request.dtype, total, ReduceOp::kSum, request.counts,
+                                                DataOptions(request.label, Priority::kReduce)));
+}
+
+Work PipelineLanes::AllReduce(const std::string& label, int bucket, void* values, DType dtype, int64_t count,
+                              const Work* after) {
+  ++state_.counters().all_reduces;
+  return state_.engine().AllReduce(replicate_lanes_[static_cast<size_t>(bucket)].Next(), values, values,
+                                   dtype, count, ReduceOp::kSum, DataOptions(label, Priority::kReduce),
+                                   after);
+}
+
+Work PipelineLanes::ReduceScatterOverReplicas(const std::string& label, const ReplicaSlice& slice,
+                                              const void* input, void* output, DType dtype,
+                                              const Work* after) {
+  const auto bucket = static_cast<size_t>(slice.bucket);
+  if (replicate_groups_[bucket].size() > 1) ++state_.counters().reduce_scatters;
+  return state_.engine().ReduceScatter(replicate_lanes_[bucket].Next(), input, output, dtype,
+                                       slice.range.count, ReduceOp::kSum, slice.counts,
+                                       DataOptions(label, Priority::kReduce), after);
+}
+
+Work PipelineLanes::AllGatherUpdates(const std::string& label, const ReplicaSlice& slice, float* shard,
+                                     std::optional<float*> base, Priority priority, const Work* after) {
+  ++state_.counters().all_gathers;
+  const LaneId lane = NextUpdateLane(slice.bucket);
+  float* whole = shard + slice.range.begin;
+  OpOptions options = DataOptions(label, priority);
+  if (base) {
+    return state_.engine().AllGatherDelta(lane, *base, whole, slice.range.count, slice.counts,
+                                          std::move(options), after);
+  }
+  return state_.engine().AllGather(lane, shard + slice.own.begin, whole, DType::kF32, slice.range.count,
+                                   slice.counts, std::move(options), after);
+}
+
+bool PipelineLanes::UsesDeltaEncoding(int bucket) const {
+  const NodeMap& nodes = state_.engine().bootstrap().node_map();
+  const std::vector<int>& ranks = replicate_group(bucket).ranks;
+  return options_.wire_compression == WireCompression::kLossless &&
+         !absl::c_all_of(ranks, [&](int rank) { return nodes.SameNode(rank, ranks[0]); });
+}
+
+absl::Status PipelineLanes::AllReduceScalars(const std::string& label, void* values, DType dtype,
+                                             int64_t count, ReduceOp op) {
+  WEFT_RETURN_IF_ERROR(state_.status());
+  if (shard_group_.size() == 1) return absl::OkStatus();
+  const size_t bytes = static_cast<size_t>(count) * SizeOf(dtype);
+  WEFT_CHECK(bytes <= scalars_.bytes(), "AllReduceScalars takes at most kScalarBytes");
+  std::memcpy(scalars_.data(), values, bytes);
+  Work work = state_.engine().AllReduce(control_lane_, scalars_.data(), scalars_.data(), dtype, count, op,
+                                        ControlOptions(label, Priority::kCritical));
+  WEFT_RETURN_IF_ERROR(state_.AwaitRelease(work));
+  std::memcpy(values, scalars_.data(), bytes);
+  return absl::OkStatus();
+}
+
+}  // namespace weft

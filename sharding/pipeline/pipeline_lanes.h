@@ -1,0 +1,119 @@
+// Process groups of a sharded model and the lanes on which their collectives run.
+//
+// Each kind of collective has lanes of its own, so that the all-reduce of one parameter group overlaps the
+// reduce-scatter of the next. Every function submits one operation and counts it.
+//
+// Thread safety: none.
+// Collective: Create, by all ranks of the engine; the rest, by all ranks of the named group, in one order.
+// Lifetime: the state must outlive the lanes.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "sharding/pipeline/lane_round_robin.h"
+#include "sharding/pipeline/pipeline_state.h"
+#include "sharding/pipeline/transfer.h"
+#include "sharding/plan/replica_slices.h"
+#include "weft/memory/buffer_pool.h"
+#include "weft/sharding/custom_collectives.h"
+
+namespace weft {
+
+class PipelineLanes {
+ public:
+  struct Options {
+    // Size of the regather group: neighbors in the shard group, whose size it divides. 0: no regather group.
+    int regather_size = 0;
+    // See ShardingPolicy.
+    bool shard_optimizer_over_replicas = false;
+    // Compression between nodes of weights, gradients and updates.
+    WireCompression wire_compression = WireCompression::kNone;
+  };
+
+  // `replicate_groups`: one for each replicate bucket; a bucket whose group has one rank is only
+  // reduce-scattered. Errors: kInvalidArgument (a regather size that does not divide the shard group, or is
+  // 1). `scalars`: node memory of kScalarBytes for AllReduceScalars.
+  static absl::StatusOr<PipelineLanes> Create(PipelineState& state, Buffer scalars, ProcessGroup shard_group,
+                                              std::vector<ProcessGroup> replicate_groups,
+                                              const Options& options);
+
+  const ProcessGroup& shard_group() const { return shard_group_; }
+  // This rank's regather group; its size is 0 if there is none.
+  const ProcessGroup& regather_group() const { return regather_group_; }
+  const ProcessGroup& replicate_group(int bucket) const {
+    return replicate_groups_[static_cast<size_t>(bucket)];
+  }
+  int bucket_count() const { return static_cast<int>(replicate_groups_.size()); }
+  bool shards_optimizer_over_replicas() const { return options_.shard_optimizer_over_replicas; }
+  // Slices of a group's shard that this rank updates; `dtype`: reduce dtype of the group.
+  std::vector<ReplicaSlice> SlicesOf(const FlatLayout& layout, DType dtype) const;
+  // Lane for small values, which callers wait for at once, over the shard group.
+  LaneId control_lane() const { return control_lane_; }
+  // Lane of the next all-gather over a bucket's replicas. REQUIRES: shards_optimizer_over_replicas().
+  LaneId NextUpdateLane(int bucket) { return update_lanes_[static_cast<size_t>(bucket)].Next(); }
+
+  // Starts an all-gather over `request.group`, which must be shard_group() or regather_group() by reference:
+  // by `custom` if it is set, else by the engine. `after`: for the engine's all-gather only.
+  absl::StatusOr<Transfer> AllGather(const AllGatherRequest& request, const CustomAllGather& custom = nullptr,
+                                     const Work* after = nullptr);
+  // Starts an all-gather over the shard group into an image that its ranks of this node share.
+  absl::StatusOr<Transfer> AllGatherShared(const AllGatherRequest& request, const Work* after);
+  // Submits a barrier to the lanes of all-gathers. Ranks of the shard group that have submitted different
+  // all-gathers before it get an error instead of waiting for each other.
+  Work BarrierAfterAllGathers(const std::string& label, const Work* after = nullptr);
+
+  // Starts a reduce-scatter over the shard group, by `custom` if it is set.
+  absl::StatusOr<Transfer> ReduceScatter(const ReduceScatterRequest& request,
+                                         const CustomReduceScatter& custom);
+  // Starts an all-reduce, in place, over the replicas of a bucket.
+  Work AllReduce(const std::string& label, int bucket, void* values, DType dtype, int64_t count,
+                 const Work* after);
+  // Starts a reduce-scatter of `slice` over the replicas of its bucket. REQUIRES:
+  // shards_optimizer_over_replicas().
+  Work ReduceScatterOverReplicas(const std::string& label, const ReplicaSlice& slice, const void* input,
+                                 void* output, DType dtype, const Work* after);
+  // Starts to gather, in place in this rank's shard, the parts of a slice that the other replicas have
+  // updated. `base`: the values that they hold of this rank's part, for delta encoding
+  // (CommEngine::AllGatherDelta); all replicas give it or none does.
+  Work AllGatherUpdates(const std::string& label, const ReplicaSlice& slice, float* shard,
+                        std::optional<float*> base, Priority priority, const Work* after);
+  // Whether updates of a bucket are delta-encoded between nodes.
+  bool UsesDeltaEncoding(int bucket) const;
+
+  // Reduces a few values in place over the shard group, and waits. REQUIRES: at most kScalarBytes.
+  absl::Status AllReduceScalars(const std::string& label, void* values, DType dtype, int64_t count,
+                                ReduceOp op);
+  static constexpr size_t kScalarBytes = 512;
+
+  // Starts all lanes anew, on all ranks, after CommEngine::ResetAfterError.
+  void Restart();
+
+ private:
+  PipelineLanes(PipelineState& state, Buffer scalars, ProcessGroup shard_group,
+                std::vector<ProcessGroup> replicate_groups, const Options& options);
+  absl::Status AddLanes();
+  OpOptions ControlOptions(const std::string& label, Priority priority);
+  // Options of operations that move weights, gradients or updates.
+  OpOptions DataOptions(const std::string& label, Priority priority);
+
+  PipelineState& state_;
+  Buffer scalars_;
+  ProcessGroup shard_group_, regather_group_;
+  std::vector<ProcessGroup> replicate_groups_;  // By bucket.
+  Options options_;
+  LaneRoundRobin all_gather_lanes_, regather_lanes_, reduce_scatter_lanes_;
+  LaneId control_lane_;
+  std::vector<LaneRoundRobin> replicate_lanes_;  // By bucket: all-reduces, or reduce-scatters over replicas.
+  std::vector<LaneRoundRobin> update_lanes_;     // By bucket: all-gathers of updates.
+  uint64_t submissions_ = 0;
+};
+
+}  // namespace weft

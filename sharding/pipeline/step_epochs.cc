@@ -1,0 +1,49 @@
+#include "sharding/pipeline/step_epochs.h"
+
+#include <utility>
+
+#include "weft/core/status.h"
+
+namespace weft {
+
+void StepEpochs::EndWriting() {
+  if (!in_place_ || lanes_.shards_optimizer_over_replicas() || written_ != nullptr) return;
+  written_ = std::make_shared<Work>(lanes_.BarrierAfterAllGathers("shards written"));
+}
+
+std::shared_ptr<Work> StepEpochs::AwaitableWriters(const std::string& group, uint64_t& seen_epoch,
+                                                   const Work* after) {
+  if (std::exchange(seen_epoch, epoch_) == epoch_) return nullptr;
+  return written_ != nullptr ? written_ : std::make_shared<Work>(lanes_.BarrierAfterAllGathers(group, after));
+}
+
+void StepEpochs::EndReading() {
+  if (in_place_) read_ = lanes_.BarrierAfterAllGathers("shards read");
+}
+
+absl::Status StepEpochs::AwaitUpdates() {
+  for (Work& update : updates_) WEFT_RETURN_IF_ERROR(state_.AwaitRelease(update));
+  return absl::OkStatus();
+}
+
+absl::Status StepEpochs::Finish() {
+  WEFT_RETURN_IF_ERROR(AwaitUpdates());
+  if (in_place_) {
+    if (const absl::Status read = read_.Wait(); !read.ok()) return state_.Fail(read);
+  }
+  Start();
+  return absl::OkStatus();
+}
+
+void StepEpochs::ResetAfterError() {
+  read_ = Work();
+  Start();
+}
+
+void StepEpochs::Start() {
+  ++epoch_;
+  written_.reset();
+  updates_.clear();
+}
+
+}  // namespace weft
