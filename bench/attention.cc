@@ -1,9 +1,9 @@
-// Causal attention, forward and backward, against what one writes with Eigen: a head at a time, with the
-// whole tokens x tokens matrix of its scores. On one thread, heads of 64. GFLOP/s count what causal attention
-// needs, half of the matrix; Eigen's version computes all of it.
+// Benchmark of causal attention, forward and backward, against a plain version in Eigen. That version handles
+// one head at a time and computes the whole [tokens, tokens] score matrix. One thread, heads of 64. GFLOP/s
+// count the work that causal attention needs: half of the score matrix.
 //
 //   build/release/bench/weft_bench_attention [--benchmark_filter=…]
-//   bench/peers/attention.py        beside torch, with a python that has it
+//   bench/peers/attention.py        the same against torch, with a Python that has it
 #include <cmath>
 
 #include <Eigen/Core>
@@ -55,7 +55,7 @@ Head HeadOf(const Problem& a, const Tensor& tensor, int64_t head) {
   return {tensor.As<float>() + head * kHeadDim, a.seq, kHeadDim, Eigen::OuterStride<>(kHeads * kHeadDim)};
 }
 
-// softmax(Q K^T / sqrt(d)) of one head, masked.
+// softmax(Q K^T / sqrt(head_dim)) of one head, with the causal mask.
 Matrix Weights(const Problem& a, int64_t head) {
   Matrix scores = HeadOf(a, a.q, head) * HeadOf(a, a.k, head).transpose();
   scores *= 1.0F / std::sqrt(static_cast<float>(kHeadDim));
@@ -87,7 +87,7 @@ void EigenBackward(const Problem& a) {
   }
 }
 
-// Of `products` matrix products over the lower half of the scores.
+// Floating-point operations of `products` matrix products over the lower half of the scores.
 double Flops(int64_t seq, double products) {
   return products * static_cast<double>(seq) * static_cast<double>(seq) * kHeadDim * kHeads;
 }
@@ -95,7 +95,7 @@ double Flops(int64_t seq, double products) {
 void Forward(benchmark::State& state) {
   SetThreadCount(1);
   const Problem a(state.range(0));
-  MeasureInTurns(
+  MeasureInterleaved(
       state, Flops(state.range(0), 2), [&] { WeftForward(a); }, [&] { EigenForward(a); });
 }
 
@@ -103,7 +103,7 @@ void Backward(benchmark::State& state) {
   SetThreadCount(1);
   const Problem a(state.range(0));
   WeftForward(a);
-  MeasureInTurns(
+  MeasureInterleaved(
       state, Flops(state.range(0), 5), [&] { WeftBackward(a); }, [&] { EigenBackward(a); });
 }
 

@@ -31,11 +31,11 @@ class NodeBuffer {
   float* data_;
 };
 
-// weft's buffers are in node memory, MPI's in ordinary memory.
-class TwoSided : public CollectiveCase {
+// A case that runs with weft and with Open MPI. weft's buffers are in node memory, MPI's in private memory.
+class WeftAndMpiCase : public CollectiveCase {
  protected:
-  TwoSided(CollectiveArena& arena, const std::string& op, int bytes, int64_t input_count,
-           int64_t output_count)
+  WeftAndMpiCase(CollectiveArena& arena, const std::string& op, int bytes, int64_t input_count,
+                 int64_t output_count)
       : CollectiveCase(op, bytes),
         arena_(arena),
         input_(*arena.heap, input_count),
@@ -48,17 +48,17 @@ class TwoSided : public CollectiveCase {
   }
 
   void AddMpi(const std::function<void(Style)>& run) {
-    ways_["blocking"] = [run] { run(Style::kBlocking); };
-    ways_["nonblocking"] = [run] { run(Style::kNonblocking); };
+    variants_["blocking"] = [run] { run(Style::kBlocking); };
+    variants_["nonblocking"] = [run] { run(Style::kNonblocking); };
   }
 
-  // The last part of a constructor: both ways' first run, whose results must agree.
+  // Runs every variant once and compares the results. REQUIRES: called last in the constructor.
   void Check() {
-    ways_.at("nonblocking")();
-    ways_.at("blocking")();
-    ways_.at("weft")();
+    variants_.at("nonblocking")();
+    variants_.at("blocking")();
+    variants_.at("weft")();
     const bool same = std::equal(mpi_output_.begin(), mpi_output_.end(), output_.data());
-    if (!arena_.mpi.TrueEverywhere(same)) OrDie(absl::InternalError("weft's result is not MPI's"));
+    if (!arena_.mpi.TrueEverywhere(same)) OrDie(absl::InternalError("weft's result differs from MPI's"));
   }
 
   CollectiveArena& arena_;
@@ -70,13 +70,13 @@ int64_t CountOf(const CollectiveArena& arena, int bytes) {
   return bytes / static_cast<int64_t>(sizeof(float)) / arena.ranks() * arena.ranks();
 }
 
-class AllGatherCase : public TwoSided {
+class AllGatherCase : public WeftAndMpiCase {
  public:
   AllGatherCase(CollectiveArena& arena, const std::string& op, int bytes)
-      : TwoSided(arena, op, bytes, CountOf(arena, bytes) / arena.ranks(), CountOf(arena, bytes)) {
+      : WeftAndMpiCase(arena, op, bytes, CountOf(arena, bytes) / arena.ranks(), CountOf(arena, bytes)) {
     const int64_t total = CountOf(arena, bytes);
     const int64_t part = total / arena.ranks();
-    ways_["weft"] = [this, total] {
+    variants_["weft"] = [this, total] {
       Finish(arena_.engine->AllGather(arena_.gathers, input_.data(), output_.data(), DType::kF32, total));
     };
     AddMpi([this, part](Style style) {
@@ -87,7 +87,7 @@ class AllGatherCase : public TwoSided {
   }
 
  private:
-  // Every rank's input lies in place in the output that the node's ranks hold together.
+  // Adds the all-gather into an output that the node's ranks share. Each input is in place in the output.
   void AddShared(int64_t total) {
     const std::vector<SharedBlockRequest> request = {
         {arena_.NodeRanks(), static_cast<size_t>(total) * sizeof(float)}};
@@ -95,24 +95,25 @@ class AllGatherCase : public TwoSided {
     auto* const shared = reinterpret_cast<float*>(block_.data());
     float* const own = shared + total / arena_.ranks() * arena_.bootstrap->rank();
     std::copy(mpi_input_.begin(), mpi_input_.end(), own);
-    ways_["weft_shared"] = [this, own, shared, total] {
+    variants_["weft_shared"] = [this, own, shared, total] {
       Finish(arena_.engine->AllGatherShared(arena_.gathers, own, shared, DType::kF32, total));
     };
-    ways_["weft_shared"]();
+    variants_["weft_shared"]();
     const bool same = std::equal(mpi_output_.begin(), mpi_output_.end(), shared);
-    if (!arena_.mpi.TrueEverywhere(same)) OrDie(absl::InternalError("weft's shared result is not MPI's"));
+    if (!arena_.mpi.TrueEverywhere(same))
+      OrDie(absl::InternalError("weft's shared result differs from MPI's"));
   }
 
   SharedBlock block_;
 };
 
-class ReduceScatterCase : public TwoSided {
+class ReduceScatterCase : public WeftAndMpiCase {
  public:
   ReduceScatterCase(CollectiveArena& arena, const std::string& op, int bytes)
-      : TwoSided(arena, op, bytes, CountOf(arena, bytes), CountOf(arena, bytes) / arena.ranks()) {
+      : WeftAndMpiCase(arena, op, bytes, CountOf(arena, bytes), CountOf(arena, bytes) / arena.ranks()) {
     const int64_t total = CountOf(arena, bytes);
     const int64_t part = total / arena.ranks();
-    ways_["weft"] = [this, total] {
+    variants_["weft"] = [this, total] {
       Finish(arena_.engine->ReduceScatter(arena_.scatters, input_.data(), output_.data(), DType::kF32, total,
                                           ReduceOp::kSum));
     };
@@ -123,12 +124,12 @@ class ReduceScatterCase : public TwoSided {
   }
 };
 
-class AllReduceCase : public TwoSided {
+class AllReduceCase : public WeftAndMpiCase {
  public:
   AllReduceCase(CollectiveArena& arena, const std::string& op, int bytes)
-      : TwoSided(arena, op, bytes, CountOf(arena, bytes), CountOf(arena, bytes)) {
+      : WeftAndMpiCase(arena, op, bytes, CountOf(arena, bytes), CountOf(arena, bytes)) {
     const int64_t total = CountOf(arena, bytes);
-    ways_["weft"] = [this, total] {
+    variants_["weft"] = [this, total] {
       Finish(arena_.engine->AllReduce(arena_.reductions, input_.data(), output_.data(), DType::kF32, total,
                                       ReduceOp::kSum));
     };
@@ -139,15 +140,15 @@ class AllReduceCase : public TwoSided {
   }
 };
 
-// From sequences that are split to heads that are: [batch, tokens / P, heads, dim] becomes [batch, tokens,
-// heads / P, dim]. MPI needs its parts end to end, so they are permuted before and after.
-class AllToAllCase : public TwoSided {
+// The exchange of Ulysses: [batch, tokens / P, heads, dim] becomes [batch, tokens, heads / P, dim]. MPI needs
+// contiguous parts, so its variants permute before and after.
+class AllToAllCase : public WeftAndMpiCase {
  public:
   AllToAllCase(CollectiveArena& arena, const std::string& op, int bytes)
-      : TwoSided(arena, op, bytes, CountOf(bytes), CountOf(bytes)),
+      : WeftAndMpiCase(arena, op, bytes, CountOf(bytes), CountOf(bytes)),
         sent_(static_cast<size_t>(CountOf(bytes))),
         received_(static_cast<size_t>(CountOf(bytes))) {
-    const int64_t tokens = CountOf(bytes) / (kBatch * kHeads * kDim);  // Of a rank.
+    const int64_t tokens = CountOf(bytes) / (kBatch * kHeads * kDim);  // Per rank.
     const int64_t heads = kHeads / arena.ranks();
     const Shape split = {kBatch, tokens, kHeads, kDim};
     const Shape whole = {kBatch, tokens * arena.ranks(), heads, kDim};
@@ -159,8 +160,8 @@ class AllToAllCase : public TwoSided {
       for (int rank = 0; rank < arena.ranks(); ++rank) parts.push_back(all.Slice(dim, rank * length, length));
       return parts;
     };
-    ways_["weft"] = [this, sends = parts_of(input_.data(), split, 2, heads),
-                     receives = parts_of(output_.data(), whole, 1, tokens)] {
+    variants_["weft"] = [this, sends = parts_of(input_.data(), split, 2, heads),
+                         receives = parts_of(output_.data(), whole, 1, tokens)] {
       Finish(arena_.engine->AllToAll(arena_.exchanges, sends, receives, DType::kF32));
     };
     const Shape packed = {kBatch, tokens, heads, kDim};
@@ -192,14 +193,15 @@ class AllToAllCase : public TwoSided {
   std::vector<float> sent_, received_;
 };
 
-// What a wire can do: every rank sends to the one in its place on the next node, and receives as much.
+// A stream that measures the wire: every rank sends to the rank with its index on the next node, and receives
+// as many bytes.
 class StreamCase : public CollectiveCase {
  public:
   StreamCase(CollectiveArena& arena, const std::string& op, int bytes)
       : CollectiveCase(op, bytes),
         input_(static_cast<size_t>(bytes) / sizeof(float)),
         output_(static_cast<size_t>(bytes) / sizeof(float)) {
-    ways_["nonblocking"] = [this, &arena, distance = static_cast<int>(arena.NodeRanks().size())] {
+    variants_["nonblocking"] = [this, &arena, distance = static_cast<int>(arena.NodeRanks().size())] {
       arena.mpi.Stream(input_.data(), output_.data(), static_cast<int64_t>(input_.size()), distance);
     };
   }
@@ -225,11 +227,11 @@ std::vector<int> CollectiveArena::NodeRanks() const {
   return bootstrap->node_map().RanksOf(bootstrap->node());
 }
 
-const std::function<void()>& CollectiveCase::Way(const std::string& name) const {
-  const auto found = ways_.find(name);
-  if (found != ways_.end()) return found->second;
-  std::string message = absl::StrCat("there is no way '", name, "' to run ", op_, "; there are");
-  for (const auto& [known, run] : ways_) absl::StrAppend(&message, " ", known);
+const std::function<void()>& CollectiveCase::Variant(const std::string& name) const {
+  const auto found = variants_.find(name);
+  if (found != variants_.end()) return found->second;
+  std::string message = absl::StrCat(op_, " has no variant '", name, "'; expected one of");
+  for (const auto& [known, run] : variants_) absl::StrAppend(&message, " ", known);
   OrDie(absl::InvalidArgumentError(message));
   return found->second;
 }
@@ -242,8 +244,7 @@ std::unique_ptr<CollectiveCase> MakeCase(CollectiveArena& arena, const std::stri
       {"all_to_all", Make<AllToAllCase>},
       {"stream", Make<StreamCase>}};
   const auto maker = makers.find(op);
-  if (maker == makers.end())
-    OrDie(absl::InvalidArgumentError(absl::StrCat("there is no operation '", op, "'")));
+  if (maker == makers.end()) OrDie(absl::InvalidArgumentError(absl::StrCat("unknown operation '", op, "'")));
   return maker->second(arena, op, bytes);
 }
 

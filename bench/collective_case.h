@@ -1,4 +1,4 @@
-// A collective at one size, and the ways to run it once: weft's, and Open MPI's.
+// One collective at one size, with the variants that run it once: weft's and Open MPI's.
 //
 // Lifetime: the arena must outlive its cases.
 #pragma once
@@ -20,7 +20,7 @@
 
 namespace weft::bench {
 
-// Everything that lives as long as the program.
+// Objects that live as long as the program.
 struct CollectiveArena {
   std::unique_ptr<Bootstrap> bootstrap = OrDie(MakeMpiBootstrap());
   std::unique_ptr<NodeHeap> heap = OrDie(NodeHeap::Create(*bootstrap, {.segment_bytes = size_t{512} << 20}));
@@ -32,37 +32,39 @@ struct CollectiveArena {
   LaneId exchanges = AddLane(LanePurpose::kContext);
 
   int ranks() const { return bootstrap->size(); }
-  // Of this rank's node, ascending.
+  // Ranks of this rank's node, ascending.
   std::vector<int> NodeRanks() const;
 
  private:
   LaneId AddLane(LanePurpose purpose);
 };
 
-// Contents are small integers, whose sums are exact in any order.
+// The data are small integers, so that sums are exact in every order.
 class CollectiveCase {
  public:
-  using Ways = std::map<std::string, std::function<void()>>;
+  using Variants = std::map<std::string, std::function<void()>>;
 
   CollectiveCase(std::string op, int bytes) : op_(std::move(op)), bytes_(bytes) {}
   virtual ~CollectiveCase() = default;
   CollectiveCase(const CollectiveCase&) = delete;
   CollectiveCase& operator=(const CollectiveCase&) = delete;
 
-  bool Is(const std::string& op, int bytes) const { return op == op_ && bytes == bytes_; }
-  // Ends the program, with the ways that there are, if it is none of them.
-  const std::function<void()>& Way(const std::string& name) const;
+  bool Matches(const std::string& op, int bytes) const { return op == op_ && bytes == bytes_; }
+  // Errors: an unknown name ends the program; the message lists the known ones.
+  const std::function<void()>& Variant(const std::string& name) const;
 
  protected:
-  Ways ways_;
+  Variants variants_;
 
  private:
   std::string op_;
   int bytes_;
 };
 
-// Runs every way once, and ends the program if their results differ, or where there is no such operation.
+// Creates a case and runs every variant once.
+//
 // Collective: all ranks.
+// Errors: an unknown operation or different results end the program.
 std::unique_ptr<CollectiveCase> MakeCase(CollectiveArena& arena, const std::string& op, int bytes);
 
 }  // namespace weft::bench

@@ -1,9 +1,9 @@
-// weft's collectives and Open MPI's, in the same processes, for bench/run.py to measure in turns.
+// Contestant of bench/run.py: weft's collectives and Open MPI's, in the same processes.
 //
-// Requests: "run op=<all_gather|reduce_scatter|all_reduce|all_to_all|stream> way=<...> bytes=<...>
-// repeats=<...>". A repeat's time is this rank's, from a barrier to the end of the collective's use of its
-// input: for weft that is *released*, so that the input may be written again, as after an MPI call. Bytes are
-// those of the whole: the gathered buffer, the unreduced one, what a rank exchanges or streams.
+// Requests: "run op=<all_gather|reduce_scatter|all_reduce|all_to_all|stream> variant=<...> bytes=<...>
+// repeats=<...>". The time of a repeat runs on this rank from a barrier until the input may be written again.
+// For weft that is *released*, for MPI the end of the call. `bytes` is the size of the whole: the gathered
+// buffer, the unreduced buffer, or the buffer that a rank exchanges or streams.
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -19,8 +19,8 @@
 namespace weft::bench {
 namespace {
 
-Reply Run(CollectiveArena& arena, CollectiveCase& collective, const std::string& way, int repeats) {
-  const std::function<void()>& run = collective.Way(way);
+Reply Run(CollectiveArena& arena, CollectiveCase& collective, const std::string& variant, int repeats) {
+  const std::function<void()>& run = collective.Variant(variant);
   std::vector<double> seconds;
   for (int i = 0; i < repeats; ++i) {
     arena.mpi.Barrier();
@@ -35,15 +35,15 @@ Reply Run(CollectiveArena& arena, CollectiveCase& collective, const std::string&
 int main() {
   using namespace weft::bench;
   CollectiveArena arena;
-  std::unique_ptr<CollectiveCase> current;  // One at a time: they are large.
+  std::unique_ptr<CollectiveCase> current;  // At most one, because buffers are large.
   Serve(arena.bootstrap->rank(), {{"run", [&](const Request& request) {
                                      const std::string op = StringOf(request, "op");
                                      const int bytes = IntegerOf(request, "bytes");
-                                     if (!current || !current->Is(op, bytes)) {
+                                     if (!current || !current->Matches(op, bytes)) {
                                        current.reset();
                                        current = MakeCase(arena, op, bytes);
                                      }
-                                     return Run(arena, *current, StringOf(request, "way"),
+                                     return Run(arena, *current, StringOf(request, "variant"),
                                                 IntegerOf(request, "repeats"));
                                    }}});
   return 0;

@@ -35,7 +35,7 @@ class Connection {
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
-  // False when the suite has hung up.
+  // False if the suite has closed the connection.
   bool ReadLine(std::string& line) const {
     line.clear();
     for (char letter = 0; read(socket_, &letter, 1) == 1;) {
@@ -49,7 +49,7 @@ class Connection {
     const std::string text = line + "\n";
     for (size_t sent = 0; sent < text.size();) {
       const ssize_t count = write(socket_, text.data() + sent, text.size() - sent);
-      if (count <= 0) Die("the suite is gone");
+      if (count <= 0) Die("the suite has closed the connection");
       sent += static_cast<size_t>(count);
     }
   }
@@ -92,14 +92,14 @@ void Serve(int rank, const std::map<std::string, Handler>& handlers) {
     std::string verb;
     words >> verb;
     const auto handler = handlers.find(verb);
-    if (handler == handlers.end()) Die("no such request: '" + line + "'");
+    if (handler == handlers.end()) Die("unknown request: '" + line + "'");
     connection.WriteLine(ToJson(handler->second(Parse(words))));
   }
 }
 
 std::string StringOf(const Request& request, const std::string& key) {
   const auto found = request.find(key);
-  if (found == request.end()) Die("the request lacks '" + key + "'");
+  if (found == request.end()) Die("the request has no '" + key + "'");
   return found->second;
 }
 
@@ -107,7 +107,7 @@ int IntegerOf(const Request& request, const std::string& key) {
   const std::string text = StringOf(request, key);
   int value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) Die(key + "=" + text + " is not a number");
+  if (error != std::errc() || end != text.data() + text.size()) Die(key + "=" + text + " is not an integer");
   return value;
 }
 

@@ -1,11 +1,10 @@
-// A rank of a program that the suite measures: it waits on the suite's socket and does what it is asked.
+// Request loop of one rank of a program that the suite measures.
 //
-// The suite writes a line, "<verb> <key>=<value> ..."; the rank answers with a line of JSON: lists of numbers
-// by name. Between requests a rank sleeps in read(), so that programs which are measured in turns do not
-// disturb each other. The end of the connection ends Serve. `bench/peers/contestant.py` is the same in
-// Python.
+// The suite writes a request on a socket, one line of "<verb> <key>=<value> ...". The rank answers with one
+// line of JSON: lists of numbers by name. Between requests a rank sleeps in read(), so that programs that are
+// measured interleaved do not disturb each other. `bench/peers/contestant.py` is the same in Python.
 //
-// Needs nothing but the standard library: peers are built without weft.
+// Uses only the standard library, because peers are built without weft.
 #pragma once
 
 #include <cstdint>
@@ -20,11 +19,13 @@ using Request = std::map<std::string, std::string>;
 using Reply = std::map<std::string, std::vector<double>>;
 using Handler = std::function<Reply(const Request&)>;
 
-// Answers until the suite hangs up, each verb by its handler. Ends the process, with a message, where there
-// is no socket (the environment's WEFT_BENCH_SOCKET names it) or no such verb.
+// Answers each request with the handler of its verb until the suite closes the connection. The environment
+// variable WEFT_BENCH_SOCKET names the socket.
+// Errors: a missing socket or an unknown verb ends the process with a message.
 void Serve(int rank, const std::map<std::string, Handler>& handlers);
 
-// A key's value. Ends the process, with the key's name, where it is missing or no number.
+// Returns the value of a key.
+// Errors: if the key is missing, or its value is not an integer, the process ends with a message.
 int IntegerOf(const Request& request, const std::string& key);
 std::string StringOf(const Request& request, const std::string& key);
 

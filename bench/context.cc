@@ -1,18 +1,18 @@
-// Self-attention over a sequence that is split over ranks, against one rank that has all of it and the cores
-// of all.
+// Benchmark of context parallelism: self-attention over a sequence that is split over ranks, against one rank
+// with the whole sequence and the cores of all ranks.
 //
 //   tools/mpirun.sh -n 2 build/release/bench/weft_bench_context
 //
-// Measured are forward and backward of the self-attention of a decoder: projections, rotary embedding,
-// attention and its exchanges, output projection. All ranks do them together, then rank 0 alone while the
-// others sleep, in turns, so that both meet the same weather. A time is the slowest rank's, what is reported
-// the median of repeats:
+// A pass is forward and backward of a decoder's self-attention: projections, rotary embedding, attention and
+// its exchanges, output projection. All ranks run it together, then rank 0 alone while the others sleep. The
+// two are interleaved, so that disturbances affect both. A time is that of the slowest rank. Reported are
+// medians over repeats:
 //
-//   split_ms, alone_ms, alone_over_split   how much faster the ranks are together
-//   exposed_ms                             what a rank waited for others, of the slowest
-//   work_max_over_mean                     (query, key) pairs of the busiest rank; what any split is bound by
-//   received_MB                            brought to rank 0 by its peers, forward and backward
-//   node_MB                                node memory of what is exchanged, at its peak, on rank 0
+//   split_ms, alone_ms, alone_over_split   times of both, and their ratio (above 1: the split is faster)
+//   exposed_ms                             time that a rank waited for peers; slowest rank
+//   work_max_over_mean                     (query, key) pairs of the busiest rank / mean; bounds the speedup
+//   received_MB                            bytes that rank 0 received from peers, forward and backward
+//   node_MB                                peak node memory of exchanged tensors, on rank 0
 #include <algorithm>
 #include <memory>
 #include <optional>
@@ -34,7 +34,7 @@
 namespace weft::bench {
 namespace {
 
-// All ranks run what is registered, and the first one prints.
+// Reporter of all ranks but the first: all run the registered benchmarks, one prints.
 class SilentReporter : public benchmark::BenchmarkReporter {
  public:
   bool ReportContext(const Context&) override { return true; }
@@ -68,10 +68,10 @@ struct Arena {
   DeviceMesh mesh = OrDie(DeviceMesh::Create({{"context", -1}}, bootstrap->size()));
   ProcessGroup world = OrDie(mesh.Group({"context"}, bootstrap->rank()));
   LaneId lane = OrDie(engine->AddLane(world, LanePurpose::kControl));
-  // CPUs of this node's ranks, which the one that is alone has to itself.
+  // CPUs of this node's ranks. A rank that runs alone uses all of them.
   int cores = std::min<int>(bootstrap->size(), static_cast<int>(std::thread::hardware_concurrency()));
 
-  // Whoever waits here sleeps, and leaves the cores to others.
+  // Ranks that wait here sleep and leave the cores to others.
   void Barrier() {
     OpOptions options;
     options.label = "bench";
@@ -84,7 +84,7 @@ struct Arena {
   }
 };
 
-// The self-attention of a decoder's only block, with its weights.
+// The self-attention of a decoder with one block, and its weights.
 class Layer {
  public:
   Layer() : net_(OrDie(LlamaModel::Create(MakeConfig()))), weights_(*net_, kSeed, DType::kF32, DType::kF32) {}
@@ -207,17 +207,17 @@ int Main(int argc, char** argv) {
       };
       const std::string name =
           "Attention/tokens:" + std::to_string(tokens) + "/" + scheme.Describe(arena.bootstrap->size());
-      // A fixed number of iterations: all ranks must do the same.
+      // All ranks must run the same number of iterations, so it is fixed.
       benchmark::RegisterBenchmark(name.c_str(), run)
           ->Iterations(repeats)
           ->UseManualTime()
           ->Unit(benchmark::kMillisecond);
     }
   }
-  benchmark::ConsoleReporter loud(benchmark::ConsoleReporter::OO_Tabular);
+  benchmark::ConsoleReporter console(benchmark::ConsoleReporter::OO_Tabular);
   SilentReporter silent;
   benchmark::RunSpecifiedBenchmarks(
-      arena.bootstrap->rank() == 0 ? static_cast<benchmark::BenchmarkReporter*>(&loud) : &silent);
+      arena.bootstrap->rank() == 0 ? static_cast<benchmark::BenchmarkReporter*>(&console) : &silent);
   benchmark::Shutdown();
   return 0;
 }

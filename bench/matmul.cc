@@ -1,4 +1,4 @@
-// Matrix products by the library that weft was built with, against Eigen in the same run, on one thread. The
+// Benchmark of matrix products: weft's matrix library against Eigen in the same run, on one thread. The
 // shapes are those of a decoder's projections (y = x W^T, dx = dy W, dW = dy^T x), of its head, and of
 // attention's tiles.
 //
@@ -53,7 +53,7 @@ void MeasureShape(benchmark::State& state, const Shape3& shape) {
                            factor_b, 0.0F,    DType::kF32, c.As<float>(), shape.n};
   const double flops =
       2.0 * static_cast<double>(shape.m) * static_cast<double>(shape.n) * static_cast<double>(shape.k);
-  MeasureInTurns(
+  MeasureInterleaved(
       state, flops,
       [&] { Matmul(shape.m, shape.n, shape.k, factor_a, factor_b, 0.0F, c.As<float>(), shape.n); },
       [&] { matmul_eigen::Multiply(product); });

@@ -1,11 +1,12 @@
-// A training step of a small Llama on one rank, by part, beside its matrix products alone.
+// Benchmark of a training step of a small Llama on one rank: the time of each part, and of the matrix
+// products alone.
 //
 //   OMP_NUM_THREADS=1 build/release/bench/weft_bench_model_step [tokens [repeats [f32|bf16]]]
 //
-// The model has 8 layers, dim 512 and 29 M parameters; gradients and the optimizer's masters are f32 whatever
-// it computes in. Steps and rounds of the products alone take turns; what is printed are medians. On one
-// thread times are of the thread's own processor time, which others on the machine disturb less. A module's
-// time is without that of modules below.
+// The model has 8 layers, dim 512 and 29 M parameters. Gradients and master weights are f32 for every compute
+// dtype. Steps and runs of the products alone are interleaved; medians are printed. With one thread, times
+// are CPU time of that thread, which other processes disturb less. A module's time excludes its child
+// modules.
 #include <time.h>
 
 #include <algorithm>
@@ -20,8 +21,8 @@
 #include "bench/or_die.h"
 #include "bench/step_model.h"
 #include "bench/versus.h"
-#include "weft/core/order_free_sum.h"
 #include "weft/core/parallel.h"
+#include "weft/core/reproducible_sum.h"
 #include "weft/core/strided_copy.h"
 #include "weft/nn/llama.h"
 #include "weft/nn/materialize.h"
@@ -54,16 +55,16 @@ double SumOf(const Parts& parts) {
 
 struct StepTimes {
   Parts parts;
-  double forward, backward;  // Of the parts' sum.
+  double forward, backward;  // Shares of the sum of `parts`.
 };
 
-// Hooks that book the time between them on the module that is running.
+// Hooks that add the time between two hook calls to the part of the running module.
 class Stopwatch {
  public:
   explicit Stopwatch(Module& root) {
     for (Module* module : root.Descendants()) Watch(*module);
   }
-  void Book(const std::string& part) {
+  void AddTimeTo(const std::string& part) {
     const double now = Milliseconds();
     parts_[part] += now - last_;
     last_ = now;
@@ -88,12 +89,12 @@ class Stopwatch {
 
   void Watch(Module& module) {
     const auto enter = [this](Module& entered, Invocation&, Tensors&) {
-      Book(running_.empty() ? "residuals and the rest" : running_.back());
+      AddTimeTo(running_.empty() ? "residuals and the rest" : running_.back());
       running_.emplace_back(KindOf(entered));
       return absl::OkStatus();
     };
     const auto leave = [this](Module&, Invocation&, Tensors&) {
-      Book(running_.back());
+      AddTimeTo(running_.back());
       running_.pop_back();
       return absl::OkStatus();
     };
@@ -135,24 +136,24 @@ class ModelStep {
     stopwatch_.Start();
     Invocation invocation(/*gradients=*/true, /*loss_scale=*/1.0F / static_cast<float>(ids_.elements()));
     OrDie(net_->Forward(invocation, {ids_, ids_}).status());
-    stopwatch_.Book("residuals and the rest");
+    stopwatch_.AddTimeTo("residuals and the rest");
     const double forward = SumOf(stopwatch_.parts());
     float one = 1.0F;
     OrDie(
         net_->Backward(invocation, {Tensor::Borrow(TensorView::Contiguous(&one, DType::kF32, {}))}).status());
-    stopwatch_.Book("residuals and the rest");
+    stopwatch_.AddTimeTo("residuals and the rest");
     const double backward = SumOf(stopwatch_.parts()) - forward;
     const double factor = ClipFactor(GradientNorm(), 1.0);
-    stopwatch_.Book("gradient norm");
+    stopwatch_.AddTimeTo("gradient norm");
     Update(static_cast<float>(factor));
-    stopwatch_.Book("AdamW");
+    stopwatch_.AddTimeTo("AdamW");
     memory_.ClearGradients();
     return {stopwatch_.parts(), forward, backward};
   }
 
  private:
   double GradientNorm() const {
-    OrderFreeSum sum;
+    ReproducibleSum sum;
     for (const auto& parameter : net_->AllParameters()) {
       sum += SumSquares(parameter->grad.As<float>(), parameter->elements());
     }
@@ -173,7 +174,7 @@ class ModelStep {
   std::unique_ptr<LlamaModel> net_;
   MaterializedParameters memory_;
   Tensor ids_;
-  std::vector<Tensor> masters_, first_moments_, second_moments_;  // Of each parameter.
+  std::vector<Tensor> masters_, first_moments_, second_moments_;  // One per parameter.
   int64_t steps_ = 0;
   Stopwatch stopwatch_;
 };
@@ -190,7 +191,7 @@ class ProductsAlone {
         weight_(Filled(kWidest * config_.dim, dtype)),
         weight_gradient_(Filled(kWidest * config_.dim, DType::kF32)) {}
 
-  // Milliseconds.
+  // Returns milliseconds.
   double Run() const {
     const double start = Milliseconds();
     const int64_t dim = config_.dim;
@@ -212,7 +213,7 @@ class ProductsAlone {
     return 6.0 *
            static_cast<double>(tokens_ * (config_.layers * projections + config_.vocab_size * config_.dim));
   }
-  // Of attention: queries see half of the keys; two products forward, four backward.
+  // Operations of causal attention: queries attend to half of the keys; two products forward, four backward.
   double AttentionFlops() const {
     return 6.0 * static_cast<double>(config_.layers * config_.heads * config_.head_dim * tokens_ * tokens_);
   }
@@ -244,7 +245,7 @@ void Measure(int64_t tokens, int repeats, DType dtype) {
   for (int repeat = -2; repeat < repeats; ++repeat) {
     const StepTimes measured = step.Run();
     const double products_ms = products.Run();
-    if (repeat < 0) continue;  // Makes what is made once.
+    if (repeat < 0) continue;  // Warm-up: allocations and compiled kernels.
     for (const auto& [part, ms] : measured.parts) parts[part].push_back(ms);
     steps.push_back(SumOf(measured.parts));
     forwards.push_back(measured.forward);

@@ -23,7 +23,7 @@ class MpiBaseline::Impl {
   static void StartAndWait(Start start) {
     MPI_Request request = MPI_REQUEST_NULL;
     start(&request);
-    MPI_Wait(&request, MPI_STATUS_IGNORE);  // NOLINT(clang-analyzer-optin.mpi.MPI-Checker): by `start`.
+    MPI_Wait(&request, MPI_STATUS_IGNORE);  // NOLINT(clang-analyzer-optin.mpi.MPI-Checker): `start` does.
   }
 
  private:
@@ -86,18 +86,18 @@ void MpiBaseline::Stream(const float* input, float* output, int64_t count, int d
   MPI_Comm_size(impl_->comm(), &size);
   const int to = (rank + distance) % size;
   const int from = (rank - distance + size) % size;
-  // A receive and a send for each place in the window; a place is used again when both are done.
+  // Each entry of the window has a receive and a send. An entry is reused when both have completed.
   std::array<std::array<MPI_Request, 2>, kWindow> window;
-  for (auto& place : window) place.fill(MPI_REQUEST_NULL);
+  for (auto& entry : window) entry.fill(MPI_REQUEST_NULL);
   size_t next = 0;
   for (int64_t start = 0; start < count; start += kMessage) {
     const int n = static_cast<int>(std::min(kMessage, count - start));
-    std::array<MPI_Request, 2>& place = window[next++ % kWindow];
-    MPI_Waitall(2, place.data(), MPI_STATUSES_IGNORE);
-    MPI_Irecv(output + start, n, MPI_FLOAT, from, 0, impl_->comm(), &place[0]);
-    MPI_Isend(input + start, n, MPI_FLOAT, to, 0, impl_->comm(), &place[1]);
+    std::array<MPI_Request, 2>& entry = window[next++ % kWindow];
+    MPI_Waitall(2, entry.data(), MPI_STATUSES_IGNORE);
+    MPI_Irecv(output + start, n, MPI_FLOAT, from, 0, impl_->comm(), &entry[0]);
+    MPI_Isend(input + start, n, MPI_FLOAT, to, 0, impl_->comm(), &entry[1]);
   }
-  for (auto& place : window) MPI_Waitall(2, place.data(), MPI_STATUSES_IGNORE);
+  for (auto& entry : window) MPI_Waitall(2, entry.data(), MPI_STATUSES_IGNORE);
 }
 
 void MpiBaseline::Barrier() { MPI_Barrier(impl_->comm()); }

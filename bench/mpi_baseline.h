@@ -1,10 +1,11 @@
-// Open MPI's own collectives on all ranks: what weft's are compared with, in the same processes.
+// MPI's collectives on all ranks: the baseline for weft's collectives, in the same processes.
 //
-// Inputs and outputs are f32 and never the same buffer: out of place is where Open MPI chooses its better
-// algorithms. A failed call ends the job (MPI_ERRORS_ARE_FATAL), as a comparison with it would mean nothing.
+// Inputs and outputs are f32 and never the same buffer, because Open MPI selects its better algorithms out of
+// place.
 //
-// Collective: everything, by all ranks in the same order.
-// Lifetime: MPI must be initialised before and finalised after.
+// Collective: every function, by all ranks in the same order.
+// Lifetime: MPI must be initialised before construction and finalised after destruction.
+// Errors: a failed call ends the job (MPI_ERRORS_ARE_FATAL).
 #pragma once
 
 #include <cstdint>
@@ -19,18 +20,19 @@ class MpiBaseline {
   MpiBaseline();
   ~MpiBaseline();
 
-  // `part` is elements a rank, or between two ranks; `count` elements in all.
+  // `part`: elements per rank, or per pair of ranks. `count`: elements in total.
   void AllGather(Style style, const float* input, float* output, int64_t part);
   void ReduceScatter(Style style, const float* input, float* output, int64_t part);
   void AllReduce(Style style, const float* input, float* output, int64_t count);
   void AllToAll(Style style, const float* input, float* output, int64_t part);
 
-  // Sends `count` elements to the rank `distance` places on, and receives as many from the one as far back,
-  // in messages of which a few are always under way: what the wire can do where those are on other nodes.
+  // Sends `count` elements to the rank `distance` above this one and receives as many from the rank
+  // `distance` below, modulo the number of ranks. A few messages are always in flight. If these ranks are on
+  // other nodes, the stream measures the wire.
   void Stream(const float* input, float* output, int64_t count, int distance);
 
   void Barrier();
-  // The largest of all ranks' `seconds`.
+  // The maximum of `seconds` over all ranks.
   double Slowest(double seconds);
   bool TrueEverywhere(bool value);
 

@@ -1,4 +1,4 @@
-// Errors end a benchmark: a time without its result means nothing.
+// Error handling of benchmarks: an error is printed and ends the process with exit code 1.
 #pragma once
 
 #include <cstdio>

@@ -1,12 +1,12 @@
-// What the engine costs a rank that computes and waits for nothing: with nothing in flight, and with
-// all-gathers that keep the wire full (or, on one node, the ranks' memory).
+// Benchmark of the engine's cost for a rank that computes and waits for nothing: with an idle engine, and
+// with all-gathers that saturate the wire (or, on one node, the memory).
 //
 //   tests/multihost/multihost.sh -n 2 --ppn 1 --rate 1gbit build/release/bench/weft_bench_progress_cost
 //
-// Every round measures three windows in turn, so that they meet the same weather: without an engine, beside
-// an idle one, and beside one that is busy. Of each: how much was computed, against the first; and what the
-// process' other threads took of a core. What is printed are medians over rounds of rank 0, which needs a
-// core of its own.
+// Every round measures three windows, interleaved so that disturbances affect all of them: without an engine,
+// with an idle engine, and with a busy engine. Printed for each are the rate of computation relative to the
+// first window, and the share of a core that the other threads of the process use. The values are medians
+// over rounds on rank 0, which needs a core for itself.
 #include <cstdio>
 #include <deque>
 #include <memory>
@@ -26,13 +26,13 @@ namespace {
 
 constexpr int kRounds = 9;
 constexpr double kWindowSeconds = 0.3;
-constexpr int64_t kGatheredElements = int64_t{2} << 20;  // Of an operation: 8 MiB.
+constexpr int64_t kGatheredElements = int64_t{2} << 20;  // Per operation: 8 MiB.
 constexpr size_t kInFlight = 3;                          // Operations.
 
 struct Window {
-  std::vector<double> computed;  // Units a second.
-  std::vector<double> others;    // Cores that other threads took.
-  std::vector<double> received;  // Bytes a second.
+  std::vector<double> computed;       // Units per second.
+  std::vector<double> other_threads;  // Cores that other threads used.
+  std::vector<double> received;       // Bytes per second.
 };
 
 double CpuSeconds(int who) {
@@ -44,14 +44,14 @@ double CpuSeconds(int who) {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-// Some tens of microseconds in the first-level cache.
+// One unit of computation: some tens of microseconds in the first-level cache.
 void Compute(std::vector<float>& values) {
   for (int pass = 0; pass < 32; ++pass) {
     for (float& value : values) value = value * 0.5F + 1.0F;
   }
 }
 
-// Computes for a window; `between` runs after each unit.
+// Computes for kWindowSeconds; calls `between` after each unit.
 template <typename Between>
 void Measure(Window& window, const Between& between) {
   std::vector<float> values(4096, 1.0F);
@@ -68,23 +68,23 @@ void Measure(Window& window, const Between& between) {
     }
   });
   window.computed.push_back(static_cast<double>(units) / seconds);
-  window.others.push_back((CpuSeconds(RUSAGE_SELF) - CpuSeconds(RUSAGE_THREAD) - cpu) / seconds);
+  window.other_threads.push_back((CpuSeconds(RUSAGE_SELF) - CpuSeconds(RUSAGE_THREAD) - cpu) / seconds);
 }
 
-class Scene {
+class ProgressCostBenchmark {
  public:
-  Scene() : input_(Floats(kGatheredElements / bootstrap_->size())) {
+  ProgressCostBenchmark() : input_(Floats(kGatheredElements / bootstrap_->size())) {
     for (size_t i = 0; i < kInFlight; ++i) outputs_.push_back(Floats(kGatheredElements));
   }
 
   void Round() {
-    Meet();
+    Barrier();
     Measure(alone_, [] {});
     auto engine = OrDie(CommEngine::Create(*bootstrap_, *heap_));
     const LaneId lane = OrDie(engine->AddLane(WorldGroup(*bootstrap_), LanePurpose::kAllGather));
     OrDie(engine->Barrier(lane).WaitReleased());
     Measure(idle_, [] {});
-    Meet();
+    Barrier();
     MeasureBusy(*engine, lane);
   }
 
@@ -93,7 +93,7 @@ class Scene {
     const double alone = Median(alone_.computed);
     const auto print = [&](const char* name, const Window& window) {
       std::printf("%-22s computes %5.3f of alone, other threads take %5.3f of a core", name,
-                  Median(window.computed) / alone, Median(window.others));
+                  Median(window.computed) / alone, Median(window.other_threads));
       if (!window.received.empty()) std::printf(", receives %.0f MB/s", Median(window.received) * 1e-6);
       std::printf("\n");
     };
@@ -104,9 +104,10 @@ class Scene {
 
  private:
   Tensor Floats(int64_t count) { return OrDie(PoolTensor(*pool_, DType::kF32, {count})); }
-  void Meet() { OrDie(bootstrap_->AllGatherBlob("", absl::Minutes(1)).status()); }
+  void Barrier() { OrDie(bootstrap_->AllGatherBlob("", absl::Minutes(1)).status()); }
 
-  // Operations are submitted as others end, as many on all ranks: the last to compute says when to stop.
+  // Submits an operation whenever one ends. All ranks must submit the same number, so every rank fills up to
+  // the maximum at the end.
   void MeasureBusy(CommEngine& engine, LaneId lane) {
     std::deque<Work> works;
     int64_t submitted = 0;
@@ -127,11 +128,11 @@ class Scene {
     });
     const int64_t part_bytes = kGatheredElements / bootstrap_->size() * 4;
     busy_.received.push_back(static_cast<double>(ended * part_bytes * (bootstrap_->size() - 1)) / seconds);
-    for (int64_t most = MostOf(submitted); submitted < most;) submit();
+    for (const int64_t target = MaxOverRanks(submitted); submitted < target;) submit();
     for (Work& work : works) OrDie(work.WaitReleased());
   }
 
-  int64_t MostOf(int64_t own) {
+  int64_t MaxOverRanks(int64_t own) {
     const auto blobs = OrDie(bootstrap_->AllGatherBlob(std::to_string(own), absl::Minutes(1)));
     for (const std::string& blob : blobs) own = std::max<int64_t>(own, std::stoll(blob));
     return own;
@@ -150,8 +151,8 @@ class Scene {
 }  // namespace weft::bench
 
 int main() {
-  weft::bench::Scene scene;
-  for (int round = 0; round < weft::bench::kRounds; ++round) scene.Round();
-  scene.Print();
+  weft::bench::ProgressCostBenchmark measurement;
+  for (int round = 0; round < weft::bench::kRounds; ++round) measurement.Round();
+  measurement.Print();
   return 0;
 }

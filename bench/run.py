@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 """Runs weft's benchmarks against their peers, and writes a table, JSON and plots.
 
-    bench/run.py                                  all of it, about 40 minutes
-    bench/run.py --quick                          fewer rounds and sizes, a few minutes, for a look
-    bench/run.py --sections collectives,memory    some of it
+    bench/run.py                                  all sections, about 40 minutes
+    bench/run.py --quick                          a few minutes: fewer rounds, sizes and hosts
+    bench/run.py --sections collectives,memory    some sections
 
-Peers are installed from PyPI into build/bench; nothing else is changed on the machine. A peer that cannot be had is named
-in the table, with the reason. bench/README.md explains what is measured, and how.
+Peers are installed from PyPI into build/bench; nothing else is changed on the machine. If a peer cannot be installed, the
+table names it with the reason. bench/README.md describes what is measured, and how.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from suite import collectives, compute, emulated, machine, memory_use, peers, simulated, steps  # noqa: E402
 from suite.launch import REPOSITORY  # noqa: E402
-from suite.progress import say  # noqa: E402
+from suite.progress import log  # noqa: E402
 from suite.rows import Row, measurements_table, verdicts_of, verdicts_table  # noqa: E402
 from suite.setting import Setting  # noqa: E402
 
-# Each gives its rows as it has them.
+# Each section yields a row as soon as it is measured.
 SECTIONS: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "collectives": collectives.measure,
     "steps": steps.measure,
@@ -46,17 +46,18 @@ PROGRAMS = ("weft_bench_collectives", "weft_bench_training_step", "weft_bench_mo
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds, sizes and hosts")
-    parser.add_argument("--sections", default=",".join(SECTIONS), help="of %(default)s")
-    parser.add_argument("--out", type=Path, default=REPOSITORY / "build" / "bench" / "results", help="folder of results")
+    parser.add_argument("--sections", default=",".join(SECTIONS), help="sections to run (default: %(default)s)")
+    results = REPOSITORY / "build" / "bench" / "results"
+    parser.add_argument("--out", type=Path, default=results, help="folder for the results (default: build/bench/results)")
     arguments = parser.parse_args()
     arguments.sections = arguments.sections.split(",")
     if unknown := [name for name in arguments.sections if name not in SECTIONS]:
-        parser.error(f"no such section: {', '.join(unknown)}; there are {', '.join(SECTIONS)}")
+        parser.error(f"unknown section: {', '.join(unknown)}; expected some of {', '.join(SECTIONS)}")
     return arguments
 
 
 def build() -> Path:
-    """weft's side; the preset `release`."""
+    """Builds weft's programs with the preset `release`; returns their folder."""
     folder = REPOSITORY / "build" / "release"
     if not (folder / "build.ninja").exists():
         run_or_exit("cmake", "--preset", "release")
@@ -80,37 +81,37 @@ def report(about: dict[str, object], sections: dict[str, list[Row]]) -> str:
     return text
 
 
-def plot(peers_found: peers.Peers, results: Path) -> None:
-    if why := peers_found.missing.get("plots"):
-        say(f"no plots: {why}")
+def plot(available: peers.Peers, results: Path) -> None:
+    if reason := available.missing.get("plots"):
+        log(f"no plots: {reason}")
         return
     script = Path(__file__).parent / "suite" / "plots.py"
-    subprocess.run([str(peers_found.python), str(script), str(results)], check=True)
+    subprocess.run([str(available.python), str(script), str(results)], check=True)
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that contexts are left, and what they hold ends.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # Leaves all contexts, which end their processes.
     arguments = parse_arguments()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    say("weft's programs")
+    log("building weft's programs")
     programs = build()
-    say("peers")
-    found = peers.prepare(REPOSITORY / "build" / "bench")
+    log("installing peers")
+    available = peers.prepare(REPOSITORY / "build" / "bench")
     about: dict[str, object] = {
         "machine": machine.describe(),
         "load": machine.load(),
-        "versions": machine.versions() | found.versions(),
+        "versions": machine.versions() | available.versions(),
         "command": shlex.join([os.path.relpath(sys.argv[0], REPOSITORY), *sys.argv[1:]]),
     }
     sections: dict[str, list[Row]] = {}
     for name in arguments.sections:
-        say(name)
+        log(name)
         rows = sections.setdefault(name, [])
-        for row in SECTIONS[name](Setting(programs, found, arguments.quick)):
+        for row in SECTIONS[name](Setting(programs, available, arguments.quick)):
             rows.append(row)
-            write(arguments.out, about, sections)  # What there is so far.
-    plot(found, arguments.out / "results.json")
-    say(f"written: {arguments.out}")
+            write(arguments.out, about, sections)  # An interrupted run keeps its results.
+    plot(available, arguments.out / "results.json")
+    log(f"written: {arguments.out}")
 
 
 def write(folder: Path, about: dict[str, object], sections: dict[str, list[Row]]) -> None:

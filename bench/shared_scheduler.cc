@@ -1,12 +1,12 @@
-// What an attention exchange waits for gradients and weights that share its wire: its latency with nothing
-// else in flight, beside reduce-scatters and all-gathers that fill the wire, and behind them, as in a queue
-// that serves first what came first.
+// Benchmark of priorities on a shared wire: the latency of an attention exchange with nothing else in flight,
+// beside reduce-scatters and all-gathers that saturate the wire, and behind them in a first-in, first-out
+// queue.
 //
 //   tests/multihost/multihost.sh -n 2 --ppn 1 --rate 1gbit build/release/bench/weft_bench_shared_scheduler
 //
-// Every round measures all three in turn, so that they meet the same weather. A latency runs from the
-// submission to *ready* and is the slowest rank's; what is printed are medians and 90th percentiles over
-// rounds. Exchanges count only if the background is still in flight when they end.
+// Every round measures all three, interleaved so that disturbances affect all of them. A latency is the time
+// from submission to *ready* on the slowest rank. Printed are medians and 90th percentiles over rounds.
+// Exchanges count only if the background is still in flight when they end.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -26,22 +26,22 @@ namespace weft::bench {
 namespace {
 
 constexpr int64_t kMiB = 1024 * 1024;
-constexpr int64_t kExchangeBytes = 1 * kMiB;    // What each rank sends the other ranks, together.
-constexpr int64_t kOperationBytes = 16 * kMiB;  // Of a whole parameter group.
-constexpr int kOperations = 16;                 // Half of them reduce-scatters: 256 MiB in flight.
-constexpr int kExchangesARound = 8;
+constexpr int64_t kExchangeBytes = 1 * kMiB;    // Bytes that each rank sends to all peers together.
+constexpr int64_t kOperationBytes = 16 * kMiB;  // Size of a whole parameter group.
+constexpr int kOperations = 16;                 // Half are reduce-scatters; 256 MiB in flight.
+constexpr int kExchangesPerRound = 8;
 constexpr int kRounds = 5;
 
-class Scene {
+class SharedWireBenchmark {
  public:
-  Scene() {
+  SharedWireBenchmark() {
     ProcessGroup world{.name = "world", .ranks = {}, .group_rank = bootstrap_->rank()};
     for (int rank = 0; rank < bootstrap_->size(); ++rank) world.ranks.push_back(rank);
     const auto lane = [&](LanePurpose purpose) { return OrDie(engine_->AddLane(world, purpose)); };
     gathers_ = lane(LanePurpose::kAllGather);
     scatters_ = lane(LanePurpose::kReduceScatter);
     exchanges_ = lane(LanePurpose::kContext);
-    meetings_ = lane(LanePurpose::kControl);
+    barriers_ = lane(LanePurpose::kControl);
     const int64_t elements = kOperationBytes / 4;
     const int64_t part = elements / world.size();
     shard_ = Floats(part);
@@ -55,19 +55,19 @@ class Scene {
     counts_[static_cast<size_t>(world.group_rank)] = 0;
   }
 
-  // Milliseconds of exchanges with nothing else in flight.
-  std::vector<double> Alone() {
+  // Latencies in ms of exchanges with nothing else in flight.
+  std::vector<double> LatenciesAlone() {
     std::vector<double> times;
-    for (int i = 0; i < kExchangesARound; ++i) times.push_back(OneExchange(exchanges_));
+    for (int i = 0; i < kExchangesPerRound; ++i) times.push_back(OneExchange(exchanges_));
     return times;
   }
 
-  // The same beside the background, each on its own lane.
-  std::vector<double> Beside() {
+  // Latencies in ms beside the background, each on its own lane.
+  std::vector<double> LatenciesBesideBackground() {
     std::deque<Work> background = SubmitBackground(scatters_, gathers_);
     OrDie(background.front().Wait());
     std::vector<double> times;
-    for (int i = 0; i < kExchangesARound; ++i) {
+    for (int i = 0; i < kExchangesPerRound; ++i) {
       const double time = OneExchange(exchanges_);
       if (mpi_.TrueEverywhere(!background.back().Test())) times.push_back(time);
     }
@@ -75,9 +75,9 @@ class Scene {
     return times;
   }
 
-  // Seconds of the background alone; nobody waits for it.
-  double BackgroundAlone() {
-    Meet();
+  // Seconds of the background alone; no thread waits on it.
+  double SecondsOfBackground() {
+    Barrier();
     return SecondsOf([&] {
       std::deque<Work> background = SubmitBackground(scatters_, gathers_);
       while (!background.back().Test() || !background[background.size() - 2].Test()) {
@@ -86,8 +86,8 @@ class Scene {
     });
   }
 
-  // One behind the background, on a lane that all share.
-  std::vector<double> Behind() {
+  // Latency in ms of one exchange behind the background, on the same lane.
+  std::vector<double> LatenciesBehindBackground() {
     std::deque<Work> background = SubmitBackground(scatters_, scatters_);
     OrDie(background.front().Wait());
     const double time = OneExchange(scatters_);
@@ -96,7 +96,7 @@ class Scene {
   }
 
   bool is_first() const { return bootstrap_->rank() == 0; }
-  void Meet() { mpi_.Barrier(); }
+  void Barrier() { mpi_.Barrier(); }
 
  private:
   Tensor Floats(int64_t elements) {
@@ -105,17 +105,17 @@ class Scene {
     return tensor;
   }
 
-  static OpOptions At(Priority priority) {
+  static OpOptions WithPriority(Priority priority) {
     OpOptions options;
     options.priority = priority;
     return options;
   }
 
   double OneExchange(LaneId lane) {
-    OrDie(engine_->Barrier(meetings_, At(Priority::kCritical)).Wait());
+    OrDie(engine_->Barrier(barriers_, WithPriority(Priority::kCritical)).Wait());
     const double seconds = SecondsOf([&] {
       Work work = engine_->AllToAll(lane, sent_.As<float>(), counts_, received_.As<float>(), counts_,
-                                    DType::kF32, At(Priority::kCritical));
+                                    DType::kF32, WithPriority(Priority::kCritical));
       OrDie(work.Wait());
     });
     return mpi_.Slowest(seconds) * 1e3;
@@ -126,9 +126,9 @@ class Scene {
     for (int i = 0; i < kOperations / 2; ++i) {
       works.push_back(engine_->ReduceScatter(scatters, gradients_.As<float>(), reduced_.As<float>(),
                                              DType::kF32, gradients_.elements(), ReduceOp::kSum, {},
-                                             At(Priority::kReduce)));
+                                             WithPriority(Priority::kReduce)));
       works.push_back(engine_->AllGather(gathers, shard_.As<float>(), weights_.As<float>(), DType::kF32,
-                                         weights_.elements(), {}, At(Priority::kPrefetch)));
+                                         weights_.elements(), {}, WithPriority(Priority::kPrefetch)));
     }
     return works;
   }
@@ -137,10 +137,10 @@ class Scene {
   std::unique_ptr<NodeHeap> heap_ = OrDie(NodeHeap::Create(*bootstrap_, {.segment_bytes = 128 * kMiB}));
   BufferPool pool_{*heap_, "bench"};
   Tensor shard_, weights_, gradients_, reduced_, sent_, received_;
-  std::vector<int64_t> counts_;  // What goes to each rank, and comes from it.
+  std::vector<int64_t> counts_;  // Elements sent to each rank, and received from it.
   std::unique_ptr<CommEngine> engine_ = OrDie(CommEngine::Create(*bootstrap_, *heap_));
   MpiBaseline mpi_;
-  LaneId gathers_, scatters_, exchanges_, meetings_;
+  LaneId gathers_, scatters_, exchanges_, barriers_;
 };
 
 double Percentile(std::vector<double> values, double share) {
@@ -153,21 +153,23 @@ void Add(std::vector<double>& all, const std::vector<double>& more) {
 }
 
 int Main() {
-  Scene scene;
-  scene.Alone();  // Touches memory, and opens connections.
+  SharedWireBenchmark measurement;
+  measurement.LatenciesAlone();  // Warm-up: touches memory and opens connections.
   std::vector<double> alone, beside, behind, background;
   for (int round = 0; round < kRounds; ++round) {
-    Add(alone, scene.Alone());
-    Add(beside, scene.Beside());
-    Add(behind, scene.Behind());
-    Add(background, {scene.BackgroundAlone() * 1e3});
+    Add(alone, measurement.LatenciesAlone());
+    Add(beside, measurement.LatenciesBesideBackground());
+    Add(behind, measurement.LatenciesBehindBackground());
+    Add(background, {measurement.SecondsOfBackground() * 1e3});
   }
   if (beside.empty()) {
-    std::fprintf(stderr,
-                 "benchmark: the background was over before an exchange was; is the wire this fast?\n");
+    std::fprintf(
+        stderr,
+        "benchmark: the background ended before every exchange; expected a slower wire, such as that of "
+        "multihost.sh --rate 1gbit\n");
     return 1;
   }
-  if (!scene.is_first()) return 0;
+  if (!measurement.is_first()) return 0;
   std::printf("A 1 MiB exchange, 256 MiB of reduce-scatters and all-gathers (ms, slowest rank)\n\n");
   std::printf("%-26s %8s %8s %6s\n", "", "median", "90%", "of");
   const auto line = [](const char* name, const std::vector<double>& times) {

@@ -1,16 +1,22 @@
-// A training step on many simulated ranks: the real engine and the real schedule of shards, on virtual time.
+// Benchmark of a training step on many simulated ranks: the real engine and the real sharding schedule, on
+// virtual time.
 //
 //   weft_bench_simulated_scaling RANKS RANKS_PER_NODE REPLICATE GBIT_PER_S MEMORY_GB_PER_S BLOCK_MS HEAD_MS
 //                                OPTIMIZER_MS
 //
-// Costs are those that were measured: of a block's forward and backward, of the head's, of the optimizer's
-// pass over the whole model, of copies. Compute is a pause of that length, and whatever moves data takes its
-// time beside it. The model has the groups of the 29 M Llama, 1/kShrink as large, on links and memory
-// 1/kShrink as fast, in slices 1/kShrink as large: the same times in less memory. And everything is kHaste
-// times as fast but for the engine's looks and naps, which therefore weigh kHaste times as much as they
-// would: fewer events, and a step that is rather too long than too short.
+// The costs are inputs, measured elsewhere: forward and backward of a block, of the head, the optimizer's
+// pass over the whole model, and the speed of copies. Compute is a sleep of that length. Data movement takes
+// its own time meanwhile.
 //
-// Prints the milliseconds of a step on virtual time, after one in which the order of groups is recorded.
+// Note [Scaled simulation]
+// The model has the groups of the 29 M Llama at 1 / kSizeDivisor of their size. Links, memory speed and
+// slices have the same divisor, so times stay the same in less memory. In addition, all times except the
+// engine's polls and sleeps are divided by kTimeDivisor, which reduces the number of events. Polls and sleeps
+// therefore weigh kTimeDivisor times as much as they should: the simulated step is too long rather than too
+// short.
+//
+// Prints the milliseconds of a step on virtual time. A first step, which records the order of groups, is not
+// counted.
 #include <algorithm>
 #include <array>
 #include <cstdio>
@@ -29,18 +35,18 @@
 namespace weft::bench {
 namespace {
 
-constexpr int kShrink = 64;
-constexpr int kHaste = 8;
+constexpr int kSizeDivisor = 64;
+constexpr int kTimeDivisor = 8;
 constexpr int kBlocks = 8;
-constexpr int64_t kBlockElements = 3'146'752 / kShrink;
-constexpr int64_t kRootElements = 4'194'816 / kShrink;
+constexpr int64_t kBlockElements = 3'146'752 / kSizeDivisor;
+constexpr int64_t kRootElements = 4'194'816 / kSizeDivisor;
 constexpr int kSteps = 2;
 
 struct Costs {
   double forward_ms, backward_ms;
 };
 
-// Holds parameters, and computes nothing but takes its time.
+// A module with parameters whose compute is a sleep of a given time.
 class PacedBlock : public Module {
  public:
   PacedBlock(std::string name, int64_t elements, Runtime& runtime, Costs costs)
@@ -55,10 +61,10 @@ class PacedBlock : public Module {
   }
   absl::StatusOr<Tensors> BackwardImpl(Invocation&, const Tensors& output_gradients) override {
     Compute(costs_.backward_ms);
-    if (weight_->TakeGradBeta() == 0.0F) std::memset(weight_->grad.data, 0, weight_->grad.bytes());
+    if (weight_->BeginGradWrite() == 0.0F) std::memset(weight_->grad.data, 0, weight_->grad.bytes());
     return output_gradients;
   }
-  void Compute(double ms) { runtime_.SleepFor(static_cast<int64_t>(ms * 1e6 / kHaste)); }
+  void Compute(double ms) { runtime_.SleepFor(static_cast<int64_t>(ms * 1e6 / kTimeDivisor)); }
 
  private:
   Runtime& runtime_;
@@ -66,7 +72,7 @@ class PacedBlock : public Module {
   Parameter* weight_;
 };
 
-// The root computes the head, after its blocks.
+// The root module: runs its blocks, then sleeps for the time of the head.
 class PacedNet : public PacedBlock {
  public:
   PacedNet(Runtime& runtime, Costs block, Costs head) : PacedBlock("model", kRootElements, runtime, head) {
@@ -103,17 +109,17 @@ struct Experiment {
   double block_ms, head_ms, optimizer_ms;
 
   int shard() const { return ranks / replicate; }
-  // A third of a module's time is forward.
+  // Forward takes a third of a module's time.
   static Costs Split(double ms) { return {ms / 3, ms * 2 / 3}; }
 };
 
 EngineOptions ShrunkEngine() {
   EngineOptions options;
-  options.slice_bytes /= kShrink;
-  options.lane_window_bytes /= kShrink;
-  options.yield_window_bytes /= kShrink;
-  options.background_window_bytes /= kShrink;
-  options.piece_bytes /= kShrink;
+  options.slice_bytes /= kSizeDivisor;
+  options.lane_window_bytes /= kSizeDivisor;
+  options.yield_window_bytes /= kSizeDivisor;
+  options.background_window_bytes /= kSizeDivisor;
+  options.piece_bytes /= kSizeDivisor;
   return options;
 }
 
@@ -121,13 +127,13 @@ SimOptions Machine(const Experiment& experiment) {
   SimOptions machine;
   machine.jitter = 0.1;
   machine.poll_ns = 20'000;
-  machine.wire_latency_ns /= kHaste;
-  machine.memory_speed = experiment.memory_gigabytes / kShrink * kHaste;
-  machine.wire_speed = experiment.gigabits / 8 / kShrink * kHaste;
+  machine.wire_latency_ns /= kTimeDivisor;
+  machine.memory_speed = experiment.memory_gigabytes / kSizeDivisor * kTimeDivisor;
+  machine.wire_speed = experiment.gigabits / 8 / kSizeDivisor * kTimeDivisor;
   return machine;
 }
 
-using StepEnds = std::array<int64_t, kSteps>;  // When the last rank ended each.
+using StepEnds = std::array<int64_t, kSteps>;  // Virtual time in ns at which the last rank ended each step.
 
 absl::Status Train(Bootstrap& bootstrap, const Experiment& experiment, StepEnds& ends) {
   WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<NodeHeap> heap,
@@ -147,7 +153,7 @@ absl::Status Train(Bootstrap& bootstrap, const Experiment& experiment, StepEnds&
     WEFT_RETURN_IF_ERROR(net.Backward(invocation, outputs).status());
     WEFT_RETURN_IF_ERROR(model->ClipGradNorm(1.0).status());
     bootstrap.runtime().SleepFor(
-        static_cast<int64_t>(experiment.optimizer_ms * 1e6 / experiment.shard() / kHaste));
+        static_cast<int64_t>(experiment.optimizer_ms * 1e6 / experiment.shard() / kTimeDivisor));
     model->ZeroGradients();
     end = std::max(end, bootstrap.runtime().NowNs());
   }
@@ -160,7 +166,7 @@ void Run(const Experiment& experiment) {
   const SimReport report = RunSimulatedRanks(
       nodes, Machine(experiment), [&](Bootstrap& bootstrap) { return Train(bootstrap, experiment, ends); });
   OrDie(report.status());
-  std::printf("%.3f\n", static_cast<double>(ends[kSteps - 1] - ends[0]) * 1e-6 * kHaste / (kSteps - 1));
+  std::printf("%.3f\n", static_cast<double>(ends[kSteps - 1] - ends[0]) * 1e-6 * kTimeDivisor / (kSteps - 1));
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// The model whose step is measured: a Llama of 29 M parameters, in every benchmark the same.
+// The model of all step benchmarks: a Llama with 29 M parameters.
 #pragma once
 
 #include "weft/nn/llama_config.h"

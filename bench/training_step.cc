@@ -1,7 +1,7 @@
-// weft's side of the training step that bench/run.py compares: a small Llama with gradients' clipping and
-// AdamW, on any mesh, with and without zero copy. bench/peers/training_step.py is PyTorch's.
+// Contestant of bench/run.py: weft's training step of a small Llama, with gradient clipping and AdamW, on any
+// mesh. bench/peers/training_step.py is the contestant of PyTorch.
 //
-// Initial values and tokens are formulas that both sides compute, so that their losses can be compared.
+// Both compute initial values and tokens from the same formulas, so that their losses can be compared.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -26,8 +26,8 @@ namespace {
 
 constexpr double kMaxNorm = 1.0;
 
-// Uniform with standard deviation 0.02, by a hash of the parameter's name (FNV-1a) and the element's index
-// (splitmix64); norms are 1.
+// Initial values: uniform with standard deviation 0.02, from a hash of the parameter's name (FNV-1a) and the
+// element's index (splitmix64). Norms are 1.
 absl::Status LoadFormula(const Parameter& parameter, int64_t start, int64_t count, float* out) {
   if (parameter.shape.size() == 1) {
     std::fill_n(out, count, 1.0F);
@@ -46,7 +46,7 @@ absl::Status LoadFormula(const Parameter& parameter, int64_t start, int64_t coun
   return absl::OkStatus();
 }
 
-// Token i of a rank's sequence; `first` 1 gives the targets of `first` 0.
+// Tokens of a rank's sequence from position `first`: 0 for inputs, 1 for targets. Shape [1, length].
 Tensor MakeTokens(int rank, int64_t length, int64_t first) {
   Tensor tokens = Tensor::Empty(DType::kI32, {1, length});
   for (int64_t i = 0; i < length; ++i) {
@@ -62,7 +62,7 @@ struct Arena {
   std::unique_ptr<NodeHeap> heap = OrDie(NodeHeap::Create(*bootstrap, {.segment_bytes = size_t{1} << 30}));
 };
 
-// One model, sharded, with its optimizer, its data and an engine of its own.
+// One sharded model with its optimizer, data and engine.
 class Trainer {
  public:
   Trainer(Arena& arena, const Request& request)
@@ -85,14 +85,14 @@ class Trainer {
     policy.node_shared = IntegerOf(request, "node_shared") != 0 ? NodeShared::kAuto : NodeShared::kOff;
     if (request.contains("prefetch_depth")) policy.prefetch_depth = IntegerOf(request, "prefetch_depth");
     policy.shard_optimizer_over_replicas = IntegerOf(request, "sharded_optimizer") != 0;
-    // As `weft train` does unless it is told otherwise.
+    // The default of `weft train`.
     if (IntegerOf(request, "wire_compression") != 0) {
       policy.wire_compression = OrDie(ChooseWireCompression(engine)).compression;
     }
     return policy;
   }
 
-  // This rank's mean loss.
+  // Returns this rank's mean loss.
   double Step() {
     const auto tokens = static_cast<float>(inputs_.elements() * ranks_);
     Invocation invocation(/*gradients=*/true, /*loss_scale=*/1.0F / tokens);
@@ -116,7 +116,7 @@ class Trainer {
   Tensor inputs_, targets_;
 };
 
-// One step that is not measured, as others have used the caches, then `steps` in a row.
+// Runs one step that is not timed, because other contestants have used the caches, then `steps` timed steps.
 Reply Train(Trainer& trainer, int64_t steps) {
   std::vector<double> losses = {trainer.Step()};
   const double seconds = SecondsOf([&] {
@@ -125,8 +125,8 @@ Reply Train(Trainer& trainer, int64_t steps) {
   return {{"seconds", {seconds / static_cast<double>(steps)}}, {"losses", losses}};
 }
 
-// Several models of one case, so that their settings can be measured in turns; models are large, so those of
-// the case before go first.
+// The models of one case (mesh and length), one for each set of options, so that options can be measured
+// interleaved. Models are large, so a new case first destroys those of the previous one.
 class Trainers {
  public:
   explicit Trainers(Arena& arena) : arena_(arena) {}
@@ -134,11 +134,11 @@ class Trainers {
   Reply Train(Request request) {
     const int64_t steps = IntegerOf(request, "steps");
     request.erase("steps");
-    const Request of = {{"replicate", StringOf(request, "replicate")},
-                        {"shard", StringOf(request, "shard")},
-                        {"length", StringOf(request, "length")}};
-    if (of != case_) trainers_.clear();
-    case_ = of;
+    const Request requested = {{"replicate", StringOf(request, "replicate")},
+                               {"shard", StringOf(request, "shard")},
+                               {"length", StringOf(request, "length")}};
+    if (requested != case_) trainers_.clear();
+    case_ = requested;
     std::unique_ptr<Trainer>& trainer = trainers_[request];
     if (!trainer) trainer = std::make_unique<Trainer>(arena_, request);
     return bench::Train(*trainer, steps);
@@ -147,7 +147,7 @@ class Trainers {
  private:
   Arena& arena_;
   Request case_;
-  std::map<Request, std::unique_ptr<Trainer>> trainers_;  // By what makes them.
+  std::map<Request, std::unique_ptr<Trainer>> trainers_;  // By case and options.
 };
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Two ways to do the same, measured in turns, so that both meet the same weather.
+// Timing helpers, and an interleaved comparison of two implementations.
 #pragma once
 
 #include <algorithm>
@@ -22,10 +22,11 @@ inline double Median(std::vector<double> values) {
   return *middle;
 }
 
-// Runs both once an iteration; reports the medians as GFLOP/s, and how many times faster weft is.
+// Runs both once per iteration, so that disturbances affect both. Reports the medians as GFLOP/s, and the
+// ratio of Eigen's time to weft's.
 template <typename Weft, typename Eigen>
-void MeasureInTurns(benchmark::State& state, double flops, const Weft& weft, const Eigen& eigen) {
-  weft();  // Makes what is made once for each shape.
+void MeasureInterleaved(benchmark::State& state, double flops, const Weft& weft, const Eigen& eigen) {
+  weft();  // Warm-up: allocations and compiled kernels of the shape.
   eigen();
   std::vector<double> weft_seconds;
   std::vector<double> eigen_seconds;

@@ -1,4 +1,4 @@
-// An MLP-Mixer, of which weft knows nothing, learns to turn images by 180 degrees, sharded over MPI ranks.
+// A user-defined model, sharded over MPI ranks: an MLP-Mixer learns to rotate images by 180 degrees.
 #include <cmath>
 #include <cstdio>
 #include <weft/weft.h>
@@ -31,13 +31,13 @@ absl::Status Train(Bootstrap& ranks) {
   WEFT_ASSIGN_OR_RETURN(auto model, FullyShard(net, net.children(), mesh, *engine, {}, LoadInitialValues(0)));
   ShardedAdamW optimizer(model->Shards(), {.lr = 3e-3, .weight_decay = 0});
   const Tensor x = Tensor::Empty(DType::kF32, {kImages / ranks.size(), kPatches, kChannels});
-  for (int64_t i = 0; i < x.elements(); ++i)  // This rank's images; together the same on any number of ranks.
+  for (int64_t i = 0; i < x.elements(); ++i)  // This rank's part of the same images for any number of ranks.
     x.As<float>()[i] = std::sin(static_cast<float>((ranks.rank() * x.elements() + i) * 7919 % 1009));
   for (int step = 1; step <= 200; ++step) {
     Invocation pass;
     WEFT_ASSIGN_OR_RETURN(Tensors y, net.Forward(pass, {x}));
     float loss = 0;
-    for (int64_t i = 0; i < x.elements(); ++i) {  // Half the mean squared error; y becomes its gradient.
+    for (int64_t i = 0; i < x.elements(); ++i) {  // Half the mean squared error; y is set to its gradient.
       const float error = y[0].As<float>()[i] - x.As<float>()[i - i % kPixels + kPixels - 1 - i % kPixels];
       loss += error * error / (2 * kImages * kPixels);
       y[0].As<float>()[i] = error / (kImages * kPixels);

@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
-# Trains the same model on four ranks in 36 ways and prints the hash of the final weights of each: three meshes, zero copy
-# on and off, three prefetch depths, resharding on and off. Ends with the number of distinct hashes, which is to be 1.
+# Trains the same model on four ranks with 36 settings (three meshes, zero copy on and off, three prefetch depths, resharding
+# on and off) and prints the hash of the final weights of each run. The last line is the number of distinct hashes. Exits
+# with 1 unless it is 1.
 #
-#   examples/same_bits.sh [WEFT]          WEFT: the program, build/release/bin/weft if not given
+#   examples/same_bits.sh [WEFT]          WEFT: path of the program; default build/release/bin/weft
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 weft=${1:-$root/build/release/bin/weft}
 
-# Sizes that no rank count divides.
+# Four ranks do not divide these sizes.
 model=(--layers 2 --dim 60 --heads 5 --kv-heads 5 --ffn-dim 101 --vocab-size 131 --seq-len 32)
 run=(--steps 5 --batch-size 4 --lr 3e-3 --data "$root/LICENSE")
 

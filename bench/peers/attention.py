@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""weft's attention kernel beside torch's scaled_dot_product_attention, each on one thread.
+"""Compares weft's attention kernel with torch's scaled_dot_product_attention, each on one thread.
 
     attention.py [--program build/release/bench/weft_bench_attention] [--tokens 128 512 4096] [--repeats 7]
 
-Causal, f32, 4 heads of 64. The two are measured in turns, so that both meet the same weather; each line has the
-medians in GFLOP/s and the median of the turns' ratios. GFLOP/s count what causal attention needs, half of the score
-matrix. The goal is 0.95 forward and 0.9 backward at 4096 tokens. Exits with 77 where torch is missing.
+Causal, f32, 4 heads of 64. The two are measured alternately, so that disturbances affect both. Each line has the medians
+in GFLOP/s and the median of the repeats' ratios. GFLOP/s count the work that causal attention needs: half of the score
+matrix. The goal is 0.95 forward and 0.9 backward at 4096 tokens. Exits with 77 if torch is missing.
 """
 import argparse
 import json
@@ -18,7 +18,7 @@ import time
 
 HEADS = 4
 HEAD_DIM = 64
-PRODUCTS = {"Forward": 2, "Backward": 5}  # Matrix products over the scores.
+PRODUCTS = {"Forward": 2, "Backward": 5}  # Matrix products over the score matrix.
 
 
 def import_torch():
@@ -26,7 +26,7 @@ def import_torch():
     try:
         import torch
     except ImportError:
-        print("attention.py: torch is not installed here; `pip install torch`, or run this with a python that has it")
+        print("attention.py: torch is not installed; run `pip install torch`, or use a Python that has it")
         sys.exit(77)
     torch.set_num_threads(1)
     return torch
@@ -37,7 +37,7 @@ def flops(which, tokens):
 
 
 class Torch:
-    """One problem; times its passes."""
+    """One attention problem in torch, and the timing of its passes."""
 
     def __init__(self, torch, tokens):
         self.torch = torch
@@ -80,17 +80,17 @@ def main():
     parser.add_argument("--repeats", type=int, default=7)
     arguments = parser.parse_args()
     if not pathlib.Path(arguments.program).exists():
-        parser.error(f"{arguments.program} is missing: build the target weft_bench_attention, or name it by --program")
+        parser.error(f"{arguments.program} is missing: build the target weft_bench_attention, or pass --program")
     torch = import_torch()
     print(f"{'':9} {'tokens':>6} {'weft':>8} {'torch':>8}  GFLOP/s   weft/torch")
     for tokens in arguments.tokens:
         peer = Torch(torch, tokens)
         for which in PRODUCTS:
-            turns = [(weft_gflops(arguments.program, which, tokens), peer.gflops(which, tokens))
+            pairs = [(weft_gflops(arguments.program, which, tokens), peer.gflops(which, tokens))
                      for _ in range(arguments.repeats)]
-            weft, other = (statistics.median(column) for column in zip(*turns))
-            ratio = statistics.median(a / b for a, b in turns)
-            print(f"{which:9} {tokens:6} {weft:8.1f} {other:8.1f} {'':10} {ratio:10.2f}", flush=True)
+            weft, torch_gflops = (statistics.median(column) for column in zip(*pairs))
+            ratio = statistics.median(a / b for a, b in pairs)
+            print(f"{which:9} {tokens:6} {weft:8.1f} {torch_gflops:8.1f} {'':10} {ratio:10.2f}", flush=True)
 
 
 if __name__ == "__main__":

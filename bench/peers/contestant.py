@@ -1,8 +1,8 @@
-"""A rank of a program that the suite measures: it waits on the suite's socket and does what it is asked.
+"""Request loop of one rank of a program that the suite measures.
 
-The suite writes a line, `<verb> <key>=<value> ...`; the rank answers with a line of JSON: lists of numbers by name. Between
-requests a rank sleeps in `recv`, so that programs which are measured in turns do not disturb each other. The end of the
-connection ends the program. `bench/contestant.h` is the same in C++.
+The suite writes a request on a socket, one line of `<verb> <key>=<value> ...`. The rank answers with one line of JSON: lists
+of numbers by name. Between requests a rank sleeps in `recv`, so that programs that are measured interleaved do not disturb
+each other. When the suite closes the connection, the loop returns. `bench/contestant.h` is the same in C++.
 """
 
 import json
@@ -15,7 +15,7 @@ Handler = Callable[[dict[str, str]], Reply]
 
 
 def serve(rank: int, handlers: dict[str, Handler]) -> None:
-    """Answers until the suite hangs up. `handlers` by verb; each is given the request's keys and values."""
+    """Answers requests until the suite closes the connection. A verb's handler receives the request's keys and values."""
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(os.environ["WEFT_BENCH_SOCKET"])
         with connection.makefile("rw", encoding="ascii") as lines:

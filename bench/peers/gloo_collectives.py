@@ -1,4 +1,4 @@
-"""A rank of gloo's collectives, by torch.distributed. Requests are those of bench/collectives.cc."""
+"""One rank of gloo's collectives, through torch.distributed. Requests are those of bench/collectives.cc."""
 
 import os
 import time
@@ -11,12 +11,12 @@ from contestant import Reply, serve
 
 
 def input_of(rank: int, count: int) -> Tensor:
-    """Small integers, whose sums are exact in any order."""
+    """Small integers, so that sums are exact in every order."""
     return ((torch.arange(count) + rank) % 64).float()
 
 
 class Collective:
-    """An operation at one size. `all_reduce` works in place, which is the only way that gloo has."""
+    """One operation at one size. `all_reduce` works in place: gloo has no other form."""
 
     def __init__(self, op: str, size: int) -> None:
         rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -33,7 +33,7 @@ class Collective:
             expected = sum(input_of(peer, part * ranks) for peer in range(ranks))
             expected = expected[part * rank :][:part] if scatters else expected
         if not torch.equal(result, expected):
-            raise RuntimeError(f"{op} of {size} bytes: the result is wrong")
+            raise RuntimeError(f"{op} of {size} bytes: the result differs from the expected one")
 
     def run(self) -> None:
         match self.op:
@@ -44,10 +44,10 @@ class Collective:
             case "all_reduce":
                 dist.all_reduce(self.input)
             case _:
-                raise RuntimeError(f"no such operation: {self.op}")
+                raise RuntimeError(f"unknown operation '{self.op}'; expected all_gather, reduce_scatter or all_reduce")
 
 
-_current: dict[tuple[str, int], Collective] = {}  # One at a time: they are large.
+_current: dict[tuple[str, int], Collective] = {}  # At most one, because buffers are large.
 
 
 def run(request: dict[str, str]) -> Reply:

@@ -1,4 +1,4 @@
-"""weft's Llama in PyTorch: the same names, shapes, initial values and tokens as bench/training_step.cc."""
+"""weft's Llama in PyTorch, with the names, shapes, initial values and tokens of bench/training_step.cc."""
 
 import math
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ class Attention(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding by halves; cos and sin are [seq, head_dim / 2]."""
+    """Rotary embedding in the rotate-half layout; cos and sin are [seq, head_dim / 2]."""
     low, high = x.chunk(2, dim=-1)
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
 
@@ -90,7 +90,7 @@ class Decoder(nn.Module):
 
 
 class Llama(nn.Module):
-    """Returns the mean loss of its targets."""
+    """A decoder with head. `forward` returns the mean loss over the targets."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -109,14 +109,14 @@ def rope_table(shape: Shape, length: int) -> tuple[Tensor, Tensor]:
 
 
 def tokens_of(shape: Shape, rank: int, length: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets of a rank, [1, length] each: a sequence, and the same one token later."""
+    """Inputs and targets of a rank, [1, length] each: a sequence, and the same sequence shifted by one token."""
     i = torch.arange(length + 1)
     tokens = (7 * i * i + 37 * i + 101 * rank) % shape.vocab_size
     return tokens[None, :-1], tokens[None, 1:]
 
 
 def initial_values(name: str, shape: torch.Size) -> Tensor:
-    """Uniform with standard deviation 0.02, by a hash of the parameter's name and the element's index; norms are 1."""
+    """Uniform with standard deviation 0.02, from a hash of the parameter's name and the element's index; norms are 1."""
     if len(shape) == 1:
         return torch.ones(shape)
     key = 0xCBF29CE484222325

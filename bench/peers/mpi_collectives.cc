@@ -1,4 +1,5 @@
-// An MPI library's collectives: built by bench/run.py against the MPI that it is to measure, without weft.
+// Contestant of bench/run.py: the collectives of an MPI library. bench/run.py builds it against that library,
+// without weft.
 #include <mpi.h>
 
 #include "bench/mpi_baseline.h"
@@ -9,7 +10,7 @@ namespace {
 
 bool Run(MpiBaseline& mpi, int ranks, const CollectiveCall& call) {
   const auto style =
-      call.way == "blocking" ? MpiBaseline::Style::kBlocking : MpiBaseline::Style::kNonblocking;
+      call.variant == "blocking" ? MpiBaseline::Style::kBlocking : MpiBaseline::Style::kNonblocking;
   if (call.op == "all_gather") {
     mpi.AllGather(style, call.input, call.output, call.total / ranks);
   } else if (call.op == "reduce_scatter") {

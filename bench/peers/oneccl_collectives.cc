@@ -1,4 +1,5 @@
-// oneCCL's collectives on host memory: built by bench/run.py, without weft. MPI only starts the ranks.
+// Contestant of bench/run.py: oneCCL's collectives on host memory. bench/run.py builds it without weft. MPI
+// only starts the ranks.
 #include <memory>
 
 #include <mpi.h>

@@ -11,7 +11,7 @@
 namespace weft::bench {
 namespace {
 
-// Small integers, whose sums are exact in any order.
+// Small integers, so that sums are exact in every order.
 float InputOf(int rank, int64_t index) { return static_cast<float>((index + rank) % 64); }
 
 class Buffers {
@@ -25,16 +25,16 @@ class Buffers {
     for (size_t i = 0; i < input_.size(); ++i) input_[i] = InputOf(library.rank, static_cast<int64_t>(i));
   }
 
-  bool Fit(const std::string& op, int bytes) const { return op == op_ && bytes == bytes_; }
+  bool Matches(const std::string& op, int bytes) const { return op == op_ && bytes == bytes_; }
 
-  void Run(const std::string& way) {
-    if (library_.run({op_, way, input_.data(), output_.data(), part_ * library_.ranks})) return;
-    Die("no such operation");
+  void Run(const std::string& variant) {
+    if (library_.run({op_, variant, input_.data(), output_.data(), part_ * library_.ranks})) return;
+    Die("unknown operation");
   }
 
   void Check() const {
     for (int64_t i = 0; i < static_cast<int64_t>(output_.size()); ++i) {
-      if (output_[static_cast<size_t>(i)] != Expected(i)) Die("the result is wrong");
+      if (output_[static_cast<size_t>(i)] != Expected(i)) Die("the result differs from the expected one");
     }
   }
 
@@ -68,21 +68,21 @@ double SecondsOf(const std::function<void()>& run) {
 }  // namespace
 
 void ServeCollectives(const PeerLibrary& library) {
-  std::unique_ptr<Buffers> buffers;  // One operation at a time: they are large.
+  std::unique_ptr<Buffers> buffers;  // Of one operation, because they are large.
   Serve(library.rank, {{"run", [&](const Request& request) {
                           const std::string op = StringOf(request, "op");
-                          const std::string way = StringOf(request, "way");
+                          const std::string variant = StringOf(request, "variant");
                           const int bytes = IntegerOf(request, "bytes");
-                          if (!buffers || !buffers->Fit(op, bytes)) {
+                          if (!buffers || !buffers->Matches(op, bytes)) {
                             buffers.reset();
                             buffers = std::make_unique<Buffers>(library, op, bytes);
-                            buffers->Run(way);
+                            buffers->Run(variant);
                             buffers->Check();
                           }
                           std::vector<double> seconds;
                           for (int i = 0; i < IntegerOf(request, "repeats"); ++i) {
                             library.barrier();
-                            seconds.push_back(SecondsOf([&] { buffers->Run(way); }));
+                            seconds.push_back(SecondsOf([&] { buffers->Run(variant); }));
                           }
                           return Reply{{"seconds", seconds}};
                         }}});

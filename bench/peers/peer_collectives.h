@@ -1,6 +1,6 @@
-// What programs of other libraries' collectives have in common: requests, buffers, the check of results.
+// Common part of the contestants for other libraries: requests, buffers, and the check of results.
 //
-// Requests are those of bench/collectives.cc: "run op=... way=... bytes=... repeats=...".
+// Requests are those of bench/collectives.cc: "run op=... variant=... bytes=... repeats=...".
 #pragma once
 
 #include <cstdint>
@@ -10,20 +10,21 @@
 namespace weft::bench {
 
 struct CollectiveCall {
-  std::string op, way;
+  std::string op, variant;
   const float* input;
   float* output;
-  int64_t total;  // Elements of the whole: gathered, or unreduced.
+  int64_t total;  // Elements of the gathered or unreduced buffer.
 };
 
 struct PeerLibrary {
   int rank, ranks;
   std::function<void()> barrier;
-  // Blocks until input and output are the caller's again. False: there is no such operation.
+  // Blocks until input and output may be written again. Returns false if the operation is unknown.
   std::function<bool(const CollectiveCall&)> run;
 };
 
-// Answers the suite's requests until it hangs up. Ends the process where a result is wrong.
+// Answers requests until the suite closes the connection.
+// Errors: a wrong result or an unknown operation ends the process.
 void ServeCollectives(const PeerLibrary& library);
 
 }  // namespace weft::bench

@@ -1,4 +1,4 @@
-"""A rank of PyTorch's training step over gloo: FSDP2, HSDP or DDP, as the mesh asks. See bench/README.md for the protocol.
+"""One rank of PyTorch's training step over gloo. The mesh selects FSDP2, HSDP or DDP. contestant.py has the protocol.
 
     WEFT_BENCH_SOCKET=... RANK=0 WORLD_SIZE=2 INIT_FILE=/tmp/store python training_step.py
 """
@@ -40,14 +40,14 @@ class Trainer:
 
 
 def fsdp(replicate: int, shard: int, compiled: bool) -> nn.Module:
-    """Made without memory, sharded, and only then filled: no rank ever holds the whole model."""
+    """Creates the model on the meta device, shards it, then fills the shards. No rank ever holds the whole model."""
     with torch.device("meta"):
         model = Llama(SHAPE)
     for layer in model.model.layers:
         if compiled:
             layer.compile()
         fully_shard(layer, mesh=mesh_of(replicate, shard))
-    # In backward the next one would gather it again at once.
+    # Backward begins with the head and would gather it again at once.
     fully_shard(model.lm_head, mesh=mesh_of(replicate, shard), reshard_after_forward=False)
     fully_shard(model, mesh=mesh_of(replicate, shard))
     model.to_empty(device="cpu")
@@ -85,11 +85,11 @@ _trainers: dict[tuple[int, ...], Trainer] = {}
 
 
 def train(request: dict[str, str]) -> Reply:
-    """One step that is not measured, as others have used the caches, then `steps` in a row."""
+    """Runs one step that is not timed, because other contestants have used the caches, then `steps` timed steps."""
     case = tuple(int(request[key]) for key in ("replicate", "shard", "length"))
     config = (*case, int(request["fused"]), int(request["compiled"]))
     if config not in _trainers:
-        for other in [other for other in _trainers if other[:3] != case]:  # Models are large: one case at a time.
+        for other in [other for other in _trainers if other[:3] != case]:  # Models are large: keep one case only.
             del _trainers[other]
         _trainers[config] = Trainer(*config)
     trainer = _trainers[config]

@@ -1,4 +1,4 @@
-"""Section `collectives`: on one node, against every library there is."""
+"""Section `collectives`: collectives on one node, against Open MPI, Intel MPI, oneCCL and gloo."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from contextlib import ExitStack
 
 from suite import launch
 from suite.contestants import Contestant
-from suite.progress import say
-from suite.rounds import Way, in_turns
-from suite.rows import Goal, Row
-from suite.setting import MIB, Absent, Setting, start
+from suite.progress import log
+from suite.rounds import Variant, measure_interleaved
+from suite.rows import Goal, Row, speedup_over
+from suite.setting import MIB, MissingContestant, Setting, start
 
 OPEN_MPI = ("Open MPI blocking", "Open MPI nonblocking")
+FASTEST_OPEN_MPI = "fastest Open MPI call"
 INTEL_MPI = ("Intel MPI blocking", "Intel MPI nonblocking")
 NAMES = {"all_gather": "AG", "reduce_scatter": "RS", "all_reduce": "AR", "all_to_all": "A2A strided"}
-REPEATS = {64 * MIB: 3, 8 * MIB: 7, MIB: 15}  # In a round.
+REPEATS = {64 * MIB: 3, 8 * MIB: 7, MIB: 15}  # Per round, by size in bytes.
 ROUNDS = 7
 GOAL_BYTES = 64 * MIB
 
@@ -27,8 +28,8 @@ def goals_of(op: str, ranks: int) -> list[Goal]:
         "all_reduce": (1.6, 1.2, 4) if ranks == 2 else (2.5, 1.8, 4),
         "all_to_all": (2, None, None),
     }[op]
-    goals = [(OPEN_MPI, open_mpi, "the fastest Open MPI call"), (INTEL_MPI, intel, "Intel MPI"), (("gloo",), gloo, "gloo")]
-    return [Goal(others, least, f"times {whom}") for others, least, whom in goals if least is not None]
+    goals = [(OPEN_MPI, open_mpi, FASTEST_OPEN_MPI), (INTEL_MPI, intel, "Intel MPI"), (("gloo",), gloo, "gloo")]
+    return [Goal(others, at_least, speedup_over(peer)) for others, at_least, peer in goals if at_least is not None]
 
 
 def measure(setting: Setting) -> Iterator[Row]:
@@ -37,11 +38,11 @@ def measure(setting: Setting) -> Iterator[Row]:
             contestants = start_all(stack, setting, ranks)
             for op in NAMES:
                 for size in [GOAL_BYTES] if setting.quick else REPEATS:
-                    say(f"  {NAMES[op]}, {size // MIB} MiB, {ranks} ranks")
+                    log(f"  {NAMES[op]}, {size // MIB} MiB, {ranks} ranks")
                     yield from measure_one(setting, contestants, op, size, ranks)
 
 
-def start_all(stack: ExitStack, setting: Setting, ranks: int) -> dict[str, Contestant | Absent]:
+def start_all(stack: ExitStack, setting: Setting, ranks: int) -> dict[str, Contestant | MissingContestant]:
     peers = setting.peers
     makers = {
         "weft": launch.open_mpi(setting.program("collectives"), ranks),
@@ -53,26 +54,26 @@ def start_all(stack: ExitStack, setting: Setting, ranks: int) -> dict[str, Conte
 
 
 def measure_one(
-    setting: Setting, contestants: dict[str, Contestant | Absent], op: str, size: int, ranks: int
+    setting: Setting, contestants: dict[str, Contestant | MissingContestant], op: str, size: int, ranks: int
 ) -> list[Row]:
-    def way(name: str, contestant: str, kind: str) -> Way:
-        arguments = {"op": op, "way": kind, "bytes": size, "repeats": REPEATS[size]}
-        return Way(name, lambda: contestants[contestant].seconds("run", **arguments))
+    def variant(name: str, contestant: str, call: str) -> Variant:
+        arguments = {"op": op, "variant": call, "bytes": size, "repeats": REPEATS[size]}
+        return Variant(name, lambda: contestants[contestant].seconds("run", **arguments))
 
-    ways = [way("weft", "weft", "weft")]
-    ways += [way(name, "weft", name.split()[-1]) for name in OPEN_MPI]
+    variants = [variant("weft", "weft", "weft")]
+    variants += [variant(name, "weft", name.split()[-1]) for name in OPEN_MPI]
     if op == "all_gather":
-        ways.append(way("weft node-shared", "weft", "weft_shared"))
-    if op != "all_to_all":  # The others have no strided exchange; nor do they gain from one's permutations.
-        ways += [way(name, "Intel MPI", name.split()[-1]) for name in INTEL_MPI]
-        ways += [way("oneCCL", "oneCCL", "blocking"), way("gloo", "gloo", "blocking")]
-    measured = in_turns(ways, setting.rounds(ROUNDS), scale=1e3)
+        variants.append(variant("weft node-shared", "weft", "weft_shared"))
+    if op != "all_to_all":  # The other libraries have no strided exchange.
+        variants += [variant(name, "Intel MPI", name.split()[-1]) for name in INTEL_MPI]
+        variants += [variant("oneCCL", "oneCCL", "blocking"), variant("gloo", "gloo", "blocking")]
+    measured = measure_interleaved(variants, setting.rounds(ROUNDS), scale=1e3)
 
     what = f"{NAMES[op]}, {size // MIB} MiB, one node, {ranks} ranks"
     has_goals = size == GOAL_BYTES
     rows = [Row(what, "ms", "weft", measured.rounds, measured.missing, goals_of(op, ranks) if has_goals else ())]
     shared = {name: measured.rounds[name] for name in ("weft node-shared", OPEN_MPI[0]) if name in measured.rounds}
     if has_goals and op == "all_gather":
-        goal = Goal((OPEN_MPI[0],), 20, "at most 5% of MPI_Allgather's time: times MPI_Allgather")
+        goal = Goal((OPEN_MPI[0],), 20, f"{speedup_over('MPI_Allgather')} (weft takes at most 5%)")
         rows.append(Row(what + ", node-shared", "ms", "weft node-shared", shared, measured.missing, [goal]))
     return rows

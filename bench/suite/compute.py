@@ -1,4 +1,4 @@
-"""Section `compute`: the rate at which a step computes, against the same matrix products alone; one rank, one thread."""
+"""Section `compute`: the GFLOP/s of a step against the same matrix products alone, on one rank with one thread."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 from suite.contestants import ContestantError
 from suite.launch import ONE_THREAD
-from suite.progress import say
-from suite.rounds import Way, in_turns
+from suite.progress import log
+from suite.rounds import Variant, measure_interleaved
 from suite.rows import Goal, Row
 from suite.setting import Setting
 
@@ -24,25 +24,26 @@ PRODUCTS = "its products alone"
 def measure(setting: Setting) -> Iterator[Row]:
     for dtype in ("f32", "bf16"):
         what = f"compute of a step, {LENGTH} tokens, {dtype}"
-        say(f"  {what}")
+        log(f"  {what}")
         rates = Rates(setting, dtype)
-        ways = [Way(STEP, lambda: [rates.fresh(STEP)]), Way(PRODUCTS, lambda: [rates.fresh(PRODUCTS)])]
-        measured = in_turns(ways, setting.rounds(ROUNDS))
-        goals = [Goal((PRODUCTS,), 0.75, "of the rate of its products alone")] if dtype == "f32" else []
+        variants = [Variant(STEP, lambda: [rates.take(STEP)]), Variant(PRODUCTS, lambda: [rates.take(PRODUCTS)])]
+        measured = measure_interleaved(variants, setting.rounds(ROUNDS))
+        goals = [Goal((PRODUCTS,), 0.75, "rate of the step / rate of its products alone")] if dtype == "f32" else []
         yield Row(what, "ms / GFLOP", STEP, measured.rounds, measured.missing, goals)
 
 
 class Rates:
-    """One program measures both in turns, so a run of it serves a round of either."""
+    """Milliseconds per GFLOP. One run of the program measures both variants, interleaved, and serves one round of each."""
 
     def __init__(self, setting: Setting, dtype: str) -> None:
         self._command = [str(setting.program("model_step")), str(LENGTH), str(REPEATS), dtype]
         self._unread: dict[str, float] = {}
 
-    def fresh(self, way: str) -> float:
-        if way not in self._unread:
+    def take(self, variant: str) -> float:
+        """A value that no earlier call has returned."""
+        if variant not in self._unread:
             self._unread = self._run()
-        return self._unread.pop(way)
+        return self._unread.pop(variant)
 
     def _run(self) -> dict[str, float]:
         environment = {**os.environ, **ONE_THREAD}

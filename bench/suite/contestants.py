@@ -1,6 +1,6 @@
-"""Programs that are measured: started on some ranks, then asked over a socket, one request at a time.
+"""Programs that are measured: started on some ranks, then driven over a socket, one request at a time.
 
-A contestant sleeps between requests, so that several can be alive at once and be measured in turns.
+A contestant sleeps between requests. Several contestants can therefore be alive at once and be measured interleaved.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ REQUEST_SECONDS = 240
 
 
 class ContestantError(RuntimeError):
-    """A program that could not be started, or did not answer; the message holds the end of what it printed."""
+    """A program could not be started or did not answer. The message contains the end of its output."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """What starts all ranks. `processes` are started side by side; one is enough where a launcher makes the ranks."""
+    """The processes that make up all ranks, started side by side. A launcher such as mpirun is a single process."""
 
     processes: Sequence[Sequence[str]]
     environment: dict[str, str]
 
 
-# Given a scratch folder that lasts as long as the contestant.
+# Receives a scratch folder that lives as long as the contestant.
 CommandMaker = Callable[[Path], Command]
 
 
 class Contestant:
-    """All ranks of one program. Use as a context; leaving it ends the program."""
+    """All ranks of one program. Use as a context manager; leaving it ends the program."""
 
     def __init__(self, name: str, ranks: int, make: CommandMaker) -> None:
         self.name = name
@@ -57,22 +57,22 @@ class Contestant:
             raise
 
     def request(self, verb: str, **arguments: object) -> list[Reply]:
-        """Asks all ranks; their replies in the order of ranks."""
+        """Sends the request to all ranks; returns their replies in the order of ranks."""
         words = [verb, *(f"{key}={value}" for key, value in arguments.items())]
         for connection in self._connections:
-            with contextlib.suppress(BrokenPipeError):  # Reading says what is wrong.
+            with contextlib.suppress(BrokenPipeError):  # The read below reports the cause.
                 connection.write(" ".join(words) + "\n")
                 connection.flush()
         return [self._read(connection) for connection in self._connections]
 
     def seconds(self, verb: str, **arguments: object) -> list[float]:
-        """The times that the ranks measured: of each repeat, that of the slowest rank."""
+        """Seconds of each repeat: those of its slowest rank."""
         replies = self.request(verb, **arguments)
         return [max(times) for times in zip(*(reply["seconds"] for reply in replies), strict=True)]
 
     def close(self) -> None:
         for connection in self._connections:
-            with contextlib.suppress(OSError):  # What was written last has not been sent, if the program is gone.
+            with contextlib.suppress(OSError):  # Closing flushes, which fails if the program has ended.
                 connection.close()
         for process in self._processes:
             _end(process)
@@ -111,8 +111,8 @@ class Contestant:
                 connection.settimeout(REQUEST_SECONDS)
                 return connection.makefile("rw", encoding="ascii")
             if any(process.poll() is not None for process in self._processes):
-                raise ContestantError(f"{self.name} ended before it began:\n{self._output()}")
-        raise ContestantError(f"{self.name} did not start within {START_SECONDS} s:\n{self._output()}")
+                raise ContestantError(f"{self.name} ended before all ranks had connected:\n{self._output()}")
+        raise ContestantError(f"{self.name}: not all ranks connected within {START_SECONDS} s:\n{self._output()}")
 
     def _read(self, connection: TextIO) -> Reply:
         try:
@@ -131,7 +131,7 @@ class Contestant:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ranks leave by themselves when the suite hangs up; a launcher that stays behind is ended with all it started."""
+    """Ranks exit when the suite closes the connection. A launcher that keeps running is killed with its process group."""
     for patience, signal_number in ((10, signal.SIGTERM), (5, signal.SIGKILL)):
         try:
             process.wait(patience)

@@ -1,4 +1,4 @@
-"""Emulated hosts: network namespaces of this machine behind cables of a chosen rate (tools/emulated_hosts.sh)."""
+"""Emulated hosts: network namespaces of this machine behind links of a chosen rate (tools/emulated_hosts.sh)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ REPORT = 'echo "$WEFT_ON_HOST" "$WEFT_HOST_INTERFACE" "$TMPDIR" "$WEFT_HOSTS"; e
 
 
 class HostsError(RuntimeError):
-    """Such hosts cannot be made here; the message says why."""
+    """The hosts cannot be created on this machine; the message gives the reason."""
 
 
 class EmulatedHosts:
-    """Use as a context. The hosts live as long as a pipe is open, so they go even when the suite is killed."""
+    """Use as a context manager. The hosts exist while a pipe to the script is open, so they end even if the suite is killed."""
 
     def __init__(self, count: int, rate: str, ranks_per_host: int) -> None:
         self.ranks_per_host = ranks_per_host
@@ -47,7 +47,7 @@ class EmulatedHosts:
             "WEFT_HOSTS": " ".join(self._names),
             "WEFT_ON_HOST": self._on_host,
             "WEFT_HOST_INTERFACE": self._interface,
-            "TMPDIR": self._temporary,  # For Open MPI's session folders.
+            "TMPDIR": self._temporary,  # Open MPI's session folders.
         }
         return lambda _: Command([words], environment)
 

@@ -1,4 +1,4 @@
-"""How programs are started on one node: MPI programs by Open MPI's launcher, Python peers one process a rank."""
+"""Commands that start contestants on one node: MPI programs through Open MPI's launcher, Python peers one process per rank."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from suite.contestants import Command, CommandMaker
 REPOSITORY = Path(__file__).resolve().parents[2]
 PEERS = REPOSITORY / "bench" / "peers"
 
-# Open MPI's reductions and PyTorch allocate memory as large as their data in every call. Kept by malloc it costs nothing; given
-# back to the system, as is the default, each call would pay for fresh pages.
+# Open MPI's reductions and PyTorch allocate memory as large as their data in every call. By default malloc returns such blocks to
+# the system, and each call pays for fresh pages. With these settings malloc keeps freed memory.
 KEEP_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "4294967296", "MALLOC_TRIM_THRESHOLD_": "17179869184"}
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
@@ -21,7 +21,7 @@ def open_mpi(program: Path, ranks: int) -> CommandMaker:
 
 
 def gloo(python: Path, script: str, ranks: int, environment: dict[str, str] | None = None) -> CommandMaker:
-    """torch.distributed over gloo; ranks meet in a file."""
+    """torch.distributed over gloo; the ranks rendezvous in a file. `environment` replaces KEEP_FREED_MEMORY."""
 
     def make(folder: Path) -> Command:
         common = {"INIT_FILE": str(folder / "store"), "WORLD_SIZE": str(ranks)}

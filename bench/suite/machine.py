@@ -1,4 +1,4 @@
-"""The machine and the tools, in words."""
+"""Descriptions of the machine and of the tools' versions, for the report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Section `memory`: the peak of a training step, all ranks together."""
+"""Section `memory`: the peak memory of a training step, summed over all ranks."""
 
 from __future__ import annotations
 
@@ -7,48 +7,48 @@ from contextlib import ExitStack
 
 from suite import launch, proportional_set
 from suite.contestants import CommandMaker, ContestantError
-from suite.progress import say
+from suite.progress import log
 from suite.rows import Goal, Row
 from suite.setting import Setting, start
 from suite.steps import PYTORCH, WEFT, Mesh, request_of
 
 LENGTH = 128
-GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": "1000000"}  # To the system, at once, whatever is larger.
+RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": "1000000"}  # Larger blocks return to the system when freed.
 TORCH = "PyTorch"
 TORCH_DEFAULT = "PyTorch, malloc's defaults"
 TORCH_LEAN = "PyTorch, 1 MB and more given back at once"
 
 
 def measure(setting: Setting) -> Iterator[Row]:
-    for ranks, least in ((2, 1 / 0.4), (4, 1 / 0.3)):
+    for ranks, at_least in ((2, 1 / 0.4), (4, 1 / 0.3)):
         what = f"peak memory of a step, FSDP on {ranks}, {LENGTH} tokens a rank"
-        say(f"  {what}")
+        log(f"  {what}")
         rounds: dict[str, list[float]] = {}
         missing: dict[str, str] = {}
-        for name, make, how in contestants(setting, ranks):
+        for name, make, options in contestants(setting, ranks):
             try:
-                peak = peak_of(name, ranks, make, how)
+                peak = peak_of(name, ranks, make, options)
             except ContestantError as error:
                 missing[name] = str(error)
                 continue
             rounds[name] = [peak.total / 1e6]
             rounds[f"{name}: without programs and libraries"] = [peak.data / 1e6]
-        goal = Goal((TORCH, TORCH_DEFAULT), least, f"at most {1 / least:.1f} of PyTorch's: times weft's")
+        goal = Goal((TORCH, TORCH_DEFAULT), at_least, f"PyTorch's peak / weft's (weft takes at most {1 / at_least:.1f})")
         yield Row(what, "MB", "weft", rounds, missing, [goal])
 
 
 def contestants(setting: Setting, ranks: int) -> list[tuple[str, CommandMaker | str, dict[str, int]]]:
     program = launch.open_mpi(setting.program("training_step"), ranks)
-    listed: list[tuple[str, CommandMaker | str, dict[str, int]]] = [(name, program, how) for name, how in WEFT.items()]
-    for name, environment in ((TORCH, None), (TORCH_DEFAULT, {}), (TORCH_LEAN, GIVE_BACK)):
+    listed: list[tuple[str, CommandMaker | str, dict[str, int]]] = [(name, program, options) for name, options in WEFT.items()]
+    for name, environment in ((TORCH, None), (TORCH_DEFAULT, {}), (TORCH_LEAN, RETURN_FREED_MEMORY)):
         make = launch.gloo(setting.peers.python, "training_step.py", ranks, environment)
         listed.append((name, setting.peer("PyTorch", make), PYTORCH))
     return listed
 
 
-def peak_of(name: str, ranks: int, make: CommandMaker | str, how: dict[str, int]) -> proportional_set.ProportionalSet:
+def peak_of(name: str, ranks: int, make: CommandMaker | str, options: dict[str, int]) -> proportional_set.ProportionalSet:
     with ExitStack() as stack:
         contestant = start(stack, name, ranks, make)
-        request = {**request_of(Mesh(1, ranks), LENGTH), **how, "steps": 1}
-        contestant.request("train", **request)  # What is made once has been made.
+        request = {**request_of(Mesh(1, ranks), LENGTH), **options, "steps": 1}
+        contestant.request("train", **request)  # Warm-up: allocations of the first request.
         return proportional_set.peak_during(contestant.pids, lambda: contestant.request("train", **request))

@@ -1,4 +1,4 @@
-"""The peers: installed from PyPI into an environment of the suite's own, and built against what was installed."""
+"""The peers: installed from PyPI into a separate virtual environment; their programs are built against it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 from suite.contestants import Command, CommandMaker
 from suite.launch import KEEP_FREED_MEMORY, ONE_THREAD, PEERS, REPOSITORY
-from suite.progress import say
+from suite.progress import log
 
 TORCH = "torch==2.13.0"
 
 
 @dataclass
 class Peers:
-    """What could be had. `missing` says of the others why not."""
+    """The installed peers. `missing` gives the reason for each peer that could not be installed."""
 
     folder: Path
     missing: dict[str, str] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class Peers:
         return self.folder / "venv" / "bin" / "python"
 
     def intel_mpi(self, program: str, ranks: int) -> CommandMaker:
-        """Under Intel MPI's own launcher. Ranks may outnumber cores, so none is pinned."""
+        """Starts a program under Intel MPI's own launcher. Ranks are not pinned, because they may outnumber the cores."""
         root = self.folder / "venv"
         environment = {
             **KEEP_FREED_MEMORY,
@@ -37,8 +37,8 @@ class Peers:
             "I_MPI_PIN": "0",
             "CCL_ROOT": str(root),
             "LD_LIBRARY_PATH": str(root / "lib"),
-            # Without worker threads, which ranks would share their cores with; ten times as fast where there are as many ranks as
-            # cores.
+            # No worker threads: they would compete with the ranks for cores. This is ten times as fast if there are as many ranks
+            # as cores.
             "CCL_WORKER_OFFLOAD": "0",
             "CCL_ATL_SHM": "1",
         }
@@ -55,7 +55,7 @@ class Peers:
 
 
 def prepare(folder: Path) -> Peers:
-    """Installs and builds what is not there yet."""
+    """Installs and builds the peers that are missing."""
     peers = Peers(folder)
     folder.mkdir(parents=True, exist_ok=True)
     parts: dict[str, Callable[[], None]] = {
@@ -65,19 +65,19 @@ def prepare(folder: Path) -> Peers:
         "oneCCL": lambda: _build(peers, "oneccl", "oneccl_collectives.cc", "oneccl-devel", ["-lccl", "-lmpi"]),
     }
     for name, prepare_one in parts.items():
-        say(f"  {name}")
+        log(f"  {name}")
         try:
             _make_environment(peers)
             prepare_one()
         except (subprocess.CalledProcessError, OSError) as error:
             output = getattr(error, "stderr", None) or getattr(error, "stdout", None) or str(error)
-            peers.missing[name] = f"{name} cannot be had: {str(output)[-1000:]}"
-            say(f"    {peers.missing[name]}")
+            peers.missing[name] = f"{name} cannot be installed: {str(output)[-1000:]}"
+            log(f"    {peers.missing[name]}")
     return peers
 
 
 def _make_environment(peers: Peers) -> None:
-    if not (peers.folder / "venv" / "bin" / "pip").exists():  # As after an attempt that failed.
+    if not (peers.folder / "venv" / "bin" / "pip").exists():  # Missing at first, or after a failed attempt.
         venv.create(peers.folder / "venv", with_pip=True)
 
 

@@ -1,4 +1,4 @@
-"""Draws the results: `plots.py RESULTS.json` writes one picture a section beside them. Needs matplotlib."""
+"""Plots of the results: `plots.py RESULTS.json` writes one picture per section into the same folder. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ WEFT_COLORS = ("#12355b", "#3d7ea6", "#8fbcd4", "#c5dce8")
 
 
 def draw(section: str, rows: list[dict], path: Path) -> None:
-    """A group of bars a row, one bar a way; whiskers are quartiles over rounds."""
+    """Draws a group of bars for each row, with one bar per variant. Whiskers are quartiles over rounds."""
     rows = [row for row in rows if row["rounds"]]
     if not rows:
         return
-    colors = colors_of(sorted({way for row in rows for way in row["rounds"]}))
+    colors = colors_of(sorted({variant for row in rows for variant in row["rounds"]}))
     heights = [0.5 + 0.24 * len(row["rounds"]) for row in rows]
     figure, axes = pyplot.subplots(
         len(rows), 1, figsize=(9, sum(heights) + 0.6), squeeze=False, gridspec_kw={"height_ratios": heights}
@@ -38,10 +38,10 @@ def draw(section: str, rows: list[dict], path: Path) -> None:
 
 
 def draw_row(axis, row: dict, colors: dict[str, object]) -> None:
-    for place, (way, values) in enumerate(row["rounds"].items()):
+    for place, (variant, values) in enumerate(row["rounds"].items()):
         all_rounds = summarize(values)
         spread = [[all_rounds.median - all_rounds.low], [all_rounds.high - all_rounds.median]]
-        axis.barh(place, all_rounds.median, xerr=spread, color=colors[way], height=0.8, error_kw={"elinewidth": 1})
+        axis.barh(place, all_rounds.median, xerr=spread, color=colors[variant], height=0.8, error_kw={"elinewidth": 1})
     axis.set_yticks(range(len(row["rounds"])), list(row["rounds"]), fontsize=7)
     axis.invert_yaxis()
     axis.tick_params(axis="x", labelsize=7)
@@ -49,11 +49,12 @@ def draw_row(axis, row: dict, colors: dict[str, object]) -> None:
     axis.spines[["top", "right"]].set_visible(False)
 
 
-def colors_of(ways: list[str]) -> dict[str, object]:
-    ours = [way for way in ways if way.startswith("weft")]
-    others = [way for way in ways if way not in ours]
-    colors: dict[str, object] = {way: WEFT_COLORS[i % len(WEFT_COLORS)] for i, way in enumerate(ours)}
-    return colors | {way: COLORS[(i + 1) % len(COLORS)] for i, way in enumerate(others)}
+def colors_of(variants: list[str]) -> dict[str, object]:
+    """Shades of blue for weft's variants, other colors for peers."""
+    ours = [variant for variant in variants if variant.startswith("weft")]
+    peers = [variant for variant in variants if variant not in ours]
+    colors: dict[str, object] = {variant: WEFT_COLORS[i % len(WEFT_COLORS)] for i, variant in enumerate(ours)}
+    return colors | {variant: COLORS[(i + 1) % len(COLORS)] for i, variant in enumerate(peers)}
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Says what the suite is doing."""
+"""Progress messages of the suite."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 _begin = time.monotonic()
 
 
-def say(text: str) -> None:
-    """With the minutes and seconds since the suite began."""
+def log(text: str) -> None:
+    """Prints `text` with the time since the start, as [minutes:seconds]."""
     minutes, seconds = divmod(int(time.monotonic() - _begin), 60)
     print(f"[{minutes:02}:{seconds:02}] {text}", flush=True)

@@ -1,4 +1,4 @@
-"""Memory of processes: the proportional set size, in which what processes share is counted once among them."""
+"""Memory of processes as proportional set size, which counts shared memory once among the processes that share it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ SAMPLE_SECONDS = 0.01
 
 @dataclass(frozen=True)
 class ProportionalSet:
-    """Bytes of all processes together. `data` leaves out files: programs and libraries."""
+    """Bytes, summed over all processes. `data` excludes mapped files (programs and libraries)."""
 
     total: int
     data: int
 
 
 def parse_rollup(text: str) -> ProportionalSet:
-    """Of /proc/PID/smaps_rollup."""
+    """Parses the text of /proc/PID/smaps_rollup."""
     sizes = {}
     for line in text.splitlines():
         name, _, value = line.partition(":")
@@ -34,7 +34,7 @@ def measure(pids: Sequence[int]) -> ProportionalSet:
 
 
 def peak_during(pids: Sequence[int], run: Callable[[], object]) -> ProportionalSet:
-    """The largest of samples taken while `run` runs."""
+    """The maximum over samples taken while `run` runs."""
     samples = [measure(pids)]
     done = threading.Event()
 

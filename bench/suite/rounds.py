@@ -1,4 +1,4 @@
-"""Measuring in turns: every round runs each way once, so that all meet the same weather."""
+"""Interleaved measurements: every round runs each variant once, so that disturbances affect all of them alike."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from suite.contestants import ContestantError
-from suite.progress import say
+from suite.progress import log
 from suite.statistics import median
 
 
 @dataclass(frozen=True)
-class Way:
-    """Something to measure. `measure` gives the repeats of one round."""
+class Variant:
+    """One thing to measure. `measure` returns the repeats of one round."""
 
     name: str
     measure: Callable[[], Sequence[float]]
@@ -21,31 +21,33 @@ class Way:
 @dataclass(frozen=True)
 class Measurements:
     rounds: dict[str, list[float]]
-    missing: dict[str, str]  # Ways that failed, and why.
+    missing: dict[str, str]  # Variants that failed, with the reason.
 
     def only(self, *names: str) -> Measurements:
-        """Of these ways, as far as they were measured or failed."""
+        """The measurements of the named variants. A name without measurement or failure is ignored."""
         rounds, missing = ({name: of[name] for name in names if name in of} for of in (self.rounds, self.missing))
         return Measurements(rounds, missing)
 
 
-def in_turns(ways: Sequence[Way], rounds: int, scale: float = 1.0) -> Measurements:
-    """A round's value is the median of its repeats. The first round only warms up. Each round begins with another way, and every
-    other one goes backwards, so that what a way leaves behind is not always the same way's to bear. A way that fails is left out
-    from then on."""
-    result = Measurements({way.name: [] for way in ways}, {})
+def measure_interleaved(variants: Sequence[Variant], rounds: int, scale: float = 1.0) -> Measurements:
+    """Measures all variants in each of `rounds` rounds, after a warm-up round.
+
+    The value of a round is the median of its repeats, times `scale`. Each round starts with another variant, and every second
+    round runs in reverse order, so that no variant always follows the same one. A variant that fails is skipped from then on.
+    """
+    result = Measurements({variant.name: [] for variant in variants}, {})
     for number in range(rounds + 1):
         direction = 1 if number % 2 == 0 else -1
-        for way in (ways[(number + direction * place) % len(ways)] for place in range(len(ways))):
-            if way.name in result.missing:
+        for variant in (variants[(number + direction * place) % len(variants)] for place in range(len(variants))):
+            if variant.name in result.missing:
                 continue
             try:
-                value = median(way.measure()) * scale
+                value = median(variant.measure()) * scale
             except ContestantError as error:
-                say(f"    {way.name}: {error}")
-                result.missing[way.name] = str(error)
-                del result.rounds[way.name]
+                log(f"    {variant.name}: {error}")
+                result.missing[variant.name] = str(error)
+                del result.rounds[variant.name]
                 continue
             if number > 0:
-                result.rounds[way.name].append(value)
+                result.rounds[variant.name].append(value)
     return result

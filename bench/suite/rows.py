@@ -1,4 +1,4 @@
-"""What the suite says: rows of measurements, the goals that they are held against, and tables of both. Pure."""
+"""Rows of measurements, the goals for them, and Markdown tables of both. Pure functions."""
 
 from __future__ import annotations
 
@@ -8,24 +8,29 @@ from dataclasses import dataclass, field
 from suite.statistics import Ratio, median, ratio, summarize
 
 
+def speedup_over(peer: str) -> str:
+    """The text of a goal that is a ratio of times."""
+    return f"{peer}'s time / weft's"
+
+
 @dataclass(frozen=True)
 class Goal:
-    """`others` (the best of them) must take at least so many times what weft takes."""
+    """The best of `others` must take at least `at_least` times as much as weft."""
 
     others: tuple[str, ...]
     at_least: float
-    says: str
+    says: str  # The ratio, in words.
 
 
 @dataclass(frozen=True)
 class Row:
-    """One thing that weft and others did in turns. Less is better."""
+    """One measurement of weft and of other variants, interleaved. Less is better."""
 
     what: str
     unit: str  # "ms" or "MB"
-    weft: str  # The way that is held against the others.
-    rounds: Mapping[str, Sequence[float]]  # By way, one value a round.
-    missing: Mapping[str, str] = field(default_factory=dict)  # By way: why there is no value.
+    weft: str  # The variant that is compared with the others.
+    rounds: Mapping[str, Sequence[float]]  # One value per round, by variant.
+    missing: Mapping[str, str] = field(default_factory=dict)  # The reason why there is no value, by variant.
     goals: Sequence[Goal] = ()
 
     def ratio_to(self, other: str) -> Ratio:
@@ -41,8 +46,8 @@ class Verdict:
     what: str
     says: str
     at_least: float
-    measured: Ratio | None  # None: nothing to compare with.
-    note: str = ""
+    measured: Ratio | None  # None: weft or all others are missing.
+    note: str = ""  # The baseline, or the reason why something is missing.
 
     @property
     def word(self) -> str:
@@ -65,27 +70,35 @@ def _verdict(row: Row, goal: Goal) -> Verdict:
 
 
 def measurements_table(rows: Sequence[Row]) -> str:
-    lines = ["| what | way | median | quartiles | times weft | quartiles of rounds |", "|---|---|---|---|---|---|"]
+    columns = ("measurement", "variant", "median", "quartiles", "relative to weft", "quartiles of rounds")
+    lines = _header(columns)
     for row in rows:
-        for way, values in row.rounds.items():
-            lines.append(_line(row, way, values))
-        lines += [f"| {row.what} | {way} | not measured: {_one_line(why)} | | | |" for way, why in row.missing.items()]
+        for variant, values in row.rounds.items():
+            lines.append(_line(row, variant, values))
+        for variant, reason in row.missing.items():
+            lines.append(f"| {row.what} | {variant} | not measured: {_one_line(reason)} | | | |")
     return "\n".join(lines) + "\n"
 
 
-def _line(row: Row, way: str, values: Sequence[float]) -> str:
+def _header(columns: Sequence[str]) -> list[str]:
+    return ["| " + " | ".join(columns) + " |", "|---" * len(columns) + "|"]
+
+
+def _line(row: Row, variant: str, values: Sequence[float]) -> str:
     all_rounds = summarize(values)
-    cells = [row.what, way, f"{_number(all_rounds.median)} {row.unit}", f"{_number(all_rounds.low)}-{_number(all_rounds.high)}"]
-    if way == row.weft or row.weft not in row.rounds:
+    quartiles = f"{_number(all_rounds.low)}-{_number(all_rounds.high)}"
+    cells = [row.what, variant, f"{_number(all_rounds.median)} {row.unit}", quartiles]
+    if variant == row.weft or row.weft not in row.rounds:
         cells += ["", ""]
     else:
-        times = row.ratio_to(way)
-        cells += [_number(times.value), f"{_number(times.low)}-{_number(times.high)}"]
+        relative = row.ratio_to(variant)
+        cells += [_number(relative.value), f"{_number(relative.low)}-{_number(relative.high)}"]
     return "| " + " | ".join(cells) + " |"
 
 
 def verdicts_table(verdicts: Sequence[Verdict]) -> str:
-    lines = ["| what | goal | at least | measured | quartiles of rounds | against | |", "|---|---|---|---|---|---|---|"]
+    columns = ("measurement", "goal", "at least", "measured", "quartiles of rounds", "baseline", "result")
+    lines = _header(columns)
     for verdict in verdicts:
         measured, spread = "", ""
         if verdict.measured is not None:
@@ -97,7 +110,7 @@ def verdicts_table(verdicts: Sequence[Verdict]) -> str:
 
 
 def _number(value: float) -> str:
-    """Three digits that matter."""
+    """Three significant digits."""
     digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
     return f"{value:.{digits}f}"
 

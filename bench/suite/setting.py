@@ -1,4 +1,4 @@
-"""What sections are given, and how they start what they measure."""
+"""The inputs of a section, and the start of contestants."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class Setting:
-    programs: Path  # Where weft's benchmarks are.
+    programs: Path  # Folder of weft's benchmark programs.
     peers: Peers
     quick: bool
 
@@ -25,12 +25,12 @@ class Setting:
         return self.programs / f"weft_bench_{name}"
 
     def peer(self, name: str, make: CommandMaker) -> CommandMaker | str:
-        """Or why there is no such peer."""
+        """`make`, or the reason why the peer is missing."""
         return self.peers.missing.get(name, make)
 
 
-class Absent:
-    """Stands for a contestant that could not be started: whatever it is asked fails with the reason."""
+class MissingContestant:
+    """Replaces a contestant that could not be started. Every request fails with the reason."""
 
     def __init__(self, reason: str) -> None:
         self._reason = reason
@@ -43,11 +43,11 @@ class Absent:
         raise ContestantError(self._reason)
 
 
-def start(stack: ExitStack, name: str, ranks: int, make: CommandMaker | str) -> Contestant | Absent:
-    """Ended with `stack`."""
+def start(stack: ExitStack, name: str, ranks: int, make: CommandMaker | str) -> Contestant | MissingContestant:
+    """Starts a contestant that ends with `stack`. `make` may be the reason why it is missing."""
     if isinstance(make, str):
-        return Absent(make)
+        return MissingContestant(make)
     try:
         return stack.enter_context(Contestant(name, ranks, make))
     except ContestantError as error:
-        return Absent(str(error))
+        return MissingContestant(str(error))

@@ -1,4 +1,4 @@
-"""Section `simulated`: a step on up to 1,024 simulated ranks, from costs that are measured on this machine."""
+"""Section `simulated`: a step on up to 1,024 simulated ranks, with costs measured on this machine."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from suite import launch
 from suite.contestants import Contestant, ContestantError
-from suite.progress import say
+from suite.progress import log
 from suite.rows import Row
 from suite.setting import MIB, Setting
 from suite.statistics import median
@@ -25,14 +25,14 @@ COMPUTE = "compute alone (measured)"
 
 @dataclass(frozen=True)
 class Costs:
-    """Measured. Milliseconds of one rank, and the speed of its copies in GB/s."""
+    """Measured costs of one rank: milliseconds of its parts, and the speed of its copies in GB/s."""
 
     block: float
     head: float
     optimizer: float
     memory_speed: float
 
-    def alone(self, shard: int) -> float:
+    def compute_alone(self, shard: int) -> float:
         return BLOCKS * self.block + self.head + self.optimizer / shard
 
 
@@ -45,8 +45,8 @@ def measure(setting: Setting) -> Iterator[Row]:
     for ranks in ALL_RANKS[:1] if setting.quick else ALL_RANKS:
         replicate = ranks // RANKS_PER_NODE
         what = f"simulated step, HSDP {replicate} x {RANKS_PER_NODE}, {LENGTH} tokens a rank, {GIGABITS} Gbit/s a node"
-        say(f"  {what}")
-        rounds = {COMPUTE: [costs.alone(RANKS_PER_NODE)]}
+        log(f"  {what}")
+        rounds = {COMPUTE: [costs.compute_alone(RANKS_PER_NODE)]}
         missing = {}
         try:
             rounds["weft (simulated)"] = [simulate(setting, costs, ranks, replicate)]
@@ -61,7 +61,7 @@ def measure_costs(setting: Setting) -> Costs:
     optimizer = ms["AdamW"] + ms["gradient norm"]
     blocks = ms["step"] - ms["head and loss"] - optimizer
     with Contestant("weft", 2, launch.open_mpi(setting.program("collectives"), 2)) as contestant:
-        seconds = contestant.seconds("run", op="all_gather", way="weft", bytes=64 * MIB, repeats=9)
+        seconds = contestant.seconds("run", op="all_gather", variant="weft", bytes=64 * MIB, repeats=9)
     return Costs(blocks / BLOCKS, ms["head and loss"], optimizer, 64 * MIB / median(seconds) / 1e9)
 
 

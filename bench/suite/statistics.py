@@ -1,4 +1,4 @@
-"""What is said of repeated measurements. Pure functions."""
+"""Quantiles, summaries and ratios of repeated measurements. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 def quantile(values: Sequence[float], part: float) -> float:
-    """Between neighbours by a straight line, as numpy's default."""
+    """Interpolates linearly between neighbours, like numpy's default."""
     ordered = sorted(values)
     if not ordered:
         raise ValueError("no values to take a quantile of")
@@ -23,7 +23,7 @@ def median(values: Sequence[float]) -> float:
 
 @dataclass(frozen=True)
 class Summary:
-    """A median with the quartiles around it."""
+    """A median with its quartiles."""
 
     low: float
     median: float
@@ -37,7 +37,7 @@ def summarize(values: Sequence[float]) -> Summary:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Of the medians over all rounds; `low` and `high` are the quartiles of the rounds' own ratios."""
+    """`value` is the ratio of the medians over all rounds; `low` and `high` are the quartiles of the rounds' own ratios."""
 
     value: float
     low: float
@@ -45,8 +45,8 @@ class Ratio:
 
 
 def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Ratio:
-    """Both in the order of rounds, one value a round, so that what slows a round slows both sides of its ratio."""
+    """REQUIRES: both have one value per round, in the order of rounds. A disturbed round then affects both sides of its ratio."""
     if len(numerators) != len(denominators):
-        raise ValueError(f"{len(numerators)} rounds of one side, {len(denominators)} of the other")
+        raise ValueError(f"both sides need one value per round; got {len(numerators)} and {len(denominators)}")
     rounds = [above / below for above, below in zip(numerators, denominators)]
     return Ratio(median(numerators) / median(denominators), quantile(rounds, 0.25), quantile(rounds, 0.75))

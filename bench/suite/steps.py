@@ -1,4 +1,4 @@
-"""Section `steps`: a training step on one node against PyTorch's. Also how a step is asked for, on any hosts."""
+"""Section `steps`: a training step on one node against PyTorch's. Also the requests for a step, on any hosts."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass
 
 from suite import launch
 from suite.contestants import Contestant, ContestantError, Reply
-from suite.progress import say
-from suite.rounds import Way, in_turns
-from suite.rows import Goal, Row
-from suite.setting import Absent, Setting, start
+from suite.progress import log
+from suite.rounds import Variant, measure_interleaved
+from suite.rows import Goal, Row, speedup_over
+from suite.setting import MissingContestant, Setting, start
 
-SHORT, LONG = 128, 1024  # Tokens a rank.
-STEPS = {SHORT: 3, LONG: 2}  # Measured in a round, after one that is not.
+SHORT, LONG = 128, 1024  # Tokens per rank.
+STEPS = {SHORT: 3, LONG: 2}  # Timed steps per round, after one that is not timed.
 ROUNDS = {SHORT: 6, LONG: 4}
 LOSS_TOLERANCE = 1e-4
 PYTORCH = {"fused": 1, "compiled": 0}
 COMPILED = {"fused": 1, "compiled": 1}
 
-# What weft can be told, by the name of the way.
+# Options of a step of weft, by the name of the variant.
 DEFAULTS = {"zero_copy": 1, "node_shared": 1, "sharded_optimizer": 0, "wire_compression": 1}
 WEFT = {
     "weft": DEFAULTS,
@@ -46,7 +46,7 @@ class Mesh:
         return f"DDP on {self.replicate}" if self.shard == 1 else f"HSDP {self.replicate} x {self.shard}"
 
 
-# Mesh, tokens a rank, and the goal against PyTorch.
+# Mesh, tokens per rank, and the goal: PyTorch's time / weft's, at least.
 CASES = [
     (Mesh(1, 1), SHORT, None),
     (Mesh(1, 2), SHORT, 3.3),
@@ -61,9 +61,11 @@ def request_of(mesh: Mesh, length: int) -> dict[str, int]:
     return {"replicate": mesh.replicate, "shard": mesh.shard, "length": length}
 
 
-def step_way(name: str, contestant: Contestant | Absent, mesh: Mesh, length: int, steps: int, **arguments: object) -> Way:
+def step_variant(
+    name: str, contestant: Contestant | MissingContestant, mesh: Mesh, length: int, steps: int, **arguments: object
+) -> Variant:
     request = {**request_of(mesh, length), **arguments, "steps": steps}
-    return Way(name, lambda: contestant.seconds("train", **request))
+    return Variant(name, lambda: contestant.seconds("train", **request))
 
 
 def measure(setting: Setting) -> Iterator[Row]:
@@ -72,31 +74,39 @@ def measure(setting: Setting) -> Iterator[Row]:
             weft = start(stack, "weft", ranks, launch.open_mpi(setting.program("training_step"), ranks))
             torch_maker = launch.gloo(setting.peers.python, "training_step.py", ranks)
             torch = start(stack, "PyTorch", ranks, setting.peer("PyTorch", torch_maker))
-            for mesh, length, least in CASES:
+            for mesh, length, at_least in CASES:
                 if mesh.ranks != ranks or (setting.quick and length == LONG):
                     continue
                 what = f"step, {mesh}, {length} tokens a rank"
-                say(f"  {what}")
-                measured = in_turns(ways_of(weft, torch, mesh, length), setting.rounds(ROUNDS[length]), scale=1e3)
-                goals = [Goal(("PyTorch",), least, "times PyTorch")] if least else []
+                log(f"  {what}")
+                variants = variants_of(weft, torch, mesh, length)
+                measured = measure_interleaved(variants, setting.rounds(ROUNDS[length]), scale=1e3)
+                goals = [Goal(("PyTorch",), at_least, speedup_over("PyTorch"))] if at_least else []
                 yield Row(what, "ms", "weft", measured.rounds, measured.missing, goals)
 
 
-def ways_of(weft: Contestant | Absent, torch: Contestant | Absent, mesh: Mesh, length: int) -> list[Way]:
-    def way(name: str, contestant: Contestant | Absent, how: dict[str, int]) -> Way:
-        return step_way(name, contestant, mesh, length, STEPS[length], **how)
+def variants_of(
+    weft: Contestant | MissingContestant, torch: Contestant | MissingContestant, mesh: Mesh, length: int
+) -> list[Variant]:
+    def variant(name: str, contestant: Contestant | MissingContestant, options: dict[str, int]) -> Variant:
+        return step_variant(name, contestant, mesh, length, STEPS[length], **options)
 
-    ways = [way(name, weft, how) for name, how in WEFT.items() if length == SHORT or how == DEFAULTS]
-    ways.append(way("PyTorch", checked(weft, torch, mesh, length), PYTORCH))
+    variants = [variant(name, weft, options) for name, options in WEFT.items() if length == SHORT or options == DEFAULTS]
+    variants.append(variant("PyTorch", checked(weft, torch, mesh, length), PYTORCH))
     if mesh.replicate > 1:
-        ways.append(way("weft, optimizer over replicas", weft, SHARDED_OPTIMIZER))
-    if mesh == Mesh(1, 2):  # Not for all, as compiling takes its time. By blocks, before they are sharded.
-        ways.append(way("PyTorch, torch.compile", torch, COMPILED))
-    return ways
+        variants.append(variant("weft, optimizer over replicas", weft, SHARDED_OPTIMIZER))
+    if mesh == Mesh(1, 2):  # For one mesh only, because compiling takes long. Blocks are compiled before they are sharded.
+        variants.append(variant("PyTorch, torch.compile", torch, COMPILED))
+    return variants
 
 
-def compute_the_same(weft: Contestant | Absent, torch: Contestant | Absent, mesh: Mesh, length: int) -> bool:
-    """Both from the same weights and tokens, so the first request of a case says whether their losses agree."""
+def losses_agree(
+    weft: Contestant | MissingContestant, torch: Contestant | MissingContestant, mesh: Mesh, length: int
+) -> bool:
+    """Compares the losses of the first steps.
+
+    REQUIRES: neither has had a request of this case. Both then start from the same weights and tokens.
+    """
     request = {**request_of(mesh, length), "steps": 3}
     ours = mean_losses(weft.request("train", **request, **WEFT["weft"]))
     theirs = mean_losses(torch.request("train", **request, **PYTORCH))
@@ -104,14 +114,16 @@ def compute_the_same(weft: Contestant | Absent, torch: Contestant | Absent, mesh
 
 
 def mean_losses(replies: list[Reply]) -> list[float]:
-    """Over ranks, of each step."""
+    """The mean over ranks, for each step."""
     return [sum(losses) / len(losses) for losses in zip(*(reply["losses"] for reply in replies), strict=True)]
 
 
-def checked(weft: Contestant | Absent, torch: Contestant | Absent, mesh: Mesh, length: int) -> Contestant | Absent:
-    """PyTorch, unless it does not compute the same."""
+def checked(
+    weft: Contestant | MissingContestant, torch: Contestant | MissingContestant, mesh: Mesh, length: int
+) -> Contestant | MissingContestant:
+    """`torch` if its losses agree with weft's, otherwise a replacement that fails with the reason."""
     try:
-        same = compute_the_same(weft, torch, mesh, length)
+        agree = losses_agree(weft, torch, mesh, length)
     except ContestantError as error:
-        return Absent(str(error))
-    return torch if same else Absent("PyTorch's losses are not weft's: the comparison would mean nothing")
+        return MissingContestant(str(error))
+    return torch if agree else MissingContestant("PyTorch's losses differ from weft's, so their times cannot be compared")

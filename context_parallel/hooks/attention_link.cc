@@ -92,8 +92,8 @@ absl::Status AttentionLink::AfterForward(Invocation& invocation, const Tensors& 
   WEFT_ASSIGN_OR_RETURN(LaunchedTensor launched, launch_(invocation, output.Window(input)));
   auto& notes = invocation.State<Notes>(this);
   std::optional<int64_t> call;
-  if (invocation.saves()) call = NoteCall(invocation, notes, outputs);
-  invocation.Lend(launched.local, &use_);
+  if (invocation.is_saving()) call = NoteCall(invocation, notes, outputs);
+  invocation.AddReader(launched.local, &use_);
   notes.launched.push_back({std::move(launched), call});
   return absl::OkStatus();
 }
@@ -104,10 +104,10 @@ std::optional<AttentionLink::ConsumedInput> AttentionLink::Take(Invocation& invo
     return SameTensor(launch.tensor.local.view(), local.view());
   });
   if (found == notes.launched.end()) return std::nullopt;
-  invocation.TakeBack(local);
+  invocation.RemoveReader(local);
   ConsumedInput taken{std::move(found->tensor), found->call};
   notes.launched.erase(found);
-  if (!taken.call && invocation.saves()) ++notes.consumed_without_backward;
+  if (!taken.call && invocation.is_saving()) ++notes.consumed_without_backward;
   return taken;
 }
 
@@ -156,7 +156,7 @@ absl::Status AttentionLink::DropUntaken(Invocation& invocation, Notes& notes, in
                      "changes it as the attention's source, or none"));
   }
   --notes.consumed_without_backward;
-  invocation.TakeBack(untaken->tensor.local);
+  invocation.RemoveReader(untaken->tensor.local);
   notes.launched.erase(untaken);
   return absl::OkStatus();
 }

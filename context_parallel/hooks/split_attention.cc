@@ -75,7 +75,7 @@ absl::StatusOr<AttentionCall> SplitAttention::CallOf(Invocation& invocation, int
   call.sequence = sequence;
   call.heads = heads;
   call.kv_heads = kv_heads;
-  call.saves = invocation.saves();
+  call.saves = invocation.is_saving();
   call.returns_lse = attention_.options().returns_lse;
   call.label = attention_.name();
   call.identity = Hash64(call.label.data(), call.label.size());
@@ -127,7 +127,7 @@ absl::StatusOr<Tensors> SplitAttention::Forward(Invocation& invocation, const At
   WEFT_ASSIGN_OR_RETURN(AttentionParallel::Result result,
                         shared_.parallel->Forward(pass.call, std::move(launched[0]), std::move(launched[1]),
                                                   std::move(launched[2])));
-  if (invocation.saves()) {
+  if (invocation.is_saving()) {
     invocation.Save(&attention, std::move(result.saved));
     invocation.State<Passes>(this).push_back(std::move(pass));
   }
@@ -145,7 +145,7 @@ absl::StatusOr<Tensors> SplitAttention::Backward(Invocation& invocation, const A
   passes.pop_back();
   const Tensor dout = FromLayout(output_gradients[0], attention.options().layout);
   WEFT_ASSIGN_OR_RETURN(AttentionParallel::Gradients gradients,
-                        shared_.parallel->Backward(pass.call, invocation.TakeSaved(&attention), dout));
+                        shared_.parallel->Backward(pass.call, invocation.PopSaved(&attention), dout));
   Tensors input_gradients;
   for (PendingTensor* gradient : {&gradients.dq, &gradients.dk, &gradients.dv}) {
     const auto role = static_cast<int>(input_gradients.size());

@@ -1,5 +1,23 @@
-// What a training loop of one's own needs, in one include: ranks, memory, engine, mesh, layers, sharding of
-// parameters and sequences, optimizer.
+// Umbrella header for a training loop, and guide to the public headers. Read them in this order:
+//
+//   mesh/bootstrap.h                       environment of a rank: an MPI process, a thread, or simulated
+//   mesh/device_mesh.h                     grid of ranks with named axes: replicate, shard, context
+//   core/tensor.h                          tensors
+//   nn/module.h                            base class of layers: forward, backward, parameters, hooks
+//   nn/invocation.h                        state of one pass: saved tensors, loss scale, sequence
+//   nn/sequential.h                        containers of layers; each layer has a header beside it
+//   nn/llama.h                             the Llama model
+//   sharding/policy.h                      options of sharding: prefetch, reshard, dtypes, zero copy
+//   sharding/fully_shard.h                 FSDP, HSDP or DDP of a model, depending on the mesh
+//   sharding/gradient_sync.h               gradient accumulation over microbatches
+//   optim/sharded_adamw.h                  AdamW over the shards
+//   sharding/state_dict.h                  saving and loading by parameter name
+//   context_parallel/context_parallel.h    attention over sequences that are split over ranks
+//   context_parallel/sequence_layout.h     division of a sequence over its ranks
+//   context_parallel/sharded_buffers.h     division of input tensors over the ranks of a sequence
+//   comm/comm_engine.h                     collectives, for code that communicates itself
+//
+// Complete programs: examples/mixer.cc, examples/long_sequence.cc, examples/forward_only.cc.
 #pragma once
 
 #include "weft/comm/comm_engine.h"

@@ -37,14 +37,14 @@ absl::Status CastAll(Tensors& tensors, DType dtype) {
 // Before they are cast on their way forward,
 Module::Hook CastForward(DType dtype) {
   return [dtype](Module& module, Invocation& invocation, Tensors& tensors) {
-    if (invocation.saves()) invocation.Save(&module, Prototypes(tensors));
+    if (invocation.is_saving()) invocation.Save(&module, Prototypes(tensors));
     return CastAll(tensors, dtype);
   };
 }
 
 // and their gradients on the way back.
 absl::Status CastBack(Module& module, Invocation& invocation, Tensors& gradients) {
-  const Tensors prototypes = invocation.TakeSaved(&module);
+  const Tensors prototypes = invocation.PopSaved(&module);
   const size_t count = std::min(prototypes.size(), gradients.size());
   for (size_t i = 0; i < count; ++i) {
     if (!IsFloatingTensor(prototypes[i])) continue;

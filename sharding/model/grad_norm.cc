@@ -8,7 +8,7 @@
 #include <iterator>
 
 #include "sharding/model/sharded_groups.h"
-#include "weft/core/order_free_sum.h"
+#include "weft/core/reproducible_sum.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -35,7 +35,7 @@ absl::StatusOr<double> MaximumOfParts(const std::vector<Gradients>& parts, Model
 absl::StatusOr<double> NormOfParts(const std::vector<Gradients>& parts, NormType type,
                                    ModelScalars& scalars) {
   if (type == NormType::kInfinity) return MaximumOfParts(parts, scalars);
-  OrderFreeSum sum;
+  ReproducibleSum sum;
   for (const Gradients part : parts) {
     const auto count = static_cast<int64_t>(part.size());
     sum += type == NormType::kOne ? SumMagnitudes(part.data(), count) : SumSquares(part.data(), count);

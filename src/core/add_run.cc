@@ -10,7 +10,7 @@
 namespace weft {
 namespace {
 
-constexpr int64_t kBlock = 1024;  // Two of them fit the first-level cache beside what they came from.
+constexpr int64_t kBlock = 1024;  // Elements. Two blocks and their source data fit the L1 cache.
 constexpr int64_t kGrain = 64 * kBlock;
 
 using Block = std::array<float, kBlock>;

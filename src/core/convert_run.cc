@@ -8,7 +8,7 @@
 namespace weft::internal {
 namespace {
 
-// Calls step(source, target) for each pair of elements. The loop over neighbours is written apart: it
+// Writes step(source element) to each target element. Unit strides have a loop of their own, which
 // vectorises.
 template <typename Source, typename Target, typename Step>
 void ForEachPair(const std::byte* source, int64_t source_stride, std::byte* target, int64_t target_stride,
@@ -47,7 +47,7 @@ void ConvertIntegers(const std::byte* source, int64_t source_stride, std::byte* 
                               [](Source value) { return static_cast<Target>(value); });
 }
 
-// `Word` is an unsigned integer of the element's size: bits move unchanged, NaN payloads included.
+// Copies bits unchanged, including NaN payloads. `Word` is an unsigned integer of the element's size.
 template <typename Word>
 void Move(const std::byte* source, int64_t source_stride, std::byte* target, int64_t target_stride,
           int64_t count, float /*scale*/) {
@@ -104,7 +104,7 @@ RunKernel SelectConversion(DType source, DType target) {
 }  // namespace
 
 RunKernel SelectRunKernel(DType source, DType target, float scale) {
-  WEFT_CHECK(scale == 1.0F || IsFloating(source), "integers are not scaled");
+  WEFT_CHECK(scale == 1.0F || IsFloating(source), "a copy of integers has a scale other than 1");
   const RunKernel kernel =
       source == target && scale == 1.0F ? SelectMove(source) : SelectConversion(source, target);
   WEFT_CHECK(kernel != nullptr, "no cast between an integer and a floating-point type");

@@ -1,4 +1,4 @@
-// The innermost loop of a copy: one run of elements, converted and scaled.
+// Kernels for the innermost loop of a copy: one run of elements with constant strides, converted and scaled.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,8 @@ namespace weft::internal {
 using RunKernel = void (*)(const std::byte* source, int64_t source_stride, std::byte* target,
                            int64_t target_stride, int64_t count, float scale);
 
-// The kernel of a pair of dtypes that CopyPlan::Make accepts. Equal dtypes and scale 1 are moved bit by bit.
+// The kernel for a pair of dtypes. Equal dtypes with scale 1 are copied bit by bit.
+// REQUIRES: CopyPlan::Make accepts the pair; `scale` is 1 for integers.
 RunKernel SelectRunKernel(DType source, DType target, float scale);
 
 }  // namespace weft::internal

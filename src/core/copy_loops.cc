@@ -10,10 +10,10 @@
 namespace weft::internal {
 namespace {
 
-// A position in the plan's outer loops, advanced like an odometer.
+// A position in the outer loops, as source and target offsets in elements.
 class Odometer {
  public:
-  // `run` counts inner runs from the start of the plan.
+  // `run` is the number of the inner run, counted from the start of the loop nest.
   Odometer(const std::vector<CopyLoop>& loops, int64_t run) : loops_(loops), index_(loops.size()) {
     for (size_t i = loops.size(); i-- > 0;) {
       index_[i] = run % loops[i].count;
@@ -54,13 +54,14 @@ absl::Status CheckCopyable(const TensorView& source, const TensorView& target) {
   if (IsFloating(source.dtype) != IsFloating(target.dtype)) {
     return absl::InvalidArgumentError(absl::StrCat("no cast from ", ToAbsl(Name(source.dtype)), " to ",
                                                    ToAbsl(Name(target.dtype)),
-                                                   ": only among floating-point types and among integers"));
+                                                   ": both must be floating-point types, or both integers"));
   }
-  if (target.elements() == 0) return absl::OkStatus();  // Nothing lies anywhere.
+  if (target.elements() == 0) return absl::OkStatus();
   for (size_t dim = 0; dim < target.shape.size(); ++dim) {
     if (target.shape[dim] > 1 && target.strides[dim] == 0) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("dim ", dim, " of the target has stride 0: its elements lie on top of each other"));
+      return absl::InvalidArgumentError(absl::StrCat("dim ", dim,
+                                                     " of the target has stride 0, so that its elements "
+                                                     "overlap: use a target whose elements are distinct"));
     }
   }
   return absl::OkStatus();

@@ -1,4 +1,4 @@
-// The loop nest that strided copies are made of, whatever order their elements go in.
+// The loop nest that CopyPlan and RangeCopy share.
 #pragma once
 
 #include <cstddef>
@@ -12,25 +12,26 @@
 
 namespace weft::internal {
 
-// One shape, dtypes that convert, and a target whose elements do not lie on top of each other.
-// Errors: kInvalidArgument.
+// Errors: kInvalidArgument (shapes differ; one dtype is an integer and the other floating-point; elements of
+// the target overlap).
 absl::Status CheckCopyable(const TensorView& source, const TensorView& target);
 
-// A loop for each dim that has more than one index, in the order of the dims.
+// One loop for each dim of size other than 1, in the order of the dims.
 std::vector<CopyLoop> LoopsOf(const TensorView& source, const TensorView& target);
 
-// Two neighbouring loops are one where a full inner round ends exactly one outer step ahead, on both sides.
+// Merges two adjacent loops if the outer stride is the inner stride times the inner count, on both sides.
 std::vector<CopyLoop> MergeLoops(const std::vector<CopyLoop>& loops);
 
-// Loops around runs of one kernel; elements are numbered in the order of the loops.
+// Outer loops around runs of one kernel. Elements are numbered in loop order, the innermost loop fastest.
 struct LoopNest {
   const std::vector<CopyLoop>& outer;
   const CopyLoop& inner;
   RunKernel kernel;
-  size_t source_bytes;  // Of an element.
-  size_t target_bytes;
+  size_t source_bytes;  // Size of a source element.
+  size_t target_bytes;  // Size of a target element.
 
-  // Elements [begin, end). The origins are the places, in elements, that `source` and `target` point to.
+  // Copies elements [begin, end). `source` and `target` point to the elements at offsets `source_origin` and
+  // `target_origin` of the layouts.
   void Run(const std::byte* source, std::byte* target, int64_t begin, int64_t end, float scale,
            int64_t source_origin = 0, int64_t target_origin = 0) const;
 };

@@ -13,7 +13,7 @@ constexpr std::array<std::string_view, 5> kNames = {"f32", "bf16", "f16", "i32",
 
 std::string_view Name(DType dtype) {
   const auto index = static_cast<size_t>(dtype);
-  WEFT_CHECK(index < kNames.size(), "no such dtype");
+  WEFT_CHECK(index < kNames.size(), "value outside the DType enumeration");
   return kNames[index];
 }
 

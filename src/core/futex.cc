@@ -11,7 +11,7 @@
 namespace weft {
 namespace {
 
-// The kernel works on the word's storage; an atomic of 32 bits has the plain integer's layout.
+// The kernel needs the address of a plain integer. A lock-free 32-bit atomic has the same layout.
 const uint32_t* Storage(const std::atomic<uint32_t>& word) {
   static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t) &&
                 std::atomic<uint32_t>::is_always_lock_free);

@@ -1,12 +1,13 @@
-// What a threading backend provides beside the thread count: one file a backend, chosen in CMake.
+// Interface of a threading backend, beside the thread count in parallel.h. CMake chooses the backend's source
+// file.
 #pragma once
 
 #include <absl/functional/function_ref.h>
 
 namespace weft::internal {
 
-// Calls body(part) for each part in [0, parts), on as many threads as the backend gives, and returns when all
-// are done.
+// Calls body(part) for each part in [0, parts), on as many threads as the backend provides. Returns when all
+// calls have returned.
 void RunParts(int parts, absl::FunctionRef<void(int part)> body);
 
 }  // namespace weft::internal

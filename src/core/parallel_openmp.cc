@@ -1,5 +1,5 @@
-// Threads by OpenMP. The thread count is the calling thread's own ICV, which libraries that use OpenMP read
-// as well.
+// Threading backend that uses OpenMP. The thread count is OpenMP's internal control variable (nthreads-var)
+// of the calling thread; other libraries that use OpenMP read it too.
 #include <omp.h>
 
 #include "src/core/parallel_backend.h"
@@ -18,10 +18,10 @@ int ThreadCount() { return omp_get_max_threads(); }
 namespace internal {
 
 void RunParts(int parts, absl::FunctionRef<void(int)> body) {
-  // A loop, not one part a thread: inside another parallel region OpenMP gives fewer threads than asked for.
+  // A worksharing loop: inside another parallel region, OpenMP provides fewer threads than `parts`.
 #pragma omp parallel for num_threads(parts) schedule(static, 1)
   for (int part = 0; part < parts; ++part) {
-    omp_set_num_threads(1);  // Of this part's own environment: what it calls must not count on more threads.
+    omp_set_num_threads(1);  // Applies to this part only: loops inside the body must run on one thread.
     body(part);
   }
 }

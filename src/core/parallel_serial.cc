@@ -1,5 +1,5 @@
-// One thread a rank: builds without OpenMP, and under ThreadSanitizer, which does not see OpenMP's
-// synchronisation.
+// Threading backend with one thread per rank. Used without OpenMP, and with ThreadSanitizer, which does not
+// see OpenMP's synchronisation.
 #include "src/core/parallel_backend.h"
 #include "weft/core/parallel.h"
 #include "weft/core/status.h"

@@ -19,7 +19,7 @@ RangeCopy::RangeCopy(const TensorView& source, const TensorView& target, Side so
 absl::StatusOr<RangeCopy> RangeCopy::Make(const TensorView& source, const TensorView& target) {
   WEFT_RETURN_IF_ERROR(internal::CheckCopyable(source, target));
   if (source.dtype != target.dtype) {
-    return absl::InvalidArgumentError(absl::StrCat("a copy in ranges converts nothing, but goes from ",
+    return absl::InvalidArgumentError(absl::StrCat("RangeCopy does not convert dtypes, but the copy is from ",
                                                    ToAbsl(Name(source.dtype)), " to ",
                                                    ToAbsl(Name(target.dtype)), "; use CopyPlan"));
   }
@@ -35,8 +35,7 @@ RangeCopy RangeCopy::Unpack(const TensorView& target) {
 }
 
 void RangeCopy::Run(const void* source, void* target, int64_t first, int64_t count) const {
-  WEFT_CHECK(first >= 0 && count >= 0 && first <= elements_ - count,
-             "range outside the tensor that is copied");
+  WEFT_CHECK(first >= 0 && count >= 0 && first <= elements_ - count, "range outside the copied tensor");
   const size_t element_bytes = SizeOf(dtype_);
   const internal::LoopNest nest{outer_, inner_, internal::SelectRunKernel(dtype_, dtype_, 1.0F),
                                 element_bytes, element_bytes};

@@ -10,12 +10,12 @@
 namespace weft {
 namespace {
 
-// Below this many elements a thread, starting threads costs more than they save.
+// With fewer elements per thread, starting the threads costs more than it saves.
 constexpr int64_t kElementsPerThread = int64_t{64} << 10;
 
-// Largest steps outermost, so that the innermost loop runs through neighbours; the target decides, as
-// scattered writes cost more than scattered reads.
-void Order(std::vector<CopyLoop>& loops) {
+// Sorts the loops by stride, largest first, so that the innermost loop accesses adjacent elements. The
+// target's strides take precedence, because scattered writes cost more than scattered reads.
+void SortByStride(std::vector<CopyLoop>& loops) {
   std::stable_sort(loops.begin(), loops.end(), [](const CopyLoop& a, const CopyLoop& b) {
     return std::tuple(std::abs(a.target_stride), std::abs(a.source_stride)) >
            std::tuple(std::abs(b.target_stride), std::abs(b.source_stride));
@@ -32,7 +32,7 @@ absl::StatusOr<CopyPlan> CopyPlan::Make(const TensorView& source, const TensorVi
     return plan;
   }
   plan.outer = internal::LoopsOf(source, target);
-  Order(plan.outer);
+  SortByStride(plan.outer);
   plan.outer = internal::MergeLoops(plan.outer);
   if (!plan.outer.empty()) {
     plan.inner = plan.outer.back();
@@ -50,7 +50,7 @@ int64_t CopyPlan::elements() const {
 void CopyPlan::Run(const void* source, void* target, float scale) const {
   const internal::LoopNest nest{outer, inner, internal::SelectRunKernel(source_dtype, target_dtype, scale),
                                 SizeOf(source_dtype), SizeOf(target_dtype)};
-  // Threads divide the elements, not the runs: a plan may be one long run or many short ones.
+  // Threads divide the elements and not the runs: a plan may be one long run or many short ones.
   ParallelFor(elements(), kElementsPerThread, [&](int64_t begin, int64_t end) {
     nest.Run(static_cast<const std::byte*>(source), static_cast<std::byte*>(target), begin, end, scale);
   });

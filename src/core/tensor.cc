@@ -21,7 +21,7 @@ Tensor Tensor::Zeros(DType dtype, Shape shape) {
   return tensor;
 }
 
-int64_t TakenTensorBytes() { return internal::TakenTensorMemory(); }
+int64_t TensorBytesFromSystem() { return internal::TensorMemoryFromSystem(); }
 
 Tensor Tensor::Copy() const {
   Tensor copy = Empty(dtype(), shape());

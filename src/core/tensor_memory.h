@@ -1,4 +1,4 @@
-// Where the memory of tensors comes from: a file for each way, chosen in CMake.
+// Allocator for tensor memory. CMake chooses one of its implementations: cached, or plain malloc.
 #pragma once
 
 #include <cstddef>
@@ -7,11 +7,12 @@
 
 namespace weft::internal {
 
-// At least `bytes`, also for 0, aligned to 64 bytes, uninitialised. Aborts when there is none.
+// Allocates at least `bytes` of uninitialised memory, aligned to 64 bytes; not null even for 0 bytes. Aborts
+// if there is no memory.
 //
-// Thread safety: any thread may allocate, and release what another allocated.
+// Thread safety: any thread may allocate, and may free memory that another thread allocated.
 std::shared_ptr<void> AllocateTensorMemory(size_t bytes);
-// Bytes that have come from malloc so far.
-int64_t TakenTensorMemory();
+// Total bytes allocated from malloc so far; never decreases.
+int64_t TensorMemoryFromSystem();
 
 }  // namespace weft::internal

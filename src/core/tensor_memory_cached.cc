@@ -1,8 +1,9 @@
-// Keeps the memory of tensors for the next ones of their size. Every step of a training run allocates the
-// same tensors; malloc gives blocks of megabytes back to the system, and touching their pages anew takes a
-// tenth of a forward pass.
+// Tensor allocator that caches freed blocks by size.
 //
-// What is held, used or not, stays within 5/4 of the most that was ever used at once: beyond, unused blocks
+// Every step of a training run allocates the same tensors. malloc returns blocks of megabytes to the system,
+// and the page faults of allocating them again take a tenth of a forward pass.
+//
+// Used and cached bytes together stay within 5/4 of the peak of used bytes. Above that limit, cached blocks
 // are freed, the largest first.
 #include <algorithm>
 #include <bit>
@@ -19,7 +20,7 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 
-// Sizes are rounded up by at most an eighth, so that tensors of nearly the same size share blocks.
+// Rounds a size up by at most an eighth, so that tensors of similar sizes can reuse each other's blocks.
 size_t BlockSize(size_t bytes) {
   const size_t step = std::max(kAlignment, std::bit_floor(bytes) / 8);
   return (bytes / step + 1) * step;
@@ -27,35 +28,35 @@ size_t BlockSize(size_t bytes) {
 
 class BlockCache {
  public:
-  void* Take(size_t size) {
+  void* Allocate(size_t size) {
     const std::lock_guard lock(mutex_);
     used_ += size;
-    most_used_ = std::max(most_used_, used_);
+    peak_used_ = std::max(peak_used_, used_);
     if (const auto found = unused_.find(size); found != unused_.end()) {
       void* block = found->second.back();
       RemoveLast(found);
       return block;
     }
-    while (!unused_.empty() && used_ + unused_bytes_ > most_used_ / 4 * 5) FreeLargest();
+    while (!unused_.empty() && used_ + unused_bytes_ > peak_used_ / 4 * 5) FreeLargest();
     void* block = std::aligned_alloc(kAlignment, size);
     while (block == nullptr && !unused_.empty()) {
       FreeLargest();
       block = std::aligned_alloc(kAlignment, size);
     }
-    taken_ += size;
+    allocated_from_system_ += size;
     return block;
   }
 
-  void Give(void* block, size_t size) {
+  void Release(void* block, size_t size) {
     const std::lock_guard lock(mutex_);
     used_ -= size;
     unused_bytes_ += size;
     unused_[size].push_back(block);
   }
 
-  size_t taken() const {
+  size_t allocated_from_system() const {
     const std::lock_guard lock(mutex_);
-    return taken_;
+    return allocated_from_system_;
   }
 
  private:
@@ -73,14 +74,14 @@ class BlockCache {
   }
 
   mutable std::mutex mutex_;
-  Unused unused_;  // By size; no list is empty.
+  Unused unused_;  // By block size; no list is empty.
   size_t unused_bytes_ = 0;
   size_t used_ = 0;
-  size_t most_used_ = 0;
-  size_t taken_ = 0;  // Ever.
+  size_t peak_used_ = 0;
+  size_t allocated_from_system_ = 0;  // Total so far; never decreases.
 };
 
-// One for the process, as malloc is. Never destroyed: a tensor may outlive any other object.
+// One cache per process, like malloc. It is never destroyed, because a tensor may outlive any other object.
 BlockCache& Cache() {
   static auto* const cache = new BlockCache;
   return *cache;
@@ -90,11 +91,11 @@ BlockCache& Cache() {
 
 std::shared_ptr<void> AllocateTensorMemory(size_t bytes) {
   const size_t size = BlockSize(bytes);
-  void* memory = Cache().Take(size);
+  void* memory = Cache().Allocate(size);
   WEFT_CHECK(memory != nullptr, absl::StrCat("out of memory for a tensor of ", bytes, " bytes"));
-  return {memory, [size](void* block) { Cache().Give(block, size); }};
+  return {memory, [size](void* block) { Cache().Release(block, size); }};
 }
 
-int64_t TakenTensorMemory() { return static_cast<int64_t>(Cache().taken()); }
+int64_t TensorMemoryFromSystem() { return static_cast<int64_t>(Cache().allocated_from_system()); }
 
 }  // namespace weft::internal

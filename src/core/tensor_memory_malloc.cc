@@ -1,4 +1,4 @@
-// Straight from malloc: under sanitizers, which then see every tensor's life.
+// Tensor allocator without a cache. Used with sanitizers, which then see every allocation and free.
 #include <atomic>
 #include <cstdlib>
 
@@ -8,7 +8,7 @@
 namespace weft::internal {
 namespace {
 
-std::atomic<int64_t> taken_bytes = 0;
+std::atomic<int64_t> allocated_from_system = 0;
 
 }  // namespace
 
@@ -17,10 +17,10 @@ std::shared_ptr<void> AllocateTensorMemory(size_t bytes) {
   const size_t size = (bytes / kAlignment + 1) * kAlignment;
   void* memory = std::aligned_alloc(kAlignment, size);
   WEFT_CHECK(memory != nullptr, absl::StrCat("out of memory for a tensor of ", bytes, " bytes"));
-  taken_bytes += static_cast<int64_t>(size);
+  allocated_from_system += static_cast<int64_t>(size);
   return {memory, std::free};
 }
 
-int64_t TakenTensorMemory() { return taken_bytes; }
+int64_t TensorMemoryFromSystem() { return allocated_from_system; }
 
 }  // namespace weft::internal

@@ -49,7 +49,7 @@ TensorView TensorView::Slice(int dim, int64_t start, int64_t length) const {
 }
 
 TensorView TensorView::Permute(absl::Span<const int> order) const {
-  WEFT_CHECK(order.size() == shape.size(), "permutation of another number of dims");
+  WEFT_CHECK(order.size() == shape.size(), "permutation of another number of dims than the view has");
   TensorView permuted = *this;
   uint64_t seen = 0;
   for (size_t i = 0; i < order.size(); ++i) {
@@ -64,7 +64,7 @@ TensorView TensorView::Permute(absl::Span<const int> order) const {
 
 TensorView TensorView::Reshape(Shape new_shape) const {
   WEFT_CHECK(IsContiguous(), "reshape of a view that is not contiguous");
-  WEFT_CHECK(ElementCount(new_shape) == elements(), "reshape to another element count");
+  WEFT_CHECK(ElementCount(new_shape) == elements(), "reshape to another element count than the view has");
   return Contiguous(data, dtype, std::move(new_shape));
 }
 

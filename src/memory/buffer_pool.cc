@@ -20,7 +20,7 @@ constexpr int kPoison = 0xFF;
 
 namespace internal {
 
-// What a pool and its buffers share; goes with the last of them.
+// State that a pool shares with its buffers. Destroyed with the last of them.
 class PooledBlocks {
  public:
   PooledBlocks(NodeHeap& heap, std::string name) : heap_(heap), name_(std::move(name)) {}
@@ -30,9 +30,9 @@ class PooledBlocks {
 
   absl::StatusOr<std::byte*> Acquire(size_t bytes) {
     const std::lock_guard lock(mutex_);
-    WEFT_ASSIGN_OR_RETURN(std::byte * block, TakeIdleOrNew(bytes));
-    figures_.in_use_bytes += FreeList::BlockBytes(bytes);
-    figures_.peak_bytes = std::max(figures_.peak_bytes, figures_.in_use_bytes);
+    WEFT_ASSIGN_OR_RETURN(std::byte * block, ReuseOrAllocate(bytes));
+    usage_.in_use_bytes += FreeList::BlockBytes(bytes);
+    usage_.peak_bytes = std::max(usage_.peak_bytes, usage_.in_use_bytes);
     return block;
   }
 
@@ -41,65 +41,65 @@ class PooledBlocks {
     const size_t size = FreeList::BlockBytes(bytes);
     if (heap_.poisons_released()) std::memset(block, kPoison, size);
     idle_[size].push_back(block);
-    figures_.idle_bytes += size;
-    figures_.in_use_bytes -= size;
+    usage_.idle_bytes += size;
+    usage_.in_use_bytes -= size;
   }
 
   void Trim() {
     const std::lock_guard lock(mutex_);
-    ReturnIdle();
+    FreeIdle();
   }
 
   void ResetPeak() {
     const std::lock_guard lock(mutex_);
-    figures_.peak_bytes = figures_.in_use_bytes;
+    usage_.peak_bytes = usage_.in_use_bytes;
   }
 
-  struct Figures {
+  struct Usage {
     size_t in_use_bytes = 0;
     size_t peak_bytes = 0;
     size_t idle_bytes = 0;
   };
-  Figures figures() const {
+  Usage usage() const {
     const std::lock_guard lock(mutex_);
-    return figures_;
+    return usage_;
   }
   std::string_view name() const { return name_; }
 
  private:
-  absl::StatusOr<std::byte*> TakeIdleOrNew(size_t bytes) {
+  absl::StatusOr<std::byte*> ReuseOrAllocate(size_t bytes) {
     const auto idle = idle_.find(FreeList::BlockBytes(bytes));
     if (idle != idle_.end()) {
       std::byte* block = idle->second.back();
       idle->second.pop_back();
-      figures_.idle_bytes -= idle->first;
+      usage_.idle_bytes -= idle->first;
       if (idle->second.empty()) idle_.erase(idle);
       return block;
     }
     absl::StatusOr<std::byte*> block = heap_.Allocate(bytes);
-    if (!block.ok() && figures_.idle_bytes > 0) {
-      // Idle blocks of other sizes may be what is in the way.
-      ReturnIdle();
+    if (!block.ok() && usage_.idle_bytes > 0) {
+      // Idle blocks of other sizes may occupy the memory.
+      FreeIdle();
       block = heap_.Allocate(bytes);
     }
     if (block.ok()) return block;
-    return Annotate(block.status(), absl::StrCat("buffer pool ", name_, " (", figures_.in_use_bytes,
-                                                 " bytes in use, ", figures_.idle_bytes, " idle)"));
+    return Annotate(block.status(), absl::StrCat("buffer pool ", name_, " (", usage_.in_use_bytes,
+                                                 " bytes in use, ", usage_.idle_bytes, " idle)"));
   }
 
-  void ReturnIdle() {
+  void FreeIdle() {
     for (const auto& [size, blocks] : idle_) {
       for (std::byte* block : blocks) heap_.Free(block);
     }
     idle_.clear();
-    figures_.idle_bytes = 0;
+    usage_.idle_bytes = 0;
   }
 
   NodeHeap& heap_;
   const std::string name_;
   mutable std::mutex mutex_;
-  std::map<size_t, std::vector<std::byte*>> idle_;  // By block size; no empty lists.
-  Figures figures_;
+  std::map<size_t, std::vector<std::byte*>> idle_;  // By block size; no list is empty.
+  Usage usage_;
 };
 
 }  // namespace internal
@@ -139,9 +139,9 @@ absl::StatusOr<Buffer> BufferPool::Acquire(size_t bytes) {
   return Buffer(blocks_, block, bytes);
 }
 
-size_t BufferPool::in_use_bytes() const { return blocks_->figures().in_use_bytes; }
-size_t BufferPool::peak_bytes() const { return blocks_->figures().peak_bytes; }
-size_t BufferPool::idle_bytes() const { return blocks_->figures().idle_bytes; }
+size_t BufferPool::in_use_bytes() const { return blocks_->usage().in_use_bytes; }
+size_t BufferPool::peak_bytes() const { return blocks_->usage().peak_bytes; }
+size_t BufferPool::idle_bytes() const { return blocks_->usage().idle_bytes; }
 void BufferPool::ResetPeak() { blocks_->ResetPeak(); }
 void BufferPool::Trim() { blocks_->Trim(); }
 std::string_view BufferPool::name() const { return blocks_->name(); }

@@ -26,25 +26,26 @@ void FreeList::RemoveHole(uint64_t offset, uint64_t bytes) {
   by_size_.erase({bytes, offset});
 }
 
-std::optional<uint64_t> FreeList::Take(uint64_t bytes) {
+std::optional<uint64_t> FreeList::Allocate(uint64_t bytes) {
   const uint64_t wanted = BlockBytes(bytes);
   const auto best = by_size_.lower_bound({wanted, 0});
   if (best == by_size_.end()) return std::nullopt;
   const auto [hole, offset] = *best;
   RemoveHole(offset, hole);
   if (hole > wanted) AddHole(offset + wanted, hole - wanted);
-  taken_.emplace(offset, wanted);
-  taken_bytes_ += wanted;
+  allocated_.emplace(offset, wanted);
+  allocated_bytes_ += wanted;
   free_bytes_ -= wanted;
   return offset;
 }
 
-uint64_t FreeList::Give(uint64_t offset) {
-  const auto block = taken_.find(offset);
-  WEFT_CHECK(block != taken_.end(), "freed what is no block of this heap, or twice");
+uint64_t FreeList::Free(uint64_t offset) {
+  const auto block = allocated_.find(offset);
+  WEFT_CHECK(block != allocated_.end(),
+             "the freed offset is not an allocated block: it was never allocated, or freed twice");
   const uint64_t bytes = block->second;
-  taken_.erase(block);
-  taken_bytes_ -= bytes;
+  allocated_.erase(block);
+  allocated_bytes_ -= bytes;
   free_bytes_ += bytes;
 
   uint64_t begin = offset;

@@ -18,22 +18,25 @@ using internal::FreeList;
 
 namespace {
 
-constexpr size_t kRoundTo = size_t{2} << 20;
+// Default segment sizes are multiples of this many bytes.
+constexpr size_t kSegmentGranularity = size_t{2} << 20;
 
-// Nine tenths of what is free, divided among the node's ranks: the rest is for what is not allocated here.
-absl::StatusOr<size_t> OwnShareOfFreeMemory(const Bootstrap& bootstrap) {
+// Nine tenths of the node's free memory, divided by its ranks. The rest is left for allocations outside the
+// heap.
+absl::StatusOr<size_t> FreeMemoryPerRank(const Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const size_t free_bytes, bootstrap.FreeNodeMemory());
   return free_bytes / 10 * 9 / bootstrap.node_map().RanksOf(bootstrap.node()).size();
 }
 
-// The smallest of the numbers that the ranks put forward.
-absl::StatusOr<size_t> SmallestOf(Bootstrap& bootstrap, size_t own, absl::Duration timeout) {
+// The minimum of `own` over all ranks. Collective.
+absl::StatusOr<size_t> MinOverRanks(Bootstrap& bootstrap, size_t own, absl::Duration timeout) {
   WEFT_ASSIGN_OR_RETURN(const auto blobs, bootstrap.AllGatherBlob(absl::StrCat(own), timeout));
   size_t smallest = own;
   for (const std::string& blob : blobs) {
     uint64_t theirs = 0;
     if (!absl::SimpleAtoi(blob, &theirs)) {
-      return absl::InternalError("a rank sent no heap size: ranks are not at the same place of the program");
+      return absl::InternalError(
+          "a rank sent no heap size: all ranks must call NodeHeap::Create at the same point of the program");
     }
     smallest = std::min<size_t>(smallest, theirs);
   }
@@ -42,17 +45,17 @@ absl::StatusOr<size_t> SmallestOf(Bootstrap& bootstrap, size_t own, absl::Durati
 
 absl::StatusOr<size_t> AgreeOnSegmentBytes(Bootstrap& bootstrap, const NodeHeap::Options& options) {
   const absl::StatusOr<size_t> share =
-      options.segment_bytes != 0 ? options.segment_bytes : OwnShareOfFreeMemory(bootstrap);
+      options.segment_bytes != 0 ? options.segment_bytes : FreeMemoryPerRank(bootstrap);
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, share.status(), options.timeout));
-  WEFT_ASSIGN_OR_RETURN(const size_t smallest, SmallestOf(bootstrap, *share, options.timeout));
+  WEFT_ASSIGN_OR_RETURN(const size_t smallest, MinOverRanks(bootstrap, *share, options.timeout));
   if (options.segment_bytes != 0) return smallest;
-  if (smallest < kRoundTo) {
+  if (smallest < kSegmentGranularity) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("the fullest node has ", smallest,
-                     " bytes of memory left for each of its ranks: use fewer ranks"
-                     " there, or free memory"));
+        absl::StrCat("a node heap needs at least ", kSegmentGranularity,
+                     " bytes for each rank, but the node with the least free memory has only ", smallest,
+                     ": use fewer ranks on that node, or free memory"));
   }
-  return smallest / kRoundTo * kRoundTo;
+  return smallest / kSegmentGranularity * kSegmentGranularity;
 }
 
 }  // namespace
@@ -69,35 +72,36 @@ class NodeHeap::Impl {
 
   absl::StatusOr<std::byte*> Allocate(size_t bytes) {
     const std::lock_guard lock(mutex_);
-    CollectHeld();
-    const std::optional<uint64_t> offset = free_list_.Take(bytes);
+    FreeUnheld();
+    const std::optional<uint64_t> offset = free_list_.Allocate(bytes);
     if (!offset) {
-      return absl::ResourceExhaustedError(absl::StrCat(
-          "node heap of rank ", bootstrap_.rank(), ": ", bytes, " bytes asked, ", free_list_.free_bytes(),
-          " of ", memory_.segment_bytes, " free, largest hole ", free_list_.largest_hole()));
+      return absl::ResourceExhaustedError(
+          absl::StrCat("node heap of rank ", bootstrap_.rank(), ": cannot allocate ", bytes,
+                       " bytes: ", free_list_.free_bytes(), " of ", memory_.segment_bytes,
+                       " are free, the largest free range has ", free_list_.largest_hole()));
     }
     const absl::Status committed = committer_.Commit(*offset, FreeList::BlockBytes(bytes),
                                                      [this] { return bootstrap_.FreeNodeMemory(); });
     if (!committed.ok()) {
-      free_list_.Give(*offset);
+      free_list_.Free(*offset);
       return Annotate(committed, absl::StrCat("node heap of rank ", bootstrap_.rank()));
     }
-    peak_bytes_ = std::max(peak_bytes_, free_list_.taken_bytes());
-    given_bytes_ += FreeList::BlockBytes(bytes);
+    peak_bytes_ = std::max(peak_bytes_, free_list_.allocated_bytes());
+    total_allocated_bytes_ += FreeList::BlockBytes(bytes);
     return base_ + *offset;
   }
 
   void Free(std::byte* block) {
     if (block == nullptr) return;
-    WEFT_CHECK(Contains(base_, block), "freed memory that is not this rank's segment");
+    WEFT_CHECK(Contains(base_, block), "the freed block is not in this rank's segment");
     const std::lock_guard lock(mutex_);
-    free_list_.Give(static_cast<uint64_t>(block - base_));
+    free_list_.Free(static_cast<uint64_t>(block - base_));
   }
 
-  void FreeWithLastHolder(std::byte* block, const std::atomic<int32_t>& holders) {
-    WEFT_CHECK(Contains(base_, block), "a block to be freed later that is not this rank's segment");
+  void DeferFree(std::byte* block, const std::atomic<int32_t>& holders) {
+    WEFT_CHECK(Contains(base_, block), "the block for a deferred free is not in this rank's segment");
     const std::lock_guard lock(mutex_);
-    held_.push_back({block, holders});
+    deferred_.push_back({block, holders});
   }
 
   std::optional<NodeAddress> AddressOf(const void* pointer) const {
@@ -110,41 +114,41 @@ class NodeHeap::Impl {
   }
 
   std::byte* Resolve(NodeAddress address) const {
-    WEFT_CHECK(address.offset <= memory_.segment_bytes, "address behind the end of a node segment");
+    WEFT_CHECK(address.offset <= memory_.segment_bytes, "address past the end of a node segment");
     return Base(address.rank) + address.offset;
   }
 
   size_t allocated_bytes() {
     const std::lock_guard lock(mutex_);
-    CollectHeld();
-    return free_list_.taken_bytes();
+    FreeUnheld();
+    return free_list_.allocated_bytes();
   }
   size_t peak_bytes() const {
     const std::lock_guard lock(mutex_);
     return peak_bytes_;
   }
-  size_t given_bytes() const {
+  size_t total_allocated_bytes() const {
     const std::lock_guard lock(mutex_);
-    return given_bytes_;
+    return total_allocated_bytes_;
   }
   const NodeMemory& memory() const { return memory_; }
   bool poisons_released() const { return poisons_released_; }
 
  private:
-  struct Held {
+  struct DeferredFree {
     std::byte* block;
     const std::atomic<int32_t>& holders;
   };
 
   bool Contains(const std::byte* base, const void* pointer) const {
-    // As numbers: pointers into different objects have no order.
+    // Compared as integers, because C++ does not order pointers into different objects.
     return reinterpret_cast<uintptr_t>(pointer) - reinterpret_cast<uintptr_t>(base) < memory_.segment_bytes;
   }
 
-  void CollectHeld() {
-    std::erase_if(held_, [this](const Held& held) {
-      if (held.holders.load(std::memory_order_acquire) > 0) return false;
-      free_list_.Give(static_cast<uint64_t>(held.block - base_));
+  void FreeUnheld() {
+    std::erase_if(deferred_, [this](const DeferredFree& deferred) {
+      if (deferred.holders.load(std::memory_order_acquire) > 0) return false;
+      free_list_.Free(static_cast<uint64_t>(deferred.block - base_));
       return true;
     });
   }
@@ -165,9 +169,9 @@ class NodeHeap::Impl {
   mutable std::mutex mutex_;
   FreeList free_list_;
   internal::PageCommitter committer_;
-  std::list<Held> held_;  // Until their last holder has let go.
+  std::list<DeferredFree> deferred_;  // Blocks that still had holders at the last check.
   size_t peak_bytes_ = 0;
-  size_t given_bytes_ = 0;
+  size_t total_allocated_bytes_ = 0;
 };
 
 absl::StatusOr<std::unique_ptr<NodeHeap>> NodeHeap::Create(Bootstrap& bootstrap, const Options& options) {
@@ -183,8 +187,8 @@ NodeHeap::~NodeHeap() = default;
 
 absl::StatusOr<std::byte*> NodeHeap::Allocate(size_t bytes) { return impl_->Allocate(bytes); }
 void NodeHeap::Free(std::byte* block) { impl_->Free(block); }
-void NodeHeap::FreeWithLastHolder(std::byte* block, const std::atomic<int32_t>& holders) {
-  impl_->FreeWithLastHolder(block, holders);
+void NodeHeap::DeferFree(std::byte* block, const std::atomic<int32_t>& holders) {
+  impl_->DeferFree(block, holders);
 }
 std::optional<NodeAddress> NodeHeap::AddressOf(const void* pointer) const {
   return impl_->AddressOf(pointer);
@@ -193,7 +197,7 @@ std::byte* NodeHeap::Resolve(NodeAddress address) const { return impl_->Resolve(
 size_t NodeHeap::segment_bytes() const { return impl_->memory().segment_bytes; }
 size_t NodeHeap::allocated_bytes() const { return impl_->allocated_bytes(); }
 size_t NodeHeap::peak_bytes() const { return impl_->peak_bytes(); }
-size_t NodeHeap::given_bytes() const { return impl_->given_bytes(); }
+size_t NodeHeap::total_allocated_bytes() const { return impl_->total_allocated_bytes(); }
 bool NodeHeap::shared_between_processes() const { return impl_->memory().shared_between_processes; }
 bool NodeHeap::poisons_released() const { return impl_->poisons_released(); }
 

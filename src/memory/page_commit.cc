@@ -14,11 +14,11 @@
 namespace weft::internal {
 namespace {
 
-// What is remembered, and so committed, at once: small next to what modules allocate, large next to a system
-// call.
+// Bytes that are committed at once. Small compared with the allocations of modules; large enough that the
+// cost of the system call does not matter.
 constexpr size_t kChunkBytes = size_t{256} << 10;
 
-// Writes one byte a page without changing it: a neighbour's first or last bytes may share the page.
+// Writes to each page without changing its contents: the page may hold bytes of an adjacent segment.
 void TouchPages(std::byte* begin, const std::byte* end, size_t page) {
   for (std::byte* at = begin; at < end; at += page) {
     std::atomic_ref(*reinterpret_cast<unsigned char*>(at)).fetch_or(0, std::memory_order_relaxed);
@@ -58,13 +58,16 @@ absl::Status PageCommitter::CommitChunks(size_t begin, size_t end,
   if (madvise(first, bytes, MADV_POPULATE_WRITE) == 0) return absl::OkStatus();
   if (errno != EINVAL) {
     return absl::ResourceExhaustedError(absl::StrCat("the node has no memory for ", bytes,
-                                                     " bytes that were reserved: ", std::strerror(errno)));
+                                                     " reserved bytes: ", std::strerror(errno),
+                                                     ": use fewer ranks on the node, or free memory"));
   }
-  // A kernel before 5.14: writes do the same, if there is room.
+  // Kernels before 5.14 do not have MADV_POPULATE_WRITE. Writing to the pages does the same if memory is
+  // available.
   WEFT_ASSIGN_OR_RETURN(const size_t available, free_bytes());
   if (bytes > available) {
-    return absl::ResourceExhaustedError(absl::StrCat("the node has no memory for ", bytes,
-                                                     " bytes that were reserved: ", available, " are free"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the node has no memory for ", bytes, " reserved bytes: only ", available,
+                     " are free: use fewer ranks on the node, or free memory"));
   }
   TouchPages(first, last, page);
   return absl::OkStatus();

@@ -1,5 +1,6 @@
-// Makes the kernel back a lazily paged segment with memory, part by part, so that a lack of it is an error
-// here and not a SIGBUS at some later write.
+// Commits the pages of a lazily mapped segment, chunk by chunk.
+//
+// A lack of memory is thereby an error of Commit and not a SIGBUS at a later write.
 //
 // Thread safety: none; the owner locks.
 #pragma once
@@ -16,8 +17,9 @@ class PageCommitter {
  public:
   PageCommitter(std::byte* base, size_t bytes);
 
-  // Backs [offset, offset + bytes) where it is not yet; contents stay. `free_bytes` says what the node has
-  // left; it is asked only where the kernel cannot do this in one call. Errors: kResourceExhausted.
+  // Commits the chunks of [offset, offset + bytes) that are not committed yet. Contents do not change.
+  // `free_bytes` returns the node's free memory; it is called only on kernels without MADV_POPULATE_WRITE.
+  // Errors: kResourceExhausted (gives the bytes that could not be committed).
   absl::Status Commit(size_t offset, size_t bytes, absl::FunctionRef<absl::StatusOr<size_t>()> free_bytes);
 
  private:
@@ -25,7 +27,7 @@ class PageCommitter {
 
   std::byte* base_;
   size_t bytes_;
-  std::vector<bool> committed_;  // By chunk.
+  std::vector<bool> committed_;  // One flag per chunk.
 };
 
 }  // namespace weft::internal

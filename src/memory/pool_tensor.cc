@@ -12,7 +12,8 @@ absl::StatusOr<Tensor> PoolTensor(BufferPool& pool, DType dtype, Shape shape) {
   WEFT_ASSIGN_OR_RETURN(Buffer buffer, pool.Acquire(view.bytes()));
   view.data = buffer.data();
   auto block = std::make_shared<Buffer>(std::move(buffer));
-  // The storage of a tensor is known by its address; the block keeps it.
+  // Tensor storage is identified by its address. The aliasing pointer has the block's address and owns the
+  // Buffer.
   std::shared_ptr<void> storage(block, block->data());
   return Tensor(std::move(storage), std::move(view));
 }

@@ -17,16 +17,16 @@
 namespace weft {
 namespace {
 
-// In front of every block, on a cache line of its own. See Note [Letting go].
+// Lies in front of every block, on its own cache line. See Note [Releasing shared blocks].
 using HolderCount = std::atomic<int32_t>;
 constexpr size_t kHeaderBytes = 64;
 
 HolderCount& HoldersOf(std::byte* data) { return *reinterpret_cast<HolderCount*>(data - kHeaderBytes); }
 
-// A block as a rank names it to the others: who holds it, and how long it is; or where it lies.
+// One block in a message to all ranks. Ranks first exchange the sizes of their blocks, then the offsets.
 struct Announcement {
-  uint64_t holders;  // Hash of their ranks.
-  uint64_t value;
+  uint64_t holders;  // Hash of the holders' ranks.
+  uint64_t value;    // Size or offset, in bytes.
 
   friend bool operator==(const Announcement&, const Announcement&) = default;
 };
@@ -44,7 +44,8 @@ absl::StatusOr<std::vector<Announcements>> Exchange(Bootstrap& bootstrap, const 
   for (const std::string& theirs : blobs) {
     if (theirs.size() % sizeof(Announcement) != 0) {
       return absl::InternalError(
-          "a rank announced no blocks: ranks are not at the same place of the program");
+          "a rank sent no list of shared blocks: all ranks must call ShareBlocks at the same point of the "
+          "program");
     }
     all.emplace_back(theirs.size() / sizeof(Announcement));
     std::memcpy(all.back().data(), theirs.data(), theirs.size());
@@ -52,7 +53,7 @@ absl::StatusOr<std::vector<Announcements>> Exchange(Bootstrap& bootstrap, const 
   return all;
 }
 
-// What of a rank's announcements is about blocks of these holders, in its order.
+// The values of a rank's announcements for blocks of the given holders, in the order of the announcements.
 std::vector<uint64_t> ValuesOf(const Announcements& announcements, uint64_t holders) {
   std::vector<uint64_t> values;
   for (const Announcement& block : announcements) {
@@ -73,12 +74,12 @@ absl::Status CheckHolders(const Bootstrap& bootstrap, const std::vector<int>& ho
   return absl::InvalidArgumentError(
       absl::StrCat("holders of a shared block are ", absl::StrJoin(holders, ", "),
                    ": they must be ranks of the node of rank ", bootstrap.rank(),
-                   ", in ascending order, with that rank among them"));
+                   ", in ascending order, and include that rank"));
 }
 
-// Whether the holders of every block of this rank list the same ones of theirs.
-absl::Status CheckListedAlike(const Bootstrap& bootstrap, absl::Span<const SharedBlockRequest> requests,
-                              const std::vector<Announcements>& listed) {
+// Errors: kInvalidArgument if two holders of a block request different blocks for that set of holders.
+absl::Status CheckRequestsMatch(const Bootstrap& bootstrap, absl::Span<const SharedBlockRequest> requests,
+                                const std::vector<Announcements>& listed) {
   for (const SharedBlockRequest& request : requests) {
     WEFT_RETURN_IF_ERROR(CheckHolders(bootstrap, request.holders));
     const uint64_t hash = HashOf(request.holders);
@@ -87,51 +88,55 @@ absl::Status CheckListedAlike(const Bootstrap& bootstrap, absl::Span<const Share
       const auto theirs = ValuesOf(listed[static_cast<size_t>(holder)], hash);
       if (theirs == own) continue;
       return absl::InvalidArgumentError(absl::StrCat(
-          "of the blocks that ranks ", absl::StrJoin(request.holders, ", "), " share, rank ",
-          bootstrap.rank(), " lists sizes ", absl::StrJoin(own, ", "), ", rank ", holder, " lists ",
-          absl::StrJoin(theirs, ", "), ": they must list the same ones in the same order"));
+          "for the blocks that ranks ", absl::StrJoin(request.holders, ", "), " share, rank ",
+          bootstrap.rank(), " requests sizes ", absl::StrJoin(own, ", "), ", but rank ", holder, " requests ",
+          absl::StrJoin(theirs, ", "), ": they must request the same blocks in the same order"));
     }
   }
   return absl::OkStatus();
 }
 
-// The maker of each block: holders see the same blocks of the same holders, and so choose alike.
-std::vector<int> ChooseMakers(absl::Span<const SharedBlockRequest> requests) {
-  std::map<std::vector<int>, std::map<int, uint64_t>> filled_by;  // For each set of holders.
-  std::vector<int> makers;
+// The owner of each block: the holder in whose segment the fewest bytes lie so far, for this set of holders;
+// among equal ones, the lowest rank. All holders compute the same owner, because they request the same blocks
+// for a set of holders.
+std::vector<int> ChooseOwners(absl::Span<const SharedBlockRequest> requests) {
+  std::map<std::vector<int>, std::map<int, uint64_t>> filled_by;  // Holders to bytes per holder.
+  std::vector<int> owners;
   for (const SharedBlockRequest& request : requests) {
     std::map<int, uint64_t>& filled = filled_by[request.holders];
-    const int maker = *std::min_element(request.holders.begin(), request.holders.end(),
+    const int owner = *std::min_element(request.holders.begin(), request.holders.end(),
                                         [&](int a, int b) { return filled[a] < filled[b]; });
-    filled[maker] += request.bytes;
-    makers.push_back(maker);
+    filled[owner] += request.bytes;
+    owners.push_back(owner);
   }
-  return makers;
+  return owners;
 }
 
-absl::StatusOr<std::byte*> MakeBlock(NodeHeap& heap, const SharedBlockRequest& request) {
+absl::StatusOr<std::byte*> AllocateBlock(NodeHeap& heap, const SharedBlockRequest& request) {
   WEFT_ASSIGN_OR_RETURN(std::byte * block, heap.Allocate(kHeaderBytes + request.bytes));
   auto* holders = new (block) HolderCount(static_cast<int32_t>(request.holders.size()));
-  heap.FreeWithLastHolder(block, *holders);
+  heap.DeferFree(block, *holders);
   std::memset(block + kHeaderBytes, 0, request.bytes);
   return block + kHeaderBytes;
 }
 
-// Makes those of the blocks that are this rank's to make; null where they are not. None is left on an error.
-absl::Status MakeBlocks(Bootstrap& bootstrap, NodeHeap& heap, absl::Span<const SharedBlockRequest> requests,
-                        const std::vector<int>& makers, absl::Duration timeout,
-                        std::vector<std::byte*>& blocks) {
-  const auto make_own = [&]() -> absl::Status {
+// Allocates the blocks that this rank owns, and leaves null for the others. After an error on any rank, all
+// blocks are freed again.
+absl::Status AllocateOwnedBlocks(Bootstrap& bootstrap, NodeHeap& heap,
+                                 absl::Span<const SharedBlockRequest> requests,
+                                 const std::vector<int>& owners, absl::Duration timeout,
+                                 std::vector<std::byte*>& blocks) {
+  const auto allocate_owned = [&]() -> absl::Status {
     for (size_t i = 0; i < requests.size(); ++i) {
-      if (makers[i] != bootstrap.rank()) continue;
-      WEFT_ASSIGN_OR_RETURN(blocks[i], MakeBlock(heap, requests[i]));
+      if (owners[i] != bootstrap.rank()) continue;
+      WEFT_ASSIGN_OR_RETURN(blocks[i], AllocateBlock(heap, requests[i]));
     }
     return absl::OkStatus();
   };
-  absl::Status made = AgreeOnStatus(bootstrap, make_own(), timeout);
+  absl::Status made = AgreeOnStatus(bootstrap, allocate_owned(), timeout);
   if (made.ok()) return made;
   for (std::byte* block : blocks) {
-    if (block != nullptr) HoldersOf(block).store(0, std::memory_order_release);  // Nobody knows of it.
+    if (block != nullptr) HoldersOf(block).store(0, std::memory_order_release);  // No peer has its address.
   }
   return made;
 }
@@ -149,7 +154,8 @@ SharedBlock& SharedBlock::operator=(SharedBlock&& other) noexcept {
   return *this;
 }
 
-// Acquire and release: who takes the block back comes after all that any holder did with it.
+// The owner's acquire load of 0 synchronises with every decrement: all accesses of all holders happen before
+// the memory is reused.
 SharedBlock::~SharedBlock() {
   if (data_ != nullptr) HoldersOf(data_).fetch_sub(1, std::memory_order_acq_rel);
 }
@@ -161,10 +167,10 @@ absl::StatusOr<std::vector<SharedBlock>> ShareBlocks(Bootstrap& bootstrap, NodeH
   for (const SharedBlockRequest& request : requests)
     sizes.push_back({HashOf(request.holders), request.bytes});
   WEFT_ASSIGN_OR_RETURN(const std::vector<Announcements> listed, Exchange(bootstrap, sizes, timeout));
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, CheckListedAlike(bootstrap, requests, listed), timeout));
-  const std::vector<int> makers = ChooseMakers(requests);
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, CheckRequestsMatch(bootstrap, requests, listed), timeout));
+  const std::vector<int> owners = ChooseOwners(requests);
   std::vector<std::byte*> blocks(requests.size(), nullptr);
-  WEFT_RETURN_IF_ERROR(MakeBlocks(bootstrap, heap, requests, makers, timeout, blocks));
+  WEFT_RETURN_IF_ERROR(AllocateOwnedBlocks(bootstrap, heap, requests, owners, timeout, blocks));
 
   Announcements offsets;
   for (size_t i = 0; i < requests.size(); ++i) {
@@ -172,11 +178,11 @@ absl::StatusOr<std::vector<SharedBlock>> ShareBlocks(Bootstrap& bootstrap, NodeH
     offsets.push_back({HashOf(requests[i].holders), offset});
   }
   WEFT_ASSIGN_OR_RETURN(const std::vector<Announcements> made, Exchange(bootstrap, offsets, timeout));
-  std::map<std::vector<int>, size_t> places;  // Of the next block of the same holders.
+  std::map<std::vector<int>, size_t> places;  // Number of blocks resolved so far, for each set of holders.
   std::vector<SharedBlock> shared;
   for (size_t i = 0; i < requests.size(); ++i) {
-    const auto theirs = ValuesOf(made[static_cast<size_t>(makers[i])], HashOf(requests[i].holders));
-    std::byte* data = heap.Resolve({makers[i], theirs[places[requests[i].holders]++]});
+    const auto theirs = ValuesOf(made[static_cast<size_t>(owners[i])], HashOf(requests[i].holders));
+    std::byte* data = heap.Resolve({owners[i], theirs[places[requests[i].holders]++]});
     shared.push_back(SharedBlock(data, requests[i].bytes));
   }
   return shared;

@@ -11,7 +11,7 @@ namespace {
 
 constexpr int64_t kGrain = int64_t{32} * 1024;
 
-// The step's constants, computed in double and rounded once.
+// Constants of one step, computed in double and rounded once.
 struct Coefficients {
   float kept_weight, gradient_scale;
   float first_rate, second_kept, second_rate;
@@ -48,7 +48,7 @@ void UpdateRun(const Coefficients& c, float* __restrict param, const float* __re
 
 void AdamWStep(absl::Span<const AdamWSlice> slices, const AdamWOptions& options, int64_t step,
                float gradient_scale) {
-  WEFT_CHECK(step >= 1, "optimizer steps are counted from 1");
+  WEFT_CHECK(step >= 1, "the step of an AdamW update must be at least 1");
   const Coefficients coefficients = CoefficientsOf(options, step, gradient_scale);
   for (const AdamWSlice& slice : slices) {
     ParallelFor(slice.count, kGrain, [&](int64_t begin, int64_t end) {

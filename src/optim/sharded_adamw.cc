@@ -8,16 +8,16 @@
 namespace weft {
 namespace {
 
-// Index into the options: 0 are those of parameters that no set holds.
-size_t SetOf(const Parameter& parameter, const std::vector<AdamWSet>& sets) {
-  const auto set =
-      std::find_if(sets.begin(), sets.end(), [&](const AdamWSet& each) { return each.holds(parameter); });
-  return set == sets.end() ? 0 : static_cast<size_t>(set - sets.begin()) + 1;
+// Index of the parameter's options in ShardedAdamW::options(): 0 if no parameter group matches.
+size_t OptionsIndexOf(const Parameter& parameter, const std::vector<AdamWParamGroup>& param_groups) {
+  const auto found = std::find_if(param_groups.begin(), param_groups.end(),
+                                  [&](const AdamWParamGroup& group) { return group.matches(parameter); });
+  return found == param_groups.end() ? 0 : static_cast<size_t>(found - param_groups.begin()) + 1;
 }
 
 }  // namespace
 
-bool IsVector(const Parameter& parameter) { return parameter.shape.size() <= 1; }
+bool HasAtMostOneDim(const Parameter& parameter) { return parameter.shape.size() <= 1; }
 
 std::function<bool(const Parameter&)> NameContains(std::vector<std::string> words) {
   return [words = std::move(words)](const Parameter& parameter) {
@@ -28,21 +28,20 @@ std::function<bool(const Parameter&)> NameContains(std::vector<std::string> word
 }
 
 ShardedAdamW::ShardedAdamW(absl::Span<const ShardView> shards, const AdamWOptions& options,
-                           const std::vector<AdamWSet>& sets)
+                           const std::vector<AdamWParamGroup>& param_groups)
     : options_{options} {
-  for (const AdamWSet& set : sets) options_.push_back(set.options);
+  for (const AdamWParamGroup& group : param_groups) options_.push_back(group.options);
   for (const ShardView& shard : shards) {
     const auto elements = static_cast<size_t>(shard.elements());
-    moments_.push_back({shard.parameter, shard.piece, SetOf(*shard.parameter, sets),
+    moments_.push_back({shard.parameter, shard.piece, OptionsIndexOf(*shard.parameter, param_groups),
                         std::vector<float>(elements), std::vector<float>(elements)});
   }
 }
 
 absl::Status ShardedAdamW::CheckCount(size_t shards) const {
   if (shards == moments_.size()) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("an optimizer made for ", moments_.size(),
-                                                 " shards was given ", shards,
-                                                 ": pass all shards of its model"));
+  return absl::InvalidArgumentError(absl::StrCat("an optimizer of ", moments_.size(), " shards was given ",
+                                                 shards, " shards; pass all shards of its model"));
 }
 
 absl::Status ShardedAdamW::CheckShards(size_t first, absl::Span<const ShardView> shards) const {
@@ -52,10 +51,10 @@ absl::Status ShardedAdamW::CheckShards(size_t first, absl::Span<const ShardView>
         shards[i].elements() == moments.piece.elements()) {
       continue;
     }
-    return absl::InvalidArgumentError(absl::StrCat("shard ", first + i, " (of '", shards[i].parameter->name,
-                                                   "') is not the one that the optimizer was made for (of '",
-                                                   moments.parameter->name,
-                                                   "'): pass the shards of the same model, in their order"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("shard ", first + i, " (of '", shards[i].parameter->name,
+                     "') is not the one given to the constructor (of '", moments.parameter->name,
+                     "'); pass the shards of the same model in the same order"));
   }
   return absl::OkStatus();
 }
@@ -86,11 +85,11 @@ void ShardedAdamW::Update(size_t first, absl::Span<const ShardView> shards, floa
   for (size_t i = 0; i < shards.size(); ++i) {
     if (shards[i].grad == nullptr) continue;
     Moments& moments = moments_[first + i];
-    slices[moments.set].push_back(
+    slices[moments.options].push_back(
         {shards[i].data, shards[i].grad, moments.first.data(), moments.second.data(), shards[i].elements()});
   }
-  for (size_t set = 0; set < options_.size(); ++set) {
-    AdamWStep(slices[set], options_[set], steps_, gradient_scale);
+  for (size_t i = 0; i < options_.size(); ++i) {
+    AdamWStep(slices[i], options_[i], steps_, gradient_scale);
   }
 }
 

@@ -23,7 +23,7 @@ TEST(ContextParallelErrors, RecoversFromAnErrorBetweenLaunchAndWait) {
       WEFT_RETURN_IF_ERROR(SplitFromSources(*split));
       const Pair pair;
       WEFT_ASSIGN_OR_RETURN(const PassResult before, split->Pass(pair.x, pair.dy));
-      WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+      WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
       ToyBlock& block = split->model().block();
       if (bootstrap.rank() == 1) {
         block.SetBetween([throws](Invocation&, const Tensors&) -> absl::Status {
@@ -40,7 +40,7 @@ TEST(ContextParallelErrors, RecoversFromAnErrorBetweenLaunchAndWait) {
       EXPECT_FALSE(failed.ok());
       const bool thrown_elsewhere = throws && bootstrap.rank() != 1;
       EXPECT_THAT(failed.message(),
-                  HasSubstr(thrown_elsewhere ? "rank 1: an exception left" : "out of ideas"));
+                  HasSubstr(thrown_elsewhere ? "rank 1: an exception escaped" : "out of ideas"));
       EXPECT_FALSE(split->fixture().engine->status().ok());
       block.SetBetween({});
       WEFT_RETURN_IF_ERROR(split->fixture().engine->ResetAfterError());
@@ -48,7 +48,7 @@ TEST(ContextParallelErrors, RecoversFromAnErrorBetweenLaunchAndWait) {
       split->model().TakeWeightGradients();
       WEFT_ASSIGN_OR_RETURN(const PassResult after, split->Pass(pair.x, pair.dy));
       EXPECT_TRUE(SameBits(before, after));
-      return Meet(bootstrap);
+      return BootstrapBarrier(bootstrap);
     });
   }
 }
@@ -117,7 +117,7 @@ TEST(ContextParallelErrors, RefusesWhatDoesNotFit) {
     Attention full("full", everything);
     EXPECT_THAT(context->Parallelize(full),
                 StatusIs(absl::StatusCode::kInvalidArgument, AllOf(HasSubstr("full"), HasSubstr("causal"))));
-    return Meet(bootstrap);
+    return BootstrapBarrier(bootstrap);
   });
 }
 
@@ -146,7 +146,7 @@ TEST(ContextParallelErrors, LetsNobodyOverwriteASourcesOutputBeforeAttention) {
     EXPECT_THAT(
         split->Pass(pair.x, pair.dy).status(),
         StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("rope would overwrite an output of")));
-    return Meet(bootstrap);
+    return BootstrapBarrier(bootstrap);
   });
 }
 

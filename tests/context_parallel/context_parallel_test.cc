@@ -24,7 +24,7 @@ absl::StatusOr<PassResult> PassWith(Bootstrap& bootstrap, const ContextScheme& s
   WEFT_RETURN_IF_ERROR(prepare(*split));
   const Pair pair;
   WEFT_ASSIGN_OR_RETURN(PassResult result, split->Pass(pair.x, pair.dy));
-  WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+  WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
   return result;
 }
 
@@ -204,8 +204,8 @@ TEST(ContextParallel, LeavesNothingBehindWithoutABackward) {
       WEFT_RETURN_IF_ERROR(
           split->model().Forward(invocation, PartOf(Pair().x, layout, bootstrap.rank())).status());
     }
-    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
-    WEFT_RETURN_IF_ERROR(CheckThatItWorks(split->fixture()));
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    WEFT_RETURN_IF_ERROR(CheckEngineWorks(split->fixture()));
     EXPECT_EQ(split->context().buffer_bytes(), 0);
     return absl::OkStatus();
   });
@@ -229,7 +229,7 @@ TEST(ContextParallel, SplitsOverTwoAxesOfAMesh) {
           model.Pass(layout.Parts(rank), PartOf(pair.x, layout, rank), PartOf(pair.dy, layout, rank)));
       WEFT_RETURN_IF_ERROR(CheckClose("outputs", result.y, PartOf(expected.y, layout, rank)));
       WEFT_RETURN_IF_ERROR(CheckClose("input gradients", result.dx, PartOf(expected.dx, layout, rank)));
-      WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+      WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     }
     return absl::OkStatus();
   });

@@ -2,7 +2,7 @@
 // same bodies run over threads, over MPI and on simulated ranks.
 #pragma once
 
-#include "tests/comm/engine_fixture.h"
+#include "tests/comm/support/engine_fixture.h"
 
 namespace weft::testing {
 

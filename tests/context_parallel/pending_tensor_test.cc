@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/comm/engine_fixture.h"
+#include "tests/comm/support/engine_fixture.h"
 #include "tests/support/status_matchers.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/memory/pool_tensor.h"
@@ -58,7 +58,7 @@ TEST(PendingTensor, KeepsAllMemoryUntilPeersHaveReadIt) {
         EXPECT_EQ(all.As<int32_t>()[rank * kCount + round], rank);
       }
     }
-    WEFT_RETURN_IF_ERROR(CheckThatItWorks(fixture));  // Behind them all.
+    WEFT_RETURN_IF_ERROR(CheckEngineWorks(fixture));  // Behind them all.
     EXPECT_EQ(fixture.pool->in_use_bytes(), 0U);
     return absl::OkStatus();
   });
@@ -109,7 +109,7 @@ TEST(PendingTensor, SaysWhatBecameOfItsCollective) {
     fixture.engine->Poison(absl::UnavailableError("the power went out"));
     WEFT_ASSIGN_OR_RETURN(PendingTensor pending, GatherRanks(fixture));
     EXPECT_THAT(pending.Wait().status(), StatusIs(absl::StatusCode::kAborted, HasSubstr("power")));
-    return Meet(bootstrap);
+    return BootstrapBarrier(bootstrap);
   });
 }
 
@@ -121,11 +121,11 @@ TEST(PendingTensor, LeavesMemoryOfWhatFailedToTheEngine) {
       fixture.engine->Poison(absl::UnavailableError("the power went out"));
     }
     // The other rank's reset would refuse the gather, if it came before.
-    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     EXPECT_EQ(fixture.pool->in_use_bytes() > 0, bootstrap.rank() == 0);
     WEFT_RETURN_IF_ERROR(fixture.engine->ResetAfterError());
     EXPECT_EQ(fixture.pool->in_use_bytes(), 0U);
-    return CheckThatItWorks(fixture);
+    return CheckEngineWorks(fixture);
   });
 }
 

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/comm/engine_fixture.h"
+#include "tests/comm/support/engine_fixture.h"
 #include "tests/support/attention_oracle.h"
 #include "weft/context_parallel/attention_parallel.h"
 #include "weft/context_parallel/byte_formulas.h"

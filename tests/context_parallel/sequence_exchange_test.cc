@@ -167,7 +167,7 @@ TEST(SequenceExchange, TellsRanksThatMeanDifferentExchanges) {
                           exchange->ExchangePairs(own, {4}, bootstrap.rank() == 0 ? "keys" : "values"));
     EXPECT_THAT(pending.Wait().status(),
                 StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("identities")));
-    return Meet(bootstrap);
+    return BootstrapBarrier(bootstrap);
   });
 }
 

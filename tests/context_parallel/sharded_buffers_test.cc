@@ -5,7 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "tests/comm/engine_fixture.h"
+#include "tests/comm/support/engine_fixture.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/nn/linear.h"
 #include "weft/nn/materialize.h"
@@ -207,7 +207,7 @@ TEST(UnshardBuffers, LeavesMemoryOfWhatFailedToTheEngine) {
                 StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("393216 i32")));
     EXPECT_THAT(unshard(DType::kF32),
                 StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("sequence buffers")));
-    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     WEFT_RETURN_IF_ERROR(fixture.engine->ResetAfterError());
     return unshard(DType::kF32);
   });

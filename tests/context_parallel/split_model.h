@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tests/comm/engine_fixture.h"
+#include "tests/comm/support/engine_fixture.h"
 #include "tests/context_parallel/toy_block.h"
 #include "weft/context_parallel/context_parallel.h"
 #include "weft/context_parallel/sequence_layout.h"

@@ -23,7 +23,7 @@ std::vector<float> Ramp(size_t count, float step) {
   return values;
 }
 
-TEST(AddRun, RoundsTheSumOnceWhateverTheDTypes) {
+TEST(AddRun, RoundsTheSumOnceForEveryPairOfDTypes) {
   for (const DType source_dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
     for (const DType target_dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
       for (const float scale : {1.0F, 0.375F}) {
@@ -41,7 +41,7 @@ TEST(AddRun, RoundsTheSumOnceWhateverTheDTypes) {
   }
 }
 
-TEST(AddRun, GivesTheSameBitsInPieces) {
+TEST(AddRun, GivesTheSameBitsInOneRunAndInPieces) {
   const std::vector<float> addends = Ramp(200000, 0.1F);
   std::vector<float> whole = Ramp(200000, 0.3F);
   std::vector<float> pieces = whole;

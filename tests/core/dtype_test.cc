@@ -20,7 +20,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::weft::testing::StatusIs;
 
-// A 16-bit format by its definition: sign, exponent of some bits, mantissa.
+// Parameters of the 16-bit formats.
 struct Bf16Format {
   using Type = BF16;
   static constexpr int kMantissaBits = 7;
@@ -35,14 +35,14 @@ struct F16Format {
 };
 
 template <typename Format>
-constexpr int kExponents = (1 << (15 - Format::kMantissaBits));  // One more than the largest.
+constexpr int kExponents = (1 << (15 - Format::kMantissaBits));  // One more than the largest exponent field.
 
 template <typename Format>
 bool IsNan(uint16_t bits) {
   return (bits & 0x7fff) > ((kExponents<Format> - 1) << Format::kMantissaBits);
 }
 
-// The value by the formula of IEEE 754, in double, in which all these are exact.
+// The value by the formula of IEEE 754. Doubles represent all values of both formats exactly.
 template <typename Format>
 double ValueOf(uint16_t bits) {
   const int exponent = (bits & 0x7fff) >> Format::kMantissaBits;
@@ -72,7 +72,7 @@ TYPED_TEST(HalfFormat, WidensAllValuesExactly) {
   }
 }
 
-TYPED_TEST(HalfFormat, ComesBackFromFloatForAllValues) {
+TYPED_TEST(HalfFormat, RoundTripsThroughFloatForAllValues) {
   for (uint32_t bits = 0; bits <= 0xffff; ++bits) {
     const auto half = static_cast<uint16_t>(bits);
     const uint16_t back = TypeParam::Narrow(ToFloat(typename TypeParam::Type{half})).bits;
@@ -85,15 +85,16 @@ TYPED_TEST(HalfFormat, ComesBackFromFloatForAllValues) {
   }
 }
 
-TYPED_TEST(HalfFormat, RoundsToTheNearestAndTiesToEven) {
+TYPED_TEST(HalfFormat, RoundsToNearestWithTiesToEven) {
   const int infinity = (kExponents<TypeParam> - 1) << TypeParam::kMantissaBits;
   for (int low = 0; low < infinity; ++low) {
-    // What follows the largest number, were exponents not to end: overflow is decided by the same middle.
+    // Above the largest finite number, use the value that an unbounded exponent range would give. A number
+    // overflows from the midpoint of these two on.
     const double below = ValueOf<TypeParam>(static_cast<uint16_t>(low));
     const double above = low + 1 == infinity ? std::ldexp(1, kExponents<TypeParam> - 1 - TypeParam::kBias)
                                              : ValueOf<TypeParam>(static_cast<uint16_t>(low + 1));
     const auto middle = static_cast<float>((below + above) / 2);
-    ASSERT_EQ(static_cast<double>(middle), (below + above) / 2) << "the middle is a float";
+    ASSERT_EQ(static_cast<double>(middle), (below + above) / 2) << "the midpoint is not a float";
     const float inf = std::numeric_limits<float>::infinity();
     for (const int sign : {0, 0x8000}) {
       const auto narrow = [&](float value) {
@@ -106,7 +107,7 @@ TYPED_TEST(HalfFormat, RoundsToTheNearestAndTiesToEven) {
   }
 }
 
-TYPED_TEST(HalfFormat, RoundsRandomFloatsToANeighbourThatIsNearest) {
+TYPED_TEST(HalfFormat, RoundsRandomFloatsToTheNearestValue) {
   std::mt19937 random(5);
   for (int i = 0; i < 1'000'000; ++i) {
     const auto value = std::bit_cast<float>(static_cast<uint32_t>(random()));
@@ -117,7 +118,7 @@ TYPED_TEST(HalfFormat, RoundsRandomFloatsToANeighbourThatIsNearest) {
     }
     ASSERT_EQ((bits & 0x8000) != 0, std::signbit(value));
     const double rounded = ValueOf<TypeParam>(bits);
-    if (std::isinf(rounded)) continue;  // Where overflow starts is the previous test's.
+    if (std::isinf(rounded)) continue;  // The previous test covers overflow.
     const double error = std::abs(rounded - static_cast<double>(value));
     for (const int step : {-1, 1}) {
       const auto neighbour = static_cast<uint16_t>(bits + step);
@@ -127,7 +128,7 @@ TYPED_TEST(HalfFormat, RoundsRandomFloatsToANeighbourThatIsNearest) {
   }
 }
 
-TYPED_TEST(HalfFormat, KeepsEveryNanANan) {
+TYPED_TEST(HalfFormat, NarrowsEveryNanToANanOfTheSameSign) {
   for (const uint32_t payload : {1U, 0x1fffU, 0x2000U, 0xffffU, 0x10000U, 0x3fffffU, 0x400000U, 0x7fffffU}) {
     for (const uint32_t sign : {0U, 0x80000000U}) {
       const uint16_t bits = TypeParam::Narrow(std::bit_cast<float>(sign | 0x7f800000U | payload)).bits;
@@ -137,7 +138,7 @@ TYPED_TEST(HalfFormat, KeepsEveryNanANan) {
   }
 }
 
-TEST(DType, HasNamesThatParseBack) {
+TEST(DType, NamesParseToTheSameDType) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kI32, DType::kI64}) {
     ASSERT_OK_AND_ASSIGN(const DType parsed, ParseDType(Name(dtype)));
     EXPECT_EQ(parsed, dtype);
@@ -145,7 +146,7 @@ TEST(DType, HasNamesThatParseBack) {
   EXPECT_EQ(Name(DType::kBF16), "bf16");
 }
 
-TEST(DType, RefusesUnknownNamesAndListsTheKnown) {
+TEST(DType, ParsingAnUnknownNameListsTheKnownNames) {
   for (const char* name : {"", "float", "F32", "f32 "}) {
     EXPECT_THAT(ParseDType(name),
                 StatusIs(absl::StatusCode::kInvalidArgument,
@@ -153,7 +154,7 @@ TEST(DType, RefusesUnknownNamesAndListsTheKnown) {
   }
 }
 
-TEST(DType, KnowsItsCxxType) {
+TEST(DType, MatchesTheSizeAndKindOfItsCxxType) {
   EXPECT_EQ(SizeOf(kDTypeOf<float>), sizeof(float));
   EXPECT_EQ(SizeOf(kDTypeOf<BF16>), sizeof(BF16));
   EXPECT_EQ(SizeOf(kDTypeOf<F16>), sizeof(F16));

@@ -8,8 +8,8 @@
 namespace weft {
 namespace {
 
-TEST(Hash64, IsThePublishedFunction) {
-  // XXH3 of nothing, from the specification of xxHash: identities must mean the same on every build.
+TEST(Hash64, GivesThePublishedXxh3Value) {
+  // XXH3 of the empty string, from the specification of xxHash. Hashes must be the same in every build.
   EXPECT_EQ(Hash64(""), 0x2d06800538d394c2U);
 }
 

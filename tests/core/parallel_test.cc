@@ -13,7 +13,7 @@
 namespace weft {
 namespace {
 
-// Restores the calling thread's count.
+// Restores the calling thread's thread count.
 class ThreadCountGuard {
  public:
   ThreadCountGuard() : before_(ThreadCount()) {}
@@ -34,7 +34,7 @@ std::vector<std::pair<int64_t, int64_t>> RangesOf(int64_t count, int64_t grain) 
   return ranges;
 }
 
-TEST(ParallelFor, PartitionsIntoAtMostOneRangeAThread) {
+TEST(ParallelFor, PartitionsIntoAtMostOneRangePerThread) {
   const ThreadCountGuard guard;
   for (const int threads : {1, 2, 3, 7}) {
     SetThreadCount(threads);
@@ -54,12 +54,12 @@ TEST(ParallelFor, PartitionsIntoAtMostOneRangeAThread) {
   }
 }
 
-TEST(ParallelFor, DoesNothingForNothing) {
+TEST(ParallelFor, DoesNotCallTheBodyForAnEmptyRange) {
   EXPECT_TRUE(RangesOf(0, 1).empty());
   EXPECT_TRUE(RangesOf(-3, 1).empty());
 }
 
-TEST(ParallelFor, RunsInsideAnother) {
+TEST(ParallelFor, CanBeNested) {
   std::atomic<int64_t> sum = 0;
   ParallelFor(16, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
@@ -69,7 +69,7 @@ TEST(ParallelFor, RunsInsideAnother) {
   EXPECT_EQ(sum, 1600);
 }
 
-TEST(ParallelFor, LeavesOneThreadToRangesThatRunBesideOthers) {
+TEST(ParallelFor, SetsOneThreadInsideConcurrentRanges) {
   const ThreadCountGuard guard;
   SetThreadCount(2);
   const int outside = ThreadCount();
@@ -81,7 +81,7 @@ TEST(ParallelFor, LeavesOneThreadToRangesThatRunBesideOthers) {
   EXPECT_EQ(ThreadCount(), outside);
 }
 
-TEST(ParallelFor, ServesSeveralCallersAtOnce) {
+TEST(ParallelFor, CanBeCalledByConcurrentThreads) {
   std::vector<std::thread> ranks;
   for (int rank = 0; rank < 4; ++rank) {
     ranks.emplace_back([rank] {
@@ -107,11 +107,11 @@ TEST(ThreadCount, BelongsToTheCallingThread) {
   EXPECT_EQ(ThreadCount(), 1);
 }
 
-TEST(ThreadCountDeathTest, RefusesLessThanOneThread) {
+TEST(ThreadCountDeathTest, AbortsForLessThanOneThread) {
   EXPECT_DEATH(SetThreadCount(0), "at least one thread");
 }
 
-TEST(AffinityCpus, AreDistinctAndNotNone) {
+TEST(AffinityCpus, ListAtLeastOneCpuInAscendingOrder) {
   const std::vector<int> cpus = AffinityCpus();
   EXPECT_FALSE(cpus.empty());
   EXPECT_TRUE(std::is_sorted(cpus.begin(), cpus.end()));

@@ -17,8 +17,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::weft::testing::StatusIs;
 
-// Memory in which every element is its own index, seen as a tensor whose dims lie in a random order with
-// gaps.
+// A tensor in a random layout: permuted dims with gaps. Every element of its memory holds its own index.
 class Numbered {
  public:
   Numbered(std::mt19937& random, const Shape& shape) {
@@ -40,7 +39,7 @@ class Numbered {
 
   const TensorView& view() const { return view_; }
   std::vector<int32_t>& values() { return values_; }
-  // Where the element with this row-major number lies.
+  // Memory index of the element with this row-major number.
   size_t Place(int64_t element) const {
     int64_t place = 0;
     for (size_t dim = view_.shape.size(); dim-- > 0;) {
@@ -71,7 +70,7 @@ Range RandomRange(std::mt19937& random, int64_t elements) {
   return {first, static_cast<int64_t>(random() % static_cast<uint64_t>(elements - first + 1))};
 }
 
-TEST(RangeCopy, MovesExactlyItsRangeOfTheRowMajorOrder) {
+TEST(RangeCopy, CopiesExactlyItsRangeInRowMajorOrder) {
   std::mt19937 random(5);
   for (int round = 0; round < 3000; ++round) {
     const Shape shape = RandomShape(random);
@@ -90,7 +89,7 @@ TEST(RangeCopy, MovesExactlyItsRangeOfTheRowMajorOrder) {
   }
 }
 
-TEST(RangeCopy, PacksRangesIntoRunsAndBack) {
+TEST(RangeCopy, PacksAndUnpacksRanges) {
   std::mt19937 random(6);
   for (int round = 0; round < 2000; ++round) {
     const Shape shape = RandomShape(random);
@@ -112,7 +111,7 @@ TEST(RangeCopy, PacksRangesIntoRunsAndBack) {
   }
 }
 
-TEST(RangeCopy, MovesEveryDType) {
+TEST(RangeCopy, CopiesEveryDType) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16, DType::kI32, DType::kI64}) {
     std::vector<std::byte> bytes(6 * SizeOf(dtype));
     for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(i + 1);
@@ -128,7 +127,7 @@ TEST(RangeCopy, MovesEveryDType) {
   }
 }
 
-TEST(RangeCopy, CopiesNothingByDefaultAndOfEmptyShapes) {
+TEST(RangeCopy, HasNoElementsByDefaultAndForEmptyShapes) {
   RangeCopy().Run(nullptr, nullptr, 0, 0);
   const TensorView empty = TensorView::Contiguous(nullptr, DType::kF32, {2, 0, 3});
   ASSERT_OK_AND_ASSIGN(const RangeCopy copy, RangeCopy::Make(empty, empty));
@@ -136,7 +135,7 @@ TEST(RangeCopy, CopiesNothingByDefaultAndOfEmptyShapes) {
   copy.Run(nullptr, nullptr, 0, 0);
 }
 
-TEST(RangeCopy, RefusesWhatItCannotCopy) {
+TEST(RangeCopy, RejectsDifferentShapesOrDTypesAndOverlappingTargets) {
   float data[4] = {};
   const TensorView view = TensorView::Contiguous(data, DType::kF32, {2, 2});
   const auto invalid = [](const char* text) {

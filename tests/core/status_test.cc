@@ -21,7 +21,7 @@ TEST(Annotate, PutsTheContextInFrontAndKeepsCodeAndPayloads) {
   EXPECT_EQ(annotated.GetPayload("weft/path"), absl::Cord("a.bin"));
 }
 
-TEST(Annotate, LeavesOkAlone) { EXPECT_OK(Annotate(absl::OkStatus(), "context")); }
+TEST(Annotate, LeavesOkUnchanged) { EXPECT_OK(Annotate(absl::OkStatus(), "context")); }
 
 absl::StatusOr<int> Half(int value) {
   if (value % 2 != 0) return absl::InvalidArgumentError(absl::StrCat(value, " is odd"));
@@ -44,7 +44,7 @@ TEST(StatusMacros, ReturnTheFirstError) {
   EXPECT_EQ(result, 3);
 }
 
-TEST(CheckDeathTest, SaysWhatIsBrokenAndWhere) {
+TEST(CheckDeathTest, PrintsTheInvariantAndItsLocation) {
   EXPECT_DEATH(WEFT_CHECK(1 + 1 == 3, "arithmetic"),
                "status_test.cc:[0-9]+: broken invariant: arithmetic \\(1 \\+ 1 == 3\\)");
 }

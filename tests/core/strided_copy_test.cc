@@ -25,7 +25,7 @@ constexpr DType kDTypes[] = {DType::kF32, DType::kBF16, DType::kF16, DType::kI32
 
 bool Convertible(DType source, DType target) { return IsFloating(source) == IsFloating(target); }
 
-// One element, by definition: to float, times the scale, to the target's type; or between integers.
+// Oracle for one element: convert to float, scale, convert to the target's type; or convert between integers.
 void CopyElement(const std::byte* source, DType source_dtype, std::byte* target, DType target_dtype,
                  float scale) {
   if (source_dtype == target_dtype && scale == 1) {
@@ -52,7 +52,7 @@ void CopyElement(const std::byte* source, DType source_dtype, std::byte* target,
               SizeOf(target_dtype));
 }
 
-// The oracle: element by element, by index.
+// Oracle for a tensor: copies element by element, by index.
 void CopyByIndex(const TensorView& source, const TensorView& target, float scale) {
   std::vector<int64_t> index(source.shape.size());
   for (int64_t i = 0; i < source.elements(); ++i) {
@@ -71,7 +71,7 @@ void CopyByIndex(const TensorView& source, const TensorView& target, float scale
   }
 }
 
-// Memory of a tensor whose dims lie in a random order, with gaps, in the middle of a larger tensor.
+// A tensor with permuted dims and gaps, inside a larger allocation of random bytes.
 class RandomLayout {
  public:
   RandomLayout(std::mt19937& random, DType dtype, const Shape& shape) {
@@ -123,13 +123,13 @@ TEST(StridedCopy, EqualsAPlainLoopOverRandomLayoutsAndDTypes) {
     const std::vector<std::byte> expected = target.bytes();
     target.bytes() = before;
     ASSERT_OK(StridedCopy(source.view(), target.view(), scale));
-    // Gaps and surroundings included: nothing else may be written.
+    // The comparison includes gaps and surrounding bytes, which must not be written.
     ASSERT_EQ(target.bytes(), expected)
         << ToString(shape) << " " << Name(source_dtype) << " to " << Name(target_dtype);
   }
 }
 
-TEST(StridedCopy, IsTheSameOnAnyNumberOfThreads) {
+TEST(StridedCopy, GivesTheSameBitsOnAnyNumberOfThreads) {
   const int threads_before = ThreadCount();
   std::mt19937 random(2);
   const Shape shape = {70, 41, 97};
@@ -155,7 +155,7 @@ TEST(StridedCopy, RepeatsABroadcastSource) {
   EXPECT_THAT(matrix, ::testing::ElementsAre(1, 2, 3, 1, 2, 3));
 }
 
-TEST(StridedCopy, CopiesNothingOfEmptyShapes) {
+TEST(StridedCopy, WritesNothingForEmptyShapes) {
   float untouched = 1.0F;
   for (const Shape& shape : {Shape{0}, Shape{5, 0}, Shape{0, 5}, Shape{2, 0, 3}}) {
     const TensorView view = TensorView::Contiguous(&untouched, DType::kF32, shape);
@@ -177,9 +177,9 @@ TEST(CopyPlan, MergesContiguousDimsIntoOneRun) {
   EXPECT_EQ(plan.inner.target_stride, 1);
 }
 
-TEST(CopyPlan, RunsAlongNeighboursOfTheTarget) {
+TEST(CopyPlan, OrdersLoopsByTheStridesOfTheTarget) {
   float data = 0;
-  // A slice of columns is one loop over rows around runs of columns, in whichever order the dims are named.
+  // A slice of columns becomes one loop over rows around runs of columns, for every order of the dims.
   const TensorView wide = TensorView::Contiguous(&data, DType::kF32, {8, 10}).Slice(1, 2, 4);
   const TensorView narrow = TensorView::Contiguous(&data, DType::kF32, {8, 4});
   for (const bool transposed : {false, true}) {
@@ -195,7 +195,7 @@ TEST(CopyPlan, RunsAlongNeighboursOfTheTarget) {
   }
 }
 
-TEST(CopyPlan, RefusesWhatCannotBeCopied) {
+TEST(CopyPlan, RejectsDifferentShapesIncompatibleDTypesAndOverlappingTargets) {
   float data[4] = {};
   const TensorView view = TensorView::Contiguous(data, DType::kF32, {2, 2});
   const auto invalid = [](const char* text) {
@@ -228,16 +228,17 @@ TEST(ConvertRun, ScalesInPlace) {
   EXPECT_THAT(values, ::testing::ElementsAre(2, 4, 6, 8, 10));
 }
 
-TEST(ConvertRun, MovesBitsUnchangedWithoutAConversion) {
+TEST(ConvertRun, CopiesBitsUnchangedWithoutAConversion) {
   const uint32_t signalling_nan = 0x7f800001U;
   uint32_t moved = 0;
   ConvertRun(&signalling_nan, DType::kF32, &moved, DType::kF32, 1);
   EXPECT_EQ(moved, signalling_nan);
 }
 
-TEST(ConvertRunDeathTest, RefusesToScaleIntegers) {
+TEST(ConvertRunDeathTest, AbortsWhenIntegersAreScaled) {
   int32_t value = 1;
-  EXPECT_DEATH(ConvertRun(&value, DType::kI32, &value, DType::kI32, 1, 2.0F), "integers are not scaled");
+  EXPECT_DEATH(ConvertRun(&value, DType::kI32, &value, DType::kI32, 1, 2.0F),
+               "a copy of integers has a scale other than 1");
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ TEST(Tensor, IsAlignedToACacheLine) {
   }
 }
 
-TEST(Tensor, ZerosAreZero) {
+TEST(Tensor, ZerosHasOnlyZeroElements) {
   const Tensor tensor = Tensor::Zeros(DType::kF32, {7, 11});
   EXPECT_TRUE(
       std::all_of(tensor.As<float>(), tensor.As<float>() + 77, [](float value) { return value == 0; }));
@@ -44,8 +44,8 @@ TEST(Tensor, SharesMemoryWithItsCopiesAndReshapes) {
   EXPECT_EQ(reshaped.As<int32_t>()[7], 5);
 }
 
-TEST(Tensor, NeverSharesMemoryWithAnotherThatLives) {
-  // Large ones, of a few sizes, made and dropped in an order that leaves blocks for reuse.
+TEST(Tensor, NeverSharesMemoryWithAnotherLiveTensor) {
+  // Large tensors of a few sizes, created and destroyed in an order that leaves blocks for reuse.
   std::vector<Tensor> tensors(20);
   for (int round = 0; round < 400; ++round) {
     Tensor& tensor = tensors[static_cast<size_t>(round * 7 % 20)];
@@ -61,7 +61,7 @@ TEST(Tensor, NeverSharesMemoryWithAnotherThatLives) {
   }
 }
 
-TEST(Tensor, MayBeDroppedByAnotherThread) {
+TEST(Tensor, MayBeDestroyedByAnotherThread) {
   std::vector<std::thread> threads;
   for (int thread = 0; thread < 4; ++thread) {
     threads.emplace_back([thread] {
@@ -77,14 +77,14 @@ TEST(Tensor, MayBeDroppedByAnotherThread) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST(Tensor, CountsWhatIsTakenFromTheSystem) {
-  const int64_t before = TakenTensorBytes();
+TEST(Tensor, CountsBytesAllocatedFromTheSystem) {
+  const int64_t before = TensorBytesFromSystem();
   const Tensor large = Tensor::Empty(DType::kI32, {3000000});
-  EXPECT_GE(TakenTensorBytes() - before, 12000000);
-  EXPECT_LE(TakenTensorBytes() - before, 14000000);
-  const int64_t after = TakenTensorBytes();
+  EXPECT_GE(TensorBytesFromSystem() - before, 12000000);
+  EXPECT_LE(TensorBytesFromSystem() - before, 14000000);
+  const int64_t after = TensorBytesFromSystem();
   EXPECT_EQ(Tensor::Borrow(large.view()).As<int32_t>(), large.As<int32_t>());
-  EXPECT_EQ(TakenTensorBytes(), after);
+  EXPECT_EQ(TensorBytesFromSystem(), after);
 }
 
 TEST(Tensor, BorrowsWithoutOwning) {
@@ -93,7 +93,7 @@ TEST(Tensor, BorrowsWithoutOwning) {
   EXPECT_EQ(tensor.As<float>(), &value);
 }
 
-TEST(Tensor, CopiesAWindowIntoMemoryOfItsOwn) {
+TEST(Tensor, CopiesAWindowIntoNewMemory) {
   const Tensor tensor = Tensor::Empty(DType::kI32, {2, 3});
   for (int32_t i = 0; i < 6; ++i) tensor.As<int32_t>()[i] = i;
   const Tensor column = tensor.Window(tensor.view().Slice(1, 1, 1));

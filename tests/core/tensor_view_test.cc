@@ -72,7 +72,7 @@ TEST_F(TensorViewTest, DimsOfSizeOneDoNotBreakContiguity) {
 
 using TensorViewDeathTest = TensorViewTest;
 
-TEST_F(TensorViewDeathTest, RefusesWhatTheViewDoesNotHave) {
+TEST_F(TensorViewDeathTest, AbortsForInvalidDimsRangesAndDTypes) {
   const TensorView view = View({2, 12});
   EXPECT_DEATH(view.As<float>(), "another dtype");
   EXPECT_DEATH(view.Slice(2, 0, 1), "does not have");

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The examples do what examples/README.md says of them.
+"""Tests that the examples behave as examples/README.md states.
 
     examples_test.py FOLDER_OF_PROGRAMS MPIRUN
 """
@@ -25,12 +25,12 @@ def losses(ranks, program="mixer"):
 
 
 class Mixer(unittest.TestCase):
-    def test_learns_alike_on_any_number_of_ranks(self):
-        alone = losses(1)
-        self.assertEqual(len(alone), 10)
-        self.assertLess(alone[-1], alone[0] / 20)
+    def test_gives_the_same_losses_on_any_number_of_ranks(self):
+        one_rank = losses(1)
+        self.assertEqual(len(one_rank), 10)
+        self.assertLess(one_rank[-1], one_rank[0] / 20)
         for ranks in (2, 4):
-            for loss, reference in zip(losses(ranks)[:5], alone):
+            for loss, reference in zip(losses(ranks)[:5], one_rank):
                 self.assertAlmostEqual(loss / reference, 1, delta=1e-4)
 
     def test_takes_less_than_60_lines(self):
@@ -38,19 +38,19 @@ class Mixer(unittest.TestCase):
 
 
 class LongSequence(unittest.TestCase):
-    def test_learns_alike_on_any_number_of_ranks(self):
-        alone = losses(1, "long_sequence")
-        self.assertEqual(len(alone), 4)
-        self.assertLess(alone[-1], alone[0] / 2)
+    def test_gives_the_same_losses_on_any_number_of_ranks(self):
+        one_rank = losses(1, "long_sequence")
+        self.assertEqual(len(one_rank), 4)
+        self.assertLess(one_rank[-1], one_rank[0] / 2)
         for ranks in (2, 3):
-            for loss, reference in zip(losses(ranks, "long_sequence"), alone, strict=True):
+            for loss, reference in zip(losses(ranks, "long_sequence"), one_rank, strict=True):
                 self.assertAlmostEqual(loss / reference, 1, delta=1e-4)
 
 
 class ForwardOnly(unittest.TestCase):
-    def test_gathers_two_layers_of_eight_at_once(self):
-        match = re.search(r"gathered at once (\d+) of (\d+) bytes", run(f"{PROGRAMS}/forward_only"))
-        self.assertEqual(int(match.group(1)) * 4, int(match.group(2)) + 256)  # And padding.
+    def test_unshards_at_most_two_of_eight_layers_at_once(self):
+        match = re.search(r"peak unsharded (\d+) of (\d+) bytes", run(f"{PROGRAMS}/forward_only"))
+        self.assertEqual(int(match.group(1)) * 4, int(match.group(2)) + 256)  # 256 bytes of padding.
 
 
 class Readme(unittest.TestCase):

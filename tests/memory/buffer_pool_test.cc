@@ -33,7 +33,7 @@ class BufferPoolTest : public ::testing::Test {
   std::optional<BufferPool> pool_;
 };
 
-TEST_F(BufferPoolTest, GivesAnIdleBlockOfTheSameSizeAgain) {
+TEST_F(BufferPoolTest, ReusesAnIdleBlockOfTheSameSize) {
   ASSERT_OK_AND_ASSIGN(Buffer first, pool_->Acquire(1000));
   EXPECT_EQ(first.bytes(), 1000);
   const std::byte* data = first.data();
@@ -50,7 +50,7 @@ TEST_F(BufferPoolTest, GivesAnIdleBlockOfTheSameSizeAgain) {
   EXPECT_EQ(heap_->allocated_bytes(), 1024 + 2048);
 }
 
-TEST_F(BufferPoolTest, ReportsThePeakOfWhatWasInUseAtOnce) {
+TEST_F(BufferPoolTest, ReportsThePeakOfBytesInUse) {
   std::mt19937 random(3);
   std::vector<Buffer> buffers;
   size_t in_use = 0;
@@ -81,7 +81,7 @@ TEST_F(BufferPoolTest, MovesBuffersWithoutReleasingThem) {
   ASSERT_OK_AND_ASSIGN(Buffer a, pool_->Acquire(64));
   ASSERT_OK_AND_ASSIGN(Buffer b, pool_->Acquire(128));
   const std::byte* data = a.data();
-  b = std::move(a);  // Releases what b held.
+  b = std::move(a);  // Releases b's block.
   EXPECT_EQ(b.data(), data);
   EXPECT_EQ(pool_->in_use_bytes(), 64);
   EXPECT_EQ(pool_->idle_bytes(), 128);
@@ -102,7 +102,7 @@ TEST_F(BufferPoolTest, ReturnsIdleBlocksToTheHeapWhenTrimmed) {
   EXPECT_EQ(heap_->allocated_bytes(), 0);
 }
 
-TEST_F(BufferPoolTest, GoesBeforeItsBuffers) {
+TEST_F(BufferPoolTest, MayBeDestroyedBeforeItsBuffers) {
   ASSERT_OK_AND_ASSIGN(Buffer kept, pool_->Acquire(64));
   pool_.reset();
   EXPECT_EQ(heap_->allocated_bytes(), 64);
@@ -111,18 +111,18 @@ TEST_F(BufferPoolTest, GoesBeforeItsBuffers) {
   EXPECT_EQ(heap_->allocated_bytes(), 0);
 }
 
-TEST_F(BufferPoolTest, SacrificesIdleBlocksBeforeItFails) {
+TEST_F(BufferPoolTest, FreesIdleBlocksBeforeItFails) {
   ASSERT_OK(pool_->Acquire(700'000));
   ASSERT_OK_AND_ASSIGN(const Buffer large, pool_->Acquire(900'000));
   EXPECT_EQ(pool_->idle_bytes(), 0);
   EXPECT_THAT(pool_->Acquire(500'000),
               StatusIs(absl::StatusCode::kResourceExhausted,
                        AllOf(HasSubstr("buffer pool gradients"), HasSubstr("900032 bytes in use"),
-                             HasSubstr("0 idle"), HasSubstr("500000 bytes asked"))));
+                             HasSubstr("0 idle"), HasSubstr("cannot allocate 500000 bytes"))));
   EXPECT_EQ(pool_->in_use_bytes(), 900'032);
 }
 
-TEST_F(BufferPoolTest, ServesSeveralThreads) {
+TEST_F(BufferPoolTest, CanBeUsedByConcurrentThreads) {
   std::vector<std::thread> threads;
   for (int thread = 0; thread < 4; ++thread) {
     threads.emplace_back([this] {

@@ -14,7 +14,7 @@
 namespace weft::internal {
 namespace {
 
-TEST(FreeList, RoundsBlocksUpToWholeGranules) {
+TEST(FreeList, RoundsBlockSizesUpToWholeGranules) {
   EXPECT_EQ(FreeList::BlockBytes(0), 64);
   EXPECT_EQ(FreeList::BlockBytes(1), 64);
   EXPECT_EQ(FreeList::BlockBytes(64), 64);
@@ -22,35 +22,35 @@ TEST(FreeList, RoundsBlocksUpToWholeGranules) {
   EXPECT_EQ(FreeList::BlockBytes(UINT64_MAX), UINT64_MAX - 63);
 }
 
-TEST(FreeList, TakesTheSmallestHoleThatFitsAndTheLowestOfThose) {
+TEST(FreeList, AllocatesInTheSmallestHoleThatFitsAtTheLowestOffset) {
   FreeList list(1024);
   std::vector<uint64_t> blocks;
-  for (int i = 0; i < 8; ++i) blocks.push_back(*list.Take(128));
-  list.Give(blocks[1]);
-  list.Give(blocks[4]);
-  list.Give(blocks[6]);
-  list.Give(blocks[7]);
-  EXPECT_EQ(list.Take(100), blocks[1]);
-  EXPECT_EQ(list.Take(100), blocks[4]);
-  EXPECT_EQ(list.Take(256), blocks[6]);
-  EXPECT_EQ(list.Take(1), std::nullopt);
+  for (int i = 0; i < 8; ++i) blocks.push_back(*list.Allocate(128));
+  list.Free(blocks[1]);
+  list.Free(blocks[4]);
+  list.Free(blocks[6]);
+  list.Free(blocks[7]);
+  EXPECT_EQ(list.Allocate(100), blocks[1]);
+  EXPECT_EQ(list.Allocate(100), blocks[4]);
+  EXPECT_EQ(list.Allocate(256), blocks[6]);
+  EXPECT_EQ(list.Allocate(1), std::nullopt);
 }
 
-TEST(FreeList, IsWholeAgainInWhateverOrderBlocksComeBack) {
+TEST(FreeList, MergesFreedBlocksInEveryOrderOfFreeing) {
   std::mt19937 random(1);
   for (int round = 0; round < 200; ++round) {
     FreeList list(64 * 20 + 63);
     EXPECT_EQ(list.free_bytes(), 64 * 20);
     std::vector<uint64_t> blocks;
-    while (const auto block = list.Take(1 + random() % 200)) blocks.push_back(*block);
+    while (const auto block = list.Allocate(1 + random() % 200)) blocks.push_back(*block);
     std::shuffle(blocks.begin(), blocks.end(), random);
-    for (const uint64_t block : blocks) list.Give(block);
+    for (const uint64_t block : blocks) list.Free(block);
     EXPECT_EQ(list.largest_hole(), 64 * 20);
-    EXPECT_EQ(list.taken_bytes(), 0);
+    EXPECT_EQ(list.allocated_bytes(), 0);
   }
 }
 
-// The blocks that are taken, and what must hold of them.
+// Reference model: the allocated blocks, with checks that they are aligned and do not overlap.
 class Model {
  public:
   void Add(uint64_t offset, uint64_t bytes) {
@@ -64,17 +64,17 @@ class Model {
       ASSERT_LE(before->first + before->second, offset);
     }
     blocks_.emplace(offset, bytes);
-    taken_ += bytes;
+    allocated_ += bytes;
   }
-  uint64_t RemoveSome(std::mt19937& random) {
+  uint64_t RemoveRandomBlock(std::mt19937& random) {
     auto at = blocks_.begin();
     std::advance(at, random() % blocks_.size());
     const uint64_t offset = at->first;
-    taken_ -= at->second;
+    allocated_ -= at->second;
     blocks_.erase(at);
     return offset;
   }
-  // The longest stretch of [0, bytes) that no block covers.
+  // Size of the longest range in [0, bytes) without a block.
   uint64_t LargestHole(uint64_t bytes) const {
     uint64_t largest = 0;
     uint64_t end = 0;
@@ -85,44 +85,44 @@ class Model {
     return std::max(largest, bytes - end);
   }
   bool empty() const { return blocks_.empty(); }
-  uint64_t taken() const { return taken_; }
+  uint64_t allocated() const { return allocated_; }
 
  private:
   std::map<uint64_t, uint64_t> blocks_;
-  uint64_t taken_ = 0;
+  uint64_t allocated_ = 0;
 };
 
-TEST(FreeList, KeepsBlocksApartOverRandomUse) {
+TEST(FreeList, NeverOverlapsBlocksInRandomUse) {
   constexpr uint64_t kBytes = 1 << 16;
   std::mt19937 random(7);
   FreeList list(kBytes);
   Model model;
   for (int step = 0; step < 20000; ++step) {
-    // Long stretches of growing and of shrinking, so that the list gets full and empty.
+    // Alternates long phases of growth and of shrinkage, so that the list becomes both full and empty.
     const bool grow = (random() % 100 < 60) == (step / 1000 % 2 == 0);
     if (grow || model.empty()) {
       const uint64_t bytes = random() % 8 == 0 ? random() % 20000 : random() % 500;
       const uint64_t hole = model.LargestHole(kBytes);
-      const auto offset = list.Take(bytes);
+      const auto offset = list.Allocate(bytes);
       ASSERT_EQ(offset.has_value(), FreeList::BlockBytes(bytes) <= hole);
       if (offset) {
         ASSERT_NO_FATAL_FAILURE(model.Add(*offset, FreeList::BlockBytes(bytes)));
       }
     } else {
-      list.Give(model.RemoveSome(random));
+      list.Free(model.RemoveRandomBlock(random));
     }
-    ASSERT_EQ(list.taken_bytes(), model.taken());
-    ASSERT_EQ(list.free_bytes(), kBytes - model.taken());
+    ASSERT_EQ(list.allocated_bytes(), model.allocated());
+    ASSERT_EQ(list.free_bytes(), kBytes - model.allocated());
     ASSERT_EQ(list.largest_hole(), model.LargestHole(kBytes));
   }
 }
 
-TEST(FreeListDeathTest, RefusesWhatItDidNotGive) {
+TEST(FreeListDeathTest, AbortsWhenFreeingABlockThatIsNotAllocated) {
   FreeList list(1024);
-  const uint64_t block = *list.Take(100);
-  EXPECT_DEATH(list.Give(block + 64), "no block of this heap");
-  list.Give(block);
-  EXPECT_DEATH(list.Give(block), "or twice");
+  const uint64_t block = *list.Allocate(100);
+  EXPECT_DEATH(list.Free(block + 64), "not an allocated block");
+  list.Free(block);
+  EXPECT_DEATH(list.Free(block), "freed twice");
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 constexpr absl::Duration kTimeout = absl::Seconds(60);
 constexpr size_t kSegmentBytes = size_t{3} << 20;
 
-absl::Status Meet(Bootstrap& bootstrap) { return AgreeOnStatus(bootstrap, absl::OkStatus(), kTimeout); }
+absl::Status Barrier(Bootstrap& bootstrap) { return AgreeOnStatus(bootstrap, absl::OkStatus(), kTimeout); }
 
 struct Block {
   std::byte* data;
@@ -36,7 +36,7 @@ bool Holds(const std::byte* data, size_t bytes, std::byte mark) {
   return std::all_of(data, data + bytes, [mark](std::byte value) { return value == mark; });
 }
 
-void ExpectGoodBlock(const NodeHeap& heap, const Block& block, int rank) {
+void CheckBlock(const NodeHeap& heap, const Block& block, int rank) {
   EXPECT_EQ(reinterpret_cast<uintptr_t>(block.data) % 64, 0);
   const auto first = heap.AddressOf(block.data);
   const auto last = heap.AddressOf(block.data + block.bytes - 1);
@@ -52,7 +52,7 @@ absl::StatusOr<std::vector<Block>> AllocateAndFreeAtRandom(NodeHeap& heap, int r
     if (random() % 3 != 0 && heap.allocated_bytes() < kSegmentBytes / 2) {
       Block block{nullptr, 1 + random() % 10000, static_cast<std::byte>(random())};
       WEFT_ASSIGN_OR_RETURN(block.data, heap.Allocate(block.bytes));
-      ExpectGoodBlock(heap, block, rank);
+      CheckBlock(heap, block, rank);
       std::memset(block.data, static_cast<int>(block.mark), block.bytes);
       blocks.push_back(block);
       peak = std::max(peak, heap.allocated_bytes());
@@ -67,7 +67,7 @@ absl::StatusOr<std::vector<Block>> AllocateAndFreeAtRandom(NodeHeap& heap, int r
   return blocks;
 }
 
-// "offset bytes mark" a block, separated by commas: what a peer must know to check them.
+// "offset bytes mark" of each block, separated by commas, so that a peer can check the blocks.
 std::string Announce(const NodeHeap& heap, const std::vector<Block>& blocks) {
   std::string text;
   for (const Block& block : blocks) {
@@ -85,9 +85,10 @@ absl::Status CheckAnnounced(const NodeHeap& heap, int rank, const std::string& a
     int mark = 0;
     if (!absl::SimpleAtoi(words[0], &address.offset) || !absl::SimpleAtoi(words[1], &bytes) ||
         !absl::SimpleAtoi(words[2], &mark)) {
-      return absl::InternalError("not an announcement");
+      return absl::InternalError("expected \"offset bytes mark\", got something else");
     }
-    EXPECT_TRUE(Holds(heap.Resolve(address), bytes, static_cast<std::byte>(mark))) << "of rank " << rank;
+    EXPECT_TRUE(Holds(heap.Resolve(address), bytes, static_cast<std::byte>(mark)))
+        << "block of rank " << rank;
     EXPECT_EQ(heap.AddressOf(heap.Resolve(address)), address);
   }
   return absl::OkStatus();
@@ -95,7 +96,7 @@ absl::Status CheckAnnounced(const NodeHeap& heap, int rank, const std::string& a
 
 }  // namespace
 
-absl::Status KeepsBlocksApartAndShared(Bootstrap& bootstrap) {
+absl::Status BlocksDoNotOverlapAndAreVisibleToTheNode(Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const auto heap,
                         NodeHeap::Create(bootstrap, {.segment_bytes = kSegmentBytes, .timeout = kTimeout}));
   EXPECT_EQ(heap->segment_bytes(), kSegmentBytes);
@@ -104,14 +105,14 @@ absl::Status KeepsBlocksApartAndShared(Bootstrap& bootstrap) {
   for (const int rank : bootstrap.node_map().RanksOf(bootstrap.node())) {
     WEFT_RETURN_IF_ERROR(CheckAnnounced(*heap, rank, announced[rank]));
   }
-  WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+  WEFT_RETURN_IF_ERROR(Barrier(bootstrap));
   for (const Block& block : blocks) heap->Free(block.data);
   EXPECT_EQ(heap->allocated_bytes(), 0);
   EXPECT_FALSE(heap->AddressOf(&bootstrap));
-  return Meet(bootstrap);
+  return Barrier(bootstrap);
 }
 
-absl::Status SaysWhenItIsFull(Bootstrap& bootstrap) {
+absl::Status AFullHeapReturnsAnError(Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const auto heap,
                         NodeHeap::Create(bootstrap, {.segment_bytes = kSegmentBytes, .timeout = kTimeout}));
   WEFT_ASSIGN_OR_RETURN(std::byte * first, heap->Allocate(kSegmentBytes / 2));
@@ -120,17 +121,18 @@ absl::Status SaysWhenItIsFull(Bootstrap& bootstrap) {
   EXPECT_THAT(
       heap->Allocate(kSegmentBytes / 2 + 64),
       StatusIs(absl::StatusCode::kResourceExhausted,
-               AllOf(HasSubstr(absl::StrCat("rank ", bootstrap.rank())), HasSubstr("1572928 bytes asked"),
-                     HasSubstr("2359296 of 3145728 free"), HasSubstr("largest hole 1572864"))));
+               AllOf(HasSubstr(absl::StrCat("rank ", bootstrap.rank())),
+                     HasSubstr("cannot allocate 1572928 bytes"), HasSubstr("2359296 of 3145728 are free"),
+                     HasSubstr("largest free range has 1572864"))));
   EXPECT_THAT(heap->Allocate(SIZE_MAX), StatusIs(absl::StatusCode::kResourceExhausted, ::testing::_));
   heap->Free(second);
   WEFT_ASSIGN_OR_RETURN(std::byte * whole, heap->Allocate(kSegmentBytes));
   EXPECT_EQ(heap->allocated_bytes(), kSegmentBytes);
   heap->Free(whole);
-  return Meet(bootstrap);
+  return Barrier(bootstrap);
 }
 
-absl::Status AgreesOnASizeByItself(Bootstrap& bootstrap) {
+absl::Status RanksChooseTheSameDefaultSize(Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.timeout = kTimeout}));
   WEFT_ASSIGN_OR_RETURN(const auto sizes,
                         bootstrap.AllGatherBlob(absl::StrCat(heap->segment_bytes()), kTimeout));
@@ -139,10 +141,10 @@ absl::Status AgreesOnASizeByItself(Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(std::byte * block, heap->Allocate(1 << 20));
   std::memset(block, 1, 1 << 20);
   heap->Free(block);
-  return Meet(bootstrap);
+  return Barrier(bootstrap);
 }
 
-absl::Status AgreesOnTheSizeThatIsAsked(Bootstrap& bootstrap) {
+absl::Status RanksUseTheSmallestRequestedSize(Bootstrap& bootstrap) {
   const size_t own = kSegmentBytes + static_cast<size_t>(bootstrap.rank()) * 4096;
   {
     WEFT_ASSIGN_OR_RETURN(const auto heap,
@@ -151,7 +153,7 @@ absl::Status AgreesOnTheSizeThatIsAsked(Bootstrap& bootstrap) {
   }
   EXPECT_THAT(NodeHeap::Create(bootstrap, {.segment_bytes = size_t{1} << 50, .timeout = kTimeout}),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("free on the node")));
-  return Meet(bootstrap);
+  return Barrier(bootstrap);
 }
 
 }  // namespace weft::testing

@@ -1,4 +1,4 @@
-// What a node heap promises on every bootstrap, as rank bodies.
+// Conformance tests of NodeHeap for every kind of bootstrap. All ranks run each function.
 #pragma once
 
 #include <absl/status/status.h>
@@ -7,14 +7,14 @@
 
 namespace weft::testing {
 
-// Random allocations of all ranks at once are aligned, keep what is written to them, and are seen by the
-// node's ranks.
-absl::Status KeepsBlocksApartAndShared(Bootstrap& bootstrap);
-// A heap that is full says so, with the numbers, and works again after blocks came back.
-absl::Status SaysWhenItIsFull(Bootstrap& bootstrap);
-// Without a size, all ranks get the same one, and it is of use.
-absl::Status AgreesOnASizeByItself(Bootstrap& bootstrap);
-// The smallest size that a rank asks for is everybody's; one that no node has is an error everywhere.
-absl::Status AgreesOnTheSizeThatIsAsked(Bootstrap& bootstrap);
+// All ranks allocate at random and concurrently. Blocks are aligned, keep their contents, and are visible to
+// all ranks of the node.
+absl::Status BlocksDoNotOverlapAndAreVisibleToTheNode(Bootstrap& bootstrap);
+// A full heap returns an error with the numbers of bytes, and works again after blocks are freed.
+absl::Status AFullHeapReturnsAnError(Bootstrap& bootstrap);
+// Without a requested size, all ranks choose the same size, and can allocate.
+absl::Status RanksChooseTheSameDefaultSize(Bootstrap& bootstrap);
+// All ranks use the smallest requested size. A size that no node has is an error on every rank.
+absl::Status RanksUseTheSmallestRequestedSize(Bootstrap& bootstrap);
 
 }  // namespace weft::testing

@@ -10,18 +10,20 @@ namespace {
 
 using ::weft::testing::WorldBootstrap;
 
-TEST(NodeHeapOverMpi, KeepsBlocksApartAndShared) {
-  EXPECT_OK(weft::testing::KeepsBlocksApartAndShared(WorldBootstrap()));
+TEST(NodeHeapOverMpi, BlocksDoNotOverlapAndAreVisibleToTheNode) {
+  EXPECT_OK(weft::testing::BlocksDoNotOverlapAndAreVisibleToTheNode(WorldBootstrap()));
 }
-TEST(NodeHeapOverMpi, SaysWhenItIsFull) { EXPECT_OK(weft::testing::SaysWhenItIsFull(WorldBootstrap())); }
-TEST(NodeHeapOverMpi, AgreesOnASizeByItself) {
-  EXPECT_OK(weft::testing::AgreesOnASizeByItself(WorldBootstrap()));
+TEST(NodeHeapOverMpi, AFullHeapReturnsAnError) {
+  EXPECT_OK(weft::testing::AFullHeapReturnsAnError(WorldBootstrap()));
 }
-TEST(NodeHeapOverMpi, AgreesOnTheSizeThatIsAsked) {
-  EXPECT_OK(weft::testing::AgreesOnTheSizeThatIsAsked(WorldBootstrap()));
+TEST(NodeHeapOverMpi, RanksChooseTheSameDefaultSize) {
+  EXPECT_OK(weft::testing::RanksChooseTheSameDefaultSize(WorldBootstrap()));
+}
+TEST(NodeHeapOverMpi, RanksUseTheSmallestRequestedSize) {
+  EXPECT_OK(weft::testing::RanksUseTheSmallestRequestedSize(WorldBootstrap()));
 }
 
-TEST(NodeHeapOverMpi, IsSharedBetweenProcessesWhereANodeHasSeveral) {
+TEST(NodeHeapOverMpi, IsSharedBetweenProcessesIfANodeHasSeveralRanks) {
   ASSERT_OK_AND_ASSIGN(const auto heap, NodeHeap::Create(WorldBootstrap(), {.segment_bytes = 4096}));
   EXPECT_EQ(heap->shared_between_processes(), WorldBootstrap().size() > 1);
 }

@@ -9,16 +9,18 @@ namespace {
 
 using ::weft::testing::WorldBootstrap;
 
-TEST(SharedBlockOverMpi, IsOneMemoryOfItsHolders) {
-  EXPECT_OK(weft::testing::HoldersShareOneMemory(WorldBootstrap()));
+TEST(SharedBlockOverMpi, HoldersShareTheSameMemory) {
+  EXPECT_OK(weft::testing::HoldersShareTheSameMemory(WorldBootstrap()));
 }
-TEST(SharedBlockOverMpi, FillsSegmentsEvenly) {
-  EXPECT_OK(weft::testing::SegmentsFillEvenly(WorldBootstrap()));
+TEST(SharedBlockOverMpi, BlocksAreSpreadEvenlyOverSegments) {
+  EXPECT_OK(weft::testing::BlocksAreSpreadEvenlyOverSegments(WorldBootstrap()));
 }
-TEST(SharedBlockOverMpi, StaysUntilTheLastHolderLetsGo) {
-  EXPECT_OK(weft::testing::BlocksStayUntilTheLastHolderLetsGo(WorldBootstrap()));
+TEST(SharedBlockOverMpi, MemoryIsFreedAfterTheLastHolder) {
+  EXPECT_OK(weft::testing::MemoryIsFreedAfterTheLastHolder(WorldBootstrap()));
 }
-TEST(SharedBlockOverMpi, FailsOnAllRanksAlike) { EXPECT_OK(weft::testing::RanksFailAlike(WorldBootstrap())); }
+TEST(SharedBlockOverMpi, AllRanksGetTheSameError) {
+  EXPECT_OK(weft::testing::AllRanksGetTheSameError(WorldBootstrap()));
+}
 
 }  // namespace
 }  // namespace weft

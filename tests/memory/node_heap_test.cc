@@ -17,21 +17,21 @@ using ::weft::testing::RunRanksOnEveryNodeMap;
 
 class NodeHeapOverThreads : public ::testing::TestWithParam<int> {};
 
-TEST_P(NodeHeapOverThreads, KeepsBlocksApartAndShared) {
-  RunRanksOnEveryNodeMap(GetParam(), weft::testing::KeepsBlocksApartAndShared);
+TEST_P(NodeHeapOverThreads, BlocksDoNotOverlapAndAreVisibleToTheNode) {
+  RunRanksOnEveryNodeMap(GetParam(), weft::testing::BlocksDoNotOverlapAndAreVisibleToTheNode);
 }
-TEST_P(NodeHeapOverThreads, SaysWhenItIsFull) {
-  RunRanksOnEveryNodeMap(GetParam(), weft::testing::SaysWhenItIsFull);
+TEST_P(NodeHeapOverThreads, AFullHeapReturnsAnError) {
+  RunRanksOnEveryNodeMap(GetParam(), weft::testing::AFullHeapReturnsAnError);
 }
-TEST_P(NodeHeapOverThreads, AgreesOnASizeByItself) {
-  RunRanksOnEveryNodeMap(GetParam(), weft::testing::AgreesOnASizeByItself);
+TEST_P(NodeHeapOverThreads, RanksChooseTheSameDefaultSize) {
+  RunRanksOnEveryNodeMap(GetParam(), weft::testing::RanksChooseTheSameDefaultSize);
 }
-TEST_P(NodeHeapOverThreads, AgreesOnTheSizeThatIsAsked) {
-  RunRanksOnEveryNodeMap(GetParam(), weft::testing::AgreesOnTheSizeThatIsAsked);
+TEST_P(NodeHeapOverThreads, RanksUseTheSmallestRequestedSize) {
+  RunRanksOnEveryNodeMap(GetParam(), weft::testing::RanksUseTheSmallestRequestedSize);
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, NodeHeapOverThreads, ::testing::Values(1, 2, 3, 4, 7));
 
-TEST(NodeHeap, ServesSeveralThreadsOfARank) {
+TEST(NodeHeap, CanBeUsedByConcurrentThreadsOfARank) {
   RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.segment_bytes = 1 << 20}));
     constexpr int kThreads = 4;
@@ -53,7 +53,7 @@ TEST(NodeHeap, ServesSeveralThreadsOfARank) {
   });
 }
 
-TEST(NodeHeap, CountsAllThatItEverGave) {
+TEST(NodeHeap, CountsTheBytesOfAllBlocksEverAllocated) {
   const auto ranks = MakeThreadBootstraps(NodeMap::OneNode(1));
   ASSERT_OK_AND_ASSIGN(const auto heap, NodeHeap::Create(*ranks[0], {.segment_bytes = 1 << 20}));
   for (int i = 0; i < 3; ++i) {
@@ -61,14 +61,14 @@ TEST(NodeHeap, CountsAllThatItEverGave) {
     heap->Free(block);
   }
   EXPECT_FALSE(heap->Allocate(2 << 20).ok());
-  EXPECT_EQ(heap->given_bytes(), 3 * 128);
+  EXPECT_EQ(heap->total_allocated_bytes(), 3 * 128);
 }
 
-TEST(NodeHeapDeathTest, RefusesBlocksThatItDidNotGive) {
+TEST(NodeHeapDeathTest, AbortsForMemoryOutsideTheHeap) {
   const auto ranks = MakeThreadBootstraps(NodeMap::OneNode(1));
   ASSERT_OK_AND_ASSIGN(const auto heap, NodeHeap::Create(*ranks[0], {.segment_bytes = 1 << 20}));
   std::byte elsewhere{};
-  EXPECT_DEATH(heap->Free(&elsewhere), "not this rank's segment");
+  EXPECT_DEATH(heap->Free(&elsewhere), "not in this rank's segment");
   EXPECT_DEATH(heap->Resolve({.rank = 1, .offset = 0}), "rank on another node");
 }
 

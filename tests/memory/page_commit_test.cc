@@ -19,7 +19,8 @@ using ::weft::testing::StatusIs;
 
 constexpr size_t kBytes = size_t{1} << 20;
 
-// A mapping of kBytes over a file that may be shorter: its end stands for a node that has run out of memory.
+// A mapping of kBytes over a file that may be shorter. Pages past the end of the file cannot be committed, as
+// on a node without free memory.
 class Mapping {
  public:
   explicit Mapping(size_t file_bytes) : file_(memfd_create("page_commit_test", MFD_CLOEXEC)) {
@@ -49,9 +50,9 @@ class Mapping {
 
 absl::StatusOr<size_t> Plenty() { return size_t{1} << 40; }
 
-TEST(PageCommitter, BacksWhatIsAskedAndKeepsItsContents) {
+TEST(PageCommitter, CommitsTheRequestedRangeAndKeepsItsContents) {
   const Mapping mapping(kBytes);
-  std::byte* segment = mapping.base() + 64;  // Segments need not start with a page.
+  std::byte* segment = mapping.base() + 64;  // A segment may start inside a page.
   PageCommitter committer(segment, kBytes - 64);
   EXPECT_EQ(mapping.ResidentPages(), 0);
   ASSERT_OK(committer.Commit(5, 1, Plenty));
@@ -64,11 +65,11 @@ TEST(PageCommitter, BacksWhatIsAskedAndKeepsItsContents) {
   EXPECT_EQ(segment[5], std::byte{42});
 }
 
-TEST(PageCommitter, ALackOfMemoryIsAStatusAndTheRestStaysUsable) {
+TEST(PageCommitter, ReturnsAnErrorWithoutMemoryAndKeepsCommittedPages) {
   const Mapping mapping(kBytes / 2);
   PageCommitter committer(mapping.base(), kBytes);
   ASSERT_OK(committer.Commit(0, kBytes / 2, Plenty));
-  for (int attempt = 0; attempt < 2; ++attempt) {  // A failure is not remembered as success.
+  for (int attempt = 0; attempt < 2; ++attempt) {  // A failed chunk is not recorded as committed.
     EXPECT_THAT(committer.Commit(kBytes / 2 - 1, 2, Plenty),
                 StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("no memory for")));
   }

@@ -29,7 +29,7 @@ class PoolTensorTest : public ::testing::Test {
   std::optional<BufferPool> pool_;
 };
 
-TEST_F(PoolTensorTest, LiesInNodeMemoryInRowMajorOrder) {
+TEST_F(PoolTensorTest, IsRowMajorInNodeMemory) {
   ASSERT_OK_AND_ASSIGN(const Tensor tensor, PoolTensor(*pool_, DType::kBF16, {2, 3, 5}));
   EXPECT_TRUE(heap_->AddressOf(tensor.view().data).has_value());
   EXPECT_TRUE(tensor.view().IsContiguous());
@@ -38,7 +38,7 @@ TEST_F(PoolTensorTest, LiesInNodeMemoryInRowMajorOrder) {
   EXPECT_EQ(pool_->in_use_bytes(), 64);
 }
 
-TEST_F(PoolTensorTest, GivesItsBlockBackWithTheLastCopy) {
+TEST_F(PoolTensorTest, ReturnsItsBlockWithTheLastCopy) {
   ASSERT_OK_AND_ASSIGN(std::optional<Tensor> tensor, PoolTensor(*pool_, DType::kF32, {16}));
   std::optional<Tensor> view = tensor->Reshape({4, 4});
   tensor.reset();
@@ -54,7 +54,7 @@ TEST_F(PoolTensorTest, HasMemoryEvenWithoutElements) {
   EXPECT_EQ(tensor.elements(), 0);
 }
 
-TEST_F(PoolTensorTest, SaysWhichPoolHasNoRoom) {
+TEST_F(PoolTensorTest, NamesTheFullPoolInTheError) {
   EXPECT_THAT(PoolTensor(*pool_, DType::kF32, {1 << 20}).status(),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("keys")));
 }

@@ -20,11 +20,11 @@ using ::testing::HasSubstr;
 constexpr absl::Duration kTimeout = absl::Seconds(60);
 constexpr size_t kSegmentBytes = size_t{1} << 20;
 
-absl::Status Meet(Bootstrap& bootstrap) { return AgreeOnStatus(bootstrap, absl::OkStatus(), kTimeout); }
+absl::Status Barrier(Bootstrap& bootstrap) { return AgreeOnStatus(bootstrap, absl::OkStatus(), kTimeout); }
 
 std::vector<int> NodeOf(const Bootstrap& bootstrap) { return bootstrap.node_map().RanksOf(bootstrap.node()); }
 
-// The node's ranks of the same parity as this one: other sets of holders than the whole node.
+// The node's ranks with the same parity as this rank: a set of holders that is smaller than the node.
 std::vector<int> HalfOf(const Bootstrap& bootstrap) {
   std::vector<int> half = NodeOf(bootstrap);
   std::erase_if(half, [&](int rank) { return (rank - bootstrap.rank()) % 2 != 0; });
@@ -35,22 +35,23 @@ absl::StatusOr<std::unique_ptr<NodeHeap>> MakeHeap(Bootstrap& bootstrap) {
   return NodeHeap::Create(bootstrap, {.segment_bytes = kSegmentBytes, .timeout = kTimeout});
 }
 
-// Every holder writes the numbers that are its own modulo the count of holders, and reads all.
+// Every holder writes the numbers whose index modulo the number of holders is its own place, then reads all
+// numbers.
 absl::Status WriteAndRead(Bootstrap& bootstrap, const SharedBlock& block, const std::vector<int>& holders) {
   auto* numbers = reinterpret_cast<int*>(block.data());
   const int count = static_cast<int>(block.bytes() / sizeof(int));
   EXPECT_TRUE(std::all_of(numbers, numbers + count, [](int number) { return number == 0; }));
-  WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+  WEFT_RETURN_IF_ERROR(Barrier(bootstrap));
   const auto own = std::find(holders.begin(), holders.end(), bootstrap.rank()) - holders.begin();
   for (int i = static_cast<int>(own); i < count; i += static_cast<int>(holders.size())) numbers[i] = i + 1;
-  WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+  WEFT_RETURN_IF_ERROR(Barrier(bootstrap));
   for (int i = 0; i < count; ++i) EXPECT_EQ(numbers[i], i + 1);
-  return Meet(bootstrap);
+  return Barrier(bootstrap);
 }
 
 }  // namespace
 
-absl::Status HoldersShareOneMemory(Bootstrap& bootstrap) {
+absl::Status HoldersShareTheSameMemory(Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const auto heap, MakeHeap(bootstrap));
   const std::vector<SharedBlockRequest> requests = {{NodeOf(bootstrap), 400},
                                                     {HalfOf(bootstrap), 4000},
@@ -62,21 +63,21 @@ absl::Status HoldersShareOneMemory(Bootstrap& bootstrap) {
     EXPECT_EQ(reinterpret_cast<uintptr_t>(blocks[i].data()) % 64, 0);
     WEFT_RETURN_IF_ERROR(WriteAndRead(bootstrap, blocks[i], requests[i].holders));
   }
-  return Meet(bootstrap);
+  return Barrier(bootstrap);
 }
 
-absl::Status SegmentsFillEvenly(Bootstrap& bootstrap) {
+absl::Status BlocksAreSpreadEvenlyOverSegments(Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const auto heap, MakeHeap(bootstrap));
   const std::vector<int> node = NodeOf(bootstrap);
   const std::vector<SharedBlockRequest> requests(2 * node.size(), {node, 640});
   WEFT_ASSIGN_OR_RETURN(const auto blocks, ShareBlocks(bootstrap, *heap, requests, kTimeout));
-  std::map<int, int> made;
-  for (const SharedBlock& block : blocks) ++made[heap->AddressOf(block.data())->rank];
-  for (const int rank : node) EXPECT_EQ(made[rank], 2);
-  return Meet(bootstrap);
+  std::map<int, int> owned;
+  for (const SharedBlock& block : blocks) ++owned[heap->AddressOf(block.data())->rank];
+  for (const int rank : node) EXPECT_EQ(owned[rank], 2);
+  return Barrier(bootstrap);
 }
 
-absl::Status BlocksStayUntilTheLastHolderLetsGo(Bootstrap& bootstrap) {
+absl::Status MemoryIsFreedAfterTheLastHolder(Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const auto heap, MakeHeap(bootstrap));
   const std::vector<int> node = NodeOf(bootstrap);
   const std::vector<SharedBlockRequest> requests(node.size(), {node, 64});
@@ -87,29 +88,30 @@ absl::Status BlocksStayUntilTheLastHolderLetsGo(Bootstrap& bootstrap) {
   SharedBlock moved = std::move(blocks.back());
   EXPECT_FALSE(blocks.back());
   blocks.back() = std::move(moved);
-  WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+  WEFT_RETURN_IF_ERROR(Barrier(bootstrap));
   for (int leaving = 0; leaving < bootstrap.size(); ++leaving) {
     if (leaving == bootstrap.rank()) {
       for (const SharedBlock& block : blocks) EXPECT_EQ(*block.data(), std::byte{7});
       blocks.clear();
     }
-    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
-    // The one that this rank made, with its header.
+    WEFT_RETURN_IF_ERROR(Barrier(bootstrap));
+    // The block that this rank owns, including its header.
     EXPECT_EQ(heap->allocated_bytes(), leaving < node.back() ? 128 : 0);
-    WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+    WEFT_RETURN_IF_ERROR(Barrier(bootstrap));
   }
-  return Meet(bootstrap);
+  return Barrier(bootstrap);
 }
 
-absl::Status RanksFailAlike(Bootstrap& bootstrap) {
+absl::Status AllRanksGetTheSameError(Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const auto heap, MakeHeap(bootstrap));
   const std::vector<int> node = NodeOf(bootstrap);
-  // The last rank's segment alone is too full, or it lists something else; all learn of it.
+  // Only the last rank fails: first its segment is too full, later it requests other blocks. All ranks get
+  // the error.
   const bool odd_one = bootstrap.rank() == bootstrap.size() - 1;
   WEFT_ASSIGN_OR_RETURN(std::byte * ballast, heap->Allocate(odd_one ? kSegmentBytes / 2 : 64));
   const std::vector<SharedBlockRequest> large(node.size(), {node, kSegmentBytes / 2 + 64});
   EXPECT_THAT(ShareBlocks(bootstrap, *heap, large, kTimeout),
-              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("bytes asked")));
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("cannot allocate")));
   heap->Free(ballast);
   EXPECT_EQ(heap->allocated_bytes(), 0);
 
@@ -117,12 +119,12 @@ absl::Status RanksFailAlike(Bootstrap& bootstrap) {
   EXPECT_THAT(ShareBlocks(bootstrap, *heap, foreign, kTimeout),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("they must be ranks of the node")));
   if (bootstrap.node_map().RanksOf(bootstrap.node_map().node_of_rank.back()).size() == 1)
-    return Meet(bootstrap);
+    return Barrier(bootstrap);
   const std::vector<SharedBlockRequest> listed(odd_one ? 1 : 2, {node, 64});
   EXPECT_THAT(ShareBlocks(bootstrap, *heap, listed, kTimeout),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("they must list the same ones")));
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("they must request the same blocks")));
   EXPECT_EQ(heap->allocated_bytes(), 0);
-  return Meet(bootstrap);
+  return Barrier(bootstrap);
 }
 
 }  // namespace weft::testing

@@ -1,4 +1,4 @@
-// What blocks that ranks of a node hold together promise on every bootstrap, as rank bodies.
+// Conformance tests of SharedBlock for every kind of bootstrap. All ranks run each function.
 #pragma once
 
 #include <absl/status/status.h>
@@ -7,13 +7,14 @@
 
 namespace weft::testing {
 
-// Zero at first; what one holder writes the others read; parts of a node share as the whole node does.
-absl::Status HoldersShareOneMemory(Bootstrap& bootstrap);
-// Blocks of the same holders are spread over their segments.
-absl::Status SegmentsFillEvenly(Bootstrap& bootstrap);
-// Holders let go one after the other, and then the memory is free again.
-absl::Status BlocksStayUntilTheLastHolderLetsGo(Bootstrap& bootstrap);
-// All ranks get one error, and no memory is lost.
-absl::Status RanksFailAlike(Bootstrap& bootstrap);
+// Blocks are zero at first. Every holder reads what the others write, for sets of holders that are a whole
+// node or a part of one.
+absl::Status HoldersShareTheSameMemory(Bootstrap& bootstrap);
+// Blocks of one set of holders are distributed over the holders' segments.
+absl::Status BlocksAreSpreadEvenlyOverSegments(Bootstrap& bootstrap);
+// Holders release a block one after the other. Its memory is freed after the last one, and not earlier.
+absl::Status MemoryIsFreedAfterTheLastHolder(Bootstrap& bootstrap);
+// All ranks return the same error, and no memory leaks.
+absl::Status AllRanksGetTheSameError(Bootstrap& bootstrap);
 
 }  // namespace weft::testing

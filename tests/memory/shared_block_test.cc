@@ -12,19 +12,19 @@ using ::weft::testing::RunRanksOnEveryNodeMap;
 
 class SharedBlockOverThreads : public ::testing::TestWithParam<int> {};
 
-TEST_P(SharedBlockOverThreads, IsOneMemoryOfItsHolders) {
-  RunRanksOnEveryNodeMap(GetParam(), weft::testing::HoldersShareOneMemory);
+TEST_P(SharedBlockOverThreads, HoldersShareTheSameMemory) {
+  RunRanksOnEveryNodeMap(GetParam(), weft::testing::HoldersShareTheSameMemory);
 }
-TEST_P(SharedBlockOverThreads, FillsSegmentsEvenly) {
-  RunRanksOnEveryNodeMap(GetParam(), weft::testing::SegmentsFillEvenly);
+TEST_P(SharedBlockOverThreads, BlocksAreSpreadEvenlyOverSegments) {
+  RunRanksOnEveryNodeMap(GetParam(), weft::testing::BlocksAreSpreadEvenlyOverSegments);
 }
-TEST_P(SharedBlockOverThreads, StaysUntilTheLastHolderLetsGo) {
-  RunRanksOnEveryNodeMap(GetParam(), weft::testing::BlocksStayUntilTheLastHolderLetsGo);
+TEST_P(SharedBlockOverThreads, MemoryIsFreedAfterTheLastHolder) {
+  RunRanksOnEveryNodeMap(GetParam(), weft::testing::MemoryIsFreedAfterTheLastHolder);
 }
-TEST_P(SharedBlockOverThreads, FailsOnAllRanksAlike) {
-  RunRanksOnEveryNodeMap(GetParam(), weft::testing::RanksFailAlike);
+TEST_P(SharedBlockOverThreads, AllRanksGetTheSameError) {
+  RunRanksOnEveryNodeMap(GetParam(), weft::testing::AllRanksGetTheSameError);
 }
-TEST(ShareBlocks, SaysSoWhereAnotherRankIsAtAnotherPlace) {
+TEST(ShareBlocks, FailsIfAnotherRankIsInADifferentCollective) {
   weft::testing::RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.segment_bytes = size_t{1} << 20}));
     constexpr absl::Duration kTimeout = absl::Seconds(120);
@@ -32,7 +32,7 @@ TEST(ShareBlocks, SaysSoWhereAnotherRankIsAtAnotherPlace) {
     const std::vector<SharedBlockRequest> requests = {{{0, 1}, 64}};
     EXPECT_THAT(
         ShareBlocks(bootstrap, *heap, requests, kTimeout),
-        weft::testing::StatusIs(absl::StatusCode::kInternal, ::testing::HasSubstr("at the same place")));
+        weft::testing::StatusIs(absl::StatusCode::kInternal, ::testing::HasSubstr("at the same point")));
     return absl::OkStatus();
   });
 }

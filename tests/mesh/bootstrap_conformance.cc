@@ -26,7 +26,7 @@ std::string BlobOf(int rank, size_t round) {
 
 std::byte Mark(int rank, int reservation) { return static_cast<std::byte>(16 * (reservation + 1) + rank); }
 
-absl::Status Meet(Bootstrap& bootstrap) { return AgreeOnStatus(bootstrap, absl::OkStatus(), kTimeout); }
+absl::Status Barrier(Bootstrap& bootstrap) { return AgreeOnStatus(bootstrap, absl::OkStatus(), kTimeout); }
 
 absl::Status CheckReservation(Bootstrap& bootstrap, int reservation, size_t segment_bytes) {
   WEFT_ASSIGN_OR_RETURN(const NodeMemory memory, bootstrap.ReserveNodeMemory(segment_bytes));
@@ -41,12 +41,12 @@ absl::Status CheckReservation(Bootstrap& bootstrap, int reservation, size_t segm
     std::memset(segment.base, static_cast<int>(Mark(segment.rank, reservation)), segment_bytes);
   }
   EXPECT_EQ(ranks, bootstrap.node_map().RanksOf(bootstrap.node()));
-  WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+  WEFT_RETURN_IF_ERROR(Barrier(bootstrap));
   for (const NodeMemory::Segment& segment : memory.segments) {
     EXPECT_TRUE(std::all_of(segment.base, segment.base + segment_bytes,
                             [&](std::byte b) { return b == Mark(segment.rank, reservation); }));
   }
-  return Meet(bootstrap);
+  return Barrier(bootstrap);
 }
 
 }  // namespace
@@ -62,8 +62,8 @@ absl::Status GathersBlobsInRankOrder(Bootstrap& bootstrap) {
   return absl::OkStatus();
 }
 
-absl::Status AgreesOnTheLowestFailure(Bootstrap& bootstrap) {
-  EXPECT_OK(Meet(bootstrap));
+absl::Status AllRanksGetTheErrorOfTheLowestFailingRank(Bootstrap& bootstrap) {
+  EXPECT_OK(Barrier(bootstrap));
   for (int lowest = 0; lowest < bootstrap.size(); ++lowest) {
     const std::string own = absl::StrCat("no file ", bootstrap.rank(), "\nin the folder");
     const absl::Status local = bootstrap.rank() >= lowest ? absl::NotFoundError(own) : absl::OkStatus();
@@ -73,7 +73,7 @@ absl::Status AgreesOnTheLowestFailure(Bootstrap& bootstrap) {
                                  lowest == bootstrap.rank() ? message
                                                             : absl::StrCat("rank ", lowest, ": ", message)));
   }
-  EXPECT_OK(Meet(bootstrap));
+  EXPECT_OK(Barrier(bootstrap));
   return absl::OkStatus();
 }
 
@@ -82,13 +82,13 @@ absl::Status SharesMemoryWithinTheNode(Bootstrap& bootstrap) {
   return CheckReservation(bootstrap, 1, 64);
 }
 
-absl::Status RefusesMemoryThatIsNotThere(Bootstrap& bootstrap) {
+absl::Status RejectsReservationsAboveTheFreeMemory(Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const size_t free_bytes, bootstrap.FreeNodeMemory());
   EXPECT_GT(free_bytes, 0);
   EXPECT_THAT(
       bootstrap.ReserveNodeMemory(2 * free_bytes),
-      StatusIs(absl::StatusCode::kResourceExhausted, AllOf(HasSubstr("was asked"), HasSubstr("free"))));
-  WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+      StatusIs(absl::StatusCode::kResourceExhausted, AllOf(HasSubstr("cannot reserve"), HasSubstr("free"))));
+  WEFT_RETURN_IF_ERROR(Barrier(bootstrap));
   return CheckReservation(bootstrap, 0, 4096);
 }
 

@@ -1,4 +1,4 @@
-// What every bootstrap promises, as rank bodies that tests of each kind of bootstrap run.
+// Conformance tests of Bootstrap, run for each kind of bootstrap. All ranks run each function.
 #pragma once
 
 #include <absl/status/status.h>
@@ -7,14 +7,14 @@
 
 namespace weft::testing {
 
-// Blobs of many sizes, the empty one among them, arrive in rank order, round after round.
+// Blobs of many sizes, including empty ones, arrive in rank order in every round.
 absl::Status GathersBlobsInRankOrder(Bootstrap& bootstrap);
-// All ranks get the error of the lowest failing rank, and go on as before.
-absl::Status AgreesOnTheLowestFailure(Bootstrap& bootstrap);
-// Every rank sees what its node's ranks write, in zeroed segments that do not overlap, in each of two
-// reservations.
+// All ranks get the error of the lowest failing rank. Later collectives still work.
+absl::Status AllRanksGetTheErrorOfTheLowestFailingRank(Bootstrap& bootstrap);
+// In each of two reservations, the segments are zeroed and do not overlap. Every rank reads what the other
+// ranks of its node write.
 absl::Status SharesMemoryWithinTheNode(Bootstrap& bootstrap);
-// More than the node has is refused on all ranks, and does no harm.
-absl::Status RefusesMemoryThatIsNotThere(Bootstrap& bootstrap);
+// Reserving more than the free memory fails on all ranks. Later reservations still work.
+absl::Status RejectsReservationsAboveTheFreeMemory(Bootstrap& bootstrap);
 
 }  // namespace weft::testing

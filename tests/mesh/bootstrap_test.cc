@@ -14,7 +14,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::weft::testing::StatusIs;
 
-TEST(NodeMap, PutsNeighboursTogether) {
+TEST(NodeMap, PutsConsecutiveRanksOnTheSameNode) {
   const NodeMap map = NodeMap::RanksPerNode(7, 3);
   EXPECT_THAT(map.node_of_rank, ElementsAre(0, 0, 0, 1, 1, 1, 2));
   EXPECT_EQ(map.size(), 7);
@@ -39,7 +39,7 @@ class TimeoutVariable {
   ~TimeoutVariable() { unsetenv("WEFT_TIMEOUT_S"); }
 };
 
-TEST(DefaultTimeout, IsTenMinutesUnlessTheEnvironmentSaysOtherwise) {
+TEST(DefaultTimeout, IsTenMinutesUnlessTheEnvironmentSetsIt) {
   {
     const TimeoutVariable unset(nullptr);
     ASSERT_OK_AND_ASSIGN(const absl::Duration timeout, DefaultTimeout());
@@ -50,7 +50,7 @@ TEST(DefaultTimeout, IsTenMinutesUnlessTheEnvironmentSaysOtherwise) {
   EXPECT_EQ(timeout, absl::Milliseconds(2500));
 }
 
-TEST(DefaultTimeout, RefusesWhatIsNoPositiveNumber) {
+TEST(DefaultTimeout, RejectsValuesThatAreNotPositiveNumbers) {
   for (const char* value : {"", "soon", "0", "-3", "inf", "nan", "5 s"}) {
     const TimeoutVariable set(value);
     EXPECT_THAT(DefaultTimeout(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("WEFT_TIMEOUT_S")))

@@ -18,7 +18,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::weft::testing::StatusIs;
 
-// Every shape with up to three axes of these sizes.
+// All meshes with up to three axes, for a set of sizes.
 std::vector<std::vector<MeshAxis>> Shapes() {
   std::vector<std::vector<MeshAxis>> shapes = {{}};
   for (const int a : {1, 2, 3, 5}) {
@@ -62,7 +62,7 @@ TEST(DeviceMesh, NumbersRanksInRowMajorOrder) {
   }
 }
 
-TEST(DeviceMesh, EveryGroupIsTheSameForAllItsMembers) {
+TEST(DeviceMesh, AllMembersOfAGroupComputeTheSameGroup) {
   for (const auto& axes : Shapes()) {
     ASSERT_OK_AND_ASSIGN(const DeviceMesh mesh, DeviceMesh::Create(axes, Product(axes)));
     for (const auto& names : AxisSubsets(mesh)) {
@@ -81,7 +81,7 @@ TEST(DeviceMesh, EveryGroupIsTheSameForAllItsMembers) {
   }
 }
 
-TEST(DeviceMesh, AGroupVariesExactlyItsAxes) {
+TEST(DeviceMesh, RanksOfAGroupDifferOnlyOnItsAxes) {
   for (const auto& axes : Shapes()) {
     ASSERT_OK_AND_ASSIGN(const DeviceMesh mesh, DeviceMesh::Create(axes, Product(axes)));
     for (const auto& names : AxisSubsets(mesh)) {
@@ -91,7 +91,7 @@ TEST(DeviceMesh, AGroupVariesExactlyItsAxes) {
         ASSERT_OK_AND_ASSIGN(const ProcessGroup group, mesh.Group(names, rank));
         ASSERT_EQ(group.size(), submesh.size());
         for (int place = 0; place < group.size(); ++place) {
-          // On the axes of the group: the submesh's coordinates of its place; on the others: the caller's.
+          // Expected: the submesh's coordinates on the group's axes, the caller's coordinates on the others.
           std::vector<int> expected = mesh.Coordinates(rank);
           const std::vector<int> inside = submesh.Coordinates(place);
           for (size_t axis = 0, next = 0; axis < axes.size(); ++axis) {
@@ -119,13 +119,13 @@ TEST(DeviceMesh, NamesGroupsAfterTheirAxes) {
   EXPECT_EQ(mesh.ToString(), "replicate 2 x shard 2 x context 2");
 }
 
-TEST(DeviceMesh, GivesWhatIsLeftToAnOpenAxis) {
+TEST(DeviceMesh, ComputesTheSizeOfAnAxisOfSizeMinusOne) {
   ASSERT_OK_AND_ASSIGN(const DeviceMesh mesh, DeviceMesh::Create({{"replicate", 3}, {"shard", -1}}, 12));
   ASSERT_OK_AND_ASSIGN(const int size, mesh.AxisSize("shard"));
   EXPECT_EQ(size, 4);
 }
 
-TEST(DeviceMesh, RefusesAxesThatDoNotMakeTheWorld) {
+TEST(DeviceMesh, RejectsAxesThatDoNotMultiplyToTheWorldSize) {
   const auto create = [](std::vector<MeshAxis> axes, int ranks) {
     return DeviceMesh::Create(std::move(axes), ranks).status();
   };
@@ -143,14 +143,15 @@ TEST(DeviceMesh, RefusesAxesThatDoNotMakeTheWorld) {
   EXPECT_THAT(create({{"a", 1 << 30}, {"b", 1 << 30}, {"c", 1 << 30}}, 4), invalid(HasSubstr("4 ranks")));
 }
 
-TEST(DeviceMesh, RefusesUnknownAndDisorderedAxes) {
+TEST(DeviceMesh, RejectsUnknownRepeatedAndDisorderedAxes) {
   ASSERT_OK_AND_ASSIGN(const DeviceMesh mesh, DeviceMesh::Create({{"replicate", 2}, {"shard", 2}}, 4));
   EXPECT_THAT(mesh.AxisSize("context"),
               StatusIs(absl::StatusCode::kNotFound,
                        AllOf(HasSubstr("'context'"), HasSubstr("replicate 2 x shard 2"))));
   EXPECT_THAT(mesh.Group({"context"}, 0), StatusIs(absl::StatusCode::kNotFound, HasSubstr("'context'")));
-  EXPECT_THAT(mesh.Group({"shard", "replicate"}, 0),
-              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'replicate' comes out of order")));
+  EXPECT_THAT(
+      mesh.Group({"shard", "replicate"}, 0),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'replicate' is repeated or out of order")));
   EXPECT_THAT(mesh.Submesh({"shard", "shard"}),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("'shard'")));
 }

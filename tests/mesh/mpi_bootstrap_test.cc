@@ -17,34 +17,34 @@ using ::weft::testing::WorldBootstrap;
 TEST(MpiBootstrap, GathersBlobsInRankOrder) {
   EXPECT_OK(weft::testing::GathersBlobsInRankOrder(WorldBootstrap()));
 }
-TEST(MpiBootstrap, AgreesOnTheLowestFailure) {
-  EXPECT_OK(weft::testing::AgreesOnTheLowestFailure(WorldBootstrap()));
+TEST(MpiBootstrap, AllRanksGetTheErrorOfTheLowestFailingRank) {
+  EXPECT_OK(weft::testing::AllRanksGetTheErrorOfTheLowestFailingRank(WorldBootstrap()));
 }
 TEST(MpiBootstrap, SharesMemoryWithinTheNode) {
   EXPECT_OK(weft::testing::SharesMemoryWithinTheNode(WorldBootstrap()));
 }
-TEST(MpiBootstrap, RefusesMemoryThatIsNotThere) {
-  EXPECT_OK(weft::testing::RefusesMemoryThatIsNotThere(WorldBootstrap()));
+TEST(MpiBootstrap, RejectsReservationsAboveTheFreeMemory) {
+  EXPECT_OK(weft::testing::RejectsReservationsAboveTheFreeMemory(WorldBootstrap()));
 }
 
-TEST(MpiBootstrap, SeesTheRanksOfThisMachineAsOneNode) {
+TEST(MpiBootstrap, PutsTheRanksOfOneMachineOnOneNode) {
   EXPECT_EQ(WorldBootstrap().node_map().node_count(), 1);
   EXPECT_EQ(WorldBootstrap().node(), 0);
 }
 
-TEST(MpiBootstrap, CanBeMadeAgainBesideAnother) {
+TEST(MpiBootstrap, TwoBootstrapsCanExistAtTheSameTime) {
   ASSERT_OK_AND_ASSIGN(const auto second, MakeMpiBootstrap());
   EXPECT_EQ(second->rank(), WorldBootstrap().rank());
   EXPECT_EQ(second->size(), WorldBootstrap().size());
   EXPECT_OK(weft::testing::GathersBlobsInRankOrder(*second));
 }
 
-TEST(MpiBootstrap, NamesTheRankThatIsLateAndGoesOn) {
+TEST(MpiBootstrap, NamesTheLateRankAndKeepsWorking) {
   Bootstrap& world = WorldBootstrap();
   ASSERT_OK_AND_ASSIGN(const auto other, MakeMpiBootstrap());
   const int late = world.size() - 1;
   const bool alone = world.size() == 1;
-  // The late rank comes to the first round only when the others have given it up.
+  // The late rank joins the first round only after the round has timed out on the other ranks.
   if (world.rank() != late) {
     EXPECT_THAT(other->AllGatherBlob("early", absl::Milliseconds(1)),
                 StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr(absl::StrCat(late))));

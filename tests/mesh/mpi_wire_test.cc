@@ -15,28 +15,34 @@ TEST(MpiWire, DeliversEveryMessage) { EXPECT_OK(weft::testing::DeliversEveryMess
 TEST(MpiWire, MatchesInOrderPerPeerAndTag) {
   EXPECT_OK(weft::testing::MatchesInOrderPerPeerAndTag(WorldBootstrap()));
 }
-TEST(MpiWire, DeliversNotesInOrder) { EXPECT_OK(weft::testing::DeliversNotesInOrder(WorldBootstrap())); }
-TEST(MpiWire, KeepsLinksApart) { EXPECT_OK(weft::testing::KeepsLinksApart(WorldBootstrap())); }
-TEST(MpiWire, ForgetsCancelledReceives) {
-  EXPECT_OK(weft::testing::ForgetsCancelledReceives(WorldBootstrap()));
+TEST(MpiWire, DeliversControlMessagesInOrder) {
+  EXPECT_OK(weft::testing::DeliversControlMessagesInOrder(WorldBootstrap()));
 }
-TEST(MpiWire, FinishesCancelledReceivesThatArrive) {
-  EXPECT_OK(weft::testing::FinishesCancelledReceivesThatArrive(WorldBootstrap()));
+TEST(MpiWire, MessagesOfDifferentLinksDoNotMatch) {
+  EXPECT_OK(weft::testing::MessagesOfDifferentLinksDoNotMatch(WorldBootstrap()));
 }
-TEST(MpiWire, ReportsLengthsThatDiffer) {
-  EXPECT_OK(weft::testing::ReportsLengthsThatDiffer(WorldBootstrap()));
+TEST(MpiWire, CancelledReceivesTakeNoMessage) {
+  EXPECT_OK(weft::testing::CancelledReceivesTakeNoMessage(WorldBootstrap()));
 }
-TEST(MpiWire, TakesMessagesUpToTheLengthThatTheReceiveAllows) {
-  EXPECT_OK(weft::testing::TakesMessagesUpToTheLengthThatTheReceiveAllows(WorldBootstrap()));
+TEST(MpiWire, CancellingAMatchedReceiveIsSafe) {
+  EXPECT_OK(weft::testing::CancellingAMatchedReceiveIsSafe(WorldBootstrap()));
 }
-TEST(MpiWire, GoesWithReceivesUnmatched) {
-  EXPECT_OK(weft::testing::GoesWithReceivesUnmatched(WorldBootstrap()));
+TEST(MpiWire, ReportsDifferentLengths) {
+  EXPECT_OK(weft::testing::ReportsDifferentLengths(WorldBootstrap()));
 }
-TEST(MpiWire, RefusesBadArguments) { EXPECT_OK(weft::testing::RefusesBadArguments(WorldBootstrap())); }
+TEST(MpiWire, AcceptsMessagesUpToTheReceivesMaximum) {
+  EXPECT_OK(weft::testing::AcceptsMessagesUpToTheReceivesMaximum(WorldBootstrap()));
+}
+TEST(MpiWire, CanBeDestroyedWithUnmatchedReceives) {
+  EXPECT_OK(weft::testing::CanBeDestroyedWithUnmatchedReceives(WorldBootstrap()));
+}
+TEST(MpiWire, RejectsArgumentsOutOfRange) {
+  EXPECT_OK(weft::testing::RejectsArgumentsOutOfRange(WorldBootstrap()));
+}
 
-TEST(MpiWire, RefusesMessagesThatMpiCannotCount) {
+TEST(MpiWire, RejectsMessagesAboveMpisCountLimit) {
   ASSERT_OK_AND_ASSIGN(const auto wire, WorldBootstrap().OpenWire());
-  char byte = 0;  // Never read: the size is refused first.
+  char byte = 0;  // Not read, because Send checks the size first.
   EXPECT_THAT(wire->Send(0, 0, &byte, (size_t{1} << 30) + 1),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("split it")));
 }

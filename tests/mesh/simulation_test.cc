@@ -15,16 +15,16 @@ using ::weft::testing::NodeMapsOf;
 using ::weft::testing::StatusIs;
 
 using Body = absl::Status (*)(Bootstrap&);
-struct Promise {
+struct ConformanceTest {
   const char* name;
   Body body;
 };
-void PrintTo(const Promise& promise, std::ostream* out) { *out << promise.name; }
+void PrintTo(const ConformanceTest& test, std::ostream* out) { *out << test.name; }
 
-// Every promise of bootstraps and wires, under several seeds.
-class Simulated : public ::testing::TestWithParam<Promise> {};
+// Runs every conformance test of Bootstrap and WireLink with several seeds.
+class SimulatedConformance : public ::testing::TestWithParam<ConformanceTest> {};
 
-TEST_P(Simulated, KeepsTheSamePromisesAsRealRanks) {
+TEST_P(SimulatedConformance, HoldsForEveryNodeMapAndSeed) {
   for (const int ranks : {1, 2, 5}) {
     for (const NodeMap& nodes : NodeMapsOf(ranks)) {
       for (const uint64_t seed : {1, 2}) {
@@ -36,43 +36,45 @@ TEST_P(Simulated, KeepsTheSamePromisesAsRealRanks) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Promises, Simulated,
-    ::testing::Values(Promise{"GathersBlobsInRankOrder", testing::GathersBlobsInRankOrder},
-                      Promise{"AgreesOnTheLowestFailure", testing::AgreesOnTheLowestFailure},
-                      Promise{"SharesMemoryWithinTheNode", testing::SharesMemoryWithinTheNode},
-                      Promise{"RefusesMemoryThatIsNotThere", testing::RefusesMemoryThatIsNotThere},
-                      Promise{"DeliversEveryMessage", testing::DeliversEveryMessage},
-                      Promise{"MatchesInOrderPerPeerAndTag", testing::MatchesInOrderPerPeerAndTag},
-                      Promise{"DeliversNotesInOrder", testing::DeliversNotesInOrder},
-                      Promise{"KeepsLinksApart", testing::KeepsLinksApart},
-                      Promise{"ForgetsCancelledReceives", testing::ForgetsCancelledReceives},
-                      Promise{"FinishesCancelledReceivesThatArrive",
-                              testing::FinishesCancelledReceivesThatArrive},
-                      Promise{"ReportsLengthsThatDiffer", testing::ReportsLengthsThatDiffer},
-                      Promise{"TakesMessagesUpToTheLengthThatTheReceiveAllows",
-                              testing::TakesMessagesUpToTheLengthThatTheReceiveAllows},
-                      Promise{"GoesWithReceivesUnmatched", testing::GoesWithReceivesUnmatched},
-                      Promise{"RefusesBadArguments", testing::RefusesBadArguments}),
-    [](const auto& promise) { return std::string(promise.param.name); });
+    AllTests, SimulatedConformance,
+    ::testing::Values(
+        ConformanceTest{"GathersBlobsInRankOrder", testing::GathersBlobsInRankOrder},
+        ConformanceTest{"AllRanksGetTheErrorOfTheLowestFailingRank",
+                        testing::AllRanksGetTheErrorOfTheLowestFailingRank},
+        ConformanceTest{"SharesMemoryWithinTheNode", testing::SharesMemoryWithinTheNode},
+        ConformanceTest{"RejectsReservationsAboveTheFreeMemory",
+                        testing::RejectsReservationsAboveTheFreeMemory},
+        ConformanceTest{"DeliversEveryMessage", testing::DeliversEveryMessage},
+        ConformanceTest{"MatchesInOrderPerPeerAndTag", testing::MatchesInOrderPerPeerAndTag},
+        ConformanceTest{"DeliversControlMessagesInOrder", testing::DeliversControlMessagesInOrder},
+        ConformanceTest{"MessagesOfDifferentLinksDoNotMatch", testing::MessagesOfDifferentLinksDoNotMatch},
+        ConformanceTest{"CancelledReceivesTakeNoMessage", testing::CancelledReceivesTakeNoMessage},
+        ConformanceTest{"CancellingAMatchedReceiveIsSafe", testing::CancellingAMatchedReceiveIsSafe},
+        ConformanceTest{"ReportsDifferentLengths", testing::ReportsDifferentLengths},
+        ConformanceTest{"AcceptsMessagesUpToTheReceivesMaximum",
+                        testing::AcceptsMessagesUpToTheReceivesMaximum},
+        ConformanceTest{"CanBeDestroyedWithUnmatchedReceives", testing::CanBeDestroyedWithUnmatchedReceives},
+        ConformanceTest{"RejectsArgumentsOutOfRange", testing::RejectsArgumentsOutOfRange}),
+    [](const auto& test) { return std::string(test.param.name); });
 
-absl::Status NapByTurns(Bootstrap& bootstrap) {
-  for (int turn = 0; turn < 20; ++turn) {
+absl::Status SleepAndGather(Bootstrap& bootstrap) {
+  for (int round = 0; round < 20; ++round) {
     bootstrap.runtime().SleepFor(1000 * (bootstrap.rank() + 1));
     WEFT_RETURN_IF_ERROR(bootstrap.AllGatherBlob("", absl::Seconds(1)).status());
   }
   return absl::OkStatus();
 }
 
-TEST(Simulation, RepeatsItselfToTheNanosecond) {
-  const SimReport first = RunSimulatedRanks(NodeMap::RanksPerNode(6, 2), {.seed = 5}, NapByTurns);
-  const SimReport again = RunSimulatedRanks(NodeMap::RanksPerNode(6, 2), {.seed = 5}, NapByTurns);
-  const SimReport other = RunSimulatedRanks(NodeMap::RanksPerNode(6, 2), {.seed = 6}, NapByTurns);
+TEST(Simulation, RepeatsExactlyForTheSameSeed) {
+  const SimReport first = RunSimulatedRanks(NodeMap::RanksPerNode(6, 2), {.seed = 5}, SleepAndGather);
+  const SimReport again = RunSimulatedRanks(NodeMap::RanksPerNode(6, 2), {.seed = 5}, SleepAndGather);
+  const SimReport other = RunSimulatedRanks(NodeMap::RanksPerNode(6, 2), {.seed = 6}, SleepAndGather);
   EXPECT_EQ(first.fingerprint, again.fingerprint);
   EXPECT_EQ(first.virtual_ns, again.virtual_ns);
   EXPECT_NE(first.fingerprint, other.fingerprint);
 }
 
-TEST(Simulation, TakesNoRealTimeForVirtualTime) {
+TEST(Simulation, NeedsFewEventsForALongVirtualSleep) {
   const SimReport report = RunSimulatedRanks(NodeMap::OneNode(2), {}, [](Bootstrap& bootstrap) {
     bootstrap.runtime().SleepFor(int64_t{3600} * 1'000'000'000);
     return absl::OkStatus();
@@ -82,17 +84,17 @@ TEST(Simulation, TakesNoRealTimeForVirtualTime) {
 }
 
 TEST(Simulation, ASlowRankTakesLonger) {
-  const auto nap = [](Bootstrap& bootstrap) {
+  const auto sleep_one_ms = [](Bootstrap& bootstrap) {
     bootstrap.runtime().SleepFor(1'000'000);
     return bootstrap.runtime().NowNs() > 10'000'000 ? absl::OkStatus() : absl::UnknownError("fast");
   };
-  const SimReport report = RunSimulatedRanks(NodeMap::OneNode(3), {.slow = {{1, 20.0}}}, nap);
+  const SimReport report = RunSimulatedRanks(NodeMap::OneNode(3), {.slow = {{1, 20.0}}}, sleep_one_ms);
   EXPECT_FALSE(report.outcomes[0].ok());
   EXPECT_OK(report.outcomes[1]);
   EXPECT_FALSE(report.outcomes[2].ok());
 }
 
-TEST(Simulation, ADeadRankIsMissedByTheOthers) {
+TEST(Simulation, SurvivorsGetADeadlineErrorThatNamesTheDeadRank) {
   const SimReport report =
       RunSimulatedRanks(NodeMap::OneNode(3), {.death = {{2, 50'000}}}, [](Bootstrap& bootstrap) {
         bootstrap.runtime().SleepFor(200'000);
@@ -101,20 +103,21 @@ TEST(Simulation, ADeadRankIsMissedByTheOthers) {
   EXPECT_THAT(report.outcomes[2], StatusIs(absl::StatusCode::kUnavailable, HasSubstr("died at 50000 ns")));
   for (const int survivor : {0, 1}) {
     EXPECT_THAT(report.outcomes[survivor],
-                StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank 2 has not come")));
+                StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank 2 did not arrive")));
   }
 }
 
-TEST(Simulation, SaysWhereARankSleepsForEver) {
+TEST(Simulation, ReportsADeadlockedRank) {
   const SimReport report = RunSimulatedRanks(NodeMap::OneNode(2), {}, [](Bootstrap& bootstrap) {
     std::unique_ptr<Runtime::Task> never;
     if (bootstrap.rank() == 1) {
-      never = bootstrap.runtime().Start([&] { never.reset(); });  // Waits for its own end.
+      never = bootstrap.runtime().Start([&] { never.reset(); });  // The task waits for its own end.
     }
     return absl::OkStatus();
   });
   EXPECT_OK(report.outcomes[0]);
-  EXPECT_THAT(report.outcomes[1], StatusIs(absl::StatusCode::kInternal, HasSubstr("nothing can wake it")));
+  EXPECT_THAT(report.outcomes[1],
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("no event is left that could wake it")));
 }
 
 }  // namespace

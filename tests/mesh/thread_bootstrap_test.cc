@@ -20,39 +20,39 @@ class ThreadBootstrap : public ::testing::TestWithParam<int> {};
 TEST_P(ThreadBootstrap, GathersBlobsInRankOrder) {
   RunRanksOnEveryNodeMap(GetParam(), weft::testing::GathersBlobsInRankOrder);
 }
-TEST_P(ThreadBootstrap, AgreesOnTheLowestFailure) {
-  RunRanksOnEveryNodeMap(GetParam(), weft::testing::AgreesOnTheLowestFailure);
+TEST_P(ThreadBootstrap, AllRanksGetTheErrorOfTheLowestFailingRank) {
+  RunRanksOnEveryNodeMap(GetParam(), weft::testing::AllRanksGetTheErrorOfTheLowestFailingRank);
 }
 TEST_P(ThreadBootstrap, SharesMemoryWithinTheNode) {
   RunRanksOnEveryNodeMap(GetParam(), weft::testing::SharesMemoryWithinTheNode);
 }
-TEST_P(ThreadBootstrap, RefusesMemoryThatIsNotThere) {
-  RunRanksOnEveryNodeMap(GetParam(), weft::testing::RefusesMemoryThatIsNotThere);
+TEST_P(ThreadBootstrap, RejectsReservationsAboveTheFreeMemory) {
+  RunRanksOnEveryNodeMap(GetParam(), weft::testing::RejectsReservationsAboveTheFreeMemory);
 }
 INSTANTIATE_TEST_SUITE_P(Ranks, ThreadBootstrap, ::testing::Values(1, 2, 3, 4, 7));
 
-TEST(ThreadBootstrapDeadline, NamesTheRanksThatHaveNotCome) {
+TEST(ThreadBootstrapDeadline, NamesTheMissingRanks) {
   const auto ranks = MakeThreadBootstraps(NodeMap::OneNode(3));
   EXPECT_THAT(ranks[1]->AllGatherBlob("here", absl::Milliseconds(1)),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("ranks 0, 2 have not come")));
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("ranks 0, 2 did not arrive")));
   EXPECT_THAT(ranks[0]->AllGatherBlob("here", absl::ZeroDuration()),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank 2 has not come")));
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank 2 did not arrive")));
 }
 
-TEST(ThreadBootstrapDeadline, DoesNotDisturbTheNextGathering) {
+TEST(ThreadBootstrapDeadline, KeepsLaterGathersWorking) {
   const auto ranks = MakeThreadBootstraps(NodeMap::OneNode(2));
   EXPECT_THAT(ranks[0]->AllGatherBlob("early", absl::ZeroDuration()),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank 1 has")));
-  // The late one completes the round that the other gave up.
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank 1 did not arrive")));
+  // The late rank completes the round that timed out on the other rank.
   ASSERT_OK_AND_ASSIGN(const auto late, ranks[1]->AllGatherBlob("late", absl::ZeroDuration()));
   EXPECT_EQ(late[0], "early");
   EXPECT_THAT(ranks[0]->AllGatherBlob("next", absl::ZeroDuration()),
-              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank 1 has")));
+              StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank 1 did not arrive")));
   ASSERT_OK_AND_ASSIGN(const auto next, ranks[1]->AllGatherBlob("next too", absl::InfiniteDuration()));
   EXPECT_EQ(next[0], "next");
 }
 
-TEST(RunThreadRanks, ReturnsTheFirstErrorByRank) {
+TEST(RunThreadRanks, ReturnsTheErrorOfTheLowestFailingRank) {
   const absl::Status status = RunThreadRanks(NodeMap::OneNode(4), [](Bootstrap& bootstrap) {
     return bootstrap.rank() < 2 ? absl::OkStatus()
                                 : absl::DataLossError(absl::StrCat("by ", bootstrap.rank()));
@@ -60,7 +60,7 @@ TEST(RunThreadRanks, ReturnsTheFirstErrorByRank) {
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kDataLoss, "rank 2: by 2"));
 }
 
-TEST(ThreadBootstrapNodes, HaveMemoriesOfTheirOwn) {
+TEST(ThreadBootstrapNodes, DoNotShareMemory) {
   RunRanks(NodeMap::RanksPerNode(2, 1), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const NodeMemory memory, bootstrap.ReserveNodeMemory(64));
     const auto address = reinterpret_cast<uintptr_t>(memory.segments.front().base);

@@ -14,27 +14,29 @@ using ::weft::testing::StatusIs;
 
 class ThreadWire : public ::testing::TestWithParam<int> {
  protected:
-  // Links do not care which ranks share a node.
+  // Links work the same for local and remote peers.
   void Run(absl::Status (*body)(Bootstrap&)) { RunRanks(NodeMap::RanksPerNode(GetParam(), 2), body); }
 };
 
 TEST_P(ThreadWire, DeliversEveryMessage) { Run(weft::testing::DeliversEveryMessage); }
 TEST_P(ThreadWire, MatchesInOrderPerPeerAndTag) { Run(weft::testing::MatchesInOrderPerPeerAndTag); }
-TEST_P(ThreadWire, DeliversNotesInOrder) { Run(weft::testing::DeliversNotesInOrder); }
-TEST_P(ThreadWire, KeepsLinksApart) { Run(weft::testing::KeepsLinksApart); }
-TEST_P(ThreadWire, ForgetsCancelledReceives) { Run(weft::testing::ForgetsCancelledReceives); }
-TEST_P(ThreadWire, FinishesCancelledReceivesThatArrive) {
-  Run(weft::testing::FinishesCancelledReceivesThatArrive);
+TEST_P(ThreadWire, DeliversControlMessagesInOrder) { Run(weft::testing::DeliversControlMessagesInOrder); }
+TEST_P(ThreadWire, MessagesOfDifferentLinksDoNotMatch) {
+  Run(weft::testing::MessagesOfDifferentLinksDoNotMatch);
 }
-TEST_P(ThreadWire, ReportsLengthsThatDiffer) { Run(weft::testing::ReportsLengthsThatDiffer); }
-TEST_P(ThreadWire, TakesMessagesUpToTheLengthThatTheReceiveAllows) {
-  Run(weft::testing::TakesMessagesUpToTheLengthThatTheReceiveAllows);
+TEST_P(ThreadWire, CancelledReceivesTakeNoMessage) { Run(weft::testing::CancelledReceivesTakeNoMessage); }
+TEST_P(ThreadWire, CancellingAMatchedReceiveIsSafe) { Run(weft::testing::CancellingAMatchedReceiveIsSafe); }
+TEST_P(ThreadWire, ReportsDifferentLengths) { Run(weft::testing::ReportsDifferentLengths); }
+TEST_P(ThreadWire, AcceptsMessagesUpToTheReceivesMaximum) {
+  Run(weft::testing::AcceptsMessagesUpToTheReceivesMaximum);
 }
-TEST_P(ThreadWire, GoesWithReceivesUnmatched) { Run(weft::testing::GoesWithReceivesUnmatched); }
-TEST_P(ThreadWire, RefusesBadArguments) { Run(weft::testing::RefusesBadArguments); }
+TEST_P(ThreadWire, CanBeDestroyedWithUnmatchedReceives) {
+  Run(weft::testing::CanBeDestroyedWithUnmatchedReceives);
+}
+TEST_P(ThreadWire, RejectsArgumentsOutOfRange) { Run(weft::testing::RejectsArgumentsOutOfRange); }
 INSTANTIATE_TEST_SUITE_P(Ranks, ThreadWire, ::testing::Values(1, 2, 3, 4, 7));
 
-TEST(ThreadWireOnALostPeer, ASendIsDoneOnlyWhenReceivedAndIsTakenBackWithItsLink) {
+TEST(ThreadWireOnALostPeer, AnUnmatchedSendNeverCompletesAndIsWithdrawnWithItsLink) {
   const auto ranks = MakeThreadBootstraps(NodeMap::RanksPerNode(2, 1));
   ASSERT_OK_AND_ASSIGN(auto sender, ranks[0]->OpenWire());
   ASSERT_OK_AND_ASSIGN(const auto receiver, ranks[1]->OpenWire());
@@ -52,7 +54,7 @@ TEST(ThreadWireOnALostPeer, ASendIsDoneOnlyWhenReceivedAndIsTakenBackWithItsLink
   EXPECT_EQ(value, 7);
 }
 
-TEST(ThreadWireOnALostPeer, ItsReceivesTakeNothing) {
+TEST(ThreadWireOnALostPeer, ReceivesOfADestroyedLinkMatchNothing) {
   const auto ranks = MakeThreadBootstraps(NodeMap::RanksPerNode(2, 1));
   ASSERT_OK_AND_ASSIGN(const auto sender, ranks[0]->OpenWire());
   ASSERT_OK_AND_ASSIGN(auto receiver, ranks[1]->OpenWire());
@@ -64,7 +66,7 @@ TEST(ThreadWireOnALostPeer, ItsReceivesTakeNothing) {
   ASSERT_OK_AND_ASSIGN(const auto send, sender->Send(1, 0, &value, sizeof(value)));
   ASSERT_OK_AND_ASSIGN(const bool sent, sender->Test(send));
   EXPECT_FALSE(sent);
-  EXPECT_OK(sender->SendNote(1, "nobody reads this"));
+  EXPECT_OK(sender->SendControlMessage(1, "never read"));
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ using ::testing::HasSubstr;
 
 constexpr absl::Duration kTimeout = absl::Seconds(60);
 
-absl::Status Meet(Bootstrap& bootstrap) { return AgreeOnStatus(bootstrap, absl::OkStatus(), kTimeout); }
+absl::Status Barrier(Bootstrap& bootstrap) { return AgreeOnStatus(bootstrap, absl::OkStatus(), kTimeout); }
 
 // Polls until the request is done or has failed.
 absl::Status Finish(Runtime& runtime, WireLink& wire, WireLink::RequestId request) {
@@ -34,9 +34,9 @@ absl::Status Finish(Runtime& runtime, WireLink& wire, WireLink::RequestId reques
   return absl::DeadlineExceededError("a message did not arrive");
 }
 
-absl::StatusOr<std::optional<WireLink::Note>> NextNote(WireLink& wire) {
+absl::StatusOr<std::optional<WireLink::ControlMessage>> NextControlMessage(WireLink& wire) {
   WEFT_RETURN_IF_ERROR(wire.Poll());
-  return wire.PollNote();
+  return wire.PollControlMessage();
 }
 
 absl::Status FinishAll(Runtime& runtime, WireLink& wire, const std::vector<WireLink::RequestId>& requests) {
@@ -44,7 +44,7 @@ absl::Status FinishAll(Runtime& runtime, WireLink& wire, const std::vector<WireL
   return absl::OkStatus();
 }
 
-// Bytes that tell where they come from, where they go, and where in the message they are.
+// Bytes that depend on the sender, the receiver and the position in the message.
 std::vector<uint8_t> Pattern(int from, int to, size_t bytes) {
   std::vector<uint8_t> pattern(bytes);
   for (size_t i = 0; i < bytes; ++i) pattern[i] = static_cast<uint8_t>(31 * from + 7 * to + 3 * i + i / 251);
@@ -94,7 +94,7 @@ absl::Status DeliversEveryMessage(Bootstrap& bootstrap) {
       WEFT_RETURN_IF_ERROR(ExchangePatterns(bootstrap, *wire, bytes, receive_first));
     }
   }
-  return Meet(bootstrap);
+  return Barrier(bootstrap);
 }
 
 absl::Status MatchesInOrderPerPeerAndTag(Bootstrap& bootstrap) {
@@ -106,7 +106,7 @@ absl::Status MatchesInOrderPerPeerAndTag(Bootstrap& bootstrap) {
   };
   std::vector<int64_t> values;
   values.reserve(std::size(tags) * kMessages *
-                 static_cast<size_t>(bootstrap.size()));  // Their addresses are used.
+                 static_cast<size_t>(bootstrap.size()));  // Sends use the elements' addresses.
   std::vector<WireLink::RequestId> requests;
   for (int64_t i = 0; i < kMessages; ++i) {
     for (const int tag : tags) {
@@ -116,7 +116,7 @@ absl::Status MatchesInOrderPerPeerAndTag(Bootstrap& bootstrap) {
       }
     }
   }
-  // The tags one after the other, the last one first.
+  // Receive tag by tag, in another order than the tags were sent in.
   for (const int tag : {tags[2], tags[0], tags[1]}) {
     for (int64_t i = 0; i < kMessages; ++i) {
       for (int peer = bootstrap.size() - 1; peer >= 0; --peer) {
@@ -126,42 +126,42 @@ absl::Status MatchesInOrderPerPeerAndTag(Bootstrap& bootstrap) {
     }
   }
   WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), *wire, requests));
-  return Meet(bootstrap);
+  return Barrier(bootstrap);
 }
 
-absl::Status DeliversNotesInOrder(Bootstrap& bootstrap) {
-  constexpr int kNotes = 200;
+absl::Status DeliversControlMessagesInOrder(Bootstrap& bootstrap) {
+  constexpr int kMessages = 200;
   WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire());
-  const auto note = [](int from, int to, int i) {
+  const auto message = [](int from, int to, int i) {
     std::string text = absl::StrCat(from, ">", to, "#", i);
-    text.resize(i % 3 == 0 ? WireLink::kMaxNoteBytes : text.size(), '.');
+    text.resize(i % 3 == 0 ? WireLink::kMaxControlMessageBytes : text.size(), '.');
     return i % 7 == 6 ? std::string() : text;
   };
-  for (int i = 0; i < kNotes; ++i) {
+  for (int i = 0; i < kMessages; ++i) {
     for (int peer = 0; peer < bootstrap.size(); ++peer) {
-      WEFT_RETURN_IF_ERROR(wire->SendNote(peer, note(bootstrap.rank(), peer, i)));
+      WEFT_RETURN_IF_ERROR(wire->SendControlMessage(peer, message(bootstrap.rank(), peer, i)));
     }
   }
   std::map<int, int> arrived;
   const absl::Time deadline = bootstrap.runtime().Now() + kTimeout;
-  for (int missing = kNotes * bootstrap.size(); missing > 0;) {
+  for (int missing = kMessages * bootstrap.size(); missing > 0;) {
     if (bootstrap.runtime().Now() > deadline)
-      return absl::DeadlineExceededError(absl::StrCat(missing, " notes did not arrive"));
-    WEFT_ASSIGN_OR_RETURN(const auto received, NextNote(*wire));
+      return absl::DeadlineExceededError(absl::StrCat(missing, " control messages did not arrive"));
+    WEFT_ASSIGN_OR_RETURN(const auto received, NextControlMessage(*wire));
     if (!received) {
       bootstrap.runtime().Yield();
       continue;
     }
     --missing;
-    EXPECT_EQ(received->bytes, note(received->peer, bootstrap.rank(), arrived[received->peer]++));
+    EXPECT_EQ(received->bytes, message(received->peer, bootstrap.rank(), arrived[received->peer]++));
   }
-  WEFT_RETURN_IF_ERROR(Meet(bootstrap));
-  WEFT_ASSIGN_OR_RETURN(const auto extra, NextNote(*wire));
+  WEFT_RETURN_IF_ERROR(Barrier(bootstrap));
+  WEFT_ASSIGN_OR_RETURN(const auto extra, NextControlMessage(*wire));
   EXPECT_FALSE(extra.has_value());
-  return Meet(bootstrap);
+  return Barrier(bootstrap);
 }
 
-absl::Status KeepsLinksApart(Bootstrap& bootstrap) {
+absl::Status MessagesOfDifferentLinksDoNotMatch(Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const auto first, bootstrap.OpenWire());
   WEFT_ASSIGN_OR_RETURN(const auto second, bootstrap.OpenWire());
   const int next = (bootstrap.rank() + 1) % bootstrap.size();
@@ -172,20 +172,20 @@ absl::Status KeepsLinksApart(Bootstrap& bootstrap) {
   std::vector<WireLink::RequestId> on_second;
   WEFT_RETURN_IF_ERROR(SendValue(*first, next, 3, one, on_first));
   WEFT_RETURN_IF_ERROR(SendValue(*second, next, 3, two, on_second));
-  WEFT_RETURN_IF_ERROR(first->SendNote(next, "on the first"));
+  WEFT_RETURN_IF_ERROR(first->SendControlMessage(next, "on the first"));
   WEFT_ASSIGN_OR_RETURN(const int64_t from_second, ReceiveValue(bootstrap.runtime(), *second, previous, 3));
   WEFT_ASSIGN_OR_RETURN(const int64_t from_first, ReceiveValue(bootstrap.runtime(), *first, previous, 3));
   EXPECT_EQ(from_first, 100 + previous);
   EXPECT_EQ(from_second, 200 + previous);
   WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), *first, on_first));
   WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), *second, on_second));
-  WEFT_RETURN_IF_ERROR(Meet(bootstrap));
-  WEFT_ASSIGN_OR_RETURN(const auto note, NextNote(*second));
-  EXPECT_FALSE(note.has_value());
-  return Meet(bootstrap);
+  WEFT_RETURN_IF_ERROR(Barrier(bootstrap));
+  WEFT_ASSIGN_OR_RETURN(const auto message, NextControlMessage(*second));
+  EXPECT_FALSE(message.has_value());
+  return Barrier(bootstrap);
 }
 
-absl::Status ForgetsCancelledReceives(Bootstrap& bootstrap) {
+absl::Status CancelledReceivesTakeNoMessage(Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire());
   const int next = (bootstrap.rank() + 1) % bootstrap.size();
   const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
@@ -193,7 +193,7 @@ absl::Status ForgetsCancelledReceives(Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const auto given_up,
                         wire->Receive(previous, 1, &cancelled, sizeof(cancelled), WireLink::Length::kExact));
   EXPECT_TRUE(wire->Cancel(given_up));
-  WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+  WEFT_RETURN_IF_ERROR(Barrier(bootstrap));
   const int64_t value = bootstrap.rank();
   std::vector<WireLink::RequestId> requests;
   WEFT_RETURN_IF_ERROR(SendValue(*wire, next, 1, value, requests));
@@ -201,34 +201,34 @@ absl::Status ForgetsCancelledReceives(Bootstrap& bootstrap) {
   EXPECT_EQ(received, previous);
   EXPECT_EQ(cancelled, -1);
   WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), *wire, requests));
-  return Meet(bootstrap);
+  return Barrier(bootstrap);
 }
 
-absl::Status FinishesCancelledReceivesThatArrive(Bootstrap& bootstrap) {
+absl::Status CancellingAMatchedReceiveIsSafe(Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire());
   const int next = (bootstrap.rank() + 1) % bootstrap.size();
   const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
-  // Longer than what a transport sends before it knows the receiver's buffer.
+  // Longer than a transport's eager limit, so that the transfer needs a rendezvous.
   const std::vector<int64_t> sent(size_t{1} << 17, bootstrap.rank());
   std::vector<int64_t> room(sent.size(), -1);
   const size_t bytes = sent.size() * sizeof(int64_t);
   WEFT_ASSIGN_OR_RETURN(const auto send, wire->Send(next, 1, sent.data(), bytes));
-  static_cast<void>(send);  // It may find no receiver: the link takes it back.
-  WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+  static_cast<void>(send);  // It may never match; the link's destructor withdraws it.
+  WEFT_RETURN_IF_ERROR(Barrier(bootstrap));
   WEFT_ASSIGN_OR_RETURN(const auto receive,
                         wire->Receive(previous, 1, room.data(), bytes, WireLink::Length::kExact));
   if (!wire->Cancel(receive)) {
     WEFT_RETURN_IF_ERROR(Finish(bootstrap.runtime(), *wire, receive));
     EXPECT_EQ(room, std::vector<int64_t>(sent.size(), previous));
   }
-  // Whatever came of it, the buffer is this rank's again.
+  // In both cases the link no longer accesses the buffer.
   std::fill(room.begin(), room.end(), -2);
-  WEFT_RETURN_IF_ERROR(Meet(bootstrap));
+  WEFT_RETURN_IF_ERROR(Barrier(bootstrap));
   EXPECT_EQ(room, std::vector<int64_t>(sent.size(), -2));
-  return Meet(bootstrap);
+  return Barrier(bootstrap);
 }
 
-absl::Status ReportsLengthsThatDiffer(Bootstrap& bootstrap) {
+absl::Status ReportsDifferentLengths(Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire());
   const int next = (bootstrap.rank() + 1) % bootstrap.size();
   const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
@@ -248,10 +248,10 @@ absl::Status ReportsLengthsThatDiffer(Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const int64_t received, ReceiveValue(bootstrap.runtime(), *wire, previous, 1));
   EXPECT_EQ(received, previous);
   WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), *wire, requests));
-  return Meet(bootstrap);
+  return Barrier(bootstrap);
 }
 
-absl::Status TakesMessagesUpToTheLengthThatTheReceiveAllows(Bootstrap& bootstrap) {
+absl::Status AcceptsMessagesUpToTheReceivesMaximum(Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire());
   const int next = (bootstrap.rank() + 1) % bootstrap.size();
   const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
@@ -268,23 +268,23 @@ absl::Status TakesMessagesUpToTheLengthThatTheReceiveAllows(Bootstrap& bootstrap
     EXPECT_EQ(room, expected);
     WEFT_RETURN_IF_ERROR(Finish(bootstrap.runtime(), *wire, send));
   }
-  return Meet(bootstrap);
+  return Barrier(bootstrap);
 }
 
-absl::Status GoesWithReceivesUnmatched(Bootstrap& bootstrap) {
+absl::Status CanBeDestroyedWithUnmatchedReceives(Bootstrap& bootstrap) {
   auto buffer = std::make_unique<std::vector<char>>(200'000);
   WEFT_ASSIGN_OR_RETURN(auto wire, bootstrap.OpenWire());
   for (int peer = 0; peer < bootstrap.size(); ++peer) {
     WEFT_RETURN_IF_ERROR(
         wire->Receive(peer, 9, buffer->data(), buffer->size(), WireLink::Length::kExact).status());
-    WEFT_RETURN_IF_ERROR(wire->SendNote(peer, "never read"));
+    WEFT_RETURN_IF_ERROR(wire->SendControlMessage(peer, "never read"));
   }
   wire.reset();
   buffer.reset();
   return DeliversEveryMessage(bootstrap);
 }
 
-absl::Status RefusesBadArguments(Bootstrap& bootstrap) {
+absl::Status RejectsArgumentsOutOfRange(Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire());
   char byte = 0;
   const auto invalid = [](const char* text) {
@@ -294,9 +294,10 @@ absl::Status RefusesBadArguments(Bootstrap& bootstrap) {
   EXPECT_THAT(wire->Receive(-1, 0, &byte, 1, WireLink::Length::kExact), invalid("rank -1"));
   EXPECT_THAT(wire->Send(0, -1, &byte, 1), invalid("tag -1"));
   EXPECT_THAT(wire->Receive(0, wire->max_tag() + 1, &byte, 1, WireLink::Length::kExact), invalid("tag"));
-  EXPECT_THAT(wire->SendNote(bootstrap.size(), "x"), invalid("rank"));
-  EXPECT_THAT(wire->SendNote(0, std::string(WireLink::kMaxNoteBytes + 1, 'x')), invalid("257 bytes"));
-  return Meet(bootstrap);
+  EXPECT_THAT(wire->SendControlMessage(bootstrap.size(), "x"), invalid("rank"));
+  EXPECT_THAT(wire->SendControlMessage(0, std::string(WireLink::kMaxControlMessageBytes + 1, 'x')),
+              invalid("257 bytes"));
+  return Barrier(bootstrap);
 }
 
 }  // namespace weft::testing

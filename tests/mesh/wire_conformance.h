@@ -1,4 +1,4 @@
-// What every wire promises, as rank bodies that tests of each kind of bootstrap run.
+// Conformance tests of WireLink, run for each kind of bootstrap. All ranks run each function.
 #pragma once
 
 #include <absl/status/status.h>
@@ -7,24 +7,29 @@
 
 namespace weft::testing {
 
-// Messages of many sizes between all pairs arrive whole, whichever end is posted first.
+// Messages of many sizes between all pairs of ranks arrive complete, with the send or the receive posted
+// first.
 absl::Status DeliversEveryMessage(Bootstrap& bootstrap);
-// Messages of one (peer, tag) are matched in the order of posting; tags do not mix.
+// Messages with the same (peer, tag) match in the order of posting. Messages with different tags do not
+// match.
 absl::Status MatchesInOrderPerPeerAndTag(Bootstrap& bootstrap);
-// More notes than any ring holds, from all to all, arrive in each sender's order.
-absl::Status DeliversNotesInOrder(Bootstrap& bootstrap);
-// Two links carry the same tags without meeting.
-absl::Status KeepsLinksApart(Bootstrap& bootstrap);
-// A cancelled receive takes no message: the next receive gets it.
-absl::Status ForgetsCancelledReceives(Bootstrap& bootstrap);
-// A receive that is cancelled when its message is on its way is finished, or never touches its buffer again.
-absl::Status FinishesCancelledReceivesThatArrive(Bootstrap& bootstrap);
-// A receive that is shorter or longer than its message is an error, and the link goes on.
-absl::Status ReportsLengthsThatDiffer(Bootstrap& bootstrap);
-absl::Status TakesMessagesUpToTheLengthThatTheReceiveAllows(Bootstrap& bootstrap);
-// A link goes with receives that nobody will match, at once.
-absl::Status GoesWithReceivesUnmatched(Bootstrap& bootstrap);
-// Peers, tags and sizes out of range are kInvalidArgument.
-absl::Status RefusesBadArguments(Bootstrap& bootstrap);
+// Control messages between all pairs of ranks arrive in each sender's order, also when there are more of them
+// than a ring of receives holds.
+absl::Status DeliversControlMessagesInOrder(Bootstrap& bootstrap);
+// Messages on two links do not match, even with the same peers and tags.
+absl::Status MessagesOfDifferentLinksDoNotMatch(Bootstrap& bootstrap);
+// The next receive gets the message that a cancelled receive was posted for.
+absl::Status CancelledReceivesTakeNoMessage(Bootstrap& bootstrap);
+// If a receive is cancelled while its message is in flight, it either completes with the message or never
+// accesses its buffer again.
+absl::Status CancellingAMatchedReceiveIsSafe(Bootstrap& bootstrap);
+// A receive with another length than its message's is an error. The link still works afterwards.
+absl::Status ReportsDifferentLengths(Bootstrap& bootstrap);
+// A kAtMost receive takes messages of every length up to its own.
+absl::Status AcceptsMessagesUpToTheReceivesMaximum(Bootstrap& bootstrap);
+// A link with unmatched receives can be destroyed without blocking.
+absl::Status CanBeDestroyedWithUnmatchedReceives(Bootstrap& bootstrap);
+// Peers, tags and sizes out of range return kInvalidArgument.
+absl::Status RejectsArgumentsOutOfRange(Bootstrap& bootstrap);
 
 }  // namespace weft::testing

@@ -3,8 +3,9 @@
 #
 #   multihost.sh [-n RANKS] [--ppn RANKS_PER_HOST] [--rate RATE] [--timeout SECONDS] PROGRAM [ARGUMENTS...]
 #
-# RATE limits the cable in either direction, as tc writes it ("1gbit"). The default is no limit, 4 ranks, 2 a host, 240
-# seconds. Exits as mpirun does; with 77, and a reason, where such hosts cannot be made.
+# RATE limits the link between the hosts in each direction, in the syntax of tc ("1gbit"). Defaults: no limit, 4 ranks, 2
+# ranks per host, 240 seconds. Exits with mpirun's exit code. If the hosts cannot be created, prints the reason and exits
+# with 77.
 set -euo pipefail
 
 tools=$(dirname "${BASH_SOURCE[0]}")/../../tools

@@ -1,4 +1,4 @@
-// What the emulated hosts must be for the other tests on them to mean anything.
+// Checks that the emulated hosts appear as two nodes, which the other two-host tests rely on.
 #include <gmock/gmock.h>
 
 #include "tests/support/mpi_world.h"

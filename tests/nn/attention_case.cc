@@ -12,7 +12,7 @@
 namespace weft::testing {
 namespace {
 
-// [batch, tokens, heads, dim] with test values.
+// A view [batch, tokens, heads, dim] with test values, in the given memory layout.
 TensorView Make(DType dtype, const Shape& shape, Memory memory, int64_t salt, std::vector<Tensor>& keep) {
   const int64_t batch = shape[0], tokens = shape[1], heads = shape[2], dim = shape[3];
   switch (memory) {
@@ -29,7 +29,7 @@ TensorView Make(DType dtype, const Shape& shape, Memory memory, int64_t salt, st
   return {};
 }
 
-// What is overwritten must not be read before.
+// Makes a read of memory that must be overwritten visible in the results.
 void FillWithNan(const TensorView& view) {
   const Tensor nan = Tensor::Empty(DType::kF32, view.shape);
   std::fill_n(nan.As<float>(), nan.elements(), std::numeric_limits<float>::quiet_NaN());

@@ -1,4 +1,4 @@
-// A problem for the attention kernels, run by them and by the fp64 oracle.
+// Test case of the attention kernels: one problem, computed by the kernels and by the fp64 oracle.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace weft::testing {
 
-// How the tensors lie in memory.
+// Memory layout of the tensors: dense, with heads before tokens, or a slice of a larger tensor.
 enum class Memory { kDense, kHeadsFirst, kPartOfWider };
 
 struct AttentionCase {
@@ -29,11 +29,11 @@ struct AttentionCase {
 struct KernelRun {
   explicit KernelRun(const AttentionCase& c);
 
-  // Targets that are overwritten hold NaN before.
+  // Both fill the targets that the kernels must overwrite with NaN first.
   void Forward(const TokenRuns& q_runs);
   void Backward(const TokenRuns& q_runs, float dq_beta = 0.0F, float key_beta = 0.0F);
 
-  std::vector<Tensor> keep;
+  std::vector<Tensor> keep;  // Memory of the views.
   AttentionProblem problem;
   TensorView q, dout, out, dq, lse, delta;
   std::vector<KeyBlock> keys;
@@ -41,7 +41,7 @@ struct KernelRun {
   OracleAttention oracle;
 };
 
-// The blocks' values as those of one tensor [batch, keys, ...].
+// The values of all blocks, concatenated along the key dim: those of one tensor [batch, keys, ...].
 template <typename Block>
 std::vector<double> Joined(const std::vector<Block>& blocks, TensorView Block::*which, int64_t batch) {
   std::vector<double> joined;
@@ -62,13 +62,13 @@ struct ExpectedAttention {
   OracleGradients gradients;
 };
 
-// `tolerance` is of the largest expected value, or of 1.
+// `tolerance` is relative to the largest absolute expected value, or to 1 if that is smaller.
 void ExpectNear(const std::vector<double>& actual, const std::vector<double>& expected, double tolerance,
                 const std::string& what);
 void ExpectOutputs(const KernelRun& run, const OracleOutputs& expected, double tolerance);
 void ExpectGradients(const AttentionCase& c, const KernelRun& run, const OracleGradients& expected,
                      double tolerance);
-// Forward and backward of a case against the oracle.
+// Compares forward and backward of a case with the oracle. `what` names the case in failures.
 void CheckAttention(const AttentionCase& c, const std::string& what, double tolerance = 1e-5);
 
 }  // namespace weft::testing

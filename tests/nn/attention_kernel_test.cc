@@ -72,7 +72,8 @@ TEST(AttentionKernel, AgreesWithPlainLoopsForEveryMaskAndLayoutOfTokens) {
   }
 }
 
-// Lengths and positions on both sides of the ends of tiles and of their parts, and windows that end within.
+// Lengths and positions on both sides of the borders of tiles and of their parts, and windows that end inside
+// a tile.
 TEST(AttentionKernel, AgreesWithPlainLoopsAcrossTiles) {
   const std::vector<AttentionMask> masks = {{true, std::nullopt}, {true, 65}, {true, 300}};
   for (const AttentionMask& mask : masks) {
@@ -109,25 +110,25 @@ TEST(AttentionKernel, AgreesWithPlainLoopsForPacksOfManyDocuments) {
     run.count -= run.position;
   }
   c.mask.causal = true;
-  CheckAttention(c, "their second halves");
+  CheckAttention(c, "second halves of documents");
 }
 
-// A rank that holds query heads 2 to 5 of groups of three has the kv heads 0 and 1.
-TEST(AttentionKernel, TakesHeadsFromTheMiddleOfAGroup) {
+// A rank with query heads 2 to 5 of groups of three reads kv heads 0 and 1.
+TEST(AttentionKernel, AcceptsHeadsFromTheMiddleOfAGroup) {
   AttentionCase c;
   c.q_runs = WholeSequence(9);
   c.key_blocks = {WholeSequence(9)};
   c.heads = 4;
   c.group = 3;
   c.head_offset = 2;
-  CheckAttention(c, "the last of one group and all of the next");
+  CheckAttention(c, "the last head of one group and all heads of the next");
   c.kv_heads = 3;
-  CheckAttention(c, "and a kv head that nobody reads");
+  CheckAttention(c, "with a kv head that no query head reads");
   c.heads = 0;
   CheckAttention(c, "no query heads");
 }
 
-TEST(AttentionKernel, TakesAnyStrides) {
+TEST(AttentionKernel, AcceptsAnyStrides) {
   for (const Memory memory : {Memory::kDense, Memory::kHeadsFirst, Memory::kPartOfWider}) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       AttentionCase c;
@@ -178,7 +179,7 @@ TEST(AttentionKernel, RoundsResultsToTheDtypeOfTheQueries) {
   expect_rounded(narrow.gradients[0].dv, wide.gradients[0].dv);
 }
 
-TEST(AttentionKernel, AddsToWhatItsTargetsHold) {
+TEST(AttentionKernel, AddsBetaTimesTheOldValuesOfItsTargets) {
   for (const int64_t group : {1, 2}) {
     for (const float beta : {1.0F, -0.5F}) {
       AttentionCase c;
@@ -202,7 +203,7 @@ TEST(AttentionKernel, AddsToWhatItsTargetsHold) {
   }
 }
 
-// As a ring does: dq is summed over the calls, each block's dk and dv come from its own.
+// The order of ring attention: dq is summed over the calls, and each call gives dk and dv of one block.
 TEST(AttentionKernel, GivesTheSameGradientsBlockByBlock) {
   AttentionCase c;
   c.q_runs = {{0, 30, 20}};

@@ -23,7 +23,7 @@ int64_t CountPairs(const AttentionMask& mask, const TokenRuns& queries, const To
     for (const TokenRun& k : keys) {
       for (int64_t i = q.position; i < q.position + q.count; ++i) {
         for (int64_t j = k.position; j < k.position + k.count; ++j) {
-          pairs += OracleSees(mask, q.document, i, k.document, j) ? 1 : 0;
+          pairs += OracleIsVisible(mask, q.document, i, k.document, j) ? 1 : 0;
         }
       }
     }
@@ -31,7 +31,7 @@ int64_t CountPairs(const AttentionMask& mask, const TokenRuns& queries, const To
   return pairs;
 }
 
-TEST(VisiblePairs, CountsWhatEachQuerySees) {
+TEST(VisiblePairs, CountsThePairsThatTheMaskAllows) {
   for (const AttentionMask& mask : kMasks) {
     for (const int64_t queries : {0, 1, 4, 9}) {
       for (const int64_t keys : {0, 1, 4, 9}) {
@@ -46,7 +46,7 @@ TEST(VisiblePairs, CountsWhatEachQuerySees) {
   }
 }
 
-TEST(VisiblePairs, KeepsDocumentsApart) {
+TEST(VisiblePairs, CountsNoPairAcrossDocuments) {
   const TokenRuns queries = {{1, 0, 5}, {2, 3, 4}, {1, 9, 2}, {4, 0, 3}};
   const TokenRuns keys = {{2, 0, 7}, {1, 4, 6}, {3, 0, 8}};
   for (const AttentionMask& mask : kMasks) {
@@ -54,14 +54,14 @@ TEST(VisiblePairs, KeepsDocumentsApart) {
   }
 }
 
-// 2^20 tokens: neither a loop over tokens, nor an overflow.
-TEST(VisiblePairs, IsAClosedForm) {
+// With 2^20 tokens, a loop over pairs would take hours, and 32-bit counts would overflow.
+TEST(VisiblePairs, NeitherLoopsNorOverflowsOnAMillionTokens) {
   const int64_t tokens = int64_t{1} << 20;
   EXPECT_EQ(VisiblePairs({}, WholeSequence(tokens), WholeSequence(tokens)), tokens * (tokens + 1) / 2);
   EXPECT_EQ(VisiblePairs({true, 10}, WholeSequence(tokens), WholeSequence(tokens)), 11 * tokens - 55);
 }
 
-TEST(AttentionMask, NamesAWindowThatCannotBe) {
+TEST(AttentionMask, RejectsAnInvalidWindow) {
   EXPECT_OK(Validate({true, 1}));
   EXPECT_OK(Validate({false, std::nullopt}));
   EXPECT_THAT(Validate({true, 0}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("window of 0")));
@@ -69,7 +69,7 @@ TEST(AttentionMask, NamesAWindowThatCannotBe) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("without a causal mask")));
 }
 
-TEST(TokenRuns, TellPositions) {
+TEST(TokenRuns, GivePositionsInTokenOrder) {
   const TokenRuns runs = {{0, 4, 2}, {1, 0, 0}, {1, 2, 3}};
   EXPECT_EQ(TokenCount(runs), 5);
   EXPECT_THAT(Positions(runs), ElementsAre(4, 5, 2, 3, 4));

@@ -43,7 +43,7 @@ std::vector<AttentionTile> TilesOf(const AttentionPlan& plan, Order order) {
   return tiles;
 }
 
-// A query and a key of a block, by their index.
+// Indices of a query, a key block, and a key of that block.
 struct Pair {
   int64_t query, block, key;
   auto operator<=>(const Pair&) const = default;
@@ -53,7 +53,7 @@ std::vector<Pair> PlannedPairs(const AttentionPlan& plan, const std::vector<Atte
   std::vector<Pair> pairs;
   for (const AttentionTile& tile : tiles) {
     for (int64_t row = 0; row < tile.rows; ++row) {
-      for (const ColumnSpan& span : plan.SeenBy(tile, row)) {
+      for (const ColumnSpan& span : plan.VisibleColumns(tile, row)) {
         EXPECT_LE(span.end, tile.columns);
         for (int64_t column = span.begin; column < span.end; ++column) {
           pairs.push_back({tile.first_row + row, plan.BlockOf(tile), tile.first_key + column});
@@ -85,7 +85,7 @@ std::vector<Pair> VisiblePairsOf(const AttentionMask& mask, const Layout& layout
     for (const TokenRuns& runs : layout.blocks) {
       int64_t key = 0;
       for (const Token& to : TokensOf(runs)) {
-        if (OracleSees(mask, from.document, from.position, to.document, to.position)) {
+        if (OracleIsVisible(mask, from.document, from.position, to.document, to.position)) {
           pairs.push_back({query, block, key});
         }
         ++key;
@@ -99,7 +99,7 @@ std::vector<Pair> VisiblePairsOf(const AttentionMask& mask, const Layout& layout
 
 class AttentionPlanTest : public ::testing::TestWithParam<Order> {};
 
-TEST_P(AttentionPlanTest, HasEachVisiblePairOnce) {
+TEST_P(AttentionPlanTest, CoversEachVisiblePairExactlyOnce) {
   for (const AttentionMask& mask : kMasks) {
     for (const Layout& layout : kLayouts) {
       const AttentionPlan plan = PlanOf(mask, layout, GetParam());
@@ -108,40 +108,43 @@ TEST_P(AttentionPlanTest, HasEachVisiblePairOnce) {
   }
 }
 
-// A sum's first product overwrites: no earlier tile may have had one of its rows, and every row has one.
-TEST_P(AttentionPlanTest, BeginsTheSumsOfABlockOnceEachOrNotAtAll) {
+// A tile may initialize sums only if no earlier tile had any of its rows, and if every row of the block has
+// such a tile.
+TEST_P(AttentionPlanTest, InitializesSumsOnlyInTheFirstTileOfARowOrKey) {
   for (const AttentionMask& mask : kMasks) {
     for (const Layout& layout : kLayouts) {
       const AttentionPlan plan = PlanOf(mask, layout, GetParam());
-      std::vector<bool> row_met(static_cast<size_t>(TokenCount(layout.queries)));
-      std::vector<std::vector<bool>> key_met;
-      for (const TokenRuns& block : layout.blocks) key_met.emplace_back(TokenCount(block));
+      std::vector<bool> row_touched(static_cast<size_t>(TokenCount(layout.queries)));
+      std::vector<std::vector<bool>> key_touched;
+      for (const TokenRuns& block : layout.blocks) key_touched.emplace_back(TokenCount(block));
       for (const AttentionTile& tile : TilesOf(plan, GetParam())) {
         for (int64_t row = tile.first_row; row < tile.first_row + tile.rows; ++row) {
-          ASSERT_EQ(tile.begins_rows, plan.RowsBegin(tile.row_block) && !row_met[static_cast<size_t>(row)]);
-          row_met[static_cast<size_t>(row)] = true;
+          ASSERT_EQ(tile.initializes_rows,
+                    plan.InitializesRows(tile.row_block) && !row_touched[static_cast<size_t>(row)]);
+          row_touched[static_cast<size_t>(row)] = true;
         }
-        std::vector<bool>& keys = key_met[static_cast<size_t>(plan.BlockOf(tile))];
+        std::vector<bool>& keys = key_touched[static_cast<size_t>(plan.BlockOf(tile))];
         for (int64_t key = tile.first_key; key < tile.first_key + tile.columns; ++key) {
-          ASSERT_EQ(tile.begins_keys, plan.KeysBegin(tile.key_tile) && !keys[static_cast<size_t>(key)]);
+          ASSERT_EQ(tile.initializes_keys,
+                    plan.InitializesKeys(tile.key_tile) && !keys[static_cast<size_t>(key)]);
           keys[static_cast<size_t>(key)] = true;
         }
       }
-      for (size_t row = 0; row < row_met.size(); ++row) {
-        ASSERT_TRUE(row_met[row] || !plan.RowsBegin(static_cast<int64_t>(row) / 128));
+      for (size_t row = 0; row < row_touched.size(); ++row) {
+        ASSERT_TRUE(row_touched[row] || !plan.InitializesRows(static_cast<int64_t>(row) / 128));
       }
       for (size_t i = 0; i < plan.key_tiles().size(); ++i) {
         const KeyTile& tile = plan.key_tiles()[i];
         for (int64_t key = tile.first; key < tile.first + tile.count; ++key) {
-          ASSERT_TRUE(key_met[static_cast<size_t>(tile.block)][static_cast<size_t>(key)] ||
-                      !plan.KeysBegin(static_cast<int64_t>(i)));
+          ASSERT_TRUE(key_touched[static_cast<size_t>(tile.block)][static_cast<size_t>(key)] ||
+                      !plan.InitializesKeys(static_cast<int64_t>(i)));
         }
       }
     }
   }
 }
 
-TEST_P(AttentionPlanTest, LeavesOutMostOfWhatACausalMaskHides) {
+TEST_P(AttentionPlanTest, SkipsMostPairsThatACausalMaskHides) {
   const TokenRuns tokens = WholeSequence(1024);
   const AttentionPlan plan({}, tokens, {&tokens}, {256, 512}, GetParam());
   int64_t computed = 0;
@@ -151,7 +154,7 @@ TEST_P(AttentionPlanTest, LeavesOutMostOfWhatACausalMaskHides) {
 
 INSTANTIATE_TEST_SUITE_P(Orders, AttentionPlanTest, ::testing::Values(Order::kByRowBlock, Order::kByKeyTile));
 
-TEST(TileSize, TakesHalfOfTheCache) {
+TEST(TileSize, UsesHalfOfTheCache) {
   const auto columns = [](int64_t kibibytes) { return TileSizeFor(kibibytes * 1024).columns; };
   EXPECT_EQ(columns(0), 128);
   EXPECT_EQ(columns(512), 256);

@@ -48,17 +48,17 @@ void Check(const AttentionShape& shape, const GradientCheckOptions& options) {
       options);
 }
 
-TEST(Attention, HasTheGradientsOfItsDifferences) {
+TEST(Attention, HasGradientsThatMatchFiniteDifferences) {
   for (const GradientCheckOptions& options :
        {GradientCheckOptions{}, GradientCheckOptions{.dtype = DType::kBF16, .tolerance = 0x1p-6}}) {
     Check({1, 1, 1, 1, 2}, options);
     Check({2, 7, 2, 2, 6}, options);
-    Check({1, 9, 6, 2, 4}, options);   // Grouped queries.
-    Check({2, 5, 5, 1, 12}, options);  // One key head for all.
+    Check({1, 9, 6, 2, 4}, options);   // Grouped-query attention.
+    Check({2, 5, 5, 1, 12}, options);  // Multi-query attention.
   }
 }
 
-TEST(Attention, HasTheGradientsOfItsDifferencesAcrossTiles) {
+TEST(Attention, HasGradientsThatMatchFiniteDifferencesAcrossTiles) {
   for (const int64_t seq : {257, 520}) Check({1, seq, 2, 1, 4}, {.tolerance = 2e-5, .elements = 3});
 }
 
@@ -66,7 +66,8 @@ TEST(Attention, IsStableForLargeScores) {
   Attention attention("attention");
   const Tensor q = Tensor::Empty(DType::kF32, {1, 600, 1, 2});
   const Tensor v = Tensor::Empty(DType::kF32, {1, 600, 1, 2});
-  // Scores grow with the key, so that each query sees its own key alone, and each tile raises the maximum.
+  // Scores grow with the key, so that each query gives all weight to its own key, and each tile raises the
+  // maximum.
   for (int64_t i = 0; i < q.elements(); ++i) {
     q.As<float>()[i] = static_cast<float>(10 * (i / 2 + 1));
     v.As<float>()[i] = static_cast<float>(i);
@@ -99,7 +100,7 @@ TEST(Attention, GivesTheSameBitsOnAnyNumberOfThreads) {
   SetThreadCount(threads);
 }
 
-TEST(Attention, GivesTheSameInBothLayouts) {
+TEST(Attention, GivesTheSameResultsInBothLayouts) {
   Attention by_token("attention", {.mask = {true, 3}});
   Attention by_head("attention", {.mask = {true, 3}, .layout = AttentionLayout::kBhsd});
   const auto swapped = [](const Tensor& tensor) {
@@ -128,7 +129,7 @@ TEST(Attention, GivesTheSameInBothLayouts) {
   }
 }
 
-TEST(Attention, ReturnsLogSumExpsIfAsked) {
+TEST(Attention, ReturnsTheLogSumExpOnRequest) {
   Attention attention("attention", {.mask = {false, std::nullopt}, .scale = 0.25F, .returns_lse = true});
   const Tensors inputs = {TestTensor(DType::kF32, {1, 3, 2, 4}, 1), TestTensor(DType::kF32, {1, 5, 2, 4}, 2),
                           TestTensor(DType::kF32, {1, 5, 2, 7}, 3)};
@@ -148,7 +149,7 @@ TEST(Attention, ReturnsLogSumExpsIfAsked) {
   EXPECT_OK(attention.Backward(invocation, {TestTensor(DType::kF32, {1, 3, 2, 7}, 4), Tensor()}).status());
 }
 
-TEST(Attention, KeepsTheDocumentsOfItsSequenceApart) {
+TEST(Attention, DoesNotAttendAcrossDocuments) {
   Attention attention("attention");
   const auto parts = std::make_shared<SequenceParts>();
   parts->parts = {{{0, 0, 4}, {1, 0, 3}}};
@@ -169,7 +170,7 @@ TEST(Attention, KeepsTheDocumentsOfItsSequenceApart) {
   }
 }
 
-TEST(Attention, SaysWhatItCannotTake) {
+TEST(Attention, RejectsInvalidInputsAndNamesTheReason) {
   const auto message_of = [](const AttentionOptions& options, const Tensors& inputs) {
     Attention attention("block.attention", options);
     Invocation invocation;
@@ -180,11 +181,14 @@ TEST(Attention, SaysWhatItCannotTake) {
   const auto tensor = [](Shape shape) { return Tensor::Zeros(DType::kF32, std::move(shape)); };
   const Tensor q = tensor({1, 4, 4, 2});
   EXPECT_THAT(message_of({}, {q, tensor({1, 5, 4, 2}), tensor({1, 5, 4, 2})}),
-              AllOf(HasSubstr("block.attention"), HasSubstr("[1, 5, 4, 2]"), HasSubstr("use a full mask")));
-  EXPECT_THAT(message_of({}, {q, tensor({1, 4, 3, 2}), tensor({1, 4, 3, 2})}), HasSubstr("a divisor of q's"));
-  EXPECT_THAT(message_of({}, {q, tensor({1, 4, 4, 3}), tensor({1, 4, 4, 2})}), HasSubstr("one head size"));
-  EXPECT_THAT(message_of({}, {q, tensor({2, 4, 4, 2}), tensor({1, 4, 4, 2})}), HasSubstr("batches"));
-  EXPECT_THAT(message_of({}, {q, tensor({1, 4, 4, 2}), tensor({1, 3, 4, 2})}), HasSubstr("as many tokens"));
+              AllOf(HasSubstr("block.attention"), HasSubstr("[1, 5, 4, 2]"),
+                    HasSubstr("use a mask that is not causal")));
+  EXPECT_THAT(message_of({}, {q, tensor({1, 4, 3, 2}), tensor({1, 4, 3, 2})}),
+              HasSubstr("must divide the number of heads of q"));
+  EXPECT_THAT(message_of({}, {q, tensor({1, 4, 4, 3}), tensor({1, 4, 4, 2})}), HasSubstr("same head_dim"));
+  EXPECT_THAT(message_of({}, {q, tensor({2, 4, 4, 2}), tensor({1, 4, 4, 2})}), HasSubstr("batch sizes"));
+  EXPECT_THAT(message_of({}, {q, tensor({1, 4, 4, 2}), tensor({1, 3, 4, 2})}),
+              HasSubstr("same number of tokens"));
   EXPECT_THAT(message_of({}, {q, q}), HasSubstr("q, k and v"));
   EXPECT_THAT(message_of({}, {q, q, tensor({4, 2})}), HasSubstr("four dims"));
   EXPECT_THAT(message_of({}, {q, q, Tensor::Zeros(DType::kBF16, q.shape())}), HasSubstr("one dtype"));
@@ -194,7 +198,7 @@ TEST(Attention, SaysWhatItCannotTake) {
   EXPECT_THAT(message_of({.scale = 0.0F}, {q, q, q}), HasSubstr("scale must be positive"));
 }
 
-TEST(Attention, RefusesAPartOfASequenceThatItCannotSeeWhole) {
+TEST(Attention, RejectsASplitSequenceWithoutAnOperator) {
   Attention attention("attention");
   const auto parts = std::make_shared<SequenceParts>();
   parts->parts = {{{0, 0, 4}}, {{0, 4, 3}}};
@@ -207,7 +211,7 @@ TEST(Attention, RefusesAPartOfASequenceThatItCannotSeeWhole) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("given 5 tokens")));
 }
 
-// Doubles v, and its gradient.
+// Returns 2 v, and 2 dout as the gradient of v.
 class DoublingOperator : public AttentionOperator {
  public:
   absl::StatusOr<Tensors> Forward(Invocation& invocation, const Attention& attention,
@@ -217,7 +221,7 @@ class DoublingOperator : public AttentionOperator {
   }
   absl::StatusOr<Tensors> Backward(Invocation& invocation, const Attention& attention,
                                    const Tensors& output_gradients) override {
-    const Tensors inputs = invocation.TakeSaved(&attention);
+    const Tensors inputs = invocation.PopSaved(&attention);
     return Tensors{inputs[0], inputs[1], Doubled(output_gradients[0])};
   }
 
@@ -229,7 +233,7 @@ class DoublingOperator : public AttentionOperator {
   }
 };
 
-TEST(Attention, LeavesTheWorkToItsOperator) {
+TEST(Attention, DelegatesToItsOperator) {
   Attention attention("attention");
   attention.SetOperator(std::make_shared<DoublingOperator>());
   const Tensors inputs = MakeInputs({1, 2, 1, 1, 2}, DType::kF32);

@@ -73,7 +73,7 @@ void ExpectNear(const Doubles& actual, const Doubles& expected, double tolerance
   }
 }
 
-// The scalar that is differentiated: outputs weighted with the output gradients.
+// The scalar that is differentiated: the sum of the outputs, weighted with the output gradients.
 double Objective(const std::vector<Doubles>& outputs, const std::vector<Doubles>& weights) {
   double sum = 0.0;
   for (size_t t = 0; t < outputs.size(); ++t) {
@@ -82,6 +82,7 @@ double Objective(const std::vector<Doubles>& outputs, const std::vector<Doubles>
   return sum;
 }
 
+// Central differences of the objective at a point (inputs and parameters).
 class Differences {
  public:
   Differences(const Oracle& oracle, std::vector<Doubles> point, std::vector<Doubles> weights)
@@ -135,7 +136,7 @@ Tensors RunOnce(Module& module, const Tensors& inputs, const Tensors& output_gra
   if (outputs != nullptr) *outputs = CopyAll(*forward);
   auto backward = module.Backward(invocation, CopyAll(output_gradients));
   EXPECT_OK(backward.status());
-  EXPECT_TRUE(invocation.empty()) << "backward left something saved";
+  EXPECT_TRUE(invocation.empty()) << "backward did not pop all saves";
   return backward.ok() ? *backward : Tensors{};
 }
 
@@ -165,7 +166,7 @@ void CheckGradients(Module& module, const Tensors& inputs, const Oracle& oracle,
   for (size_t i = 0; i < parameters.size(); ++i) {
     FillTestValues(parameters[i]->data, 100 + static_cast<int64_t>(i));
     point.push_back(ToDoubles(parameters[i]->data));
-    // What is there before the first backward must not matter.
+    // The first backward must not read the old gradient.
     const TensorView& grad = parameters[i]->grad;
     const std::vector<float> poison(static_cast<size_t>(grad.elements()),
                                     std::numeric_limits<float>::quiet_NaN());
@@ -178,7 +179,7 @@ void CheckGradients(Module& module, const Tensors& inputs, const Oracle& oracle,
     Invocation invocation(/*gradients=*/false);
     const auto outputs = module.Forward(invocation, CopyAll(inputs));
     ASSERT_OK(outputs);
-    EXPECT_TRUE(invocation.empty()) << "forward without gradients saved something";
+    EXPECT_TRUE(invocation.empty()) << "forward without gradients saved a tensor";
     ASSERT_EQ(outputs->size(), expected.size());
     for (size_t i = 0; i < outputs->size(); ++i) {
       ExpectNear(ToDoubles((*outputs)[i].view()), expected[i], options.tolerance, "inference output");

@@ -1,5 +1,5 @@
-// Holds a module against a function in double: its outputs against the function's, its gradients against the
-// function's central differences.
+// Gradient check of a module against an oracle, a function in double: compares the module's outputs with the
+// oracle's, and its gradients with central differences of the oracle.
 #pragma once
 
 #include <cstdint>
@@ -12,27 +12,31 @@ namespace weft {
 
 using Doubles = std::vector<double>;
 
-// Takes the inputs of a module and then its parameters, in the order of AllParameters(), all flattened;
-// returns its outputs.
+// Reference of a module. Takes the module's inputs, then its parameters in the order of AllParameters(), all
+// flattened. Returns the outputs.
 using Oracle = std::function<std::vector<Doubles>(const std::vector<Doubles>& inputs_and_parameters)>;
 
 struct GradientCheckOptions {
-  DType dtype = DType::kF32;       // Of inputs and parameters.
-  DType grad_dtype = DType::kF32;  // Of the parameters' gradients.
-  // Allowed error, relative to the largest value of the tensor in question.
+  DType dtype = DType::kF32;       // Dtype of inputs and parameters.
+  DType grad_dtype = DType::kF32;  // Dtype of the parameters' gradients.
+  // Allowed error, relative to the largest absolute value of the compared tensor.
   double tolerance = 1e-5;
-  // Elements of each tensor that are differentiated alone; beyond, they are sampled evenly. All together are
-  // moved in one more random direction.
+  // The number of elements of each tensor that are differentiated one by one, sampled evenly from larger
+  // tensors. One further difference moves all elements in a random direction.
   int64_t elements = 200;
 };
 
-// Values in [-1, 1) that depend on salt and index, rounded to `dtype`.
+// A tensor of pseudo-random values in [-1, 1), which depend on salt and index, rounded to `dtype`.
 Tensor TestTensor(DType dtype, Shape shape, int64_t salt);
+// The same with i32 values in [0, vocab_size).
 Tensor TestIds(Shape shape, int64_t vocab_size, int64_t salt);
 
-// Gives the module's parameters test values and checks: outputs; gradients of floating-point inputs and of
-// parameters; that a second backward adds to the parameters' gradients; that a parameter that is not trained
-// gets none; and that the invocation ends empty.
+// Fills the module's parameters with test values, runs passes, and checks:
+//   the outputs, with and without gradients;
+//   the gradients of floating-point inputs and of parameters;
+//   that a second backward adds to the gradients of parameters;
+//   that a parameter without requires_grad gets no gradient;
+//   that nothing is left saved in the invocation.
 void CheckGradients(Module& module, const Tensors& inputs, const Oracle& oracle,
                     const GradientCheckOptions& options = {});
 

@@ -29,8 +29,8 @@ std::vector<float> Values(const Parameter& parameter, uint64_t seed, int64_t sta
   return values;
 }
 
-// The known answers published with the generator.
-TEST(Philox, GivesThePublishedAnswers) {
+// Known-answer vectors of Random123, the library of the paper's authors.
+TEST(Philox, MatchesThePublishedTestVectors) {
   EXPECT_THAT(Philox4x32({0, 0, 0, 0}, {0, 0}), ElementsAre(0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8));
   EXPECT_THAT(Philox4x32({~0U, ~0U, ~0U, ~0U}, {~0U, ~0U}),
               ElementsAre(0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd));
@@ -51,7 +51,7 @@ TEST(Initialize, GivesAnElementTheSameValueFromEveryStart) {
   }
 }
 
-TEST(Initialize, DoesNotDependOnTheThreads) {
+TEST(Initialize, DoesNotDependOnTheThreadCount) {
   const Parameter parameter = MakeParameter("weight", {300, 301});
   const int threads = ThreadCount();
   SetThreadCount(1);
@@ -81,7 +81,7 @@ TEST(Initialize, DrawsNormalsOfTheGivenMoments) {
     square += z * z / n;
     beyond_two += (std::abs(z) > 2.0 ? 1.0 : 0.0) / n;
   }
-  // Five standard errors of each estimate.
+  // Tolerances of five standard errors of each estimate.
   EXPECT_NEAR(mean, 0.0, 5.0 / std::sqrt(n));
   EXPECT_NEAR(square, 1.0, 5.0 * std::sqrt(2.0 / n));
   EXPECT_NEAR(beyond_two, 0.0455003, 5.0 * std::sqrt(0.0455 * 0.9545 / n));

@@ -1,4 +1,4 @@
-// Every layer against plain loops in double, and against their central differences.
+// Tests of the layers against plain loops in double and their central differences.
 #include <cmath>
 #include <numbers>
 #include <string>
@@ -28,7 +28,8 @@ using ::testing::HasSubstr;
 using ::weft::testing::StatusIs;
 using Values = std::vector<Doubles>;
 
-// bf16 keeps 8 bits: a layer rounds its result, and perhaps one value on the way.
+// Tolerances for bf16, which has 8 significant bits: a layer rounds its result, and at most one intermediate
+// value.
 const std::vector<GradientCheckOptions> kDtypes = {
     {},
     {.grad_dtype = DType::kBF16, .tolerance = 0x1p-7},
@@ -36,7 +37,7 @@ const std::vector<GradientCheckOptions> kDtypes = {
     {.dtype = DType::kBF16, .grad_dtype = DType::kBF16, .tolerance = 0x1p-6},
 };
 
-TEST(Linear, HasTheGradientsOfItsDifferences) {
+TEST(Linear, HasGradientsThatMatchFiniteDifferences) {
   for (const GradientCheckOptions& options : kDtypes) {
     for (const int64_t tokens : {1, 6}) {
       Linear linear("linear", 5, 7);
@@ -67,7 +68,7 @@ TEST(Linear, NamesEachWeight) {
   EXPECT_EQ(two.parameters()[1]->name, "mlp.up_proj.weight");
 }
 
-TEST(Linear, TakesNoTokensAtAll) {
+TEST(Linear, AcceptsZeroTokens) {
   Linear linear("linear", 4, 3);
   const MaterializedParameters memory(linear, 0, DType::kF32, DType::kF32);
   Invocation invocation;
@@ -77,7 +78,7 @@ TEST(Linear, TakesNoTokensAtAll) {
   for (int64_t i = 0; i < 12; ++i) EXPECT_EQ(linear.parameters()[0]->grad.As<float>()[i], 0.0F);
 }
 
-TEST(Linear, MakesItsResultsWhereItIsTold) {
+TEST(Linear, AllocatesResultsWithItsResultAllocators) {
   Linear linear("linear", 3, {{"a.weight", 2}, {"b.weight", 4}});
   const MaterializedParameters memory(linear, 1, DType::kF32, DType::kF32);
   std::vector<void*> outputs;
@@ -104,10 +105,10 @@ TEST(Linear, MakesItsResultsWhereItIsTold) {
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("full")));
 }
 
-TEST(RmsNorm, HasTheGradientsOfItsDifferences) {
+TEST(RmsNorm, HasGradientsThatMatchFiniteDifferences) {
   for (const GradientCheckOptions& options : kDtypes) {
-    // Dims around the width of vector lanes; tokens around the parts that the weight's gradient is summed in.
-    // A large eps, as the gradient of a normalised single value is next to nothing otherwise.
+    // Dims around the number of vector lanes, tokens around the part size of the weight's gradient sum. eps
+    // is large, because the gradient of a row with a single value would otherwise be nearly zero.
     for (const auto& [tokens, dim] :
          {std::pair<int64_t, int64_t>{1, 1}, {3, 5}, {2, 32}, {5, 67}, {130, 3}}) {
       constexpr float kEps = 0.25F;
@@ -130,7 +131,7 @@ TEST(RmsNorm, RoundsBeforeItMultipliesWithTheWeight) {
   EXPECT_EQ(ToFloat(*y[0].As<BF16>()), 1.5F);
 }
 
-TEST(SwiGlu, HasTheGradientsOfItsDifferences) {
+TEST(SwiGlu, HasGradientsThatMatchFiniteDifferences) {
   for (const GradientCheckOptions& options : kDtypes) {
     SwiGlu activation("activation");
     CheckGradients(
@@ -165,7 +166,7 @@ Doubles GeluOracle(const Doubles& x) {
   return y;
 }
 
-TEST(Gelu, HasTheGradientsOfItsDifferences) {
+TEST(Gelu, HasGradientsThatMatchFiniteDifferences) {
   for (const GradientCheckOptions& options : kDtypes) {
     Gelu gelu("gelu");
     CheckGradients(
@@ -217,7 +218,7 @@ TEST(Mlp, PassesItsInputsThroughAllItsLayers) {
   }
 }
 
-TEST(Layers, TakeNoTokensAtAll) {
+TEST(Layers, AcceptZeroTokens) {
   Gelu gelu("gelu");
   Transpose transpose("transpose");
   Mlp mlp("mlp", 3, 4);
@@ -248,7 +249,7 @@ TEST(Residual, AddsItsInput) {
   }
 }
 
-TEST(Residual, OverwritesNeitherItsInputNorWhatItsChildrenGave) {
+TEST(Residual, OverwritesNeitherItsInputNorItsChildrensOutput) {
   Residual identity("identity");  // f(x) is x itself.
   const Tensor x = TestTensor(DType::kF32, {4}, 1);
   const float first = x.As<float>()[0];
@@ -258,7 +259,7 @@ TEST(Residual, OverwritesNeitherItsInputNorWhatItsChildrenGave) {
   EXPECT_EQ(y[0].As<float>()[0], 2 * first);
 }
 
-TEST(Embedding, HasTheGradientsOfItsDifferences) {
+TEST(Embedding, HasGradientsThatMatchFiniteDifferences) {
   for (const GradientCheckOptions& options : kDtypes) {
     Embedding embedding("embedding", 11, 6);
     CheckGradients(
@@ -267,7 +268,7 @@ TEST(Embedding, HasTheGradientsOfItsDifferences) {
   }
 }
 
-TEST(Embedding, NamesATokenOutsideTheVocabulary) {
+TEST(Embedding, RejectsATokenOutsideTheVocabulary) {
   Embedding embedding("model.embed_tokens", 4, 2);
   const MaterializedParameters memory(embedding, 0, DType::kF32, DType::kF32);
   for (const int32_t wrong : {4, -1}) {
@@ -281,7 +282,7 @@ TEST(Embedding, NamesATokenOutsideTheVocabulary) {
   }
 }
 
-TEST(LmHeadLoss, HasTheGradientsOfItsDifferences) {
+TEST(LmHeadLoss, HasGradientsThatMatchFiniteDifferences) {
   for (const GradientCheckOptions& options : kDtypes) {
     for (const int64_t vocab_size : {1, 2, 37, 70}) {
       LmHeadLoss head("lm_head", vocab_size, 6);
@@ -296,7 +297,7 @@ TEST(LmHeadLoss, HasTheGradientsOfItsDifferences) {
 }
 
 TEST(LmHeadLoss, GivesTheSameLossWhenTokensComeInSeveralChunks) {
-  // 64 tokens are a chunk for so large a vocabulary.
+  // A chunk has 64 tokens for a vocabulary of this size.
   constexpr int64_t kVocab = 20000;
   constexpr int64_t kTokens = 70;
   LmHeadLoss head("lm_head", kVocab, 3);
@@ -342,7 +343,7 @@ TEST(LmHeadLoss, IsStableForLargeLogits) {
   EXPECT_FLOAT_EQ(*loss[0].As<float>(), 2000.0F);
 }
 
-TEST(LmHeadLoss, NamesATargetOutsideTheVocabulary) {
+TEST(LmHeadLoss, RejectsATargetOutsideTheVocabulary) {
   LmHeadLoss head("lm_head", 3, 1);
   const MaterializedParameters memory(head, 0, DType::kF32, DType::kF32);
   const Tensor targets = Tensor::Zeros(DType::kI32, {2});

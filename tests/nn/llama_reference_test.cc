@@ -1,5 +1,5 @@
-// The whole model, its backward and the optimizer against transformers and torch: the figures were made by
-// tools/reference/llama_reference.py.
+// Test of the whole model, its backward and the optimizer against transformers and torch.
+// tools/reference/llama_reference.py wrote the reference figures.
 #include <cmath>
 #include <fstream>
 #include <string>
@@ -8,7 +8,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
-#include "weft/core/order_free_sum.h"
+#include "weft/core/reproducible_sum.h"
 #include "weft/nn/llama.h"
 #include "weft/nn/materialize.h"
 #include "weft/optim/adamw.h"
@@ -28,7 +28,7 @@ const Json& Reference() {
   return *reference;
 }
 
-// The script's integer hash.
+// The integer hash of llama_reference.py.
 std::vector<uint32_t> Hashed(const std::string& name, int64_t count) {
   uint32_t key = 2166136261U;
   for (const char byte : name) key = (key ^ static_cast<uint8_t>(byte)) * 16777619U;
@@ -89,14 +89,14 @@ Tensors MakeBatch(int64_t index, const Json& training, int64_t vocab_size) {
 }
 
 double GradientNorm(const std::vector<std::shared_ptr<Parameter>>& parameters) {
-  OrderFreeSum sum;
+  ReproducibleSum sum;
   for (const auto& p : parameters) sum += SumSquares(p->grad.As<float>(), p->elements());
   return NormOf(sum);
 }
 
 class LlamaReference : public ::testing::TestWithParam<std::string> {};
 
-TEST_P(LlamaReference, TrainsAsTransformersAndTorchDo) {
+TEST_P(LlamaReference, MatchesLossesNormsAndWeightsOfTransformersAndTorch) {
   const Json& expected = Reference()["cases"][GetParam()];
   const Json& training = Reference()["training"];
   auto model = LlamaModel::Create(ConfigOf(expected["config"]));

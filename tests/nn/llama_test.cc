@@ -31,7 +31,7 @@ LlamaConfig SmallConfig() {
   return config;
 }
 
-TEST(DecoderBlock, HasTheGradientsOfItsDifferences) {
+TEST(DecoderBlock, HasGradientsThatMatchFiniteDifferences) {
   const LlamaConfig config = SmallConfig();
   const auto table =
       std::make_shared<RopeTable>(RopeFrequencies(config.head_dim, config.rope_theta, std::nullopt));
@@ -42,7 +42,7 @@ TEST(DecoderBlock, HasTheGradientsOfItsDifferences) {
       {.tolerance = 5e-5, .elements = 60});
 }
 
-TEST(LlamaModel, HasTheGradientsOfItsDifferences) {
+TEST(LlamaModel, HasGradientsThatMatchFiniteDifferences) {
   for (const bool tied : {false, true}) {
     LlamaConfig config = SmallConfig();
     config.tie_word_embeddings = tied;
@@ -91,7 +91,7 @@ TEST(LlamaModel, SharesOneWeightWhenTied) {
   EXPECT_EQ(config.ParameterCount(), elements);
 }
 
-TEST(LlamaModel, AddsUpMicrobatches) {
+TEST(LlamaModel, AccumulatesGradientsOverMicrobatches) {
   ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(SmallConfig()));
   MaterializedParameters memory(*model, 3, DType::kF32, DType::kF32);
   const auto parameters = model->AllParameters();
@@ -137,7 +137,7 @@ TEST(LlamaModel, TrainsInBf16CloseToF32) {
   EXPECT_NEAR(loss_in(DType::kBF16), loss_in(DType::kF32), 0.01F);
 }
 
-TEST(LlamaModel, RefusesInputsItCannotTake) {
+TEST(LlamaModel, RejectsInvalidInputs) {
   LlamaConfig config = SmallConfig();
   config.max_positions = 4;
   ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(config));
@@ -148,7 +148,7 @@ TEST(LlamaModel, RefusesInputsItCannotTake) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("not [1, 3] and [3]")));
 }
 
-TEST(LlamaModel, CountsPositionsNotTokens) {
+TEST(LlamaModel, LimitsPositionsRatherThanTokens) {
   LlamaConfig config = SmallConfig();
   config.max_positions = 4;
   ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(config));
@@ -163,8 +163,8 @@ TEST(LlamaModel, CountsPositionsNotTokens) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a sequence of 5 tokens")));
 }
 
-// A rank may hold no token of a short sequence.
-TEST(LlamaModel, TakesNoTokensAtAll) {
+// With context parallelism a rank may have no token of a short sequence.
+TEST(LlamaModel, AcceptsZeroTokens) {
   ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(SmallConfig()));
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const MaterializedParameters memory(*model, 3, dtype, DType::kF32);
@@ -187,7 +187,7 @@ TEST(LlamaModel, TakesNoTokensAtAll) {
   }
 }
 
-TEST(LlamaConfig, NamesTheFieldThatIsWrong) {
+TEST(LlamaConfig, NamesTheInvalidField) {
   const auto message_of = [](auto change) {
     LlamaConfig config = SmallConfig();
     change(config);

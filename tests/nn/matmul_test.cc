@@ -15,13 +15,13 @@
 namespace weft {
 namespace {
 
-// Values in [-1, 1) that are exact in bf16, so that only sums round.
+// Values in [-1, 1) that bf16 represents exactly, so that only the sums round.
 float ValueAt(int64_t index) {
   const uint64_t mixed = (static_cast<uint64_t>(index) + 1) * 0x9E3779B97F4A7C15U;
   return static_cast<float>(static_cast<int64_t>(mixed >> 57) - 64) / 64.0F;
 }
 
-// A matrix as it lies in memory: rows padded to `leading`, the padding poisoned.
+// A matrix in memory with rows padded to `leading` elements. The padding holds NaN.
 struct Stored {
   Stored(DType dtype, int64_t rows, int64_t columns, int64_t leading, int64_t salt)
       : tensor(Tensor::Empty(dtype, {rows, leading})), row_length(leading) {
@@ -73,7 +73,7 @@ void ExpectMatchesPlainLoops(const Case& c, const Multiply& multiply) {
   const Stored b(c.factors, b_rows, b_columns, b_columns + c.padding, 1000003);
   Stored result(c.result, c.m, c.n, c.n + c.padding, 2000003);
   const Stored old(c.result, c.m, c.n, c.n + c.padding, 2000003);
-  if (c.beta == 0.0F) {  // The old contents must not matter.
+  if (c.beta == 0.0F) {  // The product must not read the old contents.
     for (int64_t i = 0; i < c.m; ++i) {
       for (int64_t j = 0; j < c.n; ++j) result.Set(i, j, NAN);
     }
@@ -143,7 +143,7 @@ TEST(Matmul, MatchesPlainLoopsForEveryDtype) {
   }
 }
 
-TEST(Matmul, KeepsToItsRowsWhenTheyArePadded) {
+TEST(Matmul, WritesNothingIntoRowPadding) {
   for (Case c : Sweep({3, 33})) {
     for (const DType dtype : {DType::kF32, DType::kBF16}) {
       c.factors = c.result = dtype;
@@ -177,7 +177,7 @@ TEST(EigenBackend, MatchesPlainLoopsForEverySizeAndTranspose) {
   for (const Case& c : Sweep({1, 2, 17, 60})) ExpectMatchesPlainLoops(c, matmul_eigen::Multiply);
 }
 
-// Runs one product on copies of its operands that start `offset` elements behind a 64-byte boundary.
+// Runs one product on copies of its operands that start `offset` elements after a 64-byte boundary.
 std::vector<float> ResultAtOffset(int64_t m, int64_t n, int64_t k, int64_t offset, bool transpose_a = false,
                                   bool transpose_b = true) {
   const auto place = [offset](int64_t elements, int64_t salt) {
@@ -210,7 +210,7 @@ TEST(Matmul, GivesTheSameBitsAtEveryAlignment) {
   }
 }
 
-TEST(Matmul, GivesTheSameBitsOnThreadsThatRunAtOnce) {
+TEST(Matmul, GivesTheSameBitsOnConcurrentThreads) {
   const std::vector<float> alone = ResultAtOffset(96, 80, 300, 0);
   std::vector<std::vector<float>> results(4);
   std::vector<std::thread> callers;

@@ -19,14 +19,14 @@ Tensor Scalar(float value) {
   return tensor;
 }
 
-// y = x + addend; its gradient passes through. Saves its input, so that what is taken back can be seen.
+// y = x + addend; the gradient passes through. Saves its input, and records in `popped` what backward pops.
 class Shift : public Module {
  public:
   Shift(std::string name, float addend) : Module(std::move(name)), addend_(addend) {
     weight = AddParameter("weight", {2, 3}, {});
   }
   Parameter* weight;
-  std::vector<float> taken;
+  std::vector<float> popped;
 
  protected:
   absl::StatusOr<Tensors> ForwardImpl(Invocation& invocation, const Tensors& inputs) override {
@@ -34,7 +34,7 @@ class Shift : public Module {
     return Tensors{Scalar(*inputs[0].As<float>() + addend_)};
   }
   absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& output_gradients) override {
-    taken.push_back(*invocation.TakeSaved(this)[0].As<float>());
+    popped.push_back(*invocation.PopSaved(this)[0].As<float>());
     return output_gradients;
   }
 
@@ -42,6 +42,7 @@ class Shift : public Module {
   float addend_;
 };
 
+// Two Shifts, one after the other. The first one's weight is tied to this module.
 class Pair : public Module {
  public:
   explicit Pair(const std::string& name) : Module(name) {
@@ -69,7 +70,7 @@ TEST(Module, NamesParametersByTheirPath) {
   EXPECT_EQ(Shift("", 0.0F).weight->name, "weight");
 }
 
-TEST(Module, ListsATiedParameterOnceWhereItIsFirstMet) {
+TEST(Module, ListsATiedParameterOnceAtItsFirstUse) {
   Pair pair("pair");
   std::vector<std::string> names;
   for (const auto& parameter : pair.AllParameters()) names.push_back(parameter->name);
@@ -104,7 +105,7 @@ TEST(Module, RunsHooksInOrderAndLetsThemReplaceTensors) {
   EXPECT_EQ(*(*gradients)[0].As<float>(), 178.0F);
 }
 
-TEST(Module, ForgetsARemovedHook) {
+TEST(Module, DoesNotRunARemovedHook) {
   Shift shift("shift", 0.0F);
   int calls = 0;
   const auto count = [&calls](Module&, Invocation&, Tensors&) {
@@ -119,7 +120,7 @@ TEST(Module, ForgetsARemovedHook) {
   EXPECT_EQ(calls, 1);
 }
 
-TEST(Module, StopsAtAHookThatFails) {
+TEST(Module, StopsAtAFailingHook) {
   Shift shift("shift", 0.0F);
   shift.AddForwardPreHook([](Module& module, Invocation&, Tensors&) {
     return absl::UnavailableError(absl::StrCat("no weights for ", module.name()));
@@ -130,7 +131,7 @@ TEST(Module, StopsAtAHookThatFails) {
   EXPECT_TRUE(invocation.empty());
 }
 
-TEST(Module, ReportsItsErrorsAndThoseBelowOnceEach) {
+TEST(Module, PassesEachErrorOfItselfOrAChildToErrorHooksOnce) {
   Pair pair("pair");
   std::vector<std::string> reports;
   pair.AddErrorHook([&reports](Module& module, const absl::Status& error) {
@@ -145,7 +146,7 @@ TEST(Module, ReportsItsErrorsAndThoseBelowOnceEach) {
   EXPECT_THAT(reports, ElementsAre("pair: broken"));
 }
 
-TEST(Module, ReportsAnExceptionAndLetsItGoOn) {
+TEST(Module, PassesAnExceptionToErrorHooksAndRethrowsIt) {
   Pair pair("pair");
   std::vector<std::string> reports;
   const Module::HookId hook = pair.AddErrorHook(
@@ -155,13 +156,13 @@ TEST(Module, ReportsAnExceptionAndLetsItGoOn) {
   Invocation invocation;
   const auto forward = [&] { return pair.Forward(invocation, {Scalar(0.0F)}); };
   EXPECT_THAT(forward, ::testing::ThrowsMessage<std::runtime_error>("broken"));
-  EXPECT_THAT(reports, ElementsAre("an exception left module 'pair': broken"));
+  EXPECT_THAT(reports, ElementsAre("an exception escaped module 'pair': broken"));
   pair.RemoveHook(hook);
   EXPECT_THAT(forward, ::testing::ThrowsMessage<std::runtime_error>("broken"));
   EXPECT_THAT(reports, ::testing::SizeIs(1));
 }
 
-TEST(Module, ReportsWhatIsNoStdExceptionToo) {
+TEST(Module, PassesANonStdExceptionToErrorHooks) {
   Shift shift("shift", 0.0F);
   std::vector<std::string> reports;
   shift.AddErrorHook(
@@ -169,10 +170,10 @@ TEST(Module, ReportsWhatIsNoStdExceptionToo) {
   shift.AddForwardPreHook([](Module&, Invocation&, Tensors&) -> absl::Status { throw 7; });
   Invocation invocation;
   EXPECT_THROW(static_cast<void>(shift.Forward(invocation, {Scalar(0.0F)})), int);
-  EXPECT_THAT(reports, ElementsAre("an exception left module 'shift', which is no std::exception"));
+  EXPECT_THAT(reports, ElementsAre("an exception escaped module 'shift', which is not a std::exception"));
 }
 
-TEST(Invocation, GivesSavesBackInReverseOrderOfTheCalls) {
+TEST(Invocation, PopsSavesInReverseOrderOfTheCalls) {
   Shift shift("shift", 0.0F);
   Invocation invocation;
   ASSERT_TRUE(shift.Forward(invocation, {Scalar(1.0F)}).ok());
@@ -180,11 +181,11 @@ TEST(Invocation, GivesSavesBackInReverseOrderOfTheCalls) {
   EXPECT_FALSE(invocation.empty());
   ASSERT_TRUE(shift.Backward(invocation, {Scalar(0.0F)}).ok());
   ASSERT_TRUE(shift.Backward(invocation, {Scalar(0.0F)}).ok());
-  EXPECT_THAT(shift.taken, ElementsAre(2.0F, 1.0F));
+  EXPECT_THAT(shift.popped, ElementsAre(2.0F, 1.0F));
   EXPECT_TRUE(invocation.empty());
 }
 
-TEST(Invocation, KeepsSeveralPassesApart) {
+TEST(Invocation, KeepsSavesOfConcurrentInvocationsSeparate) {
   Pair pair("pair");
   Invocation one;
   Invocation two;
@@ -192,7 +193,7 @@ TEST(Invocation, KeepsSeveralPassesApart) {
   ASSERT_TRUE(pair.Forward(two, {Scalar(2.0F)}).ok());
   ASSERT_TRUE(pair.Backward(one, {Scalar(0.0F)}).ok());
   ASSERT_TRUE(pair.Backward(two, {Scalar(0.0F)}).ok());
-  EXPECT_THAT(pair.first->taken, ElementsAre(1.0F, 2.0F));
+  EXPECT_THAT(pair.first->popped, ElementsAre(1.0F, 2.0F));
 }
 
 TEST(Invocation, SavesNothingWithoutGradients) {
@@ -202,31 +203,31 @@ TEST(Invocation, SavesNothingWithoutGradients) {
   EXPECT_TRUE(invocation.empty());
 }
 
-TEST(Invocation, KeepsStateByKeyAndTypeAsLongAsItLives) {
+TEST(Invocation, KeepsStateByKeyAndTypeUntilDestroyed) {
   const auto alive = std::make_shared<int>(0);
-  struct Flight {
+  struct HookState {
     int count = 0;
     std::shared_ptr<int> holds;
   };
   const int keys[2] = {};
   {
     Invocation invocation;
-    invocation.State<Flight>(&keys[0]).count = 3;
-    invocation.State<Flight>(&keys[0]).holds = alive;
-    EXPECT_EQ(invocation.State<Flight>(&keys[0]).count, 3);
-    EXPECT_EQ(invocation.State<Flight>(&keys[1]).count, 0);
+    invocation.State<HookState>(&keys[0]).count = 3;
+    invocation.State<HookState>(&keys[0]).holds = alive;
+    EXPECT_EQ(invocation.State<HookState>(&keys[0]).count, 3);
+    EXPECT_EQ(invocation.State<HookState>(&keys[1]).count, 0);
     EXPECT_EQ(invocation.State<int>(&keys[0]), 0);
     EXPECT_EQ(alive.use_count(), 2);
   }
   EXPECT_EQ(alive.use_count(), 1);
 }
 
-TEST(ActivationCheckpointing, KeepsInputsOnlyAndComputesAgainInBackward) {
+TEST(ActivationCheckpointing, SavesOnlyInputsAndRecomputesInBackward) {
   Pair pair("pair");
   pair.SetActivationCheckpointing(true);
   int forwards = 0;
   pair.first->AddForwardPreHook([&forwards](Module&, Invocation& invocation, Tensors&) {
-    EXPECT_EQ(invocation.saves(), forwards++ > 0);
+    EXPECT_EQ(invocation.is_saving(), forwards++ > 0);
     return absl::OkStatus();
   });
   Invocation invocation;
@@ -235,12 +236,12 @@ TEST(ActivationCheckpointing, KeepsInputsOnlyAndComputesAgainInBackward) {
   EXPECT_EQ(forwards, 1);
   ASSERT_TRUE(pair.Backward(invocation, {Scalar(0.0F)}).ok());
   EXPECT_EQ(forwards, 2);
-  EXPECT_THAT(pair.first->taken, ElementsAre(1.0F));
-  EXPECT_THAT(pair.second->taken, ElementsAre(2.0F));
+  EXPECT_THAT(pair.first->popped, ElementsAre(1.0F));
+  EXPECT_THAT(pair.second->popped, ElementsAre(2.0F));
   EXPECT_TRUE(invocation.empty());
 }
 
-TEST(ActivationCheckpointing, RunsItsModulesOwnForwardHooksOnceAndUsesWhatTheyMadeOfTheInputs) {
+TEST(ActivationCheckpointing, RunsOwnForwardHooksOnceAndRecomputesFromTheInputsTheyReturned) {
   Shift shift("shift", 1.0F);
   shift.SetActivationCheckpointing(true);
   shift.AddForwardPreHook([](Module&, Invocation&, Tensors& tensors) {
@@ -250,11 +251,11 @@ TEST(ActivationCheckpointing, RunsItsModulesOwnForwardHooksOnceAndUsesWhatTheyMa
   Invocation invocation;
   ASSERT_TRUE(shift.Forward(invocation, {Scalar(3.0F)}).ok());
   ASSERT_TRUE(shift.Backward(invocation, {Scalar(0.0F)}).ok());
-  EXPECT_THAT(shift.taken, ElementsAre(30.0F));
+  EXPECT_THAT(shift.popped, ElementsAre(30.0F));
 }
 
-TEST(ActivationCheckpointing, KeepsWhatAModuleSavedElsewhereApart) {
-  // One shift is called on its own, then twice within checkpointed modules, then on its own again.
+TEST(ActivationCheckpointing, KeepsSavesOfOtherCallsOfAModuleSeparate) {
+  // One shift is called alone, then three times within checkpointed modules, then alone again.
   Shift shared("shared", 1.0F);
   struct Wrapper : Module {
     explicit Wrapper(Shift& shift) : Module("wrapper"), inner(shift) {}
@@ -274,11 +275,11 @@ TEST(ActivationCheckpointing, KeepsWhatAModuleSavedElsewhereApart) {
   Tensors tensors = {Scalar(0.0F)};
   for (Module* module : calls) tensors = *module->Forward(invocation, std::move(tensors));
   for (size_t i = calls.size(); i-- > 0;) tensors = *calls[i]->Backward(invocation, std::move(tensors));
-  EXPECT_THAT(shared.taken, ElementsAre(4.0F, 3.0F, 2.0F, 1.0F, 0.0F));
+  EXPECT_THAT(shared.popped, ElementsAre(4.0F, 3.0F, 2.0F, 1.0F, 0.0F));
   EXPECT_TRUE(invocation.empty());
 }
 
-TEST(ActivationCheckpointing, NestsAndKeepsInvocationsApart) {
+TEST(ActivationCheckpointing, NestsAndKeepsInvocationsSeparate) {
   Pair pair("pair");
   pair.SetActivationCheckpointing(true);
   pair.second->SetActivationCheckpointing(true);
@@ -288,12 +289,12 @@ TEST(ActivationCheckpointing, NestsAndKeepsInvocationsApart) {
   ASSERT_TRUE(pair.Forward(two, {Scalar(2.0F)}).ok());
   ASSERT_TRUE(pair.Backward(one, {Scalar(0.0F)}).ok());
   ASSERT_TRUE(pair.Backward(two, {Scalar(0.0F)}).ok());
-  EXPECT_THAT(pair.first->taken, ElementsAre(1.0F, 2.0F));
-  EXPECT_THAT(pair.second->taken, ElementsAre(2.0F, 3.0F));
+  EXPECT_THAT(pair.first->popped, ElementsAre(1.0F, 2.0F));
+  EXPECT_THAT(pair.second->popped, ElementsAre(2.0F, 3.0F));
   EXPECT_TRUE(one.empty() && two.empty());
 }
 
-TEST(ActivationCheckpointing, KeepsNothingWithoutGradients) {
+TEST(ActivationCheckpointing, SavesNothingWithoutGradients) {
   Pair pair("pair");
   pair.SetActivationCheckpointing(true);
   Invocation invocation(/*gradients=*/false);

@@ -1,4 +1,4 @@
-// The layers of a Llama decoder as plain loops in double.
+// Oracles: the layers of a Llama decoder as plain loops in double.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace weft::oracle {
 // y [rows, out] = x [rows, in] W^T, W [out, in].
 Doubles Linear(const Doubles& x, const Doubles& weight, int64_t in, int64_t out);
 Doubles RmsNorm(const Doubles& x, const Doubles& weight, double eps);
-// x [batch, seq, heads, head_dim].
+// x [batch, seq, heads, head_dim]; positions start at 0.
 Doubles Rope(const Doubles& x, int64_t seq, int64_t heads, const std::vector<float>& frequencies);
 Doubles SwiGlu(const Doubles& gate, const Doubles& up);
 // The attention of a decoder, for testing::OracleForward.
@@ -23,10 +23,10 @@ Doubles Embedding(const Doubles& ids, const Doubles& table, int64_t dim);
 double CrossEntropy(const Doubles& logits, const Doubles& targets, int64_t vocab_size);
 Doubles Add(const Doubles& a, const Doubles& b);
 
-// `weights`: those of one block in the order of its parameters (norm, q, k, v, o, norm, gate, up, down).
+// `weights` are those of one block in the order of its parameters: norm, q, k, v, o, norm, gate, up, down.
 Doubles DecoderBlock(const LlamaConfig& config, int64_t batch, int64_t seq, const Doubles& x,
                      const Doubles* weights);
-// The summed loss; `parameters` in the order of AllParameters().
+// The sum of the tokens' losses. `parameters` are in the order of AllParameters().
 double LlamaLoss(const LlamaConfig& config, int64_t batch, int64_t seq, const Doubles& ids,
                  const Doubles& targets, const Doubles* parameters);
 

@@ -26,7 +26,7 @@ TEST(RopeFrequencies, FallGeometricallyFromOne) {
   }
 }
 
-TEST(RopeFrequencies, OfLlama3KeepShortWavesStretchLongOnesAndBlendBetween) {
+TEST(RopeFrequencies, KeepShortScaleLongAndBlendMediumWavelengthsForLlama3) {
   const Llama3RopeScaling scaling = {8.0F, 1.0F, 4.0F, 8192};
   const std::vector<float> plain = RopeFrequencies(128, 500000.0, std::nullopt);
   const std::vector<float> scaled = RopeFrequencies(128, 500000.0, scaling);
@@ -52,7 +52,7 @@ TEST(RopeFrequencies, OfLlama3KeepShortWavesStretchLongOnesAndBlendBetween) {
   EXPECT_GT(stretched, 0);
 }
 
-TEST(Rope, HasTheGradientsOfItsDifferences) {
+TEST(Rope, HasGradientsThatMatchFiniteDifferences) {
   const std::vector<float> frequencies = RopeFrequencies(6, 100.0, std::nullopt);
   for (const GradientCheckOptions& options :
        {GradientCheckOptions{}, GradientCheckOptions{.dtype = DType::kBF16, .tolerance = 0x1p-7}}) {
@@ -66,11 +66,11 @@ TEST(Rope, HasTheGradientsOfItsDifferences) {
   }
 }
 
-TEST(Rope, TurnsByThePositionsOfTheSequence) {
+TEST(Rope, RotatesByThePositionsOfTheSequence) {
   Rope rope("rope", std::make_shared<RopeTable>(RopeFrequencies(6, 100.0, std::nullopt)));
   const auto values = [](const TensorView& view) { return testing::ToDoubleValues(view); };
   Invocation whole;
-  const Tensor turned = (*rope.Forward(whole, {TestTensor(DType::kF32, {2, 9, 3, 6}, 1)}))[0];
+  const Tensor rotated = (*rope.Forward(whole, {TestTensor(DType::kF32, {2, 9, 3, 6}, 1)}))[0];
 
   const auto parts = std::make_shared<SequenceParts>();
   parts->parts = {{{0, 0, 2}, {0, 7, 2}}, {{0, 2, 5}}};
@@ -84,33 +84,33 @@ TEST(Rope, TurnsByThePositionsOfTheSequence) {
   const std::vector<double> before = values(own.view());
   ASSERT_TRUE(rope.Forward(part, {own}).ok());
   for (const int64_t half : {0, 1}) {
-    EXPECT_EQ(values(own.view().Slice(1, 2 * half, 2)), values(turned.view().Slice(1, 7 * half, 2)));
+    EXPECT_EQ(values(own.view().Slice(1, 2 * half, 2)), values(rotated.view().Slice(1, 7 * half, 2)));
   }
   ASSERT_TRUE(rope.Backward(part, {own}).ok());
   EXPECT_THAT(values(own.view()), ::testing::Pointwise(::testing::DoubleNear(1e-6), before));
   EXPECT_EQ(rope.Forward(part, {tokens}).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST(Rope, TouchesNoTensorThatIsLent) {
+TEST(Rope, FailsWithoutWritingWhileATensorHasReaders) {
   Rope rope("rope", std::make_shared<RopeTable>(RopeFrequencies(4, 10000.0, std::nullopt)));
-  const Tensor free = TestTensor(DType::kF32, {1, 3, 2, 4}, 1);
-  const Tensor lent = TestTensor(DType::kF32, {1, 3, 2, 4}, 2);
-  const Tensor free_before = free.Copy();
-  const Tensor lent_before = lent.Copy();
+  const Tensor unread = TestTensor(DType::kF32, {1, 3, 2, 4}, 1);
+  const Tensor read = TestTensor(DType::kF32, {1, 3, 2, 4}, 2);
+  const Tensor unread_before = unread.Copy();
+  const Tensor read_before = read.Copy();
   Invocation invocation;
-  const std::string use = "what a peer reads";
-  invocation.Lend(lent, &use);
-  invocation.Lend(lent, &use);
-  for (int lenders = 2; lenders > 0; --lenders) {
-    EXPECT_THAT(
-        rope.Forward(invocation, {free, lent}).status(),
-        testing::StatusIs(absl::StatusCode::kFailedPrecondition, "rope would overwrite what a peer reads"));
-    EXPECT_EQ(testing::ToDoubleValues(free.view()), testing::ToDoubleValues(free_before.view()));
-    EXPECT_EQ(testing::ToDoubleValues(lent.view()), testing::ToDoubleValues(lent_before.view()));
-    invocation.TakeBack(lent);
+  const std::string use = "a tensor that a peer reads";
+  invocation.AddReader(read, &use);
+  invocation.AddReader(read, &use);
+  for (int readers = 2; readers > 0; --readers) {
+    EXPECT_THAT(rope.Forward(invocation, {unread, read}).status(),
+                testing::StatusIs(absl::StatusCode::kFailedPrecondition,
+                                  "rope would overwrite a tensor that a peer reads"));
+    EXPECT_EQ(testing::ToDoubleValues(unread.view()), testing::ToDoubleValues(unread_before.view()));
+    EXPECT_EQ(testing::ToDoubleValues(read.view()), testing::ToDoubleValues(read_before.view()));
+    invocation.RemoveReader(read);
   }
-  EXPECT_OK(rope.Forward(invocation, {free, lent}).status());
-  EXPECT_NE(testing::ToDoubleValues(lent.view()), testing::ToDoubleValues(lent_before.view()));
+  EXPECT_OK(rope.Forward(invocation, {unread, read}).status());
+  EXPECT_NE(testing::ToDoubleValues(read.view()), testing::ToDoubleValues(read_before.view()));
 }
 
 TEST(Rope, GrowsItsTableWithTheSequence) {

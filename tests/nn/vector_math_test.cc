@@ -20,13 +20,13 @@ TEST(Exp, IsWithinOneUnitInTheLastPlace) {
   EXPECT_LE(worst, 1.0);
 }
 
-TEST(Exp, IsExactAtZeroAndNothingFarBelow) {
+TEST(Exp, IsExactAtZeroAndZeroForVeryNegativeInputs) {
   EXPECT_EQ(Exp(0.0F), 1.0F);
   EXPECT_EQ(Exp(-88.0F), 0.0F);
   EXPECT_EQ(Exp(-std::numeric_limits<float>::infinity()), 0.0F);
 }
 
-TEST(Exp, GivesTheSameBitsInALoopAndAlone) {
+TEST(Exp, GivesTheSameBitsInALoopAndInASingleCall) {
   std::vector<float> x(67);
   for (size_t i = 0; i < x.size(); ++i) x[i] = -0.37F * static_cast<float>(i);
   std::vector<float> in_loop(x.size());

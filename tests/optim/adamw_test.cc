@@ -29,7 +29,7 @@ struct State {
   }
 };
 
-TEST(AdamW, FollowsTheFormulaInDouble) {
+TEST(AdamW, MatchesTheFormulaInDouble) {
   const AdamWOptions options = {.lr = 0.01, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.2};
   constexpr int64_t kCount = 133;
   constexpr double kScale = 0.5;
@@ -53,7 +53,7 @@ TEST(AdamW, FollowsTheFormulaInDouble) {
   }
 }
 
-TEST(AdamW, GivesTheSameBitsHoweverTheElementsAreCut) {
+TEST(AdamW, GivesTheSameBitsForEveryDivisionIntoSlices) {
   constexpr int64_t kCount = 100003;
   const auto run = [](std::vector<int64_t> cuts, int threads) {
     const int before = ThreadCount();
@@ -73,7 +73,7 @@ TEST(AdamW, GivesTheSameBitsHoweverTheElementsAreCut) {
   EXPECT_EQ(run({0, kCount}, 3), whole);
 }
 
-TEST(AdamW, OnlyDecaysWhereThereIsNoGradient) {
+TEST(AdamW, OnlyDecaysWhenTheGradientIsZero) {
   State state(1);
   state.param[0] = 2.0F;
   state.grad = {0.0F};

@@ -38,7 +38,7 @@ TEST(LrSchedule, EndsAtTheFloorAndStaysThere) {
   }
 }
 
-TEST(LrSchedule, MayBeAllWarmUp) {
+TEST(LrSchedule, MayConsistOfWarmUpOnly) {
   const LrSchedule schedule = {.lr = 1.0, .decay = LrDecay::kLinear, .warmup_steps = 5, .total_steps = 5};
   EXPECT_DOUBLE_EQ(schedule.At(5), 1.0);
 }

@@ -1,4 +1,5 @@
-// Weights and moments, taken from one mesh by name and put onto another, in the middle of a training.
+// Tests that weights and moments, saved by name on one mesh in the middle of a run, can be loaded on another
+// mesh.
 #include <deque>
 #include <mutex>
 #include <vector>
@@ -20,9 +21,9 @@ using testing::kSizes;
 using testing::Pass;
 using testing::UnevenNet;
 
-constexpr int kHalf = 4;  // Steps before the state is taken, and after.
+constexpr int kHalf = 4;  // Steps before the state is saved, and after it is loaded.
 
-// The pieces of all ranks, whose elements it keeps.
+// State pieces of all ranks, with copies of their elements. Thread safety: any rank's thread may call Keep.
 class SavedState {
  public:
   void Keep(const std::vector<StatePiece>& pieces) {
@@ -41,10 +42,11 @@ class SavedState {
   std::vector<StatePiece> pieces_;
 };
 
+// One part of a training run.
 struct Leg {
   int replicate, shard;
   bool zero_copy;
-  const SavedState* from = nullptr;  // Null: from the start.
+  const SavedState* from = nullptr;  // State to resume from. Null: initial values.
   int steps = kHalf;
   bool optimizer_over_replicas = false;
 };
@@ -87,14 +89,14 @@ void Train(const Leg& leg, SavedState& state) {
                            [&](Bootstrap& bootstrap) { return TrainRank(bootstrap, leg, state); }));
 }
 
-// The elements of one array.
+// All elements of one parameter, or of one of its moments.
 std::vector<float> Whole(const SavedState& state, const Parameter& parameter, const std::string& suffix) {
   std::vector<float> values(static_cast<size_t>(parameter.elements()));
   EXPECT_OK(LoadFromState(state.pieces(), suffix)(parameter, 0, parameter.elements(), values.data()));
   return values;
 }
 
-TEST(OptimizerState, GoesOnToTheSameBitsOnAnotherMesh) {
+TEST(OptimizerState, ResumesToTheSameBitsOnAnotherMesh) {
   SavedState half;
   Train({1, 4, /*zero_copy=*/true}, half);
   SavedState whole;

@@ -1,5 +1,6 @@
-// Two layers whose sizes no rank count divides, trained by AdamW: sharded in every way, against one rank that
-// knows nothing of sharding, and against replicas.
+// Parity tests: two layers, trained with AdamW and sharded on every mesh with every policy, give the losses
+// of one rank without sharding, and the bits of replicas (DDP). No rank count divides the sizes of the
+// layers.
 #include <array>
 #include <memory>
 #include <vector>
@@ -28,7 +29,7 @@ constexpr AdamWOptions kAdam = {.lr = 1e-2, .weight_decay = 0.1};
 
 using Losses = std::array<double, kSteps>;
 
-Losses TrainAlone(const Sizes& sizes) {
+Losses TrainOnOneRank(const Sizes& sizes) {
   UnevenNet net(sizes);
   MaterializedParameters memory(net, kSeed, DType::kF32, DType::kF32);
   std::vector<ShardView> shards;
@@ -89,7 +90,7 @@ Losses TrainSharded(const Sizes& sizes, const Sharding& sharding) {
   return losses;
 }
 
-// Resharded after forward, kept, or resharded to pairs of ranks.
+// Reshard after forward, keep unsharded, or (with an even group) reshard to groups of two ranks.
 std::vector<ShardingPolicy> PoliciesFor(int shard) {
   ShardingPolicy resharded;
   resharded.reshard_root_after_forward = true;
@@ -103,16 +104,16 @@ std::vector<ShardingPolicy> PoliciesFor(int shard) {
   return policies;
 }
 
-TEST(Parity, WithOneRankOnEveryMesh) {
+TEST(Parity, MatchesOneRankOnEveryMesh) {
   for (const Sizes& sizes : kSizes) {
-    const Losses alone = TrainAlone(sizes);
-    EXPECT_LT(alone.back(), 0.9 * alone.front());
+    const Losses one_rank = TrainOnOneRank(sizes);
+    EXPECT_LT(one_rank.back(), 0.9 * one_rank.front());
     for (const auto& [replicate, shard] : {std::pair{1, 2}, {1, 3}, {1, 4}, {2, 2}, {4, 1}, {2, 3}}) {
       for (const bool one_group : {true, false}) {
         for (const ShardingPolicy& policy : PoliciesFor(shard)) {
           const Losses losses = TrainSharded(sizes, {replicate, shard, one_group, policy});
           for (size_t step = 0; step < kSteps; ++step) {
-            EXPECT_NEAR(losses[step] / alone[step], 1, 1e-5)
+            EXPECT_NEAR(losses[step] / one_rank[step], 1, 1e-5)
                 << sizes.hidden << ": " << replicate << "x" << shard << ", step " << step;
           }
         }
@@ -121,7 +122,7 @@ TEST(Parity, WithOneRankOnEveryMesh) {
   }
 }
 
-TEST(Parity, WithReplicasToTheLastBit) {
+TEST(Parity, MatchesReplicasBitForBit) {
   for (const Sizes& sizes : kSizes) {
     const Losses replicas = TrainSharded(sizes, {4, 1, false, {}});
     for (const bool one_group : {true, false}) {

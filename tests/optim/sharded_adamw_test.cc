@@ -14,7 +14,7 @@ namespace {
 using ::testing::Each;
 using ::testing::HasSubstr;
 
-// Whole parameters in plain memory, seen as shards.
+// ShardViews of whole parameters in ordinary memory.
 class Shards {
  public:
   void Add(const std::string& name, const Shape& shape) {
@@ -44,7 +44,7 @@ Shards MatrixAndNorm() {
   return shards;
 }
 
-TEST(ShardedAdamW, UpdatesEveryShardAsTheKernelDoes) {
+TEST(ShardedAdamW, UpdatesEveryShardLikeAdamWStep) {
   Shards shards = MatrixAndNorm();
   const AdamWOptions options{.lr = 0.1, .weight_decay = 0.5};
   ShardedAdamW optimizer(shards.views(), options);
@@ -57,39 +57,40 @@ TEST(ShardedAdamW, UpdatesEveryShardAsTheKernelDoes) {
   EXPECT_EQ(optimizer.steps(), 3);
 }
 
-TEST(ShardedAdamW, KeepsDecayFromTheSetsThatHaveNone) {
+TEST(ShardedAdamW, AppliesTheWeightDecayOfEachParamGroup) {
   Shards shards = MatrixAndNorm();
   for (float& g : shards.grad(0)) g = 0.0F;
   for (float& g : shards.grad(1)) g = 0.0F;
   const AdamWOptions decayed{.lr = 0.1, .weight_decay = 0.5};
   AdamWOptions undecayed = decayed;
   undecayed.weight_decay = 0;
-  ShardedAdamW optimizer(shards.views(), decayed, {{IsVector, undecayed}});
+  ShardedAdamW optimizer(shards.views(), decayed, {{HasAtMostOneDim, undecayed}});
   ASSERT_OK(optimizer.Step(shards.views()));
   EXPECT_THAT(shards.data(0), Each(0.95F));
   EXPECT_THAT(shards.data(1), Each(1.0F));
 }
 
-TEST(ShardedAdamW, TakesTheFirstSetThatHoldsAParameter) {
+TEST(ShardedAdamW, UsesTheFirstParamGroupThatMatches) {
   Shards shards = MatrixAndNorm();
   ShardedAdamW optimizer(shards.views(), {.lr = 0, .weight_decay = 0},
                          {{NameContains({"norm", "bias"}), {.lr = 0.25, .weight_decay = 0}},
-                          {IsVector, {.lr = 100, .weight_decay = 0}}});
+                          {HasAtMostOneDim, {.lr = 100, .weight_decay = 0}}});
   ASSERT_OK(optimizer.Step(shards.views()));
   EXPECT_THAT(shards.data(0), Each(1.0F));
   EXPECT_FLOAT_EQ(shards.data(1)[0], 0.75F);  // The first update moves by the learning rate.
 }
 
-TEST(ShardedAdamW, FollowsALearningRateThatIsSetBetweenSteps) {
+TEST(ShardedAdamW, UsesALearningRateThatIsSetBetweenSteps) {
   Shards shards = MatrixAndNorm();
-  ShardedAdamW optimizer(shards.views(), {.lr = 100, .weight_decay = 0}, {{IsVector, {.weight_decay = 0}}});
+  ShardedAdamW optimizer(shards.views(), {.lr = 100, .weight_decay = 0},
+                         {{HasAtMostOneDim, {.weight_decay = 0}}});
   for (AdamWOptions& options : optimizer.options()) options.lr = 0.25;
   ASSERT_OK(optimizer.Step(shards.views()));
   EXPECT_FLOAT_EQ(shards.data(0)[0], 0.75F);
   EXPECT_FLOAT_EQ(shards.data(1)[0], 0.75F);
 }
 
-TEST(ShardedAdamW, LeavesShardsWithoutGradientsAlone) {
+TEST(ShardedAdamW, DoesNotUpdateShardsWithoutGradients) {
   Shards shards = MatrixAndNorm();
   shards.views()[0].grad = nullptr;
   ShardedAdamW optimizer(shards.views(), {.lr = 0.25, .weight_decay = 0.5});
@@ -98,8 +99,8 @@ TEST(ShardedAdamW, LeavesShardsWithoutGradientsAlone) {
   EXPECT_NE(shards.data(1)[0], 1.0F);
 }
 
-// What a state dict needs: moments by name, and an optimizer that goes on from them.
-TEST(ShardedAdamW, GoesOnFromAStateThatWasCopied) {
+// A state dict needs the moments by name, and an optimizer that continues from loaded moments.
+TEST(ShardedAdamW, ResumesFromACopiedState) {
   Shards one = MatrixAndNorm();
   Shards two = MatrixAndNorm();
   ShardedAdamW first(one.views(), {});
@@ -121,7 +122,7 @@ TEST(ShardedAdamW, GoesOnFromAStateThatWasCopied) {
   EXPECT_EQ(one.data(1), two.data(1));
 }
 
-TEST(ShardedAdamW, RefusesShardsOfAnotherModel) {
+TEST(ShardedAdamW, RejectsShardsOfAnotherModel) {
   Shards shards = MatrixAndNorm();
   ShardedAdamW optimizer(shards.views(), {});
   Shards fewer;

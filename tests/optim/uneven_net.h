@@ -1,4 +1,4 @@
-// Two layers whose sizes no rank count divides, for tests of training.
+// Net of two layers for training tests. No rank count divides the sizes of its layers.
 #pragma once
 
 #include <absl/status/statusor.h>
@@ -10,7 +10,7 @@
 
 namespace weft::testing {
 
-constexpr int64_t kRows = 12;  // Of a step, of all ranks together.
+constexpr int64_t kRows = 12;  // Rows of a step, over all ranks.
 
 struct Sizes {
   int64_t in, hidden, out;
@@ -26,8 +26,8 @@ struct UnevenNet : Sequential {
   }
 };
 
-// Forward and backward of rows [begin, begin + rows) of a step; returns their part of the loss, half the mean
-// of y^2 over the step's rows.
+// Forward and backward of rows [begin, begin + rows) of a step. The loss of the step is half the sum of y^2
+// over all rows, divided by kRows; returns the part of these rows.
 inline absl::StatusOr<double> Pass(UnevenNet& net, const Sizes& sizes, int step, int64_t begin,
                                    int64_t rows) {
   const Tensor x = Tensor::Empty(DType::kF32, {rows, sizes.in});
@@ -40,7 +40,7 @@ inline absl::StatusOr<double> Pass(UnevenNet& net, const Sizes& sizes, int step,
   for (int64_t i = 0; i < y[0].elements(); ++i) {
     float& value = y[0].As<float>()[i];
     loss += 0.5 * value * value / kRows;
-    value /= kRows;  // Its gradient.
+    value /= kRows;  // The gradient of the loss.
   }
   WEFT_RETURN_IF_ERROR(net.Backward(invocation, y).status());
   return loss;

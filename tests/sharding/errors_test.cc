@@ -135,7 +135,7 @@ TEST(ShardedModelErrors, ReachOtherRanksWhenALayerThrows) {
                   ::testing::ThrowsMessage<std::runtime_error>("no more"));
     } else {
       EXPECT_THAT(std::string(ToyPassOf(net, model, rank).message()),
-                  HasSubstr("rank 1: an exception left module 'net': no more"));
+                  HasSubstr("rank 1: an exception escaped module 'net': no more"));
     }
     net.layer(1).RemoveHook(hook);
     WEFT_RETURN_IF_ERROR(model.ResetAfterError());

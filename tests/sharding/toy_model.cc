@@ -42,7 +42,7 @@ void WriteValues(const std::vector<float>& values, const TensorView& view) {
 
 void AddGradient(Parameter& parameter, std::vector<float> gradient) {
   if (parameter.grad.data == nullptr) return;
-  if (parameter.TakeGradBeta() != 0.0F) {
+  if (parameter.BeginGradWrite() != 0.0F) {
     const std::vector<float> sum = ReadValues(parameter.grad);
     for (size_t i = 0; i < sum.size(); ++i) gradient[i] += sum[i];
   }
@@ -84,7 +84,7 @@ absl::StatusOr<Tensors> ToyLayer::ForwardImpl(Invocation& invocation, const Tens
 
 absl::StatusOr<Tensors> ToyLayer::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
   for (const auto& parameter : parameters()) WEFT_RETURN_IF_ERROR(CheckData(*parameter));
-  const Tensors saved = invocation.TakeSaved(this);
+  const Tensors saved = invocation.PopSaved(this);
   const int64_t out = weight()->shape[0];
   const int64_t in = weight()->shape[1];
   const int64_t rows = saved[0].elements() / in;
@@ -140,7 +140,7 @@ absl::StatusOr<Tensors> ToyNet::BackwardImpl(Invocation& invocation, const Tenso
   for (size_t i = order_.size(); i-- > 0;) {
     WEFT_ASSIGN_OR_RETURN(gradients, layers_[order_[i]]->Backward(invocation, std::move(gradients)));
   }
-  const Tensors saved = invocation.TakeSaved(this);
+  const Tensors saved = invocation.PopSaved(this);
   const std::vector<float> x = ReadValues(saved[0].view());
   const std::vector<float> gain = ReadValues(parameters()[0]->data);
   std::vector<float> dx = ReadValues(gradients[0].view());

@@ -10,7 +10,7 @@
 
 namespace weft::testing {
 
-// Values of any floating-point dtype, and back; gradients add or write as Parameter::TakeGradBeta says.
+// Values of any floating-point dtype, and back; gradients add or write as Parameter::BeginGradWrite says.
 std::vector<float> ReadValues(const TensorView& view);
 void WriteValues(const std::vector<float>& values, const TensorView& view);
 void AddGradient(Parameter& parameter, std::vector<float> gradient);

@@ -56,7 +56,7 @@ void ForEachQuery(const OracleAttention& a, const std::vector<double>& q, const 
     const Token& from = queries[At(query)];
     for (int64_t key = 0; key < a.keys(); ++key) {
       const Token& to = keys[At(key)];
-      if (!OracleSees(a.mask, from.document, from.position, to.document, to.position)) continue;
+      if (!OracleIsVisible(a.mask, from.document, from.position, to.document, to.position)) continue;
       const int64_t k_row = (batch * a.keys() + key) * a.kv_heads + (head + a.head_offset) / a.group;
       rows.k.push_back(k_row * a.head_dim);
       rows.v.push_back(k_row * a.value_dim);
@@ -75,8 +75,8 @@ void ForEachQuery(const OracleAttention& a, const std::vector<double>& q, const 
 
 }  // namespace
 
-bool OracleSees(const AttentionMask& mask, int64_t query_document, int64_t query, int64_t key_document,
-                int64_t key) {
+bool OracleIsVisible(const AttentionMask& mask, int64_t query_document, int64_t query, int64_t key_document,
+                     int64_t key) {
   if (query_document != key_document) return false;
   if (!mask.causal) return true;
   return key <= query && (!mask.window.has_value() || key >= query - *mask.window);

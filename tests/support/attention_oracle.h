@@ -38,8 +38,8 @@ OracleGradients OracleBackward(const OracleAttention& attention, const std::vect
                                const std::vector<double>& dout);
 
 // Whether a query of `document` at position `query` sees a key.
-bool OracleSees(const AttentionMask& mask, int64_t query_document, int64_t query, int64_t key_document,
-                int64_t key);
+bool OracleIsVisible(const AttentionMask& mask, int64_t query_document, int64_t query, int64_t key_document,
+                     int64_t key);
 
 // The elements of a floating-point view in row-major order.
 std::vector<double> ToDoubleValues(const TensorView& view);

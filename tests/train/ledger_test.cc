@@ -5,7 +5,7 @@
 #include "src/train/data/documents.h"
 #include "src/train/loop/context_plan.h"
 #include "tests/train/train_run.h"
-#include "weft/core/order_free_sum.h"
+#include "weft/core/reproducible_sum.h"
 #include "weft/nn/llama.h"
 #include "weft/sharding/byte_formulas.h"
 #include "weft/train/model_presets.h"
@@ -157,7 +157,7 @@ class Ledger : public TrainRun {
   // Notes of two words that all ranks tell each other, and a sum for the gradient norm.
   static int64_t ControlWireBytes(const StepShape& shape) {
     const int64_t notes = AllGatherWireBytes(int64_t{16} * shape.ranks(), shape.nodes());
-    return notes + AllReduceWireBytes(sizeof(OrderFreeSum), shape.nodes());
+    return notes + AllReduceWireBytes(sizeof(ReproducibleSum), shape.nodes());
   }
 
   // Of one gather of what replicas have updated, in fp32.

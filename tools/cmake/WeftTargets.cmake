@@ -61,7 +61,7 @@ endif()
 # A GoogleTest program. Without MPI_RANKS it runs alone (its ranks are threads); with them, once under mpirun for
 # each count, and its main agrees on the verdict across ranks. A rank has one thread of its own unless the test says
 # otherwise: tests run beside each other. SINGLE_THREAD: nothing for ThreadSanitizer to find (and it would have to be
-# told of fibres).
+# told of fibers).
 function(weft_test name)
   cmake_parse_arguments(ARG "SINGLE_THREAD" "TIMEOUT" "SOURCES;LINK;MPI_RANKS;LABELS" ${ARGN})
   if(ARG_SINGLE_THREAD AND WEFT_SANITIZE MATCHES "thread")

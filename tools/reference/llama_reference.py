@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Trains small models with transformers' LlamaForCausalLM and torch.optim.AdamW, and writes the figures that weft is
-held against.
+"""Trains small models with transformers' LlamaForCausalLM and torch.optim.AdamW, and writes the reference values for
+weft's tests.
 
     pip install torch==2.13.0 transformers
     tools/reference/llama_reference.py tests/nn/data/llama_reference.json
 
-Weights and tokens come from an integer hash that the test computes too, so the file holds results only: every step's
-loss and gradient norm (before clipping), and a few elements of every final weight.
+Weights and tokens come from an integer hash that the test computes, too. The file therefore contains results only: the
+loss and gradient norm (before clipping) of every step, and three elements of every final weight.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import transformers
 
-# Step s trains on batch s mod `batches`: they come again, so that there is something to learn.
+# Step s trains on batch s mod `batches`. Batches repeat, so that the loss can fall.
 TRAINING = {"steps": 10, "batches": 3, "batch": 2, "seq": 17, "lr": 0.003, "beta1": 0.9, "beta2": 0.95, "eps": 1e-8,
             "weight_decay": 0.1, "clip": 0.7}
 BASE = {"vocab_size": 131, "dim": 60, "layers": 2, "heads": 5, "kv_heads": 5, "head_dim": 12, "ffn_dim": 101,
@@ -33,7 +33,7 @@ CASES = {
 
 
 def hashed(name: str, count: int) -> np.ndarray:
-    """`count` 32-bit words that depend on the name and their index."""
+    """`count` 32-bit words; each depends on the name and its index."""
     key = np.uint64(2166136261)
     for byte in name.encode():
         key = (key ^ np.uint64(byte)) * np.uint64(16777619) & np.uint64(0xFFFFFFFF)
@@ -44,13 +44,13 @@ def hashed(name: str, count: int) -> np.ndarray:
 
 
 def initial_weight(name: str, shape: torch.Size) -> torch.Tensor:
-    """Uniform in [-0.1, 0.1), around 1 for a norm."""
+    """Uniform in [-0.1, 0.1); for a norm in [0.9, 1.1)."""
     values = hashed(name, shape.numel()).astype(np.float64) / 2**32 * 0.2 - 0.1
     return torch.from_numpy((values + ("norm" in name)).astype(np.float32)).reshape(shape)
 
 
 def tokens(index: int, vocab_size: int) -> torch.Tensor:
-    """[batch, seq + 1] token ids of a batch."""
+    """Token ids of batch `index`: [batch, seq + 1]."""
     batch, seq = TRAINING["batch"], TRAINING["seq"]
     words = hashed(f"tokens {index}", batch * (seq + 1)) % np.uint64(vocab_size)
     return torch.from_numpy(words.astype(np.int64)).reshape(batch, seq + 1)

@@ -1,4 +1,6 @@
-// Sums of contiguous runs, in fp32 whatever they are stored in.
+// Addition of contiguous runs of elements, computed in fp32 for every storage dtype.
+//
+// Thread safety: free functions; loops run on the calling rank's threads.
 #pragma once
 
 #include <cstdint>
@@ -7,8 +9,9 @@
 
 namespace weft {
 
-// target[i] = target[i] + source[i] * scale, with one rounding to the target's dtype. The same element gives
-// the same bits at any place of a run. Source and target must not overlap.
+// target[i] = target[i] + source[i] * scale. The sum is rounded once, to the target's dtype. An element's
+// result has the same bits at every position in a run.
+// REQUIRES: both dtypes are floating-point; source and target do not overlap.
 void AddRun(const void* source, DType source_dtype, void* target, DType target_dtype, int64_t count,
             float scale = 1.0F);
 

@@ -1,7 +1,9 @@
-// Pauses of a polling loop: first only yields the core, then sleeps ever longer, so that waiting ranks leave
-// the cores to those that they wait for.
+// Exponential backoff of a polling loop.
 //
-// Thread safety: none; one thread polls.
+// The first pauses yield the core. Later pauses sleep, from 10 us up to 1 ms. Polling ranks thereby leave the
+// cores to the ranks they wait for.
+//
+// Thread safety: none; each polling thread has its own.
 #pragma once
 
 #include <sched.h>

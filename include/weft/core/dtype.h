@@ -1,4 +1,5 @@
-// Element types, and the 16-bit floating-point formats as plain structs with exact conversions.
+// Element types, and the two 16-bit floating-point formats as plain structs with conversions to and from
+// float.
 #pragma once
 
 #include <bit>
@@ -12,8 +13,8 @@ namespace weft {
 
 enum class DType : uint8_t { kF32, kBF16, kF16, kI32, kI64 };
 
-// Truncated binary32 (1-8-7 bits), and IEEE 754 binary16 (1-5-10 bits). Only storage: arithmetic is done in
-// float.
+// Storage formats: BF16 is truncated binary32 (1-8-7 bits), F16 is IEEE 754 binary16 (1-5-10 bits).
+// Arithmetic is done in float.
 struct BF16 {
   uint16_t bits;
 };
@@ -21,9 +22,9 @@ struct F16 {
   uint16_t bits;
 };
 
-// Widening is exact; narrowing rounds to nearest, ties to even, keeps NaN a NaN, and overflows to infinity.
-// Bit operations and selects only, so that loops over them vectorise on any instruction set, with the same
-// bits as one element at a time. See Note [Binary16 by exponent shifts].
+// Widening is exact. Narrowing rounds to nearest, ties to even; NaN stays NaN; overflow gives infinity. The
+// conversions use bit operations and selects only. Loops over them therefore vectorise on every instruction
+// set, and give the same bits as scalar code. See Note [Binary16 by exponent shifts].
 inline float ToFloat(BF16 value) { return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16); }
 
 inline BF16 ToBF16(float value) {
@@ -35,13 +36,16 @@ inline BF16 ToBF16(float value) {
 }
 
 // Note [Binary16 by exponent shifts]
-// A binary16 moved up by 13 bits has its mantissa where binary32 has it, and an exponent whose bias is too
-// small by 127 - 15 = 112. Normal numbers: add 112. Infinities and NaN: add it twice, so that 31 becomes 255.
-// Subnormals (exponent 0): give them the exponent 113, which puts an implicit one in front of the mantissa,
-// and subtract it, 2^-14, again; that difference is exact. Narrowing runs the same ways backward: normal
-// numbers round by adding just under half of the last place (plus one where the last kept bit is odd);
-// results below 2^-14 are rounded by the adder, as adding 0.5 = 2^-24 * 2^23 leaves exactly the subnormal's
-// units in the sum's mantissa.
+// A binary16 shifted left by 13 bits has its mantissa at the place of binary32's. Its exponent's bias is too
+// small by 127 - 15 = 112. Widening distinguishes three cases:
+// - Normal numbers: add 112 to the exponent.
+// - Infinities and NaN: add 112 twice, which turns exponent 31 into 255.
+// - Subnormals (exponent 0): set the exponent to 113, which puts an implicit one in front of the mantissa.
+//   Then subtract that one, which is worth 2^-14. The difference is exact.
+// Narrowing inverts these cases. Normal numbers round by adding just under half a unit in the last place,
+// plus one if the last kept bit is odd. Results below 2^-14 are rounded by a floating-point addition: after
+// adding 0.5 = 2^-24 * 2^23, the low bits of the sum's mantissa count multiples of 2^-24, the unit of a
+// subnormal.
 inline float ToFloat(F16 value) {
   constexpr uint32_t kRebias = 112U << 23;
   const uint32_t moved = static_cast<uint32_t>(value.bits & 0x7fffU) << 13;
@@ -82,7 +86,7 @@ constexpr bool IsFloating(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
 }
 
-// "f32", "bf16", "f16", "i32", "i64".
+// Returns "f32", "bf16", "f16", "i32" or "i64".
 std::string_view Name(DType dtype);
 // Errors: kInvalidArgument (lists the names).
 absl::StatusOr<DType> ParseDType(std::string_view name);

@@ -1,4 +1,6 @@
-// 64-bit content hashes (xxHash) for identities and for comparing results bit by bit.
+// 64-bit content hashes (XXH3 of xxHash), used as identifiers and to compare results bit by bit.
+//
+// Not cryptographic. The values are the same in every build.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +13,7 @@ uint64_t Hash64(const void* data, size_t bytes, uint64_t seed = 0);
 inline uint64_t Hash64(std::string_view text, uint64_t seed = 0) {
   return Hash64(text.data(), text.size(), seed);
 }
-// Order-dependent mix of two hashes.
+// Hash of the ordered pair (a, b).
 uint64_t HashCombine(uint64_t a, uint64_t b);
 
 }  // namespace weft

@@ -1,7 +1,8 @@
-// Parallel loops over the calling rank's own threads (OpenMP, or one thread where it is switched off).
+// Parallel loops on the calling rank's own threads, by OpenMP. A build without OpenMP runs them on one
+// thread.
 //
-// Thread safety: each calling thread has its own thread count, so ranks that are threads do not disturb each
-// other.
+// Thread safety: any thread may call. Each calling thread has its own thread count, so that ranks that are
+// threads of one process do not affect each other.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +12,18 @@
 
 namespace weft {
 
-// Threads that loops started by the calling thread use; at least 1. Also what the matrix library uses. A
+// Number of threads for loops that the calling thread starts. The matrix library uses the same number. A
 // build without OpenMP always has one.
+// REQUIRES: threads >= 1.
 void SetThreadCount(int threads);
 int ThreadCount();
 
-// The CPUs of the calling thread's affinity mask.
+// CPU numbers in the calling thread's affinity mask, ascending.
 std::vector<int> AffinityCpus();
 
-// Calls body(begin, end) over a partition of [0, count) into contiguous ranges of at least `grain` (but for
-// the last), at most one a thread. Runs inline where one range is enough; ranges that run beside others have
-// a ThreadCount() of 1. The body must not throw.
+// Calls body(begin, end) for a partition of [0, count) into contiguous ranges, at most one per thread. Every
+// range has at least `grain` elements, unless `count` is smaller. A single range runs inline. While several
+// ranges run, ThreadCount() is 1 inside each of them. The body must not throw.
 void ParallelFor(int64_t count, int64_t grain, absl::FunctionRef<void(int64_t begin, int64_t end)> body);
 
 }  // namespace weft

@@ -1,9 +1,10 @@
-// Copies a strided tensor piece by piece: for moves that are interrupted, or whose pieces travel.
+// Copy of any range of a strided tensor's elements, for copies that pause between slices or send them to a
+// peer.
 //
-// Elements are numbered in the row-major order of the shape, so two ranks that know only the shape name the
-// same elements, however each of them stores the tensor.
+// Elements are numbered in the row-major order of the shape. Two ranks that know only the shape therefore
+// mean the same elements, regardless of how each of them stores the tensor.
 //
-// Thread safety: a value; Run is const, and pieces that do not overlap may be run at once.
+// Thread safety: a value. Run is const; ranges that do not overlap may run concurrently.
 #pragma once
 
 #include <cstdint>
@@ -18,19 +19,20 @@ namespace weft {
 
 class RangeCopy {
  public:
-  RangeCopy() = default;  // Of nothing.
+  RangeCopy() = default;  // Has no elements.
 
-  // Between two layouts of one shape and dtype. Errors: kInvalidArgument (they differ; a target whose
-  // elements lie on top of each other).
+  // Copies between two layouts of the same shape and dtype.
+  // Errors: kInvalidArgument (shape or dtype differ; elements of the target overlap).
   static absl::StatusOr<RangeCopy> Make(const TensorView& source, const TensorView& target);
-  // From a strided tensor to a run that holds nothing but the range that is copied, and back.
+  // Pack copies from a strided tensor to a contiguous buffer that holds only the copied range. Unpack copies
+  // back.
   static RangeCopy Pack(const TensorView& source);
   static RangeCopy Unpack(const TensorView& target);
 
   DType dtype() const { return dtype_; }
   int64_t elements() const { return elements_; }
-  // Copies elements [first, first + count) on the calling thread. `source` and `target` are the first
-  // elements of buffers laid out like those this was made for, or of the packed run.
+  // Copies elements [first, first + count) on the calling thread. `source` and `target` point to the first
+  // element of a buffer with the layout given at construction, or to the start of the packed range.
   void Run(const void* source, void* target, int64_t first, int64_t count) const;
 
  private:

@@ -1,6 +1,7 @@
-// Status helpers: early return, and an abort for broken invariants.
+// Status helpers: early return on errors, and an abort for broken invariants.
 //
-// Errors that a caller can meet are `absl::Status`; WEFT_CHECK is for what only a defect in weft can cause.
+// An error that a caller can cause or meet is an `absl::Status`. WEFT_CHECK is for conditions that only a
+// defect in weft can violate.
 #pragma once
 
 #include <string_view>
@@ -12,17 +13,18 @@
 
 namespace weft {
 
-// Aborts with `what` and the place. Out of line, so that a check costs a compare at its site.
+// Prints `what`, the condition, the file and the line, then aborts. Out of line: a check costs one compare
+// inline.
 [[noreturn]] void CheckFailed(const char* file, int line, const char* condition, std::string_view what);
 
-// Abseil may be built with a string_view of its own: these convert at the border.
+// Abseil may be built with its own string_view type. These convert between it and std::string_view.
 inline std::string_view ToStd(absl::string_view text) { return {text.data(), text.size()}; }
 inline absl::string_view ToAbsl(std::string_view text) { return {text.data(), text.size()}; }
 
-// `status` with "context: " in front of its message; OK stays OK.
+// Returns `status` with "<context>: " in front of its message. OK stays OK.
 absl::Status Annotate(const absl::Status& status, std::string_view context);
 
-// Writes an error to standard error, where nothing can be returned any more, as in a destructor.
+// Writes an error to standard error. For code that cannot return a status, such as a destructor.
 void Report(const absl::Status& status);
 
 }  // namespace weft
@@ -41,7 +43,7 @@ void Report(const absl::Status& status);
     }                                                                              \
   } while (false)
 
-// A declaration cannot stand in parentheses. NOLINTBEGIN(bugprone-macro-parentheses)
+// `target` may be a declaration, which cannot be parenthesised. NOLINTBEGIN(bugprone-macro-parentheses)
 #define WEFT_CONCAT_INNER(a, b) a##b
 #define WEFT_CONCAT(a, b) WEFT_CONCAT_INNER(a, b)
 #define WEFT_ASSIGN_OR_RETURN_INNER(result, target, expression) \
@@ -50,7 +52,7 @@ void Report(const absl::Status& status);
     return std::move(result).status();                          \
   }                                                             \
   target = std::move(result).value()
-// WEFT_ASSIGN_OR_RETURN(auto x, StatusOrReturningCall());
+// Usage: WEFT_ASSIGN_OR_RETURN(auto x, StatusOrReturningCall());
 #define WEFT_ASSIGN_OR_RETURN(target, expression) \
   WEFT_ASSIGN_OR_RETURN_INNER(WEFT_CONCAT(weft_result_, __LINE__), target, expression)
 // NOLINTEND(bugprone-macro-parentheses)

@@ -1,8 +1,9 @@
-// Copies between strided tensors of one shape, with conversion of the element type and a scale, fused in one
-// pass.
+// Copies between strided tensors of the same shape, with dtype conversion and scaling fused into one pass.
 //
-// A CopyPlan is the pure part: dims merged and ordered once, so that running it is a loop over contiguous
-// runs. The same element gives the same bits at any offset, alignment and run length.
+// A CopyPlan is the pure part: it merges and orders the dims once. Run then loops over contiguous runs. An
+// element's result has the same bits at every offset, alignment and run length.
+//
+// Thread safety: a CopyPlan is a value; Run is const. Loops run on the calling rank's threads.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +16,7 @@
 
 namespace weft {
 
-// One loop of the plan's nest: `count` times, with these strides in elements.
+// One loop of the plan's loop nest: its trip count, and its strides in elements.
 struct CopyLoop {
   int64_t count;
   int64_t source_stride;
@@ -25,26 +26,28 @@ struct CopyLoop {
 struct CopyPlan {
   DType source_dtype;
   DType target_dtype;
-  std::vector<CopyLoop> outer;  // Outermost first; never of count 1.
-  CopyLoop inner;               // The innermost loop; strides 1 where the layouts allow it.
+  std::vector<CopyLoop> outer;  // Outermost first; no loop has count 1.
+  CopyLoop inner;               // The innermost loop; its strides are 1 if the layouts allow it.
 
-  // Plans target = source * scale. A source stride may be 0 (a broadcast). Errors: kInvalidArgument (shapes
-  // differ; a cast between an integer and a floating-point type; a target whose elements lie on top of each
-  // other).
+  // Plans target = source * scale. A source stride may be 0 (a broadcast).
+  // Errors: kInvalidArgument (shapes differ; one dtype is an integer and the other floating-point; elements
+  // of the target overlap).
   static absl::StatusOr<CopyPlan> Make(const TensorView& source, const TensorView& target);
 
   int64_t elements() const;
-  // Runs the plan on buffers laid out like those it was made for, on the caller's threads if it is large.
-  // `scale` must be 1 for integers; i64 to i32 keeps the low bits. Source and target may be the same memory
-  // with the same layout and dtype; otherwise they must not overlap.
+  // Runs the plan on buffers with the planned layouts. Large copies use the calling rank's threads. A
+  // conversion from i64 to i32 keeps the low bits.
+  // REQUIRES: `scale` is 1 for integers. Source and target do not overlap, or are the same memory with the
+  // same layout and dtype.
   void Run(const void* source, void* target, float scale = 1.0F) const;
 };
 
-// Plans and runs at once.
+// Makes a plan and runs it.
+// Errors: as CopyPlan::Make.
 absl::Status StridedCopy(const TensorView& source, const TensorView& target, float scale = 1.0F);
 
-// target[i] = source[i] * scale over `count` contiguous elements, converting; the contiguous case of the
-// above.
+// target[i] = source[i] * scale, converted, for `count` contiguous elements.
+// REQUIRES: as CopyPlan::Make and Run.
 void ConvertRun(const void* source, DType source_dtype, void* target, DType target_dtype, int64_t count,
                 float scale = 1.0F);
 

@@ -1,7 +1,7 @@
-// A tensor view together with shared ownership of its memory: what modules pass to each other.
+// A tensor view with shared ownership of its memory. Modules exchange activations and gradients as Tensors.
 //
 // Thread safety: a value; copies share memory.
-// Lifetime: the memory lives until the last copy goes.
+// Lifetime: the memory lives until the last copy is destroyed.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ class Tensor {
   Tensor(std::shared_ptr<void> storage, TensorView view)
       : storage_(std::move(storage)), view_(std::move(view)) {}
 
-  // Uninitialised, row-major, 64-byte aligned.
+  // Row-major and 64-byte aligned; Empty leaves the elements uninitialised. Aborts if there is no memory.
   static Tensor Empty(DType dtype, Shape shape);
   static Tensor Zeros(DType dtype, Shape shape);
   // A tensor over memory that the caller keeps alive.
@@ -27,7 +27,7 @@ class Tensor {
 
   bool defined() const { return view_.data != nullptr || !view_.shape.empty(); }
   const TensorView& view() const { return view_; }
-  // What keeps the memory; null if the caller does.
+  // The owner of the memory; null for a borrowed tensor.
   const std::shared_ptr<void>& storage() const { return storage_; }
   DType dtype() const { return view_.dtype; }
   const Shape& shape() const { return view_.shape; }
@@ -40,11 +40,12 @@ class Tensor {
   T* As() const {
     return view_.As<T>();
   }
-  // Another window on the same memory: a slice or a permutation of view().
+  // Another view of the same memory, such as a slice or a permutation of view().
   Tensor Window(TensorView view) const { return {storage_, std::move(view)}; }
-  // Its elements in memory of their own, row-major.
+  // A row-major copy of the elements in newly allocated memory.
   Tensor Copy() const;
-  // The same memory under another shape of the same element count.
+  // The same memory with another shape.
+  // REQUIRES: the view is contiguous; the element count is the same.
   Tensor Reshape(Shape shape) const { return {storage_, view_.Reshape(std::move(shape))}; }
 
  private:
@@ -52,8 +53,9 @@ class Tensor {
   TensorView view_;
 };
 
-// Bytes that the tensors of this process have taken from the system so far. What a tensor leaves serves later
-// ones of its size, so a loop that makes the same tensors over and over stops taking any.
-int64_t TakenTensorBytes();
+// Total bytes that this process has allocated from malloc for tensors so far; never decreases. Freed blocks
+// are cached for tensors of the same size. A loop that creates the same tensors in every iteration therefore
+// stops adding to it.
+int64_t TensorBytesFromSystem();
 
 }  // namespace weft

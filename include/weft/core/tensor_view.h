@@ -1,6 +1,7 @@
-// A typed, strided window on memory that somebody else owns.
+// A typed, strided, non-owning view of memory.
 //
-// Thread safety: a value; what it points to follows the owner's rules.
+// Thread safety: a value; access to the elements follows the owner's rules.
+// Lifetime: the owner must keep the memory while the view is in use.
 #pragma once
 
 #include <cstddef>
@@ -17,9 +18,9 @@ namespace weft {
 
 using Shape = absl::InlinedVector<int64_t, 5>;
 
-// Product of the sizes; 1 for a scalar's empty shape.
+// Product of the sizes; 1 for the empty shape of a scalar.
 int64_t ElementCount(const Shape& shape);
-// "[2, 3]".
+// Example: "[2, 3]".
 std::string ToString(const Shape& shape);
 
 struct TensorView {
@@ -35,18 +36,22 @@ struct TensorView {
   size_t bytes() const { return static_cast<size_t>(elements()) * SizeOf(dtype); }
   bool IsContiguous() const;
 
-  // The first element, as T. The dtype must be T's.
+  // Pointer to the first element.
+  // REQUIRES: T is the C++ type of `dtype`.
   template <typename T>
   T* As() const {
-    WEFT_CHECK(dtype == kDTypeOf<T>, "tensor view read as another dtype");
+    WEFT_CHECK(dtype == kDTypeOf<T>, "tensor view accessed as another dtype");
     return static_cast<T*>(data);
   }
 
-  // The window [start, start + length) of `dim`; `dim` may be negative. Out of range is a broken invariant.
+  // Indices [start, start + length) of `dim`. A negative `dim` counts from the end.
+  // REQUIRES: both are in range.
   TensorView Slice(int dim, int64_t start, int64_t length) const;
-  // Dims in the order given, e.g. {1, 0} for a transpose.
+  // The dims in the given order; {1, 0} is a transpose.
+  // REQUIRES: `order` is a permutation of the dims.
   TensorView Permute(absl::Span<const int> order) const;
-  // The same elements under another shape of the same count. The view must be contiguous.
+  // The same elements with another shape.
+  // REQUIRES: the view is contiguous; the element count is the same.
   TensorView Reshape(Shape new_shape) const;
 };
 

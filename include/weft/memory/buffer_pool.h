@@ -1,9 +1,8 @@
-// Reuses blocks of a node heap: what a step releases, the next step gets back without touching the heap.
+// Pool of node-heap blocks: blocks that one step releases are reused by the next step without heap calls.
 //
 // Thread safety: all members may be called from any thread of the rank; a Buffer is a move-only value.
-// Lifetime: the heap must outlive the pool and its buffers. A buffer may outlive its pool: its block then
-// goes
-//   back to the heap.
+// Lifetime: the heap must outlive the pool and its buffers. A buffer may outlive its pool; its block then
+// returns to the heap.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +20,7 @@ namespace internal {
 class PooledBlocks;
 }
 
-// A block that goes back to its pool when it is destroyed. Empty after a move.
+// Owner of one pool block; its destructor returns the block to the pool. A moved-from Buffer is empty.
 class Buffer {
  public:
   Buffer() = default;
@@ -32,7 +31,7 @@ class Buffer {
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
   explicit operator bool() const { return data_ != nullptr; }
-  // Gives the block back now.
+  // Returns the block now. The Buffer is empty afterwards.
   void Reset();
 
  private:
@@ -45,22 +44,22 @@ class Buffer {
 
 class BufferPool {
  public:
-  // `name` appears in errors and reports.
+  // `name` appears in error messages and reports.
   BufferPool(NodeHeap& heap, std::string name);
   ~BufferPool();
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
 
-  // A block of at least `bytes`, contents undefined; an idle one of the same size if there is one. bytes() of
-  // the result is what was asked. Errors: kResourceExhausted (names the pool, what is in use and what is
-  // idle).
+  // Returns a block of at least `bytes` with undefined contents. Reuses an idle block of the same rounded
+  // size if there is one. bytes() of the result is the requested size.
+  // Errors: kResourceExhausted (names the pool, its bytes in use and its idle bytes).
   absl::StatusOr<Buffer> Acquire(size_t bytes);
 
-  // All figures count what the heap gave: whole multiples of 64 bytes.
+  // All counts are of block sizes, which are multiples of 64 bytes.
   size_t in_use_bytes() const;
   size_t peak_bytes() const;  // Largest in_use_bytes() since ResetPeak.
   size_t idle_bytes() const;
-  void ResetPeak();  // The peak becomes what is in use now.
+  void ResetPeak();  // Sets the peak to in_use_bytes().
   void Trim();       // Returns idle blocks to the heap.
   std::string_view name() const;
 

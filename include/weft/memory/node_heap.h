@@ -1,9 +1,8 @@
-// The symmetric heap: one reservation of node-shared memory, from which each rank allocates locally in its
-// own segment.
+// Heap in node-shared memory: one segment per rank, readable and writable by every rank of the node.
 //
-// Allocation is local and needs no collective: what a peer must know is (rank, offset), so offsets need not
-// agree. Blocks are 64-byte aligned, and their pages are committed when they are allocated, so that
-// exhaustion is a Status.
+// Each rank allocates in its own segment, without communication. Peers address a block as (rank, offset), so
+// offsets may differ between ranks. Blocks are 64-byte aligned. Allocate commits a block's pages, so that a
+// lack of memory is a Status and not a SIGBUS.
 //
 // Thread safety: all members may be called from any thread of the rank.
 // Collective: Create (all ranks of the bootstrap).
@@ -23,10 +22,10 @@
 
 namespace weft {
 
-// A place in node memory that every rank of the node can name.
+// Location in node memory, with the same meaning on every rank of the node.
 struct NodeAddress {
-  int rank;         // Whose segment (a bootstrap rank).
-  uint64_t offset;  // From the segment's base.
+  int rank;         // Owner of the segment (a bootstrap rank).
+  uint64_t offset;  // Bytes from the segment's base.
 
   friend bool operator==(const NodeAddress&, const NodeAddress&) = default;
 };
@@ -34,37 +33,43 @@ struct NodeAddress {
 class NodeHeap {
  public:
   struct Options {
-    // Of each rank. 0: what is free on the node, less a reserve, divided by its ranks; else that size (if
-    // ranks ask for different ones, the smallest), which must be free.
+    // Segment size of each rank. 0: nine tenths of the node's free memory, divided by its ranks. Otherwise
+    // this size must be free. If ranks request different sizes, all use the smallest.
     size_t segment_bytes = 0;
     absl::Duration timeout = absl::Seconds(600);
-    // Fills what pools take back with ones, which are NaN in every floating-point dtype: whoever reads it
-    // too late gets caught. For tests.
+    // For tests: pools fill released blocks with one bits, which are NaN in every floating-point dtype. A
+    // read after release then shows in the results.
     bool poison_released = false;
   };
-  // Ranks agree on the smallest size that all nodes can give. Errors: kResourceExhausted (what was asked,
-  // what is free).
+  // All ranks use the same segment size, the smallest that any rank proposes.
+  // Collective: all ranks of `bootstrap`.
+  // Lifetime: `bootstrap` must outlive the heap.
+  // Errors: kResourceExhausted (gives the requested and the free bytes), kDeadlineExceeded (names the missing
+  // ranks).
   static absl::StatusOr<std::unique_ptr<NodeHeap>> Create(Bootstrap& bootstrap, const Options& options);
   ~NodeHeap();
 
-  // At least 64 bytes, 64-byte aligned; contents undefined. Errors: kResourceExhausted (asked, free, largest
-  // hole).
+  // Returns a block of at least `bytes`, 64-byte aligned, with undefined contents.
+  // Errors: kResourceExhausted (gives the requested bytes, the free bytes and the largest free range).
   absl::StatusOr<std::byte*> Allocate(size_t bytes);
-  // Null is ignored. Pages stay committed, for the next block.
+  // Frees a block of this rank. Its pages stay committed for later blocks. Null is ignored.
   void Free(std::byte* block);
-  // Gives `block` back once `holders` is 0, which lies in it, and which any rank of the node may lower. This
-  // is looked at when something is allocated. What ranks wrote before they lowered it has then happened.
-  void FreeWithLastHolder(std::byte* block, const std::atomic<int32_t>& holders);
+  // Frees `block` at the first Allocate or allocated_bytes call that finds `holders` at 0. Any rank of the
+  // node may decrement `holders`. The check is an acquire load: with release decrements, the holders'
+  // accesses to the block happen before its memory is reused.
+  // REQUIRES: `holders` lies inside `block`.
+  void DeferFree(std::byte* block, const std::atomic<int32_t>& holders);
 
-  // Where `pointer` lies, in the segment of whichever rank of this node; nothing for any other memory.
+  // Address of `pointer` if it lies in the segment of a rank of this node; nullopt otherwise.
   std::optional<NodeAddress> AddressOf(const void* pointer) const;
-  // The memory of a rank of this node at an address.
+  // Pointer to an address.
+  // REQUIRES: the address is in the segment of a rank of this node.
   std::byte* Resolve(NodeAddress address) const;
 
   size_t segment_bytes() const;
-  size_t allocated_bytes() const;
-  size_t peak_bytes() const;
-  size_t given_bytes() const;  // Of all blocks ever allocated.
+  size_t allocated_bytes() const;        // Bytes of all blocks that are allocated now.
+  size_t peak_bytes() const;             // Largest allocated_bytes() so far.
+  size_t total_allocated_bytes() const;  // Bytes of all blocks ever allocated; never decreases.
   bool shared_between_processes() const;
   bool poisons_released() const;
 

@@ -1,4 +1,4 @@
-// Tensors in node memory, which peers of the node read in place.
+// Tensors in node memory, which local peers can read in place.
 #pragma once
 
 #include <absl/status/statusor.h>
@@ -8,8 +8,9 @@
 
 namespace weft {
 
-// Uninitialised, row-major, 64-byte aligned; its block goes back to the pool with the last copy. Errors:
-// kResourceExhausted.
+// Returns an uninitialised, row-major, 64-byte aligned tensor. Its block returns to the pool when the last
+// copy of the tensor is destroyed.
+// Errors: as BufferPool::Acquire.
 absl::StatusOr<Tensor> PoolTensor(BufferPool& pool, DType dtype, Shape shape);
 
 }  // namespace weft

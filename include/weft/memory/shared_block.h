@@ -1,13 +1,17 @@
-// A block of node memory that several ranks of a node hold together: it lies in one rank's segment, and goes
-// back there when the last of its holders has let go.
+// Reference-counted block of node memory that several ranks of a node hold.
 //
-// Note [Letting go]
-// Holders are counted in node memory, in front of the block. A holder lets go by itself, whenever it is done
-// with the block, and waits for nobody: the memory stays while any other rank may still read or write it. The
-// rank that made the block takes it back when it next allocates something.
+// The block lies in the segment of one holder, its owner.
 //
-// Thread safety: a move-only value. What ranks write to the block they must order themselves.
-// Collective: ShareBlocks, by all ranks of the bootstrap.
+// Note [Releasing shared blocks]
+// Problem: a rank may be done with a block, or have failed, while other holders still access the block.
+// Rule: a count of holders lies in node memory, in front of the block. A holder decrements it when it is
+// done, and waits for no other rank. The owner frees the block at its next allocation after the count has
+// reached 0.
+// Why it suffices: the memory stays allocated while any holder may still access it. A rank that fails and
+// never decrements the count leaks the block, and frees nothing too early.
+//
+// Thread safety: a move-only value. Ranks must synchronise their accesses to the block's bytes themselves.
+// Collective: ShareBlocks (all ranks of the bootstrap).
 // Lifetime: the heap must outlive the block.
 #pragma once
 
@@ -25,7 +29,7 @@
 namespace weft {
 
 struct SharedBlockRequest {
-  std::vector<int> holders;  // Bootstrap ranks of one node, each once, the caller among them; ascending.
+  std::vector<int> holders;  // Bootstrap ranks of one node, ascending, including the caller.
   size_t bytes = 0;
 };
 
@@ -36,7 +40,7 @@ class SharedBlock {
   SharedBlock& operator=(SharedBlock&& other) noexcept;
   ~SharedBlock();
 
-  // 64-byte aligned; zero at first.
+  // 64-byte aligned; zero when ShareBlocks returns.
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
   explicit operator bool() const { return data_ != nullptr; }
@@ -51,10 +55,13 @@ class SharedBlock {
   size_t bytes_ = 0;
 };
 
-// The blocks of which this rank holds a part, in the order of its requests: every rank lists those that it
-// holds, and the holders of blocks list them in the same order. Those of the same holders are spread over
-// their segments as evenly as they can be. Errors, the same on all ranks: kInvalidArgument (holders that are
-// no ranks of one node; ranks that list different blocks), kResourceExhausted (a segment is too small).
+// Allocates shared blocks and returns this rank's, in the order of its requests. Every rank requests all
+// blocks that it holds. The blocks of one set of holders are distributed over the holders' segments as evenly
+// as possible.
+// REQUIRES: the holders of a set request the same blocks in the same order.
+// Errors: all ranks return the same error. kInvalidArgument (holders are not ranks of one node; holders
+// request different blocks), kResourceExhausted (a segment has no room), kDeadlineExceeded (names the missing
+// ranks).
 absl::StatusOr<std::vector<SharedBlock>> ShareBlocks(Bootstrap& bootstrap, NodeHeap& heap,
                                                      absl::Span<const SharedBlockRequest> requests,
                                                      absl::Duration timeout);

@@ -1,10 +1,10 @@
-// How ranks come to be and find each other: processes under MPI, threads of one process, or simulated.
+// Interface of a rank's environment: ranks are MPI processes, threads of one process, or simulated.
 //
-// Everything above runs on a Bootstrap unchanged. It gives rank and size, which ranks share a node, a blob
-// all-gather for small start-up facts, memory that a node's ranks share, and a link for messages between
-// nodes.
+// All layers above run unchanged on every kind of Bootstrap. It provides the rank and the world size, the
+// node of each rank, a runtime (clock, sleeps, threads), an all-gather of small blobs for start-up,
+// node-shared memory, and links for messages between ranks.
 //
-// Thread safety: one caller at a time a rank.
+// Thread safety: one caller at a time per rank.
 // Collective: AllGatherBlob, ReserveNodeMemory and OpenWire must be called by all ranks in the same order.
 #pragma once
 
@@ -23,14 +23,14 @@
 
 namespace weft {
 
-// Which node each rank lives on. Nodes are numbered by their lowest rank.
+// Assignment of ranks to nodes. Nodes are numbered in the order of their lowest ranks.
 struct NodeMap {
   std::vector<int> node_of_rank;
 
   int size() const { return static_cast<int>(node_of_rank.size()); }
   int node_count() const;
   bool SameNode(int a, int b) const { return node_of_rank[a] == node_of_rank[b]; }
-  // Ascending.
+  // The ranks of a node, ascending.
   std::vector<int> RanksOf(int node) const;
 
   static NodeMap OneNode(int ranks);
@@ -38,16 +38,16 @@ struct NodeMap {
   static NodeMap RanksPerNode(int ranks, int ranks_per_node);
 };
 
-// One rank's view of the memory that its node shares: a segment of equal size for each rank of the node, each
-// at least 64-byte aligned, zero at first, mapped in this process. Pages are not committed yet.
+// Node-shared memory as one rank sees it: one segment of `segment_bytes` for each rank of the node. Segments
+// are mapped in this process, at least 64-byte aligned, and zero at first. Their pages are not committed yet.
 struct NodeMemory {
   struct Segment {
     int rank;
     std::byte* base;
   };
-  std::vector<Segment> segments;  // Ascending by rank; the caller's own is among them.
+  std::vector<Segment> segments;  // Ascending by rank; includes the caller's segment.
   size_t segment_bytes = 0;
-  bool shared_between_processes = false;  // Futexes must then be shared ones.
+  bool shared_between_processes = false;  // If true, futexes must not be process-private.
 };
 
 class Bootstrap {
@@ -58,30 +58,36 @@ class Bootstrap {
   virtual const NodeMap& node_map() const = 0;
   int size() const { return node_map().size(); }
   int node() const { return node_map().node_of_rank[rank()]; }
-  // The rank's clock, sleeps and threads. Lives as long as the bootstrap.
+  // The rank's clock, sleeps and threads.
+  // Lifetime: the bootstrap's.
   virtual Runtime& runtime() = 0;
 
-  // Blobs of all ranks, by rank. Errors: kDeadlineExceeded (names the ranks that have not come).
+  // Returns the blobs of all ranks, indexed by rank.
+  // Errors: kDeadlineExceeded (names the ranks that did not call in time).
   virtual absl::StatusOr<std::vector<std::string>> AllGatherBlob(std::string_view blob,
                                                                  absl::Duration timeout) = 0;
 
-  // Reserves `segment_bytes` for every rank of the node. All ranks must pass the same size: agree first.
-  // The memory lives as long as the bootstrap. Errors: kResourceExhausted (says what is free).
+  // Reserves `segment_bytes` of node-shared memory for every rank. Lifetime of the memory: the bootstrap's.
+  // REQUIRES: all ranks pass the same size.
+  // Errors: kResourceExhausted (gives the requested and the free bytes).
   virtual absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) = 0;
-  // Bytes that the node could still share between its ranks now.
+  // Bytes that the ranks of this node can still reserve together.
   virtual absl::StatusOr<size_t> FreeNodeMemory() const = 0;
 
-  // A fresh link, whose messages never meet another link's.
+  // Opens a new link. Messages of different links never match each other.
   virtual absl::StatusOr<std::unique_ptr<WireLink>> OpenWire() = 0;
 };
 
-// The deadline of an MPI bootstrap and of `weft train`: WEFT_TIMEOUT_S seconds, 600 if unset. Engines and
-// heaps have it in their options. A value that is no positive number is kInvalidArgument.
+// Timeout of an MPI bootstrap and of `weft train`: WEFT_TIMEOUT_S seconds, 600 if unset. Engines and heaps
+// have timeouts in their options.
+// Errors: kInvalidArgument (WEFT_TIMEOUT_S is not a positive number).
 absl::StatusOr<absl::Duration> DefaultTimeout();
 
-// All ranks learn the outcome of a local phase (parse, open, load). OK everywhere: OK. Else every rank
-// returns the error of the lowest failing rank, "rank N: " in front where it is another's. Collective: all
-// ranks of `bootstrap`.
+// Exchanges the outcomes of a phase that can fail on one rank alone, such as parsing or loading. Returns OK
+// if `local` is OK on all ranks. Otherwise every rank returns the error of the lowest failing rank, with
+// "rank N: " in front on the other ranks. If the exchange itself fails, a rank returns its `local` error or,
+// without one, the error of the exchange.
+// Collective: all ranks of `bootstrap`.
 absl::Status AgreeOnStatus(Bootstrap& bootstrap, const absl::Status& local, absl::Duration timeout);
 
 }  // namespace weft

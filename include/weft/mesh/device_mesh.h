@@ -1,6 +1,8 @@
-// An n-dimensional arrangement of ranks with named axes, outermost first: rank = row-major index.
+// An n-dimensional grid of ranks with named axes, outermost first. A rank is its row-major index in the grid.
 //
-// Pure: every rank builds the same mesh from the same numbers; no communication.
+// Pure: every rank computes the same mesh from the same arguments, without communication.
+//
+// Thread safety: a value.
 #pragma once
 
 #include <string>
@@ -21,8 +23,9 @@ struct MeshAxis {
 
 class DeviceMesh {
  public:
-  // `axes` multiply to `world_size`. One axis may have size -1: it takes the rest. Errors: kInvalidArgument
-  // (names the axes, the product and the ranks; an axis of size 0 or below -1; a name twice).
+  // The axis sizes must multiply to `world_size`. One axis may have size -1; its size is then computed.
+  // Errors: kInvalidArgument (the product differs; an axis has size 0 or below -1; two axes have size -1; two
+  // axes have the same name).
   static absl::StatusOr<DeviceMesh> Create(std::vector<MeshAxis> axes, int world_size);
 
   const std::vector<MeshAxis>& axes() const { return axes_; }
@@ -30,18 +33,20 @@ class DeviceMesh {
   // Errors: kNotFound (lists the axes).
   absl::StatusOr<int> AxisSize(std::string_view axis) const;
 
-  // The caller's coordinates, one for each axis.
+  // Coordinates of `rank`, one for each axis.
   std::vector<int> Coordinates(int rank) const;
 
-  // The group of ranks that differ from `rank` only in the named axes, flattened in mesh order. The axes may
-  // be any subset, in mesh order; none gives the rank alone. The group is named after them, "shard_context"
-  // for two. Errors: kNotFound, kInvalidArgument (axes out of order or repeated).
+  // The group of `rank` along `axes`: all ranks that differ from it only on those axes, ascending. Without
+  // axes, the group has `rank` alone. Its name joins the names of the axes, for example "shard_context";
+  // without axes it is "self".
+  // Errors: kNotFound (unknown axis), kInvalidArgument (axes are repeated or not in mesh order).
   absl::StatusOr<ProcessGroup> Group(absl::Span<const std::string_view> axes, int rank) const;
 
-  // The mesh over the named axes only, as seen by a rank: its ranks are positions in Group(axes, rank).
+  // The mesh with only the named axes. A rank of the submesh is a position in Group(axes, rank).
+  // Errors: as Group.
   absl::StatusOr<DeviceMesh> Submesh(absl::Span<const std::string_view> axes) const;
 
-  // "replicate 2 x shard 2".
+  // Example: "replicate 2 x shard 2".
   std::string ToString() const;
 
  private:

@@ -1,4 +1,4 @@
-// A rank is a process started by mpirun (or a single process without it).
+// Bootstrap over MPI: each rank is a process that mpirun started. Without mpirun there is a single rank.
 #pragma once
 
 #include <memory>
@@ -9,14 +9,18 @@
 
 namespace weft {
 
-// Initialises MPI with MPI_THREAD_MULTIPLE if nobody has, and finalises it with the bootstrap if so. Nodes
-// are what MPI_Comm_split_type(SHARED) says; node memory comes from MPI shared windows; errors return, they
-// do not abort.
+// Creates the bootstrap of this process.
 //
-// Destroying it waits for the other ranks to do the same: a rank that failed comes there when its main
-// function returns, and its peers when their deadlines have passed. Links may outlive it, memory may not.
+// If MPI is not initialised, initialises it with MPI_THREAD_MULTIPLE; MPI is then finalised after the
+// bootstrap and its links are destroyed. MPI_Comm_split_type(MPI_COMM_TYPE_SHARED) determines the nodes. Node
+// memory comes from MPI shared windows. MPI errors are returned as statuses and do not abort.
 //
-// Errors: kFailedPrecondition (no MPI_THREAD_MULTIPLE), kInternal (what MPI said).
+// Collective: all ranks of MPI_COMM_WORLD.
+// Lifetime: the destructor waits for the destructors of all ranks. A failed rank gets there when its main
+// function returns, its peers at the latest after their deadlines. Links may outlive the bootstrap; node
+// memory may not.
+// Errors: kFailedPrecondition (MPI does not provide MPI_THREAD_MULTIPLE), kInternal (has MPI's error
+// message).
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap();
 
 }  // namespace weft

@@ -1,4 +1,4 @@
-// An ordered set of ranks that take part in a collective together. Pure data: nothing is created or sent.
+// An ordered set of ranks that communicate in collectives. Pure data: making one does not communicate.
 #pragma once
 
 #include <string>
@@ -7,9 +7,9 @@
 namespace weft {
 
 struct ProcessGroup {
-  std::string name;        // "shard", "replicate", …: for messages and for numbering lanes.
-  std::vector<int> ranks;  // Bootstrap ranks, in group order, without repetition.
-  int group_rank = 0;      // The caller's place in `ranks`.
+  std::string name;        // "shard", "replicate", …; used in messages and to number lanes.
+  std::vector<int> ranks;  // Bootstrap ranks in group order, without duplicates.
+  int group_rank = 0;      // The caller's index in `ranks`.
 
   int size() const { return static_cast<int>(ranks.size()); }
 };

@@ -1,7 +1,7 @@
-// How a rank's code runs: as threads on the machine's clock, or as fibres on virtual time (simulation.h).
+// Interface of a rank's clock, sleeps and threads.
 //
-// Whatever takes time or waits goes through here, so that the same code runs either way: reading the clock,
-// sleeping on a word, moving data, starting a thread.
+// SystemRuntime uses threads and real time; a simulation uses fibers and virtual time (simulation.h). Code
+// that reads the clock, sleeps, copies data or starts threads through a Runtime runs unchanged on both.
 //
 // Thread safety: all members may be called from any thread of the rank.
 #pragma once
@@ -21,7 +21,7 @@ class Simulation;
 
 class Runtime {
  public:
-  // A running thread or fibre; destroying it waits for its end.
+  // A thread or fiber. The destructor waits for its end.
   class Task {
    public:
     virtual ~Task() = default;
@@ -29,24 +29,25 @@ class Runtime {
 
   virtual ~Runtime() = default;
 
-  virtual int64_t NowNs() const = 0;      // Monotonic.
-  virtual absl::Time Now() const = 0;     // What deadlines are compared with.
-  virtual void Yield() = 0;               // Lets others run.
-  virtual void SleepFor(int64_t ns) = 0;  // Sleeps for so long.
-  // Sleeps while `word` has the value `expected`, for at most `timeout_ns`; may wake early. WakeAll ends the
-  // sleep of all who sleep on the word; change the word first.
+  virtual int64_t NowNs() const = 0;   // Monotonic clock.
+  virtual absl::Time Now() const = 0;  // The clock of deadlines.
+  virtual void Yield() = 0;            // Lets other threads or fibers run.
+  virtual void SleepFor(int64_t ns) = 0;
+  // Futex semantics: sleeps if `word` holds `expected`, until WakeAll or for at most `timeout_ns`. May return
+  // early. WakeAll wakes every thread or fiber of this process that sleeps on `word`. Change the word first.
   virtual void SleepOn(const std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ns) = 0;
   virtual void WakeAll(const std::atomic<uint32_t>& word) = 0;
-  // Runs `move`, which reads and writes about `bytes` of memory. In a simulation it takes its time, and
-  // `move` runs at some moment of it.
+  // Runs `move`, which reads and writes about `bytes` bytes. In a simulation the call takes virtual time, and
+  // `move` runs at a random moment of it.
   virtual void Move(size_t bytes, absl::FunctionRef<void()> move) = 0;
+  // Starts a thread or fiber that runs `body`.
   virtual std::unique_ptr<Task> Start(std::function<void()> body) = 0;
 
-  // Null unless time is virtual.
+  // The simulation that runs this rank; null outside a simulation.
   virtual Simulation* simulation() { return nullptr; }
 };
 
-// Threads, the system's clock and futexes.
+// Runtime on threads, the system's clocks and process-private futexes.
 class SystemRuntime final : public Runtime {
  public:
   int64_t NowNs() const override;

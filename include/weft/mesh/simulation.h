@@ -1,22 +1,25 @@
-// Ranks on virtual time: hundreds of them in one process, one thread, every interleaving drawn from a seed.
+// Discrete-event simulation of ranks: hundreds of ranks in one thread, on virtual time, with seeded
+// schedules.
 //
-// Each rank runs as fibres, of which exactly one runs at a time; whatever waits or takes time lets another
-// run. A model of the machine says how long things take, and the seed varies every delay, so that a seed is a
-// schedule: the same seed gives the same run, to the nanosecond.
+// Each rank runs as one or more fibers. One fiber runs at a time; every wait and every operation that takes
+// time switches to another. A model of the machine gives the duration of each operation, and the seed varies
+// every delay. A seed therefore determines the schedule: runs with the same seed are identical to the
+// nanosecond of virtual time.
 //
 //   SimReport report = RunSimulatedRanks(nodes, options, [](Bootstrap& bootstrap) { …; return status; });
 //
-// What differs from a real machine is on the side of what a protocol may not rely on:
-//   - a flag of a peer is seen late (all flags of one writer in their order);
-//   - pulled data is read at some moment between the start and the end of a copy, and so is what is sent;
-//   - memory that a pool takes back can be filled with NaN (NodeHeap::Options::poison_released);
-//   - messages of different pairs of ranks overtake each other;
-//   - a rank may be slow, or die: it stops at some moment, and nothing that it sent and was not under way
-//     arrives.
+// The simulation is adversarial in ways that a correct protocol must tolerate:
+//   - A rank sees a peer's flags late, but sees all flags of one writer in the order of their stores.
+//   - A copy, or a send, reads its source at a random moment between its start and its end.
+//   - Pools can fill released memory with NaN (NodeHeap::Options::poison_released).
+//   - Messages of different pairs of ranks overtake each other.
+//   - A rank may be slow.
+//   - A rank may die: it stops at a given time, and data messages to or from it that are in flight are lost.
+//     Control messages that it has sent still arrive.
 //
-// Thread safety: RunSimulatedRanks may run on several threads at once; everything inside one simulation is
-// single-threaded. Code on fibres must not block its thread (mutexes that are held across a wait, sleeps),
-// and has kFibreStackBytes of stack.
+// Thread safety: several threads may call RunSimulatedRanks concurrently. Each simulation is single-threaded.
+// REQUIRES: code on fibers does not block the thread, by system sleeps or by holding a mutex across a wait,
+// and needs at most kFiberStackBytes of stack.
 #pragma once
 
 #include <cstddef>
@@ -32,21 +35,21 @@
 
 namespace weft {
 
-// The machine. Times in nanoseconds, speeds in bytes a nanosecond (GB/s). Every delay is drawn evenly from
-// [1, 1 + jitter] times its figure.
+// Model of the machine. Times are in nanoseconds, speeds in bytes per nanosecond (GB/s). Every delay is drawn
+// uniformly from [1, 1 + jitter] times its nominal value.
 struct SimOptions {
   uint64_t seed = 0;
   double jitter = 3.0;
-  int64_t poll_ns = 500;      // One look of a polling loop.
-  int64_t wake_ns = 5'000;    // Until a sleeper runs again.
-  int64_t flag_ns = 200;      // Until a peer of the node sees a flag.
-  double memory_speed = 8.0;  // Of one rank's copies.
+  int64_t poll_ns = 500;      // One iteration of a polling loop.
+  int64_t wake_ns = 5'000;    // From a wake-up until the sleeper runs.
+  int64_t flag_ns = 200;      // From a store until a local peer sees the flag.
+  double memory_speed = 8.0;  // Of the copies of one rank.
   int64_t wire_latency_ns = 20'000;
-  double wire_speed = 1.25;  // Of a node, each direction: 10 Gbit/s.
+  double wire_speed = 1.25;  // Of one node, per direction: 10 Gbit/s.
 
   struct SlowRank {
     int rank;
-    double factor;  // Everything that this rank does takes so many times longer.
+    double factor;  // Multiplies every delay of this rank.
   };
   std::optional<SlowRank> slow = std::nullopt;
   struct Death {
@@ -55,33 +58,35 @@ struct SimOptions {
   };
   std::optional<Death> death = std::nullopt;
 
-  static constexpr size_t kFibreStackBytes = size_t{256} * 1024;
+  static constexpr size_t kFiberStackBytes = size_t{256} * 1024;
 };
 
 struct SimReport {
-  std::vector<absl::Status> outcomes;  // By rank: what its body returned; kUnavailable if it died.
-  int64_t virtual_ns = 0;              // When the last rank ended.
-  int64_t events = 0;                  // Steps of the simulation.
-  int64_t messages = 0;                // Data messages between nodes.
-  uint64_t fingerprint = 0;            // Hash of all event times: equal for equal runs.
+  std::vector<absl::Status> outcomes;  // Result of each rank's body; kUnavailable if the rank died.
+  int64_t virtual_ns = 0;              // Virtual time at the end of the last rank.
+  int64_t events = 0;                  // Events that the simulation ran.
+  int64_t messages = 0;                // Data messages over wire links.
+  uint64_t fingerprint = 0;            // Hash of all event times; equal for identical runs.
 
-  // OK, or the first error by rank.
+  // OK, or the error of the lowest failing rank.
   absl::Status status() const;
 };
 
-// Runs `body` for every rank of `nodes` until all have ended.
+// Runs `body` as every rank of `nodes`. Returns when all ranks have ended, or when no remaining rank can make
+// progress; such a rank's outcome is kInternal.
 SimReport RunSimulatedRanks(const NodeMap& nodes, const SimOptions& options,
                             absl::FunctionRef<absl::Status(Bootstrap&)> body);
 
-// The simulation as its links see it: through Runtime::simulation().
+// Interface of a running simulation for simulated links, which get it from Runtime::simulation().
 class Simulation {
  public:
   virtual ~Simulation() = default;
   virtual int64_t NowNs() const = 0;
-  // `ns` with jitter, as long as it takes rank `rank`.
+  // `ns` with jitter, times the slowdown of `rank`.
   virtual int64_t Delay(int rank, int64_t ns) = 0;
   virtual const SimOptions& options() const = 0;
-  // Runs `action` at that time, outside any fibre. It must not wait.
+  // Runs `action` at `time_ns`, or now if that has passed.
+  // REQUIRES: `action` does not wait; it runs outside fibers.
   virtual void At(int64_t time_ns, std::function<void()> action) = 0;
 };
 

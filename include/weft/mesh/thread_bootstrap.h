@@ -1,6 +1,8 @@
-// Ranks are threads of one process, spread over as many "nodes" as the node map says: the whole engine runs
-// without MPI, under sanitizers. Ranks on different nodes share no memory through the engine; they talk over
-// queues.
+// Bootstrap over threads: each rank is a thread of one process, and the node map groups ranks into emulated
+// nodes.
+//
+// Runs the whole engine without MPI, also under sanitizers. Ranks on different emulated nodes exchange
+// messages, and do not share node memory.
 #pragma once
 
 #include <memory>
@@ -13,12 +15,13 @@
 
 namespace weft {
 
-// One bootstrap for each rank of `nodes`, to be used by one thread each. They share state, which lives until
-// the last of them goes.
+// Makes one bootstrap for each rank of `nodes`. They share state, which lives until the last bootstrap is
+// destroyed.
+// Thread safety: each bootstrap is used by one thread at a time.
 std::vector<std::unique_ptr<Bootstrap>> MakeThreadBootstraps(const NodeMap& nodes);
 
-// Runs `body` for every rank of `nodes` on a thread of its own and joins them. Returns the first error by
-// rank.
+// Runs `body` as every rank of `nodes`, each on its own thread, and joins the threads. Returns OK, or the
+// error of the lowest failing rank with "rank N: " in front.
 absl::Status RunThreadRanks(const NodeMap& nodes, absl::FunctionRef<absl::Status(Bootstrap&)> body);
 
 }  // namespace weft

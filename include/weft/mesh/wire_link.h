@@ -1,12 +1,14 @@
-// Tagged, non-blocking messages between ranks: what a runtime offers between nodes.
+// Interface of a transport: tagged, non-blocking point-to-point messages between ranks.
 //
-// Two kinds of traffic. *Data* goes straight between buffers: a receive must be posted for each send, of the
-// same length or of the most that may come; they are matched by (peer, tag) in order. *Notes* are small
-// unsolicited messages, delivered in order for each pair of ranks.
+// A link carries two kinds of messages:
+//   - *Data messages* go directly between buffers. Every send needs a posted receive. Sends and receives
+//     match by (peer, tag), in the order of posting. A receive gives the message's exact length or its
+//     maximum.
+//   - *Control messages* are small and need no posted receive. They arrive in order for each pair of ranks.
 //
 // Thread safety: one caller at a time (the engine's lock).
-// Lifetime: a buffer must stay until Test says that its request is done, or until the link is destroyed.
-//   Destroying a link never blocks, whatever is still under way.
+// Lifetime: a buffer must stay valid until Test returns true or an error for its request, until Cancel
+// returns true, or until the link is destroyed. Destroying a link never blocks, even with messages in flight.
 #pragma once
 
 #include <cstddef>
@@ -22,37 +24,43 @@ namespace weft {
 
 class WireLink {
  public:
-  static constexpr size_t kMaxNoteBytes = 256;
+  static constexpr size_t kMaxControlMessageBytes = 256;
   using RequestId = uint64_t;
-  struct Note {
+  struct ControlMessage {
     int peer;
     std::string bytes;
   };
 
-  // What a receive says of its message: it has just so many bytes, or no more.
+  // Meaning of a receive's `bytes`: the exact length of the message, or its maximum.
   enum class Length : uint8_t { kExact, kAtMost };
 
   virtual ~WireLink() = default;
 
-  // `peer` is a rank of the bootstrap; `tag` is in [0, max_tag()].
+  // Post a data message or a receive. `peer` is a bootstrap rank; `tag` is in [0, max_tag()].
+  // Errors: kInvalidArgument (peer, tag or length out of range), kInternal (the transport failed).
   virtual absl::StatusOr<RequestId> Send(int peer, int tag, const void* data, size_t bytes) = 0;
   virtual absl::StatusOr<RequestId> Receive(int peer, int tag, void* data, size_t bytes, Length length) = 0;
-  // Moves on whatever is under way. Test and PollNote say what was there at the last Poll; they may say more.
+  // Makes progress on all messages in flight. Test and PollControlMessage report at least what had completed
+  // at the last Poll.
   // Errors: kInternal (the transport failed).
   virtual absl::Status Poll() = 0;
-  // True once: the request is then forgotten, as after an error. Errors: kInternal (the transport failed, and
-  // the message says what it said; or a message had a length that its receive does not allow).
+  // True if the request is complete. The id is invalid after true or an error.
+  // Errors: kInternal (the transport failed, with its message; or a message had a length that its receive
+  // does not allow).
   virtual absl::StatusOr<bool> Test(RequestId request) = 0;
-  // Gives up a receive. True: it is forgotten, and its buffer is not touched any more. False: its message is
-  // on its way, and Test says when it is there. A send cannot be taken back.
+  // Cancels a receive. True: the id is invalid, and the buffer is not accessed any more; a message that had
+  // already arrived in it may be discarded. False: the receive has matched a message; call Test until it is
+  // complete.
+  // REQUIRES: the request is a receive. Sends cannot be cancelled.
   virtual bool Cancel(RequestId receive) = 0;
 
-  // Copies the note, which leaves with this call or with the Polls that follow. At most kMaxNoteBytes.
-  virtual absl::Status SendNote(int peer, std::string_view bytes) = 0;
-  // Whether a note may not have left yet.
-  virtual bool HasUnsentNotes() const = 0;
-  // The next note that has arrived, if any.
-  virtual absl::StatusOr<std::optional<Note>> PollNote() = 0;
+  // Sends a copy of `bytes`, in this call or in later Polls.
+  // Errors: kInvalidArgument (peer out of range, or more than kMaxControlMessageBytes), kInternal.
+  virtual absl::Status SendControlMessage(int peer, std::string_view bytes) = 0;
+  // True if control messages may still wait to be sent.
+  virtual bool HasUnsentControlMessages() const = 0;
+  // Returns the next control message that has arrived; nullopt if there is none.
+  virtual absl::StatusOr<std::optional<ControlMessage>> PollControlMessage() = 0;
 
   virtual int max_tag() const = 0;
 };

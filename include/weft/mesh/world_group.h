@@ -1,6 +1,4 @@
-// The group of all ranks, "world", in their order.
-//
-// Pure.
+// The process group of all ranks, named "world", in rank order. Pure: no communication.
 #pragma once
 
 #include <numeric>

@@ -1,15 +1,17 @@
-// Attention with grouped queries: query head h reads key and value head h / (heads / kv_heads). Softmax and
-// all sums are in fp32; no tokens x tokens matrix exists (see attention_kernel.h).
+// Grouped-query attention (Ainslie et al., "GQA", 2023): query head h reads key and value head h / (heads /
+// kv_heads). Softmax and all sums are in fp32. No [tokens, keys] matrix is stored (see attention_kernel.h).
 //
 // Inputs: q [batch, tokens, heads, head_dim], k [batch, keys, kv_heads, head_dim], v [batch, keys, kv_heads,
-// value_dim], or with the two middle dims swapped (kBhsd); any strides but an innermost of 1. As many keys as
-// tokens, but without a causal mask and a set sequence. Outputs: [batch, tokens, heads, value_dim] in the
-// same layout, which is saved and must not be overwritten before backward; then, if asked for, the
-// log-sum-exp of each query's scores [batch, heads, tokens], f32, which takes no gradient. Which tokens they
-// are is the invocation's sequence(). Outputs and gradients are made by the module's ResultAllocators.
-// Errors: kInvalidArgument (shapes, dtypes, a mask or a scale that do not fit), kFailedPrecondition (a
-// sequence that is
-//   split over ranks, without an operator that brings their keys).
+//   value_dim]; with layout kBhsd the two middle dims are swapped. One dtype, f32 or bf16. The innermost
+//   stride is 1; other strides are free. The number of keys equals the number of tokens, unless the mask is
+//   not causal and no sequence is set. The invocation's sequence() gives the documents and positions of the
+//   tokens.
+// Outputs: out [batch, tokens, heads, value_dim] in the layout and dtype of q; with `returns_lse` also the
+//   log-sum-exp of each query's scores [batch, heads, tokens], f32, which takes no gradient.
+// Saves: q, k, v, out and the log-sum-exp. REQUIRES: none of them is overwritten before backward.
+// The module's ResultAllocators allocate the outputs and the gradients of the inputs.
+// Errors: kInvalidArgument (shapes, dtypes, mask or scale), kFailedPrecondition (a sequence that is split
+//   over ranks, without an AttentionOperator).
 #pragma once
 
 #include <cstdint>
@@ -22,30 +24,32 @@
 
 namespace weft {
 
-// The order of dims: batch, sequence, heads, head dim; or batch, heads, sequence, head dim.
+// Order of the dims: [batch, seq, heads, head_dim], or [batch, heads, seq, head_dim].
 enum class AttentionLayout : uint8_t { kBshd, kBhsd };
 
-// [batch, tokens, heads, dim], the same memory. Also the other way round: it swaps two dims.
+// A view of the same memory as [batch, tokens, heads, dim]. It converts back too, as it swaps two dims or
+// none.
 TensorView AsBshd(const TensorView& view, AttentionLayout layout);
 
 struct AttentionOptions {
   AttentionMask mask = {};
-  std::optional<float> scale = std::nullopt;  // Of the scores, positive; DefaultScale(head_dim) if none.
+  std::optional<float> scale = std::nullopt;  // Positive factor of the scores. None: DefaultScale(head_dim).
   AttentionLayout layout = AttentionLayout::kBshd;
   bool returns_lse = false;
 };
 
 class Attention;
 
-// How an attention is computed: alone (the default), or together with other ranks. Saves in the invocation
-// what backward needs, under the address of the module. Tensors are in the module's layout, and checked.
+// Replacement for the local computation of an Attention, such as one that exchanges keys with other ranks.
+// The tensors have the module's layout and have passed its checks. An operator saves what its backward needs
+// with Invocation::Save, under the address of the module.
 class AttentionOperator {
  public:
   virtual ~AttentionOperator() = default;
-  // The outputs: with lse if the module returns it.
+  // Returns the outputs: out, and the log-sum-exp if the module returns it.
   virtual absl::StatusOr<Tensors> Forward(Invocation& invocation, const Attention& attention,
                                           const Tensors& inputs) = 0;
-  // The gradients of q, k and v.
+  // Returns the gradients of q, k and v.
   virtual absl::StatusOr<Tensors> Backward(Invocation& invocation, const Attention& attention,
                                            const Tensors& output_gradients) = 0;
 };
@@ -57,8 +61,10 @@ class Attention : public Module {
 
   const AttentionOptions& options() const { return options_; }
   float ScaleFor(int64_t head_dim) const { return options_.scale.value_or(DefaultScale(head_dim)); }
-  // To be changed between passes only. Null: on this rank alone.
-  void SetOperator(std::shared_ptr<AttentionOperator> computes) { operator_ = std::move(computes); }
+  // Null selects the computation on this rank alone. REQUIRES: no pass is in flight.
+  void SetOperator(std::shared_ptr<AttentionOperator> attention_operator) {
+    operator_ = std::move(attention_operator);
+  }
 
  protected:
   absl::StatusOr<Tensors> ForwardImpl(Invocation& invocation, const Tensors& inputs) override;
@@ -66,11 +72,11 @@ class Attention : public Module {
 
  private:
   absl::Status CheckInputs(const Tensors& inputs) const;
-  absl::StatusOr<Tensors> ForwardAlone(Invocation& invocation, const Tensors& inputs) const;
-  absl::StatusOr<Tensors> BackwardAlone(Invocation& invocation, const Tensors& output_gradients) const;
+  absl::StatusOr<Tensors> ForwardLocal(Invocation& invocation, const Tensors& inputs) const;
+  absl::StatusOr<Tensors> BackwardLocal(Invocation& invocation, const Tensors& output_gradients) const;
 
   AttentionOptions options_;
-  std::shared_ptr<AttentionOperator> operator_;
+  std::shared_ptr<AttentionOperator> operator_;  // Null: ForwardLocal and BackwardLocal.
 };
 
 }  // namespace weft

@@ -1,15 +1,16 @@
-// The arithmetic of attention on memory that the caller owns: one rank's queries against blocks of keys that
-// may lie anywhere, each with the tokens (runs) that it holds. No tokens x tokens matrix exists. Softmax and
-// all sums are in fp32.
+// Kernels of attention, forward and backward, on memory of the caller. The queries of one rank attend to one
+// or several blocks of keys and values, which may lie anywhere in memory. Softmax and all sums are in fp32.
+// No [queries, keys] matrix is stored (Dao et al., "FlashAttention", 2022, section 3.1).
 //
-// Tensors of queries are [batch, queries, heads, dim], of keys [batch, keys, kv_heads, dim], with any strides
-// but an innermost of 1; a tensor's tokens are described by runs whose count is theirs. Queries, keys and
-// values have one dtype, f32 or bf16; values may have another head size than queries and keys. Any size may
-// be 0.
+// Queries are [batch, queries, heads, head_dim], keys [batch, keys, kv_heads, head_dim], values
+// [batch, keys, kv_heads, value_dim]. TokenRuns state the document and the position of each token of a
+// tensor. Any size may be 0.
+// REQUIRES: queries, keys and values have one dtype, f32 or bf16. The innermost stride is 1; other strides
+//   are free. The counts of the runs add up to the tensor's tokens.
 //
-// Thread safety: any thread may call; a call uses the calling thread's ThreadCount() threads.
-// Bits: as Matmul's. They also depend on how keys are divided into blocks, as sums run block by block, and on
-//   the cache of a core, which decides the size of tiles.
+// Thread safety: any thread may call. A call uses the ThreadCount() threads of the calling thread.
+// Determinism: as for Matmul. The bits also depend on the division of the keys into blocks, as sums run
+//   block by block, and on the cache size of a core, which sets the tile size.
 #pragma once
 
 #include <cstdint>
@@ -25,10 +26,10 @@ namespace weft {
 float DefaultScale(int64_t head_dim);
 
 struct AttentionProblem {
-  AttentionMask mask;  // Valid (see Validate).
-  float scale = 1.0F;  // Of the scores, before the softmax; positive.
-  // Query head h reads kv head (h + head_offset) / group: a rank may hold some of the heads, from the middle
-  // of a group too.
+  AttentionMask mask;  // REQUIRES: Validate(mask) is OK.
+  float scale = 1.0F;  // Factor of the scores before the softmax. REQUIRES: positive.
+  // Query head h reads kv head (h + head_offset) / group. The offset serves a rank whose first query head
+  // lies in the middle of a group.
   int64_t group = 1;
   int64_t head_offset = 0;
 };
@@ -36,26 +37,29 @@ struct AttentionProblem {
 struct KeyBlock {
   TensorView k;           // [batch, keys, kv_heads, head_dim]
   TensorView v;           // [batch, keys, kv_heads, value_dim]
-  const TokenRuns* runs;  // Of the keys.
+  const TokenRuns* runs;  // Documents and positions of the keys.
 };
 
-// Writes out [batch, queries, heads, value_dim] (q's dtype, or f32) and lse [batch, heads, queries] (f32),
-// the natural logarithm of the sum of exp(score). A query that sees nothing gets zeros and -infinity.
+// Writes out [batch, queries, heads, value_dim], in f32 or q's dtype, and lse [batch, heads, queries], in
+// f32: the natural logarithm of the sum of exp(score). A query that may attend to no key gets zeros and
+// -infinity.
 void AttentionForward(const AttentionProblem& problem, const TensorView& q, const TokenRuns& q_runs,
                       absl::Span<const KeyBlock> keys, const TensorView& out, const TensorView& lse);
 
-// delta [batch, heads, queries] (f32) = the sum of out * dout over a head's values.
+// Writes delta [batch, heads, queries], in f32: the sum of out * dout over value_dim (FlashAttention,
+// appendix B.2).
 void AttentionDelta(const TensorView& out, const TensorView& dout, const TensorView& delta);
 
-// Like the block's k and v: f32, or, with a key_beta of 0, the inputs' dtype.
+// Gradients of a key block, shaped as its k and v. In f32, or, if key_beta is 0, in the dtype of the inputs.
 struct KeyGradients {
   TensorView dk, dv;
 };
 
-// Gradients of one or several blocks of keys, and what these blocks add to the gradient of the queries. `lse`
-// and `delta` are those of all keys that a query sees, so that blocks may come call by call. dq is like q:
-// f32, or, with a dq_beta of 0, q's dtype. Each target becomes its gradient plus beta times what it held (0:
-// not read).
+// Writes the gradients of one or several blocks of keys, and the contribution of these blocks to the gradient
+// dq of the queries. dq is shaped as q, in f32, or, if dq_beta is 0, in q's dtype. Each target becomes
+// gradient + beta * target; with a beta of 0 the old target is not read.
+// `lse` and `delta` must cover all keys that a query may attend to. Blocks can then be passed in separate
+// calls, which add to the same dq.
 void AttentionBackward(const AttentionProblem& problem, const TensorView& q, const TokenRuns& q_runs,
                        absl::Span<const KeyBlock> keys, const TensorView& lse, const TensorView& delta,
                        const TensorView& dout, const TensorView& dq, float dq_beta,

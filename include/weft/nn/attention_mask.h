@@ -1,4 +1,4 @@
-// Which keys a query sees, as a function of documents and positions alone.
+// Attention mask as a function of documents and positions: the keys that a query may attend to.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace weft {
 
-// Documents never see each other. Within a document a query at position p sees the keys at
-//   all positions               if not causal,
-//   positions up to p           if causal,
-//   positions p - w to p        if causal with a window of w.
+// A query attends only to keys of its own document. There, a query at position p attends to the keys at
+//   all positions       if the mask is not causal,
+//   [0, p]              if the mask is causal,
+//   [p - w, p]          if the mask is causal with a window of w.
 struct AttentionMask {
   bool causal = true;
   std::optional<int64_t> window;
@@ -24,8 +24,8 @@ struct AttentionMask {
 // Errors: kInvalidArgument (a window below 1, or without a causal mask).
 absl::Status Validate(const AttentionMask& mask);
 
-// How many (query, key) pairs the mask lets through: a closed form for each pair of runs. Where it is 0 the
-// keys need be neither sent nor looked at.
+// The number of (query, key) pairs that the mask allows, by a closed form for each pair of runs. If it is 0,
+// the keys need not be sent or computed for these queries.
 int64_t VisiblePairs(const AttentionMask& mask, const TokenRuns& queries, const TokenRuns& keys);
 int64_t VisiblePairs(const AttentionMask& mask, const TokenRun& queries, const TokenRun& keys);
 

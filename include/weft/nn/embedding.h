@@ -1,7 +1,9 @@
-// Rows of a table, looked up by token id.
+// Embedding table: looks up the row of each token id.
 //
-// Inputs: ids [...], i32. Outputs: [..., dim], in the dtype of the table. Forward fails with kInvalidArgument
-// on an id outside the table, before anything is computed.
+// Inputs: ids [...], i32. Outputs: y [..., dim] in the dtype of the table [vocab_size, dim].
+// Saves: the ids. Backward sums the rows of dy in fp32 for each id, and adds each sum to the id's row of the
+// table's gradient. A gradient that is not yet written is zero-filled first.
+// Errors: kInvalidArgument (an id outside [0, vocab_size); checked before anything is computed).
 #pragma once
 
 #include <string>

@@ -1,7 +1,7 @@
-// y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))): the Gaussian error linear unit (Hendrycks and Gimpel,
-// 2016) in its approximation by tanh. Computed in fp32.
+// Gaussian error linear unit in its tanh approximation: y = x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))
+// (Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016, section 2). Computed in fp32.
 //
-// Inputs: x, any shape. Outputs: y, the same.
+// Inputs: x of any shape, f32 or bf16. Outputs: y of the same shape and dtype. Saves: x.
 #pragma once
 
 #include "weft/nn/module.h"

@@ -1,5 +1,5 @@
-// Initial values by a counter-based generator: an element depends on nothing but the seed, its parameter's
-// name and its index.
+// Initial values of parameters, drawn with the counter-based generator Philox4x32-10. An element depends only
+// on the seed, the name of its parameter and its index.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,9 @@
 
 namespace weft {
 
-// Writes elements [start, start + count) of the parameter (row-major order) to `out`, in fp32.
+// Writes the initial values of elements [start, start + count) of the parameter, in row-major order, to
+// `out`.
+// REQUIRES: 0 <= start, and start + count <= parameter.elements().
 void FillInitialValues(const Parameter& parameter, uint64_t seed, int64_t start, int64_t count, float* out);
 
 }  // namespace weft

@@ -1,10 +1,17 @@
-// One microbatch's pass through a model: what its modules saved for backward, and facts that hold for all of
-// them. Several invocations of one model can be in flight.
+// State of one forward and backward pass over one microbatch: the tensors that modules save for backward (as
+// in the `ctx` of a torch.autograd.Function), and settings that hold for all modules of the pass. Several
+// invocations of one model can be in flight.
 //
-// Note [Frames of saves]: a module with activation checkpointing runs its forward under Suspend, in which
-// nothing is saved, and recomputes it in backward under a Frame, which sets aside what the invocation holds:
-// what the recompute saves meets only the backward that follows it, however often the modules below are
-// called elsewhere. Frames nest, as checkpointed modules do.
+// Note [Save scopes]
+// Problem: a module with activation checkpointing runs its forward twice, and saves are popped in LIFO order.
+//   Saves of the recomputed forward must not mix with saves that the same modules made in other calls of this
+//   invocation.
+// Rule: the first forward runs in a NoSaveScope, in which nothing is saved. Backward recomputes the forward
+//   in a NewSaveScope, which sets the present saves aside until the scope ends.
+// Why it suffices: the module's backward runs in the same scope, so that it pops exactly what the recompute
+//   saved. Scopes nest as checkpointed modules do.
+// Without it, a module that is called both inside and outside a checkpointed module pops the saves of another
+// call.
 //
 // Thread safety: none; one thread drives an invocation.
 #pragma once
@@ -30,32 +37,33 @@ using Tensors = absl::InlinedVector<Tensor, 2>;
 
 class Invocation {
  public:
-  // `gradients`: whether backward will follow. Without it modules save nothing. `loss_scale` multiplies the
-  // loss of every target: 1 / (targets of the whole step, over all ranks and microbatches) makes the parts'
-  // sum a mean.
+  // `gradients`: a backward follows. Without it modules save nothing.
+  // `loss_scale`: factor of every target's loss. With 1 / (targets of the whole step, over all ranks and
+  //   microbatches), the partial losses add up to the mean.
   explicit Invocation(bool gradients = true, float loss_scale = 1.0F)
       : gradients_(gradients), loss_scale_(loss_scale) {}
 
   bool gradients() const { return gradients_; }
-  // Whether Save keeps anything: not without a backward, nor where backward will recompute. Modules need not
-  // make then what only backward reads.
-  bool saves() const { return gradients_ && !suspended_; }
+  // False without a backward, and in a NoSaveScope. Then Save has no effect, and modules need not compute
+  // what only backward reads.
+  bool is_saving() const { return gradients_ && !suspended_; }
   float loss_scale() const { return loss_scale_; }
 
-  // What `module` needs in backward. A module that is called several times saves once a call; backward takes
-  // them back in reverse order of the calls.
+  // A stack of saves per module: each forward call pushes the tensors that its backward needs, and backward
+  // pops them in the reverse order of the calls. REQUIRES of PopSaved: a save of `module` is left.
   void Save(const Module* module, Tensors tensors);
-  Tensors TakeSaved(const Module* module);
-  // The inputs of a checkpointed module, beside what it saves itself.
+  Tensors PopSaved(const Module* module);
+  // The same for the inputs of a checkpointed module, apart from the module's own saves.
   void SaveInputs(const Module* module, Tensors inputs);
-  Tensors TakeInputs(const Module* module);
-  // How the token dim of all activations lies in its sequence. Null: every row of the batch is one document
-  // from position 0, and not split. Set before the pass, and the same for backward.
+  Tensors PopInputs(const Module* module);
+  // The documents and positions of the tokens in every activation's token dim, and how ranks share the
+  // sequence. Null: each row of the batch is one document that starts at position 0 and is not split. Set it
+  // before the forward, and do not change it until backward is done.
   void SetSequence(std::shared_ptr<const SequenceParts> sequence) { sequence_ = std::move(sequence); }
   const std::shared_ptr<const SequenceParts>& sequence() const { return sequence_; }
 
-  // An object of this invocation, made at the first use of the key with this type, gone with the invocation:
-  // for hooks that keep what is under way.
+  // Per-invocation state of a hook: one T for each key, created at the first call and destroyed with the
+  // invocation.
   template <typename T>
   T& State(const void* key) {
     std::shared_ptr<void>& state = states_[{key, std::type_index(typeid(T))}];
@@ -63,19 +71,20 @@ class Invocation {
     return *static_cast<T*>(state.get());
   }
 
-  // Somebody reads a tensor while modules go on, such as one who sends it elsewhere: `use`, which outlives
-  // the loan, is told to a module that would overwrite it. Each Lend has its TakeBack.
-  void Lend(const Tensor& tensor, const std::string* use);
-  void TakeBack(const Tensor& tensor);
-  // Modules that overwrite a tensor they were given ask first. kFailedPrecondition where it is lent: names
-  // `writer` and the use.
+  // Registers a reader of `tensor` that runs beside the modules, such as a send to another rank. `use`
+  // completes the error "<module> would overwrite <use>". Call RemoveReader once for each AddReader.
+  // Lifetime: `use` must outlive the registration.
+  void AddReader(const Tensor& tensor, const std::string* use);
+  void RemoveReader(const Tensor& tensor);
+  // Modules that overwrite an input call this first. `writer` is the module's name.
+  // Errors: kFailedPrecondition (the tensor has a reader; names `writer` and the reader's `use`).
   absl::Status CheckWritable(const Tensor& tensor, const std::string& writer) const;
 
-  // True when every save has been taken back.
+  // True when every save has been popped.
   bool empty() const { return saves_.modules.empty() && saves_.inputs.empty(); }
 
-  class Suspend;
-  class Frame;
+  class NoSaveScope;
+  class NewSaveScope;
 
  private:
   using SavesByModule = absl::flat_hash_map<const Module*, std::vector<Tensors>>;
@@ -83,42 +92,43 @@ class Invocation {
     SavesByModule modules;
     SavesByModule inputs;
   };
-  struct Loans {
-    const std::string* use = nullptr;  // The last one's.
+  struct Readers {
+    const std::string* use = nullptr;  // From the last AddReader.
     int count = 0;
   };
 
   bool gradients_;
   float loss_scale_;
-  bool suspended_ = false;
+  bool suspended_ = false;  // A NoSaveScope is alive.
   Saves saves_;
   std::shared_ptr<const SequenceParts> sequence_;
-  absl::flat_hash_map<const void*, Loans> lent_;  // By the first element.
+  absl::flat_hash_map<const void*, Readers> readers_;  // Keyed by the address of the tensor's first element.
   absl::flat_hash_map<std::pair<const void*, std::type_index>, std::shared_ptr<void>> states_;
 };
 
-// While it lives, nothing is saved. See Note [Frames of saves].
-class Invocation::Suspend {
+// Scope in which nothing is saved. See Note [Save scopes].
+class Invocation::NoSaveScope {
  public:
-  explicit Suspend(Invocation& invocation)
+  explicit NoSaveScope(Invocation& invocation)
       : invocation_(invocation), outer_(std::exchange(invocation.suspended_, true)) {}
-  ~Suspend() { invocation_.suspended_ = outer_; }
-  Suspend(const Suspend&) = delete;
-  Suspend& operator=(const Suspend&) = delete;
+  ~NoSaveScope() { invocation_.suspended_ = outer_; }
+  NoSaveScope(const NoSaveScope&) = delete;
+  NoSaveScope& operator=(const NoSaveScope&) = delete;
 
  private:
   Invocation& invocation_;
   bool outer_;
 };
 
-// While it lives, saves are kept apart from those before; what is left of them goes with it.
-class Invocation::Frame {
+// Scope with saves of its own. Its end drops the saves that were not popped, and restores those from before.
+// See Note [Save scopes].
+class Invocation::NewSaveScope {
  public:
-  explicit Frame(Invocation& invocation)
+  explicit NewSaveScope(Invocation& invocation)
       : invocation_(invocation), outer_(std::exchange(invocation.saves_, {})) {}
-  ~Frame() { invocation_.saves_ = std::move(outer_); }
-  Frame(const Frame&) = delete;
-  Frame& operator=(const Frame&) = delete;
+  ~NewSaveScope() { invocation_.saves_ = std::move(outer_); }
+  NewSaveScope(const NewSaveScope&) = delete;
+  NewSaveScope& operator=(const NewSaveScope&) = delete;
 
  private:
   Invocation& invocation_;

@@ -1,8 +1,11 @@
-// y_i = x W_i^T for one or several weights that share their input, such as the query, key and value
-// projections: their parameters are neighbours, and the gradient of x is summed by the products themselves.
+// Linear layer without bias: y_i = x W_i^T for one or several weights W_i [out_features_i, in_features] with
+// the same input, such as the query, key and value projections. The weights are adjacent in the parameter
+// list. The products add up the gradient of x, without a separate sum.
 //
-// Inputs: x [..., in_features]. Outputs: y_i [..., out_features_i], which the caller may overwrite. Outputs
-// and the gradient of x are made by the module's ResultAllocators.
+// Inputs: x [..., in_features]. Outputs: y_i [..., out_features_i] in the dtype of x, which the caller may
+// overwrite. The module's ResultAllocators allocate the outputs and the gradient of x.
+// Saves: x. Backward writes or adds dW_i = dy_i^T x to the gradient of each W_i, summed in fp32 and rounded
+// once.
 #pragma once
 
 #include <string>
@@ -15,7 +18,7 @@ namespace weft {
 class Linear : public Module {
  public:
   struct Output {
-    std::string parameter;  // Appended to the module's name: "q_proj.weight".
+    std::string parameter;  // The part of the parameter's name after the module's name: "q_proj.weight".
     int64_t features;
   };
 

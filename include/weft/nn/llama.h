@@ -1,11 +1,12 @@
-// A Llama decoder with its loss, under the names and shapes of Hugging Face's LlamaForCausalLM.
+// Llama decoder with its loss. Parameters have the names and shapes of Hugging Face's LlamaForCausalLM.
 //
 //   LlamaModel            model.embed_tokens, model.layers.N, model.norm, lm_head
 //     DecoderBlock        x += self_attn(input_layernorm(x)); x += mlp(post_attention_layernorm(x))
 //       SelfAttention     q_proj, k_proj, v_proj, rotary embedding, causal attention, o_proj
 //       FeedForward       down_proj(silu(gate_proj(x)) * up_proj(x))
 //
-// Activations are [batch, seq, dim]. A residual's sum is formed in fp32 and rounded once.
+// Activations are [batch, tokens, dim], f32 or bf16. Residual sums are formed in fp32 and rounded once, in
+// place: a block adds its input to the output of its last layer. Only the layers save tensors.
 #pragma once
 
 #include <memory>
@@ -24,13 +25,15 @@
 
 namespace weft {
 
-// Inputs: x [batch, seq, dim]. Outputs: the same, which the caller may overwrite.
+// Attention layer of a decoder block.
+//
+// Inputs: x [batch, tokens, dim]. Outputs: y of the same shape and dtype, which the caller may overwrite.
 class SelfAttention : public Module {
  public:
   SelfAttention(std::string name, const LlamaConfig& config, std::shared_ptr<RopeTable> rope_table);
 
-  Linear& projections() const { return *projections_; }  // Queries, keys, values.
-  Rope& rope() const { return *rope_; }                  // Queries, keys.
+  Linear& projections() const { return *projections_; }  // Give queries, keys and values.
+  Rope& rope() const { return *rope_; }                  // Rotates queries and keys.
   Attention& attention() const { return *attention_; }
   Linear& output() const { return *output_; }
 
@@ -46,7 +49,9 @@ class SelfAttention : public Module {
   Linear* output_;
 };
 
-// Inputs: x [batch, seq, dim]. Outputs: the same, which the caller may overwrite.
+// Feed-forward layer of a decoder block.
+//
+// Inputs: x [batch, tokens, dim]. Outputs: y of the same shape and dtype, which the caller may overwrite.
 class FeedForward : public Module {
  public:
   FeedForward(std::string name, const LlamaConfig& config);
@@ -56,12 +61,14 @@ class FeedForward : public Module {
   absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& output_gradients) override;
 
  private:
-  Linear* projections_;  // Gate, up.
+  Linear* projections_;  // Give gate and up.
   SwiGlu* activation_;
   Linear* output_;
 };
 
-// Inputs: x [batch, seq, dim]. Outputs: the same.
+// One decoder block: attention and feed-forward layer, each with a norm before it and a residual connection.
+//
+// Inputs: x [batch, tokens, dim]. Outputs: y of the same shape and dtype.
 class DecoderBlock : public Module {
  public:
   DecoderBlock(std::string name, const LlamaConfig& config, std::shared_ptr<RopeTable> rope_table);
@@ -79,19 +86,24 @@ class DecoderBlock : public Module {
   FeedForward* feed_forward_;
 };
 
-// Inputs: token ids [batch, seq] and targets [batch, seq], both i32; a target is the token that follows.
-// Outputs: the sum of the tokens' losses times the invocation's loss scale, an f32 scalar. Backward takes the
-// gradient of that scalar, 1, and returns undefined tensors. Errors: kInvalidArgument (a token outside the
-// vocabulary; a position from max_positions on; ids and targets of different shapes).
+// The whole model.
+//
+// Inputs: token ids [batch, tokens] and targets [batch, tokens], both i32. A target is the token that
+// follows.
+// Outputs: the sum of the tokens' losses times the invocation's loss_scale(), an f32 scalar. Backward takes
+// the gradient of that scalar, usually 1, and returns undefined tensors.
+// Errors: kInvalidArgument (an id or target outside the vocabulary; a position of max_positions or more; ids
+// and targets of different shapes; a sequence with another number of tokens).
 class LlamaModel : public Module {
  public:
-  // Errors: what Validate says of the configuration.
+  // Errors: those of Validate(config).
   static absl::StatusOr<std::unique_ptr<LlamaModel>> Create(const LlamaConfig& config);
 
   const LlamaConfig& config() const { return config_; }
   const std::vector<DecoderBlock*>& blocks() const { return blocks_; }
-  // What is worth to be gathered and reduced by itself, in the order of forward: the blocks, and the head
-  // unless it is the embedding. The head's gradient is the first of backward, and the embedding's the last.
+  // The modules to shard as separate parameter groups ("FSDP units"), in forward order: the blocks, and the
+  // head unless its weight is tied to the embedding. The head is apart from the rest because its gradient is
+  // complete first in backward, and the embedding's last.
   std::vector<Module*> units() const;
 
  protected:

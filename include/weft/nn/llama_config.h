@@ -1,4 +1,4 @@
-// The shape of a Llama decoder.
+// Configuration of a Llama decoder: its sizes and constants.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +8,8 @@
 
 namespace weft {
 
-// The frequency scaling of Llama 3.1 for contexts longer than the model was first trained on ("llama3" in
-// config.json).
+// Frequency scaling of Llama 3.1, for contexts longer than those of the first training (rope_type "llama3" in
+// a config.json of Hugging Face).
 struct Llama3RopeScaling {
   float factor = 8.0F;
   float low_freq_factor = 1.0F;
@@ -23,15 +23,16 @@ struct LlamaConfig {
   int64_t layers = 2;
   int64_t heads = 4;
   int64_t kv_heads = 4;   // Divides `heads`.
-  int64_t head_dim = 32;  // Even. Usually dim / heads, but not always.
+  int64_t head_dim = 32;  // Even. Usually dim / heads, but independent of it.
   int64_t ffn_dim = 352;
   float norm_eps = 1e-5F;
   double rope_theta = 10000.0;
   std::optional<Llama3RopeScaling> rope_scaling;
   bool tie_word_embeddings = false;
-  int64_t max_positions = 2048;  // The longest sequence.
+  int64_t max_positions = 2048;  // Tokens of the longest sequence.
   float init_stddev = 0.02F;
 
+  // The number of elements of all parameters. A tied weight counts once.
   int64_t ParameterCount() const;
 };
 

@@ -1,12 +1,15 @@
-// The head of a language model and its loss in one: logits = hidden W^T, and the cross-entropy (natural
-// logarithm) of their softmax with the targets, summed over all tokens and multiplied by the invocation's
-// loss scale.
+// Head of a language model fused with its loss: logits = hidden W^T with W [vocab_size, dim], and the
+// cross-entropy (natural logarithm) of their softmax with the targets, summed over all tokens and multiplied
+// by the invocation's loss_scale().
 //
-// Logits are computed in fp32 in chunks of tokens, and overwritten chunk by chunk with their gradient, which
-// is all that is kept for backward: [tokens, vocab] in the compute dtype, once.
+// Forward computes the logits in fp32, in chunks of tokens, and overwrites each chunk with its gradient. Only
+// the gradient is kept for backward, so that memory for [tokens, vocab_size] is needed once.
 //
-// Inputs: hidden [..., dim]; targets [...], i32. Outputs: the loss, an f32 scalar. Backward takes the
-// gradient of the loss, an f32 scalar, usually 1.
+// Inputs: hidden [..., dim], f32 or bf16; targets [...], i32. Outputs: the loss, an f32 scalar.
+// Saves: hidden, and the gradient of the logits [tokens, vocab_size] in the dtype of hidden. Backward takes
+// the gradient of the loss, an f32 scalar, usually 1. It writes or adds the weight's gradient, summed in fp32
+// and rounded once.
+// Errors: kInvalidArgument (a target outside [0, vocab_size); checked before anything is computed).
 #pragma once
 
 #include <memory>
@@ -18,9 +21,9 @@ namespace weft {
 
 class LmHeadLoss : public Module {
  public:
-  // With a weight of its own, "<name>.weight" [vocab, dim].
+  // With its own weight "<name>.weight" [vocab_size, dim].
   LmHeadLoss(std::string name, int64_t vocab_size, int64_t dim, Initializer initializer = {});
-  // Tied to a table [vocab, dim] of another module.
+  // Tied to the weight [vocab_size, dim] of another module, such as an Embedding.
   LmHeadLoss(std::string name, std::shared_ptr<Parameter> tied);
 
  protected:

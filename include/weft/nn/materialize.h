@@ -1,4 +1,4 @@
-// Memory and initial values for a model that lives whole on one rank.
+// Memory and initial values for a model that is whole on one rank.
 #pragma once
 
 #include <cstdint>
@@ -8,18 +8,21 @@
 
 namespace weft {
 
-// Gives every parameter below `module` its own data and, where it is trained, its own gradient, and fills the
-// data with the initial values of `seed`, rounded to `data_dtype`. Gradients start unwritten. The memory
-// belongs to the returned object: the views are valid while it lives.
+// Allocates the data of every parameter below `module`, and the gradients of those with `requires_grad`.
+// Fills the data with the initial values for `seed`, rounded to `data_dtype`. Gradients start unwritten: the
+// first backward overwrites them. In PyTorch's terms: a module on the meta device, then `to_empty()` and
+// `reset_parameters()`.
+//
+// Lifetime: this object owns the memory. Its destructor resets the parameters' views to null.
 class [[nodiscard]] MaterializedParameters {
  public:
-  // Dtypes: f32 or bf16.
+  // REQUIRES: both dtypes are f32 or bf16.
   MaterializedParameters(Module& module, uint64_t seed, DType data_dtype, DType grad_dtype);
   ~MaterializedParameters();
   MaterializedParameters(MaterializedParameters&&) noexcept = default;
   MaterializedParameters& operator=(MaterializedParameters&&) = delete;
 
-  // Begins a new period of gradient accumulation: the next backward overwrites.
+  // Marks all gradients as unwritten, so that the next backward overwrites them (`optimizer.zero_grad()`).
   void ClearGradients();
 
  private:

@@ -1,6 +1,7 @@
-// The feed-forward layer of transformers and mixers: down(gelu(up(x))), without biases.
+// Feed-forward layer of transformers and mixers: y = down(gelu(up(x))), without biases. `hidden` is the
+// number of features between the two layers.
 //
-// Inputs: x [..., features]. Outputs: the same, which the caller may overwrite.
+// Inputs: x [..., features]. Outputs: y of the same shape and dtype, which the caller may overwrite.
 #pragma once
 
 #include <string>

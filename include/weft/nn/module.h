@@ -1,10 +1,17 @@
-// A layer with explicit forward and backward, children, parameters and hooks. There is no tape: a module's
-// backward calls its children's backward in the reverse order of its forward.
+// Base class of layers: explicit forward and backward, child modules, parameters, and hooks as
+// torch.nn.Module has them. There is no autograd tape: a module's BackwardImpl calls Backward of its children
+// in the reverse order of its forward.
+//
+// Conventions of all modules: activations are contiguous tensors [..., features] of f32 or bf16, unless the
+// module's header says otherwise. The data of parameters have the dtype of the activations.
 //
 // Thread safety: none; one thread drives a model.
-// Call order, for each invocation: Forward (Backward)?, each pair nested as calls are.
-// Lifetime: children and parameters are owned by their module and never move. A module may save its inputs
-//   and outputs for backward, so nobody overwrites them, but where the module's header allows it.
+// Call order within an invocation: at most one Backward for each Forward, in the reverse order of the
+// Forwards.
+// REQUIRES: the caller does not overwrite a module's inputs and outputs before its backward, as the module
+// may
+//   have saved them. The exceptions are stated in the headers of the modules.
+// Lifetime: a module owns its children and parameters. They never move.
 #pragma once
 
 #include <cstdint>
@@ -22,19 +29,23 @@
 
 namespace weft {
 
-// Makes memory for a tensor; uninitialised, row-major.
+// Allocates an uninitialized, row-major tensor.
 using TensorAllocator = std::function<absl::StatusOr<Tensor>(DType, Shape)>;
 
-// Where a module's results are made; empty: Tensor::Empty.
+// Allocators of a module's outputs and of the gradients of its inputs. An empty one stands for Tensor::Empty.
 struct ResultAllocators {
   TensorAllocator outputs, input_gradients;
 };
 
 class Module {
  public:
-  // Hooks run in the order they were added. Forward pre-hooks may replace the inputs, post-hooks the outputs;
-  // the same in backward with the gradients of the outputs and of the inputs. A hook must not add or remove
-  // hooks of its module.
+  // Hooks of four kinds, with PyTorch's meaning. Each kind receives one list of tensors and may replace it:
+  //   forward pre-hook    the inputs, before forward                       (register_forward_pre_hook)
+  //   forward post-hook   the outputs, after forward                       (register_forward_hook)
+  //   backward pre-hook   the gradients of the outputs, before backward    (register_full_backward_pre_hook)
+  //   backward post-hook  the gradients of the inputs, after backward      (register_full_backward_hook)
+  // Hooks of one kind run in the order in which they were added. The pass stops at the first hook that fails.
+  // REQUIRES: a hook does not add or remove hooks of its own module.
   using Hook = std::function<absl::Status(Module&, Invocation&, Tensors&)>;
   using HookId = int;
 
@@ -43,45 +54,47 @@ class Module {
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
-  // Path from the root, "model.layers.0.mlp"; parameters append to it.
+  // Path from the root module, such as "model.layers.0.mlp". A parameter's name is this path and a suffix.
   const std::string& name() const { return name_; }
 
   absl::StatusOr<Tensors> Forward(Invocation& invocation, Tensors inputs);
-  // Gradients of the outputs in, gradients of the inputs out (an undefined tensor where an input has none,
-  // such as token ids). Parameter gradients go straight into Parameter::grad.
+  // Takes the gradients of the outputs and returns the gradients of the inputs. An input without a gradient,
+  // such as token ids, has an undefined tensor there. Gradients of parameters are written or added to
+  // Parameter::grad.
   absl::StatusOr<Tensors> Backward(Invocation& invocation, Tensors output_gradients);
 
-  // On: forward keeps this module's inputs only, and backward computes it again before it goes on: after the
-  // backward pre-hooks, so that the parameters they gather serve both. Its own forward hooks do not run
-  // again; those of modules below do. Results are the same to the bit. To be changed between passes only; not
-  // for a module that overwrites its inputs (see Lifetime).
-  void SetActivationCheckpointing(bool on) { checkpoints_ = on; }
+  // With activation checkpointing (torch.utils.checkpoint), forward saves only this module's inputs, and
+  // backward recomputes the forward first. The recompute runs after the backward pre-hooks, so that one
+  // unshard of the parameters serves both. This module's forward hooks do not run again; those of the modules
+  // below it do. Results are bitwise the same.
+  // REQUIRES: no pass is in flight; the module does not overwrite its inputs.
+  void SetActivationCheckpointing(bool on) { uses_checkpointing_ = on; }
 
-  // For results that others than this rank read, which must lie in memory that they reach. Used by the
-  // modules whose header says so; to be changed between passes only.
+  // Allocators for results that other ranks read, and which therefore must lie in memory that these ranks
+  // reach. Only modules whose header says so use them. REQUIRES: no pass is in flight.
   void SetResultAllocators(ResultAllocators allocators) { allocators_ = std::move(allocators); }
 
   HookId AddForwardPreHook(Hook hook);
   HookId AddForwardPostHook(Hook hook);
   HookId AddBackwardPreHook(Hook hook);
   HookId AddBackwardPostHook(Hook hook);
-  // Called when forward or backward of this module fails, in a hook or below it, with the error; also when an
-  // exception passes, which goes on afterwards.
+  // Called with the error when Forward or Backward of this module fails: in a hook, in the module or in one
+  // below it. Also called when an exception escapes; the exception is rethrown.
   using ErrorHook = std::function<void(Module&, const absl::Status&)>;
   HookId AddErrorHook(ErrorHook hook);
   void RemoveHook(HookId id);
 
   const std::vector<Module*>& children() const { return children_; }
-  // The module's own parameters, without its children's.
+  // The module's own parameters, without those of its children.
   const std::vector<std::shared_ptr<Parameter>>& parameters() const { return parameters_; }
-  // This module and all below it, parents first, in order of registration.
+  // This module and all modules below it, parents first, in order of registration.
   std::vector<Module*> Descendants();
-  // All parameters below, each once (a tied one where it was first met).
+  // The parameters of all Descendants(), each once. A tied parameter comes at its first use.
   std::vector<std::shared_ptr<Parameter>> AllParameters();
 
  protected:
-  // Registration, in constructors. A parameter's name becomes "<module name>.<name>". Sharing ties a
-  // parameter to another module's.
+  // Registration. REQUIRES: called in the constructor. AddParameter names the parameter
+  // "<module name>.<name>". ShareParameter ties this module to a parameter of another module.
   Parameter* AddParameter(std::string name, Shape shape, Initializer initializer);
   Parameter* ShareParameter(std::shared_ptr<Parameter> parameter);
   template <typename M>
@@ -92,7 +105,7 @@ class Module {
     return raw;
   }
 
-  // Memory for a result.
+  // Allocate a result with the module's ResultAllocators.
   absl::StatusOr<Tensor> NewOutput(DType dtype, Shape shape) const;
   absl::StatusOr<Tensor> NewInputGradient(DType dtype, Shape shape) const;
 
@@ -110,12 +123,12 @@ class Module {
   absl::Status RunHooks(const Hooks& hooks, Invocation& invocation, Tensors& tensors);
   absl::StatusOr<Tensors> RunForward(Invocation& invocation, Tensors inputs);
   absl::StatusOr<Tensors> RunBackward(Invocation& invocation, Tensors output_gradients);
-  // The result of `pass`, which error hooks learn of if it is none.
+  // Runs `pass` and returns its result. Calls the error hooks if it fails or throws.
   template <typename Pass>
-  absl::StatusOr<Tensors> Reported(const Pass& pass);
-  void ReportError(const absl::Status& error);
-  absl::StatusOr<Tensors> ForwardForRecompute(Invocation& invocation, const Tensors& inputs);
-  absl::StatusOr<Tensors> RecomputeAndBackward(Invocation& invocation, const Tensors& output_gradients);
+  absl::StatusOr<Tensors> WithErrorHooks(const Pass& pass);
+  void RunErrorHooks(const absl::Status& error);
+  absl::StatusOr<Tensors> ForwardCheckpointed(Invocation& invocation, const Tensors& inputs);
+  absl::StatusOr<Tensors> BackwardCheckpointed(Invocation& invocation, const Tensors& output_gradients);
 
   std::string name_;
   std::vector<std::unique_ptr<Module>> owned_children_;
@@ -125,7 +138,7 @@ class Module {
   std::vector<Registered<ErrorHook>> error_hooks_;
   ResultAllocators allocators_;
   HookId next_hook_ = 0;
-  bool checkpoints_ = false;
+  bool uses_checkpointing_ = false;
 };
 
 }  // namespace weft

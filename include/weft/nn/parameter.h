@@ -1,5 +1,5 @@
-// A trainable tensor of a module: a name, a shape and two views, data and gradient, which whoever owns the
-// memory sets and rebases (the sharding engine, or MaterializeParameters for a model on one rank).
+// Trainable tensor of a module: a name, a shape, and views of its data and of its gradient. The owner of the
+// memory sets both views: a ShardedModel, or MaterializedParameters for a model that is whole on one rank.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,12 @@
 
 namespace weft {
 
-// How a parameter starts. Values come from a counter-based generator keyed by (seed, name, element index), so
-// that any range can be made alone and the result does not depend on the mesh.
+// Distribution of a parameter's initial values. FillInitialValues draws them with a counter-based generator
+// that is keyed by (seed, name, element index). Any range can therefore be drawn alone, and the values do not
+// depend on the mesh.
 struct Initializer {
   enum class Kind : uint8_t { kConstant, kNormal } kind = Kind::kNormal;
-  float mean = 0.0F;  // Also the value of kConstant.
+  float mean = 0.0F;  // The value itself for kConstant.
   float stddev = 0.02F;
 };
 
@@ -23,15 +24,15 @@ struct Parameter {
   Initializer initializer;
   bool requires_grad = true;
 
-  TensorView data;  // Undefined (null) while sharded. Dtype: the compute dtype.
-  TensorView grad;  // Undefined unless gradients are being collected. f32 or bf16, independently of data.
-  // Whether `grad` holds a sum already. The first product of a period writes (beta 0), the next ones add
-  // (beta 1), so that nothing is zero-filled. Whoever hands out `grad` clears it.
+  TensorView data;  // Undefined (null) while sharded. In the compute dtype.
+  TensorView grad;  // Undefined unless gradients are accumulated. f32 or bf16, independent of data's dtype.
+  // True if `grad` holds a gradient. The first matrix product after a reset overwrites `grad` (beta 0), later
+  // ones add to it (beta 1), so that it need not be zero-filled. The owner of the memory resets this flag.
   bool grad_written = false;
 
   int64_t elements() const { return ElementCount(shape); }
-  // The beta of the product that writes into `grad` now: 0 the first time, then 1.
-  float TakeGradBeta() {
+  // Returns the beta for a write of `grad` (0 if `grad` holds nothing, then 1), and marks `grad` as written.
+  float BeginGradWrite() {
     const float beta = grad_written ? 1.0F : 0.0F;
     grad_written = true;
     return beta;

@@ -1,7 +1,10 @@
-// y = weight * round(x / sqrt(mean(x^2) + eps)): root mean square normalisation over the last dim (Zhang and
-// Sennrich, 2019). Computed in fp32; `round` is to the dtype of x, before the product with the weight.
+// Root mean square normalization over the last dim: y = weight * round(x / sqrt(mean(x^2) + eps)) (Zhang and
+// Sennrich, "Root Mean Square Layer Normalization", 2019, section 4). Computed in fp32. `round` is to the
+// dtype of x and precedes the product with the weight, as in Hugging Face's LlamaRMSNorm.
 //
-// Inputs: x [..., dim]. Outputs: y [..., dim].
+// Inputs: x [..., dim]. Outputs: y [..., dim] in the dtype of x. The weight is [dim].
+// Saves: x, and the factor 1 / sqrt(mean(x^2) + eps) of each token, f32 [tokens]. Backward writes or adds the
+// weight's gradient, summed over the tokens in fp32 and rounded once.
 #pragma once
 
 #include <string>

@@ -1,8 +1,8 @@
-// Rotary position embedding (Su et al., "RoFormer", 2021) in the rotate-half layout of Hugging Face
-// checkpoints: element i of a head is paired with element i + head_dim / 2, and the pair is turned by
-// position * frequency(i).
+// Rotary position embedding (Su et al., "RoFormer", 2021, section 3.2) in the rotate-half layout of Hugging
+// Face checkpoints: element i of a head forms a pair with element i + head_dim / 2, and the pair is rotated
+// by the angle position * frequency(i).
 //
-// RopeFrequencies and RopeTable are shared by the layers of a model; Rope is the module.
+// Rope is the module. The Rope modules of a model share one RopeTable.
 #pragma once
 
 #include <memory>
@@ -15,22 +15,24 @@
 
 namespace weft {
 
-// theta^(-2i / head_dim) for i < head_dim / 2, in fp32 as transformers computes them; with `scaling`, long
-// wavelengths are stretched by its factor, short ones kept, and those between blended.
+// theta^(-2i / head_dim) for i < head_dim / 2, in fp32 as transformers computes them. `scaling` multiplies
+// long wavelengths by its factor, keeps short ones, and interpolates between (transformers'
+// _compute_llama3_parameters).
 std::vector<float> RopeFrequencies(int64_t head_dim, double theta,
                                    const std::optional<Llama3RopeScaling>& scaling);
 
-// Cosines and sines for positions from 0. Grows to the last position that it is asked for.
+// Cosines and sines of the rotation angles, for positions [0, n). Grow raises n.
 //
 // Thread safety: none; one thread drives a model.
 class RopeTable {
  public:
   explicit RopeTable(std::vector<float> frequencies) : frequencies_(std::move(frequencies)) {}
 
-  // Makes positions [0, positions) available.
+  // Extends the table to positions [0, positions), unless it has them.
   void Grow(int64_t positions);
   int64_t half_dim() const { return static_cast<int64_t>(frequencies_.size()); }
-  // Rows of half_dim() values.
+  // The half_dim() values of `position`. Valid until the next Grow. REQUIRES: an earlier Grow(positions) with
+  // position < positions.
   const float* cosines(int64_t position) const { return cosines_.data() + position * half_dim(); }
   const float* sines(int64_t position) const { return sines_.data() + position * half_dim(); }
 
@@ -40,9 +42,13 @@ class RopeTable {
   std::vector<float> sines_;
 };
 
-// Inputs: any number of tensors [batch, seq, heads, head_dim] (queries, keys), whose tokens' positions are
-// those of the invocation's sequence(). Outputs: the same, rotated in place. Backward turns the gradients
-// back, in place too. Errors: kInvalidArgument (the sequence has another number of tokens).
+// Rotates queries and keys in place.
+//
+// Inputs: any number of contiguous tensors [batch, tokens, heads, head_dim], f32 or bf16. The invocation's
+// sequence() gives the positions of the tokens. Outputs: the same tensors, overwritten.
+// Saves: nothing. Backward rotates the gradients by the opposite angles, in place.
+// Errors: kInvalidArgument (the sequence has another number of tokens), kFailedPrecondition (an input has a
+// reader, see Invocation::AddReader; nothing was overwritten).
 class Rope : public Module {
  public:
   Rope(std::string name, std::shared_ptr<RopeTable> table)

@@ -1,4 +1,4 @@
-// Modules made of modules: one after the other, and added to their input.
+// Containers of modules: Sequential runs its children one after the other, Residual also adds its input.
 //
 //   Sequential mlp("mlp");
 //   mlp.Add<Linear>("up", 16, 64);  // Its weight is "mlp.up.weight".
@@ -16,12 +16,14 @@
 
 namespace weft {
 
-// The outputs of each child are the inputs of the next; without children, outputs are the inputs.
+// Chain of modules: the outputs of each child are the inputs of the next. Without children, the outputs are
+// the inputs.
+// Saves: nothing itself.
 class Sequential : public Module {
  public:
   using Module::Module;
 
-  // Appends an M, named "<this name>.<name>" and constructed from that name and `arguments`.
+  // Appends a child of type M, constructed from the name "<this name>.<name>" and `arguments`.
   template <typename M, typename... Arguments>
   M& Add(const std::string& name, Arguments&&... arguments) {
     const std::string path = this->name().empty() ? name : absl::StrCat(this->name(), ".", name);
@@ -33,9 +35,11 @@ class Sequential : public Module {
   absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& output_gradients) override;
 };
 
-// y = x + f(x), f being the children one after the other; the sum is formed in fp32 and rounded once.
+// Residual connection: y = x + f(x), where f is the chain of the children. The sum is formed in fp32 and
+// rounded once.
 //
-// Inputs: x. Outputs: y, of the same shape and dtype as f(x).
+// Inputs: x, f32 or bf16. Outputs: y of the same shape and dtype, in memory of its own. REQUIRES: f keeps
+// shape and dtype. Saves: nothing itself.
 class Residual : public Sequential {
  public:
   using Sequential::Sequential;

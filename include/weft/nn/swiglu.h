@@ -1,8 +1,8 @@
-// y = silu(gate) * up, silu(x) = x / (1 + e^-x): the gated activation of Llama's feed-forward layer (Shazeer,
-// 2020).
+// Gated activation of Llama's feed-forward layer: y = silu(gate) * up, silu(x) = x / (1 + e^-x) (Shazeer,
+// "GLU Variants Improve Transformer", 2020, section 2). Computed in fp32.
 //
-// Inputs: gate, up [..., features], the same shape. Outputs: y, the same. Backward works in place: the
-// gradients of gate and up take the memory of the inputs.
+// Inputs: gate and up [..., features], f32 or bf16. Outputs: y of the same shape and dtype.
+// Saves: gate and up. Backward overwrites them with their gradients.
 #pragma once
 
 #include <string>

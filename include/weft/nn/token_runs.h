@@ -1,7 +1,8 @@
-// Which tokens of which documents a tensor's token dim holds, in its order: what positions and masks are
-// computed from, so that tokens need not lie in the order of the sequence. The same for every row of a batch.
+// Description of a tensor's token dim as runs of consecutive tokens: the document and the position of each
+// token, in the tensor's order. Positions and masks follow from it, so that tokens may lie in any order. All
+// rows of a batch have the same runs.
 //
-// Pure. Thread safety: values.
+// Thread safety: plain values and pure functions.
 #pragma once
 
 #include <cstddef>
@@ -10,10 +11,10 @@
 
 namespace weft {
 
-// Consecutive tokens of one document. A count of 0 is allowed, and says nothing.
+// Consecutive tokens of one document. A count of 0 is allowed and has no effect.
 struct TokenRun {
-  int64_t document = 0;  // A number: tokens of different ones never see each other.
-  int64_t position = 0;  // Of the first token, from the document's start.
+  int64_t document = 0;  // Id of the document. Tokens attend only within their document.
+  int64_t position = 0;  // Index of the first token in the document.
   int64_t count = 0;
 
   friend bool operator==(const TokenRun&, const TokenRun&) = default;
@@ -22,7 +23,7 @@ using TokenRuns = std::vector<TokenRun>;
 
 int64_t TokenCount(const TokenRuns& runs);
 
-// Those of the tokens [begin, begin + count), counted through the runs.
+// The runs of tokens [begin, begin + count). Tokens are counted over all runs in order.
 TokenRuns SliceRuns(const TokenRuns& runs, int64_t begin, int64_t count);
 
 // One document from position 0.
@@ -31,14 +32,13 @@ TokenRuns WholeSequence(int64_t tokens);
 // The position of each token in its document.
 std::vector<int64_t> Positions(const TokenRuns& runs);
 
-// One more than the largest position; 0 without tokens.
+// The largest position plus 1; 0 without tokens.
 int64_t PositionEnd(const TokenRuns& runs);
 
-// How a sequence lies over the ranks that share it: runs by rank, and which are this rank's. One part: not
-// split.
+// Division of a sequence over the ranks that share it. A sequence with one part is not split.
 struct SequenceParts {
-  std::vector<TokenRuns> parts;
-  int own = 0;
+  std::vector<TokenRuns> parts;  // One entry per rank.
+  int own = 0;                   // Index of this rank's part.
 
   const TokenRuns& runs() const { return parts[static_cast<size_t>(own)]; }
   int ranks() const { return static_cast<int>(parts.size()); }

@@ -1,6 +1,7 @@
-// Swaps the last two dims, so that a layer which works on the last dim works on the other.
+// Swap of the last two dims, as a module. A layer between two of them works on the second-last dim.
 //
-// Inputs: x [..., a, b]. Outputs: y [..., b, a], contiguous.
+// Inputs: x [..., a, b], f32 or bf16. Outputs: y [..., b, a], contiguous, a copy in the dtype of x.
+// Saves: nothing.
 #pragma once
 
 #include "weft/nn/module.h"

@@ -1,5 +1,5 @@
-// AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019) on the local shard: master
-// weights, gradients and both moments in fp32, one pass over memory.
+// AdamW kernel (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019, algorithm 2) on slices
+// of local memory. Master weights, gradients and both moments are fp32. One pass over memory.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ struct AdamWOptions {
   double weight_decay = 0.1;
 };
 
-// Neighbouring elements of a parameter, or of several: the update knows no boundaries. Moments start as
-// zeros.
+// Contiguous elements of one parameter or of several adjacent ones, with their gradients and moments.
+// REQUIRES: the moments are zero before the first step.
 struct AdamWSlice {
   float* param;
   const float* grad;
@@ -26,12 +26,14 @@ struct AdamWSlice {
   int64_t count;
 };
 
-// Update number `step`, from 1, in the order of operations of torch.optim.AdamW:
+// Applies update number `step`, counted from 1, in the order of operations of torch.optim.AdamW:
 //   g = grad gradient_scale,  p -= p lr decay,  m += (1 - beta1)(g - m),  v = beta2 v + (1 - beta2) g^2,
 //   p -= lr / (1 - beta1^step) m / (sqrt(v) / sqrt(1 - beta2^step) + eps).
-// `gradient_scale` is the clipping factor. An element's result depends on nothing but its own values.
+// `gradient_scale` is the clipping factor. The result of an element depends only on its own values, so that
+// the division into slices and threads does not affect the bits.
+// REQUIRES: slices do not overlap.
 //
-// Thread safety: slices must not overlap; loops run on the caller's threads.
+// Thread safety: any thread may call. A call uses the ThreadCount() threads of the calling thread.
 void AdamWStep(absl::Span<const AdamWSlice> slices, const AdamWOptions& options, int64_t step,
                float gradient_scale = 1.0F);
 

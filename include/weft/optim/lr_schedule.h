@@ -1,4 +1,4 @@
-// The learning rate over a run: a linear warm-up, then constant, or a line or half a cosine down to a floor.
+// Learning-rate schedule: linear warm-up, then a constant rate, or linear or cosine decay to a floor.
 #pragma once
 
 #include <cstdint>
@@ -12,11 +12,13 @@ struct LrSchedule {
   LrDecay decay = LrDecay::kConstant;
   int64_t warmup_steps = 0;
   int64_t total_steps = 1;
-  double min_ratio = 0.0;  // The floor, as a part of `lr`.
+  double min_ratio = 0.0;  // The floor as a fraction of `lr`.
 
-  // At update `step`, from 1: lr step / warmup_steps up to the end of the warm-up; then lr times, with x
-  // rising to 1 at total_steps, 1, 1 - (1 - min_ratio) x, or min_ratio + (1 - min_ratio)(1 + cos(pi x)) / 2.
-  // Past total_steps, as there.
+  // The learning rate of update `step`, counted from 1. Up to warmup_steps it is lr * step / warmup_steps.
+  // After that, with x = (step - warmup_steps) / (total_steps - warmup_steps), at most 1:
+  //   kConstant  lr
+  //   kLinear    lr * (1 - (1 - min_ratio) * x)
+  //   kCosine    lr * (min_ratio + (1 - min_ratio) * (1 + cos(pi * x)) / 2)
   double At(int64_t step) const;
 };
 

@@ -1,13 +1,14 @@
-// AdamW over what a rank owns of a model: the moments of every shard, options by set of parameters, and a
-// state that is reached by name.
+// AdamW optimizer over the shards that this rank owns: moments for each shard, options by parameter group as
+// in torch.optim, and a state that can be saved and loaded by parameter name.
 //
 //   ShardedAdamW optimizer(model->Shards(), {.lr = 1e-3, .weight_decay = 0.1},
-//                          {{IsVector, {.lr = 1e-3, .weight_decay = 0}}});
-//   …
+//                          {{HasAtMostOneDim, {.lr = 1e-3, .weight_decay = 0}}});
+//   ...
 //   optimizer.Step(*model, norm.factor);
 //
 // Thread safety: none; one thread drives an optimizer.
-// Lifetime: the parameters must outlive it; shards are only used during a call.
+// Lifetime: the parameters must outlive the optimizer. It keeps no reference to the shards' memory after a
+// call.
 #pragma once
 
 #include <cstdint>
@@ -24,36 +25,40 @@
 
 namespace weft {
 
-// Parameters with options of their own.
-struct AdamWSet {
-  std::function<bool(const Parameter&)> holds;
+// Options for the parameters that satisfy a predicate (an entry of torch.optim's param_groups; unrelated to
+// the parameter groups of sharding).
+struct AdamWParamGroup {
+  std::function<bool(const Parameter&)> matches;
   AdamWOptions options;
 };
 
-// Whether a parameter has one dim or none, as the weights of norms and biases have, which weight decay is
-// often kept from.
-bool IsVector(const Parameter& parameter);
-// A predicate: the parameter's name contains one of `words`.
+// True if a parameter has at most one dim, as norm weights and biases have. Weight decay is often disabled
+// for these.
+bool HasAtMostOneDim(const Parameter& parameter);
+// Returns a predicate that is true if the parameter's name contains one of `words`.
 std::function<bool(const Parameter&)> NameContains(std::vector<std::string> words);
 
 class ShardedAdamW {
  public:
-  // A parameter belongs to the first of `sets` that holds it, else to `options`. Moments start as zeros.
+  // The options of a parameter are those of the first of `param_groups` that matches it, otherwise `options`.
+  // Moments start at zero.
   ShardedAdamW(absl::Span<const ShardView> shards, const AdamWOptions& options,
-               const std::vector<AdamWSet>& sets = {});
+               const std::vector<AdamWParamGroup>& param_groups = {});
 
-  // One update of all shards that have gradients, multiplied by `gradient_scale` (the clipping factor).
-  // Errors: kInvalidArgument (not the shards that the optimizer was made for; nothing was updated).
+  // One update of all shards that have gradients. `gradient_scale`, the clipping factor, multiplies the
+  // gradients.
+  // Errors: kInvalidArgument (not the shards of the constructor; nothing was updated).
   absl::Status Step(absl::Span<const ShardView> shards, float gradient_scale = 1.0F);
-  // The same, of all shards of the model, which sends on what is updated while the rest is: see
+  // The same for all shards of the model. Updated shards are communicated while later ones are updated: see
   // ShardedModel::UpdateShards.
   absl::Status Step(ShardedModel& model, float gradient_scale = 1.0F);
 
-  // Those given at first, then those of each set; a schedule sets their learning rates between steps.
+  // The constructor's options, followed by those of each parameter group. May be changed between steps, for
+  // example by a learning-rate schedule.
   absl::Span<AdamWOptions> options() { return absl::MakeSpan(options_); }
 
-  // The state: the number of updates, and the moments as shards of their parameters (`data` is the moment,
-  // there is no `grad`), to be saved and loaded as weights are.
+  // The optimizer's state: the number of updates, and both moments as shards of their parameters. In these
+  // ShardViews `data` is the moment and `grad` is null, so that moments are saved and loaded as weights are.
   int64_t steps() const { return steps_; }
   void set_steps(int64_t steps) { steps_ = steps; }
   std::vector<ShardView> FirstMoments() { return MomentViews(&Moments::first); }
@@ -63,17 +68,17 @@ class ShardedAdamW {
   struct Moments {
     const Parameter* parameter;
     ShardPiece piece;
-    size_t set;  // Index of its options.
+    size_t options;  // Index in options_.
     std::vector<float> first, second;
   };
   absl::Status CheckCount(size_t shards) const;
-  // Those from number `first` on.
+  // Checks that `shards` are those of moments_[first] and the following.
   absl::Status CheckShards(size_t first, absl::Span<const ShardView> shards) const;
   void Update(size_t first, absl::Span<const ShardView> shards, float gradient_scale);
   std::vector<ShardView> MomentViews(std::vector<float> Moments::*moment);
 
   std::vector<AdamWOptions> options_;
-  std::vector<Moments> moments_;  // Of each shard.
+  std::vector<Moments> moments_;  // One entry per shard, in the order of the constructor's shards.
   int64_t steps_ = 0;
 };
 

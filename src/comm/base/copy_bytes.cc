@@ -20,7 +20,7 @@ void CopyBytes(std::byte* target, const std::byte* source, size_t bytes, bool no
   std::memcpy(target + done, source + done, bytes - done);
 }
 
-bool WritesAroundCaches(size_t bytes) {
+bool ShouldBypassCaches(size_t bytes) {
   constexpr size_t kShare = 4;
   return kStreamsLines && bytes > static_cast<size_t>(LastLevelCacheBytes()) / kShare;
 }

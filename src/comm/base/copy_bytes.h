@@ -1,18 +1,19 @@
-// Plain and non-temporal copies.
+// Memory copies, with ordinary or non-temporal stores.
 #pragma once
 
 #include <cstddef>
 
 namespace weft {
 
-// Copies between buffers that do not overlap. `nontemporal` writes around the caches: the thread must then
-// call FenceStreams before it lets anybody know.
+// Copies `bytes` bytes. `nontemporal` uses stores that bypass the caches.
+// REQUIRES: the buffers do not overlap. After a non-temporal copy the thread calls FenceStreams before it
+//   publishes the result.
 void CopyBytes(std::byte* target, const std::byte* source, size_t bytes, bool nontemporal);
 
-// Whether results are worth writing around the caches, and can be, where the ranks of a node touch `bytes` of
-// memory together: more than a quarter of the last-level cache. It holds what computes beside them, too; what
-// is written first would be gone before anybody came to read it, and each line would have been read for
-// nothing.
-bool WritesAroundCaches(size_t bytes);
+// True if an operation should write its results with non-temporal stores. `bytes` is the memory that the
+// ranks of a node touch together in the operation. True above a quarter of the last-level cache, on CPUs that
+// have such stores. The rest of the cache serves the computation that runs beside the operation. Above the
+// limit, ordinary stores would read every line first, and evict the first lines before any rank reads them.
+bool ShouldBypassCaches(size_t bytes);
 
 }  // namespace weft

@@ -18,11 +18,11 @@ bool Reduces(OpKind kind) { return kind == OpKind::kReduceScatter || kind == OpK
 
 }  // namespace
 
-bool Agree(const Descriptor& a, const Descriptor& b) { return Key(a) == Key(b); }
+bool IsSameCollective(const Descriptor& a, const Descriptor& b) { return Key(a) == Key(b); }
 
-bool AgreeInNode(const Descriptor& a, const Descriptor& b) {
+bool IsSameCollectiveOnNode(const Descriptor& a, const Descriptor& b) {
   const bool shares = a.kind == OpKind::kAllGatherShared && a.total_count > 0;
-  return Agree(a, b) && (!shares || a.output == b.output);
+  return IsSameCollective(a, b) && (!shares || a.output == b.output);
 }
 
 std::string ToString(const Descriptor& descriptor) {
@@ -34,14 +34,15 @@ std::string ToString(const Descriptor& descriptor) {
   return text;
 }
 
-std::string HiddenDifference(const Descriptor& a, const Descriptor& b) {
-  if (a.group_hash != b.group_hash) return " (lanes of different groups, added in another order)";
+std::string MismatchDetails(const Descriptor& a, const Descriptor& b) {
+  if (a.group_hash != b.group_hash)
+    return " (lanes of different groups: ranks called AddLane in different orders)";
   if (a.counts_hash != b.counts_hash) return " (different counts or roots)";
   if (a.compression != b.compression) {
-    return absl::StrCat(" (compression between nodes: ", ToAbsl(Name(a.compression)), " and ",
+    return absl::StrCat(" (wire compression: ", ToAbsl(Name(a.compression)), " and ",
                         ToAbsl(Name(b.compression)), ")");
   }
-  if (Agree(a, b)) return " (outputs at different places of node memory)";
+  if (IsSameCollective(a, b)) return " (shared outputs at different addresses in node memory)";
   if (a.identity == b.identity) return "";
   return absl::StrCat(" (identities ", absl::Hex(a.identity), " and ", absl::Hex(b.identity), ")");
 }

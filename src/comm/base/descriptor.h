@@ -1,5 +1,5 @@
-// What a rank says of an operation before any of its data moves, so that ranks that mean different things
-// find out.
+// Description of a submitted operation. Ranks exchange and compare descriptors before any data moves, so that
+// ranks that submitted different operations detect it.
 #pragma once
 
 #include <cstdint>
@@ -10,33 +10,34 @@
 
 namespace weft {
 
-// Plain data: lies in node memory and travels in notes.
+// Trivially copyable: lies in node memory and travels in control messages.
 struct Descriptor {
-  static constexpr NodeAddress kNowhere{-1, 0};
-  uint64_t sequence = 0;     // Of its lane, from 1.
-  uint64_t identity = 0;     // OpOptions::identity.
-  uint64_t group_hash = 0;   // Of the ranks of the lane's group.
-  uint64_t counts_hash = 0;  // Of the per-rank counts and the root; 0 where counts may differ between ranks.
-  int64_t total_count = 0;   // 0 where it may differ.
-  uint32_t generation = 0;   // Of the engine: grows with each reset after an error.
+  static constexpr NodeAddress kNoAddress{-1, 0};
+  uint64_t sequence = 0;    // Number of the operation on its lane, from 1.
+  uint64_t identity = 0;    // OpOptions::identity.
+  uint64_t group_hash = 0;  // Hash of the ranks of the lane's group.
+  // Hash of the per-rank counts and the root. 0 if counts may differ between ranks.
+  uint64_t counts_hash = 0;
+  int64_t total_count = 0;  // Elements. 0 if the total may differ between ranks.
+  uint32_t generation = 0;  // Number of resets of the engine after errors.
   OpKind kind = OpKind::kBarrier;
   DType dtype = DType::kF32;
   ReduceOp reduce = ReduceOp::kSum;
   WireCompression compression = WireCompression::kNone;
-  // Where peers of the node find the operation's memory, if it shares any.
-  NodeAddress input = kNowhere;
-  NodeAddress output = kNowhere;
+  // Addresses at which local peers read or write this rank's memory. kNoAddress if the operation shares none.
+  NodeAddress input = kNoAddress;
+  NodeAddress output = kNoAddress;
 };
 
-// Whether both describe the same collective. (Where its memory lies is each rank's own.)
-bool Agree(const Descriptor& a, const Descriptor& b);
-// The same for ranks of one node, who also mean the same block where an operation writes to one that they
-// share.
-bool AgreeInNode(const Descriptor& a, const Descriptor& b);
+// True if both describe the same collective. Ignores memory addresses, which differ between ranks.
+bool IsSameCollective(const Descriptor& a, const Descriptor& b);
+// The same for two ranks of one node. Also compares the address of an output that the ranks of a node share.
+bool IsSameCollectiveOnNode(const Descriptor& a, const Descriptor& b);
 
 // "all_reduce of 4096 f32 by sum, sequence 7".
 std::string ToString(const Descriptor& descriptor);
-// What of two descriptors that do not agree their texts do not show: " (identities 1f and 2e)", or nothing.
-std::string HiddenDifference(const Descriptor& a, const Descriptor& b);
+// Differences of two mismatched descriptors that ToString does not show, such as " (identities 1f and 2e)".
+// Empty if ToString shows them all.
+std::string MismatchDetails(const Descriptor& a, const Descriptor& b);
 
 }  // namespace weft

@@ -6,15 +6,15 @@
 namespace weft {
 
 GroupPlacement::GroupPlacement(ProcessGroup group, const NodeMap& nodes) : group_(std::move(group)) {
-  std::map<int, int> number_of_node;
+  std::map<int, int> number_of_node;  // By the node's number in the node map.
   for (int member = 0; member < size(); ++member) {
     const int world_node = nodes.node_of_rank[static_cast<size_t>(WorldRank(member))];
-    const auto [it, fresh] = number_of_node.try_emplace(world_node, static_cast<int>(members_.size()));
-    if (fresh) members_.emplace_back();
-    std::vector<int>& mates = members_[static_cast<size_t>(it->second)];
+    const auto [it, inserted] = number_of_node.try_emplace(world_node, static_cast<int>(members_.size()));
+    if (inserted) members_.emplace_back();
+    std::vector<int>& node_members = members_[static_cast<size_t>(it->second)];
     node_of_.push_back(it->second);
-    index_in_node_.push_back(static_cast<int>(mates.size()));
-    mates.push_back(member);
+    index_in_node_.push_back(static_cast<int>(node_members.size()));
+    node_members.push_back(member);
   }
   for (int step = 1; step < size(); ++step) {
     const int member = (me() + step) % size();
@@ -23,15 +23,15 @@ GroupPlacement::GroupPlacement(ProcessGroup group, const NodeMap& nodes) : group
   subtrees_ = MaximalSubtrees(node_of_);
 }
 
-int GroupPlacement::Agent(int node, int member) const {
+int GroupPlacement::PartLeader(int node, int member) const {
   if (node == NodeOf(member)) return member;
-  const std::vector<int>& mates = members_[static_cast<size_t>(node)];
-  return mates[static_cast<size_t>(index_in_node_[static_cast<size_t>(member)]) % mates.size()];
+  const std::vector<int>& node_members = members_[static_cast<size_t>(node)];
+  return node_members[static_cast<size_t>(index_in_node_[static_cast<size_t>(member)]) % node_members.size()];
 }
 
 int GroupPlacement::PartialSender(int index, int target) const {
   const NodeSubtree& subtree = subtrees_[static_cast<size_t>(index)];
-  return subtree.count == 1 ? subtree.lo : Agent(subtree.node, target);
+  return subtree.count == 1 ? subtree.lo : PartLeader(subtree.node, target);
 }
 
 }  // namespace weft

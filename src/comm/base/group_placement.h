@@ -1,4 +1,6 @@
-// A process group seen against the node map: who is near, who is far, and who stands for whom. Pure.
+// Node locality of a group: local peers, remote ranks, and the leader of each node for each part. Pure.
+//
+// `member` is always a rank of the group.
 #pragma once
 
 #include <vector>
@@ -19,30 +21,32 @@ class GroupPlacement {
   // The bootstrap rank of a group rank.
   int WorldRank(int member) const { return group_.ranks[static_cast<size_t>(member)]; }
 
-  // Nodes are numbered from 0 in order of their first member.
+  // Nodes are numbered from 0, in the order of their first members.
   int node_count() const { return static_cast<int>(members_.size()); }
   int NodeOf(int member) const { return node_of_[static_cast<size_t>(member)]; }
   bool IsLocal(int member) const { return NodeOf(member) == NodeOf(me()); }
   bool spans_nodes() const { return node_count() > 1; }
-  // Group ranks on the caller's node other than the caller, starting behind it: peers start at different
-  // places.
+  // The other group ranks on the caller's node. The list starts at the caller's successor, so that every rank
+  // begins with a different peer.
   const std::vector<int>& local_peers() const { return local_peers_; }
 
+  // Position of `member` among the group's ranks of its node.
   int IndexInNode(int member) const { return index_in_node_[static_cast<size_t>(member)]; }
 
-  // Who on `node` deals with `member`'s part of the data, so that every rank of a node drives a share of its
-  // traffic. On the member's own node, the member itself.
-  int Agent(int node, int member) const;
+  // The leader of `node` for `member`'s part: the rank that sends or receives the part for its node. Parts
+  // are dealt round robin to a node's ranks, so that each drives a share of the node's traffic. On the
+  // member's own node, the leader is the member.
+  int PartLeader(int node, int member) const;
 
-  // The group's maximal single-node subtrees, nodes numbered as here.
+  // The maximal single-node subtrees of the group's reduction tree, with nodes numbered as above.
   const std::vector<NodeSubtree>& subtrees() const { return subtrees_; }
-  // Who sends the partial of subtree `index` that `target` needs.
+  // The member that sends to `target` the partial sum of the subtree with number `index`.
   int PartialSender(int index, int target) const;
 
  private:
   ProcessGroup group_;
-  std::vector<int> node_of_;
-  std::vector<int> index_in_node_;
+  std::vector<int> node_of_;               // By member.
+  std::vector<int> index_in_node_;         // By member.
   std::vector<std::vector<int>> members_;  // By node.
   std::vector<int> local_peers_;
   std::vector<NodeSubtree> subtrees_;

@@ -32,9 +32,9 @@ absl::Status PartMismatch(const OperationRecord& record, int sender, const PartS
                           const PartShape& expected) {
   return absl::FailedPreconditionError(
       absl::StrCat("lane ", record.lane_name, ": ", ToAbsl(Name(record.descriptor.kind)), ", sequence ",
-                   record.descriptor.sequence, ": rank ", sender, " has a part of shape ", ToString(part),
-                   " for rank ", receiver, ", which expects ", ToString(expected),
-                   "; what a rank receives must have the shape that its peer sends"));
+                   record.descriptor.sequence, ": rank ", sender, " sends a part of shape ", ToString(part),
+                   " to rank ", receiver, ", which expects ", ToString(expected),
+                   "; a part must have the same shape at its sender and its receiver"));
 }
 
 }  // namespace weft

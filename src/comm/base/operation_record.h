@@ -1,8 +1,8 @@
-// What engine and Work share about one operation: what it is, and how far it has come.
+// State of one operation, shared by the engine and the caller's Work.
 //
-// The submitting thread fills the first part before it hands the record over; the engine writes the rest
-// under its lock. `state` is what other threads read: everything written before a state is visible to whoever
-// reads that state.
+// Thread safety: the submitting thread fills the first block before it submits the record. From then on the
+//   engine writes the record under its lock. Other threads read `state` (acquire): everything that was
+//   written before a state was stored (release) is visible to the thread that reads that state.
 #pragma once
 
 #include <atomic>
@@ -29,13 +29,14 @@ struct OperationRecord {
   Descriptor descriptor;
   Priority priority = Priority::kBulk;
   std::string label;
-  int64_t logical_bytes = 0;               // What the algorithm must bring to this rank.
-  std::shared_ptr<OperationRecord> after;  // Starts when that is ready,
-  std::shared_ptr<OperationRecord> gate;   // and that is released.
+  int64_t logical_bytes = 0;               // Bytes that the algorithm must bring to this rank.
+  std::shared_ptr<OperationRecord> after;  // This operation starts when `after` is *ready*
+  std::shared_ptr<OperationRecord> gate;   // and `gate` is *released*.
   std::unique_ptr<Operation> operation;
-  std::vector<std::shared_ptr<void>> kept;  // Its buffers, if nobody else answers for them. The core's lock.
-  OperationRecord* next = nullptr;          // In the submission stack.
-  std::shared_ptr<OperationRecord> self;    // Keeps the record while only the stack knows it.
+  // Buffers handed over by Work::Detach. Guarded by the core's lock.
+  std::vector<std::shared_ptr<void>> kept;
+  OperationRecord* next = nullptr;        // The next record of the submission stack.
+  std::shared_ptr<OperationRecord> self;  // Keeps the record alive while it is only on the submission stack.
 
   std::atomic<OperationState> state{OperationState::kQueued};
   absl::Status error;  // Valid once kFailed.
@@ -52,7 +53,7 @@ struct OperationRecord {
 std::string Describe(const OperationRecord& record);
 std::string_view Name(OperationState state);
 
-// `sender` has a part for `receiver`, which expects another shape.
+// The error of a part that `sender` sends in another shape than `receiver` expects. Both are bootstrap ranks.
 absl::Status PartMismatch(const OperationRecord& record, int sender, const PartShape& part, int receiver,
                           const PartShape& expected);
 

@@ -12,7 +12,7 @@ bool IsEmptyPart(const TensorView& view) {
 
 PartShape PartShape::Of(const TensorView& view) {
   if (IsEmptyPart(view)) return {};
-  WEFT_CHECK(view.shape.size() <= kMaxDims, "a part of too many dims");
+  WEFT_CHECK(view.shape.size() <= kMaxDims, "a part has more than PartShape::kMaxDims dims");
   PartShape shape;
   shape.dims = static_cast<int32_t>(view.shape.size());
   std::copy(view.shape.begin(), view.shape.end(), shape.sizes.begin());

@@ -1,4 +1,4 @@
-// The shape of what one rank sends another: part of what ranks compare before data moves.
+// Shape of the part that one rank sends to another in an all-to-all. Ranks compare shapes before data moves.
 #pragma once
 
 #include <array>
@@ -9,15 +9,17 @@
 
 namespace weft {
 
-// Plain data: lies in node memory and travels in notes. All shapes without elements are the same, [0].
+// Trivially copyable: lies in node memory and travels in control messages. All shapes without elements are
+// represented as [0].
 struct PartShape {
   static constexpr int kMaxDims = 5;
   int32_t dims = 1;
   std::array<int64_t, kMaxDims> sizes{};
 
-  // Of a run of elements.
+  // The one-dimensional shape [elements].
   static PartShape Run(int64_t elements) { return {1, {elements}}; }
-  // At most kMaxDims dims. A view that is undefined (no memory, no dims) is empty.
+  // The shape of a view. An undefined view (no memory, no dims) has the shape [0].
+  // REQUIRES: the view has at most kMaxDims dims.
   static PartShape Of(const TensorView& view);
 
   Shape ToShape() const { return {sizes.begin(), sizes.begin() + dims}; }
@@ -27,7 +29,7 @@ struct PartShape {
 
 inline std::string ToString(const PartShape& shape) { return ToString(shape.ToShape()); }
 
-// Whether a view has no elements, or is not defined at all.
+// True if a view has no elements or is undefined.
 bool IsEmptyPart(const TensorView& view);
 
 }  // namespace weft

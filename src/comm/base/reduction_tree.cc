@@ -36,7 +36,7 @@ class ProgramBuilder {
  private:
   static constexpr int kUneven = -1;
 
-  // Gives the height of the tree, if all its leaves lie at the same depth.
+  // Returns the height of T(lo, n) if all its leaves lie at the same depth, else kUneven.
   int Emit(int lo, int n) {
     if (const int leaf = leaf_of_(lo, n); leaf >= 0) {
       Push({ReduceInstruction::Code::kLoad, leaf}, {leaf});
@@ -57,7 +57,7 @@ class ProgramBuilder {
     }
     const int right_height = Emit(lo + left, n - left);
     program_.instructions.push_back({ReduceInstruction::Code::kFoldTop});
-    --stacked_;
+    --stack_size_;
     const bool even = left_height == right_height && left_height != kUneven;
     return even ? left_height + 1 : kUneven;
   }
@@ -65,18 +65,18 @@ class ProgramBuilder {
   void Push(ReduceInstruction instruction, std::initializer_list<int> leaves) {
     program_.instructions.push_back(instruction);
     program_.balanced_leaves.insert(program_.balanced_leaves.end(), leaves);
-    program_.depth = std::max(program_.depth, ++stacked_);
+    program_.depth = std::max(program_.depth, ++stack_size_);
   }
 
   absl::FunctionRef<int(int, int)> leaf_of_;
   ReduceProgram program_;
-  int stacked_ = 0;
+  int stack_size_ = 0;
 };
 
 }  // namespace
 
 int LeftSize(int n) {
-  WEFT_CHECK(n >= 2, "only a tree of two or more ranks splits");
+  WEFT_CHECK(n >= 2, "LeftSize needs a tree of at least two ranks");
   return static_cast<int>(std::bit_floor(static_cast<unsigned>(n - 1)));
 }
 

@@ -1,4 +1,4 @@
-// Stores that write around the caches, a line at a time: with the widest ones that this is compiled for.
+// Non-temporal stores of one cache line, with the widest instructions of the target CPU.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,9 @@ namespace weft {
 
 constexpr size_t kLineBytes = 64;
 
-// Copies one line to `target`, which starts a line of memory; `source` may lie anywhere. Where the
-// instruction set has no such stores (`kStreamsLines` is false) it is a plain copy.
+// Copies one cache line and bypasses the caches. An ordinary copy if the instruction set has no non-temporal
+// stores (`kStreamsLines` is false). `source` needs no alignment.
+// REQUIRES: `target` is aligned to kLineBytes.
 #if defined(__AVX512F__)
 constexpr bool kStreamsLines = true;
 inline void StreamLine(void* target, const void* source) {
@@ -32,7 +33,7 @@ constexpr bool kStreamsLines = false;
 inline void StreamLine(void* target, const void* source) { std::memcpy(target, source, kLineBytes); }
 #endif
 
-// Orders the streamed lines of the calling thread before its later release stores.
+// Orders the non-temporal stores of the calling thread before its later release stores.
 inline void FenceStreams() {
 #ifdef __SSE2__
   _mm_sfence();

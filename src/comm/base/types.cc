@@ -9,7 +9,7 @@ std::string_view Name(OpKind kind) {
     case OpKind::kAllGatherShared:
       return "all_gather_shared";
     case OpKind::kAllGatherDelta:
-      return "all_gather_changes";
+      return "all_gather_delta";
     case OpKind::kReduceScatter:
       return "reduce_scatter";
     case OpKind::kAllReduce:

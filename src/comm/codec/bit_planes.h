@@ -1,6 +1,8 @@
-// Blocks of bytes of which only some low bits say anything, packed as planes of 8, 4, 2 and 1 of these bits.
-// A byte of a plane of b bits has those of 8 / b codes that lie kPlaneBlock * b / 8 apart, so that vector
-// instructions make and read it.
+// Bit planes: packing of blocks of byte-sized codes of which only the low bits are used.
+//
+// A block of codes of `width` bits is split into planes of 8, 4, 2 and 1 bits. One byte of a plane of b bits
+// holds b bits of each of 8 / b codes. These codes are kPlaneBlock * b / 8 apart in the block, so that vector
+// instructions can pack and unpack a plane.
 //
 // Pure.
 #pragma once
@@ -16,42 +18,43 @@ namespace weft {
 inline constexpr size_t kPlaneBlock = 256;
 using CodeBlock = std::array<uint8_t, kPlaneBlock>;
 
-// What codes of so many bits take.
+// Size in bytes of a packed block of codes of `bits` bits.
 constexpr size_t PlaneBytes(int bits) { return kPlaneBlock * static_cast<size_t>(bits) / 8; }
 
-// Bits [from, from + kBits) of all codes. Returns what follows.
+// Packs bits [from, from + kBits) of all codes. Returns the end of the output.
 template <int kBits>
 uint8_t* PackPlane(const CodeBlock& codes, int from, uint8_t* out) {
-  constexpr int kShares = 8 / kBits;
+  constexpr int kCodesPerByte = 8 / kBits;
   constexpr size_t kBytes = PlaneBytes(kBits);
   constexpr unsigned kMask = (1U << kBits) - 1;
   for (size_t i = 0; i < kBytes; ++i) {
     unsigned byte = 0;
-    for (int share = 0; share < kShares; ++share) {
-      byte |= ((static_cast<unsigned>(codes[static_cast<size_t>(share) * kBytes + i]) >> from) & kMask)
-              << (share * kBits);
+    for (int k = 0; k < kCodesPerByte; ++k) {
+      byte |= ((static_cast<unsigned>(codes[static_cast<size_t>(k) * kBytes + i]) >> from) & kMask)
+              << (k * kBits);
     }
     out[i] = static_cast<uint8_t>(byte);
   }
   return out + kBytes;
 }
 
+// ORs a plane into bits [to, to + kBits) of all codes. Returns the end of the input.
 template <int kBits>
 const uint8_t* UnpackPlane(const uint8_t* in, int to, CodeBlock& codes) {
-  constexpr int kShares = 8 / kBits;
+  constexpr int kCodesPerByte = 8 / kBits;
   constexpr size_t kBytes = PlaneBytes(kBits);
   constexpr unsigned kMask = (1U << kBits) - 1;
-  for (int share = 0; share < kShares; ++share) {
-    uint8_t* out = codes.data() + static_cast<size_t>(share) * kBytes;
+  for (int k = 0; k < kCodesPerByte; ++k) {
+    uint8_t* out = codes.data() + static_cast<size_t>(k) * kBytes;
     for (size_t i = 0; i < kBytes; ++i) {
-      const unsigned bits = (static_cast<unsigned>(in[i]) >> (share * kBits)) & kMask;
+      const unsigned bits = (static_cast<unsigned>(in[i]) >> (k * kBits)) & kMask;
       out[i] = static_cast<uint8_t>(out[i] | (bits << to));
     }
   }
   return in + kBytes;
 }
 
-// Calls plane(bits, shift), with the bits as a constant, for each plane of codes of `width` bits.
+// Calls plane.operator()<kBits>(shift) for each plane of codes of `width` bits, from the lowest bits up.
 template <typename Plane>
 void ForEachPlane(int width, const Plane& plane) {
   int shift = 0;
@@ -66,19 +69,19 @@ void ForEachPlane(int width, const Plane& plane) {
   next.template operator()<1>();
 }
 
-// The low `width` bits of all codes. Returns what follows.
+// Packs the low `width` bits of all codes. Returns the end of the output.
 inline uint8_t* PackCodes(const CodeBlock& codes, int width, uint8_t* out) {
   ForEachPlane(width, [&]<int kBits>(int from) { out = PackPlane<kBits>(codes, from, out); });
   return out;
 }
 
-// Into codes that are zero.
+// Unpacks the low `width` bits of all codes. Returns the end of the input. REQUIRES: all codes are zero.
 inline const uint8_t* UnpackCodes(const uint8_t* in, int width, CodeBlock& codes) {
   ForEachPlane(width, [&]<int kBits>(int to) { in = UnpackPlane<kBits>(in, to, codes); });
   return in;
 }
 
-// Calls visit(place) for each place whose mark is not zero, in order. Marks are 0 or 0xFF.
+// Calls visit(index) for the index of each mark that is not zero, in order. REQUIRES: marks are 0 or 0xFF.
 template <typename Visit>
 void ForEachMarked(const CodeBlock& marks, const Visit& visit) {
   constexpr size_t kGroup = sizeof(uint64_t);

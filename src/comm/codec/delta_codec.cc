@@ -10,19 +10,20 @@
 namespace weft {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "changes are little-endian");
+static_assert(std::endian::native == std::endian::little, "encoded slices are little-endian");
 
-// A block of numbers, or of their codes.
+// A block of bit patterns, or of their codes.
 using Words = std::array<uint32_t, kPlaneBlock>;
 
 constexpr auto kBlock = static_cast<int64_t>(kPlaneBlock);
 constexpr size_t kBlockBytes = sizeof(Words);
-// Length and checksum.
+// Length and checksum of a slice.
 constexpr size_t kSliceHeaderBytes = 2 * sizeof(uint32_t);
+// Width, exceptions and upper bytes of a block.
 constexpr size_t kHeaderBytes = 3;
 constexpr int kWordBits = 32;
-// That `listed`, a byte, can say.
-constexpr int kMostListed = 255;
+// The number of exceptions of a block is stored in one byte.
+constexpr int kMaxExceptions = 255;
 
 Words Load(const std::byte* block) {
   Words words;
@@ -30,11 +31,11 @@ Words Load(const std::byte* block) {
   return words;
 }
 
-constexpr uint32_t ToCode(uint32_t change) { return (change << 1) ^ (0U - (change >> 31)); }
-constexpr uint32_t ToChange(uint32_t code) { return (code >> 1) ^ (0U - (code & 1U)); }
+constexpr uint32_t ZigzagEncode(uint32_t delta) { return (delta << 1) ^ (0U - (delta >> 31)); }
+constexpr uint32_t ZigzagDecode(uint32_t code) { return (code >> 1) ^ (0U - (code & 1U)); }
 
-// Adds a block of an older state. Words are mixed with their places before they are added up, so that like
-// changes of many, as by a factor or of the sign, do not cancel.
+// Adds a block of the base to its checksum. Each word is mixed with its index before it is summed. Otherwise
+// equal errors in many words, such as a common factor or a flipped sign, could cancel.
 uint32_t AddToChecksum(uint32_t checksum, const Words& block) {
   constexpr uint32_t kGolden = 0x9E3779B1U;
   uint32_t sum = 0;
@@ -46,44 +47,45 @@ uint32_t AddToChecksum(uint32_t checksum, const Words& block) {
   return checksum * kGolden + sum;
 }
 
-// How a block's codes are cut in two.
-struct Cut {
-  int width = 0;
-  int listed = 0;  // Codes that have more bits,
-  int upper = 0;   // and the bytes that hold these.
+// Division of a block's codes into low bits and exceptions.
+struct BlockLayout {
+  int width = 0;       // Low bits that are stored of every code.
+  int exceptions = 0;  // Codes that have more than `width` bits.
+  int upper = 0;       // Bytes that hold the upper bits of an exception.
 
   size_t bytes() const {
-    return PlaneBytes(width) + static_cast<size_t>(listed) * (1 + static_cast<size_t>(upper));
+    return PlaneBytes(width) + static_cast<size_t>(exceptions) * (1 + static_cast<size_t>(upper));
   }
 };
 
-// At a width; `most_bits`: of any code.
-Cut CutAt(const Words& codes, int width, int most_bits) {
-  if (width >= most_bits) return {width, 0, 0};
+// The layout with a given width. The longest code of the block has `max_bits` bits.
+BlockLayout LayoutAt(const Words& codes, int width, int max_bits) {
+  if (width >= max_bits) return {width, 0, 0};
   const uint32_t largest = (1U << width) - 1;
-  int listed = 0;
-  for (const uint32_t code : codes) listed += code > largest ? 1 : 0;
-  return {width, listed, (most_bits - width + 7) / 8};
+  int exceptions = 0;
+  for (const uint32_t code : codes) exceptions += code > largest ? 1 : 0;
+  return {width, exceptions, (max_bits - width + 7) / 8};
 }
 
-// Neighbouring blocks have like changes: starts at the width of the one before, and goes down or up as long
-// as that saves bytes.
-Cut BestCut(const Words& codes, int start) {
+// Searches for the smallest layout. Deltas of neighbouring blocks have similar sizes, so the search starts at
+// the width of the previous block, and goes down or up while the layout gets smaller.
+BlockLayout BestLayout(const Words& codes, int start) {
   uint32_t any = 0;
   for (const uint32_t code : codes) any |= code;
-  const int most_bits = std::bit_width(any);
-  Cut best = CutAt(codes, std::min(start, most_bits), most_bits);
+  const int max_bits = std::bit_width(any);
+  BlockLayout best = LayoutAt(codes, std::min(start, max_bits), max_bits);
   for (const int step : {-1, 1}) {
     const int first = best.width;
-    for (int width = first + step; width >= 0 && width <= most_bits; width += step) {
-      const Cut cut = CutAt(codes, width, most_bits);
-      if (cut.bytes() >= best.bytes()) break;
-      best = cut;
+    for (int width = first + step; width >= 0 && width <= max_bits; width += step) {
+      const BlockLayout layout = LayoutAt(codes, width, max_bits);
+      if (layout.bytes() >= best.bytes()) break;
+      best = layout;
     }
     if (best.width != first) break;
   }
-  const Cut whole{most_bits, 0, 0};
-  return best.listed <= kMostListed && best.bytes() < whole.bytes() ? best : whole;
+  const BlockLayout without_exceptions{max_bits, 0, 0};
+  return best.exceptions <= kMaxExceptions && best.bytes() < without_exceptions.bytes() ? best
+                                                                                        : without_exceptions;
 }
 
 // Calls plane(shift, bits) for each byte of codes of `width` bits, from the lowest.
@@ -92,57 +94,60 @@ void ForEachByte(int width, const Plane& plane) {
   for (int shift = 0; shift < width; shift += 8) plane(shift, std::min(8, width - shift));
 }
 
-uint8_t* ListUpper(const Words& codes, const Cut& cut, uint8_t* out) {
-  const uint32_t largest = (1U << cut.width) - 1;
+// Writes the indices and the upper bits of the exceptions. Returns the end of the output.
+uint8_t* WriteExceptions(const Words& codes, const BlockLayout& layout, uint8_t* out) {
+  const uint32_t largest = (1U << layout.width) - 1;
   CodeBlock marks;
   for (size_t i = 0; i < kPlaneBlock; ++i) marks[i] = codes[i] > largest ? 0xFF : 0;
-  uint8_t* upper = out + cut.listed;
-  ForEachMarked(marks, [&](size_t place) {
-    *out++ = static_cast<uint8_t>(place);
-    const uint32_t bits = codes[place] >> cut.width;
-    std::memcpy(upper, &bits, static_cast<size_t>(cut.upper));
-    upper += cut.upper;
+  uint8_t* upper = out + layout.exceptions;
+  ForEachMarked(marks, [&](size_t index) {
+    *out++ = static_cast<uint8_t>(index);
+    const uint32_t bits = codes[index] >> layout.width;
+    std::memcpy(upper, &bits, static_cast<size_t>(layout.upper));
+    upper += layout.upper;
   });
   return upper;
 }
 
-uint8_t* CompressBlock(const Words& now, const Words& before, int& width, uint8_t* out) {
+// Encodes one block. `width` is that of the previous block on entry, and that of this block on return.
+uint8_t* EncodeBlock(const Words& now, const Words& base, int& width, uint8_t* out) {
   Words codes;
-  for (size_t i = 0; i < kPlaneBlock; ++i) codes[i] = ToCode(now[i] - before[i]);
-  const Cut cut = BestCut(codes, width);
-  width = cut.width;
-  *out++ = static_cast<uint8_t>(cut.width);
-  *out++ = static_cast<uint8_t>(cut.listed);
-  *out++ = static_cast<uint8_t>(cut.upper);
-  ForEachByte(cut.width, [&](int shift, int bits) {
+  for (size_t i = 0; i < kPlaneBlock; ++i) codes[i] = ZigzagEncode(now[i] - base[i]);
+  const BlockLayout layout = BestLayout(codes, width);
+  width = layout.width;
+  *out++ = static_cast<uint8_t>(layout.width);
+  *out++ = static_cast<uint8_t>(layout.exceptions);
+  *out++ = static_cast<uint8_t>(layout.upper);
+  ForEachByte(layout.width, [&](int shift, int bits) {
     CodeBlock byte;
     for (size_t i = 0; i < kPlaneBlock; ++i) byte[i] = static_cast<uint8_t>(codes[i] >> shift);
     out = PackCodes(byte, bits, out);
   });
-  return cut.listed == 0 ? out : ListUpper(codes, cut, out);
+  return layout.exceptions == 0 ? out : WriteExceptions(codes, layout, out);
 }
 
-// Where the block ends; null if it does not before `end`, or is none.
+// Adds one block of deltas to `numbers`. Returns the end of the block, or null if it is malformed or goes
+// beyond `end`.
 const uint8_t* ApplyBlock(const uint8_t* in, const uint8_t* end, Words& numbers) {
   if (static_cast<size_t>(end - in) < kHeaderBytes) return nullptr;
-  const Cut cut{in[0], in[1], in[2]};
+  const BlockLayout layout{in[0], in[1], in[2]};
   in += kHeaderBytes;
-  if (cut.width > kWordBits || cut.upper > static_cast<int>(sizeof(uint32_t))) return nullptr;
-  if (cut.listed > 0 && cut.width == kWordBits) return nullptr;
-  if (static_cast<size_t>(end - in) < cut.bytes()) return nullptr;
+  if (layout.width > kWordBits || layout.upper > static_cast<int>(sizeof(uint32_t))) return nullptr;
+  if (layout.exceptions > 0 && layout.width == kWordBits) return nullptr;
+  if (static_cast<size_t>(end - in) < layout.bytes()) return nullptr;
   Words codes{};
-  ForEachByte(cut.width, [&](int shift, int bits) {
+  ForEachByte(layout.width, [&](int shift, int bits) {
     CodeBlock byte{};
     in = UnpackCodes(in, bits, byte);
     for (size_t i = 0; i < kPlaneBlock; ++i) codes[i] |= static_cast<uint32_t>(byte[i]) << shift;
   });
-  const uint8_t* upper = in + cut.listed;
-  for (int i = 0; i < cut.listed; ++i, upper += cut.upper) {
+  const uint8_t* upper = in + layout.exceptions;
+  for (int i = 0; i < layout.exceptions; ++i, upper += layout.upper) {
     uint32_t bits = 0;
-    std::memcpy(&bits, upper, static_cast<size_t>(cut.upper));
-    codes[in[i]] |= bits << cut.width;
+    std::memcpy(&bits, upper, static_cast<size_t>(layout.upper));
+    codes[in[i]] |= bits << layout.width;
   }
-  for (size_t i = 0; i < kPlaneBlock; ++i) numbers[i] += ToChange(codes[i]);
+  for (size_t i = 0; i < kPlaneBlock; ++i) numbers[i] += ZigzagDecode(codes[i]);
   return upper;
 }
 
@@ -153,25 +158,25 @@ size_t DeltaCapacity(int64_t count) {
          static_cast<size_t>(count / kBlock) * kHeaderBytes;
 }
 
-size_t EncodeDelta(const std::byte* now, const std::byte* before, int64_t count, std::byte* changes) {
-  auto* begin = reinterpret_cast<uint8_t*>(changes);
+size_t EncodeDelta(const std::byte* now, const std::byte* base, int64_t count, std::byte* delta) {
+  auto* begin = reinterpret_cast<uint8_t*>(delta);
   uint8_t* out = begin + kSliceHeaderBytes;
   uint32_t checksum = 0;
   int width = kWordBits / 2;
-  for (; count >= kBlock; count -= kBlock, now += kBlockBytes, before += kBlockBytes) {
-    const Words older = Load(before);
-    checksum = AddToChecksum(checksum, older);
-    out = CompressBlock(Load(now), older, width, out);
+  for (; count >= kBlock; count -= kBlock, now += kBlockBytes, base += kBlockBytes) {
+    const Words base_block = Load(base);
+    checksum = AddToChecksum(checksum, base_block);
+    out = EncodeBlock(Load(now), base_block, width, out);
   }
-  const size_t rest = static_cast<size_t>(count) * sizeof(uint32_t);
-  if (rest > 0) std::memcpy(out, now, rest);
-  const std::array<uint32_t, 2> header = {static_cast<uint32_t>(out + rest - begin), checksum};
+  const size_t remainder_bytes = static_cast<size_t>(count) * sizeof(uint32_t);
+  if (remainder_bytes > 0) std::memcpy(out, now, remainder_bytes);
+  const std::array<uint32_t, 2> header = {static_cast<uint32_t>(out + remainder_bytes - begin), checksum};
   std::memcpy(begin, header.data(), sizeof(header));
   return header[0];
 }
 
-bool ApplyDelta(const std::byte* changes, int64_t count, std::byte* numbers) {
-  const auto* in = reinterpret_cast<const uint8_t*>(changes);
+bool ApplyDelta(const std::byte* delta, int64_t count, std::byte* numbers) {
+  const auto* in = reinterpret_cast<const uint8_t*>(delta);
   std::array<uint32_t, 2> header;
   std::memcpy(header.data(), in, sizeof(header));
   if (header[0] < kSliceHeaderBytes || header[0] > DeltaCapacity(count)) return false;
@@ -184,9 +189,9 @@ bool ApplyDelta(const std::byte* changes, int64_t count, std::byte* numbers) {
     if (in == nullptr) return false;
     std::memcpy(numbers, block.data(), kBlockBytes);
   }
-  const size_t rest = static_cast<size_t>(count) * sizeof(uint32_t);
-  if (end - in != static_cast<std::ptrdiff_t>(rest) || checksum != header[1]) return false;
-  if (rest > 0) std::memcpy(numbers, in, rest);
+  const size_t remainder_bytes = static_cast<size_t>(count) * sizeof(uint32_t);
+  if (end - in != static_cast<std::ptrdiff_t>(remainder_bytes) || checksum != header[1]) return false;
+  if (remainder_bytes > 0) std::memcpy(numbers, in, remainder_bytes);
   return true;
 }
 

@@ -16,29 +16,32 @@ static_assert(std::endian::native == std::endian::little, "compressed slices are
 constexpr size_t kBlock = kPlaneBlock;
 constexpr auto kBlockCount = static_cast<int64_t>(kBlock);
 
+// Length of a slice.
 constexpr size_t kLengthBytes = sizeof(uint32_t);
+// Base, width and exceptions of a block.
 constexpr size_t kHeaderBytes = 3;
-// An exponent that is listed.
-constexpr size_t kListedBytes = 2;
-// Windows of exponents are tried that end at the largest of a block, or at one of the next below,
+// Index and exponent of an exception.
+constexpr size_t kExceptionBytes = 2;
+// BestWindow tries windows of up to kMaxWidth bits whose largest exponent is that of the block, or up to
+// kUpperEnds - 1 below it. The alternative to a window is to store whole exponents, of kExponentBits each.
 constexpr size_t kUpperEnds = 3;
-// and are of so many bits, or whole bytes.
-constexpr int kWidest = 4;
-constexpr int kWholeByte = 8;
-// Distances from the largest exponent that matter for that.
-constexpr size_t kDistances = kUpperEnds + (size_t{1} << kWidest);
+constexpr int kMaxWidth = 4;
+constexpr int kExponentBits = 8;
+// Number of distances from the largest exponent that a window can contain.
+constexpr size_t kDistances = kUpperEnds + (size_t{1} << kMaxWidth);
 
-// How many bytes of the mantissa lie below its upper seven bits.
+// Bytes of the mantissa below its upper seven bits.
 template <typename Word>
 constexpr size_t kLowBytes = sizeof(Word) - sizeof(uint16_t);
 
-// The exponents that a block keeps as `width` bits above `base`, which counts modulo 256.
+// The range of exponents that a block stores as `width` bits above `base`. Differences are modulo 256.
 struct Window {
   uint8_t base = 0;
-  int width = kWholeByte;
-  int listed = 0;  // How many exponents lie outside.
+  int width = kExponentBits;
+  int exceptions = 0;  // Exponents outside the window.
 };
 
+// Returns the window that takes the fewest bytes.
 Window BestWindow(const CodeBlock& exponents) {
   uint8_t largest = 0;
   for (const uint8_t exponent : exponents) largest = std::max(largest, exponent);
@@ -46,41 +49,42 @@ Window BestWindow(const CodeBlock& exponents) {
   for (size_t i = 0; i < kBlock; ++i) {
     distances[i] = static_cast<uint8_t>(std::min(largest - exponents[i], static_cast<int>(kDistances)));
   }
-  // Several tables, so that neighbours, which are often alike, do not wait for each other.
+  // Neighbouring exponents are often equal. With several tables, their increments do not depend on each
+  // other.
   constexpr size_t kTables = 4;
   std::array<std::array<uint16_t, kDistances + 1>, kTables> counts{};
   for (size_t i = 0; i < kBlock; i += kTables) {
     for (size_t table = 0; table < kTables; ++table) ++counts[table][distances[i + table]];
   }
-  std::array<int, kDistances + 1> nearer{};  // How many exponents are less than so far from the largest.
+  std::array<int, kDistances + 1> closer{};  // closer[d]: exponents at a distance below d from the largest.
   for (size_t distance = 0; distance < kDistances; ++distance) {
-    nearer[distance + 1] = nearer[distance];
-    for (const auto& table : counts) nearer[distance + 1] += table[distance];
+    closer[distance + 1] = closer[distance];
+    for (const auto& table : counts) closer[distance + 1] += table[distance];
   }
   Window best;
   size_t least_bytes = PlaneBytes(best.width);
-  for (int width = 0; width <= kWidest; ++width) {
+  for (int width = 0; width <= kMaxWidth; ++width) {
     const size_t size = size_t{1} << width;
     for (size_t end = 0; end < kUpperEnds; ++end) {
-      const int inside = nearer[end + size] - nearer[end];
-      const int listed = static_cast<int>(kBlock) - inside;
-      const size_t bytes = PlaneBytes(width) + kListedBytes * static_cast<size_t>(listed);
+      const int inside = closer[end + size] - closer[end];
+      const int exceptions = static_cast<int>(kBlock) - inside;
+      const size_t bytes = PlaneBytes(width) + kExceptionBytes * static_cast<size_t>(exceptions);
       if (bytes >= least_bytes) continue;
       least_bytes = bytes;
-      best = {static_cast<uint8_t>(largest - end - size + 1), width, listed};
+      best = {static_cast<uint8_t>(largest - end - size + 1), width, exceptions};
     }
   }
   return best;
 }
 
-// The places and exponents of codes that do not fit the window.
-uint8_t* ListOutside(const CodeBlock& codes, const Window& window, uint8_t* out) {
+// Writes the indices and exponents of the codes outside the window. Returns the end of the output.
+uint8_t* WriteExceptions(const CodeBlock& codes, const Window& window, uint8_t* out) {
   CodeBlock outside;
   const int size = 1 << window.width;
   for (size_t i = 0; i < kBlock; ++i) outside[i] = codes[i] >= size ? 0xFF : 0;
-  ForEachMarked(outside, [&](size_t place) {
-    *out++ = static_cast<uint8_t>(place);
-    *out++ = static_cast<uint8_t>(codes[place] + window.base);
+  ForEachMarked(outside, [&](size_t index) {
+    *out++ = static_cast<uint8_t>(index);
+    *out++ = static_cast<uint8_t>(codes[index] + window.base);
   });
   return out;
 }
@@ -94,9 +98,9 @@ uint8_t* CompressBlock(const Word* numbers, uint8_t* out) {
   for (uint8_t& code : codes) code = static_cast<uint8_t>(code - window.base);
   *out++ = window.base;
   *out++ = static_cast<uint8_t>(window.width);
-  *out++ = static_cast<uint8_t>(window.listed);
+  *out++ = static_cast<uint8_t>(window.exceptions);
   out = PackCodes(codes, window.width, out);
-  if (window.listed > 0) out = ListOutside(codes, window, out);
+  if (window.exceptions > 0) out = WriteExceptions(codes, window, out);
   for (size_t i = 0; i < kBlock; ++i) {
     const auto upper = static_cast<unsigned>(numbers[i] >> kLowBits);
     out[i] = static_cast<uint8_t>(((upper >> 8) & 0x80U) | (upper & 0x7FU));
@@ -111,21 +115,21 @@ uint8_t* CompressBlock(const Word* numbers, uint8_t* out) {
   return out;
 }
 
-// Where the block ends; null if it does not before `end`, or is none.
+// Decompresses one block. Returns the end of the block, or null if it is malformed or goes beyond `end`.
 template <typename Word>
 const uint8_t* DecompressBlock(const uint8_t* in, const uint8_t* end, Word* numbers) {
   constexpr int kLowBits = 8 * kLowBytes<Word>;
   if (static_cast<size_t>(end - in) < kHeaderBytes) return nullptr;
   const Window window{in[0], in[1], in[2]};
   in += kHeaderBytes;
-  if (window.width > kWholeByte) return nullptr;
-  const size_t list_bytes = kListedBytes * static_cast<size_t>(window.listed);
-  const size_t bytes = PlaneBytes(window.width) + list_bytes + kBlock * (1 + kLowBytes<Word>);
+  if (window.width > kExponentBits) return nullptr;
+  const size_t exception_bytes = kExceptionBytes * static_cast<size_t>(window.exceptions);
+  const size_t bytes = PlaneBytes(window.width) + exception_bytes + kBlock * (1 + kLowBytes<Word>);
   if (static_cast<size_t>(end - in) < bytes) return nullptr;
   CodeBlock exponents{};
   in = UnpackCodes(in, window.width, exponents);
   for (uint8_t& exponent : exponents) exponent = static_cast<uint8_t>(exponent + window.base);
-  for (const uint8_t* list_end = in + list_bytes; in != list_end; in += kListedBytes)
+  for (const uint8_t* exceptions_end = in + exception_bytes; in != exceptions_end; in += kExceptionBytes)
     exponents[in[0]] = in[1];
   const uint8_t* upper = in;
   in += kBlock;
@@ -148,9 +152,9 @@ size_t Compress(const std::byte* numbers, int64_t count, std::byte* compressed) 
   auto* begin = reinterpret_cast<uint8_t*>(compressed);
   uint8_t* out = begin + kLengthBytes;
   for (; count >= kBlockCount; count -= kBlockCount, words += kBlockCount) out = CompressBlock(words, out);
-  const size_t rest = static_cast<size_t>(count) * sizeof(Word);
-  if (rest > 0) std::memcpy(out, words, rest);
-  const auto bytes = static_cast<uint32_t>(out + rest - begin);
+  const size_t remainder_bytes = static_cast<size_t>(count) * sizeof(Word);
+  if (remainder_bytes > 0) std::memcpy(out, words, remainder_bytes);
+  const auto bytes = static_cast<uint32_t>(out + remainder_bytes - begin);
   std::memcpy(begin, &bytes, sizeof(bytes));
   return bytes;
 }
@@ -165,16 +169,16 @@ bool Decompress(const std::byte* compressed, int64_t count, std::byte* numbers) 
     in = DecompressBlock(in, end, words);
     if (in == nullptr) return false;
   }
-  const size_t rest = static_cast<size_t>(count) * sizeof(Word);
-  if (end - in != static_cast<std::ptrdiff_t>(rest)) return false;
-  if (rest > 0) std::memcpy(words, in, rest);
+  const size_t remainder_bytes = static_cast<size_t>(count) * sizeof(Word);
+  if (end - in != static_cast<std::ptrdiff_t>(remainder_bytes)) return false;
+  if (remainder_bytes > 0) std::memcpy(words, in, remainder_bytes);
   return true;
 }
 
-// Calls compute() with the unsigned integer that a number of the dtype fits.
+// Calls compute.operator()<Word>() with the unsigned integer type that has the size of the dtype.
 template <typename Compute>
 auto WithWord(DType dtype, const Compute& compute) {
-  WEFT_CHECK(IsCompressible(dtype), "compression of a dtype that has none");
+  WEFT_CHECK(IsCompressible(dtype), "slices of this dtype cannot be compressed: check IsCompressible first");
   return dtype == DType::kF32 ? compute.template operator()<uint32_t>()
                               : compute.template operator()<uint16_t>();
 }

@@ -1,17 +1,22 @@
-// Lossless compression of the slices of floating-point numbers that travel between nodes. Of a weight or a
-// gradient sign and mantissa are noise, but the exponents of neighbours are alike: a block of numbers keeps
-// them as a few bits above a common base, and lists the few that lie elsewhere. Every bit pattern comes back
-// as it was, NaNs and infinities included.
+// Lossless compression of slices of floating-point numbers that travel between nodes.
+//
+// The signs and mantissas of weights and gradients are noise, but neighbouring numbers have similar
+// exponents. A block of numbers stores each exponent in a few bits above a common base, and lists the few
+// exponents outside that range as exceptions. Every bit pattern is restored exactly, NaNs and infinities
+// included.
 //
 // Note [Compressed slices]
-// A compressed slice is its length in bytes (32 bits, itself included), then one block after the other of
-// kPlaneBlock numbers, then what is left of the slice as it is. A block is
-//   base, width, listed         a byte each
-//   exponent - base             `width` bits of each number, in planes (bit_planes.h)
-//   place, exponent             a byte each, of the `listed` numbers whose exponents lie outside
-//   sign and upper mantissa     a byte each
-//   lower mantissa              f32 only: two bytes each
-// Base and width are those that take the fewest bytes. Numbers are little-endian.
+// A compressed slice consists of
+//   length                      32 bits: bytes of the compressed slice, this field included
+//   blocks                      one for each kPlaneBlock numbers
+//   remainder                   the numbers after the last whole block, not compressed
+// A block consists of
+//   base, width, exceptions     one byte each
+//   exponent - base             `width` bits for each number, in bit planes (bit_planes.h)
+//   index, exponent             one byte each for each exception: its position in the block, and its exponent
+//   sign and upper mantissa     one byte for each number
+//   lower mantissa              f32 only: two bytes for each number
+// The encoder chooses the base and the width that take the fewest bytes. Numbers are little-endian.
 //
 // Pure.
 #pragma once
@@ -23,16 +28,17 @@
 
 namespace weft {
 
-// Whether numbers of this dtype can be compressed: f32 and bf16.
+// True for dtypes that can be compressed: f32 and bf16.
 constexpr bool IsCompressible(DType dtype) { return dtype == DType::kF32 || dtype == DType::kBF16; }
 
-// Most bytes that a slice of `count` numbers takes, of so many bytes each.
+// Largest size in bytes of a compressed slice of `count` numbers of `number_bytes` bytes each.
 size_t CompressedCapacity(size_t number_bytes, int64_t count);
-// Compresses `count` numbers; returns the bytes written.
+// Compresses `count` numbers. Returns the bytes written. REQUIRES: IsCompressible(dtype).
 size_t CompressSlice(DType dtype, const std::byte* numbers, int64_t count, std::byte* compressed);
-// What CompressSlice, or EncodeDelta, returned for a slice.
+// Size in bytes of a slice that CompressSlice or EncodeDelta wrote.
 size_t CompressedBytes(const std::byte* compressed);
-// Writes back `count` numbers. False, with the numbers unspecified, if that is no slice of so many.
+// Decompresses `count` numbers. Returns false, and leaves `numbers` unspecified, if `compressed` is not a
+// compressed slice of `count` numbers. REQUIRES: IsCompressible(dtype).
 [[nodiscard]] bool DecompressSlice(DType dtype, const std::byte* compressed, int64_t count,
                                    std::byte* numbers);
 

@@ -1,4 +1,4 @@
-// How the numbers of a slice are written that travels between nodes. Pure.
+// Encodings of slices that travel between nodes. Pure.
 #pragma once
 
 #include <cstddef>
@@ -10,14 +10,14 @@
 namespace weft {
 
 enum class WireEncoding : uint8_t {
-  kPlain,
-  kCompressed,  // Note [Compressed slices].
-  kDelta,       // Of f32 that the receiver has an older state of: Note [Delta encoding].
+  kPlain,       // The numbers as they are in memory.
+  kCompressed,  // Lossless compression of f32 and bf16. See Note [Compressed slices].
+  kDelta,       // Delta encoding of f32 against a base that the receiver holds. See Note [Delta encoding].
 };
 
-// Most bytes that a slice of `count` numbers takes, of so many bytes each.
-inline size_t SliceCapacity(WireEncoding form, size_t number_bytes, int64_t count) {
-  switch (form) {
+// Largest size in bytes of an encoded slice of `count` numbers of `number_bytes` bytes each.
+inline size_t SliceCapacity(WireEncoding encoding, size_t number_bytes, int64_t count) {
+  switch (encoding) {
     case WireEncoding::kPlain:
       break;
     case WireEncoding::kCompressed:

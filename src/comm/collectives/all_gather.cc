@@ -1,5 +1,6 @@
-// All-gather, into an output of each rank's own or one for all ranks of a node, or of changes; broadcast (an
-// all-gather of which only the root has a part) and barrier (an all-gather of one word each).
+// All-gather: into private outputs, into one output that the ranks of a node share, or with delta encoding.
+// Also broadcast (an all-gather in which only the root has a part) and barrier (an all-gather of one word for
+// each rank).
 #include <utility>
 
 #include "src/comm/collectives/gather_phase.h"
@@ -40,7 +41,7 @@ class AllGatherOperation final : public Collective {
 }  // namespace
 
 std::unique_ptr<Operation> MakeAllGather(const GroupPlacement& placement, CollectivePlan plan) {
-  // An output that is shared lies in node memory as it is, and then nobody reads another rank's input.
+  // A shared output lies in node memory already, and no rank reads another rank's input.
   const bool pulled = !placement.local_peers().empty() && plan.kind != OpKind::kAllGatherShared;
   const Collective::Sharing sharing{.input = pulled, .output = pulled && placement.spans_nodes()};
   return std::make_unique<AllGatherOperation>(std::move(plan), sharing);

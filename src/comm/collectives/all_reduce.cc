@@ -1,6 +1,8 @@
-// All-reduce: every rank reduces one range of the buffer, writes it to all outputs of its node while it is at
-// it, and hands it to the other nodes slice by slice, as it comes to be. In place is safe: a range of the
-// input is read by its owner alone, or for its owner, and overwritten only when it was reduced.
+// All-reduce over several nodes. Every rank reduces its part of the buffer, writes the result to all outputs
+// of its node in the same pass, and sends it to the other nodes slice by slice.
+//
+// In place is safe: a part of the input is read only to reduce it, and is overwritten only after its
+// reduction.
 #include <utility>
 
 #include "src/comm/collectives/gather_phase.h"
@@ -21,9 +23,9 @@ class AllReduceOperation final : public Collective {
     const int64_t slice = SliceElements(context, plan().dtype);
     std::byte* own_part = PartOf(plan().output, context.placement.me());
     ReducePhase::Memory reduced{LocalInputs(context), own_part, {}};
-    GatherPhase::Memory memory{own_part, plan().output, /*before=*/nullptr, {}};
+    GatherPhase::Memory memory{own_part, plan().output, /*delta_base=*/nullptr, {}};
     for (int peer : context.placement.local_peers()) {
-      // Published for this rank to write to.
+      // The peer published its output for this rank to write to.
       auto* output = const_cast<std::byte*>(OutputOf(context, peer));
       reduced.copies.push_back(PartOf(output, context.placement.me()));
       memory.peers.push_back({peer, PartOf(output, peer), output});
@@ -53,7 +55,7 @@ class AllReduceOperation final : public Collective {
            static_cast<size_t>(plan().parts.offsets[static_cast<size_t>(member)]) * SizeOf(plan().dtype);
   }
 
-  // Tells the node's ranks when the own range is in their outputs.
+  // Tells the local peers once that this rank's part is in their outputs.
   bool Announce(OperationContext& context) {
     if (announced_ || !reduce_->complete() || context.placement.local_peers().empty()) return false;
     announced_ = true;

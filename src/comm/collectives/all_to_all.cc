@@ -1,10 +1,12 @@
-// All-to-all, and its form with one part: every rank pulls its parts out of the tensors of its node's ranks,
-// and exchanges slices with the others.
+// All-to-all and send-receive. Every rank copies the parts of its local peers out of their tensors, and
+// exchanges slices with remote ranks.
 //
 // Note [Part tables]
-// Where a part lies, and how, only its sender knows. So what a rank publishes as its input is a table in node
-// memory with a row for each rank of the node: shape, strides and place of the part that is for it.
-// Publishing makes the rows visible, and they stay as long as the operation.
+// Problem: only the sender of a part knows its address and strides, but local peers copy parts directly.
+// Rule: a rank publishes, as its input, a strided part table in node memory. The table has a row for each
+// rank of the node, with the shape, the strides and the address of the part for that rank.
+// Why it suffices: publishing the descriptor makes the rows visible, and the table lives as long as the
+// operation.
 #include <array>
 #include <deque>
 #include <utility>
@@ -18,20 +20,20 @@ namespace {
 
 constexpr int kExchangeChannel = 0;
 constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
-// Slices of one part that may be in the receiver's scratch.
+// Slices of one part that fit the receiver's scratch.
 constexpr int64_t kRingSlices = 4;
 
-// Plain data, in node memory.
+// Row of a part table. Trivially copyable, in node memory.
 struct PartRow {
   PartShape shape;
-  std::array<int64_t, PartShape::kMaxDims> strides{};
-  NodeAddress place{};  // Of a part that is not empty.
+  std::array<int64_t, PartShape::kMaxDims> strides{};  // Elements.
+  NodeAddress address{};                               // Not set for an empty part.
 };
 
-PartRow RowOf(const TensorView& part, NodeAddress place) {
+PartRow RowOf(const TensorView& part, NodeAddress address) {
   PartRow row;
   row.shape = PartShape::Of(part);
-  row.place = place;
+  row.address = address;
   std::copy(part.strides.begin(), part.strides.end(), row.strides.begin());
   return row;
 }
@@ -40,8 +42,8 @@ TensorView ViewOf(const PartRow& row, std::byte* data, DType dtype) {
   return {data, dtype, row.shape.ToShape(), {row.strides.begin(), row.strides.begin() + row.shape.dims}};
 }
 
-// Where a part lies in node memory, if all of it does.
-std::optional<NodeAddress> PlaceOf(const NodeLink& node, const TensorView& part) {
+// Address of a part in node memory. Nothing unless all of the part lies in one segment of node memory.
+std::optional<NodeAddress> AddressOf(const NodeLink& node, const TensorView& part) {
   int64_t lowest = 0;
   int64_t highest = 0;
   for (size_t dim = 0; dim < part.shape.size(); ++dim) {
@@ -56,10 +58,10 @@ std::optional<NodeAddress> PlaceOf(const NodeLink& node, const TensorView& part)
   return inside ? node.AddressOf(first) : std::nullopt;
 }
 
-// What comes from another node: straight to its place, or through a ring of slices.
-struct Arrival {
+// Receive of a part from another node, directly into the tensor or through a ring of slices in scratch.
+struct RemoteReceive {
   ReceiveStream receive;
-  std::optional<RangeStream> unpack;
+  std::optional<RangeStream> unpack;  // Set if slices go through the ring.
 
   bool finished() const { return unpack ? unpack->finished() : receive.finished(); }
 };
@@ -81,12 +83,12 @@ class AllToAllOperation final : public Collective {
     for (const int peer : placement.local_peers()) {
       const TensorView& part = plan().sends[static_cast<size_t>(peer)];
       if (IsEmptyPart(part)) continue;
-      if (const std::optional<NodeAddress> place = PlaceOf(context.node, part)) {
-        table[placement.IndexInNode(peer)] = RowOf(part, *place);
+      if (const std::optional<NodeAddress> address = AddressOf(context.node, part)) {
+        table[placement.IndexInNode(peer)] = RowOf(part, *address);
         continue;
       }
       unreadable.push_back(peer);
-      staged_bytes += CacheLines(part.bytes());
+      staged_bytes += RoundUpToCacheLine(part.bytes());
     }
     ShareInput(table_.data());
     if (unreadable.empty()) return absl::OkStatus();
@@ -98,7 +100,7 @@ class AllToAllOperation final : public Collective {
       table[placement.IndexInNode(peer)] = RowOf(packed, *context.node.AddressOf(next));
       WEFT_ASSIGN_OR_RETURN(RangeCopy copy, RangeCopy::Make(part, packed));
       AddStaging(context, std::move(copy), static_cast<const std::byte*>(part.data), next);
-      next += CacheLines(part.bytes());
+      next += RoundUpToCacheLine(part.bytes());
     }
     return absl::OkStatus();
   }
@@ -113,7 +115,7 @@ class AllToAllOperation final : public Collective {
     for (int step = 1; step < placement.size(); ++step) {
       const int member = (placement.me() + step) % placement.size();
       if (placement.IsLocal(member)) continue;
-      AddArrival(context, member, ring);
+      AddRemoteReceive(context, member, ring);
       AddSend(context, member);
     }
     return absl::OkStatus();
@@ -122,11 +124,11 @@ class AllToAllOperation final : public Collective {
   absl::StatusOr<bool> Move(OperationContext& context) override {
     bool advanced = false;
     for (RangeStream& pull : pulls_) advanced |= pull.Step(context, kAll);
-    for (Arrival& arrival : arrivals_) {
-      const int64_t consumed = arrival.unpack ? arrival.unpack->done() : 0;
-      WEFT_ASSIGN_OR_RETURN(const bool credited, arrival.receive.Step(context, consumed));
+    for (RemoteReceive& remote : remote_receives_) {
+      const int64_t consumed = remote.unpack ? remote.unpack->done() : 0;
+      WEFT_ASSIGN_OR_RETURN(const bool credited, remote.receive.Step(context, consumed));
       advanced |= credited;
-      if (arrival.unpack) advanced |= arrival.unpack->Step(context, arrival.receive.done());
+      if (remote.unpack) advanced |= remote.unpack->Step(context, remote.receive.done());
     }
     WEFT_ASSIGN_OR_RETURN(const bool sent, sends_.Step(context));
     return advanced || sent;
@@ -134,12 +136,13 @@ class AllToAllOperation final : public Collective {
 
   bool MoveComplete() const override {
     return std::all_of(pulls_.begin(), pulls_.end(), [](const RangeStream& s) { return s.finished(); }) &&
-           std::all_of(arrivals_.begin(), arrivals_.end(), [](const Arrival& a) { return a.finished(); });
+           std::all_of(remote_receives_.begin(), remote_receives_.end(),
+                       [](const RemoteReceive& remote) { return remote.finished(); });
   }
   bool MoveDrained() const override { return MoveComplete() && sends_.finished(); }
   void AddAwaited(const OperationContext& /*context*/, std::set<int>& ranks) const override {
-    for (const Arrival& arrival : arrivals_) {
-      if (!arrival.finished()) ranks.insert(arrival.receive.peer());
+    for (const RemoteReceive& remote : remote_receives_) {
+      if (!remote.finished()) ranks.insert(remote.receive.peer());
     }
     sends_.AddAwaited(ranks);
   }
@@ -154,7 +157,7 @@ class AllToAllOperation final : public Collective {
     return absl::OkStatus();
   }
 
-  // Its row of this peer's table says where the part is.
+  // Adds the copy of a local peer's part, which this rank's row of the peer's table describes.
   absl::Status AddPeer(const OperationContext& context, int peer) {
     const GroupPlacement& placement = context.placement;
     const auto* table = reinterpret_cast<const PartRow*>(InputOf(context, peer));
@@ -166,54 +169,56 @@ class AllToAllOperation final : public Collective {
                           PartShape::Of(target));
     }
     if (IsEmptyPart(target)) return absl::OkStatus();
-    return AddPull(context, ViewOf(row, context.node.Map(row.place), plan().dtype), target);
+    return AddPull(context, ViewOf(row, context.node.Map(row.address), plan().dtype), target);
   }
 
-  // For parts that cannot travel as they lie.
+  // Acquires scratch for the parts that are not contiguous.
   absl::Status TakeScratch(OperationContext& context) {
-    int64_t arriving = 0;
-    int64_t largest_send = 0;
+    int64_t ring_bytes = 0;
+    int64_t largest_send = 0;  // Elements.
     for (int member = 0; member < context.placement.size(); ++member) {
       if (context.placement.IsLocal(member)) continue;
       const TensorView& part = plan().sends[static_cast<size_t>(member)];
-      if (!TravelsAsItLies(part)) largest_send = std::max(largest_send, part.elements());
-      arriving += static_cast<int64_t>(RingBytes(context, plan().receives[static_cast<size_t>(member)]));
+      if (!IsContiguousPart(part)) largest_send = std::max(largest_send, part.elements());
+      ring_bytes += static_cast<int64_t>(RingBytes(context, plan().receives[static_cast<size_t>(member)]));
     }
-    if (arriving > 0) {
-      WEFT_ASSIGN_OR_RETURN(ring_, context.scratch.Acquire(static_cast<size_t>(arriving)));
+    if (ring_bytes > 0) {
+      WEFT_ASSIGN_OR_RETURN(ring_, context.scratch.Acquire(static_cast<size_t>(ring_bytes)));
     }
     const int64_t slot = std::min(largest_send, SliceElements(context, plan().dtype));
-    slots_.emplace(kSenderSlots, CacheLines(static_cast<size_t>(slot) * SizeOf(plan().dtype)));
+    slots_.emplace(kSenderSlots, RoundUpToCacheLine(static_cast<size_t>(slot) * SizeOf(plan().dtype)));
     return absl::OkStatus();
   }
 
-  static bool TravelsAsItLies(const TensorView& part) { return IsEmptyPart(part) || part.IsContiguous(); }
+  // True for a part whose slices are sent from, or received into, the tensor itself.
+  static bool IsContiguousPart(const TensorView& part) { return IsEmptyPart(part) || part.IsContiguous(); }
   size_t RingBytes(const OperationContext& context, const TensorView& part) const {
-    if (TravelsAsItLies(part)) return 0;
-    const int64_t room = kRingSlices * SliceElements(context, plan().dtype);
-    return CacheLines(static_cast<size_t>(std::min(part.elements(), room)) * SizeOf(plan().dtype));
+    if (IsContiguousPart(part)) return 0;
+    const int64_t ring_elements = kRingSlices * SliceElements(context, plan().dtype);
+    return RoundUpToCacheLine(static_cast<size_t>(std::min(part.elements(), ring_elements)) *
+                              SizeOf(plan().dtype));
   }
   CreditScheduler::Channel ChannelTo(const OperationContext& context, int member) const {
     return {context.record->lane, context.record->descriptor.sequence, context.placement.WorldRank(member),
             kExchangeChannel};
   }
 
-  // `ring`: the scratch that is left.
-  void AddArrival(OperationContext& context, int member, std::byte*& ring) {
+  // Takes its share of the remaining scratch from `ring`.
+  void AddRemoteReceive(OperationContext& context, int member, std::byte*& ring) {
     const TensorView& part = plan().receives[static_cast<size_t>(member)];
     const PartShape shape = PartShape::Of(part);
     const Slicing slicing{shape.elements(), SliceElements(context, plan().dtype)};
     const size_t ring_bytes = RingBytes(context, part);
     const bool direct = ring_bytes == 0;
-    const SliceMemory place{direct ? static_cast<std::byte*>(part.data) : ring, SizeOf(plan().dtype),
-                            direct ? 0 : std::min(kRingSlices, slicing.slices())};
-    Arrival& arrival = arrivals_.emplace_back(Arrival{
-        ReceiveStream(ChannelTo(context, member), WirePhase::kGather, slicing, place, shape), std::nullopt});
+    const SliceMemory slices{direct ? static_cast<std::byte*>(part.data) : ring, SizeOf(plan().dtype),
+                             direct ? 0 : std::min(kRingSlices, slicing.slices())};
+    RemoteReceive& remote = remote_receives_.emplace_back(RemoteReceive{
+        ReceiveStream(ChannelTo(context, member), WirePhase::kGather, slicing, slices, shape), std::nullopt});
     if (direct) return;
     ring += ring_bytes;
     context.counters.copied_bytes += static_cast<int64_t>(part.bytes());
-    arrival.unpack.emplace(RangeCopy::Unpack(part), slicing.slice_elements, place,
-                           static_cast<std::byte*>(part.data));
+    remote.unpack.emplace(RangeCopy::Unpack(part), slicing.slice_elements, slices,
+                          static_cast<std::byte*>(part.data));
   }
 
   void AddSend(OperationContext& context, int member) {
@@ -221,7 +226,7 @@ class AllToAllOperation final : public Collective {
     const PartShape shape = PartShape::Of(part);
     const Slicing slicing{shape.elements(), SliceElements(context, plan().dtype)};
     auto* memory = static_cast<std::byte*>(part.data);
-    if (TravelsAsItLies(part)) {
+    if (IsContiguousPart(part)) {
       sends_.Add(std::make_unique<SendStream>(ChannelTo(context, member), slicing,
                                               SliceMemory{memory, SizeOf(plan().dtype)}, shape));
       return;
@@ -234,11 +239,11 @@ class AllToAllOperation final : public Collective {
   }
 
   Buffer table_;   // See Note [Part tables].
-  Buffer staged_;  // Parts for peers of the node that they could not read where they lie.
-  Buffer ring_;    // What slices of parts with gaps land in.
+  Buffer staged_;  // Copies of the parts for local peers that lie outside node memory.
+  Buffer ring_;    // Rings of received slices of parts that are not contiguous.
   std::optional<ScratchSlots> slots_;
-  std::deque<RangeStream> pulls_;
-  std::deque<Arrival> arrivals_;
+  std::deque<RangeStream> pulls_;  // Copies of local parts.
+  std::deque<RemoteReceive> remote_receives_;
   Sends sends_;
 };
 

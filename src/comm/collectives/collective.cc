@@ -17,11 +17,11 @@ absl::Status Mismatch(const OperationContext& context, int peer_rank, const Desc
   return absl::FailedPreconditionError(absl::StrCat(
       "lane ", context.record->lane_name, ": rank ", context.placement.WorldRank(context.placement.me()),
       " submitted ", ToString(mine), ", rank ", peer_rank, " submitted ", ToString(theirs),
-      HiddenDifference(mine, theirs), "; ranks must submit the same in the same order"));
+      MismatchDetails(mine, theirs), "; ranks must submit the same in the same order"));
 }
 
 const std::byte* MapShared(const NodeLink& node, const NodeAddress& address) {
-  return address == Descriptor::kNowhere ? nullptr : node.Map(address);
+  return address == Descriptor::kNoAddress ? nullptr : node.Map(address);
 }
 
 absl::StatusOr<RangeCopy> WholeCopy(DType dtype, int64_t elements) {
@@ -101,8 +101,8 @@ void Collective::Publish(OperationContext& context) {
   stage_ = Stage::kMeeting;
   met_.resize(static_cast<size_t>(context.placement.size()));
   Descriptor& descriptor = context.record->descriptor;
-  descriptor.input = context.node.AddressOf(plan_.input).value_or(Descriptor::kNowhere);
-  descriptor.output = context.node.AddressOf(plan_.output).value_or(Descriptor::kNowhere);
+  descriptor.input = context.node.AddressOf(plan_.input).value_or(Descriptor::kNoAddress);
+  descriptor.output = context.node.AddressOf(plan_.output).value_or(Descriptor::kNoAddress);
   met_[static_cast<size_t>(context.placement.me())] = descriptor;
   context.node.Publish(context.record->lane, descriptor);
   for (int peer : context.placement.local_peers()) context.node.Ring(context.placement.WorldRank(peer));
@@ -116,7 +116,7 @@ absl::StatusOr<bool> Collective::Meet(OperationContext& context) {
     const int rank = context.placement.WorldRank(peer);
     met = context.node.Peek(context.record->lane, rank, context.record->descriptor.sequence);
     if (!met) continue;
-    if (!AgreeInNode(*met, context.record->descriptor)) return Mismatch(context, rank, *met);
+    if (!IsSameCollectiveOnNode(*met, context.record->descriptor)) return Mismatch(context, rank, *met);
     advanced = true;
   }
   return advanced;

@@ -10,10 +10,10 @@
 namespace weft {
 namespace {
 
-bool IsPlain(const LeafSource& leaf) { return leaf.form == WireEncoding::kPlain; }
+bool IsPlain(const LeafSource& leaf) { return leaf.encoding == WireEncoding::kPlain; }
 
 absl::Status Decompress(const LeafSource& leaf, int64_t count, std::byte* numbers) {
-  if (leaf.form == WireEncoding::kDelta) {
+  if (leaf.encoding == WireEncoding::kDelta) {
     if (ApplyDelta(leaf.data, count, numbers)) return absl::OkStatus();
     return absl::InternalError(absl::StrCat(
         "what another node sent are no changes of the ", count, " ", ToAbsl(Name(leaf.dtype)),
@@ -28,7 +28,7 @@ absl::Status Decompress(const LeafSource& leaf, int64_t count, std::byte* number
 
 void Compress(const DataTask& task) {
   const std::byte* numbers = task.leaves[0].data;
-  if (task.target.form == WireEncoding::kDelta) {
+  if (task.target.encoding == WireEncoding::kDelta) {
     EncodeDelta(numbers, task.leaves[1].data, task.count, task.target.data);
   } else {
     CompressSlice(task.leaves[0].dtype, numbers, task.count, task.target.data);
@@ -50,13 +50,13 @@ absl::Status RunCompressedReduce(const DataTask& task) {
   std::byte* slot = Workspace(leaves.size() + 1, slot_bytes);
   for (LeafSource& leaf : leaves) {
     if (IsPlain(leaf)) continue;
-    WEFT_CHECK(leaf.form == WireEncoding::kCompressed, "a reduction of changes");
+    WEFT_CHECK(leaf.encoding == WireEncoding::kCompressed, "a reduction of changes");
     WEFT_RETURN_IF_ERROR(Decompress(leaf, task.count, slot));
     leaf = {slot, leaf.dtype};
     slot += slot_bytes;
   }
-  const bool compresses = target.form != WireEncoding::kPlain;
-  WEFT_CHECK(target.form != WireEncoding::kDelta, "a reduction into changes");
+  const bool compresses = target.encoding != WireEncoding::kPlain;
+  WEFT_CHECK(target.encoding != WireEncoding::kDelta, "a reduction into changes");
   if (compresses) target.data = slot;
   RunReduce(*task.program, leaves, task.op, target, task.count);
   if (compresses) CompressSlice(target.dtype, slot, task.count, task.target.data);
@@ -64,7 +64,7 @@ absl::Status RunCompressedReduce(const DataTask& task) {
 }
 
 absl::Status RunReduction(const DataTask& task) {
-  if (task.target.form != WireEncoding::kPlain ||
+  if (task.target.encoding != WireEncoding::kPlain ||
       !std::all_of(task.leaves.begin(), task.leaves.end(), IsPlain)) {
     return RunCompressedReduce(task);
   }
@@ -75,7 +75,7 @@ absl::Status RunReduction(const DataTask& task) {
 absl::Status RunCopy(const DataTask& task) {
   const LeafSource& leaf = task.leaves[0];
   if (!IsPlain(leaf)) return Decompress(leaf, task.count, task.target.data);
-  if (task.target.form != WireEncoding::kPlain) {
+  if (task.target.encoding != WireEncoding::kPlain) {
     Compress(task);
   } else {
     CopyBytes(task.target.data, leaf.data, task.bytes, task.target.nontemporal);

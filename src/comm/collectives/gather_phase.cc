@@ -21,9 +21,9 @@ GatherPhase::GatherPhase(const OperationContext& context, const PartLayout& part
       dtype_(dtype),
       element_bytes_(SizeOf(dtype)),
       slice_elements_(slice_elements),
-      nontemporal_(WritesAroundCaches(static_cast<size_t>(parts.total()) * SizeOf(dtype) *
+      nontemporal_(ShouldBypassCaches(static_cast<size_t>(parts.total()) * SizeOf(dtype) *
                                       (kind == Kind::kShared ? 1 : 1 + memory.peers.size()))),
-      form_(WireEncodingOf(context, dtype)),
+      encoding_(WireEncodingOf(context, dtype)),
       slots_(kSenderSlots, RingFor(nullptr).SlotBytes(SlicingOf(context.placement.me()))) {
   if (kind == Kind::kShared) {
     PlanShared(context, memory);
@@ -31,9 +31,9 @@ GatherPhase::GatherPhase(const OperationContext& context, const PartLayout& part
     PlanLocal(context, memory);
   }
   if (context.record->descriptor.kind != OpKind::kAllGatherDelta) return;
-  before_ = {memory.before, element_bytes_};
-  remember_.emplace(SlicingOf(context.placement.me()), dtype, OwnPart(memory), *before_,
-                    /*nontemporal=*/true);
+  delta_base_ = {memory.delta_base, element_bytes_};
+  base_update_.emplace(SlicingOf(context.placement.me()), dtype, OwnPart(memory), *delta_base_,
+                       /*nontemporal=*/true);
 }
 
 absl::StatusOr<std::unique_ptr<GatherPhase>> GatherPhase::Create(const OperationContext& context,
@@ -47,7 +47,7 @@ absl::StatusOr<std::unique_ptr<GatherPhase>> GatherPhase::Create(const Operation
 
 void GatherPhase::AddPull(const std::byte* source, std::byte* target, int member, int peer, int counter) {
   if (source == target || parts_.counts[static_cast<size_t>(member)] == 0) return;
-  // Sources are only read: the cast is for SliceMemory, which serves targets too.
+  // The source is only read. SliceMemory is mutable because it also describes targets.
   const SliceMemory from{const_cast<std::byte*>(source), element_bytes_};
   const SliceMemory to{target, element_bytes_};
   pulls_.push_back({CopyStream(SlicingOf(member), dtype_, from, to, nontemporal_), peer, counter});
@@ -72,12 +72,12 @@ void GatherPhase::PlanLocal(const OperationContext& context, const Memory& memor
   AddPull(memory.own_part, PlaceOf(memory.output, me), me, placement.WorldRank(me), -1);
   for (int member = 0; member < placement.size(); ++member) {
     if (placement.IsLocal(member)) continue;
-    const int agent = placement.Agent(placement.NodeOf(me), member);
-    if (agent == me) continue;
+    const int leader = placement.PartLeader(placement.NodeOf(me), member);
+    if (leader == me) continue;
     const auto peer = std::find_if(memory.peers.begin(), memory.peers.end(),
-                                   [&](const PeerMemory& candidate) { return candidate.member == agent; });
+                                   [&](const PeerMemory& candidate) { return candidate.member == leader; });
     const std::byte* source = PlaceOf(const_cast<std::byte*>(peer->output), member);
-    AddPull(source, PlaceOf(memory.output, member), member, placement.WorldRank(agent), member);
+    AddPull(source, PlaceOf(memory.output, member), member, placement.WorldRank(leader), member);
   }
 }
 
@@ -91,13 +91,15 @@ void GatherPhase::PlanShared(const OperationContext& context, const Memory& memo
   own_announced_ = pulls_.empty();
   for (int member = 0; member < placement.size(); ++member) {
     if (placement.IsLocal(member)) continue;
-    const int agent = placement.Agent(placement.NodeOf(me), member);
-    if (agent != me) AddWatch(context, member, agent);
+    const int leader = placement.PartLeader(placement.NodeOf(me), member);
+    if (leader != me) AddWatch(context, member, leader);
   }
 }
 
-// An all-reduce's ranks have heard from each other in its first half. See Note [Empty parts].
-bool GatherPhase::Travels(int member) const {
+// An all-reduce needs no streams for empty parts: its ranks have compared descriptors in the reduce phase.
+// See
+// Note [Empty parts].
+bool GatherPhase::UsesWire(int member) const {
   return kind_ != Kind::kPushed || SlicingOf(member).elements > 0;
 }
 
@@ -105,8 +107,8 @@ absl::Status GatherPhase::PlanWire(const OperationContext& context, const Memory
   const GroupPlacement& placement = context.placement;
   const int me = placement.me();
   const auto receives = [&](int member) {
-    return !placement.IsLocal(member) && placement.Agent(placement.NodeOf(me), member) == me &&
-           Travels(member);
+    return !placement.IsLocal(member) && placement.PartLeader(placement.NodeOf(me), member) == me &&
+           UsesWire(member);
   };
   std::vector<int> received;
   for (int member = 0; member < placement.size(); ++member) {
@@ -115,7 +117,7 @@ absl::Status GatherPhase::PlanWire(const OperationContext& context, const Memory
   ring_slices_ = RingSlices(static_cast<int64_t>(received.size()));
   size_t ring_bytes = 0;
   for (const int member : received) ring_bytes += RingFor(nullptr).RingBytes(SlicingOf(member));
-  if (form_ != WireEncoding::kPlain && ring_bytes > 0) {
+  if (encoding_ != WireEncoding::kPlain && ring_bytes > 0) {
     WEFT_ASSIGN_OR_RETURN(ring_, context.scratch.Acquire(ring_bytes));
   }
   std::byte* ring = ring_.data();
@@ -125,8 +127,8 @@ absl::Status GatherPhase::PlanWire(const OperationContext& context, const Memory
     const CreditScheduler::Channel channel{context.record->lane, context.record->descriptor.sequence,
                                            placement.WorldRank(member), kGatherChannel};
     if (receives(member)) AddRelay(channel, member, PlaceOf(memory.output, member), ring);
-    if (placement.Agent(placement.NodeOf(member), me) == member && Travels(me)) {
-      sends_.AddRun(channel, {SlicingOf(me), dtype_, OwnPart(memory), form_, before_}, slots_);
+    if (placement.PartLeader(placement.NodeOf(member), me) == member && UsesWire(me)) {
+      sends_.AddRun(channel, {SlicingOf(me), dtype_, OwnPart(memory), encoding_, delta_base_}, slots_);
     }
   }
   return absl::OkStatus();
@@ -136,14 +138,14 @@ void GatherPhase::AddRelay(const CreditScheduler::Channel& channel, int member, 
                            std::byte*& ring) {
   const Slicing slicing = SlicingOf(member);
   const SliceMemory target{place, element_bytes_};
-  if (form_ == WireEncoding::kPlain) {
+  if (encoding_ == WireEncoding::kPlain) {
     relays_.push_back({ReceiveStream(channel, WirePhase::kGather, slicing, target), std::nullopt, member});
     return;
   }
-  const SliceMemory arrivals = RingFor(ring);
-  ring += arrivals.RingBytes(slicing);
-  relays_.push_back({ReceiveStream(channel, WirePhase::kGather, slicing, arrivals),
-                     CopyStream(slicing, dtype_, arrivals, target, /*nontemporal=*/false), member});
+  const SliceMemory encoded = RingFor(ring);
+  ring += encoded.RingBytes(slicing);
+  relays_.push_back({ReceiveStream(channel, WirePhase::kGather, slicing, encoded),
+                     CopyStream(slicing, dtype_, encoded, target, /*nontemporal=*/false), member});
 }
 
 bool GatherPhase::StepPulls(OperationContext& context, int64_t own_available) {
@@ -206,7 +208,7 @@ absl::StatusOr<bool> GatherPhase::Step(OperationContext& context, int64_t own_av
   advanced |= relayed;
   WEFT_ASSIGN_OR_RETURN(const bool sent, sends_.Step(context, own_available));
   advanced |= sent;
-  if (remember_ && sends_.finished()) advanced |= remember_->Step(context, own_available);
+  if (base_update_ && sends_.finished()) advanced |= base_update_->Step(context, own_available);
   return advanced;
 }
 
@@ -218,7 +220,7 @@ bool GatherPhase::complete() const {
 }
 
 bool GatherPhase::drained() const {
-  return complete() && sends_.finished() && (!remember_ || remember_->finished());
+  return complete() && sends_.finished() && (!base_update_ || base_update_->finished());
 }
 
 void GatherPhase::AddAwaited(std::set<int>& ranks) const {

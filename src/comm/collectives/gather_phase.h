@@ -1,18 +1,24 @@
-// Brings every rank's part to every rank: the whole of an all-gather, and the second half of an all-reduce.
+// Gather phase: brings every rank's part to every rank. It is the whole of an all-gather, and the second
+// phase of an all-reduce.
 //
 // Note [Relays]
-// A part from another node comes to the node once: its *agent* there receives it into its own output, and the
-// node's other ranks pull it from there, slice by slice, as the agent's counter for that part grows.
+// Problem: if every rank received every remote part, a part would cross the wire once for each rank of a
+// node.
+// Rule: a remote part crosses the wire once for each node. The part's *leader* on the node receives it into
+// its own output and relays it: the other ranks of the node copy it from there, slice by slice, as the
+// leader's counter for the part grows.
 //
 // Note [Shared outputs]
-// Where the ranks of a node name one output, pulling has no work left: a part is written by its owner, or by
-// its agent, and everybody else *watches* the writer's counter for it, which then is set once, at the end. A
-// part that already lies in the output needs not even that: its owner has published it.
+// Problem: if the ranks of a node share one output, copying parts between local peers is unnecessary.
+// Rule: a part is written once, by its owner or by its leader. The other local ranks *watch* the writer's
+// counter for the part, which the writer sets once, when the part is complete. A part that already lies in
+// the output needs no counter: its owner has published the operation.
 //
-// Note [Older states]
-// Where every output holds an older state of the parts, and each owner knows that of its own, slices travel
-// between nodes as changes. When all are sent, the owner brings what it knows up to date, as part of the
-// operation: it has not been *released* before.
+// Note [Delta base]
+// Problem: delta encoding needs the same base at the sender and at every receiver.
+// Rule: the base of a part is what the outputs of all other ranks hold in its place. The owner of the part
+// keeps a copy. Slices travel between nodes as deltas against the base. When all slices are sent, the owner
+// copies the new part over its base. The operation is *released* only after that.
 #pragma once
 
 #include <deque>
@@ -30,43 +36,43 @@
 
 namespace weft {
 
-// Where a node-local peer's own part, and its whole output, can be read.
+// Memory of a local peer that this rank can read.
 struct PeerMemory {
   int member;
-  const std::byte* own_part;
-  const std::byte* output;
+  const std::byte* own_part;  // The peer's part. Null if it shares none.
+  const std::byte* output;    // The peer's whole output. Null if it shares none.
 };
 
 class GatherPhase {
  public:
   struct Memory {
-    const std::byte* own_part;  // This rank's part. A peer's is null if it shares none.
-    std::byte* output;          // The whole.
-    // Of a gather of changes: what outputs elsewhere hold in place of this rank's part. See Note [Older
-    // states].
-    std::byte* before;
-    std::vector<PeerMemory> peers;  // Every rank of the node but this one.
+    const std::byte* own_part;  // This rank's part.
+    std::byte* output;          // The whole output.
+    std::byte* delta_base;      // The base of this rank's part, for kAllGatherDelta. See Note [Delta base].
+    std::vector<PeerMemory> peers;  // All local peers.
   };
   enum class Kind : uint8_t {
-    kWhole,  // Every part is there from the start.
-    // Parts come to be while the phase runs (all-reduce). Their owners write them to every output of the
-    // node; a peer's counter of its part says when all of it is there.
+    kWhole,  // Every part is valid from the start.
+    // All-reduce: parts become valid slice by slice while the phase runs. The owner of a part writes it to
+    // every output of its node, and sets its counter when the part is complete.
     kPushed,
-    kShared,  // Every part is there, and the node's ranks have one output. See Note [Shared outputs].
+    // Every part is valid from the start, and the local ranks share one output. See Note [Shared outputs].
+    kShared,
   };
-  // Errors: kResourceExhausted (no scratch for what other nodes will send compressed).
+  // Errors: kResourceExhausted (no scratch for the encoded slices of other nodes).
   static absl::StatusOr<std::unique_ptr<GatherPhase>> Create(const OperationContext& context,
                                                              const PartLayout& parts, DType dtype,
                                                              int64_t slice_elements, const Memory& memory,
                                                              Kind kind);
-  // Streams are named by address.
+  // Not copyable: tasks hold pointers to the streams.
   GatherPhase(const GatherPhase&) = delete;
   GatherPhase& operator=(const GatherPhase&) = delete;
 
-  // `own_available`: slices of the own part that are there.
+  // Advances. Returns true if anything moved. `own_available`: valid slices of this rank's part.
   absl::StatusOr<bool> Step(OperationContext& context, int64_t own_available);
-  bool complete() const;  // The output is whole.
-  bool drained() const;   // And nothing is owed.
+  bool complete() const;  // The whole output is valid.
+  bool drained() const;   // The phase is complete, all slices are sent, and the delta base is up to date.
+  // Adds the bootstrap ranks that the phase waits for.
   void AddAwaited(std::set<int>& ranks) const;
 
   // The slicing of a member's part, the same on all ranks.
@@ -75,23 +81,26 @@ class GatherPhase {
   }
 
  private:
+  // Copy of a part from the memory of a local rank.
   struct Pull {
     CopyStream stream;
-    int source;   // The peer that is read from,
-    int counter;  // and its counter that says how far; -1: all is there.
+    int source;   // Bootstrap rank that is read from.
+    int counter;  // Index of the source's counter of valid slices. -1: all slices are valid.
   };
+  // Receive of a remote part for this node.
   struct Relay {
     ReceiveStream stream;
-    std::optional<CopyStream> unpack;  // Of what comes compressed.
-    int member;
-    int64_t announced = 0;
+    std::optional<CopyStream> unpack;  // Decodes encoded slices into the output.
+    int member;                        // Owner of the part.
+    int64_t announced = 0;             // Slices that local peers know to be valid.
 
     int64_t done() const { return unpack ? unpack->done() : stream.done(); }
     bool finished() const { return unpack ? unpack->finished() : stream.finished(); }
   };
+  // A part that a local peer writes to this rank's output.
   struct Watch {
-    int member;  // Whose part
-    int writer;  // that peer writes.
+    int member;  // Owner of the part.
+    int writer;  // Bootstrap rank that writes it.
     bool done = false;
   };
 
@@ -100,14 +109,15 @@ class GatherPhase {
   void PlanLocal(const OperationContext& context, const Memory& memory);
   void PlanShared(const OperationContext& context, const Memory& memory);
   absl::Status PlanWire(const OperationContext& context, const Memory& memory);
-  // `ring`: scratch that is left for what comes compressed.
+  // Takes the ring of the relay's encoded slices from `ring`, the remaining scratch.
   void AddRelay(const CreditScheduler::Channel& channel, int member, std::byte* place, std::byte*& ring);
-  // Only read: the cast is for SliceMemory, which serves targets too.
+  // The part is only read. SliceMemory is mutable because it also describes targets.
   SliceMemory OwnPart(const Memory& memory) const {
     return {const_cast<std::byte*>(memory.own_part), element_bytes_};
   }
-  bool Travels(int member) const;
-  SliceMemory RingFor(std::byte* base) const { return {base, element_bytes_, ring_slices_, form_}; }
+  // True if there are streams between nodes for a member's part.
+  bool UsesWire(int member) const;
+  SliceMemory RingFor(std::byte* base) const { return {base, element_bytes_, ring_slices_, encoding_}; }
   void AddWatch(const OperationContext& context, int member, int writer);
   void AddPull(const std::byte* source, std::byte* target, int member, int peer, int counter);
   std::byte* PlaceOf(std::byte* output, int member) const {
@@ -116,7 +126,7 @@ class GatherPhase {
   bool StepPulls(OperationContext& context, int64_t own_available);
   absl::StatusOr<bool> StepRelays(OperationContext& context);
   bool StepWatches(OperationContext& context);
-  // Tells the node's ranks how much of a member's part is in this rank's output.
+  // Publishes to local peers how many slices of a member's part are valid in this rank's output.
   void Announce(OperationContext& context, int member, int64_t slices);
 
   const Kind kind_;
@@ -125,18 +135,18 @@ class GatherPhase {
   const size_t element_bytes_;
   const int64_t slice_elements_;
   const bool nontemporal_;
-  const WireEncoding form_;  // Between nodes.
-  int64_t ring_slices_ = 1;  // Of each part in
-  Buffer ring_;              // what comes compressed lands in.
-  ScratchSlots slots_;       // What goes compressed is made in them.
-  // Deques: streams are named by address while pieces of them are under way.
+  const WireEncoding encoding_;  // Encoding of slices between nodes.
+  int64_t ring_slices_ = 1;      // Slices of each remote part that fit its ring.
+  Buffer ring_;                  // Rings of received encoded slices.
+  ScratchSlots slots_;           // Scratch for the encoded slices that this rank sends.
+  // Deques: tasks hold pointers to the streams.
   std::deque<Pull> pulls_;
   std::deque<Relay> relays_;
   Sends sends_;
   std::vector<Watch> watches_;
-  std::optional<SliceMemory> before_;
-  std::optional<CopyStream> remember_;  // The own part, there.
-  bool own_announced_ = true;           // Nobody waits to hear of this rank's part.
+  std::optional<SliceMemory> delta_base_;
+  std::optional<CopyStream> base_update_;  // Copies this rank's part to the delta base.
+  bool own_announced_ = true;              // False while peers wait for the counter of this rank's part.
 };
 
 }  // namespace weft

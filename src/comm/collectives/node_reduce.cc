@@ -1,15 +1,17 @@
-// Reduce-scatter and all-reduce of ranks on one node: each part is reduced straight out of all inputs, and
-// written to its owner's output, or to everybody's.
+// Reduce-scatter and all-reduce of a group on one node. Each part is reduced directly from the inputs of all
+// ranks, and written to the owner's output (reduce-scatter) or to the outputs of all ranks (all-reduce).
 //
 // Note [Work stealing]
-// A part is made in pieces, and pieces are *claimed*: first of all by the part's owner, but a rank that waits
-// for the operation and has nothing left to do for itself goes on with its peers' parts. So a rank that comes
-// late, shares its core or is interrupted holds up the others by a piece, not by its part. Who makes a piece
-// changes neither its bits nor its place. An output outside node memory is for its owner alone.
-//
-// A rank makes one piece at a time. Its counter of a part is twice the number of pieces that it has made of
-// it, plus one while it makes another: the part is whole when the counters of all ranks add up to its pieces.
-// A rank that goes on from a part to something else rings, so that after the last piece somebody does.
+// Problem: a rank that submits late, shares its core or is interrupted delays its peers by its whole part.
+// Rule: a part is reduced in pieces, and each piece is *claimed* by one rank. A rank claims the pieces of its
+// own part first. Once none are left, a rank that waits for the operation claims pieces of its peers' parts.
+// Only the owner can claim pieces of a part whose output lies outside node memory. A rank reduces one piece
+// at a time. For each part it publishes a progress counter: twice the number of pieces that it has reduced,
+// plus one while it reduces another. A part is complete when the reduced pieces of all ranks add up to its
+// number of pieces. A rank that turns from one part to another rings the doorbells of the waiting peers, so
+// that some rank rings after the last piece.
+// Why it suffices: neither the bits nor the target of a piece depend on the rank that reduces it. A late rank
+// delays its peers by one piece at most.
 //
 // In place is safe: a piece reads and writes the same elements, and no other piece touches them.
 #include <cstdint>
@@ -23,15 +25,15 @@ namespace {
 
 constexpr int kNone = -1;
 
-// A rank's share of the result.
+// The part of the result that one rank owns.
 struct NodePart {
-  int rank;  // Its owner, in the bootstrap.
+  int rank;  // Bootstrap rank of the owner.
   Slicing pieces;
-  bool reachable;                                     // Its output can be written from here.
-  bool awaited;                                       // This rank's result comprises it.
-  std::optional<ReduceStream> stream = std::nullopt;  // Once this rank makes a piece of it.
-  int64_t made = 0;                                   // Pieces, by this rank.
-  bool whole = false;
+  bool is_writable;                                   // This rank can write the part's output.
+  bool is_needed;                                     // This rank's result contains the part.
+  std::optional<ReduceStream> stream = std::nullopt;  // Set once this rank has claimed a piece.
+  int64_t reduced = 0;                                // Pieces that this rank has reduced.
+  bool is_complete = false;
 };
 
 class NodeReduceOperation final : public Collective, private TaskOwner {
@@ -54,24 +56,24 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
   }
 
   absl::StatusOr<bool> Move(OperationContext& context) override {
-    const bool working = making_ != kNone && !piece_is_made_;
-    const int left = working ? kNone : EndPiece(context);
-    const bool found = FindWholeParts(context);
-    const bool claimed = !working && ClaimAPiece(context);
-    if (left != kNone && left != making_) RingAbout(context, left);
-    return found || claimed || left != kNone;
+    const bool busy = current_part_ != kNone && !piece_is_done_;
+    const int finished = busy ? kNone : FinishPiece(context);
+    const bool found = FindCompleteParts(context);
+    const bool claimed = !busy && ClaimNextPiece(context);
+    if (finished != kNone && finished != current_part_) RingWaitingPeers(context, finished);
+    return found || claimed || finished != kNone;
   }
   bool MoveComplete() const override {
     return std::all_of(parts_.begin(), parts_.end(),
-                       [](const NodePart& part) { return part.whole || !part.awaited; });
+                       [](const NodePart& part) { return part.is_complete || !part.is_needed; });
   }
-  bool MoveDrained() const override { return MoveComplete() && making_ == kNone; }
+  bool MoveDrained() const override { return MoveComplete() && current_part_ == kNone; }
 
   void AddAwaited(const OperationContext& context, std::set<int>& ranks) const override {
     for (size_t owner = 0; owner < parts_.size(); ++owner) {
       const NodePart& part = parts_[owner];
-      if (part.whole || !part.awaited) continue;
-      if (!AllClaimed(context, part)) ranks.insert(part.rank);
+      if (part.is_complete || !part.is_needed) continue;
+      if (!AllPiecesClaimed(context, part)) ranks.insert(part.rank);
       for (const int peer : context.placement.local_peers()) {
         const bool busy = CounterOf(context, peer, static_cast<int>(owner)) % 2 == 1;
         if (busy) ranks.insert(context.placement.WorldRank(peer));
@@ -81,10 +83,10 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
   }
 
  private:
-  void OnTaskDone(int64_t /*piece*/) override { piece_is_made_ = true; }
+  void OnTaskDone(int64_t /*piece*/) override { piece_is_done_ = true; }
 
   std::byte* PlaceOf(const OperationContext& context, int member, int owner) const {
-    // Published to be written to.
+    // The member published its output for this rank to write to.
     auto* output = const_cast<std::byte*>(OutputOf(context, member));
     return to_all_ ? output + OffsetOf(owner) : output;
   }
@@ -97,7 +99,7 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
     std::vector<ReduceStream::Leaf> leaves;
     ReduceTarget target = TargetOf(placement, plan(), PlaceOf(context, owner, owner));
     for (int member = 0; member < placement.size(); ++member) {
-      // Inputs are only read; SliceMemory serves targets too.
+      // The input is only read. SliceMemory is mutable because it also describes targets.
       auto* input = const_cast<std::byte*>(InputOf(context, member));
       leaves.push_back({SliceMemory{input + OffsetOf(owner), SizeOf(plan().dtype)}, plan().dtype});
       if (to_all_ && member != owner) target.copies.push_back(PlaceOf(context, member, owner));
@@ -108,45 +110,46 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
             std::move(target)};
   }
 
-  // Whose part the piece was of, if there was one.
-  int EndPiece(OperationContext& context) {
-    if (making_ == kNone) return kNone;
-    const int owner = std::exchange(making_, kNone);
-    piece_is_made_ = false;
-    ++parts_[static_cast<size_t>(owner)].made;
-    Say(context, owner);
+  // Ends the current piece. Returns the owner of its part, or kNone if there is no current piece.
+  int FinishPiece(OperationContext& context) {
+    if (current_part_ == kNone) return kNone;
+    const int owner = std::exchange(current_part_, kNone);
+    piece_is_done_ = false;
+    ++parts_[static_cast<size_t>(owner)].reduced;
+    PublishProgress(context, owner);
     return owner;
   }
 
-  bool ClaimAPiece(OperationContext& context) {
-    if (Claim(context, context.placement.me())) return true;
-    const bool lends = MoveComplete() ? context.released_is_awaited : context.ready_is_awaited;
+  bool ClaimNextPiece(OperationContext& context) {
+    if (ClaimPiece(context, context.placement.me())) return true;
+    const bool steals = MoveComplete() ? context.released_is_awaited : context.ready_is_awaited;
     const std::vector<int>& peers = context.placement.local_peers();
-    return lends && std::any_of(peers.begin(), peers.end(), [&](int peer) { return Claim(context, peer); });
+    return steals &&
+           std::any_of(peers.begin(), peers.end(), [&](int peer) { return ClaimPiece(context, peer); });
   }
 
-  bool Claim(OperationContext& context, int owner) {
+  bool ClaimPiece(OperationContext& context, int owner) {
     NodePart& part = parts_[static_cast<size_t>(owner)];
-    if (!part.reachable) return false;
+    if (!part.is_writable) return false;
     const OperationRecord& record = *context.record;
     const std::optional<int64_t> piece =
-        context.node.Claim(record.lane, part.rank, record.descriptor.sequence, part.pieces.slices());
+        context.node.ClaimPiece(record.lane, part.rank, record.descriptor.sequence, part.pieces.slices());
     if (!piece) return false;
-    making_ = owner;
-    Say(context, owner);
+    current_part_ = owner;
+    PublishProgress(context, owner);
     if (!part.stream) part.stream.emplace(StreamOf(context, owner));
-    part.stream->IssueInPlace(context, *piece, this);
+    part.stream->IssueToTarget(context, *piece, this);
     return true;
   }
 
-  // How many pieces of a part this rank has made, and whether it makes one.
-  void Say(OperationContext& context, int owner) const {
-    const int64_t made = parts_[static_cast<size_t>(owner)].made;
+  // Publishes this rank's progress counter of a part.
+  void PublishProgress(OperationContext& context, int owner) const {
+    const int64_t reduced = parts_[static_cast<size_t>(owner)].reduced;
     context.node.SetCounter(context.record->lane, context.record->descriptor.sequence, owner,
-                            2 * made + (making_ == owner ? 1 : 0));
+                            2 * reduced + (current_part_ == owner ? 1 : 0));
   }
 
-  void RingAbout(OperationContext& context, int owner) const {
+  void RingWaitingPeers(OperationContext& context, int owner) const {
     for (const int peer : context.placement.local_peers()) {
       if (to_all_ || peer == owner) context.node.Ring(context.placement.WorldRank(peer));
     }
@@ -156,30 +159,30 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
     return context.node.Counter(context.record->lane, context.placement.WorldRank(member),
                                 context.record->descriptor.sequence, owner);
   }
-  static bool AllClaimed(const OperationContext& context, const NodePart& part) {
-    return context.node.AllClaimed(context.record->lane, part.rank, context.record->descriptor.sequence,
-                                   part.pieces.slices());
+  static bool AllPiecesClaimed(const OperationContext& context, const NodePart& part) {
+    return context.node.AllPiecesClaimed(context.record->lane, part.rank, context.record->descriptor.sequence,
+                                         part.pieces.slices());
   }
 
-  bool FindWholeParts(const OperationContext& context) {
+  bool FindCompleteParts(const OperationContext& context) {
     bool found = false;
     for (size_t owner = 0; owner < parts_.size(); ++owner) {
       NodePart& part = parts_[owner];
-      if (part.whole || !part.awaited || !AllClaimed(context, part)) continue;
-      int64_t made = 0;
+      if (part.is_complete || !part.is_needed || !AllPiecesClaimed(context, part)) continue;
+      int64_t reduced = 0;
       for (int member = 0; member < context.placement.size(); ++member) {
-        made += CounterOf(context, member, static_cast<int>(owner)) / 2;
+        reduced += CounterOf(context, member, static_cast<int>(owner)) / 2;
       }
-      part.whole = made == part.pieces.slices();
-      found |= part.whole;
+      part.is_complete = reduced == part.pieces.slices();
+      found |= part.is_complete;
     }
     return found;
   }
 
-  const bool to_all_;           // An all-reduce.
-  std::deque<NodePart> parts_;  // By owner. A deque: pieces name their stream.
-  int making_ = kNone;          // Whose part this rank makes a piece of,
-  bool piece_is_made_ = false;  // and whether that is done.
+  const bool to_all_;           // True for an all-reduce.
+  std::deque<NodePart> parts_;  // By owner. A deque: tasks hold pointers to the streams.
+  int current_part_ = kNone;    // Owner of the part of the piece that this rank has claimed.
+  bool piece_is_done_ = false;  // The task of that piece has finished.
 };
 
 }  // namespace

@@ -1,4 +1,5 @@
-// A collective as a state object: the core calls Step until it says that it is done. No call blocks.
+// Interface of a collective as a state machine. The core calls Step until the operation is drained. No call
+// blocks.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +20,7 @@
 
 namespace weft {
 
-// Where streams put pieces for whoever has time to run them.
+// Queue of the tasks that streams issue. Any thread that runs the progress loop executes them.
 class TaskQueue {
  public:
   virtual void Push(DataTask task) = 0;
@@ -28,7 +29,7 @@ class TaskQueue {
   ~TaskQueue() = default;
 };
 
-// What an operation may use while it steps.
+// Resources of an operation during Step.
 struct OperationContext {
   const GroupPlacement& placement;
   NodeLink& node;
@@ -38,13 +39,15 @@ struct OperationContext {
   EngineCounters& counters;
   const EngineOptions& options;
   const std::shared_ptr<OperationRecord>& record;
-  Priority priority;         // As raised by waiters.
-  bool head;                 // The first unfinished operation of its lane.
-  bool ready_is_awaited;     // A thread of this rank waits for it, or for a later one of its lane, to be
-  bool released_is_awaited;  // *ready*; or *released*.
+  Priority priority;      // Priority of the operation, raised if a thread waits for it.
+  bool head;              // True for the first unfinished operation of the lane.
+  bool ready_is_awaited;  // A thread of this rank waits until this operation, or a later one of the lane, is
+                          // *ready*.
+  bool released_is_awaited;  // A thread of this rank waits until it, or a later one of the lane, is
+                             // *released*.
 };
 
-// How numbers of this dtype cross nodes for the operation.
+// Encoding of this dtype between nodes in the operation of the context.
 inline WireEncoding WireEncodingOf(const OperationContext& context, DType dtype) {
   const Descriptor& descriptor = context.record->descriptor;
   if (descriptor.compression == WireCompression::kNone || !IsCompressible(dtype)) return WireEncoding::kPlain;
@@ -57,13 +60,14 @@ class Operation {
 
   virtual ~Operation() = default;
 
-  // Moves on as far as possible without waiting.
+  // Advances as far as possible without waiting. kAdvanced: another Step may advance further at once.
   virtual absl::StatusOr<Progress> Step(OperationContext& context) = 0;
-  // The outputs are valid here.
+  // True once the outputs are valid on this rank.
   virtual bool ready() const = 0;
-  // In addition nothing is owed to peers, and nothing of theirs is read any more.
+  // True once the operation is ready, has sent all data that peers expect of it, and no longer reads their
+  // memory.
   virtual bool drained() const = 0;
-  // Bootstrap ranks without which it cannot go on now.
+  // Bootstrap ranks that the operation currently waits for.
   virtual std::set<int> WaitsFor(const OperationContext& context) const = 0;
 };
 

@@ -1,4 +1,4 @@
-// One maker for each algorithm: a collective's file gives only this.
+// Factories of the collective algorithms. Each algorithm is a file that exports only its factory.
 #pragma once
 
 #include <algorithm>
@@ -13,11 +13,14 @@
 
 namespace weft {
 
+// All kinds of all-gather, broadcast and barrier.
 std::unique_ptr<Operation> MakeAllGather(const GroupPlacement& placement, CollectivePlan plan);
-// Of ranks on several nodes; on one node both are MakeNodeReduce's.
+// REQUIRES: the group spans nodes.
 std::unique_ptr<Operation> MakeReduceScatter(const GroupPlacement& placement, CollectivePlan plan);
 std::unique_ptr<Operation> MakeAllReduce(const GroupPlacement& placement, CollectivePlan plan);
+// Reduce-scatter or all-reduce. REQUIRES: the group is on one node.
 std::unique_ptr<Operation> MakeNodeReduce(const GroupPlacement& placement, CollectivePlan plan);
+// All-to-all and send-receive.
 std::unique_ptr<Operation> MakeAllToAll(CollectivePlan plan);
 
 }  // namespace weft

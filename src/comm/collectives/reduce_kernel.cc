@@ -15,14 +15,14 @@
 namespace weft {
 namespace {
 
-// Elements that are reduced at once: a few blocks of this size fit the first-level cache of any CPU.
+// Elements of a block. A few blocks fit the first-level cache of any CPU.
 constexpr int64_t kBlock = 1024;
 
 struct Sum {
   template <typename T>
   static T Fold(T a, T b) {
     if constexpr (std::is_integral_v<T>) {
-      using U = std::make_unsigned_t<T>;  // Wraps instead of overflowing.
+      using U = std::make_unsigned_t<T>;  // Unsigned addition wraps on overflow.
       return static_cast<T>(static_cast<U>(a) + static_cast<U>(b));
     } else {
       return a + b;
@@ -33,24 +33,25 @@ struct Max {
   template <typename T>
   static T Fold(T a, T b) {
     if constexpr (std::is_floating_point_v<T>) {
-      return (b > a || std::isnan(b)) ? b : a;  // A NaN on either side stays.
+      return (b > a || std::isnan(b)) ? b : a;  // NaN if either operand is.
     } else {
       return b > a ? b : a;
     }
   }
 };
 
+// Stack machine for reduction programs. A stack level is a block of elements of type T.
 template <typename T, typename Op>
 class BlockMachine {
  public:
   BlockMachine(const ReduceProgram& program, absl::Span<const LeafSource> leaves)
       : program_(program), leaves_(leaves), blocks_(Workspace(program.depth)) {}
 
-  // Evaluates elements [begin, begin + count) and returns where the result lies: `direct` if given, else a
-  // block.
+  // Evaluates elements [begin, begin + count). Returns the result, which lies in `direct` if given, else in a
+  // block of the stack. REQUIRES: `direct` is not a leaf.
   const T* Run(int64_t begin, int64_t count, T* direct) {
     bottom_ = direct != nullptr ? direct : Block(0);
-    T* __restrict out = bottom_;  // No leaf: see RunTyped.
+    T* __restrict out = bottom_;
     const auto fold = [&](const auto& tree) {
       for (int64_t i = 0; i < count; ++i) out[i] = tree(begin + i);
     };
@@ -81,19 +82,20 @@ class BlockMachine {
     return bottom_;
   }
 
-  // Evaluates all elements and streams each line to the target and its copies as soon as it is made: a block
-  // of loads and a block of stores by turns take up to twice as long. Each line is read before it is written,
-  // so that a target may be a leaf. False if nothing was done: the program is no balanced tree, or not all
-  // targets start equally far from a line.
+  // Evaluates all elements, and writes each cache line to the target and its copies with non-temporal stores
+  // as soon as it is computed. Alternating between a block of loads and a block of stores takes up to twice
+  // as long. Each line is read before it is written, so the target may be a leaf. Returns false, and does
+  // nothing, if the program is not a balanced tree or the target and its copies differ in their offset within
+  // a cache line.
   bool Stream(const ReduceTarget& target, int64_t count) {
     absl::InlinedVector<T*, 5> outs = {reinterpret_cast<T*>(target.data)};
     for (std::byte* copy : target.copies) outs.push_back(reinterpret_cast<T*>(copy));
-    const auto before_line = [](const T* out) { return -reinterpret_cast<uintptr_t>(out) % kLineBytes; };
-    const size_t head_bytes = before_line(outs[0]);
-    const bool in_step = head_bytes % sizeof(T) == 0 && std::all_of(outs.begin(), outs.end(), [&](T* out) {
-                           return before_line(out) == head_bytes;
-                         });
-    return in_step && WithBalancedTree([&](const auto& tree) {
+    const auto to_next_line = [](const T* out) { return -reinterpret_cast<uintptr_t>(out) % kLineBytes; };
+    const size_t head_bytes = to_next_line(outs[0]);
+    const bool same_offset =
+        head_bytes % sizeof(T) == 0 &&
+        std::all_of(outs.begin(), outs.end(), [&](T* out) { return to_next_line(out) == head_bytes; });
+    return same_offset && WithBalancedTree([&](const auto& tree) {
              constexpr int64_t kLine = kLineBytes / sizeof(T);
              const int64_t head = std::min(count, static_cast<int64_t>(head_bytes / sizeof(T)));
              const int64_t tail = head + (count - head) / kLine * kLine;
@@ -112,9 +114,9 @@ class BlockMachine {
   }
 
  private:
-  // A balanced tree of a few leaves that need no widening: memory keeps up with no more than one pass that
-  // reads all of them side by side. Calls body(tree), where tree(i) is element i; false for any other
-  // program.
+  // If the program is a balanced tree of 2, 4 or 8 leaves of type T, calls body(tree), where tree(i) is
+  // element i of the result. Returns false for all other programs. A single pass that reads all leaves side
+  // by side is faster than the stack: it is limited by memory bandwidth alone.
   template <typename Body>
   bool WithBalancedTree(const Body& body) {
     const bool plain = std::all_of(leaves_.begin(), leaves_.end(),
@@ -151,7 +153,7 @@ class BlockMachine {
     }
   }
 
-  // The stack's blocks, then two for leaves that must be widened first.
+  // Blocks of the stack, and two more for leaves that are converted to T.
   static T* Workspace(int depth) {
     thread_local std::vector<T> memory;
     memory.resize(static_cast<size_t>(depth + 2) * kBlock);
@@ -181,8 +183,8 @@ class BlockMachine {
 template <typename T, typename Op>
 void RunTyped(const ReduceProgram& program, absl::Span<const LeafSource> leaves, const ReduceTarget& target,
               int64_t count) {
-  // A target that is also a leaf may be needed after its block was first written: it gets its result at the
-  // end, as copies do.
+  // If the target is also a leaf, its elements may be read after the first write to the block. It is then
+  // written after the block is evaluated, like the copies.
   const bool aliased = std::any_of(leaves.begin(), leaves.end(),
                                    [&](const LeafSource& leaf) { return leaf.data == target.data; });
   const bool plain = target.dtype == kDTypeOf<T> && target.scale == 1.0F;
@@ -196,14 +198,14 @@ void RunTyped(const ReduceProgram& program, absl::Span<const LeafSource> leaves,
     std::byte* out = target.data + at;
     const T* result = machine.Run(begin, length, direct ? reinterpret_cast<T*>(out) : nullptr);
     if (direct) continue;
-    const auto* made = reinterpret_cast<const std::byte*>(result);
+    const auto* block = reinterpret_cast<const std::byte*>(result);
     if (!plain) {
       ConvertRun(result, kDTypeOf<T>, out, target.dtype, length, target.scale);
-      made = out;
+      block = out;
     } else {
-      CopyBytes(out, made, bytes, target.nontemporal);
+      CopyBytes(out, block, bytes, target.nontemporal);
     }
-    for (std::byte* copy : target.copies) CopyBytes(copy + at, made, bytes, target.nontemporal);
+    for (std::byte* copy : target.copies) CopyBytes(copy + at, block, bytes, target.nontemporal);
   }
 }
 

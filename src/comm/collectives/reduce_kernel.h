@@ -1,5 +1,5 @@
-// Evaluates a reduction program over memory: block by block, in fp32 (integers in their own type), one
-// rounding.
+// Evaluation of reduction programs over memory, block by block. Floating-point sums are accumulated in fp32
+// and rounded once; integers are reduced in their own type.
 #pragma once
 
 #include <cstddef>
@@ -18,24 +18,24 @@ namespace weft {
 struct LeafSource {
   const std::byte* data;
   DType dtype;
-  WireEncoding form = WireEncoding::kPlain;  // Of tasks; for RunReduce it is plain.
+  WireEncoding encoding = WireEncoding::kPlain;  // Tasks may have encoded leaves. RunReduce needs plain ones.
 };
 
 struct ReduceTarget {
   std::byte* data;
   DType dtype;
-  // Multiplies the result before it is rounded to `dtype`: 1 but for averages. Must be 1 for integers.
+  // Factor that is applied before the result is rounded to `dtype`. 1 except for averages.
   float scale = 1.0F;
-  // Write around the caches: see WritesAroundCaches.
+  // Use non-temporal stores. See ShouldBypassCaches.
   bool nontemporal = false;
-  // Further places for the same result, in the same dtype.
+  // Further addresses that get the same result, in the same dtype.
   absl::InlinedVector<std::byte*, 4> copies = {};
-  WireEncoding form = WireEncoding::kPlain;  // As of a leaf.
+  WireEncoding encoding = WireEncoding::kPlain;  // As in LeafSource.
 };
 
-// target[i] = program over leaf[..][i], for i < count. Leaves and target are all floating-point or all of one
-// integer type. The target, and any of its copies, may be one of the leaves (in place), else must not overlap
-// any.
+// For each i < count: target[i] = program(leaf 0 [i], leaf 1 [i], ...).
+// REQUIRES: leaves and target are all floating-point, or all of one integer type. `scale` is 1 for integers.
+//   The target and each of its copies is identical with a leaf (in place) or does not overlap any.
 void RunReduce(const ReduceProgram& program, absl::Span<const LeafSource> leaves, ReduceOp op,
                const ReduceTarget& target, int64_t count);
 

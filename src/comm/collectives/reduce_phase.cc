@@ -13,8 +13,9 @@ namespace {
 
 int ChannelOf(int subtree) { return 1 + subtree; }
 
-// A single rank's "partial" is its input: it travels as it is.
-DType TravelDType(const NodeSubtree& subtree, DType dtype) {
+// Dtype in which the partial sum of a subtree travels. The partial of a single rank is its input and keeps
+// its dtype.
+DType WireDType(const NodeSubtree& subtree, DType dtype) {
   return subtree.count == 1 ? dtype : PartialDType(dtype);
 }
 
@@ -23,19 +24,19 @@ CreditScheduler::Channel MakeChannel(const OperationContext& context, int member
           number};
 }
 
-// Where slices land that come from another node.
+// Ring of received slices in scratch.
 SliceMemory MakeRing(const OperationContext& context, DType dtype, int64_t slices, std::byte* base) {
   return {base, SizeOf(dtype), slices, WireEncodingOf(context, dtype)};
 }
 
-// A slice of the largest part.
+// Bytes of a scratch slot: an encoded slice of the largest part.
 size_t SlotBytes(const OperationContext& context, const CollectivePlan& plan, int64_t slice_elements) {
   const int64_t largest = *std::max_element(plan.parts.counts.begin(), plan.parts.counts.end());
   return MakeRing(context, PartialDType(plan.dtype), 1, nullptr).SlotBytes({largest, slice_elements});
 }
 
-// Numbers the leaves of the tree as the owner of a part sees it: its node's ranks one by one, others by
-// subtree.
+// Numbers of the leaves of the reduction tree at the owner of a part. Each local rank is a leaf, and each
+// maximal subtree of a remote node is a leaf.
 class LeafNumbering {
  public:
   explicit LeafNumbering(const GroupPlacement& placement) {
@@ -69,7 +70,7 @@ ReduceTarget TargetOf(const GroupPlacement& placement, const CollectivePlan& pla
       static_cast<size_t>(plan.parts.total()) * SizeOf(plan.dtype) * (placement.local_peers().size() + 1);
   const bool average = plan.reduce == ReduceOp::kAverage;
   const float scale = average ? 1.0F / static_cast<float>(placement.size()) : 1.0F;
-  return {output, plan.dtype, scale, WritesAroundCaches(node_bytes)};
+  return {output, plan.dtype, scale, ShouldBypassCaches(node_bytes)};
 }
 
 DType PartialDType(DType dtype) { return dtype == DType::kF16 ? DType::kF32 : dtype; }
@@ -94,7 +95,7 @@ absl::StatusOr<std::unique_ptr<ReducePhase>> ReducePhase::Create(const Operation
 SliceMemory ReducePhase::PartOf(int owner, int member) const {
   const size_t element_bytes = SizeOf(plan_.dtype);
   const auto offset = static_cast<size_t>(plan_.parts.offsets[static_cast<size_t>(member)]) * element_bytes;
-  // Only read; SliceMemory serves targets too.
+  // The input is only read. SliceMemory is mutable because it also describes targets.
   return {const_cast<std::byte*>(memory_.inputs[static_cast<size_t>(owner)]) + offset, element_bytes};
 }
 
@@ -118,7 +119,7 @@ absl::Status ReducePhase::PlanOwnPart(const OperationContext& context) {
   }
   for (size_t i = 0; i < remote.size(); ++i) {
     const NodeSubtree& subtree = placement.subtrees()[static_cast<size_t>(remote[i])];
-    const DType dtype = TravelDType(subtree, plan_.dtype);
+    const DType dtype = WireDType(subtree, plan_.dtype);
     const SliceMemory ring = MakeRing(context, dtype, ring_slices_, ring_.data() + i * ring_bytes);
     leaves[static_cast<size_t>(numbering.Of(subtree.lo, subtree.count))] = {ring, dtype};
     receives_.emplace_back(MakeChannel(context, placement.PartialSender(remote[i], me), ChannelOf(remote[i])),
@@ -145,10 +146,10 @@ void ReducePhase::PlanPartials(const OperationContext& context) {
       if (!placement.IsLocal(subtree.lo) || placement.PartialSender(index, target) != me) continue;
       const CreditScheduler::Channel channel = MakeChannel(context, target, ChannelOf(index));
       const Slicing slicing = SlicingOf(target);
-      const DType dtype = TravelDType(subtree, plan_.dtype);
-      const WireEncoding form = WireEncodingOf(context, dtype);
+      const DType dtype = WireDType(subtree, plan_.dtype);
+      const WireEncoding encoding = WireEncodingOf(context, dtype);
       if (subtree.count == 1) {
-        partials_.AddRun(channel, {slicing, dtype, PartOf(me, target), form}, slots_);
+        partials_.AddRun(channel, {slicing, dtype, PartOf(me, target), encoding}, slots_);
         continue;
       }
       std::vector<ReduceStream::Leaf> leaves;
@@ -158,16 +159,17 @@ void ReducePhase::PlanPartials(const OperationContext& context) {
       ReduceProgram program = BuildReduceProgram(
           subtree.lo, subtree.count, [&](int lo, int n) { return n == 1 ? lo - subtree.lo : -1; });
       ReduceTarget slot{nullptr, dtype};
-      slot.form = form;
-      auto sums =
+      slot.encoding = encoding;
+      auto partial =
           std::make_unique<ReduceStream>(slicing, std::move(program), std::move(leaves), plan_.reduce, slot);
-      partials_.Add(std::make_unique<StagedSendStream>(channel, std::move(sums),
+      partials_.Add(std::make_unique<StagedSendStream>(channel, std::move(partial),
                                                        PartShape::Run(slicing.elements), slots_));
     }
   }
 }
 
-// Credits go slice by slice over all partials: a slice is of use only when all of them are there.
+// Gives credits slice by slice, over all partial sums: a slice can be reduced only when all of its partials
+// have arrived.
 absl::StatusOr<bool> ReducePhase::StepReceives(OperationContext& context) {
   for (ReceiveStream& receive : receives_) WEFT_RETURN_IF_ERROR(receive.AnnounceEmpty(context));
   bool advanced = false;

@@ -1,8 +1,9 @@
-// Reduces every rank's part over all ranks, each part by its owner: the whole of a reduce-scatter, and the
-// first half of an all-reduce. See Note [Canonical tree] for the order of additions.
+// Reduce phase: reduces every part over all ranks, each part at its owner. It is the whole of a
+// reduce-scatter, and the first phase of an all-reduce. See Note [Canonical tree] for the order of additions.
 //
-// Within the node the owner reads its part straight out of its peers' inputs. Of another node it needs one
-// partial for each of that node's maximal subtrees, which an agent there evaluates when asked.
+// The owner of a part reads the inputs of its local peers directly. From each remote node it receives one
+// partial sum for each maximal subtree of that node. The part's leader on the node evaluates a partial sum
+// slice by slice, when the owner gives a credit for the slice.
 #pragma once
 
 #include <deque>
@@ -22,22 +23,24 @@ namespace weft {
 class ReducePhase {
  public:
   struct Memory {
-    std::vector<const std::byte*> inputs;  // By group rank: whole inputs; null for ranks of other nodes.
-    std::byte* output;                     // This rank's part,
-    std::vector<std::byte*> copies;        // and where else on this node it goes.
+    std::vector<const std::byte*> inputs;  // Whole inputs by group rank. Null for remote ranks.
+    std::byte* output;                     // Target of this rank's part.
+    std::vector<std::byte*> copies;        // Further targets of this rank's part on this node.
   };
-  // Errors: kResourceExhausted (no scratch for what other nodes will send).
+  // Errors: kResourceExhausted (no scratch for the partial sums of other nodes).
   static absl::StatusOr<std::unique_ptr<ReducePhase>> Create(const OperationContext& context,
                                                              const CollectivePlan& plan,
                                                              int64_t slice_elements, const Memory& memory);
-  // Streams are named by address.
+  // Not copyable: tasks hold pointers to the streams.
   ReducePhase(const ReducePhase&) = delete;
   ReducePhase& operator=(const ReducePhase&) = delete;
 
+  // Advances. Returns true if anything moved.
   absl::StatusOr<bool> Step(OperationContext& context);
-  int64_t done() const { return reduce_->done(); }  // Slices of the own part.
-  bool complete() const { return reduce_->finished(); }
-  bool drained() const;
+  int64_t done() const { return reduce_->done(); }       // Reduced slices of this rank's part.
+  bool complete() const { return reduce_->finished(); }  // This rank's part is reduced.
+  bool drained() const;  // The phase is complete, and all partial sums are sent.
+  // Adds the bootstrap ranks that the phase waits for.
   void AddAwaited(std::set<int>& ranks) const;
 
  private:
@@ -49,23 +52,26 @@ class ReducePhase {
   Slicing SlicingOf(int member) const {
     return {plan_.parts.counts[static_cast<size_t>(member)], slice_elements_};
   }
+  // `member`'s part in the input of `owner`.
   SliceMemory PartOf(int owner, int member) const;
 
   const CollectivePlan plan_;
   const int64_t slice_elements_;
   const Memory memory_;
-  int64_t ring_slices_ = 0;             // Of each partial in
-  Buffer ring_;                         // what other nodes' partials land in.
-  std::deque<ReceiveStream> receives_;  // One for each of their subtrees.
-  std::optional<ReduceStream> reduce_;
-  ScratchSlots slots_;
-  Sends partials_;  // That of one rank, uncompressed, is its input as it is.
+  int64_t ring_slices_ = 0;             // Slices of each partial sum that fit its ring.
+  Buffer ring_;                         // Rings of received partial sums.
+  std::deque<ReceiveStream> receives_;  // One for each remote subtree.
+  std::optional<ReduceStream> reduce_;  // The reduction of this rank's part.
+  ScratchSlots slots_;                  // Scratch for the partial sums that this rank sends.
+  Sends partials_;  // Partial sums for remote owners. The plain partial of a single rank is its input.
 };
 
-// What a part is reduced to: an average is scaled, and results too large for the caches go around them.
+// Target of the reduction of a part to `output`. Sets the scale of an average, and non-temporal stores for
+// results that are too large for the caches.
 ReduceTarget TargetOf(const GroupPlacement& placement, const CollectivePlan& plan, std::byte* output);
 
-// The dtype in which partials travel: wide, but for bf16, where the wire is to be halved.
+// Dtype of partial sums between nodes. f32 for f16, so that they are not rounded. bf16 stays bf16, which
+// halves the bytes on the wire.
 DType PartialDType(DType dtype);
 
 }  // namespace weft

@@ -1,4 +1,4 @@
-// Reduce-scatter: every part reduced by its owner, in the canonical order.
+// Reduce-scatter over several nodes: every part is reduced by its owner, in the order of the canonical tree.
 #include <utility>
 
 #include "src/comm/collectives/operations.h"

@@ -7,13 +7,14 @@
 namespace weft {
 namespace {
 
-// Slices that the receiver has asked for. `heard` becomes true with its first word.
-absl::StatusOr<int64_t> SlicesAskedFor(const OperationContext& context,
+// Number of slices that the receiver has given credits for. Sets `responded` if a credit message has arrived.
+// Errors: kFailedPrecondition (the receiver expects a part of another shape).
+absl::StatusOr<int64_t> CreditedSlices(const OperationContext& context,
                                        const CreditScheduler::Channel& channel, const PartShape& part,
-                                       bool& heard) {
+                                       bool& responded) {
   const std::optional<CreditScheduler::Credit> credit = context.wire.CreditOf(channel);
   if (!credit) return 0;
-  heard = true;
+  responded = true;
   if (credit->part == part) return credit->slices;
   const int own_rank = context.placement.WorldRank(context.placement.me());
   return PartMismatch(*context.record, own_rank, part, channel.peer, credit->part);
@@ -22,11 +23,12 @@ absl::StatusOr<int64_t> SlicesAskedFor(const OperationContext& context,
 }  // namespace
 
 absl::StatusOr<bool> SendStream::Step(OperationContext& context, int64_t available) {
-  if (heard_ && progress_.issued() == slicing_.slices()) return false;
-  const bool knew = heard_;
-  WEFT_ASSIGN_OR_RETURN(const int64_t asked, SlicesAskedFor(context, channel_, part_, heard_));
-  const int64_t limit = std::min(available, asked);
-  bool advanced = heard_ != knew;
+  if (receiver_responded_ && progress_.issued() == slicing_.slices()) return false;
+  const bool had_responded = receiver_responded_;
+  WEFT_ASSIGN_OR_RETURN(const int64_t credited,
+                        CreditedSlices(context, channel_, part_, receiver_responded_));
+  const int64_t limit = std::min(available, credited);
+  bool advanced = receiver_responded_ != had_responded;
   while (progress_.issued() < limit) {
     const int64_t slice = progress_.Issue();
     const size_t bytes = static_cast<size_t>(slicing_.Length(slice)) * source_.element_bytes;
@@ -50,33 +52,34 @@ absl::StatusOr<std::byte*> ScratchSlots::Take(BufferPool& pool) {
 StagedSendStream::Slot* StagedSendStream::Find(int64_t slice) {
   const auto it =
       std::find_if(held_.begin(), held_.end(), [&](const Slot& slot) { return slot.slice == slice; });
-  WEFT_CHECK(it != held_.end(), "a slice lost its scratch");
+  WEFT_CHECK(it != held_.end(), "a staged slice has no scratch slot");
   return &*it;
 }
 
 absl::Status StagedSendStream::Send(OperationContext& context, int64_t slice) {
-  const std::byte* made = Find(slice)->memory;
+  const std::byte* staged = Find(slice)->memory;
   const size_t plain_bytes =
-      static_cast<size_t>(source_->slicing().Length(slice)) * SizeOf(source_->made_dtype());
-  const size_t bytes = source_->form() == WireEncoding::kPlain ? plain_bytes : CompressedBytes(made);
+      static_cast<size_t>(source_->slicing().Length(slice)) * SizeOf(source_->element_dtype());
+  const size_t bytes = source_->encoding() == WireEncoding::kPlain ? plain_bytes : CompressedBytes(staged);
   context.counters.wire_saved_bytes += static_cast<int64_t>(plain_bytes) - static_cast<int64_t>(bytes);
-  return context.wire.Send(channel_, slice, made, bytes, this);
+  return context.wire.Send(channel_, slice, staged, bytes, this);
 }
 
 absl::StatusOr<bool> StagedSendStream::Step(OperationContext& context, int64_t available) {
   const Slicing& slicing = source_->slicing();
-  const bool knew = heard_;
-  WEFT_ASSIGN_OR_RETURN(const int64_t asked, SlicesAskedFor(context, channel_, part_, heard_));
-  bool advanced = heard_ != knew;
-  while (made_.issued() < std::min({asked, available, slicing.slices()})) {
+  const bool had_responded = receiver_responded_;
+  WEFT_ASSIGN_OR_RETURN(const int64_t credited,
+                        CreditedSlices(context, channel_, part_, receiver_responded_));
+  bool advanced = receiver_responded_ != had_responded;
+  while (staged_.issued() < std::min({credited, available, slicing.slices()})) {
     WEFT_ASSIGN_OR_RETURN(std::byte * slot, slots_.Take(context.scratch));
     if (slot == nullptr) break;
-    const int64_t slice = made_.Issue();
+    const int64_t slice = staged_.Issue();
     held_.push_back({slice, slot});
     source_->Issue(context, slice, slot, this);
     advanced = true;
   }
-  while (sent_.issued() < made_.done()) {
+  while (sent_.issued() < staged_.done()) {
     WEFT_RETURN_IF_ERROR(Send(context, sent_.Issue()));
     advanced = true;
   }
@@ -92,12 +95,12 @@ void StagedSendStream::OnWireDone(int64_t slice) {
 }
 
 void Sends::AddRun(const CreditScheduler::Channel& channel, const OutgoingRun& run, ScratchSlots& slots) {
-  if (run.form == WireEncoding::kPlain) {
+  if (run.encoding == WireEncoding::kPlain) {
     Add(std::make_unique<SendStream>(channel, run.slicing, run.memory));
     return;
   }
-  auto compressed = std::make_unique<CompressStream>(run.slicing, run.dtype, run.memory, run.before);
-  Add(std::make_unique<StagedSendStream>(channel, std::move(compressed), PartShape::Run(run.slicing.elements),
+  auto encoded = std::make_unique<CompressStream>(run.slicing, run.dtype, run.memory, run.delta_base);
+  Add(std::make_unique<StagedSendStream>(channel, std::move(encoded), PartShape::Run(run.slicing.elements),
                                          slots));
 }
 

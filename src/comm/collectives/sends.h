@@ -1,7 +1,7 @@
-// What an operation sends to ranks of other nodes: slices that lie in memory as they travel, and slices that
-// are made when they are asked for.
+// Send streams of an operation to remote ranks: of slices that are sent from memory as they are, and of
+// slices that are staged in scratch when a credit asks for them.
 //
-// Thread safety: the core's lock.
+// Thread safety: all members are called under the core's lock.
 #pragma once
 
 #include <cstddef>
@@ -19,26 +19,29 @@
 
 namespace weft {
 
-// Slices of all of an operation's streams that may be in a sender's scratch.
+// Staged slices of one operation that its scratch slots hold at once, over all streams.
 inline constexpr int kSenderSlots = 16;
 
-// Slices to a peer of another node, as it gives credits.
+// Interface of a stream that sends slices to a remote peer against the peer's credits.
 class OutgoingStream : public WireOwner {
  public:
   virtual ~OutgoingStream() = default;
-  // `available`: slices that may be sent.
+  // Advances. Returns true if anything moved. `available`: slices of the source that may be read.
   virtual absl::StatusOr<bool> Step(OperationContext& context, int64_t available) = 0;
+  // True once all slices are sent and the peer has responded. See Note [Empty parts].
   virtual bool finished() const = 0;
   virtual int peer() const = 0;
 };
 
-// Slices of memory to a peer of another node, as it gives credits.
+// Sends slices to a remote peer directly from memory.
 //
 // Note [Empty parts]
-// A rank that expects nothing of a peer says so, and the peer keeps the operation until it has heard that.
-// Else two ranks that disagree on whose part is empty would both have nothing to wait for: neither would ever
-// see the other's descriptor. An operation may be *ready* before, as its outputs do not depend on it; it is
-// not *released*.
+// Problem: if two ranks disagree on which of their parts is empty, each may have nothing to send and nothing
+// to receive. Then neither would see the other's descriptor, and the mismatch would stay undetected.
+// Rule: a rank that expects an empty part announces that with a credit message for 0 slices. The sender is
+// not finished until it has received a credit message on the channel.
+// Why it suffices: each rank of a pair then gets the other's descriptor. The outputs do not depend on the
+// announcement, so an operation may be *ready* before it has arrived, but not *released*.
 class SendStream final : public OutgoingStream {
  public:
   SendStream(CreditScheduler::Channel channel, Slicing slicing, SliceMemory source)
@@ -47,7 +50,7 @@ class SendStream final : public OutgoingStream {
       : channel_(channel), slicing_(slicing), source_(source), part_(part) {}
 
   absl::StatusOr<bool> Step(OperationContext& context, int64_t available) override;
-  bool finished() const override { return heard_ && progress_.done() == slicing_.slices(); }
+  bool finished() const override { return receiver_responded_ && progress_.done() == slicing_.slices(); }
   int peer() const override { return channel_.peer; }
   void OnWireDone(int64_t slice) override { progress_.Finish(slice); }
 
@@ -57,15 +60,15 @@ class SendStream final : public OutgoingStream {
   SliceMemory source_;
   PartShape part_;
   PrefixCounter progress_;
-  bool heard_ = false;
+  bool receiver_responded_ = false;  // A credit message has arrived.
 };
 
-// Slots of scratch that the slices which one operation makes for the wire take turns in.
+// Pool of scratch slots for the staged slices of one operation.
 class ScratchSlots {
  public:
-  // Memory for `count` slots of `bytes`, taken at first use.
+  // `count` slots of `bytes` bytes. The memory is acquired at first use.
   ScratchSlots(int count, size_t bytes) : count_(count), bytes_(bytes) {}
-  // A free slot, or null if all are taken.
+  // Returns a free slot, or null if all are in use. Errors: kResourceExhausted (no scratch).
   absl::StatusOr<std::byte*> Take(BufferPool& pool);
   void Return(std::byte* slot) { free_.push_back(slot); }
 
@@ -76,19 +79,20 @@ class ScratchSlots {
   std::vector<std::byte*> free_;
 };
 
-// Slices for a peer of another node that do not lie anywhere yet (this node's partial of a reduction, a
-// tensor with gaps, a compressed slice): made when a credit asks for them, then sent.
+// Stages slices in scratch when the remote peer gives credits for them, and then sends them. Used for partial
+// sums, strided tensors and encoded slices.
 class StagedSendStream final : public TaskOwner, public OutgoingStream {
  public:
   StagedSendStream(CreditScheduler::Channel channel, std::unique_ptr<SliceSource> source, PartShape part,
                    ScratchSlots& slots)
       : channel_(channel), source_(std::move(source)), part_(part), slots_(slots) {}
 
-  // `available`: slices that may be made.
   absl::StatusOr<bool> Step(OperationContext& context, int64_t available) override;
-  bool finished() const override { return heard_ && sent_.done() == source_->slicing().slices(); }
+  bool finished() const override {
+    return receiver_responded_ && sent_.done() == source_->slicing().slices();
+  }
   int peer() const override { return channel_.peer; }
-  void OnTaskDone(int64_t ticket) override { made_.Finish(ticket); }
+  void OnTaskDone(int64_t ticket) override { staged_.Finish(ticket); }
   void OnWireDone(int64_t slice) override;
 
  private:
@@ -103,32 +107,34 @@ class StagedSendStream final : public TaskOwner, public OutgoingStream {
   std::unique_ptr<SliceSource> source_;
   PartShape part_;
   ScratchSlots& slots_;
-  std::vector<Slot> held_;
-  PrefixCounter made_;
+  std::vector<Slot> held_;  // Slots of slices that are being staged or sent.
+  PrefixCounter staged_;
   PrefixCounter sent_;
-  bool heard_ = false;
+  bool receiver_responded_ = false;
 };
 
-// Elements that lie in memory, and how they are to travel.
+// A run of elements in memory, and its encoding on the wire.
 struct OutgoingRun {
   Slicing slicing;
   DType dtype;
   SliceMemory memory;
-  WireEncoding form;
-  std::optional<SliceMemory> before = std::nullopt;  // Their older state, for changes.
+  WireEncoding encoding;
+  std::optional<SliceMemory> delta_base = std::nullopt;  // The base, for WireEncoding::kDelta.
 };
 
-// All that one operation sends.
+// All send streams of one operation.
 class Sends {
  public:
   void Add(std::unique_ptr<OutgoingStream> stream) { streams_.push_back(std::move(stream)); }
-  // `slots`: for slices that do not travel as they lie.
+  // Adds the stream of a run. `slots` is the scratch of encoded slices.
   void AddRun(const CreditScheduler::Channel& channel, const OutgoingRun& run, ScratchSlots& slots);
 
-  // `available`: slices of each that may be sent.
+  // Advances all streams. Returns true if anything moved. `available`: slices of each source that may be
+  // read.
   absl::StatusOr<bool> Step(OperationContext& context,
                             int64_t available = std::numeric_limits<int64_t>::max());
   bool finished() const;
+  // Adds the bootstrap ranks of the peers of unfinished streams.
   void AddAwaited(std::set<int>& ranks) const;
 
  private:

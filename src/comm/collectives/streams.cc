@@ -20,13 +20,14 @@ DataTask NewTask(OperationContext& context, TaskOwner* owner, int64_t ticket) {
 
 void PrefixCounter::Finish(int64_t slice) {
   if (slice != done_) {
-    ahead_.push_back(slice);
+    finished_ahead_.push_back(slice);
     return;
   }
   ++done_;
-  for (auto next = std::find(ahead_.begin(), ahead_.end(), done_); next != ahead_.end();
-       next = std::find(ahead_.begin(), ahead_.end(), done_)) {
-    ahead_.erase(next);
+  for (auto next = std::find(finished_ahead_.begin(), finished_ahead_.end(), done_);
+       next != finished_ahead_.end();
+       next = std::find(finished_ahead_.begin(), finished_ahead_.end(), done_)) {
+    finished_ahead_.erase(next);
     ++done_;
   }
 }
@@ -37,7 +38,7 @@ bool CopyStream::Step(OperationContext& context, int64_t available) {
          progress_.outstanding() < kPiecesInFlight) {
     const int64_t slice = progress_.Issue();
     DataTask task = NewTask(context, this, slice);
-    task.leaves.push_back({source_.At(slicing_, slice), dtype_, source_.form});
+    task.leaves.push_back({source_.At(slicing_, slice), dtype_, source_.encoding});
     task.target.data = target_.At(slicing_, slice);
     task.target.nontemporal = nontemporal_;
     task.count = slicing_.Length(slice);
@@ -51,9 +52,9 @@ bool CopyStream::Step(OperationContext& context, int64_t available) {
 void CompressStream::Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) {
   DataTask task = NewTask(context, owner, slice);
   task.leaves.push_back({source_.At(slicing_, slice), dtype_});
-  if (before_) task.leaves.push_back({before_->At(slicing_, slice), dtype_});
+  if (delta_base_) task.leaves.push_back({delta_base_->At(slicing_, slice), dtype_});
   task.target.data = target;
-  task.target.form = form();
+  task.target.encoding = encoding();
   task.count = slicing_.Length(slice);
   task.bytes = static_cast<size_t>(task.count) * source_.element_bytes;
   context.tasks.Push(std::move(task));
@@ -80,17 +81,17 @@ bool RangeStream::Step(OperationContext& context, int64_t available) {
 }
 
 void ReduceStream::Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) {
-  ReduceTarget elsewhere = target_;
-  elsewhere.data = target;
-  elsewhere.copies.clear();
-  Push(context, slice, std::move(elsewhere), owner);
+  ReduceTarget single = target_;
+  single.data = target;
+  single.copies.clear();
+  Push(context, slice, std::move(single), owner);
 }
 
 void ReduceStream::Push(OperationContext& context, int64_t slice, ReduceTarget target, TaskOwner* owner) {
   DataTask task = NewTask(context, owner, slice);
   task.program = &program_;
   for (const Leaf& leaf : leaves_) {
-    task.leaves.push_back({leaf.memory.At(slicing_, slice), leaf.dtype, leaf.memory.form});
+    task.leaves.push_back({leaf.memory.At(slicing_, slice), leaf.dtype, leaf.memory.encoding});
   }
   task.op = op_;
   task.target = std::move(target);
@@ -98,13 +99,13 @@ void ReduceStream::Push(OperationContext& context, int64_t slice, ReduceTarget t
   context.tasks.Push(std::move(task));
 }
 
-void ReduceStream::IssueInPlace(OperationContext& context, int64_t slice, TaskOwner* owner) {
-  const auto place = [&](std::byte* run) {
+void ReduceStream::IssueToTarget(OperationContext& context, int64_t slice, TaskOwner* owner) {
+  const auto address_in = [&](std::byte* run) {
     return SliceMemory{run, SizeOf(target_.dtype)}.At(slicing_, slice);
   };
   ReduceTarget target = target_;
-  target.data = place(target_.data);
-  std::transform(target_.copies.begin(), target_.copies.end(), target.copies.begin(), place);
+  target.data = address_in(target_.data);
+  std::transform(target_.copies.begin(), target_.copies.end(), target.copies.begin(), address_in);
   Push(context, slice, std::move(target), owner);
 }
 
@@ -112,7 +113,7 @@ bool ReduceStream::Step(OperationContext& context, int64_t available) {
   bool advanced = false;
   while (progress_.issued() < std::min(available, slicing_.slices()) &&
          progress_.outstanding() < kPiecesInFlight) {
-    IssueInPlace(context, progress_.Issue(), this);
+    IssueToTarget(context, progress_.Issue(), this);
     advanced = true;
   }
   return advanced;
@@ -122,12 +123,12 @@ absl::StatusOr<bool> ReceiveStream::Credit(OperationContext& context, int64_t co
   const int64_t slice = progress_.issued();
   if (slice >= std::min(limit, slicing_.slices())) return false;
   if (target_.ring_slices != 0 && slice >= consumed + target_.ring_slices) return false;
-  context.wire.Want(context.priority);
-  const size_t bytes = target_.Room(slicing_, slice);
+  context.wire.RegisterDemand(context.priority);
+  const size_t bytes = target_.MaxSliceBytes(slicing_, slice);
   if (!context.wire.MayReceive(channel_.lane, phase_, context.priority, bytes, context.head)) return false;
   progress_.Issue();
   const auto length =
-      target_.form == WireEncoding::kPlain ? WireLink::Length::kExact : WireLink::Length::kAtMost;
+      target_.encoding == WireEncoding::kPlain ? WireLink::Length::kExact : WireLink::Length::kAtMost;
   WEFT_RETURN_IF_ERROR(context.wire.Receive(channel_, phase_, context.priority, context.record->descriptor,
                                             part_, {slice, target_.At(slicing_, slice), bytes, length},
                                             this));
@@ -135,9 +136,9 @@ absl::StatusOr<bool> ReceiveStream::Credit(OperationContext& context, int64_t co
 }
 
 absl::Status ReceiveStream::AnnounceEmpty(OperationContext& context) {
-  if (slicing_.elements > 0 || spoken_) return absl::OkStatus();
-  spoken_ = true;
-  return context.wire.ExpectNothing(channel_, context.record->descriptor);
+  if (slicing_.elements > 0 || announced_empty_) return absl::OkStatus();
+  announced_empty_ = true;
+  return context.wire.AnnounceEmptyPart(channel_, context.record->descriptor);
 }
 
 absl::StatusOr<bool> ReceiveStream::Step(OperationContext& context, int64_t consumed) {

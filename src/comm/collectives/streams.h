@@ -1,8 +1,8 @@
-// The moving parts that collectives are made of. A stream moves one run of elements from somewhere to
-// somewhere, slice by slice, and says how many slices are done from the start; the next stream in line starts
-// a slice when it is.
+// Streams: the building blocks of collectives. A stream moves one run of elements slice by slice, and counts
+// the slices that are done from the start of the run. The next stream of a pipeline starts a slice when the
+// previous one has done it.
 //
-// Thread safety: the core's lock.
+// Thread safety: all members are called under the core's lock.
 #pragma once
 
 #include <algorithm>
@@ -20,7 +20,7 @@
 
 namespace weft {
 
-// A run of elements cut into slices. Positions are slice numbers.
+// Division of a run of elements into slices, which are numbered from 0.
 struct Slicing {
   int64_t elements = 0;
   int64_t slice_elements = 1;
@@ -30,75 +30,79 @@ struct Slicing {
   int64_t Length(int64_t slice) const { return std::min(slice_elements, elements - Begin(slice)); }
 };
 
-// Slices that finish out of order, counted from the start.
+// Counter of slices that are issued in order and finish in any order.
 class PrefixCounter {
  public:
   int64_t issued() const { return issued_; }
+  // Slices below this number have all finished.
   int64_t done() const { return done_; }
-  int64_t outstanding() const { return issued_ - done_ - static_cast<int64_t>(ahead_.size()); }
+  // Slices that are issued and have not finished.
+  int64_t outstanding() const { return issued_ - done_ - static_cast<int64_t>(finished_ahead_.size()); }
   int64_t Issue() { return issued_++; }
   void Finish(int64_t slice);
 
  private:
   int64_t issued_ = 0;
   int64_t done_ = 0;
-  std::vector<int64_t> ahead_;  // Finished, but not all before them.
+  std::vector<int64_t> finished_ahead_;  // Finished slices above done_.
 };
 
-// Most pieces of one stream that wait in the task queue or are being run.
+// Largest number of tasks of one stream that are queued or running.
 inline constexpr int64_t kPiecesInFlight = 2;
 
-// Scratch is cut at cache lines.
-constexpr size_t CacheLines(size_t bytes) {
+// Slices in scratch start at cache lines.
+constexpr size_t RoundUpToCacheLine(size_t bytes) {
   constexpr size_t kLine = 64;
   return (bytes + kLine - 1) / kLine * kLine;
 }
 
-// Slices of one of so many streams that may be in a receiver's scratch: of few streams as many as keep the
-// wire busy while threads wait for a core.
+// Slices of a receive ring, for each of `streams` streams that share an operation's scratch. A few streams
+// get as many slices as keep the wire busy while threads wait for a core.
 constexpr int64_t RingSlices(int64_t streams) {
-  constexpr int64_t kTogether = 16;
-  constexpr int64_t kLeast = 4;
-  return std::max(kLeast, kTogether / std::max<int64_t>(1, streams));
+  constexpr int64_t kTotalSlices = 16;
+  constexpr int64_t kMinSlices = 4;
+  return std::max(kMinSlices, kTotalSlices / std::max<int64_t>(1, streams));
 }
 
-// Memory that is addressed by slice: the run itself, or a ring of a few slices, which need not be plain.
+// Memory that is addressed by slice: a whole run, or a ring of a few slices. The slices of a ring may be
+// encoded.
 struct SliceMemory {
-  // A strided tensor, in which a RangeCopy finds its way from the first element.
+  // A strided tensor. Every slice has the address of the first element, from which a RangeCopy finds the
+  // slice.
   static SliceMemory Strided(std::byte* base) { return {base, 0}; }
 
   std::byte* base = nullptr;
   size_t element_bytes = 1;
-  int64_t ring_slices = 0;  // 0: the whole run.
-  WireEncoding form = WireEncoding::kPlain;
+  int64_t ring_slices = 0;  // 0: the memory holds the whole run.
+  WireEncoding encoding = WireEncoding::kPlain;
 
   std::byte* At(const Slicing& slicing, int64_t slice) const {
-    const int64_t place = ring_slices == 0 ? slice : slice % ring_slices;
-    if (form != WireEncoding::kPlain) return base + static_cast<size_t>(place) * SlotBytes(slicing);
-    return base + static_cast<size_t>(slicing.Begin(place)) * element_bytes;
+    const int64_t slot = ring_slices == 0 ? slice : slice % ring_slices;
+    if (encoding != WireEncoding::kPlain) return base + static_cast<size_t>(slot) * SlotBytes(slicing);
+    return base + static_cast<size_t>(slicing.Begin(slot)) * element_bytes;
   }
-  // Most that a slice takes.
-  size_t Room(const Slicing& slicing, int64_t slice) const {
-    return SliceCapacity(form, element_bytes, slicing.Length(slice));
+  // Largest size in bytes of an encoded slice.
+  size_t MaxSliceBytes(const Slicing& slicing, int64_t slice) const {
+    return SliceCapacity(encoding, element_bytes, slicing.Length(slice));
   }
-  // What a slice that is made, or received, takes turns in: the largest one's room.
+  // Size in bytes of a slot that can hold any slice.
   size_t SlotBytes(const Slicing& slicing) const {
-    return slicing.elements == 0 ? 0 : CacheLines(Room(slicing, 0));
+    return slicing.elements == 0 ? 0 : RoundUpToCacheLine(MaxSliceBytes(slicing, 0));
   }
-  // What a ring takes in all.
+  // Size in bytes of the whole ring.
   size_t RingBytes(const Slicing& slicing) const {
     return static_cast<size_t>(std::min(ring_slices, slicing.slices())) * SlotBytes(slicing);
   }
 };
 
-// Copies within the node. What it leaves is plain; what it copies from need not be. Changes are made to what
-// the target holds.
+// Copies a run within the node. Decodes encoded source slices; the target is plain. A delta-encoded slice is
+// applied to the base in the target.
 class CopyStream final : public TaskOwner {
  public:
   CopyStream(Slicing slicing, DType dtype, SliceMemory source, SliceMemory target, bool nontemporal)
       : slicing_(slicing), dtype_(dtype), source_(source), target_(target), nontemporal_(nontemporal) {}
 
-  // `available`: slices of the source that may be read.
+  // Issues tasks. Returns true if it issued any. `available`: slices of the source that may be read.
   bool Step(OperationContext& context, int64_t available);
   int64_t done() const { return progress_.done(); }
   bool finished() const { return progress_.done() == slicing_.slices(); }
@@ -113,19 +117,19 @@ class CopyStream final : public TaskOwner {
   PrefixCounter progress_;
 };
 
-// What makes slices on demand.
+// Interface of a stream that produces slices on demand.
 class SliceSource {
  public:
   virtual ~SliceSource() = default;
   virtual const Slicing& slicing() const = 0;
-  // Of the elements that it makes.
-  virtual DType made_dtype() const = 0;
-  virtual WireEncoding form() const = 0;
-  // One slice into memory of the caller's choice, whose end `owner` is told of.
+  // Dtype of the elements that it produces.
+  virtual DType element_dtype() const = 0;
+  virtual WireEncoding encoding() const = 0;
+  // Issues the task that writes one slice to `target`. `owner` gets the completion callback.
   virtual void Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) = 0;
 };
 
-// Copies between strided tensors of the node, or between one and slices that travel.
+// Copies between strided tensors of the node, or packs and unpacks the slices of a strided tensor.
 class RangeStream final : public TaskOwner, public SliceSource {
  public:
   RangeStream(RangeCopy copy, int64_t slice_elements, SliceMemory source, std::byte* target)
@@ -134,14 +138,14 @@ class RangeStream final : public TaskOwner, public SliceSource {
         source_(source),
         target_(target) {}
 
-  // `available`: slices of the source that may be read.
+  // Issues tasks. Returns true if it issued any. `available`: slices of the source that may be read.
   bool Step(OperationContext& context, int64_t available);
   void Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) override;
   int64_t done() const { return progress_.done(); }
   bool finished() const { return progress_.done() == slicing_.slices(); }
   const Slicing& slicing() const override { return slicing_; }
-  DType made_dtype() const override { return copy_.dtype(); }
-  WireEncoding form() const override { return WireEncoding::kPlain; }
+  DType element_dtype() const override { return copy_.dtype(); }
+  WireEncoding encoding() const override { return WireEncoding::kPlain; }
   void OnTaskDone(int64_t ticket) override { progress_.Finish(ticket); }
 
  private:
@@ -152,26 +156,28 @@ class RangeStream final : public TaskOwner, public SliceSource {
   PrefixCounter progress_;
 };
 
-// Compresses slices of memory: as they are, or, given their older state, as changes.
+// Encodes slices of memory: with delta encoding if there is a base, else with lossless compression.
 class CompressStream final : public SliceSource {
  public:
   CompressStream(Slicing slicing, DType dtype, SliceMemory source,
-                 std::optional<SliceMemory> before = std::nullopt)
-      : slicing_(slicing), dtype_(dtype), source_(source), before_(before) {}
+                 std::optional<SliceMemory> delta_base = std::nullopt)
+      : slicing_(slicing), dtype_(dtype), source_(source), delta_base_(delta_base) {}
 
   void Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) override;
   const Slicing& slicing() const override { return slicing_; }
-  DType made_dtype() const override { return dtype_; }
-  WireEncoding form() const override { return before_ ? WireEncoding::kDelta : WireEncoding::kCompressed; }
+  DType element_dtype() const override { return dtype_; }
+  WireEncoding encoding() const override {
+    return delta_base_ ? WireEncoding::kDelta : WireEncoding::kCompressed;
+  }
 
  private:
   Slicing slicing_;
   DType dtype_;
   SliceMemory source_;
-  std::optional<SliceMemory> before_;
+  std::optional<SliceMemory> delta_base_;
 };
 
-// Evaluates a reduction program over leaves in memory.
+// Evaluates a reduction program over leaves in memory, slice by slice.
 class ReduceStream final : public TaskOwner, public SliceSource {
  public:
   struct Leaf {
@@ -186,16 +192,16 @@ class ReduceStream final : public TaskOwner, public SliceSource {
         op_(op),
         target_(std::move(target)) {}
 
-  // `available`: slices of all leaves that may be read.
+  // Issues tasks. Returns true if it issued any. `available`: slices that may be read of every leaf.
   bool Step(OperationContext& context, int64_t available);
   void Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) override;
-  // One slice to its place in the target, and in its copies.
-  void IssueInPlace(OperationContext& context, int64_t slice, TaskOwner* owner);
+  // Issues the task that writes one slice to its position in the target and in the target's copies.
+  void IssueToTarget(OperationContext& context, int64_t slice, TaskOwner* owner);
   int64_t done() const { return progress_.done(); }
   bool finished() const { return progress_.done() == slicing_.slices(); }
   const Slicing& slicing() const override { return slicing_; }
-  DType made_dtype() const override { return target_.dtype; }
-  WireEncoding form() const override { return target_.form; }
+  DType element_dtype() const override { return target_.dtype; }
+  WireEncoding encoding() const override { return target_.encoding; }
   void OnTaskDone(int64_t ticket) override { progress_.Finish(ticket); }
 
  private:
@@ -209,7 +215,7 @@ class ReduceStream final : public TaskOwner, public SliceSource {
   PrefixCounter progress_;
 };
 
-// Slices from a peer of another node into memory, against credits that this stream gives.
+// Receives slices from a remote peer into memory, and gives the credits for them.
 class ReceiveStream final : public WireOwner {
  public:
   ReceiveStream(CreditScheduler::Channel channel, WirePhase phase, Slicing slicing, SliceMemory target)
@@ -218,11 +224,13 @@ class ReceiveStream final : public WireOwner {
                 PartShape part)
       : channel_(channel), phase_(phase), slicing_(slicing), target_(target), part_(part) {}
 
-  // `consumed`: slices whose place in a ring may be overwritten.
+  // Gives as many credits as possible. Returns true if it gave any. `consumed`: slices whose slots in the
+  // ring may be overwritten.
   absl::StatusOr<bool> Step(OperationContext& context, int64_t consumed);
-  // An empty stream says once that it expects nothing. See Note [Empty parts].
+  // Announces once to the peer that this rank expects an empty part, if it does. See Note [Empty parts].
   absl::Status AnnounceEmpty(OperationContext& context);
-  // Gives a credit for the next slice if it is at most `limit`. False if the window or the ring is full.
+  // Gives a credit for the next slice. Returns false if `limit` slices have credits, or a window or the ring
+  // is full.
   absl::StatusOr<bool> Credit(OperationContext& context, int64_t consumed, int64_t limit);
   int64_t done() const { return progress_.done(); }
   bool finished() const { return progress_.done() == slicing_.slices(); }
@@ -236,7 +244,7 @@ class ReceiveStream final : public WireOwner {
   SliceMemory target_;
   PartShape part_;
   PrefixCounter progress_;
-  bool spoken_ = false;
+  bool announced_empty_ = false;
 };
 
 }  // namespace weft

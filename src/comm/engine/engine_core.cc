@@ -35,7 +35,8 @@ absl::StatusOr<int> EngineCore::AddLane(std::string name, ProcessGroup group, La
   // A counter a rank: how far its part has come, as far as this rank drives it.
   WEFT_RETURN_IF_ERROR(env_.node.OpenLane(index, group.size()));
   lanes_.push_back(std::make_unique<Lane>(std::move(name), GroupPlacement(std::move(group), env_.nodes)));
-  if (purpose == LanePurpose::kContext && lanes_.back()->placement.spans_nodes()) wire_.ExpectExchanges();
+  if (purpose == LanePurpose::kContext && lanes_.back()->placement.spans_nodes())
+    wire_.EnableBackgroundWindow();
   return index;
 }
 
@@ -124,20 +125,20 @@ void EngineCore::FinishTask(const DataTask& task, const absl::Status& moved) {
 }
 
 absl::Status EngineCore::PollPeers() {
-  if (const std::optional<NodeLink::Word> word = env_.node.ReadWord()) {
+  if (const std::optional<NodeLink::FailureNotice> word = env_.node.ReadFailure()) {
     return absl::Status(word->cause.code(), absl::StrCat("rank ", word->rank, ": ", word->cause.message()));
   }
-  if (wire_.word()) {
-    return absl::Status(wire_.word()->cause.code(),
-                        absl::StrCat("rank ", wire_.word()->rank, ": ", wire_.word()->cause.message()));
+  if (wire_.failure()) {
+    return absl::Status(wire_.failure()->cause.code(),
+                        absl::StrCat("rank ", wire_.failure()->rank, ": ", wire_.failure()->cause.message()));
   }
   return absl::OkStatus();
 }
 
 bool EngineCore::Poll(int64_t now_ns) {
-  env_.node.Beat();
+  env_.node.PublishHeartbeat();
   if (!status_.ok()) {
-    spreading_ = spreading_ && wire_.SendOn();
+    spreading_ = spreading_ && wire_.FlushControlMessages();
     return false;
   }
   const auto turn = [&]() -> absl::StatusOr<bool> {
@@ -326,9 +327,9 @@ std::vector<int> EngineCore::OtherRanks(bool of_this_node) const {
 }
 
 void EngineCore::RequestHeartbeat() {
-  beats_when_asked_.clear();
+  heartbeats_at_request_.clear();
   for (const int rank : OtherRanks(/*of_this_node=*/true)) {
-    beats_when_asked_[rank] = env_.node.Heartbeats(rank);
+    heartbeats_at_request_[rank] = env_.node.Heartbeats(rank);
     env_.node.Ring(rank);
   }
   wire_.RequestHeartbeat(OtherRanks(/*of_this_node=*/false));
@@ -336,11 +337,11 @@ void EngineCore::RequestHeartbeat() {
 
 std::set<int> EngineCore::Silent() const {
   std::set<int> silent;
-  for (const auto& [rank, beats] : beats_when_asked_) {
+  for (const auto& [rank, beats] : heartbeats_at_request_) {
     if (env_.node.Heartbeats(rank) == beats) silent.insert(rank);
   }
   for (const int rank : OtherRanks(/*of_this_node=*/false)) {
-    if (!wire_.Answers().contains(rank)) silent.insert(rank);
+    if (!wire_.HeartbeatReplies().contains(rank)) silent.insert(rank);
   }
   return silent;
 }

@@ -76,7 +76,7 @@ class EngineCore final : private TaskQueue {
   // Fails everything that is under way, and tells the ranks of this node and of all lanes.
   void Fail(const absl::Status& cause);
   // Ranks whose data still comes in after the failure, to memory that is therefore not the caller's yet.
-  std::set<int> ArrivingFrom() { return wire_.ArrivingFrom(); }
+  std::set<int> PeersStillSending() { return wire_.PeersStillSending(); }
   // Once all ranks have stopped: nobody reads any more what was *ready* when the failure came, so that it
   // counts as *released*.
   void EndQuarantine();
@@ -124,7 +124,7 @@ class EngineCore final : private TaskQueue {
   int64_t unfinished_ = 0;                                    // Submitted, and neither released nor failed.
   bool wire_wanted_ = false;
   int64_t next_late_check_ns_ = 0;
-  std::map<int, uint64_t> beats_when_asked_;  // Of the node's other ranks.
+  std::map<int, uint64_t> heartbeats_at_request_;  // Of the node's other ranks.
   absl::Status status_;
   bool spreading_ = false;
 };

@@ -219,7 +219,7 @@ void EngineShell::AwaitQuiet() {
 
 absl::Status EngineShell::AwaitArrivals(absl::Time deadline) {
   while (true) {
-    const std::set<int> peers = WithCore([](EngineCore& core) { return core.ArrivingFrom(); });
+    const std::set<int> peers = WithCore([](EngineCore& core) { return core.PeersStillSending(); });
     if (peers.empty()) return absl::OkStatus();
     if (runtime_.Now() > deadline) {
       return absl::DeadlineExceededError(absl::StrCat("data of rank(s) ", absl::StrJoin(peers, ", "),

@@ -1,23 +1,32 @@
-// The core's dealings with other nodes: credits, slices under way, signs of life, and bad news.
+// Credit-based flow control of the transfers between nodes. Also exchanges heartbeats and failure notices
+// with ranks of other nodes.
 //
 // Note [Credits]
-// Transfers are receiver-driven. A receiver posts the receive of a slice and only then sends a *credit* for
-// it; a sender sends a slice only against a credit. So priority is decided where data is awaited, and nothing
+// Problem: slices that a sender pushes queue in sockets in the order of sending. An urgent slice waits behind
+// them, and the rank that waits for it cannot change the order.
+// Rule: transfers are receiver-driven. A receiver posts the receive of a slice, and then sends a *credit* for
+// it. A sender sends a slice only against a credit. The receiver therefore decides the priority, and nothing
 // queues in a socket.
-//   - Within (lane, peer, channel) slices are credited, sent and received in order, so that a count is
-//     enough and messages of one tag match by order.
-//   - Each (lane, phase) has a window of bytes under way; while something of higher priority waits for the
-//     wire, all lower traffic together keeps to a smaller one.
-//   - Once there are exchanges between nodes, which somebody waits for and which come unannounced, all that
-//     nobody waits for keeps to a window together at any time: an exchange finds no more than that before it.
-//   - The operation at the head of a lane may always have one slice a phase under way. A credited slice
-//     completes independently of every other, since its sender needs nothing from the wire to produce it but
-//     earlier operations (and, for the gather phase of an all-reduce, its reduce phase, which has a window of
-//     its own). Hence no deadlock.
-// A credit carries the receiver's descriptor: a rank that runs something else at that place of the lane finds
-// out.
+//   - Order: slices of one (lane, peer, channel) are credited, sent and received in order. A count of credits
+//     is therefore enough, and messages of one tag match by order.
+//   - Lane window: bounds the bytes in flight of each (lane, phase).
+//   - Yield window: while an operation of higher priority wants the wire, bounds the bytes in flight of all
+//     operations of lower priority together.
+//   - Background window: on an engine with a context lane between nodes, always bounds the bytes in flight of
+//     all operations below kCritical together. An exchange on a context lane starts without notice while a
+//     rank already waits for it; this window bounds the data that it finds ahead of it in the wire.
+//   - Head slice: the first unfinished operation of a lane may always have one slice of each phase in flight,
+//     whatever the windows say.
+// Why there is no deadlock: to produce a credited slice, its sender needs nothing from the wire but earlier
+// operations. The gather phase of an all-reduce also needs the reduce phase of the same operation, which has
+// a window of its own. Each credited slice therefore completes independently of all others. Without the head
+// slice, the windows could be full of slices whose senders wait for the very operation that the windows hold
+// back.
 //
-// Thread safety: the core's lock.
+// A credit also carries the receiver's descriptor. A sender that runs a different operation at that sequence
+// of the lane detects the mismatch.
+//
+// Thread safety: all members are called under the core's lock.
 #pragma once
 
 #include <algorithm>
@@ -44,10 +53,10 @@
 
 namespace weft {
 
-// Which half of an operation a slice belongs to: each has a window of its own.
+// The phase of an operation that a slice belongs to. Each phase has a window of its own.
 enum class WirePhase : uint8_t { kReduce, kGather };
 
-// Something that sends or receives slices and is told of their end.
+// Receiver of the completion callbacks of transfers.
 class WireOwner {
  public:
   virtual void OnWireDone(int64_t slice) = 0;
@@ -60,19 +69,22 @@ class CreditScheduler {
  public:
   CreditScheduler(WireLink& link, const EngineOptions& options, EngineCounters& counters);
 
-  // Which stream of slices: unique among a lane's operations of one sequence, between two ranks.
+  // Identifies one stream of slices between this rank and a peer.
   struct Channel {
     int lane;
     uint64_t sequence;
-    int peer;  // Bootstrap rank.
-    int number;
+    int peer;    // Bootstrap rank.
+    int number;  // Unique among the streams of one operation between two ranks.
   };
-  static constexpr int kChannels = 4096;  // Numbers a lane may use.
+  static constexpr int kChannels = 4096;  // Channel numbers of a lane.
 
-  // Once a turn of the core: moves notes and finished slices on. True if anything happened.
+  // Handles control messages and finished transfers. True if there were any. REQUIRES: called once in every
+  // poll of the core.
   absl::StatusOr<bool> Poll();
 
-  // Receiver's side. `head`: the operation is the first unfinished one of its lane.
+  // Receiver side.
+
+  // True if the windows admit another slice. `head`: the operation is the first unfinished one of its lane.
   bool MayReceive(int lane, WirePhase phase, Priority priority, size_t bytes, bool head) const;
   struct Slice {
     int64_t number;
@@ -80,48 +92,55 @@ class CreditScheduler {
     size_t bytes;
     WireLink::Length length = WireLink::Length::kExact;
   };
-  // `part`: the shape of the whole stream, which the sender holds against its own.
+  // Posts a receive and sends the credit for it. `part` is the shape of the whole stream; the sender compares
+  // it with its own.
   absl::Status Receive(const Channel& channel, WirePhase phase, Priority priority,
                        const Descriptor& descriptor, const PartShape& part, Slice slice, WireOwner* owner);
-  // Tells a peer that nothing is expected of it on this channel.
-  absl::Status ExpectNothing(const Channel& channel, const Descriptor& descriptor);
-  // From now on critical transfers come unannounced: what nobody waits for keeps the wire short.
-  void ExpectExchanges() { expects_exchanges_ = true; }
-  // Says that something of this priority would like to receive; counts until the next turn is over.
-  void Want(Priority priority);
+  // Tells a peer that this rank expects an empty part on the channel.
+  absl::Status AnnounceEmptyPart(const Channel& channel, const Descriptor& descriptor);
+  // Applies the background window from now on. The engine has a context lane between nodes.
+  void EnableBackgroundWindow() { uses_background_window_ = true; }
+  // Registers that an operation of this priority wants to receive. Holds until the end of the next poll.
+  void RegisterDemand(Priority priority);
 
-  // Sender's side: what the receiver has said of a channel so far; nothing if it has not said a word.
+  // Sender side.
+
   struct Credit {
-    int64_t slices = 0;  // That may be sent.
-    PartShape part;      // What it expects of the whole stream.
+    int64_t slices = 0;  // Slices that may be sent, counted from the start of the stream.
+    PartShape part;      // Shape of the whole stream that the receiver expects.
   };
+  // The sum of the receiver's credits on a channel. Nothing if no credit message has arrived yet.
   std::optional<Credit> CreditOf(const Channel& channel) const;
   absl::Status Send(const Channel& channel, int64_t slice, const std::byte* source, size_t bytes,
                     WireOwner* owner);
 
-  // The first peer whose credit for this place of the lane describes something else, with what it described.
+  // The first peer whose credit for this sequence of the lane describes a different operation, and its
+  // descriptor.
   std::optional<std::pair<int, Descriptor>> FindMismatch(int lane, const Descriptor& mine) const;
-  // Forgets what is known of an operation that is over.
+  // Drops the credits and descriptors of a finished operation.
   void Forget(int lane, uint64_t sequence);
 
-  // Bad news, to all of `ranks`; and the first that came in.
+  // Sends a failure notice to all of `ranks`. Best effort: a rank that it does not reach notices by its
+  // deadline.
   void BroadcastFailure(const absl::Status& cause, const std::vector<int>& ranks);
-  const std::optional<NodeLink::Word>& word() const { return word_; }
+  // The first failure notice that has arrived.
+  const std::optional<NodeLink::FailureNotice>& failure() const { return failure_; }
 
-  // Asks ranks of other nodes for a sign of life; Poll answers those of others. Answers() has who has
-  // answered since.
+  // Asks ranks of other nodes for a heartbeat. Poll replies to the requests of others. HeartbeatReplies() are
+  // the ranks that have replied since the last request.
   void RequestHeartbeat(const std::vector<int>& ranks);
-  const std::set<int>& Answers() const { return answers_; }
+  const std::set<int>& HeartbeatReplies() const { return heartbeat_replies_; }
 
-  // Gives up all transfers (after a failure). Their owners are not told.
+  // Abandons all transfers after a failure. Their owners get no callback.
   void Abandon();
-  // Peers whose messages were on their way when they were given up, and still write to memory here.
-  std::set<int> ArrivingFrom();
+  // Peers whose messages could not be cancelled and still write to memory of this rank.
+  std::set<int> PeersStillSending();
 
-  bool busy() const { return !under_way_.empty(); }
-  // Moves on what other ranks are still to be told, when a failure has ended Poll. False: all of it has left,
-  // or cannot any more.
-  bool SendOn() { return link_.HasUnsentNotes() && link_.Poll().ok(); }
+  // True while transfers are in flight.
+  bool busy() const { return !in_flight_.empty(); }
+  // Sends the remaining control messages after a failure, when Poll is no longer called. False once all have
+  // been sent, or the transport has failed.
+  bool FlushControlMessages() { return link_.HasUnsentControlMessages() && link_.Poll().ok(); }
 
  private:
   struct Transfer {
@@ -134,42 +153,44 @@ class CreditScheduler {
     int lane;
     WirePhase phase;
     Priority priority;
-    bool yielded = false;  // Asked for while something more urgent wanted the wire.
+    bool yielded = false;  // Posted while an operation of higher priority wanted the wire.
   };
   using Key = std::tuple<int, uint64_t, int, int>;
-  struct Notice {
+  struct PeerDescriptor {
     int peer;
     Descriptor descriptor;
   };
 
   static Key KeyOf(const Channel& c) { return {c.lane, c.sequence, c.peer, c.number}; }
-  absl::StatusOr<bool> PollNotes();
+  absl::StatusOr<bool> PollControlMessages();
   absl::StatusOr<bool> PollTransfers();
-  absl::Status TakeNote(const WireLink::Note& note);
-  // Bytes under way of lower priority.
+  absl::Status HandleControlMessage(const WireLink::ControlMessage& message);
+  absl::Status SendCredit(const Channel& channel, const Descriptor& descriptor, const PartShape& part,
+                          int32_t slices);
+  // Bytes in flight of all operations of a lower priority than this.
   int64_t BytesBelow(Priority priority) const;
-  Priority highest_wanted() const { return std::min(wanted_last_, wanted_now_); }
-  int64_t& UnderWay(int lane, WirePhase phase) {
-    return under_way_bytes_[static_cast<size_t>(lane)][static_cast<size_t>(phase)];
+  Priority highest_demand() const { return std::min(previous_demand_, demand_now_); }
+  int64_t& BytesInFlight(int lane, WirePhase phase) {
+    return bytes_in_flight_[static_cast<size_t>(lane)][static_cast<size_t>(phase)];
   }
 
   WireLink& link_;
   const EngineOptions& options_;
   EngineCounters& counters_;
-  std::vector<Transfer> under_way_;
-  std::vector<Transfer> arriving_;  // Given up, but not by the link.
-  std::array<std::array<int64_t, 2>, NodeLink::kMaxLanes> under_way_bytes_{};
-  std::array<int64_t, 4> bytes_by_priority_{};
-  int64_t yielded_bytes_ = 0;
-  bool expects_exchanges_ = false;
-  Priority wanted_now_ = Priority::kBulk;   // Highest of this turn so far,
-  Priority wanted_last_ = Priority::kBulk;  // and of the last whole turn.
-  absl::Status SendCredit(const Channel& channel, const Descriptor& descriptor, const PartShape& part,
-                          int32_t slices);
+  std::vector<Transfer> in_flight_;
+  std::vector<Transfer> uncancelled_;  // Abandoned receives that the link could not cancel.
+  // Bytes of posted receives by lane and phase.
+  std::array<std::array<int64_t, 2>, NodeLink::kMaxLanes> bytes_in_flight_{};
+  std::array<int64_t, 4> bytes_by_priority_{};  // Bytes of posted receives by priority.
+  int64_t yielded_bytes_ = 0;                   // Bytes of posted receives with `yielded` set.
+  bool uses_background_window_ = false;
+  Priority demand_now_ = Priority::kBulk;       // Highest registered in this poll so far.
+  Priority previous_demand_ = Priority::kBulk;  // Highest registered in the previous poll.
   absl::flat_hash_map<Key, Credit> credits_;
-  absl::flat_hash_map<std::pair<int, uint64_t>, std::vector<Notice>> notices_;
-  std::optional<NodeLink::Word> word_;
-  std::set<int> answers_;
+  // By lane and sequence.
+  absl::flat_hash_map<std::pair<int, uint64_t>, std::vector<PeerDescriptor>> peer_descriptors_;
+  std::optional<NodeLink::FailureNotice> failure_;
+  std::set<int> heartbeat_replies_;
 };
 
 }  // namespace weft

@@ -1,15 +1,18 @@
-// How ranks of one node see each other: published descriptors, progress counters, consumed flags, and their
-// memory.
+// Link between the ranks of one node: published descriptors, progress counters, consumed sequences, failure
+// notices, heartbeats, doorbells, and access to each other's memory.
 //
-// Every flag has one writer, but for claims. Publishing, advancing and releasing are release stores, peeking
-// is an acquire load: what a rank wrote before is visible to whoever saw the flag.
+// Memory order: each flag has a single writer, except the claim counter of a slot. Writers use release stores
+// and readers use acquire loads. A rank that sees a flag therefore sees everything that its writer wrote
+// before. Claims and heartbeats order nothing.
 //
 // Note [Descriptor ring]
-// A lane's descriptors lie in a ring of kSlots. The slot of sequence s is written again for s + kSlots, and
-// only when every peer of the node has consumed s: a slower peer may still read the descriptor, or its
-// counters, until then.
+// Problem: a slower local peer may still read a descriptor and its counters after this rank has finished the
+// operation.
+// Rule: the descriptors of a lane lie in a ring of kSlots slots. Sequence s + kSlots reuses the slot of
+// sequence s, and only after every local peer has consumed s.
+// Why it suffices: a peer reads nothing of a sequence that it has consumed.
 //
-// Thread safety: one caller at a time (the engine's lock), but for Map and Ring.
+// Thread safety: called under the engine's lock, except Map and Ring, which any thread may call.
 #pragma once
 
 #include <cstddef>
@@ -35,53 +38,60 @@ class NodeLink {
   NodeLink(const NodeLink&) = delete;
   NodeLink& operator=(const NodeLink&) = delete;
 
-  // Gives a lane `counters` progress counters a slot. Before the lane's first use; again after Reset, with as
-  // many.
+  // Gives a lane `counters` progress counters for each slot. REQUIRES: called before the lane's first use,
+  // and again after Reset with the same number. Errors: kResourceExhausted (no node memory).
   virtual absl::Status OpenLane(int lane, int counters) = 0;
 
-  // Makes the operation visible to the node's ranks. Its counters start at 0.
+  // In all members `peer` is a bootstrap rank of this node, or this rank itself.
+
+  // Publishes an operation to the local peers, with all of its counters at 0.
   virtual void Publish(int lane, const Descriptor& descriptor) = 0;
-  // What `peer` (a bootstrap rank of this node) published at `sequence`, once it has.
+  // The descriptor that `peer` has published at `sequence`. Nothing if it has not published one yet.
   virtual std::optional<Descriptor> Peek(int lane, int peer, uint64_t sequence) const = 0;
 
-  // Monotonic counters of one published operation; each rank writes its own.
+  // Monotonic progress counters of a published operation. Each rank writes its own.
   virtual void SetCounter(int lane, uint64_t sequence, int index, int64_t value) = 0;
   virtual int64_t Counter(int lane, int peer, uint64_t sequence, int index) const = 0;
 
-  // Takes the next of the `count` pieces that `peer`'s part of a published operation (or this rank's own) is
-  // made in: its number, or nothing once all are taken. The one flag that all ranks of the node write.
-  virtual std::optional<int64_t> Claim(int lane, int peer, uint64_t sequence, int64_t count) = 0;
-  // Whether nothing is left to claim.
-  virtual bool AllClaimed(int lane, int peer, uint64_t sequence, int64_t count) const = 0;
+  // Claims the next of the `count` pieces of `peer`'s part of a published operation. Returns its number, or
+  // nothing if all are claimed. All ranks of the node may write this counter.
+  virtual std::optional<int64_t> ClaimPiece(int lane, int peer, uint64_t sequence, int64_t count) = 0;
+  // True if all `count` pieces are claimed.
+  virtual bool AllPiecesClaimed(int lane, int peer, uint64_t sequence, int64_t count) const = 0;
 
-  // "I read nothing of `sequence` or before any more."
+  // Declares that this rank no longer reads memory of peers for `sequence` or any earlier one.
   virtual void Release(int lane, uint64_t sequence) = 0;
+  // The last sequence that `peer` has released.
   virtual uint64_t Consumed(int lane, int peer) const = 0;
 
-  // Memory of the node, as this rank addresses it.
+  // Pointer of this rank to an address in node memory.
   std::byte* Map(NodeAddress address) const { return heap_.Resolve(address); }
-  // How every rank of the node can name `memory`; nothing if it is not node memory.
+  // Address of `memory` that is valid on every rank of the node. Nothing if it is not node memory.
   std::optional<NodeAddress> AddressOf(const void* memory) const { return heap_.AddressOf(memory); }
 
-  // Leaves word of a failure for the node's other ranks (the first word stays), and reads theirs.
+  // Publishes a failure notice to the local peers. Only the first notice counts.
   virtual void PublishFailure(const absl::Status& cause) = 0;
-  struct Word {
-    int rank;
+  struct FailureNotice {
+    int rank;  // Bootstrap rank that published it.
     absl::Status cause;
   };
-  virtual std::optional<Word> ReadWord() const = 0;
+  // The failure notice of a local peer, if there is one.
+  virtual std::optional<FailureNotice> ReadFailure() const = 0;
 
-  // A sign of life, once a turn of the core; and how many a peer has given.
-  virtual void Beat() = 0;
+  // Increments this rank's heartbeat counter. Called once in every poll of the core.
+  virtual void PublishHeartbeat() = 0;
   virtual uint64_t Heartbeats(int peer) const = 0;
 
-  // Forgets all of this rank's flags and words. No rank of the node may be using them meanwhile.
+  // Clears all flags of this rank. REQUIRES: no rank of the node uses them meanwhile.
   virtual void Reset() = 0;
 
-  // Doorbells. Ring tells a rank of this node to look again; Wait sleeps until somebody rings after `seen`
-  // was read, or the time is over.
+  // Doorbells. See Note [Doorbell].
+
+  // Wakes a rank of this node: it polls again.
   virtual void Ring(int peer) = 0;
+  // The value of this rank's doorbell.
   virtual uint32_t Doorbell() const = 0;
+  // Sleeps until the doorbell differs from `seen`, or `timeout_ns` has passed.
   virtual void Wait(uint32_t seen, int64_t timeout_ns) = 0;
 
  protected:

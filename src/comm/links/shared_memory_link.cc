@@ -19,31 +19,31 @@ namespace {
 constexpr size_t kLine = 64;
 
 struct Slot {
-  alignas(kLine) std::atomic<uint64_t> published{0};  // The sequence whose descriptor is in place.
+  alignas(kLine) std::atomic<uint64_t> published{0};  // Sequence of the descriptor in this slot.
   Descriptor descriptor;
-  alignas(kLine) std::atomic<int64_t> claimed{0};  // Pieces; may go beyond what there is.
+  alignas(kLine) std::atomic<int64_t> claimed{0};  // Claimed pieces. May exceed their number.
 };
 
 struct LaneFlags {
   alignas(kLine) std::atomic<uint64_t> consumed{0};
-  alignas(kLine) std::atomic<uint64_t> counters_offset{
-      0};  // kSlots x counter_count atomics, in the same segment.
+  // Offset in the owner's segment of an array [kSlots, counter_count] of atomic counters.
+  alignas(kLine) std::atomic<uint64_t> counters_offset{0};
   int64_t counter_count = 0;
   std::array<Slot, NodeLink::kSlots> slots;
 };
 
-struct FailureWord {
+struct FailureSlot {
   static constexpr size_t kTextBytes = 480;
-  alignas(kLine) std::atomic<uint32_t> code{0};  // absl::StatusCode; 0: no word.
+  alignas(kLine) std::atomic<uint32_t> code{0};  // absl::StatusCode. 0: no failure.
   std::array<char, kTextBytes> text{};
 };
 
-// What one rank writes and the node's other ranks read (but for the bell, which they ring).
+// Flags that one rank writes and its local peers read. Peers also write the doorbell and the claim counters.
 struct RankFlags {
-  alignas(kLine) std::atomic<uint32_t> bell{0};
+  alignas(kLine) std::atomic<uint32_t> doorbell{0};
   alignas(kLine) std::atomic<uint32_t> sleepers{0};
-  alignas(kLine) std::atomic<uint64_t> beats{0};
-  FailureWord word;
+  alignas(kLine) std::atomic<uint64_t> heartbeats{0};
+  FailureSlot failure;
   std::array<LaneFlags, NodeLink::kMaxLanes> lanes;
 };
 
@@ -51,11 +51,11 @@ class SharedMemoryLink final : public NodeLink {
  public:
   SharedMemoryLink(NodeHeap& heap, int rank, std::byte* block)
       : NodeLink(heap), rank_(rank), own_(new (block) RankFlags) {}
-  // The flags stay allocated in the reservation: a peer that has just released its last operation may still
-  // ring.
+  // The flags stay allocated in the node heap: a peer that has just released its last operation may still
+  // ring the doorbell.
   ~SharedMemoryLink() override = default;
 
-  void Meet(int peer, RankFlags* flags) { flags_of_[peer] = flags; }
+  void AddPeer(int peer, RankFlags* flags) { flags_of_[peer] = flags; }
   RankFlags* own() { return own_; }
 
   absl::Status OpenLane(int lane, int counters) override {
@@ -94,13 +94,13 @@ class SharedMemoryLink final : public NodeLink {
     return CounterOf(peer, lane, sequence, index).load(std::memory_order_acquire);
   }
 
-  // Relaxed: a claim says who makes a piece, and orders no data.
-  std::optional<int64_t> Claim(int lane, int peer, uint64_t sequence, int64_t count) override {
-    if (AllClaimed(lane, peer, sequence, count)) return std::nullopt;
+  // Relaxed: a claim decides which rank reduces a piece. It does not order data.
+  std::optional<int64_t> ClaimPiece(int lane, int peer, uint64_t sequence, int64_t count) override {
+    if (AllPiecesClaimed(lane, peer, sequence, count)) return std::nullopt;
     const int64_t piece = ClaimedOf(peer, lane, sequence).fetch_add(1, std::memory_order_relaxed);
     return piece < count ? std::optional(piece) : std::nullopt;
   }
-  bool AllClaimed(int lane, int peer, uint64_t sequence, int64_t count) const override {
+  bool AllPiecesClaimed(int lane, int peer, uint64_t sequence, int64_t count) const override {
     return ClaimedOf(peer, lane, sequence).load(std::memory_order_relaxed) >= count;
   }
 
@@ -112,31 +112,34 @@ class SharedMemoryLink final : public NodeLink {
   }
 
   void PublishFailure(const absl::Status& cause) override {
-    FailureWord& word = own_->word;
-    if (word.code.load(std::memory_order_relaxed) != 0) return;
-    const size_t length = std::min(cause.message().size(), FailureWord::kTextBytes - 1);
-    std::memcpy(word.text.data(), cause.message().data(), length);
-    word.text[length] = '\0';
-    word.code.store(static_cast<uint32_t>(cause.code()), std::memory_order_release);
+    FailureSlot& failure = own_->failure;
+    if (failure.code.load(std::memory_order_relaxed) != 0) return;
+    const size_t length = std::min(cause.message().size(), FailureSlot::kTextBytes - 1);
+    std::memcpy(failure.text.data(), cause.message().data(), length);
+    failure.text[length] = '\0';
+    failure.code.store(static_cast<uint32_t>(cause.code()), std::memory_order_release);
     for (const auto& [peer, flags] : flags_of_) Ring(peer);
   }
-  std::optional<Word> ReadWord() const override {
+  std::optional<FailureNotice> ReadFailure() const override {
     for (const auto& [peer, flags] : flags_of_) {
-      const uint32_t code = flags->word.code.load(std::memory_order_acquire);
+      const uint32_t code = flags->failure.code.load(std::memory_order_acquire);
       if (code == 0) continue;
-      return Word{peer, absl::Status(static_cast<absl::StatusCode>(code), flags->word.text.data())};
+      return FailureNotice{peer,
+                           absl::Status(static_cast<absl::StatusCode>(code), flags->failure.text.data())};
     }
     return std::nullopt;
   }
 
-  void Beat() override {
-    const uint64_t beats = own_->beats.load(std::memory_order_relaxed);
-    own_->beats.store(beats + 1, std::memory_order_relaxed);
+  void PublishHeartbeat() override {
+    const uint64_t heartbeats = own_->heartbeats.load(std::memory_order_relaxed);
+    own_->heartbeats.store(heartbeats + 1, std::memory_order_relaxed);
   }
-  uint64_t Heartbeats(int peer) const override { return Flags(peer).beats.load(std::memory_order_relaxed); }
+  uint64_t Heartbeats(int peer) const override {
+    return Flags(peer).heartbeats.load(std::memory_order_relaxed);
+  }
 
   void Reset() override {
-    own_->word.code.store(0, std::memory_order_relaxed);
+    own_->failure.code.store(0, std::memory_order_relaxed);
     for (LaneFlags& lane : own_->lanes) {
       lane.consumed.store(0, std::memory_order_relaxed);
       for (Slot& slot : lane.slots) slot.published.store(0, std::memory_order_relaxed);
@@ -144,20 +147,24 @@ class SharedMemoryLink final : public NodeLink {
   }
 
   // Note [Doorbell]
-  // The ringer adds to the bell after its flag store; the sleeper counts itself among the sleepers, and the
-  // kernel then compares the bell with the value read before the flags were last looked at. All three are
-  // sequentially consistent read-modify-writes: either the ringer sees the sleeper and wakes it, or the
-  // sleeper's compare sees the new bell.
+  // Problem: a rank that sleeps must not miss a flag that a peer stores between its last poll and its sleep.
+  // Rule: the sleeper reads the doorbell, polls the flags, increments `sleepers`, and calls futex wait with
+  // the value that it has read. The ringer stores its flag, increments the doorbell, and wakes the futex if
+  // `sleepers` is not 0.
+  // Why it suffices: the two increments and the kernel's comparison are sequentially consistent
+  // read-modify-writes. Either the ringer sees the sleeper and wakes it, or the kernel's comparison sees the
+  // new doorbell and does not sleep.
+  // Without the order, a wake-up could be lost until the timeout.
   void Ring(int peer) override {
     RankFlags& flags = peer == rank_ ? *own_ : Flags(peer);
-    flags.bell.fetch_add(1, std::memory_order_seq_cst);
+    flags.doorbell.fetch_add(1, std::memory_order_seq_cst);
     if (flags.sleepers.load(std::memory_order_seq_cst) > 0)
-      FutexWakeAll(flags.bell, heap().shared_between_processes());
+      FutexWakeAll(flags.doorbell, heap().shared_between_processes());
   }
-  uint32_t Doorbell() const override { return own_->bell.load(std::memory_order_acquire); }
+  uint32_t Doorbell() const override { return own_->doorbell.load(std::memory_order_acquire); }
   void Wait(uint32_t seen, int64_t timeout_ns) override {
     own_->sleepers.fetch_add(1, std::memory_order_seq_cst);
-    FutexWait(own_->bell, seen, timeout_ns, heap().shared_between_processes());
+    FutexWait(own_->doorbell, seen, timeout_ns, heap().shared_between_processes());
     own_->sleepers.fetch_sub(1, std::memory_order_relaxed);
   }
 
@@ -165,7 +172,7 @@ class SharedMemoryLink final : public NodeLink {
   RankFlags& Flags(int peer) const {
     if (peer == rank_) return *own_;
     const auto it = flags_of_.find(peer);
-    WEFT_CHECK(it != flags_of_.end(), "flags asked of a rank of another node");
+    WEFT_CHECK(it != flags_of_.end(), "a NodeLink was asked for the flags of a rank of another node");
     return *it->second;
   }
   std::atomic<int64_t>& ClaimedOf(int peer, int lane, uint64_t sequence) const {
@@ -181,7 +188,7 @@ class SharedMemoryLink final : public NodeLink {
 
   int rank_;
   RankFlags* own_;
-  absl::flat_hash_map<int, RankFlags*> flags_of_;  // The node's other ranks.
+  absl::flat_hash_map<int, RankFlags*> flags_of_;  // Flags of local peers by bootstrap rank.
 };
 
 }  // namespace
@@ -201,10 +208,12 @@ absl::StatusOr<std::unique_ptr<NodeLink>> MakeSharedMemoryLink(Bootstrap& bootst
     const std::string& theirs = offsets[static_cast<size_t>(peer)];
     if (theirs.size() != sizeof(peer_offset)) {
       return absl::InternalError(
-          absl::StrCat("rank ", peer, " opens no engine: ranks are not at the same place of the program"));
+          absl::StrCat("rank ", peer,
+                       " is in another collective of the bootstrap: all ranks must create their "
+                       "engine in the same order"));
     }
     std::memcpy(&peer_offset, theirs.data(), sizeof(peer_offset));
-    link->Meet(peer, reinterpret_cast<RankFlags*>(heap.Resolve({peer, peer_offset})));
+    link->AddPeer(peer, reinterpret_cast<RankFlags*>(heap.Resolve({peer, peer_offset})));
   }
   return link;
 }

@@ -1,5 +1,4 @@
-// NodeLink over memory that a node's ranks really share: processes with MPI windows, or threads of one
-// process.
+// NodeLink over shared memory, for processes with MPI windows and for threads of one process.
 #pragma once
 
 #include <memory>
@@ -13,7 +12,7 @@
 
 namespace weft {
 
-// Collective: all ranks of the bootstrap (they tell each other where their flags lie).
+// Collective: all ranks of the bootstrap. They exchange the addresses of their flags.
 // Lifetime: the heap must outlive the link.
 absl::StatusOr<std::unique_ptr<NodeLink>> MakeSharedMemoryLink(Bootstrap& bootstrap, NodeHeap& heap,
                                                                absl::Duration timeout);

@@ -21,8 +21,8 @@ namespace {
 struct Slot {
   uint64_t published = 0;
   Descriptor descriptor;
-  absl::flat_hash_map<int, int64_t> counters;  // Those that are not 0.
-  int64_t claimed = 0;                         // Only where its owner keeps it: claims are never seen late.
+  absl::flat_hash_map<int, int64_t> counters;  // Counters that are not 0, by index.
+  int64_t claimed = 0;                         // Used only in the owner's flags: claims are visible at once.
 };
 
 struct LaneFlags {
@@ -31,31 +31,32 @@ struct LaneFlags {
   Slot& At(uint64_t sequence) { return slots[sequence % NodeLink::kSlots]; }
 };
 
-// All that one rank has stored, as it or a peer sees it.
+// Flags of one rank, as this rank or a peer sees them.
 struct RankFlags {
   std::map<int, LaneFlags> lanes;
-  std::optional<absl::Status> word;
+  std::optional<absl::Status> failure;
 };
 using Store = std::function<void(RankFlags&)>;
 
-// A peer's flags as this rank sees them, and the stores that it does not see yet.
+// The flags of a peer that are visible to this rank, and the stores that are not visible yet.
 struct PeerView {
   struct Pending {
     int64_t visible_ns;
     Store store;
   };
-  RankFlags seen;
-  std::deque<Pending> pending;
+  RankFlags visible;
+  std::deque<Pending> pending;  // In the order of the stores.
   int64_t last_visible_ns = 0;
 };
 
-// What peers know of a rank. Outlives its link: stores may become visible, and bells ring, afterwards.
+// State of a rank that its peers share. It outlives the rank's link: stores may become visible, and the
+// doorbell may ring, afterwards.
 struct RankState {
   int rank;
   RankFlags own;
-  absl::flat_hash_map<int, PeerView> views;  // Of the node's other ranks.
-  std::atomic<uint32_t> bell{0};
-  uint64_t beats = 0;  // Seen at once: nothing depends on when.
+  absl::flat_hash_map<int, PeerView> views;  // By local peer.
+  std::atomic<uint32_t> doorbell{0};
+  uint64_t heartbeats = 0;  // Visible to peers at once.
   Runtime* runtime;
 };
 
@@ -64,7 +65,7 @@ class SimNodeLink final : public NodeLink {
   SimNodeLink(NodeHeap& heap, Runtime& runtime, std::shared_ptr<RankState> state)
       : NodeLink(heap), runtime_(runtime), simulation_(*runtime.simulation()), state_(std::move(state)) {}
 
-  void Meet(const std::shared_ptr<RankState>& peer) {
+  void AddPeer(const std::shared_ptr<RankState>& peer) {
     peers_.push_back(peer);
     state_->views[peer->rank];
   }
@@ -77,7 +78,7 @@ class SimNodeLink final : public NodeLink {
     });
   }
   std::optional<Descriptor> Peek(int lane, int peer, uint64_t sequence) const override {
-    const Slot& slot = Seen(peer).lanes[lane].At(sequence);
+    const Slot& slot = VisibleFlags(peer).lanes[lane].At(sequence);
     if (slot.published != sequence) return std::nullopt;
     return slot.descriptor;
   }
@@ -86,72 +87,74 @@ class SimNodeLink final : public NodeLink {
     Apply([=](RankFlags& flags) { flags.lanes[lane].At(sequence).counters[index] = value; });
   }
   int64_t Counter(int lane, int peer, uint64_t sequence, int index) const override {
-    const auto& counters = Seen(peer).lanes[lane].At(sequence).counters;
+    const auto& counters = VisibleFlags(peer).lanes[lane].At(sequence).counters;
     const auto found = counters.find(index);
     return found == counters.end() ? 0 : found->second;
   }
 
-  std::optional<int64_t> Claim(int lane, int peer, uint64_t sequence, int64_t count) override {
-    if (AllClaimed(lane, peer, sequence, count)) return std::nullopt;
+  std::optional<int64_t> ClaimPiece(int lane, int peer, uint64_t sequence, int64_t count) override {
+    if (AllPiecesClaimed(lane, peer, sequence, count)) return std::nullopt;
     return SlotOf(lane, peer, sequence).claimed++;
   }
-  bool AllClaimed(int lane, int peer, uint64_t sequence, int64_t count) const override {
+  bool AllPiecesClaimed(int lane, int peer, uint64_t sequence, int64_t count) const override {
     return SlotOf(lane, peer, sequence).claimed >= count;
   }
 
   void Release(int lane, uint64_t sequence) override {
     Apply([=](RankFlags& flags) { flags.lanes[lane].consumed = sequence; });
   }
-  uint64_t Consumed(int lane, int peer) const override { return Seen(peer).lanes[lane].consumed; }
+  uint64_t Consumed(int lane, int peer) const override { return VisibleFlags(peer).lanes[lane].consumed; }
 
   void PublishFailure(const absl::Status& cause) override {
-    if (state_->own.word) return;
-    Apply([cause](RankFlags& flags) { flags.word = cause; });
+    if (state_->own.failure) return;
+    Apply([cause](RankFlags& flags) { flags.failure = cause; });
     for (const auto& peer : peers_) Ring(peer->rank);
   }
-  std::optional<Word> ReadWord() const override {
+  std::optional<FailureNotice> ReadFailure() const override {
     for (const auto& peer : peers_) {
-      const RankFlags& flags = Seen(peer->rank);
-      if (flags.word) return Word{peer->rank, *flags.word};
+      const RankFlags& flags = VisibleFlags(peer->rank);
+      if (flags.failure) return FailureNotice{peer->rank, *flags.failure};
     }
     return std::nullopt;
   }
 
-  void Beat() override { ++state_->beats; }
+  void PublishHeartbeat() override { ++state_->heartbeats; }
   uint64_t Heartbeats(int peer) const override {
     for (const auto& other : peers_) {
-      if (other->rank == peer) return other->beats;
+      if (other->rank == peer) return other->heartbeats;
     }
-    return state_->beats;
+    return state_->heartbeats;
   }
 
-  // Nobody uses the flags meanwhile, and ranks meet before anybody does again: this is seen at once.
+  // Visible to peers at once: no rank uses the flags during a reset, and a barrier follows it.
   void Reset() override {
     state_->own = {};
     for (const auto& peer : peers_) {
       PeerView& view = peer->views[state_->rank];
-      view.seen = {};
+      view.visible = {};
       view.pending.clear();
     }
   }
 
-  // The bell is a flag as well: whoever is woken by it sees what was stored before.
+  // The doorbell is delayed like a flag: a rank that it wakes sees all stores before the ring.
   void Ring(int peer) override {
     if (peer == state_->rank) return RingNow(*state_);
     for (const auto& other : peers_) {
       if (other->rank == peer) simulation_.At(VisibleAt(*other), [other] { RingNow(*other); });
     }
   }
-  uint32_t Doorbell() const override { return state_->bell.load(); }
-  void Wait(uint32_t seen, int64_t timeout_ns) override { runtime_.SleepOn(state_->bell, seen, timeout_ns); }
+  uint32_t Doorbell() const override { return state_->doorbell.load(); }
+  void Wait(uint32_t seen, int64_t timeout_ns) override {
+    runtime_.SleepOn(state_->doorbell, seen, timeout_ns);
+  }
 
  private:
   static void RingNow(RankState& state) {
-    state.bell.fetch_add(1);
-    state.runtime->WakeAll(state.bell);
+    state.doorbell.fetch_add(1);
+    state.runtime->WakeAll(state.doorbell);
   }
 
-  // When what is stored now becomes visible to a peer.
+  // Time at which a store of now becomes visible to a peer, in virtual nanoseconds.
   int64_t VisibleAt(RankState& peer) {
     PeerView& view = peer.views[state_->rank];
     const int64_t visible_ns =
@@ -168,31 +171,31 @@ class SimNodeLink final : public NodeLink {
     }
   }
 
-  // As the peer itself has it.
+  // The slot in the peer's own flags, without delay.
   Slot& SlotOf(int lane, int peer, uint64_t sequence) const {
     if (peer == state_->rank) return state_->own.lanes[lane].At(sequence);
     const auto found = std::find_if(peers_.begin(), peers_.end(),
                                     [&](const auto& candidate) { return candidate->rank == peer; });
-    WEFT_CHECK(found != peers_.end(), "a piece claimed of a rank of another node");
+    WEFT_CHECK(found != peers_.end(), "a NodeLink was asked for a piece of a rank of another node");
     return (*found)->own.lanes[lane].At(sequence);
   }
 
-  RankFlags& Seen(int peer) const {
+  RankFlags& VisibleFlags(int peer) const {
     if (peer == state_->rank) return state_->own;
     const auto found = state_->views.find(peer);
-    WEFT_CHECK(found != state_->views.end(), "flags asked of a rank of another node");
+    WEFT_CHECK(found != state_->views.end(), "a NodeLink was asked for the flags of a rank of another node");
     PeerView& view = found->second;
     while (!view.pending.empty() && view.pending.front().visible_ns <= simulation_.NowNs()) {
-      view.pending.front().store(view.seen);
+      view.pending.front().store(view.visible);
       view.pending.pop_front();
     }
-    return view.seen;
+    return view.visible;
   }
 
   Runtime& runtime_;
   Simulation& simulation_;
   std::shared_ptr<RankState> state_;
-  std::vector<std::shared_ptr<RankState>> peers_;  // The node's other ranks.
+  std::vector<std::shared_ptr<RankState>> peers_;  // Local peers.
 };
 
 }  // namespace
@@ -203,7 +206,8 @@ absl::StatusOr<std::unique_ptr<NodeLink>> MakeSimNodeLink(Bootstrap& bootstrap, 
   state->rank = bootstrap.rank();
   state->runtime = &bootstrap.runtime();
   auto link = std::make_unique<SimNodeLink>(heap, bootstrap.runtime(), state);
-  // One process: the address of the shared pointer says it all. It is valid until everybody has met it.
+  // All ranks are in one process: they exchange addresses of their shared pointers. Each pointer stays valid
+  // until the second gather below has completed.
   const std::shared_ptr<RankState>* own = &state;
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> addresses,
                         bootstrap.AllGatherBlob({reinterpret_cast<const char*>(&own), sizeof(own)}, timeout));
@@ -211,7 +215,7 @@ absl::StatusOr<std::unique_ptr<NodeLink>> MakeSimNodeLink(Bootstrap& bootstrap, 
     if (peer == bootstrap.rank()) continue;
     const std::shared_ptr<RankState>* theirs = nullptr;
     std::memcpy(&theirs, addresses[static_cast<size_t>(peer)].data(), sizeof(theirs));
-    link->Meet(*theirs);
+    link->AddPeer(*theirs);
   }
   WEFT_RETURN_IF_ERROR(bootstrap.AllGatherBlob("", timeout).status());
   return link;

@@ -1,9 +1,12 @@
-// NodeLink of simulated ranks: the flags of a peer are seen late.
+// NodeLink of simulated ranks. It delays the visibility of flags.
 //
 // Note [Late flags]
-// What a rank stores becomes visible to each peer of its node after a delay of its own, but in the order of
-// the stores: an acquire load that sees a release store sees all stores before it. Nothing else is promised
-// by the memory model, and nothing else may be relied on.
+// Problem: a protocol may rely on more than the memory model promises, and still pass on real hardware.
+// Rule: each store of a rank becomes visible to each local peer after a random delay, but in the order of the
+// stores.
+// Why it suffices: the memory model promises that an acquire load which sees a release store also sees all
+// stores before it, and nothing else. Claims and heartbeats are visible at once, as nothing depends on their
+// delay.
 #pragma once
 
 #include <memory>

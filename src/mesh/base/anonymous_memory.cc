@@ -12,16 +12,16 @@ namespace weft::internal {
 
 absl::StatusOr<AnonymousMemory> AnonymousMemory::Reserve(size_t bytes, size_t free_bytes) {
   if (bytes > free_bytes) {
-    return absl::ResourceExhaustedError(absl::StrCat("node memory of ", bytes,
-                                                     " bytes was asked for, but only ", free_bytes,
-                                                     " are free on the node: ask for less"));
+    return absl::ResourceExhaustedError(absl::StrCat("cannot reserve ", bytes, " bytes of node memory: only ",
+                                                     free_bytes,
+                                                     " are free on the node; reserve less, or free memory"));
   }
-  // No reservation of swap: what counts is what gets committed later.
+  // Do not reserve swap space: pages are committed later, with a check.
   void* base = mmap(nullptr, std::max<size_t>(bytes, 1), PROT_READ | PROT_WRITE,
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("the kernel refused node memory of ", bytes, " bytes: ", std::strerror(errno)));
+        absl::StrCat("the kernel refused to map ", bytes, " bytes of node memory: ", std::strerror(errno)));
   }
   return AnonymousMemory(static_cast<std::byte*>(base), std::max<size_t>(bytes, 1));
 }

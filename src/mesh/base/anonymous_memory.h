@@ -1,4 +1,6 @@
-// A reservation of zeroed, lazily paged memory of this process, unmapped when it goes.
+// Owner of an anonymous mapping: zeroed memory of this process whose pages are committed on first use.
+//
+// Lifetime: the destructor unmaps the memory.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +11,8 @@ namespace weft::internal {
 
 class AnonymousMemory {
  public:
-  // Errors: kResourceExhausted (more than `free_bytes`, what the host has left, or the kernel refused).
+  // `free_bytes` is the host's free memory.
+  // Errors: kResourceExhausted (`bytes` exceeds `free_bytes`, or the kernel refused).
   static absl::StatusOr<AnonymousMemory> Reserve(size_t bytes, size_t free_bytes);
   AnonymousMemory(AnonymousMemory&& other) noexcept;
   AnonymousMemory& operator=(AnonymousMemory&& other) noexcept;

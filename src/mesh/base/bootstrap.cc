@@ -11,7 +11,7 @@
 namespace weft {
 namespace {
 
-// A status as a blob: its code in decimal, a line feed, its message.
+// Format of a status as a blob: the code in decimal, a line feed, the message.
 std::string Encode(const absl::Status& status) {
   return absl::StrCat(static_cast<int>(status.code()), "\n", status.message());
 }
@@ -21,7 +21,9 @@ absl::Status Decode(std::string_view blob) {
   int code = 0;
   const bool valid =
       line_end != std::string_view::npos && absl::SimpleAtoi(ToAbsl(blob.substr(0, line_end)), &code);
-  if (!valid) return absl::InternalError("sent no status: ranks are not at the same place of the program");
+  if (!valid)
+    return absl::InternalError(
+        "sent no status: all ranks must call the same collective at the same point of the program");
   return {static_cast<absl::StatusCode>(code), ToAbsl(blob.substr(line_end + 1))};
 }
 
@@ -42,7 +44,7 @@ std::vector<int> NodeMap::RanksOf(int node) const {
 NodeMap NodeMap::OneNode(int ranks) { return RanksPerNode(ranks, ranks); }
 
 NodeMap NodeMap::RanksPerNode(int ranks, int ranks_per_node) {
-  WEFT_CHECK(ranks >= 1 && ranks_per_node >= 1, "a node map needs ranks");
+  WEFT_CHECK(ranks >= 1 && ranks_per_node >= 1, "a node map needs at least one rank and one rank per node");
   NodeMap map;
   for (int rank = 0; rank < ranks; ++rank) map.node_of_rank.push_back(rank / ranks_per_node);
   return map;
@@ -54,9 +56,9 @@ absl::StatusOr<absl::Duration> DefaultTimeout() {
   if (text == nullptr) return absl::Seconds(kDefaultSeconds);
   double seconds = 0;
   if (!absl::SimpleAtod(text, &seconds) || !std::isfinite(seconds) || seconds <= 0) {
-    return absl::InvalidArgumentError(absl::StrCat("WEFT_TIMEOUT_S is '", text,
-                                                   "': give a positive number of seconds, or unset it for ",
-                                                   kDefaultSeconds));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "WEFT_TIMEOUT_S is '", text,
+        "': set it to a positive number of seconds, or unset it for the default of ", kDefaultSeconds));
   }
   return absl::Seconds(seconds);
 }
@@ -64,7 +66,7 @@ absl::StatusOr<absl::Duration> DefaultTimeout() {
 absl::Status AgreeOnStatus(Bootstrap& bootstrap, const absl::Status& local, absl::Duration timeout) {
   const auto blobs = bootstrap.AllGatherBlob(Encode(local), timeout);
   if (!blobs.ok())
-    return local.ok() ? blobs.status() : local;  // The cause is worth more than its consequence.
+    return local.ok() ? blobs.status() : local;  // The local error may be why the exchange failed.
   for (int rank = 0; rank < bootstrap.size(); ++rank) {
     const absl::Status status = rank == bootstrap.rank() ? local : Decode((*blobs)[rank]);
     if (status.ok()) continue;

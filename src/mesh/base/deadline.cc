@@ -9,8 +9,8 @@
 namespace weft::internal {
 
 std::chrono::steady_clock::time_point DeadlineAfter(absl::Duration timeout) {
-  constexpr int64_t kFarAwayHours = 24 * 365;
-  const absl::Duration bounded = std::clamp(timeout, absl::ZeroDuration(), absl::Hours(kFarAwayHours));
+  constexpr int64_t kMaxHours = 24 * 365;
+  const absl::Duration bounded = std::clamp(timeout, absl::ZeroDuration(), absl::Hours(kMaxHours));
   return std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(bounded);
 }
 
@@ -18,8 +18,8 @@ absl::Status MissingRanksError(std::string_view what, const std::vector<int>& mi
                                absl::Duration timeout) {
   return absl::DeadlineExceededError(
       absl::StrCat(ToAbsl(what), ": ", missing.size() == 1 ? "rank " : "ranks ", absl::StrJoin(missing, ", "),
-                   missing.size() == 1 ? " has" : " have", " not come within ", absl::FormatDuration(timeout),
-                   "; look at what stopped there, or give more time with WEFT_TIMEOUT_S"));
+                   " did not arrive within ", absl::FormatDuration(timeout),
+                   "; check what stopped there, or set a longer WEFT_TIMEOUT_S"));
 }
 
 }  // namespace weft::internal

@@ -1,4 +1,4 @@
-// What everything that waits for ranks shares: when to give up, and how to say for whom it waited.
+// Deadlines of waits for other ranks, and the error for a missed deadline.
 #pragma once
 
 #include <chrono>
@@ -10,10 +10,11 @@
 
 namespace weft::internal {
 
-// Far away rather than infinite for timeouts that a clock's time point cannot hold.
+// Now plus `timeout`. The timeout is clamped to [0, 1 year], because a time point cannot represent longer
+// ones.
 std::chrono::steady_clock::time_point DeadlineAfter(absl::Duration timeout);
 
-// kDeadlineExceeded: "<what>: rank 3 has not come within 10s (WEFT_TIMEOUT_S …)".
+// Returns kDeadlineExceeded with the message "<what>: rank 3 did not arrive within 10s; …".
 absl::Status MissingRanksError(std::string_view what, const std::vector<int>& missing,
                                absl::Duration timeout);
 

@@ -21,7 +21,7 @@ absl::Status CheckAxes(const std::vector<MeshAxis>& axes) {
     const MeshAxis& axis = axes[i];
     if (axis.size == 0 || axis.size < -1) {
       return absl::InvalidArgumentError(absl::StrCat("mesh axis '", axis.name, "' has size ", axis.size,
-                                                     ": give a positive size, or -1 for what is left"));
+                                                     ": use a positive size, or -1 to compute it"));
     }
     open += axis.size == -1 ? 1 : 0;
     for (size_t j = 0; j < i; ++j) {
@@ -32,13 +32,14 @@ absl::Status CheckAxes(const std::vector<MeshAxis>& axes) {
     }
   }
   if (open > 1) {
-    return absl::InvalidArgumentError(absl::StrCat("mesh ", Describe(axes), " has ", open,
-                                                   " axes of size -1: only one can take what is left"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("mesh ", Describe(axes), " has ", open, " axes of size -1: only one can be computed"));
   }
   return absl::OkStatus();
 }
 
-// Indices of the named axes. Errors: as DeviceMesh::Group.
+// Indices of the named axes.
+// Errors: as DeviceMesh::Group.
 absl::StatusOr<std::vector<size_t>> FindAxes(const std::vector<MeshAxis>& axes,
                                              absl::Span<const std::string_view> names) {
   std::vector<size_t> found;
@@ -50,8 +51,8 @@ absl::StatusOr<std::vector<size_t>> FindAxes(const std::vector<MeshAxis>& axes,
     }
     if (!found.empty() && index <= found.back()) {
       return absl::InvalidArgumentError(absl::StrCat("mesh axis '", ToAbsl(name),
-                                                     "' comes out of order: name axes in", " the order of ",
-                                                     Describe(axes), ", each once"));
+                                                     "' is repeated or out of order: name axes in",
+                                                     " the order of ", Describe(axes), ", each once"));
     }
     found.push_back(index);
   }
@@ -70,7 +71,7 @@ absl::StatusOr<DeviceMesh> DeviceMesh::Create(std::vector<MeshAxis> axes, int wo
     } else {
       product *= axis.size;
     }
-    if (product > world_size) break;  // Before it can overflow.
+    if (product > world_size) break;  // Avoids overflow.
   }
   if (open != nullptr && world_size % product == 0) {
     open->size = static_cast<int>(world_size / product);
@@ -79,7 +80,7 @@ absl::StatusOr<DeviceMesh> DeviceMesh::Create(std::vector<MeshAxis> axes, int wo
   if (product != world_size) {
     return absl::InvalidArgumentError(absl::StrCat(
         "mesh ", Describe(axes), " does not multiply to the ", world_size,
-        " ranks that run: change an axis (one may be -1, for what is left) or the number of ranks"));
+        " ranks of this run: change an axis (one may be -1, to compute it) or the number of ranks"));
   }
   return DeviceMesh(std::move(axes));
 }
@@ -111,7 +112,7 @@ absl::StatusOr<ProcessGroup> DeviceMesh::Group(absl::Span<const std::string_view
   group.name = along.empty() ? "self" : absl::StrJoin(along, "_", [&](std::string* out, size_t axis) {
     out->append(axes_[axis].name);
   });
-  // Members have the caller's coordinates on all other axes. Ascending ranks are mesh order.
+  // Members have the coordinates of `rank` on all other axes.
   const std::vector<int> own = Coordinates(rank);
   for (int other = 0; other < size(); ++other) {
     std::vector<int> coordinates = Coordinates(other);

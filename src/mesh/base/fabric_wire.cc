@@ -9,20 +9,20 @@
 
 namespace weft::internal {
 
-std::shared_ptr<WireTransfer> WireMeetings::Meet(const WireChannel& channel,
-                                                 const std::shared_ptr<WireTransfer>& transfer) {
+std::shared_ptr<WireTransfer> MatchQueue::Match(const WireChannel& channel,
+                                                const std::shared_ptr<WireTransfer>& transfer) {
   auto& queue = waiting_[channel];
   if (queue.empty() || queue.front()->is_send == transfer->is_send) {
     queue.push_back(transfer);
     return nullptr;
   }
-  std::shared_ptr<WireTransfer> other = std::move(queue.front());
+  std::shared_ptr<WireTransfer> match = std::move(queue.front());
   queue.pop_front();
   if (queue.empty()) waiting_.erase(channel);
-  return other;
+  return match;
 }
 
-bool WireMeetings::Withdraw(const WireChannel& channel, const WireTransfer& transfer) {
+bool MatchQueue::Withdraw(const WireChannel& channel, const WireTransfer& transfer) {
   const auto found = waiting_.find(channel);
   if (found == waiting_.end()) return false;
   const size_t withdrawn =
@@ -44,7 +44,7 @@ WireLink::RequestId FabricWire::Post(const WireChannel& channel,
                                      const std::shared_ptr<WireTransfer>& transfer) {
   transfer->rank = rank_;
   requests_.emplace(next_request_, Request{channel, transfer});
-  fabric_->Meet(channel, transfer);
+  fabric_->Post(channel, transfer);
   return next_request_++;
 }
 
@@ -52,7 +52,7 @@ absl::StatusOr<WireLink::RequestId> FabricWire::Send(int peer, int tag, const vo
   WEFT_RETURN_IF_ERROR(CheckEnvelope(peer, fabric_->ranks(), tag, max_tag()));
   auto transfer = std::make_shared<WireTransfer>();
   transfer->is_send = true;
-  // Only read: one type serves both ends.
+  // WireTransfer has one pointer type for both ends. The fabric only reads a send's buffer.
   transfer->data = const_cast<std::byte*>(static_cast<const std::byte*>(data));
   transfer->bytes = bytes;
   return Post({rank_, peer, tag}, transfer);
@@ -68,12 +68,12 @@ absl::StatusOr<WireLink::RequestId> FabricWire::Receive(int peer, int tag, void*
   return Post({peer, rank_, tag}, transfer);
 }
 
-// Whoever comes second moves the bytes.
+// Nothing to do: the fabric completes messages.
 absl::Status FabricWire::Poll() { return absl::OkStatus(); }
 
 absl::StatusOr<bool> FabricWire::Test(RequestId request) {
   const auto found = requests_.find(request);
-  WEFT_CHECK(found != requests_.end(), "test of a request that is not under way");
+  WEFT_CHECK(found != requests_.end(), "Test of a request that is not in flight");
   const std::shared_ptr<WireTransfer> transfer = found->second.transfer;
   if (!transfer->done.load(std::memory_order_acquire)) return false;
   requests_.erase(found);
@@ -83,18 +83,20 @@ absl::StatusOr<bool> FabricWire::Test(RequestId request) {
 
 bool FabricWire::Cancel(RequestId receive) {
   const auto found = requests_.find(receive);
-  WEFT_CHECK(found != requests_.end(), "cancellation of a request that is not under way");
+  WEFT_CHECK(found != requests_.end(), "Cancel of a request that is not in flight");
   if (!fabric_->Withdraw(found->second.channel, *found->second.transfer)) return false;
   requests_.erase(found);
   return true;
 }
 
-absl::Status FabricWire::SendNote(int peer, std::string_view bytes) {
-  WEFT_RETURN_IF_ERROR(CheckNote(peer, fabric_->ranks(), bytes.size()));
-  fabric_->PutNote(rank_, peer, bytes);
+absl::Status FabricWire::SendControlMessage(int peer, std::string_view bytes) {
+  WEFT_RETURN_IF_ERROR(CheckControlMessage(peer, fabric_->ranks(), bytes.size()));
+  fabric_->PushControlMessage(rank_, peer, bytes);
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::optional<WireLink::Note>> FabricWire::PollNote() { return fabric_->TakeNote(rank_); }
+absl::StatusOr<std::optional<WireLink::ControlMessage>> FabricWire::PollControlMessage() {
+  return fabric_->PopControlMessage(rank_);
+}
 
 }  // namespace weft::internal

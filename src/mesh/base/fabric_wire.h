@@ -1,8 +1,10 @@
-// The link between ranks of one process: transfers meet in a fabric that all links of an opening share. How
-// the bytes of two ends that have met travel is the fabric's business: at once between threads, on virtual
-// time between simulated ranks.
+// WireLink between ranks of one process, over an in-process fabric.
 //
-// A send is done only when it has been received: what relies on a buffered send fails here.
+// All links that one collective OpenWire call creates share a fabric. The fabric matches sends with receives
+// and copies their bytes: immediately between threads, after a virtual delay between simulated ranks.
+//
+// Sends are synchronous: a send completes only after its receive has matched. Code that relies on buffered
+// sends therefore fails here.
 #pragma once
 
 #include <atomic>
@@ -20,55 +22,60 @@
 
 namespace weft::internal {
 
-// One end of a message. Nothing but the fabric looks at the ends that it holds.
+// One end of a data message: a posted send or receive. After Post, only the fabric accesses it, except for
+// `done` and `outcome`.
 struct WireTransfer {
   int rank = 0;
   bool is_send = false;
   std::byte* data = nullptr;
   size_t bytes = 0;
-  WireLink::Length length = WireLink::Length::kExact;  // Of a receive.
-  std::shared_ptr<WireTransfer> other;                 // Once they have met, and until the bytes have moved.
-  absl::Status outcome;                                // Written before `done`.
+  WireLink::Length length = WireLink::Length::kExact;  // Used by receives.
+  std::shared_ptr<WireTransfer> match;  // The other end, from matching until the bytes are copied.
+  absl::Status outcome;                 // Written before `done`.
   std::atomic<bool> done{false};
 };
 
 using WireChannel = std::tuple<int, int, int>;  // Sender, receiver, tag.
 
-// Ends of messages that wait for the other end, first come first served.
+// Posted sends and receives that have no match yet, in order of posting.
 //
 // Thread safety: none.
-class WireMeetings {
+class MatchQueue {
  public:
-  // The oldest opposite end of the channel, which waits no longer; or null, and `transfer` waits.
-  std::shared_ptr<WireTransfer> Meet(const WireChannel& channel,
-                                     const std::shared_ptr<WireTransfer>& transfer);
-  // Takes `transfer` back. False: it does not wait.
+  // Removes and returns the oldest opposite end on the channel. If there is none, adds `transfer` and returns
+  // null.
+  std::shared_ptr<WireTransfer> Match(const WireChannel& channel,
+                                      const std::shared_ptr<WireTransfer>& transfer);
+  // Removes `transfer`. False if it is not in the queue.
   bool Withdraw(const WireChannel& channel, const WireTransfer& transfer);
 
  private:
-  // Never both ends in one queue: the second would have met the first.
+  // A queue never has both sends and receives, because they would have matched.
   std::map<WireChannel, std::deque<std::shared_ptr<WireTransfer>>> waiting_;
 };
 
-// Moves the bytes of two ends, once, and leaves the outcome; afterwards neither buffer is touched.
+// Copies the bytes of a matched pair and sets the receive's outcome. Neither buffer is accessed afterwards.
 void MoveBytes(WireTransfer& send, WireTransfer& receive);
 
-class WireFabric {
+// Interface of the fabric that connects all FabricWire links of one OpenWire call.
+class InProcessFabric {
  public:
-  virtual ~WireFabric() = default;
+  virtual ~InProcessFabric() = default;
   virtual int ranks() const = 0;
-  virtual void Meet(const WireChannel& channel, const std::shared_ptr<WireTransfer>& transfer) = 0;
-  // Takes `transfer` back if it still waits. False: it has met its other end.
+  // Posts a send or a receive.
+  virtual void Post(const WireChannel& channel, const std::shared_ptr<WireTransfer>& transfer) = 0;
+  // Removes `transfer` if it has no match yet. False if it has matched.
   virtual bool Withdraw(const WireChannel& channel, const WireTransfer& transfer) = 0;
-  // Its link goes: whatever state it is in, its buffer is not touched afterwards.
+  // Called when the link of `transfer` is destroyed. In every state of `transfer`, its buffer is not accessed
+  // afterwards.
   virtual void Abandon(const WireChannel& channel, WireTransfer& transfer) = 0;
-  virtual void PutNote(int sender, int receiver, std::string_view bytes) = 0;
-  virtual std::optional<WireLink::Note> TakeNote(int rank) = 0;
+  virtual void PushControlMessage(int sender, int receiver, std::string_view bytes) = 0;
+  virtual std::optional<WireLink::ControlMessage> PopControlMessage(int rank) = 0;
 };
 
 class FabricWire final : public WireLink {
  public:
-  FabricWire(int rank, std::shared_ptr<WireFabric> fabric) : rank_(rank), fabric_(std::move(fabric)) {}
+  FabricWire(int rank, std::shared_ptr<InProcessFabric> fabric) : rank_(rank), fabric_(std::move(fabric)) {}
   ~FabricWire() override;
 
   absl::StatusOr<RequestId> Send(int peer, int tag, const void* data, size_t bytes) override;
@@ -76,9 +83,9 @@ class FabricWire final : public WireLink {
   absl::Status Poll() override;
   absl::StatusOr<bool> Test(RequestId request) override;
   bool Cancel(RequestId receive) override;
-  absl::Status SendNote(int peer, std::string_view bytes) override;
-  bool HasUnsentNotes() const override { return false; }
-  absl::StatusOr<std::optional<Note>> PollNote() override;
+  absl::Status SendControlMessage(int peer, std::string_view bytes) override;
+  bool HasUnsentControlMessages() const override { return false; }
+  absl::StatusOr<std::optional<ControlMessage>> PollControlMessage() override;
   int max_tag() const override { return (1 << 30) - 1; }
 
  private:
@@ -86,11 +93,11 @@ class FabricWire final : public WireLink {
     WireChannel channel;
     std::shared_ptr<WireTransfer> transfer;
   };
-  // Fills in whose transfer it is.
+  // Sets the transfer's rank and posts it to the fabric.
   RequestId Post(const WireChannel& channel, const std::shared_ptr<WireTransfer>& transfer);
 
   int rank_;
-  std::shared_ptr<WireFabric> fabric_;
+  std::shared_ptr<InProcessFabric> fabric_;
   RequestId next_request_ = 1;
   absl::flat_hash_map<RequestId, Request> requests_;
 };

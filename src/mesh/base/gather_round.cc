@@ -29,7 +29,7 @@ absl::StatusOr<std::vector<std::string>> GatherRound::Result(absl::Duration time
     }
   }
   if (missing.empty()) return result;
-  return MissingRanksError("gathering from all ranks", missing, timeout);
+  return MissingRanksError("all-gather of blobs", missing, timeout);
 }
 
 absl::StatusOr<std::byte*> NodeReservations::Base(int node, size_t call, size_t bytes,
@@ -37,7 +37,7 @@ absl::StatusOr<std::byte*> NodeReservations::Base(int node, size_t call, size_t 
   auto& reserved = reserved_[static_cast<size_t>(node)];
   if (call == reserved.size()) reserved.push_back(Reserve(bytes, free_bytes));
   WEFT_RETURN_IF_ERROR(reserved[call].status());
-  WEFT_CHECK(reserved[call]->bytes() == bytes, "ranks of a node reserve different sizes: agree first");
+  WEFT_CHECK(reserved[call]->bytes() == bytes, "all ranks of a node must reserve the same size");
   return reserved[call]->base();
 }
 

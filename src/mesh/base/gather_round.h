@@ -1,5 +1,6 @@
-// One gathering of blobs from ranks that share memory, and node memory for such ranks: the parts that do not
-// depend on how they wait for each other.
+// Bookkeeping that bootstraps of in-process ranks share: all-gather rounds and node memory reservations.
+//
+// Waiting for other ranks is left to the bootstrap.
 //
 // Thread safety: none.
 #pragma once
@@ -17,15 +18,17 @@
 
 namespace weft::internal {
 
+// One all-gather of blobs.
 class GatherRound {
  public:
   explicit GatherRound(int ranks) : blobs_(static_cast<size_t>(ranks)) {}
 
   void Arrive(int rank, std::string_view blob);
   bool complete() const { return arrived_ == blobs_.size(); }
-  // The blobs in rank order. Errors: kDeadlineExceeded after `timeout` (names who is missing).
+  // Returns the blobs in rank order. `timeout` appears in the error's message.
+  // Errors: kDeadlineExceeded (names the missing ranks).
   absl::StatusOr<std::vector<std::string>> Result(absl::Duration timeout) const;
-  // True when every rank has left: the round may go.
+  // Records that a rank has its result. Returns true when the last rank leaves: delete the round then.
   bool Leave() { return ++left_ == blobs_.size(); }
 
  private:
@@ -34,12 +37,12 @@ class GatherRound {
   size_t left_ = 0;
 };
 
-// What the ranks of each node have reserved, in the order of their calls.
+// Node memory reservations of each node, indexed by the number of the collective call.
 class NodeReservations {
  public:
   explicit NodeReservations(int nodes) : reserved_(static_cast<size_t>(nodes)) {}
-  // The memory of a node's call, of which a failure is the whole node's. `free_bytes`: what the node may
-  // take.
+  // Returns the memory of call number `call` on `node`. The first rank of the node reserves it; its error is
+  // then the error of all ranks of the node. `free_bytes` is the node's free memory.
   absl::StatusOr<std::byte*> Base(int node, size_t call, size_t bytes,
                                   const absl::StatusOr<size_t>& free_bytes);
 

@@ -15,7 +15,7 @@
 namespace weft::internal {
 namespace {
 
-// The number after `key` in a file of "key number …" lines.
+// The number after `key` in a file whose lines are "key number …"; nullopt without such a line.
 std::optional<uint64_t> FindNumber(const char* path, const std::string& key) {
   std::ifstream file(path);
   std::string word;
@@ -27,7 +27,7 @@ std::optional<uint64_t> FindNumber(const char* path, const std::string& key) {
   return std::nullopt;
 }
 
-// The number that is all of a file; nothing for "max" or where there is no such file.
+// The number that a file starts with; nullopt if there is no such file or it starts otherwise, as with "max".
 std::optional<uint64_t> ReadNumber(const char* path) {
   std::ifstream file(path);
   uint64_t number = 0;
@@ -35,12 +35,12 @@ std::optional<uint64_t> ReadNumber(const char* path) {
   return std::nullopt;
 }
 
-// One version of the control group file system, as a container sees its own group.
+// Files of the process's own control group, for one cgroup version, as they appear inside a container.
 struct GroupFiles {
   const char* limit;
   const char* usage;
   const char* statistics;
-  const char* reclaimable_key;  // File cache that the kernel drops when memory gets short.
+  const char* reclaimable_key;  // File cache that the kernel reclaims under memory pressure.
 };
 constexpr GroupFiles kGroupFiles[] = {
     {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat",
@@ -49,7 +49,7 @@ constexpr GroupFiles kGroupFiles[] = {
      "/sys/fs/cgroup/memory/memory.stat", "total_inactive_file"},
 };
 
-// What the group's limit leaves; the largest number where there is no limit.
+// Bytes that the group's limit leaves; the maximum of uint64_t if there is no limit.
 uint64_t GroupHeadroom(const GroupFiles& files) {
   const std::optional<uint64_t> limit = ReadNumber(files.limit);
   const std::optional<uint64_t> usage = ReadNumber(files.usage);
@@ -74,7 +74,7 @@ absl::StatusOr<size_t> FreeFileSystemBytes(const char* path) {
   struct statvfs info = {};
   if (statvfs(path, &info) != 0) {
     return absl::InternalError(
-        absl::StrCat("cannot ask for the free space of ", path, ": ", std::strerror(errno)));
+        absl::StrCat("cannot read the free space of ", path, ": ", std::strerror(errno)));
   }
   return static_cast<size_t>(info.f_bavail) * info.f_frsize;
 }

@@ -1,4 +1,4 @@
-// How much memory this process could still get from its host.
+// Memory that this process can still allocate on its host.
 #pragma once
 
 #include <cstddef>
@@ -7,10 +7,12 @@
 
 namespace weft::internal {
 
-// What the kernel deems available, or what the control group leaves if that is less. Errors: kInternal.
+// The minimum of the kernel's MemAvailable and the control group's remaining limit, in bytes.
+// Errors: kInternal (/proc/meminfo has no MemAvailable).
 absl::StatusOr<size_t> AvailableHostMemory();
 
-// What the file system at `path` (a tmpfs such as /dev/shm) can still hold. Errors: kInternal.
+// Free bytes of the file system at `path`, such as the tmpfs /dev/shm.
+// Errors: kInternal (statvfs failed).
 absl::StatusOr<size_t> FreeFileSystemBytes(const char* path);
 
 }  // namespace weft::internal

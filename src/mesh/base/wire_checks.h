@@ -1,4 +1,4 @@
-// The argument checks that every link between ranks makes alike.
+// Argument and length checks that all WireLink implementations share.
 #pragma once
 
 #include <cstddef>
@@ -9,11 +9,12 @@
 
 namespace weft::internal {
 
-// Errors: kInvalidArgument (names the peer or the tag, and the range).
+// Errors: kInvalidArgument (names the peer or the tag, and its range).
 absl::Status CheckEnvelope(int peer, int ranks, int tag, int max_tag);
-// Errors: kInvalidArgument (names the size and the most that fits).
-absl::Status CheckNote(int peer, int ranks, size_t bytes);
-// The outcome of a receive of `expected` bytes that met a message of `sent`. Errors: kInternal (names both).
+// Errors: kInvalidArgument (names the peer or the size, and its limit).
+absl::Status CheckControlMessage(int peer, int ranks, size_t bytes);
+// Outcome of a receive of `expected` bytes that matched a message of `sent` bytes.
+// Errors: kInternal (names both lengths).
 absl::Status CheckLength(size_t expected, WireLink::Length length, size_t sent);
 
 }  // namespace weft::internal

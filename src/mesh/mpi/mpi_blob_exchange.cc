@@ -26,20 +26,20 @@ MpiBlobExchange::MpiBlobExchange(std::shared_ptr<MpiSession> session, MpiCommuni
     : session_(std::move(session)), comm_(std::move(comm)), rank_(comm_.rank()), peers_(comm_.size()) {}
 
 MpiBlobExchange::~MpiBlobExchange() {
-  // Left over only from rounds that were given up. See Note [Taking MPI down].
+  // Only rounds that missed their deadline leave requests behind. See Note [MPI teardown].
   for (Peer& peer : peers_) {
     for (Transfer& sent : peer.outgoing) session_->Abandon(sent.request, sent.message);
     if (peer.incoming.request != MPI_REQUEST_NULL)
       session_->Abandon(peer.incoming.request, peer.incoming.message);
   }
-  comm_.Retire();  // The last round may have been given up.
+  comm_.Retire();  // Messages of an abandoned round may still arrive.
 }
 
 absl::StatusOr<std::vector<std::string>> MpiBlobExchange::AllGather(std::string_view blob,
                                                                     absl::Duration timeout) {
   if (blob.size() > kMaxBlobBytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("blob of ", blob.size(), " bytes to gather: at most ", kMaxBlobBytes, " fit"));
+        absl::StrCat("cannot gather a blob of ", blob.size(), " bytes: the maximum is ", kMaxBlobBytes));
   }
   ++round_;
   auto message = std::make_shared<std::string>(sizeof(round_), '\0');
@@ -77,18 +77,18 @@ absl::Status MpiBlobExchange::AdvanceAllUntil(absl::Duration timeout) {
     for (int peer = 0; peer < comm_.size(); ++peer) {
       if (peer == rank_) continue;
       WEFT_RETURN_IF_ERROR(Advance(peer));
-      if (!Finished(peer)) missing.push_back(peer);
+      if (!IsFinished(peer)) missing.push_back(peer);
     }
     if (missing.empty()) return absl::OkStatus();
     if (std::chrono::steady_clock::now() >= deadline) {
-      return MissingRanksError("gathering from all ranks", missing, timeout);
+      return MissingRanksError("all-gather of blobs", missing, timeout);
     }
     backoff.Pause();
   }
 }
 
-// A large message leaves only while its sender calls MPI, so a rank stays until its own are gone, too.
-bool MpiBlobExchange::Finished(int peer) const {
+// MPI sends a large message only while the sender calls MPI. A rank therefore also waits for its own sends.
+bool MpiBlobExchange::IsFinished(int peer) const {
   return peers_[peer].arrived && peers_[peer].outgoing.empty();
 }
 
@@ -128,7 +128,7 @@ absl::Status MpiBlobExchange::FinishReceive(Peer& from) {
       MpiStatus(MPI_Test(&from.incoming.request, &done, MPI_STATUS_IGNORE), "MPI_Test (receive)"));
   if (done == 0) return absl::OkStatus();
   RoundNumber round = 0;
-  WEFT_CHECK(from.incoming.message->size() >= sizeof(round), "a blob message without its round");
+  WEFT_CHECK(from.incoming.message->size() >= sizeof(round), "a blob message without a round number");
   std::memcpy(&round, from.incoming.message->data(), sizeof(round));
   WEFT_CHECK(round <= round_, "a peer skipped a round of the blob exchange");
   from.arrived = round == round_;

@@ -1,9 +1,10 @@
-// The blob all-gather over MPI, with a deadline that names who is missing: every rank sends its blob to every
-// other. Collectives of MPI cannot be given up, and do not say for whom they wait. Meant for a few small
-// facts at start-up.
+// All-gather of blobs over MPI, with a deadline whose error names the missing ranks.
+//
+// Every rank sends its blob to every other rank. MPI's own collectives cannot be cancelled, and do not report
+// which ranks they wait for. Intended for a few small blobs at start-up.
 //
 // Thread safety: one caller at a time.
-// Collective: AllGather, by all ranks in the same order.
+// Collective: AllGather (all ranks, in the same order).
 #pragma once
 
 #include <cstdint>
@@ -26,12 +27,14 @@ class MpiBlobExchange {
                                                                  MPI_Comm world);
   ~MpiBlobExchange();
 
-  // Errors: kDeadlineExceeded (names ranks), kInvalidArgument (a blob above 1 GiB), kInternal (MPI failed).
+  // Returns the blobs of all ranks, indexed by rank.
+  // Errors: kDeadlineExceeded (names the missing ranks), kInvalidArgument (blob above 1 GiB), kInternal (MPI
+  // failed).
   absl::StatusOr<std::vector<std::string>> AllGather(std::string_view blob, absl::Duration timeout);
 
  private:
-  // Messages start with the number of their round: what came too late for an earlier one is recognised and
-  // dropped.
+  // Every message starts with its round number. Messages of rounds that this rank has abandoned are thereby
+  // recognised and dropped.
   using RoundNumber = uint64_t;
   struct Transfer {
     std::shared_ptr<std::string> message;
@@ -40,7 +43,7 @@ class MpiBlobExchange {
   struct Peer {
     std::vector<Transfer> outgoing;
     Transfer incoming;
-    bool arrived = false;  // In the current round: its message is in `incoming`.
+    bool arrived = false;  // True if `incoming` holds the message of the current round.
   };
 
   MpiBlobExchange(std::shared_ptr<MpiSession> session, MpiCommunicator comm);
@@ -48,13 +51,13 @@ class MpiBlobExchange {
   absl::Status Advance(int peer);
   absl::Status StartReceive(int peer);
   absl::Status FinishReceive(Peer& from);
-  bool Finished(int peer) const;
+  bool IsFinished(int peer) const;
   absl::Status AdvanceAllUntil(absl::Duration timeout);
 
   std::shared_ptr<MpiSession> session_;
   MpiCommunicator comm_;
   const int rank_;
-  std::vector<Peer> peers_;  // By rank; the own entry is unused.
+  std::vector<Peer> peers_;  // By rank; this rank's entry is unused.
   RoundNumber round_ = 0;
 };
 

@@ -23,7 +23,7 @@ using internal::MpiSession;
 using internal::MpiSharedWindow;
 using internal::MpiStatus;
 
-// Every rank tells the lowest rank of its node.
+// Every rank publishes the lowest rank of its node. Nodes are then numbered in the order of those ranks.
 absl::StatusOr<NodeMap> FindNodes(MPI_Comm world, int ranks, MPI_Comm node) {
   int rank = 0;
   int lowest = 0;
@@ -33,7 +33,7 @@ absl::StatusOr<NodeMap> FindNodes(MPI_Comm world, int ranks, MPI_Comm node) {
   WEFT_RETURN_IF_ERROR(
       MpiStatus(MPI_Allgather(&lowest, 1, MPI_INT, lowest_of.data(), 1, MPI_INT, world), "MPI_Allgather"));
   NodeMap nodes;
-  std::vector<int> number_of(lowest_of.size());  // Of the node that starts with this rank.
+  std::vector<int> number_of(lowest_of.size());  // Node number, indexed by the node's lowest rank.
   int count = 0;
   for (int other = 0; other < ranks; ++other) {
     if (lowest_of[other] == other) number_of[other] = count++;
@@ -67,11 +67,11 @@ class MpiBootstrap : public Bootstrap {
         nodes_(std::move(nodes)),
         blobs_(std::move(blobs)) {}
 
-  absl::Status CheckRoom(size_t segment_bytes) const;
-  absl::StatusOr<NodeMemory> ReserveAlone(size_t segment_bytes);
+  absl::Status CheckFreeMemory(size_t segment_bytes) const;
+  absl::StatusOr<NodeMemory> ReservePrivate(size_t segment_bytes);
   absl::StatusOr<NodeMemory> ReserveShared(size_t segment_bytes);
 
-  // Destroyed from the last to the first: MPI goes down after all that uses it.
+  // Members are destroyed in reverse order: MPI is finalised after everything that uses it.
   std::shared_ptr<MpiSession> session_;
   MpiCommunicator world_;
   MpiCommunicator node_comm_;
@@ -95,9 +95,9 @@ absl::StatusOr<std::unique_ptr<Bootstrap>> MpiBootstrap::Make() {
 
 absl::StatusOr<NodeMemory> MpiBootstrap::ReserveNodeMemory(size_t segment_bytes) {
   WEFT_ASSIGN_OR_RETURN(const absl::Duration timeout, DefaultTimeout());
-  // Agreed on before the call that cannot be given up.
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(*this, CheckRoom(segment_bytes), timeout));
-  return node_comm_.size() == 1 ? ReserveAlone(segment_bytes) : ReserveShared(segment_bytes);
+  // Agree before the allocation, which is a collective without a deadline.
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(*this, CheckFreeMemory(segment_bytes), timeout));
+  return node_comm_.size() == 1 ? ReservePrivate(segment_bytes) : ReserveShared(segment_bytes);
 }
 
 absl::StatusOr<size_t> MpiBootstrap::FreeNodeMemory() const {
@@ -107,20 +107,20 @@ absl::StatusOr<size_t> MpiBootstrap::FreeNodeMemory() const {
   return std::min(host, store);
 }
 
-absl::Status MpiBootstrap::CheckRoom(size_t segment_bytes) const {
+absl::Status MpiBootstrap::CheckFreeMemory(size_t segment_bytes) const {
   WEFT_ASSIGN_OR_RETURN(const size_t free_bytes, FreeNodeMemory());
   const auto ranks = static_cast<size_t>(node_comm_.size());
   if (MpiSharedWindow::FootprintBytes(segment_bytes) <= free_bytes / ranks) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
-      "node memory of ", segment_bytes, " bytes for each of ", ranks, " ranks was asked for, but only ",
+      "cannot reserve ", segment_bytes, " bytes of node memory for each of ", ranks, " ranks: only ",
       free_bytes, " are free on the node",
       ranks == 1
-          ? absl::string_view(": ask for less")
-          : absl::string_view(" (the less of RAM and /dev/shm): ask for less, or make /dev/shm larger")));
+          ? absl::string_view("; reserve less, or free memory")
+          : absl::string_view(" (the minimum of RAM and /dev/shm); reserve less, or make /dev/shm larger")));
 }
 
-// A rank alone on its node shares its memory with nobody: no window.
-absl::StatusOr<NodeMemory> MpiBootstrap::ReserveAlone(size_t segment_bytes) {
+// A rank without local peers needs no shared window.
+absl::StatusOr<NodeMemory> MpiBootstrap::ReservePrivate(size_t segment_bytes) {
   WEFT_ASSIGN_OR_RETURN(auto memory, internal::AnonymousMemory::Reserve(segment_bytes, segment_bytes));
   own_memory_.push_back(std::move(memory));
   return NodeMemory{{{rank_, own_memory_.back().base()}}, segment_bytes, /*shared_between_processes=*/false};
@@ -138,7 +138,7 @@ absl::StatusOr<NodeMemory> MpiBootstrap::ReserveShared(size_t segment_bytes) {
 
 absl::StatusOr<std::unique_ptr<WireLink>> MpiBootstrap::OpenWire() {
   WEFT_ASSIGN_OR_RETURN(const absl::Duration timeout, DefaultTimeout());
-  // The duplication in it cannot be given up: start it when all are here.
+  // Opening a link duplicates a communicator, a collective without a deadline. Wait for all ranks first.
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(*this, absl::OkStatus(), timeout));
   return internal::MpiWire::Open(session_, world_.get());
 }

@@ -8,7 +8,7 @@ namespace weft::internal {
 namespace {
 
 constexpr size_t kAlignment = 64;
-// Open MPI starts a window 8 bytes behind a cache line.
+// Extra bytes for alignment: Open MPI places a segment 8 bytes after a cache line's start.
 constexpr size_t kSlack = kAlignment;
 constexpr size_t kPage = 4096;
 
@@ -17,7 +17,8 @@ std::byte* AlignUp(void* base) {
   return static_cast<std::byte*>(base) + (kAlignment - address % kAlignment) % kAlignment;
 }
 
-// Every segment on pages of its own, so that each rank's lies near the core that touches it first.
+// alloc_shared_noncontig gives every segment its own pages, so that first touch places them on the rank's
+// NUMA node.
 absl::StatusOr<MPI_Win> AllocateWindow(MPI_Comm node, size_t bytes) {
   MPI_Info info = MPI_INFO_NULL;
   WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Info_create(&info), "MPI_Info_create"));

@@ -1,4 +1,4 @@
-// Memory that processes of one node share: an MPI shared window, and the segments in it.
+// Node-shared memory over MPI: a shared window with one segment for each rank of the node.
 #pragma once
 
 #include <cstddef>
@@ -12,22 +12,24 @@ namespace weft::internal {
 
 class MpiSharedWindow {
  public:
-  // Where Open MPI keeps the pages.
+  // File system in which Open MPI stores the pages.
   static constexpr const char* kBackingStore = "/dev/shm";
-  // What a segment of this size takes of it.
+  // Bytes of the backing store that a segment needs.
   static size_t FootprintBytes(size_t segment_bytes);
 
-  // A zeroed, 64-byte aligned segment of `segment_bytes` for each rank of `node`. The room must have been
-  // checked: Open MPI hangs on a request above it. Collective: all ranks of `node`. Errors: kInternal (what
-  // MPI said).
+  // Allocates a zeroed, 64-byte aligned segment of `segment_bytes` for each rank of `node`.
+  // REQUIRES: the backing store has FootprintBytes(segment_bytes) free for each rank; otherwise Open MPI
+  // hangs.
+  // Collective: all ranks of `node`.
+  // Errors: kInternal (has MPI's error message).
   static absl::StatusOr<MpiSharedWindow> Allocate(MPI_Comm node, size_t segment_bytes);
   MpiSharedWindow(MpiSharedWindow&& other) noexcept
       : window_(std::exchange(other.window_, MPI_WIN_NULL)), segments_(std::move(other.segments_)) {}
   MpiSharedWindow& operator=(MpiSharedWindow&&) = delete;
-  // Collective; see Note [Taking MPI down].
+  // Collective: all ranks of `node`. See Note [MPI teardown].
   ~MpiSharedWindow();
 
-  // By rank of `node`.
+  // Segment bases, indexed by rank of `node`.
   const std::vector<std::byte*>& segments() const { return segments_; }
 
  private:

@@ -18,18 +18,18 @@ absl::StatusOr<MpiRequests::Id> MpiRequests::Start(std::string_view name,
   return next_++;
 }
 
-absl::Status MpiRequests::Poll(int looks) {
+absl::Status MpiRequests::Poll(int max_tests) {
   indices_.resize(handles_.size());
   statuses_.resize(handles_.size());
   int done = 0;
   int code = MPI_SUCCESS;
-  for (int look = 0; look < looks && done == 0 && code == MPI_SUCCESS; ++look) {
+  for (int test = 0; test < max_tests && done == 0 && code == MPI_SUCCESS; ++test) {
     code = MPI_Testsome(static_cast<int>(handles_.size()), handles_.data(), &done, indices_.data(),
                         statuses_.data());
   }
   const bool some_failed = code == MPI_ERR_IN_STATUS;
   if (!some_failed) WEFT_RETURN_IF_ERROR(MpiStatus(code, "MPI_Testsome"));
-  if (done == MPI_UNDEFINED) return absl::OkStatus();  // There are no requests.
+  if (done == MPI_UNDEFINED) return absl::OkStatus();  // There were no requests.
   indices_.resize(static_cast<size_t>(done));
   for (size_t i = 0; i < indices_.size(); ++i) {
     const int outcome = some_failed ? statuses_[i].MPI_ERROR : MPI_SUCCESS;
@@ -37,11 +37,11 @@ absl::Status MpiRequests::Poll(int looks) {
     outcomes_.emplace(ids_[static_cast<size_t>(indices_[i])],
                       Outcome{MpiStatus(outcome, "MPI_Testsome"), statuses_[i]});
   }
-  // From behind: the last request takes the place of one that goes.
+  // Erase in descending order, because Erase moves the last request to the erased place.
   std::sort(indices_.begin(), indices_.end(), std::greater<>());
   for (const int index : indices_) {
     const auto place = static_cast<size_t>(index);
-    if (outcomes_.contains(ids_[place])) Forget(place);
+    if (outcomes_.contains(ids_[place])) Erase(place);
   }
   return absl::OkStatus();
 }
@@ -49,7 +49,7 @@ absl::Status MpiRequests::Poll(int looks) {
 std::optional<MpiRequests::Outcome> MpiRequests::Take(Id id) {
   const auto found = outcomes_.find(id);
   if (found == outcomes_.end()) {
-    WEFT_CHECK(places_.contains(id), "a request was asked for that is not under way");
+    WEFT_CHECK(places_.contains(id), "Take of a request that is not in flight");
     return std::nullopt;
   }
   Outcome outcome = std::move(found->second);
@@ -65,7 +65,7 @@ std::optional<MpiRequests::Outcome> MpiRequests::Cancel(Id id) {
   Outcome outcome;
   outcome.status = MpiStatus(MPI_Test(&handles_[place], &done, &outcome.mpi), "MPI_Test (cancelled)");
   if (outcome.status.ok() && done == 0) return std::nullopt;
-  Forget(place);
+  Erase(place);
   return outcome;
 }
 
@@ -73,11 +73,11 @@ MPI_Request MpiRequests::Remove(Id id) {
   if (outcomes_.erase(id) > 0) return MPI_REQUEST_NULL;
   const size_t place = places_.at(id);
   const MPI_Request handle = handles_[place];
-  Forget(place);
+  Erase(place);
   return handle;
 }
 
-void MpiRequests::Forget(size_t place) {
+void MpiRequests::Erase(size_t place) {
   places_.erase(ids_[place]);
   const size_t last = handles_.size() - 1;
   if (place != last) {

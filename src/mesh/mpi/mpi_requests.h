@@ -1,9 +1,10 @@
-// MPI requests that are tested together.
+// Set of MPI requests that one MPI_Testsome call tests together.
 //
-// Each test of a request that is not done makes Open MPI ask the system for every socket: with many requests
-// under way, testing one by one spends most of a progress thread's time there.
+// Every test of an incomplete request makes Open MPI poll all of its sockets with system calls. With many
+// requests in flight, separate tests would take most of a progress thread's time.
 //
-// Thread safety: none. Lifetime: requests that are still under way stay with MPI; take them out first.
+// Thread safety: none.
+// Lifetime: the destructor leaves incomplete requests to MPI. Remove them first.
 #pragma once
 
 #include <cstdint>
@@ -22,33 +23,36 @@ class MpiRequests {
  public:
   using Id = uint64_t;
   struct Outcome {
-    absl::Status status;  // kInternal: what MPI says.
-    MPI_Status mpi;       // Meaningful if `status` is OK.
+    absl::Status status;  // kInternal if the request failed; has MPI's error message.
+    MPI_Status mpi;       // Valid if `status` is OK.
   };
 
-  // Makes a call that starts a request. Errors: kInternal (what MPI says of it).
+  // Starts a request with `call`. `name` is the MPI function, for the error message.
+  // Errors: kInternal (has MPI's error message).
   absl::StatusOr<Id> Start(std::string_view name, absl::FunctionRef<int(MPI_Request*)> call);
-  // Finds out which requests are done, in at most so many looks while none is. Errors: kInternal (MPI cannot
-  // tell; of a request that failed, Take says so).
-  absl::Status Poll(int looks);
-  // Once, if the request was done at the last Poll: it is then forgotten.
+  // Tests all requests. Repeats the test, up to `max_tests` times in all, while no request is complete.
+  // Errors: kInternal (the test itself failed). Take reports the error of a failed request.
+  absl::Status Poll(int max_tests);
+  // Returns the outcome of a request that was complete at the last Poll, and removes the request. nullopt if
+  // it was not complete.
   std::optional<Outcome> Take(Id id);
-  // Asks MPI to give up a receive that is not known to be done, and looks once whether it is over. What MPI
-  // has matched with a message goes on.
+  // Cancels a receive and tests it once. Returns its outcome, and removes it, if it is complete or cancelled.
+  // Returns nullopt if MPI has matched the receive with a message that is still in flight; the receive then
+  // continues.
   std::optional<Outcome> Cancel(Id id);
-  // Forgets a request, and returns its handle; MPI_REQUEST_NULL if it was done at the last Poll.
+  // Removes a request and returns its handle; MPI_REQUEST_NULL if it was complete at the last Poll.
   MPI_Request Remove(Id id);
 
  private:
-  void Forget(size_t place);
+  void Erase(size_t place);
 
   Id next_ = 1;
-  // Under way, in the same places.
+  // Requests in flight: handles and ids at the same indices.
   std::vector<MPI_Request> handles_;
   std::vector<Id> ids_;
-  absl::flat_hash_map<Id, size_t> places_;
-  absl::flat_hash_map<Id, Outcome> outcomes_;
-  // Of MPI_Testsome.
+  absl::flat_hash_map<Id, size_t> places_;     // Index into the two vectors.
+  absl::flat_hash_map<Id, Outcome> outcomes_;  // Complete requests that Take has not returned yet.
+  // Output of MPI_Testsome.
   std::vector<int> indices_;
   std::vector<MPI_Status> statuses_;
 };

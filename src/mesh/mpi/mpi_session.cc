@@ -28,9 +28,8 @@ absl::StatusOr<std::shared_ptr<MpiSession>> MpiSession::Open() {
   std::shared_ptr<MpiSession> session(new MpiSession(initialised == 0));
   if (level < MPI_THREAD_MULTIPLE) {
     return absl::FailedPreconditionError(
-        "MPI does not give MPI_THREAD_MULTIPLE, which the progress thread needs: initialise it with that "
-        "level, or"
-        " use an MPI library that was built with it");
+        "MPI does not provide MPI_THREAD_MULTIPLE, which the progress thread needs: initialise MPI with that "
+        "level, or use an MPI library that supports it");
   }
   return session;
 }

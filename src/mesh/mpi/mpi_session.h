@@ -1,4 +1,4 @@
-// MPI itself: brought up if nobody did, and taken down again after everything that uses it.
+// Ownership of MPI: initialises MPI if necessary, and finalises it after everything that uses it.
 #pragma once
 
 #include <memory>
@@ -11,41 +11,44 @@
 
 namespace weft::internal {
 
-// OK for MPI_SUCCESS, else kInternal: "<call>: <what MPI says of the code>".
+// OK for MPI_SUCCESS. Otherwise kInternal with the message "<call>: <MPI's error string>".
 absl::Status MpiStatus(int code, std::string_view call);
 
-// Note [Taking MPI down]
-// MPI_Win_free and MPI_Finalize wait for all ranks. They cannot hang for good: a rank that fails returns from
-// its main function and comes here; its peers wait for it with deadlines, fail, and come here too; and when a
-// process dies without MPI_Finalize, mpirun ends the others. So teardown is the same after a failure as after
-// success, and takes at most as long as the peers' deadlines. Requests that nobody will match any more are
-// freed first, not waited for.
+// Note [MPI teardown]
+// Problem: MPI_Win_free and MPI_Finalize wait for all ranks, also after one of them has failed.
+// Rule: teardown is the same after a failure as after success. Requests that may never complete are freed
+// first, without waiting for them.
+// Why it suffices: a rank that fails returns from its main function and reaches teardown. Its peers wait for
+// it with deadlines, fail, and reach teardown too. If a process dies without MPI_Finalize, mpirun ends the
+// others. Teardown therefore takes at most as long as the peers' deadlines.
+// Without it: a rank that waits for an unmatched request in its teardown hangs forever.
 class MpiSession {
  public:
-  // Errors: as MakeMpiBootstrap.
+  // Errors: kFailedPrecondition (no MPI_THREAD_MULTIPLE), kInternal (has MPI's error message).
   static absl::StatusOr<std::shared_ptr<MpiSession>> Open();
   ~MpiSession();
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;
 
-  // Frees a request that may never finish, and keeps the memory that MPI may still use for it until MPI is
-  // down.
+  // Frees a request that may never complete. Keeps `memory`, which MPI may still access for it, until MPI is
+  // finalised.
   void Abandon(MPI_Request& request, std::shared_ptr<const void> memory);
 
  private:
   explicit MpiSession(bool owner) : owner_(owner) {}
-  const bool owner_;
+  const bool owner_;  // True if this session initialised MPI.
   std::vector<std::shared_ptr<const void>> abandoned_;
 };
 
-// An own copy of a communicator, whose errors return.
+// Owner of a duplicated or split communicator, whose error handler is MPI_ERRORS_RETURN.
 //
-// Lifetime: within its session's.
+// Lifetime: the session must outlive it.
 class MpiCommunicator {
  public:
   // Collective: all ranks of `parent`.
   static absl::StatusOr<MpiCommunicator> Duplicate(MPI_Comm parent);
-  // The ranks of `parent` that can share memory, in the same order.
+  // The ranks of `parent` that share this rank's node, in the same order.
+  // Collective: all ranks of `parent`.
   static absl::StatusOr<MpiCommunicator> SplitByNode(MPI_Comm parent);
   MpiCommunicator(MpiCommunicator&& other) noexcept : comm_(std::exchange(other.comm_, MPI_COMM_NULL)) {}
   MpiCommunicator& operator=(MpiCommunicator&&) = delete;
@@ -54,8 +57,8 @@ class MpiCommunicator {
   MPI_Comm get() const { return comm_; }
   int rank() const;
   int size() const;
-  // Leaves it to MPI_Finalize. MPI gives the number of a freed communicator to the next new one, where
-  // messages that were sent on the old one and not received would then turn up.
+  // Leaves the communicator to MPI_Finalize. MPI reuses the context id of a freed communicator for a new one;
+  // messages that were sent on the old one but never received would then arrive on the new one.
   void Retire() { comm_ = MPI_COMM_NULL; }
 
  private:

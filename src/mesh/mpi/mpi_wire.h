@@ -1,8 +1,8 @@
-// Messages between ranks over MPI point-to-point calls, on a communicator of the link's own.
+// WireLink over MPI point-to-point calls, on its own communicator.
 //
-// Notes are messages on a reserved tag, received from anybody by a ring of receives that are posted in
-// advance; as MPI matches receives in the order of posting, taking them in ring order keeps every sender's
-// order.
+// Control messages use a reserved tag. A ring of pre-posted receives from MPI_ANY_SOURCE takes them. MPI
+// matches receives in the order of posting; reading the ring in that order therefore keeps the order of each
+// sender's messages.
 #pragma once
 
 #include <array>
@@ -26,45 +26,45 @@ class MpiWire : public WireLink {
   static absl::StatusOr<std::unique_ptr<WireLink>> Open(std::shared_ptr<MpiSession> session, MPI_Comm world);
   ~MpiWire() override;
 
-  // kInvalidArgument above 1 GiB: MPI counts bytes in an int.
+  // Errors: also kInvalidArgument above 1 GiB, because MPI counts bytes in an int.
   absl::StatusOr<RequestId> Send(int peer, int tag, const void* data, size_t bytes) override;
   absl::StatusOr<RequestId> Receive(int peer, int tag, void* data, size_t bytes, Length length) override;
   absl::Status Poll() override;
   absl::StatusOr<bool> Test(RequestId request) override;
   bool Cancel(RequestId receive) override;
-  absl::Status SendNote(int peer, std::string_view bytes) override;
-  bool HasUnsentNotes() const override { return !sent_notes_.empty(); }
-  absl::StatusOr<std::optional<Note>> PollNote() override;
-  int max_tag() const override { return note_tag_ - 1; }
+  absl::Status SendControlMessage(int peer, std::string_view bytes) override;
+  bool HasUnsentControlMessages() const override { return !sent_control_messages_.empty(); }
+  absl::StatusOr<std::optional<ControlMessage>> PollControlMessage() override;
+  int max_tag() const override { return control_tag_ - 1; }
 
  private:
-  static constexpr size_t kNoteReceives = 16;
-  using NoteBytes = std::array<char, kMaxNoteBytes>;
-  using NoteRing = std::array<NoteBytes, kNoteReceives>;
-  struct SentNote {
+  static constexpr size_t kControlReceives = 16;
+  using ControlBuffer = std::array<char, kMaxControlMessageBytes>;
+  using ControlRing = std::array<ControlBuffer, kControlReceives>;
+  struct SentControlMessage {
     MpiRequests::Id request;
-    std::shared_ptr<NoteBytes> bytes;
+    std::shared_ptr<ControlBuffer> bytes;
   };
 
-  MpiWire(std::shared_ptr<MpiSession> session, MpiCommunicator comm, int note_tag);
-  absl::Status PostNoteReceive(size_t place);
+  MpiWire(std::shared_ptr<MpiSession> session, MpiCommunicator comm, int control_tag);
+  absl::Status PostControlReceive(size_t place);
   absl::Status CheckMessage(int peer, int tag, size_t bytes) const;
 
   std::shared_ptr<MpiSession> session_;
   MpiCommunicator comm_;
   const int ranks_;
-  const int note_tag_;
+  const int control_tag_;
   MpiRequests requests_;
-  struct Awaited {
+  struct ExpectedMessage {
     size_t bytes;
     Length length;
   };
-  // Of the data requests: what a receive awaits.
-  absl::flat_hash_map<RequestId, std::optional<Awaited>> data_;
-  std::shared_ptr<NoteRing> note_ring_ = std::make_shared<NoteRing>();
-  std::array<MpiRequests::Id, kNoteReceives> note_receives_ = {};
-  size_t next_note_receive_ = 0;
-  std::list<SentNote> sent_notes_;
+  // Data requests in flight. Receives have the length they expect, sends have nullopt.
+  absl::flat_hash_map<RequestId, std::optional<ExpectedMessage>> data_;
+  std::shared_ptr<ControlRing> control_ring_ = std::make_shared<ControlRing>();
+  std::array<MpiRequests::Id, kControlReceives> control_receives_ = {};
+  size_t next_control_receive_ = 0;
+  std::list<SentControlMessage> sent_control_messages_;
 };
 
 }  // namespace weft::internal

@@ -77,19 +77,20 @@ SimReport RunSimulatedRanks(const NodeMap& nodes, const SimOptions& options,
   SimReport report;
   report.outcomes.resize(static_cast<size_t>(nodes.size()));
   std::vector<std::unique_ptr<internal::SimBootstrap>> bootstraps;
-  std::vector<internal::Simulator::FibreId> fibres;
+  std::vector<internal::Simulator::FiberId> fibers;
   for (int rank = 0; rank < nodes.size(); ++rank) {
     bootstraps.push_back(std::make_unique<internal::SimBootstrap>(rank, simulator, world));
-    fibres.push_back(simulator.Start(rank, [&report, &body, &bootstrap = *bootstraps.back()] {
+    fibers.push_back(simulator.Start(rank, [&report, &body, &bootstrap = *bootstraps.back()] {
       report.outcomes[static_cast<size_t>(bootstrap.rank())] = body(bootstrap);
     }));
   }
   simulator.Run();
   for (int rank = 0; rank < nodes.size(); ++rank) {
-    if (simulator.Finished(fibres[static_cast<size_t>(rank)])) continue;
+    if (simulator.IsFinished(fibers[static_cast<size_t>(rank)])) continue;
     report.outcomes[static_cast<size_t>(rank)] =
-        simulator.IsDead(rank) ? absl::UnavailableError(absl::StrCat("died at ", options.death->at_ns, " ns"))
-                               : absl::InternalError("sleeps, and nothing can wake it any more");
+        simulator.IsDead(rank)
+            ? absl::UnavailableError(absl::StrCat("died at ", options.death->at_ns, " ns"))
+            : absl::InternalError("deadlock: the rank waits, and no event is left that could wake it");
   }
   report.virtual_ns = simulator.NowNs();
   report.events = simulator.events();

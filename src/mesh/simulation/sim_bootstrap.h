@@ -1,4 +1,4 @@
-// What the ranks of a simulation share beside time, and each rank's view of it.
+// Bootstrap of simulated ranks, and the state that all ranks of a simulation share.
 #pragma once
 
 #include <atomic>
@@ -14,7 +14,8 @@
 
 namespace weft::internal {
 
-// Collective calls are matched by their number: the n-th of one rank meets the n-th of another.
+// Shared state of all ranks. The n-th call of a collective on one rank matches the n-th call on every other
+// rank.
 class SimWorld {
  public:
   SimWorld(Simulator& simulator, const NodeMap& nodes);
@@ -30,7 +31,7 @@ class SimWorld {
  private:
   struct Round : GatherRound {
     using GatherRound::GatherRound;
-    std::atomic<uint32_t> wakes{0};  // What ranks sleep on.
+    std::atomic<uint32_t> wakes{0};  // The word that waiting ranks sleep on.
   };
 
   Simulator& simulator_;

@@ -7,11 +7,11 @@
 namespace weft::internal {
 namespace {
 
-// Unless one end has been abandoned.
+// Copies the bytes of a matched pair, unless one end has been abandoned.
 void Copy(WireTransfer& send, WireTransfer& receive) {
-  if (send.other == nullptr) return;
-  send.other.reset();
-  receive.other.reset();
+  if (send.match == nullptr) return;
+  send.match.reset();
+  receive.match.reset();
   MoveBytes(send, receive);
 }
 
@@ -20,24 +20,24 @@ void Copy(WireTransfer& send, WireTransfer& receive) {
 SimFabric::SimFabric(Simulator& simulator, const NodeMap& nodes)
     : simulator_(simulator),
       nodes_(nodes),
-      arrived_notes_(static_cast<size_t>(nodes.size())),
+      arrived_control_messages_(static_cast<size_t>(nodes.size())),
       egress_free_ns_(static_cast<size_t>(nodes.node_count())),
       ingress_free_ns_(static_cast<size_t>(nodes.node_count())) {}
 
-void SimFabric::Meet(const WireChannel& channel, const std::shared_ptr<WireTransfer>& transfer) {
-  const std::shared_ptr<WireTransfer> other = meetings_.Meet(channel, transfer);
-  if (other == nullptr) return;
-  transfer->other = other;
-  other->other = transfer;
+void SimFabric::Post(const WireChannel& channel, const std::shared_ptr<WireTransfer>& transfer) {
+  const std::shared_ptr<WireTransfer> match = match_queue_.Match(channel, transfer);
+  if (match == nullptr) return;
+  transfer->match = match;
+  match->match = transfer;
   if (transfer->is_send) {
-    Carry(transfer, other);
+    ScheduleTransfer(transfer, match);
   } else {
-    Carry(other, transfer);
+    ScheduleTransfer(match, transfer);
   }
 }
 
-void SimFabric::Carry(const std::shared_ptr<WireTransfer>& send,
-                      const std::shared_ptr<WireTransfer>& receive) {
+void SimFabric::ScheduleTransfer(const std::shared_ptr<WireTransfer>& send,
+                                 const std::shared_ptr<WireTransfer>& receive) {
   ++messages_;
   const SimOptions& options = simulator_.options();
   const auto wire_ns = static_cast<int64_t>(static_cast<double>(send->bytes) / options.wire_speed);
@@ -59,30 +59,30 @@ void SimFabric::Carry(const std::shared_ptr<WireTransfer>& send,
 }
 
 bool SimFabric::Withdraw(const WireChannel& channel, const WireTransfer& transfer) {
-  return meetings_.Withdraw(channel, transfer);
+  return match_queue_.Withdraw(channel, transfer);
 }
 
 void SimFabric::Abandon(const WireChannel& channel, WireTransfer& transfer) {
   if (Withdraw(channel, transfer)) return;
-  if (const std::shared_ptr<WireTransfer> other = std::exchange(transfer.other, nullptr)) {
-    other->other.reset();
+  if (const std::shared_ptr<WireTransfer> match = std::exchange(transfer.match, nullptr)) {
+    match->match.reset();
   }
 }
 
-void SimFabric::PutNote(int sender, int receiver, std::string_view bytes) {
-  int64_t& last = last_note_ns_[{sender, receiver}];
+void SimFabric::PushControlMessage(int sender, int receiver, std::string_view bytes) {
+  int64_t& last = last_control_message_ns_[{sender, receiver}];
   last = std::max(last, simulator_.NowNs() + simulator_.Delay(sender, simulator_.options().wire_latency_ns));
-  simulator_.At(last, [this, receiver, note = WireLink::Note{sender, std::string(bytes)}] {
-    arrived_notes_[static_cast<size_t>(receiver)].push_back(note);
+  simulator_.At(last, [this, receiver, message = WireLink::ControlMessage{sender, std::string(bytes)}] {
+    arrived_control_messages_[static_cast<size_t>(receiver)].push_back(message);
   });
 }
 
-std::optional<WireLink::Note> SimFabric::TakeNote(int rank) {
-  auto& notes = arrived_notes_[static_cast<size_t>(rank)];
-  if (notes.empty()) return std::nullopt;
-  WireLink::Note note = std::move(notes.front());
-  notes.pop_front();
-  return note;
+std::optional<WireLink::ControlMessage> SimFabric::PopControlMessage(int rank) {
+  auto& messages = arrived_control_messages_[static_cast<size_t>(rank)];
+  if (messages.empty()) return std::nullopt;
+  WireLink::ControlMessage message = std::move(messages.front());
+  messages.pop_front();
+  return message;
 }
 
 }  // namespace weft::internal

@@ -1,8 +1,8 @@
-// Messages between simulated nodes: latency, bandwidth of each node in each direction, and a seed that lets
-// messages of different pairs overtake each other.
+// In-process fabric between simulated ranks, with a model of latency and of each node's bandwidth per
+// direction.
 //
-// Data is read at some moment between the meeting of a send with its receive and its end, and is there at the
-// end.
+// Random delays let messages of different pairs of ranks overtake each other. The bytes of a message are
+// copied at a random moment of its transfer. The receive completes at the end of the transfer.
 #pragma once
 
 #include <cstdint>
@@ -18,29 +18,31 @@
 
 namespace weft::internal {
 
-class SimFabric final : public WireFabric {
+class SimFabric final : public InProcessFabric {
  public:
   SimFabric(Simulator& simulator, const NodeMap& nodes);
 
   int ranks() const override { return nodes_.size(); }
-  void Meet(const WireChannel& channel, const std::shared_ptr<WireTransfer>& transfer) override;
+  void Post(const WireChannel& channel, const std::shared_ptr<WireTransfer>& transfer) override;
   bool Withdraw(const WireChannel& channel, const WireTransfer& transfer) override;
-  // What is on its way is lost.
+  // A message in flight is lost.
   void Abandon(const WireChannel& channel, WireTransfer& transfer) override;
-  void PutNote(int sender, int receiver, std::string_view bytes) override;
-  std::optional<WireLink::Note> TakeNote(int rank) override;
+  void PushControlMessage(int sender, int receiver, std::string_view bytes) override;
+  std::optional<WireLink::ControlMessage> PopControlMessage(int rank) override;
 
   int64_t messages() const { return messages_; }
 
  private:
-  void Carry(const std::shared_ptr<WireTransfer>& send, const std::shared_ptr<WireTransfer>& receive);
+  // Schedules the copy and the completions of a matched pair.
+  void ScheduleTransfer(const std::shared_ptr<WireTransfer>& send,
+                        const std::shared_ptr<WireTransfer>& receive);
 
   Simulator& simulator_;
   const NodeMap nodes_;
-  WireMeetings meetings_;
-  std::vector<std::deque<WireLink::Note>> arrived_notes_;
-  absl::flat_hash_map<std::pair<int, int>, int64_t> last_note_ns_;  // By pair: notes keep their order.
-  std::vector<int64_t> egress_free_ns_, ingress_free_ns_;           // By node.
+  MatchQueue match_queue_;
+  std::vector<std::deque<WireLink::ControlMessage>> arrived_control_messages_;
+  absl::flat_hash_map<std::pair<int, int>, int64_t> last_control_message_ns_;  // By (sender, receiver).
+  std::vector<int64_t> egress_free_ns_, ingress_free_ns_;  // By node: when its link is free.
   int64_t messages_ = 0;
 };
 

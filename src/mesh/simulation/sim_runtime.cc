@@ -5,14 +5,14 @@
 namespace weft::internal {
 namespace {
 
-class FibreTask final : public Runtime::Task {
+class FiberTask final : public Runtime::Task {
  public:
-  FibreTask(Simulator& simulator, Simulator::FibreId id) : simulator_(simulator), id_(id) {}
-  ~FibreTask() override { simulator_.Join(id_); }
+  FiberTask(Simulator& simulator, Simulator::FiberId id) : simulator_(simulator), id_(id) {}
+  ~FiberTask() override { simulator_.Join(id_); }
 
  private:
   Simulator& simulator_;
-  Simulator::FibreId id_;
+  Simulator::FiberId id_;
 };
 
 }  // namespace
@@ -27,7 +27,7 @@ void SimRuntime::Move(size_t bytes, absl::FunctionRef<void()> move) {
 }
 
 std::unique_ptr<Runtime::Task> SimRuntime::Start(std::function<void()> body) {
-  return std::make_unique<FibreTask>(simulator_, simulator_.Start(rank_, std::move(body)));
+  return std::make_unique<FiberTask>(simulator_, simulator_.Start(rank_, std::move(body)));
 }
 
 }  // namespace weft::internal

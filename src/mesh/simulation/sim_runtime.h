@@ -1,4 +1,4 @@
-// A simulated rank's clock, sleeps and threads.
+// Runtime of a simulated rank: virtual time, and fibers as threads.
 #pragma once
 
 #include <memory>

@@ -29,9 +29,9 @@ bool Simulator::IsDead(int rank) const {
   return options_.death && options_.death->rank == rank && now_ns_ >= options_.death->at_ns;
 }
 
-Simulator::FibreId Simulator::Start(int rank, std::function<void()> body) {
-  const FibreId id = fibres_.size();
-  fibres_.push_back(std::make_unique<RankFibre>(rank, std::move(body)));
+Simulator::FiberId Simulator::Start(int rank, std::function<void()> body) {
+  const FiberId id = fibers_.size();
+  fibers_.push_back(std::make_unique<RankFiber>(rank, std::move(body)));
   ++unfinished_;
   Unpark(id, Delay(rank, options_.wake_ns));
   return id;
@@ -39,7 +39,7 @@ Simulator::FibreId Simulator::Start(int rank, std::function<void()> body) {
 
 void Simulator::Run() {
   while (unfinished_ > 0 && !queue_.empty()) {
-    // The action may push: it must not stay in the queue.
+    // Remove the event first, because its action may push events.
     auto event = std::move(const_cast<Event&>(queue_.top()));
     queue_.pop();
     now_ns_ = event.time_ns;
@@ -49,37 +49,37 @@ void Simulator::Run() {
   }
 }
 
-void Simulator::Resume(FibreId id, uint64_t sleep) {
-  RankFibre& fibre = *fibres_[id];
-  if (fibre.sleep != sleep || fibre.fibre.finished() || IsDead(fibre.rank)) return;
-  ++fibre.sleep;
+void Simulator::Resume(FiberId id, uint64_t sleep) {
+  RankFiber& fiber = *fibers_[id];
+  if (fiber.sleep != sleep || fiber.fiber.finished() || IsDead(fiber.rank)) return;
+  ++fiber.sleep;
   running_ = id;
-  fibre.fibre.Resume();
+  fiber.fiber.Resume();
   running_.reset();
-  if (!fibre.fibre.finished()) return;
+  if (!fiber.fiber.finished()) return;
   --unfinished_;
-  if (fibre.joiner) Unpark(*fibre.joiner, 0);
+  if (fiber.joiner) Unpark(*fiber.joiner, 0);
 }
 
 void Simulator::Park(std::optional<int64_t> until_ns) {
-  const FibreId id = running();
-  if (until_ns) At(*until_ns, [this, id, sleep = fibres_[id]->sleep] { Resume(id, sleep); });
-  fibres_[id]->fibre.Suspend();
+  const FiberId id = running();
+  if (until_ns) At(*until_ns, [this, id, sleep = fibers_[id]->sleep] { Resume(id, sleep); });
+  fibers_[id]->fiber.Suspend();
 }
 
-void Simulator::Unpark(FibreId id, int64_t delay_ns) {
-  At(now_ns_ + delay_ns, [this, id, sleep = fibres_[id]->sleep] { Resume(id, sleep); });
+void Simulator::Unpark(FiberId id, int64_t delay_ns) {
+  At(now_ns_ + delay_ns, [this, id, sleep = fibers_[id]->sleep] { Resume(id, sleep); });
 }
 
-void Simulator::Join(FibreId id) {
-  fibres_[id]->joiner = running();
-  while (!fibres_[id]->fibre.finished()) Park(std::nullopt);
-  fibres_[id]->joiner.reset();
+void Simulator::Join(FiberId id) {
+  fibers_[id]->joiner = running();
+  while (!fibers_[id]->fiber.finished()) Park(std::nullopt);
+  fibers_[id]->joiner.reset();
 }
 
 void Simulator::SleepOn(const void* word, int64_t timeout_ns) {
-  const FibreId id = running();
-  const int rank = fibres_[id]->rank;
+  const FiberId id = running();
+  const int rank = fibers_[id]->rank;
   sleepers_[word].push_back(id);
   Park(now_ns_ + timeout_ns + Delay(rank, options_.wake_ns));
   const auto found = sleepers_.find(word);
@@ -91,7 +91,7 @@ void Simulator::SleepOn(const void* word, int64_t timeout_ns) {
 void Simulator::WakeAll(const void* word) {
   const auto found = sleepers_.find(word);
   if (found == sleepers_.end()) return;
-  for (const FibreId id : found->second) Unpark(id, Delay(fibres_[id]->rank, options_.wake_ns));
+  for (const FiberId id : found->second) Unpark(id, Delay(fibers_[id]->rank, options_.wake_ns));
 }
 
 }  // namespace weft::internal

@@ -1,4 +1,4 @@
-// The engine room of a simulation: virtual time, what happens when, and the fibres that wait for it.
+// Event loop of a simulation: virtual time, the event queue, and the fibers of all ranks.
 //
 // Thread safety: none.
 #pragma once
@@ -13,7 +13,7 @@
 
 #include <absl/container/flat_hash_map.h>
 
-#include "src/mesh/simulation/fibre.h"
+#include "src/mesh/simulation/fiber.h"
 #include "weft/mesh/simulation.h"
 
 namespace weft::internal {
@@ -28,24 +28,27 @@ class Simulator final : public Simulation {
   void At(int64_t time_ns, std::function<void()> action) override;
 
   bool IsDead(int rank) const;
-  // A number in [0, 1).
+  // Draws a number uniformly from [0, 1).
   double Draw();
 
-  using FibreId = size_t;
-  // A fibre of `rank` that starts at once, at the next look.
-  FibreId Start(int rank, std::function<void()> body);
-  // Until all fibres have ended, or nothing can happen any more.
+  using FiberId = size_t;
+  // Creates a fiber of `rank`, which first runs after the wake-up delay.
+  FiberId Start(int rank, std::function<void()> body);
+  // Runs events until all fibers have finished or the queue is empty.
   void Run();
-  bool Finished(FibreId id) const { return fibres_[id]->fibre.finished(); }
+  bool IsFinished(FiberId id) const { return fibers_[id]->fiber.finished(); }
 
-  // For the running fibre. Park sleeps until `until_ns`, or Unpark.
-  FibreId running() const { return *running_; }
+  // The running fiber.
+  // REQUIRES: the caller is on a fiber.
+  FiberId running() const { return *running_; }
+  // Suspends the running fiber until `until_ns`, if given, or until Unpark.
   void Park(std::optional<int64_t> until_ns);
-  void Unpark(FibreId id, int64_t delay_ns);
-  // Parks until that fibre has ended.
-  void Join(FibreId id);
+  // Resumes a parked fiber after `delay_ns`.
+  void Unpark(FiberId id, int64_t delay_ns);
+  // Parks the running fiber until fiber `id` has finished.
+  void Join(FiberId id);
 
-  // Sleeping on words: see Runtime::SleepOn.
+  // As Runtime::SleepOn and WakeAll, on the address of the word.
   void SleepOn(const void* word, int64_t timeout_ns);
   void WakeAll(const void* word);
 
@@ -53,33 +56,33 @@ class Simulator final : public Simulation {
   uint64_t fingerprint() const { return fingerprint_; }
 
  private:
-  struct RankFibre {
-    RankFibre(int owner, std::function<void()> body)
-        : rank(owner), fibre(SimOptions::kFibreStackBytes, std::move(body)) {}
+  struct RankFiber {
+    RankFiber(int owner, std::function<void()> body)
+        : rank(owner), fiber(SimOptions::kFiberStackBytes, std::move(body)) {}
     int rank;
-    Fibre fibre;
-    uint64_t sleep = 0;  // Number of the present sleep: wake-ups of earlier ones are stale.
-    std::optional<FibreId> joiner;
+    Fiber fiber;
+    uint64_t sleep = 0;             // Number of the current sleep. Wake-ups for earlier numbers are ignored.
+    std::optional<FiberId> joiner;  // The fiber that waits in Join for this one.
   };
   struct Event {
     int64_t time_ns;
-    uint64_t order;
+    uint64_t order;  // Insertion number; orders events at the same time.
     std::function<void()> action;
     bool operator>(const Event& other) const {
       return time_ns != other.time_ns ? time_ns > other.time_ns : order > other.order;
     }
   };
-  void Resume(FibreId id, uint64_t sleep);
+  void Resume(FiberId id, uint64_t sleep);
 
   const SimOptions options_;
   std::mt19937_64 random_;
   int64_t now_ns_ = 0;
   uint64_t next_order_ = 0;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> queue_;
-  std::vector<std::unique_ptr<RankFibre>> fibres_;
-  std::optional<FibreId> running_;
+  std::vector<std::unique_ptr<RankFiber>> fibers_;
+  std::optional<FiberId> running_;
   size_t unfinished_ = 0;
-  absl::flat_hash_map<const void*, std::vector<FibreId>> sleepers_;
+  absl::flat_hash_map<const void*, std::vector<FiberId>> sleepers_;
   int64_t events_ = 0;
   uint64_t fingerprint_ = 0;
 };

@@ -17,8 +17,10 @@
 namespace weft {
 namespace {
 
-// What the ranks share. Collective calls are matched by their number: the n-th of one rank meets the n-th of
-// another.
+// State that all ranks share. The n-th call of a collective on one rank matches the n-th call on every other
+// rank.
+//
+// Thread safety: any thread may call any member.
 class SharedState {
  public:
   explicit SharedState(NodeMap nodes) : nodes_(std::move(nodes)), reservations_(nodes_.node_count()) {}
@@ -29,7 +31,7 @@ class SharedState {
                                                   absl::Duration timeout);
   absl::StatusOr<std::byte*> NodeSegments(int node, size_t call, size_t bytes);
   std::shared_ptr<internal::ThreadFabric> Fabric(size_t call);
-  // What one node may take: all nodes are this host's.
+  // The host's free memory, divided by the number of emulated nodes.
   absl::StatusOr<size_t> FreeBytesPerNode() const;
 
  private:

@@ -5,14 +5,14 @@
 
 namespace weft::internal {
 
-void ThreadFabric::Meet(const WireChannel& channel, const std::shared_ptr<WireTransfer>& transfer) {
+void ThreadFabric::Post(const WireChannel& channel, const std::shared_ptr<WireTransfer>& transfer) {
   Mailbox& mailbox = ReceiverOf(channel);
-  // The bytes move under the lock, so that neither end can withdraw its buffer meanwhile.
+  // The bytes are copied under the lock, so that neither end can withdraw its buffer meanwhile.
   const std::lock_guard lock(mailbox.mutex);
-  const std::shared_ptr<WireTransfer> other = mailbox.meetings.Meet(channel, transfer);
-  if (other == nullptr) return;
-  WireTransfer& send = transfer->is_send ? *transfer : *other;
-  WireTransfer& receive = transfer->is_send ? *other : *transfer;
+  const std::shared_ptr<WireTransfer> match = mailbox.match_queue.Match(channel, transfer);
+  if (match == nullptr) return;
+  WireTransfer& send = transfer->is_send ? *transfer : *match;
+  WireTransfer& receive = transfer->is_send ? *match : *transfer;
   MoveBytes(send, receive);
   send.done.store(true, std::memory_order_release);
   receive.done.store(true, std::memory_order_release);
@@ -21,24 +21,24 @@ void ThreadFabric::Meet(const WireChannel& channel, const std::shared_ptr<WireTr
 bool ThreadFabric::Withdraw(const WireChannel& channel, const WireTransfer& transfer) {
   Mailbox& mailbox = ReceiverOf(channel);
   const std::lock_guard lock(mailbox.mutex);
-  return mailbox.meetings.Withdraw(channel, transfer);
+  return mailbox.match_queue.Withdraw(channel, transfer);
 }
 
-void ThreadFabric::PutNote(int sender, int receiver, std::string_view bytes) {
+void ThreadFabric::PushControlMessage(int sender, int receiver, std::string_view bytes) {
   Mailbox& mailbox = mailboxes_[static_cast<size_t>(receiver)];
   const std::lock_guard lock(mailbox.mutex);
-  mailbox.notes.push_back({sender, std::string(bytes)});
-  mailbox.has_notes.store(true, std::memory_order_release);
+  mailbox.control_messages.push_back({sender, std::string(bytes)});
+  mailbox.has_control_messages.store(true, std::memory_order_release);
 }
 
-std::optional<WireLink::Note> ThreadFabric::TakeNote(int rank) {
+std::optional<WireLink::ControlMessage> ThreadFabric::PopControlMessage(int rank) {
   Mailbox& mailbox = mailboxes_[static_cast<size_t>(rank)];
-  if (!mailbox.has_notes.load(std::memory_order_acquire)) return std::nullopt;
+  if (!mailbox.has_control_messages.load(std::memory_order_acquire)) return std::nullopt;
   const std::lock_guard lock(mailbox.mutex);
-  WireLink::Note note = std::move(mailbox.notes.front());
-  mailbox.notes.pop_front();
-  mailbox.has_notes.store(!mailbox.notes.empty(), std::memory_order_release);
-  return note;
+  WireLink::ControlMessage message = std::move(mailbox.control_messages.front());
+  mailbox.control_messages.pop_front();
+  mailbox.has_control_messages.store(!mailbox.control_messages.empty(), std::memory_order_release);
+  return message;
 }
 
 }  // namespace weft::internal

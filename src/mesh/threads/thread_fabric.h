@@ -1,5 +1,5 @@
-// Messages between ranks that are threads of one process: copied straight from the sender's buffer to the
-// receiver's by whichever of the two comes second.
+// In-process fabric between ranks that are threads. The rank that posts the second end of a message copies
+// its bytes, directly from the send buffer to the receive buffer.
 #pragma once
 
 #include <atomic>
@@ -13,25 +13,25 @@
 
 namespace weft::internal {
 
-// Thread safety: all members.
-class ThreadFabric final : public WireFabric {
+// Thread safety: any thread may call any member.
+class ThreadFabric final : public InProcessFabric {
  public:
   explicit ThreadFabric(int ranks) : mailboxes_(static_cast<size_t>(ranks)) {}
 
   int ranks() const override { return static_cast<int>(mailboxes_.size()); }
-  void Meet(const WireChannel& channel, const std::shared_ptr<WireTransfer>& transfer) override;
+  void Post(const WireChannel& channel, const std::shared_ptr<WireTransfer>& transfer) override;
   bool Withdraw(const WireChannel& channel, const WireTransfer& transfer) override;
   void Abandon(const WireChannel& channel, WireTransfer& transfer) override { Withdraw(channel, transfer); }
-  void PutNote(int sender, int receiver, std::string_view bytes) override;
-  std::optional<WireLink::Note> TakeNote(int rank) override;
+  void PushControlMessage(int sender, int receiver, std::string_view bytes) override;
+  std::optional<WireLink::ControlMessage> PopControlMessage(int rank) override;
 
  private:
-  // What has been sent to, or is awaited by, one rank.
+  // State of one receiving rank.
   struct Mailbox {
     std::mutex mutex;
-    WireMeetings meetings;
-    std::deque<WireLink::Note> notes;
-    std::atomic<bool> has_notes{false};
+    MatchQueue match_queue;
+    std::deque<WireLink::ControlMessage> control_messages;
+    std::atomic<bool> has_control_messages{false};
   };
   Mailbox& ReceiverOf(const WireChannel& channel) {
     return mailboxes_[static_cast<size_t>(std::get<1>(channel))];

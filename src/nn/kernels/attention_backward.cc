@@ -3,7 +3,7 @@
 
 #include "src/nn/kernels/attention_plan.h"
 #include "src/nn/kernels/head_rows.h"
-#include "src/nn/kernels/key_tile_sums.h"
+#include "src/nn/kernels/key_tile_accumulator.h"
 #include "src/nn/kernels/masked_row.h"
 #include "src/nn/kernels/vector_math.h"
 #include "src/nn/products/element.h"
@@ -15,29 +15,32 @@
 #include "weft/nn/attention_kernel.h"
 #include "weft/nn/matmul.h"
 
-// Note [Attention's gradients]
-// Backward has the weights P = exp(score - lse) without any running state, and with delta = sum(dO * O) of a
-// query:
+// Note [Attention backward]
+// Backward recomputes the weights P = exp(score - lse) from the saved lse, without running state. With
+// delta = sum(dO * O) for each query (FlashAttention, appendix B.2):
 //   dV += P^T dO,   dS = P * (dO V^T - delta) * scale,   dK += dS^T Q,   dQ += dS K.
-// Key tiles are taken one after the other, and for each all query heads at once: a head goes over the rows,
-// sums its own dK and dV of the tile, and adds to its dQ. Then the heads of a group are added up, in order.
-// So workers share nothing, and what is kept for each query head is one tile, not all keys.
+// Key tiles are processed one after the other, and the query heads of a key tile in parallel. Each query head
+// visits its rows, accumulates its own dK and dV of the tile, and adds to its own dQ. Afterwards the dK and
+// dV of the query heads that share a kv head are added up, in order.
+// Threads therefore share no accumulator, the order of additions does not depend on the number of threads,
+// and the accumulators of a query head take the memory of one key tile instead of all keys.
 
 namespace weft {
 namespace {
 
-// One query's row of a tile: scores become weights P, and the gradients of the weights become those of the
-// scores.
-void GradientOfRow(float* __restrict scores, float* __restrict gradients, absl::Span<const ColumnSpan> seen,
-                   int64_t columns, float scale, float lse, float delta) {
-  const ColumnSpan range = WorkedColumns(seen, columns);
+// For one row of a tile, overwrites the scores with the weights P, and the gradients of the weights with
+// those of the scores.
+void ScoreGradientsOfRow(float* __restrict scores, float* __restrict gradients,
+                         absl::Span<const ColumnSpan> visible, int64_t columns, float scale, float lse,
+                         float delta) {
+  const ColumnSpan range = ComputedColumns(visible, columns);
   for (int64_t i = range.begin; i < range.end; ++i) {
     const float weight = Exp(scores[i] * scale - lse);
     scores[i] = weight;
     gradients[i] = weight * (gradients[i] - delta) * scale;
   }
-  ClearOutside(scores, range, columns);
-  ClearOutside(gradients, range, columns);
+  ZeroOutside(scores, range, columns);
+  ZeroOutside(gradients, range, columns);
 }
 
 template <typename T>
@@ -51,7 +54,7 @@ const T* Narrow(const float* values, int64_t count, Scratch& scratch) {
   }
 }
 
-// What all heads and key tiles of a call share.
+// Arguments of one AttentionBackward, shared by all heads and key tiles.
 struct BackwardCall {
   const AttentionProblem& problem;
   const AttentionPlan& plan;
@@ -61,7 +64,7 @@ struct BackwardCall {
   const TensorView& lse;
   const TensorView& delta;
   const TensorView& dout;
-  const TensorView& dq;  // f32.
+  const TensorView& dq;  // f32, also if the caller's dq is bf16.
   float dq_beta;
 
   int64_t batches() const { return q.shape[0]; }
@@ -70,7 +73,7 @@ struct BackwardCall {
   int64_t value_dim() const { return dout.shape[3]; }
 };
 
-// One query head of one sequence, with one key tile.
+// Backward of one query head of one sequence with one key tile.
 template <typename T>
 class HeadBackward {
  public:
@@ -86,7 +89,7 @@ class HeadBackward {
         delta_(StatisticsOf(call.delta, batch, head)) {}
 
   void Run(int64_t key_tile, const TileGradients& sums) const {
-    if (!call_.plan.KeysBegin(key_tile)) {
+    if (!call_.plan.InitializesKeys(key_tile)) {
       ScaleRows(sums.dk, key_tile_.count, call_.head_dim(), sums.beta);
       ScaleRows(sums.dv, key_tile_.count, call_.value_dim(), sums.beta);
     }
@@ -110,22 +113,23 @@ class HeadBackward {
            scores, columns);
     Matmul(rows, columns, call_.value_dim(), dtype, dout, v_.TransposedFrom(tile.first_key), 0.0F,
            DType::kF32, gradients, columns);
-    HideUnseen(call_.plan, tile, scores);
+    MaskHiddenScores(call_.plan, tile, scores);
     for (int64_t row = 0; row < rows; ++row) {
-      GradientOfRow(scores + row * columns, gradients + row * columns, call_.plan.SeenBy(tile, row), columns,
-                    call_.problem.scale, lse_[tile.first_row + row], delta_[tile.first_row + row]);
+      ScoreGradientsOfRow(scores + row * columns, gradients + row * columns,
+                          call_.plan.VisibleColumns(tile, row), columns, call_.problem.scale,
+                          lse_[tile.first_row + row], delta_[tile.first_row + row]);
     }
     const T* weights = Narrow<T>(scores, rows * columns, narrow_weights);
     const T* score_gradients = Narrow<T>(gradients, rows * columns, narrow_gradients);
     const HeadRows<float> dk = sums.dk.Skip(tile.first_key - key_tile_.first);
     const HeadRows<float> dv = sums.dv.Skip(tile.first_key - key_tile_.first);
-    const float key_beta = tile.begins_keys ? sums.beta : 1.0F;
+    const float key_beta = tile.initializes_keys ? sums.beta : 1.0F;
     Matmul(columns, call_.value_dim(), rows, dtype, {weights, columns, true}, dout, key_beta, DType::kF32,
            dv.data, dv.stride);
     Matmul(columns, call_.head_dim(), rows, dtype, {score_gradients, columns, true}, q, key_beta, DType::kF32,
            dk.data, dk.stride);
     Matmul(rows, call_.head_dim(), columns, dtype, {score_gradients, columns}, k_.From(tile.first_key),
-           tile.begins_rows ? call_.dq_beta : 1.0F, DType::kF32, dq_.Row(tile.first_row), dq_.stride);
+           tile.initializes_rows ? call_.dq_beta : 1.0F, DType::kF32, dq_.Row(tile.first_row), dq_.stride);
   }
 
   const BackwardCall& call_;
@@ -136,22 +140,23 @@ class HeadBackward {
 };
 
 template <typename T>
-void AddKeyTile(const BackwardCall& call, int64_t index, const KeyTileSums& sums) {
+void AccumulateKeyTile(const BackwardCall& call, int64_t index, const KeyTileAccumulator& accumulator) {
   const KeyTile& key_tile = call.plan.key_tiles()[static_cast<size_t>(index)];
   ParallelFor(call.batches() * call.heads(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t batch = item / call.heads();
       const int64_t head = item % call.heads();
-      HeadBackward<T>(call, key_tile, batch, head).Run(index, sums.Of(key_tile, batch, head));
+      HeadBackward<T>(call, key_tile, batch, head)
+          .Run(index, accumulator.HeadGradients(key_tile, batch, head));
     }
   });
-  sums.Store(key_tile);
+  accumulator.Store(key_tile);
 }
 
-// Sets up the rows of dq that no tile begins.
-void ScaleQueries(const BackwardCall& call) {
+// Initializes dq in the row blocks in which no tile initializes it: dq *= dq_beta.
+void ScaleQueryGradients(const BackwardCall& call) {
   for (int64_t row_block = 0; row_block < call.plan.row_blocks(); ++row_block) {
-    if (call.plan.RowsBegin(row_block)) continue;
+    if (call.plan.InitializesRows(row_block)) continue;
     ParallelFor(call.batches() * call.heads(), 1, [&](int64_t begin, int64_t end) {
       for (int64_t item = begin; item < end; ++item) {
         const HeadRows<float> dq = HeadOf<float>(call.dq, item / call.heads(), item % call.heads());
@@ -173,15 +178,15 @@ void AttentionBackward(const AttentionProblem& problem, const TensorView& q, con
   const AttentionPlan plan(problem.mask, q_runs, RunsOf(keys), size, AttentionPlan::Order::kByKeyTile);
   const Tensor wide_dq = dq.dtype == DType::kF32 ? Tensor::Borrow(dq) : Tensor::Empty(DType::kF32, q.shape);
   const BackwardCall call = {problem, plan, size, q, keys, lse, delta, dout, wide_dq.view(), dq_beta};
-  ScaleQueries(call);
-  const KeyTileSums sums(problem, q, gradients, key_beta, plan.MostKeys());
+  ScaleQueryGradients(call);
+  const KeyTileAccumulator accumulator(problem, q, gradients, key_beta, plan.MaxTileKeys());
   WithElementType(q.dtype, [&](auto element) {
     for (size_t i = 0; i < plan.key_tiles().size(); ++i) {
-      AddKeyTile<decltype(element)>(call, static_cast<int64_t>(i), sums);
+      AccumulateKeyTile<decltype(element)>(call, static_cast<int64_t>(i), accumulator);
     }
   });
   if (dq.dtype != DType::kF32) {
-    WEFT_CHECK(StridedCopy(wide_dq.view(), dq).ok(), "dq has another shape than q");
+    WEFT_CHECK(StridedCopy(wide_dq.view(), dq).ok(), "dq and q have different shapes");
   }
 }
 

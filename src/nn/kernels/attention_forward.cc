@@ -13,41 +13,43 @@
 #include "weft/nn/matmul.h"
 
 // Note [Online softmax]
-// Forward keeps for every query the running maximum m and the sum l of exp(score - m) (Dao et al.,
-// "FlashAttention", 2022); when a later tile raises m, what was summed so far is scaled by exp(m_old -
-// m_new). At the end out = sum / l and lse = m + log l. A query that has seen nothing has m = -infinity and
-// l = 0.
+// Problem: the softmax of a query runs over all its keys, but only one tile of scores exists at a time.
+// Rule: forward keeps for every query the running maximum m of the scores, the sum l of exp(score - m), and
+//   the sum of exp(score - m) V (Dao et al., "FlashAttention", 2022, section 3.1). If a later tile raises m,
+//   both sums are multiplied by exp(m_old - m_new). At the end out = sum / l and lse = m + log l.
+// A query without a visible key has m = -infinity and l = 0.
 
 namespace weft {
 namespace {
 
-// Makes one row of a tile, scores so far, into exp(score - maximum), in the factors' dtype, with zeros where
-// the query must not look. Returns what the sums over earlier tiles are to be multiplied with.
+// Converts one row of a tile from scores to weights exp(score - maximum), in the dtype of the factors, with
+// zeros in hidden columns. Updates `maximum` and `sum`. Returns the factor for the query's sums over earlier
+// tiles.
 template <typename T>
-float SoftmaxRow(float* __restrict scores, absl::Span<const ColumnSpan> seen, int64_t columns, float scale,
+float SoftmaxRow(float* __restrict scores, absl::Span<const ColumnSpan> visible, int64_t columns, float scale,
                  float& maximum, float& sum, T* weights) {
-  const ColumnSpan range = WorkedColumns(seen, columns);
+  const ColumnSpan range = ComputedColumns(visible, columns);
   const int64_t count = range.end - range.begin;
   float* __restrict row = scores + range.begin;
-  const float highest = LaneMax(count, kHidden, [row](int64_t i) { return row[i]; });
+  const float highest = LaneMax(count, kMaskedScore, [row](int64_t i) { return row[i]; });
   const float raised = std::max(maximum, highest * scale);
   const float added = LaneSum(count, [row, scale, raised](int64_t i) {
     const float weight = Exp(row[i] * scale - raised);
     row[i] = weight;
     return weight;
   });
-  ClearOutside(scores, range, columns);
+  ZeroOutside(scores, range, columns);
   if constexpr (!std::is_same_v<T, float>) {
     for (int64_t i = 0; i < columns; ++i) weights[i] = Round<T>(scores[i]);
   }
-  if (seen.empty()) return 1.0F;
+  if (visible.empty()) return 1.0F;
   const float correction = Exp(maximum - raised);
   sum = sum * correction + added;
   maximum = raised;
   return correction;
 }
 
-// What all row blocks of a call share.
+// Arguments of one AttentionForward, shared by all row blocks.
 struct ForwardCall {
   const AttentionProblem& problem;
   const AttentionPlan& plan;
@@ -60,7 +62,7 @@ struct ForwardCall {
   int64_t value_dim() const { return out.shape[3]; }
 };
 
-// One block of queries of one head, over all keys.
+// Forward of one row block of one head over all keys.
 template <typename T>
 class RowBlockForward {
  public:
@@ -76,7 +78,7 @@ class RowBlockForward {
     static thread_local Scratch row_memory;
     const int64_t tile = call.size.rows * call.size.columns;
     scores_ = score_memory.Floats(tile);
-    // In fp32 the weights take the place of the scores.
+    // In fp32 the weights overwrite the scores.
     weights_ = std::is_same_v<T, float>
                    ? reinterpret_cast<T*>(scores_)
                    : static_cast<T*>(weight_memory.Bytes(static_cast<size_t>(tile) * sizeof(T)));
@@ -86,9 +88,9 @@ class RowBlockForward {
   }
 
   void Run() {
-    std::fill_n(maximum_, rows_, kHidden);
+    std::fill_n(maximum_, rows_, kMaskedScore);
     std::fill_n(sum_, rows_, 0.0F);
-    if (!call_.plan.RowsBegin(row_block_)) std::fill_n(out_, rows_ * call_.value_dim(), 0.0F);
+    if (!call_.plan.InitializesRows(row_block_)) std::fill_n(out_, rows_ * call_.value_dim(), 0.0F);
     for (const AttentionTile& tile : call_.plan.TilesOf(row_block_)) AddTile(tile);
     Store();
   }
@@ -101,16 +103,16 @@ class RowBlockForward {
            HeadOf<T>(call_.q, batch_, head_).From(tile.first_row),
            HeadOf<T>(keys.k, batch_, kv_head).TransposedFrom(tile.first_key), 0.0F, DType::kF32, scores_,
            tile.columns);
-    HideUnseen(call_.plan, tile, scores_);
+    MaskHiddenScores(call_.plan, tile, scores_);
     const int64_t offset = tile.first_row - first_row_;
     for (int64_t row = 0; row < tile.rows; ++row) {
-      const float correction = SoftmaxRow(scores_ + row * tile.columns, call_.plan.SeenBy(tile, row),
+      const float correction = SoftmaxRow(scores_ + row * tile.columns, call_.plan.VisibleColumns(tile, row),
                                           tile.columns, call_.problem.scale, maximum_[offset + row],
                                           sum_[offset + row], weights_ + row * tile.columns);
-      if (!tile.begins_rows && correction != 1.0F) ScaleRow(offset + row, correction);
+      if (!tile.initializes_rows && correction != 1.0F) ScaleRow(offset + row, correction);
     }
     Matmul(tile.rows, call_.value_dim(), tile.columns, kDTypeOf<T>, {weights_, tile.columns},
-           HeadOf<T>(keys.v, batch_, kv_head).From(tile.first_key), tile.begins_rows ? 0.0F : 1.0F,
+           HeadOf<T>(keys.v, batch_, kv_head).From(tile.first_key), tile.initializes_rows ? 0.0F : 1.0F,
            DType::kF32, out_ + offset * call_.value_dim(), call_.value_dim());
   }
 

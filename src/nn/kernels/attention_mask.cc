@@ -9,16 +9,16 @@
 namespace weft {
 namespace {
 
-// Queries at positions first, first + 1, …, first + queries - 1 before keys at 0, 1, …, keys - 1: the number
-// of pairs with key <= query, that is the sum of clamp(query + 1, 0, keys).
+// The number of pairs with key <= query, for queries at positions [first, first + queries) and keys at
+// positions [0, keys): the sum of clamp(query + 1, 0, keys) over the queries.
 int64_t PairsUpTo(int64_t first, int64_t queries, int64_t keys) {
-  // Of queries below position `end`.
-  const auto below = [keys](int64_t end) {
+  // The number of pairs whose query lies in [0, end).
+  const auto pairs_below = [keys](int64_t end) {
     const int64_t slope = std::clamp<int64_t>(end, 0, keys);
     const int64_t beyond = std::max<int64_t>(end - keys, 0);
     return slope * (slope + 1) / 2 + beyond * keys;
   };
-  return below(first + queries) - below(first);
+  return pairs_below(first + queries) - pairs_below(first);
 }
 
 }  // namespace
@@ -26,13 +26,13 @@ int64_t PairsUpTo(int64_t first, int64_t queries, int64_t keys) {
 absl::Status Validate(const AttentionMask& mask) {
   if (!mask.window.has_value()) return absl::OkStatus();
   if (*mask.window < 1) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("an attention window of ", *mask.window, ": it must be at least 1, or absent"));
+    return absl::InvalidArgumentError(absl::StrCat("an attention window of ", *mask.window,
+                                                   " is invalid: set a window of at least 1, or none"));
   }
   if (!mask.causal) {
     return absl::InvalidArgumentError(
         absl::StrCat("an attention window of ", *mask.window,
-                     " without a causal mask: a window ends at the query; make the mask causal or drop it"));
+                     " without a causal mask is invalid: make the mask causal, or set no window"));
   }
   return absl::OkStatus();
 }
@@ -41,9 +41,9 @@ int64_t VisiblePairs(const AttentionMask& mask, const TokenRun& queries, const T
   if (queries.document != keys.document) return 0;
   if (!mask.causal) return queries.count * keys.count;
   const int64_t first = queries.position - keys.position;
-  const int64_t seen = PairsUpTo(first, queries.count, keys.count);
-  if (!mask.window.has_value()) return seen;
-  return seen - PairsUpTo(first - *mask.window - 1, queries.count, keys.count);
+  const int64_t up_to_query = PairsUpTo(first, queries.count, keys.count);
+  if (!mask.window.has_value()) return up_to_query;
+  return up_to_query - PairsUpTo(first - *mask.window - 1, queries.count, keys.count);
 }
 
 int64_t VisiblePairs(const AttentionMask& mask, const TokenRuns& queries, const TokenRuns& keys) {

@@ -8,39 +8,41 @@
 namespace weft {
 namespace {
 
-// Which of the tokens that a sum runs over have been met.
-class Beginnings {
+// State of the sums of all tokens (rows or keys) while the tiles are visited in order. The first tile with a
+// token initializes the token's sum, but only if it is the first for all its tokens.
+class TouchedTokens {
  public:
-  explicit Beginnings(int64_t tokens) : state_(static_cast<size_t>(tokens), State::kUnmet) {}
+  explicit TouchedTokens(int64_t tokens) : state_(static_cast<size_t>(tokens), State::kUntouched) {}
 
-  // Whether no tile had any of these tokens. Else those that are new have missed their beginning.
-  bool Begin(int64_t first, int64_t count) {
+  // Visits a tile with tokens [first, first + count). Returns whether all of them were untouched: the tile
+  // then initializes their sums. Otherwise no tile initializes the sums of those that were untouched.
+  bool Touch(int64_t first, int64_t count) {
     const auto begin = state_.begin() + first;
-    const bool fresh = std::all_of(begin, begin + count, [](State s) { return s == State::kUnmet; });
+    const bool untouched = std::all_of(begin, begin + count, [](State s) { return s == State::kUntouched; });
     for (auto state = begin; state != begin + count; ++state) {
-      if (*state == State::kUnmet) *state = fresh ? State::kBegun : State::kMissed;
+      if (*state == State::kUntouched) *state = untouched ? State::kInitialized : State::kNotInitialized;
     }
-    return fresh;
+    return untouched;
   }
-  bool AllBegun(int64_t first, int64_t count) const {
+  bool AllInitialized(int64_t first, int64_t count) const {
     const auto begin = state_.begin() + first;
-    return std::all_of(begin, begin + count, [](State s) { return s == State::kBegun; });
+    return std::all_of(begin, begin + count, [](State s) { return s == State::kInitialized; });
   }
 
  private:
-  enum class State : uint8_t { kUnmet, kBegun, kMissed };
+  enum class State : uint8_t { kUntouched, kInitialized, kNotInitialized };
   std::vector<State> state_;
 };
 
 }  // namespace
 
 TileSize TileSizeFor(int64_t cache_bytes) {
-  constexpr int64_t kMostRows = 256;
-  constexpr int64_t kMostColumns = 512;
-  constexpr int64_t kFewestColumns = 128;
+  constexpr int64_t kMaxRows = 256;
+  constexpr int64_t kMaxColumns = 512;
+  constexpr int64_t kMinColumns = 128;
   const auto scores = static_cast<uint64_t>(cache_bytes / 2) / sizeof(float);
-  const auto columns = static_cast<int64_t>(std::bit_floor(scores / kMostRows));
-  return {kMostRows, std::clamp(columns, kFewestColumns, kMostColumns)};
+  const auto columns = static_cast<int64_t>(std::bit_floor(scores / kMaxRows));
+  return {kMaxRows, std::clamp(columns, kMinColumns, kMaxColumns)};
 }
 
 AttentionPlan::AttentionPlan(const AttentionMask& mask, const TokenRuns& queries,
@@ -71,7 +73,7 @@ AttentionPlan::AttentionPlan(const AttentionMask& mask, const TokenRuns& queries
     }
   }
   GroupTiles(order);
-  MarkBeginnings();
+  MarkInitializingTiles();
 }
 
 void AttentionPlan::GroupTiles(Order order) {
@@ -89,8 +91,8 @@ void AttentionPlan::GroupTiles(Order order) {
   }
 }
 
-void AttentionPlan::MarkBeginnings() {
-  std::vector<int64_t> first_of_block;  // Keys are counted through all blocks.
+void AttentionPlan::MarkInitializingTiles() {
+  std::vector<int64_t> first_of_block;  // Index of the block's first key, counted over all blocks.
   int64_t keys = 0;
   for (const KeyTile& tile : key_tiles_) {
     if (tile.first == 0) first_of_block.resize(static_cast<size_t>(tile.block) + 1, keys);
@@ -99,25 +101,25 @@ void AttentionPlan::MarkBeginnings() {
   const auto key_at = [&](int64_t block, int64_t key) {
     return first_of_block[static_cast<size_t>(block)] + key;
   };
-  Beginnings rows(queries_);
-  Beginnings columns(keys);
+  TouchedTokens rows(queries_);
+  TouchedTokens columns(keys);
   for (AttentionTile& tile : tiles_) {
-    tile.begins_rows = rows.Begin(tile.first_row, tile.rows);
-    tile.begins_keys = columns.Begin(key_at(BlockOf(tile), tile.first_key), tile.columns);
+    tile.initializes_rows = rows.Touch(tile.first_row, tile.rows);
+    tile.initializes_keys = columns.Touch(key_at(BlockOf(tile), tile.first_key), tile.columns);
   }
   for (int64_t block = 0; block < row_blocks_; ++block) {
-    rows_begin_.push_back(rows.AllBegun(FirstRow(block), RowsOf(block)));
+    initializes_rows_.push_back(rows.AllInitialized(FirstRow(block), RowsOf(block)));
   }
   for (const KeyTile& tile : key_tiles_) {
-    keys_begin_.push_back(columns.AllBegun(key_at(tile.block, tile.first), tile.count));
+    initializes_keys_.push_back(columns.AllInitialized(key_at(tile.block, tile.first), tile.count));
   }
   for (AttentionTile& tile : tiles_) {
-    tile.begins_rows &= RowsBegin(tile.row_block);
-    tile.begins_keys &= KeysBegin(tile.key_tile);
+    tile.initializes_rows &= InitializesRows(tile.row_block);
+    tile.initializes_keys &= InitializesKeys(tile.key_tile);
   }
 }
 
-int64_t AttentionPlan::MostKeys() const {
+int64_t AttentionPlan::MaxTileKeys() const {
   int64_t most = 0;
   for (const KeyTile& tile : key_tiles_) most = std::max(most, tile.count);
   return most;

@@ -1,11 +1,11 @@
-// The plan of an attention: which tiles of its score matrix are computed, and what each row of a tile sees.
-// Pure, and the same for every head and every row of a batch.
+// Plan of an attention: the tiles of the score matrix [queries, keys] that are computed, and the visible
+// columns of each row of a tile. Pure. All heads and all rows of a batch share one plan.
 //
-// Note [Attention by tiles]
-// Queries are taken in blocks of rows, keys in tiles of columns, so that a tile of scores stays in a core's
-// cache. Each tile is one matrix product Q K^T, then a pass over its rows, then one product more (forward) or
-// four (backward), so nearly all of the time is spent in the matrix library. Tiles in which nothing is
-// visible are left out; see Note [Parts of tiles] for those of which a part is.
+// Note [Attention tiles]
+// Queries are divided into row blocks and keys into key tiles, so that one tile of scores fits into a core's
+// cache. A tile takes one matrix product Q K^T, a pass over its rows, and one more product in forward, or
+// four in backward. Nearly all of the time is therefore spent in the matrix library. Tiles without a visible
+// pair are skipped. Note [Partial tiles] describes those in which only some pairs are visible.
 #pragma once
 
 #include <algorithm>
@@ -21,11 +21,11 @@ namespace weft {
 struct TileSize {
   int64_t rows, columns;
 };
-// Whose scores, in f32, take at most half of the cache, where that leaves products of a size that is worth a
-// call.
+// The tile size whose scores, in f32, fill at most half of a cache of `cache_bytes`. For small caches it is
+// the smallest tile whose products are still efficient.
 TileSize TileSizeFor(int64_t cache_bytes);
 
-// Columns [begin, end) of a tile.
+// Columns [begin, end) of a tile or of a key tile.
 struct ColumnSpan {
   int64_t begin, end;
 };
@@ -36,25 +36,30 @@ struct KeyTile {
   int64_t first, count;
 };
 
+// A rectangle of the score matrix that is computed at once: all or part of one row block and one key tile.
 struct AttentionTile {
-  int64_t row_block;  // The block of queries, and the tile of keys, that it is a part of.
-  int64_t key_tile;
-  int64_t first_row, rows;     // Of all queries.
-  int64_t first_key, columns;  // Of the block of keys.
-  int64_t spans_at = -1;       // In the plan, of its first row; -1 if every row sees all columns.
-  ColumnSpan all;              // [0, columns)
-  // No tile before had any of its rows (columns), and what its row block (key tile) sums needs no setting up.
-  bool begins_rows = false;
-  bool begins_keys = false;
+  int64_t row_block;           // Index of the row block that contains the tile.
+  int64_t key_tile;            // Index of the key tile that contains the tile.
+  int64_t first_row, rows;     // Counted over all queries.
+  int64_t first_key, columns;  // Counted over the keys of the key block.
+  int64_t span_row = -1;  // Index of the tile's first row in the plan's spans; -1 if all pairs are visible.
+  ColumnSpan all;         // [0, columns)
+  // True if the tile initializes the sums of its rows (keys): it is the first with any of them, so that its
+  // product takes the caller's beta, where products of later tiles take 1. False for all tiles of a row block
+  // (key tile) without InitializesRows (InitializesKeys).
+  bool initializes_rows = false;
+  bool initializes_keys = false;
 };
 
 class AttentionPlan {
  public:
-  // Row block by row block, from left to right; or key tile by key tile, from bottom to top, so that the
-  // first tile of a causal mask has all columns.
+  // Order of the tiles, and their groups.
+  //   kByRowBlock: one group per row block, tiles from the first key to the last.
+  //   kByKeyTile: one group per key tile, tiles from the last query to the first. With a causal mask the
+  //     first tile then has all columns, and can initialize the sums of all keys.
   enum class Order : uint8_t { kByRowBlock, kByKeyTile };
 
-  // `key_blocks`: the tokens of each block of keys.
+  // `queries` are the tokens of the queries, `key_blocks` those of each block of keys.
   AttentionPlan(const AttentionMask& mask, const TokenRuns& queries,
                 absl::Span<const TokenRuns* const> key_blocks, TileSize size, Order order);
 
@@ -62,40 +67,42 @@ class AttentionPlan {
   int64_t FirstRow(int64_t row_block) const { return row_block * size_.rows; }
   int64_t RowsOf(int64_t row_block) const { return std::min(size_.rows, queries_ - FirstRow(row_block)); }
   const std::vector<KeyTile>& key_tiles() const { return key_tiles_; }
-  // Of a key tile.
-  int64_t MostKeys() const;
+  // The number of keys of the largest key tile.
+  int64_t MaxTileKeys() const;
   int64_t BlockOf(const AttentionTile& tile) const {
     return key_tiles_[static_cast<size_t>(tile.key_tile)].block;
   }
 
-  // Those of a row block or of a key tile, by the plan's order.
+  // The tiles of one group: of a row block or of a key tile, depending on the plan's order.
   absl::Span<const AttentionTile> TilesOf(int64_t group) const;
-  // What a row of the tile sees, from left to right.
-  absl::Span<const ColumnSpan> SeenBy(const AttentionTile& tile, int64_t row) const {
-    if (tile.spans_at < 0) return {&tile.all, 1};
-    const auto at = static_cast<size_t>(tile.spans_at + row);
+  // The visible columns of a row of the tile, as disjoint spans in ascending order.
+  absl::Span<const ColumnSpan> VisibleColumns(const AttentionTile& tile, int64_t row) const {
+    if (tile.span_row < 0) return {&tile.all, 1};
+    const auto at = static_cast<size_t>(tile.span_row + row);
     return {spans_.data() + span_starts_[at], static_cast<size_t>(span_starts_[at + 1] - span_starts_[at])};
   }
-  // Whether each row (key) has a tile that begins it: else what is summed over tiles must be set up before.
-  bool RowsBegin(int64_t row_block) const { return rows_begin_[static_cast<size_t>(row_block)]; }
-  bool KeysBegin(int64_t key_tile) const { return keys_begin_[static_cast<size_t>(key_tile)]; }
+  // True if every row (key) of the row block (key tile) has a tile that initializes its sums. If not, no tile
+  // does, and the caller must initialize all sums of the row block (key tile) before its first tile.
+  bool InitializesRows(int64_t row_block) const { return initializes_rows_[static_cast<size_t>(row_block)]; }
+  bool InitializesKeys(int64_t key_tile) const { return initializes_keys_[static_cast<size_t>(key_tile)]; }
 
  private:
   class Builder;
 
   void GroupTiles(Order order);
-  void MarkBeginnings();
+  void MarkInitializingTiles();
 
   TileSize size_;
   int64_t queries_;
   int64_t row_blocks_;
   std::vector<KeyTile> key_tiles_;
   std::vector<AttentionTile> tiles_;
-  std::vector<int64_t> group_starts_;  // In tiles_; then their number.
-  // In spans_, by row of tiles; a row's spans end where the next row's begin.
+  // The tiles of group g are tiles_[group_starts_[g]] up to tiles_[group_starts_[g + 1]].
+  std::vector<int64_t> group_starts_;
+  // The spans of row r are spans_[span_starts_[r]] up to spans_[span_starts_[r + 1]].
   std::vector<int64_t> span_starts_;
   std::vector<ColumnSpan> spans_;
-  std::vector<bool> rows_begin_, keys_begin_;
+  std::vector<bool> initializes_rows_, initializes_keys_;  // By row block; by key tile.
 };
 
 }  // namespace weft

@@ -5,13 +5,13 @@
 namespace weft {
 namespace {
 
-// Rows that make a part of a tile. More are computed faster, fewer waste less: with 64, what is computed in
-// vain is half of 64 columns a row.
+// Rows of a part of a tile. More rows make products faster, fewer rows waste less: with 64 rows on the
+// diagonal of a causal mask, half of 64 columns per row are wasted.
 constexpr int64_t kPartRows = 64;
-// Parts are trimmed by multiples of this.
+// The columns of a part are rounded out to multiples of this.
 constexpr int64_t kTrim = 64;
-// Parts are joined where that adds less than one part in so many to what is computed.
-constexpr int64_t kJoiningCost = 32;
+// Parts are merged if that increases the number of computed pairs by at most 1 / kMergeCost.
+constexpr int64_t kMergeCost = 32;
 
 int64_t PairsOf(const AttentionMask& mask, const TokenRuns& queries, const TokenRuns& keys) {
   int64_t pairs = 0;
@@ -21,27 +21,28 @@ int64_t PairsOf(const AttentionMask& mask, const TokenRuns& queries, const Token
   return pairs;
 }
 
-// The keys of a run that a query of its document sees, as indices into the run; begin >= end for none.
-ColumnSpan SeenOfRun(const AttentionMask& mask, int64_t position, const TokenRun& keys) {
+// The keys of a run that a query at `position` of the same document attends to, as indices into the run.
+// Empty if begin >= end.
+ColumnSpan VisibleKeysOfRun(const AttentionMask& mask, int64_t position, const TokenRun& keys) {
   if (!mask.causal) return {0, keys.count};
   const int64_t newest = position - keys.position;
   const int64_t oldest = mask.window.has_value() ? newest - *mask.window : 0;
   return {std::max<int64_t>(oldest, 0), std::min(newest + 1, keys.count)};
 }
 
-AttentionTile Joined(const AttentionTile& upper, const AttentionTile& lower) {
-  AttentionTile joined = upper;
-  joined.rows = lower.first_row + lower.rows - upper.first_row;
-  joined.first_key = std::min(upper.first_key, lower.first_key);
-  joined.columns =
-      std::max(upper.first_key + upper.columns, lower.first_key + lower.columns) - joined.first_key;
-  return joined;
+AttentionTile Merged(const AttentionTile& upper, const AttentionTile& lower) {
+  AttentionTile merged = upper;
+  merged.rows = lower.first_row + lower.rows - upper.first_row;
+  merged.first_key = std::min(upper.first_key, lower.first_key);
+  merged.columns =
+      std::max(upper.first_key + upper.columns, lower.first_key + lower.columns) - merged.first_key;
+  return merged;
 }
 
-bool WorthJoining(const AttentionTile& upper, const AttentionTile& lower) {
-  const AttentionTile joined = Joined(upper, lower);
-  const int64_t apart = upper.rows * upper.columns + lower.rows * lower.columns;
-  return joined.rows * joined.columns <= apart + apart / kJoiningCost;
+bool WorthMerging(const AttentionTile& upper, const AttentionTile& lower) {
+  const AttentionTile merged = Merged(upper, lower);
+  const int64_t separate = upper.rows * upper.columns + lower.rows * lower.columns;
+  return merged.rows * merged.columns <= separate + separate / kMergeCost;
 }
 
 }  // namespace
@@ -73,12 +74,12 @@ void AttentionPlan::Builder::AddSpansOfRow(int64_t document, int64_t position, c
   const auto row_start = static_cast<size_t>(plan_.span_starts_.back());
   int64_t start = 0;
   for (const TokenRun& run : keys) {
-    const ColumnSpan seen = SeenOfRun(mask_, position, run);
-    if (run.document == document && seen.begin < seen.end) {
-      if (spans.size() > row_start && spans.back().end == start + seen.begin) {
-        spans.back().end = start + seen.end;
+    const ColumnSpan visible = VisibleKeysOfRun(mask_, position, run);
+    if (run.document == document && visible.begin < visible.end) {
+      if (spans.size() > row_start && spans.back().end == start + visible.begin) {
+        spans.back().end = start + visible.end;
       } else {
-        spans.push_back({start + seen.begin, start + seen.end});
+        spans.push_back({start + visible.begin, start + visible.end});
       }
     }
     start += run.count;
@@ -90,8 +91,8 @@ void AttentionPlan::Builder::AddParts(const AttentionTile& whole) {
   for (int64_t row = 0; row < whole.rows; row += kPartRows) {
     const std::optional<AttentionTile> next = PartOf(whole, row, std::min(kPartRows, whole.rows - row));
     if (!next.has_value()) continue;
-    if (part.has_value() && WorthJoining(*part, *next)) {
-      part = Joined(*part, *next);
+    if (part.has_value() && WorthMerging(*part, *next)) {
+      part = Merged(*part, *next);
     } else {
       if (part.has_value()) Push(*part);
       part = next;
@@ -105,12 +106,12 @@ std::optional<AttentionTile> AttentionPlan::Builder::PartOf(const AttentionTile&
   AttentionTile part = whole;
   part.first_row += row;
   part.rows = rows;
-  part.spans_at = static_cast<int64_t>(first_start_) + row;
+  part.span_row = static_cast<int64_t>(first_start_) + row;
   ColumnSpan columns = {whole.columns, 0};
   for (int64_t i = 0; i < rows; ++i) {
-    const absl::Span<const ColumnSpan> seen = plan_.SeenBy(part, i);
-    if (seen.empty()) continue;
-    columns = {std::min(columns.begin, seen.front().begin), std::max(columns.end, seen.back().end)};
+    const absl::Span<const ColumnSpan> visible = plan_.VisibleColumns(part, i);
+    if (visible.empty()) continue;
+    columns = {std::min(columns.begin, visible.front().begin), std::max(columns.end, visible.back().end)};
   }
   if (columns.begin >= columns.end) return std::nullopt;
   part.first_key = columns.begin / kTrim * kTrim;
@@ -119,7 +120,7 @@ std::optional<AttentionTile> AttentionPlan::Builder::PartOf(const AttentionTile&
 }
 
 void AttentionPlan::Builder::Push(AttentionTile part) {
-  const auto starts = plan_.span_starts_.begin() + part.spans_at;
+  const auto starts = plan_.span_starts_.begin() + part.span_row;
   for (int64_t i = starts[0]; i < starts[part.rows]; ++i) {
     ColumnSpan& span = plan_.spans_[static_cast<size_t>(i)];
     span = {span.begin - part.first_key, span.end - part.first_key};

@@ -1,9 +1,11 @@
-// Finds the tiles of an attention's plan.
+// Builder of an AttentionPlan: finds the tiles to compute.
 //
-// Note [Parts of tiles]
-// Where only a part of a tile is visible, as on the diagonal of a causal mask or at the border of documents,
-// computing all of it would cost short sequences a third of their time. Such a tile is cut into groups of
-// rows, each trimmed to the columns that one of them sees, by multiples of some lanes.
+// Note [Partial tiles]
+// Problem: on the diagonal of a causal mask, or at the border of documents, only some pairs of a tile are
+//   visible. To compute the whole tile would waste a third of the time of short sequences.
+// Rule: such a tile is split into groups of kPartRows rows. Each group is trimmed to the columns that any of
+//   its rows attends to, rounded out to multiples of kTrim. Adjacent groups are merged if that adds little
+//   work.
 #pragma once
 
 #include <cstddef>
@@ -18,24 +20,25 @@ class AttentionPlan::Builder {
  public:
   Builder(AttentionPlan& plan, const AttentionMask& mask) : plan_(plan), mask_(mask) {}
 
-  // Adds what there is to compute of a row block's meeting with a key tile, `whole`, whose tokens are
-  // `queries` and `keys`: nothing if nothing is visible, one tile if all is, else parts. Leaves begins_rows
-  // and begins_keys open.
+  // Adds the tiles for `whole`, the intersection of a row block and a key tile, whose tokens are `queries`
+  // and `keys`: no tile if no pair is visible, one tile if all pairs are, otherwise parts. Does not set
+  // initializes_rows and initializes_keys.
   void Add(const AttentionTile& whole, const TokenRuns& queries, const TokenRuns& keys);
 
  private:
-  // What each row of the row block sees, in columns of the key tile.
+  // Adds the visible columns of each row of the row block, counted from the start of the key tile.
   void AddSpans(const TokenRuns& queries, const TokenRuns& keys);
   void AddSpansOfRow(int64_t document, int64_t position, const TokenRuns& keys);
   void AddParts(const AttentionTile& whole);
-  // The tile of rows [row, row + rows) of the row block; none if they see nothing. Until it is pushed its
-  // first_key counts from the key tile's start.
+  // The tile for rows [row, row + rows) of the row block; none if they have no visible column. Its first_key
+  // is counted from the start of the key tile until Push.
   std::optional<AttentionTile> PartOf(const AttentionTile& whole, int64_t row, int64_t rows) const;
+  // Adds the part, with spans relative to its first column and first_key relative to the key block.
   void Push(AttentionTile part);
 
   AttentionPlan& plan_;
   const AttentionMask& mask_;
-  size_t first_start_ = 0;  // Of the row block with the key tile, in the plan's span_starts_.
+  size_t first_start_ = 0;  // Index in the plan's span_starts_ of the first row of the present `whole`.
 };
 
 }  // namespace weft

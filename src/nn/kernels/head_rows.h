@@ -1,4 +1,5 @@
-// How the attention kernels find their way in tensors: one head of one sequence has a row for each token.
+// Row access for the attention kernels: one head of one sequence of a tensor as a matrix with a row for each
+// token.
 #pragma once
 
 #include <algorithm>
@@ -11,26 +12,27 @@
 
 namespace weft {
 
+// A matrix [tokens, dim] in strided memory.
 template <typename T>
 struct HeadRows {
   T* data;
-  int64_t stride;  // From token to token; at least the head's size.
+  int64_t stride;  // Elements from token to token; at least dim.
 
   T* Row(int64_t token) const { return data + token * stride; }
   HeadRows Skip(int64_t tokens) const { return {Row(tokens), stride}; }
-  // Rows from `token` on as a factor, or as the transpose of one.
+  // The rows from `token` on as an operand of a product, or as a transposed operand.
   Factor From(int64_t token) const { return {Row(token), stride}; }
   Factor TransposedFrom(int64_t token) const { return {Row(token), stride, true}; }
 };
 
-// Of a tensor [batch, tokens, heads, dim].
+// The rows of one head of a tensor [batch, tokens, heads, dim].
 template <typename T>
 HeadRows<T> HeadOf(const TensorView& view, int64_t batch, int64_t head) {
   return {view.As<T>() + batch * view.strides[0] + head * view.strides[2],
           std::max(view.strides[1], view.shape[3])};
 }
 
-// rows *= beta; with 0 old values do not count.
+// rows *= beta. With beta 0 the old values are not read.
 inline void ScaleRows(HeadRows<float> rows, int64_t count, int64_t dim, float beta) {
   if (beta == 1.0F) return;
   for (int64_t row = 0; row < count; ++row) {
@@ -39,12 +41,12 @@ inline void ScaleRows(HeadRows<float> rows, int64_t count, int64_t dim, float be
   }
 }
 
-// Where the head's row of a tensor [batch, heads, tokens] starts.
+// The first element of one head's row in a tensor [batch, heads, tokens], such as the log-sum-exp.
 inline float* StatisticsOf(const TensorView& view, int64_t batch, int64_t head) {
   return view.As<float>() + batch * view.strides[0] + head * view.strides[1];
 }
 
-// The kv head that a query head reads.
+// Index of the kv head that a query head reads.
 inline int64_t KvHead(const AttentionProblem& problem, int64_t head) {
   return (head + problem.head_offset) / problem.group;
 }

@@ -1,9 +1,13 @@
-// What the passes over a tile's rows do about the columns that a query must not see.
+// Masking of a tile's rows: excludes the columns (keys) that a row (query) may not attend to.
 //
 // Note [Masked rows]
-// Rows are worked on from the first to the last visible column, widened to whole groups of lanes, so that
-// loops have no remainder but at the tile's end. Hidden columns between are given a score of -infinity, whose
-// exponential is 0; those outside are skipped, and cleared at the end.
+// Problem: the visible columns of a row need not start or end at a multiple of the vector width, and may have
+//   gaps.
+// Rule: the passes over a row compute one range of columns, from the first to the last visible one, rounded
+//   out to whole groups of lanes. Hidden columns within the range get a score of -infinity. Columns outside
+//   the range are skipped, and zeroed at the end.
+// Why it suffices: exp(-infinity) is 0, so that hidden columns contribute nothing. Loops have a remainder
+//   only at the end of the tile.
 #pragma once
 
 #include <algorithm>
@@ -17,35 +21,38 @@
 
 namespace weft {
 
-inline constexpr float kHidden = -std::numeric_limits<float>::infinity();
+// Score of a hidden column.
+inline constexpr float kMaskedScore = -std::numeric_limits<float>::infinity();
 
-// The columns that a row is worked on; none if it sees nothing.
-inline ColumnSpan WorkedColumns(absl::Span<const ColumnSpan> seen, int64_t columns) {
-  if (seen.empty()) return {0, 0};
-  return {seen.front().begin / kLanes * kLanes,
-          std::min((seen.back().end + kLanes - 1) / kLanes * kLanes, columns)};
+// The range of columns that is computed for a row with these visible columns. Empty if no column is visible.
+inline ColumnSpan ComputedColumns(absl::Span<const ColumnSpan> visible, int64_t columns) {
+  if (visible.empty()) return {0, 0};
+  return {visible.front().begin / kLanes * kLanes,
+          std::min((visible.back().end + kLanes - 1) / kLanes * kLanes, columns)};
 }
 
-inline void HideUnseen(float* scores, absl::Span<const ColumnSpan> seen, int64_t columns) {
-  const ColumnSpan worked = WorkedColumns(seen, columns);
-  int64_t at = worked.begin;
-  for (const ColumnSpan& span : seen) {
-    std::fill(scores + at, scores + span.begin, kHidden);
+// Sets the scores of the hidden columns within the computed range to kMaskedScore.
+inline void MaskHiddenScores(float* scores, absl::Span<const ColumnSpan> visible, int64_t columns) {
+  const ColumnSpan computed = ComputedColumns(visible, columns);
+  int64_t at = computed.begin;
+  for (const ColumnSpan& span : visible) {
+    std::fill(scores + at, scores + span.begin, kMaskedScore);
     at = span.end;
   }
-  std::fill(scores + at, scores + std::max(at, worked.end), kHidden);
+  std::fill(scores + at, scores + std::max(at, computed.end), kMaskedScore);
 }
 
-// Before the passes over a tile's rows. (Apart from them, as a row that was just written is read slowly.)
-inline void HideUnseen(const AttentionPlan& plan, const AttentionTile& tile, float* scores) {
-  if (tile.spans_at < 0) return;
+// Masks all rows of a tile. This is a pass of its own, before the others: reading a row immediately after
+// writing it is slow.
+inline void MaskHiddenScores(const AttentionPlan& plan, const AttentionTile& tile, float* scores) {
+  if (tile.span_row < 0) return;
   for (int64_t row = 0; row < tile.rows; ++row) {
-    HideUnseen(scores + row * tile.columns, plan.SeenBy(tile, row), tile.columns);
+    MaskHiddenScores(scores + row * tile.columns, plan.VisibleColumns(tile, row), tile.columns);
   }
 }
 
-// Clears what lies outside the range.
-inline void ClearOutside(float* values, ColumnSpan range, int64_t columns) {
+// Zeroes the columns outside `range`.
+inline void ZeroOutside(float* values, ColumnSpan range, int64_t columns) {
   std::fill(values, values + range.begin, 0.0F);
   std::fill(values + range.end, values + columns, 0.0F);
 }

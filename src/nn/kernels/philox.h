@@ -1,5 +1,6 @@
-// Philox4x32-10, the counter-based generator of Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3"
-// (SC 2011): a keyed bijection of 128-bit counters, so that any element of a stream is computed alone.
+// Philox4x32-10, a counter-based random number generator (Salmon et al., "Parallel Random Numbers: As Easy as
+// 1, 2, 3", SC 2011). It is a keyed bijection of 128-bit counters, so that any element of a stream can be
+// computed alone.
 #pragma once
 
 #include <array>

@@ -1,4 +1,4 @@
-// Token ids from outside are checked once, where they enter a computation.
+// Range check of token ids that come from a caller.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,8 @@
 
 namespace weft {
 
-// Errors: kInvalidArgument (names the first id outside [0, vocab_size), where it is, and `what`).
+// Checks that all ids lie in [0, vocab_size). `what` names the tensor in the message.
+// Errors: kInvalidArgument (dtype or layout; or the first id out of range, with its position).
 absl::Status CheckTokenIds(const Tensor& ids, int64_t vocab_size, const std::string& what);
 
 }  // namespace weft

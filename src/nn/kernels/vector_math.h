@@ -1,5 +1,5 @@
-// Arithmetic that a compiler turns into vector code, with the same bits in a vector's body and in a loop's
-// tail.
+// Exponential, sigmoid, sums and maxima that the compiler vectorizes. Vector code and scalar loop remainders
+// give the same bits.
 #pragma once
 
 #include <bit>
@@ -7,19 +7,20 @@
 
 namespace weft {
 
-// e^x for x <= 88.3, to within one unit in the last place; 0 below -87.3, where results would be subnormal.
-// No branch and no call, so that loops over it vectorise.
+// e^x within one unit in the last place. Returns 0 for x < -87.3, where the result would be subnormal. Has no
+// branch and no call, so that loops over it vectorize. REQUIRES: x <= 88.3.
 //
-// x = n ln 2 + r with |r| <= ln 2 / 2; e^r = 1 + r + r^2 P(r), P fitted to the least maximal relative error
-// of e^r on that interval (2^-28); 2^n through the exponent's bits.
+// Method (Cody and Waite's range reduction): x = n ln 2 + r with |r| <= ln 2 / 2, and e^r = 1 + r + r^2 P(r).
+// P is the minimax polynomial for the relative error of e^r on that interval (2^-28). The exponent bits give
+// 2^n.
 inline float Exp(float x) {
   constexpr float kSmallest = -87.3F;
   constexpr float kLog2E = 1.44269504F;
-  // ln 2 in two parts: the upper has trailing zeros, so that n times it is exact.
+  // ln 2 = kLn2Upper + kLn2Lower. kLn2Upper has trailing zero bits, so that n * kLn2Upper is exact.
   constexpr float kLn2Upper = 0.693359375F;
   constexpr float kLn2Lower = -2.12194440e-4F;
-  constexpr float kRoundingShift =
-      12582912.0F;  // 1.5 * 2^23: adding it leaves the integer in the low mantissa bits.
+  // 1.5 * 2^23. Adding it rounds to an integer and leaves that integer in the low mantissa bits.
+  constexpr float kRoundingShift = 12582912.0F;
   const float clamped = x < kSmallest ? kSmallest : x;
   const float shifted = clamped * kLog2E + kRoundingShift;
   const float n = shifted - kRoundingShift;
@@ -37,10 +38,11 @@ inline float Exp(float x) {
 
 inline float Sigmoid(float x) { return 1.0F / (1.0F + Exp(x < -88.0F ? 88.0F : -x)); }
 
-// Sums and maxima run in this many lanes that are joined at the end: an order that the length alone decides.
+// Number of partial sums (or maxima) of LaneSum and LaneMax. Lane l takes the terms l, l + kLanes, and so on;
+// the lanes are combined at the end. The order of the additions thus depends only on the number of terms.
 inline constexpr int64_t kLanes = 32;
 
-// sum of term(i) for i in [0, count).
+// The sum of term(i) for i in [0, count).
 template <typename Term>
 float LaneSum(int64_t count, const Term& term) {
   float lanes[kLanes] = {};
@@ -55,7 +57,7 @@ float LaneSum(int64_t count, const Term& term) {
   return lanes[0];
 }
 
-// The largest value of term(i); `lowest` for none.
+// The maximum of term(i) for i in [0, count); `lowest` if count is 0.
 template <typename Term>
 float LaneMax(int64_t count, float lowest, const Term& term) {
   float lanes[kLanes];

@@ -50,9 +50,9 @@ absl::StatusOr<Tensors> SelfAttention::BackwardImpl(Invocation& invocation, cons
   WEFT_ASSIGN_OR_RETURN(const Tensors mixed, output_->Backward(invocation, output_gradients));
   WEFT_ASSIGN_OR_RETURN(const Tensors qkv,
                         attention_->Backward(invocation, {SplitHeads(mixed[0], heads_, head_dim_)}));
-  WEFT_ASSIGN_OR_RETURN(const Tensors turned, rope_->Backward(invocation, {qkv[0], qkv[1]}));
+  WEFT_ASSIGN_OR_RETURN(const Tensors rotated, rope_->Backward(invocation, {qkv[0], qkv[1]}));
   return projections_->Backward(invocation,
-                                {MergeHeads(turned[0]), MergeHeads(turned[1]), MergeHeads(qkv[2])});
+                                {MergeHeads(rotated[0]), MergeHeads(rotated[1]), MergeHeads(qkv[2])});
 }
 
 FeedForward::FeedForward(std::string name, const LlamaConfig& config) : Module(std::move(name)) {

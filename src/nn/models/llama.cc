@@ -43,9 +43,9 @@ absl::StatusOr<Tensors> LlamaModel::ForwardImpl(Invocation& invocation, const Te
   }
   WEFT_ASSIGN_OR_RETURN(const TokenRuns runs, SequenceRuns(invocation, ids.dim(1), "the model"));
   if (const int64_t positions = PositionEnd(runs); positions > config_.max_positions) {
-    return absl::InvalidArgumentError(absl::StrCat("a sequence of ", positions,
-                                                   " tokens is longer than the model's ",
-                                                   config_.max_positions, " positions; use a shorter one"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a sequence of ", positions, " tokens is longer than the model's ",
+                     config_.max_positions, " positions; use a shorter sequence"));
   }
   WEFT_ASSIGN_OR_RETURN(Tensors hidden, embedding_->Forward(invocation, {ids}));
   for (DecoderBlock* block : blocks_) {

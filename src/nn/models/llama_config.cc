@@ -39,7 +39,7 @@ absl::Status Validate(const LlamaConfig& config) {
   }
   if (config.head_dim % 2 != 0) {
     return absl::InvalidArgumentError(
-        absl::StrCat("head_dim is ", config.head_dim, "; rotary embedding needs an even one"));
+        absl::StrCat("head_dim is ", config.head_dim, "; rotary embedding needs an even head_dim"));
   }
   if (!(config.rope_theta > 0.0) || !(config.norm_eps > 0.0F)) {
     return absl::InvalidArgumentError(absl::StrCat("rope_theta is ", config.rope_theta, " and norm_eps ",

@@ -6,7 +6,8 @@
 namespace weft {
 namespace {
 
-// Neither part is overwritten: the modules that made them may have saved them.
+// a + b in new memory. The terms are not overwritten, because the modules that returned them may have saved
+// them.
 Tensors Sum(const Tensor& a, const Tensor& b) {
   const Tensor sum = Tensor::Empty(a.dtype(), a.shape());
   ConvertRun(a.view().data, a.dtype(), sum.view().data, sum.dtype(), a.elements());

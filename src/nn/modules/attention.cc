@@ -24,30 +24,31 @@ TensorView AsBshd(const TensorView& view, AttentionLayout layout) {
 float DefaultScale(int64_t head_dim) { return 1.0F / std::sqrt(static_cast<float>(head_dim)); }
 
 absl::Status Attention::CheckInputs(const Tensors& inputs) const {
-  const auto refuse = [&](const char* what) {
+  const auto invalid = [&](const char* what) {
     std::string shapes;
     for (const Tensor& input : inputs) absl::StrAppend(&shapes, " ", ToString(input.shape()));
-    return absl::InvalidArgumentError(absl::StrCat(name(), " was given", shapes, ": ", what));
+    return absl::InvalidArgumentError(absl::StrCat(name(), " was given inputs of", shapes, ": ", what));
   };
   WEFT_RETURN_IF_ERROR(Validate(options_.mask));
-  if (options_.scale.has_value() && !(*options_.scale > 0.0F)) return refuse("the scale must be positive");
-  if (inputs.size() != 3) return refuse("it takes q, k and v");
+  if (options_.scale.has_value() && !(*options_.scale > 0.0F)) return invalid("the scale must be positive");
+  if (inputs.size() != 3) return invalid("expected the three inputs q, k and v");
   for (const Tensor& input : inputs) {
-    if (input.shape().size() != 4) return refuse("q, k and v must have four dims");
-    if (input.dtype() != inputs[0].dtype()) return refuse("q, k and v must be of one dtype");
-    if (!HasDenseRows(input.view())) return refuse("the last dim must be contiguous");
+    if (input.shape().size() != 4) return invalid("q, k and v must have four dims");
+    if (input.dtype() != inputs[0].dtype()) return invalid("q, k and v must have one dtype");
+    if (!HasDenseRows(input.view())) return invalid("the last dim must be contiguous");
   }
   const TensorView q = AsBshd(inputs[0].view(), options_.layout);
   const TensorView k = AsBshd(inputs[1].view(), options_.layout);
   const TensorView v = AsBshd(inputs[2].view(), options_.layout);
-  if (q.shape[0] != k.shape[0] || k.shape[0] != v.shape[0]) return refuse("batches must agree");
-  if (k.shape[1] != v.shape[1]) return refuse("k and v must have as many tokens");
+  if (q.shape[0] != k.shape[0] || k.shape[0] != v.shape[0]) return invalid("batch sizes must agree");
+  if (k.shape[1] != v.shape[1]) return invalid("k and v must have the same number of tokens");
   if (k.shape[2] != v.shape[2] || k.shape[2] == 0 || q.shape[2] % k.shape[2] != 0) {
-    return refuse("k and v must have as many heads, a divisor of q's");
+    return invalid("k and v must have the same number of heads, and it must divide the number of heads of q");
   }
-  if (q.shape[3] != k.shape[3]) return refuse("q and k must have one head size");
+  if (q.shape[3] != k.shape[3]) return invalid("q and k must have the same head_dim");
   if (options_.mask.causal && q.shape[1] != k.shape[1]) {
-    return refuse("a causal mask needs as many keys as queries; cut them alike, or use a full mask");
+    return invalid(
+        "a causal mask needs as many keys as queries; split both alike, or use a mask that is not causal");
   }
   return absl::OkStatus();
 }
@@ -55,22 +56,23 @@ absl::Status Attention::CheckInputs(const Tensors& inputs) const {
 absl::StatusOr<Tensors> Attention::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
   WEFT_RETURN_IF_ERROR(CheckInputs(inputs));
   return operator_ != nullptr ? operator_->Forward(invocation, *this, inputs)
-                              : ForwardAlone(invocation, inputs);
+                              : ForwardLocal(invocation, inputs);
 }
 
 absl::StatusOr<Tensors> Attention::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
   WEFT_CHECK(output_gradients.size() == 1 || !output_gradients[1].defined(),
-             absl::StrCat("the log-sum-exp of ", name(), " takes no gradient"));
+             absl::StrCat("backward of ", name(),
+                          " was given a gradient of the log-sum-exp; pass an undefined tensor"));
   return operator_ != nullptr ? operator_->Backward(invocation, *this, output_gradients)
-                              : BackwardAlone(invocation, output_gradients);
+                              : BackwardLocal(invocation, output_gradients);
 }
 
-absl::StatusOr<Tensors> Attention::ForwardAlone(Invocation& invocation, const Tensors& inputs) const {
+absl::StatusOr<Tensors> Attention::ForwardLocal(Invocation& invocation, const Tensors& inputs) const {
   if (invocation.sequence() != nullptr && invocation.sequence()->ranks() > 1) {
     return absl::FailedPreconditionError(
-        absl::StrCat(name(), " was given a part of a sequence that ", invocation.sequence()->ranks(),
-                     " ranks share, and has only its own keys; set an operator that brings the others', "
-                     "or run the whole sequence"));
+        absl::StrCat(name(), " was given one part of a sequence that ", invocation.sequence()->ranks(),
+                     " ranks share, but has no operator to get the keys of the other ranks; parallelize it "
+                     "with ContextParallel, or run the whole sequence on this rank"));
   }
   const TensorView q = AsBshd(inputs[0].view(), options_.layout);
   const TensorView k = AsBshd(inputs[1].view(), options_.layout);
@@ -83,15 +85,15 @@ absl::StatusOr<Tensors> Attention::ForwardAlone(Invocation& invocation, const Te
   WEFT_ASSIGN_OR_RETURN(Tensor lse, NewOutput(DType::kF32, {q.shape[0], q.shape[2], q.shape[1]}));
   AttentionForward(ProblemOf(*this, q, k), q, q_runs, {{k, v, &k_runs}}, AsBshd(out.view(), options_.layout),
                    lse.view());
-  if (invocation.saves()) invocation.Save(this, {inputs[0], inputs[1], inputs[2], out, lse});
+  if (invocation.is_saving()) invocation.Save(this, {inputs[0], inputs[1], inputs[2], out, lse});
   Tensors outputs = {std::move(out)};
   if (options_.returns_lse) outputs.push_back(std::move(lse));
   return outputs;
 }
 
-absl::StatusOr<Tensors> Attention::BackwardAlone(Invocation& invocation,
+absl::StatusOr<Tensors> Attention::BackwardLocal(Invocation& invocation,
                                                  const Tensors& output_gradients) const {
-  const Tensors saved = invocation.TakeSaved(this);
+  const Tensors saved = invocation.PopSaved(this);
   Tensors gradients;
   for (int i = 0; i < 3; ++i) {
     WEFT_ASSIGN_OR_RETURN(Tensor gradient, NewInputGradient(saved[i].dtype(), saved[i].shape()));

@@ -15,13 +15,13 @@
 namespace weft {
 namespace {
 
-// Positions in the order of their ids, and of themselves within an id: each run of equal ids is one row's
-// gradient.
-struct PositionsById {
+// Positions sorted by id, and by position within an id. Each run of equal ids belongs to one row of the
+// table.
+struct PositionsSortedById {
   std::vector<int64_t> positions;
-  std::vector<int64_t> run_starts;  // And the end of the last run.
+  std::vector<int64_t> run_starts;  // Index of each run in `positions`, then the number of positions.
 
-  PositionsById(const int32_t* ids, int64_t count) : positions(static_cast<size_t>(count)) {
+  PositionsSortedById(const int32_t* ids, int64_t count) : positions(static_cast<size_t>(count)) {
     std::iota(positions.begin(), positions.end(), 0);
     std::stable_sort(positions.begin(), positions.end(),
                      [ids](int64_t a, int64_t b) { return ids[a] < ids[b]; });
@@ -48,10 +48,11 @@ void AddRow(const T* source, int64_t dim, float* __restrict sum) {
   for (int64_t i = 0; i < dim; ++i) sum[i] += Load(source[i]);
 }
 
-// Adds the rows of dy to the table's rows: a row's sum is complete in fp32 before it is rounded.
+// Adds the rows of dy [count, dim] to the rows of `gradient` that `ids` select. Rows with the same id are
+// summed in fp32 and rounded once.
 template <typename T>
 void ScatterAdd(const T* dy, const int32_t* ids, int64_t count, int64_t dim, const TensorView& gradient) {
-  const PositionsById sorted(ids, count);
+  const PositionsSortedById sorted(ids, count);
   ParallelFor(sorted.runs(), RowGrain(dim), [&](int64_t begin, int64_t end) {
     std::vector<float> sum(static_cast<size_t>(dim));
     for (auto run = static_cast<size_t>(begin); run < static_cast<size_t>(end); ++run) {
@@ -75,7 +76,7 @@ Embedding::Embedding(std::string name, int64_t vocab_size, int64_t dim, Initiali
 absl::StatusOr<Tensors> Embedding::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
   const Tensor& ids = inputs[0];
   WEFT_RETURN_IF_ERROR(CheckTokenIds(ids, vocab_size_, name()));
-  const TensorView& table = GatheredData(*parameters()[0], parameters()[0]->data.dtype);
+  const TensorView& table = UnshardedData(*parameters()[0], parameters()[0]->data.dtype);
   Shape shape = ids.shape();
   shape.push_back(dim_);
   Tensor output = Tensor::Empty(table.dtype, std::move(shape));
@@ -87,17 +88,17 @@ absl::StatusOr<Tensors> Embedding::ForwardImpl(Invocation& invocation, const Ten
                   static_cast<const char*>(table.data) + id * row_bytes, row_bytes);
     }
   });
-  if (invocation.saves()) invocation.Save(this, {ids});
+  if (invocation.is_saving()) invocation.Save(this, {ids});
   return Tensors{std::move(output)};
 }
 
 absl::StatusOr<Tensors> Embedding::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
-  const Tensor ids = invocation.TakeSaved(this)[0];
+  const Tensor ids = invocation.PopSaved(this)[0];
   const Tensor& dy = output_gradients[0];
   Parameter& parameter = *parameters()[0];
   if (!parameter.requires_grad) return Tensors{Tensor()};
-  const TensorView& gradient = GradientToWrite(parameter);
-  if (parameter.TakeGradBeta() == 0.0F) ZeroRows(gradient, vocab_size_, dim_);
+  const TensorView& gradient = WritableGradient(parameter);
+  if (parameter.BeginGradWrite() == 0.0F) ZeroRows(gradient, vocab_size_, dim_);
   WithElementType(dy.dtype(), [&](auto element) {
     using T = decltype(element);
     ScatterAdd(dy.As<T>(), ids.As<int32_t>(), ids.elements(), dim_, gradient);

@@ -14,7 +14,7 @@ constexpr int64_t kGrain = int64_t{8} * 1024;
 constexpr float kTwiceRootTwoOverPi = 1.595769122F;
 constexpr float kCubic = 0.044715F;
 
-// 1/2 (1 + tanh(u)) is the logistic function of 2u.
+// 1/2 (1 + tanh(u)) = sigmoid(2u).
 float Gate(float x) { return Sigmoid(kTwiceRootTwoOverPi * (x + kCubic * x * x * x)); }
 
 template <typename T>
@@ -25,7 +25,8 @@ void Activate(const T* __restrict x, int64_t count, T* __restrict y) {
 template <typename T>
 void ActivationGradient(const T* __restrict x, const T* __restrict dy, int64_t count, T* __restrict dx) {
   for (int64_t i = 0; i < count; ++i) {
-    // Beyond, the gate is 0 or 1 and the slope's square may be infinite.
+    // Outside [-10, 10] the gate is 0 or 1 in fp32. The inner slope may be infinite there, and 0 * infinity
+    // is NaN.
     const float value = std::clamp(Load(x[i]), -10.0F, 10.0F);
     const float gate = Gate(value);
     const float inner_slope = kTwiceRootTwoOverPi * (1.0F + 3.0F * kCubic * value * value);
@@ -44,12 +45,12 @@ absl::StatusOr<Tensors> Gelu::ForwardImpl(Invocation& invocation, const Tensors&
       Activate(x.As<T>() + begin, end - begin, y.As<T>() + begin);
     });
   });
-  if (invocation.saves()) invocation.Save(this, {x});
+  if (invocation.is_saving()) invocation.Save(this, {x});
   return Tensors{std::move(y)};
 }
 
 absl::StatusOr<Tensors> Gelu::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
-  const Tensor x = invocation.TakeSaved(this)[0];
+  const Tensor x = invocation.PopSaved(this)[0];
   const Tensor& dy = output_gradients[0];
   Tensor dx = Tensor::Empty(x.dtype(), x.shape());
   WithElementType(x.dtype(), [&](auto element) {

@@ -30,7 +30,7 @@ void SumOverTokens(int64_t tokens, int64_t tokens_per_part, Parameter& parameter
   for (int64_t part = 1; part < parts; ++part) {
     for (int64_t i = 0; i < elements; ++i) sums[i] += sums[part * elements + i];
   }
-  StoreGradient(GradientToWrite(parameter), 0, sums, parameter.TakeGradBeta(), elements);
+  StoreGradient(WritableGradient(parameter), 0, sums, parameter.BeginGradWrite(), elements);
 }
 
 }  // namespace weft

@@ -12,14 +12,14 @@
 namespace weft {
 namespace {
 
-// One Philox block gives four elements.
+// Elements per Philox block.
 constexpr int64_t kBlock = 4;
 
-// Two standard normals of two 32-bit words (Box and Muller). In double, so that the rounding to float hides
-// how the last place of a machine's libm falls out.
+// Two standard normals from two 32-bit words (Box and Muller, 1958). In double: the rounding to float then
+// removes differences in the last place between libm implementations.
 void BoxMuller(uint32_t radius_bits, uint32_t angle_bits, double* normals) {
-  const double uniform =
-      (static_cast<double>(radius_bits) + 1.0) * 0x1p-32;  // In (0, 1]: the logarithm is finite.
+  // In (0, 1], so that the logarithm is finite.
+  const double uniform = (static_cast<double>(radius_bits) + 1.0) * 0x1p-32;
   const double radius = std::sqrt(-2.0 * std::log(uniform));
   const double angle = 2.0 * std::numbers::pi * (static_cast<double>(angle_bits) * 0x1p-32);
   normals[0] = radius * std::cos(angle);
@@ -40,7 +40,7 @@ std::array<double, kBlock> NormalBlock(int64_t block, uint64_t key) {
 
 void FillInitialValues(const Parameter& parameter, uint64_t seed, int64_t start, int64_t count, float* out) {
   WEFT_CHECK(start >= 0 && count >= 0 && start + count <= parameter.elements(),
-             absl::StrCat("initial values outside ", parameter.name));
+             absl::StrCat("initial values were requested outside the elements of ", parameter.name));
   const Initializer initializer = parameter.initializer;
   if (count == 0) return;
   if (initializer.kind == Initializer::Kind::kConstant) {

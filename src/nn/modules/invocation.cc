@@ -7,10 +7,13 @@
 namespace weft {
 namespace {
 
-Tensors TakeLast(absl::flat_hash_map<const Module*, std::vector<Tensors>>& saves, const Module* module) {
+Tensors PopLast(absl::flat_hash_map<const Module*, std::vector<Tensors>>& saves, const Module* module) {
   const auto found = saves.find(module);
-  WEFT_CHECK(found != saves.end(),
-             absl::StrCat("backward of ", module->name(), " without a forward that kept gradients"));
+  WEFT_CHECK(
+      found != saves.end(),
+      absl::StrCat(
+          "backward of ", module->name(),
+          " found no saved tensors; run its forward first, in the same invocation and with gradients"));
   Tensors tensors = std::move(found->second.back());
   found->second.pop_back();
   if (found->second.empty()) saves.erase(found);
@@ -20,32 +23,32 @@ Tensors TakeLast(absl::flat_hash_map<const Module*, std::vector<Tensors>>& saves
 }  // namespace
 
 void Invocation::Save(const Module* module, Tensors tensors) {
-  if (saves()) saves_.modules[module].push_back(std::move(tensors));
+  if (is_saving()) saves_.modules[module].push_back(std::move(tensors));
 }
 
-Tensors Invocation::TakeSaved(const Module* module) { return TakeLast(saves_.modules, module); }
+Tensors Invocation::PopSaved(const Module* module) { return PopLast(saves_.modules, module); }
 
 void Invocation::SaveInputs(const Module* module, Tensors inputs) {
-  if (saves()) saves_.inputs[module].push_back(std::move(inputs));
+  if (is_saving()) saves_.inputs[module].push_back(std::move(inputs));
 }
 
-Tensors Invocation::TakeInputs(const Module* module) { return TakeLast(saves_.inputs, module); }
+Tensors Invocation::PopInputs(const Module* module) { return PopLast(saves_.inputs, module); }
 
-void Invocation::Lend(const Tensor& tensor, const std::string* use) {
-  Loans& loans = lent_[tensor.view().data];
-  loans.use = use;
-  ++loans.count;
+void Invocation::AddReader(const Tensor& tensor, const std::string* use) {
+  Readers& readers = readers_[tensor.view().data];
+  readers.use = use;
+  ++readers.count;
 }
 
-void Invocation::TakeBack(const Tensor& tensor) {
-  const auto found = lent_.find(tensor.view().data);
-  WEFT_CHECK(found != lent_.end(), "a tensor is taken back that was not lent");
-  if (--found->second.count == 0) lent_.erase(found);
+void Invocation::RemoveReader(const Tensor& tensor) {
+  const auto found = readers_.find(tensor.view().data);
+  WEFT_CHECK(found != readers_.end(), "RemoveReader without AddReader");
+  if (--found->second.count == 0) readers_.erase(found);
 }
 
 absl::Status Invocation::CheckWritable(const Tensor& tensor, const std::string& writer) const {
-  const auto found = lent_.find(tensor.view().data);
-  if (found == lent_.end()) return absl::OkStatus();
+  const auto found = readers_.find(tensor.view().data);
+  if (found == readers_.end()) return absl::OkStatus();
   return absl::FailedPreconditionError(absl::StrCat(writer, " would overwrite ", *found->second.use));
 }
 

@@ -16,17 +16,18 @@
 namespace weft {
 namespace {
 
-// Tokens whose logits are computed at once: enough for the product to run at full speed, few enough for the
-// logits to be still in cache when they are read again.
+// Number of tokens whose logits are computed at once. Large enough for the product to run at full speed;
+// small enough for the logits to be still in cache when the softmax reads them.
 int64_t TokensPerChunk(int64_t vocab_size) {
   constexpr int64_t kChunkElements = int64_t{1024} * 1024;
   return std::max<int64_t>(64, kChunkElements / vocab_size);
 }
 
-// Losses of tokens [begin, end) of a chunk whose logits lie in fp32 at `logits`. With `gradient`, the logits
-// become their gradient, which is also rounded into it where it is other memory.
-void LossesOfRows(float* logits, int64_t vocab_size, const int32_t* targets, float scale, int64_t begin,
-                  int64_t end, const TensorView* gradient, float* losses) {
+// Writes the losses of tokens [begin, end) of a chunk with fp32 logits [tokens, vocab_size]. With `gradient`,
+// also overwrites the logits with their gradient, and rounds it into `gradient` unless that is the same
+// memory.
+void ComputeRowLosses(float* logits, int64_t vocab_size, const int32_t* targets, float scale, int64_t begin,
+                      int64_t end, const TensorView* gradient, float* losses) {
   for (int64_t row = begin; row < end; ++row) {
     float* row_logits = logits + row * vocab_size;
     if (gradient == nullptr) {
@@ -56,13 +57,13 @@ absl::StatusOr<Tensors> LmHeadLoss::ForwardImpl(Invocation& invocation, const Te
   const Tensor& hidden = inputs[0];
   const Tensor& targets = inputs[1];
   CheckLastDim(hidden, dim(), name());
-  WEFT_CHECK(targets.elements() == Rows(hidden), absl::StrCat(name(), " takes one target for each token"));
+  WEFT_CHECK(targets.elements() == Rows(hidden), absl::StrCat(name(), " needs one target for each token"));
   WEFT_RETURN_IF_ERROR(CheckTokenIds(targets, vocab_size(), absl::StrCat("targets of ", name())));
   const int64_t tokens = targets.elements();
   const int64_t chunk = std::min(tokens, TokensPerChunk(vocab_size()));
-  const TensorView& weight = GatheredData(*parameters()[0], hidden.dtype());
+  const TensorView& weight = UnshardedData(*parameters()[0], hidden.dtype());
 
-  const bool keep = invocation.saves();
+  const bool keep = invocation.is_saving();
   const bool in_place = keep && hidden.dtype() == DType::kF32;
   const Tensor gradients = keep ? Tensor::Empty(hidden.dtype(), {tokens, vocab_size()}) : Tensor();
   const Tensor chunk_logits = in_place ? Tensor() : Tensor::Empty(DType::kF32, {chunk, vocab_size()});
@@ -78,8 +79,8 @@ absl::StatusOr<Tensors> LmHeadLoss::ForwardImpl(Invocation& invocation, const Te
             dim()},
            {weight.data, dim(), true}, 0.0F, DType::kF32, logits, vocab_size());
     ParallelFor(rows, RowGrain(vocab_size()), [&](int64_t begin, int64_t end) {
-      LossesOfRows(logits, vocab_size(), targets.As<int32_t>() + first, invocation.loss_scale(), begin, end,
-                   keep ? &gradient : nullptr, losses.data() + first);
+      ComputeRowLosses(logits, vocab_size(), targets.As<int32_t>() + first, invocation.loss_scale(), begin,
+                       end, keep ? &gradient : nullptr, losses.data() + first);
     });
   }
   if (keep) invocation.Save(this, {hidden, gradients});
@@ -90,7 +91,7 @@ absl::StatusOr<Tensors> LmHeadLoss::ForwardImpl(Invocation& invocation, const Te
 }
 
 absl::StatusOr<Tensors> LmHeadLoss::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
-  const Tensors saved = invocation.TakeSaved(this);
+  const Tensors saved = invocation.PopSaved(this);
   const Tensor& hidden = saved[0];
   const Tensor& logit_gradients = saved[1];
   const float loss_gradient = *output_gradients[0].As<float>();
@@ -100,14 +101,14 @@ absl::StatusOr<Tensors> LmHeadLoss::BackwardImpl(Invocation& invocation, const T
   }
   const int64_t tokens = Rows(hidden);
   Parameter& parameter = *parameters()[0];
-  const TensorView& weight = GatheredData(parameter, hidden.dtype());
+  const TensorView& weight = UnshardedData(parameter, hidden.dtype());
   Tensor dhidden = Tensor::Empty(hidden.dtype(), hidden.shape());
   Matmul(tokens, dim(), vocab_size(), hidden.dtype(), {logit_gradients.view().data, vocab_size()},
          {weight.data, dim()}, 0.0F, dhidden.dtype(), dhidden.view().data, dim());
   if (parameter.requires_grad) {
-    const TensorView& gradient = GradientToWrite(parameter);
+    const TensorView& gradient = WritableGradient(parameter);
     Matmul(vocab_size(), dim(), tokens, hidden.dtype(), {logit_gradients.view().data, vocab_size(), true},
-           {hidden.view().data, dim()}, parameter.TakeGradBeta(), gradient.dtype, gradient.data, dim());
+           {hidden.view().data, dim()}, parameter.BeginGradWrite(), gradient.dtype, gradient.data, dim());
   }
   return Tensors{std::move(dhidden), Tensor()};
 }

@@ -14,67 +14,67 @@ absl::StatusOr<Tensor> Allocate(const TensorAllocator& allocator, DType dtype, S
   return allocator ? allocator(dtype, std::move(shape)) : Tensor::Empty(dtype, std::move(shape));
 }
 
-absl::Status ExceptionLeft(const std::string& module, const std::string& what) {
-  return absl::InternalError(absl::StrCat("an exception left module '", module, "'", what));
+absl::Status EscapedException(const std::string& module, const std::string& what) {
+  return absl::InternalError(absl::StrCat("an exception escaped module '", module, "'", what));
 }
 
 }  // namespace
 
 absl::StatusOr<Tensors> Module::Forward(Invocation& invocation, Tensors inputs) {
-  return Reported([&] { return RunForward(invocation, std::move(inputs)); });
+  return WithErrorHooks([&] { return RunForward(invocation, std::move(inputs)); });
 }
 
 absl::StatusOr<Tensors> Module::Backward(Invocation& invocation, Tensors output_gradients) {
-  return Reported([&] { return RunBackward(invocation, std::move(output_gradients)); });
+  return WithErrorHooks([&] { return RunBackward(invocation, std::move(output_gradients)); });
 }
 
 template <typename Pass>
-absl::StatusOr<Tensors> Module::Reported(const Pass& pass) {
+absl::StatusOr<Tensors> Module::WithErrorHooks(const Pass& pass) {
   try {
     absl::StatusOr<Tensors> result = pass();
-    if (!result.ok()) ReportError(result.status());
+    if (!result.ok()) RunErrorHooks(result.status());
     return result;
   } catch (const std::exception& exception) {
-    ReportError(ExceptionLeft(name_, absl::StrCat(": ", exception.what())));
+    RunErrorHooks(EscapedException(name_, absl::StrCat(": ", exception.what())));
     throw;
-  } catch (...) {  // Reported and thrown on.
-    // A guard would not do: where nobody catches, nothing need be unwound.
-    ReportError(ExceptionLeft(name_, ", which is no std::exception"));
+  } catch (...) {
+    // A scope guard is not enough: without a handler, std::terminate may run without unwinding the stack.
+    RunErrorHooks(EscapedException(name_, ", which is not a std::exception"));
     throw;
   }
 }
 
-void Module::ReportError(const absl::Status& error) {
+void Module::RunErrorHooks(const absl::Status& error) {
   for (const auto& registered : error_hooks_) registered.hook(*this, error);
 }
 
 absl::StatusOr<Tensors> Module::RunForward(Invocation& invocation, Tensors inputs) {
   WEFT_RETURN_IF_ERROR(RunHooks(forward_pre_, invocation, inputs));
-  WEFT_ASSIGN_OR_RETURN(Tensors outputs, checkpoints_ ? ForwardForRecompute(invocation, inputs)
-                                                      : ForwardImpl(invocation, inputs));
+  WEFT_ASSIGN_OR_RETURN(Tensors outputs, uses_checkpointing_ ? ForwardCheckpointed(invocation, inputs)
+                                                             : ForwardImpl(invocation, inputs));
   WEFT_RETURN_IF_ERROR(RunHooks(forward_post_, invocation, outputs));
   return outputs;
 }
 
 absl::StatusOr<Tensors> Module::RunBackward(Invocation& invocation, Tensors output_gradients) {
   WEFT_RETURN_IF_ERROR(RunHooks(backward_pre_, invocation, output_gradients));
-  WEFT_ASSIGN_OR_RETURN(Tensors input_gradients, checkpoints_
-                                                     ? RecomputeAndBackward(invocation, output_gradients)
+  WEFT_ASSIGN_OR_RETURN(Tensors input_gradients, uses_checkpointing_
+                                                     ? BackwardCheckpointed(invocation, output_gradients)
                                                      : BackwardImpl(invocation, output_gradients));
   WEFT_RETURN_IF_ERROR(RunHooks(backward_post_, invocation, input_gradients));
   return input_gradients;
 }
 
-absl::StatusOr<Tensors> Module::ForwardForRecompute(Invocation& invocation, const Tensors& inputs) {
+absl::StatusOr<Tensors> Module::ForwardCheckpointed(Invocation& invocation, const Tensors& inputs) {
   invocation.SaveInputs(this, inputs);
-  const Invocation::Suspend suspend(invocation);
+  const Invocation::NoSaveScope scope(invocation);
   return ForwardImpl(invocation, inputs);
 }
 
-absl::StatusOr<Tensors> Module::RecomputeAndBackward(Invocation& invocation,
+absl::StatusOr<Tensors> Module::BackwardCheckpointed(Invocation& invocation,
                                                      const Tensors& output_gradients) {
-  const Tensors inputs = invocation.TakeInputs(this);
-  const Invocation::Frame frame(invocation);
+  const Tensors inputs = invocation.PopInputs(this);
+  const Invocation::NewSaveScope scope(invocation);
   WEFT_RETURN_IF_ERROR(ForwardImpl(invocation, inputs).status());
   return BackwardImpl(invocation, output_gradients);
 }
@@ -102,11 +102,11 @@ Module::HookId Module::AddErrorHook(ErrorHook hook) {
 }
 
 void Module::RemoveHook(HookId id) {
-  const auto is_it = [id](const auto& registered) { return registered.id == id; };
+  const auto has_id = [id](const auto& registered) { return registered.id == id; };
   for (Hooks* hooks : {&forward_pre_, &forward_post_, &backward_pre_, &backward_post_}) {
-    std::erase_if(*hooks, is_it);
+    std::erase_if(*hooks, has_id);
   }
-  std::erase_if(error_hooks_, is_it);
+  std::erase_if(error_hooks_, has_id);
 }
 
 absl::StatusOr<Tensor> Module::NewOutput(DType dtype, Shape shape) const {
@@ -128,10 +128,10 @@ std::vector<Module*> Module::Descendants() {
 
 std::vector<std::shared_ptr<Parameter>> Module::AllParameters() {
   std::vector<std::shared_ptr<Parameter>> parameters;
-  absl::flat_hash_set<const Parameter*> met;
+  absl::flat_hash_set<const Parameter*> seen;
   for (const Module* module : Descendants()) {
     for (const std::shared_ptr<Parameter>& parameter : module->parameters_) {
-      if (met.insert(parameter.get()).second) parameters.push_back(parameter);
+      if (seen.insert(parameter.get()).second) parameters.push_back(parameter);
     }
   }
   return parameters;

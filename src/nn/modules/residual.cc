@@ -6,7 +6,7 @@ namespace weft {
 
 void AddInPlace(const Tensor& target, const Tensor& addend) {
   WEFT_CHECK(target.shape() == addend.shape() && target.dtype() == addend.dtype(),
-             "a residual's parts differ in shape or dtype");
+             "the terms of a residual sum differ in shape or dtype");
   AddRun(addend.view().data, addend.dtype(), target.view().data, target.dtype(), target.elements());
 }
 

@@ -12,8 +12,8 @@
 namespace weft {
 namespace {
 
-// Tokens whose contributions to the weight's gradient are summed one after the other. Fixed, so that the
-// sum's order depends on nothing but the number of tokens.
+// Tokens per part of the sum of the weight's gradient. Constant, so that the order of additions depends only
+// on the number of tokens.
 constexpr int64_t kTokensPerPart = 64;
 
 template <typename T>
@@ -24,9 +24,10 @@ float NormalizeRow(const T* x, const T* weight, int64_t dim, float eps, T* y) {
   return scale;
 }
 
-// dx = scale (g - n mean(g n)) with n = x scale, the normalised row, and g = dy weight.
+// dx = scale * (g - n * mean(g * n)), where n = x * scale is the normalized row and g = dy * weight.
 template <typename T>
-void GradientOfRow(const T* x, const T* weight, const T* dy, float scale, int64_t dim, T* __restrict dx) {
+void InputGradientOfRow(const T* x, const T* weight, const T* dy, float scale, int64_t dim,
+                        T* __restrict dx) {
   const float product =
       LaneSum(dim, [=](int64_t i) { return Load(dy[i]) * Load(weight[i]) * (Load(x[i]) * scale); });
   const float mean = product / static_cast<float>(dim);
@@ -50,7 +51,7 @@ absl::StatusOr<Tensors> RmsNorm::ForwardImpl(Invocation& invocation, const Tenso
   const Tensor& x = inputs[0];
   CheckLastDim(x, dim_, name());
   const int64_t tokens = Rows(x);
-  const TensorView& weight = GatheredData(*parameters()[0], x.dtype());
+  const TensorView& weight = UnshardedData(*parameters()[0], x.dtype());
   Tensor y = Tensor::Empty(x.dtype(), x.shape());
   const Tensor scales = Tensor::Empty(DType::kF32, {tokens});
   WithElementType(x.dtype(), [&](auto element) {
@@ -62,25 +63,26 @@ absl::StatusOr<Tensors> RmsNorm::ForwardImpl(Invocation& invocation, const Tenso
       }
     });
   });
-  if (invocation.saves()) invocation.Save(this, {x, scales});
+  if (invocation.is_saving()) invocation.Save(this, {x, scales});
   return Tensors{std::move(y)};
 }
 
 absl::StatusOr<Tensors> RmsNorm::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
-  const Tensors saved = invocation.TakeSaved(this);
+  const Tensors saved = invocation.PopSaved(this);
   const Tensor& x = saved[0];
   const Tensor& dy = output_gradients[0];
   const auto* scales = saved[1].As<float>();
   const int64_t tokens = Rows(x);
   Parameter& parameter = *parameters()[0];
-  const TensorView& weight = GatheredData(parameter, x.dtype());
+  const TensorView& weight = UnshardedData(parameter, x.dtype());
   Tensor dx = Tensor::Empty(x.dtype(), x.shape());
   WithElementType(x.dtype(), [&](auto element) {
     using T = decltype(element);
     const auto add_rows = [&](int64_t begin, int64_t end, float* weight_gradient) {
       for (int64_t token = begin; token < end; ++token) {
         const int64_t at = token * dim_;
-        GradientOfRow(x.As<T>() + at, weight.As<T>(), dy.As<T>() + at, scales[token], dim_, dx.As<T>() + at);
+        InputGradientOfRow(x.As<T>() + at, weight.As<T>(), dy.As<T>() + at, scales[token], dim_,
+                           dx.As<T>() + at);
         if (weight_gradient != nullptr) {
           AddWeightGradient(x.As<T>() + at, dy.As<T>() + at, scales[token], dim_, weight_gradient);
         }

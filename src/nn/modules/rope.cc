@@ -15,12 +15,13 @@ float ScaleFrequency(float frequency, const Llama3RopeScaling& scaling) {
   const float wavelength = 2.0F * std::numbers::pi_v<float> / frequency;
   if (wavelength < original / scaling.high_freq_factor) return frequency;
   if (wavelength > original / scaling.low_freq_factor) return frequency / scaling.factor;
-  const float kept = (original / wavelength - scaling.low_freq_factor) /
-                     (scaling.high_freq_factor - scaling.low_freq_factor);
-  return (1.0F - kept) * frequency / scaling.factor + kept * frequency;
+  const float unscaled_part = (original / wavelength - scaling.low_freq_factor) /
+                              (scaling.high_freq_factor - scaling.low_freq_factor);
+  return (1.0F - unscaled_part) * frequency / scaling.factor + unscaled_part * frequency;
 }
 
-// Turns each pair of one head. Backward is the rotation by the opposite angle: `direction` is 1 or -1.
+// Rotates each pair of one head. `direction` is 1 in forward, and -1 in backward, which rotates by the
+// opposite angle.
 template <typename T>
 void RotatePairs(T* __restrict lower, T* __restrict upper, const float* __restrict cosines,
                  const float* __restrict sines, float direction, int64_t half) {
@@ -33,7 +34,7 @@ void RotatePairs(T* __restrict lower, T* __restrict upper, const float* __restri
   }
 }
 
-// `positions`: of the tokens of each row of the batch.
+// Rotates all heads of a tensor. `positions` are those of the tokens of one row of the batch.
 void RotateTensor(const Tensor& tensor, const std::vector<int64_t>& positions, const RopeTable& table,
                   float direction) {
   const int64_t seq = tensor.dim(1);
@@ -81,8 +82,8 @@ absl::Status Rope::Rotate(const Invocation& invocation, const Tensors& tensors, 
   for (const Tensor& tensor : tensors) {
     WEFT_CHECK(
         tensor.shape().size() == 4 && tensor.dim(3) == 2 * table_->half_dim() && tensor.view().IsContiguous(),
-        absl::StrCat(name(), " takes [batch, seq, heads, ", 2 * table_->half_dim(), "], not ",
-                     ToString(tensor.shape())));
+        absl::StrCat(name(), " needs contiguous tensors [batch, tokens, heads, ", 2 * table_->half_dim(),
+                     "], not ", ToString(tensor.shape())));
     WEFT_ASSIGN_OR_RETURN(const TokenRuns runs, SequenceRuns(invocation, tensor.dim(1), name()));
     table_->Grow(PositionEnd(runs));
     RotateTensor(tensor, Positions(runs), *table_, direction);

@@ -11,7 +11,7 @@ absl::StatusOr<TokenRuns> SequenceRuns(const Invocation& invocation, int64_t tok
   if (TokenCount(runs) != tokens) {
     return absl::InvalidArgumentError(absl::StrCat(
         module, " was given ", tokens, " tokens, but the invocation's sequence has ", TokenCount(runs),
-        " on this rank; set the sequence whose parts the inputs were split by"));
+        " on this rank; call SetSequence with the division by which the inputs were split"));
   }
   return runs;
 }

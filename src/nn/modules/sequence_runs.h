@@ -1,4 +1,4 @@
-// Which tokens a module's tensors hold, by the invocation.
+// Token runs of a module's inputs, from the invocation's sequence.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@
 
 namespace weft {
 
-// Of a tensor of `tokens` tokens a row. Errors: kInvalidArgument (the invocation's sequence has another
-// number of them here).
+// The runs of a tensor with `tokens` tokens per row of the batch. `module` is the name for the message.
+// Errors: kInvalidArgument (the invocation's sequence has another number of tokens on this rank).
 absl::StatusOr<TokenRuns> SequenceRuns(const Invocation& invocation, int64_t tokens,
                                        const std::string& module);
 

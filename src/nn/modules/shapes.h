@@ -1,4 +1,4 @@
-// What modules check and compute about the tensors they are given.
+// Shape helpers and checks of modules for their inputs and parameters.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace weft {
 
-// All dims but the last, as one.
+// The product of all dims but the last.
 inline int64_t Rows(const Tensor& tensor) {
   int64_t rows = 1;
   for (size_t dim = 0; dim + 1 < tensor.shape().size(); ++dim) rows *= tensor.shape()[dim];
@@ -24,22 +24,24 @@ inline Shape WithLastDim(Shape shape, int64_t size) {
 
 inline void CheckLastDim(const Tensor& tensor, int64_t size, const std::string& module) {
   WEFT_CHECK(!tensor.shape().empty() && tensor.shape().back() == size && tensor.view().IsContiguous(),
-             absl::StrCat(module, " takes contiguous tensors whose last dim is ", size, ", not ",
+             absl::StrCat(module, " needs contiguous tensors whose last dim is ", size, ", not ",
                           ToString(tensor.shape())));
 }
 
-// The parameter's data, which must be there and of the activations' dtype.
-inline const TensorView& GatheredData(const Parameter& parameter, DType compute) {
+// The parameter's data. REQUIRES: the data are unsharded, contiguous and in the dtype `compute` of the
+// activations.
+inline const TensorView& UnshardedData(const Parameter& parameter, DType compute) {
   WEFT_CHECK(parameter.data.data != nullptr,
-             absl::StrCat(parameter.name, " is used while it is not gathered"));
+             absl::StrCat(parameter.name, " is used while it is sharded; unshard it first"));
   WEFT_CHECK(parameter.data.dtype == compute && parameter.data.IsContiguous(),
-             absl::StrCat(parameter.name, " has another dtype than the activations, or gaps"));
+             absl::StrCat(parameter.name, " must be contiguous and have the dtype of the activations"));
   return parameter.data;
 }
 
-inline const TensorView& GradientToWrite(const Parameter& parameter) {
+// The parameter's gradient. REQUIRES: it has memory, and is contiguous.
+inline const TensorView& WritableGradient(const Parameter& parameter) {
   WEFT_CHECK(parameter.grad.data != nullptr && parameter.grad.IsContiguous(),
-             absl::StrCat(parameter.name, " has no memory for its gradient"));
+             absl::StrCat(parameter.name, " has no contiguous memory for its gradient"));
   return parameter.grad;
 }
 

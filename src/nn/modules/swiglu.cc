@@ -19,7 +19,7 @@ void Activate(const T* __restrict gate, const T* __restrict up, int64_t count, T
   }
 }
 
-// gate and up become their gradients.
+// Overwrites gate and up with their gradients.
 template <typename T>
 void ActivationGradient(const T* __restrict dy, int64_t count, T* __restrict gate, T* __restrict up) {
   for (int64_t i = 0; i < count; ++i) {
@@ -46,12 +46,12 @@ absl::StatusOr<Tensors> SwiGlu::ForwardImpl(Invocation& invocation, const Tensor
       Activate(gate.As<T>() + begin, up.As<T>() + begin, end - begin, y.As<T>() + begin);
     });
   });
-  if (invocation.saves()) invocation.Save(this, {gate, up});
+  if (invocation.is_saving()) invocation.Save(this, {gate, up});
   return Tensors{std::move(y)};
 }
 
 absl::StatusOr<Tensors> SwiGlu::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
-  Tensors saved = invocation.TakeSaved(this);
+  Tensors saved = invocation.PopSaved(this);
   const Tensor& dy = output_gradients[0];
   WithElementType(dy.dtype(), [&](auto element) {
     using T = decltype(element);

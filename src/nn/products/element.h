@@ -1,4 +1,4 @@
-// Element access for kernels that compute in fp32 on tensors of f32 or bf16.
+// Conversion between fp32 and the elements of f32 and bf16 tensors, for kernels that compute in fp32.
 #pragma once
 
 #include <algorithm>
@@ -23,18 +23,18 @@ T Round(float value) {
   }
 }
 
-// Calls function(T{}) with T the element type, float or BF16.
+// Calls function(T{}), where T is the element type of `dtype`: float or BF16. REQUIRES: dtype is f32 or bf16.
 template <typename Function>
 void WithElementType(DType dtype, const Function& function) {
   if (dtype == DType::kBF16) {
     function(BF16{});
   } else {
-    WEFT_CHECK(dtype == DType::kF32, "modules compute in f32 or bf16");
+    WEFT_CHECK(dtype == DType::kF32, "a module was given a tensor whose dtype is neither f32 nor bf16");
     function(float{});
   }
 }
 
-// target = sum + beta target, rounded once.
+// target = sum + beta * target over `count` elements, rounded once. With beta 0 the old target is not read.
 template <typename T>
 void StoreSumRun(const float* __restrict sum, float beta, int64_t count, T* __restrict target) {
   if (beta == 0.0F) {
@@ -44,7 +44,7 @@ void StoreSumRun(const float* __restrict sum, float beta, int64_t count, T* __re
   }
 }
 
-// Rows of `columns` elements that are worth a thread of their own.
+// Grain of ParallelFor over rows of `columns` elements: the fewest rows that are worth a thread.
 inline int64_t RowGrain(int64_t columns) {
   constexpr int64_t kElements = int64_t{16} * 1024;
   return std::max<int64_t>(1, kElements / std::max<int64_t>(1, columns));

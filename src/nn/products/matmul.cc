@@ -14,7 +14,7 @@ namespace {
 
 namespace backend = WEFT_MATMUL_BACKEND;
 
-// Rounds a sum that is complete in fp32, m rows of n, into C.
+// C = sum + beta C, rounded once. `sum` is [m, n] in fp32, dense.
 void StoreSum(const Product& product, const float* sum) {
   WithElementType(product.c_dtype, [&](auto element) {
     using T = decltype(element);
@@ -27,7 +27,7 @@ void StoreSum(const Product& product, const float* sum) {
   });
 }
 
-// The bf16 factor in fp32, its rows packed.
+// Converts a bf16 factor to fp32 with dense rows, in `scratch`.
 Factor Widen(Factor factor, int64_t rows, int64_t columns, Scratch& scratch) {
   if (factor.transposed) std::swap(rows, columns);
   float* wide = scratch.Floats(rows * columns);
@@ -40,7 +40,8 @@ Factor Widen(Factor factor, int64_t rows, int64_t columns, Scratch& scratch) {
   return {wide, columns, factor.transposed};
 }
 
-// For dtypes that the library does not multiply itself: widen what is narrow, multiply in fp32, round.
+// Product for dtypes that the library does not support: converts bf16 factors to fp32, multiplies, rounds the
+// result.
 void MultiplyInF32(const Product& product) {
   static thread_local Scratch wide_a;
   static thread_local Scratch wide_b;
@@ -65,14 +66,15 @@ void MultiplyInF32(const Product& product) {
 
 }  // namespace
 
-bool MultipliesBf16() { return backend::Supports(DType::kBF16, DType::kF32); }
+bool UsesNativeBf16Matmul() { return backend::Supports(DType::kBF16, DType::kF32); }
 
 void Matmul(int64_t m, int64_t n, int64_t k, DType factor_dtype, Factor a, Factor b, float beta,
             DType c_dtype, void* c, int64_t c_leading) {
   const auto is_operand = [](DType dtype) { return dtype == DType::kF32 || dtype == DType::kBF16; };
-  WEFT_CHECK(is_operand(factor_dtype) && is_operand(c_dtype), "matrix products take f32 and bf16");
+  WEFT_CHECK(is_operand(factor_dtype) && is_operand(c_dtype),
+             "matrix products take operands of f32 and bf16 only");
   WEFT_CHECK(c_leading >= n && a.leading >= (a.transposed ? m : k) && b.leading >= (b.transposed ? k : n),
-             "a matrix with rows longer than its leading dimension");
+             "a matrix operand has rows longer than its leading dimension");
   if (m == 0 || n == 0) return;
   const Product product = {m, n, k, factor_dtype, a, b, beta, c_dtype, c, c_leading};
   if (k == 0) {  // An empty sum: C = beta C.

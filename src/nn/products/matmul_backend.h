@@ -1,5 +1,5 @@
-// What a matrix library must offer. Each lives in a namespace of its own, so that tests and benchmarks can
-// hold one against the other; the build chooses the one that Matmul uses.
+// Interface of the matrix libraries. Each library has its own namespace, so that tests and benchmarks can
+// compare them. The build selects the one that Matmul uses (WEFT_MATMUL_BACKEND).
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace weft {
 
-// All sizes are positive.
+// Arguments of one Matmul. REQUIRES: m, n and k are positive.
 struct Product {
   int64_t m, n, k;
   DType factor_dtype;
@@ -21,7 +21,8 @@ struct Product {
 };
 
 namespace matmul_onednn {
-// Whether the library multiplies these natively, at a speed that is worth it.
+// True if Multiply supports these dtypes natively. False also for dtypes that the library would emulate
+// slowly.
 bool Supports(DType factor_dtype, DType c_dtype);
 void Multiply(const Product& product);
 }  // namespace matmul_onednn

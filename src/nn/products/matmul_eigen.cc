@@ -1,4 +1,4 @@
-// Products by Eigen: where oneDNN is absent, and what tests and benchmarks compare it with.
+// Matrix products with Eigen: for builds without oneDNN, and as the reference of tests and benchmarks.
 #include <Eigen/Core>
 
 #include "src/nn/products/matmul_backend.h"
@@ -11,7 +11,7 @@ using RowMajor = Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::Row
 using ConstMap = Eigen::Map<const RowMajor, Eigen::Unaligned, Eigen::OuterStride<>>;
 using Map = Eigen::Map<RowMajor, Eigen::Unaligned, Eigen::OuterStride<>>;
 
-// The factor as it lies in memory; `rows` x `columns` is its shape in the product.
+// The factor as stored in memory, before its transposition. `rows` x `columns` is its shape in the product.
 ConstMap InMemory(const Factor& factor, int64_t rows, int64_t columns) {
   const auto* data = static_cast<const float*>(factor.data);
   return factor.transposed ? ConstMap(data, columns, rows, Eigen::OuterStride<>(factor.leading))
@@ -28,7 +28,7 @@ void Accumulate(const A& a, const B& b, float beta, Map& c) {
   c.noalias() += a * b;
 }
 
-// Rows [begin, end) of C.
+// Computes rows [begin, end) of C.
 void MultiplyRows(const Product& product, int64_t begin, int64_t end) {
   const ConstMap a = InMemory(product.a, product.m, product.k);
   const ConstMap b = InMemory(product.b, product.k, product.n);

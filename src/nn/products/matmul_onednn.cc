@@ -1,5 +1,5 @@
-// Products by oneDNN, in one of two ways: its matmul primitives, which are made once for each shape and
-// thread, and dnnl_sgemm, which takes any shape at once.
+// Matrix products with oneDNN, by one of two functions: matmul primitives, which are created and cached for
+// each shape and thread, or dnnl_sgemm, which needs no preparation.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -14,20 +14,20 @@
 namespace weft::matmul_onednn {
 namespace {
 
-// Past this depth the primitive's accumulation falls behind dnnl_sgemm (measured: 80 against 112 GFLOP/s at
-// 128 x 768 x 32000, even at 2048).
+// From this k on, dnnl_sgemm is faster than the primitive (measured: 112 against 80 GFLOP/s at 128 x 768 x
+// 32000, equal at k = 2048).
 constexpr int64_t kSgemmDepth = 8192;
-// From so many rows on, dnnl_sgemm is no slower with the transpose of a dense matrix.
+// From this m on, dnnl_sgemm is as fast as the primitive when B is the transpose of a dense matrix.
 constexpr int64_t kManyRows = 1024;
-// dnnl_sgemm reads its factors where they are, unless C is large in both dims: about this many rows and
-// columns. With A transposed it then goes from page to page at each step down a deep product (measured: 103
-// against 151 GFLOP/s at 1536 x 512 x 1024).
+// dnnl_sgemm copies its factors only if C has at least about kCopiedRows rows and columns. Otherwise it reads
+// them in place. If A is transposed and k is at least kDeep, each step along k then touches another page
+// (measured: 103 against 151 GFLOP/s of the primitive at 1536 x 512 x 1024).
 constexpr int64_t kCopiedRows = 1024;
 constexpr int64_t kDeep = 512;
 
-// Which way is faster. On one thread dnnl_sgemm is, by 2 to 20% from 64 x 64 x 64 to 32000 x 512 x 512, but
-// where B is the transpose of a dense matrix: there the primitive is, by up to 20% for few rows. On several
-// threads the primitive divides the work better.
+// True if dnnl_sgemm is faster than the primitive. On one thread it is, by 2 to 20% from 64 x 64 x 64 to
+// 32000 x 512 x 512. The exception is a B that is the transpose of a dense matrix: there the primitive is
+// faster, by up to 20% for few rows. On several threads the primitive divides the work better.
 bool PrefersSgemm(const Product& product) {
   if (product.factor_dtype != DType::kF32) return false;
   if (product.k >= kSgemmDepth) return true;
@@ -37,8 +37,9 @@ bool PrefersSgemm(const Product& product) {
   const bool strides_deep = product.a.transposed && product.k >= kDeep;
   return !strides_deep || std::min(product.m, product.n) >= kCopiedRows;
 }
-// A run has some dozens of shapes. A program that keeps coming with new ones starts over here.
-constexpr size_t kMostPrimitives = 4096;
+// Size limit of a thread's primitive cache, which is cleared when full. A training run needs a few dozen
+// shapes.
+constexpr size_t kMaxPrimitives = 4096;
 
 const dnnl::engine& Engine() {
   static const dnnl::engine engine(dnnl::engine::kind::cpu, 0);
@@ -55,7 +56,7 @@ dnnl::memory::desc Describe(int64_t rows, int64_t columns, DType dtype, int64_t 
   return {{rows, columns}, DataType(dtype), strides};
 }
 
-// A primitive with its arguments, whose memory is set anew at each call.
+// A matmul primitive and its argument descriptors. Each Run sets the addresses of the operands.
 class PreparedMatmul {
  public:
   explicit PreparedMatmul(const Product& product) {
@@ -84,7 +85,7 @@ class PreparedMatmul {
   }
 
   void Run(const Product& product, const dnnl::stream& stream, Scratch& scratch) {
-    // The library's handles are not const, though factors are only read.
+    // set_data_handle takes a non-const pointer, but the library only reads the factors.
     arguments_[DNNL_ARG_SRC].set_data_handle(const_cast<void*>(product.a.data));
     arguments_[DNNL_ARG_WEIGHTS].set_data_handle(const_cast<void*>(product.b.data));
     arguments_[DNNL_ARG_DST].set_data_handle(product.c);
@@ -98,8 +99,8 @@ class PreparedMatmul {
   size_t scratchpad_bytes_ = 0;
 };
 
-// All that a primitive depends on. The thread count is among it: the library divides the work when it makes
-// one.
+// Cache key of a primitive: all properties that it depends on. The thread count is one of them, because the
+// library divides the work over threads when it creates the primitive.
 using Key = std::array<int64_t, 9>;
 
 Key KeyOf(const Product& product) {
@@ -121,7 +122,7 @@ void MultiplyByPrimitive(const Product& product) {
   static thread_local absl::flat_hash_map<Key, PreparedMatmul> prepared;
   static thread_local Scratch scratch;
   static thread_local const dnnl::stream stream(Engine());
-  if (prepared.size() >= kMostPrimitives) prepared.clear();
+  if (prepared.size() >= kMaxPrimitives) prepared.clear();
   const Key key = KeyOf(product);
   auto found = prepared.find(key);
   if (found == prepared.end()) found = prepared.emplace(key, PreparedMatmul(product)).first;
@@ -134,7 +135,7 @@ void MultiplyBySgemm(const Product& product) {
                  product.k, 1.0F, static_cast<const float*>(product.a.data), product.a.leading,
                  static_cast<const float*>(product.b.data), product.b.leading, product.beta,
                  static_cast<float*>(product.c), product.c_leading);
-  WEFT_CHECK(status == dnnl_success, "dnnl_sgemm refused its arguments");
+  WEFT_CHECK(status == dnnl_success, "dnnl_sgemm rejected its arguments");
 }
 
 bool HasBf16Instructions() {

@@ -1,4 +1,6 @@
-// Working memory of a thread: grows, is never given back, and is not initialised.
+// Reusable scratch memory, uninitialized. It grows on demand and never shrinks.
+//
+// Thread safety: none; kernels keep a thread_local Scratch.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +12,7 @@ namespace weft {
 
 class Scratch {
  public:
-  // At least `elements` floats, aligned to 64 bytes; valid until the next call.
+  // At least `elements` floats, aligned to 64 bytes. Valid until the next call of Floats or Bytes.
   float* Floats(int64_t elements) {
     if (!memory_.defined() || memory_.elements() < elements) memory_ = Tensor::Empty(DType::kF32, {elements});
     return memory_.As<float>();

@@ -11,7 +11,7 @@ namespace {
 
 absl::StatusOr<Tensors> SwapLastDims(const Tensor& x) {
   const size_t dims = x.shape().size();
-  WEFT_CHECK(dims >= 2, "a transposition takes a tensor of two dims or more");
+  WEFT_CHECK(dims >= 2, "a transpose takes a tensor of at least two dims");
   std::vector<int> order(dims);
   std::iota(order.begin(), order.end(), 0);
   std::swap(order[dims - 2], order[dims - 1]);

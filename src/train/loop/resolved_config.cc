@@ -115,7 +115,7 @@ std::vector<ResolvedItem> ProductItems(const RunPlan& plan) {
   if (plan.policy.param_dtype != DType::kBF16) {
     return {};
   }
-  if (MultipliesBf16()) {
+  if (UsesNativeBf16Matmul()) {
     return {{"products", "bf16", "the CPU has instructions for them"}};
   }
   return {{"products", "bf16 widened to f32", "the CPU has no instructions for bf16 products"}};

@@ -26,7 +26,7 @@ ShardedAdamW MakeOptimizer(const RunPlan& plan, const std::vector<ShardView>& sh
   }
   AdamWOptions undecayed = plan.adamw;
   undecayed.weight_decay = 0;
-  return {shards, plan.adamw, {{IsVector, undecayed}}};
+  return {shards, plan.adamw, {{HasAtMostOneDim, undecayed}}};
 }
 
 }  // namespace
@@ -91,7 +91,7 @@ absl::Status Trainer::SplitSequences() {
 
 CounterSnapshot Trainer::Counters() const {
   return {engine_->counters(), sharded_->counters(),
-          TakenTensorBytes() + static_cast<int64_t>(heap_->given_bytes())};
+          TensorBytesFromSystem() + static_cast<int64_t>(heap_->total_allocated_bytes())};
 }
 
 void Trainer::ResetPeaks() {

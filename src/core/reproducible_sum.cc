@@ -1,0 +1,213 @@
+#include "weft/core/reproducible_sum.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+#include <mutex>
+
+#include "weft/core/parallel.h"
+
+namespace weft {
+namespace {
+
+__extension__ using Wide = __int128;
+
+constexpr int kLevelBits = 48;
+constexpr int kLimbBits = 40;
+constexpr int kMaxBits = kLevelBits - 1;
+constexpr double kMaxMultiples = static_cast<double>(int64_t{1} << kMaxBits);
+constexpr int64_t kLanes = 16;
+constexpr int64_t kGrain = int64_t{64} * 1024;
+// In values. A 64-bit lane holds the sum of up to 2^15 terms. A block that must be summed again is still in a
+// cache.
+constexpr int64_t kBlock = 2048 * kLanes;
+// In values. Each value takes so many instructions that hardware prefetching does not run far enough ahead.
+// Measured with 116 MB on a processor with 2 MiB of L2 cache: 14 ms with this prefetch, 32 ms without.
+constexpr int64_t kPrefetchAhead = 1024;
+
+// The two kinds of terms. Terms of floats, scaled by powers of two, are exact in double.
+struct Square {
+  static double Term(double value) { return value * value; }
+  // Factor for the values, chosen so that their terms come out in multiples at `level`.
+  static double Scale(int level) { return std::ldexp(1.0, -level * (kLevelBits / 2)); }
+};
+struct Magnitude {
+  static double Term(double value) { return std::abs(value); }
+  static double Scale(int level) { return std::ldexp(1.0, -level * kLevelBits); }
+};
+
+// The lowest level at which `term` does not exceed kMaxMultiples.
+int LevelOf(double term) {
+  int exponent;
+  const double fraction = std::frexp(term, &exponent);  // In [1/2, 1).
+  if (fraction == 0.5) --exponent;                      // The smallest exponent with term <= 2^exponent.
+  return static_cast<int>(std::ceil((exponent - kMaxBits) / static_cast<double>(kLevelBits)));
+}
+
+struct BlockSum {
+  Wide upper, lower;  // In multiples at the level, and at the level below.
+  bool fits;          // False if a term is NaN or may exceed kMaxMultiples.
+};
+
+// Adding 1.5 * 2^52 rounds a term to an integer; adding 1.5 * 2^4 rounds it to a multiple of 2^-48. The low
+// bits of the sum's mantissa then hold the rounded value as an integer.
+constexpr double kRoundToOnes = 0x1.8p52;
+constexpr double kRoundToLower = 0x1.8p4;
+
+// REQUIRES: count <= kBlock.
+template <typename Kind>
+BlockSum SumBlock(const float* values, int64_t count, double scale) {
+  uint64_t uppers[kLanes] = {};
+  uint64_t lowers[kLanes] = {};
+  double terms[kLanes] = {};
+  const auto add = [&](int64_t lane, float value) {
+    const double term = Kind::Term(static_cast<double>(value) * scale);
+    const double upper = term + kRoundToOnes;
+    const double lower = (term - (upper - kRoundToOnes)) + kRoundToLower;
+    uppers[lane] += std::bit_cast<uint64_t>(upper);
+    lowers[lane] += std::bit_cast<uint64_t>(lower);
+    terms[lane] += term;
+  };
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    __builtin_prefetch(values + std::min(i + kPrefetchAhead, count - 1));
+    for (int64_t lane = 0; lane < kLanes; ++lane) add(lane, values[i + lane]);
+  }
+  const int64_t rest = count - i;
+  for (int64_t lane = 0; lane < rest; ++lane) add(lane, values[i + lane]);
+  BlockSum sum = {0, 0, true};
+  for (int64_t lane = 0; lane < kLanes; ++lane) {
+    const auto added = static_cast<uint64_t>(i / kLanes + (lane < rest ? 1 : 0));
+    sum.upper += static_cast<int64_t>(uppers[lane] - added * std::bit_cast<uint64_t>(kRoundToOnes));
+    sum.lower += static_cast<int64_t>(lowers[lane] - added * std::bit_cast<uint64_t>(kRoundToLower));
+    sum.fits &= terms[lane] <= kMaxMultiples;
+  }
+  return sum;
+}
+
+size_t LimbIndex(int level, size_t limb) {
+  return static_cast<size_t>(level - ReproducibleSum::kLowestLevel) * ReproducibleSum::kLimbs + limb;
+}
+
+void AddAt(int level, Wide value, ReproducibleSum& sum) {
+  for (size_t limb = 0; limb + 1 < ReproducibleSum::kLimbs; ++limb) {
+    sum.numbers[LimbIndex(level, limb)] += static_cast<int64_t>(value & ((Wide{1} << kLimbBits) - 1));
+    value >>= kLimbBits;
+  }
+  sum.numbers[LimbIndex(level, ReproducibleSum::kLimbs - 1)] += static_cast<int64_t>(value);
+}
+
+Wide SumAt(int level, const ReproducibleSum& sum) {
+  Wide value = 0;
+  for (size_t limb = ReproducibleSum::kLimbs; limb-- > 0;) {
+    value = (value << kLimbBits) + sum.numbers[LimbIndex(level, limb)];
+  }
+  return value;
+}
+
+// The partial sum of one thread.
+template <typename Kind>
+class PartialSum {
+ public:
+  void Add(const float* values, int64_t count) {
+    BlockSum block = SumBlock<Kind>(values, count, scale_);
+    if (!block.fits) {
+      const float maximum = MaxMagnitude(values, count);
+      if (!std::isfinite(maximum)) {
+        ++sum_.numbers.back();
+        return;
+      }
+      MoveToLevel(LevelOf(Kind::Term(static_cast<double>(maximum))));
+      block = SumBlock<Kind>(values, count, scale_);
+    }
+    upper_ += block.upper;
+    lower_ += block.lower;
+  }
+  const ReproducibleSum& Finish() {
+    MoveToLevel(level_);
+    return sum_;
+  }
+
+ private:
+  // Adds the pending integers to `sum_`, then continues at `level`.
+  void MoveToLevel(int level) {
+    AddAt(level_, upper_, sum_);
+    AddAt(level_ - 1, lower_, sum_);
+    upper_ = lower_ = 0;
+    level_ = level;
+    scale_ = Kind::Scale(level);
+  }
+
+  ReproducibleSum sum_;
+  // The level of the values so far. Their remainders are summed at the level below.
+  int level_ = ReproducibleSum::kLowestLevel + 1;
+  double scale_ = Kind::Scale(level_);
+  Wide upper_ = 0, lower_ = 0;  // Pending sums at `level_` and at the level below, not yet in `sum_`.
+};
+
+template <typename Kind>
+ReproducibleSum Sum(const float* values, int64_t count) {
+  ReproducibleSum total;
+  std::mutex mutex;
+  ParallelFor(count, kGrain, [&](int64_t begin, int64_t end) {
+    PartialSum<Kind> part;
+    for (int64_t block = begin; block < end; block += kBlock) {
+      part.Add(values + block, std::min(end - block, kBlock));
+    }
+    const std::lock_guard lock(mutex);
+    total += part.Finish();
+  });
+  return total;
+}
+
+double ValueOf(const ReproducibleSum& sum) {
+  if (sum.numbers.back() != 0) return std::numeric_limits<double>::infinity();
+  for (int level = ReproducibleSum::kHighestLevel; level > ReproducibleSum::kLowestLevel; --level) {
+    Wide upper = SumAt(level, sum);
+    if (upper == 0) continue;  // The largest term's level has a nonzero sum.
+    const Wide lower = SumAt(level - 1, sum);
+    upper += lower >> kLevelBits;
+    const auto rest = static_cast<double>(lower & ((Wide{1} << kLevelBits) - 1));
+    return std::ldexp(std::ldexp(static_cast<double>(upper), kLevelBits) + rest, (level - 1) * kLevelBits);
+  }
+  return 0.0;
+}
+
+}  // namespace
+
+float MaxMagnitude(const float* values, int64_t count) {
+  // Without the sign bit, floats are ordered like their bit patterns as integers; NaN is above infinity.
+  constexpr uint32_t kMagnitude = 0x7fffffffU;
+  constexpr uint32_t kInfinity = 0x7f800000U;
+  uint32_t largest = 0;
+  std::mutex mutex;
+  ParallelFor(count, kGrain, [&](int64_t begin, int64_t end) {
+    uint32_t part = 0;
+    for (int64_t i = begin; i < end; ++i)
+      part = std::max(part, std::bit_cast<uint32_t>(values[i]) & kMagnitude);
+    const std::lock_guard lock(mutex);
+    largest = std::max(largest, part);
+  });
+  return std::bit_cast<float>(std::min(largest, kInfinity));
+}
+
+ReproducibleSum& ReproducibleSum::operator+=(const ReproducibleSum& other) {
+  for (size_t i = 0; i < numbers.size(); ++i) numbers[i] += other.numbers[i];
+  return *this;
+}
+
+ReproducibleSum SumSquares(const float* values, int64_t count) { return Sum<Square>(values, count); }
+
+ReproducibleSum SumMagnitudes(const float* values, int64_t count) { return Sum<Magnitude>(values, count); }
+
+double NormOf(const ReproducibleSum& sum) { return std::sqrt(ValueOf(sum)); }
+
+double OneNormOf(const ReproducibleSum& sum) { return ValueOf(sum); }
+
+double ClipFactor(double norm, double max_norm) {
+  if (max_norm == 0.0) return 1.0;
+  return std::min(1.0, max_norm / (norm + 1e-6));
+}
+
+}  // namespace weft

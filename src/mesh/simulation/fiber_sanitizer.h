@@ -1,0 +1,35 @@
+// Annotations of fiber switches for AddressSanitizer. CMake chooses the implementation; other builds have an
+// empty one.
+#pragma once
+
+#include <cstddef>
+
+namespace weft::internal {
+
+class FiberSanitizer {
+ public:
+  void SetStack(const void* bottom, size_t bytes) {
+    bottom_ = bottom;
+    bytes_ = bytes;
+  }
+  // Call on the resumer's stack: before the switch to the fiber, and after the switch back.
+  void StartSwitchIn();
+  void FinishSwitchOut();
+  // Call on the fiber's stack: after the switch to it, and before the switch back. `finished`: the fiber does
+  // not run again.
+  void FinishSwitchIn();
+  void StartSwitchOut(bool finished);
+  // Call when a fiber is discarded before it has finished. True if its stack must stay mapped: LeakSanitizer
+  // then reaches the memory that only this stack points to, and does not report it as leaked.
+  bool RetainStack();
+
+ private:
+  const void* bottom_ = nullptr;  // The fiber's stack.
+  size_t bytes_ = 0;
+  const void* resumer_bottom_ = nullptr;  // The resumer's stack.
+  size_t resumer_bytes_ = 0;
+  void* resumer_frames_ = nullptr;  // Fake stacks of AddressSanitizer.
+  void* own_frames_ = nullptr;
+};
+
+}  // namespace weft::internal

@@ -1,0 +1,68 @@
+#include "src/comm/base/group_placement.h"
+
+#include <numeric>
+#include <set>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace weft {
+namespace {
+
+using ::testing::ElementsAre;
+
+ProcessGroup GroupOf(std::vector<int> ranks, int group_rank) {
+  return {"test", std::move(ranks), group_rank};
+}
+
+TEST(GroupPlacement, NumbersNodesByTheirFirstMember) {
+  const NodeMap nodes = NodeMap::RanksPerNode(8, 2);
+  const GroupPlacement placement(GroupOf({6, 7, 2, 0, 1}, 2), nodes);
+  EXPECT_EQ(placement.node_count(), 3);
+  EXPECT_EQ(placement.NodeOf(0), 0);
+  EXPECT_EQ(placement.NodeOf(1), 0);
+  EXPECT_EQ(placement.NodeOf(2), 1);
+  EXPECT_EQ(placement.NodeOf(4), 2);
+  EXPECT_TRUE(placement.spans_nodes());
+  EXPECT_TRUE(placement.local_peers().empty());
+  EXPECT_EQ(placement.WorldRank(3), 0);
+}
+
+TEST(GroupPlacement, ListsLocalPeersStartingAtTheCallersSuccessor) {
+  const GroupPlacement placement(GroupOf({0, 1, 2, 3}, 2), NodeMap::OneNode(4));
+  EXPECT_THAT(placement.local_peers(), ElementsAre(3, 0, 1));
+  EXPECT_FALSE(placement.spans_nodes());
+}
+
+TEST(GroupPlacement, GivesEveryPartOneLeaderOnEachNodeAndSpreadsThemOverItsRanks) {
+  std::vector<int> ranks(8);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const GroupPlacement placement(GroupOf(ranks, 0), NodeMap::RanksPerNode(8, 4));
+  std::set<int> leaders;
+  for (int member = 0; member < 8; ++member) {
+    EXPECT_EQ(placement.PartLeader(placement.NodeOf(member), member), member);
+    if (placement.NodeOf(member) == 0) continue;
+    const int leader = placement.PartLeader(0, member);
+    EXPECT_EQ(placement.NodeOf(leader), 0);
+    leaders.insert(leader);
+  }
+  EXPECT_EQ(leaders.size(), 4U);
+}
+
+TEST(GroupPlacement, SendsAPartialFromTheNodeThatHoldsItsSubtree) {
+  std::vector<int> ranks(7);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  const GroupPlacement placement(GroupOf(ranks, 0), NodeMap::RanksPerNode(7, 3));
+  for (size_t i = 0; i < placement.subtrees().size(); ++i) {
+    const NodeSubtree& subtree = placement.subtrees()[i];
+    for (int target = 0; target < 7; ++target) {
+      const int sender = placement.PartialSender(static_cast<int>(i), target);
+      if (placement.NodeOf(target) == subtree.node) continue;
+      EXPECT_EQ(placement.NodeOf(sender), subtree.node);
+      EXPECT_TRUE(subtree.count > 1 || sender == subtree.lo);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft

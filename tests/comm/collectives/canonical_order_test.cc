@@ -1,0 +1,93 @@
+// The order of additions does not depend on the node map, the slices or the windows.
+#include "tests/comm/collectives/canonical_order.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/support/thread_ranks.h"
+
+namespace weft::testing {
+namespace {
+
+EngineOptions SlicesOf(int64_t slice_bytes, int64_t windows) {
+  EngineOptions options;
+  options.timeout = absl::Seconds(120);
+  options.slice_bytes = slice_bytes;
+  options.piece_bytes = 2 * slice_bytes;
+  options.lane_window_bytes = windows * slice_bytes;
+  options.yield_window_bytes = windows * slice_bytes / 2;
+  return options;
+}
+
+class CanonicalOrder : public ::testing::TestWithParam<int> {
+ protected:
+  static void Check(const NodeMap& nodes, const EngineOptions& options, const std::vector<DType>& dtypes,
+                    int64_t count) {
+    SCOPED_TRACE(absl::StrCat("slices of ", options.slice_bytes, " bytes"));
+    RunRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
+      for (const DType dtype : dtypes) {
+        WEFT_RETURN_IF_ERROR(CheckCanonicalOrder(fixture, dtype, count));
+      }
+      return absl::OkStatus();
+    });
+  }
+};
+
+TEST_P(CanonicalOrder, HoldsOnEveryNodeMapForTinySlices) {
+  for (const NodeMap& nodes : NodeMapsOf(GetParam())) {
+    // With `windows` = 1 the yield window is smaller than a slice: lower lanes then advance only by their
+    // head slices.
+    for (const int64_t windows : {1, 4}) {
+      Check(nodes, SlicesOf(64, windows), {DType::kF32, DType::kF16, DType::kI32, DType::kI64}, 201);
+    }
+  }
+}
+
+TEST_P(CanonicalOrder, HoldsOnEveryNodeMapForMediumSlices) {
+  for (const NodeMap& nodes : NodeMapsOf(GetParam())) {
+    Check(nodes, SlicesOf(512, 4), {DType::kF32, DType::kF16, DType::kI32, DType::kI64}, 1601);
+  }
+}
+
+TEST_P(CanonicalOrder, HoldsOnOneNodeForBF16) {
+  Check(NodeMap::OneNode(GetParam()), SlicesOf(512, 4), {DType::kBF16}, 1601);
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, CanonicalOrder, ::testing::Values(1, 2, 3, 4, 7));
+
+using CanonicalOrderOfFour = CanonicalOrder;
+
+TEST_P(CanonicalOrderOfFour, HoldsForDefaultSlices) {
+  for (const NodeMap& nodes : NodeMapsOf(GetParam())) {
+    EngineOptions options;
+    options.timeout = absl::Seconds(120);
+    Check(nodes, options, {DType::kF32}, 40'003);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, CanonicalOrderOfFour, ::testing::Values(4));
+
+// A node sends several partial sums unless its ranks are an aligned power of two.
+TEST(CanonicalOrderOnOddMaps, HoldsWhereNodesInterleave) {
+  for (const std::vector<int>& map : {std::vector<int>{0, 1, 0, 1}, {0, 1, 1, 0, 0}, {0, 0, 0, 1, 1, 1}}) {
+    RunRanks(NodeMap{map}, [](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SlicesOf(256, 3)));
+      return CheckCanonicalOrder(fixture, DType::kF32, 333);
+    });
+  }
+}
+
+TEST(HybridReduction, OverShardsThenReplicasIsTheReductionOverAllRanks) {
+  for (const auto& [ranks, shard_size] : {std::pair{4, 2}, {8, 4}, {8, 2}}) {
+    for (const NodeMap& nodes : {NodeMap::OneNode(ranks), NodeMap::RanksPerNode(ranks, ranks / 2),
+                                 NodeMap::RanksPerNode(ranks, 2), NodeMap::RanksPerNode(ranks, 1)}) {
+      RunRanks(nodes, [&, size = shard_size](Bootstrap& bootstrap) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SlicesOf(256, 4)));
+        return CheckHybridReduction(fixture, size, 1003);
+      });
+    }
+  }
+}
+
+}  // namespace
+}  // namespace weft::testing

@@ -1,0 +1,52 @@
+// All collectives over threads, on every kind of node map.
+#include <gtest/gtest.h>
+
+#include "tests/comm/collectives/collective_sweep.h"
+#include "tests/support/thread_ranks.h"
+
+namespace weft::testing {
+namespace {
+
+class Collectives : public ::testing::TestWithParam<int> {
+ protected:
+  // Small slices and windows, so that a few elements take many slices.
+  void Run(absl::Status (*sweep)(EngineFixture&, const SweepOptions&), const SweepOptions& swept = {},
+           int64_t slice_bytes = 512) {
+    EngineOptions options;
+    options.timeout = absl::Seconds(120);
+    options.slice_bytes = slice_bytes;
+    options.piece_bytes = 2 * slice_bytes;
+    options.lane_window_bytes = 4 * slice_bytes;
+    options.yield_window_bytes = 2 * slice_bytes;
+    RunRanksOnEveryNodeMap(GetParam(), [&](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
+      return sweep(fixture, swept);
+    });
+  }
+  // Slices have several codec blocks, and parts have several slices.
+  void RunCompressed(absl::Status (*sweep)(EngineFixture&, const SweepOptions&)) {
+    SweepOptions swept{.counts = {0, 2200}, .dtypes = {DType::kF32, DType::kBF16, DType::kF16}};
+    swept.op.compression = WireCompression::kLossless;
+    Run(sweep, swept, /*slice_bytes=*/3000);
+  }
+};
+
+TEST_P(Collectives, AllGatherBringsEveryPartToEveryRank) { Run(SweepAllGather); }
+TEST_P(Collectives, AllGatherSharedFillsOneBlockANode) { Run(SweepAllGatherShared); }
+TEST_P(Collectives, ReduceScatterReducesEachPartAtItsOwner) { Run(SweepReduceScatter); }
+TEST_P(Collectives, AllReduceGivesEveryRankTheReduction) { Run(SweepAllReduce); }
+TEST_P(Collectives, AllGatherBringsPartsThatTravelCompressed) { RunCompressed(SweepAllGather); }
+TEST_P(Collectives, AllGatherSharedFillsOneBlockWithPartsThatTravelCompressed) {
+  RunCompressed(SweepAllGatherShared);
+}
+TEST_P(Collectives, ReduceScatterReducesPartialsThatTravelCompressed) { RunCompressed(SweepReduceScatter); }
+TEST_P(Collectives, AllReduceReducesPartialsThatTravelCompressed) { RunCompressed(SweepAllReduce); }
+TEST_P(Collectives, AllToAllExchangesUnevenAndEmptyParts) { Run(SweepAllToAll); }
+TEST_P(Collectives, AllToAllExchangesStridedTensorsOfAnyShape) { Run(SweepStridedAllToAll); }
+TEST_P(Collectives, SendReceiveShiftsAroundTheRingAndBetweenPairs) { Run(SweepSendReceive); }
+TEST_P(Collectives, BroadcastCopiesTheRootsBufferAndBarrierSynchronizes) { Run(SweepBroadcast); }
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Collectives, ::testing::Values(1, 2, 3, 4, 7));
+
+}  // namespace
+}  // namespace weft::testing

@@ -1,0 +1,193 @@
+// Invalid arguments give a failed Work whose error names the argument. Nothing is sent for it.
+#include <gtest/gtest.h>
+
+#include "tests/comm/support/engine_fixture.h"
+#include "tests/support/thread_ranks.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class Arguments : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    bootstraps_ = MakeThreadBootstraps(NodeMap::OneNode(1));
+    ASSERT_OK_AND_ASSIGN(fixture_, EngineFixture::Make(*bootstraps_[0]));
+    ASSERT_OK_AND_ASSIGN(buffer_, TestBuffer::Make(*fixture_.pool, true, DType::kF32, 64));
+  }
+  CommEngine& engine() { return *fixture_.engine; }
+  void* memory() { return buffer_.data(); }
+  LaneId lane() const { return fixture_.lane; }
+
+  // Expects that the Work and the engine have failed, and that the engine works after a reset.
+  void ExpectRefused(Work work, const ::testing::Matcher<std::string>& message) {
+    EXPECT_TRUE(work.Test());
+    EXPECT_THAT(work.Wait(), StatusIs(absl::StatusCode::kInvalidArgument, message));
+    EXPECT_THAT(work.WaitReleased(), StatusIs(absl::StatusCode::kInvalidArgument, message));
+    EXPECT_THAT(engine().status(), StatusIs(absl::StatusCode::kInvalidArgument, message));
+    EXPECT_EQ(engine().counters().operations, 0);
+    EXPECT_OK(engine().ResetAfterError());
+    EXPECT_OK(engine().status());
+  }
+
+  std::vector<std::unique_ptr<Bootstrap>> bootstraps_;
+  EngineFixture fixture_;
+  TestBuffer buffer_;
+};
+
+TEST_F(Arguments, CountsMustFitTheGroup) {
+  const std::vector<int64_t> two = {1, 2};
+  ExpectRefused(engine().AllGather(lane(), memory(), memory(), DType::kF32, 3, two),
+                HasSubstr("all_gather: 2 counts for a group of 1 ranks"));
+  ExpectRefused(engine().ReduceScatter(lane(), memory(), memory(), DType::kF32, 3, ReduceOp::kSum, two),
+                HasSubstr("reduce_scatter: 2 counts for a group of 1 ranks"));
+  ExpectRefused(engine().AllToAll(lane(), memory(), two, memory(), std::vector<int64_t>{3}, DType::kF32),
+                HasSubstr("all_to_all, send: 2 counts"));
+  ExpectRefused(engine().AllToAll(lane(), memory(), std::vector<int64_t>{3}, memory(), two, DType::kF32),
+                HasSubstr("all_to_all, receive: 2 counts"));
+}
+
+TEST_F(Arguments, CountsMustAddUpToTheTotal) {
+  ExpectRefused(engine().AllGather(lane(), memory(), memory(), DType::kF32, 5, std::vector<int64_t>{4}),
+                AllOf(HasSubstr("all_gather: counts add up to 4"), HasSubstr("5 elements")));
+}
+
+TEST_F(Arguments, CountsMustNotBeNegative) {
+  const std::vector<int64_t> negative = {-1};
+  ExpectRefused(engine().AllGather(lane(), memory(), memory(), DType::kF32, -1), HasSubstr("-1 is negative"));
+  ExpectRefused(engine().AllReduce(lane(), memory(), memory(), DType::kF32, -4, ReduceOp::kSum),
+                HasSubstr("all_reduce: a count of -4 is negative"));
+  ExpectRefused(engine().Broadcast(lane(), memory(), DType::kF32, -4, 0),
+                HasSubstr("broadcast: a count of -4"));
+  ExpectRefused(engine().ReduceScatter(lane(), memory(), memory(), DType::kF32, 0, ReduceOp::kSum, negative),
+                HasSubstr("negative"));
+  ExpectRefused(engine().AllToAll(lane(), memory(), negative, memory(), negative, DType::kF32),
+                HasSubstr("negative"));
+}
+
+TEST_F(Arguments, PartsMustBeSupportedTensors) {
+  const TensorView good = TensorView::Contiguous(memory(), DType::kF32, {2, 3});
+  const auto refused = [&](const TensorView& send, const TensorView& receive, const std::string& text) {
+    ExpectRefused(engine().AllToAll(lane(), {send}, {receive}, DType::kF32), HasSubstr(text));
+    if (send.dtype == receive.dtype) {
+      ExpectRefused(engine().SendReceive(lane(), send, 0, receive, 0), HasSubstr("send_receive"));
+    }
+  };
+  refused(TensorView::Contiguous(memory(), DType::kF32, {1, 1, 1, 1, 1, 1}), good,
+          "all_to_all, send to rank 0: a part of 6 dims, at most 5");
+  refused(good, TensorView::Contiguous(nullptr, DType::kF32, {2, 3}), "receive from rank 0: no memory for");
+  refused(good, TensorView::Contiguous(memory(), DType::kF32, {3, 2}), "a part of shape [2, 3] for itself");
+  refused(good, {memory(), DType::kF32, {2, 3}, {0, 1}}, "receive from rank 0: dim 0 has stride 0");
+  refused(good, TensorView::Contiguous(memory(), DType::kBF16, {2, 3}),
+          "a part in bf16, the exchange is in f32");
+  refused(good, TensorView::Contiguous(memory(), DType::kF32, {2, -3}), "negative size");
+  ExpectRefused(engine().AllToAll(lane(), {good, good}, {good}, DType::kF32),
+                HasSubstr("all_to_all, send: 2 parts for a group of 1 ranks"));
+  ExpectRefused(engine().AllToAll(lane(), {good}, {}, DType::kF32),
+                HasSubstr("all_to_all, receive: 0 parts for a group of 1 ranks"));
+  ExpectRefused(engine().SendReceive(lane(), good, 1, good, 0),
+                HasSubstr("send_receive: 1 is not a rank of group world of 1"));
+  ExpectRefused(engine().SendReceive(lane(), good, 0, good, -1), HasSubstr("-1 is not a rank"));
+}
+
+TEST_F(Arguments, AllToAllNeedsBothLists) {
+  const std::vector<int64_t> one = {1};
+  ExpectRefused(engine().AllToAll(lane(), memory(), {}, memory(), one, DType::kF32),
+                HasSubstr("both be given"));
+  ExpectRefused(engine().AllToAll(lane(), memory(), one, memory(), {}, DType::kF32),
+                HasSubstr("both be given"));
+}
+
+TEST_F(Arguments, AnAverageOfIntegersIsNotDefined) {
+  ExpectRefused(engine().AllReduce(lane(), memory(), memory(), DType::kI32, 4, ReduceOp::kAverage),
+                HasSubstr("all_reduce: an average of i32 is not defined"));
+  ExpectRefused(engine().ReduceScatter(lane(), memory(), memory(), DType::kI64, 4, ReduceOp::kAverage),
+                HasSubstr("reduce_scatter: an average of i64"));
+}
+
+TEST_F(Arguments, TheRootMustBeARankOfTheGroup) {
+  ExpectRefused(engine().Broadcast(lane(), memory(), DType::kF32, 4, 1),
+                HasSubstr("root 1 is not a rank of group world"));
+  ExpectRefused(engine().Broadcast(lane(), memory(), DType::kF32, 4, -1), HasSubstr("root -1"));
+}
+
+TEST_F(Arguments, TheLaneMustBeOneOfTheEngine) {
+  ExpectRefused(engine().Barrier(LaneId{}), HasSubstr("lane -1 is not a lane of this engine, which has 1"));
+  ExpectRefused(engine().AllReduce(LaneId{7}, memory(), memory(), DType::kF32, 4, ReduceOp::kSum),
+                HasSubstr("lane 7"));
+}
+
+TEST(ArgumentsOfGroups, EqualPartsMustDivide) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    Work work = fixture.engine->AllGather(fixture.lane, nullptr, nullptr, DType::kF32, 5);
+    EXPECT_FALSE(work.Wait().ok());
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    EXPECT_THAT(fixture.engine->status(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                                   HasSubstr("5 elements do not divide among 2 ranks")));
+    return absl::OkStatus();
+  });
+}
+
+TEST(ArgumentsOfGroups, ASharedOutputMustLieInNodeMemory) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    std::vector<float> own(64);
+    Work work = fixture.engine->AllGatherShared(fixture.lane, own.data(), own.data(), DType::kF32, 64);
+    EXPECT_FALSE(work.Wait().ok());
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    EXPECT_THAT(
+        fixture.engine->status(),
+        StatusIs(absl::StatusCode::kInvalidArgument,
+                 HasSubstr("all_gather_shared: the output of 256 bytes does not lie in node memory")));
+    return absl::OkStatus();
+  });
+}
+
+TEST_F(Arguments, ALaneMustBeOfTheCallersGroup) {
+  EXPECT_THAT(
+      engine().AddLane({"other", {0, 1}, 1}, LanePurpose::kContext),
+      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("rank 0 is not the member 1 of group other")));
+  EXPECT_THAT(engine().AddLane({"none", {}, 0}, LanePurpose::kContext),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("group none")));
+}
+
+TEST_F(Arguments, LanesAreLimited) {
+  absl::Status status;
+  int added = 1;
+  for (; status.ok() && added < 1000; ++added) {
+    status = engine().AddLane(WorldGroup(*bootstraps_[0]), LanePurpose::kContext).status();
+  }
+  EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,
+                               HasSubstr("lane world/context is one too many")));
+  EXPECT_OK(CheckEngineWorks(fixture_));
+}
+
+TEST_F(Arguments, OptionsMustBeInRange) {
+  const auto expect_refused = [&](const EngineOptions& options, const char* name) {
+    const auto heap = NodeHeap::Create(*bootstraps_[0], {.segment_bytes = 1 << 24});
+    ASSERT_OK(heap);
+    EXPECT_THAT(CommEngine::Create(*bootstraps_[0], **heap, options),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(name)));
+  };
+  EngineOptions options;
+  options.slice_bytes = 0;
+  expect_refused(options, "slice_bytes");
+  options = {};
+  options.piece_bytes = -1;
+  expect_refused(options, "piece_bytes");
+  options = {};
+  options.recorder_entries = 0;
+  expect_refused(options, "recorder_entries");
+  options = {};
+  options.timeout = absl::ZeroDuration();
+  expect_refused(options, "timeout");
+  options = {};
+  options.slice_bytes = int64_t{1} << 40;
+  expect_refused(options, "slice_bytes");
+}
+
+}  // namespace
+}  // namespace weft::testing

@@ -1,0 +1,124 @@
+// The engine over MPI, on the nodes of the mpirun command. Runs the same bodies as the tests over threads.
+#include <gtest/gtest.h>
+
+#include "tests/comm/collectives/canonical_order.h"
+#include "tests/comm/collectives/collective_sweep.h"
+#include "tests/support/mpi_world.h"
+#include "tests/support/status_matchers.h"
+
+namespace weft::testing {
+namespace {
+
+EngineOptions SmallSlices() {
+  EngineOptions options;
+  options.timeout = absl::Seconds(60);
+  options.slice_bytes = 512;
+  options.piece_bytes = 1024;
+  options.lane_window_bytes = 2048;
+  options.yield_window_bytes = 1024;
+  return options;
+}
+
+class CommMpi : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_OK_AND_ASSIGN(fixture_, EngineFixture::Make(WorldBootstrap(), SmallSlices(), size_t{64} << 20));
+  }
+  static int size() { return WorldBootstrap().size(); }
+  EngineFixture fixture_;
+};
+
+TEST_F(CommMpi, AllGatherBringsEveryPartToEveryRank) { EXPECT_OK(SweepAllGather(fixture_, {})); }
+TEST_F(CommMpi, AllGatherSharedFillsOneBlockANode) { EXPECT_OK(SweepAllGatherShared(fixture_, {})); }
+TEST_F(CommMpi, ReduceScatterReducesEachPartAtItsOwner) { EXPECT_OK(SweepReduceScatter(fixture_, {})); }
+TEST_F(CommMpi, AllReduceGivesEveryRankTheReduction) { EXPECT_OK(SweepAllReduce(fixture_, {})); }
+TEST_F(CommMpi, AllToAllExchangesUnevenAndEmptyParts) { EXPECT_OK(SweepAllToAll(fixture_, {})); }
+TEST_F(CommMpi, AllToAllExchangesStridedTensorsOfAnyShape) { EXPECT_OK(SweepStridedAllToAll(fixture_, {})); }
+TEST_F(CommMpi, SendReceiveShiftsAroundTheRingAndBetweenPairs) { EXPECT_OK(SweepSendReceive(fixture_, {})); }
+TEST_F(CommMpi, BroadcastCopiesTheRootsBufferAndBarrierSynchronizes) {
+  EXPECT_OK(SweepBroadcast(fixture_, {}));
+}
+
+TEST_F(CommMpi, ReductionsKeepTheCanonicalOrder) {
+  for (const DType dtype : {DType::kF32, DType::kF16, DType::kI32, DType::kI64}) {
+    EXPECT_OK(CheckCanonicalOrder(fixture_, dtype, 1601));
+  }
+}
+
+TEST_F(CommMpi, HybridReductionGivesTheBitsOfAReductionOverAllRanks) {
+  for (const int shard_size : {1, 2, 3, 4}) {
+    if (size() % shard_size != 0) continue;
+    EXPECT_OK(CheckHybridReduction(fixture_, shard_size, 1003));
+  }
+}
+
+// Parts of several slices of the default size.
+TEST(CommMpiDefaults, ReductionsKeepTheCanonicalOrder) {
+  EngineOptions options;
+  options.timeout = absl::Seconds(60);
+  ASSERT_OK_AND_ASSIGN(EngineFixture fixture,
+                       EngineFixture::Make(WorldBootstrap(), options, size_t{64} << 20));
+  EXPECT_OK(CheckCanonicalOrder(fixture, DType::kF32, 200'003));
+}
+
+// Parts of several slices of the default size.
+TEST(CommMpiDefaults, CompressedCollectivesKeepEveryBit) {
+  ASSERT_OK_AND_ASSIGN(EngineFixture fixture, EngineFixture::Make(WorldBootstrap(), {}, size_t{64} << 20));
+  SweepOptions swept{.counts = {70'001}, .dtypes = {DType::kF32, DType::kBF16}};
+  swept.op.compression = WireCompression::kLossless;
+  EXPECT_OK(SweepAllGather(fixture, swept));
+  EXPECT_OK(SweepReduceScatter(fixture, swept));
+  EXPECT_OK(SweepAllReduce(fixture, swept));
+}
+
+TEST_F(CommMpi, PoisonReachesAllRanksAndResetMakesThemWorkAgain) {
+  for (int round = 0; round < 3; ++round) {
+    if (WorldBootstrap().rank() == round % size()) {
+      fixture_.engine->Poison(absl::DataLossError("checkpoint unreadable"));
+    } else {
+      Work work = fixture_.engine->Barrier(fixture_.lane);
+      EXPECT_THAT(StatusOf(work.Wait()).message(), ::testing::HasSubstr("checkpoint unreadable"));
+    }
+    ASSERT_OK(BootstrapBarrier(WorldBootstrap()));
+    ASSERT_OK(fixture_.engine->ResetAfterError());
+    ASSERT_OK(CheckEngineWorks(fixture_));
+    ASSERT_OK(BootstrapBarrier(WorldBootstrap()));
+  }
+}
+
+// Slices are in flight when the ranks fail. Their memory is reused at once.
+TEST_F(CommMpi, NoDataFromBeforeAResetArrivesAfterIt) {
+  constexpr int64_t kCount = 200'000;
+  for (int round = 0; round < 5; ++round) {
+    ASSERT_OK_AND_ASSIGN(TestBuffer buffer, TestBuffer::Make(*fixture_.pool, true, DType::kI32, kCount));
+    {
+      Work work = fixture_.engine->AllReduce(fixture_.lane, buffer.data(), buffer.data(), DType::kI32, kCount,
+                                             ReduceOp::kSum);
+      fixture_.engine->Poison(absl::CancelledError("enough"));
+    }
+    ASSERT_OK(fixture_.engine->ResetAfterError());
+    ASSERT_OK(CheckEngineWorks(fixture_));
+    ASSERT_OK(BootstrapBarrier(WorldBootstrap()));
+  }
+}
+
+TEST_F(CommMpi, MismatchIsAnErrorOnEveryRank) {
+  ASSERT_OK_AND_ASSIGN(TestBuffer buffer, TestBuffer::Make(*fixture_.pool, true, DType::kF32, 2000));
+  const int64_t count = WorldBootstrap().rank() == 0 ? 1999 : 2000;
+  Work work = fixture_.engine->AllReduce(fixture_.lane, buffer.data(), buffer.data(), DType::kF32, count,
+                                         ReduceOp::kSum);
+  const absl::Status outcome = work.Wait();
+  if (size() == 1) {
+    EXPECT_OK(outcome);  // A single rank has no mismatch.
+  } else {
+    EXPECT_THAT(StatusOf(outcome).message(),
+                ::testing::AllOf(::testing::HasSubstr("rank 0 submitted all_reduce of 1999"),
+                                 ::testing::HasSubstr("all_reduce of 2000")));
+  }
+  ASSERT_OK(BootstrapBarrier(WorldBootstrap()));
+  ASSERT_OK(fixture_.engine->ResetAfterError());
+  EXPECT_OK(CheckEngineWorks(fixture_));
+}
+
+}  // namespace
+}  // namespace weft::testing

@@ -1,0 +1,115 @@
+// If a rank does not submit an operation, the error of the other ranks names it, and they may wait again.
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+#include <gtest/gtest.h>
+
+#include "tests/comm/support/engine_fixture.h"
+#include "tests/support/thread_ranks.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+
+// Waits with short deadlines until the error names only the rank `late`. Earlier errors may also name other
+// ranks.
+absl::Status WaitUntilOnlyOneIsMissing(Work& work, int late) {
+  while (true) {
+    const absl::Status status = work.Wait(absl::Now() + absl::Milliseconds(1));
+    const bool only_late =
+        status.message().find(absl::StrCat("waits for rank(s) ", late)) != absl::string_view::npos;
+    if (status.ok() || !absl::IsDeadlineExceeded(status) || only_late) return status;
+  }
+}
+
+TEST(Deadline, NamesLaneOperationSequenceAndMissingRankAndKeepsTheOperation) {
+  constexpr int kRanks = 3;
+  constexpr int kLate = 2;
+  for (const NodeMap& nodes : {NodeMap::OneNode(kRanks), NodeMap::RanksPerNode(kRanks, 1)}) {
+    RunRanks(nodes, [](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+      WEFT_RETURN_IF_ERROR(CheckEngineWorks(fixture));
+      WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kF32, kRanks));
+      buffer.Write(bootstrap.rank(), {10.0 + bootstrap.rank()});
+      const auto submit = [&] {
+        OpOptions options;
+        options.label = "late";
+        return fixture.engine->AllGather(fixture.lane, buffer.At(bootstrap.rank()), buffer.data(),
+                                         DType::kF32, kRanks, {}, options);
+      };
+      Work work;
+      if (bootstrap.rank() != kLate) {
+        work = submit();
+        EXPECT_THAT(WaitUntilOnlyOneIsMissing(work, kLate),
+                    StatusIs(absl::StatusCode::kDeadlineExceeded,
+                             AllOf(HasSubstr("all_gather 'late' on lane world/all_gather"),
+                                   HasSubstr("sequence 2"), EndsWith("waits for rank(s) 2"))));
+        EXPECT_FALSE(work.Test());
+      }
+      WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+      if (bootstrap.rank() == kLate) work = submit();
+      WEFT_RETURN_IF_ERROR(work.Wait());
+      EXPECT_EQ(buffer.Read(0, kRanks), (std::vector<double>{10, 11, 12}));
+      return work.WaitReleased();
+    });
+  }
+}
+
+// A rank may wait for a leader on its node, while the leader waits for the late rank of another node.
+TEST(Deadline, PassesOnAllOtherRanksIfOneRankIsLate) {
+  RunRanks(NodeMap::RanksPerNode(4, 2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    const bool late = bootstrap.rank() == 3;
+    Work work;
+    if (!late) {
+      work = fixture.engine->Barrier(fixture.lane);
+      EXPECT_THAT(work.Wait(absl::Now()),
+                  StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank(s)")));
+    }
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    if (late) work = fixture.engine->Barrier(fixture.lane);
+    return work.Wait();
+  });
+}
+
+TEST(Deadline, NamesTheOperationThatBlocksTheLane) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    Work first;
+    Work second;
+    const auto submit = [&] {
+      OpOptions options;
+      options.label = "first";
+      first = fixture.engine->Barrier(fixture.lane, options);
+      options.label = "second";
+      second = fixture.engine->Barrier(fixture.lane, options);
+    };
+    if (bootstrap.rank() == 0) {
+      submit();
+      EXPECT_THAT(second.Wait(absl::Now()),
+                  StatusIs(absl::StatusCode::kDeadlineExceeded,
+                           AllOf(HasSubstr("'second'"), HasSubstr("behind barrier 'first'"),
+                                 EndsWith("waits for rank(s) 1"))));
+    }
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    if (bootstrap.rank() == 1) submit();
+    return second.Wait();
+  });
+}
+
+TEST(Deadline, AcceptsInfiniteDeadlines) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    EngineOptions options;
+    options.timeout = absl::InfiniteDuration();
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
+    Work work = fixture.engine->Barrier(fixture.lane);
+    WEFT_RETURN_IF_ERROR(work.Wait(absl::InfiniteFuture()));
+    Work other = fixture.engine->Barrier(fixture.lane);
+    return other.Wait();
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing

@@ -1,0 +1,291 @@
+// If ranks submit different operations, every rank gets an error that names both, and none hangs.
+#include <functional>
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <gtest/gtest.h>
+
+#include "tests/comm/support/engine_fixture.h"
+#include "tests/support/thread_ranks.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr int kRanks = 3;
+constexpr int64_t kRoom = 4096;  // Elements of the buffers.
+
+struct Submission {
+  std::function<Work(EngineFixture&, TestBuffer& input, TestBuffer& output)> submit;
+  std::string text;  // Text of the operation in error messages.
+};
+
+Submission AllReduceOf(int64_t count, DType dtype = DType::kF32, ReduceOp op = ReduceOp::kSum,
+                       uint64_t identity = 0) {
+  return {[=](EngineFixture& fixture, TestBuffer& input, TestBuffer& output) {
+            OpOptions options;
+            options.identity = identity;
+            return fixture.engine->AllReduce(fixture.lane, input.data(), output.data(), dtype, count, op,
+                                             options);
+          },
+          absl::StrCat("all_reduce of ", count, " ", ToAbsl(Name(dtype)), " by ", ToAbsl(Name(op)))};
+}
+
+Submission ReduceScatterOf(std::vector<int64_t> counts) {
+  const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  return {[=](EngineFixture& fixture, TestBuffer& input, TestBuffer& output) {
+            return fixture.engine->ReduceScatter(fixture.lane, input.data(), output.data(), DType::kF32,
+                                                 total, ReduceOp::kSum, counts);
+          },
+          absl::StrCat("reduce_scatter of ", total, " f32")};
+}
+
+Submission AllGatherOf(std::vector<int64_t> counts) {
+  const int64_t total = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  return {[=](EngineFixture& fixture, TestBuffer& input, TestBuffer& output) {
+            return fixture.engine->AllGather(fixture.lane, input.data(), output.data(), DType::kF32, total,
+                                             counts);
+          },
+          absl::StrCat("all_gather of ", total, " f32")};
+}
+
+Submission AllGatherSharedOf(int64_t total) {
+  return {[=](EngineFixture& fixture, TestBuffer& input, TestBuffer& output) {
+            return fixture.engine->AllGatherShared(fixture.lane, input.data(), output.data(), DType::kF32,
+                                                   total);
+          },
+          absl::StrCat("all_gather_shared of ", total, " f32")};
+}
+
+Submission AllGatherDeltaOf(int64_t total) {
+  return {[=](EngineFixture& fixture, TestBuffer& input, TestBuffer& output) {
+            return fixture.engine->AllGatherDelta(fixture.lane, input.data(), output.data(), total);
+          },
+          absl::StrCat("all_gather_delta of ", total, " f32")};
+}
+
+Submission BroadcastFrom(int root) {
+  return {[=](EngineFixture& fixture, TestBuffer& /*input*/, TestBuffer& output) {
+            return fixture.engine->Broadcast(fixture.lane, output.data(), DType::kF32, 100, root);
+          },
+          "broadcast of 100 f32"};
+}
+
+Submission ABarrier() {
+  return {[](EngineFixture& fixture, TestBuffer& /*input*/, TestBuffer& /*output*/) {
+            return fixture.engine->Barrier(fixture.lane);
+          },
+          "barrier"};
+}
+
+// Matches the error of a rank that detects the mismatch or receives a failure notice. If the notice arrives
+// before the rank submits, the error is that of a failed engine.
+auto Refusal(const ::testing::Matcher<std::string>& message) {
+  return ::testing::AnyOf(StatusIs(absl::StatusCode::kFailedPrecondition, message),
+                          StatusIs(absl::StatusCode::kAborted, message));
+}
+
+struct Case {
+  std::string difference;
+  Submission most;     // Submitted by all ranks but one.
+  Submission deviant;  // Submitted by the other rank.
+};
+
+// Runs the cases, and resets the engine after each one. `outcome` returns the error of a Work.
+void RunCases(const std::vector<Case>& cases, const std::function<absl::Status(Work&)>& outcome) {
+  EngineOptions options;
+  options.timeout = absl::Seconds(120);
+  options.slice_bytes = 512;
+  RunRanksOnEveryNodeMap(kRanks, [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kI64, kRoom));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, true, DType::kI64, kRoom));
+    for (size_t i = 0; i < cases.size(); ++i) {
+      const Case& c = cases[i];
+      const int deviant = static_cast<int>(i) % kRanks;
+      SCOPED_TRACE(absl::StrCat(c.difference, ", rank ", deviant, " differs"));
+      {
+        Work work = (bootstrap.rank() == deviant ? c.deviant : c.most).submit(fixture, input, output);
+        EXPECT_THAT(outcome(work), Refusal(AllOf(HasSubstr(absl::StrCat("rank ", deviant, " submitted ")),
+                                                 HasSubstr(c.most.text), HasSubstr(c.deviant.text))));
+      }
+      WEFT_RETURN_IF_ERROR(
+          BootstrapBarrier(bootstrap));  // A reset fails the operations of ranks that still wait.
+      WEFT_RETURN_IF_ERROR(Annotate(fixture.engine->ResetAfterError(), c.difference));
+      WEFT_RETURN_IF_ERROR(Annotate(CheckEngineWorks(fixture), c.difference));
+      WEFT_RETURN_IF_ERROR(BootstrapBarrier(
+          bootstrap));  // The error of the next case must not reach a rank that still checks the engine.
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST(Mismatch, OfAnyPropertyIsAnErrorThatNamesBothRanksAndOperations) {
+  RunCases(
+      {
+          {"kind", AllReduceOf(100), ReduceScatterOf({30, 30, 40})},
+          {"kind", AllGatherOf({10, 10, 10}), ABarrier()},
+          {"kind", AllGatherOf({30, 30, 30}), AllGatherSharedOf(90)},
+          {"kind", AllGatherOf({30, 30, 30}), AllGatherDeltaOf(90)},
+          {"count", AllReduceOf(1000), AllReduceOf(1001)},
+          {"count", ReduceScatterOf({600, 600, 600}), ReduceScatterOf({601, 601, 601})},
+          {"count", AllGatherOf({600, 600, 600}), AllGatherOf({601, 601, 601})},
+          {"counts", ReduceScatterOf({600, 600, 600}), ReduceScatterOf({500, 700, 600})},
+          {"counts", AllGatherOf({600, 600, 600}), AllGatherOf({500, 700, 600})},
+          {"dtype", AllReduceOf(1000), AllReduceOf(1000, DType::kI32)},
+          {"dtype", AllReduceOf(1000), AllReduceOf(1000, DType::kBF16)},
+          {"reduce op", AllReduceOf(1000), AllReduceOf(1000, DType::kF32, ReduceOp::kMax)},
+          {"identity", AllReduceOf(1000, DType::kF32, ReduceOp::kSum, 7),
+           AllReduceOf(1000, DType::kF32, ReduceOp::kSum, 8)},
+      },
+      [](Work& work) { return work.Wait(); });
+}
+
+// A rank whose part is empty, or that expects empty parts, may be *ready* before it detects the mismatch. It
+// detects it before *released*.
+TEST(Mismatch, OfEmptyPartsIsFoundBeforeTheyAreReleased) {
+  RunCases(
+      {
+          {"nothing against something", AllReduceOf(0), AllReduceOf(1000)},
+          {"something against nothing", AllReduceOf(1000), AllReduceOf(0)},
+          {"whose part it is", ReduceScatterOf({0, 0, 90}), ReduceScatterOf({90, 0, 0})},
+          {"whose part it is", ReduceScatterOf({90, 0, 0}), ReduceScatterOf({0, 0, 90})},
+          {"whose part it is", AllGatherOf({90, 0, 0}), AllGatherOf({0, 0, 90})},
+          {"whose part it is", AllGatherOf({0, 0, 90}), AllGatherOf({90, 0, 0})},
+          {"kind, which a root does not wait for", BroadcastFrom(1), AllGatherOf({30, 30, 40})},
+          {"the root", BroadcastFrom(0), BroadcastFrom(2)},
+          {"the root", BroadcastFrom(2), BroadcastFrom(0)},
+      },
+      [](Work& work) {
+        WEFT_RETURN_IF_ERROR(work.Wait());
+        return work.WaitReleased();
+      });
+}
+
+// Each rank passes an output of its own.
+TEST(Mismatch, OfASharedOutputIsAnError) {
+  EngineOptions options;
+  options.timeout = absl::Seconds(120);
+  RunRanks(NodeMap::RanksPerNode(3, 2), [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kI64, kRoom));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, true, DType::kI64, kRoom));
+    Work empty = AllGatherSharedOf(0).submit(fixture, input, output);
+    WEFT_RETURN_IF_ERROR(empty.WaitReleased());
+    WEFT_RETURN_IF_ERROR(
+        BootstrapBarrier(bootstrap));  // The empty gather ends on all ranks before the error.
+    Work work = AllGatherSharedOf(90).submit(fixture, input, output);
+    EXPECT_THAT(work.Wait(),
+                Refusal(AllOf(HasSubstr("all_gather_shared of 90 f32"),
+                              HasSubstr("shared outputs at different addresses in node memory"))));
+    return BootstrapBarrier(bootstrap);
+  });
+}
+
+TEST(Mismatch, OfTheOrderOnALaneIsAnError) {
+  EngineOptions options;
+  options.timeout = absl::Seconds(120);
+  RunRanksOnEveryNodeMap(kRanks, [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kI64, kRoom));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, true, DType::kI64, kRoom));
+    const Submission a = AllReduceOf(64);
+    const Submission b = AllGatherOf({64, 64, 64});
+    const bool swapped = bootstrap.rank() == 1;
+    Work first = (swapped ? b : a).submit(fixture, input, output);
+    Work second = (swapped ? a : b).submit(fixture, input, output);
+    EXPECT_THAT(first.Wait(), Refusal(HasSubstr("in the same order")));
+    EXPECT_FALSE(second.Wait().ok());
+    return absl::OkStatus();
+  });
+}
+
+// Elements that one rank sends, and that the other rank expects.
+struct Disagreement {
+  int64_t sent;
+  int64_t expected;
+};
+
+// A third rank may finish without an error, as its exchanges with both ranks match.
+TEST(Mismatch, OfAllToAllCountsIsAnErrorOnBothRanks) {
+  EngineOptions options;
+  options.timeout = absl::Seconds(120);
+  options.slice_bytes = 512;
+  RunRanksOnEveryNodeMap(kRanks, [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kF32, kRoom));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, true, DType::kF32, kRoom));
+    for (const Disagreement& d : {Disagreement{5, 4}, {300, 500}, {0, 7}, {7, 0}, {0, 1000}, {1000, 0}}) {
+      for (const int to : {0, 1}) {  // The last rank sends, from the same node or from another.
+        SCOPED_TRACE(absl::StrCat(d.sent, " sent, ", d.expected, " expected by rank ", to));
+        std::vector<int64_t> send(kRanks, 20);
+        std::vector<int64_t> receive(kRanks, 20);
+        const int from = kRanks - 1;
+        if (bootstrap.rank() == from) send[static_cast<size_t>(to)] = d.sent;
+        if (bootstrap.rank() == to) receive[static_cast<size_t>(from)] = d.expected;
+        {
+          Work work =
+              fixture.engine->AllToAll(fixture.lane, input.data(), send, output.data(), receive, DType::kF32);
+          absl::Status status = work.Wait();
+          if (status.ok()) status = work.WaitReleased();
+          const auto expected =
+              Refusal(AllOf(HasSubstr(absl::StrCat("rank ", from, " sends a part of shape [", d.sent, "]")),
+                            HasSubstr(absl::StrCat("rank ", to, ", which expects [", d.expected, "]"))));
+          // A rank that expects an empty part may finish before the sender detects the mismatch.
+          const bool affected = bootstrap.rank() == from || (bootstrap.rank() == to && d.expected > 0);
+          if (affected || !status.ok()) {
+            EXPECT_THAT(status, expected);
+          }
+        }
+        WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+        WEFT_RETURN_IF_ERROR(fixture.engine->ResetAfterError());
+        WEFT_RETURN_IF_ERROR(CheckEngineWorks(fixture));
+        WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+// Shapes with equal numbers of elements also mismatch: elements would arrive at wrong positions.
+TEST(Mismatch, OfTheShapesOfPartsIsAnErrorOnEveryRank) {
+  EngineOptions options;
+  options.timeout = absl::Seconds(120);
+  RunRanksOnEveryNodeMap(2, [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kF32, kRoom));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, true, DType::kF32, kRoom));
+    const int peer = 1 - bootstrap.rank();
+    const Shape sent = {2, 3, 4};
+    const Shape expected = bootstrap.rank() == 0 ? Shape{3, 2, 4} : sent;
+    Work work =
+        fixture.engine->SendReceive(fixture.lane, TensorView::Contiguous(input.data(), DType::kF32, sent),
+                                    peer, TensorView::Contiguous(output.data(), DType::kF32, expected), peer);
+    absl::Status status = work.Wait();
+    if (status.ok()) status = work.WaitReleased();
+    EXPECT_THAT(status, Refusal(AllOf(HasSubstr("rank 1 sends a part of shape [2, 3, 4] to rank 0"),
+                                      HasSubstr("which expects [3, 2, 4]"))));
+    return BootstrapBarrier(bootstrap);
+  });
+}
+
+// Ranks identify a lane by its position in the order of AddLane calls.
+TEST(Mismatch, OfTheGroupsOfALaneIsAnError) {
+  EngineOptions options;
+  options.timeout = absl::Seconds(120);
+  RunRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
+    ProcessGroup group{"odd", {0, 1}, bootstrap.rank()};
+    if (bootstrap.rank() == 1) group = {"odd", {1, 0}, 0};
+    WEFT_ASSIGN_OR_RETURN(fixture.lane, fixture.engine->AddLane(group, LanePurpose::kControl));
+    Work work = fixture.engine->Barrier(fixture.lane);
+    EXPECT_THAT(work.Wait(), Refusal(HasSubstr("lanes of different groups")));
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing

@@ -1,0 +1,123 @@
+#include "src/comm/engine/recorder.h"
+
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include "src/comm/collectives/operation.h"
+
+namespace weft {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+std::unique_ptr<OperationRecord> RecordOf(uint64_t sequence, OperationState state) {
+  auto record = std::make_unique<OperationRecord>();
+  record->lane = 3;
+  record->lane_name = "shard/all_gather";
+  record->descriptor.sequence = sequence;
+  record->descriptor.kind = OpKind::kAllGather;
+  record->descriptor.total_count = 64;
+  record->label = absl::StrCat("layers.", sequence);
+  record->logical_bytes = 256;
+  record->submitted_ns = 10;
+  record->started_ns = 20 * static_cast<int64_t>(sequence);
+  record->state = state;
+  return record;
+}
+
+TEST(Recorder, WritesEveryFieldOfAnOperation) {
+  Recorder recorder(/*rank=*/5, /*entries=*/4);
+  const auto record = RecordOf(7, OperationState::kReady);
+  record->ready_ns = 30;
+  recorder.Note(*record);
+  const json recorded = json::parse(recorder.Json());
+  EXPECT_EQ(recorded["rank"], 5);
+  ASSERT_EQ(recorded["operations"].size(), 1U);
+  const json expected = {{"lane", "shard/all_gather"},
+                         {"sequence", 7},
+                         {"kind", "all_gather"},
+                         {"label", "layers.7"},
+                         {"dtype", "f32"},
+                         {"bytes", 256},
+                         {"state", "ready"},
+                         {"submitted_ns", 10},
+                         {"started_ns", 140},
+                         {"ready_ns", 30},
+                         {"released_ns", 0},
+                         {"waiting_for", ""}};
+  EXPECT_EQ(recorded["operations"][0], expected);
+}
+
+TEST(Recorder, KeepsTheLastOperationsInOrder) {
+  Recorder recorder(0, /*entries=*/4);
+  for (uint64_t sequence = 1; sequence <= 11; ++sequence) {
+    recorder.Note(*RecordOf(sequence, OperationState::kQueued));
+    const json operations = json::parse(recorder.Json())["operations"];
+    ASSERT_EQ(operations.size(), std::min<uint64_t>(sequence, 4));
+    for (size_t i = 0; i < operations.size(); ++i) {
+      EXPECT_EQ(operations[i]["sequence"], sequence - operations.size() + 1 + i);
+    }
+  }
+}
+
+TEST(Recorder, KeepsRunningOperationsBesideTheLastOnes) {
+  Recorder recorder(0, /*entries=*/4);
+  recorder.Note(*RecordOf(1, OperationState::kRunning));
+  for (uint64_t sequence = 2; sequence <= 11; ++sequence) {
+    recorder.Note(*RecordOf(sequence, OperationState::kReleased));
+  }
+  ASSERT_TRUE(recorder.OldestRunning());
+  EXPECT_THAT(recorder.OldestRunning()->text, HasSubstr("sequence 1"));
+  EXPECT_EQ(json::parse(recorder.Json())["operations"].size(), 4);
+  recorder.Note(*RecordOf(1, OperationState::kReleased));
+  for (uint64_t sequence = 12; sequence <= 20; ++sequence) {
+    recorder.Note(*RecordOf(sequence, OperationState::kRunning));  // More than the recorder's entries.
+  }
+  EXPECT_EQ(json::parse(recorder.Json())["operations"].size(), 4);
+}
+
+TEST(Recorder, UpdatesAnOperationInItsPlace) {
+  Recorder recorder(0, 4);
+  for (uint64_t sequence = 1; sequence <= 3; ++sequence)
+    recorder.Note(*RecordOf(sequence, OperationState::kQueued));
+  recorder.Note(*RecordOf(2, OperationState::kRunning));
+  const json operations = json::parse(recorder.Json())["operations"];
+  ASSERT_EQ(operations.size(), 3U);
+  EXPECT_EQ(operations[1]["state"], "running");
+  EXPECT_EQ(operations[2]["state"], "queued");
+}
+
+TEST(Recorder, TellsGenerationsApart) {
+  Recorder recorder(0, 4);
+  recorder.Note(*RecordOf(1, OperationState::kFailed));
+  const auto again = RecordOf(1, OperationState::kRunning);
+  again->descriptor.generation = 1;
+  recorder.Note(*again);
+  const json operations = json::parse(recorder.Json())["operations"];
+  ASSERT_EQ(operations.size(), 2U);
+  EXPECT_EQ(operations[0]["state"], "failed");
+  EXPECT_EQ(operations[1]["state"], "running");
+}
+
+TEST(Recorder, SaysWhatTheOldestRunningOperationWaitsFor) {
+  Recorder recorder(0, 4);
+  EXPECT_FALSE(recorder.OldestRunning());
+  recorder.Note(*RecordOf(3, OperationState::kQueued));
+  recorder.Note(*RecordOf(2, OperationState::kRunning));
+  recorder.Note(*RecordOf(1, OperationState::kReady));
+  recorder.NoteWaiting(*RecordOf(2, OperationState::kRunning), "waits for rank(s) 9");
+  const auto stuck = recorder.OldestRunning();
+  ASSERT_TRUE(stuck);
+  EXPECT_EQ(stuck->started_ns, 40);
+  EXPECT_THAT(stuck->text, HasSubstr("lane shard/all_gather: all_gather of 64 f32, sequence 2"));
+  EXPECT_THAT(stuck->text, HasSubstr("waits for rank(s) 9"));
+  recorder.Note(*RecordOf(2, OperationState::kReady));
+  EXPECT_FALSE(recorder.OldestRunning());
+  EXPECT_EQ(json::parse(recorder.Json())["operations"][1]["waiting_for"], "");
+}
+
+}  // namespace
+}  // namespace weft

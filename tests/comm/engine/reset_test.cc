@@ -1,0 +1,183 @@
+// Poison fails the engine on all ranks, and a reset makes it work again.
+#include <latch>
+
+#include <absl/strings/str_cat.h>
+#include <gtest/gtest.h>
+
+#include "tests/comm/support/engine_fixture.h"
+#include "tests/support/thread_ranks.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+EngineOptions SmallSlices() {
+  EngineOptions options;
+  options.timeout = absl::Seconds(120);
+  options.slice_bytes = 256;
+  options.lane_window_bytes = 1024;
+  return options;
+}
+
+std::vector<NodeMap> Maps() {
+  return {NodeMap::OneNode(4), NodeMap::RanksPerNode(4, 2), NodeMap::RanksPerNode(4, 1)};
+}
+
+TEST(Poison, ReachesTheRanksThatWaitOnEveryNode) {
+  for (const NodeMap& nodes : Maps()) {
+    RunRanks(nodes, [](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+      Work work;
+      if (bootstrap.rank() != 1) work = fixture.engine->Barrier(fixture.lane);
+      WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+      if (bootstrap.rank() == 1) {
+        fixture.engine->Poison(absl::DataLossError("checkpoint unreadable"));
+        EXPECT_THAT(fixture.engine->status(),
+                    StatusIs(absl::StatusCode::kDataLoss, HasSubstr("checkpoint unreadable")));
+        return absl::OkStatus();
+      }
+      EXPECT_THAT(work.Wait(),
+                  StatusIs(absl::StatusCode::kDataLoss, HasSubstr("rank 1: checkpoint unreadable")));
+      EXPECT_TRUE(work.Test());
+      EXPECT_TRUE(work.TestReleased());
+      EXPECT_FALSE(fixture.engine->status().ok());
+      return absl::OkStatus();
+    });
+  }
+}
+
+TEST(Poison, RefusesLaterOperationsWithTheCause) {
+  RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+    fixture.engine->Poison(absl::DataLossError("first"));
+    fixture.engine->Poison(absl::DataLossError("second"));
+    Work work = fixture.engine->Barrier(fixture.lane);
+    EXPECT_THAT(work.Wait(), StatusIs(absl::StatusCode::kAborted, HasSubstr("first")));
+    return absl::OkStatus();
+  });
+}
+
+TEST(ResetAfterError, MakesTheEngineWorkAgainAndAgain) {
+  for (const NodeMap& nodes : Maps()) {
+    RunRanks(nodes, [](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+      for (int round = 0; round < 3; ++round) {
+        WEFT_RETURN_IF_ERROR(CheckEngineWorks(fixture));
+        WEFT_RETURN_IF_ERROR(
+            BootstrapBarrier(bootstrap));  // The error must not reach a rank that still checks the engine.
+        if (bootstrap.rank() == round) fixture.engine->Poison(absl::DataLossError("again"));
+        Work work = fixture.engine->Barrier(fixture.lane);
+        EXPECT_FALSE(work.Wait().ok());
+        WEFT_RETURN_IF_ERROR(fixture.engine->ResetAfterError());
+        WEFT_RETURN_IF_ERROR(fixture.engine->ResetAfterError());  // A second reset is harmless.
+        EXPECT_OK(fixture.engine->status());
+      }
+      return CheckEngineWorks(fixture);
+    });
+  }
+}
+
+// A reset has two barriers. If a rank does not reach the second one, the engines of the others have failed,
+// and can be reset again.
+TEST(ResetAfterError, MayBeTriedAgainAfterADeadline) {
+  std::latch gave_up(1);
+  RunRanks(NodeMap::RanksPerNode(2, 1), [&](Bootstrap& bootstrap) -> absl::Status {
+    EngineOptions options = SmallSlices();
+    if (bootstrap.rank() == 0) options.timeout = absl::Seconds(3);
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    if (bootstrap.rank() == 0) {
+      EXPECT_EQ(fixture.engine->ResetAfterError().code(), absl::StatusCode::kDeadlineExceeded);
+      EXPECT_FALSE(fixture.engine->status().ok());
+      gave_up.count_down();
+    } else {
+      WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));  // The first barrier of the reset.
+      WEFT_RETURN_IF_ERROR(bootstrap.OpenWire().status());
+      gave_up.wait();
+      WEFT_RETURN_IF_ERROR(
+          BootstrapBarrier(bootstrap));  // The second barrier, after the other rank's deadline.
+    }
+    WEFT_RETURN_IF_ERROR(fixture.engine->ResetAfterError());
+    EXPECT_OK(fixture.engine->status());
+    return absl::OkStatus();
+  });
+}
+
+// Operations of several lanes are at various stages when the ranks reset. None of their data arrives
+// afterwards.
+TEST(ResetAfterError, DropsOperationsThatWereInFlight) {
+  constexpr int64_t kCount = 6000;
+  for (const NodeMap& nodes : Maps()) {
+    RunRanks(nodes, [](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+      WEFT_ASSIGN_OR_RETURN(const LaneId other,
+                            fixture.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kAllReduce));
+      for (int round = 0; round < 5; ++round) {
+        WEFT_ASSIGN_OR_RETURN(TestBuffer a, TestBuffer::Make(*fixture.pool, true, DType::kI32, kCount));
+        WEFT_ASSIGN_OR_RETURN(TestBuffer b,
+                              TestBuffer::Make(*fixture.pool, round % 2 == 0, DType::kI32, kCount));
+        std::vector<Work> works;
+        // The last rank does not submit the last two operations.
+        const int count = bootstrap.rank() == bootstrap.size() - 1 ? 4 : 6;
+        for (int i = 0; i < count; ++i) {
+          const LaneId lane = i % 2 == 0 ? fixture.lane : other;
+          TestBuffer& buffer = i % 2 == 0 ? a : b;
+          works.push_back(fixture.engine->AllReduce(lane, buffer.data(), buffer.data(), DType::kI32, kCount,
+                                                    ReduceOp::kSum));
+        }
+        WEFT_RETURN_IF_ERROR(works.front().Wait());
+        WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+        WEFT_RETURN_IF_ERROR(fixture.engine->ResetAfterError());
+        works.clear();
+        WEFT_RETURN_IF_ERROR(CheckEngineWorks(fixture));
+        WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
+// A reset releases operations that were *ready* before the failure: no rank reads their memory after it.
+TEST(ResetAfterError, ReleasesOperationsThatWereReady) {
+  RunRanks(NodeMap::RanksPerNode(2, 1), [](Bootstrap& bootstrap) -> absl::Status {
+    EngineOptions options = SmallSlices();
+    options.timeout = absl::Hours(1);  // A destructor that waits would time out.
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kF32, 10));
+    {
+      Work work;
+      if (bootstrap.rank() == 0) {
+        work = fixture.engine->Broadcast(fixture.lane, buffer.data(), DType::kF32, 10, /*root=*/0);
+        WEFT_RETURN_IF_ERROR(work.Wait());
+        EXPECT_FALSE(work.TestReleased());
+        fixture.engine->Poison(absl::DataLossError("gone"));
+        EXPECT_THAT(work.WaitReleased(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("gone")));
+        EXPECT_OK(work.Wait());
+      }
+      WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+      WEFT_RETURN_IF_ERROR(fixture.engine->ResetAfterError());
+      if (bootstrap.rank() == 0) {
+        EXPECT_OK(work.Wait());
+        EXPECT_OK(work.WaitReleased());
+      }
+    }
+    return CheckEngineWorks(fixture);
+  });
+}
+
+TEST(ResetAfterError, RefusesToStartAfterAnOperationThatFailed) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+    fixture.engine->Poison(absl::DataLossError("gone"));
+    Work failed = fixture.engine->Barrier(fixture.lane);
+    WEFT_RETURN_IF_ERROR(fixture.engine->ResetAfterError());
+    Work next = fixture.engine->Barrier(fixture.lane, {}, &failed);
+    EXPECT_THAT(next.Wait(), StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("after")));
+    WEFT_RETURN_IF_ERROR(fixture.engine->ResetAfterError());
+    return CheckEngineWorks(fixture);
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing

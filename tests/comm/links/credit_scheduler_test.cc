@@ -1,0 +1,294 @@
+// The credit scheduler on a fake wire link: windows, credits, failure notices.
+#include "src/comm/links/credit_scheduler.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/comm/links/fake_wire_link.h"
+#include "tests/support/status_matchers.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr int kLane = 2;
+constexpr int kOtherLane = 3;
+constexpr size_t kSlice = 100;
+
+class Owner final : public WireOwner {
+ public:
+  void OnWireDone(int64_t slice) override { done.push_back(slice); }
+  std::vector<int64_t> done;
+};
+
+class CreditSchedulerTest : public ::testing::Test {
+ protected:
+  CreditSchedulerTest() { descriptor_.sequence = 1; }
+
+  static EngineOptions Options() {
+    EngineOptions options;
+    options.slice_bytes = kSlice;
+    options.lane_window_bytes = 4 * kSlice;
+    options.yield_window_bytes = 2 * kSlice;
+    options.background_window_bytes = 3 * kSlice;
+    return options;
+  }
+  static CreditScheduler::Channel ChannelOf(int lane, int peer = 7, int number = 1) {
+    return {lane, 1, peer, number};
+  }
+
+  bool MayReceive(Priority priority, bool head = false, int lane = kLane, size_t bytes = kSlice) const {
+    return scheduler_.MayReceive(lane, WirePhase::kGather, priority, bytes, head);
+  }
+  void Receive(Priority priority, int lane = kLane, WirePhase phase = WirePhase::kGather) {
+    const int64_t slice = next_slice_++;
+    EXPECT_OK(scheduler_.Receive(ChannelOf(lane), phase, priority, descriptor_, PartShape::Run(10),
+                                 {slice, memory_.data(), kSlice}, &owner_));
+  }
+  bool Poll() {
+    const auto advanced = scheduler_.Poll();
+    EXPECT_OK(advanced);
+    return advanced.ok() && *advanced;
+  }
+  // Delivers the control messages for rank 7 to a scheduler of rank 7, as sent by rank 0.
+  void DeliverTo(CreditScheduler& other, FakeWireLink& other_link) {
+    for (const WireLink::ControlMessage& message : link_.sent_messages)
+      other_link.messages.push_back({0, message.bytes});
+    link_.sent_messages.clear();
+    EXPECT_OK(other.Poll());
+  }
+
+  const EngineOptions options_ = Options();
+  EngineCounters counters_;
+  FakeWireLink link_;
+  CreditScheduler scheduler_{link_, options_, counters_};
+  Descriptor descriptor_;
+  Owner owner_;
+  std::vector<std::byte> memory_{kSlice};
+  int64_t next_slice_ = 0;
+};
+
+TEST_F(CreditSchedulerTest, LaneKeepsToItsWindow) {
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_TRUE(MayReceive(Priority::kBulk));
+    Receive(Priority::kBulk);
+  }
+  EXPECT_FALSE(MayReceive(Priority::kBulk));
+  EXPECT_FALSE(MayReceive(Priority::kPrefetch));
+  EXPECT_TRUE(MayReceive(Priority::kBulk, false, kOtherLane));
+  link_.Finish(link_.in_flight.begin()->first);
+  EXPECT_TRUE(Poll());
+  EXPECT_THAT(owner_.done, ElementsAre(0));
+  EXPECT_TRUE(MayReceive(Priority::kBulk));
+}
+
+TEST_F(CreditSchedulerTest, CriticalTransfersHaveTwiceTheLaneWindow) {
+  for (int i = 0; i < 8; ++i) {
+    EXPECT_TRUE(MayReceive(Priority::kCritical));
+    Receive(Priority::kCritical);
+  }
+  EXPECT_FALSE(MayReceive(Priority::kCritical));
+}
+
+TEST_F(CreditSchedulerTest, BackgroundWindowBoundsAllTrafficBelowCritical) {
+  const auto fill = [&] {
+    Receive(Priority::kReduce, kLane);
+    Receive(Priority::kPrefetch, kOtherLane);
+    Receive(Priority::kBulk, kOtherLane);
+  };
+  fill();
+  EXPECT_TRUE(MayReceive(Priority::kReduce));
+  scheduler_.EnableBackgroundWindow();
+  EXPECT_FALSE(MayReceive(Priority::kReduce));
+  EXPECT_FALSE(MayReceive(Priority::kPrefetch, false, /*lane=*/9));
+  EXPECT_TRUE(MayReceive(Priority::kCritical));
+  EXPECT_TRUE(MayReceive(Priority::kBulk, /*head=*/true, /*lane=*/9)) << "the head slice is always allowed";
+  link_.Finish(link_.in_flight.begin()->first);
+  Poll();
+  EXPECT_TRUE(MayReceive(Priority::kReduce));
+}
+
+TEST_F(CreditSchedulerTest, PhasesOfALaneHaveWindowsOfTheirOwn) {
+  for (int i = 0; i < 4; ++i) Receive(Priority::kBulk, kLane, WirePhase::kReduce);
+  EXPECT_FALSE(scheduler_.MayReceive(kLane, WirePhase::kReduce, Priority::kBulk, kSlice, false));
+  EXPECT_TRUE(scheduler_.MayReceive(kLane, WirePhase::kGather, Priority::kBulk, kSlice, false));
+}
+
+TEST_F(CreditSchedulerTest, HeadOfALaneMayAlwaysHaveOneSliceInFlight) {
+  constexpr size_t kHuge = 100 * kSlice;
+  EXPECT_FALSE(MayReceive(Priority::kBulk, /*head=*/false, kLane, kHuge));
+  EXPECT_TRUE(MayReceive(Priority::kBulk, /*head=*/true, kLane, kHuge));
+  Receive(Priority::kBulk);
+  EXPECT_FALSE(MayReceive(Priority::kBulk, /*head=*/true, kLane, kHuge));
+  EXPECT_TRUE(MayReceive(Priority::kBulk, /*head=*/true, kOtherLane, kHuge));
+}
+
+TEST_F(CreditSchedulerTest, YieldWindowBoundsAllLowerTrafficDuringHigherDemand) {
+  Receive(Priority::kReduce, kLane);
+  Receive(Priority::kBulk, kOtherLane);
+  EXPECT_TRUE(MayReceive(Priority::kBulk));
+  scheduler_.RegisterDemand(Priority::kPrefetch);
+  EXPECT_FALSE(MayReceive(Priority::kBulk));
+  EXPECT_FALSE(MayReceive(Priority::kReduce, false, kOtherLane));
+  EXPECT_TRUE(MayReceive(Priority::kPrefetch));
+  EXPECT_TRUE(MayReceive(Priority::kCritical));
+  EXPECT_TRUE(MayReceive(Priority::kBulk, /*head=*/true, /*lane=*/9)) << "the head slice is always allowed";
+}
+
+TEST_F(CreditSchedulerTest, DemandHoldsUntilTheEndOfTheNextPoll) {
+  Receive(Priority::kBulk);
+  Receive(Priority::kBulk);
+  scheduler_.RegisterDemand(Priority::kCritical);
+  EXPECT_FALSE(MayReceive(Priority::kBulk));
+  Poll();
+  EXPECT_FALSE(MayReceive(Priority::kBulk)) << "lanes that step first in the next poll still see it";
+  Poll();
+  EXPECT_TRUE(MayReceive(Priority::kBulk));
+}
+
+TEST_F(CreditSchedulerTest, ReceiveIsPostedBeforeItsCreditIsSent) {
+  Receive(Priority::kBulk);
+  ASSERT_EQ(link_.in_flight.size(), 1U);
+  EXPECT_FALSE(link_.in_flight.begin()->second.send);
+  EXPECT_EQ(link_.in_flight.begin()->second.peer, 7);
+  EXPECT_EQ(link_.in_flight.begin()->second.tag, kLane * CreditScheduler::kChannels + 1);
+  ASSERT_EQ(link_.sent_messages.size(), 1U);
+  EXPECT_EQ(link_.sent_messages[0].peer, 7);
+  EXPECT_EQ(counters_.wire_bytes, 0) << "the sender counts the bytes of a slice";
+}
+
+TEST_F(CreditSchedulerTest, CreditsAddUpAtTheSender) {
+  FakeWireLink sender_link;
+  EngineCounters sender_counters;
+  CreditScheduler sender(sender_link, options_, sender_counters);
+  EXPECT_FALSE(sender.CreditOf(ChannelOf(kLane, 0)));
+  Receive(Priority::kBulk);
+  Receive(Priority::kBulk);
+  DeliverTo(sender, sender_link);
+  const auto credit = sender.CreditOf(ChannelOf(kLane, 0));
+  ASSERT_TRUE(credit);
+  EXPECT_EQ(credit->slices, 2);
+  EXPECT_EQ(credit->part, PartShape::Run(10));
+  EXPECT_FALSE(sender.CreditOf(ChannelOf(kLane, 0, 2))) << "a credit of another channel";
+
+  EXPECT_OK(sender.Send(ChannelOf(kLane, 0), 0, memory_.data(), kSlice, &owner_));
+  EXPECT_TRUE(sender.busy());
+  EXPECT_EQ(sender_counters.wire_bytes, static_cast<int64_t>(kSlice));
+  EXPECT_TRUE(sender_link.in_flight.begin()->second.send);
+  EXPECT_EQ(sender_link.in_flight.begin()->second.tag, link_.in_flight.begin()->second.tag);
+  sender_link.FinishAll();
+  EXPECT_OK(sender.Poll());
+  EXPECT_FALSE(sender.busy());
+
+  sender.Forget(kLane, 1);
+  EXPECT_FALSE(sender.CreditOf(ChannelOf(kLane, 0)));
+}
+
+TEST_F(CreditSchedulerTest, SenderReceivesTheAnnouncementOfAnEmptyPart) {
+  FakeWireLink sender_link;
+  EngineCounters sender_counters;
+  CreditScheduler sender(sender_link, options_, sender_counters);
+  EXPECT_OK(scheduler_.AnnounceEmptyPart(ChannelOf(kLane), descriptor_));
+  EXPECT_TRUE(link_.in_flight.empty());
+  DeliverTo(sender, sender_link);
+  const auto credit = sender.CreditOf(ChannelOf(kLane, 0));
+  ASSERT_TRUE(credit);
+  EXPECT_EQ(credit->slices, 0);
+  EXPECT_EQ(credit->part, PartShape());
+}
+
+TEST_F(CreditSchedulerTest, CreditsRevealMismatchedOperations) {
+  FakeWireLink sender_link;
+  EngineCounters sender_counters;
+  CreditScheduler sender(sender_link, options_, sender_counters);
+  Receive(Priority::kBulk);
+  DeliverTo(sender, sender_link);
+  EXPECT_FALSE(sender.FindMismatch(kLane, descriptor_));
+  Descriptor mine = descriptor_;
+  mine.identity = 5;
+  const auto mismatch = sender.FindMismatch(kLane, mine);
+  ASSERT_TRUE(mismatch);
+  EXPECT_EQ(mismatch->first, 0);
+  EXPECT_TRUE(IsSameCollective(mismatch->second, descriptor_));
+  mine.sequence = 2;
+  EXPECT_FALSE(sender.FindMismatch(kLane, mine)) << "a credit of another sequence";
+}
+
+TEST_F(CreditSchedulerTest, FirstFailureNoticeIsKept) {
+  FakeWireLink other_link;
+  EngineCounters other_counters;
+  CreditScheduler other(other_link, options_, other_counters);
+  scheduler_.BroadcastFailure(absl::DataLossError("first"), {7, 8});
+  scheduler_.BroadcastFailure(absl::AbortedError("second"), {7});
+  ASSERT_EQ(link_.sent_messages.size(), 3U);
+  EXPECT_EQ(link_.sent_messages[1].peer, 8);
+  DeliverTo(other, other_link);
+  ASSERT_TRUE(other.failure());
+  EXPECT_EQ(other.failure()->rank, 0);
+  EXPECT_THAT(other.failure()->cause, StatusIs(absl::StatusCode::kDataLoss, "first"));
+}
+
+TEST_F(CreditSchedulerTest, LongFailureNoticeIsTruncatedToAControlMessage) {
+  scheduler_.BroadcastFailure(absl::DataLossError(std::string(10'000, 'x')), {7});
+  EXPECT_LE(link_.sent_messages.at(0).bytes.size(), WireLink::kMaxControlMessageBytes);
+}
+
+TEST_F(CreditSchedulerTest, FlushSendsFailureNoticesUntilNoneAreLeft) {
+  scheduler_.BroadcastFailure(absl::DataLossError("gone"), {6, 7});
+  scheduler_.Abandon();
+  link_.unsent_messages = 2;
+  EXPECT_TRUE(scheduler_.FlushControlMessages());
+  EXPECT_TRUE(scheduler_.FlushControlMessages());
+  EXPECT_EQ(link_.unsent_messages, 0);
+  EXPECT_FALSE(scheduler_.FlushControlMessages());
+}
+
+TEST_F(CreditSchedulerTest, FlushStopsIfTheTransportFails) {
+  scheduler_.BroadcastFailure(absl::DataLossError("gone"), {6, 7});
+  link_.unsent_messages = 2;
+  link_.transport = absl::InternalError("no route");
+  EXPECT_FALSE(scheduler_.FlushControlMessages());
+}
+
+TEST_F(CreditSchedulerTest, CreditMessageOfAnotherSizeIsAnError) {
+  link_.messages.push_back({4, std::string(1, '\0')});
+  EXPECT_THAT(scheduler_.Poll(), StatusIs(absl::StatusCode::kInternal, HasSubstr("from rank 4")));
+}
+
+TEST_F(CreditSchedulerTest, AbandonCancelsReceivesAndForgetsSends) {
+  Receive(Priority::kBulk);
+  Receive(Priority::kBulk);
+  EXPECT_OK(scheduler_.Send(ChannelOf(kLane), 0, memory_.data(), kSlice, &owner_));
+  scheduler_.Abandon();
+  EXPECT_EQ(link_.cancelled, 2);
+  EXPECT_FALSE(scheduler_.busy());
+  EXPECT_TRUE(owner_.done.empty());
+  EXPECT_TRUE(MayReceive(Priority::kBulk, false, kLane, 4 * kSlice)) << "windows are empty again";
+}
+
+TEST_F(CreditSchedulerTest, ReceiveThatCannotBeCancelledStaysPendingUntilItArrives) {
+  Receive(Priority::kBulk);
+  Receive(Priority::kBulk);
+  const WireLink::RequestId late = link_.in_flight.begin()->first;
+  link_.uncancellable = {late};
+  scheduler_.Abandon();
+  EXPECT_FALSE(scheduler_.busy());
+  EXPECT_THAT(scheduler_.PeersStillSending(), ElementsAre(7));
+  link_.Finish(late);
+  EXPECT_THAT(scheduler_.PeersStillSending(), ::testing::IsEmpty());
+  EXPECT_TRUE(owner_.done.empty()) << "the owner gets no callback";
+}
+
+TEST_F(CreditSchedulerTest, FailedTransferIsNotCancelled) {
+  Receive(Priority::kBulk);
+  Receive(Priority::kBulk);
+  link_.Finish(link_.in_flight.begin()->first, absl::InternalError("cable cut"));
+  EXPECT_THAT(scheduler_.Poll(), StatusIs(absl::StatusCode::kInternal, "cable cut"));
+  scheduler_.Abandon();
+  EXPECT_EQ(link_.cancelled, 1);
+}
+
+}  // namespace
+}  // namespace weft::testing

@@ -1,0 +1,200 @@
+// Visibility of published state between the ranks of a node.
+#include "src/comm/links/node_link.h"
+
+#include <set>
+#include <string>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
+#include <gtest/gtest.h>
+
+#include "src/comm/links/shared_memory_link.h"
+#include "tests/comm/support/engine_fixture.h"
+#include "tests/support/thread_ranks.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int kLane = 5;
+constexpr int kCounters = 3;
+
+struct LinkFixture {
+  std::unique_ptr<NodeHeap> heap;
+  std::unique_ptr<NodeLink> link;
+
+  static absl::StatusOr<LinkFixture> Make(Bootstrap& bootstrap) {
+    LinkFixture fixture;
+    WEFT_ASSIGN_OR_RETURN(fixture.heap, NodeHeap::Create(bootstrap, {.segment_bytes = 1 << 22}));
+    WEFT_ASSIGN_OR_RETURN(fixture.link, MakeSharedMemoryLink(bootstrap, *fixture.heap, absl::Seconds(60)));
+    WEFT_RETURN_IF_ERROR(fixture.link->OpenLane(kLane, kCounters));
+    return fixture;
+  }
+};
+
+Descriptor DescriptorOf(uint64_t sequence, int rank) {
+  Descriptor descriptor;
+  descriptor.sequence = sequence;
+  descriptor.total_count = 100 * rank + static_cast<int64_t>(sequence);
+  return descriptor;
+}
+
+// Runs `body` on ranks 0 and 1, which share a node. Rank 2, on another node, has no local peers.
+void RunOnANode(absl::FunctionRef<absl::Status(Bootstrap&, NodeLink&, int peer)> body) {
+  RunRanks(NodeMap{{0, 0, 1}}, [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(LinkFixture fixture, LinkFixture::Make(bootstrap));
+    if (bootstrap.rank() == 2) {
+      for (int i = 0; i < 4; ++i) WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+      return absl::OkStatus();
+    }
+    return body(bootstrap, *fixture.link, 1 - bootstrap.rank());
+  });
+}
+
+TEST(NodeLink, ShowsADescriptorOnceItIsPublished) {
+  RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int peer) -> absl::Status {
+    EXPECT_FALSE(link.Peek(kLane, peer, 1));
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    link.Publish(kLane, DescriptorOf(1, bootstrap.rank()));
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    const auto theirs = link.Peek(kLane, peer, 1);
+    EXPECT_TRUE(theirs && IsSameCollective(*theirs, DescriptorOf(1, peer)));
+    EXPECT_FALSE(link.Peek(kLane, peer, 2));
+    EXPECT_FALSE(link.Peek(kLane + 1, peer, 1));
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    return BootstrapBarrier(bootstrap);
+  });
+}
+
+TEST(NodeLink, ReusesASlotAfterOneRing) {
+  RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int peer) -> absl::Status {
+    constexpr uint64_t kLast = 3 * NodeLink::kSlots + 2;
+    for (uint64_t sequence = 1; sequence <= kLast; ++sequence) {
+      link.Publish(kLane, DescriptorOf(sequence, bootstrap.rank()));
+    }
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    for (uint64_t sequence = 1; sequence <= kLast; ++sequence) {
+      const auto theirs = link.Peek(kLane, peer, sequence);
+      EXPECT_EQ(theirs.has_value(), sequence > kLast - NodeLink::kSlots) << sequence;
+      EXPECT_TRUE(!theirs || IsSameCollective(*theirs, DescriptorOf(sequence, peer)));
+    }
+    for (int i = 0; i < 3; ++i) WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    return absl::OkStatus();
+  });
+}
+
+TEST(NodeLink, GivesEachOperationCountersThatStartAtZero) {
+  RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int peer) -> absl::Status {
+    link.Publish(kLane, DescriptorOf(1, bootstrap.rank()));
+    link.Publish(kLane, DescriptorOf(2, bootstrap.rank()));
+    link.SetCounter(kLane, 1, 2, 10 + bootstrap.rank());
+    link.SetCounter(kLane, 2, 0, 20 + bootstrap.rank());
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    EXPECT_EQ(link.Counter(kLane, peer, 1, 2), 10 + peer);
+    EXPECT_EQ(link.Counter(kLane, peer, 1, 0), 0);
+    EXPECT_EQ(link.Counter(kLane, peer, 2, 0), 20 + peer);
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    link.Publish(kLane, DescriptorOf(1 + NodeLink::kSlots, bootstrap.rank()));
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    EXPECT_EQ(link.Counter(kLane, peer, 1 + NodeLink::kSlots, 2), 0);
+    EXPECT_EQ(link.Counter(kLane, peer, 2, 0), 20 + peer);
+    return BootstrapBarrier(bootstrap);
+  });
+}
+
+// Both ranks concurrently claim pieces of both ranks' parts in two operations.
+TEST(NodeLink, GivesEachPieceOfAnOperationToOneClaimer) {
+  constexpr int64_t kPieces = 500;
+  RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int peer) -> absl::Status {
+    link.Publish(kLane, DescriptorOf(1, bootstrap.rank()));
+    link.Publish(kLane, DescriptorOf(2, bootstrap.rank()));
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    std::string claimed;
+    for (const int owner : {peer, bootstrap.rank()}) {
+      for (const uint64_t sequence : {1, 2}) {
+        while (const auto piece = link.ClaimPiece(kLane, owner, sequence, kPieces)) {
+          absl::StrAppend(&claimed, owner, "/", sequence, "/", *piece, " ");
+        }
+        EXPECT_TRUE(link.AllPiecesClaimed(kLane, owner, sequence, kPieces));
+      }
+    }
+    WEFT_ASSIGN_OR_RETURN(const auto all, bootstrap.AllGatherBlob(claimed, absl::Seconds(60)));
+    const std::string together = absl::StrCat(all[0], all[1]);
+    const std::vector<std::string> claims = absl::StrSplit(together, ' ', absl::SkipEmpty());
+    EXPECT_EQ(claims.size(), 4 * kPieces);
+    EXPECT_EQ(std::set<std::string>(claims.begin(), claims.end()).size(), 4 * kPieces);
+    link.Publish(kLane, DescriptorOf(1 + NodeLink::kSlots, bootstrap.rank()));
+    EXPECT_EQ(link.ClaimPiece(kLane, bootstrap.rank(), 1 + NodeLink::kSlots, kPieces), 0);
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    return BootstrapBarrier(bootstrap);
+  });
+}
+
+TEST(NodeLink, MapsMemoryOfPeers) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(LinkFixture fixture, LinkFixture::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(std::byte * block, fixture.heap->Allocate(64));
+    const auto address = fixture.link->AddressOf(block);
+    EXPECT_TRUE(address && address->rank == bootstrap.rank());
+    EXPECT_EQ(fixture.link->Map(*address), block);
+    int outside = 0;
+    EXPECT_FALSE(fixture.link->AddressOf(&outside));
+    *block = static_cast<std::byte>(40 + bootstrap.rank());
+    WEFT_ASSIGN_OR_RETURN(const auto offsets,
+                          bootstrap.AllGatherBlob(absl::StrCat(address->offset), absl::Seconds(60)));
+    const int peer = 1 - bootstrap.rank();
+    std::byte* theirs = fixture.link->Map({peer, std::stoull(offsets[static_cast<size_t>(peer)])});
+    EXPECT_EQ(*theirs, static_cast<std::byte>(40 + peer));
+    EXPECT_EQ(fixture.link->AddressOf(theirs)->rank, peer);
+    return BootstrapBarrier(bootstrap);
+  });
+}
+
+TEST(NodeLink, ResetClearsFlagsAndFailureNotices) {
+  RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int peer) -> absl::Status {
+    EXPECT_FALSE(link.ReadFailure());
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    link.Publish(kLane, DescriptorOf(1, bootstrap.rank()));
+    link.Release(kLane, 1);
+    link.PublishFailure(absl::DataLossError("first"));
+    link.PublishFailure(absl::AbortedError("second"));
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    EXPECT_EQ(link.Consumed(kLane, peer), 1U);
+    const auto failure = link.ReadFailure();
+    EXPECT_TRUE(failure && failure->rank == peer);
+    EXPECT_THAT(failure ? failure->cause : absl::OkStatus(),
+                StatusIs(absl::StatusCode::kDataLoss, HasSubstr("first")));
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    link.Reset();
+    WEFT_RETURN_IF_ERROR(link.OpenLane(kLane, kCounters));
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    EXPECT_FALSE(link.Peek(kLane, peer, 1));
+    EXPECT_EQ(link.Consumed(kLane, peer), 0U);
+    EXPECT_FALSE(link.ReadFailure());
+    return absl::OkStatus();
+  });
+}
+
+// The timeout is an hour, so Wait returns only because of the doorbell.
+TEST(NodeLink, DoorbellThatRangSinceItWasReadEndsTheWait) {
+  constexpr int64_t kHourNs = int64_t{3600} * 1'000'000'000;
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(LinkFixture fixture, LinkFixture::Make(bootstrap));
+    NodeLink& link = *fixture.link;
+    const uint32_t seen = link.Doorbell();
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    if (bootstrap.rank() == 0) {
+      link.Ring(1);
+      link.Wait(seen, kHourNs);
+    } else {
+      link.Wait(seen, kHourNs);
+      link.Ring(0);
+    }
+    return BootstrapBarrier(bootstrap);
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing

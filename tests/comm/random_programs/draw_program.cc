@@ -1,0 +1,77 @@
+#include <absl/strings/str_cat.h>
+
+#include "tests/comm/random_programs/random_program.h"
+#include "tests/comm/random_programs/seeded_random.h"
+
+namespace weft::testing {
+namespace {
+
+ProgramOp DrawOp(SeededRandom& random) {
+  using Kind = ProgramOp::Kind;
+  ProgramOp op{};
+  op.kind = random.OneOf({Kind::kGatherImage, Kind::kGatherImage, Kind::kGatherDelta, Kind::kReduceGradients,
+                          Kind::kReduceGradients, Kind::kAllReduce, Kind::kExchange, Kind::kStridedExchange,
+                          Kind::kShift, Kind::kBroadcast, Kind::kBarrier});
+  // No bf16: its sums depend on the node map. Other tests cover it.
+  op.dtype = random.OneOf({DType::kF32, DType::kF32, DType::kF16, DType::kI32, DType::kI64});
+  if (op.kind == Kind::kGatherDelta) op.dtype = DType::kF32;
+  op.priority = random.OneOf({Priority::kCritical, Priority::kPrefetch, Priority::kReduce, Priority::kBulk});
+  op.count = random.OneOf<int64_t>({0, 1, 2, 31, 64, 257, 600});
+  op.uneven = random.Chance(40);
+  op.node_memory = op.kind == Kind::kGatherImage || op.kind == Kind::kGatherDelta || random.Chance(75);
+  op.image = static_cast<int>(random.Between(0, ProgramOp::kImages - 1));
+  op.whole_world = random.Chance(40);
+  op.shared = random.Chance(40);
+  op.compression = random.OneOf({WireCompression::kNone, WireCompression::kLossless});
+  op.root = static_cast<int>(random.Between(0, 1 << 20));
+  return op;
+}
+
+int DivisorOf(int number, SeededRandom& random) {
+  std::vector<int> divisors;
+  for (int i = 1; i <= number; ++i) {
+    if (number % i == 0) divisors.push_back(i);
+  }
+  return divisors[static_cast<size_t>(random.Between(0, static_cast<int64_t>(divisors.size()) - 1))];
+}
+
+}  // namespace
+
+std::string Program::ToString() const {
+  return absl::StrCat("seed ", seed, ": ", nodes.size(), " ranks on ", nodes.node_count(), " nodes, ",
+                      nodes.size() / shard_size, " x ", shard_size, ", ", ops.size(), " operations");
+}
+
+Program DrawProgram(uint64_t seed, int max_ranks) {
+  SeededRandom random(seed);
+  Program program;
+  program.seed = seed;
+  const int ranks = static_cast<int>(random.Between(2, max_ranks));
+  program.nodes = NodeMap::RanksPerNode(ranks, static_cast<int>(random.Between(1, ranks)));
+  program.shard_size = DivisorOf(ranks, random);
+  program.engine.timeout = absl::Seconds(60);
+  program.engine.slice_bytes = random.OneOf<int64_t>({64, 256, 1024});
+  program.engine.piece_bytes = random.OneOf<int64_t>({64, 512, 4096});
+  program.engine.lane_window_bytes = program.engine.slice_bytes * random.Between(1, 4);
+  program.engine.yield_window_bytes = program.engine.slice_bytes * random.Between(1, 3);
+  program.engine.background_window_bytes = program.engine.slice_bytes * random.Between(1, 4);
+  const int64_t ops = random.Between(4, 40);
+  for (int64_t i = 0; i < ops; ++i) program.ops.push_back(DrawOp(random));
+  return program;
+}
+
+SimOptions DrawMachine(uint64_t seed) {
+  SeededRandom random(seed ^ 0x5eedULL);
+  SimOptions machine;
+  machine.seed = seed;
+  machine.poll_ns = random.OneOf<int64_t>({1'000, 4'000});
+  machine.jitter = random.OneOf({0.0, 1.0, 5.0, 20.0});
+  machine.memory_speed = random.OneOf({0.05, 0.5, 8.0});
+  machine.wire_speed = random.OneOf({0.02, 0.1, 1.25});
+  machine.wire_latency_ns = random.OneOf<int64_t>({1'000, 20'000, 100'000});
+  if (random.Chance(25))
+    machine.slow = {{static_cast<int>(random.Between(0, 15)), random.OneOf({3.0, 10.0})}};
+  return machine;
+}
+
+}  // namespace weft::testing

@@ -1,0 +1,96 @@
+// Random programs of collectives, similar to training. All ranks draw the same program from a seed. A run
+// checks every result bit by bit against the canonical tree.
+//
+// Each rank sleeps, waits and frees memory at random times of its own. Programs use all features of the
+// engine: lanes over crossing groups, priorities, `after`, gates, uneven, empty and strided parts, and memory
+// inside and outside the node heap.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+
+#include "weft/comm/comm_engine.h"
+#include "weft/mesh/simulation.h"
+
+namespace weft::testing {
+
+// Rules for callers of the engine. Tests break each rule on purpose, and expect that some schedule fails.
+struct ProgramRules {
+  bool free_after_release = true;  // Otherwise as soon as the operation is *ready*.
+  // Otherwise an all-reduce is submitted when its reduce-scatter is *ready*.
+  bool submit_in_program_order = true;
+  bool gate_images = true;  // Otherwise a gather fills an image that peers may still read.
+};
+
+// A deviation of one rank from the program.
+struct ProgramMistake {
+  enum class Kind : uint8_t { kOp, kCount, kDType, kOrder };
+  Kind kind;
+  int rank;
+};
+
+struct ProgramOp {
+  enum class Kind : uint8_t {
+    kGatherImage,
+    kGatherDelta,
+    kReduceGradients,
+    kAllReduce,
+    kExchange,
+    kStridedExchange,
+    kShift,
+    kBroadcast,
+    kBarrier
+  };
+  static constexpr int kImages = 2;
+  Kind kind;
+  DType dtype;
+  Priority priority;
+  int64_t count;     // Elements of a part, or of the whole. Upper bound for strided parts.
+  bool uneven;       // Parts differ, and some are empty.
+  bool node_memory;  // Otherwise the engine stages the buffers.
+  int image;         // kGatherImage: number of the image that it fills.
+  bool whole_world;  // kGatherImage: over all ranks on a lane of its own. Otherwise over the shard group.
+  bool shared;       // kGatherImage: into one image for each node.
+  WireCompression compression;
+  int root;  // kBroadcast: root. kShift: distance on the ring.
+};
+
+struct Program {
+  uint64_t seed = 0;
+  NodeMap nodes;
+  int shard_size = 1;
+  EngineOptions engine;
+  std::vector<ProgramOp> ops;
+
+  // "seed 7: 12 ranks on 3 nodes, 3 x 4, 31 operations".
+  std::string ToString() const;
+};
+
+// Draws a program of at most `max_ranks` ranks.
+Program DrawProgram(uint64_t seed, int max_ranks = 16);
+// Draws the simulated machine that runs the program of a seed.
+SimOptions DrawMachine(uint64_t seed);
+
+struct ProgramOutcome {
+  int64_t operations = 0;  // Finished, on this rank.
+  int64_t yielded_peak_bytes = 0;
+};
+
+// Runs the program on one rank. Errors: kDataLoss (a wrong result; names the operation), kInternal (a window
+// was exceeded), and the errors of the engine.
+absl::Status RunProgram(Bootstrap& bootstrap, const Program& program, const ProgramRules& rules,
+                        const ProgramMistake* mistake, ProgramOutcome& outcome);
+
+// Runs the program on simulated ranks.
+struct ScheduleReport {
+  SimReport simulation;
+  int64_t operations = 0;  // Over all ranks.
+  absl::Status status() const { return simulation.status(); }
+};
+ScheduleReport RunSchedule(const Program& program, const SimOptions& machine, const ProgramRules& rules = {},
+                           const ProgramMistake* mistake = nullptr);
+
+}  // namespace weft::testing

@@ -1,0 +1,185 @@
+#include <algorithm>
+#include <utility>
+
+#include "src/comm/codec/delta_codec.h"
+#include "src/comm/codec/slice_codec.h"
+#include "tests/comm/random_programs/program_runner.h"
+#include "weft/mesh/device_mesh.h"
+
+namespace weft::testing {
+
+namespace {
+
+// The ranks of the group that are on this node.
+ProcessGroup WithinNode(const ProcessGroup& group, const Bootstrap& bootstrap) {
+  ProcessGroup near{group.name + " of the node", {}, 0};
+  for (const int rank : group.ranks) {
+    if (!bootstrap.node_map().SameNode(rank, bootstrap.rank())) continue;
+    if (rank == bootstrap.rank()) near.group_rank = near.size();
+    near.ranks.push_back(rank);
+  }
+  return near;
+}
+
+}  // namespace
+
+absl::Status ProgramRunner::Open() {
+  WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, [&]() -> absl::StatusOr<EngineFixture> {
+    EngineFixture made;
+    NodeHeap::Options heap;
+    heap.segment_bytes = size_t{8} << 20;
+    heap.timeout = program_.engine.timeout;
+    heap.poison_released = true;
+    WEFT_ASSIGN_OR_RETURN(made.heap, NodeHeap::Create(bootstrap_, heap));
+    made.pool = std::make_unique<BufferPool>(*made.heap, "program");
+    WEFT_ASSIGN_OR_RETURN(made.engine, CommEngine::Create(bootstrap_, *made.heap, program_.engine));
+    return made;
+  }());
+  fixture_ = std::move(fixture);
+  WEFT_ASSIGN_OR_RETURN(
+      const DeviceMesh mesh,
+      DeviceMesh::Create({{"replicate", -1}, {"shard", program_.shard_size}}, bootstrap_.size()));
+  world_ = WorldGroup(bootstrap_);
+  WEFT_ASSIGN_OR_RETURN(shard_, mesh.Group({"shard"}, bootstrap_.rank()));
+  WEFT_ASSIGN_OR_RETURN(replicate_, mesh.Group({"replicate"}, bootstrap_.rank()));
+  values_.emplace(world_, shard_, replicate_);
+  WEFT_ASSIGN_OR_RETURN(gather_lane_, AddLane(shard_, LanePurpose::kAllGather));
+  WEFT_ASSIGN_OR_RETURN(world_gather_lane_, AddLane(world_, LanePurpose::kAllGather));
+  WEFT_ASSIGN_OR_RETURN(scatter_lane_, AddLane(shard_, LanePurpose::kReduceScatter));
+  WEFT_ASSIGN_OR_RETURN(reduce_lane_, AddLane(replicate_, LanePurpose::kAllReduce));
+  WEFT_ASSIGN_OR_RETURN(context_lane_, AddLane(world_, LanePurpose::kContext));
+  WEFT_ASSIGN_OR_RETURN(control_lane_, AddLane(world_, LanePurpose::kControl));
+  node_ = RanksOfThisNode(bootstrap_);
+  shard_of_node_ = WithinNode(shard_, bootstrap_);
+  WEFT_ASSIGN_OR_RETURN(shard_readers_lane_, AddLane(shard_of_node_, LanePurpose::kControl));
+  WEFT_ASSIGN_OR_RETURN(node_readers_lane_, AddLane(node_, LanePurpose::kControl));
+  constexpr size_t kImageBytes = size_t{256} << 10;
+  for (int image = 0; image < ProgramOp::kImages; ++image) {
+    WEFT_ASSIGN_OR_RETURN(images_.emplace_back(), fixture_->pool->Acquire(kImageBytes));
+  }
+  std::vector<SharedBlockRequest> requests;
+  for (const ProcessGroup* group : {&shard_of_node_, &node_})
+    requests.resize(requests.size() + ProgramOp::kImages, {group->ranks, kImageBytes});
+  WEFT_ASSIGN_OR_RETURN(shared_images_,
+                        ShareBlocks(bootstrap_, *fixture_->heap, requests, program_.engine.timeout));
+  return absl::OkStatus();
+}
+
+absl::Status ProgramRunner::CheckStrided(Live& live) {
+  for (int peer = 0; peer < world_.size(); ++peer) {
+    if (live.shifted_from && *live.shifted_from != peer) continue;
+    WEFT_RETURN_IF_ERROR(Annotate(live.received[static_cast<size_t>(peer)].Check(peer, bootstrap_.rank()),
+                                  absl::StrCat("op ", live.op)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ProgramRunner::Check(Live& live) {
+  if (std::exchange(live.checked, true)) return absl::OkStatus();
+  const ProgramOp& op = program_.ops[static_cast<size_t>(live.op)];
+  switch (op.kind) {
+    case ProgramOp::Kind::kGatherImage:
+      return values_->CheckGather(live.op, op, live.parts, ImageOf(op));
+    case ProgramOp::Kind::kGatherDelta:
+      return values_->CheckGather(live.op, op, live.parts, live.output.data());
+    case ProgramOp::Kind::kReduceGradients:
+      return values_->CheckReduction(live.op, op, live.parts, live.output.data());
+    case ProgramOp::Kind::kAllReduce:
+      return values_->CheckAllReduce(live.op, op, live.output.data());
+    case ProgramOp::Kind::kExchange:
+      return values_->CheckExchange(live.op, op, live.parts, live.output.data());
+    case ProgramOp::Kind::kStridedExchange:
+    case ProgramOp::Kind::kShift:
+      return CheckStrided(live);
+    case ProgramOp::Kind::kBroadcast:
+      return values_->CheckBroadcast(live.op, op, live.output.data());
+    case ProgramOp::Kind::kBarrier:
+      break;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status ProgramRunner::FinishOne(size_t place) {
+  WEFT_RETURN_IF_ERROR(Complete(*live_[place]));
+  for (std::vector<Live*>* fillers : {&last_filler_, &last_shared_filler_}) {
+    std::replace(fillers->begin(), fillers->end(), live_[place].get(), static_cast<Live*>(nullptr));
+  }
+  live_.erase(live_.begin() + static_cast<std::ptrdiff_t>(place));
+  return absl::OkStatus();
+}
+
+absl::Status ProgramRunner::Complete(Live& live) {
+  WEFT_RETURN_IF_ERROR(live.work.Wait());
+  if (live.continue_later) Continue(live);
+  if (live.continued.valid()) WEFT_RETURN_IF_ERROR(live.continued.Wait());
+  WEFT_RETURN_IF_ERROR(Check(live));
+  if (!rules_.free_after_release) {
+    live.input = {};
+    live.output = {};
+    live.sent.clear();
+    live.received.clear();
+  }
+  WEFT_RETURN_IF_ERROR(live.work.WaitReleased());
+  WEFT_RETURN_IF_ERROR(CheckUpdatedBase(live));
+  return live.continued.valid() ? live.continued.WaitReleased() : absl::OkStatus();
+}
+
+// Checks that a kGatherDelta has updated the delta base.
+absl::Status ProgramRunner::CheckUpdatedBase(Live& live) {
+  const ProgramOp& op = program_.ops[static_cast<size_t>(live.op)];
+  if (op.kind != ProgramOp::Kind::kGatherDelta || !rules_.free_after_release) return absl::OkStatus();
+  return values_->CheckDeltaBase(live.op, op, live.parts, live.input.data());
+}
+
+absl::Status ProgramRunner::CheckBounds(ProgramOutcome& outcome) {
+  const EngineCounters counters = engine().counters();
+  outcome.operations = counters.operations;
+  outcome.yielded_peak_bytes = counters.yielded_peak_bytes;
+  constexpr int kLanes = 8;
+  constexpr int kPhases = 2;
+  const EngineOptions& options = program_.engine;
+  const auto slice_bytes = static_cast<int64_t>(
+      std::max(CompressedCapacity(/*number_bytes=*/1, options.slice_bytes),
+               DeltaCapacity(options.slice_bytes / static_cast<int64_t>(sizeof(float)))));
+  const int64_t bound = std::max(options.yield_window_bytes, slice_bytes) + kLanes * kPhases * slice_bytes;
+  if (counters.yielded_peak_bytes <= bound) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat(counters.yielded_peak_bytes,
+                   " bytes of lower priority were in flight during a demand of higher priority, at most ",
+                   bound, " are allowed"));
+}
+
+absl::Status ProgramRunner::Run(ProgramOutcome& outcome) {
+  WEFT_RETURN_IF_ERROR(Open());
+  constexpr size_t kMostLive = 6;
+  const auto finish_any = [&] {
+    return FinishOne(static_cast<size_t>(random_.Between(0, static_cast<int64_t>(live_.size()) - 1)));
+  };
+  for (int index = 0; index < static_cast<int>(program_.ops.size()); ++index) {
+    if (random_.Chance(50)) bootstrap_.runtime().SleepFor(random_.Between(0, 50'000));
+    ContinueReadyReductions();
+    WEFT_RETURN_IF_ERROR(Submit(index));
+    while (live_.size() > kMostLive || (!live_.empty() && random_.Chance(30)))
+      WEFT_RETURN_IF_ERROR(finish_any());
+  }
+  while (!live_.empty()) WEFT_RETURN_IF_ERROR(finish_any());
+  return CheckBounds(outcome);
+}
+
+absl::Status RunProgram(Bootstrap& bootstrap, const Program& program, const ProgramRules& rules,
+                        const ProgramMistake* mistake, ProgramOutcome& outcome) {
+  return ProgramRunner(bootstrap, program, rules, mistake).Run(outcome);
+}
+
+ScheduleReport RunSchedule(const Program& program, const SimOptions& machine, const ProgramRules& rules,
+                           const ProgramMistake* mistake) {
+  ScheduleReport report;
+  std::vector<ProgramOutcome> outcomes(static_cast<size_t>(program.nodes.size()));
+  report.simulation = RunSimulatedRanks(program.nodes, machine, [&](Bootstrap& bootstrap) {
+    return RunProgram(bootstrap, program, rules, mistake, outcomes[static_cast<size_t>(bootstrap.rank())]);
+  });
+  for (const ProgramOutcome& outcome : outcomes) report.operations += outcome.operations;
+  return report;
+}
+
+}  // namespace weft::testing

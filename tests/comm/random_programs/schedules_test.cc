@@ -1,0 +1,170 @@
+// Random schedules of the whole engine on simulated ranks. Also checks that schedules fail when a rule is
+// broken.
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/comm/random_programs/random_program.h"
+#include "tests/support/schedule_count.h"
+#include "tests/support/status_matchers.h"
+#include "weft/core/status.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+std::string RepeatCommand(uint64_t seed) {
+  return absl::StrCat("repeat with: build/release/tests/comm/weft_hunt --seeds ", seed, ":", seed + 1);
+}
+
+TEST(Schedules, EndWithTheRightBitsOnEveryRank) {
+  const uint64_t seeds = ScheduleCount(1000);
+  for (uint64_t seed = 0; seed < seeds; ++seed) {
+    const Program program = DrawProgram(seed);
+    EXPECT_OK(RunSchedule(program, DrawMachine(seed)).status()) << program.ToString() << "\n"
+                                                                << RepeatCommand(seed);
+  }
+}
+
+TEST(Schedule, IsDeterministic) {
+  const Program program = DrawProgram(11);
+  const ScheduleReport first = RunSchedule(program, DrawMachine(11));
+  const ScheduleReport again = RunSchedule(program, DrawMachine(11));
+  EXPECT_OK(first.status());
+  EXPECT_EQ(first.simulation.fingerprint, again.simulation.fingerprint);
+}
+
+TEST(Schedule, WorksForAThousandRanks) {
+  Program program = DrawProgram(3);
+  constexpr int kRanksPerNode = 8;
+  program.nodes = NodeMap::RanksPerNode(LargeWorld(), kRanksPerNode);
+  program.shard_size = 64;
+  program.engine = {};
+  program.ops.resize(4);
+  program.ops[0].kind = program.ops[2].kind = ProgramOp::Kind::kGatherImage;
+  program.ops[1].kind = program.ops[3].kind = ProgramOp::Kind::kReduceGradients;
+  for (ProgramOp& op : program.ops) {
+    op.count = std::min<int64_t>(op.count, 31);
+    op.whole_world = false;  // A rank communicates only with its shard and replicate groups, as in training.
+  }
+  const ScheduleReport report = RunSchedule(program, {});
+  EXPECT_OK(report.status());
+}
+
+// With a short timeout, so that ranks do not wait long for a rank that has failed.
+Program DrawProgramWithShortTimeout(uint64_t seed) {
+  Program program = DrawProgram(seed);
+  program.engine.timeout = absl::Seconds(1);
+  return program;
+}
+
+// Succeeds if one of the first schedules fails on some rank. `run` runs a schedule and breaks a rule.
+template <typename Run>
+::testing::AssertionResult IsNoticed(const Run& run) {
+  constexpr uint64_t kSeeds = 300;
+  for (uint64_t seed = 0; seed < kSeeds; ++seed) {
+    if (!run(seed).status().ok()) return ::testing::AssertionSuccess();
+  }
+  return ::testing::AssertionFailure() << kSeeds << " schedules ran as if nothing were wrong";
+}
+
+TEST(BrokenRule, AHeadOperationWithoutCreditIsNoticed) {
+  EXPECT_TRUE(IsNoticed([](uint64_t seed) {
+    Program program = DrawProgramWithShortTimeout(seed);
+    program.engine.starve_heads = true;
+    return RunSchedule(program, {.seed = seed});
+  }));
+}
+
+TEST(BrokenRule, MemoryReusedBeforeItIsReleasedIsNoticed) {
+  EXPECT_TRUE(IsNoticed([](uint64_t seed) {
+    return RunSchedule(DrawProgramWithShortTimeout(seed), {.seed = seed}, {.free_after_release = false});
+  }));
+}
+
+TEST(BrokenRule, AnAllReduceSubmittedOnCompletionIsNoticed) {
+  EXPECT_TRUE(IsNoticed([](uint64_t seed) {
+    return RunSchedule(DrawProgramWithShortTimeout(seed), {.seed = seed}, {.submit_in_program_order = false});
+  }));
+}
+
+TEST(BrokenRule, AnImageWrittenWithoutItsGateIsNoticed) {
+  EXPECT_TRUE(IsNoticed([](uint64_t seed) {
+    // Two lanes alternately fill one image, and one rank reads it slowly.
+    Program program = DrawProgramWithShortTimeout(seed);
+    for (size_t i = 0; i < program.ops.size(); ++i) {
+      program.ops[i].kind = ProgramOp::Kind::kGatherImage;
+      program.ops[i].image = 0;
+      program.ops[i].whole_world = i % 2 == 0;
+    }
+    return RunSchedule(program, {.seed = seed, .slow = {{0, 10.0}}}, {.gate_images = false});
+  }));
+}
+
+// A rank dies during the run. The final operations need all ranks, so the error of every survivor names it.
+TEST(Death, IsAnErrorThatNamesTheRankOnEverySurvivor) {
+  const uint64_t seeds = ScheduleCount(30);
+  uint64_t noticed = 0;
+  for (uint64_t seed = 0; seed < seeds; ++seed) {
+    Program program = DrawProgram(seed);
+    program.engine.timeout = absl::Seconds(1);
+    ProgramOp last = program.ops.front();
+    last.kind = ProgramOp::Kind::kGatherImage;
+    last.whole_world = true;
+    last.count = 64;
+    // The last of these six operations starts in the last sixth of the run, which is after the death.
+    program.ops.insert(program.ops.end(), 6, last);
+    SimOptions machine;
+    machine.seed = seed;
+    const int64_t whole_ns = RunSchedule(program, machine).simulation.virtual_ns;
+    const int victim = static_cast<int>(seed) % program.nodes.size();
+    machine.death = {{victim, whole_ns * static_cast<int64_t>(seed % 10 + 1) / 12}};
+    const SimReport report = RunSchedule(program, machine).simulation;
+    if (absl::IsUnavailable(report.outcomes[static_cast<size_t>(victim)])) {
+      ++noticed;
+      for (size_t rank = 0; rank < report.outcomes.size(); ++rank) {
+        const absl::Status& outcome = report.outcomes[rank];
+        if (static_cast<int>(rank) == victim) continue;
+        EXPECT_FALSE(outcome.ok()) << program.ToString() << ", rank " << rank;
+        EXPECT_THAT(std::string(outcome.message()),
+                    ::testing::ContainsRegex(
+                        absl::StrCat("(sign of life from|waits for|gathering from all ranks:) rank.*[^0-9]",
+                                     victim, "([^0-9]|$)")))
+            << program.ToString() << ", rank " << rank;
+      }
+    }
+  }
+  EXPECT_GT(noticed, seeds / 2);
+}
+
+class Mistakes : public ::testing::TestWithParam<ProgramMistake::Kind> {};
+
+// One rank deviates from the program. All ranks fail, and some error names that rank.
+TEST_P(Mistakes, NameBothRanks) {
+  const uint64_t seeds = ScheduleCount(40);
+  uint64_t noticed = 0;
+  for (uint64_t seed = 0; seed < seeds; ++seed) {
+    Program program = DrawProgram(seed);
+    // Every mistake applies to an all-reduce.
+    for (ProgramOp& op : program.ops) op.kind = ProgramOp::Kind::kAllReduce;
+    const int culprit = static_cast<int>(seed) % program.nodes.size();
+    const ProgramMistake mistake = {GetParam(), culprit};
+    const SimReport report = RunSchedule(program, {.seed = seed}, {}, &mistake).simulation;
+    for (const absl::Status& outcome : report.outcomes) EXPECT_FALSE(outcome.ok()) << program.ToString();
+    const bool named = std::any_of(report.outcomes.begin(), report.outcomes.end(), [&](const auto& outcome) {
+      return absl::IsFailedPrecondition(outcome) &&
+             ::testing::Matches(HasSubstr(absl::StrCat("rank ", culprit)))(std::string(outcome.message()));
+    });
+    if (named) ++noticed;
+  }
+  EXPECT_EQ(noticed, seeds);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, Mistakes,
+                         ::testing::Values(ProgramMistake::Kind::kOp, ProgramMistake::Kind::kCount,
+                                           ProgramMistake::Kind::kDType, ProgramMistake::Kind::kOrder));
+
+}  // namespace
+}  // namespace weft::testing

@@ -1,0 +1,127 @@
+// Fixture of one rank: heap, pool, engine and a lane of the world. Also test buffers.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "weft/comm/comm_engine.h"
+#include "weft/core/status.h"
+#include "weft/core/strided_copy.h"
+#include "weft/memory/buffer_pool.h"
+#include "weft/mesh/world_group.h"
+
+namespace weft::testing {
+
+// Group of the ranks on this node.
+inline ProcessGroup RanksOfThisNode(const Bootstrap& bootstrap) {
+  ProcessGroup group{"node", bootstrap.node_map().RanksOf(bootstrap.node()), 0};
+  while (group.ranks[static_cast<size_t>(group.group_rank)] != bootstrap.rank()) ++group.group_rank;
+  return group;
+}
+
+struct EngineFixture {
+  std::unique_ptr<NodeHeap> heap;
+  std::unique_ptr<BufferPool> pool;
+  std::unique_ptr<CommEngine> engine;
+  LaneId lane;  // Of the whole world.
+
+  // Over MPI the whole segment is reserved, so pass a small `segment_bytes` there.
+  static absl::StatusOr<EngineFixture> Make(Bootstrap& bootstrap, const EngineOptions& options = {},
+                                            size_t segment_bytes = size_t{256} << 20) {
+    EngineFixture fixture;
+    WEFT_ASSIGN_OR_RETURN(fixture.heap, NodeHeap::Create(bootstrap, {.segment_bytes = segment_bytes}));
+    fixture.pool = std::make_unique<BufferPool>(*fixture.heap, "test");
+    WEFT_ASSIGN_OR_RETURN(fixture.engine, CommEngine::Create(bootstrap, *fixture.heap, options));
+    WEFT_ASSIGN_OR_RETURN(fixture.lane,
+                          fixture.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kAllGather));
+    return fixture;
+  }
+};
+
+// Barrier of all ranks that does not use the engine.
+inline absl::Status BootstrapBarrier(Bootstrap& bootstrap) {
+  return bootstrap.AllGatherBlob("", absl::Seconds(120)).status();
+}
+
+// A buffer inside or outside node memory.
+class TestBuffer {
+ public:
+  static absl::StatusOr<TestBuffer> Make(BufferPool& pool, bool in_node_memory, DType dtype, int64_t count) {
+    TestBuffer buffer;
+    buffer.dtype_ = dtype;
+    buffer.count_ = count;
+    const size_t bytes = static_cast<size_t>(count) * SizeOf(dtype);
+    if (in_node_memory) {
+      WEFT_ASSIGN_OR_RETURN(buffer.node_, pool.Acquire(bytes));
+    } else {
+      buffer.own_.resize(bytes + 1);
+    }
+    return buffer;
+  }
+  // Wraps memory that the caller owns.
+  static TestBuffer Of(std::byte* memory, DType dtype) {
+    TestBuffer buffer;
+    buffer.dtype_ = dtype;
+    buffer.borrowed_ = memory;
+    return buffer;
+  }
+  std::byte* data() {
+    if (borrowed_ != nullptr) return borrowed_;
+    return node_ ? node_.data() : own_.data();
+  }
+  std::byte* At(int64_t element) { return data() + static_cast<size_t>(element) * SizeOf(dtype_); }
+
+  // Values are rounded to the dtype.
+  void Write(int64_t begin, const std::vector<double>& values) {
+    for (size_t i = 0; i < values.size(); ++i) WriteOne(begin + static_cast<int64_t>(i), values[i]);
+  }
+  std::vector<double> Read(int64_t begin, int64_t count) {
+    std::vector<double> values;
+    for (int64_t i = 0; i < count; ++i) values.push_back(ReadOne(begin + i));
+    return values;
+  }
+
+ private:
+  void WriteOne(int64_t at, double value) {
+    if (dtype_ == DType::kI64) {
+      reinterpret_cast<int64_t*>(data())[at] = static_cast<int64_t>(value);
+    } else if (dtype_ == DType::kI32) {
+      reinterpret_cast<int32_t*>(data())[at] = static_cast<int32_t>(value);
+    } else {
+      const auto narrow = static_cast<float>(value);
+      ConvertRun(&narrow, DType::kF32, At(at), dtype_, 1);
+    }
+  }
+  double ReadOne(int64_t at) {
+    if (dtype_ == DType::kI64) return static_cast<double>(reinterpret_cast<int64_t*>(data())[at]);
+    if (dtype_ == DType::kI32) return reinterpret_cast<int32_t*>(data())[at];
+    float wide = 0;
+    ConvertRun(At(at), dtype_, &wide, DType::kF32, 1);
+    return wide;
+  }
+
+  DType dtype_ = DType::kF32;
+  int64_t count_ = 0;
+  std::byte* borrowed_ = nullptr;
+  Buffer node_;
+  std::vector<std::byte> own_;
+};
+
+// Checks that an all-reduce of ones on the fixture's lane gives the number of ranks.
+inline absl::Status CheckEngineWorks(EngineFixture& fixture) {
+  const int ranks = fixture.engine->group(fixture.lane).size();
+  constexpr int64_t kCount = 3000;
+  WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kI32, kCount));
+  buffer.Write(0, std::vector<double>(kCount, 1));
+  Work work = fixture.engine->AllReduce(fixture.lane, buffer.data(), buffer.data(), DType::kI32, kCount,
+                                        ReduceOp::kSum);
+  WEFT_RETURN_IF_ERROR(work.Wait());
+  WEFT_RETURN_IF_ERROR(work.WaitReleased());
+  if (buffer.Read(0, kCount) == std::vector<double>(kCount, ranks)) return absl::OkStatus();
+  return absl::InternalError("an all-reduce of ones did not give the number of ranks");
+}
+
+}  // namespace weft::testing
