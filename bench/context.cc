@@ -167,29 +167,19 @@ void MeasureScheme(benchmark::State& state, Arena& arena, const ContextScheme& s
 }
 
 std::vector<ContextScheme> Schemes(int ranks) {
-  std::vector<ContextScheme> schemes(1);
-  ContextScheme scheme;
-  for (const LoadBalance balance :
-       {LoadBalance::kNone, LoadBalance::kHeadTail, LoadBalance::kQueryExchange}) {
-    scheme.kind = SchemeKind::kGatherKv;
-    scheme.balance = balance;
-    schemes.push_back(scheme);
-  }
-  scheme.kind = SchemeKind::kRing;
-  for (const LoadBalance balance : {LoadBalance::kNone, LoadBalance::kHeadTail}) {
-    scheme.balance = balance;
-    schemes.push_back(scheme);
-  }
-  scheme.rotation = RingRotation::kAllGather;
-  schemes.push_back(scheme);
+  std::vector<ContextScheme> schemes = {
+      ContextScheme::Ulysses(),
+      ContextScheme::Gather(),
+      ContextScheme::Gather(LoadBalance::kHeadTail),
+      ContextScheme::Gather(LoadBalance::kQueryExchange),
+      ContextScheme::Ring(),
+      ContextScheme::Ring(RingRotation::kShift, LoadBalance::kHeadTail),
+      ContextScheme::Ring(RingRotation::kAllGather, LoadBalance::kHeadTail),
+  };
   if (ranks % 2 != 0 || ranks < 4) return schemes;
-  scheme.kind = SchemeKind::kHybrid;
-  scheme.rotation = RingRotation::kShift;
-  scheme.ulysses_degree = 2;
-  for (const OuterExchange outer : {OuterExchange::kGather, OuterExchange::kRing}) {
-    scheme.outer = outer;
-    schemes.push_back(scheme);
-  }
+  schemes.push_back({.ulysses_degree = 2, .balance = LoadBalance::kHeadTail});
+  schemes.push_back(
+      {.ulysses_degree = 2, .ring_rotation = RingRotation::kShift, .balance = LoadBalance::kHeadTail});
   return schemes;
 }
 

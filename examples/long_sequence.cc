@@ -23,7 +23,7 @@ absl::Status Train(Bootstrap& ranks) {
   WEFT_ASSIGN_OR_RETURN(auto mesh, DeviceMesh::Create({{"context", -1}}, ranks.size()));
   WEFT_ASSIGN_OR_RETURN(auto net, LlamaModel::Create(LlamaConfig{}));
   // Ring attention. Each rank has one chunk of the front and one of the back, which balances the causal mask.
-  const ContextScheme scheme = {.kind = SchemeKind::kRing, .balance = LoadBalance::kHeadTail};
+  const ContextScheme scheme = ContextScheme::Ring(RingRotation::kShift, LoadBalance::kHeadTail);
   WEFT_ASSIGN_OR_RETURN(auto context, ContextParallel::Create(*engine, *net, mesh, {"context"}, scheme));
   WEFT_RETURN_IF_ERROR(ParallelizeLlama(*context, *net));
   WEFT_ASSIGN_OR_RETURN(const auto layout, SequenceLayout::Create({kTokens}, scheme.Split(ranks.size())));

@@ -1,8 +1,9 @@
-// Ulysses' exchange: from some tokens of all heads to all tokens of some heads, and back, in one strided copy
-// on the way.
+// All-to-all of Ulysses: from some tokens of all heads to all tokens of some heads, and back.
+//
+// Peers of the node read and write strided parts in place, in one copy.
 //
 // Collective: all ranks of the lane's group, in the same order.
-// Thread safety: none. Lifetime: engine and pool must outlive it and what it returns.
+// Thread safety: none. Lifetime: engine and pool must outlive the object and what it returns.
 #pragma once
 
 #include <vector>
@@ -16,8 +17,8 @@ namespace weft {
 
 class HeadExchange {
  public:
-  // What is cut how, by group rank.
-  struct Cut {
+  // Tokens and heads of each rank of the group.
+  struct Partition {
     std::vector<int64_t> tokens;
     std::vector<HeadRange> heads;
   };
@@ -25,18 +26,20 @@ class HeadExchange {
   HeadExchange(CommEngine& engine, BufferPool& pool, LaneId lane)
       : engine_(&engine), pool_(&pool), lane_(lane) {}
 
-  // [batch, own tokens, heads, dim] to [batch, tokens, own heads, dim], tokens in rank order.
-  absl::StatusOr<PendingTensor> ToHeads(const Tensor& local, const Cut& cut, OpOptions options) const;
-  // The way back of what `gathered` brings, which is [batch, tokens, own heads, dim]. `heads`: of the result.
-  // Of heads that several ranks have the sum is taken, in rank order; those must be f32.
-  absl::StatusOr<PendingTensor> ToTokens(PendingTensor gathered, int64_t heads, const Cut& cut,
-                                         OpOptions options) const;
+  // Scatters heads and gathers tokens: [batch, own tokens, heads, dim] to [batch, tokens, own heads, dim],
+  // tokens in rank order.
+  absl::StatusOr<PendingTensor> GatherTokens(const Tensor& local, const Partition& partition,
+                                             OpOptions options) const;
+  // Scatters tokens and gathers heads: `gathered` is [batch, tokens, own heads, dim], the result
+  // [batch, own tokens, heads, dim]. A head that several ranks have becomes their sum, added in rank order.
+  // REQUIRES: the dtype is f32 if any head is summed.
+  absl::StatusOr<PendingTensor> GatherHeads(PendingTensor gathered, int64_t heads, const Partition& partition,
+                                            OpOptions options) const;
 
  private:
-  int size() const { return engine_->group(lane_).size(); }
-  size_t me() const { return static_cast<size_t>(engine_->group(lane_).group_rank); }
-  // Of all tokens, those of each rank.
-  std::vector<TensorView> TokenViews(const TensorView& gathered, const Cut& cut) const;
+  size_t rank() const { return static_cast<size_t>(engine_->group(lane_).group_rank); }
+  // The tokens of each rank, as views of all tokens.
+  static std::vector<TensorView> TokenViews(const TensorView& gathered, const Partition& partition);
 
   CommEngine* engine_;
   BufferPool* pool_;

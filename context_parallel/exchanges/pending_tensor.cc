@@ -21,7 +21,7 @@ PendingTensor::PendingTensor(PendingTensor&& other) noexcept
 
 PendingTensor& PendingTensor::operator=(PendingTensor&& other) noexcept {
   if (this == &other) return *this;
-  LetGo();
+  Detach();
   result_ = std::exchange(other.result_, {});
   kept_ = std::move(other.kept_);
   finishes_ = std::move(other.finishes_);
@@ -29,9 +29,9 @@ PendingTensor& PendingTensor::operator=(PendingTensor&& other) noexcept {
   return *this;
 }
 
-PendingTensor::~PendingTensor() { LetGo(); }
+PendingTensor::~PendingTensor() { Detach(); }
 
-void PendingTensor::LetGo() {
+void PendingTensor::Detach() {
   if (works_.empty()) return;
   std::vector<std::shared_ptr<void>> memory = {result_.storage()};
   for (const Tensor& kept : kept_) memory.push_back(kept.storage());
@@ -40,7 +40,7 @@ void PendingTensor::LetGo() {
 }
 
 void PendingTensor::Follow(Tensor result, Work work) {
-  WEFT_CHECK(!finishes(), "a collective that follows what is finished on this rank alone");
+  WEFT_CHECK(!has_finish(), "a collective cannot follow a local step");
   kept_.push_back(std::exchange(result_, std::move(result)));
   works_.push_back(std::move(work));
 }
@@ -48,7 +48,7 @@ void PendingTensor::Follow(Tensor result, Work work) {
 void PendingTensor::FinishWith(Finish finish) { finishes_.push_back(std::move(finish)); }
 
 absl::StatusOr<Tensor> PendingTensor::Wait() {
-  WEFT_CHECK(valid(), "wait for a tensor that nobody brings");
+  WEFT_CHECK(valid(), "Wait on an invalid PendingTensor");
   if (!works_.empty()) WEFT_RETURN_IF_ERROR(works_.back().Wait());
   while (!finishes_.empty()) {
     WEFT_ASSIGN_OR_RETURN(Tensor finished, finishes_.front()(result_));

@@ -10,8 +10,8 @@
 namespace weft {
 namespace {
 
-// Whether the parts of a tensor that is split along this dim are runs of the whole.
-bool PartsAreRuns(const Shape& shape, int dim) {
+// True if each part of a tensor that is split along `dim` is contiguous in the whole.
+bool PartsAreContiguous(const Shape& shape, int dim) {
   for (int outer = 0; outer < dim; ++outer) {
     if (shape[static_cast<size_t>(outer)] != 1) return false;
   }
@@ -67,7 +67,7 @@ absl::StatusOr<Tensor> SequenceExchange::Contiguous(const Tensor& tensor) {
   return tensor.view().IsContiguous() ? tensor : Packed(tensor);
 }
 
-absl::StatusOr<Tensor> SequenceExchange::Readable(const Tensor& tensor) {
+absl::StatusOr<Tensor> SequenceExchange::InNodeMemory(const Tensor& tensor) {
   return engine_.heap().AddressOf(tensor.view().data) ? tensor : Packed(tensor);
 }
 
@@ -106,20 +106,20 @@ absl::StatusOr<PendingTensor> SequenceExchange::AllToAll(const Tensor& input, co
   return PendingTensor(std::move(output), std::move(work), {input});
 }
 
-// Parts that are runs go by the engine's all-gather, which crosses to another node once; others straight to
-// their places.
+// If the parts are contiguous, the engine's all-gather sends each part once to every other node. Otherwise an
+// all-to-all writes the parts to their strided places.
 absl::StatusOr<PendingTensor> SequenceExchange::AllGather(const Tensor& part, const DimSplit& split,
                                                           const std::string& label) {
   WEFT_RETURN_IF_ERROR(CheckPart(part, split, "all_gather"));
   WEFT_ASSIGN_OR_RETURN(Tensor output, PoolTensor(pool_, part.dtype(), split.WholeShape(part.shape())));
-  if (PartsAreRuns(part.shape(), split.dim)) {
+  if (PartsAreContiguous(part.shape(), split.dim)) {
     WEFT_ASSIGN_OR_RETURN(Tensor own, Contiguous(part));
     const std::vector<int64_t> counts = ElementCounts(part.shape(), split);
     Work work = engine_.AllGather(lane_, own.view().data, output.view().data, part.dtype(), output.elements(),
                                   counts, Options(label));
     return PendingTensor(std::move(output), std::move(work), {std::move(own)});
   }
-  WEFT_ASSIGN_OR_RETURN(Tensor own, Readable(part));  // The engine would stage it anew for each peer.
+  WEFT_ASSIGN_OR_RETURN(Tensor own, InNodeMemory(part));  // Otherwise the engine stages it once per peer.
   const std::vector<TensorView> sends(static_cast<size_t>(ranks()), own.view());
   std::vector<TensorView> receives;
   receives.reserve(sends.size());
@@ -133,8 +133,8 @@ absl::StatusOr<PendingTensor> SequenceExchange::ReduceScatter(const Tensor& whol
   WEFT_RETURN_IF_ERROR(CheckWhole(whole, split, "reduce_scatter"));
   const std::vector<int64_t> counts = ElementCounts(whole.shape(), split);
   Tensor input = whole;
-  if (!PartsAreRuns(whole.shape(), split.dim) || !whole.view().IsContiguous()) {
-    // Parts end to end, as the engine takes them.
+  if (!PartsAreContiguous(whole.shape(), split.dim) || !whole.view().IsContiguous()) {
+    // The engine needs the parts end to end.
     WEFT_ASSIGN_OR_RETURN(input, PoolTensor(pool_, whole.dtype(), {whole.elements()}));
     int64_t begin = 0;
     for (int peer = 0; peer < ranks(); ++peer) {
@@ -203,9 +203,9 @@ absl::StatusOr<PendingTensor> SequenceExchange::GatherPack(const Tensor& part, c
   WEFT_ASSIGN_OR_RETURN(PendingTensor gathered, AllGather(part, by_rank, label));
   WEFT_ASSIGN_OR_RETURN(const Tensor whole,
                         PoolTensor(pool_, part.dtype(), by_rank.WholeShape(part.shape())));
-  gathered.FinishWith([whole, by_rank, pack](const Tensor& brought) -> absl::StatusOr<Tensor> {
+  gathered.FinishWith([whole, by_rank, pack](const Tensor& gathered_parts) -> absl::StatusOr<Tensor> {
     for (int rank = 0; rank < pack.ranks(); ++rank) {
-      const TensorView held = by_rank.PartOf(brought.view(), rank);
+      const TensorView held = by_rank.PartOf(gathered_parts.view(), rank);
       for (const PackSplit::Piece& piece : pack.PiecesOf(rank)) {
         WEFT_RETURN_IF_ERROR(StridedCopy(held.Slice(pack.dim, piece.part_begin, piece.count),
                                          whole.view().Slice(pack.dim, piece.whole_begin, piece.count)));

@@ -9,7 +9,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "weft/context_parallel/pending_tensor.h"
-#include "weft/context_parallel/sequence_split.h"
+#include "weft/context_parallel/sequence_parts.h"
 #include "weft/core/status.h"
 #include "weft/core/strided_copy.h"
 #include "weft/memory/pool_tensor.h"
@@ -17,7 +17,7 @@
 namespace weft {
 namespace {
 
-// One past the last byte that a view reaches.
+// One past the last byte of a view.
 const std::byte* EndOf(const TensorView& view) {
   const auto* end = static_cast<const std::byte*>(view.data);
   if (view.elements() == 0) return end;
@@ -32,11 +32,11 @@ bool Overlap(const TensorView& a, const TensorView& b) {
          before(static_cast<const std::byte*>(b.data), EndOf(a));
 }
 
-absl::Status OfBuffer(size_t buffer, const absl::Status& error) {
+absl::Status AnnotateBuffer(size_t buffer, const absl::Status& error) {
   return Annotate(error, absl::StrCat("buffer ", buffer));
 }
 
-// The parts of all ranks, end to end in `memory`; `shape` is the whole tensor's.
+// Views of the parts of all ranks, end to end in `memory`. `shape`: the shape of the whole tensor.
 std::vector<TensorView> PartsInRankOrder(std::byte* memory, DType dtype, const Shape& shape, int dim,
                                          const SequenceLayout& layout) {
   std::vector<TensorView> parts;
@@ -99,13 +99,14 @@ absl::Status BufferSharder::CheckBuffers(absl::Span<Tensor* const> buffers,
                                          absl::Span<Tensor* const> unrestored) const {
   for (size_t i = 0; i < buffers.size(); ++i) {
     if (buffers[i] == nullptr || !buffers[i]->defined()) {
-      return OfBuffer(i, absl::InvalidArgumentError("there is no tensor: list defined ones only"));
+      return AnnotateBuffer(i,
+                            absl::InvalidArgumentError("it is null or undefined: list defined tensors only"));
     }
     if (absl::c_count(buffers.first(i), buffers[i]) > 0) {
-      return OfBuffer(i, absl::InvalidArgumentError("it is listed before: list each buffer once"));
+      return AnnotateBuffer(i, absl::InvalidArgumentError("it was listed before: list each buffer once"));
     }
     if (const absl::Status checked = CheckNoParameter(buffers[i]->view()); !checked.ok()) {
-      return OfBuffer(i, checked);
+      return AnnotateBuffer(i, checked);
     }
   }
   for (size_t i = 0; i < unrestored.size(); ++i) {
@@ -123,15 +124,14 @@ absl::StatusOr<ShardedBuffers> BufferSharder::ShardBuffers(const SequenceLayout&
                                                            absl::Span<Tensor* const> unrestored) {
   if (open_) {
     return absl::FailedPreconditionError(
-        "buffers are sharded already by a scope of this sharder: list all of them in one scope, or end the "
-        "other first");
+        "a scope of this sharder is open already: list all buffers in one scope, or end the other first");
   }
   WEFT_RETURN_IF_ERROR(CheckLists(layout, buffers.size(), seq_dims.size()));
   WEFT_RETURN_IF_ERROR(CheckBuffers(buffers, unrestored));
   std::vector<Tensor> parts;
   for (size_t i = 0; i < buffers.size(); ++i) {
-    absl::StatusOr<Tensor> part = TakePart(buffers[i]->view(), seq_dims[i], layout, context_.group_rank);
-    if (!part.ok()) return OfBuffer(i, part.status());
+    absl::StatusOr<Tensor> part = ExtractPart(buffers[i]->view(), seq_dims[i], layout, context_.group_rank);
+    if (!part.ok()) return AnnotateBuffer(i, part.status());
     parts.push_back(*std::move(part));
   }
   std::vector<ShardedBuffers::Saved> saved;
@@ -150,7 +150,7 @@ absl::StatusOr<std::vector<Tensor>> BufferSharder::UnshardBuffers(const Sequence
   std::vector<int> dims;
   for (size_t i = 0; i < parts.size(); ++i) {
     const auto dim = CheckPart(parts[i].view(), seq_dims[i], layout, context_.group_rank);
-    if (!dim.ok()) return OfBuffer(i, dim.status());
+    if (!dim.ok()) return AnnotateBuffer(i, dim.status());
     dims.push_back(*dim);
   }
   std::vector<Tensor> whole;
@@ -176,11 +176,11 @@ absl::StatusOr<Tensor> BufferSharder::Unshard(const SequenceLayout& layout, cons
   options.priority = Priority::kCritical;
   options.label = "unshard_buffers";
   Work work = engine_.AllGather(lane_, own.data, memory, part.dtype, whole.elements(), counts, options);
-  // Keeps the memory for as long as peers may use it, also where the gather fails.
+  // Keeps the memory as long as peers may use it, also if the gather fails.
   PendingTensor pending(std::move(gathered), std::move(work), {});
   WEFT_RETURN_IF_ERROR(pending.Wait().status());
   for (int rank = 0; rank < layout.ranks(); ++rank) {
-    WEFT_RETURN_IF_ERROR(PutPart(parts[static_cast<size_t>(rank)], dim, layout, rank, whole.view()));
+    WEFT_RETURN_IF_ERROR(InsertPart(parts[static_cast<size_t>(rank)], dim, layout, rank, whole.view()));
   }
   return whole;
 }

@@ -34,9 +34,10 @@ AttentionLink::AttentionLink(const AttentionSource& source, int64_t heads, Atten
       heads_(heads),
       layout_(layout),
       launch_(std::move(launch)),
-      use_(absl::StrCat("an output of ", source.module->name(),
-                        " that is being exchanged for an attention; name the last module that changes it as "
-                        "the attention's source, such as the rotary embedding")) {
+      loan_purpose_(absl::StrCat(
+          "an output of ", source.module->name(),
+          " that is being exchanged for an attention: name the last module that writes the tensor as "
+          "the attention's source, such as the rotary embedding")) {
   hooks_ = {source_.module->AddForwardPostHook([this](Module&, Invocation& invocation, Tensors& outputs) {
               return AfterForward(invocation, outputs);
             }),
@@ -64,20 +65,19 @@ absl::StatusOr<TensorView> AttentionLink::InputOf(const TensorView& output) cons
   }
   return absl::InvalidArgumentError(absl::StrCat(
       "an output of ", source_.module->name(), " has the shape ", ToString(output.shape),
-      ", which does not hold ", heads_,
-      " heads at the features that are said of it as an input of attention; ",
-      "give heads and features of [batch, tokens, features], or a module whose output has heads"));
+      ", which does not hold ", heads_, " heads at the given features: give the heads and features of an ",
+      "output [batch, tokens, features], or name a module whose output has a dim of heads"));
 }
 
-int64_t AttentionLink::NoteCall(Invocation& invocation, Notes& notes, const Tensors& outputs) const {
+int64_t AttentionLink::RecordCall(Invocation& invocation, Records& records, const Tensors& outputs) const {
   auto& source = invocation.State<SourceCalls>(source_.module);
-  if (source.calls.size() == notes.calls.size()) {  // Else another link of the source has noted it.
+  if (source.calls.size() == records.calls.size()) {  // Otherwise another link of the source recorded it.
     Call& call = source.calls.emplace_back();
     call.number = source.next_number++;
     for (const Tensor& output : outputs) call.output_shapes.push_back(output.shape());
   }
-  notes.calls.push_back(source.calls.back().number);
-  return notes.calls.back();
+  records.calls.push_back(source.calls.back().number);
+  return records.calls.back();
 }
 
 absl::Status AttentionLink::AfterForward(Invocation& invocation, const Tensors& outputs) {
@@ -85,54 +85,57 @@ absl::Status AttentionLink::AfterForward(Invocation& invocation, const Tensors& 
   if (!index) return absl::OkStatus();
   if (*index >= outputs.size()) {
     return absl::InvalidArgumentError(absl::StrCat(source_.module->name(), " has ", outputs.size(),
-                                                   " outputs; an attention takes number ", *index));
+                                                   " outputs, but an attention names output ", *index,
+                                                   " as its source: name an existing one"));
   }
   const Tensor& output = outputs[*index];
   WEFT_ASSIGN_OR_RETURN(const TensorView input, InputOf(output.view()));
   WEFT_ASSIGN_OR_RETURN(LaunchedTensor launched, launch_(invocation, output.Window(input)));
-  auto& notes = invocation.State<Notes>(this);
+  auto& records = invocation.State<Records>(this);
   std::optional<int64_t> call;
-  if (invocation.is_saving()) call = NoteCall(invocation, notes, outputs);
-  invocation.AddReader(launched.local, &use_);
-  notes.launched.push_back({std::move(launched), call});
+  if (invocation.is_saving()) call = RecordCall(invocation, records, outputs);
+  invocation.AddReader(launched.local, &loan_purpose_);
+  records.launched.push_back({std::move(launched), call});
   return absl::OkStatus();
 }
 
-std::optional<AttentionLink::ConsumedInput> AttentionLink::Take(Invocation& invocation, const Tensor& local) {
-  auto& notes = invocation.State<Notes>(this);
-  const auto found = std::find_if(notes.launched.begin(), notes.launched.end(), [&](const Launch& launch) {
-    return SameTensor(launch.tensor.local.view(), local.view());
-  });
-  if (found == notes.launched.end()) return std::nullopt;
+std::optional<AttentionLink::ConsumedInput> AttentionLink::Consume(Invocation& invocation,
+                                                                   const Tensor& local) {
+  auto& records = invocation.State<Records>(this);
+  const auto found = std::find_if(
+      records.launched.begin(), records.launched.end(),
+      [&](const Launch& launch) { return SameTensor(launch.tensor.local.view(), local.view()); });
+  if (found == records.launched.end()) return std::nullopt;
   invocation.RemoveReader(local);
-  ConsumedInput taken{std::move(found->tensor), found->call};
-  notes.launched.erase(found);
-  if (!taken.call && invocation.is_saving()) ++notes.consumed_without_backward;
-  return taken;
+  ConsumedInput consumed{std::move(found->tensor), found->call};
+  records.launched.erase(found);
+  if (!consumed.call && invocation.is_saving()) ++records.consumed_without_backward;
+  return consumed;
 }
 
-absl::Status AttentionLink::Return(Invocation& invocation, int64_t call, PendingTensor gradient) {
+absl::Status AttentionLink::ReturnGradient(Invocation& invocation, int64_t call, PendingTensor gradient) {
   auto& calls = invocation.State<SourceCalls>(source_.module).calls;
   const auto found =
       std::find_if(calls.begin(), calls.end(), [&](const Call& each) { return each.number == call; });
   if (found == calls.end()) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        "the backward of ", source_.module->name(),
-        " ran before that of an attention which it feeds; run backward in the reverse order of forward"));
+    return absl::FailedPreconditionError(
+        absl::StrCat("the backward of ", source_.module->name(),
+                     " ran before that of an attention that takes its output: run backward in the reverse "
+                     "order of forward"));
   }
   found->gradients.push_back({this, std::move(gradient)});
   return absl::OkStatus();
 }
 
 absl::Status AttentionLink::BeforeBackward(Invocation& invocation, Tensors& output_gradients) {
-  auto& notes = invocation.State<Notes>(this);
-  if (notes.calls.empty()) return absl::OkStatus();
-  const int64_t number = notes.calls.back();
-  notes.calls.pop_back();
-  WEFT_RETURN_IF_ERROR(DropUntaken(invocation, notes, number));
+  auto& records = invocation.State<Records>(this);
+  if (records.calls.empty()) return absl::OkStatus();
+  const int64_t number = records.calls.back();
+  records.calls.pop_back();
+  WEFT_RETURN_IF_ERROR(DropUnconsumed(invocation, records, number));
   auto& source = invocation.State<SourceCalls>(source_.module);
   if (source.calls.empty() || source.calls.back().number != number) {
-    return absl::OkStatus();  // Another link of the source has added it all.
+    return absl::OkStatus();  // Another link of the source added all gradients.
   }
   Call call = std::move(source.calls.back());
   source.calls.pop_back();
@@ -145,19 +148,19 @@ absl::Status AttentionLink::BeforeBackward(Invocation& invocation, Tensors& outp
   return absl::OkStatus();
 }
 
-absl::Status AttentionLink::DropUntaken(Invocation& invocation, Notes& notes, int64_t call) const {
-  const auto untaken = std::find_if(notes.launched.begin(), notes.launched.end(),
-                                    [call](const Launch& launch) { return launch.call == call; });
-  if (untaken == notes.launched.end()) return absl::OkStatus();
-  if (notes.consumed_without_backward == 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("an output of ", source_.module->name(),
-                     " was exchanged for an attention, which took another tensor; name the last module that ",
-                     "changes it as the attention's source, or none"));
+absl::Status AttentionLink::DropUnconsumed(Invocation& invocation, Records& records, int64_t call) const {
+  const auto unconsumed = std::find_if(records.launched.begin(), records.launched.end(),
+                                       [call](const Launch& launch) { return launch.call == call; });
+  if (unconsumed == records.launched.end()) return absl::OkStatus();
+  if (records.consumed_without_backward == 0) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "an output of ", source_.module->name(),
+        " was exchanged for an attention, but the attention took another tensor: name the last module that ",
+        "writes the tensor as the attention's source, or none"));
   }
-  --notes.consumed_without_backward;
-  invocation.RemoveReader(untaken->tensor.local);
-  notes.launched.erase(untaken);
+  --records.consumed_without_backward;
+  invocation.RemoveReader(unconsumed->tensor.local);
+  records.launched.erase(unconsumed);
   return absl::OkStatus();
 }
 
@@ -171,7 +174,7 @@ absl::StatusOr<Tensor> AttentionLink::Sum(const Tensor& gradient, const Tensor& 
     }
     return sum;
   }
-  // Somewhere inside the output: what is there is taken out, added, and put back.
+  // The input is a strided part of the output: add contiguous copies, then write the sum back.
   Tensor sum = gradient.defined() ? gradient.Copy() : Tensor::Zeros(received.dtype(), output_shape);
   WEFT_ASSIGN_OR_RETURN(const TensorView place, InputOf(sum.view()));
   const Tensor added = received.Copy();

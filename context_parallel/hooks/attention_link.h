@@ -1,17 +1,23 @@
-// One input of a split attention, and the module that it comes from. The module's hooks launch the exchange
-// of the input in forward, and take in what came back for it in backward.
+// Connection between one input of a split attention and the module that makes it, the *source*.
 //
-// Note [Calls of a source]
-// A source may be called several times in an invocation, feed several attentions, or run again when backward
-// recomputes it. Each call in forward is noted; what it launched waits, with its tensor, until an attention
-// is called with that very tensor. The attention remembers the call and hands the gradient that it launched
-// in backward to it; the source's backward, whose calls come in reverse order, takes the last call off and
-// adds all that was handed to it. Each link has its own notes, in the invocation: they go when the invocation
-// goes.
+// The source's hooks launch the exchange of the input in forward. In backward they add the gradient of the
+// input to the gradients of the source's outputs.
 //
-// Note [Zeros to add to]
-// What attention's backward returns for an input with a source is a tensor of negative zeros: whoever adds to
-// it on the way to the source adds to nothing, and x + -0 is x to the bit, whatever the sign of x.
+// Note [Source calls]
+// Problem: within one invocation a source may run several times, feed several attentions, or run again when
+// backward recomputes activations. Each exchange and each gradient must reach the call that it belongs to.
+// Rule: every forward of the source gets a number. The exchange that it launches is kept with its local
+// tensor until an attention is called with exactly that tensor. The attention remembers the number and hands
+// the gradient of the input to the call with that number. Backward runs in the reverse order of forward, so
+// each backward of the source takes the last call and adds all gradients that were handed to it. Each link
+// keeps its own records in the invocation, which destroys them.
+//
+// Note [Negative-zero gradients]
+// Problem: the gradient of an input with a source is still in flight when the backward of the attention
+// returns.
+// Rule: the attention returns a tensor of negative zeros instead, and the source adds the real gradient
+// later. Modules between the attention and the source may add to the tensor: x + -0 has the bits of x for
+// every x. With +0 instead, x = -0 would become +0.
 #pragma once
 
 #include <cstdint>
@@ -23,13 +29,14 @@
 
 #include <absl/status/statusor.h>
 
-#include "weft/context_parallel/attention_parallel.h"
+#include "context_parallel/schemes/attention_parallel.h"
 #include "weft/context_parallel/context_parallel.h"
 #include "weft/nn/attention.h"
 
 namespace weft {
 
-// [batch, tokens, features] or its range of features, as [batch, tokens, heads, features / heads].
+// View of [batch, tokens, features], or of a range of its features, as [batch, tokens, heads, features /
+// heads].
 TensorView SplitHeads(const TensorView& view, int64_t heads,
                       const std::optional<AttentionSource::Features>& features);
 
@@ -37,7 +44,7 @@ class AttentionLink {
  public:
   using Launcher = std::function<absl::StatusOr<LaunchedTensor>(Invocation&, const Tensor& local)>;
 
-  // `launch` is given the input as [batch, tokens, heads, dim].
+  // Calls `launch` with the input as [batch, tokens, heads, dim].
   AttentionLink(const AttentionSource& source, int64_t heads, AttentionLayout layout, Launcher launch);
   ~AttentionLink();
   AttentionLink(const AttentionLink&) = delete;
@@ -45,25 +52,25 @@ class AttentionLink {
 
   struct ConsumedInput {
     LaunchedTensor launched;
-    std::optional<int64_t> call;  // Of the source, if a backward follows.
+    std::optional<int64_t> call;  // Number of the source's call; unset if no backward follows.
   };
-  // What was launched for exactly this tensor, which is lent until then; nothing if the source has not made
-  // it.
-  std::optional<ConsumedInput> Take(Invocation& invocation, const Tensor& local);
-  // Hands over what comes back for an input that was taken, as [batch, tokens, heads, dim].
-  absl::Status Return(Invocation& invocation, int64_t call, PendingTensor gradient);
+  // Returns what the source launched for exactly this tensor, and ends the loan of the tensor; nullopt if the
+  // source did not make it.
+  std::optional<ConsumedInput> Consume(Invocation& invocation, const Tensor& local);
+  // Hands the gradient [batch, tokens, heads, dim] of a consumed input to the source's call.
+  absl::Status ReturnGradient(Invocation& invocation, int64_t call, PendingTensor gradient);
 
  private:
   struct Launch {
     LaunchedTensor tensor;
     std::optional<int64_t> call;
   };
-  // What one link knows in an invocation.
-  struct Notes {
-    std::deque<Launch> launched;
-    std::vector<int64_t> calls;  // Of the source, by number, whose backward has not come.
-    // ConsumedInput from a source that will be recomputed, by an attention that will not: the recompute
-    // launches for nobody.
+  // State of one link in an invocation.
+  struct Records {
+    std::deque<Launch> launched;  // Not consumed yet.
+    std::vector<int64_t> calls;   // Calls of the source whose backward has not run.
+    // Inputs that were consumed without a backward, although the source will be recomputed. Nothing will
+    // consume the exchanges that the recomputation launches.
     int64_t consumed_without_backward = 0;
   };
   struct Gradient {
@@ -75,7 +82,7 @@ class AttentionLink {
     std::vector<Shape> output_shapes;
     std::vector<Gradient> gradients;
   };
-  // What the links of one source share in an invocation.
+  // State of one source in an invocation, shared by its links.
   struct SourceCalls {
     std::vector<Call> calls;
     int64_t next_number = 0;
@@ -83,20 +90,22 @@ class AttentionLink {
 
   std::optional<size_t> OutputIndex(size_t outputs) const;
   absl::StatusOr<TensorView> InputOf(const TensorView& output) const;
-  // The number of the source's call that has just run.
-  int64_t NoteCall(Invocation& invocation, Notes& notes, const Tensors& outputs) const;
+  // Records the call of the source that has just run and returns its number.
+  int64_t RecordCall(Invocation& invocation, Records& records, const Tensors& outputs) const;
   absl::Status AfterForward(Invocation& invocation, const Tensors& outputs);
   absl::Status BeforeBackward(Invocation& invocation, Tensors& output_gradients);
-  // Nobody takes any more what this call of the source launched. An error, if somebody should have.
-  absl::Status DropUntaken(Invocation& invocation, Notes& notes, int64_t call) const;
-  // The gradient of an output, which may be undefined, and what has come back for the input that lies in it.
+  // Drops what this call of the source launched and no attention consumed. Returns an error unless the launch
+  // came from a recomputation.
+  absl::Status DropUnconsumed(Invocation& invocation, Records& records, int64_t call) const;
+  // Adds the received gradient of the input to the gradient of the output that contains the input. `gradient`
+  // may be undefined.
   absl::StatusOr<Tensor> Sum(const Tensor& gradient, const Tensor& received, const Shape& output_shape) const;
 
   AttentionSource source_;
   int64_t heads_;
   AttentionLayout layout_;
   Launcher launch_;
-  std::string use_;  // What outputs are lent for.
+  std::string loan_purpose_;  // Names the loan of outputs in error messages.
   std::vector<Module::HookId> hooks_;
 };
 

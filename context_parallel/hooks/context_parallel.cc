@@ -13,19 +13,21 @@
 namespace weft {
 namespace {
 
-// A hybrid scheme's Ulysses groups are the inner axis, where there is one.
+// Checks that the inner axis, if there is one, has as many ranks as the Ulysses groups of a hybrid scheme.
 absl::Status CheckInnerAxis(const DeviceMesh& mesh, absl::Span<const std::string_view> axes,
                             const ContextScheme& scheme) {
   if (axes.empty() || axes.size() > 2) {
     return absl::InvalidArgumentError(
-        absl::StrCat("a sequence is split over one axis of the mesh or two, not ", axes.size()));
+        absl::StrCat("a sequence is split over one axis or two axes of the mesh, not ", axes.size()));
   }
-  if (axes.size() == 1 || scheme.kind != SchemeKind::kHybrid) return absl::OkStatus();
+  if (axes.size() == 1) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(const int outer, mesh.AxisSize(axes[0]));
   WEFT_ASSIGN_OR_RETURN(const int inner, mesh.AxisSize(axes[1]));
-  if (inner == scheme.ulysses_degree) return absl::OkStatus();
+  const int degree = scheme.inner_ranks(outer * inner);
+  if (scheme.kind(outer * inner) != SchemeKind::kHybrid || inner == degree) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("the inner context axis '", ToAbsl(axes[1]), "' has ", inner,
-                                                 " ranks, but the Ulysses degree is ", scheme.ulysses_degree,
-                                                 "; make them equal, or give one flattened axis"));
+                                                 " ranks, but the Ulysses degree is ", degree,
+                                                 ": make them equal, or give one flattened axis"));
 }
 
 }  // namespace
@@ -50,13 +52,14 @@ class ContextParallel::Impl {
     error_hook_ =
         root_.AddErrorHook([this](Module&, const absl::Status& error) { shared_.engine.Poison(error); });
     WEFT_ASSIGN_OR_RETURN(shared_.parallel,
-                          MakeAttentionParallel(scheme_, shared_.engine, pool_, shared_.group));
+                          AttentionParallel::Create(scheme_, shared_.engine, pool_, shared_.group));
     return absl::OkStatus();
   }
 
   absl::Status Parallelize(Attention& attention, const AttentionNeighbours& neighbours) {
     if (std::find(attentions_.begin(), attentions_.end(), &attention) != attentions_.end()) {
-      return absl::InvalidArgumentError(absl::StrCat(attention.name(), " is split already"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(attention.name(), " is split already: call Parallelize once for each attention"));
     }
     WEFT_RETURN_IF_ERROR(
         Annotate(scheme_.Validate(shared_.group.size(), attention.options().mask), attention.name()));
@@ -66,9 +69,9 @@ class ContextParallel::Impl {
     }
     if (!sources.empty() &&
         (neighbours.heads < 1 || neighbours.kv_heads < 1 || neighbours.heads % neighbours.kv_heads != 0)) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          attention.name(), ": ", neighbours.heads, " heads and ", neighbours.kv_heads,
-          " of keys and values; sources need both to be said, the first a multiple of the second"));
+      return absl::InvalidArgumentError(
+          absl::StrCat(attention.name(), ": ", neighbours.heads, " heads and ", neighbours.kv_heads,
+                       " KV heads: if a source is given, set both, the first to a multiple of the second"));
     }
     attention.SetOperator(std::make_shared<SplitAttention>(attention, neighbours, shared_));
     attentions_.push_back(&attention);
@@ -83,7 +86,7 @@ class ContextParallel::Impl {
   BufferPool& pool() { return pool_; }
 
  private:
-  // Has some results of a module made in node memory.
+  // Allocates some results of a module in node memory.
   void Allocate(Module& module, TensorAllocator ResultAllocators::*results) {
     ResultAllocators& allocators = allocators_[&module];
     allocators.*

@@ -1,5 +1,5 @@
-// What an attention runs when its sequence is split: the exchanges of its scheme, in place or begun by its
-// sources.
+// Operator of an attention whose sequence is split: computes it with AttentionParallel. Exchanges are
+// launched by the sources of the inputs, or by the attention itself.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@ namespace weft {
 
 class SplitAttention final : public AttentionOperator {
  public:
-  // What it shares with the other attentions of a model.
+  // State shared by all split attentions of a model.
   struct Shared {
     CommEngine& engine;
     ProcessGroup group;
@@ -30,26 +30,28 @@ class SplitAttention final : public AttentionOperator {
 
  private:
   static constexpr int kRoles = 3;
-  // A forward that a backward follows.
+  // A forward whose backward has not run.
   struct Pass {
     AttentionCall call;
     DType dtype = DType::kF32;
-    std::array<Shape, kRoles> shapes;  // Of the inputs, in the module's layout.
+    std::array<Shape, kRoles> shapes;  // Of the inputs, in the layout of the module.
     std::array<std::optional<int64_t>, kRoles> source_calls;
   };
   using Passes = std::vector<Pass>;
 
-  absl::StatusOr<AttentionCall> CallOf(Invocation& invocation, int64_t heads, int64_t kv_heads) const;
+  absl::StatusOr<AttentionCall> MakeCall(Invocation& invocation, int64_t heads, int64_t kv_heads) const;
   absl::StatusOr<LaunchedTensor> Launch(const AttentionCall& call, AttentionRole role, const Tensor& local);
-  // What a source has launched, or else launched here.
-  absl::StatusOr<AttentionLink::ConsumedInput> TakeOrLaunch(Invocation& invocation, const AttentionCall& call,
-                                                            int role, const Tensor& local);
-  // Hands a gradient to the source, or waits for it.
-  absl::StatusOr<Tensor> Deliver(Invocation& invocation, const Pass& pass, int role, PendingTensor gradient);
+  // Consumes what a source launched; without a source, launches the exchange here.
+  absl::StatusOr<AttentionLink::ConsumedInput> ConsumeOrLaunch(Invocation& invocation,
+                                                               const AttentionCall& call, int role,
+                                                               const Tensor& local);
+  // Hands the gradient to the source and returns negative zeros; without a source, waits for the gradient.
+  absl::StatusOr<Tensor> DeliverGradient(Invocation& invocation, const Pass& pass, int role,
+                                         PendingTensor gradient);
 
   const Attention& attention_;
   Shared& shared_;
-  std::array<std::unique_ptr<AttentionLink>, kRoles> links_;  // By role; null without a source.
+  std::array<std::unique_ptr<AttentionLink>, kRoles> links_;  // [role]; null without a source.
 };
 
 }  // namespace weft

@@ -9,19 +9,19 @@
 namespace weft {
 namespace {
 
-constexpr double kMostImbalance = 1.25;
+constexpr double kMaxImbalance = 1.25;
 
 struct Candidate {
   ContextScheme scheme;
-  int64_t bytes;  // The most of any rank.
+  int64_t bytes;  // The most that any rank receives.
   double imbalance;
 
-  bool balanced() const { return imbalance <= kMostImbalance; }
+  bool is_balanced() const { return imbalance <= kMaxImbalance; }
 };
 
-absl::StatusOr<Candidate> Weigh(const ContextScheme& scheme, const AttentionShape& shape,
-                                const AttentionMask& mask, absl::Span<const int64_t> document_lengths,
-                                int ranks) {
+absl::StatusOr<Candidate> EvaluateScheme(const ContextScheme& scheme, const AttentionShape& shape,
+                                         const AttentionMask& mask,
+                                         absl::Span<const int64_t> document_lengths, int ranks) {
   WEFT_ASSIGN_OR_RETURN(const SequenceLayout layout,
                         SequenceLayout::Create(document_lengths, scheme.Split(ranks)));
   Candidate candidate{.scheme = scheme, .bytes = 0, .imbalance = WorkImbalance(scheme, shape, mask, layout)};
@@ -46,7 +46,7 @@ std::string Reason(const std::vector<Candidate>& candidates, int ranks) {
     if (reason.find("to a rank") == std::string::npos) {
       absl::StrAppend(&reason, " to a rank in a layer's forward and backward");
     }
-    if (!candidate.balanced()) {
+    if (!candidate.is_balanced()) {
       absl::StrAppend(&reason, ", but one rank has ", Format("%.2f", candidate.imbalance),
                       " of the mean work");
     }
@@ -59,10 +59,9 @@ std::string Reason(const std::vector<Candidate>& candidates, int ranks) {
 std::vector<ContextScheme> SchemesByDegree(int ranks, LoadBalance balance) {
   std::vector<ContextScheme> schemes;
   for (int degree = ranks; degree >= 1; --degree) {
-    const absl::StatusOr<ContextScheme> scheme = ContextScheme::OfDegree(degree, ranks);
-    if (!scheme.ok()) continue;  // It does not divide.
-    schemes.push_back(*scheme);
-    if (degree < ranks) schemes.back().balance = balance;
+    if (ranks % degree != 0) continue;
+    schemes.push_back(degree == ranks ? ContextScheme::Ulysses()
+                                      : ContextScheme{.ulysses_degree = degree, .balance = balance});
   }
   return schemes;
 }
@@ -71,13 +70,15 @@ absl::StatusOr<SchemeChoice> ChooseAmong(absl::Span<const ContextScheme> schemes
                                          const AttentionMask& mask,
                                          absl::Span<const int64_t> document_lengths, int ranks) {
   if (ranks < 1) return absl::InvalidArgumentError("a context group needs at least one rank");
-  if (schemes.empty()) return absl::InvalidArgumentError("there is no scheme to choose: give at least one");
+  if (schemes.empty())
+    return absl::InvalidArgumentError("there is no scheme to choose from: give at least one");
   std::vector<Candidate> candidates;
   for (const ContextScheme& scheme : schemes) {
-    WEFT_ASSIGN_OR_RETURN(candidates.emplace_back(), Weigh(scheme, shape, mask, document_lengths, ranks));
+    WEFT_ASSIGN_OR_RETURN(candidates.emplace_back(),
+                          EvaluateScheme(scheme, shape, mask, document_lengths, ranks));
   }
   std::stable_sort(candidates.begin(), candidates.end(), [](const Candidate& a, const Candidate& b) {
-    return a.balanced() != b.balanced() ? a.balanced() : a.bytes < b.bytes;
+    return a.is_balanced() != b.is_balanced() ? a.is_balanced() : a.bytes < b.bytes;
   });
   return SchemeChoice{candidates.front().scheme, Reason(candidates, ranks)};
 }

@@ -32,8 +32,6 @@ std::string_view Name(SchemeKind kind) {
   return "unknown";
 }
 
-std::string_view Name(OuterExchange outer) { return outer == OuterExchange::kGather ? "gather" : "ring"; }
-
 std::string_view Name(RingRotation rotation) {
   return rotation == RingRotation::kAllGather ? "all-gather" : "shift";
 }
@@ -50,26 +48,18 @@ std::string_view Name(LoadBalance balance) {
   return "unknown";
 }
 
-absl::StatusOr<ContextScheme> ContextScheme::OfDegree(std::optional<int> degree, int ranks) {
-  if (!degree.has_value() || *degree == ranks) return ContextScheme{.kind = SchemeKind::kUlysses};
-  WEFT_RETURN_IF_ERROR(CheckDivides(*degree, ranks));
-  if (*degree == 1) return ContextScheme{.kind = SchemeKind::kGatherKv};
-  return ContextScheme{.kind = SchemeKind::kHybrid, .ulysses_degree = *degree};
+ContextScheme ContextScheme::Gather(LoadBalance balance) { return {.ulysses_degree = 1, .balance = balance}; }
+
+ContextScheme ContextScheme::Ring(RingRotation rotation, LoadBalance balance) {
+  return {.ulysses_degree = 1, .ring_rotation = rotation, .balance = balance};
 }
 
 absl::Status ContextScheme::Validate(int ranks, const AttentionMask& mask) const {
-  if (kind == SchemeKind::kHybrid) {
-    WEFT_RETURN_IF_ERROR(CheckDivides(ulysses_degree, ranks));
-    if (ulysses_degree == 1 || ulysses_degree == ranks) {
-      return absl::InvalidArgumentError(absl::StrCat(
-          "a hybrid needs a Ulysses degree between 1 and the ", ranks, " ranks of the context group, not ",
-          ulysses_degree, ": use ", ulysses_degree == 1 ? ToAbsl(Name(outer)) : "ulysses", " instead"));
-    }
-  }
-  if (balance == LoadBalance::kQueryExchange && kind != SchemeKind::kGatherKv) {
+  if (ulysses_degree) WEFT_RETURN_IF_ERROR(CheckDivides(*ulysses_degree, ranks));
+  if (balance == LoadBalance::kQueryExchange && kind(ranks) != SchemeKind::kGatherKv) {
     return absl::InvalidArgumentError(
-        absl::StrCat("load balance by query exchange is for the gather scheme, not for ", ToAbsl(Name(kind)),
-                     ": use head-tail, or none"));
+        absl::StrCat("load balance by query exchange is for the gather scheme, not for ",
+                     ToAbsl(Name(kind(ranks))), ": use head-tail, or none"));
   }
   if (balance != LoadBalance::kNone && !mask.causal) {
     return absl::InvalidArgumentError(
@@ -79,36 +69,28 @@ absl::Status ContextScheme::Validate(int ranks, const AttentionMask& mask) const
   return absl::OkStatus();
 }
 
-int ContextScheme::inner(int ranks) const {
-  switch (kind) {
-    case SchemeKind::kUlysses:
-      return ranks;
-    case SchemeKind::kHybrid:
-      return ulysses_degree;
-    case SchemeKind::kGatherKv:
-    case SchemeKind::kRing:
-      return 1;
-  }
-  return 1;
-}
-
-bool ContextScheme::has_ring() const {
-  return kind == SchemeKind::kRing || (kind == SchemeKind::kHybrid && outer == OuterExchange::kRing);
+SchemeKind ContextScheme::kind(int ranks) const {
+  // A degree of 1 means no exchange of heads even if the group has one rank.
+  if (ulysses_degree == 1) return ring_rotation ? SchemeKind::kRing : SchemeKind::kGatherKv;
+  return inner_ranks(ranks) == ranks ? SchemeKind::kUlysses : SchemeKind::kHybrid;
 }
 
 SequenceSplit ContextScheme::Split(int ranks) const {
   return {.outer = outer_ranks(ranks),
-          .inner = inner(ranks),
+          .inner = inner_ranks(ranks),
           .order = balance == LoadBalance::kHeadTail ? SequenceOrder::kHeadTail : SequenceOrder::kContiguous};
 }
 
 std::string ContextScheme::Describe(int ranks) const {
+  const SchemeKind kind = this->kind(ranks);
   std::string text(Name(kind));
   if (kind == SchemeKind::kHybrid) {
-    absl::StrAppend(&text, ", ", outer_ranks(ranks), " x ulysses ", ulysses_degree, ", ",
-                    ToAbsl(Name(outer)));
+    absl::StrAppend(&text, ", ", outer_ranks(ranks), " x ulysses ", inner_ranks(ranks), ", ",
+                    ring_rotation ? "ring" : "gather");
   }
-  if (has_ring()) absl::StrAppend(&text, " by ", ToAbsl(Name(rotation)));
+  if (ring_rotation && kind != SchemeKind::kUlysses) {
+    absl::StrAppend(&text, " by ", ToAbsl(Name(*ring_rotation)));
+  }
   if (balance != LoadBalance::kNone) absl::StrAppend(&text, ", ", ToAbsl(Name(balance)));
   return text;
 }

@@ -98,10 +98,10 @@ absl::Status DimSplit::CheckPart(const Shape& shape, int rank, std::string_view 
   if (dim < static_cast<int>(shape.size()) && shape[static_cast<size_t>(dim)] == size(rank)) {
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": ", ToString(), "; rank ", rank,
-                                                 " has a tensor of shape ", weft::ToString(shape),
-                                                 " instead. Where parts differ, give sizes, or the length "
-                                                 "of the whole"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      ToAbsl(what), ": ", ToString(), "; rank ", rank, " has a tensor of shape ", weft::ToString(shape),
+      " instead. If the parts differ, give the sizes or the length "
+      "of the whole"));
 }
 
 absl::Status DimSplit::CheckWhole(const Shape& shape, std::string_view what) const {

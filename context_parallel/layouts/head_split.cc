@@ -1,8 +1,15 @@
 #include "context_parallel/layouts/head_split.h"
 
+#include <array>
+
 #include "weft/context_parallel/sequence_layout.h"
 
 namespace weft {
+
+std::string_view Name(AttentionRole role) {
+  constexpr std::array<std::string_view, 3> kNames = {"q", "k", "v"};
+  return kNames[static_cast<size_t>(role)];
+}
 
 HeadSplit::HeadSplit(int64_t heads, int64_t kv_heads, int ranks) : group_(heads / kv_heads) {
   for (int rank = 0; rank < ranks; ++rank) {
@@ -21,6 +28,16 @@ bool Overlap(const std::vector<HeadRange>& heads) {
     if (heads[rank].begin < heads[rank - 1].end()) return true;
   }
   return false;
+}
+
+SequenceParts OuterParts(const SequenceParts& sequence, int inner) {
+  SequenceParts outer{.parts = std::vector<TokenRuns>(static_cast<size_t>(sequence.ranks() / inner)),
+                      .own = sequence.own / inner};
+  for (size_t rank = 0; rank < sequence.parts.size(); ++rank) {
+    TokenRuns& runs = outer.parts[rank / static_cast<size_t>(inner)];
+    runs.insert(runs.end(), sequence.parts[rank].begin(), sequence.parts[rank].end());
+  }
+  return outer;
 }
 
 }  // namespace weft

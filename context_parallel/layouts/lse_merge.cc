@@ -1,4 +1,4 @@
-#include "weft/context_parallel/lse_merge.h"
+#include "context_parallel/layouts/lse_merge.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,8 +10,8 @@
 namespace weft {
 namespace {
 
-constexpr float kNothing = -std::numeric_limits<float>::infinity();
-constexpr int64_t kElementsAThread = 8192;
+constexpr float kNoKeys = -std::numeric_limits<float>::infinity();  // LSE of a query without keys.
+constexpr int64_t kElementsPerThread = 8192;
 
 float Sigmoid(float x) { return 1.0F / (1.0F + std::exp(-x)); }
 // lse - log sigmoid(lse - block_lse), without cancellation or overflow.
@@ -20,11 +20,11 @@ float LogSumOfTwo(float lse, float block_lse) {
 }
 
 void MergeRow(float* out, float& lse, const float* block_out, float block_lse, int64_t dim) {
-  if (block_lse == kNothing) {
-    if (lse == kNothing) std::fill_n(out, dim, 0.0F);
+  if (block_lse == kNoKeys) {
+    if (lse == kNoKeys) std::fill_n(out, dim, 0.0F);
     return;
   }
-  if (lse == kNothing) {
+  if (lse == kNoKeys) {
     std::copy_n(block_out, dim, out);
     lse = block_lse;
     return;
@@ -43,15 +43,15 @@ int64_t OffsetOf(const TensorView& view, int64_t a, int64_t b, int64_t c) {
 void LseMerge(const TensorView& out, const TensorView& lse, const TensorView& block_out,
               const TensorView& block_lse) {
   const Shape& shape = out.shape;
-  WEFT_CHECK(shape.size() == 4 && block_out.shape == shape, "partial outputs of different shapes");
+  WEFT_CHECK(shape.size() == 4 && block_out.shape == shape, "LseMerge of outputs with different shapes");
   WEFT_CHECK(lse.shape == Shape({shape[0], shape[2], shape[1]}) && block_lse.shape == lse.shape,
-             "log-sum-exps that do not belong to their outputs");
+             "LseMerge of an LSE whose shape does not match its output");
   const int64_t queries = shape[1];
   const int64_t heads = shape[2];
   const int64_t dim = shape[3];
   WEFT_CHECK(dim <= 1 || (out.strides[3] == 1 && block_out.strides[3] == 1),
-             "outputs whose innermost dim is not contiguous");
-  const int64_t grain = kElementsAThread / std::max<int64_t>(dim, 1) + 1;
+             "LseMerge of outputs whose innermost stride is not 1");
+  const int64_t grain = kElementsPerThread / std::max<int64_t>(dim, 1) + 1;
   ParallelFor(shape[0] * queries * heads, grain, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       const int64_t head = row % heads;

@@ -12,10 +12,10 @@ QueryTails::QueryTails(const SequenceParts& sequence) : mirror_(sequence.ranks()
     return mirror_ == sequence.own ? TokenRange{.begin = tokens} : EvenPart(tokens, 2, 1);
   };
   kept_ = tail_of(own).begin;
-  given_ = tail_of(own).count;
-  taken_ = tail_of(other).count;
+  sent_ = tail_of(own).count;
+  received_ = tail_of(other).count;
   kept_runs_ = SliceRuns(own, 0, kept_);
-  taken_runs_ = SliceRuns(other, tail_of(other).begin, taken_);
+  received_runs_ = SliceRuns(other, tail_of(other).begin, received_);
 }
 
 }  // namespace weft

@@ -1,6 +1,8 @@
-// Which queries ranks r and P-1-r of a contiguous layout swap to even out a causal mask: the tails of their
-// parts. Of the 2P halves of all ranks' queries, rank r then has the 2r-th, which sees little of what is
-// before it, and the (2(P-1-r)+1)-th, which makes up for it. The middle rank of an odd P keeps its own.
+// Query tails that ranks r and P-1-r of a contiguous layout swap to balance the work of a causal mask.
+//
+// The queries of P ranks form 2P halves. Without the swap rank r computes halves 2r and 2r+1. With it rank r
+// computes half 2r and half 2(P-1-r)+1, which is the tail of its mirror rank P-1-r. These two attend to about
+// as many keys on every rank. The middle rank of an odd P swaps nothing.
 //
 // Pure. Thread safety: a value.
 #pragma once
@@ -16,17 +18,17 @@ class QueryTails {
   explicit QueryTails(const SequenceParts& sequence);
 
   int mirror() const { return mirror_; }
-  // Of this rank's tokens, those before its tail, and the tail; of its mirror's, the tail. Any may be empty.
+  // Tokens of this rank before its tail, tokens of its tail, and tokens of the mirror's tail. Any may be 0.
   int64_t kept() const { return kept_; }
-  int64_t given() const { return given_; }
-  int64_t taken() const { return taken_; }
+  int64_t sent() const { return sent_; }
+  int64_t received() const { return received_; }
   const TokenRuns& kept_runs() const { return kept_runs_; }
-  const TokenRuns& taken_runs() const { return taken_runs_; }
+  const TokenRuns& received_runs() const { return received_runs_; }
 
  private:
   int mirror_;
-  int64_t kept_, given_, taken_;
-  TokenRuns kept_runs_, taken_runs_;
+  int64_t kept_, sent_, received_;
+  TokenRuns kept_runs_, received_runs_;
 };
 
 }  // namespace weft

@@ -4,35 +4,49 @@
 
 namespace weft {
 
-RingPlan::RingPlan(const AttentionMask& mask, const std::vector<TokenRuns>& parts)
-    : ranks_(static_cast<int>(parts.size())), sees_(parts.size() * parts.size()), reaches_(parts.size()) {
-  for (int source = 0; source < ranks_; ++source) {
-    Reach& reach = reaches_[static_cast<size_t>(source)];
-    for (int distance = 0; distance < ranks_; ++distance) {
-      const TokenRuns& queries = parts[static_cast<size_t>(RankAt(source, distance))];
-      if (VisiblePairs(mask, queries, parts[static_cast<size_t>(source)]) == 0) continue;
-      sees_[At(source, distance)] = true;
-      if (reach.first == 0) reach.first = distance;
-      reach.last = distance;
+TokenRange AttendingQueries(const AttentionMask& mask, const TokenRuns& queries, const TokenRuns& keys) {
+  TokenRange attending;
+  int64_t start = 0;
+  for (const TokenRun& run : queries) {
+    const bool attends = std::any_of(keys.begin(), keys.end(), [&](const TokenRun& key_run) {
+      return VisiblePairs(mask, run, key_run) > 0;
+    });
+    if (attends) {
+      if (attending.count == 0) attending.begin = start;
+      attending.count = start + run.count - attending.begin;
     }
-    hops_ = std::max(hops_, reach.last);
+    start += run.count;
+  }
+  return attending;
+}
+
+RingPlan::RingPlan(const AttentionMask& mask, const std::vector<TokenRuns>& parts)
+    : ranks_(static_cast<int>(parts.size())), attends_(parts.size() * parts.size()), spans_(parts.size()) {
+  for (int owner = 0; owner < ranks_; ++owner) {
+    Span& span = spans_[static_cast<size_t>(owner)];
+    for (int distance = 0; distance < ranks_; ++distance) {
+      const TokenRuns& queries = parts[static_cast<size_t>(RankAt(owner, distance))];
+      if (VisiblePairs(mask, queries, parts[static_cast<size_t>(owner)]) == 0) continue;
+      attends_[Index(owner, distance)] = true;
+      if (span.first == 0) span.first = distance;
+      span.last = distance;
+    }
+    hops_ = std::max(hops_, span.last);
   }
 }
 
-bool RingPlan::Sees(int source, int distance) const { return sees_[At(source, distance)]; }
-
-bool RingPlan::GradientsTravel(int source, int distance) const {
-  const Reach& reach = reaches_[static_cast<size_t>(source)];
-  return reach.first >= 1 && distance >= reach.first && distance < reach.last;
+bool RingPlan::PassesGradientsOn(int owner, int distance) const {
+  const Span& span = spans_[static_cast<size_t>(owner)];
+  return span.first >= 1 && distance >= span.first && distance < span.last;
 }
 
-bool RingPlan::GradientsGoHome(int source, int distance) const {
-  return distance >= 1 && distance == reaches_[static_cast<size_t>(source)].last;
+bool RingPlan::ReturnsGradients(int owner, int distance) const {
+  return distance >= 1 && distance == spans_[static_cast<size_t>(owner)].last;
 }
 
-bool RingPlan::AnyGradientsMove(int distance) const {
-  for (int source = 0; source < ranks_; ++source) {
-    if (GradientsTravel(source, distance) || GradientsGoHome(source, distance)) return true;
+bool RingPlan::SendsAnyGradients(int distance) const {
+  for (int owner = 0; owner < ranks_; ++owner) {
+    if (PassesGradientsOn(owner, distance) || ReturnsGradients(owner, distance)) return true;
   }
   return false;
 }

@@ -7,7 +7,7 @@
 namespace weft {
 namespace {
 
-// What one outer rank holds of a document, in its order: one part, or a head and a tail.
+// Ranges of a document that one outer rank holds, in its order: one part, or a head and a tail.
 std::vector<TokenRange> OuterRanges(int64_t length, const SequenceSplit& split, int outer) {
   if (split.order == SequenceOrder::kContiguous) return {EvenPart(length, split.outer, outer)};
   const int64_t chunks = int64_t{2} * split.outer;
@@ -21,7 +21,7 @@ absl::Status CheckSplit(absl::Span<const int64_t> document_lengths, const Sequen
   }
   if (document_lengths.empty()) {
     return absl::InvalidArgumentError(
-        "a sequence without documents cannot be split: name at least one length");
+        "a sequence without documents cannot be split: give at least one document length");
   }
   for (size_t document = 0; document < document_lengths.size(); ++document) {
     if (document_lengths[document] > 0) continue;
@@ -40,7 +40,7 @@ TokenRange EvenPart(int64_t tokens, int64_t parts, int64_t index) {
   return {.begin = index * base + std::min(index, remainder), .count = base + (index < remainder ? 1 : 0)};
 }
 
-int64_t EvenPartOf(int64_t tokens, int64_t parts, int64_t token) {
+int64_t EvenPartIndex(int64_t tokens, int64_t parts, int64_t token) {
   const int64_t base = tokens / parts;
   const int64_t remainder = tokens % parts;
   const int64_t in_larger = remainder * (base + 1);
@@ -69,10 +69,10 @@ absl::StatusOr<SequenceLayout> SequenceLayout::Create(absl::Span<const int64_t> 
     for (size_t document = 0; document < document_lengths.size(); ++document) {
       for (TokenRange part : OuterRanges(document_lengths[document], split, outer)) {
         while (part.count > 0) {
-          const int64_t inner = EvenPartOf(pack, split.inner, in_pack);
+          const int64_t inner = EvenPartIndex(pack, split.inner, in_pack);
           const int64_t count = std::min(part.count, EvenPart(pack, split.inner, inner).end() - in_pack);
-          layout.Add(outer * split.inner + static_cast<int>(inner), {document_start + part.begin, count},
-                     {static_cast<int64_t>(document), part.begin, count});
+          layout.Append(outer * split.inner + static_cast<int>(inner), {document_start + part.begin, count},
+                        {static_cast<int64_t>(document), part.begin, count});
           in_pack += count;
           part = {part.begin + count, part.count - count};
         }
@@ -80,7 +80,7 @@ absl::StatusOr<SequenceLayout> SequenceLayout::Create(absl::Span<const int64_t> 
       document_start += document_lengths[document];
     }
   }
-  layout.Finish();
+  layout.BuildIndex();
   return layout;
 }
 
@@ -97,7 +97,7 @@ absl::StatusOr<SequenceLayout> SequenceLayout::Documents(absl::Span<const int64_
   return Create(lengths, {.outer = outer, .inner = inner});
 }
 
-void SequenceLayout::Add(int rank, const TokenRange& range, const TokenRun& run) {
+void SequenceLayout::Append(int rank, const TokenRange& range, const TokenRun& run) {
   auto& ranges = ranges_[static_cast<size_t>(rank)];
   if (!ranges.empty() && ranges.back().end() == range.begin) {
     ranges.back().count += range.count;
@@ -113,7 +113,7 @@ void SequenceLayout::Add(int rank, const TokenRange& range, const TokenRun& run)
   }
 }
 
-void SequenceLayout::Finish() {
+void SequenceLayout::BuildIndex() {
   starts_.push_back(0);
   for (int rank = 0; rank < ranks(); ++rank) {
     int64_t index = 0;
@@ -133,10 +133,10 @@ int64_t SequenceLayout::TokensOf(int rank) const {
   return starts_[static_cast<size_t>(rank) + 1] - starts_[static_cast<size_t>(rank)];
 }
 
-int64_t SequenceLayout::MostTokens() const {
-  int64_t most = 0;
-  for (int rank = 0; rank < ranks(); ++rank) most = std::max(most, TokensOf(rank));
-  return most;
+int64_t SequenceLayout::MaxTokens() const {
+  int64_t max_tokens = 0;
+  for (int rank = 0; rank < ranks(); ++rank) max_tokens = std::max(max_tokens, TokensOf(rank));
+  return max_tokens;
 }
 
 std::shared_ptr<const SequenceParts> SequenceLayout::Parts(int own) const {
@@ -145,8 +145,8 @@ std::shared_ptr<const SequenceParts> SequenceLayout::Parts(int own) const {
 
 std::vector<int64_t> SequenceLayout::PositionIds(int rank) const { return Positions(RunsOf(rank)); }
 
-SequenceLayout::Place SequenceLayout::PlaceOf(int64_t token) const {
-  WEFT_CHECK(token >= 0 && token < tokens_, "a token outside its sequence");
+SequenceLayout::Location SequenceLayout::LocationOf(int64_t token) const {
+  WEFT_CHECK(token >= 0 && token < tokens_, "a token index outside the sequence");
   const auto after =
       std::upper_bound(by_token_.begin(), by_token_.end(), token,
                        [](int64_t wanted, const Piece& piece) { return wanted < piece.range.begin; });
@@ -155,25 +155,26 @@ SequenceLayout::Place SequenceLayout::PlaceOf(int64_t token) const {
 }
 
 int64_t SequenceLayout::RankOrderOf(int64_t token) const {
-  const Place place = PlaceOf(token);
-  return starts_[static_cast<size_t>(place.rank)] + place.index;
+  const Location location = LocationOf(token);
+  return starts_[static_cast<size_t>(location.rank)] + location.index;
 }
 
-int64_t SequenceLayout::TokenOfRankOrder(int64_t at) const {
-  WEFT_CHECK(at >= 0 && at < tokens_, "a place outside its sequence");
+int64_t SequenceLayout::TokenOfRankOrder(int64_t index) const {
+  WEFT_CHECK(index >= 0 && index < tokens_, "a rank-order index outside the sequence");
   const auto first = [this](const Piece& piece) {
     return starts_[static_cast<size_t>(piece.rank)] + piece.index;
   };
   const auto after =
-      std::upper_bound(by_rank_order_.begin(), by_rank_order_.end(), at,
+      std::upper_bound(by_rank_order_.begin(), by_rank_order_.end(), index,
                        [&](int64_t wanted, const Piece& piece) { return wanted < first(piece); });
   const Piece& piece = *std::prev(after);
-  return piece.range.begin + at - first(piece);
+  return piece.range.begin + index - first(piece);
 }
 
-int64_t SequenceLayout::TokenAt(const Place& place) const {
-  WEFT_CHECK(place.index >= 0 && place.index < TokensOf(place.rank), "a token that its rank does not hold");
-  return TokenOfRankOrder(starts_[static_cast<size_t>(place.rank)] + place.index);
+int64_t SequenceLayout::TokenAt(const Location& location) const {
+  WEFT_CHECK(location.index >= 0 && location.index < TokensOf(location.rank),
+             "an index outside the tokens of its rank");
+  return TokenOfRankOrder(starts_[static_cast<size_t>(location.rank)] + location.index);
 }
 
 }  // namespace weft

@@ -1,4 +1,4 @@
-// Every rank gathers all keys and values; their gradients are reduce-scattered.
+// Attention that gathers the keys and values of all ranks. Backward reduce-scatters their gradients.
 #include <utility>
 
 #include "context_parallel/schemes/key_gather.h"
@@ -8,8 +8,8 @@
 namespace weft {
 namespace {
 
-// Places in Result::saved: what was gathered.
-enum Saved : uint8_t { kKeys = kSavedPlaces, kValues };
+// Indices into Result::saved of the gathered tensors.
+enum Saved : uint8_t { kKeys = kSavedCount, kValues };
 
 class GatherAttention final : public SequenceAttention {
  public:
@@ -29,9 +29,9 @@ class GatherAttention final : public SequenceAttention {
     WEFT_ASSIGN_OR_RETURN(const Tensor values, v.pending.Wait());
     AttentionForward(call.problem, q.own.view(), call.sequence->runs(),
                      blocks.Of(*call.sequence, keys, values, AllRanks(lane_.size())), out.view(), lse.view());
-    const int me = lane_.me();
-    WEFT_ASSIGN_OR_RETURN(Result result, FinishForward(*lane_.pool, call, q.own, blocks.keys.Block(keys, me),
-                                                       blocks.values.Block(values, me), out, lse));
+    const int rank = lane_.rank();
+    WEFT_ASSIGN_OR_RETURN(Result result, MakeResult(*lane_.pool, call, q.own, blocks.keys.Block(keys, rank),
+                                                    blocks.values.Block(values, rank), out, lse));
     if (call.saves) result.saved.insert(result.saved.end(), {keys, values});
     return result;
   }
@@ -46,7 +46,7 @@ class GatherAttention final : public SequenceAttention {
     WEFT_ASSIGN_OR_RETURN(Tensor dv, NewGradientBlocks(lane_, blocks.values));
     AttentionBackward(call.problem, q.view(), call.sequence->runs(),
                       blocks.Of(*call.sequence, saved[kKeys], saved[kValues], ranks), saved[kSavedLse].view(),
-                      DeltaOf(saved[kSavedOut], dout).view(), dout.view(), dq.view(), 0.0F,
+                      ComputeDelta(saved[kSavedOut], dout).view(), dout.view(), dq.view(), 0.0F,
                       blocks.GradientsOf(dk, dv, ranks), 0.0F);
     return ReduceKeyGradients(lane_, call, blocks, PendingTensor(std::move(dq)), std::move(dk),
                               std::move(dv));

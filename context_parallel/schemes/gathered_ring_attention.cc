@@ -1,9 +1,9 @@
-// A ring that rotates by one all-gather: the own block is computed while the others come. Unlike a gather, it
-// keeps the own block only, and gathers again in backward.
+// Ring attention with rotation by all-gather: one all-gather overlaps the computation of the own block.
+// Unlike GatherAttention, it saves the own block only and gathers again in backward.
 #include <utility>
 
+#include "context_parallel/layouts/lse_merge.h"
 #include "context_parallel/schemes/key_gather.h"
-#include "weft/context_parallel/lse_merge.h"
 #include "weft/core/status.h"
 #include "weft/memory/pool_tensor.h"
 
@@ -32,12 +32,13 @@ class GatheredRingAttention final : public SequenceAttention {
     const KeyValueBlocks blocks(sequence, k.own, v.own);
     WEFT_ASSIGN_OR_RETURN(const Tensor keys, k.pending.Wait());
     WEFT_ASSIGN_OR_RETURN(const Tensor values, v.pending.Wait());
-    const Tensor other_out = Tensor::Empty(DType::kF32, sum.shape());
-    WEFT_ASSIGN_OR_RETURN(const Tensor other_lse, NewLse(*lane_.pool, q.own));
-    attend(blocks.Of(sequence, keys, values, RanksBut(lane_.size(), lane_.me())), other_out, other_lse);
-    LseMerge(sum.view(), lse.view(), other_out.view(), other_lse.view());
+    const Tensor remote_out = Tensor::Empty(DType::kF32, sum.shape());
+    WEFT_ASSIGN_OR_RETURN(const Tensor remote_lse, NewLse(*lane_.pool, q.own));
+    attend(blocks.Of(sequence, keys, values, RanksExcept(lane_.size(), lane_.rank())), remote_out,
+           remote_lse);
+    LseMerge(sum.view(), lse.view(), remote_out.view(), remote_lse.view());
 
-    return FinishForward(*lane_.pool, call, q.own, k.own, v.own, sum, lse);
+    return MakeResult(*lane_.pool, call, q.own, k.own, v.own, sum, lse);
   }
 
   absl::StatusOr<Gradients> Backward(const SequenceCall& call, const Tensors& saved,
@@ -53,18 +54,18 @@ class GatheredRingAttention final : public SequenceAttention {
     WEFT_ASSIGN_OR_RETURN(Tensor dq, PoolTensor(*lane_.pool, DType::kF32, q.shape()));
     WEFT_ASSIGN_OR_RETURN(Tensor dk, NewGradientBlocks(lane_, blocks.keys));
     WEFT_ASSIGN_OR_RETURN(Tensor dv, NewGradientBlocks(lane_, blocks.values));
-    const Tensor delta = DeltaOf(saved[kSavedOut], dout);
-    const auto go_back = [&](absl::Span<const KeyBlock> own, float dq_beta, const std::vector<int>& ranks) {
+    const Tensor delta = ComputeDelta(saved[kSavedOut], dout);
+    const auto backward = [&](absl::Span<const KeyBlock> own, float dq_beta, const std::vector<int>& ranks) {
       AttentionBackward(call.problem, q.view(), sequence.runs(), own, lse.view(), delta.view(), dout.view(),
                         dq.view(), dq_beta, blocks.GradientsOf(dk, dv, ranks), 0.0F);
     };
-    go_back({{k.view(), v.view(), &sequence.runs()}}, 0.0F, {lane_.me()});
+    backward({{k.view(), v.view(), &sequence.runs()}}, 0.0F, {lane_.rank()});
     WEFT_RETURN_IF_ERROR(keys.Wait().status());
     WEFT_RETURN_IF_ERROR(values.Wait().status());
-    const std::vector<int> others = RanksBut(lane_.size(), lane_.me());
-    go_back(blocks.Of(sequence, keys.result(), values.result(), others), 1.0F, others);
+    const std::vector<int> remote = RanksExcept(lane_.size(), lane_.rank());
+    backward(blocks.Of(sequence, keys.result(), values.result(), remote), 1.0F, remote);
 
-    WEFT_ASSIGN_OR_RETURN(dq, InDType(*lane_.pool, dq, q.dtype()));
+    WEFT_ASSIGN_OR_RETURN(dq, ConvertTo(*lane_.pool, dq, q.dtype()));
     return ReduceKeyGradients(lane_, call, blocks, PendingTensor(std::move(dq)), std::move(dk),
                               std::move(dv));
   }

@@ -9,12 +9,12 @@
 namespace weft {
 namespace {
 
-// Sums what all ranks have for this rank's block.
+// Reduce-scatters the gradients of all blocks to the owners of the blocks.
 absl::StatusOr<PendingTensor> ReduceBlocks(const LevelLane& lane, const SequenceCall& call,
                                            AttentionRole role, const GatheredBlocks& blocks,
                                            Tensor gradients) {
   WEFT_ASSIGN_OR_RETURN(Tensor sum,
-                        PoolTensor(*lane.pool, DType::kF32, blocks.Block(gradients, lane.me()).shape()));
+                        PoolTensor(*lane.pool, DType::kF32, blocks.Block(gradients, lane.rank()).shape()));
   Work work = lane.engine->ReduceScatter(lane.lane, gradients.view().data, sum.view().data, DType::kF32,
                                          blocks.elements(), ReduceOp::kSum, blocks.counts(),
                                          call.Options(absl::StrCat("d", ToAbsl(Name(role)))));
@@ -57,16 +57,17 @@ std::vector<KeyGradients> KeyValueBlocks::GradientsOf(const Tensor& dk, const Te
   return gradients;
 }
 
-// What is in node memory is read there; anything else is put in its place first, which saves staging it.
+// The engine reads `own` in place if it is contiguous in node memory. Otherwise it is copied to its place in
+// the result, so that the engine need not stage it.
 absl::StatusOr<PendingTensor> GatherBlocks(const LevelLane& lane, const SequenceCall& call,
                                            AttentionRole role, const Tensor& own, const Work* after) {
   const GatheredBlocks blocks(*call.sequence, own);
   WEFT_ASSIGN_OR_RETURN(Tensor gathered, PoolTensor(*lane.pool, own.dtype(), {blocks.elements()}));
   const void* input = own.view().data;
-  const bool readable = own.view().IsContiguous() && lane.engine->heap().AddressOf(input).has_value();
-  if (!readable) {
-    WEFT_CHECK(after == nullptr, "what an exchange brings lies in node memory");
-    const Tensor place = blocks.Block(gathered, lane.me());
+  const bool in_node_memory = own.view().IsContiguous() && lane.engine->heap().AddressOf(input).has_value();
+  if (!in_node_memory) {
+    WEFT_CHECK(after == nullptr, "the result of an exchange lies in node memory");
+    const Tensor place = blocks.Block(gathered, lane.rank());
     WEFT_RETURN_IF_ERROR(StridedCopy(own.view(), place.view()));
     input = place.view().data;
   }
@@ -91,7 +92,7 @@ absl::StatusOr<SequenceAttention::Gradients> ReduceKeyGradients(const LevelLane&
   return gradients;
 }
 
-std::vector<int> RanksBut(int ranks, int except) {
+std::vector<int> RanksExcept(int ranks, int except) {
   std::vector<int> list;
   for (int rank = 0; rank < ranks; ++rank) {
     if (rank != except) list.push_back(rank);
@@ -99,6 +100,6 @@ std::vector<int> RanksBut(int ranks, int except) {
   return list;
 }
 
-std::vector<int> AllRanks(int ranks) { return RanksBut(ranks, -1); }
+std::vector<int> AllRanks(int ranks) { return RanksExcept(ranks, -1); }
 
 }  // namespace weft

@@ -1,5 +1,7 @@
-// Keys or values of all ranks of a group, gathered: blocks end to end in rank order, each [batch, its rank's
-// tokens, heads, dim]. And their gradients, summed back to the ranks that the blocks come from.
+// All-gather of keys and values over a group, and reduce-scatter of their gradients.
+//
+// A gathered tensor holds one block per rank, end to end in rank order. Each block is
+// [batch, tokens of the rank, heads, dim].
 //
 // Collective: all ranks of the lane's group, in the same order.
 #pragma once
@@ -10,50 +12,51 @@
 
 namespace weft {
 
-// Where the blocks of one gathered tensor lie.
+// Offsets and shapes of the blocks in a gathered tensor.
 class GatheredBlocks {
  public:
   GatheredBlocks(const SequenceParts& sequence, int64_t batch, int64_t heads, int64_t dim);
-  // Like `own`, one rank's block.
+  // `own`: the block of any rank.
   GatheredBlocks(const SequenceParts& sequence, const Tensor& own)
       : GatheredBlocks(sequence, own.dim(0), own.dim(2), own.dim(3)) {}
 
-  const std::vector<int64_t>& counts() const { return counts_; }  // Elements, by rank.
+  const std::vector<int64_t>& counts() const { return counts_; }  // Elements of each block.
   int64_t elements() const { return offsets_.back(); }
   Tensor Block(const Tensor& gathered, int rank) const;
 
  private:
-  std::vector<Shape> shapes_;  // By rank.
+  std::vector<Shape> shapes_;  // [rank]
   std::vector<int64_t> counts_;
-  std::vector<int64_t> offsets_;  // By rank, then elements().
+  std::vector<int64_t> offsets_;  // [rank], then elements().
 };
 
-// Of keys and of values.
+// Blocks of the gathered keys and of the gathered values.
 struct KeyValueBlocks {
   GatheredBlocks keys, values;
 
   KeyValueBlocks(const SequenceParts& sequence, const Tensor& own_k, const Tensor& own_v)
       : keys(sequence, own_k), values(sequence, own_v) {}
-  // As the kernel takes them, of the ranks asked for.
+  // Kernel arguments for the blocks of `ranks`.
   std::vector<KeyBlock> Of(const SequenceParts& sequence, const Tensor& k, const Tensor& v,
                            const std::vector<int>& ranks) const;
   std::vector<KeyGradients> GradientsOf(const Tensor& dk, const Tensor& dv,
                                         const std::vector<int>& ranks) const;
 };
 
-// Gathers every rank's `own`; see SequenceAttention::Launch.
+// Gathers `own` of every rank; see SequenceAttention::Launch.
 absl::StatusOr<PendingTensor> GatherBlocks(const LevelLane& lane, const SequenceCall& call,
                                            AttentionRole role, const Tensor& own, const Work* after);
-// Room for the f32 gradients of all blocks.
+// Uninitialized f32 gradients of all blocks.
 absl::StatusOr<Tensor> NewGradientBlocks(const LevelLane& lane, const GatheredBlocks& blocks);
-// dk and dv are the sums of what all ranks have for this rank's block.
+// Reduce-scatters `dk` and `dv`, which hold this rank's gradients of all blocks. Each rank gets the sums of
+// its own block.
 absl::StatusOr<SequenceAttention::Gradients> ReduceKeyGradients(const LevelLane& lane,
                                                                 const SequenceCall& call,
                                                                 const KeyValueBlocks& blocks,
                                                                 PendingTensor dq, Tensor dk, Tensor dv);
 
-// 0 to `ranks` - 1, without `except`.
-std::vector<int> RanksBut(int ranks, int except);
+// Ranks 0 to `ranks` - 1, without `except`.
+std::vector<int> RanksExcept(int ranks, int except);
 std::vector<int> AllRanks(int ranks);
 
 }  // namespace weft

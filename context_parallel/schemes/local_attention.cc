@@ -1,4 +1,4 @@
-// Attention of one rank that has the whole sequence.
+// Attention on one rank that has the whole sequence.
 #include <utility>
 
 #include "context_parallel/schemes/sequence_attention.h"
@@ -23,7 +23,7 @@ class LocalAttention final : public SequenceAttention {
     const TokenRuns& runs = call.sequence->runs();
     AttentionForward(call.problem, q.own.view(), runs, {{k.own.view(), v.own.view(), &runs}}, out.view(),
                      lse.view());
-    return FinishForward(*pool_, call, q.own, k.own, v.own, out, lse);
+    return MakeResult(*pool_, call, q.own, k.own, v.own, out, lse);
   }
 
   absl::StatusOr<Gradients> Backward(const SequenceCall& call, const Tensors& saved,
@@ -37,7 +37,7 @@ class LocalAttention final : public SequenceAttention {
     WEFT_ASSIGN_OR_RETURN(Tensor dv, PoolTensor(*pool_, key_dtype, v.shape()));
     const TokenRuns& runs = call.sequence->runs();
     AttentionBackward(call.problem, q.view(), runs, {{k.view(), v.view(), &runs}}, saved[kSavedLse].view(),
-                      DeltaOf(saved[kSavedOut], dout).view(), dout.view(), dq.view(), 0.0F,
+                      ComputeDelta(saved[kSavedOut], dout).view(), dout.view(), dq.view(), 0.0F,
                       {{dk.view(), dv.view()}}, 0.0F);
     return Gradients{PendingTensor(std::move(dq)), PendingTensor(std::move(dk)),
                      PendingTensor(std::move(dv))};

@@ -21,22 +21,22 @@ absl::StatusOr<Tensor> NewLse(BufferPool& pool, const Tensor& q) {
   return PoolTensor(pool, DType::kF32, {q.dim(0), q.dim(2), q.dim(1)});
 }
 
-Tensor DeltaOf(const Tensor& out, const Tensor& dout) {
+Tensor ComputeDelta(const Tensor& out, const Tensor& dout) {
   Tensor delta = Tensor::Empty(DType::kF32, {out.dim(0), out.dim(2), out.dim(1)});
   AttentionDelta(out.view(), dout.view(), delta.view());
   return delta;
 }
 
-absl::StatusOr<SequenceAttention::Result> FinishForward(BufferPool& pool, const SequenceCall& call,
-                                                        const Tensor& q, const Tensor& k, const Tensor& v,
-                                                        const Tensor& sum, const Tensor& lse) {
-  WEFT_ASSIGN_OR_RETURN(const Tensor out, InDType(pool, sum, q.dtype()));
-  SequenceAttention::Result result{.out = out, .lse = lse};
-  if (call.saves) result.saved = {q, k, v, out, lse};
+absl::StatusOr<SequenceAttention::Result> MakeResult(BufferPool& pool, const SequenceCall& call,
+                                                     const Tensor& q, const Tensor& k, const Tensor& v,
+                                                     const Tensor& out, const Tensor& lse) {
+  WEFT_ASSIGN_OR_RETURN(const Tensor converted, ConvertTo(pool, out, q.dtype()));
+  SequenceAttention::Result result{.out = converted, .lse = lse};
+  if (call.saves) result.saved = {q, k, v, converted, lse};
   return result;
 }
 
-absl::StatusOr<Tensor> InDType(BufferPool& pool, const Tensor& tensor, DType dtype) {
+absl::StatusOr<Tensor> ConvertTo(BufferPool& pool, const Tensor& tensor, DType dtype) {
   if (tensor.dtype() == dtype) return tensor;
   WEFT_ASSIGN_OR_RETURN(Tensor converted, PoolTensor(pool, dtype, tensor.shape()));
   WEFT_RETURN_IF_ERROR(StridedCopy(tensor.view(), converted.view()));

@@ -39,12 +39,12 @@ TEST(ContextPlan, SplitsNothingOnOneRank) {
 TEST(ContextPlan, TakesTheSchemeThatIsNamed) {
   EXPECT_EQ(Plan({.size = 4, .scheme = CpScheme::kUlysses}).scheme, ContextScheme{});
   const ContextPlan gather = Plan({.size = 4, .scheme = CpScheme::kGather});
-  EXPECT_EQ(gather.scheme.kind, SchemeKind::kGatherKv);
+  EXPECT_EQ(gather.scheme.kind(gather.size), SchemeKind::kGatherKv);
   EXPECT_EQ(gather.reason, "--cp-scheme");
   const ContextPlan ring =
       Plan({.size = 4, .scheme = CpScheme::kRing, .ring_rotate = RingRotation::kAllGather});
-  EXPECT_EQ(ring.scheme.kind, SchemeKind::kRing);
-  EXPECT_EQ(ring.scheme.rotation, RingRotation::kAllGather);
+  EXPECT_EQ(ring.scheme.kind(ring.size), SchemeKind::kRing);
+  EXPECT_EQ(ring.scheme.ring_rotation, RingRotation::kAllGather);
 }
 
 TEST(ContextPlan, BalancesWhatACausalMaskLeavesUnevenUnlessToldNotTo) {
@@ -61,40 +61,40 @@ TEST(ContextPlan, BalancesWhatACausalMaskLeavesUnevenUnlessToldNotTo) {
 TEST(ContextPlan, SwapsQueriesInAContiguousLayout) {
   const ContextPlan plan =
       Plan({.size = 4, .scheme = CpScheme::kGather, .load_balance = LoadBalance::kQueryExchange});
-  EXPECT_EQ(plan.scheme.kind, SchemeKind::kGatherKv);
+  EXPECT_EQ(plan.scheme.kind(plan.size), SchemeKind::kGatherKv);
   EXPECT_EQ(plan.scheme.balance, LoadBalance::kQueryExchange);
   EXPECT_EQ(plan.split().order, SequenceOrder::kContiguous);
 }
 
 TEST(ContextPlan, TakesNoSchemeWithoutTheBalanceThatIsAskedFor) {
   const AttentionShape shape = Heads(8, 8);
-  ASSERT_EQ(Plan({.size = 4}, shape).scheme.kind, SchemeKind::kUlysses);
-  ASSERT_EQ(Plan({.size = 4, .load_balance = LoadBalance::kNone}, shape).scheme.kind, SchemeKind::kUlysses);
+  ASSERT_EQ(Plan({.size = 4}, shape).scheme.kind(4), SchemeKind::kUlysses);
+  ASSERT_EQ(Plan({.size = 4, .load_balance = LoadBalance::kNone}, shape).scheme.kind(4),
+            SchemeKind::kUlysses);
   const ContextPlan four = Plan({.size = 4, .load_balance = LoadBalance::kHeadTail}, shape);
   EXPECT_EQ(four.split().order, SequenceOrder::kHeadTail);
   EXPECT_THAT(four.reason, HasSubstr("to a rank in a layer's forward and backward"));
   // Two ranks leave no hybrid.
   const ContextPlan two = Plan({.size = 2, .load_balance = LoadBalance::kHeadTail}, shape);
-  EXPECT_EQ(two.scheme.kind, SchemeKind::kGatherKv);
+  EXPECT_EQ(two.scheme.kind(two.size), SchemeKind::kGatherKv);
   EXPECT_EQ(two.reason, "--load-balance");
 }
 
 TEST(ContextPlan, MakesAHybridOfADegreeInBetween) {
   const ContextPlan degree = Plan({.size = 4, .ulysses_degree = 2});
-  EXPECT_EQ(degree.scheme.kind, SchemeKind::kHybrid);
+  EXPECT_EQ(degree.scheme.kind(degree.size), SchemeKind::kHybrid);
   EXPECT_EQ(degree.reason, "--ulysses-degree");
   EXPECT_EQ(degree.split().outer, 2);
   EXPECT_EQ(degree.split().inner, 2);
-  EXPECT_EQ(Plan({.size = 4, .ulysses_degree = 4}).scheme.kind, SchemeKind::kUlysses);
-  EXPECT_EQ(Plan({.size = 4, .ulysses_degree = 1}).scheme.kind, SchemeKind::kGatherKv);
+  EXPECT_EQ(Plan({.size = 4, .ulysses_degree = 4}).scheme.kind(4), SchemeKind::kUlysses);
+  EXPECT_EQ(Plan({.size = 4, .ulysses_degree = 1}).scheme.kind(4), SchemeKind::kGatherKv);
 }
 
 TEST(ContextPlan, MakesTheOuterLevelOfAHybridARingWhereARotationIsGiven) {
   ContextOptions options{.size = 4, .scheme = CpScheme::kHybrid};
-  EXPECT_EQ(Plan(options).scheme.outer, OuterExchange::kGather);
+  EXPECT_EQ(Plan(options).scheme.ring_rotation, std::nullopt);
   options.ring_rotate = RingRotation::kAllGather;
-  EXPECT_EQ(Plan(options).scheme.outer, OuterExchange::kRing);
-  EXPECT_EQ(Plan(options).scheme.rotation, RingRotation::kAllGather);
+  EXPECT_EQ(Plan(options).scheme.ring_rotation, RingRotation::kAllGather);
 }
 
 TEST(ContextPlan, TakesTheFewestBytes) {
@@ -109,13 +109,13 @@ TEST(ContextPlan, TakesTheFewestBytes) {
     }
   }
   // Few keys and values are cheap to gather, many are not.
-  EXPECT_EQ(Plan({.size = 2}, Heads(8, 1)).scheme.kind, SchemeKind::kGatherKv);
-  EXPECT_EQ(Plan({.size = 8}, Heads(8, 8)).scheme.kind, SchemeKind::kUlysses);
+  EXPECT_EQ(Plan({.size = 2}, Heads(8, 1)).scheme.kind(2), SchemeKind::kGatherKv);
+  EXPECT_EQ(Plan({.size = 8}, Heads(8, 8)).scheme.kind(8), SchemeKind::kUlysses);
 }
 
 TEST(ContextPlan, LeavesNoRankWithoutWorkForFewerBytes) {
   const ContextPlan plan = Plan({.size = 4}, Heads(2, 2));
-  EXPECT_NE(plan.scheme.kind, SchemeKind::kUlysses);
+  EXPECT_NE(plan.scheme.kind(plan.size), SchemeKind::kUlysses);
   EXPECT_THAT(plan.reason, HasSubstr("of the mean work"));
 }
 

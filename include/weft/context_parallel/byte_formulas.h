@@ -1,17 +1,16 @@
-// What attention over a context group must cost each rank: bytes that peers bring, hops, and work, from
-// shapes and layout alone. Tests hold the engine's counters against these, to the byte.
+// Cost of attention over a context group for each rank: received bytes, ring hops and computed pairs, from
+// shapes and layout alone. Tests compare the engine's counters with these figures, to the byte.
 //
-// With P ranks of c tokens each, e the bytes of one token's head, Hq query and Hkv kv heads, head sizes all
-// the same, an even split and heads that divide:
+// For P ranks with c tokens each, an even split, heads that divide, and one head size, let e be the bytes of
+// one head of one token, Hq the query heads and Hkv the KV heads. A rank receives:
 //
-//   Ulysses         (P-1)/P c e (2 Hq + 2 Hkv), twice with backward
-//   gather          2 c Hkv e (P-1), and as much in backward (gradients, in f32)
-//   ring            2 c Hkv e (P-1), three times with backward: keys and values again, and gradients, in
-//                   f32; by shift in P-1 hops forward and 2 (P-1) backward; fewer where a mask leaves blocks
-//                   unseen
-//   hybrid, U x V   Ulysses' row over U ranks, and the outer scheme's over V, of U c tokens and Hkv / U heads
+//   Ulysses        forward (P-1)/P c e (2 Hq + 2 Hkv); backward the same
+//   gather         forward 2 c Hkv e (P-1); backward the same, as gradients in f32
+//   ring           forward 2 c Hkv e (P-1); backward twice that: keys and values again, and gradients in f32.
+//                  By shift: P-1 hops forward, 2 (P-1) backward; fewer where the mask hides whole blocks
+//   hybrid U x V   Ulysses over U ranks, plus the outer scheme over V ranks with U c tokens and Hkv / U heads
 //
-// Kv heads that several ranks need count for each of them.
+// A KV head that several ranks need counts once for each of them.
 //
 // Pure. Thread safety: values.
 #pragma once
@@ -34,22 +33,22 @@ struct AttentionShape {
   DType dtype = DType::kF32;
 };
 
-// Of one rank, for one call.
+// Costs of one call on one rank.
 struct ContextCosts {
-  int64_t forward_bytes = 0;  // Brought by peers, without log-sum-exps.
-  int64_t backward_bytes = 0;
-  int forward_hops = 0;   // Of a ring by shift: hops of keys and values.
-  int backward_hops = 0;  // The same, and hops of gradients.
-  int64_t pairs = 0;      // (query, key) pairs that it computes, of all its heads, in one row of the batch.
+  int64_t forward_bytes = 0;   // Received from peers, without the LSE.
+  int64_t backward_bytes = 0;  // Received from peers.
+  int forward_hops = 0;        // Ring by shift: hops of keys and values.
+  int backward_hops = 0;       // Ring by shift: hops of keys and values, and of gradients.
+  int64_t pairs = 0;  // (query, key) pairs computed, over this rank's heads, in one row of the batch.
 
   int64_t bytes() const { return forward_bytes + backward_bytes; }
 };
 
-// `layout` is made with the scheme's Split.
+// REQUIRES: `layout` was created with the scheme's Split.
 ContextCosts CostsOf(const ContextScheme& scheme, const AttentionShape& shape, const AttentionMask& mask,
                      const SequenceLayout& layout, int rank);
 
-// The most work of any rank, over the mean; 1 if there is none.
+// The largest number of pairs of any rank over the mean of all ranks; 1 if no rank has any.
 double WorkImbalance(const ContextScheme& scheme, const AttentionShape& shape, const AttentionMask& mask,
                      const SequenceLayout& layout);
 

@@ -1,7 +1,7 @@
-// Which scheme fits a model and a sequence: the one that moves the fewest bytes, among those that leave no
-// rank idle.
+// Choice of a context scheme for a model and a sequence: the one that moves the fewest bytes, among the
+// schemes that balance the work.
 //
-// Pure: every rank chooses the same. Thread safety: any thread may call.
+// Pure: every rank chooses the same scheme. Thread safety: any thread may call.
 #pragma once
 
 #include <cstdint>
@@ -19,24 +19,25 @@ namespace weft {
 
 struct SchemeChoice {
   ContextScheme scheme;
-  // "ulysses: 12.0 MiB to a rank in a layer's forward and backward; gather: 18.0 MiB; …".
+  // "ulysses: 12.00 MiB to a rank in a layer's forward and backward; gather: 18.00 MiB; …".
   std::string reason;
 };
 
-// A scheme for every degree that divides the ranks, the highest first: Ulysses, hybrids of gathers, gather;
-// each but Ulysses with `balance`.
+// One scheme for every Ulysses degree that divides `ranks`, the highest degree first: Ulysses, then hybrids
+// that gather, then gather. All but Ulysses have `balance`.
 std::vector<ContextScheme> SchemesByDegree(int ranks, LoadBalance balance);
 
-// The one of `schemes` that moves the fewest bytes; of equal ones the first. Compared is the most that any
-// rank receives in forward and backward. Schemes in which some rank has more than 1.25 of the mean work
-// (heads that hardly divide) come into question only if there is no other. Errors: kInvalidArgument
-// (SequenceLayout's; no scheme, no ranks).
+// Returns the scheme that moves the fewest bytes, the first of equal ones. The bytes of a scheme are the most
+// that any rank receives in forward and backward. A scheme whose busiest rank has more than 1.25 times the
+// mean work is chosen only if all schemes have that; heads that divide badly are a cause. Errors:
+// kInvalidArgument (SequenceLayout::Create; no scheme; no ranks).
 absl::StatusOr<SchemeChoice> ChooseAmong(absl::Span<const ContextScheme> schemes, const AttentionShape& shape,
                                          const AttentionMask& mask,
                                          absl::Span<const int64_t> document_lengths, int ranks);
 
-// Among SchemesByDegree, head-tail where the mask is causal. (Rings move more than gathers; they are for
-// sequences whose gathered keys and values do not fit. Of equal schemes the higher degree holds less.)
+// Chooses among SchemesByDegree, with head-tail balance if the mask is causal. Of equal schemes the higher
+// degree wins, since it holds less memory. Rings are not considered: they move more bytes than gathers and
+// serve sequences whose gathered keys and values do not fit in memory.
 absl::StatusOr<SchemeChoice> ChooseScheme(const AttentionShape& shape, const AttentionMask& mask,
                                           absl::Span<const int64_t> document_lengths, int ranks);
 

@@ -1,19 +1,19 @@
-// Context parallelism of a model: its attentions compute over sequences that are split over a group of ranks.
-// Everything else in the model works on its own tokens and needs to know nothing of it.
+// Context parallelism of a model: its attentions compute over sequences that are split across a group of
+// ranks. All other modules compute on this rank's tokens and do not change.
 //
-// Before an attention q, k and v are exchanged, and after it its output, as the scheme wants. Modules that
-// are named as the *sources* of q, k and v launch an exchange when their output is there, so that it travels
-// while the next one computes; attention waits for it. In backward attention launches the way back of dq, dk
-// and dv, which is waited for, and added, before the backward of the source. An input without a source is
-// exchanged by attention itself. Neither changes a bit of the result.
+// A split attention exchanges q, k and v before it computes, and its output after, as the scheme says. The
+// modules that make q, k and v may be named as their *sources*. A source's hook then launches the exchange
+// when the source's output is ready, so that it overlaps the next module; the attention waits for it. In
+// backward the attention launches the exchanges of dq, dk and dv; each source's backward waits for its
+// gradient and adds it. The attention itself launches the exchange of an input without a source. The results
+// have the same bits with and without sources.
 //
-// Every pass needs to be told how its sequence is split:
-// Invocation::SetSequence(SequenceLayout::Parts(rank)). Results of sources are made in node memory, where
-// peers read them in place.
+// Every pass needs the split of its sequence: Invocation::SetSequence(SequenceLayout::Parts(rank)). The
+// outputs of sources are allocated in node memory, where peers read them in place.
 //
-// Thread safety: none; one thread drives a model.
+// Thread safety: none; belongs to the thread that drives the model.
 // Collective: Create, in the same order on all ranks of the engine; every pass, by all ranks of the group.
-// Lifetime: engine and model must outlive it, it the invocations of the model.
+// Lifetime: engine and model must outlive this object, which must outlive the invocations of the model.
 #pragma once
 
 #include <cstdint>
@@ -27,69 +27,74 @@
 #include <absl/types/span.h>
 
 #include "weft/comm/comm_engine.h"
-#include "weft/context_parallel/attention_parallel.h"
+#include "weft/context_parallel/context_scheme.h"
 #include "weft/memory/buffer_pool.h"
 #include "weft/mesh/device_mesh.h"
+#include "weft/mesh/process_group.h"
 #include "weft/nn/attention.h"
 #include "weft/nn/llama.h"
 
 namespace weft {
 
-// Which output of which module an input of attention is: of the last module that writes it. (A module that
-// asks before it overwrites one, such as Rope, fails instead.)
+// Module and output from which an attention takes one of q, k and v. Name the last module that writes the
+// output. If a later module would overwrite it in place, as Rope does, that module fails.
 struct AttentionSource {
   struct Features {
     int64_t first;
     int64_t count;
   };
 
-  Module* module = nullptr;  // Null: not known.
-  // Not given: the only output. If the module has more than one, attention launches this input itself.
+  Module* module = nullptr;  // Null: the input has no known source.
+  // Index of the output. Unset: the module's only output. If it is unset and the module has several outputs,
+  // the attention launches the exchange.
   std::optional<int> output;
-  // Of an output [batch, tokens, features] that holds more than this input, such as a fused projection's.
+  // Range of features of an output [batch, tokens, features] that holds more than this input, such as that of
+  // a fused projection.
   std::optional<Features> features;
 };
 
-// What lies before and after an attention. Every member but the heads may be left out.
+// Modules before and after an attention. REQUIRES: both numbers of heads are set if any source is. All other
+// members are optional.
 struct AttentionNeighbours {
-  int64_t heads = 0;  // Of q, and of k and v, on every rank.
-  int64_t kv_heads = 0;
+  int64_t heads = 0;     // Query heads in the whole model, not per rank.
+  int64_t kv_heads = 0;  // Divides `heads`.
   AttentionSource query;
   AttentionSource key;
   AttentionSource value;
-  Module* consumer = nullptr;  // Takes the output: the gradient of its input is made in node memory.
+  Module* consumer =
+      nullptr;  // Module that takes the output. Its input gradient is allocated in node memory.
 };
 
 class ContextParallel {
  public:
-  // The ranks that share a sequence differ in `axes` of the mesh, one or two. Two are flattened, but that a
-  // hybrid scheme takes the inner one for its Ulysses groups. `root` is the model: when one of its passes
-  // fails, peers learn of it at once. Errors: kInvalidArgument (a scheme that does not fit the group: says
-  // which would; an inner axis that is not the Ulysses degree), those of DeviceMesh::Group and
+  // `axes`: the one or two mesh axes along which ranks share a sequence. Two axes are flattened; for a hybrid
+  // scheme the inner axis must be the Ulysses group. `root`: the model; if one of its passes fails, the
+  // engine tells all peers. Errors: kInvalidArgument (the scheme does not fit the group: the message names
+  // schemes that do; an inner axis that differs from the Ulysses degree), those of DeviceMesh::Group and
   // CommEngine::AddLane.
   static absl::StatusOr<std::unique_ptr<ContextParallel>> Create(CommEngine& engine, Module& root,
                                                                  const DeviceMesh& mesh,
                                                                  absl::Span<const std::string_view> axes,
                                                                  const ContextScheme& scheme);
-  // Attentions compute on their own tokens again, and nothing is hooked any more.
+  // Removes all hooks. The attentions compute on this rank's tokens alone from then on.
   ~ContextParallel();
   ContextParallel(const ContextParallel&) = delete;
   ContextParallel& operator=(const ContextParallel&) = delete;
 
-  // Splits one attention. Errors: kInvalidArgument (names the attention: it is split already; heads that are
-  // not said though a source is).
+  // Splits one attention. Errors: kInvalidArgument, with the attention's name (it is split already; the mask
+  // does not fit the scheme; a source is given but the heads are not, or kv_heads does not divide heads).
   absl::Status Parallelize(Attention& attention, const AttentionNeighbours& neighbours = {});
 
   const ProcessGroup& group() const;
   const ContextScheme& scheme() const;
 
-  // How exchanges of q, k and v were begun since the start (monotonic).
+  // Exchanges of q, k and v since the start, by who launched them. Monotonic.
   struct Counters {
-    int64_t by_sources = 0;
-    int64_t in_place = 0;
+    int64_t launched_by_sources = 0;
+    int64_t launched_by_attentions = 0;
   };
   const Counters& counters() const;
-  // Node memory of what is exchanged, and of sources' results: now, and the most since ResetPeak.
+  // Node memory of exchanges and of sources' outputs: now, and at most since the last ResetPeak.
   size_t buffer_bytes() const;
   size_t peak_buffer_bytes() const;
   void ResetPeak();
@@ -100,7 +105,8 @@ class ContextParallel {
   std::unique_ptr<Impl> impl_;
 };
 
-// Splits every attention of a decoder, with the projections and rotary embeddings before them.
+// Splits every attention of a decoder. Sources are the rotary embedding for q and k, and the projection for
+// v.
 absl::Status ParallelizeLlama(ContextParallel& context, LlamaModel& model);
 
 }  // namespace weft

@@ -1,14 +1,16 @@
-// How the ranks of a context group share attention. docs/context_parallel.md compares the schemes.
+// Scheme by which the ranks of a context group share attention. docs/context_parallel.md compares the
+// schemes.
 //
-// Ranks are outer x inner. Inner ranks, which are adjacent, exchange tokens for heads (Ulysses): each has all
-// tokens of its inner group, for some of the heads. Outer ranks exchange keys and values, for the heads they
-// have:
+// The ranks form two levels, outer x inner. Inner ranks are adjacent. They exchange heads for tokens with an
+// all-to-all (Ulysses): each rank gets all tokens of its inner group, for some of the heads. Outer ranks
+// exchange keys and values of the heads that they have, by a gather or in a ring. The number of inner ranks
+// and the outer exchange decide the kind:
 //
-//   kUlysses    all inner: two exchanges of everything, 1/P of it each; no more ranks have work than
+//   kUlysses    all ranks are inner: two all-to-alls of 1/P of the tensors each; no more ranks have work than
 //               there are heads
-//   kGatherKv   all outer: keys and values are gathered by all ranks, and kept for backward
-//   kRing       all outer: keys and values visit one rank after the other, and are sent again in backward
-//   kHybrid     both, the outer level by gather or by ring
+//   kGatherKv   all ranks are outer: all gather keys and values, and keep them for backward
+//   kRing       all ranks are outer: keys and values visit one rank after the other, again in backward
+//   kHybrid     both levels have several ranks; the outer level gathers, or is a ring
 //
 // Pure. Thread safety: values.
 #pragma once
@@ -19,7 +21,6 @@
 #include <string_view>
 
 #include <absl/status/status.h>
-#include <absl/status/statusor.h>
 
 #include "weft/context_parallel/sequence_layout.h"
 #include "weft/nn/attention_mask.h"
@@ -27,43 +28,42 @@
 namespace weft {
 
 enum class SchemeKind : uint8_t { kUlysses, kGatherKv, kHybrid, kRing };
-// The outer level of a hybrid.
-enum class OuterExchange : uint8_t { kGather, kRing };
-// How a ring's blocks come: all by one all-gather while the own block is computed, or from neighbour to
-// neighbour, the next one while one is computed.
+// How the blocks of a ring reach a rank. kAllGather: one all-gather brings all of them while the rank
+// computes its own block. kShift: each rank passes a block to the next rank while it computes the block.
 enum class RingRotation : uint8_t { kAllGather, kShift };
-// What evens out the work that a causal mask leaves to ranks. kHeadTail: the input's layout does (ring,
-// gather, hybrid). kQueryExchange: ranks r and P-1-r of a contiguous layout swap the tails of their queries
-// (gather).
+// How the work of a causal mask is balanced. kHeadTail: by the layout of the sequence (gather, ring, hybrid).
+// kQueryExchange: ranks r and P-1-r of a contiguous layout swap the tails of their queries (gather only).
 enum class LoadBalance : uint8_t { kNone, kHeadTail, kQueryExchange };
 
-// "ulysses", "gather", "hybrid", "ring"; "gather", "ring"; "all-gather", "shift"; "none", "head-tail",
-// "query-exchange".
+// "ulysses", "gather", "hybrid", "ring".
 std::string_view Name(SchemeKind kind);
-std::string_view Name(OuterExchange outer);
+// "all-gather", "shift".
 std::string_view Name(RingRotation rotation);
+// "none", "head-tail", "query-exchange".
 std::string_view Name(LoadBalance balance);
 
 struct ContextScheme {
-  SchemeKind kind = SchemeKind::kUlysses;
-  int ulysses_degree = 0;  // Inner ranks, of a hybrid only.
-  OuterExchange outer = OuterExchange::kGather;
-  RingRotation rotation = RingRotation::kShift;
+  // Inner ranks. Unset: all ranks of the context group. 1: no exchange of heads.
+  std::optional<int> ulysses_degree = std::nullopt;
+  // The outer level is a ring with this rotation. Unset: it gathers. Without effect if the outer level has
+  // one rank.
+  std::optional<RingRotation> ring_rotation = std::nullopt;
   LoadBalance balance = LoadBalance::kNone;
 
-  // The scheme that an exchange of heads over `degree` of `ranks` ranks means: none or all, Ulysses; 1,
-  // gather; between, hybrid. Errors: kInvalidArgument (a degree that does not divide the ranks).
-  static absl::StatusOr<ContextScheme> OfDegree(std::optional<int> degree, int ranks);
+  static ContextScheme Ulysses() { return {}; }
+  static ContextScheme Gather(LoadBalance balance = LoadBalance::kNone);
+  static ContextScheme Ring(RingRotation rotation = RingRotation::kShift,
+                            LoadBalance balance = LoadBalance::kNone);
 
-  // Errors: kInvalidArgument, each with the remedy (a hybrid whose degree does not divide the ranks, or is
-  // none or all of them; a query exchange without a gather over all ranks; balance for a mask that is not
-  // causal).
+  // Errors: kInvalidArgument, each with the remedy (the degree does not divide the ranks; a query exchange
+  // without a gather over all ranks; a balance for a mask that is not causal).
   absl::Status Validate(int ranks, const AttentionMask& mask) const;
 
-  int inner(int ranks) const;
-  int outer_ranks(int ranks) const { return ranks / inner(ranks); }
-  bool has_ring() const;  // On its outer level.
-  // How sequences must be laid out for it.
+  // The functions below have the precondition of Validate. REQUIRES: the Ulysses degree divides `ranks`.
+  SchemeKind kind(int ranks) const;
+  int inner_ranks(int ranks) const { return ulysses_degree.value_or(ranks); }
+  int outer_ranks(int ranks) const { return ranks / inner_ranks(ranks); }
+  // The split of sequences that the scheme needs.
   SequenceSplit Split(int ranks) const;
 
   // "hybrid, 2 x ulysses 4, ring by shift, head-tail".

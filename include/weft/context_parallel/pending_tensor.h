@@ -1,11 +1,11 @@
-// A tensor that one or several chained collectives are bringing.
+// Result of a chain of collectives, as a tensor to wait for.
 //
-// It keeps the memory that the collectives use alive until they are released: their inputs, what is handed
-// from one to the next, and the result, which a peer of the node may read on behalf of another.
+// It keeps the memory that the collectives use until they are *released*: their inputs, intermediate tensors
+// and the result. A peer of the node may read the result on behalf of another peer.
 //
 // Thread safety: belongs to the thread that submitted the collectives.
-// Lifetime: the engine must outlive it. Destroying it waits for nobody: the collectives go on, and the engine
-//   keeps their memory until they are *released* (see Work::Detach).
+// Lifetime: the engine must outlive it. The destructor does not wait: the collectives continue, and the
+//   engine keeps their memory until they are *released* (see Work::Detach).
 #pragma once
 
 #include <deque>
@@ -21,39 +21,42 @@ namespace weft {
 
 class PendingTensor {
  public:
-  PendingTensor() = default;             // Nothing.
-  explicit PendingTensor(Tensor ready);  // Nothing to wait for.
-  // `kept`: what the collective reads.
+  PendingTensor() = default;             // Invalid: has no tensor.
+  explicit PendingTensor(Tensor ready);  // Valid; has no collective to wait for.
+  // `kept`: tensors that the collective reads.
   PendingTensor(Tensor result, Work work, std::vector<Tensor> kept);
   PendingTensor(PendingTensor&& other) noexcept;
   PendingTensor& operator=(PendingTensor&& other) noexcept;
   ~PendingTensor();
 
-  // A further collective, submitted `after` work(), has `result`; what there was is its input.
+  // Adds a collective to the chain. It reads the present result, was submitted `after` work(), and writes
+  // `result`.
+  // REQUIRES: has_finish() is false.
   void Follow(Tensor result, Work work);
 
-  // What is left to do here when the collectives have brought their result: sums, conversions. Done by the
-  // first Wait, in the order given, and what it returns is the result from then on; what fails is left for
-  // the next Wait, and so are those behind it. No collective may follow.
-  using Finish = std::function<absl::StatusOr<Tensor>(const Tensor& brought)>;
+  // Adds a local step that follows the collectives, such as a sum or a conversion. The first Wait runs the
+  // steps in the order in which they were added; what a step returns is the result from then on. If a step
+  // fails, the next Wait runs it and the later ones again.
+  using Finish = std::function<absl::StatusOr<Tensor>(const Tensor& received)>;
   void FinishWith(Finish finish);
-  bool finishes() const { return !finishes_.empty(); }
+  bool has_finish() const { return !finishes_.empty(); }
 
   bool valid() const { return result_.defined(); }
-  // Its memory; the contents are valid after Wait.
+  // The result's memory. Its contents are valid after Wait.
   const Tensor& result() const { return result_; }
-  // For `after`; null if there is nothing to wait for.
+  // The last collective, as `after` of another; null if there is none.
   const Work* work() const { return works_.empty() ? nullptr : &works_.back(); }
-  // Blocks until the contents are valid; again is harmless. Errors: Work::Wait's.
+  // Blocks until the contents of the result are valid. May be called again. REQUIRES: valid().
+  // Errors: those of Work::Wait and of the local steps.
   absl::StatusOr<Tensor> Wait();
 
  private:
-  void LetGo();
+  void Detach();
 
   Tensor result_;
   std::vector<Tensor> kept_;
-  std::deque<Finish> finishes_;
-  std::vector<Work> works_;  // In the order of submission; each comes after the one before.
+  std::deque<Finish> finishes_;  // Steps that have not run yet.
+  std::vector<Work> works_;      // In the order of submission, each after the one before.
 };
 
 }  // namespace weft

@@ -1,17 +1,18 @@
-// Moves tensors between ways of being split over the ranks of a context group: all-to-all between two dims,
-// all-gather and reduce-scatter along one, splits and gathers of replicated regions, packs, and pairs of
-// ranks.
+// Exchanges of tensors that are split over the ranks of a context group: all-to-all between two dims,
+// all-gather and reduce-scatter along one dim, split and gather of replicated tensors, packs, and swaps
+// between pairs of ranks.
 //
-// Forward and backward are pairs: AllToAll with its plan and with the plan's Adjoint(); AllGather and
-// ReduceScatter of one split; Split and SplitBackward; Gather and GatherBackward; ExchangePairs with itself.
+// Forward and backward are pairs: AllToAll with a plan and with its Adjoint(); AllGather and ReduceScatter
+// with one split; Split and SplitBackward; Gather and GatherBackward; ExchangePairs with itself.
 //
-// Everything is asynchronous and critical: somebody waits for it. Results lie in node memory. Within a node
-// each rank copies its parts out of its peers' tensors in one strided pass; tensors outside node memory are
-// staged first, so inputs had better come from a pool, too.
+// Exchanges are asynchronous, at critical priority. Results lie in node memory. Within a node each rank
+// copies its parts out of its peers' tensors in one strided pass. Tensors outside node memory are staged
+// first, so allocate inputs from a pool where you can.
 //
-// Thread safety: none; one thread drives it.
-// Collective: Create, and every member but those that say otherwise, by all ranks of the group in one order.
-// Lifetime: engine and pool must outlive it and its results.
+// Thread safety: none; belongs to one thread.
+// Collective: Create, and every member except those declared local, by all ranks of the group in the same
+//   order.
+// Lifetime: engine and pool must outlive the object and its results.
 #pragma once
 
 #include <memory>
@@ -30,9 +31,9 @@
 
 namespace weft {
 
-// What the backward of a split or a gather multiplies gradients by: one, the number of ranks, or one over it.
-// Up and down are for ranks whose gradients are averaged somewhere; where all are summed, as weft's are, it
-// is one.
+// Factor of gradients in the backward of a split or a gather: 1, the number of ranks, or 1 / the number of
+// ranks. kUp and kDown are for models that average gradients over ranks elsewhere. weft sums them, which
+// needs kNone.
 enum class GradientScale : uint8_t { kNone, kUp, kDown };
 
 class SequenceExchange {
@@ -44,22 +45,22 @@ class SequenceExchange {
   int ranks() const { return group_.size(); }
   int rank() const { return group_.group_rank; }
 
-  // Errors of all: kInvalidArgument (the tensor is not what plan or split says; they
-  // are for another number of ranks), kResourceExhausted (the
-  // pool). `label` is for messages and traces; ranks whose labels differ are told so.
+  // Errors of all exchanges: kInvalidArgument (the tensor does not fit the plan or split; plan or split are
+  // for another number of ranks), kResourceExhausted (the pool). `label` names the exchange in messages and
+  // traces. If the labels of two ranks differ, Wait fails with kFailedPrecondition.
 
   absl::StatusOr<PendingTensor> AllToAll(const Tensor& input, const AllToAllPlan& plan,
                                          const std::string& label = "");
 
-  // Parts to the whole, on every rank; and wholes to parts, added up over the ranks in the order of the
-  // engine's reduce-scatter.
+  // From parts to the whole on every rank.
   absl::StatusOr<PendingTensor> AllGather(const Tensor& part, const DimSplit& split,
                                           const std::string& label = "");
+  // From wholes to parts, summed over the ranks in the order of the engine's reduce-scatter.
   absl::StatusOr<PendingTensor> ReduceScatter(const Tensor& whole, const DimSplit& split,
                                               const std::string& label = "");
 
-  // Into and out of regions that every rank computes alike. Split and GatherBackward are local. What Split
-  // gives is a window of its input.
+  // Enter and leave a region that every rank computes alike, on whole tensors. Split and GatherBackward are
+  // local. Split returns a window of its input.
   absl::StatusOr<PendingTensor> Split(const Tensor& whole, const DimSplit& split);
   absl::StatusOr<PendingTensor> SplitBackward(const Tensor& part_gradient, const DimSplit& split,
                                               GradientScale scale, const std::string& label = "");
@@ -68,7 +69,7 @@ class SequenceExchange {
   absl::StatusOr<PendingTensor> GatherBackward(const Tensor& whole_gradient, const DimSplit& split,
                                                GradientScale scale);
 
-  // The same of packs. SplitPack and GatherPackBackward are local.
+  // The same exchanges for packs. SplitPack and GatherPackBackward are local.
   absl::StatusOr<PendingTensor> SplitPack(const Tensor& whole, const PackSplit& pack);
   absl::StatusOr<PendingTensor> SplitPackBackward(const Tensor& part_gradient, const PackSplit& pack,
                                                   GradientScale scale, const std::string& label = "");
@@ -77,8 +78,8 @@ class SequenceExchange {
   absl::StatusOr<PendingTensor> GatherPackBackward(const Tensor& whole_gradient, const PackSplit& pack,
                                                    GradientScale scale);
 
-  // Rank r swaps tensors with rank ranks() - 1 - r; the middle one of an odd number has its own back.
-  // `received`: the shape of what comes.
+  // Rank r swaps tensors with rank ranks() - 1 - r. The middle rank of an odd number gets its own tensor
+  // back. `received`: the shape of the peer's tensor.
   absl::StatusOr<PendingTensor> ExchangePairs(const Tensor& own, const Shape& received,
                                               const std::string& label = "");
 
@@ -87,14 +88,16 @@ class SequenceExchange {
       : engine_(engine), pool_(pool), group_(std::move(group)), lane_(lane) {}
   OpOptions Options(const std::string& label) const;
   absl::StatusOr<Tensor> Scaled(const Tensor& tensor, GradientScale scale);
-  // An error unless the split is for this group's ranks, and the tensor this rank's part of it, or the whole.
+  // Return an error unless the split is for this group's ranks, and the tensor is this rank's part or the
+  // whole.
   absl::Status CheckRanks(const DimSplit& split, std::string_view what) const;
   absl::Status CheckPart(const Tensor& tensor, const DimSplit& split, std::string_view what) const;
   absl::Status CheckWhole(const Tensor& tensor, const DimSplit& split, std::string_view what) const;
-  // Row-major, in a block of the pool unless it is row-major already.
+  // `tensor` itself if it is contiguous, otherwise a packed copy.
   absl::StatusOr<Tensor> Contiguous(const Tensor& tensor);
-  // In node memory: a copy in the pool unless it is there already.
-  absl::StatusOr<Tensor> Readable(const Tensor& tensor);
+  // `tensor` itself if it lies in node memory, otherwise a packed copy.
+  absl::StatusOr<Tensor> InNodeMemory(const Tensor& tensor);
+  // A contiguous copy in the pool.
   absl::StatusOr<Tensor> Packed(const Tensor& tensor);
 
   CommEngine& engine_;

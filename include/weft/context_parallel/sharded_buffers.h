@@ -1,14 +1,15 @@
-// Tensors that follow a sequence (tokens, targets, positional tables) split among the ranks that share it,
-// for a while, and whole tensors from the parts of all ranks.
+// Temporary shards of tensors that follow a sequence (tokens, targets, positional tables), and whole tensors
+// from the shards of all ranks.
 //
 //   {
 //     WEFT_ASSIGN_OR_RETURN(ShardedBuffers scope, sharder->ShardBuffers(layout, {&ids, &targets}, {1, 1}));
 //     … ids and targets hold this rank's tokens …
-//   }  // And here they are whole again, however the scope was left.
+//   }  // ids and targets are whole again, also after an exception or an early return.
 //
-// Thread safety: none; one thread drives a sharder.
-// Collective: Create and UnshardBuffers, by all ranks of the context group in one order. ShardBuffers is
-// local. Lifetime: the engine must outlive the sharder, the sharder its scopes.
+// Thread safety: none; belongs to one thread.
+// Collective: BufferSharder::Create and UnshardBuffers, by all ranks of the context group in the same order.
+//   ShardBuffers is local.
+// Lifetime: the engine must outlive the sharder, the sharder its scopes.
 #pragma once
 
 #include <memory>
@@ -28,10 +29,10 @@
 
 namespace weft {
 
-// A scope in which tensors hold this rank's part. When it ends they are again what they were, but for those
-// that were excepted. What was written to the parts is lost with them.
+// Scope in which tensors hold this rank's part of their sequence. Its end restores the whole tensors, except
+// those listed as `unrestored`. Writes to the parts are lost.
 //
-// Lifetime: the tensors must outlive it.
+// Lifetime: the tensors must outlive the scope.
 class [[nodiscard]] ShardedBuffers {
  public:
   ShardedBuffers(ShardedBuffers&& other) noexcept
@@ -46,30 +47,31 @@ class [[nodiscard]] ShardedBuffers {
     Tensor whole;
   };
   ShardedBuffers(bool& open, std::vector<Saved> whole) : open_(&open), whole_(std::move(whole)) {}
-  bool* open_;  // The sharder's; null after a move.
+  bool* open_;  // The sharder's flag; null after a move.
   std::vector<Saved> whole_;
 };
 
 class BufferSharder {
  public:
-  // `model`: what its parameters hold is no buffer, and refused as such; null: none is known.
+  // `model`: ShardBuffers refuses the data of its parameters; null if there is no model.
   // Errors: kInvalidArgument (this rank is not in the group), kResourceExhausted (lanes).
   static absl::StatusOr<std::unique_ptr<BufferSharder>> Create(CommEngine& engine,
                                                                const ProcessGroup& context,
                                                                Module* model = nullptr);
 
-  // Makes each buffer the part of it that this rank holds, along its own seq dim (negative counts from the
-  // end); other copies of a tensor stay whole. `unrestored` ones stay parts after the scope, and their whole
-  // memory is given back at once. An error changes no buffer. Errors: kInvalidArgument (not one seq dim for
-  // each buffer; a buffer that is null, undefined or listed twice, whose sequence is not the layout's, or
-  // that is a parameter's data; an unrestored one that is not among the buffers; a layout for another number
-  // of ranks), kFailedPrecondition (a scope of this sharder is open).
+  // Replaces each buffer by this rank's part of it, along its own seq dim (negative: counted from the end).
+  // Other copies of the tensor stay whole. `unrestored` buffers stay parts after the scope; their whole
+  // memory is released at once. After an error all buffers are unchanged. Errors: kInvalidArgument (the
+  // number of seq dims is not that of the buffers; a buffer is null, undefined, listed twice, the data of a
+  // parameter, or not as long as the layout; an unrestored buffer is not among the buffers; the layout is for
+  // another number of ranks), kFailedPrecondition (a scope of this sharder is open).
   absl::StatusOr<ShardedBuffers> ShardBuffers(const SequenceLayout& layout, absl::Span<Tensor* const> buffers,
                                               absl::Span<const int> seq_dims,
                                               absl::Span<Tensor* const> unrestored = {});
 
-  // The whole tensors, in the order of the sequence, on every rank; parts stay as they are. Waited for.
-  // Errors: kInvalidArgument (as above, of parts), kResourceExhausted, and those of the engine.
+  // Returns the whole tensors, in the order of the sequence, on every rank, and blocks until they are
+  // complete. The parts stay unchanged. Errors: kInvalidArgument (as for ShardBuffers), kResourceExhausted,
+  // those of the engine.
   absl::StatusOr<std::vector<Tensor>> UnshardBuffers(const SequenceLayout& layout,
                                                      absl::Span<const Tensor> parts,
                                                      absl::Span<const int> seq_dims);
@@ -86,7 +88,7 @@ class BufferSharder {
   Module* model_;
   LaneId lane_;
   BufferPool pool_;
-  bool open_ = false;
+  bool open_ = false;  // A scope exists.
 };
 
 }  // namespace weft

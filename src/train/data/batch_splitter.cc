@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "src/train/data/documents.h"
-#include "weft/context_parallel/sequence_split.h"
+#include "weft/context_parallel/sequence_parts.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -12,8 +12,8 @@ namespace {
 absl::StatusOr<RankBatch> Take(const Tensor& inputs, const Tensor& targets, const SequenceLayout& layout,
                                int rank) {
   RankBatch part;
-  WEFT_ASSIGN_OR_RETURN(part.inputs, TakePart(inputs.view(), -1, layout, rank));
-  WEFT_ASSIGN_OR_RETURN(part.targets, TakePart(targets.view(), -1, layout, rank));
+  WEFT_ASSIGN_OR_RETURN(part.inputs, ExtractPart(inputs.view(), -1, layout, rank));
+  WEFT_ASSIGN_OR_RETURN(part.targets, ExtractPart(targets.view(), -1, layout, rank));
   part.sequence = layout.Parts(rank);
   return part;
 }

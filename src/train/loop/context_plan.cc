@@ -16,19 +16,21 @@ constexpr AttentionMask kCausal = {.causal = true, .window = std::nullopt};
 // The schemes between which the flags leave the choice.
 std::vector<ContextScheme> SchemesOf(const ContextOptions& options, int ranks) {
   const LoadBalance balance = options.load_balance.value_or(LoadBalance::kHeadTail);
-  if (options.scheme == CpScheme::kRing) return {{.kind = SchemeKind::kRing, .balance = balance}};
+  if (options.scheme == CpScheme::kRing) {
+    return {ContextScheme::Ring(options.ring_rotate.value_or(RingRotation::kShift), balance)};
+  }
   std::vector<ContextScheme> schemes = SchemesByDegree(ranks, balance);
   const auto excluded = [&](const ContextScheme& scheme) {
-    if (options.ulysses_degree.value_or(scheme.inner(ranks)) != scheme.inner(ranks)) return true;
+    if (options.ulysses_degree.value_or(scheme.inner_ranks(ranks)) != scheme.inner_ranks(ranks)) return true;
     // A balance that is asked for is not dropped for fewer bytes: Ulysses has none.
     if (options.load_balance.value_or(scheme.balance) != scheme.balance) return true;
     switch (options.scheme) {
       case CpScheme::kUlysses:
-        return scheme.kind != SchemeKind::kUlysses;
+        return scheme.kind(ranks) != SchemeKind::kUlysses;
       case CpScheme::kGather:
-        return scheme.kind != SchemeKind::kGatherKv;
+        return scheme.kind(ranks) != SchemeKind::kGatherKv;
       case CpScheme::kHybrid:
-        return scheme.kind != SchemeKind::kHybrid;
+        return scheme.kind(ranks) != SchemeKind::kHybrid;
       case CpScheme::kRing:
       case CpScheme::kAuto:
         return false;
@@ -54,9 +56,7 @@ absl::StatusOr<ContextPlan> PlanContext(const ContextOptions& options, const Att
   if (plan.size == 1) return plan;
   std::vector<ContextScheme> schemes = SchemesOf(options, plan.size);
   for (ContextScheme& scheme : schemes) {
-    if (!options.ring_rotate.has_value()) continue;
-    scheme.rotation = *options.ring_rotate;
-    scheme.outer = scheme.kind == SchemeKind::kHybrid ? OuterExchange::kRing : scheme.outer;
+    if (scheme.kind(plan.size) == SchemeKind::kHybrid) scheme.ring_rotation = options.ring_rotate;
   }
   WEFT_ASSIGN_OR_RETURN(SchemeChoice choice, ChooseAmong(schemes, shape, kCausal, {seq_len}, plan.size));
   plan.scheme = choice.scheme;

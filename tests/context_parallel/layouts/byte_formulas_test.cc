@@ -1,0 +1,165 @@
+#include "weft/context_parallel/byte_formulas.h"
+
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "tests/support/status_matchers.h"
+
+namespace weft::testing {
+namespace {
+
+constexpr AttentionMask kCausal{};
+constexpr AttentionMask kFull{.causal = false, .window = {}};
+
+SequenceLayout LayoutFor(const ContextScheme& scheme, const std::vector<int64_t>& documents, int ranks) {
+  auto layout = SequenceLayout::Create(documents, scheme.Split(ranks));
+  WEFT_CHECK(layout.ok(), "a test's layout");
+  return *std::move(layout);
+}
+
+// Even splits with `c` tokens per rank, and heads that divide. The header defines c, e, Hq and Hkv.
+constexpr int64_t kC = 24;
+constexpr AttentionShape kShape{.batch = 3, .heads = 16, .kv_heads = 8, .head_dim = 32, .value_dim = 32};
+constexpr int64_t kE = int64_t{3} * 32 * 4;  // All rows of the batch.
+constexpr int64_t kHq = 16;
+constexpr int64_t kHkv = 8;
+
+void ExpectBytes(const ContextScheme& scheme, const AttentionMask& mask, int ranks, int64_t forward,
+                 int64_t backward) {
+  SCOPED_TRACE(scheme.Describe(ranks));
+  const SequenceLayout layout = LayoutFor(scheme, {kC * ranks}, ranks);
+  for (int rank = 0; rank < ranks; ++rank) {
+    const ContextCosts costs = CostsOf(scheme, kShape, mask, layout, rank);
+    EXPECT_EQ(costs.forward_bytes, forward) << "rank " << rank;
+    EXPECT_EQ(costs.backward_bytes, backward) << "rank " << rank;
+  }
+}
+
+TEST(ContextCosts, FollowTheClosedFormOfUlysses) {
+  for (const int p : {1, 2, 4, 8}) {
+    const int64_t row = kC / p * (p - 1) * kE * (2 * kHq + 2 * kHkv);
+    ExpectBytes(ContextScheme::Ulysses(), kCausal, p, row, row);
+  }
+}
+
+TEST(ContextCosts, FollowTheClosedFormOfAGather) {
+  for (const int p : {1, 2, 3, 4, 8}) {
+    const int64_t row = 2 * kC * kHkv * kE * (p - 1);
+    for (const LoadBalance balance : {LoadBalance::kNone, LoadBalance::kHeadTail}) {
+      ExpectBytes(ContextScheme::Gather(balance), kCausal, p, row, row);
+    }
+  }
+}
+
+TEST(ContextCosts, FollowTheClosedFormOfARing) {
+  for (const int p : {1, 2, 3, 4, 8}) {
+    const int64_t row = 2 * kC * kHkv * kE * (p - 1);
+    for (const RingRotation rotation : {RingRotation::kAllGather, RingRotation::kShift}) {
+      const ContextScheme ring = ContextScheme::Ring(rotation);
+      ExpectBytes(ring, kFull, p, row, 2 * row);
+      ContextScheme balanced = ring;
+      balanced.balance = LoadBalance::kHeadTail;
+      ExpectBytes(balanced, kCausal, p, row, 2 * row);
+    }
+  }
+}
+
+TEST(ContextCosts, FollowTheClosedFormOfHybrids) {
+  constexpr int kU = 2;
+  for (const int v : {2, 3, 4}) {
+    const int p = kU * v;
+    const int64_t heads = kC / kU * (kU - 1) * kE * (2 * kHq + 2 * kHkv);
+    const int64_t outer = 2 * (kU * kC) * (kHkv / kU) * kE * (v - 1);
+    const ContextScheme gather{.ulysses_degree = kU};
+    ExpectBytes(gather, kCausal, p, heads + outer, heads + outer);
+    ContextScheme ring = gather;
+    ring.ring_rotation = RingRotation::kShift;
+    ExpectBytes(ring, kFull, p, heads + outer, heads + 2 * outer);
+  }
+}
+
+TEST(ContextCosts, CountTheHopsOfARingByShift) {
+  for (const LoadBalance balance : {LoadBalance::kNone, LoadBalance::kHeadTail}) {
+    const ContextScheme ring = ContextScheme::Ring(RingRotation::kShift, balance);
+    for (const int p : {1, 2, 3, 4, 8}) {
+      const ContextCosts costs = CostsOf(ring, kShape, kCausal, LayoutFor(ring, {kC * p}, p), p - 1);
+      EXPECT_EQ(costs.forward_hops, p - 1);
+      EXPECT_EQ(costs.forward_hops + costs.backward_hops, 3 * p - 3);
+    }
+  }
+}
+
+TEST(ContextCosts, SendOnlyToTheNextRankUnderAWindow) {
+  const ContextScheme ring = ContextScheme::Ring();
+  constexpr int kRanks = 8;
+  const SequenceLayout layout = LayoutFor(ring, {kC * kRanks}, kRanks);
+  const AttentionMask window{.causal = true, .window = kC};
+  const int64_t block = 2 * kC * kHkv * kE;
+  for (int rank = 0; rank < kRanks; ++rank) {
+    const ContextCosts costs = CostsOf(ring, kShape, window, layout, rank);
+    // Keys and values of the previous rank, twice; gradients from the next rank.
+    EXPECT_EQ(costs.forward_bytes, rank == 0 ? 0 : block);
+    EXPECT_EQ(costs.backward_bytes, (rank == 0 ? 0 : block) + (rank == kRanks - 1 ? 0 : block));
+    EXPECT_EQ(costs.forward_hops, 1);
+    EXPECT_EQ(costs.backward_hops, 2);
+  }
+}
+
+TEST(ContextCosts, SendHalfOfACausalRingWithoutBalance) {
+  const ContextScheme ring = ContextScheme::Ring();
+  for (const int p : {2, 4, 8}) {
+    const SequenceLayout layout = LayoutFor(ring, {kC * p}, p);
+    int64_t bytes = 0;
+    for (int rank = 0; rank < p; ++rank) bytes += CostsOf(ring, kShape, kCausal, layout, rank).forward_bytes;
+    EXPECT_EQ(bytes, kC * kHkv * 2 * kE * p * (p - 1) / 2);
+  }
+}
+
+TEST(ContextCosts, CountReplicatedKeyHeadsOncePerRank) {
+  AttentionShape mqa = kShape;
+  mqa.kv_heads = 1;
+  const ContextScheme ulysses = ContextScheme::Ulysses();
+  constexpr int kRanks = 4;
+  const int64_t others = kC * (kRanks - 1);
+  const ContextCosts costs = CostsOf(ulysses, mqa, kCausal, LayoutFor(ulysses, {kC * kRanks}, kRanks), 1);
+  EXPECT_EQ(costs.forward_bytes, others * kE * (kHq / kRanks + 1 + 1 + kHq / kRanks));
+}
+
+TEST(WorkImbalance, IsTwoMinusOneOverPForAContiguousCausalSplit) {
+  for (const int p : {2, 3, 4, 8}) {
+    const ContextScheme gather = ContextScheme::Gather();
+    EXPECT_NEAR(WorkImbalance(gather, kShape, kCausal, LayoutFor(gather, {4096 * p}, p)), 2.0 - 1.0 / p,
+                1e-3);
+    EXPECT_EQ(WorkImbalance(gather, kShape, kFull, LayoutFor(gather, {4096 * p}, p)), 1.0);
+  }
+}
+
+TEST(WorkImbalance, IsAtMostTwoPercentWithEveryBalance) {
+  std::vector<ContextScheme> schemes = {
+      ContextScheme::Ulysses(),
+      ContextScheme::Gather(LoadBalance::kHeadTail),
+      ContextScheme::Gather(LoadBalance::kQueryExchange),
+      ContextScheme::Ring(RingRotation::kShift, LoadBalance::kHeadTail),
+  };
+  AttentionShape shape = kShape;
+  shape.heads = 24;  // Divisible by all numbers of ranks.
+  for (const int p : {2, 3, 4, 8}) {
+    for (const ContextScheme& scheme : schemes) {
+      for (const int64_t tokens : {4096 * p, 4096 * p + 5}) {
+        EXPECT_LE(WorkImbalance(scheme, shape, kCausal, LayoutFor(scheme, {tokens}, p)), 1.02)
+            << scheme.Describe(p) << " with " << tokens << " tokens";
+      }
+    }
+  }
+}
+
+TEST(WorkImbalance, FollowsTheHeadsIfRanksDoNotDivideThem) {
+  AttentionShape seven = kShape;
+  seven.heads = seven.kv_heads = 7;
+  const ContextScheme ulysses = ContextScheme::Ulysses();
+  EXPECT_DOUBLE_EQ(WorkImbalance(ulysses, seven, kCausal, LayoutFor(ulysses, {64}, 4)), 2 / (7 / 4.0));
+}
+
+}  // namespace
+}  // namespace weft::testing

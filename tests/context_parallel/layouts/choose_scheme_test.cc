@@ -1,0 +1,67 @@
+#include "weft/context_parallel/choose_scheme.h"
+
+#include <gtest/gtest.h>
+
+#include "tests/support/status_matchers.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+AttentionShape ShapeOf(int64_t heads, int64_t kv_heads) {
+  return {.batch = 1, .heads = heads, .kv_heads = kv_heads, .head_dim = 64, .value_dim = 64};
+}
+
+constexpr AttentionMask kCausal{};
+
+TEST(ChooseScheme, TakesUlyssesIfThereAreAsManyKeyHeadsAsQueryHeads) {
+  for (const int ranks : {2, 4, 8}) {
+    ASSERT_OK_AND_ASSIGN(const SchemeChoice choice, ChooseScheme(ShapeOf(16, 16), kCausal, {4096}, ranks));
+    EXPECT_EQ(choice.scheme, ContextScheme::Ulysses());
+    EXPECT_THAT(choice.reason, HasSubstr("ulysses: "));
+    EXPECT_THAT(choice.reason, HasSubstr("gather, head-tail: "));
+  }
+}
+
+TEST(ChooseScheme, GathersIfThereAreFewKeyHeads) {
+  ASSERT_OK_AND_ASSIGN(const SchemeChoice choice, ChooseScheme(ShapeOf(16, 1), kCausal, {4096}, 2));
+  EXPECT_EQ(choice.scheme, (ContextScheme::Gather(LoadBalance::kHeadTail)));
+}
+
+TEST(ChooseScheme, BalancesOnlyCausalMasks) {
+  const AttentionMask full{.causal = false, .window = {}};
+  ASSERT_OK_AND_ASSIGN(const SchemeChoice choice, ChooseScheme(ShapeOf(16, 1), full, {4096}, 2));
+  EXPECT_EQ(choice.scheme, ContextScheme::Gather());
+}
+
+TEST(ChooseScheme, TakesAHybridIfThereAreFewerHeadsThanRanks) {
+  ASSERT_OK_AND_ASSIGN(const SchemeChoice choice, ChooseScheme(ShapeOf(4, 4), kCausal, {8192}, 16));
+  EXPECT_EQ(choice.scheme.kind(16), SchemeKind::kHybrid);
+  EXPECT_EQ(choice.scheme.ulysses_degree, 4);
+  EXPECT_THAT(choice.reason, HasSubstr("of the mean work"));
+}
+
+TEST(ChooseScheme, TakesTheFirstOfEqualSchemes) {
+  const ContextScheme ring = ContextScheme::Ring();
+  const ContextScheme head_tail = ContextScheme::Gather(LoadBalance::kHeadTail);
+  const ContextScheme gather = ContextScheme::Gather();
+  const AttentionShape shape = ShapeOf(16, 16);
+  const AttentionMask full{.causal = false, .window = {}};
+  ASSERT_OK_AND_ASSIGN(const SchemeChoice fewer, ChooseAmong({ring, gather}, shape, full, {4096}, 2));
+  EXPECT_EQ(fewer.scheme, gather);
+  ASSERT_OK_AND_ASSIGN(const SchemeChoice first, ChooseAmong({head_tail, gather}, shape, full, {4096}, 2));
+  EXPECT_EQ(first.scheme, head_tail);
+  EXPECT_THAT(ChooseAmong({}, shape, full, {4096}, 2),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("no scheme to choose from")));
+}
+
+TEST(ChooseScheme, IsUlyssesForOneRankAndAnErrorForNone) {
+  ASSERT_OK_AND_ASSIGN(const SchemeChoice choice, ChooseScheme(ShapeOf(3, 3), kCausal, {7}, 1));
+  EXPECT_EQ(choice.scheme.kind(1), SchemeKind::kUlysses);
+  EXPECT_THAT(ChooseScheme(ShapeOf(3, 3), kCausal, {7}, 0),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("at least one rank")));
+}
+
+}  // namespace
+}  // namespace weft::testing

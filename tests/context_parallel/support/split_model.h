@@ -1,0 +1,102 @@
+// A block whose sequence is split over ranks, and the same block on one rank as the reference.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "tests/comm/support/engine_fixture.h"
+#include "tests/context_parallel/support/toy_block.h"
+#include "weft/context_parallel/context_parallel.h"
+#include "weft/context_parallel/sequence_layout.h"
+#include "weft/mesh/device_mesh.h"
+#include "weft/nn/materialize.h"
+
+namespace weft::testing {
+
+// Tensor [batch, tokens, dim] in f32 with different values of both signs, determined by `salt`.
+Tensor SomeTensor(int64_t batch, int64_t tokens, int64_t dim, uint64_t salt);
+// Copy of the tokens of one rank.
+Tensor PartOf(const Tensor& whole, const SequenceLayout& layout, int rank);
+
+// Results of one forward and backward pass.
+struct PassResult {
+  Tensor y;
+  Tensor dx;
+  std::vector<float> weight_gradients;  // Of all parameters, concatenated.
+};
+bool SameBits(const PassResult& a, const PassResult& b);
+// Fails if the largest difference is more than 2e-5 of the largest expected value.
+absl::Status CheckClose(std::string_view what, const Tensor& values, const Tensor& expected);
+
+// A block with materialized parameters on this rank.
+class ToyModel {
+ public:
+  explicit ToyModel(const ToyBlockOptions& options)
+      : block_("block", options), parameters_(block_, /*seed=*/7, options.dtype, DType::kF32) {}
+
+  ToyBlock& block() { return block_; }
+  // Returns and clears the gradients of all backward passes since the last call.
+  std::vector<float> TakeWeightGradients();
+  // Calls the block `calls` times in sequence.
+  absl::StatusOr<Tensor> Forward(Invocation& invocation, const Tensor& x, int calls = 1);
+  absl::StatusOr<Tensor> Backward(Invocation& invocation, const Tensor& dy, int calls = 1);
+  // Rounds x and dy from f32 to the dtype of the model.
+  absl::StatusOr<PassResult> Pass(std::shared_ptr<const SequenceParts> sequence, const Tensor& x,
+                                  const Tensor& dy, int calls = 1);
+
+ private:
+  ToyBlock block_;
+  MaterializedParameters parameters_;
+};
+
+// One rank of a model whose sequence is split over all ranks of the bootstrap.
+class SplitModel {
+ public:
+  static absl::StatusOr<std::unique_ptr<SplitModel>> Make(Bootstrap& bootstrap, const ContextScheme& scheme,
+                                                          const ToyBlockOptions& options);
+  // Splits the block's attentions.
+  absl::Status Parallelize(const AttentionNeighbours& neighbours);
+
+  Bootstrap& bootstrap() { return bootstrap_; }
+  EngineFixture& fixture() { return fixture_; }
+  ToyModel& model() { return *model_; }
+  ContextParallel& context() { return *context_; }
+  SequenceLayout Layout(int64_t tokens) const;
+  // Runs one pass on this rank's part of the whole tensors.
+  absl::StatusOr<PassResult> Pass(const Tensor& x, const Tensor& dy, int calls = 1);
+  // Sums element by element over the ranks.
+  absl::StatusOr<std::vector<float>> SumOverRanks(const std::vector<float>& values);
+
+ private:
+  explicit SplitModel(Bootstrap& bootstrap) : bootstrap_(bootstrap) {}
+
+  Bootstrap& bootstrap_;
+  EngineFixture fixture_;
+  std::unique_ptr<ToyModel> model_;
+  std::unique_ptr<ContextParallel> context_;
+};
+
+// Input and output gradient of most tests: two rows of kTokens tokens, a prime number.
+constexpr int64_t kTokens = 23;
+struct Pair {
+  Tensor x = SomeTensor(2, kTokens, 16, 1);
+  Tensor dy = SomeTensor(2, kTokens, 16, 2);
+};
+
+// Splits all attentions, with their sources.
+inline absl::Status SplitFromSources(SplitModel& split) {
+  return split.Parallelize(split.model().block().Neighbours());
+}
+
+// Schemes for `ranks` ranks, with every balance and rotation.
+std::vector<ContextScheme> SchemesFor(int ranks);
+
+// Compares outputs, input gradients and weight gradients of the split block with those of one rank.
+absl::Status CheckAgainstOneRank(Bootstrap& bootstrap, const ContextScheme& scheme,
+                                 const ToyBlockOptions& options, int64_t batch, int64_t tokens,
+                                 int calls = 1);
+
+}  // namespace weft::testing
