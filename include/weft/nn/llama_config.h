@@ -6,16 +6,9 @@
 
 #include <absl/status/status.h>
 
-namespace weft {
+#include "weft/nn/rope.h"
 
-// Frequency scaling of Llama 3.1, for contexts longer than those of the first training (rope_type "llama3" in
-// a config.json of Hugging Face).
-struct Llama3RopeScaling {
-  float factor = 8.0F;
-  float low_freq_factor = 1.0F;
-  float high_freq_factor = 4.0F;
-  int64_t original_max_positions = 8192;
-};
+namespace weft {
 
 struct LlamaConfig {
   int64_t vocab_size = 256;

@@ -5,15 +5,24 @@
 // Rope is the module. The Rope modules of a model share one RopeTable.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "weft/nn/llama_config.h"
 #include "weft/nn/module.h"
 
 namespace weft {
+
+// Frequency scaling of Llama 3.1, for contexts longer than those of the first training (rope_type "llama3" in
+// a config.json of Hugging Face).
+struct Llama3RopeScaling {
+  float factor = 8.0F;
+  float low_freq_factor = 1.0F;
+  float high_freq_factor = 4.0F;
+  int64_t original_max_positions = 8192;
+};
 
 // theta^(-2i / head_dim) for i < head_dim / 2, in fp32 as transformers computes them. `scaling` multiplies
 // long wavelengths by its factor, keeps short ones, and interpolates between (transformers'

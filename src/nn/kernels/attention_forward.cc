@@ -146,6 +146,8 @@ class RowBlockForward {
 
 }  // namespace
 
+float DefaultScale(int64_t head_dim) { return 1.0F / std::sqrt(static_cast<float>(head_dim)); }
+
 void AttentionForward(const AttentionProblem& problem, const TensorView& q, const TokenRuns& q_runs,
                       absl::Span<const KeyBlock> keys, const TensorView& out, const TensorView& lse) {
   WEFT_CHECK(problem.scale > 0.0F, "attention scores need a positive scale");

@@ -1,6 +1,6 @@
 #include "weft/nn/attention.h"
 
-#include <cmath>
+#include <algorithm>
 #include <utility>
 
 #include "src/nn/modules/sequence_runs.h"
@@ -20,8 +20,6 @@ bool HasDenseRows(const TensorView& view) { return view.shape[3] <= 1 || view.st
 TensorView AsBshd(const TensorView& view, AttentionLayout layout) {
   return layout == AttentionLayout::kBshd ? view : view.Permute({0, 2, 1, 3});
 }
-
-float DefaultScale(int64_t head_dim) { return 1.0F / std::sqrt(static_cast<float>(head_dim)); }
 
 absl::Status Attention::CheckInputs(const Tensors& inputs) const {
   const auto invalid = [&](const char* what) {
