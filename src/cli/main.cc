@@ -10,7 +10,7 @@
 #include "src/cli/exit_code.h"
 #include "src/cli/idle_threads.h"
 #include "src/cli/launcher.h"
-#include "src/cli/stop_signal.h"
+#include "src/cli/stop_signals.h"
 #include "weft/core/status.h"
 #include "weft/mesh/mpi_bootstrap.h"
 #include "weft/train/train.h"
@@ -29,24 +29,25 @@ absl::StatusOr<weft::TrainConfig> AgreedConfig(weft::Bootstrap& bootstrap,
   return std::get<weft::TrainConfig>(*std::move(command));
 }
 
-absl::StatusOr<weft::TrainReport> RunTrain(weft::Bootstrap& bootstrap,
-                                           absl::StatusOr<weft::Command> command) {
+absl::StatusOr<weft::TrainReport> RunTrain(weft::Bootstrap& bootstrap, absl::StatusOr<weft::Command> command,
+                                           weft::StopSignals& signals) {
   WEFT_ASSIGN_OR_RETURN(const weft::TrainConfig config, AgreedConfig(bootstrap, std::move(command)));
   weft::TrainEnvironment environment;
   environment.watchdog = true;
-  environment.stop = &weft::WatchStopSignals();
+  environment.stop = &signals.EnableGracefulStop();
   environment.output = stdout;
   environment.terminal = weft::OutputIsTerminal();
   return weft::Train(bootstrap, config, environment);
 }
 
 int TrainOnAllRanks(absl::StatusOr<weft::Command> command) {
+  weft::StopSignals signals;  // Before MPI and OpenMP start threads.
   const auto bootstrap = weft::MakeMpiBootstrap();
   if (!bootstrap.ok()) {
     PrintError(bootstrap.status());
     return weft::kExitFailed;
   }
-  const absl::StatusOr<weft::TrainReport> report = RunTrain(**bootstrap, std::move(command));
+  const absl::StatusOr<weft::TrainReport> report = RunTrain(**bootstrap, std::move(command), signals);
   if (absl::IsDeadlineExceeded(report.status())) {
     // Finalising MPI would wait for the rank that is missing, whoever that is: leave at once.
     std::fprintf(stderr, "weft: rank %d: %s\n", (*bootstrap)->rank(),

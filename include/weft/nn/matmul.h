@@ -4,6 +4,15 @@
 // Thread safety: any thread may call. A product uses the ThreadCount() threads of the calling thread.
 // Determinism: the bits of a result depend on sizes, layout, dtypes and thread count. They do not depend
 //   on the calling thread, nor on the addresses of the operands.
+//
+// Note [Signal handlers]
+// Problem: while oneDNN's sgemm computes (2.6.3), the stack pointer points into a buffer on the heap. The
+//   kernel writes the frame of a signal handler below the stack pointer, into the heap.
+// Rule: a program that handles signals does one of two things. It blocks them in every thread and takes them
+//   in a thread of their own (sigwaitinfo, signalfd). Or it installs handlers with SA_ONSTACK and gives every
+//   thread that computes an alternate stack (sigaltstack is per thread; OpenMP starts threads too).
+// Why it suffices: no handler then runs on the stack of a product.
+// Without it: a handler now and then corrupts the heap, and the program crashes.
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,85 @@
+#include "src/cli/stop_signals.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <thread>
+
+#include <gtest/gtest.h>
+
+namespace weft {
+namespace {
+
+constexpr int kBoth[] = {SIGINT, SIGTERM};
+
+bool IsBlockedHere(int signal) {
+  sigset_t mask;
+  pthread_sigmask(SIG_SETMASK, nullptr, &mask);
+  return sigismember(&mask, signal) == 1;
+}
+
+void SendToThisProcess(int signal) { kill(getpid(), signal); }
+
+void WaitFor(const std::atomic<bool>& flag) {
+  while (!flag) std::this_thread::yield();
+}
+
+TEST(StopSignals, SetsTheFlagAtTheFirstSignalOfEachKind) {
+  for (const int signal : kBoth) {
+    StopSignals signals;
+    const std::atomic<bool>& stop = signals.EnableGracefulStop();
+    EXPECT_FALSE(stop);
+    SendToThisProcess(signal);
+    WaitFor(stop);
+  }
+}
+
+TEST(StopSignals, BlocksBothSignalsInThreadsThatStartLater) {
+  const StopSignals signals;
+  std::thread([] {
+    for (const int signal : kBoth) EXPECT_TRUE(IsBlockedHere(signal)) << signal;
+  }).join();
+}
+
+TEST(StopSignals, InstallsNoHandler) {
+  StopSignals signals;
+  signals.EnableGracefulStop();
+  for (const int signal : kBoth) {
+    struct sigaction action {};
+    ASSERT_EQ(sigaction(signal, nullptr, &action), 0);
+    EXPECT_EQ(action.sa_handler, SIG_DFL) << signal;
+  }
+}
+
+TEST(StopSignals, RestoresTheSignalMask) {
+  { const StopSignals signals; }
+  for (const int signal : kBoth) EXPECT_FALSE(IsBlockedHere(signal)) << signal;
+}
+
+TEST(StopSignalsDeathTest, EndsTheProcessBeforeGracefulStopsAreEnabled) {
+  for (const int signal : kBoth) {
+    const auto receive = [signal] {
+      const StopSignals signals;
+      SendToThisProcess(signal);
+      for (;;) pause();
+    };
+    EXPECT_EXIT(receive(), ::testing::KilledBySignal(signal), "");
+  }
+}
+
+TEST(StopSignalsDeathTest, EndsTheProcessAtTheSecondSignalOfAKind) {
+  for (const int signal : kBoth) {
+    const auto receive_twice = [signal] {
+      StopSignals signals;
+      const std::atomic<bool>& stop = signals.EnableGracefulStop();
+      SendToThisProcess(signal);
+      WaitFor(stop);
+      SendToThisProcess(signal);
+      for (;;) pause();
+    };
+    EXPECT_EXIT(receive_twice(), ::testing::KilledBySignal(signal), "");
+  }
+}
+
+}  // namespace
+}  // namespace weft
