@@ -112,12 +112,11 @@ absl::Status ApplyConfigFile(CLI::App& app, const std::string& path) {
 
 absl::StatusOr<Command> ParseTrain(const Strings& arguments) {
   TrainConfig config;
-  std::string config_file;
   CLI::App app("Trains a Llama model on the ranks of mpirun, or on one rank without it.", "train");
   app.formatter(std::make_shared<HelpFormatter>());
   app.allow_extras();
   AddTrainFlags(app, config);
-  app.add_option("--config", config_file, "Any of these flags as keys: steps = 100")
+  app.add_option("--config", config.config_file, "Any of these flags as keys: steps = 100")
       ->check(CLI::ExistingFile)
       ->type_name("FILE.toml")
       ->group("Other");
@@ -130,8 +129,8 @@ absl::StatusOr<Command> ParseTrain(const Strings& arguments) {
     return ParseError(error);
   }
   WEFT_RETURN_IF_ERROR(CheckExtras(app));
-  if (!config_file.empty()) {
-    WEFT_RETURN_IF_ERROR(Annotate(ApplyConfigFile(app, config_file), absl::StrCat("--config ", config_file)));
+  if (const std::string& path = config.config_file; !path.empty()) {
+    WEFT_RETURN_IF_ERROR(Annotate(ApplyConfigFile(app, path), absl::StrCat("--config ", path)));
   }
   WEFT_RETURN_IF_ERROR(Validate(config));
   return config;

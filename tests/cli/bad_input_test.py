@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Bad input: one message that names the thing, the right exit code, and nothing left behind."""
 import array
+import os
 import sys
 
 import model_folder
@@ -148,6 +149,59 @@ class BadOutput(WeftCase):
     def test_names_a_file_of_the_export_that_cannot_be_replaced(self):
         (self.folder / "out/model.safetensors").mkdir(parents=True)
         self.refuse(["out/model.safetensors"], "--export-hf", "out")
+
+
+class OutputsOverInputs(WeftCase):
+    """An output that would replace a file of the run is refused, whatever paths lead there."""
+
+    def contents(self):
+        return {str(path): path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}
+
+    def refuse(self, words, *arguments, ranks=None):
+        before = self.contents()
+        self.assert_refused(2, words, "train", "--seq-len", "16", "--steps", "1", *arguments, ranks=ranks)
+        self.assertEqual(self.contents(), before)
+
+    def test_refuses_to_export_into_the_source_model(self):
+        model_folder.write(self.folder / "hf")
+        (self.folder / "link").symlink_to("hf")
+        for target in ("hf/", "./hf", "hf/.", "link", "hf/new/..", self.folder / "hf"):
+            self.refuse(["--export-hf", "--hf-model"], "--hf-model", "hf", "--data", self.text, "--export-hf", target)
+        self.refuse(["--export-hf", "--hf-model"], "--hf-model", "link/", "--data", self.text, "--export-hf", "hf",
+                    ranks=2)
+
+    def test_refuses_to_write_metrics_over_a_file_that_it_reads(self):
+        (self.folder / "link.txt").symlink_to("text.txt")
+        os.link(self.text, self.folder / "hard.txt")
+        for metrics in ("text.txt", "./text.txt", "link.txt", "hard.txt"):
+            self.refuse(["--metrics", "--data"], "--data", "text.txt", "--metrics", metrics)
+        self.refuse(["--metrics", "--data"], "--data", ".", "--metrics", "text.txt")
+        other = self.write("eval.txt", "x" * 100)
+        self.refuse(["--metrics", "--eval-data"], "--data", "text.txt", "--eval-data", other, "--metrics", "eval.txt")
+        config = self.write("run.toml", "steps = 1\n")
+        self.refuse(["--metrics", "--config"], "--data", "text.txt", "--config", config, "--metrics", "run.toml")
+
+    def test_refuses_to_write_the_configuration_over_a_file_that_it_reads(self):
+        self.write("run.config.json", "x" * 100)
+        self.refuse(["run.config.json", "--data"], "--data", "run.config.json", "--metrics", "run.jsonl")
+
+    def test_refuses_to_export_over_data_or_metrics(self):
+        self.write("out/config.json", "x" * 100)
+        self.refuse(["--export-hf", "--data"], *SMALL[:-2], "--data", "out", "--export-hf", "out")
+        self.refuse(["--export-hf", "--metrics"], *SMALL[:-2], "--data", self.text, "--metrics", "out/config.json",
+                    "--export-hf", "out")
+
+    def test_exports_beside_links_to_the_source(self):
+        source = model_folder.write(self.folder / "hf")
+        (self.folder / "out").mkdir()
+        for name in ("config.json", "model.safetensors"):
+            (self.folder / "out" / name).symlink_to(source / name)
+        before = (source / "model.safetensors").read_bytes()
+        result = self.run_weft("train", "--hf-model", "hf", "--seq-len", "16", "--steps", "1", "--data", self.text,
+                               "--export-hf", "out")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual((source / "model.safetensors").read_bytes(), before)
+        self.assertFalse((self.folder / "out/model.safetensors").is_symlink())
 
 
 if __name__ == "__main__":

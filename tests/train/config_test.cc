@@ -165,11 +165,6 @@ TEST(TrainConfig, AllowsEveryContextOptionWithItsScheme) {
   }
 }
 
-TEST(TrainConfig, RefusesToExportIntoTheModelsOwnFolder) {
-  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.model.hf_folder = c.output.export_folder = "dir"; }),
-              HasSubstr("--export-hf dir"));
-}
-
 TEST(ModelPresets, AreWhatTheirTableSays) {
   const auto count = [](const char* name) {
     ModelOptions options;

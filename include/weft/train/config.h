@@ -116,6 +116,7 @@ struct TrainConfig {
   ParallelOptions parallel;
   OutputOptions output;
   uint64_t seed = 0;
+  std::string config_file;  // The file of --config. No output may replace it.
 };
 
 // "constant", "linear", "cosine".

@@ -44,9 +44,10 @@ struct TrainReport {
 
 // `config` has passed Validate. In this order: data and model are opened and checked, the model is sharded
 // over the ranks and loaded, outputs are opened, the steps are done, the model is exported. Errors:
-// kInvalidArgument (the configuration does not fit the ranks, the data or the model); kNotFound,
-// kPermissionDenied, kDataLoss, kOutOfRange, kUnimplemented (an input or output file; named);
-// kResourceExhausted (memory); kDeadlineExceeded, kAborted (a rank that did not come, or failed).
+// kInvalidArgument (the configuration does not fit the ranks, the data or the model, or an output would
+// replace an input); kNotFound, kPermissionDenied, kDataLoss, kOutOfRange, kUnimplemented (an input or output
+// file; named); kResourceExhausted (memory); kDeadlineExceeded, kAborted (a rank that did not come, or
+// failed).
 absl::StatusOr<TrainReport> Train(Bootstrap& bootstrap, const TrainConfig& config,
                                   const TrainEnvironment& environment);
 

@@ -147,13 +147,6 @@ absl::Status ValidateParallel(const ParallelOptions& parallel) {
   return ValidateDtype("reduce-dtype", parallel.reduce_dtype);
 }
 
-absl::Status ValidateOutput(const TrainConfig& config) {
-  if (!config.output.export_folder.empty() && config.output.export_folder == config.model.hf_folder) {
-    return BadFlag("export-hf", config.output.export_folder, "is the folder of --hf-model; name another one");
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 std::string_view Name(LrDecay decay) {
@@ -184,8 +177,7 @@ absl::Status Validate(const TrainConfig& config) {
   WEFT_RETURN_IF_ERROR(ValidateEval(config.eval));
   WEFT_RETURN_IF_ERROR(ValidateOptimizer(config.optimizer));
   WEFT_RETURN_IF_ERROR(ValidateParallel(config.parallel));
-  WEFT_RETURN_IF_ERROR(Validate(config.parallel.context));
-  return ValidateOutput(config);
+  return Validate(config.parallel.context);
 }
 
 }  // namespace weft

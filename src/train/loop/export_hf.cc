@@ -37,14 +37,19 @@ absl::Status MakeFolder(const std::string& folder) {
   return error ? ErrnoStatus(error.value(), "make the folder", folder) : absl::OkStatus();
 }
 
+std::string WeightsPath(const HfExport& target) { return absl::StrCat(target.folder, "/model.safetensors"); }
+
+std::string ConfigPath(const HfExport& target) { return absl::StrCat(target.folder, "/config.json"); }
+
+// Where the copy of a companion file goes.
+std::string CopyPath(const HfExport& target, const std::string& companion) {
+  return absl::StrCat(target.folder, "/", fs::path(companion).filename().string());
+}
+
 absl::Status CopyCompanions(const HfExport& target) {
-  for (const char* name : kCompanions) {
-    const std::string source = absl::StrCat(target.source_folder, "/", name);
-    if (target.source_folder.empty() || !fs::exists(source)) {
-      continue;
-    }
-    WEFT_ASSIGN_OR_RETURN(const std::string content, ReadWholeFile(source));
-    WEFT_RETURN_IF_ERROR(WriteWholeFile(absl::StrCat(target.folder, "/", name), content));
+  for (const std::string& companion : CompanionFiles(target.source_folder)) {
+    WEFT_ASSIGN_OR_RETURN(const std::string content, ReadWholeFile(companion));
+    WEFT_RETURN_IF_ERROR(WriteWholeFile(CopyPath(target, companion), content));
   }
   return absl::OkStatus();
 }
@@ -63,16 +68,32 @@ absl::Status WriteShards(const std::string& path, const SafetensorsLayout& layou
 // What rank 0 does when all weights are written. The weights come last: a folder that has them is whole.
 absl::Status Finish(const HfExport& target, const std::string& weights, const LlamaConfig& config) {
   WEFT_RETURN_IF_ERROR(CopyCompanions(target));
-  WEFT_RETURN_IF_ERROR(WriteWholeFile(absl::StrCat(target.folder, "/config.json"),
-                                      FormatHfConfig(config, target.source_config)));
+  WEFT_RETURN_IF_ERROR(WriteWholeFile(ConfigPath(target), FormatHfConfig(config, target.source_config)));
   return SafetensorsWriter::Commit(weights);
 }
 
 }  // namespace
 
+std::vector<std::string> CompanionFiles(const std::string& folder) {
+  std::vector<std::string> files;
+  for (const char* name : kCompanions) {
+    const std::string path = absl::StrCat(folder, "/", name);
+    if (!folder.empty() && fs::exists(path)) files.push_back(path);
+  }
+  return files;
+}
+
+std::vector<std::string> ExportedFiles(const HfExport& target) {
+  std::vector<std::string> files = {WeightsPath(target), ConfigPath(target)};
+  for (const std::string& companion : CompanionFiles(target.source_folder)) {
+    files.push_back(CopyPath(target, companion));
+  }
+  return files;
+}
+
 absl::Status ExportHf(Bootstrap& bootstrap, const HfExport& target, LlamaModel& model,
                       const std::vector<ShardView>& shards, bool writes, absl::Duration timeout) {
-  const std::string weights = absl::StrCat(target.folder, "/model.safetensors");
+  const std::string weights = WeightsPath(target);
   const SafetensorsLayout layout = LayoutOf(model);
   const bool first = bootstrap.rank() == 0;
   // Each phase starts when the one before has succeeded everywhere.

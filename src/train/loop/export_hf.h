@@ -20,6 +20,12 @@ struct HfExport {
   std::string source_config;  // The text of its config.json.
 };
 
+// Paths of the tokenizer and generation files that are in a model's folder. Empty for an empty `folder`.
+std::vector<std::string> CompanionFiles(const std::string& folder);
+
+// Paths of the files that ExportHf makes or replaces.
+std::vector<std::string> ExportedFiles(const HfExport& target);
+
 // Every rank writes its own ranges, and rank 0 the rest. `writes` says whether this rank's shards are among
 // those that make one whole model. Nothing is left behind after an error, but folders that were made.
 // Collective: all ranks. Errors: kNotFound, kPermissionDenied, kResourceExhausted (names the path).

@@ -4,15 +4,145 @@
 
 #include <cerrno>
 #include <filesystem>
+#include <optional>
+#include <set>
 #include <sys/stat.h>
+#include <system_error>
+#include <utility>
+#include <vector>
 
+#include <absl/strings/str_cat.h>
+
+#include "src/train/config/flag_error.h"
 #include "src/train/files/file_io.h"
+#include "src/train/loop/export_hf.h"
 #include "weft/core/status.h"
 
 namespace weft {
 namespace {
 
 namespace fs = std::filesystem;
+
+// The device and inode of the file that a path leads to.
+using FileId = std::pair<dev_t, ino_t>;
+
+struct InputFile {
+  const char* flag;
+  std::string path;
+};
+
+struct OutputFile {
+  const char* flag;
+  std::string path;
+  // The file is opened and overwritten. Otherwise a new file replaces the folder's entry: a file to which the
+  // entry is a link stays as it is.
+  bool in_place;
+};
+
+std::optional<FileId> IdOf(const std::string& path) {
+  struct stat info {};
+  if (stat(path.c_str(), &info) != 0) return std::nullopt;
+  return FileId{info.st_dev, info.st_ino};
+}
+
+// The path without links, `.` and `..`. Its last parts need not exist.
+std::string Resolved(const fs::path& path) {
+  std::error_code error;
+  const fs::path absolute = fs::absolute(path, error);
+  const fs::path resolved = fs::weakly_canonical(absolute, error);
+  const fs::path& found = error ? absolute : resolved;
+  // "folder/new/" and "folder/new" are one.
+  return (found.has_filename() ? found : found.parent_path()).lexically_normal();
+}
+
+// The entry of a folder that the path names: a link in its last part is not followed.
+std::string EntryOf(const fs::path& path) {
+  return fs::path(Resolved(path.parent_path().empty() ? fs::path(".") : path.parent_path())) /
+         path.filename();
+}
+
+std::vector<OutputFile> OutputsOf(const TrainConfig& config) {
+  std::vector<OutputFile> outputs;
+  if (const std::string& metrics = config.output.metrics_file; !metrics.empty()) {
+    outputs.push_back({"metrics", metrics, /*in_place=*/true});
+    outputs.push_back({"metrics", ConfigPathBeside(metrics), /*in_place=*/false});
+  }
+  if (const std::string& folder = config.output.export_folder; !folder.empty()) {
+    for (const std::string& path : ExportedFiles({folder, config.model.hf_folder, ""})) {
+      outputs.push_back({"export-hf", path, /*in_place=*/false});
+    }
+  }
+  return outputs;
+}
+
+std::vector<InputFile> InputsOf(const TrainConfig& config, const TrainInputs& inputs) {
+  std::vector<InputFile> files;
+  if (!config.data.paths.empty()) {
+    for (const Corpus::Source& source : inputs.corpus.sources()) files.push_back({"--data", source.name});
+  }
+  if (inputs.eval_corpus) {
+    for (const Corpus::Source& source : inputs.eval_corpus->sources()) {
+      files.push_back({"--eval-data", source.name});
+    }
+  }
+  if (inputs.weights) {
+    std::set<std::string> paths = {config.model.hf_folder + "/config.json"};
+    for (const auto& [name, entry] : inputs.weights->entries()) paths.insert(entry.file);
+    for (const std::string& path : CompanionFiles(config.model.hf_folder)) paths.insert(path);
+    for (const std::string& path : paths) files.push_back({"--hf-model", path});
+  }
+  if (!config.config_file.empty()) files.push_back({"--config", config.config_file});
+  return files;
+}
+
+// REQUIRES: both paths lead to one file.
+bool Replaces(const OutputFile& output, const InputFile& input) {
+  if (output.in_place) return true;
+  const std::string entry = EntryOf(output.path);
+  return entry == EntryOf(input.path) || entry == Resolved(input.path);
+}
+
+absl::Status Collision(const OutputFile& output, const absl::AlphaNum& what) {
+  return BadFlag(output.flag, output.path, absl::StrCat(what, "; name another one"));
+}
+
+absl::Status CheckInputsSurvive(const std::vector<OutputFile>& outputs,
+                                const std::vector<InputFile>& inputs) {
+  std::vector<std::optional<FileId>> ids;
+  for (const OutputFile& output : outputs) ids.push_back(IdOf(output.path));
+  for (const InputFile& input : inputs) {
+    const std::optional<FileId> id = IdOf(input.path);
+    for (size_t i = 0; i < outputs.size(); ++i) {
+      // An output that does not exist yet replaces nothing.
+      if (!id || id != ids[i] || !Replaces(outputs[i], input)) continue;
+      return Collision(outputs[i], absl::StrCat("is a file that ", input.flag, " reads"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckOutputsDiffer(const std::vector<OutputFile>& outputs) {
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    for (size_t j = 0; j < i; ++j) {
+      const bool same = outputs[j].in_place ? Resolved(outputs[i].path) == Resolved(outputs[j].path)
+                                            : EntryOf(outputs[i].path) == EntryOf(outputs[j].path);
+      if (!same) continue;
+      return Collision(outputs[i], absl::StrCat("is a file that --", outputs[j].flag, " writes"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckCollisions(const TrainConfig& config, const TrainInputs& inputs) {
+  const std::string& exported = config.output.export_folder;
+  const std::string& source = config.model.hf_folder;
+  if (!exported.empty() && !source.empty() && Resolved(exported) == Resolved(source)) {
+    return BadFlag("export-hf", exported, "is the folder of --hf-model; name another one");
+  }
+  const std::vector<OutputFile> outputs = OutputsOf(config);
+  WEFT_RETURN_IF_ERROR(CheckOutputsDiffer(outputs));
+  return CheckInputsSurvive(outputs, InputsOf(config, inputs));
+}
 
 // Opens the file for writing; one that was not there goes again.
 absl::Status CheckFile(const std::string& path) {
@@ -55,7 +185,9 @@ absl::Status CheckExport(const std::string& folder) {
 
 }  // namespace
 
-absl::Status CheckOutputs(const OutputOptions& output) {
+absl::Status CheckOutputs(const TrainConfig& config, const TrainInputs& inputs) {
+  WEFT_RETURN_IF_ERROR(CheckCollisions(config, inputs));
+  const OutputOptions& output = config.output;
   if (!output.metrics_file.empty()) {
     WEFT_RETURN_IF_ERROR(CheckFile(output.metrics_file));
     WEFT_RETURN_IF_ERROR(CheckFile(ConfigPathBeside(output.metrics_file)));

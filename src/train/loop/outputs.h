@@ -1,18 +1,19 @@
-// Whether a run will be able to write what it was told to, found out before it starts. Nothing is left
-// behind.
+// Checks of a run's outputs before it starts: each can be written, and none replaces a file of the run.
 #pragma once
 
 #include <string>
 
 #include <absl/status/status.h>
 
+#include "src/train/loop/inputs.h"
 #include "weft/train/config.h"
 
 namespace weft {
 
-// The metrics file and the configuration beside it can be written, and the export's folder made or written
-// to. Errors: kNotFound, kPermissionDenied (names the path).
-absl::Status CheckOutputs(const OutputOptions& output);
+// Checks the metrics file, the configuration beside it, and the files of the export. Leaves nothing behind.
+// Errors: kInvalidArgument (an output is an input's file, or another output's, whatever paths lead there;
+//   names both flags), kNotFound, kPermissionDenied (an output cannot be written; names the path).
+absl::Status CheckOutputs(const TrainConfig& config, const TrainInputs& inputs);
 
 // "run.jsonl" -> "run.config.json".
 std::string ConfigPathBeside(const std::string& metrics_file);

@@ -63,7 +63,7 @@ class Run {
       WEFT_RETURN_IF_ERROR(CheckWeights(*inputs_->weights, *model_));
     }
     WEFT_ASSIGN_OR_RETURN(plan_, MakeRunPlan(config_, *inputs_, bootstrap_.node_map()));
-    return first() ? CheckOutputs(config_.output) : absl::OkStatus();
+    return first() ? CheckOutputs(config_, *inputs_) : absl::OkStatus();
   }
 
   absl::Status Prepare() {

@@ -1,0 +1,98 @@
+#include "src/train/loop/outputs.h"
+
+#include <filesystem>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+class Outputs : public ::testing::Test {
+ protected:
+  Outputs() { config_.data.paths = {folder_.Write("text.txt", std::string(100, 'x'))}; }
+
+  absl::Status Check() const {
+    const auto inputs = OpenInputs(config_);
+    EXPECT_OK(inputs);
+    return CheckOutputs(config_, *inputs);
+  }
+  void ExpectCollision(const std::string& words) const {
+    EXPECT_THAT(Check(), testing::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(words)));
+  }
+
+  TempFolder folder_;
+  TrainConfig config_;
+};
+
+TEST_F(Outputs, MayBeNewFilesBesideTheInputs) {
+  config_.output.metrics_file = folder_ / "m.jsonl";
+  config_.output.export_folder = folder_.str();
+  EXPECT_OK(Check());
+  EXPECT_EQ(folder_.FileCount(), 1);
+}
+
+TEST_F(Outputs, MayReplaceFilesThatTheRunDoesNotRead) {
+  config_.output.metrics_file = folder_.Write("m.jsonl", "old");
+  config_.output.export_folder = folder_ / "out";
+  folder_.Write("out/config.json", "old");
+  EXPECT_OK(Check());
+}
+
+TEST_F(Outputs, MustNotBeADataFileByAnyPath) {
+  fs::create_symlink(folder_ / "text.txt", folder_ / "link.txt");
+  fs::create_hard_link(folder_ / "text.txt", folder_ / "hard.txt");
+  fs::create_symlink(folder_.str(), folder_ / "folder");
+  for (const char* path :
+       {"text.txt", "./text.txt", "folder/./text.txt", "folder/text.txt", "link.txt", "hard.txt"}) {
+    SCOPED_TRACE(path);
+    config_.output.metrics_file = folder_ / path;
+    ExpectCollision("is a file that --data reads");
+  }
+}
+
+TEST_F(Outputs, MustNotBeAFileOfADataFolder) {
+  config_.data.paths = {folder_.str()};
+  config_.output.metrics_file = folder_ / "text.txt";
+  ExpectCollision("text.txt: is a file that --data reads; name another one");
+}
+
+TEST_F(Outputs, MustNotBeEvaluationDataOrTheConfigurationFile) {
+  config_.eval.paths = {folder_.Write("eval.txt", std::string(100, 'x'))};
+  config_.config_file = folder_.Write("run.toml", "");
+  config_.output.metrics_file = folder_ / "eval.txt";
+  ExpectCollision("is a file that --eval-data reads");
+  config_.output.metrics_file = folder_ / "run.toml";
+  ExpectCollision("is a file that --config reads");
+}
+
+TEST_F(Outputs, MustDifferFromEachOther) {
+  config_.output.export_folder = folder_ / "out";
+  config_.output.metrics_file = folder_ / "out/config.json";
+  ExpectCollision("is a file that --metrics writes");
+}
+
+TEST_F(Outputs, OfAnExportMustNotBeInputsButMayBeLinksToThem) {
+  config_.output.export_folder = folder_ / "out";
+  config_.data.paths = {folder_.Write("out/config.json", std::string(100, 'x'))};
+  ExpectCollision("out/config.json: is a file that --data reads");
+  // The export replaces the link, and leaves the data alone.
+  fs::rename(folder_ / "out/config.json", folder_ / "data.txt");
+  fs::create_symlink(folder_ / "data.txt", folder_ / "out/config.json");
+  config_.data.paths = {folder_ / "data.txt"};
+  EXPECT_OK(Check());
+  // The data is a link to a file that the export replaces.
+  fs::remove(folder_ / "out/config.json");
+  fs::rename(folder_ / "data.txt", folder_ / "out/config.json");
+  fs::create_symlink(folder_ / "out/config.json", folder_ / "data.txt");
+  ExpectCollision("out/config.json: is a file that --data reads");
+}
+
+}  // namespace
+}  // namespace weft
