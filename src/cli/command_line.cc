@@ -1,6 +1,7 @@
 #include "src/cli/command_line.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include <CLI/CLI.hpp>
@@ -30,7 +31,9 @@ class HelpFormatter : public CLI::Formatter {
     return option->get_description() + (value.empty() ? "" : " [" + value + "]");
   }
   std::string make_usage(const CLI::App* /*app*/, std::string /*name*/) const override {
-    return "Usage: [mpirun -n RANKS] weft train [FLAGS]\n";
+    return "Usage: [mpirun -n RANKS] weft train [FLAGS]\n"
+           "If a flag is given more than once, its last value counts; the paths of --data and --eval-data "
+           "add up.\n";
   }
 };
 
@@ -65,17 +68,18 @@ absl::Status CheckExtras(const CLI::App& app) {
   return UnknownFlag(app, flag == extras.end() ? extras.front() : *flag);
 }
 
-// What CLI11 says of the arguments, in our words where its own are hard to read.
+// The error of CLI11, reworded where its message is hard to read.
 absl::Status ParseError(const CLI::ParseError& error) {
   const std::string message = error.what();
   if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
     const std::string flag = message.substr(0, message.find(':'));
-    return absl::InvalidArgumentError(absl::StrCat(flag, " is given without a value, or more than once"));
+    return absl::InvalidArgumentError(absl::StrCat(flag, " is given without a value"));
   }
   return absl::InvalidArgumentError(message);
 }
 
-absl::Status ApplyConfigItem(CLI::App& app, const CLI::ConfigItem& item) {
+// `keys`: those of the file so far.
+absl::Status ApplyConfigItem(CLI::App& app, const CLI::ConfigItem& item, std::set<std::string>& keys) {
   if (!item.parents.empty()) {
     return absl::InvalidArgumentError(absl::StrCat("section [", item.parents.front(),
                                                    "]: there are no sections, write all keys at the top"));
@@ -90,6 +94,11 @@ absl::Status ApplyConfigItem(CLI::App& app, const CLI::ConfigItem& item) {
         absl::StrCat("'", item.name, "' can be given on the command line only"));
   }
   CLI::Option* option = app.get_option("--" + item.name);
+  // CLI11 joins adjacent lines of one key into a list.
+  if (!keys.insert(item.name).second || (option->get_items_expected_max() == 1 && item.inputs.size() > 1)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("key '", item.name, "' is given more than once, or as a list: give it one value"));
+  }
   if (option->count() == 0) {
     option->add_result(item.inputs);
     option->run_callback();
@@ -98,9 +107,10 @@ absl::Status ApplyConfigItem(CLI::App& app, const CLI::ConfigItem& item) {
 }
 
 absl::Status ApplyConfigFile(CLI::App& app, const std::string& path) {
+  std::set<std::string> keys;
   try {
     for (const CLI::ConfigItem& item : CLI::ConfigTOML().from_file(path)) {
-      WEFT_RETURN_IF_ERROR(ApplyConfigItem(app, item));
+      WEFT_RETURN_IF_ERROR(ApplyConfigItem(app, item, keys));
     }
   } catch (const CLI::FileError& error) {
     return absl::InvalidArgumentError(error.what());
@@ -118,6 +128,7 @@ absl::StatusOr<Command> ParseTrain(const Strings& arguments) {
   AddTrainFlags(app, config);
   app.add_option("--config", config.config_file, "Any of these flags as keys: steps = 100")
       ->check(CLI::ExistingFile)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
       ->type_name("FILE.toml")
       ->group("Other");
   app.set_help_flag("--help,-h", "This text")->group("Other");

@@ -82,8 +82,9 @@ class FlagGroup {
   void Text(const char* flag, std::string& field, const char* help, const char* type) {
     Finish(app_.add_option(flag, field, help)->check(PathCheck()), type);
   }
+  // The values of all occurrences of the flag add up.
   void Texts(const char* flag, std::vector<std::string>& field, const char* help, const char* type) {
-    Finish(app_.add_option(flag, field, help)->check(PathCheck()), type);
+    app_.add_option(flag, field, help)->check(PathCheck())->group(name_)->type_name(type);
   }
   void Bool(const char* flag, bool& field, const char* help) {
     Choice(flag, {"false", "true"}, field ? "true" : "false", help, [&field](size_t chosen) {
@@ -127,8 +128,9 @@ class FlagGroup {
     option->check(WordCheck(words))->default_str(default_word);
     return Finish(option, absl::StrJoin(words, "|"));
   }
+  // Of a flag that is given more than once, the last value counts.
   CLI::Option* Finish(CLI::Option* option, const std::string& type) {
-    return option->group(name_)->type_name(type);
+    return option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->group(name_)->type_name(type);
   }
 
   CLI::App& app_;

@@ -222,8 +222,26 @@ TEST(CommandLine, NamesNumbersThatAreNone) {
 
 TEST(CommandLine, NamesFlagsWithoutTheirValue) {
   EXPECT_THAT(ErrorOf({"train", "--steps"}), HasSubstr("--steps is given without a value"));
-  EXPECT_THAT(ErrorOf({"train", "--steps", "1", "--steps", "2"}), HasSubstr("or more than once"));
   EXPECT_THAT(ErrorOf({"train", "--metrics", "--steps", "3"}), HasSubstr("--metrics: '--steps' is a flag"));
+}
+
+TEST(CommandLine, TakesTheLastValueOfAFlagThatIsGivenTwice) {
+  const TrainConfig config =
+      Parsed({"--steps", "1", "--lr-schedule", "cosine", "--metrics", "a", "--shuffle", "false", "--steps=2",
+              "--lr-schedule", "linear", "--metrics", "b", "--shuffle", "true"});
+  EXPECT_EQ(config.optimizer.steps, 2);
+  EXPECT_EQ(config.optimizer.lr_schedule, LrDecay::kLinear);
+  EXPECT_EQ(config.output.metrics_file, "b");
+  EXPECT_TRUE(config.data.shuffle);
+}
+
+TEST(CommandLine, AddsUpThePathsOfAFlagThatIsGivenTwice) {
+  EXPECT_THAT(Parsed({"--data", "a", "b", "--data", "c"}).data.paths, ElementsAre("a", "b", "c"));
+}
+
+TEST(CommandLine, ChecksEveryValueOfAFlagThatIsGivenTwice) {
+  EXPECT_EQ(ErrorOf({"train", "--steps", "abc", "--steps", "2"}),
+            "--steps: 'abc' is no whole number in range");
 }
 
 TEST(CommandLine, ValidatesTheConfiguration) {
@@ -256,7 +274,9 @@ TEST(CommandLine, NamesFileAndKeyOfABadConfiguration) {
   EXPECT_THAT(error("stpes = 3\n"), HasSubstr("run.toml: unknown key 'stpes'; did you mean 'steps'?"));
   EXPECT_THAT(error("steps = \"a\"\n"), HasSubstr("run.toml: --steps: 'a' is no whole number"));
   EXPECT_THAT(error("[train]\nsteps = 3\n"), HasSubstr("there are no sections"));
-  EXPECT_THAT(error("steps = 3\nsteps = 4\n"), HasSubstr("more than once"));
+  EXPECT_THAT(error("steps = 3\nsteps = 4\n"), HasSubstr("run.toml: key 'steps' is given more than once"));
+  EXPECT_THAT(error("steps = 3\nlr = 1.0\nsteps = 4\n"), HasSubstr("key 'steps' is given more than once"));
+  EXPECT_THAT(error("steps = [3, 4]\n"), HasSubstr("key 'steps' is given more than once, or as a list"));
   EXPECT_THAT(error("config = \"x\"\n"), HasSubstr("on the command line only"));
   EXPECT_THAT(error("lr-schedule = \"cosin\"\n"), HasSubstr("did you mean cosine?"));
   EXPECT_THAT(ErrorOf({"train", "--config", folder / "none.toml"}), HasSubstr("does not exist"));

@@ -135,6 +135,24 @@ class Runs(WeftCase):
         self.assertIn("step 2/2", self.train("--config", config))
 
 
+class Quickstart(WeftCase):
+    SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "tools/quickstart.sh"
+
+    def test_lets_its_caller_override_every_flag(self):
+        # The script itself; set-up and build do nothing, and mpirun runs the program on one rank.
+        nothing = "#!/bin/sh\n"
+        for name, content in {"tools/quickstart.sh": self.SCRIPT.read_text(), "tools/setup.sh": nothing, "bin/cmake": nothing,
+                              "tools/mpirun.sh": f'#!/bin/sh\nshift 3\nexec "{self.weft}" "$@"\n'}.items():
+            self.write(name, content).chmod(0o755)
+        result = subprocess.run(
+            ["tools/quickstart.sh", "--steps", "1", "--dp-replicate", "1", "--dp-shard=1", "--warmup-steps", "0",
+             "--data", self.text, *SMALL], capture_output=True, text=True, cwd=self.folder, timeout=60,
+            env=os.environ | {"PATH": f"{self.folder}/bin:{os.environ['PATH']}"})
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assertIn("step 1/1 ", result.stdout)
+        self.assertRegex(result.stdout, rf"(?m)^data +{len(TEXT)} tokens in 1 file")
+
+
 class StopRequests(WeftCase):
     def start(self, *flags, step=1):
         """A run without an end, which has done `step` steps."""
