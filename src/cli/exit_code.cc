@@ -11,9 +11,10 @@ int ExitCodeOf(const absl::Status& status) {
     case absl::StatusCode::kNotFound:
     case absl::StatusCode::kPermissionDenied:
     case absl::StatusCode::kDataLoss:
-    case absl::StatusCode::kOutOfRange:
     case absl::StatusCode::kUnimplemented:
       return kExitBadFile;
+    case absl::StatusCode::kOutOfRange:
+      return kExitNotFinite;
     case absl::StatusCode::kDeadlineExceeded:
     case absl::StatusCode::kAborted:
       return kExitRankMissing;

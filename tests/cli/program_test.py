@@ -134,6 +134,17 @@ class Runs(WeftCase):
         config = self.write("run.toml", "steps = 2\nlr = 0.0\n")
         self.assertIn("step 2/2", self.train("--config", config))
 
+    def test_ends_with_its_own_exit_code_when_the_loss_is_not_finite(self):
+        for ranks in (None, 2):
+            result = self.run_weft("train", *SMALL, "--data", self.text, "--lr", "1e6", "--steps", "1000", "--metrics",
+                                   "m.jsonl", "--export-hf", "out", ranks=ranks)
+            self.assertEqual(result.returncode, 4, result.stdout + result.stderr)
+            messages = [line for line in result.stderr.splitlines() if line.startswith("weft:")]
+            self.assertEqual(len(messages), 1, result.stderr)
+            last = json.loads((self.folder / "m.jsonl").read_text().splitlines()[-1])
+            self.assertRegex(messages[0], rf"step {last['step']}: the loss is \S+ and the gradient norm \S+")
+            self.assertEqual(self.files(), ["m.config.json", "m.jsonl", "text.txt"])
+
 
 class Quickstart(WeftCase):
     SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "tools/quickstart.sh"

@@ -3,6 +3,7 @@
 #include "tests/train/train_run.h"
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
 #include <mutex>
 #include <set>
@@ -320,6 +321,51 @@ TEST_F(TrainRun, StopsAllRanksWhenOneIsAskedTo) {
   EXPECT_EQ(stopped_after, std::set<int64_t>{3});
 }
 
+TEST_F(TrainRun, EndsOnAllRanksAtTheFirstStepWhoseLossOrGradientNormIsNotFinite) {
+  config_.optimizer.lr = 1e6;
+  config_.optimizer.steps = 1000;
+  config_.data.batch_size = 3;
+  config_.output.export_folder = folder_ / "out";
+  std::mutex mutex;
+  std::set<std::string> errors;
+  std::vector<StepMetrics> steps;
+  EXPECT_OK(RunThreadRanks(NodeMap::OneNode(3), [&](Bootstrap& bootstrap) -> absl::Status {
+    TrainEnvironment environment;
+    environment.on_step = [&](const StepMetrics& metrics) {
+      if (bootstrap.rank() == 2) steps.push_back(metrics);
+    };
+    const absl::Status own = Train(bootstrap, config_, environment).status();
+    EXPECT_EQ(own.code(), absl::StatusCode::kOutOfRange) << own;
+    const std::lock_guard lock(mutex);
+    errors.insert(std::string(own.message().substr(own.message().find("step"))));
+    return absl::OkStatus();
+  }));
+  ASSERT_GT(steps.size(), 1);
+  EXPECT_FALSE(std::isfinite(steps.back().loss) && std::isfinite(steps.back().grad_norm));
+  EXPECT_TRUE(std::isfinite(steps[steps.size() - 2].loss));
+  EXPECT_THAT(errors,
+              ::testing::ElementsAre(HasSubstr(absl::StrCat("step ", steps.size(), ": the loss is "))));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "out"));
+}
+
+TEST_F(TrainRun, EndsAtAnEvaluationWhoseLossIsNotFinite) {
+  config_.optimizer.lr = 1e6;
+  config_.eval.paths = config_.data.paths;
+  config_.eval.interval = 1;
+  EXPECT_THAT(RunError(2), testing::StatusIs(absl::StatusCode::kOutOfRange,
+                                             HasSubstr("step 2: the loss on --eval-data is ")));
+}
+
+TEST_F(TrainRun, ExportsNoWeightsThatTheLastUpdateMadeInfinite) {
+  config_.optimizer.lr = 1e39;  // Infinite in fp32.
+  config_.optimizer.steps = 1;
+  config_.output.export_folder = folder_ / "out";
+  EXPECT_THAT(RunError(2),
+              testing::StatusIs(absl::StatusCode::kOutOfRange,
+                                HasSubstr("step 1: the weights are not finite after the update")));
+  EXPECT_FALSE(std::filesystem::exists(folder_ / "out"));
+}
+
 TEST_F(TrainRun, FailsOnAllRanksWithTheCauseWhenOneCannotReadItsData) {
   config_.optimizer.steps = 1000;
   config_.data.batch_size = 2;
@@ -346,7 +392,7 @@ TEST_F(TrainRun, RefusesAMeshBatchOrVocabularyThatDoesNotFit) {
   EXPECT_THAT(std::string(RunError(2).message()), HasSubstr("--batch-size 3"));
   config_.data.batch_size = 2;
   config_.model.vocab_size = 100;
-  EXPECT_TRUE(absl::IsOutOfRange(RunError(2)));
+  EXPECT_TRUE(absl::IsDataLoss(RunError(2)));
 }
 
 }  // namespace

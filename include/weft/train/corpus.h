@@ -42,9 +42,9 @@ class Corpus {
   TokenFormat format() const { return format_; }
   const std::vector<Source>& sources() const { return sources_; }
 
-  // Reads tokens [first, first + out.size()), which must lie in the corpus. Errors: kOutOfRange (a token that
-  // is not below `vocab_size`: names file, position and token), kDataLoss (a file became shorter), or what
-  // the read said.
+  // Reads tokens [first, first + out.size()). REQUIRES: they lie in the corpus. Errors: kDataLoss (a token
+  // that is not below `vocab_size`: names file, position and token; or a file became shorter), or that of the
+  // read.
   absl::Status Read(int64_t first, int64_t vocab_size, absl::Span<int32_t> out) const;
 
   // Reads part `part` of `parts` of the corpus, and keeps nothing: whether all tokens are below `vocab_size`.

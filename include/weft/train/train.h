@@ -42,12 +42,16 @@ struct TrainReport {
   uint64_t weights_hash = 0;        // See weights_hash.h.
 };
 
-// `config` has passed Validate. In this order: data and model are opened and checked, the model is sharded
-// over the ranks and loaded, outputs are opened, the steps are done, the model is exported. Errors:
-// kInvalidArgument (the configuration does not fit the ranks, the data or the model, or an output would
-// replace an input); kNotFound, kPermissionDenied, kDataLoss, kOutOfRange, kUnimplemented (an input or output
-// file; named); kResourceExhausted (memory); kDeadlineExceeded, kAborted (a rank that did not come, or
-// failed).
+// Opens and checks data and model, shards and loads the model, opens the outputs, does the steps, and exports
+// the model. REQUIRES: `config` has passed Validate.
+// Errors:
+//   kInvalidArgument: the configuration does not fit the ranks, the data or the model, or an output would
+//     replace an input.
+//   kNotFound, kPermissionDenied, kDataLoss, kUnimplemented: an input or output file, which is named.
+//   kOutOfRange: the loss, the gradient norm or a weight became infinite or NaN. Names the step; nothing is
+//     exported.
+//   kResourceExhausted: out of memory, or a full disk.
+//   kDeadlineExceeded, kAborted: a rank is missing, or failed.
 absl::StatusOr<TrainReport> Train(Bootstrap& bootstrap, const TrainConfig& config,
                                   const TrainEnvironment& environment);
 

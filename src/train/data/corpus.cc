@@ -152,7 +152,7 @@ absl::Status Corpus::Read(int64_t first, int64_t vocab_size, absl::Span<int32_t>
     WEFT_RETURN_IF_ERROR(ReadBytes(*source, start * width, absl::MakeSpan(raw)));
     const absl::Span<int32_t> part = out.subspan(0, static_cast<size_t>(count));
     if (const size_t good = WidenTokens(format_, raw.data(), vocab_size, part); good != part.size()) {
-      return absl::OutOfRangeError(absl::StrCat(
+      return absl::DataLossError(absl::StrCat(
           "'", source->name, "' has token ", TokenAt(raw.data() + static_cast<int64_t>(good) * width, width),
           " at position ", start + static_cast<int64_t>(good), ", but the vocabulary has ", vocab_size,
           " tokens: use data made for this model, or a larger --vocab-size"));

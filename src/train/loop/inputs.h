@@ -33,7 +33,7 @@ absl::StatusOr<TrainInputs> OpenInputs(const TrainConfig& config);
 absl::Status CheckWeights(const SafetensorsReader& weights, LlamaModel& model);
 
 // Checks this rank's part of the data against the vocabulary, and that all ranks see the same data.
-// Collective: all ranks. Errors: kOutOfRange (names file and position), kDataLoss.
+// Collective: all ranks. Errors: kDataLoss (names file and position, or the ranks whose data differ).
 absl::Status CheckData(Bootstrap& bootstrap, const Corpus& corpus, int64_t vocab_size,
                        absl::Duration timeout);
 

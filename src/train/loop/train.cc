@@ -1,9 +1,10 @@
 #include "weft/train/train.h"
 
+#include <cmath>
 #include <optional>
 #include <utility>
 
-#include <absl/strings/str_format.h>
+#include <absl/strings/str_cat.h>
 
 #include "src/train/files/file_io.h"
 #include "src/train/loop/evaluator.h"
@@ -14,6 +15,7 @@
 #include "src/train/loop/run_plan.h"
 #include "src/train/loop/sharded_hash.h"
 #include "src/train/loop/trainer.h"
+#include "weft/core/order_free_sum.h"
 #include "weft/core/parallel.h"
 #include "weft/core/status.h"
 #include "weft/train/progress.h"
@@ -21,6 +23,33 @@
 
 namespace weft {
 namespace {
+
+absl::Status NotFinite(int64_t step, const absl::AlphaNum& what) {
+  return absl::OutOfRangeError(absl::StrCat(
+      "step ", step, ": ", what, ": use a smaller --lr, more --warmup-steps, or a smaller --clip-grad-norm"));
+}
+
+// The figures have the same bits on all ranks, and so has the error.
+absl::Status CheckFinite(const StepMetrics& metrics) {
+  if (!std::isfinite(metrics.loss) || !std::isfinite(metrics.grad_norm)) {
+    return NotFinite(metrics.step, absl::StrCat("the loss is ", metrics.loss, " and the gradient norm ",
+                                                metrics.grad_norm, ", but both must be finite"));
+  }
+  if (!std::isfinite(metrics.eval_loss.value_or(0))) {
+    return NotFinite(metrics.step, absl::StrCat("the loss on --eval-data is ", *metrics.eval_loss,
+                                                ", but it must be finite"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckWeightsFinite(const std::vector<ShardView>& shards, int64_t step) {
+  for (const ShardView& shard : shards) {
+    if (std::isfinite(MaxMagnitude(shard.data, shard.elements()))) continue;
+    return NotFinite(
+        step, absl::StrCat("the weights are not finite after the update ('", shard.parameter->name, "')"));
+  }
+  return absl::OkStatus();
+}
 
 // A run's parts, in the order in which they come to be.
 class Run {
@@ -34,7 +63,8 @@ class Run {
     WEFT_RETURN_IF_ERROR(Announce());
     WEFT_RETURN_IF_ERROR(Build());
     const absl::Status trained = TrainSteps();
-    if (!trained.ok()) {
+    // All ranks end at the same step where figures are not finite: none waits for a peer.
+    if (!trained.ok() && !absl::IsOutOfRange(trained)) {
       trainer_->Fail(trained);
     }
     WEFT_RETURN_IF_ERROR(AgreeOnCause(trained));
@@ -134,7 +164,7 @@ class Run {
     for (int64_t step = 1; step <= config_.optimizer.steps && !report_.stopped; ++step) {
       const bool stop = environment_.stop != nullptr && environment_.stop->load();
       WEFT_ASSIGN_OR_RETURN(Trainer::StepResult result, trainer_->Step(step, stop));
-      if (EvaluatesAfter(step)) {
+      if (EvaluatesAfter(step) && CheckFinite(result.metrics).ok()) {
         WEFT_ASSIGN_OR_RETURN(report_.eval_loss, evaluator_->Loss());
         result.metrics.eval_loss = report_.eval_loss;
       }
@@ -145,6 +175,7 @@ class Run {
       if (progress) {
         progress->Print(result.metrics);
       }
+      WEFT_RETURN_IF_ERROR(CheckFinite(result.metrics));
     }
     return absl::OkStatus();
   }
@@ -166,6 +197,7 @@ class Run {
 
   absl::Status Finish() {
     WEFT_ASSIGN_OR_RETURN(const std::vector<ShardView> shards, trainer_->CurrentShards());
+    WEFT_RETURN_IF_ERROR(Agree(CheckWeightsFinite(shards, report_.steps)));
     WEFT_ASSIGN_OR_RETURN(report_.weights_hash, HashOfShards(bootstrap_, trainer_->model(), shards,
                                                              plan_->shard_group_size(), timeout_));
     if (output() != nullptr) {
