@@ -96,23 +96,24 @@ ResolvedItem OptimizerItem(const RunPlan& plan) {
 }
 
 ResolvedItem ShardingItem(const TrainConfig& config, const RunPlan& plan) {
-  const ShardingPolicy& policy = plan.policy;
-  const bool prefetches_more = policy.PrefetchDepth() == ShardingPolicy::kPrefetchOverNodes;
-  return {"sharding",
-          absl::StrCat("zero-copy ", OnOff(policy.zero_copy), ", reshard after forward ",
-                       OnOff(policy.reshard_after_forward), ", optimizer sharded over replicas ",
-                       OnOff(policy.shard_optimizer_over_replicas), ", prefetch ", policy.PrefetchDepth(),
-                       ", gradient sync ", ToAbsl(Name(plan.grad_sync)), ", activation checkpoint ",
-                       ToAbsl(Name(plan.activation_checkpoint)), ", parameters ",
-                       ToAbsl(Name(policy.param_dtype)), ", reduction ", ToAbsl(Name(policy.reduce_dtype))),
-          config.parallel.prefetch_depth ? "prefetch by --prefetch-depth"
-          : prefetches_more              ? "prefetch for shard groups that span nodes"
-                                         : "prefetch for shard groups on one node"};
+  const ParallelOptions& parallel = plan.parallel;
+  const bool prefetches_more = parallel.prefetch_depth == ShardingPolicy::kPrefetchOverNodes;
+  return {
+      "sharding",
+      absl::StrCat("zero-copy ", OnOff(parallel.zero_copy), ", reshard after forward ",
+                   OnOff(parallel.reshard_after_forward), ", optimizer sharded over replicas ",
+                   OnOff(parallel.shard_optimizer_over_replicas), ", prefetch ", *parallel.prefetch_depth,
+                   ", gradient sync ", ToAbsl(Name(parallel.grad_sync)), ", activation checkpoint ",
+                   ToAbsl(Name(parallel.activation_checkpoint)), ", parameters ",
+                   ToAbsl(Name(parallel.param_dtype)), ", reduction ", ToAbsl(Name(parallel.reduce_dtype))),
+      config.parallel.prefetch_depth ? "prefetch by --prefetch-depth"
+      : prefetches_more              ? "prefetch for shard groups that span nodes"
+                                     : "prefetch for shard groups on one node"};
 }
 
 // Empty where nothing is computed in bf16.
 std::vector<ResolvedItem> ProductItems(const RunPlan& plan) {
-  if (plan.policy.param_dtype != DType::kBF16) {
+  if (plan.parallel.param_dtype != DType::kBF16) {
     return {};
   }
   if (UsesNativeBf16Matmul()) {

@@ -46,7 +46,7 @@ absl::StatusOr<DeviceMesh> MakeMesh(int replicate, int shard, int context) {
   return DeviceMesh::Create(std::move(axes), replicate * shard * context);
 }
 
-ShardingPolicy MakePolicy(const ParallelOptions& parallel) {
+ShardingPolicy MakePolicy(const ParallelOptions& parallel, WireCompression wire_compression) {
   ShardingPolicy policy;
   policy.zero_copy = parallel.zero_copy;
   policy.node_shared = parallel.node_shared;
@@ -55,6 +55,7 @@ ShardingPolicy MakePolicy(const ParallelOptions& parallel) {
   if (parallel.prefetch_depth) policy.prefetch_depth = static_cast<int>(*parallel.prefetch_depth);
   policy.param_dtype = parallel.param_dtype;
   policy.reduce_dtype = parallel.reduce_dtype;
+  policy.wire_compression = wire_compression;
   return policy;
 }
 
@@ -99,6 +100,10 @@ absl::Status CheckSequences(const DataOptions& data, const LlamaConfig& model) {
 
 }  // namespace
 
+ShardingPolicy RunPlan::Policy(WireCompression wire_compression) const {
+  return MakePolicy(parallel, wire_compression);
+}
+
 absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs& inputs,
                                     const NodeMap& nodes) {
   WEFT_ASSIGN_OR_RETURN(const MeshShape shape, FitMesh(config.parallel, nodes.size()));
@@ -123,9 +128,13 @@ absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs
   WEFT_ASSIGN_OR_RETURN(const std::optional<EvaluationPlan> evaluation,
                         PlanEvaluation(config, inputs, data_parallel, context));
   WEFT_ASSIGN_OR_RETURN(DeviceMesh mesh, MakeMesh(replicate, shard, context));
-  ShardingPolicy policy = ResolvePrefetch(MakePolicy(config.parallel), nodes, shard * context);
+  // Neither choice depends on wire compression.
+  const ShardingPolicy policy =
+      ResolvePrefetch(MakePolicy(config.parallel, WireCompression::kNone), nodes, shard * context);
   absl::StatusOr<ResidencyChoice> residency = ChooseResidency(policy, nodes, shard * context);
   if (!residency.ok()) return Annotate(residency.status(), "--node-shared");
+  ParallelOptions parallel = config.parallel;
+  parallel.prefetch_depth = policy.prefetch_depth;
   const OptimizerOptions& o = config.optimizer;
   return RunPlan{std::move(mesh),
                  replicate,
@@ -135,11 +144,8 @@ absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs
                  BatchOrder{windows, data.shuffle, config.seed},
                  data.seq_len,
                  data.document_separator,
-                 std::move(policy),
-                 config.parallel.wire_compression,
+                 std::move(parallel),
                  *std::move(residency),
-                 config.parallel.grad_sync,
-                 config.parallel.activation_checkpoint,
                  AdamWOptions{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay},
                  o.decay,
                  LrSchedule{o.lr, o.lr_schedule, o.warmup_steps, o.steps, o.min_lr_ratio},

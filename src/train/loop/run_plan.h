@@ -28,11 +28,9 @@ struct RunPlan {
   BatchOrder order;
   int64_t seq_len;
   std::optional<int64_t> document_separator;
-  ShardingPolicy policy;                            // But for its wire compression,
-  std::optional<WireCompression> wire_compression;  // which is measured where it is not given.
+  // As the flags say, with prefetch_depth set. Unset wire_compression is measured once ranks are connected.
+  ParallelOptions parallel;
   ResidencyChoice residency;
-  GradientSync grad_sync;
-  ActivationCheckpoint activation_checkpoint;
   AdamWOptions adamw;  // Its learning rate is set at each step.
   DecayScope decay;
   LrSchedule learning_rate;
@@ -44,6 +42,7 @@ struct RunPlan {
   int shard_group_size() const { return shard_size * context.size; }
   // Ranks that share sequences are one to the data.
   int data_parallel_rank(int rank) const { return rank / context.size; }
+  ShardingPolicy Policy(WireCompression wire_compression) const;
 };
 
 // Errors: kInvalidArgument (a mesh that does not multiply to the ranks, a batch that does not divide, a

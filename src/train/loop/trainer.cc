@@ -60,14 +60,13 @@ absl::Status Trainer::Connect(const ShardLoader& loader, const EngineOptions& op
   WEFT_ASSIGN_OR_RETURN(heap_, NodeHeap::Create(bootstrap_, heap_options));
   WEFT_ASSIGN_OR_RETURN(engine_, CommEngine::Create(bootstrap_, *heap_, options));
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, Prepare(), options.timeout));
-  if (plan_.wire_compression) {
-    wire_compression_ = {*plan_.wire_compression, "--wire-compression"};
+  if (plan_.parallel.wire_compression) {
+    wire_compression_ = {*plan_.parallel.wire_compression, "--wire-compression"};
   } else {
     WEFT_ASSIGN_OR_RETURN(wire_compression_, ChooseWireCompression(*engine_));
   }
-  plan_.policy.wire_compression = wire_compression_.compression;
-  WEFT_ASSIGN_OR_RETURN(sharded_,
-                        FullyShard(*model_, model_->units(), plan_.mesh, *engine_, plan_.policy, loader));
+  const ShardingPolicy policy = plan_.Policy(wire_compression_.compression);
+  WEFT_ASSIGN_OR_RETURN(sharded_, FullyShard(*model_, model_->units(), plan_.mesh, *engine_, policy, loader));
   return absl::OkStatus();
 }
 
@@ -77,7 +76,7 @@ absl::Status Trainer::Prepare() {
   WEFT_ASSIGN_OR_RETURN(notes_,
                         notes_pool_->Acquire(sizeof(StepNote) * static_cast<size_t>(bootstrap_.size())));
   for (DecoderBlock* block : model_->blocks()) {
-    block->SetActivationCheckpointing(plan_.activation_checkpoint == ActivationCheckpoint::kFull);
+    block->SetActivationCheckpointing(plan_.parallel.activation_checkpoint == ActivationCheckpoint::kFull);
   }
   return SplitSequences();
 }
@@ -144,8 +143,8 @@ absl::StatusOr<double> Trainer::ForwardAndBackward(int64_t step) {
 }
 
 void Trainer::SyncGradientsOf(bool last_microbatch) {
-  sharded_->SetRequiresGradientSync(last_microbatch || plan_.grad_sync != GradientSync::kLast);
-  sharded_->SetRequiresAllReduce(last_microbatch || plan_.grad_sync == GradientSync::kEach);
+  sharded_->SetRequiresGradientSync(last_microbatch || plan_.parallel.grad_sync != GradientSync::kLast);
+  sharded_->SetRequiresAllReduce(last_microbatch || plan_.parallel.grad_sync == GradientSync::kEach);
   sharded_->SetIsLastBackward(last_microbatch);
 }
 

@@ -80,7 +80,7 @@ class Trainer {
 
   Bootstrap& bootstrap_;
   const Corpus& corpus_;
-  RunPlan plan_;
+  const RunPlan plan_;
   BatchSplitter splitter_;
   double flops_per_token_;
   std::unique_ptr<NodeHeap> heap_;
