@@ -22,9 +22,9 @@ NodeSharedImage::NodeSharedImage(CommContext& context, const GroupSpec& group, R
                                  const MasterShard& master, Buffer cast)
     : context_(context), group_(group), updates_(updates), master_(master), cast_(std::move(cast)) {}
 
-std::optional<size_t> NodeSharedImage::TakePlace() {
+std::optional<size_t> NodeSharedImage::AllocatePlace() {
   if (group_.gathered_bytes() == 0) return std::nullopt;
-  const std::optional<size_t> place = region().ranges.Take(group_.gathered_bytes());
+  const std::optional<size_t> place = region().ranges.Allocate(group_.gathered_bytes());
   if (!place) context_.memory().CountUnsharedImage();
   return place;
 }
@@ -40,7 +40,7 @@ absl::StatusOr<const void*> NodeSharedImage::CurrentShard() {
 
 absl::StatusOr<bool> NodeSharedImage::Gather(Priority priority) {
   WEFT_RETURN_IF_ERROR(context_.state().status());
-  place_ = TakePlace();
+  place_ = AllocatePlace();
   if (!place_) return false;
   WEFT_ASSIGN_OR_RETURN(const void* shard, CurrentShard());
   // Gathers into the region acquire no image, which would free released ones.
@@ -63,7 +63,7 @@ void NodeSharedImage::Drop() {
   // A group that stayed unsharded past the end of its epoch may have been written since, and is then cast
   // again: no peer may still read the last cast.
   if (group_.is_cast() && cast_epoch_ != context_.epochs().current()) context_.AwaitReleases();
-  region().ranges.Give(*std::exchange(place_, std::nullopt));
+  region().ranges.Free(*std::exchange(place_, std::nullopt));
 }
 
 void NodeSharedImage::ResetAfterError() {

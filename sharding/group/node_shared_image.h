@@ -34,7 +34,7 @@ class NodeSharedImage final : public SharedImage {
   NodeSharedImage(CommContext& context, const GroupSpec& group, ReplicaUpdates& updates,
                   const MasterShard& master, Buffer cast);
   ImageRegion& region() const { return *context_.memory().image_region(); }
-  std::optional<size_t> TakePlace();
+  std::optional<size_t> AllocatePlace();
   // This rank's part of the gather, in the image's dtype.
   absl::StatusOr<const void*> CurrentShard();
 

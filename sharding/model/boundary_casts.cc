@@ -18,7 +18,7 @@ absl::StatusOr<Tensor> Cast(const Tensor& tensor, DType dtype) {
   return cast;
 }
 
-// Without data: their dtypes are what backward asks for.
+// Tensors without data: backward needs their dtypes only.
 Tensors Prototypes(const Tensors& tensors) {
   Tensors prototypes;
   for (const Tensor& tensor : tensors) {
@@ -34,7 +34,7 @@ absl::Status CastAll(Tensors& tensors, DType dtype) {
   return absl::OkStatus();
 }
 
-// Before they are cast on their way forward,
+// Casts tensors in forward, and saves their dtypes.
 Module::Hook CastForward(DType dtype) {
   return [dtype](Module& module, Invocation& invocation, Tensors& tensors) {
     if (invocation.is_saving()) invocation.Save(&module, Prototypes(tensors));
@@ -42,7 +42,7 @@ Module::Hook CastForward(DType dtype) {
   };
 }
 
-// and their gradients on the way back.
+// Casts gradients back in backward.
 absl::Status CastBack(Module& module, Invocation& invocation, Tensors& gradients) {
   const Tensors prototypes = invocation.PopSaved(&module);
   const size_t count = std::min(prototypes.size(), gradients.size());

@@ -1,9 +1,10 @@
-// Casts where tensors enter and leave the modules of groups: inputs to what the group computes with, the
-// root's outputs to what the caller wants, and gradients back the same ways. Integers pass as they are.
+// Casts of tensors at the boundaries of group modules: inputs to the group's compute dtype, the root's
+// outputs to the dtype that the caller wants, and their gradients back. Integer tensors pass unchanged.
 //
-// What was cast from is kept in the invocation, as the modules' own saves are.
+// The original dtypes are saved in the invocation, like the modules' own saves.
 //
-// Thread safety: none. Lifetime: the modules must outlive the casts.
+// Thread safety: none.
+// Lifetime: the modules must outlive the casts.
 #pragma once
 
 #include <optional>

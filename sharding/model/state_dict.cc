@@ -15,7 +15,7 @@ ElementRuns RunsOf(const ShardPiece& piece) {
   return {piece.start, piece.runs, piece.run_length, piece.run_stride};
 }
 
-// The pieces of one array, in a form that plans can use.
+// The pieces of one array, as PlanStateCopies takes them.
 struct Sources {
   Shape shape;
   std::vector<ElementRuns> elements;

@@ -1,4 +1,4 @@
-// Which elements of an array come from which piece. Pure.
+// Plan of the copies that collect elements of an array from pieces. Pure.
 #include <algorithm>
 
 #include "weft/core/status.h"
@@ -7,7 +7,7 @@
 namespace weft {
 namespace {
 
-// Neighbouring elements of one source.
+// Adjacent elements of one source.
 struct Segment {
   int64_t start;
   int64_t count;
@@ -16,7 +16,7 @@ struct Segment {
   int64_t end() const { return start + count; }
 };
 
-// All that the sources hold, ascending, each element once.
+// All elements that the sources hold, ascending, each once.
 std::vector<Segment> DisjointSegments(absl::Span<const ElementRuns> sources) {
   std::vector<Segment> segments;
   for (size_t source = 0; source < sources.size(); ++source) {
@@ -40,7 +40,7 @@ std::vector<Segment> DisjointSegments(absl::Span<const ElementRuns> sources) {
   return disjoint;
 }
 
-// Copies for the elements [start, start + count), which go to `to`.
+// Plans the copies of elements [start, start + count) to place `to`.
 absl::Status PlanRun(const std::vector<Segment>& segments, int64_t start, int64_t count, int64_t to,
                      std::vector<StateCopy>& copies) {
   auto segment =

@@ -13,19 +13,19 @@ int64_t BytesOf(int64_t elements, DType dtype) { return elements * static_cast<i
 int64_t CopiedByUnshard(const FlatLayout& layout, const ShardingPolicy& policy, int shard_size) {
   const bool casts = policy.param_dtype != DType::kF32;
   if (policy.zero_copy) return casts ? BytesOf(layout.shard_elements(), policy.param_dtype) : 0;
-  // In a shard group of one the copy out of the master casts as well.
+  // In a shard group of one rank the copy out of the master casts as well.
   const int64_t cast = casts && shard_size > 1 ? layout.shard_elements() : 0;
   return BytesOf(layout.parameter_elements() + cast, policy.param_dtype);
 }
 
-// Into the input of a reduction.
+// Bytes copied into the input of a reduction.
 int64_t CopiedIntoReduction(const FlatLayout& layout, const ShardingPolicy& policy) {
   const bool casts = policy.gradient_dtype() != policy.reduce_dtype;
   const int64_t narrowed = casts ? layout.reduced_elements() : 0;
   return BytesOf(policy.zero_copy ? narrowed : layout.trainable_elements(), policy.reduce_dtype);
 }
 
-// Out of its result, which becomes or is added to a sum in fp32.
+// Bytes copied out of its result, which becomes or is added to a sum in fp32.
 int64_t CopiedOutOfReduction(const ShardingPolicy& policy, int64_t elements) {
   return policy.reduce_dtype != DType::kF32 ? BytesOf(elements, DType::kF32) : 0;
 }
@@ -33,7 +33,7 @@ int64_t CopiedOutOfReduction(const ShardingPolicy& policy, int64_t elements) {
 StepCosts CostsOfUnshards(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape,
                           int64_t unshards) {
   StepCosts costs;
-  // What is shared is cast once a step.
+  // A shared image is cast once a step.
   const int64_t copies = shape.residency == Residency::kPrivate ? unshards : 1;
   costs.copied_bytes = copies * CopiedByUnshard(layout, policy, shape.shard_size);
   if (shape.shard_size == 1 || shape.residency == Residency::kInPlace) return costs;
@@ -44,11 +44,11 @@ StepCosts CostsOfUnshards(const FlatLayout& layout, const ShardingPolicy& policy
   return costs;
 }
 
-// Elements of parameters in what a rank keeps of an image: those of the shards of its place among the
-// neighbours.
-int64_t KeptElements(const FlatLayout& layout, const StepShape& shape, int neighbours) {
-  const int ranks = shape.shard_size / neighbours;
-  const int first = shape.shard_rank % neighbours * ranks;
+// Parameter elements in the part of an image that a rank keeps: those of the shards at its place among the
+// neighbors.
+int64_t KeptElements(const FlatLayout& layout, const StepShape& shape, int neighbors) {
+  const int ranks = shape.shard_size / neighbors;
+  const int first = shape.shard_rank % neighbors * ranks;
   int64_t elements = 0;
   for (int rank = first; rank < first + ranks; ++rank) {
     for (const ShardPiece& piece : layout.Pieces(rank)) elements += piece.elements();
@@ -56,24 +56,24 @@ int64_t KeptElements(const FlatLayout& layout, const StepShape& shape, int neigh
   return elements;
 }
 
-// What is kept of an image is copied out of it, and into the next one, which neighbours fill the rest of.
+// The kept part is copied out of the image, and into the next one, which neighbors complete.
 StepCosts CostsOfRegathers(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape) {
-  const int neighbours = policy.reshard_after_forward_size;
+  const int neighbors = policy.reshard_after_forward_size;
   const int64_t times = shape.microbatches;
   const int64_t bytes = BytesOf(layout.gathered_elements(), policy.param_dtype);
   const int64_t kept =
-      policy.zero_copy ? layout.gathered_elements() / neighbours : KeptElements(layout, shape, neighbours);
+      policy.zero_copy ? layout.gathered_elements() / neighbors : KeptElements(layout, shape, neighbors);
   const int64_t copied_out = policy.zero_copy ? 0 : layout.parameter_elements();
   StepCosts costs;
   costs.all_gathers = times;
-  costs.all_gather_bytes = times * AllGatherBytes(bytes, neighbours);
-  costs.copied_bytes = times * (BytesOf(kept + copied_out, policy.param_dtype) + bytes / neighbours);
+  costs.all_gather_bytes = times * AllGatherBytes(bytes, neighbors);
+  costs.copied_bytes = times * (BytesOf(kept + copied_out, policy.param_dtype) + bytes / neighbors);
   costs.wire_bytes =
-      times * (shape.ranks() / neighbours) * AllGatherWireBytes(bytes, shape.nodes_of_neighbours(neighbours));
+      times * (shape.ranks() / neighbors) * AllGatherWireBytes(bytes, shape.nodes_of_neighbors(neighbors));
   return costs;
 }
 
-// What this rank updates, and what all replicas do.
+// Elements that this rank updates, and that all replicas update.
 struct UpdatedPart {
   int64_t own;
   int64_t all;
@@ -90,7 +90,7 @@ UpdatedPart UpdatedPartOf(const FlatLayout& layout, const ShardingPolicy& policy
   return part;
 }
 
-// Once in a time between updates.
+// Gather of updates, once an epoch.
 StepCosts CostsOfUpdates(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape) {
   StepCosts costs;
   if (!policy.shard_optimizer_over_replicas || layout.frozen()) return costs;
@@ -105,7 +105,7 @@ StepCosts CostsOfUpdates(const FlatLayout& layout, const ShardingPolicy& policy,
 void AddReplication(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape,
                     StepCosts& costs) {
   const int64_t times = shape.all_reduces();
-  // Of all parts: each has a replicate group of its own.
+  // Each part has a replicate group of its own.
   const int64_t bytes = BytesOf(layout.reduced_elements(), policy.reduce_dtype);
   if (policy.shard_optimizer_over_replicas) {
     const int64_t own = BytesOf(UpdatedPartOf(layout, policy, shape).own, policy.reduce_dtype);
@@ -146,20 +146,20 @@ StepCosts CostsOfReductions(const FlatLayout& layout, const ShardingPolicy& poli
 
 int64_t AllGatherBytes(int64_t bytes, int ranks) { return bytes / ranks * (ranks - 1); }
 int64_t ReduceScatterBytes(int64_t own_bytes, int ranks) { return own_bytes * (ranks - 1); }
-// Ranges that are uneven by less than a cache line are counted as even ones, rounded down.
+// Counts uneven ranges, which differ by less than a cache line, as even ones, rounded down.
 int64_t AllReduceBytes(int64_t bytes, int ranks) { return 2 * bytes * (ranks - 1) / ranks; }
 
-// Every part goes to each of the other nodes once.
+// Every part is sent to each other node once.
 int64_t AllGatherWireBytes(int64_t bytes, int nodes) { return bytes * (nodes - 1); }
-// Every part receives one partial of each of the other nodes.
+// Every part receives one partial sum of each other node.
 int64_t ReduceScatterWireBytes(int64_t bytes, int nodes) { return bytes * (nodes - 1); }
 int64_t AllReduceWireBytes(int64_t bytes, int nodes) { return 2 * bytes * (nodes - 1); }
 
 int StepShape::nodes() const { return ranks_per_node == 0 ? 1 : ranks() / ranks_per_node; }
-int StepShape::nodes_of_neighbours(int count) const {
+int StepShape::nodes_of_neighbors(int count) const {
   return ranks_per_node == 0 ? 1 : std::max(1, count / ranks_per_node);
 }
-// Its ranks are `shard_size` apart.
+// The group's ranks are `shard_size` apart.
 int StepShape::replicate_group_nodes() const { return nodes() / shard_group_nodes(); }
 
 int StepShape::reduce_scatters() const { return gradient_sync == GradientSync::kLast ? 1 : microbatches; }

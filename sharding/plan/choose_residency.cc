@@ -13,7 +13,7 @@ bool SomeShareANode(const NodeMap& nodes, int shard_size) {
   return false;
 }
 
-// Why ranks cannot share images; empty if they can.
+// Reason why ranks cannot share images; empty if they can.
 std::string WhyPrivate(const ShardingPolicy& policy, const NodeMap& nodes, int shard_size) {
   if (shard_size == 1) return "a shard group of one rank shares nothing";
   if (!policy.zero_copy) return "zero copy is off: shards are not the parameters";
@@ -56,19 +56,18 @@ absl::StatusOr<ResidencyChoice> ChooseResidency(const ShardingPolicy& policy, co
   if (obstacle.empty() && !SpanNodes(nodes, shard_size)) {
     return ResidencyChoice{
         Residency::kInPlace,
-        "each shard group is on one node, where its ranks compute with one copy of the weights"};
+        "each shard group is on one node, and its ranks compute with one copy of the weights"};
   }
   if (obstacle.empty()) {
     return ResidencyChoice{
         Residency::kNodeShared,
-        "shard groups span nodes, on each of which their ranks gather into memory that they share"};
+        "shard groups span nodes, and the ranks on each node gather into memory that they share"};
   }
   if (policy.node_shared == NodeShared::kAuto) {
     return ResidencyChoice{Residency::kPrivate, std::move(obstacle)};
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      "one copy of the weights a node is asked for, but ", obstacle,
-      ": ask for it where it can be (auto), or not at all (off), or change what stands in the way"));
+  return absl::InvalidArgumentError(absl::StrCat("sharing images on each node is required (on), but ",
+                                                 obstacle, ": use auto or off, or remove the obstacle"));
 }
 
 ShardingPolicy ResolvePrefetch(ShardingPolicy policy, const NodeMap& nodes, int shard_size) {

@@ -1,4 +1,4 @@
-// How a division of gradients is spread over a reduction.
+// Division of gradients before and after their reduction.
 //
 // Pure.
 #pragma once
@@ -7,15 +7,16 @@
 
 namespace weft {
 
-// What gradients are multiplied by before and after their reduction.
+// Factors of gradients before and after their reduction.
 struct DivideScales {
   float before = 1.0F;
   float after = 1.0F;
 };
 
-// `factor` > 0. Values that are exchanged in f16 overflow above 65504, and lose bits below 6e-5: a power of
-// two p with p * p >= factor is divided out before, exactly but for what underflows, and factor / p after.
-// f32 and bf16 have range enough: everything is divided after. A factor of 1 changes no bit.
+// Splits a division by `factor` > 0. f16 overflows above 65504 and loses bits below 6e-5. So gradients
+// reduced in f16 are divided by a power of two p with p * p >= factor before the reduction, which is exact
+// except for underflow, and by factor / p after it. f32 and bf16 have enough range, and are divided after it.
+// A factor of 1 changes no bit.
 inline DivideScales SpreadDivision(float factor, DType reduce_dtype) {
   float before = 1.0F;
   if (reduce_dtype == DType::kF16) {

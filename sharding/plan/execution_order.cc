@@ -74,29 +74,29 @@ std::vector<int> ExecutionOrder::Beginning(absl::Span<const PassEvent> events, i
 
 void ExecutionOrder::Settle(std::vector<PassEvent> expected) {
   expected_ = std::move(expected);
-  place_ = expected_.size();  // The pass under way is over.
+  place_ = expected_.size();  // The present pass is over.
   settled_ = true;
 }
 
 namespace {
 
-// Groups that backward holds when it begins, beside the root.
-int HeldAtTheTurn(int prefetch_depth) { return 1 + prefetch_depth; }
+// Groups that backward holds unsharded at its start, without the root.
+int HeldAtBackwardStart(int prefetch_depth) { return 1 + prefetch_depth; }
 
 }  // namespace
 
 bool StaysUnshardedForBackward(const ExecutionOrder& forward, const ExecutionOrder& backward, int group,
                                int prefetch_depth) {
-  const int held = HeldAtTheTurn(prefetch_depth);
+  const int held = HeldAtBackwardStart(prefetch_depth);
   const bool is_among_last = static_cast<int>(forward.Next(held).size()) < held;
-  const std::vector<int> first = backward.First(1 + held);  // After the root.
+  const std::vector<int> first = backward.First(1 + held);  // The root comes first.
   return is_among_last && std::find(first.begin(), first.end(), group) != first.end();
 }
 
 std::vector<int> PrefetchAcrossBackwardStart(const ExecutionOrder& forward, const ExecutionOrder& backward,
                                              int prefetch_depth) {
   if (!forward.Next(1).empty()) return {};
-  const int held = 1 + HeldAtTheTurn(prefetch_depth);  // With the root.
+  const int held = 1 + HeldAtBackwardStart(prefetch_depth);  // Including the root.
   std::vector<int> first = backward.First(held + prefetch_depth);
   first.erase(first.begin(), first.begin() + std::min<std::ptrdiff_t>(held, std::ssize(first)));
   return first;

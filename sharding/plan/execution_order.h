@@ -1,18 +1,22 @@
-// The order in which a pass goes through the groups of a model, and what this rank still owes to it.
+// Order in which a pass goes through the groups of a model, and the events that this rank has still to run.
 //
 // Note [One order on all ranks]
-// Collectives of a lane must be submitted in one order on all ranks, but a rank may skip a module in a pass
-// (an expert that got no tokens), and nobody can ask the others without a collective of its own. So every
-// pass follows an *expected* order that all ranks hold alike: whoever comes to a later place of it first
-// makes up for what he skipped on the way, as if its modules had been called and had done nothing. What is
-// called beside the expected order (a module for the second time, say) is an extra, which all ranks must call
-// alike; if they do not, the engine finds the mismatch and names both.
+// Problem: all ranks must submit the collectives of a lane in one order. A rank may skip a module in a pass,
+// for example an expert that got no tokens, and its peers cannot know that without a collective of its own.
+// Rule: every pass follows an *expected* order that is the same on all ranks. A rank that reaches a later
+// place of it first runs the events that it skipped, as if their modules had been called without effect. A
+// call outside of the expected order, such as a second call of a module, is an extra, which all ranks must
+// make alike.
+// Why it suffices: ranks submit the expected collectives in one order whatever they skip. If they disagree on
+// an extra, the engine finds the mismatch and names both operations.
 //
-// At first the expected order is the modules' own. The first pass is recorded, and at its end the ranks
-// compare what they recorded, once (ModelScalars::Same): if it is the same, it becomes the expected order; if
-// not, the modules' order stays, which has every group in it. So ranks agree without a collective per pass.
+// The first expected order is that of the modules. The first pass is recorded. At its end the ranks compare
+// their records, once (ModelScalars::IsSameOnAllRanks). If they are equal, the record becomes the expected
+// order; otherwise the modules' order, which contains every group, stays. So later passes need no collective
+// to agree.
 //
-// Pure. Thread safety: none.
+// Pure.
+// Thread safety: none.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +27,7 @@
 
 namespace weft {
 
-// The module of a group begins or ends: its forward, or its backward with the recompute before it.
+// Begin or end of a group: of its forward, or of its backward including the recompute before it.
 struct PassEvent {
   enum class Kind : uint8_t { kBegin, kEnd };
   int group;
@@ -32,9 +36,9 @@ struct PassEvent {
   friend bool operator==(const PassEvent&, const PassEvent&) = default;
 };
 
-// Each group once, nested as the modules are: `parents[i] < i` is the group around group i, -1 of the first.
+// Every group once, nested like the modules. `parents[i] < i` is the group around group i; -1 for the first.
 std::vector<PassEvent> ModuleOrder(absl::Span<const int> parents);
-// The backward of a forward: from its end to its beginning.
+// The backward order of a forward: the same events in reverse, with begin and end exchanged.
 std::vector<PassEvent> Reversed(absl::Span<const PassEvent> forward);
 
 uint64_t HashOf(absl::Span<const PassEvent> order);
@@ -45,24 +49,24 @@ class ExecutionOrder {
 
   // Starts a pass.
   void Begin();
-  // The next event to make up for before `event`, which counts as done; none where `event` is the next one,
-  // or is not expected any more.
+  // Returns the next event that was skipped before `event` and counts it as run. Null if `event` is the next
+  // expected one, or is not expected any more.
   std::optional<PassEvent> TakeMissed(PassEvent event);
-  // Notes `event` as done.
+  // Records that `event` runs.
   void Visit(PassEvent event);
 
-  // Whether `event` is still to come.
+  // Whether `event` is expected later in this pass.
   bool Expects(PassEvent event) const;
-  // The groups that begin next, at most `depth`.
+  // The groups that begin next in this pass, at most `depth`.
   std::vector<int> Next(int depth) const { return Beginning(Rest(), depth); }
-  // Those that begin first in a pass.
+  // The groups that begin first in a pass, at most `depth`.
   std::vector<int> First(int depth) const { return Beginning(expected_, depth); }
 
   const std::vector<PassEvent>& expected() const { return expected_; }
-  // What was done in this pass, without what was made up for.
+  // The events that ran in this pass, without those that were skipped.
   const std::vector<PassEvent>& visited() const { return visited_; }
 
-  // What passes expect from now on, for good.
+  // Fixes the expected order of all later passes.
   void Settle(std::vector<PassEvent> expected);
   bool settled() const { return settled_; }
 
@@ -76,12 +80,12 @@ class ExecutionOrder {
   bool settled_ = false;
 };
 
-// Whether `group`, which ends in a forward under way, is one of the last there and one of the first that the
-// backward behind it holds, with so many gathered ahead. See Note [From forward to backward].
+// Whether `group`, whose forward ends, is one of the last groups of forward and one of the first that
+// backward holds unsharded. See Note [From forward to backward] in sharding/model/group_schedule.h.
 bool StaysUnshardedForBackward(const ExecutionOrder& forward, const ExecutionOrder& backward, int group,
                                int prefetch_depth);
-// What is gathered while the last group of a forward under way computes: the first groups of the backward
-// behind it that are not held at the turn, `prefetch_depth` of them. Before that none.
+// The groups to gather while the last group of forward computes: the first `prefetch_depth` groups of
+// backward that do not stay unsharded anyway. Empty before the last group.
 std::vector<int> PrefetchAcrossBackwardStart(const ExecutionOrder& forward, const ExecutionOrder& backward,
                                              int prefetch_depth);
 

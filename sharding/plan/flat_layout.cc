@@ -14,13 +14,13 @@ int64_t DivideUp(int64_t value, int64_t divisor) { return (value + divisor - 1) 
 
 size_t Index(int value) { return static_cast<size_t>(value); }
 
-// What is common to [a.begin, a.end) and [b.begin, b.end), empty at a.begin or b.begin if nothing is.
+// The intersection of two ranges. If it is empty, it begins at the larger begin.
 FlatRange Intersect(FlatRange a, FlatRange b) {
   const int64_t begin = std::max(a.begin, b.begin);
   return {begin, std::max<int64_t>(0, std::min(a.end(), b.end()) - begin)};
 }
 
-// [0, total) without `covered`, which ascends.
+// The complement of `covered`, which ascends, in [0, total).
 std::vector<FlatRange> Complement(const std::vector<FlatRange>& covered, int64_t total) {
   std::vector<FlatRange> gaps;
   int64_t cursor = 0;
@@ -32,7 +32,7 @@ std::vector<FlatRange> Complement(const std::vector<FlatRange>& covered, int64_t
   return gaps;
 }
 
-// A parameter as [before, dim, after] around its shard dim; a scalar has one element along it.
+// A parameter as [before, dim, after] around its shard dim. A scalar counts as one element along it.
 struct Around {
   int64_t before = 1;
   int64_t dim = 1;
@@ -51,7 +51,7 @@ Around SplitAtShardDim(const FlatParameter& parameter) {
   return around;
 }
 
-// Checks a parameter, and makes its shard dim non-negative.
+// Validates a parameter and makes its shard dim non-negative.
 absl::Status Normalize(size_t index, FlatParameter& parameter) {
   const int dims = std::max<int>(1, static_cast<int>(parameter.shape.size()));
   const auto invalid = [&](std::string_view what) {
@@ -109,7 +109,7 @@ void FlatLayout::PlaceImage() {
   if (kind_ == FlatKind::kContiguous) {
     image_elements_ = RoundUp(image_elements_, alignment_ * shard_size_);
     shard_elements_ = image_elements_ / shard_size_;
-    // Padding at the end is reduced too, so that without frozen parameters all parts are equal.
+    // Reduces the padding at the end too, so that all parts are equal if no parameter is frozen.
     if (trainable_count_ == parameters_.size()) gradient_image_elements_ = image_elements_;
   }
 }

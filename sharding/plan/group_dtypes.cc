@@ -10,11 +10,11 @@
 namespace weft {
 namespace {
 
-// One of the things that must be the same for all parameters.
+// A dtype that must be the same for all parameters of a group.
 struct Trait {
   std::string_view name;
   std::string_view remedy;
-  // Nothing: this parameter has no say.
+  // Null: the parameter has none, and agrees with any.
   std::function<std::optional<DType>(const Parameter&)> of;
 };
 

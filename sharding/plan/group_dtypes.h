@@ -1,4 +1,4 @@
-// The dtypes of a parameter group, on which its parameters must agree: they share buffers and collectives.
+// Dtypes of a parameter group. Its parameters share buffers and collectives, so they must agree on them.
 //
 // Pure.
 #pragma once
@@ -12,9 +12,8 @@
 
 namespace weft {
 
-// Errors: kInvalidArgument (a dtype that cannot be; parameters whose storage has different dtypes, or that
-// are to be gathered, reduced, or given gradients in different ones: names the group, what differs, and the
-// parameters).
+// Errors: kInvalidArgument (a dtype that is not allowed; parameters with different original, all-gather,
+// reduce or gradient dtypes: names the group, the kind of dtype, and the parameters).
 absl::StatusOr<ParameterDTypes> AgreeOnDTypes(const std::string& group, const Parameters& parameters,
                                               const ShardingPolicy& policy);
 

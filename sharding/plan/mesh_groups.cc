@@ -13,7 +13,7 @@ namespace {
 
 using Axes = std::vector<std::string_view>;
 
-// Sums of a shard group continue the tree of the replicate group only where ranks are replicate-major.
+// The tree over replicas continues the tree over a shard group only if ranks are replicate-major.
 absl::Status CheckAxes(const DeviceMesh& mesh) {
   const Axes expected = {"replicate", "shard", "context"};
   size_t place = 0;
@@ -29,7 +29,7 @@ absl::Status CheckAxes(const DeviceMesh& mesh) {
   return absl::OkStatus();
 }
 
-// The caller's group along those of the axes that the mesh has; named after the first where it has none.
+// This rank's group along the axes that the mesh has; named after the first axis if it has none of them.
 absl::StatusOr<ProcessGroup> GroupAlong(const DeviceMesh& mesh, const Axes& axes, int rank) {
   Axes present;
   for (const std::string_view axis : axes) {

@@ -1,7 +1,7 @@
-// The process groups of a mesh that parameters are sharded and replicated over.
+// Process groups of a mesh over which parameters are sharded and replicated.
 //
-// Axes, outermost first, each of which may be missing: `replicate`, `shard`, `context`. The ranks of shard
-// and context together are one shard group: those that share a sequence share the parameters as well.
+// Axes, outermost first, each optional: `replicate`, `shard`, `context`. The ranks of shard and context
+// together form one shard group: ranks that share a sequence share its parameters.
 //
 // Pure.
 #pragma once
@@ -18,8 +18,8 @@ struct MeshGroups {
   ProcessGroup replicate;
 };
 
-// As `rank` sees them; of one rank where the mesh has no such axes. Errors: kInvalidArgument (another axis,
-// or axes in another order; a mesh of another size than `world_size`).
+// The groups of `rank`. A group has one rank if the mesh has none of its axes.
+// Errors: kInvalidArgument (another axis, or another order of axes; a mesh whose size is not `world_size`).
 absl::StatusOr<MeshGroups> GroupsOfMesh(const DeviceMesh& mesh, int world_size, int rank);
 
 }  // namespace weft

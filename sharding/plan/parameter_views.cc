@@ -18,7 +18,7 @@ std::string Describe(const TensorView& view) {
   return absl::StrCat(ToAbsl(Name(view.dtype)), " ", ToString(view.shape));
 }
 
-// Copies, and notes the first parameter that made it necessary.
+// Copies, and reports the first parameter that needed it.
 absl::Status CopyFallback(const Parameter& parameter, std::string_view what, const TensorView& source,
                           const TensorView& target, FallbackReport& report) {
   WEFT_RETURN_IF_ERROR(StridedCopy(source, target));

@@ -1,5 +1,6 @@
-// How the parameters of a group come to view its flat image, and how storage that others gave them is
-// respected. See Note [Foreign storage] in param_group.h.
+// Views of a group's parameters into its flat image, and handling of storage that callers gave to parameters.
+//
+// See Note [Foreign storage] in sharding/group/param_group.h.
 #pragma once
 
 #include <cstdint>
@@ -14,38 +15,39 @@
 
 namespace weft {
 
-// An image of a group's parameters at some address.
+// A flat image of a group's parameters, or of their gradients.
 struct FlatImage {
   const FlatLayout& layout;
   void* base;
   DType dtype;
 
-  // The place of a parameter, which has this shape.
+  // View of a parameter's place, in the parameter's shape.
   TensorView At(int parameter) const;
 };
 
 using Parameters = std::vector<std::shared_ptr<Parameter>>;
 
-// What came of giving views: bytes that had to be copied, and why (empty: none).
+// Bytes that were copied because a parameter could not view the image, and why; empty if none.
 struct FallbackReport {
   int64_t copied_bytes = 0;
   std::string reason;
 };
 
-// Whether every parameter's data can hold the values: it is null, or of the parameter's shape and `dtype`.
-// Errors: kFailedPrecondition (names the parameter, what it holds, and the remedy).
+// OK if every parameter's data is null, or has the parameter's shape and `dtype`.
+// Errors: kFailedPrecondition (names the parameter, its storage, and the remedy).
 absl::Status CheckDataStorage(const Parameters& parameters, DType dtype);
-// Parameters view the image; where one has other storage, its values are copied there. All or none: on an
-// error (as above) no parameter has been touched.
+// Makes parameters view the image; copies the values of a parameter that has storage of its own.
+// Errors: as CheckDataStorage; then no parameter has changed.
 absl::StatusOr<FallbackReport> ViewData(const Parameters& parameters, const FlatImage& image);
-// Takes the views of the image away; foreign storage stays.
+// Removes the views of the image. Foreign storage stays.
 void ForgetData(const Parameters& parameters, const FlatImage& image);
 
-// Trainable parameters that require gradients view the gradient image, unwritten.
+// Makes the gradients of trainable parameters that require them view the gradient image, unwritten.
 void ViewGradients(const Parameters& parameters, const FlatImage& image);
-// Makes the image hold the gradient of every trainable parameter: zero where none was written, copied where a
-// view has been replaced. Errors: kFailedPrecondition (a replacement of another shape or a dtype that is not
-// floating), and nothing has changed.
+// Completes the image: writes zeros for a parameter without a gradient, and copies a gradient that replaced
+// its view.
+// Errors: kFailedPrecondition (a replacement of another shape or of a dtype that is not floating-point); then
+// nothing has changed.
 absl::StatusOr<FallbackReport> CollectGradients(const Parameters& parameters, const FlatImage& image);
 void ForgetGradients(const Parameters& parameters);
 

@@ -89,9 +89,8 @@ absl::Status ShardingPolicy::Validate() const {
   }
   if (zero_copy && shard_dim) {
     return absl::InvalidArgumentError(
-        "shard_dim is set although zero_copy is on, which cuts the flat buffer wherever ranges end: switch "
-        "zero_copy "
-        "off, or leave shard_dim unset");
+        "shard_dim is set although zero_copy is on, which cuts the flat buffer regardless of dims: "
+        "switch zero_copy off, or leave shard_dim unset");
   }
   return absl::OkStatus();
 }

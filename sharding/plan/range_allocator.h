@@ -1,5 +1,6 @@
-// Hands out ranges of a block, first fit. What it gives depends on nothing but the calls before: ranks that
-// make the same calls get the same ranges, without a word between them.
+// First-fit allocator of ranges of a block.
+//
+// A result depends only on the calls before it: ranks that make the same calls get the same ranges.
 //
 // Pure. Thread safety: none.
 #pragma once
@@ -15,19 +16,19 @@ class RangeAllocator {
  public:
   explicit RangeAllocator(size_t capacity = std::numeric_limits<size_t>::max()) : capacity_(capacity) {}
 
-  // Where a free range of `bytes` (more than 0) begins, 64-byte aligned; none where there is none.
-  std::optional<size_t> Take(size_t bytes);
-  // A range that was taken, by where it begins.
-  void Give(size_t begin);
+  // Allocates a range and returns its offset, 64-byte aligned; null if none is free. REQUIRES: bytes > 0.
+  std::optional<size_t> Allocate(size_t bytes);
+  // Frees the range at offset `begin`. REQUIRES: it is allocated.
+  void Free(size_t begin);
 
   size_t capacity() const { return capacity_; }
-  // Where the last range ever taken ended: a block of this size would have done for all of them.
+  // Largest end of any range so far: a block of this size holds all of them.
   size_t high_water() const { return high_water_; }
 
  private:
   size_t capacity_;
   size_t high_water_ = 0;
-  std::map<size_t, size_t> taken_;  // Ends by beginnings.
+  std::map<size_t, size_t> allocated_;  // End of each range, by its offset.
 };
 
 }  // namespace weft

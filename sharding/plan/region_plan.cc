@@ -20,7 +20,7 @@ class RegionSimulation {
   void Evaluate(absl::Span<const PassEvent> order) {
     Run(
         order, [](int, const ExecutionOrder&) { return true; }, NoPrefetch);
-    for (int group = 0; group < static_cast<int>(places_.size()); ++group) Drop(group);
+    for (int group = 0; group < static_cast<int>(places_.size()); ++group) Reshard(group);
   }
   void Train(absl::Span<const PassEvent> order) {
     const ExecutionOrder backward(Reversed(order));
@@ -49,23 +49,23 @@ class RegionSimulation {
     for (const PassEvent event : order) {
       pass.Visit(event);
       if (event.kind == PassEvent::Kind::kEnd) {
-        if (reshards(event.group, pass)) Drop(event.group);
+        if (reshards(event.group, pass)) Reshard(event.group);
         continue;
       }
-      Take(event.group);
-      for (const int next : pass.Next(policy_.PrefetchDepth())) Take(next);
-      for (const int next : more(pass)) Take(next);
+      Gather(event.group);
+      for (const int next : pass.Next(policy_.PrefetchDepth())) Gather(next);
+      for (const int next : more(pass)) Gather(next);
     }
   }
 
-  void Take(int group) {
+  void Gather(int group) {
     std::optional<size_t>& place = places_[static_cast<size_t>(group)];
     const size_t bytes = image_bytes_[static_cast<size_t>(group)];
-    if (!place && bytes > 0) place = ranges_.Take(bytes);
+    if (!place && bytes > 0) place = ranges_.Allocate(bytes);
   }
-  void Drop(int group) {
+  void Reshard(int group) {
     std::optional<size_t>& place = places_[static_cast<size_t>(group)];
-    if (place) ranges_.Give(*place);
+    if (place) ranges_.Free(*place);
     place.reset();
   }
 

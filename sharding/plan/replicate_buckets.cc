@@ -13,7 +13,7 @@ namespace {
 
 int OwnRank(const ProcessGroup& group) { return group.ranks[static_cast<size_t>(group.group_rank)]; }
 
-// Replicas of a shard lie on ranks of different shard groups.
+// Replicas of a shard belong to different shard groups.
 absl::Status CheckReplicas(const Parameter& parameter, const ProcessGroup& group, const ProcessGroup& shard) {
   const int rank = OwnRank(shard);
   const auto invalid = [&](absl::string_view why) {

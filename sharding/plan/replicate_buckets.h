@@ -1,4 +1,4 @@
-// Which process groups the gradients of a model are all-reduced over, and which parameters over each.
+// Replicate buckets: the process groups over which gradients are all-reduced, and the parameters of each.
 //
 // Pure.
 #pragma once
@@ -16,15 +16,16 @@
 namespace weft {
 
 struct ReplicateBuckets {
-  std::vector<ProcessGroup> groups;  // By bucket; the first is that of the mesh.
+  std::vector<ProcessGroup> groups;  // By bucket. The first is the mesh's replicate group.
   absl::flat_hash_map<const Parameter*, int> bucket_of;
 
-  // One for each of these parameters, as ParamGroup::Create takes them.
+  // The bucket of each of these parameters, for SpecifyGroup.
   std::vector<int> BucketsOf(const std::vector<std::shared_ptr<Parameter>>& parameters) const;
 };
 
-// `shard` and `replicate`: the caller's groups of the mesh. Errors: kInvalidArgument (a group without this
-// rank, or with another rank of its shard group, names the parameter).
+// `shard` and `replicate`: this rank's groups of the mesh.
+// Errors: kInvalidArgument (a replicate group without this rank, or with another rank of its shard group;
+// names the parameter).
 absl::StatusOr<ReplicateBuckets> PlanReplicateBuckets(
     const std::vector<std::shared_ptr<Parameter>>& parameters, const ShardingPolicy& policy,
     const ProcessGroup& shard, const ProcessGroup& replicate);

@@ -8,7 +8,7 @@
 namespace weft {
 namespace {
 
-// The two ends of a piece: contiguous in the gathered buffer, strided runs in the image.
+// Source and target of a piece: contiguous in the gathered buffer, strided runs in the image.
 struct PieceEnds {
   TensorView gathered;
   int64_t gathered_element;
@@ -16,7 +16,7 @@ struct PieceEnds {
   int64_t image_element;
 };
 
-// `shard_start`: where the shard begins that holds the piece.
+// `shard_start`: offset of the shard that holds the piece.
 PieceEnds EndsOf(const FlatLayout& layout, int64_t shard_start, const ShardPiece& piece, DType gathered,
                  DType image) {
   const Shape shape = {piece.runs, piece.run_length};

@@ -1,5 +1,7 @@
-// Copies between whole parameters (an image) and their shards end to end (a gathered buffer), for layouts in
-// which the two are not the same memory. Planned once; the dtype is converted on the way.
+// Copies between an image (whole parameters) and a gathered buffer (shards end to end).
+//
+// For layouts in which the two are different memory. Copies are planned once and convert the dtype on the
+// way.
 #pragma once
 
 #include <cstdint>
@@ -10,22 +12,21 @@
 
 namespace weft {
 
-// A copy plan together with where it begins in the two buffers.
+// A copy plan and its offsets in the two buffers.
 struct PlacedCopy {
   CopyPlan plan;
   int64_t source_byte;
   int64_t target_byte;
 };
 
-// Gathered buffer to image; every element of every parameter is written once, gaps of the image are not
-// touched.
+// From gathered buffer to image. Writes every element of every parameter once, and no gap of the image.
 std::vector<PlacedCopy> PlanCopyOut(const FlatLayout& layout, DType gathered, DType image);
-// Image to the shards of ranks [begin, end), end to end; the padding there is not touched.
+// From image to the shards of ranks [begin, end), end to end. Writes no padding.
 std::vector<PlacedCopy> PlanShardCopies(const FlatLayout& layout, int begin, int end, DType dtype);
-// Gradient image to the input of the reduce-scatter; the padding there is not touched.
+// From gradient image to the input of the reduce-scatter. Writes no padding.
 std::vector<PlacedCopy> PlanGradientCopyIn(const FlatLayout& layout, DType image, DType gathered);
 
-// Runs them all, target = source * scale; returns the bytes written.
+// Runs all copies, target = source * scale. Returns the bytes written.
 int64_t RunCopies(const std::vector<PlacedCopy>& copies, const void* source, void* target,
                   float scale = 1.0F);
 

@@ -122,7 +122,7 @@ class Runs(WeftCase):
         self.assertRegex(output, r"(?m)^node-shared +in place +\(each shard group is on one node")
         alone = self.run_weft("train", *SMALL, "--steps", "1", "--node-shared", "on")
         self.assertEqual(alone.returncode, 2, alone.stderr)
-        self.assertIn("--node-shared: one copy of the weights a node is asked for, but a shard group of one rank",
+        self.assertIn("--node-shared: sharing images on each node is required (on), but a shard group of one rank",
                       alone.stderr)
 
     def test_trains_on_the_text_that_it_brings(self):

@@ -11,26 +11,26 @@ namespace {
 
 TEST(RangeAllocator, TakesTheFirstRangeThatFits) {
   RangeAllocator ranges(640);
-  EXPECT_EQ(ranges.Take(100), 0);
-  EXPECT_EQ(ranges.Take(64), 128);
-  EXPECT_EQ(ranges.Take(320), 192);
-  ranges.Give(0);
-  EXPECT_EQ(ranges.Take(129), std::nullopt);  // 128 are free in front, and at the end.
-  EXPECT_EQ(ranges.Take(128), 0);
-  EXPECT_EQ(ranges.Take(128), 512);
-  EXPECT_EQ(ranges.Take(1), std::nullopt);
+  EXPECT_EQ(ranges.Allocate(100), 0);
+  EXPECT_EQ(ranges.Allocate(64), 128);
+  EXPECT_EQ(ranges.Allocate(320), 192);
+  ranges.Free(0);
+  EXPECT_EQ(ranges.Allocate(129), std::nullopt);  // 128 are free in front, and at the end.
+  EXPECT_EQ(ranges.Allocate(128), 0);
+  EXPECT_EQ(ranges.Allocate(128), 512);
+  EXPECT_EQ(ranges.Allocate(1), std::nullopt);
   EXPECT_EQ(ranges.high_water(), 640);
 }
 
 TEST(RangeAllocator, IsWholeAgainWhenAllIsGivenBack) {
   RangeAllocator ranges(256);
   for (const size_t first : {size_t{0}, size_t{64}}) {
-    ASSERT_EQ(ranges.Take(64), 0);
-    ASSERT_EQ(ranges.Take(64), 64);
-    ranges.Give(first);
-    ranges.Give(64 - first);
-    EXPECT_EQ(ranges.Take(256), 0);
-    ranges.Give(0);
+    ASSERT_EQ(ranges.Allocate(64), 0);
+    ASSERT_EQ(ranges.Allocate(64), 64);
+    ranges.Free(first);
+    ranges.Free(64 - first);
+    EXPECT_EQ(ranges.Allocate(256), 0);
+    ranges.Free(0);
   }
 }
 
@@ -41,7 +41,7 @@ TEST(RangeAllocator, GivesNoByteTwice) {
     std::map<size_t, size_t> taken;  // Bytes by beginnings.
     for (int call = 0; call < 100; ++call) {
       const size_t bytes = 1 + random() % 900;
-      if (const auto begin = ranges.Take(bytes)) {
+      if (const auto begin = ranges.Allocate(bytes)) {
         EXPECT_EQ(*begin % 64, 0);
         EXPECT_LE(*begin + bytes, 4096);
         for (const auto& [other, size] : taken)
@@ -50,7 +50,7 @@ TEST(RangeAllocator, GivesNoByteTwice) {
       } else {
         ASSERT_FALSE(taken.empty());
         const auto victim = std::next(taken.begin(), random() % taken.size());
-        ranges.Give(victim->first);
+        ranges.Free(victim->first);
         taken.erase(victim);
       }
     }

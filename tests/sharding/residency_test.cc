@@ -81,7 +81,7 @@ TEST(ChooseResidency, IsPrivateElsewhereAndSaysWhy) {
     policy.node_shared = NodeShared::kOn;
     EXPECT_THAT(ChooseResidency(policy, obstacle.nodes, obstacle.shard_size),
                 StatusIs(absl::StatusCode::kInvalidArgument,
-                         AllOf(HasSubstr("is asked for, but"), HasSubstr(obstacle.says))));
+                         AllOf(HasSubstr("is required (on), but"), HasSubstr(obstacle.says))));
   }
 }
 

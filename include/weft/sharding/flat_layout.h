@@ -1,24 +1,25 @@
-// Where the parameters of a group lie in its flat buffers, and which elements each rank of the shard group
-// owns.
+// Flat layout of a parameter group: the place of each parameter in the group's buffers, and the elements that
+// each rank of the shard group owns.
 //
 // A group has three kinds of buffer, all counted in elements:
 //
-//   shard     what one rank owns;
-//   gathered  the shards of all ranks end to end, as the all-gather leaves them;
+//   shard     the elements that one rank owns;
+//   gathered  the shards of all ranks end to end, the output of the all-gather;
 //   image     all parameters whole, each row-major and aligned.
 //
-// kContiguous: the image *is* the gathered buffer, cut into equal ranges wherever the cuts fall.
-// kPerParameter: every parameter is cut on a dim of its own into equal chunks (the last ones short or empty),
-// and the image is assembled by copies (shard_copies.h).
+// kContiguous: the image *is* the gathered buffer. It is cut into equal ranges, regardless of parameter
+// boundaries. kPerParameter: every parameter is cut on a dim of its own into equal chunks (the last ones
+// short or empty), and copies assemble the image (shard_copies.h).
 //
-// In both, trainable parameters come first, ordered by replicate bucket, so that a bucket is one slice of a
-// shard; then come frozen ones, which have no gradients. Gradients need the front of each buffer only:
+// In both kinds, trainable parameters come first, ordered by replicate bucket, so that a bucket is one slice
+// of a shard. Frozen parameters follow; they have no gradients. Gradients need the front of each buffer only:
 //
 //   gradient image  the front of the image, up to the first frozen parameter;
-//   reduced part    the front of a shard that lies in the gradient image (kContiguous: all of it for the
-//   first
-//                   ranks, nothing for the last ones), or that trainable parameters have (kPerParameter: the
-//                   same for all ranks). These parts end to end are the input of the reduce-scatter.
+//   reduced part    kContiguous: the part of a shard that lies in the gradient image; this is all of it for
+//   the
+//                   first ranks and nothing for the last ones. kPerParameter: the front of a shard that
+//                   belongs to trainable parameters, the same for all ranks. The reduced parts end to end are
+//                   the input of the reduce-scatter.
 //
 // Pure: every rank builds the same layout from the same arguments; nothing is allocated or sent.
 // Thread safety: a value.
@@ -38,7 +39,7 @@ enum class FlatKind : uint8_t { kContiguous, kPerParameter };
 
 struct FlatParameter {
   Shape shape;
-  int shard_dim = 0;         // kPerParameter only; negative counts from the end.
+  int shard_dim = 0;         // kPerParameter only. Negative dims count from the end.
   int replicate_bucket = 0;  // Parameters of one bucket are all-reduced together after the reduce-scatter.
   bool trainable = true;
 };
@@ -56,23 +57,23 @@ struct BucketSlice {
   FlatRange range;
 };
 
-// The part of one parameter that one rank owns: contiguous in the shard, and `runs` equally spaced runs of
-// contiguous elements in the parameter (more than one only for a shard dim other than 0).
+// The part of one parameter that one rank owns. It is contiguous in the shard, and consists of `runs` equally
+// spaced runs of contiguous elements in the parameter (more than one only for a shard dim other than 0).
 struct ShardPiece {
   int parameter;         // Index in the order given to Make.
-  int64_t shard_offset;  // Of its first element in the shard.
+  int64_t shard_offset;  // Offset of its first element in the shard.
   int64_t start;         // Row-major index of its first element in the parameter.
   int64_t runs;
   int64_t run_length;
-  int64_t run_stride;  // From the start of a run to the next, in the parameter.
+  int64_t run_stride;  // Distance between starts of runs, in the parameter.
 
   int64_t elements() const { return runs * run_length; }
 };
 
 class FlatLayout {
  public:
-  // `alignment`: elements to which parameters and shards are aligned; 64 bytes of the smallest dtype that
-  // lies in such buffers. Errors: kInvalidArgument (names the parameter's index and what is wrong).
+  // `alignment`, in elements, of parameters and shards: 64 bytes in the smallest dtype of the buffers.
+  // Errors: kInvalidArgument (names the parameter's index and the fault).
   static absl::StatusOr<FlatLayout> Make(FlatKind kind, std::vector<FlatParameter> parameters, int shard_size,
                                          int64_t alignment);
 
@@ -85,26 +86,27 @@ class FlatLayout {
   int64_t image_elements() const { return image_elements_; }
   // Elements of all parameters, without padding.
   int64_t parameter_elements() const { return parameter_elements_; }
-  // Whether there are parameters, and all are frozen.
+  // Whether the group has parameters and all of them are frozen.
   bool frozen() const;
 
-  // The same of what has gradients: equal to those above where no parameter is frozen.
+  // Counts of elements with gradients: equal to those above if no parameter is frozen.
   int64_t gradient_image_elements() const { return gradient_image_elements_; }
-  int64_t reduced_elements() const;  // The reduced parts of all ranks.
+  int64_t reduced_elements() const;  // Of the reduced parts of all ranks.
   int64_t reduced_elements(int shard_rank) const;
-  int64_t reduced_offset(int shard_rank) const;  // Where a rank's part begins among them.
+  int64_t reduced_offset(int shard_rank) const;  // Offset of a rank's reduced part among them.
   int64_t trainable_elements() const { return trainable_elements_; }
 
-  // Where a parameter begins in the image.
+  // Offset of a parameter in the image.
   int64_t image_offset(int parameter) const { return image_offsets_[static_cast<size_t>(parameter)]; }
 
-  // What `shard_rank` owns, by ascending shard_offset; parameters of which it owns nothing are left out.
+  // The pieces that `shard_rank` owns, by ascending shard_offset. Parameters of which it owns nothing are
+  // left out.
   std::vector<ShardPiece> Pieces(int shard_rank) const;
-  // A slice for each bucket that has trainable parameters, empty where the rank owns none of them. Slices
-  // ascend without gaps and, if there are any, cover the reduced part; all ranks list the same buckets.
+  // One slice for each bucket that has trainable parameters; empty if the rank owns none of them. Slices
+  // ascend without gaps and cover the reduced part, if there is one. All ranks list the same buckets.
   std::vector<BucketSlice> BucketSlices(int shard_rank) const;
 
-  // What no trainable parameter covers, alignment gaps and padding: of the gradient image, and of a reduced
+  // Alignment gaps and padding, which no trainable parameter covers, of the gradient image and of a reduced
   // part.
   std::vector<FlatRange> GradientImageGaps() const;
   std::vector<FlatRange> ReducedGaps(int shard_rank) const;
@@ -116,18 +118,18 @@ class FlatLayout {
   ShardPiece RangePiece(int parameter, int shard_rank) const;
   ShardPiece ChunkPiece(int parameter, int shard_rank) const;
   const FlatParameter& at(int parameter) const { return parameters_[static_cast<size_t>(parameter)]; }
-  // The trainable ones, as they lie in the buffers.
+  // Indices of trainable parameters, in the order of the buffers.
   absl::Span<const int> trainable_order() const {
     return absl::MakeConstSpan(order_).first(trainable_count_);
   }
-  // The part of a shard that is set aside for a trainable parameter, with the padding that follows.
+  // The range of a shard that belongs to a trainable parameter, with the padding that follows it.
   FlatRange ShardRange(int parameter, int shard_rank) const;
 
   FlatKind kind_ = FlatKind::kContiguous;
   int shard_size_ = 1;
   std::vector<FlatParameter> parameters_;
-  std::vector<int> order_;              // Parameters as they lie in the buffers.
-  size_t trainable_count_ = 0;          // The first ones of them.
+  std::vector<int> order_;              // Indices of parameters, in the order of the buffers.
+  size_t trainable_count_ = 0;          // The first ones of order_.
   std::vector<int64_t> image_offsets_;  // By parameter.
   std::vector<int64_t> shard_offsets_;  // By parameter; kPerParameter only.
   int64_t alignment_ = 1;
@@ -135,7 +137,7 @@ class FlatLayout {
   int64_t image_elements_ = 0;
   int64_t parameter_elements_ = 0;
   int64_t gradient_image_elements_ = 0;
-  int64_t reduced_chunk_elements_ = 0;  // kPerParameter only: of each rank.
+  int64_t reduced_chunk_elements_ = 0;  // kPerParameter only: of each rank's reduced part.
   int64_t trainable_elements_ = 0;
 };
 

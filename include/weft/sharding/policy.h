@@ -1,5 +1,7 @@
-// How a model is sharded. Of these options the dtypes and the casts that they bring, the divide factor,
-// replicate groups and ignored parameters change results; the others not one bit, only costs.
+// Options of sharding.
+//
+// The dtypes and their casts, the divide factor, replicate groups and ignored parameters change results. All
+// other options change costs only, and not a bit of the results.
 //
 // Thread safety: a value.
 #pragma once
@@ -19,11 +21,11 @@
 namespace weft {
 
 struct ParameterDTypes {
-  // What forward and backward compute with; the sharded master copy is always fp32. f32 or bf16.
+  // Dtype of all-gathers, forward and backward: f32 or bf16. The master shard is always fp32.
   DType param = DType::kF32;
-  // What gradients are exchanged in; sums are formed in fp32 either way. f32, bf16 or f16.
+  // Dtype in which gradients are exchanged: f32, bf16 or f16. Sums are accumulated in fp32.
   DType reduce = DType::kF32;
-  // What backward writes, f32 or bf16. Unset: bf16 only where both others are, else f32.
+  // Dtype of the gradients that backward writes: f32 or bf16. Unset: bf16 if both others are bf16, else f32.
   std::optional<DType> gradient = std::nullopt;
 
   DType gradient_dtype() const;
@@ -31,11 +33,11 @@ struct ParameterDTypes {
   absl::Status Validate() const;
 };
 
-// Whether the ranks of a node hold images together instead of one each.
+// Whether the ranks of a node share images.
 enum class NodeShared : uint8_t {
-  kAuto,  // Where they can.
-  kOn,    // It is an error where they cannot.
-  kOff,
+  kAuto,  // If they can.
+  kOn,    // Yes; an error if they cannot.
+  kOff,   // No: each rank has images of its own.
 };
 
 // "auto", "on", "off".
@@ -53,60 +55,60 @@ enum class GradientSync : uint8_t { kLast, kReduceScatter, kEach };
 std::string_view Name(GradientSync sync);
 
 struct ShardingPolicy {
-  // On: the gathered image is the parameters, and the gradient image is the reduce-scatter's input. Off:
-  // every parameter is sharded on a dim of its own, and copied out of and into the collectives' buffers.
+  // On: the output of the all-gather is the parameters, and the gradient image is the input of the
+  // reduce-scatter. Off: every parameter is sharded on a dim of its own, and copied out of and into the
+  // buffers of collectives.
   bool zero_copy = true;
   // See ChooseResidency.
   NodeShared node_shared = NodeShared::kAuto;
-  // Off: parameters stay unsharded from forward until their backward is over: one gather less, the whole
-  // model in memory.
+  // Off: parameters stay unsharded from forward to the end of their backward. This saves a gather and keeps
+  // the whole model in memory.
   bool reshard_after_forward = true;
-  // More than 1: what is resharded after forward keeps one of so many parts of its image, and backward
-  // gathers the others from neighbours of the shard group alone. Divides that group's size. 0: nothing is
-  // kept.
+  // k > 1: a group resharded after forward keeps one of k parts of its image, and backward gathers the others
+  // from k neighbors of the shard group. k must divide the group's size. 0: nothing is kept.
   int reshard_after_forward_size = 0;
-  // The root's backward begins where its forward ends: resharding it in between only costs a gather.
+  // The root's backward begins where its forward ends, so resharding it in between only costs a gather.
   bool reshard_root_after_forward = false;
-  // Groups that are gathered ahead of the one that computes; 0 gathers each when it is needed. At most
-  // kMaxPrefetchDepth. Unset: see ResolvePrefetch; for those who know of no nodes kPrefetchOnANode.
+  // Groups gathered ahead of the one that computes, at most kMaxPrefetchDepth. 0: each group is gathered when
+  // it is needed. Unset: ResolvePrefetch chooses.
   std::optional<int> prefetch_depth = std::nullopt;
   // See ParameterDTypes.
   DType param_dtype = DType::kF32;
   DType reduce_dtype = DType::kF32;
-  // In place of these two, for each parameter; those of one group must agree. Unset: the two for all.
+  // Dtypes of each parameter instead of the two above; those of one group must agree. Unset: the two above.
   std::function<ParameterDTypes(const Parameter&)> dtypes_of = nullptr;
-  // On: floating-point inputs of a group's module are cast to what the group computes with, and gradients of
-  // them back.
+  // On: floating-point inputs of a group's module are cast to the group's compute dtype, and their gradients
+  // back.
   bool cast_forward_inputs = true;
-  // What floating-point outputs of the root are cast to. Unset: they stay as they are.
+  // Dtype to which floating-point outputs of the root are cast. Unset: no cast.
   std::optional<DType> output_dtype = std::nullopt;
-  // What summed gradients are divided by, on top of what the loss carries. In f16, a power of two near its
-  // root is divided out before the exchange, so that sums do not overflow, and the rest afterwards.
+  // Divisor of summed gradients, in addition to the division in the loss. In f16 a power of two near its
+  // square root is divided out before the exchange, so that sums do not overflow, and the rest afterwards.
   float gradient_divide_factor = 1.0F;
-  // Bounds on what is under way while backward goes on: reduce-scatters, each of which keeps one group's full
+  // Bounds on the operations in flight during backward: reduce-scatters, each of which keeps one group's full
   // gradients alive (0: backward waits for each), and all-reduces (at least 1).
   int max_reduce_scatters = 2;
   int max_all_reduces = 2;
-  // Without zero_copy: the dim on which a parameter is sharded; negative ones count from the end. Unset: 0.
+  // Without zero_copy: the dim on which a parameter is sharded. Negative dims count from the end. Unset: 0.
   std::function<int(const Parameter&)> shard_dim = nullptr;
-  // The ranks over which a parameter's gradient is all-reduced, as this rank sees them: all ranks must name
-  // the same groups in the same order of parameters. None: it is reduce-scattered only, and whoever
-  // replicates it sees to that. Unset: every parameter's replicas are those of the mesh.
+  // The ranks over which a parameter's gradient is all-reduced, with this rank among them. All ranks must
+  // name the same groups in the same order of parameters. Returning nothing: the gradient is reduce-scattered
+  // only. Unset: the replicas of the mesh.
   std::function<std::optional<ProcessGroup>(const Parameter&)> replicate_group = nullptr;
 
-  // On: the replicas of a shard update a part of it each, instead of all of it. The all-reduce of gradients
-  // becomes a reduce-scatter, and forward gathers what the others have updated: as many bytes, half of them
-  // at a time when the wire is idle, and moments and reduced gradients of one part only. There must be
-  // replicas.
+  // On: each replica of a shard updates one part of it. The all-reduce of gradients becomes a reduce-scatter,
+  // and forward gathers the other replicas' updates. As many bytes are sent, half of them when the wire is
+  // otherwise idle; moments and reduced gradients take the memory of one part.
+  // REQUIRES: the mesh has replicas.
   bool shard_optimizer_over_replicas = false;
 
-  // How weights and gradients travel between nodes; with the optimizer sharded over replicas and compression,
-  // what updates have changed does, for four bytes more an element that a rank updates. It pays where links
-  // are slow beside the cores: ChooseWireCompression finds out.
+  // Compression of weights and gradients between nodes. With the optimizer sharded over replicas, updates are
+  // then delta-encoded, which takes four more bytes for each element that a rank updates. Compression pays
+  // where links are slow compared with the cores: ChooseWireCompression measures.
   WireCompression wire_compression = WireCompression::kNone;
 
-  // Parameters that stay with the caller, whole on each rank: never gathered, reduced, clipped or listed
-  // among the shards. Unset: none.
+  // Parameters that are not sharded: they stay whole with the caller on each rank, and are never gathered,
+  // reduced, clipped or listed among the shards. Unset: none.
   std::function<bool(const Parameter&)> ignored = nullptr;
 
   static constexpr int kMaxPrefetchDepth = 2;
@@ -117,7 +119,7 @@ struct ShardingPolicy {
   // Errors: kInvalidArgument (names the option, its value and what is allowed).
   absl::Status Validate() const;
   ParameterDTypes DTypesOf(const Parameter& parameter) const;
-  // Of the two dtypes that all parameters have by default.
+  // Gradient dtype of param_dtype and reduce_dtype.
   DType gradient_dtype() const { return ParameterDTypes{param_dtype, reduce_dtype}.gradient_dtype(); }
 };
 

@@ -1,7 +1,7 @@
-// What a rank holds of a parameter between steps: the window through which optimizers update it, loaders fill
-// it, and writers save it.
+// View of the part of a parameter that one rank holds between steps. Optimizers update it, loaders fill it,
+// and checkpoints save it.
 //
-// Thread safety: a value; what it points to belongs to the parameter group.
+// Thread safety: a value. The memory belongs to the parameter group.
 #pragma once
 
 #include <cstdint>
@@ -17,24 +17,26 @@ namespace weft {
 
 struct ShardView {
   const Parameter* parameter;
-  ShardPiece piece;  // Which elements of the parameter these are, in order.
-  float* data;       // [piece.elements()], the fp32 master.
+  ShardPiece piece;  // Elements of the parameter, in order.
+  float* data;       // [piece.elements()], part of the fp32 master.
   float* grad;       // [piece.elements()], summed over all ranks; null while there are no reduced gradients.
 
   int64_t elements() const { return piece.elements(); }
 };
 
-// Writes elements [start, start + count) of a parameter, row-major, to `out` in fp32. A sharded model asks
-// for what its rank owns and for nothing else.
+// Writes elements [start, start + count) of a parameter, row-major, to `out` in fp32. A sharded model
+// requests only the elements that its rank owns.
 using ShardLoader =
     std::function<absl::Status(const Parameter& parameter, int64_t start, int64_t count, float* out)>;
 
-// Fills the shards' data, run by run. Errors: the loader's.
+// Fills the data of the shards, run by run.
+// Errors: the loader's.
 absl::Status FillShards(absl::Span<const ShardView> shards, const ShardLoader& loader);
 
-// The parameters' own initial values (see nn/initialize.h).
+// Loads the parameters' initial values (see nn/initialize.h).
 ShardLoader LoadInitialValues(uint64_t seed);
-// The values that the parameters hold in the caller's memory; each must have data, contiguous.
+// Loads the values that the parameters hold in the caller's memory.
+// REQUIRES: each has contiguous data.
 ShardLoader LoadFromParameters();
 
 }  // namespace weft

@@ -1,13 +1,13 @@
-// The state of a sharded model by name: its parameters, and whatever lies parallel to their shards, such as
-// an optimizer's moments (anything that is given as ShardViews).
+// State of a sharded model by name: its parameters, and arrays parallel to their shards, such as an
+// optimizer's moments (anything given as ShardViews).
 //
-// Sharded: every rank has its own pieces, each with the global shape of its array and the elements that it
-// holds. Pieces of any mesh fit a model on any other one: PlanStateCopies says which elements come from
-// where. Full: whole arrays, gathered one after the other.
+// Sharded state: every rank has its own pieces. A piece has the global shape of its array and the elements
+// that it holds. Pieces of any mesh fit a model on any other mesh: PlanStateCopies says which elements come
+// from which piece. Full state: whole arrays, gathered one after the other.
 //
 //   std::vector<StatePiece> pieces = ShardedState(model->Shards());
 //   for (StatePiece& piece : ShardedState(optimizer.FirstMoments(), ".exp_avg")) pieces.push_back(piece);
-//   …
+//   ...
 //   WEFT_RETURN_IF_ERROR(FillShards(model->Shards(), LoadFromState(pieces)));
 //   WEFT_RETURN_IF_ERROR(FillShards(optimizer.FirstMoments(), LoadFromState(pieces, ".exp_avg")));
 //
@@ -32,7 +32,7 @@
 
 namespace weft {
 
-// Elements of an array, row-major: `runs` of `run_length`, `run_stride` apart, from `start` on.
+// Elements of a row-major array: `runs` runs of `run_length` elements, `run_stride` apart, from `start` on.
 struct ElementRuns {
   int64_t start = 0;
   int64_t runs = 1;
@@ -45,12 +45,12 @@ struct ElementRuns {
 // A part of a named array.
 struct StatePiece {
   std::string name;
-  Shape shape;           // Of the whole array.
-  ElementRuns elements;  // Which ones these are.
-  float* data;           // [elements.elements()], end to end; its owner's.
+  Shape shape;           // Shape of the whole array.
+  ElementRuns elements;  // Elements that the piece holds.
+  float* data;           // [elements.elements()], end to end; not owned.
 };
 
-// This rank's pieces: the parameters' names with `suffix`.
+// This rank's pieces, named like the parameters with `suffix` appended.
 std::vector<StatePiece> ShardedState(absl::Span<const ShardView> shards, std::string_view suffix = "");
 
 // `count` elements from place `from` of source number `source` to place `to`.
@@ -61,23 +61,24 @@ struct StateCopy {
   int64_t count;
 };
 
-// What to copy so that `wanted` lies end to end, by ascending `to`. Sources may overlap, as those of replicas
-// do: of the same elements those of one of them are taken. Errors: kNotFound (names the first element that
-// none of the sources holds).
+// Plans the copies that put `wanted` end to end, by ascending `to`. Sources may overlap, as those of replicas
+// do; each element is taken from one of them.
+// Errors: kNotFound (names the first element that no source holds).
 absl::StatusOr<std::vector<StateCopy>> PlanStateCopies(absl::Span<const ElementRuns> sources,
                                                        const ElementRuns& wanted);
 
-// Reads shards from pieces, sharded or whole, of any mesh; the pieces' data must stay as long as the loader.
-// Errors of the loader: kNotFound (no piece of that name and suffix, or an element that none holds),
+// Loader of shards from pieces, sharded or whole, of any mesh.
+// Lifetime: the pieces' data must outlive the loader.
+// Errors of the loader: kNotFound (no piece of that name and suffix, or an element that no piece holds),
 // kInvalidArgument (pieces of another shape).
 ShardLoader LoadFromState(absl::Span<const StatePiece> pieces, std::string_view suffix = "");
 
 enum class StateTarget : uint8_t { kEveryRank, kRankZero };
 
-// Whole arrays in the order of the model's groups: calls `consume` with each, on every rank or on rank 0 of
-// the mesh alone. `shards`: the model's Shards, or parallel to them. Holds one array at a time, and where it
-// is sent from or put together, two. Errors: kInvalidArgument (shards of other parameters), and what
-// `consume` returns on this rank.
+// Calls `consume` with each whole array, in the order of the model's groups, on every rank or only on rank 0
+// of the mesh. `shards`: the model's Shards, or views parallel to them. Holds one array at a time; two while
+// it is sent or assembled.
+// Errors: kInvalidArgument (shards of other parameters), and the error of `consume` on this rank.
 using ArrayConsumer = std::function<absl::Status(const Parameter& parameter, absl::Span<const float> values)>;
 absl::Status GatherFullState(ShardedModel& model, absl::Span<const ShardView> shards, StateTarget target,
                              const ArrayConsumer& consume);
