@@ -87,7 +87,7 @@ class Trainer {
     policy.shard_optimizer_over_replicas = IntegerOf(request, "sharded_optimizer") != 0;
     // The default of `weft train`.
     if (IntegerOf(request, "wire_compression") != 0) {
-      policy.wire_compression = OrDie(ChooseWireCompression(engine)).compression;
+      policy.wire_compression = OrDie(ChooseWireCompression(engine)).wire_compression;
     }
     return policy;
   }

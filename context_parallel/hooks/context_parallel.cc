@@ -50,7 +50,7 @@ class ContextParallel::Impl {
 
   absl::Status Open() {
     error_hook_ =
-        root_.AddErrorHook([this](Module&, const absl::Status& error) { shared_.engine.Poison(error); });
+        root_.AddErrorHook([this](Module&, const absl::Status& error) { shared_.engine.Abort(error); });
     WEFT_ASSIGN_OR_RETURN(shared_.parallel,
                           AttentionParallel::Create(scheme_, shared_.engine, pool_, shared_.group));
     return absl::OkStatus();

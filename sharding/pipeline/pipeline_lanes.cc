@@ -84,7 +84,7 @@ OpOptions PipelineLanes::ControlOptions(const std::string& label, Priority prior
 
 OpOptions PipelineLanes::DataOptions(const std::string& label, Priority priority) {
   OpOptions options = ControlOptions(label, priority);
-  options.compression = options_.wire_compression;
+  options.wire_compression = options_.wire_compression;
   return options;
 }
 

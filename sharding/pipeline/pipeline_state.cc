@@ -7,7 +7,7 @@ namespace weft {
 void PipelineState::Stop(const absl::Status& cause) {
   if (!status_.ok()) return;
   status_ = Annotate(cause, "sharding stopped");
-  engine_.Poison(cause);
+  engine_.Abort(cause);
 }
 
 }  // namespace weft

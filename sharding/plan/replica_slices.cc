@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "weft/comm/all_reduce_parts.h"
+#include "weft/comm/types.h"
 
 namespace weft {
 
@@ -26,7 +26,7 @@ std::vector<ReplicaSlice> DividedSlices(const FlatLayout& layout, int shard_rank
   std::vector<ReplicaSlice> slices = WholeSlices(layout, shard_rank);
   for (ReplicaSlice& slice : slices) {
     const ProcessGroup& group = replicas[static_cast<size_t>(slice.bucket)];
-    slice.counts = AllReduceParts(slice.range.count, group.size(), dtype);
+    slice.counts = AllReduceCounts(slice.range.count, group.size(), dtype);
     slice.own = slice.PartOf(group.group_rank);
   }
   return slices;

@@ -1,9 +1,11 @@
-// The vocabulary of the communication engine.
+// Basic types of the communication engine: kinds of collectives, priorities, lanes and the options of a
+// submission.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "weft/core/dtype.h"
 
@@ -20,50 +22,54 @@ enum class OpKind : uint8_t {
   kBroadcast,
   kBarrier
 };
-// kAverage multiplies the fp32 sum by 1/size of the group before the one rounding; not for integers.
+
+// kAverage scales the fp32 sum by 1 / (group size) before its only rounding. Not for integers.
 enum class ReduceOp : uint8_t { kSum, kAverage, kMax };
 
-// Who goes first when several operations could move data. Waiting on a Work raises it, all before it on its
-// lane, and what these come `after`, to kCritical.
+// Urgency of an operation, most urgent first. It decides which operation moves data next. Waiting on a Work
+// raises it to kCritical, together with its predecessors on the lane and the operations that these start
+// `after`.
 enum class Priority : uint8_t { kCritical, kPrefetch, kReduce, kBulk };
 
-// What a lane is for. Collectives of different purposes never share a lane, so that none waits behind
-// another.
+// Use of a lane. Collectives of different purposes have separate lanes, so that none queues behind another.
 enum class LanePurpose : uint8_t { kAllGather, kReduceScatter, kAllReduce, kContext, kControl };
 
-// How numbers travel between nodes. The same bits arrive either way: what a compressed slice saves of the
-// wire, about a sixth in f32, 0.3 in bf16 and a third of changes, it costs in compute at both ends. Of
-// all-gathers, broadcasts and reductions, in f32 and bf16; everything else travels as it is.
+// Compression of f32 and bf16 between nodes, in all-gathers, broadcasts and reductions. Results have the same
+// bits with and without it. Lossless compression saves about one sixth of the bytes in f32, 0.3 in bf16 and
+// one third in delta encoding, and takes compute time at both ends.
 enum class WireCompression : uint8_t { kNone, kLossless };
 
 std::string_view Name(OpKind kind);
 std::string_view Name(ReduceOp op);
 std::string_view Name(Priority priority);
 std::string_view Name(LanePurpose purpose);
-// "none", "lossless".
-std::string_view Name(WireCompression compression);
+std::string_view Name(WireCompression wire_compression);  // "none", "lossless".
 
-// An ordered stream of collectives on one process group: a handle, valid on the engine that made it.
+// Elements that each rank reduces in an all-reduce, by group rank: whole cache lines, as equal as possible. A
+// reduce-scatter with these counts computes the same sums on the same ranks. Its bits therefore equal those
+// of the all-reduce, even where partial sums are rounded between nodes.
+std::vector<int64_t> AllReduceCounts(int64_t elements, int ranks, DType dtype);
+
+// An ordered stream of collectives on one process group. Valid on the engine that returned it.
 struct LaneId {
   int index = -1;
 };
 
 class Work;
 
-// What may be said of any collective beside its data.
+// Options of one collective, beside its data.
 struct OpOptions {
   Priority priority = Priority::kBulk;
-  // Hash of what the collective is for (group, bucket, step, microbatch, …). Ranks whose identities differ at
-  // the same place of a lane are told so, instead of adding up things that do not belong together. 0 is an
-  // identity like any.
+  // Hash of the collective's purpose, such as group, bucket and step. Ranks that submit different identities
+  // at the same place of a lane get an error, instead of a sum of unrelated data.
   uint64_t identity = 0;
-  // For messages and traces: "layers.3", "grad_norm".
+  // Text for messages and traces, such as "layers.3" or "grad_norm".
   std::string label;
-  // The same on all ranks.
-  WireCompression compression = WireCompression::kNone;
-  // The *gate*: this starts only when that earlier Work of the same engine is *released* here, so that it may
-  // write memory that peers read through that one. Read at submission only. All ranks should name the same
-  // operation, earlier in the program than any that this one comes behind on its lane.
+  // REQUIRES: the same on all ranks.
+  WireCompression wire_compression = WireCompression::kNone;
+  // An earlier Work of the same engine. This operation starts once the gate is *released* on this rank, and
+  // may then write memory that peers read through the gate. Read at submission only.
+  // REQUIRES: all ranks name the same operation, submitted before this one's predecessors on its lane.
   const Work* gate = nullptr;
 };
 

@@ -1,7 +1,7 @@
-// Whether it pays to compress what travels between nodes, by a measurement at the start of a run: where a
-// link is slow beside the cores, the time that compression saves on it is more than what it takes of them.
+// Choice of wire compression by a measurement at the start of a run.
 //
-// Collective: all ranks of the engine. It adds a lane.
+// Compression pays where a link is slow relative to the cores: the transfer time that it saves must exceed
+// the compute time that it takes.
 #pragma once
 
 #include <string>
@@ -14,14 +14,17 @@
 namespace weft {
 
 struct WireCompressionChoice {
-  WireCompression compression = WireCompression::kNone;
-  std::string reason;
+  WireCompression wire_compression = WireCompression::kNone;
+  std::string reason;  // The measured times.
 };
 
-// All ranks send at once, a few MB each to a rank of another node, and compress a slice of normally
-// distributed f32; the slowest of each counts. Compression is chosen where it saves at least three times the
-// time that it takes. The same choice on all ranks; kNone on one node, where nothing is measured. Errors:
-// those of the engine (a peer that does not come is past its deadline).
+// Chooses kLossless if compression saves more than three times the time that it takes. All ranks send 2 MiB
+// at once, three times, each to a rank of another node where there is one, and compress slices of normally
+// distributed f32. The fastest round of the slowest rank counts. All ranks get the same choice. On one node:
+// kNone, without a measurement.
+//
+// Collective: all ranks of the engine. Adds a kControl lane of all ranks.
+// Errors: those of CommEngine::AddLane and Work::Wait.
 absl::StatusOr<WireCompressionChoice> ChooseWireCompression(CommEngine& engine);
 
 }  // namespace weft

@@ -1,12 +1,12 @@
-// One rank's part of an asynchronous collective. It has two events: *ready*, when its outputs are valid here,
-// and *released*, when in addition no peer reads its inputs or outputs through this operation any more.
+// Handle of one asynchronous collective on this rank.
 //
-// Thread safety: a Work belongs to the thread that submitted it.
-// Lifetime: the buffers named at submission must stay until *released*. Destroying an unfinished Work waits
-//   for that (to the engine's deadline). Destroying a failed one never waits for peers: the engine keeps its
-//   record in quarantine. Memory of a failed operation must stay until ResetAfterError or the engine's end:
-//   peers of the node may read it, or write to it, and what is on its way between nodes may still be read
-//   from it, or written to it.
+// A Work passes two events. *Ready*: its outputs are valid on this rank. *Released*: in addition, no peer
+// reads or writes its buffers. Reuse or free a buffer only after *released*.
+//
+// Thread safety: owned by the submitting thread.
+// Lifetime: buffers must outlive *released*; after a failure, they must stay until ResetAfterError or the end
+//   of the engine, as peers may still access them. The destructor waits for *released*; if that exceeds the
+//   engine's timeout, it aborts the engine. After a failure it does not wait for peers.
 #pragma once
 
 #include <memory>
@@ -29,25 +29,25 @@ class [[nodiscard]] Work {
   Work& operator=(Work&& other) noexcept;
   ~Work();
 
-  // False for a default-constructed or moved-from Work, on which only destruction and assignment make sense.
+  // False if default-constructed, moved from or detached. REQUIRES, for all members below: valid().
   bool valid() const { return record_ != nullptr; }
 
-  // Blocks until *ready*, and helps to move data meanwhile. The deadline defaults to the engine's; it is
-  // never infinite. Waiting again is harmless.
-  //
-  // Errors: kDeadlineExceeded (names the lane, the operation, its sequence and the ranks it waits for, and
-  // past the engine's own deadline also those that give no sign of life; the operation goes on);
-  // kFailedPrecondition (a peer submitted something else: both operations are in the message); a peer's
-  // error, with "rank N: " in front; kAborted (the engine had failed before: with the cause).
+  // Blocks until *ready*, or until *released*; runs the progress loop meanwhile. `deadline` defaults to the
+  // engine's timeout from now. May be called again.
+  // Errors: kDeadlineExceeded (names lane, operation, sequence and missing ranks; the operation continues.
+  //           Without a `deadline` it also names the ranks that do not respond to a heartbeat request);
+  //         kFailedPrecondition (a peer submitted a different operation; the message has both);
+  //         kAborted (the engine had failed before; the message has the cause);
+  //         the error of a failed peer, with "rank N: " in front.
   absl::Status Wait(std::optional<absl::Time> deadline = std::nullopt);
   absl::Status WaitReleased(std::optional<absl::Time> deadline = std::nullopt);
 
-  // Lets the operation go on by itself: the engine keeps `memory`, which holds its buffers, until it is
-  // *released* or, if it fails, until ResetAfterError or the engine's end. Whoever lets go of `memory` last
-  // may be any thread. Afterwards this is no longer valid().
+  // Gives the operation to the engine, which keeps `memory`, the owners of its buffers, until *released*;
+  // after a failure, until ResetAfterError or the end of the engine. Any thread may drop the last reference.
+  // Afterwards this is not valid().
   void Detach(std::vector<std::shared_ptr<void>> memory);
 
-  // Whether the operation is *ready* or has failed; never blocks, and makes no progress by itself.
+  // True once *ready* (or *released*), or failed. Neither blocks nor makes progress.
   bool Test() const;
   bool TestReleased() const;
 

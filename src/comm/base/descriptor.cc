@@ -11,7 +11,7 @@ namespace {
 
 auto Key(const Descriptor& d) {
   return std::tie(d.sequence, d.identity, d.group_hash, d.counts_hash, d.total_count, d.generation, d.kind,
-                  d.dtype, d.reduce, d.compression);
+                  d.dtype, d.reduce, d.wire_compression);
 }
 
 bool Reduces(OpKind kind) { return kind == OpKind::kReduceScatter || kind == OpKind::kAllReduce; }
@@ -38,9 +38,9 @@ std::string MismatchDetails(const Descriptor& a, const Descriptor& b) {
   if (a.group_hash != b.group_hash)
     return " (lanes of different groups: ranks called AddLane in different orders)";
   if (a.counts_hash != b.counts_hash) return " (different counts or roots)";
-  if (a.compression != b.compression) {
-    return absl::StrCat(" (wire compression: ", ToAbsl(Name(a.compression)), " and ",
-                        ToAbsl(Name(b.compression)), ")");
+  if (a.wire_compression != b.wire_compression) {
+    return absl::StrCat(" (wire compression: ", ToAbsl(Name(a.wire_compression)), " and ",
+                        ToAbsl(Name(b.wire_compression)), ")");
   }
   if (IsSameCollective(a, b)) return " (shared outputs at different addresses in node memory)";
   if (a.identity == b.identity) return "";

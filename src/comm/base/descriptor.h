@@ -23,7 +23,7 @@ struct Descriptor {
   OpKind kind = OpKind::kBarrier;
   DType dtype = DType::kF32;
   ReduceOp reduce = ReduceOp::kSum;
-  WireCompression compression = WireCompression::kNone;
+  WireCompression wire_compression = WireCompression::kNone;
   // Addresses at which local peers read or write this rank's memory. kNoAddress if the operation shares none.
   NodeAddress input = kNoAddress;
   NodeAddress output = kNoAddress;

@@ -1,5 +1,7 @@
 #include "weft/comm/types.h"
 
+#include <algorithm>
+
 namespace weft {
 
 std::string_view Name(OpKind kind) {
@@ -68,8 +70,20 @@ std::string_view Name(LanePurpose purpose) {
   return "unknown";
 }
 
-std::string_view Name(WireCompression compression) {
-  return compression == WireCompression::kLossless ? "lossless" : "none";
+std::string_view Name(WireCompression wire_compression) {
+  return wire_compression == WireCompression::kLossless ? "lossless" : "none";
+}
+
+std::vector<int64_t> AllReduceCounts(int64_t elements, int ranks, DType dtype) {
+  constexpr int64_t kLineBytes = 64;
+  const int64_t line = kLineBytes / static_cast<int64_t>(SizeOf(dtype));
+  const int64_t lines = (elements + line - 1) / line;
+  const int64_t range = (lines + ranks - 1) / ranks * line;
+  std::vector<int64_t> counts(static_cast<size_t>(ranks));
+  for (int rank = 0; rank < ranks; ++rank) {
+    counts[static_cast<size_t>(rank)] = std::clamp<int64_t>(elements - rank * range, 0, range);
+  }
+  return counts;
 }
 
 }  // namespace weft

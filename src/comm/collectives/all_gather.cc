@@ -15,7 +15,7 @@ class AllGatherOperation final : public Collective {
 
  protected:
   absl::Status BeginMove(OperationContext& context) override {
-    GatherPhase::Memory memory{plan().input, plan().output, plan().before, {}};
+    GatherPhase::Memory memory{plan().input, plan().output, plan().base, {}};
     for (int peer : context.placement.local_peers()) {
       memory.peers.push_back({peer, InputOf(context, peer), OutputOf(context, peer)});
     }

@@ -72,7 +72,7 @@ class AllToAllOperation final : public Collective {
       : Collective(std::move(plan), {.input = false, .output = false}) {}
 
  protected:
-  absl::Status TakeMemory(OperationContext& context) override {
+  absl::Status PrepareMemory(OperationContext& context) override {
     const GroupPlacement& placement = context.placement;
     if (placement.local_peers().empty()) return absl::OkStatus();
     const size_t rows = placement.local_peers().size() + 1;
@@ -90,7 +90,7 @@ class AllToAllOperation final : public Collective {
       unreadable.push_back(peer);
       staged_bytes += RoundUpToCacheLine(part.bytes());
     }
-    ShareInput(table_.data());
+    SetSharedInput(table_.data());
     if (unreadable.empty()) return absl::OkStatus();
     WEFT_ASSIGN_OR_RETURN(staged_, context.scratch.Acquire(staged_bytes));
     std::byte* next = staged_.data();

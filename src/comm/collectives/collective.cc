@@ -14,10 +14,11 @@ constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 
 absl::Status Mismatch(const OperationContext& context, int peer_rank, const Descriptor& theirs) {
   const Descriptor& mine = context.record->descriptor;
-  return absl::FailedPreconditionError(absl::StrCat(
-      "lane ", context.record->lane_name, ": rank ", context.placement.WorldRank(context.placement.me()),
-      " submitted ", ToString(mine), ", rank ", peer_rank, " submitted ", ToString(theirs),
-      MismatchDetails(mine, theirs), "; ranks must submit the same in the same order"));
+  return absl::FailedPreconditionError(
+      absl::StrCat("lane ", context.record->lane_name, ": rank ",
+                   context.placement.WorldRank(context.placement.me()), " submitted ", ToString(mine),
+                   ", rank ", peer_rank, " submitted ", ToString(theirs), MismatchDetails(mine, theirs),
+                   "; all ranks of a lane must submit the same operations in the same order"));
 }
 
 const std::byte* MapShared(const NodeLink& node, const NodeAddress& address) {
@@ -59,7 +60,7 @@ int64_t Collective::OutputElements(const OperationContext& context) const {
   }
 }
 
-absl::Status Collective::TakeMemory(OperationContext& context) {
+absl::Status Collective::PrepareMemory(OperationContext& context) {
   caller_output_ = plan_.output;
   const size_t element_bytes = SizeOf(plan_.dtype);
   const auto output_bytes = static_cast<size_t>(OutputElements(context)) * element_bytes;
@@ -83,7 +84,7 @@ void Collective::AddStaging(OperationContext& context, RangeCopy copy, const std
   const auto element_bytes = static_cast<int64_t>(SizeOf(copy.dtype()));
   context.counters.copied_bytes += copy.elements() * element_bytes;
   const int64_t piece = std::max<int64_t>(1, context.options.piece_bytes / element_bytes);
-  // Only read; SliceMemory serves targets too.
+  // SliceMemory has no const form. The source is only read.
   staging_.emplace_back(std::move(copy), piece, SliceMemory::Strided(const_cast<std::byte*>(source)), target);
 }
 
@@ -93,30 +94,30 @@ bool Collective::StepStaging(OperationContext& context) {
   return advanced;
 }
 
-bool Collective::Staged() const {
+bool Collective::IsStagingDone() const {
   return std::all_of(staging_.begin(), staging_.end(), [](const RangeStream& s) { return s.finished(); });
 }
 
 void Collective::Publish(OperationContext& context) {
-  stage_ = Stage::kMeeting;
-  met_.resize(static_cast<size_t>(context.placement.size()));
+  stage_ = Stage::kAwaitingPeers;
+  descriptors_.resize(static_cast<size_t>(context.placement.size()));
   Descriptor& descriptor = context.record->descriptor;
   descriptor.input = context.node.AddressOf(plan_.input).value_or(Descriptor::kNoAddress);
   descriptor.output = context.node.AddressOf(plan_.output).value_or(Descriptor::kNoAddress);
-  met_[static_cast<size_t>(context.placement.me())] = descriptor;
+  descriptors_[static_cast<size_t>(context.placement.me())] = descriptor;
   context.node.Publish(context.record->lane, descriptor);
   for (int peer : context.placement.local_peers()) context.node.Ring(context.placement.WorldRank(peer));
 }
 
-absl::StatusOr<bool> Collective::Meet(OperationContext& context) {
+absl::StatusOr<bool> Collective::ReadPeerDescriptors(OperationContext& context) {
   bool advanced = false;
   for (int peer : context.placement.local_peers()) {
-    std::optional<Descriptor>& met = met_[static_cast<size_t>(peer)];
-    if (met) continue;
+    std::optional<Descriptor>& theirs = descriptors_[static_cast<size_t>(peer)];
+    if (theirs) continue;
     const int rank = context.placement.WorldRank(peer);
-    met = context.node.Peek(context.record->lane, rank, context.record->descriptor.sequence);
-    if (!met) continue;
-    if (!IsSameCollectiveOnNode(*met, context.record->descriptor)) return Mismatch(context, rank, *met);
+    theirs = context.node.Peek(context.record->lane, rank, context.record->descriptor.sequence);
+    if (!theirs) continue;
+    if (!IsSameCollectiveOnNode(*theirs, context.record->descriptor)) return Mismatch(context, rank, *theirs);
     advanced = true;
   }
   return advanced;
@@ -124,12 +125,12 @@ absl::StatusOr<bool> Collective::Meet(OperationContext& context) {
 
 const std::byte* Collective::InputOf(const OperationContext& context, int member) const {
   if (member == context.placement.me()) return plan_.input;
-  return MapShared(context.node, met_[static_cast<size_t>(member)]->input);
+  return MapShared(context.node, descriptors_[static_cast<size_t>(member)]->input);
 }
 
 const std::byte* Collective::OutputOf(const OperationContext& context, int member) const {
   if (member == context.placement.me()) return plan_.output;
-  return MapShared(context.node, met_[static_cast<size_t>(member)]->output);
+  return MapShared(context.node, descriptors_[static_cast<size_t>(member)]->output);
 }
 
 std::vector<const std::byte*> Collective::LocalInputs(const OperationContext& context) const {
@@ -156,19 +157,19 @@ absl::StatusOr<Operation::Progress> Collective::Step(OperationContext& context) 
   }
   if (stage_ == Stage::kNew) {
     stage_ = Stage::kStaging;
-    WEFT_RETURN_IF_ERROR(TakeMemory(context));
+    WEFT_RETURN_IF_ERROR(PrepareMemory(context));
     advanced = true;
   }
   if (stage_ == Stage::kStaging) {
     advanced |= StepStaging(context);
-    if (Staged()) Publish(context);
+    if (IsStagingDone()) Publish(context);
   }
-  if (stage_ == Stage::kMeeting) {
-    WEFT_ASSIGN_OR_RETURN(const bool met, Meet(context));
-    advanced |= met;
+  if (stage_ == Stage::kAwaitingPeers) {
+    WEFT_ASSIGN_OR_RETURN(const bool read, ReadPeerDescriptors(context));
+    advanced |= read;
     const std::vector<int>& peers = context.placement.local_peers();
     if (std::all_of(peers.begin(), peers.end(),
-                    [&](int peer) { return met_[static_cast<size_t>(peer)].has_value(); })) {
+                    [&](int peer) { return descriptors_[static_cast<size_t>(peer)].has_value(); })) {
       stage_ = Stage::kMoving;
       WEFT_RETURN_IF_ERROR(BeginMove(context));
       advanced = true;
@@ -181,18 +182,19 @@ absl::StatusOr<Operation::Progress> Collective::Step(OperationContext& context) 
   }
   if (stage_ == Stage::kUnstaging) {
     advanced |= StepStaging(context);
-    if (Staged()) {
+    if (IsStagingDone()) {
       stage_ = Stage::kDone;
       advanced = true;
     }
   }
-  return advanced ? Progress::kAdvanced : Progress::kAgain;
+  return advanced ? Progress::kAdvanced : Progress::kNoProgress;
 }
 
-std::set<int> Collective::WaitsFor(const OperationContext& context) const {
+std::set<int> Collective::AwaitedRanks(const OperationContext& context) const {
   std::set<int> ranks;
   for (int peer : context.placement.local_peers()) {
-    if (met_.empty() || !met_[static_cast<size_t>(peer)]) ranks.insert(context.placement.WorldRank(peer));
+    if (descriptors_.empty() || !descriptors_[static_cast<size_t>(peer)])
+      ranks.insert(context.placement.WorldRank(peer));
   }
   if (stage_ >= Stage::kMoving) AddAwaited(context, ranks);
   return ranks;

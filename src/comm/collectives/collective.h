@@ -1,7 +1,8 @@
-// What all collectives have in common: staging of memory that peers could not read, meeting the node's ranks,
-// checking that they mean the same, and the end. What they do in between is theirs.
+// Base class of all collectives: staging, publication, agreement with local peers, and unstaging.
 //
-//   (stage input)? publish, meet peers, move data, (unstage output)?
+//   (stage input)?, publish, read and compare the descriptors of local peers, move, (unstage output)?
+//
+// Derived classes implement the move.
 #pragma once
 
 #include <deque>
@@ -21,7 +22,7 @@ namespace weft {
 
 class Collective : public Operation {
  public:
-  // What must lie in node memory for peers to read it.
+  // Buffers that peers access and that must therefore lie in node memory.
   struct Sharing {
     bool input;
     bool output;
@@ -31,17 +32,17 @@ class Collective : public Operation {
   absl::StatusOr<Progress> Step(OperationContext& context) final;
   bool ready() const final { return stage_ == Stage::kDone; }
   bool drained() const final { return stage_ == Stage::kDone && MoveDrained(); }
-  std::set<int> WaitsFor(const OperationContext& context) const final;
+  std::set<int> AwaitedRanks(const OperationContext& context) const final;
 
  protected:
-  // Sees to it that peers find what they are to read in node memory; by default input and output, as
-  // `Sharing` says.
-  virtual absl::Status TakeMemory(OperationContext& context);
-  // Copies something there before the operation is published, and counts it as copied.
+  // Ensures that everything that peers access lies in node memory, and adds the staging copies. By default,
+  // stages input and output as `Sharing` says.
+  virtual absl::Status PrepareMemory(OperationContext& context);
+  // Adds a copy into node memory, to be done before publication. Counts in copied_bytes.
   void AddStaging(OperationContext& context, RangeCopy copy, const std::byte* source, std::byte* target);
-  // What peers see as this rank's input, where it is not the plan's.
-  void ShareInput(const std::byte* memory) { plan_.input = memory; }
-  // All peers of the node have published. `plan()` now names memory that peers can read where they must.
+  // Publishes `memory` as this rank's input, instead of the plan's.
+  void SetSharedInput(const std::byte* memory) { plan_.input = memory; }
+  // Called once all local peers have published. `plan()` then names the staged buffers.
   virtual absl::Status BeginMove(OperationContext& context) = 0;
   virtual absl::StatusOr<bool> Move(OperationContext& context) = 0;
   virtual bool MoveComplete() const = 0;
@@ -49,32 +50,35 @@ class Collective : public Operation {
   virtual void AddAwaited(const OperationContext& context, std::set<int>& ranks) const = 0;
 
   const CollectivePlan& plan() const { return plan_; }
-  // A peer's input and output, for ranks of this node. Valid from BeginMove on; null where it shares none.
+  // Published input and output of `member`, or null if it shares none. REQUIRES: `member` is on this node,
+  // and BeginMove has been called.
   const std::byte* InputOf(const OperationContext& context, int member) const;
   const std::byte* OutputOf(const OperationContext& context, int member) const;
-  // InputOf for every rank of this node, null for the others; by group rank.
+  // By group rank: InputOf for ranks of this node, null for others.
   std::vector<const std::byte*> LocalInputs(const OperationContext& context) const;
-  // Elements of a slice: of what travels between nodes, else of what is moved within the node at once.
+  // Elements of a slice if the group spans nodes, else of a piece.
   static int64_t SliceElements(const OperationContext& context, DType dtype);
 
  private:
-  enum class Stage : uint8_t { kNew, kStaging, kMeeting, kMoving, kUnstaging, kDone };
+  enum class Stage : uint8_t { kNew, kStaging, kAwaitingPeers, kMoving, kUnstaging, kDone };
 
   void Publish(OperationContext& context);
-  absl::StatusOr<bool> Meet(OperationContext& context);
+  absl::StatusOr<bool> ReadPeerDescriptors(OperationContext& context);
   absl::Status StartUnstaging(OperationContext& context);
   bool StepStaging(OperationContext& context);
-  bool Staged() const;
+  bool IsStagingDone() const;
   int64_t InputElements(const OperationContext& context) const;
   int64_t OutputElements(const OperationContext& context) const;
 
   CollectivePlan plan_;
   const Sharing sharing_;
   Stage stage_ = Stage::kNew;
-  std::byte* caller_output_ = nullptr;
+  std::byte* caller_output_ = nullptr;  // The submitted output; plan_.output may be the staged one.
   Buffer staged_input_;
   Buffer staged_output_;
   std::deque<RangeStream> staging_;
-  std::vector<std::optional<Descriptor>> met_;  // By group rank.
+  // By group rank. Set for this rank and for local peers that have published.
+  std::vector<std::optional<Descriptor>> descriptors_;
 };
+
 }  // namespace weft

@@ -1,14 +1,106 @@
 #include "src/comm/collectives/collective_plan.h"
 
 #include <numeric>
+#include <string>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "src/comm/base/part_shape.h"
+#include "weft/core/status.h"
 
 namespace weft {
+namespace {
+
+absl::Status CheckPart(const TensorView& part, DType dtype, std::string_view what) {
+  const auto refuse = [&](const std::string& text) {
+    return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": ", text));
+  };
+  if (part.shape.size() > PartShape::kMaxDims) {
+    return refuse(absl::StrCat("a part of ", part.shape.size(), " dims, at most ", PartShape::kMaxDims,
+                               " are supported; join dims that lie end to end"));
+  }
+  for (const int64_t size : part.shape) {
+    if (size < 0) return refuse(absl::StrCat("shape ", ToString(part.shape), " has a negative size"));
+  }
+  if (IsEmptyPart(part)) return absl::OkStatus();
+  if (part.data == nullptr) return refuse(absl::StrCat("no memory for shape ", ToString(part.shape)));
+  if (part.dtype == dtype) return absl::OkStatus();
+  return refuse(
+      absl::StrCat("a part in ", ToAbsl(Name(part.dtype)), ", the exchange is in ", ToAbsl(Name(dtype))));
+}
+
+// Elements that overlap would be written more than once.
+absl::Status CheckTarget(const TensorView& part, std::string_view what) {
+  if (IsEmptyPart(part)) return absl::OkStatus();
+  for (size_t dim = 0; dim < part.shape.size(); ++dim) {
+    if (part.shape[dim] == 1 || part.strides[dim] != 0) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(ToAbsl(what), ": dim ", dim, " has stride 0, so that its elements overlap"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 PartLayout PartLayout::FromCounts(std::vector<int64_t> counts) {
   PartLayout layout{std::move(counts), {}};
   layout.offsets.resize(layout.counts.size());
   std::exclusive_scan(layout.counts.begin(), layout.counts.end(), layout.offsets.begin(), int64_t{0});
   return layout;
+}
+
+absl::StatusOr<CollectivePlan> PlanExchange(const ProcessGroup& group, OpKind kind,
+                                            std::vector<TensorView> sends, std::vector<TensorView> receives,
+                                            DType dtype) {
+  const std::string name(Name(kind));
+  for (const auto& [parts, what] : {std::pair{&sends, ", send"}, std::pair{&receives, ", receive"}}) {
+    if (static_cast<int>(parts->size()) == group.size()) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat(name, what, ": ", parts->size(), " parts for a group of ", group.size(), " ranks"));
+  }
+  for (int member = 0; member < group.size(); ++member) {
+    const auto index = static_cast<size_t>(member);
+    const std::string to = absl::StrCat(name, ", send to rank ", member);
+    const std::string from = absl::StrCat(name, ", receive from rank ", member);
+    WEFT_RETURN_IF_ERROR(CheckPart(sends[index], dtype, to));
+    WEFT_RETURN_IF_ERROR(CheckPart(receives[index], dtype, from));
+    WEFT_RETURN_IF_ERROR(CheckTarget(receives[index], from));
+  }
+  const auto own = static_cast<size_t>(group.group_rank);
+  const PartShape sent = PartShape::Of(sends[own]);
+  const PartShape received = PartShape::Of(receives[own]);
+  if (sent != received) {
+    return absl::InvalidArgumentError(absl::StrCat(name, ": rank ", group.group_rank, " has a part of shape ",
+                                                   ToString(sent), " for itself, and expects ",
+                                                   ToString(received)));
+  }
+  CollectivePlan plan;
+  plan.kind = kind;
+  plan.dtype = dtype;
+  plan.sends = std::move(sends);
+  plan.receives = std::move(receives);
+  return plan;
+}
+
+int64_t BytesFromPeers(const ProcessGroup& group, const CollectivePlan& exchange) {
+  int64_t elements = 0;
+  for (int member = 0; member < group.size(); ++member) {
+    if (member == group.group_rank) continue;
+    elements += PartShape::Of(exchange.receives[static_cast<size_t>(member)]).elements();
+  }
+  return elements * static_cast<int64_t>(SizeOf(exchange.dtype));
+}
+
+std::vector<TensorView> ContiguousParts(void* memory, DType dtype, const std::vector<int64_t>& counts) {
+  std::vector<TensorView> parts;
+  int64_t offset = 0;
+  for (const int64_t count : counts) {
+    auto* begin = static_cast<std::byte*>(memory) + offset * static_cast<int64_t>(SizeOf(dtype));
+    parts.push_back(TensorView::Contiguous(begin, dtype, {count}));
+    offset += count;
+  }
+  return parts;
 }
 
 }  // namespace weft

@@ -1,21 +1,23 @@
-// What a collective does with which memory, as its submitter said it. Pure.
+// Plan of a collective: its kind, its buffers and the parts of each rank, as submitted. Pure.
 #pragma once
 
 #include <cstdint>
-#include <numeric>
 #include <utility>
 #include <vector>
+
+#include <absl/status/statusor.h>
 
 #include "weft/comm/types.h"
 #include "weft/core/dtype.h"
 #include "weft/core/tensor_view.h"
+#include "weft/mesh/process_group.h"
 
 namespace weft {
 
-// The parts of a buffer that belong to each group rank, end to end.
+// Parts of a buffer by group rank. They lie end to end.
 struct PartLayout {
-  std::vector<int64_t> counts;   // Elements.
-  std::vector<int64_t> offsets;  // Elements; prefix sums of the counts.
+  std::vector<int64_t> counts;   // In elements.
+  std::vector<int64_t> offsets;  // In elements: prefix sums of the counts.
 
   static PartLayout FromCounts(std::vector<int64_t> counts);
 
@@ -28,17 +30,32 @@ struct CollectivePlan {
   ReduceOp reduce = ReduceOp::kSum;
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
-  std::byte* before = nullptr;  // AG of changes: what outputs elsewhere hold in place of the own part.
-  PartLayout parts;             // AG, broadcast: of the output. RS: of the input. AR: who reduces what.
-  // A2A, by group rank; then input and output are unused, and parts, too.
+  // kAllGatherDelta: the values of this rank's part in the outputs of other ranks.
+  std::byte* base = nullptr;
+  // Parts of the output (AG, broadcast), parts of the input (RS), or the part that each rank reduces (AR).
+  PartLayout parts;
+  // A2A: parts by group rank. Input, output and `parts` are then unused.
   std::vector<TensorView> sends;
   std::vector<TensorView> receives;
 
-  // Of anything but an exchange.
-  static CollectivePlan OfRuns(OpKind kind, DType dtype, ReduceOp reduce, const std::byte* input,
-                               std::byte* output, PartLayout parts) {
-    return {kind, dtype, reduce, input, output, /*before=*/nullptr, std::move(parts), {}, {}};
+  // The plan of a collective over contiguous buffers: any kind but A2A and send-receive.
+  static CollectivePlan ForContiguous(OpKind kind, DType dtype, ReduceOp reduce, const std::byte* input,
+                                      std::byte* output, PartLayout parts) {
+    return {kind, dtype, reduce, input, output, /*base=*/nullptr, std::move(parts), {}, {}};
   }
 };
+
+// The plan of an A2A or send-receive. `sends` and `receives` are by group rank; undefined views are empty
+// parts.
+// Errors: kInvalidArgument (names the part and what is wrong with it).
+absl::StatusOr<CollectivePlan> PlanExchange(const ProcessGroup& group, OpKind kind,
+                                            std::vector<TensorView> sends, std::vector<TensorView> receives,
+                                            DType dtype);
+
+// Bytes that peers send to this rank in an exchange.
+int64_t BytesFromPeers(const ProcessGroup& group, const CollectivePlan& exchange);
+
+// Views of parts that lie end to end in rank order.
+std::vector<TensorView> ContiguousParts(void* memory, DType dtype, const std::vector<int64_t>& counts);
 
 }  // namespace weft

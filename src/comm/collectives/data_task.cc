@@ -12,97 +12,103 @@ namespace {
 
 bool IsPlain(const LeafSource& leaf) { return leaf.encoding == WireEncoding::kPlain; }
 
-absl::Status Decompress(const LeafSource& leaf, int64_t count, std::byte* numbers) {
-  if (leaf.encoding == WireEncoding::kDelta) {
-    if (ApplyDelta(leaf.data, count, numbers)) return absl::OkStatus();
-    return absl::InternalError(absl::StrCat(
-        "what another node sent are no changes of the ", count, " ", ToAbsl(Name(leaf.dtype)),
-        " that they are for: these were written since they were gathered, which is for their owner to do, or "
-        "ranks run different versions"));
-  }
-  if (DecompressSlice(leaf.dtype, leaf.data, count, numbers)) return absl::OkStatus();
-  return absl::InternalError(absl::StrCat("what another node sent is no compressed slice of ", count, " ",
-                                          ToAbsl(Name(leaf.dtype)),
-                                          ": ranks run different versions, or something has overwritten it"));
+absl::Status ApplyDeltaSlice(const DecodeTask& task) {
+  if (ApplyDelta(task.slice, task.count, task.elements)) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat(
+      "a delta from another node does not match the base of ", task.count, " ", ToAbsl(Name(task.dtype)),
+      " on this rank: after a gather only the owner of a part may write it, and all ranks must run the same "
+      "version"));
 }
 
-void Compress(const DataTask& task) {
-  const std::byte* numbers = task.leaves[0].data;
-  if (task.target.encoding == WireEncoding::kDelta) {
-    EncodeDelta(numbers, task.leaves[1].data, task.count, task.target.data);
-  } else {
-    CompressSlice(task.leaves[0].dtype, numbers, task.count, task.target.data);
-  }
+absl::Status Decompress(DType dtype, const std::byte* slice, int64_t count, std::byte* elements) {
+  if (DecompressSlice(dtype, slice, count, elements)) return absl::OkStatus();
+  return absl::InternalError(
+      absl::StrCat("data from another node is no compressed slice of ", count, " ", ToAbsl(Name(dtype)),
+                   ": ranks run different versions, or a receive buffer was overwritten"));
 }
 
-// `slots` runs of `bytes` each, of the calling thread, until its next call.
+// `slots` runs of `bytes` each. Belongs to the calling thread, valid until its next call.
 std::byte* Workspace(size_t slots, size_t bytes) {
   thread_local std::vector<std::byte> memory;
   memory.resize(std::max(memory.size(), slots * bytes));
   return memory.data();
 }
 
-// What is compressed is plain in this thread's workspace alone, for as long as the reduction takes.
-absl::Status RunCompressedReduce(const DataTask& task) {
+// Decompresses leaves, and holds the result before its compression, in a workspace of this thread.
+absl::Status RunCompressedReduce(const ReduceTask& task) {
   auto leaves = task.leaves;
   ReduceTarget target = task.target;
   const size_t slot_bytes = static_cast<size_t>(task.count) * sizeof(float);
   std::byte* slot = Workspace(leaves.size() + 1, slot_bytes);
   for (LeafSource& leaf : leaves) {
     if (IsPlain(leaf)) continue;
-    WEFT_CHECK(leaf.encoding == WireEncoding::kCompressed, "a reduction of changes");
-    WEFT_RETURN_IF_ERROR(Decompress(leaf, task.count, slot));
+    WEFT_CHECK(leaf.encoding == WireEncoding::kCompressed, "a leaf of a reduction is a delta");
+    WEFT_RETURN_IF_ERROR(Decompress(leaf.dtype, leaf.data, task.count, slot));
     leaf = {slot, leaf.dtype};
     slot += slot_bytes;
   }
   const bool compresses = target.encoding != WireEncoding::kPlain;
-  WEFT_CHECK(target.encoding != WireEncoding::kDelta, "a reduction into changes");
+  WEFT_CHECK(target.encoding != WireEncoding::kDelta, "the target of a reduction is a delta");
   if (compresses) target.data = slot;
   RunReduce(*task.program, leaves, task.op, target, task.count);
   if (compresses) CompressSlice(target.dtype, slot, task.count, task.target.data);
   return absl::OkStatus();
 }
 
-absl::Status RunReduction(const DataTask& task) {
+absl::Status Run(const CopyTask& task) {
+  CopyBytes(task.target, task.source, task.bytes, task.nontemporal);
+  if (task.nontemporal) FenceStreams();
+  return absl::OkStatus();
+}
+
+absl::Status Run(const StridedCopyTask& task) {
+  task.range->Run(task.source, task.target, task.first, task.count);
+  return absl::OkStatus();
+}
+
+absl::Status Run(const EncodeTask& task) {
+  if (task.base != nullptr) {
+    EncodeDelta(task.elements, task.base, task.count, task.slice);
+  } else {
+    CompressSlice(task.dtype, task.elements, task.count, task.slice);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Run(const DecodeTask& task) {
+  if (task.encoding == WireEncoding::kDelta) return ApplyDeltaSlice(task);
+  return Decompress(task.dtype, task.slice, task.count, task.elements);
+}
+
+absl::Status Run(const ReduceTask& task) {
   if (task.target.encoding != WireEncoding::kPlain ||
       !std::all_of(task.leaves.begin(), task.leaves.end(), IsPlain)) {
-    return RunCompressedReduce(task);
-  }
-  RunReduce(*task.program, task.leaves, task.op, task.target, task.count);
-  return absl::OkStatus();
-}
-
-absl::Status RunCopy(const DataTask& task) {
-  const LeafSource& leaf = task.leaves[0];
-  if (!IsPlain(leaf)) return Decompress(leaf, task.count, task.target.data);
-  if (task.target.encoding != WireEncoding::kPlain) {
-    Compress(task);
+    WEFT_RETURN_IF_ERROR(RunCompressedReduce(task));
   } else {
-    CopyBytes(task.target.data, leaf.data, task.bytes, task.target.nontemporal);
-  }
-  return absl::OkStatus();
-}
-
-}  // namespace
-
-absl::Status RunTask(const DataTask& task) {
-  if (task.program != nullptr) {
-    WEFT_RETURN_IF_ERROR(RunReduction(task));
-  } else if (task.range != nullptr) {
-    task.range->Run(task.leaves[0].data, task.target.data, task.first, task.count);
-  } else {
-    WEFT_RETURN_IF_ERROR(RunCopy(task));
+    RunReduce(*task.program, task.leaves, task.op, task.target, task.count);
   }
   if (task.target.nontemporal) FenceStreams();
   return absl::OkStatus();
 }
 
-size_t TaskBytes(const DataTask& task) {
-  if (task.program != nullptr) {
-    return static_cast<size_t>(task.count) * SizeOf(task.target.dtype) * (1 + task.target.copies.size());
-  }
-  if (task.range != nullptr) return static_cast<size_t>(task.count) * SizeOf(task.range->dtype());
-  return task.bytes;
+size_t ElementBytes(int64_t count, DType dtype) { return static_cast<size_t>(count) * SizeOf(dtype); }
+
+size_t BytesOf(const CopyTask& task) { return task.bytes; }
+size_t BytesOf(const StridedCopyTask& task) { return ElementBytes(task.count, task.range->dtype()); }
+size_t BytesOf(const EncodeTask& task) { return ElementBytes(task.count, task.dtype); }
+size_t BytesOf(const DecodeTask& task) { return ElementBytes(task.count, task.dtype); }
+size_t BytesOf(const ReduceTask& task) {
+  return ElementBytes(task.count, task.target.dtype) * (1 + task.target.copies.size());
+}
+
+}  // namespace
+
+absl::Status RunTask(const TaskBody& body) {
+  return std::visit([](const auto& task) { return Run(task); }, body);
+}
+
+size_t TaskBytes(const TaskBody& body) {
+  return std::visit([](const auto& task) { return BytesOf(task); }, body);
 }
 
 }  // namespace weft

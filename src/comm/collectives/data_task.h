@@ -1,10 +1,13 @@
-// One piece of data movement, small enough to be done between two looks at priorities. The engine's core
-// hands pieces out; whoever takes one runs it outside the core's lock and reports back.
+// A unit of data movement that the engine's core issues: one piece or slice of a collective.
+//
+// A task is small, so that priorities are reconsidered often. A thread takes a task under the core's lock,
+// runs it outside the lock, and reports the result to the core.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <variant>
 
 #include <absl/container/inlined_vector.h>
 #include <absl/status/status.h>
@@ -15,39 +18,74 @@
 
 namespace weft {
 
-struct DataTask {
-  // Who issued it: the stream to tell when it is done, and the record that keeps the stream alive.
-  std::shared_ptr<OperationRecord> record;
-  class TaskOwner* owner = nullptr;
-  int64_t ticket = 0;  // The owner's name for the piece.
-  Priority priority = Priority::kBulk;
-
-  // A reduction if `program` is set; elements [first, first + count) of a strided tensor, from the only leaf,
-  // if `range` is set; else a copy of `bytes`, which are `count` elements, from the first leaf. Leaves and
-  // targets of reductions and copies may be compressed slices, those of copies changes: of the second leaf,
-  // or to what the target holds.
-  const ReduceProgram* program = nullptr;
-  const RangeCopy* range = nullptr;
-  int64_t first = 0;
-  absl::InlinedVector<LeafSource, 8> leaves;
-  ReduceOp op = ReduceOp::kSum;
-  ReduceTarget target{};
-  int64_t count = 0;
-  size_t bytes = 0;
+// Copies `bytes` between buffers that do not overlap.
+struct CopyTask {
+  const std::byte* source;
+  std::byte* target;
+  size_t bytes;
+  bool nontemporal;  // Writes around the caches.
 };
 
-// Something that issues tasks and is told of their end, under the core's lock.
+// Copies elements [first, first + count) of a strided tensor, in row-major order of its shape.
+struct StridedCopyTask {
+  const RangeCopy* range;  // Owned by the stream that issued the task.
+  const std::byte* source;
+  std::byte* target;
+  int64_t first;
+  int64_t count;
+};
+
+// Encodes `count` elements as a slice for the wire: kDelta if there is a base, else kCompressed.
+struct EncodeTask {
+  DType dtype;
+  const std::byte* elements;
+  const std::byte* base;  // The values that the receiver holds, or null.
+  std::byte* slice;
+  int64_t count;
+};
+
+// Decodes a slice from the wire into `count` elements. A kDelta slice is applied to the base in `elements`.
+struct DecodeTask {
+  DType dtype;
+  WireEncoding encoding;  // kCompressed or kDelta.
+  const std::byte* slice;
+  std::byte* elements;
+  int64_t count;
+};
+
+// Evaluates a reduction program over `count` elements of every leaf.
+// REQUIRES: leaves and target are kPlain or kCompressed.
+struct ReduceTask {
+  const ReduceProgram* program;  // Owned by the stream that issued the task.
+  absl::InlinedVector<LeafSource, 8> leaves;
+  ReduceOp op;
+  ReduceTarget target;
+  int64_t count;
+};
+
+using TaskBody = std::variant<CopyTask, StridedCopyTask, EncodeTask, DecodeTask, ReduceTask>;
+
+struct DataTask {
+  std::shared_ptr<OperationRecord> record;  // Keeps the owner alive.
+  class TaskOwner* owner;                   // The stream that issued the task.
+  int64_t ticket;                           // The owner's number of the task.
+  Priority priority;
+  TaskBody body;
+};
+
+// An issuer of tasks.
 class TaskOwner {
  public:
+  // The task has run. Called under the core's lock.
   virtual void OnTaskDone(int64_t ticket) = 0;
 
  protected:
   ~TaskOwner() = default;
 };
 
-// Moves the data. Errors: kInternal (a leaf is not the slice that it should be).
-absl::Status RunTask(const DataTask& task);
-// What it writes, in bytes, compressed or not.
-size_t TaskBytes(const DataTask& task);
+// Moves the data. Errors: kInternal (a slice does not decode).
+absl::Status RunTask(const TaskBody& body);
+// Bytes of the elements that the task produces, before any encoding.
+size_t TaskBytes(const TaskBody& body);
 
 }  // namespace weft

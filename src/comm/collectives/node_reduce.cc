@@ -122,7 +122,7 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
 
   bool ClaimNextPiece(OperationContext& context) {
     if (ClaimPiece(context, context.placement.me())) return true;
-    const bool steals = MoveComplete() ? context.released_is_awaited : context.ready_is_awaited;
+    const bool steals = MoveComplete() ? context.is_release_awaited : context.is_ready_awaited;
     const std::vector<int>& peers = context.placement.local_peers();
     return steals &&
            std::any_of(peers.begin(), peers.end(), [&](int peer) { return ClaimPiece(context, peer); });

@@ -39,36 +39,36 @@ struct OperationContext {
   EngineCounters& counters;
   const EngineOptions& options;
   const std::shared_ptr<OperationRecord>& record;
-  Priority priority;      // Priority of the operation, raised if a thread waits for it.
-  bool head;              // True for the first unfinished operation of the lane.
-  bool ready_is_awaited;  // A thread of this rank waits until this operation, or a later one of the lane, is
-                          // *ready*.
-  bool released_is_awaited;  // A thread of this rank waits until it, or a later one of the lane, is
-                             // *released*.
+  Priority priority;        // The operation's, or kCritical if a thread waits for it.
+  bool head;                // The first unfinished operation of its lane.
+  bool is_ready_awaited;    // A thread of this rank waits until this or a later one of the lane is *ready*.
+  bool is_release_awaited;  // The same for *released*.
 };
 
-// Encoding of this dtype between nodes in the operation of the context.
+// Encoding of elements of `dtype` between nodes in this operation.
 inline WireEncoding WireEncodingOf(const OperationContext& context, DType dtype) {
   const Descriptor& descriptor = context.record->descriptor;
-  if (descriptor.compression == WireCompression::kNone || !IsCompressible(dtype)) return WireEncoding::kPlain;
+  if (descriptor.wire_compression == WireCompression::kNone || !IsCompressible(dtype)) {
+    return WireEncoding::kPlain;
+  }
   return descriptor.kind == OpKind::kAllGatherDelta ? WireEncoding::kDelta : WireEncoding::kCompressed;
 }
 
 class Operation {
  public:
-  enum class Progress : uint8_t { kAgain, kAdvanced };
+  enum class Progress : uint8_t { kNoProgress, kAdvanced };
 
   virtual ~Operation() = default;
 
-  // Advances as far as possible without waiting. kAdvanced: another Step may advance further at once.
+  // Advances as far as possible without blocking. Returns kAdvanced whenever another step may advance
+  // further.
   virtual absl::StatusOr<Progress> Step(OperationContext& context) = 0;
-  // True once the outputs are valid on this rank.
+  // The outputs are valid on this rank.
   virtual bool ready() const = 0;
-  // True once the operation is ready, has sent all data that peers expect of it, and no longer reads their
-  // memory.
+  // In addition, this rank owes nothing to peers and reads none of their memory.
   virtual bool drained() const = 0;
-  // Bootstrap ranks that the operation currently waits for.
-  virtual std::set<int> WaitsFor(const OperationContext& context) const = 0;
+  // Bootstrap ranks that the operation waits for.
+  virtual std::set<int> AwaitedRanks(const OperationContext& context) const = 0;
 };
 
 }  // namespace weft

@@ -7,13 +7,8 @@
 namespace weft {
 namespace {
 
-DataTask NewTask(OperationContext& context, TaskOwner* owner, int64_t ticket) {
-  DataTask task;
-  task.record = context.record;
-  task.owner = owner;
-  task.ticket = ticket;
-  task.priority = context.priority;
-  return task;
+void PushTask(OperationContext& context, TaskOwner* owner, int64_t ticket, TaskBody body) {
+  context.tasks.Push({context.record, owner, ticket, context.priority, std::move(body)});
 }
 
 }  // namespace
@@ -37,37 +32,32 @@ bool CopyStream::Step(OperationContext& context, int64_t available) {
   while (progress_.issued() < std::min(available, slicing_.slices()) &&
          progress_.outstanding() < kPiecesInFlight) {
     const int64_t slice = progress_.Issue();
-    DataTask task = NewTask(context, this, slice);
-    task.leaves.push_back({source_.At(slicing_, slice), dtype_, source_.encoding});
-    task.target.data = target_.At(slicing_, slice);
-    task.target.nontemporal = nontemporal_;
-    task.count = slicing_.Length(slice);
-    task.bytes = static_cast<size_t>(task.count) * source_.element_bytes;
-    context.tasks.Push(std::move(task));
+    PushTask(context, this, slice, BodyOf(slice));
     advanced = true;
   }
   return advanced;
 }
 
+TaskBody CopyStream::BodyOf(int64_t slice) const {
+  const std::byte* source = source_.At(slicing_, slice);
+  std::byte* target = target_.At(slicing_, slice);
+  const int64_t count = slicing_.Length(slice);
+  if (source_.encoding != WireEncoding::kPlain) {
+    return DecodeTask{dtype_, source_.encoding, source, target, count};
+  }
+  return CopyTask{source, target, static_cast<size_t>(count) * source_.element_bytes, nontemporal_};
+}
+
 void CompressStream::Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) {
-  DataTask task = NewTask(context, owner, slice);
-  task.leaves.push_back({source_.At(slicing_, slice), dtype_});
-  if (delta_base_) task.leaves.push_back({delta_base_->At(slicing_, slice), dtype_});
-  task.target.data = target;
-  task.target.encoding = encoding();
-  task.count = slicing_.Length(slice);
-  task.bytes = static_cast<size_t>(task.count) * source_.element_bytes;
-  context.tasks.Push(std::move(task));
+  const std::byte* base = delta_base_ ? delta_base_->At(slicing_, slice) : nullptr;
+  PushTask(context, owner, slice,
+           EncodeTask{dtype_, source_.At(slicing_, slice), base, target, slicing_.Length(slice)});
 }
 
 void RangeStream::Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) {
-  DataTask task = NewTask(context, owner, slice);
-  task.range = &copy_;
-  task.leaves.push_back({source_.At(slicing_, slice), copy_.dtype()});
-  task.target.data = target;
-  task.first = slicing_.Begin(slice);
-  task.count = slicing_.Length(slice);
-  context.tasks.Push(std::move(task));
+  PushTask(context, owner, slice,
+           StridedCopyTask{&copy_, source_.At(slicing_, slice), target, slicing_.Begin(slice),
+                           slicing_.Length(slice)});
 }
 
 bool RangeStream::Step(OperationContext& context, int64_t available) {
@@ -88,15 +78,11 @@ void ReduceStream::Issue(OperationContext& context, int64_t slice, std::byte* ta
 }
 
 void ReduceStream::Push(OperationContext& context, int64_t slice, ReduceTarget target, TaskOwner* owner) {
-  DataTask task = NewTask(context, owner, slice);
-  task.program = &program_;
+  ReduceTask task{&program_, {}, op_, std::move(target), slicing_.Length(slice)};
   for (const Leaf& leaf : leaves_) {
     task.leaves.push_back({leaf.memory.At(slicing_, slice), leaf.dtype, leaf.memory.encoding});
   }
-  task.op = op_;
-  task.target = std::move(target);
-  task.count = slicing_.Length(slice);
-  context.tasks.Push(std::move(task));
+  PushTask(context, owner, slice, std::move(task));
 }
 
 void ReduceStream::IssueToTarget(OperationContext& context, int64_t slice, TaskOwner* owner) {

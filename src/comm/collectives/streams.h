@@ -109,6 +109,8 @@ class CopyStream final : public TaskOwner {
   void OnTaskDone(int64_t ticket) override { progress_.Finish(ticket); }
 
  private:
+  TaskBody BodyOf(int64_t slice) const;
+
   Slicing slicing_;
   DType dtype_;
   SliceMemory source_;

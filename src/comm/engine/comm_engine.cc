@@ -7,9 +7,8 @@
 #include <absl/strings/str_cat.h>
 
 #include "src/comm/base/part_shape.h"
-#include "src/comm/collectives/exchange_plan.h"
+#include "src/comm/collectives/collective_plan.h"
 #include "src/comm/engine/engine_impl.h"
-#include "weft/comm/all_reduce_parts.h"
 #include "weft/core/hash.h"
 #include "weft/core/status.h"
 
@@ -21,7 +20,6 @@ absl::Status CheckTotal(int64_t total_count, std::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": a count of ", total_count, " is negative"));
 }
 
-// Checks counts against the group and the total.
 absl::Status CheckCounts(absl::Span<const int64_t> counts, int64_t total_count, int size,
                          std::string_view what) {
   WEFT_RETURN_IF_ERROR(CheckTotal(total_count, what));
@@ -44,8 +42,8 @@ absl::Status CheckCounts(absl::Span<const int64_t> counts, int64_t total_count, 
                                                  total_count, " elements given"));
 }
 
-// What an operation is to follow. One that has failed is never *ready*: nothing can start after it.
-absl::Status CheckEarlier(const OperationRecord& earlier, bool same_engine, std::string_view role) {
+// Checks an operation that a new one is to start after. A failed operation never becomes *ready*.
+absl::Status CheckPredecessor(const OperationRecord& earlier, bool same_engine, std::string_view role) {
   if (!same_engine) {
     return absl::InvalidArgumentError(absl::StrCat("`", ToAbsl(role), "` is an operation of another engine"));
   }
@@ -60,8 +58,7 @@ absl::Status CheckReduce(ReduceOp op, DType dtype, std::string_view what) {
                                                  " is not defined; sum, and divide"));
 }
 
-// What other ranks of the node are to write, or to read from where it is, must lie in one segment of node
-// memory.
+// Peers read or write `output` in place: it must lie in one segment of node memory.
 absl::Status CheckInNodeMemory(const NodeHeap& heap, const void* output, int64_t count, DType dtype,
                                OpKind kind) {
   if (count == 0) return absl::OkStatus();
@@ -103,8 +100,8 @@ absl::StatusOr<LaneId> CommEngine::AddLane(const ProcessGroup& group, LanePurpos
 }
 const ProcessGroup& CommEngine::group(LaneId lane) const { return impl_->group(lane); }
 
-// Fills what every collective has, and submits. `build` runs only if the lane is good: it checks its
-// arguments and completes the request.
+// Fills the parts of a request that all collectives have, and submits it. If those are valid, `build` checks
+// the arguments of the collective and completes the request.
 template <typename Build>
 Work CommEngine::SubmitChecked(LaneId lane, OpOptions options, const Work* after, const Build& build) {
   Impl::Request request;
@@ -114,7 +111,7 @@ Work CommEngine::SubmitChecked(LaneId lane, OpOptions options, const Work* after
                           std::shared_ptr<OperationRecord>& record) {
     if (earlier == nullptr || !earlier->valid()) return;
     record = earlier->record_;
-    if (valid.ok()) valid = CheckEarlier(*record, earlier->engine_ == this, role);
+    if (valid.ok()) valid = CheckPredecessor(*record, earlier->engine_ == this, role);
   };
   follow(after, "after", request.after);
   follow(std::exchange(options.gate, nullptr), "gate", request.gate);
@@ -123,22 +120,23 @@ Work CommEngine::SubmitChecked(LaneId lane, OpOptions options, const Work* after
   return Work(this, impl_->Submit(std::move(request), valid));
 }
 
-Work CommEngine::SubmitGather(LaneId lane, OpKind kind, const GatherMemory& memory, DType dtype,
+Work CommEngine::SubmitGather(LaneId lane, OpKind kind, const GatherBuffers& buffers, DType dtype,
                               int64_t total_count, absl::Span<const int64_t> counts, OpOptions options,
                               const Work* after) {
   return SubmitChecked(
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
         WEFT_RETURN_IF_ERROR(CheckCounts(counts, total_count, group.size(), Name(kind)));
         if (kind != OpKind::kAllGather && impl_->HasLocalPeers(lane)) {
-          WEFT_RETURN_IF_ERROR(CheckInNodeMemory(heap(), memory.output, total_count, dtype, kind));
+          WEFT_RETURN_IF_ERROR(CheckInNodeMemory(heap(), buffers.output, total_count, dtype, kind));
         }
-        request.plan = CollectivePlan::OfRuns(kind, dtype, ReduceOp::kSum, Bytes(memory.input),
-                                              Bytes(memory.output), Parts(counts, total_count, group.size()));
+        request.plan =
+            CollectivePlan::ForContiguous(kind, dtype, ReduceOp::kSum, Bytes(buffers.input),
+                                          Bytes(buffers.output), Parts(counts, total_count, group.size()));
         const PartLayout& parts = request.plan.parts;
         const auto me = static_cast<size_t>(group.group_rank);
         if (kind == OpKind::kAllGatherDelta) {
-          request.plan.input = Bytes(memory.output) + static_cast<size_t>(parts.offsets[me]) * SizeOf(dtype);
-          request.plan.before = Bytes(memory.before);
+          request.plan.input = Bytes(buffers.output) + static_cast<size_t>(parts.offsets[me]) * SizeOf(dtype);
+          request.plan.base = Bytes(buffers.base);
         }
         request.total_count = total_count;
         request.counts_hash = HashOf(parts);
@@ -160,9 +158,9 @@ Work CommEngine::AllGatherShared(LaneId lane, const void* input, void* output, D
                       std::move(options), after);
 }
 
-Work CommEngine::AllGatherDelta(LaneId lane, void* before, void* output, int64_t total_count,
+Work CommEngine::AllGatherDelta(LaneId lane, void* base, void* output, int64_t total_count,
                                 absl::Span<const int64_t> counts, OpOptions options, const Work* after) {
-  return SubmitGather(lane, OpKind::kAllGatherDelta, {nullptr, output, before}, DType::kF32, total_count,
+  return SubmitGather(lane, OpKind::kAllGatherDelta, {nullptr, output, base}, DType::kF32, total_count,
                       counts, std::move(options), after);
 }
 
@@ -173,8 +171,8 @@ Work CommEngine::ReduceScatter(LaneId lane, const void* input, void* output, DTy
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
         WEFT_RETURN_IF_ERROR(CheckCounts(counts, total_count, group.size(), "reduce_scatter"));
         WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, "reduce_scatter"));
-        request.plan = CollectivePlan::OfRuns(OpKind::kReduceScatter, dtype, op, Bytes(input), Bytes(output),
-                                              Parts(counts, total_count, group.size()));
+        request.plan = CollectivePlan::ForContiguous(OpKind::kReduceScatter, dtype, op, Bytes(input),
+                                                     Bytes(output), Parts(counts, total_count, group.size()));
         const PartLayout& parts = request.plan.parts;
         request.total_count = total_count;
         request.counts_hash = HashOf(parts);
@@ -186,19 +184,19 @@ Work CommEngine::ReduceScatter(LaneId lane, const void* input, void* output, DTy
 
 Work CommEngine::AllReduce(LaneId lane, const void* input, void* output, DType dtype, int64_t count,
                            ReduceOp op, OpOptions options, const Work* after) {
-  return SubmitChecked(
-      lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
-        WEFT_RETURN_IF_ERROR(CheckTotal(count, "all_reduce"));
-        WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, "all_reduce"));
-        request.plan =
-            CollectivePlan::OfRuns(OpKind::kAllReduce, dtype, op, Bytes(input), Bytes(output),
-                                   PartLayout::FromCounts(AllReduceParts(count, group.size(), dtype)));
-        request.total_count = count;
-        request.counts_hash = 0;
-        const int64_t bytes = count * static_cast<int64_t>(SizeOf(dtype));
-        request.logical_bytes = 2 * bytes * (group.size() - 1) / group.size();
-        return absl::OkStatus();
-      });
+  return SubmitChecked(lane, std::move(options), after,
+                       [&](const ProcessGroup& group, Impl::Request& request) {
+                         WEFT_RETURN_IF_ERROR(CheckTotal(count, "all_reduce"));
+                         WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, "all_reduce"));
+                         request.plan = CollectivePlan::ForContiguous(
+                             OpKind::kAllReduce, dtype, op, Bytes(input), Bytes(output),
+                             PartLayout::FromCounts(AllReduceCounts(count, group.size(), dtype)));
+                         request.total_count = count;
+                         request.counts_hash = 0;
+                         const int64_t bytes = count * static_cast<int64_t>(SizeOf(dtype));
+                         request.logical_bytes = 2 * bytes * (group.size() - 1) / group.size();
+                         return absl::OkStatus();
+                       });
 }
 
 template <typename Parts>
@@ -211,9 +209,9 @@ Work CommEngine::SubmitExchange(LaneId lane, OpKind kind, DType dtype, OpOptions
         WEFT_RETURN_IF_ERROR(parts(group, sends, receives));
         WEFT_ASSIGN_OR_RETURN(request.plan,
                               PlanExchange(group, kind, std::move(sends), std::move(receives), dtype));
-        request.total_count = 0;  // Each rank's own.
+        request.total_count = 0;  // Differs between ranks.
         request.counts_hash = 0;
-        request.logical_bytes = BroughtBytes(group, request.plan);
+        request.logical_bytes = BytesFromPeers(group, request.plan);
         return absl::OkStatus();
       });
 }
@@ -245,9 +243,9 @@ Work CommEngine::AllToAll(LaneId lane, const void* input, absl::Span<const int64
         WEFT_RETURN_IF_ERROR(CheckCounts(send_counts, sum(send_counts), group.size(), "all_to_all, send"));
         WEFT_RETURN_IF_ERROR(
             CheckCounts(receive_counts, sum(receive_counts), group.size(), "all_to_all, receive"));
-        // Sends are only read; a view serves targets too.
-        to = PartsEndToEnd(const_cast<void*>(input), dtype, {send_counts.begin(), send_counts.end()});
-        from = PartsEndToEnd(output, dtype, {receive_counts.begin(), receive_counts.end()});
+        // TensorView has no const form. Sends are only read.
+        to = ContiguousParts(const_cast<void*>(input), dtype, {send_counts.begin(), send_counts.end()});
+        from = ContiguousParts(output, dtype, {receive_counts.begin(), receive_counts.end()});
         return absl::OkStatus();
       });
 }
@@ -282,8 +280,9 @@ Work CommEngine::Broadcast(LaneId lane, void* buffer, DType dtype, int64_t count
         }
         std::vector<int64_t> counts(static_cast<size_t>(group.size()), 0);
         counts[static_cast<size_t>(root)] = count;
-        request.plan = CollectivePlan::OfRuns(OpKind::kBroadcast, dtype, ReduceOp::kSum, Bytes(buffer),
-                                              Bytes(buffer), PartLayout::FromCounts(std::move(counts)));
+        request.plan =
+            CollectivePlan::ForContiguous(OpKind::kBroadcast, dtype, ReduceOp::kSum, Bytes(buffer),
+                                          Bytes(buffer), PartLayout::FromCounts(std::move(counts)));
         request.total_count = count;
         request.counts_hash = HashOf(request.plan.parts);
         request.logical_bytes = group.group_rank == root ? 0 : count * static_cast<int64_t>(SizeOf(dtype));
@@ -296,8 +295,8 @@ Work CommEngine::Barrier(LaneId lane, OpOptions options, const Work* after) {
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
         std::byte* words = impl_->NextBarrierMemory(lane);  // What they hold does not matter.
         request.plan =
-            CollectivePlan::OfRuns(OpKind::kBarrier, DType::kI32, ReduceOp::kSum, words,
-                                   words + SizeOf(DType::kI32), Parts({}, group.size(), group.size()));
+            CollectivePlan::ForContiguous(OpKind::kBarrier, DType::kI32, ReduceOp::kSum, words,
+                                          words + SizeOf(DType::kI32), Parts({}, group.size(), group.size()));
         request.total_count = group.size();
         request.counts_hash = 0;
         request.logical_bytes = 0;
@@ -306,7 +305,7 @@ Work CommEngine::Barrier(LaneId lane, OpOptions options, const Work* after) {
 }
 
 absl::Status CommEngine::status() const { return impl_->status(); }
-void CommEngine::Poison(const absl::Status& cause) { impl_->Poison(cause); }
+void CommEngine::Abort(const absl::Status& cause) { impl_->Abort(cause); }
 absl::Status CommEngine::ResetAfterError() { return impl_->ResetAfterError(); }
 EngineCounters CommEngine::counters() const { return impl_->counters(); }
 size_t CommEngine::scratch_peak_bytes() const { return impl_->scratch_peak_bytes(); }

@@ -12,27 +12,28 @@
 namespace weft {
 namespace {
 
-// An operation that runs for longer has the ranks it waits for written into the flight recorder.
-constexpr int64_t kLateNs = 1'000'000'000;
+// The flight recorder gets the awaited ranks of an operation that has run for longer than this.
+constexpr int64_t kSlowOperationNs = 1'000'000'000;
 
 }  // namespace
 
 EngineCore::EngineCore(const Environment& environment)
-    : env_(environment), wire_(environment.wire, environment.options, environment.counters) {}
+    : env_(environment),
+      wire_(environment.wire, environment.options, environment.counters, environment.credit_rules) {}
 
 absl::StatusOr<int> EngineCore::AddLane(std::string name, ProcessGroup group, LanePurpose purpose) {
   const int index = static_cast<int>(lanes_.size());
   if (index >= NodeLink::kMaxLanes) {
-    return absl::ResourceExhaustedError(absl::StrCat("lane ", name, " is one too many: an engine has ",
-                                                     NodeLink::kMaxLanes,
-                                                     " lanes; share lanes between purposes"));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("lane ", name, " is one too many: an engine has at most ", NodeLink::kMaxLanes,
+                     " lanes; use one lane for several uses of a group"));
   }
   if (group.size() >= CreditScheduler::kChannels) {
     return absl::ResourceExhaustedError(absl::StrCat("lane ", name, ": a group of ", group.size(),
                                                      " ranks is too large, at most ",
                                                      CreditScheduler::kChannels - 1, " are supported"));
   }
-  // A counter a rank: how far its part has come, as far as this rank drives it.
+  // One progress counter per member: what this rank has completed of that member's part.
   WEFT_RETURN_IF_ERROR(env_.node.OpenLane(index, group.size()));
   lanes_.push_back(std::make_unique<Lane>(std::move(name), GroupPlacement(std::move(group), env_.nodes)));
   if (purpose == LanePurpose::kContext && lanes_.back()->placement.spans_nodes())
@@ -47,27 +48,32 @@ void EngineCore::Submit(std::shared_ptr<OperationRecord> record) {
     return;
   }
   ++unfinished_;
-  env_.recorder.Note(*record);
+  env_.recorder.Record(*record);
   lanes_[static_cast<size_t>(record->lane)]->queued.push_back(std::move(record));
 }
 
-void EngineCore::Raise(int lane, uint64_t sequence, bool until_released) {
-  Lane& raised = *lanes_[static_cast<size_t>(lane)];
-  if (until_released) raised.raised_to_release = std::max(raised.raised_to_release, sequence);
-  if (sequence <= raised.raised) return;
-  raised.raised = sequence;
-  for (const auto& record : raised.queued) {
+void EngineCore::RaisePriority(int lane, uint64_t sequence, bool until_released) {
+  Lane& awaited = *lanes_[static_cast<size_t>(lane)];
+  if (until_released) awaited.awaited_until_release = std::max(awaited.awaited_until_release, sequence);
+  if (sequence <= awaited.awaited_until_ready) return;
+  awaited.awaited_until_ready = sequence;
+  for (const auto& record : awaited.queued) {
     if (record->descriptor.sequence > sequence) break;
     const auto raise = [this](const OperationRecord* earlier, bool until_earlier_is_released) {
-      if (earlier != nullptr) Raise(earlier->lane, earlier->descriptor.sequence, until_earlier_is_released);
+      if (earlier != nullptr)
+        RaisePriority(earlier->lane, earlier->descriptor.sequence, until_earlier_is_released);
     };
     raise(record->after.get(), false);
     raise(record->gate.get(), true);
   }
 }
 
+void EngineCore::KeepAlive(OperationRecord& record, std::vector<std::shared_ptr<void>>&& memory) {
+  if (record.State() != OperationState::kReleased) record.kept = std::move(memory);
+}
+
 Priority EngineCore::PriorityOf(const Lane& lane, const OperationRecord& record) const {
-  return record.descriptor.sequence <= lane.raised ? Priority::kCritical : record.priority;
+  return record.descriptor.sequence <= lane.awaited_until_ready ? Priority::kCritical : record.priority;
 }
 
 Priority EngineCore::PriorityOf(const Lane& lane) const {
@@ -91,15 +97,15 @@ OperationContext EngineCore::ContextOf(Lane& lane, const std::shared_ptr<Operati
           record,
           PriorityOf(lane, *record),
           head,
-          record->descriptor.sequence <= lane.raised,
-          record->descriptor.sequence <= lane.raised_to_release};
+          record->descriptor.sequence <= lane.awaited_until_ready,
+          record->descriptor.sequence <= lane.awaited_until_release};
 }
 
 void EngineCore::Push(DataTask task) {
   tasks_[static_cast<size_t>(task.priority)].push_back(std::move(task));
 }
 
-std::optional<DataTask> EngineCore::TakeTask() {
+std::optional<DataTask> EngineCore::PopTask() {
   for (std::deque<DataTask>& tasks : tasks_) {
     if (tasks.empty()) continue;
     DataTask task = std::move(tasks.front());
@@ -113,7 +119,7 @@ bool EngineCore::has_tasks() const {
   return std::any_of(tasks_.begin(), tasks_.end(), [](const auto& tasks) { return !tasks.empty(); });
 }
 
-bool EngineCore::working() const {
+bool EngineCore::has_local_work() const {
   return std::any_of(lanes_.begin(), lanes_.end(), [](const auto& lane) {
     return !lane->queued.empty() || (!lane->running.empty() && !lane->running.back()->operation->drained());
   });
@@ -124,51 +130,49 @@ void EngineCore::FinishTask(const DataTask& task, const absl::Status& moved) {
   if (task.record->State() != OperationState::kFailed) task.owner->OnTaskDone(task.ticket);
 }
 
-absl::Status EngineCore::PollPeers() {
-  if (const std::optional<NodeLink::FailureNotice> word = env_.node.ReadFailure()) {
-    return absl::Status(word->cause.code(), absl::StrCat("rank ", word->rank, ": ", word->cause.message()));
-  }
-  if (wire_.failure()) {
-    return absl::Status(wire_.failure()->cause.code(),
-                        absl::StrCat("rank ", wire_.failure()->rank, ": ", wire_.failure()->cause.message()));
-  }
-  return absl::OkStatus();
+absl::Status EngineCore::CheckPeerFailures() {
+  std::optional<NodeLink::FailureNotice> notice = env_.node.ReadFailure();
+  if (!notice) notice = wire_.failure();
+  if (!notice) return absl::OkStatus();
+  return absl::Status(notice->cause.code(),
+                      absl::StrCat("rank ", notice->rank, ": ", notice->cause.message()));
 }
 
 bool EngineCore::Poll(int64_t now_ns) {
   env_.node.PublishHeartbeat();
   if (!status_.ok()) {
-    spreading_ = spreading_ && wire_.FlushControlMessages();
+    broadcasting_failure_ = broadcasting_failure_ && wire_.FlushControlMessages();
     return false;
   }
-  const auto turn = [&]() -> absl::StatusOr<bool> {
-    bool advanced = false;
-    if (env_.nodes.node_count() > 1) {
-      WEFT_ASSIGN_OR_RETURN(advanced, wire_.Poll());
-    }
-    WEFT_RETURN_IF_ERROR(PollPeers());
-    std::vector<std::pair<Priority, int>> order;
-    wire_wanted_ = false;
-    for (int i = 0; i < static_cast<int>(lanes_.size()); ++i) {
-      const Lane& lane = *lanes_[static_cast<size_t>(i)];
-      if (lane.queued.empty() && lane.running.empty()) continue;
-      order.emplace_back(PriorityOf(lane), i);
-      wire_wanted_ |= lane.placement.spans_nodes();
-    }
-    std::sort(order.begin(), order.end());
-    for (const auto& [priority, index] : order) {
-      WEFT_ASSIGN_OR_RETURN(const bool stepped, StepLane(index, now_ns));
-      advanced |= stepped;
-    }
-    return advanced;
-  };
-  const absl::StatusOr<bool> advanced = turn();
+  const absl::StatusOr<bool> advanced = PollLanes(now_ns);
   if (!advanced.ok()) {
     Fail(advanced.status());
     return true;
   }
-  NoteLateOperations(now_ns);
+  RecordSlowOperations(now_ns);
   return *advanced;
+}
+
+absl::StatusOr<bool> EngineCore::PollLanes(int64_t now_ns) {
+  bool advanced = false;
+  if (env_.nodes.node_count() > 1) {
+    WEFT_ASSIGN_OR_RETURN(advanced, wire_.Poll());
+  }
+  WEFT_RETURN_IF_ERROR(CheckPeerFailures());
+  std::vector<std::pair<Priority, int>> order;
+  uses_wire_ = false;
+  for (int i = 0; i < static_cast<int>(lanes_.size()); ++i) {
+    const Lane& lane = *lanes_[static_cast<size_t>(i)];
+    if (lane.queued.empty() && lane.running.empty()) continue;
+    order.emplace_back(PriorityOf(lane), i);
+    uses_wire_ |= lane.placement.spans_nodes();
+  }
+  std::sort(order.begin(), order.end());
+  for (const auto& [priority, index] : order) {
+    WEFT_ASSIGN_OR_RETURN(const bool stepped, StepLane(index, now_ns));
+    advanced |= stepped;
+  }
+  return advanced;
 }
 
 bool EngineCore::MayStart(int index, const OperationRecord& next) const {
@@ -199,7 +203,7 @@ absl::StatusOr<bool> EngineCore::StepLane(int index, int64_t now_ns) {
     record->after.reset();
     record->gate.reset();
     record->state.store(OperationState::kRunning, std::memory_order_release);
-    env_.recorder.Note(*record);
+    env_.recorder.Record(*record);
     lane.running.push_back(std::move(record));
     advanced = true;
     WEFT_ASSIGN_OR_RETURN(const bool stepped, StepRunning(index, now_ns));
@@ -229,7 +233,7 @@ absl::StatusOr<bool> EngineCore::StepRunning(int index, int64_t now_ns) {
 void EngineCore::SetReady(OperationRecord& record, int64_t now_ns) {
   record.ready_ns = now_ns;
   record.state.store(OperationState::kReady, std::memory_order_release);
-  env_.recorder.Note(record);
+  env_.recorder.Record(record);
   env_.node.Ring(env_.rank);
 }
 
@@ -252,7 +256,7 @@ bool EngineCore::ReleaseInOrder(int index, int64_t now_ns) {
     record.kept.clear();
     wire_.Forget(index, record.descriptor.sequence);
     record.state.store(OperationState::kReleased, std::memory_order_release);
-    env_.recorder.Note(record);
+    env_.recorder.Record(record);
     lane.running.pop_front();
     --unfinished_;
     ++env_.counters.operations;
@@ -262,7 +266,7 @@ bool EngineCore::ReleaseInOrder(int index, int64_t now_ns) {
   return advanced;
 }
 
-std::set<int> EngineCore::Consumers(int index, uint64_t sequence) const {
+std::set<int> EngineCore::RanksYetToConsume(int index, uint64_t sequence) const {
   const Lane& lane = *lanes_[static_cast<size_t>(index)];
   std::set<int> ranks;
   for (int peer : lane.placement.local_peers()) {
@@ -272,47 +276,47 @@ std::set<int> EngineCore::Consumers(int index, uint64_t sequence) const {
   return ranks;
 }
 
-std::string EngineCore::WhyQueued(const OperationRecord& record) {
+std::string EngineCore::DescribeStartWait(const OperationRecord& record) {
   Lane& lane = *lanes_[static_cast<size_t>(record.lane)];
   if (!lane.running.empty() && !lane.running.back()->IsReady()) {
-    return absl::StrCat("behind ", Describe(*lane.running.back()), ", which ",
-                        WaitingFor(*lane.running.back()));
+    return absl::StrCat("is queued behind ", Describe(*lane.running.back()), ", which ",
+                        DescribeWait(*lane.running.back()));
   }
   if (record.after != nullptr && !record.after->IsReady())
-    return absl::StrCat("after ", Describe(*record.after));
+    return absl::StrCat("starts after ", Describe(*record.after));
   if (record.gate != nullptr && record.gate->State() != OperationState::kReleased)
-    return absl::StrCat("until the release of ", Describe(*record.gate), ", which ",
-                        WaitingFor(*record.gate));
+    return absl::StrCat("starts at the release of ", Describe(*record.gate), ", which ",
+                        DescribeWait(*record.gate));
   if (!lane.queued.empty() && lane.queued.front().get() != &record) {
-    return absl::StrCat("behind ", Describe(*lane.queued.front()), ", which ",
-                        WhyQueued(*lane.queued.front()));
+    return absl::StrCat("is queued behind ", Describe(*lane.queued.front()), ", which ",
+                        DescribeStartWait(*lane.queued.front()));
   }
-  // Nothing else holds back the first of a lane. See Note [Descriptor ring].
+  // Only the ring slot is left to wait for. See Note [Descriptor ring].
   if (lane.running.empty()) return "is about to start";
   return absl::StrCat("needs the descriptor slot of ", Describe(*lane.running.front()), ", which ",
-                      WaitingFor(*lane.running.front()));
+                      DescribeWait(*lane.running.front()));
 }
 
-std::string EngineCore::WaitingFor(const OperationRecord& record) {
+std::string EngineCore::DescribeWait(const OperationRecord& record) {
   Lane& lane = *lanes_[static_cast<size_t>(record.lane)];
-  if (record.State() == OperationState::kQueued) return WhyQueued(record);
+  if (record.State() == OperationState::kQueued) return DescribeStartWait(record);
   std::set<int> ranks;
   for (const auto& running : lane.running) {
     if (running.get() != &record || record.operation == nullptr) continue;
-    ranks = record.operation->WaitsFor(ContextOf(lane, running, false));
-    if (record.IsReady()) ranks.merge(Consumers(record.lane, record.descriptor.sequence));
+    ranks = record.operation->AwaitedRanks(ContextOf(lane, running, false));
+    if (record.IsReady()) ranks.merge(RanksYetToConsume(record.lane, record.descriptor.sequence));
   }
-  if (ranks.empty()) return "waits for data of this rank";
+  if (ranks.empty()) return "waits for data movement on this rank";
   return absl::StrCat("waits for rank(s) ", absl::StrJoin(ranks, ", "));
 }
 
-void EngineCore::NoteLateOperations(int64_t now_ns) {
-  if (now_ns < next_late_check_ns_) return;
-  next_late_check_ns_ = now_ns + kLateNs;
+void EngineCore::RecordSlowOperations(int64_t now_ns) {
+  if (now_ns < next_slow_check_ns_) return;
+  next_slow_check_ns_ = now_ns + kSlowOperationNs;
   for (const auto& lane : lanes_) {
     for (const auto& record : lane->running) {
-      if (record->IsReady() || now_ns - record->started_ns < kLateNs) continue;
-      env_.recorder.NoteWaiting(*record, WaitingFor(*record));
+      if (record->IsReady() || now_ns - record->started_ns < kSlowOperationNs) continue;
+      env_.recorder.RecordWait(*record, DescribeWait(*record));
       break;
     }
   }
@@ -335,21 +339,21 @@ void EngineCore::RequestHeartbeat() {
   wire_.RequestHeartbeat(OtherRanks(/*of_this_node=*/false));
 }
 
-std::set<int> EngineCore::Silent() const {
-  std::set<int> silent;
+std::set<int> EngineCore::UnresponsiveRanks() const {
+  std::set<int> unresponsive;
   for (const auto& [rank, beats] : heartbeats_at_request_) {
-    if (env_.node.Heartbeats(rank) == beats) silent.insert(rank);
+    if (env_.node.Heartbeats(rank) == beats) unresponsive.insert(rank);
   }
   for (const int rank : OtherRanks(/*of_this_node=*/false)) {
-    if (!wire_.HeartbeatReplies().contains(rank)) silent.insert(rank);
+    if (!wire_.HeartbeatReplies().contains(rank)) unresponsive.insert(rank);
   }
-  return silent;
+  return unresponsive;
 }
 
 void EngineCore::Fail(const absl::Status& cause) {
   if (!status_.ok()) return;
   status_ = cause;
-  spreading_ = true;
+  broadcasting_failure_ = true;
   env_.node.PublishFailure(cause);
   wire_.BroadcastFailure(cause, OtherRanks(/*of_this_node=*/false));
   wire_.Abandon();
@@ -359,7 +363,7 @@ void EngineCore::Fail(const absl::Status& cause) {
       for (std::shared_ptr<OperationRecord>& record : *records) {
         record->error = cause;
         if (!record->IsReady()) record->state.store(OperationState::kFailed, std::memory_order_release);
-        env_.recorder.Note(*record);
+        env_.recorder.Record(*record);
         quarantine_.push_back(std::move(record));
       }
       records->clear();
@@ -369,7 +373,7 @@ void EngineCore::Fail(const absl::Status& cause) {
   env_.node.Ring(env_.rank);
 }
 
-void EngineCore::EndQuarantine() {
+void EngineCore::ReleaseQuarantine() {
   for (const std::shared_ptr<OperationRecord>& record : quarantine_) {
     if (record->IsReady()) record->state.store(OperationState::kReleased, std::memory_order_release);
   }

@@ -1,16 +1,20 @@
-// The engine's state machine: lanes, what runs on them, and what moves next. Deterministic: links and time
-// are passed in, it never blocks, and it moves no data itself but hands out tasks.
+// State machine of the engine: the lanes, the operations that run on them, and the data tasks that are ready.
 //
-//   Submit*, then turns of: Poll, TakeTask, (run it), FinishTask
+//   Submit*, then repeatedly: Poll, PopTask, (run the task), FinishTask
+//
+// Deterministic: links and time are parameters. No call blocks or moves data; the caller runs the tasks.
 //
 // Note [Lanes]
-// Operations of a lane start in the order of submission, each when the one before is *ready* here, when the
-// Work it comes `after` is ready and its *gate* is released, and when its slot in the descriptor ring is
-// free. Order is fixed at submission: completing an operation never submits another. An operation whose data
-// is here but which still owes something (*drained* comes later than *ready*), or whose peers still read,
-// stays on the lane beside its successors until it is *released*.
+// Operations of a lane start in the order of submission. An operation starts once
+//   - its predecessor on the lane is *ready* on this rank,
+//   - the Work that it comes `after` is *ready*, and its gate is *released*,
+//   - its slot in the descriptor ring is free.
+// Program order is thus fixed at submission: completing an operation never submits another, so that ranks
+// cannot disagree about the order. An operation may be *ready* and yet owe slices to peers (it is not
+// *drained*), or peers may still read its buffers. It then stays on the lane beside its successors until it
+// is *released*.
 //
-// Thread safety: none; the caller's lock.
+// Thread safety: none. EngineShell guards the core with its mutex.
 #pragma once
 
 #include <array>
@@ -45,46 +49,54 @@ class EngineCore final : private TaskQueue {
     Recorder& recorder;
     EngineCounters& counters;
     const EngineOptions& options;
+    CreditRules credit_rules;
   };
   explicit EngineCore(const Environment& environment);
 
-  // Gives the next lane to a group.
+  // Returns the lane's index. Errors: kResourceExhausted (too many lanes, or too large a group).
   absl::StatusOr<int> AddLane(std::string name, ProcessGroup group, LanePurpose purpose);
 
   void Submit(std::shared_ptr<OperationRecord> record);
-  // Somebody waits for this operation to be ready, or released: it, all before it on its lane, and what those
-  // come `after`, go first.
-  void Raise(int lane, uint64_t sequence, bool until_released);
+  // A thread waits for the operation to be *ready*, or *released*. Raises it to kCritical, with its
+  // predecessors on the lane and the operations that these start after.
+  void RaisePriority(int lane, uint64_t sequence, bool until_released);
 
-  // One turn. True if anything advanced, so that another turn may help at once.
+  // Steps every lane once. True if anything advanced: another call may then advance more at once.
   bool Poll(int64_t now_ns);
-  // The most urgent piece of data to move.
-  std::optional<DataTask> TakeTask();
+  // The most urgent task.
+  std::optional<DataTask> PopTask();
   void FinishTask(const DataTask& task, const absl::Status& moved);
 
-  // Nothing is queued or running; peers may still have to release.
-  bool idle() const { return unfinished_ == 0; }
-  // Some operation still has data to move or to wait for here.
-  bool working() const;
+  // No operation is queued or running, or awaits its release.
+  bool is_idle() const { return unfinished_ == 0; }
+  // An operation has yet to start, or is not drained. False if only releases by peers are missing.
+  bool has_local_work() const;
   bool has_tasks() const;
-  // Something under way needs the wire: nobody rings when it comes.
-  bool wire_busy() const { return wire_.busy() || wire_wanted_; }
-  // The news of the failure may not have left yet: Poll sends it on.
-  bool spreading() const { return spreading_; }
-  // OK, or the failure that ended all work.
+  // An unfinished operation uses the wire, which must be polled: messages ring no doorbell.
+  bool uses_wire() const { return wire_.busy() || uses_wire_; }
+  // A failure notice may not have been sent yet. Poll continues to send it.
+  bool is_broadcasting_failure() const { return broadcasting_failure_; }
+  EngineCounters counters() const { return env_.counters; }
+  // Moves `memory` into the record, unless the operation is already *released*. See Work::Detach.
+  void KeepAlive(OperationRecord& record, std::vector<std::shared_ptr<void>>&& memory);
+
+  // OK, or the first failure.
   const absl::Status& status() const { return status_; }
-  // Fails everything that is under way, and tells the ranks of this node and of all lanes.
+  // Fails all unfinished operations and notifies all ranks. Failed operations stay in quarantine, because
+  // peers may still access their memory.
   void Fail(const absl::Status& cause);
-  // Ranks whose data still comes in after the failure, to memory that is therefore not the caller's yet.
+  // After a failure: ranks whose messages are still being received into buffers of failed operations.
   std::set<int> PeersStillSending() { return wire_.PeersStillSending(); }
-  // Once all ranks have stopped: nobody reads any more what was *ready* when the failure came, so that it
-  // counts as *released*.
-  void EndQuarantine();
-  // Asks all other ranks for a sign of life, and says which have given none since.
+  // Drops failed operations. Those that were *ready* at the failure become *released*.
+  // REQUIRES: no rank accesses memory of failed operations any more.
+  void ReleaseQuarantine();
+
+  // Requests a heartbeat from all other ranks.
   void RequestHeartbeat();
-  std::set<int> Silent() const;
-  // "waits for rank(s) 2, 3": for messages.
-  std::string WaitingFor(const OperationRecord& record);
+  // Ranks that have not responded to the last request.
+  std::set<int> UnresponsiveRanks() const;
+  // For messages: "waits for rank(s) 2, 3".
+  std::string DescribeWait(const OperationRecord& record);
 
  private:
   struct Lane {
@@ -93,13 +105,14 @@ class EngineCore final : private TaskQueue {
     std::string name;
     GroupPlacement placement;
     std::deque<std::shared_ptr<OperationRecord>> queued;
-    std::deque<std::shared_ptr<OperationRecord>> running;  // Up to *released*, in order.
-    uint64_t raised = 0;                                   // Sequences up to here are waited for,
-    uint64_t raised_to_release = 0;                        // and up to here until they are released.
-    uint64_t consumed = 0;                                 // As told to peers.
+    std::deque<std::shared_ptr<OperationRecord>> running;  // Started and not *released*, in order.
+    uint64_t awaited_until_ready = 0;    // A thread waits until sequences up to this one are *ready*.
+    uint64_t awaited_until_release = 0;  // A thread waits until sequences up to this one are *released*.
+    uint64_t consumed = 0;               // Last sequence that this rank has told its peers it consumed.
   };
 
   void Push(DataTask task) override;
+  absl::StatusOr<bool> PollLanes(int64_t now_ns);
   Priority PriorityOf(const Lane& lane, const OperationRecord& record) const;
   Priority PriorityOf(const Lane& lane) const;
   OperationContext ContextOf(Lane& lane, const std::shared_ptr<OperationRecord>& record, bool head);
@@ -109,24 +122,26 @@ class EngineCore final : private TaskQueue {
   void SetReady(OperationRecord& record, int64_t now_ns);
   bool ReleaseInOrder(int index, int64_t now_ns);
   uint64_t ConsumedByAll(int index) const;
-  // Ranks of this node that have yet to consume a sequence of the lane.
-  std::set<int> Consumers(int index, uint64_t sequence) const;
-  std::string WhyQueued(const OperationRecord& record);
-  void NoteLateOperations(int64_t now_ns);
-  absl::Status PollPeers();
+  // Ranks of this node that have not consumed `sequence` of the lane.
+  std::set<int> RanksYetToConsume(int index, uint64_t sequence) const;
+  std::string DescribeStartWait(const OperationRecord& record);
+  // Writes into the flight recorder what the oldest slow operation of each lane waits for.
+  void RecordSlowOperations(int64_t now_ns);
+  // The failure notice of another rank, as an error.
+  absl::Status CheckPeerFailures();
   std::vector<int> OtherRanks(bool of_this_node) const;
 
   const Environment env_;
   CreditScheduler wire_;
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::array<std::deque<DataTask>, 4> tasks_;                 // By priority.
-  std::vector<std::shared_ptr<OperationRecord>> quarantine_;  // Failed, with whatever peers may still touch.
-  int64_t unfinished_ = 0;                                    // Submitted, and neither released nor failed.
-  bool wire_wanted_ = false;
-  int64_t next_late_check_ns_ = 0;
-  std::map<int, uint64_t> heartbeats_at_request_;  // Of the node's other ranks.
+  std::vector<std::shared_ptr<OperationRecord>> quarantine_;  // Failed operations. See Fail.
+  int64_t unfinished_ = 0;                                    // Submitted, neither *released* nor failed.
+  bool uses_wire_ = false;                                    // A lane with operations spans nodes.
+  int64_t next_slow_check_ns_ = 0;
+  std::map<int, uint64_t> heartbeats_at_request_;  // Heartbeats of local peers at the last request.
   absl::Status status_;
-  bool spreading_ = false;
+  bool broadcasting_failure_ = false;
 };
 
 }  // namespace weft

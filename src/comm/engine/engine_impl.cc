@@ -16,37 +16,39 @@
 namespace weft {
 namespace {
 
-// The watchdog is for ranks that nobody waits in: it leaves those that do time to report for themselves.
+// The watchdog acts later than the deadline of Wait, so that a waiting thread can report the error itself.
 int64_t WatchdogLimitNs(absl::Duration timeout) {
-  constexpr double kPatience = 1.1;
-  return absl::ToInt64Nanoseconds(timeout * kPatience + absl::Seconds(5));
+  constexpr double kWatchdogFactor = 1.1;
+  return absl::ToInt64Nanoseconds(timeout * kWatchdogFactor + absl::Seconds(5));
 }
 
-// What data that MPI has begun to receive has to come, when an engine that has failed goes away.
-constexpr absl::Duration kArrivalPatience = absl::Seconds(5);
+// Time that the destructor of a failed engine leaves to data that MPI has begun to receive.
+constexpr absl::Duration kIncomingDataTimeout = absl::Seconds(5);
 
 absl::Status CheckOptions(const EngineOptions& options, Runtime& runtime) {
-  // What one message may hold: MPI counts bytes in an int.
-  constexpr int64_t kMostBytes = int64_t{1} << 28;
+  // Size of one message. MPI counts bytes in an int.
+  constexpr int64_t kMaxBytes = int64_t{1} << 28;
   struct Field {
     const char* name;
     int64_t value;
-    int64_t most;
+    int64_t max;
   };
-  constexpr int64_t kLargest = std::numeric_limits<int64_t>::max() / 4;  // Windows are added up, and doubled.
-  for (const Field& field : {Field{"slice_bytes", options.slice_bytes, kMostBytes},
-                             Field{"piece_bytes", options.piece_bytes, kMostBytes},
-                             Field{"lane_window_bytes", options.lane_window_bytes, kLargest},
-                             Field{"yield_window_bytes", options.yield_window_bytes, kLargest},
-                             Field{"background_window_bytes", options.background_window_bytes, kLargest},
-                             Field{"recorder_entries", options.recorder_entries, kLargest}}) {
-    if (field.value >= 1 && field.value <= field.most) continue;
+  constexpr int64_t kMaxWindowBytes =
+      std::numeric_limits<int64_t>::max() / 4;  // Windows are added and doubled.
+  for (const Field& field :
+       {Field{"slice_bytes", options.slice_bytes, kMaxBytes},
+        Field{"piece_bytes", options.piece_bytes, kMaxBytes},
+        Field{"lane_window_bytes", options.lane_window_bytes, kMaxWindowBytes},
+        Field{"yield_window_bytes", options.yield_window_bytes, kMaxWindowBytes},
+        Field{"background_window_bytes", options.background_window_bytes, kMaxWindowBytes},
+        Field{"recorder_entries", options.recorder_entries, kMaxWindowBytes}}) {
+    if (field.value >= 1 && field.value <= field.max) continue;
     return absl::InvalidArgumentError(
-        absl::StrCat("engine option ", field.name, " is ", field.value, ", must be from 1 to ", field.most));
+        absl::StrCat("engine option ", field.name, " is ", field.value, ", must be from 1 to ", field.max));
   }
   if (options.watchdog && runtime.simulation() != nullptr) {
     return absl::InvalidArgumentError(
-        "engine option watchdog is on, but the ranks are simulated: switch it off");
+        "engine option watchdog is on, which simulated ranks do not support; switch it off");
   }
   if (options.timeout > absl::ZeroDuration()) return absl::OkStatus();
   return absl::InvalidArgumentError(
@@ -82,18 +84,19 @@ std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, Collec
 
 }  // namespace
 
-CommEngine::Impl::Impl(Bootstrap& bootstrap, NodeHeap& heap, EngineOptions options)
+CommEngine::Impl::Impl(Bootstrap& bootstrap, NodeHeap& heap, EngineOptions options, CreditRules credit_rules)
     : bootstrap_(bootstrap),
       heap_(heap),
       options_(std::move(options)),
+      credit_rules_(credit_rules),
       scratch_(heap, "engine scratch"),
       recorder_(bootstrap.rank(), options_.recorder_entries) {}
 
 CommEngine::Impl::~Impl() {
   if (!shell_) return;
-  if (const absl::Status drained = shell_->Drain(Deadline()); !drained.ok()) Poison(drained);
-  // What was on its way when the engine failed would be written to memory that is the caller's from now on.
-  if (!status().ok()) Report(shell_->AwaitArrivals(bootstrap_.runtime().Now() + kArrivalPatience));
+  if (const absl::Status drained = shell_->Drain(Deadline()); !drained.ok()) Abort(drained);
+  // Data that is still arriving must not be written to buffers after the caller gets them back.
+  if (!status().ok()) Report(shell_->AwaitIncomingData(bootstrap_.runtime().Now() + kIncomingDataTimeout));
   watchdog_.reset();
   shell_->Stop();
 }
@@ -115,8 +118,9 @@ absl::Status CommEngine::Impl::Open() {
 }
 
 absl::StatusOr<std::unique_ptr<EngineCore>> CommEngine::Impl::MakeCore(WireLink& wire) {
-  auto core = std::make_unique<EngineCore>(EngineCore::Environment{
-      bootstrap_.rank(), bootstrap_.node_map(), *node_, wire, scratch_, recorder_, counters_, options_});
+  auto core = std::make_unique<EngineCore>(EngineCore::Environment{bootstrap_.rank(), bootstrap_.node_map(),
+                                                                   *node_, wire, scratch_, recorder_,
+                                                                   counters_, options_, credit_rules_});
   for (const std::unique_ptr<Lane>& lane : lanes_) {
     WEFT_RETURN_IF_ERROR(core->AddLane(lane->name, lane->placement.group(), lane->purpose).status());
   }
@@ -133,26 +137,27 @@ absl::StatusOr<LaneId> CommEngine::Impl::AddLane(const ProcessGroup& group, Lane
   }
   const std::string name = absl::StrCat(group.name, "/", ToAbsl(Name(purpose)));
   const uint64_t group_hash = Hash64(group.ranks.data(), group.ranks.size() * sizeof(int));
-  WEFT_ASSIGN_OR_RETURN(Buffer barriers, scratch_.Acquire(NodeLink::kSlots * BarrierBytes(group.size())));
+  WEFT_ASSIGN_OR_RETURN(Buffer barrier_buffers,
+                        scratch_.Acquire(NodeLink::kSlots * BarrierSlotBytes(group.size())));
   WEFT_ASSIGN_OR_RETURN(const int index, shell_->WithCore([&](EngineCore& core) {
     return core.AddLane(name, group, purpose);
   }));
-  lanes_.push_back(std::make_unique<Lane>(
-      Lane{name, purpose, GroupPlacement(group, bootstrap_.node_map()), group_hash, std::move(barriers)}));
+  lanes_.push_back(std::make_unique<Lane>(Lane{name, purpose, GroupPlacement(group, bootstrap_.node_map()),
+                                               group_hash, std::move(barrier_buffers)}));
   return LaneId{index};
 }
 
 std::byte* CommEngine::Impl::NextBarrierMemory(LaneId lane) const {
   const Lane& barrier_lane = *lanes_[static_cast<size_t>(lane.index)];
   const uint64_t slot = barrier_lane.next_sequence % NodeLink::kSlots;
-  return barrier_lane.barriers.data() + slot * BarrierBytes(barrier_lane.placement.size());
+  return barrier_lane.barrier_buffers.data() + slot * BarrierSlotBytes(barrier_lane.placement.size());
 }
 
 absl::Status CommEngine::Impl::CheckLane(LaneId lane) const {
   if (lane.index >= 0 && lane.index < static_cast<int>(lanes_.size())) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("lane ", lane.index,
                                                  " is not a lane of this engine, which has ", lanes_.size(),
-                                                 "; AddLane makes them"));
+                                                 "; use an id that AddLane returned"));
 }
 
 std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const absl::Status& valid) {
@@ -164,7 +169,7 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const
   if (!checked.ok()) {
     record->error = checked;
     record->state.store(OperationState::kFailed, std::memory_order_release);
-    Poison(checked);
+    Abort(checked);
     return record;
   }
   Lane& lane = *lanes_[static_cast<size_t>(request.lane.index)];
@@ -182,7 +187,7 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const
   descriptor.total_count = request.total_count;
   descriptor.generation = generation_;
   descriptor.reduce = request.plan.reduce;
-  descriptor.compression = request.options.compression;
+  descriptor.wire_compression = request.options.wire_compression;
   record->operation = MakeOperation(lane.placement, std::move(request.plan));
   logical_bytes_[static_cast<size_t>(lane.purpose)].fetch_add(request.logical_bytes,
                                                               std::memory_order_relaxed);
@@ -192,44 +197,39 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const
 
 absl::Status CommEngine::Impl::Wait(const std::shared_ptr<OperationRecord>& record, EngineShell::Event event,
                                     std::optional<absl::Time> deadline) {
-  if (record->lane < 0) return record->error;  // Never submitted.
-  return shell_->Wait(record, event, deadline.value_or(Deadline()), /*last_resort=*/!deadline.has_value());
+  if (record->lane < 0) return record->error;  // Failed at submission.
+  return shell_->Wait(record, event, deadline.value_or(Deadline()),
+                      /*checks_heartbeats=*/!deadline.has_value());
 }
 
-void CommEngine::Impl::Keep(OperationRecord& record, std::vector<std::shared_ptr<void>> memory) {
-  shell_->WithCore([&](EngineCore& /*core*/) {
-    if (record.State() != OperationState::kReleased) record.kept = std::move(memory);
-    return 0;
-  });
+void CommEngine::Impl::KeepAlive(OperationRecord& record, std::vector<std::shared_ptr<void>> memory) {
+  shell_->WithCore([&](EngineCore& core) { core.KeepAlive(record, std::move(memory)); });
 }
 
-void CommEngine::Impl::Poison(const absl::Status& cause) {
-  shell_->WithCore([&](EngineCore& core) {
-    core.Fail(cause);
-    return 0;
-  });
+void CommEngine::Impl::Abort(const absl::Status& cause) {
+  shell_->WithCore([&](EngineCore& core) { core.Fail(cause); });
 }
 
 absl::Status CommEngine::Impl::ResetAfterError() {
-  Poison(absl::AbortedError("the engine is being reset"));
-  shell_->AwaitQuiet();
-  WEFT_RETURN_IF_ERROR(shell_->AwaitArrivals(Deadline()));
-  // Nobody reads anybody's memory any more once all have come here.
+  Abort(absl::AbortedError("the engine is being reset"));
+  shell_->AwaitRunningTasks();
+  WEFT_RETURN_IF_ERROR(shell_->AwaitIncomingData(Deadline()));
+  // After this barrier, no rank accesses memory of another.
   WEFT_RETURN_IF_ERROR(bootstrap_.AllGatherBlob("", options_.timeout).status());
   ++generation_;
   node_->Reset();
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<WireLink> fresh_wire, bootstrap_.OpenWire());
   for (const std::unique_ptr<Lane>& lane : lanes_) lane->next_sequence = 1;
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<EngineCore> core, MakeCore(*fresh_wire));
-  // And nobody publishes before all have forgotten.
+  // After this barrier, all ranks have cleared their flags and may publish again.
   WEFT_RETURN_IF_ERROR(bootstrap_.AllGatherBlob("", options_.timeout).status());
   shell_->Replace(std::move(core));
-  wire_ = std::move(fresh_wire);  // Last: until then the core that has failed keeps to the old one.
+  wire_ = std::move(fresh_wire);  // Last: the failed core uses the old link until it is replaced.
   return absl::OkStatus();
 }
 
 EngineCounters CommEngine::Impl::counters() {
-  EngineCounters counters = shell_->WithCore([&](EngineCore& /*core*/) { return counters_; });
+  EngineCounters counters = shell_->WithCore([](EngineCore& core) { return core.counters(); });
   const auto logical = [this](LanePurpose purpose) {
     return logical_bytes_[static_cast<size_t>(purpose)].load(std::memory_order_relaxed);
   };

@@ -1,5 +1,6 @@
-// What CommEngine is made of: links, recorder, shell and core, and the lanes as the submitting thread knows
-// them.
+// Implementation of CommEngine: links, recorder, shell and core, and the lanes of the submitting thread.
+//
+// Thread safety: that of CommEngine.
 #pragma once
 
 #include <array>
@@ -19,31 +20,34 @@ namespace weft {
 
 class CommEngine::Impl {
  public:
-  Impl(Bootstrap& bootstrap, NodeHeap& heap, EngineOptions options);
+  // `credit_rules` differs from the default in tests alone: see
+  // tests/comm/random_programs/engine_with_rules.h.
+  Impl(Bootstrap& bootstrap, NodeHeap& heap, EngineOptions options, CreditRules credit_rules = {});
   ~Impl();
 
   absl::Status Open();
   absl::StatusOr<LaneId> AddLane(const ProcessGroup& group, LanePurpose purpose);
   absl::Status ResetAfterError();
 
-  // What a collective's caller gave, beside the plan.
+  // The arguments of a collective.
   struct Request {
     LaneId lane;
     CollectivePlan plan;
-    int64_t total_count;  // As all ranks of the group must give it.
+    int64_t total_count;  // Must be equal on all ranks of the group.
     uint64_t counts_hash;
-    int64_t logical_bytes;  // What the algorithm must bring to this rank.
+    int64_t logical_bytes;  // Bytes that the algorithm must bring to this rank.
     OpOptions options;
     std::shared_ptr<OperationRecord> after;
     std::shared_ptr<OperationRecord> gate;
   };
-  // The record of a submitted operation; `valid` not OK gives one that has failed, and fails the engine.
+  // Returns the record of the operation. If `valid` is an error, the record has failed with it, and the
+  // engine is aborted.
   std::shared_ptr<OperationRecord> Submit(Request request, const absl::Status& valid);
   absl::Status Wait(const std::shared_ptr<OperationRecord>& record, EngineShell::Event event,
                     std::optional<absl::Time> deadline);
   // See Work::Detach.
-  void Keep(OperationRecord& record, std::vector<std::shared_ptr<void>> memory);
-  void Poison(const absl::Status& cause);
+  void KeepAlive(OperationRecord& record, std::vector<std::shared_ptr<void>> memory);
+  void Abort(const absl::Status& cause);
 
   // OK if the lane is one of this engine's.
   absl::Status CheckLane(LaneId lane) const;
@@ -54,8 +58,8 @@ class CommEngine::Impl {
   bool HasLocalPeers(LaneId lane) const {
     return !lanes_[static_cast<size_t>(lane.index)]->placement.local_peers().empty();
   }
-  // Memory for the lane's next barrier, which has no data of its own: a word of input, then a word for each
-  // rank. A barrier takes it from the one that had its slot in the descriptor ring.
+  // Buffers of the lane's next barrier: one i32 of input, then one i32 of output per rank. There is one set
+  // per slot of the descriptor ring: the slot is free only once the buffers of its last barrier are.
   std::byte* NextBarrierMemory(LaneId lane) const;
 
   EngineCounters counters();
@@ -72,22 +76,23 @@ class CommEngine::Impl {
     LanePurpose purpose;
     GroupPlacement placement;
     uint64_t group_hash;
-    Buffer barriers;  // See NextBarrierMemory.
+    Buffer barrier_buffers;  // See NextBarrierMemory.
     uint64_t next_sequence = 1;
   };
-  static size_t BarrierBytes(int ranks) { return static_cast<size_t>(ranks + 1) * SizeOf(DType::kI32); }
+  static size_t BarrierSlotBytes(int ranks) { return static_cast<size_t>(ranks + 1) * SizeOf(DType::kI32); }
   absl::StatusOr<std::unique_ptr<EngineCore>> MakeCore(WireLink& wire);
-  // Of what is not given one.
+  // The engine's timeout from now.
   absl::Time Deadline() const { return bootstrap_.runtime().Now() + options_.timeout; }
 
   Bootstrap& bootstrap_;
   NodeHeap& heap_;
   const EngineOptions options_;
+  const CreditRules credit_rules_;
   BufferPool scratch_;
   Recorder recorder_;
   std::unique_ptr<NodeLink> node_;
   std::unique_ptr<WireLink> wire_;
-  EngineCounters counters_;  // What the core counts, under its lock.
+  EngineCounters counters_;  // Written by the core. Read through EngineCore::counters().
   static constexpr size_t kPurposes = 5;
   std::array<std::atomic<int64_t>, kPurposes> logical_bytes_{};  // By purpose of the lane.
   std::vector<std::unique_ptr<Lane>> lanes_;

@@ -1,14 +1,16 @@
-// Threads around the core: whoever holds its lock polls. A progress thread keeps things going, threads that
-// wait help, and data moves outside the lock.
+// Threads around the core: the progress thread, threads that wait, and the lock that both take.
 //
-// Note [Who polls]
-// A waiter polls and moves data itself, and the progress thread stays out of its way. Without a waiter the
-// progress thread polls: woken by the node's doorbell for node-local traffic, by a short nap while the wire
-// is in use (nobody rings there). When nothing is under way it parks until a submission: to wake it costs no
-// more than a look around in between would, which takes the core from a rank that computes. One that merely
-// makes way for a waiter is left alone by a submission that can do nothing but wait for peers of the node:
-// whoever submits small operations and waits for each would pay for waking it every time. It looks around by
-// itself a moment later.
+// Note [Progress]
+// The engine makes progress when a thread polls the core and runs its tasks.
+//   - A waiting thread polls, and the progress thread stays out of its way: it only looks in once a
+//     millisecond.
+//   - Without a waiting thread, the progress thread polls. It sleeps on the node's doorbell while only local
+//     peers can bring news, and polls at intervals while the wire is in use, since messages ring no doorbell.
+//   - When no operation is unfinished, the progress thread parks until a submission wakes it. Waking it costs
+//     no more than one periodic poll, and periodic polls would take the core from a rank that computes.
+//   - A submission does not wake a progress thread that sleeps beside a waiting thread if the operation can
+//     only wait for local peers. Otherwise a thread that submits small operations and waits for each would
+//     pay for a wake-up each time. The progress thread polls by itself within a millisecond.
 //
 // Thread safety: all members may be called from any thread.
 #pragma once
@@ -17,96 +19,98 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
+#include <absl/base/thread_annotations.h>
 #include <absl/status/status.h>
 #include <absl/time/time.h>
 
 #include "src/comm/engine/engine_core.h"
+#include "src/comm/engine/mutex.h"
 #include "weft/mesh/runtime.h"
 
 namespace weft {
 
 class EngineShell {
  public:
-  // `node` is the core's link; the core is made and replaced (after a failure) by the owner. Both must
-  // outlive the shell, as must the runtime.
+  // `node` is the core's link. Lifetime: `runtime` and `node` must outlive the shell.
   EngineShell(Runtime& runtime, NodeLink& node, int rank);
   ~EngineShell();
 
-  void Start(std::unique_ptr<EngineCore> core);
+  // Takes the core and starts the progress thread.
+  void Start(std::unique_ptr<EngineCore> core) ABSL_LOCKS_EXCLUDED(mutex_);
   // Stops the progress thread.
   void Stop();
 
-  // Lock-free; the core takes it at its next turn, which this tries to be.
-  void Submit(std::shared_ptr<OperationRecord> record);
+  // Queues the operation without blocking. If the lock is free, also polls the core once.
+  void Submit(std::shared_ptr<OperationRecord> record) ABSL_LOCKS_EXCLUDED(mutex_);
 
   enum class Event : uint8_t { kReady, kReleased };
-  // Polls until the event. Errors: the operation's, or kDeadlineExceeded. `last_resort`: nobody will wait for
-  // longer than this; the error then also names the ranks that do not even give a sign of life, for which it
-  // waits a little longer.
+  // Polls until the event. `checks_heartbeats`: after the deadline, requests heartbeats and names the ranks
+  // that do not respond, which takes up to three more seconds.
+  // Errors: the operation's; kDeadlineExceeded.
   absl::Status Wait(const std::shared_ptr<OperationRecord>& record, Event event, absl::Time deadline,
-                    bool last_resort);
-  // Polls until nothing is under way. Errors: kDeadlineExceeded.
-  absl::Status Drain(absl::Time deadline);
+                    bool checks_heartbeats) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Polls until no operation is unfinished. Errors: kDeadlineExceeded.
+  absl::Status Drain(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Runs `body` on the core under its lock.
+  // Calls `body` with the core, under the lock.
   template <typename F>
-  auto WithCore(F&& body) {
-    const std::lock_guard lock(mutex_);
+  auto WithCore(F&& body) ABSL_LOCKS_EXCLUDED(mutex_) {
+    const MutexLock lock(mutex_);
     TakeSubmissions();
     return body(*core_);
   }
-  // Waits until no data is moved any more, if the core has failed; it then starts no more.
-  void AwaitQuiet();
-  // After a failure: waits until nothing comes in from other nodes any more that was on its way. Errors:
-  // kDeadlineExceeded (names the ranks).
-  absl::Status AwaitArrivals(absl::Time deadline);
-  // Puts a new core in the place of a failed one.
-  void Replace(std::unique_ptr<EngineCore> core);
+  // If the core has failed: waits until no thread of this rank runs a task. None starts afterwards.
+  void AwaitRunningTasks() ABSL_LOCKS_EXCLUDED(mutex_);
+  // After a failure: waits until no data from other nodes arrives in buffers of failed operations.
+  // Errors: kDeadlineExceeded (names the ranks).
+  absl::Status AwaitIncomingData(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Replaces a failed core.
+  void Replace(std::unique_ptr<EngineCore> core) ABSL_LOCKS_EXCLUDED(mutex_);
 
   int64_t wait_ns() const { return wait_ns_.load(std::memory_order_relaxed); }
 
  private:
-  struct TurnResult {
+  struct PollResult {
     bool advanced;
-    bool idle;       // Nothing is under way.
-    bool working;    // Something is, and it is not only peers that have yet to release.
-    bool has_tasks;  // Data could be moved now.
-    bool wire_busy;
+    bool is_idle;         // No operation is unfinished, and no failure notice is left to send.
+    bool has_local_work;  // An operation needs more than releases by peers.
+    bool has_tasks;
+    bool uses_wire;
   };
-  TurnResult Turn();
-  TurnResult TurnLocked();
-  void TakeSubmissions();
-  bool Reached(const OperationRecord& record, Event event) const;
-  absl::Status DeadlineError(const OperationRecord& record, Event event, bool last_resort);
-  // Polls until `done`; false at the deadline.
-  bool PollUntil(const std::function<bool()>& done, absl::Time deadline);
-  void RunProgressThread();
+  // Polls the core and runs one task.
+  PollResult PollAndRunTask() ABSL_LOCKS_EXCLUDED(mutex_);
+  PollResult PollLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void TakeSubmissions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool HasOccurred(const OperationRecord& record, Event event) const;
+  absl::Status DeadlineError(const OperationRecord& record, Event event, bool checks_heartbeats)
+      ABSL_LOCKS_EXCLUDED(mutex_);
+  // Polls until `done`. False if the deadline passed first.
+  bool PollUntil(const std::function<bool()>& done, absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  void RunProgressThread() ABSL_LOCKS_EXCLUDED(mutex_);
   void WakeProgressThread();
 
   Runtime& runtime_;
   NodeLink& node_;
   const int rank_;
-  std::mutex mutex_;
-  std::unique_ptr<EngineCore> core_;
-  int moving_ = 0;  // Tasks being run.
+  Mutex mutex_;
+  std::unique_ptr<EngineCore> core_ ABSL_GUARDED_BY(mutex_) ABSL_PT_GUARDED_BY(mutex_);
+  int running_tasks_ ABSL_GUARDED_BY(mutex_) = 0;
 
-  std::atomic<OperationRecord*> submitted_{nullptr};  // A stack.
-  std::atomic<bool> failed_{false};
-  std::atomic<int> waiters_{0};
+  std::atomic<OperationRecord*> submitted_{nullptr};  // Stack of operations that the core has not yet taken.
+  std::atomic<bool> failed_{false};                   // The core's status, as of its last poll.
+  std::atomic<int> waiters_{0};                       // Threads in PollUntil.
   std::atomic<int64_t> wait_ns_{0};
 
-  // The progress thread sleeps on this word, or on the node's doorbell.
-  enum class Rest : uint8_t {
-    kNone,
-    kBesideWaiter,  // For a moment, as somebody waits and polls,
-    kParked,        // or until it is woken.
+  enum class ProgressSleep : uint8_t {
+    kNone,          // Polls, or sleeps on the node's doorbell.
+    kBesideWaiter,  // Sleeps on progress_wakeups_ for a millisecond, because another thread polls.
+    kParked,        // Sleeps on progress_wakeups_ until a submission.
   };
-  std::atomic<uint32_t> progress_bell_{0};
-  std::atomic<Rest> rest_{Rest::kNone};
+  std::atomic<uint32_t> progress_wakeups_{0};  // Futex of the progress thread.
+  std::atomic<ProgressSleep> progress_sleep_{ProgressSleep::kNone};
   std::atomic<bool> stop_{false};
   std::unique_ptr<Runtime::Task> progress_;
 };

@@ -8,7 +8,7 @@
 namespace weft {
 
 Recorder::Entry* Recorder::Find(const OperationRecord& record) {
-  // The newest entries are the likeliest.
+  // Newest first: most calls are for a recent operation.
   for (size_t back = 1; back <= ring_.size(); ++back) {
     Entry& entry = ring_[(next_ + ring_.size() - back) % ring_.size()];
     if (entry.lane == record.lane && entry.sequence == record.descriptor.sequence &&
@@ -19,8 +19,8 @@ Recorder::Entry* Recorder::Find(const OperationRecord& record) {
   return nullptr;
 }
 
-void Recorder::Note(const OperationRecord& record) {
-  const std::lock_guard lock(mutex_);
+void Recorder::Record(const OperationRecord& record) {
+  const MutexLock lock(mutex_);
   Entry* entry = record.State() == OperationState::kQueued ? nullptr : Find(record);
   if (entry == nullptr) {
     Entry fresh{record.lane,
@@ -63,13 +63,13 @@ void Recorder::SkipRunning() {
   }
 }
 
-void Recorder::NoteWaiting(const OperationRecord& record, std::string waiting_for) {
-  const std::lock_guard lock(mutex_);
+void Recorder::RecordWait(const OperationRecord& record, std::string waiting_for) {
+  const MutexLock lock(mutex_);
   if (Entry* entry = Find(record)) entry->waiting_for = std::move(waiting_for);
 }
 
 std::string Recorder::Json() const {
-  const std::lock_guard lock(mutex_);
+  const MutexLock lock(mutex_);
   nlohmann::ordered_json operations = nlohmann::ordered_json::array();
   for (size_t i = 0; i < ring_.size(); ++i) {
     const Entry& entry = ring_[ring_.size() < capacity_ ? i : (next_ + i) % capacity_];
@@ -89,16 +89,16 @@ std::string Recorder::Json() const {
   return nlohmann::ordered_json{{"rank", rank_}, {"operations", std::move(operations)}}.dump(1);
 }
 
-std::optional<Recorder::Stuck> Recorder::OldestRunning() const {
-  const std::lock_guard lock(mutex_);
+std::optional<Recorder::StuckOperation> Recorder::OldestRunning() const {
+  const MutexLock lock(mutex_);
   const Entry* oldest = nullptr;
   for (const Entry& entry : ring_) {
     if (entry.state != OperationState::kRunning) continue;
     if (oldest == nullptr || entry.started_ns < oldest->started_ns) oldest = &entry;
   }
   if (oldest == nullptr) return std::nullopt;
-  return Stuck{oldest->started_ns,
-               "lane " + oldest->lane_name + ": " + oldest->description + " " + oldest->waiting_for};
+  return StuckOperation{oldest->started_ns,
+                        "lane " + oldest->lane_name + ": " + oldest->description + " " + oldest->waiting_for};
 }
 
 }  // namespace weft

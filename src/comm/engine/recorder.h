@@ -1,16 +1,18 @@
-// The flight recorder: a ring of the last operations, and of those that still run, for post-mortems.
+// Flight recorder: a ring of the last operations, including those that still run, for post-mortem analysis.
 //
-// Thread safety: all members may be called from any thread; none of them calls MPI or takes the engine's
-// lock, so the watchdog can read it while the engine is stuck.
+// Thread safety: all members may be called from any thread. None calls MPI or takes the engine's lock, so
+// that the watchdog can read the recorder while the engine is stuck.
 #pragma once
 
 #include <cstdint>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include <absl/base/thread_annotations.h>
+
 #include "src/comm/base/operation_record.h"
+#include "src/comm/engine/mutex.h"
 
 namespace weft {
 
@@ -18,20 +20,20 @@ class Recorder {
  public:
   Recorder(int rank, int entries) : rank_(rank), capacity_(static_cast<size_t>(entries)) {}
 
-  // Notes the operation as it is now; a later call for the same lane and sequence replaces the entry.
-  void Note(const OperationRecord& record);
-  // What a running operation waits for: "has not heard from ranks 2, 3".
-  void NoteWaiting(const OperationRecord& record, std::string waiting_for);
+  // Records the operation's current state. A later call for the same lane and sequence replaces the entry.
+  void Record(const OperationRecord& record) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Records what a running operation waits for, such as "waits for rank(s) 2, 3".
+  void RecordWait(const OperationRecord& record, std::string waiting_for) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // JSON: {"rank": …, "operations": [{lane, sequence, kind, label, dtype, bytes, state, …_ns, waiting_for}]}.
-  std::string Json() const;
+  // {"rank": …, "operations": [{lane, sequence, kind, label, dtype, bytes, state, …_ns, waiting_for}]}
+  std::string Json() const ABSL_LOCKS_EXCLUDED(mutex_);
 
-  struct Stuck {
+  struct StuckOperation {
     int64_t started_ns;
-    std::string text;  // The operation, and what it waits for.
+    std::string text;  // Describes the operation and what it waits for.
   };
-  // The running operation that started first.
-  std::optional<Stuck> OldestRunning() const;
+  // The running operation with the earliest start.
+  std::optional<StuckOperation> OldestRunning() const ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
   struct Entry {
@@ -48,15 +50,16 @@ class Recorder {
     std::string description;
     std::string waiting_for;
   };
-  Entry* Find(const OperationRecord& record);
-  // The watchdog must not lose sight of what is stuck: an operation that runs keeps its entry, unless all do.
-  void SkipRunning();
+  Entry* Find(const OperationRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Moves next_ past entries of running operations, unless all are running: the watchdog must still find
+  // them.
+  void SkipRunning() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const int rank_;
   const size_t capacity_;
-  mutable std::mutex mutex_;
-  std::vector<Entry> ring_;
-  size_t next_ = 0;
+  mutable Mutex mutex_;
+  std::vector<Entry> ring_ ABSL_GUARDED_BY(mutex_);
+  size_t next_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace weft

@@ -17,7 +17,7 @@ Watchdog::Watchdog(const Recorder& recorder, Options options, std::function<int6
 
 Watchdog::~Watchdog() {
   {
-    const std::lock_guard lock(mutex_);
+    const MutexLock lock(mutex_);
     stop_ = true;
   }
   stopped_.notify_all();
@@ -25,21 +25,22 @@ Watchdog::~Watchdog() {
 }
 
 void Watchdog::Run() {
-  constexpr int64_t kLooksPerLimit = 20;
+  constexpr int64_t kChecksPerLimit = 20;
   constexpr int64_t kLongestNs = 1'000'000'000;
   const std::chrono::nanoseconds interval(
-      std::clamp<int64_t>(options_.limit_ns / kLooksPerLimit, 1'000'000, kLongestNs));
-  std::unique_lock lock(mutex_);
-  while (!stopped_.wait_for(lock, interval, [this] { return stop_; })) {
-    const std::optional<Recorder::Stuck> stuck = recorder_.OldestRunning();
+      std::clamp<int64_t>(options_.limit_ns / kChecksPerLimit, 1'000'000, kLongestNs));
+  const MutexLock lock(mutex_);
+  const auto is_stopped = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_; };
+  while (!stopped_.wait_for(mutex_, interval, is_stopped)) {
+    const std::optional<Recorder::StuckOperation> stuck = recorder_.OldestRunning();
     if (!stuck || now_() - stuck->started_ns < options_.limit_ns) continue;
-    Bark(*stuck);
+    WriteReport(*stuck);
     end_(kWatchdogExitCode);
     return;
   }
 }
 
-void Watchdog::Bark(const Recorder::Stuck& stuck) const {
+void Watchdog::WriteReport(const Recorder::StuckOperation& stuck) const {
   std::fprintf(stderr, "weft: rank %d: no progress for %.0f s, giving up: %s\n", options_.rank,
                static_cast<double>(options_.limit_ns) * 1e-9, stuck.text.c_str());
   const std::string json = recorder_.Json();

@@ -15,7 +15,7 @@ Work::Work(Work&& other) noexcept
 
 Work& Work::operator=(Work&& other) noexcept {
   if (this != &other) {
-    Work gone(std::move(*this));  // Waits for what this held.
+    const Work previous(std::move(*this));  // Its destructor waits.
     engine_ = std::exchange(other.engine_, nullptr);
     record_ = std::exchange(other.record_, nullptr);
   }
@@ -25,8 +25,8 @@ Work& Work::operator=(Work&& other) noexcept {
 Work::~Work() {
   if (record_ == nullptr) return;
   if (record_->State() == OperationState::kReleased) return;
-  // Past the deadline peers may still read the buffers: the whole engine is failed, so that they stop.
-  if (const absl::Status status = WaitReleased(); absl::IsDeadlineExceeded(status)) engine_->Poison(status);
+  // After the deadline, peers may still read the buffers. Aborting the engine makes them stop.
+  if (const absl::Status status = WaitReleased(); absl::IsDeadlineExceeded(status)) engine_->Abort(status);
 }
 
 absl::Status Work::Wait(std::optional<absl::Time> deadline) {
@@ -38,7 +38,7 @@ absl::Status Work::WaitReleased(std::optional<absl::Time> deadline) {
 }
 
 void Work::Detach(std::vector<std::shared_ptr<void>> memory) {
-  engine_->impl_->Keep(*record_, std::move(memory));
+  engine_->impl_->KeepAlive(*record_, std::move(memory));
   engine_ = nullptr;
   record_ = nullptr;
 }

@@ -41,8 +41,9 @@ int TagOf(const CreditScheduler::Channel& channel) {
 
 }  // namespace
 
-CreditScheduler::CreditScheduler(WireLink& link, const EngineOptions& options, EngineCounters& counters)
-    : link_(link), options_(options), counters_(counters) {}
+CreditScheduler::CreditScheduler(WireLink& link, const EngineOptions& options, EngineCounters& counters,
+                                 CreditRules rules)
+    : link_(link), options_(options), rules_(rules), counters_(counters) {}
 
 absl::StatusOr<bool> CreditScheduler::Poll() {
   previous_demand_ = demand_now_;
@@ -127,7 +128,7 @@ absl::StatusOr<bool> CreditScheduler::PollTransfers() {
 bool CreditScheduler::MayReceive(int lane, WirePhase phase, Priority priority, size_t bytes,
                                  bool head) const {
   const int64_t lane_bytes = bytes_in_flight_[static_cast<size_t>(lane)][static_cast<size_t>(phase)];
-  if (head && lane_bytes == 0 && !options_.starve_heads) return true;
+  if (head && lane_bytes == 0 && rules_.head_always_has_credit) return true;
   const int64_t lane_window = options_.lane_window_bytes * (priority == Priority::kCritical ? 2 : 1);
   if (lane_bytes + static_cast<int64_t>(bytes) > lane_window) return false;
   const auto fits = [&](int64_t window, Priority above) {

@@ -47,7 +47,7 @@
 #include "src/comm/base/descriptor.h"
 #include "src/comm/base/part_shape.h"
 #include "src/comm/links/node_link.h"
-#include "weft/comm/comm_engine.h"
+#include "weft/comm/engine_options.h"
 #include "weft/comm/types.h"
 #include "weft/mesh/wire_link.h"
 
@@ -65,9 +65,15 @@ class WireOwner {
   ~WireOwner() = default;
 };
 
+// Rules of Note [Credits] that a test breaks on purpose, to show that a violation is detected.
+struct CreditRules {
+  bool head_always_has_credit = true;
+};
+
 class CreditScheduler {
  public:
-  CreditScheduler(WireLink& link, const EngineOptions& options, EngineCounters& counters);
+  CreditScheduler(WireLink& link, const EngineOptions& options, EngineCounters& counters,
+                  CreditRules rules = {});
 
   // Identifies one stream of slices between this rank and a peer.
   struct Channel {
@@ -176,6 +182,7 @@ class CreditScheduler {
 
   WireLink& link_;
   const EngineOptions& options_;
+  const CreditRules rules_;
   EngineCounters& counters_;
   std::vector<Transfer> in_flight_;
   std::vector<Transfer> uncancelled_;  // Abandoned receives that the link could not cancel.

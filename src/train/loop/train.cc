@@ -140,7 +140,7 @@ class Run {
   void AnnounceWireCompression() {
     if (bootstrap_.node_map().node_count() == 1) return;
     const WireCompressionChoice& choice = trainer_->wire_compression();
-    resolved_.push_back({"wire-compression", std::string(Name(choice.compression)), choice.reason});
+    resolved_.push_back({"wire-compression", std::string(Name(choice.wire_compression)), choice.reason});
     if (output() == nullptr) return;
     std::fputs(ToText({resolved_.back()}).c_str(), output());
     std::fflush(output());

@@ -65,7 +65,7 @@ absl::Status Trainer::Connect(const ShardLoader& loader, const EngineOptions& op
   } else {
     WEFT_ASSIGN_OR_RETURN(wire_compression_, ChooseWireCompression(*engine_));
   }
-  const ShardingPolicy policy = plan_.Policy(wire_compression_.compression);
+  const ShardingPolicy policy = plan_.Policy(wire_compression_.wire_compression);
   WEFT_ASSIGN_OR_RETURN(sharded_, FullyShard(*model_, model_->units(), plan_.mesh, *engine_, policy, loader));
   return absl::OkStatus();
 }

@@ -45,7 +45,7 @@ class Trainer {
   // all to stop afterwards. After an error the trainer is of no more use.
   absl::StatusOr<StepResult> Step(int64_t step, bool stop);
   // Makes the steps of all peers fail with this cause, rather than wait for a rank that comes no more.
-  void Fail(const absl::Status& cause) { engine_->Poison(cause); }
+  void Fail(const absl::Status& cause) { engine_->Abort(cause); }
 
   // What this rank holds of the model. Collective: by all ranks, between steps.
   absl::StatusOr<std::vector<ShardView>> CurrentShards() { return sharded_->CurrentShards(); }

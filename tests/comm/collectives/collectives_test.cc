@@ -26,7 +26,7 @@ class Collectives : public ::testing::TestWithParam<int> {
   // Slices have several codec blocks, and parts have several slices.
   void RunCompressed(absl::Status (*sweep)(EngineFixture&, const SweepOptions&)) {
     SweepOptions swept{.counts = {0, 2200}, .dtypes = {DType::kF32, DType::kBF16, DType::kF16}};
-    swept.op.compression = WireCompression::kLossless;
+    swept.op.wire_compression = WireCompression::kLossless;
     Run(sweep, swept, /*slice_bytes=*/3000);
   }
 };

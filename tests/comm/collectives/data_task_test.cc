@@ -30,25 +30,20 @@ std::vector<std::byte> Compressed(std::vector<float> numbers) {
   return compressed;
 }
 
-// A copy task.
-DataTask Copy(const std::byte* source, WireEncoding from, std::byte* target, WireEncoding to) {
-  DataTask task;
-  task.leaves.push_back({source, DType::kF32, from});
-  task.target.data = target;
-  task.target.encoding = to;
-  task.count = kCount;
-  task.bytes = kCount * sizeof(float);
-  return task;
+TaskBody Compress(std::vector<float>& numbers, std::vector<std::byte>& slice) {
+  return EncodeTask{DType::kF32, BytesOf(numbers), /*base=*/nullptr, slice.data(), kCount};
+}
+TaskBody Decode(WireEncoding encoding, const std::vector<std::byte>& slice, std::vector<float>& numbers) {
+  return DecodeTask{DType::kF32, encoding, slice.data(), BytesOf(numbers), kCount};
 }
 
-TEST(DataTask, CompressesAndDecompressesWhatItCopies) {
+TEST(DataTask, CompressesAndDecompressesASlice) {
   std::vector<float> numbers = Numbers(0.3F);
   std::vector<std::byte> compressed(CompressedCapacity(sizeof(float), kCount));
-  ASSERT_OK(
-      RunTask(Copy(BytesOf(numbers), WireEncoding::kPlain, compressed.data(), WireEncoding::kCompressed)));
+  ASSERT_OK(RunTask(Compress(numbers, compressed)));
   EXPECT_LT(CompressedBytes(compressed.data()), kCount * sizeof(float));
   std::vector<float> back(kCount);
-  ASSERT_OK(RunTask(Copy(compressed.data(), WireEncoding::kCompressed, BytesOf(back), WireEncoding::kPlain)));
+  ASSERT_OK(RunTask(Decode(WireEncoding::kCompressed, compressed, back)));
   EXPECT_EQ(back, numbers);
 }
 
@@ -59,43 +54,45 @@ TEST(DataTask, ReducesCompressedLeavesIntoACompressedTarget) {
   const ReduceProgram program =
       BuildReduceProgram(0, 3, [](int lo, int count) { return count == 1 ? lo : -1; });
   std::vector<std::byte> sums(CompressedCapacity(sizeof(float), kCount));
-  DataTask task = Copy(BytesOf(plain), WireEncoding::kPlain, sums.data(), WireEncoding::kCompressed);
-  task.program = &program;
-  task.leaves.push_back({first.data(), DType::kF32, WireEncoding::kCompressed});
-  task.leaves.push_back({second.data(), DType::kF32, WireEncoding::kCompressed});
-  ASSERT_OK(RunTask(task));
+  ReduceTarget target{sums.data(), DType::kF32};
+  target.encoding = WireEncoding::kCompressed;
+  ASSERT_OK(RunTask(ReduceTask{&program,
+                               {{BytesOf(plain), DType::kF32},
+                                {first.data(), DType::kF32, WireEncoding::kCompressed},
+                                {second.data(), DType::kF32, WireEncoding::kCompressed}},
+                               ReduceOp::kSum,
+                               target,
+                               kCount}));
   std::vector<float> back(kCount);
   ASSERT_TRUE(DecompressSlice(DType::kF32, sums.data(), kCount, BytesOf(back)));
   EXPECT_EQ(back, Numbers(10.5F));
 }
 
-TEST(DataTask, RejectsAMalformedCompressedSlice) {
+TEST(DataTask, RejectsDataThatIsNoCompressedSlice) {
   std::vector<std::byte> slice = Compressed(Numbers(1.0F));
   slice[0] = std::byte{1};  // Its length.
   std::vector<float> back(kCount);
-  EXPECT_THAT(RunTask(Copy(slice.data(), WireEncoding::kCompressed, BytesOf(back), WireEncoding::kPlain)),
+  EXPECT_THAT(RunTask(Decode(WireEncoding::kCompressed, slice, back)),
               StatusIs(absl::StatusCode::kInternal, HasSubstr("no compressed slice of 700 f32")));
 }
 
-TEST(DataTask, EncodesAndAppliesDeltas) {
+TEST(DataTask, EncodesAndAppliesADelta) {
   std::vector<float> base = Numbers(1.0F);
-  std::vector<float> now = Numbers(1.001F);
+  std::vector<float> updated = Numbers(1.001F);
   std::vector<std::byte> delta(DeltaCapacity(kCount));
-  DataTask task = Copy(BytesOf(now), WireEncoding::kPlain, delta.data(), WireEncoding::kDelta);
-  task.leaves.push_back({BytesOf(base), DType::kF32});
-  ASSERT_OK(RunTask(task));
-  ASSERT_OK(RunTask(Copy(delta.data(), WireEncoding::kDelta, BytesOf(base), WireEncoding::kPlain)));
-  EXPECT_EQ(base, now);
+  ASSERT_OK(RunTask(EncodeTask{DType::kF32, BytesOf(updated), BytesOf(base), delta.data(), kCount}));
+  ASSERT_OK(RunTask(Decode(WireEncoding::kDelta, delta, base)));
+  EXPECT_EQ(base, updated);
 }
 
-TEST(DataTask, RejectsDeltasAgainstAnotherBase) {
+TEST(DataTask, RejectsADeltaOfAnotherBase) {
   std::vector<float> base = Numbers(1.0F);
-  std::vector<float> now = Numbers(1.001F);
+  std::vector<float> updated = Numbers(1.001F);
   std::vector<std::byte> delta(DeltaCapacity(kCount));
-  EncodeDelta(BytesOf(now), BytesOf(base), kCount, delta.data());
+  EncodeDelta(BytesOf(updated), BytesOf(base), kCount, delta.data());
   base[40] = 7;
-  EXPECT_THAT(RunTask(Copy(delta.data(), WireEncoding::kDelta, BytesOf(base), WireEncoding::kPlain)),
-              StatusIs(absl::StatusCode::kInternal, HasSubstr("no changes of the 700 f32")));
+  EXPECT_THAT(RunTask(Decode(WireEncoding::kDelta, delta, base)),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("does not match the base of 700 f32")));
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ TEST(CommMpiDefaults, ReductionsKeepTheCanonicalOrder) {
 TEST(CommMpiDefaults, CompressedCollectivesKeepEveryBit) {
   ASSERT_OK_AND_ASSIGN(EngineFixture fixture, EngineFixture::Make(WorldBootstrap(), {}, size_t{64} << 20));
   SweepOptions swept{.counts = {70'001}, .dtypes = {DType::kF32, DType::kBF16}};
-  swept.op.compression = WireCompression::kLossless;
+  swept.op.wire_compression = WireCompression::kLossless;
   EXPECT_OK(SweepAllGather(fixture, swept));
   EXPECT_OK(SweepReduceScatter(fixture, swept));
   EXPECT_OK(SweepAllReduce(fixture, swept));
@@ -74,7 +74,7 @@ TEST(CommMpiDefaults, CompressedCollectivesKeepEveryBit) {
 TEST_F(CommMpi, PoisonReachesAllRanksAndResetMakesThemWorkAgain) {
   for (int round = 0; round < 3; ++round) {
     if (WorldBootstrap().rank() == round % size()) {
-      fixture_.engine->Poison(absl::DataLossError("checkpoint unreadable"));
+      fixture_.engine->Abort(absl::DataLossError("checkpoint unreadable"));
     } else {
       Work work = fixture_.engine->Barrier(fixture_.lane);
       EXPECT_THAT(StatusOf(work.Wait()).message(), ::testing::HasSubstr("checkpoint unreadable"));
@@ -94,7 +94,7 @@ TEST_F(CommMpi, NoDataFromBeforeAResetArrivesAfterIt) {
     {
       Work work = fixture_.engine->AllReduce(fixture_.lane, buffer.data(), buffer.data(), DType::kI32, kCount,
                                              ReduceOp::kSum);
-      fixture_.engine->Poison(absl::CancelledError("enough"));
+      fixture_.engine->Abort(absl::CancelledError("enough"));
     }
     ASSERT_OK(fixture_.engine->ResetAfterError());
     ASSERT_OK(CheckEngineWorks(fixture_));

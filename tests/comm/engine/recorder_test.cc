@@ -32,7 +32,7 @@ TEST(Recorder, WritesEveryFieldOfAnOperation) {
   Recorder recorder(/*rank=*/5, /*entries=*/4);
   const auto record = RecordOf(7, OperationState::kReady);
   record->ready_ns = 30;
-  recorder.Note(*record);
+  recorder.Record(*record);
   const json recorded = json::parse(recorder.Json());
   EXPECT_EQ(recorded["rank"], 5);
   ASSERT_EQ(recorded["operations"].size(), 1U);
@@ -54,7 +54,7 @@ TEST(Recorder, WritesEveryFieldOfAnOperation) {
 TEST(Recorder, KeepsTheLastOperationsInOrder) {
   Recorder recorder(0, /*entries=*/4);
   for (uint64_t sequence = 1; sequence <= 11; ++sequence) {
-    recorder.Note(*RecordOf(sequence, OperationState::kQueued));
+    recorder.Record(*RecordOf(sequence, OperationState::kQueued));
     const json operations = json::parse(recorder.Json())["operations"];
     ASSERT_EQ(operations.size(), std::min<uint64_t>(sequence, 4));
     for (size_t i = 0; i < operations.size(); ++i) {
@@ -65,16 +65,16 @@ TEST(Recorder, KeepsTheLastOperationsInOrder) {
 
 TEST(Recorder, KeepsRunningOperationsBesideTheLastOnes) {
   Recorder recorder(0, /*entries=*/4);
-  recorder.Note(*RecordOf(1, OperationState::kRunning));
+  recorder.Record(*RecordOf(1, OperationState::kRunning));
   for (uint64_t sequence = 2; sequence <= 11; ++sequence) {
-    recorder.Note(*RecordOf(sequence, OperationState::kReleased));
+    recorder.Record(*RecordOf(sequence, OperationState::kReleased));
   }
   ASSERT_TRUE(recorder.OldestRunning());
   EXPECT_THAT(recorder.OldestRunning()->text, HasSubstr("sequence 1"));
   EXPECT_EQ(json::parse(recorder.Json())["operations"].size(), 4);
-  recorder.Note(*RecordOf(1, OperationState::kReleased));
+  recorder.Record(*RecordOf(1, OperationState::kReleased));
   for (uint64_t sequence = 12; sequence <= 20; ++sequence) {
-    recorder.Note(*RecordOf(sequence, OperationState::kRunning));  // More than the recorder's entries.
+    recorder.Record(*RecordOf(sequence, OperationState::kRunning));  // More than the recorder's entries.
   }
   EXPECT_EQ(json::parse(recorder.Json())["operations"].size(), 4);
 }
@@ -82,8 +82,8 @@ TEST(Recorder, KeepsRunningOperationsBesideTheLastOnes) {
 TEST(Recorder, UpdatesAnOperationInItsPlace) {
   Recorder recorder(0, 4);
   for (uint64_t sequence = 1; sequence <= 3; ++sequence)
-    recorder.Note(*RecordOf(sequence, OperationState::kQueued));
-  recorder.Note(*RecordOf(2, OperationState::kRunning));
+    recorder.Record(*RecordOf(sequence, OperationState::kQueued));
+  recorder.Record(*RecordOf(2, OperationState::kRunning));
   const json operations = json::parse(recorder.Json())["operations"];
   ASSERT_EQ(operations.size(), 3U);
   EXPECT_EQ(operations[1]["state"], "running");
@@ -92,10 +92,10 @@ TEST(Recorder, UpdatesAnOperationInItsPlace) {
 
 TEST(Recorder, TellsGenerationsApart) {
   Recorder recorder(0, 4);
-  recorder.Note(*RecordOf(1, OperationState::kFailed));
+  recorder.Record(*RecordOf(1, OperationState::kFailed));
   const auto again = RecordOf(1, OperationState::kRunning);
   again->descriptor.generation = 1;
-  recorder.Note(*again);
+  recorder.Record(*again);
   const json operations = json::parse(recorder.Json())["operations"];
   ASSERT_EQ(operations.size(), 2U);
   EXPECT_EQ(operations[0]["state"], "failed");
@@ -105,16 +105,16 @@ TEST(Recorder, TellsGenerationsApart) {
 TEST(Recorder, SaysWhatTheOldestRunningOperationWaitsFor) {
   Recorder recorder(0, 4);
   EXPECT_FALSE(recorder.OldestRunning());
-  recorder.Note(*RecordOf(3, OperationState::kQueued));
-  recorder.Note(*RecordOf(2, OperationState::kRunning));
-  recorder.Note(*RecordOf(1, OperationState::kReady));
-  recorder.NoteWaiting(*RecordOf(2, OperationState::kRunning), "waits for rank(s) 9");
+  recorder.Record(*RecordOf(3, OperationState::kQueued));
+  recorder.Record(*RecordOf(2, OperationState::kRunning));
+  recorder.Record(*RecordOf(1, OperationState::kReady));
+  recorder.RecordWait(*RecordOf(2, OperationState::kRunning), "waits for rank(s) 9");
   const auto stuck = recorder.OldestRunning();
   ASSERT_TRUE(stuck);
   EXPECT_EQ(stuck->started_ns, 40);
   EXPECT_THAT(stuck->text, HasSubstr("lane shard/all_gather: all_gather of 64 f32, sequence 2"));
   EXPECT_THAT(stuck->text, HasSubstr("waits for rank(s) 9"));
-  recorder.Note(*RecordOf(2, OperationState::kReady));
+  recorder.Record(*RecordOf(2, OperationState::kReady));
   EXPECT_FALSE(recorder.OldestRunning());
   EXPECT_EQ(json::parse(recorder.Json())["operations"][1]["waiting_for"], "");
 }

@@ -1,4 +1,4 @@
-// Poison fails the engine on all ranks, and a reset makes it work again.
+// Abort fails the engine on all ranks, and a reset makes it work again.
 #include <latch>
 
 #include <absl/strings/str_cat.h>
@@ -24,7 +24,7 @@ std::vector<NodeMap> Maps() {
   return {NodeMap::OneNode(4), NodeMap::RanksPerNode(4, 2), NodeMap::RanksPerNode(4, 1)};
 }
 
-TEST(Poison, ReachesTheRanksThatWaitOnEveryNode) {
+TEST(Abort, ReachesTheRanksThatWaitOnEveryNode) {
   for (const NodeMap& nodes : Maps()) {
     RunRanks(nodes, [](Bootstrap& bootstrap) -> absl::Status {
       WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
@@ -32,7 +32,7 @@ TEST(Poison, ReachesTheRanksThatWaitOnEveryNode) {
       if (bootstrap.rank() != 1) work = fixture.engine->Barrier(fixture.lane);
       WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
       if (bootstrap.rank() == 1) {
-        fixture.engine->Poison(absl::DataLossError("checkpoint unreadable"));
+        fixture.engine->Abort(absl::DataLossError("checkpoint unreadable"));
         EXPECT_THAT(fixture.engine->status(),
                     StatusIs(absl::StatusCode::kDataLoss, HasSubstr("checkpoint unreadable")));
         return absl::OkStatus();
@@ -47,11 +47,11 @@ TEST(Poison, ReachesTheRanksThatWaitOnEveryNode) {
   }
 }
 
-TEST(Poison, RefusesLaterOperationsWithTheCause) {
+TEST(Abort, RefusesLaterOperationsWithTheCause) {
   RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
-    fixture.engine->Poison(absl::DataLossError("first"));
-    fixture.engine->Poison(absl::DataLossError("second"));
+    fixture.engine->Abort(absl::DataLossError("first"));
+    fixture.engine->Abort(absl::DataLossError("second"));
     Work work = fixture.engine->Barrier(fixture.lane);
     EXPECT_THAT(work.Wait(), StatusIs(absl::StatusCode::kAborted, HasSubstr("first")));
     return absl::OkStatus();
@@ -66,7 +66,7 @@ TEST(ResetAfterError, MakesTheEngineWorkAgainAndAgain) {
         WEFT_RETURN_IF_ERROR(CheckEngineWorks(fixture));
         WEFT_RETURN_IF_ERROR(
             BootstrapBarrier(bootstrap));  // The error must not reach a rank that still checks the engine.
-        if (bootstrap.rank() == round) fixture.engine->Poison(absl::DataLossError("again"));
+        if (bootstrap.rank() == round) fixture.engine->Abort(absl::DataLossError("again"));
         Work work = fixture.engine->Barrier(fixture.lane);
         EXPECT_FALSE(work.Wait().ok());
         WEFT_RETURN_IF_ERROR(fixture.engine->ResetAfterError());
@@ -151,7 +151,7 @@ TEST(ResetAfterError, ReleasesOperationsThatWereReady) {
         work = fixture.engine->Broadcast(fixture.lane, buffer.data(), DType::kF32, 10, /*root=*/0);
         WEFT_RETURN_IF_ERROR(work.Wait());
         EXPECT_FALSE(work.TestReleased());
-        fixture.engine->Poison(absl::DataLossError("gone"));
+        fixture.engine->Abort(absl::DataLossError("gone"));
         EXPECT_THAT(work.WaitReleased(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("gone")));
         EXPECT_OK(work.Wait());
       }
@@ -169,7 +169,7 @@ TEST(ResetAfterError, ReleasesOperationsThatWereReady) {
 TEST(ResetAfterError, RefusesToStartAfterAnOperationThatFailed) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
-    fixture.engine->Poison(absl::DataLossError("gone"));
+    fixture.engine->Abort(absl::DataLossError("gone"));
     Work failed = fixture.engine->Barrier(fixture.lane);
     WEFT_RETURN_IF_ERROR(fixture.engine->ResetAfterError());
     Work next = fixture.engine->Barrier(fixture.lane, {}, &failed);

@@ -109,9 +109,9 @@ TEST(TwoEvents, MemoryOfAFailedDetachedWorkIsKeptUntilTheReset) {
       if (bootstrap.rank() == 0) {
         Work work = fixture.engine->AllReduce(fixture.lane, buffer->data(), buffer->data(), DType::kF32,
                                               kCount, ReduceOp::kSum);  // The other rank does not submit it.
-        if (fails_first) fixture.engine->Poison(absl::DataLossError("enough"));
+        if (fails_first) fixture.engine->Abort(absl::DataLossError("enough"));
         work.Detach({std::move(buffer)});
-        if (!fails_first) fixture.engine->Poison(absl::DataLossError("enough"));
+        if (!fails_first) fixture.engine->Abort(absl::DataLossError("enough"));
         EXPECT_FALSE(watched.expired());
       }
       WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
@@ -170,7 +170,7 @@ TEST(TwoEvents, DestroyingAFailedWorkDoesNotWait) {
       WEFT_RETURN_IF_ERROR(ready.Wait());
       Work running = fixture.engine->Barrier(fixture.lane);
       Work queued = fixture.engine->Barrier(fixture.lane);
-      fixture.engine->Poison(absl::DataLossError("gone"));
+      fixture.engine->Abort(absl::DataLossError("gone"));
     }
     return absl::OkStatus();
   });

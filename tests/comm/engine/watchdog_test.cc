@@ -63,8 +63,8 @@ TEST(Watchdog, WritesTheRecorderAndEndsTheProcessWhenAnOperationIsStuck) {
   const std::string path = absl::StrCat(::testing::TempDir(), "/weft-watchdog-", getpid(), ".json");
   Recorder recorder(/*rank=*/2, 8);
   const auto stuck = RunningSince(100);
-  recorder.Note(*stuck);
-  recorder.NoteWaiting(*stuck, "waits for rank(s) 1");
+  recorder.Record(*stuck);
+  recorder.RecordWait(*stuck, "waits for rank(s) 1");
   Clock clock(100 + kLimitNs);
   std::promise<int> exit_code;
   ::testing::internal::CaptureStderr();
@@ -86,7 +86,7 @@ TEST(Watchdog, WritesTheRecorderAndEndsTheProcessWhenAnOperationIsStuck) {
 
 TEST(Watchdog, WritesToStandardErrorIfTheFileCannotBeWritten) {
   Recorder recorder(0, 8);
-  recorder.Note(*RunningSince(0));
+  recorder.Record(*RunningSince(0));
   Clock clock(2 * kLimitNs);
   std::promise<int> exit_code;
   ::testing::internal::CaptureStderr();
@@ -101,7 +101,7 @@ TEST(Watchdog, WritesToStandardErrorIfTheFileCannotBeWritten) {
 
 TEST(Watchdog, DoesNothingBeforeTheLimit) {
   Recorder recorder(0, 8);
-  recorder.Note(*RunningSince(100));
+  recorder.Record(*RunningSince(100));
   Clock clock(100 + kLimitNs - 1);
   std::atomic<bool> ended{false};
   {

@@ -22,7 +22,7 @@ ProgramOp DrawOp(SeededRandom& random) {
   op.image = static_cast<int>(random.Between(0, ProgramOp::kImages - 1));
   op.whole_world = random.Chance(40);
   op.shared = random.Chance(40);
-  op.compression = random.OneOf({WireCompression::kNone, WireCompression::kLossless});
+  op.wire_compression = random.OneOf({WireCompression::kNone, WireCompression::kLossless});
   op.root = static_cast<int>(random.Between(0, 1 << 20));
   return op;
 }

@@ -64,7 +64,8 @@ class ProgramRunner {
     return TestBuffer::Make(*fixture_->pool, op.node_memory, op.dtype, count);
   }
   OpOptions Options(int index, const ProgramOp& op) {
-    return {op.priority, static_cast<uint64_t>(index), absl::StrCat("op ", index), op.compression, nullptr};
+    return {op.priority, static_cast<uint64_t>(index), absl::StrCat("op ", index), op.wire_compression,
+            nullptr};
   }
 
   absl::Status Submit(int index);

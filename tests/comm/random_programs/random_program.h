@@ -12,6 +12,7 @@
 
 #include <absl/status/status.h>
 
+#include "src/comm/links/credit_scheduler.h"
 #include "weft/comm/comm_engine.h"
 #include "weft/mesh/simulation.h"
 
@@ -22,7 +23,8 @@ struct ProgramRules {
   bool free_after_release = true;  // Otherwise as soon as the operation is *ready*.
   // Otherwise an all-reduce is submitted when its reduce-scatter is *ready*.
   bool submit_in_program_order = true;
-  bool gate_images = true;  // Otherwise a gather fills an image that peers may still read.
+  bool gate_images = true;        // Otherwise a gather fills an image that peers may still read.
+  CreditRules credit_rules = {};  // Rules that the engine itself keeps.
 };
 
 // A deviation of one rank from the program.
@@ -54,7 +56,7 @@ struct ProgramOp {
   int image;         // kGatherImage: number of the image that it fills.
   bool whole_world;  // kGatherImage: over all ranks on a lane of its own. Otherwise over the shard group.
   bool shared;       // kGatherImage: into one image for each node.
-  WireCompression compression;
+  WireCompression wire_compression;
   int root;  // kBroadcast: root. kShift: distance on the ring.
 };
 

@@ -3,6 +3,7 @@
 
 #include "src/comm/codec/delta_codec.h"
 #include "src/comm/codec/slice_codec.h"
+#include "tests/comm/random_programs/engine_with_rules.h"
 #include "tests/comm/random_programs/program_runner.h"
 #include "weft/mesh/device_mesh.h"
 
@@ -32,7 +33,8 @@ absl::Status ProgramRunner::Open() {
     heap.poison_released = true;
     WEFT_ASSIGN_OR_RETURN(made.heap, NodeHeap::Create(bootstrap_, heap));
     made.pool = std::make_unique<BufferPool>(*made.heap, "program");
-    WEFT_ASSIGN_OR_RETURN(made.engine, CommEngine::Create(bootstrap_, *made.heap, program_.engine));
+    WEFT_ASSIGN_OR_RETURN(
+        made.engine, EngineWithRules::Create(bootstrap_, *made.heap, program_.engine, rules_.credit_rules));
     return made;
   }());
   fixture_ = std::move(fixture);

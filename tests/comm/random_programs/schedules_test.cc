@@ -72,9 +72,9 @@ template <typename Run>
 
 TEST(BrokenRule, AHeadOperationWithoutCreditIsNoticed) {
   EXPECT_TRUE(IsNoticed([](uint64_t seed) {
-    Program program = DrawProgramWithShortTimeout(seed);
-    program.engine.starve_heads = true;
-    return RunSchedule(program, {.seed = seed});
+    ProgramRules rules;
+    rules.credit_rules.head_always_has_credit = false;
+    return RunSchedule(DrawProgramWithShortTimeout(seed), {.seed = seed}, rules);
   }));
 }
 
@@ -128,10 +128,10 @@ TEST(Death, IsAnErrorThatNamesTheRankOnEverySurvivor) {
         const absl::Status& outcome = report.outcomes[rank];
         if (static_cast<int>(rank) == victim) continue;
         EXPECT_FALSE(outcome.ok()) << program.ToString() << ", rank " << rank;
-        EXPECT_THAT(std::string(outcome.message()),
-                    ::testing::ContainsRegex(
-                        absl::StrCat("(sign of life from|waits for|gathering from all ranks:) rank.*[^0-9]",
-                                     victim, "([^0-9]|$)")))
+        EXPECT_THAT(
+            std::string(outcome.message()),
+            ::testing::ContainsRegex(absl::StrCat(
+                "(heartbeat from|waits for|gathering from all ranks:) rank.*[^0-9]", victim, "([^0-9]|$)")))
             << program.ToString() << ", rank " << rank;
       }
     }

@@ -107,7 +107,7 @@ TEST(PendingTensor, RunsLocalStepsOnceInTheFirstWait) {
 TEST(PendingTensor, ReturnsTheErrorOfItsCollective) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
-    fixture.engine->Poison(absl::UnavailableError("the power went out"));
+    fixture.engine->Abort(absl::UnavailableError("the power went out"));
     WEFT_ASSIGN_OR_RETURN(PendingTensor pending, GatherRanks(fixture));
     EXPECT_THAT(pending.Wait().status(), StatusIs(absl::StatusCode::kAborted, HasSubstr("power")));
     return BootstrapBarrier(bootstrap);
@@ -119,7 +119,7 @@ TEST(PendingTensor, LeavesTheMemoryOfAFailedCollectiveToTheEngine) {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
     if (bootstrap.rank() == 0) {
       WEFT_ASSIGN_OR_RETURN(PendingTensor pending, GatherRanks(fixture));  // The peer submits nothing.
-      fixture.engine->Poison(absl::UnavailableError("the power went out"));
+      fixture.engine->Abort(absl::UnavailableError("the power went out"));
     }
     // An earlier reset by the peer would refuse the gather.
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
