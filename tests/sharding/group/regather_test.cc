@@ -1,0 +1,150 @@
+// Resharding after forward to a regather group, and the memory of images.
+#include <map>
+#include <mutex>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/sharding/support/group_fixture.h"
+#include "tests/support/thread_ranks.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using State = ParamGroup::State;
+
+constexpr auto kInvalid = absl::StatusCode::kInvalidArgument;
+
+CommContext::Options RegatherOver(int ranks) {
+  CommContext::Options options;
+  options.lanes.regather_size = ranks;
+  return options;
+}
+
+TEST(Regather, GathersTheParametersFromNeighborsOnly) {
+  for (const auto& [ranks, size] : {std::pair{2, 2}, {4, 2}, {4, 4}, {6, 3}, {6, 2}}) {
+    RunRanks(NodeMap::OneNode(ranks), [&, size = size](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap, 1, RegatherOver(size)));
+      for (ShardingPolicy policy : BothKinds()) {
+        for (const DType dtype : {DType::kF32, DType::kBF16}) {
+          policy.param_dtype = dtype;
+          const auto parameters = MakeParameters({{7, 9}, {0}, {33}, {1}, {}});
+          WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(parameters, policy));
+          WEFT_RETURN_IF_ERROR(Gather(*group));
+          const size_t before = fixture.context->memory().image_bytes();
+          const int64_t bytes_before = fixture.engine.engine->counters().all_gather_bytes;
+          WEFT_RETURN_IF_ERROR(group->ReshardAfterForward());
+          EXPECT_EQ(group->state(), State::kShardedAfterForward);
+          WEFT_RETURN_IF_ERROR(group->ReshardAfterForward());
+          for (const auto& parameter : parameters) EXPECT_EQ(parameter->data.data, nullptr);
+          WEFT_RETURN_IF_ERROR(fixture.context->FinishBackward());
+          const auto whole = static_cast<size_t>(group->layout().gathered_elements()) * SizeOf(dtype);
+          EXPECT_EQ(fixture.context->memory().image_bytes(), whole / static_cast<size_t>(size));
+          EXPECT_LT(fixture.context->memory().image_bytes(), before);
+          for (int use = 0; use < 2; ++use) {  // The second one finds the group unsharded.
+            WEFT_RETURN_IF_ERROR(Gather(*group));
+            for (const auto& parameter : parameters) {
+              EXPECT_EQ(ReadValues(parameter->data), Indices(parameter->elements()));
+            }
+          }
+          EXPECT_EQ(fixture.engine.engine->counters().all_gather_bytes - bytes_before,
+                    static_cast<int64_t>(whole) / size * (size - 1));
+          // After a full reshard it gathers from all ranks.
+          WEFT_RETURN_IF_ERROR(group->ReshardAfterForward());
+          WEFT_RETURN_IF_ERROR(group->Reshard());
+          EXPECT_EQ(group->state(), State::kSharded);
+          WEFT_RETURN_IF_ERROR(fixture.context->FinishBackward());
+          EXPECT_EQ(fixture.context->memory().image_bytes(), 0);
+          WEFT_RETURN_IF_ERROR(Gather(*group));
+          EXPECT_EQ(ReadValues(parameters[0]->data), Indices(63));
+          WEFT_RETURN_IF_ERROR(group->Reshard());
+        }
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
+TEST(Regather, KeepsNoPartOfEmptyGroupsOrWithoutARegatherGroup) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    for (const int size : {0, 2}) {
+      WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap, 1, RegatherOver(size)));
+      for (const ShardingPolicy& policy : BothKinds()) {
+        WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(MakeParameters({{0}}), policy));
+        WEFT_RETURN_IF_ERROR(group->ReshardAfterForward());
+        EXPECT_EQ(group->state(), State::kSharded);
+        WEFT_RETURN_IF_ERROR(Gather(*group));
+        WEFT_RETURN_IF_ERROR(group->ReshardAfterForward());
+        EXPECT_EQ(group->state(), State::kSharded);
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST(Regather, TrainsToTheSameBitsAsGatheringFromAll) {
+  for (const bool zero_copy : {true, false}) {
+    std::map<std::vector<float>, int> seen;
+    std::mutex mutex;
+    for (const int size : {0, 2, 4}) {
+      RunRanks(NodeMap::RanksPerNode(4, 2), [&](Bootstrap& bootstrap) -> absl::Status {
+        ToyRun run{.replicate = 1, .shard = 4};
+        run.policy.zero_copy = zero_copy;
+        run.policy.reshard_after_forward_size = size;
+        run.policy.reshard_root_after_forward = true;
+        run.policy.prefetch_depth = 1;
+        WEFT_ASSIGN_OR_RETURN(const ToyOutcome outcome, TrainToy(bootstrap, run));
+        EXPECT_EQ(outcome.sharding.all_gathers, 2 + 1 + 3);  // Two blocks stay unsharded for backward.
+        const std::lock_guard lock(mutex);
+        ++seen[outcome.weights];
+        return absl::OkStatus();
+      });
+    }
+    EXPECT_THAT(seen, ::testing::SizeIs(1));
+  }
+}
+
+TEST(Regather, RefusesASizeThatDoesNotDivideTheShardGroup) {
+  RunRanks(NodeMap::OneNode(4), [](Bootstrap& bootstrap) -> absl::Status {
+    for (const int size : {3, 1, -2, 8}) {
+      EXPECT_THAT(
+          GroupFixture::Make(bootstrap, 1, RegatherOver(size)).status(),
+          StatusIs(kInvalid, HasSubstr(absl::StrCat("reshard_after_forward_size is ", size,
+                                                    ": it must be more than 1, and divide the 4 ranks"))));
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST(RetiredImages, TakeNoMoreMemoryThanTheGroupsUnshardedAtOnce) {
+  RunRanks(NodeMap::RanksPerNode(4, 2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap));
+    std::vector<std::unique_ptr<ParamGroup>> groups;
+    size_t largest_pair = 0;
+    for (const int64_t elements : {4096, 64, 640, 4096, 128, 2048}) {
+      WEFT_ASSIGN_OR_RETURN(groups.emplace_back(), fixture.Group(MakeParameters({{elements}})));
+      if (groups.size() < 2) continue;
+      const auto bytes = [&groups](size_t i) {
+        return static_cast<size_t>(groups[i]->layout().image_elements()) * sizeof(float);
+      };
+      largest_pair = std::max(largest_pair, bytes(groups.size() - 1) + bytes(groups.size() - 2));
+    }
+    // Each group is used while the next one is gathered, as in forward.
+    for (int pass = 0; pass < 3; ++pass) {
+      fixture.context->memory().ResetPeaks();
+      WEFT_RETURN_IF_ERROR(groups[0]->Unshard(Priority::kCritical));
+      for (size_t i = 0; i < groups.size(); ++i) {
+        if (i + 1 < groups.size()) WEFT_RETURN_IF_ERROR(groups[i + 1]->Unshard(Priority::kPrefetch));
+        WEFT_RETURN_IF_ERROR(groups[i]->WaitUnshard());
+        WEFT_RETURN_IF_ERROR(groups[i]->Reshard());
+      }
+      EXPECT_EQ(fixture.context->memory().peaks().image_bytes, largest_pair);
+      WEFT_RETURN_IF_ERROR(fixture.context->FinishBackward());
+    }
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing

@@ -1,0 +1,208 @@
+// Exact order of the events of a sharded model: unshard, wait, compute, reduce, reshard.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/sharding/support/sharded_toy.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::ElementsAreArray;
+
+using Events = std::vector<std::string>;
+
+std::string ShortName(const std::string& name) {
+  return name == "net" ? "root" : name.substr(name.size() - 1);
+}
+
+// Events of one pass in the recorded order. The blocks are 0, 1 and 2.
+Events EventsOfAPass(ToyNet& net, ShardedModel& model, int rank) {
+  EXPECT_OK(ToyPassOf(net, model, rank));
+  model.ZeroGradients();
+  Events events;
+  model.SetScheduleObserver([&events](ScheduleEvent event, const std::string& group) {
+    events.push_back(absl::StrCat(ToAbsl(Name(event)), " ", ShortName(group)));
+  });
+  for (Module* module : net.Descendants()) {
+    const auto record = [&events](const char* what) {
+      return [&events, what](Module& computing, Invocation&, Tensors&) {
+        events.push_back(absl::StrCat(what, " ", ShortName(computing.name())));
+        return absl::OkStatus();
+      };
+    };
+    module->AddForwardPreHook(record("forward"));
+    module->AddBackwardPreHook(record("backward"));
+  }
+  EXPECT_OK(ToyPassOf(net, model, rank));
+  model.SetScheduleObserver(nullptr);
+  return events;
+}
+
+void ExpectEvents(const ShardingPolicy& policy, const Events& expected,
+                  const NodeMap& nodes = NodeMap::OneNode(2)) {
+  WithToyModel(nodes, policy, [&](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    EXPECT_THAT(EventsOfAPass(net, model, rank), ElementsAreArray(expected));
+    return absl::OkStatus();
+  });
+}
+
+TEST(Schedule, GathersEachBlockWhenItIsNeededWithoutPrefetching) {
+  ShardingPolicy policy;
+  policy.prefetch_depth = 0;
+  ExpectEvents(policy, {
+                           "unshard root",  "wait root",    "forward root",                            //
+                           "unshard 0",     "wait 0",       "forward 0",    "reshard 0",               //
+                           "unshard 1",     "wait 1",       "forward 1",    "reshard 1",               //
+                           "unshard 2",     "wait 2",       "forward 2",                               //
+                           "backward root", "backward 2",   "reduce 2",     "reshard 2",               //
+                           "unshard 1",     "wait 1",       "backward 1",   "reduce 1",  "reshard 1",  //
+                           "unshard 0",     "wait 0",       "backward 0",   "reduce 0",  "reshard 0",  //
+                           "reduce root",   "reshard root",
+                       });
+}
+
+TEST(Schedule, PrefetchesOneBlockBeforeItWaits) {
+  ShardingPolicy policy;
+  policy.prefetch_depth = 1;
+  ExpectEvents(policy, {
+                           "unshard root",  "unshard 0",    "wait root", "forward root",  //
+                           "unshard 1",     "wait 0",       "forward 0", "reshard 0",     //
+                           "unshard 2",     "wait 1",       "forward 1",                  //
+                           "wait 2",        "forward 2",                                  //
+                           "backward root",                                               //
+                           "backward 2",    "reduce 2",     "reshard 2",                  //
+                           "unshard 0",     "backward 1",   "reduce 1",  "reshard 1",     //
+                           "wait 0",        "backward 0",   "reduce 0",  "reshard 0",     //
+                           "reduce root",   "reshard root",
+                       });
+}
+
+TEST(Schedule, PrefetchesTwoBlocks) {
+  ShardingPolicy policy;
+  policy.prefetch_depth = 2;
+  ExpectEvents(policy, {
+                           "unshard root",  "unshard 0",    "unshard 1", "wait root", "forward root",  //
+                           "unshard 2",     "wait 0",       "forward 0",                               //
+                           "wait 1",        "forward 1",                                               //
+                           "wait 2",        "forward 2",                                               //
+                           "backward root",                                                            //
+                           "backward 2",    "reduce 2",     "reshard 2",                               //
+                           "backward 1",    "reduce 1",     "reshard 1",                               //
+                           "backward 0",    "reduce 0",     "reshard 0",                               //
+                           "reduce root",   "reshard root",
+                       });
+}
+
+TEST(Schedule, PrefetchesForBackwardDuringForwardIfNodesShareImages) {
+  ShardingPolicy policy = SharedImages();
+  policy.prefetch_depth = 1;
+  ExpectEvents(policy,
+               {
+                   "unshard root",  "unshard 0",    "wait root", "forward root",  //
+                   "unshard 1",     "wait 0",       "forward 0", "reshard 0",     //
+                   "unshard 2",     "wait 1",       "forward 1",                  //
+                   "unshard 0",     "wait 2",       "forward 2",                  //
+                   "backward root",                                               //
+                   "backward 2",    "reduce 2",     "reshard 2",                  //
+                   "backward 1",    "reduce 1",     "reshard 1",                  //
+                   "wait 0",        "backward 0",   "reduce 0",  "reshard 0",     //
+                   "reduce root",   "reshard root",
+               },
+               NodeMap::RanksPerNode(4, 2));
+}
+
+// Events of UpdateShards after a pass. The blocks are 0, 1 and 2.
+Events EventsOfAnUpdate(ToyNet& net, ShardedModel& model, int rank) {
+  EXPECT_OK(ToyPassOf(net, model, rank));
+  Events events;
+  model.SetScheduleObserver([&events](ScheduleEvent event, const std::string& group) {
+    events.push_back(absl::StrCat(ToAbsl(Name(event)), " ", ShortName(group)));
+  });
+  size_t updated = 0;
+  EXPECT_OK(model.UpdateShards([&](absl::Span<const ShardView>) {
+    events.push_back(absl::StrCat("update ", ShortName(model.sharded_groups().groups()[updated++]->name())));
+    return absl::OkStatus();
+  }));
+  model.SetScheduleObserver(nullptr);
+  return events;
+}
+
+TEST(Schedule, GathersTheFirstGroupsOfForwardDuringTheUpdate) {
+  for (const NodeShared shared : {NodeShared::kOff, NodeShared::kOn}) {
+    ShardingPolicy policy;
+    policy.node_shared = shared;
+    policy.prefetch_depth = 1;
+    WithToyModel({{0, 0, 1}}, policy, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+      EXPECT_THAT(
+          EventsOfAnUpdate(net, model, rank),
+          ElementsAreArray({"update root", "unshard root", "update 0", "unshard 0", "update 1", "update 2"}));
+      model.ZeroGradients();
+      const int64_t gathers = model.counters().all_gathers;
+      WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+      EXPECT_EQ(model.counters().all_gathers - gathers, 1 + 3 + 1 - 2);
+      WEFT_RETURN_IF_ERROR(model.SetModulesToForwardPrefetch(net, {&net.layer(2)}));
+      EXPECT_THAT(
+          EventsOfAnUpdate(net, model, rank),
+          ElementsAreArray({"update root", "unshard root", "update 0", "update 1", "update 2", "unshard 2"}));
+      return absl::OkStatus();  // The model is destroyed with gathers under way.
+    });
+  }
+}
+
+TEST(Schedule, GathersNothingDuringAnUpdateOnOneNode) {
+  for (const ShardingPolicy& policy : {PrivateImages(), SharedImages()}) {
+    WithToyModel(2, policy, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+      EXPECT_THAT(EventsOfAnUpdate(net, model, rank),
+                  ElementsAreArray({"update root", "update 0", "update 1", "update 2"}));
+      return absl::OkStatus();
+    });
+  }
+}
+
+TEST(Schedule, ReshardsAllGroupsAfterAForwardWithoutBackward) {
+  WithToyModel(2, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    Invocation invocation(/*gradients=*/false);
+    WEFT_RETURN_IF_ERROR(net.Forward(invocation, {ToyInputs(0, 1, 6)}).status());
+    for (const auto& group : model.sharded_groups().groups())
+      EXPECT_EQ(group->state(), ParamGroup::State::kSharded);
+    return absl::OkStatus();
+  });
+}
+
+TEST(Schedule, RecomputesWithTheParametersThatBackwardGathered) {
+  ShardingPolicy policy;
+  policy.prefetch_depth = 0;
+  WithToyModel(2, policy, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    net.layer(1).SetActivationCheckpointing(true);
+    const Events events = EventsOfAPass(net, model, rank);
+    EXPECT_EQ(std::count(events.begin(), events.end(), "unshard 1"), 2);
+    // A recompute does not run the module's own hooks.
+    EXPECT_EQ(std::count(events.begin(), events.end(), "forward 1"), 1);
+    return absl::OkStatus();
+  });
+}
+
+TEST(Schedule, KeepsBlocksOfARecomputedModuleUnshardedUntilTheirBackward) {
+  ShardingPolicy policy;
+  policy.prefetch_depth = 0;
+  WithToyModel(2, policy, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    net.SetActivationCheckpointing(true);
+    const Events events = EventsOfAPass(net, model, rank);
+    const Events backward(std::find(events.begin(), events.end(), "backward root"), events.end());
+    EXPECT_THAT(backward, ElementsAreArray({
+                              "backward root",                               //
+                              "unshard 0",     "wait 0",       "forward 0",  // Recompute of the root.
+                              "unshard 1",     "wait 1",       "forward 1",  //
+                              "unshard 2",     "wait 2",       "forward 2",  //
+                              "backward 2",    "reduce 2",     "reshard 2",  // Backward of the root.
+                              "backward 1",    "reduce 1",     "reshard 1",  //
+                              "backward 0",    "reduce 0",     "reshard 0",  //
+                              "reduce root",   "reshard root",
+                          }));
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing

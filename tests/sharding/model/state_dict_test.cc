@@ -1,0 +1,190 @@
+// State by name: full, sharded, and loaded on another mesh.
+#include "weft/sharding/state_dict.h"
+
+#include <map>
+#include <mutex>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/sharding/support/sharded_toy.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+using Arrays = std::map<std::string, std::vector<float>>;
+
+struct MeshShape {
+  int replicate;
+  int shard;
+  bool zero_copy = true;
+  bool optimizer_over_replicas = false;
+};
+constexpr MeshShape kMeshes[] = {{1, 1},
+                                 {1, 2},
+                                 {2, 2},
+                                 {1, 3},
+                                 {1, 3, false},
+                                 {3, 1},
+                                 {2, 2, false},
+                                 {2, 2, true, true},
+                                 {3, 1, true, true},
+                                 {2, 2, false, true}};
+
+// Runs `body(net, model, rank)` on a mesh. Without zero copy, parameters are sharded on their last dim.
+template <typename Body>
+void OnMesh(const MeshShape& shape, const ShardLoader& loader, Body body) {
+  SCOPED_TRACE(absl::StrCat(shape.replicate, " x ", shape.shard, ", zero copy ", shape.zero_copy,
+                            ", optimizer over replicas ", shape.optimizer_over_replicas));
+  RunRanks(NodeMap::RanksPerNode(shape.replicate * shape.shard, 2),
+           [&](Bootstrap& bootstrap) -> absl::Status {
+             WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+             WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(shape.replicate, shape.shard));
+             ToyNet net({7, 15, 3});
+             ShardingPolicy policy;
+             policy.zero_copy = shape.zero_copy;
+             policy.shard_optimizer_over_replicas = shape.optimizer_over_replicas;
+             if (!shape.zero_copy) policy.shard_dim = [](const Parameter&) { return -1; };
+             WEFT_ASSIGN_OR_RETURN(const auto model,
+                                   FullyShard(net, net.blocks(), mesh, *engine.engine, policy, loader));
+             return body(net, *model, bootstrap.rank());
+           });
+}
+
+Arrays InitialValues() {
+  const ToyNet net({7, 15, 3});
+  Arrays arrays;
+  for (const auto& parameter : const_cast<ToyNet&>(net).AllParameters()) {
+    std::vector<float>& values = arrays[parameter->name];
+    values.resize(static_cast<size_t>(parameter->elements()));
+    EXPECT_OK(LoadInitialValues(kToySeed)(*parameter, 0, parameter->elements(), values.data()));
+  }
+  return arrays;
+}
+
+TEST(StateDict, GathersWholeArraysOnEveryRankOrOnTheFirst) {
+  const Arrays expected = InitialValues();
+  for (const MeshShape& shape : kMeshes) {
+    OnMesh(shape, LoadInitialValues(kToySeed), [&](ToyNet&, ShardedModel& model, int rank) -> absl::Status {
+      for (const StateTarget target : {StateTarget::kEveryRank, StateTarget::kRankZero}) {
+        Arrays arrays;
+        WEFT_RETURN_IF_ERROR(GatherFullState(
+            model, model.Shards(), target, [&](const Parameter& parameter, absl::Span<const float> values) {
+              EXPECT_TRUE(arrays.try_emplace(parameter.name, values.begin(), values.end()).second);
+              return absl::OkStatus();
+            }));
+        EXPECT_EQ(arrays, target == StateTarget::kEveryRank || rank == 0 ? expected : Arrays());
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
+// Pieces of all ranks, with copies of their data.
+struct SavedPieces {
+  std::vector<StatePiece> pieces;
+  std::vector<std::vector<float>> data;
+  std::mutex mutex;
+
+  void Add(const std::vector<StatePiece>& mine) {
+    const std::lock_guard lock(mutex);
+    for (const StatePiece& piece : mine) {
+      data.emplace_back(piece.data, piece.data + piece.elements.elements());
+      pieces.push_back({piece.name, piece.shape, piece.elements, data.back().data()});
+    }
+  }
+};
+
+TEST(StateDict, LoadsPiecesOfOneMeshOnAnyOther) {
+  const Arrays expected = InitialValues();
+  for (const MeshShape& from : kMeshes) {
+    SavedPieces saved;
+    OnMesh(from, LoadInitialValues(kToySeed), [&](ToyNet&, ShardedModel& model, int) {
+      saved.Add(ShardedState(model.Shards(), ".exp_avg"));
+      return absl::OkStatus();
+    });
+    for (const MeshShape& to : kMeshes) {
+      OnMesh(to, LoadFromState(saved.pieces, ".exp_avg"),
+             [&](ToyNet&, ShardedModel& model, int) -> absl::Status {
+               Arrays arrays;
+               WEFT_RETURN_IF_ERROR(
+                   GatherFullState(model, model.Shards(), StateTarget::kEveryRank,
+                                   [&](const Parameter& parameter, absl::Span<const float> values) {
+                                     arrays.try_emplace(parameter.name, values.begin(), values.end());
+                                     return absl::OkStatus();
+                                   }));
+               EXPECT_EQ(arrays, expected);
+               return absl::OkStatus();
+             });
+    }
+  }
+}
+
+TEST(StateDict, ResumesToTheSameBits) {
+  const auto step = [](ToyNet& net, ShardedModel& model, int rank, int number) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(ToyPass(
+        net, rank, model.sharded_groups().context().state().engine().bootstrap().size(), number, 0, 1));
+    return ToyUpdate(model, 1.0, nullptr);
+  };
+  SavedPieces saved;
+  std::vector<float> uninterrupted;
+  OnMesh({1, 2}, LoadInitialValues(kToySeed),
+         [&](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+           WEFT_RETURN_IF_ERROR(step(net, model, rank, 0));
+           saved.Add(ShardedState(model.Shards()));
+           WEFT_RETURN_IF_ERROR(step(net, model, rank, 1));
+           WEFT_ASSIGN_OR_RETURN(const std::vector<float> weights, ToyWeights(model));
+           if (rank == 0) uninterrupted = weights;
+           return absl::OkStatus();
+         });
+  OnMesh({2, 1}, LoadFromState(saved.pieces),
+         [&](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+           WEFT_RETURN_IF_ERROR(step(net, model, rank, 1));
+           WEFT_ASSIGN_OR_RETURN(const std::vector<float> weights, ToyWeights(model));
+           EXPECT_EQ(weights, uninterrupted);
+           return absl::OkStatus();
+         });
+}
+
+TEST(StateDict, NamesTheArrayThatDoesNotFit) {
+  WithToyModel(1, {}, [](ToyNet&, ShardedModel& model, int) -> absl::Status {
+    std::vector<StatePiece> pieces = ShardedState(model.Shards());
+    EXPECT_OK(FillShards(model.Shards(), LoadFromState(pieces)));
+    EXPECT_THAT(FillShards(model.Shards(), LoadFromState(pieces, ".exp_avg")),
+                StatusIs(absl::StatusCode::kNotFound, HasSubstr("no piece of 'net.gain.exp_avg'")));
+    pieces[0].shape = {3, 2};
+    EXPECT_THAT(
+        FillShards(model.Shards(), LoadFromState(pieces)),
+        StatusIs(absl::StatusCode::kInvalidArgument,
+                 AllOf(HasSubstr("'net.gain' is [3, 2] in the state"), HasSubstr("[6] in the model"))));
+    pieces[0].shape = {6};
+    pieces[0].elements.run_length = 5;
+    EXPECT_THAT(FillShards(model.Shards(), LoadFromState(pieces)),
+                StatusIs(absl::StatusCode::kNotFound, HasSubstr("'net.gain': element 5 ")));
+    pieces.push_back(pieces[0]);
+    pieces.back().shape = {7};
+    EXPECT_THAT(
+        FillShards(model.Shards(), LoadFromState(pieces)),
+        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("disagree on its shape: [6] and [7]")));
+    EXPECT_THAT(GatherFullState(model, {}, StateTarget::kEveryRank,
+                                [](const Parameter&, absl::Span<const float>) { return absl::OkStatus(); }),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("hold 0 elements of 'net.gain'")));
+    return model.ResetAfterError();
+  });
+}
+
+TEST(StateDict, LetsPeersFinishIfOneRankCannotWrite) {
+  WithToyModel(2, {}, [](ToyNet&, ShardedModel& model, int rank) -> absl::Status {
+    const absl::Status status = GatherFullState(
+        model, model.Shards(), StateTarget::kRankZero,
+        [](const Parameter&, absl::Span<const float>) { return absl::DataLossError("disk"); });
+    EXPECT_EQ(status, rank == 0 ? absl::DataLossError("disk") : absl::OkStatus());
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing

@@ -1,0 +1,369 @@
+// The optimizer sharded over replicas. On every mesh, with every bucket and form of accumulation, it gives
+// the bits of all-reduced gradients, at the costs of the formulas.
+#include <map>
+#include <mutex>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/sharding/support/group_fixture.h"
+#include "tests/sharding/support/shared_images.h"
+#include "tests/support/thread_ranks.h"
+#include "weft/sharding/state_dict.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+void ExpectTheBitsOfAllReduces(const NodeMap& nodes, ToyRun run) {
+  run.sizes = {16, 64, 65, 3};  // Large enough for whole blocks of the delta codec in each replica's part.
+  const ToyOutcome reduced = TrainOnThreads(nodes, run);
+  run.policy.shard_optimizer_over_replicas = true;
+  for (const bool updates_directly : {false, true}) {
+    run.updates_directly = updates_directly;
+    for (const WireCompression compression : {WireCompression::kNone, WireCompression::kLossless}) {
+      run.policy.wire_compression = compression;
+      const ToyOutcome scattered = TrainOnThreads(nodes, run);
+      EXPECT_EQ(scattered.weights, reduced.weights) << run.Describe();
+      EXPECT_EQ(scattered.norms, reduced.norms) << run.Describe();
+    }
+  }
+}
+
+TEST(ReplicaOptimizer, GivesTheBitsOfAllReducesOnEveryMeshAndNodeMap) {
+  for (const auto& [replicate, shard] : {std::pair{2, 1}, {2, 2}, {3, 1}, {2, 3}, {4, 1}}) {
+    for (const NodeMap& nodes : {NodeMap::OneNode(replicate * shard),
+                                 NodeMap::RanksPerNode(replicate * shard, shard == 1 ? 2 : shard)}) {
+      for (const bool zero_copy : {true, false}) {
+        ToyRun run{.replicate = replicate, .shard = shard};
+        run.policy.zero_copy = zero_copy;
+        ExpectTheBitsOfAllReduces(nodes, run);
+      }
+    }
+  }
+}
+
+TEST(ReplicaOptimizer, GivesTheBitsOfAllReducesInEveryDTypeAndFormOfAccumulation) {
+  for (const GradientSync sync : {GradientSync::kLast, GradientSync::kReduceScatter, GradientSync::kEach}) {
+    for (const bool zero_copy : {true, false}) {
+      for (const auto& [param, reduce] :
+           {std::pair{DType::kF32, DType::kF32}, std::pair{DType::kBF16, DType::kBF16},
+            std::pair{DType::kBF16, DType::kF32}}) {
+        ToyRun run{.replicate = 2, .shard = 2, .microbatches = 3, .sync = sync};
+        run.policy.zero_copy = zero_copy;
+        run.policy.param_dtype = param;
+        run.policy.reduce_dtype = reduce;
+        ExpectTheBitsOfAllReduces(NodeMap::RanksPerNode(4, 2), run);
+      }
+    }
+  }
+}
+
+TEST(ReplicaOptimizer, GivesTheBitsOfAllReducesIfPartialSumsAreSentRounded) {
+  for (const bool zero_copy : {true, false}) {
+    for (const int replicas : {3, 4}) {
+      ToyRun run{.replicate = replicas, .shard = 1};
+      run.policy.zero_copy = zero_copy;
+      run.policy.reduce_dtype = DType::kBF16;
+      ExpectTheBitsOfAllReduces(NodeMap::RanksPerNode(replicas, 2), run);
+    }
+  }
+}
+
+TEST(ReplicaOptimizer, GivesTheBitsOfAllReducesForOtherShardDimsAndPartialResharding) {
+  ToyRun run{.replicate = 2, .shard = 2};
+  run.policy.reshard_after_forward_size = 2;
+  ExpectTheBitsOfAllReduces(NodeMap::OneNode(4), run);
+  run.policy.zero_copy = false;
+  run.policy.shard_dim = [](const Parameter& parameter) { return parameter.shape.size() > 1 ? 1 : -1; };
+  ExpectTheBitsOfAllReduces(NodeMap::RanksPerNode(4, 2), run);
+}
+
+// Runs `body(net, model, bootstrap)` on 2 replicas of 2 shards, one replica per node.
+template <typename Body>
+void WithReplicas(Body body, WireCompression compression = WireCompression::kNone) {
+  RunRanks(NodeMap::RanksPerNode(4, 2), [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(2, 2));
+    ToyNet net({7, 64, 64, 64});  // Large enough for whole blocks of the delta codec.
+    ShardingPolicy policy;
+    policy.shard_optimizer_over_replicas = true;
+    policy.wire_compression = compression;
+    WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, policy,
+                                                       LoadInitialValues(kToySeed)));
+    return body(net, *model, bootstrap);
+  });
+}
+
+absl::Status Step(ToyNet& net, ShardedModel& model, Bootstrap& bootstrap, int number) {
+  WEFT_RETURN_IF_ERROR(ToyPass(net, bootstrap.rank(), bootstrap.size(), number, 0, 1));
+  return ToyUpdate(model, 1.0, nullptr);
+}
+
+TEST(ReplicaOptimizer, GivesEachElementToOneReplica) {
+  std::mutex mutex;
+  std::map<std::string, std::vector<int>> owners;
+  WithReplicas([&](ToyNet&, ShardedModel& model, Bootstrap&) {
+    const std::lock_guard lock(mutex);
+    for (const ShardView& shard : model.Shards()) {
+      std::vector<int>& update_counts = owners[shard.parameter->name];
+      update_counts.resize(static_cast<size_t>(shard.parameter->elements()));
+      for (int64_t i = 0; i < shard.elements(); ++i)
+        ++update_counts[static_cast<size_t>(shard.piece.start + i)];
+    }
+    return absl::OkStatus();
+  });
+  ASSERT_FALSE(owners.empty());
+  for (const auto& [name, counts] : owners) EXPECT_THAT(counts, ::testing::Each(1)) << name;
+}
+
+TEST(ReplicaOptimizer, GathersShardsThatWereWrittenAfterAnUnshard) {
+  WithReplicas([](ToyNet& net, ShardedModel& model, Bootstrap& bootstrap) -> absl::Status {
+    for (int step = 0; step < 2; ++step) {
+      WEFT_RETURN_IF_ERROR(Step(net, model, bootstrap, step));
+      WEFT_ASSIGN_OR_RETURN(std::vector<float> expected, ToyWeights(model));
+      WEFT_RETURN_IF_ERROR(model.sharded_groups().context().FinishBackward());
+      for (const ShardView& shard : model.Shards()) {
+        for (int64_t i = 0; i < shard.elements(); ++i) shard.data[i] *= 2;
+      }
+      for (float& value : expected) value *= 2;
+      WEFT_ASSIGN_OR_RETURN(const std::vector<float> written, ToyWeights(model));
+      EXPECT_EQ(written, expected);
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST(ReplicaOptimizer, ReturnsWholeShardsAfterTheLastUpdate) {
+  WithReplicas([](ToyNet& net, ShardedModel& model, Bootstrap& bootstrap) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(Step(net, model, bootstrap, 0));
+    WEFT_ASSIGN_OR_RETURN(const std::vector<ShardView> current, model.CurrentShards());
+    std::map<std::string, std::vector<float>> whole;
+    WEFT_RETURN_IF_ERROR(
+        GatherFullState(model, model.Shards(), StateTarget::kEveryRank,
+                        [&whole](const Parameter& parameter, absl::Span<const float> values) {
+                          whole[parameter.name] = {values.begin(), values.end()};
+                          return absl::OkStatus();
+                        }));
+    for (const ShardView& shard : current) {
+      EXPECT_EQ(shard.grad, nullptr);
+      const auto first = whole[shard.parameter->name].begin() + shard.piece.start;
+      EXPECT_EQ(std::vector<float>(shard.data, shard.data + shard.elements()),
+                std::vector<float>(first, first + shard.elements()));
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST(ReplicaOptimizer, GathersUpdatesOncePerEpoch) {
+  WithReplicas([](ToyNet& net, ShardedModel& model, Bootstrap& bootstrap) -> absl::Status {
+    const auto gathers_of_pass = [&](bool last) -> int64_t {
+      const int64_t before = model.counters().all_gathers;
+      model.SetIsLastBackward(last);
+      EXPECT_OK(ToyPass(net, bootstrap.rank(), bootstrap.size(), 0, 0, 1));
+      return model.counters().all_gathers - before;
+    };
+    const int64_t groups = 4;
+    // Shards are in place, so only updates are gathered.
+    EXPECT_EQ(gathers_of_pass(false), groups);
+    EXPECT_EQ(gathers_of_pass(true), 0);
+    WEFT_RETURN_IF_ERROR(ToyUpdate(model, 1.0, nullptr, /*updates_directly=*/true));
+    EXPECT_EQ(gathers_of_pass(true), groups);
+    WEFT_RETURN_IF_ERROR(ToyUpdate(model, 1.0, nullptr));
+    EXPECT_EQ(gathers_of_pass(true), 0);  // UpdateShards has submitted them.
+    return absl::OkStatus();
+  });
+}
+
+void ExpectSameBitsAfterAnError(WireCompression compression) {
+  std::mutex mutex;
+  std::map<bool, std::vector<float>> weights;
+  for (const bool fails : {false, true}) {
+    const auto train = [&](ToyNet& net, ShardedModel& model, Bootstrap& bootstrap) -> absl::Status {
+      WEFT_RETURN_IF_ERROR(Step(net, model, bootstrap, 0));
+      if (fails) {
+        const auto hook = net.layer(1).AddForwardPreHook([&](Module&, Invocation&, Tensors&) {
+          return bootstrap.rank() == 1 ? absl::DataLossError("injected") : absl::OkStatus();
+        });
+        absl::Status status = ToyPass(net, bootstrap.rank(), bootstrap.size(), 1, 0, 1);
+        net.layer(1).RemoveHook(hook);
+        if (status.ok()) status = model.ClipGradNorm(1.0).status();
+        EXPECT_THAT(std::string(status.message()), HasSubstr("injected"));
+        WEFT_RETURN_IF_ERROR(model.ResetAfterError());
+      }
+      WEFT_RETURN_IF_ERROR(Step(net, model, bootstrap, 1));
+      WEFT_ASSIGN_OR_RETURN(const std::vector<float> whole, ToyWeights(model));
+      const std::lock_guard lock(mutex);
+      weights[fails] = whole;
+      return absl::OkStatus();
+    };
+    WithReplicas(train, compression);
+  }
+  EXPECT_EQ(weights[true], weights[false]);
+}
+
+TEST(ReplicaOptimizer, TrainsToTheSameBitsAfterAnError) {
+  ExpectSameBitsAfterAnError(WireCompression::kNone);
+  ExpectSameBitsAfterAnError(WireCompression::kLossless);
+}
+
+// A group of one parameter, with one replica on each of two nodes.
+struct TwoNodeGroup {
+  static constexpr int64_t kElements = 8192;
+
+  static absl::StatusOr<TwoNodeGroup> Make(Bootstrap& bootstrap) {
+    TwoNodeGroup made;
+    WEFT_ASSIGN_OR_RETURN(made.fixture,
+                          GroupFixture::Make(bootstrap, 2,
+                                             {.lanes = {.shard_optimizer_over_replicas = true,
+                                                        .wire_compression = WireCompression::kLossless}}));
+    WEFT_ASSIGN_OR_RETURN(made.group, made.fixture.Group(MakeParameters({{kElements}})));
+    return made;
+  }
+  static float ValueAt(int update, int64_t place) {
+    return static_cast<float>(place + 1) * (1.0F + 1e-3F * static_cast<float>(update));
+  }
+  void Update(int update) const {
+    for (const ShardView& shard : group->Shards()) {
+      for (int64_t i = 0; i < shard.elements(); ++i) shard.data[i] = ValueAt(update, shard.piece.start + i);
+    }
+  }
+  // Gathers the updates. Returns the bytes that this rank sent between nodes, relative to the updated bytes.
+  absl::StatusOr<double> GatherUpdates() const {
+    const EngineCounters before = fixture.engine.engine->counters();
+    WEFT_RETURN_IF_ERROR(group->AllGatherUpdates(Priority::kBulk));
+    WEFT_RETURN_IF_ERROR(fixture.context->FinishBackward());
+    const EngineCounters after = fixture.engine.engine->counters();
+    const auto sent = static_cast<double>(after.wire_bytes - before.wire_bytes);
+    return sent / static_cast<double>(UpdatedElements(group->slices()) * static_cast<int64_t>(sizeof(float)));
+  }
+  // Whether each element of this rank's shard is `value(place)`, by its place in the parameter.
+  template <typename Value>
+  bool Holds(const Value& value) const {
+    const auto shards = group->CurrentShards();
+    if (!shards.ok()) return false;
+    for (const ShardView& shard : *shards) {
+      for (int64_t i = 0; i < shard.elements(); ++i) {
+        if (shard.data[i] != value(shard.piece.start + i)) return false;
+      }
+    }
+    return true;
+  }
+
+  GroupFixture fixture;
+  std::unique_ptr<ParamGroup> group;
+};
+
+TEST(ReplicaOptimizer, SendsDeltasBetweenNodes) {
+  RunRanks(NodeMap::RanksPerNode(4, 2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const TwoNodeGroup two_nodes, TwoNodeGroup::Make(bootstrap));
+    for (int update = 0; update < 3; ++update) {
+      two_nodes.Update(update);
+      WEFT_ASSIGN_OR_RETURN(const double sent, two_nodes.GatherUpdates());
+      if (update > 0) {
+        EXPECT_LT(sent, 0.7);
+      }
+      EXPECT_TRUE(two_nodes.Holds([&](int64_t place) { return TwoNodeGroup::ValueAt(update, place); }));
+    }
+    WEFT_ASSIGN_OR_RETURN(const double sent, two_nodes.GatherUpdates());
+    EXPECT_LT(sent, 0.02);  // No element has changed.
+    return absl::OkStatus();
+  });
+}
+
+TEST(ReplicaOptimizer, GathersLoadedShards) {
+  RunRanks(NodeMap::RanksPerNode(4, 2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const TwoNodeGroup two_nodes, TwoNodeGroup::Make(bootstrap));
+    for (int round = 0; round < 2; ++round) {
+      two_nodes.Update(round);
+      WEFT_RETURN_IF_ERROR(two_nodes.GatherUpdates().status());
+      WEFT_RETURN_IF_ERROR(two_nodes.group->Load(LoadIndices));
+      WEFT_RETURN_IF_ERROR(two_nodes.GatherUpdates().status());
+      EXPECT_TRUE(two_nodes.Holds([](int64_t place) { return static_cast<float>(place); }));
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST(ReplicaOptimizer, NeedsReplicas) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, 2));
+    ToyNet net({6, 6});
+    ShardingPolicy policy;
+    policy.shard_optimizer_over_replicas = true;
+    EXPECT_THAT(
+        FullyShard(net, net.blocks(), mesh, *engine.engine, policy, LoadInitialValues(kToySeed)),
+        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("the mesh has no replicas: switch it off")));
+    return absl::OkStatus();
+  });
+}
+
+TEST(ReplicaOptimizer, GivesGradientHooksTheElementsThatTheRankUpdates) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(
+        const GroupFixture fixture,
+        GroupFixture::Make(bootstrap, 2, {.lanes = {.shard_optimizer_over_replicas = true}}));
+    WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(MakeParameters({{48}})));
+    std::vector<float> seen;
+    group->SetGradientHook([&seen](const std::string&, absl::Span<float> updated) {
+      seen.assign(updated.begin(), updated.end());
+      return absl::OkStatus();
+    });
+    WEFT_RETURN_IF_ERROR(group->PrepareGradients());
+    AddGradient(*group->parameters()[0], Indices(48));
+    WEFT_RETURN_IF_ERROR(group->ReduceGradients());
+    WEFT_RETURN_IF_ERROR(fixture.context->FinishBackward());
+    const FlatRange own = group->slices().at(0).own;
+    std::vector<float> expected;
+    for (int64_t i = own.begin; i < own.end(); ++i) expected.push_back(static_cast<float>(2 * i));
+    EXPECT_EQ(seen, expected);
+    return absl::OkStatus();
+  });
+}
+
+TEST(ReplicaOptimizer, NeitherSplitsNorGathersFrozenParameters) {
+  RunRanks(NodeMap::OneNode(4), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(
+        const GroupFixture fixture,
+        GroupFixture::Make(bootstrap, 2, {.lanes = {.shard_optimizer_over_replicas = true}}));
+    for (const ShardingPolicy& policy : BothKinds()) {
+      const auto parameters = MakeParameters({{31, 3}, {7, 5}, {64}});
+      parameters[0]->requires_grad = false;
+      WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(parameters, policy));
+      WEFT_RETURN_IF_ERROR(group->PrepareGradients());
+      for (const size_t trained : {1, 2})
+        AddGradient(*parameters[trained], Indices(parameters[trained]->elements()));
+      WEFT_RETURN_IF_ERROR(group->ReduceGradients());
+      WEFT_RETURN_IF_ERROR(fixture.context->FinishBackward());
+      int64_t updated = 0;
+      for (const ShardView& shard : group->Shards()) {
+        EXPECT_EQ(shard.grad != nullptr, shard.parameter->requires_grad);
+        for (int64_t i = 0; shard.grad != nullptr && i < shard.elements(); ++i, ++updated) {
+          EXPECT_EQ(shard.grad[i], static_cast<float>(4 * (shard.piece.start + i)));
+          shard.data[i] = -static_cast<float>(shard.piece.start + i);
+        }
+      }
+      const EngineCounters before = fixture.engine.engine->counters();
+      WEFT_RETURN_IF_ERROR(group->AllGatherUpdates(Priority::kBulk));
+      EXPECT_EQ(fixture.engine.engine->counters().all_gather_bytes - before.all_gather_bytes,
+                (group->layout().reduced_elements(bootstrap.rank() % 2) - UpdatedElements(group->slices())) *
+                    static_cast<int64_t>(sizeof(float)));
+      WEFT_RETURN_IF_ERROR(Gather(*group));
+      for (const auto& parameter : parameters) {
+        std::vector<float> expected = Indices(parameter->elements());
+        if (parameter->requires_grad) {
+          for (float& value : expected) value = -value;
+        }
+        EXPECT_EQ(ReadValues(parameter->data), expected);
+      }
+      WEFT_RETURN_IF_ERROR(group->Reshard());
+      EXPECT_LE(updated, UpdatedElements(group->slices()));
+    }
+    return absl::OkStatus();
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing

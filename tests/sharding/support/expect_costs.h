@@ -1,0 +1,21 @@
+// Comparison of the collectives, bytes and copies of a training run with the byte formulas.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include "tests/sharding/support/toy_training.h"
+
+namespace weft::testing {
+
+inline void ExpectCosts(const ToyOutcome& outcome) {
+  EXPECT_EQ(outcome.sharding.all_gathers, outcome.expected.all_gathers);
+  EXPECT_EQ(outcome.sharding.reduce_scatters, outcome.expected.reduce_scatters);
+  EXPECT_EQ(outcome.sharding.all_reduces, outcome.expected.all_reduces);
+  EXPECT_EQ(outcome.engine.all_gather_bytes, outcome.expected.all_gather_bytes);
+  EXPECT_EQ(outcome.engine.reduce_scatter_bytes, outcome.expected.reduce_scatter_bytes);
+  EXPECT_EQ(outcome.engine.all_reduce_bytes, outcome.expected.all_reduce_bytes);
+  EXPECT_EQ(outcome.sharding.copied_bytes, outcome.expected.copied_bytes);
+  EXPECT_EQ(outcome.engine.copied_bytes, 0) << "a buffer lay outside node memory";
+}
+
+}  // namespace weft::testing

@@ -1,0 +1,173 @@
+#include "tests/sharding/support/toy_training.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "weft/core/status.h"
+#include "weft/nn/materialize.h"
+
+namespace weft::testing {
+namespace {
+
+constexpr size_t kSegmentBytes = size_t{8} << 20;
+
+EngineCounters Difference(const EngineCounters& after, const EngineCounters& before) {
+  EngineCounters difference;
+  difference.all_gather_bytes = after.all_gather_bytes - before.all_gather_bytes;
+  difference.reduce_scatter_bytes = after.reduce_scatter_bytes - before.reduce_scatter_bytes;
+  difference.all_reduce_bytes = after.all_reduce_bytes - before.all_reduce_bytes;
+  difference.copied_bytes = after.copied_bytes - before.copied_bytes;
+  return difference;
+}
+
+ShardingCounters Difference(const ShardingCounters& after, const ShardingCounters& before) {
+  return {after.all_gathers - before.all_gathers, after.reduce_scatters - before.reduce_scatters,
+          after.all_reduces - before.all_reduces, after.copied_bytes - before.copied_bytes,
+          after.unshared_images - before.unshared_images};
+}
+
+StepCosts ExpectedCosts(const ShardedModel& model, const ToyRun& run, int rank) {
+  StepShape shape = {run.shard_group_size(), run.replicate, run.microbatches, run.sync,
+                     rank % run.shard_group_size()};
+  shape.residency = model.residency().residency;
+  shape.replicate_rank = rank / run.shard_group_size();
+  return CostsOfGroups(LayoutsOf(model), model.policy(), shape);
+}
+
+absl::Status ToyStep(ShardedModel& model, ToyNet& net, const ToyRun& run, int rank, int step,
+                     std::vector<double>* norms) {
+  for (int microbatch = 0; microbatch < run.microbatches; ++microbatch) {
+    const bool last = microbatch + 1 == run.microbatches;
+    model.SetRequiresGradientSync(last || run.sync != GradientSync::kLast);
+    model.SetRequiresAllReduce(last || run.sync == GradientSync::kEach);
+    model.SetIsLastBackward(last);
+    WEFT_RETURN_IF_ERROR(ToyPass(net, rank, run.ranks(), step, microbatch, run.microbatches));
+  }
+  return ToyUpdate(model, run.clip, norms, run.updates_directly);
+}
+
+}  // namespace
+
+std::vector<FlatLayout> LayoutsOf(const ShardedModel& model) {
+  std::vector<FlatLayout> layouts;
+  for (const auto& group : model.sharded_groups().groups()) layouts.push_back(group->layout());
+  return layouts;
+}
+
+absl::StatusOr<RankEngine> RankEngine::Make(Bootstrap& bootstrap, EngineOptions options) {
+  RankEngine rank;
+  NodeHeap::Options heap;
+  heap.segment_bytes = kSegmentBytes;
+  heap.poison_released = true;
+  WEFT_ASSIGN_OR_RETURN(rank.heap, NodeHeap::Create(bootstrap, heap));
+  options.timeout = absl::Seconds(120);
+  WEFT_ASSIGN_OR_RETURN(rank.engine, CommEngine::Create(bootstrap, *rank.heap, options));
+  return rank;
+}
+
+absl::StatusOr<DeviceMesh> MakeToyMesh(int replicate, int shard, int context) {
+  return DeviceMesh::Create({{"replicate", replicate}, {"shard", shard}, {"context", context}},
+                            replicate * shard * context);
+}
+
+std::string ToyRun::Describe() const {
+  return absl::StrCat(replicate, " x ", shard, " x ", context, ", zero copy ", policy.zero_copy, ", reshard ",
+                      policy.reshard_after_forward, ", prefetch ", policy.PrefetchDepth(), ", node shared ",
+                      static_cast<int>(policy.node_shared), ", ", ToAbsl(Name(policy.param_dtype)),
+                      " reduced in ", ToAbsl(Name(policy.reduce_dtype)), ", ", microbatches,
+                      " microbatches, sync ", ToAbsl(Name(sync)),
+                      policy.shard_optimizer_over_replicas ? ", optimizer over replicas" : "",
+                      ", compression between nodes ", ToAbsl(Name(policy.wire_compression)),
+                      checkpoint ? ", checkpoints" : "", updates_directly ? ", updated directly" : "");
+}
+
+absl::Status ToyPass(ToyNet& net, int rank, int ranks, int step, int microbatch, int microbatches) {
+  const int64_t rows = kToyRows / (ranks * microbatches);
+  const int64_t begin = step * kToyRows + (microbatch * ranks + rank) * rows;
+  Invocation invocation;
+  const Tensor inputs = ToyInputs(begin, rows, net.parameters()[0]->elements());
+  WEFT_ASSIGN_OR_RETURN(const Tensors outputs, net.Forward(invocation, {inputs}));
+  const Tensor gradient = ToyLossGradient(outputs[0], 1.0F / static_cast<float>(kToyRows));
+  return net.Backward(invocation, {gradient}).status();
+}
+
+absl::Status ToyUpdate(ShardedModel& model, double clip, std::vector<double>* norms, bool updates_directly) {
+  WEFT_ASSIGN_OR_RETURN(const GradientNorm norm, model.ClipGradNorm(clip));
+  if (norms != nullptr) norms->push_back(norm.norm);
+  const auto update = [&](absl::Span<const ShardView> shards) {
+    for (const ShardView& shard : shards) {
+      for (int64_t i = 0; i < shard.elements(); ++i)
+        shard.data[i] -= kToyLearningRate * norm.factor * shard.grad[i];
+    }
+    return absl::OkStatus();
+  };
+  WEFT_RETURN_IF_ERROR(updates_directly ? update(model.Shards()) : model.UpdateShards(update));
+  model.ZeroGradients();
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::vector<float>> ToyWeights(ShardedModel& model) {
+  std::vector<float> weights;
+  for (const auto& group : model.sharded_groups().groups()) {
+    WEFT_RETURN_IF_ERROR(group->Unshard(Priority::kCritical));
+    WEFT_RETURN_IF_ERROR(group->WaitUnshard());
+    for (const auto& parameter : group->parameters()) {
+      const std::vector<float> values = ReadValues(parameter->data);
+      weights.insert(weights.end(), values.begin(), values.end());
+    }
+    WEFT_RETURN_IF_ERROR(group->Reshard());
+  }
+  return weights;
+}
+
+absl::StatusOr<ToyOutcome> TrainToy(Bootstrap& bootstrap, const ToyRun& run) {
+  WEFT_ASSIGN_OR_RETURN(const RankEngine rank, RankEngine::Make(bootstrap));
+  WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(run.replicate, run.shard, run.context));
+  ToyNet net(run.sizes);
+  for (Module* block : net.blocks()) block->SetActivationCheckpointing(run.checkpoint);
+  WEFT_ASSIGN_OR_RETURN(
+      const std::unique_ptr<ShardedModel> model,
+      FullyShard(net, net.blocks(), mesh, *rank.engine, run.policy, LoadInitialValues(kToySeed)));
+  ToyOutcome outcome;
+  for (int step = 0; step < run.steps; ++step) {
+    const EngineCounters engine = rank.engine->counters();
+    const ShardingCounters sharding = model->counters();
+    model->ResetPeaks();
+    WEFT_RETURN_IF_ERROR(ToyStep(*model, net, run, bootstrap.rank(), step, &outcome.norms));
+    outcome.engine = Difference(rank.engine->counters(), engine);
+    outcome.sharding = Difference(model->counters(), sharding);
+  }
+  outcome.image_peak_bytes = model->peaks().image_bytes;
+  outcome.gradient_peak_bytes = model->peaks().gradient_bytes;
+  outcome.expected = ExpectedCosts(*model, run, bootstrap.rank());
+  WEFT_ASSIGN_OR_RETURN(outcome.weights, ToyWeights(*model));
+  return outcome;
+}
+
+absl::StatusOr<ToyOutcome> TrainToyOnOneRank(const ToyRun& run) {
+  ToyNet net(run.sizes);
+  MaterializedParameters memory(net, kToySeed, DType::kF32, DType::kF32);
+  ToyOutcome outcome;
+  for (int step = 0; step < run.steps; ++step) {
+    WEFT_RETURN_IF_ERROR(ToyPass(net, 0, 1, step, 0, 1));
+    double squares = 0.0;
+    for (const auto& parameter : net.AllParameters()) {
+      for (const float g : ReadValues(parameter->grad)) squares += static_cast<double>(g) * g;
+    }
+    outcome.norms.push_back(std::sqrt(squares));
+    const auto factor = static_cast<float>(std::min(1.0, run.clip / (outcome.norms.back() + 1e-6)));
+    for (const auto& parameter : net.AllParameters()) {
+      auto* data = parameter->data.As<float>();
+      const auto* grad = parameter->grad.As<float>();
+      for (int64_t i = 0; i < parameter->elements(); ++i) data[i] -= kToyLearningRate * factor * grad[i];
+    }
+    memory.ClearGradients();
+  }
+  for (const auto& parameter : net.AllParameters()) {
+    const std::vector<float> values = ReadValues(parameter->data);
+    outcome.weights.insert(outcome.weights.end(), values.begin(), values.end());
+  }
+  return outcome;
+}
+
+}  // namespace weft::testing

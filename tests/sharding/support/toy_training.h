@@ -1,0 +1,76 @@
+// Training of the toy network over the ranks of a bootstrap, with its results and costs.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "sharding/model/sharded_groups.h"
+#include "tests/sharding/support/toy_model.h"
+#include "weft/comm/comm_engine.h"
+#include "weft/mesh/device_mesh.h"
+#include "weft/sharding/byte_formulas.h"
+#include "weft/sharding/fully_shard.h"
+#include "weft/sharding/policy.h"
+
+namespace weft::testing {
+
+constexpr uint64_t kToySeed = 7;
+constexpr float kToyLearningRate = 0.5F;
+constexpr int64_t kToyRows = 12;  // Rows of a step, over all ranks and microbatches.
+
+// Engine of one rank, with its heap.
+struct RankEngine {
+  std::unique_ptr<NodeHeap> heap;
+  std::unique_ptr<CommEngine> engine;
+
+  static absl::StatusOr<RankEngine> Make(Bootstrap& bootstrap, EngineOptions options = {});
+};
+
+absl::StatusOr<DeviceMesh> MakeToyMesh(int replicate, int shard, int context = 1);
+
+struct ToyRun {
+  int replicate = 1;
+  int shard = 1;
+  int context = 1;  // The toy has no sequences: ranks of this axis split the batch too.
+  ShardingPolicy policy = {};
+  int steps = 3;
+  int microbatches = 1;
+  GradientSync sync = GradientSync::kLast;
+  double clip = 0.05;
+  std::vector<int64_t> sizes = {16, 15, 8, 3};
+  bool checkpoint = false;        // Blocks recompute their activations.
+  bool updates_directly = false;  // Through Shards(), not UpdateShards.
+
+  int shard_group_size() const { return shard * context; }
+  int ranks() const { return replicate * shard_group_size(); }
+  std::string Describe() const;
+};
+
+struct ToyOutcome {
+  std::vector<float> weights;  // All parameters, unsharded.
+  std::vector<double> norms;   // Gradient norm of each step.
+  // The rest is of the last step.
+  StepCosts expected;  // By the formulas.
+  EngineCounters engine;
+  ShardingCounters sharding;
+  size_t image_peak_bytes = 0;
+  size_t gradient_peak_bytes = 0;
+};
+
+// Runs one microbatch of a step: forward and backward over this rank's rows.
+absl::Status ToyPass(ToyNet& net, int rank, int ranks, int step, int microbatch, int microbatches);
+// Updates the rank's shards by gradient descent, in ShardedModel::UpdateShards or directly. `norms`: the
+// gradient norm is appended to it; may be null.
+absl::Status ToyUpdate(ShardedModel& model, double clip, std::vector<double>* norms,
+                       bool updates_directly = false);
+// Layouts of the model's groups, as CostsOfGroups expects them.
+std::vector<FlatLayout> LayoutsOf(const ShardedModel& model);
+// Unshards each group and returns all parameters.
+absl::StatusOr<std::vector<float>> ToyWeights(ShardedModel& model);
+
+// Trains as `run` says and returns the outcome of this rank.
+absl::StatusOr<ToyOutcome> TrainToy(Bootstrap& bootstrap, const ToyRun& run);
+// The same on one rank without sharding; weights in the order of the model's parameters.
+absl::StatusOr<ToyOutcome> TrainToyOnOneRank(const ToyRun& run);
+
+}  // namespace weft::testing
