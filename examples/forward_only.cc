@@ -59,7 +59,7 @@ absl::Status Infer(Bootstrap& ranks) {
   double checksum = 0;
   for (int64_t i = 0; i < y[0].elements(); ++i) checksum += y[0].As<float>()[i];
   if (ranks.rank() == 0) {
-    std::printf("checksum %.6f  peak unsharded %zu of %zu bytes\n", checksum, model->peak_buffer_bytes(),
+    std::printf("checksum %.6f  peak unsharded %zu of %zu bytes\n", checksum, model->peaks().image_bytes,
                 kLayers * (kFeatures + 1) * kFeatures * sizeof(float));
   }
   return absl::OkStatus();
