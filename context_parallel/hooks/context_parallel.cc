@@ -56,7 +56,7 @@ class ContextParallel::Impl {
     return absl::OkStatus();
   }
 
-  absl::Status Parallelize(Attention& attention, const AttentionNeighbours& neighbours) {
+  absl::Status Parallelize(Attention& attention, const AttentionNeighbors& neighbors) {
     if (std::find(attentions_.begin(), attentions_.end(), &attention) != attentions_.end()) {
       return absl::InvalidArgumentError(
           absl::StrCat(attention.name(), " is split already: call Parallelize once for each attention"));
@@ -64,19 +64,19 @@ class ContextParallel::Impl {
     WEFT_RETURN_IF_ERROR(
         Annotate(scheme_.Validate(shared_.group.size(), attention.options().mask), attention.name()));
     std::vector<Module*> sources;
-    for (const AttentionSource* source : {&neighbours.query, &neighbours.key, &neighbours.value}) {
+    for (const AttentionSource* source : {&neighbors.query, &neighbors.key, &neighbors.value}) {
       if (source->module != nullptr) sources.push_back(source->module);
     }
     if (!sources.empty() &&
-        (neighbours.heads < 1 || neighbours.kv_heads < 1 || neighbours.heads % neighbours.kv_heads != 0)) {
+        (neighbors.heads < 1 || neighbors.kv_heads < 1 || neighbors.heads % neighbors.kv_heads != 0)) {
       return absl::InvalidArgumentError(
-          absl::StrCat(attention.name(), ": ", neighbours.heads, " heads and ", neighbours.kv_heads,
+          absl::StrCat(attention.name(), ": ", neighbors.heads, " heads and ", neighbors.kv_heads,
                        " KV heads: if a source is given, set both, the first to a multiple of the second"));
     }
-    attention.SetOperator(std::make_shared<SplitAttention>(attention, neighbours, shared_));
+    attention.SetOperator(std::make_shared<SplitAttention>(attention, neighbors, shared_));
     attentions_.push_back(&attention);
     for (Module* source : sources) Allocate(*source, &ResultAllocators::outputs);
-    if (neighbours.consumer != nullptr) Allocate(*neighbours.consumer, &ResultAllocators::input_gradients);
+    if (neighbors.consumer != nullptr) Allocate(*neighbors.consumer, &ResultAllocators::input_gradients);
     return absl::OkStatus();
   }
 
@@ -116,8 +116,8 @@ absl::StatusOr<std::unique_ptr<ContextParallel>> ContextParallel::Create(
   return std::unique_ptr<ContextParallel>(new ContextParallel(std::move(impl)));
 }
 
-absl::Status ContextParallel::Parallelize(Attention& attention, const AttentionNeighbours& neighbours) {
-  return impl_->Parallelize(attention, neighbours);
+absl::Status ContextParallel::Parallelize(Attention& attention, const AttentionNeighbors& neighbors) {
+  return impl_->Parallelize(attention, neighbors);
 }
 
 const ProcessGroup& ContextParallel::group() const { return impl_->group(); }
@@ -131,14 +131,14 @@ absl::Status ParallelizeLlama(ContextParallel& context, LlamaModel& model) {
   const LlamaConfig& config = model.config();
   for (DecoderBlock* block : model.blocks()) {
     const SelfAttention& parts = block->self_attention();
-    AttentionNeighbours neighbours;
-    neighbours.heads = config.heads;
-    neighbours.kv_heads = config.kv_heads;
-    neighbours.query = {&parts.rope(), 0, {}};
-    neighbours.key = {&parts.rope(), 1, {}};
-    neighbours.value = {&parts.projections(), 2, {}};
-    neighbours.consumer = &parts.output();
-    WEFT_RETURN_IF_ERROR(context.Parallelize(parts.attention(), neighbours));
+    AttentionNeighbors neighbors;
+    neighbors.heads = config.heads;
+    neighbors.kv_heads = config.kv_heads;
+    neighbors.query = {&parts.rope(), 0, {}};
+    neighbors.key = {&parts.rope(), 1, {}};
+    neighbors.value = {&parts.projections(), 2, {}};
+    neighbors.consumer = &parts.output();
+    WEFT_RETURN_IF_ERROR(context.Parallelize(parts.attention(), neighbors));
   }
   return absl::OkStatus();
 }

@@ -31,18 +31,18 @@ Tensor NegativeZeros(DType dtype, const Shape& shape) {
   return zeros;
 }
 
-std::array<AttentionSource, 3> SourcesByRole(const AttentionNeighbours& neighbours) {
-  return {neighbours.query, neighbours.key, neighbours.value};
+std::array<AttentionSource, 3> SourcesByRole(const AttentionNeighbors& neighbors) {
+  return {neighbors.query, neighbors.key, neighbors.value};
 }
 
 }  // namespace
 
-SplitAttention::SplitAttention(const Attention& attention, const AttentionNeighbours& neighbours,
+SplitAttention::SplitAttention(const Attention& attention, const AttentionNeighbors& neighbors,
                                Shared& shared)
     : attention_(attention), shared_(shared) {
-  const std::array<AttentionSource, kRoles> sources = SourcesByRole(neighbours);
-  const int64_t heads = neighbours.heads;
-  const int64_t kv_heads = neighbours.kv_heads;
+  const std::array<AttentionSource, kRoles> sources = SourcesByRole(neighbors);
+  const int64_t heads = neighbors.heads;
+  const int64_t kv_heads = neighbors.kv_heads;
   for (size_t i = 0; i < sources.size(); ++i) {
     if (sources[i].module == nullptr) continue;
     const auto role = static_cast<AttentionRole>(i);

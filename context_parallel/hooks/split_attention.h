@@ -21,7 +21,7 @@ class SplitAttention final : public AttentionOperator {
     ContextParallel::Counters counters;
   };
 
-  SplitAttention(const Attention& attention, const AttentionNeighbours& neighbours, Shared& shared);
+  SplitAttention(const Attention& attention, const AttentionNeighbors& neighbors, Shared& shared);
 
   absl::StatusOr<Tensors> Forward(Invocation& invocation, const Attention& attention,
                                   const Tensors& inputs) override;

@@ -7,9 +7,9 @@
 //   nn/invocation.h                        state of one pass: saved tensors, loss scale, sequence
 //   nn/sequential.h                        containers of layers; each layer has a header beside it
 //   nn/llama.h                             the Llama model
-//   sharding/policy.h                      options of sharding: prefetch, reshard, dtypes, zero copy
+//   sharding/policy.h                      options of sharding: prefetch, reshard, dtypes, zero copy,
+//                                          accumulation over microbatches
 //   sharding/fully_shard.h                 FSDP, HSDP or DDP of a model, depending on the mesh
-//   sharding/gradient_sync.h               gradient accumulation over microbatches
 //   optim/sharded_adamw.h                  AdamW over the shards
 //   sharding/state_dict.h                  saving and loading by parameter name
 //   context_parallel/context_parallel.h    attention over sequences that are split over ranks

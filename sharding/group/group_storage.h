@@ -1,8 +1,8 @@
 // Memory of a parameter group: its master shard and its image.
 //
-// The image is shared by ranks of a node where the context was made for that, else private. A shared image
-// becomes private until it is dropped if the region has no room for it, or if its ranks may receive different
-// values, as from a caller's all-gather.
+// Ranks of a node share the image if it is in place or the context has an image region; otherwise it is
+// private. A group with a shared image gathers into a private one if the region has no room, or if a caller's
+// all-gather is set: its ranks may receive different values.
 //
 // Call order: (Gather Await (KeepPart | Drop))*
 //
@@ -37,8 +37,8 @@ class GroupStorage {
   // The whole parameters. REQUIRES: between Await and Drop or KeepPart.
   std::byte* image() const { return is_shared_ ? shared_->data() : private_.data(); }
 
-  // Says that the master is written and stays as it is in this epoch. Due before CommContext::BeginForward.
-  // Repeating it has no effect.
+  // Declares that the master is written and stays unchanged in this epoch. Due before
+  // CommContext::BeginForward. Repeating it has no effect.
   absl::Status EndWriting();
   // Starts to bring the values of all ranks into the image.
   absl::Status Gather(Priority priority);
@@ -46,8 +46,8 @@ class GroupStorage {
   absl::Status Await();
   // Gives the image back. Peers may still read this rank's part of theirs.
   void Drop();
-  // Drops the image except one part, so that the next Gather moves less. False: no part can be kept, and
-  // nothing was dropped.
+  // Drops the image except one part, so that the next Gather moves less. Returns false, and drops nothing, if
+  // no part can be kept.
   absl::StatusOr<bool> KeepPart();
   void DropPart() { private_.DropPart(); }
   // Drops the image in any state, after an error.
@@ -63,7 +63,7 @@ class GroupStorage {
   const MasterShard master_;
   PrivateImage private_;
   std::unique_ptr<SharedImage> shared_;  // Null: images are private.
-  bool is_shared_ = false;               // Whether the present image is shared.
+  bool is_shared_ = false;               // Whether the last Gather filled the shared image.
 };
 
 }  // namespace weft

@@ -17,7 +17,8 @@ InPlaceImage::~InPlaceImage() {
 }
 
 absl::Status InPlaceImage::EndWriting() {
-  // A group that stayed unsharded since an earlier epoch has not been written, and peers may read its cast.
+  // A group that stayed unsharded since an earlier epoch has not been written. Its cast is still valid, and
+  // peers may be reading it.
   if (is_read_) cast_epoch_ = context_.epochs().current();
   // Where replicas share the optimizer, the cast follows the gather of each group's updates.
   return context_.lanes().shards_optimizer_over_replicas() ? absl::OkStatus() : CastOnce();
@@ -35,7 +36,7 @@ absl::Status InPlaceImage::CastOnce() {
 absl::StatusOr<bool> InPlaceImage::Gather(Priority) {
   WEFT_RETURN_IF_ERROR(CastOnce());
   is_read_ = true;
-  written_ = context_.epochs().AwaitableWriters(group_.name(), seen_epoch_, updates_.under_way());
+  written_ = context_.epochs().WrittenBarrier(group_.name(), seen_epoch_, updates_.under_way());
   return true;
 }
 

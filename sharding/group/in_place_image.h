@@ -41,7 +41,7 @@ class InPlaceImage final : public SharedImage {
   const SharedBlock block_;
   bool is_read_ = false;           // From Gather to Drop.
   uint64_t cast_epoch_ = 0;        // Last epoch in which the master was cast.
-  uint64_t seen_epoch_ = 0;        // Last epoch in which all ranks' values were asked for.
+  uint64_t seen_epoch_ = 0;        // Epoch of the last WrittenBarrier.
   std::shared_ptr<Work> written_;  // Barrier to wait for before reading; null once waited for.
 };
 

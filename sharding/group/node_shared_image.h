@@ -24,7 +24,7 @@ class NodeSharedImage final : public SharedImage {
                                                                  const MasterShard& master);
 
   std::byte* data() const override { return region().block.data() + *place_; }
-  // False: the region has no room now, or the group has no elements.
+  // Returns false if the region has no room now, or if the group has no elements.
   absl::StatusOr<bool> Gather(Priority priority) override;
   absl::Status Await() override;
   void Drop() override;

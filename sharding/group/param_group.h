@@ -12,19 +12,15 @@
 //
 // The *master* is this rank's shard in fp32, in node memory. An unshard needs, in addition:
 //
-//   in place    Nothing. The ranks of the shard group share the image, in which their shards lie end to end.
-//   In fp32
-//               these are the masters; in bf16 each rank casts its own once an epoch. See Note [Shards in
-//               place].
-//   on a node   One image for each node, in a region that the local ranks of the shard group share; in bf16
-//   the cast
-//               shard too. See Note [Images shared on a node].
-//   zero copy   The image, which the all-gather fills; in bf16 a cast fills the rank's own range first. In a
-//   shard
-//               group of one rank and fp32 nothing: the master is the image.
-//   otherwise   The image and, until it is copied out, the gathered buffer. A shard group of one rank copies
-//   straight
-//               out of its master.
+//   in place    Nothing. The ranks of the shard group share the image, in which their shards lie end to
+//               end. In fp32 these are the masters; in bf16 each rank casts its own once an epoch. See
+//               Note [Shards in place].
+//   on a node   One image for each node, in a region that the local ranks of the shard group share; in
+//               bf16 the cast shard too. See Note [Images shared on a node].
+//   zero copy   The image, which the all-gather fills; in bf16 a cast fills the rank's own range first. In
+//               a shard group of one rank and fp32 nothing: the master is the image.
+//   otherwise   The image and, until it is copied out, the gathered buffer. A shard group of one rank
+//               copies straight out of its master.
 //
 // A shard group of one rank, or a group without elements, goes through the same states without collectives.
 //
@@ -91,8 +87,8 @@ class ParamGroup {
   // REQUIRES: shards may be written.
   absl::Status Load(const ShardLoader& loader);
 
-  // Says that the shard is written and stays as it is in this epoch. Due before CommContext::BeginForward
-  // where a group is in place. Unshard does so as well.
+  // Declares that the shard is written and stays unchanged in this epoch. Due before
+  // CommContext::BeginForward if the group is in place. Unshard does so as well.
   absl::Status EndWriting();
   // Starts to gather. Nothing happens if the group is unsharded or being unsharded.
   // Errors: kFailedPrecondition (storage that cannot hold a parameter: see Note [Foreign storage]).
@@ -112,7 +108,7 @@ class ParamGroup {
   // parameters]. Errors: kFailedPrecondition (a parameter that was frozen requires a gradient now).
   absl::Status PrepareGradients();
   // Starts to sum the gradients over the ranks of `scope`, and takes the views away. A parameter without a
-  // gradient counts as zero. The result, added to earlier ones (Note [Accumulation]), is there after
+  // gradient counts as zero. The result, added to earlier ones (Note [Accumulation]), is available after
   // CommContext::FinishBackward.
   // Errors: kFailedPrecondition (no gradients prepared; a view replaced by one of another shape or dtype).
   absl::Status ReduceGradients(ReduceScope scope = ReduceScope::kShardAndReplicate);

@@ -1,11 +1,9 @@
 // Image of a parameter group that belongs to one rank and is filled by an all-gather.
 //
-//   zero copy   The gathered buffer is the image; in bf16 a cast fills the rank's own range of it first. In a
-//   shard
-//               group of one rank and fp32 the master is the image.
-//   otherwise   Values are copied out of the gathered buffer, which is then freed. A shard group of one rank
-//   copies
-//               straight out of its master.
+//   zero copy   The gathered buffer is the image; in bf16 a cast fills the rank's own range of it first.
+//               In a shard group of one rank and fp32 the master is the image.
+//   otherwise   Values are copied out of the gathered buffer, which is then freed. A shard group of one
+//               rank copies straight out of its master.
 //
 // Call order: (Gather Await (KeepPart | Drop))*, as in GroupStorage.
 //

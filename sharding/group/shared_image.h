@@ -21,9 +21,10 @@ class SharedImage {
   // The whole parameters. REQUIRES: between Await and Drop.
   virtual std::byte* data() const = 0;
 
-  // Says that the master is written and stays as it is in this epoch, and writes what peers read of it.
+  // Declares that the master is written and stays unchanged in this epoch. Writes the values that peers read.
   virtual absl::Status EndWriting() { return absl::OkStatus(); }
-  // Starts to bring the values of all ranks into the image. False: there is no room, on any rank alike.
+  // Starts to bring the values of all ranks into the image. Returns false, on all ranks alike, if it has no
+  // room: then nothing was started.
   virtual absl::StatusOr<bool> Gather(Priority priority) = 0;
   // Waits until the values are there.
   virtual absl::Status Await() = 0;

@@ -133,7 +133,7 @@ absl::Status GroupSchedule::BeginForward(const Pass& pass) {
   backward_follows_ = pass.gradients;
   keeps_groups_ = false;
   calls_.erase(pass.id);  // Of an abandoned pass.
-  // All at once: they need no memory, and the wire never waits for a module.
+  // Gathers of updates need no memory. Submitting all of them now keeps the wire busy.
   for (const int next : pass_->Next(group_count())) {
     WEFT_RETURN_IF_ERROR(GroupAt(next).AllGatherUpdates(Priority::kBulk));
   }
@@ -282,8 +282,8 @@ absl::Status GroupSchedule::Reduce(int group) {
   return absl::OkStatus();
 }
 
-// A group in no rank's order has the gradient that earlier microbatches left, or zero. Ranks that know the
-// order need not exchange a zero.
+// If no rank calls a group, its gradient is that of earlier microbatches, or zero. Once ranks have agreed on
+// the order, all of them know this, and a zero need not be exchanged.
 absl::Status GroupSchedule::ReduceUnvisited(int group) {
   const bool is_visited = absl::c_linear_search(pass_->expected(), Ends(group));
   if (is_visited || !pass_->settled() || GroupAt(group).has_gradients()) return Reduce(group);

@@ -8,8 +8,8 @@
 // A schedule knows groups by number (0 is the root, which contains all others), passes by id, and whether a
 // pass records gradients. It knows no modules: a client calls it from its own hooks.
 //
-// A group's prefetches are submitted before it is waited for, so that the link between nodes stays busy. That
-// takes no more memory, because the images used before have been given back.
+// BeforeForward and BeforeBackward submit a group's prefetches before they wait for the group, so that the
+// link between nodes stays busy. That takes no more memory, because earlier images have been freed.
 //
 // Note [From forward to backward]
 // Problem: backward begins with the groups that forward ends with, and would gather them again.
@@ -20,8 +20,9 @@
 // the first reduction of backward. Where ranks of a node share images, an image is cheap, so the next
 // `prefetch_depth` blocks of backward are gathered while the last group of forward computes.
 //
-// A rank that skips a block makes up for it: Note [One order on all ranks]. Any failure fails the context,
-// because peers would otherwise wait for collectives that are never submitted.
+// A rank that skips a block still takes part in its collectives: Note [One order on all ranks]. The client
+// must fail the context if a call fails, because peers would otherwise wait for collectives that are never
+// submitted.
 //
 // Thread safety: none. Collective: all calls, by all ranks, in the order of Note [One order on all ranks].
 // Lifetime: context, scalars and groups must outlive the schedule.
@@ -67,11 +68,11 @@ class GroupSchedule {
   static constexpr int kRoot = 0;
   using Groups = absl::Span<const std::unique_ptr<ParamGroup>>;
 
-  // `module_order`: of the groups, as ModuleOrder gives it.
+  // `module_order`: ModuleOrder of the groups.
   GroupSchedule(CommContext& context, ModelScalars& scalars, Groups groups,
                 std::vector<PassEvent> module_order, const ShardingPolicy& policy, Residency residency);
 
-  // The root's BeforeForward begins a pass; a forward inside backward is a recompute.
+  // The root's BeforeForward begins a pass. A forward inside a backward recomputes activations.
   absl::Status BeforeForward(int group, const Pass& pass);
   absl::Status AfterForward(int group, const Pass& pass);
   // Errors: kFailedPrecondition (a backward of the root without a forward of the same pass).
@@ -82,7 +83,7 @@ class GroupSchedule {
 
   // Shares a group's update with other ranks, and gathers the group if the next forward begins with it.
   absl::Status AfterUpdate(int group);
-  // Waits for prefetches that no module used. `reshard`: also reshards every group.
+  // Waits for prefetches that were not used. `reshard`: also reshards every group.
   absl::Status FinishPrefetches(bool reshard);
   // Reshards the groups that the last backward kept unsharded.
   void ReshardKept();
@@ -107,8 +108,8 @@ class GroupSchedule {
   using PrefetchLists = absl::flat_hash_map<int, std::vector<int>>;  // By group.
   struct GroupProgress {
     int running = 0;              // Calls of forward or backward that have not returned.
-    bool backward_begun = false;  // By a recompute or by the backward itself.
-    bool is_reduced = false;      // In this backward.
+    bool backward_begun = false;  // Whether a recompute or the backward itself has begun.
+    bool is_reduced = false;      // Whether its reduction was submitted in this backward.
     int pending_backward = 0;     // Forward calls of this pass whose backward has not run.
   };
 
@@ -152,7 +153,7 @@ class GroupSchedule {
   const int prefetch_depth_;
   const bool reshards_root_after_forward_;
   const bool shares_images_on_nodes_;
-  const bool spans_nodes_;  // Whether some shard group does, so that a gather uses the wire.
+  const bool spans_nodes_;  // Whether any shard group spans nodes, so that gathers use the wire.
   ScheduleSwitches switches_;
   PrefetchLists forward_prefetch_, backward_prefetch_;
   absl::flat_hash_set<int> sharded_in_backward_;
@@ -160,8 +161,8 @@ class GroupSchedule {
 
   ExecutionOrder training_, evaluation_, backward_;
   ExecutionOrder* pass_ = &training_;  // Order of the forward or backward under way.
-  bool in_backward_ = false;           // Of the root.
-  bool backward_follows_ = false;      // After the forward under way.
+  bool in_backward_ = false;           // Whether the root's backward is under way.
+  bool backward_follows_ = false;      // Whether a backward follows the forward under way.
   bool keeps_groups_ = false;          // Whether the last backward left groups unsharded.
   std::vector<GroupProgress> progress_;
   // Forward calls of each group, by pass id.

@@ -18,7 +18,7 @@ class ModelScalars {
   // `all_ranks`: every rank that the model is sharded or replicated over.
   static absl::StatusOr<ModelScalars> Create(CommContext& context, const ProcessGroup& all_ranks);
 
-  // Reduces in place over all ranks, and waits. At most PipelineLanes::kScalarBytes.
+  // Reduces in place over all ranks, and waits. REQUIRES: at most PipelineLanes::kScalarBytes.
   absl::Status AllReduce(const std::string& label, void* values, DType dtype, int64_t count, ReduceOp op);
   // Whether all ranks pass the same number. Ranks that have submitted different all-gathers before get an
   // error instead of waiting for each other at different places.

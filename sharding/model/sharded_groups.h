@@ -1,13 +1,11 @@
 // Parameter groups of a model, sharded over a mesh: memory, schedule, gradients and updates.
 //
-// This is FullyShard without modules. A client describes the groups, calls the schedule from its own hooks,
-// and reads gradients and writes shards through Shards or UpdateShards. FullyShard is the client for Module
-// trees.
+// A client describes the groups, calls the schedule from its own hooks, and reads gradients and writes
+// shards through Shards or UpdateShards. ShardedModel is the client for trees of modules.
 //
 // Thread safety: none; one thread drives the groups.
 // Collective: Create, ClipGradNorm, AllReduceScalars, CurrentShards, UpdateShards, BeginWriting and
-// ResetAfterError, by
-//   all ranks in one order.
+//   ResetAfterError, by all ranks in one order.
 // Lifetime: the engine must outlive the groups.
 #pragma once
 
@@ -29,8 +27,9 @@ namespace weft {
 
 class ShardedGroups {
  public:
-  // `groups`: the root's first, each after its parent. Loads every shard through `loader`; all ranks agree on
-  // the outcome. Errors: as of FullyShard.
+  // Loads every shard through `loader`. All ranks agree on the outcome. REQUIRES: `groups` has the root's
+  // group first and each group after its parent, depth first; no parameter is in two groups.
+  // Errors: those of FullyShard, except for its checks of blocks and of parameters in two groups.
   static absl::StatusOr<std::unique_ptr<ShardedGroups>> Create(CommEngine& engine, const DeviceMesh& mesh,
                                                                std::vector<GroupMembers> groups,
                                                                const ShardingPolicy& policy,

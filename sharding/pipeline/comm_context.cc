@@ -40,7 +40,7 @@ absl::Status CommContext::FinishBackward() {
 }
 
 void CommContext::AwaitReleases() {
-  // The state keeps a failure, and the next call returns it.
+  // Both record a failure in the state, and the next call returns it.
   if (!memory_->FreeRetiredImages().ok() || !epochs_.AwaitUpdates().ok()) return;
 }
 

@@ -1,4 +1,4 @@
-// Communication pipeline of one sharded model (the *comm context pipeline*).
+// Communication pipeline of one sharded model: its lanes, node memory, reductions and epochs.
 //
 // In backward a group's reduce-scatter and the all-reduces of its replicate buckets are submitted together in
 // program order, each on lanes of its own, so that the all-reduce of one group overlaps the reduce-scatter of
@@ -7,19 +7,18 @@
 // reduce-scatter is *released*, gathered images when their all-gather is. With the optimizer sharded over
 // replicas, reduce-scatters over them replace all-reduces.
 //
-// The context owns four parts, each with one job:
+// The context owns four parts, each with one job, and the state that they share (PipelineState):
 //
 //   lanes       submit collectives on the lanes of their group and purpose
-//   memory      hands out node memory, and takes images back when they are released
-//   reductions  carries gradients from reduce-scatter to the reduced sum
+//   memory      allocates node memory, and frees images when their all-gathers are released
+//   reductions  carry gradients from the reduce-scatter to the reduced sum
 //   epochs      separate the time in which shards are written from the time in which they are read
 //
 // Thread safety: none; one thread drives a context.
 // Collective: Create and ResetAfterError, by all ranks of the engine; the rest by all ranks of the groups, in
-// one
-//   order.
+//   one order.
 // Lifetime: the engine must outlive the context; the context must outlive everything that acquired memory
-// from it.
+//   from it.
 #pragma once
 
 #include <memory>
@@ -58,14 +57,15 @@ class CommContext {
   ReductionQueue& reductions() { return reductions_; }
   StepEpochs& epochs() { return epochs_; }
 
-  // Says that this rank has written its shards and reads its peers' until FinishBackward. Due before every
-  // forward.
+  // Submits the *written* barrier where shards are read in place. Due before every forward. REQUIRES: this
+  // rank has written its shards; it does not write them again before FinishBackward.
   void BeginForward();
   // Completes every reduction in order, runs their hooks, and waits until no peer reads any buffer or shard
   // of this rank. Afterwards gradients may be read and shards written. Due after the last backward before
   // shards are written, and after anything else that gathers. REQUIRES: all groups are resharded.
   absl::Status FinishBackward();
-  // Waits until no peer reads an image, or a shard through a gather; returns early if the engine has failed.
+  // Waits until no peer reads an image, or a shard through a gather. Returns early after a failure, which the
+  // state keeps.
   void AwaitReleases();
   // Forgets everything under way and resets the engine. The owner of the groups must reshard them.
   absl::Status ResetAfterError();

@@ -1,7 +1,8 @@
 // Process groups of a sharded model and the lanes on which their collectives run.
 //
 // Each kind of collective has lanes of its own, so that the all-reduce of one parameter group overlaps the
-// reduce-scatter of the next. Every function submits one operation and counts it.
+// reduce-scatter of the next. A function that starts a collective submits one operation, and counts
+// all-gathers, reduce-scatters and all-reduces.
 //
 // Thread safety: none.
 // Collective: Create, by all ranks of the engine; the rest, by all ranks of the named group, in one order.
@@ -60,8 +61,9 @@ class PipelineLanes {
   // Lane of the next all-gather over a bucket's replicas. REQUIRES: shards_optimizer_over_replicas().
   LaneId NextUpdateLane(int bucket) { return update_lanes_[static_cast<size_t>(bucket)].Next(); }
 
-  // Starts an all-gather over `request.group`, which must be shard_group() or regather_group() by reference:
-  // by `custom` if it is set, else by the engine. `after`: for the engine's all-gather only.
+  // Starts an all-gather over `request.group`: by `custom` if it is set, else by the engine. `after`: for the
+  // engine's all-gather only. An error of `custom` fails the context.
+  // REQUIRES: `request.group` refers to shard_group() or regather_group() of this object, not to a copy.
   absl::StatusOr<Transfer> AllGather(const AllGatherRequest& request, const CustomAllGather& custom = nullptr,
                                      const Work* after = nullptr);
   // Starts an all-gather over the shard group into an image that its ranks of this node share.
@@ -70,7 +72,8 @@ class PipelineLanes {
   // all-gathers before it get an error instead of waiting for each other.
   Work BarrierAfterAllGathers(const std::string& label, const Work* after = nullptr);
 
-  // Starts a reduce-scatter over the shard group, by `custom` if it is set.
+  // Starts a reduce-scatter over the shard group, by `custom` if it is set, else by the engine. The caller
+  // must fail the context if `custom` fails.
   absl::StatusOr<Transfer> ReduceScatter(const ReduceScatterRequest& request,
                                          const CustomReduceScatter& custom);
   // Starts an all-reduce, in place, over the replicas of a bucket.
@@ -93,7 +96,8 @@ class PipelineLanes {
                                 ReduceOp op);
   static constexpr size_t kScalarBytes = 512;
 
-  // Starts all lanes anew, on all ranks, after CommEngine::ResetAfterError.
+  // Restarts the round-robin order and the numbering of submissions, after CommEngine::ResetAfterError.
+  // Collective: all ranks of the engine.
   void Restart();
 
  private:

@@ -36,8 +36,8 @@ class PipelineMemory {
   absl::StatusOr<Buffer> AcquireGradients(size_t bytes);
   absl::StatusOr<Buffer> AcquireShard(size_t bytes);
 
-  // Frees an image as soon as the all-gather that filled it is released. `image` may be empty: then only the
-  // all-gather is kept until its release.
+  // Frees an image when the all-gather that filled it is released; at once if `gather` is invalid. `image`
+  // may be empty: then only the all-gather is kept until its release.
   void Retire(Transfer gather, Buffer image);
   // Frees the retired images whose all-gathers are released; does not wait.
   absl::Status FreeReleasedImages();
@@ -50,7 +50,8 @@ class PipelineMemory {
   // Null unless the ranks of a node share images.
   ImageRegion* image_region() { return region_.get(); }
 
-  // Counts this rank's shards that lie in blocks shared with other ranks; negative when they are given up.
+  // Counts bytes of this rank's shards in blocks that it shares with other ranks; negative when they are
+  // freed.
   void CountResident(int64_t bytes) { resident_bytes_ += static_cast<size_t>(bytes); }
   void CountUnsharedImage() { ++state_.counters().unshared_images; }
 

@@ -11,8 +11,8 @@ void StepEpochs::EndWriting() {
   written_ = std::make_shared<Work>(lanes_.BarrierAfterAllGathers("shards written"));
 }
 
-std::shared_ptr<Work> StepEpochs::AwaitableWriters(const std::string& group, uint64_t& seen_epoch,
-                                                   const Work* after) {
+std::shared_ptr<Work> StepEpochs::WrittenBarrier(const std::string& group, uint64_t& seen_epoch,
+                                                 const Work* after) {
   if (std::exchange(seen_epoch, epoch_) == epoch_) return nullptr;
   return written_ != nullptr ? written_ : std::make_shared<Work>(lanes_.BarrierAfterAllGathers(group, after));
 }

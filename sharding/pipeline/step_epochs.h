@@ -1,6 +1,7 @@
-// Epochs of a sharded model: an epoch lasts from one point at which shards may be written to the next.
+// Epochs of a sharded model. Each epoch begins when shards may be written, and ends when all reads of them
+// have finished.
 //
-// FinishBackward of the context ends an epoch. Casts of masters, updates of replicas and images in place are
+// CommContext::FinishBackward ends an epoch. Casts of masters, updates of replicas and images in place are
 // valid for the epoch in which they were made.
 //
 // Note [Shards in place]
@@ -10,15 +11,13 @@
 // Rule: two barriers of the shard group order each epoch. They are flags in node memory.
 //
 //   written   A rank submits it when it has written its range, and waits for it before it reads. A forward
-//   submits one
-//             for all groups; a rank waits for it only when it needs a group, so ranks do not wait for each
-//             other's forward. A group that is unsharded before the forward submits one for itself, so that
-//             it can be used while other groups are still being updated. Within an epoch a group needs no
-//             other. Where replicas share the optimizer, each group submits its own, after the gather of the
-//             other replicas' updates.
+//             submits one for all groups. A rank waits for it only when it needs a group, so ranks do not
+//             wait for each other's forward. A group that is unsharded before the forward submits one for
+//             itself, so that it can be used while other groups are still being updated. A group needs one
+//             such barrier in an epoch. Where replicas share the optimizer, each group submits its own,
+//             after the gather of the other replicas' updates.
 //   read      A rank submits it when it reads no shard any more in this epoch. FinishBackward waits for it,
-//   and only
-//             then shards may be written. REQUIRES: all groups are resharded.
+//             and only then shards may be written. REQUIRES: all groups are resharded.
 //
 // Why it suffices: a barrier is *ready* when all ranks have submitted it. A rank that sees a flag also sees
 // everything that the flag's rank wrote before it, so a late flag makes a rank wait and never lets it read
@@ -53,22 +52,26 @@ class StepEpochs {
   // Number of the present epoch, at least 1.
   uint64_t current() const { return epoch_; }
 
-  // Says that this rank has written all its shards in this epoch. Repeating it has no effect. In place only;
-  // where replicas share the optimizer, groups say so one by one, in AwaitableWriters.
+  // Submits the *written* barrier of all groups, once an epoch. Nothing happens if images are not in place,
+  // or if replicas share the optimizer: then WrittenBarrier submits one for each group. REQUIRES: this rank
+  // has written all its shards of this epoch.
   void EndWriting();
-  // The barrier that a reader of `group` must wait for; null if it needs none. `seen_epoch`: the last epoch
-  // in which this group asked. `after`: the work that writes this rank's range beside its owner, or null.
-  std::shared_ptr<Work> AwaitableWriters(const std::string& group, uint64_t& seen_epoch, const Work* after);
-  // Says that this rank reads no shard any more in this epoch. In place only.
+  // Returns the *written* barrier that a reader of `group` must wait for, and submits it if EndWriting has
+  // not. Null if the group has it already in this epoch. `seen_epoch`: epoch of the group's last call,
+  // updated here. `after`: the gather of updates that also writes this rank's range; null if there is none.
+  // REQUIRES: images are in place.
+  std::shared_ptr<Work> WrittenBarrier(const std::string& group, uint64_t& seen_epoch, const Work* after);
+  // Submits the *read* barrier, if images are in place. REQUIRES: this rank reads no shard any more in this
+  // epoch.
   void EndReading();
 
-  // Keeps a gather of updates until the end of the epoch, as long as groups may wait for it.
+  // Keeps a gather of updates until the end of the epoch, since groups may wait for it until then.
   Work* KeepUpdate(Work update) { return &updates_.emplace_back(std::move(update)); }
   // Waits until no peer reads a shard through a gather of updates.
   absl::Status AwaitUpdates();
 
-  // Ends the epoch: waits for its gathers of updates and until no rank reads shards any more. Then shards may
-  // be written. REQUIRES: EndReading.
+  // Ends the epoch: waits for its gathers of updates and, if images are in place, for the *read* barrier.
+  // Then shards may be written. REQUIRES: EndReading was called.
   absl::Status Finish();
 
   // Starts a new epoch after CommEngine::ResetAfterError.

@@ -16,7 +16,7 @@
 
 namespace weft {
 
-// What a caller says of a group.
+// Name, place and parameters of a group, as a client describes it.
 struct GroupMembers {
   std::string name;
   int parent = -1;  // Number of the group around it, which is lower than its own; -1 for the root group.
@@ -45,7 +45,7 @@ struct GroupSpec {
     return static_cast<size_t>(layout.gathered_elements()) * SizeOf(dtypes.param);
   }
   size_t image_bytes() const { return static_cast<size_t>(layout.image_elements()) * SizeOf(dtypes.param); }
-  // The part of a gathered buffer that `shard_rank` owns.
+  // First byte of the range of a gathered buffer that `shard_rank` owns.
   std::byte* RangeOf(int shard_rank, std::byte* gathered) const {
     return gathered + static_cast<size_t>(shard_rank) * shard_bytes(dtypes.param);
   }

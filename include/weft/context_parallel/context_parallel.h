@@ -55,14 +55,14 @@ struct AttentionSource {
 
 // Modules before and after an attention. REQUIRES: both numbers of heads are set if any source is. All other
 // members are optional.
-struct AttentionNeighbours {
+struct AttentionNeighbors {
   int64_t heads = 0;     // Query heads in the whole model, not per rank.
   int64_t kv_heads = 0;  // Divides `heads`.
   AttentionSource query;
   AttentionSource key;
   AttentionSource value;
-  Module* consumer =
-      nullptr;  // Module that takes the output. Its input gradient is allocated in node memory.
+  // Module that takes the output. Its input gradient is allocated in node memory.
+  Module* consumer = nullptr;
 };
 
 class ContextParallel {
@@ -83,7 +83,7 @@ class ContextParallel {
 
   // Splits one attention. Errors: kInvalidArgument, with the attention's name (it is split already; the mask
   // does not fit the scheme; a source is given but the heads are not, or kv_heads does not divide heads).
-  absl::Status Parallelize(Attention& attention, const AttentionNeighbours& neighbours = {});
+  absl::Status Parallelize(Attention& attention, const AttentionNeighbors& neighbors = {});
 
   const ProcessGroup& group() const;
   const ContextScheme& scheme() const;

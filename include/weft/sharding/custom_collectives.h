@@ -1,16 +1,15 @@
-// Functions of a caller that take part in the communication of parameter groups: all-gather, reduce-scatter,
-// and a hook on reduced gradients.
+// Custom collectives of parameter groups, which a caller supplies: all-gather, reduce-scatter, and a hook on
+// reduced gradients.
 //
-// A custom collective is started where the engine's would be submitted: on the thread that drives the model,
-// in program order, the same on all ranks. It is waited for at the same places. It is not called where
-// nothing is exchanged: in a group of one rank or without elements.
+// The model starts a custom collective where it would submit the engine's: on the thread that drives the
+// model, in program order, the same on all ranks. It waits where it would wait for the engine's. It calls no
+// custom collective for a group of one rank or without elements.
 //
 // Errors: an error from a start or a wait fails the model on all ranks. A wait must return when a peer has
-// failed; use
-//   a deadline if the transport cannot tell.
-// Lifetime: the buffers of a request stay valid until the collective is released; after a failure, node
-// memory stays
-//   valid until ShardedModel::ResetAfterError. Destroying a PendingCollective ends its use of the buffers.
+//   failed; use a deadline if the transport cannot detect that.
+// Lifetime: the buffers of a request stay valid until the collective is released. After a failure, node
+//   memory stays valid until ShardedModel::ResetAfterError. A destroyed PendingCollective must not use the
+//   buffers any more.
 #pragma once
 
 #include <cstdint>

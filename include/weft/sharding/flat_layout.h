@@ -15,11 +15,10 @@
 // of a shard. Frozen parameters follow; they have no gradients. Gradients need the front of each buffer only:
 //
 //   gradient image  the front of the image, up to the first frozen parameter;
-//   reduced part    kContiguous: the part of a shard that lies in the gradient image; this is all of it for
-//   the
-//                   first ranks and nothing for the last ones. kPerParameter: the front of a shard that
-//                   belongs to trainable parameters, the same for all ranks. The reduced parts end to end are
-//                   the input of the reduce-scatter.
+//   reduced part    kContiguous: the part of a shard that lies in the gradient image; the first ranks have
+//                   their whole shards in it, the last ones nothing. kPerParameter: the front of a shard that
+//                   belongs to trainable parameters, of equal length on all ranks. The reduced parts end to
+//                   end are the input of the reduce-scatter.
 //
 // Pure: every rank builds the same layout from the same arguments; nothing is allocated or sent.
 // Thread safety: a value.

@@ -169,6 +169,7 @@ class ShardedModel {
   absl::Status BeginWriting();
 
   Module& root() const { return root_; }
+  // The policy given to FullyShard, with its prefetch depth resolved. Setters do not change it.
   const ShardingPolicy& policy() const;
   // Where images lie, and why.
   const ResidencyChoice& residency() const;

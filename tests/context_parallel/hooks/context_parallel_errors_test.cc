@@ -76,7 +76,7 @@ TEST(ContextParallelErrors, NamesWhatAPassLacks) {
   });
 }
 
-TEST(ContextParallelErrors, RefusesWhatDoesNotFit) {
+TEST(ContextParallelErrors, RefusesArgumentsThatDoNotFit) {
   RunRanks(NodeMap::OneNode(4), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
     ToyModel model({});
@@ -94,12 +94,12 @@ TEST(ContextParallelErrors, RefusesWhatDoesNotFit) {
     EXPECT_EQ(flattened->group().size(), 4);
 
     Attention& attention = *model.block().attentions()[0];
-    AttentionNeighbours neighbours = model.block().Neighbours();
-    neighbours.kv_heads = 3;
-    EXPECT_THAT(flattened->Parallelize(attention, neighbours),
+    AttentionNeighbors neighbors = model.block().Neighbors();
+    neighbors.kv_heads = 3;
+    EXPECT_THAT(flattened->Parallelize(attention, neighbors),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("4 heads and 3")));
-    neighbours.heads = 0;
-    EXPECT_THAT(flattened->Parallelize(attention, neighbours),
+    neighbors.heads = 0;
+    EXPECT_THAT(flattened->Parallelize(attention, neighbors),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("0 heads")));
     WEFT_RETURN_IF_ERROR(flattened->Parallelize(attention));
     EXPECT_THAT(flattened->Parallelize(attention),
@@ -120,9 +120,9 @@ TEST(ContextParallelErrors, RefusesWhatDoesNotFit) {
 TEST(ContextParallelErrors, DetectsASourceWhoseOutputTheAttentionDoesNotTake) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const auto split, SplitModel::Make(bootstrap, {}, {}));
-    AttentionNeighbours neighbours = split->model().block().Neighbours();
-    neighbours.key.output = 2;  // The output of the values.
-    WEFT_RETURN_IF_ERROR(split->Parallelize(neighbours));
+    AttentionNeighbors neighbors = split->model().block().Neighbors();
+    neighbors.key.output = 2;  // The output of the values.
+    WEFT_RETURN_IF_ERROR(split->Parallelize(neighbors));
     const Pair pair;
     EXPECT_THAT(split->Pass(pair.x, pair.dy).status(),
                 StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("took another tensor")));

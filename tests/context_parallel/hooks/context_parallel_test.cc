@@ -90,7 +90,7 @@ TEST(ContextParallel, GivesTheSameBitsWhereverExchangesAreLaunched) {
   });
 }
 
-TEST(ContextParallel, HonoursTheScaleAndReturnsTheLseOfTheAttention) {
+TEST(ContextParallel, HonorsTheScaleAndReturnsTheLseOfTheAttention) {
   RunRanks(NodeMap::OneNode(3), [](Bootstrap& bootstrap) -> absl::Status {
     ToyBlockOptions options;
     options.scale = 1.5F;
@@ -105,10 +105,10 @@ TEST(ContextParallel, HonoursTheScaleAndReturnsTheLseOfTheAttention) {
 TEST(ContextParallel, LaunchesInTheAttentionIfNoSourceDoes) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const auto split, SplitModel::Make(bootstrap, {}, {}));
-    AttentionNeighbours neighbours = split->model().block().Neighbours();
-    neighbours.key = {};                     // Unknown.
-    neighbours.value.output = std::nullopt;  // The module has three outputs.
-    WEFT_RETURN_IF_ERROR(split->Parallelize(neighbours));
+    AttentionNeighbors neighbors = split->model().block().Neighbors();
+    neighbors.key = {};                     // Unknown.
+    neighbors.value.output = std::nullopt;  // The module has three outputs.
+    WEFT_RETURN_IF_ERROR(split->Parallelize(neighbors));
     const Pair pair;
     WEFT_RETURN_IF_ERROR(split->Pass(pair.x, pair.dy).status());
     EXPECT_EQ(split->context().counters().launched_by_sources, 1);
@@ -215,7 +215,7 @@ TEST(ContextParallel, SplitsOverTwoAxesOfAMesh) {
       ToyModel model({});
       WEFT_ASSIGN_OR_RETURN(const auto context, ContextParallel::Create(*fixture.engine, model.block(), mesh,
                                                                         {"outer", "inner"}, scheme));
-      WEFT_RETURN_IF_ERROR(context->Parallelize(*model.block().attentions()[0], model.block().Neighbours()));
+      WEFT_RETURN_IF_ERROR(context->Parallelize(*model.block().attentions()[0], model.block().Neighbors()));
       WEFT_ASSIGN_OR_RETURN(const SequenceLayout layout, SequenceLayout::Create({kTokens}, scheme.Split(4)));
       const int rank = context->group().group_rank;
       WEFT_ASSIGN_OR_RETURN(
@@ -239,7 +239,7 @@ TEST(ContextParallel, RestoresTheAttentionsWhenDestroyed) {
       WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, DeviceMesh::Create({{"context", 2}}, 2));
       WEFT_ASSIGN_OR_RETURN(const auto context,
                             ContextParallel::Create(*fixture.engine, model.block(), mesh, {"context"}, {}));
-      WEFT_RETURN_IF_ERROR(context->Parallelize(*model.block().attentions()[0], model.block().Neighbours()));
+      WEFT_RETURN_IF_ERROR(context->Parallelize(*model.block().attentions()[0], model.block().Neighbors()));
     }
     WEFT_ASSIGN_OR_RETURN(const PassResult after, model.Pass(nullptr, pair.x, pair.dy));
     EXPECT_TRUE(SameBits(before, after));

@@ -42,7 +42,7 @@ TEST(DimSplit, DerivesTheWholeFromAPart) {
   EXPECT_EQ(given.length(), 11);
 }
 
-TEST(DimSplit, RefusesWhatDoesNotFit) {
+TEST(DimSplit, RefusesSizesThatDoNotFit) {
   EXPECT_THAT(DimSplit::OfWhole({2, 3}, 2, 2).status(),
               Refused(AllOf(HasSubstr("dim 2"), HasSubstr("[2, 3]"), HasSubstr("from -2 to 1"))));
   EXPECT_THAT(DimSplit::OfWhole({2, 3}, -3, 2).status(), Refused(HasSubstr("dim -3")));

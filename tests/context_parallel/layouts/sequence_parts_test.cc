@@ -72,7 +72,7 @@ TEST(SequenceParts, ReadAndWriteStridedTensors) {
   EXPECT_THAT(Values(into.view()), ElementsAre(0, 0, 0, 0, 0, 0, 0, 0, 0, 9, 10, 11, 12, 13, 14));
 }
 
-TEST(SequenceParts, SaysWhatDoesNotFit) {
+TEST(SequenceParts, NamesTheMismatch) {
   const SequenceLayout layout = *SequenceLayout::Contiguous(5, 2);
   const Tensor whole = Counting({2, 5});
   EXPECT_THAT(ExtractPart(whole.view(), 0, layout, 0),

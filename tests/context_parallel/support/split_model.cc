@@ -129,9 +129,9 @@ absl::StatusOr<std::unique_ptr<SplitModel>> SplitModel::Make(Bootstrap& bootstra
   return split;
 }
 
-absl::Status SplitModel::Parallelize(const AttentionNeighbours& neighbours) {
+absl::Status SplitModel::Parallelize(const AttentionNeighbors& neighbors) {
   for (Attention* attention : model_->block().attentions()) {
-    WEFT_RETURN_IF_ERROR(context_->Parallelize(*attention, neighbours));
+    WEFT_RETURN_IF_ERROR(context_->Parallelize(*attention, neighbors));
   }
   return absl::OkStatus();
 }
@@ -186,7 +186,7 @@ absl::Status CheckAgainstOneRank(Bootstrap& bootstrap, const ContextScheme& sche
   const Tensor dy = SomeTensor(batch, tokens, options.dim, 2);
   WEFT_ASSIGN_OR_RETURN(const PassResult expected, ToyModel(options).Pass(nullptr, x, dy, calls));
   WEFT_ASSIGN_OR_RETURN(const auto split, SplitModel::Make(bootstrap, scheme, options));
-  WEFT_RETURN_IF_ERROR(split->Parallelize(split->model().block().Neighbours()));
+  WEFT_RETURN_IF_ERROR(split->Parallelize(split->model().block().Neighbors()));
   WEFT_ASSIGN_OR_RETURN(const PassResult result, split->Pass(x, dy, calls));
   const SequenceLayout layout = split->Layout(tokens);
   const std::string where = absl::StrCat(scheme.Describe(bootstrap.size()), ", ", tokens, " tokens: rank ",

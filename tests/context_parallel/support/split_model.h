@@ -58,7 +58,7 @@ class SplitModel {
   static absl::StatusOr<std::unique_ptr<SplitModel>> Make(Bootstrap& bootstrap, const ContextScheme& scheme,
                                                           const ToyBlockOptions& options);
   // Splits the block's attentions.
-  absl::Status Parallelize(const AttentionNeighbours& neighbours);
+  absl::Status Parallelize(const AttentionNeighbors& neighbors);
 
   Bootstrap& bootstrap() { return bootstrap_; }
   EngineFixture& fixture() { return fixture_; }
@@ -88,7 +88,7 @@ struct Pair {
 
 // Splits all attentions, with their sources.
 inline absl::Status SplitFromSources(SplitModel& split) {
-  return split.Parallelize(split.model().block().Neighbours());
+  return split.Parallelize(split.model().block().Neighbors());
 }
 
 // Schemes for `ranks` ranks, with every balance and rotation.

@@ -103,19 +103,19 @@ ToyBlock::ToyBlock(std::string name, const ToyBlockOptions& options)
                                               options.heads * options.value_dim, options.dim, kWeights));
 }
 
-AttentionNeighbours ToyBlock::Neighbours() const {
-  AttentionNeighbours neighbours;
-  neighbours.heads = options_.heads;
-  neighbours.kv_heads = options_.kv_heads;
-  AttentionSource* sources[] = {&neighbours.query, &neighbours.key, &neighbours.value};
+AttentionNeighbors ToyBlock::Neighbors() const {
+  AttentionNeighbors neighbors;
+  neighbors.heads = options_.heads;
+  neighbors.kv_heads = options_.kv_heads;
+  AttentionSource* sources[] = {&neighbors.query, &neighbors.key, &neighbors.value};
   for (size_t i = 0; i < projections_->parts().size(); ++i) {
     const ToyProjections::Part& part = projections_->parts()[i];
     sources[i]->module = part.module;
     if (options_.projections == Projections::kThreeOutputs) sources[i]->output = part.output_of_module;
     if (options_.projections == Projections::kOneOutput) sources[i]->features = part.features;
   }
-  neighbours.consumer = output_;
-  return neighbours;
+  neighbors.consumer = output_;
+  return neighbors;
 }
 
 absl::StatusOr<Tensors> ToyBlock::ForwardImpl(Invocation& invocation, const Tensors& inputs) {

@@ -67,8 +67,8 @@ class ToyBlock : public Module {
   const ToyBlockOptions& options() const { return options_; }
   ToyProjections& projections() const { return *projections_; }
   const std::vector<Attention*>& attentions() const { return attentions_; }
-  // Neighbours with the sources of q, k and v.
-  AttentionNeighbours Neighbours() const;
+  // Neighbors with the sources of q, k and v.
+  AttentionNeighbors Neighbors() const;
   // Called between the projections and attention in forward, with q, k and v.
   void SetBetween(std::function<absl::Status(Invocation&, const Tensors&)> between) {
     between_ = std::move(between);
