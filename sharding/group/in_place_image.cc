@@ -42,8 +42,8 @@ absl::StatusOr<bool> InPlaceImage::Gather(Priority) {
 
 absl::Status InPlaceImage::Await() {
   if (written_ == nullptr) return absl::OkStatus();
-  const absl::Status written = std::exchange(written_, nullptr)->Wait();
-  return written.ok() ? written : context_.state().Fail(written);
+  const std::shared_ptr<Work> written = std::exchange(written_, nullptr);
+  return context_.state().AwaitReady(*written);
 }
 
 void InPlaceImage::ResetAfterError() {

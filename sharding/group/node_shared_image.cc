@@ -54,8 +54,7 @@ absl::StatusOr<bool> NodeSharedImage::Gather(Priority priority) {
 
 absl::Status NodeSharedImage::Await() {
   WEFT_RETURN_IF_ERROR(updates_.Await());
-  const absl::Status ready = gather_.Wait();
-  return ready.ok() ? ready : context_.state().Fail(ready);
+  return context_.state().AwaitReady(gather_);
 }
 
 void NodeSharedImage::Drop() {

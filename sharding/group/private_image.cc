@@ -49,9 +49,9 @@ absl::StatusOr<Transfer> PrivateImage::GatherKeptParts(std::byte* gathered, Prio
   std::memcpy(own, kept_.data(), kept_bytes());
   context_.state().CountCopy(static_cast<int64_t>(kept_bytes()));
   kept_.Reset();
-  return context_.lanes().AllGather({group_.name(), neighbors, own, gathered, group_.dtypes.param,
-                                     group_.layout.gathered_elements(), priority},
-                                    all_gather_);
+  return context_.lanes().Regather({group_.name(), neighbors, own, gathered, group_.dtypes.param,
+                                    group_.layout.gathered_elements(), priority},
+                                   all_gather_);
 }
 
 size_t PrivateImage::kept_bytes() const {
@@ -68,7 +68,7 @@ const void* PrivateImage::PlaceOwnShard(std::byte* gathered) {
 absl::Status PrivateImage::Await() {
   WEFT_RETURN_IF_ERROR(updates_.Await());
   if (gather_.valid()) {
-    if (const absl::Status ready = gather_.Wait(); !ready.ok()) return context_.state().Fail(ready);
+    WEFT_RETURN_IF_ERROR(context_.state().AwaitReady(gather_));
   }
   if (group_.is_zero_copy()) return absl::OkStatus();
   // A shard group of one rank copies and casts straight out of its master.

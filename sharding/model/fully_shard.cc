@@ -60,10 +60,9 @@ void ShardedModel::SetReshardAfterBackward(bool reshard) {
 absl::StatusOr<int> ShardedModel::GroupOf(const Module& module) const {
   const auto found = std::find(modules_.begin(), modules_.end(), &module);
   if (found != modules_.end()) return static_cast<int>(found - modules_.begin());
-  return absl::InvalidArgumentError(
-      absl::StrCat("module '", module.name(), "' is no parameter group of the model sharded at '",
-                   groups_->group(GroupSchedule::kRoot).name(),
-                   "': name its root, or one of the blocks given to FullyShard"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "module '", module.name(), "' is no parameter group of the model sharded at '",
+      groups_->group(kRootGroup).name(), "': name its root, or one of the blocks given to FullyShard"));
 }
 
 absl::StatusOr<ParamGroup*> ShardedModel::ParamGroupOf(const Module& module) const {

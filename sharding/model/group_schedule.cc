@@ -80,7 +80,8 @@ absl::Status GroupSchedule::AfterUpdate(int group) {
 
 bool GroupSchedule::BeginsForward(int group) const {
   const std::vector<int> first = training_.First(1 + prefetch_depth_);
-  return group == kRoot || absl::c_linear_search(PrefetchesOf(forward_prefetch_, kRoot, first), group);
+  return group == kRootGroup ||
+         absl::c_linear_search(PrefetchesOf(forward_prefetch_, kRootGroup, first), group);
 }
 
 std::vector<int> GroupSchedule::PrefetchesOf(const PrefetchLists& chosen, int group,
@@ -89,15 +90,15 @@ std::vector<int> GroupSchedule::PrefetchesOf(const PrefetchLists& chosen, int gr
   return list != chosen.end() ? list->second : otherwise;
 }
 
-absl::Status GroupSchedule::BeforeForward(int group, const Pass& pass) {
-  if (group == kRoot) WEFT_RETURN_IF_ERROR(BeginForward(pass));
+absl::Status GroupSchedule::BeforeForward(int group, const SchedulePass& pass) {
+  if (group == kRootGroup) WEFT_RETURN_IF_ERROR(BeginForward(pass));
   ++ProgressOf(group).running;
   // A recompute begins the group's part of backward, unless it has begun.
   if (in_backward_ && std::exchange(ProgressOf(group).backward_begun, true)) return absl::OkStatus();
   return OnEvent(Begins(group));
 }
 
-absl::Status GroupSchedule::AfterForward(int group, const Pass& pass) {
+absl::Status GroupSchedule::AfterForward(int group, const SchedulePass& pass) {
   --ProgressOf(group).running;
   if (in_backward_) return absl::OkStatus();  // The group stays unsharded for its backward.
   if (pass.gradients) {
@@ -106,11 +107,11 @@ absl::Status GroupSchedule::AfterForward(int group, const Pass& pass) {
     ++calls[static_cast<size_t>(group)];
   }
   WEFT_RETURN_IF_ERROR(OnEvent(Ends(group)));
-  return group == kRoot ? FinishForward(pass) : absl::OkStatus();
+  return group == kRootGroup ? FinishForward(pass) : absl::OkStatus();
 }
 
-absl::Status GroupSchedule::BeforeBackward(int group, const Pass& pass) {
-  if (group == kRoot) WEFT_RETURN_IF_ERROR(BeginBackward(pass));
+absl::Status GroupSchedule::BeforeBackward(int group, const SchedulePass& pass) {
+  if (group == kRootGroup) WEFT_RETURN_IF_ERROR(BeginBackward(pass));
   ++ProgressOf(group).running;
   if (!std::exchange(ProgressOf(group).backward_begun, true)) WEFT_RETURN_IF_ERROR(OnEvent(Begins(group)));
   return GroupAt(group).PrepareGradients();
@@ -124,7 +125,7 @@ absl::Status GroupSchedule::AfterBackward(int group) {
   return OnEvent(Ends(group));
 }
 
-absl::Status GroupSchedule::BeginForward(const Pass& pass) {
+absl::Status GroupSchedule::BeginForward(const SchedulePass& pass) {
   for (const auto& group : groups_) WEFT_RETURN_IF_ERROR(group->EndWriting());
   context_.BeginForward();
   pass_ = pass.gradients ? &training_ : &evaluation_;
@@ -140,7 +141,7 @@ absl::Status GroupSchedule::BeginForward(const Pass& pass) {
   return absl::OkStatus();
 }
 
-absl::Status GroupSchedule::FinishForward(const Pass& pass) {
+absl::Status GroupSchedule::FinishForward(const SchedulePass& pass) {
   WEFT_RETURN_IF_ERROR(AgreeOnOrder());
   if (!backward_.settled()) backward_ = ExecutionOrder(Reversed(training_.expected()));
   if (pass.gradients) return absl::OkStatus();
@@ -149,11 +150,11 @@ absl::Status GroupSchedule::FinishForward(const Pass& pass) {
   return context_.FinishBackward();
 }
 
-absl::Status GroupSchedule::BeginBackward(const Pass& pass) {
+absl::Status GroupSchedule::BeginBackward(const SchedulePass& pass) {
   const auto calls = calls_.find(pass.id);
   if (calls == calls_.end()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("backward of '", GroupAt(kRoot).name(), "' without a forward of the same invocation"));
+    return absl::FailedPreconditionError(absl::StrCat("backward of '", GroupAt(kRootGroup).name(),
+                                                      "' without a forward of the same invocation"));
   }
   pass_ = &backward_;
   pass_->Begin();
@@ -165,7 +166,7 @@ absl::Status GroupSchedule::BeginBackward(const Pass& pass) {
   return absl::OkStatus();
 }
 
-absl::Status GroupSchedule::FinishBackward(const Pass& pass) {
+absl::Status GroupSchedule::FinishBackward(const SchedulePass& pass) {
   calls_.erase(pass.id);
   in_backward_ = false;
   keeps_groups_ = !switches_.reshard_after_backward;
@@ -200,7 +201,7 @@ absl::Status GroupSchedule::EndForwardOf(int group) {
 }
 
 bool GroupSchedule::ReshardsAfterForward(int group) const {
-  if (group == kRoot) return reshards_root_after_forward_;
+  if (group == kRootGroup) return reshards_root_after_forward_;
   return switches_.reshard_after_forward && !StaysUnsharded(group);
 }
 

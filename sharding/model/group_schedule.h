@@ -30,6 +30,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include <absl/container/flat_hash_map.h>
@@ -48,7 +49,7 @@ namespace weft {
 
 // One forward and the backward that follows it. An id is unique among the passes that have not finished
 // backward; the id of an abandoned pass may be used again.
-struct Pass {
+struct SchedulePass {
   uintptr_t id;
   bool gradients;  // Whether a backward follows.
 };
@@ -65,7 +66,6 @@ struct ScheduleSwitches {
 
 class GroupSchedule {
  public:
-  static constexpr int kRoot = 0;
   using Groups = absl::Span<const std::unique_ptr<ParamGroup>>;
 
   // `module_order`: ModuleOrder of the groups.
@@ -73,13 +73,13 @@ class GroupSchedule {
                 std::vector<PassEvent> module_order, const ShardingPolicy& policy, Residency residency);
 
   // The root's BeforeForward begins a pass. A forward inside a backward recomputes activations.
-  absl::Status BeforeForward(int group, const Pass& pass);
-  absl::Status AfterForward(int group, const Pass& pass);
+  absl::Status BeforeForward(int group, const SchedulePass& pass);
+  absl::Status AfterForward(int group, const SchedulePass& pass);
   // Errors: kFailedPrecondition (a backward of the root without a forward of the same pass).
-  absl::Status BeforeBackward(int group, const Pass& pass);
+  absl::Status BeforeBackward(int group, const SchedulePass& pass);
   absl::Status AfterBackward(int group);
   // Due after the root's AfterBackward. Waits for the reductions if `is_last_backward`.
-  absl::Status FinishBackward(const Pass& pass);
+  absl::Status FinishBackward(const SchedulePass& pass);
 
   // Shares a group's update with other ranks, and gathers the group if the next forward begins with it.
   absl::Status AfterUpdate(int group);
@@ -113,9 +113,9 @@ class GroupSchedule {
     int pending_backward = 0;     // Forward calls of this pass whose backward has not run.
   };
 
-  absl::Status BeginForward(const Pass& pass);
-  absl::Status BeginBackward(const Pass& pass);
-  absl::Status FinishForward(const Pass& pass);
+  absl::Status BeginForward(const SchedulePass& pass);
+  absl::Status BeginBackward(const SchedulePass& pass);
+  absl::Status FinishForward(const SchedulePass& pass);
 
   // Runs an event of a group, after the events that this rank has skipped before it.
   absl::Status OnEvent(PassEvent event);

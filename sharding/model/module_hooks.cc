@@ -5,7 +5,7 @@
 namespace weft {
 namespace {
 
-Pass PassOf(const Invocation& invocation) {
+SchedulePass PassOf(const Invocation& invocation) {
   return {reinterpret_cast<uintptr_t>(&invocation), invocation.gradients()};
 }
 
@@ -16,7 +16,7 @@ ModuleHooks::ModuleHooks(ShardedGroups& groups, absl::Span<Module* const> module
     Register(group, *modules[static_cast<size_t>(group)]);
   }
   // Peers must also learn of failures between the hooks, such as those of a layer.
-  Module& root = *modules[GroupSchedule::kRoot];
+  Module& root = *modules[kRootGroup];
   registered_.emplace_back(&root, root.AddErrorHook([this](Module&, const absl::Status& error) {
     groups_.context().state().Stop(error);
   }));
@@ -28,23 +28,25 @@ ModuleHooks::~ModuleHooks() {
 
 void ModuleHooks::Register(int group, Module& module) {
   GroupSchedule& schedule = groups_.schedule();
-  registered_.emplace_back(&module, module.AddForwardPreHook(Guarded(
-                                        "before forward", group, [&schedule, group](const Pass& pass) {
-                                          return schedule.BeforeForward(group, pass);
-                                        })));
-  registered_.emplace_back(&module, module.AddForwardPostHook(
-                                        Guarded("after forward", group, [&schedule, group](const Pass& pass) {
+  registered_.emplace_back(
+      &module,
+      module.AddForwardPreHook(Guarded("before forward", group, [&schedule, group](const SchedulePass& pass) {
+        return schedule.BeforeForward(group, pass);
+      })));
+  registered_.emplace_back(&module, module.AddForwardPostHook(Guarded(
+                                        "after forward", group, [&schedule, group](const SchedulePass& pass) {
                                           return schedule.AfterForward(group, pass);
                                         })));
-  registered_.emplace_back(&module, module.AddBackwardPreHook(Guarded(
-                                        "before backward", group, [&schedule, group](const Pass& pass) {
-                                          return schedule.BeforeBackward(group, pass);
-                                        })));
   registered_.emplace_back(
-      &module, module.AddBackwardPostHook(
-                   Guarded("after backward", group, [&schedule, group](const Pass& pass) -> absl::Status {
+      &module, module.AddBackwardPreHook(
+                   Guarded("before backward", group, [&schedule, group](const SchedulePass& pass) {
+                     return schedule.BeforeBackward(group, pass);
+                   })));
+  registered_.emplace_back(
+      &module, module.AddBackwardPostHook(Guarded(
+                   "after backward", group, [&schedule, group](const SchedulePass& pass) -> absl::Status {
                      WEFT_RETURN_IF_ERROR(schedule.AfterBackward(group));
-                     return group == GroupSchedule::kRoot ? schedule.FinishBackward(pass) : absl::OkStatus();
+                     return group == kRootGroup ? schedule.FinishBackward(pass) : absl::OkStatus();
                    })));
 }
 

@@ -11,6 +11,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <absl/status/status.h>
@@ -21,7 +22,10 @@
 #include "sharding/model/group_schedule.h"
 #include "sharding/model/model_scalars.h"
 #include "weft/mesh/device_mesh.h"
-#include "weft/sharding/fully_shard.h"
+#include "weft/sharding/gradient_norm.h"
+#include "weft/sharding/policy.h"
+#include "weft/sharding/residency.h"
+#include "weft/sharding/shard_view.h"
 
 namespace weft {
 

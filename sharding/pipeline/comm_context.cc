@@ -11,9 +11,8 @@ absl::StatusOr<std::unique_ptr<CommContext>> CommContext::Create(CommEngine& eng
                                                                  const Options& options) {
   auto state = std::make_unique<PipelineState>(engine);
   auto memory = std::make_unique<PipelineMemory>(*state);
-  WEFT_ASSIGN_OR_RETURN(Buffer scalars, memory->AcquireShard(PipelineLanes::kScalarBytes));
   WEFT_ASSIGN_OR_RETURN(PipelineLanes lanes,
-                        PipelineLanes::Create(*state, std::move(scalars), std::move(shard_group),
+                        PipelineLanes::Create(*state, *memory, std::move(shard_group),
                                               std::move(replicate_groups), options.lanes));
   return std::unique_ptr<CommContext>(
       new CommContext(std::move(state), std::move(memory), std::move(lanes), options));

@@ -27,21 +27,21 @@ absl::StatusOr<ProcessGroup> RegatherGroup(const ProcessGroup& shard_group, int 
 
 }  // namespace
 
-absl::StatusOr<PipelineLanes> PipelineLanes::Create(PipelineState& state, Buffer scalars,
+absl::StatusOr<PipelineLanes> PipelineLanes::Create(PipelineState& state, PipelineMemory& memory,
                                                     ProcessGroup shard_group,
                                                     std::vector<ProcessGroup> replicate_groups,
                                                     const Options& options) {
-  PipelineLanes lanes(state, std::move(scalars), std::move(shard_group), std::move(replicate_groups),
-                      options);
+  PipelineLanes lanes(state, std::move(shard_group), std::move(replicate_groups), options);
   WEFT_ASSIGN_OR_RETURN(lanes.regather_group_, RegatherGroup(lanes.shard_group_, options.regather_size));
   WEFT_RETURN_IF_ERROR(lanes.AddLanes());
+  // After the lanes: ranks that run out of memory here have added as many as their peers.
+  WEFT_ASSIGN_OR_RETURN(lanes.scalars_, memory.AcquireShard(kScalarBytes));
   return lanes;
 }
 
-PipelineLanes::PipelineLanes(PipelineState& state, Buffer scalars, ProcessGroup shard_group,
+PipelineLanes::PipelineLanes(PipelineState& state, ProcessGroup shard_group,
                              std::vector<ProcessGroup> replicate_groups, const Options& options)
     : state_(state),
-      scalars_(std::move(scalars)),
       shard_group_(std::move(shard_group)),
       replicate_groups_(std::move(replicate_groups)),
       options_(options) {}
@@ -96,6 +96,17 @@ std::vector<ReplicaSlice> PipelineLanes::SlicesOf(const FlatLayout& layout, DTyp
 
 absl::StatusOr<Transfer> PipelineLanes::AllGather(const AllGatherRequest& request,
                                                   const CustomAllGather& custom, const Work* after) {
+  return SubmitAllGather(all_gather_lanes_, request, custom, after);
+}
+
+absl::StatusOr<Transfer> PipelineLanes::Regather(const AllGatherRequest& request,
+                                                 const CustomAllGather& custom) {
+  return SubmitAllGather(regather_lanes_, request, custom, nullptr);
+}
+
+absl::StatusOr<Transfer> PipelineLanes::SubmitAllGather(LaneRoundRobin& lanes,
+                                                        const AllGatherRequest& request,
+                                                        const CustomAllGather& custom, const Work* after) {
   WEFT_RETURN_IF_ERROR(state_.status());
   ++state_.counters().all_gathers;
   if (custom) {
@@ -105,8 +116,7 @@ absl::StatusOr<Transfer> PipelineLanes::AllGather(const AllGatherRequest& reques
     }
     return Transfer(*std::move(started));
   }
-  const LaneId lane = (&request.group == &regather_group_ ? regather_lanes_ : all_gather_lanes_).Next();
-  return Transfer(state_.engine().AllGather(lane, request.part, request.gathered, request.dtype,
+  return Transfer(state_.engine().AllGather(lanes.Next(), request.part, request.gathered, request.dtype,
                                             request.gathered_elements, {},
                                             DataOptions(request.label, request.priority), after));
 }

@@ -20,6 +20,7 @@
 #include <absl/types/span.h>
 
 #include "sharding/pipeline/lane_round_robin.h"
+#include "sharding/pipeline/pipeline_memory.h"
 #include "sharding/pipeline/pipeline_state.h"
 #include "sharding/pipeline/transfer.h"
 #include "sharding/plan/replica_slices.h"
@@ -42,7 +43,8 @@ class PipelineLanes {
   // `replicate_groups`: one for each replicate bucket; a bucket whose group has one rank is only
   // reduce-scattered. Errors: kInvalidArgument (a regather size that does not divide the shard group, or is
   // 1). `scalars`: node memory of kScalarBytes for AllReduceScalars.
-  static absl::StatusOr<PipelineLanes> Create(PipelineState& state, Buffer scalars, ProcessGroup shard_group,
+  static absl::StatusOr<PipelineLanes> Create(PipelineState& state, PipelineMemory& memory,
+                                              ProcessGroup shard_group,
                                               std::vector<ProcessGroup> replicate_groups,
                                               const Options& options);
 
@@ -61,11 +63,12 @@ class PipelineLanes {
   // Lane of the next all-gather over a bucket's replicas. REQUIRES: shards_optimizer_over_replicas().
   LaneId NextUpdateLane(int bucket) { return update_lanes_[static_cast<size_t>(bucket)].Next(); }
 
-  // Starts an all-gather over `request.group`: by `custom` if it is set, else by the engine. `after`: for the
-  // engine's all-gather only. An error of `custom` fails the context.
-  // REQUIRES: `request.group` refers to shard_group() or regather_group() of this object, not to a copy.
+  // Starts an all-gather over the shard group: by `custom` if it is set, else by the engine. `after`: for the
+  // engine's all-gather only. REQUIRES: request.group is the shard group.
   absl::StatusOr<Transfer> AllGather(const AllGatherRequest& request, const CustomAllGather& custom = nullptr,
                                      const Work* after = nullptr);
+  // The same over the regather group. REQUIRES: request.group is the regather group.
+  absl::StatusOr<Transfer> Regather(const AllGatherRequest& request, const CustomAllGather& custom = nullptr);
   // Starts an all-gather over the shard group into an image that its ranks of this node share.
   absl::StatusOr<Transfer> AllGatherShared(const AllGatherRequest& request, const Work* after);
   // Submits a barrier to the lanes of all-gathers. Ranks of the shard group that have submitted different
@@ -101,15 +104,17 @@ class PipelineLanes {
   void Restart();
 
  private:
-  PipelineLanes(PipelineState& state, Buffer scalars, ProcessGroup shard_group,
-                std::vector<ProcessGroup> replicate_groups, const Options& options);
+  PipelineLanes(PipelineState& state, ProcessGroup shard_group, std::vector<ProcessGroup> replicate_groups,
+                const Options& options);
   absl::Status AddLanes();
+  absl::StatusOr<Transfer> SubmitAllGather(LaneRoundRobin& lanes, const AllGatherRequest& request,
+                                           const CustomAllGather& custom, const Work* after);
   OpOptions ControlOptions(const std::string& label, Priority priority);
   // Options of operations that move weights, gradients or updates.
   OpOptions DataOptions(const std::string& label, Priority priority);
 
   PipelineState& state_;
-  Buffer scalars_;
+  Buffer scalars_;  // Node memory of AllReduceScalars.
   ProcessGroup shard_group_, regather_group_;
   std::vector<ProcessGroup> replicate_groups_;  // By bucket.
   Options options_;

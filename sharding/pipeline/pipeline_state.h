@@ -30,6 +30,12 @@ class PipelineState {
   // After CommEngine::ResetAfterError.
   void ClearFailure() { status_ = absl::OkStatus(); }
 
+  // Waits until a Work or Transfer is ready. Errors: its failure, which is recorded.
+  template <typename Pending>
+  absl::Status AwaitReady(Pending& pending) {
+    const absl::Status ready = pending.Wait();
+    return ready.ok() ? ready : Fail(ready);
+  }
   // Waits until a Work or Transfer is released. Errors: its failure, which is recorded.
   template <typename Pending>
   absl::Status AwaitRelease(Pending& pending) {

@@ -118,9 +118,7 @@ absl::Status ReductionQueue::ContinueThrough(int64_t number) {
 absl::Status ReductionQueue::Continue(Entry& entry) {
   Reduction& reduction = entry.reduction;
   GradientSums& sums = *reduction.sums;
-  if (entry.reduce_scatter.valid()) {
-    if (const absl::Status ready = entry.reduce_scatter.Wait(); !ready.ok()) return state_.Fail(ready);
-  }
+  if (entry.reduce_scatter.valid()) WEFT_RETURN_IF_ERROR(state_.AwaitReady(entry.reduce_scatter));
   entry.is_continued = true;
   const int64_t elements = OwnElements(reduction);
   if (reduction.scope == ReduceScope::kShard) {

@@ -41,9 +41,7 @@ void ReplicaUpdates::AllocateBase() {
 absl::Status ReplicaUpdates::Await() {
   // FinishBackward has waited for the gathers of earlier epochs.
   Work* pending = is_current() ? std::exchange(last_, nullptr) : nullptr;
-  if (pending == nullptr) return absl::OkStatus();
-  const absl::Status ready = pending->Wait();
-  return ready.ok() ? ready : context_.state().Fail(ready);
+  return pending == nullptr ? absl::OkStatus() : context_.state().AwaitReady(*pending);
 }
 
 }  // namespace weft

@@ -28,9 +28,7 @@ absl::Status StepEpochs::AwaitUpdates() {
 
 absl::Status StepEpochs::Finish() {
   WEFT_RETURN_IF_ERROR(AwaitUpdates());
-  if (in_place_) {
-    if (const absl::Status read = read_.Wait(); !read.ok()) return state_.Fail(read);
-  }
+  if (in_place_) WEFT_RETURN_IF_ERROR(state_.AwaitReady(read_));
   Start();
   return absl::OkStatus();
 }

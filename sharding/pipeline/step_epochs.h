@@ -35,6 +35,7 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include <absl/status/status.h>
 

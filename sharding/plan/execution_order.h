@@ -27,6 +27,9 @@
 
 namespace weft {
 
+// Number of the root group, which contains all others.
+constexpr int kRootGroup = 0;
+
 // Begin or end of a group: of its forward, or of its backward including the recompute before it.
 struct PassEvent {
   enum class Kind : uint8_t { kBegin, kEnd };

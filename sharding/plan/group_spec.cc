@@ -11,8 +11,6 @@
 namespace weft {
 namespace {
 
-using Parameters = std::vector<std::shared_ptr<Parameter>>;
-
 constexpr int64_t kAlignmentBytes = 64;
 
 // Offsets are the same in the buffers of every dtype, so the smallest dtype decides.

@@ -9,8 +9,6 @@
 namespace weft {
 namespace {
 
-constexpr int kRoot = 0;
-
 // Allocates and frees ranges in the order in which the schedule gathers and reshards.
 class RegionSimulation {
  public:
@@ -25,7 +23,7 @@ class RegionSimulation {
   void Train(absl::Span<const PassEvent> order) {
     const ExecutionOrder backward(Reversed(order));
     const auto reshards = [&](int group, const ExecutionOrder& forward) {
-      if (group == kRoot) return policy_.reshard_root_after_forward;
+      if (group == kRootGroup) return policy_.reshard_root_after_forward;
       return policy_.reshard_after_forward &&
              !StaysUnshardedForBackward(forward, backward, group, policy_.PrefetchDepth());
     };

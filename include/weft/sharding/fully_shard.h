@@ -38,7 +38,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -52,6 +51,7 @@
 #include "weft/nn/module.h"
 #include "weft/sharding/counters.h"
 #include "weft/sharding/custom_collectives.h"
+#include "weft/sharding/gradient_norm.h"
 #include "weft/sharding/policy.h"
 #include "weft/sharding/residency.h"
 #include "weft/sharding/schedule_event.h"
@@ -63,15 +63,6 @@ class BoundaryCasts;
 class ModuleHooks;
 class ParamGroup;
 class ShardedGroups;
-
-using ShardUpdate = std::function<absl::Status(absl::Span<const ShardView> shards)>;
-
-enum class NormType : uint8_t { kOne, kTwo, kInfinity };
-
-struct GradientNorm {
-  double norm;   // Of all parameters, before clipping; infinite if a gradient is not finite.
-  float factor;  // Multiply gradients by this: ClipFactor(norm, max_norm).
-};
 
 // Handle of a gather that ShardedModel::Unshard started.
 //

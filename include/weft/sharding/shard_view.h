@@ -24,6 +24,9 @@ struct ShardView {
   int64_t elements() const { return piece.elements(); }
 };
 
+// Updates shards, for example an optimizer's step over them.
+using ShardUpdate = std::function<absl::Status(absl::Span<const ShardView> shards)>;
+
 // Writes elements [start, start + count) of a parameter, row-major, to `out` in fp32. A sharded model
 // requests only the elements that its rank owns.
 using ShardLoader =
