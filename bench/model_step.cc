@@ -157,7 +157,7 @@ class ModelStep {
     for (const auto& parameter : net_->AllParameters()) {
       sum += SumSquares(parameter->grad.As<float>(), parameter->elements());
     }
-    return NormOf(sum);
+    return TwoNormOf(sum);
   }
 
   void Update(float factor) {

@@ -1,4 +1,4 @@
-// Timing helpers, and an interleaved comparison of two implementations.
+// Timing helpers, and the interleaved comparison of weft with Eigen.
 #pragma once
 
 #include <algorithm>

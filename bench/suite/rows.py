@@ -19,7 +19,7 @@ class Goal:
 
     others: tuple[str, ...]
     at_least: float
-    says: str  # The ratio, in words.
+    says: str  # The ratio, for the table.
 
 
 @dataclass(frozen=True)

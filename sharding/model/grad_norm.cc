@@ -42,7 +42,7 @@ absl::StatusOr<double> NormOfParts(const std::vector<Gradients>& parts, NormType
   }
   WEFT_RETURN_IF_ERROR(scalars.AllReduce("grad_norm.sum", sum.numbers.data(), DType::kI64,
                                          std::ssize(sum.numbers), ReduceOp::kSum));
-  return type == NormType::kOne ? OneNormOf(sum) : NormOf(sum);
+  return type == NormType::kOne ? OneNormOf(sum) : TwoNormOf(sum);
 }
 
 }  // namespace

@@ -14,7 +14,7 @@ namespace {
 constexpr char kFolder[] = "/sys/devices/system/cpu/cpu0/cache";
 constexpr int kAnyLevel = 9;
 
-// The first word of a file; empty if there is none.
+// The first word of a file; empty if there is no file or no word.
 std::string WordIn(const std::string& path) {
   std::ifstream file(path);
   std::string word;

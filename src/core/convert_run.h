@@ -1,4 +1,5 @@
 // Kernels for the innermost loop of a copy: one run of elements with constant strides, converted and scaled.
+// (ConvertRun itself is in strided_copy.h.)
 #pragma once
 
 #include <cstddef>

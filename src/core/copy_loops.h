@@ -1,4 +1,4 @@
-// The loop nest that CopyPlan and RangeCopy share.
+// Loop nest over a source and a target layout: the common part of CopyPlan and RangeCopy.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Interface of a threading backend, beside the thread count in parallel.h. CMake chooses the backend's source
-// file.
+// Interface of a threading backend: runs a fixed number of calls on several threads. A backend also
+// implements SetThreadCount and ThreadCount of parallel.h. CMake chooses its source file.
 #pragma once
 
 #include <absl/functional/function_ref.h>

@@ -14,7 +14,7 @@ namespace weft {
 
 namespace {
 
-constexpr int kPoison = 0xFF;
+constexpr int kPoison = 0xFF;  // All bits set: NaN in every floating-point dtype.
 
 }  // namespace
 

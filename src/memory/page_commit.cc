@@ -14,8 +14,8 @@
 namespace weft::internal {
 namespace {
 
-// Bytes that are committed at once. Small compared with the allocations of modules; large enough that the
-// cost of the system call does not matter.
+// Bytes that are committed at once. Small compared with the blocks of a heap; large enough that the cost of
+// the system call does not matter.
 constexpr size_t kChunkBytes = size_t{256} << 10;
 
 // Writes to each page without changing its contents: the page may hold bytes of an adjacent segment.

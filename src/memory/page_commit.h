@@ -1,4 +1,4 @@
-// Commits the pages of a lazily mapped segment, chunk by chunk.
+// Record of the committed pages of a lazily mapped segment; commits the missing ones, chunk by chunk.
 //
 // A lack of memory is thereby an error of Commit and not a SIGBUS at a later write.
 //

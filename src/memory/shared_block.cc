@@ -96,9 +96,8 @@ absl::Status CheckRequestsMatch(const Bootstrap& bootstrap, absl::Span<const Sha
   return absl::OkStatus();
 }
 
-// The owner of each block: the holder in whose segment the fewest bytes lie so far, for this set of holders;
-// among equal ones, the lowest rank. All holders compute the same owner, because they request the same blocks
-// for a set of holders.
+// The owner of each block: the holder that owns the fewest bytes of this set of holders so far; of several,
+// the lowest rank. All holders compute the same owners, as they request the same blocks in the same order.
 std::vector<int> ChooseOwners(absl::Span<const SharedBlockRequest> requests) {
   std::map<std::vector<int>, std::map<int, uint64_t>> filled_by;  // Holders to bytes per holder.
   std::vector<int> owners;
@@ -148,7 +147,7 @@ SharedBlock::SharedBlock(SharedBlock&& other) noexcept
 
 SharedBlock& SharedBlock::operator=(SharedBlock&& other) noexcept {
   if (this == &other) return *this;
-  const SharedBlock gone(std::move(*this));
+  const SharedBlock released(std::move(*this));
   data_ = std::exchange(other.data_, nullptr);
   bytes_ = std::exchange(other.bytes_, 0);
   return *this;

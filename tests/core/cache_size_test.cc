@@ -17,7 +17,7 @@ void Describe(const TempFolder& folder, int index, const std::string& level, con
   folder.Write(cache + "size", size + "\n");
 }
 
-TEST(CacheBytesIn, IsOfTheLargestCacheForDataUpToTheLevel) {
+TEST(CacheBytesIn, GivesTheLargestDataCacheUpToTheLevel) {
   const TempFolder folder;
   Describe(folder, 0, "1", "Data", "32K");
   Describe(folder, 1, "1", "Instruction", "64K");
@@ -29,7 +29,7 @@ TEST(CacheBytesIn, IsOfTheLargestCacheForDataUpToTheLevel) {
   EXPECT_EQ(CacheBytesIn(folder.str(), 4), int64_t{36} << 20);
 }
 
-TEST(CacheBytesIn, IsZeroWhereNothingIsSaid) {
+TEST(CacheBytesIn, IsZeroWithoutAValidDescription) {
   const TempFolder folder;
   EXPECT_EQ(CacheBytesIn(folder.str(), 3), 0);
   Describe(folder, 0, "1", "Data", "");
@@ -38,7 +38,7 @@ TEST(CacheBytesIn, IsZeroWhereNothingIsSaid) {
   EXPECT_EQ(CacheBytesIn(folder.str(), 3), 0);
 }
 
-TEST(CacheBytes, OfTheLastLevelAreNoFewerThanACores) {
+TEST(CacheBytes, AreNotLessInTheLastLevelThanInACore) {
   EXPECT_GE(CoreCacheBytes(), int64_t{16} << 10);
   EXPECT_GE(LastLevelCacheBytes(), CoreCacheBytes());
 }

@@ -27,7 +27,7 @@ std::vector<float> MakeValues(size_t count, uint64_t seed, int exponent = 0) {
 }
 
 double NormInOnePiece(const std::vector<float>& values) {
-  return NormOf(SumSquares(values.data(), static_cast<int64_t>(values.size())));
+  return TwoNormOf(SumSquares(values.data(), static_cast<int64_t>(values.size())));
 }
 
 // Sums the values in pieces with random boundaries, as if each piece were on its own rank.
@@ -48,7 +48,7 @@ TEST(ReproducibleSum, GivesTheSameBitsForEveryPartitionAndOrder) {
     std::vector<float> values = MakeValues(count, count);
     const double norm = NormInOnePiece(values);
     for (uint64_t seed = 0; seed < 5; ++seed) {
-      EXPECT_EQ(NormOf(SumInPieces(values, seed)), norm) << count;
+      EXPECT_EQ(TwoNormOf(SumInPieces(values, seed)), norm) << count;
       std::shuffle(values.begin(), values.end(), std::mt19937_64(seed));
       EXPECT_EQ(NormInOnePiece(values), norm) << count;
     }
@@ -115,7 +115,7 @@ TEST(ReproducibleSum, AddsTheSumsOfManyRanksWithoutOverflow) {
   const std::vector<float> values(5000, std::nextafter(2.0F, 0.0F));
   ReproducibleSum sum = SumSquares(values.data(), 5000);
   for (int64_t& number : sum.numbers) number <<= 20;
-  EXPECT_NEAR(NormOf(sum), values[0] * std::sqrt(5000.0 * 0x1p20), 1e-8);
+  EXPECT_NEAR(TwoNormOf(sum), values[0] * std::sqrt(5000.0 * 0x1p20), 1e-8);
 }
 
 // Terms at the bounds of levels and on rounding ties between them, together with terms that are levels away.
@@ -129,7 +129,7 @@ TEST(ReproducibleSum, AddsSumsOfDifferentLevels) {
     for (const float value : values) exact += static_cast<double>(value) * value;
     EXPECT_NEAR(norm, std::sqrt(exact), std::sqrt(exact) * 0x1p-44) << exponent;
     for (uint64_t seed = 0; seed < 3; ++seed) {
-      EXPECT_EQ(NormOf(SumInPieces(values, seed)), norm) << exponent;
+      EXPECT_EQ(TwoNormOf(SumInPieces(values, seed)), norm) << exponent;
       std::vector<float> shuffled = values;
       std::shuffle(shuffled.begin(), shuffled.end(), std::mt19937_64(seed));
       EXPECT_EQ(NormInOnePiece(shuffled), norm) << exponent;
@@ -142,7 +142,7 @@ TEST(ReproducibleSum, IsInfiniteIfAnyValueIsNotFinite) {
     for (const size_t place : {0, 57, 40000, 69999}) {
       std::vector<float> values = MakeValues(70000, 3);
       values[place] = bad;
-      EXPECT_EQ(NormOf(SumInPieces(values, place)), static_cast<double>(kInfinity)) << place;
+      EXPECT_EQ(TwoNormOf(SumInPieces(values, place)), static_cast<double>(kInfinity)) << place;
       EXPECT_EQ(OneNormOf(SumMagnitudes(values.data(), 70000)), static_cast<double>(kInfinity)) << place;
     }
   }

@@ -105,8 +105,8 @@ absl::Status MemoryIsFreedAfterTheLastHolder(Bootstrap& bootstrap) {
 absl::Status AllRanksGetTheSameError(Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const auto heap, MakeHeap(bootstrap));
   const std::vector<int> node = NodeOf(bootstrap);
-  // Only the last rank fails: first its segment is too full, later it requests other blocks. All ranks get
-  // the error.
+  // Only the last rank fails: first because its segment is too full, then because it requests other blocks.
+  // All ranks get the error.
   const bool odd_one = bootstrap.rank() == bootstrap.size() - 1;
   WEFT_ASSIGN_OR_RETURN(std::byte * ballast, heap->Allocate(odd_one ? kSegmentBytes / 2 : 64));
   const std::vector<SharedBlockRequest> large(node.size(), {node, kSegmentBytes / 2 + 64});

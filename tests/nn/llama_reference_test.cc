@@ -91,7 +91,7 @@ Tensors MakeBatch(int64_t index, const Json& training, int64_t vocab_size) {
 double GradientNorm(const std::vector<std::shared_ptr<Parameter>>& parameters) {
   ReproducibleSum sum;
   for (const auto& p : parameters) sum += SumSquares(p->grad.As<float>(), p->elements());
-  return NormOf(sum);
+  return TwoNormOf(sum);
 }
 
 class LlamaReference : public ::testing::TestWithParam<std::string> {};

@@ -170,7 +170,9 @@ TEST(Module, PassesANonStdExceptionToErrorHooks) {
   shift.AddForwardPreHook([](Module&, Invocation&, Tensors&) -> absl::Status { throw 7; });
   Invocation invocation;
   EXPECT_THROW(static_cast<void>(shift.Forward(invocation, {Scalar(0.0F)})), int);
-  EXPECT_THAT(reports, ElementsAre("an exception escaped module 'shift', which is not a std::exception"));
+  EXPECT_THAT(
+      reports,
+      ElementsAre("an exception escaped module 'shift': its type is not derived from std::exception"));
 }
 
 TEST(Invocation, PopsSavesInReverseOrderOfTheCalls) {

@@ -13,8 +13,8 @@ namespace weft {
 
 enum class DType : uint8_t { kF32, kBF16, kF16, kI32, kI64 };
 
-// Storage formats: BF16 is truncated binary32 (1-8-7 bits), F16 is IEEE 754 binary16 (1-5-10 bits).
-// Arithmetic is done in float.
+// Storage formats (sign, exponent and mantissa bits): BF16 is the upper half of a binary32 (1-8-7), F16 is
+// IEEE 754 binary16 (1-5-10). Arithmetic is done in float.
 struct BF16 {
   uint16_t bits;
 };
@@ -91,6 +91,7 @@ std::string_view Name(DType dtype);
 // Errors: kInvalidArgument (lists the names).
 absl::StatusOr<DType> ParseDType(std::string_view name);
 
+// The DType of a C++ element type. Other types have an invalid value.
 template <typename T>
 inline constexpr DType kDTypeOf = DType{0xff};
 template <>

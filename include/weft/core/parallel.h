@@ -1,4 +1,4 @@
-// Parallel loops on the calling rank's own threads, by OpenMP. A build without OpenMP runs them on one
+// Parallel loops on the calling rank's own threads, with OpenMP. A build without OpenMP runs them on one
 // thread.
 //
 // Thread safety: any thread may call. Each calling thread has its own thread count, so that ranks that are

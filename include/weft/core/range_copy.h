@@ -1,4 +1,4 @@
-// Copy of any range of a strided tensor's elements, for copies that pause between slices or send them to a
+// Copy of any range of a strided tensor's elements, for copies that proceed in slices or send slices to a
 // peer.
 //
 // Elements are numbered in the row-major order of the shape. Two ranks that know only the shape therefore

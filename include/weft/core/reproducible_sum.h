@@ -9,8 +9,8 @@
 // terms.
 //   - At *level* j, a term is rounded to a multiple of 2^(48 j). The remainder goes to level j - 1.
 //   - The level of a set of terms is the lowest level at which no term exceeds 2^47 multiples.
-//   - Of every term, the integer at the set's level and the one at the level below are summed exactly. The
-//     rest is dropped.
+//   - Each term contributes two integers: at the set's level, and at the level below. These are summed
+//     exactly. The rest of the term is dropped.
 // Sums of sets with different levels can be added as they are: the terms of the set with the lower level
 // round to 0 at the higher level.
 // Error: each term is off by at most half a multiple at the lower of the two levels, and the largest term
@@ -47,9 +47,9 @@ struct ReproducibleSum {
 ReproducibleSum SumSquares(const float* values, int64_t count);
 ReproducibleSum SumMagnitudes(const float* values, int64_t count);
 
-// 2-norm: the square root of a sum of squares. Infinity if any value was infinite or NaN.
-double NormOf(const ReproducibleSum& sum);
-// 1-norm: the value of a sum of magnitudes. Infinity if any value was infinite or NaN.
+// The square root of a sum of squares. Infinity if any value was infinite or NaN.
+double TwoNormOf(const ReproducibleSum& sum);
+// The value of a sum of magnitudes. Infinity if any value was infinite or NaN.
 double OneNormOf(const ReproducibleSum& sum);
 
 // min(1, max_norm / (norm + 1e-6)), as in PyTorch's clip_grad_norm_. Returns 1 if max_norm is 0 (clipping is

@@ -16,9 +16,9 @@ namespace weft {
 // memory comes from MPI shared windows. MPI errors are returned as statuses and do not abort.
 //
 // Collective: all ranks of MPI_COMM_WORLD.
-// Lifetime: the destructor waits for the destructors of all ranks. A failed rank gets there when its main
-// function returns, its peers at the latest after their deadlines. Links may outlive the bootstrap; node
-// memory may not.
+// Lifetime: the destructor waits for the destructors of all ranks. It therefore waits at most until the
+// deadlines of all ranks have passed: a failed rank returns from its main function, and its peers fail at
+// their deadlines. Links may outlive the bootstrap; node memory may not.
 // Errors: kFailedPrecondition (MPI does not provide MPI_THREAD_MULTIPLE), kInternal (has MPI's error
 // message).
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap();

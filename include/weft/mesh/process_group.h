@@ -7,7 +7,7 @@
 namespace weft {
 
 struct ProcessGroup {
-  std::string name;        // "shard", "replicate", …; used in messages and to number lanes.
+  std::string name;        // "shard", "replicate", …; appears in messages and in the names of lanes.
   std::vector<int> ranks;  // Bootstrap ranks in group order, without duplicates.
   int group_rank = 0;      // The caller's index in `ranks`.
 

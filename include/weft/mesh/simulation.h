@@ -77,7 +77,7 @@ struct SimReport {
 SimReport RunSimulatedRanks(const NodeMap& nodes, const SimOptions& options,
                             absl::FunctionRef<absl::Status(Bootstrap&)> body);
 
-// Interface of a running simulation for simulated links, which get it from Runtime::simulation().
+// Interface of a running simulation, for code above `mesh` that models delays (see Runtime::simulation).
 class Simulation {
  public:
   virtual ~Simulation() = default;

@@ -1,8 +1,8 @@
 // Bootstrap over threads: each rank is a thread of one process, and the node map groups ranks into emulated
 // nodes.
 //
-// Runs the whole engine without MPI, also under sanitizers. Ranks on different emulated nodes exchange
-// messages, and do not share node memory.
+// All layers above run without MPI on it, also under sanitizers. Ranks on different emulated nodes exchange
+// messages and do not share node memory.
 #pragma once
 
 #include <memory>

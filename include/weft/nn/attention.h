@@ -27,8 +27,8 @@ namespace weft {
 // Order of the dims: [batch, seq, heads, head_dim], or [batch, heads, seq, head_dim].
 enum class AttentionLayout : uint8_t { kBshd, kBhsd };
 
-// A view of the same memory as [batch, tokens, heads, dim]. It converts back too, as it swaps two dims or
-// none.
+// A view of the same memory as [batch, tokens, heads, dim]. Applied to its result, it gives the original view
+// again.
 TensorView AsBshd(const TensorView& view, AttentionLayout layout);
 
 struct AttentionOptions {

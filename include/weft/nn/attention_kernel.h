@@ -1,5 +1,5 @@
-// Kernels of attention, forward and backward, on memory of the caller. The queries of one rank attend to one
-// or several blocks of keys and values, which may lie anywhere in memory. Softmax and all sums are in fp32.
+// Attention kernels, forward and backward, on memory of the caller. The queries of one rank attend to one or
+// several blocks of keys and values, which may lie anywhere in memory. Softmax and all sums are in fp32.
 // No [queries, keys] matrix is stored (Dao et al., "FlashAttention", 2022, section 3.1).
 //
 // Queries are [batch, queries, heads, head_dim], keys [batch, keys, kv_heads, head_dim], values
@@ -37,7 +37,7 @@ struct AttentionProblem {
 struct KeyBlock {
   TensorView k;           // [batch, keys, kv_heads, head_dim]
   TensorView v;           // [batch, keys, kv_heads, value_dim]
-  const TokenRuns* runs;  // Documents and positions of the keys.
+  const TokenRuns* runs;  // Documents and positions of the keys. Must outlive the call.
 };
 
 // Writes out [batch, queries, heads, value_dim], in f32 or q's dtype, and lse [batch, heads, queries], in

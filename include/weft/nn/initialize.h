@@ -1,5 +1,5 @@
-// Initial values of parameters, drawn with the counter-based generator Philox4x32-10. An element depends only
-// on the seed, the name of its parameter and its index.
+// Initial values of parameters, from the counter-based random number generator Philox4x32-10. An element
+// depends only on the seed, the name of its parameter and its index.
 #pragma once
 
 #include <cstdint>

@@ -1,9 +1,9 @@
 // Linear layer without bias: y_i = x W_i^T for one or several weights W_i [out_features_i, in_features] with
 // the same input, such as the query, key and value projections. The weights are adjacent in the parameter
-// list. The products add up the gradient of x, without a separate sum.
+// list. The matrix products of backward add up the gradient of x, without a separate pass.
 //
-// Inputs: x [..., in_features]. Outputs: y_i [..., out_features_i] in the dtype of x, which the caller may
-// overwrite. The module's ResultAllocators allocate the outputs and the gradient of x.
+// Inputs: x [..., in_features]. Outputs: y_i [..., out_features_i] in the dtype of x; the caller may
+// overwrite them. The module's ResultAllocators allocate the outputs and the gradient of x.
 // Saves: x. Backward writes or adds dW_i = dy_i^T x to the gradient of each W_i, summed in fp32 and rounded
 // once.
 #pragma once

@@ -27,12 +27,12 @@ namespace weft {
 
 // Attention layer of a decoder block.
 //
-// Inputs: x [batch, tokens, dim]. Outputs: y of the same shape and dtype, which the caller may overwrite.
+// Inputs: x [batch, tokens, dim]. Outputs: y of the same shape and dtype; the caller may overwrite it.
 class SelfAttention : public Module {
  public:
   SelfAttention(std::string name, const LlamaConfig& config, std::shared_ptr<RopeTable> rope_table);
 
-  Linear& projections() const { return *projections_; }  // Give queries, keys and values.
+  Linear& projections() const { return *projections_; }  // Computes queries, keys and values.
   Rope& rope() const { return *rope_; }                  // Rotates queries and keys.
   Attention& attention() const { return *attention_; }
   Linear& output() const { return *output_; }
@@ -51,7 +51,7 @@ class SelfAttention : public Module {
 
 // Feed-forward layer of a decoder block.
 //
-// Inputs: x [batch, tokens, dim]. Outputs: y of the same shape and dtype, which the caller may overwrite.
+// Inputs: x [batch, tokens, dim]. Outputs: y of the same shape and dtype; the caller may overwrite it.
 class FeedForward : public Module {
  public:
   FeedForward(std::string name, const LlamaConfig& config);
@@ -61,7 +61,7 @@ class FeedForward : public Module {
   absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& output_gradients) override;
 
  private:
-  Linear* projections_;  // Give gate and up.
+  Linear* projections_;  // Computes gate and up.
   SwiGlu* activation_;
   Linear* output_;
 };
@@ -88,8 +88,8 @@ class DecoderBlock : public Module {
 
 // The whole model.
 //
-// Inputs: token ids [batch, tokens] and targets [batch, tokens], both i32. A target is the token that
-// follows.
+// Inputs: token ids [batch, tokens] and targets [batch, tokens], both i32. The target of a token is the next
+// token.
 // Outputs: the sum of the tokens' losses times the invocation's loss_scale(), an f32 scalar. Backward takes
 // the gradient of that scalar, usually 1, and returns undefined tensors.
 // Errors: kInvalidArgument (an id or target outside the vocabulary; a position of max_positions or more; ids
@@ -102,8 +102,8 @@ class LlamaModel : public Module {
   const LlamaConfig& config() const { return config_; }
   const std::vector<DecoderBlock*>& blocks() const { return blocks_; }
   // The modules to shard as separate parameter groups ("FSDP units"), in forward order: the blocks, and the
-  // head unless its weight is tied to the embedding. The head is apart from the rest because its gradient is
-  // complete first in backward, and the embedding's last.
+  // head unless its weight is tied to the embedding. The head has a group of its own because backward
+  // completes its gradient first, and that of the embedding last.
   std::vector<Module*> units() const;
 
  protected:

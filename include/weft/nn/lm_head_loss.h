@@ -2,8 +2,8 @@
 // cross-entropy (natural logarithm) of their softmax with the targets, summed over all tokens and multiplied
 // by the invocation's loss_scale().
 //
-// Forward computes the logits in fp32, in chunks of tokens, and overwrites each chunk with its gradient. Only
-// the gradient is kept for backward, so that memory for [tokens, vocab_size] is needed once.
+// Forward computes the logits in fp32, in chunks of tokens. If a backward follows, it overwrites each chunk
+// with its gradient, and keeps only the gradient. Memory for [tokens, vocab_size] is therefore needed once.
 //
 // Inputs: hidden [..., dim], f32 or bf16; targets [...], i32. Outputs: the loss, an f32 scalar.
 // Saves: hidden, and the gradient of the logits [tokens, vocab_size] in the dtype of hidden. Backward takes

@@ -8,9 +8,10 @@
 // Note [Signal handlers]
 // Problem: while oneDNN's sgemm computes (2.6.3), the stack pointer points into a buffer on the heap. The
 //   kernel writes the frame of a signal handler below the stack pointer, into the heap.
-// Rule: a program that handles signals does one of two things. It blocks them in every thread and takes them
-//   in a thread of their own (sigwaitinfo, signalfd). Or it installs handlers with SA_ONSTACK and gives every
-//   thread that computes an alternate stack (sigaltstack is per thread; OpenMP starts threads too).
+// Rule: a program that handles signals does one of two things. It blocks them in every thread and receives
+//   them synchronously in a dedicated thread (sigwaitinfo, signalfd). Or it installs handlers with SA_ONSTACK
+//   and gives every thread that computes an alternate stack (sigaltstack is per thread; OpenMP starts threads
+//   too).
 // Why it suffices: no handler then runs on the stack of a product.
 // Without it: a handler now and then corrupts the heap, and the program crashes.
 #pragma once

@@ -1,7 +1,7 @@
 // Feed-forward layer of transformers and mixers: y = down(gelu(up(x))), without biases. `hidden` is the
 // number of features between the two layers.
 //
-// Inputs: x [..., features]. Outputs: y of the same shape and dtype, which the caller may overwrite.
+// Inputs: x [..., features]. Outputs: y of the same shape and dtype; the caller may overwrite it.
 #pragma once
 
 #include <string>

@@ -8,9 +8,8 @@
 // Thread safety: none; one thread drives a model.
 // Call order within an invocation: at most one Backward for each Forward, in the reverse order of the
 // Forwards.
-// REQUIRES: the caller does not overwrite a module's inputs and outputs before its backward, as the module
-// may
-//   have saved them. The exceptions are stated in the headers of the modules.
+// REQUIRES: the caller does not overwrite a module's inputs and outputs before its backward, because the
+//   module may have saved them. The headers of the modules state the exceptions.
 // Lifetime: a module owns its children and parameters. They never move.
 #pragma once
 
@@ -32,7 +31,8 @@ namespace weft {
 // Allocates an uninitialized, row-major tensor.
 using TensorAllocator = std::function<absl::StatusOr<Tensor>(DType, Shape)>;
 
-// Allocators of a module's outputs and of the gradients of its inputs. An empty one stands for Tensor::Empty.
+// Allocators of a module's outputs and of the gradients of its inputs. If one is empty, the module uses
+// Tensor::Empty.
 struct ResultAllocators {
   TensorAllocator outputs, input_gradients;
 };
@@ -70,8 +70,8 @@ class Module {
   // REQUIRES: no pass is in flight; the module does not overwrite its inputs.
   void SetActivationCheckpointing(bool on) { uses_checkpointing_ = on; }
 
-  // Allocators for results that other ranks read, and which therefore must lie in memory that these ranks
-  // reach. Only modules whose header says so use them. REQUIRES: no pass is in flight.
+  // Sets the allocators of this module's results, for results that other ranks read in place (see
+  // PoolTensor). Only modules whose header says so use them. REQUIRES: no pass is in flight.
   void SetResultAllocators(ResultAllocators allocators) { allocators_ = std::move(allocators); }
 
   HookId AddForwardPreHook(Hook hook);

@@ -1,6 +1,6 @@
 // Description of a tensor's token dim as runs of consecutive tokens: the document and the position of each
-// token, in the tensor's order. Positions and masks follow from it, so that tokens may lie in any order. All
-// rows of a batch have the same runs.
+// token, in the tensor's order. Positions and masks are derived from the runs, so that tokens may be in any
+// order. All rows of a batch have the same runs.
 //
 // Thread safety: plain values and pure functions.
 #pragma once

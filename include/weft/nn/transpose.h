@@ -1,4 +1,4 @@
-// Swap of the last two dims, as a module. A layer between two of them works on the second-last dim.
+// Swap of the last two dims, as a module. A layer between two Transposes works on the second-last dim.
 //
 // Inputs: x [..., a, b], f32 or bf16. Outputs: y [..., b, a], contiguous, a copy in the dtype of x.
 // Saves: nothing.

@@ -27,8 +27,9 @@ struct AdamWSlice {
 };
 
 // Applies update number `step`, counted from 1, in the order of operations of torch.optim.AdamW:
-//   g = grad gradient_scale,  p -= p lr decay,  m += (1 - beta1)(g - m),  v = beta2 v + (1 - beta2) g^2,
-//   p -= lr / (1 - beta1^step) m / (sqrt(v) / sqrt(1 - beta2^step) + eps).
+//   g = grad * gradient_scale,  p -= p * lr * weight_decay,
+//   m += (1 - beta1) * (g - m),  v = beta2 * v + (1 - beta2) * g^2,
+//   p -= lr / (1 - beta1^step) * m / (sqrt(v) / sqrt(1 - beta2^step) + eps).
 // `gradient_scale` is the clipping factor. The result of an element depends only on its own values, so that
 // the division into slices and threads does not affect the bits.
 // REQUIRES: slices do not overlap.

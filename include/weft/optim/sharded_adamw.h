@@ -1,5 +1,5 @@
-// AdamW optimizer over the shards that this rank owns: moments for each shard, options by parameter group as
-// in torch.optim, and a state that can be saved and loaded by parameter name.
+// AdamW optimizer over the shards that this rank owns. It has moments for each shard, options by parameter
+// group as in torch.optim, and a state that can be saved and loaded by parameter name.
 //
 //   ShardedAdamW optimizer(model->Shards(), {.lr = 1e-3, .weight_decay = 0.1},
 //                          {{HasAtMostOneDim, {.lr = 1e-3, .weight_decay = 0}}});

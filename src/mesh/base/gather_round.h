@@ -1,6 +1,6 @@
-// Bookkeeping that bootstraps of in-process ranks share: all-gather rounds and node memory reservations.
+// Shared state of in-process bootstraps: all-gather rounds and node memory reservations.
 //
-// Waiting for other ranks is left to the bootstrap.
+// These classes do not wait; the bootstrap waits for other ranks.
 //
 // Thread safety: none.
 #pragma once
@@ -41,8 +41,8 @@ class GatherRound {
 class NodeReservations {
  public:
   explicit NodeReservations(int nodes) : reserved_(static_cast<size_t>(nodes)) {}
-  // Returns the memory of call number `call` on `node`. The first rank of the node reserves it; its error is
-  // then the error of all ranks of the node. `free_bytes` is the node's free memory.
+  // Returns the memory of call number `call` on `node`. The first rank that calls reserves it; if that fails,
+  // all ranks of the node get its error. `free_bytes` is the node's free memory.
   absl::StatusOr<std::byte*> Base(int node, size_t call, size_t bytes,
                                   const absl::StatusOr<size_t>& free_bytes);
 

@@ -27,7 +27,7 @@ std::optional<uint64_t> FindNumber(const char* path, const std::string& key) {
   return std::nullopt;
 }
 
-// The number that a file starts with; nullopt if there is no such file or it starts otherwise, as with "max".
+// The number at the start of a file; nullopt without a file or a number (a cgroup without a limit has "max").
 std::optional<uint64_t> ReadNumber(const char* path) {
   std::ifstream file(path);
   uint64_t number = 0;

@@ -1,4 +1,4 @@
-// Memory that this process can still allocate on its host.
+// Free memory of the host and of file systems, as far as this process may use it.
 #pragma once
 
 #include <cstddef>

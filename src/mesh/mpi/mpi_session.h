@@ -1,4 +1,4 @@
-// Ownership of MPI: initialises MPI if necessary, and finalises it after everything that uses it.
+// Owners of MPI and of its communicators: MPI is initialised if necessary, and finalised after all its users.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@ absl::Status MpiStatus(int code, std::string_view call);
 // first, without waiting for them.
 // Why it suffices: a rank that fails returns from its main function and reaches teardown. Its peers wait for
 // it with deadlines, fail, and reach teardown too. If a process dies without MPI_Finalize, mpirun ends the
-// others. Teardown therefore takes at most as long as the peers' deadlines.
+// other processes. Teardown therefore takes at most as long as the peers' deadlines.
 // Without it: a rank that waits for an unmatched request in its teardown hangs forever.
 class MpiSession {
  public:

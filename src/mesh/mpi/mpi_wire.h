@@ -1,8 +1,8 @@
 // WireLink over MPI point-to-point calls, on its own communicator.
 //
-// Control messages use a reserved tag. A ring of pre-posted receives from MPI_ANY_SOURCE takes them. MPI
-// matches receives in the order of posting; reading the ring in that order therefore keeps the order of each
-// sender's messages.
+// Control messages use a reserved tag, and arrive in a ring of receives that are posted in advance from
+// MPI_ANY_SOURCE. MPI matches receives in the order of posting. Reading the ring in that order therefore
+// keeps the order of each sender's messages.
 #pragma once
 
 #include <array>

@@ -7,7 +7,7 @@
 namespace weft::internal {
 namespace {
 
-// Copies the bytes of a matched pair, unless one end has been abandoned.
+// Copies the bytes of a matched pair. Does nothing if one end has been abandoned.
 void Copy(WireTransfer& send, WireTransfer& receive) {
   if (send.match == nullptr) return;
   send.match.reset();

@@ -8,14 +8,14 @@
 namespace weft {
 namespace {
 
-// State of the sums of all tokens (rows or keys) while the tiles are visited in order. The first tile with a
-// token initializes the token's sum, but only if it is the first for all its tokens.
+// State of the sums of all tokens (rows or keys) while the tiles are visited in order. A tile initializes the
+// sums of its tokens if no earlier tile has any of them.
 class TouchedTokens {
  public:
   explicit TouchedTokens(int64_t tokens) : state_(static_cast<size_t>(tokens), State::kUntouched) {}
 
-  // Visits a tile with tokens [first, first + count). Returns whether all of them were untouched: the tile
-  // then initializes their sums. Otherwise no tile initializes the sums of those that were untouched.
+  // Visits a tile with tokens [first, first + count). Returns true if all of them were untouched: the tile
+  // then initializes their sums. If only some were untouched, no tile initializes the sums of those.
   bool Touch(int64_t first, int64_t count) {
     const auto begin = state_.begin() + first;
     const bool untouched = std::all_of(begin, begin + count, [](State s) { return s == State::kUntouched; });

@@ -44,9 +44,9 @@ struct AttentionTile {
   int64_t first_key, columns;  // Counted over the keys of the key block.
   int64_t span_row = -1;  // Index of the tile's first row in the plan's spans; -1 if all pairs are visible.
   ColumnSpan all;         // [0, columns)
-  // True if the tile initializes the sums of its rows (keys): it is the first with any of them, so that its
-  // product takes the caller's beta, where products of later tiles take 1. False for all tiles of a row block
-  // (key tile) without InitializesRows (InitializesKeys).
+  // True if the tile initializes the sums of its rows (keys): no earlier tile has any of them, and its
+  // product uses the caller's beta. Products of later tiles use a beta of 1. False for all tiles of a row
+  // block (key tile) for which InitializesRows (InitializesKeys) is false.
   bool initializes_rows = false;
   bool initializes_keys = false;
 };

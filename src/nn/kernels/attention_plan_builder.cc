@@ -5,8 +5,8 @@
 namespace weft {
 namespace {
 
-// Rows of a part of a tile. More rows make products faster, fewer rows waste less: with 64 rows on the
-// diagonal of a causal mask, half of 64 columns per row are wasted.
+// Rows of a part of a tile. More rows make the products faster; fewer rows compute fewer hidden pairs. On the
+// diagonal of a causal mask, a part with 64 rows computes 32 hidden columns per row on average.
 constexpr int64_t kPartRows = 64;
 // The columns of a part are rounded out to multiples of this.
 constexpr int64_t kTrim = 64;

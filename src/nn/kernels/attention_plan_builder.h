@@ -2,7 +2,7 @@
 //
 // Note [Partial tiles]
 // Problem: on the diagonal of a causal mask, or at the border of documents, only some pairs of a tile are
-//   visible. To compute the whole tile would waste a third of the time of short sequences.
+//   visible. Computing the whole tile would waste a third of the time of short sequences.
 // Rule: such a tile is split into groups of kPartRows rows. Each group is trimmed to the columns that any of
 //   its rows attends to, rounded out to multiples of kTrim. Adjacent groups are merged if that adds little
 //   work.
@@ -38,7 +38,7 @@ class AttentionPlan::Builder {
 
   AttentionPlan& plan_;
   const AttentionMask& mask_;
-  size_t first_start_ = 0;  // Index in the plan's span_starts_ of the first row of the present `whole`.
+  size_t first_start_ = 0;  // Index of the first row of the current `whole` in the plan's span_starts_.
 };
 
 }  // namespace weft

@@ -1,4 +1,4 @@
-// Cross-entropy of a softmax for one row of logits [vocab_size], without or fused with its gradient. In fp32.
+// Cross-entropy of a softmax for one row of logits [vocab_size], alone or fused with its gradient. In fp32.
 #pragma once
 
 #include <cstdint>

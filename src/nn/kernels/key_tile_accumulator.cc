@@ -8,7 +8,7 @@
 namespace weft {
 namespace {
 
-void AddRun(const float* __restrict addend, int64_t count, float* __restrict sum) {
+void AddFloats(const float* __restrict addend, int64_t count, float* __restrict sum) {
   for (int64_t i = 0; i < count; ++i) sum[i] += addend[i];
 }
 
@@ -67,7 +67,7 @@ void KeyTileAccumulator::StoreHead(const KeyTile& tile, int64_t batch, int64_t k
   Tensor zeros;  // The sum for a kv head that no query head of this rank reads.
   if (first >= end) zeros = Tensor::Zeros(DType::kF32, {elements});
   float* sum = first < end ? sum_of(first) : zeros.As<float>();
-  for (int64_t head = first + 1; head < end; ++head) AddRun(sum_of(head), elements, sum);
+  for (int64_t head = first + 1; head < end; ++head) AddFloats(sum_of(head), elements, sum);
   WithElementType(target.dtype, [&](auto element) {
     const auto rows = HeadOf<decltype(element)>(target, batch, kv_head).Skip(tile.first);
     for (int64_t key = 0; key < tile.count; ++key) {

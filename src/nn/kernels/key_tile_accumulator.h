@@ -1,6 +1,6 @@
-// Accumulators of dK and dV for one key tile, in fp32. Each query head accumulates alone; Store then adds the
+// Accumulators of dK and dV for one key tile, in fp32. Each query head has its own; Store then adds up the
 // heads that share a kv head, in order. If every kv head has a single query head and the targets are f32, the
-// heads accumulate directly in the targets.
+// accumulators are the targets themselves.
 //
 // Thread safety: HeadGradients may be called from any thread; Store by one thread, after all heads are done.
 #pragma once
@@ -20,7 +20,7 @@ namespace weft {
 // keys.
 struct TileGradients {
   HeadRows<float> dk, dv;
-  float beta;  // Factor of the old values in the first sum. With 0 they are uninitialized.
+  float beta;  // Factor of the old values in the first sum. If 0, the old values are undefined.
 };
 
 class KeyTileAccumulator {

@@ -42,7 +42,7 @@ inline void MaskHiddenScores(float* scores, absl::Span<const ColumnSpan> visible
   std::fill(scores + at, scores + std::max(at, computed.end), kMaskedScore);
 }
 
-// Masks all rows of a tile. This is a pass of its own, before the others: reading a row immediately after
+// Masks all rows of a tile. A separate pass before the other passes, because reading a row immediately after
 // writing it is slow.
 inline void MaskHiddenScores(const AttentionPlan& plan, const AttentionTile& tile, float* scores) {
   if (tile.span_row < 0) return;

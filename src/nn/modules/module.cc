@@ -15,7 +15,7 @@ absl::StatusOr<Tensor> Allocate(const TensorAllocator& allocator, DType dtype, S
 }
 
 absl::Status EscapedException(const std::string& module, const std::string& what) {
-  return absl::InternalError(absl::StrCat("an exception escaped module '", module, "'", what));
+  return absl::InternalError(absl::StrCat("an exception escaped module '", module, "': ", what));
 }
 
 }  // namespace
@@ -35,11 +35,12 @@ absl::StatusOr<Tensors> Module::WithErrorHooks(const Pass& pass) {
     if (!result.ok()) RunErrorHooks(result.status());
     return result;
   } catch (const std::exception& exception) {
-    RunErrorHooks(EscapedException(name_, absl::StrCat(": ", exception.what())));
+    RunErrorHooks(EscapedException(name_, exception.what()));
     throw;
   } catch (...) {
-    // A scope guard is not enough: without a handler, std::terminate may run without unwinding the stack.
-    RunErrorHooks(EscapedException(name_, ", which is not a std::exception"));
+    // A scope guard would not suffice: if no caller catches the exception, std::terminate may run without
+    // unwinding the stack.
+    RunErrorHooks(EscapedException(name_, "its type is not derived from std::exception"));
     throw;
   }
 }

@@ -1,4 +1,4 @@
-// Sum of a residual connection.
+// In-place sum of a residual connection. (The module Residual is in weft/nn/sequential.h.)
 #pragma once
 
 #include "weft/core/tensor.h"

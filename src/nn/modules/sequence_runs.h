@@ -1,4 +1,4 @@
-// Token runs of a module's inputs, from the invocation's sequence.
+// Token runs of a module's inputs, taken from the invocation's sequence.
 #pragma once
 
 #include <cstdint>

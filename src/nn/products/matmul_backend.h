@@ -1,5 +1,5 @@
 // Interface of the matrix libraries. Each library has its own namespace, so that tests and benchmarks can
-// compare them. The build selects the one that Matmul uses (WEFT_MATMUL_BACKEND).
+// compare them. The build selects the library that Matmul uses (WEFT_MATMUL_BACKEND).
 #pragma once
 
 #include <cstdint>

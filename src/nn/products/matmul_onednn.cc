@@ -25,9 +25,9 @@ constexpr int64_t kManyRows = 1024;
 constexpr int64_t kCopiedRows = 1024;
 constexpr int64_t kDeep = 512;
 
-// True if dnnl_sgemm is faster than the primitive. On one thread it is, by 2 to 20% from 64 x 64 x 64 to
-// 32000 x 512 x 512. The exception is a B that is the transpose of a dense matrix: there the primitive is
-// faster, by up to 20% for few rows. On several threads the primitive divides the work better.
+// True if dnnl_sgemm is faster than the primitive (measured). On one thread it is 2 to 20% faster, from
+// 64 x 64 x 64 to 32000 x 512 x 512. If B is the transpose of a dense matrix, the primitive is faster, by up
+// to 20% for few rows. On several threads the primitive divides the work better.
 bool PrefersSgemm(const Product& product) {
   if (product.factor_dtype != DType::kF32) return false;
   if (product.k >= kSgemmDepth) return true;
