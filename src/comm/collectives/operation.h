@@ -1,5 +1,4 @@
-// Interface of a collective as a state machine. The core calls Step until the operation is drained. No call
-// blocks.
+// State object of one collective on this rank, which the engine's core steps until it is done.
 #pragma once
 
 #include <cstddef>
@@ -20,7 +19,7 @@
 
 namespace weft {
 
-// Queue of the tasks that streams issue. Any thread that runs the progress loop executes them.
+// Queue of data tasks. The engine's threads run them.
 class TaskQueue {
  public:
   virtual void Push(DataTask task) = 0;
@@ -29,7 +28,7 @@ class TaskQueue {
   ~TaskQueue() = default;
 };
 
-// Resources of an operation during Step.
+// Everything that an operation may use in a step.
 struct OperationContext {
   const GroupPlacement& placement;
   NodeLink& node;

@@ -68,7 +68,7 @@ TEST(DataTask, ReducesCompressedLeavesIntoACompressedTarget) {
   EXPECT_EQ(back, Numbers(10.5F));
 }
 
-TEST(DataTask, RejectsDataThatIsNoCompressedSlice) {
+TEST(DataTask, RejectsAMalformedCompressedSlice) {
   std::vector<std::byte> slice = Compressed(Numbers(1.0F));
   slice[0] = std::byte{1};  // Its length.
   std::vector<float> back(kCount);
@@ -76,20 +76,20 @@ TEST(DataTask, RejectsDataThatIsNoCompressedSlice) {
               StatusIs(absl::StatusCode::kInternal, HasSubstr("no compressed slice of 700 f32")));
 }
 
-TEST(DataTask, EncodesAndAppliesADelta) {
+TEST(DataTask, EncodesAndAppliesDeltas) {
   std::vector<float> base = Numbers(1.0F);
-  std::vector<float> updated = Numbers(1.001F);
+  std::vector<float> now = Numbers(1.001F);
   std::vector<std::byte> delta(DeltaCapacity(kCount));
-  ASSERT_OK(RunTask(EncodeTask{DType::kF32, BytesOf(updated), BytesOf(base), delta.data(), kCount}));
+  ASSERT_OK(RunTask(EncodeTask{DType::kF32, BytesOf(now), BytesOf(base), delta.data(), kCount}));
   ASSERT_OK(RunTask(Decode(WireEncoding::kDelta, delta, base)));
-  EXPECT_EQ(base, updated);
+  EXPECT_EQ(base, now);
 }
 
-TEST(DataTask, RejectsADeltaOfAnotherBase) {
+TEST(DataTask, RejectsDeltasAgainstAnotherBase) {
   std::vector<float> base = Numbers(1.0F);
-  std::vector<float> updated = Numbers(1.001F);
+  std::vector<float> now = Numbers(1.001F);
   std::vector<std::byte> delta(DeltaCapacity(kCount));
-  EncodeDelta(BytesOf(updated), BytesOf(base), kCount, delta.data());
+  EncodeDelta(BytesOf(now), BytesOf(base), kCount, delta.data());
   base[40] = 7;
   EXPECT_THAT(RunTask(Decode(WireEncoding::kDelta, delta, base)),
               StatusIs(absl::StatusCode::kInternal, HasSubstr("does not match the base of 700 f32")));
