@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "src/cli/command_line.h"
-#include "src/cli/exit_code.h"
 #include "src/cli/idle_threads.h"
 #include "src/cli/launcher.h"
 #include "src/cli/stop_signals.h"
@@ -16,6 +15,36 @@
 #include "weft/train/train.h"
 
 namespace {
+
+// Exit codes of the program; docs/training.md lists them.
+constexpr int kExitDone = 0;
+constexpr int kExitFailed = 1;         // Out of memory, a full disk, or a defect.
+constexpr int kExitBadUsage = 2;       // The command line or the configuration.
+constexpr int kExitBadFile = 3;        // An input or output file.
+constexpr int kExitNotFinite = 4;      // The loss, the gradient norm or a weight is infinite or NaN.
+constexpr int kExitRankMissing = 86;   // A rank failed, or did not come in time.
+constexpr int kExitInterrupted = 130;  // By a signal, as shells report it.
+
+int ExitCodeOf(const absl::Status& status) {
+  switch (status.code()) {
+    case absl::StatusCode::kOk:
+      return kExitDone;
+    case absl::StatusCode::kInvalidArgument:
+      return kExitBadUsage;
+    case absl::StatusCode::kNotFound:
+    case absl::StatusCode::kPermissionDenied:
+    case absl::StatusCode::kDataLoss:
+    case absl::StatusCode::kUnimplemented:
+      return kExitBadFile;
+    case absl::StatusCode::kOutOfRange:
+      return kExitNotFinite;
+    case absl::StatusCode::kDeadlineExceeded:
+    case absl::StatusCode::kAborted:
+      return kExitRankMissing;
+    default:
+      return kExitFailed;
+  }
+}
 
 void PrintError(const absl::Status& status) {
   std::fprintf(stderr, "weft: %s\n", std::string(status.message()).c_str());
@@ -45,14 +74,14 @@ int TrainOnAllRanks(absl::StatusOr<weft::Command> command) {
   const auto bootstrap = weft::MakeMpiBootstrap();
   if (!bootstrap.ok()) {
     PrintError(bootstrap.status());
-    return weft::kExitFailed;
+    return kExitFailed;
   }
   const absl::StatusOr<weft::TrainReport> report = RunTrain(**bootstrap, std::move(command), signals);
   if (absl::IsDeadlineExceeded(report.status())) {
     // Finalising MPI would wait for the rank that is missing, whoever that is: leave at once.
     std::fprintf(stderr, "weft: rank %d: %s\n", (*bootstrap)->rank(),
                  std::string(report.status().message()).c_str());
-    std::_Exit(weft::kExitRankMissing);
+    std::_Exit(kExitRankMissing);
   }
   if (!report.ok() && (*bootstrap)->rank() == 0) {
     PrintError(report.status());
@@ -62,9 +91,9 @@ int TrainOnAllRanks(absl::StatusOr<weft::Command> command) {
       std::fprintf(stderr, "weft: stopped by a signal after step %lld\n",
                    static_cast<long long>(report->steps));
     }
-    return weft::kExitInterrupted;
+    return kExitInterrupted;
   }
-  return weft::ExitCodeOf(report.status());
+  return ExitCodeOf(report.status());
 }
 
 }  // namespace
@@ -77,7 +106,7 @@ int main(int argc, char** argv) {
     if (!weft::StartedAsLaterRank()) {
       std::fputs(std::get<weft::PrintText>(*command).text.c_str(), stdout);
     }
-    return weft::kExitDone;
+    return kExitDone;
   }
   return TrainOnAllRanks(std::move(command));
 }

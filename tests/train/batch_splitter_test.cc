@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "src/train/data/documents.h"
 #include "tests/support/status_matchers.h"
 
 namespace weft {

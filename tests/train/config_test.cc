@@ -5,7 +5,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "weft/train/model_flops.h"
 #include "weft/train/model_presets.h"
 
 namespace weft {
@@ -197,23 +196,6 @@ TEST(ModelPresets, FillInTheSizesThatWereNotGiven) {
 TEST(ModelPresets, HavePositionsForTheSequence) {
   EXPECT_EQ(MakeLlamaConfig({}, 256).max_positions, 2048);
   EXPECT_EQ(MakeLlamaConfig({}, 4096).max_positions, 4096);
-}
-
-TEST(ModelFlops, CountsProductsOfWeightsAndOfAttention) {
-  LlamaConfig config;
-  config.vocab_size = 7;
-  config.dim = 4;
-  config.layers = 2;
-  config.heads = 2;
-  config.kv_heads = 1;
-  config.head_dim = 2;
-  config.ffn_dim = 3;
-  // A layer: q and o 4x4, k and v 4x2, three matrices 4x3.
-  constexpr int64_t kLayer = 2 * 16 + 2 * 8 + 3 * 12;
-  for (const bool tied : {false, true}) {
-    config.tie_word_embeddings = tied;
-    EXPECT_EQ(FlopsPerToken(config, 10), 6.0 * (2 * kLayer + 7 * 4) + 12.0 * 2 * 2 * 2 * 10);
-  }
 }
 
 }  // namespace

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "src/train/data/documents.h"
+#include "src/train/data/batch_splitter.h"
 #include "src/train/loop/context_plan.h"
 #include "tests/train/train_run.h"
 #include "weft/core/reproducible_sum.h"

@@ -88,6 +88,23 @@ TEST(Metrics, NameAFileThatCannotBeWritten) {
 
 TEST(Metrics, MeasureResidentMemory) { EXPECT_GT(ResidentBytes(), 1 << 20); }
 
+TEST(FlopsPerToken, CountsProductsOfWeightsAndOfAttention) {
+  LlamaConfig config;
+  config.vocab_size = 7;
+  config.dim = 4;
+  config.layers = 2;
+  config.heads = 2;
+  config.kv_heads = 1;
+  config.head_dim = 2;
+  config.ffn_dim = 3;
+  // A layer: q and o 4x4, k and v 4x2, three matrices 4x3.
+  constexpr int64_t kLayer = 2 * 16 + 2 * 8 + 3 * 12;
+  for (const bool tied : {false, true}) {
+    config.tie_word_embeddings = tied;
+    EXPECT_EQ(FlopsPerToken(config, 10), 6.0 * (2 * kLayer + 7 * 4) + 12.0 * 2 * 2 * 2 * 10);
+  }
+}
+
 TEST(Progress, SaysWhatPeopleLookFor) {
   EXPECT_EQ(ProgressLine(Example(), 100, 97 * 0.083),
             "step 3/100  loss 2.5000  norm 0.125  12.3k tokens/s  0.250 TFLOP/s  83 ms  comm 4 ms  8 MiB  "

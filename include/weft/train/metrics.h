@@ -10,6 +10,8 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include "weft/nn/llama_config.h"
+
 namespace weft {
 
 // Bytes, times and memory are rank 0's; loss, norm and tokens are the whole run's.
@@ -21,7 +23,7 @@ struct StepMetrics {
   int64_t tokens = 0;
   int64_t tokens_seen = 0;
   double tokens_per_s = 0;
-  double tflops = 0;  // Of the model's own arithmetic, over all ranks; see model_flops.h.
+  double tflops = 0;  // Of the model's own arithmetic, over all ranks; see FlopsPerToken.
   double step_ms = 0;
   double exposed_comm_ms = 0;
   struct {
@@ -70,6 +72,12 @@ class MetricsFile {
   std::unique_ptr<std::FILE, Closer> file_;
   std::string path_;
 };
+
+// Floating-point operations that a model's training needs for one token, forward and backward, whoever runs
+// it and however: 6 N + 12 L H Q S with N parameters that take part in products (the embedding table is only
+// looked up), L layers, H heads of Q elements and S tokens a sequence. Causal masks are not deducted, and
+// nothing computed twice counts twice. Source: Chowdhery et al., "PaLM" (2022), appendix B.
+double FlopsPerToken(const LlamaConfig& config, int64_t seq_len);
 
 // Resident memory of this process now, in bytes; 0 where the system does not say.
 int64_t ResidentBytes();

@@ -2,7 +2,6 @@
 
 #include <utility>
 
-#include "src/train/data/documents.h"
 #include "weft/context_parallel/sequence_parts.h"
 #include "weft/core/status.h"
 
@@ -19,6 +18,18 @@ absl::StatusOr<RankBatch> Take(const Tensor& inputs, const Tensor& targets, cons
 }
 
 }  // namespace
+
+std::vector<int64_t> DocumentLengths(absl::Span<const int32_t> tokens, int64_t window, int64_t separator) {
+  std::vector<int64_t> lengths;
+  int64_t length = 0;
+  for (int64_t i = 0; i < static_cast<int64_t>(tokens.size()); ++i) {
+    ++length;
+    if (tokens[static_cast<size_t>(i)] != separator && (i + 1) % window != 0) continue;
+    lengths.push_back(length);
+    length = 0;
+  }
+  return lengths;
+}
 
 absl::StatusOr<BatchSplitter> BatchSplitter::Create(int64_t seq_len, std::optional<int64_t> separator,
                                                     const SequenceSplit& split, int rank) {

@@ -9,8 +9,10 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include <absl/status/statusor.h>
+#include <absl/types/span.h>
 
 #include "src/train/data/batch_reader.h"
 #include "weft/context_parallel/sequence_layout.h"
@@ -24,6 +26,10 @@ struct RankBatch {
   // For the invocation; null: every sequence is one document that this rank has whole.
   std::shared_ptr<const SequenceParts> sequence;
 };
+
+// Lengths of the documents of windows that lie end to end, in their order. A document ends after `separator`,
+// and at the end of its window of `window` tokens.
+std::vector<int64_t> DocumentLengths(absl::Span<const int32_t> tokens, int64_t window, int64_t separator);
 
 class BatchSplitter {
  public:

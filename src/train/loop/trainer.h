@@ -15,7 +15,6 @@
 
 #include "src/train/data/batch_splitter.h"
 #include "src/train/loop/run_plan.h"
-#include "src/train/loop/step_counters.h"
 #include "weft/comm/comm_engine.h"
 #include "weft/comm/wire_compression.h"
 #include "weft/context_parallel/context_parallel.h"
@@ -23,11 +22,19 @@
 #include "weft/memory/node_heap.h"
 #include "weft/nn/llama.h"
 #include "weft/optim/sharded_adamw.h"
+#include "weft/sharding/comm_context.h"
 #include "weft/sharding/fully_shard.h"
 #include "weft/train/corpus.h"
 #include "weft/train/metrics.h"
 
 namespace weft {
+
+// Monotonic counters at one moment. A step's costs are the differences of two snapshots.
+struct CounterSnapshot {
+  EngineCounters engine;
+  ShardingCounters sharding;
+  int64_t allocated_bytes = 0;  // By tensors and from the node heap, since the start.
+};
 
 class Trainer {
  public:
@@ -53,7 +60,6 @@ class Trainer {
   CommEngine& engine() const { return *engine_; }
   const WireCompressionChoice& wire_compression() const { return wire_compression_; }
   const BatchSplitter& splitter() const { return splitter_; }
-  const RunPlan& plan() const { return plan_; }
 
  private:
   // What ranks tell each other at each step.
