@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# From a clean clone to a trained model: installs what is missing, builds the program, and trains a small Llama on the
-# licence texts that every Debian has, with parameters sharded 2 x 2 over four MPI ranks.
+# Trains a model from a clean clone: installs missing packages, builds the program, and trains a small Llama on the licence
+# texts of Debian, with 2 replicas of 2 shards on four MPI ranks.
 #
 #   tools/quickstart.sh [FLAGS OF weft train...]      flags given here override the script's own
 set -euo pipefail
@@ -12,7 +12,7 @@ cmake --build --preset release --target weft_program
 
 run=(tools/mpirun.sh -n 4 build/release/bin/weft train --dp-replicate 2 --dp-shard 2
      --steps 200 --batch-size 8 --lr 0.003 --warmup-steps 10 --lr-schedule cosine)
-# The last value of a flag counts, but the paths of --data add up.
+# The last value of a flag counts, but --data collects all paths.
 [[ " $* " == *" --data"[\ =]* ]] || run+=(--data /usr/share/common-licenses)
 echo "+ ${run[*]} $*"
 exec "${run[@]}" "$@"

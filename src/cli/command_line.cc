@@ -19,7 +19,7 @@ using Strings = std::vector<std::string>;
 
 constexpr size_t kHelpColumn = 44;
 
-// "--flag TYPE    What it does [default]".
+// Formats options as "--flag TYPE    description [default]".
 class HelpFormatter : public CLI::Formatter {
  public:
   HelpFormatter() { column_width(kHelpColumn); }
@@ -37,7 +37,7 @@ class HelpFormatter : public CLI::Formatter {
   }
 };
 
-// Names of the flags that a user may give, without dashes.
+// The names of all flags, without dashes.
 Strings FlagNames(const CLI::App& app) {
   Strings names;
   for (const CLI::Option* option : app.get_options()) {
@@ -56,13 +56,13 @@ absl::Status UnknownFlag(const CLI::App& app, const std::string& argument) {
       absl::StrCat("unknown flag --", name, "; did you mean --", Nearest(name, FlagNames(app)), "?"));
 }
 
-// The error of the first argument that no flag took, or OK.
+// Fails if an argument belongs to no flag; names the first such flag or argument.
 absl::Status CheckExtras(const CLI::App& app) {
   const Strings extras = app.remaining();
   if (extras.empty()) {
     return absl::OkStatus();
   }
-  // A flag's value is left over as well where the flag is unknown: the flag is what is wrong.
+  // An unknown flag leaves its value over too. The error names the flag.
   const auto flag =
       std::find_if(extras.begin(), extras.end(), [](const std::string& s) { return s.rfind('-', 0) == 0; });
   return UnknownFlag(app, flag == extras.end() ? extras.front() : *flag);
@@ -78,11 +78,11 @@ absl::Status ParseError(const CLI::ParseError& error) {
   return absl::InvalidArgumentError(message);
 }
 
-// `keys`: those of the file so far.
+// `keys` collects the keys of the file.
 absl::Status ApplyConfigItem(CLI::App& app, const CLI::ConfigItem& item, std::set<std::string>& keys) {
   if (!item.parents.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat("section [", item.parents.front(),
-                                                   "]: there are no sections, write all keys at the top"));
+    return absl::InvalidArgumentError(absl::StrCat(
+        "section [", item.parents.front(), "]: sections are not supported, write all keys at the top"));
   }
   const Strings names = FlagNames(app);
   if (std::find(names.begin(), names.end(), item.name) == names.end()) {
@@ -90,8 +90,7 @@ absl::Status ApplyConfigItem(CLI::App& app, const CLI::ConfigItem& item, std::se
         absl::StrCat("unknown key '", item.name, "'; did you mean '", Nearest(item.name, names), "'?"));
   }
   if (item.name == "config" || item.name == "help") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", item.name, "' can be given on the command line only"));
+    return absl::InvalidArgumentError(absl::StrCat("'", item.name, "' is allowed on the command line only"));
   }
   CLI::Option* option = app.get_option("--" + item.name);
   // CLI11 joins adjacent lines of one key into a list.
@@ -126,12 +125,12 @@ absl::StatusOr<Command> ParseTrain(const Strings& arguments) {
   app.formatter(std::make_shared<HelpFormatter>());
   app.allow_extras();
   AddTrainFlags(app, config);
-  app.add_option("--config", config.config_file, "Any of these flags as keys: steps = 100")
+  app.add_option("--config", config.config_file, "File with flags as keys, such as: steps = 100")
       ->check(CLI::ExistingFile)
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
       ->type_name("FILE.toml")
       ->group("Other");
-  app.set_help_flag("--help,-h", "This text")->group("Other");
+  app.set_help_flag("--help,-h", "Print this text")->group("Other");
   try {
     app.parse(Strings(arguments.rbegin(), arguments.rend()));
   } catch (const CLI::CallForHelp&) {
@@ -153,7 +152,7 @@ std::string ProgramHelp() {
          "Usage: [mpirun -n RANKS] weft COMMAND [FLAGS]\n\n"
          "Commands:\n"
          "  train       Train a Llama model\n\n"
-         "  --help      This text; weft COMMAND --help for its flags\n"
+         "  --help      Print this text; weft COMMAND --help prints its flags\n"
          "  --version   Print the version\n";
 }
 

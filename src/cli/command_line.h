@@ -1,4 +1,4 @@
-// The command line of `weft`, understood: what is to be done, or what to print instead.
+// Parser of the command line of `weft`.
 #pragma once
 
 #include <string>
@@ -11,16 +11,16 @@
 
 namespace weft {
 
-// Text that was asked for: help or the version.
+// The user asked for help or the version.
 struct PrintText {
   std::string text;
 };
 
 using Command = std::variant<PrintText, TrainConfig>;
 
-// `arguments` without the program's name. Reads the file of --config, whose keys count only where the command
-// line says nothing. The configuration has passed Validate. Errors: kInvalidArgument (names the flag, key or
-// value, and the nearest one that exists).
+// Parses `arguments`, which do not include the program's name. Reads the file of --config; flags on the
+// command line override its keys. The returned configuration has passed Validate.
+// Errors: kInvalidArgument (names the flag, key or value, and the nearest one that exists).
 absl::StatusOr<Command> ParseCommandLine(const std::vector<std::string>& arguments);
 
 }  // namespace weft

@@ -1,15 +1,15 @@
-// How compute threads wait for work.
+// Spin time of idle OpenMP threads.
 #pragma once
 
 namespace weft {
 
-// Lets OpenMP threads that wait go to sleep soon, unless the environment says otherwise (OMP_WAIT_POLICY,
-// GOMP_SPINCOUNT). By default they spin for milliseconds, which is fast alone on a machine, and takes the CPU
-// from other ranks and from communication where it is not: steps were measured 20 times as long on a busy
-// machine.
+// Makes idle OpenMP threads sleep after about a microsecond, unless OMP_WAIT_POLICY or GOMP_SPINCOUNT is set.
+// By default they spin for milliseconds. Spinning threads take the CPU from other ranks and from
+// communication: on a busy machine, steps took 20 times as long.
 //
-// libgomp reads its environment when it is loaded, before main: the process starts its program anew, once. To
-// be called before anything else; returns where there is nothing to do, or no way to do it.
+// libgomp reads its environment when it is loaded, before main. So this function sets GOMP_SPINCOUNT and
+// executes the program again, once. It returns if the environment is already set, or if that fails.
+// REQUIRES: main has done nothing yet.
 void LetIdleThreadsSleep(char** arguments);
 
 }  // namespace weft

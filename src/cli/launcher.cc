@@ -10,11 +10,11 @@
 namespace weft {
 namespace {
 
-// What Open MPI tells its processes; null without it.
+// Open MPI's environment variable for the rank; null if Open MPI did not start this process.
 const char* LaunchedRank() { return std::getenv("OMPI_COMM_WORLD_RANK"); }
 
-// Asked of the name that the kernel gives: opening it could disturb a pipe.
-bool ParentsOutputIsTerminal() {
+// Decided by the link's target, without opening it: opening could disturb a pipe.
+bool IsParentsOutputTerminal() {
   const std::string link = "/proc/" + std::to_string(getppid()) + "/fd/1";
   char target[64];
   const ssize_t length = readlink(link.c_str(), target, sizeof(target));
@@ -24,13 +24,13 @@ bool ParentsOutputIsTerminal() {
 
 }  // namespace
 
-bool StartedAsLaterRank() {
+bool IsNonzeroRank() {
   const char* rank = LaunchedRank();
   return rank != nullptr && std::string_view(rank) != "0";
 }
 
-bool OutputIsTerminal() {
-  return isatty(STDOUT_FILENO) == 1 && (LaunchedRank() == nullptr || ParentsOutputIsTerminal());
+bool IsOutputTerminal() {
+  return isatty(STDOUT_FILENO) == 1 && (LaunchedRank() == nullptr || IsParentsOutputTerminal());
 }
 
 }  // namespace weft

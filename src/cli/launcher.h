@@ -1,13 +1,13 @@
-// What mpirun did with this process.
+// The launcher of this process (mpirun, or none), as far as it is known without MPI.
 #pragma once
 
 namespace weft {
 
-// Whether mpirun started this process as another rank than 0. Known without MPI.
-bool StartedAsLaterRank();
+// Whether mpirun started this process as a rank other than 0.
+bool IsNonzeroRank();
 
-// Whether people watch standard output on a terminal. mpirun gives its ranks a pseudo-terminal whatever its
-// own output is, so that its own is what counts.
-bool OutputIsTerminal();
+// Whether a person sees standard output on a terminal. mpirun gives every rank a pseudo-terminal, so under
+// mpirun the answer depends on mpirun's own standard output.
+bool IsOutputTerminal();
 
 }  // namespace weft

@@ -1,4 +1,4 @@
-// The program `weft`. Under mpirun every rank runs it; rank 0 speaks for all.
+// The program `weft`. Under mpirun every rank runs it, and rank 0 prints messages.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -50,7 +50,7 @@ void PrintError(const absl::Status& status) {
   std::fprintf(stderr, "weft: %s\n", std::string(status.message()).c_str());
 }
 
-// The configuration, if all ranks have understood their command line.
+// The configuration, if every rank has parsed its command line. Collective: all ranks.
 absl::StatusOr<weft::TrainConfig> AgreedConfig(weft::Bootstrap& bootstrap,
                                                absl::StatusOr<weft::Command> command) {
   WEFT_ASSIGN_OR_RETURN(const absl::Duration timeout, weft::DefaultTimeout());
@@ -65,7 +65,7 @@ absl::StatusOr<weft::TrainReport> RunTrain(weft::Bootstrap& bootstrap, absl::Sta
   environment.watchdog = true;
   environment.stop = &signals.EnableGracefulStop();
   environment.output = stdout;
-  environment.terminal = weft::OutputIsTerminal();
+  environment.terminal = weft::IsOutputTerminal();
   return weft::Train(bootstrap, config, environment);
 }
 
@@ -78,7 +78,7 @@ int TrainOnAllRanks(absl::StatusOr<weft::Command> command) {
   }
   const absl::StatusOr<weft::TrainReport> report = RunTrain(**bootstrap, std::move(command), signals);
   if (absl::IsDeadlineExceeded(report.status())) {
-    // Finalising MPI would wait for the rank that is missing, whoever that is: leave at once.
+    // MPI_Finalize would wait for the missing rank, so the process exits without it.
     std::fprintf(stderr, "weft: rank %d: %s\n", (*bootstrap)->rank(),
                  std::string(report.status().message()).c_str());
     std::_Exit(kExitRankMissing);
@@ -103,7 +103,7 @@ int main(int argc, char** argv) {
   absl::StatusOr<weft::Command> command =
       weft::ParseCommandLine(std::vector<std::string>(argv + 1, argv + argc));
   if (command.ok() && std::holds_alternative<weft::PrintText>(*command)) {
-    if (!weft::StartedAsLaterRank()) {
+    if (!weft::IsNonzeroRank()) {
       std::fputs(std::get<weft::PrintText>(*command).text.c_str(), stdout);
     }
     return kExitDone;

@@ -5,7 +5,7 @@
 namespace weft {
 
 int EditDistance(std::string_view a, std::string_view b) {
-  // Row i holds the distances between the first i characters of a and every beginning of b.
+  // Row i holds the distances between the first i characters of a and every prefix of b.
   std::vector<int> before_last;
   std::vector<int> last(b.size() + 1);
   for (size_t j = 0; j <= b.size(); ++j) {

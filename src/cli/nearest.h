@@ -1,4 +1,4 @@
-// The word that somebody probably meant.
+// Suggestions for misspelt words.
 #pragma once
 
 #include <string>
@@ -7,10 +7,11 @@
 
 namespace weft {
 
-// Insertions, deletions, replacements and swaps of neighbours that turn one word into the other.
+// The Damerau-Levenshtein distance (optimal string alignment): the fewest insertions, deletions, replacements
+// and swaps of adjacent characters that turn `a` into `b`.
 int EditDistance(std::string_view a, std::string_view b);
 
-// The candidate with the smallest distance; the first of several; empty where there is no candidate.
+// The candidate with the smallest distance to `word`; the first one of several. Empty without candidates.
 std::string Nearest(std::string_view word, const std::vector<std::string>& candidates);
 
 }  // namespace weft

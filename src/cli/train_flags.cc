@@ -31,14 +31,14 @@ bool ParsesAs(const std::string& text) {
   }
 }
 
-// CLI11 takes an empty answer for valid, and puts the flag's name in front of any other.
+// Validators return "" for a valid value, else a message. CLI11 puts the flag's name in front of the message.
 template <typename T>
 CLI::Validator NumberCheck() {
   return {[](std::string& text) {
             if (ParsesAs<T>(text)) {
               return std::string();
             }
-            return absl::StrCat("'", text, "' is no ",
+            return absl::StrCat("'", text, "' is not a ",
                                 std::is_same_v<T, double> ? "number" : "whole number in range");
           },
           ""};
@@ -52,13 +52,13 @@ CLI::Validator WordCheck(Words words) {
               }
             }
             return words.size() == 2 ? absl::StrCat("'", text, "' is neither ", words[0], " nor ", words[1])
-                                     : absl::StrCat("'", text, "' is none of ", absl::StrJoin(words, ", "),
+                                     : absl::StrCat("'", text, "' is not one of ", absl::StrJoin(words, ", "),
                                                     "; did you mean ", Nearest(text, words), "?");
           },
           ""};
 }
 
-// CLI11 takes the next flag for the value of one that has none.
+// CLI11 takes a following flag as the value of a flag without one.
 CLI::Validator PathCheck() {
   return {[](std::string& text) {
             return text.rfind("--", 0) == 0 ? absl::StrCat("'", text, "' is a flag: the path is missing")
@@ -67,7 +67,7 @@ CLI::Validator PathCheck() {
           ""};
 }
 
-// Adds flags of one group.
+// Adds the flags of one group of the help.
 class FlagGroup {
  public:
   FlagGroup(CLI::App& app, std::string name) : app_(app), name_(std::move(name)) {}
@@ -82,7 +82,7 @@ class FlagGroup {
   void Text(const char* flag, std::string& field, const char* help, const char* type) {
     Finish(app_.add_option(flag, field, help)->check(PathCheck()), type);
   }
-  // The values of all occurrences of the flag add up.
+  // The values of all occurrences of the flag are joined.
   void Texts(const char* flag, std::vector<std::string>& field, const char* help, const char* type) {
     app_.add_option(flag, field, help)->check(PathCheck())->group(name_)->type_name(type);
   }
@@ -95,14 +95,14 @@ class FlagGroup {
              const char* help) {
     Choice(flag, words, default_word, help, [&field, words](size_t chosen) { field = words[chosen]; });
   }
-  // An enumeration whose values are named by Name(value).
+  // For an enumeration whose values Name(value) names.
   template <typename E>
   void OneOf(const char* flag, E& field, std::vector<E> values, const char* help) {
     const Words words = NamesOf(values);
     Choice(flag, words, std::string(Name(field)), help,
            [&field, values = std::move(values)](size_t chosen) { field = values[chosen]; });
   }
-  // The same of what stays unset where nothing is said.
+  // Like OneOf; the field stays unset without the flag.
   template <typename E>
   void OneOfOrUnset(const char* flag, std::optional<E>& field, std::vector<E> values, const char* help) {
     const Words words = NamesOf(values);
@@ -128,7 +128,7 @@ class FlagGroup {
     option->check(WordCheck(words))->default_str(default_word);
     return Finish(option, absl::StrJoin(words, "|"));
   }
-  // Of a flag that is given more than once, the last value counts.
+  // If a flag is given more than once, its last value counts.
   CLI::Option* Finish(CLI::Option* option, const std::string& type) {
     return option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)->group(name_)->type_name(type);
   }
@@ -152,87 +152,91 @@ void AddModelFlags(CLI::App& app, ModelOptions& model) {
 void AddDataFlags(CLI::App& app, TrainConfig& config) {
   FlagGroup group(app, "Data");
   group.Texts("--data", config.data.paths,
-              "Files or folders of text, or of token ids (.bin .u16 .u32) [built-in text]", "PATH");
-  group.Number("--seq-len", config.data.seq_len, "Tokens a sequence");
+              "Files or folders of text or of token ids (.bin .u16 .u32) [built-in text]", "PATH");
+  group.Number("--seq-len", config.data.seq_len, "Tokens per sequence");
   group.Number("--batch-size", config.data.batch_size,
-               "Sequences a step, over all ranks [--grad-accum for each]");
-  group.Number("--grad-accum", config.data.grad_accum, "Microbatches a step");
+               "Sequences per step, over all ranks [--grad-accum per data-parallel rank]");
+  group.Number("--grad-accum", config.data.grad_accum, "Microbatches per step");
   group.Number("--document-separator", config.data.document_separator,
-               "Token that ends a document: tokens see their own document only [none]");
-  group.Bool("--shuffle", config.data.shuffle, "Shuffle sequences, anew each epoch");
-  group.Number("--seed", config.seed, "Of weights and order");
+               "Token that ends a document; attention stays within a document [none]");
+  group.Bool("--shuffle", config.data.shuffle, "Shuffle sequences, differently in each epoch");
+  group.Number("--seed", config.seed, "Seed of initial weights and of the order of sequences");
 }
 
 void AddEvalFlags(CLI::App& app, EvalOptions& eval) {
   FlagGroup group(app, "Evaluation");
-  group.Texts("--eval-data", eval.paths, "Files or folders to measure the loss on, after the last step",
+  group.Texts("--eval-data", eval.paths, "Files or folders on which to compute the loss after the last step",
               "PATH");
-  group.Number("--eval-interval", eval.interval, "And after every N steps; 0: after the last only");
-  group.Number("--eval-sequences", eval.sequences, "Use at most the first N sequences [all]");
+  group.Number("--eval-interval", eval.interval, "Also evaluate after every N steps; 0: only after the last");
+  group.Number("--eval-sequences", eval.sequences, "Evaluate at most the first N sequences [all]");
 }
 
 void AddOptimizerFlags(CLI::App& app, OptimizerOptions& optimizer) {
   FlagGroup group(app, "Optimizer (AdamW)");
-  group.Number("--steps", optimizer.steps, "Updates");
+  group.Number("--steps", optimizer.steps, "Updates of the weights");
   group.Number("--lr", optimizer.lr, "Learning rate");
   group.Number("--warmup-steps", optimizer.warmup_steps, "Steps of linear warm-up");
   group.OneOf("--lr-schedule", optimizer.lr_schedule,
-              {LrDecay::kConstant, LrDecay::kLinear, LrDecay::kCosine}, "After warm-up");
-  group.Number("--min-lr-ratio", optimizer.min_lr_ratio, "Where the schedule ends, as a share of --lr");
+              {LrDecay::kConstant, LrDecay::kLinear, LrDecay::kCosine},
+              "Learning-rate schedule after warm-up");
+  group.Number("--min-lr-ratio", optimizer.min_lr_ratio,
+               "Learning rate at the last step, as a fraction of --lr");
   group.Number("--weight-decay", optimizer.weight_decay, "Decoupled weight decay");
   group.OneOf("--decay", optimizer.decay, {DecayScope::kAll, DecayScope::kMatrices},
-              "What decay applies to: all parameters, or matrices, not norms");
-  group.Number("--clip-grad-norm", optimizer.clip_grad_norm, "Largest gradient norm; 0 is off");
+              "Parameters that decay: all, or matrices only (not norms)");
+  group.Number("--clip-grad-norm", optimizer.clip_grad_norm, "Largest gradient norm; 0: no clipping");
   group.Number("--beta1", optimizer.beta1, "Decay of the first moment");
   group.Number("--beta2", optimizer.beta2, "Decay of the second moment");
-  group.Number("--eps", optimizer.eps, "Added to the root of the second moment");
+  group.Number("--eps", optimizer.eps, "Term added to the root of the second moment");
 }
 
 void AddContextFlags(CLI::App& app, ContextOptions& context) {
   FlagGroup group(app, "Context parallelism");
-  group.Number("--cp", context.size, "Ranks that share every sequence");
+  group.Number("--cp", context.size, "Ranks over which each sequence is split");
   group.OneOf("--cp-scheme", context.scheme,
               {CpScheme::kAuto, CpScheme::kUlysses, CpScheme::kGather, CpScheme::kHybrid, CpScheme::kRing},
-              "How attention is shared; auto: with the fewest bytes");
+              "Attention over split sequences; auto: the scheme that moves the fewest bytes");
   group.Number("--ulysses-degree", context.ulysses_degree,
-               "Of a hybrid: ranks that share heads; also --cp: Ulysses, 1: gather");
+               "Ranks that split heads: --cp is Ulysses, 1 is gather, between them is a hybrid");
   group.OneOfOrUnset("--ring-rotate", context.ring_rotate, {RingRotation::kAllGather, RingRotation::kShift},
-                     "Of a ring or a hybrid with one: how keys go round [shift]");
+                     "How keys and values travel in a ring, or in a hybrid with a ring [shift]");
   group.OneOfOrUnset("--load-balance", context.load_balance,
                      {LoadBalance::kNone, LoadBalance::kHeadTail, LoadBalance::kQueryExchange},
-                     "What evens out the work of a causal mask [head-tail, but for Ulysses]");
+                     "How the work of a causal mask is balanced [head-tail; Ulysses needs none]");
 }
 
 void AddParallelFlags(CLI::App& app, ParallelOptions& parallel) {
   FlagGroup group(app, "Parallelism (replicate x shard x cp = ranks)");
-  group.Number("--dp-replicate", parallel.dp_replicate, "Replicas of the weights; -1: the rest");
-  group.Number("--dp-shard", parallel.dp_shard, "Ranks that share one replica; -1: the rest");
-  group.Bool("--zero-copy", parallel.zero_copy, "Gathered buffers are the parameters");
+  group.Number("--dp-replicate", parallel.dp_replicate, "Replicas of the weights; -1: all remaining ranks");
+  group.Number("--dp-shard", parallel.dp_shard, "Ranks that shard one replica; -1: all remaining ranks");
+  group.Bool("--zero-copy", parallel.zero_copy, "Compute with gathered buffers, without copies");
   group.OneOf("--node-shared", parallel.node_shared, {NodeShared::kAuto, NodeShared::kOn, NodeShared::kOff},
-              "One copy of the weights a node; auto: where it can be");
+              "One copy of the weights per node; auto: if possible");
   group.Bool("--reshard-after-forward", parallel.reshard_after_forward,
              "Free gathered parameters after forward");
   group.Bool("--shard-optimizer-over-replicas", parallel.shard_optimizer_over_replicas,
-             "Each replica updates a part of the weights, and the others gather it");
+             "Each replica updates a part of the weights; the other replicas gather it");
   group.Number("--prefetch-depth", parallel.prefetch_depth,
-               "Layers gathered ahead: 0, 1 or 2 [1; 2 where dp-shard x cp spans nodes]");
+               "Layers gathered ahead: 0, 1 or 2 [1; 2 if dp-shard x cp spans nodes]");
   group.OneOfOrUnset("--wire-compression", parallel.wire_compression,
                      {WireCompression::kNone, WireCompression::kLossless},
-                     "Of weights and gradients between nodes [what a measurement at the start says]");
+                     "Compression of weights and gradients between nodes [measured at the start]");
   group.OneOf("--grad-sync", parallel.grad_sync,
               {GradientSync::kLast, GradientSync::kReduceScatter, GradientSync::kEach},
-              "Gradients of microbatches: reduce the last only; reduce-scatter each; all-reduce each too");
+              "Reduce gradients after the last microbatch; reduce-scatter each; also all-reduce each");
   group.OneOf("--activation-checkpoint", parallel.activation_checkpoint,
               {ActivationCheckpoint::kNone, ActivationCheckpoint::kFull},
-              "Keep what layers compute for backward, or compute it again");
-  group.OneOf("--param-dtype", parallel.param_dtype, {DType::kF32, DType::kBF16}, "Compute and gather in");
-  group.OneOf("--reduce-dtype", parallel.reduce_dtype, {DType::kF32, DType::kBF16}, "Exchange gradients in");
+              "Keep activations for backward (none), or recompute them (full)");
+  group.OneOf("--param-dtype", parallel.param_dtype, {DType::kF32, DType::kBF16},
+              "Dtype of computation and of gathered weights");
+  group.OneOf("--reduce-dtype", parallel.reduce_dtype, {DType::kF32, DType::kBF16},
+              "Dtype in which gradients are exchanged");
 }
 
 void AddOutputFlags(CLI::App& app, OutputOptions& output) {
   FlagGroup group(app, "Output");
-  group.Text("--metrics", output.metrics_file, "One JSON object a step; the configuration beside it",
-             "FILE.jsonl");
+  group.Text("--metrics", output.metrics_file,
+             "Write one JSON object per step, and the configuration beside it", "FILE.jsonl");
   group.Text("--export-hf", output.export_folder, "Hugging Face folder to write at the end", "DIR");
 }
 

@@ -1,4 +1,4 @@
-// The flags of `weft train`: names, groups, help and the fields of the configuration that they set.
+// Flags of `weft train`: their names, groups, help texts, and the fields that they set.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -7,7 +7,8 @@
 
 namespace weft {
 
-// Binds the flags to `config`, whose values are the defaults shown in the help. `config` must outlive `app`.
+// Binds the flags to `config`. Its present values are the defaults in the help.
+// Lifetime: `config` must outlive `app`.
 void AddTrainFlags(CLI::App& app, TrainConfig& config);
 
 }  // namespace weft

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Bad input: one message that names the thing, the right exit code, and nothing left behind."""
+"""Bad input: the program prints one message that names the input, exits with the right code, and leaves no files."""
 import array
 import os
 import sys
@@ -9,7 +9,7 @@ from weft_case import SMALL, WeftCase, main
 
 
 class BadUsage(WeftCase):
-    def test_names_the_flag_command_or_value_that_was_meant(self):
+    def test_suggests_the_nearest_flag_command_or_value(self):
         self.assert_refused(2, ["--stpes", "--steps"], "train", "--stpes", "3")
         self.assert_refused(2, ["cosin", "cosine"], "train", "--lr-schedule", "cosin")
         self.assert_refused(2, ["reduce", "reduce-scatter"], "train", "--grad-sync", "reduce")
@@ -20,16 +20,16 @@ class BadUsage(WeftCase):
         config = self.write("run.toml", "stpes = 3\n")
         self.assert_refused(2, ["run.toml", "stpes", "steps"], "train", "--config", config)
 
-    def test_speaks_once_for_all_ranks(self):
+    def test_prints_one_message_for_all_ranks(self):
         self.assert_refused(2, ["--stpes", "--steps"], "train", "--stpes", "3", ranks=2)
         self.assert_refused(2, ["--dp-replicate 3", "2 ranks"], "train", "--dp-replicate", "3", ranks=2)
 
-    def test_names_a_mesh_that_does_not_fit(self):
+    def test_names_a_mesh_that_does_not_fit_the_ranks(self):
         self.assert_refused(2, ["--dp-shard 3", "1 rank"], "train", "--dp-shard", "3")
-        huge = str(2**62)  # Times 4 it is 0 in 64 bits.
+        huge = str(2**62)  # Multiplied by 4 it is 0 in 64 bits.
         self.assert_refused(2, [f"--dp-replicate {huge}", "1 rank"], "train", "--dp-replicate", huge, "--cp", "4")
 
-    def test_names_ranks_of_sequences_that_do_not_fit(self):
+    def test_names_context_parallel_flags_that_do_not_fit(self):
         self.assert_refused(2, ["--cp 3", "2 ranks"], "train", "--cp", "3", ranks=2)
         self.assert_refused(2, ["--cp 9000000000000000000", "1048576"], "train", "--cp", "9000000000000000000",
                             "--cp-scheme", "hybrid")
@@ -39,13 +39,13 @@ class BadUsage(WeftCase):
     def test_names_a_separator_outside_the_vocabulary(self):
         self.assert_refused(2, ["--document-separator 256", "255"], "train", "--document-separator", "256")
 
-    def test_names_a_batch_that_does_not_divide(self):
+    def test_names_a_batch_size_that_ranks_do_not_divide(self):
         self.assert_refused(2, ["--batch-size 3", "use 2 or 4"], "train", "--batch-size", "3", ranks=2)
 
-    def test_names_evaluation_without_data(self):
+    def test_names_an_evaluation_interval_without_data(self):
         self.assert_refused(2, ["--eval-interval 5", "--eval-data"], "train", "--eval-interval", "5")
 
-    def test_names_heads_that_do_not_divide(self):
+    def test_names_kv_heads_that_do_not_divide_the_heads(self):
         self.assert_refused(2, ["--kv-heads 3", "--heads 4"], "train", "--layers", "1", "--dim", "16", "--heads", "4",
                             "--kv-heads", "3")
 
@@ -66,7 +66,7 @@ class BadData(WeftCase):
         self.refuse(["empty.txt", "empty"], "--data", self.write("empty.txt", ""))
         self.refuse(["8 tokens", "needs 17"], "--data", self.write("short.txt", "8 tokens"))
 
-    def test_names_evaluation_data_that_is_missing_short_or_of_another_form(self):
+    def test_names_evaluation_data_that_is_missing_short_or_of_another_format(self):
         self.refuse(["--eval-data", "gone.txt"], "--eval-data", "gone.txt")
         self.refuse(["--eval-data", "8 tokens"], "--eval-data", self.write("short.txt", "8 tokens"))
         self.refuse(["eval.u16", "token ids"], "--eval-data", self.write("eval.u16", b"\0" * 400))
@@ -75,14 +75,14 @@ class BadData(WeftCase):
         (self.folder / "none").mkdir()
         self.refuse(["none", "no files"], "--data", "none")
 
-    def test_names_the_place_of_a_token_outside_the_vocabulary(self):
+    def test_names_the_position_of_a_token_outside_the_vocabulary(self):
         tokens = [1] * 100
         tokens[70] = 300
         data = self.write("data.u16", array.array("H", tokens).tobytes())
         self.refuse(["data.u16", "token 300", "position 70"], "--data", data)
         self.refuse(["data.u16", "token 300", "position 70"], "--data", data, ranks=2)
 
-    def test_names_a_token_file_that_is_cut_off(self):
+    def test_names_a_token_file_that_is_truncated(self):
         self.refuse(["data.u32", "multiple of 4"], "--data", self.write("data.u32", b"x" * 1001))
 
 
@@ -96,7 +96,7 @@ class BadModel(WeftCase):
         (self.folder / "empty").mkdir()
         self.refuse(["config.json"], "empty")
 
-    def test_names_the_key_that_the_model_cannot_do(self):
+    def test_names_the_key_that_is_not_supported(self):
         folder = model_folder.write(self.folder / "model", model_folder.CONFIG | {"hidden_act": "gelu"})
         self.refuse(["config.json", "hidden_act", "gelu"], folder)
 
@@ -105,7 +105,7 @@ class BadModel(WeftCase):
         (folder / "model.safetensors").unlink()
         self.refuse(["model.safetensors"], folder)
 
-    def test_names_weights_that_are_cut_off(self):
+    def test_names_weights_that_are_truncated(self):
         folder = model_folder.write(self.folder / "model")
         path = folder / "model.safetensors"
         path.write_bytes(path.read_bytes()[:-100])
@@ -121,14 +121,14 @@ class BadModel(WeftCase):
         path.write_bytes(path.read_bytes().replace(b'"F32"', b'"I32"'))
         self.refuse(["I32", "F32, F16 or BF16"], folder)
 
-    def test_names_a_tensor_too_few_or_too_many(self):
+    def test_names_a_tensor_that_is_missing_or_unexpected(self):
         tensors = model_folder.shapes(model_folder.CONFIG)
         del tensors["model.norm.weight"]
         self.refuse(["model.norm.weight"], model_folder.write(self.folder / "few", tensors=tensors))
         tensors = model_folder.shapes(model_folder.CONFIG) | {"model.layers.0.self_attn.q_proj.bias": [16]}
         self.refuse(["q_proj.bias"], model_folder.write(self.folder / "many", tensors=tensors))
 
-    def test_refuses_sequences_longer_than_the_model(self):
+    def test_names_a_sequence_length_above_the_positions_of_the_model(self):
         folder = model_folder.write(self.folder / "model")
         self.assert_refused(2, ["--seq-len 129", "128"], "train", "--hf-model", folder, "--seq-len", "129", "--data",
                             self.text)
@@ -152,7 +152,7 @@ class BadOutput(WeftCase):
 
 
 class OutputsOverInputs(WeftCase):
-    """An output that would replace a file of the run is refused, whatever paths lead there."""
+    """The program refuses an output that would replace one of the run's files, whatever paths lead to it."""
 
     def contents(self):
         return {str(path): path.read_bytes() for path in self.folder.rglob("*") if path.is_file()}

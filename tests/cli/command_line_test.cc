@@ -33,7 +33,7 @@ std::string TextOf(const Arguments& arguments) {
   return command.ok() ? std::get<PrintText>(*command).text : "";
 }
 
-TEST(CommandLine, SetsEveryFieldByItsFlag) {
+TEST(CommandLine, SetsEveryFieldFromItsFlag) {
   const TrainConfig config = Parsed({"--layers=2",
                                      "--dim",
                                      "8",
@@ -174,7 +174,7 @@ TEST(CommandLine, SetsEveryFieldByItsFlag) {
   EXPECT_EQ(config.output.export_folder, "e");
 }
 
-TEST(CommandLine, LeavesDefaultsWhereNothingIsSaid) {
+TEST(CommandLine, KeepsDefaultsOfFlagsThatAreNotGiven) {
   const TrainConfig config = Parsed({});
   EXPECT_EQ(config.optimizer.lr, 3e-4);
   EXPECT_EQ(config.optimizer.weight_decay, 0.1);
@@ -189,7 +189,7 @@ TEST(CommandLine, LeavesDefaultsWhereNothingIsSaid) {
   EXPECT_FALSE(config.data.batch_size.has_value());
 }
 
-TEST(CommandLine, NamesTheFlagThatWasMeant) {
+TEST(CommandLine, SuggestsTheNearestFlag) {
   EXPECT_EQ(ErrorOf({"train", "--stpes", "3"}), "unknown flag --stpes; did you mean --steps?");
   EXPECT_EQ(ErrorOf({"train", "--lrr=3"}), "unknown flag --lrr; did you mean --lr?");
   EXPECT_EQ(ErrorOf({"train", "--data", "a", "--sead", "1"}), "unknown flag --sead; did you mean --seed?");
@@ -197,30 +197,30 @@ TEST(CommandLine, NamesTheFlagThatWasMeant) {
   EXPECT_THAT(ErrorOf({"train", "-x"}), HasSubstr("unexpected argument '-x'"));
 }
 
-TEST(CommandLine, NamesTheValueThatWasMeant) {
+TEST(CommandLine, SuggestsTheNearestValue) {
   EXPECT_EQ(ErrorOf({"train", "--lr-schedule", "cosin"}),
-            "--lr-schedule: 'cosin' is none of constant, linear, cosine; did you mean cosine?");
+            "--lr-schedule: 'cosin' is not one of constant, linear, cosine; did you mean cosine?");
   EXPECT_EQ(ErrorOf({"train", "--model", "smal"}),
-            "--model: 'smal' is none of tiny, small, medium; did you mean small?");
+            "--model: 'smal' is not one of tiny, small, medium; did you mean small?");
   EXPECT_EQ(ErrorOf({"train", "--cp-scheme", "rings"}),
-            "--cp-scheme: 'rings' is none of auto, ulysses, gather, hybrid, ring; did you mean ring?");
+            "--cp-scheme: 'rings' is not one of auto, ulysses, gather, hybrid, ring; did you mean ring?");
   EXPECT_EQ(
       ErrorOf({"train", "--load-balance", "head-tial"}),
-      "--load-balance: 'head-tial' is none of none, head-tail, query-exchange; did you mean head-tail?");
+      "--load-balance: 'head-tial' is not one of none, head-tail, query-exchange; did you mean head-tail?");
   EXPECT_EQ(ErrorOf({"train", "--shuffle", "yes"}), "--shuffle: 'yes' is neither false nor true");
   EXPECT_EQ(ErrorOf({"train", "--param-dtype", "f16"}), "--param-dtype: 'f16' is neither f32 nor bf16");
 }
 
-TEST(CommandLine, NamesNumbersThatAreNone) {
-  EXPECT_EQ(ErrorOf({"train", "--steps", "abc"}), "--steps: 'abc' is no whole number in range");
-  EXPECT_EQ(ErrorOf({"train", "--steps", "1.5"}), "--steps: '1.5' is no whole number in range");
+TEST(CommandLine, NamesValuesThatAreNotNumbers) {
+  EXPECT_EQ(ErrorOf({"train", "--steps", "abc"}), "--steps: 'abc' is not a whole number in range");
+  EXPECT_EQ(ErrorOf({"train", "--steps", "1.5"}), "--steps: '1.5' is not a whole number in range");
   EXPECT_EQ(ErrorOf({"train", "--steps", "99999999999999999999"}),
-            "--steps: '99999999999999999999' is no whole number in range");
-  EXPECT_EQ(ErrorOf({"train", "--seed", "-1"}), "--seed: '-1' is no whole number in range");
-  EXPECT_EQ(ErrorOf({"train", "--lr", "fast"}), "--lr: 'fast' is no number");
+            "--steps: '99999999999999999999' is not a whole number in range");
+  EXPECT_EQ(ErrorOf({"train", "--seed", "-1"}), "--seed: '-1' is not a whole number in range");
+  EXPECT_EQ(ErrorOf({"train", "--lr", "fast"}), "--lr: 'fast' is not a number");
 }
 
-TEST(CommandLine, NamesFlagsWithoutTheirValue) {
+TEST(CommandLine, NamesFlagsWithoutAValue) {
   EXPECT_THAT(ErrorOf({"train", "--steps"}), HasSubstr("--steps is given without a value"));
   EXPECT_THAT(ErrorOf({"train", "--metrics", "--steps", "3"}), HasSubstr("--metrics: '--steps' is a flag"));
 }
@@ -235,13 +235,13 @@ TEST(CommandLine, TakesTheLastValueOfAFlagThatIsGivenTwice) {
   EXPECT_TRUE(config.data.shuffle);
 }
 
-TEST(CommandLine, AddsUpThePathsOfAFlagThatIsGivenTwice) {
+TEST(CommandLine, JoinsThePathsOfAFlagThatIsGivenTwice) {
   EXPECT_THAT(Parsed({"--data", "a", "b", "--data", "c"}).data.paths, ElementsAre("a", "b", "c"));
 }
 
 TEST(CommandLine, ChecksEveryValueOfAFlagThatIsGivenTwice) {
   EXPECT_EQ(ErrorOf({"train", "--steps", "abc", "--steps", "2"}),
-            "--steps: 'abc' is no whole number in range");
+            "--steps: 'abc' is not a whole number in range");
 }
 
 TEST(CommandLine, ValidatesTheConfiguration) {
@@ -249,7 +249,7 @@ TEST(CommandLine, ValidatesTheConfiguration) {
               HasSubstr("--dim cannot be used with --model tiny"));
 }
 
-TEST(CommandLine, ReadsKeysFromAFileUnlessTheCommandLineSaysMore) {
+TEST(CommandLine, ReadsKeysOfAFileThatTheCommandLineOverrides) {
   const TempFolder folder;
   const std::string file = folder.Write("run.toml",
                                         "# A run.\n"
@@ -266,18 +266,18 @@ TEST(CommandLine, ReadsKeysFromAFileUnlessTheCommandLineSaysMore) {
   EXPECT_EQ(config.optimizer.lr_schedule, LrDecay::kCosine);
 }
 
-TEST(CommandLine, NamesFileAndKeyOfABadConfiguration) {
+TEST(CommandLine, NamesFileAndKeyOfABadConfigurationFile) {
   const TempFolder folder;
   const auto error = [&](const std::string& text) {
     return ErrorOf({"train", "--config", folder.Write("run.toml", text)});
   };
   EXPECT_THAT(error("stpes = 3\n"), HasSubstr("run.toml: unknown key 'stpes'; did you mean 'steps'?"));
-  EXPECT_THAT(error("steps = \"a\"\n"), HasSubstr("run.toml: --steps: 'a' is no whole number"));
-  EXPECT_THAT(error("[train]\nsteps = 3\n"), HasSubstr("there are no sections"));
+  EXPECT_THAT(error("steps = \"a\"\n"), HasSubstr("run.toml: --steps: 'a' is not a whole number"));
+  EXPECT_THAT(error("[train]\nsteps = 3\n"), HasSubstr("sections are not supported"));
   EXPECT_THAT(error("steps = 3\nsteps = 4\n"), HasSubstr("run.toml: key 'steps' is given more than once"));
   EXPECT_THAT(error("steps = 3\nlr = 1.0\nsteps = 4\n"), HasSubstr("key 'steps' is given more than once"));
   EXPECT_THAT(error("steps = [3, 4]\n"), HasSubstr("key 'steps' is given more than once, or as a list"));
-  EXPECT_THAT(error("config = \"x\"\n"), HasSubstr("on the command line only"));
+  EXPECT_THAT(error("config = \"x\"\n"), HasSubstr("allowed on the command line only"));
   EXPECT_THAT(error("lr-schedule = \"cosin\"\n"), HasSubstr("did you mean cosine?"));
   EXPECT_THAT(ErrorOf({"train", "--config", folder / "none.toml"}), HasSubstr("does not exist"));
   EXPECT_THAT(ErrorOf({"train", "--config", folder.str()}), HasSubstr("is actually a directory"));
@@ -294,7 +294,7 @@ TEST(CommandLine, PrintsHelpInGroupsAndTheVersion) {
   EXPECT_EQ(TextOf({"--version"}), "weft 0.1.0\n");
 }
 
-TEST(CommandLine, NamesTheCommandThatWasMeant) {
+TEST(CommandLine, SuggestsTheNearestCommand) {
   EXPECT_EQ(ErrorOf({"trian"}), "unknown command 'trian'; did you mean train?");
   EXPECT_THAT(ErrorOf({}), HasSubstr("no command was given"));
 }

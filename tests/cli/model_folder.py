@@ -22,7 +22,7 @@ CONFIG = {
 
 
 def shapes(config):
-    """{parameter: shape} of a Llama model, by the names of transformers."""
+    """{parameter: shape} of a Llama model, with the names of transformers."""
     dim, ffn = config["hidden_size"], config["intermediate_size"]
     kv_dim = dim // config["num_attention_heads"] * config["num_key_value_heads"]
     tensors = {"model.embed_tokens.weight": [config["vocab_size"], dim], "model.norm.weight": [dim]}
@@ -52,7 +52,7 @@ def elements(shape):
 
 
 def values(name, count):
-    """Small numbers that differ from each other; ones for norms, as a model starts."""
+    """Small numbers that differ from each other; ones for norms, as in a new model."""
     if "norm" in name:
         return [1.0] * count
     seed = sum(name.encode())
@@ -60,7 +60,7 @@ def values(name, count):
 
 
 def safetensors(tensors, dtype="F32"):
-    """The bytes of a file with these {name: shape}."""
+    """The bytes of a safetensors file with tensors {name: shape}."""
     header, data = {"__metadata__": {"format": "pt"}}, b""
     for name, shape in tensors.items():
         floats = values(name, elements(shape))
@@ -76,7 +76,7 @@ def safetensors(tensors, dtype="F32"):
 
 
 def write(folder, config=CONFIG, tensors=None, dtype="F32", files=1):
-    """Makes a model folder; with several files, sharded by an index."""
+    """Makes a model folder. With several files it has an index."""
     folder = pathlib.Path(folder)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
@@ -96,7 +96,7 @@ def write(folder, config=CONFIG, tensors=None, dtype="F32", files=1):
 
 
 def read_safetensors(path):
-    """{name: (shape, floats)} of an fp32 file."""
+    """Reads {name: (shape, floats)} from an fp32 file."""
     raw = pathlib.Path(path).read_bytes()
     (length,) = struct.unpack("<Q", raw[:8])
     header = json.loads(raw[8 : 8 + length])

@@ -5,7 +5,7 @@
 namespace weft {
 namespace {
 
-TEST(Nearest, CountsEdits) {
+TEST(EditDistance, CountsInsertionsDeletionsReplacementsAndSwaps) {
   EXPECT_EQ(EditDistance("", ""), 0);
   EXPECT_EQ(EditDistance("abc", ""), 3);
   EXPECT_EQ(EditDistance("", "ab"), 2);
@@ -14,7 +14,7 @@ TEST(Nearest, CountsEdits) {
   EXPECT_EQ(EditDistance("ab", "ba"), 1);
 }
 
-TEST(Nearest, FindsTheWordThatWasMeant) {
+TEST(Nearest, IsTheCandidateWithTheSmallestDistance) {
   EXPECT_EQ(Nearest("stpes", {"seed", "steps", "lr"}), "steps");
   EXPECT_EQ(Nearest("cosin", {"constant", "linear", "cosine"}), "cosine");
   EXPECT_EQ(Nearest("x", {}), "");

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The program from end to end: what it prints, writes and gives back."""
+"""The program from end to end: its output, files and exit codes."""
 import json
 import os
 import pathlib
@@ -25,7 +25,7 @@ class Texts(WeftCase):
         self.assertIn("--dp-shard", self.run_weft("train", "--help").stdout)
         self.assertRegex(self.run_weft("--version").stdout, r"^weft \d+\.\d+\.\d+\n$")
 
-    def test_prints_them_once_under_mpirun(self):
+    def test_prints_the_version_once_under_mpirun(self):
         result = self.run_weft("--version", ranks=2)
         self.assertEqual(result.stdout.count("weft"), 1)
 
@@ -41,24 +41,24 @@ class Runs(WeftCase):
         for line in lines:
             self.assertEqual(list(line), FIELDS)
             self.assertEqual(line["tokens"], 32)
-        self.assertAlmostEqual(lines[0]["loss"], 5.545, delta=0.1)  # ln 256: nothing is known yet.
+        self.assertAlmostEqual(lines[0]["loss"], 5.545, delta=0.1)  # ln 256: the model guesses.
         self.assertEqual(lines[2]["tokens_seen"], 96)
         config = json.loads((self.folder / "m.config.json").read_text())
         self.assertEqual(config["mesh"]["value"], "replicate 1 x shard 1")
         self.assertEqual(self.files(), ["m.config.json", "m.jsonl", "text.txt"])
 
-    def test_learns(self):
+    def test_reduces_the_loss(self):
         lines = self.metrics("--steps", "60", "--batch-size", "4", "--lr", "1e-2")
         self.assertLess(lines[-1]["loss"], lines[0]["loss"] - 2)
 
-    def test_prints_plain_lines_where_there_is_no_terminal(self):
+    def test_prints_plain_lines_without_a_terminal(self):
         for ranks in (None, 2):
             output = self.train("--steps", "2", ranks=ranks).replace("\r\n", "\n")
             self.assertEqual(len(re.findall(r"^step \d/2  loss ", output, re.MULTILINE)), 2)
             self.assertNotIn("\r", output)
             self.assertRegex(output, rf"(?m)^mesh +replicate 1 x shard {ranks or 1}")
 
-    def test_says_how_bf16_is_multiplied(self):
+    def test_prints_how_it_multiplies_bf16(self):
         self.assertNotIn("products", self.train("--steps", "1"))
         output = self.train("--steps", "1", "--param-dtype", "bf16")
         self.assertRegex(output, r"(?m)^products +bf16( widened to f32)?  \(the CPU has (no )?instructions for")
@@ -72,7 +72,7 @@ class Runs(WeftCase):
                 for field in ("loss", "grad_norm"):
                     self.assertAlmostEqual(line[field] / reference[field], 1, delta=1e-4)
 
-    def test_says_how_it_splits_sequences_and_what_that_costs(self):
+    def test_prints_the_context_parallel_scheme_and_counts_its_bytes(self):
         lines = self.metrics("--steps", "2", "--cp", "2", "--cp-scheme", "ring", "--document-separator", "32", ranks=2)
         for line in lines:
             self.assertGreater(line["bytes"]["context"], 0)
@@ -86,12 +86,12 @@ class Runs(WeftCase):
         config = json.loads((self.folder / "m.config.json").read_text())
         self.assertIn("MiB to a rank", config["sequences"]["reason"])
 
-    def test_adds_up_microbatches_like_one_batch(self):
+    def test_gives_microbatches_the_losses_of_one_batch(self):
         flags = ["--steps", "4", "--batch-size", "4", "--lr", "1e-2"]
         for line, reference in zip(self.metrics(*flags, "--grad-accum", "2"), self.metrics(*flags), strict=True):
             self.assertAlmostEqual(line["loss"] / reference["loss"], 1, delta=1e-5)
 
-    def test_evaluates_on_data_of_its_own(self):
+    def test_evaluates_on_separate_data(self):
         other = self.write("eval.txt", TEXT.upper())
         self.write("run.toml", f'eval-data = ["{other}"]\neval-interval = 2\n')
         output = self.train("--config", "run.toml", "--steps", "3", "--metrics", "m.jsonl", ranks=2)
@@ -117,7 +117,7 @@ class Runs(WeftCase):
                                ["--node-shared", "off"])}
         self.assertEqual(len(hashes), 1, hashes)
 
-    def test_says_where_the_weights_lie_and_why(self):
+    def test_prints_where_the_weights_lie_and_why(self):
         output = self.train("--steps", "1", ranks=2)
         self.assertRegex(output, r"(?m)^node-shared +in place +\(each shard group is on one node")
         alone = self.run_weft("train", *SMALL, "--steps", "1", "--node-shared", "on")
@@ -125,7 +125,7 @@ class Runs(WeftCase):
         self.assertIn("--node-shared: sharing images on each node is required (on), but a shard group of one rank",
                       alone.stderr)
 
-    def test_trains_on_the_text_that_it_brings(self):
+    def test_trains_on_the_built_in_text(self):
         result = self.run_weft("train", *SMALL, "--steps", "1")
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn("built-in text", result.stdout)
@@ -150,7 +150,7 @@ class Quickstart(WeftCase):
     SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "tools/quickstart.sh"
 
     def test_lets_its_caller_override_every_flag(self):
-        # The script itself; set-up and build do nothing, and mpirun runs the program on one rank.
+        # The script is the real one. Set-up and build are stubs, and mpirun is a stub that runs one rank.
         nothing = "#!/bin/sh\n"
         for name, content in {"tools/quickstart.sh": self.SCRIPT.read_text(), "tools/setup.sh": nothing, "bin/cmake": nothing,
                               "tools/mpirun.sh": f'#!/bin/sh\nshift 3\nexec "{self.weft}" "$@"\n'}.items():
@@ -166,7 +166,7 @@ class Quickstart(WeftCase):
 
 class StopRequests(WeftCase):
     def start(self, *flags, step=1):
-        """A run without an end, which has done `step` steps."""
+        """Starts a run that does not end by itself, and returns when it has done `step` steps."""
         command = self.command(["train", *flags, "--data", self.text, "--steps", "1000000", "--metrics", "m.jsonl",
                                 "--export-hf", "out"], None)
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder,
@@ -187,7 +187,7 @@ class StopRequests(WeftCase):
             json.loads(line)
         self.assertEqual(self.files(), ["m.config.json", "m.jsonl", "text.txt"])
 
-    def test_runs_no_signal_handler_on_the_stack_of_a_compute_thread(self):
+    def test_has_no_handlers_for_stop_signals_and_blocks_them(self):
         process = self.start(*SMALL)
         unblocked = []
         for status in pathlib.Path(f"/proc/{process.pid}/task").glob("*/status"):
@@ -197,15 +197,15 @@ class StopRequests(WeftCase):
                 self.assertFalse(int(masks["SigCgt"], 16) & bit, f"{number.name} has a handler")
                 if not int(masks["SigBlk"], 16) & bit:
                     unblocked.append(number)
-        # A thread that waits for signals shows them as not blocked.
+        # While a thread waits in sigwaitinfo, its mask shows the signals as not blocked.
         self.assertEqual(sorted(unblocked), [signal.SIGINT, signal.SIGTERM])
 
     def test_survives_signals_at_any_point_of_a_step(self):
-        # Steps that are mostly matrix products: a handler on the stack of oneDNN's sgemm crashed one such run in five.
+        # The steps are mostly matrix products. One such run in five crashed when signals had handlers.
         flags = ["--layers", "2", "--dim", "128", "--heads", "2", "--ffn-dim", "384", "--batch-size", "4"]
         for run in range(16):
             process = self.start(*flags)
-            for _ in range(run * 20000):  # Another point of the step in each run.
+            for _ in range(run * 20000):  # Each run is stopped at another point of its step.
                 pass
             process.send_signal(signal.SIGINT)
             process.send_signal(signal.SIGTERM)
@@ -215,7 +215,7 @@ class StopRequests(WeftCase):
 
 class LostRanks(WeftCase):
     def lose(self, signal_number, *flags):
-        """Sends a signal to one rank of two when both are at work; gives what mpirun then says."""
+        """Sends a signal to rank 1 of 2 after the first step. Returns the exit code and standard error of mpirun."""
         command = self.command(["train", *SMALL, "--data", self.text, "--steps", "1000000", *flags], 2)
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder,
                               env=os.environ | {"WEFT_TIMEOUT_S": "3"}) as process:
@@ -228,19 +228,19 @@ class LostRanks(WeftCase):
             _, errors = process.communicate(timeout=60)
         return process.returncode, errors
 
-    def test_ends_and_names_a_rank_that_hangs(self):
+    def test_names_a_rank_that_hangs_and_exits(self):
         for flags in ([], ["--cp", "2", "--cp-scheme", "ring"]):
             code, errors = self.lose(signal.SIGSTOP, *flags)
             self.assertEqual(code, 86, errors)
             self.assertRegex(errors, r"weft: rank 0: .*waits for rank\(s\) 1")
 
-    def test_ends_with_a_rank_that_dies(self):
+    def test_exits_when_a_rank_dies(self):
         code, errors = self.lose(signal.SIGKILL)
         self.assertNotEqual(code, 0, errors)
 
 
 class HuggingFace(WeftCase):
-    # A learning rate of 0 keeps the weights as they were read.
+    # With a learning rate of 0 the weights stay as they were read.
     KEEP = ["--steps", "1", "--lr", "0", "--seq-len", "16"]
 
     def load(self, folder, *arguments, ranks=None):
@@ -255,7 +255,7 @@ class HuggingFace(WeftCase):
         for name, (shape, floats) in read.items():
             self.assertEqual(written[name], (shape, floats), name)
 
-    def test_exports_what_it_has_read_on_every_mesh(self):
+    def test_exports_the_weights_that_it_read_on_every_mesh(self):
         source = model_folder.write(self.folder / "model")
         (source / "tokenizer.json").write_text("{}")
         hashes = set()
@@ -269,7 +269,7 @@ class HuggingFace(WeftCase):
                              ["config.json", "model.safetensors", "tokenizer.json"])
         self.assertEqual(len(hashes), 1)
 
-    def test_reads_folders_of_one_file_or_many_alike(self):
+    def test_reads_the_same_weights_from_one_file_or_several(self):
         one = model_folder.write(self.folder / "one")
         many = model_folder.write(self.folder / "many", files=3)
         self.assertEqual(self.load(one), self.load(many, ranks=2))
@@ -284,7 +284,7 @@ class HuggingFace(WeftCase):
         for value, exact in zip(floats, model_folder.values(name, len(floats)), strict=True):
             self.assertAlmostEqual(value, exact, delta=abs(exact) / 128)
 
-    def test_leaves_a_tied_head_out(self):
+    def test_exports_no_separate_tensor_for_a_tied_head(self):
         folder = model_folder.write(self.folder / "model", model_folder.CONFIG | {"tie_word_embeddings": True})
         self.load(folder, "--export-hf", "out", ranks=2)
         self.assertNotIn("lm_head.weight", model_folder.read_safetensors(self.folder / "out/model.safetensors"))

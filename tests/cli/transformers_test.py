@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""weft train on a Hugging Face folder against transformers' LlamaForCausalLM under torch.optim.AdamW: losses, gradient
+"""Compares weft train on a Hugging Face folder with transformers' LlamaForCausalLM and torch.optim.AdamW: losses, gradient
 norms, and the exported weights, which transformers must load. Exits with 77 (skipped) where torch or transformers is not
 installed.
 """
@@ -31,7 +31,7 @@ def make_model(**changes):
 
 
 def train(model, tokens):
-    """Losses and gradient norms of consecutive windows, as `weft train --shuffle false` takes them."""
+    """Losses and gradient norms of consecutive windows, in the order of `weft train --shuffle false`."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LR, betas=BETAS, eps=1e-8, weight_decay=DECAY)
     figures = []
     for step in range(STEPS):
@@ -81,13 +81,13 @@ class Transformers(WeftCase):
         trained = model.state_dict()
         self.assertEqual(sorted(loaded), sorted(trained))
         for name, weight in trained.items():
-            # AdamW moves a weight by lr whatever the size of its gradient, so tiny gradients show in full.
+            # AdamW moves a weight by about lr however small its gradient is, so rounding of tiny gradients shows in full.
             torch.testing.assert_close(loaded[name], weight, rtol=1e-3, atol=3e-4, msg=name)
 
-    def test_trains_like_it_on_one_rank_and_sharded(self):
+    def test_trains_like_transformers_on_one_rank_and_sharded(self):
         self.compare(make_model(), [(None, []), (2, []), (4, ["--dp-replicate", "2"]), (4, ["--dp-replicate", "4"])])
 
-    def test_trains_like_it_with_a_tied_head_and_scaled_positions(self):
+    def test_trains_like_transformers_with_a_tied_head_and_scaled_rope(self):
         model = make_model(hidden_size=48, num_attention_heads=6, num_key_value_heads=2, tie_word_embeddings=True,
                            rope_parameters=LLAMA3_ROPE)
         self.compare(model, [(2, ["--zero-copy", "false"])])

@@ -1,4 +1,4 @@
-"""What tests of the program share: running it, alone and under mpirun, in a folder of its own.
+"""Base class of the program's tests: runs it, with or without mpirun, in a temporary folder.
 
     TEST.py WEFT MPIRUN [unittest arguments]
 """
@@ -9,7 +9,7 @@ import sys
 import tempfile
 import unittest
 
-# Small enough that a step takes milliseconds.
+# A model so small that a step takes milliseconds.
 SMALL = ["--layers", "2", "--dim", "16", "--heads", "2", "--ffn-dim", "24", "--seq-len", "16"]
 TEXT = "The quick brown fox jumps over the lazy dog. " * 40
 
@@ -35,7 +35,7 @@ class WeftCase(unittest.TestCase):
         return [str(word) for word in [*launcher, self.weft, *arguments]]
 
     def run_weft(self, *arguments, ranks=None, env=None):
-        """ranks None: without mpirun."""
+        """Runs the program; without mpirun if `ranks` is None."""
         return subprocess.run(self.command(arguments, ranks), capture_output=True, text=True, cwd=self.folder,
                               env=os.environ | (env or {}), timeout=120)
 
@@ -48,7 +48,7 @@ class WeftCase(unittest.TestCase):
         return sorted(str(path.relative_to(self.folder)) for path in self.folder.rglob("*"))
 
     def assert_refused(self, code, words, *arguments, ranks=None):
-        """Ends with this code and exactly one message that has these words, and leaves nothing behind."""
+        """The program exits with `code`, prints one message that contains `words`, and leaves no new files."""
         before = self.files()
         result = self.run_weft(*arguments, ranks=ranks)
         messages = [line for line in result.stderr.splitlines() if line.startswith("weft:")]

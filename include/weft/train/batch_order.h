@@ -1,9 +1,7 @@
-// Which sequences of the data each rank sees at each step. Pure: nothing is read, and no table of the data is
-// made.
+// Assignment of data windows to steps, microbatches and ranks. Pure: reads no data and keeps no table.
 //
-// The data of T tokens has floor((T - 1) / L) windows of L inputs; window i starts at token i L, and its
-// targets are one token later. Sequence after sequence of the run takes the next window of its epoch, in
-// order or shuffled.
+// Data of T tokens has floor((T - 1) / L) windows of L inputs. Window i starts at token i L; its targets are
+// one token later. Each sequence of the run takes the next window of its epoch, in order or shuffled.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +10,13 @@
 
 namespace weft {
 
-// A permutation of [0, count) drawn from (seed, epoch). Any element is computed alone, in constant time and
-// memory: a Feistel network over the next power of four, walked until it falls into the range.
+// A permutation of [0, count) drawn from (seed, epoch). Each element is computed alone, in constant expected
+// time and memory, by a Feistel network over the next power of four. The network is applied again until the
+// result lies in the range (cycle walking).
 class EpochPermutation {
  public:
   EpochPermutation(uint64_t seed, int64_t epoch, int64_t count);
-  // The element at `position`, in [0, count).
+  // The element at `position`. REQUIRES: `position` is in [0, count).
   int64_t operator()(int64_t position) const;
 
  private:
@@ -27,38 +26,40 @@ class EpochPermutation {
   int half_bits_ = 1;
 };
 
-// The contiguous part [first, first + count) of a step's sequences.
+// Sequences [first, first + count).
 struct SequenceRange {
   int64_t first;
   int64_t count;
 };
 
-// How a step's batch falls apart. `batch_size` is a multiple of microbatches * data_parallel_size.
+// Division of a step's batch into microbatches and data-parallel ranks.
+// Invariant: `batch_size` is a multiple of microbatches * data_parallel_size.
 struct BatchShape {
-  int64_t batch_size;
+  int64_t batch_size;  // Sequences per step.
   int64_t microbatches;
   int64_t data_parallel_size;
 
-  // Errors: kInvalidArgument (names the batch size, what it must be a multiple of, and the nearest that are).
+  // Errors: kInvalidArgument (names the batch size, the required divisor, and the nearest valid sizes).
   static absl::StatusOr<BatchShape> Make(int64_t batch_size, int64_t microbatches,
                                          int64_t data_parallel_size);
 
   int64_t sequences_per_rank() const { return batch_size / (microbatches * data_parallel_size); }
-  // Microbatches are contiguous in the batch, and data-parallel ranks are contiguous in a microbatch.
+  // The sequences of one rank in one microbatch, counted within the step. Microbatches are contiguous in the
+  // batch, and the parts of ranks are contiguous in a microbatch.
   SequenceRange Part(int64_t microbatch, int64_t data_parallel_rank) const;
 };
 
+// Order of the windows over the sequences of a run.
 struct BatchOrder {
   int64_t windows = 0;  // At least 1.
   bool shuffle = true;
   uint64_t seed = 0;
 
-  // Windows of `tokens` tokens at this sequence length. Errors: kDataLoss (there is not one: says what is
-  // needed).
+  // The number of windows in `tokens` tokens. Errors: kDataLoss (there is no whole window; says how many
+  // tokens are needed).
   static absl::StatusOr<int64_t> CountWindows(int64_t tokens, int64_t seq_len);
 
-  // The window of sequence `index` of the run, counted over all steps; an epoch's end may fall inside a
-  // batch.
+  // The window of sequence `index` of the run, counted over all steps. An epoch may end inside a batch.
   int64_t WindowOf(int64_t index) const;
 };
 

@@ -1,6 +1,6 @@
-// What a training run is told: the values of `weft train`'s flags, with their defaults.
+// Configuration of a training run: the values of `weft train`'s flags, with their defaults.
 //
-// A plain value; nothing here looks at files, ranks or the machine.
+// Pure: nothing here reads files, ranks or the machine. Thread safety: values.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 
 namespace weft {
 
-// Where the model comes from: a Hugging Face folder, a preset, or sizes. None given: the preset "tiny".
+// Source of the model: a Hugging Face folder, a preset, or sizes. If none is given: the preset "tiny".
 struct ModelOptions {
   std::string hf_folder;
   std::string preset;
@@ -28,28 +28,29 @@ struct ModelOptions {
   std::optional<int64_t> heads;
   std::optional<int64_t> kv_heads;    // Default: heads.
   std::optional<int64_t> ffn_dim;     // Default: 8/3 dim, rounded up to a multiple of 64.
-  std::optional<int64_t> vocab_size;  // Default: 256, the bytes. May also be given with a preset.
+  std::optional<int64_t> vocab_size;  // Default: 256, one per byte value. Allowed with a preset too.
 };
 
 struct DataOptions {
-  std::vector<std::string> paths;  // None: the text embedded in the program.
+  std::vector<std::string> paths;  // Empty: the text embedded in the program.
   int64_t seq_len = 256;
   bool shuffle = true;
-  std::optional<int64_t> batch_size;  // Sequences a step, over all ranks. Default: grad_accum for each rank.
-  int64_t grad_accum = 1;             // Microbatches a step.
-  // The token that ends a document. Set: sequences are packs of documents, which do not see each other.
-  // Unset: each sequence is one document.
+  // Sequences per step, over all ranks. Default: grad_accum for each data-parallel rank.
+  std::optional<int64_t> batch_size;
+  int64_t grad_accum = 1;  // Microbatches per step.
+  // The token that ends a document. If set, a sequence is a pack of documents, and attention stays within
+  // each document. If unset, each sequence is one document.
   std::optional<int64_t> document_separator;
 };
 
-// What weight decay applies to: all parameters, or matrices only (no weights of norms).
+// Parameters to which weight decay applies: all, or matrices only (not the weights of norms).
 enum class DecayScope : uint8_t { kAll, kMatrices };
 
-// Data that the loss is measured on, without training on it.
+// Evaluation: the loss on separate data, without training on them.
 struct EvalOptions {
-  std::vector<std::string> paths;    // None: no evaluation.
-  int64_t interval = 0;              // Steps between evaluations; one follows the last step in any case.
-  std::optional<int64_t> sequences;  // At most so many, from the start of the data. Default: all.
+  std::vector<std::string> paths;    // Empty: no evaluation.
+  int64_t interval = 0;              // Steps between evaluations. 0: only after the last step.
+  std::optional<int64_t> sequences;  // Evaluates at most the first this many sequences. Default: all.
 };
 
 struct OptimizerOptions {
@@ -63,40 +64,40 @@ struct OptimizerOptions {
   int64_t warmup_steps = 0;
   LrDecay lr_schedule = LrDecay::kConstant;
   double min_lr_ratio = 0.0;
-  double clip_grad_norm = 1.0;  // 0: off.
+  double clip_grad_norm = 1.0;  // 0: no clipping.
 };
 
-// What blocks keep from forward to backward: all that they computed, or their inputs, to compute the rest
-// again.
+// Activations that blocks keep from forward to backward. kNone: all. kFull: their inputs only; backward
+// recomputes the rest.
 enum class ActivationCheckpoint : uint8_t { kNone, kFull };
 
-// How attention is computed over ranks that share a sequence; kAuto takes what brings the fewest bytes to a
+// Scheme of attention over ranks that share a sequence. kAuto: the scheme that moves the fewest bytes to a
 // rank.
 enum class CpScheme : uint8_t { kAuto, kUlysses, kGather, kHybrid, kRing };
 
-// Sequences that are split over ranks: see docs/context_parallel.md.
+// Context parallelism: sequences split over ranks, see docs/context_parallel.md.
 struct ContextOptions {
-  int64_t size = 1;  // Ranks that share a sequence.
+  int64_t size = 1;  // Ranks over which each sequence is split.
   CpScheme scheme = CpScheme::kAuto;
-  // Ranks that exchange tokens for heads. Default: what the scheme says.
+  // Ranks that exchange tokens for heads. Default: as the scheme requires.
   std::optional<int64_t> ulysses_degree = std::nullopt;
-  // Default: shift. Where it is given, a hybrid is a ring on its outer level; else it gathers.
+  // Default: shift. If it is set, the outer level of a hybrid is a ring; otherwise the outer level gathers.
   std::optional<RingRotation> ring_rotate = std::nullopt;
-  // Default: head-tail, but with Ulysses, which is balanced by itself; where head-tail is given, auto takes
-  // no Ulysses. A query exchange is for gather.
+  // Default: head-tail; Ulysses needs none. If head-tail is set, kAuto does not choose Ulysses. A query
+  // exchange requires kGather.
   std::optional<LoadBalance> load_balance = std::nullopt;
 };
 
 struct ParallelOptions {
-  int64_t dp_replicate = 1;  // -1 in one of the two: the rest of the ranks.
+  int64_t dp_replicate = 1;  // -1, allowed in one of the two: all remaining ranks.
   int64_t dp_shard = -1;
   ContextOptions context;
   bool zero_copy = true;
   NodeShared node_shared = NodeShared::kAuto;
   bool reshard_after_forward = true;
   bool shard_optimizer_over_replicas = false;
-  std::optional<int64_t> prefetch_depth = std::nullopt;            // Unset: as ResolvePrefetch sees fit.
-  std::optional<WireCompression> wire_compression = std::nullopt;  // Unset: ChooseWireCompression finds out.
+  std::optional<int64_t> prefetch_depth = std::nullopt;            // Unset: ResolvePrefetch chooses.
+  std::optional<WireCompression> wire_compression = std::nullopt;  // Unset: ChooseWireCompression measures.
   GradientSync grad_sync = GradientSync::kReduceScatter;
   ActivationCheckpoint activation_checkpoint = ActivationCheckpoint::kNone;
   DType param_dtype = DType::kF32;
@@ -104,8 +105,8 @@ struct ParallelOptions {
 };
 
 struct OutputOptions {
-  std::string metrics_file;
-  std::string export_folder;
+  std::string metrics_file;   // Empty: no metrics.
+  std::string export_folder;  // Empty: no export.
 };
 
 struct TrainConfig {
@@ -116,7 +117,7 @@ struct TrainConfig {
   ParallelOptions parallel;
   OutputOptions output;
   uint64_t seed = 0;
-  std::string config_file;  // The file of --config. No output may replace it.
+  std::string config_file;  // The file of --config; outputs must not replace it.
 };
 
 // "constant", "linear", "cosine".
@@ -128,10 +129,10 @@ std::string_view Name(ActivationCheckpoint checkpoint);
 // "auto", "ulysses", "gather", "hybrid", "ring".
 std::string_view Name(CpScheme scheme);
 
-// Checks everything that can be known without ranks or files. Errors: kInvalidArgument (names the flag, the
-// value and the remedy).
+// Checks everything that does not depend on ranks or files. Errors: kInvalidArgument (names the flag, its
+// value and a remedy).
 absl::Status Validate(const TrainConfig& config);
-// The same of what it says of split sequences alone.
+// Checks the context-parallel options alone; part of the above.
 absl::Status Validate(const ContextOptions& context);
 
 }  // namespace weft

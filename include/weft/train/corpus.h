@@ -1,11 +1,10 @@
-// The training data: files of text (bytes are tokens) or of token ids, seen as one sequence of tokens end to
-// end.
+// Training data: files of text (each byte is a token) or of token ids, concatenated to one sequence of
+// tokens.
 //
-// Nothing is loaded: a read takes its range straight from the files that hold it.
+// The corpus keeps no data in memory. Each read takes its range from the files.
 //
 // Thread safety: const members may be called from several threads.
-// Lifetime: files must keep their size while the corpus is used; a file that became shorter is an error at
-// the read.
+// Lifetime: files must keep their size while the corpus is used. Reading a file that became shorter fails.
 #pragma once
 
 #include <cstdint>
@@ -19,23 +18,25 @@
 
 namespace weft {
 
-// kUint16 and kUint32 are little-endian token ids (.bin and .u16; .u32); every other file name is text.
+// Format of a data file, by its name: kUint16 (.bin, .u16) and kUint32 (.u32) are little-endian token ids;
+// every other file is text.
 enum class TokenFormat : uint8_t { kBytes, kUint16, kUint32 };
 
 class Corpus {
  public:
   struct Source {
-    std::string name;     // The path, for messages.
-    int64_t first_token;  // Of the whole corpus.
+    std::string name;     // The path of the file.
+    int64_t first_token;  // Its position in the corpus.
     int64_t tokens;
   };
 
-  // `paths` are files or folders, in this order. A folder gives all files below it, sorted by path, without
-  // hidden ones (also those in hidden folders); symbolic links are followed. Files of different formats
-  // cannot be mixed. Errors: kNotFound, kPermissionDenied (names the path), kDataLoss (a token file of odd
-  // size, mixed formats, no file in a folder, no token at all; a folder that contains itself through links).
+  // Opens files and folders, in this order. A folder stands for all files below it, sorted by path; hidden
+  // files and folders are skipped, and symbolic links are followed. All files must have one format.
+  // Errors: kNotFound, kPermissionDenied (names the path); kDataLoss (a token file whose size is not a
+  //   multiple of the token size, mixed formats, a folder without files, no tokens, a folder that contains
+  //   itself).
   static absl::StatusOr<Corpus> Open(absl::Span<const std::string> paths);
-  // A corpus over text in memory, which must outlive it.
+  // A corpus over text in memory. Lifetime: the text must outlive the corpus.
   static Corpus FromText(std::string_view name, std::string_view text);
 
   int64_t tokens() const { return tokens_; }
@@ -47,8 +48,8 @@ class Corpus {
   // read.
   absl::Status Read(int64_t first, int64_t vocab_size, absl::Span<int32_t> out) const;
 
-  // Reads part `part` of `parts` of the corpus, and keeps nothing: whether all tokens are below `vocab_size`.
-  // The parts together are the corpus, so that ranks can share the work. Errors as for Read.
+  // Checks that all tokens of part `part` of `parts` are below `vocab_size`. The parts together are the
+  // corpus, so ranks can share the work. Errors: those of Read.
   absl::Status CheckTokens(int64_t vocab_size, int part, int parts) const;
 
  private:
@@ -57,7 +58,7 @@ class Corpus {
 
   TokenFormat format_;
   std::vector<Source> sources_;
-  std::string_view text_;  // Used instead of files where it is not empty.
+  std::string_view text_;  // The data, unless it is empty; then files hold them.
   int64_t tokens_ = 0;
 };
 

@@ -1,5 +1,4 @@
-// The text that a run without --data trains on: the project's own licence and documentation, taken at build
-// time.
+// Training text of runs without --data: the project's licence and documentation, embedded at build time.
 #pragma once
 
 #include <string_view>

@@ -1,9 +1,9 @@
-// config.json of a Hugging Face Llama folder, read and written.
+// Reader and writer of config.json of a Hugging Face Llama folder.
 //
-// Read are the names of transformers' LlamaConfig: both the older rope_theta with rope_scaling and the newer
-// rope_parameters. What weft's model cannot do (another architecture, biases, dropout, another activation,
-// other rope types, quantized weights) is an error that names the key: training on must never differ silently
-// from what the folder means.
+// The keys are those of transformers' LlamaConfig, with the older rope_theta and rope_scaling, or the newer
+// rope_parameters. A value that weft's model does not support (another architecture, biases, dropout, another
+// activation, other rope types, quantized weights) is an error that names the key: a silent difference from
+// the folder's model would be worse.
 #pragma once
 
 #include <string>
@@ -16,15 +16,16 @@
 
 namespace weft {
 
-// `path` is for messages. Errors: kDataLoss (no JSON; a key missing, of the wrong type or out of range),
-// kUnimplemented (a value that the model cannot do); all name the key.
+// Parses the text of a config.json; error messages name `path`. Errors: kDataLoss (not JSON; a key is
+// missing, has the wrong type or is out of range), kUnimplemented (an unsupported value). Messages name the
+// key.
 absl::StatusOr<LlamaConfig> ParseHfConfig(std::string_view json, const std::string& path);
 
-// From the folder's config.json. Errors: also kNotFound, kPermissionDenied.
+// Reads and parses the config.json of a folder. Errors: those of ParseHfConfig, kNotFound, kPermissionDenied.
 absl::StatusOr<LlamaConfig> ReadHfConfig(const std::string& folder);
 
-// The config.json of `config` with fp32 weights. `source` is the one that the model came from, whose other
-// keys (token ids and the like) are kept; empty for a new model.
+// Formats the config.json of `config` with fp32 weights. `source` is the text of the config.json that the
+// model came from; its other keys, such as token ids, are kept. `source` is empty for a new model.
 std::string FormatHfConfig(const LlamaConfig& config, std::string_view source);
 
 }  // namespace weft

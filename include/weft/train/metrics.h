@@ -1,4 +1,4 @@
-// What a step reports: one JSON object a line for programs, one line of text for people.
+// Metrics of a training step, and the file of --metrics, which has one JSON object per line.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,8 @@
 
 namespace weft {
 
-// Bytes, times and memory are rank 0's; loss, norm and tokens are the whole run's.
+// Loss, norm and tokens are those of all ranks. Bytes, times and memory are those of one rank; outputs show
+// rank 0's. docs/training.md describes the fields.
 struct StepMetrics {
   int64_t step = 0;      // From 1.
   double loss = 0;       // Mean over all targets of the step, in nats, before the update.
@@ -23,7 +24,7 @@ struct StepMetrics {
   int64_t tokens = 0;
   int64_t tokens_seen = 0;
   double tokens_per_s = 0;
-  double tflops = 0;  // Of the model's own arithmetic, over all ranks; see FlopsPerToken.
+  double tflops = 0;  // Rate of FlopsPerToken, over all ranks.
   double step_ms = 0;
   double exposed_comm_ms = 0;
   struct {
@@ -31,34 +32,35 @@ struct StepMetrics {
     int64_t reduce_scatter = 0;
     int64_t all_reduce = 0;
     int64_t context = 0;
-    int64_t control = 0;  // The gradient norm, and what ranks tell each other.
+    int64_t control = 0;  // Gradient norms, losses and stop requests.
   } bytes;
   int64_t wire_bytes = 0;
   int64_t wire_saved_bytes = 0;
   int64_t copied_bytes = 0;
-  int64_t peak_buffer_bytes = 0;  // Images and gradients.
-  // Of each pool: within the step, but for the engine's scratch, whose peak is of the run so far.
+  int64_t peak_buffer_bytes = 0;  // Of images and gradients together.
+  // Peak of each pool within the step. The peak of scratch is that of the run so far.
   struct {
     int64_t images = 0;
     int64_t gradients = 0;
     int64_t shards = 0;
-    int64_t context = 0;  // What attention exchanges where sequences are split.
+    int64_t context = 0;  // Buffers of attention over split sequences.
     int64_t scratch = 0;
   } peak_bytes;
-  // What tensors took from the system and buffer pools from the node heap: 0 once a run has met its sizes.
+  // Memory that tensors took from the system, and buffer pools from the node heap. 0 in a steady step.
   int64_t allocated_bytes = 0;
   int64_t rss_bytes = 0;
-  std::optional<double> eval_loss;  // After the update, where the step was followed by an evaluation.
+  std::optional<double> eval_loss;  // After the update; set if an evaluation followed the step.
 };
 
-// The fields by these names, in this order, without a line's end. Numbers that are not finite become null.
+// One line of JSON without a newline: the fields with these names, in this order. A number that is not finite
+// becomes null.
 std::string ToJson(const StepMetrics& metrics);
 
-// The file of `--metrics`. Every line is handed to the system whole, so that an interrupted run leaves whole
-// lines.
+// The file of `--metrics`. Each line is flushed when it is written, so an interrupted run leaves whole lines.
 class MetricsFile {
  public:
-  // Empties the file, or creates it. Errors: kNotFound, kPermissionDenied, ….
+  // Creates the file, or truncates it. Errors: kNotFound, kPermissionDenied, kResourceExhausted, kDataLoss
+  // (names the path).
   static absl::StatusOr<MetricsFile> Create(const std::string& path);
 
   absl::Status Write(const StepMetrics& metrics);
@@ -73,13 +75,13 @@ class MetricsFile {
   std::string path_;
 };
 
-// Floating-point operations that a model's training needs for one token, forward and backward, whoever runs
-// it and however: 6 N + 12 L H Q S with N parameters that take part in products (the embedding table is only
-// looked up), L layers, H heads of Q elements and S tokens a sequence. Causal masks are not deducted, and
-// nothing computed twice counts twice. Source: Chowdhery et al., "PaLM" (2022), appendix B.
+// Floating-point operations of forward and backward for one token: 6 N + 12 L H Q S. N is the number of
+// parameters in matrix products (the embedding table is only looked up), L of layers, H of heads of Q
+// elements, and S of tokens per sequence. Causal masks are not deducted, and recomputation does not count.
+// Source: Chowdhery et al., "PaLM" (2022), appendix B.
 double FlopsPerToken(const LlamaConfig& config, int64_t seq_len);
 
-// Resident memory of this process now, in bytes; 0 where the system does not say.
+// Resident memory of this process, in bytes; 0 if the system does not report it.
 int64_t ResidentBytes();
 
 }  // namespace weft

@@ -1,6 +1,8 @@
-// Tensors in the safetensors format: 8 bytes of header length (little-endian), a JSON header that maps names
-// to dtype, shape and byte range, then the data (https://huggingface.co/docs/safetensors). Any range of
-// elements can be read or written alone, so that each rank touches only its part.
+// Reader and writer of tensors in the safetensors format (https://huggingface.co/docs/safetensors).
+//
+// A file has 8 bytes of header length (little-endian), a JSON header that maps each name to dtype, shape and
+// byte range, and the data. Each range of elements can be read or written alone, so a rank touches only its
+// part.
 #pragma once
 
 #include <cstdint>
@@ -20,58 +22,58 @@
 namespace weft {
 
 struct SafetensorsEntry {
-  std::string file;   // Path of the file that holds it.
-  std::string dtype;  // As the format names it: "F32", "BF16", "I64", ….
+  std::string file;   // Path of the file that holds the tensor.
+  std::string dtype;  // By the names of the format: "F32", "BF16", "I64", ….
   Shape shape;        // Row-major.
-  int64_t offset;     // Of the first byte, in the file.
+  int64_t offset;     // Position of the first byte in the file.
   int64_t bytes;
 };
 
-// A header's entries, checked: sizes that agree with shapes, ranges inside the file that do not overlap.
-// `path` is for messages and for the entries; `file_bytes` is the whole file's size. Errors: kDataLoss (names
-// file, tensor and what is wrong).
+// Parses a header into entries by tensor name. Checks that sizes agree with shapes, and that ranges lie in
+// the file and do not overlap. `path` goes into messages and entries; `file_bytes` is the size of the whole
+// file. Errors: kDataLoss (names file, tensor and fault).
 absl::StatusOr<std::map<std::string, SafetensorsEntry>> ParseSafetensorsHeader(std::string_view header,
                                                                                const std::string& path,
                                                                                int64_t file_bytes);
 
-// The weights of a model folder: model.safetensors, or the files that model.safetensors.index.json names.
+// Reader of a model folder's weights: model.safetensors, or the files that model.safetensors.index.json
+// names.
 //
 // Thread safety: const members may be called from several threads.
 class SafetensorsReader {
  public:
-  // Reads headers only. Errors: kNotFound, kPermissionDenied, kDataLoss (a file cut off, a tensor that the
-  // index places in a file which has it not, …).
+  // Reads headers only. Errors: kNotFound, kPermissionDenied, kDataLoss (a file is truncated, a tensor is not
+  // in the file that the index names, …).
   static absl::StatusOr<SafetensorsReader> Open(const std::string& folder);
 
-  // Tensors by name.
+  // Entries by tensor name.
   const std::map<std::string, SafetensorsEntry>& entries() const { return entries_; }
 
-  // Whether the tensor is there with this shape, and floating-point of 16 or 32 bits. Errors: kNotFound,
-  // kDataLoss (names tensor, file, what it is and what it should be).
+  // Checks that the tensor exists, has this shape, and is F32, F16 or BF16. Errors: kNotFound, kDataLoss
+  // (names tensor, file, the expected and the actual property).
   absl::Status Check(const std::string& name, const Shape& shape) const;
 
-  // Reads elements [first, first + out.size()) in row-major order as fp32, from F32, F16 or BF16. Check must
-  // hold.
+  // Reads elements [first, first + out.size()), in row-major order, as fp32. REQUIRES: Check has passed.
   absl::Status Read(const std::string& name, int64_t first, absl::Span<float> out) const;
 
  private:
   std::map<std::string, SafetensorsEntry> entries_;
 };
 
-// The plan of a file of fp32 tensors. Pure: every rank makes the same one.
+// Layout of a file of fp32 tensors. Pure: every rank computes the same one.
 class SafetensorsLayout {
  public:
   struct Tensor {
     std::string name;
     Shape shape;
   };
-  // Tensors lie in the order given. Names must differ.
+  // The file has the tensors in this order. REQUIRES: names differ.
   explicit SafetensorsLayout(absl::Span<const Tensor> tensors);
 
-  // The length field and the JSON, padded so that data starts at a multiple of 64.
+  // The length field and the JSON, padded so that the data start at a multiple of 64 bytes.
   const std::string& header() const { return header_; }
   int64_t file_bytes() const { return file_bytes_; }
-  // Where element `element` of a tensor lies in the file.
+  // The position in the file of element `element` of a tensor, in bytes.
   int64_t OffsetOf(const std::string& name, int64_t element) const;
 
  private:
@@ -80,28 +82,27 @@ class SafetensorsLayout {
   int64_t file_bytes_ = 0;
 };
 
-// A safetensors file that several ranks write together: "<path>.partial" until it is complete, then renamed.
+// Writer of a safetensors file that several ranks write together. The file is "<path>.partial" until Commit
+// renames it.
 //
-// Collective: one rank calls Create; when it has returned, any rank may open the file and write its ranges;
-// when all are
-//   closed, one rank calls Commit. A writer that is not committed leaves the partial file: Discard removes
-//   it.
+// Collective: one rank calls Create. After it has returned, each rank opens the file and writes its ranges.
+//   After all writers are closed, one rank calls Commit, or Discard, which removes the partial file.
 class SafetensorsWriter {
  public:
-  // Makes the partial file at its full size, with its header. Errors: kNotFound, kPermissionDenied,
+  // Creates the partial file with its full size and header. Errors: kNotFound, kPermissionDenied,
   // kResourceExhausted.
   static absl::Status Create(const std::string& path, const SafetensorsLayout& layout);
   static absl::Status Commit(const std::string& path);
   static void Discard(const std::string& path);
 
-  // Opens the partial file that another rank made.
+  // Opens the partial file that another rank created. Errors: kNotFound (also if the file has another size).
   static absl::StatusOr<SafetensorsWriter> Open(const std::string& path, const SafetensorsLayout& layout);
   SafetensorsWriter(SafetensorsWriter&&) noexcept;
   ~SafetensorsWriter();
 
   // Writes elements [first, first + values.size()) of a tensor.
   absl::Status Write(const std::string& name, int64_t first, absl::Span<const float> values);
-  // Flushes to the device; the file is closed.
+  // Flushes to the device and closes the file.
   absl::Status Close();
 
  private:

@@ -1,7 +1,7 @@
-// A whole training run: what `weft train` does, for programs and tests that bring their own ranks.
+// Training run: the work of `weft train`, for programs and tests with ranks of their own.
 //
-// Collective: all ranks of the bootstrap, with the same configuration. Errors are agreed on: every rank
-// returns the same one, but for a rank that waits in vain (kDeadlineExceeded).
+// Collective: all ranks of the bootstrap, with the same configuration. All ranks return the same error,
+//   except for a rank that waits past its deadline (kDeadlineExceeded).
 #pragma once
 
 #include <atomic>
@@ -20,22 +20,23 @@
 namespace weft {
 
 struct TrainEnvironment {
-  // Whether a rank that waits past the deadline may end its process. Not for ranks that are threads.
+  // Whether a rank that waits past the deadline may end its process. Must be false if ranks are threads.
   bool watchdog = false;
-  // When it becomes true on any rank, all ranks finish the step that they are in and stop, without an export.
+  // When the flag becomes true on any rank, all ranks finish their step and stop without an export. May be
+  // null.
   const std::atomic<bool>* stop = nullptr;
-  // Where rank 0 writes the configuration, progress and result; null: nowhere.
+  // The stream to which rank 0 writes the configuration, progress and result. Null: no output.
   std::FILE* output = nullptr;
-  bool terminal = false;  // Whether `output` is one: progress then stays on one line.
-  // How communication is scheduled: slices, windows, pieces. Changes no result. Timeout and watchdog are the
-  // run's.
+  bool terminal = false;  // Whether `output` is a terminal; progress then stays on one line.
+  // Scheduling of communication (slices, windows, pieces), which changes no result. The run overwrites
+  // timeout and watchdog.
   EngineOptions engine;
-  // Called on every rank after each step.
+  // Called on every rank after each step, with that rank's metrics.
   std::function<void(const StepMetrics&)> on_step;
 };
 
 struct TrainReport {
-  int64_t steps = 0;  // Fewer than asked for where the run was stopped.
+  int64_t steps = 0;  // Fewer than configured if the run was stopped.
   bool stopped = false;
   double loss = 0;                  // Of the last step.
   std::optional<double> eval_loss;  // Of the last evaluation.

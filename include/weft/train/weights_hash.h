@@ -1,11 +1,10 @@
-// One number for all weights of a model, to compare runs bit by bit. It can be made from shards, cut
-// anywhere.
+// Hash of all weights of a model, to compare runs bit by bit. Shards of any shape can be hashed separately.
 //
 // A parameter's digest is the sum modulo 2^64, over its elements, of xxh64 of the 12 bytes (element index as
-// a 64-bit, fp32 bits as a 32-bit little-endian integer). Sums of parts may be added in any order. The
-// model's hash is the xxh64 of "name\0" and the digest's 8 bytes for every parameter, in order of names.
+// a 64-bit, fp32 bits as a 32-bit little-endian integer). Digests of parts may be added in any order. The
+// model's hash is the xxh64 of "name\0" and the digest's 8 bytes for every parameter, in the order of names.
 //
-// Pure. Thread safety: none needed.
+// Pure. Thread safety: free functions.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +15,10 @@
 
 namespace weft {
 
-// The part of a parameter's digest that elements [first, first + values.size()) make.
+// The contribution of elements [first, first + values.size()) to their parameter's digest.
 uint64_t DigestOfElements(int64_t first, absl::Span<const float> values);
 
-// From the digest of each parameter, by name.
+// The model's hash from the digests of its parameters, by name.
 uint64_t WeightsHash(const std::map<std::string, uint64_t>& digests);
 
 }  // namespace weft
