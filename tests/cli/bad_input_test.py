@@ -83,7 +83,7 @@ class BadData(WeftCase):
         self.refuse(["data.u16", "token 300", "position 70"], "--data", data, ranks=2)
 
     def test_names_a_token_file_that_is_truncated(self):
-        self.refuse(["data.u32", "multiple of 4"], "--data", self.write("data.u32", b"x" * 1001))
+        self.refuse(["data.u32", "not a multiple of 4"], "--data", self.write("data.u32", b"x" * 1001))
 
 
 class BadModel(WeftCase):
@@ -109,8 +109,8 @@ class BadModel(WeftCase):
         folder = model_folder.write(self.folder / "model")
         path = folder / "model.safetensors"
         path.write_bytes(path.read_bytes()[:-100])
-        self.refuse(["model.safetensors", "cut off"], folder)
-        self.refuse(["model.safetensors", "cut off"], folder, ranks=2)
+        self.refuse(["model.safetensors", "truncated"], folder)
+        self.refuse(["model.safetensors", "truncated"], folder, ranks=2)
 
     def test_names_a_tensor_of_another_shape_or_type(self):
         tensors = model_folder.shapes(model_folder.CONFIG)

@@ -93,8 +93,9 @@ TEST(TrainConfig, NamesUlyssesDegreesThatDoNotFitRanksOrScheme) {
               HasSubstr("--ulysses-degree 3: must divide --cp 4: use one of 1, 2, 4"));
   EXPECT_THAT(error(4, CpScheme::kAuto, 0), HasSubstr("--ulysses-degree 0"));
   EXPECT_THAT(error(4, CpScheme::kUlysses, 2), HasSubstr("over all 4 ranks of --cp: leave the degree out"));
-  EXPECT_THAT(error(4, CpScheme::kRing, 2), HasSubstr("--cp-scheme ring spreads no heads over ranks"));
-  EXPECT_THAT(error(4, CpScheme::kGather, 4), HasSubstr("--cp-scheme gather spreads no heads over ranks"));
+  EXPECT_THAT(error(4, CpScheme::kRing, 2), HasSubstr("--cp-scheme ring does not split heads over ranks"));
+  EXPECT_THAT(error(4, CpScheme::kGather, 4),
+              HasSubstr("--cp-scheme gather does not split heads over ranks"));
   EXPECT_THAT(error(4, CpScheme::kHybrid, 1), HasSubstr("use --cp-scheme gather or ring"));
   EXPECT_THAT(error(4, CpScheme::kHybrid, 4), HasSubstr("use --cp-scheme ulysses"));
 }
@@ -115,14 +116,14 @@ TEST(TrainConfig, NamesContextOptionsThatContradictEachOther) {
   }
   const auto head_tail = [](ContextOptions& c) { c.load_balance = LoadBalance::kHeadTail; };
   EXPECT_THAT(ContextError(2, [&](ContextOptions& c) { c.scheme = CpScheme::kUlysses, head_tail(c); }),
-              HasSubstr("--load-balance head-tail: with Ulysses"));
+              HasSubstr("--load-balance head-tail: Ulysses is balanced"));
   EXPECT_THAT(ContextError(2, [&](ContextOptions& c) { c.ulysses_degree = 2, head_tail(c); }),
-              HasSubstr("--load-balance head-tail: with Ulysses"));
+              HasSubstr("--load-balance head-tail: Ulysses is balanced"));
   for (const CpScheme scheme : {CpScheme::kAuto, CpScheme::kUlysses, CpScheme::kRing, CpScheme::kHybrid}) {
     EXPECT_THAT(
         ContextError(
             4, [&](ContextOptions& c) { c.scheme = scheme, c.load_balance = LoadBalance::kQueryExchange; }),
-        HasSubstr("--load-balance query-exchange: is for --cp-scheme gather, not for " +
+        HasSubstr("--load-balance query-exchange: needs --cp-scheme gather, not " +
                   std::string(Name(scheme))));
   }
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.data.document_separator = -1; }),

@@ -35,8 +35,8 @@ TEST(EvaluationPlan, GivesThePartsOfEveryPassAPlaceInTheOrderOfRanksAndAddsThemB
     std::vector<double> losses;
     for (int rank = 0; rank < ranks; ++rank) {
       for (int part = 0; part < 2; ++part) {
-        EXPECT_EQ(plan.LossesOf(rank, part), static_cast<int64_t>(losses.size()));
-        for (int64_t pass = plan.PassOf(rank); pass < plan.PassOf(rank + 1); ++pass) {
+        EXPECT_EQ(plan.FirstLoss(rank, part), static_cast<int64_t>(losses.size()));
+        for (int64_t pass = plan.FirstPass(rank); pass < plan.FirstPass(rank + 1); ++pass) {
           losses.push_back(part == 0 ? 1e16 : static_cast<double>(pass) - 1e16);  // Their sum is the pass.
         }
       }

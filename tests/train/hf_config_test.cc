@@ -140,12 +140,13 @@ TEST(HfConfig, NamesTheKeyThatIsMissingOrWrong) {
   EXPECT_THAT(std::string(ErrorWith("rms_norm_eps", "x").message()), HasSubstr("rms_norm_eps is"));
   EXPECT_THAT(std::string(ErrorWith("rope_scaling", {{"rope_type", "llama3"}}).message()),
               HasSubstr("factor is missing"));
-  EXPECT_THAT(std::string(ErrorWith("rope_scaling", "x").message()), HasSubstr("rope_scaling is no object"));
+  EXPECT_THAT(std::string(ErrorWith("rope_scaling", "x").message()),
+              HasSubstr("rope_scaling is not an object"));
 }
 
 TEST(HfConfig, RefusesWhatIsNoJsonObject) {
   for (const char* text : {"", "[]", "{", "nonsense"}) {
-    EXPECT_THAT(std::string(ParseHfConfig(text, "c").status().message()), HasSubstr("no JSON object"))
+    EXPECT_THAT(std::string(ParseHfConfig(text, "c").status().message()), HasSubstr("not a JSON object"))
         << text;
   }
 }

@@ -104,11 +104,11 @@ TEST(SafetensorsReader, NamesWhatIsWrongWithAnIndex) {
     return std::string(status.message());
   };
   EXPECT_THAT(error(R"({"weight_map":{"b":"m-1.safetensors"}})"),
-              HasSubstr("'b' in 'm-1.safetensors', which has it not"));
+              HasSubstr("names 'm-1.safetensors' for tensor 'b'"));
   EXPECT_THAT(error(R"({"weight_map":{"a":"m-9.safetensors"}})"),
               HasSubstr("m-9.safetensors': No such file"));
-  EXPECT_THAT(error(R"({"weight_map":{"a":"../m-1.safetensors"}})"), HasSubstr("is no file name"));
-  EXPECT_THAT(error("{"), HasSubstr("no JSON object"));
+  EXPECT_THAT(error(R"({"weight_map":{"a":"../m-1.safetensors"}})"), HasSubstr("is not a file name"));
+  EXPECT_THAT(error("{"), HasSubstr("not a JSON object"));
 }
 
 TEST(SafetensorsReader, SaysThatAFolderHasNoWeights) {
@@ -120,10 +120,10 @@ TEST(SafetensorsReader, SaysThatAFolderHasNoWeights) {
 
 TEST(SafetensorsReader, NamesDamageOfAFile) {
   EXPECT_THAT(ErrorOf("abc"), HasSubstr("only 3 bytes"));
-  EXPECT_THAT(ErrorOf(std::string(8, '\x7f')), HasSubstr("cut off"));
-  EXPECT_THAT(ErrorOf(File("{nonsense", "")), HasSubstr("no JSON object"));
+  EXPECT_THAT(ErrorOf(std::string(8, '\x7f')), HasSubstr("truncated"));
+  EXPECT_THAT(ErrorOf(File("{nonsense", "")), HasSubstr("not a JSON object"));
   EXPECT_THAT(ErrorOf(File(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})", "1234")),
-              HasSubstr("tensor 'a' lies at bytes 0 to 8 of 4"));
+              HasSubstr("tensor 'a' lies at bytes 0 to 8, but the file has 4"));
   EXPECT_THAT(ErrorOf(File(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", "1234")),
               HasSubstr("do not fit"));
   EXPECT_THAT(ErrorOf(File(R"({"a":{"dtype":"F99","shape":[1],"data_offsets":[0,4]}})", "1234")),
@@ -150,7 +150,7 @@ TEST(SafetensorsReader, ChecksPresenceShapeAndType) {
   const SafetensorsReader reader = SafetensorsReader::Open(folder.str()).value();
   EXPECT_TRUE(absl::IsNotFound(reader.Check("z", {1})));
   EXPECT_THAT(std::string(reader.Check("a", {2, 1}).message()),
-              HasSubstr("has shape [1, 2], but config.json makes it [2, 1]"));
+              HasSubstr("has shape [1, 2], but by config.json it must be [2, 1]"));
   EXPECT_THAT(std::string(reader.Check("n", {1}).message()),
               HasSubstr("'n' is I64; weights must be F32, F16 or BF16"));
 }

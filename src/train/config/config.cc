@@ -16,7 +16,7 @@ struct Size {
   std::optional<int64_t> value;
 };
 
-// The sizes that make a model, but for the vocabulary, which belongs to the data as much.
+// The sizes that define a model. The vocabulary is not among them: a preset allows it too.
 std::vector<Size> ModelSizes(const ModelOptions& model) {
   return {{"layers", model.layers},
           {"dim", model.dim},
@@ -47,20 +47,20 @@ absl::Status ValidateModelSource(const ModelOptions& model) {
   }
   if (!model.hf_folder.empty() && model.vocab_size.has_value()) {
     return absl::InvalidArgumentError(
-        "--vocab-size cannot be used with --hf-model: its config.json has the size");
+        "--vocab-size cannot be used with --hf-model: the folder's config.json has the size");
   }
   for (const Size& size : ModelSizes(model)) {
     if (!size.value.has_value()) {
       continue;
     }
     if (!model.hf_folder.empty()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("--", size.flag, " cannot be used with --hf-model: its config.json has the sizes"));
+      return absl::InvalidArgumentError(absl::StrCat(
+          "--", size.flag, " cannot be used with --hf-model: the folder's config.json has the sizes"));
     }
     if (!model.preset.empty()) {
-      return absl::InvalidArgumentError(absl::StrCat("--", size.flag, " cannot be used with --model ",
-                                                     model.preset,
-                                                     ": give all sizes and no preset, or the preset alone"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("--", size.flag, " cannot be used with --model ", model.preset,
+                       ": give all sizes without a preset, or only the preset"));
     }
   }
   return absl::OkStatus();
@@ -77,7 +77,7 @@ absl::Status ValidateSizes(const ModelOptions& model) {
     return absl::OkStatus();
   }
   if (!model.layers || !model.dim || !model.heads) {
-    return absl::InvalidArgumentError("a model from sizes needs --layers, --dim and --heads");
+    return absl::InvalidArgumentError("a model from sizes needs --layers, --dim and --heads: give all three");
   }
   if (*model.dim % *model.heads != 0) {
     return BadFlag("heads", *model.heads, absl::StrCat("must divide --dim ", *model.dim));
@@ -122,7 +122,7 @@ absl::Status ValidateEval(const EvalOptions& eval) {
 absl::Status ValidateAxis(const char* flag, int64_t value) {
   return value >= 1 || value == -1
              ? absl::OkStatus()
-             : BadFlag(flag, value, "must be at least 1, or -1 for the rest of the ranks");
+             : BadFlag(flag, value, "must be at least 1, or -1 for all remaining ranks");
 }
 
 absl::Status ValidateDtype(const char* flag, DType dtype) {
@@ -136,7 +136,7 @@ absl::Status ValidateParallel(const ParallelOptions& parallel) {
   WEFT_RETURN_IF_ERROR(ValidateAxis("dp-shard", parallel.dp_shard));
   if (parallel.dp_replicate == -1 && parallel.dp_shard == -1) {
     return absl::InvalidArgumentError(
-        "--dp-replicate -1 and --dp-shard -1: only one of them can be the rest");
+        "--dp-replicate -1 and --dp-shard -1: only one of them can take the remaining ranks");
   }
   const int64_t depth = parallel.prefetch_depth.value_or(0);
   if (depth < 0 || depth > ShardingPolicy::kMaxPrefetchDepth) {

@@ -1,4 +1,4 @@
-// The flags that say how sequences are split: which of them go together.
+// Validation of the context-parallel flags.
 #include <string>
 #include <vector>
 
@@ -12,8 +12,8 @@
 namespace weft {
 namespace {
 
-// More than any run has: divisors are counted, and products fit.
-constexpr int64_t kMostRanks = 1 << 20;
+// Above the ranks of any run, and so small that products of sizes and the search for divisors stay cheap.
+constexpr int64_t kMaxRanks = 1 << 20;
 
 bool HasRing(CpScheme scheme) { return scheme == CpScheme::kRing || scheme == CpScheme::kHybrid; }
 
@@ -39,14 +39,14 @@ absl::Status ValidateDegree(const ContextOptions& context, int64_t degree) {
       return absl::OkStatus();
     case CpScheme::kUlysses:
       if (degree == size) return absl::OkStatus();
-      return bad(absl::StrCat("--cp-scheme ulysses spreads heads over all ", size,
+      return bad(absl::StrCat("--cp-scheme ulysses splits heads over all ", size,
                               " ranks of --cp: leave the degree out, or use --cp-scheme hybrid"));
     case CpScheme::kGather:
     case CpScheme::kRing:
       if (degree == 1) return absl::OkStatus();
       return bad(
           absl::StrCat("--cp-scheme ", ToAbsl(Name(context.scheme)),
-                       " spreads no heads over ranks: leave the degree out, or use --cp-scheme hybrid"));
+                       " does not split heads over ranks: leave the degree out, or use --cp-scheme hybrid"));
     case CpScheme::kHybrid:
       if (degree > 1 && degree < size) return absl::OkStatus();
       return bad(absl::StrCat("--cp-scheme hybrid is for degrees between 1 and --cp ", size,
@@ -55,9 +55,9 @@ absl::Status ValidateDegree(const ContextOptions& context, int64_t degree) {
   return absl::OkStatus();
 }
 
-// Where ranks share no sequences, there is nothing that these flags could say.
-absl::Status ValidateUnshared(const ContextOptions& context) {
-  constexpr const char* kNeedsRanks = "needs --cp, with at least 2 ranks to share a sequence";
+// With --cp 1 the other flags have no meaning, so they are errors.
+absl::Status ValidateWithoutSplit(const ContextOptions& context) {
+  constexpr const char* kNeedsRanks = "needs --cp of at least 2";
   if (context.scheme != CpScheme::kAuto) {
     return BadFlag("cp-scheme", ToAbsl(Name(context.scheme)), kNeedsRanks);
   }
@@ -73,11 +73,11 @@ absl::Status ValidateBalance(const ContextOptions& context) {
   const bool by_heads = context.scheme == CpScheme::kUlysses || context.ulysses_degree == context.size;
   if (context.load_balance == LoadBalance::kHeadTail && by_heads) {
     return BadFlag("load-balance", balance,
-                   "with Ulysses ranks have whole sequences of some heads, which is balanced: leave it out");
+                   "Ulysses is balanced, because each rank has whole sequences of some heads: leave it out");
   }
   if (context.load_balance == LoadBalance::kQueryExchange && context.scheme != CpScheme::kGather) {
     return BadFlag("load-balance", balance,
-                   absl::StrCat("is for --cp-scheme gather, not for ", ToAbsl(Name(context.scheme)),
+                   absl::StrCat("needs --cp-scheme gather, not ", ToAbsl(Name(context.scheme)),
                                 ": use that scheme, or another balance"));
   }
   return absl::OkStatus();
@@ -102,10 +102,10 @@ std::string_view Name(CpScheme scheme) {
 }
 
 absl::Status Validate(const ContextOptions& context) {
-  if (context.size < 1 || context.size > kMostRanks) {
-    return BadFlag("cp", context.size, absl::StrCat("must be from 1 to ", kMostRanks));
+  if (context.size < 1 || context.size > kMaxRanks) {
+    return BadFlag("cp", context.size, absl::StrCat("must be from 1 to ", kMaxRanks));
   }
-  if (context.size == 1) return ValidateUnshared(context);
+  if (context.size == 1) return ValidateWithoutSplit(context);
   if (context.ulysses_degree.has_value()) {
     WEFT_RETURN_IF_ERROR(ValidateDegree(context, *context.ulysses_degree));
   }

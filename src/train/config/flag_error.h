@@ -1,4 +1,4 @@
-// What is said of a flag whose value cannot be.
+// Error of a flag with a bad value.
 #pragma once
 
 #include <absl/status/status.h>
@@ -6,7 +6,7 @@
 
 namespace weft {
 
-// "--flag value: remedy".
+// Returns kInvalidArgument with the message "--flag value: remedy".
 inline absl::Status BadFlag(const char* flag, const absl::AlphaNum& value, const absl::AlphaNum& remedy) {
   return absl::InvalidArgumentError(absl::StrCat("--", flag, " ", value, ": ", remedy));
 }

@@ -15,12 +15,12 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// transformers' defaults of keys that a config.json may leave out.
+// Defaults of transformers for keys that a config.json may leave out.
 constexpr double kDefaultNormEps = 1e-6;
 constexpr double kDefaultRopeTheta = 10000.0;
 constexpr int64_t kDefaultMaxPositions = 2048;
 
-// Reads values of one JSON object, and keeps the first error.
+// Reader of one JSON object's values. Keeps the first error.
 class Fields {
  public:
   Fields(const Json& object, std::string path) : object_(object), path_(std::move(path)) {}
@@ -34,7 +34,7 @@ class Fields {
     }
     if (!object_[key].is_number_unsigned() || object_[key].get<uint64_t>() - 1 >= kMaxSize) {
       Fail(absl::DataLossError(
-          absl::StrCat(Place(key), " is ", object_[key].dump(), ", which is no positive whole number")));
+          absl::StrCat(Place(key), " is ", object_[key].dump(), ", but it must be a positive whole number")));
       return 1;
     }
     return object_[key].get<int64_t>();
@@ -49,7 +49,7 @@ class Fields {
     const double value = object_[key].is_number() ? object_[key].get<double>() : std::nan("");
     if (!(value > 0) || std::isinf(value)) {
       Fail(absl::DataLossError(
-          absl::StrCat(Place(key), " is ", object_[key].dump(), ", which is no positive number")));
+          absl::StrCat(Place(key), " is ", object_[key].dump(), ", but it must be a positive number")));
       return 1;
     }
     return value;
@@ -59,17 +59,17 @@ class Fields {
   bool Bool(const char* key, bool fallback) {
     if (Has(key) && !object_[key].is_boolean()) {
       Fail(absl::DataLossError(
-          absl::StrCat(Place(key), " is ", object_[key].dump(), ", which is neither true nor false")));
+          absl::StrCat(Place(key), " is ", object_[key].dump(), ", but it must be true or false")));
     }
     return Has(key) && object_[key].is_boolean() ? object_[key].get<bool>() : fallback;
   }
 
-  // The key, where it is there, must have a value that the model can do.
+  // Fails if the key is present with another value than `allowed`.
   void RequireOnly(const char* key, const Json& allowed) {
     if (Has(key) && object_[key] != allowed) {
       Fail(absl::UnimplementedError(absl::StrCat(Place(key), " is ", object_[key].dump(),
-                                                 "; weft trains models where it is ",
-                                                 allowed.is_null() ? "absent" : allowed.dump())));
+                                                 "; weft supports only ",
+                                                 allowed.is_null() ? "models without it" : allowed.dump())));
     }
   }
 
@@ -111,7 +111,7 @@ void CheckHeads(const LlamaConfig& config, Fields& fields) {
   }
 }
 
-// The rope type of one of the two objects; "type" is its oldest name.
+// The rope type in a rope_scaling or rope_parameters object. "type" is the oldest name of the key.
 std::string RopeType(const Json& rope) {
   for (const char* key : {"rope_type", "type"}) {
     if (rope.contains(key) && rope[key].is_string()) {
@@ -124,7 +124,7 @@ std::string RopeType(const Json& rope) {
 absl::Status ReadRopeObject(const Json& json, const char* key, const std::string& path, LlamaConfig& config) {
   const Json& rope = json[key];
   if (!rope.is_object()) {
-    return absl::DataLossError(absl::StrCat("'", path, "': ", key, " is no object"));
+    return absl::DataLossError(absl::StrCat("'", path, "': ", key, " is not an object"));
   }
   Fields fields(rope, absl::StrCat(path, "': '", key));
   config.rope_theta = fields.Positive("rope_theta", config.rope_theta);
@@ -136,7 +136,7 @@ absl::Status ReadRopeObject(const Json& json, const char* key, const std::string
                                             fields.Size("original_max_position_embeddings")};
   } else if (type != "default") {
     return absl::UnimplementedError(absl::StrCat("'", path, "': ", key, ".rope_type is '", type,
-                                                 "'; weft knows the types default and llama3"));
+                                                 "'; weft supports the types default and llama3"));
   }
   return fields.status();
 }
@@ -152,7 +152,7 @@ absl::Status ReadRope(const Json& json, const std::string& path, LlamaConfig& co
   return fields.status();
 }
 
-// The double with the fewest digits that is this float: 1e-05 rather than 9.999999747378752e-06.
+// The double whose decimal form is the shortest that reads back as `value`: 1e-05, not 9.999999747378752e-06.
 double Shortest(float value) {
   std::array<char, 32> text{};
   char* end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
@@ -161,8 +161,8 @@ double Shortest(float value) {
   return shortest;
 }
 
-// The rope keys of both generations of transformers: the older reads rope_theta and rope_scaling, the newer
-// rope_parameters.
+// Sets the rope keys of both generations of transformers. The older one reads rope_theta and rope_scaling,
+// the newer one rope_parameters.
 void SetRope(const LlamaConfig& config, Json& json) {
   Json parameters = {{"rope_type", "default"}, {"rope_theta", config.rope_theta}};
   json.erase("rope_scaling");
@@ -185,7 +185,7 @@ absl::StatusOr<LlamaConfig> ParseHfConfig(std::string_view text, const std::stri
   const Json json = Json::parse(text, nullptr, false);
   if (!json.is_object()) {
     return absl::DataLossError(
-        absl::StrCat("'", path, "' is no JSON object: is it a Hugging Face config.json?"));
+        absl::StrCat("'", path, "' is not a JSON object: is it a Hugging Face config.json?"));
   }
   Fields fields(json, path);
   CheckArchitecture(fields);

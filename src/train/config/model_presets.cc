@@ -29,7 +29,7 @@ const Preset& FindPreset(const std::string& name) {
       return preset;
     }
   }
-  CheckFailed(__FILE__, __LINE__, "preset", "no preset of this name");
+  CheckFailed(__FILE__, __LINE__, "preset", "no preset has this name");
 }
 
 int64_t DefaultFfnDim(int64_t dim) {

@@ -7,7 +7,7 @@
 namespace weft {
 namespace {
 
-// The finaliser of SplitMix64 (Steele, Lea and Flood, 2014): a bijection that mixes all bits.
+// The finalizer of SplitMix64 (Steele, Lea and Flood, 2014): a bijection that mixes all bits.
 uint64_t Mix(uint64_t x) {
   x += 0x9e3779b97f4a7c15;
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
@@ -31,8 +31,8 @@ EpochPermutation::EpochPermutation(uint64_t seed, int64_t epoch, int64_t count) 
 int64_t EpochPermutation::operator()(int64_t position) const {
   const uint64_t mask = (uint64_t{1} << half_bits_) - 1;
   auto value = static_cast<uint64_t>(position);
-  // The network permutes [0, 4^half_bits); following it from inside [0, count) always comes back inside, and
-  // starts from different positions come back at different places.
+  // Cycle walking: the network permutes [0, 4^half_bits). Applied again and again from a start in [0, count),
+  // it returns to that range, and different starts return at different elements.
   do {
     uint64_t left = value >> half_bits_;
     uint64_t right = value & mask;
@@ -70,7 +70,7 @@ absl::StatusOr<int64_t> BatchOrder::CountWindows(int64_t tokens, int64_t seq_len
   if (windows == 0) {
     return absl::DataLossError(absl::StrCat("the data has ", tokens,
                                             " tokens, but one sequence of --seq-len ", seq_len, " needs ",
-                                            seq_len + 1, ": give more data or a smaller --seq-len"));
+                                            seq_len + 1, ": use more data or a smaller --seq-len"));
   }
   return windows;
 }

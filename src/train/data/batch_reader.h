@@ -1,4 +1,4 @@
-// Reads a microbatch's sequences from the data.
+// Reader of a microbatch's sequences from the data.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,10 @@ namespace weft {
 
 struct Microbatch {
   Tensor inputs;   // [sequences, seq_len], i32.
-  Tensor targets;  // The tokens that follow, of the same shape.
+  Tensor targets;  // The token after each input; same shape and dtype.
 };
 
-// `sequences` count over the whole run. Errors as of Corpus::Read.
+// Reads `sequences`, counted over the whole run. Errors: those of Corpus::Read.
 absl::StatusOr<Microbatch> ReadMicrobatch(const Corpus& corpus, const BatchOrder& order,
                                           SequenceRange sequences, int64_t seq_len, int64_t vocab_size);
 

@@ -1,9 +1,8 @@
-// Which tokens of a microbatch's sequences this rank computes: all of them, or its part where ranks share
-// sequences, with what attention must know about where they lie.
+// Selection of the tokens of a microbatch that this rank computes, with their positions for attention.
 //
-// Ranks that share sequences read the same ones whole, and each keeps its part: nothing is sent.
+// Ranks that share sequences read the same whole sequences, and each keeps its part. Nothing is sent.
 //
-// Pure. Thread safety: a value.
+// Pure. Thread safety: values.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +20,9 @@
 namespace weft {
 
 struct RankBatch {
-  Tensor inputs;   // [sequences, own tokens]; of packs of documents [1, own tokens of all sequences].
-  Tensor targets;  // Of the same shape.
-  // For the invocation; null: every sequence is one document that this rank has whole.
+  Tensor inputs;   // [sequences, own tokens], i32; with documents [1, own tokens of all sequences].
+  Tensor targets;  // Same shape and dtype.
+  // Positions of the tokens, for the invocation. Null if each sequence is one document, whole on this rank.
   std::shared_ptr<const SequenceParts> sequence;
 };
 
@@ -33,20 +32,20 @@ std::vector<int64_t> DocumentLengths(absl::Span<const int32_t> tokens, int64_t w
 
 class BatchSplitter {
  public:
-  // `separator`: the token that ends a document; unset: each sequence is one document. `rank`: of those that
-  // `split` is over.
+  // `separator` is the token that ends a document; if it is unset, each sequence is one document. `rank` is
+  // the rank among those that share sequences.
   static absl::StatusOr<BatchSplitter> Create(int64_t seq_len, std::optional<int64_t> separator,
                                               const SequenceSplit& split, int rank);
 
-  // This rank's part of whole sequences. With documents, the sequences together are one pack: their documents
-  // are split over the ranks as the layout says, whatever sequence they come from.
+  // This rank's part of whole sequences. With documents, all sequences together are one pack, and the layout
+  // splits each document over the ranks.
   absl::StatusOr<RankBatch> Split(const Microbatch& batch) const;
 
  private:
   BatchSplitter(SequenceLayout one_document, std::optional<int64_t> separator, int rank)
       : one_document_(std::move(one_document)), separator_(separator), rank_(rank) {}
 
-  SequenceLayout one_document_;  // Of a sequence.
+  SequenceLayout one_document_;  // The layout of a sequence that is one document.
   std::optional<int64_t> separator_;
   int rank_;
 };

@@ -18,7 +18,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little,
               "token files are little-endian and read as they are");
 
-constexpr int64_t kReadTokens = 65'536;  // A pass over the data goes in reads of this many tokens.
+constexpr int64_t kReadTokens = 65'536;  // Tokens per read of a pass over the data.
 
 TokenFormat FormatOf(const std::string& path) {
   if (absl::EndsWith(path, ".bin") || absl::EndsWith(path, ".u16")) {
@@ -56,13 +56,14 @@ absl::StatusOr<int64_t> CountTokens(const std::string& path, TokenFormat format)
   WEFT_ASSIGN_OR_RETURN(const int64_t bytes, file.Size());
   const int64_t width = TokenBytes(format);
   if (bytes % width != 0) {
-    return absl::DataLossError(absl::StrCat("'", path, "' has ", bytes, " bytes, which is no multiple of ",
-                                            width, ": it is cut off, or no file of ", Name(format)));
+    return absl::DataLossError(absl::StrCat("'", path, "' has ", bytes, " bytes, which is not a multiple of ",
+                                            width, ": it is truncated, or not a file of ", Name(format)));
   }
   return bytes / width;
 }
 
-// Widens `raw` to token ids; the index of the first one that is not below `vocab_size`, or out.size().
+// Converts `raw` to token ids. Returns the index of the first one that is not below `vocab_size`, or
+// out.size().
 template <typename T>
 size_t Widen(const char* raw, int64_t vocab_size, absl::Span<int32_t> out) {
   for (size_t i = 0; i < out.size(); ++i) {
@@ -111,7 +112,7 @@ absl::StatusOr<Corpus> Corpus::Open(absl::Span<const std::string> paths) {
   for (const std::string& file : files) {
     if (FormatOf(file) != format) {
       return absl::DataLossError(absl::StrCat("'", files.front(), "' is ", Name(format), ", but '", file,
-                                              "' is ", Name(FormatOf(file)), ": give files of one kind"));
+                                              "' is ", Name(FormatOf(file)), ": give files of one format"));
     }
     WEFT_ASSIGN_OR_RETURN(const int64_t tokens, CountTokens(file, format));
     sources.push_back({file, 0, tokens});
@@ -140,7 +141,7 @@ absl::Status Corpus::ReadBytes(const Source& source, int64_t offset, absl::Span<
 
 absl::Status Corpus::Read(int64_t first, int64_t vocab_size, absl::Span<int32_t> out) const {
   WEFT_CHECK(first >= 0 && first + static_cast<int64_t>(out.size()) <= tokens_,
-             "read past the end of the corpus");
+             "the read lies outside the corpus");
   const int64_t width = TokenBytes(format_);
   auto source = std::upper_bound(sources_.begin(), sources_.end(), first,
                                  [](int64_t token, const Source& s) { return token < s.first_token; });
@@ -155,7 +156,7 @@ absl::Status Corpus::Read(int64_t first, int64_t vocab_size, absl::Span<int32_t>
       return absl::DataLossError(absl::StrCat(
           "'", source->name, "' has token ", TokenAt(raw.data() + static_cast<int64_t>(good) * width, width),
           " at position ", start + static_cast<int64_t>(good), ", but the vocabulary has ", vocab_size,
-          " tokens: use data made for this model, or a larger --vocab-size"));
+          " tokens: use data for this vocabulary, or a larger --vocab-size"));
     }
     out.remove_prefix(part.size());
     first += count;

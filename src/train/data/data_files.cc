@@ -16,8 +16,7 @@
 namespace weft {
 namespace {
 
-// Walks one folder. `open_` is the chain of folders from the top to here: meeting one of them again is a
-// cycle of links.
+// Recursive walk over one path.
 class FolderWalk {
  public:
   absl::Status Visit(const std::string& path) {
@@ -31,7 +30,7 @@ class FolderWalk {
     }
     if (!S_ISDIR(info.st_mode)) {
       return absl::DataLossError(
-          absl::StrCat("'", path, "' is neither a file nor a folder: remove it from the data"));
+          absl::StrCat("'", path, "' is not a file or a folder: remove it from the data"));
     }
     const FolderId id{info.st_dev, info.st_ino};
     if (std::find(open_.begin(), open_.end(), id) != open_.end()) {
@@ -56,7 +55,8 @@ class FolderWalk {
     const int error = errno;
     struct stat link {};
     if (error == ENOENT && lstat(path.c_str(), &link) == 0) {
-      return absl::NotFoundError(absl::StrCat("the link '", path, "' leads nowhere: mend or remove it"));
+      return absl::NotFoundError(
+          absl::StrCat("the target of link '", path, "' does not exist: fix or remove it"));
     }
     return ErrnoStatus(error, "open", path);
   }
@@ -77,6 +77,7 @@ class FolderWalk {
     return errno == 0 ? absl::OkStatus() : ErrnoStatus(errno, "read", folder);
   }
 
+  // The folders from the top to the present one. Visiting one of them again means a cycle of links.
   std::vector<FolderId> open_;
   std::vector<std::string> files_;
 };
@@ -91,7 +92,7 @@ absl::StatusOr<std::vector<std::string>> ExpandDataPaths(absl::Span<const std::s
     std::vector<std::string> found = walk.TakeFiles();
     if (found.empty()) {
       return absl::DataLossError(
-          absl::StrCat("the folder '", path, "' has no files (hidden ones do not count)"));
+          absl::StrCat("the folder '", path, "' has no files (hidden files are skipped)"));
     }
     files.insert(files.end(), std::make_move_iterator(found.begin()), std::make_move_iterator(found.end()));
   }

@@ -1,4 +1,4 @@
-// Which files the paths of `--data` mean.
+// Expansion of the paths of --data into files.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@
 
 namespace weft {
 
-// Files as they are; folders as all files below them, sorted by path, hidden entries left out. Links are
-// followed. Errors as Corpus::Open.
+// A file stands for itself. A folder stands for all files below it, sorted by path, without hidden ones.
+// Links are followed. Errors: those of Corpus::Open.
 absl::StatusOr<std::vector<std::string>> ExpandDataPaths(absl::Span<const std::string> paths);
 
 }  // namespace weft

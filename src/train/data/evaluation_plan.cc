@@ -5,7 +5,7 @@
 namespace weft {
 namespace {
 
-// Enough tokens for products to run at full speed, few enough for ranks to share small data.
+// Enough tokens for matrix products at full speed, and few enough to divide small data over ranks.
 constexpr int64_t kTokensPerPass = 1024;
 
 }  // namespace
@@ -13,8 +13,8 @@ constexpr int64_t kTokensPerPass = 1024;
 int64_t EvaluationPlan::windows_per_pass() const { return std::max<int64_t>(1, kTokensPerPass / seq_len); }
 
 SequenceRange EvaluationPlan::Windows(int rank, int64_t round) const {
-  const int64_t pass = PassOf(rank) + round;
-  if (pass >= PassOf(rank + 1)) {
+  const int64_t pass = FirstPass(rank) + round;
+  if (pass >= FirstPass(rank + 1)) {
     return {0, 0};
   }
   const int64_t first = pass * windows_per_pass();
@@ -24,9 +24,9 @@ SequenceRange EvaluationPlan::Windows(int rank, int64_t round) const {
 double EvaluationPlan::Sum(absl::Span<const double> losses) const {
   double sum = 0;
   for (int rank = 0; rank < ranks; ++rank) {
-    for (int64_t pass = 0; pass < PassesOf(rank); ++pass) {
+    for (int64_t pass = 0; pass < PassCount(rank); ++pass) {
       for (int part = 0; part < context; ++part)
-        sum += losses[static_cast<size_t>(LossesOf(rank, part) + pass)];
+        sum += losses[static_cast<size_t>(FirstLoss(rank, part) + pass)];
     }
   }
   return sum;

@@ -1,11 +1,13 @@
-// Which rank computes the loss of which windows of the evaluation data. Pure.
+// Assignment of evaluation windows to passes and data-parallel ranks. Pure.
 //
 // Note [The same loss on every mesh]
-// Windows are taken in passes whose shape depends on the sequence length alone, never on the mesh, and ranks
-// take whole passes, in contiguous parts. So each pass has the same loss wherever it is computed, and the sum
-// over passes, in their order, has the same bits on every mesh that has the same weights and threads a rank.
-// Where ranks share sequences, each has its tokens' part of a pass's loss: that is so among meshes that split
-// sequences alike, and between ways to split them up to rounding.
+// Problem: the bits of a floating-point sum depend on its terms and their order, which a mesh could change.
+// Rule: windows are grouped into passes whose shape depends only on the sequence length. Each data-parallel
+//   rank computes a contiguous range of whole passes. The losses of passes are added in the order of passes.
+// Why it suffices: a pass has the same loss on every rank with the same weights and number of threads, so the
+//   sum has the same bits on every mesh. Ranks that share sequences each have the loss of their own tokens of
+//   a pass, so meshes that split sequences alike give the same bits; other splits differ by rounding.
+// Without it: losses of different meshes could not be compared exactly.
 #pragma once
 
 #include <cstdint>
@@ -19,28 +21,28 @@ namespace weft {
 struct EvaluationPlan {
   int64_t windows;  // At least 1.
   int64_t seq_len;
-  int ranks;        // Data-parallel ones.
-  int context = 1;  // Ranks that share the sequences of one of them.
+  int ranks;        // Data-parallel ranks.
+  int context = 1;  // Ranks that share the sequences of one data-parallel rank.
 
   int64_t targets() const { return windows * seq_len; }
   int64_t windows_per_pass() const;
   int64_t passes() const { return (windows + windows_per_pass() - 1) / windows_per_pass(); }
 
-  // The passes of one rank: [PassOf(rank), PassOf(rank + 1)). All ranks run `rounds` forwards, since forwards
-  // are collective; those without a pass left run an empty one.
-  int64_t PassOf(int rank) const { return passes() * rank / ranks; }
+  // A data-parallel rank has the passes [FirstPass(rank), FirstPass(rank + 1)). Forward is collective, so all
+  // ranks run rounds() of them; a rank without a pass left runs an empty one.
+  int64_t FirstPass(int rank) const { return passes() * rank / ranks; }
   int64_t rounds() const { return (passes() + ranks - 1) / ranks; }
 
-  int64_t PassesOf(int rank) const { return PassOf(rank + 1) - PassOf(rank); }
+  int64_t PassCount(int rank) const { return FirstPass(rank + 1) - FirstPass(rank); }
 
-  // The windows of pass `round` of this rank; none where it has no more.
+  // The windows of a rank's pass number `round`; none if the rank has no such pass.
   SequenceRange Windows(int rank, int64_t round) const;
 
-  // Every part of every pass has a loss. They lie by rank, the ranks that share sequences one after the
-  // other: where those of part `part` of a data-parallel rank begin.
+  // Each of the `context` parts of a pass has a loss. Losses are ordered by data-parallel rank, then by part,
+  // then by pass. FirstLoss is the position of the first loss of a part.
   int64_t losses() const { return passes() * context; }
-  int64_t LossesOf(int rank, int part) const { return PassOf(rank) * context + PassesOf(rank) * part; }
-  // Their sum, in the order of passes and of the parts of each.
+  int64_t FirstLoss(int rank, int part) const { return FirstPass(rank) * context + PassCount(rank) * part; }
+  // The sum of all losses, in the order of passes, and of the parts within a pass.
   double Sum(absl::Span<const double> losses) const;
 };
 

@@ -98,7 +98,8 @@ absl::Status File::ReadAt(int64_t offset, void* out, size_t bytes) const {
     }
     if (got == 0) {
       return absl::DataLossError(
-          absl::StrCat("'", path_, "' ends at byte ", offset, ", ", bytes, " bytes too early"));
+          absl::StrCat("'", path_, "' ends at byte ", offset, ", but ", bytes,
+                       " more bytes are needed: it is truncated, or became shorter during the run"));
     }
     to += got;
     offset += got;

@@ -1,4 +1,4 @@
-// Files by descriptor: whole reads and writes at an offset, with errors that name the file.
+// File access by descriptor: complete reads and writes at an offset, with errors that name the file.
 #pragma once
 
 #include <cstddef>
@@ -10,29 +10,29 @@
 
 namespace weft {
 
-// "what 'path': reason", with the status code that fits the errno value: kNotFound for a path that is not
-// there, kPermissionDenied, kResourceExhausted for a full disk, else kDataLoss.
+// The status of an errno value, with the message "cannot <what> '<path>': <reason>". Codes: kNotFound (no
+// such path), kPermissionDenied, kResourceExhausted (the disk is full), kDataLoss (anything else).
 absl::Status ErrnoStatus(int error, const char* what, const std::string& path);
 
-// An open file; closes it.
+// An open file. The destructor closes it.
 class File {
  public:
   static absl::StatusOr<File> OpenForReading(const std::string& path);
-  // Creates the file, or opens the one that is there and keeps its content.
+  // Creates the file, or opens an existing one without truncating it.
   static absl::StatusOr<File> OpenForWriting(const std::string& path);
-  // Opens a file that must be there, to write parts of it.
+  // Opens an existing file, to write parts of it.
   static absl::StatusOr<File> OpenForUpdate(const std::string& path);
   File(File&& other) noexcept;
   File& operator=(File&& other) noexcept;
   ~File();
 
   absl::StatusOr<int64_t> Size() const;
-  // Sets the size; new bytes are zero.
+  // Sets the size. New bytes are zero.
   absl::Status Resize(int64_t bytes) const;
-  // Errors: kDataLoss (the file ends before).
+  // Errors: kDataLoss (also if the file ends before the range does).
   absl::Status ReadAt(int64_t offset, void* out, size_t bytes) const;
   absl::Status WriteAt(int64_t offset, const void* data, size_t bytes) const;
-  // Flushes to the device and closes; what a destructor cannot report.
+  // Flushes to the device and closes. Reports errors that the destructor could not report.
   absl::Status Close();
 
  private:
@@ -42,7 +42,7 @@ class File {
 };
 
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path);
-// Writes beside `path` and renames, so that no reader ever meets half a file.
+// Writes "<path>.partial" and renames it, so that no reader sees an incomplete file.
 absl::Status WriteWholeFile(const std::string& path, const std::string& content);
 
 }  // namespace weft

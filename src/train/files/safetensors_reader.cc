@@ -20,14 +20,14 @@ using Json = nlohmann::json;
 using Entries = std::map<std::string, SafetensorsEntry>;
 
 constexpr int64_t kLengthBytes = 8;
-constexpr int64_t kMaxHeaderBytes = 100'000'000;  // The format's own limit.
-constexpr int64_t kConvertElements = 1 << 20;     // 16-bit elements that are read at once.
+constexpr int64_t kMaxHeaderBytes = 100'000'000;  // The limit of the format.
+constexpr int64_t kConvertElements = 1 << 20;     // 16-bit elements per read.
 
 absl::Status Damaged(const std::string& path, const absl::AlphaNum& what) {
   return absl::DataLossError(absl::StrCat("'", path, "': ", what));
 }
 
-// Bytes of an element of one of the format's dtypes; nothing for an unknown one.
+// Bytes per element of one of the format's dtypes; nullopt for an unknown dtype.
 std::optional<int64_t> ElementBytes(const std::string& dtype) {
   static constexpr std::array<std::pair<std::string_view, int64_t>, 14> kSizes = {{{"F64", 8},
                                                                                    {"I64", 8},
@@ -51,7 +51,7 @@ std::optional<int64_t> ElementBytes(const std::string& dtype) {
   return dtype == "BOOL" ? std::optional<int64_t>(1) : std::nullopt;
 }
 
-// The dtypes that weights may have.
+// The dtype of weights; nullopt for a dtype that weights must not have.
 std::optional<DType> WeightDType(const std::string& dtype) {
   if (dtype == "F32") {
     return DType::kF32;
@@ -67,7 +67,7 @@ bool IsListOfSizes(const Json& value) {
          std::all_of(value.begin(), value.end(), [](const Json& size) { return size.is_number_unsigned(); });
 }
 
-// The product of the sizes, or nothing where it overflows.
+// Bytes of a tensor; nullopt if a size is negative or the product overflows.
 std::optional<int64_t> CheckedBytes(const Shape& shape, int64_t element_bytes) {
   int64_t bytes = element_bytes;
   for (const int64_t size : shape) {
@@ -100,14 +100,14 @@ absl::StatusOr<SafetensorsEntry> ParseEntry(const std::string& name, const Json&
   const auto end = value["data_offsets"][1].get<uint64_t>();
   const auto data_bytes = static_cast<uint64_t>(file_bytes - data_start);
   if (begin > end || end > data_bytes) {
-    return damaged(absl::StrCat("lies at bytes ", begin, " to ", end, " of ", data_bytes,
-                                ": the file is cut off or damaged; fetch it again"));
+    return damaged(absl::StrCat("lies at bytes ", begin, " to ", end, ", but the file has ", data_bytes,
+                                " bytes of data: it is truncated or damaged; download it again"));
   }
   entry.offset = data_start + static_cast<int64_t>(begin);
   entry.bytes = static_cast<int64_t>(end - begin);
   if (CheckedBytes(entry.shape, *element_bytes) != entry.bytes) {
     return damaged(absl::StrCat("of shape ", ToString(entry.shape), " and dtype ", entry.dtype, " has ",
-                                entry.bytes, " bytes, which do not fit"));
+                                entry.bytes, " bytes, which do not fit its shape"));
   }
   return entry;
 }
@@ -136,30 +136,31 @@ absl::StatusOr<Entries> ReadHeader(const std::string& path) {
   WEFT_ASSIGN_OR_RETURN(const int64_t file_bytes, file.Size());
   uint64_t header_bytes = 0;
   if (file_bytes < kLengthBytes) {
-    return Damaged(
-        path, absl::StrCat("has only ", file_bytes, " bytes, which is no safetensors file; fetch it again"));
+    return Damaged(path, absl::StrCat("has only ", file_bytes,
+                                      " bytes, so it is not a safetensors file; download it again"));
   }
   WEFT_RETURN_IF_ERROR(file.ReadAt(0, &header_bytes, sizeof(header_bytes)));
   if (header_bytes > static_cast<uint64_t>(std::min(file_bytes - kLengthBytes, kMaxHeaderBytes))) {
-    return Damaged(path, absl::StrCat("says that its header has ", header_bytes, " bytes, but the file has ",
-                                      file_bytes, ": it is cut off or no safetensors file; fetch it again"));
+    return Damaged(
+        path, absl::StrCat("announces a header of ", header_bytes, " bytes, but the file has ", file_bytes,
+                           ": it is truncated or not a safetensors file; download it again"));
   }
   std::string header(header_bytes, '\0');
   WEFT_RETURN_IF_ERROR(file.ReadAt(kLengthBytes, header.data(), header.size()));
   return ParseSafetensorsHeader(header, path, file_bytes);
 }
 
-// The file of each tensor, from model.safetensors.index.json.
+// The file name of each tensor, from model.safetensors.index.json.
 absl::StatusOr<std::map<std::string, std::string>> ReadIndex(const std::string& path) {
   WEFT_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path));
   const Json index = Json::parse(text, nullptr, false);
   if (!index.is_object() || !index.contains("weight_map") || !index["weight_map"].is_object()) {
-    return Damaged(path, "is no JSON object with a weight_map");
+    return Damaged(path, "is not a JSON object with a weight_map");
   }
   std::map<std::string, std::string> files;
   for (const auto& [name, file] : index["weight_map"].items()) {
     if (!file.is_string() || file.get<std::string>().find('/') != std::string::npos) {
-      return Damaged(path, absl::StrCat("weight_map of '", name, "' is no file name"));
+      return Damaged(path, absl::StrCat("weight_map of '", name, "' is not a file name"));
     }
     files[name] = file;
   }
@@ -179,8 +180,8 @@ absl::StatusOr<Entries> ReadIndexedFolder(const std::string& folder, const std::
     }
     const auto entry = header->second.find(name);
     if (entry == header->second.end()) {
-      return Damaged(index_path,
-                     absl::StrCat("places tensor '", name, "' in '", file, "', which has it not"));
+      return Damaged(index_path, absl::StrCat("names '", file, "' for tensor '", name,
+                                              "', but that file does not have it"));
     }
     entries.insert(*entry);
   }
@@ -193,7 +194,8 @@ absl::StatusOr<Entries> ParseSafetensorsHeader(std::string_view header, const st
                                                int64_t file_bytes) {
   const Json json = Json::parse(header, nullptr, false);
   if (!json.is_object()) {
-    return Damaged(path, "has a header that is no JSON object: the file is damaged or no safetensors file");
+    return Damaged(path,
+                   "has a header that is not a JSON object: the file is damaged or not a safetensors file");
   }
   const int64_t data_start = kLengthBytes + static_cast<int64_t>(header.size());
   Entries entries;
@@ -227,8 +229,7 @@ absl::StatusOr<SafetensorsReader> SafetensorsReader::Open(const std::string& fol
 absl::Status SafetensorsReader::Check(const std::string& name, const Shape& shape) const {
   const auto found = entries_.find(name);
   if (found == entries_.end()) {
-    return absl::NotFoundError(
-        absl::StrCat("tensor '", name, "' is in none of the folder's safetensors files"));
+    return absl::NotFoundError(absl::StrCat("no safetensors file of the folder has the tensor '", name, "'"));
   }
   const SafetensorsEntry& entry = found->second;
   if (!WeightDType(entry.dtype)) {
@@ -237,7 +238,7 @@ absl::Status SafetensorsReader::Check(const std::string& name, const Shape& shap
   }
   if (entry.shape != shape) {
     return Damaged(entry.file, absl::StrCat("tensor '", name, "' has shape ", ToString(entry.shape),
-                                            ", but config.json makes it ", ToString(shape)));
+                                            ", but by config.json it must be ", ToString(shape)));
   }
   return absl::OkStatus();
 }

@@ -18,7 +18,7 @@ constexpr size_t kDataAlignment = 64;
 
 std::string PartialPath(const std::string& path) { return path + ".partial"; }
 
-// The length field, then the JSON filled up with spaces.
+// The length field and the JSON, padded with spaces.
 std::string FrameHeader(std::string json) {
   const size_t unpadded = sizeof(uint64_t) + json.size();
   json.append((kDataAlignment - unpadded % kDataAlignment) % kDataAlignment, ' ');
@@ -29,12 +29,12 @@ std::string FrameHeader(std::string json) {
 }  // namespace
 
 SafetensorsLayout::SafetensorsLayout(absl::Span<const Tensor> tensors) {
-  // Ordered, so that the header lists tensors as they lie; "format" is what transformers asks for.
+  // Ordered JSON lists tensors in the order of their data. transformers requires "format".
   nlohmann::ordered_json header;
   header["__metadata__"] = {{"format", "pt"}};
   int64_t bytes = 0;
   for (const Tensor& tensor : tensors) {
-    WEFT_CHECK(offsets_.emplace(tensor.name, bytes).second, "two tensors of one name");
+    WEFT_CHECK(offsets_.emplace(tensor.name, bytes).second, "two tensors have the same name");
     const int64_t end = bytes + ElementCount(tensor.shape) * static_cast<int64_t>(sizeof(float));
     header[tensor.name] = {{"dtype", "F32"},
                            {"shape", std::vector<int64_t>(tensor.shape.begin(), tensor.shape.end())},
@@ -47,7 +47,7 @@ SafetensorsLayout::SafetensorsLayout(absl::Span<const Tensor> tensors) {
 
 int64_t SafetensorsLayout::OffsetOf(const std::string& name, int64_t element) const {
   const auto found = offsets_.find(name);
-  WEFT_CHECK(found != offsets_.end(), "tensor is not in the layout");
+  WEFT_CHECK(found != offsets_.end(), "the tensor is not in the layout");
   return static_cast<int64_t>(header_.size()) + found->second + element * static_cast<int64_t>(sizeof(float));
 }
 
@@ -101,7 +101,7 @@ absl::StatusOr<SafetensorsWriter> SafetensorsWriter::Open(const std::string& pat
   WEFT_ASSIGN_OR_RETURN(const int64_t bytes, file.ok() ? file->Size() : absl::StatusOr<int64_t>(-1));
   if (absl::IsNotFound(file.status()) || (file.ok() && bytes != layout.file_bytes())) {
     return absl::NotFoundError(absl::StrCat("'", partial,
-                                            "' is not the file that rank 0 made: the folder must be on a ",
+                                            "' is not the file that rank 0 created: put the folder on a ",
                                             "file system that all ranks share"));
   }
   WEFT_RETURN_IF_ERROR(file.status());

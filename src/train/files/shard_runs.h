@@ -1,4 +1,4 @@
-// A rank's piece of a parameter as runs of elements that are contiguous both in the parameter and in memory.
+// Iteration over a rank's piece of a parameter, in runs that are contiguous in the parameter and in memory.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +12,8 @@
 
 namespace weft {
 
-// Calls body(index of the first element in the parameter, values) for each run; stops at the first error.
+// Calls body(index of the run's first element in the parameter, values) for each run. Stops at the first
+// error.
 inline absl::Status ForEachRun(
     const ShardView& shard,
     absl::FunctionRef<absl::Status(int64_t first, absl::Span<const float> values)> body) {

@@ -9,7 +9,7 @@
 namespace weft {
 namespace {
 
-constexpr int64_t kGrain = 1 << 14;
+constexpr int64_t kGrain = 1 << 14;  // Elements per task of the parallel loop.
 
 uint64_t DigestOfElement(int64_t index, float value) {
   char key[sizeof(index) + sizeof(value)];

@@ -13,8 +13,8 @@ namespace {
 
 constexpr AttentionMask kCausal = {.causal = true, .window = std::nullopt};
 
-// The schemes between which the flags leave the choice.
-std::vector<ContextScheme> SchemesOf(const ContextOptions& options, int ranks) {
+// The schemes that the flags allow.
+std::vector<ContextScheme> AllowedSchemes(const ContextOptions& options, int ranks) {
   const LoadBalance balance = options.load_balance.value_or(LoadBalance::kHeadTail);
   if (options.scheme == CpScheme::kRing) {
     return {ContextScheme::Ring(options.ring_rotate.value_or(RingRotation::kShift), balance)};
@@ -22,7 +22,7 @@ std::vector<ContextScheme> SchemesOf(const ContextOptions& options, int ranks) {
   std::vector<ContextScheme> schemes = SchemesByDegree(ranks, balance);
   const auto excluded = [&](const ContextScheme& scheme) {
     if (options.ulysses_degree.value_or(scheme.inner_ranks(ranks)) != scheme.inner_ranks(ranks)) return true;
-    // A balance that is asked for is not dropped for fewer bytes: Ulysses has none.
+    // Ulysses has no balance, so a requested balance excludes it even if it moves fewer bytes.
     if (options.load_balance.value_or(scheme.balance) != scheme.balance) return true;
     switch (options.scheme) {
       case CpScheme::kUlysses:
@@ -41,8 +41,8 @@ std::vector<ContextScheme> SchemesOf(const ContextOptions& options, int ranks) {
   return schemes;
 }
 
-// Which flag leaves one scheme only.
-std::string_view ReasonOf(const ContextOptions& options) {
+// The flag that leaves only one scheme.
+std::string_view OnlyChoiceReason(const ContextOptions& options) {
   if (options.scheme != CpScheme::kAuto) return "--cp-scheme";
   return options.ulysses_degree.has_value() ? "--ulysses-degree" : "--load-balance";
 }
@@ -54,13 +54,13 @@ absl::StatusOr<ContextPlan> PlanContext(const ContextOptions& options, const Att
   ContextPlan plan;
   plan.size = static_cast<int>(options.size);
   if (plan.size == 1) return plan;
-  std::vector<ContextScheme> schemes = SchemesOf(options, plan.size);
+  std::vector<ContextScheme> schemes = AllowedSchemes(options, plan.size);
   for (ContextScheme& scheme : schemes) {
     if (scheme.kind(plan.size) == SchemeKind::kHybrid) scheme.ring_rotation = options.ring_rotate;
   }
   WEFT_ASSIGN_OR_RETURN(SchemeChoice choice, ChooseAmong(schemes, shape, kCausal, {seq_len}, plan.size));
   plan.scheme = choice.scheme;
-  plan.reason = schemes.size() == 1 ? std::string(ReasonOf(options)) : std::move(choice.reason);
+  plan.reason = schemes.size() == 1 ? std::string(OnlyChoiceReason(options)) : std::move(choice.reason);
   return plan;
 }
 

@@ -1,7 +1,6 @@
-// How a run splits its sequences over ranks: the scheme that its flags name, with what they leave open filled
-// in.
+// Context-parallel plan of a run: the scheme that its flags name, or the cheapest of those that they allow.
 //
-// Pure.
+// Pure. Thread safety: values.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +15,15 @@
 namespace weft {
 
 struct ContextPlan {
-  int size = 1;  // Ranks that share a sequence.
+  int size = 1;  // Ranks over which each sequence is split.
   ContextScheme scheme;
-  std::string reason;  // Why it is this one.
+  std::string reason;  // Why the plan has this scheme.
 
   SequenceSplit split() const { return size == 1 ? SequenceSplit() : scheme.Split(size); }
 };
 
-// `shape`: of one layer's attention in a microbatch of sequences of `seq_len`. `options` have passed
-// Validate.
+// Plans for `shape`, the attention of one layer in a microbatch of sequences of `seq_len` tokens.
+// REQUIRES: `options` have passed Validate.
 absl::StatusOr<ContextPlan> PlanContext(const ContextOptions& options, const AttentionShape& shape,
                                         int64_t seq_len);
 

@@ -29,7 +29,7 @@ absl::StatusOr<std::unique_ptr<Evaluator>> Evaluator::Create(CommEngine& engine,
   return evaluator;
 }
 
-absl::StatusOr<double> Evaluator::Loss() {
+absl::StatusOr<double> Evaluator::ComputeLoss() {
   for (int64_t round = 0; round < plan_.rounds(); ++round) {
     const SequenceRange windows = plan_.Windows(data_rank(), round);
     WEFT_ASSIGN_OR_RETURN(const double loss, RunPass(windows));
@@ -55,12 +55,12 @@ absl::StatusOr<double> Evaluator::RunPass(SequenceRange windows) {
 absl::Status Evaluator::GatherLosses() {
   std::vector<int64_t> counts;
   for (int rank = 0; rank < plan_.ranks; ++rank) {
-    counts.insert(counts.end(), static_cast<size_t>(plan_.context), plan_.PassesOf(rank));
+    counts.insert(counts.end(), static_cast<size_t>(plan_.context), plan_.PassCount(rank));
   }
   OpOptions options;
   options.label = "evaluation_losses";
   options.priority = Priority::kCritical;
-  // Only moved, so that their type does not matter.
+  // The gather only copies, so the losses travel as integers of the same size.
   static_assert(sizeof(double) == sizeof(int64_t));
   Work work = engine_.AllGather(lane_, own_losses(), losses(), DType::kI64, plan_.losses(), counts, options);
   return work.WaitReleased();

@@ -1,7 +1,7 @@
-// The loss of a model on data that it is not trained on: a mean over all targets, without gradients.
+// Evaluator: the mean loss of a model over all targets of separate data, without gradients.
 //
-// Thread safety: none; the thread that trains evaluates.
-// Collective: Create and Loss, by all ranks, between steps.
+// Thread safety: none; the training thread uses it.
+// Collective: all ranks call Create and ComputeLoss, between steps.
 // Lifetime: model, engine and corpus must outlive it.
 #pragma once
 
@@ -25,19 +25,19 @@ class Evaluator {
                                                            const Corpus& corpus, const EvaluationPlan& plan,
                                                            const BatchSplitter& splitter);
 
-  // In nats, the same on all ranks, and on all meshes: see Note [The same loss on every mesh].
-  absl::StatusOr<double> Loss();
+  // Returns the loss in nats, the same on all ranks and meshes, see Note [The same loss on every mesh].
+  absl::StatusOr<double> ComputeLoss();
 
  private:
   Evaluator(CommEngine& engine, LlamaModel& model, const Corpus& corpus, const EvaluationPlan& plan,
             const BatchSplitter& splitter);
-  // The summed losses of this rank's tokens of some windows; 0 of none.
+  // The summed loss of this rank's tokens of `windows`; 0 if there are none.
   absl::StatusOr<double> RunPass(SequenceRange windows);
   absl::Status GatherLosses();
   int rank() const { return engine_.bootstrap().rank(); }
   int data_rank() const { return rank() / plan_.context; }
   double* losses() const { return reinterpret_cast<double*>(losses_.data()); }
-  double* own_losses() const { return losses() + plan_.LossesOf(data_rank(), rank() % plan_.context); }
+  double* own_losses() const { return losses() + plan_.FirstLoss(data_rank(), rank() % plan_.context); }
 
   CommEngine& engine_;
   LlamaModel& model_;
@@ -45,7 +45,8 @@ class Evaluator {
   EvaluationPlan plan_;
   BatchSplitter splitter_;
   BufferPool pool_;
-  Buffer losses_;  // See EvaluationPlan::LossesOf; in node memory.
+  Buffer losses_;  // Losses of all parts of all passes, ordered as EvaluationPlan::FirstLoss says. In node
+                   // memory.
   LaneId lane_;
 };
 

@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What belongs to a model's folder beside weights and configuration.
+// Files of a model's folder besides weights and configuration.
 constexpr const char* kCompanions[] = {"tokenizer.json",     "tokenizer_config.json",
                                        "tokenizer.model",    "special_tokens_map.json",
                                        "added_tokens.json",  "vocab.json",
@@ -34,14 +34,14 @@ SafetensorsLayout LayoutOf(LlamaModel& model) {
 absl::Status MakeFolder(const std::string& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
-  return error ? ErrnoStatus(error.value(), "make the folder", folder) : absl::OkStatus();
+  return error ? ErrnoStatus(error.value(), "create the folder", folder) : absl::OkStatus();
 }
 
 std::string WeightsPath(const HfExport& target) { return absl::StrCat(target.folder, "/model.safetensors"); }
 
 std::string ConfigPath(const HfExport& target) { return absl::StrCat(target.folder, "/config.json"); }
 
-// Where the copy of a companion file goes.
+// The path of a companion file's copy.
 std::string CopyPath(const HfExport& target, const std::string& companion) {
   return absl::StrCat(target.folder, "/", fs::path(companion).filename().string());
 }
@@ -65,7 +65,8 @@ absl::Status WriteShards(const std::string& path, const SafetensorsLayout& layou
   return writer.Close();
 }
 
-// What rank 0 does when all weights are written. The weights come last: a folder that has them is whole.
+// Runs on rank 0 after all weights are written. Renames the weights last, so a folder with weights is
+// complete.
 absl::Status Finish(const HfExport& target, const std::string& weights, const LlamaConfig& config) {
   WEFT_RETURN_IF_ERROR(CopyCompanions(target));
   WEFT_RETURN_IF_ERROR(WriteWholeFile(ConfigPath(target), FormatHfConfig(config, target.source_config)));
@@ -96,7 +97,7 @@ absl::Status ExportHf(Bootstrap& bootstrap, const HfExport& target, LlamaModel& 
   const std::string weights = WeightsPath(target);
   const SafetensorsLayout layout = LayoutOf(model);
   const bool first = bootstrap.rank() == 0;
-  // Each phase starts when the one before has succeeded everywhere.
+  // Each phase starts after the one before has succeeded on all ranks.
   absl::Status status = first ? MakeFolder(target.folder) : absl::OkStatus();
   if (first && status.ok()) {
     status = SafetensorsWriter::Create(weights, layout);

@@ -32,14 +32,14 @@ absl::StatusOr<std::optional<Corpus>> OpenEvalCorpus(const EvalOptions& eval, co
   const bool is_text = corpus->format() == TokenFormat::kBytes;
   if (is_text != (training.format() == TokenFormat::kBytes)) {
     return absl::DataLossError(absl::StrCat("--eval-data '", corpus->sources()[0].name, "' holds ",
-                                            is_text ? "text" : "token ids", ", but the training data ",
-                                            is_text ? "token ids" : "text", ": give both in the same form"));
+                                            is_text ? "text" : "token ids", ", but the training data are ",
+                                            is_text ? "token ids" : "text", ": give both in one format"));
   }
   return *std::move(corpus);
 }
 
-// Tensors that some folders have and no model needs: a tied head written out, and the rotary frequencies that
-// older versions of transformers saved.
+// Whether a tensor of the folder may be ignored: the head if it is tied to the embedding, and rotary
+// frequencies, which older versions of transformers saved.
 bool IsRedundant(const std::string& name, const LlamaConfig& config) {
   return (config.tie_word_embeddings && name == "lm_head.weight") ||
          absl::EndsWith(name, ".rotary_emb.inv_freq");
@@ -72,7 +72,7 @@ absl::Status CheckWeights(const SafetensorsReader& weights, LlamaModel& model) {
   for (const auto& [name, entry] : weights.entries()) {
     if (known.count(name) == 0 && !IsRedundant(name, model.config())) {
       return absl::DataLossError(absl::StrCat("'", entry.file, "' has the tensor '", name,
-                                              "', for which this architecture has no place: the folder holds "
+                                              "', which this architecture does not have: the folder holds "
                                               "another kind of model"));
     }
   }
@@ -88,7 +88,7 @@ absl::Status CheckData(Bootstrap& bootstrap, const Corpus& corpus, int64_t vocab
   for (size_t rank = 1; rank < sizes.size(); ++rank) {
     if (sizes[rank] != sizes[0]) {
       return absl::DataLossError(absl::StrCat("rank 0 sees data of ", sizes[0], " tokens, but rank ", rank,
-                                              " sees ", sizes[rank], ": give every host the same files"));
+                                              " sees ", sizes[rank], ": put the same files on every host"));
     }
   }
   return absl::OkStatus();

@@ -1,4 +1,4 @@
-// What a run reads: the data, and the model's configuration and weights where they come from a folder.
+// Inputs of a run: the data, and the configuration and weights of a model folder.
 #pragma once
 
 #include <optional>
@@ -18,26 +18,26 @@ namespace weft {
 
 struct TrainInputs {
   Corpus corpus;
-  std::optional<Corpus> eval_corpus;  // Of --eval-data.
+  std::optional<Corpus> eval_corpus;  // The data of --eval-data.
   LlamaConfig model;
-  std::optional<SafetensorsReader> weights;  // Of --hf-model.
-  std::string hf_config;                     // The text of its config.json.
+  std::optional<SafetensorsReader> weights;  // The weights of --hf-model.
+  std::string hf_config;                     // The text of config.json of --hf-model.
 };
 
-// Opens everything, and reads no data or weights yet. Errors: those of Corpus, SafetensorsReader and
+// Opens all inputs, without reading data or weights. Errors: those of Corpus, SafetensorsReader and
 // ReadHfConfig.
 absl::StatusOr<TrainInputs> OpenInputs(const TrainConfig& config);
 
-// Whether the weights are those of `model`: every parameter with its shape, and nothing that the model has no
-// place for. Errors: kNotFound, kDataLoss (names the tensor).
+// Checks that the folder has each parameter of `model` with its shape, and no other tensors. Errors:
+// kNotFound, kDataLoss (names the tensor).
 absl::Status CheckWeights(const SafetensorsReader& weights, LlamaModel& model);
 
-// Checks this rank's part of the data against the vocabulary, and that all ranks see the same data.
-// Collective: all ranks. Errors: kDataLoss (names file and position, or the ranks whose data differ).
+// Checks that this rank's part of the data fits the vocabulary, and that all ranks see data of the same
+// length. Collective: all ranks. Errors: kDataLoss (names file and position, or the ranks whose data differ).
 absl::Status CheckData(Bootstrap& bootstrap, const Corpus& corpus, int64_t vocab_size,
                        absl::Duration timeout);
 
-// Reads the weights of a folder. `weights` must outlive the loader.
+// A loader that reads the weights of a folder. Lifetime: `weights` must outlive the loader.
 ShardLoader LoadFromSafetensors(const SafetensorsReader& weights);
 
 }  // namespace weft

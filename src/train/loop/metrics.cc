@@ -74,7 +74,7 @@ double FlopsPerToken(const LlamaConfig& config, int64_t seq_len) {
 }
 
 int64_t ResidentBytes() {
-  // /proc/self/statm: sizes in pages; the second is what is resident.
+  // /proc/self/statm has sizes in pages; the second one is the resident size.
   const std::unique_ptr<std::FILE, int (*)(std::FILE*)> statm(std::fopen("/proc/self/statm", "r"),
                                                               std::fclose);
   long long total = 0;

@@ -144,7 +144,7 @@ absl::Status CheckCollisions(const TrainConfig& config, const TrainInputs& input
   return CheckInputsSurvive(outputs, InputsOf(config, inputs));
 }
 
-// Opens the file for writing; one that was not there goes again.
+// Opens the file for writing. Removes it again if it did not exist before.
 absl::Status CheckFile(const std::string& path) {
   const bool was_there = access(path.c_str(), F_OK) == 0;
   absl::Status status = File::OpenForWriting(path).status();
@@ -154,7 +154,7 @@ absl::Status CheckFile(const std::string& path) {
   return status;
 }
 
-// The folder, or the nearest one above it that exists, can be written to.
+// Checks that the folder, or its nearest existing ancestor, is writable.
 absl::Status CheckFolder(const std::string& folder) {
   fs::path existing = fs::absolute(folder).lexically_normal();
   struct stat info {};
@@ -171,7 +171,7 @@ absl::Status CheckFolder(const std::string& folder) {
                                                     : ErrnoStatus(errno, "write to the folder", folder);
 }
 
-// The folder, and what would be replaced in it.
+// Checks the folder, and the files in it that the export would replace.
 absl::Status CheckExport(const std::string& folder) {
   WEFT_RETURN_IF_ERROR(CheckFolder(folder));
   for (const char* name : {"model.safetensors", "config.json"}) {

@@ -8,8 +8,8 @@
 namespace weft {
 namespace {
 
-// The share of the newest step in the mean that the ETA is made from.
-constexpr double kNewestShare = 0.1;
+// Weight of the newest step in the moving average of step times, from which the ETA is estimated.
+constexpr double kNewestWeight = 0.1;
 
 std::string Short(double value) {
   if (value >= 1e6) {
@@ -45,10 +45,10 @@ void ProgressPrinter::EndLine() {
 }
 
 void ProgressPrinter::Print(const StepMetrics& metrics) {
-  // The first steps take longer than the rest, so that a plain mean would mislead.
+  // The first steps take longer than later ones, so a plain mean would mislead.
   smoothed_step_ms_ = smoothed_step_ms_ == 0
                           ? metrics.step_ms
-                          : (1 - kNewestShare) * smoothed_step_ms_ + kNewestShare * metrics.step_ms;
+                          : (1 - kNewestWeight) * smoothed_step_ms_ + kNewestWeight * metrics.step_ms;
   const double left = smoothed_step_ms_ * static_cast<double>(total_steps_ - metrics.step) / 1e3;
   const std::string line = ProgressLine(metrics, total_steps_, left);
   if (terminal_) {

@@ -43,8 +43,8 @@ ResolvedItem MeshItem(const RunPlan& plan) {
 
 ResolvedItem BatchItem(const TrainConfig& config, const RunPlan& plan) {
   return {"batch",
-          absl::StrCat(plan.batch.batch_size, " sequences of ", plan.seq_len, " tokens a step, ",
-                       plan.batch.sequences_per_rank(), " a data-parallel rank and microbatch"),
+          absl::StrCat(plan.batch.batch_size, " sequences of ", plan.seq_len, " tokens per step, ",
+                       plan.batch.sequences_per_rank(), " per data-parallel rank and microbatch"),
           config.data.batch_size ? "--batch-size" : "one for each data-parallel rank and microbatch"};
 }
 
@@ -53,13 +53,13 @@ ResolvedItem DataItem(const TrainConfig& config, const Corpus& corpus, const Run
       "data",
       absl::StrCat(
           corpus.tokens(), " tokens in ", corpus.sources().size(),
-          corpus.sources().size() == 1 ? " file, " : " files, ", plan.order.windows, " sequences an epoch, ",
+          corpus.sources().size() == 1 ? " file, " : " files, ", plan.order.windows, " sequences per epoch, ",
           plan.order.shuffle ? "shuffled" : "in order",
           plan.document_separator ? absl::StrCat(", documents end at token ", *plan.document_separator) : ""),
       config.data.paths.empty() ? "no --data: built-in text" : ""};
 }
 
-// Empty where sequences are not split.
+// Empty if sequences are not split.
 std::vector<ResolvedItem> ContextItems(const RunPlan& plan) {
   if (plan.context.size == 1) {
     return {};
@@ -111,7 +111,7 @@ ResolvedItem ShardingItem(const TrainConfig& config, const RunPlan& plan) {
                                      : "prefetch for shard groups on one node"};
 }
 
-// Empty where nothing is computed in bf16.
+// Empty if nothing is computed in bf16.
 std::vector<ResolvedItem> ProductItems(const RunPlan& plan) {
   if (plan.parallel.param_dtype != DType::kBF16) {
     return {};
@@ -134,7 +134,7 @@ std::vector<ResolvedItem> ResolveConfig(const TrainConfig& config, const TrainIn
       MeshItem(plan),
       ShardingItem(config, plan),
       {"node-shared", std::string(Name(plan.residency.residency)), plan.residency.reason},
-      {"threads", absl::StrCat(threads.threads, " a rank"), threads.reason},
+      {"threads", absl::StrCat(threads.threads, " per rank"), threads.reason},
       {"seed", absl::StrCat(config.seed), ""},
       {"steps", absl::StrCat(config.optimizer.steps), ""}};
   for (std::vector<ResolvedItem> more :

@@ -1,4 +1,4 @@
-// The configuration as the run uses it: every choice, its value, and why it is so.
+// Resolved configuration of a run: each choice with its value and reason.
 #pragma once
 
 #include <string>
@@ -20,7 +20,7 @@ struct ResolvedItem {
 std::vector<ResolvedItem> ResolveConfig(const TrainConfig& config, const TrainInputs& inputs,
                                         const RunPlan& plan, const ThreadPlan& threads);
 
-// One line an item, in columns.
+// One line per item, in columns.
 std::string ToText(const std::vector<ResolvedItem>& items);
 // {"key": {"value": …, "reason": …}, …}, in order.
 std::string ToJson(const std::vector<ResolvedItem>& items);

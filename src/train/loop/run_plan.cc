@@ -20,10 +20,10 @@ struct MeshShape {
 
 absl::StatusOr<MeshShape> FitMesh(const ParallelOptions& parallel, int64_t ranks) {
   MeshShape shape{parallel.dp_replicate, parallel.dp_shard, parallel.context.size};
-  // Divided, not multiplied: no product of flags can overflow.
+  // Divides the ranks by the sizes, because a product of flags could overflow.
   int64_t rest = ranks;
   bool divides = true;
-  int64_t* open = nullptr;  // The axis that takes the rest.
+  int64_t* open = nullptr;  // The axis of size -1.
   for (int64_t* size : {&shape.replicate, &shape.shard, &shape.context}) {
     if (*size == -1) {
       open = size;
@@ -37,7 +37,7 @@ absl::StatusOr<MeshShape> FitMesh(const ParallelOptions& parallel, int64_t ranks
   return absl::InvalidArgumentError(
       absl::StrCat("--dp-replicate ", shape.replicate, ", --dp-shard ", shape.shard, " and --cp ",
                    shape.context, " do not multiply to the ", ranks, ranks == 1 ? " rank" : " ranks",
-                   " of this run: change one of them (-1 takes the rest) or mpirun's -n"));
+                   " of this run: change one of them (-1 takes all remaining ranks) or mpirun's -n"));
 }
 
 absl::StatusOr<DeviceMesh> MakeMesh(int replicate, int shard, int context) {
@@ -74,7 +74,7 @@ absl::StatusOr<std::optional<EvaluationPlan>> PlanEvaluation(const TrainConfig& 
                         context};
 }
 
-// One layer's, in a microbatch of one data-parallel rank.
+// The attention of one layer, in a microbatch of one data-parallel rank.
 AttentionShape AttentionOf(const TrainConfig& config, const LlamaConfig& model, const BatchShape& batch) {
   AttentionShape shape;
   shape.batch = batch.sequences_per_rank();
@@ -89,11 +89,11 @@ absl::Status CheckSequences(const DataOptions& data, const LlamaConfig& model) {
   if (data.seq_len > model.max_positions) {
     return BadFlag(
         "seq-len", data.seq_len,
-        absl::StrCat("is longer than the model's ", model.max_positions, " positions: give at most that"));
+        absl::StrCat("is longer than the model's ", model.max_positions, " positions: use at most that"));
   }
   if (data.document_separator.has_value() && *data.document_separator >= model.vocab_size) {
     return BadFlag("document-separator", *data.document_separator,
-                   absl::StrCat("the vocabulary ends at ", model.vocab_size - 1, ": give a token of it"));
+                   absl::StrCat("the vocabulary ends at ", model.vocab_size - 1, ": use one of its tokens"));
   }
   return absl::OkStatus();
 }
@@ -109,7 +109,7 @@ absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs
   WEFT_ASSIGN_OR_RETURN(const MeshShape shape, FitMesh(config.parallel, nodes.size()));
   if (config.parallel.shard_optimizer_over_replicas && shape.replicate == 1) {
     return BadFlag("shard-optimizer-over-replicas", "true",
-                   "needs replicas: give --dp-replicate of more than 1, or leave it out");
+                   "needs replicas: use --dp-replicate of at least 2, or leave it out");
   }
   const DataOptions& data = config.data;
   WEFT_RETURN_IF_ERROR(CheckSequences(data, inputs.model));

@@ -1,4 +1,5 @@
-// How a run falls apart over its ranks. Pure: every rank makes the same plan from the same numbers.
+// Plan of a run: its mesh, batch, context parallelism, sharding and optimizer. Pure: every rank makes the
+// same plan from the same numbers.
 #pragma once
 
 #include <cstdint>
@@ -31,23 +32,23 @@ struct RunPlan {
   // As the flags say, with prefetch_depth set. Unset wire_compression is measured once ranks are connected.
   ParallelOptions parallel;
   ResidencyChoice residency;
-  AdamWOptions adamw;  // Its learning rate is set at each step.
+  AdamWOptions adamw;  // The trainer sets the learning rate at each step.
   DecayScope decay;
   LrSchedule learning_rate;
   double clip_grad_norm;
   std::optional<EvaluationPlan> evaluation;
 
   int64_t targets_per_step() const { return batch.batch_size * seq_len; }
-  // Neighbouring ranks that hold one copy of the weights together.
+  // Consecutive ranks that together hold one copy of the weights.
   int shard_group_size() const { return shard_size * context.size; }
-  // Ranks that share sequences are one to the data.
+  // Ranks that share sequences have one data-parallel rank.
   int data_parallel_rank(int rank) const { return rank / context.size; }
   ShardingPolicy Policy(WireCompression wire_compression) const;
 };
 
-// Errors: kInvalidArgument (a mesh that does not multiply to the ranks, a batch that does not divide, a
-// sequence longer than the model's positions, weights that cannot be shared though they are to be, a
-// separator outside the vocabulary; names flags and remedy), kDataLoss (too little data).
+// Errors: kInvalidArgument (the mesh sizes do not multiply to the number of ranks, the batch size does not
+// divide, a sequence is longer than the model's positions, weights cannot be shared as requested, the
+// separator is outside the vocabulary; names flags and remedy), kDataLoss (too little data).
 absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs& inputs,
                                     const NodeMap& nodes);
 

@@ -30,7 +30,7 @@ absl::StatusOr<Digests> DigestShards(Module& model, const std::vector<ShardView>
   return digests;
 }
 
-// The digests' values, in order of names, which all ranks share.
+// The values of the digests, in the order of names. All ranks have the same names.
 std::string Pack(const Digests& digests) {
   std::string packed;
   for (const auto& [name, digest] : digests) {
@@ -40,7 +40,7 @@ std::string Pack(const Digests& digests) {
 }
 
 void AddPacked(const std::string& packed, Digests& sums) {
-  WEFT_CHECK(packed.size() == sums.size() * sizeof(uint64_t), "a peer has another number of parameters");
+  WEFT_CHECK(packed.size() == sums.size() * sizeof(uint64_t), "a peer has a different number of parameters");
   const char* next = packed.data();
   for (auto& [name, sum] : sums) {
     uint64_t digest = 0;
@@ -52,9 +52,8 @@ void AddPacked(const std::string& packed, Digests& sums) {
 
 }  // namespace
 
-absl::StatusOr<uint64_t> HashOfShards(Bootstrap& bootstrap, Module& model,
-                                      const std::vector<ShardView>& shards, int shard_size,
-                                      absl::Duration timeout) {
+absl::StatusOr<uint64_t> HashShards(Bootstrap& bootstrap, Module& model, const std::vector<ShardView>& shards,
+                                    int shard_size, absl::Duration timeout) {
   WEFT_ASSIGN_OR_RETURN(const Digests own, DigestShards(model, shards));
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> parts, bootstrap.AllGatherBlob(Pack(own), timeout));
   std::vector<Digests> replicas(parts.size() / static_cast<size_t>(shard_size), own);

@@ -1,4 +1,4 @@
-// The hash of a model's weights (weights_hash.h) from the shards of all ranks.
+// Hash of a model's weights (weights_hash.h) from the shards of all ranks.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,9 @@
 
 namespace weft {
 
-// Ranks are replica-major: `shard_size` neighbours hold one replica. Collective: all ranks.
-// Errors: kInternal (replicas differ in a bit: names a parameter), kDeadlineExceeded.
-absl::StatusOr<uint64_t> HashOfShards(Bootstrap& bootstrap, Module& model,
-                                      const std::vector<ShardView>& shards, int shard_size,
-                                      absl::Duration timeout);
+// `shard_size` consecutive ranks hold one replica. Collective: all ranks.
+// Errors: kInternal (replicas differ; names a parameter), kDeadlineExceeded.
+absl::StatusOr<uint64_t> HashShards(Bootstrap& bootstrap, Module& model, const std::vector<ShardView>& shards,
+                                    int shard_size, absl::Duration timeout);
 
 }  // namespace weft

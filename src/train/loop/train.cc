@@ -29,7 +29,7 @@ absl::Status NotFinite(int64_t step, const absl::AlphaNum& what) {
       "step ", step, ": ", what, ": use a smaller --lr, more --warmup-steps, or a smaller --clip-grad-norm"));
 }
 
-// The figures have the same bits on all ranks, and so has the error.
+// All ranks have the same metrics, so all return the same status.
 absl::Status CheckFinite(const StepMetrics& metrics) {
   if (!std::isfinite(metrics.loss) || !std::isfinite(metrics.grad_norm)) {
     return NotFinite(metrics.step, absl::StrCat("the loss is ", metrics.loss, " and the gradient norm ",
@@ -51,7 +51,7 @@ absl::Status CheckWeightsFinite(const std::vector<ShardView>& shards, int64_t st
   return absl::OkStatus();
 }
 
-// A run's parts, in the order in which they come to be.
+// The parts of a run, in the order in which they are created.
 class Run {
  public:
   Run(Bootstrap& bootstrap, const TrainConfig& config, const TrainEnvironment& environment,
@@ -63,7 +63,7 @@ class Run {
     WEFT_RETURN_IF_ERROR(Announce());
     WEFT_RETURN_IF_ERROR(Build());
     const absl::Status trained = TrainSteps();
-    // All ranks end at the same step where figures are not finite: none waits for a peer.
+    // If a metric is not finite, all ranks end at this step, and none waits for a peer.
     if (!trained.ok() && !absl::IsOutOfRange(trained)) {
       trainer_->Fail(trained);
     }
@@ -77,10 +77,10 @@ class Run {
   std::FILE* output() const { return first() ? environment_.output : nullptr; }
   absl::Status Agree(const absl::Status& local) { return AgreeOnStatus(bootstrap_, local, timeout_); }
 
-  // The error that made the others fail comes before those that it caused.
+  // Prefers the error that caused the failure to errors of ranks that it stopped (kAborted).
   absl::Status AgreeOnCause(const absl::Status& local) {
     if (absl::IsDeadlineExceeded(local)) {
-      return local;  // Whoever is missed there would be missed here as well.
+      return local;  // The agreement would wait for the same missing rank.
     }
     WEFT_RETURN_IF_ERROR(Agree(absl::IsAborted(local) ? absl::OkStatus() : local));
     return Agree(local);
@@ -136,7 +136,7 @@ class Run {
     return Agree(OpenMetrics());
   }
 
-  // On one node nothing is sent.
+  // On one node nothing is sent, so there is nothing to announce.
   void AnnounceWireCompression() {
     if (bootstrap_.node_map().node_count() == 1) return;
     const WireCompressionChoice& choice = trainer_->wire_compression();
@@ -165,7 +165,7 @@ class Run {
       const bool stop = environment_.stop != nullptr && environment_.stop->load();
       WEFT_ASSIGN_OR_RETURN(Trainer::StepResult result, trainer_->Step(step, stop));
       if (EvaluatesAfter(step) && CheckFinite(result.metrics).ok()) {
-        WEFT_ASSIGN_OR_RETURN(report_.eval_loss, evaluator_->Loss());
+        WEFT_ASSIGN_OR_RETURN(report_.eval_loss, evaluator_->ComputeLoss());
         result.metrics.eval_loss = report_.eval_loss;
       }
       WEFT_RETURN_IF_ERROR(Record(result.metrics));
@@ -198,8 +198,8 @@ class Run {
   absl::Status Finish() {
     WEFT_ASSIGN_OR_RETURN(const std::vector<ShardView> shards, trainer_->CurrentShards());
     WEFT_RETURN_IF_ERROR(Agree(CheckWeightsFinite(shards, report_.steps)));
-    WEFT_ASSIGN_OR_RETURN(report_.weights_hash, HashOfShards(bootstrap_, trainer_->model(), shards,
-                                                             plan_->shard_group_size(), timeout_));
+    WEFT_ASSIGN_OR_RETURN(report_.weights_hash, HashShards(bootstrap_, trainer_->model(), shards,
+                                                           plan_->shard_group_size(), timeout_));
     if (output() != nullptr) {
       std::fprintf(output(), "weights xxh64:%016llx\n",
                    static_cast<unsigned long long>(report_.weights_hash));
@@ -225,8 +225,8 @@ class Run {
   std::optional<RunPlan> plan_;
   std::vector<ResolvedItem> resolved_;
   std::unique_ptr<Trainer> trainer_;
-  std::unique_ptr<Evaluator> evaluator_;  // Where there is data for it.
-  std::optional<MetricsFile> metrics_;    // On rank 0.
+  std::unique_ptr<Evaluator> evaluator_;  // Null without --eval-data.
+  std::optional<MetricsFile> metrics_;    // On rank 0, if there is --metrics.
   TrainReport report_;
 };
 

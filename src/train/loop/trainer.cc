@@ -101,10 +101,10 @@ absl::Status Trainer::Connect(const ShardLoader& loader, const EngineOptions& op
 }
 
 absl::Status Trainer::Prepare() {
-  WEFT_ASSIGN_OR_RETURN(notes_lane_, engine_->AddLane(WorldGroup(bootstrap_), LanePurpose::kControl));
-  notes_pool_ = std::make_unique<BufferPool>(*heap_, "step notes");
-  WEFT_ASSIGN_OR_RETURN(notes_,
-                        notes_pool_->Acquire(sizeof(StepNote) * static_cast<size_t>(bootstrap_.size())));
+  WEFT_ASSIGN_OR_RETURN(summaries_lane_, engine_->AddLane(WorldGroup(bootstrap_), LanePurpose::kControl));
+  summaries_pool_ = std::make_unique<BufferPool>(*heap_, "step summaries");
+  WEFT_ASSIGN_OR_RETURN(
+      summaries_, summaries_pool_->Acquire(sizeof(StepSummary) * static_cast<size_t>(bootstrap_.size())));
   for (DecoderBlock* block : model_->blocks()) {
     block->SetActivationCheckpointing(plan_.parallel.activation_checkpoint == ActivationCheckpoint::kFull);
   }
@@ -132,14 +132,14 @@ absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, bool stop) {
   const Clock::time_point start = Clock::now();
   const CounterSnapshot before = Counters();
   ResetPeaks();
-  StepNote own;
+  StepSummary own;
   own.stop = stop ? 1 : 0;
   WEFT_ASSIGN_OR_RETURN(own.loss, ForwardAndBackward(step));
   WEFT_ASSIGN_OR_RETURN(const GradientNorm norm, sharded_->ClipGradNorm(plan_.clip_grad_norm));
   const double lr = plan_.learning_rate.At(step);
   WEFT_RETURN_IF_ERROR(Update(lr, norm.factor));
   sharded_->ZeroGradients();
-  WEFT_ASSIGN_OR_RETURN(const StepNote all, CombineNotes(own));
+  WEFT_ASSIGN_OR_RETURN(const StepSummary all, GatherSummaries(own));
 
   StepResult result;
   result.stop = all.stop != 0;
@@ -163,7 +163,7 @@ absl::StatusOr<double> Trainer::ForwardAndBackward(int64_t step) {
   double loss = 0;
   const int64_t first = (step - 1) * plan_.batch.batch_size;
   for (int64_t microbatch = 0; microbatch < plan_.batch.microbatches; ++microbatch) {
-    SyncGradientsOf(microbatch + 1 == plan_.batch.microbatches);
+    SetGradientSync(microbatch + 1 == plan_.batch.microbatches);
     SequenceRange sequences = plan_.batch.Part(microbatch, plan_.data_parallel_rank(bootstrap_.rank()));
     sequences.first += first;
     WEFT_ASSIGN_OR_RETURN(const double part, RunMicrobatch(sequences));
@@ -172,7 +172,7 @@ absl::StatusOr<double> Trainer::ForwardAndBackward(int64_t step) {
   return loss;
 }
 
-void Trainer::SyncGradientsOf(bool last_microbatch) {
+void Trainer::SetGradientSync(bool last_microbatch) {
   sharded_->SetRequiresGradientSync(last_microbatch || plan_.parallel.grad_sync != GradientSync::kLast);
   sharded_->SetRequiresAllReduce(last_microbatch || plan_.parallel.grad_sync == GradientSync::kEach);
   sharded_->SetIsLastBackward(last_microbatch);
@@ -182,7 +182,7 @@ absl::StatusOr<double> Trainer::RunMicrobatch(SequenceRange sequences) {
   WEFT_ASSIGN_OR_RETURN(const Microbatch whole, ReadMicrobatch(corpus_, plan_.order, sequences, plan_.seq_len,
                                                                model_->config().vocab_size));
   WEFT_ASSIGN_OR_RETURN(RankBatch batch, splitter_.Split(whole));
-  // The loss of all targets of the step is a mean, whatever their number on this rank.
+  // Scaled by the targets of the whole step, so the ranks' losses and gradients add up to those of the mean.
   Invocation invocation(true, 1.0F / static_cast<float>(plan_.targets_per_step()));
   invocation.SetSequence(std::move(batch.sequence));
   WEFT_ASSIGN_OR_RETURN(const Tensors losses,
@@ -194,21 +194,21 @@ absl::StatusOr<double> Trainer::RunMicrobatch(SequenceRange sequences) {
   return loss;
 }
 
-absl::StatusOr<Trainer::StepNote> Trainer::CombineNotes(const StepNote& own) {
-  // Gathered rather than reduced, and added in the order of ranks: the sum does not depend on the mesh.
-  constexpr int64_t kNoteElements = sizeof(StepNote) / sizeof(int64_t);
-  auto* notes = reinterpret_cast<StepNote*>(notes_.data());
-  notes[bootstrap_.rank()] = own;
+absl::StatusOr<Trainer::StepSummary> Trainer::GatherSummaries(const StepSummary& own) {
+  // A gather, whose values each rank adds in the order of ranks: the sum does not depend on the mesh.
+  constexpr int64_t kSummaryElements = sizeof(StepSummary) / sizeof(int64_t);
+  auto* summaries = reinterpret_cast<StepSummary*>(summaries_.data());
+  summaries[bootstrap_.rank()] = own;
   OpOptions options;
-  options.label = "step_notes";
+  options.label = "step_summaries";
   options.priority = Priority::kCritical;
-  Work work = engine_->AllGather(notes_lane_, notes + bootstrap_.rank(), notes, DType::kI64,
-                                 kNoteElements * bootstrap_.size(), {}, options);
+  Work work = engine_->AllGather(summaries_lane_, summaries + bootstrap_.rank(), summaries, DType::kI64,
+                                 kSummaryElements * bootstrap_.size(), {}, options);
   WEFT_RETURN_IF_ERROR(work.WaitReleased());
-  StepNote all;
+  StepSummary all;
   for (int rank = 0; rank < bootstrap_.size(); ++rank) {
-    all.loss += notes[rank].loss;
-    all.stop |= notes[rank].stop;
+    all.loss += summaries[rank].loss;
+    all.stop |= summaries[rank].stop;
   }
   return all;
 }

@@ -1,7 +1,7 @@
-// One rank's share of the training: the sharded model, its optimizer, and the step that they do together.
+// Trainer of one rank: the sharded model, its optimizer, and the training step.
 //
-// Thread safety: none; one thread drives a trainer.
-// Collective: Create and Step, by all ranks.
+// Thread safety: none; one thread uses a trainer.
+// Collective: all ranks call Create and Step.
 // Lifetime: bootstrap and corpus must outlive it.
 #pragma once
 
@@ -22,7 +22,6 @@
 #include "weft/memory/node_heap.h"
 #include "weft/nn/llama.h"
 #include "weft/optim/sharded_adamw.h"
-#include "weft/sharding/comm_context.h"
 #include "weft/sharding/fully_shard.h"
 #include "weft/train/corpus.h"
 #include "weft/train/metrics.h"
@@ -38,7 +37,7 @@ struct CounterSnapshot {
 
 class Trainer {
  public:
-  // Shards the model over the plan's mesh and loads it. Errors: kResourceExhausted, and what the loader says.
+  // Shards the model over the plan's mesh and loads it. Errors: kResourceExhausted, and those of the loader.
   static absl::StatusOr<std::unique_ptr<Trainer>> Create(Bootstrap& bootstrap, const Corpus& corpus,
                                                          RunPlan plan, std::unique_ptr<LlamaModel> model,
                                                          const ShardLoader& loader,
@@ -46,15 +45,15 @@ class Trainer {
 
   struct StepResult {
     StepMetrics metrics;
-    bool stop = false;  // A rank asked for it.
+    bool stop = false;  // Some rank requested a stop.
   };
-  // Forward and backward of all microbatches, and the update, number `step` from 1. `stop`: this rank asks
-  // all to stop afterwards. After an error the trainer is of no more use.
+  // Does step number `step`, counted from 1: forward and backward of all microbatches, and the update. With
+  // `stop`, this rank requests that all ranks stop after the step. After an error the trainer is unusable.
   absl::StatusOr<StepResult> Step(int64_t step, bool stop);
-  // Makes the steps of all peers fail with this cause, rather than wait for a rank that comes no more.
+  // Makes the steps of all peers fail with this cause. Otherwise they would wait for this rank.
   void Fail(const absl::Status& cause) { engine_->Abort(cause); }
 
-  // What this rank holds of the model. Collective: by all ranks, between steps.
+  // This rank's shards of the model. Collective: all ranks, between steps.
   absl::StatusOr<std::vector<ShardView>> CurrentShards() { return sharded_->CurrentShards(); }
   LlamaModel& model() const { return *model_; }
   CommEngine& engine() const { return *engine_; }
@@ -62,26 +61,26 @@ class Trainer {
   const BatchSplitter& splitter() const { return splitter_; }
 
  private:
-  // What ranks tell each other at each step.
-  struct StepNote {
-    double loss = 0;  // This rank's part of the mean.
-    int64_t stop = 0;
+  // The values that ranks gather from each other at each step.
+  struct StepSummary {
+    double loss = 0;   // This rank's contribution to the mean loss.
+    int64_t stop = 0;  // 1 if this rank requests a stop.
   };
 
   Trainer(Bootstrap& bootstrap, const Corpus& corpus, RunPlan plan, BatchSplitter splitter,
           std::unique_ptr<LlamaModel> model);
   absl::Status Connect(const ShardLoader& loader, const EngineOptions& options);
-  // What may fail on one rank alone, between what all do together.
+  // The parts of Connect that can fail on one rank alone; Connect agrees on their status.
   absl::Status Prepare();
-  // Where ranks share sequences: makes them compute attention together.
+  // If ranks share sequences, makes them compute attention together.
   absl::Status SplitSequences();
   CounterSnapshot Counters() const;
   void ResetPeaks();
   absl::StatusOr<double> ForwardAndBackward(int64_t step);
-  // Says how far gradients go after the backward of the next microbatch.
-  void SyncGradientsOf(bool last_microbatch);
+  // Sets how far the next microbatch's gradients are reduced after its backward.
+  void SetGradientSync(bool last_microbatch);
   absl::StatusOr<double> RunMicrobatch(SequenceRange sequences);
-  absl::StatusOr<StepNote> CombineNotes(const StepNote& own);
+  absl::StatusOr<StepSummary> GatherSummaries(const StepSummary& own);
   absl::Status Update(double lr, float gradient_scale);
 
   Bootstrap& bootstrap_;
@@ -93,11 +92,11 @@ class Trainer {
   std::unique_ptr<CommEngine> engine_;
   WireCompressionChoice wire_compression_;
   std::unique_ptr<LlamaModel> model_;
-  std::unique_ptr<ContextParallel> context_;  // Null where sequences are not split.
+  std::unique_ptr<ContextParallel> context_;  // Null if sequences are not split.
   std::unique_ptr<ShardedModel> sharded_;
-  std::unique_ptr<BufferPool> notes_pool_;
-  Buffer notes_;  // One StepNote a rank, in node memory.
-  LaneId notes_lane_;
+  std::unique_ptr<BufferPool> summaries_pool_;
+  Buffer summaries_;  // One StepSummary per rank, in node memory.
+  LaneId summaries_lane_;
   std::optional<ShardedAdamW> optimizer_;
 };
 
