@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""check_layers.py on made-up trees: what it must find, and what it must let pass."""
+"""Tests of check_layers.py on small trees: the violations that it must find, and the code that it must accept."""
 import pathlib
 import sys
 import tempfile
@@ -9,7 +9,9 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent))
 import check_layers
 
 
-class CheckLayers(unittest.TestCase):
+class TreeCase(unittest.TestCase):
+    """A test on a small tree of its own."""
+
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -29,11 +31,13 @@ class CheckLayers(unittest.TestCase):
         for word in words:
             self.assertIn(word, found[0])
 
+
+class CheckLayers(TreeCase):
     def test_lets_downward_includes_and_links_pass(self):
         self.write("include/weft/comm/engine.h", '#include "weft/core/status.h"\n#include "weft/comm/work.h"\n')
-        self.write("src/comm/engine.cc", '#include "src/comm/impl.h"\n#include "helper.h"\n#include <mpi.h>\n')
+        self.write("src/comm/engine/engine.cc", '#include "src/comm/engine/impl.h"\n#include "helper.h"\n#include <mpi.h>\n')
         self.write("src/comm/CMakeLists.txt", "weft_layer(comm PUBLIC weft::memory PRIVATE weft_options)\n")
-        self.write("sharding/group.cc", '#include "weft/nn/module.h"\n#include "sharding/impl.h"\n')
+        self.write("sharding/group/group.cc", '#include "weft/nn/module.h"\n#include "sharding/group/impl.h"\n')
         self.assertEqual(self.violations(), [])
 
     def test_finds_an_include_upward_in_a_public_header(self):
@@ -49,18 +53,16 @@ class CheckLayers(unittest.TestCase):
         self.assert_one_violation("memory may not use comm")
 
     def test_finds_neighbours_that_include_each_other(self):
-        for layer, other in [("sharding", "context_parallel"), ("optim", "checkpoint")]:
-            with self.subTest(layer=layer):
-                self.assertIn("across", check_layers.fault_of_dependency(layer, other))
-                self.assertIn("across", check_layers.fault_of_dependency(other, layer))
+        self.assertIn("across", check_layers.fault_of_dependency("sharding", "context_parallel"))
+        self.assertIn("across", check_layers.fault_of_dependency("context_parallel", "sharding"))
 
     def test_finds_an_include_upward_in_a_layer_outside_src(self):
-        self.write("sharding/group.cc", '#include "weft/optim/adamw.h"\n')
-        self.assert_one_violation("sharding/group.cc", "sharding may not use optim")
+        self.write("sharding/group/group.cc", '#include "weft/optim/adamw.h"\n')
+        self.assert_one_violation("sharding/group/group.cc", "sharding may not use optim")
 
     def test_finds_another_layers_private_header(self):
-        self.write("src/comm/engine.cc", '#include "src/mesh/mpi_link.h"\n')
-        self.assert_one_violation("mesh's own")
+        self.write("src/comm/engine/engine.cc", '#include "src/mesh/mpi/mpi_link.h"\n')
+        self.assert_one_violation("private to mesh")
 
     def test_finds_a_private_header_in_a_public_one(self):
         self.write("include/weft/comm/engine.h", '#include "src/comm/impl.h"\n')
@@ -71,10 +73,10 @@ class CheckLayers(unittest.TestCase):
         self.assert_one_violation("..")
 
     def test_finds_hidden_libraries_in_public_headers_only(self):
-        for library in ["mpi.h", "omp.h", "Eigen/Core", "oneapi/dnnl/dnnl.hpp", "dnnl.h"]:
+        for library in ["mpi.h", "omp.h", "hwloc.h", "Eigen/Core", "oneapi/dnnl/dnnl.hpp", "dnnl.h"]:
             with self.subTest(library=library):
                 self.write("include/weft/nn/matmul.h", f"#include <{library}>\n")
-                self.write("src/nn/matmul.cc", f"#include <{library}>\n")
+                self.write("src/nn/products/matmul.cc", f"#include <{library}>\n")
                 self.assert_one_violation("include/weft/nn/matmul.h", "expose")
 
     def test_finds_a_link_upward(self):
@@ -101,8 +103,72 @@ class CheckLayers(unittest.TestCase):
         self.write("src/core/status.cc", '#include "weft/utils/strings.h"\n')
         self.assert_one_violation("'utils' is no layer")
 
-    def test_does_not_call_an_empty_tree_good(self):
+    def test_fails_on_a_tree_without_layers(self):
         self.assertEqual(check_layers.main(self.root), 2)
+
+
+class CheckRooms(TreeCase):
+    def test_lets_includes_of_lower_rooms_pass(self):
+        self.write("src/comm/base/types.h", "")
+        self.write("src/comm/links/link.h", '#include "src/comm/base/types.h"\n')
+        self.write("src/comm/links/link.cc", '#include "src/comm/links/link.h"\n#include "src/comm/base/types.h"\n')
+        self.assertEqual(self.violations(), [])
+
+    def test_finds_an_include_of_a_higher_room(self):
+        self.write("sharding/group/group.h", "")
+        self.write("sharding/plan/plan.cc", '#include "sharding/group/group.h"\n')
+        self.assert_one_violation("sharding/plan/plan.cc", "room plan of sharding may not use room group", "above")
+
+    def test_finds_rooms_beside_each_other_that_include_each_other(self):
+        self.write("src/mesh/mpi/wire.h", "")
+        self.write("src/mesh/threads/fabric.cc", '#include "src/mesh/mpi/wire.h"\n')
+        self.assert_one_violation("room threads of mesh may not use room mpi", "across")
+
+    def test_counts_a_public_header_to_the_room_of_its_source(self):
+        self.write("src/comm/engine/work.cc", "")
+        self.write("include/weft/comm/work.h", "")
+        self.write("src/comm/codec/codec.cc", '#include "weft/comm/work.h"\n')
+        self.assert_one_violation("src/comm/codec/codec.cc", "room codec of comm may not use room engine")
+
+    def test_finds_a_public_header_that_includes_one_of_a_higher_room(self):
+        self.write("src/nn/kernels/mask.cc", "")
+        self.write("src/nn/modules/runs.cc", "")
+        self.write("include/weft/nn/runs.h", "")
+        self.write("include/weft/nn/mask.h", '#include "weft/nn/runs.h"\n')
+        self.assert_one_violation("include/weft/nn/mask.h", "room kernels of nn may not use room modules")
+
+    def test_counts_a_public_header_without_a_source_to_the_room_that_its_includes_ask_for(self):
+        self.write("src/nn/modules/runs.cc", "")
+        self.write("include/weft/nn/runs.h", "")
+        self.write("include/weft/nn/interface.h", '#include "weft/nn/runs.h"\n')
+        self.write("src/nn/modules/attention.cc", '#include "weft/nn/interface.h"\n')
+        self.assertEqual(self.violations(), [])
+        self.write("src/nn/kernels/mask.cc", '#include "weft/nn/interface.h"\n')
+        self.assert_one_violation("src/nn/kernels/mask.cc", "room kernels of nn may not use room modules")
+
+    def test_accepts_headers_without_a_source_that_include_each_other(self):
+        self.write("include/weft/nn/a.h", '#include "weft/nn/b.h"\n')
+        self.write("include/weft/nn/b.h", '#include "weft/nn/a.h"\n')
+        self.assertEqual(self.violations(), [])
+
+    def test_finds_a_source_outside_of_the_rooms(self):
+        self.write("src/comm/engine.cc", "")
+        self.assert_one_violation("src/comm/engine.cc", "no room of comm")
+
+
+class CheckFolderSizes(TreeCase):
+    def write_files(self, folder, count):
+        for i in range(count):
+            self.write(f"{folder}/file{i}.cc", "")
+
+    def test_finds_a_folder_that_is_too_large(self):
+        self.write_files("src/core", check_layers.MAX_FILES_OF_A_FOLDER + 1)
+        self.assert_one_violation("src/core", "holds 27 headers and sources, of at most 26")
+
+    def test_counts_each_folder_alone(self):
+        self.write_files("tests/nn", check_layers.MAX_FILES_OF_A_FOLDER)
+        self.write_files("tests/nn/kernels", check_layers.MAX_FILES_OF_A_FOLDER)
+        self.assertEqual(self.violations(), [])
 
 
 if __name__ == "__main__":
