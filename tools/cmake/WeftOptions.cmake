@@ -4,7 +4,7 @@ set(CMAKE_CXX_STANDARD_REQUIRED ON)
 set(CMAKE_CXX_EXTENSIONS OFF)
 set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
-if(NOT CMAKE_BUILD_TYPE)
+if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_BUILD_TYPE)
   set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
 endif()
 
@@ -13,27 +13,27 @@ if(NOT WEFT_PRECOMPILE MATCHES "^(none|tests|all)$")
 endif()
 
 find_program(WEFT_CCACHE ccache)
-if(WEFT_CCACHE)
-  # Without a word about macros and times it leaves what reads precompiled headers to the compiler.
+if(PROJECT_IS_TOP_LEVEL AND WEFT_CCACHE)
+  # Without this setting ccache does not cache sources that use precompiled headers.
   set(launcher ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros ${WEFT_CCACHE})
   set(CMAKE_CXX_COMPILER_LAUNCHER ${launcher})
   set(CMAKE_C_COMPILER_LAUNCHER ${launcher})
 endif()
 
 add_library(weft_options INTERFACE)
-# No contraction: an elementwise kernel must round alike in its vector body and in its scalar tail.
+# No contraction: the vector body and the scalar tail of an elementwise kernel must round alike.
 target_compile_options(weft_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
                                               -Woverloaded-virtual -Wno-psabi -ffp-contract=off)
-# GCC 12 reports uninitialised uses inside abseil's InlinedVector and the AVX-512 intrinsics that are none; clang-tidy's
-# analyzer looks for real ones.
+# GCC 12 reports false uninitialised uses inside of abseil's InlinedVector and the AVX-512 intrinsics. clang-tidy's
+# analyzer finds real ones.
 target_compile_options(weft_options INTERFACE -Wno-uninitialized -Wno-maybe-uninitialized)
 if(WEFT_WERROR)
   target_compile_options(weft_options INTERFACE -Werror)
 endif()
 if(WEFT_NATIVE)
   target_compile_options(weft_options INTERFACE -march=native)
-  # The compiler halves vectors of 64 bytes by default, for processors that slow down where they are used; the
-  # matrix library uses them anyway.
+  # GCC avoids 64-byte vectors by default, as some processors lower their clock for them. The matrix library uses them
+  # anyway.
   include(CheckCXXCompilerFlag)
   check_cxx_compiler_flag(-mprefer-vector-width=512 WEFT_HAS_WIDE_VECTORS)
   if(WEFT_HAS_WIDE_VECTORS)
@@ -45,8 +45,9 @@ if(WEFT_SANITIZE)
                                                 -fno-sanitize-recover=all)
   target_link_options(weft_options INTERFACE -fsanitize=${WEFT_SANITIZE})
   if(WEFT_SANITIZE MATCHES "thread")
-    # libgomp and oneDNN are not instrumented: their synchronisation would be reported as races. Fences
-    # (-Wtsan) are modelled by the flags that surround them, each of which is an atomic of its own.
+    # libgomp and oneDNN are not instrumented: ThreadSanitizer would report their synchronisation as races.
+    # GCC warns about fences, which ThreadSanitizer does not model (-Wtsan). Every fence here stands beside an atomic
+    # flag, which it does model.
     set(WEFT_OPENMP OFF)
     set(WEFT_ONEDNN OFF)
     target_compile_options(weft_options INTERFACE -Wno-tsan)
