@@ -10,7 +10,7 @@ build=(g++ cmake ninja-build ccache libopenmpi-dev libabsl-dev libeigen3-dev lib
        nlohmann-json3-dev libspdlog-dev libxxhash-dev)
 run=(openmpi-bin openssh-client)
 test=(libgtest-dev libgmock-dev libbenchmark-dev python3 iproute2 procps)
-dev=(clang-format-14 clang-tidy-14 gcovr)
+dev=(clang-format-14 clang-tidy-14 clang-14 gcovr)
 
 usage() { sed -n '2,6s/^# \{0,1\}//p' "$0"; }
 
