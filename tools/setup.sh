@@ -6,7 +6,7 @@
 #   tools/setup.sh --dev    also the formatter and the linter that changes are checked with
 set -euo pipefail
 
-build=(g++ cmake ninja-build ccache libopenmpi-dev libabsl-dev libeigen3-dev libdnnl-dev libcli11-dev
+build=(g++ cmake ninja-build ccache libopenmpi-dev libabsl-dev libeigen3-dev libdnnl-dev libhwloc-dev libcli11-dev
        nlohmann-json3-dev libspdlog-dev libxxhash-dev)
 run=(openmpi-bin openssh-client)
 test=(libgtest-dev libgmock-dev libbenchmark-dev python3 iproute2 procps)

@@ -111,12 +111,5 @@ TEST(ThreadCountDeathTest, AbortsForLessThanOneThread) {
   EXPECT_DEATH(SetThreadCount(0), "at least one thread");
 }
 
-TEST(AffinityCpus, ListAtLeastOneCpuInAscendingOrder) {
-  const std::vector<int> cpus = AffinityCpus();
-  EXPECT_FALSE(cpus.empty());
-  EXPECT_TRUE(std::is_sorted(cpus.begin(), cpus.end()));
-  EXPECT_EQ(std::adjacent_find(cpus.begin(), cpus.end()), cpus.end());
-}
-
 }  // namespace
 }  // namespace weft

@@ -1,7 +1,8 @@
-# System packages only; tools/setup.sh installs them on Debian.
+# System packages only. tools/setup.sh installs them on Debian.
 find_package(Threads REQUIRED)
 find_package(MPI REQUIRED COMPONENTS C)
 find_package(absl REQUIRED)
+find_package(Hwloc REQUIRED)
 find_package(Eigen3 3.4 REQUIRED NO_MODULE)
 find_package(CLI11 REQUIRED)
 find_package(nlohmann_json REQUIRED)

@@ -6,7 +6,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include <absl/functional/function_ref.h>
 
@@ -17,9 +16,6 @@ namespace weft {
 // REQUIRES: threads >= 1.
 void SetThreadCount(int threads);
 int ThreadCount();
-
-// CPU numbers in the calling thread's affinity mask, ascending.
-std::vector<int> AffinityCpus();
 
 // Calls body(begin, end) for a partition of [0, count) into contiguous ranges, at most one per thread. Every
 // range has at least `grain` elements, unless `count` is smaller. A single range runs inline. While several

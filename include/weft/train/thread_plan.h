@@ -1,5 +1,4 @@
-// How many threads each rank of a node computes with, from the CPUs that each may run on. Pure but for one
-// look at the machine.
+// Number of threads with which a rank computes, planned from the CPUs that the ranks of its node may use.
 #pragma once
 
 #include <optional>
@@ -17,23 +16,23 @@ struct ThreadPlan {
   int threads = 1;
   std::string reason;  // "2 CPUs shared by 4 ranks".
   std::vector<std::string>
-      warnings;  // What is wrong with the placement of ranks, and the mpirun flag that mends it.
+      warnings;  // Faults of the placement of ranks, each with the mpirun flag that mends it.
 };
 
-// What the plan is made from, for one node.
+// The CPUs of one node and of its ranks.
 struct NodePlacement {
-  std::vector<std::vector<int>> cpus_of_rank;  // CPUs that each rank of the node may run on, ascending.
-  int node_cpus = 1;                           // CPUs that the ranks of the node could have.
-  int self = 0;                                // The caller's place in cpus_of_rank.
+  std::vector<std::vector<int>> cpus_of_rank;  // CPUs on which each rank of the node may run, ascending.
+  int node_cpus = 1;                           // Number of CPUs that the ranks of the node might use.
+  int self = 0;                                // Index of the calling rank in cpus_of_rank.
   std::optional<int> limit;                    // OMP_NUM_THREADS, where it is set.
 };
 
-// Every CPU is divided among the ranks that may run on it; a rank has at least one thread, and never more
-// than `limit`.
+// Divides every CPU among the ranks that may run on it. A rank gets at least one thread, and at most `limit`.
 ThreadPlan PlanThreads(const NodePlacement& placement);
 
-// The placement of this rank's node. Collective: all ranks. Errors: kInvalidArgument (OMP_NUM_THREADS is no
-// positive number), kDeadlineExceeded.
+// Returns the placement of the node of the calling rank.
+// Collective: all ranks.
+// Errors: kInvalidArgument (OMP_NUM_THREADS is no positive number), kDeadlineExceeded.
 absl::StatusOr<NodePlacement> FindPlacement(Bootstrap& bootstrap, absl::Duration timeout);
 
 }  // namespace weft

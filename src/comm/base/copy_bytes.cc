@@ -4,7 +4,7 @@
 #include <cstring>
 
 #include "src/comm/base/stream_line.h"
-#include "weft/core/cache_size.h"
+#include "weft/core/topology.h"
 
 namespace weft {
 
@@ -22,7 +22,7 @@ void CopyBytes(std::byte* target, const std::byte* source, size_t bytes, bool no
 
 bool ShouldBypassCaches(size_t bytes) {
   constexpr size_t kShare = 4;
-  return kStreamsLines && bytes > static_cast<size_t>(LastLevelCacheBytes()) / kShare;
+  return kStreamsLines && bytes > static_cast<size_t>(HostTopology().last_level_cache_bytes) / kShare;
 }
 
 }  // namespace weft

@@ -8,10 +8,10 @@
 #include "src/nn/kernels/vector_math.h"
 #include "src/nn/products/element.h"
 #include "src/nn/products/scratch.h"
-#include "weft/core/cache_size.h"
 #include "weft/core/parallel.h"
 #include "weft/core/strided_copy.h"
 #include "weft/core/tensor.h"
+#include "weft/core/topology.h"
 #include "weft/nn/attention_kernel.h"
 #include "weft/nn/matmul.h"
 
@@ -174,7 +174,7 @@ void AttentionBackward(const AttentionProblem& problem, const TensorView& q, con
                        const TensorView& dout, const TensorView& dq, float dq_beta,
                        absl::Span<const KeyGradients> gradients, float key_beta) {
   WEFT_CHECK(problem.scale > 0.0F, "attention scores need a positive scale");
-  const TileSize size = TileSizeFor(CoreCacheBytes());
+  const TileSize size = TileSizeFor(HostTopology().core_cache_bytes);
   const AttentionPlan plan(problem.mask, q_runs, RunsOf(keys), size, AttentionPlan::Order::kByKeyTile);
   const Tensor wide_dq = dq.dtype == DType::kF32 ? Tensor::Borrow(dq) : Tensor::Empty(DType::kF32, q.shape);
   const BackwardCall call = {problem, plan, size, q, keys, lse, delta, dout, wide_dq.view(), dq_beta};

@@ -7,8 +7,8 @@
 #include "src/nn/kernels/vector_math.h"
 #include "src/nn/products/element.h"
 #include "src/nn/products/scratch.h"
-#include "weft/core/cache_size.h"
 #include "weft/core/parallel.h"
+#include "weft/core/topology.h"
 #include "weft/nn/attention_kernel.h"
 #include "weft/nn/matmul.h"
 
@@ -151,7 +151,7 @@ float DefaultScale(int64_t head_dim) { return 1.0F / std::sqrt(static_cast<float
 void AttentionForward(const AttentionProblem& problem, const TensorView& q, const TokenRuns& q_runs,
                       absl::Span<const KeyBlock> keys, const TensorView& out, const TensorView& lse) {
   WEFT_CHECK(problem.scale > 0.0F, "attention scores need a positive scale");
-  const TileSize size = TileSizeFor(CoreCacheBytes());
+  const TileSize size = TileSizeFor(HostTopology().core_cache_bytes);
   const AttentionPlan plan(problem.mask, q_runs, RunsOf(keys), size, AttentionPlan::Order::kByRowBlock);
   const ForwardCall call = {problem, plan, size, q, keys, out, lse};
   const int64_t heads = q.shape[2];

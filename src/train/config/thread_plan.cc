@@ -1,6 +1,5 @@
 #include "weft/train/thread_plan.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,13 +11,13 @@
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_split.h>
 
-#include "weft/core/parallel.h"
 #include "weft/core/status.h"
+#include "weft/core/topology.h"
 
 namespace weft {
 namespace {
 
-// For each CPU the ranks that may run on it.
+// For each CPU, the number of ranks that may run on it.
 std::map<int, int> RanksOnCpu(const NodePlacement& placement) {
   std::map<int, int> ranks;
   for (const std::vector<int>& cpus : placement.cpus_of_rank) {
@@ -47,11 +46,8 @@ std::vector<std::string> PlacementWarnings(const NodePlacement& placement, size_
   return {};
 }
 
-// The CPUs that the launcher of this process may use: those that its ranks could have.
-int LauncherCpus() {
-  cpu_set_t cpus;
-  return sched_getaffinity(getppid(), sizeof(cpus), &cpus) == 0 ? CPU_COUNT(&cpus) : 1;
-}
+// Number of CPUs on which the launcher of this process may run: its ranks might use as many.
+int LauncherCpus() { return CpuCountOfProcess(getppid()).value_or(1); }
 
 absl::StatusOr<std::optional<int>> ThreadLimit() {
   const char* text = std::getenv("OMP_NUM_THREADS");
@@ -78,7 +74,7 @@ ThreadPlan PlanThreads(const NodePlacement& placement) {
     sharers = std::max(sharers, ranks_on_cpu.at(cpu));
   }
   ThreadPlan plan;
-  // A sum of shares such as 3 x 1/3 may fall short of the whole by rounding.
+  // Rounding may leave a sum of shares such as 3 x 1/3 just below the whole number.
   plan.threads = std::max(1, static_cast<int>(share + 1e-6));
   plan.reason = sharers == 1 ? absl::StrCat(Count(own.size(), "CPU"), " of its own")
                              : absl::StrCat(Count(own.size(), "CPU"), " shared by ", sharers, " ranks");

@@ -1,0 +1,34 @@
+// Processors, caches and NUMA nodes of this host.
+//
+// Thread safety: all functions may be called from any thread.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace weft {
+
+// Counts cover what this process might use when the topology was read: its control group and its affinity limit them.
+struct Topology {
+  int cpus = 1;        // Hardware threads.
+  int cores = 1;       // Physical cores.
+  int numa_nodes = 1;  // NUMA nodes of these cores.
+
+  // Caches for data, of the first hardware thread.
+  int64_t core_cache_bytes = 0;        // Largest cache of level 1 or 2.
+  int64_t last_level_cache_bytes = 0;  // Largest cache of any level; cores may share it.
+};
+
+// The topology of this host. The first call reads it, which takes a few milliseconds; later calls return the same
+// object. Where the host does not describe its caches, their sizes are those of the C library, or else 1 MiB for a core
+// and 64 MiB for the last level.
+const Topology& HostTopology();
+
+// The hardware threads on which the calling thread may run, ascending.
+std::vector<int> AffinityCpus();
+
+// Number of hardware threads on which another process may run; nothing if the process does not exist.
+std::optional<int> CpuCountOfProcess(int process_id);
+
+}  // namespace weft

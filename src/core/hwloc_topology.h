@@ -1,0 +1,35 @@
+// A topology as hwloc reads it; no other file of weft uses hwloc.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "weft/core/topology.h"
+
+struct hwloc_topology;
+
+namespace weft::internal {
+
+// Thread safety: const functions may be called from any thread.
+class HwlocTopology {
+ public:
+  // Reads this host.
+  HwlocTopology();
+  // Makes up a host from a synthetic description of hwloc, as in "l3:1(size=1048576) core:2 pu:1".
+  explicit HwlocTopology(const std::string& description);
+
+  // Cache sizes are 0 where they are unknown.
+  Topology Describe() const;
+  std::vector<int> CpusOfThread() const;
+  std::optional<int> CpuCountOfProcess(int process_id) const;
+
+ private:
+  struct Destroyer {
+    void operator()(hwloc_topology* topology) const;
+  };
+  std::unique_ptr<hwloc_topology, Destroyer> handle_;
+};
+
+}  // namespace weft::internal
