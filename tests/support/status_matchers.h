@@ -40,6 +40,7 @@ MATCHER_P2(StatusIs, code, message,
 #define EXPECT_OK(expression) EXPECT_THAT(expression, ::weft::testing::IsOk())
 #define ASSERT_OK(expression) ASSERT_THAT(expression, ::weft::testing::IsOk())
 
+// A declaration cannot stand in parentheses. NOLINTBEGIN(bugprone-macro-parentheses)
 #define WEFT_ASSERT_OK_AND_ASSIGN_INNER(result, target, expression) \
   auto result = (expression);                                       \
   ASSERT_OK(result);                                                \
@@ -47,3 +48,4 @@ MATCHER_P2(StatusIs, code, message,
 // ASSERT_OK_AND_ASSIGN(auto x, StatusOrReturningCall());
 #define ASSERT_OK_AND_ASSIGN(target, expression) \
   WEFT_ASSERT_OK_AND_ASSIGN_INNER(WEFT_CONCAT(weft_result_, __LINE__), target, expression)
+// NOLINTEND(bugprone-macro-parentheses)
