@@ -4,9 +4,9 @@
 #include <utility>
 
 #include "sharding/model/boundary_casts.h"
+#include "sharding/model/group_plan.h"
 #include "sharding/model/module_hooks.h"
 #include "sharding/model/sharded_groups.h"
-#include "sharding/plan/group_plan.h"
 #include "weft/core/status.h"
 
 namespace weft {

@@ -9,7 +9,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 
 from suite import proportional_set  # noqa: E402
 from suite.contestants import ContestantError  # noqa: E402
-from suite.rounds import Way, in_turns  # noqa: E402
+from suite.rounds import Variant, measure_interleaved  # noqa: E402
 from suite.rows import Goal, Row, measurements_table, verdicts_of, verdicts_table  # noqa: E402
 from suite.statistics import quantile, ratio, summarize  # noqa: E402
 
@@ -75,25 +75,25 @@ class Rounds(unittest.TestCase):
         calls = []
 
         def way(name):
-            return Way(name, lambda: calls.append(name) or [len(calls)])
+            return Variant(name, lambda: calls.append(name) or [len(calls)])
 
-        measured = in_turns([way("a"), way("b")], rounds=2)
+        measured = measure_interleaved([way("a"), way("b")], rounds=2)
         self.assertEqual(calls, ["a", "b", "b", "a", "a", "b"])
         self.assertEqual(measured.rounds, {"a": [4, 5], "b": [3, 6]})
 
     def test_every_other_round_goes_backwards(self):
         calls = []
-        in_turns([Way(name, lambda name=name: calls.append(name) or [1]) for name in "abcd"], rounds=3)
+        measure_interleaved([Variant(name, lambda name=name: calls.append(name) or [1]) for name in "abcd"], rounds=3)
         self.assertEqual("".join(calls), "abcd" "badc" "cdab" "dcba")
 
     def test_a_round_is_the_scaled_median_of_its_repeats(self):
-        self.assertEqual(in_turns([Way("a", lambda: [3, 1, 2])], 1, scale=10).rounds, {"a": [20]})
+        self.assertEqual(measure_interleaved([Variant("a", lambda: [3, 1, 2])], 1, scale=10).rounds, {"a": [20]})
 
     def test_a_way_that_fails_is_left_out_with_its_reason(self):
         def fail():
             raise ContestantError("it crashed")
 
-        measured = in_turns([Way("a", lambda: [1]), Way("b", fail)], rounds=2)
+        measured = measure_interleaved([Variant("a", lambda: [1]), Variant("b", fail)], rounds=2)
         self.assertEqual(measured.rounds, {"a": [1, 1]})
         self.assertEqual(measured.missing, {"b": "it crashed"})
 

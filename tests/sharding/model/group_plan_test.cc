@@ -1,4 +1,4 @@
-#include "sharding/plan/group_plan.h"
+#include "sharding/model/group_plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
