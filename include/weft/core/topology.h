@@ -9,7 +9,8 @@
 
 namespace weft {
 
-// Counts cover what this process might use when the topology was read: its control group and its affinity limit them.
+// Counts cover what this process might use when the topology was read: its control group and its affinity
+// limit them.
 struct Topology {
   int cpus = 1;        // Hardware threads.
   int cores = 1;       // Physical cores.
@@ -20,9 +21,9 @@ struct Topology {
   int64_t last_level_cache_bytes = 0;  // Largest cache of any level; cores may share it.
 };
 
-// The topology of this host. The first call reads it, which takes a few milliseconds; later calls return the same
-// object. Where the host does not describe its caches, their sizes are those of the C library, or else 1 MiB for a core
-// and 64 MiB for the last level.
+// The topology of this host. The first call reads it, which takes a few milliseconds; later calls return the
+// same object. Where the host does not describe its caches, their sizes are those of the C library, or else 1
+// MiB for a core and 64 MiB for the last level.
 const Topology& HostTopology();
 
 // The hardware threads on which the calling thread may run, ascending.
