@@ -1,4 +1,4 @@
-// What the README shows of weft as a library: a small Llama, sharded over MPI ranks, learns to count.
+// Library example of README.md: a small Llama, sharded over MPI ranks, learns to count.
 #include <cstdio>
 #include <vector>
 #include <weft/comm/comm_engine.h>
@@ -15,7 +15,7 @@ constexpr int64_t kTokens = 64;
 constexpr int kSteps = 20;
 constexpr float kLearningRate = 0.5F;
 
-// Token ids and their successors: every rank counts from a number of its own.
+// Token ids and their successors as targets. Each rank counts from its own rank number.
 weft::Tensors CountingBatch(int rank) {
   weft::Tensor ids = weft::Tensor::Empty(weft::DType::kI32, {1, kTokens});
   weft::Tensor targets = weft::Tensor::Empty(weft::DType::kI32, {1, kTokens});
@@ -37,7 +37,7 @@ absl::Status CheckThatItLearns(weft::Bootstrap& ranks, float first, float last) 
   return last < first / 2 ? absl::OkStatus() : absl::InternalError("the loss did not fall");
 }
 
-// Shown in README.md.
+// README.md shows this function; a test compares them.
 absl::Status Train(weft::Bootstrap& ranks) {
   WEFT_ASSIGN_OR_RETURN(auto heap, weft::NodeHeap::Create(ranks, {.segment_bytes = 64 << 20}));
   WEFT_ASSIGN_OR_RETURN(auto engine, weft::CommEngine::Create(ranks, *heap));

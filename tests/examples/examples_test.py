@@ -33,7 +33,7 @@ class Mixer(unittest.TestCase):
             for loss, reference in zip(losses(ranks)[:5], one_rank):
                 self.assertAlmostEqual(loss / reference, 1, delta=1e-4)
 
-    def test_takes_less_than_60_lines(self):
+    def test_has_fewer_than_60_lines(self):
         self.assertLess(len((SOURCES / "mixer.cc").read_text().splitlines()), 60)
 
 

@@ -26,7 +26,7 @@ std::vector<int64_t> Identity(int64_t count) {
   return values;
 }
 
-TEST(EpochPermutation, HitsEveryElementOnce) {
+TEST(EpochPermutation, ContainsEveryElementOnce) {
   for (const int64_t count : {1, 2, 3, 4, 5, 7, 16, 17, 100, 1023, 1024, 1025, 5000}) {
     std::vector<int64_t> values = Drawn(EpochPermutation(7, 3, count), count);
     std::sort(values.begin(), values.end());
@@ -42,9 +42,9 @@ TEST(EpochPermutation, DependsOnSeedAndEpoch) {
   EXPECT_NE(Drawn(EpochPermutation(1, 0, 1000), 1000), Drawn(EpochPermutation(0, 1, 1000), 1000));
 }
 
-// Each of n elements stays in place with probability 1/n: one in the mean, Poisson. And neighbours are torn
-// apart.
-TEST(EpochPermutation, LeavesNoVisibleOrder) {
+// In a random permutation each of n elements stays in place with probability 1/n, so about one does
+// (Poisson). The same holds for pairs of neighbours.
+TEST(EpochPermutation, KeepsHardlyAnyElementOrPairInPlace) {
   constexpr int64_t kCount = 10'000;
   const auto values = Drawn(EpochPermutation(5, 0, kCount), kCount);
   int64_t in_place = 0;
@@ -57,7 +57,7 @@ TEST(EpochPermutation, LeavesNoVisibleOrder) {
   EXPECT_LT(neighbours, 10);
 }
 
-TEST(EpochPermutation, WorksOnRangesThatNoTableCouldHold) {
+TEST(EpochPermutation, WorksOnRangesTooLargeForATable) {
   constexpr int64_t kCount = int64_t{1} << 40;
   const EpochPermutation permutation(1, 1, kCount - 1);
   for (const int64_t position : {int64_t{0}, int64_t{1}, kCount / 2, kCount - 2}) {
@@ -66,7 +66,7 @@ TEST(EpochPermutation, WorksOnRangesThatNoTableCouldHold) {
   }
 }
 
-TEST(BatchShape, SplitsABatchIntoMicrobatchesAndThenRanks) {
+TEST(BatchShape, SplitsABatchIntoMicrobatchesAndTheseIntoRanks) {
   const BatchShape shape = BatchShape::Make(12, 2, 3).value();
   EXPECT_EQ(shape.sequences_per_rank(), 2);
   // Sequence b belongs to microbatch b div (B/A), and in it to rank (b mod (B/A)) div (B/(A D)).
@@ -77,7 +77,7 @@ TEST(BatchShape, SplitsABatchIntoMicrobatchesAndThenRanks) {
   }
 }
 
-TEST(BatchShape, NamesTheNearestSizesThatDivide) {
+TEST(BatchShape, NamesTheNearestValidBatchSizes) {
   const absl::Status status = BatchShape::Make(7, 1, 4).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(status.message()), HasSubstr("--batch-size 7 must be a multiple of 4"));
@@ -85,13 +85,13 @@ TEST(BatchShape, NamesTheNearestSizesThatDivide) {
   EXPECT_THAT(std::string(BatchShape::Make(3, 2, 4).status().message()), HasSubstr("use 8"));
 }
 
-TEST(BatchOrder, CountsWindowsThatHaveAllTheirTargets) {
+TEST(BatchOrder, CountsWindowsWithAllTheirTargets) {
   EXPECT_EQ(BatchOrder::CountWindows(9, 4).value(), 2);
   EXPECT_EQ(BatchOrder::CountWindows(8, 4).value(), 1);
   EXPECT_EQ(BatchOrder::CountWindows(5, 4).value(), 1);
 }
 
-TEST(BatchOrder, SaysHowMuchDataIsMissing) {
+TEST(BatchOrder, NamesTheNumberOfTokensThatAreNeeded) {
   for (const int64_t tokens : {0, 1, 4}) {
     const absl::Status status = BatchOrder::CountWindows(tokens, 4).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << tokens;
@@ -108,7 +108,7 @@ TEST(BatchOrder, TakesWindowsInOrderWithoutShuffling) {
   EXPECT_THAT(windows, ::testing::ElementsAre(0, 1, 2, 0, 1, 2, 0));
 }
 
-TEST(BatchOrder, ShufflesEveryEpochAnew) {
+TEST(BatchOrder, ShufflesEveryEpochDifferently) {
   const BatchOrder order{50, true, 11};
   std::vector<int64_t> first;
   std::vector<int64_t> second;

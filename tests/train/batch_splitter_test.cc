@@ -1,4 +1,4 @@
-// Which tokens of a microbatch a rank computes, and which documents they belong to.
+// Tokens and documents of a rank's part of a microbatch.
 #include "src/train/data/batch_splitter.h"
 
 #include <gmock/gmock.h>
@@ -16,7 +16,7 @@ std::vector<int32_t> Values(const Tensor& tensor) {
   return {tensor.As<int32_t>(), tensor.As<int32_t>() + tensor.elements()};
 }
 
-// Inputs that count from 0, and targets one later.
+// Inputs count from 0; each target is its input plus 1.
 Microbatch Counting(int64_t sequences, int64_t seq_len) {
   Microbatch batch{Tensor::Empty(DType::kI32, {sequences, seq_len}),
                    Tensor::Empty(DType::kI32, {sequences, seq_len})};
@@ -36,7 +36,7 @@ RankBatch Split(const Microbatch& batch, std::optional<int64_t> separator, const
   return *part;
 }
 
-TEST(DocumentLengths, EndAfterSeparatorsAndWithTheirWindow) {
+TEST(DocumentLengths, EndAfterSeparatorsAndAtTheEndOfTheirWindow) {
   EXPECT_THAT(DocumentLengths({5, 0, 5, 5, 0, 5, 5, 5}, 8, 0), ElementsAre(2, 3, 3));
   EXPECT_THAT(DocumentLengths({5, 5, 5, 0, 5, 5, 5, 5}, 4, 0), ElementsAre(4, 4));
   EXPECT_THAT(DocumentLengths({0, 0, 5}, 3, 0), ElementsAre(1, 1, 1));
@@ -44,7 +44,7 @@ TEST(DocumentLengths, EndAfterSeparatorsAndWithTheirWindow) {
   EXPECT_THAT(DocumentLengths({}, 2, 0), IsEmpty());
 }
 
-TEST(BatchSplitter, LeavesWholeSequencesAsTheyAre) {
+TEST(BatchSplitter, ReturnsWholeSequencesUnchanged) {
   const Microbatch batch = Counting(2, 4);
   const RankBatch part = Split(batch, std::nullopt, {}, 0);
   EXPECT_EQ(part.inputs.view().data, batch.inputs.view().data);
@@ -52,7 +52,7 @@ TEST(BatchSplitter, LeavesWholeSequencesAsTheyAre) {
   EXPECT_EQ(part.sequence, nullptr);
 }
 
-TEST(BatchSplitter, GivesRanksTheirTokensOfEverySequence) {
+TEST(BatchSplitter, GivesEachRankItsTokensOfEverySequence) {
   const Microbatch batch = Counting(2, 5);
   const SequenceSplit head_tail{.outer = 2, .order = SequenceOrder::kHeadTail};
   const RankBatch first = Split(batch, std::nullopt, head_tail, 0);

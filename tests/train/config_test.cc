@@ -28,7 +28,7 @@ void GiveSizes(TrainConfig& c, int64_t dim, int64_t heads) {
 
 TEST(TrainConfig, IsValidByDefault) { EXPECT_TRUE(Validate(TrainConfig{}).ok()); }
 
-TEST(TrainConfig, AllowsOneSourceOfTheModelOnly) {
+TEST(TrainConfig, AllowsOnlyOneSourceOfTheModel) {
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.model.hf_folder = "d", c.model.preset = "tiny"; }),
               HasSubstr("exclude each other"));
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.model.hf_folder = "d", c.model.dim = 8; }),
@@ -130,7 +130,7 @@ TEST(TrainConfig, NamesContextOptionsThatContradictEachOther) {
               HasSubstr("--document-separator -1"));
 }
 
-TEST(TrainConfig, NamesContextOptionsOfSequencesThatNobodyShares) {
+TEST(TrainConfig, NamesContextOptionsWithoutContextParallelism) {
   EXPECT_THAT(ContextError(1, [](ContextOptions& c) { c.scheme = CpScheme::kRing; }),
               HasSubstr("--cp-scheme ring: needs --cp"));
   EXPECT_THAT(ContextError(1, [](ContextOptions& c) { c.ulysses_degree = 1; }),
@@ -165,7 +165,7 @@ TEST(TrainConfig, AllowsEveryContextOptionWithItsScheme) {
   }
 }
 
-TEST(ModelPresets, AreWhatTheirTableSays) {
+TEST(ModelPresets, HaveTheParameterCountsOfTheirTable) {
   const auto count = [](const char* name) {
     ModelOptions options;
     options.preset = name;
@@ -177,12 +177,12 @@ TEST(ModelPresets, AreWhatTheirTableSays) {
   EXPECT_NEAR(static_cast<double>(count("medium")), 136e6, 0.5e6);
 }
 
-TEST(ModelPresets, AreTinyUnlessSomethingElseIsSaid) {
+TEST(ModelPresets, AreTinyByDefault) {
   EXPECT_EQ(MakeLlamaConfig({}, 1).dim, 128);
   EXPECT_EQ(MakeLlamaConfig({}, 1).vocab_size, 256);
 }
 
-TEST(ModelPresets, FillInTheSizesThatWereNotGiven) {
+TEST(ModelPresets, FillInSizesThatAreNotGiven) {
   ModelOptions options;
   options.layers = 2;
   options.dim = 60;
@@ -190,11 +190,11 @@ TEST(ModelPresets, FillInTheSizesThatWereNotGiven) {
   const LlamaConfig config = MakeLlamaConfig(options, 1);
   EXPECT_EQ(config.kv_heads, 5);
   EXPECT_EQ(config.head_dim, 12);
-  EXPECT_EQ(config.ffn_dim, 192);  // 160, up to a multiple of 64.
+  EXPECT_EQ(config.ffn_dim, 192);  // 160, rounded up to a multiple of 64.
   EXPECT_FALSE(config.tie_word_embeddings);
 }
 
-TEST(ModelPresets, HavePositionsForTheSequence) {
+TEST(ModelPresets, HaveEnoughPositionsForTheSequence) {
   EXPECT_EQ(MakeLlamaConfig({}, 256).max_positions, 2048);
   EXPECT_EQ(MakeLlamaConfig({}, 4096).max_positions, 4096);
 }

@@ -1,4 +1,4 @@
-// Which scheme a run takes, by its flags and by bytes.
+// Choice of the context-parallel scheme by flags and bytes.
 #include "src/train/loop/context_plan.h"
 
 #include <gmock/gmock.h>
@@ -36,7 +36,7 @@ TEST(ContextPlan, SplitsNothingOnOneRank) {
   EXPECT_EQ(plan.split().ranks(), 1);
 }
 
-TEST(ContextPlan, TakesTheSchemeThatIsNamed) {
+TEST(ContextPlan, UsesTheSchemeThatTheFlagNames) {
   EXPECT_EQ(Plan({.size = 4, .scheme = CpScheme::kUlysses}).scheme, ContextScheme{});
   const ContextPlan gather = Plan({.size = 4, .scheme = CpScheme::kGather});
   EXPECT_EQ(gather.scheme.kind(gather.size), SchemeKind::kGatherKv);
@@ -47,7 +47,7 @@ TEST(ContextPlan, TakesTheSchemeThatIsNamed) {
   EXPECT_EQ(ring.scheme.ring_rotation, RingRotation::kAllGather);
 }
 
-TEST(ContextPlan, BalancesWhatACausalMaskLeavesUnevenUnlessToldNotTo) {
+TEST(ContextPlan, BalancesACausalMaskByDefault) {
   ContextOptions options{.size = 4};
   for (const CpScheme scheme : {CpScheme::kGather, CpScheme::kRing, CpScheme::kHybrid}) {
     options.scheme = scheme;
@@ -58,7 +58,7 @@ TEST(ContextPlan, BalancesWhatACausalMaskLeavesUnevenUnlessToldNotTo) {
   }
 }
 
-TEST(ContextPlan, SwapsQueriesInAContiguousLayout) {
+TEST(ContextPlan, UsesAContiguousLayoutForQueryExchange) {
   const ContextPlan plan =
       Plan({.size = 4, .scheme = CpScheme::kGather, .load_balance = LoadBalance::kQueryExchange});
   EXPECT_EQ(plan.scheme.kind(plan.size), SchemeKind::kGatherKv);
@@ -66,7 +66,7 @@ TEST(ContextPlan, SwapsQueriesInAContiguousLayout) {
   EXPECT_EQ(plan.split().order, SequenceOrder::kContiguous);
 }
 
-TEST(ContextPlan, TakesNoSchemeWithoutTheBalanceThatIsAskedFor) {
+TEST(ContextPlan, ChoosesOnlySchemesWithTheRequestedBalance) {
   const AttentionShape shape = Heads(8, 8);
   ASSERT_EQ(Plan({.size = 4}, shape).scheme.kind(4), SchemeKind::kUlysses);
   ASSERT_EQ(Plan({.size = 4, .load_balance = LoadBalance::kNone}, shape).scheme.kind(4),
@@ -74,13 +74,13 @@ TEST(ContextPlan, TakesNoSchemeWithoutTheBalanceThatIsAskedFor) {
   const ContextPlan four = Plan({.size = 4, .load_balance = LoadBalance::kHeadTail}, shape);
   EXPECT_EQ(four.split().order, SequenceOrder::kHeadTail);
   EXPECT_THAT(four.reason, HasSubstr("to a rank in a layer's forward and backward"));
-  // Two ranks leave no hybrid.
+  // There is no hybrid of two ranks.
   const ContextPlan two = Plan({.size = 2, .load_balance = LoadBalance::kHeadTail}, shape);
   EXPECT_EQ(two.scheme.kind(two.size), SchemeKind::kGatherKv);
   EXPECT_EQ(two.reason, "--load-balance");
 }
 
-TEST(ContextPlan, MakesAHybridOfADegreeInBetween) {
+TEST(ContextPlan, MakesAHybridOfADegreeBetweenOneAndAllRanks) {
   const ContextPlan degree = Plan({.size = 4, .ulysses_degree = 2});
   EXPECT_EQ(degree.scheme.kind(degree.size), SchemeKind::kHybrid);
   EXPECT_EQ(degree.reason, "--ulysses-degree");
@@ -90,14 +90,14 @@ TEST(ContextPlan, MakesAHybridOfADegreeInBetween) {
   EXPECT_EQ(Plan({.size = 4, .ulysses_degree = 1}).scheme.kind(4), SchemeKind::kGatherKv);
 }
 
-TEST(ContextPlan, MakesTheOuterLevelOfAHybridARingWhereARotationIsGiven) {
+TEST(ContextPlan, MakesTheOuterLevelOfAHybridARingIfARotationIsGiven) {
   ContextOptions options{.size = 4, .scheme = CpScheme::kHybrid};
   EXPECT_EQ(Plan(options).scheme.ring_rotation, std::nullopt);
   options.ring_rotate = RingRotation::kAllGather;
   EXPECT_EQ(Plan(options).scheme.ring_rotation, RingRotation::kAllGather);
 }
 
-TEST(ContextPlan, TakesTheFewestBytes) {
+TEST(ContextPlan, ChoosesTheSchemeWithTheFewestBytes) {
   for (const AttentionShape& shape : {Heads(8, 8), Heads(8, 1), Heads(32, 8), Heads(16, 2)}) {
     for (const int ranks : {2, 4, 8}) {
       const ContextPlan plan = Plan({.size = ranks}, shape);
@@ -108,18 +108,18 @@ TEST(ContextPlan, TakesTheFewestBytes) {
       EXPECT_THAT(plan.reason, HasSubstr("to a rank in a layer's forward and backward"));
     }
   }
-  // Few keys and values are cheap to gather, many are not.
+  // A gather is cheap with few key and value heads, and expensive with many.
   EXPECT_EQ(Plan({.size = 2}, Heads(8, 1)).scheme.kind(2), SchemeKind::kGatherKv);
   EXPECT_EQ(Plan({.size = 8}, Heads(8, 8)).scheme.kind(8), SchemeKind::kUlysses);
 }
 
-TEST(ContextPlan, LeavesNoRankWithoutWorkForFewerBytes) {
+TEST(ContextPlan, DoesNotSaveBytesByLeavingARankWithoutWork) {
   const ContextPlan plan = Plan({.size = 4}, Heads(2, 2));
   EXPECT_NE(plan.scheme.kind(plan.size), SchemeKind::kUlysses);
   EXPECT_THAT(plan.reason, HasSubstr("of the mean work"));
 }
 
-TEST(ContextPlan, TakesTheCheapestDegreeOfAHybridWithoutOne) {
+TEST(ContextPlan, ChoosesTheCheapestDegreeOfAHybrid) {
   const AttentionShape shape = Heads(16, 4);
   const ContextPlan plan = Plan({.size = 8, .scheme = CpScheme::kHybrid}, shape);
   for (const int64_t degree : {2, 4}) {

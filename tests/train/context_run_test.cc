@@ -1,5 +1,5 @@
-// Whole runs whose sequences are split over ranks that are threads: they must train as one rank does, and no
-// schedule may change a bit.
+// Whole runs with sequences split over ranks, which are threads: their losses equal those of one rank, and no
+// schedule changes a bit.
 #include <set>
 #include <string>
 #include <vector>
@@ -28,7 +28,7 @@ std::string Describe(const Mesh& mesh, const Scheme& scheme) {
                       scheme.balance ? ToAbsl(Name(*scheme.balance)) : "");
 }
 
-// Every scheme that `ranks` can share sequences by, balanced and not.
+// All schemes for `ranks` ranks, with and without load balance.
 std::vector<Scheme> SchemesOf(int ranks) {
   std::vector<Scheme> schemes = {{CpScheme::kUlysses}, {CpScheme::kGather, {}, LoadBalance::kQueryExchange}};
   for (const LoadBalance balance : {LoadBalance::kNone, LoadBalance::kHeadTail}) {
@@ -57,31 +57,31 @@ class ContextRun : public TrainRun {
     return Run(mesh);
   }
 
-  void ExpectCurvesOfOneRankBySchemes(const Mesh& mesh, const std::vector<Scheme>& schemes) {
+  void ExpectLossesOfOneRankWithSchemes(const Mesh& mesh, const std::vector<Scheme>& schemes) {
     const Result one = Run({1, 1});
     for (const Scheme& scheme : schemes) {
       SCOPED_TRACE(Describe(mesh, scheme));
-      ExpectSameCurve(RunScheme(mesh, scheme), one);
+      ExpectSameLosses(RunScheme(mesh, scheme), one);
     }
   }
 };
 
-TEST_F(ContextRun, FollowsTheCurveOfOneRankByEveryScheme) {
+TEST_F(ContextRun, FollowsTheLossesOfOneRankWithEveryScheme) {
   config_.optimizer.steps = 20;
-  for (const Mesh& mesh : {kTwo, kFour}) ExpectCurvesOfOneRankBySchemes(mesh, SchemesOf(mesh.context));
+  for (const Mesh& mesh : {kTwo, kFour}) ExpectLossesOfOneRankWithSchemes(mesh, SchemesOf(mesh.context));
 }
 
-TEST_F(ContextRun, FollowsTheCurveOfOneRankBesideOtherAxes) {
+TEST_F(ContextRun, FollowsTheLossesOfOneRankTogetherWithOtherAxes) {
   config_.optimizer.steps = 20;
   for (const Mesh& mesh : {Mesh{1, 2, 2}, Mesh{2, 1, 2}}) {
-    ExpectCurvesOfOneRankBySchemes(mesh, {{CpScheme::kAuto},
-                                          {CpScheme::kUlysses},
-                                          {CpScheme::kGather},
-                                          {CpScheme::kRing, RingRotation::kShift, LoadBalance::kNone}});
+    ExpectLossesOfOneRankWithSchemes(mesh, {{CpScheme::kAuto},
+                                            {CpScheme::kUlysses},
+                                            {CpScheme::kGather},
+                                            {CpScheme::kRing, RingRotation::kShift, LoadBalance::kNone}});
   }
 }
 
-TEST_F(ContextRun, FollowsTheCurveOfOneRankWithMicrobatchesAndEitherFlatLayout) {
+TEST_F(ContextRun, FollowsTheLossesOfOneRankWithMicrobatchesAndBothFlatLayouts) {
   config_.optimizer.steps = 20;
   config_.data.batch_size = 8;
   config_.data.grad_accum = 2;
@@ -92,16 +92,16 @@ TEST_F(ContextRun, FollowsTheCurveOfOneRankWithMicrobatchesAndEitherFlatLayout) 
         zero_copy ? ActivationCheckpoint::kNone : ActivationCheckpoint::kFull;
     for (const CpScheme scheme : {CpScheme::kUlysses, CpScheme::kGather, CpScheme::kRing}) {
       SCOPED_TRACE(absl::StrCat(ToAbsl(Name(scheme)), ", zero copy ", zero_copy));
-      ExpectSameCurve(RunScheme({1, 2, 2}, {scheme}), one);
+      ExpectSameLosses(RunScheme({1, 2, 2}, {scheme}), one);
     }
   }
 }
 
-TEST_F(ContextRun, FollowsTheCurveOfOneRankWithPackedDocuments) {
+TEST_F(ContextRun, FollowsTheLossesOfOneRankWithPackedDocuments) {
   config_.optimizer.steps = 20;
   config_.data.document_separator = 'e';
-  ExpectCurvesOfOneRankBySchemes(kFour, SchemesOf(4));
-  ExpectCurvesOfOneRankBySchemes({2, 1, 2}, {{CpScheme::kAuto}, {CpScheme::kRing}});
+  ExpectLossesOfOneRankWithSchemes(kFour, SchemesOf(4));
+  ExpectLossesOfOneRankWithSchemes({2, 1, 2}, {{CpScheme::kAuto}, {CpScheme::kRing}});
 }
 
 TEST_F(ContextRun, TreatsDocumentsLikeSequencesOfTheirLength) {
@@ -116,16 +116,16 @@ TEST_F(ContextRun, TreatsDocumentsLikeSequencesOfTheirLength) {
   config_.data.batch_size = 4;
   const Result whole = Run({1, 1});
   config_.data.document_separator = '.';
-  ExpectSameCurve(Run({1, 1}), sequences);
+  ExpectSameLosses(Run({1, 1}), sequences);
   EXPECT_GT(std::abs(whole.steps.back().loss - sequences.steps.back().loss), 1e-3)
       << "documents make no difference";
 }
 
-TEST_F(ContextRun, WorksWhereRanksHaveNoTokensOrNoHeads) {
+TEST_F(ContextRun, WorksIfRanksHaveNoTokensOrNoHeads) {
   config_.data.seq_len = 3;
   config_.model.heads = 2;
   config_.model.kv_heads = 1;
-  ExpectCurvesOfOneRankBySchemes(kFour, SchemesOf(4));
+  ExpectLossesOfOneRankWithSchemes(kFour, SchemesOf(4));
 }
 
 TEST_F(ContextRun, GivesTheSameBitsForEverySchedule) {
@@ -164,7 +164,7 @@ TEST_F(ContextRun, GivesTheSameBitsBetweenNodesForEverySliceAndWindow) {
   }
 }
 
-TEST_F(ContextRun, EvaluatesTheLossOfOneRankWithTheSameBitsOnEveryMeshThatSplitsAlike) {
+TEST_F(ContextRun, EvaluatesTheSameBitsOnMeshesThatSplitSequencesAlike) {
   config_.eval.paths = {folder_.Write("eval.txt", SomeText().substr(1234, 2400))};  // Three passes.
   config_.optimizer.lr = 0;
   for (const std::optional<int64_t> separator : {std::optional<int64_t>(), std::optional<int64_t>('e')}) {

@@ -76,7 +76,7 @@ TEST(Corpus, ReadsTokenFilesOfBothWidths) {
   EXPECT_THAT(ReadTokens(corpus, 0, 2, 128256), ElementsAre(70000, 2));
 }
 
-TEST(Corpus, TakesFoldersInOrderOfPathsWithoutHiddenFiles) {
+TEST(Corpus, ReadsFoldersInOrderOfPathsWithoutHiddenFiles) {
   const TempFolder folder;
   folder.Write("b/1.txt", "3");
   folder.Write("a.txt", "1");
@@ -87,7 +87,7 @@ TEST(Corpus, TakesFoldersInOrderOfPathsWithoutHiddenFiles) {
   EXPECT_THAT(ReadTokens(corpus, 0, corpus.tokens()), ElementsAre('1', '2', '3'));
 }
 
-TEST(Corpus, KeepsTheOrderOfItsArguments) {
+TEST(Corpus, KeepsTheOrderOfThePaths) {
   const TempFolder folder;
   const std::vector<std::string> paths = {folder.Write("z.txt", "1"), folder.Write("a.txt", "2"),
                                           folder.Write("z.txt", "1")};
@@ -104,7 +104,7 @@ TEST(Corpus, FollowsLinksToFilesAndFolders) {
   EXPECT_THAT(ReadTokens(corpus, 0, corpus.tokens()), ElementsAre('1', '2'));
 }
 
-TEST(Corpus, NamesLinksThatLeadNowhereOrInCircles) {
+TEST(Corpus, NamesDanglingAndCircularLinks) {
   const TempFolder folder;
   folder.Write("a.txt", "1");
   fs::create_symlink(folder / "gone", folder / "dangling.txt");
@@ -114,7 +114,7 @@ TEST(Corpus, NamesLinksThatLeadNowhereOrInCircles) {
   EXPECT_THAT(ErrorOf({folder.str()}), HasSubstr("contains itself"));
 }
 
-TEST(Corpus, NamesWhatIsMissingEmptyOrCutOff) {
+TEST(Corpus, NamesMissingEmptyAndTruncatedFiles) {
   const TempFolder folder;
   EXPECT_THAT(ErrorOf({folder / "none.txt"}), HasSubstr("none.txt': No such file"));
   EXPECT_TRUE(absl::IsNotFound(Corpus::Open(std::vector<std::string>{folder / "none.txt"}).status()));

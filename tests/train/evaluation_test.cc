@@ -1,4 +1,4 @@
-// Which windows evaluation takes where.
+// Assignment of evaluation windows to ranks and passes.
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 namespace weft {
 namespace {
 
-TEST(EvaluationPlan, GivesEveryWindowToOneRankOnceInOrder) {
+TEST(EvaluationPlan, AssignsEveryWindowToOneRankInOrder) {
   for (const int64_t windows : {1, 2, 3, 64, 65, 1000}) {
     for (const int64_t seq_len : {1, 16, 600, 2048}) {
       for (const int ranks : {1, 2, 3, 4, 7}) {
@@ -29,7 +29,7 @@ TEST(EvaluationPlan, GivesEveryWindowToOneRankOnceInOrder) {
   }
 }
 
-TEST(EvaluationPlan, GivesThePartsOfEveryPassAPlaceInTheOrderOfRanksAndAddsThemByPasses) {
+TEST(EvaluationPlan, OrdersLossesByRankPartAndPassAndAddsThemByPass) {
   for (const int ranks : {1, 2, 3}) {
     const EvaluationPlan plan{/*windows=*/5, /*seq_len=*/1024, ranks, /*context=*/2};
     std::vector<double> losses;
@@ -37,7 +37,9 @@ TEST(EvaluationPlan, GivesThePartsOfEveryPassAPlaceInTheOrderOfRanksAndAddsThemB
       for (int part = 0; part < 2; ++part) {
         EXPECT_EQ(plan.FirstLoss(rank, part), static_cast<int64_t>(losses.size()));
         for (int64_t pass = plan.FirstPass(rank); pass < plan.FirstPass(rank + 1); ++pass) {
-          losses.push_back(part == 0 ? 1e16 : static_cast<double>(pass) - 1e16);  // Their sum is the pass.
+          losses.push_back(part == 0 ? 1e16
+                                     : static_cast<double>(pass) -
+                                           1e16);  // The two parts of a pass add up to its number.
         }
       }
     }
@@ -46,7 +48,7 @@ TEST(EvaluationPlan, GivesThePartsOfEveryPassAPlaceInTheOrderOfRanksAndAddsThemB
   }
 }
 
-TEST(EvaluationPlan, CutsPassesWithoutRegardToRanks) {
+TEST(EvaluationPlan, MakesTheSamePassesForEveryNumberOfRanks) {
   const EvaluationPlan one{100, 16, 1};
   const EvaluationPlan four{100, 16, 4};
   EXPECT_EQ(one.windows_per_pass(), four.windows_per_pass());

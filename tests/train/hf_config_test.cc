@@ -103,7 +103,7 @@ TEST(HfConfig, ReadsRopeOfBothGenerations) {
   }
 }
 
-TEST(HfConfig, NamesTheKeyOfWhatTheModelCannotDo) {
+TEST(HfConfig, NamesTheKeyOfAnUnsupportedValue) {
   const std::pair<const char*, Json> cases[] = {{"model_type", "qwen2"},
                                                 {"hidden_act", "gelu"},
                                                 {"attention_bias", true},
@@ -144,7 +144,7 @@ TEST(HfConfig, NamesTheKeyThatIsMissingOrWrong) {
               HasSubstr("rope_scaling is not an object"));
 }
 
-TEST(HfConfig, RefusesWhatIsNoJsonObject) {
+TEST(HfConfig, RefusesTextThatIsNotAJsonObject) {
   for (const char* text : {"", "[]", "{", "nonsense"}) {
     EXPECT_THAT(std::string(ParseHfConfig(text, "c").status().message()), HasSubstr("not a JSON object"))
         << text;
@@ -156,7 +156,7 @@ TEST(HfConfig, ReportsAFolderWithoutConfig) {
   EXPECT_TRUE(absl::IsNotFound(ReadHfConfig(folder.str()).status()));
 }
 
-TEST(HfConfig, WritesWhatItReads) {
+TEST(HfConfig, WritesTheConfigurationThatItRead) {
   Json json = Valid();
   json["rope_scaling"] = Llama3Rope();
   json["head_dim"] = 24;
@@ -181,7 +181,7 @@ TEST(HfConfig, WritesTheKeysOfBothGenerations) {
   EXPECT_FALSE(plain.contains("rope_scaling"));
 }
 
-TEST(HfConfig, KeepsTheOtherKeysOfItsSource) {
+TEST(HfConfig, KeepsOtherKeysOfTheSource) {
   Json json = Valid();
   json["bos_token_id"] = 7;
   const Json written = Json::parse(FormatHfConfig(Parsed(json), json.dump()));

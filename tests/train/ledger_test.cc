@@ -1,4 +1,4 @@
-// Every byte of a training step accounted for: the metrics against weft/sharding/byte_formulas.h.
+// Byte metrics of training steps, compared exactly with weft/sharding/byte_formulas.h.
 #include <algorithm>
 #include <numeric>
 
@@ -15,7 +15,7 @@ namespace {
 
 class Ledger : public TrainRun {
  protected:
-  // What that saves of the wire is counted too.
+  // Tests add wire_saved_bytes to wire_bytes.
   Ledger() { config_.parallel.wire_compression = WireCompression::kLossless; }
 
   StepShape ShapeOf(const Mesh& mesh, int ranks_per_node) const {
@@ -49,7 +49,7 @@ class Ledger : public TrainRun {
         .value();
   }
 
-  // The model's units are a group each, and what is outside of them is the root's.
+  // Each unit of the model is a group, and the root's group has the other parameters.
   std::vector<FlatLayout> Layouts(const StepShape& shape) const {
     const auto model = LlamaModel::Create(MakeLlamaConfig(config_.model, config_.data.seq_len)).value();
     std::vector<std::shared_ptr<Parameter>> rest = model->AllParameters();
@@ -67,7 +67,7 @@ class Ledger : public TrainRun {
     return CostsOfGroups(Layouts(shape), policy, shape);
   }
 
-  // What the update of a step gathers for the next one, where shard groups span nodes.
+  // The costs of gathers for the next step that a step starts, if shard groups span nodes.
   StepCosts GatheredAhead(const StepShape& shape, const ShardingPolicy& policy) const {
     StepCosts ahead;
     if (shape.shard_group_nodes() == 1) return ahead;
@@ -85,7 +85,7 @@ class Ledger : public TrainRun {
     return costs;
   }
 
-  // Runs on nodes of `ranks_per_node` ranks; 0: on one node.
+  // Runs on nodes of `ranks_per_node` ranks each; 0 means one node.
   void ExpectFormulas(const Mesh& mesh, int ranks_per_node = 0) {
     SCOPED_TRACE(absl::StrCat(mesh.replicate, "x", mesh.shard, "x", mesh.context, ", ", ranks_per_node,
                               " ranks a node"));
@@ -99,7 +99,7 @@ class Ledger : public TrainRun {
     const Result result = Run(mesh, nodes);
     std::vector<int64_t> wire_of_steps;
     for (size_t step = 0; step < result.steps.size(); ++step) {
-      // The first one gathers all of its own, and begins with the second's.
+      // The first step does all of its own gathers, and starts those of the second step.
       const StepCosts first = step == 0 ? ahead : StepCosts();
       int64_t wire = 0;
       for (int r = 0; r < mesh.ranks(); ++r) {
@@ -116,8 +116,8 @@ class Ledger : public TrainRun {
     ExpectWireBytes(wire_of_steps, expected.wire_bytes, ahead.wire_bytes, shape);
   }
 
-  // `ahead`: of what a step sends, how much is for the next one. What of that has left when the step ends is
-  // a matter of time, and what leaves between two steps is in neither.
+  // `ahead` is the number of bytes that a step sends for the next step. Timing decides how many of them are
+  // sent before the step ends. Bytes that are sent between two steps count in neither.
   static void ExpectWireBytes(const std::vector<int64_t>& wire_of_steps, int64_t expected, int64_t ahead,
                               const StepShape& shape) {
     const auto steps = static_cast<int64_t>(wire_of_steps.size());
@@ -133,7 +133,7 @@ class Ledger : public TrainRun {
     EXPECT_LE(sum, floor + ahead);
   }
 
-  // What attention brings to a rank of those that share sequences, of these documents in each microbatch.
+  // Bytes that attention brings to one of the ranks that share sequences, for these documents per microbatch.
   int64_t ContextBytes(const Mesh& mesh, int rank, const std::vector<int64_t>& documents,
                        int64_t batch) const {
     if (mesh.context == 1) return 0;
@@ -154,13 +154,13 @@ class Ledger : public TrainRun {
     return ContextBytes(mesh, rank, {config_.data.seq_len}, batch);
   }
 
-  // Notes of two words that all ranks tell each other, and a sum for the gradient norm.
+  // The gather of step summaries, two words per rank, and the reduction of the gradient norm.
   static int64_t ControlWireBytes(const StepShape& shape) {
     const int64_t notes = AllGatherWireBytes(int64_t{16} * shape.ranks(), shape.nodes());
     return notes + AllReduceWireBytes(sizeof(ReproducibleSum), shape.nodes());
   }
 
-  // Of one gather of what replicas have updated, in fp32.
+  // Wire bytes of one gather of the weights that other replicas updated, in fp32.
   int64_t UpdateWireBytes(const StepShape& shape) {
     StepShape once = shape;
     once.microbatches = 1;
@@ -168,8 +168,8 @@ class Ledger : public TrainRun {
     return reduced / 2 * static_cast<int64_t>(sizeof(float) / SizeOf(config_.parallel.reduce_dtype));
   }
 
-  // After the first forward, and the first backward, ranks compare the orders of groups that they recorded:
-  // two words over all, and a barrier of the gathers, a word of each rank.
+  // After the first forward and the first backward, ranks compare the recorded orders of groups: an
+  // all-reduce of two words, and a barrier of the gathers with a word per rank.
   static int64_t AgreementWireBytes(const StepShape& shape) {
     const auto barrier = static_cast<int64_t>(sizeof(int32_t)) * shape.shard_size;
     return 2 * (AllReduceWireBytes(2 * sizeof(int64_t), shape.nodes()) +
@@ -177,14 +177,14 @@ class Ledger : public TrainRun {
   }
 };
 
-TEST_F(Ledger, HoldsTheFormulasOnEveryMesh) {
+TEST_F(Ledger, MatchesTheFormulasOnEveryMesh) {
   config_.data.batch_size = 12;
   for (const Mesh mesh : {Mesh{1, 1}, Mesh{1, 2}, Mesh{1, 3}, Mesh{1, 4}, Mesh{2, 2}, Mesh{4, 1}}) {
     ExpectFormulas(mesh);
   }
 }
 
-TEST_F(Ledger, HoldsTheFormulasForEveryPolicy) {
+TEST_F(Ledger, MatchesTheFormulasForEveryPolicy) {
   UseOddSizes();
   for (const bool zero_copy : {true, false}) {
     for (const bool reshard : {true, false}) {
@@ -200,7 +200,7 @@ TEST_F(Ledger, HoldsTheFormulasForEveryPolicy) {
   }
 }
 
-TEST_F(Ledger, HoldsTheFormulasForEveryGradientSyncWithActivationCheckpoints) {
+TEST_F(Ledger, MatchesTheFormulasForEveryGradientSyncWithActivationCheckpoints) {
   config_.data.batch_size = 16;
   config_.data.grad_accum = 4;
   config_.parallel.activation_checkpoint = ActivationCheckpoint::kFull;
@@ -214,9 +214,9 @@ TEST_F(Ledger, HoldsTheFormulasForEveryGradientSyncWithActivationCheckpoints) {
   }
 }
 
-// A step gathers its updates for the next one, while it ends. The first one finds shards that it cannot know
-// to be those of its replicas, and gathers them too.
-TEST_F(Ledger, HoldsTheFormulasWithTheOptimizerShardedOverReplicas) {
+// At its end a step gathers updates for the next step. The first step also gathers at its start, because it
+// cannot know whether the shards of its replicas are equal.
+TEST_F(Ledger, MatchesTheFormulasWithTheOptimizerShardedOverReplicas) {
   UseOddSizes();
   config_.data.batch_size = 8;
   config_.data.grad_accum = 2;
@@ -247,16 +247,16 @@ TEST_F(Ledger, HoldsTheFormulasWithTheOptimizerShardedOverReplicas) {
   }
 }
 
-TEST_F(Ledger, HoldsTheFormulasBetweenTwoNodes) {
+TEST_F(Ledger, MatchesTheFormulasBetweenTwoNodes) {
   UseOddSizes();
   for (const Mesh mesh : {Mesh{1, 4}, Mesh{2, 2}, Mesh{4, 1}}) ExpectFormulas(mesh, 2);
 }
 
-TEST_F(Ledger, HoldsTheFormulasWhereEveryRankIsANode) {
+TEST_F(Ledger, MatchesTheFormulasWithOneRankPerNode) {
   for (const Mesh mesh : {Mesh{1, 4}, Mesh{2, 2}, Mesh{4, 1}}) ExpectFormulas(mesh, 1);
 }
 
-TEST_F(Ledger, HoldsTheFormulasWhereSequencesAreSplit) {
+TEST_F(Ledger, MatchesTheFormulasWithSplitSequences) {
   config_.model.heads = 4;
   config_.model.kv_heads = 2;
   config_.data.seq_len = 19;
@@ -272,7 +272,7 @@ TEST_F(Ledger, HoldsTheFormulasWhereSequencesAreSplit) {
   }
 }
 
-TEST_F(Ledger, HoldsTheFormulasOfPackedDocuments) {
+TEST_F(Ledger, MatchesTheFormulasOfPackedDocuments) {
   config_.model.heads = 4;
   config_.model.kv_heads = 2;
   config_.data.document_separator = 'e';
@@ -295,8 +295,8 @@ TEST_F(Ledger, HoldsTheFormulasOfPackedDocuments) {
   }
 }
 
-TEST_F(Ledger, ShowsThePeakOfEveryPool) {
-  config_.parallel.zero_copy = false;  // Shards are no images.
+TEST_F(Ledger, HasThePeakOfEveryPool) {
+  config_.parallel.zero_copy = false;  // Then shards are not images.
   const StepMetrics step = Run({2, 1, 2}, NodeMap::RanksPerNode(4, 2)).steps.back();
   EXPECT_GT(step.peak_bytes.images, 0);
   EXPECT_GT(step.peak_bytes.gradients, 0);

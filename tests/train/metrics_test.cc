@@ -38,7 +38,7 @@ StepMetrics Example() {
   return metrics;
 }
 
-TEST(Metrics, WriteOneObjectWithEveryFieldALine) {
+TEST(Metrics, AreOneJsonObjectWithEveryFieldPerLine) {
   const TempFolder folder;
   {
     MetricsFile file = MetricsFile::Create(folder / "m.jsonl").value();
@@ -55,7 +55,7 @@ TEST(Metrics, WriteOneObjectWithEveryFieldALine) {
   EXPECT_EQ(ReadFile(folder / "m.jsonl"), line + line);
 }
 
-TEST(Metrics, HaveAnEvaluationLossWhereThereWasOne) {
+TEST(Metrics, HaveAnEvaluationLossOnlyAfterAnEvaluation) {
   StepMetrics metrics = Example();
   EXPECT_FALSE(nlohmann::json::parse(ToJson(metrics)).contains("eval_loss"));
   metrics.eval_loss = 1.25;
@@ -68,7 +68,7 @@ TEST(Metrics, KeepAllDigitsOfTheLoss) {
   EXPECT_EQ(nlohmann::json::parse(ToJson(metrics))["loss"].get<double>(), metrics.loss);
 }
 
-TEST(Metrics, StayValidJsonWhenALossIsNotFinite) {
+TEST(Metrics, AreValidJsonIfALossIsNotFinite) {
   StepMetrics metrics = Example();
   metrics.loss = std::numeric_limits<double>::quiet_NaN();
   metrics.grad_norm = std::numeric_limits<double>::infinity();
@@ -77,7 +77,7 @@ TEST(Metrics, StayValidJsonWhenALossIsNotFinite) {
   EXPECT_TRUE(json["grad_norm"].is_null());
 }
 
-TEST(Metrics, NameAFileThatCannotBeWritten) {
+TEST(MetricsFile, NamesAFileThatCannotBeWritten) {
   const TempFolder folder;
   folder.Write("file", "");
   EXPECT_THAT(std::string(MetricsFile::Create(folder / "file/m.jsonl").status().message()),
@@ -86,7 +86,7 @@ TEST(Metrics, NameAFileThatCannotBeWritten) {
               HasSubstr("No such file"));
 }
 
-TEST(Metrics, MeasureResidentMemory) { EXPECT_GT(ResidentBytes(), 1 << 20); }
+TEST(ResidentBytes, AreAtLeastOneMebibyte) { EXPECT_GT(ResidentBytes(), 1 << 20); }
 
 TEST(FlopsPerToken, CountsProductsOfWeightsAndOfAttention) {
   LlamaConfig config;
@@ -97,7 +97,7 @@ TEST(FlopsPerToken, CountsProductsOfWeightsAndOfAttention) {
   config.kv_heads = 1;
   config.head_dim = 2;
   config.ffn_dim = 3;
-  // A layer: q and o 4x4, k and v 4x2, three matrices 4x3.
+  // Matrices of a layer: q and o 4x4, k and v 4x2, and three of 4x3.
   constexpr int64_t kLayer = 2 * 16 + 2 * 8 + 3 * 12;
   for (const bool tied : {false, true}) {
     config.tie_word_embeddings = tied;
@@ -105,7 +105,7 @@ TEST(FlopsPerToken, CountsProductsOfWeightsAndOfAttention) {
   }
 }
 
-TEST(Progress, SaysWhatPeopleLookFor) {
+TEST(Progress, HasLossRatesTimeMemoryAndEta) {
   EXPECT_EQ(ProgressLine(Example(), 100, 97 * 0.083),
             "step 3/100  loss 2.5000  norm 0.125  12.3k tokens/s  0.250 TFLOP/s  83 ms  comm 4 ms  8 MiB  "
             "ETA 0:08");
@@ -126,13 +126,13 @@ std::string Printed(bool terminal) {
   return ReadFile(folder / "out");
 }
 
-TEST(Progress, PrintsPlainLinesWhereThereIsNoTerminal) {
+TEST(Progress, PrintsPlainLinesWithoutATerminal) {
   const std::string text = Printed(false);
   EXPECT_EQ(text.find('\r'), std::string::npos);
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 2);
 }
 
-TEST(Progress, KeepsTheLineOfAnEvaluation) {
+TEST(Progress, KeepsTheLineOfAnEvaluationOnATerminal) {
   const TempFolder folder;
   std::FILE* file = std::fopen((folder / "out").c_str(), "w");
   {
@@ -145,12 +145,12 @@ TEST(Progress, KeepsTheLineOfAnEvaluation) {
   EXPECT_THAT(ReadFile(folder / "out"), ::testing::EndsWith("\neval after step 3  loss 2.2500\n"));
 }
 
-TEST(Progress, StaysOnOneLineOfATerminalAndCoversWhatWasThere) {
+TEST(Progress, OverwritesTheWholeLineOnATerminal) {
   const std::string text = Printed(true);
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1);
   const size_t second = text.rfind('\r');
   EXPECT_EQ(text.front(), '\r');
-  EXPECT_EQ(text.size() - 1 - second, second);  // As long as the first, filled up with spaces.
+  EXPECT_EQ(text.size() - 1 - second, second);  // As long as the first line, padded with spaces.
 }
 
 }  // namespace

@@ -45,7 +45,7 @@ TEST_F(Outputs, MayReplaceFilesThatTheRunDoesNotRead) {
   EXPECT_OK(Check());
 }
 
-TEST_F(Outputs, MustNotBeADataFileByAnyPath) {
+TEST_F(Outputs, MustNotBeADataFileWhateverPathLeadsToIt) {
   fs::create_symlink(folder_ / "text.txt", folder_ / "link.txt");
   fs::create_hard_link(folder_ / "text.txt", folder_ / "hard.txt");
   fs::create_symlink(folder_.str(), folder_ / "folder");
@@ -82,12 +82,12 @@ TEST_F(Outputs, OfAnExportMustNotBeInputsButMayBeLinksToThem) {
   config_.output.export_folder = folder_ / "out";
   config_.data.paths = {folder_.Write("out/config.json", std::string(100, 'x'))};
   ExpectCollision("out/config.json: is a file that --data reads");
-  // The export replaces the link, and leaves the data alone.
+  // The export replaces the link. The data stay as they are.
   fs::rename(folder_ / "out/config.json", folder_ / "data.txt");
   fs::create_symlink(folder_ / "data.txt", folder_ / "out/config.json");
   config_.data.paths = {folder_ / "data.txt"};
   EXPECT_OK(Check());
-  // The data is a link to a file that the export replaces.
+  // The data path is a link to a file that the export replaces.
   fs::remove(folder_ / "out/config.json");
   fs::rename(folder_ / "data.txt", folder_ / "out/config.json");
   fs::create_symlink(folder_ / "out/config.json", folder_ / "data.txt");

@@ -45,7 +45,7 @@ std::vector<float> ReadFloats(const SafetensorsReader& reader, const std::string
 
 TEST(SafetensorsReader, ReadsRangesOfEveryFloatTypeAsFp32) {
   const TempFolder folder;
-  // 1, 2, 3 in all three types; bf16 0x3f80 …, f16 0x3c00 ….
+  // The values 1, 2, 3 in each type; 1 is 0x3f80 in bf16 and 0x3c00 in f16.
   folder.Write("model.safetensors", File(R"({"a":{"dtype":"F32","shape":[3],"data_offsets":[0,12]},
                                             "b":{"dtype":"BF16","shape":[3],"data_offsets":[12,18]},
                                             "c":{"dtype":"F16","shape":[1,3],"data_offsets":[18,24]},
@@ -63,12 +63,12 @@ TEST(SafetensorsReader, ReadsRangesOfEveryFloatTypeAsFp32) {
   EXPECT_TRUE(reader.Check("c", {1, 3}).ok());
 }
 
-TEST(SafetensorsReader, ReadsNarrowTensorsOfAnyLength) {
+TEST(SafetensorsReader, ReadsSixteenBitTensorsLongerThanOneRead) {
   const TempFolder folder;
   constexpr int64_t kCount = (1 << 20) + 3;
   std::vector<uint16_t> bits(kCount);
   for (int64_t i = 0; i < kCount; ++i) {
-    bits[i] = static_cast<uint16_t>(i % 0x7f80);  // All are finite.
+    bits[i] = static_cast<uint16_t>(i % 0x7f80);  // All of these are finite.
   }
   folder.Write("model.safetensors", File(absl::StrCat(R"({"a":{"dtype":"BF16","shape":[)", kCount,
                                                       R"(],"data_offsets":[0,)", 2 * kCount, "]}}"),
@@ -92,7 +92,7 @@ TEST(SafetensorsReader, ReadsShardsThroughTheIndex) {
   EXPECT_THAT(ReadFloats(reader, "b", 0, 1), ElementsAre(6));
 }
 
-TEST(SafetensorsReader, NamesWhatIsWrongWithAnIndex) {
+TEST(SafetensorsReader, NamesTheFaultOfAnIndex) {
   const TempFolder folder;
   const std::string one =
       File(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", Bytes<float>({5}));
@@ -111,14 +111,14 @@ TEST(SafetensorsReader, NamesWhatIsWrongWithAnIndex) {
   EXPECT_THAT(error("{"), HasSubstr("not a JSON object"));
 }
 
-TEST(SafetensorsReader, SaysThatAFolderHasNoWeights) {
+TEST(SafetensorsReader, NamesAFolderWithoutWeights) {
   const TempFolder folder;
   const absl::Status status = SafetensorsReader::Open(folder.str()).status();
   EXPECT_TRUE(absl::IsNotFound(status));
   EXPECT_THAT(std::string(status.message()), HasSubstr("neither model.safetensors nor"));
 }
 
-TEST(SafetensorsReader, NamesDamageOfAFile) {
+TEST(SafetensorsReader, NamesTheFaultOfAFile) {
   EXPECT_THAT(ErrorOf("abc"), HasSubstr("only 3 bytes"));
   EXPECT_THAT(ErrorOf(std::string(8, '\x7f')), HasSubstr("truncated"));
   EXPECT_THAT(ErrorOf(File("{nonsense", "")), HasSubstr("not a JSON object"));
@@ -142,7 +142,7 @@ TEST(SafetensorsReader, NamesDamageOfAFile) {
               HasSubstr("'a' and 'b' overlap"));
 }
 
-TEST(SafetensorsReader, ChecksPresenceShapeAndType) {
+TEST(SafetensorsReader, ChecksThatATensorExistsWithItsShapeAndType) {
   const TempFolder folder;
   folder.Write("model.safetensors", File(R"({"a":{"dtype":"F32","shape":[1,2],"data_offsets":[0,8]},
                                             "n":{"dtype":"I64","shape":[1],"data_offsets":[8,16]}})",
@@ -155,7 +155,7 @@ TEST(SafetensorsReader, ChecksPresenceShapeAndType) {
               HasSubstr("'n' is I64; weights must be F32, F16 or BF16"));
 }
 
-TEST(SafetensorsWriter, JoinsTheRangesOfSeveralWriters) {
+TEST(SafetensorsWriter, WritesTheRangesOfSeveralWritersToOneFile) {
   const TempFolder folder;
   const std::string path = folder / "model.safetensors";
   const std::vector<SafetensorsLayout::Tensor> tensors = {{"b", {2, 3}}, {"empty", {0, 4}}, {"a", {5}}};
@@ -187,7 +187,7 @@ TEST(SafetensorsWriter, StartsDataAtAMultipleOf64) {
   }
 }
 
-TEST(SafetensorsWriter, LeavesNothingBehindWhenDiscarded) {
+TEST(SafetensorsWriter, LeavesNoFileAfterDiscard) {
   const TempFolder folder;
   const std::string path = folder / "model.safetensors";
   const std::vector<SafetensorsLayout::Tensor> tensors = {{"a", {2}}};
@@ -200,7 +200,7 @@ TEST(SafetensorsWriter, LeavesNothingBehindWhenDiscarded) {
   EXPECT_THAT(std::string(status.message()), HasSubstr("all ranks share"));
 }
 
-TEST(SafetensorsWriter, ReplacesAnUnfinishedFileOfAnEarlierRun) {
+TEST(SafetensorsWriter, ReplacesAPartialFileOfAnEarlierRun) {
   const TempFolder folder;
   folder.Write("model.safetensors.partial", std::string(5000, 'x'));
   const std::vector<SafetensorsLayout::Tensor> tensors = {{"a", {2}}};

@@ -1,5 +1,5 @@
-// A run whose steps are alike stops taking memory: tensors live in what earlier ones left, images and
-// gradients in what their pools hold.
+// Memory of runs whose steps are alike: from the third step on, tensors reuse freed memory and buffers come
+// from their pools.
 #include <vector>
 
 #include "tests/train/train_run.h"
@@ -9,8 +9,8 @@ namespace {
 
 class SteadyMemory : public TrainRun {
  protected:
-  // One rank: how many buffers several hold at once depends on when their peers release them.
-  void ExpectNothingTakenFromTheThirdStepOn() {
+  // With one rank. With several, the number of buffers in use depends on when peers release them.
+  void ExpectNoAllocationsFromTheThirdStepOn() {
     config_.optimizer.steps = 6;
     const std::vector<StepMetrics> steps = Run({1, 1}).steps;
     ASSERT_EQ(steps.size(), 6);
@@ -21,22 +21,22 @@ class SteadyMemory : public TrainRun {
   }
 };
 
-TEST_F(SteadyMemory, IsTakenInTheFirstStepsOnly) { ExpectNothingTakenFromTheThirdStepOn(); }
+TEST_F(SteadyMemory, IsAllocatedOnlyInTheFirstSteps) { ExpectNoAllocationsFromTheThirdStepOn(); }
 
-TEST_F(SteadyMemory, IsTakenInTheFirstStepsOnlyInBf16) {
+TEST_F(SteadyMemory, IsAllocatedOnlyInTheFirstStepsInBf16) {
   config_.parallel.param_dtype = DType::kBF16;
-  ExpectNothingTakenFromTheThirdStepOn();
+  ExpectNoAllocationsFromTheThirdStepOn();
 }
 
-TEST_F(SteadyMemory, IsTakenInTheFirstStepsOnlyWithCopies) {
+TEST_F(SteadyMemory, IsAllocatedOnlyInTheFirstStepsWithCopies) {
   config_.parallel.zero_copy = false;
-  ExpectNothingTakenFromTheThirdStepOn();
+  ExpectNoAllocationsFromTheThirdStepOn();
 }
 
-TEST_F(SteadyMemory, IsTakenInTheFirstStepsOnlyWhenLayersAreComputedAgain) {
+TEST_F(SteadyMemory, IsAllocatedOnlyInTheFirstStepsWithActivationCheckpoints) {
   config_.parallel.activation_checkpoint = ActivationCheckpoint::kFull;
   config_.data.grad_accum = 2;
-  ExpectNothingTakenFromTheThirdStepOn();
+  ExpectNoAllocationsFromTheThirdStepOn();
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// A run over MPI against the same run over threads: the transport must not change a bit.
+// Runs over MPI give the same bits as the same runs over threads.
 #include <optional>
 
 #include <absl/strings/str_cat.h>
@@ -39,7 +39,7 @@ absl::StatusOr<uint64_t> HashOverThreads(const TrainConfig& config, int ranks) {
   return status.ok() ? absl::StatusOr<uint64_t>(hash) : status;
 }
 
-// Every rank compares with threads of its own, so that all have a verdict.
+// Every rank runs threads of its own and compares, so each has a verdict.
 void ExpectTheBitsOfThreads(const TrainConfig& config) {
   const absl::StatusOr<TrainReport> over_mpi = Train(WorldBootstrap(), config, {});
   const absl::StatusOr<uint64_t> over_threads = HashOverThreads(config, WorldBootstrap().size());
@@ -59,7 +59,7 @@ TEST(TrainOverMpi, GivesTheBitsOfTheSameRunOverThreads) {
   }
 }
 
-TEST(TrainOverMpi, GivesTheBitsOfThreadsWhereSequencesAreSplit) {
+TEST(TrainOverMpi, GivesTheBitsOfThreadsWithSplitSequences) {
   const int ranks = WorldBootstrap().size();
   for (const CpScheme scheme : {CpScheme::kUlysses, CpScheme::kGather, CpScheme::kRing, CpScheme::kHybrid}) {
     if (ranks < (scheme == CpScheme::kHybrid ? 4 : 2)) continue;

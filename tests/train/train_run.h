@@ -1,4 +1,4 @@
-// A small training run over ranks that are threads, on any mesh and node map.
+// Fixture of small training runs over ranks that are threads, on any mesh and node map.
 #pragma once
 
 #include <cstdio>
@@ -25,7 +25,7 @@ struct Mesh {
   int ranks() const { return replicate * shard * context; }
 };
 
-// Text with enough variety that gradients differ from window to window; below 131, for the odd vocabulary.
+// Text whose windows have different gradients. All bytes are below 131, the odd vocabulary size.
 inline std::string SomeText() {
   std::string text;
   for (int i = 0; i < 4000; ++i) {
@@ -59,15 +59,15 @@ class TrainRun : public ::testing::Test {
 
   struct Result {
     TrainReport report;
-    std::vector<StepMetrics> steps;                 // Of rank 0.
-    std::vector<std::vector<StepMetrics>> by_rank;  // Of every rank.
+    std::vector<StepMetrics> steps;                 // Metrics of rank 0.
+    std::vector<std::vector<StepMetrics>> by_rank;  // Metrics of each rank.
   };
 
   Result Run(const Mesh& mesh, const NodeMap& nodes) {
     TrainConfig config = config_;
     config.parallel.dp_replicate = mesh.replicate;
     config.parallel.dp_shard = mesh.shard;
-    if (mesh.context == 1) config.parallel.context = {};  // There is nothing to say of one rank.
+    if (mesh.context == 1) config.parallel.context = {};  // Validate refuses them for one rank.
     config.parallel.context.size = mesh.context;
     EXPECT_OK(Validate(config));
     Result result;
@@ -89,7 +89,7 @@ class TrainRun : public ::testing::Test {
   }
   Result Run(const Mesh& mesh) { return Run(mesh, NodeMap::OneNode(mesh.ranks())); }
 
-  // What a run says.
+  // The output of a run.
   std::string Printed(const Mesh& mesh, const NodeMap& nodes) {
     char* text = nullptr;
     size_t bytes = 0;
@@ -106,8 +106,8 @@ class TrainRun : public ::testing::Test {
                           [&](Bootstrap& bootstrap) { return Train(bootstrap, config_, {}).status(); });
   }
 
-  // Losses and gradient norms within 1e-4.
-  static void ExpectSameCurve(const Result& result, const Result& expected) {
+  // Expects losses and gradient norms to agree within 1e-4.
+  static void ExpectSameLosses(const Result& result, const Result& expected) {
     ASSERT_EQ(result.steps.size(), expected.steps.size());
     for (size_t i = 0; i < expected.steps.size(); ++i) {
       EXPECT_NEAR(result.steps[i].loss / expected.steps[i].loss, 1, 1e-4);
@@ -115,11 +115,11 @@ class TrainRun : public ::testing::Test {
     }
   }
 
-  void ExpectCurvesOfOneRank(const std::vector<Mesh>& meshes) {
+  void ExpectLossesOfOneRank(const std::vector<Mesh>& meshes) {
     const Result one = Run({1, 1});
     for (const Mesh& mesh : meshes) {
       SCOPED_TRACE(absl::StrCat(mesh.replicate, "x", mesh.shard, "x", mesh.context));
-      ExpectSameCurve(Run(mesh), one);
+      ExpectSameLosses(Run(mesh), one);
     }
   }
 

@@ -1,5 +1,5 @@
-// Whole runs over ranks that are threads: what must not depend on the mesh, and what must not depend on
-// anything.
+// Whole runs over ranks that are threads: results that do not depend on the mesh, and results that do not
+// depend on any option.
 #include "tests/train/train_run.h"
 
 #include <cmath>
@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST_F(TrainRun, StartsAtTheEntropyOfGuessingAndLearns) {
+TEST_F(TrainRun, StartsAtTheLossOfAGuessAndReducesIt) {
   config_.optimizer.steps = 40;
   const Result result = Run({1, 1});
   EXPECT_NEAR(result.steps.front().loss, std::log(256.0), 0.1);
@@ -22,17 +22,17 @@ TEST_F(TrainRun, StartsAtTheEntropyOfGuessingAndLearns) {
   EXPECT_EQ(result.report.steps, 40);
 }
 
-TEST_F(TrainRun, FollowsTheCurveOfOneRankOnEveryMesh) {
+TEST_F(TrainRun, FollowsTheLossesOfOneRankOnEveryMesh) {
   config_.optimizer.steps = 20;
   config_.data.batch_size = 12;
-  ExpectCurvesOfOneRank({{1, 2}, {1, 3}, {1, 4}, {2, 2}, {4, 1}});
+  ExpectLossesOfOneRank({{1, 2}, {1, 3}, {1, 4}, {2, 2}, {4, 1}});
 }
 
-TEST_F(TrainRun, FollowsTheCurveOfOneRankWithOddSizes) {
+TEST_F(TrainRun, FollowsTheLossesOfOneRankWithOddSizes) {
   config_.optimizer.steps = 20;
   config_.data.batch_size = 12;
   UseOddSizes();
-  ExpectCurvesOfOneRank({{1, 3}, {2, 2}, {1, 4}});
+  ExpectLossesOfOneRank({{1, 3}, {2, 2}, {1, 4}});
 }
 
 TEST_F(TrainRun, GivesTheSameBitsForEverySharding) {
@@ -73,7 +73,7 @@ TEST_F(TrainRun, GivesTheSameBitsWithTheOptimizerShardedOverReplicas) {
   }
 }
 
-TEST_F(TrainRun, RefusesToShardTheOptimizerOverReplicasWhereThereAreNone) {
+TEST_F(TrainRun, RefusesToShardTheOptimizerWithoutReplicas) {
   config_.parallel.shard_optimizer_over_replicas = true;
   EXPECT_THAT(RunError(2),
               testing::StatusIs(absl::StatusCode::kInvalidArgument,
@@ -88,7 +88,7 @@ TEST_F(TrainRun, GivesTheSameBitsForEveryNodeMap) {
   EXPECT_EQ(hashes.size(), 1);
 }
 
-TEST_F(TrainRun, GivesTheSameBitsAndSendsFewerWithWireCompression) {
+TEST_F(TrainRun, GivesTheSameBitsAndSendsFewerBytesWithWireCompression) {
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     config_.parallel.param_dtype = config_.parallel.reduce_dtype = dtype;
     for (const Mesh mesh : {Mesh{1, 4}, Mesh{2, 2}, Mesh{4, 1}}) {
@@ -105,7 +105,7 @@ TEST_F(TrainRun, GivesTheSameBitsAndSendsFewerWithWireCompression) {
   }
 }
 
-TEST_F(TrainRun, SaysWhetherItCompressesWhatTravelsBetweenNodes) {
+TEST_F(TrainRun, PrintsTheWireCompressionBetweenNodes) {
   EXPECT_THAT(Printed({1, 2}, NodeMap::RanksPerNode(2, 1)), HasSubstr("wire-compression  "));
   config_.parallel.wire_compression = WireCompression::kNone;
   EXPECT_THAT(Printed({1, 2}, NodeMap::RanksPerNode(2, 1)),
@@ -120,7 +120,7 @@ TEST_F(TrainRun, DependsOnTheSeed) {
   EXPECT_NE(Run({1, 1}).report.weights_hash, first);
 }
 
-TEST_F(TrainRun, AddsUpMicrobatchesLikeOneBatch) {
+TEST_F(TrainRun, GivesMicrobatchesTheLossesOfOneBatch) {
   config_.data.batch_size = 8;
   const Result one = Run({1, 2});
   config_.data.grad_accum = 2;
@@ -134,7 +134,7 @@ TEST_F(TrainRun, AddsUpMicrobatchesLikeOneBatch) {
 constexpr GradientSync kGradientSyncs[] = {GradientSync::kLast, GradientSync::kReduceScatter,
                                            GradientSync::kEach};
 
-TEST_F(TrainRun, FollowsTheCurveOfOneRankInEveryFormOfGradientSync) {
+TEST_F(TrainRun, FollowsTheLossesOfOneRankWithEveryGradientSync) {
   config_.data.batch_size = 16;
   config_.data.grad_accum = 4;
   config_.optimizer.steps = 10;
@@ -149,7 +149,7 @@ TEST_F(TrainRun, FollowsTheCurveOfOneRankInEveryFormOfGradientSync) {
   }
 }
 
-TEST_F(TrainRun, FollowsTheCurveOfOneRankForFeedForwardsThatRanksDoNotDivide) {
+TEST_F(TrainRun, FollowsTheLossesOfOneRankForFeedForwardsThatRanksDoNotDivide) {
   config_.data.batch_size = 8;
   config_.data.grad_accum = 2;
   config_.optimizer.steps = 10;
@@ -172,7 +172,7 @@ TEST_F(TrainRun, FollowsTheCurveOfOneRankForFeedForwardsThatRanksDoNotDivide) {
   }
 }
 
-TEST_F(TrainRun, GivesTheSameBitsForEveryScheduleInEachFormOfGradientSync) {
+TEST_F(TrainRun, GivesTheSameBitsForEveryScheduleWithEachGradientSync) {
   config_.data.batch_size = 16;
   config_.data.grad_accum = 4;
   for (const GradientSync sync : kGradientSyncs) {
@@ -194,8 +194,8 @@ TEST_F(TrainRun, GivesTheSameBitsForEveryScheduleInEachFormOfGradientSync) {
   }
 }
 
-TEST_F(TrainRun, KeepsLessThanAllGradientsWhereEachMicrobatchIsReduced) {
-  config_.model.layers = 16;  // The root's group, with its large tables, is not what decides.
+TEST_F(TrainRun, KeepsLessThanAllGradientsIfEachMicrobatchIsReduced) {
+  config_.model.layers = 16;  // So many that the root's group with its large tables does not dominate.
   config_.data.batch_size = 8;
   config_.data.grad_accum = 4;
   const int64_t by_shard = Run({1, 2}).steps.back().peak_bytes.gradients;
@@ -203,7 +203,7 @@ TEST_F(TrainRun, KeepsLessThanAllGradientsWhereEachMicrobatchIsReduced) {
   EXPECT_LT(by_shard, Run({1, 2}).steps.back().peak_bytes.gradients);
 }
 
-TEST_F(TrainRun, CopiesNothingWithZeroCopyAndCountsWhatItCopiesWithout) {
+TEST_F(TrainRun, CopiesNothingWithZeroCopyAndCountsCopiesWithoutIt) {
   for (const StepMetrics& step : Run({2, 2}).steps) {
     EXPECT_EQ(step.copied_bytes, 0);
     EXPECT_EQ(step.bytes.context, 0);
@@ -228,7 +228,7 @@ TEST_F(TrainRun, FollowsTheLearningRateSchedule) {
   EXPECT_DOUBLE_EQ(result.steps[2].lr, 0);
 }
 
-TEST_F(TrainRun, KeepsDecayFromNormsWhereItIsToldToOnEveryMesh) {
+TEST_F(TrainRun, DecaysMatricesOnlyOnEveryMeshIfToldTo) {
   const uint64_t all = Run({2, 2}).report.weights_hash;
   config_.optimizer.decay = DecayScope::kMatrices;
   const uint64_t matrices = Run({2, 2}).report.weights_hash;
@@ -237,7 +237,8 @@ TEST_F(TrainRun, KeepsDecayFromNormsWhereItIsToldToOnEveryMesh) {
 }
 
 TEST_F(TrainRun, EvaluatesWithTheSameBitsOnEveryMesh) {
-  config_.eval.paths = {folder_.Write("eval.txt", SomeText().substr(1234, 1600))};  // Two passes, one short.
+  config_.eval.paths = {
+      folder_.Write("eval.txt", SomeText().substr(1234, 1600))};  // Two passes, the second one short.
   config_.optimizer.lr = 0;
   config_.data.batch_size = 12;
   const Result one = Run({1, 1});
@@ -247,7 +248,7 @@ TEST_F(TrainRun, EvaluatesWithTheSameBitsOnEveryMesh) {
   }
 }
 
-TEST_F(TrainRun, EvaluatesTheLossThatTrainingOnTheSameWindowsWouldReport) {
+TEST_F(TrainRun, EvaluatesTheLossThatTrainingReportsForTheSameWindows) {
   config_.eval.paths = config_.data.paths;
   config_.optimizer.lr = 0;
   config_.optimizer.steps = 1;
@@ -263,7 +264,7 @@ TEST_F(TrainRun, EvaluatesTheLossThatTrainingOnTheSameWindowsWouldReport) {
   EXPECT_NE(few.report.eval_loss, all.report.eval_loss);
 }
 
-TEST_F(TrainRun, EvaluatesAtTheIntervalAndAfterTheLastStepAndChangesNothing) {
+TEST_F(TrainRun, EvaluatesAtTheIntervalAndAfterTheLastStepWithoutChangingWeights) {
   config_.optimizer.steps = 5;
   const uint64_t without = Run({2, 2}).report.weights_hash;
   config_.eval.paths = config_.data.paths;
@@ -280,7 +281,7 @@ TEST_F(TrainRun, EvaluatesAtTheIntervalAndAfterTheLastStepAndChangesNothing) {
   EXPECT_EQ(result.report.weights_hash, without);
 }
 
-TEST_F(TrainRun, RefusesEvaluationDataOfAnotherForm) {
+TEST_F(TrainRun, RefusesEvaluationDataOfAnotherFormat) {
   config_.eval.paths = {folder_.Write("eval.u16", std::string(400, '\0'))};
   const absl::Status status = RunError(2);
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
@@ -299,7 +300,7 @@ TEST_F(TrainRun, TrainsInBf16CloseToFp32) {
   }
 }
 
-TEST_F(TrainRun, StopsAllRanksWhenOneIsAskedTo) {
+TEST_F(TrainRun, StopsAllRanksAfterTheSameStep) {
   config_.optimizer.steps = 1000;
   std::mutex mutex;
   std::set<int64_t> stopped_after;
@@ -366,7 +367,7 @@ TEST_F(TrainRun, ExportsNoWeightsThatTheLastUpdateMadeInfinite) {
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out"));
 }
 
-TEST_F(TrainRun, FailsOnAllRanksWithTheCauseWhenOneCannotReadItsData) {
+TEST_F(TrainRun, FailsOnAllRanksWithTheErrorOfARankThatCannotReadItsData) {
   config_.optimizer.steps = 1000;
   config_.data.batch_size = 2;
   const std::string path = config_.data.paths[0];

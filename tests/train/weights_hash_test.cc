@@ -17,7 +17,7 @@ std::vector<float> Values(int64_t count) {
   return values;
 }
 
-TEST(WeightsHash, IsTheSameHoweverAParameterIsCut) {
+TEST(WeightsHash, IsTheSameForEveryDivisionOfAParameter) {
   const std::vector<float> values = Values(100'000);
   const uint64_t whole = DigestOfElements(0, values);
   for (const size_t cut : {size_t{0}, size_t{1}, size_t{999}, size_t{50'001}, values.size()}) {
@@ -38,14 +38,14 @@ TEST(WeightsHash, IsTheSameForEveryThreadCount) {
   SetThreadCount(before);
 }
 
-TEST(WeightsHash, SeesEveryBitAndPlace) {
+TEST(WeightsHash, DependsOnEveryBitAndPosition) {
   const uint64_t base = DigestOfElements(0, {1.0F, 2.0F, 0.0F});
   EXPECT_NE(DigestOfElements(0, {2.0F, 1.0F, 0.0F}), base);
   EXPECT_NE(DigestOfElements(0, {1.0F, 2.0F, -0.0F}), base);
   EXPECT_NE(DigestOfElements(1, {1.0F, 2.0F, 0.0F}), base);
 }
 
-TEST(WeightsHash, SeesNames) {
+TEST(WeightsHash, DependsOnNames) {
   EXPECT_NE(WeightsHash({{"a", 1}, {"b", 2}}), WeightsHash({{"a", 2}, {"b", 1}}));
   EXPECT_NE(WeightsHash({{"a", 1}}), WeightsHash({{"b", 1}}));
   EXPECT_EQ(WeightsHash({{"b", 2}, {"a", 1}}), WeightsHash({{"a", 1}, {"b", 2}}));

@@ -37,7 +37,7 @@ struct StepMetrics {
   int64_t wire_bytes = 0;
   int64_t wire_saved_bytes = 0;
   int64_t copied_bytes = 0;
-  int64_t peak_buffer_bytes = 0;  // Of images and gradients together.
+  int64_t peak_buffer_bytes = 0;  // Peak of images and gradients together.
   // Peak of each pool within the step. The peak of scratch is that of the run so far.
   struct {
     int64_t images = 0;

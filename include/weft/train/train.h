@@ -38,8 +38,8 @@ struct TrainEnvironment {
 struct TrainReport {
   int64_t steps = 0;  // Fewer than configured if the run was stopped.
   bool stopped = false;
-  double loss = 0;                  // Of the last step.
-  std::optional<double> eval_loss;  // Of the last evaluation.
+  double loss = 0;                  // Loss of the last step.
+  std::optional<double> eval_loss;  // Loss of the last evaluation.
   uint64_t weights_hash = 0;        // See weights_hash.h.
 };
 
