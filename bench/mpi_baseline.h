@@ -4,7 +4,7 @@
 // place.
 //
 // Collective: every function, by all ranks in the same order.
-// Lifetime: MPI must be initialised before construction and finalised after destruction.
+// Lifetime: MPI must be initialized before construction and finalized after destruction.
 // Errors: a failed call ends the job (MPI_ERRORS_ARE_FATAL).
 #pragma once
 

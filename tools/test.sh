@@ -19,7 +19,7 @@ build() {
 }
 
 # Under a sanitizer: the suites whose ranks are threads, at fixed addresses where that is allowed (ThreadSanitizer
-# cannot place its shadow memory on kernels that randomise more bits than it knows of).
+# cannot place its shadow memory on kernels that randomize more bits than it knows of).
 run() {
   local preset=$1 prefix=() labels=()
   if is_sanitized "$preset"; then

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 def quantile(values: Sequence[float], part: float) -> float:
-    """Interpolates linearly between neighbours, like numpy's default."""
+    """Interpolates linearly between neighbors, like numpy's default."""
     ordered = sorted(values)
     if not ordered:
         raise ValueError("no values to take a quantile of")

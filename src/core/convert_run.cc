@@ -9,7 +9,7 @@ namespace weft::internal {
 namespace {
 
 // Writes step(source element) to each target element. Unit strides have a loop of their own, which
-// vectorises.
+// vectorizes.
 template <typename Source, typename Target, typename Step>
 void ForEachPair(const std::byte* source, int64_t source_stride, std::byte* target, int64_t target_stride,
                  int64_t count, Step step) {

@@ -1,5 +1,5 @@
 // Threading backend with one thread per rank. Used without OpenMP, and with ThreadSanitizer, which does not
-// see OpenMP's synchronisation.
+// see OpenMP's synchronization.
 #include "src/core/parallel_backend.h"
 #include "weft/core/parallel.h"
 #include "weft/core/status.h"

@@ -7,7 +7,7 @@
 
 namespace weft::internal {
 
-// Allocates at least `bytes` of uninitialised memory, aligned to 64 bytes; not null even for 0 bytes. Aborts
+// Allocates at least `bytes` of uninitialized memory, aligned to 64 bytes; not null even for 0 bytes. Aborts
 // if there is no memory.
 //
 // Thread safety: any thread may allocate, and may free memory that another thread allocated.

@@ -153,7 +153,7 @@ SharedBlock& SharedBlock::operator=(SharedBlock&& other) noexcept {
   return *this;
 }
 
-// The owner's acquire load of 0 synchronises with every decrement: all accesses of all holders happen before
+// The owner's acquire load of 0 synchronizes with every decrement: all accesses of all holders happen before
 // the memory is reused.
 SharedBlock::~SharedBlock() {
   if (data_ != nullptr) HoldersOf(data_).fetch_sub(1, std::memory_order_acq_rel);

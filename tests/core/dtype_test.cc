@@ -121,9 +121,9 @@ TYPED_TEST(HalfFormat, RoundsRandomFloatsToTheNearestValue) {
     if (std::isinf(rounded)) continue;  // The previous test covers overflow.
     const double error = std::abs(rounded - static_cast<double>(value));
     for (const int step : {-1, 1}) {
-      const auto neighbour = static_cast<uint16_t>(bits + step);
-      if ((neighbour & 0x7fff) == 0x7fff || IsNan<TypeParam>(neighbour)) continue;
-      ASSERT_LE(error, std::abs(ValueOf<TypeParam>(neighbour) - static_cast<double>(value))) << value;
+      const auto neighbor = static_cast<uint16_t>(bits + step);
+      if ((neighbor & 0x7fff) == 0x7fff || IsNan<TypeParam>(neighbor)) continue;
+      ASSERT_LE(error, std::abs(ValueOf<TypeParam>(neighbor) - static_cast<double>(value))) << value;
     }
   }
 }

@@ -15,7 +15,7 @@ from suite.statistics import quantile, ratio, summarize  # noqa: E402
 
 
 class Statistics(unittest.TestCase):
-    def test_quantiles_lie_on_lines_between_neighbours(self):
+    def test_quantiles_lie_on_lines_between_neighbors(self):
         self.assertEqual(quantile([4, 1, 3, 2], 0.5), 2.5)
         self.assertEqual(quantile([4, 1, 3, 2], 0.25), 1.75)
         self.assertEqual(quantile([7], 0.9), 7)

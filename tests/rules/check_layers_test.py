@@ -52,7 +52,7 @@ class CheckLayers(TreeCase):
         self.write("src/memory/heap.cc", "#include <weft/comm/work.h>\n")
         self.assert_one_violation("memory may not use comm")
 
-    def test_finds_neighbours_that_include_each_other(self):
+    def test_finds_neighbors_that_include_each_other(self):
         self.assertIn("across", check_layers.fault_of_dependency("sharding", "context_parallel"))
         self.assertIn("across", check_layers.fault_of_dependency("context_parallel", "sharding"))
 

@@ -43,18 +43,18 @@ TEST(EpochPermutation, DependsOnSeedAndEpoch) {
 }
 
 // In a random permutation each of n elements stays in place with probability 1/n, so about one does
-// (Poisson). The same holds for pairs of neighbours.
+// (Poisson). The same holds for pairs of neighbors.
 TEST(EpochPermutation, KeepsHardlyAnyElementOrPairInPlace) {
   constexpr int64_t kCount = 10'000;
   const auto values = Drawn(EpochPermutation(5, 0, kCount), kCount);
   int64_t in_place = 0;
-  int64_t neighbours = 0;
+  int64_t neighbors = 0;
   for (int64_t i = 0; i < kCount; ++i) {
     in_place += values[i] == i ? 1 : 0;
-    neighbours += i > 0 && values[i] == values[i - 1] + 1 ? 1 : 0;
+    neighbors += i > 0 && values[i] == values[i - 1] + 1 ? 1 : 0;
   }
   EXPECT_LT(in_place, 10);
-  EXPECT_LT(neighbours, 10);
+  EXPECT_LT(neighbors, 10);
 }
 
 TEST(EpochPermutation, WorksOnRangesTooLargeForATable) {

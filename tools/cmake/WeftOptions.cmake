@@ -24,7 +24,7 @@ add_library(weft_options INTERFACE)
 # No contraction: the vector body and the scalar tail of an elementwise kernel must round alike.
 target_compile_options(weft_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
                                               -Woverloaded-virtual -Wno-psabi -ffp-contract=off)
-# GCC 12 reports false uninitialised uses inside of abseil's InlinedVector and the AVX-512 intrinsics. clang-tidy's
+# GCC 12 reports false uninitialized uses inside of abseil's InlinedVector and the AVX-512 intrinsics. clang-tidy's
 # analyzer finds real ones.
 target_compile_options(weft_options INTERFACE -Wno-uninitialized -Wno-maybe-uninitialized)
 if(WEFT_WERROR)
@@ -45,7 +45,7 @@ if(WEFT_SANITIZE)
                                                 -fno-sanitize-recover=all)
   target_link_options(weft_options INTERFACE -fsanitize=${WEFT_SANITIZE})
   if(WEFT_SANITIZE MATCHES "thread")
-    # libgomp and oneDNN are not instrumented: ThreadSanitizer would report their synchronisation as races.
+    # libgomp and oneDNN are not instrumented: ThreadSanitizer would report their synchronization as races.
     # GCC warns about fences, which ThreadSanitizer does not model (-Wtsan). Every fence here stands beside an atomic
     # flag, which it does model.
     set(WEFT_OPENMP OFF)

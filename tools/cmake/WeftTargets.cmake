@@ -47,7 +47,7 @@ endfunction()
 set(WEFT_THREAD_TEST_FOLDERS core mesh memory comm sharding context_parallel)
 add_custom_target(weft_thread_tests)
 
-# What tests do themselves is not worth the time that the optimizer, or checks for undefined behaviour in what they
+# What tests do themselves is not worth the time that the optimizer, or checks for undefined behavior in what they
 # instantiate, would take: together that is more than half of a sanitizer's build. Linked last, to have the last word.
 add_library(weft_test_options INTERFACE)
 if(WEFT_SANITIZE)

@@ -23,7 +23,7 @@ struct F16 {
 };
 
 // Widening is exact. Narrowing rounds to nearest, ties to even; NaN stays NaN; overflow gives infinity. The
-// conversions use bit operations and selects only. Loops over them therefore vectorise on every instruction
+// conversions use bit operations and selects only. Loops over them therefore vectorize on every instruction
 // set, and give the same bits as scalar code. See Note [Binary16 by exponent shifts].
 inline float ToFloat(BF16 value) { return std::bit_cast<float>(static_cast<uint32_t>(value.bits) << 16); }
 

@@ -8,7 +8,7 @@
 
 namespace weft {
 
-// Returns an uninitialised, row-major, 64-byte aligned tensor. Its block returns to the pool when the last
+// Returns an uninitialized, row-major, 64-byte aligned tensor. Its block returns to the pool when the last
 // copy of the tensor is destroyed.
 // Errors: as BufferPool::Acquire.
 absl::StatusOr<Tensor> PoolTensor(BufferPool& pool, DType dtype, Shape shape);

@@ -10,7 +10,7 @@
 // Why it suffices: the memory stays allocated while any holder may still access it. A rank that fails and
 // never decrements the count leaks the block, and frees nothing too early.
 //
-// Thread safety: a move-only value. Ranks must synchronise their accesses to the block's bytes themselves.
+// Thread safety: a move-only value. Ranks must synchronize their accesses to the block's bytes themselves.
 // Collective: ShareBlocks (all ranks of the bootstrap).
 // Lifetime: the heap must outlive the block.
 #pragma once

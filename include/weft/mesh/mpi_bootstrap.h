@@ -11,7 +11,7 @@ namespace weft {
 
 // Creates the bootstrap of this process.
 //
-// If MPI is not initialised, initialises it with MPI_THREAD_MULTIPLE; MPI is then finalised after the
+// If MPI is not initialized, initializes it with MPI_THREAD_MULTIPLE; MPI is then finalized after the
 // bootstrap and its links are destroyed. MPI_Comm_split_type(MPI_COMM_TYPE_SHARED) determines the nodes. Node
 // memory comes from MPI shared windows. MPI errors are returned as statuses and do not abort.
 //

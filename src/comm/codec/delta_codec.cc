@@ -67,7 +67,7 @@ BlockLayout LayoutAt(const Words& codes, int width, int max_bits) {
   return {width, exceptions, (max_bits - width + 7) / 8};
 }
 
-// Searches for the smallest layout. Deltas of neighbouring blocks have similar sizes, so the search starts at
+// Searches for the smallest layout. Deltas of neighboring blocks have similar sizes, so the search starts at
 // the width of the previous block, and goes down or up while the layout gets smaller.
 BlockLayout BestLayout(const Words& codes, int start) {
   uint32_t any = 0;

@@ -49,7 +49,7 @@ Window BestWindow(const CodeBlock& exponents) {
   for (size_t i = 0; i < kBlock; ++i) {
     distances[i] = static_cast<uint8_t>(std::min(largest - exponents[i], static_cast<int>(kDistances)));
   }
-  // Neighbouring exponents are often equal. With several tables, their increments do not depend on each
+  // Neighboring exponents are often equal. With several tables, their increments do not depend on each
   // other.
   constexpr size_t kTables = 4;
   std::array<std::array<uint16_t, kDistances + 1>, kTables> counts{};

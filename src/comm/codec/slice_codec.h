@@ -1,6 +1,6 @@
 // Lossless compression of slices of floating-point numbers that travel between nodes.
 //
-// The signs and mantissas of weights and gradients are noise, but neighbouring numbers have similar
+// The signs and mantissas of weights and gradients are noise, but neighboring numbers have similar
 // exponents. A block of numbers stores each exponent in a few bits above a common base, and lists the few
 // exponents outside that range as exceptions. Every bit pattern is restored exactly, NaNs and infinities
 // included.

@@ -34,7 +34,7 @@ class MpiBlobExchange {
 
  private:
   // Every message starts with its round number. Messages of rounds that this rank has abandoned are thereby
-  // recognised and dropped.
+  // recognized and dropped.
   using RoundNumber = uint64_t;
   struct Transfer {
     std::shared_ptr<std::string> message;

@@ -71,7 +71,7 @@ class MpiBootstrap : public Bootstrap {
   absl::StatusOr<NodeMemory> ReservePrivate(size_t segment_bytes);
   absl::StatusOr<NodeMemory> ReserveShared(size_t segment_bytes);
 
-  // Members are destroyed in reverse order: MPI is finalised after everything that uses it.
+  // Members are destroyed in reverse order: MPI is finalized after everything that uses it.
   std::shared_ptr<MpiSession> session_;
   MpiCommunicator world_;
   MpiCommunicator node_comm_;

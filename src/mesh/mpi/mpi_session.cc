@@ -16,28 +16,28 @@ absl::Status MpiStatus(int code, std::string_view call) {
 }
 
 absl::StatusOr<std::shared_ptr<MpiSession>> MpiSession::Open() {
-  int initialised = 0;
-  WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Initialized(&initialised), "MPI_Initialized"));
+  int initialized = 0;
+  WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Initialized(&initialized), "MPI_Initialized"));
   int level = MPI_THREAD_SINGLE;
-  if (initialised != 0) {
+  if (initialized != 0) {
     WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Query_thread(&level), "MPI_Query_thread"));
   } else {
     WEFT_RETURN_IF_ERROR(
         MpiStatus(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread"));
   }
-  std::shared_ptr<MpiSession> session(new MpiSession(initialised == 0));
+  std::shared_ptr<MpiSession> session(new MpiSession(initialized == 0));
   if (level < MPI_THREAD_MULTIPLE) {
     return absl::FailedPreconditionError(
-        "MPI does not provide MPI_THREAD_MULTIPLE, which the progress thread needs: initialise MPI with that "
+        "MPI does not provide MPI_THREAD_MULTIPLE, which the progress thread needs: initialize MPI with that "
         "level, or use an MPI library that supports it");
   }
   return session;
 }
 
 MpiSession::~MpiSession() {
-  int finalised = 0;
-  MPI_Finalized(&finalised);
-  if (owner_ && finalised == 0) Report(MpiStatus(MPI_Finalize(), "MPI_Finalize"));
+  int finalized = 0;
+  MPI_Finalized(&finalized);
+  if (owner_ && finalized == 0) Report(MpiStatus(MPI_Finalize(), "MPI_Finalize"));
 }
 
 void MpiSession::Abandon(MPI_Request& request, std::shared_ptr<const void> memory) {

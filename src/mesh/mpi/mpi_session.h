@@ -1,4 +1,4 @@
-// Owners of MPI and of its communicators: MPI is initialised if necessary, and finalised after all its users.
+// Owners of MPI and of its communicators: MPI is initialized if necessary, and finalized after all its users.
 #pragma once
 
 #include <memory>
@@ -31,12 +31,12 @@ class MpiSession {
   MpiSession& operator=(const MpiSession&) = delete;
 
   // Frees a request that may never complete. Keeps `memory`, which MPI may still access for it, until MPI is
-  // finalised.
+  // finalized.
   void Abandon(MPI_Request& request, std::shared_ptr<const void> memory);
 
  private:
   explicit MpiSession(bool owner) : owner_(owner) {}
-  const bool owner_;  // True if this session initialised MPI.
+  const bool owner_;  // True if this session initialized MPI.
   std::vector<std::shared_ptr<const void>> abandoned_;
 };
 
