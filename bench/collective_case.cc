@@ -7,6 +7,7 @@
 
 #include "weft/core/strided_copy.h"
 #include "weft/core/tensor_view.h"
+#include "weft/mesh/world_group.h"
 
 namespace weft::bench {
 namespace {
@@ -38,8 +39,8 @@ class WeftAndMpiCase : public CollectiveCase {
                  int64_t output_count)
       : CollectiveCase(op, bytes),
         arena_(arena),
-        input_(*arena.heap, input_count),
-        output_(*arena.heap, output_count),
+        input_(*arena.rank.heap, input_count),
+        output_(*arena.rank.heap, output_count),
         mpi_input_(static_cast<size_t>(input_count)),
         mpi_output_(static_cast<size_t>(output_count)) {
     for (size_t i = 0; i < mpi_input_.size(); ++i)
@@ -77,7 +78,8 @@ class AllGatherCase : public WeftAndMpiCase {
     const int64_t total = CountOf(arena, bytes);
     const int64_t part = total / arena.ranks();
     variants_["weft"] = [this, total] {
-      Finish(arena_.engine->AllGather(arena_.gathers, input_.data(), output_.data(), DType::kF32, total));
+      Finish(
+          arena_.rank.engine->AllGather(arena_.gathers, input_.data(), output_.data(), DType::kF32, total));
     };
     AddMpi([this, part](Style style) {
       arena_.mpi.AllGather(style, mpi_input_.data(), mpi_output_.data(), part);
@@ -91,12 +93,13 @@ class AllGatherCase : public WeftAndMpiCase {
   void AddShared(int64_t total) {
     const std::vector<SharedBlockRequest> request = {
         {arena_.NodeRanks(), static_cast<size_t>(total) * sizeof(float)}};
-    block_ = std::move(OrDie(ShareBlocks(*arena_.bootstrap, *arena_.heap, request, absl::Minutes(1)))[0]);
+    block_ =
+        std::move(OrDie(ShareBlocks(*arena_.bootstrap, *arena_.rank.heap, request, absl::Minutes(1)))[0]);
     auto* const shared = reinterpret_cast<float*>(block_.data());
     float* const own = shared + total / arena_.ranks() * arena_.bootstrap->rank();
     std::copy(mpi_input_.begin(), mpi_input_.end(), own);
     variants_["weft_shared"] = [this, own, shared, total] {
-      Finish(arena_.engine->AllGatherShared(arena_.gathers, own, shared, DType::kF32, total));
+      Finish(arena_.rank.engine->AllGatherShared(arena_.gathers, own, shared, DType::kF32, total));
     };
     variants_["weft_shared"]();
     const bool same = std::equal(mpi_output_.begin(), mpi_output_.end(), shared);
@@ -114,8 +117,8 @@ class ReduceScatterCase : public WeftAndMpiCase {
     const int64_t total = CountOf(arena, bytes);
     const int64_t part = total / arena.ranks();
     variants_["weft"] = [this, total] {
-      Finish(arena_.engine->ReduceScatter(arena_.scatters, input_.data(), output_.data(), DType::kF32, total,
-                                          ReduceOp::kSum));
+      Finish(arena_.rank.engine->ReduceScatter(arena_.scatters, input_.data(), output_.data(), DType::kF32,
+                                               total, ReduceOp::kSum));
     };
     AddMpi([this, part](Style style) {
       arena_.mpi.ReduceScatter(style, mpi_input_.data(), mpi_output_.data(), part);
@@ -130,8 +133,8 @@ class AllReduceCase : public WeftAndMpiCase {
       : WeftAndMpiCase(arena, op, bytes, CountOf(arena, bytes), CountOf(arena, bytes)) {
     const int64_t total = CountOf(arena, bytes);
     variants_["weft"] = [this, total] {
-      Finish(arena_.engine->AllReduce(arena_.reductions, input_.data(), output_.data(), DType::kF32, total,
-                                      ReduceOp::kSum));
+      Finish(arena_.rank.engine->AllReduce(arena_.reductions, input_.data(), output_.data(), DType::kF32,
+                                           total, ReduceOp::kSum));
     };
     AddMpi([this, total](Style style) {
       arena_.mpi.AllReduce(style, mpi_input_.data(), mpi_output_.data(), total);
@@ -162,7 +165,7 @@ class AllToAllCase : public WeftAndMpiCase {
     };
     variants_["weft"] = [this, sends = parts_of(input_.data(), split, 2, heads),
                          receives = parts_of(output_.data(), whole, 1, tokens)] {
-      Finish(arena_.engine->AllToAll(arena_.exchanges, sends, receives, DType::kF32));
+      Finish(arena_.rank.engine->AllToAll(arena_.exchanges, sends, receives, DType::kF32));
     };
     const Shape packed = {kBatch, tokens, heads, kDim};
     AddMpi([this, part, packed, sends = parts_of(mpi_input_.data(), split, 2, heads),
@@ -218,9 +221,7 @@ std::unique_ptr<CollectiveCase> Make(CollectiveArena& arena, const std::string& 
 }  // namespace
 
 LaneId CollectiveArena::AddLane(LanePurpose purpose) {
-  ProcessGroup world{.name = "world", .ranks = {}, .group_rank = bootstrap->rank()};
-  for (int rank = 0; rank < bootstrap->size(); ++rank) world.ranks.push_back(rank);
-  return OrDie(engine->AddLane(world, purpose));
+  return OrDie(rank.engine->AddLane(WorldGroup(*bootstrap), purpose));
 }
 
 std::vector<int> CollectiveArena::NodeRanks() const {

@@ -13,6 +13,7 @@
 
 #include "bench/mpi_baseline.h"
 #include "bench/or_die.h"
+#include "tests/support/rank_engine.h"
 #include "weft/comm/comm_engine.h"
 #include "weft/memory/node_heap.h"
 #include "weft/memory/shared_block.h"
@@ -23,8 +24,8 @@ namespace weft::bench {
 // Objects that live as long as the program.
 struct CollectiveArena {
   std::unique_ptr<Bootstrap> bootstrap = OrDie(MakeMpiBootstrap());
-  std::unique_ptr<NodeHeap> heap = OrDie(NodeHeap::Create(*bootstrap, {.segment_bytes = size_t{512} << 20}));
-  std::unique_ptr<CommEngine> engine = OrDie(CommEngine::Create(*bootstrap, *heap));
+  testing::RankEngine rank =
+      OrDie(testing::RankEngine::Make(*bootstrap, {}, {.segment_bytes = size_t{512} << 20}));
   MpiBaseline mpi;
   LaneId gathers = AddLane(LanePurpose::kAllGather);
   LaneId scatters = AddLane(LanePurpose::kReduceScatter);

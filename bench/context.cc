@@ -24,6 +24,7 @@
 
 #include "bench/or_die.h"
 #include "bench/versus.h"
+#include "tests/support/rank_engine.h"
 #include "weft/context_parallel/byte_formulas.h"
 #include "weft/context_parallel/context_parallel.h"
 #include "weft/core/parallel.h"
@@ -63,11 +64,10 @@ AttentionShape ShapeOf(const LlamaConfig& config) {
 
 struct Arena {
   std::unique_ptr<Bootstrap> bootstrap = OrDie(MakeMpiBootstrap());
-  std::unique_ptr<NodeHeap> heap = OrDie(NodeHeap::Create(*bootstrap, {}));
-  std::unique_ptr<CommEngine> engine = OrDie(CommEngine::Create(*bootstrap, *heap));
+  testing::RankEngine rank = OrDie(testing::RankEngine::Make(*bootstrap));
   DeviceMesh mesh = OrDie(DeviceMesh::Create({{"context", -1}}, bootstrap->size()));
   ProcessGroup world = OrDie(mesh.Group({"context"}, bootstrap->rank()));
-  LaneId lane = OrDie(engine->AddLane(world, LanePurpose::kControl));
+  LaneId lane = OrDie(rank.engine->AddLane(world, LanePurpose::kControl));
   // CPUs of this node's ranks. A rank that runs alone uses all of them.
   int cores = std::min<int>(bootstrap->size(), static_cast<int>(std::thread::hardware_concurrency()));
 
@@ -75,11 +75,11 @@ struct Arena {
   void Barrier() {
     OpOptions options;
     options.label = "bench";
-    OrDie(engine->Barrier(lane, options).Wait());
+    OrDie(rank.engine->Barrier(lane, options).Wait());
   }
   double Slowest(double seconds) {
     auto value = static_cast<float>(seconds);
-    OrDie(engine->AllReduce(lane, &value, &value, DType::kF32, 1, ReduceOp::kMax).Wait());
+    OrDie(rank.engine->AllReduce(lane, &value, &value, DType::kF32, 1, ReduceOp::kMax).Wait());
     return value;
   }
 };
@@ -116,7 +116,7 @@ void MeasureScheme(benchmark::State& state, Arena& arena, const ContextScheme& s
   const int rank = arena.bootstrap->rank();
   Layer layer;
   const auto context =
-      OrDie(ContextParallel::Create(*arena.engine, layer.net(), arena.mesh, {"context"}, scheme));
+      OrDie(ContextParallel::Create(*arena.rank.engine, layer.net(), arena.mesh, {"context"}, scheme));
   OrDie(ParallelizeLlama(*context, layer.net()));
   const SequenceLayout layout = OrDie(SequenceLayout::Create({tokens}, scheme.Split(ranks)));
   const auto parts = layout.Parts(rank);
@@ -142,16 +142,16 @@ void MeasureScheme(benchmark::State& state, Arena& arena, const ContextScheme& s
   split();
   alone();
   context->ResetPeak();
-  const EngineCounters before = arena.engine->counters();
+  const EngineCounters before = arena.rank.engine->counters();
   split();
-  const EngineCounters after = arena.engine->counters();
+  const EngineCounters after = arena.rank.engine->counters();
   std::vector<double> split_ms, alone_ms, exposed_ms;
   for (auto _ : state) {
     double exposed = 0;
     split_ms.push_back(slowest_ms([&] {
-      const int64_t begin = arena.engine->counters().wait_ns;
+      const int64_t begin = arena.rank.engine->counters().wait_ns;
       split();
-      exposed = static_cast<double>(arena.engine->counters().wait_ns - begin) * 1e-9;
+      exposed = static_cast<double>(arena.rank.engine->counters().wait_ns - begin) * 1e-9;
     }));
     exposed_ms.push_back(arena.Slowest(exposed) * 1e3);
     alone_ms.push_back(slowest_ms(alone));

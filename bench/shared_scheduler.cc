@@ -18,6 +18,7 @@
 #include "bench/mpi_baseline.h"
 #include "bench/or_die.h"
 #include "bench/versus.h"
+#include "tests/support/rank_engine.h"
 #include "weft/comm/comm_engine.h"
 #include "weft/memory/pool_tensor.h"
 #include "weft/mesh/mpi_bootstrap.h"
@@ -37,7 +38,7 @@ class SharedWireBenchmark {
   SharedWireBenchmark() {
     ProcessGroup world{.name = "world", .ranks = {}, .group_rank = bootstrap_->rank()};
     for (int rank = 0; rank < bootstrap_->size(); ++rank) world.ranks.push_back(rank);
-    const auto lane = [&](LanePurpose purpose) { return OrDie(engine_->AddLane(world, purpose)); };
+    const auto lane = [&](LanePurpose purpose) { return OrDie(rank_.engine->AddLane(world, purpose)); };
     gathers_ = lane(LanePurpose::kAllGather);
     scatters_ = lane(LanePurpose::kReduceScatter);
     exchanges_ = lane(LanePurpose::kContext);
@@ -100,7 +101,7 @@ class SharedWireBenchmark {
 
  private:
   Tensor Floats(int64_t elements) {
-    Tensor tensor = OrDie(PoolTensor(pool_, DType::kF32, {elements}));
+    Tensor tensor = OrDie(PoolTensor(*rank_.pool, DType::kF32, {elements}));
     std::fill_n(tensor.As<float>(), elements, 1.0F);
     return tensor;
   }
@@ -112,10 +113,10 @@ class SharedWireBenchmark {
   }
 
   double OneExchange(LaneId lane) {
-    OrDie(engine_->Barrier(barriers_, WithPriority(Priority::kCritical)).Wait());
+    OrDie(rank_.engine->Barrier(barriers_, WithPriority(Priority::kCritical)).Wait());
     const double seconds = SecondsOf([&] {
-      Work work = engine_->AllToAll(lane, sent_.As<float>(), counts_, received_.As<float>(), counts_,
-                                    DType::kF32, WithPriority(Priority::kCritical));
+      Work work = rank_.engine->AllToAll(lane, sent_.As<float>(), counts_, received_.As<float>(), counts_,
+                                         DType::kF32, WithPriority(Priority::kCritical));
       OrDie(work.Wait());
     });
     return mpi_.Slowest(seconds) * 1e3;
@@ -124,21 +125,20 @@ class SharedWireBenchmark {
   std::deque<Work> SubmitBackground(LaneId scatters, LaneId gathers) {
     std::deque<Work> works;
     for (int i = 0; i < kOperations / 2; ++i) {
-      works.push_back(engine_->ReduceScatter(scatters, gradients_.As<float>(), reduced_.As<float>(),
-                                             DType::kF32, gradients_.elements(), ReduceOp::kSum, {},
-                                             WithPriority(Priority::kReduce)));
-      works.push_back(engine_->AllGather(gathers, shard_.As<float>(), weights_.As<float>(), DType::kF32,
-                                         weights_.elements(), {}, WithPriority(Priority::kPrefetch)));
+      works.push_back(rank_.engine->ReduceScatter(scatters, gradients_.As<float>(), reduced_.As<float>(),
+                                                  DType::kF32, gradients_.elements(), ReduceOp::kSum, {},
+                                                  WithPriority(Priority::kReduce)));
+      works.push_back(rank_.engine->AllGather(gathers, shard_.As<float>(), weights_.As<float>(), DType::kF32,
+                                              weights_.elements(), {}, WithPriority(Priority::kPrefetch)));
     }
     return works;
   }
 
   std::unique_ptr<Bootstrap> bootstrap_ = OrDie(MakeMpiBootstrap());
-  std::unique_ptr<NodeHeap> heap_ = OrDie(NodeHeap::Create(*bootstrap_, {.segment_bytes = 128 * kMiB}));
-  BufferPool pool_{*heap_, "bench"};
+  testing::RankEngine rank_ =
+      OrDie(testing::RankEngine::Make(*bootstrap_, {}, {.segment_bytes = 128 * kMiB}));
   Tensor shard_, weights_, gradients_, reduced_, sent_, received_;
   std::vector<int64_t> counts_;  // Elements sent to each rank, and received from it.
-  std::unique_ptr<CommEngine> engine_ = OrDie(CommEngine::Create(*bootstrap_, *heap_));
   MpiBaseline mpi_;
   LaneId gathers_, scatters_, exchanges_, barriers_;
 };

@@ -28,6 +28,7 @@
 #include <vector>
 
 #include "bench/or_die.h"
+#include "tests/support/rank_engine.h"
 #include "weft/core/status.h"
 #include "weft/mesh/simulation.h"
 #include "weft/sharding/fully_shard.h"
@@ -136,17 +137,16 @@ SimOptions Machine(const Experiment& experiment) {
 using StepEnds = std::array<int64_t, kSteps>;  // Virtual time in ns at which the last rank ended each step.
 
 absl::Status Train(Bootstrap& bootstrap, const Experiment& experiment, StepEnds& ends) {
-  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<NodeHeap> heap,
-                        NodeHeap::Create(bootstrap, {.segment_bytes = size_t{16} << 20}));
-  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<CommEngine> engine,
-                        CommEngine::Create(bootstrap, *heap, ShrunkEngine()));
+  WEFT_ASSIGN_OR_RETURN(
+      const testing::RankEngine rank,
+      testing::RankEngine::Make(bootstrap, ShrunkEngine(), {.segment_bytes = size_t{16} << 20}));
   WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, DeviceMesh::Create({{"replicate", experiment.replicate},
                                                                    {"shard", experiment.shard()}},
                                                                   experiment.ranks));
   PacedNet net(bootstrap.runtime(), Experiment::Split(experiment.block_ms),
                Experiment::Split(experiment.head_ms));
   WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<ShardedModel> model,
-                        FullyShard(net, net.blocks(), mesh, *engine, {}, LoadInitialValues(1)));
+                        FullyShard(net, net.blocks(), mesh, *rank.engine, {}, LoadInitialValues(1)));
   for (int64_t& end : ends) {
     Invocation invocation;
     WEFT_ASSIGN_OR_RETURN(const Tensors outputs, net.Forward(invocation, {Tensor::Empty(DType::kF32, {1})}));

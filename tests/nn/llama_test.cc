@@ -9,6 +9,7 @@
 #include "tests/nn/gradient_check.h"
 #include "tests/nn/oracles.h"
 #include "tests/support/status_matchers.h"
+#include "tests/support/tiny_llama.h"
 #include "weft/nn/materialize.h"
 
 namespace weft {
@@ -17,22 +18,11 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::weft::testing::StatusIs;
+using ::weft::testing::TinyLlama;
 using Values = std::vector<Doubles>;
 
-LlamaConfig SmallConfig() {
-  LlamaConfig config;
-  config.vocab_size = 13;
-  config.dim = 10;
-  config.layers = 2;
-  config.heads = 4;
-  config.kv_heads = 2;
-  config.head_dim = 6;
-  config.ffn_dim = 7;
-  return config;
-}
-
 TEST(DecoderBlock, HasGradientsThatMatchFiniteDifferences) {
-  const LlamaConfig config = SmallConfig();
+  const LlamaConfig config = TinyLlama();
   const auto table =
       std::make_shared<RopeTable>(RopeFrequencies(config.head_dim, config.rope_theta, std::nullopt));
   DecoderBlock block("block", config, table);
@@ -44,7 +34,7 @@ TEST(DecoderBlock, HasGradientsThatMatchFiniteDifferences) {
 
 TEST(LlamaModel, HasGradientsThatMatchFiniteDifferences) {
   for (const bool tied : {false, true}) {
-    LlamaConfig config = SmallConfig();
+    LlamaConfig config = TinyLlama();
     config.tie_word_embeddings = tied;
     ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(config));
     CheckGradients(*model, {TestIds({2, 5}, config.vocab_size, 1), TestIds({2, 5}, config.vocab_size, 2)},
@@ -56,7 +46,7 @@ TEST(LlamaModel, HasGradientsThatMatchFiniteDifferences) {
 }
 
 TEST(LlamaModel, HasTheNamesAndShapesOfHuggingFace) {
-  LlamaConfig config = SmallConfig();
+  LlamaConfig config = TinyLlama();
   config.layers = 1;
   ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(config));
   std::vector<std::string> parameters;
@@ -80,7 +70,7 @@ TEST(LlamaModel, HasTheNamesAndShapesOfHuggingFace) {
 }
 
 TEST(LlamaModel, SharesOneWeightWhenTied) {
-  LlamaConfig config = SmallConfig();
+  LlamaConfig config = TinyLlama();
   config.tie_word_embeddings = true;
   ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(config));
   int64_t elements = 0;
@@ -92,7 +82,7 @@ TEST(LlamaModel, SharesOneWeightWhenTied) {
 }
 
 TEST(LlamaModel, AccumulatesGradientsOverMicrobatches) {
-  ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(SmallConfig()));
+  ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(TinyLlama()));
   MaterializedParameters memory(*model, 3, DType::kF32, DType::kF32);
   const auto parameters = model->AllParameters();
   const Tensor one = Tensor::Empty(DType::kF32, {});
@@ -124,7 +114,7 @@ TEST(LlamaModel, AccumulatesGradientsOverMicrobatches) {
 }
 
 TEST(LlamaModel, TrainsInBf16CloseToF32) {
-  ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(SmallConfig()));
+  ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(TinyLlama()));
   const auto loss_in = [&](DType dtype) {
     const MaterializedParameters memory(*model, 3, dtype, DType::kF32);
     Invocation invocation(/*gradients=*/true, 1.0F / 10.0F);
@@ -138,7 +128,7 @@ TEST(LlamaModel, TrainsInBf16CloseToF32) {
 }
 
 TEST(LlamaModel, RejectsInvalidInputs) {
-  LlamaConfig config = SmallConfig();
+  LlamaConfig config = TinyLlama();
   config.max_positions = 4;
   ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(config));
   Invocation invocation;
@@ -149,7 +139,7 @@ TEST(LlamaModel, RejectsInvalidInputs) {
 }
 
 TEST(LlamaModel, LimitsPositionsRatherThanTokens) {
-  LlamaConfig config = SmallConfig();
+  LlamaConfig config = TinyLlama();
   config.max_positions = 4;
   ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(config));
   const MaterializedParameters memory(*model, 3, DType::kF32, DType::kF32);
@@ -165,7 +155,7 @@ TEST(LlamaModel, LimitsPositionsRatherThanTokens) {
 
 // With context parallelism a rank may have no token of a short sequence.
 TEST(LlamaModel, AcceptsZeroTokens) {
-  ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(SmallConfig()));
+  ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(TinyLlama()));
   for (const DType dtype : {DType::kF32, DType::kBF16}) {
     const MaterializedParameters memory(*model, 3, dtype, DType::kF32);
     for (const auto& parameter : model->AllParameters()) {
@@ -189,11 +179,11 @@ TEST(LlamaModel, AcceptsZeroTokens) {
 
 TEST(LlamaConfig, NamesTheInvalidField) {
   const auto message_of = [](auto change) {
-    LlamaConfig config = SmallConfig();
+    LlamaConfig config = TinyLlama();
     change(config);
     return std::string(Validate(config).message());
   };
-  EXPECT_OK(Validate(SmallConfig()));
+  EXPECT_OK(Validate(TinyLlama()));
   EXPECT_THAT(message_of([](LlamaConfig& c) { c.layers = 0; }), HasSubstr("layers is 0"));
   EXPECT_THAT(message_of([](LlamaConfig& c) { c.kv_heads = 3; }),
               HasSubstr("kv_heads is 3, which does not divide"));

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/optim/uneven_net.h"
+#include "tests/support/rank_engine.h"
 #include "tests/support/status_matchers.h"
 #include "weft/mesh/thread_bootstrap.h"
 #include "weft/optim/sharded_adamw.h"
@@ -52,8 +53,8 @@ struct Leg {
 };
 
 absl::Status TrainRank(Bootstrap& bootstrap, const Leg& leg, SavedState& state) {
-  WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.segment_bytes = 4 << 20}));
-  WEFT_ASSIGN_OR_RETURN(const auto engine, CommEngine::Create(bootstrap, *heap));
+  WEFT_ASSIGN_OR_RETURN(const testing::RankEngine rank,
+                        testing::RankEngine::Make(bootstrap, {}, {.segment_bytes = 4 << 20}));
   WEFT_ASSIGN_OR_RETURN(
       const DeviceMesh mesh,
       DeviceMesh::Create({{"replicate", leg.replicate}, {"shard", leg.shard}}, bootstrap.size()));
@@ -63,7 +64,8 @@ absl::Status TrainRank(Bootstrap& bootstrap, const Leg& leg, SavedState& state) 
   UnevenNet net(kSizes[0]);
   const ShardLoader loader =
       leg.from == nullptr ? LoadInitialValues(/*seed=*/3) : LoadFromState(leg.from->pieces());
-  WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.children(), mesh, *engine, policy, loader));
+  WEFT_ASSIGN_OR_RETURN(const auto model,
+                        FullyShard(net, net.children(), mesh, *rank.engine, policy, loader));
   ShardedAdamW optimizer(model->Shards(), {.lr = 1e-2});
   if (leg.from != nullptr) {
     const std::vector<StatePiece>& pieces = leg.from->pieces();

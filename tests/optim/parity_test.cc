@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/optim/uneven_net.h"
+#include "tests/support/rank_engine.h"
 #include "tests/support/status_matchers.h"
 #include "weft/mesh/thread_bootstrap.h"
 #include "weft/nn/materialize.h"
@@ -57,15 +58,15 @@ struct Sharding {
 };
 
 absl::Status TrainRank(Bootstrap& bootstrap, const Sizes& sizes, const Sharding& sharding, Losses& losses) {
-  WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.segment_bytes = 4 << 20}));
-  WEFT_ASSIGN_OR_RETURN(const auto engine, CommEngine::Create(bootstrap, *heap));
+  WEFT_ASSIGN_OR_RETURN(const testing::RankEngine rank,
+                        testing::RankEngine::Make(bootstrap, {}, {.segment_bytes = 4 << 20}));
   WEFT_ASSIGN_OR_RETURN(
       const DeviceMesh mesh,
       DeviceMesh::Create({{"replicate", sharding.replicate}, {"shard", sharding.shard}}, bootstrap.size()));
   UnevenNet net(sizes);
   const std::vector<Module*> blocks = sharding.one_group ? std::vector<Module*>() : net.children();
-  WEFT_ASSIGN_OR_RETURN(const auto model,
-                        FullyShard(net, blocks, mesh, *engine, sharding.policy, LoadInitialValues(kSeed)));
+  WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, blocks, mesh, *rank.engine, sharding.policy,
+                                                     LoadInitialValues(kSeed)));
   ShardedAdamW optimizer(model->Shards(), kAdam);
   const int64_t rows = kRows / bootstrap.size();
   for (int step = 0; step < kSteps; ++step) {

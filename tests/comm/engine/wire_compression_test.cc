@@ -20,9 +20,10 @@ using ::testing::HasSubstr;
 WireCompressionChoice Choose(const NodeMap& nodes, const SimOptions& machine) {
   std::vector<WireCompressionChoice> choices(static_cast<size_t>(nodes.size()));
   const SimReport report = RunSimulatedRanks(nodes, machine, [&](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.segment_bytes = size_t{16} << 20}));
-    WEFT_ASSIGN_OR_RETURN(const auto engine, CommEngine::Create(bootstrap, *heap));
-    WEFT_ASSIGN_OR_RETURN(choices[static_cast<size_t>(bootstrap.rank())], ChooseWireCompression(*engine));
+    WEFT_ASSIGN_OR_RETURN(const RankEngine rank,
+                          RankEngine::Make(bootstrap, {}, {.segment_bytes = size_t{16} << 20}));
+    WEFT_ASSIGN_OR_RETURN(choices[static_cast<size_t>(bootstrap.rank())],
+                          ChooseWireCompression(*rank.engine));
     return absl::OkStatus();
   });
   EXPECT_OK(report.status());

@@ -5,9 +5,10 @@
 #include <cstring>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "weft/comm/comm_engine.h"
+#include "tests/support/rank_engine.h"
 #include "weft/core/status.h"
 #include "weft/core/strided_copy.h"
 #include "weft/memory/buffer_pool.h"
@@ -22,21 +23,18 @@ inline ProcessGroup RanksOfThisNode(const Bootstrap& bootstrap) {
   return group;
 }
 
-struct EngineFixture {
-  std::unique_ptr<NodeHeap> heap;
-  std::unique_ptr<BufferPool> pool;
-  std::unique_ptr<CommEngine> engine;
+struct EngineFixture : RankEngine {
   LaneId lane;  // Of the whole world.
 
-  // Over MPI the whole segment is reserved, so pass a small `segment_bytes` there.
   static absl::StatusOr<EngineFixture> Make(Bootstrap& bootstrap, const EngineOptions& options = {},
                                             size_t segment_bytes = size_t{256} << 20) {
-    EngineFixture fixture;
-    WEFT_ASSIGN_OR_RETURN(fixture.heap, NodeHeap::Create(bootstrap, {.segment_bytes = segment_bytes}));
-    fixture.pool = std::make_unique<BufferPool>(*fixture.heap, "test");
-    WEFT_ASSIGN_OR_RETURN(fixture.engine, CommEngine::Create(bootstrap, *fixture.heap, options));
-    WEFT_ASSIGN_OR_RETURN(fixture.lane,
-                          fixture.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kAllGather));
+    WEFT_ASSIGN_OR_RETURN(RankEngine rank,
+                          RankEngine::Make(bootstrap, options, {.segment_bytes = segment_bytes}));
+    return Make(bootstrap, std::move(rank), LanePurpose::kAllGather);
+  }
+  static absl::StatusOr<EngineFixture> Make(Bootstrap& bootstrap, RankEngine rank, LanePurpose purpose) {
+    EngineFixture fixture{std::move(rank), {}};
+    WEFT_ASSIGN_OR_RETURN(fixture.lane, fixture.engine->AddLane(WorldGroup(bootstrap), purpose));
     return fixture;
   }
 };

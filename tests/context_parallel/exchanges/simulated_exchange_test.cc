@@ -27,13 +27,11 @@ TEST(SimulatedExchange, GivesTheSameResultsInEverySchedule) {
     const NodeMap nodes = NodeMap::RanksPerNode(ranks, 1 + static_cast<int>(seed % 3));
     const SimReport report =
         RunSimulatedRanks(nodes, {.seed = seed}, [&](Bootstrap& bootstrap) -> absl::Status {
-          EngineFixture fixture;
-          WEFT_ASSIGN_OR_RETURN(fixture.heap, NodeHeap::Create(bootstrap, {.segment_bytes = size_t{4} << 20,
-                                                                           .poison_released = true}));
-          fixture.pool = std::make_unique<BufferPool>(*fixture.heap, "simulated");
-          WEFT_ASSIGN_OR_RETURN(fixture.engine, CommEngine::Create(bootstrap, *fixture.heap, SmallSlices()));
-          WEFT_ASSIGN_OR_RETURN(fixture.lane,
-                                fixture.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kControl));
+          WEFT_ASSIGN_OR_RETURN(
+              RankEngine rank, RankEngine::Make(bootstrap, SmallSlices(),
+                                                {.segment_bytes = size_t{4} << 20, .poison_released = true}));
+          WEFT_ASSIGN_OR_RETURN(EngineFixture fixture,
+                                EngineFixture::Make(bootstrap, std::move(rank), LanePurpose::kControl));
           WEFT_RETURN_IF_ERROR(SweepGatherAndReduceScatter(fixture));
           WEFT_RETURN_IF_ERROR(SweepSplitAndGather(fixture));
           WEFT_RETURN_IF_ERROR(SweepPacks(fixture));

@@ -106,7 +106,7 @@ TEST(InPlace, TakesTwoBarriersPerStep) {
 
 TEST(InPlace, KeepsItsValuesForReadersAfterTheModelIsDestroyed) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
     WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, 2));
     ToyNet net({6, 6, 6});
     WEFT_ASSIGN_OR_RETURN(auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, SharedImages(),

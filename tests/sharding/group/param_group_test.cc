@@ -85,7 +85,7 @@ TEST(ParamGroup, SumsGradientsAndCountsUnwrittenOnesAsZero) {
 TEST(ParamGroup, ReducesEachBucketOverItsOwnReplicas) {
   // Two replicas of a shard group of two; bucket 0 is replicated, bucket 1 is not.
   RunRanks(NodeMap::RanksPerNode(4, 2), [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
     const int rank = bootstrap.rank();
     const int replica = rank / 2;
     WEFT_ASSIGN_OR_RETURN(

@@ -132,7 +132,7 @@ TEST(RandomUses, SumEveryGradientOverItsRanksAndMicrobatches) {
     RunRanks(nodes, [](Bootstrap& bootstrap) -> absl::Status {
       for (uint32_t seed = 0; seed < kUses; ++seed) {
         SCOPED_TRACE(seed);
-        WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+        WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
         RandomUse use(seed);
         WEFT_RETURN_IF_ERROR(use.Run(engine));
       }

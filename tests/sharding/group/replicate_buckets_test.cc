@@ -62,7 +62,7 @@ TEST(ReplicateBuckets, RefuseGroupsThatHoldNoReplicasOfThisRank) {
 class EightRanks {
  public:
   static absl::Status Reduce(Bootstrap& bootstrap, int64_t dim, bool scatter) {
-    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
     const int rank = bootstrap.rank();
     WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh,
                           DeviceMesh::Create({{"replicate", 2}, {"outer", 2}, {"shard", 2}}, 8));

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/sharding/support/sharded_toy.h"
+#include "tests/support/tiny_llama.h"
 #include "weft/nn/llama.h"
 
 namespace weft::testing {
@@ -73,7 +74,7 @@ struct LlamaPass {
 absl::StatusOr<LlamaPass> PassOf(LlamaModel& net, ShardedModel& model, int rank) {
   const int64_t before = model.counters().all_gathers;
   Tensor ids = Tensor::Empty(DType::kI32, {1, 8});
-  for (int i = 0; i < 8; ++i) ids.As<int32_t>()[i] = (3 * i + rank) % 16;
+  for (int i = 0; i < 8; ++i) ids.As<int32_t>()[i] = (3 * i + rank) % TinyLlama().vocab_size;
   Invocation invocation;
   WEFT_RETURN_IF_ERROR(net.Forward(invocation, {ids, ids}).status());
   Tensor one = Tensor::Empty(DType::kF32, {});
@@ -90,13 +91,10 @@ absl::StatusOr<LlamaPass> PassOf(LlamaModel& net, ShardedModel& model, int rank)
 
 TEST(ShardedModel, LeavesAGroupShardedInBackwardWhenTold) {
   RunRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
     WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, 2));
-    LlamaConfig config;
-    config.vocab_size = 16;
-    config.layers = 1;
-    WEFT_ASSIGN_OR_RETURN(const auto net, LlamaModel::Create(config));
-    // Embedding, layer, norm and head are one group each. The group of the root is empty.
+    WEFT_ASSIGN_OR_RETURN(const auto net, LlamaModel::Create(TinyLlama()));
+    // Embedding, layers, norm and head are one group each. The group of the root is empty.
     WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(*net, net->children(), mesh, *engine.engine,
                                                        PrivateImages(), LoadInitialValues(kToySeed)));
     WEFT_RETURN_IF_ERROR(PassOf(*net, *model, bootstrap.rank()).status());
@@ -174,7 +172,7 @@ TEST(ShardedModel, WaitsForReductionsOnlyInTheLastBackward) {
 
 TEST(ShardedModel, AllReducesOnlyWhenTold) {
   RunRanks(NodeMap::OneNode(4), [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
     WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(2, 2));
     ToyNet net({6, 6, 6});
     WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, {},
@@ -275,7 +273,7 @@ TEST(ShardedModel, LeavesIgnoredParametersToTheCaller) {
   ShardingPolicy policy;
   policy.ignored = [](const Parameter& parameter) { return parameter.name == "net.gain"; };
   RunRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
     WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, 2));
     ToyNet net({6, 6});
     Parameter& gain = *net.parameters()[0];

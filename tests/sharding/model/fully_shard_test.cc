@@ -226,7 +226,7 @@ TEST(FullyShard, FailsOnAllRanksIfOneFailsAndWorksAgainAfterAReset) {
 
 TEST(FullyShard, RemovesItsHooksWhenDestroyed) {
   RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
     WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, 1));
     ToyNet net({6, 6});
     WEFT_RETURN_IF_ERROR(
@@ -239,7 +239,7 @@ TEST(FullyShard, RemovesItsHooksWhenDestroyed) {
 
 TEST(FullyShard, RefusesMeshesThatDoNotFit) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
     ToyNet net({6, 6});
     const auto shard = [&](std::vector<MeshAxis> axes, int size) {
       return FullyShard(net, net.blocks(), *DeviceMesh::Create(std::move(axes), size), *engine.engine, {},
@@ -258,7 +258,7 @@ TEST(FullyShard, RefusesMeshesThatDoNotFit) {
 
 TEST(FullyShard, FailsOnAllRanksIfOneCannotLoad) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
     WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, 2));
     ToyNet net({6, 6});
     const ShardLoader loader = [&bootstrap](const Parameter& parameter, int64_t, int64_t, float*) {

@@ -17,7 +17,7 @@ TEST(ClipGradNorm, GivesTheSameBitsOnEveryMeshForEveryNorm) {
     std::mutex mutex;
     for (const int shard : {1, 2, 4}) {
       RunRanks(NodeMap::RanksPerNode(4, 2), [&](Bootstrap& bootstrap) -> absl::Status {
-        WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+        WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
         WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(4 / shard, shard));
         ToyNet net({7, 5, 3});
         WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, {},
@@ -68,7 +68,7 @@ TEST(ClipGradNorm, CountsParametersThatDifferBetweenReplicasOnEachReplica) {
       if (group) group->group_rank = bootstrap.rank();
       return group;
     };
-    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
     WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(2, 1));
     ToyNet net({6, 6});
     WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, mine,

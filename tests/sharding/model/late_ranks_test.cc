@@ -10,6 +10,7 @@
 
 #include "tests/sharding/support/toy_training.h"
 #include "tests/support/thread_ranks.h"
+#include "tests/support/tiny_llama.h"
 #include "weft/core/hash.h"
 #include "weft/nn/llama.h"
 #include "weft/nn/materialize.h"
@@ -21,18 +22,6 @@ constexpr int kRanks = 4;
 constexpr int kSteps = 3;
 constexpr int64_t kRows = 8;  // Sequences of a step, over all ranks.
 constexpr int64_t kLength = 6;
-
-LlamaConfig SmallTransformer() {
-  LlamaConfig config;
-  config.vocab_size = 29;
-  config.dim = 16;
-  config.layers = 3;
-  config.heads = 4;
-  config.kv_heads = 2;
-  config.head_dim = 4;
-  config.ffn_dim = 17;
-  return config;
-}
 
 // Point of a step at which a rank is delayed.
 enum class Point : uint8_t { kBeforeGather, kAfterForward, kBeforeReduction, kBeforeUpdate, kNever };
@@ -64,7 +53,7 @@ Tensor TokenIds(int64_t begin, int64_t count, int64_t shift) {
   Tensor ids = Tensor::Empty(DType::kI32, {count, kLength});
   for (int64_t i = 0; i < ids.elements(); ++i) {
     const int64_t place = begin * kLength + i + shift;
-    ids.As<int32_t>()[i] = static_cast<int32_t>((place * place + 3 * place) % SmallTransformer().vocab_size);
+    ids.As<int32_t>()[i] = static_cast<int32_t>((place * place + 3 * place) % TinyLlama().vocab_size);
   }
   return ids;
 }
@@ -102,9 +91,9 @@ struct Outcome {
 
 absl::StatusOr<Outcome> Train(Bootstrap& bootstrap, const ShardingPolicy& policy, RankDelays& delays) {
   const int rank = bootstrap.rank();
-  WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+  WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
   WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, kRanks));
-  WEFT_ASSIGN_OR_RETURN(const auto net, LlamaModel::Create(SmallTransformer()));
+  WEFT_ASSIGN_OR_RETURN(const auto net, LlamaModel::Create(TinyLlama()));
   AddDelays(*net, delays, rank);
   const std::vector<Module*> blocks(net->blocks().begin(), net->blocks().end());
   WEFT_ASSIGN_OR_RETURN(const auto model,
@@ -124,7 +113,7 @@ absl::StatusOr<Outcome> Train(Bootstrap& bootstrap, const ShardingPolicy& policy
 // shards are in place, except with partial resharding.
 TEST(LateRanks, ChangeNoBitForAnyKindOfResharding) {
   WEFT_CHECK(kRows % kRanks == 0, "ranks share a step evenly");
-  const auto alone = LlamaModel::Create(SmallTransformer()).value();
+  const auto alone = LlamaModel::Create(TinyLlama()).value();
   const MaterializedParameters memory(*alone, kToySeed, DType::kF32, DType::kF32);
   ASSERT_OK_AND_ASSIGN(const double first_loss, Pass(*alone, 0, kRows));
   std::map<uint64_t, std::string> seen;

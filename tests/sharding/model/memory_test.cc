@@ -40,7 +40,7 @@ Peaks PeaksOf(bool reshard, int p, int f, NodeShared node_shared = NodeShared::k
       RunSimulatedRanks(NodeMap::OneNode(2), machine, [&](Bootstrap& bootstrap) -> absl::Status {
         EngineOptions options;
         options.piece_bytes = 64;
-        WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap, options));
+        WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap, options));
         WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, 2));
         ToyNet net(std::vector<int64_t>(kBlocks + 1, 16));
         WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, policy,

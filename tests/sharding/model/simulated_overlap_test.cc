@@ -36,7 +36,7 @@ class Trial {
   Trial(Bootstrap& bootstrap, const Workload& workload) : bootstrap_(bootstrap), workload_(workload) {}
 
   absl::StatusOr<StepTimes> Run() {
-    WEFT_ASSIGN_OR_RETURN(const RankEngine rank, RankEngine::Make(bootstrap_));
+    WEFT_ASSIGN_OR_RETURN(const RankEngine rank, MakeToyRank(bootstrap_));
     WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(workload_.replicate, workload_.shard));
     ToyNet net(std::vector<int64_t>(kLayers + 1, kWidth));
     ShardingPolicy policy;

@@ -101,7 +101,7 @@ TEST(SimulatedTraining, RunsOnAThousandRanks) {
     machine.seed = seed;
     machine.poll_ns = 20'000;
     const auto body = [&](Bootstrap& bootstrap) -> absl::Status {
-      WEFT_ASSIGN_OR_RETURN(const RankEngine rank, RankEngine::Make(bootstrap));
+      WEFT_ASSIGN_OR_RETURN(const RankEngine rank, MakeToyRank(bootstrap));
       WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(replicate, kShard));
       ToyNet net({16, 15, 8, 3});
       WEFT_ASSIGN_OR_RETURN(
@@ -141,7 +141,7 @@ TEST(SimulatedTraining, OverlapsAllReducesWithTheNextReduceScatter) {
   machine.wire_speed = 0.005;
   std::map<std::string, std::map<std::string, Span>> spans;  // Operations of rank 0, by kind and label.
   const auto body = [&](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(const RankEngine rank, RankEngine::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const RankEngine rank, MakeToyRank(bootstrap));
     WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(2, 2));
     ToyNet net({16, 16, 16, 16});
     WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<ShardedModel> model,

@@ -39,7 +39,7 @@ struct Choice {
 
 absl::StatusOr<std::vector<float>> Train(Bootstrap& bootstrap, int shard, const ShardingPolicy& policy,
                                          const Choice& choice) {
-  WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+  WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
   WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(kRanks / shard, shard));
   ToyNet net(kSizes);
   WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, policy,
@@ -151,7 +151,7 @@ TEST(SkippedBlocks, FailOnAllRanksIfTheirOrdersDiffer) {
   for (const NodeMap& nodes : {NodeMap::OneNode(2), NodeMap::RanksPerNode(2, 1)}) {
     for (const int shard : {1, 2}) {
       RunRanks(nodes, [shard](Bootstrap& bootstrap) -> absl::Status {
-        WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+        WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
         WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(2 / shard, shard));
         ToyNet net({6, 6, 6, 6});
         WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, {},

@@ -41,7 +41,7 @@ void OnMesh(const MeshShape& shape, const ShardLoader& loader, Body body) {
                             ", optimizer over replicas ", shape.optimizer_over_replicas));
   RunRanks(NodeMap::RanksPerNode(shape.replicate * shape.shard, 2),
            [&](Bootstrap& bootstrap) -> absl::Status {
-             WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+             WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
              WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(shape.replicate, shape.shard));
              ToyNet net({7, 15, 3});
              ShardingPolicy policy;

@@ -19,7 +19,7 @@ ProcessGroup AllRanks(const Bootstrap& bootstrap) {
 
 // Lanes of this many operations. The second half follows a Restart.
 absl::StatusOr<std::vector<int>> LanesOf(Bootstrap& bootstrap, int operations) {
-  WEFT_ASSIGN_OR_RETURN(const RankEngine rank, RankEngine::Make(bootstrap));
+  WEFT_ASSIGN_OR_RETURN(const RankEngine rank, MakeToyRank(bootstrap));
   WEFT_ASSIGN_OR_RETURN(LaneRoundRobin round_robin,
                         LaneRoundRobin::Add(*rank.engine, AllRanks(bootstrap), LanePurpose::kAllGather));
   std::vector<int> lanes;

@@ -84,7 +84,7 @@ TEST(ReplicaOptimizer, GivesTheBitsOfAllReducesForOtherShardDimsAndPartialReshar
 template <typename Body>
 void WithReplicas(Body body, WireCompression compression = WireCompression::kNone) {
   RunRanks(NodeMap::RanksPerNode(4, 2), [&](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
     WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(2, 2));
     ToyNet net({7, 64, 64, 64});  // Large enough for whole blocks of the delta codec.
     ShardingPolicy policy;
@@ -288,7 +288,7 @@ TEST(ReplicaOptimizer, GathersLoadedShards) {
 
 TEST(ReplicaOptimizer, NeedsReplicas) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
     WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, 2));
     ToyNet net({6, 6});
     ShardingPolicy policy;

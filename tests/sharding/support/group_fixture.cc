@@ -48,7 +48,7 @@ absl::StatusOr<std::unique_ptr<ParamGroup>> MakeGroup(
 absl::StatusOr<GroupFixture> GroupFixture::Make(Bootstrap& bootstrap, int replicas,
                                                 const CommContext::Options& options) {
   GroupFixture fixture;
-  WEFT_ASSIGN_OR_RETURN(fixture.engine, RankEngine::Make(bootstrap));
+  WEFT_ASSIGN_OR_RETURN(fixture.engine, MakeToyRank(bootstrap));
   const int rank = bootstrap.rank();
   WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(replicas, bootstrap.size() / replicas));
   WEFT_ASSIGN_OR_RETURN(ProcessGroup shard, mesh.Group({"shard"}, rank));

@@ -26,7 +26,7 @@ inline ShardingPolicy SharedImages(DType dtype = DType::kF32) {
 template <typename Body>
 void WithToyModel(const NodeMap& nodes, const ShardingPolicy& policy, Body body) {
   RunRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
     WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, bootstrap.size()));
     ToyNet net({6, 6, 6, 6});
     WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, policy,

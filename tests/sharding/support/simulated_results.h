@@ -38,7 +38,7 @@ using ToyStep = std::function<absl::Status(ToyNet&, ShardedModel&, Bootstrap&, s
 // longer on higher ranks.
 inline absl::Status RunSteps(Bootstrap& bootstrap, const ShardingPolicy& policy, const ToyStep& step,
                              std::vector<float>& read) {
-  WEFT_ASSIGN_OR_RETURN(const RankEngine engine, RankEngine::Make(bootstrap));
+  WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
   WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, bootstrap.size()));
   ToyNet net({6, 6, 6, 6});
   WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, policy,

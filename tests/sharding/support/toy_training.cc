@@ -54,15 +54,9 @@ std::vector<FlatLayout> LayoutsOf(const ShardedModel& model) {
   return layouts;
 }
 
-absl::StatusOr<RankEngine> RankEngine::Make(Bootstrap& bootstrap, EngineOptions options) {
-  RankEngine rank;
-  NodeHeap::Options heap;
-  heap.segment_bytes = kSegmentBytes;
-  heap.poison_released = true;
-  WEFT_ASSIGN_OR_RETURN(rank.heap, NodeHeap::Create(bootstrap, heap));
-  options.timeout = absl::Seconds(120);
-  WEFT_ASSIGN_OR_RETURN(rank.engine, CommEngine::Create(bootstrap, *rank.heap, options));
-  return rank;
+absl::StatusOr<RankEngine> MakeToyRank(Bootstrap& bootstrap, const EngineOptions& options) {
+  return RankEngine::Make(bootstrap, WithTestTimeout(options),
+                          {.segment_bytes = kSegmentBytes, .poison_released = true});
 }
 
 absl::StatusOr<DeviceMesh> MakeToyMesh(int replicate, int shard, int context) {
@@ -121,7 +115,7 @@ absl::StatusOr<std::vector<float>> ToyWeights(ShardedModel& model) {
 }
 
 absl::StatusOr<ToyOutcome> TrainToy(Bootstrap& bootstrap, const ToyRun& run) {
-  WEFT_ASSIGN_OR_RETURN(const RankEngine rank, RankEngine::Make(bootstrap));
+  WEFT_ASSIGN_OR_RETURN(const RankEngine rank, MakeToyRank(bootstrap));
   WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(run.replicate, run.shard, run.context));
   ToyNet net(run.sizes);
   for (Module* block : net.blocks()) block->SetActivationCheckpointing(run.checkpoint);

@@ -6,6 +6,7 @@
 
 #include "sharding/model/sharded_groups.h"
 #include "tests/sharding/support/toy_model.h"
+#include "tests/support/rank_engine.h"
 #include "weft/comm/comm_engine.h"
 #include "weft/mesh/device_mesh.h"
 #include "weft/sharding/byte_formulas.h"
@@ -19,12 +20,8 @@ constexpr float kToyLearningRate = 0.5F;
 constexpr int64_t kToyRows = 12;  // Rows of a step, over all ranks and microbatches.
 
 // Engine of one rank, with its heap.
-struct RankEngine {
-  std::unique_ptr<NodeHeap> heap;
-  std::unique_ptr<CommEngine> engine;
-
-  static absl::StatusOr<RankEngine> Make(Bootstrap& bootstrap, EngineOptions options = {});
-};
+// A rank with a small heap whose released memory is filled with NaN.
+absl::StatusOr<RankEngine> MakeToyRank(Bootstrap& bootstrap, const EngineOptions& options = {});
 
 absl::StatusOr<DeviceMesh> MakeToyMesh(int replicate, int shard, int context = 1);
 
