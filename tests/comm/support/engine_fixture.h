@@ -1,8 +1,8 @@
 // Fixture of one rank: heap, pool, engine and a lane of the world. Also test buffers.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <utility>
@@ -74,31 +74,31 @@ class TestBuffer {
 
   // Values are rounded to the dtype.
   void Write(int64_t begin, const std::vector<double>& values) {
-    for (size_t i = 0; i < values.size(); ++i) WriteOne(begin + static_cast<int64_t>(i), values[i]);
+    if (dtype_ == DType::kI64) return Copy(values, reinterpret_cast<int64_t*>(At(begin)));
+    if (dtype_ == DType::kI32) return Copy(values, reinterpret_cast<int32_t*>(At(begin)));
+    std::vector<float> narrow(values.size());
+    Copy(values, narrow.data());
+    ConvertRun(narrow.data(), DType::kF32, At(begin), dtype_, static_cast<int64_t>(narrow.size()));
   }
   std::vector<double> Read(int64_t begin, int64_t count) {
-    std::vector<double> values;
-    for (int64_t i = 0; i < count; ++i) values.push_back(ReadOne(begin + i));
-    return values;
+    if (dtype_ == DType::kI64) return ToDoubles(reinterpret_cast<int64_t*>(At(begin)), count);
+    if (dtype_ == DType::kI32) return ToDoubles(reinterpret_cast<int32_t*>(At(begin)), count);
+    std::vector<float> wide(static_cast<size_t>(count));
+    ConvertRun(At(begin), dtype_, wide.data(), DType::kF32, count);
+    return {wide.begin(), wide.end()};
   }
 
  private:
-  void WriteOne(int64_t at, double value) {
-    if (dtype_ == DType::kI64) {
-      reinterpret_cast<int64_t*>(data())[at] = static_cast<int64_t>(value);
-    } else if (dtype_ == DType::kI32) {
-      reinterpret_cast<int32_t*>(data())[at] = static_cast<int32_t>(value);
-    } else {
-      const auto narrow = static_cast<float>(value);
-      ConvertRun(&narrow, DType::kF32, At(at), dtype_, 1);
-    }
+  template <typename T>
+  static void Copy(const std::vector<double>& values, T* out) {
+    std::transform(values.begin(), values.end(), out, [](double value) { return static_cast<T>(value); });
   }
-  double ReadOne(int64_t at) {
-    if (dtype_ == DType::kI64) return static_cast<double>(reinterpret_cast<int64_t*>(data())[at]);
-    if (dtype_ == DType::kI32) return reinterpret_cast<int32_t*>(data())[at];
-    float wide = 0;
-    ConvertRun(At(at), dtype_, &wide, DType::kF32, 1);
-    return wide;
+  template <typename T>
+  static std::vector<double> ToDoubles(const T* values, int64_t count) {
+    std::vector<double> doubles(static_cast<size_t>(count));
+    std::transform(values, values + count, doubles.begin(),
+                   [](T value) { return static_cast<double>(value); });
+    return doubles;
   }
 
   DType dtype_ = DType::kF32;
