@@ -1,19 +1,19 @@
 #!/usr/bin/env bash
-# Runs a command beside emulated hosts of this machine: network namespaces joined by a switch, each with a host name of
-# its own, so that Open MPI starts a daemon on each and takes them for nodes that share no memory. Everything is removed
-# when the command ends, also by a signal; what a run that was killed has left is removed by the next.
+# Runs a command beside emulated hosts: network namespaces of this machine, joined by a switch. Each has its own host name,
+# so that Open MPI starts a daemon on each and treats them as nodes without shared memory. The script removes all of them
+# when the command ends, also by a signal. If the script is killed, its next run removes what is left.
 #
 #   emulated_hosts.sh [--hosts COUNT] [--rate RATE] COMMAND [ARGUMENTS...]
 #
-# RATE limits each host's cable in either direction, as tc writes it ("1gbit"); the default is no limit, and 2 hosts.
-# The command runs outside of the hosts. In its environment are
+# RATE limits the link of each host in either direction, in the notation of tc ("1gbit"). The defaults are no limit and 2
+# hosts. The command runs outside of the hosts, with these variables in its environment:
 #
-#   WEFT_HOSTS            the hosts' names
+#   WEFT_HOSTS            the names of the hosts
 #   WEFT_ON_HOST          a program: `$WEFT_ON_HOST HOST COMMAND...` joins the host's network under the host's name
 #   WEFT_HOST_INTERFACE   the network interface in every host
 #
-# and TMPDIR is a folder that is removed, too. Exits as the command does; with 77, and a reason, where such hosts cannot
-# be made.
+# TMPDIR names a temporary folder, which is removed at the end. The exit code is that of the command, or 77, with a reason,
+# where such hosts cannot be made.
 set -euo pipefail
 
 count=2
@@ -52,7 +52,7 @@ check_machine() {
   ip netns add "$switch" 2>/dev/null || skip "this machine does not allow network namespaces"
 }
 
-# Cables go with their ends; shared memory of ranks that were killed would stay.
+# Deleting a namespace deletes its links. Ranks that are killed leave their shared memory behind.
 remove_host() {
   ip netns pids "$1" 2>/dev/null | xargs -r kill -KILL 2>/dev/null || true
   ip netns delete "$1" 2>/dev/null || true
@@ -65,7 +65,7 @@ remove_own() {
   [[ -z $scratch ]] || rm -rf "$scratch"
 }
 
-# A host's name holds the process id of the script that made it.
+# The name of a host contains the process id of the script that made it.
 remove_abandoned() {
   local host owner
   for host in $(ip netns list 2>/dev/null | sed -n 's/^\(weft-[0-9]*-[a-z0-9]*\).*/\1/p'); do
@@ -76,14 +76,14 @@ remove_abandoned() {
 
 limit() {
   [[ -z $rate ]] || tc -n "$1" qdisc add dev "$2" root tbf rate "$rate" burst 128k latency 50ms ||
-    fail "tc cannot limit a cable to '$rate'"
+    fail "tc cannot limit a link to '$rate'"
 }
 
 make_host() {
   local host=$1 number=$2
   ip netns add "$host"
   ip link add "$interface" netns "$host" type veth peer name "port$number" netns "$switch" 2>/dev/null ||
-    skip "this machine does not allow virtual cables (veth)"
+    skip "this machine does not allow virtual links (veth)"
   ip -n "$host" link set lo up
   ip -n "$host" address add "10.213.0.$((number + 1))/24" dev "$interface"
   ip -n "$host" link set "$interface" up
@@ -110,7 +110,7 @@ SHELL
 
 run() {
   export WEFT_HOSTS="${hosts[*]}" WEFT_ON_HOST=$scratch/on-host WEFT_HOST_INTERFACE=$interface TMPDIR=$scratch
-  # In the background: bash minds signals while it waits, but not while a command runs in front.
+  # In the background: bash handles signals while it waits, but not while a foreground command runs.
   "${command[@]}" <&0 &
   wait $!
 }

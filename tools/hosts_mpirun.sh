@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# mpirun over the hosts of tools/emulated_hosts.sh, by which it must be run: the first PPN ranks on the first host, the
-# next on the second, and so on.
+# Runs mpirun over the hosts of tools/emulated_hosts.sh, which must run this script. The first PPN ranks run on the first
+# host, the next PPN ranks on the second, and so on.
 #
 #   hosts_mpirun.sh [-n RANKS] [--ppn RANKS_PER_HOST] [--timeout SECONDS] PROGRAM [ARGUMENTS...]
 #
-# The default is 2 ranks a host, on all of them, and no timeout.
+# The default is 2 ranks per host on all hosts, and no timeout.
 set -euo pipefail
 
 ranks=
@@ -23,7 +23,7 @@ while (($#)); do
   esac
 done
 (($#)) || fail "no program given"
-[[ -n ${WEFT_HOSTS:-} ]] || fail "there are no hosts: run this by tools/emulated_hosts.sh"
+[[ -n ${WEFT_HOSTS:-} ]] || fail "WEFT_HOSTS is not set: run this script through tools/emulated_hosts.sh"
 read -ra hosts <<<"$WEFT_HOSTS"
 ranks=${ranks:-$((ppn * ${#hosts[@]}))}
 ((ranks <= ppn * ${#hosts[@]})) || fail "$ranks ranks do not fit on ${#hosts[@]} hosts with $ppn each"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# mpirun with the settings that a small or containerised machine needs: ranks may exceed cores, no rank is bound to a
-# core, root is allowed, and no kernel-assisted copies (containers often forbid them).
+# Runs mpirun with the settings for a small machine or a container: more ranks than cores, no binding to cores, root is
+# allowed, and no kernel-assisted copies, which containers often forbid.
 set -euo pipefail
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_btl_vader_single_copy_mechanism="${OMPI_MCA_btl_vader_single_copy_mechanism:-none}"

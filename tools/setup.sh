@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Installs what weft needs on Debian 12: system packages only, nothing else is changed. When everything is there
-# already it only says so, without root and without a network.
+# Installs the packages that weft needs on Debian 12, and changes nothing else. It needs neither root nor a network if all
+# of them are installed.
 #
-#   tools/setup.sh          to build, run and test
-#   tools/setup.sh --dev    also the formatter and the linter that changes are checked with
+#   tools/setup.sh          packages to build, run and test
+#   tools/setup.sh --dev    also the formatter, the linter and the tool for coverage
 set -euo pipefail
 
 build=(g++ cmake ninja-build ccache libopenmpi-dev libabsl-dev libeigen3-dev libdnnl-dev libhwloc-dev libcli11-dev

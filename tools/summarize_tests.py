@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Counts what a test run did: every GoogleTest case, and every other test that ctest ran.
+"""Counts the results of a test run: every GoogleTest case, and every other test of ctest.
 
     tools/summarize_tests.py RESULTS_DIR...
 
-A results folder holds ctest.xml (`ctest --output-junit`) and one <test>.json (`--gtest_output`) for each GoogleTest
-program that came to its end. Failures and skips are listed; the last line is `N passed, N failed`, with `, N skipped`
-if there were any. A program that crashed, hung or could not start is one failure, whatever it had passed before, and
-so is a folder without ctest.xml: its build failed. Exits with 1 if anything failed or nothing passed.
+A results folder holds ctest.xml (`ctest --output-junit`), and one <test>.json (`--gtest_output`) for each GoogleTest
+program that finished. The script lists failures and skipped tests. The last line is `N passed, N failed`, followed by
+`, N skipped` if there are any. A program that crashed, hung or could not start counts as one failure. A folder without
+ctest.xml counts as one failure, too: its build failed. Exit code: 1 if anything failed or nothing passed.
 """
 import dataclasses
 import json
@@ -47,7 +47,7 @@ def tally_of_cases(report, program):
 
 
 def read_report(path):
-    """A GoogleTest report, or None where the program did not come to its end."""
+    """A GoogleTest report, or None if the program did not finish."""
     try:
         return json.loads(path.read_text())
     except (FileNotFoundError, json.JSONDecodeError):
@@ -59,14 +59,14 @@ def last_line_of(text):
 
 
 def outcome_of(test):
-    """What ctest says of one test: ("passed" | "failed" | "skipped", why)."""
+    """The result of one test of ctest: ("passed" | "failed" | "skipped", reason)."""
     if test.get("status") == "run":
         return "passed", ""
     if test.get("status") == "disabled":
         return "skipped", "disabled"
     skip = test.find("skipped")
     reason = skip.get("message", "") if skip is not None else ""
-    if reason.startswith("SKIP_"):  # Anything else that was not run should have been.
+    if reason.startswith("SKIP_"):  # Any other test that did not run counts as failed.
         return "skipped", last_line_of(test.findtext("system-out") or "")
     failure = test.find("failure")
     return "failed", reason or (failure.get("message", "") if failure is not None else "")
@@ -89,7 +89,7 @@ def tally_of_test(test, results):
 def tally_of_folder(results):
     xml = results / "ctest.xml"
     if not xml.is_file():
-        return Tally(failed=[f"no {xml}: the build failed, or ctest did not come to its end"])
+        return Tally(failed=[f"no {xml}: the build failed, or ctest did not finish"])
     tally = Tally()
     for test in ElementTree.parse(xml).getroot().iter("testcase"):
         tally.add(tally_of_test(test, results))

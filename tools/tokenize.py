@@ -3,14 +3,14 @@
 
     tokenize.py --tokenizer DIR/tokenizer.json --output corpus.u16 FILE...
 
-The output's name says the width: .u16 (or .bin) for 16-bit tokens, .u32 for 32-bit ones, little-endian. Files follow
-each other in the order given. With --separator TOKEN that token is put after each file ("<|end_of_text|>", "</s>");
-otherwise nothing is added, no begin or end token either. Needs the `tokenizers` package (pip install tokenizers).
+The suffix of the output determines the width of tokens: .u16 or .bin for 16 bits, .u32 for 32 bits, little-endian. Files
+are written in the order given. With --separator TOKEN, that token follows each file ("<|end_of_text|>", "</s>"); without it,
+no token is added, neither at the beginning nor at the end. Needs the `tokenizers` package (pip install tokenizers).
 """
 import os
 import sys
 
-# This file is named like a module of Python that others import: they must not find it instead.
+# Other modules import the module `tokenize` of Python: they must not find this file instead.
 if __name__ == "__main__":
     sys.path = [path for path in sys.path if os.path.abspath(path) != os.path.dirname(os.path.abspath(__file__))]
 
@@ -21,7 +21,7 @@ import pathlib
 WIDTHS = {".bin": ("H", 1 << 16), ".u16": ("H", 1 << 16), ".u32": ("I", 1 << 32)}
 
 class Failure(Exception):
-    """What went wrong, for people."""
+    """An error message for the user."""
 
 
 def load_tokenizer(path):
@@ -36,7 +36,7 @@ def load_tokenizer(path):
 
 
 def token_ids(tokenizer, files, separator):
-    """Lists of ids, file after file. A file is encoded whole: cutting it would change tokens at the cuts."""
+    """Yields one list of ids per file. A file is encoded as a whole: cutting it would change tokens at the cuts."""
     end = None
     if separator is not None:
         end = tokenizer.token_to_id(separator)
@@ -46,14 +46,14 @@ def token_ids(tokenizer, files, separator):
         try:
             text = path.read_bytes().decode("utf-8")
         except UnicodeDecodeError as error:
-            raise Failure(f"{path}: no UTF-8 text at byte {error.start}") from None
+            raise Failure(f"{path}: is not UTF-8 text at byte {error.start}") from None
         yield tokenizer.encode(text, add_special_tokens=False).ids
         if end is not None:
             yield [end]
 
 
 def write_tokens(output, lists):
-    """Writes beside the output and renames, so that no half file is left. Gives the number of tokens."""
+    """Writes a temporary file and renames it, so that no partial output is left. Returns the number of tokens."""
     code, limit = WIDTHS[output.suffix]
     partial = output.with_name(output.name + ".partial")
     count = 0

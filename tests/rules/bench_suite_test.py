@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The pure parts of the bench suite: statistics, verdicts, tables, rounds, memory."""
+"""Tests of the pure parts of the benchmark suite: statistics, verdicts, tables, rounds, memory."""
 
 import sys
 import unittest
@@ -15,7 +15,7 @@ from suite.statistics import quantile, ratio, summarize  # noqa: E402
 
 
 class Statistics(unittest.TestCase):
-    def test_quantiles_lie_on_lines_between_neighbors(self):
+    def test_quantiles_are_interpolated_linearly(self):
         self.assertEqual(quantile([4, 1, 3, 2], 0.5), 2.5)
         self.assertEqual(quantile([4, 1, 3, 2], 0.25), 1.75)
         self.assertEqual(quantile([7], 0.9), 7)
@@ -26,16 +26,16 @@ class Statistics(unittest.TestCase):
         summary = summarize([5, 1, 2, 3, 4])
         self.assertEqual((summary.low, summary.median, summary.high, summary.count), (2, 3, 4, 5))
 
-    def test_a_ratio_is_of_medians_and_its_spread_of_rounds(self):
+    def test_a_ratio_divides_medians_and_its_spread_divides_rounds(self):
         found = ratio([10, 40, 90], [5, 10, 15])
         self.assertEqual(found.value, 4)  # 40 / 10
         self.assertEqual((found.low, found.high), (3, 5))  # Of 2, 4, 6.
 
-    def test_a_slow_round_on_both_sides_leaves_the_spread_narrow(self):
+    def test_a_round_that_is_slow_on_both_sides_does_not_widen_the_spread(self):
         found = ratio([10, 100, 10], [5, 50, 5])
         self.assertEqual((found.low, found.value, found.high), (2, 2, 2))
 
-    def test_sides_with_other_numbers_of_rounds_are_refused(self):
+    def test_sides_with_different_numbers_of_rounds_are_an_error(self):
         with self.assertRaises(ValueError):
             ratio([1, 2], [1])
 
@@ -46,32 +46,32 @@ class Rows(unittest.TestCase):
     def row(self, rounds, missing=None):
         return Row("AG", "ms", "weft", rounds, missing or {}, [self.goal])
 
-    def test_the_best_of_the_others_counts(self):
+    def test_a_goal_is_measured_against_the_fastest_contestant(self):
         verdict = verdicts_of([self.row({"weft": [10], "slow": [100], "fast": [29]})])[0]
         self.assertEqual((verdict.measured.value, verdict.note, verdict.word), (2.9, "fast", "**missed**"))
 
-    def test_a_bar_that_is_reached_is_met(self):
+    def test_a_ratio_equal_to_the_goal_meets_it(self):
         self.assertEqual(verdicts_of([self.row({"weft": [10], "fast": [30]})])[0].word, "met")
 
-    def test_what_is_missing_is_said_with_its_reason(self):
+    def test_a_missing_contestant_is_listed_with_its_reason(self):
         row = self.row({"weft": [10]}, {"slow": "not\ninstalled | at all", "fast": "gone"})
         verdict = verdicts_of([row])[0]
         self.assertEqual((verdict.word, verdict.measured), ("not measured", None))
         self.assertIn("not installed / at all", verdicts_table([verdict]))
         self.assertIn("| AG | slow | not measured: not installed / at all |", measurements_table([row]))
 
-    def test_a_missing_weft_is_not_measured_either(self):
+    def test_a_row_without_weft_is_not_measured(self):
         verdict = verdicts_of([self.row({"fast": [30]}, {"weft": "it crashed"})])[0]
         self.assertEqual((verdict.word, verdict.note), ("not measured", "it crashed"))
 
-    def test_a_table_has_each_way_with_its_ratio(self):
+    def test_a_table_lists_each_contestant_with_its_ratio(self):
         table = measurements_table([self.row({"weft": [10, 12, 11], "fast": [22, 22, 22]})])
         self.assertIn("| AG | weft | 11.0 ms | 10.5-11.5 |  |  |", table)
         self.assertIn("| AG | fast | 22.0 ms | 22.0-22.0 | 2.00 | 1.92-2.10 |", table)
 
 
 class Rounds(unittest.TestCase):
-    def test_every_round_begins_with_another_way_and_the_first_is_left_out(self):
+    def test_rounds_start_with_different_contestants_and_the_first_round_does_not_count(self):
         calls = []
 
         def way(name):
@@ -81,15 +81,15 @@ class Rounds(unittest.TestCase):
         self.assertEqual(calls, ["a", "b", "b", "a", "a", "b"])
         self.assertEqual(measured.rounds, {"a": [4, 5], "b": [3, 6]})
 
-    def test_every_other_round_goes_backwards(self):
+    def test_every_second_round_runs_in_reverse_order(self):
         calls = []
         measure_interleaved([Variant(name, lambda name=name: calls.append(name) or [1]) for name in "abcd"], rounds=3)
         self.assertEqual("".join(calls), "abcd" "badc" "cdab" "dcba")
 
-    def test_a_round_is_the_scaled_median_of_its_repeats(self):
+    def test_the_value_of_a_round_is_the_scaled_median_of_its_repeats(self):
         self.assertEqual(measure_interleaved([Variant("a", lambda: [3, 1, 2])], 1, scale=10).rounds, {"a": [20]})
 
-    def test_a_way_that_fails_is_left_out_with_its_reason(self):
+    def test_a_contestant_that_fails_is_left_out_with_its_reason(self):
         def fail():
             raise ContestantError("it crashed")
 
@@ -99,7 +99,7 @@ class Rounds(unittest.TestCase):
 
 
 class Memory(unittest.TestCase):
-    def test_a_rollup_counts_files_in_the_total_alone(self):
+    def test_a_rollup_counts_files_in_the_total_only(self):
         text = "55 7ffe ---p 00:00 0 [rollup]\nRss: 900 kB\nPss: 700 kB\nPss_Anon: 300 kB\nPss_File: 150 kB\nPss_Shmem: 250 kB\n"
         self.assertEqual(proportional_set.parse_rollup(text), proportional_set.ProportionalSet(700 * 1024, 550 * 1024))
 

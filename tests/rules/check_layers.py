@@ -48,8 +48,6 @@ ROOMS = {
 HIDDEN_LIBRARIES = re.compile(r"^(mpi\.h|omp\.h|hwloc.*|dnnl.*|oneapi/.*|Eigen/.*|unsupported/Eigen/.*)$")
 
 MAX_FILES_OF_A_FOLDER = 26
-# Folders that are larger and still have to be sorted into rooms.
-FOLDERS_TO_SORT = {"tests/comm", "tests/context_parallel", "tests/sharding"}
 
 SOURCE_SUFFIXES = {".h", ".cc", ".c", ".cpp", ".hpp", ".inc"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.MULTILINE)
@@ -218,11 +216,9 @@ def check_folder_sizes(root):
             folder = str(file.parent.relative_to(root))
             counts[folder] = counts.get(folder, 0) + 1
         for folder, count in sorted(counts.items()):
-            if count > MAX_FILES_OF_A_FOLDER and folder not in FOLDERS_TO_SORT:
+            if count > MAX_FILES_OF_A_FOLDER:
                 yield (f"{folder}: holds {count} headers and sources, of at most {MAX_FILES_OF_A_FOLDER}: "
                        "sort them into folders")
-            if count <= MAX_FILES_OF_A_FOLDER and folder in FOLDERS_TO_SORT:
-                yield f"{folder}: is sorted; remove it from FOLDERS_TO_SORT"
 
 
 def check_layers(root):

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Every test that docs/features.md names exists: `file: Suite.Name`, the file anywhere below tests/."""
+"""Checks that every test named in docs/features.md exists. A test is named `file: Suite.Name`; the file is below tests/."""
 import pathlib
 import re
 import unittest
@@ -9,12 +9,12 @@ PAGE = (ROOT / "docs/features.md").read_text()
 
 
 def named_tests(page):
-    """(file, suite, name) of each test that the page names."""
+    """(file, suite, name) of each test named on the page."""
     return re.findall(r"`(\w+\.(?:cc|py)): (\w+)\.(\w+)`", page)
 
 
 def has_test(source, suite, name):
-    """Whether a source, C++ or Python, defines the test."""
+    """True if a C++ or Python source defines the test."""
     in_cpp = re.search(rf"^TEST(_F|_P)?\({suite}, {name}\)", source, re.MULTILINE)
     in_python = re.search(rf"^class {suite}\(.*?^    def {name}\(self\)", source, re.MULTILINE | re.DOTALL)
     return bool(in_cpp or in_python)
@@ -28,7 +28,7 @@ class Features(unittest.TestCase):
             self.assertEqual(len(sources), 1, f"{file}: found {sources}")
             self.assertTrue(has_test(sources[0].read_text(), suite, name), f"{file} has no {suite}.{name}")
 
-    def test_proves_every_feature_that_is_not_missing(self):
+    def test_names_a_test_for_every_feature_that_is_not_missing(self):
         rows = [row for row in re.findall(r"^\| .* \|$", PAGE, re.MULTILINE) if not re.match(r"\| .*proven by \|$", row)]
         self.assertGreater(len(rows), 40)
         for row in rows:
@@ -38,7 +38,7 @@ class Features(unittest.TestCase):
 
 
 class Finder(unittest.TestCase):
-    def test_tells_tests_from_what_is_none(self):
+    def test_finds_tests_only(self):
         source = "TEST(Suite, Name) {\n// TEST(Suite, Other)\nclass Case(unittest.TestCase):\n    def test_it(self):\n"
         self.assertTrue(has_test(source, "Suite", "Name"))
         self.assertTrue(has_test(source, "Case", "test_it"))

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Holds the README against what it speaks of.
+"""Checks the README against the program and the repository.
 
     readme_test.py WEFT_PROGRAM
 
-Its C++ is part of the consumer project, which is built and run; its flags are flags of the program; the files it names
-exist.
+The C++ code of the README is part of the consumer project, which is built and run. Its flags are flags of the program. The
+files that it names exist.
 """
 import pathlib
 import re
@@ -31,7 +31,7 @@ class Readme(unittest.TestCase):
     def test_names_flags_that_exist(self):
         text = subprocess.run([PROGRAM, "train", "--help"], check=True, capture_output=True, text=True).stdout
         known = set(re.findall(r"--[a-z][a-z0-9-]*", text))
-        # A table of flags has them in code at the start of its rows.
+        # Rows of a table of flags start with flags as code.
         shown = {flag for row in re.findall(r"^\| (`--[^|]*) \|", README, re.MULTILINE)
                  for flag in re.findall(r"--[a-z][a-z0-9-]*", row)}
         self.assertTrue(shown)

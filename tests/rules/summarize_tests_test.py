@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""summarize_tests.py on made-up results: nothing that went wrong may be counted as passed, or not at all."""
+"""Tests of summarize_tests.py on small results: every error must count as a failure."""
 import json
 import pathlib
 import sys
@@ -26,7 +26,7 @@ class SummarizeTests(unittest.TestCase):
         self.results = pathlib.Path(folder.name)
 
     def run_of(self, **tests):
-        """Writes ctest.xml for {test: outcome} and gives the tally."""
+        """Writes ctest.xml for {test: outcome} and returns the tally."""
         cases = "".join(f'<testcase name="{name}" {outcome}</testcase>' for name, outcome in tests.items())
         (self.results / "ctest.xml").write_text(f"<testsuite>{cases}</testsuite>")
         return summarize_tests.tally_of_folder(self.results)
@@ -55,17 +55,17 @@ class SummarizeTests(unittest.TestCase):
     def test_counts_a_program_that_is_missing_as_a_failure(self):
         self.assertEqual(self.run_of(core_test=NOT_STARTED).last_line(), "0 passed, 1 failed")
 
-    def test_counts_a_half_written_report_as_no_report(self):
+    def test_counts_an_incomplete_report_as_a_failure(self):
         (self.results / "core_test.json").write_text('{"testsuites": [')
         self.assertEqual(self.run_of(core_test=FAILED).last_line(), "0 passed, 1 failed")
 
-    def test_gives_the_reason_of_a_skipped_test(self):
+    def test_names_the_reason_of_a_skipped_test(self):
         self.assertEqual(self.run_of(hosts=SKIPPED).skipped, ["hosts: no namespaces"])
 
     def test_counts_a_folder_without_results_as_a_failure(self):
         self.assertEqual(summarize_tests.tally_of_folder(self.results).last_line(), "0 passed, 1 failed")
 
-    def test_does_not_call_a_run_without_tests_good(self):
+    def test_fails_on_a_run_without_tests(self):
         self.run_of()
         self.assertEqual(summarize_tests.main([str(self.results)]), 1)
 

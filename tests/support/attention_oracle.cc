@@ -32,16 +32,16 @@ void AddScaled(const double* source, double factor, int64_t count, double* targe
   for (int64_t i = 0; i < count; ++i) target[i] += factor * source[i];
 }
 
-// Where a query's and a key's rows start.
+// Offsets of the rows of a query, and of the keys to which it attends.
 struct Rows {
   int64_t q, out;
-  std::vector<int64_t> k, v;    // Of the keys it sees,
-  std::vector<double> weights;  // and their softmax.
+  std::vector<int64_t> k, v;    // One for each key.
+  std::vector<double> weights;  // Softmax over these keys.
   int64_t lse_at;
   double lse;
 };
 
-// Calls visit(rows) for each query of each head and sequence.
+// Calls visit(rows) for every query of every head and sequence.
 void ForEachQuery(const OracleAttention& a, const std::vector<double>& q, const std::vector<double>& k,
                   const std::function<void(const Rows&)>& visit) {
   const std::vector<Token> queries = TokensOf(a.q_runs);

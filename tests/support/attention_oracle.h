@@ -1,4 +1,4 @@
-// Attention as plain loops in double: every query looks at every key and asks the mask.
+// Oracle of attention: plain loops over every query and every key in double precision.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ struct OracleAttention {
   AttentionMask mask;
   double scale = 1.0;
   int64_t batch = 1, heads = 1, kv_heads = 1;
-  int64_t group = 1, head_offset = 0;  // Query head h reads kv head (h + head_offset) / group.
+  int64_t group = 1, head_offset = 0;  // Query head h reads KV head (h + head_offset) / group.
   int64_t head_dim = 1, value_dim = 1;
   TokenRuns q_runs, k_runs;
 
@@ -25,7 +25,7 @@ struct OracleAttention {
 // v, dv [batch, keys, kv_heads, value_dim]; out, dout [batch, queries, heads, value_dim].
 struct OracleOutputs {
   std::vector<double> out;
-  std::vector<double> lse;  // [batch, heads, queries]; -infinity for a query that sees nothing.
+  std::vector<double> lse;  // [batch, heads, queries]; -infinity for a query that attends to no key.
 };
 OracleOutputs OracleForward(const OracleAttention& attention, const std::vector<double>& q,
                             const std::vector<double>& k, const std::vector<double>& v);
@@ -37,7 +37,7 @@ OracleGradients OracleBackward(const OracleAttention& attention, const std::vect
                                const std::vector<double>& k, const std::vector<double>& v,
                                const std::vector<double>& dout);
 
-// Whether a query of `document` at position `query` sees a key.
+// True if a query attends to a key, given their documents and their positions `query` and `key`.
 bool OracleIsVisible(const AttentionMask& mask, int64_t query_document, int64_t query, int64_t key_document,
                      int64_t key);
 

@@ -1,4 +1,4 @@
-// The main of tests whose ranks, if any, are threads.
+// Main program of tests that run in one process.
 #include <gtest/gtest.h>
 
 int main(int argc, char** argv) {

@@ -1,6 +1,6 @@
-// The main of tests whose ranks are processes. All ranks run the same tests and agree on the verdict once, at
-// the end: agreeing between tests could meet the tests' own collectives. Rank 0 prints as usual, the others
-// only what fails.
+// Main program of tests whose ranks are processes. All ranks run the same tests and agree on the verdict
+// once, at the end: between tests, this exchange could mix with collectives of the tests. Rank 0 prints all
+// results, the other ranks print failures only.
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -35,7 +35,7 @@ class FailurePrinter : public ::testing::EmptyTestEventListener {
   const int rank_;
 };
 
-// Also drops the writer of --gtest_output: ranks would overwrite each other's file.
+// Also removes the writer of --gtest_output: ranks would overwrite the file of each other.
 void PrintFailuresOnly(int rank) {
   auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
   delete listeners.Release(listeners.default_result_printer());
@@ -43,7 +43,7 @@ void PrintFailuresOnly(int rank) {
   listeners.Append(new FailurePrinter(rank));
 }
 
-// The names of the tests that failed here, a line each.
+// The names of the tests that failed on this rank, one per line.
 std::string FailedTests() {
   std::string names;
   const auto& unit = *::testing::UnitTest::GetInstance();
@@ -57,12 +57,12 @@ std::string FailedTests() {
   return names;
 }
 
-// The same on all ranks.
+// Collective: all ranks. Returns the same exit code on all ranks.
 int AgreeOnVerdict(Bootstrap& bootstrap, bool passed) {
   const auto verdicts = bootstrap.AllGatherBlob(
       passed ? std::string() : absl::StrCat("  failed\n", FailedTests()), absl::Seconds(60));
   if (!verdicts.ok()) {
-    std::fprintf(stderr, "[rank %d] no common verdict: %s\n", bootstrap.rank(),
+    std::fprintf(stderr, "[rank %d] the ranks could not agree on a verdict: %s\n", bootstrap.rank(),
                  std::string(verdicts.status().message()).c_str());
     return EXIT_FAILURE;
   }
@@ -93,7 +93,7 @@ int Main(int argc, char** argv) {
 }  // namespace
 
 Bootstrap& WorldBootstrap() {
-  WEFT_CHECK(World() != nullptr, "WorldBootstrap is for tests with MPI_RANKS");
+  WEFT_CHECK(World() != nullptr, "only tests with MPI_RANKS may call WorldBootstrap");
   return *World();
 }
 

@@ -1,11 +1,11 @@
-// The ranks of a test that runs under mpirun.
+// The bootstrap of a test that runs under mpirun.
 #pragma once
 
 #include "weft/mesh/bootstrap.h"
 
 namespace weft::testing {
 
-// This process' rank. Made once, before the first test, by the main of MPI tests.
+// Bootstrap of this process. The main program of MPI tests creates it before the first test.
 Bootstrap& WorldBootstrap();
 
 }  // namespace weft::testing

@@ -1,5 +1,5 @@
-// How much a simulation test does: all of it, or, where WEFT_SCHEDULES is set (sanitizers and coverage, whose
-// builds are slow), as many schedules as that says, and fewer ranks.
+// Number of schedules and of ranks of simulation tests. The environment variable WEFT_SCHEDULES limits both;
+// it is set for the slow builds with sanitizers and for coverage.
 #pragma once
 
 #include <algorithm>
@@ -10,12 +10,12 @@
 
 namespace weft::testing {
 
-inline std::optional<uint64_t> SchedulesAskedFor() {
+inline std::optional<uint64_t> ScheduleLimit() {
   const char* asked = std::getenv("WEFT_SCHEDULES");
   if (asked == nullptr) return std::nullopt;
   return std::stoull(asked);
 }
-inline uint64_t ScheduleCount(uint64_t all) { return std::min(all, SchedulesAskedFor().value_or(all)); }
-inline int LargeWorld() { return SchedulesAskedFor() ? 128 : 1024; }
+inline uint64_t ScheduleCount(uint64_t all) { return std::min(all, ScheduleLimit().value_or(all)); }
+inline int LargeWorld() { return ScheduleLimit() ? 128 : 1024; }
 
 }  // namespace weft::testing

@@ -1,7 +1,7 @@
 // Matchers and macros for absl::Status and absl::StatusOr.
 //
-// ASSERT_OK and ASSERT_OK_AND_ASSIGN end a test's own body; code that returns a Status (such as a rank's
-// body) uses WEFT_RETURN_IF_ERROR instead, and its caller expects the outcome.
+// ASSERT_OK and ASSERT_OK_AND_ASSIGN return from the body of a test. Functions that return a Status, such as
+// the body of a rank, use WEFT_RETURN_IF_ERROR instead; their caller checks the result.
 #pragma once
 
 #include <ostream>

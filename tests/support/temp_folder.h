@@ -1,4 +1,4 @@
-// A folder that exists for one test.
+// Temporary folder of one test.
 #pragma once
 
 #include <unistd.h>
@@ -25,7 +25,7 @@ class TempFolder {
   std::string operator/(const std::string& name) const { return path_ / name; }
   const std::string& str() const { return path_.native(); }
 
-  // Writes a file, with the folders above it.
+  // Writes a file, and creates the folders of its path.
   std::string Write(const std::string& name, const std::string& content) const {
     const std::filesystem::path path = path_ / name;
     std::filesystem::create_directories(path.parent_path());

@@ -1,4 +1,4 @@
-// Runs a body over ranks that are threads, on every kind of node map.
+// Ranks that are threads, on every kind of node map.
 #pragma once
 
 #include <string>
@@ -12,8 +12,8 @@
 
 namespace weft::testing {
 
-// All on one node; two nodes (the first one larger where the ranks are odd); each on its own. Without
-// repetition.
+// All ranks on one node, on two nodes (the first one is larger if the number of ranks is odd), and each rank
+// on its own node. Contains no map twice.
 inline std::vector<NodeMap> NodeMapsOf(int ranks) {
   std::vector<NodeMap> maps = {NodeMap::OneNode(ranks)};
   if (ranks > 2) maps.push_back(NodeMap::RanksPerNode(ranks, (ranks + 1) / 2));
@@ -25,12 +25,12 @@ inline std::string Describe(const NodeMap& nodes) {
   return absl::StrCat(nodes.size(), " ranks on ", nodes.node_count(), " nodes");
 }
 
-// The test fails if a rank's body returns an error; expectations inside bodies count as well.
+// Runs `body` on each rank. The test fails if a body returns an error or an expectation inside of it fails.
 inline void RunRanks(const NodeMap& nodes, absl::FunctionRef<absl::Status(Bootstrap&)> body) {
   SCOPED_TRACE(Describe(nodes));
   EXPECT_OK(RunThreadRanks(nodes, [&](Bootstrap& bootstrap) {
     SCOPED_TRACE(
-        absl::StrCat("rank ", bootstrap.rank(), " of ", Describe(nodes)));  // Traces are a thread's own.
+        absl::StrCat("rank ", bootstrap.rank(), " of ", Describe(nodes)));  // Each thread has its own traces.
     return body(bootstrap);
   }));
 }

@@ -1,4 +1,4 @@
-# hwloc's library and header, as target hwloc::hwloc. hwloc has no package file for CMake.
+# Library and header of hwloc, as target hwloc::hwloc. hwloc has no package file for CMake.
 find_path(Hwloc_INCLUDE_DIR hwloc.h)
 find_library(Hwloc_LIBRARY hwloc)
 mark_as_advanced(Hwloc_INCLUDE_DIR Hwloc_LIBRARY)

@@ -1,5 +1,5 @@
-# oneDNN's library and headers, as target DNNL::dnnl. Its own package file cannot be used: where the library was
-# built with OpenCL it asks every user for OpenCL's headers, even those that use the CPU only.
+# Library and headers of oneDNN, as target DNNL::dnnl. Its own package file is not used: if the library was built with
+# OpenCL, that file requires the headers of OpenCL even for uses of the CPU alone.
 find_path(OneDNN_INCLUDE_DIR oneapi/dnnl/dnnl.hpp)
 find_library(OneDNN_LIBRARY dnnl)
 mark_as_advanced(OneDNN_INCLUDE_DIR OneDNN_LIBRARY)

@@ -11,7 +11,7 @@ namespace weft::testing {
 namespace {
 
 // Shorter in the slow builds of sanitizers.
-int64_t Tokens(int64_t all) { return SchedulesAskedFor() ? all / 16 : all; }
+int64_t Tokens(int64_t all) { return ScheduleLimit() ? all / 16 : all; }
 
 void Check(int ranks, const AttentionCase& attention, const std::vector<ContextScheme>& schemes) {
   const SolvedCase solved = SolvedCase::ByKernel(attention);

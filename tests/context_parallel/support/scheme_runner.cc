@@ -166,7 +166,7 @@ std::vector<SolvedCase> SweepFor(int ranks) {
   };
   const AttentionMask masks[] = {{}, {.causal = false, .window = {}}, {.causal = true, .window = 3}};
   const std::vector<int64_t> packs[] = {{int64_t{8} * ranks}, {int64_t{6} * ranks + 1}, {2}, {1, 9, 2, 3}};
-  const int step = SchedulesAskedFor() ? 5 : 1;
+  const int step = ScheduleLimit() ? 5 : 1;
   int number = 0;
   std::vector<SolvedCase> sweep;
   for (const AttentionMask& mask : masks) {
