@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""Tests of check_headers.py on small trees."""
+import pathlib
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+import check_headers
+
+HEADER = "// A thing.\n#pragma once\n"
+
+
+class CheckHeaders(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+
+    def write(self, path, text):
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def violations(self):
+        return list(check_headers.violations(self.root))
+
+    def test_accepts_a_header_that_its_source_includes_first(self):
+        self.write("include/weft/comm/work.h", HEADER)
+        self.write("src/comm/engine/work.cc", '#include "weft/comm/work.h"\n\n#include <vector>\n')
+        self.assertEqual(self.violations(), [])
+
+    def test_finds_a_source_that_includes_another_header_first(self):
+        self.write("include/weft/sharding/policy.h", HEADER)
+        self.write("sharding/plan/policy.cc", '#include <vector>\n\n#include "weft/sharding/policy.h"\n')
+        self.assertEqual(self.violations(), ["sharding/plan/policy.cc: its first include must be weft/sharding/policy.h"])
+
+    def test_reads_no_source_of_another_layer(self):
+        self.write("include/weft/nn/types.h", HEADER)
+        self.write("src/comm/base/types.cc", "#include <vector>\n")
+        self.assertEqual(self.violations(), [])
+
+    def test_finds_a_header_that_may_not_be_included_twice(self):
+        self.write("src/core/loops.h", "// A thing without #pragma once.\n")
+        self.assertEqual(self.violations(), ["src/core/loops.h: has no '#pragma once'"])
+
+
+if __name__ == "__main__":
+    unittest.main()
