@@ -74,10 +74,10 @@ class AttentionParallel {
                                                                    const ProcessGroup& context);
 
   // `local`: [batch, tokens, heads or kv_heads, dim], this rank's part of the sequence in its own order.
-  // Strides are free, except that the innermost is 1. REQUIRES: nobody overwrites `local` any more; peers may
-  // read it even after this rank's Forward. The caller may release it at any time: exchanges keep the memory
-  // that they use. Errors: kInvalidArgument (mask, scale or shape contradict the call), kResourceExhausted.
-  // Errors of the engine are returned by Forward.
+  // Strides are free, except that the innermost is 1. REQUIRES: no rank overwrites `local` any more; peers
+  // may read it even after this rank's Forward. The caller may release it at any time: exchanges keep the
+  // memory that they use. Errors: kInvalidArgument (mask, scale or shape contradict the call),
+  // kResourceExhausted. Errors of the engine are returned by Forward.
   absl::StatusOr<LaunchedTensor> Launch(const AttentionCall& call, AttentionRole role, const Tensor& local);
 
   // `lse` of the result is undefined unless the call asks for it.

@@ -48,7 +48,7 @@ class SequenceAttention {
   struct Result {
     Tensor out;  // [batch, tokens, heads, value_dim], in the queries' dtype, contiguous, in node memory.
     Tensor lse;  // [batch, heads, tokens], f32.
-    // Input of Backward; empty unless the call saves. It may hold `out`, which nobody may overwrite then.
+    // Input of Backward; empty unless the call saves. It may hold `out`, which must not be overwritten then.
     Tensors saved = {};
   };
   // dq is in the queries' dtype; dk and dv are in f32 or in the keys' dtype.

@@ -28,7 +28,7 @@ StopSignals::StopSignals() {
 }
 
 StopSignals::~StopSignals() {
-  // A queued signal that carries `this` comes from nobody else.
+  // A queued signal that carries `this` comes from this object.
   pthread_sigqueue(thread_.native_handle(), SIGTERM, {.sival_ptr = this});
   thread_.join();
   pthread_sigmask(SIG_SETMASK, &previous_mask_, nullptr);

@@ -1,7 +1,7 @@
 # weft_precompiled_headers(<name> HEADERS ... [LINK targets...] [OPTIONS compile options...])
-# Headers that most sources read and nobody here writes take half of a source's compile time. They are read once for the
-# layers and once for the tests, whose options differ; a target takes them by weft_precompile. They also hide a missing
-# #include, so layers have them only where WEFT_PRECOMPILE is `all`, as under the sanitizers: other builds find it.
+# Headers of other libraries take half of the compile time of most sources. A precompiled header reads them once for the layers and
+# once for the tests, whose options differ; a target takes it by weft_precompile. Precompiled headers hide a missing #include.
+# Layers therefore use them only where WEFT_PRECOMPILE is `all`, as under the sanitizers: other builds find it.
 function(weft_precompiled_headers name)
   cmake_parse_arguments(ARG "" "" "HEADERS;LINK;OPTIONS" ${ARGN})
   file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/${name}.cc CONTENT "")
@@ -25,8 +25,7 @@ if(WEFT_PRECOMPILE STREQUAL "all")
 endif()
 
 # weft_layer(<name> SOURCES ... [PUBLIC deps...] [PRIVATE deps...])
-# One layer of the house: library weft_<name>, alias weft::<name>. Sources are relative to the caller's folder;
-# private headers are found there too, public ones in include/.
+# One layer: library weft_<name>, alias weft::<name>. Sources are relative to the folder of the caller.
 function(weft_layer name)
   cmake_parse_arguments(ARG "" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
   add_library(weft_${name} STATIC ${ARG_SOURCES})
@@ -42,13 +41,13 @@ function(weft_layer name)
   install(TARGETS weft_${name} EXPORT weft-targets)
 endfunction()
 
-# The suites of these folders whose ranks are threads are what the sanitizers are run on: target weft_thread_tests
-# builds them, ctest's label `threads` runs them.
+# The sanitizers run on the suites of these folders whose ranks are threads. The target weft_thread_tests builds them; the label
+# `threads` of ctest selects them.
 set(WEFT_THREAD_TEST_FOLDERS core mesh memory comm sharding context_parallel)
 add_custom_target(weft_thread_tests)
 
-# What tests do themselves is not worth the time that the optimizer, or checks for undefined behavior in what they
-# instantiate, would take: together that is more than half of a sanitizer's build. Linked last, to have the last word.
+# Options of the sources of tests; linked last, so that they override others. Under the sanitizers, the optimizer and the checks for
+# undefined behavior would take more than half of the build, and find nothing in tests that is worth it.
 add_library(weft_test_options INTERFACE)
 if(WEFT_SANITIZE)
   target_compile_options(weft_test_options INTERFACE -O0 -fno-sanitize=undefined)
@@ -58,10 +57,9 @@ endif()
 
 # weft_test(<name> SOURCES ... LINK targets... [MPI_RANKS counts...] [TIMEOUT seconds] [LABELS labels...]
 #           [SINGLE_THREAD])
-# A GoogleTest program. Without MPI_RANKS it runs alone (its ranks are threads); with them, once under mpirun for
-# each count, and its main agrees on the verdict across ranks. A rank has one thread of its own unless the test says
-# otherwise: tests run beside each other. SINGLE_THREAD: nothing for ThreadSanitizer to find (and it would have to be
-# told of fibers).
+# A GoogleTest program. Without MPI_RANKS it runs alone, and its ranks, if any, are threads. With MPI_RANKS it runs once under mpirun
+# for each count, and the ranks agree on the verdict. A rank computes with one thread unless the test says otherwise, as tests run
+# beside each other. SINGLE_THREAD leaves a program out of ThreadSanitizer, which has nothing to find in it and does not know of fibers.
 function(weft_test name)
   cmake_parse_arguments(ARG "SINGLE_THREAD" "TIMEOUT" "SOURCES;LINK;MPI_RANKS;LABELS" ${ARGN})
   if(ARG_SINGLE_THREAD AND WEFT_SANITIZE MATCHES "thread")
