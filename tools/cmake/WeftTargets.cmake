@@ -56,12 +56,13 @@ else()
 endif()
 
 # weft_test(<name> SOURCES ... LINK targets... [MPI_RANKS counts...] [TIMEOUT seconds] [LABELS labels...]
-#           [SINGLE_THREAD])
+#           [SINGLE_THREAD] [SLOW])
 # A GoogleTest program. Without MPI_RANKS it runs alone, and its ranks, if any, are threads. With MPI_RANKS it runs once under mpirun
 # for each count, and the ranks agree on the verdict. A rank computes with one thread unless the test says otherwise, as tests run
 # beside each other. SINGLE_THREAD leaves a program out of ThreadSanitizer, which has nothing to find in it and does not know of fibers.
+# The label `quick` selects programs that are not SLOW, over MPI with two ranks.
 function(weft_test name)
-  cmake_parse_arguments(ARG "SINGLE_THREAD" "TIMEOUT" "SOURCES;LINK;MPI_RANKS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "SINGLE_THREAD;SLOW" "TIMEOUT" "SOURCES;LINK;MPI_RANKS;LABELS" ${ARGN})
   if(ARG_SINGLE_THREAD AND WEFT_SANITIZE MATCHES "thread")
     return()
   endif()
@@ -79,7 +80,11 @@ function(weft_test name)
       add_test(NAME ${name}.mpi${ranks}
                COMMAND ${PROJECT_SOURCE_DIR}/tools/mpirun.sh -n ${ranks} $<TARGET_FILE:${name}>
                        --gtest_output=json:${results}/${name}.mpi${ranks}.json)
-      set_tests_properties(${name}.mpi${ranks} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "mpi;${ARG_LABELS}" PROCESSORS 2
+      set(labels mpi ${ARG_LABELS})
+      if(ranks EQUAL 2 AND NOT ARG_SLOW)
+        list(APPEND labels quick)
+      endif()
+      set_tests_properties(${name}.mpi${ranks} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${labels}" PROCESSORS 2
                                                            ENVIRONMENT "WEFT_TIMEOUT_S=60;OMP_NUM_THREADS=1")
     endforeach()
   else()
@@ -87,6 +92,9 @@ function(weft_test name)
     if(folder IN_LIST WEFT_THREAD_TEST_FOLDERS)
       list(APPEND ARG_LABELS threads)
       add_dependencies(weft_thread_tests ${name})
+    endif()
+    if(NOT ARG_SLOW)
+      list(APPEND ARG_LABELS quick)
     endif()
     add_test(NAME ${name} COMMAND ${name} --gtest_output=json:${results}/${name}.json)
     set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}" ENVIRONMENT OMP_NUM_THREADS=1)
