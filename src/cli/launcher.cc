@@ -3,15 +3,13 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cstdlib>
 #include <string>
 #include <string_view>
 
+#include "weft/mesh/mpi_bootstrap.h"
+
 namespace weft {
 namespace {
-
-// Open MPI's environment variable for the rank; null if Open MPI did not start this process.
-const char* LaunchedRank() { return std::getenv("OMPI_COMM_WORLD_RANK"); }
 
 // Decided by the link's target, without opening it: opening could disturb a pipe.
 bool IsParentsOutputTerminal() {
@@ -24,13 +22,10 @@ bool IsParentsOutputTerminal() {
 
 }  // namespace
 
-bool IsNonzeroRank() {
-  const char* rank = LaunchedRank();
-  return rank != nullptr && std::string_view(rank) != "0";
-}
+bool IsNonzeroRank() { return LaunchedRank().value_or(0) != 0; }
 
 bool IsOutputTerminal() {
-  return isatty(STDOUT_FILENO) == 1 && (LaunchedRank() == nullptr || IsParentsOutputTerminal());
+  return isatty(STDOUT_FILENO) == 1 && (!LaunchedRank() || IsParentsOutputTerminal());
 }
 
 }  // namespace weft

@@ -2,12 +2,29 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 
 #include <absl/status/statusor.h>
+#include <absl/time/time.h>
 
 #include "weft/mesh/bootstrap.h"
 
 namespace weft {
+
+struct MpiBootstrapOptions {
+  // Of start-up: MPI_Init and the first communicators. On large clusters MPI_Init takes minutes.
+  absl::Duration startup_timeout = absl::Seconds(300);
+  // Of each later collective of the bootstrap, and of its end.
+  absl::Duration timeout = absl::Seconds(600);
+  // MPI calls that create and free communicators and windows, MPI_Init and MPI_Finalize wait for all ranks and
+  // cannot be cancelled. If one exceeds its timeout, the process prints its name and ends by _Exit(86), which
+  // makes mpirun end the other ranks. If false, such a call blocks for as long as a rank is missing.
+  bool watchdog = true;
+
+  // The timeouts of the environment: WEFT_STARTUP_TIMEOUT_S and WEFT_TIMEOUT_S, in seconds.
+  // Errors: kInvalidArgument (a variable is not a positive number).
+  static absl::StatusOr<MpiBootstrapOptions> FromEnvironment();
+};
 
 // Creates the bootstrap of this process.
 //
@@ -16,11 +33,16 @@ namespace weft {
 // memory comes from MPI shared windows. MPI errors are returned as statuses and do not abort.
 //
 // Collective: all ranks of MPI_COMM_WORLD.
-// Lifetime: the destructor waits for the destructors of all ranks. It therefore waits at most until the
-// deadlines of all ranks have passed: a failed rank returns from its main function, and its peers fail at
-// their deadlines. Links may outlive the bootstrap; node memory may not.
+// Lifetime: the destructor waits for the destructors of all ranks, up to the timeout. After a collective of
+//   the bootstrap that missed its deadline, MPI cannot be finalized: with the watchdog, the destructor ends
+//   the process by _Exit(86). Links may outlive the bootstrap; node memory may not.
 // Errors: kFailedPrecondition (MPI does not provide MPI_THREAD_MULTIPLE), kInternal (has MPI's error
 // message).
+absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap(const MpiBootstrapOptions& options);
+// With the timeouts of the environment.
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap();
+
+// The rank that the launcher gave this process, as far as it is known before MPI_Init. Unset: no launcher.
+std::optional<int> LaunchedRank();
 
 }  // namespace weft

@@ -1,15 +1,17 @@
 #include "weft/mesh/bootstrap.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstdlib>
 
+#include <absl/strings/cord.h>
 #include <absl/strings/numbers.h>
 
+#include "src/mesh/base/deadline.h"
 #include "weft/core/status.h"
 
 namespace weft {
 namespace {
+
+constexpr const char* kAgreedPayload = "weft.agreed";
 
 // Format of a status as a blob: the code in decimal, a line feed, the message.
 std::string Encode(const absl::Status& status) {
@@ -52,27 +54,27 @@ NodeMap NodeMap::RanksPerNode(int ranks, int ranks_per_node) {
 
 absl::StatusOr<absl::Duration> DefaultTimeout() {
   constexpr double kDefaultSeconds = 600;
-  const char* text = std::getenv("WEFT_TIMEOUT_S");
-  if (text == nullptr) return absl::Seconds(kDefaultSeconds);
-  double seconds = 0;
-  if (!absl::SimpleAtod(text, &seconds) || !std::isfinite(seconds) || seconds <= 0) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "WEFT_TIMEOUT_S is '", text,
-        "': set it to a positive number of seconds, or unset it for the default of ", kDefaultSeconds));
-  }
-  return absl::Seconds(seconds);
+  return internal::SecondsFromEnvironment("WEFT_TIMEOUT_S", kDefaultSeconds);
 }
 
 absl::Status AgreeOnStatus(Bootstrap& bootstrap, const absl::Status& local, absl::Duration timeout) {
   const auto blobs = bootstrap.AllGatherBlob(Encode(local), timeout);
-  if (!blobs.ok())
-    return local.ok() ? blobs.status() : local;  // The local error may be why the exchange failed.
+  if (!blobs.ok()) {
+    if (local.ok()) return blobs.status();
+    return absl::Status(
+        blobs.status().code(),
+        absl::StrCat(local.message(), "; then the ranks could not agree: ", blobs.status().message()));
+  }
   for (int rank = 0; rank < bootstrap.size(); ++rank) {
     const absl::Status status = rank == bootstrap.rank() ? local : Decode((*blobs)[rank]);
     if (status.ok()) continue;
-    return rank == bootstrap.rank() ? status : Annotate(status, absl::StrCat("rank ", rank));
+    absl::Status agreed = rank == bootstrap.rank() ? status : Annotate(status, absl::StrCat("rank ", rank));
+    agreed.SetPayload(kAgreedPayload, absl::Cord());
+    return agreed;
   }
   return absl::OkStatus();
 }
+
+bool IsAgreedError(const absl::Status& status) { return status.GetPayload(kAgreedPayload).has_value(); }
 
 }  // namespace weft

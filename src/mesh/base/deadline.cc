@@ -1,7 +1,10 @@
 #include "src/mesh/base/deadline.h"
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 
+#include <absl/strings/numbers.h>
 #include <absl/strings/str_join.h>
 
 #include "weft/core/status.h"
@@ -12,6 +15,18 @@ std::chrono::steady_clock::time_point DeadlineAfter(absl::Duration timeout) {
   constexpr int64_t kMaxHours = 24 * 365;
   const absl::Duration bounded = std::clamp(timeout, absl::ZeroDuration(), absl::Hours(kMaxHours));
   return std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(bounded);
+}
+
+absl::StatusOr<absl::Duration> SecondsFromEnvironment(const char* variable, double default_seconds) {
+  const char* text = std::getenv(variable);
+  if (text == nullptr) return absl::Seconds(default_seconds);
+  double seconds = 0;
+  if (!absl::SimpleAtod(text, &seconds) || !std::isfinite(seconds) || seconds <= 0) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        variable, " is '", text, "': set it to a positive number of seconds, or unset it for the default of ",
+        default_seconds));
+  }
+  return absl::Seconds(seconds);
 }
 
 absl::Status MissingRanksError(std::string_view what, const std::vector<int>& missing,

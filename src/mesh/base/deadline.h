@@ -1,4 +1,4 @@
-// Deadlines of waits for other ranks, and the error for a missed deadline.
+// Deadlines of waits for other ranks: time points, timeouts of the environment, the error for a missed deadline.
 #pragma once
 
 #include <chrono>
@@ -6,6 +6,7 @@
 #include <vector>
 
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
 #include <absl/time/time.h>
 
 namespace weft::internal {
@@ -13,6 +14,10 @@ namespace weft::internal {
 // Now plus `timeout`. The timeout is clamped to [0, 1 year], because a time point cannot represent longer
 // ones.
 std::chrono::steady_clock::time_point DeadlineAfter(absl::Duration timeout);
+
+// The seconds that an environment variable gives, or the default if it is unset.
+// Errors: kInvalidArgument (not a positive number).
+absl::StatusOr<absl::Duration> SecondsFromEnvironment(const char* variable, double default_seconds);
 
 // Returns kDeadlineExceeded with the message "<what>: rank 3 did not arrive within 10s; …".
 absl::Status MissingRanksError(std::string_view what, const std::vector<int>& missing,

@@ -1,5 +1,7 @@
 #include "src/mesh/base/host_memory.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
@@ -8,6 +10,7 @@
 #include <limits>
 #include <optional>
 #include <string>
+#include <sys/resource.h>
 #include <sys/statvfs.h>
 
 #include "weft/core/status.h"
@@ -68,6 +71,18 @@ absl::StatusOr<size_t> AvailableHostMemory() {
   uint64_t bytes = *available * kKibibyte;
   for (const GroupFiles& files : kGroupFiles) bytes = std::min(bytes, GroupHeadroom(files));
   return bytes;
+}
+
+absl::StatusOr<size_t> FreeAddressSpace() {
+  rlimit limit = {};
+  if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) {
+    return std::numeric_limits<size_t>::max();
+  }
+  std::ifstream file("/proc/self/statm");
+  uint64_t used_pages = 0;
+  if (!(file >> used_pages)) return absl::InternalError("cannot read /proc/self/statm: is /proc mounted?");
+  const uint64_t used = used_pages * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  return limit.rlim_cur - std::min<uint64_t>(limit.rlim_cur, used);
 }
 
 absl::StatusOr<size_t> FreeFileSystemBytes(const char* path) {

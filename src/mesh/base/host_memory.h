@@ -11,6 +11,9 @@ namespace weft::internal {
 // Errors: kInternal (/proc/meminfo has no MemAvailable).
 absl::StatusOr<size_t> AvailableHostMemory();
 
+// Bytes of virtual memory that the process may still map (ulimit -v). The maximum of size_t without a limit.
+absl::StatusOr<size_t> FreeAddressSpace();
+
 // Free bytes of the file system at `path`, such as the tmpfs /dev/shm.
 // Errors: kInternal (statvfs failed).
 absl::StatusOr<size_t> FreeFileSystemBytes(const char* path);

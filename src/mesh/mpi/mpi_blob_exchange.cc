@@ -18,7 +18,7 @@ constexpr size_t kMaxBlobBytes = size_t{1} << 30;
 
 absl::StatusOr<std::unique_ptr<MpiBlobExchange>> MpiBlobExchange::Create(std::shared_ptr<MpiSession> session,
                                                                          MPI_Comm world) {
-  WEFT_ASSIGN_OR_RETURN(MpiCommunicator comm, MpiCommunicator::Duplicate(world));
+  WEFT_ASSIGN_OR_RETURN(MpiCommunicator comm, MpiCommunicator::Duplicate(*session, world));
   return std::unique_ptr<MpiBlobExchange>(new MpiBlobExchange(std::move(session), std::move(comm)));
 }
 
@@ -50,7 +50,9 @@ absl::StatusOr<std::vector<std::string>> MpiBlobExchange::AllGather(std::string_
     peers_[peer].arrived = false;
     WEFT_RETURN_IF_ERROR(Send(peer, message));
   }
-  WEFT_RETURN_IF_ERROR(AdvanceAllUntil(timeout));
+  const absl::Status advanced = AdvanceAllUntil(timeout);
+  session_->SetPeersMissing(absl::IsDeadlineExceeded(advanced) ? advanced : absl::OkStatus());
+  WEFT_RETURN_IF_ERROR(advanced);
 
   std::vector<std::string> blobs;
   for (int rank = 0; rank < comm_.size(); ++rank) {

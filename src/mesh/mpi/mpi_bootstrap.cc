@@ -1,13 +1,17 @@
 #include "weft/mesh/mpi_bootstrap.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <deque>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include <absl/strings/numbers.h>
+
 #include "src/mesh/base/anonymous_memory.h"
+#include "src/mesh/base/deadline.h"
 #include "src/mesh/base/host_memory.h"
 #include "src/mesh/mpi/mpi_blob_exchange.h"
 #include "src/mesh/mpi/mpi_node_memory.h"
@@ -24,7 +28,8 @@ using internal::MpiSharedWindow;
 using internal::MpiStatus;
 
 // Every rank publishes the lowest rank of its node. Nodes are then numbered in the order of those ranks.
-absl::StatusOr<NodeMap> FindNodes(MPI_Comm world, int ranks, MPI_Comm node) {
+absl::StatusOr<NodeMap> FindNodes(MpiSession& session, MPI_Comm world, int ranks, MPI_Comm node) {
+  const internal::CallGuard::Scope call = session.Guard("MPI_Allgather of the nodes");
   int rank = 0;
   int lowest = 0;
   MPI_Comm_rank(world, &rank);
@@ -44,7 +49,9 @@ absl::StatusOr<NodeMap> FindNodes(MPI_Comm world, int ranks, MPI_Comm node) {
 
 class MpiBootstrap : public Bootstrap {
  public:
-  static absl::StatusOr<std::unique_ptr<Bootstrap>> Make();
+  static absl::StatusOr<std::unique_ptr<Bootstrap>> Make(const MpiBootstrapOptions& options);
+  // See Note [MPI teardown].
+  ~MpiBootstrap() override;
 
   int rank() const override { return rank_; }
   const NodeMap& node_map() const override { return nodes_; }
@@ -63,7 +70,7 @@ class MpiBootstrap : public Bootstrap {
       : session_(std::move(session)),
         world_(std::move(world)),
         node_comm_(std::move(node)),
-        rank_(world_.rank()),
+        rank_(world_->rank()),
         nodes_(std::move(nodes)),
         blobs_(std::move(blobs)) {}
 
@@ -73,8 +80,8 @@ class MpiBootstrap : public Bootstrap {
 
   // Members are destroyed in reverse order: MPI is finalized after everything that uses it.
   std::shared_ptr<MpiSession> session_;
-  MpiCommunicator world_;
-  MpiCommunicator node_comm_;
+  std::optional<MpiCommunicator> world_;
+  std::optional<MpiCommunicator> node_comm_;
   const int rank_;
   const NodeMap nodes_;
   SystemRuntime runtime_;
@@ -83,40 +90,53 @@ class MpiBootstrap : public Bootstrap {
   std::deque<internal::AnonymousMemory> own_memory_;
 };
 
-absl::StatusOr<std::unique_ptr<Bootstrap>> MpiBootstrap::Make() {
-  WEFT_ASSIGN_OR_RETURN(auto session, MpiSession::Open());
-  WEFT_ASSIGN_OR_RETURN(MpiCommunicator world, MpiCommunicator::Duplicate(MPI_COMM_WORLD));
-  WEFT_ASSIGN_OR_RETURN(MpiCommunicator node, MpiCommunicator::SplitByNode(world.get()));
-  WEFT_ASSIGN_OR_RETURN(NodeMap nodes, FindNodes(world.get(), world.size(), node.get()));
+absl::StatusOr<std::unique_ptr<Bootstrap>> MpiBootstrap::Make(const MpiBootstrapOptions& options) {
+  WEFT_ASSIGN_OR_RETURN(auto session, MpiSession::Open(options));
+  WEFT_ASSIGN_OR_RETURN(MpiCommunicator world, MpiCommunicator::Duplicate(*session, MPI_COMM_WORLD));
+  WEFT_ASSIGN_OR_RETURN(MpiCommunicator node, MpiCommunicator::SplitByNode(*session, world.get()));
+  WEFT_ASSIGN_OR_RETURN(NodeMap nodes, FindNodes(*session, world.get(), world.size(), node.get()));
   WEFT_ASSIGN_OR_RETURN(auto blobs, internal::MpiBlobExchange::Create(session, world.get()));
+  session->EndStartup();
   return std::unique_ptr<Bootstrap>(new MpiBootstrap(std::move(session), std::move(world), std::move(node),
                                                      std::move(nodes), std::move(blobs)));
 }
 
+MpiBootstrap::~MpiBootstrap() {
+  session_->EndIfPeersAreMissing();
+  blobs_.reset();
+  const internal::CallGuard::Scope call =
+      session_->Guard("the end of the bootstrap (MPI_Win_free, MPI_Comm_free)");
+  windows_.clear();
+  node_comm_.reset();
+  world_.reset();
+}
+
 absl::StatusOr<NodeMemory> MpiBootstrap::ReserveNodeMemory(size_t segment_bytes) {
-  WEFT_ASSIGN_OR_RETURN(const absl::Duration timeout, DefaultTimeout());
-  // Agree before the allocation, which is a collective without a deadline.
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(*this, CheckFreeMemory(segment_bytes), timeout));
-  return node_comm_.size() == 1 ? ReservePrivate(segment_bytes) : ReserveShared(segment_bytes);
+  // Agree before the allocation, which would hang if one rank could not allocate.
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(*this, CheckFreeMemory(segment_bytes), session_->timeout()));
+  return node_comm_->size() == 1 ? ReservePrivate(segment_bytes) : ReserveShared(segment_bytes);
 }
 
 absl::StatusOr<size_t> MpiBootstrap::FreeNodeMemory() const {
-  WEFT_ASSIGN_OR_RETURN(const size_t host, internal::AvailableHostMemory());
-  if (node_comm_.size() == 1) return host;
+  WEFT_ASSIGN_OR_RETURN(size_t host, internal::AvailableHostMemory());
+  // A rank maps the segments of all ranks of its node.
+  WEFT_ASSIGN_OR_RETURN(const size_t address_space, internal::FreeAddressSpace());
+  host = std::min(host, address_space);
+  if (node_comm_->size() == 1) return host;
   WEFT_ASSIGN_OR_RETURN(const size_t store, internal::FreeFileSystemBytes(MpiSharedWindow::kBackingStore));
   return std::min(host, store);
 }
 
 absl::Status MpiBootstrap::CheckFreeMemory(size_t segment_bytes) const {
   WEFT_ASSIGN_OR_RETURN(const size_t free_bytes, FreeNodeMemory());
-  const auto ranks = static_cast<size_t>(node_comm_.size());
+  const auto ranks = static_cast<size_t>(node_comm_->size());
   if (MpiSharedWindow::FootprintBytes(segment_bytes) <= free_bytes / ranks) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
       "cannot reserve ", segment_bytes, " bytes of node memory for each of ", ranks, " ranks: only ",
       free_bytes, " are free on the node",
-      ranks == 1
-          ? absl::string_view("; reserve less, or free memory")
-          : absl::string_view(" (the minimum of RAM and /dev/shm); reserve less, or make /dev/shm larger")));
+      ranks == 1 ? absl::string_view("; reserve less, or free memory")
+                 : absl::string_view(
+                       " (the minimum of RAM, /dev/shm and ulimit -v); reserve less, or raise that limit")));
 }
 
 // A rank without local peers needs no shared window.
@@ -127,7 +147,8 @@ absl::StatusOr<NodeMemory> MpiBootstrap::ReservePrivate(size_t segment_bytes) {
 }
 
 absl::StatusOr<NodeMemory> MpiBootstrap::ReserveShared(size_t segment_bytes) {
-  WEFT_ASSIGN_OR_RETURN(MpiSharedWindow window, MpiSharedWindow::Allocate(node_comm_.get(), segment_bytes));
+  WEFT_ASSIGN_OR_RETURN(MpiSharedWindow window,
+                        MpiSharedWindow::Allocate(*session_, node_comm_->get(), segment_bytes));
   windows_.push_back(std::move(window));
   NodeMemory memory{{}, segment_bytes, /*shared_between_processes=*/true};
   const std::vector<int> ranks = nodes_.RanksOf(node());
@@ -137,14 +158,36 @@ absl::StatusOr<NodeMemory> MpiBootstrap::ReserveShared(size_t segment_bytes) {
 }
 
 absl::StatusOr<std::unique_ptr<WireLink>> MpiBootstrap::OpenWire() {
-  WEFT_ASSIGN_OR_RETURN(const absl::Duration timeout, DefaultTimeout());
-  // Opening a link duplicates a communicator, a collective without a deadline. Wait for all ranks first.
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(*this, absl::OkStatus(), timeout));
-  return internal::MpiWire::Open(session_, world_.get());
+  // Opening a link duplicates a communicator. The agreement names missing ranks, which MPI_Comm_dup cannot.
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(*this, absl::OkStatus(), session_->timeout()));
+  return internal::MpiWire::Open(session_, world_->get());
 }
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap() { return MpiBootstrap::Make(); }
+absl::StatusOr<MpiBootstrapOptions> MpiBootstrapOptions::FromEnvironment() {
+  MpiBootstrapOptions options;
+  WEFT_ASSIGN_OR_RETURN(options.startup_timeout,
+                        internal::SecondsFromEnvironment("WEFT_STARTUP_TIMEOUT_S",
+                                                         absl::ToDoubleSeconds(options.startup_timeout)));
+  WEFT_ASSIGN_OR_RETURN(options.timeout, DefaultTimeout());
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap(const MpiBootstrapOptions& options) {
+  return MpiBootstrap::Make(options);
+}
+
+absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap() {
+  WEFT_ASSIGN_OR_RETURN(const MpiBootstrapOptions options, MpiBootstrapOptions::FromEnvironment());
+  return MakeMpiBootstrap(options);
+}
+
+std::optional<int> LaunchedRank() {
+  const char* text = std::getenv("OMPI_COMM_WORLD_RANK");
+  int rank = 0;
+  if (text == nullptr || !absl::SimpleAtoi(text, &rank)) return std::nullopt;
+  return rank;
+}
 
 }  // namespace weft

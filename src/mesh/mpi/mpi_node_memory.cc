@@ -42,7 +42,9 @@ size_t MpiSharedWindow::FootprintBytes(size_t segment_bytes) {
   return (segment_bytes + kSlack + kPage - 1) / kPage * kPage + kPage;
 }
 
-absl::StatusOr<MpiSharedWindow> MpiSharedWindow::Allocate(MPI_Comm node, size_t segment_bytes) {
+absl::StatusOr<MpiSharedWindow> MpiSharedWindow::Allocate(MpiSession& session, MPI_Comm node,
+                                                          size_t segment_bytes) {
+  const CallGuard::Scope call = session.Guard("MPI_Win_allocate_shared");
   WEFT_ASSIGN_OR_RETURN(const MPI_Win handle, AllocateWindow(node, segment_bytes + kSlack));
   MpiSharedWindow window(handle);
   WEFT_RETURN_IF_ERROR(

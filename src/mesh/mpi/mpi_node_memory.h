@@ -22,7 +22,7 @@ class MpiSharedWindow {
   // hangs.
   // Collective: all ranks of `node`.
   // Errors: kInternal (has MPI's error message).
-  static absl::StatusOr<MpiSharedWindow> Allocate(MPI_Comm node, size_t segment_bytes);
+  static absl::StatusOr<MpiSharedWindow> Allocate(MpiSession& session, MPI_Comm node, size_t segment_bytes);
   MpiSharedWindow(MpiSharedWindow&& other) noexcept
       : window_(std::exchange(other.window_, MPI_WIN_NULL)), segments_(std::move(other.segments_)) {}
   MpiSharedWindow& operator=(MpiSharedWindow&&) = delete;

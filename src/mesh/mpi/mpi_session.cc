@@ -1,10 +1,26 @@
 #include "src/mesh/mpi/mpi_session.h"
 
 #include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
 
 #include "weft/core/status.h"
 
 namespace weft::internal {
+namespace {
+
+// Exit code of a rank whose peers are missing.
+constexpr int kExitRankMissing = 86;
+
+[[noreturn]] void EndProcess(const std::string& message) {
+  const std::optional<int> rank = LaunchedRank();
+  const std::string name = rank ? absl::StrCat("rank ", *rank, ": ") : "";
+  std::fprintf(stderr, "weft: %s%s\n", name.c_str(), message.c_str());
+  std::_Exit(kExitRankMissing);  // MPI_Abort may block.
+}
+
+}  // namespace
 
 absl::Status MpiStatus(int code, std::string_view call) {
   if (code == MPI_SUCCESS) return absl::OkStatus();
@@ -15,29 +31,55 @@ absl::Status MpiStatus(int code, std::string_view call) {
       absl::StrCat(ToAbsl(call), ": ", absl::string_view(text.data(), static_cast<size_t>(length))));
 }
 
-absl::StatusOr<std::shared_ptr<MpiSession>> MpiSession::Open() {
+MpiSession::MpiSession(const MpiBootstrapOptions& options) : options_(options) {
+  if (options.watchdog) guard_.emplace(EndProcess);
+}
+
+absl::StatusOr<std::shared_ptr<MpiSession>> MpiSession::Open(const MpiBootstrapOptions& options) {
+  std::shared_ptr<MpiSession> session(new MpiSession(options));
+  WEFT_RETURN_IF_ERROR(session->Initialize());
+  return session;
+}
+
+absl::Status MpiSession::Initialize() {
   int initialized = 0;
   WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Initialized(&initialized), "MPI_Initialized"));
   int level = MPI_THREAD_SINGLE;
   if (initialized != 0) {
     WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Query_thread(&level), "MPI_Query_thread"));
   } else {
+    const CallGuard::Scope call = Guard("MPI_Init");
     WEFT_RETURN_IF_ERROR(
         MpiStatus(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level), "MPI_Init_thread"));
+    owner_ = true;
   }
-  std::shared_ptr<MpiSession> session(new MpiSession(initialized == 0));
   if (level < MPI_THREAD_MULTIPLE) {
     return absl::FailedPreconditionError(
         "MPI does not provide MPI_THREAD_MULTIPLE, which the progress thread needs: initialize MPI with that "
         "level, or use an MPI library that supports it");
   }
-  return session;
+  return absl::OkStatus();
 }
 
 MpiSession::~MpiSession() {
   int finalized = 0;
   MPI_Finalized(&finalized);
-  if (owner_ && finalized == 0) Report(MpiStatus(MPI_Finalize(), "MPI_Finalize"));
+  if (!owner_ || finalized != 0) return;
+  const CallGuard::Scope call = Guard("MPI_Finalize");
+  Report(MpiStatus(MPI_Finalize(), "MPI_Finalize"));
+}
+
+CallGuard::Scope MpiSession::Guard(std::string_view call) {
+  if (!guard_) return CallGuard::Scope(nullptr);
+  return starting_ ? guard_->Enter(absl::StrCat("start-up: ", ToAbsl(call)), options_.startup_timeout,
+                                   "see its messages, or set a longer WEFT_STARTUP_TIMEOUT_S")
+                   : guard_->Enter(std::string(call), options_.timeout,
+                                   "see its messages, or set a longer WEFT_TIMEOUT_S");
+}
+
+void MpiSession::EndIfPeersAreMissing() const {
+  if (!guard_ || peers_missing_.ok()) return;
+  EndProcess(absl::StrCat("MPI cannot be finalized: ", peers_missing_.message()));
 }
 
 void MpiSession::Abandon(MPI_Request& request, std::shared_ptr<const void> memory) {
@@ -45,7 +87,8 @@ void MpiSession::Abandon(MPI_Request& request, std::shared_ptr<const void> memor
   if (memory != nullptr) abandoned_.push_back(std::move(memory));
 }
 
-absl::StatusOr<MpiCommunicator> MpiCommunicator::Duplicate(MPI_Comm parent) {
+absl::StatusOr<MpiCommunicator> MpiCommunicator::Duplicate(MpiSession& session, MPI_Comm parent) {
+  const CallGuard::Scope call = session.Guard("MPI_Comm_dup");
   MPI_Comm comm = MPI_COMM_NULL;
   WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Comm_dup(parent, &comm), "MPI_Comm_dup"));
   MpiCommunicator owned(comm);
@@ -54,7 +97,8 @@ absl::StatusOr<MpiCommunicator> MpiCommunicator::Duplicate(MPI_Comm parent) {
   return owned;
 }
 
-absl::StatusOr<MpiCommunicator> MpiCommunicator::SplitByNode(MPI_Comm parent) {
+absl::StatusOr<MpiCommunicator> MpiCommunicator::SplitByNode(MpiSession& session, MPI_Comm parent) {
+  const CallGuard::Scope call = session.Guard("MPI_Comm_split_type");
   MPI_Comm comm = MPI_COMM_NULL;
   WEFT_RETURN_IF_ERROR(
       MpiStatus(MPI_Comm_split_type(parent, MPI_COMM_TYPE_SHARED, /*key=*/0, MPI_INFO_NULL, &comm),

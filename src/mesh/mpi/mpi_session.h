@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -9,23 +10,29 @@
 #include <absl/status/statusor.h>
 #include <mpi.h>
 
+#include "src/mesh/base/call_guard.h"
+#include "weft/mesh/mpi_bootstrap.h"
+
 namespace weft::internal {
 
 // OK for MPI_SUCCESS. Otherwise kInternal with the message "<call>: <MPI's error string>".
 absl::Status MpiStatus(int code, std::string_view call);
 
 // Note [MPI teardown]
-// Problem: MPI_Win_free and MPI_Finalize wait for all ranks, also after one of them has failed.
-// Rule: teardown is the same after a failure as after success. Requests that may never complete are freed
-// first, without waiting for them.
-// Why it suffices: a rank that fails returns from its main function and reaches teardown. Its peers wait for
-// it with deadlines, fail, and reach teardown too. If a process dies without MPI_Finalize, mpirun ends the
-// other processes. Teardown therefore takes at most as long as the peers' deadlines.
-// Without it: a rank that waits for an unmatched request in its teardown hangs forever.
+// Problem: MPI_Win_free and MPI_Finalize wait for all ranks. A rank may be stopped, hang in a read, or have
+// ended, and no MPI call tells so or can be cancelled. MPI_Abort itself may block.
+// Rule: requests that may never complete are freed without waiting for them. Each blocking call runs under a
+// CallGuard, whose thread ends the process by _Exit(86) at the deadline. A rank that knows of a missing peer
+// (a collective of the bootstrap missed its deadline) makes no such call: it ends at once.
+// Why it suffices: a rank that fails tells its peers or lets them miss a deadline, so each rank returns, ends
+// by a guard, or is the missing one. As soon as a process ends without MPI_Finalize, mpirun ends the others,
+// also stopped ones.
+// Without it: one stuck rank and one failed rank keep the job in MPI_Finalize forever.
 class MpiSession {
  public:
+  // Collective: all ranks, if MPI is not initialized.
   // Errors: kFailedPrecondition (no MPI_THREAD_MULTIPLE), kInternal (has MPI's error message).
-  static absl::StatusOr<std::shared_ptr<MpiSession>> Open();
+  static absl::StatusOr<std::shared_ptr<MpiSession>> Open(const MpiBootstrapOptions& options);
   ~MpiSession();
   MpiSession(const MpiSession&) = delete;
   MpiSession& operator=(const MpiSession&) = delete;
@@ -34,10 +41,27 @@ class MpiSession {
   // finalized.
   void Abandon(MPI_Request& request, std::shared_ptr<const void> memory);
 
+  // Marks a blocking MPI call, which must return within the timeout of its phase. `call` names it.
+  CallGuard::Scope Guard(std::string_view call);
+  // Ends the phase of start-up, which has a timeout of its own.
+  void EndStartup() { starting_ = false; }
+  absl::Duration timeout() const { return options_.timeout; }
+
+  // Records whether the last collective of a bootstrap met its deadline.
+  void SetPeersMissing(const absl::Status& missing) { peers_missing_ = missing; }
+  // Ends the process by _Exit(86) if that collective did not, and if the watchdog is on.
+  void EndIfPeersAreMissing() const;
+
  private:
-  explicit MpiSession(bool owner) : owner_(owner) {}
-  const bool owner_;  // True if this session initialized MPI.
+  explicit MpiSession(const MpiBootstrapOptions& options);
+  absl::Status Initialize();
+
+  const MpiBootstrapOptions options_;
+  bool owner_ = false;  // True if this session initialized MPI.
+  bool starting_ = true;
+  absl::Status peers_missing_;
   std::vector<std::shared_ptr<const void>> abandoned_;
+  std::optional<CallGuard> guard_;  // Unset without the watchdog.
 };
 
 // Owner of a duplicated or split communicator, whose error handler is MPI_ERRORS_RETURN.
@@ -46,10 +70,10 @@ class MpiSession {
 class MpiCommunicator {
  public:
   // Collective: all ranks of `parent`.
-  static absl::StatusOr<MpiCommunicator> Duplicate(MPI_Comm parent);
+  static absl::StatusOr<MpiCommunicator> Duplicate(MpiSession& session, MPI_Comm parent);
   // The ranks of `parent` that share this rank's node, in the same order.
   // Collective: all ranks of `parent`.
-  static absl::StatusOr<MpiCommunicator> SplitByNode(MPI_Comm parent);
+  static absl::StatusOr<MpiCommunicator> SplitByNode(MpiSession& session, MPI_Comm parent);
   MpiCommunicator(MpiCommunicator&& other) noexcept : comm_(std::exchange(other.comm_, MPI_COMM_NULL)) {}
   MpiCommunicator& operator=(MpiCommunicator&&) = delete;
   ~MpiCommunicator();

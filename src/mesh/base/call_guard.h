@@ -1,0 +1,63 @@
+// Deadline of calls that block and cannot be cancelled, such as MPI_Init and MPI_Finalize: a thread ends the
+// process if one takes too long.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include <absl/time/time.h>
+
+namespace weft::internal {
+
+class CallGuard {
+ public:
+  // A call in progress. It ends with this object.
+  class [[nodiscard]] Scope {
+   public:
+    explicit Scope(CallGuard* guard) : guard_(guard) {}
+    Scope(Scope&& other) noexcept : guard_(std::exchange(other.guard_, nullptr)) {}
+    Scope& operator=(Scope&&) = delete;
+    ~Scope() {
+      if (guard_ != nullptr) guard_->Leave();
+    }
+
+   private:
+    CallGuard* guard_;  // Null: the call has no deadline.
+  };
+
+  // `end` gets a message that names the call, and ends the process; tests replace it. It runs in the guard's
+  // thread.
+  explicit CallGuard(std::function<void(const std::string&)> end);
+  ~CallGuard();
+  CallGuard(const CallGuard&) = delete;
+  CallGuard& operator=(const CallGuard&) = delete;
+
+  // The caller is about to make `call`, which must return within `timeout`. `remedy` completes the message.
+  // REQUIRES: no other call is in progress.
+  Scope Enter(std::string call, absl::Duration timeout, std::string remedy);
+
+ private:
+  struct Call {
+    std::string name;
+    absl::Duration timeout;
+    std::string remedy;
+    std::chrono::steady_clock::time_point deadline;
+  };
+  void Leave();
+  void Run();
+
+  const std::function<void(const std::string&)> end_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::optional<Call> call_;  // Guarded by mutex_.
+  bool stop_ = false;         // Guarded by mutex_.
+  std::thread thread_;        // Last: it uses the other members.
+};
+
+}  // namespace weft::internal
