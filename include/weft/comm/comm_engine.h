@@ -45,7 +45,8 @@ class CommEngine {
   // Errors: kInvalidArgument (an option out of range), kResourceExhausted (no node memory for flags).
   static absl::StatusOr<std::unique_ptr<CommEngine>> Create(Bootstrap& bootstrap, NodeHeap& heap,
                                                             const EngineOptions& options = {});
-  // Waits for unfinished operations, up to the engine's timeout, then stops the threads.
+  // Waits for unfinished operations, up to the engine's timeout, then stops the threads. Does not wait again
+  // after a Wait that missed the engine's timeout. With the watchdog, a missed deadline ends the process here.
   ~CommEngine();
 
   // Adds a lane, named "<group name>/<purpose>". Ranks of other groups add the lane of their own group at the
@@ -139,9 +140,11 @@ class CommEngine {
 
   EngineCounters counters() const;
   size_t scratch_peak_bytes() const;
-  // The flight recorder as JSON: the last operations with lane, sequence, kind, bytes, dtype, state and
-  // times.
+  // The flight recorder as JSON: the phase, the lanes, and the last operations with lane, sequence, kind,
+  // bytes, dtype, state and times. docs/reliability.md describes it.
   std::string RecorderJson() const;
+  // Names what the program does, such as "step 12", in the flight recorder. Any thread.
+  void SetPhase(std::string phase);
 
   Bootstrap& bootstrap() const;
   NodeHeap& heap() const;

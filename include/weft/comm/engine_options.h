@@ -27,11 +27,14 @@ struct EngineOptions {
   int64_t piece_bytes = int64_t{256} * 1024;
   // Operations that the flight recorder keeps.
   int recorder_entries = 512;
-  // When an operation runs past the timeout, writes the flight recorder and ends the process with _exit(86).
+  // When the engine fails, writes the flight recorder. If the failure is a missed deadline, ends the process
+  // by _Exit(86): in the engine's destructor, or about a second after the failure unless ResetAfterError has
+  // been called. The same if an operation runs past the timeout and no thread waits for it.
   // The watchdog's thread makes no MPI call. REQUIRES: off for ranks that are threads of one process.
   bool watchdog = false;
-  // JSON file that the watchdog writes. Empty: standard error.
-  std::string recorder_path;
+  // Folder in which the watchdog of each rank writes its flight recorder, as rank-<N>.json; created if
+  // needed. `weft diagnose` reads it. Empty: no file.
+  std::string dump_folder;
 };
 
 // Totals since the engine was created. They never decrease: subtract two readings for an interval.

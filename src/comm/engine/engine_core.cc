@@ -314,11 +314,16 @@ void EngineCore::RecordSlowOperations(int64_t now_ns) {
   if (now_ns < next_slow_check_ns_) return;
   next_slow_check_ns_ = now_ns + kSlowOperationNs;
   for (const auto& lane : lanes_) {
-    for (const auto& record : lane->running) {
-      if (record->IsReady() || now_ns - record->started_ns < kSlowOperationNs) continue;
-      env_.recorder.RecordWait(*record, DescribeWait(*record));
-      break;
-    }
+    if (!lane->running.empty() && now_ns - lane->running.front()->started_ns < kSlowOperationNs) continue;
+    RecordWaitOfFirst(*lane);
+  }
+}
+
+void EngineCore::RecordWaitOfFirst(const Lane& lane) {
+  for (const auto& record : lane.running) {
+    if (record->IsReady()) continue;
+    env_.recorder.RecordWait(*record, DescribeWait(*record));
+    return;
   }
 }
 
@@ -354,6 +359,8 @@ void EngineCore::Fail(const absl::Status& cause) {
   if (!status_.ok()) return;
   status_ = cause;
   broadcasting_failure_ = true;
+  for (const auto& lane : lanes_) RecordWaitOfFirst(*lane);
+  env_.recorder.RecordFailure(cause);
   env_.node.PublishFailure(cause);
   wire_.BroadcastFailure(cause, OtherRanks(/*of_this_node=*/false));
   wire_.Abandon();

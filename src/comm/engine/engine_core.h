@@ -125,8 +125,9 @@ class EngineCore final : private TaskQueue {
   // Ranks of this node that have not consumed `sequence` of the lane.
   std::set<int> RanksYetToConsume(int index, uint64_t sequence) const;
   std::string DescribeStartWait(const OperationRecord& record);
-  // Writes into the flight recorder what the oldest slow operation of each lane waits for.
+  // Writes into the flight recorder what the first unfinished operation of each slow lane waits for.
   void RecordSlowOperations(int64_t now_ns);
+  void RecordWaitOfFirst(const Lane& lane);
   // The failure notice of another rank, as an error.
   absl::Status CheckPeerFailures();
   std::vector<int> OtherRanks(bool of_this_node) const;

@@ -1,7 +1,6 @@
 #include "src/comm/engine/engine_impl.h"
 
-#include <unistd.h>
-
+#include <cstdlib>
 #include <limits>
 #include <utility>
 
@@ -18,8 +17,7 @@ namespace {
 
 // The watchdog acts later than the deadline of Wait, so that a waiting thread can report the error itself.
 int64_t WatchdogLimitNs(absl::Duration timeout) {
-  constexpr double kWatchdogFactor = 1.1;
-  return absl::ToInt64Nanoseconds(timeout * kWatchdogFactor + absl::Seconds(5));
+  return absl::ToInt64Nanoseconds(timeout + absl::Seconds(3));
 }
 
 // Time that the destructor of a failed engine leaves to data that MPI has begun to receive.
@@ -90,11 +88,17 @@ CommEngine::Impl::Impl(Bootstrap& bootstrap, NodeHeap& heap, EngineOptions optio
       options_(std::move(options)),
       credit_rules_(credit_rules),
       scratch_(heap, "engine scratch"),
-      recorder_(bootstrap.rank(), options_.recorder_entries) {}
+      recorder_(bootstrap.rank(), bootstrap.size(), options_.recorder_entries) {}
 
 CommEngine::Impl::~Impl() {
   if (!shell_) return;
-  if (const absl::Status drained = shell_->Drain(Deadline()); !drained.ok()) Abort(drained);
+  const absl::Time deadline = missed_deadline_ ? bootstrap_.runtime().Now() : Deadline();
+  if (const absl::Status drained = shell_->Drain(deadline); !drained.ok()) Abort(drained);
+  if (watchdog_) {
+    watchdog_->DumpFailure();
+    // The missing rank would keep this one in the teardown of its program.
+    if (const absl::Status failed = status(); absl::IsDeadlineExceeded(failed)) watchdog_->EndProcess(failed);
+  }
   // Data that is still arriving must not be written to buffers after the caller gets them back.
   if (!status().ok()) Report(shell_->AwaitIncomingData(bootstrap_.runtime().Now() + kIncomingDataTimeout));
   watchdog_.reset();
@@ -111,8 +115,9 @@ absl::Status CommEngine::Impl::Open() {
   if (options_.watchdog) {
     watchdog_.emplace(
         recorder_,
-        Watchdog::Options{WatchdogLimitNs(options_.timeout), options_.recorder_path, bootstrap_.rank()},
-        [&runtime = bootstrap_.runtime()] { return runtime.NowNs(); }, [](int code) { _exit(code); });
+        Watchdog::Options{WatchdogLimitNs(options_.timeout), options_.dump_folder, bootstrap_.rank(),
+                          bootstrap_.size()},
+        [&runtime = bootstrap_.runtime()] { return runtime.NowNs(); }, [](int code) { std::_Exit(code); });
   }
   return absl::OkStatus();
 }
@@ -142,6 +147,7 @@ absl::StatusOr<LaneId> CommEngine::Impl::AddLane(const ProcessGroup& group, Lane
   WEFT_ASSIGN_OR_RETURN(const int index, shell_->WithCore([&](EngineCore& core) {
     return core.AddLane(name, group, purpose);
   }));
+  recorder_.RecordLane(index, name, group.ranks);
   lanes_.push_back(std::make_unique<Lane>(Lane{name, purpose, GroupPlacement(group, bootstrap_.node_map()),
                                                group_hash, std::move(barrier_buffers)}));
   return LaneId{index};
@@ -198,8 +204,10 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const
 absl::Status CommEngine::Impl::Wait(const std::shared_ptr<OperationRecord>& record, EngineShell::Event event,
                                     std::optional<absl::Time> deadline) {
   if (record->lane < 0) return record->error;  // Failed at submission.
-  return shell_->Wait(record, event, deadline.value_or(Deadline()),
-                      /*checks_heartbeats=*/!deadline.has_value());
+  const absl::Status status = shell_->Wait(record, event, deadline.value_or(Deadline()),
+                                           /*checks_heartbeats=*/!deadline.has_value());
+  if (!deadline) missed_deadline_ = absl::IsDeadlineExceeded(status);
+  return status;
 }
 
 void CommEngine::Impl::KeepAlive(OperationRecord& record, std::vector<std::shared_ptr<void>> memory) {
@@ -224,6 +232,8 @@ absl::Status CommEngine::Impl::ResetAfterError() {
   // After this barrier, all ranks have cleared their flags and may publish again.
   WEFT_RETURN_IF_ERROR(bootstrap_.AllGatherBlob("", options_.timeout).status());
   shell_->Replace(std::move(core));
+  recorder_.RecordFailure(absl::OkStatus());
+  missed_deadline_ = false;
   wire_ = std::move(fresh_wire);  // Last: the failed core uses the old link until it is replaced.
   return absl::OkStatus();
 }

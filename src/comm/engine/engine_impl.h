@@ -66,6 +66,7 @@ class CommEngine::Impl {
   absl::Status status();
   size_t scratch_peak_bytes() const { return scratch_.peak_bytes(); }
   std::string RecorderJson() const { return recorder_.Json(); }
+  void SetPhase(std::string phase) { recorder_.SetPhase(std::move(phase)); }
   Bootstrap& bootstrap() const { return bootstrap_; }
   NodeHeap& heap() const { return heap_; }
   const EngineOptions& options() const { return options_; }
@@ -97,6 +98,8 @@ class CommEngine::Impl {
   std::array<std::atomic<int64_t>, kPurposes> logical_bytes_{};  // By purpose of the lane.
   std::vector<std::unique_ptr<Lane>> lanes_;
   uint32_t generation_ = 0;
+  // The last Wait with the engine's own timeout missed it. The destructor does not wait for it again.
+  std::atomic<bool> missed_deadline_{false};
   std::optional<EngineShell> shell_;
   std::optional<Watchdog> watchdog_;
 };

@@ -38,11 +38,11 @@ constexpr int kInitialWirePolls = 4;
 // Longest sleep on the node's doorbell.
 constexpr int64_t kMaxDoorbellWaitNs = 20 * kMillisecond;
 // Longest sleep of a parked progress thread.
-constexpr int64_t kMaxParkNs = 1000 * kMillisecond;
+constexpr int64_t kMaxParkNs = 250 * kMillisecond;
 // Sleep of the progress thread while another thread waits and polls.
 constexpr int64_t kBesideWaiterPollIntervalNs = kMillisecond;
 // Time that a rank has to respond to a heartbeat request: longer than a parked progress thread sleeps.
-constexpr int64_t kHeartbeatTimeoutNs = 3 * kMaxParkNs;
+constexpr int64_t kHeartbeatTimeoutNs = 4 * kMaxParkNs;
 // Longer waits are cut to this one: the sum of a time and a wait must fit 64 bits.
 constexpr absl::Duration kMaxWait = absl::Hours(24 * 365);
 

@@ -48,7 +48,7 @@ class EngineShell {
 
   enum class Event : uint8_t { kReady, kReleased };
   // Polls until the event. `checks_heartbeats`: after the deadline, requests heartbeats and names the ranks
-  // that do not respond, which takes up to three more seconds.
+  // that do not respond, which takes up to one more second.
   // Errors: the operation's; kDeadlineExceeded.
   absl::Status Wait(const std::shared_ptr<OperationRecord>& record, Event event, absl::Time deadline,
                     bool checks_heartbeats) ABSL_LOCKS_EXCLUDED(mutex_);

@@ -5,7 +5,29 @@
 
 #include <nlohmann/json.hpp>
 
+#include "weft/core/status.h"
+
 namespace weft {
+
+void Recorder::RecordLane(int lane, std::string name, std::vector<int> ranks) {
+  const MutexLock lock(mutex_);
+  lanes_[lane] = Lane{std::move(name), std::move(ranks)};
+}
+
+void Recorder::SetPhase(std::string phase) {
+  const MutexLock lock(mutex_);
+  phase_ = std::move(phase);
+}
+
+void Recorder::RecordFailure(const absl::Status& cause) {
+  const MutexLock lock(mutex_);
+  failure_ = cause;
+}
+
+absl::Status Recorder::failure() const {
+  const MutexLock lock(mutex_);
+  return failure_;
+}
 
 Recorder::Entry* Recorder::Find(const OperationRecord& record) {
   // Newest first: most calls are for a recent operation.
@@ -37,7 +59,9 @@ void Recorder::Record(const OperationRecord& record) {
                 0,
                 0,
                 ToString(record.descriptor),
+                record.descriptor.counts_hash,
                 {}};
+    lanes_[record.lane].submitted = record.descriptor.sequence;
     if (ring_.size() < capacity_) {
       ring_.push_back(std::move(fresh));
       next_ = ring_.size() % capacity_;
@@ -54,7 +78,9 @@ void Recorder::Record(const OperationRecord& record) {
   entry->started_ns = record.started_ns;
   entry->ready_ns = record.ready_ns;
   entry->released_ns = record.released_ns;
-  if (entry->state != OperationState::kRunning) entry->waiting_for.clear();
+  if (entry->state == OperationState::kReady || entry->state == OperationState::kReleased) {
+    entry->waiting_for.clear();
+  }
 }
 
 void Recorder::SkipRunning() {
@@ -75,10 +101,13 @@ std::string Recorder::Json() const {
     const Entry& entry = ring_[ring_.size() < capacity_ ? i : (next_ + i) % capacity_];
     operations.push_back({{"lane", entry.lane_name},
                           {"sequence", entry.sequence},
+                          {"generation", entry.generation},
                           {"kind", Name(entry.kind)},
                           {"label", entry.label},
                           {"dtype", Name(entry.dtype)},
                           {"bytes", entry.bytes},
+                          {"description", entry.description},
+                          {"counts_hash", entry.counts_hash},
                           {"state", Name(entry.state)},
                           {"submitted_ns", entry.submitted_ns},
                           {"started_ns", entry.started_ns},
@@ -86,7 +115,19 @@ std::string Recorder::Json() const {
                           {"released_ns", entry.released_ns},
                           {"waiting_for", entry.waiting_for}});
   }
-  return nlohmann::ordered_json{{"rank", rank_}, {"operations", std::move(operations)}}.dump(1);
+  nlohmann::ordered_json lanes = nlohmann::ordered_json::array();
+  for (const auto& [index, lane] : lanes_) {
+    lanes.push_back({{"lane", lane.name}, {"ranks", lane.ranks}, {"submitted", lane.submitted}});
+  }
+  // Labels may hold any bytes. Invalid UTF-8 must not throw.
+  return nlohmann::ordered_json{{"format", 1},
+                                {"rank", rank_},
+                                {"ranks", ranks_},
+                                {"phase", phase_},
+                                {"failure", std::string(failure_.message())},
+                                {"lanes", std::move(lanes)},
+                                {"operations", std::move(operations)}}
+      .dump(1, ' ', /*ensure_ascii=*/false, nlohmann::ordered_json::error_handler_t::replace);
 }
 
 std::optional<Recorder::StuckOperation> Recorder::OldestRunning() const {

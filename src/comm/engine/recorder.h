@@ -5,11 +5,13 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include <absl/base/thread_annotations.h>
+#include <absl/status/status.h>
 
 #include "src/comm/base/operation_record.h"
 #include "src/comm/engine/mutex.h"
@@ -18,14 +20,27 @@ namespace weft {
 
 class Recorder {
  public:
-  Recorder(int rank, int entries) : rank_(rank), capacity_(static_cast<size_t>(entries)) {}
+  Recorder(int rank, int ranks, int entries)
+      : rank_(rank), ranks_(ranks), capacity_(static_cast<size_t>(entries)) {}
+
+  // Records a lane by its index, with the bootstrap ranks of its group.
+  void RecordLane(int lane, std::string name, std::vector<int> ranks) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Records what the program does, such as "step 12" or "export".
+  void SetPhase(std::string phase) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Records the failure of the engine. OK: it was reset.
+  void RecordFailure(const absl::Status& cause) ABSL_LOCKS_EXCLUDED(mutex_);
+  // The failure of the engine, or OK.
+  absl::Status failure() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Records the operation's current state. A later call for the same lane and sequence replaces the entry.
   void Record(const OperationRecord& record) ABSL_LOCKS_EXCLUDED(mutex_);
   // Records what a running operation waits for, such as "waits for rank(s) 2, 3".
   void RecordWait(const OperationRecord& record, std::string waiting_for) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // {"rank": …, "operations": [{lane, sequence, kind, label, dtype, bytes, state, …_ns, waiting_for}]}
+  // {"format": 1, "rank", "ranks", "phase", "failure", "lanes": [{lane, ranks, submitted}],
+  //  "operations": [{lane, sequence, generation, kind, label, dtype, bytes, description, counts_hash, state,
+  //                  …_ns, waiting_for}]}
+  // `submitted` is the last sequence on the lane. A failed operation with a start and no end was running.
   std::string Json() const ABSL_LOCKS_EXCLUDED(mutex_);
 
   struct StuckOperation {
@@ -48,7 +63,13 @@ class Recorder {
     OperationState state;
     int64_t submitted_ns, started_ns, ready_ns, released_ns;
     std::string description;
+    uint64_t counts_hash;
     std::string waiting_for;
+  };
+  struct Lane {
+    std::string name;
+    std::vector<int> ranks;
+    uint64_t submitted = 0;
   };
   Entry* Find(const OperationRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Moves next_ past entries of running operations, unless all are running: the watchdog must still find
@@ -56,8 +77,12 @@ class Recorder {
   void SkipRunning() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const int rank_;
+  const int ranks_;
   const size_t capacity_;
   mutable Mutex mutex_;
+  std::map<int, Lane> lanes_ ABSL_GUARDED_BY(mutex_);
+  std::string phase_ ABSL_GUARDED_BY(mutex_);
+  absl::Status failure_ ABSL_GUARDED_BY(mutex_);
   std::vector<Entry> ring_ ABSL_GUARDED_BY(mutex_);
   size_t next_ ABSL_GUARDED_BY(mutex_) = 0;
 };

@@ -1,11 +1,44 @@
 #include "src/comm/engine/watchdog.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <system_error>
 #include <utility>
 
+#include "weft/core/status.h"
+
 namespace weft {
+namespace {
+
+constexpr int64_t kMillisecond = 1'000'000;
+constexpr int64_t kCheckIntervalNs = 100 * kMillisecond;
+constexpr std::chrono::milliseconds kDumpTime(1000);
+// A program has ten intervals after a missed deadline to end, or to reset its engine. A thread that hangs in
+// a call does neither.
+constexpr int kChecksAfterFailure = 10;
+
+// True for failures of communication: missing ranks, ranks that disagree, a broken transport.
+bool NeedsDump(const absl::Status& failure) {
+  return absl::IsDeadlineExceeded(failure) || absl::IsFailedPrecondition(failure) ||
+         absl::IsInternal(failure);
+}
+
+absl::Status WriteFile(const std::string& path, const std::string& text) {
+  std::FILE* file = std::fopen(path.c_str(), "w");
+  if (file == nullptr)
+    return absl::InternalError(absl::StrCat("cannot write '", path, "': ", std::strerror(errno)));
+  const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
+  if (std::fclose(file) != 0 || !written) {
+    return absl::InternalError(absl::StrCat("cannot write '", path, "': ", std::strerror(errno)));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 Watchdog::Watchdog(const Recorder& recorder, Options options, std::function<int64_t()> now,
                    std::function<void(int)> end)
@@ -26,29 +59,66 @@ Watchdog::~Watchdog() {
 
 void Watchdog::Run() {
   constexpr int64_t kChecksPerLimit = 20;
-  constexpr int64_t kLongestNs = 1'000'000'000;
   const std::chrono::nanoseconds interval(
-      std::clamp<int64_t>(options_.limit_ns / kChecksPerLimit, 1'000'000, kLongestNs));
-  const MutexLock lock(mutex_);
+      std::clamp<int64_t>(options_.limit_ns / kChecksPerLimit, kMillisecond, kCheckIntervalNs));
   const auto is_stopped = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return stop_; };
-  while (!stopped_.wait_for(mutex_, interval, is_stopped)) {
+  while (true) {
+    {
+      const MutexLock lock(mutex_);
+      if (stopped_.wait_for(mutex_, interval, is_stopped)) return;
+    }
+    DumpFailure();
+    if (MustEnd()) {
+      EndProcess(recorder_.failure());
+      return;
+    }
     const std::optional<Recorder::StuckOperation> stuck = recorder_.OldestRunning();
     if (!stuck || now_() - stuck->started_ns < options_.limit_ns) continue;
-    WriteReport(*stuck);
-    end_(kWatchdogExitCode);
+    EndProcess(absl::DeadlineExceededError(
+        absl::StrCat("no progress for ", options_.limit_ns / 1'000'000'000, " s, giving up: ", stuck->text)));
     return;
   }
 }
 
-void Watchdog::WriteReport(const Recorder::StuckOperation& stuck) const {
-  std::fprintf(stderr, "weft: rank %d: no progress for %.0f s, giving up: %s\n", options_.rank,
-               static_cast<double>(options_.limit_ns) * 1e-9, stuck.text.c_str());
-  const std::string json = recorder_.Json();
-  std::FILE* file =
-      options_.recorder_path.empty() ? nullptr : std::fopen(options_.recorder_path.c_str(), "w");
-  std::fprintf(file != nullptr ? file : stderr, "%s\n", json.c_str());
-  if (file != nullptr) std::fclose(file);
+bool Watchdog::MustEnd() {
+  if (!absl::IsDeadlineExceeded(recorder_.failure())) {
+    failed_checks_ = 0;
+    return false;
+  }
+  return ++failed_checks_ > kChecksAfterFailure;
+}
+
+void Watchdog::DumpFailure() {
+  if (NeedsDump(recorder_.failure())) Dump();
+}
+
+void Watchdog::EndProcess(const absl::Status& cause) {
+  if (ending_.exchange(true)) {
+    // Another thread ends the process within this time.
+    std::this_thread::sleep_for(2 * kDumpTime);
+    return;
+  }
+  const std::string dump = Dump();
+  std::fprintf(stderr, "weft: rank %d: %s%s\n", options_.rank, std::string(cause.message()).c_str(),
+               dump.c_str());
   std::fflush(stderr);
+  if (options_.ranks > 1) std::this_thread::sleep_for(kDumpTime);
+  end_(kWatchdogExitCode);
+}
+
+std::string Watchdog::Dump() {
+  if (options_.dump_folder.empty()) return "";
+  const MutexLock lock(dump_mutex_);
+  const absl::Status failure = recorder_.failure();
+  if (!dumped_.empty() && failure == dumped_failure_) return dumped_;
+  dumped_failure_ = failure;
+  std::error_code error;
+  std::filesystem::create_directories(options_.dump_folder, error);  // WriteFile reports the failure.
+  const std::string path = absl::StrCat(options_.dump_folder, "/rank-", options_.rank, ".json");
+  const absl::Status written = WriteFile(path, recorder_.Json());
+  dumped_ = written.ok() ? absl::StrCat("; run: weft diagnose ", options_.dump_folder)
+                         : absl::StrCat("; no flight recorder: ", written.message());
+  return dumped_;
 }
 
 }  // namespace weft

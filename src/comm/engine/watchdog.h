@@ -1,16 +1,28 @@
-// Watchdog thread: when an operation runs for too long, writes the flight recorder and ends the process.
+// Watchdog thread: writes the flight recorder when the engine fails, and ends the process if it survives a
+// missed deadline, or if an operation runs for too long.
 //
 // The thread makes no MPI call and does not take the engine's lock. The exit code is 86, which mpirun passes
 // on.
+//
+// Note [Dumps of all ranks]
+// Problem: mpirun ends the other ranks as soon as one has ended, but a dump of every rank is needed to see
+// who is late.
+// Rule: the rank that meets a failure publishes it before it ends. The watchdog of every rank, also of one
+// that hangs in a call, sees the failure within kCheckInterval plus the progress thread's longest sleep, and
+// writes its dump. A rank that ends leaves the others kDumpTime for it.
+// Without it: only the first rank leaves a dump.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <thread>
 
 #include <absl/base/thread_annotations.h>
+#include <absl/status/status.h>
 
 #include "src/comm/engine/mutex.h"
 #include "src/comm/engine/recorder.h"
@@ -22,9 +34,10 @@ inline constexpr int kWatchdogExitCode = 86;
 class Watchdog {
  public:
   struct Options {
-    int64_t limit_ns;           // Longest run time of an operation.
-    std::string recorder_path;  // Empty: standard error.
+    int64_t limit_ns;         // Longest run time of an operation.
+    std::string dump_folder;  // Empty: no dump.
     int rank;
+    int ranks;
   };
   // `now` reads the clock of the recorder's times. `end` ends the process with an exit code; tests replace
   // it.
@@ -32,9 +45,18 @@ class Watchdog {
            std::function<void(int)> end);
   ~Watchdog();
 
+  // Writes the dump if the engine has failed, unless it has been written. A failure that the program causes
+  // itself, such as an unreadable file, needs none.
+  void DumpFailure() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Prints `cause`, writes the dump, leaves the other ranks time for theirs, and ends the process.
+  void EndProcess(const absl::Status& cause) ABSL_LOCKS_EXCLUDED(mutex_);
+
  private:
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
-  void WriteReport(const Recorder::StuckOperation& stuck) const;
+  // True if the engine failed by a missed deadline some checks ago, and the process still runs.
+  bool MustEnd();
+  // Writes the dump, once for each failure. Returns where it is, for messages.
+  std::string Dump() ABSL_LOCKS_EXCLUDED(dump_mutex_);
 
   const Recorder& recorder_;
   const Options options_;
@@ -43,7 +65,12 @@ class Watchdog {
   Mutex mutex_;
   std::condition_variable_any stopped_;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  Mutex dump_mutex_;
+  absl::Status dumped_failure_ ABSL_GUARDED_BY(dump_mutex_);
+  std::string dumped_ ABSL_GUARDED_BY(dump_mutex_);  // Result of the last Dump; empty before.
+  int failed_checks_ = 0;                            // Of the watchdog's thread.
+  std::atomic<bool> ending_{false};
+  std::thread thread_;  // Last: it uses the other members.
 };
 
 }  // namespace weft

@@ -1,4 +1,4 @@
-// Deadlines of waits for other ranks: time points, timeouts of the environment, the error for a missed deadline.
+// Deadlines of waits for other ranks: time points, timeouts of the environment, the error for a missed one.
 #pragma once
 
 #include <chrono>

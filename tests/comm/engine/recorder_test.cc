@@ -29,19 +29,30 @@ std::unique_ptr<OperationRecord> RecordOf(uint64_t sequence, OperationState stat
 }
 
 TEST(Recorder, WritesEveryFieldOfAnOperation) {
-  Recorder recorder(/*rank=*/5, /*entries=*/4);
+  Recorder recorder(/*rank=*/5, /*ranks=*/8, /*entries=*/4);
+  recorder.RecordLane(3, "shard/all_gather", {1, 5});
+  recorder.SetPhase("step 2");
   const auto record = RecordOf(7, OperationState::kReady);
   record->ready_ns = 30;
   recorder.Record(*record);
   const json recorded = json::parse(recorder.Json());
+  EXPECT_EQ(recorded["format"], 1);
   EXPECT_EQ(recorded["rank"], 5);
+  EXPECT_EQ(recorded["ranks"], 8);
+  EXPECT_EQ(recorded["phase"], "step 2");
+  EXPECT_EQ(recorded["failure"], "");
+  EXPECT_EQ(recorded["lanes"],
+            json::array({{{"lane", "shard/all_gather"}, {"ranks", {1, 5}}, {"submitted", 7}}}));
   ASSERT_EQ(recorded["operations"].size(), 1U);
   const json expected = {{"lane", "shard/all_gather"},
                          {"sequence", 7},
+                         {"generation", 0},
                          {"kind", "all_gather"},
                          {"label", "layers.7"},
                          {"dtype", "f32"},
                          {"bytes", 256},
+                         {"description", "all_gather of 64 f32, sequence 7"},
+                         {"counts_hash", 0},
                          {"state", "ready"},
                          {"submitted_ns", 10},
                          {"started_ns", 140},
@@ -52,7 +63,7 @@ TEST(Recorder, WritesEveryFieldOfAnOperation) {
 }
 
 TEST(Recorder, KeepsTheLastOperationsInOrder) {
-  Recorder recorder(0, /*entries=*/4);
+  Recorder recorder(0, 1, /*entries=*/4);
   for (uint64_t sequence = 1; sequence <= 11; ++sequence) {
     recorder.Record(*RecordOf(sequence, OperationState::kQueued));
     const json operations = json::parse(recorder.Json())["operations"];
@@ -64,7 +75,7 @@ TEST(Recorder, KeepsTheLastOperationsInOrder) {
 }
 
 TEST(Recorder, KeepsRunningOperationsBesideTheLastOnes) {
-  Recorder recorder(0, /*entries=*/4);
+  Recorder recorder(0, 1, /*entries=*/4);
   recorder.Record(*RecordOf(1, OperationState::kRunning));
   for (uint64_t sequence = 2; sequence <= 11; ++sequence) {
     recorder.Record(*RecordOf(sequence, OperationState::kReleased));
@@ -80,7 +91,7 @@ TEST(Recorder, KeepsRunningOperationsBesideTheLastOnes) {
 }
 
 TEST(Recorder, UpdatesAnOperationInItsPlace) {
-  Recorder recorder(0, 4);
+  Recorder recorder(0, 1, 4);
   for (uint64_t sequence = 1; sequence <= 3; ++sequence)
     recorder.Record(*RecordOf(sequence, OperationState::kQueued));
   recorder.Record(*RecordOf(2, OperationState::kRunning));
@@ -91,7 +102,7 @@ TEST(Recorder, UpdatesAnOperationInItsPlace) {
 }
 
 TEST(Recorder, TellsGenerationsApart) {
-  Recorder recorder(0, 4);
+  Recorder recorder(0, 1, 4);
   recorder.Record(*RecordOf(1, OperationState::kFailed));
   const auto again = RecordOf(1, OperationState::kRunning);
   again->descriptor.generation = 1;
@@ -103,7 +114,7 @@ TEST(Recorder, TellsGenerationsApart) {
 }
 
 TEST(Recorder, SaysWhatTheOldestRunningOperationWaitsFor) {
-  Recorder recorder(0, 4);
+  Recorder recorder(0, 1, 4);
   EXPECT_FALSE(recorder.OldestRunning());
   recorder.Record(*RecordOf(3, OperationState::kQueued));
   recorder.Record(*RecordOf(2, OperationState::kRunning));

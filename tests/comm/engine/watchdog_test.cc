@@ -1,13 +1,9 @@
 #include "src/comm/engine/watchdog.h"
 
-#include <unistd.h>
-
 #include <atomic>
 #include <condition_variable>
 #include <filesystem>
-#include <fstream>
 #include <future>
-#include <iterator>
 #include <mutex>
 
 #include <absl/strings/str_cat.h>
@@ -16,9 +12,13 @@
 #include <nlohmann/json.hpp>
 
 #include "src/comm/collectives/operation.h"
+#include "tests/support/temp_folder.h"
 
 namespace weft {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 constexpr int64_t kLimitNs = 1'000'000;  // Also the shortest interval between two checks.
 
@@ -54,14 +54,9 @@ class Clock {
   int reads_ = 0;
 };
 
-std::string ReadFile(const std::string& path) {
-  std::ifstream file(path);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 TEST(Watchdog, WritesTheRecorderAndEndsTheProcessWhenAnOperationIsStuck) {
-  const std::string path = absl::StrCat(::testing::TempDir(), "/weft-watchdog-", getpid(), ".json");
-  Recorder recorder(/*rank=*/2, 8);
+  const TempFolder folder;
+  Recorder recorder(/*rank=*/2, /*ranks=*/4, 8);
   const auto stuck = RunningSince(100);
   recorder.Record(*stuck);
   recorder.RecordWait(*stuck, "waits for rank(s) 1");
@@ -70,52 +65,95 @@ TEST(Watchdog, WritesTheRecorderAndEndsTheProcessWhenAnOperationIsStuck) {
   ::testing::internal::CaptureStderr();
   {
     const Watchdog watchdog(
-        recorder, {kLimitNs, path, /*rank=*/2}, [&] { return clock.Read(); },
+        recorder, {kLimitNs, folder / "dumps", /*rank=*/2, /*ranks=*/1}, [&] { return clock.Read(); },
         [&](int code) { exit_code.set_value(code); });
     EXPECT_EQ(exit_code.get_future().get(), 86);
   }
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),
-              ::testing::AllOf(::testing::HasSubstr("rank 2"), ::testing::HasSubstr("lane world/all_gather"),
-                               ::testing::HasSubstr("waits for rank(s) 1")));
-  const auto written = nlohmann::json::parse(ReadFile(path));
+              AllOf(HasSubstr("rank 2"), HasSubstr("lane world/all_gather"), HasSubstr("waits for rank(s) 1"),
+                    HasSubstr(absl::StrCat("run: weft diagnose ", folder / "dumps"))));
+  const auto written = nlohmann::json::parse(ReadFile(folder / "dumps/rank-2.json"));
   EXPECT_EQ(written["rank"], 2);
   EXPECT_EQ(written["operations"][0]["sequence"], 4);
   EXPECT_EQ(written["operations"][0]["waiting_for"], "waits for rank(s) 1");
-  std::filesystem::remove(path);
 }
 
-TEST(Watchdog, WritesToStandardErrorIfTheFileCannotBeWritten) {
-  Recorder recorder(0, 8);
+TEST(Watchdog, SaysWhyItCouldNotWriteTheRecorder) {
+  const TempFolder folder;
+  folder.Write("file", "");
+  Recorder recorder(0, 1, 8);
   recorder.Record(*RunningSince(0));
   Clock clock(2 * kLimitNs);
   std::promise<int> exit_code;
   ::testing::internal::CaptureStderr();
   {
     const Watchdog watchdog(
-        recorder, {kLimitNs, "/nonexistent/folder/file.json", 0}, [&] { return clock.Read(); },
+        recorder, {kLimitNs, folder / "file/dumps", 0, 1}, [&] { return clock.Read(); },
         [&](int code) { exit_code.set_value(code); });
     exit_code.get_future().wait();
   }
-  EXPECT_THAT(::testing::internal::GetCapturedStderr(), ::testing::HasSubstr("\"operations\""));
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(),
+              AllOf(HasSubstr("no flight recorder: cannot write"), HasSubstr("Not a directory")));
+}
+
+TEST(Watchdog, WritesTheRecorderOnceForEachFailure) {
+  const TempFolder folder;
+  Recorder recorder(0, 1, 8);
+  Watchdog watchdog(
+      recorder, {int64_t{1} << 60, folder.str(), 0, 1}, [] { return int64_t{0}; }, [](int /*code*/) {});
+  for (const char* cause : {"rank 1: deadline passed", "rank 1: deadline passed again"}) {
+    recorder.RecordFailure(absl::DeadlineExceededError(cause));
+    watchdog.DumpFailure();
+    EXPECT_EQ(nlohmann::json::parse(ReadFile(folder / "rank-0.json"))["failure"], cause);
+    std::filesystem::remove(folder / "rank-0.json");
+    watchdog.DumpFailure();
+    EXPECT_EQ(folder.FileCount(), 0U);
+  }
+}
+
+// For example if the program's own thread hangs in a read.
+TEST(Watchdog, EndsAProcessThatSurvivesAMissedDeadline) {
+  const TempFolder folder;
+  Recorder recorder(0, 1, 8);
+  std::promise<int> exit_code;
+  ::testing::internal::CaptureStderr();
+  {
+    const Watchdog watchdog(
+        recorder, {kLimitNs, folder.str(), 0, 1}, [] { return int64_t{0}; },
+        [&](int code) { exit_code.set_value(code); });
+    recorder.RecordFailure(absl::DeadlineExceededError("rank 1 is missing"));
+    EXPECT_EQ(exit_code.get_future().get(), 86);
+  }
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("rank 1 is missing; run: weft diagnose"));
+}
+
+TEST(Watchdog, WritesNothingIfTheProgramCausedTheFailure) {
+  const TempFolder folder;
+  Recorder recorder(0, 1, 8);
+  Watchdog watchdog(
+      recorder, {int64_t{1} << 60, folder.str(), 0, 1}, [] { return int64_t{0}; }, [](int /*code*/) {});
+  recorder.RecordFailure(absl::DataLossError("an unreadable file"));
+  watchdog.DumpFailure();
+  EXPECT_EQ(folder.FileCount(), 0U);
 }
 
 TEST(Watchdog, DoesNothingBeforeTheLimit) {
-  Recorder recorder(0, 8);
+  Recorder recorder(0, 1, 8);
   recorder.Record(*RunningSince(100));
   Clock clock(100 + kLimitNs - 1);
   std::atomic<bool> ended{false};
   {
     const Watchdog watchdog(
-        recorder, {kLimitNs, "", 0}, [&] { return clock.Read(); }, [&](int /*code*/) { ended = true; });
+        recorder, {kLimitNs, "", 0, 1}, [&] { return clock.Read(); }, [&](int /*code*/) { ended = true; });
     clock.AwaitReads(3);
   }
   EXPECT_FALSE(ended);
 }
 
 TEST(Watchdog, StopsAtOnceWhenDestroyed) {
-  Recorder recorder(0, 8);
+  Recorder recorder(0, 1, 8);
   const Watchdog watchdog(
-      recorder, {int64_t{1} << 60, "", 0}, [] { return int64_t{0}; }, [](int /*code*/) {});
+      recorder, {int64_t{1} << 60, "", 0, 1}, [] { return int64_t{0}; }, [](int /*code*/) {});
 }
 
 }  // namespace
