@@ -1,7 +1,30 @@
 #!/usr/bin/env bash
 # Runs mpirun with the settings for a small machine or a container: more ranks than cores, no binding to cores, root is
 # allowed, and no kernel-assisted copies, which containers often forbid.
-set -euo pipefail
+#
+# SIGINT (Ctrl-C) and SIGTERM go to the ranks of this host, which stop all ranks after their step. mpirun itself would kill
+# them after a second and return 1. A second signal ends the ranks at once.
+set -uo pipefail
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 export OMPI_MCA_btl_vader_single_copy_mechanism="${OMPI_MCA_btl_vader_single_copy_mechanism:-none}"
-exec mpirun --oversubscribe --bind-to none "$@"
+
+is_rank() { tr '\0' '\n' <"/proc/$1/environ" 2>/dev/null | grep -q '^OMPI_COMM_WORLD_RANK='; }
+
+# Before the ranks exist, mpirun gets the signal. After they have ended, it ends by itself.
+had_ranks=
+stop_ranks() {
+  local child
+  for child in $(pgrep -P "$mpirun"); do
+    is_rank "$child" && kill -TERM "$child" 2>/dev/null && had_ranks=1
+  done
+  [[ $had_ranks ]] || kill -TERM "$mpirun" 2>/dev/null
+}
+
+# In a process group of its own, which Ctrl-C does not reach. If this script is killed, mpirun ends as well.
+set -m
+[[ -t 0 ]] && exec </dev/null  # A background job may not read from the terminal.
+setpriv --pdeathsig TERM mpirun --oversubscribe --bind-to none "$@" <&0 &
+mpirun=$!
+trap stop_ranks INT TERM
+until wait "$mpirun"; ! kill -0 "$mpirun" 2>/dev/null; do :; done
+wait "$mpirun"

@@ -2,27 +2,28 @@
 
 #include <pthread.h>
 
+#include <cstdlib>
 #include <set>
 
 namespace weft {
 namespace {
 
-// Ends the process by the signal's default action, so that the parent sees which signal it was.
-void EndProcessBy(int signal) {
-  std::signal(signal, SIG_DFL);
-  sigset_t only;
-  sigemptyset(&only);
-  sigaddset(&only, signal);
-  pthread_sigmask(SIG_UNBLOCK, &only, nullptr);
-  std::raise(signal);
+sigset_t TakenSignals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  sigaddset(&signals, SIGINT);
+  sigaddset(&signals, SIGTERM);
+  return signals;
 }
 
 }  // namespace
 
-StopSignals::StopSignals() {
-  sigemptyset(&signals_);
-  sigaddset(&signals_, SIGINT);
-  sigaddset(&signals_, SIGTERM);
+void StopSignals::Block() {
+  const sigset_t signals = TakenSignals();
+  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
+}
+
+StopSignals::StopSignals() : signals_(TakenSignals()) {
   pthread_sigmask(SIG_BLOCK, &signals_, &previous_mask_);
   thread_ = std::thread(&StopSignals::TakeSignals, this);
 }
@@ -46,7 +47,7 @@ void StopSignals::TakeSignals() {
     const int signal = sigwaitinfo(&signals_, &info);
     if (signal < 0) continue;  // EINTR: the process was stopped and continued.
     if (info.si_code == SI_QUEUE && info.si_value.sival_ptr == this) return;
-    if (!graceful_ || !taken.insert(signal).second) EndProcessBy(signal);
+    if (!graceful_ || !taken.insert(signal).second) std::_Exit(kExitInterrupted);
     stop_requested_ = true;
   }
 }

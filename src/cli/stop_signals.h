@@ -21,8 +21,13 @@ namespace weft {
 // Thread safety: one thread constructs, calls and destroys it.
 class StopSignals {
  public:
+  // Exit code of a run that a signal ended.
+  static constexpr int kExitInterrupted = 130;
+  // Blocks both signals in the calling thread, so that they wait for an instance.
+  static void Block();
+
   // Blocks both signals and starts the thread that takes them. Until EnableGracefulStop each signal ends the
-  // process, as by default.
+  // process with kExitInterrupted.
   StopSignals();
   // Ends the thread and restores the signal mask of the calling thread.
   ~StopSignals();
@@ -30,13 +35,13 @@ class StopSignals {
   StopSignals& operator=(const StopSignals&) = delete;
 
   // From now on the first SIGINT and the first SIGTERM set the returned flag. The second signal of a kind
-  // ends the process. Lifetime of the flag: this object's.
+  // ends the process with kExitInterrupted. Lifetime of the flag: this object's.
   const std::atomic<bool>& EnableGracefulStop();
 
  private:
   void TakeSignals();
 
-  sigset_t signals_{};
+  const sigset_t signals_;
   sigset_t previous_mask_{};
   std::atomic<bool> graceful_{false};
   std::atomic<bool> stop_requested_{false};

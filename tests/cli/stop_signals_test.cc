@@ -51,6 +51,18 @@ TEST(StopSignals, InstallsNoHandler) {
   }
 }
 
+TEST(StopSignalsDeathTest, TakesASignalThatArrivedAfterBlock) {
+  for (const int signal : kBoth) {
+    const auto receive = [signal] {
+      StopSignals::Block();
+      SendToThisProcess(signal);
+      const StopSignals signals;
+      for (;;) pause();
+    };
+    EXPECT_EXIT(receive(), ::testing::ExitedWithCode(StopSignals::kExitInterrupted), "");
+  }
+}
+
 TEST(StopSignals, RestoresTheSignalMask) {
   { const StopSignals signals; }
   for (const int signal : kBoth) EXPECT_FALSE(IsBlockedHere(signal)) << signal;
@@ -63,7 +75,7 @@ TEST(StopSignalsDeathTest, EndsTheProcessBeforeGracefulStopsAreEnabled) {
       SendToThisProcess(signal);
       for (;;) pause();
     };
-    EXPECT_EXIT(receive(), ::testing::KilledBySignal(signal), "");
+    EXPECT_EXIT(receive(), ::testing::ExitedWithCode(StopSignals::kExitInterrupted), "");
   }
 }
 
@@ -77,7 +89,7 @@ TEST(StopSignalsDeathTest, EndsTheProcessAtTheSecondSignalOfAKind) {
       SendToThisProcess(signal);
       for (;;) pause();
     };
-    EXPECT_EXIT(receive_twice(), ::testing::KilledBySignal(signal), "");
+    EXPECT_EXIT(receive_twice(), ::testing::ExitedWithCode(StopSignals::kExitInterrupted), "");
   }
 }
 
