@@ -146,12 +146,34 @@ absl::StatusOr<Command> ParseTrain(const Strings& arguments) {
   return config;
 }
 
+absl::StatusOr<Command> ParseDiagnose(const Strings& arguments) {
+  static constexpr const char* kHelp =
+      "Usage: weft diagnose PATH...\n\n"
+      "Tells which rank of a failed run is late or disagrees with the others, in one line.\n\n"
+      "  PATH    A flight recorder, or a folder with those of a run, such as weft-dump\n";
+  DiagnosePaths diagnose;
+  for (const std::string& argument : arguments) {
+    if (argument == "--help" || argument == "-h") return PrintText{kHelp};
+    if (argument.rfind("--", 0) == 0) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("unknown flag ", argument, ": see weft diagnose --help"));
+    }
+    diagnose.paths.push_back(argument);
+  }
+  if (diagnose.paths.empty()) {
+    return absl::InvalidArgumentError(
+        "weft diagnose needs the folder of a run's flight recorders, such as weft-dump");
+  }
+  return diagnose;
+}
+
 std::string ProgramHelp() {
   return "weft " WEFT_VERSION
          ": hybrid-sharded training on CPUs over MPI\n\n"
          "Usage: [mpirun -n RANKS] weft COMMAND [FLAGS]\n\n"
          "Commands:\n"
-         "  train       Train a Llama model\n\n"
+         "  train       Train a Llama model\n"
+         "  diagnose    Tell which rank of a failed run is late, from its flight recorders\n\n"
          "  --help      Print this text; weft COMMAND --help prints its flags\n"
          "  --version   Print the version\n";
 }
@@ -159,10 +181,13 @@ std::string ProgramHelp() {
 }  // namespace
 
 absl::StatusOr<Command> ParseCommandLine(const Strings& arguments) {
-  static const Strings kWords = {"train", "--help", "--version"};
+  static const Strings kWords = {"train", "diagnose", "--help", "--version"};
   const std::string first = arguments.empty() ? "" : arguments.front();
   if (first == "train") {
     return ParseTrain(Strings(arguments.begin() + 1, arguments.end()));
+  }
+  if (first == "diagnose") {
+    return ParseDiagnose(Strings(arguments.begin() + 1, arguments.end()));
   }
   if (first == "--help" || first == "-h") {
     return PrintText{ProgramHelp()};

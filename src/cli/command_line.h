@@ -16,7 +16,12 @@ struct PrintText {
   std::string text;
 };
 
-using Command = std::variant<PrintText, TrainConfig>;
+// `weft diagnose`: the files and folders of flight recorders.
+struct DiagnosePaths {
+  std::vector<std::string> paths;
+};
+
+using Command = std::variant<PrintText, TrainConfig, DiagnosePaths>;
 
 // Parses `arguments`, which do not include the program's name. Reads the file of --config; flags on the
 // command line override its keys. The returned configuration has passed Validate.

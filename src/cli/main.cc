@@ -12,18 +12,18 @@
 #include "src/cli/stop_signals.h"
 #include "weft/core/status.h"
 #include "weft/mesh/mpi_bootstrap.h"
+#include "weft/train/diagnose.h"
 #include "weft/train/train.h"
 
 namespace {
 
 // Exit codes of the program; docs/training.md lists them.
 constexpr int kExitDone = 0;
-constexpr int kExitFailed = 1;         // Out of memory, a full disk, or a defect.
-constexpr int kExitBadUsage = 2;       // The command line or the configuration.
-constexpr int kExitBadFile = 3;        // An input or output file.
-constexpr int kExitNotFinite = 4;      // The loss, the gradient norm or a weight is infinite or NaN.
-constexpr int kExitRankMissing = 86;   // A rank failed, or did not come in time.
-constexpr int kExitInterrupted = 130;  // By a signal, as shells report it.
+constexpr int kExitFailed = 1;        // Out of memory, a full disk, or a defect.
+constexpr int kExitBadUsage = 2;      // The command line or the configuration.
+constexpr int kExitBadFile = 3;       // An input or output file.
+constexpr int kExitNotFinite = 4;     // The loss, the gradient norm or a weight is infinite or NaN.
+constexpr int kExitRankMissing = 86;  // A rank failed, or did not come in time.
 
 int ExitCodeOf(const absl::Status& status) {
   switch (status.code()) {
@@ -50,55 +50,67 @@ void PrintError(const absl::Status& status) {
   std::fprintf(stderr, "weft: %s\n", std::string(status.message()).c_str());
 }
 
-// The configuration, if every rank has parsed its command line. Collective: all ranks.
-absl::StatusOr<weft::TrainConfig> AgreedConfig(weft::Bootstrap& bootstrap,
-                                               absl::StatusOr<weft::Command> command) {
-  WEFT_ASSIGN_OR_RETURN(const absl::Duration timeout, weft::DefaultTimeout());
-  WEFT_RETURN_IF_ERROR(weft::AgreeOnStatus(bootstrap, command.status(), timeout));
-  return std::get<weft::TrainConfig>(*std::move(command));
+// Rank 0 prints the errors that all ranks have. Every rank prints its own.
+void PrintFailure(const absl::Status& status, int rank) {
+  if (status.ok() || (weft::IsAgreedError(status) && rank != 0)) return;
+  PrintError(weft::IsAgreedError(status) ? status : weft::Annotate(status, absl::StrCat("rank ", rank)));
 }
 
-absl::StatusOr<weft::TrainReport> RunTrain(weft::Bootstrap& bootstrap, absl::StatusOr<weft::Command> command,
-                                           weft::StopSignals& signals) {
-  WEFT_ASSIGN_OR_RETURN(const weft::TrainConfig config, AgreedConfig(bootstrap, std::move(command)));
+// `config` may be an error on one rank alone: each rank has its own command line. Collective: all ranks.
+absl::StatusOr<weft::TrainReport> RunTrain(weft::Bootstrap& bootstrap,
+                                           const absl::StatusOr<weft::TrainConfig>& config,
+                                           absl::Duration timeout, weft::StopSignals& signals) {
+  WEFT_RETURN_IF_ERROR(weft::AgreeOnStatus(bootstrap, config.status(), timeout));
   weft::TrainEnvironment environment;
   environment.watchdog = true;
   environment.stop = &signals.EnableGracefulStop();
   environment.output = stdout;
   environment.terminal = weft::IsOutputTerminal();
-  return weft::Train(bootstrap, config, environment);
+  return weft::Train(bootstrap, *config, environment);
 }
 
-int TrainOnAllRanks(absl::StatusOr<weft::Command> command) {
+int TrainOnAllRanks(absl::StatusOr<weft::TrainConfig> config) {
   weft::StopSignals signals;  // Before MPI and OpenMP start threads.
-  const auto bootstrap = weft::MakeMpiBootstrap();
+  absl::StatusOr<weft::MpiBootstrapOptions> options = weft::MpiBootstrapOptions::FromEnvironment();
+  if (!options.ok()) {
+    config = options.status();
+    options.emplace();
+  }
+  const auto bootstrap = weft::MakeMpiBootstrap(*options);
   if (!bootstrap.ok()) {
     PrintError(bootstrap.status());
     return kExitFailed;
   }
-  const absl::StatusOr<weft::TrainReport> report = RunTrain(**bootstrap, std::move(command), signals);
+  const absl::StatusOr<weft::TrainReport> report = RunTrain(**bootstrap, config, options->timeout, signals);
+  PrintFailure(report.status(), (*bootstrap)->rank());
   if (absl::IsDeadlineExceeded(report.status())) {
-    // MPI_Finalize would wait for the missing rank, so the process exits without it.
-    std::fprintf(stderr, "weft: rank %d: %s\n", (*bootstrap)->rank(),
-                 std::string(report.status().message()).c_str());
-    std::_Exit(kExitRankMissing);
-  }
-  if (!report.ok() && (*bootstrap)->rank() == 0) {
-    PrintError(report.status());
+    std::_Exit(kExitRankMissing);  // MPI_Finalize would wait for the missing rank.
   }
   if (report.ok() && report->stopped) {
     if ((*bootstrap)->rank() == 0) {
       std::fprintf(stderr, "weft: stopped by a signal after step %lld\n",
                    static_cast<long long>(report->steps));
     }
-    return kExitInterrupted;
+    return weft::StopSignals::kExitInterrupted;
   }
   return ExitCodeOf(report.status());
+}
+
+int Diagnose(const std::vector<std::string>& paths) {
+  const absl::StatusOr<std::vector<weft::FlightRecord>> records = weft::ReadFlightRecords(paths);
+  const absl::StatusOr<std::string> diagnosis = records.ok() ? weft::Diagnose(*records) : records.status();
+  if (!diagnosis.ok()) {
+    PrintError(diagnosis.status());
+    return ExitCodeOf(diagnosis.status());
+  }
+  std::printf("%s\n", diagnosis->c_str());
+  return kExitDone;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
+  weft::StopSignals::Block();  // A signal waits until StopSignals takes it.
   weft::LetIdleThreadsSleep(argv);
   absl::StatusOr<weft::Command> command =
       weft::ParseCommandLine(std::vector<std::string>(argv + 1, argv + argc));
@@ -108,5 +120,9 @@ int main(int argc, char** argv) {
     }
     return kExitDone;
   }
-  return TrainOnAllRanks(std::move(command));
+  if (command.ok() && std::holds_alternative<weft::DiagnosePaths>(*command)) {
+    return Diagnose(std::get<weft::DiagnosePaths>(*command).paths);
+  }
+  if (!command.ok()) return TrainOnAllRanks(command.status());
+  return TrainOnAllRanks(std::get<weft::TrainConfig>(*std::move(command)));
 }

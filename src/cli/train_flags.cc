@@ -185,6 +185,8 @@ void AddOptimizerFlags(CLI::App& app, OptimizerOptions& optimizer) {
   group.OneOf("--decay", optimizer.decay, {DecayScope::kAll, DecayScope::kMatrices},
               "Parameters that decay: all, or matrices only (not norms)");
   group.Number("--clip-grad-norm", optimizer.clip_grad_norm, "Largest gradient norm; 0: no clipping");
+  group.Number("--max-skipped-steps", optimizer.max_skipped_steps,
+               "Steps without an update that a run survives, as their loss or gradient is not finite");
   group.Number("--beta1", optimizer.beta1, "Decay of the first moment");
   group.Number("--beta2", optimizer.beta2, "Decay of the second moment");
   group.Number("--eps", optimizer.eps, "Term added to the root of the second moment");
@@ -238,6 +240,8 @@ void AddOutputFlags(CLI::App& app, OutputOptions& output) {
   group.Text("--metrics", output.metrics_file,
              "Write one JSON object per step, and the configuration beside it", "FILE.jsonl");
   group.Text("--export-hf", output.export_folder, "Hugging Face folder to write at the end", "DIR");
+  group.Text("--dump-folder", output.dump_folder,
+             "Folder for the flight recorders of a run in which a rank is missing; see weft diagnose", "DIR");
 }
 
 }  // namespace

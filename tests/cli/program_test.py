@@ -12,7 +12,7 @@ import model_folder
 from weft_case import SMALL, TEXT, WeftCase, main
 
 FIELDS = ("step loss grad_norm lr tokens tokens_seen tokens_per_s tflops step_ms exposed_comm_ms bytes wire_bytes wire_saved_bytes "
-          "copied_bytes peak_buffer_bytes peak_bytes allocated_bytes rss_bytes").split()
+          "copied_bytes peak_buffer_bytes peak_bytes allocated_bytes rss_bytes skipped_steps").split()
 
 
 def weights_hash(output):
@@ -214,6 +214,10 @@ class StopRequests(WeftCase):
 
 
 class LostRanks(WeftCase):
+    @staticmethod
+    def children(pid):
+        return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
     def lose(self, signal_number, *flags):
         """Sends a signal to rank 1 of 2 after the first step. Returns the exit code and standard error of mpirun."""
         command = self.command(["train", *SMALL, "--data", self.text, "--steps", "1000000", *flags], 2)
@@ -221,8 +225,9 @@ class LostRanks(WeftCase):
                               env=os.environ | {"WEFT_TIMEOUT_S": "3"}) as process:
             while not process.stdout.readline().startswith("step 1/"):
                 pass
-            children = pathlib.Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-            ranks = [int(child) for child in children if b"train" in pathlib.Path(f"/proc/{child}/cmdline").read_bytes()]
+            # mpirun is a child of its script, and the ranks are mpirun's.
+            ranks = [child for launcher in self.children(process.pid) for child in self.children(launcher)
+                     if b"train" in pathlib.Path(f"/proc/{child}/cmdline").read_bytes()]
             self.assertEqual(len(ranks), 2)
             os.kill(ranks[1], signal_number)
             _, errors = process.communicate(timeout=60)
@@ -232,7 +237,10 @@ class LostRanks(WeftCase):
         for flags in ([], ["--cp", "2", "--cp-scheme", "ring"]):
             code, errors = self.lose(signal.SIGSTOP, *flags)
             self.assertEqual(code, 86, errors)
-            self.assertRegex(errors, r"weft: rank 0: .*waits for rank\(s\) 1")
+            self.assertRegex(errors, r"weft: rank 0: .*waits for rank\(s\) 1.*run: weft diagnose weft-dump")
+            diagnosis = self.run_weft("diagnose", "weft-dump")
+            self.assertEqual(diagnosis.returncode, 0, diagnosis.stderr)
+            self.assertRegex(diagnosis.stdout, r"^rank 1 is late: .* submitted by rank 0 and not by rank 1 \(.*\)\n$")
 
     def test_exits_when_a_rank_dies(self):
         code, errors = self.lose(signal.SIGKILL)

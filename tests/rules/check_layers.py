@@ -41,7 +41,7 @@ ROOMS = {
     "nn": [["products"], ["kernels"], ["modules"], ["models"]],
     "sharding": [["plan"], ["pipeline"], ["group"], ["model"]],
     "context_parallel": [["layouts"], ["exchanges"], ["schemes"], ["hooks"]],
-    "train": [["files"], ["config"], ["data"], ["loop"]],
+    "train": [["files"], ["config"], ["data"], ["loop", "diagnose"]],
 }
 
 # Libraries that implementations hide: a public header that includes one makes every user need it.

@@ -50,7 +50,8 @@ TEST(Metrics, AreOneJsonObjectWithEveryFieldPerLine) {
       R"("tflops":0.25,"step_ms":83.0,"exposed_comm_ms":4.0,)"
       R"("bytes":{"all_gather":1,"reduce_scatter":2,"all_reduce":3,"context":0,"control":4},)"
       R"("wire_bytes":5,"wire_saved_bytes":8,"copied_bytes":6,"peak_buffer_bytes":7,)"
-      R"("peak_bytes":{"images":3,"gradients":4,"shards":9,"context":11,"scratch":10},"allocated_bytes":12,"rss_bytes":8388608})"
+      R"("peak_bytes":{"images":3,"gradients":4,"shards":9,"context":11,"scratch":10},"allocated_bytes":12,"rss_bytes":8388608,)"
+      R"("skipped_steps":0})"
       "\n";
   EXPECT_EQ(ReadFile(folder / "m.jsonl"), line + line);
 }
@@ -118,9 +119,9 @@ std::string Printed(bool terminal) {
   {
     ProgressPrinter printer(file, 4, terminal);
     StepMetrics metrics = Example();
-    printer.Print(metrics);
+    printer.Print(metrics, /*skipped=*/false);
     metrics.tokens_per_s = 1;
-    printer.Print(metrics);
+    printer.Print(metrics, /*skipped=*/false);
   }
   std::fclose(file);
   return ReadFile(folder / "out");
@@ -139,18 +140,46 @@ TEST(Progress, KeepsTheLineOfAnEvaluationOnATerminal) {
     ProgressPrinter printer(file, 4, /*terminal=*/true);
     StepMetrics metrics = Example();
     metrics.eval_loss = 2.25;
-    printer.Print(metrics);
+    printer.Print(metrics, /*skipped=*/false);
   }
   std::fclose(file);
   EXPECT_THAT(ReadFile(folder / "out"), ::testing::EndsWith("\neval after step 3  loss 2.2500\n"));
 }
 
+TEST(Progress, LeavesOutFieldsThatDoNotFitTheTerminal) {
+  const std::string whole = ProgressLine(Example(), 100, 1);
+  EXPECT_EQ(ProgressLine(Example(), 100, 1, whole.size()), whole);
+  EXPECT_EQ(ProgressLine(Example(), 100, 1, 79),
+            "step 3/100  loss 2.5000  norm 0.125  12.3k tokens/s  83 ms  8 MiB  ETA 0:01");
+  EXPECT_EQ(ProgressLine(Example(), 100, 1, 1), "step 3/100  loss 2.5000  norm 0.125");
+  for (size_t columns = 40; columns <= whole.size(); ++columns) {
+    EXPECT_LE(ProgressLine(Example(), 100, 1, columns).size(), columns);
+  }
+}
+
 TEST(Progress, OverwritesTheWholeLineOnATerminal) {
   const std::string text = Printed(true);
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1);
-  const size_t second = text.rfind('\r');
   EXPECT_EQ(text.front(), '\r');
-  EXPECT_EQ(text.size() - 1 - second, second);  // As long as the first line, padded with spaces.
+  const std::string erase = "\033[K";
+  EXPECT_THAT(text, ::testing::EndsWith(erase + "\n"));
+  EXPECT_LT(text.find(erase), text.rfind('\r'));
+}
+
+TEST(Progress, KeepsTheLineOfASkippedStepOnATerminal) {
+  const TempFolder folder;
+  std::FILE* file = std::fopen((folder / "out").c_str(), "w");
+  {
+    ProgressPrinter printer(file, 4, /*terminal=*/true);
+    StepMetrics metrics = Example();
+    metrics.grad_norm = std::numeric_limits<double>::infinity();
+    printer.Print(metrics, /*skipped=*/true);
+  }
+  std::fclose(file);
+  EXPECT_THAT(
+      ReadFile(folder / "out"),
+      ::testing::EndsWith("\nstep 3 skipped: the loss is 2.5 and the gradient norm inf; no weight was "
+                          "updated\n"));
 }
 
 }  // namespace

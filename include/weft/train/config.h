@@ -65,6 +65,9 @@ struct OptimizerOptions {
   LrDecay lr_schedule = LrDecay::kConstant;
   double min_lr_ratio = 0.0;
   double clip_grad_norm = 1.0;  // 0: no clipping.
+  // Steps whose loss or gradient norm is not finite do not update the weights. A run ends when it has skipped
+  // more than this many.
+  int64_t max_skipped_steps = 0;
 };
 
 // Activations that blocks keep from forward to backward. kNone: all. kFull: their inputs only; backward
@@ -107,6 +110,8 @@ struct ParallelOptions {
 struct OutputOptions {
   std::string metrics_file;   // Empty: no metrics.
   std::string export_folder;  // Empty: no export.
+  // Folder of the flight recorders of a run that fails because a rank is missing or ranks disagree.
+  std::string dump_folder = "weft-dump";
 };
 
 struct TrainConfig {

@@ -49,6 +49,8 @@ struct StepMetrics {
   // Memory that tensors took from the system, and buffer pools from the node heap. 0 in a steady step.
   int64_t allocated_bytes = 0;
   int64_t rss_bytes = 0;
+  // Steps of the run so far whose loss or gradient norm was not finite: they did not update the weights.
+  int64_t skipped_steps = 0;
   std::optional<double> eval_loss;  // After the update; set if an evaluation followed the step.
 };
 

@@ -3,17 +3,20 @@
 
 #include <cstdint>
 #include <cstdio>
+#include <limits>
 #include <string>
 
 #include "weft/train/metrics.h"
 
 namespace weft {
 
-// "step 12/100  loss 3.1234  norm 1.234  8.1k tokens/s  0.123 TFLOP/s  41 ms  comm 3 ms  210 MiB  ETA 0:12".
-// The caller estimates `seconds_left`.
-std::string ProgressLine(const StepMetrics& metrics, int64_t total_steps, double seconds_left);
+// "step 12/100  loss 3.1234  norm 1.234  12.3k tokens/s  0.123 TFLOP/s  41 ms  comm 3 ms  210 MiB  ETA 0:12".
+// The caller estimates `seconds_left`. The line consists of fields that two spaces separate. If it is longer
+// than `columns`, the fields after the norm are left out, from the least important on.
+std::string ProgressLine(const StepMetrics& metrics, int64_t total_steps, double seconds_left,
+                         size_t columns = std::numeric_limits<size_t>::max());
 
-// Writes progress lines to a stream. On a terminal each line overwrites the one before.
+// Writes progress lines to a stream. On a terminal each line overwrites the one before and fits its width.
 //
 // Lifetime: the stream must outlive the printer.
 class ProgressPrinter {
@@ -25,17 +28,17 @@ class ProgressPrinter {
   ProgressPrinter(const ProgressPrinter&) = delete;
   ProgressPrinter& operator=(const ProgressPrinter&) = delete;
 
-  // Prints the step's line. If an evaluation followed the step, prints a second line, which stays on a
-  // terminal.
-  void Print(const StepMetrics& metrics);
+  // Prints the step's line. A second line, which stays on a terminal, tells of an evaluation that followed
+  // the step, or that the step was `skipped`.
+  void Print(const StepMetrics& metrics, bool skipped);
 
  private:
   void EndLine();
+  size_t Columns() const;  // Width of the terminal, or 80, less one.
   std::FILE* stream_;
   int64_t total_steps_;
   bool terminal_;
   bool line_open_ = false;
-  size_t shown_ = 0;  // Length of the line on the terminal, in characters.
   double smoothed_step_ms_ = 0;
 };
 

@@ -36,7 +36,8 @@ struct TrainEnvironment {
 };
 
 struct TrainReport {
-  int64_t steps = 0;  // Fewer than configured if the run was stopped.
+  int64_t steps = 0;          // Fewer than configured if the run was stopped.
+  int64_t skipped_steps = 0;  // Steps among them without an update, as their loss or gradient was not finite.
   bool stopped = false;
   double loss = 0;                  // Loss of the last step.
   std::optional<double> eval_loss;  // Loss of the last evaluation.

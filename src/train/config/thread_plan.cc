@@ -88,7 +88,9 @@ ThreadPlan PlanThreads(const NodePlacement& placement) {
 
 absl::StatusOr<NodePlacement> FindPlacement(Bootstrap& bootstrap, absl::Duration timeout) {
   NodePlacement placement;
-  WEFT_ASSIGN_OR_RETURN(placement.limit, ThreadLimit());
+  const absl::StatusOr<std::optional<int>> limit = ThreadLimit();
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, limit.status(), timeout));
+  placement.limit = *limit;
   placement.node_cpus = LauncherCpus();
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> masks,
                         bootstrap.AllGatherBlob(absl::StrJoin(AffinityCpus(), ","), timeout));

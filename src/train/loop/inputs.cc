@@ -81,17 +81,8 @@ absl::Status CheckWeights(const SafetensorsReader& weights, LlamaModel& model) {
 
 absl::Status CheckData(Bootstrap& bootstrap, const Corpus& corpus, int64_t vocab_size,
                        absl::Duration timeout) {
-  WEFT_RETURN_IF_ERROR(
-      AgreeOnStatus(bootstrap, corpus.CheckTokens(vocab_size, bootstrap.rank(), bootstrap.size()), timeout));
-  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> sizes,
-                        bootstrap.AllGatherBlob(absl::StrCat(corpus.tokens()), timeout));
-  for (size_t rank = 1; rank < sizes.size(); ++rank) {
-    if (sizes[rank] != sizes[0]) {
-      return absl::DataLossError(absl::StrCat("rank 0 sees data of ", sizes[0], " tokens, but rank ", rank,
-                                              " sees ", sizes[rank], ": put the same files on every host"));
-    }
-  }
-  return absl::OkStatus();
+  return AgreeOnStatus(bootstrap, corpus.CheckTokens(vocab_size, bootstrap.rank(), bootstrap.size()),
+                       timeout);
 }
 
 ShardLoader LoadFromSafetensors(const SafetensorsReader& weights) {

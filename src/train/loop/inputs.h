@@ -32,8 +32,8 @@ absl::StatusOr<TrainInputs> OpenInputs(const TrainConfig& config);
 // kNotFound, kDataLoss (names the tensor).
 absl::Status CheckWeights(const SafetensorsReader& weights, LlamaModel& model);
 
-// Checks that this rank's part of the data fits the vocabulary, and that all ranks see data of the same
-// length. Collective: all ranks. Errors: kDataLoss (names file and position, or the ranks whose data differ).
+// Checks that the data fit the vocabulary; each rank checks a part. Collective: all ranks. Errors: kDataLoss
+// (names file and position).
 absl::Status CheckData(Bootstrap& bootstrap, const Corpus& corpus, int64_t vocab_size,
                        absl::Duration timeout);
 

@@ -40,7 +40,8 @@ std::string ToJson(const StepMetrics& metrics) {
                                    {"context", metrics.peak_bytes.context},
                                    {"scratch", metrics.peak_bytes.scratch}}},
                                  {"allocated_bytes", metrics.allocated_bytes},
-                                 {"rss_bytes", metrics.rss_bytes}};
+                                 {"rss_bytes", metrics.rss_bytes},
+                                 {"skipped_steps", metrics.skipped_steps}};
   if (metrics.eval_loss) {
     json["eval_loss"] = *metrics.eval_loss;
   }

@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <sys/ioctl.h>
+#include <vector>
 
+#include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
 
 namespace weft {
@@ -26,11 +29,34 @@ std::string Duration(double seconds) {
 
 }  // namespace
 
-std::string ProgressLine(const StepMetrics& metrics, int64_t total_steps, double seconds_left) {
-  return absl::StrFormat(
-      "step %d/%d  loss %.4f  norm %.3f  %s tokens/s  %.3f TFLOP/s  %.0f ms  comm %.0f ms  %d MiB  ETA %s",
-      metrics.step, total_steps, metrics.loss, metrics.grad_norm, Short(metrics.tokens_per_s), metrics.tflops,
-      metrics.step_ms, metrics.exposed_comm_ms, metrics.rss_bytes >> 20, Duration(seconds_left));
+std::string ProgressLine(const StepMetrics& metrics, int64_t total_steps, double seconds_left,
+                         size_t columns) {
+  struct Field {
+    std::string text;
+    int importance;  // Of two fields, the one with the lower number is left out first.
+  };
+  constexpr int kAlways = 6;
+  std::vector<Field> fields = {
+      {absl::StrFormat("step %d/%d", metrics.step, total_steps), kAlways},
+      {absl::StrFormat("loss %.4f", metrics.loss), kAlways},
+      {absl::StrFormat("norm %.3f", metrics.grad_norm), kAlways},
+      {absl::StrFormat("%s tokens/s", Short(metrics.tokens_per_s)), 5},
+      {absl::StrFormat("%.3f TFLOP/s", metrics.tflops), 0},
+      {absl::StrFormat("%.0f ms", metrics.step_ms), 3},
+      {absl::StrFormat("comm %.0f ms", metrics.exposed_comm_ms), 1},
+      {absl::StrFormat("%d MiB", metrics.rss_bytes >> 20), 2},
+      {absl::StrFormat("ETA %s", Duration(seconds_left)), 4},
+  };
+  const auto join = [&](int least) {
+    std::string line;
+    for (const Field& field : fields) {
+      if (field.importance >= least) absl::StrAppend(&line, line.empty() ? "" : "  ", field.text);
+    }
+    return line;
+  };
+  int least = 0;
+  while (least < kAlways && join(least).size() > columns) ++least;
+  return join(least);
 }
 
 ProgressPrinter::~ProgressPrinter() { EndLine(); }
@@ -41,23 +67,34 @@ void ProgressPrinter::EndLine() {
     std::fflush(stream_);
   }
   line_open_ = false;
-  shown_ = 0;
 }
 
-void ProgressPrinter::Print(const StepMetrics& metrics) {
+size_t ProgressPrinter::Columns() const {
+  constexpr size_t kUsual = 80;
+  winsize size{};
+  const bool known = ioctl(fileno(stream_), TIOCGWINSZ, &size) == 0 && size.ws_col > 1;
+  // A line that fills the last column wraps on some terminals.
+  return (known ? size.ws_col : kUsual) - 1;
+}
+
+void ProgressPrinter::Print(const StepMetrics& metrics, bool skipped) {
   // The first steps take longer than later ones, so a plain mean would mislead.
   smoothed_step_ms_ = smoothed_step_ms_ == 0
                           ? metrics.step_ms
                           : (1 - kNewestWeight) * smoothed_step_ms_ + kNewestWeight * metrics.step_ms;
   const double left = smoothed_step_ms_ * static_cast<double>(total_steps_ - metrics.step) / 1e3;
-  const std::string line = ProgressLine(metrics, total_steps_, left);
   if (terminal_) {
-    const std::string blank(shown_ > line.size() ? shown_ - line.size() : 0, ' ');
-    std::fprintf(stream_, "\r%s%s", line.c_str(), blank.c_str());
+    // The escape sequence erases the rest of the line, which a longer line may have left.
+    std::fprintf(stream_, "\r%s\033[K", ProgressLine(metrics, total_steps_, left, Columns()).c_str());
     line_open_ = true;
-    shown_ = line.size();
   } else {
-    std::fprintf(stream_, "%s\n", line.c_str());
+    std::fprintf(stream_, "%s\n", ProgressLine(metrics, total_steps_, left).c_str());
+  }
+  if (skipped) {
+    EndLine();
+    std::fprintf(stream_,
+                 "step %lld skipped: the loss is %g and the gradient norm %g; no weight was updated\n",
+                 static_cast<long long>(metrics.step), metrics.loss, metrics.grad_norm);
   }
   if (metrics.eval_loss) {
     EndLine();

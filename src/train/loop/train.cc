@@ -7,6 +7,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "src/train/files/file_io.h"
+#include "src/train/loop/agreement.h"
 #include "src/train/loop/evaluator.h"
 #include "src/train/loop/export_hf.h"
 #include "src/train/loop/inputs.h"
@@ -24,16 +25,20 @@
 namespace weft {
 namespace {
 
+constexpr const char* kRemedy = ": use a smaller --lr, more --warmup-steps, or a smaller --clip-grad-norm";
+
 absl::Status NotFinite(int64_t step, const absl::AlphaNum& what) {
-  return absl::OutOfRangeError(absl::StrCat(
-      "step ", step, ": ", what, ": use a smaller --lr, more --warmup-steps, or a smaller --clip-grad-norm"));
+  return absl::OutOfRangeError(absl::StrCat("step ", step, ": ", what, kRemedy));
 }
 
 // All ranks have the same metrics, so all return the same status.
-absl::Status CheckFinite(const StepMetrics& metrics) {
-  if (!std::isfinite(metrics.loss) || !std::isfinite(metrics.grad_norm)) {
-    return NotFinite(metrics.step, absl::StrCat("the loss is ", metrics.loss, " and the gradient norm ",
-                                                metrics.grad_norm, ", but both must be finite"));
+absl::Status CheckFinite(const StepMetrics& metrics, int64_t max_skipped_steps) {
+  if (metrics.skipped_steps > max_skipped_steps) {
+    return NotFinite(metrics.step,
+                     absl::StrCat("the loss is ", metrics.loss, " and the gradient norm ", metrics.grad_norm,
+                                  ", but both must be finite; ", metrics.skipped_steps,
+                                  metrics.skipped_steps == 1 ? " step was" : " steps were",
+                                  " skipped, and --max-skipped-steps allows ", max_skipped_steps));
   }
   if (!std::isfinite(metrics.eval_loss.value_or(0))) {
     return NotFinite(metrics.step, absl::StrCat("the loss on --eval-data is ", *metrics.eval_loss,
@@ -59,6 +64,15 @@ class Run {
       : bootstrap_(bootstrap), config_(config), environment_(environment), timeout_(timeout) {}
 
   absl::StatusOr<TrainReport> Execute() {
+    const absl::Status status = RunPhases();
+    // The engine's destructor writes the flight recorder and ends the process if the environment allows it.
+    if (absl::IsDeadlineExceeded(status) && trainer_ != nullptr) trainer_->Fail(status);
+    WEFT_RETURN_IF_ERROR(status);
+    return report_;
+  }
+
+ private:
+  absl::Status RunPhases() {
     WEFT_RETURN_IF_ERROR(Prepare());
     WEFT_RETURN_IF_ERROR(Announce());
     WEFT_RETURN_IF_ERROR(Build());
@@ -68,11 +82,9 @@ class Run {
       trainer_->Fail(trained);
     }
     WEFT_RETURN_IF_ERROR(AgreeOnCause(trained));
-    WEFT_RETURN_IF_ERROR(Finish());
-    return report_;
+    return Finish();
   }
 
- private:
   bool first() const { return bootstrap_.rank() == 0; }
   std::FILE* output() const { return first() ? environment_.output : nullptr; }
   absl::Status Agree(const absl::Status& local) { return AgreeOnStatus(bootstrap_, local, timeout_); }
@@ -93,11 +105,13 @@ class Run {
       WEFT_RETURN_IF_ERROR(CheckWeights(*inputs_->weights, *model_));
     }
     WEFT_ASSIGN_OR_RETURN(plan_, MakeRunPlan(config_, *inputs_, bootstrap_.node_map()));
+    WEFT_ASSIGN_OR_RETURN(properties_, PropertiesOf(config_, *inputs_));
     return first() ? CheckOutputs(config_, *inputs_) : absl::OkStatus();
   }
 
   absl::Status Prepare() {
     WEFT_RETURN_IF_ERROR(Agree(OpenAndPlan()));
+    WEFT_RETURN_IF_ERROR(AgreeOnCause(AgreeOnProperties(bootstrap_, properties_, timeout_)));
     const int64_t vocab_size = inputs_->model.vocab_size;
     WEFT_RETURN_IF_ERROR(CheckData(bootstrap_, inputs_->corpus, vocab_size, timeout_));
     return inputs_->eval_corpus ? CheckData(bootstrap_, *inputs_->eval_corpus, vocab_size, timeout_)
@@ -125,15 +139,11 @@ class Run {
     EngineOptions engine = environment_.engine;
     engine.timeout = timeout_;
     engine.watchdog = environment_.watchdog;
+    engine.dump_folder = config_.output.dump_folder;
     WEFT_ASSIGN_OR_RETURN(
         trainer_, Trainer::Create(bootstrap_, inputs_->corpus, *plan_, std::move(model_), loader, engine));
     AnnounceWireCompression();
-    if (plan_->evaluation) {
-      WEFT_ASSIGN_OR_RETURN(evaluator_,
-                            Evaluator::Create(trainer_->engine(), trainer_->model(), *inputs_->eval_corpus,
-                                              *plan_->evaluation, trainer_->splitter()));
-    }
-    return Agree(OpenMetrics());
+    return Agree(OpenEvaluatorAndMetrics());
   }
 
   // On one node nothing is sent, so there is nothing to announce.
@@ -144,6 +154,16 @@ class Run {
     if (output() == nullptr) return;
     std::fputs(ToText({resolved_.back()}).c_str(), output());
     std::fflush(output());
+  }
+
+  // Either can fail on one rank alone.
+  absl::Status OpenEvaluatorAndMetrics() {
+    if (plan_->evaluation) {
+      WEFT_ASSIGN_OR_RETURN(evaluator_,
+                            Evaluator::Create(trainer_->engine(), trainer_->model(), *inputs_->eval_corpus,
+                                              *plan_->evaluation, trainer_->splitter()));
+    }
+    return OpenMetrics();
   }
 
   absl::Status OpenMetrics() {
@@ -161,10 +181,15 @@ class Run {
     if (output() != nullptr) {
       progress.emplace(output(), config_.optimizer.steps, environment_.terminal);
     }
+    const int64_t max_skipped = config_.optimizer.max_skipped_steps;
     for (int64_t step = 1; step <= config_.optimizer.steps && !report_.stopped; ++step) {
       const bool stop = environment_.stop != nullptr && environment_.stop->load();
+      trainer_->engine().SetPhase(absl::StrCat("step ", step));
       WEFT_ASSIGN_OR_RETURN(Trainer::StepResult result, trainer_->Step(step, stop));
-      if (EvaluatesAfter(step) && CheckFinite(result.metrics).ok()) {
+      report_.skipped_steps += result.skipped ? 1 : 0;
+      result.metrics.skipped_steps = report_.skipped_steps;
+      if (EvaluatesAfter(step) && CheckFinite(result.metrics, max_skipped).ok()) {
+        trainer_->engine().SetPhase(absl::StrCat("evaluation after step ", step));
         WEFT_ASSIGN_OR_RETURN(report_.eval_loss, evaluator_->ComputeLoss());
         result.metrics.eval_loss = report_.eval_loss;
       }
@@ -173,9 +198,9 @@ class Run {
       report_.loss = result.metrics.loss;
       report_.stopped = result.stop;
       if (progress) {
-        progress->Print(result.metrics);
+        progress->Print(result.metrics, result.skipped);
       }
-      WEFT_RETURN_IF_ERROR(CheckFinite(result.metrics));
+      WEFT_RETURN_IF_ERROR(CheckFinite(result.metrics, max_skipped));
     }
     return absl::OkStatus();
   }
@@ -196,6 +221,7 @@ class Run {
   }
 
   absl::Status Finish() {
+    trainer_->engine().SetPhase("end of the run: weights hash and export");
     WEFT_ASSIGN_OR_RETURN(const std::vector<ShardView> shards, trainer_->CurrentShards());
     WEFT_RETURN_IF_ERROR(Agree(CheckWeightsFinite(shards, report_.steps)));
     WEFT_ASSIGN_OR_RETURN(report_.weights_hash, HashShards(bootstrap_, trainer_->model(), shards,
@@ -223,6 +249,7 @@ class Run {
   std::optional<TrainInputs> inputs_;
   std::unique_ptr<LlamaModel> model_;
   std::optional<RunPlan> plan_;
+  std::vector<RunProperty> properties_;  // Equal on all ranks.
   std::vector<ResolvedItem> resolved_;
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<Evaluator> evaluator_;  // Null without --eval-data.
@@ -234,8 +261,10 @@ class Run {
 
 absl::StatusOr<TrainReport> Train(Bootstrap& bootstrap, const TrainConfig& config,
                                   const TrainEnvironment& environment) {
-  WEFT_ASSIGN_OR_RETURN(const absl::Duration timeout, DefaultTimeout());
-  return Run(bootstrap, config, environment, timeout).Execute();
+  const absl::StatusOr<absl::Duration> timeout = DefaultTimeout();
+  // The variable may be wrong on one host alone.
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, timeout.status(), timeout.value_or(absl::Seconds(600))));
+  return Run(bootstrap, config, environment, *timeout).Execute();
 }
 
 }  // namespace weft

@@ -1,6 +1,7 @@
 #include "src/train/loop/trainer.h"
 
 #include <chrono>
+#include <cmath>
 #include <cstring>
 #include <utility>
 
@@ -136,13 +137,15 @@ absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, bool stop) {
   own.stop = stop ? 1 : 0;
   WEFT_ASSIGN_OR_RETURN(own.loss, ForwardAndBackward(step));
   WEFT_ASSIGN_OR_RETURN(const GradientNorm norm, sharded_->ClipGradNorm(plan_.clip_grad_norm));
-  const double lr = plan_.learning_rate.At(step);
-  WEFT_RETURN_IF_ERROR(Update(lr, norm.factor));
-  sharded_->ZeroGradients();
   WEFT_ASSIGN_OR_RETURN(const StepSummary all, GatherSummaries(own));
+  const double lr = plan_.learning_rate.At(step);
 
   StepResult result;
   result.stop = all.stop != 0;
+  // Every rank has the same bits of both, so that all decide alike.
+  result.skipped = !std::isfinite(all.loss) || !std::isfinite(norm.norm);
+  if (!result.skipped) WEFT_RETURN_IF_ERROR(Update(lr, norm.factor));
+  sharded_->ZeroGradients();
   StepMetrics& metrics = result.metrics;
   metrics.step = step;
   metrics.loss = all.loss;

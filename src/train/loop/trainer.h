@@ -45,7 +45,8 @@ class Trainer {
 
   struct StepResult {
     StepMetrics metrics;
-    bool stop = false;  // Some rank requested a stop.
+    bool skipped = false;  // The loss or the gradient norm is not finite: no rank updated its weights.
+    bool stop = false;     // Some rank requested a stop.
   };
   // Does step number `step`, counted from 1: forward and backward of all microbatches, and the update. With
   // `stop`, this rank requests that all ranks stop after the step. After an error the trainer is unusable.

@@ -1,0 +1,56 @@
+// Diagnosis of a run that did not end well, from the flight recorders of its ranks: which rank is late, in which
+// operation, and which ranks disagree.
+//
+// Thread safety: pure functions.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+namespace weft {
+
+// The flight recorder of one rank. docs/reliability.md describes its file.
+struct FlightRecord {
+  struct Lane {
+    std::string name;
+    std::vector<int> ranks;  // Of its group.
+    uint64_t submitted = 0;  // The last sequence that this rank submitted.
+  };
+  struct Operation {
+    std::string lane;
+    uint64_t sequence = 0;
+    uint64_t generation = 0;
+    std::string label;
+    std::string description;  // Kind, elements, dtype, reduction and sequence.
+    uint64_t counts_hash = 0;
+    bool ended = false;  // *Ready* or *released*.
+    int64_t submitted_ns = 0;
+    std::string waiting_for;
+  };
+  int rank = 0;
+  int ranks = 0;
+  std::string phase;
+  std::string failure;
+  std::vector<Lane> lanes;
+  std::vector<Operation> operations;  // Oldest first.
+};
+
+// Parses the text of one file. `path` goes into messages.
+// Errors: kDataLoss (not a flight recorder, or not of this version; names the path and the field).
+absl::StatusOr<FlightRecord> ParseFlightRecord(std::string_view text, const std::string& path);
+
+// Reads files and, of folders, the files rank-<N>.json.
+// Errors: kNotFound, kPermissionDenied, kDataLoss (names the path).
+absl::StatusOr<std::vector<FlightRecord>> ReadFlightRecords(absl::Span<const std::string> paths);
+
+// One line: the ranks that disagree about an operation; else the ranks that are late, the oldest operation that
+// others wait for, and what the late ranks do; else that nothing is missing.
+// Errors: kDataLoss (no record, or records of runs with different numbers of ranks, or two of one rank).
+absl::StatusOr<std::string> Diagnose(absl::Span<const FlightRecord> records);
+
+}  // namespace weft

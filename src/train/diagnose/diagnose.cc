@@ -1,0 +1,216 @@
+#include "weft/train/diagnose.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+using Operation = FlightRecord::Operation;
+using RecordOfRank = std::map<int, const FlightRecord*>;
+
+// A lane is one group: groups of one name on different ranks are different lanes.
+using LaneKey = std::pair<std::string, std::vector<int>>;
+
+struct Waiting {
+  LaneKey lane;
+  const Operation* operation;
+  std::vector<int> waiting;  // Ranks that have submitted the operation.
+  std::vector<int> late;     // Ranks that have not.
+};
+
+std::string Ranks(const std::vector<int>& ranks) {
+  constexpr size_t kShown = 8;
+  const size_t shown = std::min(ranks.size(), kShown);
+  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ",
+                      absl::StrJoin(ranks.begin(), ranks.begin() + static_cast<std::ptrdiff_t>(shown), ", "),
+                      shown < ranks.size() ? absl::StrCat(" and ", ranks.size() - shown, " others") : "");
+}
+
+std::string Named(const Operation& operation) {
+  return absl::StrCat(operation.description,
+                      operation.label.empty() ? "" : absl::StrCat(" '", operation.label, "'"));
+}
+
+const FlightRecord::Lane* FindLane(const FlightRecord& record, const LaneKey& key) {
+  for (const FlightRecord::Lane& lane : record.lanes) {
+    if (lane.name == key.first && lane.ranks == key.second) return &lane;
+  }
+  return nullptr;
+}
+
+const Operation* FindOperation(const FlightRecord& record, const std::string& lane, const Operation& like) {
+  for (const Operation& operation : record.operations) {
+    if (operation.lane == lane && operation.sequence == like.sequence &&
+        operation.generation == like.generation) {
+      return &operation;
+    }
+  }
+  return nullptr;
+}
+
+// The lanes of all ranks, each once.
+std::set<LaneKey> LanesOf(const RecordOfRank& records) {
+  std::set<LaneKey> lanes;
+  for (const auto& [rank, record] : records) {
+    for (const FlightRecord::Lane& lane : record->lanes) lanes.emplace(lane.name, lane.ranks);
+  }
+  return lanes;
+}
+
+// The unfinished operations of a rank on a lane, oldest first.
+std::vector<const Operation*> UnfinishedOn(const FlightRecord& record, const std::string& lane) {
+  std::vector<const Operation*> unfinished;
+  for (const Operation& operation : record.operations) {
+    if (operation.lane == lane && !operation.ended) unfinished.push_back(&operation);
+  }
+  return unfinished;
+}
+
+// The first operation of a lane that two ranks describe differently.
+std::optional<std::string> FindDisagreement(const RecordOfRank& records, const LaneKey& lane) {
+  for (const int rank : lane.second) {
+    const auto record = records.find(rank);
+    if (record == records.end()) continue;
+    for (const Operation* operation : UnfinishedOn(*record->second, lane.first)) {
+      for (const int other : lane.second) {
+        const auto peer = records.find(other);
+        if (other <= rank || peer == records.end()) continue;
+        const Operation* theirs = FindOperation(*peer->second, lane.first, *operation);
+        if (theirs == nullptr) continue;
+        if (theirs->description == operation->description && theirs->counts_hash == operation->counts_hash)
+          continue;
+        const bool same_text = theirs->description == operation->description;
+        return absl::StrCat("ranks ", rank, " and ", other, " disagree on lane ", lane.first, ": rank ", rank,
+                            " submitted ", Named(*operation), ", rank ", other, " submitted ", Named(*theirs),
+                            same_text ? ", with other counts per rank" : "");
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+// The oldest operation of a lane that some rank has submitted and another has not.
+std::optional<Waiting> FindLate(const RecordOfRank& records, const LaneKey& lane) {
+  std::optional<Waiting> oldest;
+  for (const int rank : lane.second) {
+    const auto record = records.find(rank);
+    if (record == records.end()) continue;
+    for (const Operation* operation : UnfinishedOn(*record->second, lane.first)) {
+      if (oldest && oldest->operation->sequence <= operation->sequence) break;
+      Waiting found{lane, operation, {}, {}};
+      for (const int member : lane.second) {
+        const auto peer = records.find(member);
+        const FlightRecord::Lane* theirs = peer == records.end() ? nullptr : FindLane(*peer->second, lane);
+        const bool submitted = theirs != nullptr && theirs->submitted >= operation->sequence;
+        (submitted ? found.waiting : found.late).push_back(member);
+      }
+      if (found.late.empty()) continue;
+      oldest = std::move(found);
+      break;
+    }
+  }
+  return oldest;
+}
+
+// The wait whose late ranks wait for nobody: a rank may be late because it waits for another one. Of several,
+// the one submitted first. Its late ranks are then only those that wait for nobody.
+std::optional<Waiting> FindCause(std::vector<Waiting> waits) {
+  std::set<int> waiting;
+  for (const Waiting& wait : waits) waiting.insert(wait.waiting.begin(), wait.waiting.end());
+  const auto waits_for_nobody = [&](int rank) { return !waiting.contains(rank); };
+  std::optional<Waiting> cause;
+  bool cause_is_free = false;
+  for (Waiting& wait : waits) {
+    const bool is_free = std::any_of(wait.late.begin(), wait.late.end(), waits_for_nobody);
+    const bool is_first = !cause || wait.operation->submitted_ns < cause->operation->submitted_ns;
+    if (cause && (is_free != cause_is_free ? cause_is_free : !is_first)) continue;
+    cause = std::move(wait);
+    cause_is_free = is_free;
+  }
+  if (cause_is_free) std::erase_if(cause->late, [&](int rank) { return !waits_for_nobody(rank); });
+  return cause;
+}
+
+// What the late ranks do, as far as it is known.
+std::string Whereabouts(const RecordOfRank& records, const std::vector<int>& late) {
+  std::vector<int> silent;
+  std::vector<std::string> texts;
+  for (const int rank : late) {
+    const auto record = records.find(rank);
+    if (record == records.end()) {
+      silent.push_back(rank);
+    } else if (texts.size() < 3) {
+      texts.push_back(
+          absl::StrCat("rank ", rank, " is in ",
+                       record->second->phase.empty() ? "an unnamed phase" : record->second->phase));
+    }
+  }
+  if (!silent.empty()) {
+    texts.push_back(absl::StrCat(Ranks(silent), silent.size() == 1 ? " has" : " have",
+                                 " no flight recorder: ended, stopped, or not yet started"));
+  }
+  return absl::StrJoin(texts, "; ");
+}
+
+absl::StatusOr<RecordOfRank> Index(absl::Span<const FlightRecord> records) {
+  if (records.empty()) return absl::DataLossError("there is no flight recorder to diagnose");
+  RecordOfRank by_rank;
+  for (const FlightRecord& record : records) {
+    if (record.ranks != records[0].ranks) {
+      return absl::DataLossError(absl::StrCat("the flight recorders are of different runs: one of ",
+                                              records[0].ranks, " ranks and one of ", record.ranks,
+                                              "; give those of one run"));
+    }
+    if (!by_rank.emplace(record.rank, &record).second) {
+      return absl::DataLossError(
+          absl::StrCat("there are two flight recorders of rank ", record.rank, "; give those of one run"));
+    }
+  }
+  return by_rank;
+}
+
+std::vector<int> MissingRecords(const RecordOfRank& records, int ranks) {
+  std::vector<int> missing;
+  for (int rank = 0; rank < ranks; ++rank) {
+    if (!records.contains(rank)) missing.push_back(rank);
+  }
+  return missing;
+}
+
+}  // namespace
+
+absl::StatusOr<std::string> Diagnose(absl::Span<const FlightRecord> records) {
+  WEFT_ASSIGN_OR_RETURN(const RecordOfRank by_rank, Index(records));
+  const std::set<LaneKey> lanes = LanesOf(by_rank);
+  for (const LaneKey& lane : lanes) {
+    if (const std::optional<std::string> disagreement = FindDisagreement(by_rank, lane)) return *disagreement;
+  }
+  std::vector<Waiting> waits;
+  for (const LaneKey& lane : lanes) {
+    if (std::optional<Waiting> late = FindLate(by_rank, lane)) waits.push_back(*std::move(late));
+  }
+  if (const std::optional<Waiting> cause = FindCause(std::move(waits))) {
+    return absl::StrCat(Ranks(cause->late),
+                        cause->late.size() == 1 ? " is late: " : " are late: ", Named(*cause->operation),
+                        " on lane ", cause->lane.first, " was submitted by ", Ranks(cause->waiting),
+                        " and not by ", Ranks(cause->late), " (", Whereabouts(by_rank, cause->late), ")");
+  }
+  const std::vector<int> missing = MissingRecords(by_rank, records[0].ranks);
+  if (!missing.empty()) {
+    return absl::StrCat(Ranks(missing), " left no flight recorder: ended, stopped, or not yet started");
+  }
+  return absl::StrCat(
+      "every operation was submitted by all its ranks",
+      records[0].failure.empty() ? "" : absl::StrCat("; the failure was: ", records[0].failure));
+}
+
+}  // namespace weft

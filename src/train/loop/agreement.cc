@@ -1,0 +1,269 @@
+#include "src/train/loop/agreement.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <set>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+#include <absl/strings/str_join.h>
+#include <nlohmann/json.hpp>
+
+#include "weft/core/hash.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+// Enough digits to tell any two values apart.
+std::string Text(double value) { return absl::StrFormat("%.17g", value); }
+std::string Text(int64_t value) { return absl::StrCat(value); }
+std::string Text(bool value) { return value ? "true" : "false"; }
+std::string Text(std::string_view value) { return std::string(value); }
+template <typename T>
+std::string Text(const std::optional<T>& value) {
+  if (!value) return "not given";
+  if constexpr (std::is_enum_v<T>) {
+    return std::string(Name(*value));
+  } else {
+    return Text(*value);
+  }
+}
+
+std::string Hex(uint64_t hash) { return absl::StrFormat("%016x", hash); }
+
+void AddFlags(const TrainConfig& config, std::vector<RunProperty>& properties) {
+  const DataOptions& data = config.data;
+  const OptimizerOptions& optimizer = config.optimizer;
+  const ParallelOptions& parallel = config.parallel;
+  const ContextOptions& context = parallel.context;
+  const std::pair<const char*, std::string> flags[] = {
+      {"--seq-len", Text(data.seq_len)},
+      {"--batch-size", Text(data.batch_size)},
+      {"--grad-accum", Text(data.grad_accum)},
+      {"--document-separator", Text(data.document_separator)},
+      {"--shuffle", Text(data.shuffle)},
+      {"--seed", absl::StrCat(config.seed)},
+      {"--eval-interval", Text(config.eval.interval)},
+      {"--eval-sequences", Text(config.eval.sequences)},
+      {"--steps", Text(optimizer.steps)},
+      {"--lr", Text(optimizer.lr)},
+      {"--warmup-steps", Text(optimizer.warmup_steps)},
+      {"--lr-schedule", Text(Name(optimizer.lr_schedule))},
+      {"--min-lr-ratio", Text(optimizer.min_lr_ratio)},
+      {"--weight-decay", Text(optimizer.weight_decay)},
+      {"--decay", Text(Name(optimizer.decay))},
+      {"--clip-grad-norm", Text(optimizer.clip_grad_norm)},
+      {"--beta1", Text(optimizer.beta1)},
+      {"--beta2", Text(optimizer.beta2)},
+      {"--eps", Text(optimizer.eps)},
+      {"--max-skipped-steps", Text(optimizer.max_skipped_steps)},
+      {"--dp-replicate", Text(parallel.dp_replicate)},
+      {"--dp-shard", Text(parallel.dp_shard)},
+      {"--zero-copy", Text(parallel.zero_copy)},
+      {"--node-shared", Text(Name(parallel.node_shared))},
+      {"--reshard-after-forward", Text(parallel.reshard_after_forward)},
+      {"--shard-optimizer-over-replicas", Text(parallel.shard_optimizer_over_replicas)},
+      {"--prefetch-depth", Text(parallel.prefetch_depth)},
+      {"--wire-compression", Text(parallel.wire_compression)},
+      {"--grad-sync", Text(Name(parallel.grad_sync))},
+      {"--activation-checkpoint", Text(Name(parallel.activation_checkpoint))},
+      {"--param-dtype", Text(Name(parallel.param_dtype))},
+      {"--reduce-dtype", Text(Name(parallel.reduce_dtype))},
+      {"--cp", Text(context.size)},
+      {"--cp-scheme", Text(Name(context.scheme))},
+      {"--ulysses-degree", Text(context.ulysses_degree)},
+      {"--ring-rotate", Text(context.ring_rotate)},
+      {"--load-balance", Text(context.load_balance)},
+      {"--export-hf", config.output.export_folder.empty() ? "not given" : "given"},
+  };
+  for (const auto& [name, value] : flags) properties.push_back({name, value});
+}
+
+// The model's sizes and constants. They come from a configuration file if there is --hf-model.
+RunProperty ModelProperty(const TrainConfig& config, const LlamaConfig& model) {
+  std::string scaling = "none";
+  if (const auto& rope = model.rope_scaling) {
+    scaling = absl::StrCat(Text(rope->factor), " ", Text(rope->low_freq_factor), " ",
+                           Text(rope->high_freq_factor), " ", rope->original_max_positions);
+  }
+  return {
+      config.model.hf_folder.empty() ? "the model" : "config.json of --hf-model",
+      absl::StrCat(model.layers, " layers, dim ", model.dim, ", ", model.heads, " heads of ", model.head_dim,
+                   ", ", model.kv_heads, " kv heads, ffn ", model.ffn_dim, ", vocabulary ", model.vocab_size,
+                   ", positions ", model.max_positions, ", rms_norm_eps ", Text(double{model.norm_eps}),
+                   ", rope_theta ", Text(model.rope_theta), ", rope scaling ", scaling, ", initial stddev ",
+                   Text(double{model.init_stddev}), model.tie_word_embeddings ? ", tied embeddings" : "")};
+}
+
+// The names of the corpus's files, relative to the folder that has all of them.
+std::vector<std::string> RelativeNames(const Corpus& corpus) {
+  namespace fs = std::filesystem;
+  std::optional<fs::path> common;
+  for (const Corpus::Source& source : corpus.sources()) {
+    const fs::path folder = fs::path(source.name).lexically_normal().parent_path();
+    if (!common) common = folder;
+    while (common->has_relative_path() && folder.lexically_relative(*common).native().starts_with("..")) {
+      *common = common->parent_path();
+    }
+  }
+  std::vector<std::string> names;
+  for (const Corpus::Source& source : corpus.sources()) {
+    names.push_back(fs::path(source.name).lexically_normal().lexically_relative(*common));
+  }
+  return names;
+}
+
+// Hash of evenly spaced samples of the tokens, the first and the last ones among them.
+absl::StatusOr<uint64_t> SampleHash(const Corpus& corpus, int64_t vocab_size) {
+  constexpr int64_t kSamples = 64;
+  constexpr int64_t kTokensOfSample = 1024;
+  const int64_t length = std::min(corpus.tokens(), kTokensOfSample);
+  std::vector<int32_t> tokens(static_cast<size_t>(length));
+  uint64_t hash = 0;
+  for (int64_t sample = 0; sample < kSamples; ++sample) {
+    const int64_t first = (corpus.tokens() - length) / (kSamples - 1) * sample;
+    const int64_t begin = sample + 1 == kSamples ? corpus.tokens() - length : first;
+    WEFT_RETURN_IF_ERROR(corpus.Read(begin, vocab_size, absl::MakeSpan(tokens)));
+    hash = Hash64(tokens.data(), tokens.size() * sizeof(int32_t), hash);
+  }
+  return hash;
+}
+
+absl::StatusOr<RunProperty> CorpusProperty(const char* flag, const Corpus& corpus, int64_t vocab_size) {
+  WEFT_ASSIGN_OR_RETURN(const uint64_t sample, SampleHash(corpus, vocab_size));
+  uint64_t files = 0;
+  const std::vector<std::string> names = RelativeNames(corpus);
+  for (size_t i = 0; i < names.size(); ++i) {
+    files = Hash64(absl::StrCat(names[i], "\n", corpus.sources()[i].tokens), files);
+  }
+  return RunProperty{
+      absl::StrCat("data of ", flag),
+      absl::StrCat(corpus.tokens(), " tokens in ", names.size(), names.size() == 1 ? " file" : " files",
+                   " (names and sizes ", Hex(files), ", content ", Hex(sample), ")")};
+}
+
+// Hash of the names, shapes and dtypes of all tensors, and of the first elements of each that can be read.
+absl::StatusOr<RunProperty> WeightsProperty(const SafetensorsReader& weights) {
+  constexpr int64_t kElementsOfSample = 256;
+  uint64_t hash = 0;
+  for (const auto& [name, entry] : weights.entries()) {
+    hash = Hash64(absl::StrCat(name, " ", entry.dtype, " ", absl::StrJoin(entry.shape, ",")), hash);
+    if (!weights.Check(name, entry.shape).ok()) continue;  // Ignored tensors may have any dtype.
+    int64_t elements = 1;
+    for (const int64_t size : entry.shape) elements *= size;
+    std::vector<float> sample(static_cast<size_t>(std::min(elements, kElementsOfSample)));
+    WEFT_RETURN_IF_ERROR(weights.Read(name, 0, absl::MakeSpan(sample)));
+    hash = Hash64(sample.data(), sample.size() * sizeof(float), hash);
+  }
+  return RunProperty{"weights of --hf-model",
+                     absl::StrCat(weights.entries().size(), " tensors (hash ", Hex(hash), ")")};
+}
+
+std::string Encode(const std::vector<RunProperty>& properties) {
+  nlohmann::json items = nlohmann::json::array();
+  for (const RunProperty& property : properties) items.push_back({property.name, property.value});
+  return items.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
+// Values by name. Empty if the blob is not of this exchange.
+std::map<std::string, std::string> Decode(const std::string& blob) {
+  const nlohmann::json items = nlohmann::json::parse(blob, nullptr, /*allow_exceptions=*/false);
+  std::map<std::string, std::string> values;
+  if (!items.is_array()) return values;
+  for (const nlohmann::json& item : items) {
+    if (item.is_array() && item.size() == 2 && item[0].is_string() && item[1].is_string())
+      values[item[0]] = item[1];
+  }
+  return values;
+}
+
+// "rank 3" or "ranks 0, 1, 2 and 5 others".
+std::string RankList(const std::vector<int>& ranks) {
+  constexpr size_t kShown = 4;
+  const size_t shown = ranks.size() > kShown + 1 ? kShown : ranks.size();
+  const std::string list =
+      absl::StrJoin(ranks.begin(), ranks.begin() + static_cast<std::ptrdiff_t>(shown), ", ");
+  const std::string rest =
+      shown < ranks.size() ? absl::StrCat(" and ", ranks.size() - shown, " others") : std::string();
+  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", list, rest);
+}
+
+// "--lr is 0.1 on rank 0 and 0.2 on ranks 1, 2". Empty if all ranks have one value.
+std::string DescribeDifference(const std::string& name,
+                               const std::vector<std::map<std::string, std::string>>& values_of_rank) {
+  std::map<std::string, std::vector<int>> ranks_of_value;
+  for (size_t rank = 0; rank < values_of_rank.size(); ++rank) {
+    const auto found = values_of_rank[rank].find(name);
+    const std::string value = found == values_of_rank[rank].end() ? "not known" : found->second;
+    ranks_of_value[value].push_back(static_cast<int>(rank));
+  }
+  if (ranks_of_value.size() == 1) return "";
+  std::vector<std::pair<std::vector<int>, std::string>> sides;  // Ordered by their lowest ranks.
+  for (auto& [value, ranks] : ranks_of_value) sides.emplace_back(std::move(ranks), value);
+  std::sort(sides.begin(), sides.end());
+  constexpr size_t kSides = 3;
+  std::vector<std::string> texts;
+  for (size_t i = 0; i < std::min(sides.size(), kSides); ++i) {
+    texts.push_back(absl::StrCat(sides[i].second, " on ", RankList(sides[i].first)));
+  }
+  if (sides.size() > kSides)
+    texts.push_back(absl::StrCat(sides.size() - kSides, " other values on other ranks"));
+  return absl::StrCat(name, " is ", absl::StrJoin(texts, " and "));
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<RunProperty>> PropertiesOf(const TrainConfig& config, const TrainInputs& inputs) {
+  std::vector<RunProperty> properties = {{"the version of weft", WEFT_VERSION}};
+  AddFlags(config, properties);
+  properties.push_back(ModelProperty(config, inputs.model));
+  const int64_t vocab_size = inputs.model.vocab_size;
+  WEFT_ASSIGN_OR_RETURN(RunProperty data, CorpusProperty("--data", inputs.corpus, vocab_size));
+  properties.push_back(std::move(data));
+  if (inputs.eval_corpus) {
+    WEFT_ASSIGN_OR_RETURN(RunProperty eval, CorpusProperty("--eval-data", *inputs.eval_corpus, vocab_size));
+    properties.push_back(std::move(eval));
+  }
+  if (inputs.weights) {
+    WEFT_ASSIGN_OR_RETURN(RunProperty weights, WeightsProperty(*inputs.weights));
+    properties.push_back(std::move(weights));
+  }
+  return properties;
+}
+
+absl::Status AgreeOnProperties(Bootstrap& bootstrap, const std::vector<RunProperty>& properties,
+                               absl::Duration timeout) {
+  const std::string own = Encode(properties);
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> digests,
+                        bootstrap.AllGatherBlob(Hex(Hash64(own)), timeout));
+  if (std::set<std::string>(digests.begin(), digests.end()).size() == 1) return absl::OkStatus();
+
+  // The details travel only if something differs.
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> blobs, bootstrap.AllGatherBlob(own, timeout));
+  std::vector<std::map<std::string, std::string>> values_of_rank;
+  std::set<std::string> names;
+  for (const std::string& blob : blobs) {
+    values_of_rank.push_back(Decode(blob));
+    for (const auto& [name, value] : values_of_rank.back()) names.insert(name);
+  }
+  std::vector<std::string> differences;
+  bool flags_differ = false;
+  for (const std::string& name : names) {
+    const std::string difference = DescribeDifference(name, values_of_rank);
+    if (difference.empty()) continue;
+    differences.push_back(difference);
+    flags_differ |= name.starts_with("--");
+  }
+  const std::string text = absl::StrJoin(differences, "; ");
+  return flags_differ
+             ? absl::InvalidArgumentError(absl::StrCat("the ranks were given different flags: ", text,
+                                                       ": start all ranks with the same ones"))
+             : absl::DataLossError(absl::StrCat("the ranks do not run the same: ", text,
+                                                ": put the same files and the same program on every host"));
+}
+
+}  // namespace weft

@@ -1,0 +1,37 @@
+// Agreement of all ranks on what they run. Ranks with different flags, data or weights would train without an
+// error, to a wrong result.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/time/time.h>
+
+#include "src/train/loop/inputs.h"
+#include "weft/mesh/bootstrap.h"
+#include "weft/train/config.h"
+
+namespace weft {
+
+// A property of a run that must be equal on all ranks.
+struct RunProperty {
+  std::string name;  // A flag, or what a file holds, such as "data of --data".
+  std::string value;
+};
+
+// All flags that change the result or the collectives of a run, the model's configuration, and a digest of
+// the data and weights: names relative to their folder, sizes, and samples of their content. Paths of outputs
+// and of inputs are left out: hosts may mount one folder at different places.
+// Errors: those of reading data and weights.
+absl::StatusOr<std::vector<RunProperty>> PropertiesOf(const TrainConfig& config, const TrainInputs& inputs);
+
+// Compares the properties of all ranks. Returns the same status on all of them.
+// Collective: all ranks.
+// Errors: kInvalidArgument, or kDataLoss if only files differ (names each property that differs, its values,
+// and the ranks); kDeadlineExceeded.
+absl::Status AgreeOnProperties(Bootstrap& bootstrap, const std::vector<RunProperty>& properties,
+                               absl::Duration timeout);
+
+}  // namespace weft

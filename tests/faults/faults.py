@@ -1,0 +1,356 @@
+#!/usr/bin/env python3
+"""Faults of single ranks: each run must end in time, with its exit code, a message that names the cause, and nothing left.
+
+    faults.py WEFT FAULTY_RANK SHIM MPIRUN [--sample] [--table FILE] [--list] [NAME...]
+
+Without names: all cases, or with --sample those that tools/test.sh runs. A NAME selects the cases whose names contain it.
+--table writes the results as a Markdown table. Exit code: 0 if every case behaved as expected.
+"""
+import argparse
+import dataclasses
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+
+DEADLINE_S = 6  # WEFT_TIMEOUT_S of every run.
+STARTUP_S = 12  # WEFT_STARTUP_TIMEOUT_S.
+ENDS_S = 120  # A run that takes longer hangs.
+TAG = "WEFT_FAULT_CASE"  # Environment variable that marks the processes of a case.
+MODEL = ["--layers", "2", "--dim", "32", "--heads", "2", "--ffn-dim", "48", "--seq-len", "32"]
+DUMPS = [f"weft-dump/rank-{rank}.json" for rank in range(8)]
+
+
+@dataclasses.dataclass
+class Case:
+    name: str
+    codes: tuple  # Exit codes of mpirun that are right.
+    message: str  # Regular expression that the output must have.
+    flags: list = dataclasses.field(default_factory=list)  # Of weft train.
+    faulty_rank: tuple = ()  # Operation and fault of the program faulty_rank, instead of weft train.
+    ranks: int = 2
+    fault: str = ""  # Of the shim, on rank 1 unless fault_rank says otherwise.
+    fault_rank: int = 1
+    fault_path: str = "/"
+    seconds: float = 0  # FAULT_SECONDS.
+    limit: str = ""  # A ulimit of all ranks.
+    send: tuple = ()  # (step after which, signal or signals, "rank N" or "mpirun").
+    start_signal: tuple = ()  # (seconds after the start, signal, rank).
+    prepare: object = None  # Called with the folder before the run.
+    leaves: tuple = ()  # Patterns of further files that may remain.
+    sample: bool = False
+    stays: float = 0  # Seconds that the run may take beyond its deadlines.
+
+
+def write_text(folder):
+    (folder / "text.txt").write_text("The quick brown fox jumps over the lazy dog. " * 200)
+
+
+def cases():
+    died = (1, 134, 137, 139, 143, 9, 11)
+    late = r"rank\(s\) 1|ranks? 1|no progress|has not finished"
+    yield Case("no fault", (0,), r"weights xxh64:", sample=True)
+
+    # A rank ends, stops or hangs, in each phase.
+    for what, codes in (("kill", died), ("segv", died), ("stop", (86,)), ("exit0", None), ("exit1", died), ("hang", (86,))):
+        right = codes or (1, 86)
+        for phase, call, flags in (
+                ("before MPI_Init", "MPI_Init_thread", []), ("in a step", "dnnl_sgemm:200", []),
+                ("in a step with sequences split", "dnnl_sgemm:200", ["--cp", "2"]),
+                ("in evaluation", "dnnl_sgemm:3000", ["--steps", "2", "--eval-data", "eval.txt"]),
+                ("in MPI_Finalize", "MPI_Finalize", ["--steps", "3"])):
+            if phase == "in evaluation":
+                flags = ["--steps", "1", "--eval-data", "eval.txt"]
+                call = "dnnl_sgemm:60"
+            text = "" if what in ("kill", "segv", "exit0", "exit1") else late
+            yield Case(f"{what} {phase}", right, text, flags or ["--steps", "1000000"], fault=f"{what}@{call}",
+                       prepare=write_eval, sample=(what, phase) in (("stop", "before MPI_Init"), ("kill", "in a step"),
+                                                                    ("stop", "in MPI_Finalize"), ("hang", "in a step")))
+        yield Case(f"{what} in export", right, "" if codes == died or codes is None else late,
+                   ["--steps", "2", "--export-hf", "out"], fault=f"{what}@write", fault_path="out", leaves=("out*", ".*", "*/.*"))
+    yield Case("a read of data hangs, another rank goes on", (86,), late, ["--steps", "1000000"], fault="hang@read:40",
+               fault_path="text.txt", sample=True)
+    yield Case("a read of data hangs at the start", (86,), late, ["--steps", "1000000"], fault="hang@read:1",
+               fault_path="text.txt")
+    yield Case("a read fails on one rank, while another is stopped", (3, 86), r"Input/output error|rank", ["--steps", "1000000"],
+               ranks=3, fault="EIO@read:200", fault_path="text.txt", send=(3, signal.SIGSTOP, "rank 2"))
+    for operation in ("all_gather", "reduce_scatter", "all_reduce", "all_to_all"):
+        for what in ("kill", "segv", "exit1"):
+            yield Case(f"{what} in {operation}", died, "", faulty_rank=(operation, what), ranks=3)
+        yield Case(f"exit0 in {operation}", (1, 86), "", faulty_rank=(operation, "exit0"), ranks=3)
+        yield Case(f"stop in {operation}", (86,), r"rank\(s\) 1|ranks? 1", faulty_rank=(operation, "stop"), ranks=3,
+                   sample=operation == "reduce_scatter")
+        yield Case(f"skipped {operation}", (1, 86), r"rank\(s\)|sequence|deadline|expect", faulty_rank=(operation, "skip"), ranks=3,
+                   sample=operation == "all_gather")
+        for what in ("count", "dtype", "order"):
+            yield Case(f"another {what} in {operation}", (1,), r"rank 1|submitted|shape|parts?", faulty_rank=(operation, what),
+                       ranks=3, sample=(operation, what) == ("all_reduce", "dtype"))
+        yield Case(f"dropped {operation} after an error", (1, 3, 86), "the batch cannot be read", faulty_rank=(operation, "drop"),
+                   ranks=3)
+    for operation in ("reduce_scatter", "all_reduce"):
+        yield Case(f"another reduction in {operation}", (1,), r"rank 1|average", faulty_rank=(operation, "reduce"), ranks=3)
+    yield Case("a rank is slow, within the deadline", (0,), "", faulty_rank=("all_reduce", "slow"), ranks=3,
+               seconds=DEADLINE_S / 2)
+    yield Case("a rank is slow, beyond the deadline", (86,), r"rank\(s\) 1", faulty_rank=("all_reduce", "slow"), ranks=3,
+               seconds=DEADLINE_S * 4)
+
+    # Signals from outside.
+    for instant in (0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8, 1.0):
+        for number in (signal.SIGKILL, signal.SIGSTOP):
+            codes = died if number == signal.SIGKILL else (86,)
+            yield Case(f"{number.name} {instant} s after the start", codes, "", ["--steps", "1000000"],
+                       start_signal=(instant, number, 1))
+    yield Case("Ctrl-C", (130,), "", ["--steps", "1000000"], send=(3, signal.SIGINT, "mpirun"), sample=True)
+    yield Case("Ctrl-C twice", (130,), "", ["--steps", "1000000"], send=(3, (signal.SIGINT, signal.SIGINT), "mpirun"))
+    yield Case("SIGTERM to every rank", (130,), "stopped by a signal", ["--steps", "1000000"], send=(3, signal.SIGTERM, "ranks"))
+
+    # Numbers.
+    yield Case("NaN on one rank", (4,), r"step \d+: the loss is", ["--steps", "1000000"], fault="nan@dnnl_sgemm:100", sample=True)
+    yield Case("NaN on one rank, one skip allowed", (0,), r"step \d+ skipped", ["--steps", "60", "--max-skipped-steps", "1"],
+               fault="nan@dnnl_sgemm:100")
+
+    # Files.
+    for call in ("open", "write", "fsync", "rename", "truncate", "close"):
+        for what in ("EIO", "ENOSPC"):
+            for rank in (0, 1):
+                if rank == 1 and call in ("rename", "truncate"):
+                    continue  # Rank 0 does these.
+                yield Case(f"{what} at {call} of the export, rank {rank}", (1, 3), r"weft: .*(out|weft)",
+                           ["--steps", "2", "--export-hf", "out"], fault=f"{what}@{call}", fault_path="out", fault_rank=rank,
+                           sample=(what, call, rank) == ("ENOSPC", "write", 1))
+    yield Case("short writes of the export", (0,), "exported to out", ["--steps", "2", "--export-hf", "out"], fault="short@write",
+               fault_path="out", leaves=("out/*",))
+    for what in ("EIO", "ENOSPC"):
+        yield Case(f"{what} at write of the metrics", (1, 3), "m.jsonl", ["--steps", "5", "--metrics", "m.jsonl"],
+                   fault=f"{what}@write:2", fault_path="m.jsonl", fault_rank=0, leaves=("m.*",))
+    yield Case("EIO at read of the data", (1, 3), "text.txt", ["--steps", "1000000"], fault="EIO@read:60", fault_path="text.txt")
+    yield Case("missing data", (3,), "none.txt", ["--data", "none.txt"])
+    yield Case("a FIFO as data", (2, 3), "fifo", ["--data", "fifo"], prepare=lambda folder: os.mkfifo(folder / "fifo"),
+               leaves=("fifo",), sample=True)
+    yield Case("output in a folder that cannot be written", (1, 2, 3), "weft: .*proc", ["--steps", "2", "--export-hf", "/proc/x"])
+
+    # Limits.
+    yield Case("ulimit -v", (0, 1, 86), "", ["--steps", "2"], limit="-v 3000000")
+    yield Case("ulimit -n", (0, 1, 3, 86), "", ["--steps", "2"], limit="-n 40")
+    yield Case("ulimit -f", (1, 3, 153), "", ["--steps", "2", "--export-hf", "out"], limit="-f 16")
+
+    # Ranks that were started with different flags.
+    yield Case("ranks with different flags", (2,), "--lr is", ["--steps", "5"], prepare=write_wrapper, sample=True,
+               leaves=("weft-of-rank",))
+
+
+def write_eval(folder):
+    (folder / "eval.txt").write_text("a lazy dog sleeps " * 300)
+
+
+def write_wrapper(folder):
+    """A program that gives rank 1 another learning rate."""
+    script = folder / "weft-of-rank"
+    script.write_text('#!/bin/sh\n[ "$OMPI_COMM_WORLD_RANK" = 1 ] && set -- "$@" --lr 0.5\nexec "$WEFT" "$@"\n')
+    script.chmod(0o755)
+
+
+def tagged_processes(tag):
+    found = []
+    for entry in pathlib.Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if f"{TAG}={tag}".encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def rank_processes(tag):
+    """Process ids by rank."""
+    ranks = {}
+    for pid in tagged_processes(tag):
+        try:
+            environment = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue
+        for variable in environment:
+            if variable.startswith(b"OMPI_COMM_WORLD_RANK="):
+                ranks[int(variable.split(b"=")[1])] = pid
+    return ranks
+
+
+def shared_memory():
+    return {path for path in pathlib.Path("/dev/shm").iterdir()}
+
+
+def is_mapped(path):
+    for maps in pathlib.Path("/proc").glob("[0-9]*/maps"):
+        try:
+            if str(path) in maps.read_text():
+                return True
+        except OSError:
+            continue
+    return False
+
+
+class Run:
+    def __init__(self, case, programs, folder):
+        self.case, self.programs, self.folder = case, programs, folder
+        self.tag = uuid.uuid4().hex
+        self.output = folder.parent / (folder.name + ".out")
+
+    def environment(self):
+        case = self.case
+        environment = os.environ | {
+            TAG: self.tag, "OMP_NUM_THREADS": "1", "WEFT_TIMEOUT_S": str(DEADLINE_S), "WEFT_STARTUP_TIMEOUT_S": str(STARTUP_S),
+            "WEFT": self.programs["weft"]}
+        if case.fault:
+            environment |= {"FAULT": case.fault, "FAULT_RANK": str(case.fault_rank), "FAULT_PATH": case.fault_path}
+        if case.seconds:
+            environment["FAULT_SECONDS"] = str(case.seconds)
+        return environment
+
+    def command(self):
+        case = self.case
+        if case.faulty_rank:
+            program = [self.programs["faulty_rank"], *case.faulty_rank, "1"]
+        else:
+            weft = "./weft-of-rank" if case.prepare is write_wrapper else self.programs["weft"]
+            data = [] if "--data" in case.flags else ["--data", "text.txt"]
+            program = [weft, "train", *MODEL, *data, *case.flags]
+        preload = ["env", f"LD_PRELOAD={self.programs['shim']}"] if case.fault else []
+        limit = ["sh", "-c", f'ulimit {case.limit}; exec "$@"', "sh"] if case.limit else []
+        return [self.programs["mpirun"], "-n", str(case.ranks), *limit, *preload, *program]
+
+    def deliver(self, process):
+        """Sends the signals of the case."""
+        case = self.case
+        if case.start_signal:
+            delay, number, rank = case.start_signal
+            pid = None
+            while pid is None and process.poll() is None:
+                pid = rank_processes(self.tag).get(rank)
+            time.sleep(delay)
+            self.kill(pid, number)
+        if case.send:
+            step, numbers, target = case.send
+            while process.poll() is None and f"step {step}/" not in self.output.read_text(errors="replace"):
+                time.sleep(0.05)
+            for number in numbers if isinstance(numbers, tuple) else (numbers,):
+                if target == "mpirun":
+                    self.kill(process.pid, number)
+                elif target == "ranks":
+                    for pid in rank_processes(self.tag).values():
+                        self.kill(pid, number)
+                else:
+                    self.kill(rank_processes(self.tag).get(int(target.split()[1])), number)
+                time.sleep(0.1)
+
+    @staticmethod
+    def kill(pid, number):
+        try:
+            if pid is not None:
+                os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+
+    def execute(self):
+        """(exit code or None, seconds, output, complaints)"""
+        write_text(self.folder)
+        if self.case.prepare:
+            self.case.prepare(self.folder)
+        before = {path.name for path in self.folder.iterdir()}
+        memory = shared_memory()
+        start = time.monotonic()
+        with open(self.output, "wb") as output:
+            process = subprocess.Popen(self.command(), cwd=self.folder, env=self.environment(), stdout=output,
+                                       stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+            self.deliver(process)
+            try:
+                code = process.wait(timeout=ENDS_S)
+            except subprocess.TimeoutExpired:
+                code = None
+        seconds = time.monotonic() - start
+        complaints = self.leftovers(before, memory)
+        return code, seconds, self.output.read_text(errors="replace"), complaints
+
+    def leftovers(self, before, memory):
+        complaints = []
+        end = time.monotonic() + 5  # mpirun's helpers end shortly after it.
+        while tagged_processes(self.tag) and time.monotonic() < end:
+            time.sleep(0.1)
+        if left := tagged_processes(self.tag):
+            complaints.append(f"{len(left)} processes are left")
+            for pid in left:
+                self.kill(pid, signal.SIGKILL)
+        if left := [path.name for path in shared_memory() - memory if not is_mapped(path)]:
+            complaints.append(f"shared memory is left: {', '.join(sorted(left)[:3])}")
+        allowed = (*DUMPS, "weft-dump", "core*", *self.case.leaves)
+        for path in sorted(self.folder.rglob("*")):
+            name = str(path.relative_to(self.folder))
+            if name.split("/")[0] in before or any(pathlib.PurePath(name).match(pattern) for pattern in allowed):
+                continue
+            complaints.append(f"a file is left: {name}")
+        return complaints
+
+
+def judge(case, code, output, complaints):
+    problems = list(complaints)
+    if code is None:
+        return [f"hangs: no end after {ENDS_S} s", *problems]
+    if code not in case.codes:
+        problems.append(f"exit code {code}, expected one of {case.codes}")
+    if not re.search(case.message, output):
+        problems.append(f"no message like '{case.message}'")
+    return problems
+
+
+def message_of(output):
+    """The line of the output that names the cause."""
+    lines = [line.strip() for line in output.splitlines()]
+    own = [line for line in lines if line.startswith("weft: ")]
+    launcher = [line for line in lines if re.search(r"exited on signal|exited with|exit code|without calling", line)]
+    found = own or launcher or [""]
+    return re.sub(r"/\S*/", "", found[0])[:160].replace("|", "/")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("weft", "faulty_rank", "shim", "mpirun"):
+        parser.add_argument(name, type=os.path.abspath)
+    parser.add_argument("--sample", action="store_true")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--table")
+    parser.add_argument("names", nargs="*")
+    arguments = parser.parse_args()
+    chosen = [case for case in cases()
+              if (case.sample or not arguments.sample) and (not arguments.names or any(n in case.name for n in arguments.names))]
+    if arguments.list:
+        print("\n".join(case.name for case in chosen))
+        return 0
+    rows, failed = [], 0
+    for case in chosen:
+        with tempfile.TemporaryDirectory() as parent:
+            folder = pathlib.Path(parent) / "run"
+            folder.mkdir()
+            code, seconds, output, complaints = Run(case, vars(arguments), folder).execute()
+        problems = judge(case, code, output, complaints)
+        failed += bool(problems)
+        print(f"{'FAILED' if problems else 'ok':6}  {seconds:6.1f} s  exit {code}  {case.name}", flush=True)
+        for problem in problems:
+            print(f"        {problem}", flush=True)
+        if problems:
+            print("        " + "\n        ".join(output.splitlines()[-12:]), flush=True)
+        rows.append(f"| {case.name} | {case.ranks} | {seconds:.1f} | {code} | {message_of(output)} |")
+    if arguments.table:
+        header = ["| fault | ranks | seconds | exit code | message |", "|---|---|---|---|---|"]
+        pathlib.Path(arguments.table).write_text("\n".join([*header, *rows]) + "\n")
+    print(f"{len(chosen) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

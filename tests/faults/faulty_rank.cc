@@ -1,0 +1,138 @@
+// A program in which one rank of a collective misbehaves: `faulty_rank OPERATION FAULT RANK`.
+//
+// Every rank submits five operations and waits for each. In the third, rank RANK does as FAULT says:
+//   skip, count, dtype, reduce, order   submits nothing, or another operation
+//   drop                                returns an error of its own while its operation is in flight
+//   kill, segv, stop, exit0, exit1      ends or stops right after it has submitted the operation
+//   slow                                sleeps for FAULT_SECONDS before it submits the operation
+// Exit codes are those of `weft train`.
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+
+#include "weft/comm/comm_engine.h"
+#include "weft/core/status.h"
+#include "weft/memory/buffer_pool.h"
+#include "weft/mesh/mpi_bootstrap.h"
+#include "weft/mesh/world_group.h"
+
+namespace weft {
+namespace {
+
+constexpr int64_t kElements = int64_t{1} << 18;  // Of each rank.
+constexpr int kOperations = 5;
+constexpr int kFaultyOperation = 3;
+
+// The arguments of one operation. Faults change them.
+struct Arguments {
+  std::string kind;
+  int64_t count = kElements;  // Of each rank.
+  DType dtype = DType::kF32;
+  ReduceOp reduce = ReduceOp::kSum;
+};
+
+Work Submit(CommEngine& engine, LaneId lane, Buffer& input, Buffer& output, const Arguments& arguments) {
+  const int64_t total = arguments.count * engine.bootstrap().size();
+  OpOptions options;
+  options.label = "faulty";
+  if (arguments.kind == "all_gather") {
+    return engine.AllGather(lane, input.data(), output.data(), arguments.dtype, total, {}, options);
+  }
+  if (arguments.kind == "reduce_scatter") {
+    return engine.ReduceScatter(lane, input.data(), output.data(), arguments.dtype, total, arguments.reduce,
+                                {}, options);
+  }
+  if (arguments.kind == "all_reduce") {
+    return engine.AllReduce(lane, input.data(), output.data(), arguments.dtype, arguments.count,
+                            arguments.reduce, options);
+  }
+  const std::vector<int64_t> counts(static_cast<size_t>(engine.bootstrap().size()), arguments.count);
+  return engine.AllToAll(lane, input.data(), counts, output.data(), counts, arguments.dtype, options);
+}
+
+Arguments Changed(Arguments arguments, const std::string& fault) {
+  if (fault == "count") arguments.count /= 2;
+  if (fault == "dtype") arguments.dtype = DType::kBF16;
+  if (fault == "reduce") arguments.reduce = ReduceOp::kAverage;
+  if (fault == "order") arguments.kind = arguments.kind == "all_reduce" ? "reduce_scatter" : "all_reduce";
+  return arguments;
+}
+
+void Act(const std::string& fault) {
+  if (fault == "kill") raise(SIGKILL);
+  if (fault == "segv") raise(SIGSEGV);
+  if (fault == "stop") kill(getpid(), SIGSTOP);
+  if (fault == "exit0") _exit(0);
+  if (fault == "exit1") _exit(1);
+}
+
+void SleepIf(bool slow) {
+  const char* seconds = std::getenv("FAULT_SECONDS");
+  if (slow && seconds != nullptr)
+    std::this_thread::sleep_for(std::chrono::duration<double>(std::atof(seconds)));
+}
+
+absl::Status Run(Bootstrap& bootstrap, const std::string& kind, const std::string& fault, int rank) {
+  WEFT_ASSIGN_OR_RETURN(const absl::Duration timeout, DefaultTimeout());
+  NodeHeap::Options heap_options;
+  heap_options.segment_bytes = size_t{64} << 20;
+  heap_options.timeout = timeout;
+  WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, heap_options));
+  EngineOptions options;
+  options.timeout = timeout;
+  options.watchdog = true;
+  options.dump_folder = "weft-dump";
+  WEFT_ASSIGN_OR_RETURN(const auto engine, CommEngine::Create(bootstrap, *heap, options));
+  WEFT_ASSIGN_OR_RETURN(const LaneId lane, engine->AddLane(WorldGroup(bootstrap), LanePurpose::kContext));
+  BufferPool pool(*heap, "operations");
+  const size_t bytes = static_cast<size_t>(kElements * bootstrap.size()) * sizeof(float);
+  WEFT_ASSIGN_OR_RETURN(Buffer input, pool.Acquire(bytes));
+  WEFT_ASSIGN_OR_RETURN(Buffer output, pool.Acquire(bytes));
+  for (int operation = 1; operation <= kOperations; ++operation) {
+    engine->SetPhase(absl::StrCat("operation ", operation));
+    const bool faulty = operation == kFaultyOperation && bootstrap.rank() == rank;
+    SleepIf(faulty && fault == "slow");
+    if (faulty && fault == "skip") continue;
+    Work work = Submit(*engine, lane, input, output, faulty ? Changed({kind}, fault) : Arguments{kind});
+    if (faulty) Act(fault);
+    if (faulty && fault == "drop") return absl::DataLossError("the batch cannot be read");
+    WEFT_RETURN_IF_ERROR(work.Wait());
+    WEFT_RETURN_IF_ERROR(work.WaitReleased());
+  }
+  return absl::OkStatus();
+}
+
+int ExitCode(const absl::Status& status) {
+  if (status.ok()) return 0;
+  if (absl::IsDataLoss(status)) return 3;
+  return absl::IsDeadlineExceeded(status) || absl::IsAborted(status) ? 86 : 1;
+}
+
+int Main(int argc, char** argv) {
+  if (argc != 4) {
+    std::fprintf(stderr, "usage: faulty_rank OPERATION FAULT RANK\n");
+    return 2;
+  }
+  const auto bootstrap = MakeMpiBootstrap();
+  if (!bootstrap.ok()) {
+    std::fprintf(stderr, "weft: %s\n", bootstrap.status().ToString().c_str());
+    return 1;
+  }
+  const absl::Status status = Run(**bootstrap, argv[1], argv[2], std::atoi(argv[3]));
+  if (!status.ok()) {
+    std::fprintf(stderr, "weft: rank %d: %s\n", (*bootstrap)->rank(), std::string(status.message()).c_str());
+  }
+  return ExitCode(status);
+}
+
+}  // namespace
+}  // namespace weft
+
+int main(int argc, char** argv) { return weft::Main(argc, argv); }

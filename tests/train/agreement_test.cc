@@ -1,0 +1,97 @@
+// Ranks with different flags, data or models are told so before the first collective of training.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/train/train_run.h"
+
+namespace weft {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::weft::testing::StatusIs;
+
+class Agreement : public TrainRun {
+ protected:
+  // The error of a run on three ranks, in which `change` alters the configuration of rank 1.
+  absl::Status RunWithChangeOnRank1(const std::function<void(TrainConfig&)>& change) {
+    return RunThreadRanks(NodeMap::OneNode(3), [&](Bootstrap& bootstrap) {
+      TrainConfig config = config_;
+      config.data.batch_size = 6;
+      if (bootstrap.rank() == 1) change(config);
+      return Train(bootstrap, config, {}).status();
+    });
+  }
+};
+
+TEST_F(Agreement, NamesTheFlagItsValuesAndTheRanks) {
+  EXPECT_THAT(RunWithChangeOnRank1([](TrainConfig& config) { config.optimizer.lr = 0.125; }),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("--lr is 0.01"), HasSubstr(" on ranks 0, 2 and 0.125 on rank 1"))));
+}
+
+TEST_F(Agreement, IsRequiredOfEveryFlagThatChangesResultsOrCollectives) {
+  const std::pair<const char*, std::function<void(TrainConfig&)>> changes[] = {
+      {"--seed", [](TrainConfig& config) { config.seed = 1; }},
+      {"--seq-len", [](TrainConfig& config) { config.data.seq_len = 8; }},
+      {"--batch-size", [](TrainConfig& config) { config.data.batch_size = 12; }},
+      {"--grad-accum", [](TrainConfig& config) { config.data.grad_accum = 2; }},
+      {"--document-separator", [](TrainConfig& config) { config.data.document_separator = 100; }},
+      {"--shuffle", [](TrainConfig& config) { config.data.shuffle = false; }},
+      {"--steps", [](TrainConfig& config) { config.optimizer.steps = 4; }},
+      {"--warmup-steps", [](TrainConfig& config) { config.optimizer.warmup_steps = 1; }},
+      {"--lr-schedule", [](TrainConfig& config) { config.optimizer.lr_schedule = LrDecay::kCosine; }},
+      {"--min-lr-ratio", [](TrainConfig& config) { config.optimizer.min_lr_ratio = 0.5; }},
+      {"--weight-decay", [](TrainConfig& config) { config.optimizer.weight_decay = 0; }},
+      {"--decay", [](TrainConfig& config) { config.optimizer.decay = DecayScope::kMatrices; }},
+      {"--clip-grad-norm", [](TrainConfig& config) { config.optimizer.clip_grad_norm = 2; }},
+      {"--beta1", [](TrainConfig& config) { config.optimizer.beta1 = 0.5; }},
+      {"--beta2", [](TrainConfig& config) { config.optimizer.beta2 = 0.5; }},
+      {"--eps", [](TrainConfig& config) { config.optimizer.eps = 1e-7; }},
+      {"--max-skipped-steps", [](TrainConfig& config) { config.optimizer.max_skipped_steps = 1; }},
+      {"--dp-shard", [](TrainConfig& config) { config.parallel.dp_shard = 3; }},
+      {"--zero-copy", [](TrainConfig& config) { config.parallel.zero_copy = false; }},
+      {"--node-shared", [](TrainConfig& config) { config.parallel.node_shared = NodeShared::kOff; }},
+      {"--reshard-after-forward", [](TrainConfig& config) { config.parallel.reshard_after_forward = false; }},
+      {"--prefetch-depth", [](TrainConfig& config) { config.parallel.prefetch_depth = 0; }},
+      {"--wire-compression",
+       [](TrainConfig& config) { config.parallel.wire_compression = WireCompression::kLossless; }},
+      {"--grad-sync", [](TrainConfig& config) { config.parallel.grad_sync = GradientSync::kEach; }},
+      {"--activation-checkpoint",
+       [](TrainConfig& config) { config.parallel.activation_checkpoint = ActivationCheckpoint::kFull; }},
+      {"--param-dtype", [](TrainConfig& config) { config.parallel.param_dtype = DType::kBF16; }},
+      {"--reduce-dtype", [](TrainConfig& config) { config.parallel.reduce_dtype = DType::kBF16; }},
+      {"--export-hf", [this](TrainConfig& config) { config.output.export_folder = folder_ / "out"; }},
+  };
+  for (const auto& [flag, change] : changes) {
+    EXPECT_THAT(RunWithChangeOnRank1(change),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(absl::StrCat(flag, " is "))));
+  }
+}
+
+TEST_F(Agreement, NamesDifferentModels) {
+  EXPECT_THAT(RunWithChangeOnRank1([](TrainConfig& config) { config.model.ffn_dim = 32; }),
+              StatusIs(absl::StatusCode::kDataLoss, AllOf(HasSubstr("the model is"), HasSubstr("ffn 32"))));
+}
+
+TEST_F(Agreement, NamesDataOfTheSameSizeWithOtherContent) {
+  std::string other = SomeText();
+  std::swap(other[0], other[5]);
+  const std::string path = folder_.Write("other/text.txt", other);
+  EXPECT_THAT(
+      RunWithChangeOnRank1([&](TrainConfig& config) { config.data.paths = {path}; }),
+      StatusIs(absl::StatusCode::kDataLoss, AllOf(HasSubstr("data of --data is 4000 tokens in 1 file"),
+                                                  HasSubstr("on rank 1"), Not(HasSubstr(folder_.str())))));
+}
+
+TEST_F(Agreement, AcceptsTheSameDataInAnotherFolder) {
+  const std::string path = folder_.Write("other/text.txt", SomeText());
+  EXPECT_OK(RunWithChangeOnRank1([&](TrainConfig& config) {
+    config.data.paths = {path};
+    config.output.dump_folder = "elsewhere";
+  }));
+}
+
+}  // namespace
+}  // namespace weft

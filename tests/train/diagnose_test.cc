@@ -1,0 +1,142 @@
+#include "weft/train/diagnose.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
+
+namespace weft {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::weft::testing::StatusIs;
+
+constexpr const char* kLane = "shard/all_gather";
+
+FlightRecord::Operation Submitted(uint64_t sequence, const std::string& description) {
+  FlightRecord::Operation operation;
+  operation.lane = kLane;
+  operation.sequence = sequence;
+  operation.label = "layers.3";
+  operation.description = description;
+  operation.submitted_ns = static_cast<int64_t>(sequence);
+  return operation;
+}
+
+// The record of a rank that has submitted operations 1 to `last` on the lane of four ranks. The last one is
+// unfinished.
+FlightRecord RecordOf(int rank, uint64_t last) {
+  FlightRecord record;
+  record.rank = rank;
+  record.ranks = 4;
+  record.phase = "step 12";
+  record.lanes = {{kLane, {0, 1, 2, 3}, last}};
+  for (uint64_t sequence = 1; sequence <= last; ++sequence) {
+    record.operations.push_back(
+        Submitted(sequence, absl::StrCat("all_gather of 64 f32, sequence ", sequence)));
+    record.operations.back().ended = sequence < last;
+  }
+  return record;
+}
+
+std::string DiagnosisOf(const std::vector<FlightRecord>& records) {
+  const absl::StatusOr<std::string> diagnosis = Diagnose(records);
+  EXPECT_OK(diagnosis.status());
+  EXPECT_EQ(diagnosis->find('\n'), std::string::npos);
+  return *diagnosis;
+}
+
+TEST(Diagnose, NamesTheLateRankItsPhaseAndTheOperation) {
+  EXPECT_THAT(
+      DiagnosisOf({RecordOf(0, 8), RecordOf(1, 8), RecordOf(2, 7), RecordOf(3, 8)}),
+      AllOf(HasSubstr("rank 2 is late: all_gather of 64 f32, sequence 8 'layers.3' on lane shard/all_gather"),
+            HasSubstr("submitted by ranks 0, 1, 3"), HasSubstr("rank 2 is in step 12")));
+}
+
+TEST(Diagnose, SaysThatALateRankLeftNoRecord) {
+  EXPECT_THAT(DiagnosisOf({RecordOf(0, 8), RecordOf(1, 8), RecordOf(3, 8)}),
+              AllOf(HasSubstr("rank 2 is late"), HasSubstr("rank 2 has no flight recorder")));
+}
+
+TEST(Diagnose, NamesTheRanksThatDisagree) {
+  std::vector<FlightRecord> records = {RecordOf(0, 5), RecordOf(1, 5), RecordOf(2, 5), RecordOf(3, 5)};
+  records[3].operations.back().description = "all_gather of 32 f32, sequence 5";
+  EXPECT_THAT(DiagnosisOf(records),
+              AllOf(HasSubstr("ranks 0 and 3 disagree"), HasSubstr("of 64 f32"), HasSubstr("of 32 f32")));
+  records[3].operations.back().description = records[0].operations.back().description;
+  records[3].operations.back().counts_hash = 7;
+  EXPECT_THAT(DiagnosisOf(records), HasSubstr("with other counts per rank"));
+}
+
+TEST(Diagnose, FollowsAChainOfWaitsToTheRankThatWaitsForNobody) {
+  // Ranks 0 and 1 wait for 2 on the first lane, and 2 for 3 on the second.
+  const auto on_second_lane = [](FlightRecord record, uint64_t submitted) {
+    record.lanes.push_back({"replicate/all_reduce", {2, 3}, submitted});
+    if (submitted == 0) return record;
+    record.operations.push_back(Submitted(submitted, "all_reduce of 8 f32 by sum, sequence 1"));
+    record.operations.back().lane = "replicate/all_reduce";
+    record.operations.back().submitted_ns = 1000;
+    return record;
+  };
+  EXPECT_THAT(DiagnosisOf({RecordOf(0, 8), RecordOf(1, 8), on_second_lane(RecordOf(2, 7), 1),
+                           on_second_lane(RecordOf(3, 7), 0)}),
+              HasSubstr("rank 3 is late"));
+}
+
+TEST(Diagnose, SaysThatNothingIsMissing) {
+  EXPECT_THAT(DiagnosisOf({RecordOf(0, 8), RecordOf(1, 8), RecordOf(2, 8), RecordOf(3, 8)}),
+              HasSubstr("every operation was submitted by all its ranks"));
+}
+
+TEST(Diagnose, RefusesRecordsOfDifferentRuns) {
+  EXPECT_THAT(Diagnose({}), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("no flight recorder")));
+  FlightRecord other = RecordOf(1, 1);
+  other.ranks = 8;
+  EXPECT_THAT(Diagnose({RecordOf(0, 1), other}),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("different runs")));
+  EXPECT_THAT(Diagnose({RecordOf(0, 1), RecordOf(0, 2)}),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("two flight")));
+}
+
+constexpr const char* kText = R"({"format": 1, "rank": 1, "ranks": 2, "phase": "step 3", "failure": "late",
+  "lanes": [{"lane": "a/b", "ranks": [0, 1], "submitted": 4}],
+  "operations": [{"lane": "a/b", "sequence": 4, "generation": 0, "label": "x", "description": "d", "counts_hash": 5,
+                  "ready_ns": 0, "submitted_ns": 12, "waiting_for": "waits for rank(s) 0"}]})";
+
+TEST(FlightRecord, ReadsFilesAndFolders) {
+  const TempFolder folder;
+  folder.Write("dumps/rank-1.json", kText);
+  folder.Write("dumps/notes.txt", "not a record");
+  for (const std::string& path : {folder / "dumps", folder / "dumps/rank-1.json"}) {
+    const std::string paths[] = {path};
+    ASSERT_OK_AND_ASSIGN(const std::vector<FlightRecord> records, ReadFlightRecords(paths));
+    ASSERT_EQ(records.size(), 1U);
+    EXPECT_EQ(records[0].rank, 1);
+    EXPECT_EQ(records[0].lanes[0].ranks, (std::vector<int>{0, 1}));
+    EXPECT_EQ(records[0].operations[0].waiting_for, "waits for rank(s) 0");
+    EXPECT_FALSE(records[0].operations[0].ended);
+  }
+  const std::string none[] = {folder / "none"};
+  EXPECT_THAT(ReadFlightRecords(none), StatusIs(absl::StatusCode::kNotFound, HasSubstr("none")));
+  folder.Write("empty/notes.txt", "");
+  const std::string empty[] = {folder / "empty"};
+  EXPECT_THAT(ReadFlightRecords(empty),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("no flight recorder")));
+}
+
+TEST(FlightRecord, RefusesEveryTruncationAndEveryRemovedField) {
+  const std::string text = kText;
+  for (size_t length = 0; length + 1 < text.size(); ++length) {
+    EXPECT_TRUE(absl::IsDataLoss(ParseFlightRecord(text.substr(0, length), "p").status())) << length;
+  }
+  for (size_t at = text.find("\":"); at != std::string::npos; at = text.find("\":", at + 1)) {
+    std::string changed = text;
+    changed.insert(at, "_");  // The field has another name.
+    EXPECT_TRUE(absl::IsDataLoss(ParseFlightRecord(changed, "p").status())) << changed;
+  }
+}
+
+}  // namespace
+}  // namespace weft
