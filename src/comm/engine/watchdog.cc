@@ -41,8 +41,8 @@ void Watchdog::Run() {
 }
 
 void Watchdog::WriteReport(const Recorder::StuckOperation& stuck) const {
-  std::fprintf(stderr, "weft: rank %d: no progress for %.0f s, giving up: %s\n", options_.rank,
-               static_cast<double>(options_.limit_ns) * 1e-9, stuck.text.c_str());
+  std::fprintf(stderr, "weft: rank %d: an operation has run for over %.0f s; ending the process: %s\n",
+               options_.rank, static_cast<double>(options_.limit_ns) * 1e-9, stuck.text.c_str());
   const std::string json = recorder_.Json();
   std::FILE* file =
       options_.recorder_path.empty() ? nullptr : std::fopen(options_.recorder_path.c_str(), "w");
