@@ -1,6 +1,6 @@
 // Watchdog thread: when an operation runs for too long, writes the flight recorder and ends the process.
 //
-// The thread makes no MPI call and does not take the engine's lock. The exit code is 86, which mpirun passes
+// The thread makes no MPI call and does not take the core's lock. The exit code is 86, which mpirun passes
 // on.
 #pragma once
 
