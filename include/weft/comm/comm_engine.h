@@ -45,12 +45,13 @@ class CommEngine {
   // Errors: kInvalidArgument (an option out of range), kResourceExhausted (no node memory for flags).
   static absl::StatusOr<std::unique_ptr<CommEngine>> Create(Bootstrap& bootstrap, NodeHeap& heap,
                                                             const EngineOptions& options = {});
-  // Waits for unfinished operations, up to the engine's timeout, then stops the threads. Does not wait again
-  // after a Wait that missed the engine's timeout. With the watchdog, a missed deadline ends the process here.
+  // Waits for unfinished operations, up to the engine's timeout; aborts the engine if some remain. Then stops
+  // the threads. Does not wait again after a Wait that missed the engine's timeout. With the watchdog, a
+  // missed deadline ends the process here.
   ~CommEngine();
 
   // Adds a lane, named "<group name>/<purpose>". Ranks of other groups add the lane of their own group at the
-  // same place of the order.
+  // same position in the order of calls.
   // Errors: kInvalidArgument (this rank is not in the group), kResourceExhausted (too many lanes).
   absl::StatusOr<LaneId> AddLane(const ProcessGroup& group, LanePurpose purpose);
   const ProcessGroup& group(LaneId lane) const;
@@ -59,7 +60,7 @@ class CommEngine {
   //   - `counts` are the elements of each group rank's part. Parts lie end to end in rank order. Empty: equal
   //     parts. REQUIRES: the counts add up to the total; without counts, the group size divides it.
   //   - `after` is an earlier Work of this engine. The operation starts once that is *ready* on this rank.
-  //   - An invalid argument returns a failed Work and aborts the engine, as Abort does. Nothing is sent.
+  //   - An invalid argument returns a failed Work and aborts the engine, as Abort does. No data moves.
 
   // `output` = all inputs, in rank order. In place: input == output + this rank's offset.
   Work AllGather(LaneId lane, const void* input, void* output, DType dtype, int64_t total_count,
@@ -69,11 +70,10 @@ class CommEngine {
   // part is written once, by its owner or by the rank that receives it from another node. *Ready* means that
   // the whole output is valid. In place for each rank: input == output + this rank's offset.
   //
-  // Nothing is written before every rank of the node has submitted the gather and its `options.gate` is
-  // released there. REQUIRES: by then, this rank no longer reads the block. An out-of-place gather does not
-  // read
-  // `output`: another gather may fill it again as soon as every rank has finished reading it and submits
-  // that.
+  // The gather writes nothing until it has started on every rank of the node: each has submitted it, and its
+  // `options.gate` is *released* there. REQUIRES: by then, this rank no longer reads the block. An
+  // out-of-place gather never reads `output`. After one, the next gather may therefore fill the block as soon
+  // as every rank has finished reading it and has submitted that next gather.
   Work AllGatherShared(LaneId lane, const void* input, void* output, DType dtype, int64_t total_count,
                        absl::Span<const int64_t> counts = {}, OpOptions options = {},
                        const Work* after = nullptr);
@@ -109,7 +109,7 @@ class CommEngine {
   //
   // Within a node, the receiver copies a part from the sender's layout to its own in one pass. A part outside
   // node memory is first packed into it. Between nodes, parts travel in slices, which are packed and unpacked
-  // unless the part is contiguous. Packing and unpacking count as copied.
+  // unless the part is contiguous. Packing and unpacking count in copied_bytes.
   Work AllToAll(LaneId lane, absl::Span<const TensorView> sends, absl::Span<const TensorView> receives,
                 DType dtype, OpOptions options = {}, const Work* after = nullptr);
 
@@ -132,7 +132,8 @@ class CommEngine {
 
   // OK, or the failure after which the engine accepts no more work.
   absl::Status status() const;
-  // Fails all unfinished operations, on this rank and on all others. The first cause stays.
+  // Fails all unfinished operations, on this rank and on all others. Only the first cause is kept.
+  // REQUIRES: `cause` is an error.
   void Abort(const absl::Status& cause);
   // Ends the failed state on all ranks together: lanes are empty again, and sequences restart.
   // Errors: kDeadlineExceeded (names the missing ranks).
@@ -140,8 +141,8 @@ class CommEngine {
 
   EngineCounters counters() const;
   size_t scratch_peak_bytes() const;
-  // The flight recorder as JSON: the phase, the lanes, and the last operations with lane, sequence, kind,
-  // bytes, dtype, state and times. docs/reliability.md describes it.
+  // The flight recorder as JSON: the phase, the lanes, and the last operations, with lane, sequence, kind,
+  // label, dtype, bytes, state, times and the ranks that they wait for. docs/reliability.md describes it.
   std::string RecorderJson() const;
   // Names what the program does, such as "step 12", in the flight recorder. Any thread.
   void SetPhase(std::string phase);

@@ -11,17 +11,18 @@ namespace weft {
 struct EngineOptions {
   // Deadline of every Wait that names none.
   absl::Duration timeout = absl::Seconds(600);
-  // Size of a slice, the unit of transfer between nodes. With its header the default stays below 64 KiB, up
-  // to which MPI sends over TCP eagerly. Larger slices use rendezvous: their handshake queues behind other
-  // data.
+  // Size of a slice, the unit of transfer between nodes. The default and its header stay below 64 KiB, the
+  // limit up to which MPI sends eagerly over TCP. Larger slices use the rendezvous protocol, whose handshake
+  // queues behind other data.
   int64_t slice_bytes = int64_t{60} * 1024;
-  // Bytes that one lane may have in flight to this rank. Twice that for an operation that a thread waits for:
-  // the lane's share of the bytes in flight is its share of the bandwidth.
+  // Bytes that one phase (reduce or gather) of a lane may have in flight to this rank. kCritical operations,
+  // such as those that a thread waits for, may have twice as many: a lane's share of the bytes in flight is
+  // its share of the bandwidth.
   int64_t lane_window_bytes = int64_t{512} * 1024;
   // Bytes in flight of all lower priorities together, while an operation of higher priority needs the wire.
   int64_t yield_window_bytes = int64_t{64} * 1024;
   // Bytes in flight of all operations below kCritical together, at any time. Applies to engines with a
-  // kContext lane that spans nodes. It bounds what a new exchange finds queued before it.
+  // kContext lane that spans nodes. It bounds the data that a new exchange finds queued ahead of it.
   int64_t background_window_bytes = int64_t{256} * 1024;
   // Size of a piece, the unit of data movement within a node. Priorities are reconsidered after each.
   int64_t piece_bytes = int64_t{256} * 1024;
@@ -46,17 +47,17 @@ struct EngineCounters {
   int64_t all_reduce_bytes = 0;
   int64_t context_bytes = 0;
   int64_t control_bytes = 0;
-  // Bytes that this rank sent to other nodes, and bytes that compression saved of them.
+  // Bytes of slices that this rank sent to other nodes, and bytes that compression saved.
   int64_t wire_bytes = 0;
   int64_t wire_saved_bytes = 0;
-  // Bytes that the engine staged, packed or unpacked. 0 if every buffer lies in node memory and everything
-  // sent to other nodes is contiguous. Compression does not count.
+  // Bytes that the engine staged, packed or unpacked. 0 if every buffer lies in node memory and every part
+  // that crosses nodes is contiguous. Compression does not count.
   int64_t copied_bytes = 0;
-  int64_t operations = 0;  // Released.
+  int64_t operations = 0;  // Operations that are *released*.
   // Peak of the bytes in flight that were requested while a lane of higher priority needed the wire. At most
   // max(yield_window_bytes, slice) plus a slice for each of two phases of each lane.
   int64_t yielded_peak_bytes = 0;
-  // Time that threads spent in Work::Wait: communication that computation did not hide.
+  // Time that threads spent in Work::Wait and WaitReleased: communication that computation did not hide.
   int64_t wait_ns = 0;
 };
 

@@ -23,12 +23,12 @@ enum class OpKind : uint8_t {
   kBarrier
 };
 
-// kAverage scales the fp32 sum by 1 / (group size) before its only rounding. Not for integers.
+// kAverage scales the fp32 sum by 1 / (group size) before it is rounded to the dtype. Not for integers.
 enum class ReduceOp : uint8_t { kSum, kAverage, kMax };
 
 // Urgency of an operation, most urgent first. It decides which operation moves data next. Waiting on a Work
-// raises it to kCritical, together with its predecessors on the lane and the operations that these start
-// `after`.
+// raises it to kCritical, together with its predecessors on the lane and the operations for which these wait
+// (`after` and gate).
 enum class Priority : uint8_t { kCritical, kPrefetch, kReduce, kBulk };
 
 // Use of a lane. Collectives of different purposes have separate lanes, so that none queues behind another.
@@ -61,15 +61,16 @@ class Work;
 struct OpOptions {
   Priority priority = Priority::kBulk;
   // Hash of the collective's purpose, such as group, bucket and step. Ranks that submit different identities
-  // at the same place of a lane get an error, instead of a sum of unrelated data.
+  // at the same position of a lane get an error, instead of a sum of unrelated data.
   uint64_t identity = 0;
   // Text for messages and traces, such as "layers.3" or "grad_norm".
   std::string label;
   // REQUIRES: the same on all ranks.
   WireCompression wire_compression = WireCompression::kNone;
   // An earlier Work of the same engine. This operation starts once the gate is *released* on this rank, and
-  // may then write memory that peers read through the gate. Read at submission only.
-  // REQUIRES: all ranks name the same operation, submitted before this one's predecessors on its lane.
+  // may then write memory that peers read in the gate's operation. Read at submission only.
+  // REQUIRES: every rank of the gate's group submits the gate before this operation. Otherwise ranks may
+  // deadlock.
   const Work* gate = nullptr;
 };
 

@@ -19,9 +19,9 @@ struct WireCompressionChoice {
 };
 
 // Chooses kLossless if compression saves more than three times the time that it takes. All ranks send 2 MiB
-// at once, three times, each to a rank of another node where there is one, and compress slices of normally
-// distributed f32. The fastest round of the slowest rank counts. All ranks get the same choice. On one node:
-// kNone, without a measurement.
+// at the same time, in three rounds, each to a rank of another node if possible. They also compress slices
+// of normally distributed f32. The choice uses each rank's fastest round and, of these, that of the slowest
+// rank. All ranks get the same choice. On one node: kNone, without a measurement.
 //
 // Collective: all ranks of the engine. Adds a kControl lane of all ranks.
 // Errors: those of CommEngine::AddLane and Work::Wait.

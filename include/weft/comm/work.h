@@ -37,6 +37,7 @@ class [[nodiscard]] Work {
   // Errors: kDeadlineExceeded (names lane, operation, sequence and missing ranks; the operation continues.
   //           Without a `deadline` it also names the ranks that do not respond to a heartbeat request);
   //         kFailedPrecondition (a peer submitted a different operation; the message has both);
+  //         kInvalidArgument (an argument of the collective, which the message names);
   //         kAborted (the engine had failed before; the message has the cause);
   //         the error of a failed peer, with "rank N: " in front.
   absl::Status Wait(std::optional<absl::Time> deadline = std::nullopt);

@@ -16,7 +16,8 @@ struct Descriptor {
   uint64_t sequence = 0;    // Number of the operation on its lane, from 1.
   uint64_t identity = 0;    // OpOptions::identity.
   uint64_t group_hash = 0;  // Hash of the ranks of the lane's group.
-  // Hash of the per-rank counts and the root. 0 if counts may differ between ranks.
+  // Hash of the counts of all parts. 0 if ranks may pass different counts, or if the counts follow from the
+  // total.
   uint64_t counts_hash = 0;
   int64_t total_count = 0;  // Elements. 0 if the total may differ between ranks.
   uint32_t generation = 0;  // Number of resets of the engine after errors.

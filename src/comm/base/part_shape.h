@@ -1,4 +1,4 @@
-// Shape of the part that one rank sends to another in an all-to-all. Ranks compare shapes before data moves.
+// Shape of the part that one rank sends to another. Sender and receiver compare shapes before data moves.
 #pragma once
 
 #include <array>

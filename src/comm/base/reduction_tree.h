@@ -9,6 +9,7 @@
 // subtree and sends one partial sum; the tree above it does not change. For powers of two, the tree over
 // replicate x shard ranks (replicate-major) is the tree over shard groups, continued by the tree over
 // replicas.
+// Exception: partial sums of bf16 are rounded before they are sent, so their bits depend on the node map.
 #pragma once
 
 #include <cstdint>

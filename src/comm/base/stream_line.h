@@ -12,8 +12,8 @@ namespace weft {
 
 constexpr size_t kLineBytes = 64;
 
-// Copies one cache line and bypasses the caches. An ordinary copy if the instruction set has no non-temporal
-// stores (`kStreamsLines` is false). `source` needs no alignment.
+// Copies one cache line with stores that bypass the caches. If the instruction set has no such stores
+// (`kStreamsLines` is false), the stores are ordinary. `source` needs no alignment.
 // REQUIRES: `target` is aligned to kLineBytes.
 #if defined(__AVX512F__)
 constexpr bool kStreamsLines = true;

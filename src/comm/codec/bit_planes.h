@@ -1,8 +1,8 @@
 // Bit planes: packing of blocks of byte-sized codes of which only the low bits are used.
 //
-// A block of codes of `width` bits is split into planes of 8, 4, 2 and 1 bits. One byte of a plane of b bits
-// holds b bits of each of 8 / b codes. These codes are kPlaneBlock * b / 8 apart in the block, so that vector
-// instructions can pack and unpack a plane.
+// A block of codes of `width` bits is split into planes of 8, 4, 2 and 1 bits, those that add up to `width`.
+// One byte of a plane of b bits holds b bits of each of 8 / b codes. These codes are kPlaneBlock * b / 8
+// apart in the block, so that vector instructions can pack and unpack a plane.
 //
 // Pure.
 #pragma once

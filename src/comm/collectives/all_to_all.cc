@@ -3,8 +3,8 @@
 //
 // Note [Part tables]
 // Problem: only the sender of a part knows its address and strides, but local peers copy parts directly.
-// Rule: a rank publishes, as its input, a strided part table in node memory. The table has a row for each
-// rank of the node, with the shape, the strides and the address of the part for that rank.
+// Rule: a rank publishes, as its input, a part table in node memory. The table has a row for each rank of the
+// node, with the shape, the strides and the address of the part for that rank.
 // Why it suffices: publishing the descriptor makes the rows visible, and the table lives as long as the
 // operation.
 #include <array>

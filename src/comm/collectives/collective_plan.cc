@@ -17,17 +17,18 @@ absl::Status CheckPart(const TensorView& part, DType dtype, std::string_view wha
     return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": ", text));
   };
   if (part.shape.size() > PartShape::kMaxDims) {
-    return refuse(absl::StrCat("a part of ", part.shape.size(), " dims, at most ", PartShape::kMaxDims,
-                               " are supported; join dims that lie end to end"));
+    return refuse(absl::StrCat("a part has ", part.shape.size(), " dims, but at most ", PartShape::kMaxDims,
+                               " are supported; merge dims that are contiguous"));
   }
   for (const int64_t size : part.shape) {
     if (size < 0) return refuse(absl::StrCat("shape ", ToString(part.shape), " has a negative size"));
   }
   if (IsEmptyPart(part)) return absl::OkStatus();
-  if (part.data == nullptr) return refuse(absl::StrCat("no memory for shape ", ToString(part.shape)));
+  if (part.data == nullptr)
+    return refuse(absl::StrCat("the data of a part of shape ", ToString(part.shape), " is null"));
   if (part.dtype == dtype) return absl::OkStatus();
-  return refuse(
-      absl::StrCat("a part in ", ToAbsl(Name(part.dtype)), ", the exchange is in ", ToAbsl(Name(dtype))));
+  return refuse(absl::StrCat("a part is in ", ToAbsl(Name(part.dtype)), ", but the exchange is in ",
+                             ToAbsl(Name(dtype))));
 }
 
 // Elements that overlap would be written more than once.
@@ -71,9 +72,9 @@ absl::StatusOr<CollectivePlan> PlanExchange(const ProcessGroup& group, OpKind ki
   const PartShape sent = PartShape::Of(sends[own]);
   const PartShape received = PartShape::Of(receives[own]);
   if (sent != received) {
-    return absl::InvalidArgumentError(absl::StrCat(name, ": rank ", group.group_rank, " has a part of shape ",
-                                                   ToString(sent), " for itself, and expects ",
-                                                   ToString(received)));
+    return absl::InvalidArgumentError(absl::StrCat(name, ": rank ", group.group_rank,
+                                                   " sends itself a part of shape ", ToString(sent),
+                                                   ", but expects ", ToString(received)));
   }
   CollectivePlan plan;
   plan.kind = kind;

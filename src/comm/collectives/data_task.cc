@@ -23,18 +23,19 @@ absl::Status ApplyDeltaSlice(const DecodeTask& task) {
 absl::Status Decompress(DType dtype, const std::byte* slice, int64_t count, std::byte* elements) {
   if (DecompressSlice(dtype, slice, count, elements)) return absl::OkStatus();
   return absl::InternalError(
-      absl::StrCat("data from another node is no compressed slice of ", count, " ", ToAbsl(Name(dtype)),
+      absl::StrCat("data from another node is not a compressed slice of ", count, " ", ToAbsl(Name(dtype)),
                    ": ranks run different versions, or a receive buffer was overwritten"));
 }
 
-// `slots` runs of `bytes` each. Belongs to the calling thread, valid until its next call.
+// Thread-local memory for `slots` runs of `bytes` each, valid until the thread's next call.
 std::byte* Workspace(size_t slots, size_t bytes) {
   thread_local std::vector<std::byte> memory;
   memory.resize(std::max(memory.size(), slots * bytes));
   return memory.data();
 }
 
-// Decompresses leaves, and holds the result before its compression, in a workspace of this thread.
+// Runs a reduction with a compressed leaf or target. The decompressed leaves, and the result before it is
+// compressed, lie in the workspace.
 absl::Status RunCompressedReduce(const ReduceTask& task) {
   auto leaves = task.leaves;
   ReduceTarget target = task.target;

@@ -23,7 +23,7 @@ struct CopyTask {
   const std::byte* source;
   std::byte* target;
   size_t bytes;
-  bool nontemporal;  // Writes around the caches.
+  bool nontemporal;  // Use non-temporal stores.
 };
 
 // Copies elements [first, first + count) of a strided tensor, in row-major order of its shape.

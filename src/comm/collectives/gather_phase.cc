@@ -97,8 +97,7 @@ void GatherPhase::PlanShared(const OperationContext& context, const Memory& memo
 }
 
 // An all-reduce needs no streams for empty parts: its ranks have compared descriptors in the reduce phase.
-// See
-// Note [Empty parts].
+// See Note [Empty parts].
 bool GatherPhase::UsesWire(int member) const {
   return kind_ != Kind::kPushed || SlicingOf(member).elements > 0;
 }

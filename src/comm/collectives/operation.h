@@ -39,9 +39,9 @@ struct OperationContext {
   const EngineOptions& options;
   const std::shared_ptr<OperationRecord>& record;
   Priority priority;        // The operation's, or kCritical if a thread waits for it.
-  bool head;                // The first unfinished operation of its lane.
-  bool is_ready_awaited;    // A thread of this rank waits until this or a later one of the lane is *ready*.
-  bool is_release_awaited;  // The same for *released*.
+  bool head;                // All earlier operations of the lane are *ready*.
+  bool is_ready_awaited;    // A thread waits until this or a later operation of the lane is *ready*.
+  bool is_release_awaited;  // A thread waits until this or a later operation of the lane is *released*.
 };
 
 // Encoding of elements of `dtype` between nodes in this operation.
@@ -64,7 +64,7 @@ class Operation {
   virtual absl::StatusOr<Progress> Step(OperationContext& context) = 0;
   // The outputs are valid on this rank.
   virtual bool ready() const = 0;
-  // In addition, this rank owes nothing to peers and reads none of their memory.
+  // In addition, this rank owes nothing to peers and no longer accesses their memory.
   virtual bool drained() const = 0;
   // Bootstrap ranks that the operation waits for.
   virtual std::set<int> AwaitedRanks(const OperationContext& context) const = 0;

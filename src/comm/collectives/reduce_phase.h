@@ -3,7 +3,8 @@
 //
 // The owner of a part reads the inputs of its local peers directly. From each remote node it receives one
 // partial sum for each maximal subtree of that node. The part's leader on the node evaluates a partial sum
-// slice by slice, when the owner gives a credit for the slice.
+// slice by slice, when the owner gives a credit for the slice. For a subtree of one rank, that rank sends its
+// input instead.
 #pragma once
 
 #include <deque>

@@ -1,5 +1,4 @@
-// Send streams of an operation to remote ranks: of slices that are sent from memory as they are, and of
-// slices that are staged in scratch when a credit asks for them.
+// Streams that send slices to remote ranks, either directly from memory or staged in scratch.
 //
 // Thread safety: all members are called under the core's lock.
 #pragma once
@@ -19,7 +18,7 @@
 
 namespace weft {
 
-// Staged slices of one operation that its scratch slots hold at once, over all streams.
+// Number of scratch slots for staged slices, which the send streams of one phase share.
 inline constexpr int kSenderSlots = 16;
 
 // Interface of a stream that sends slices to a remote peer against the peer's credits.
@@ -63,7 +62,7 @@ class SendStream final : public OutgoingStream {
   bool receiver_responded_ = false;  // A credit message has arrived.
 };
 
-// Pool of scratch slots for the staged slices of one operation.
+// Pool of scratch slots for the staged slices of one phase of an operation.
 class ScratchSlots {
  public:
   // `count` slots of `bytes` bytes. The memory is acquired at first use.
@@ -122,7 +121,7 @@ struct OutgoingRun {
   std::optional<SliceMemory> delta_base = std::nullopt;  // The base, for WireEncoding::kDelta.
 };
 
-// All send streams of one operation.
+// The send streams of one phase of an operation.
 class Sends {
  public:
   void Add(std::unique_ptr<OutgoingStream> stream) { streams_.push_back(std::move(stream)); }

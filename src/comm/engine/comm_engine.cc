@@ -45,7 +45,8 @@ absl::Status CheckCounts(absl::Span<const int64_t> counts, int64_t total_count, 
 // Checks an operation that a new one is to start after. A failed operation never becomes *ready*.
 absl::Status CheckPredecessor(const OperationRecord& earlier, bool same_engine, std::string_view role) {
   if (!same_engine) {
-    return absl::InvalidArgumentError(absl::StrCat("`", ToAbsl(role), "` is an operation of another engine"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("`", ToAbsl(role), "` is a Work of another engine; pass one of this engine"));
   }
   if (earlier.State() != OperationState::kFailed) return absl::OkStatus();
   return absl::FailedPreconditionError(
@@ -55,7 +56,7 @@ absl::Status CheckPredecessor(const OperationRecord& earlier, bool same_engine, 
 absl::Status CheckReduce(ReduceOp op, DType dtype, std::string_view what) {
   if (op != ReduceOp::kAverage || IsFloating(dtype)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": an average of ", ToAbsl(Name(dtype)),
-                                                 " is not defined; sum, and divide"));
+                                                 " is not defined; use a sum, and divide it"));
 }
 
 // Peers read or write `output` in place: it must lie in one segment of node memory.
@@ -100,8 +101,8 @@ absl::StatusOr<LaneId> CommEngine::AddLane(const ProcessGroup& group, LanePurpos
 }
 const ProcessGroup& CommEngine::group(LaneId lane) const { return impl_->group(lane); }
 
-// Fills the parts of a request that all collectives have, and submits it. If those are valid, `build` checks
-// the arguments of the collective and completes the request.
+// Fills the fields of a request that all collectives share. If they are valid, `build` checks the other
+// arguments and fills the remaining fields. Then submits the request, or fails it if an argument is invalid.
 template <typename Build>
 Work CommEngine::SubmitChecked(LaneId lane, OpOptions options, const Work* after, const Build& build) {
   Impl::Request request;
@@ -259,7 +260,7 @@ Work CommEngine::SendReceive(LaneId lane, const TensorView& send, int to, const 
         for (const int rank : {to, from}) {
           if (rank >= 0 && rank < group.size()) continue;
           return absl::InvalidArgumentError(absl::StrCat("send_receive: ", rank, " is not a rank of group ",
-                                                         group.name, " of ", group.size()));
+                                                         group.name, " of size ", group.size()));
         }
         sends.resize(static_cast<size_t>(group.size()));
         receives.resize(static_cast<size_t>(group.size()));
@@ -276,7 +277,7 @@ Work CommEngine::Broadcast(LaneId lane, void* buffer, DType dtype, int64_t count
         WEFT_RETURN_IF_ERROR(CheckTotal(count, "broadcast"));
         if (root < 0 || root >= group.size()) {
           return absl::InvalidArgumentError(absl::StrCat("broadcast: root ", root, " is not a rank of group ",
-                                                         group.name, " of ", group.size()));
+                                                         group.name, " of size ", group.size()));
         }
         std::vector<int64_t> counts(static_cast<size_t>(group.size()), 0);
         counts[static_cast<size_t>(root)] = count;
@@ -293,7 +294,7 @@ Work CommEngine::Broadcast(LaneId lane, void* buffer, DType dtype, int64_t count
 Work CommEngine::Barrier(LaneId lane, OpOptions options, const Work* after) {
   return SubmitChecked(
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
-        std::byte* words = impl_->NextBarrierMemory(lane);  // What they hold does not matter.
+        std::byte* words = impl_->NextBarrierMemory(lane);  // Their contents do not matter.
         request.plan =
             CollectivePlan::ForContiguous(OpKind::kBarrier, DType::kI32, ReduceOp::kSum, words,
                                           words + SizeOf(DType::kI32), Parts({}, group.size(), group.size()));

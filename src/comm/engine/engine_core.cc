@@ -30,8 +30,8 @@ absl::StatusOr<int> EngineCore::AddLane(std::string name, ProcessGroup group, La
   }
   if (group.size() >= CreditScheduler::kChannels) {
     return absl::ResourceExhaustedError(absl::StrCat("lane ", name, ": a group of ", group.size(),
-                                                     " ranks is too large, at most ",
-                                                     CreditScheduler::kChannels - 1, " are supported"));
+                                                     " ranks is too large; the limit is ",
+                                                     CreditScheduler::kChannels - 1, " ranks"));
   }
   // One progress counter per member: what this rank has completed of that member's part.
   WEFT_RETURN_IF_ERROR(env_.node.OpenLane(index, group.size()));

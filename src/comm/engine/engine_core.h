@@ -57,8 +57,8 @@ class EngineCore final : private TaskQueue {
   absl::StatusOr<int> AddLane(std::string name, ProcessGroup group, LanePurpose purpose);
 
   void Submit(std::shared_ptr<OperationRecord> record);
-  // A thread waits for the operation to be *ready*, or *released*. Raises it to kCritical, with its
-  // predecessors on the lane and the operations that these start after.
+  // Registers that a thread waits until the operation is *ready*, or *released*. Raises it to kCritical,
+  // together with its predecessors on the lane and the operations for which these wait (`after` and gate).
   void RaisePriority(int lane, uint64_t sequence, bool until_released);
 
   // Steps every lane once. True if anything advanced: another call may then advance more at once.

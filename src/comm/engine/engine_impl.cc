@@ -20,11 +20,11 @@ int64_t WatchdogLimitNs(absl::Duration timeout) {
   return absl::ToInt64Nanoseconds(timeout + absl::Seconds(3));
 }
 
-// Time that the destructor of a failed engine leaves to data that MPI has begun to receive.
+// Longest time for which the destructor of a failed engine waits for data that MPI has begun to receive.
 constexpr absl::Duration kIncomingDataTimeout = absl::Seconds(5);
 
 absl::Status CheckOptions(const EngineOptions& options, Runtime& runtime) {
-  // Size of one message. MPI counts bytes in an int.
+  // Limit of slice_bytes and piece_bytes. MPI counts the bytes of a message in an int.
   constexpr int64_t kMaxBytes = int64_t{1} << 28;
   struct Field {
     const char* name;
@@ -41,16 +41,16 @@ absl::Status CheckOptions(const EngineOptions& options, Runtime& runtime) {
         Field{"background_window_bytes", options.background_window_bytes, kMaxWindowBytes},
         Field{"recorder_entries", options.recorder_entries, kMaxWindowBytes}}) {
     if (field.value >= 1 && field.value <= field.max) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("engine option ", field.name, " is ", field.value, ", must be from 1 to ", field.max));
+    return absl::InvalidArgumentError(absl::StrCat("engine option ", field.name, " is ", field.value,
+                                                   "; it must be from 1 to ", field.max));
   }
   if (options.watchdog && runtime.simulation() != nullptr) {
     return absl::InvalidArgumentError(
         "engine option watchdog is on, which simulated ranks do not support; switch it off");
   }
   if (options.timeout > absl::ZeroDuration()) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      absl::StrCat("engine option timeout is ", absl::FormatDuration(options.timeout), ", must be positive"));
+  return absl::InvalidArgumentError(absl::StrCat(
+      "engine option timeout is ", absl::FormatDuration(options.timeout), "; it must be positive"));
 }
 
 absl::StatusOr<std::unique_ptr<NodeLink>> OpenNodeLink(Bootstrap& bootstrap, NodeHeap& heap,
@@ -136,7 +136,7 @@ absl::StatusOr<LaneId> CommEngine::Impl::AddLane(const ProcessGroup& group, Lane
   const bool member = group.group_rank >= 0 && group.group_rank < group.size() &&
                       group.ranks[static_cast<size_t>(group.group_rank)] == bootstrap_.rank();
   if (!member) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", bootstrap_.rank(), " is not the member ",
+    return absl::InvalidArgumentError(absl::StrCat("rank ", bootstrap_.rank(), " is not rank ",
                                                    group.group_rank, " of group ", group.name,
                                                    "; every rank adds the lane of its own group"));
   }

@@ -54,12 +54,13 @@ class CommEngine::Impl {
   const ProcessGroup& group(LaneId lane) const {
     return lanes_[static_cast<size_t>(lane.index)]->placement.group();
   }
-  // Whether other ranks of the lane's group are on this node.
+  // True if other ranks of the lane's group are on this node.
   bool HasLocalPeers(LaneId lane) const {
     return !lanes_[static_cast<size_t>(lane.index)]->placement.local_peers().empty();
   }
-  // Buffers of the lane's next barrier: one i32 of input, then one i32 of output per rank. There is one set
-  // per slot of the descriptor ring: the slot is free only once the buffers of its last barrier are.
+  // Buffers of the lane's next barrier: one i32 of input, then one i32 of output per rank. Each slot
+  // of the descriptor ring has a set of its own. A slot is reused only after every local rank has consumed
+  // its last operation, so the set is free by then.
   std::byte* NextBarrierMemory(LaneId lane) const;
 
   EngineCounters counters();

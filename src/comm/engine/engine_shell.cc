@@ -35,12 +35,12 @@ constexpr int64_t kUnattendedWirePollIntervalNs = 250 * kMicrosecond;
 constexpr int64_t kInitialWirePollIntervalNs = 100 * kMicrosecond;
 constexpr int kInitialWirePolls = 4;
 
-// Longest sleep on the node's doorbell.
+// Longest sleep on the rank's doorbell.
 constexpr int64_t kMaxDoorbellWaitNs = 20 * kMillisecond;
 // Longest sleep of a parked progress thread.
 constexpr int64_t kMaxParkNs = 250 * kMillisecond;
 // Sleep of the progress thread while another thread waits and polls.
-constexpr int64_t kBesideWaiterPollIntervalNs = kMillisecond;
+constexpr int64_t kBesideWaiterSleepNs = kMillisecond;
 // Time that a rank has to respond to a heartbeat request: longer than a parked progress thread sleeps.
 constexpr int64_t kHeartbeatTimeoutNs = 4 * kMaxParkNs;
 // Longer waits are cut to this one: the sum of a time and a wait must fit 64 bits.
@@ -77,7 +77,7 @@ void EngineShell::Submit(std::shared_ptr<OperationRecord> record) {
   while (!submitted_.compare_exchange_weak(raw->next, raw, std::memory_order_release,
                                            std::memory_order_relaxed)) {
   }
-  // True if the lock is taken: its holder may have read the submissions before this one.
+  // Stays true if the lock is taken: its holder may have taken the submissions before this one was pushed.
   bool progress_thread_needed = true;
   if (mutex_.try_lock()) {
     const MutexLock lock(mutex_, std::adopt_lock);
@@ -220,7 +220,8 @@ absl::Status EngineShell::Wait(const std::shared_ptr<OperationRecord>& record, E
 absl::Status EngineShell::Drain(absl::Time deadline) {
   const auto done = [&] { return WithCore([](EngineCore& core) { return core.is_idle(); }); };
   if (PollUntil(done, deadline)) return absl::OkStatus();
-  return absl::DeadlineExceededError("the engine still has unfinished operations");
+  return absl::DeadlineExceededError(
+      "operations did not finish before the engine was destroyed; wait for every Work first");
 }
 
 void EngineShell::AwaitRunningTasks() {
@@ -271,7 +272,7 @@ void EngineShell::RunProgressThread() {
     const uint32_t wakeups = progress_wakeups_.load(std::memory_order_acquire);
     const uint32_t node_bell = node_.Doorbell();
     if (waiters_.load() > 0) {
-      sleep(ProgressSleep::kBesideWaiter, wakeups, kBesideWaiterPollIntervalNs);
+      sleep(ProgressSleep::kBesideWaiter, wakeups, kBesideWaiterSleepNs);
       continue;
     }
     const PollResult poll = PollAndRunTask();

@@ -2,15 +2,15 @@
 //
 // Note [Progress]
 // The engine makes progress when a thread polls the core and runs its tasks.
-//   - A waiting thread polls, and the progress thread stays out of its way: it only looks in once a
-//     millisecond.
-//   - Without a waiting thread, the progress thread polls. It sleeps on the node's doorbell while only local
-//     peers can bring news, and polls at intervals while the wire is in use, since messages ring no doorbell.
+//   - While a thread waits, that thread polls. The progress thread sleeps, and checks once a millisecond
+//     whether a thread still waits.
+//   - Without a waiting thread, the progress thread polls. It sleeps on the rank's doorbell while only local
+//     peers can wake it, and polls at intervals while the wire is in use, since messages ring no doorbell.
 //   - When no operation is unfinished, the progress thread parks until a submission wakes it. Waking it costs
 //     no more than one periodic poll, and periodic polls would take the core from a rank that computes.
 //   - A submission does not wake a progress thread that sleeps beside a waiting thread if the operation can
 //     only wait for local peers. Otherwise a thread that submits small operations and waits for each would
-//     pay for a wake-up each time. The progress thread polls by itself within a millisecond.
+//     pay for a wake-up each time. Once no thread waits, the progress thread polls within a millisecond.
 //
 // Thread safety: all members may be called from any thread.
 #pragma once
@@ -105,7 +105,7 @@ class EngineShell {
   std::atomic<int64_t> wait_ns_{0};
 
   enum class ProgressSleep : uint8_t {
-    kNone,          // Polls, or sleeps on the node's doorbell.
+    kNone,          // Polls, or sleeps on the rank's doorbell.
     kBesideWaiter,  // Sleeps on progress_wakeups_ for a millisecond, because another thread polls.
     kParked,        // Sleeps on progress_wakeups_ until a submission.
   };

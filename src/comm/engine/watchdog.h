@@ -1,7 +1,7 @@
 // Watchdog thread: writes the flight recorder when the engine fails, and ends the process if it survives a
 // missed deadline, or if an operation runs for too long.
 //
-// The thread makes no MPI call and does not take the engine's lock. The exit code is 86, which mpirun passes
+// The thread makes no MPI call and does not take the core's lock. The exit code is 86, which mpirun passes
 // on.
 //
 // Note [Dumps of all ranks]

@@ -66,7 +66,7 @@ absl::StatusOr<bool> CreditScheduler::PollControlMessages() {
 
 absl::Status CreditScheduler::HandleControlMessage(const WireLink::ControlMessage& message) {
   ControlKind kind{};
-  WEFT_CHECK(!message.bytes.empty(), "a control message without a kind has arrived");
+  WEFT_CHECK(!message.bytes.empty(), "an empty control message has arrived");
   std::memcpy(&kind, message.bytes.data(), sizeof(kind));
   if (kind == ControlKind::kFailure) {
     FailureHeader header;

@@ -15,8 +15,8 @@
 //   - Background window: on an engine with a context lane between nodes, always bounds the bytes in flight of
 //     all operations below kCritical together. An exchange on a context lane starts without notice while a
 //     rank already waits for it; this window bounds the data that it finds ahead of it in the wire.
-//   - Head slice: the first unfinished operation of a lane may always have one slice of each phase in flight,
-//     whatever the windows say.
+//   - Head slice: the first operation of a lane that is not *ready* may always have one slice of each phase
+//     in flight, even if a window is full.
 // Why there is no deadlock: to produce a credited slice, its sender needs nothing from the wire but earlier
 // operations. The gather phase of an all-reduce also needs the reduce phase of the same operation, which has
 // a window of its own. Each credited slice therefore completes independently of all others. Without the head
@@ -82,7 +82,7 @@ class CreditScheduler {
     int peer;    // Bootstrap rank.
     int number;  // Unique among the streams of one operation between two ranks.
   };
-  static constexpr int kChannels = 4096;  // Channel numbers of a lane.
+  static constexpr int kChannels = 4096;  // Channel numbers per lane.
 
   // Handles control messages and finished transfers. True if there were any. REQUIRES: called once in every
   // poll of the core.
@@ -90,7 +90,7 @@ class CreditScheduler {
 
   // Receiver side.
 
-  // True if the windows admit another slice. `head`: the operation is the first unfinished one of its lane.
+  // True if the windows admit another slice. `head`: see OperationContext.
   bool MayReceive(int lane, WirePhase phase, Priority priority, size_t bytes, bool head) const;
   struct Slice {
     int64_t number;

@@ -1,9 +1,9 @@
 // Link between the ranks of one node: published descriptors, progress counters, consumed sequences, failure
 // notices, heartbeats, doorbells, and access to each other's memory.
 //
-// Memory order: each flag has a single writer, except the claim counter of a slot. Writers use release stores
-// and readers use acquire loads. A rank that sees a flag therefore sees everything that its writer wrote
-// before. Claims and heartbeats order nothing.
+// Memory order: each flag has a single writer, except claim counters and doorbells. Writers use release
+// stores and readers use acquire loads. A rank that sees a flag therefore sees everything that its writer
+// wrote before. Claims and heartbeats order nothing.
 //
 // Note [Descriptor ring]
 // Problem: a slower local peer may still read a descriptor and its counters after this rank has finished the
@@ -12,7 +12,8 @@
 // sequence s, and only after every local peer has consumed s.
 // Why it suffices: a peer reads nothing of a sequence that it has consumed.
 //
-// Thread safety: called under the engine's lock, except Map and Ring, which any thread may call.
+// Thread safety: called under the core's lock, except Reset, which runs while the core has failed, and Map,
+//   AddressOf and the doorbells, which any thread may call.
 #pragma once
 
 #include <cstddef>
@@ -59,9 +60,9 @@ class NodeLink {
   // True if all `count` pieces are claimed.
   virtual bool AllPiecesClaimed(int lane, int peer, uint64_t sequence, int64_t count) const = 0;
 
-  // Declares that this rank no longer reads memory of peers for `sequence` or any earlier one.
+  // Declares that this rank no longer accesses memory of peers for `sequence` or any earlier one.
   virtual void Release(int lane, uint64_t sequence) = 0;
-  // The last sequence that `peer` has released.
+  // The last sequence for which `peer` has called Release.
   virtual uint64_t Consumed(int lane, int peer) const = 0;
 
   // Pointer of this rank to an address in node memory.

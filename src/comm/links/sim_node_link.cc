@@ -154,7 +154,7 @@ class SimNodeLink final : public NodeLink {
     state.runtime->WakeAll(state.doorbell);
   }
 
-  // Time at which a store of now becomes visible to a peer, in virtual nanoseconds.
+  // Time at which a store made now becomes visible to a peer, in virtual nanoseconds.
   int64_t VisibleAt(RankState& peer) {
     PeerView& view = peer.views[state_->rank];
     const int64_t visible_ns =

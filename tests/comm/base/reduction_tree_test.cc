@@ -14,11 +14,11 @@ namespace weft {
 namespace {
 
 // T(lo, n) as text. Finds the split by doubling instead of bit operations.
-std::string Parenthesised(int lo, int n) {
+std::string Parenthesized(int lo, int n) {
   if (n == 1) return absl::StrCat(lo);
   int left = 1;
   while (2 * left < n) left *= 2;
-  return absl::StrCat("(", Parenthesised(lo, left), "+", Parenthesised(lo + left, n - left), ")");
+  return absl::StrCat("(", Parenthesized(lo, left), "+", Parenthesized(lo + left, n - left), ")");
 }
 
 // The sum that a program computes, as text. `leaf_text` has the text of each leaf.
@@ -68,7 +68,7 @@ TEST(ReductionTree, ProgramsOverSingleRanksFollowTheDefinition) {
       for (int rank = lo; rank < lo + n; ++rank) ranks.push_back(absl::StrCat(rank));
       const ReduceProgram program =
           BuildReduceProgram(lo, n, [](int first, int count) { return count == 1 ? first : -1; });
-      EXPECT_EQ(Evaluate(program, ranks), Parenthesised(lo, n));
+      EXPECT_EQ(Evaluate(program, ranks), Parenthesized(lo, n));
     }
   }
 }
@@ -150,14 +150,14 @@ TEST(ReductionTree, PartialsOfNodesDoNotChangeTheShapeOfTheTree) {
   for (int ranks = 1; ranks <= 64; ++ranks) {
     const std::vector<NodeSubtree> subtrees = MaximalSubtrees(RandomNodeMap(ranks, 1 + ranks % 5, random));
     std::vector<std::string> partials;
-    for (const NodeSubtree& subtree : subtrees) partials.push_back(Parenthesised(subtree.lo, subtree.count));
+    for (const NodeSubtree& subtree : subtrees) partials.push_back(Parenthesized(subtree.lo, subtree.count));
     const ReduceProgram program = BuildReduceProgram(0, ranks, [&](int lo, int n) {
       for (size_t i = 0; i < subtrees.size(); ++i) {
         if (subtrees[i].lo == lo && subtrees[i].count == n) return static_cast<int>(i);
       }
       return -1;
     });
-    EXPECT_EQ(Evaluate(program, partials), Parenthesised(0, ranks));
+    EXPECT_EQ(Evaluate(program, partials), Parenthesized(0, ranks));
   }
 }
 

@@ -68,7 +68,7 @@ TEST_P(CanonicalOrderOfFour, HoldsForDefaultSlices) {
 INSTANTIATE_TEST_SUITE_P(Ranks, CanonicalOrderOfFour, ::testing::Values(4));
 
 // A node sends several partial sums unless its ranks are an aligned power of two.
-TEST(CanonicalOrderOnOddMaps, HoldsWhereNodesInterleave) {
+TEST(CanonicalOrderOnOddMaps, HoldsIfANodeSendsSeveralPartialSums) {
   for (const std::vector<int>& map : {std::vector<int>{0, 1, 0, 1}, {0, 1, 1, 0, 0}, {0, 0, 0, 1, 1, 1}}) {
     RunRanks(NodeMap{map}, [](Bootstrap& bootstrap) -> absl::Status {
       WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SlicesOf(256, 3)));

@@ -32,7 +32,7 @@ class Collectives : public ::testing::TestWithParam<int> {
 };
 
 TEST_P(Collectives, AllGatherBringsEveryPartToEveryRank) { Run(SweepAllGather); }
-TEST_P(Collectives, AllGatherSharedFillsOneBlockANode) { Run(SweepAllGatherShared); }
+TEST_P(Collectives, AllGatherSharedFillsOneBlockPerNode) { Run(SweepAllGatherShared); }
 TEST_P(Collectives, ReduceScatterReducesEachPartAtItsOwner) { Run(SweepReduceScatter); }
 TEST_P(Collectives, AllReduceGivesEveryRankTheReduction) { Run(SweepAllReduce); }
 TEST_P(Collectives, AllGatherBringsPartsThatTravelCompressed) { RunCompressed(SweepAllGather); }

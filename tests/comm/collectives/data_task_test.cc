@@ -73,7 +73,7 @@ TEST(DataTask, RejectsAMalformedCompressedSlice) {
   slice[0] = std::byte{1};  // Its length.
   std::vector<float> back(kCount);
   EXPECT_THAT(RunTask(Decode(WireEncoding::kCompressed, slice, back)),
-              StatusIs(absl::StatusCode::kInternal, HasSubstr("no compressed slice of 700 f32")));
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("not a compressed slice of 700 f32")));
 }
 
 TEST(DataTask, EncodesAndAppliesDeltas) {

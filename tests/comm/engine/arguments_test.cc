@@ -1,4 +1,4 @@
-// Invalid arguments give a failed Work whose error names the argument. Nothing is sent for it.
+// Invalid arguments give a failed Work whose error names the argument. No data moves.
 #include <gtest/gtest.h>
 
 #include "tests/comm/support/engine_fixture.h"
@@ -76,19 +76,21 @@ TEST_F(Arguments, PartsMustBeSupportedTensors) {
     }
   };
   refused(TensorView::Contiguous(memory(), DType::kF32, {1, 1, 1, 1, 1, 1}), good,
-          "all_to_all, send to rank 0: a part of 6 dims, at most 5");
-  refused(good, TensorView::Contiguous(nullptr, DType::kF32, {2, 3}), "receive from rank 0: no memory for");
-  refused(good, TensorView::Contiguous(memory(), DType::kF32, {3, 2}), "a part of shape [2, 3] for itself");
+          "all_to_all, send to rank 0: a part has 6 dims, but at most 5");
+  refused(good, TensorView::Contiguous(nullptr, DType::kF32, {2, 3}),
+          "receive from rank 0: the data of a part of shape [2, 3] is null");
+  refused(good, TensorView::Contiguous(memory(), DType::kF32, {3, 2}),
+          "sends itself a part of shape [2, 3], but expects [3, 2]");
   refused(good, {memory(), DType::kF32, {2, 3}, {0, 1}}, "receive from rank 0: dim 0 has stride 0");
   refused(good, TensorView::Contiguous(memory(), DType::kBF16, {2, 3}),
-          "a part in bf16, the exchange is in f32");
+          "a part is in bf16, but the exchange is in f32");
   refused(good, TensorView::Contiguous(memory(), DType::kF32, {2, -3}), "negative size");
   ExpectRefused(engine().AllToAll(lane(), {good, good}, {good}, DType::kF32),
                 HasSubstr("all_to_all, send: 2 parts for a group of 1 ranks"));
   ExpectRefused(engine().AllToAll(lane(), {good}, {}, DType::kF32),
                 HasSubstr("all_to_all, receive: 0 parts for a group of 1 ranks"));
   ExpectRefused(engine().SendReceive(lane(), good, 1, good, 0),
-                HasSubstr("send_receive: 1 is not a rank of group world of 1"));
+                HasSubstr("send_receive: 1 is not a rank of group world of size 1"));
   ExpectRefused(engine().SendReceive(lane(), good, 0, good, -1), HasSubstr("-1 is not a rank"));
 }
 
@@ -147,9 +149,8 @@ TEST(ArgumentsOfGroups, ASharedOutputMustLieInNodeMemory) {
 }
 
 TEST_F(Arguments, ALaneMustBeOfTheCallersGroup) {
-  EXPECT_THAT(
-      engine().AddLane({"other", {0, 1}, 1}, LanePurpose::kContext),
-      StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("rank 0 is not the member 1 of group other")));
+  EXPECT_THAT(engine().AddLane({"other", {0, 1}, 1}, LanePurpose::kContext),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("rank 0 is not rank 1 of group other")));
   EXPECT_THAT(engine().AddLane({"none", {}, 0}, LanePurpose::kContext),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("group none")));
 }

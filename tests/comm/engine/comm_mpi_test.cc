@@ -29,7 +29,7 @@ class CommMpi : public ::testing::Test {
 };
 
 TEST_F(CommMpi, AllGatherBringsEveryPartToEveryRank) { EXPECT_OK(SweepAllGather(fixture_, {})); }
-TEST_F(CommMpi, AllGatherSharedFillsOneBlockANode) { EXPECT_OK(SweepAllGatherShared(fixture_, {})); }
+TEST_F(CommMpi, AllGatherSharedFillsOneBlockPerNode) { EXPECT_OK(SweepAllGatherShared(fixture_, {})); }
 TEST_F(CommMpi, ReduceScatterReducesEachPartAtItsOwner) { EXPECT_OK(SweepReduceScatter(fixture_, {})); }
 TEST_F(CommMpi, AllReduceGivesEveryRankTheReduction) { EXPECT_OK(SweepAllReduce(fixture_, {})); }
 TEST_F(CommMpi, AllToAllExchangesUnevenAndEmptyParts) { EXPECT_OK(SweepAllToAll(fixture_, {})); }
@@ -71,7 +71,7 @@ TEST(CommMpiDefaults, CompressedCollectivesKeepEveryBit) {
   EXPECT_OK(SweepAllReduce(fixture, swept));
 }
 
-TEST_F(CommMpi, PoisonReachesAllRanksAndResetMakesThemWorkAgain) {
+TEST_F(CommMpi, AbortReachesAllRanksAndResetMakesThemWorkAgain) {
   for (int round = 0; round < 3; ++round) {
     if (WorldBootstrap().rank() == round % size()) {
       fixture_.engine->Abort(absl::DataLossError("checkpoint unreadable"));

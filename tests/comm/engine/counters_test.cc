@@ -1,4 +1,4 @@
-// The engine's counters have the exact numbers of bytes.
+// Exact values of the engine's counters, against formulas.
 #include <algorithm>
 #include <cstring>
 #include <vector>

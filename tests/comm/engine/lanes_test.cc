@@ -78,7 +78,7 @@ void ExpectInOrderOnEveryLane(const std::string& json, size_t operations) {
   }
 }
 
-TEST(Lanes, OperationsWithoutAWaiterCompleteInOrder) {
+TEST(Lanes, OperationsCompleteInTheOrderOfSubmission) {
   constexpr int kOperations = 100;
   constexpr int64_t kCount = 50;
   RunRanksOnEveryNodeMap(3, [](Bootstrap& bootstrap) -> absl::Status {

@@ -149,15 +149,15 @@ TEST(Mismatch, OfAnyPropertyIsAnErrorThatNamesBothRanksAndOperations) {
 TEST(Mismatch, OfEmptyPartsIsFoundBeforeTheyAreReleased) {
   RunCases(
       {
-          {"nothing against something", AllReduceOf(0), AllReduceOf(1000)},
-          {"something against nothing", AllReduceOf(1000), AllReduceOf(0)},
-          {"whose part it is", ReduceScatterOf({0, 0, 90}), ReduceScatterOf({90, 0, 0})},
-          {"whose part it is", ReduceScatterOf({90, 0, 0}), ReduceScatterOf({0, 0, 90})},
-          {"whose part it is", AllGatherOf({90, 0, 0}), AllGatherOf({0, 0, 90})},
-          {"whose part it is", AllGatherOf({0, 0, 90}), AllGatherOf({90, 0, 0})},
-          {"kind, which a root does not wait for", BroadcastFrom(1), AllGatherOf({30, 30, 40})},
-          {"the root", BroadcastFrom(0), BroadcastFrom(2)},
-          {"the root", BroadcastFrom(2), BroadcastFrom(0)},
+          {"empty except on one rank", AllReduceOf(0), AllReduceOf(1000)},
+          {"empty on one rank only", AllReduceOf(1000), AllReduceOf(0)},
+          {"owner of the only part", ReduceScatterOf({0, 0, 90}), ReduceScatterOf({90, 0, 0})},
+          {"owner of the only part", ReduceScatterOf({90, 0, 0}), ReduceScatterOf({0, 0, 90})},
+          {"owner of the only part", AllGatherOf({90, 0, 0}), AllGatherOf({0, 0, 90})},
+          {"owner of the only part", AllGatherOf({0, 0, 90}), AllGatherOf({90, 0, 0})},
+          {"kind, which the root of a broadcast does not await", BroadcastFrom(1), AllGatherOf({30, 30, 40})},
+          {"root", BroadcastFrom(0), BroadcastFrom(2)},
+          {"root", BroadcastFrom(2), BroadcastFrom(0)},
       },
       [](Work& work) {
         WEFT_RETURN_IF_ERROR(work.Wait());

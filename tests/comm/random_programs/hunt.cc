@@ -14,7 +14,7 @@ int main(int argc, char** argv) {
   CLI::App app("Simulates random programs of collectives and checks every result.");
   std::string seeds = "0:1000";
   int max_ranks = 16;
-  app.add_option("--seeds", seeds, "Range of seeds, as FIRST:END without END")
+  app.add_option("--seeds", seeds, "Range of seeds FIRST:END; END is excluded")
       ->check([](const std::string& text) {
         unsigned long long first = 0, end = 0;
         char rest = 0;

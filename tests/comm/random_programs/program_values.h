@@ -27,9 +27,9 @@ class ProgramValues {
 
   // Writes elements [begin, begin + count) of the contribution of a world rank to operation `index`.
   static void Fill(int index, DType dtype, int rank, int64_t begin, int64_t count, std::byte* memory);
-  // Begin of the values that are the delta base of a kGatherDelta.
+  // Offset of the values that are the delta base of a kGatherDelta.
   static constexpr int64_t kDeltaBase = int64_t{1} << 20;
-  // Begin of the part for a peer in a rank's contribution to an exchange.
+  // Offset of the part for a peer in a rank's contribution to an exchange.
   static int64_t ExchangeBegin(int peer) { return int64_t{peer} * 4096; }
 
   // Errors: kDataLoss (names the operation and the element).

@@ -67,7 +67,7 @@ template <typename Run>
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     if (!run(seed).status().ok()) return ::testing::AssertionSuccess();
   }
-  return ::testing::AssertionFailure() << kSeeds << " schedules ran as if nothing were wrong";
+  return ::testing::AssertionFailure() << "none of " << kSeeds << " schedules failed";
 }
 
 TEST(BrokenRule, AHeadOperationWithoutCreditIsNoticed) {
@@ -142,7 +142,7 @@ TEST(Death, IsAnErrorThatNamesTheRankOnEverySurvivor) {
 class Mistakes : public ::testing::TestWithParam<ProgramMistake::Kind> {};
 
 // One rank deviates from the program. All ranks fail, and some error names that rank.
-TEST_P(Mistakes, NameBothRanks) {
+TEST_P(Mistakes, NameTheDeviatingRank) {
   const uint64_t seeds = ScheduleCount(40);
   uint64_t noticed = 0;
   for (uint64_t seed = 0; seed < seeds; ++seed) {
