@@ -13,7 +13,7 @@ namespace {
 // Open MPI's environment variable for the rank; null if Open MPI did not start this process.
 const char* LaunchedRank() { return std::getenv("OMPI_COMM_WORLD_RANK"); }
 
-// Decided by the link's target, without opening it: opening could disturb a pipe.
+// Reads the target of the link, but does not open it: opening could disturb a pipe.
 bool IsParentsOutputTerminal() {
   const std::string link = "/proc/" + std::to_string(getppid()) + "/fd/1";
   char target[64];

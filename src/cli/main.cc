@@ -1,4 +1,5 @@
-// The program `weft`. Under mpirun every rank runs it, and rank 0 prints messages.
+// The program `weft`. Under mpirun every rank runs it. Rank 0 prints messages, but each rank prints its own
+// timeout.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -21,9 +22,9 @@ constexpr int kExitDone = 0;
 constexpr int kExitFailed = 1;         // Out of memory, a full disk, or a defect.
 constexpr int kExitBadUsage = 2;       // The command line or the configuration.
 constexpr int kExitBadFile = 3;        // An input or output file.
-constexpr int kExitNotFinite = 4;      // The loss, the gradient norm or a weight is infinite or NaN.
-constexpr int kExitRankMissing = 86;   // A rank failed, or did not come in time.
-constexpr int kExitInterrupted = 130;  // By a signal, as shells report it.
+constexpr int kExitNotFinite = 4;      // A loss, the gradient norm or a weight is infinite or NaN.
+constexpr int kExitRankMissing = 86;   // A rank failed, or did not respond in time.
+constexpr int kExitInterrupted = 130;  // A signal stopped the run; as shells report SIGINT.
 
 int ExitCodeOf(const absl::Status& status) {
   switch (status.code()) {
@@ -50,7 +51,7 @@ void PrintError(const absl::Status& status) {
   std::fprintf(stderr, "weft: %s\n", std::string(status.message()).c_str());
 }
 
-// The configuration, if every rank has parsed its command line. Collective: all ranks.
+// Returns the configuration if all ranks have parsed their command lines. Collective: all ranks.
 absl::StatusOr<weft::TrainConfig> AgreedConfig(weft::Bootstrap& bootstrap,
                                                absl::StatusOr<weft::Command> command) {
   WEFT_ASSIGN_OR_RETURN(const absl::Duration timeout, weft::DefaultTimeout());

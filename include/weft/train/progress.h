@@ -9,7 +9,7 @@
 
 namespace weft {
 
-// "step 12/100  loss 3.1234  norm 1.234  8.1k tokens/s  0.123 TFLOP/s  41 ms  comm 3 ms  210 MiB  ETA 0:12".
+// "step 12/100  loss 3.1234  norm 1.234  12.3k tokens/s  0.123 TFLOP/s  41 ms  comm 3 ms  210 MiB  ETA 0:04".
 // The caller estimates `seconds_left`.
 std::string ProgressLine(const StepMetrics& metrics, int64_t total_steps, double seconds_left);
 

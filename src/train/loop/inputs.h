@@ -24,16 +24,17 @@ struct TrainInputs {
   std::string hf_config;                     // The text of config.json of --hf-model.
 };
 
-// Opens all inputs, without reading data or weights. Errors: those of Corpus, SafetensorsReader and
+// Opens all inputs, but reads neither data nor weights. Errors: those of Corpus, SafetensorsReader and
 // ReadHfConfig.
 absl::StatusOr<TrainInputs> OpenInputs(const TrainConfig& config);
 
-// Checks that the folder has each parameter of `model` with its shape, and no other tensors. Errors:
-// kNotFound, kDataLoss (names the tensor).
+// Checks that the folder has each parameter of `model` with its shape, and no other tensors. A tied head and
+// saved rotary frequencies are ignored. Errors: kNotFound, kDataLoss (names the tensor).
 absl::Status CheckWeights(const SafetensorsReader& weights, LlamaModel& model);
 
-// Checks that this rank's part of the data fits the vocabulary, and that all ranks see data of the same
-// length. Collective: all ranks. Errors: kDataLoss (names file and position, or the ranks whose data differ).
+// Checks that all tokens of the data are below `vocab_size`, and that all ranks see data of the same length.
+// Each rank reads a part of the data. Collective: all ranks. Errors: kDataLoss (names file and position, or
+// the ranks whose data differ), and those of Corpus::Read.
 absl::Status CheckData(Bootstrap& bootstrap, const Corpus& corpus, int64_t vocab_size,
                        absl::Duration timeout);
 
