@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Which lines and branches of the engine, of sharding and of context parallelism the tests reach, from a build of its
-# own (build/coverage).
+# Measures the lines and branches of the engine, of sharding and of context parallelism that the thread-rank tests reach, in a
+# build of its own (build/coverage). Exit code: 77 (skipped) without gcovr.
 #
-#   tools/coverage.sh              a line for each file, and the totals
-#   tools/coverage.sh --details    and an HTML page for each file, in build/coverage/html
+#   tools/coverage.sh              prints a line for each file, and the totals
+#   tools/coverage.sh --details    also writes an HTML page for each file, in build/coverage/html
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -12,7 +12,7 @@ command -v gcovr >/dev/null || { echo "gcovr is not installed (tools/setup.sh --
 cmake --preset coverage
 cmake --build --preset coverage --target weft_thread_tests
 find build/coverage -name '*.gcda' -delete
-# Fewer schedules reach no less: each goes the same ways.
+# A few schedules suffice: more of them run the same code in other orders.
 WEFT_SCHEDULES=20 ctest --test-dir build/coverage --parallel "$(nproc)" --output-on-failure --label-regex '^threads$' </dev/null
 
 report=(gcovr --root . --filter 'sharding/' --filter 'context_parallel/' --filter 'src/comm/' --object-directory build/coverage

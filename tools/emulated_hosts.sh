@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs a command beside emulated hosts: network namespaces of this machine, joined by a switch. Each has its own host name,
-# so that Open MPI starts a daemon on each and treats them as nodes without shared memory. The script removes all of them
-# when the command ends, also by a signal. If the script is killed, its next run removes what is left.
+# Runs a command with emulated hosts: network namespaces of this machine, joined by a switch. Each has its own host name, so
+# that Open MPI starts a daemon on each and treats them as nodes without shared memory. The script removes all of them when
+# the command ends, also after SIGINT, SIGTERM or SIGHUP. If the script is killed, the next run removes them.
 #
 #   emulated_hosts.sh [--hosts COUNT] [--rate RATE] COMMAND [ARGUMENTS...]
 #
@@ -12,8 +12,8 @@
 #   WEFT_ON_HOST          a program: `$WEFT_ON_HOST HOST COMMAND...` joins the host's network under the host's name
 #   WEFT_HOST_INTERFACE   the network interface in every host
 #
-# TMPDIR names a temporary folder, which is removed at the end. The exit code is that of the command, or 77, with a reason,
-# where such hosts cannot be made.
+# TMPDIR names a temporary folder, which is removed at the end. The exit code is that of the command. It is 77 (skipped) if
+# such hosts cannot be created; the script then prints the reason.
 set -euo pipefail
 
 count=2

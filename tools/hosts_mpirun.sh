@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs mpirun over the hosts of tools/emulated_hosts.sh, which must run this script. The first PPN ranks run on the first
-# host, the next PPN ranks on the second, and so on.
+# Runs mpirun over emulated hosts. REQUIRES: it is a command of tools/emulated_hosts.sh, which sets WEFT_HOSTS. The first
+# RANKS_PER_HOST ranks run on the first host, the next ones on the second, and so on.
 #
 #   hosts_mpirun.sh [-n RANKS] [--ppn RANKS_PER_HOST] [--timeout SECONDS] PROGRAM [ARGUMENTS...]
 #

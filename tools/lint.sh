@@ -3,12 +3,13 @@
 #
 #   tools/lint.sh [--all] [BASE]
 #
-# A file changed if it differs from commit BASE. The default of BASE is the commit at which this branch left main; on main itself,
-# it is the parent of the last commit. A changed header is read through one source that includes it. Files with the most changed
-# lines come first. No further source is read after WEFT_LINT_SECONDS (60 by default), unless --all is given. The compile commands
-# are those of build/debug: the script configures it where it is missing, but does not build it.
+# A file changed if git tracks it and it differs from commit BASE. The default of BASE is the commit at which this branch left main
+# or origin/main. If both contain HEAD, it is the parent of HEAD. A changed header is read through one source that includes it.
+# Files with the most changed lines come first. After WEFT_LINT_SECONDS (60 by default) no further source is read, unless --all is
+# given. The compile commands are those of build/debug: the script configures it if it is missing, but does not build it.
 #
-# Exit code: 0 without findings, 1 with findings, 77 (skipped) without clang-tidy-14 or without a history.
+# Exit code: 0 without findings in the sources that were read, 1 with findings, 2 for bad usage or if build/debug cannot be
+# configured, 77 (skipped) without clang-tidy-14 or without a history.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -85,7 +86,7 @@ sources_to_read() {
   done | awk '!seen[$0]++'
 }
 
-# Prints the findings in one source at once, as several sources are read at a time.
+# Prints all findings in one source together, because several sources are read in parallel.
 lint_source() {
   if ((EPOCHSECONDS >= LINT_END)); then
     echo "$1" >>"$LINT_LEFT_OUT"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Trains a model from a clean clone: installs missing packages, builds the program, and trains a small Llama on the licence
+# Trains a model from a clean clone: installs missing packages, builds the program, and trains a small Llama on the license
 # texts of Debian, with 2 replicas of 2 shards on four MPI ranks.
 #
 #   tools/quickstart.sh [FLAGS OF weft train...]      flags given here override the script's own
@@ -12,7 +12,7 @@ cmake --build --preset release --target weft_program
 
 run=(tools/mpirun.sh -n 4 build/release/bin/weft train --dp-replicate 2 --dp-shard 2
      --steps 200 --batch-size 8 --lr 0.003 --warmup-steps 10 --lr-schedule cosine)
-# The last value of a flag counts, but --data collects all paths.
+# For other flags the last value counts. --data uses the paths of all its values, so the default is added only without one.
 [[ " $* " == *" --data"[\ =]* ]] || run+=(--data /usr/share/common-licenses)
 echo "+ ${run[*]} $*"
 exec "${run[@]}" "$@"

@@ -2,8 +2,8 @@
 # Builds weft and runs all of its tests, the communicating layers also under the sanitizers. The last line says
 # `N passed, N failed`; the exit code is 0 only if nothing failed.
 #
-#   tools/test.sh                  everything
-#   tools/test.sh release          one preset alone (release, debug, asan, tsan)
+#   tools/test.sh                  the presets release, asan and tsan
+#   tools/test.sh PRESET...        the given presets (release, debug, asan, tsan)
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -18,8 +18,8 @@ build() {
   cmake --preset "$preset" && cmake --build --preset "$preset" "${targets[@]}"
 }
 
-# Under a sanitizer: the suites whose ranks are threads, at fixed addresses where that is allowed (ThreadSanitizer
-# cannot place its shadow memory on kernels that randomize more bits than it knows of).
+# Under a sanitizer: the suites whose ranks are threads, without address randomization if that is allowed. ThreadSanitizer
+# cannot map its shadow memory on kernels that randomize more address bits than it expects.
 run() {
   local preset=$1 prefix=() labels=()
   if is_sanitized "$preset"; then

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Turns text files into a token file for `weft train --data`, with any Hugging Face tokenizer.json.
+"""Converts text files to a token file for `weft train --data`, with any Hugging Face tokenizer.json.
 
     tokenize.py --tokenizer DIR/tokenizer.json --output corpus.u16 FILE...
 
@@ -10,7 +10,7 @@ no token is added, neither at the beginning nor at the end. Needs the `tokenizer
 import os
 import sys
 
-# Other modules import the module `tokenize` of Python: they must not find this file instead.
+# Python's own modules import `tokenize`. They must not find this file instead.
 if __name__ == "__main__":
     sys.path = [path for path in sys.path if os.path.abspath(path) != os.path.dirname(os.path.abspath(__file__))]
 
@@ -36,7 +36,7 @@ def load_tokenizer(path):
 
 
 def token_ids(tokenizer, files, separator):
-    """Yields one list of ids per file. A file is encoded as a whole: cutting it would change tokens at the cuts."""
+    """Yields the ids of each file, followed by the separator if there is one. Files are not cut: a cut would change tokens."""
     end = None
     if separator is not None:
         end = tokenizer.token_to_id(separator)

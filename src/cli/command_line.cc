@@ -32,8 +32,8 @@ class HelpFormatter : public CLI::Formatter {
   }
   std::string make_usage(const CLI::App* /*app*/, std::string /*name*/) const override {
     return "Usage: [mpirun -n RANKS] weft train [FLAGS]\n"
-           "If a flag is given more than once, its last value counts; the paths of --data and --eval-data "
-           "add up.\n";
+           "If a flag is given more than once, its last value counts. --data and --eval-data use the paths "
+           "of all their values.\n";
   }
 };
 
@@ -62,7 +62,7 @@ absl::Status CheckExtras(const CLI::App& app) {
   if (extras.empty()) {
     return absl::OkStatus();
   }
-  // An unknown flag leaves its value over too. The error names the flag.
+  // The value after an unknown flag belongs to no flag either. The error names the flag.
   const auto flag =
       std::find_if(extras.begin(), extras.end(), [](const std::string& s) { return s.rfind('-', 0) == 0; });
   return UnknownFlag(app, flag == extras.end() ? extras.front() : *flag);
@@ -78,7 +78,7 @@ absl::Status ParseError(const CLI::ParseError& error) {
   return absl::InvalidArgumentError(message);
 }
 
-// `keys` collects the keys of the file.
+// Applies one key of the file, unless the command line sets its flag. `keys`: the keys so far.
 absl::Status ApplyConfigItem(CLI::App& app, const CLI::ConfigItem& item, std::set<std::string>& keys) {
   if (!item.parents.empty()) {
     return absl::InvalidArgumentError(absl::StrCat(

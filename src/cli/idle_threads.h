@@ -8,7 +8,7 @@ namespace weft {
 // communication: on a busy machine, steps took 20 times as long.
 //
 // libgomp reads its environment when it is loaded, before main. So this function sets GOMP_SPINCOUNT and
-// executes the program again, once. It returns if the environment is already set, or if that fails.
+// executes the program again, once. It returns if one of the variables is set, or if the execution fails.
 // REQUIRES: main has done nothing yet.
 void LetIdleThreadsSleep(char** arguments);
 

@@ -11,7 +11,7 @@
 namespace weft {
 namespace {
 
-// Decided by the link's target, without opening it: opening could disturb a pipe.
+// Reads the target of the link, but does not open it: opening could disturb a pipe.
 bool IsParentsOutputTerminal() {
   const std::string link = "/proc/" + std::to_string(getppid()) + "/fd/1";
   char target[64];

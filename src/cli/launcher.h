@@ -3,11 +3,11 @@
 
 namespace weft {
 
-// Whether mpirun started this process as a rank other than 0.
+// True if mpirun started this process as a rank other than 0.
 bool IsNonzeroRank();
 
-// Whether a person sees standard output on a terminal. mpirun gives every rank a pseudo-terminal, so under
-// mpirun the answer depends on mpirun's own standard output.
+// True if standard output is shown on a terminal. mpirun gives every rank a pseudo-terminal, so under mpirun
+// the answer depends on mpirun's own standard output too.
 bool IsOutputTerminal();
 
 }  // namespace weft

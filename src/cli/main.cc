@@ -1,4 +1,5 @@
-// The program `weft`. Under mpirun every rank runs it, and rank 0 prints messages.
+// The program `weft`. Under mpirun every rank runs it. Rank 0 prints messages, but each rank prints its own
+// timeout.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -22,8 +23,8 @@ constexpr int kExitDone = 0;
 constexpr int kExitFailed = 1;        // Out of memory, a full disk, or a defect.
 constexpr int kExitBadUsage = 2;      // The command line or the configuration.
 constexpr int kExitBadFile = 3;       // An input or output file.
-constexpr int kExitNotFinite = 4;     // The loss, the gradient norm or a weight is infinite or NaN.
-constexpr int kExitRankMissing = 86;  // A rank failed, or did not come in time.
+constexpr int kExitNotFinite = 4;     // A loss, the gradient norm or a weight is infinite or NaN.
+constexpr int kExitRankMissing = 86;  // A rank failed, or did not respond in time.
 
 int ExitCodeOf(const absl::Status& status) {
   switch (status.code()) {

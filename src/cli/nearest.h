@@ -1,4 +1,4 @@
-// Suggestions for misspelt words.
+// Suggestions for misspelled words, by edit distance.
 #pragma once
 
 #include <string>

@@ -58,7 +58,7 @@ CLI::Validator WordCheck(Words words) {
           ""};
 }
 
-// CLI11 takes a following flag as the value of a flag without one.
+// If a flag has no value, CLI11 takes the next flag for its value. This check finds that.
 CLI::Validator PathCheck() {
   return {[](std::string& text) {
             return text.rfind("--", 0) == 0 ? absl::StrCat("'", text, "' is a flag: the path is missing")
@@ -144,9 +144,10 @@ void AddModelFlags(CLI::App& app, ModelOptions& model) {
   group.Number("--layers", model.layers, "Decoder layers");
   group.Number("--dim", model.dim, "Model dimension");
   group.Number("--heads", model.heads, "Query heads");
-  group.Number("--kv-heads", model.kv_heads, "Key and value heads [heads]");
-  group.Number("--ffn-dim", model.ffn_dim, "Feed-forward dimension [8/3 dim, up to a multiple of 64]");
-  group.Number("--vocab-size", model.vocab_size, "Vocabulary, also of a preset [256]");
+  group.Number("--kv-heads", model.kv_heads, "Key and value heads [--heads]");
+  group.Number("--ffn-dim", model.ffn_dim,
+               "Feed-forward dimension [8/3 --dim, rounded up to a multiple of 64]");
+  group.Number("--vocab-size", model.vocab_size, "Vocabulary size; allowed with --model [256]");
 }
 
 void AddDataFlags(CLI::App& app, TrainConfig& config) {
@@ -155,7 +156,7 @@ void AddDataFlags(CLI::App& app, TrainConfig& config) {
               "Files or folders of text or of token ids (.bin .u16 .u32) [built-in text]", "PATH");
   group.Number("--seq-len", config.data.seq_len, "Tokens per sequence");
   group.Number("--batch-size", config.data.batch_size,
-               "Sequences per step, over all ranks [--grad-accum per data-parallel rank]");
+               "Sequences per step, over all ranks [--grad-accum x data-parallel ranks]");
   group.Number("--grad-accum", config.data.grad_accum, "Microbatches per step");
   group.Number("--document-separator", config.data.document_separator,
                "Token that ends a document; attention stays within a document [none]");
@@ -197,9 +198,9 @@ void AddContextFlags(CLI::App& app, ContextOptions& context) {
   group.Number("--cp", context.size, "Ranks over which each sequence is split");
   group.OneOf("--cp-scheme", context.scheme,
               {CpScheme::kAuto, CpScheme::kUlysses, CpScheme::kGather, CpScheme::kHybrid, CpScheme::kRing},
-              "Attention over split sequences; auto: the scheme that moves the fewest bytes");
+              "Attention over split sequences; auto: the balanced scheme with the fewest bytes");
   group.Number("--ulysses-degree", context.ulysses_degree,
-               "Ranks that split heads: --cp is Ulysses, 1 is gather, between them is a hybrid");
+               "Ranks that exchange tokens for heads; --cp: Ulysses, 1: gather, between: hybrid");
   group.OneOfOrUnset("--ring-rotate", context.ring_rotate, {RingRotation::kAllGather, RingRotation::kShift},
                      "How keys and values travel in a ring, or in a hybrid with a ring [shift]");
   group.OneOfOrUnset("--load-balance", context.load_balance,
@@ -211,7 +212,7 @@ void AddParallelFlags(CLI::App& app, ParallelOptions& parallel) {
   FlagGroup group(app, "Parallelism (replicate x shard x cp = ranks)");
   group.Number("--dp-replicate", parallel.dp_replicate, "Replicas of the weights; -1: all remaining ranks");
   group.Number("--dp-shard", parallel.dp_shard, "Ranks that shard one replica; -1: all remaining ranks");
-  group.Bool("--zero-copy", parallel.zero_copy, "Compute with gathered buffers, without copies");
+  group.Bool("--zero-copy", parallel.zero_copy, "Compute in gathered buffers, without copies");
   group.OneOf("--node-shared", parallel.node_shared, {NodeShared::kAuto, NodeShared::kOn, NodeShared::kOff},
               "One copy of the weights per node; auto: if possible");
   group.Bool("--reshard-after-forward", parallel.reshard_after_forward,
@@ -225,14 +226,14 @@ void AddParallelFlags(CLI::App& app, ParallelOptions& parallel) {
                      "Compression of weights and gradients between nodes [measured at the start]");
   group.OneOf("--grad-sync", parallel.grad_sync,
               {GradientSync::kLast, GradientSync::kReduceScatter, GradientSync::kEach},
-              "Reduce gradients after the last microbatch; reduce-scatter each; also all-reduce each");
+              "For each microbatch: nothing until the last; reduce-scatter; also all-reduce");
   group.OneOf("--activation-checkpoint", parallel.activation_checkpoint,
               {ActivationCheckpoint::kNone, ActivationCheckpoint::kFull},
               "Keep activations for backward (none), or recompute them (full)");
   group.OneOf("--param-dtype", parallel.param_dtype, {DType::kF32, DType::kBF16},
               "Dtype of computation and of gathered weights");
   group.OneOf("--reduce-dtype", parallel.reduce_dtype, {DType::kF32, DType::kBF16},
-              "Dtype in which gradients are exchanged");
+              "Dtype of gradient reductions");
 }
 
 void AddOutputFlags(CLI::App& app, OutputOptions& output) {

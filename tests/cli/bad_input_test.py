@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Bad input: the program prints one message that names the input, exits with the right code, and leaves no files."""
+"""Tests of bad input: the program prints one message that names the input, exits with the right code, and leaves no new files."""
 import array
 import os
 import sys

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The program from end to end: its output, files and exit codes."""
+"""Tests of the program from end to end: its output, files and exit codes."""
 import json
 import os
 import pathlib
@@ -41,7 +41,7 @@ class Runs(WeftCase):
         for line in lines:
             self.assertEqual(list(line), FIELDS)
             self.assertEqual(line["tokens"], 32)
-        self.assertAlmostEqual(lines[0]["loss"], 5.545, delta=0.1)  # ln 256: the model guesses.
+        self.assertAlmostEqual(lines[0]["loss"], 5.545, delta=0.1)  # ln 256: uniform predictions.
         self.assertEqual(lines[2]["tokens_seen"], 96)
         config = json.loads((self.folder / "m.config.json").read_text())
         self.assertEqual(config["mesh"]["value"], "replicate 1 x shard 1")
@@ -100,7 +100,7 @@ class Runs(WeftCase):
         self.assertIn(f"eval after step 2  loss {lines[1]['eval_loss']:.4f}", output)
         self.assertRegex(output, r"(?m)^evaluation +\d+ sequences in order, every 2 steps and after the last step")
 
-    def test_gives_every_form_of_gradient_sync_the_losses_of_one_rank(self):
+    def test_gives_every_gradient_sync_the_losses_of_one_rank(self):
         flags = ["--steps", "4", "--batch-size", "16", "--lr", "1e-2", "--grad-accum", "4"]
         expected = self.metrics(*flags)
         for sync in ("last", "reduce-scatter", "each"):
@@ -177,7 +177,7 @@ class StopRequests(WeftCase):
             self.assertIsNone(process.poll(), "the run ended by itself")
         return process
 
-    def test_finishes_the_step_under_way_and_exports_nothing(self):
+    def test_stops_after_a_whole_step_and_exports_nothing(self):
         process = self.start(*SMALL)
         process.send_signal(signal.SIGTERM)
         _, errors = process.communicate(timeout=60)

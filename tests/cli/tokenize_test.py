@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/tokenize.py: tokens, widths, separators and errors. Exits with 77 (skipped) without the package `tokenizers`."""
+"""Tests of tools/tokenize.py: tokens, widths, separators and errors. Exits with 77 (skipped) without the package `tokenizers`."""
 import array
 import pathlib
 import subprocess

@@ -3,9 +3,9 @@
 
     check_headers.py ROOT
 
-Every header says `#pragma once`. A public header include/weft/<layer>/x.h is the first include of the source x.cc of its layer,
-so that compiling this source proves that the header needs no other one before it. The build compiles public headers without such
-a source by themselves (tests/rules/CMakeLists.txt).
+Every header has `#pragma once`. A public header include/weft/<layer>/x.h is the first include of the source x.cc of its layer.
+Compiling this source then proves that the header needs no other one before it. The build compiles alone each public header that
+has no such source (tests/rules/CMakeLists.txt).
 
 Prints one line for each violation. Exit code: 0 without violations, 1 with violations.
 """

@@ -44,7 +44,7 @@ ROOMS = {
     "train": [["files"], ["config"], ["data"], ["loop", "diagnose"]],
 }
 
-# Libraries that implementations hide: a public header that includes one makes every user need it.
+# Libraries that only sources may use: if a public header included one, every user of weft would need it.
 HIDDEN_LIBRARIES = re.compile(r"^(mpi\.h|omp\.h|hwloc.*|dnnl.*|oneapi/.*|Eigen/.*|unsupported/Eigen/.*)$")
 
 MAX_FILES_OF_A_FOLDER = 26
@@ -163,7 +163,7 @@ class Rooms:
         return None
 
     def room_of_header(self, file):
-        """The room of a public header; None if its includes ask for no room."""
+        """The room of a public header; None if it has no source and its includes need no room."""
         if file.stem not in self.room_of_stem:
             self.room_of_stem[file.stem] = None  # Ends the recursion where headers include each other.
             rooms = [self.room_of_include(path) for path in includes_of(file)]

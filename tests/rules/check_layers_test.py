@@ -137,7 +137,7 @@ class CheckRooms(TreeCase):
         self.write("include/weft/nn/mask.h", '#include "weft/nn/runs.h"\n')
         self.assert_one_violation("include/weft/nn/mask.h", "room kernels of nn may not use room modules")
 
-    def test_counts_a_public_header_without_a_source_to_the_room_that_its_includes_ask_for(self):
+    def test_counts_a_public_header_without_a_source_to_the_lowest_room_that_its_includes_allow(self):
         self.write("src/nn/modules/runs.cc", "")
         self.write("include/weft/nn/runs.h", "")
         self.write("include/weft/nn/interface.h", '#include "weft/nn/runs.h"\n')

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of summarize_tests.py on small results: every error must count as a failure."""
+"""Tests of tools/summarize_tests.py on small result folders: every error must count as a failure."""
 import json
 import pathlib
 import sys

@@ -1,4 +1,4 @@
-// Assignment of evaluation windows to ranks and passes.
+// Assignment of evaluation windows to ranks and passes, and the order in which losses are added.
 #include <vector>
 
 #include <gtest/gtest.h>

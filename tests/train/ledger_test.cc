@@ -99,7 +99,7 @@ class Ledger : public TrainRun {
     const Result result = Run(mesh, nodes);
     std::vector<int64_t> wire_of_steps;
     for (size_t step = 0; step < result.steps.size(); ++step) {
-      // The first step does all of its own gathers, and starts those of the second step.
+      // The first step runs all of its own gathers, and starts those of the second step.
       const StepCosts first = step == 0 ? ahead : StepCosts();
       int64_t wire = 0;
       for (int r = 0; r < mesh.ranks(); ++r) {
@@ -156,8 +156,8 @@ class Ledger : public TrainRun {
 
   // The gather of step summaries, two words per rank, and the reduction of the gradient norm.
   static int64_t ControlWireBytes(const StepShape& shape) {
-    const int64_t notes = AllGatherWireBytes(int64_t{16} * shape.ranks(), shape.nodes());
-    return notes + AllReduceWireBytes(sizeof(ReproducibleSum), shape.nodes());
+    const int64_t summaries = AllGatherWireBytes(int64_t{16} * shape.ranks(), shape.nodes());
+    return summaries + AllReduceWireBytes(sizeof(ReproducibleSum), shape.nodes());
   }
 
   // Wire bytes of one gather of the weights that other replicas updated, in fp32.

@@ -27,7 +27,7 @@ TEST(ThreadPlan, DividesCpusAmongRanksThatAreNotBound) {
   EXPECT_THAT(plan.warnings, IsEmpty());
 }
 
-TEST(ThreadPlan, RoundsDownWhereCpusDoNotDivide) {
+TEST(ThreadPlan, RoundsDownIfRanksDoNotDivideTheCpus) {
   const Cpus all = {0, 1, 2, 3, 4};
   EXPECT_EQ(PlanThreads({{all, all}, 5, 0, {}}).threads, 2);
 }

@@ -25,7 +25,7 @@ struct Mesh {
   int ranks() const { return replicate * shard * context; }
 };
 
-// Text whose windows have different gradients. All bytes are below 131, the odd vocabulary size.
+// Text whose windows have different gradients. All bytes are below 131, the vocabulary size of UseOddSizes.
 inline std::string SomeText() {
   std::string text;
   for (int i = 0; i < 4000; ++i) {
@@ -67,7 +67,7 @@ class TrainRun : public ::testing::Test {
     TrainConfig config = config_;
     config.parallel.dp_replicate = mesh.replicate;
     config.parallel.dp_shard = mesh.shard;
-    if (mesh.context == 1) config.parallel.context = {};  // Validate refuses them for one rank.
+    if (mesh.context == 1) config.parallel.context = {};  // Validate refuses its options without --cp.
     config.parallel.context.size = mesh.context;
     EXPECT_OK(Validate(config));
     Result result;
@@ -89,7 +89,7 @@ class TrainRun : public ::testing::Test {
   }
   Result Run(const Mesh& mesh) { return Run(mesh, NodeMap::OneNode(mesh.ranks())); }
 
-  // The output of a run.
+  // The text that a run prints.
   std::string Printed(const Mesh& mesh, const NodeMap& nodes) {
     char* text = nullptr;
     size_t bytes = 0;

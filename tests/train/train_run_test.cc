@@ -1,5 +1,5 @@
-// Whole runs over ranks that are threads: results that do not depend on the mesh, and results that do not
-// depend on any option.
+// Whole runs over ranks that are threads: results that meshes and options do not change, evaluation, stop
+// requests, and errors on which all ranks agree.
 #include "tests/train/train_run.h"
 
 #include <cmath>
@@ -14,7 +14,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-TEST_F(TrainRun, StartsAtTheLossOfAGuessAndReducesIt) {
+TEST_F(TrainRun, StartsAtTheLossOfUniformPredictionsAndReducesIt) {
   config_.optimizer.steps = 40;
   const Result result = Run({1, 1});
   EXPECT_NEAR(result.steps.front().loss, std::log(256.0), 0.1);
@@ -228,7 +228,7 @@ TEST_F(TrainRun, FollowsTheLearningRateSchedule) {
   EXPECT_DOUBLE_EQ(result.steps[2].lr, 0);
 }
 
-TEST_F(TrainRun, DecaysMatricesOnlyOnEveryMeshIfToldTo) {
+TEST_F(TrainRun, GivesTheSameBitsOnEveryMeshIfOnlyMatricesDecay) {
   const uint64_t all = Run({2, 2}).report.weights_hash;
   config_.optimizer.decay = DecayScope::kMatrices;
   const uint64_t matrices = Run({2, 2}).report.weights_hash;

@@ -9,7 +9,7 @@ if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_BUILD_TYPE)
 endif()
 
 if(NOT WEFT_PRECOMPILE MATCHES "^(none|tests|all)$")
-  message(FATAL_ERROR "WEFT_PRECOMPILE is none, tests or all, not '${WEFT_PRECOMPILE}'")
+  message(FATAL_ERROR "WEFT_PRECOMPILE must be none, tests or all, not '${WEFT_PRECOMPILE}'")
 endif()
 
 find_program(WEFT_CCACHE ccache)
@@ -24,8 +24,8 @@ add_library(weft_options INTERFACE)
 # No contraction: the vector body and the scalar tail of an elementwise kernel must round alike.
 target_compile_options(weft_options INTERFACE -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor
                                               -Woverloaded-virtual -Wno-psabi -ffp-contract=off)
-# GCC 12 reports false uninitialized uses inside of abseil's InlinedVector and the AVX-512 intrinsics. clang-tidy's
-# analyzer finds real ones.
+# GCC 12 falsely reports uninitialized uses in abseil's InlinedVector and in the AVX-512 intrinsics. clang-tidy's analyzer
+# finds the real ones.
 target_compile_options(weft_options INTERFACE -Wno-uninitialized -Wno-maybe-uninitialized)
 if(WEFT_WERROR)
   target_compile_options(weft_options INTERFACE -Werror)
@@ -46,8 +46,8 @@ if(WEFT_SANITIZE)
   target_link_options(weft_options INTERFACE -fsanitize=${WEFT_SANITIZE})
   if(WEFT_SANITIZE MATCHES "thread")
     # libgomp and oneDNN are not instrumented: ThreadSanitizer would report their synchronization as races.
-    # GCC warns about fences, which ThreadSanitizer does not model (-Wtsan). Every fence here stands beside an atomic
-    # flag, which it does model.
+    # GCC warns about fences, which ThreadSanitizer does not model (-Wtsan). Every fence in weft accompanies an atomic
+    # flag, which ThreadSanitizer does model.
     set(WEFT_OPENMP OFF)
     set(WEFT_ONEDNN OFF)
     target_compile_options(weft_options INTERFACE -Wno-tsan)

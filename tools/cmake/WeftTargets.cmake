@@ -1,7 +1,8 @@
 # weft_precompiled_headers(<name> HEADERS ... [LINK targets...] [OPTIONS compile options...])
-# Headers of other libraries take half of the compile time of most sources. A precompiled header reads them once for the layers and
-# once for the tests, whose options differ; a target takes it by weft_precompile. Precompiled headers hide a missing #include.
-# Layers therefore use them only where WEFT_PRECOMPILE is `all`, as under the sanitizers: other builds find it.
+# Defines a set of precompiled headers, which targets use with weft_precompile(<target> <name>). Headers of other libraries take half
+# of the compile time of most sources. They are precompiled once for the layers and once for the tests, whose options differ.
+# Precompiled headers hide a missing #include. Layers therefore use them only if WEFT_PRECOMPILE is `all`, as under the sanitizers.
+# Other builds find a missing #include.
 function(weft_precompiled_headers name)
   cmake_parse_arguments(ARG "" "" "HEADERS;LINK;OPTIONS" ${ARGN})
   file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/${name}.cc CONTENT "")
@@ -11,6 +12,7 @@ function(weft_precompiled_headers name)
   target_precompile_headers(${name} PRIVATE ${ARG_HEADERS})
 endfunction()
 
+# weft_precompile(<target> <name>): uses the precompiled headers <name>, if this build has them.
 function(weft_precompile target name)
   if(TARGET ${name})
     target_precompile_headers(${target} REUSE_FROM ${name})
@@ -46,8 +48,8 @@ endfunction()
 set(WEFT_THREAD_TEST_FOLDERS core mesh memory comm sharding context_parallel)
 add_custom_target(weft_thread_tests)
 
-# Options of the sources of tests; linked last, so that they override others. Under the sanitizers, the optimizer and the checks for
-# undefined behavior would take more than half of the build, and find nothing in tests that is worth it.
+# Compile options of tests; linked last, so that they override others. Under the sanitizers, sources of tests are neither optimized
+# nor checked for undefined behavior, which would take more than half of the build. The layers that they test are.
 add_library(weft_test_options INTERFACE)
 if(WEFT_SANITIZE)
   target_compile_options(weft_test_options INTERFACE -O0 -fno-sanitize=undefined)
@@ -57,10 +59,11 @@ endif()
 
 # weft_test(<name> SOURCES ... LINK targets... [MPI_RANKS counts...] [TIMEOUT seconds] [LABELS labels...]
 #           [SINGLE_THREAD] [SLOW])
-# A GoogleTest program. Without MPI_RANKS it runs alone, and its ranks, if any, are threads. With MPI_RANKS it runs once under mpirun
-# for each count, and the ranks agree on the verdict. A rank computes with one thread unless the test says otherwise, as tests run
-# beside each other. SINGLE_THREAD leaves a program out of ThreadSanitizer, which has nothing to find in it and does not know of fibers.
-# The label `quick` selects programs that are not SLOW, over MPI with two ranks.
+# A GoogleTest program. Without MPI_RANKS it runs without mpirun, and its ranks, if any, are threads. With MPI_RANKS it runs once
+# under mpirun for each count, and the ranks agree on the verdict. A rank computes with one thread unless the test sets another
+# number, because ctest runs tests in parallel. A SINGLE_THREAD program is left out under ThreadSanitizer, which would find
+# nothing in it and does not support fibers. Programs that are not SLOW have the label `quick`; of runs over MPI, only the one with
+# two ranks has it.
 function(weft_test name)
   cmake_parse_arguments(ARG "SINGLE_THREAD;SLOW" "TIMEOUT" "SOURCES;LINK;MPI_RANKS;LABELS" ${ARGN})
   if(ARG_SINGLE_THREAD AND WEFT_SANITIZE MATCHES "thread")

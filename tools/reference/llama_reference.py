@@ -5,7 +5,7 @@ weft's tests.
     pip install torch==2.13.0 transformers
     tools/reference/llama_reference.py tests/nn/data/llama_reference.json
 
-Weights and tokens come from an integer hash that the test computes, too. The file therefore contains results only: the
+Weights and tokens come from an integer hash that the test also computes. The file therefore contains results only: the
 loss and gradient norm (before clipping) of every step, and three elements of every final weight.
 """
 

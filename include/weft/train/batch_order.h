@@ -10,9 +10,9 @@
 
 namespace weft {
 
-// A permutation of [0, count) drawn from (seed, epoch). Each element is computed alone, in constant expected
-// time and memory, by a Feistel network over the next power of four. The network is applied again until the
-// result lies in the range (cycle walking).
+// Pseudorandom permutation of [0, count), determined by (seed, epoch). Each element is computed alone, in
+// constant expected time and memory, by a Feistel network on [0, 4^k), with the smallest k >= 1 for which
+// 4^k >= count. The network is applied again until the result is below count (cycle walking).
 class EpochPermutation {
  public:
   EpochPermutation(uint64_t seed, int64_t epoch, int64_t count);
@@ -49,7 +49,7 @@ struct BatchShape {
   SequenceRange Part(int64_t microbatch, int64_t data_parallel_rank) const;
 };
 
-// Order of the windows over the sequences of a run.
+// Assignment of windows to the sequences of a run.
 struct BatchOrder {
   int64_t windows = 0;  // At least 1.
   bool shuffle = true;

@@ -35,7 +35,7 @@ struct DataOptions {
   std::vector<std::string> paths;  // Empty: the text embedded in the program.
   int64_t seq_len = 256;
   bool shuffle = true;
-  // Sequences per step, over all ranks. Default: grad_accum for each data-parallel rank.
+  // Sequences per step, over all ranks. Default: grad_accum x data-parallel ranks.
   std::optional<int64_t> batch_size;
   int64_t grad_accum = 1;  // Microbatches per step.
   // The token that ends a document. If set, a sequence is a pack of documents, and attention stays within
@@ -49,8 +49,8 @@ enum class DecayScope : uint8_t { kAll, kMatrices };
 // Evaluation: the loss on separate data, without training on them.
 struct EvalOptions {
   std::vector<std::string> paths;    // Empty: no evaluation.
-  int64_t interval = 0;              // Steps between evaluations. 0: only after the last step.
-  std::optional<int64_t> sequences;  // Evaluates at most the first this many sequences. Default: all.
+  int64_t interval = 0;              // Steps between evaluations; 0: none before the one at the end.
+  std::optional<int64_t> sequences;  // Evaluates at most this many, from the first. Default: all.
 };
 
 struct OptimizerOptions {
@@ -75,14 +75,14 @@ struct OptimizerOptions {
 enum class ActivationCheckpoint : uint8_t { kNone, kFull };
 
 // Scheme of attention over ranks that share a sequence. kAuto: the scheme that moves the fewest bytes to a
-// rank.
+// rank, among those that balance the work; never a ring. See weft/context_parallel/choose_scheme.h.
 enum class CpScheme : uint8_t { kAuto, kUlysses, kGather, kHybrid, kRing };
 
 // Context parallelism: sequences split over ranks, see docs/context_parallel.md.
 struct ContextOptions {
   int64_t size = 1;  // Ranks over which each sequence is split.
   CpScheme scheme = CpScheme::kAuto;
-  // Ranks that exchange tokens for heads. Default: as the scheme requires.
+  // Ranks that exchange tokens for heads. Default: the cheapest degree that the scheme allows.
   std::optional<int64_t> ulysses_degree = std::nullopt;
   // Default: shift. If it is set, the outer level of a hybrid is a ring; otherwise the outer level gathers.
   std::optional<RingRotation> ring_rotate = std::nullopt;

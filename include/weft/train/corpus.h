@@ -1,5 +1,4 @@
-// Training data: files of text (each byte is a token) or of token ids, concatenated to one sequence of
-// tokens.
+// Training data: files of text (each byte is a token) or of token ids, read as one concatenated token stream.
 //
 // The corpus keeps no data in memory. Each read takes its range from the files.
 //
@@ -26,7 +25,7 @@ class Corpus {
  public:
   struct Source {
     std::string name;     // The path of the file.
-    int64_t first_token;  // Its position in the corpus.
+    int64_t first_token;  // Position of the file's first token in the corpus.
     int64_t tokens;
   };
 
@@ -43,9 +42,9 @@ class Corpus {
   TokenFormat format() const { return format_; }
   const std::vector<Source>& sources() const { return sources_; }
 
-  // Reads tokens [first, first + out.size()). REQUIRES: they lie in the corpus. Errors: kDataLoss (a token
-  // that is not below `vocab_size`: names file, position and token; or a file became shorter), or that of the
-  // read.
+  // Reads tokens [first, first + out.size()). REQUIRES: the range lies in the corpus.
+  // Errors: kDataLoss (a token is not below `vocab_size`: names file, position and token; a file became
+  //   shorter; the read failed), kNotFound, kPermissionDenied (a file can no longer be opened).
   absl::Status Read(int64_t first, int64_t vocab_size, absl::Span<int32_t> out) const;
 
   // Checks that all tokens of part `part` of `parts` are below `vocab_size`. The parts together are the
@@ -58,7 +57,7 @@ class Corpus {
 
   TokenFormat format_;
   std::vector<Source> sources_;
-  std::string_view text_;  // The data, unless it is empty; then files hold them.
+  std::string_view text_;  // The text of FromText. Empty: the data are in the files.
   int64_t tokens_ = 0;
 };
 

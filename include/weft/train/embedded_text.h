@@ -1,4 +1,4 @@
-// Training text of runs without --data: the project's licence and documentation, embedded at build time.
+// Training text of runs without --data: the project's documentation and license, embedded at build time.
 #pragma once
 
 #include <string_view>

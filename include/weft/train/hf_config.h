@@ -2,8 +2,8 @@
 //
 // The keys are those of transformers' LlamaConfig, with the older rope_theta and rope_scaling, or the newer
 // rope_parameters. A value that weft's model does not support (another architecture, biases, dropout, another
-// activation, other rope types, quantized weights) is an error that names the key: a silent difference from
-// the folder's model would be worse.
+// activation, other rope types, quantized weights) is an error that names the key. Otherwise weft would train
+// a different model than the folder's without notice.
 #pragma once
 
 #include <string>
@@ -16,9 +16,8 @@
 
 namespace weft {
 
-// Parses the text of a config.json; error messages name `path`. Errors: kDataLoss (not JSON; a key is
-// missing, has the wrong type or is out of range), kUnimplemented (an unsupported value). Messages name the
-// key.
+// Parses the text of a config.json. Errors: kDataLoss (not JSON; a key is missing, has the wrong type or is
+// out of range), kUnimplemented (an unsupported value). Messages name `path` and the key.
 absl::StatusOr<LlamaConfig> ParseHfConfig(std::string_view json, const std::string& path);
 
 // Reads and parses the config.json of a folder. Errors: those of ParseHfConfig, kNotFound, kPermissionDenied.

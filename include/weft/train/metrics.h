@@ -24,7 +24,7 @@ struct StepMetrics {
   int64_t tokens = 0;
   int64_t tokens_seen = 0;
   double tokens_per_s = 0;
-  double tflops = 0;  // Rate of FlopsPerToken, over all ranks.
+  double tflops = 0;  // tokens_per_s x FlopsPerToken, in 1e12 per second.
   double step_ms = 0;
   double exposed_comm_ms = 0;
   struct {
@@ -37,7 +37,7 @@ struct StepMetrics {
   int64_t wire_bytes = 0;
   int64_t wire_saved_bytes = 0;
   int64_t copied_bytes = 0;
-  int64_t peak_buffer_bytes = 0;  // Peak of images and gradients together.
+  int64_t peak_buffer_bytes = 0;  // Sum of the peaks of images and of gradients.
   // Peak of each pool within the step. The peak of scratch is that of the run so far.
   struct {
     int64_t images = 0;

@@ -1,8 +1,8 @@
 // Reader and writer of tensors in the safetensors format (https://huggingface.co/docs/safetensors).
 //
 // A file has 8 bytes of header length (little-endian), a JSON header that maps each name to dtype, shape and
-// byte range, and the data. Each range of elements can be read or written alone, so a rank touches only its
-// part.
+// byte range, and the data. Any range of elements can be read or written alone, so a rank reads and writes
+// its part only.
 #pragma once
 
 #include <cstdint>
@@ -23,15 +23,15 @@ namespace weft {
 
 struct SafetensorsEntry {
   std::string file;   // Path of the file that holds the tensor.
-  std::string dtype;  // By the names of the format: "F32", "BF16", "I64", ….
+  std::string dtype;  // The format's name of the dtype: "F32", "BF16", "I64", ….
   Shape shape;        // Row-major.
   int64_t offset;     // Position of the first byte in the file.
   int64_t bytes;
 };
 
 // Parses a header into entries by tensor name. Checks that sizes agree with shapes, and that ranges lie in
-// the file and do not overlap. `path` goes into messages and entries; `file_bytes` is the size of the whole
-// file. Errors: kDataLoss (names file, tensor and fault).
+// the file and do not overlap. `path` and `file_bytes` are those of the whole file; entries and messages name
+// the path. Errors: kDataLoss (names file, tensor and fault).
 absl::StatusOr<std::map<std::string, SafetensorsEntry>> ParseSafetensorsHeader(std::string_view header,
                                                                                const std::string& path,
                                                                                int64_t file_bytes);
@@ -53,7 +53,8 @@ class SafetensorsReader {
   // (names tensor, file, the expected and the actual property).
   absl::Status Check(const std::string& name, const Shape& shape) const;
 
-  // Reads elements [first, first + out.size()), in row-major order, as fp32. REQUIRES: Check has passed.
+  // Reads elements [first, first + out.size()), in row-major order, as fp32. REQUIRES: Check has passed, and
+  // the range lies in the tensor.
   absl::Status Read(const std::string& name, int64_t first, absl::Span<float> out) const;
 
  private:

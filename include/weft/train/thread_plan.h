@@ -1,4 +1,4 @@
-// Number of threads with which a rank computes, planned from the CPUs that the ranks of its node may use.
+// Number of compute threads of a rank, planned from the CPUs that the ranks of its node may use.
 #pragma once
 
 #include <optional>
@@ -14,25 +14,25 @@ namespace weft {
 
 struct ThreadPlan {
   int threads = 1;
-  std::string reason;  // "2 CPUs shared by 4 ranks".
-  std::vector<std::string>
-      warnings;  // Faults of the placement of ranks, each with the mpirun flag that mends it.
+  std::string reason;                 // "2 CPUs shared by 4 ranks".
+  std::vector<std::string> warnings;  // Bad placements of ranks, each with the mpirun flag that fixes it.
 };
 
 // The CPUs of one node and of its ranks.
 struct NodePlacement {
   std::vector<std::vector<int>> cpus_of_rank;  // CPUs on which each rank of the node may run, ascending.
-  int node_cpus = 1;                           // Number of CPUs that the ranks of the node might use.
+  int node_cpus = 1;                           // CPUs on which the launcher may run: ranks could use as many.
   int self = 0;                                // Index of the calling rank in cpus_of_rank.
-  std::optional<int> limit;                    // OMP_NUM_THREADS, where it is set.
+  std::optional<int> limit;                    // OMP_NUM_THREADS, if it is set.
 };
 
-// Divides every CPU among the ranks that may run on it. A rank gets at least one thread, and at most `limit`.
+// Divides each CPU equally among the ranks that may run on it. The thread count is the sum of the rank's
+// shares, rounded down, at least 1 and at most `limit`.
 ThreadPlan PlanThreads(const NodePlacement& placement);
 
 // Returns the placement of the node of the calling rank.
 // Collective: all ranks.
-// Errors: kInvalidArgument (OMP_NUM_THREADS is no positive number), kDeadlineExceeded.
+// Errors: kInvalidArgument (OMP_NUM_THREADS is not a positive number), kDeadlineExceeded.
 absl::StatusOr<NodePlacement> FindPlacement(Bootstrap& bootstrap, absl::Duration timeout);
 
 }  // namespace weft

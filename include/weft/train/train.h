@@ -20,14 +20,15 @@
 namespace weft {
 
 struct TrainEnvironment {
-  // Whether a rank that waits past the deadline may end its process. Must be false if ranks are threads.
+  // Ends the process of a rank that waits past the deadline, with exit code 86. Must be false if ranks are
+  // threads.
   bool watchdog = false;
-  // When the flag becomes true on any rank, all ranks finish their step and stop without an export. May be
-  // null.
+  // Stop request; may be null. Each rank reads it at the start of a step. If it is true on any rank, all
+  // ranks stop after that step, without an export.
   const std::atomic<bool>* stop = nullptr;
   // The stream to which rank 0 writes the configuration, progress and result. Null: no output.
   std::FILE* output = nullptr;
-  bool terminal = false;  // Whether `output` is a terminal; progress then stays on one line.
+  bool terminal = false;  // True if `output` is a terminal: progress then stays on one line.
   // Scheduling of communication (slices, windows, pieces), which changes no result. The run overwrites
   // timeout and watchdog.
   EngineOptions engine;
@@ -50,8 +51,8 @@ struct TrainReport {
 //   kInvalidArgument: the configuration does not fit the ranks, the data or the model, or an output would
 //     replace an input.
 //   kNotFound, kPermissionDenied, kDataLoss, kUnimplemented: an input or output file, which is named.
-//   kOutOfRange: the loss, the gradient norm or a weight became infinite or NaN. Names the step; nothing is
-//     exported.
+//   kOutOfRange: the loss, the gradient norm, the evaluation loss or a weight became infinite or NaN. Names
+//     the step; nothing is exported.
 //   kResourceExhausted: out of memory, or a full disk.
 //   kDeadlineExceeded, kAborted: a rank is missing, or failed.
 absl::StatusOr<TrainReport> Train(Bootstrap& bootstrap, const TrainConfig& config,

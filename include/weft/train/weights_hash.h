@@ -1,8 +1,9 @@
 // Hash of all weights of a model, to compare runs bit by bit. Shards of any shape can be hashed separately.
 //
-// A parameter's digest is the sum modulo 2^64, over its elements, of xxh64 of the 12 bytes (element index as
-// a 64-bit, fp32 bits as a 32-bit little-endian integer). Digests of parts may be added in any order. The
-// model's hash is the xxh64 of "name\0" and the digest's 8 bytes for every parameter, in the order of names.
+// H is Hash64 of weft/core/hash.h: the 64-bit XXH3 hash of the xxHash library. A parameter's digest is the
+// sum modulo 2^64, over its elements, of H of 12 bytes: the element's index as a 64-bit and its fp32 bits as
+// a 32-bit little-endian integer. Digests of parts may be added in any order. The model's hash is H of the
+// concatenation, over all parameters in the order of names, of "name\0" and the 8 bytes of the digest.
 //
 // Pure. Thread safety: free functions.
 #pragma once

@@ -74,9 +74,9 @@ void Watchdog::Run() {
     }
     const std::optional<Recorder::StuckOperation> stuck = recorder_.OldestRunning();
     if (!stuck || now_() - stuck->started_ns < options_.limit_ns) continue;
-    EndProcess(absl::DeadlineExceededError(
-        absl::StrCat("an operation has run for over ", options_.limit_ns / 1'000'000'000,
-                                                " s; ending the process: ", stuck->text);
+    EndProcess(absl::DeadlineExceededError(absl::StrCat("an operation has run for over ",
+                                                        options_.limit_ns / 1'000'000'000,
+                                                        " s; ending the process: ", stuck->text)));
     return;
   }
 }

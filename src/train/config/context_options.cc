@@ -12,7 +12,7 @@
 namespace weft {
 namespace {
 
-// Above the ranks of any run, and so small that products of sizes and the search for divisors stay cheap.
+// More than the ranks of any run. It fits an int, and the search for its divisors is fast.
 constexpr int64_t kMaxRanks = 1 << 20;
 
 bool HasRing(CpScheme scheme) { return scheme == CpScheme::kRing || scheme == CpScheme::kHybrid; }

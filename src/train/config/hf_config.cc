@@ -33,8 +33,8 @@ class Fields {
       return 1;
     }
     if (!object_[key].is_number_unsigned() || object_[key].get<uint64_t>() - 1 >= kMaxSize) {
-      Fail(absl::DataLossError(
-          absl::StrCat(Place(key), " is ", object_[key].dump(), ", but it must be a positive whole number")));
+      Fail(absl::DataLossError(absl::StrCat(Place(key), " is ", object_[key].dump(),
+                                            ", but it must be a whole number from 1 to 2^40")));
       return 1;
     }
     return object_[key].get<int64_t>();
@@ -161,8 +161,8 @@ double Shortest(float value) {
   return shortest;
 }
 
-// Sets the rope keys of both generations of transformers. The older one reads rope_theta and rope_scaling,
-// the newer one rope_parameters.
+// Sets the rope keys for older versions of transformers (rope_theta, rope_scaling) and newer ones
+// (rope_parameters).
 void SetRope(const LlamaConfig& config, Json& json) {
   Json parameters = {{"rope_type", "default"}, {"rope_theta", config.rope_theta}};
   json.erase("rope_scaling");

@@ -37,16 +37,16 @@ std::vector<std::string> PlacementWarnings(const NodePlacement& placement, size_
   const auto available = static_cast<size_t>(placement.node_cpus);
   if (used < available) {
     return {absl::StrCat(Count(ranks, "rank"), " may use only ", Count(used, "CPU"), " of the ", available,
-                         " that are there: start with mpirun --bind-to none")};
+                         " available: start with mpirun --bind-to none")};
   }
   if (ranks > used) {
     return {absl::StrCat(Count(ranks, "rank"), " share ", Count(used, "CPU"), ": start at most ", used,
-                         " a node (mpirun -n) for the best speed")};
+                         " ranks per node (mpirun -n) for the best speed")};
   }
   return {};
 }
 
-// Number of CPUs on which the launcher of this process may run: its ranks might use as many.
+// Number of CPUs on which the launcher of this process may run: its ranks could use as many.
 int LauncherCpus() { return CpuCountOfProcess(getppid()).value_or(1); }
 
 absl::StatusOr<std::optional<int>> ThreadLimit() {
@@ -80,7 +80,7 @@ ThreadPlan PlanThreads(const NodePlacement& placement) {
                              : absl::StrCat(Count(own.size(), "CPU"), " shared by ", sharers, " ranks");
   if (placement.limit && *placement.limit < plan.threads) {
     plan.threads = *placement.limit;
-    plan.reason = absl::StrCat("OMP_NUM_THREADS; there is ", plan.reason);
+    plan.reason = absl::StrCat("OMP_NUM_THREADS; the rank has ", plan.reason);
   }
   plan.warnings = PlacementWarnings(placement, ranks_on_cpu.size());
   return plan;

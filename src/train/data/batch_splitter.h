@@ -1,6 +1,6 @@
-// Selection of the tokens of a microbatch that this rank computes, with their positions for attention.
+// Splitter of a microbatch: the tokens that this rank computes, and their positions for attention.
 //
-// Ranks that share sequences read the same whole sequences, and each keeps its part. Nothing is sent.
+// Ranks that share sequences all read the whole sequences, and each keeps its part. Nothing is sent.
 //
 // Pure. Thread safety: values.
 #pragma once
@@ -26,14 +26,14 @@ struct RankBatch {
   std::shared_ptr<const SequenceParts> sequence;
 };
 
-// Lengths of the documents of windows that lie end to end, in their order. A document ends after `separator`,
-// and at the end of its window of `window` tokens.
+// Lengths of the documents in `tokens`, which are whole windows of `window` tokens each. A document ends
+// after `separator`, and at the end of its window.
 std::vector<int64_t> DocumentLengths(absl::Span<const int32_t> tokens, int64_t window, int64_t separator);
 
 class BatchSplitter {
  public:
   // `separator` is the token that ends a document; if it is unset, each sequence is one document. `rank` is
-  // the rank among those that share sequences.
+  // this rank's index among the ranks that share its sequences.
   static absl::StatusOr<BatchSplitter> Create(int64_t seq_len, std::optional<int64_t> separator,
                                               const SequenceSplit& split, int rank);
 

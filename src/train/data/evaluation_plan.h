@@ -28,8 +28,8 @@ struct EvaluationPlan {
   int64_t windows_per_pass() const;
   int64_t passes() const { return (windows + windows_per_pass() - 1) / windows_per_pass(); }
 
-  // A data-parallel rank has the passes [FirstPass(rank), FirstPass(rank + 1)). Forward is collective, so all
-  // ranks run rounds() of them; a rank without a pass left runs an empty one.
+  // A data-parallel rank has the passes [FirstPass(rank), FirstPass(rank + 1)). Forward is collective, so
+  // every rank runs rounds() passes; a rank that has no pass left runs an empty one.
   int64_t FirstPass(int rank) const { return passes() * rank / ranks; }
   int64_t rounds() const { return (passes() + ranks - 1) / ranks; }
 

@@ -31,7 +31,7 @@ absl::StatusOr<std::unique_ptr<Evaluator>> Evaluator::Create(CommEngine& engine,
 
 absl::StatusOr<double> Evaluator::ComputeLoss() {
   for (int64_t round = 0; round < plan_.rounds(); ++round) {
-    const SequenceRange windows = plan_.Windows(data_rank(), round);
+    const SequenceRange windows = plan_.Windows(data_parallel_rank(), round);
     WEFT_ASSIGN_OR_RETURN(const double loss, RunPass(windows));
     if (windows.count > 0) own_losses()[round] = loss;
   }

@@ -1,4 +1,4 @@
-// Evaluator: the mean loss of a model over all targets of separate data, without gradients.
+// Evaluator of a model: its mean loss over all targets of separate data, without gradients.
 //
 // Thread safety: none; the training thread uses it.
 // Collective: all ranks call Create and ComputeLoss, between steps.
@@ -25,7 +25,8 @@ class Evaluator {
                                                            const Corpus& corpus, const EvaluationPlan& plan,
                                                            const BatchSplitter& splitter);
 
-  // Returns the loss in nats, the same on all ranks and meshes, see Note [The same loss on every mesh].
+  // Returns the loss in nats, the same on all ranks. Note [The same loss on every mesh] says on which meshes
+  // its bits are the same.
   absl::StatusOr<double> ComputeLoss();
 
  private:
@@ -35,9 +36,11 @@ class Evaluator {
   absl::StatusOr<double> RunPass(SequenceRange windows);
   absl::Status GatherLosses();
   int rank() const { return engine_.bootstrap().rank(); }
-  int data_rank() const { return rank() / plan_.context; }
+  int data_parallel_rank() const { return rank() / plan_.context; }
   double* losses() const { return reinterpret_cast<double*>(losses_.data()); }
-  double* own_losses() const { return losses() + plan_.FirstLoss(data_rank(), rank() % plan_.context); }
+  double* own_losses() const {
+    return losses() + plan_.FirstLoss(data_parallel_rank(), rank() % plan_.context);
+  }
 
   CommEngine& engine_;
   LlamaModel& model_;
@@ -45,8 +48,8 @@ class Evaluator {
   EvaluationPlan plan_;
   BatchSplitter splitter_;
   BufferPool pool_;
-  Buffer losses_;  // Losses of all parts of all passes, ordered as EvaluationPlan::FirstLoss says. In node
-                   // memory.
+  // Losses of all parts of all passes, in the order of EvaluationPlan::FirstLoss. In node memory.
+  Buffer losses_;
   LaneId lane_;
 };
 

@@ -15,7 +15,7 @@
 namespace weft {
 
 struct HfExport {
-  std::string folder;         // Created if needed. On a file system that all ranks share.
+  std::string folder;         // Created if needed. REQUIRES: on a file system that all ranks share.
   std::string source_folder;  // The folder of --hf-model; empty for a new model.
   std::string source_config;  // The text of the source folder's config.json.
 };
@@ -26,9 +26,12 @@ std::vector<std::string> CompanionFiles(const std::string& folder);
 // Paths of the files that ExportHf creates or replaces.
 std::vector<std::string> ExportedFiles(const HfExport& target);
 
-// Each rank with `writes` writes the ranges of its shards, and rank 0 writes the other files. The shards of
-// the ranks with `writes` together must be one whole model. After an error only created folders remain.
-// Collective: all ranks. Errors: kNotFound, kPermissionDenied, kResourceExhausted (names the path).
+// Each rank with `writes` writes the ranges of its shards, and rank 0 writes the other files. The weights get
+// their name last. After an error other than kDeadlineExceeded, model.safetensors is as before; created
+// folders and other complete files may remain.
+// REQUIRES: the shards of the ranks with `writes` together are one whole model.
+// Collective: all ranks.
+// Errors: kNotFound, kPermissionDenied, kResourceExhausted, kDataLoss (names the path), kDeadlineExceeded.
 absl::Status ExportHf(Bootstrap& bootstrap, const HfExport& target, LlamaModel& model,
                       const std::vector<ShardView>& shards, bool writes, absl::Duration timeout);
 

@@ -38,7 +38,7 @@ absl::StatusOr<std::optional<Corpus>> OpenEvalCorpus(const EvalOptions& eval, co
   return *std::move(corpus);
 }
 
-// Whether a tensor of the folder may be ignored: the head if it is tied to the embedding, and rotary
+// True for a tensor of the folder that may be ignored: the head if it is tied to the embedding, and rotary
 // frequencies, which older versions of transformers saved.
 bool IsRedundant(const std::string& name, const LlamaConfig& config) {
   return (config.tie_word_embeddings && name == "lm_head.weight") ||

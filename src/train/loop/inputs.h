@@ -24,16 +24,16 @@ struct TrainInputs {
   std::string hf_config;                     // The text of config.json of --hf-model.
 };
 
-// Opens all inputs, without reading data or weights. Errors: those of Corpus, SafetensorsReader and
+// Opens all inputs, but reads neither data nor weights. Errors: those of Corpus, SafetensorsReader and
 // ReadHfConfig.
 absl::StatusOr<TrainInputs> OpenInputs(const TrainConfig& config);
 
-// Checks that the folder has each parameter of `model` with its shape, and no other tensors. Errors:
-// kNotFound, kDataLoss (names the tensor).
+// Checks that the folder has each parameter of `model` with its shape, and no other tensors. A tied head and
+// saved rotary frequencies are ignored. Errors: kNotFound, kDataLoss (names the tensor).
 absl::Status CheckWeights(const SafetensorsReader& weights, LlamaModel& model);
 
-// Checks that the data fit the vocabulary; each rank checks a part. Collective: all ranks. Errors: kDataLoss
-// (names file and position).
+// Checks that all tokens of the data are below `vocab_size`. Each rank reads a part of the data. Collective:
+// all ranks. Errors: kDataLoss (names file and position), and those of Corpus::Read.
 absl::Status CheckData(Bootstrap& bootstrap, const Corpus& corpus, int64_t vocab_size,
                        absl::Duration timeout);
 

@@ -34,8 +34,8 @@ struct InputFile {
 struct OutputFile {
   const char* flag;
   std::string path;
-  // The file is opened and overwritten. Otherwise a new file replaces the folder's entry: a file to which the
-  // entry is a link stays as it is.
+  // True: the run truncates the file, also through a link. False: the run renames a new file to the path; if
+  // the path was a link, the link's target stays unchanged.
   bool in_place;
 };
 
@@ -45,7 +45,7 @@ std::optional<FileId> IdOf(const std::string& path) {
   return FileId{info.st_dev, info.st_ino};
 }
 
-// The path without links, `.` and `..`. Its last parts need not exist.
+// The absolute path without links, `.` and `..`. Its last parts need not exist.
 std::string Resolved(const fs::path& path) {
   std::error_code error;
   const fs::path absolute = fs::absolute(path, error);
@@ -55,7 +55,7 @@ std::string Resolved(const fs::path& path) {
   return (found.has_filename() ? found : found.parent_path()).lexically_normal();
 }
 
-// The entry of a folder that the path names: a link in its last part is not followed.
+// The directory entry that the path names: as Resolved, but a link in the last part is not followed.
 std::string EntryOf(const fs::path& path) {
   return fs::path(Resolved(path.parent_path().empty() ? fs::path(".") : path.parent_path())) /
          path.filename();
@@ -106,8 +106,8 @@ absl::Status Collision(const OutputFile& output, const absl::AlphaNum& what) {
   return BadFlag(output.flag, output.path, absl::StrCat(what, "; name another one"));
 }
 
-absl::Status CheckInputsSurvive(const std::vector<OutputFile>& outputs,
-                                const std::vector<InputFile>& inputs) {
+absl::Status CheckNoInputReplaced(const std::vector<OutputFile>& outputs,
+                                  const std::vector<InputFile>& inputs) {
   std::vector<std::optional<FileId>> ids;
   for (const OutputFile& output : outputs) ids.push_back(IdOf(output.path));
   for (const InputFile& input : inputs) {
@@ -141,7 +141,7 @@ absl::Status CheckCollisions(const TrainConfig& config, const TrainInputs& input
   }
   const std::vector<OutputFile> outputs = OutputsOf(config);
   WEFT_RETURN_IF_ERROR(CheckOutputsDiffer(outputs));
-  return CheckInputsSurvive(outputs, InputsOf(config, inputs));
+  return CheckNoInputReplaced(outputs, InputsOf(config, inputs));
 }
 
 // Opens the file for writing. Removes it again if it did not exist before.
@@ -171,7 +171,7 @@ absl::Status CheckFolder(const std::string& folder) {
                                                     : ErrnoStatus(errno, "write to the folder", folder);
 }
 
-// Checks the folder, and the files in it that the export would replace.
+// Checks the folder, and the weights and config.json in it, which the export would replace.
 absl::Status CheckExport(const std::string& folder) {
   WEFT_RETURN_IF_ERROR(CheckFolder(folder));
   for (const char* name : {"model.safetensors", "config.json"}) {

@@ -10,9 +10,10 @@
 
 namespace weft {
 
-// Checks the metrics file, the configuration beside it, and the files of the export. Leaves nothing behind.
-// Errors: kInvalidArgument (an output is an input's file, or another output's, whatever paths lead there;
-//   names both flags), kNotFound, kPermissionDenied (an output cannot be written; names the path).
+// Checks the metrics file, the configuration beside it, and the files of the export. Leaves no new file.
+// Errors: kInvalidArgument (an output is the file of an input or of another output, by whatever path; names
+//   both flags); kNotFound, kPermissionDenied, kResourceExhausted, kDataLoss (an output cannot be written;
+//   names the path).
 absl::Status CheckOutputs(const TrainConfig& config, const TrainInputs& inputs);
 
 // "run.jsonl" -> "run.config.json".

@@ -78,7 +78,7 @@ size_t ProgressPrinter::Columns() const {
 }
 
 void ProgressPrinter::Print(const StepMetrics& metrics, bool skipped) {
-  // The first steps take longer than later ones, so a plain mean would mislead.
+  // A moving average, because the first steps take longer than later ones.
   smoothed_step_ms_ = smoothed_step_ms_ == 0
                           ? metrics.step_ms
                           : (1 - kNewestWeight) * smoothed_step_ms_ + kNewestWeight * metrics.step_ms;

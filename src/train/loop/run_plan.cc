@@ -20,7 +20,7 @@ struct MeshShape {
 
 absl::StatusOr<MeshShape> FitMesh(const ParallelOptions& parallel, int64_t ranks) {
   MeshShape shape{parallel.dp_replicate, parallel.dp_shard, parallel.context.size};
-  // Divides the ranks by the sizes, because a product of flags could overflow.
+  // Divides the ranks by the sizes, because the product of the sizes could overflow.
   int64_t rest = ranks;
   bool divides = true;
   int64_t* open = nullptr;  // The axis of size -1.
@@ -89,7 +89,7 @@ absl::Status CheckSequences(const DataOptions& data, const LlamaConfig& model) {
   if (data.seq_len > model.max_positions) {
     return BadFlag(
         "seq-len", data.seq_len,
-        absl::StrCat("is longer than the model's ", model.max_positions, " positions: use at most that"));
+        absl::StrCat("is longer than the model's ", model.max_positions, " positions: use a shorter one"));
   }
   if (data.document_separator.has_value() && *data.document_separator >= model.vocab_size) {
     return BadFlag("document-separator", *data.document_separator,

@@ -29,7 +29,7 @@ struct RunPlan {
   BatchOrder order;
   int64_t seq_len;
   std::optional<int64_t> document_separator;
-  // As the flags say, with prefetch_depth set. Unset wire_compression is measured once ranks are connected.
+  // The values of the flags, with prefetch_depth set. If wire_compression is unset, the trainer measures it.
   ParallelOptions parallel;
   ResidencyChoice residency;
   AdamWOptions adamw;  // The trainer sets the learning rate at each step.
@@ -41,14 +41,15 @@ struct RunPlan {
   int64_t targets_per_step() const { return batch.batch_size * seq_len; }
   // Consecutive ranks that together hold one copy of the weights.
   int shard_group_size() const { return shard_size * context.size; }
-  // Ranks that share sequences have one data-parallel rank.
+  // Ranks that share sequences have the same data-parallel rank.
   int data_parallel_rank(int rank) const { return rank / context.size; }
   ShardingPolicy Policy(WireCompression wire_compression) const;
 };
 
-// Errors: kInvalidArgument (the mesh sizes do not multiply to the number of ranks, the batch size does not
-// divide, a sequence is longer than the model's positions, weights cannot be shared as requested, the
-// separator is outside the vocabulary; names flags and remedy), kDataLoss (too little data).
+// Errors: kInvalidArgument (the mesh sizes do not multiply to the number of ranks, the batch size is not a
+// multiple of microbatches x data-parallel ranks, a sequence is longer than the model's positions, weights
+// cannot be shared as requested, there are no replicas over which to shard the optimizer, the separator is
+// outside the vocabulary; names flags and remedy), kDataLoss (too little data).
 absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs& inputs,
                                     const NodeMap& nodes);
 

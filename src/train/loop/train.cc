@@ -31,7 +31,7 @@ absl::Status NotFinite(int64_t step, const absl::AlphaNum& what) {
   return absl::OutOfRangeError(absl::StrCat("step ", step, ": ", what, kRemedy));
 }
 
-// All ranks have the same metrics, so all return the same status.
+// Losses and gradient norms are the same on all ranks, so all ranks return the same status.
 absl::Status CheckFinite(const StepMetrics& metrics, int64_t max_skipped_steps) {
   if (metrics.skipped_steps > max_skipped_steps) {
     return NotFinite(metrics.step,
@@ -77,7 +77,8 @@ class Run {
     WEFT_RETURN_IF_ERROR(Announce());
     WEFT_RETURN_IF_ERROR(Build());
     const absl::Status trained = TrainSteps();
-    // If a metric is not finite, all ranks end at this step, and none waits for a peer.
+    // If a loss or norm is not finite, all ranks end at the same step. After any other error, peers may wait
+    // for this rank.
     if (!trained.ok() && !absl::IsOutOfRange(trained)) {
       trainer_->Fail(trained);
     }
@@ -89,7 +90,7 @@ class Run {
   std::FILE* output() const { return first() ? environment_.output : nullptr; }
   absl::Status Agree(const absl::Status& local) { return AgreeOnStatus(bootstrap_, local, timeout_); }
 
-  // Prefers the error that caused the failure to errors of ranks that it stopped (kAborted).
+  // Agrees on the error that caused the failure, rather than on a kAborted that followed from it.
   absl::Status AgreeOnCause(const absl::Status& local) {
     if (absl::IsDeadlineExceeded(local)) {
       return local;  // The agreement would wait for the same missing rank.

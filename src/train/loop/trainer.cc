@@ -198,7 +198,7 @@ absl::StatusOr<double> Trainer::RunMicrobatch(SequenceRange sequences) {
 }
 
 absl::StatusOr<Trainer::StepSummary> Trainer::GatherSummaries(const StepSummary& own) {
-  // A gather, whose values each rank adds in the order of ranks: the sum does not depend on the mesh.
+  // A gather instead of a reduction: each rank adds the values in the order of ranks, so all get equal bits.
   constexpr int64_t kSummaryElements = sizeof(StepSummary) / sizeof(int64_t);
   auto* summaries = reinterpret_cast<StepSummary*>(summaries_.data());
   summaries[bootstrap_.rank()] = own;

@@ -48,10 +48,10 @@ class Trainer {
     bool skipped = false;  // The loss or the gradient norm is not finite: no rank updated its weights.
     bool stop = false;     // Some rank requested a stop.
   };
-  // Does step number `step`, counted from 1: forward and backward of all microbatches, and the update. With
+  // Runs step number `step`, counted from 1: forward and backward of all microbatches, and the update. With
   // `stop`, this rank requests that all ranks stop after the step. After an error the trainer is unusable.
   absl::StatusOr<StepResult> Step(int64_t step, bool stop);
-  // Makes the steps of all peers fail with this cause. Otherwise they would wait for this rank.
+  // Aborts the steps of all peers, which would otherwise wait for this rank. Their errors name the cause.
   void Fail(const absl::Status& cause) { engine_->Abort(cause); }
 
   // This rank's shards of the model. Collective: all ranks, between steps.
