@@ -1,15 +1,18 @@
 #!/usr/bin/env python3
 """Faults of single ranks: each run must end in time, with its exit code, a message that names the cause, and nothing left.
 
-    faults.py WEFT FAULTY_RANK SHIM MPIRUN [--sample] [--table FILE] [--list] [NAME...]
+    faults.py WEFT FAULTY_RANK SHIM MPIRUN [--sample] [--table FILE] [--list] [--stops N] [NAME...]
 
 Without names: all cases, or with --sample those that tools/test.sh runs. A NAME selects the cases whose names contain it.
---table writes the results as a Markdown table. Exit code: 0 if every case behaved as expected.
+--table writes the results as a Markdown table. --stops starts N runs, sends SIGTERM to each at a random instant, and counts the
+exit codes. Exit code: 0 if every case behaved as expected.
 """
 import argparse
+import collections
 import dataclasses
 import os
 import pathlib
+import random
 import re
 import signal
 import subprocess
@@ -44,7 +47,7 @@ class Case:
     prepare: object = None  # Called with the folder before the run.
     leaves: tuple = ()  # Patterns of further files that may remain.
     sample: bool = False
-    stays: float = 0  # Seconds that the run may take beyond its deadlines.
+    stop_after: float = None  # Seconds after which mpirun.sh gets SIGTERM.
 
 
 def write_text(folder):
@@ -228,6 +231,9 @@ class Run:
     def deliver(self, process):
         """Sends the signals of the case."""
         case = self.case
+        if case.stop_after is not None:
+            time.sleep(case.stop_after)
+            self.kill(process.pid, signal.SIGTERM)
         if case.start_signal:
             delay, number, rank = case.start_signal
             pid = None
@@ -317,6 +323,26 @@ def message_of(output):
     return re.sub(r"/\S*/", "", found[0])[:160].replace("|", "/")
 
 
+def stop_at_random_instants(count, programs):
+    """Exit code 0 if every stopped run ended by itself, by 130, or before the program had started, by the signal."""
+    draw = random.Random(count)
+    case = Case("stopped", (), "", ["--steps", "1000000"], ranks=2)
+    codes, complaints = collections.Counter(), []
+    for _ in range(count):
+        with tempfile.TemporaryDirectory() as parent:
+            folder = pathlib.Path(parent) / "run"
+            folder.mkdir()
+            run = Run(dataclasses.replace(case, stop_after=draw.uniform(0, 2)), programs, folder)
+            code, _, output, left = run.execute()
+            codes[code] += 1
+            complaints += left
+            if code != 130:
+                print(f"exit {code}: {output.splitlines()[-3:]}", flush=True)
+    print(f"{count} runs stopped by SIGTERM: " + ", ".join(f"{number} exited with {code}" for code, number in sorted(codes.items())))
+    print(*complaints, sep="\n")
+    return 0 if set(codes) <= {130, 143} and not complaints else 1
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("weft", "faulty_rank", "shim", "mpirun"):
@@ -325,7 +351,10 @@ def main():
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--table")
     parser.add_argument("names", nargs="*")
+    parser.add_argument("--stops", type=int, metavar="N")
     arguments = parser.parse_args()
+    if arguments.stops:
+        return stop_at_random_instants(arguments.stops, vars(arguments))
     chosen = [case for case in cases()
               if (case.sample or not arguments.sample) and (not arguments.names or any(n in case.name for n in arguments.names))]
     if arguments.list:

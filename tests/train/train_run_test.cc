@@ -2,6 +2,7 @@
 // requests, and errors on which all ranks agree.
 #include "tests/train/train_run.h"
 
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -347,6 +348,39 @@ TEST_F(TrainRun, EndsOnAllRanksAtTheFirstStepWhoseLossOrGradientNormIsNotFinite)
   EXPECT_THAT(errors,
               ::testing::ElementsAre(HasSubstr(absl::StrCat("step ", steps.size(), ": the loss is "))));
   EXPECT_FALSE(std::filesystem::exists(folder_ / "out"));
+}
+
+TEST_F(TrainRun, SkipsTheUpdateOfAStepThatIsNotFiniteOnAllRanksAlike) {
+  config_.optimizer.lr = 1e6;
+  config_.optimizer.steps = 30;
+  config_.optimizer.max_skipped_steps = 30;
+  const Result all = Run({2, 2});
+  const auto first_skipped = std::find_if(all.steps.begin(), all.steps.end(),
+                                          [](const StepMetrics& step) { return step.skipped_steps > 0; });
+  ASSERT_NE(first_skipped, all.steps.end());
+  EXPECT_EQ(first_skipped->skipped_steps, 1);
+  EXPECT_FALSE(std::isfinite(first_skipped->loss) && std::isfinite(first_skipped->grad_norm));
+  EXPECT_EQ(all.report.skipped_steps, all.steps.back().skipped_steps);
+  for (const std::vector<StepMetrics>& of_rank : all.by_rank) {
+    ASSERT_EQ(of_rank.size(), all.steps.size());
+    for (size_t i = 0; i < of_rank.size(); ++i) {
+      EXPECT_EQ(of_rank[i].skipped_steps, all.steps[i].skipped_steps) << i;
+    }
+  }
+  // The skipped step leaves the weights as the step before made them.
+  config_.optimizer.steps = first_skipped->step;
+  const uint64_t after_skip = Run({2, 2}).report.weights_hash;
+  config_.optimizer.steps = first_skipped->step - 1;
+  EXPECT_EQ(Run({2, 2}).report.weights_hash, after_skip);
+}
+
+TEST_F(TrainRun, EndsWhenItHasSkippedMoreStepsThanAllowed) {
+  config_.optimizer.lr = 1e6;
+  config_.optimizer.steps = 1000;
+  config_.optimizer.max_skipped_steps = 2;
+  EXPECT_THAT(RunError(2),
+              testing::StatusIs(absl::StatusCode::kOutOfRange,
+                                HasSubstr("3 steps were skipped, and --max-skipped-steps allows 2")));
 }
 
 TEST_F(TrainRun, EndsAtAnEvaluationWhoseLossIsNotFinite) {

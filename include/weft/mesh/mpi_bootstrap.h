@@ -16,9 +16,9 @@ struct MpiBootstrapOptions {
   absl::Duration startup_timeout = absl::Seconds(300);
   // Of each later collective of the bootstrap, and of its end.
   absl::Duration timeout = absl::Seconds(600);
-  // MPI calls that create and free communicators and windows, MPI_Init and MPI_Finalize wait for all ranks and
-  // cannot be cancelled. If one exceeds its timeout, the process prints its name and ends by _Exit(86), which
-  // makes mpirun end the other ranks. If false, such a call blocks for as long as a rank is missing.
+  // MPI_Init, MPI_Finalize, and the calls that create and free communicators and windows wait for all ranks
+  // and cannot be cancelled. If one exceeds its timeout, the process prints its name and ends by _Exit(86),
+  // which makes mpirun end the other ranks. If false, such a call blocks for as long as a rank is missing.
   bool watchdog = true;
 
   // The timeouts of the environment: WEFT_STARTUP_TIMEOUT_S and WEFT_TIMEOUT_S, in seconds.

@@ -1,5 +1,5 @@
-// Diagnosis of a run that did not end well, from the flight recorders of its ranks: which rank is late, in which
-// operation, and which ranks disagree.
+// Diagnosis of a failed run from the flight recorders of its ranks: which rank is late, in which operation,
+// and which ranks disagree.
 //
 // Thread safety: pure functions.
 #pragma once
@@ -48,8 +48,8 @@ absl::StatusOr<FlightRecord> ParseFlightRecord(std::string_view text, const std:
 // Errors: kNotFound, kPermissionDenied, kDataLoss (names the path).
 absl::StatusOr<std::vector<FlightRecord>> ReadFlightRecords(absl::Span<const std::string> paths);
 
-// One line: the ranks that disagree about an operation; else the ranks that are late, the oldest operation that
-// others wait for, and what the late ranks do; else that nothing is missing.
+// One line: the ranks that disagree about an operation; else the ranks that are late, the oldest operation
+// that others wait for, and what the late ranks do; else that nothing is missing.
 // Errors: kDataLoss (no record, or records of runs with different numbers of ranks, or two of one rank).
 absl::StatusOr<std::string> Diagnose(absl::Span<const FlightRecord> records);
 
