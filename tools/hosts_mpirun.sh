@@ -28,10 +28,8 @@ read -ra hosts <<<"$WEFT_HOSTS"
 ranks=${ranks:-$((ppn * ${#hosts[@]}))}
 ((ranks <= ppn * ${#hosts[@]})) || fail "$ranks ranks do not fit on ${#hosts[@]} hosts with $ppn each"
 
-export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-export OMPI_MCA_btl_vader_single_copy_mechanism=none
 slots=$(printf ",%s:$ppn" "${hosts[@]}")
-command=(mpirun "${options[@]}" -n "$ranks" --host "${slots:1}" --map-by slot --oversubscribe --bind-to none
+command=("$(cd "$(dirname "$0")" && pwd)/mpirun.sh" "${options[@]}" -n "$ranks" --host "${slots:1}" --map-by slot
          --mca plm_rsh_agent "$WEFT_ON_HOST" --mca oob_tcp_if_include "$WEFT_HOST_INTERFACE"
          --mca btl_tcp_if_include "$WEFT_HOST_INTERFACE" "$@")
 exec "$WEFT_ON_HOST" "${hosts[0]}" "$(printf '%q ' "${command[@]}")" </dev/null

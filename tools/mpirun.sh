@@ -10,14 +10,33 @@ export OMPI_MCA_btl_vader_single_copy_mechanism="${OMPI_MCA_btl_vader_single_cop
 
 is_rank() { tr '\0' '\n' <"/proc/$1/environ" 2>/dev/null | grep -q '^OMPI_COMM_WORLD_RANK='; }
 
+ranks() {
+  local child
+  for child in $(pgrep -P "$mpirun"); do
+    is_rank "$child" && echo "$child"
+  done
+}
+
 # Before the ranks exist, mpirun gets the signal. After they have ended, it ends by itself.
 had_ranks=
 stop_ranks() {
-  local child
-  for child in $(pgrep -P "$mpirun"); do
-    is_rank "$child" && kill -TERM "$child" 2>/dev/null && had_ranks=1
+  local rank
+  for rank in $(ranks); do
+    kill -TERM "$rank" 2>/dev/null && had_ranks=1
   done
   [[ $had_ranks ]] || kill -TERM "$mpirun" 2>/dev/null
+}
+
+# mpirun waits without end for the daemon of a host that it has lost. Its ranks end by themselves.
+end_if_ranks_are_gone() {
+  local had= gone=0
+  while kill -0 "$mpirun" 2>/dev/null && ((gone < 10)); do
+    sleep 1
+    if [[ $(ranks) ]]; then had=1 gone=0; elif [[ $had ]]; then ((++gone)); fi
+  done
+  kill -0 "$mpirun" 2>/dev/null || return
+  echo "mpirun.sh: the ranks of this host have ended, but mpirun waits for another host; ending it" >&2
+  kill -KILL "$mpirun"
 }
 
 # In a process group of its own, which Ctrl-C does not reach. If this script is killed, mpirun ends as well.
@@ -26,5 +45,10 @@ set -m
 setpriv --pdeathsig TERM mpirun --oversubscribe --bind-to none "$@" <&0 &
 mpirun=$!
 trap stop_ranks INT TERM
+end_if_ranks_are_gone &
+watcher=$!
 until wait "$mpirun"; ! kill -0 "$mpirun" 2>/dev/null; do :; done
 wait "$mpirun"
+code=$?
+kill -- -"$watcher" 2>/dev/null && exit "$code"
+exit 86  # The watcher has ended mpirun.
