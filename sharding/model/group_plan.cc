@@ -1,5 +1,6 @@
 #include "sharding/model/group_plan.h"
 
+#include <string>
 #include <utility>
 
 #include <absl/container/flat_hash_map.h>
@@ -31,6 +32,11 @@ class Planner {
   absl::Status Claim(const std::shared_ptr<Parameter>& parameter, size_t group) {
     const auto [owner, first] = owners_.try_emplace(parameter.get(), group);
     if (first) {
+      if (!names_.insert(parameter->name).second) {
+        return absl::InvalidArgumentError(absl::StrCat("two parameters are named '", parameter->name,
+                                                       "': initial values, files and optimizer states go by "
+                                                       "name, so give their modules different names"));
+      }
       groups_[group].members.parameters.push_back(parameter);
       return absl::OkStatus();
     }
@@ -48,6 +54,7 @@ class Planner {
   absl::flat_hash_set<const Module*> blocks_;
   const ParameterFilter& ignored_;
   absl::flat_hash_map<const Parameter*, size_t> owners_;
+  absl::flat_hash_set<std::string> names_;
   std::vector<ModuleGroup> groups_;
 };
 

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -14,6 +16,8 @@ namespace weft {
 
 namespace {
 
+// Idle bytes that a pool may keep in any case.
+constexpr size_t kSmallIdleBytes = size_t{1} << 20;
 constexpr int kPoison = 0xFF;  // All bits set: NaN in every floating-point dtype.
 
 }  // namespace
@@ -23,31 +27,45 @@ namespace internal {
 // State that a pool shares with its buffers. Destroyed with the last of them.
 class PooledBlocks {
  public:
-  PooledBlocks(NodeHeap& heap, std::string name) : heap_(heap), name_(std::move(name)) {}
-  ~PooledBlocks() { Trim(); }
+  struct Block {
+    std::byte* data;
+    size_t bytes;
+  };
+
+  PooledBlocks(NodeHeap& heap, std::string name)
+      : heap_(heap), name_(std::move(name)), reclaimer_(heap.AddReclaimer([this] { Trim(); })) {}
+  ~PooledBlocks() {
+    heap_.RemoveReclaimer(reclaimer_);
+    Trim();
+  }
   PooledBlocks(const PooledBlocks&) = delete;
   PooledBlocks& operator=(const PooledBlocks&) = delete;
 
-  absl::StatusOr<std::byte*> Acquire(size_t bytes) {
+  absl::StatusOr<Block> Acquire(size_t bytes) {
+    const size_t rounded = FreeList::BlockBytes(bytes);
+    if (const std::optional<Block> idle = Reuse(rounded)) return *idle;
+    // Not under the lock: the heap may take back the idle blocks of every pool.
+    absl::StatusOr<std::byte*> data = heap_.Allocate(bytes);
     const std::lock_guard lock(mutex_);
-    WEFT_ASSIGN_OR_RETURN(std::byte * block, ReuseOrAllocate(bytes));
-    usage_.in_use_bytes += FreeList::BlockBytes(bytes);
-    usage_.peak_bytes = std::max(usage_.peak_bytes, usage_.in_use_bytes);
-    return block;
+    if (data.ok()) {
+      CountAcquired(rounded);
+      return Block{*data, rounded};
+    }
+    return Annotate(data.status(), absl::StrCat("buffer pool ", name_, " (", usage_.in_use_bytes,
+                                                " bytes in use, ", usage_.idle_bytes, " idle)"));
   }
 
-  void Release(std::byte* block, size_t bytes) {
+  void Release(Block block, size_t bytes) {
+    if (heap_.poisons_released()) std::memset(block.data, kPoison, block.bytes);
     const std::lock_guard lock(mutex_);
-    const size_t size = FreeList::BlockBytes(bytes);
-    if (heap_.poisons_released()) std::memset(block, kPoison, size);
-    idle_[size].push_back(block);
-    usage_.idle_bytes += size;
-    usage_.in_use_bytes -= size;
+    idle_[block.bytes].push_back(block.data);
+    usage_.idle_bytes += block.bytes;
+    usage_.in_use_bytes -= FreeList::BlockBytes(bytes);
   }
 
   void Trim() {
     const std::lock_guard lock(mutex_);
-    FreeIdle();
+    while (!idle_.empty()) heap_.Free(TakeLast(std::prev(idle_.end())).data);
   }
 
   void ResetPeak() {
@@ -67,50 +85,58 @@ class PooledBlocks {
   std::string_view name() const { return name_; }
 
  private:
-  absl::StatusOr<std::byte*> ReuseOrAllocate(size_t bytes) {
-    const auto idle = idle_.find(FreeList::BlockBytes(bytes));
-    if (idle != idle_.end()) {
-      std::byte* block = idle->second.back();
-      idle->second.pop_back();
-      usage_.idle_bytes -= idle->first;
-      if (idle->second.empty()) idle_.erase(idle);
-      return block;
+  using IdleBlocks = std::map<size_t, std::vector<std::byte*>>;
+
+  // An idle block for a request of `bytes`, a multiple of 64. If none fits, makes room for a new one.
+  std::optional<Block> Reuse(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const auto idle = idle_.lower_bound(bytes);
+    if (idle != idle_.end() && idle->first - bytes <= bytes / 8) {
+      CountAcquired(bytes);
+      return TakeLast(idle);
     }
-    absl::StatusOr<std::byte*> block = heap_.Allocate(bytes);
-    if (!block.ok() && usage_.idle_bytes > 0) {
-      // Idle blocks of other sizes may occupy the memory.
-      FreeIdle();
-      block = heap_.Allocate(bytes);
+    const size_t in_use = usage_.in_use_bytes + bytes;
+    const size_t cap = std::max(largest_peak_, in_use) / 4 * 5;
+    while (usage_.idle_bytes > kSmallIdleBytes && in_use + usage_.idle_bytes > cap) {
+      heap_.Free(TakeLast(std::prev(idle_.end())).data);
     }
-    if (block.ok()) return block;
-    return Annotate(block.status(), absl::StrCat("buffer pool ", name_, " (", usage_.in_use_bytes,
-                                                 " bytes in use, ", usage_.idle_bytes, " idle)"));
+    return std::nullopt;
   }
 
-  void FreeIdle() {
-    for (const auto& [size, blocks] : idle_) {
-      for (std::byte* block : blocks) heap_.Free(block);
-    }
-    idle_.clear();
-    usage_.idle_bytes = 0;
+  Block TakeLast(IdleBlocks::iterator blocks) {
+    const Block block = {blocks->second.back(), blocks->first};
+    usage_.idle_bytes -= block.bytes;
+    blocks->second.pop_back();
+    if (blocks->second.empty()) idle_.erase(blocks);
+    return block;
+  }
+
+  void CountAcquired(size_t bytes) {
+    usage_.in_use_bytes += bytes;
+    usage_.peak_bytes = std::max(usage_.peak_bytes, usage_.in_use_bytes);
+    largest_peak_ = std::max(largest_peak_, usage_.peak_bytes);
   }
 
   NodeHeap& heap_;
   const std::string name_;
   mutable std::mutex mutex_;
-  std::map<size_t, std::vector<std::byte*>> idle_;  // By block size; no list is empty.
+  IdleBlocks idle_;  // By block size; no list is empty.
   Usage usage_;
+  size_t largest_peak_ = 0;  // Not reset by ResetPeak.
+  const int reclaimer_;
 };
 
 }  // namespace internal
 
-Buffer::Buffer(std::shared_ptr<internal::PooledBlocks> blocks, std::byte* data, size_t bytes)
-    : blocks_(std::move(blocks)), data_(data), bytes_(bytes) {}
+Buffer::Buffer(std::shared_ptr<internal::PooledBlocks> blocks, std::byte* data, size_t bytes,
+               size_t block_bytes)
+    : blocks_(std::move(blocks)), data_(data), bytes_(bytes), block_bytes_(block_bytes) {}
 
 Buffer::Buffer(Buffer&& other) noexcept
     : blocks_(std::move(other.blocks_)),
       data_(std::exchange(other.data_, nullptr)),
-      bytes_(std::exchange(other.bytes_, 0)) {}
+      bytes_(std::exchange(other.bytes_, 0)),
+      block_bytes_(std::exchange(other.block_bytes_, 0)) {}
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   if (this == &other) return *this;
@@ -118,16 +144,18 @@ Buffer& Buffer::operator=(Buffer&& other) noexcept {
   blocks_ = std::move(other.blocks_);
   data_ = std::exchange(other.data_, nullptr);
   bytes_ = std::exchange(other.bytes_, 0);
+  block_bytes_ = std::exchange(other.block_bytes_, 0);
   return *this;
 }
 
 Buffer::~Buffer() { Reset(); }
 
 void Buffer::Reset() {
-  if (blocks_ != nullptr) blocks_->Release(data_, bytes_);
+  if (blocks_ != nullptr) blocks_->Release({data_, block_bytes_}, bytes_);
   blocks_ = nullptr;
   data_ = nullptr;
   bytes_ = 0;
+  block_bytes_ = 0;
 }
 
 BufferPool::BufferPool(NodeHeap& heap, std::string name)
@@ -135,8 +163,8 @@ BufferPool::BufferPool(NodeHeap& heap, std::string name)
 BufferPool::~BufferPool() = default;
 
 absl::StatusOr<Buffer> BufferPool::Acquire(size_t bytes) {
-  WEFT_ASSIGN_OR_RETURN(std::byte * block, blocks_->Acquire(bytes));
-  return Buffer(blocks_, block, bytes);
+  WEFT_ASSIGN_OR_RETURN(const internal::PooledBlocks::Block block, blocks_->Acquire(bytes));
+  return Buffer(blocks_, block.data, bytes, block.bytes);
 }
 
 size_t BufferPool::in_use_bytes() const { return blocks_->usage().in_use_bytes; }

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <list>
+#include <map>
+#include <shared_mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -10,6 +12,7 @@
 
 #include "src/memory/free_list.h"
 #include "src/memory/page_commit.h"
+#include "src/memory/page_view.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -71,24 +74,19 @@ class NodeHeap::Impl {
         committer_(base_, memory_.segment_bytes) {}
 
   absl::StatusOr<std::byte*> Allocate(size_t bytes) {
-    const std::lock_guard lock(mutex_);
-    FreeUnheld();
-    const std::optional<uint64_t> offset = free_list_.Allocate(bytes);
-    if (!offset) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("node heap of rank ", bootstrap_.rank(), ": cannot allocate ", bytes,
-                       " bytes: ", free_list_.free_bytes(), " of ", memory_.segment_bytes,
-                       " are free, the largest free range has ", free_list_.largest_hole()));
-    }
-    const absl::Status committed = committer_.Commit(*offset, FreeList::BlockBytes(bytes),
-                                                     [this] { return bootstrap_.FreeNodeMemory(); });
-    if (!committed.ok()) {
-      free_list_.Free(*offset);
-      return Annotate(committed, absl::StrCat("node heap of rank ", bootstrap_.rank()));
-    }
-    peak_bytes_ = std::max(peak_bytes_, free_list_.allocated_bytes());
-    total_allocated_bytes_ += FreeList::BlockBytes(bytes);
-    return base_ + *offset;
+    absl::StatusOr<std::byte*> block = TryAllocate(bytes);
+    if (block.ok() || !RunReclaimers()) return block;
+    return TryAllocate(bytes);
+  }
+
+  int AddReclaimer(Reclaimer reclaimer) {
+    const std::lock_guard lock(reclaimers_mutex_);
+    reclaimers_.emplace(next_reclaimer_, std::move(reclaimer));
+    return next_reclaimer_++;
+  }
+  void RemoveReclaimer(int number) {
+    const std::lock_guard lock(reclaimers_mutex_);
+    reclaimers_.erase(number);
   }
 
   void Free(std::byte* block) {
@@ -110,10 +108,30 @@ class NodeHeap::Impl {
       return NodeAddress{segment.rank,
                          static_cast<uint64_t>(static_cast<const std::byte*>(pointer) - segment.base)};
     }
+    const std::shared_lock lock(views_mutex_);
+    for (const auto& [number, view] : views_) {
+      if (const auto offset = view.OffsetOf(pointer)) return NodeAddress{bootstrap_.size() + number, *offset};
+    }
     return std::nullopt;
   }
 
+  absl::StatusOr<std::byte*> MapEndToEnd(int number, absl::Span<const Range> ranges) {
+    std::vector<internal::PageRange> pages;
+    for (const Range& range : ranges) pages.push_back({Resolve(range.address), range.bytes});
+    WEFT_ASSIGN_OR_RETURN(auto view, internal::PageView::Map(pages));
+    const std::unique_lock lock(views_mutex_);
+    return views_.insert_or_assign(number, std::move(view)).first->second.base();
+  }
+  int NextViewNumbers(int count) { return std::exchange(next_view_, next_view_ + count); }
+
   std::byte* Resolve(NodeAddress address) const {
+    if (address.rank >= bootstrap_.size()) {
+      const std::shared_lock lock(views_mutex_);
+      const auto view = views_.find(address.rank - bootstrap_.size());
+      WEFT_CHECK(view != views_.end(),
+                 "node address of a rank on another node, or of a view that this rank has not mapped");
+      return view->second.base() + address.offset;
+    }
     WEFT_CHECK(address.offset <= memory_.segment_bytes, "address past the end of a node segment");
     return Base(address.rank) + address.offset;
   }
@@ -135,6 +153,34 @@ class NodeHeap::Impl {
   bool poisons_released() const { return poisons_released_; }
 
  private:
+  absl::StatusOr<std::byte*> TryAllocate(size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    FreeUnheld();
+    const std::optional<uint64_t> offset = free_list_.Allocate(bytes);
+    if (!offset) {
+      return absl::ResourceExhaustedError(
+          absl::StrCat("node heap of rank ", bootstrap_.rank(), ": cannot allocate ", bytes,
+                       " bytes: ", free_list_.free_bytes(), " of ", memory_.segment_bytes,
+                       " are free, the largest free range has ", free_list_.largest_hole()));
+    }
+    const absl::Status committed = committer_.Commit(*offset, FreeList::BlockBytes(bytes),
+                                                     [this] { return bootstrap_.FreeNodeMemory(); });
+    if (!committed.ok()) {
+      free_list_.Free(*offset);
+      return Annotate(committed, absl::StrCat("node heap of rank ", bootstrap_.rank()));
+    }
+    peak_bytes_ = std::max(peak_bytes_, free_list_.allocated_bytes());
+    total_allocated_bytes_ += FreeList::BlockBytes(bytes);
+    return base_ + *offset;
+  }
+
+  // Returns false if there is none.
+  bool RunReclaimers() {
+    const std::lock_guard lock(reclaimers_mutex_);
+    for (const auto& [number, reclaim] : reclaimers_) reclaim();
+    return !reclaimers_.empty();
+  }
+
   struct DeferredFree {
     std::byte* block;
     const std::atomic<int32_t>& holders;
@@ -172,6 +218,12 @@ class NodeHeap::Impl {
   std::list<DeferredFree> deferred_;  // Blocks that still had holders at the last check.
   size_t peak_bytes_ = 0;
   size_t total_allocated_bytes_ = 0;
+  mutable std::shared_mutex views_mutex_;
+  std::map<int, internal::PageView> views_;
+  int next_view_ = 0;
+  std::mutex reclaimers_mutex_;  // Taken before `mutex_`.
+  std::map<int, Reclaimer> reclaimers_;
+  int next_reclaimer_ = 0;
 };
 
 absl::StatusOr<std::unique_ptr<NodeHeap>> NodeHeap::Create(Bootstrap& bootstrap, const Options& options) {
@@ -190,9 +242,15 @@ void NodeHeap::Free(std::byte* block) { impl_->Free(block); }
 void NodeHeap::DeferFree(std::byte* block, const std::atomic<int32_t>& holders) {
   impl_->DeferFree(block, holders);
 }
+int NodeHeap::AddReclaimer(Reclaimer reclaimer) { return impl_->AddReclaimer(std::move(reclaimer)); }
+void NodeHeap::RemoveReclaimer(int number) { impl_->RemoveReclaimer(number); }
 std::optional<NodeAddress> NodeHeap::AddressOf(const void* pointer) const {
   return impl_->AddressOf(pointer);
 }
+absl::StatusOr<std::byte*> NodeHeap::MapEndToEnd(int number, absl::Span<const Range> ranges) {
+  return impl_->MapEndToEnd(number, ranges);
+}
+int NodeHeap::NextViewNumbers(int count) { return impl_->NextViewNumbers(count); }
 std::byte* NodeHeap::Resolve(NodeAddress address) const { return impl_->Resolve(address); }
 size_t NodeHeap::segment_bytes() const { return impl_->memory().segment_bytes; }
 size_t NodeHeap::allocated_bytes() const { return impl_->allocated_bytes(); }

@@ -39,12 +39,27 @@ absl::Status PageCommitter::Commit(size_t offset, size_t bytes,
       continue;
     }
     size_t end = begin + 1;
-    while (end < last && !committed_[end]) ++end;
+    while (end < last && !committed_[end] && (end - begin) * kChunkBytes < kStepBytes) ++end;
     WEFT_RETURN_IF_ERROR(CommitChunks(begin, end, free_bytes));
     std::fill(committed_.begin() + static_cast<ptrdiff_t>(begin),
               committed_.begin() + static_cast<ptrdiff_t>(end), true);
     begin = end;
   }
+  return absl::OkStatus();
+}
+
+absl::Status PageCommitter::CheckFree(size_t bytes, absl::FunctionRef<absl::StatusOr<size_t>()> free_bytes) {
+  if (bytes > allowance_) {
+    WEFT_ASSIGN_OR_RETURN(const size_t available, free_bytes());
+    if (available < kMarginBytes || bytes > available - kMarginBytes) {
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "the node has no memory for ", bytes, " reserved bytes: only ", available, " are free, of which ",
+          kMarginBytes,
+          " stay free: use fewer ranks on the node, free memory, or raise the control group's limit"));
+    }
+    allowance_ = std::max(bytes, std::min(kStepBytes, available - kMarginBytes));
+  }
+  allowance_ -= bytes;
   return absl::OkStatus();
 }
 
@@ -55,22 +70,15 @@ absl::Status PageCommitter::CommitChunks(size_t begin, size_t end,
   first -= reinterpret_cast<uintptr_t>(first) % page;  // Mappings are whole pages.
   const std::byte* last = base_ + std::min(end * kChunkBytes, bytes_);
   const auto bytes = static_cast<size_t>(last - first);
+  WEFT_RETURN_IF_ERROR(CheckFree(bytes, free_bytes));
   if (madvise(first, bytes, MADV_POPULATE_WRITE) == 0) return absl::OkStatus();
-  if (errno != EINVAL) {
-    return absl::ResourceExhaustedError(absl::StrCat("the node has no memory for ", bytes,
-                                                     " reserved bytes: ", std::strerror(errno),
-                                                     ": use fewer ranks on the node, or free memory"));
+  if (errno == EINVAL) {  // Kernels before 5.14 do not have MADV_POPULATE_WRITE.
+    TouchPages(first, last, page);
+    return absl::OkStatus();
   }
-  // Kernels before 5.14 do not have MADV_POPULATE_WRITE. Writing to the pages does the same if memory is
-  // available.
-  WEFT_ASSIGN_OR_RETURN(const size_t available, free_bytes());
-  if (bytes > available) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("the node has no memory for ", bytes, " reserved bytes: only ", available,
-                     " are free: use fewer ranks on the node, or free memory"));
-  }
-  TouchPages(first, last, page);
-  return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("the node has no memory for ", bytes,
+                                                   " reserved bytes: ", std::strerror(errno),
+                                                   ": use fewer ranks on the node, or free memory"));
 }
 
 }  // namespace weft::internal

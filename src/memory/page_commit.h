@@ -1,6 +1,9 @@
 // Record of the committed pages of a lazily mapped segment; commits the missing ones, chunk by chunk.
 //
-// A lack of memory is thereby an error of Commit and not a SIGBUS at a later write.
+// A lack of memory is thereby an error of Commit, and neither a SIGBUS at a later write nor a visit of the
+// OOM killer: beyond the limit of a control group the kernel kills a process that populates pages, so Commit
+// compares with the free memory first. Ranks of a node may commit at the same time. Therefore it commits in
+// steps, and leaves a margin.
 //
 // Thread safety: none; the owner locks.
 #pragma once
@@ -15,18 +18,25 @@ namespace weft::internal {
 
 class PageCommitter {
  public:
+  static constexpr size_t kStepBytes = size_t{32} << 20;
+  static constexpr size_t kMarginBytes = size_t{32} << 20;
+
   PageCommitter(std::byte* base, size_t bytes);
 
   // Commits the chunks of [offset, offset + bytes) that are not committed yet. Contents do not change.
-  // `free_bytes` returns the node's free memory; it is called only on kernels without MADV_POPULATE_WRITE.
-  // Errors: kResourceExhausted (gives the bytes that could not be committed).
+  // `free_bytes` returns the node's free memory, within the limits of control groups. It is called once for
+  // every kStepBytes.
+  // Errors: kResourceExhausted (gives the bytes that could not be committed and the free bytes).
   absl::Status Commit(size_t offset, size_t bytes, absl::FunctionRef<absl::StatusOr<size_t>()> free_bytes);
 
  private:
   absl::Status CommitChunks(size_t begin, size_t end, absl::FunctionRef<absl::StatusOr<size_t>()> free_bytes);
+  // Errors: kResourceExhausted (the node has not that much and the margin free).
+  absl::Status CheckFree(size_t bytes, absl::FunctionRef<absl::StatusOr<size_t>()> free_bytes);
 
   std::byte* base_;
   size_t bytes_;
+  size_t allowance_ = 0;         // Bytes to commit before the free memory is read again.
   std::vector<bool> committed_;  // One flag per chunk.
 };
 

@@ -11,6 +11,7 @@
 
 #include <absl/strings/str_join.h>
 
+#include "src/memory/page_view.h"
 #include "weft/core/hash.h"
 #include "weft/core/status.h"
 
@@ -111,52 +112,141 @@ std::vector<int> ChooseOwners(absl::Span<const SharedBlockRequest> requests) {
   return owners;
 }
 
-absl::StatusOr<std::byte*> AllocateBlock(NodeHeap& heap, const SharedBlockRequest& request) {
-  WEFT_ASSIGN_OR_RETURN(std::byte * block, heap.Allocate(kHeaderBytes + request.bytes));
-  auto* holders = new (block) HolderCount(static_cast<int32_t>(request.holders.size()));
-  heap.DeferFree(block, *holders);
-  std::memset(block + kHeaderBytes, 0, request.bytes);
-  return block + kHeaderBytes;
+// A part of a block, in the segment of one holder.
+struct Stripe {
+  size_t request;
+  int owner;
+  size_t bytes;
+  bool is_whole;  // Whether it is the block.
+};
+
+std::vector<Stripe> WholeBlocks(absl::Span<const SharedBlockRequest> requests) {
+  const std::vector<int> owners = ChooseOwners(requests);
+  std::vector<Stripe> stripes;
+  for (size_t i = 0; i < requests.size(); ++i) stripes.push_back({i, owners[i], requests[i].bytes, true});
+  return stripes;
 }
 
-// Allocates the blocks that this rank owns, and leaves null for the others. After an error on any rank, all
-// blocks are freed again.
-absl::Status AllocateOwnedBlocks(Bootstrap& bootstrap, NodeHeap& heap,
-                                 absl::Span<const SharedBlockRequest> requests,
-                                 const std::vector<int>& owners, absl::Duration timeout,
-                                 std::vector<std::byte*>& blocks) {
-  const auto allocate_owned = [&]() -> absl::Status {
-    for (size_t i = 0; i < requests.size(); ++i) {
-      if (owners[i] != bootstrap.rank()) continue;
-      WEFT_ASSIGN_OR_RETURN(blocks[i], AllocateBlock(heap, requests[i]));
+// Every holder of a block owns an equal number of its pages; the last ones may own fewer or none.
+std::vector<Stripe> StripedBlocks(absl::Span<const SharedBlockRequest> requests) {
+  const size_t page = internal::PageBytes();
+  std::vector<Stripe> stripes = WholeBlocks(requests);
+  std::vector<Stripe> striped;
+  for (const Stripe& whole : stripes) {
+    const std::vector<int>& holders = requests[whole.request].holders;
+    const size_t pages = (whole.bytes + page - 1) / page;
+    if (holders.size() < 2 || pages < holders.size()) {
+      striped.push_back(whole);
+      continue;
+    }
+    const size_t each = (pages + holders.size() - 1) / holders.size();
+    for (size_t h = 0, first = 0; first < pages; ++h, first += each) {
+      striped.push_back({whole.request, holders[h], std::min(each, pages - first) * page, false});
+    }
+  }
+  return striped;
+}
+
+// The stripe's bytes, zero, behind a count of holders. They begin at a page unless the stripe is the block.
+absl::StatusOr<std::byte*> AllocateStripe(NodeHeap& heap, const Stripe& stripe, size_t holders) {
+  const size_t alignment = stripe.is_whole ? kHeaderBytes : internal::PageBytes();
+  WEFT_ASSIGN_OR_RETURN(std::byte * block,
+                        heap.Allocate(kHeaderBytes + stripe.bytes + (stripe.is_whole ? 0 : alignment)));
+  const auto address = reinterpret_cast<uintptr_t>(block) + kHeaderBytes;
+  std::byte* data = block + kHeaderBytes + (alignment - address % alignment) % alignment;
+  auto* count = new (data - kHeaderBytes) HolderCount(static_cast<int32_t>(holders));
+  heap.DeferFree(block, *count);
+  std::memset(data, 0, stripe.bytes);
+  return data;
+}
+
+// Allocates the stripes that this rank owns, and returns null for the others. After an error on any rank, all
+// stripes are freed again, and all ranks return the error.
+absl::StatusOr<std::vector<std::byte*>> AllocateOwned(Bootstrap& bootstrap, NodeHeap& heap,
+                                                      absl::Span<const SharedBlockRequest> requests,
+                                                      const std::vector<Stripe>& stripes,
+                                                      absl::Duration timeout) {
+  std::vector<std::byte*> own(stripes.size(), nullptr);
+  const auto allocate = [&]() -> absl::Status {
+    for (size_t i = 0; i < stripes.size(); ++i) {
+      if (stripes[i].owner != bootstrap.rank()) continue;
+      WEFT_ASSIGN_OR_RETURN(own[i],
+                            AllocateStripe(heap, stripes[i], requests[stripes[i].request].holders.size()));
     }
     return absl::OkStatus();
   };
-  absl::Status made = AgreeOnStatus(bootstrap, allocate_owned(), timeout);
-  if (made.ok()) return made;
-  for (std::byte* block : blocks) {
-    if (block != nullptr) HoldersOf(block).store(0, std::memory_order_release);  // No peer has its address.
+  const absl::Status made = AgreeOnStatus(bootstrap, allocate(), timeout);
+  if (made.ok()) return own;
+  for (std::byte* data : own) {
+    if (data != nullptr) HoldersOf(data).store(0, std::memory_order_release);  // No peer has its address.
   }
   return made;
+}
+
+// Places of all stripes of this rank's requests.
+absl::StatusOr<std::vector<NodeAddress>> ExchangePlaces(Bootstrap& bootstrap, const NodeHeap& heap,
+                                                        absl::Span<const SharedBlockRequest> requests,
+                                                        const std::vector<Stripe>& stripes,
+                                                        const std::vector<std::byte*>& own,
+                                                        absl::Duration timeout) {
+  Announcements offsets;
+  for (size_t i = 0; i < stripes.size(); ++i) {
+    const uint64_t offset = own[i] == nullptr ? 0 : heap.AddressOf(own[i])->offset;
+    offsets.push_back({HashOf(requests[stripes[i].request].holders), offset});
+  }
+  WEFT_ASSIGN_OR_RETURN(const std::vector<Announcements> made, Exchange(bootstrap, offsets, timeout));
+  std::map<std::vector<int>, size_t> places;  // Stripes resolved so far, for each set of holders.
+  std::vector<NodeAddress> addresses;
+  for (const Stripe& stripe : stripes) {
+    const std::vector<int>& holders = requests[stripe.request].holders;
+    const auto theirs = ValuesOf(made[static_cast<size_t>(stripe.owner)], HashOf(holders));
+    addresses.push_back({stripe.owner, theirs[places[holders]++]});
+  }
+  return addresses;
+}
+
+// A number for each of this rank's requests, which its holders compute alike and no other block has.
+std::vector<int> NumberViews(NodeHeap& heap, absl::Span<const SharedBlockRequest> requests,
+                             const std::vector<Announcements>& listed) {
+  std::map<uint64_t, int> blocks_of;  // Of each set of holders.
+  for (const Announcements& announced : listed) {
+    for (const Announcement& block : announced) {
+      blocks_of[block.holders] = static_cast<int>(ValuesOf(announced, block.holders).size());
+    }
+  }
+  int count = 0;
+  for (auto& [holders, blocks] : blocks_of) count += std::exchange(blocks, count);
+  const int first = heap.NextViewNumbers(count);
+  std::vector<int> numbers;
+  numbers.reserve(requests.size());
+  for (const SharedBlockRequest& request : requests) {
+    numbers.push_back(first + blocks_of[HashOf(request.holders)]++);
+  }
+  return numbers;
 }
 
 }  // namespace
 
 SharedBlock::SharedBlock(SharedBlock&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+    : data_(std::exchange(other.data_, nullptr)),
+      bytes_(std::exchange(other.bytes_, 0)),
+      stripes_(std::exchange(other.stripes_, {})) {}
 
 SharedBlock& SharedBlock::operator=(SharedBlock&& other) noexcept {
   if (this == &other) return *this;
-  const SharedBlock released(std::move(*this));
+  Release();
   data_ = std::exchange(other.data_, nullptr);
   bytes_ = std::exchange(other.bytes_, 0);
+  stripes_ = std::exchange(other.stripes_, {});
   return *this;
 }
 
+SharedBlock::~SharedBlock() { Release(); }
+
 // The owner's acquire load of 0 synchronizes with every decrement: all accesses of all holders happen before
 // the memory is reused.
-SharedBlock::~SharedBlock() {
-  if (data_ != nullptr) HoldersOf(data_).fetch_sub(1, std::memory_order_acq_rel);
+void SharedBlock::Release() {
+  for (std::byte* stripe : stripes_) HoldersOf(stripe).fetch_sub(1, std::memory_order_acq_rel);
 }
 
 absl::StatusOr<std::vector<SharedBlock>> ShareBlocks(Bootstrap& bootstrap, NodeHeap& heap,
@@ -167,23 +257,33 @@ absl::StatusOr<std::vector<SharedBlock>> ShareBlocks(Bootstrap& bootstrap, NodeH
     sizes.push_back({HashOf(request.holders), request.bytes});
   WEFT_ASSIGN_OR_RETURN(const std::vector<Announcements> listed, Exchange(bootstrap, sizes, timeout));
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, CheckRequestsMatch(bootstrap, requests, listed), timeout));
-  const std::vector<int> owners = ChooseOwners(requests);
-  std::vector<std::byte*> blocks(requests.size(), nullptr);
-  WEFT_RETURN_IF_ERROR(AllocateOwnedBlocks(bootstrap, heap, requests, owners, timeout, blocks));
+  const std::vector<int> numbers = NumberViews(heap, requests, listed);
 
-  Announcements offsets;
-  for (size_t i = 0; i < requests.size(); ++i) {
-    const uint64_t offset = blocks[i] == nullptr ? 0 : heap.AddressOf(blocks[i])->offset;
-    offsets.push_back({HashOf(requests[i].holders), offset});
+  std::vector<Stripe> stripes = WholeBlocks(requests);
+  absl::StatusOr<std::vector<std::byte*>> own = AllocateOwned(bootstrap, heap, requests, stripes, timeout);
+  if (absl::IsResourceExhausted(own.status())) {
+    stripes = StripedBlocks(requests);
+    own = AllocateOwned(bootstrap, heap, requests, stripes, timeout);
   }
-  WEFT_ASSIGN_OR_RETURN(const std::vector<Announcements> made, Exchange(bootstrap, offsets, timeout));
-  std::map<std::vector<int>, size_t> places;  // Number of blocks resolved so far, for each set of holders.
+  WEFT_RETURN_IF_ERROR(own.status());
+  WEFT_ASSIGN_OR_RETURN(const std::vector<NodeAddress> places,
+                        ExchangePlaces(bootstrap, heap, requests, stripes, *own, timeout));
+
+  std::vector<std::vector<std::byte*>> stripes_of(requests.size());
+  std::vector<std::vector<NodeHeap::Range>> ranges_of(requests.size());
+  for (size_t i = 0; i < stripes.size(); ++i) {
+    stripes_of[stripes[i].request].push_back(heap.Resolve(places[i]));
+    if (!stripes[i].is_whole) ranges_of[stripes[i].request].push_back({places[i], stripes[i].bytes});
+  }
   std::vector<SharedBlock> shared;
+  absl::Status mapped;
   for (size_t i = 0; i < requests.size(); ++i) {
-    const auto theirs = ValuesOf(made[static_cast<size_t>(owners[i])], HashOf(requests[i].holders));
-    std::byte* data = heap.Resolve({owners[i], theirs[places[requests[i].holders]++]});
-    shared.push_back(SharedBlock(data, requests[i].bytes));
+    absl::StatusOr<std::byte*> data = stripes_of[i].front();
+    if (!ranges_of[i].empty()) data = heap.MapEndToEnd(numbers[i], ranges_of[i]);
+    mapped.Update(data.status());
+    shared.push_back(SharedBlock(data.value_or(nullptr), requests[i].bytes, std::move(stripes_of[i])));
   }
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, mapped, timeout));
   return shared;
 }
 

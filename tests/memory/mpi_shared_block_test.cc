@@ -18,6 +18,9 @@ TEST(SharedBlockOverMpi, BlocksAreSpreadEvenlyOverSegments) {
 TEST(SharedBlockOverMpi, MemoryIsFreedAfterTheLastHolder) {
   EXPECT_OK(weft::testing::MemoryIsFreedAfterTheLastHolder(WorldBootstrap()));
 }
+TEST(SharedBlockOverMpi, BlocksMayBeLargerThanASegment) {
+  EXPECT_OK(weft::testing::BlocksMayBeLargerThanASegment(WorldBootstrap()));
+}
 TEST(SharedBlockOverMpi, AllRanksGetTheSameError) {
   EXPECT_OK(weft::testing::AllRanksGetTheSameError(WorldBootstrap()));
 }

@@ -76,5 +76,17 @@ TEST(PageCommitter, ReturnsAnErrorWithoutMemoryAndKeepsCommittedPages) {
   mapping.base()[kBytes / 2 - 1] = std::byte{1};
 }
 
+TEST(PageCommitter, TouchesNoPageThatAControlGroupOrTheNodeHasNoRoomFor) {
+  const Mapping mapping(kBytes);
+  PageCommitter committer(mapping.base(), kBytes);
+  const auto little = [] { return absl::StatusOr<size_t>(PageCommitter::kMarginBytes + kBytes / 2); };
+  EXPECT_THAT(committer.Commit(0, kBytes, little),
+              StatusIs(absl::StatusCode::kResourceExhausted,
+                       HasSubstr("no memory for 1048576 reserved bytes: only 34078720 are free")));
+  EXPECT_EQ(mapping.ResidentPages(), 0);
+  EXPECT_OK(committer.Commit(0, kBytes / 2, little));
+  EXPECT_OK(committer.Commit(kBytes / 2, kBytes / 2, Plenty));
+}
+
 }  // namespace
 }  // namespace weft::internal

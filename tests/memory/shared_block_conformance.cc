@@ -77,6 +77,35 @@ absl::Status BlocksAreSpreadEvenlyOverSegments(Bootstrap& bootstrap) {
   return Barrier(bootstrap);
 }
 
+absl::Status BlocksMayBeLargerThanASegment(Bootstrap& bootstrap) {
+  WEFT_ASSIGN_OR_RETURN(const auto heap, MakeHeap(bootstrap));
+  const std::vector<int> node = NodeOf(bootstrap);
+  const size_t large = node.size() * (kSegmentBytes - 100'000);
+  const std::vector<SharedBlockRequest> requests = {{node, large}, {node, 1000}, {{bootstrap.rank()}, 640}};
+  for (int round = 0; round < 2; ++round) {  // The second round reuses the memory of the first.
+    WEFT_ASSIGN_OR_RETURN(auto blocks, ShareBlocks(bootstrap, *heap, requests, kTimeout));
+    for (size_t i = 0; i < requests.size(); ++i) {
+      WEFT_RETURN_IF_ERROR(WriteAndRead(bootstrap, blocks[i], requests[i].holders));
+    }
+    // Peers resolve addresses in a block alike.
+    const auto last = heap->AddressOf(blocks[0].data() + large - 1);
+    EXPECT_EQ(heap->Resolve(*last), blocks[0].data() + large - 1);
+    WEFT_ASSIGN_OR_RETURN(const auto addresses,
+                          bootstrap.AllGatherBlob(absl::StrCat(last->rank, " ", last->offset), kTimeout));
+    for (const int rank : node) {
+      EXPECT_EQ(addresses[static_cast<size_t>(rank)], addresses[static_cast<size_t>(node.front())]);
+    }
+    blocks.clear();
+    WEFT_RETURN_IF_ERROR(Barrier(bootstrap));
+  }
+  EXPECT_EQ(heap->allocated_bytes(), 0);
+  const std::vector<SharedBlockRequest> too_large = {{node, (node.size() + 1) * kSegmentBytes}};
+  EXPECT_THAT(ShareBlocks(bootstrap, *heap, too_large, kTimeout),
+              StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("cannot allocate")));
+  EXPECT_EQ(heap->allocated_bytes(), 0);
+  return Barrier(bootstrap);
+}
+
 absl::Status MemoryIsFreedAfterTheLastHolder(Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const auto heap, MakeHeap(bootstrap));
   const std::vector<int> node = NodeOf(bootstrap);
@@ -105,11 +134,11 @@ absl::Status MemoryIsFreedAfterTheLastHolder(Bootstrap& bootstrap) {
 absl::Status AllRanksGetTheSameError(Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const auto heap, MakeHeap(bootstrap));
   const std::vector<int> node = NodeOf(bootstrap);
-  // Only the last rank fails: first because its segment is too full, then because it requests other blocks.
-  // All ranks get the error.
+  // Only the last rank fails: first because its segment is too full even for its stripes, then because it
+  // requests other blocks. All ranks get the error.
   const bool odd_one = bootstrap.rank() == bootstrap.size() - 1;
   WEFT_ASSIGN_OR_RETURN(std::byte * ballast, heap->Allocate(odd_one ? kSegmentBytes / 2 : 64));
-  const std::vector<SharedBlockRequest> large(node.size(), {node, kSegmentBytes / 2 + 64});
+  const std::vector<SharedBlockRequest> large(2 * node.size(), {node, kSegmentBytes / 2 + 64});
   EXPECT_THAT(ShareBlocks(bootstrap, *heap, large, kTimeout),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("cannot allocate")));
   heap->Free(ballast);

@@ -14,6 +14,9 @@ absl::Status HoldersShareTheSameMemory(Bootstrap& bootstrap);
 absl::Status BlocksAreSpreadEvenlyOverSegments(Bootstrap& bootstrap);
 // Holders release a block one after the other. Its memory is freed after the last one, and not earlier.
 absl::Status MemoryIsFreedAfterTheLastHolder(Bootstrap& bootstrap);
+// A block larger than a segment is striped: every rank reads and resolves it as one range. Its memory is
+// freed.
+absl::Status BlocksMayBeLargerThanASegment(Bootstrap& bootstrap);
 // All ranks return the same error, and no memory leaks.
 absl::Status AllRanksGetTheSameError(Bootstrap& bootstrap);
 

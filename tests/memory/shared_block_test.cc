@@ -21,6 +21,9 @@ TEST_P(SharedBlockOverThreads, BlocksAreSpreadEvenlyOverSegments) {
 TEST_P(SharedBlockOverThreads, MemoryIsFreedAfterTheLastHolder) {
   RunRanksOnEveryNodeMap(GetParam(), weft::testing::MemoryIsFreedAfterTheLastHolder);
 }
+TEST_P(SharedBlockOverThreads, BlocksMayBeLargerThanASegment) {
+  RunRanksOnEveryNodeMap(GetParam(), weft::testing::BlocksMayBeLargerThanASegment);
+}
 TEST_P(SharedBlockOverThreads, AllRanksGetTheSameError) {
   RunRanksOnEveryNodeMap(GetParam(), weft::testing::AllRanksGetTheSameError);
 }

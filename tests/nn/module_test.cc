@@ -12,6 +12,7 @@ namespace weft {
 namespace {
 
 using ::testing::ElementsAre;
+using ::testing::HasSubstr;
 
 Tensor Scalar(float value) {
   Tensor tensor = Tensor::Empty(DType::kF32, {});
@@ -173,6 +174,51 @@ TEST(Module, PassesANonStdExceptionToErrorHooks) {
   EXPECT_THAT(
       reports,
       ElementsAre("an exception escaped module 'shift': its type is not derived from std::exception"));
+}
+
+// Forgets the backward of its first child.
+class ForgetfulPair : public Pair {
+ public:
+  using Pair::Pair;
+
+ protected:
+  absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& output_gradients) override {
+    return second->Backward(invocation, output_gradients);
+  }
+};
+
+TEST(Module, FailsIfItsBackwardLeavesOutAChild) {
+  for (const bool checkpointed : {false, true}) {
+    ForgetfulPair pair("pair");
+    pair.SetActivationCheckpointing(checkpointed);
+    Invocation invocation;
+    ASSERT_TRUE(pair.Forward(invocation, {Scalar(1.0F)}).ok());
+    const absl::Status status = pair.Backward(invocation, {Scalar(1.0F)}).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
+    EXPECT_THAT(std::string(status.message()),
+                HasSubstr("the backward of 'pair' left out the backward of 'pair.first'"));
+  }
+}
+
+TEST(Module, MayLeaveOutTheBackwardOfAFrozenChild) {
+  ForgetfulPair pair("pair");
+  pair.first->weight->requires_grad = false;
+  Invocation invocation;
+  ASSERT_TRUE(pair.Forward(invocation, {Scalar(1.0F)}).ok());
+  EXPECT_TRUE(pair.Backward(invocation, {Scalar(1.0F)}).ok());
+}
+
+TEST(Module, MayWaitForItsBackwardWhileOtherCallsOfTheInvocationRunTheirs) {
+  Pair one("one");
+  Pair two("two");
+  Invocation invocation;
+  for (int call = 0; call < 2; ++call) {
+    ASSERT_TRUE(one.Forward(invocation, {Scalar(1.0F)}).ok());
+    ASSERT_TRUE(two.Forward(invocation, {Scalar(1.0F)}).ok());
+  }
+  for (int call = 0; call < 2; ++call) EXPECT_TRUE(two.Backward(invocation, {Scalar(1.0F)}).ok());
+  for (int call = 0; call < 2; ++call) EXPECT_TRUE(one.Backward(invocation, {Scalar(1.0F)}).ok());
+  EXPECT_TRUE(invocation.empty());
 }
 
 TEST(Invocation, PopsSavesInReverseOrderOfTheCalls) {

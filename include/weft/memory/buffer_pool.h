@@ -1,5 +1,15 @@
 // Pool of node-heap blocks: blocks that one step releases are reused by the next step without heap calls.
 //
+// Note [Idle blocks]
+// Problem: requests of ever different sizes, such as those of packed documents, fit no idle block exactly. A
+// pool that only keeps blocks grows with every step, and takes the memory that another pool needs.
+// Rule: a request takes the smallest idle block that is at most an eighth larger. A pool that asks its heap
+// for a block first returns idle blocks, the largest first, until bytes in use and idle bytes together are
+// within 5/4 of the peak of bytes in use, or a mebibyte is idle. A heap without room for a request first
+// takes back the idle blocks of all its pools.
+// Why it suffices: steps of equal requests find all their blocks. Otherwise a pool holds at most 9/8 of its
+// bytes in use, and idle bytes up to the cap.
+//
 // Thread safety: all members may be called from any thread of the rank; a Buffer is a move-only value.
 // Lifetime: the heap must outlive the pool and its buffers. A buffer may outlive its pool; its block then
 // returns to the heap.
@@ -36,10 +46,11 @@ class Buffer {
 
  private:
   friend class BufferPool;
-  Buffer(std::shared_ptr<internal::PooledBlocks> blocks, std::byte* data, size_t bytes);
+  Buffer(std::shared_ptr<internal::PooledBlocks> blocks, std::byte* data, size_t bytes, size_t block_bytes);
   std::shared_ptr<internal::PooledBlocks> blocks_;
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
+  size_t block_bytes_ = 0;  // Size of the block that holds them.
 };
 
 class BufferPool {
@@ -50,17 +61,18 @@ class BufferPool {
   BufferPool(const BufferPool&) = delete;
   BufferPool& operator=(const BufferPool&) = delete;
 
-  // Returns a block of at least `bytes` with undefined contents. Reuses an idle block of the same rounded
-  // size if there is one. bytes() of the result is the requested size.
-  // Errors: kResourceExhausted (names the pool, its bytes in use and its idle bytes).
+  // Returns a block of at least `bytes` with undefined contents. Reuses an idle block if one fits: Note [Idle
+  // blocks]. bytes() of the result is the requested size.
+  // Errors: kResourceExhausted (names the pool, its bytes in use and its idle bytes; no pool of the heap has
+  // idle blocks then).
   absl::StatusOr<Buffer> Acquire(size_t bytes);
 
-  // All counts are of block sizes, which are multiples of 64 bytes.
+  // Requested sizes, each rounded up to a multiple of 64 bytes.
   size_t in_use_bytes() const;
   size_t peak_bytes() const;  // Largest in_use_bytes() since ResetPeak.
-  size_t idle_bytes() const;
-  void ResetPeak();  // Sets the peak to in_use_bytes().
-  void Trim();       // Returns idle blocks to the heap.
+  size_t idle_bytes() const;  // Sizes of the idle blocks.
+  void ResetPeak();           // Sets the peak to in_use_bytes().
+  void Trim();                // Returns idle blocks to the heap.
   std::string_view name() const;
 
  private:

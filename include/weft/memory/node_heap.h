@@ -12,11 +12,13 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <optional>
 
 #include <absl/status/statusor.h>
+#include <absl/types/span.h>
 
 #include "weft/mesh/bootstrap.h"
 
@@ -24,7 +26,7 @@ namespace weft {
 
 // Location in node memory, with the same meaning on every rank of the node.
 struct NodeAddress {
-  int rank;         // Owner of the segment (a bootstrap rank).
+  int rank;         // Owner of the segment (a bootstrap rank). Ranks of a view: see MapEndToEnd.
   uint64_t offset;  // Bytes from the segment's base.
 
   friend bool operator==(const NodeAddress&, const NodeAddress&) = default;
@@ -49,7 +51,8 @@ class NodeHeap {
   static absl::StatusOr<std::unique_ptr<NodeHeap>> Create(Bootstrap& bootstrap, const Options& options);
   ~NodeHeap();
 
-  // Returns a block of at least `bytes`, 64-byte aligned, with undefined contents.
+  // Returns a block of at least `bytes`, 64-byte aligned, with undefined contents. Before it fails, it runs
+  // every reclaimer and tries again.
   // Errors: kResourceExhausted (gives the requested bytes, the free bytes and the largest free range).
   absl::StatusOr<std::byte*> Allocate(size_t bytes);
   // Frees a block of this rank. Its pages stay committed for later blocks. Null is ignored.
@@ -60,11 +63,32 @@ class NodeHeap {
   // REQUIRES: `holders` lies inside `block`.
   void DeferFree(std::byte* block, const std::atomic<int32_t>& holders);
 
+  // Adds a function that frees blocks of this heap which are not in use, for Allocate on any thread. Returns
+  // a number for RemoveReclaimer, which waits while the function runs.
+  // REQUIRES: the function neither allocates nor adds or removes reclaimers; the caller of Allocate holds no
+  // lock that the function takes.
+  using Reclaimer = std::function<void()>;
+  int AddReclaimer(Reclaimer reclaimer);
+  void RemoveReclaimer(int number);
+
   // Address of `pointer` if it lies in the segment of a rank of this node; nullopt otherwise.
   std::optional<NodeAddress> AddressOf(const void* pointer) const;
   // Pointer to an address.
   // REQUIRES: the address is in the segment of a rank of this node.
   std::byte* Resolve(NodeAddress address) const;
+
+  // Maps ranges of this node's segments once more, end to end, until the heap is destroyed. Pointers into the
+  // view have addresses of their own, whose rank is the number of ranks plus `number`. Peers that map the
+  // same ranges under the same number can resolve them. `ranges` are whole pages. For ShareBlocks.
+  // REQUIRES: segments are mapped shared, as those of several ranks are; `number` is from NextViewNumbers.
+  // Errors: kResourceExhausted (the kernel refused).
+  struct Range {
+    NodeAddress address;
+    size_t bytes;
+  };
+  absl::StatusOr<std::byte*> MapEndToEnd(int number, absl::Span<const Range> ranges);
+  // Returns the first of `count` numbers for views. Collective: without communication, by all ranks.
+  int NextViewNumbers(int count);
 
   size_t segment_bytes() const;
   size_t allocated_bytes() const;        // Bytes of all blocks that are allocated now.

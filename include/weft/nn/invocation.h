@@ -13,6 +13,14 @@
 // Without it, a module that is called both inside and outside a checkpointed module pops the saves of another
 // call.
 //
+// Note [Calls without backward]
+// Problem: a module whose backward forgets a child gives wrong gradients without an error.
+// Rule: an invocation lists the forward calls that wait for their backward. When the backward of a call ends,
+//   no call that was made inside its forward may be left, unless that child has parameters and all of them
+//   are
+//   frozen, so that its backward need not run.
+// Why it suffices: calls nest. A recomputed forward lists its calls in a NewSaveScope of its own.
+//
 // Thread safety: none; one thread drives an invocation.
 #pragma once
 
@@ -26,6 +34,7 @@
 #include <absl/container/flat_hash_map.h>
 #include <absl/container/inlined_vector.h>
 #include <absl/status/status.h>
+#include <absl/types/span.h>
 
 #include "weft/core/tensor.h"
 #include "weft/nn/token_runs.h"
@@ -80,6 +89,16 @@ class Invocation {
   // Errors: kFailedPrecondition (the tensor has a reader; names `writer` and the reader's `use`).
   absl::Status CheckWritable(const Tensor& tensor, const std::string& writer) const;
 
+  // Lists a forward call of `module` until EndCall, between Begin and End of which the calls inside of it are
+  // made. Without saves nothing is listed. See Note [Calls without backward].
+  void BeginCall(Module& module);
+  void EndCall(const Module& module);
+  // Removes the last call of `module` from the list; nothing happens if there is none.
+  // Errors: kFailedPrecondition (a call inside of it waits for its backward; names both modules).
+  absl::Status FinishCall(const Module& module);
+  // The same for all calls of the present scope, which `module` has made.
+  absl::Status CheckCallsFinished(const Module& module) const;
+
   // True when every save has been popped.
   bool empty() const { return saves_.modules.empty() && saves_.inputs.empty(); }
 
@@ -87,11 +106,18 @@ class Invocation {
   class NewSaveScope;
 
  private:
+  struct Call {
+    Module* module;
+    int64_t begin;
+    int64_t end;  // Number of the first call after it; 0 while its forward runs.
+  };
   using SavesByModule = absl::flat_hash_map<const Module*, std::vector<Tensors>>;
   struct Saves {
     SavesByModule modules;
     SavesByModule inputs;
+    std::vector<Call> calls;  // Waiting for their backward, by ascending `begin`.
   };
+  absl::Status LeftOut(const Module& module, absl::Span<const Call> calls) const;
   struct Readers {
     const std::string* use = nullptr;  // From the last AddReader.
     int count = 0;
@@ -101,6 +127,7 @@ class Invocation {
   float loss_scale_;
   bool suspended_ = false;  // A NoSaveScope is alive.
   Saves saves_;
+  int64_t next_call_ = 1;
   std::shared_ptr<const SequenceParts> sequence_;
   absl::flat_hash_map<const void*, Readers> readers_;  // Keyed by the address of the tensor's first element.
   absl::flat_hash_map<std::pair<const void*, std::type_index>, std::shared_ptr<void>> states_;

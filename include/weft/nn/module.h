@@ -61,6 +61,7 @@ class Module {
   // Takes the gradients of the outputs and returns the gradients of the inputs. An input without a gradient,
   // such as token ids, has an undefined tensor there. Gradients of parameters are written or added to
   // Parameter::grad.
+  // Errors: kFailedPrecondition (BackwardImpl left out a child: Note [Calls without backward]).
   absl::StatusOr<Tensors> Backward(Invocation& invocation, Tensors output_gradients);
 
   // With activation checkpointing (torch.utils.checkpoint), forward saves only this module's inputs, and

@@ -10,15 +10,16 @@
 
 namespace weft::internal {
 
-absl::StatusOr<AnonymousMemory> AnonymousMemory::Reserve(size_t bytes, size_t free_bytes) {
+absl::StatusOr<AnonymousMemory> AnonymousMemory::Reserve(size_t bytes, size_t free_bytes, Sharing sharing) {
   if (bytes > free_bytes) {
     return absl::ResourceExhaustedError(absl::StrCat("cannot reserve ", bytes, " bytes of node memory: only ",
                                                      free_bytes,
                                                      " are free on the node; reserve less, or free memory"));
   }
   // Do not reserve swap space: pages are committed later, with a check.
-  void* base = mmap(nullptr, std::max<size_t>(bytes, 1), PROT_READ | PROT_WRITE,
-                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* base = mmap(
+      nullptr, std::max<size_t>(bytes, 1), PROT_READ | PROT_WRITE,
+      (sharing == Sharing::kMappedAgain ? MAP_SHARED : MAP_PRIVATE) | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (base == MAP_FAILED) {
     return absl::ResourceExhaustedError(
         absl::StrCat("the kernel refused to map ", bytes, " bytes of node memory: ", std::strerror(errno)));

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 #include <absl/status/statusor.h>
 
@@ -11,9 +12,12 @@ namespace weft::internal {
 
 class AnonymousMemory {
  public:
+  // kMappedAgain: the same pages can be mapped at further addresses (NodeHeap::MapEndToEnd).
+  enum class Sharing : uint8_t { kPrivate, kMappedAgain };
   // `free_bytes` is the host's free memory.
   // Errors: kResourceExhausted (`bytes` exceeds `free_bytes`, or the kernel refused).
-  static absl::StatusOr<AnonymousMemory> Reserve(size_t bytes, size_t free_bytes);
+  static absl::StatusOr<AnonymousMemory> Reserve(size_t bytes, size_t free_bytes,
+                                                 Sharing sharing = Sharing::kPrivate);
   AnonymousMemory(AnonymousMemory&& other) noexcept;
   AnonymousMemory& operator=(AnonymousMemory&& other) noexcept;
   ~AnonymousMemory();

@@ -8,7 +8,7 @@ namespace {
 
 absl::StatusOr<AnonymousMemory> Reserve(size_t bytes, const absl::StatusOr<size_t>& free_bytes) {
   WEFT_RETURN_IF_ERROR(free_bytes.status());
-  return AnonymousMemory::Reserve(bytes, *free_bytes);
+  return AnonymousMemory::Reserve(bytes, *free_bytes, AnonymousMemory::Sharing::kMappedAgain);
 }
 
 }  // namespace

@@ -1,5 +1,8 @@
 #include "weft/nn/invocation.h"
 
+#include <algorithm>
+#include <iterator>
+
 #include <absl/strings/str_cat.h>
 
 #include "weft/nn/module.h"
@@ -33,6 +36,51 @@ void Invocation::SaveInputs(const Module* module, Tensors inputs) {
 }
 
 Tensors Invocation::PopInputs(const Module* module) { return PopLast(saves_.inputs, module); }
+
+void Invocation::BeginCall(Module& module) {
+  if (is_saving()) saves_.calls.push_back({&module, next_call_++, 0});
+}
+
+void Invocation::EndCall(const Module& module) {
+  if (!is_saving()) return;
+  const auto call = std::find_if(saves_.calls.rbegin(), saves_.calls.rend(), [&](const Call& waiting) {
+    return waiting.module == &module && waiting.end == 0;
+  });
+  if (call != saves_.calls.rend()) call->end = next_call_;
+}
+
+absl::Status Invocation::FinishCall(const Module& module) {
+  std::vector<Call>& calls = saves_.calls;
+  const auto last = std::find_if(calls.rbegin(), calls.rend(),
+                                 [&](const Call& waiting) { return waiting.module == &module; });
+  if (last == calls.rend()) return absl::OkStatus();
+  const auto first = std::prev(last.base());
+  const auto after = std::find_if(std::next(first), calls.end(),
+                                  [&](const Call& waiting) { return waiting.begin >= first->end; });
+  const absl::Status finished = LeftOut(module, {&*first + 1, static_cast<size_t>(after - first - 1)});
+  calls.erase(first, after);
+  return finished;
+}
+
+absl::Status Invocation::CheckCallsFinished(const Module& module) const {
+  return LeftOut(module, saves_.calls);
+}
+
+absl::Status Invocation::LeftOut(const Module& module, absl::Span<const Call> calls) const {
+  for (const Call& call : calls) {
+    const auto parameters = call.module->AllParameters();
+    const auto trainable = [](const auto& parameter) { return parameter->requires_grad; };
+    const bool is_frozen =
+        !parameters.empty() && std::none_of(parameters.begin(), parameters.end(), trainable);
+    const bool has_saved = saves_.modules.contains(call.module) || saves_.inputs.contains(call.module);
+    if (is_frozen || (parameters.empty() && !has_saved)) continue;
+    return absl::FailedPreconditionError(absl::StrCat("the backward of '", module.name(),
+                                                      "' left out the backward of '", call.module->name(),
+                                                      "', whose forward it has called: call Backward of "
+                                                      "every child, in the reverse order of the forwards"));
+  }
+  return absl::OkStatus();
+}
 
 void Invocation::AddReader(const Tensor& tensor, const std::string* use) {
   Readers& readers = readers_[tensor.view().data];

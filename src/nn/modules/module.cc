@@ -50,10 +50,12 @@ void Module::RunErrorHooks(const absl::Status& error) {
 }
 
 absl::StatusOr<Tensors> Module::RunForward(Invocation& invocation, Tensors inputs) {
+  invocation.BeginCall(*this);
   WEFT_RETURN_IF_ERROR(RunHooks(forward_pre_, invocation, inputs));
   WEFT_ASSIGN_OR_RETURN(Tensors outputs, uses_checkpointing_ ? ForwardCheckpointed(invocation, inputs)
                                                              : ForwardImpl(invocation, inputs));
   WEFT_RETURN_IF_ERROR(RunHooks(forward_post_, invocation, outputs));
+  invocation.EndCall(*this);
   return outputs;
 }
 
@@ -62,6 +64,7 @@ absl::StatusOr<Tensors> Module::RunBackward(Invocation& invocation, Tensors outp
   WEFT_ASSIGN_OR_RETURN(Tensors input_gradients, uses_checkpointing_
                                                      ? BackwardCheckpointed(invocation, output_gradients)
                                                      : BackwardImpl(invocation, output_gradients));
+  WEFT_RETURN_IF_ERROR(invocation.FinishCall(*this));
   WEFT_RETURN_IF_ERROR(RunHooks(backward_post_, invocation, input_gradients));
   return input_gradients;
 }
@@ -77,7 +80,9 @@ absl::StatusOr<Tensors> Module::BackwardCheckpointed(Invocation& invocation,
   const Tensors inputs = invocation.PopInputs(this);
   const Invocation::NewSaveScope scope(invocation);
   WEFT_RETURN_IF_ERROR(ForwardImpl(invocation, inputs).status());
-  return BackwardImpl(invocation, output_gradients);
+  WEFT_ASSIGN_OR_RETURN(Tensors input_gradients, BackwardImpl(invocation, output_gradients));
+  WEFT_RETURN_IF_ERROR(invocation.CheckCallsFinished(*this));
+  return input_gradients;
 }
 
 absl::Status Module::RunHooks(const Hooks& hooks, Invocation& invocation, Tensors& tensors) {

@@ -75,6 +75,16 @@ TEST(GroupPlan, RefusesAParameterOfTwoGroups) {
                        AllOf(HasSubstr("'first.w'"), HasSubstr("'first' and 'net'"))));
 }
 
+TEST(GroupPlan, RefusesTwoParametersOfOneName) {
+  TreeModule root("net");
+  TreeModule* first = root.Add("block");
+  TreeModule* second = root.Add("block");
+  for (const auto& blocks : std::vector<std::vector<Module*>>{{}, {first, second}}) {
+    EXPECT_THAT(PlanGroups(root, blocks), StatusIs(absl::StatusCode::kInvalidArgument,
+                                                   HasSubstr("two parameters are named 'block.w'")));
+  }
+}
+
 TEST(GroupPlan, RefusesRepeatedBlocksAndBlocksOutsideOfTheRoot) {
   TreeModule root("net");
   TreeModule* block = root.Add("block");

@@ -1,0 +1,40 @@
+// Second mapping of pages that lie in several shared mappings, end to end.
+//
+// Thread safety: a value. Lifetime: the destructor unmaps the view; the pages stay where they were.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+namespace weft::internal {
+
+size_t PageBytes();
+
+struct PageRange {
+  std::byte* begin;  // Page-aligned, in a MAP_SHARED mapping.
+  size_t bytes;      // Whole pages.
+};
+
+class PageView {
+ public:
+  // Errors: kResourceExhausted (the kernel refused; has its message).
+  static absl::StatusOr<PageView> Map(absl::Span<const PageRange> ranges);
+  PageView(PageView&& other) noexcept;
+  PageView& operator=(PageView&& other) noexcept;
+  ~PageView();
+
+  std::byte* base() const { return base_; }
+  // Offset of `pointer` in the view; nullopt if it lies outside.
+  std::optional<uint64_t> OffsetOf(const void* pointer) const;
+
+ private:
+  PageView(std::byte* base, size_t bytes) : base_(base), bytes_(bytes) {}
+  std::byte* base_;
+  size_t bytes_;
+};
+
+}  // namespace weft::internal
