@@ -61,6 +61,7 @@ CLI::Validator WordCheck(Words words) {
 // CLI11 takes a following flag as the value of a flag without one.
 CLI::Validator PathCheck() {
   return {[](std::string& text) {
+            if (text.empty()) return std::string("the path is empty");
             return text.rfind("--", 0) == 0 ? absl::StrCat("'", text, "' is a flag: the path is missing")
                                             : std::string();
           },

@@ -2,8 +2,8 @@
 //
 // The keys are those of transformers' LlamaConfig, with the older rope_theta and rope_scaling, or the newer
 // rope_parameters. A value that weft's model does not support (another architecture, biases, dropout, another
-// activation, other rope types, quantized weights) is an error that names the key: a silent difference from
-// the folder's model would be worse.
+// activation, other rope types, quantized weights), or that versions of transformers would read
+// differently, is an error that names the key: a silent difference from the folder's model would be worse.
 #pragma once
 
 #include <string>
@@ -21,6 +21,9 @@ namespace weft {
 // key.
 absl::StatusOr<LlamaConfig> ParseHfConfig(std::string_view json, const std::string& path);
 
+// Reads the text of a folder's config.json. Errors: kNotFound, kPermissionDenied, kDataLoss (no file, or too
+// large).
+absl::StatusOr<std::string> ReadHfConfigText(const std::string& folder);
 // Reads and parses the config.json of a folder. Errors: those of ParseHfConfig, kNotFound, kPermissionDenied.
 absl::StatusOr<LlamaConfig> ReadHfConfig(const std::string& folder);
 

@@ -25,12 +25,16 @@ struct TrainInputs {
 };
 
 // Opens all inputs, without reading data or weights. Errors: those of Corpus, SafetensorsReader and
-// ReadHfConfig.
+// ReadHfConfig; kInvalidArgument (text for a model that has a tokenizer); kDataLoss (fewer tensors than layers).
 absl::StatusOr<TrainInputs> OpenInputs(const TrainConfig& config);
 
 // Checks that the folder has each parameter of `model` with its shape, and no other tensors. Errors:
 // kNotFound, kDataLoss (names the tensor).
 absl::Status CheckWeights(const SafetensorsReader& weights, LlamaModel& model);
+
+// If the head is tied to the embedding and the folder has a head too, checks that they are equal in part `part` of
+// `parts`. Otherwise the head of the folder would be lost. Errors: kDataLoss, or that of the read.
+absl::Status CheckTiedHead(const SafetensorsReader& weights, const LlamaConfig& config, int part, int parts);
 
 // Checks that this rank's part of the data fits the vocabulary, and that all ranks see data of the same
 // length. Collective: all ranks. Errors: kDataLoss (names file and position, or the ranks whose data differ).
