@@ -3,14 +3,14 @@
 # of them are installed.
 #
 #   tools/setup.sh          packages to build, run and test
-#   tools/setup.sh --dev    also the formatter, the linter and the tool for coverage
+#   tools/setup.sh --dev    also the formatter, the linter, the fuzzer and the tool for coverage
 set -euo pipefail
 
 build=(g++ cmake ninja-build ccache libopenmpi-dev libabsl-dev libeigen3-dev libdnnl-dev libhwloc-dev libcli11-dev
        nlohmann-json3-dev libspdlog-dev libxxhash-dev)
 run=(openmpi-bin openssh-client)
 test=(libgtest-dev libgmock-dev libbenchmark-dev python3 iproute2 procps)
-dev=(clang-format-14 clang-tidy-14 clang-14 gcovr)
+dev=(clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev gcovr)
 
 usage() { sed -n '2,6s/^# \{0,1\}//p' "$0"; }
 

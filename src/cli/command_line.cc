@@ -1,7 +1,9 @@
 #include "src/cli/command_line.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <set>
+#include <system_error>
 #include <utility>
 
 #include <CLI/CLI.hpp>
@@ -18,6 +20,7 @@ namespace {
 using Strings = std::vector<std::string>;
 
 constexpr size_t kHelpColumn = 44;
+constexpr uintmax_t kMaxConfigBytes = 1 << 20;
 
 // Formats options as "--flag TYPE    description [default]".
 class HelpFormatter : public CLI::Formatter {
@@ -105,7 +108,21 @@ absl::Status ApplyConfigItem(CLI::App& app, const CLI::ConfigItem& item, std::se
   return absl::OkStatus();
 }
 
+// CLI11 would wait for the writer of a FIFO, and read a file of any size.
+absl::Status CheckConfigFile(const std::string& path) {
+  std::error_code error;
+  if (!std::filesystem::is_regular_file(path, error)) {
+    return absl::InvalidArgumentError("this is a FIFO, a socket or a device: copy its content to a file");
+  }
+  if (const uintmax_t bytes = std::filesystem::file_size(path, error); bytes > kMaxConfigBytes) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the file has ", bytes, " bytes, but at most ", kMaxConfigBytes, " are allowed"));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ApplyConfigFile(CLI::App& app, const std::string& path) {
+  WEFT_RETURN_IF_ERROR(CheckConfigFile(path));
   std::set<std::string> keys;
   try {
     for (const CLI::ConfigItem& item : CLI::ConfigTOML().from_file(path)) {

@@ -61,6 +61,7 @@ CLI::Validator WordCheck(Words words) {
 // If a flag has no value, CLI11 takes the next flag for its value. This check finds that.
 CLI::Validator PathCheck() {
   return {[](std::string& text) {
+            if (text.empty()) return std::string("the path is empty");
             return text.rfind("--", 0) == 0 ? absl::StrCat("'", text, "' is a flag: the path is missing")
                                             : std::string();
           },

@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
 """Tests of bad input: the program prints one message that names the input, exits with the right code, and leaves no new files."""
 import array
+import fcntl
+import json
 import os
 import sys
 
@@ -49,6 +51,31 @@ class BadUsage(WeftCase):
         self.assert_refused(2, ["--kv-heads 3", "--heads 4"], "train", "--layers", "1", "--dim", "16", "--heads", "4",
                             "--kv-heads", "3")
 
+    def test_names_sizes_that_no_run_has(self):
+        huge = str(2**62)
+        for flag in ("--batch-size", "--vocab-size", "--seq-len", "--grad-accum", "--steps", "--warmup-steps"):
+            self.assert_refused(2, [f"{flag} {huge}", "at most"], "train", flag, huge)
+        sizes = {"--layers": "1", "--dim": "16", "--heads": "2", "--ffn-dim": "24"}
+        for flag in sizes:
+            words = [word for pair in (sizes | {flag: huge}).items() for word in pair]
+            self.assert_refused(2, [f"{flag} {huge}", "at most"], "train", *words)
+        self.assert_refused(2, ["parameters"], "train", "--layers", "65536", "--dim", str(2**24), "--heads", "2")
+        self.assert_refused(2, ["--batch-size 2147483648", "--grad-accum"], "train", "--batch-size", "2147483648")
+
+    def test_names_a_warm_up_that_is_longer_than_the_run(self):
+        self.assert_refused(2, ["--warmup-steps 500", "--steps 2"], "train", "--warmup-steps", "500", "--steps", "2")
+
+    def test_names_a_path_that_is_empty(self):
+        for flag in ("--export-hf", "--metrics", "--data", "--hf-model"):
+            self.assert_refused(2, [flag, "empty"], "train", flag, "")
+
+    def test_names_a_configuration_file_that_is_no_file(self):
+        os.mkfifo(self.folder / "fifo")
+        self.assert_refused(2, ["fifo", "FIFO"], "train", "--config", "fifo", ranks=2)
+        large = self.write("large.toml", "")
+        os.truncate(large, 2**40)
+        self.assert_refused(2, ["large.toml", "1099511627776 bytes"], "train", "--config", large)
+
     def test_names_a_bad_timeout(self):
         before = self.files()
         result = self.run_weft("train", env={"WEFT_TIMEOUT_S": "soon"})
@@ -86,6 +113,13 @@ class BadData(WeftCase):
         self.refuse(["data.u32", "not a multiple of 4"], "--data", self.write("data.u32", b"x" * 1001))
 
 
+    def test_does_not_wait_for_a_fifo(self):
+        os.mkfifo(self.folder / "fifo")
+        for ranks in (None, 2):
+            self.refuse(["fifo", "not a file"], "--data", "fifo", ranks=ranks)
+            self.refuse(["fifo", "not a file"], "--eval-data", "fifo", ranks=ranks)
+
+
 class BadModel(WeftCase):
     def refuse(self, words, folder, ranks=None):
         self.assert_refused(3, words, "train", "--hf-model", folder, "--seq-len", "16", "--data", self.text,
@@ -99,6 +133,66 @@ class BadModel(WeftCase):
     def test_names_the_key_that_is_not_supported(self):
         folder = model_folder.write(self.folder / "model", model_folder.CONFIG | {"hidden_act": "gelu"})
         self.refuse(["config.json", "hidden_act", "gelu"], folder)
+
+    def test_names_sizes_that_no_model_has(self):
+        for number, (key, value) in enumerate([("num_hidden_layers", 2**40), ("head_dim", 2**40), ("vocab_size", 2**40),
+                                               ("num_hidden_layers", 2**16)]):
+            folder = model_folder.write(self.folder / f"model{number}")
+            (folder / "config.json").write_text(json.dumps(model_folder.CONFIG | {key: value}))
+            self.refuse(["config.json", f"{key} is {value}"], folder, ranks=2)
+
+    def test_names_a_configuration_that_is_no_small_file(self):
+        folder = model_folder.write(self.folder / "model")
+        (folder / "config.json").unlink()
+        os.mkfifo(folder / "config.json")
+        self.refuse(["config.json", "FIFO"], folder, ranks=2)
+        (folder / "config.json").unlink()
+        (folder / "config.json").write_text("{}")
+        os.truncate(folder / "config.json", 2**40)
+        self.refuse(["config.json", "1099511627776 bytes"], folder)
+
+    def test_refuses_text_for_a_model_that_has_a_tokenizer(self):
+        folder = model_folder.write(self.folder / "model")
+        for tokenizer in ("tokenizer.json", "tokenizer.model", "vocab.json"):
+            (folder / tokenizer).write_text("{}")
+            for data in (["--data", self.text], []):
+                self.assert_refused(2, ["--data", "text", f"tools/tokenize.py --tokenizer {folder}/{tokenizer}"], "train",
+                                    "--hf-model", folder, "--seq-len", "16", *data, ranks=2)
+            (folder / tokenizer).unlink()
+
+    def test_refuses_a_head_that_differs_from_the_embedding_to_which_it_is_tied(self):
+        config = model_folder.CONFIG | {"tie_word_embeddings": True}
+        tensors = model_folder.shapes(config)
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+        folder = model_folder.write(self.folder / "model", config, tensors)
+        self.refuse(["lm_head.weight", "tie_word_embeddings"], folder)
+        self.refuse(["lm_head.weight", "tie_word_embeddings"], folder, ranks=2)
+
+    def test_refuses_links_that_leave_the_folder(self):
+        folder = model_folder.write(self.folder / "model", files=2)
+        shard = folder / "model-00001-of-00002.safetensors"
+        shard.rename(self.folder / "elsewhere")
+        shard.symlink_to("../elsewhere")
+        self.refuse(["model-00001-of-00002.safetensors", "elsewhere", "outside"], folder)
+
+    def test_names_companions_that_cannot_be_copied(self):
+        folder = model_folder.write(self.folder / "model")
+        tokens = self.write("text.u16", b"\1\0" * 1000)
+        tokenizer = folder / "tokenizer.json"
+
+        def refuse(words):
+            self.assert_refused(3, words, "train", "--hf-model", folder, "--seq-len", "16", "--data", tokens, "--export-hf",
+                                "out", ranks=2)
+
+        tokenizer.symlink_to("tokenizer.json")
+        refuse(["tokenizer.json", "symbolic links"])
+        tokenizer.unlink()
+        tokenizer.write_text("{}")
+        os.truncate(tokenizer, 2**40)
+        refuse(["tokenizer.json", "1099511627776 bytes"])
+        tokenizer.unlink()
+        os.mkfifo(tokenizer)
+        refuse(["tokenizer.json", "FIFO"])
 
     def test_names_weights_that_are_missing(self):
         folder = model_folder.write(self.folder / "model")
@@ -145,6 +239,25 @@ class BadOutput(WeftCase):
     def test_names_an_export_folder_that_cannot_be_made(self):
         self.refuse(["text.txt/out"], "--export-hf", self.text / "out")
         self.refuse(["text.txt"], "--export-hf", self.text)
+
+    def test_names_an_export_folder_where_nothing_can_be_made(self):
+        self.refuse(["/proc/x"], "--export-hf", "/proc/x", ranks=2)
+
+    def test_refuses_the_export_folder_of_another_run(self):
+        (self.folder / "out").mkdir()
+        descriptor = os.open(self.folder / "out", os.O_RDONLY)
+        self.addCleanup(os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        self.assert_refused(2, ["--export-hf", "another run", "out"], "train", *SMALL, "--data", self.text, "--export-hf",
+                            "out", ranks=2)
+
+    def test_refuses_metrics_of_an_earlier_run_and_links(self):
+        self.write("m.jsonl", "{}\n")
+        self.assert_refused(2, ["--metrics m.jsonl", "earlier run"], "train", *SMALL, "--data", self.text, "--metrics",
+                            "m.jsonl", ranks=2)
+        self.write("empty", "")
+        (self.folder / "link.jsonl").symlink_to("empty")
+        self.refuse(["link.jsonl", "link"], "--metrics", "link.jsonl")
 
     def test_names_a_file_of_the_export_that_cannot_be_replaced(self):
         (self.folder / "out/model.safetensors").mkdir(parents=True)

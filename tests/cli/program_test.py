@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Tests of the program from end to end: its output, files and exit codes."""
+import array
 import json
 import os
 import pathlib
@@ -32,6 +33,7 @@ class Texts(WeftCase):
 
 class Runs(WeftCase):
     def metrics(self, *arguments, ranks=None):
+        (self.folder / "m.jsonl").unlink(missing_ok=True)
         self.train("--metrics", "m.jsonl", *arguments, ranks=ranks)
         return [json.loads(line) for line in (self.folder / "m.jsonl").read_text().splitlines()]
 
@@ -136,6 +138,7 @@ class Runs(WeftCase):
 
     def test_ends_with_its_own_exit_code_when_the_loss_is_not_finite(self):
         for ranks in (None, 2):
+            (self.folder / "m.jsonl").unlink(missing_ok=True)
             result = self.run_weft("train", *SMALL, "--data", self.text, "--lr", "1e6", "--steps", "1000", "--metrics",
                                    "m.jsonl", "--export-hf", "out", ranks=ranks)
             self.assertEqual(result.returncode, 4, result.stdout + result.stderr)
@@ -167,6 +170,7 @@ class Quickstart(WeftCase):
 class StopRequests(WeftCase):
     def start(self, *flags, step=1):
         """Starts a run that does not end by itself, and returns when it has done `step` steps."""
+        (self.folder / "m.jsonl").unlink(missing_ok=True)
         command = self.command(["train", *flags, "--data", self.text, "--steps", "1000000", "--metrics", "m.jsonl",
                                 "--export-hf", "out"], None)
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder,
@@ -252,7 +256,9 @@ class HuggingFace(WeftCase):
     KEEP = ["--steps", "1", "--lr", "0", "--seq-len", "16"]
 
     def load(self, folder, *arguments, ranks=None):
-        result = self.run_weft("train", "--hf-model", folder, *self.KEEP, "--data", self.text, *arguments, ranks=ranks)
+        # Token ids, as text is refused for a model with a tokenizer.
+        tokens = self.write("text.u16", array.array("H", list(TEXT.encode())).tobytes())
+        result = self.run_weft("train", "--hf-model", folder, *self.KEEP, "--data", tokens, *arguments, ranks=ranks)
         self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
         return weights_hash(result.stdout)
 
@@ -297,6 +303,34 @@ class HuggingFace(WeftCase):
         self.load(folder, "--export-hf", "out", ranks=2)
         self.assertNotIn("lm_head.weight", model_folder.read_safetensors(self.folder / "out/model.safetensors"))
         self.assertTrue(json.loads((self.folder / "out/config.json").read_text())["tie_word_embeddings"])
+
+    def test_replaces_an_earlier_export_as_a_whole(self):
+        source = model_folder.write(self.folder / "model")
+        old = model_folder.write(self.folder / "out", files=2)
+        (old / "notes.txt").write_text("mine")
+        for run in range(2):
+            self.load(source, "--export-hf", "out", ranks=2)
+            self.assert_same_weights(old, source)
+            self.assertEqual(sorted(path.name for path in old.iterdir()), ["config.json", "model.safetensors", "notes.txt"])
+        self.assertEqual((old / "notes.txt").read_text(), "mine")
+
+    def test_exports_into_a_folder_that_holds_its_metrics(self):
+        (self.folder / "out").mkdir()
+        self.train("--steps", "2", "--metrics", "out/m.jsonl", "--export-hf", "out")
+        self.assertEqual(len((self.folder / "out/m.jsonl").read_text().splitlines()), 2)
+        self.assertEqual(sorted(path.name for path in (self.folder / "out").iterdir()),
+                         ["config.json", "m.config.json", "m.jsonl", "model.safetensors"])
+
+    def test_reads_a_snapshot_of_a_cache(self):
+        source = model_folder.write(self.folder / "model")
+        snapshot = self.folder / "cache/models--a--b/snapshots/0123"
+        snapshot.mkdir(parents=True)
+        blobs = self.folder / "cache/models--a--b/blobs"
+        blobs.mkdir()
+        for path in source.iterdir():
+            path.rename(blobs / path.name)
+            (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+        self.load(snapshot)
 
     def test_exports_a_new_model_that_it_can_read_again(self):
         first = weights_hash(self.train("--steps", "2", "--export-hf", "out", ranks=2))

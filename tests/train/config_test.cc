@@ -71,6 +71,29 @@ TEST(TrainConfig, NamesValuesOutOfRange) {
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.eval.sequences = 0; }), HasSubstr("--eval-sequences 0"));
 }
 
+constexpr int64_t kHuge = int64_t{1} << 62;
+
+TEST(TrainConfig, NamesSizesThatNoRunHas) {
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.data.batch_size = kHuge; }),
+              HasSubstr("--batch-size 4611686018427387904: must be at most 2147483648"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.data.seq_len = kHuge; }), HasSubstr("--seq-len"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.data.grad_accum = kHuge; }), HasSubstr("--grad-accum"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.model.vocab_size = kHuge; }), HasSubstr("--vocab-size"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { GiveSizes(c, 16, 4), c.model.ffn_dim = kHuge; }),
+              HasSubstr("--ffn-dim"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { GiveSizes(c, kHuge, 4); }), HasSubstr("--dim"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { GiveSizes(c, 16, 4), c.model.layers = kHuge; }),
+              HasSubstr("--layers 4611686018427387904: must be at most 65536"));
+}
+
+TEST(TrainConfig, RefusesAWarmUpThatIsLongerThanTheRun) {
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.optimizer.warmup_steps = 500, c.optimizer.steps = 2; }),
+              HasSubstr("--warmup-steps 500: is more than --steps 2"));
+  TrainConfig whole;
+  whole.optimizer.warmup_steps = whole.optimizer.steps = 5;
+  EXPECT_TRUE(Validate(whole).ok());
+}
+
 TEST(TrainConfig, NamesParallelOptionsOutOfRange) {
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.parallel.dp_replicate = 0; }), HasSubstr("--dp-replicate 0"));
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.parallel.dp_shard = -2; }), HasSubstr("--dp-shard -2"));

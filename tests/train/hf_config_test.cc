@@ -1,5 +1,9 @@
 #include "weft/train/hf_config.h"
 
+#include <filesystem>
+#include <sys/stat.h>
+
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -142,6 +146,101 @@ TEST(HfConfig, NamesTheKeyThatIsMissingOrWrong) {
               HasSubstr("factor is missing"));
   EXPECT_THAT(std::string(ErrorWith("rope_scaling", "x").message()),
               HasSubstr("rope_scaling is not an object"));
+}
+
+TEST(HfConfig, NamesTheKeyOfASizeThatNoModelHas) {
+  constexpr int64_t kHuge = int64_t{1} << 40;
+  for (const char* key : {"vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads",
+                          "num_key_value_heads", "head_dim", "intermediate_size"}) {
+    EXPECT_THAT(
+        std::string(ErrorWith(key, kHuge).message()),
+        HasSubstr(absl::StrCat("dir/config.json': ", key, " is 1099511627776, but it can be at most")));
+  }
+  Json wide = Valid();
+  wide["hidden_size"] = wide["intermediate_size"] = 1 << 24;
+  wide["num_hidden_layers"] = 1 << 16;
+  EXPECT_THAT(std::string(ErrorOf(wide).message()), HasSubstr("parameters"));
+  Json heads = Valid();
+  heads["num_attention_heads"] = 128;
+  EXPECT_TRUE(absl::IsDataLoss(ErrorOf(heads))) << ErrorOf(heads);
+}
+
+TEST(HfConfig, RefusesNumbersThatAreNotFiniteOrPositiveAsFloats) {
+  for (const double value : {1e300, 1e-300, -1.0, 0.0}) {
+    EXPECT_THAT(std::string(ErrorWith("rms_norm_eps", value).message()), HasSubstr("rms_norm_eps is"));
+    EXPECT_THAT(std::string(ErrorWith("rope_theta", value).message()), HasSubstr("rope_theta is"));
+    Json rope = Llama3Rope();
+    rope["factor"] = value;
+    EXPECT_THAT(std::string(ErrorWith("rope_scaling", rope).message()), HasSubstr("factor is"));
+  }
+  Json rope = Llama3Rope();
+  rope["high_freq_factor"] = 0.5;
+  EXPECT_TRUE(absl::IsDataLoss(ErrorWith("rope_scaling", rope)));
+}
+
+TEST(HfConfig, RefusesARopeTypeThatIsNoStringOrIsGivenTwice) {
+  EXPECT_THAT(std::string(ErrorWith("rope_scaling", {{"rope_type", 5}}).message()),
+              HasSubstr("rope_scaling': rope_type is 5, but it must be a string"));
+  EXPECT_THAT(std::string(ErrorWith("rope_scaling", {{"type", nullptr}}).message()),
+              HasSubstr("type is null"));
+  EXPECT_THAT(
+      std::string(ErrorWith("rope_scaling", {{"type", "linear"}, {"rope_type", "default"}}).message()),
+      HasSubstr("keep one of them"));
+}
+
+TEST(HfConfig, RefusesRopeKeysThatDiffer) {
+  Json json = Valid();
+  json["rope_scaling"] = json["rope_parameters"] = Llama3Rope();
+  EXPECT_EQ(Parsed(json).rope_scaling->factor, 32.0);
+  json["rope_scaling"]["factor"] = 8.0;
+  EXPECT_THAT(std::string(ErrorOf(json).message()), HasSubstr("rope_scaling differs from rope_parameters"));
+  json["rope_scaling"] = {{"rope_type", "default"}};
+  EXPECT_THAT(std::string(ErrorOf(json).message()), HasSubstr("rope_scaling differs from rope_parameters"));
+  json.erase("rope_scaling");
+  json["rope_parameters"]["rope_theta"] = 7.0;
+  EXPECT_THAT(std::string(ErrorOf(json).message()), HasSubstr("rope_parameters.rope_theta is 7"));
+}
+
+TEST(HfConfig, BoundsNestingAndSizeOfItsText) {
+  const auto nested = [](const char* key, int levels) {
+    std::string text = Valid().dump();
+    text.pop_back();
+    return absl::StrCat(text, ",\"", key, "\":", std::string(levels, '['), std::string(levels, ']'), "}");
+  };
+  EXPECT_TRUE(ParseHfConfig(nested("unused", 20), "c").ok());
+  for (const char* key : {"unused", "sliding_window", "rms_norm_eps"}) {
+    EXPECT_THAT(std::string(ParseHfConfig(nested(key, 200'000), "c").status().message()),
+                HasSubstr("'c': has more than 32 levels"));
+  }
+  EXPECT_THAT(std::string(ParseHfConfig(std::string(2 << 20, ' '), "c").status().message()),
+              HasSubstr("has 2097152 bytes"));
+  Json many = Valid();
+  many["unused"] = std::vector<int>(30'000);
+  EXPECT_THAT(std::string(ErrorOf(many).message()), HasSubstr("more than 20000 values"));
+}
+
+TEST(HfConfig, QuotesTheStartOfALongValue) {
+  const std::string message(ErrorWith("hidden_act", std::string(100'000, 'x')).message());
+  EXPECT_LT(message.size(), 250);
+  EXPECT_THAT(message, HasSubstr("hidden_act is \"xxx"));
+}
+
+TEST(HfConfig, DoesNotWaitForAFifoAndDoesNotReadALargeFile) {
+  const TempFolder folder;
+  ASSERT_EQ(mkfifo((folder / "config.json").c_str(), 0600), 0);
+  EXPECT_THAT(std::string(ReadHfConfig(folder.str()).status().message()), HasSubstr("FIFO"));
+  std::filesystem::remove(folder / "config.json");
+  folder.Write("config.json", "{}");
+  std::filesystem::resize_file(folder / "config.json", uint64_t{1} << 40);
+  EXPECT_THAT(std::string(ReadHfConfig(folder.str()).status().message()), HasSubstr("1099511627776 bytes"));
+}
+
+TEST(HfConfig, NamesNoTokensOfBytesForANewModel) {
+  const Json written = Json::parse(FormatHfConfig(Parsed(Valid()), ""));
+  for (const char* key : {"bos_token_id", "eos_token_id"}) {
+    ASSERT_TRUE(written.contains(key));
+    EXPECT_TRUE(written[key].is_null());
+  }
 }
 
 TEST(HfConfig, RefusesTextThatIsNotAJsonObject) {

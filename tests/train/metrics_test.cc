@@ -1,7 +1,10 @@
 #include "weft/train/metrics.h"
 
+#include <algorithm>
 #include <cstdio>
+#include <filesystem>
 #include <limits>
+#include <sys/stat.h>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -85,6 +88,47 @@ TEST(MetricsFile, NamesAFileThatCannotBeWritten) {
               HasSubstr("cannot write"));
   EXPECT_THAT(std::string(MetricsFile::Create(folder / "none/m.jsonl").status().message()),
               HasSubstr("No such file"));
+}
+
+TEST(MetricsFile, RefusesAFileWithLinesOfAnEarlierRun) {
+  const TempFolder folder;
+  const std::string path = folder.Write("m.jsonl", "{}\n");
+  const absl::Status status = MetricsFile::Create(path).status();
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(std::string(status.message()), HasSubstr("has 3 bytes of an earlier run: move the file away"));
+  EXPECT_EQ(ReadFile(path), "{}\n");
+}
+
+TEST(MetricsFile, FollowsNoLinkAndWaitsForNoFifo) {
+  const TempFolder folder;
+  folder.Write("empty", "");
+  std::filesystem::create_symlink(folder / "empty", folder / "link");
+  EXPECT_THAT(std::string(MetricsFile::Create(folder / "link").status().message()), HasSubstr("is a link"));
+  ASSERT_EQ(mkfifo((folder / "fifo").c_str(), 0600), 0);
+  EXPECT_FALSE(MetricsFile::Create(folder / "fifo").ok());
+}
+
+TEST(MetricsFile, TakesAnEmptyFileTheNullDeviceAndStandardOutput) {
+  const TempFolder folder;
+  const std::string empty = folder.Write("empty", "");
+  for (const std::string& path : {empty, std::string("/dev/null"), std::string("/dev/stdout")}) {
+    auto file = MetricsFile::Create(path);
+    ASSERT_TRUE(file.ok()) << file.status();
+    EXPECT_TRUE(file->Write(Example()).ok());
+  }
+  EXPECT_EQ(ReadFile(empty), ToJson(Example()) + "\n");
+}
+
+TEST(MetricsFile, KeepsTheLinesOfTwoRunsWhole) {
+  const TempFolder folder;
+  MetricsFile first = MetricsFile::Create(folder / "m.jsonl").value();
+  MetricsFile second = MetricsFile::Create(folder / "m.jsonl").value();
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(first.Write(Example()).ok());
+    ASSERT_TRUE(second.Write(Example()).ok());
+  }
+  const std::string line = ToJson(Example()) + "\n";
+  EXPECT_EQ(ReadFile(folder / "m.jsonl"), line + line + line + line + line + line);
 }
 
 TEST(ResidentBytes, AreAtLeastOneMebibyte) { EXPECT_GT(ResidentBytes(), 1 << 20); }

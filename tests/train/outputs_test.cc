@@ -39,7 +39,8 @@ TEST_F(Outputs, MayBeNewFilesBesideTheInputs) {
 }
 
 TEST_F(Outputs, MayReplaceFilesThatTheRunDoesNotRead) {
-  config_.output.metrics_file = folder_.Write("m.jsonl", "old");
+  config_.output.metrics_file = folder_ / "m.jsonl";
+  folder_.Write("m.config.json", "old");
   config_.output.export_folder = folder_ / "out";
   folder_.Write("out/config.json", "old");
   EXPECT_OK(Check());
@@ -76,6 +77,26 @@ TEST_F(Outputs, MustDifferFromEachOther) {
   config_.output.export_folder = folder_ / "out";
   config_.output.metrics_file = folder_ / "out/config.json";
   ExpectCollision("is a file that --metrics writes");
+}
+
+TEST_F(Outputs, MustNotContinueTheMetricsOfAnEarlierRun) {
+  config_.output.metrics_file = folder_.Write("m.jsonl", "old");
+  ExpectCollision("has 3 bytes of an earlier run");
+}
+
+TEST_F(Outputs, HaveNoConfigurationBesideADevice) {
+  for (const char* device : {"/dev/null", "/dev/stdout"}) {
+    config_.output.metrics_file = device;
+    EXPECT_OK(Check());
+    EXPECT_EQ(ConfigPathBeside(device), std::nullopt);
+  }
+  EXPECT_EQ(ConfigPathBeside("a/run.jsonl"), "a/run.config.json");
+}
+
+TEST_F(Outputs, OfAnExportMustNotRemoveShardsThatTheRunReads) {
+  config_.output.export_folder = folder_ / "out";
+  config_.data.paths = {folder_.Write("out/model-00001-of-00002.safetensors", std::string(100, 'x'))};
+  ExpectCollision("is a file that --data reads");
 }
 
 TEST_F(Outputs, OfAnExportMustNotBeInputsButMayBeLinksToThem) {

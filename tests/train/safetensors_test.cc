@@ -3,6 +3,7 @@
 #include <cstring>
 #include <filesystem>
 #include <numeric>
+#include <sys/stat.h>
 
 #include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
@@ -15,6 +16,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 std::string File(const std::string& header, const std::string& data) {
   const uint64_t length = header.size();
@@ -108,6 +110,12 @@ TEST(SafetensorsReader, NamesTheFaultOfAnIndex) {
   EXPECT_THAT(error(R"({"weight_map":{"a":"m-9.safetensors"}})"),
               HasSubstr("m-9.safetensors': No such file"));
   EXPECT_THAT(error(R"({"weight_map":{"a":"../m-1.safetensors"}})"), HasSubstr("is not a file name"));
+  EXPECT_THAT(error(R"({"weight_map":{"a":".."}})"), HasSubstr("is not a file name"));
+  EXPECT_THAT(error(R"({"weight_map":{"a":"m-1.safetensors\u0000x"}})"), HasSubstr("is not a file name"));
+  EXPECT_THAT(error(R"({"weight_map":{"a":{}}})"), HasSubstr("is not a file name"));
+  EXPECT_THAT(error(R"({"weight_map":{"a":"m-1.safetensors","a":"m-1.safetensors"}})"), HasSubstr("twice"));
+  EXPECT_THAT(error(R"({"weight_map":[]})"), HasSubstr("not a JSON object with a weight_map"));
+  EXPECT_THAT(error(R"({"metadata":{"a":[1,{}]}})"), HasSubstr("not a JSON object with a weight_map"));
   EXPECT_THAT(error("{"), HasSubstr("not a JSON object"));
 }
 
@@ -140,6 +148,116 @@ TEST(SafetensorsReader, NamesTheFaultOfAFile) {
                                "b":{"dtype":"F32","shape":[2],"data_offsets":[4,12]}})",
                            "123456789012")),
               HasSubstr("'a' and 'b' overlap"));
+}
+
+constexpr const char* kTwoFloats = R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},
+                                      "b":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})";
+
+TEST(SafetensorsReader, RefusesDataThatBelongToNoTensor) {
+  EXPECT_THAT(ErrorOf(File(kTwoFloats, "123456789")), HasSubstr("belong to no tensor"));
+  const auto offsets = [](const char* a, const char* b) {
+    return absl::StrCat(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":)", a,
+                        R"(},"b":{"dtype":"F32","shape":[1],"data_offsets":)", b, "}}");
+  };
+  EXPECT_THAT(ErrorOf(File(offsets("[0,4]", "[8,12]"), "123456789012")), HasSubstr("belong to no tensor"));
+  EXPECT_THAT(ErrorOf(File(offsets("[4,8]", "[8,12]"), "123456789012")), HasSubstr("belong to no tensor"));
+  EXPECT_THAT(ErrorOf(File(offsets("[0,4]", "[0,4]"), "1234")), HasSubstr("overlap"));
+  EXPECT_THAT(ErrorOf(File("{}", "1")), HasSubstr("belong to no tensor"));
+}
+
+// One flipped bit in the length made the header end in its padding, and shifted all data.
+TEST(SafetensorsReader, RefusesEveryOtherLengthOfTheHeader) {
+  const std::string good = File(std::string(kTwoFloats) + std::string(64, ' '), "12345678");
+  for (int bit = 0; bit < 64; ++bit) {
+    std::string bad = good;
+    bad[static_cast<size_t>(bit / 8)] =
+        static_cast<char>(bad[static_cast<size_t>(bit / 8)] ^ (1 << (bit % 8)));
+    ErrorOf(bad);
+  }
+}
+
+TEST(SafetensorsReader, RefusesNamesThatAreThereTwice) {
+  EXPECT_THAT(ErrorOf(File(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},
+                               "a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
+                           "12345678")),
+              HasSubstr("tensor 'a' is there twice"));
+  EXPECT_THAT(ErrorOf(File(R"({"a":{"dtype":"F32","shape":[1],"shape":[1],"data_offsets":[0,4]}})", "1234")),
+              HasSubstr("well-formed"));
+  EXPECT_THAT(ErrorOf(File(R"({"__metadata__":{},"__metadata__":{}})", "")), HasSubstr("twice"));
+}
+
+TEST(SafetensorsReader, RefusesBytesAroundTheJson) {
+  for (const std::string& header :
+       {std::string(kTwoFloats) + "x", std::string(kTwoFloats) + '\0' + "x", std::string(kTwoFloats) + "{}",
+        " " + std::string(kTwoFloats), "\xef\xbb\xbf" + std::string(kTwoFloats)}) {
+    ErrorOf(File(header, "12345678"));
+  }
+}
+
+TEST(SafetensorsReader, RefusesMalformedParts) {
+  for (const char* header :
+       {R"({"a":{"dtype":"F32","shape":[[1]],"data_offsets":[0,4]}})", R"({"a":[]})", R"({"a":1})",
+        R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4,4]}})",
+        R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4],"x":1}})",
+        R"({"a":{"dtype":["F32"],"shape":[1],"data_offsets":[0,4]}})", R"({"a":{"dtype":"F32","shape":1}})",
+        R"({"a":{"dtype":"F32","shape":[1.0],"data_offsets":[0,4]}})",
+        R"({"a":{"dtype":"F32","shape":[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1],"data_offsets":[0,4]}})"}) {
+    EXPECT_THAT(ErrorOf(File(header, "1234")), HasSubstr("tensor 'a' lacks a well-formed")) << header;
+  }
+  for (const char* header :
+       {R"({"__metadata__":{"a":1}})", R"({"__metadata__":[]})", R"({"__metadata__":{"a":{}}})"}) {
+    EXPECT_THAT(ErrorOf(File(header, "")), HasSubstr("__metadata__ is not an object of strings")) << header;
+  }
+}
+
+TEST(SafetensorsReader, BoundsWhatItKeepsOfAHeader) {
+  EXPECT_THAT(ErrorOf(File("{\"a\":" + std::string(200'000, '[') + std::string(200'000, ']') + "}", "")),
+              HasSubstr("more than 8 levels"));
+  EXPECT_THAT(ErrorOf(File("{\"" + std::string(2 << 20, 'x') + "\":1}", "")), HasSubstr("in one string"));
+  std::string many = "{";
+  for (int i = 0; i <= 200'000; ++i) {
+    absl::StrAppend(&many, i == 0 ? "" : ",", "\"", i,
+                    R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]})");
+  }
+  EXPECT_THAT(ErrorOf(File(many + "}", "")), HasSubstr("more than 200000 tensors"));
+  const std::string name(300, 'x');
+  const std::string error = ErrorOf(File(absl::StrCat("{\"", name, "\x01\":1}"), ""));
+  EXPECT_LT(error.size(), 300);
+  EXPECT_THAT(ErrorOf(File(absl::StrCat("{\"", name, "\":1}"), "")), Not(HasSubstr(name)));
+}
+
+TEST(SafetensorsReader, RefusesAHeaderAboveTheLimitOfTheFormat) {
+  const TempFolder folder;
+  const uint64_t length = 100'000'001;
+  folder.Write("model.safetensors", std::string(reinterpret_cast<const char*>(&length), sizeof(length)));
+  std::filesystem::resize_file(folder / "model.safetensors", length + 8);
+  EXPECT_THAT(std::string(SafetensorsReader::Open(folder.str()).status().message()),
+              HasSubstr("but the format allows 100000000"));
+}
+
+TEST(SafetensorsReader, FollowsLinksWithinTheStoreOfTheModelOnly) {
+  const TempFolder folder;
+  const std::string content = File(kTwoFloats, "12345678");
+  folder.Write("cache/models--a/blobs/1234", content);
+  folder.Write("cache/elsewhere", content);
+  folder.Write("cache/models--a/snapshots/5678/config.json", "{}");
+  const std::string snapshot = folder / "cache/models--a/snapshots/5678";
+  const std::string weights = snapshot + "/model.safetensors";
+  std::filesystem::create_symlink("../../blobs/1234", weights);
+  EXPECT_TRUE(SafetensorsReader::Open(snapshot).ok());
+  std::filesystem::create_symlink(snapshot, folder / "link");
+  EXPECT_TRUE(SafetensorsReader::Open(folder / "link").ok());
+  std::filesystem::remove(weights);
+  std::filesystem::create_symlink("../../../elsewhere", weights);
+  const absl::Status status = SafetensorsReader::Open(snapshot).status();
+  EXPECT_TRUE(absl::IsPermissionDenied(status)) << status;
+  EXPECT_THAT(std::string(status.message()), HasSubstr("outside of the model's folder"));
+}
+
+TEST(SafetensorsReader, DoesNotWaitForAFifo) {
+  const TempFolder folder;
+  ASSERT_EQ(mkfifo((folder / "model.safetensors").c_str(), 0600), 0);
+  EXPECT_THAT(std::string(SafetensorsReader::Open(folder.str()).status().message()), HasSubstr("FIFO"));
 }
 
 TEST(SafetensorsReader, ChecksThatATensorExistsWithItsShapeAndType) {
@@ -208,6 +326,15 @@ TEST(SafetensorsWriter, ReplacesAPartialFileOfAnEarlierRun) {
   ASSERT_TRUE(SafetensorsWriter::Create(folder / "model.safetensors", layout).ok());
   ASSERT_TRUE(SafetensorsWriter::Commit(folder / "model.safetensors").ok());
   EXPECT_THAT(ReadFloats(SafetensorsReader::Open(folder.str()).value(), "a", 0, 2), ElementsAre(0, 0));
+}
+
+TEST(SafetensorsWriter, ReplacesALinkInsteadOfItsTarget) {
+  const TempFolder folder;
+  folder.Write("victim", "old");
+  std::filesystem::create_symlink(folder / "victim", folder / "model.safetensors.partial");
+  const std::vector<SafetensorsLayout::Tensor> tensors = {{"a", {2}}};
+  ASSERT_TRUE(SafetensorsWriter::Create(folder / "model.safetensors", SafetensorsLayout(tensors)).ok());
+  EXPECT_EQ(ReadFile(folder / "victim"), "old");
 }
 
 TEST(SafetensorsWriter, NamesAPathThatCannotBeWritten) {

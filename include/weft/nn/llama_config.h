@@ -29,6 +29,17 @@ struct LlamaConfig {
   int64_t ParameterCount() const;
 };
 
+// Largest sizes that Validate accepts. They are far above those of any model, and so small that no product of
+// sizes overflows.
+struct LlamaLimits {
+  static constexpr int64_t kLayers = int64_t{1} << 16;
+  static constexpr int64_t kWidth = int64_t{1} << 24;  // dim, heads, kv_heads, head_dim.
+  static constexpr int64_t kFfnWidth = 4 * kWidth;
+  static constexpr int64_t kVocabulary = (int64_t{1} << 31) - 1;
+  static constexpr int64_t kPositions = int64_t{1} << 40;
+  static constexpr int64_t kParameters = int64_t{1} << 46;
+};
+
 // Errors: kInvalidArgument (names the field, its value and what it must be).
 absl::Status Validate(const LlamaConfig& config);
 

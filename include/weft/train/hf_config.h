@@ -2,8 +2,8 @@
 //
 // The keys are those of transformers' LlamaConfig, with the older rope_theta and rope_scaling, or the newer
 // rope_parameters. A value that weft's model does not support (another architecture, biases, dropout, another
-// activation, other rope types, quantized weights) is an error that names the key. Otherwise weft would train
-// a different model than the folder's without notice.
+// activation, other rope types, quantized weights), or one that versions of transformers read differently, is
+// an error that names the key. Otherwise weft would train a different model than the folder's without notice.
 #pragma once
 
 #include <string>
@@ -20,6 +20,9 @@ namespace weft {
 // out of range), kUnimplemented (an unsupported value). Messages name `path` and the key.
 absl::StatusOr<LlamaConfig> ParseHfConfig(std::string_view json, const std::string& path);
 
+// Reads the text of a folder's config.json. Errors: kNotFound, kPermissionDenied, kDataLoss (no file, or too
+// large).
+absl::StatusOr<std::string> ReadHfConfigText(const std::string& folder);
 // Reads and parses the config.json of a folder. Errors: those of ParseHfConfig, kNotFound, kPermissionDenied.
 absl::StatusOr<LlamaConfig> ReadHfConfig(const std::string& folder);
 

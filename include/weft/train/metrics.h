@@ -2,10 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <cstdio>
-#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -58,22 +57,23 @@ struct StepMetrics {
 // becomes null.
 std::string ToJson(const StepMetrics& metrics);
 
-// The file of `--metrics`. Each line is flushed when it is written, so an interrupted run leaves whole lines.
+// The file of `--metrics`. Each line is written by one call at the end of the file, so an interrupted run leaves
+// whole lines.
 class MetricsFile {
  public:
-  // Creates the file, or truncates it. Errors: kNotFound, kPermissionDenied, kResourceExhausted, kDataLoss
-  // (names the path).
+  // Creates the file, or opens an empty one, /dev/null or /dev/stdout. Follows no other link.
+  // Errors: kInvalidArgument (the file is not empty), kNotFound, kPermissionDenied, kResourceExhausted, kDataLoss
+  //   (names the path).
   static absl::StatusOr<MetricsFile> Create(const std::string& path);
+  MetricsFile(MetricsFile&& other) noexcept;
+  MetricsFile& operator=(MetricsFile&& other) noexcept;
+  ~MetricsFile();
 
   absl::Status Write(const StepMetrics& metrics);
 
  private:
-  struct Closer {
-    void operator()(std::FILE* file) const { std::fclose(file); }
-  };
-  MetricsFile(std::unique_ptr<std::FILE, Closer> file, std::string path)
-      : file_(std::move(file)), path_(std::move(path)) {}
-  std::unique_ptr<std::FILE, Closer> file_;
+  MetricsFile(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
+  int fd_;
   std::string path_;
 };
 

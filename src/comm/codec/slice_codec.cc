@@ -163,8 +163,9 @@ template <typename Word>
 bool Decompress(const std::byte* compressed, int64_t count, std::byte* numbers) {
   auto* words = reinterpret_cast<Word*>(numbers);
   const auto* in = reinterpret_cast<const uint8_t*>(compressed);
-  const uint8_t* end = in + CompressedBytes(compressed);
-  if (end - in > static_cast<std::ptrdiff_t>(CompressedCapacity(sizeof(Word), count))) return false;
+  const size_t bytes = CompressedBytes(compressed);
+  if (bytes < kLengthBytes || bytes > CompressedCapacity(sizeof(Word), count)) return false;
+  const uint8_t* end = in + bytes;
   for (in += kLengthBytes; count >= kBlockCount; count -= kBlockCount, words += kBlockCount) {
     in = DecompressBlock(in, end, words);
     if (in == nullptr) return false;

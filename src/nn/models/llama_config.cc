@@ -6,31 +6,49 @@
 
 namespace weft {
 
-int64_t LlamaConfig::ParameterCount() const {
-  const int64_t attention = dim * head_dim * (2 * heads + 2 * kv_heads);
-  const int64_t feed_forward = 3 * dim * ffn_dim;
-  const int64_t norms = 2 * dim;
-  const int64_t tables = vocab_size * dim * (tie_word_embeddings ? 1 : 2);
-  return layers * (attention + feed_forward + norms) + tables + dim;
+namespace {
+
+// The number of elements of all parameters. It may be above the range of 64 bits, but not of double.
+template <typename Number>
+Number CountParameters(const LlamaConfig& config) {
+  const auto dim = static_cast<Number>(config.dim);
+  const auto heads = static_cast<Number>(2 * config.heads + 2 * config.kv_heads);
+  const Number attention = dim * static_cast<Number>(config.head_dim) * heads;
+  const Number feed_forward = 3 * dim * static_cast<Number>(config.ffn_dim);
+  const Number norms = 2 * dim;
+  const Number tables = static_cast<Number>(config.vocab_size) * dim * (config.tie_word_embeddings ? 1 : 2);
+  return static_cast<Number>(config.layers) * (attention + feed_forward + norms) + tables + dim;
 }
 
+}  // namespace
+
+int64_t LlamaConfig::ParameterCount() const { return CountParameters<int64_t>(*this); }
+
 absl::Status Validate(const LlamaConfig& config) {
-  struct Positive {
+  struct Range {
     const char* name;
     int64_t value;
+    int64_t most;
   };
-  for (const Positive& field : std::initializer_list<Positive>{{"vocab_size", config.vocab_size},
-                                                               {"dim", config.dim},
-                                                               {"layers", config.layers},
-                                                               {"heads", config.heads},
-                                                               {"kv_heads", config.kv_heads},
-                                                               {"head_dim", config.head_dim},
-                                                               {"ffn_dim", config.ffn_dim},
-                                                               {"max_positions", config.max_positions}}) {
-    if (field.value < 1) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(field.name, " is ", field.value, "; it must be at least 1"));
+  for (const Range& field :
+       std::initializer_list<Range>{{"vocab_size", config.vocab_size, LlamaLimits::kVocabulary},
+                                    {"dim", config.dim, LlamaLimits::kWidth},
+                                    {"layers", config.layers, LlamaLimits::kLayers},
+                                    {"heads", config.heads, LlamaLimits::kWidth},
+                                    {"kv_heads", config.kv_heads, LlamaLimits::kWidth},
+                                    {"head_dim", config.head_dim, LlamaLimits::kWidth},
+                                    {"ffn_dim", config.ffn_dim, LlamaLimits::kFfnWidth},
+                                    {"max_positions", config.max_positions, LlamaLimits::kPositions}}) {
+    if (field.value < 1 || field.value > field.most) {
+      const bool small = field.value < 1;
+      return absl::InvalidArgumentError(absl::StrCat(field.name, " is ", field.value, "; it must be at ",
+                                                     small ? "least " : "most ", small ? 1 : field.most));
     }
+  }
+  if (const auto count = CountParameters<double>(config);
+      count > static_cast<double>(LlamaLimits::kParameters)) {
+    return absl::InvalidArgumentError(absl::StrCat("the sizes give ", count, " parameters; at most ",
+                                                   LlamaLimits::kParameters, " are possible"));
   }
   if (config.heads % config.kv_heads != 0) {
     return absl::InvalidArgumentError(absl::StrCat("kv_heads is ", config.kv_heads,

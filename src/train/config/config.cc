@@ -6,6 +6,7 @@
 
 #include "src/train/config/flag_error.h"
 #include "weft/core/status.h"
+#include "weft/nn/llama_config.h"
 #include "weft/sharding/policy.h"
 
 namespace weft {
@@ -16,20 +17,29 @@ struct Size {
   std::optional<int64_t> value;
 };
 
+struct ModelSize : Size {
+  int64_t most;
+};
+
 // The sizes that define a model. The vocabulary is not among them: a preset allows it too.
-std::vector<Size> ModelSizes(const ModelOptions& model) {
-  return {{"layers", model.layers},
-          {"dim", model.dim},
-          {"heads", model.heads},
-          {"kv-heads", model.kv_heads},
-          {"ffn-dim", model.ffn_dim}};
+std::vector<ModelSize> ModelSizes(const ModelOptions& model) {
+  return {{{"layers", model.layers}, LlamaLimits::kLayers},
+          {{"dim", model.dim}, LlamaLimits::kWidth},
+          {{"heads", model.heads}, LlamaLimits::kWidth},
+          {{"kv-heads", model.kv_heads}, LlamaLimits::kWidth},
+          {{"ffn-dim", model.ffn_dim}, LlamaLimits::kFfnWidth}};
 }
 
-absl::Status RequireAtLeast(const Size& size, int64_t least) {
-  if (!size.value.has_value() || *size.value >= least) {
+// So large that no run needs more, and so small that products of two values do not overflow.
+constexpr int64_t kMaxCount = int64_t{1} << 31;
+
+absl::Status RequireRange(const Size& size, int64_t least, int64_t most = kMaxCount) {
+  if (!size.value.has_value() || (*size.value >= least && *size.value <= most)) {
     return absl::OkStatus();
   }
-  return BadFlag(size.flag, *size.value, absl::StrCat("must be at least ", least));
+  return BadFlag(size.flag, *size.value,
+                 *size.value < least ? absl::StrCat("must be at least ", least)
+                                     : absl::StrCat("must be at most ", most));
 }
 
 absl::Status RequireNotNegative(const char* flag, double value) {
@@ -49,7 +59,7 @@ absl::Status ValidateModelSource(const ModelOptions& model) {
     return absl::InvalidArgumentError(
         "--vocab-size cannot be used with --hf-model: the folder's config.json has the size");
   }
-  for (const Size& size : ModelSizes(model)) {
+  for (const ModelSize& size : ModelSizes(model)) {
     if (!size.value.has_value()) {
       continue;
     }
@@ -68,11 +78,11 @@ absl::Status ValidateModelSource(const ModelOptions& model) {
 
 absl::Status ValidateSizes(const ModelOptions& model) {
   bool any = false;
-  for (const Size& size : ModelSizes(model)) {
-    WEFT_RETURN_IF_ERROR(RequireAtLeast(size, 1));
+  for (const ModelSize& size : ModelSizes(model)) {
+    WEFT_RETURN_IF_ERROR(RequireRange(size, 1, size.most));
     any = any || size.value.has_value();
   }
-  WEFT_RETURN_IF_ERROR(RequireAtLeast({"vocab-size", model.vocab_size}, 1));
+  WEFT_RETURN_IF_ERROR(RequireRange({"vocab-size", model.vocab_size}, 1, LlamaLimits::kVocabulary));
   if (!any) {
     return absl::OkStatus();
   }
@@ -94,13 +104,18 @@ absl::Status ValidateSizes(const ModelOptions& model) {
 }
 
 absl::Status ValidateOptimizer(const OptimizerOptions& optimizer) {
-  WEFT_RETURN_IF_ERROR(RequireAtLeast({"steps", optimizer.steps}, 1));
+  WEFT_RETURN_IF_ERROR(RequireRange({"steps", optimizer.steps}, 1));
   WEFT_RETURN_IF_ERROR(RequireNotNegative("lr", optimizer.lr));
   WEFT_RETURN_IF_ERROR(RequireBelowOne("beta1", optimizer.beta1));
   WEFT_RETURN_IF_ERROR(RequireBelowOne("beta2", optimizer.beta2));
   WEFT_RETURN_IF_ERROR(RequireNotNegative("eps", optimizer.eps));
   WEFT_RETURN_IF_ERROR(RequireNotNegative("weight-decay", optimizer.weight_decay));
-  WEFT_RETURN_IF_ERROR(RequireAtLeast({"warmup-steps", optimizer.warmup_steps}, 0));
+  WEFT_RETURN_IF_ERROR(RequireRange({"warmup-steps", optimizer.warmup_steps}, 0));
+  if (optimizer.warmup_steps > optimizer.steps) {
+    return BadFlag("warmup-steps", optimizer.warmup_steps,
+                   absl::StrCat("is more than --steps ", optimizer.steps,
+                                ": the learning rate would never reach --lr; use at most that"));
+  }
   if (!(optimizer.min_lr_ratio >= 0 && optimizer.min_lr_ratio <= 1)) {
     return BadFlag("min-lr-ratio", optimizer.min_lr_ratio, "must be from 0 to 1");
   }
@@ -109,8 +124,8 @@ absl::Status ValidateOptimizer(const OptimizerOptions& optimizer) {
 }
 
 absl::Status ValidateEval(const EvalOptions& eval) {
-  WEFT_RETURN_IF_ERROR(RequireAtLeast({"eval-interval", eval.interval}, 0));
-  WEFT_RETURN_IF_ERROR(RequireAtLeast({"eval-sequences", eval.sequences}, 1));
+  WEFT_RETURN_IF_ERROR(RequireRange({"eval-interval", eval.interval}, 0));
+  WEFT_RETURN_IF_ERROR(RequireRange({"eval-sequences", eval.sequences}, 1));
   if (eval.paths.empty() && eval.interval > 0) {
     return BadFlag("eval-interval", eval.interval, "needs --eval-data");
   }
@@ -171,10 +186,10 @@ std::string_view Name(ActivationCheckpoint checkpoint) {
 absl::Status Validate(const TrainConfig& config) {
   WEFT_RETURN_IF_ERROR(ValidateModelSource(config.model));
   WEFT_RETURN_IF_ERROR(ValidateSizes(config.model));
-  WEFT_RETURN_IF_ERROR(RequireAtLeast({"seq-len", config.data.seq_len}, 1));
-  WEFT_RETURN_IF_ERROR(RequireAtLeast({"batch-size", config.data.batch_size}, 1));
-  WEFT_RETURN_IF_ERROR(RequireAtLeast({"grad-accum", config.data.grad_accum}, 1));
-  WEFT_RETURN_IF_ERROR(RequireAtLeast({"document-separator", config.data.document_separator}, 0));
+  WEFT_RETURN_IF_ERROR(RequireRange({"seq-len", config.data.seq_len}, 1));
+  WEFT_RETURN_IF_ERROR(RequireRange({"batch-size", config.data.batch_size}, 1));
+  WEFT_RETURN_IF_ERROR(RequireRange({"grad-accum", config.data.grad_accum}, 1));
+  WEFT_RETURN_IF_ERROR(RequireRange({"document-separator", config.data.document_separator}, 0));
   WEFT_RETURN_IF_ERROR(ValidateEval(config.eval));
   WEFT_RETURN_IF_ERROR(ValidateOptimizer(config.optimizer));
   WEFT_RETURN_IF_ERROR(ValidateParallel(config.parallel));

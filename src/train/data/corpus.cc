@@ -18,6 +18,8 @@ namespace {
 static_assert(std::endian::native == std::endian::little,
               "token files are little-endian and read as they are");
 
+// Above any corpus, and so small that products with numbers of ranks do not overflow.
+constexpr int64_t kMaxTokens = int64_t{1} << 42;
 constexpr int64_t kReadTokens = 65'536;  // Tokens per read of a pass over the data.
 
 TokenFormat FormatOf(const std::string& path) {
@@ -109,12 +111,18 @@ absl::StatusOr<Corpus> Corpus::Open(absl::Span<const std::string> paths) {
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> files, ExpandDataPaths(paths));
   const TokenFormat format = files.empty() ? TokenFormat::kBytes : FormatOf(files.front());
   std::vector<Source> sources;
+  int64_t total = 0;
   for (const std::string& file : files) {
     if (FormatOf(file) != format) {
       return absl::DataLossError(absl::StrCat("'", files.front(), "' is ", Name(format), ", but '", file,
                                               "' is ", Name(FormatOf(file)), ": give files of one format"));
     }
     WEFT_ASSIGN_OR_RETURN(const int64_t tokens, CountTokens(file, format));
+    if (tokens > kMaxTokens - total) {
+      return absl::DataLossError(
+          absl::StrCat("the data has more than ", kMaxTokens, " tokens: is '", file, "' a sparse file?"));
+    }
+    total += tokens;
     sources.push_back({file, 0, tokens});
   }
   Corpus corpus(format, std::move(sources), {});

@@ -5,6 +5,7 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <random>
 #include <sys/stat.h>
 #include <system_error>
 #include <utility>
@@ -35,7 +36,8 @@ absl::Status ErrnoStatus(int error, const char* what, const std::string& path) {
 }
 
 absl::StatusOr<File> File::OpenForReading(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Without O_NONBLOCK the open of a FIFO waits for a writer.
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   if (fd < 0) {
     return ErrnoStatus(errno, "open", path);
   }
@@ -44,19 +46,23 @@ absl::StatusOr<File> File::OpenForReading(const std::string& path) {
   if (fstat(fd, &info) != 0) {
     return ErrnoStatus(errno, "open", path);
   }
+  if (S_ISDIR(info.st_mode)) {
+    return ErrnoStatus(EISDIR, "read", path);
+  }
   if (!S_ISREG(info.st_mode)) {
-    return ErrnoStatus(S_ISDIR(info.st_mode) ? EISDIR : EINVAL, "read", path);
+    return absl::DataLossError(absl::StrCat(
+        "cannot read '", path, "': it is a FIFO, a socket or a device: ", "copy its content to a file"));
   }
   return file;
 }
 
-absl::StatusOr<File> File::OpenForWriting(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+absl::StatusOr<File> File::CreateNew(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0666);
   return fd < 0 ? absl::StatusOr<File>(ErrnoStatus(errno, "write", path)) : File(fd, path);
 }
 
 absl::StatusOr<File> File::OpenForUpdate(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  const int fd = open(path.c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
   return fd < 0 ? absl::StatusOr<File>(ErrnoStatus(errno, "write", path)) : File(fd, path);
 }
 
@@ -82,8 +88,15 @@ absl::StatusOr<int64_t> File::Size() const {
   return static_cast<int64_t>(info.st_size);
 }
 
-absl::Status File::Resize(int64_t bytes) const {
-  return ftruncate(fd_, bytes) == 0 ? absl::OkStatus() : ErrnoStatus(errno, "write", path_);
+absl::Status File::Reserve(int64_t bytes) const {
+  int result = 0;
+  do {
+    result = fallocate(fd_, 0, 0, bytes);
+  } while (result != 0 && errno == EINTR);
+  if (result != 0 && (errno == EOPNOTSUPP || errno == ENOSYS)) {
+    result = ftruncate(fd_, bytes);
+  }
+  return result == 0 ? absl::OkStatus() : ErrnoStatus(errno, "write", path_);
 }
 
 absl::Status File::ReadAt(int64_t offset, void* out, size_t bytes) const {
@@ -135,21 +148,27 @@ absl::Status File::Close() {
   return flushed ? absl::OkStatus() : ErrnoStatus(flush_error, "write", path_);
 }
 
-absl::StatusOr<std::string> ReadWholeFile(const std::string& path) {
-  WEFT_ASSIGN_OR_RETURN(const File file, File::OpenForReading(path));
-  WEFT_ASSIGN_OR_RETURN(const int64_t size, file.Size());
+absl::StatusOr<std::string> File::ReadAll(int64_t max_bytes) const {
+  WEFT_ASSIGN_OR_RETURN(const int64_t size, Size());
+  if (size > max_bytes) {
+    return absl::DataLossError(absl::StrCat("'", path_, "' has ", size,
+                                            " bytes, but a file of this kind has at most ", max_bytes,
+                                            ": it is damaged, or another file"));
+  }
   std::string content(static_cast<size_t>(size), '\0');
-  WEFT_RETURN_IF_ERROR(file.ReadAt(0, content.data(), content.size()));
+  WEFT_RETURN_IF_ERROR(ReadAt(0, content.data(), content.size()));
   return content;
 }
 
-absl::Status WriteWholeFile(const std::string& path, const std::string& content) {
-  const std::string partial = path + ".partial";
-  WEFT_ASSIGN_OR_RETURN(File file, File::OpenForWriting(partial));
-  absl::Status status = file.Resize(0);
-  if (status.ok()) {
-    status = file.WriteAt(0, content.data(), content.size());
-  }
+absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t max_bytes) {
+  WEFT_ASSIGN_OR_RETURN(const File file, File::OpenForReading(path));
+  return file.ReadAll(max_bytes);
+}
+
+absl::Status WriteWholeFile(const std::string& path, std::string_view content) {
+  const std::string partial = absl::StrCat(path, ".partial-", UniqueSuffix());
+  WEFT_ASSIGN_OR_RETURN(File file, File::CreateNew(partial));
+  absl::Status status = file.WriteAt(0, content.data(), content.size());
   if (status.ok()) {
     status = file.Close();
   }
@@ -160,6 +179,23 @@ absl::Status WriteWholeFile(const std::string& path, const std::string& content)
     unlink(partial.c_str());
   }
   return status;
+}
+
+absl::Status SyncFolder(const std::string& path) {
+  const int fd = open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (fd < 0) {
+    return ErrnoStatus(errno, "open", path);
+  }
+  // Some file systems cannot flush a folder.
+  const bool flushed = fsync(fd) == 0 || errno == EINVAL || errno == EBADF;
+  const int error = errno;
+  close(fd);
+  return flushed ? absl::OkStatus() : ErrnoStatus(error, "write", path);
+}
+
+std::string UniqueSuffix() {
+  std::random_device random;
+  return absl::StrCat(absl::Hex(random(), absl::kZeroPad8), absl::Hex(random(), absl::kZeroPad8));
 }
 
 }  // namespace weft

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -14,23 +15,26 @@ namespace weft {
 // such path), kPermissionDenied, kResourceExhausted (the disk is full), kDataLoss (anything else).
 absl::Status ErrnoStatus(int error, const char* what, const std::string& path);
 
-// An open file. The destructor closes it.
+// An open regular file. The destructor closes it.
 class File {
  public:
+  // Never blocks. Errors: kDataLoss (the path leads to a folder, a FIFO or a device), and those of the system.
   static absl::StatusOr<File> OpenForReading(const std::string& path);
-  // Creates the file, or opens an existing one without truncating it.
-  static absl::StatusOr<File> OpenForWriting(const std::string& path);
-  // Opens an existing file, to write parts of it.
+  // Creates a file. Errors: kDataLoss (something has this name, if only a link), and those of the system.
+  static absl::StatusOr<File> CreateNew(const std::string& path);
+  // Opens an existing file, to write parts of it. Does not follow a link in the last part of the path.
   static absl::StatusOr<File> OpenForUpdate(const std::string& path);
   File(File&& other) noexcept;
   File& operator=(File&& other) noexcept;
   ~File();
 
   absl::StatusOr<int64_t> Size() const;
-  // Sets the size. New bytes are zero.
-  absl::Status Resize(int64_t bytes) const;
+  // Sets the size of an empty file and reserves space for it, if the file system can. The bytes are zero.
+  absl::Status Reserve(int64_t bytes) const;
   // Errors: kDataLoss (also if the file ends before the range does).
   absl::Status ReadAt(int64_t offset, void* out, size_t bytes) const;
+  // The whole content. Errors: kDataLoss (it has more than `max_bytes`, or became shorter).
+  absl::StatusOr<std::string> ReadAll(int64_t max_bytes) const;
   absl::Status WriteAt(int64_t offset, const void* data, size_t bytes) const;
   // Flushes to the device and closes. Reports errors that the destructor could not report.
   absl::Status Close();
@@ -41,8 +45,14 @@ class File {
   std::string path_;
 };
 
-absl::StatusOr<std::string> ReadWholeFile(const std::string& path);
-// Writes "<path>.partial" and renames it, so that no reader sees an incomplete file.
-absl::Status WriteWholeFile(const std::string& path, const std::string& content);
+// Reads a file of at most `max_bytes`. Errors: those of OpenForReading and ReadAll.
+absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t max_bytes);
+// Writes a file of a new name beside `path`, and renames it, so that no reader sees an incomplete file and a link
+// at `path` is replaced rather than followed. Leaves nothing behind on an error.
+absl::Status WriteWholeFile(const std::string& path, std::string_view content);
+// Flushes a folder's entries to the device.
+absl::Status SyncFolder(const std::string& path);
+// Digits that no other call on any host returns, for names of temporary files.
+std::string UniqueSuffix();
 
 }  // namespace weft

@@ -70,11 +70,9 @@ SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&&) noexcept = default;
 SafetensorsWriter::~SafetensorsWriter() = default;
 
 absl::Status SafetensorsWriter::Create(const std::string& path, const SafetensorsLayout& layout) {
-  WEFT_ASSIGN_OR_RETURN(File file, File::OpenForWriting(PartialPath(path)));
-  absl::Status status = file.Resize(0);
-  if (status.ok()) {
-    status = file.Resize(layout.file_bytes());
-  }
+  Discard(path);  // The partial file of an earlier run, or whatever else has its name.
+  WEFT_ASSIGN_OR_RETURN(File file, File::CreateNew(PartialPath(path)));
+  absl::Status status = file.Reserve(layout.file_bytes());
   if (status.ok()) {
     status = file.WriteAt(0, layout.header().data(), layout.header().size());
   }

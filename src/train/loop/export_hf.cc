@@ -1,11 +1,19 @@
 #include "src/train/loop/export_hf.h"
 
-#include <filesystem>
-#include <system_error>
+#include <fcntl.h>
+#include <unistd.h>
 
+#include <cerrno>
+#include <filesystem>
+#include <sys/stat.h>
+#include <system_error>
+#include <utility>
+
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 
 #include "src/train/files/file_io.h"
+#include "src/train/files/model_folder.h"
 #include "src/train/files/shard_runs.h"
 #include "weft/core/status.h"
 #include "weft/train/hf_config.h"
@@ -23,6 +31,12 @@ constexpr const char* kCompanions[] = {"tokenizer.json",     "tokenizer_config.j
                                        "merges.txt",         "generation_config.json",
                                        "chat_template.json", "chat_template.jinja"};
 
+constexpr const char* kWeights = "model.safetensors";
+constexpr const char* kConfig = "config.json";
+// A tokenizer has at most some 30 MB.
+constexpr int64_t kMaxCompanionBytes = 256 << 20;
+constexpr int64_t kConfigBytes = 1 << 20;  // At least those of the config.json.
+
 SafetensorsLayout LayoutOf(LlamaModel& model) {
   std::vector<SafetensorsLayout::Tensor> tensors;
   for (const std::shared_ptr<Parameter>& parameter : model.AllParameters()) {
@@ -31,25 +45,41 @@ SafetensorsLayout LayoutOf(LlamaModel& model) {
   return SafetensorsLayout(tensors);
 }
 
-absl::Status MakeFolder(const std::string& folder) {
+// Weights of an earlier export or download in another number of files. Beside the new ones they would be loaded.
+bool IsOldWeights(const std::string& name) {
+  return name == kWeights || name == "model.safetensors.index.json" ||
+         (absl::StartsWith(name, "model-") && absl::StrContains(name, "-of-") &&
+          absl::EndsWith(name, ".safetensors"));
+}
+
+std::vector<std::string> OldWeights(const std::string& folder) {
+  std::vector<std::string> names;
   std::error_code error;
-  fs::create_directories(folder, error);
-  return error ? ErrnoStatus(error.value(), "create the folder", folder) : absl::OkStatus();
+  for (auto entry = fs::directory_iterator(folder, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
+    if (std::string name = entry->path().filename(); IsOldWeights(name)) names.push_back(std::move(name));
+  }
+  return names;
 }
 
-std::string WeightsPath(const HfExport& target) { return absl::StrCat(target.folder, "/model.safetensors"); }
-
-std::string ConfigPath(const HfExport& target) { return absl::StrCat(target.folder, "/config.json"); }
-
-// The path of a companion file's copy.
-std::string CopyPath(const HfExport& target, const std::string& companion) {
-  return absl::StrCat(target.folder, "/", fs::path(companion).filename().string());
+absl::StatusOr<std::vector<HfExport::Companion>> ReadCompanions(const std::string& folder) {
+  std::vector<HfExport::Companion> companions;
+  for (const std::string& path : CompanionFiles(folder)) {
+    const std::string name = fs::path(path).filename();
+    WEFT_ASSIGN_OR_RETURN(std::string content, ReadModelFile(folder, name, kMaxCompanionBytes));
+    companions.push_back({name, std::move(content)});
+  }
+  return companions;
 }
 
-absl::Status CopyCompanions(const HfExport& target) {
-  for (const std::string& companion : CompanionFiles(target.source_folder)) {
-    WEFT_ASSIGN_OR_RETURN(const std::string content, ReadWholeFile(companion));
-    WEFT_RETURN_IF_ERROR(WriteWholeFile(CopyPath(target, companion), content));
+absl::Status CheckReplaceable(const std::vector<std::string>& files) {
+  for (const std::string& path : files) {
+    struct stat info {};
+    if (lstat(path.c_str(), &info) != 0) continue;
+    if (S_ISDIR(info.st_mode)) return ErrnoStatus(EISDIR, "write", path);
+    if (S_ISREG(info.st_mode) && faccessat(AT_FDCWD, path.c_str(), W_OK, AT_EACCESS) != 0) {
+      return ErrnoStatus(errno, "write", path);
+    }
   }
   return absl::OkStatus();
 }
@@ -65,12 +95,29 @@ absl::Status WriteShards(const std::string& path, const SafetensorsLayout& layou
   return writer.Close();
 }
 
-// Runs on rank 0 after all weights are written. Renames the weights last, so a folder with weights is
-// complete.
-absl::Status Finish(const HfExport& target, const std::string& weights, const LlamaConfig& config) {
-  WEFT_RETURN_IF_ERROR(CopyCompanions(target));
-  WEFT_RETURN_IF_ERROR(WriteWholeFile(ConfigPath(target), FormatHfConfig(config, target.source_config)));
-  return SafetensorsWriter::Commit(weights);
+// Runs on rank 0 after all weights are written.
+absl::Status Finish(const HfExport& target, const std::string& staging, const LlamaConfig& config) {
+  WEFT_RETURN_IF_ERROR(SafetensorsWriter::Commit(absl::StrCat(staging, "/", kWeights)));
+  for (const HfExport::Companion& companion : target.companions) {
+    WEFT_RETURN_IF_ERROR(WriteWholeFile(absl::StrCat(staging, "/", companion.name), companion.content));
+  }
+  WEFT_RETURN_IF_ERROR(
+      WriteWholeFile(absl::StrCat(staging, "/", kConfig), FormatHfConfig(config, target.source_config)));
+  return target.folder->Commit(kWeights, IsOldWeights);
+}
+
+// Makes the staging folder on rank 0, and tells all ranks where it is. Collective: all ranks.
+absl::StatusOr<std::string> Stage(Bootstrap& bootstrap, const HfExport* target,
+                                  const SafetensorsLayout& layout, absl::Duration timeout) {
+  std::string staging;
+  const auto create = [&]() -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(staging, target->folder->Stage());
+    return SafetensorsWriter::Create(absl::StrCat(staging, "/", kWeights), layout);
+  };
+  WEFT_RETURN_IF_ERROR(
+      AgreeOnStatus(bootstrap, bootstrap.rank() == 0 ? create() : absl::OkStatus(), timeout));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> folders, bootstrap.AllGatherBlob(staging, timeout));
+  return folders[0];
 }
 
 }  // namespace
@@ -79,41 +126,56 @@ std::vector<std::string> CompanionFiles(const std::string& folder) {
   std::vector<std::string> files;
   for (const char* name : kCompanions) {
     const std::string path = absl::StrCat(folder, "/", name);
-    if (!folder.empty() && fs::exists(path)) files.push_back(path);
+    struct stat info {};
+    if (!folder.empty() && lstat(path.c_str(), &info) == 0) files.push_back(path);
   }
   return files;
 }
 
-std::vector<std::string> ExportedFiles(const HfExport& target) {
-  std::vector<std::string> files = {WeightsPath(target), ConfigPath(target)};
-  for (const std::string& companion : CompanionFiles(target.source_folder)) {
-    files.push_back(CopyPath(target, companion));
+std::vector<std::string> ExportedFiles(const std::string& folder, const std::string& source_folder) {
+  std::vector<std::string> names = {kWeights, kConfig};
+  for (const std::string& companion : CompanionFiles(source_folder)) {
+    names.push_back(fs::path(companion).filename());
   }
-  return files;
+  for (std::string& name : OldWeights(folder)) {
+    if (name != kWeights) names.push_back(std::move(name));
+  }
+  for (std::string& name : names) name = absl::StrCat(folder, "/", name);
+  return names;
 }
 
-absl::Status ExportHf(Bootstrap& bootstrap, const HfExport& target, LlamaModel& model,
+absl::StatusOr<HfExport> OpenExport(const std::string& folder, const std::string& source_folder,
+                                    std::string source_config, LlamaModel& model) {
+  HfExport target;
+  WEFT_ASSIGN_OR_RETURN(target.companions, ReadCompanions(source_folder));
+  WEFT_RETURN_IF_ERROR(CheckReplaceable(ExportedFiles(folder, source_folder)));
+  absl::StatusOr<std::unique_ptr<OutputFolder>> claimed = OutputFolder::Claim(folder);
+  if (!claimed.ok()) return Annotate(claimed.status(), absl::StrCat("--export-hf ", folder));
+  target.folder = *std::move(claimed);
+  std::vector<int64_t> bytes = {LayoutOf(model).file_bytes(), kConfigBytes};
+  for (const HfExport::Companion& companion : target.companions) {
+    bytes.push_back(static_cast<int64_t>(companion.content.size()));
+  }
+  WEFT_RETURN_IF_ERROR(target.folder->CheckSpace(bytes));
+  target.source_config = std::move(source_config);
+  return target;
+}
+
+absl::Status ExportHf(Bootstrap& bootstrap, const HfExport* target, LlamaModel& model,
                       const std::vector<ShardView>& shards, bool writes, absl::Duration timeout) {
-  const std::string weights = WeightsPath(target);
   const SafetensorsLayout layout = LayoutOf(model);
   const bool first = bootstrap.rank() == 0;
   // Each phase starts after the one before has succeeded on all ranks.
-  absl::Status status = first ? MakeFolder(target.folder) : absl::OkStatus();
-  if (first && status.ok()) {
-    status = SafetensorsWriter::Create(weights, layout);
-  }
-  status = AgreeOnStatus(bootstrap, status, timeout);
-  if (status.ok()) {
-    status =
-        AgreeOnStatus(bootstrap, writes ? WriteShards(weights, layout, shards) : absl::OkStatus(), timeout);
-  }
-  if (status.ok()) {
-    status =
-        AgreeOnStatus(bootstrap, first ? Finish(target, weights, model.config()) : absl::OkStatus(), timeout);
-  }
-  if (first && !status.ok()) {
-    SafetensorsWriter::Discard(weights);
-  }
+  const auto run = [&]() -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const std::string staging, Stage(bootstrap, target, layout, timeout));
+    const std::string weights = absl::StrCat(staging, "/", kWeights);
+    WEFT_RETURN_IF_ERROR(
+        AgreeOnStatus(bootstrap, writes ? WriteShards(weights, layout, shards) : absl::OkStatus(), timeout));
+    return AgreeOnStatus(bootstrap, first ? Finish(*target, staging, model.config()) : absl::OkStatus(),
+                         timeout);
+  };
+  const absl::Status status = run();
+  if (first) target->folder->Discard();
   return status;
 }
 

@@ -2,37 +2,52 @@
 // tokenizer and generation files of the source folder.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
 #include <absl/time/time.h>
 
+#include "src/train/files/output_folder.h"
 #include "weft/mesh/bootstrap.h"
 #include "weft/nn/llama.h"
 #include "weft/sharding/shard_view.h"
 
 namespace weft {
 
+// The target of an export, on rank 0.
 struct HfExport {
-  std::string folder;         // Created if needed. REQUIRES: on a file system that all ranks share.
-  std::string source_folder;  // The folder of --hf-model; empty for a new model.
-  std::string source_config;  // The text of the source folder's config.json.
+  // A tokenizer or generation file of the source folder.
+  struct Companion {
+    std::string name;
+    std::string content;
+  };
+  std::unique_ptr<OutputFolder> folder;
+  std::vector<Companion> companions;
+  std::string source_config;  // The text of the source folder's config.json; empty for a new model.
 };
 
 // Paths of the tokenizer and generation files that are in a model's folder. Empty for an empty `folder`.
 std::vector<std::string> CompanionFiles(const std::string& folder);
 
-// Paths of the files that ExportHf creates or replaces.
-std::vector<std::string> ExportedFiles(const HfExport& target);
+// Paths of the files that an export creates, replaces or removes in `folder`.
+std::vector<std::string> ExportedFiles(const std::string& folder, const std::string& source_folder);
 
-// Each rank with `writes` writes the ranges of its shards, and rank 0 writes the other files. The weights get
-// their name last. After an error other than kDeadlineExceeded, model.safetensors is as before; created
-// folders and other complete files may remain.
-// REQUIRES: the shards of the ranks with `writes` together are one whole model.
-// Collective: all ranks.
-// Errors: kNotFound, kPermissionDenied, kResourceExhausted, kDataLoss (names the path), kDeadlineExceeded.
-absl::Status ExportHf(Bootstrap& bootstrap, const HfExport& target, LlamaModel& model,
+// Claims the folder for an export of `model` at the end of the run, checks that the files will fit, and reads the
+// companions. `source_folder` is that of --hf-model; empty for a new model.
+// Errors: kInvalidArgument (another run exports there), kNotFound, kPermissionDenied, kResourceExhausted (no space),
+//   kDataLoss (names the path).
+absl::StatusOr<HfExport> OpenExport(const std::string& folder, const std::string& source_folder,
+                                    std::string source_config, LlamaModel& model);
+
+// Each rank with `writes` writes the ranges of its shards, and rank 0 writes the other files. The shards of
+// the ranks with `writes` together must be one whole model. The folder must lie on a file system that all ranks
+// share. All files of the export become visible together; after an error the folder is as before.
+// REQUIRES: `target` is not null on rank 0.
+// Collective: all ranks. Errors: kNotFound, kPermissionDenied, kResourceExhausted (names the path).
+absl::Status ExportHf(Bootstrap& bootstrap, const HfExport* target, LlamaModel& model,
                       const std::vector<ShardView>& shards, bool writes, absl::Duration timeout);
 
 }  // namespace weft

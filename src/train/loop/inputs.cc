@@ -1,11 +1,17 @@
 #include "src/train/loop/inputs.h"
 
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
 #include <set>
+#include <vector>
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 
-#include "src/train/files/file_io.h"
+#include "src/train/config/flag_error.h"
+#include "src/train/files/json_text.h"
 #include "weft/core/status.h"
 #include "weft/train/embedded_text.h"
 #include "weft/train/hf_config.h"
@@ -13,6 +19,10 @@
 
 namespace weft {
 namespace {
+
+constexpr const char* kEmbedding = "model.embed_tokens.weight";
+constexpr const char* kHead = "lm_head.weight";
+constexpr int64_t kElementsPerRead = 1 << 20;
 
 absl::StatusOr<Corpus> OpenCorpus(const DataOptions& data) {
   if (data.paths.empty()) {
@@ -38,11 +48,40 @@ absl::StatusOr<std::optional<Corpus>> OpenEvalCorpus(const EvalOptions& eval, co
   return *std::move(corpus);
 }
 
+// Files of a model folder that hold a tokenizer.
+constexpr const char* kTokenizers[] = {"tokenizer.json", "tokenizer.model", "vocab.json"};
+
+// The tokens of text are its bytes, which mean nothing to a model that has a tokenizer.
+absl::Status CheckTokenizer(const Corpus& corpus, const DataOptions& data, const std::string& folder) {
+  if (corpus.format() != TokenFormat::kBytes) return absl::OkStatus();
+  for (const char* name : kTokenizers) {
+    const std::string tokenizer = absl::StrCat(folder, "/", name);
+    if (access(tokenizer.c_str(), F_OK) != 0) continue;
+    return BadFlag("data", data.paths.empty() ? "(none)" : data.paths.front(),
+                   absl::StrCat(data.paths.empty() ? "the built-in data are" : "is",
+                                " text, but the model of --hf-model has a tokenizer: make token ids with "
+                                "tools/tokenize.py --tokenizer ",
+                                tokenizer));
+  }
+  return absl::OkStatus();
+}
+
+// A layer has nine tensors, of which CheckWeights names a missing one. With fewer the model is not even built:
+// it would take memory for as many layers as config.json says.
+constexpr int64_t kLeastTensorsPerLayer = 8;
+
+absl::Status CheckLayers(const SafetensorsReader& weights, const LlamaConfig& model,
+                         const std::string& path) {
+  const auto tensors = static_cast<int64_t>(weights.entries().size());
+  if (model.layers <= tensors / kLeastTensorsPerLayer) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("'", path, "': num_hidden_layers is ", model.layers,
+                                          ", but the weights of the folder have only ", tensors, " tensors"));
+}
+
 // True for a tensor of the folder that may be ignored: the head if it is tied to the embedding, and rotary
 // frequencies, which older versions of transformers saved.
 bool IsRedundant(const std::string& name, const LlamaConfig& config) {
-  return (config.tie_word_embeddings && name == "lm_head.weight") ||
-         absl::EndsWith(name, ".rotary_emb.inv_freq");
+  return (config.tie_word_embeddings && name == kHead) || absl::EndsWith(name, ".rotary_emb.inv_freq");
 }
 
 }  // namespace
@@ -57,9 +96,11 @@ absl::StatusOr<TrainInputs> OpenInputs(const TrainConfig& config) {
     return inputs;
   }
   const std::string path = folder + "/config.json";
-  WEFT_ASSIGN_OR_RETURN(inputs.hf_config, ReadWholeFile(path));
+  WEFT_ASSIGN_OR_RETURN(inputs.hf_config, ReadHfConfigText(folder));
   WEFT_ASSIGN_OR_RETURN(inputs.model, ParseHfConfig(inputs.hf_config, path));
+  WEFT_RETURN_IF_ERROR(CheckTokenizer(inputs.corpus, config.data, folder));
   WEFT_ASSIGN_OR_RETURN(inputs.weights, SafetensorsReader::Open(folder));
+  WEFT_RETURN_IF_ERROR(CheckLayers(*inputs.weights, inputs.model, path));
   return inputs;
 }
 
@@ -71,9 +112,34 @@ absl::Status CheckWeights(const SafetensorsReader& weights, LlamaModel& model) {
   }
   for (const auto& [name, entry] : weights.entries()) {
     if (known.count(name) == 0 && !IsRedundant(name, model.config())) {
-      return absl::DataLossError(absl::StrCat("'", entry.file, "' has the tensor '", name,
+      return absl::DataLossError(absl::StrCat("'", entry.file, "' has the tensor '", Excerpt(name),
                                               "', which this architecture does not have: the folder holds "
                                               "another kind of model"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckTiedHead(const SafetensorsReader& weights, const LlamaConfig& config, int part, int parts) {
+  const auto head = weights.entries().find(kHead);
+  if (!config.tie_word_embeddings || head == weights.entries().end()) return absl::OkStatus();
+  const Shape shape = {config.vocab_size, config.dim};
+  WEFT_RETURN_IF_ERROR(weights.Check(kEmbedding, shape));
+  WEFT_RETURN_IF_ERROR(weights.Check(kHead, shape));
+  const int64_t rows_per_read = std::max<int64_t>(1, kElementsPerRead / config.dim);
+  const int64_t end = config.vocab_size * (part + 1) / parts;
+  std::vector<float> embedding;
+  std::vector<float> tied;
+  for (int64_t row = config.vocab_size * part / parts; row < end; row += rows_per_read) {
+    const int64_t rows = std::min(rows_per_read, end - row);
+    embedding.resize(static_cast<size_t>(rows * config.dim));
+    tied.resize(embedding.size());
+    WEFT_RETURN_IF_ERROR(weights.Read(kEmbedding, row * config.dim, absl::MakeSpan(embedding)));
+    WEFT_RETURN_IF_ERROR(weights.Read(kHead, row * config.dim, absl::MakeSpan(tied)));
+    if (std::memcmp(embedding.data(), tied.data(), embedding.size() * sizeof(float)) != 0) {
+      return absl::DataLossError(
+          absl::StrCat("'", head->second.file, "' has an ", kHead, " that differs from ", kEmbedding,
+                       ", but config.json says tie_word_embeddings: set it to false, or remove the tensor"));
     }
   }
   return absl::OkStatus();

@@ -25,12 +25,17 @@ struct TrainInputs {
 };
 
 // Opens all inputs, but reads neither data nor weights. Errors: those of Corpus, SafetensorsReader and
-// ReadHfConfig.
+// ReadHfConfig; kInvalidArgument (text for a model that has a tokenizer); kDataLoss (fewer tensors than
+// layers).
 absl::StatusOr<TrainInputs> OpenInputs(const TrainConfig& config);
 
 // Checks that the folder has each parameter of `model` with its shape, and no other tensors. A tied head and
 // saved rotary frequencies are ignored. Errors: kNotFound, kDataLoss (names the tensor).
 absl::Status CheckWeights(const SafetensorsReader& weights, LlamaModel& model);
+
+// If the head is tied to the embedding and the folder has a head too, checks that they are equal in part
+// `part` of `parts`. Otherwise the head of the folder would be lost. Errors: kDataLoss, or that of the read.
+absl::Status CheckTiedHead(const SafetensorsReader& weights, const LlamaConfig& config, int part, int parts);
 
 // Checks that all tokens of the data are below `vocab_size`. Each rank reads a part of the data. Collective:
 // all ranks. Errors: kDataLoss (names file and position), and those of Corpus::Read.

@@ -1,16 +1,45 @@
 #include "weft/train/metrics.h"
 
+#include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <string_view>
+#include <sys/stat.h>
+#include <utility>
 
 #include <absl/strings/str_cat.h>
 #include <nlohmann/json.hpp>
 
+#include "src/train/config/flag_error.h"
 #include "src/train/files/file_io.h"
 #include "weft/core/status.h"
 
 namespace weft {
+namespace {
+
+absl::Status LinkError(const std::string& path) {
+  return absl::PermissionDeniedError(
+      absl::StrCat("cannot write '", path, "': it is a link; name the file that it leads to"));
+}
+
+// Only a device that takes everything, and a file without lines of another run.
+absl::Status CheckKind(const struct stat& info, const std::string& path) {
+  struct stat null_device {};
+  const bool is_null =
+      S_ISCHR(info.st_mode) && stat("/dev/null", &null_device) == 0 && info.st_rdev == null_device.st_rdev;
+  if (is_null) return absl::OkStatus();
+  if (!S_ISREG(info.st_mode)) {
+    return absl::DataLossError(absl::StrCat("cannot write '", path, "': it is not a file"));
+  }
+  if (info.st_size == 0) return absl::OkStatus();
+  return BadFlag("metrics", path,
+                 absl::StrCat("has ", info.st_size, " bytes of an earlier run: move the file away, ",
+                              "or name another one"));
+}
+
+}  // namespace
 
 std::string ToJson(const StepMetrics& metrics) {
   nlohmann::ordered_json json = {{"step", metrics.step},
@@ -49,17 +78,48 @@ std::string ToJson(const StepMetrics& metrics) {
 }
 
 absl::StatusOr<MetricsFile> MetricsFile::Create(const std::string& path) {
-  std::unique_ptr<std::FILE, Closer> file(std::fopen(path.c_str(), "w"));
-  if (file == nullptr) {
+  // A link by nature, so the flags below would refuse it.
+  const bool is_stdout = path == "/dev/stdout";
+  const int fd =
+      is_stdout ? fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 0)
+                : open(path.c_str(),
+                       O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY, 0666);
+  if (fd < 0) {
+    return errno == ELOOP ? LinkError(path) : ErrnoStatus(errno, "write", path);
+  }
+  MetricsFile file(fd, path);
+  struct stat info {};
+  if (fstat(fd, &info) != 0) {
     return ErrnoStatus(errno, "write", path);
   }
-  return MetricsFile(std::move(file), path);
+  if (!is_stdout) {
+    WEFT_RETURN_IF_ERROR(CheckKind(info, path));
+  }
+  return file;
+}
+
+MetricsFile::MetricsFile(MetricsFile&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)), path_(std::move(other.path_)) {}
+
+MetricsFile& MetricsFile::operator=(MetricsFile&& other) noexcept {
+  std::swap(fd_, other.fd_);
+  std::swap(path_, other.path_);
+  return *this;
+}
+
+MetricsFile::~MetricsFile() {
+  if (fd_ >= 0) close(fd_);
 }
 
 absl::Status MetricsFile::Write(const StepMetrics& metrics) {
   const std::string line = ToJson(metrics) + "\n";
-  if (std::fwrite(line.data(), 1, line.size(), file_.get()) != line.size() || std::fflush(file_.get()) != 0) {
-    return ErrnoStatus(errno, "write", path_);
+  // One call for each line: with O_APPEND the system writes it as a whole.
+  for (std::string_view rest = line; !rest.empty();) {
+    const ssize_t put = write(fd_, rest.data(), rest.size());
+    if (put < 0 && errno != EINTR) {
+      return ErrnoStatus(errno, "write", path_);
+    }
+    rest.remove_prefix(static_cast<size_t>(std::max<ssize_t>(put, 0)));
   }
   return absl::OkStatus();
 }

@@ -17,6 +17,7 @@
 #include "src/train/files/file_io.h"
 #include "src/train/loop/export_hf.h"
 #include "weft/core/status.h"
+#include "weft/train/metrics.h"
 
 namespace weft {
 namespace {
@@ -65,10 +66,11 @@ std::vector<OutputFile> OutputsOf(const TrainConfig& config) {
   std::vector<OutputFile> outputs;
   if (const std::string& metrics = config.output.metrics_file; !metrics.empty()) {
     outputs.push_back({"metrics", metrics, /*in_place=*/true});
-    outputs.push_back({"metrics", ConfigPathBeside(metrics), /*in_place=*/false});
+    if (const auto path = ConfigPathBeside(metrics))
+      outputs.push_back({"metrics", *path, /*in_place=*/false});
   }
   if (const std::string& folder = config.output.export_folder; !folder.empty()) {
-    for (const std::string& path : ExportedFiles({folder, config.model.hf_folder, ""})) {
+    for (const std::string& path : ExportedFiles(folder, config.model.hf_folder)) {
       outputs.push_back({"export-hf", path, /*in_place=*/false});
     }
   }
@@ -144,42 +146,24 @@ absl::Status CheckCollisions(const TrainConfig& config, const TrainInputs& input
   return CheckNoInputReplaced(outputs, InputsOf(config, inputs));
 }
 
-// Opens the file for writing. Removes it again if it did not exist before.
-absl::Status CheckFile(const std::string& path) {
-  const bool was_there = access(path.c_str(), F_OK) == 0;
-  absl::Status status = File::OpenForWriting(path).status();
+// Opens the metrics file. Removes it again if it did not exist before.
+absl::Status CheckMetrics(const std::string& path) {
+  struct stat info {};
+  const bool was_there = lstat(path.c_str(), &info) == 0;
+  absl::Status status = MetricsFile::Create(path).status();
   if (status.ok() && !was_there) {
     unlink(path.c_str());
   }
   return status;
 }
 
-// Checks that the folder, or its nearest existing ancestor, is writable.
-absl::Status CheckFolder(const std::string& folder) {
-  fs::path existing = fs::absolute(folder).lexically_normal();
+// Makes a file beside `path` and removes it.
+absl::Status CheckReplaceable(const std::string& path) {
   struct stat info {};
-  while (stat(existing.c_str(), &info) != 0) {
-    if (errno != ENOENT) {
-      return ErrnoStatus(errno, "write to the folder", folder);
-    }
-    existing = existing.parent_path();
-  }
-  if (!S_ISDIR(info.st_mode)) {
-    return ErrnoStatus(ENOTDIR, "write to the folder", folder);
-  }
-  return access(existing.c_str(), W_OK | X_OK) == 0 ? absl::OkStatus()
-                                                    : ErrnoStatus(errno, "write to the folder", folder);
-}
-
-// Checks the folder, and the weights and config.json in it, which the export would replace.
-absl::Status CheckExport(const std::string& folder) {
-  WEFT_RETURN_IF_ERROR(CheckFolder(folder));
-  for (const char* name : {"model.safetensors", "config.json"}) {
-    const std::string path = folder + "/" + name;
-    if (access(path.c_str(), F_OK) == 0) {
-      WEFT_RETURN_IF_ERROR(CheckFile(path));
-    }
-  }
+  if (lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode)) return ErrnoStatus(EISDIR, "write", path);
+  const std::string probe = absl::StrCat(path, ".partial-", UniqueSuffix());
+  WEFT_RETURN_IF_ERROR(File::CreateNew(probe).status());
+  unlink(probe.c_str());
   return absl::OkStatus();
 }
 
@@ -187,15 +171,18 @@ absl::Status CheckExport(const std::string& folder) {
 
 absl::Status CheckOutputs(const TrainConfig& config, const TrainInputs& inputs) {
   WEFT_RETURN_IF_ERROR(CheckCollisions(config, inputs));
-  const OutputOptions& output = config.output;
-  if (!output.metrics_file.empty()) {
-    WEFT_RETURN_IF_ERROR(CheckFile(output.metrics_file));
-    WEFT_RETURN_IF_ERROR(CheckFile(ConfigPathBeside(output.metrics_file)));
-  }
-  return output.export_folder.empty() ? absl::OkStatus() : CheckExport(output.export_folder);
+  const std::string& metrics = config.output.metrics_file;
+  if (metrics.empty()) return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(CheckMetrics(metrics));
+  const auto beside = ConfigPathBeside(metrics);
+  return beside ? CheckReplaceable(*beside) : absl::OkStatus();
 }
 
-std::string ConfigPathBeside(const std::string& metrics_file) {
+std::optional<std::string> ConfigPathBeside(const std::string& metrics_file) {
+  struct stat info {};
+  const bool is_device =
+      stat(metrics_file.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode);
+  if (metrics_file == "/dev/stdout" || is_device) return std::nullopt;
   return fs::path(metrics_file).replace_extension(".config.json");
 }
 

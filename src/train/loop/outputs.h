@@ -1,6 +1,7 @@
 // Checks of a run's outputs before it starts: each can be written, and none replaces a file of the run.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include <absl/status/status.h>
@@ -10,13 +11,13 @@
 
 namespace weft {
 
-// Checks the metrics file, the configuration beside it, and the files of the export. Leaves no new file.
-// Errors: kInvalidArgument (an output is the file of an input or of another output, by whatever path; names
-//   both flags); kNotFound, kPermissionDenied, kResourceExhausted, kDataLoss (an output cannot be written;
-//   names the path).
+// Checks that no output replaces a file of the run, and that the metrics file and the configuration beside it can
+// be written. OpenExport checks the rest of an export. Leaves nothing behind.
+// Errors: kInvalidArgument (an output is an input's file, or another output's, whatever paths lead there;
+//   names both flags; or the metrics file is not empty), kNotFound, kPermissionDenied (an output cannot be written; names the path).
 absl::Status CheckOutputs(const TrainConfig& config, const TrainInputs& inputs);
 
-// "run.jsonl" -> "run.config.json".
-std::string ConfigPathBeside(const std::string& metrics_file);
+// "run.jsonl" -> "run.config.json"; nullopt for a device.
+std::optional<std::string> ConfigPathBeside(const std::string& metrics_file);
 
 }  // namespace weft

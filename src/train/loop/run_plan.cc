@@ -98,6 +98,18 @@ absl::Status CheckSequences(const DataOptions& data, const LlamaConfig& model) {
   return absl::OkStatus();
 }
 
+// A rank holds the activations of a microbatch, so a larger one fits no machine.
+constexpr int64_t kMaxMicrobatchTokens = int64_t{1} << 28;
+
+absl::Status CheckMicrobatch(const BatchShape& batch, int64_t seq_len) {
+  const int64_t sequences = batch.sequences_per_rank();
+  if (sequences <= kMaxMicrobatchTokens / seq_len) return absl::OkStatus();
+  return BadFlag("batch-size", batch.batch_size,
+                 absl::StrCat("gives each rank ", sequences, " sequences of --seq-len ", seq_len,
+                              " at once, but at most ", kMaxMicrobatchTokens,
+                              " tokens are possible: use a smaller one, or more --grad-accum"));
+}
+
 }  // namespace
 
 ShardingPolicy RunPlan::Policy(WireCompression wire_compression) const {
@@ -120,6 +132,7 @@ absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs
   WEFT_ASSIGN_OR_RETURN(const BatchShape batch,
                         BatchShape::Make(data.batch_size.value_or(data.grad_accum * data_parallel),
                                          data.grad_accum, data_parallel));
+  WEFT_RETURN_IF_ERROR(CheckMicrobatch(batch, data.seq_len));
   WEFT_ASSIGN_OR_RETURN(
       ContextPlan context_plan,
       PlanContext(config.parallel.context, AttentionOf(config, inputs.model, batch), data.seq_len));

@@ -104,10 +104,20 @@ class Run {
     WEFT_ASSIGN_OR_RETURN(model_, LlamaModel::Create(inputs_->model));
     if (inputs_->weights) {
       WEFT_RETURN_IF_ERROR(CheckWeights(*inputs_->weights, *model_));
+      WEFT_RETURN_IF_ERROR(
+          CheckTiedHead(*inputs_->weights, inputs_->model, bootstrap_.rank(), bootstrap_.size()));
     }
     WEFT_ASSIGN_OR_RETURN(plan_, MakeRunPlan(config_, *inputs_, bootstrap_.node_map()));
     WEFT_ASSIGN_OR_RETURN(properties_, PropertiesOf(config_, *inputs_));
-    return first() ? CheckOutputs(config_, *inputs_) : absl::OkStatus();
+    return first() ? OpenOutputs() : absl::OkStatus();
+  }
+
+  absl::Status OpenOutputs() {
+    WEFT_RETURN_IF_ERROR(CheckOutputs(config_, *inputs_));
+    const std::string& folder = config_.output.export_folder;
+    if (folder.empty()) return absl::OkStatus();
+    WEFT_ASSIGN_OR_RETURN(export_, OpenExport(folder, config_.model.hf_folder, inputs_->hf_config, *model_));
+    return absl::OkStatus();
   }
 
   absl::Status Prepare() {
@@ -172,9 +182,9 @@ class Run {
     if (!first() || path.empty()) {
       return absl::OkStatus();
     }
-    WEFT_RETURN_IF_ERROR(WriteWholeFile(ConfigPathBeside(path), ToJson(resolved_)));
     WEFT_ASSIGN_OR_RETURN(metrics_, MetricsFile::Create(path));
-    return absl::OkStatus();
+    const auto beside = ConfigPathBeside(path);
+    return beside ? WriteWholeFile(*beside, ToJson(resolved_)) : absl::OkStatus();
   }
 
   absl::Status TrainSteps() {
@@ -234,11 +244,11 @@ class Run {
     if (report_.stopped || config_.output.export_folder.empty()) {
       return absl::OkStatus();
     }
-    const HfExport target{config_.output.export_folder, config_.model.hf_folder, inputs_->hf_config};
     const bool writes = bootstrap_.rank() < plan_->shard_group_size();  // The first replica.
-    WEFT_RETURN_IF_ERROR(ExportHf(bootstrap_, target, trainer_->model(), shards, writes, timeout_));
+    WEFT_RETURN_IF_ERROR(
+        ExportHf(bootstrap_, export_ ? &*export_ : nullptr, trainer_->model(), shards, writes, timeout_));
     if (output() != nullptr) {
-      std::fprintf(output(), "exported to %s\n", target.folder.c_str());
+      std::fprintf(output(), "exported to %s\n", config_.output.export_folder.c_str());
     }
     return absl::OkStatus();
   }
@@ -255,6 +265,7 @@ class Run {
   std::unique_ptr<Trainer> trainer_;
   std::unique_ptr<Evaluator> evaluator_;  // Null without --eval-data.
   std::optional<MetricsFile> metrics_;    // On rank 0, if there is --metrics.
+  std::optional<HfExport> export_;        // On rank 0, if there is --export-hf.
   TrainReport report_;
 };
 

@@ -134,6 +134,19 @@ TEST_P(SliceCodec, RejectsMalformedSlicesAndWrongCounts) {
   EXPECT_FALSE(DecompressSlice(dtype, wide.data(), kCount, room.data()));
 }
 
+// The decoder compared the end of the slice, which lies before its first block, as an unsigned number.
+TEST_P(SliceCodec, ReadsNothingOfASliceThatIsShorterThanItsLengthField) {
+  for (const uint32_t bytes : {0U, 1U, 2U, 3U}) {
+    // Exactly the length field: AddressSanitizer sees a read of more.
+    std::vector<std::byte> bad(sizeof(bytes));
+    std::memcpy(bad.data(), &bytes, sizeof(bytes));
+    std::vector<std::byte> room(4 * static_cast<size_t>(kCount));
+    for (const int64_t count : {int64_t{0}, int64_t{1}, kCount}) {
+      EXPECT_FALSE(DecompressSlice(GetParam(), bad.data(), count, room.data())) << bytes;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(DTypes, SliceCodec, ::testing::Values(DType::kF32, DType::kBF16),
                          [](const auto& tested) { return std::string(Name(tested.param)); });
 

@@ -1,0 +1,59 @@
+// Base of parsers that read JSON as a stream of events, without keeping it.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <utility>
+
+#include <nlohmann/json.hpp>
+
+namespace weft {
+
+// A parser overrides four functions; each returns false to end the parse. `level()` is the number of arrays and
+// objects that are open.
+class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
+ public:
+  using Value = nlohmann::json;
+
+  // A string, number, boolean or null.
+  virtual bool OnScalar(Value value) = 0;
+  virtual bool OnKey(const std::string& key) = 0;
+  // Before the level rises.
+  virtual bool OnOpen(bool is_object) = 0;
+  // After the level has fallen.
+  virtual bool OnClose() = 0;
+
+  bool null() final { return OnScalar(nullptr); }
+  bool boolean(bool value) final { return OnScalar(value); }
+  bool number_integer(number_integer_t value) final { return OnScalar(value); }
+  bool number_unsigned(number_unsigned_t value) final { return OnScalar(value); }
+  bool number_float(number_float_t value, const string_t& /*text*/) final { return OnScalar(value); }
+  bool string(string_t& value) final { return OnScalar(std::move(value)); }
+  bool binary(binary_t& /*value*/) final { return false; }
+  bool key(string_t& value) final { return OnKey(value); }
+  bool start_object(std::size_t /*elements*/) final { return Open(true); }
+  bool start_array(std::size_t /*elements*/) final { return Open(false); }
+  bool end_object() final { return Close(); }
+  bool end_array() final { return Close(); }
+  bool parse_error(std::size_t /*position*/, const std::string& /*token*/,
+                   const nlohmann::detail::exception& /*error*/) final {
+    return false;
+  }
+
+ protected:
+  int level() const { return level_; }
+
+ private:
+  bool Open(bool is_object) {
+    if (!OnOpen(is_object)) return false;
+    ++level_;
+    return true;
+  }
+  bool Close() {
+    --level_;
+    return OnClose();
+  }
+  int level_ = 0;
+};
+
+}  // namespace weft

@@ -1,0 +1,53 @@
+#include "src/train/files/model_folder.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <system_error>
+
+#include <absl/strings/str_cat.h>
+
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+
+absl::StatusOr<fs::path> Canonical(const std::string& path) {
+  std::error_code error;
+  fs::path found = fs::canonical(path, error);
+  if (error) return ErrnoStatus(error.value(), "open", path);
+  return found;
+}
+
+// The folder that holds all files of the model in `folder`. REQUIRES: `folder` is canonical.
+fs::path StoreOf(const fs::path& folder) {
+  const fs::path parent = folder.parent_path();
+  return parent.filename() == "snapshots" ? parent.parent_path() : folder;
+}
+
+bool IsWithin(const fs::path& file, const fs::path& folder) {
+  return std::mismatch(folder.begin(), folder.end(), file.begin(), file.end()).first == folder.end();
+}
+
+}  // namespace
+
+absl::StatusOr<File> OpenModelFile(const std::string& folder, const std::string& name) {
+  const std::string path = absl::StrCat(folder, "/", name);
+  WEFT_ASSIGN_OR_RETURN(const fs::path target, Canonical(path));
+  WEFT_ASSIGN_OR_RETURN(const fs::path root, Canonical(folder));
+  if (!IsWithin(target, StoreOf(root))) {
+    return absl::PermissionDeniedError(
+        absl::StrCat("'", path, "' is a link to '", target.native(),
+                     "', outside of the model's folder: put the file itself there"));
+  }
+  return File::OpenForReading(path);
+}
+
+absl::StatusOr<std::string> ReadModelFile(const std::string& folder, const std::string& name,
+                                          int64_t max_bytes) {
+  WEFT_ASSIGN_OR_RETURN(const File file, OpenModelFile(folder, name));
+  return file.ReadAll(max_bytes);
+}
+
+}  // namespace weft

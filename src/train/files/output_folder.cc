@@ -1,0 +1,303 @@
+#include "src/train/files/output_folder.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <numeric>
+#include <optional>
+#include <string_view>
+#include <sys/file.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <system_error>
+#include <utility>
+
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+
+#include "src/train/files/file_io.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kStaging = ".weft-new-";
+constexpr const char* kBackup = ".weft-old-";
+constexpr int kLockAttempts = 10;
+constexpr int64_t kSpareBytes = 1 << 20;  // For folders, and files of a few lines.
+
+absl::Status FolderError(int error, const std::string& path) {
+  return ErrnoStatus(error, "write to the folder", path);
+}
+
+bool Exists(const std::string& path) {
+  struct stat info {};
+  return lstat(path.c_str(), &info) == 0;
+}
+
+bool IsFolder(const std::string& path) {
+  struct stat info {};
+  return lstat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+bool IsSame(const struct stat& a, const struct stat& b) {
+  return a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+void RemoveTree(const std::string& path) {
+  std::error_code ignored;
+  fs::remove_all(path, ignored);
+}
+
+std::string ParentOf(const std::string& path) { return fs::path(path).parent_path(); }
+std::string NameOf(const std::string& path) { return fs::path(path).filename(); }
+
+// The names in a folder, without temporary folders of weft.
+absl::StatusOr<std::vector<std::string>> NamesIn(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code error;
+  for (auto entry = fs::directory_iterator(folder, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
+    std::string name = entry->path().filename();
+    if (!absl::StartsWith(name, kStaging) && !absl::StartsWith(name, kBackup))
+      names.push_back(std::move(name));
+  }
+  if (error) return ErrnoStatus(error.value(), "read the folder", folder);
+  return names;
+}
+
+// Renames that can be undone.
+class Moves {
+ public:
+  absl::Status Move(const std::string& from, const std::string& to) {
+    if (std::rename(from.c_str(), to.c_str()) != 0) return ErrnoStatus(errno, "write", to);
+    done_.emplace_back(from, to);
+    return absl::OkStatus();
+  }
+  void Undo() {
+    for (; !done_.empty(); done_.pop_back())
+      std::rename(done_.back().second.c_str(), done_.back().first.c_str());
+  }
+
+ private:
+  std::vector<std::pair<std::string, std::string>> done_;
+};
+
+// The place beside the folder for its staging folder; nullopt if it is on another file system.
+std::optional<std::string> PlaceBeside(const std::string& path) {
+  const std::string parent = ParentOf(path);
+  struct stat own {};
+  struct stat above {};
+  if (parent == path || stat(path.c_str(), &own) != 0 || stat(parent.c_str(), &above) != 0)
+    return std::nullopt;
+  if (own.st_dev != above.st_dev) return std::nullopt;
+  return absl::StrCat(parent, "/.", NameOf(path));
+}
+
+std::string InFolder(const std::string& folder, const std::string& name) {
+  return absl::StrCat(folder, "/", name);
+}
+
+bool Exchange(const std::string& a, const std::string& b) {
+  return renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
+}
+
+bool IsWorkingFolder(const std::string& path) {
+  struct stat folder {};
+  struct stat here {};
+  return stat(path.c_str(), &folder) == 0 && stat(".", &here) == 0 && IsSame(folder, here);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<OutputFolder>> OutputFolder::Claim(const std::string& path) {
+  std::error_code error;
+  fs::path resolved = fs::weakly_canonical(fs::absolute(path, error), error);
+  if (error) return FolderError(error.value(), path);
+  if (!resolved.has_filename() && resolved.has_relative_path()) resolved = resolved.parent_path();
+  std::unique_ptr<OutputFolder> folder(new OutputFolder(resolved));
+  WEFT_RETURN_IF_ERROR(folder->Create());
+  WEFT_RETURN_IF_ERROR(folder->Lock());
+  folder->RemoveLeftovers();
+  if (faccessat(AT_FDCWD, folder->path_.c_str(), W_OK | X_OK, AT_EACCESS) != 0)
+    return FolderError(errno, path);
+  WEFT_RETURN_IF_ERROR(folder->Stage().status());
+  folder->Discard();
+  return folder;
+}
+
+OutputFolder::~OutputFolder() {
+  Discard();
+  for (auto folder = created_.rbegin(); folder != created_.rend(); ++folder) rmdir(folder->c_str());
+  if (fd_ >= 0) close(fd_);
+}
+
+absl::Status OutputFolder::Create() {
+  std::vector<std::string> missing;
+  struct stat info {};
+  for (std::string folder = path_; stat(folder.c_str(), &info) != 0; folder = ParentOf(folder)) {
+    if (errno != ENOENT) return FolderError(errno, path_);
+    missing.push_back(folder);
+  }
+  if (!S_ISDIR(info.st_mode)) return FolderError(ENOTDIR, path_);
+  for (auto folder = missing.rbegin(); folder != missing.rend(); ++folder) {
+    if (mkdir(folder->c_str(), 0777) == 0) {
+      created_.push_back(*folder);
+    } else if (errno != EEXIST) {
+      return ErrnoStatus(errno, "create the folder", path_);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status OutputFolder::Lock() {
+  // Another run may put a new folder in this place between the open and the lock.
+  for (int attempt = 0; attempt < kLockAttempts; ++attempt) {
+    fd_ = open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    if (fd_ < 0) return FolderError(errno, path_);
+    const bool locked = flock(fd_, LOCK_EX | LOCK_NB) == 0;
+    if (!locked && errno == EWOULDBLOCK) break;
+    struct stat opened {};
+    struct stat present {};
+    if (fstat(fd_, &opened) == 0 && stat(path_.c_str(), &present) == 0 && IsSame(opened, present)) {
+      if (!locked) close(std::exchange(fd_, -1));
+      return absl::OkStatus();
+    }
+    close(std::exchange(fd_, -1));
+  }
+  return absl::InvalidArgumentError(absl::StrCat("another run writes to the folder '", path_,
+                                                 "': wait until it has ended, or name another one"));
+}
+
+// Only for a locked folder: without a lock the leftovers may be those of a run that lasts.
+void OutputFolder::RemoveLeftovers() const {
+  if (fd_ < 0) return;
+  const std::string beside = absl::StrCat(".", NameOf(path_), kStaging);
+  std::error_code ignored;
+  for (const auto& [folder, prefix] :
+       {std::pair(ParentOf(path_), beside), std::pair(path_, std::string(kStaging))}) {
+    for (auto entry = fs::directory_iterator(folder, ignored); !ignored && entry != fs::directory_iterator();
+         entry.increment(ignored)) {
+      if (absl::StartsWith(entry->path().filename().native(), prefix)) RemoveTree(entry->path());
+    }
+  }
+}
+
+absl::Status OutputFolder::CheckSpace(const std::vector<int64_t>& file_bytes) const {
+  const int64_t needed = std::accumulate(file_bytes.begin(), file_bytes.end(), kSpareBytes);
+  const int64_t largest = *std::max_element(file_bytes.begin(), file_bytes.end());
+  struct statvfs info {};
+  if (statvfs(path_.c_str(), &info) != 0) return FolderError(errno, path_);
+  const double free = static_cast<double>(info.f_bavail) * static_cast<double>(info.f_frsize);
+  if (free < static_cast<double>(needed)) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("the export to '", path_, "' needs ", needed, " bytes, but only ",
+                     static_cast<int64_t>(free), " are free: make room, or name a folder on another disk"));
+  }
+  struct rlimit limit {};
+  if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < static_cast<rlim_t>(largest)) {
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the export to '", path_, "' has a file of ", largest, " bytes, but this process may write at most ",
+        static_cast<uint64_t>(limit.rlim_cur), ": raise the limit with ulimit -f"));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::string> OutputFolder::Stage() {
+  const std::string name = absl::StrCat(kStaging, UniqueSuffix());
+  if (const auto beside = PlaceBeside(path_)) {
+    std::string staging = *beside + name;
+    if (mkdir(staging.c_str(), 0777) == 0) return staging_ = std::move(staging);
+  }
+  std::string staging = absl::StrCat(path_, "/", name);
+  if (mkdir(staging.c_str(), 0777) != 0) return FolderError(errno, path_);
+  return staging_ = std::move(staging);
+}
+
+void OutputFolder::Discard() {
+  if (!staging_.empty()) RemoveTree(std::exchange(staging_, ""));
+}
+
+absl::Status OutputFolder::Commit(const std::string& last,
+                                  absl::FunctionRef<bool(const std::string&)> is_obsolete) {
+  WEFT_ASSIGN_OR_RETURN(const Names fresh, NamesIn(staging_));
+  WEFT_ASSIGN_OR_RETURN(const Names present, NamesIn(path_));
+  Names old;
+  Names kept;
+  for (const std::string& name : present) {
+    const bool replaced = std::find(fresh.begin(), fresh.end(), name) != fresh.end();
+    (replaced || is_obsolete(name) ? old : kept).push_back(name);
+  }
+  WEFT_RETURN_IF_ERROR(SyncFolder(staging_));
+  if (!Replace(old, kept)) {
+    WEFT_RETURN_IF_ERROR(MoveFiles(old, fresh, last));
+  }
+  created_.clear();
+  Discard();
+  WEFT_RETURN_IF_ERROR(SyncFolder(path_));
+  return SyncFolder(ParentOf(path_));
+}
+
+// Puts the staging folder in the place of this folder. Returns false, and changes nothing, if that is not possible.
+bool OutputFolder::Replace(const Names& old, const Names& kept) const {
+  struct stat info {};
+  if (ParentOf(staging_) != ParentOf(path_) || IsWorkingFolder(path_) || stat(path_.c_str(), &info) != 0)
+    return false;
+  size_t linked = 0;
+  for (; linked < kept.size(); ++linked) {
+    const std::string from = InFolder(path_, kept[linked]);
+    if (IsFolder(from) || link(from.c_str(), InFolder(staging_, kept[linked]).c_str()) != 0) break;
+  }
+  const bool replaced = linked == kept.size() && chmod(staging_.c_str(), info.st_mode & 07777U) == 0 &&
+                        (old.empty() && kept.empty() ? std::rename(staging_.c_str(), path_.c_str()) == 0
+                                                     : Exchange(staging_, path_));
+  if (!replaced) {
+    for (size_t i = 0; i < linked; ++i) unlink(InFolder(staging_, kept[i]).c_str());
+    return false;
+  }
+  // The staging folder, if there is one, has the old files now. Files that came meanwhile move to the new folder.
+  for (const std::string& name : NamesIn(staging_).value_or(Names{})) {
+    const std::string target = InFolder(path_, name);
+    if (std::find(old.begin(), old.end(), name) == old.end() && !Exists(target)) {
+      std::rename(InFolder(staging_, name).c_str(), target.c_str());
+    }
+  }
+  return true;
+}
+
+absl::Status OutputFolder::MoveFiles(const Names& old, Names fresh, const std::string& last) const {
+  const std::string backup = absl::StrCat(path_, "/", kBackup, UniqueSuffix());
+  if (mkdir(backup.c_str(), 0777) != 0) return FolderError(errno, path_);
+  std::stable_partition(fresh.begin(), fresh.end(), [&](const std::string& name) { return name != last; });
+  Moves moves;
+  const auto move_all = [&]() -> absl::Status {
+    // The old weights leave before all else, the new ones come after all else.
+    if (std::find(old.begin(), old.end(), last) != old.end()) {
+      WEFT_RETURN_IF_ERROR(moves.Move(InFolder(path_, last), InFolder(backup, last)));
+    }
+    for (const std::string& name : old) {
+      if (name != last) WEFT_RETURN_IF_ERROR(moves.Move(InFolder(path_, name), InFolder(backup, name)));
+    }
+    for (const std::string& name : fresh) {
+      WEFT_RETURN_IF_ERROR(moves.Move(InFolder(staging_, name), InFolder(path_, name)));
+    }
+    return absl::OkStatus();
+  };
+  absl::Status status = move_all();
+  if (status.ok()) {
+    RemoveTree(backup);
+  } else {
+    moves.Undo();
+    rmdir(backup.c_str());  // Keeps what could not be moved back.
+  }
+  return status;
+}
+
+}  // namespace weft

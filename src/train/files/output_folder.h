@@ -1,0 +1,66 @@
+// Output folder of a run: locked while the run lasts, and filled as a whole at its end.
+//
+// Note [Output folders]
+// Problem: a reader that meets new weights beside an old configuration, or beside old shards, loads a wrong model.
+// Rule: new files are written to a staging folder, which then takes the place of the output folder by one system
+//   call. Files of the output folder that the run does not replace are linked into the staging folder first.
+// If the system cannot do so (the output folder is a mount point, the working directory, or has folders in it),
+//   files are moved one by one: the old weights leave first, and the new weights come last.
+// Why it suffices: weights are never seen beside files of another export. An error leaves the old files as they were.
+// Without it: a run that is killed during its export leaves a mixture.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/functional/function_ref.h>
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+namespace weft {
+
+// Thread safety: none.
+class OutputFolder {
+ public:
+  // Creates the folder if it does not exist, locks it against other runs, and checks that files can be made there.
+  // Removes what a killed run has left. A file system without locks (some network file systems) is used without one.
+  // Errors: kInvalidArgument (another run has the folder), kNotFound, kPermissionDenied, kResourceExhausted,
+  //   kDataLoss (names the path).
+  static absl::StatusOr<std::unique_ptr<OutputFolder>> Claim(const std::string& path);
+  // Removes the staging folder. Without a commit, also the folders that Claim created.
+  ~OutputFolder();
+  OutputFolder(const OutputFolder&) = delete;
+  OutputFolder& operator=(const OutputFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+
+  // Checks that files of these sizes can be written. Errors: kResourceExhausted (gives needed and free bytes).
+  absl::Status CheckSpace(const std::vector<int64_t>& file_bytes) const;
+  // Makes an empty staging folder, and returns its path. Errors: as Claim.
+  absl::StatusOr<std::string> Stage();
+  // Moves the staged files into place, `last` after all others. They replace files of the same names, and files
+  // for which `is_obsolete`. After an error the folder is as before. REQUIRES: Stage; all files are closed.
+  absl::Status Commit(const std::string& last, absl::FunctionRef<bool(const std::string&)> is_obsolete);
+  // Removes the staging folder.
+  void Discard();
+
+ private:
+  using Names = std::vector<std::string>;
+
+  explicit OutputFolder(std::string path) : path_(std::move(path)) {}
+  absl::Status Create();
+  absl::Status Lock();
+  void RemoveLeftovers() const;
+  bool Replace(const Names& old, const Names& kept) const;
+  absl::Status MoveFiles(const Names& old, Names fresh, const std::string& last) const;
+
+  std::string path_;                  // Without links.
+  std::vector<std::string> created_;  // The folder and its parents, as far as Claim created them.
+  int fd_ = -1;                       // The folder, if it is locked.
+  std::string staging_;               // Empty if there is none.
+};
+
+}  // namespace weft

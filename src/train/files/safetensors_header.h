@@ -1,0 +1,19 @@
+// Parsers of the JSON in a model folder's weights: the header of a safetensors file, and the index of several.
+//
+// They keep nothing but their results, whose number is limited, so their memory is bounded by that of the text.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+
+#include <absl/status/statusor.h>
+
+namespace weft {
+
+// Parses model.safetensors.index.json to the file name of each tensor. `path` goes into messages.
+// Errors: kDataLoss (also for a file name that leads to another folder).
+absl::StatusOr<std::map<std::string, std::string>> ParseSafetensorsIndex(std::string_view text,
+                                                                         const std::string& path);
+
+}  // namespace weft

@@ -1,0 +1,38 @@
+#include <string>
+#include <variant>
+
+#include "src/cli/command_line.h"
+#include "tests/fuzz/targets.h"
+#include "tests/fuzz/temp_input.h"
+#include "weft/core/status.h"
+#include "weft/train/hf_config.h"
+
+namespace weft {
+namespace {
+
+constexpr size_t kMaxText = 1 << 20;  // Of a config.json.
+
+}  // namespace
+
+int FuzzHfConfig(const uint8_t* data, size_t size) {
+  const std::string_view text(reinterpret_cast<const char*>(data), size);
+  const auto config = ParseHfConfig(text, "config.json");
+  if (!config.ok()) return 0;
+  WEFT_CHECK(config->ParameterCount() > 0, "the number of parameters overflows");
+  const std::string exported = FormatHfConfig(*config, text);
+  if (exported.size() > kMaxText) return 0;
+  const auto again = ParseHfConfig(exported, "config.json");
+  WEFT_CHECK(again.ok() && again->ParameterCount() == config->ParameterCount() &&
+                 again->rope_theta == config->rope_theta && again->norm_eps == config->norm_eps,
+             "the exported configuration is another one");
+  return 0;
+}
+
+int FuzzToml(const uint8_t* data, size_t size) {
+  const TempInput file(".toml", data, size);
+  const auto command = ParseCommandLine({"train", "--config", file.path()});
+  WEFT_CHECK(!command.ok() || std::holds_alternative<TrainConfig>(*command), "the file is no run");
+  return 0;
+}
+
+}  // namespace weft

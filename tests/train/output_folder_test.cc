@@ -1,0 +1,182 @@
+#include "src/train/files/output_folder.h"
+
+#include <filesystem>
+#include <fstream>
+#include <sys/resource.h>
+
+#include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+using ::testing::UnorderedElementsAre;
+
+bool IsOld(const std::string& name) { return name == "old-shard"; }
+
+std::vector<std::string> NamesIn(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder)) names.push_back(entry.path().filename());
+  return names;
+}
+
+class OutputFolderTest : public ::testing::Test {
+ protected:
+  std::unique_ptr<OutputFolder> Claim() { return OutputFolder::Claim(out_).value(); }
+
+  // Stages the files "weights" and "config", and commits them.
+  absl::Status Replace(OutputFolder& folder) {
+    const std::string staging = folder.Stage().value();
+    for (const char* name : {"weights", "config"}) std::ofstream(staging + "/" + name) << "new";
+    return folder.Commit("weights", IsOld);
+  }
+
+  void ExpectNew() {
+    EXPECT_EQ(ReadFile(out_ + "/weights"), "new");
+    EXPECT_EQ(ReadFile(out_ + "/config"), "new");
+  }
+
+  TempFolder folder_;
+  std::string out_ = folder_ / "out";
+};
+
+TEST_F(OutputFolderTest, GetsItsFilesAtOnce) {
+  const auto folder = Claim();
+  EXPECT_TRUE(fs::is_empty(out_));
+  const std::string staging = folder->Stage().value();
+  EXPECT_TRUE(fs::is_empty(out_));
+  folder->Discard();
+  EXPECT_OK(Replace(*folder));
+  ExpectNew();
+  EXPECT_THAT(NamesIn(folder_.str()), UnorderedElementsAre("out"));
+}
+
+TEST_F(OutputFolderTest, KeepsFilesThatTheRunDoesNotReplace) {
+  for (const char* name : {"out/weights", "out/old-shard", "out/notes"}) folder_.Write(name, "old");
+  fs::create_symlink("notes", out_ + "/link");
+  fs::permissions(out_, fs::perms(0750));
+  const auto folder = Claim();
+  EXPECT_OK(Replace(*folder));
+  ExpectNew();
+  EXPECT_THAT(NamesIn(out_), UnorderedElementsAre("weights", "config", "notes", "link"));
+  EXPECT_EQ(ReadFile(out_ + "/notes"), "old");
+  EXPECT_TRUE(fs::is_symlink(out_ + "/link"));
+  EXPECT_EQ(fs::status(out_).permissions(), fs::perms(0750));
+  EXPECT_THAT(NamesIn(folder_.str()), UnorderedElementsAre("out"));
+}
+
+TEST_F(OutputFolderTest, ReplacesFilesOneByOneIfThereAreFoldersBesideThem) {
+  for (const char* name : {"out/weights", "out/old-shard", "out/more/notes"}) folder_.Write(name, "old");
+  const auto folder = Claim();
+  EXPECT_OK(Replace(*folder));
+  ExpectNew();
+  EXPECT_THAT(NamesIn(out_), UnorderedElementsAre("weights", "config", "more"));
+  EXPECT_EQ(ReadFile(out_ + "/more/notes"), "old");
+}
+
+TEST_F(OutputFolderTest, MayBeTheWorkingFolder) {
+  folder_.Write("out/notes", "old");
+  const fs::path before = fs::current_path();
+  fs::current_path(out_);
+  const auto folder = OutputFolder::Claim(".").value();
+  EXPECT_OK(Replace(*folder));
+  EXPECT_EQ(ReadFile("weights"), "new");
+  fs::current_path(before);
+  EXPECT_THAT(NamesIn(out_), UnorderedElementsAre("weights", "config", "notes"));
+}
+
+TEST_F(OutputFolderTest, ReplacesLinksInsteadOfTheirTargets) {
+  const std::string victim = folder_.Write("victim", "old");
+  for (const bool with_folder : {false, true}) {
+    fs::remove_all(out_);
+    fs::create_directory(out_);
+    fs::create_symlink(victim, out_ + "/weights");
+    if (with_folder) fs::create_directory(out_ + "/more");
+    const auto folder = Claim();
+    EXPECT_OK(Replace(*folder));
+    EXPECT_EQ(ReadFile(victim), "old");
+    EXPECT_FALSE(fs::is_symlink(out_ + "/weights"));
+  }
+}
+
+TEST_F(OutputFolderTest, RestoresTheOldFilesIfAMoveFails) {
+  for (const char* name : {"out/weights", "out/more/notes"}) folder_.Write(name, "old");
+  const auto folder = Claim();
+  const std::string staging = folder->Stage().value();
+  for (const char* name : {"weights", "config"}) std::ofstream(staging + "/" + name) << "new";
+  // The folder appears between the listing and the move only here: the file cannot take its place.
+  const auto is_old = [&](const std::string&) {
+    fs::create_directories(out_ + "/config/in the way");
+    return false;
+  };
+  EXPECT_FALSE(folder->Commit("weights", is_old).ok());
+  EXPECT_EQ(ReadFile(out_ + "/weights"), "old");
+  folder->Discard();
+  EXPECT_THAT(NamesIn(out_), UnorderedElementsAre("weights", "more", "config"));
+  EXPECT_THAT(NamesIn(folder_.str()), UnorderedElementsAre("out"));
+}
+
+TEST_F(OutputFolderTest, IsClaimedByOneRun) {
+  auto first = Claim();
+  EXPECT_THAT(
+      OutputFolder::Claim(out_).status(),
+      testing::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("another run writes to the folder")));
+  EXPECT_OK(Replace(*first));
+  first.reset();
+  EXPECT_OK(OutputFolder::Claim(out_));
+}
+
+TEST_F(OutputFolderTest, LeavesNothingIfTheRunFails) {
+  out_ = folder_ / "a/b/out";
+  auto folder = Claim();
+  EXPECT_OK(folder->Stage());
+  folder.reset();
+  EXPECT_EQ(folder_.FileCount(), 0);
+}
+
+TEST_F(OutputFolderTest, RemovesWhatAKilledRunHasLeft) {
+  folder_.Write(".out.weft-new-123/weights", "partial");
+  folder_.Write("out/.weft-new-123/weights", "partial");
+  folder_.Write(".other.weft-new-123/weights", "of another folder");
+  const auto folder = Claim();
+  EXPECT_THAT(NamesIn(folder_.str()), UnorderedElementsAre("out", ".other.weft-new-123"));
+  EXPECT_TRUE(fs::is_empty(out_));
+}
+
+TEST_F(OutputFolderTest, NamesAPathThatCannotBeAFolder) {
+  folder_.Write("file", "");
+  EXPECT_THAT(OutputFolder::Claim(folder_ / "file").status().ToString(), HasSubstr("file'"));
+  EXPECT_THAT(OutputFolder::Claim(folder_ / "file/out").status().ToString(), HasSubstr("file/out'"));
+  EXPECT_THAT(OutputFolder::Claim("/proc/x").status().ToString(), HasSubstr("/proc/x"));
+  fs::create_symlink("loop", folder_ / "loop");
+  EXPECT_FALSE(OutputFolder::Claim(folder_ / "loop").ok());
+}
+
+TEST_F(OutputFolderTest, NamesTheSpaceThatIsMissing) {
+  const auto folder = Claim();
+  EXPECT_OK(folder->CheckSpace({1000, 2000}));
+  EXPECT_THAT(
+      folder->CheckSpace({int64_t{1} << 60}),
+      testing::StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("1152921504607895552 bytes")));
+}
+
+TEST_F(OutputFolderTest, NamesALimitOfFileSizesThatIsTooLow) {
+  const auto folder = Claim();
+  struct rlimit before {};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);
+  struct rlimit low = before;
+  low.rlim_cur = 1999;
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &low), 0);
+  const absl::Status status = folder->CheckSpace({1000, 2000});
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
+  EXPECT_THAT(status, testing::StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("ulimit -f")));
+}
+
+}  // namespace
+}  // namespace weft

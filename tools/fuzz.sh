@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# Builds the fuzzers of tests/fuzz with clang and runs each of them from its seeds. Prints the executions and findings of each.
+#
+#   tools/fuzz.sh [SECONDS [TARGET...]]    60 seconds for each target; all targets
+#
+# A finding is a crash, a leak, an input that takes more than 10 seconds, an allocation above 64 MB, or more than 1 GB of
+# memory. The input of a finding, and inputs that reach new code, stay in build/fuzz/work/TARGET. Exit code: 1 if there is a
+# finding.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+seconds=${1:-60}
+shift || true
+targets=("$@")
+
+fail() {
+  echo "fuzz: $*" >&2
+  exit 2
+}
+
+[[ $seconds =~ ^[0-9]+$ ]] || fail "'$seconds' is not a number of seconds"
+command -v clang++-14 >/dev/null || fail "clang++-14 is not installed: run tools/setup.sh --dev"
+cmake --preset fuzz >/dev/null
+if ((${#targets[@]} == 0)); then
+  mapfile -t targets < <(ls tests/fuzz/corpus)
+fi
+cmake --build --preset fuzz --target "${targets[@]/#/fuzz_}" >build/fuzz/build.log || fail "the build failed: see build/fuzz/build.log"
+
+# Inputs are small, so an allocation above the limit is not in proportion to the input.
+limits=(-max_len=65536 -timeout=10 -rss_limit_mb=1024 -malloc_limit_mb=64)
+found=0
+printf '%-20s %12s %10s %s\n' target executions per_second findings
+for target in "${targets[@]}"; do
+  work=build/fuzz/work/$target
+  mkdir -p "$work/corpus" "$work/findings" "$work/tmp"
+  log=$work/log
+  TMPDIR=$work/tmp build/fuzz/tests/fuzz/fuzz_"$target" "${limits[@]}" -max_total_time="$seconds" -print_final_stats=1 \
+    -artifact_prefix="$work/findings/" "$work/corpus" "tests/fuzz/corpus/$target" >"$log" 2>&1 && failed=0 || failed=1
+  executions=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
+  speed=$(sed -n 's/^stat::average_exec_per_sec: *//p' "$log")
+  finding=none
+  if ((failed)); then
+    found=1
+    finding=$(grep -m 1 -E 'ERROR:|SUMMARY:|check failed' "$log" || echo "see $log")
+  fi
+  printf '%-20s %12s %10s %s\n' "$target" "${executions:-?}" "${speed:-?}" "$finding"
+done
+exit "$found"
