@@ -24,6 +24,66 @@ if(WEFT_PRECOMPILE STREQUAL "all")
     LINK weft_options absl::flat_hash_map absl::statusor absl::strings absl::span)
 endif()
 
+# weft_unity(<target> tests|layers)
+# Most of the time of a compiler goes into headers and templates that many sources share. Where WEFT_UNITY is `all`, or `tests` and
+# this target belongs to the tests, some sources of the target are compiled as one; group_sources.py says which. This hides a missing
+# #include and a clash of names as well. The preset release therefore compiles each source of a layer alone, and debug all sources.
+function(weft_unity target kind)
+  if(WEFT_UNITY STREQUAL "all" OR WEFT_UNITY STREQUAL kind)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP UNITY_BUILD_RELOCATABLE ON)
+    set_property(GLOBAL APPEND PROPERTY WEFT_UNITY_TARGETS ${target})
+  endif()
+endfunction()
+
+# Lists the sources of a target that exist and are compiled with the options of the target.
+function(weft_plain_sources target result)
+  get_target_property(sources ${target} SOURCES)
+  get_target_property(folder ${target} SOURCE_DIR)
+  set(plain)
+  foreach(source IN LISTS sources)
+    cmake_path(ABSOLUTE_PATH source BASE_DIRECTORY ${folder} NORMALIZE)
+    set(is_plain TRUE)
+    foreach(property COMPILE_OPTIONS COMPILE_DEFINITIONS GENERATED SKIP_PRECOMPILE_HEADERS)
+      get_source_file_property(value ${source} TARGET_DIRECTORY ${target} ${property})
+      if(value)
+        set(is_plain FALSE)
+      endif()
+    endforeach()
+    if(is_plain AND EXISTS ${source})
+      list(APPEND plain ${source})
+    endif()
+  endforeach()
+  set(${result} ${plain} PARENT_SCOPE)
+endfunction()
+
+# Groups the sources of all targets of weft_unity; called once, after the last target. A changed source can change the groups, so
+# that the build then configures itself again.
+function(weft_group_sources)
+  get_property(targets GLOBAL PROPERTY WEFT_UNITY_TARGETS)
+  if(NOT targets)
+    return()
+  endif()
+  set(script ${PROJECT_SOURCE_DIR}/tools/cmake/group_sources.py)
+  set(lines "")
+  foreach(target IN LISTS targets)
+    weft_plain_sources(${target} sources)
+    string(APPEND lines "${target};${sources}\n")
+    set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${sources})
+  endforeach()
+  set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${script})
+  file(WRITE ${PROJECT_BINARY_DIR}/unity_targets.txt "${lines}")
+  execute_process(COMMAND ${script} ${PROJECT_SOURCE_DIR} INPUT_FILE ${PROJECT_BINARY_DIR}/unity_targets.txt
+                  OUTPUT_VARIABLE groups COMMAND_ERROR_IS_FATAL ANY)
+  string(REGEX MATCHALL "[^\n]+" groups "${groups}")
+  foreach(group IN LISTS groups)
+    string(REPLACE "|" ";" group "${group}")
+    list(GET group 0 target)
+    list(GET group 1 source)
+    list(GET group 2 number)
+    set_source_files_properties(${source} TARGET_DIRECTORY ${target} PROPERTIES UNITY_GROUP ${number})
+  endforeach()
+endfunction()
+
 # weft_layer(<name> SOURCES ... [PUBLIC deps...] [PRIVATE deps...])
 # One layer: library weft_<name>, alias weft::<name>. Sources are relative to the folder of the caller.
 function(weft_layer name)
@@ -38,6 +98,7 @@ function(weft_layer name)
   target_link_libraries(weft_${name} PUBLIC ${ARG_PUBLIC} PRIVATE ${ARG_PRIVATE}
                                      $<BUILD_INTERFACE:weft_options>)
   weft_precompile(weft_${name} weft_precompiled)
+  weft_unity(weft_${name} layers)
   install(TARGETS weft_${name} EXPORT weft-targets)
 endfunction()
 
@@ -54,6 +115,18 @@ if(WEFT_SANITIZE)
 else()
   target_compile_options(weft_test_options INTERFACE $<$<CONFIG:Release>:-O1>)
 endif()
+
+# weft_test_library(<name> SOURCES ... LINK targets...)
+# Sources that several tests share, with the options of tests.
+function(weft_test_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
+  add_library(${name} STATIC ${ARG_SOURCES})
+  target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${name} PUBLIC ${ARG_LINK} GTest::gmock PRIVATE weft_options weft_test_options)
+  target_compile_options(${name} PRIVATE -fPIE)  # Like the precompiled header.
+  weft_precompile(${name} weft_test_precompiled)
+  weft_unity(${name} tests)
+endfunction()
 
 # weft_test(<name> SOURCES ... LINK targets... [MPI_RANKS counts...] [TIMEOUT seconds] [LABELS labels...]
 #           [SINGLE_THREAD] [SLOW])
@@ -74,6 +147,7 @@ function(weft_test name)
   target_link_libraries(${name} PRIVATE ${ARG_LINK} GTest::gmock $<IF:$<BOOL:${ARG_MPI_RANKS}>,weft_test_mpi_main,weft_test_main>
                                         weft_options weft_test_options)
   weft_precompile(${name} weft_test_precompiled)
+  weft_unity(${name} tests)
   set(results ${PROJECT_BINARY_DIR}/results)
   if(ARG_MPI_RANKS)
     foreach(ranks IN LISTS ARG_MPI_RANKS)
