@@ -56,24 +56,31 @@ function(weft_plain_sources target result)
   set(${result} ${plain} PARENT_SCOPE)
 endfunction()
 
-# Groups the sources of all targets of weft_unity; called once, after the last target. A changed source can change the groups, so
-# that the build then configures itself again.
+# Groups the sources of all targets of weft_unity; called once, after the last target. A changed source or header can change the
+# groups, so that the build then configures itself again.
 function(weft_group_sources)
   get_property(targets GLOBAL PROPERTY WEFT_UNITY_TARGETS)
   if(NOT targets)
     return()
   endif()
   set(script ${PROJECT_SOURCE_DIR}/tools/cmake/group_sources.py)
+  set(folders include src sharding context_parallel tests bench)
   set(lines "")
   foreach(target IN LISTS targets)
     weft_plain_sources(${target} sources)
     string(APPEND lines "${target};${sources}\n")
     set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${sources})
   endforeach()
-  set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${script})
+  list(TRANSFORM folders REPLACE ".+" "${PROJECT_SOURCE_DIR}/\\0/*.h" OUTPUT_VARIABLE headers)
+  file(GLOB_RECURSE headers ${headers})
+  set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${script} ${headers})
   file(WRITE ${PROJECT_BINARY_DIR}/unity_targets.txt "${lines}")
   execute_process(COMMAND ${script} ${PROJECT_SOURCE_DIR} INPUT_FILE ${PROJECT_BINARY_DIR}/unity_targets.txt
-                  OUTPUT_VARIABLE groups COMMAND_ERROR_IS_FATAL ANY)
+                  OUTPUT_VARIABLE groups ERROR_VARIABLE messages RESULT_VARIABLE result)
+  if(result)
+    message(FATAL_ERROR "${script}: ${result}\n${messages}")
+  endif()
+  message(VERBOSE "${messages}")  # The sources that are compiled alone, and why.
   string(REGEX MATCHALL "[^\n]+" groups "${groups}")
   foreach(group IN LISTS groups)
     string(REPLACE "|" ";" group "${group}")
@@ -128,19 +135,23 @@ function(weft_test_library name)
   weft_unity(${name} tests)
 endfunction()
 
-# weft_test(<name> SOURCES ... LINK targets... [MPI_RANKS counts...] [TIMEOUT seconds] [LABELS labels...]
+# weft_test(<name> SOURCES ... LINK targets... [MPI_RANKS counts...] [TIMEOUT seconds] [COST seconds] [LABELS labels...]
 #           [SINGLE_THREAD] [SLOW])
 # A GoogleTest program. Without MPI_RANKS it runs alone, and its ranks, if any, are threads. With MPI_RANKS it runs once under mpirun
 # for each count, and the ranks agree on the verdict. A rank computes with one thread unless the test says otherwise, as tests run
 # beside each other. SINGLE_THREAD leaves a program out of ThreadSanitizer, which has nothing to find in it and does not know of fibers.
+# COST is about how long a long test takes where it takes longest: ctest starts the longest first, so that no core waits at the end.
 # The label `quick` selects programs that are not SLOW, over MPI with two ranks.
 function(weft_test name)
-  cmake_parse_arguments(ARG "SINGLE_THREAD;SLOW" "TIMEOUT" "SOURCES;LINK;MPI_RANKS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "SINGLE_THREAD;SLOW" "TIMEOUT;COST" "SOURCES;LINK;MPI_RANKS;LABELS" ${ARGN})
   if(ARG_SINGLE_THREAD AND WEFT_SANITIZE MATCHES "thread")
     return()
   endif()
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
+  endif()
+  if(NOT ARG_COST)
+    set(ARG_COST 0)
   endif()
   add_executable(${name} ${ARG_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
@@ -158,7 +169,12 @@ function(weft_test name)
       if(ranks EQUAL 2 AND NOT ARG_SLOW)
         list(APPEND labels quick)
       endif()
-      set_tests_properties(${name}.mpi${ranks} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${labels}" PROCESSORS 2
+      set(processors 2)
+      if(ranks EQUAL 1)
+        set(processors 1)
+      endif()
+      set_tests_properties(${name}.mpi${ranks} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${labels}"
+                                                           PROCESSORS ${processors}
                                                            ENVIRONMENT "WEFT_TIMEOUT_S=60;OMP_NUM_THREADS=1")
     endforeach()
   else()
@@ -171,6 +187,7 @@ function(weft_test name)
       list(APPEND ARG_LABELS quick)
     endif()
     add_test(NAME ${name} COMMAND ${name} --gtest_output=json:${results}/${name}.json)
-    set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}" ENVIRONMENT OMP_NUM_THREADS=1)
+    set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} COST ${ARG_COST} LABELS "${ARG_LABELS}"
+                                            ENVIRONMENT OMP_NUM_THREADS=1)
   endif()
 endfunction()

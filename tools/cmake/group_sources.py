@@ -138,6 +138,8 @@ def statements_of(tokens):
             end = after_statement(tokens, at)
             yield tokens[at:end], any(is_anonymous)
             at = end
+    if is_anonymous:
+        raise NotUnderstood("a namespace is not closed")
 
 
 # Names that a statement declares.
