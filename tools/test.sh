@@ -30,6 +30,15 @@ run() {
     "${labels[@]}" --output-junit results/ctest.xml </dev/null
 }
 
+# timed DONE STEP PRESET: takes a step and prints the minutes that it took, as in `== release: built in 6.1 min`.
+timed() {
+  local done="$1 in" step=$2 preset=$3 start=$EPOCHREALTIME result=0
+  "$step" "$preset" || { result=$?; done="$step failed after"; }
+  awk -v what="$preset: $done" -v from="$start" -v to="$EPOCHREALTIME" \
+    'BEGIN {printf "== %s %.1f min\n", what, (to - from) / 60}'
+  return "$result"
+}
+
 main() {
   local presets=("$@") preset folders=()
   ((${#presets[@]})) || presets=(release asan tsan)
@@ -39,7 +48,7 @@ main() {
     rm -rf "build/$preset/results"  # Nothing of an earlier run may be counted.
     mkdir -p "build/$preset/results"
     folders+=("build/$preset/results")
-    build "$preset" && run "$preset"
+    timed built build "$preset" && timed tested run "$preset"
   done
   echo "== results"
   tools/summarize_tests.py "${folders[@]}"

@@ -26,6 +26,73 @@ if(WEFT_PRECOMPILE STREQUAL "all")
     LINK weft_options absl::flat_hash_map absl::statusor absl::strings absl::span)
 endif()
 
+# weft_unity(<target> tests|layers)
+# Most of the time of a compiler goes into headers and templates that many sources share. Where WEFT_UNITY is `all`, or `tests` and
+# this target belongs to the tests, some sources of the target are compiled as one; group_sources.py says which. This hides a missing
+# #include and a clash of names as well. The preset release therefore compiles each source of a layer alone, and debug all sources.
+function(weft_unity target kind)
+  if(WEFT_UNITY STREQUAL "all" OR WEFT_UNITY STREQUAL kind)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP UNITY_BUILD_RELOCATABLE ON)
+    set_property(GLOBAL APPEND PROPERTY WEFT_UNITY_TARGETS ${target})
+  endif()
+endfunction()
+
+# Lists the sources of a target that exist and are compiled with the options of the target.
+function(weft_plain_sources target result)
+  get_target_property(sources ${target} SOURCES)
+  get_target_property(folder ${target} SOURCE_DIR)
+  set(plain)
+  foreach(source IN LISTS sources)
+    cmake_path(ABSOLUTE_PATH source BASE_DIRECTORY ${folder} NORMALIZE)
+    set(is_plain TRUE)
+    foreach(property COMPILE_OPTIONS COMPILE_DEFINITIONS GENERATED SKIP_PRECOMPILE_HEADERS)
+      get_source_file_property(value ${source} TARGET_DIRECTORY ${target} ${property})
+      if(value)
+        set(is_plain FALSE)
+      endif()
+    endforeach()
+    if(is_plain AND EXISTS ${source})
+      list(APPEND plain ${source})
+    endif()
+  endforeach()
+  set(${result} ${plain} PARENT_SCOPE)
+endfunction()
+
+# Groups the sources of all targets of weft_unity; called once, after the last target. A changed source or header can change the
+# groups, so that the build then configures itself again.
+function(weft_group_sources)
+  get_property(targets GLOBAL PROPERTY WEFT_UNITY_TARGETS)
+  if(NOT targets)
+    return()
+  endif()
+  set(script ${PROJECT_SOURCE_DIR}/tools/cmake/group_sources.py)
+  set(folders include src sharding context_parallel tests bench)
+  set(lines "")
+  foreach(target IN LISTS targets)
+    weft_plain_sources(${target} sources)
+    string(APPEND lines "${target};${sources}\n")
+    set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${sources})
+  endforeach()
+  list(TRANSFORM folders REPLACE ".+" "${PROJECT_SOURCE_DIR}/\\0/*.h" OUTPUT_VARIABLE headers)
+  file(GLOB_RECURSE headers ${headers})
+  set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${script} ${headers})
+  file(WRITE ${PROJECT_BINARY_DIR}/unity_targets.txt "${lines}")
+  execute_process(COMMAND ${script} ${PROJECT_SOURCE_DIR} INPUT_FILE ${PROJECT_BINARY_DIR}/unity_targets.txt
+                  OUTPUT_VARIABLE groups ERROR_VARIABLE messages RESULT_VARIABLE result)
+  if(result)
+    message(FATAL_ERROR "${script}: ${result}\n${messages}")
+  endif()
+  message(VERBOSE "${messages}")  # The sources that are compiled alone, and why.
+  string(REGEX MATCHALL "[^\n]+" groups "${groups}")
+  foreach(group IN LISTS groups)
+    string(REPLACE "|" ";" group "${group}")
+    list(GET group 0 target)
+    list(GET group 1 source)
+    list(GET group 2 number)
+    set_source_files_properties(${source} TARGET_DIRECTORY ${target} PROPERTIES UNITY_GROUP ${number})
+  endforeach()
+endfunction()
+
 # weft_layer(<name> SOURCES ... [PUBLIC deps...] [PRIVATE deps...])
 # One layer: library weft_<name>, alias weft::<name>. Sources are relative to the folder of the caller.
 function(weft_layer name)
@@ -40,6 +107,7 @@ function(weft_layer name)
   target_link_libraries(weft_${name} PUBLIC ${ARG_PUBLIC} PRIVATE ${ARG_PRIVATE}
                                      $<BUILD_INTERFACE:weft_options>)
   weft_precompile(weft_${name} weft_precompiled)
+  weft_unity(weft_${name} layers)
   install(TARGETS weft_${name} EXPORT weft-targets)
 endfunction()
 
@@ -57,26 +125,43 @@ else()
   target_compile_options(weft_test_options INTERFACE $<$<CONFIG:Release>:-O1>)
 endif()
 
-# weft_test(<name> SOURCES ... LINK targets... [MPI_RANKS counts...] [TIMEOUT seconds] [LABELS labels...]
+# weft_test_library(<name> SOURCES ... LINK targets...)
+# Sources that several tests share, with the options of tests.
+function(weft_test_library name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;LINK" ${ARGN})
+  add_library(${name} STATIC ${ARG_SOURCES})
+  target_include_directories(${name} PUBLIC ${PROJECT_SOURCE_DIR})
+  target_link_libraries(${name} PUBLIC ${ARG_LINK} GTest::gmock PRIVATE weft_options weft_test_options)
+  target_compile_options(${name} PRIVATE -fPIE)  # Like the precompiled header.
+  weft_precompile(${name} weft_test_precompiled)
+  weft_unity(${name} tests)
+endfunction()
+
+# weft_test(<name> SOURCES ... LINK targets... [MPI_RANKS counts...] [TIMEOUT seconds] [COST seconds] [LABELS labels...]
 #           [SINGLE_THREAD] [SLOW])
 # A GoogleTest program. Without MPI_RANKS it runs without mpirun, and its ranks, if any, are threads. With MPI_RANKS it runs once
 # under mpirun for each count, and the ranks agree on the verdict. A rank computes with one thread unless the test sets another
 # number, because ctest runs tests in parallel. A SINGLE_THREAD program is left out under ThreadSanitizer, which would find
-# nothing in it and does not support fibers. Programs that are not SLOW have the label `quick`; of runs over MPI, only the one with
-# two ranks has it.
+# nothing in it and does not support fibers. COST is about the time that a long test takes where it takes longest: ctest starts the
+# longest first, so that no core waits at the end. Programs that are not SLOW have the label `quick`; of runs over MPI, only the one
+# with two ranks has it.
 function(weft_test name)
-  cmake_parse_arguments(ARG "SINGLE_THREAD;SLOW" "TIMEOUT" "SOURCES;LINK;MPI_RANKS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "SINGLE_THREAD;SLOW" "TIMEOUT;COST" "SOURCES;LINK;MPI_RANKS;LABELS" ${ARGN})
   if(ARG_SINGLE_THREAD AND WEFT_SANITIZE MATCHES "thread")
     return()
   endif()
   if(NOT ARG_TIMEOUT)
     set(ARG_TIMEOUT 300)
   endif()
+  if(NOT ARG_COST)
+    set(ARG_COST 0)
+  endif()
   add_executable(${name} ${ARG_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(${name} PRIVATE ${ARG_LINK} GTest::gmock $<IF:$<BOOL:${ARG_MPI_RANKS}>,weft_test_mpi_main,weft_test_main>
                                         weft_options weft_test_options)
   weft_precompile(${name} weft_test_precompiled)
+  weft_unity(${name} tests)
   set(results ${PROJECT_BINARY_DIR}/results)
   if(ARG_MPI_RANKS)
     foreach(ranks IN LISTS ARG_MPI_RANKS)
@@ -87,7 +172,12 @@ function(weft_test name)
       if(ranks EQUAL 2 AND NOT ARG_SLOW)
         list(APPEND labels quick)
       endif()
-      set_tests_properties(${name}.mpi${ranks} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${labels}" PROCESSORS 2
+      set(processors 2)
+      if(ranks EQUAL 1)
+        set(processors 1)
+      endif()
+      set_tests_properties(${name}.mpi${ranks} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${labels}"
+                                                           PROCESSORS ${processors}
                                                            ENVIRONMENT "WEFT_TIMEOUT_S=60;OMP_NUM_THREADS=1")
     endforeach()
   else()
@@ -100,6 +190,7 @@ function(weft_test name)
       list(APPEND ARG_LABELS quick)
     endif()
     add_test(NAME ${name} COMMAND ${name} --gtest_output=json:${results}/${name}.json)
-    set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}" ENVIRONMENT OMP_NUM_THREADS=1)
+    set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} COST ${ARG_COST} LABELS "${ARG_LABELS}"
+                                            ENVIRONMENT OMP_NUM_THREADS=1)
   endif()
 endfunction()

@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""Tests of group_sources.py on small trees: sources share a group only if each means what it means alone."""
+import contextlib
+import io
+import pathlib
+import sys
+import tempfile
+import unittest
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools" / "cmake"))
+import group_sources
+
+
+def anonymous(text):
+    return f"namespace weft {{\nnamespace {{\n{text}\n}}  // namespace\n}}  // namespace weft\n"
+
+
+class GroupSources(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.root = pathlib.Path(folder.name)
+
+    def write(self, path, text):
+        file = self.root / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+        return file
+
+    def groups(self, *texts):
+        """The groups of sources with these texts, as lists of their numbers."""
+        paths = [self.write(f"src/core/{number}.cc", text) for number, text in enumerate(texts)]
+        with contextlib.redirect_stderr(io.StringIO()) as self.messages:
+            found = group_sources.group_sources(group_sources.Tree(self.root), paths)
+        return [[paths.index(path) for path in group] for group in found]
+
+    def assert_together(self, *texts):
+        self.assertEqual(self.groups(*texts), [list(range(len(texts)))])
+
+    def assert_apart(self, *texts):
+        self.assertEqual(self.groups(*texts), [])
+
+    def test_groups_sources_with_different_names(self):
+        self.assert_together(anonymous("int Size() { return 1; }"), anonymous("int Count() { return 2; }"))
+
+    def test_separates_sources_that_declare_the_same_function(self):
+        self.assert_apart(anonymous("int Size(int a) { return a; }"), anonymous("template <class T>\nT Size(T a) { return a; }"))
+
+    def test_separates_sources_that_declare_the_same_constant(self):
+        self.assert_apart(anonymous("constexpr int kBlock = 1;"), anonymous("constexpr std::array<int, 2> kBlock{1, 2};"))
+        self.assert_apart("static int clock = 1;\n", anonymous("int time, clock;"))
+
+    def test_separates_sources_that_declare_the_same_type(self):
+        for declaration in ("class Clock : public Base {};", "enum class Clock { kA };", "using Clock = int;", "enum { Clock };",
+                            "struct {} Clock;"):
+            self.assert_apart(anonymous("struct Clock { int ticks; };"), anonymous(declaration))
+
+    def test_separates_a_source_that_calls_what_another_declares_for_itself(self):
+        self.assert_apart(anonymous("int Size(double a) { return 0; }"), "namespace weft {\nint x() { return Size(1); }\n}\n")
+
+    def test_finds_names_after_initializers_and_bodies(self):
+        self.assert_apart(anonymous("const auto list = {1, 2};\nA::A() : x_{1}, y_(2) {}\nbool operator==(A a, A b) { return true; }\n"
+                                    "std::map<int, std::vector<int>> Size() { return {}; }"), anonymous("int Size;"))
+
+    def test_ignores_members_comments_and_text(self):
+        self.assert_together(anonymous("int Size() { return 1; }"),
+                             '// Size\nnamespace weft {\nint A::Count() { return b.Size() + Count("Size", R"(Size)"); }\n}\n')
+
+    def test_does_not_take_the_definition_of_a_member_for_a_name(self):
+        self.assert_together(anonymous("int A::Size() const { return 1; }"), anonymous("int B::Size() const { return 2; }"))
+
+    def test_groups_sources_with_equal_using_declarations(self):
+        self.assert_together(anonymous("using ::testing::Each;"), anonymous("using ::testing::Each;\nusing ::testing::Not;"))
+        self.assert_apart(anonymous("using ::testing::Each;"), anonymous("using ::other::Each;"))
+        self.assert_apart(anonymous("using ::testing::Each;"), anonymous("int Each(int x) { return x; }"))
+
+    def test_separates_tests_and_instances_of_the_same_name(self):
+        test = "namespace {\nTEST(Wire, Works) {}\n}\n"
+        self.assert_apart(test, test)
+        self.assert_together(test, "namespace {\nTEST(Wire, Fails) {}\nTEST_F(Wires, Works) {}\n}\n")
+        instance = "namespace {\nINSTANTIATE_TEST_SUITE_P(All, Wire, ::testing::Values(1));\n}\n"
+        self.assert_apart(instance, instance)
+
+    def test_reads_the_headers_that_only_one_source_includes(self):
+        self.write("include/weft/core/size.h", '#pragma once\n#include "src/core/inner.h"\n')
+        self.write("src/core/inner.h", "#pragma once\nnamespace weft {\nint Size(int a);\n}\n")
+        include = '#include "weft/core/size.h"\n'
+        own = anonymous("int Size(double a) { return 0; }")
+        self.assert_apart(own, include)
+        self.assert_together(include + own, include)
+
+    def test_leaves_what_it_does_not_understand_alone(self):
+        for text in ("#define SIZE 1\n", "#if SIZE\n#endif\n", "using namespace std;\n", "REGISTER(Size);\n", 'extern "C" {\n}\n',
+                     "namespace weft {\n"):
+            self.assert_apart(text, "int Count();\n")
+            self.assertIn("0.cc is compiled alone", self.messages.getvalue())
+
+    def test_bounds_the_size_of_a_group(self):
+        sources = [f"int Count{number}();\n" for number in range(group_sources.MAX_SOURCES + 2)]
+        self.assertEqual([len(group) for group in self.groups(*sources)], [group_sources.MAX_SOURCES, 2])
+        long = "\n" * (group_sources.MAX_LINES // 2 + 1)
+        self.assertEqual(self.groups(long, long, "int Count();\n"), [[0, 2]])
+
+    def test_prints_the_groups_of_each_target_without_shared_sources(self):
+        a, b, c = (self.write(f"src/core/{name}.cc", f"int {name}();\n") for name in "abc")
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            group_sources.main(self.root, [f"one;{a};{b};{c}\n", f"two;{c}\n"])
+        self.assertEqual(printed.getvalue(), f"one|{a}|1\none|{b}|1\n")
+
+
+if __name__ == "__main__":
+    unittest.main()

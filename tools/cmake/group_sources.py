@@ -1,0 +1,339 @@
+#!/usr/bin/env python3
+"""Sorts the sources of each target into groups that may be compiled as one.
+
+    group_sources.py ROOT < TARGETS
+
+Each input line has a target and its sources, separated by semicolons. Each output line is `target|source|group`. Sources
+that are not in the output are compiled alone.
+
+A source has names of its own: what it declares in an anonymous namespace or with internal linkage, types, aliases,
+using-declarations and tests. Two sources may share a group if no own name of one occurs in the other, nor in a header of
+the project that only the other includes. Each then means what it means alone, as it cannot name anything of the other.
+Equal using-declarations do not clash. A source stays alone if it has a using-directive, a preprocessor line other than
+#include, or a statement that this script does not understand, and if several targets contain it.
+
+Groups depend on the order of the sources only: each source goes into the first group that has room for it.
+"""
+import collections
+import dataclasses
+import functools
+import pathlib
+import re
+import sys
+
+MAX_SOURCES = 8
+MAX_LINES = 1500
+
+TOKEN = re.compile(
+    r"""
+    (?P<skip>//[^\n]*|/\*.*?\*/|\s+)
+    |(?P<line>\#(?:\\\n|[^\n])*)
+    |(?P<text>(?:u8|[uUL])?(?:R"(?P<end>[^()\s\\]*)\(.*?\)(?P=end)"|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'))
+    |(?P<number>\.?\d(?:'?[\w.]|(?<=[eEpP])[+-])*)
+    |(?P<word>[A-Za-z_]\w*)
+    |(?P<sign>::|->|[-+*/%&|^=!<>]=|.)
+    """,
+    re.VERBOSE | re.DOTALL,
+)
+INCLUDE = re.compile(r'#\s*include\s*(?:<[^>]*>|"([^"]*)")')
+OPENING = {"(", "[", "{"}
+CLOSING = {")", "]", "}"}
+TYPES = {"class", "struct", "union", "enum"}
+TESTS = {"TEST", "TEST_F", "TEST_P", "TYPED_TEST"}
+SUITES = {"TYPED_TEST_SUITE", "INSTANTIATE_TEST_SUITE_P"}
+
+
+class NotUnderstood(Exception):
+    pass
+
+
+def is_word(token):
+    return token[0].isalpha() or token[0] == "_"
+
+
+def tokens_of(text):
+    """(tokens, paths in `#include "..."`, whether there are other preprocessor lines). A literal is the token `0`."""
+    tokens, includes, has_directives = [], [], False
+    for match in TOKEN.finditer(text):
+        if match["line"]:
+            include = INCLUDE.match(match["line"])
+            if include and include[1]:
+                includes.append(include[1])
+            has_directives |= not include
+        elif match["text"] or match["number"]:
+            tokens.append("0")
+        elif not match["skip"]:
+            tokens.append(match[0])
+    return tokens, includes, has_directives
+
+
+# Statements at the scope of a namespace.
+
+
+def after_brackets(tokens, at):
+    """The position after the bracket that closes the one at `at`."""
+    depth = 0
+    for i in range(at, len(tokens)):
+        depth += (tokens[i] in OPENING) - (tokens[i] in CLOSING)
+        if depth == 0:
+            return i + 1
+    raise NotUnderstood(f"{tokens[at]} is not closed")
+
+
+def after_angles(tokens, at):
+    """The position after the > that closes the < at `at`."""
+    depth = 0
+    while at < len(tokens):
+        if tokens[at] in OPENING:
+            at = after_brackets(tokens, at)
+            continue
+        depth += (tokens[at] == "<") - (tokens[at] == ">")
+        at += 1
+        if depth == 0:
+            return at
+    raise NotUnderstood("< is not closed")
+
+
+def starts_angles(tokens, at):
+    return tokens[at] == "<" and at > 0 and is_word(tokens[at - 1]) and tokens[at - 1] != "operator"
+
+
+def after_statement(tokens, at):
+    """The position after a statement: after its `;`, or after the body of a function."""
+    is_function = is_initialized = False
+    while at < len(tokens):
+        token = tokens[at]
+        if token == ";":
+            return at + 1
+        if token == "{":
+            at = after_brackets(tokens, at)
+            if is_function and tokens[at : at + 1] not in ([","], ["{"], [";"]):  # Otherwise a member was initialized.
+                return at
+        elif token in OPENING:
+            is_function |= token == "(" and not is_initialized
+            at = after_brackets(tokens, at)
+        elif not is_function and not is_initialized and starts_angles(tokens, at):
+            at = after_angles(tokens, at)
+        else:
+            is_initialized |= token == "=" and tokens[at - 1] != "operator"
+            at += 1
+    raise NotUnderstood("the last statement has no end")
+
+
+def statements_of(tokens):
+    """(statement, whether it stands in an anonymous namespace) of each statement at the scope of a namespace."""
+    is_anonymous = []  # One for each open namespace.
+    at = 0
+    while at < len(tokens):
+        if tokens[at] == "}":
+            if not is_anonymous:
+                raise NotUnderstood("} without {")
+            is_anonymous.pop()
+            at += 1
+        elif tokens[at] == "namespace" and "=" not in tokens[at : at + 3]:
+            brace = tokens.index("{", at)
+            is_anonymous.append(brace == at + 1)
+            at = brace + 1
+        else:
+            end = after_statement(tokens, at)
+            yield tokens[at:end], any(is_anonymous)
+            at = end
+    if is_anonymous:
+        raise NotUnderstood("a namespace is not closed")
+
+
+# Names that a statement declares.
+
+
+def names_of_type(statement):
+    """Names of the definition or declaration of a type; None if it declares something else, as `struct tm Now()` does."""
+    at = 1
+    while statement[at] in TYPES or statement[at] == "[":
+        at = after_brackets(statement, at) if statement[at] == "[" else at + 1
+    name, after = ("", statement[at]) if statement[at] in "{:" else (statement[at], statement[at + 1])
+    if after in ("::", "<"):  # A member of a class, or a specialization.
+        return []
+    if after not in ("{", ":", ";", "final"):
+        return None
+    names = [name] if name else []
+    if "{" in statement:
+        begin = statement.index("{")
+        end = after_brackets(statement, begin)
+        names += statement[end:-1]
+        if statement[:2] in (["enum", name], ["enum", ":"], ["enum", "{"]):
+            names += statement[begin:end]
+    return list(filter(is_word, names))
+
+
+def declared_name(statement):
+    """(name, whether it is a function) of a declared function or variable; None for a member that is defined here."""
+    at = 0
+    while statement[at] not in ("(", "=", "{", ";", ",", ":"):
+        if statement[at] == "operator":
+            return None
+        if statement[at] == "[" or starts_angles(statement, at):
+            skip = after_brackets if statement[at] == "[" else after_angles
+            end = skip(statement, at)
+            statement = statement[:at] + statement[end:]
+        else:
+            at += 1
+    if at < 2 or not is_word(statement[at - 1]):
+        raise NotUnderstood(" ".join(statement[:8]))
+    if "::" in statement[at - 2 : at - 1]:
+        return None
+    return statement[at - 1], statement[at] == "("
+
+
+def names_of_using(statement):
+    """`using a::B;` is an own name together with what it stands for: equal ones do not clash."""
+    if statement[1] == "namespace":
+        raise NotUnderstood("a using-directive")
+    if statement[2] == "=":
+        return [statement[1]], []
+    return [], [(statement[-2], "".join(statement[1:-1]))]
+
+
+def names_of_macro(statement):
+    arguments = statement[2 : after_brackets(statement, 1) - 1]
+    if statement[0] in TESTS:
+        return [f"{arguments[0]}_{arguments[2]}_Test"]
+    if statement[0] in SUITES:
+        return ["".join(arguments[: 3 if statement[0].startswith("INSTANTIATE") else 1]) + " suite"]
+    if statement[0] == "static_assert":
+        return []
+    raise NotUnderstood(f"the macro {statement[0]}")
+
+
+def own_names_of(statement, is_anonymous):
+    """(names, [(name, what it stands for)] of using-declarations) that a statement adds to the names of its source."""
+    while statement[0] in ("template", "__extension__", "inline"):
+        if statement[0] == "template" and statement[1] != "<":  # An explicit instantiation.
+            return [], []
+        statement = statement[after_angles(statement, 1) if statement[0] == "template" else 1 :]
+    if statement[0] == ";":
+        return [], []
+    if statement[0] == "using":
+        return names_of_using(statement)
+    if statement[0] == "namespace":
+        return [statement[1]], []
+    if statement[0] in ("extern", "typedef", "requires", "concept"):
+        raise NotUnderstood(statement[0])
+    if statement[1] == "(":
+        return names_of_macro(statement), []
+    names = names_of_type(statement) if statement[0] in TYPES else None
+    if names is not None:
+        return names, []
+    declared = declared_name(statement)
+    if declared is None:
+        return [], []
+    name, is_function = declared
+    is_internal = is_anonymous or not {"static", "constexpr"}.isdisjoint(statement) or (
+        not is_function and "const" in statement)
+    return [name] if is_internal else [], []
+
+
+@dataclasses.dataclass
+class Source:
+    lines: int
+    own: set
+    using: dict  # What the names of using-declarations stand for.
+    words: set
+    headers: frozenset
+
+    def stands_apart_from(self, other, words_of_header):
+        """True if no own name occurs in the other source, nor in the headers that only the other one includes."""
+        words = other.words.union(*(words_of_header(header) for header in other.headers - self.headers))
+        same = {name for name, meaning in self.using.items() if other.using.get(name) == meaning}
+        return self.own.isdisjoint(words) and words.isdisjoint(self.using.keys() - same)
+
+
+def words_in(tokens):
+    """All words, but not those of other libraries and members of objects."""
+    words = set()
+    for i, token in enumerate(tokens):
+        if is_word(token) and tokens[i - 1] not in (".", "->") and tokens[i - 2 : i] not in (["std", "::"], ["absl", "::"]):
+            words.add(token)
+    return words
+
+
+class Tree:
+    """Sources and headers of the project, each read once."""
+
+    def __init__(self, root):
+        self.root = root
+
+    @functools.lru_cache(maxsize=None)
+    def tokens(self, path):
+        return tokens_of(path.read_text())
+
+    @functools.lru_cache(maxsize=None)
+    def words(self, path):
+        return words_in(self.tokens(path)[0])
+
+    def included_by(self, path):
+        for include in self.tokens(path)[1]:
+            for header in (self.root / "include" / include, self.root / include, path.parent / include):
+                if header.is_file():
+                    yield header
+                    break
+
+    @functools.lru_cache(maxsize=None)
+    def headers(self, path):
+        """All headers of the project that a file includes, directly or not."""
+        found, left = set(), list(self.included_by(path))
+        while left:
+            header = left.pop()
+            if header not in found:
+                found.add(header)
+                left += self.included_by(header)
+        return frozenset(found)
+
+    def source(self, path):
+        """Raises NotUnderstood for a source that must be compiled alone."""
+        tokens, _, has_directives = self.tokens(path)
+        if has_directives:
+            raise NotUnderstood("a preprocessor line")
+        own, using = set(), {}
+        for statement, is_anonymous in statements_of(tokens):
+            names, aliases = own_names_of(statement, is_anonymous)
+            own.update(names)
+            using.update(aliases)
+        return Source(path.read_text().count("\n"), own, using, self.words(path) | own, self.headers(path))
+
+    def fit(self, one, other):
+        return one.stands_apart_from(other, self.words) and other.stands_apart_from(one, self.words)
+
+
+def group_sources(tree, paths):
+    """Groups of two or more sources, as lists of paths."""
+    groups = []
+    for path in paths:
+        try:
+            source = tree.source(path)
+        except NotUnderstood as reason:
+            print(f"group_sources: {path} is compiled alone: {reason}", file=sys.stderr)
+            continue
+        for group in groups:
+            if (len(group) < MAX_SOURCES and sum(member.lines for _, member in group) + source.lines <= MAX_LINES
+                    and all(tree.fit(source, member) for _, member in group)):
+                group.append((path, source))
+                break
+        else:
+            groups.append([(path, source)])
+    return [[path for path, _ in group] for group in groups if len(group) > 1]
+
+
+def main(root, lines):
+    tree = Tree(root)
+    targets = [line.rstrip("\n").split(";") for line in lines]
+    uses = collections.Counter(source for _, *sources in targets for source in sources)
+    for target, *sources in targets:
+        paths = [pathlib.Path(source) for source in sources if uses[source] == 1]
+        for number, group in enumerate(group_sources(tree, paths), 1):
+            for path in group:
+                print(f"{target}|{path}|{number}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(pathlib.Path(sys.argv[1]), sys.stdin))
