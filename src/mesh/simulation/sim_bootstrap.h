@@ -1,6 +1,7 @@
 // Bootstrap of simulated ranks, and the state that all ranks of a simulation share.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <memory>
@@ -58,6 +59,11 @@ class SimBootstrap final : public Bootstrap {
   absl::StatusOr<size_t> FreeNodeMemory() const override { return world_.FreeBytesPerNode(); }
   absl::StatusOr<std::unique_ptr<WireLink>> OpenWire() override {
     return std::make_unique<FabricWire>(rank_, world_.Fabric(wires_++));
+  }
+  int64_t link_count() const override { return static_cast<int64_t>(wires_); }
+  absl::Status SkipLinks(int64_t count) override {
+    wires_ = std::max(wires_, static_cast<size_t>(count));
+    return absl::OkStatus();
   }
 
  private:
