@@ -38,7 +38,9 @@ TEST_P(ThreadWire, RejectsArgumentsOutOfRange) { Run(weft::testing::RejectsArgum
 TEST_P(ThreadWire, OpensALinkAfterSomeRanksMissedOthers) {
   Run([](Bootstrap& bootstrap) -> absl::Status {
     std::vector<std::unique_ptr<WireLink>> links(static_cast<size_t>(bootstrap.rank()));
-    for (auto& link : links) WEFT_ASSIGN_OR_RETURN(link, bootstrap.OpenWire());
+    for (auto& link : links) {
+      WEFT_ASSIGN_OR_RETURN(link, bootstrap.OpenWire());
+    }
     return weft::testing::OpensALinkAfterSkipping(bootstrap);
   });
 }

@@ -290,7 +290,7 @@ absl::Status OpensALinkAfterSkipping(Bootstrap& bootstrap) {
                         bootstrap.AllGatherBlob(absl::StrCat(bootstrap.link_count()), kTimeout));
   int64_t highest = 0;
   for (const std::string& count : counts) highest = std::max<int64_t>(highest, std::stoll(count));
-  WEFT_RETURN_IF_ERROR(bootstrap.SkipLinks(highest));
+  bootstrap.SkipLinks(highest);
   EXPECT_EQ(bootstrap.link_count(), highest);
   WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire());
   WEFT_RETURN_IF_ERROR(ExchangePatterns(bootstrap, *wire, 100, /*receive_first=*/false));

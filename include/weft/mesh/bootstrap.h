@@ -81,7 +81,7 @@ class Bootstrap {
   virtual int64_t link_count() const = 0;
   // Skips the links that peers have opened without this rank, until link_count() is `count`. Ranks that have
   // lost each other after a deadline agree on the highest count, skip, and open the next link.
-  virtual absl::Status SkipLinks(int64_t count) = 0;
+  virtual void SkipLinks(int64_t count) = 0;
 };
 
 // Timeout of an MPI bootstrap and of `weft train`: WEFT_TIMEOUT_S seconds, 600 if unset. Engines and heaps

@@ -47,7 +47,7 @@ absl::StatusOr<bool> ResetRounds::Agree(Phase phase, absl::Duration timeout) {
     attempt_ = std::max(attempt_, blob->attempt);
     link_count = std::max(link_count, blob->link_count);
   }
-  if (agreed) WEFT_RETURN_IF_ERROR(bootstrap_.SkipLinks(link_count));
+  if (agreed) bootstrap_.SkipLinks(link_count);
   return agreed;
 }
 

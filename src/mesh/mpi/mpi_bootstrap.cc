@@ -57,8 +57,8 @@ class MpiBootstrap : public Bootstrap {
   absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override;
   absl::StatusOr<size_t> FreeNodeMemory() const override;
   absl::StatusOr<std::unique_ptr<WireLink>> OpenWire() override;
-  int64_t link_count() const override { return link_comms_.started(); }
-  absl::Status SkipLinks(int64_t count) override { return link_comms_.Skip(count); }
+  int64_t link_count() const override { return link_comms_.count(); }
+  void SkipLinks(int64_t count) override { link_comms_.Skip(count); }
 
  private:
   MpiBootstrap(std::shared_ptr<MpiSession> session, MpiCommunicator world, MpiCommunicator node,

@@ -4,11 +4,12 @@
 // its deadline stays pending, and completes when the last rank has started it.
 //
 // Thread safety: none.
-// Lifetime: the parent must outlive the duplicates. The destructor leaves pending ones to MPI.
+// Lifetime: the parent must outlive the duplicates. The destructor leaves a pending one to MPI.
 #pragma once
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
-#include <deque>
 
 #include <absl/status/statusor.h>
 #include <absl/time/time.h>
@@ -24,26 +25,28 @@ class MpiDuplicates {
   MpiDuplicates(const MpiDuplicates&) = delete;
   MpiDuplicates& operator=(const MpiDuplicates&) = delete;
 
-  // Duplicates that this rank has started. The n-th one of each rank belong together.
-  int64_t started() const { return started_; }
-  // Takes part in duplicates that peers have started without this rank, so that `started()` becomes `count`.
-  absl::Status Skip(int64_t count);
-  // Starts the next duplicate, and waits until it is made. Collective: all ranks of the parent.
+  // Duplicates that this rank has started or must skip. The n-th one of each rank belong together.
+  int64_t count() const { return std::max(started_, skip_until_); }
+  // Makes Open take part in the duplicates before number `count` first, which peers have started without this
+  // rank.
+  void Skip(int64_t count) { skip_until_ = std::max(skip_until_, count); }
+  // Makes the next duplicate. Collective: all ranks of the parent, with equal counts.
   // Errors: kDeadlineExceeded (not all ranks have come), kInternal (MPI failed).
   absl::StatusOr<MpiCommunicator> Open(absl::Duration timeout);
 
  private:
-  struct Pending {
-    MPI_Comm comm = MPI_COMM_NULL;
-    MPI_Request request = MPI_REQUEST_NULL;
-  };
+  using TimePoint = std::chrono::steady_clock::time_point;
   absl::Status Start();
-  // True if the newest duplicate and all before it are made. Retires those before it.
-  absl::StatusOr<bool> TestAll();
+  // Waits until the pending duplicate is made. OK if there is none.
+  absl::Status Finish(TimePoint deadline);
 
   const MPI_Comm parent_;
   int64_t started_ = 0;
-  std::deque<Pending> pending_;  // In the order of their starts. MPI holds pointers to them.
+  int64_t skip_until_ = 0;
+  // The last one that was started. One at a time: Open MPI hangs with several duplicates of one communicator
+  // under way. MPI holds pointers to both.
+  MPI_Comm comm_ = MPI_COMM_NULL;
+  MPI_Request request_ = MPI_REQUEST_NULL;
 };
 
 }  // namespace weft::internal

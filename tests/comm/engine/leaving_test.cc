@@ -39,7 +39,11 @@ TEST(Leaving, FailsTheNextOperationOfPeersAtOnce) {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, LongTimeout()));
     Work first = fixture.engine->Barrier(fixture.lane, Labeled("first"));
     if (bootstrap.rank() == 0) return absl::OkStatus();
-    EXPECT_OK(first.Wait());
+    // The failure of a peer that is faster may end it.
+    if (const absl::Status waited = first.Wait(); !waited.ok()) {
+      EXPECT_THAT(waited, RankZeroHasLeft("'second'"));
+      return absl::OkStatus();
+    }
     Work second = fixture.engine->Barrier(fixture.lane, Labeled("second"));
     EXPECT_THAT(second.Wait(), RankZeroHasLeft("'second'"));
     return absl::OkStatus();
@@ -129,7 +133,7 @@ TEST(Leaving, ReachesPeersInEverySimulatedSchedule) {
           if (bootstrap.rank() == 0 && i == 10) return absl::OkStatus();
           const absl::Status waited = work.Wait();
           if (waited.ok()) continue;
-          EXPECT_GT(i, 10);
+          EXPECT_GE(i, 10);  // The failure of a peer that is faster may end the last one, too.
           EXPECT_THAT(waited, RankZeroHasLeft("barrier"));
           return absl::OkStatus();
         }

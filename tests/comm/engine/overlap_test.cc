@@ -88,7 +88,7 @@ class CheckedBootstrap final : public Bootstrap {
     return std::make_unique<OverlapChecker>(std::move(link));
   }
   int64_t link_count() const override { return bootstrap_.link_count(); }
-  absl::Status SkipLinks(int64_t count) override { return bootstrap_.SkipLinks(count); }
+  void SkipLinks(int64_t count) override { bootstrap_.SkipLinks(count); }
 
  private:
   Bootstrap& bootstrap_;
