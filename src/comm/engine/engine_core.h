@@ -95,7 +95,8 @@ class EngineCore final : private TaskQueue {
   // Moves `memory` into the record, unless the operation is already *released*. See Work::Detach.
   void KeepAlive(OperationRecord& record, std::vector<std::shared_ptr<void>>&& memory);
 
-  // Memory of *released* operations. The caller destroys it without the lock: destructors may call the engine.
+  // Memory of *released* operations. The caller destroys it without the lock: destructors may call the
+  // engine.
   std::vector<std::shared_ptr<void>> TakeReleasedMemory() { return std::exchange(released_memory_, {}); }
 
   // OK, or the first failure.

@@ -56,7 +56,8 @@ class OverlapChecker final : public WireLink {
       const bool overlaps =
           memory.begin < other.begin + other.bytes && other.begin < memory.begin + memory.bytes;
       EXPECT_FALSE(overlaps && (memory.writes || other.writes))
-          << (memory.writes ? "a receive" : "a send") << " is posted over " << (other.writes ? "a receive" : "a send");
+          << (memory.writes ? "a receive" : "a send") << " is posted over "
+          << (other.writes ? "a receive" : "a send");
     }
   }
   absl::StatusOr<RequestId> Note(absl::StatusOr<RequestId> request, const Memory& memory) {
@@ -96,7 +97,8 @@ class CheckedBootstrap final : public Bootstrap {
 
 TEST(MessagesInFlight, OfAnAllReduceInPlaceDoNotOverlap) {
   constexpr int64_t kCount = 5000;
-  for (const NodeMap& nodes : {NodeMap::RanksPerNode(4, 1), NodeMap{{0, 0, 0, 1, 1, 2}}, NodeMap{{0, 1, 0, 1}}}) {
+  for (const NodeMap& nodes :
+       {NodeMap::RanksPerNode(4, 1), NodeMap{{0, 0, 0, 1, 1, 2}}, NodeMap{{0, 1, 0, 1}}}) {
     RunRanks(nodes, [](Bootstrap& bootstrap) -> absl::Status {
       CheckedBootstrap checked(bootstrap);
       EngineOptions options;
