@@ -23,8 +23,8 @@ struct WireCompressionChoice {
 // of normally distributed f32. The choice uses each rank's fastest round and, of these, that of the slowest
 // rank. All ranks get the same choice. On one node: kNone, without a measurement.
 //
-// Collective: all ranks of the engine. Adds a kControl lane of all ranks.
-// Errors: those of CommEngine::AddLane and Work::Wait.
+// Collective: all ranks of the engine. Uses the shared kControl lane of all ranks.
+// Errors: those of CommEngine::SharedLane and Work::Wait.
 absl::StatusOr<WireCompressionChoice> ChooseWireCompression(CommEngine& engine);
 
 }  // namespace weft

@@ -14,6 +14,7 @@
 #include "src/mesh/base/deadline.h"
 #include "src/mesh/base/host_memory.h"
 #include "src/mesh/mpi/mpi_blob_exchange.h"
+#include "src/mesh/mpi/mpi_duplicates.h"
 #include "src/mesh/mpi/mpi_node_memory.h"
 #include "src/mesh/mpi/mpi_session.h"
 #include "src/mesh/mpi/mpi_wire.h"
@@ -63,6 +64,8 @@ class MpiBootstrap : public Bootstrap {
   absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override;
   absl::StatusOr<size_t> FreeNodeMemory() const override;
   absl::StatusOr<std::unique_ptr<WireLink>> OpenWire() override;
+  int64_t link_count() const override { return link_comms_.count(); }
+  void SkipLinks(int64_t count) override { link_comms_.Skip(count); }
 
  private:
   MpiBootstrap(std::shared_ptr<MpiSession> session, MpiCommunicator world, MpiCommunicator node,
@@ -86,6 +89,7 @@ class MpiBootstrap : public Bootstrap {
   const NodeMap nodes_;
   SystemRuntime runtime_;
   std::unique_ptr<internal::MpiBlobExchange> blobs_;
+  internal::MpiDuplicates link_comms_{world_->get()};
   std::deque<MpiSharedWindow> windows_;
   std::deque<internal::AnonymousMemory> own_memory_;
 };
@@ -158,9 +162,10 @@ absl::StatusOr<NodeMemory> MpiBootstrap::ReserveShared(size_t segment_bytes) {
 }
 
 absl::StatusOr<std::unique_ptr<WireLink>> MpiBootstrap::OpenWire() {
-  // Opening a link duplicates a communicator. The agreement names missing ranks, which MPI_Comm_dup cannot.
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(*this, absl::OkStatus(), session_->timeout()));
-  return internal::MpiWire::Open(session_, world_->get());
+  absl::StatusOr<MpiCommunicator> comm = link_comms_.Open(session_->timeout());
+  session_->SetPeersMissing(absl::IsDeadlineExceeded(comm.status()) ? comm.status() : absl::OkStatus());
+  WEFT_RETURN_IF_ERROR(comm.status());
+  return internal::MpiWire::Open(session_, *std::move(comm));
 }
 
 }  // namespace

@@ -91,6 +91,10 @@ absl::StatusOr<MpiCommunicator> MpiCommunicator::Duplicate(MpiSession& session, 
   const CallGuard::Scope call = session.Guard("MPI_Comm_dup");
   MPI_Comm comm = MPI_COMM_NULL;
   WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Comm_dup(parent, &comm), "MPI_Comm_dup"));
+  return Adopt(comm);
+}
+
+absl::StatusOr<MpiCommunicator> MpiCommunicator::Adopt(MPI_Comm comm) {
   MpiCommunicator owned(comm);
   WEFT_RETURN_IF_ERROR(
       MpiStatus(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler"));

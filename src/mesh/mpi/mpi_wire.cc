@@ -27,8 +27,8 @@ absl::StatusOr<int> LargestTag(MPI_Comm comm) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<WireLink>> MpiWire::Open(std::shared_ptr<MpiSession> session, MPI_Comm world) {
-  WEFT_ASSIGN_OR_RETURN(MpiCommunicator comm, MpiCommunicator::Duplicate(*session, world));
+absl::StatusOr<std::unique_ptr<WireLink>> MpiWire::Open(std::shared_ptr<MpiSession> session,
+                                                        MpiCommunicator comm) {
   WEFT_ASSIGN_OR_RETURN(const int largest_tag, LargestTag(comm.get()));
   std::unique_ptr<MpiWire> wire(new MpiWire(std::move(session), std::move(comm), largest_tag));
   for (size_t i = 0; i < kControlReceives; ++i) WEFT_RETURN_IF_ERROR(wire->PostControlReceive(i));
@@ -108,12 +108,13 @@ absl::StatusOr<bool> MpiWire::Test(RequestId request) {
   return true;
 }
 
-bool MpiWire::Cancel(RequestId receive) {
-  const auto found = data_.find(receive);
-  WEFT_CHECK(found != data_.end() && found->second.has_value(),
-             "Cancel of a request that is not a receive in flight");
+bool MpiWire::Cancel(RequestId request) {
+  const auto found = data_.find(request);
+  WEFT_CHECK(found != data_.end(), "Cancel of a request that is not in flight");
+  const bool is_send = !found->second.has_value();
   // A receive that has matched a message cannot be cancelled: MPI writes to its buffer until it is complete.
-  if (!requests_.Cancel(receive)) return false;
+  const auto outcome = is_send ? requests_.Take(request) : requests_.Cancel(request);
+  if (!outcome) return false;
   data_.erase(found);
   return true;
 }

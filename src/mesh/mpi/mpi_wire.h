@@ -22,8 +22,9 @@ namespace weft::internal {
 
 class MpiWire : public WireLink {
  public:
-  // Collective: all ranks of `world`.
-  static absl::StatusOr<std::unique_ptr<WireLink>> Open(std::shared_ptr<MpiSession> session, MPI_Comm world);
+  // `comm`: the link's own.
+  static absl::StatusOr<std::unique_ptr<WireLink>> Open(std::shared_ptr<MpiSession> session,
+                                                        MpiCommunicator comm);
   ~MpiWire() override;
 
   // Errors: also kInvalidArgument above 1 GiB, because MPI counts bytes in an int.
@@ -31,7 +32,7 @@ class MpiWire : public WireLink {
   absl::StatusOr<RequestId> Receive(int peer, int tag, void* data, size_t bytes, Length length) override;
   absl::Status Poll() override;
   absl::StatusOr<bool> Test(RequestId request) override;
-  bool Cancel(RequestId receive) override;
+  bool Cancel(RequestId request) override;
   absl::Status SendControlMessage(int peer, std::string_view bytes) override;
   bool HasUnsentControlMessages() const override { return !sent_control_messages_.empty(); }
   absl::StatusOr<std::optional<ControlMessage>> PollControlMessage() override;
