@@ -53,10 +53,10 @@ absl::StatusOr<size_t> AgreeOnSegmentBytes(Bootstrap& bootstrap, const NodeHeap:
   WEFT_ASSIGN_OR_RETURN(const size_t smallest, MinOverRanks(bootstrap, *share, options.timeout));
   if (options.segment_bytes != 0) return smallest;
   if (smallest < kSegmentGranularity) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("a node heap needs at least ", kSegmentGranularity,
-                     " bytes for each rank, but the node with the least free memory has only ", smallest,
-                     ": use fewer ranks on that node, or free memory"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "a node heap needs at least ", kSegmentGranularity,
+        " bytes for each rank, but the node with the least free memory has only ", smallest,
+        ": use fewer ranks on that node, or free memory. On this node ", bootstrap.NodeMemoryLimit()));
   }
   return smallest / kSegmentGranularity * kSegmentGranularity;
 }
@@ -71,7 +71,8 @@ class NodeHeap::Impl {
         poisons_released_(poison_released),
         base_(Base(bootstrap.rank())),
         free_list_(memory_.segment_bytes),
-        committer_(base_, memory_.segment_bytes) {}
+        committer_(base_, memory_.segment_bytes),
+        limit_(bootstrap.NodeMemoryLimit()) {}
 
   absl::StatusOr<std::byte*> Allocate(size_t bytes) {
     absl::StatusOr<std::byte*> block = TryAllocate(bytes);
@@ -158,10 +159,10 @@ class NodeHeap::Impl {
     FreeUnheld();
     const std::optional<uint64_t> offset = free_list_.Allocate(bytes);
     if (!offset) {
-      return absl::ResourceExhaustedError(
-          absl::StrCat("node heap of rank ", bootstrap_.rank(), ": cannot allocate ", bytes,
-                       " bytes: ", free_list_.free_bytes(), " of ", memory_.segment_bytes,
-                       " are free, the largest free range has ", free_list_.largest_hole()));
+      return absl::ResourceExhaustedError(absl::StrCat(
+          "node heap of rank ", bootstrap_.rank(), ": cannot allocate ", bytes, " bytes: ",
+          free_list_.free_bytes(), " of ", memory_.segment_bytes, " are free, the largest free range has ",
+          free_list_.largest_hole(), ". The size of the heap is set at the start; ", limit_));
     }
     const absl::Status committed = committer_.Commit(*offset, FreeList::BlockBytes(bytes),
                                                      [this] { return bootstrap_.FreeNodeMemory(); });
@@ -215,6 +216,7 @@ class NodeHeap::Impl {
   mutable std::mutex mutex_;
   FreeList free_list_;
   internal::PageCommitter committer_;
+  const std::string limit_;           // Of node memory, for messages.
   std::list<DeferredFree> deferred_;  // Blocks that still had holders at the last check.
   size_t peak_bytes_ = 0;
   size_t total_allocated_bytes_ = 0;

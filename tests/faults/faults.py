@@ -25,7 +25,7 @@ DEADLINE_S = 6  # WEFT_TIMEOUT_S of every run.
 STARTUP_S = 12  # WEFT_STARTUP_TIMEOUT_S.
 ENDS_S = 120  # A run that takes longer hangs.
 TAG = "WEFT_FAULT_CASE"  # Environment variable that marks the processes of a case.
-MODEL = ["--layers", "2", "--dim", "32", "--heads", "2", "--ffn-dim", "48", "--seq-len", "32"]
+MODEL = ["--layers", "2", "--dim", "32", "--heads", "2", "--ffn-dim", "48", "--seq-len", "32"]  # Later flags override these.
 DUMPS = [f"weft-dump/rank-{rank}.json" for rank in range(8)]
 
 
@@ -42,6 +42,8 @@ class Case:
     fault_path: str = "/"
     seconds: float = 0  # FAULT_SECONDS.
     limit: str = ""  # A ulimit of all ranks.
+    shm: str = ""  # Size of /dev/shm.
+    cut: str = ""  # The time for which the link between two hosts is cut, as in cut_link.sh.
     send: tuple = ()  # (step after which, signal or signals, "rank N" or "mpirun").
     start_signal: tuple = ()  # (seconds after the start, signal, rank).
     prepare: object = None  # Called with the folder before the run.
@@ -142,6 +144,15 @@ def cases():
     yield Case("ulimit -n", (0, 1, 3, 86), "", ["--steps", "2"], limit="-n 40")
     yield Case("ulimit -f", (1, 3, 153), "", ["--steps", "2", "--export-hf", "out"], limit="-f 16")
 
+    large = ["--steps", "2", "--layers", "8", "--dim", "512", "--heads", "8", "--ffn-dim", "1408"]
+    yield Case("a /dev/shm of 64 MB", (1,), r"/dev/shm limits it: .*--shm-size", large, shm="64m", sample=True)
+    yield Case("a /dev/shm of 1 MB", (1,), r"/dev/shm limits it: .*--shm-size", ["--steps", "2"], shm="1m")
+
+    # Links between hosts.
+    yield Case("the link between two hosts is cut for 5 s", (0, 77), r"weights xxh64|skipped", ["--steps", "2000"], cut="5")
+    yield Case("the link between two hosts is cut for good", (86, 77), r"rank\(s\) [01]|no heartbeat|skipped", ["--steps", "1000000"],
+               cut="ever")
+
     # Ranks that were started with different flags.
     yield Case("ranks with different flags", (2,), "--lr is", ["--steps", "5"], prepare=write_wrapper, sample=True,
                leaves=("weft-of-rank",))
@@ -226,7 +237,12 @@ class Run:
             program = [weft, "train", *MODEL, *data, *case.flags]
         preload = ["env", f"LD_PRELOAD={self.programs['shim']}"] if case.fault else []
         limit = ["sh", "-c", f'ulimit {case.limit}; exec "$@"', "sh"] if case.limit else []
-        return [self.programs["mpirun"], "-n", str(case.ranks), *limit, *preload, *program]
+        if case.cut:
+            tools = pathlib.Path(self.programs["mpirun"]).parent
+            return [str(tools / "emulated_hosts.sh"), str(pathlib.Path(__file__).with_name("cut_link.sh")), case.cut, *program]
+        mount = f'mount -t tmpfs -o size={case.shm} tmpfs /dev/shm && exec "$@"'
+        namespace = ["unshare", "--mount", "sh", "-c", mount, "sh"] if case.shm else []
+        return [*namespace, self.programs["mpirun"], "-n", str(case.ranks), *limit, *preload, *program]
 
     def deliver(self, process):
         """Sends the signals of the case."""

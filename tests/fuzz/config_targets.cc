@@ -5,6 +5,7 @@
 #include "tests/fuzz/targets.h"
 #include "tests/fuzz/temp_input.h"
 #include "weft/core/status.h"
+#include "weft/train/diagnose.h"
 #include "weft/train/hf_config.h"
 
 namespace weft {
@@ -25,6 +26,17 @@ int FuzzHfConfig(const uint8_t* data, size_t size) {
   WEFT_CHECK(again.ok() && again->ParameterCount() == config->ParameterCount() &&
                  again->rope_theta == config->rope_theta && again->norm_eps == config->norm_eps,
              "the exported configuration is another one");
+  return 0;
+}
+
+int FuzzFlightRecord(const uint8_t* data, size_t size) {
+  const auto record = ParseFlightRecord({reinterpret_cast<const char*>(data), size}, "rank-0.json");
+  if (!record.ok()) return 0;
+  FlightRecord peer = *record;
+  peer.rank = (record->rank + 1) % record->ranks;
+  const FlightRecord records[] = {*record, peer};
+  const auto diagnosis = Diagnose(absl::MakeConstSpan(records).first(record->ranks == 1 ? 1 : 2));
+  WEFT_CHECK(diagnosis.ok() && !diagnosis->empty(), "there is no diagnosis");
   return 0;
 }
 

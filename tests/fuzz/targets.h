@@ -15,6 +15,8 @@ int FuzzSafetensorsHeader(const uint8_t* data, size_t size);
 int FuzzSafetensorsIndex(const uint8_t* data, size_t size);
 // The text of config.json, also as the source of an exported one.
 int FuzzHfConfig(const uint8_t* data, size_t size);
+// A flight recorder.
+int FuzzFlightRecord(const uint8_t* data, size_t size);
 // The file of --config.
 int FuzzToml(const uint8_t* data, size_t size);
 // A data file. The first byte selects its format and the vocabulary.

@@ -73,6 +73,8 @@ class Bootstrap {
   virtual absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) = 0;
   // Bytes that the ranks of this node can still reserve together.
   virtual absl::StatusOr<size_t> FreeNodeMemory() const = 0;
+  // The resource that limits those bytes, and how to get more of it: completes messages.
+  virtual std::string NodeMemoryLimit() const { return "the memory of the host limits it"; }
 
   // Opens a new link. Messages of different links never match each other. Links are numbered in the order of
   // their opening: the n-th link of each rank belong together.

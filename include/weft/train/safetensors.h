@@ -29,9 +29,9 @@ struct SafetensorsEntry {
   int64_t bytes;
 };
 
-// Parses a header into entries by tensor name. Checks that sizes agree with shapes, and that ranges lie in
-// the file and do not overlap. `path` and `file_bytes` are those of the whole file; entries and messages name
-// the path. Errors: kDataLoss (names file, tensor and fault).
+// Parses a header into entries by tensor name. Checks that sizes agree with shapes, and that the tensors cover the
+// data without gaps and overlaps. `path` goes into messages and entries; `file_bytes` is the size of the whole
+// file. Errors: kDataLoss (names file, tensor and fault).
 absl::StatusOr<std::map<std::string, SafetensorsEntry>> ParseSafetensorsHeader(std::string_view header,
                                                                                const std::string& path,
                                                                                int64_t file_bytes);
@@ -43,7 +43,8 @@ absl::StatusOr<std::map<std::string, SafetensorsEntry>> ParseSafetensorsHeader(s
 class SafetensorsReader {
  public:
   // Reads headers only. Errors: kNotFound, kPermissionDenied, kDataLoss (a file is truncated, a tensor is not
-  // in the file that the index names, …).
+  // in the file that the index names, …). A link must lead to a file of the model's own store: the folder or,
+  // for a snapshot in a Hugging Face cache, the folder of the model there.
   static absl::StatusOr<SafetensorsReader> Open(const std::string& folder);
 
   // Entries by tensor name.

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <deque>
+#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -63,6 +64,7 @@ class MpiBootstrap : public Bootstrap {
   }
   absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override;
   absl::StatusOr<size_t> FreeNodeMemory() const override;
+  std::string NodeMemoryLimit() const override;
   absl::StatusOr<std::unique_ptr<WireLink>> OpenWire() override;
   int64_t link_count() const override { return link_comms_.count(); }
   void SkipLinks(int64_t count) override { link_comms_.Skip(count); }
@@ -121,26 +123,52 @@ absl::StatusOr<NodeMemory> MpiBootstrap::ReserveNodeMemory(size_t segment_bytes)
   return node_comm_->size() == 1 ? ReservePrivate(segment_bytes) : ReserveShared(segment_bytes);
 }
 
+// A resource that node memory takes.
+struct Resource {
+  absl::StatusOr<size_t> free_bytes;
+  const char* limit;  // Names it, and how to get more of it.
+};
+
+std::vector<Resource> ResourcesOfNodeMemory(bool shared) {
+  std::vector<Resource> resources = {
+      {internal::AvailableHostMemory(), "the memory of the host, or of its control group, limits it"},
+      // A rank maps the segments of all ranks of its node.
+      {internal::FreeAddressSpace(), "the limit on virtual memory limits it: raise `ulimit -v`"}};
+  if (shared) {
+    resources.push_back(
+        {internal::FreeFileSystemBytes(MpiSharedWindow::kBackingStore),
+         "the file system /dev/shm limits it: make it larger, by `mount -o remount,size=SIZE /dev/shm` or "
+         "`docker run --shm-size SIZE`"});
+  }
+  return resources;
+}
+
 absl::StatusOr<size_t> MpiBootstrap::FreeNodeMemory() const {
-  WEFT_ASSIGN_OR_RETURN(size_t host, internal::AvailableHostMemory());
-  // A rank maps the segments of all ranks of its node.
-  WEFT_ASSIGN_OR_RETURN(const size_t address_space, internal::FreeAddressSpace());
-  host = std::min(host, address_space);
-  if (node_comm_->size() == 1) return host;
-  WEFT_ASSIGN_OR_RETURN(const size_t store, internal::FreeFileSystemBytes(MpiSharedWindow::kBackingStore));
-  return std::min(host, store);
+  size_t least = std::numeric_limits<size_t>::max();
+  for (const Resource& resource : ResourcesOfNodeMemory(node_comm_->size() > 1)) {
+    WEFT_RETURN_IF_ERROR(resource.free_bytes.status());
+    least = std::min(least, *resource.free_bytes);
+  }
+  return least;
+}
+
+std::string MpiBootstrap::NodeMemoryLimit() const {
+  const std::vector<Resource> resources = ResourcesOfNodeMemory(node_comm_->size() > 1);
+  const auto free_bytes = [](const Resource& resource) {
+    return resource.free_bytes.value_or(std::numeric_limits<size_t>::max());
+  };
+  return std::min_element(resources.begin(), resources.end(),
+                          [&](const Resource& a, const Resource& b) { return free_bytes(a) < free_bytes(b); })
+      ->limit;
 }
 
 absl::Status MpiBootstrap::CheckFreeMemory(size_t segment_bytes) const {
   WEFT_ASSIGN_OR_RETURN(const size_t free_bytes, FreeNodeMemory());
   const auto ranks = static_cast<size_t>(node_comm_->size());
   if (MpiSharedWindow::FootprintBytes(segment_bytes) <= free_bytes / ranks) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "cannot reserve ", segment_bytes, " bytes of node memory for each of ", ranks, " ranks: only ",
-      free_bytes, " are free on the node",
-      ranks == 1 ? absl::string_view("; reserve less, or free memory")
-                 : absl::string_view(
-                       " (the minimum of RAM, /dev/shm and ulimit -v); reserve less, or raise that limit")));
+  return absl::ResourceExhaustedError(
+      absl::StrCat("cannot reserve ", segment_bytes, " bytes of node memory for each of ", ranks,
+                   " ranks: only ", free_bytes, " are free on the node, as ", NodeMemoryLimit()));
 }
 
 // A rank without local peers needs no shared window.

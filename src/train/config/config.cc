@@ -119,7 +119,7 @@ absl::Status ValidateOptimizer(const OptimizerOptions& optimizer) {
   if (!(optimizer.min_lr_ratio >= 0 && optimizer.min_lr_ratio <= 1)) {
     return BadFlag("min-lr-ratio", optimizer.min_lr_ratio, "must be from 0 to 1");
   }
-  WEFT_RETURN_IF_ERROR(RequireAtLeast({"max-skipped-steps", optimizer.max_skipped_steps}, 0));
+  WEFT_RETURN_IF_ERROR(RequireRange({"max-skipped-steps", optimizer.max_skipped_steps}, 0));
   return RequireNotNegative("clip-grad-norm", optimizer.clip_grad_norm);
 }
 

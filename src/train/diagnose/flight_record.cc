@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "src/train/files/file_io.h"
+#include "src/train/files/json_text.h"
 #include "weft/core/status.h"
 #include "weft/train/diagnose.h"
 
@@ -17,6 +18,11 @@ namespace weft {
 namespace {
 
 using Json = nlohmann::json;
+
+// More than the recorder of an engine with a thousand lanes writes.
+constexpr uint64_t kMaxRanks = uint64_t{1} << 20;
+constexpr int64_t kMaxFileBytes = int64_t{1} << 28;
+constexpr JsonLimits kLimits{/*levels=*/8, /*values=*/int64_t{1} << 20, /*token_bytes=*/int64_t{1} << 16};
 
 // A reader of fields that remembers the first error.
 class Fields {
@@ -55,7 +61,6 @@ class Fields {
   }
 
  private:
-  static constexpr uint64_t kMaxRanks = uint64_t{1} << 24;
   template <typename Is>
   const Json* Find(const char* name, const char* kind, const Is& is) {
     if (!status_.ok()) return nullptr;
@@ -75,7 +80,7 @@ absl::StatusOr<FlightRecord::Lane> ParseLane(const Json& json, const std::string
   lane.name = fields.Text("lane");
   lane.submitted = fields.Unsigned("submitted");
   for (const Json& rank : fields.Array("ranks")) {
-    if (!rank.is_number_unsigned()) return fields.Fault("'ranks'");
+    if (!rank.is_number_unsigned() || rank.get<uint64_t>() > kMaxRanks) return fields.Fault("'ranks'");
     lane.ranks.push_back(rank.get<int>());
   }
   WEFT_RETURN_IF_ERROR(fields.status());
@@ -122,6 +127,7 @@ absl::StatusOr<std::vector<std::string>> FilesOf(const std::string& path) {
 }  // namespace
 
 absl::StatusOr<FlightRecord> ParseFlightRecord(std::string_view text, const std::string& path) {
+  WEFT_RETURN_IF_ERROR(Annotate(CheckJsonText(text, kLimits), absl::StrCat("'", path, "'")));
   const Json json = Json::parse(text, nullptr, /*allow_exceptions=*/false);
   Fields fields(json, path);
   const uint64_t format = fields.Unsigned("format");
@@ -153,7 +159,7 @@ absl::StatusOr<std::vector<FlightRecord>> ReadFlightRecords(absl::Span<const std
   for (const std::string& path : paths) {
     WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> files, FilesOf(path));
     for (const std::string& file : files) {
-      WEFT_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(file));
+      WEFT_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(file, kMaxFileBytes));
       WEFT_ASSIGN_OR_RETURN(FlightRecord record, ParseFlightRecord(text, file));
       records.push_back(std::move(record));
     }
