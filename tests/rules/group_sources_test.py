@@ -69,7 +69,8 @@ class GroupSources(unittest.TestCase):
 
     def test_finds_the_names_after_initializers_and_bodies(self):
         for statement in ("const auto list = {1, 2};", "A::A() : x_{1}, y_(2), z_{3} {}", "bool operator==(A a, A b) { return a(b); }",
-                          "A& A::operator=(A a) { return a; }", "auto add = [](int a) { return a; };", "struct A { int x() { return 1; } };",
+                          "A& A::operator=(A a) { return a; }", "auto add = [](int a) { return a; };",
+                          "struct A { int x() { return 1; } };",
                           "template <>\nstruct Hash<A> {};", "TEST(Suite, Works) {}", "static_assert(sizeof(int) == 4);",
                           "enum class A { kA = 1 };", "[[maybe_unused]] int a;", "template class A<int>;"):
             with self.subTest(statement):
