@@ -15,6 +15,10 @@ def anonymous(text):
     return f"namespace weft {{\nnamespace {{\n{text}\n}}  // namespace\n}}  // namespace weft\n"
 
 
+def mention(name):
+    return f"namespace weft {{\nauto Mention() {{ return {name}; }}\n}}  // namespace weft\n"
+
+
 class GroupSources(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -39,6 +43,11 @@ class GroupSources(unittest.TestCase):
 
     def assert_apart(self, *texts):
         self.assertEqual(self.groups(*texts), [])
+        self.assertEqual(self.messages.getvalue(), "")
+
+    def assert_alone(self, text):
+        self.assertEqual(self.groups(text, "int Count();\n"), [])
+        self.assertIn("0.cc is compiled alone", self.messages.getvalue())
 
     def test_groups_sources_with_different_names(self):
         self.assert_together(anonymous("int Size() { return 1; }"), anonymous("int Count() { return 2; }"))
@@ -50,17 +59,22 @@ class GroupSources(unittest.TestCase):
         self.assert_apart(anonymous("constexpr int kBlock = 1;"), anonymous("constexpr std::array<int, 2> kBlock{1, 2};"))
         self.assert_apart("static int clock = 1;\n", anonymous("int time, clock;"))
 
-    def test_separates_sources_that_declare_the_same_type(self):
-        for declaration in ("class Clock : public Base {};", "enum class Clock { kA };", "using Clock = int;", "enum { Clock };",
-                            "struct {} Clock;"):
-            self.assert_apart(anonymous("struct Clock { int ticks; };"), anonymous(declaration))
+    def test_separates_a_source_that_mentions_what_another_declares_for_itself(self):
+        for declaration in ("class Clock : public Base {};", "struct Clock;", "enum class Clock { kA };", "using Clock = int;",
+                            "enum { kA, Clock };", "enum Clock : int { kA };", "struct { int a; } Clock;", "int Clock(int a);",
+                            "std::map<int, std::vector<int>> Clock(int a) { return {}; }", "const Time Clock{1};", "int Clock[2];",
+                            "template <typename T>\nstruct Clock {};", "namespace Clock = chrono;"):
+            with self.subTest(declaration):
+                self.assert_apart(anonymous(declaration), mention("Clock"))
 
-    def test_separates_a_source_that_calls_what_another_declares_for_itself(self):
-        self.assert_apart(anonymous("int Size(double a) { return 0; }"), "namespace weft {\nint x() { return Size(1); }\n}\n")
-
-    def test_finds_names_after_initializers_and_bodies(self):
-        self.assert_apart(anonymous("const auto list = {1, 2};\nA::A() : x_{1}, y_(2) {}\nbool operator==(A a, A b) { return true; }\n"
-                                    "std::map<int, std::vector<int>> Size() { return {}; }"), anonymous("int Size;"))
+    def test_finds_the_names_after_initializers_and_bodies(self):
+        for statement in ("const auto list = {1, 2};", "A::A() : x_{1}, y_(2), z_{3} {}", "bool operator==(A a, A b) { return a(b); }",
+                          "A& A::operator=(A a) { return a; }", "auto add = [](int a) { return a; };",
+                          "struct A { int x() { return 1; } };",
+                          "template <>\nstruct Hash<A> {};", "TEST(Suite, Works) {}", "static_assert(sizeof(int) == 4);",
+                          "enum class A { kA = 1 };", "[[maybe_unused]] int a;", "template class A<int>;"):
+            with self.subTest(statement):
+                self.assert_apart(anonymous(statement + "\nint Clock = 1;"), mention("Clock"))
 
     def test_ignores_members_comments_and_text(self):
         self.assert_together(anonymous("int Size() { return 1; }"),
@@ -91,9 +105,9 @@ class GroupSources(unittest.TestCase):
 
     def test_leaves_what_it_does_not_understand_alone(self):
         for text in ("#define SIZE 1\n", "#if SIZE\n#endif\n", "using namespace std;\n", "REGISTER(Size);\n", 'extern "C" {\n}\n',
-                     "namespace weft {\n"):
-            self.assert_apart(text, "int Count();\n")
-            self.assertIn("0.cc is compiled alone", self.messages.getvalue())
+                     "namespace weft {\n", "}\n", "int x = (1;\n", "typedef int Size;\n"):
+            with self.subTest(text):
+                self.assert_alone(text)
 
     def test_bounds_the_size_of_a_group(self):
         sources = [f"int Count{number}();\n" for number in range(group_sources.MAX_SOURCES + 2)]
