@@ -1,7 +1,8 @@
-// Entry points of the fuzzers: each reads bytes from outside as the program does, and aborts where a result is wrong.
+// Entry points of the fuzzers: each reads bytes from outside as the program does, and aborts where a result
+// is wrong.
 //
-// libFuzzer calls them with inputs that it makes up (tools/fuzz.sh), the test fuzz_replay_test with the files of
-// corpus/<name>. A new target is a function here and a line in CMakeLists.txt.
+// libFuzzer calls them with inputs that it makes up (tools/fuzz.sh), the test fuzz_replay_test with the files
+// of corpus/<name>. A new target is a function here and a line in CMakeLists.txt.
 #pragma once
 
 #include <cstddef>

@@ -57,13 +57,13 @@ struct StepMetrics {
 // becomes null.
 std::string ToJson(const StepMetrics& metrics);
 
-// The file of `--metrics`. Each line is written by one call at the end of the file, so an interrupted run leaves
-// whole lines.
+// The file of `--metrics`. Each line is written by one call at the end of the file, so an interrupted run
+// leaves whole lines.
 class MetricsFile {
  public:
   // Creates the file, or opens an empty one, /dev/null or /dev/stdout. Follows no other link.
-  // Errors: kInvalidArgument (the file is not empty), kNotFound, kPermissionDenied, kResourceExhausted, kDataLoss
-  //   (names the path).
+  // Errors: kInvalidArgument (the file is not empty), kNotFound, kPermissionDenied, kResourceExhausted,
+  //   kDataLoss (names the path).
   static absl::StatusOr<MetricsFile> Create(const std::string& path);
   MetricsFile(MetricsFile&& other) noexcept;
   MetricsFile& operator=(MetricsFile&& other) noexcept;

@@ -29,9 +29,9 @@ struct SafetensorsEntry {
   int64_t bytes;
 };
 
-// Parses a header into entries by tensor name. Checks that sizes agree with shapes, and that the tensors cover the
-// data without gaps and overlaps. `path` goes into messages and entries; `file_bytes` is the size of the whole
-// file. Errors: kDataLoss (names file, tensor and fault).
+// Parses a header into entries by tensor name. Checks that sizes agree with shapes, and that the tensors
+// cover the data without gaps and overlaps. `path` goes into messages and entries; `file_bytes` is the size
+// of the whole file. Errors: kDataLoss (names file, tensor and fault).
 absl::StatusOr<std::map<std::string, SafetensorsEntry>> ParseSafetensorsHeader(std::string_view header,
                                                                                const std::string& path,
                                                                                int64_t file_bytes);

@@ -48,8 +48,8 @@ struct TrainReport {
 // Opens and checks data and model, shards and loads the model, opens the outputs, does the steps, and exports
 // the model. REQUIRES: `config` has passed Validate.
 // Errors:
-//   kInvalidArgument: the configuration does not fit the ranks, the data or the model, an output would replace an
-//     input or the metrics of an earlier run, or another run exports to the same folder.
+//   kInvalidArgument: the configuration does not fit the ranks, the data or the model, an output would
+//     replace an input or the metrics of an earlier run, or another run exports to the same folder.
 //   kNotFound, kPermissionDenied, kDataLoss, kUnimplemented: an input or output file, which is named.
 //   kOutOfRange: the loss, the gradient norm, the evaluation loss or a weight became infinite or NaN. Names
 //     the step; nothing is exported.

@@ -282,7 +282,8 @@ std::string FormatHfConfig(const LlamaConfig& config, std::string_view source) {
   Json json = Json::parse(source, nullptr, false);
   if (!json.is_object()) {
     json = {{"architectures", {"LlamaForCausalLM"}}, {"model_type", "llama"}};
-    // Bytes have no tokens for the start and the end of a text. Without these keys transformers assumes 1 and 2.
+    // Bytes have no tokens for the start and the end of a text. Without these keys transformers assumes 1 and
+    // 2.
     json["bos_token_id"] = nullptr;
     json["eos_token_id"] = nullptr;
   }

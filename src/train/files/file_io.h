@@ -18,7 +18,8 @@ absl::Status ErrnoStatus(int error, const char* what, const std::string& path);
 // An open regular file. The destructor closes it.
 class File {
  public:
-  // Never blocks. Errors: kDataLoss (the path leads to a folder, a FIFO or a device), and those of the system.
+  // Never blocks. Errors: kDataLoss (the path leads to a folder, a FIFO or a device), and those of the
+  // system.
   static absl::StatusOr<File> OpenForReading(const std::string& path);
   // Creates a file. Errors: kDataLoss (something has this name, if only a link), and those of the system.
   static absl::StatusOr<File> CreateNew(const std::string& path);
@@ -47,8 +48,8 @@ class File {
 
 // Reads a file of at most `max_bytes`. Errors: those of OpenForReading and ReadAll.
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t max_bytes);
-// Writes a file of a new name beside `path`, and renames it, so that no reader sees an incomplete file and a link
-// at `path` is replaced rather than followed. Leaves nothing behind on an error.
+// Writes a file of a new name beside `path`, and renames it, so that no reader sees an incomplete file and a
+// link at `path` is replaced rather than followed. Leaves nothing behind on an error.
 absl::Status WriteWholeFile(const std::string& path, std::string_view content);
 // Flushes a folder's entries to the device.
 absl::Status SyncFolder(const std::string& path);

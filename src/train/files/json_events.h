@@ -9,8 +9,8 @@
 
 namespace weft {
 
-// A parser overrides four functions; each returns false to end the parse. `level()` is the number of arrays and
-// objects that are open.
+// A parser overrides four functions; each returns false to end the parse. `level()` is the number of arrays
+// and objects that are open.
 class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
  public:
   using Value = nlohmann::json;

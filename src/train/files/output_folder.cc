@@ -245,7 +245,8 @@ absl::Status OutputFolder::Commit(const std::string& last,
   return SyncFolder(ParentOf(path_));
 }
 
-// Puts the staging folder in the place of this folder. Returns false, and changes nothing, if that is not possible.
+// Puts the staging folder in the place of this folder. Returns false, and changes nothing, if that is not
+// possible.
 bool OutputFolder::Replace(const Names& old, const Names& kept) const {
   struct stat info {};
   if (ParentOf(staging_) != ParentOf(path_) || IsWorkingFolder(path_) || stat(path_.c_str(), &info) != 0)
@@ -262,7 +263,8 @@ bool OutputFolder::Replace(const Names& old, const Names& kept) const {
     for (size_t i = 0; i < linked; ++i) unlink(InFolder(staging_, kept[i]).c_str());
     return false;
   }
-  // The staging folder, if there is one, has the old files now. Files that came meanwhile move to the new folder.
+  // The staging folder, if there is one, has the old files now. Files that came meanwhile move to the new
+  // folder.
   for (const std::string& name : NamesIn(staging_).value_or(Names{})) {
     const std::string target = InFolder(path_, name);
     if (std::find(old.begin(), old.end(), name) == old.end() && !Exists(target)) {

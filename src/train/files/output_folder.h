@@ -1,12 +1,14 @@
 // Output folder of a run: locked while the run lasts, and filled as a whole at its end.
 //
 // Note [Output folders]
-// Problem: a reader that meets new weights beside an old configuration, or beside old shards, loads a wrong model.
-// Rule: new files are written to a staging folder, which then takes the place of the output folder by one system
-//   call. Files of the output folder that the run does not replace are linked into the staging folder first.
-// If the system cannot do so (the output folder is a mount point, the working directory, or has folders in it),
-//   files are moved one by one: the old weights leave first, and the new weights come last.
-// Why it suffices: weights are never seen beside files of another export. An error leaves the old files as they were.
+// Problem: a reader that meets new weights beside an old configuration, or beside old shards, loads a wrong
+// model.
+// Rule: new files are written to a staging folder, which then takes the place of the output folder by one
+//   system call. Files of the output folder that the run does not replace are linked into the staging folder
+//   first. If the system cannot do so (the output folder is a mount point, the working directory, or has
+//   folders in it), files are moved one by one: the old weights leave first, and the new weights come last.
+// Why it suffices: weights are never seen beside files of another export. An error leaves the old files as
+// they were.
 // Without it: a run that is killed during its export leaves a mixture.
 #pragma once
 
@@ -25,8 +27,9 @@ namespace weft {
 // Thread safety: none.
 class OutputFolder {
  public:
-  // Creates the folder if it does not exist, locks it against other runs, and checks that files can be made there.
-  // Removes what a killed run has left. A file system without locks (some network file systems) is used without one.
+  // Creates the folder if it does not exist, locks it against other runs, and checks that files can be made
+  // there. Removes what a killed run has left. A file system without locks (some network file systems) is
+  // used without one.
   // Errors: kInvalidArgument (another run has the folder), kNotFound, kPermissionDenied, kResourceExhausted,
   //   kDataLoss (names the path).
   static absl::StatusOr<std::unique_ptr<OutputFolder>> Claim(const std::string& path);
@@ -37,12 +40,14 @@ class OutputFolder {
 
   const std::string& path() const { return path_; }
 
-  // Checks that files of these sizes can be written. Errors: kResourceExhausted (gives needed and free bytes).
+  // Checks that files of these sizes can be written. Errors: kResourceExhausted (gives needed and free
+  // bytes).
   absl::Status CheckSpace(const std::vector<int64_t>& file_bytes) const;
   // Makes an empty staging folder, and returns its path. Errors: as Claim.
   absl::StatusOr<std::string> Stage();
-  // Moves the staged files into place, `last` after all others. They replace files of the same names, and files
-  // for which `is_obsolete`. After an error the folder is as before. REQUIRES: Stage; all files are closed.
+  // Moves the staged files into place, `last` after all others. They replace files of the same names, and
+  // files for which `is_obsolete`. After an error the folder is as before. REQUIRES: Stage; all files are
+  // closed.
   absl::Status Commit(const std::string& last, absl::FunctionRef<bool(const std::string&)> is_obsolete);
   // Removes the staging folder.
   void Discard();

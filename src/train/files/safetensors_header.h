@@ -1,6 +1,8 @@
-// Parsers of the JSON in a model folder's weights: the header of a safetensors file, and the index of several.
+// Parsers of the JSON in a model folder's weights: the header of a safetensors file, and the index of
+// several.
 //
-// They keep nothing but their results, whose number is limited, so their memory is bounded by that of the text.
+// They keep nothing but their results, whose number is limited, so their memory is bounded by that of the
+// text.
 #pragma once
 
 #include <map>

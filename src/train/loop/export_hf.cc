@@ -45,7 +45,8 @@ SafetensorsLayout LayoutOf(LlamaModel& model) {
   return SafetensorsLayout(tensors);
 }
 
-// Weights of an earlier export or download in another number of files. Beside the new ones they would be loaded.
+// Weights of an earlier export or download in another number of files. Beside the new ones they would be
+// loaded.
 bool IsOldWeights(const std::string& name) {
   return name == kWeights || name == "model.safetensors.index.json" ||
          (absl::StartsWith(name, "model-") && absl::StrContains(name, "-of-") &&

@@ -35,16 +35,16 @@ std::vector<std::string> CompanionFiles(const std::string& folder);
 // Paths of the files that an export creates, replaces or removes in `folder`.
 std::vector<std::string> ExportedFiles(const std::string& folder, const std::string& source_folder);
 
-// Claims the folder for an export of `model` at the end of the run, checks that the files will fit, and reads the
-// companions. `source_folder` is that of --hf-model; empty for a new model.
-// Errors: kInvalidArgument (another run exports there), kNotFound, kPermissionDenied, kResourceExhausted (no space),
-//   kDataLoss (names the path).
+// Claims the folder for an export of `model` at the end of the run, checks that the files will fit, and reads
+// the companions. `source_folder` is that of --hf-model; empty for a new model.
+// Errors: kInvalidArgument (another run exports there), kNotFound, kPermissionDenied, kResourceExhausted (no
+//   space), kDataLoss (names the path).
 absl::StatusOr<HfExport> OpenExport(const std::string& folder, const std::string& source_folder,
                                     std::string source_config, LlamaModel& model);
 
 // Each rank with `writes` writes the ranges of its shards, and rank 0 writes the other files. The shards of
-// the ranks with `writes` together must be one whole model. The folder must lie on a file system that all ranks
-// share. All files of the export become visible together; after an error the folder is as before.
+// the ranks with `writes` together must be one whole model. The folder must lie on a file system that all
+// ranks share. All files of the export become visible together; after an error the folder is as before.
 // REQUIRES: `target` is not null on rank 0.
 // Collective: all ranks. Errors: kNotFound, kPermissionDenied, kResourceExhausted (names the path).
 absl::Status ExportHf(Bootstrap& bootstrap, const HfExport* target, LlamaModel& model,

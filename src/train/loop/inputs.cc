@@ -66,8 +66,8 @@ absl::Status CheckTokenizer(const Corpus& corpus, const DataOptions& data, const
   return absl::OkStatus();
 }
 
-// A layer has nine tensors, of which CheckWeights names a missing one. With fewer the model is not even built:
-// it would take memory for as many layers as config.json says.
+// A layer has nine tensors, of which CheckWeights names a missing one. With fewer the model is not even
+// built: it would take memory for as many layers as config.json says.
 constexpr int64_t kLeastTensorsPerLayer = 8;
 
 absl::Status CheckLayers(const SafetensorsReader& weights, const LlamaConfig& model,
