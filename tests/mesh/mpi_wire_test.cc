@@ -1,3 +1,5 @@
+#include <cstdlib>
+
 #include <gtest/gtest.h>
 
 #include "tests/mesh/wire_conformance.h"
@@ -38,6 +40,20 @@ TEST(MpiWire, CanBeDestroyedWithUnmatchedReceives) {
 }
 TEST(MpiWire, RejectsArgumentsOutOfRange) {
   EXPECT_OK(weft::testing::RejectsArgumentsOutOfRange(WorldBootstrap()));
+}
+
+// The others give up at their deadline. Their link stays pending, and a later one works.
+TEST(MpiWire, OpensALinkAfterOneRankMissedOthers) {
+  Bootstrap& world = WorldBootstrap();
+  const bool late = world.rank() == world.size() - 1;
+  if (!late) {
+    setenv("WEFT_TIMEOUT_S", "0.05", /*replace=*/1);
+    EXPECT_EQ(world.OpenWire().status().code(), absl::StatusCode::kDeadlineExceeded);
+    EXPECT_EQ(world.OpenWire().status().code(), absl::StatusCode::kDeadlineExceeded);
+    unsetenv("WEFT_TIMEOUT_S");
+  }
+  ASSERT_OK(AgreeOnStatus(world, absl::OkStatus(), absl::Seconds(60)));
+  EXPECT_OK(weft::testing::OpensALinkAfterSkipping(world));
 }
 
 TEST(MpiWire, RejectsMessagesAboveMpisCountLimit) {

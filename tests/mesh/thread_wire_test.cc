@@ -1,5 +1,6 @@
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include <gtest/gtest.h>
 
@@ -34,6 +35,15 @@ TEST_P(ThreadWire, CanBeDestroyedWithUnmatchedReceives) {
   Run(weft::testing::CanBeDestroyedWithUnmatchedReceives);
 }
 TEST_P(ThreadWire, RejectsArgumentsOutOfRange) { Run(weft::testing::RejectsArgumentsOutOfRange); }
+TEST_P(ThreadWire, OpensALinkAfterSomeRanksMissedOthers) {
+  Run([](Bootstrap& bootstrap) -> absl::Status {
+    std::vector<std::unique_ptr<WireLink>> links(static_cast<size_t>(bootstrap.rank()));
+    for (auto& link : links) {
+      WEFT_ASSIGN_OR_RETURN(link, bootstrap.OpenWire());
+    }
+    return weft::testing::OpensALinkAfterSkipping(bootstrap);
+  });
+}
 INSTANTIATE_TEST_SUITE_P(Ranks, ThreadWire, ::testing::Values(1, 2, 3, 4, 7));
 
 TEST(ThreadWireOnALostPeer, AnUnmatchedSendNeverCompletesAndIsWithdrawnWithItsLink) {

@@ -1,5 +1,6 @@
 #include "tests/mesh/wire_conformance.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <map>
@@ -282,6 +283,18 @@ absl::Status CanBeDestroyedWithUnmatchedReceives(Bootstrap& bootstrap) {
   wire.reset();
   buffer.reset();
   return DeliversEveryMessage(bootstrap);
+}
+
+absl::Status OpensALinkAfterSkipping(Bootstrap& bootstrap) {
+  WEFT_ASSIGN_OR_RETURN(const auto counts,
+                        bootstrap.AllGatherBlob(absl::StrCat(bootstrap.link_count()), kTimeout));
+  int64_t highest = 0;
+  for (const std::string& count : counts) highest = std::max<int64_t>(highest, std::stoll(count));
+  bootstrap.SkipLinks(highest);
+  EXPECT_EQ(bootstrap.link_count(), highest);
+  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire());
+  WEFT_RETURN_IF_ERROR(ExchangePatterns(bootstrap, *wire, 100, /*receive_first=*/false));
+  return Barrier(bootstrap);
 }
 
 absl::Status RejectsArgumentsOutOfRange(Bootstrap& bootstrap) {

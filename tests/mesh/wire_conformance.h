@@ -29,6 +29,8 @@ absl::Status ReportsDifferentLengths(Bootstrap& bootstrap);
 absl::Status AcceptsMessagesUpToTheReceivesMaximum(Bootstrap& bootstrap);
 // A link with unmatched receives can be destroyed without blocking.
 absl::Status CanBeDestroyedWithUnmatchedReceives(Bootstrap& bootstrap);
+// Ranks that have opened different numbers of links agree on the highest, skip, and open a link that works.
+absl::Status OpensALinkAfterSkipping(Bootstrap& bootstrap);
 // Peers, tags and sizes out of range return kInvalidArgument.
 absl::Status RejectsArgumentsOutOfRange(Bootstrap& bootstrap);
 

@@ -74,8 +74,14 @@ class Bootstrap {
   // Bytes that the ranks of this node can still reserve together.
   virtual absl::StatusOr<size_t> FreeNodeMemory() const = 0;
 
-  // Opens a new link. Messages of different links never match each other.
+  // Opens a new link. Messages of different links never match each other. Links are numbered in the order of
+  // their opening: the n-th link of each rank belong together.
   virtual absl::StatusOr<std::unique_ptr<WireLink>> OpenWire() = 0;
+  // Links that this rank has opened, tried to open or skipped.
+  virtual int64_t link_count() const = 0;
+  // Skips the links that peers have opened without this rank, until link_count() is `count`. Ranks that have
+  // lost each other after a deadline agree on the highest count, skip, and open the next link.
+  virtual void SkipLinks(int64_t count) = 0;
 };
 
 // Timeout of an MPI bootstrap and of `weft train`: WEFT_TIMEOUT_S seconds, 600 if unset. Engines and heaps

@@ -37,11 +37,11 @@ MpiBlobExchange::~MpiBlobExchange() {
 
 absl::StatusOr<std::vector<std::string>> MpiBlobExchange::AllGather(std::string_view blob,
                                                                     absl::Duration timeout) {
+  ++round_;  // A blob that is refused uses its round too, so that later rounds match.
   if (blob.size() > kMaxBlobBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("cannot gather a blob of ", blob.size(), " bytes: the maximum is ", kMaxBlobBytes));
   }
-  ++round_;
   auto message = std::make_shared<std::string>(sizeof(round_), '\0');
   std::memcpy(message->data(), &round_, sizeof(round_));
   message->append(blob);

@@ -10,6 +10,7 @@
 #include "src/mesh/base/anonymous_memory.h"
 #include "src/mesh/base/host_memory.h"
 #include "src/mesh/mpi/mpi_blob_exchange.h"
+#include "src/mesh/mpi/mpi_duplicates.h"
 #include "src/mesh/mpi/mpi_node_memory.h"
 #include "src/mesh/mpi/mpi_session.h"
 #include "src/mesh/mpi/mpi_wire.h"
@@ -56,6 +57,8 @@ class MpiBootstrap : public Bootstrap {
   absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override;
   absl::StatusOr<size_t> FreeNodeMemory() const override;
   absl::StatusOr<std::unique_ptr<WireLink>> OpenWire() override;
+  int64_t link_count() const override { return link_comms_.count(); }
+  void SkipLinks(int64_t count) override { link_comms_.Skip(count); }
 
  private:
   MpiBootstrap(std::shared_ptr<MpiSession> session, MpiCommunicator world, MpiCommunicator node,
@@ -79,6 +82,7 @@ class MpiBootstrap : public Bootstrap {
   const NodeMap nodes_;
   SystemRuntime runtime_;
   std::unique_ptr<internal::MpiBlobExchange> blobs_;
+  internal::MpiDuplicates link_comms_{world_.get()};
   std::deque<MpiSharedWindow> windows_;
   std::deque<internal::AnonymousMemory> own_memory_;
 };
@@ -138,9 +142,8 @@ absl::StatusOr<NodeMemory> MpiBootstrap::ReserveShared(size_t segment_bytes) {
 
 absl::StatusOr<std::unique_ptr<WireLink>> MpiBootstrap::OpenWire() {
   WEFT_ASSIGN_OR_RETURN(const absl::Duration timeout, DefaultTimeout());
-  // Opening a link duplicates a communicator, a collective without a deadline. Wait for all ranks first.
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(*this, absl::OkStatus(), timeout));
-  return internal::MpiWire::Open(session_, world_.get());
+  WEFT_ASSIGN_OR_RETURN(MpiCommunicator comm, link_comms_.Open(timeout));
+  return internal::MpiWire::Open(session_, std::move(comm));
 }
 
 }  // namespace

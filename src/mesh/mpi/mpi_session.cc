@@ -48,6 +48,10 @@ void MpiSession::Abandon(MPI_Request& request, std::shared_ptr<const void> memor
 absl::StatusOr<MpiCommunicator> MpiCommunicator::Duplicate(MPI_Comm parent) {
   MPI_Comm comm = MPI_COMM_NULL;
   WEFT_RETURN_IF_ERROR(MpiStatus(MPI_Comm_dup(parent, &comm), "MPI_Comm_dup"));
+  return Adopt(comm);
+}
+
+absl::StatusOr<MpiCommunicator> MpiCommunicator::Adopt(MPI_Comm comm) {
   MpiCommunicator owned(comm);
   WEFT_RETURN_IF_ERROR(
       MpiStatus(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler"));

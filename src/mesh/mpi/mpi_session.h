@@ -47,6 +47,8 @@ class MpiCommunicator {
  public:
   // Collective: all ranks of `parent`.
   static absl::StatusOr<MpiCommunicator> Duplicate(MPI_Comm parent);
+  // Owns `comm`, which nothing else may free.
+  static absl::StatusOr<MpiCommunicator> Adopt(MPI_Comm comm);
   // The ranks of `parent` that share this rank's node, in the same order.
   // Collective: all ranks of `parent`.
   static absl::StatusOr<MpiCommunicator> SplitByNode(MPI_Comm parent);

@@ -27,8 +27,8 @@ absl::StatusOr<int> LargestTag(MPI_Comm comm) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<WireLink>> MpiWire::Open(std::shared_ptr<MpiSession> session, MPI_Comm world) {
-  WEFT_ASSIGN_OR_RETURN(MpiCommunicator comm, MpiCommunicator::Duplicate(world));
+absl::StatusOr<std::unique_ptr<WireLink>> MpiWire::Open(std::shared_ptr<MpiSession> session,
+                                                        MpiCommunicator comm) {
   WEFT_ASSIGN_OR_RETURN(const int largest_tag, LargestTag(comm.get()));
   std::unique_ptr<MpiWire> wire(new MpiWire(std::move(session), std::move(comm), largest_tag));
   for (size_t i = 0; i < kControlReceives; ++i) WEFT_RETURN_IF_ERROR(wire->PostControlReceive(i));

@@ -22,8 +22,9 @@ namespace weft::internal {
 
 class MpiWire : public WireLink {
  public:
-  // Collective: all ranks of `world`.
-  static absl::StatusOr<std::unique_ptr<WireLink>> Open(std::shared_ptr<MpiSession> session, MPI_Comm world);
+  // `comm`: the link's own.
+  static absl::StatusOr<std::unique_ptr<WireLink>> Open(std::shared_ptr<MpiSession> session,
+                                                        MpiCommunicator comm);
   ~MpiWire() override;
 
   // Errors: also kInvalidArgument above 1 GiB, because MPI counts bytes in an int.

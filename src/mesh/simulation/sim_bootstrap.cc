@@ -43,7 +43,7 @@ absl::StatusOr<size_t> SimWorld::FreeBytesPerNode() const {
 }
 
 std::shared_ptr<SimFabric> SimWorld::Fabric(size_t call) {
-  if (call == fabrics_.size()) fabrics_.push_back(std::make_shared<SimFabric>(simulator_, nodes_));
+  while (call >= fabrics_.size()) fabrics_.push_back(std::make_shared<SimFabric>(simulator_, nodes_));
   return fabrics_[call];
 }
 

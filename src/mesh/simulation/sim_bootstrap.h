@@ -1,6 +1,7 @@
 // Bootstrap of simulated ranks, and the state that all ranks of a simulation share.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <map>
 #include <memory>
@@ -59,6 +60,8 @@ class SimBootstrap final : public Bootstrap {
   absl::StatusOr<std::unique_ptr<WireLink>> OpenWire() override {
     return std::make_unique<FabricWire>(rank_, world_.Fabric(wires_++));
   }
+  int64_t link_count() const override { return static_cast<int64_t>(wires_); }
+  void SkipLinks(int64_t count) override { wires_ = std::max(wires_, static_cast<size_t>(count)); }
 
  private:
   int rank_;

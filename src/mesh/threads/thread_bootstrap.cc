@@ -63,7 +63,7 @@ absl::StatusOr<std::byte*> SharedState::NodeSegments(int node, size_t call, size
 
 std::shared_ptr<internal::ThreadFabric> SharedState::Fabric(size_t call) {
   const std::lock_guard lock(mutex_);
-  if (call == fabrics_.size()) fabrics_.push_back(std::make_shared<internal::ThreadFabric>(nodes_.size()));
+  while (call >= fabrics_.size()) fabrics_.push_back(std::make_shared<internal::ThreadFabric>(nodes_.size()));
   return fabrics_[call];
 }
 
@@ -91,6 +91,8 @@ class ThreadBootstrap : public Bootstrap {
   absl::StatusOr<std::unique_ptr<WireLink>> OpenWire() override {
     return std::make_unique<internal::FabricWire>(rank_, shared_->Fabric(wires_++));
   }
+  int64_t link_count() const override { return static_cast<int64_t>(wires_); }
+  void SkipLinks(int64_t count) override { wires_ = std::max(wires_, static_cast<size_t>(count)); }
 
  private:
   const int rank_;

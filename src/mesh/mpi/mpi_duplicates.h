@@ -1,0 +1,52 @@
+// Duplicates of a communicator, which are made with a deadline.
+//
+// MPI_Comm_dup waits without a deadline, and for ever if a rank does not come. Here a duplicate that misses
+// its deadline stays pending, and completes when the last rank has started it.
+//
+// Thread safety: none.
+// Lifetime: the parent must outlive the duplicates. The destructor leaves a pending one to MPI.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+
+#include <absl/status/statusor.h>
+#include <absl/time/time.h>
+#include <mpi.h>
+
+#include "src/mesh/mpi/mpi_session.h"
+
+namespace weft::internal {
+
+class MpiDuplicates {
+ public:
+  explicit MpiDuplicates(MPI_Comm parent) : parent_(parent) {}
+  MpiDuplicates(const MpiDuplicates&) = delete;
+  MpiDuplicates& operator=(const MpiDuplicates&) = delete;
+
+  // Duplicates that this rank has started or must skip. The n-th one of each rank belong together.
+  int64_t count() const { return std::max(started_, skip_until_); }
+  // Makes Open take part in the duplicates before number `count` first, which peers have started without this
+  // rank.
+  void Skip(int64_t count) { skip_until_ = std::max(skip_until_, count); }
+  // Makes the next duplicate. Collective: all ranks of the parent, with equal counts.
+  // Errors: kDeadlineExceeded (not all ranks have come), kInternal (MPI failed).
+  absl::StatusOr<MpiCommunicator> Open(absl::Duration timeout);
+
+ private:
+  using TimePoint = std::chrono::steady_clock::time_point;
+  absl::Status Start();
+  // Waits until the pending duplicate is made. OK if there is none.
+  absl::Status Finish(TimePoint deadline);
+
+  const MPI_Comm parent_;
+  int64_t started_ = 0;
+  int64_t skip_until_ = 0;
+  // The last one that was started. One at a time: Open MPI hangs with several duplicates of one communicator
+  // under way. MPI holds pointers to both.
+  MPI_Comm comm_ = MPI_COMM_NULL;
+  MPI_Request request_ = MPI_REQUEST_NULL;
+};
+
+}  // namespace weft::internal
