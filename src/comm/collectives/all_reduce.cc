@@ -2,7 +2,8 @@
 // of its node in the same pass, and sends it to the other nodes slice by slice.
 //
 // In place is safe: a part of the input is read only to reduce it, and is overwritten only after its
-// reduction.
+// reduction. Where a rank sends its input to another node as it is, no receive for the sum of that part is
+// posted before the send is complete: MPI forbids that two messages in flight share memory.
 #include <utility>
 
 #include "src/comm/collectives/gather_phase.h"
@@ -39,7 +40,11 @@ class AllReduceOperation final : public Collective {
   absl::StatusOr<bool> Move(OperationContext& context) override {
     WEFT_ASSIGN_OR_RETURN(const bool reduced, reduce_->Step(context));
     const bool announced = Announce(context);
-    WEFT_ASSIGN_OR_RETURN(const bool gathered, gather_->Step(context, reduce_->done()));
+    const bool in_place = plan().input == plan().output;
+    const auto writable = [&](int member) {
+      return in_place ? reduce_->ReadSlices(member) : GatherPhase::AllWritable(member);
+    };
+    WEFT_ASSIGN_OR_RETURN(const bool gathered, gather_->Step(context, reduce_->done(), writable));
     return reduced || announced || gathered;
   }
   bool MoveComplete() const override { return reduce_->complete() && gather_->complete(); }

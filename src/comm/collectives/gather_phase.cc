@@ -50,7 +50,7 @@ void GatherPhase::AddPull(const std::byte* source, std::byte* target, int member
   // The source is only read. SliceMemory is mutable because it also describes targets.
   const SliceMemory from{const_cast<std::byte*>(source), element_bytes_};
   const SliceMemory to{target, element_bytes_};
-  pulls_.push_back({CopyStream(SlicingOf(member), dtype_, from, to, nontemporal_), peer, counter});
+  pulls_.push_back({CopyStream(SlicingOf(member), dtype_, from, to, nontemporal_), member, peer, counter});
 }
 
 void GatherPhase::AddWatch(const OperationContext& context, int member, int writer) {
@@ -139,16 +139,19 @@ void GatherPhase::AddRelay(const CreditScheduler::Channel& channel, int member, 
   const Slicing slicing = SlicingOf(member);
   const SliceMemory target{place, element_bytes_};
   if (encoding_ == WireEncoding::kPlain) {
-    relays_.push_back({ReceiveStream(channel, WirePhase::kGather, slicing, target), std::nullopt, member});
+    relays_.push_back(
+        {ReceiveStream(channel, WirePhase::kGather, slicing, target, source), std::nullopt, member});
     return;
   }
   const SliceMemory encoded = RingFor(ring);
   ring += encoded.RingBytes(slicing);
-  relays_.push_back({ReceiveStream(channel, WirePhase::kGather, slicing, encoded),
+  relays_.push_back({ReceiveStream(channel, WirePhase::kGather, slicing, encoded, source),
                      CopyStream(slicing, dtype_, encoded, target, /*nontemporal=*/false), member});
 }
 
-bool GatherPhase::StepPulls(OperationContext& context, int64_t own_available) {
+int64_t GatherPhase::AllWritable(int /*member*/) { return std::numeric_limits<int64_t>::max(); }
+
+bool GatherPhase::StepPulls(OperationContext& context, int64_t own_available, Writable writable) {
   bool advanced = false;
   const int own_rank = context.placement.WorldRank(context.placement.me());
   for (Pull& pull : pulls_) {
@@ -160,17 +163,20 @@ bool GatherPhase::StepPulls(OperationContext& context, int64_t own_available) {
       available = context.node.Counter(context.record->lane, pull.source, context.record->descriptor.sequence,
                                        pull.counter);
     }
-    advanced |= pull.stream.Step(context, available);
+    advanced |= pull.stream.Step(context, std::min(available, writable(pull.member)));
   }
   return advanced;
 }
 
-absl::StatusOr<bool> GatherPhase::StepRelays(OperationContext& context) {
+absl::StatusOr<bool> GatherPhase::StepRelays(OperationContext& context, Writable writable) {
   bool advanced = false;
   for (Relay& relay : relays_) {
-    WEFT_ASSIGN_OR_RETURN(const bool credited, relay.stream.Step(context, relay.done()));
+    const int64_t limit = relay.unpack ? std::numeric_limits<int64_t>::max() : writable(relay.member);
+    WEFT_ASSIGN_OR_RETURN(const bool credited, relay.stream.Step(context, relay.done(), limit));
     advanced |= credited;
-    if (relay.unpack) advanced |= relay.unpack->Step(context, relay.stream.done());
+    if (relay.unpack) {
+      advanced |= relay.unpack->Step(context, std::min(relay.stream.done(), writable(relay.member)));
+    }
     if (relay.announced == relay.done()) continue;
     if (kind_ == Kind::kShared && !relay.finished()) continue;
     relay.announced = relay.done();
@@ -197,14 +203,14 @@ bool GatherPhase::StepWatches(OperationContext& context) {
   return advanced;
 }
 
-absl::StatusOr<bool> GatherPhase::Step(OperationContext& context, int64_t own_available) {
-  bool advanced = StepPulls(context, own_available);
+absl::StatusOr<bool> GatherPhase::Step(OperationContext& context, int64_t own_available, Writable writable) {
+  bool advanced = StepPulls(context, own_available, writable);
   if (!own_announced_ && pulls_.front().stream.finished()) {
     own_announced_ = true;
     Announce(context, context.placement.me(), pulls_.front().stream.done());
   }
   advanced |= StepWatches(context);
-  WEFT_ASSIGN_OR_RETURN(const bool relayed, StepRelays(context));
+  WEFT_ASSIGN_OR_RETURN(const bool relayed, StepRelays(context, writable));
   advanced |= relayed;
   WEFT_ASSIGN_OR_RETURN(const bool sent, sends_.Step(context, own_available));
   advanced |= sent;

@@ -28,6 +28,7 @@
 #include <vector>
 
 #include <absl/container/inlined_vector.h>
+#include <absl/functional/function_ref.h>
 #include <absl/status/statusor.h>
 
 #include "src/comm/collectives/collective_plan.h"
@@ -68,8 +69,12 @@ class GatherPhase {
   GatherPhase(const GatherPhase&) = delete;
   GatherPhase& operator=(const GatherPhase&) = delete;
 
+  // Slices of a member's part, from the first, that may be overwritten in this rank's output.
+  using Writable = absl::FunctionRef<int64_t(int member)>;
+  static int64_t AllWritable(int member);
   // Advances. Returns true if anything moved. `own_available`: valid slices of this rank's part.
-  absl::StatusOr<bool> Step(OperationContext& context, int64_t own_available);
+  absl::StatusOr<bool> Step(OperationContext& context, int64_t own_available,
+                            Writable writable = AllWritable);
   bool complete() const;  // The whole output is valid.
   bool drained() const;   // The phase is complete, all slices are sent, and the delta base is up to date.
   // Adds the bootstrap ranks that the phase waits for.
@@ -84,6 +89,7 @@ class GatherPhase {
   // Copy of a part from the memory of a local rank.
   struct Pull {
     CopyStream stream;
+    int member;   // Owner of the part.
     int source;   // Bootstrap rank that is read from.
     int counter;  // Index of the source's counter of valid slices. -1: all slices are valid.
   };
@@ -123,8 +129,8 @@ class GatherPhase {
   std::byte* PlaceOf(std::byte* output, int member) const {
     return output + static_cast<size_t>(parts_.offsets[static_cast<size_t>(member)]) * element_bytes_;
   }
-  bool StepPulls(OperationContext& context, int64_t own_available);
-  absl::StatusOr<bool> StepRelays(OperationContext& context);
+  bool StepPulls(OperationContext& context, int64_t own_available, Writable writable);
+  absl::StatusOr<bool> StepRelays(OperationContext& context, Writable writable);
   bool StepWatches(OperationContext& context);
   // Publishes to local peers how many slices of a member's part are valid in this rank's output.
   void Announce(OperationContext& context, int member, int64_t slices);

@@ -80,7 +80,8 @@ ReducePhase::ReducePhase(const OperationContext& context, const CollectivePlan& 
     : plan_(plan),
       slice_elements_(slice_elements),
       memory_(std::move(memory)),
-      slots_(kSenderSlots, SlotBytes(context, plan, slice_elements)) {}
+      slots_(kSenderSlots, SlotBytes(context, plan, slice_elements)),
+      own_sends_(static_cast<size_t>(context.placement.size()), nullptr) {}
 
 absl::StatusOr<std::unique_ptr<ReducePhase>> ReducePhase::Create(const OperationContext& context,
                                                                  const CollectivePlan& plan,
@@ -149,7 +150,8 @@ void ReducePhase::PlanPartials(const OperationContext& context) {
       const DType dtype = WireDType(subtree, plan_.dtype);
       const WireEncoding encoding = WireEncodingOf(context, dtype);
       if (subtree.count == 1) {
-        partials_.AddRun(channel, {slicing, dtype, PartOf(me, target), encoding}, slots_);
+        own_sends_[static_cast<size_t>(target)] =
+            partials_.AddRun(channel, {slicing, dtype, PartOf(me, target), encoding}, slots_);
         continue;
       }
       std::vector<ReduceStream::Leaf> leaves;
@@ -190,6 +192,11 @@ absl::StatusOr<bool> ReducePhase::Step(OperationContext& context) {
   advanced |= reduce_->Step(context, available);
   WEFT_ASSIGN_OR_RETURN(const bool sent, partials_.Step(context));
   return advanced || sent;
+}
+
+int64_t ReducePhase::ReadSlices(int member) const {
+  const OutgoingStream* own = own_sends_[static_cast<size_t>(member)];
+  return own == nullptr ? std::numeric_limits<int64_t>::max() : own->read_slices();
 }
 
 bool ReducePhase::drained() const { return complete() && partials_.finished(); }

@@ -40,6 +40,8 @@ class ReducePhase {
   int64_t done() const { return reduce_->done(); }       // Reduced slices of this rank's part.
   bool complete() const { return reduce_->finished(); }  // This rank's part is reduced.
   bool drained() const;  // The phase is complete, and all partial sums are sent.
+  // Slices of `member`'s part, from the first, that this rank no longer sends from its own input.
+  int64_t ReadSlices(int member) const;
   // Adds the bootstrap ranks that the phase waits for.
   void AddAwaited(std::set<int>& ranks) const;
 
@@ -63,6 +65,8 @@ class ReducePhase {
   std::deque<ReceiveStream> receives_;  // One for each remote subtree.
   std::optional<ReduceStream> reduce_;  // The reduction of this rank's part.
   ScratchSlots slots_;                  // Scratch for the partial sums that this rank sends.
+  // By member: the stream that sends the member its part of this rank's input. Null if there is none.
+  std::vector<const OutgoingStream*> own_sends_;
   Sends partials_;  // Partial sums for remote owners. The plain partial of a single rank is its input.
 };
 

@@ -94,14 +94,16 @@ void StagedSendStream::OnWireDone(int64_t slice) {
   sent_.Finish(slice);
 }
 
-void Sends::AddRun(const CreditScheduler::Channel& channel, const OutgoingRun& run, ScratchSlots& slots) {
+const OutgoingStream* Sends::AddRun(const CreditScheduler::Channel& channel, const OutgoingRun& run,
+                                    ScratchSlots& slots) {
   if (run.encoding == WireEncoding::kPlain) {
     Add(std::make_unique<SendStream>(channel, run.slicing, run.memory));
-    return;
+  } else {
+    auto encoded = std::make_unique<CompressStream>(run.slicing, run.dtype, run.memory, run.delta_base);
+    Add(std::make_unique<StagedSendStream>(channel, std::move(encoded), PartShape::Run(run.slicing.elements),
+                                           slots));
   }
-  auto encoded = std::make_unique<CompressStream>(run.slicing, run.dtype, run.memory, run.delta_base);
-  Add(std::make_unique<StagedSendStream>(channel, std::move(encoded), PartShape::Run(run.slicing.elements),
-                                         slots));
+  return streams_.back().get();
 }
 
 absl::StatusOr<bool> Sends::Step(OperationContext& context, int64_t available) {

@@ -31,6 +31,8 @@ class OutgoingStream : public WireOwner {
   // True once all slices are sent and the peer has responded. See Note [Empty parts].
   virtual bool finished() const = 0;
   virtual int peer() const = 0;
+  // Slices, from the first, whose source is read no more.
+  virtual int64_t read_slices() const = 0;
 };
 
 // Sends slices to a remote peer directly from memory.
@@ -52,6 +54,7 @@ class SendStream final : public OutgoingStream {
   absl::StatusOr<bool> Step(OperationContext& context, int64_t available) override;
   bool finished() const override { return receiver_responded_ && progress_.done() == slicing_.slices(); }
   int peer() const override { return channel_.peer; }
+  int64_t read_slices() const override { return progress_.done(); }
   void OnWireDone(int64_t slice) override { progress_.Finish(slice); }
 
  private:
@@ -92,6 +95,7 @@ class StagedSendStream final : public TaskOwner, public OutgoingStream {
     return receiver_responded_ && sent_.done() == source_->slicing().slices();
   }
   int peer() const override { return channel_.peer; }
+  int64_t read_slices() const override { return staged_.done(); }
   void OnTaskDone(int64_t ticket) override { staged_.Finish(ticket); }
   void OnWireDone(int64_t slice) override;
 
@@ -126,8 +130,9 @@ struct OutgoingRun {
 class Sends {
  public:
   void Add(std::unique_ptr<OutgoingStream> stream) { streams_.push_back(std::move(stream)); }
-  // Adds the stream of a run. `slots` is the scratch of encoded slices.
-  void AddRun(const CreditScheduler::Channel& channel, const OutgoingRun& run, ScratchSlots& slots);
+  // Adds the stream of a run, and returns it. `slots` is the scratch of encoded slices.
+  const OutgoingStream* AddRun(const CreditScheduler::Channel& channel, const OutgoingRun& run,
+                               ScratchSlots& slots);
 
   // Advances all streams. Returns true if anything moved. `available`: slices of each source that may be
   // read.

@@ -127,7 +127,7 @@ absl::Status ReceiveStream::AnnounceEmpty(OperationContext& context) {
   return context.wire.AnnounceEmptyPart(channel_, context.record->descriptor);
 }
 
-absl::StatusOr<bool> ReceiveStream::Step(OperationContext& context, int64_t consumed) {
+absl::StatusOr<bool> ReceiveStream::Step(OperationContext& context, int64_t consumed, int64_t limit) {
   WEFT_RETURN_IF_ERROR(AnnounceEmpty(context));
   bool advanced = false;
   while (true) {

@@ -227,8 +227,9 @@ class ReceiveStream final : public WireOwner {
       : channel_(channel), phase_(phase), slicing_(slicing), target_(target), part_(part) {}
 
   // Gives as many credits as possible. Returns true if it gave any. `consumed`: slices whose slots in the
-  // ring may be overwritten.
-  absl::StatusOr<bool> Step(OperationContext& context, int64_t consumed);
+  // ring may be overwritten. `limit`: slices that may have credits.
+  absl::StatusOr<bool> Step(OperationContext& context, int64_t consumed,
+                            int64_t limit = std::numeric_limits<int64_t>::max());
   // Announces once to the peer that this rank expects an empty part, if it does. See Note [Empty parts].
   absl::Status AnnounceEmpty(OperationContext& context);
   // Gives a credit for the next slice. Returns false if `limit` slices have credits, or a window or the ring

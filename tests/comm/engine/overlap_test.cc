@@ -1,0 +1,126 @@
+// No two messages in flight share memory that one of them writes: MPI forbids it.
+#include <algorithm>
+#include <map>
+#include <mutex>
+
+#include <gtest/gtest.h>
+
+#include "tests/comm/support/engine_fixture.h"
+#include "tests/support/thread_ranks.h"
+
+namespace weft::testing {
+namespace {
+
+// Fails the test if a message is posted whose memory overlaps that of another in flight.
+class OverlapChecker final : public WireLink {
+ public:
+  explicit OverlapChecker(std::unique_ptr<WireLink> link) : link_(std::move(link)) {}
+
+  absl::StatusOr<RequestId> Send(int peer, int tag, const void* data, size_t bytes) override {
+    Check({static_cast<const std::byte*>(data), bytes, /*writes=*/false});
+    return Note(link_->Send(peer, tag, data, bytes), {static_cast<const std::byte*>(data), bytes, false});
+  }
+  absl::StatusOr<RequestId> Receive(int peer, int tag, void* data, size_t bytes, Length length) override {
+    Check({static_cast<const std::byte*>(data), bytes, /*writes=*/true});
+    return Note(link_->Receive(peer, tag, data, bytes, length),
+                {static_cast<const std::byte*>(data), bytes, true});
+  }
+  absl::Status Poll() override { return link_->Poll(); }
+  absl::StatusOr<bool> Test(RequestId request) override {
+    const absl::StatusOr<bool> done = link_->Test(request);
+    if (!done.ok() || *done) in_flight_.erase(request);
+    return done;
+  }
+  bool Cancel(RequestId request) override {
+    const bool cancelled = link_->Cancel(request);
+    if (cancelled) in_flight_.erase(request);
+    return cancelled;
+  }
+  absl::Status SendControlMessage(int peer, std::string_view bytes) override {
+    return link_->SendControlMessage(peer, bytes);
+  }
+  bool HasUnsentControlMessages() const override { return link_->HasUnsentControlMessages(); }
+  absl::StatusOr<std::optional<ControlMessage>> PollControlMessage() override {
+    return link_->PollControlMessage();
+  }
+  int max_tag() const override { return link_->max_tag(); }
+
+ private:
+  struct Memory {
+    const std::byte* begin;
+    size_t bytes;
+    bool writes;
+  };
+  void Check(const Memory& memory) const {
+    for (const auto& [request, other] : in_flight_) {
+      const bool overlaps =
+          memory.begin < other.begin + other.bytes && other.begin < memory.begin + memory.bytes;
+      EXPECT_FALSE(overlaps && (memory.writes || other.writes))
+          << (memory.writes ? "a receive" : "a send") << " is posted over "
+          << (other.writes ? "a receive" : "a send");
+    }
+  }
+  absl::StatusOr<RequestId> Note(absl::StatusOr<RequestId> request, const Memory& memory) {
+    if (request.ok()) in_flight_.emplace(*request, memory);
+    return request;
+  }
+
+  std::unique_ptr<WireLink> link_;
+  std::map<RequestId, Memory> in_flight_;
+};
+
+// A bootstrap whose links are checked.
+class CheckedBootstrap final : public Bootstrap {
+ public:
+  explicit CheckedBootstrap(Bootstrap& bootstrap) : bootstrap_(bootstrap) {}
+  int rank() const override { return bootstrap_.rank(); }
+  const NodeMap& node_map() const override { return bootstrap_.node_map(); }
+  Runtime& runtime() override { return bootstrap_.runtime(); }
+  absl::StatusOr<std::vector<std::string>> AllGatherBlob(std::string_view blob,
+                                                         absl::Duration timeout) override {
+    return bootstrap_.AllGatherBlob(blob, timeout);
+  }
+  absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override {
+    return bootstrap_.ReserveNodeMemory(segment_bytes);
+  }
+  absl::StatusOr<size_t> FreeNodeMemory() const override { return bootstrap_.FreeNodeMemory(); }
+  absl::StatusOr<std::unique_ptr<WireLink>> OpenWire() override {
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<WireLink> link, bootstrap_.OpenWire());
+    return std::make_unique<OverlapChecker>(std::move(link));
+  }
+  int64_t link_count() const override { return bootstrap_.link_count(); }
+  void SkipLinks(int64_t count) override { bootstrap_.SkipLinks(count); }
+
+ private:
+  Bootstrap& bootstrap_;
+};
+
+TEST(MessagesInFlight, OfAnAllReduceInPlaceDoNotOverlap) {
+  constexpr int64_t kCount = 5000;
+  for (const NodeMap& nodes :
+       {NodeMap::RanksPerNode(4, 1), NodeMap{{0, 0, 0, 1, 1, 2}}, NodeMap{{0, 1, 0, 1}}}) {
+    RunRanks(nodes, [](Bootstrap& bootstrap) -> absl::Status {
+      CheckedBootstrap checked(bootstrap);
+      EngineOptions options;
+      options.slice_bytes = 256;
+      WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(checked, options));
+      for (const WireCompression compression : {WireCompression::kNone, WireCompression::kLossless}) {
+        WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kF32, kCount));
+        for (int64_t i = 0; i < kCount; ++i) buffer.Write(i, {static_cast<double>(i + bootstrap.rank())});
+        OpOptions op;
+        op.wire_compression = compression;
+        Work work = fixture.engine->AllReduce(fixture.lane, buffer.data(), buffer.data(), DType::kF32, kCount,
+                                              ReduceOp::kSum, op);
+        WEFT_RETURN_IF_ERROR(work.WaitReleased());
+        const int n = bootstrap.size();
+        for (const int64_t i : {int64_t{0}, int64_t{1}, kCount / 2, kCount - 1}) {
+          EXPECT_EQ(buffer.Read(i, 1)[0], static_cast<double>(n * i + n * (n - 1) / 2));
+        }
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
+}  // namespace
+}  // namespace weft::testing
