@@ -13,10 +13,10 @@
 // Peers on the same node read and write buffers in the engine's NodeHeap in place. Other buffers are staged
 // through it, which copied_bytes counts. docs/engine.md describes the protocol.
 //
-// Thread safety: one thread calls AddLane, the collectives and ResetAfterError; any thread may call Abort,
-//   status and the statistics.
-// Collective: Create, AddLane and ResetAfterError, by all ranks of the bootstrap in the same order; every
-//   collective, by all ranks of its lane's group in the same order.
+// Thread safety: one thread calls AddLane, SharedLane, the collectives and ResetAfterError; any thread may
+//   call Abort, status and the statistics.
+// Collective: Create, AddLane, SharedLane and ResetAfterError, by all ranks of the bootstrap in the same
+//   order; every collective, by all ranks of its lane's group in the same order.
 // Lifetime: bootstrap and heap must outlive the engine, and the engine its Works.
 #pragma once
 
@@ -45,13 +45,19 @@ class CommEngine {
   // Errors: kInvalidArgument (an option out of range), kResourceExhausted (no node memory for flags).
   static absl::StatusOr<std::unique_ptr<CommEngine>> Create(Bootstrap& bootstrap, NodeHeap& heap,
                                                             const EngineOptions& options = {});
-  // Waits for unfinished operations, up to the engine's timeout, then stops the threads.
+  // Tells the peers of every lane that this rank submits nothing more: operations that still need it then
+  // fail on them. Waits for unfinished operations, up to the engine's timeout, then stops the threads.
   ~CommEngine();
 
   // Adds a lane, named "<group name>/<purpose>". Ranks of other groups add the lane of their own group at the
   // same place of the order.
   // Errors: kInvalidArgument (this rank is not in the group), kResourceExhausted (too many lanes).
   absl::StatusOr<LaneId> AddLane(const ProcessGroup& group, LanePurpose purpose);
+  // The lane with this `number` of a group and purpose, which is added at the first call. Later calls return
+  // the same lane, so that models that come and go use no more lanes than one of them.
+  // REQUIRES: all users of a lane together submit in one order, on all ranks.
+  // Errors: those of AddLane on any rank; kDeadlineExceeded (names the missing ranks).
+  absl::StatusOr<LaneId> SharedLane(const ProcessGroup& group, LanePurpose purpose, int number = 0);
   const ProcessGroup& group(LaneId lane) const;
 
   // For all collectives below:

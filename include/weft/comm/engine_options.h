@@ -19,6 +19,8 @@ struct EngineOptions {
   // the lane's share of the bytes in flight is its share of the bandwidth.
   int64_t lane_window_bytes = int64_t{512} * 1024;
   // Bytes in flight of all lower priorities together, while an operation of higher priority needs the wire.
+  // An operation needs the wire if a peer that has started it has data for this rank. This window and the
+  // next one do not count the first two slices of a peer that has not started the operation.
   int64_t yield_window_bytes = int64_t{64} * 1024;
   // Bytes in flight of all operations below kCritical together, at any time. Applies to engines with a
   // kContext lane that spans nodes. It bounds what a new exchange finds queued before it.

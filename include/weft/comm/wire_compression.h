@@ -23,8 +23,8 @@ struct WireCompressionChoice {
 // distributed f32. The fastest round of the slowest rank counts. All ranks get the same choice. On one node:
 // kNone, without a measurement.
 //
-// Collective: all ranks of the engine. Adds a kControl lane of all ranks.
-// Errors: those of CommEngine::AddLane and Work::Wait.
+// Collective: all ranks of the engine. Uses the shared kControl lane of all ranks.
+// Errors: those of CommEngine::SharedLane and Work::Wait.
 absl::StatusOr<WireCompressionChoice> ChooseWireCompression(CommEngine& engine);
 
 }  // namespace weft

@@ -5,8 +5,12 @@
 //
 // Thread safety: owned by the submitting thread.
 // Lifetime: buffers must outlive *released*; after a failure, they must stay until ResetAfterError or the end
-//   of the engine, as peers may still access them. The destructor waits for *released*; if that exceeds the
-//   engine's timeout, it aborts the engine. After a failure it does not wait for peers.
+//   of the engine, as peers may still access them. Wait for a Work, or detach it, before you destroy it.
+//   Otherwise the destructor waits for *released*, and this rank submits nothing meanwhile. It aborts the
+//   engine with an error that names the operation
+//     - if the wait exceeds the engine's timeout, or a wait for that long has failed before;
+//     - at once, if the operation is not *ready* and an exception unwinds the stack.
+//   After a failure it does not wait for peers.
 #pragma once
 
 #include <memory>
@@ -57,8 +61,10 @@ class [[nodiscard]] Work {
  private:
   friend class CommEngine;
   Work(CommEngine* engine, std::shared_ptr<OperationRecord> record);
+  absl::Status NoteTimeout(absl::Status waited, bool for_the_engines_timeout);
   CommEngine* engine_ = nullptr;
   std::shared_ptr<OperationRecord> record_;
+  bool timed_out_ = false;  // The last wait exceeded the engine's timeout.
 };
 
 }  // namespace weft

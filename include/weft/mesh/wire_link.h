@@ -48,11 +48,11 @@ class WireLink {
   // Errors: kInternal (the transport failed, with its message; or a message had a length that its receive
   // does not allow).
   virtual absl::StatusOr<bool> Test(RequestId request) = 0;
-  // Cancels a receive. True: the id is invalid, and the buffer is not accessed any more; a message that had
-  // already arrived in it may be discarded. False: the receive has matched a message; call Test until it is
-  // complete.
-  // REQUIRES: the request is a receive. Sends cannot be cancelled.
-  virtual bool Cancel(RequestId receive) = 0;
+  // Cancels a request. True: the id is invalid, and the buffer is not accessed any more; a message that had
+  // already arrived in it may be discarded. False: the message is in flight; call Test until it is complete.
+  // MPI cannot cancel a send: it completes when its bytes have left, or, above the size that MPI sends
+  // eagerly, when its receive has matched.
+  virtual bool Cancel(RequestId request) = 0;
 
   // Sends a copy of `bytes`, in this call or in later Polls.
   // Errors: kInvalidArgument (peer out of range, or more than kMaxControlMessageBytes), kInternal.

@@ -11,14 +11,16 @@ namespace {
 
 auto Key(const Descriptor& d) {
   return std::tie(d.sequence, d.identity, d.group_hash, d.counts_hash, d.total_count, d.generation, d.kind,
-                  d.dtype, d.reduce, d.wire_compression);
+                  d.reduce, d.wire_compression, d.leaves);
 }
 
 bool Reduces(OpKind kind) { return kind == OpKind::kReduceScatter || kind == OpKind::kAllReduce; }
 
 }  // namespace
 
-bool IsSameCollective(const Descriptor& a, const Descriptor& b) { return Key(a) == Key(b); }
+bool IsSameCollective(const Descriptor& a, const Descriptor& b) {
+  return Key(a) == Key(b) && (a.dtype == b.dtype || a.any_dtype || b.any_dtype);
+}
 
 bool IsSameCollectiveOnNode(const Descriptor& a, const Descriptor& b) {
   const bool shares = a.kind == OpKind::kAllGatherShared && a.total_count > 0;

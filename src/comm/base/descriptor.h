@@ -24,6 +24,9 @@ struct Descriptor {
   DType dtype = DType::kF32;
   ReduceOp reduce = ReduceOp::kSum;
   WireCompression wire_compression = WireCompression::kNone;
+  bool any_dtype = false;  // The rank moves no elements, and knows no dtype. Any dtype of its peers matches.
+  // No operation: the rank submits nothing at this sequence or later. See Note [Leaving].
+  bool leaves = false;
   // Addresses at which local peers read or write this rank's memory. kNoAddress if the operation shares none.
   NodeAddress input = kNoAddress;
   NodeAddress output = kNoAddress;

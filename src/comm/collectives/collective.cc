@@ -14,6 +14,10 @@ constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 
 absl::Status Mismatch(const OperationContext& context, int peer_rank, const Descriptor& theirs) {
   const Descriptor& mine = context.record->descriptor;
+  if (theirs.leaves) {
+    return absl::AbortedError(absl::StrCat("rank ", peer_rank, " destroyed its engine before it submitted ",
+                                           Describe(*context.record), "; see the error of that rank"));
+  }
   return absl::FailedPreconditionError(
       absl::StrCat("lane ", context.record->lane_name, ": rank ",
                    context.placement.WorldRank(context.placement.me()), " submitted ", ToString(mine),

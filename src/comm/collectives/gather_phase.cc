@@ -138,6 +138,7 @@ void GatherPhase::AddRelay(const CreditScheduler::Channel& channel, int member, 
                            std::byte*& ring) {
   const Slicing slicing = SlicingOf(member);
   const SliceMemory target{place, element_bytes_};
+  const auto source = kind_ == Kind::kPushed ? ReceiveStream::Source::kMade : ReceiveStream::Source::kReady;
   if (encoding_ == WireEncoding::kPlain) {
     relays_.push_back(
         {ReceiveStream(channel, WirePhase::kGather, slicing, target, source), std::nullopt, member});

@@ -109,15 +109,17 @@ absl::StatusOr<bool> ReceiveStream::Credit(OperationContext& context, int64_t co
   const int64_t slice = progress_.issued();
   if (slice >= std::min(limit, slicing_.slices())) return false;
   if (target_.ring_slices != 0 && slice >= consumed + target_.ring_slices) return false;
-  context.wire.RegisterDemand(context.priority);
+  const bool started = SenderHasStarted(context);
+  if (!started && slice >= CreditScheduler::kSilentSlices) return false;
+  if (started) context.wire.RegisterDemand(context.priority);
   const size_t bytes = target_.MaxSliceBytes(slicing_, slice);
   if (!context.wire.MayReceive(channel_.lane, phase_, context.priority, bytes, context.head)) return false;
   progress_.Issue();
   const auto length =
       target_.encoding == WireEncoding::kPlain ? WireLink::Length::kExact : WireLink::Length::kAtMost;
-  WEFT_RETURN_IF_ERROR(context.wire.Receive(channel_, phase_, context.priority, context.record->descriptor,
-                                            part_, {slice, target_.At(slicing_, slice), bytes, length},
-                                            this));
+  WEFT_RETURN_IF_ERROR(
+      context.wire.Receive(channel_, phase_, context.priority, context.record->descriptor, part_,
+                           {slice, target_.At(slicing_, slice), bytes, length, started}, this));
   return true;
 }
 
@@ -131,7 +133,7 @@ absl::StatusOr<bool> ReceiveStream::Step(OperationContext& context, int64_t cons
   WEFT_RETURN_IF_ERROR(AnnounceEmpty(context));
   bool advanced = false;
   while (true) {
-    WEFT_ASSIGN_OR_RETURN(const bool credited, Credit(context, consumed, slicing_.slices()));
+    WEFT_ASSIGN_OR_RETURN(const bool credited, Credit(context, consumed, limit));
     if (!credited) return advanced;
     advanced = true;
   }

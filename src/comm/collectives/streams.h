@@ -220,11 +220,17 @@ class ReduceStream final : public TaskOwner, public SliceSource {
 // Receives slices from a remote peer into memory, and gives the credits for them.
 class ReceiveStream final : public WireOwner {
  public:
-  ReceiveStream(CreditScheduler::Channel channel, WirePhase phase, Slicing slicing, SliceMemory target)
-      : ReceiveStream(channel, phase, slicing, target, PartShape::Run(slicing.elements)) {}
+  // When the sender can send a slice that it has credits for. See Note [Silent peers].
+  enum class Source : uint8_t {
+    kReady,  // As soon as it has started the operation.
+    kMade,   // Only once the operation has made the slice.
+  };
   ReceiveStream(CreditScheduler::Channel channel, WirePhase phase, Slicing slicing, SliceMemory target,
-                PartShape part)
-      : channel_(channel), phase_(phase), slicing_(slicing), target_(target), part_(part) {}
+                Source source = Source::kReady)
+      : ReceiveStream(channel, phase, slicing, target, PartShape::Run(slicing.elements), source) {}
+  ReceiveStream(CreditScheduler::Channel channel, WirePhase phase, Slicing slicing, SliceMemory target,
+                PartShape part, Source source = Source::kReady)
+      : channel_(channel), phase_(phase), slicing_(slicing), target_(target), part_(part), source_(source) {}
 
   // Gives as many credits as possible. Returns true if it gave any. `consumed`: slices whose slots in the
   // ring may be overwritten. `limit`: slices that may have credits.
@@ -232,8 +238,8 @@ class ReceiveStream final : public WireOwner {
                             int64_t limit = std::numeric_limits<int64_t>::max());
   // Announces once to the peer that this rank expects an empty part, if it does. See Note [Empty parts].
   absl::Status AnnounceEmpty(OperationContext& context);
-  // Gives a credit for the next slice. Returns false if `limit` slices have credits, or a window or the ring
-  // is full.
+  // Gives a credit for the next slice. Returns false if `limit` slices have credits, a window or the ring is
+  // full, or the peer is silent.
   absl::StatusOr<bool> Credit(OperationContext& context, int64_t consumed, int64_t limit);
   int64_t done() const { return progress_.done(); }
   bool finished() const { return progress_.done() == slicing_.slices(); }
@@ -241,12 +247,17 @@ class ReceiveStream final : public WireOwner {
   void OnWireDone(int64_t slice) override { progress_.Finish(slice); }
 
  private:
+  bool SenderHasStarted(const OperationContext& context) const {
+    return progress_.done() > 0 || (source_ == Source::kReady && context.wire.HasHeardFrom(channel_));
+  }
+
   CreditScheduler::Channel channel_;
   WirePhase phase_;
   Slicing slicing_;
   SliceMemory target_;
   PartShape part_;
   PrefixCounter progress_;
+  Source source_;
   bool announced_empty_ = false;
 };
 

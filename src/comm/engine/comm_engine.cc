@@ -98,6 +98,9 @@ absl::StatusOr<std::unique_ptr<CommEngine>> CommEngine::Create(Bootstrap& bootst
 absl::StatusOr<LaneId> CommEngine::AddLane(const ProcessGroup& group, LanePurpose purpose) {
   return impl_->AddLane(group, purpose);
 }
+absl::StatusOr<LaneId> CommEngine::SharedLane(const ProcessGroup& group, LanePurpose purpose, int number) {
+  return impl_->SharedLane(group, purpose, number);
+}
 const ProcessGroup& CommEngine::group(LaneId lane) const { return impl_->group(lane); }
 
 // Fills the parts of a request that all collectives have, and submits it. If those are valid, `build` checks
@@ -207,6 +210,10 @@ Work CommEngine::SubmitExchange(LaneId lane, OpKind kind, DType dtype, OpOptions
         std::vector<TensorView> sends;
         std::vector<TensorView> receives;
         WEFT_RETURN_IF_ERROR(parts(group, sends, receives));
+        // The dtype of a send-receive is that of its parts.
+        request.any_dtype = kind == OpKind::kSendReceive &&
+                            std::all_of(sends.begin(), sends.end(), IsEmptyPart) &&
+                            std::all_of(receives.begin(), receives.end(), IsEmptyPart);
         WEFT_ASSIGN_OR_RETURN(request.plan,
                               PlanExchange(group, kind, std::move(sends), std::move(receives), dtype));
         request.total_count = 0;  // Differs between ranks.

@@ -1,6 +1,7 @@
 #include "src/comm/engine/engine_core.h"
 
 #include <algorithm>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -49,7 +50,35 @@ void EngineCore::Submit(std::shared_ptr<OperationRecord> record) {
   }
   ++unfinished_;
   env_.recorder.Record(*record);
-  lanes_[static_cast<size_t>(record->lane)]->queued.push_back(std::move(record));
+  Lane& lane = *lanes_[static_cast<size_t>(record->lane)];
+  lane.submitted = record->descriptor.sequence;
+  lane.queued.push_back(std::move(record));
+}
+
+absl::Status EngineCore::Leave() {
+  leaving_ = true;
+  if (!status_.ok()) return absl::OkStatus();  // Peers have a failure notice.
+  for (int i = 0; i < static_cast<int>(lanes_.size()); ++i) WEFT_RETURN_IF_ERROR(LeaveLane(i));
+  return absl::OkStatus();
+}
+
+absl::Status EngineCore::LeaveLane(int index) {
+  Lane& lane = *lanes_[static_cast<size_t>(index)];
+  const GroupPlacement& placement = lane.placement;
+  Descriptor descriptor;
+  descriptor.sequence = lane.submitted + 1;
+  descriptor.leaves = true;
+  // See Note [Descriptor ring].
+  if (lane.left || descriptor.sequence > ConsumedByAll(index) + NodeLink::kSlots) return absl::OkStatus();
+  lane.left = true;
+  if (!placement.local_peers().empty()) env_.node.Publish(index, descriptor);
+  for (const int peer : placement.local_peers()) env_.node.Ring(placement.WorldRank(peer));
+  for (int node = 0; node < placement.node_count(); ++node) {
+    if (node == placement.NodeOf(placement.me())) continue;
+    const int peer = placement.WorldRank(placement.PartLeader(node, placement.me()));
+    WEFT_RETURN_IF_ERROR(wire_.AnnounceEmptyPart({index, descriptor.sequence, peer, 0}, descriptor));
+  }
+  return absl::OkStatus();
 }
 
 void EngineCore::RaisePriority(int lane, uint64_t sequence, bool until_released) {
@@ -164,6 +193,7 @@ absl::StatusOr<bool> EngineCore::PollLanes(int64_t now_ns) {
   for (int i = 0; i < static_cast<int>(lanes_.size()); ++i) {
     const Lane& lane = *lanes_[static_cast<size_t>(i)];
     if (lane.queued.empty() && lane.running.empty()) continue;
+    if (leaving_) WEFT_RETURN_IF_ERROR(LeaveLane(i));
     order.emplace_back(PriorityOf(lane), i);
     uses_wire_ |= lane.placement.spans_nodes();
   }
@@ -253,6 +283,7 @@ bool EngineCore::ReleaseInOrder(int index, int64_t now_ns) {
     OperationRecord& record = *lane.running.front();
     record.released_ns = now_ns;
     record.operation.reset();
+    std::move(record.kept.begin(), record.kept.end(), std::back_inserter(released_memory_));
     record.kept.clear();
     wire_.Forget(index, record.descriptor.sequence);
     record.state.store(OperationState::kReleased, std::memory_order_release);
@@ -377,7 +408,6 @@ void EngineCore::ReleaseQuarantine() {
   for (const std::shared_ptr<OperationRecord>& record : quarantine_) {
     if (record->IsReady()) record->state.store(OperationState::kReleased, std::memory_order_release);
   }
-  quarantine_.clear();
 }
 
 }  // namespace weft

@@ -14,6 +14,15 @@
 // *drained*), or peers may still read its buffers. It then stays on the lane beside its successors until it
 // is *released*.
 //
+// Note [Leaving]
+// Problem: a rank that returns early, mostly because of an error of its own, destroys its engine. Its peers
+// would wait for its next operation until their deadline.
+// Rule: a rank that destroys its engine first *leaves* its lanes. On each lane it publishes, at the sequence
+// after its last operation, a descriptor that says so: to all peers of its node, and to one rank of each
+// other node. An operation of a peer at that sequence differs from it, and fails on all ranks as a mismatch.
+// Why it suffices: all ranks of a lane submit the same operations, and a failure reaches every rank. Earlier
+// operations are not affected: leaving is legal at any time, also while peers still finish them.
+//
 // Thread safety: none. EngineShell guards the core with its mutex.
 #pragma once
 
@@ -25,6 +34,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <absl/status/status.h>
@@ -61,6 +71,9 @@ class EngineCore final : private TaskQueue {
   // predecessors on the lane and the operations that these start after.
   void RaisePriority(int lane, uint64_t sequence, bool until_released);
 
+  // This rank submits nothing more. Repeat after all operations are *released*. See Note [Leaving].
+  absl::Status Leave();
+
   // Steps every lane once. True if anything advanced: another call may then advance more at once.
   bool Poll(int64_t now_ns);
   // The most urgent task.
@@ -74,20 +87,27 @@ class EngineCore final : private TaskQueue {
   bool has_tasks() const;
   // An unfinished operation uses the wire, which must be polled: messages ring no doorbell.
   bool uses_wire() const { return wire_.busy() || uses_wire_; }
+  // Sends the remaining control messages. False once all have been sent, or the transport has failed.
+  bool FlushControlMessages() { return wire_.FlushControlMessages(); }
   // A failure notice may not have been sent yet. Poll continues to send it.
   bool is_broadcasting_failure() const { return broadcasting_failure_; }
   EngineCounters counters() const { return env_.counters; }
   // Moves `memory` into the record, unless the operation is already *released*. See Work::Detach.
   void KeepAlive(OperationRecord& record, std::vector<std::shared_ptr<void>>&& memory);
 
+  // Memory of *released* operations. The caller destroys it without the lock: destructors may call the
+  // engine.
+  std::vector<std::shared_ptr<void>> TakeReleasedMemory() { return std::exchange(released_memory_, {}); }
+
   // OK, or the first failure.
   const absl::Status& status() const { return status_; }
   // Fails all unfinished operations and notifies all ranks. Failed operations stay in quarantine, because
   // peers may still access their memory.
   void Fail(const absl::Status& cause);
-  // After a failure: ranks whose messages are still being received into buffers of failed operations.
-  std::set<int> PeersStillSending() { return wire_.PeersStillSending(); }
-  // Drops failed operations. Those that were *ready* at the failure become *released*.
+  // After a failure: peers that still exchange data with buffers of failed operations.
+  CreditScheduler::PeersInFlight AbandonedTransfers() { return wire_.AbandonedTransfers(); }
+  // Failed operations that were *ready* at the failure become *released*. The core keeps them all, and their
+  // memory, until its end.
   // REQUIRES: no rank accesses memory of failed operations any more.
   void ReleaseQuarantine();
 
@@ -109,6 +129,8 @@ class EngineCore final : private TaskQueue {
     uint64_t awaited_until_ready = 0;    // A thread waits until sequences up to this one are *ready*.
     uint64_t awaited_until_release = 0;  // A thread waits until sequences up to this one are *released*.
     uint64_t consumed = 0;               // Last sequence that this rank has told its peers it consumed.
+    uint64_t submitted = 0;              // Last sequence.
+    bool left = false;                   // See Note [Leaving].
   };
 
   void Push(DataTask task) override;
@@ -122,6 +144,7 @@ class EngineCore final : private TaskQueue {
   void SetReady(OperationRecord& record, int64_t now_ns);
   bool ReleaseInOrder(int index, int64_t now_ns);
   uint64_t ConsumedByAll(int index) const;
+  absl::Status LeaveLane(int index);
   // Ranks of this node that have not consumed `sequence` of the lane.
   std::set<int> RanksYetToConsume(int index, uint64_t sequence) const;
   std::string DescribeStartWait(const OperationRecord& record);
@@ -136,8 +159,10 @@ class EngineCore final : private TaskQueue {
   std::vector<std::unique_ptr<Lane>> lanes_;
   std::array<std::deque<DataTask>, 4> tasks_;                 // By priority.
   std::vector<std::shared_ptr<OperationRecord>> quarantine_;  // Failed operations. See Fail.
+  std::vector<std::shared_ptr<void>> released_memory_;        // See TakeReleasedMemory.
   int64_t unfinished_ = 0;                                    // Submitted, neither *released* nor failed.
   bool uses_wire_ = false;                                    // A lane with operations spans nodes.
+  bool leaving_ = false;
   int64_t next_slow_check_ns_ = 0;
   std::map<int, uint64_t> heartbeats_at_request_;  // Heartbeats of local peers at the last request.
   absl::Status status_;

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <limits>
 #include <utility>
 
@@ -22,8 +23,8 @@ int64_t WatchdogLimitNs(absl::Duration timeout) {
   return absl::ToInt64Nanoseconds(timeout * kWatchdogFactor + absl::Seconds(5));
 }
 
-// Time that the destructor of a failed engine leaves to data that MPI has begun to receive.
-constexpr absl::Duration kIncomingDataTimeout = absl::Seconds(5);
+// Time that the destructor leaves to messages that are under way.
+constexpr absl::Duration kMessagesTimeout = absl::Seconds(5);
 
 absl::Status CheckOptions(const EngineOptions& options, Runtime& runtime) {
   // Size of one message. MPI counts bytes in an int.
@@ -90,13 +91,18 @@ CommEngine::Impl::Impl(Bootstrap& bootstrap, NodeHeap& heap, EngineOptions optio
       options_(std::move(options)),
       credit_rules_(credit_rules),
       scratch_(heap, "engine scratch"),
-      recorder_(bootstrap.rank(), options_.recorder_entries) {}
+      recorder_(bootstrap.rank(), options_.recorder_entries),
+      reset_rounds_(bootstrap) {}
 
 CommEngine::Impl::~Impl() {
   if (!shell_) return;
+  shell_->Leave();  // First: peers that wait for this rank to submit more fail, and Drain ends.
   if (const absl::Status drained = shell_->Drain(Deadline()); !drained.ok()) Abort(drained);
-  // Data that is still arriving must not be written to buffers after the caller gets them back.
-  if (!status().ok()) Report(shell_->AwaitIncomingData(bootstrap_.runtime().Now() + kIncomingDataTimeout));
+  // Data that still arrives or leaves must not be in buffers that the caller gets back.
+  const absl::Time deadline = bootstrap_.runtime().Now() + kMessagesTimeout;
+  if (!status().ok()) Report(shell_->AwaitAbandonedTransfers(deadline));
+  shell_->Leave();  // On lanes whose descriptor ring was full.
+  shell_->FlushControlMessages(deadline);
   watchdog_.reset();
   shell_->Stop();
 }
@@ -127,14 +133,17 @@ absl::StatusOr<std::unique_ptr<EngineCore>> CommEngine::Impl::MakeCore(WireLink&
   return core;
 }
 
-absl::StatusOr<LaneId> CommEngine::Impl::AddLane(const ProcessGroup& group, LanePurpose purpose) {
+absl::Status CommEngine::Impl::CheckMember(const ProcessGroup& group) const {
   const bool member = group.group_rank >= 0 && group.group_rank < group.size() &&
                       group.ranks[static_cast<size_t>(group.group_rank)] == bootstrap_.rank();
-  if (!member) {
-    return absl::InvalidArgumentError(absl::StrCat("rank ", bootstrap_.rank(), " is not the member ",
-                                                   group.group_rank, " of group ", group.name,
-                                                   "; every rank adds the lane of its own group"));
-  }
+  if (member) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("rank ", bootstrap_.rank(), " is not the member ",
+                                                 group.group_rank, " of group ", group.name,
+                                                 "; every rank adds the lane of its own group"));
+}
+
+absl::StatusOr<LaneId> CommEngine::Impl::AddLane(const ProcessGroup& group, LanePurpose purpose) {
+  WEFT_RETURN_IF_ERROR(CheckMember(group));
   const std::string name = absl::StrCat(group.name, "/", ToAbsl(Name(purpose)));
   const uint64_t group_hash = Hash64(group.ranks.data(), group.ranks.size() * sizeof(int));
   WEFT_ASSIGN_OR_RETURN(Buffer barrier_buffers,
@@ -145,6 +154,24 @@ absl::StatusOr<LaneId> CommEngine::Impl::AddLane(const ProcessGroup& group, Lane
   lanes_.push_back(std::make_unique<Lane>(Lane{name, purpose, GroupPlacement(group, bootstrap_.node_map()),
                                                group_hash, std::move(barrier_buffers)}));
   return LaneId{index};
+}
+
+// All ranks must decide alike whether the lane is there: the index of a lane is the same on all of them. They
+// may see it differently. Two partitions of the ranks can have some groups in common, and not others.
+absl::StatusOr<LaneId> CommEngine::Impl::SharedLane(const ProcessGroup& group, LanePurpose purpose,
+                                                    int number) {
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, CheckMember(group), options_.timeout));
+  const SharedLaneKey key{group.ranks, purpose, number};
+  const auto found = shared_lanes_.find(key);
+  const std::string own = absl::StrCat(found == shared_lanes_.end() ? LaneId{}.index : found->second.index);
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> indices,
+                        bootstrap_.AllGatherBlob(own, options_.timeout));
+  const bool same =
+      std::all_of(indices.begin(), indices.end(), [&](const std::string& index) { return index == own; });
+  if (same && found != shared_lanes_.end()) return found->second;
+  WEFT_ASSIGN_OR_RETURN(const LaneId lane, AddLane(group, purpose));
+  shared_lanes_[key] = lane;
+  return lane;
 }
 
 std::byte* CommEngine::Impl::NextBarrierMemory(LaneId lane) const {
@@ -185,7 +212,8 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const
   descriptor.counts_hash = request.counts_hash;
   descriptor.group_hash = lane.group_hash;
   descriptor.total_count = request.total_count;
-  descriptor.generation = generation_;
+  descriptor.generation = reset_rounds_.attempt();
+  descriptor.any_dtype = request.any_dtype;
   descriptor.reduce = request.plan.reduce;
   descriptor.wire_compression = request.options.wire_compression;
   record->operation = MakeOperation(lane.placement, std::move(request.plan));
@@ -211,21 +239,40 @@ void CommEngine::Impl::Abort(const absl::Status& cause) {
 }
 
 absl::Status CommEngine::Impl::ResetAfterError() {
+  using Phase = ResetRounds::Phase;
+  const absl::Time deadline = Deadline();
+  const auto agree = [&](Phase phase) {
+    return reset_rounds_.Agree(phase, deadline - bootstrap_.runtime().Now());
+  };
   Abort(absl::AbortedError("the engine is being reset"));
   shell_->AwaitRunningTasks();
-  WEFT_RETURN_IF_ERROR(shell_->AwaitIncomingData(Deadline()));
-  // After this barrier, no rank accesses memory of another.
-  WEFT_RETURN_IF_ERROR(bootstrap_.AllGatherBlob("", options_.timeout).status());
-  ++generation_;
+  WEFT_RETURN_IF_ERROR(shell_->AwaitAbandonedTransfers(deadline));
+  reset_rounds_.BeginAttempt();
+  while (true) {
+    WEFT_ASSIGN_OR_RETURN(const bool quiet, agree(Phase::kQuiet));
+    if (!quiet) continue;
+    WEFT_ASSIGN_OR_RETURN(FreshCore fresh, MakeFreshCore());
+    const absl::StatusOr<bool> committed = agree(Phase::kCommit);
+    if (committed.ok() && !*committed) continue;
+    Install(std::move(fresh));
+    // Peers that have committed learn from the fresh link that this rank has not. See Note [Reset rounds].
+    if (!committed.ok()) Abort(committed.status());
+    return committed.status();
+  }
+}
+
+absl::StatusOr<CommEngine::Impl::FreshCore> CommEngine::Impl::MakeFreshCore() {
+  FreshCore fresh;
   node_->Reset();
-  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<WireLink> fresh_wire, bootstrap_.OpenWire());
+  WEFT_ASSIGN_OR_RETURN(fresh.wire, bootstrap_.OpenWire());
   for (const std::unique_ptr<Lane>& lane : lanes_) lane->next_sequence = 1;
-  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<EngineCore> core, MakeCore(*fresh_wire));
-  // After this barrier, all ranks have cleared their flags and may publish again.
-  WEFT_RETURN_IF_ERROR(bootstrap_.AllGatherBlob("", options_.timeout).status());
-  shell_->Replace(std::move(core));
-  wire_ = std::move(fresh_wire);  // Last: the failed core uses the old link until it is replaced.
-  return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(fresh.core, MakeCore(*fresh.wire));
+  return fresh;
+}
+
+void CommEngine::Impl::Install(FreshCore fresh) {
+  shell_->Replace(std::move(fresh.core));
+  wire_ = std::move(fresh.wire);  // Last: the failed core uses the old link until it is replaced.
 }
 
 EngineCounters CommEngine::Impl::counters() {

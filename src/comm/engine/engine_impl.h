@@ -5,13 +5,16 @@
 
 #include <array>
 #include <atomic>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "src/comm/collectives/collective_plan.h"
 #include "src/comm/engine/engine_shell.h"
+#include "src/comm/engine/reset_rounds.h"
 #include "src/comm/engine/watchdog.h"
 #include "weft/comm/comm_engine.h"
 #include "weft/memory/buffer_pool.h"
@@ -27,6 +30,7 @@ class CommEngine::Impl {
 
   absl::Status Open();
   absl::StatusOr<LaneId> AddLane(const ProcessGroup& group, LanePurpose purpose);
+  absl::StatusOr<LaneId> SharedLane(const ProcessGroup& group, LanePurpose purpose, int number);
   absl::Status ResetAfterError();
 
   // The arguments of a collective.
@@ -35,7 +39,8 @@ class CommEngine::Impl {
     CollectivePlan plan;
     int64_t total_count;  // Must be equal on all ranks of the group.
     uint64_t counts_hash;
-    int64_t logical_bytes;  // Bytes that the algorithm must bring to this rank.
+    int64_t logical_bytes;   // Bytes that the algorithm must bring to this rank.
+    bool any_dtype = false;  // See Descriptor.
     OpOptions options;
     std::shared_ptr<OperationRecord> after;
     std::shared_ptr<OperationRecord> gate;
@@ -80,7 +85,16 @@ class CommEngine::Impl {
     uint64_t next_sequence = 1;
   };
   static size_t BarrierSlotBytes(int ranks) { return static_cast<size_t>(ranks + 1) * SizeOf(DType::kI32); }
+  absl::Status CheckMember(const ProcessGroup& group) const;
   absl::StatusOr<std::unique_ptr<EngineCore>> MakeCore(WireLink& wire);
+  // Clears this rank's flags, and makes a core with empty lanes on a new link.
+  struct FreshCore {
+    std::unique_ptr<WireLink> wire;  // Outlives the core.
+    std::unique_ptr<EngineCore> core;
+  };
+  absl::StatusOr<FreshCore> MakeFreshCore();
+  // Replaces the failed core and its link.
+  void Install(FreshCore fresh);
   // The engine's timeout from now.
   absl::Time Deadline() const { return bootstrap_.runtime().Now() + options_.timeout; }
 
@@ -96,7 +110,9 @@ class CommEngine::Impl {
   static constexpr size_t kPurposes = 5;
   std::array<std::atomic<int64_t>, kPurposes> logical_bytes_{};  // By purpose of the lane.
   std::vector<std::unique_ptr<Lane>> lanes_;
-  uint32_t generation_ = 0;
+  using SharedLaneKey = std::tuple<std::vector<int>, LanePurpose, int>;  // Ranks, purpose, number.
+  std::map<SharedLaneKey, LaneId> shared_lanes_;
+  ResetRounds reset_rounds_;
   std::optional<EngineShell> shell_;
   std::optional<Watchdog> watchdog_;
 };

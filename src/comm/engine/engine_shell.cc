@@ -43,6 +43,8 @@ constexpr int64_t kMaxParkNs = 1000 * kMillisecond;
 constexpr int64_t kBesideWaiterPollIntervalNs = kMillisecond;
 // Time that a rank has to respond to a heartbeat request: longer than a parked progress thread sleeps.
 constexpr int64_t kHeartbeatTimeoutNs = 3 * kMaxParkNs;
+// Time that sends of failed operations have to complete.
+constexpr absl::Duration kMaxSendWait = absl::Seconds(5);
 // Longer waits are cut to this one: the sum of a time and a wait must fit 64 bits.
 constexpr absl::Duration kMaxWait = absl::Hours(24 * 365);
 
@@ -79,9 +81,11 @@ void EngineShell::Submit(std::shared_ptr<OperationRecord> record) {
   }
   // True if the lock is taken: its holder may have read the submissions before this one.
   bool progress_thread_needed = true;
+  ReleasedMemory released;
   if (mutex_.try_lock()) {
     const MutexLock lock(mutex_, std::adopt_lock);
     const PollResult poll = PollLocked();
+    released = core_->TakeReleasedMemory();
     progress_thread_needed = poll.has_tasks || poll.uses_wire;
   }
   if (progress_thread_needed) node_.Ring(rank_);
@@ -112,13 +116,16 @@ EngineShell::PollResult EngineShell::PollLocked() {
 
 EngineShell::PollResult EngineShell::PollAndRunTask() {
   std::optional<DataTask> task;
+  ReleasedMemory released;
   PollResult result{};
   {
     const MutexLock lock(mutex_);
     result = PollLocked();
+    released = core_->TakeReleasedMemory();
     task = core_->PopTask();
     if (task) ++running_tasks_;
   }
+  released.clear();
   if (!task) return result;
   absl::Status moved;
   runtime_.Move(TaskBytes(task->body), [&] { moved = RunTask(task->body); });
@@ -217,6 +224,17 @@ absl::Status EngineShell::Wait(const std::shared_ptr<OperationRecord>& record, E
   return record->error;
 }
 
+void EngineShell::Leave() {
+  WithCore([](EngineCore& core) {
+    if (const absl::Status left = core.Leave(); !left.ok()) core.Fail(left);
+  });
+}
+
+void EngineShell::FlushControlMessages(absl::Time deadline) {
+  while (WithCore([](EngineCore& core) { return core.FlushControlMessages(); }) && runtime_.Now() < deadline)
+    runtime_.Yield();
+}
+
 absl::Status EngineShell::Drain(absl::Time deadline) {
   const auto done = [&] { return WithCore([](EngineCore& core) { return core.is_idle(); }); };
   if (PollUntil(done, deadline)) return absl::OkStatus();
@@ -233,24 +251,29 @@ void EngineShell::AwaitRunningTasks() {
   }
 }
 
-absl::Status EngineShell::AwaitIncomingData(absl::Time deadline) {
+absl::Status EngineShell::AwaitAbandonedTransfers(absl::Time deadline) {
+  const absl::Time send_deadline = std::min(deadline, runtime_.Now() + kMaxSendWait);
   while (true) {
-    const std::set<int> peers = WithCore([](EngineCore& core) { return core.PeersStillSending(); });
-    if (peers.empty()) return absl::OkStatus();
-    if (runtime_.Now() > deadline) {
-      return absl::DeadlineExceededError(
-          absl::StrCat("data that rank(s) ", absl::StrJoin(peers, ", "), " began to send has not arrived"));
+    const auto peers = WithCore([](EngineCore& core) { return core.AbandonedTransfers(); });
+    const absl::Time now = runtime_.Now();
+    if (peers.senders.empty() && (peers.receivers.empty() || now > send_deadline)) return absl::OkStatus();
+    if (now > deadline) {
+      return absl::DeadlineExceededError(absl::StrCat(
+          "data that rank(s) ", absl::StrJoin(peers.senders, ", "), " began to send has not arrived"));
     }
     runtime_.SleepFor(kWirePollIntervalNs);
   }
 }
 
 void EngineShell::Replace(std::unique_ptr<EngineCore> core) {
-  const MutexLock lock(mutex_);
-  TakeSubmissions();
-  core_->ReleaseQuarantine();
-  core_ = std::move(core);
-  failed_.store(false, std::memory_order_release);
+  {
+    const MutexLock lock(mutex_);
+    TakeSubmissions();
+    core_->ReleaseQuarantine();
+    core_.swap(core);
+    failed_.store(false, std::memory_order_release);
+  }
+  core.reset();  // Without the lock, because of the memory that it keeps.
 }
 
 void EngineShell::WakeProgressThread() {

@@ -21,6 +21,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include <absl/base/thread_annotations.h>
 #include <absl/status/status.h>
@@ -52,6 +53,10 @@ class EngineShell {
   // Errors: the operation's; kDeadlineExceeded.
   absl::Status Wait(const std::shared_ptr<OperationRecord>& record, Event event, absl::Time deadline,
                     bool checks_heartbeats) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Tells peers that this rank submits nothing more. See Note [Leaving].
+  void Leave() ABSL_LOCKS_EXCLUDED(mutex_);
+  // Polls until all control messages have been sent.
+  void FlushControlMessages(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   // Polls until no operation is unfinished. Errors: kDeadlineExceeded.
   absl::Status Drain(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -64,9 +69,11 @@ class EngineShell {
   }
   // If the core has failed: waits until no thread of this rank runs a task. None starts afterwards.
   void AwaitRunningTasks() ABSL_LOCKS_EXCLUDED(mutex_);
-  // After a failure: waits until no data from other nodes arrives in buffers of failed operations.
-  // Errors: kDeadlineExceeded (names the ranks).
-  absl::Status AwaitIncomingData(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  // After a failure: waits until no data from other nodes arrives in buffers of failed operations, and none
+  // leaves from them. Waits at most a few seconds for data that leaves: a large send whose receive was
+  // cancelled never completes, and MPI reads its buffer no more.
+  // Errors: kDeadlineExceeded (names the ranks whose data has not arrived).
+  absl::Status AwaitAbandonedTransfers(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
   // Replaces a failed core.
   void Replace(std::unique_ptr<EngineCore> core) ABSL_LOCKS_EXCLUDED(mutex_);
 
@@ -80,6 +87,8 @@ class EngineShell {
     bool has_tasks;
     bool uses_wire;
   };
+  // Its destructors may call the engine, so it is destroyed without the lock.
+  using ReleasedMemory = std::vector<std::shared_ptr<void>>;
   // Polls the core and runs one task.
   PollResult PollAndRunTask() ABSL_LOCKS_EXCLUDED(mutex_);
   PollResult PollLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

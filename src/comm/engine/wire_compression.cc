@@ -120,7 +120,7 @@ absl::StatusOr<WireCompressionChoice> ChooseWireCompression(CommEngine& engine) 
   if (bootstrap.node_map().node_count() == 1) {
     return WireCompressionChoice{WireCompression::kNone, "all ranks are on one node"};
   }
-  WEFT_ASSIGN_OR_RETURN(const LaneId lane, engine.AddLane(WorldGroup(bootstrap), LanePurpose::kControl));
+  WEFT_ASSIGN_OR_RETURN(const LaneId lane, engine.SharedLane(WorldGroup(bootstrap), LanePurpose::kControl));
   const CodecCost codec = MeasureCodec(bootstrap.runtime());
   WEFT_ASSIGN_OR_RETURN(const double wire_ms, MeasureWire(engine, lane));
   // All ranks decide by the slowest rank's values, so that they choose alike.

@@ -1,6 +1,9 @@
 #include "weft/comm/work.h"
 
+#include <exception>
 #include <utility>
+
+#include <absl/strings/str_cat.h>
 
 #include "src/comm/base/operation_record.h"
 #include "src/comm/engine/engine_impl.h"
@@ -11,13 +14,16 @@ Work::Work(CommEngine* engine, std::shared_ptr<OperationRecord> record)
     : engine_(engine), record_(std::move(record)) {}
 
 Work::Work(Work&& other) noexcept
-    : engine_(std::exchange(other.engine_, nullptr)), record_(std::exchange(other.record_, nullptr)) {}
+    : engine_(std::exchange(other.engine_, nullptr)),
+      record_(std::exchange(other.record_, nullptr)),
+      timed_out_(other.timed_out_) {}
 
 Work& Work::operator=(Work&& other) noexcept {
   if (this != &other) {
     const Work previous(std::move(*this));  // Its destructor waits.
     engine_ = std::exchange(other.engine_, nullptr);
     record_ = std::exchange(other.record_, nullptr);
+    timed_out_ = other.timed_out_;
   }
   return *this;
 }
@@ -25,16 +31,27 @@ Work& Work::operator=(Work&& other) noexcept {
 Work::~Work() {
   if (record_ == nullptr) return;
   if (record_->State() == OperationState::kReleased) return;
+  if (timed_out_) {
+    engine_->Abort(
+        absl::DeadlineExceededError(absl::StrCat(Describe(), " was destroyed after its deadline")));
+  } else if (std::uncaught_exceptions() > 0 && !Test()) {
+    engine_->Abort(absl::AbortedError(absl::StrCat("an exception destroyed ", Describe())));
+  }
   // After the deadline, peers may still read the buffers. Aborting the engine makes them stop.
   if (const absl::Status status = WaitReleased(); absl::IsDeadlineExceeded(status)) engine_->Abort(status);
 }
 
+absl::Status Work::NoteTimeout(absl::Status waited, bool for_the_engines_timeout) {
+  timed_out_ = for_the_engines_timeout && absl::IsDeadlineExceeded(waited);
+  return waited;
+}
+
 absl::Status Work::Wait(std::optional<absl::Time> deadline) {
-  return engine_->impl_->Wait(record_, EngineShell::Event::kReady, deadline);
+  return NoteTimeout(engine_->impl_->Wait(record_, EngineShell::Event::kReady, deadline), !deadline);
 }
 
 absl::Status Work::WaitReleased(std::optional<absl::Time> deadline) {
-  return engine_->impl_->Wait(record_, EngineShell::Event::kReleased, deadline);
+  return NoteTimeout(engine_->impl_->Wait(record_, EngineShell::Event::kReleased, deadline), !deadline);
 }
 
 void Work::Detach(std::vector<std::shared_ptr<void>> memory) {

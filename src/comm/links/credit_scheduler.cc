@@ -95,10 +95,8 @@ absl::Status CreditScheduler::HandleControlMessage(const WireLink::ControlMessag
   total.slices += credit.slices;
   total.part = credit.part;
   std::vector<PeerDescriptor>& descriptors = peer_descriptors_[{credit.lane, sequence}];
-  const bool known =
-      std::any_of(descriptors.begin(), descriptors.end(),
-                  [&](const PeerDescriptor& known_peer) { return known_peer.peer == message.peer; });
-  if (!known) descriptors.push_back({message.peer, credit.descriptor});
+  const bool is_first = heard_.insert({credit.lane, sequence, message.peer}).second;
+  if (is_first) descriptors.push_back({message.peer, credit.descriptor});
   return absl::OkStatus();
 }
 
@@ -117,7 +115,8 @@ absl::StatusOr<bool> CreditScheduler::PollTransfers() {
     WEFT_RETURN_IF_ERROR(done.status());
     if (transfer.receive) {
       BytesInFlight(transfer.lane, transfer.phase) -= static_cast<int64_t>(transfer.bytes);
-      bytes_by_priority_[static_cast<size_t>(transfer.priority)] -= static_cast<int64_t>(transfer.bytes);
+      if (transfer.shared)
+        bytes_by_priority_[static_cast<size_t>(transfer.priority)] -= static_cast<int64_t>(transfer.bytes);
       if (transfer.yielded) yielded_bytes_ -= static_cast<int64_t>(transfer.bytes);
     }
     transfer.owner->OnWireDone(transfer.slice);
@@ -152,15 +151,16 @@ absl::Status CreditScheduler::Receive(const Channel& channel, WirePhase phase, P
                                       WireOwner* owner) {
   WEFT_ASSIGN_OR_RETURN(const WireLink::RequestId request,
                         link_.Receive(channel.peer, TagOf(channel), slice.target, slice.bytes, slice.length));
-  const bool yielded = priority > highest_demand();
+  const bool shared = slice.sender_has_started;
+  const bool yielded = shared && priority > highest_demand();
   in_flight_.push_back({request, owner, slice.number, true, slice.bytes, channel.peer, channel.lane, phase,
-                        priority, yielded});
+                        priority, shared, yielded});
   if (yielded) {
     yielded_bytes_ += static_cast<int64_t>(slice.bytes);
     counters_.yielded_peak_bytes = std::max(counters_.yielded_peak_bytes, yielded_bytes_);
   }
   BytesInFlight(channel.lane, phase) += static_cast<int64_t>(slice.bytes);
-  bytes_by_priority_[static_cast<size_t>(priority)] += static_cast<int64_t>(slice.bytes);
+  if (shared) bytes_by_priority_[static_cast<size_t>(priority)] += static_cast<int64_t>(slice.bytes);
   return SendCredit(channel, descriptor, part, 1);
 }
 
@@ -189,8 +189,8 @@ absl::Status CreditScheduler::Send(const Channel& channel, int64_t slice, const 
                                    size_t bytes, WireOwner* owner) {
   WEFT_ASSIGN_OR_RETURN(const WireLink::RequestId request,
                         link_.Send(channel.peer, TagOf(channel), source, bytes));
-  in_flight_.push_back({request, owner, slice, false, bytes, channel.peer, channel.lane, WirePhase::kGather,
-                        Priority::kBulk, false});
+  in_flight_.push_back(
+      {request, owner, slice, false, bytes, channel.peer, channel.lane, WirePhase::kGather, Priority::kBulk});
   counters_.wire_bytes += static_cast<int64_t>(bytes);
   return absl::OkStatus();
 }
@@ -208,6 +208,7 @@ std::optional<std::pair<int, Descriptor>> CreditScheduler::FindMismatch(int lane
 void CreditScheduler::Forget(int lane, uint64_t sequence) {
   const auto it = peer_descriptors_.find(std::pair<int, uint64_t>{lane, sequence});
   if (it == peer_descriptors_.end()) return;
+  for (const PeerDescriptor& peer : it->second) heard_.erase({lane, sequence, peer.peer});
   peer_descriptors_.erase(it);
   absl::erase_if(credits_, [&](const auto& entry) {
     return std::get<0>(entry.first) == lane && std::get<1>(entry.first) == sequence;
@@ -238,7 +239,7 @@ void CreditScheduler::RequestHeartbeat(const std::vector<int>& ranks) {
 
 void CreditScheduler::Abandon() {
   for (const Transfer& transfer : in_flight_) {
-    if (transfer.receive && !link_.Cancel(transfer.request)) uncancelled_.push_back(transfer);
+    if (!link_.Cancel(transfer.request)) uncancelled_.push_back(transfer);
   }
   in_flight_.clear();
   bytes_in_flight_ = {};
@@ -246,16 +247,19 @@ void CreditScheduler::Abandon() {
   yielded_bytes_ = 0;
   credits_.clear();
   peer_descriptors_.clear();
+  heard_.clear();
 }
 
-std::set<int> CreditScheduler::PeersStillSending() {
+CreditScheduler::PeersInFlight CreditScheduler::AbandonedTransfers() {
   const absl::Status polled = link_.Poll();
   std::erase_if(uncancelled_, [&](const Transfer& transfer) {
     const absl::StatusOr<bool> done = link_.Test(transfer.request);
     return !polled.ok() || !done.ok() || *done;  // An error also ends the transfer.
   });
-  std::set<int> peers;
-  for (const Transfer& transfer : uncancelled_) peers.insert(transfer.peer);
+  PeersInFlight peers;
+  for (const Transfer& transfer : uncancelled_) {
+    (transfer.receive ? peers.senders : peers.receivers).insert(transfer.peer);
+  }
   return peers;
 }
 

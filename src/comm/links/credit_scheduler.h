@@ -23,6 +23,18 @@
 // slice, the windows could be full of slices whose senders wait for the very operation that the windows hold
 // back.
 //
+// Note [Silent peers]
+// Problem: a peer that has not started an operation sends nothing, whatever credits it has. If such an
+// operation held back lower priorities, or its credits filled the windows, one late rank would slow all
+// traffic of the others.
+// Rule: until a peer is known to have started the operation, a receiver gives it credits for kSilentSlices
+// slices of a stream. They count in the lane window only, and the operation registers no demand for the
+// stream. A peer has started if one of its credit messages for the operation has arrived, or its first slice.
+// If it makes the slices while the operation runs, as in the second phase of an all-reduce, only a slice
+// counts.
+// Why it suffices: demands and the windows that operations share then count only what can arrive. The first
+// slices keep a sender busy while its receiver learns that it has started.
+//
 // A credit also carries the receiver's descriptor. A sender that runs a different operation at that sequence
 // of the lane detects the mismatch.
 //
@@ -41,6 +53,7 @@
 #include <vector>
 
 #include <absl/container/flat_hash_map.h>
+#include <absl/container/flat_hash_set.h>
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
@@ -83,6 +96,8 @@ class CreditScheduler {
     int number;  // Unique among the streams of one operation between two ranks.
   };
   static constexpr int kChannels = 4096;  // Channel numbers of a lane.
+  // Slices of a stream that a peer may send before it is known to have started. See Note [Silent peers].
+  static constexpr int64_t kSilentSlices = 2;
 
   // Handles control messages and finished transfers. True if there were any. REQUIRES: called once in every
   // poll of the core.
@@ -97,6 +112,8 @@ class CreditScheduler {
     std::byte* target;
     size_t bytes;
     WireLink::Length length = WireLink::Length::kExact;
+    // Whether it counts in the windows that operations share. See Note [Silent peers].
+    bool sender_has_started = true;
   };
   // Posts a receive and sends the credit for it. `part` is the shape of the whole stream; the sender compares
   // it with its own.
@@ -106,6 +123,10 @@ class CreditScheduler {
   absl::Status AnnounceEmptyPart(const Channel& channel, const Descriptor& descriptor);
   // Applies the background window from now on. The engine has a context lane between nodes.
   void EnableBackgroundWindow() { uses_background_window_ = true; }
+  // Whether a credit message of the channel's peer for this operation has arrived.
+  bool HasHeardFrom(const Channel& channel) const {
+    return heard_.contains({channel.lane, channel.sequence, channel.peer});
+  }
   // Registers that an operation of this priority wants to receive. Holds until the end of the next poll.
   void RegisterDemand(Priority priority);
 
@@ -139,8 +160,12 @@ class CreditScheduler {
 
   // Abandons all transfers after a failure. Their owners get no callback.
   void Abandon();
-  // Peers whose messages could not be cancelled and still write to memory of this rank.
-  std::set<int> PeersStillSending();
+  // Peers of abandoned transfers that could not be cancelled, and that still access memory of this rank.
+  struct PeersInFlight {
+    std::set<int> senders;    // Their messages are being written to this rank's memory.
+    std::set<int> receivers;  // This rank's messages to them are being read.
+  };
+  PeersInFlight AbandonedTransfers();
 
   // True while transfers are in flight.
   bool busy() const { return !in_flight_.empty(); }
@@ -159,6 +184,7 @@ class CreditScheduler {
     int lane;
     WirePhase phase;
     Priority priority;
+    bool shared = false;   // Counts in the windows that operations share.
     bool yielded = false;  // Posted while an operation of higher priority wanted the wire.
   };
   using Key = std::tuple<int, uint64_t, int, int>;
@@ -185,11 +211,13 @@ class CreditScheduler {
   const CreditRules rules_;
   EngineCounters& counters_;
   std::vector<Transfer> in_flight_;
-  std::vector<Transfer> uncancelled_;  // Abandoned receives that the link could not cancel.
+  std::vector<Transfer> uncancelled_;  // Abandoned transfers that the link could not cancel.
   // Bytes of posted receives by lane and phase.
   std::array<std::array<int64_t, 2>, NodeLink::kMaxLanes> bytes_in_flight_{};
-  std::array<int64_t, 4> bytes_by_priority_{};  // Bytes of posted receives by priority.
-  int64_t yielded_bytes_ = 0;                   // Bytes of posted receives with `yielded` set.
+  std::array<int64_t, 4> bytes_by_priority_{};  // Bytes of posted receives with `shared` set, by priority.
+  // Peers whose credit messages have arrived, by lane, sequence and rank.
+  absl::flat_hash_set<std::tuple<int, uint64_t, int>> heard_;
+  int64_t yielded_bytes_ = 0;  // Bytes of posted receives with `yielded` set.
   bool uses_background_window_ = false;
   Priority demand_now_ = Priority::kBulk;       // Highest registered in this poll so far.
   Priority previous_demand_ = Priority::kBulk;  // Highest registered in the previous poll.

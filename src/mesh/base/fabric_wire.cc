@@ -81,8 +81,8 @@ absl::StatusOr<bool> FabricWire::Test(RequestId request) {
   return true;
 }
 
-bool FabricWire::Cancel(RequestId receive) {
-  const auto found = requests_.find(receive);
+bool FabricWire::Cancel(RequestId request) {
+  const auto found = requests_.find(request);
   WEFT_CHECK(found != requests_.end(), "Cancel of a request that is not in flight");
   if (!fabric_->Withdraw(found->second.channel, *found->second.transfer)) return false;
   requests_.erase(found);

@@ -82,7 +82,7 @@ class FabricWire final : public WireLink {
   absl::StatusOr<RequestId> Receive(int peer, int tag, void* data, size_t bytes, Length length) override;
   absl::Status Poll() override;
   absl::StatusOr<bool> Test(RequestId request) override;
-  bool Cancel(RequestId receive) override;
+  bool Cancel(RequestId request) override;
   absl::Status SendControlMessage(int peer, std::string_view bytes) override;
   bool HasUnsentControlMessages() const override { return false; }
   absl::StatusOr<std::optional<ControlMessage>> PollControlMessage() override;

@@ -108,12 +108,13 @@ absl::StatusOr<bool> MpiWire::Test(RequestId request) {
   return true;
 }
 
-bool MpiWire::Cancel(RequestId receive) {
-  const auto found = data_.find(receive);
-  WEFT_CHECK(found != data_.end() && found->second.has_value(),
-             "Cancel of a request that is not a receive in flight");
+bool MpiWire::Cancel(RequestId request) {
+  const auto found = data_.find(request);
+  WEFT_CHECK(found != data_.end(), "Cancel of a request that is not in flight");
+  const bool is_send = !found->second.has_value();
   // A receive that has matched a message cannot be cancelled: MPI writes to its buffer until it is complete.
-  if (!requests_.Cancel(receive)) return false;
+  const auto outcome = is_send ? requests_.Take(request) : requests_.Cancel(request);
+  if (!outcome) return false;
   data_.erase(found);
   return true;
 }

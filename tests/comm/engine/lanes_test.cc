@@ -1,6 +1,7 @@
 // Operations of one lane run in order. Operations of different lanes do not wait for each other.
 #include <map>
 #include <random>
+#include <set>
 
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
@@ -222,6 +223,58 @@ TEST(Lanes, RandomSchedulesOverCrossingGroupsComplete) {
       return absl::OkStatus();
     });
   }
+}
+
+TEST(SharedLanes, AreTheSameForTheSameGroupPurposeAndNumber) {
+  RunRanksOnEveryNodeMap(4, [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    std::set<int> indices = {fixture.lane.index};
+    for (int round = 0; round < 50; ++round) {  // More than an engine has lanes.
+      for (const LanePurpose purpose : {LanePurpose::kAllGather, LanePurpose::kControl}) {
+        for (const int number : {0, 1}) {
+          WEFT_ASSIGN_OR_RETURN(const LaneId lane,
+                                fixture.engine->SharedLane(WorldGroup(bootstrap), purpose, number));
+          EXPECT_EQ(indices.insert(lane.index).second, round == 0);
+          fixture.lane = lane;
+          WEFT_RETURN_IF_ERROR(CheckEngineWorks(fixture));
+        }
+      }
+    }
+    return absl::OkStatus();
+  });
+}
+
+// Ranks 0 and 1 are a group of both partitions. Ranks 2 and 3 are not.
+TEST(SharedLanes, HaveOneIndexOnAllRanksAlsoIfPartitionsHaveAGroupInCommon) {
+  RunRanksOnEveryNodeMap(4, [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    const int rank = bootstrap.rank();
+    const ProcessGroup low{"low", {0, 1}, rank % 2};
+    const ProcessGroup pair{"pair", {2, 3}, rank % 2};
+    const ProcessGroup alone{"alone", {rank}, 0};
+    const auto use = [&](const ProcessGroup& group) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(fixture.lane, fixture.engine->SharedLane(group, LanePurpose::kContext));
+      return CheckEngineWorks(fixture);
+    };
+    for (int round = 0; round < 2; ++round) {
+      WEFT_RETURN_IF_ERROR(use(rank < 2 ? low : pair));
+      WEFT_RETURN_IF_ERROR(use(rank < 2 ? low : alone));
+      WEFT_RETURN_IF_ERROR(use(WorldGroup(bootstrap)));
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST(SharedLanes, RefuseAGroupWithoutTheRankOnAllRanks) {
+  RunRanksOnEveryNodeMap(3, [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    ProcessGroup group = WorldGroup(bootstrap);
+    if (bootstrap.rank() == 1) group.group_rank = 2;
+    EXPECT_THAT(
+        fixture.engine->SharedLane(group, LanePurpose::kContext),
+        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("rank 1 is not the member 2 of group world")));
+    return CheckEngineWorks(fixture);
+  });
 }
 
 }  // namespace

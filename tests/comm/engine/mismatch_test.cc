@@ -287,5 +287,25 @@ TEST(Mismatch, OfTheGroupsOfALaneIsAnError) {
   });
 }
 
+// Rank 0 sends to rank 1. The others have nothing to move, and their views have no dtype.
+TEST(SendReceive, WithoutPartsMatchesPeersOfEveryDtype) {
+  RunRanksOnEveryNodeMap(4, [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    for (const DType dtype : {DType::kBF16, DType::kF32, DType::kI64}) {
+      WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, dtype, 100));
+      const int rank = bootstrap.rank();
+      buffer.Write(0, std::vector<double>(100, rank == 0 ? 5 : 0));
+      const TensorView part = TensorView::Contiguous(buffer.data(), dtype, {100});
+      const int next = (rank + 1) % bootstrap.size();
+      const int previous = (rank + bootstrap.size() - 1) % bootstrap.size();
+      Work work = fixture.engine->SendReceive(fixture.lane, rank == 0 ? part : TensorView(), next,
+                                              rank == 1 ? part : TensorView(), previous);
+      WEFT_RETURN_IF_ERROR(work.WaitReleased());
+      EXPECT_EQ(buffer.Read(0, 100), std::vector<double>(100, rank < 2 ? 5 : 0));
+    }
+    return absl::OkStatus();
+  });
+}
+
 }  // namespace
 }  // namespace weft::testing

@@ -257,12 +257,13 @@ TEST_F(CreditSchedulerTest, CreditMessageOfAnotherSizeIsAnError) {
   EXPECT_THAT(scheduler_.Poll(), StatusIs(absl::StatusCode::kInternal, HasSubstr("from rank 4")));
 }
 
-TEST_F(CreditSchedulerTest, AbandonCancelsReceivesAndForgetsSends) {
+TEST_F(CreditSchedulerTest, AbandonCancelsAllTransfers) {
   Receive(Priority::kBulk);
   Receive(Priority::kBulk);
   EXPECT_OK(scheduler_.Send(ChannelOf(kLane), 0, memory_.data(), kSlice, &owner_));
   scheduler_.Abandon();
-  EXPECT_EQ(link_.cancelled, 2);
+  EXPECT_EQ(link_.cancelled, 3);
+  EXPECT_TRUE(link_.in_flight.empty());
   EXPECT_FALSE(scheduler_.busy());
   EXPECT_TRUE(owner_.done.empty());
   EXPECT_TRUE(MayReceive(Priority::kBulk, false, kLane, 4 * kSlice)) << "windows are empty again";
@@ -275,10 +276,56 @@ TEST_F(CreditSchedulerTest, ReceiveThatCannotBeCancelledStaysPendingUntilItArriv
   link_.uncancellable = {late};
   scheduler_.Abandon();
   EXPECT_FALSE(scheduler_.busy());
-  EXPECT_THAT(scheduler_.PeersStillSending(), ElementsAre(7));
+  EXPECT_THAT(scheduler_.AbandonedTransfers().senders, ElementsAre(7));
   link_.Finish(late);
-  EXPECT_THAT(scheduler_.PeersStillSending(), ::testing::IsEmpty());
+  EXPECT_THAT(scheduler_.AbandonedTransfers().senders, ::testing::IsEmpty());
   EXPECT_TRUE(owner_.done.empty()) << "the owner gets no callback";
+}
+
+// MPI reads the buffer of a send until the send is complete.
+TEST_F(CreditSchedulerTest, SendThatCannotBeCancelledStaysPendingUntilItIsComplete) {
+  EXPECT_OK(scheduler_.Send(ChannelOf(kLane), 0, memory_.data(), kSlice, &owner_));
+  const WireLink::RequestId late = link_.in_flight.begin()->first;
+  link_.uncancellable = {late};
+  scheduler_.Abandon();
+  EXPECT_THAT(scheduler_.AbandonedTransfers().receivers, ElementsAre(7));
+  EXPECT_THAT(scheduler_.AbandonedTransfers().senders, ::testing::IsEmpty());
+  link_.Finish(late);
+  EXPECT_THAT(scheduler_.AbandonedTransfers().receivers, ::testing::IsEmpty());
+  EXPECT_TRUE(owner_.done.empty()) << "the owner gets no callback";
+}
+
+TEST_F(CreditSchedulerTest, SlicesOfAPeerThatHasNotStartedCountInTheLaneWindowOnly) {
+  scheduler_.EnableBackgroundWindow();
+  const auto receive = [&](bool sender_has_started) {
+    CreditScheduler::Slice slice{next_slice_++, memory_.data(), kSlice};
+    slice.sender_has_started = sender_has_started;
+    EXPECT_OK(scheduler_.Receive(ChannelOf(kLane), WirePhase::kGather, Priority::kBulk, descriptor_,
+                                 PartShape::Run(10), slice, &owner_));
+  };
+  scheduler_.RegisterDemand(Priority::kCritical);
+  for (int i = 0; i < 4; ++i) receive(/*sender_has_started=*/false);
+  EXPECT_EQ(counters_.yielded_peak_bytes, 0);
+  EXPECT_FALSE(MayReceive(Priority::kBulk)) << "the lane window is full";
+  EXPECT_TRUE(MayReceive(Priority::kBulk, false, kOtherLane, 2 * kSlice)) << "the yield window is empty";
+  link_.FinishAll();
+  Poll();
+  receive(/*sender_has_started=*/true);
+  EXPECT_EQ(counters_.yielded_peak_bytes, static_cast<int64_t>(kSlice));
+  EXPECT_FALSE(MayReceive(Priority::kBulk, false, kOtherLane, 2 * kSlice));
+}
+
+TEST_F(CreditSchedulerTest, HearsFromAPeerByItsCreditsForTheOperation) {
+  FakeWireLink other_link;
+  EngineCounters other_counters;
+  CreditScheduler other(other_link, options_, other_counters);
+  EXPECT_FALSE(other.HasHeardFrom(ChannelOf(kLane, 0)));
+  EXPECT_OK(scheduler_.AnnounceEmptyPart(ChannelOf(kLane), descriptor_));
+  DeliverTo(other, other_link);
+  EXPECT_TRUE(other.HasHeardFrom(ChannelOf(kLane, 0, /*number=*/5)));
+  EXPECT_FALSE(other.HasHeardFrom(ChannelOf(kOtherLane, 0)));
+  other.Forget(kLane, 1);
+  EXPECT_FALSE(other.HasHeardFrom(ChannelOf(kLane, 0)));
 }
 
 TEST_F(CreditSchedulerTest, FailedTransferIsNotCancelled) {

@@ -1,0 +1,173 @@
+// A rank that destroys its engine early tells its peers. Operations that still need it fail at once.
+#include <latch>
+#include <stdexcept>
+
+#include <absl/strings/str_cat.h>
+#include <gtest/gtest.h>
+
+#include "tests/comm/support/engine_fixture.h"
+#include "tests/support/thread_ranks.h"
+#include "weft/mesh/simulation.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+OpOptions Labeled(const char* label) {
+  OpOptions options;
+  options.label = label;
+  return options;
+}
+
+auto RankZeroHasLeft(const char* label) {
+  return StatusIs(
+      absl::StatusCode::kAborted,
+      AllOf(HasSubstr("rank 0 destroyed its engine before it submitted barrier"), HasSubstr(label)));
+}
+
+EngineOptions LongTimeout() {
+  EngineOptions options;
+  options.timeout = absl::Seconds(120);
+  return options;
+}
+
+// Rank 0 returns between the submission of an operation and its wait, as after an error of its own.
+TEST(Leaving, FailsTheNextOperationOfPeersAtOnce) {
+  RunRanksOnEveryNodeMap(4, [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, LongTimeout()));
+    Work first = fixture.engine->Barrier(fixture.lane, Labeled("first"));
+    if (bootstrap.rank() == 0) return absl::OkStatus();
+    // The failure of a peer that is faster may end it.
+    if (const absl::Status waited = first.Wait(); !waited.ok()) {
+      EXPECT_THAT(waited, RankZeroHasLeft("'second'"));
+      return absl::OkStatus();
+    }
+    Work second = fixture.engine->Barrier(fixture.lane, Labeled("second"));
+    EXPECT_THAT(second.Wait(), RankZeroHasLeft("'second'"));
+    return absl::OkStatus();
+  });
+}
+
+// Rank 0 leaves an operation behind that its peers submit only after another one.
+TEST(Leaving, EndsTheDrainOfAnEngineWhosePeersCannotCome) {
+  RunRanksOnEveryNodeMap(4, [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, LongTimeout()));
+    WEFT_ASSIGN_OR_RETURN(const LaneId other,
+                          fixture.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kControl));
+    if (bootstrap.rank() == 0) {
+      Work left_behind = fixture.engine->Barrier(other);
+      left_behind.Detach({});
+      return absl::OkStatus();
+    }
+    Work first = fixture.engine->Barrier(fixture.lane, Labeled("first"));
+    EXPECT_THAT(first.Wait(), RankZeroHasLeft("'first'"));
+    return absl::OkStatus();
+  });
+}
+
+TEST(Leaving, DoesNotDisturbOperationsThatPeersSubmitLater) {
+  std::latch leaving(1);
+  RunRanksOnEveryNodeMap(3, [&](Bootstrap& bootstrap) -> absl::Status {
+    constexpr int64_t kCount = 5000;
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, LongTimeout()));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kI32, kCount));
+    std::vector<Work> works;
+    const auto submit = [&] {
+      for (int i = 0; i < 12; ++i) {  // More than the descriptor ring holds.
+        works.push_back(
+            fixture.engine->Broadcast(fixture.lane, buffer.data(), DType::kI32, kCount, /*root=*/0));
+      }
+    };
+    if (bootstrap.rank() == 0) {
+      buffer.Write(0, std::vector<double>(kCount, 7));
+      submit();
+      for (Work& work : works) work.Detach({});
+      if (!leaving.try_wait()) leaving.count_down();
+      fixture.engine.reset();
+      return absl::OkStatus();
+    }
+    leaving.wait();
+    submit();
+    for (Work& work : works) WEFT_RETURN_IF_ERROR(work.WaitReleased());
+    EXPECT_EQ(buffer.Read(0, kCount), std::vector<double>(kCount, 7));
+    return fixture.engine->status();
+  });
+}
+
+// The peers wait for an operation that rank 0 would have submitted next, and submit the first one afterwards.
+TEST(Leaving, AnExceptionAbortsTheEngineInsteadOfWaitingForAWork) {
+  RunRanksOnEveryNodeMap(2, [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, LongTimeout()));
+    WEFT_ASSIGN_OR_RETURN(const LaneId other,
+                          fixture.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kControl));
+    if (bootstrap.rank() == 0) {
+      EXPECT_THROW(
+          {
+            const Work work = fixture.engine->Barrier(other, Labeled("dropped"));
+            throw std::runtime_error("the batch cannot be read");
+          },
+          std::runtime_error);
+      return absl::OkStatus();
+    }
+    Work next = fixture.engine->Barrier(fixture.lane);
+    EXPECT_THAT(next.Wait(), StatusIs(absl::StatusCode::kAborted,
+                                      HasSubstr("rank 0: an exception destroyed barrier 'dropped'")));
+    return absl::OkStatus();
+  });
+}
+
+// Virtual time: the engine's timeout is ten minutes.
+TEST(Leaving, ReachesPeersInEverySimulatedSchedule) {
+  for (const NodeMap& nodes :
+       {NodeMap::RanksPerNode(6, 2), NodeMap::RanksPerNode(5, 1), NodeMap::OneNode(4)}) {
+    for (uint64_t seed = 1; seed <= 30; ++seed) {
+      SimOptions machine;
+      machine.seed = seed;
+      const SimReport report = RunSimulatedRanks(nodes, machine, [](Bootstrap& bootstrap) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture,
+                              EngineFixture::Make(bootstrap, {}, /*segment_bytes=*/size_t{4} << 20));
+        for (int i = 0; i < 20; ++i) {
+          Work work = fixture.engine->Barrier(fixture.lane);
+          if (bootstrap.rank() == 0 && i == 10) return absl::OkStatus();
+          const absl::Status waited = work.Wait();
+          if (waited.ok()) continue;
+          EXPECT_GE(i, 10);  // The failure of a peer that is faster may end the last one, too.
+          EXPECT_THAT(waited, RankZeroHasLeft("barrier"));
+          return absl::OkStatus();
+        }
+        return absl::InternalError("20 barriers passed without rank 0");
+      });
+      EXPECT_OK(report.status()) << Describe(nodes) << ", seed " << seed;
+      EXPECT_LT(report.virtual_ns, int64_t{1'000'000'000}) << Describe(nodes) << ", seed " << seed;
+    }
+  }
+}
+
+TEST(Leaving, AWorkIsNotWaitedForAgainAfterTheEnginesTimeout) {
+  SimOptions machine;
+  const SimReport report =
+      RunSimulatedRanks(NodeMap::OneNode(2), machine, [](Bootstrap& bootstrap) -> absl::Status {
+        EngineOptions options;
+        options.timeout = absl::Seconds(100);
+        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture,
+                              EngineFixture::Make(bootstrap, options, /*segment_bytes=*/size_t{4} << 20));
+        if (bootstrap.rank() == 1) {
+          bootstrap.runtime().SleepFor(int64_t{150'000'000'000});
+          return absl::OkStatus();
+        }
+        {
+          Work work = fixture.engine->Barrier(fixture.lane);
+          EXPECT_TRUE(absl::IsDeadlineExceeded(work.Wait()));
+        }
+        EXPECT_THAT(fixture.engine->status(),
+                    StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("destroyed after its deadline")));
+        EXPECT_LT(bootstrap.runtime().NowNs(), int64_t{110'000'000'000});
+        return absl::OkStatus();
+      });
+  EXPECT_OK(report.status());
+}
+
+}  // namespace
+}  // namespace weft::testing
