@@ -32,7 +32,7 @@ std::vector<int64_t> ElementCounts(const Shape& shape, const DimSplit& split) {
 absl::StatusOr<std::unique_ptr<SequenceExchange>> SequenceExchange::Create(CommEngine& engine,
                                                                            BufferPool& pool,
                                                                            const ProcessGroup& group) {
-  WEFT_ASSIGN_OR_RETURN(const LaneId lane, engine.AddLane(group, LanePurpose::kContext));
+  WEFT_ASSIGN_OR_RETURN(const LaneId lane, engine.SharedLane(group, LanePurpose::kContext));
   return std::unique_ptr<SequenceExchange>(new SequenceExchange(engine, pool, group, lane));
 }
 

@@ -67,7 +67,7 @@ BufferSharder::BufferSharder(CommEngine& engine, const ProcessGroup& context, Mo
 absl::StatusOr<std::unique_ptr<BufferSharder>> BufferSharder::Create(CommEngine& engine,
                                                                      const ProcessGroup& context,
                                                                      Module* model) {
-  WEFT_ASSIGN_OR_RETURN(const LaneId lane, engine.AddLane(context, LanePurpose::kContext));
+  WEFT_ASSIGN_OR_RETURN(const LaneId lane, engine.SharedLane(context, LanePurpose::kContext));
   return std::unique_ptr<BufferSharder>(new BufferSharder(engine, context, model, lane));
 }
 

@@ -49,13 +49,13 @@ absl::StatusOr<std::unique_ptr<AttentionParallel>> AttentionParallel::Create(con
   std::optional<LevelLane> inner;
   if (inner_size > 1) {
     const ProcessGroup group = LevelGroup(context, "heads", context.group_rank - inner_rank, 1, inner_size);
-    WEFT_ASSIGN_OR_RETURN(const LaneId lane, engine.AddLane(group, LanePurpose::kContext));
+    WEFT_ASSIGN_OR_RETURN(const LaneId lane, engine.SharedLane(group, LanePurpose::kContext));
     inner = LevelLane{&engine, &pool, lane};
   }
   std::unique_ptr<SequenceAttention> outer = MakeLocalAttention(pool);
   if (outer_size > 1) {
     const ProcessGroup group = LevelGroup(context, "sequence", inner_rank, inner_size, outer_size);
-    WEFT_ASSIGN_OR_RETURN(const LaneId lane, engine.AddLane(group, LanePurpose::kContext));
+    WEFT_ASSIGN_OR_RETURN(const LaneId lane, engine.SharedLane(group, LanePurpose::kContext));
     outer = MakeOuter(scheme, LevelLane{&engine, &pool, lane});
   }
   return std::unique_ptr<AttentionParallel>(

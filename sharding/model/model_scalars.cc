@@ -10,7 +10,7 @@ namespace weft {
 
 absl::StatusOr<ModelScalars> ModelScalars::Create(CommContext& context, const ProcessGroup& all_ranks) {
   WEFT_ASSIGN_OR_RETURN(const LaneId lane,
-                        context.state().engine().AddLane(all_ranks, LanePurpose::kControl));
+                        context.state().engine().SharedLane(all_ranks, LanePurpose::kControl));
   return ModelScalars(context, lane);
 }
 

@@ -10,7 +10,7 @@ absl::StatusOr<LaneRoundRobin> LaneRoundRobin::Add(CommEngine& engine, const Pro
   const int count = engine.bootstrap().node_map().node_count() > 1 ? 2 : 1;
   LaneRoundRobin lanes;
   for (int i = 0; i < count; ++i) {
-    WEFT_ASSIGN_OR_RETURN(lanes.lanes_.emplace_back(), engine.AddLane(group, purpose));
+    WEFT_ASSIGN_OR_RETURN(lanes.lanes_.emplace_back(), engine.SharedLane(group, purpose, i));
   }
   return lanes;
 }

@@ -10,7 +10,7 @@
 // reported as a mismatch, as on a single lane. Results do not depend on the lane.
 //
 // Thread safety: none.
-// Collective: Add, as CommEngine::AddLane; Next, by all ranks of the group, in one order.
+// Collective: Add, as CommEngine::SharedLane; Next, by all ranks of the group, in one order.
 // Lifetime: the engine must outlive it.
 #pragma once
 

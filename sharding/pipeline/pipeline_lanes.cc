@@ -52,7 +52,7 @@ absl::Status PipelineLanes::AddLanes() {
                         LaneRoundRobin::Add(engine, shard_group_, LanePurpose::kAllGather));
   WEFT_ASSIGN_OR_RETURN(reduce_scatter_lanes_,
                         LaneRoundRobin::Add(engine, shard_group_, LanePurpose::kReduceScatter));
-  WEFT_ASSIGN_OR_RETURN(control_lane_, engine.AddLane(shard_group_, LanePurpose::kControl));
+  WEFT_ASSIGN_OR_RETURN(control_lane_, engine.SharedLane(shard_group_, LanePurpose::kControl));
   if (regather_group_.size() > 0) {
     WEFT_ASSIGN_OR_RETURN(regather_lanes_,
                           LaneRoundRobin::Add(engine, regather_group_, LanePurpose::kAllGather));

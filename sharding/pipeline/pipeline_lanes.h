@@ -4,6 +4,9 @@
 // reduce-scatter of the next. A function that starts a collective submits one operation, and counts
 // all-gathers, reduce-scatters and all-reduces.
 //
+// All models of an engine share the lanes of a group and purpose (CommEngine::SharedLane). A model that is
+// created later adds no lanes, and the collectives of several models keep one order.
+//
 // Thread safety: none.
 // Collective: Create, by all ranks of the engine; the rest, by all ranks of the named group, in one order.
 // Lifetime: the state must outlive the lanes.

@@ -71,7 +71,7 @@ class ContextParallel {
   // scheme the inner axis must be the Ulysses group. `root`: the model; if one of its passes fails, the
   // engine tells all peers. Errors: kInvalidArgument (the scheme does not fit the group: the message names
   // schemes that do; an inner axis that differs from the Ulysses degree), those of DeviceMesh::Group and
-  // CommEngine::AddLane.
+  // CommEngine::SharedLane.
   static absl::StatusOr<std::unique_ptr<ContextParallel>> Create(CommEngine& engine, Module& root,
                                                                  const DeviceMesh& mesh,
                                                                  absl::Span<const std::string_view> axes,

@@ -23,7 +23,7 @@ absl::StatusOr<std::unique_ptr<Evaluator>> Evaluator::Create(CommEngine& engine,
                                                              const BatchSplitter& splitter) {
   std::unique_ptr<Evaluator> evaluator(new Evaluator(engine, model, corpus, plan, splitter));
   WEFT_ASSIGN_OR_RETURN(evaluator->lane_,
-                        engine.AddLane(WorldGroup(engine.bootstrap()), LanePurpose::kControl));
+                        engine.SharedLane(WorldGroup(engine.bootstrap()), LanePurpose::kControl));
   WEFT_ASSIGN_OR_RETURN(evaluator->losses_,
                         evaluator->pool_.Acquire(sizeof(double) * static_cast<size_t>(plan.losses())));
   return evaluator;

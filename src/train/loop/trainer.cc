@@ -101,7 +101,7 @@ absl::Status Trainer::Connect(const ShardLoader& loader, const EngineOptions& op
 }
 
 absl::Status Trainer::Prepare() {
-  WEFT_ASSIGN_OR_RETURN(summaries_lane_, engine_->AddLane(WorldGroup(bootstrap_), LanePurpose::kControl));
+  WEFT_ASSIGN_OR_RETURN(summaries_lane_, engine_->SharedLane(WorldGroup(bootstrap_), LanePurpose::kControl));
   summaries_pool_ = std::make_unique<BufferPool>(*heap_, "step summaries");
   WEFT_ASSIGN_OR_RETURN(
       summaries_, summaries_pool_->Acquire(sizeof(StepSummary) * static_cast<size_t>(bootstrap_.size())));

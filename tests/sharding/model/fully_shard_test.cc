@@ -270,5 +270,61 @@ TEST(FullyShard, FailsOnAllRanksIfOneCannotLoad) {
   });
 }
 
+// Models of an engine share its lanes.
+TEST(FullyShard, TwentyModelsComeAndGoOnOneEngine) {
+  for (const NodeMap& nodes : NodeMapsOf(4)) {
+    RunRanks(nodes, [](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
+      WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(2, 2));
+      std::vector<float> first;
+      for (int i = 0; i < 20; ++i) {
+        ToyNet net({6, 6, 6, 6});
+        WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, {},
+                                                           LoadInitialValues(kToySeed)));
+        WEFT_RETURN_IF_ERROR(ToyPass(net, bootstrap.rank(), bootstrap.size(), 0, 0, 1));
+        WEFT_RETURN_IF_ERROR(ToyUpdate(*model, 0.0, nullptr));
+        WEFT_ASSIGN_OR_RETURN(const std::vector<float> weights, ToyWeights(*model));
+        if (first.empty()) first = weights;
+        EXPECT_EQ(weights, first);
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
+// As a generator and a discriminator: passes of two models in turns, on the same lanes.
+TEST(FullyShard, TwoModelsTrainInTurnsAsEachAlone) {
+  for (const NodeMap& nodes : NodeMapsOf(4)) {
+    RunRanks(nodes, [](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
+      WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(2, 2));
+      const auto shard = [&](ToyNet& net) {
+        return FullyShard(net, net.blocks(), mesh, *engine.engine, {}, LoadInitialValues(kToySeed));
+      };
+      const auto step = [&](ToyNet& net, ShardedModel& model, int number) -> absl::Status {
+        WEFT_RETURN_IF_ERROR(ToyPass(net, bootstrap.rank(), bootstrap.size(), number, 0, 1));
+        return ToyUpdate(model, 0.0, nullptr);
+      };
+      ToyNet one({6, 6, 6, 6});
+      ToyNet other({6, 6, 6, 6});
+      ToyNet alone({6, 6, 6, 6});
+      WEFT_ASSIGN_OR_RETURN(const auto model_one, shard(one));
+      WEFT_ASSIGN_OR_RETURN(const auto model_other, shard(other));
+      WEFT_ASSIGN_OR_RETURN(const auto model_alone, shard(alone));
+      for (int number = 0; number < 3; ++number) {
+        WEFT_RETURN_IF_ERROR(step(one, *model_one, number));
+        WEFT_RETURN_IF_ERROR(step(other, *model_other, number));
+      }
+      for (int number = 0; number < 3; ++number) WEFT_RETURN_IF_ERROR(step(alone, *model_alone, number));
+      WEFT_ASSIGN_OR_RETURN(const std::vector<float> expected, ToyWeights(*model_alone));
+      for (ShardedModel* model : {model_one.get(), model_other.get()}) {
+        WEFT_ASSIGN_OR_RETURN(const std::vector<float> weights, ToyWeights(*model));
+        EXPECT_EQ(weights, expected);
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
 }  // namespace
 }  // namespace weft::testing
