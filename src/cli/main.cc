@@ -1,5 +1,6 @@
 // The program `weft`. Under mpirun every rank runs it. Rank 0 prints messages, but each rank prints its own
 // timeout.
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -111,7 +112,8 @@ int Diagnose(const std::vector<std::string>& paths) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  weft::StopSignals::Block();  // A signal waits until StopSignals takes it.
+  weft::StopSignals::Block();     // A signal waits until StopSignals takes it.
+  std::signal(SIGXFSZ, SIG_IGN);  // A file that exceeds `ulimit -f` is an error of the write.
   weft::LetIdleThreadsSleep(argv);
   absl::StatusOr<weft::Command> command =
       weft::ParseCommandLine(std::vector<std::string>(argv + 1, argv + argc));

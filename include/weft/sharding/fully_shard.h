@@ -22,7 +22,7 @@
 //       net.Forward(invocation, ...); net.Backward(invocation, ...);
 //     }
 //     WEFT_ASSIGN_OR_RETURN(GradientNorm norm, model->ClipGradNorm(1.0));
-//     for (const ShardView& shard : model->Shards()) { update shard.data from norm.factor * shard.grad }
+//     for (const ShardView& shard : model->Shards()) { if shard.grad: update shard.data }
 //     model->ZeroGradients();
 //   }
 //
