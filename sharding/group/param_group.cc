@@ -24,7 +24,9 @@ ParamGroup::ParamGroup(CommContext& context, GroupSpec spec, const ShardingPolic
       spec_(std::move(spec)),
       gradient_divide_factor_(policy.gradient_divide_factor),
       slices_(context.lanes().SlicesOf(spec_.layout, spec_.dtypes.reduce)),
-      updates_(std::make_unique<ReplicaUpdates>(context_, spec_.name(), slices_)) {
+      updates_(std::make_unique<ReplicaUpdates>(context_, spec_.name(), slices_)),
+      written_(parameters().size()),
+      used_(parameters().size(), true) {
   if (spec_.is_zero_copy()) return;
   copy_in_ = PlanGradientCopyIn(spec_.layout, spec_.dtypes.gradient_dtype(), spec_.dtypes.reduce);
 }
@@ -55,6 +57,7 @@ absl::Status ParamGroup::Unshard(Priority priority) {
   if (state_ == State::kUnsharded) return ViewImage();
   WEFT_RETURN_IF_ERROR(context_.state().status());
   WEFT_RETURN_IF_ERROR(CheckDataStorage(parameters(), dtypes().param));
+  context_.epochs().MarkRead();
   WEFT_RETURN_IF_ERROR(AllGatherUpdates(priority));
   WEFT_RETURN_IF_ERROR(storage_->Gather(priority));
   state_ = State::kUnsharding;

@@ -34,6 +34,14 @@
 // gradient images and reductions. A group of frozen parameters has no gradients: preparing and reducing them
 // has no effect. A parameter that is frozen later keeps its place; its gradient counts as zero.
 //
+// Note [Unused parameters]
+// Problem: an optimizer must skip a parameter that took no part in backward, but the reduced sum has zeros
+// for it, and another rank may have used it. Rule: a group notes at each reduction which gradients this
+// rank's backward has written, until ZeroGradients. Where the policy asks for it, the schedule says with
+// AwaitUsedParameters that ranks will agree, and in the last backward SetUsedParameters, with the union over
+// all ranks. Until then gradients count as not reduced. Why it suffices: flags only grow between two
+// ZeroGradients, so an agreement is right for all reductions before it.
+//
 // Thread safety: none; one thread drives a group.
 // Collective: Load, Unshard and ReduceGradients, by all ranks of the context's groups in one order.
 // Lifetime: the context must outlive the group.
@@ -120,6 +128,11 @@ class ParamGroup {
   void SetCustomReduceScatter(CustomReduceScatter reduce_scatter) {
     reduce_scatter_ = std::move(reduce_scatter);
   }
+  // See Note [Unused parameters]. Whether this rank has written each parameter's gradient:
+  const std::vector<bool>& written_gradients() const { return written_; }
+  void AwaitUsedParameters() { awaits_used_ = true; }
+  // `used`: whether any rank has. The other parameters have no gradient.
+  void SetUsedParameters(std::vector<bool> used);
   // Hook of the reductions that are started from now on. Null: none.
   void SetGradientHook(GradientHook hook) { gradient_hook_ = std::move(hook); }
   // Forgets all gradients, including those under way.
@@ -177,6 +190,9 @@ class ParamGroup {
   CustomReduceScatter reduce_scatter_;
   GradientHook gradient_hook_;
   std::shared_ptr<GradientSums> sums_;  // Null before the first reduction.
+  std::vector<bool> written_;           // By parameter: Note [Unused parameters].
+  std::vector<bool> used_;              // By parameter.
+  bool awaits_used_ = false;
 };
 
 }  // namespace weft

@@ -1,5 +1,6 @@
 // Gradients of a parameter group, from the views that backward writes to the reduced sum.
 #include <cstring>
+#include <string_view>
 #include <utility>
 
 #include "sharding/group/param_group.h"
@@ -13,6 +14,9 @@ namespace weft {
 namespace {
 
 int64_t BytesOf(int64_t elements, DType dtype) { return elements * static_cast<int64_t>(SizeOf(dtype)); }
+
+constexpr std::string_view kNotLastBackward =
+    "has reductions under way: mark the last backward (SetIsLastBackward) before using its gradients";
 
 void Zero(std::byte* base, DType dtype, const std::vector<FlatRange>& ranges) {
   for (const FlatRange& range : ranges) {
@@ -53,7 +57,9 @@ absl::Status ParamGroup::ReduceGradients(ReduceScope scope) {
                      "' has no gradients to reduce: call PrepareGradients, and then run backward"));
   }
   const FlatImage image{layout(), gradient_image_.data(), dtypes().gradient_dtype()};
+  const std::vector<bool> written = GradientsWritten(parameters(), image);
   WEFT_ASSIGN_OR_RETURN(const FallbackReport report, CollectGradients(parameters(), image));
+  for (size_t i = 0; i < written.size(); ++i) written_[i] = written_[i] || written[i];
   context_.state().CountCopy(report.copied_bytes);
   if (fallback_reason_.empty()) fallback_reason_ = report.reason;
   const DivideScales scales = SpreadDivision(gradient_divide_factor_, dtypes().reduce);
@@ -109,15 +115,13 @@ absl::Status ParamGroup::CheckGradientsReduced() const {
     return unfinished(
         "has no reduced gradients: run backward with gradient sync on before clipping or updating");
   }
-  if (sums_->under_way > 0) {
-    return unfinished(
-        "has reductions under way: mark the last backward (SetIsLastBackward) before using its gradients");
-  }
+  if (sums_->under_way > 0) return unfinished(kNotLastBackward);
   if (sums_->partial) {
     return unfinished(
         "has gradients that are summed over its shard group only: run the last backward with all-reduce on "
         "(SetRequiresAllReduce) before using them");
   }
+  if (awaits_used_) return unfinished(kNotLastBackward);
   return absl::OkStatus();
 }
 
@@ -125,6 +129,14 @@ void ParamGroup::ZeroGradients() {
   if (gradient_image_) ForgetGradients(parameters());
   gradient_image_.Reset();
   sums_.reset();
+  written_.assign(written_.size(), false);
+  used_.assign(used_.size(), true);
+  awaits_used_ = false;
+}
+
+void ParamGroup::SetUsedParameters(std::vector<bool> used) {
+  used_ = std::move(used);
+  awaits_used_ = false;
 }
 
 }  // namespace weft

@@ -20,7 +20,7 @@ std::vector<ShardView> ParamGroup::Shards() const {
     int64_t place = 0;  // Offset in the reduced sum.
     for (const ReplicaSlice& slice : slices_) {
       for (const ShardPiece& piece : CutPiece(whole.piece, slice.own)) {
-        const bool has_grad = reduced != nullptr && parameters()[index]->requires_grad;
+        const bool has_grad = reduced != nullptr && parameters()[index]->requires_grad && used_[index];
         shards.push_back({whole.parameter, piece, data + piece.shard_offset,
                           has_grad ? reduced + place + piece.shard_offset - slice.own.begin : nullptr});
       }

@@ -63,7 +63,7 @@ std::vector<absl::Span<const float>> ShardedGroups::GradientsToCount() const {
 }
 
 absl::StatusOr<GradientNorm> ShardedGroups::ClipGradNorm(double max_norm, NormType type) {
-  for (const auto& group : groups_) WEFT_RETURN_IF_ERROR(group->CheckGradientsReduced());
+  WEFT_RETURN_IF_ERROR(CheckGradientsReduced());
   WEFT_ASSIGN_OR_RETURN(const double norm, NormOfParts(GradientsToCount(), type, *scalars_));
   return GradientNorm{norm, static_cast<float>(ClipFactor(norm, max_norm))};
 }

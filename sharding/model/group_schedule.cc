@@ -1,5 +1,6 @@
 #include "sharding/model/group_schedule.h"
 
+#include <iterator>
 #include <utility>
 
 #include <absl/algorithm/container.h>
@@ -23,6 +24,7 @@ GroupSchedule::GroupSchedule(CommContext& context, ModelScalars& scalars, Groups
       module_order_(std::move(module_order)),
       prefetch_depth_(policy.PrefetchDepth()),
       reshards_root_after_forward_(policy.reshard_root_after_forward),
+      skips_unused_(policy.unused_gradients == UnusedGradients::kNone),
       shares_images_on_nodes_(residency == Residency::kNodeShared),
       spans_nodes_(
           SpanNodes(context.state().engine().bootstrap().node_map(), context.lanes().shard_group().size())),
@@ -52,7 +54,9 @@ void GroupSchedule::SetUnshardInBackward(int group, bool unshard) {
 void GroupSchedule::ResetAfterError() {
   ForgetOrders();
   calls_.clear();
+  outdated_.clear();
   progress_.assign(progress_.size(), {});
+  awaits_backward_ = false;
   in_backward_ = false;
   keeps_groups_ = false;
 }
@@ -69,6 +73,20 @@ void GroupSchedule::ReshardKept() {
     if (GroupAt(group).state() == ParamGroup::State::kUnsharding) continue;
     WEFT_CHECK(Reshard(group).ok(), "an unsharded group cannot be resharded");
   }
+}
+
+absl::Status GroupSchedule::BeginWriting() {
+  WEFT_RETURN_IF_ERROR(context_.state().status());
+  ReshardKept();
+  for (const auto& [id, calls] : calls_) outdated_.insert(id);
+  calls_.clear();
+  return absl::OkStatus();
+}
+
+absl::Status GroupSchedule::FinishReading() {
+  awaits_backward_ = false;
+  WEFT_RETURN_IF_ERROR(FinishPrefetches(/*reshard=*/true));
+  return context_.FinishBackward();
 }
 
 absl::Status GroupSchedule::AfterUpdate(int group) {
@@ -90,8 +108,21 @@ std::vector<int> GroupSchedule::PrefetchesOf(const PrefetchLists& chosen, int gr
   return list != chosen.end() ? list->second : otherwise;
 }
 
+// Outside of a pass nothing would reduce the group's gradients or end the time in which its shards are read.
+absl::Status GroupSchedule::OutsideOfPass(int group, std::string_view part) const {
+  const std::string& root = groups_[kRootGroup]->name();
+  return absl::FailedPreconditionError(
+      absl::StrCat(ToAbsl(part), " of '", groups_[static_cast<size_t>(group)]->name(), "' outside of a ",
+                   ToAbsl(part), " of its root '", root, "': call it from '", root,
+                   "', or shard it as a root of its own with FullyShard"));
+}
+
 absl::Status GroupSchedule::BeforeForward(int group, const SchedulePass& pass) {
-  if (group == kRootGroup) WEFT_RETURN_IF_ERROR(BeginForward(pass));
+  if (group == kRootGroup) {
+    WEFT_RETURN_IF_ERROR(BeginForward(pass));
+  } else if (!in_backward_ && ProgressOf(kRootGroup).running == 0) {
+    return OutsideOfPass(group, "forward");
+  }
   ++ProgressOf(group).running;
   // A recompute begins the group's part of backward, unless it has begun.
   if (in_backward_ && std::exchange(ProgressOf(group).backward_begun, true)) return absl::OkStatus();
@@ -111,7 +142,11 @@ absl::Status GroupSchedule::AfterForward(int group, const SchedulePass& pass) {
 }
 
 absl::Status GroupSchedule::BeforeBackward(int group, const SchedulePass& pass) {
-  if (group == kRootGroup) WEFT_RETURN_IF_ERROR(BeginBackward(pass));
+  if (group == kRootGroup) {
+    WEFT_RETURN_IF_ERROR(BeginBackward(pass));
+  } else if (!in_backward_) {
+    return OutsideOfPass(group, "backward");
+  }
   ++ProgressOf(group).running;
   if (!std::exchange(ProgressOf(group).backward_begun, true)) WEFT_RETURN_IF_ERROR(OnEvent(Begins(group)));
   return GroupAt(group).PrepareGradients();
@@ -126,6 +161,9 @@ absl::Status GroupSchedule::AfterBackward(int group) {
 }
 
 absl::Status GroupSchedule::BeginForward(const SchedulePass& pass) {
+  // Shards may have been written since a forward that got no backward. What it left unsharded is gathered
+  // again.
+  if (awaits_backward_) WEFT_RETURN_IF_ERROR(FinishReading());
   for (const auto& group : groups_) WEFT_RETURN_IF_ERROR(group->EndWriting());
   context_.BeginForward();
   pass_ = pass.gradients ? &training_ : &evaluation_;
@@ -134,6 +172,7 @@ absl::Status GroupSchedule::BeginForward(const SchedulePass& pass) {
   backward_follows_ = pass.gradients;
   keeps_groups_ = false;
   calls_.erase(pass.id);  // Of an abandoned pass.
+  outdated_.erase(pass.id);
   // Gathers of updates need no memory. Submitting all of them now keeps the wire busy.
   for (const int next : pass_->Next(group_count())) {
     WEFT_RETURN_IF_ERROR(GroupAt(next).AllGatherUpdates(Priority::kBulk));
@@ -144,13 +183,19 @@ absl::Status GroupSchedule::BeginForward(const SchedulePass& pass) {
 absl::Status GroupSchedule::FinishForward(const SchedulePass& pass) {
   WEFT_RETURN_IF_ERROR(AgreeOnOrder());
   if (!backward_.settled()) backward_ = ExecutionOrder(Reversed(training_.expected()));
-  if (pass.gradients) return absl::OkStatus();
-  // No backward will reshard what is still gathered, nor wait until no peer reads this rank's shards.
-  WEFT_RETURN_IF_ERROR(FinishPrefetches(/*reshard=*/true));
-  return context_.FinishBackward();
+  awaits_backward_ = pass.gradients;
+  // Otherwise no backward will reshard what is still gathered, nor wait until no peer reads this rank's
+  // shards.
+  return pass.gradients ? absl::OkStatus() : FinishReading();
 }
 
 absl::Status GroupSchedule::BeginBackward(const SchedulePass& pass) {
+  if (outdated_.contains(pass.id)) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        "backward of '", GroupAt(kRootGroup).name(),
+        "' after its shards were written: run the backward of an invocation before UpdateShards or "
+        "BeginWriting, or run its forward again"));
+  }
   const auto calls = calls_.find(pass.id);
   if (calls == calls_.end()) {
     return absl::FailedPreconditionError(absl::StrCat("backward of '", GroupAt(kRootGroup).name(),
@@ -158,6 +203,7 @@ absl::Status GroupSchedule::BeginBackward(const SchedulePass& pass) {
   }
   pass_ = &backward_;
   pass_->Begin();
+  awaits_backward_ = false;
   in_backward_ = true;
   progress_.assign(progress_.size(), {});
   for (int group = 0; group < group_count(); ++group) {
@@ -175,7 +221,9 @@ absl::Status GroupSchedule::FinishBackward(const SchedulePass& pass) {
   for (int group = 0; group < group_count(); ++group) {
     if (!ProgressOf(group).is_reduced) WEFT_RETURN_IF_ERROR(ReduceUnvisited(group));
   }
-  return switches_.is_last_backward ? context_.FinishBackward() : absl::OkStatus();
+  if (!switches_.is_last_backward) return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(AgreeOnUsedParameters());
+  return context_.FinishBackward();
 }
 
 absl::Status GroupSchedule::OnEvent(PassEvent event) {
@@ -276,6 +324,7 @@ absl::Status GroupSchedule::Reshard(int group, absl::Status (ParamGroup::*how)()
 absl::Status GroupSchedule::Reduce(int group) {
   if (!switches_.gradient_sync) return absl::OkStatus();
   ProgressOf(group).is_reduced = true;
+  if (skips_unused_) GroupAt(group).AwaitUsedParameters();
   WEFT_RETURN_IF_ERROR(GroupAt(group).PrepareGradients());
   WEFT_RETURN_IF_ERROR(GroupAt(group).ReduceGradients(switches_.all_reduce ? ReduceScope::kShardAndReplicate
                                                                            : ReduceScope::kShard));
@@ -289,6 +338,23 @@ absl::Status GroupSchedule::ReduceUnvisited(int group) {
   const bool is_visited = absl::c_linear_search(pass_->expected(), Ends(group));
   if (is_visited || !pass_->settled() || GroupAt(group).has_gradients()) return Reduce(group);
   return switches_.gradient_sync ? GroupAt(group).CountGradientsAsZero() : absl::OkStatus();
+}
+
+// Reductions are under way meanwhile.
+absl::Status GroupSchedule::AgreeOnUsedParameters() {
+  if (!skips_unused_ || !switches_.gradient_sync || !switches_.all_reduce) return absl::OkStatus();
+  std::vector<bool> used;
+  for (const auto& group : groups_) {
+    used.insert(used.end(), group->written_gradients().begin(), group->written_gradients().end());
+  }
+  WEFT_RETURN_IF_ERROR(scalars_.AnyOnAllRanks("used parameters", used));
+  auto first = used.begin();
+  for (const auto& group : groups_) {
+    const auto last = first + std::ssize(group->parameters());
+    group->SetUsedParameters({first, last});
+    first = last;
+  }
+  return absl::OkStatus();
 }
 
 absl::Status GroupSchedule::FinishPrefetches(bool reshard) {

@@ -30,6 +30,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -73,9 +74,11 @@ class GroupSchedule {
                 std::vector<PassEvent> module_order, const ShardingPolicy& policy, Residency residency);
 
   // The root's BeforeForward begins a pass. A forward inside a backward recomputes activations.
+  // Errors: kFailedPrecondition (another group outside of a pass of the root).
   absl::Status BeforeForward(int group, const SchedulePass& pass);
   absl::Status AfterForward(int group, const SchedulePass& pass);
-  // Errors: kFailedPrecondition (a backward of the root without a forward of the same pass).
+  // Errors: kFailedPrecondition (a backward of the root without a forward of the same pass, or whose shards
+  // were written since that forward; another group outside of a backward of the root).
   absl::Status BeforeBackward(int group, const SchedulePass& pass);
   absl::Status AfterBackward(int group);
   // Due after the root's AfterBackward. Waits for the reductions if `is_last_backward`.
@@ -83,8 +86,12 @@ class GroupSchedule {
 
   // Shares a group's update with other ranks, and gathers the group if the next forward begins with it.
   absl::Status AfterUpdate(int group);
-  // Waits for prefetches that were not used. `reshard`: also reshards every group.
-  absl::Status FinishPrefetches(bool reshard);
+  // Due before shards are written outside of passes. Reshards the groups that the last backward kept
+  // unsharded. The passes whose backward has not run cannot run it any more: it would combine activations of
+  // the old weights with the new ones.
+  absl::Status BeginWriting();
+  // Reshards every group and waits until no peer reads this rank's shards.
+  absl::Status FinishReading();
   // Reshards the groups that the last backward kept unsharded.
   void ReshardKept();
 
@@ -113,6 +120,7 @@ class GroupSchedule {
     int pending_backward = 0;     // Forward calls of this pass whose backward has not run.
   };
 
+  absl::Status OutsideOfPass(int group, std::string_view part) const;
   absl::Status BeginForward(const SchedulePass& pass);
   absl::Status BeginBackward(const SchedulePass& pass);
   absl::Status FinishForward(const SchedulePass& pass);
@@ -140,6 +148,10 @@ class GroupSchedule {
   absl::Status Reshard(int group, absl::Status (ParamGroup::*how)() = &ParamGroup::Reshard);
   absl::Status Reduce(int group);
   absl::Status ReduceUnvisited(int group);
+  // Agrees with all ranks on the parameters that any of them has used: Note [Unused parameters].
+  absl::Status AgreeOnUsedParameters();
+  // Waits for prefetches that were not used. `reshard`: also reshards every group.
+  absl::Status FinishPrefetches(bool reshard);
   void Notify(ScheduleEvent event, int group);
 
   int group_count() const { return static_cast<int>(groups_.size()); }
@@ -152,6 +164,7 @@ class GroupSchedule {
   const std::vector<PassEvent> module_order_;
   const int prefetch_depth_;
   const bool reshards_root_after_forward_;
+  const bool skips_unused_;  // Whether unused parameters have no gradient.
   const bool shares_images_on_nodes_;
   const bool spans_nodes_;  // Whether any shard group spans nodes, so that gathers use the wire.
   ScheduleSwitches switches_;
@@ -165,8 +178,12 @@ class GroupSchedule {
   bool backward_follows_ = false;      // Whether a backward follows the forward under way.
   bool keeps_groups_ = false;          // Whether the last backward left groups unsharded.
   std::vector<GroupProgress> progress_;
+  // Whether the last forward was one with gradients and no backward has begun since.
+  bool awaits_backward_ = false;
   // Forward calls of each group, by pass id.
   absl::flat_hash_map<uintptr_t, std::vector<int>> calls_;
+  // Passes whose forward read shards that were written since.
+  absl::flat_hash_set<uintptr_t> outdated_;
 };
 
 }  // namespace weft

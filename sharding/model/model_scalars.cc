@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstring>
+#include <iterator>
 
 #include "weft/core/hash.h"
 #include "weft/core/status.h"
@@ -33,6 +34,15 @@ absl::Status ModelScalars::AllReduceOverModel(const std::string& label, void* va
                                        {Priority::kCritical, Hash64(label), label});
   WEFT_RETURN_IF_ERROR(state.AwaitRelease(work));
   std::memcpy(values, buffer->data(), bytes);
+  return absl::OkStatus();
+}
+
+absl::Status ModelScalars::AnyOnAllRanks(const std::string& label, std::vector<bool>& flags) {
+  if (flags.empty()) return absl::OkStatus();
+  std::vector<int32_t> numbers(flags.begin(), flags.end());
+  WEFT_RETURN_IF_ERROR(
+      AllReduceOverModel(label, numbers.data(), DType::kI32, std::ssize(numbers), ReduceOp::kMax));
+  flags.assign(numbers.begin(), numbers.end());
   return absl::OkStatus();
 }
 

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include <absl/status/statusor.h>
 
@@ -20,6 +21,8 @@ class ModelScalars {
 
   // Reduces in place over all ranks, and waits. REQUIRES: at most PipelineLanes::kScalarBytes.
   absl::Status AllReduce(const std::string& label, void* values, DType dtype, int64_t count, ReduceOp op);
+  // Sets each flag that is set on any rank.
+  absl::Status AnyOnAllRanks(const std::string& label, std::vector<bool>& flags);
   // Whether all ranks pass the same number. Ranks that have submitted different all-gathers before get an
   // error instead of waiting for each other at different places.
   absl::StatusOr<bool> IsSameOnAllRanks(const std::string& label, uint64_t number);

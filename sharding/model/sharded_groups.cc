@@ -68,31 +68,76 @@ std::vector<size_t> ImageBytes(const std::vector<GroupSpec>& specs) {
   return bytes;
 }
 
-// One block for each group, shared by the ranks of the shard group.
-absl::StatusOr<std::vector<SharedBlock>> AllocateImages(CommContext& context,
-                                                        const std::vector<GroupSpec>& specs) {
-  std::vector<SharedBlockRequest> requests;
-  for (const size_t bytes : ImageBytes(specs)) {
-    requests.push_back({context.lanes().shard_group().ranks, bytes});
+// Node memory of images that ranks share; empty blocks if images are private.
+struct SharedImages {
+  std::vector<SharedBlock> in_place;  // One for each group, shared by the ranks of the shard group.
+  SharedBlock region;                 // For all groups, shared by the local ranks of the shard group.
+  int region_holders = 0;
+};
+
+absl::StatusOr<SharedImages> AllocateImages(CommEngine& engine, const ProcessGroup& shard_group,
+                                            const std::vector<GroupSpec>& specs,
+                                            const std::vector<PassEvent>& order, const ShardingPolicy& policy,
+                                            Residency residency) {
+  Bootstrap& bootstrap = engine.bootstrap();
+  const auto share = [&](absl::Span<const SharedBlockRequest> requests) {
+    return ShareBlocks(bootstrap, engine.heap(), requests, engine.options().timeout);
+  };
+  SharedImages images;
+  images.in_place.resize(specs.size());
+  if (residency == Residency::kInPlace) {
+    std::vector<SharedBlockRequest> requests;
+    for (const size_t bytes : ImageBytes(specs)) requests.push_back({shard_group.ranks, bytes});
+    WEFT_ASSIGN_OR_RETURN(images.in_place, share(requests));
+  } else if (residency == Residency::kNodeShared) {
+    SharedBlockRequest request;
+    request.bytes = PlanRegionBytes(order, ImageBytes(specs), policy);
+    for (const int rank : shard_group.ranks) {
+      if (bootstrap.node_map().SameNode(rank, bootstrap.rank())) request.holders.push_back(rank);
+    }
+    WEFT_ASSIGN_OR_RETURN(std::vector<SharedBlock> region, share({request}));
+    images.region = std::move(region.front());
+    images.region_holders = static_cast<int>(request.holders.size());
   }
-  CommEngine& engine = context.state().engine();
-  return ShareBlocks(engine.bootstrap(), engine.heap(), requests, engine.options().timeout);
+  return images;
 }
 
-// One region for the images of all groups, shared by the local ranks of the shard group.
-absl::Status AllocateRegion(CommContext& context, const std::vector<GroupSpec>& specs,
-                            const std::vector<PassEvent>& order, const ShardingPolicy& policy) {
-  CommEngine& engine = context.state().engine();
-  Bootstrap& bootstrap = engine.bootstrap();
-  SharedBlockRequest request;
-  request.bytes = PlanRegionBytes(order, ImageBytes(specs), policy);
-  for (const int rank : context.lanes().shard_group().ranks) {
-    if (bootstrap.node_map().SameNode(rank, bootstrap.rank())) request.holders.push_back(rank);
+// OK if this rank's segment has room for what a group keeps beside a shared image: the master, unless it lies
+// in the image, and the cast shard of images shared on each node. Errors: kResourceExhausted.
+absl::Status CheckRoomForShards(NodeHeap& heap, const std::vector<GroupSpec>& specs, Residency residency) {
+  std::vector<std::byte*> blocks;
+  absl::Status status;
+  for (const GroupSpec& spec : specs) {
+    const bool in_place = residency == Residency::kInPlace;
+    const size_t master = in_place && !spec.is_cast() ? 0 : spec.shard_bytes(DType::kF32);
+    const size_t cast = !in_place && spec.is_cast() ? spec.shard_bytes(spec.dtypes.param) : 0;
+    const absl::StatusOr<std::byte*> block = heap.Allocate(master + cast);
+    if (block.ok()) blocks.push_back(*block);
+    status.Update(block.status());
   }
-  WEFT_ASSIGN_OR_RETURN(std::vector<SharedBlock> region,
-                        ShareBlocks(bootstrap, engine.heap(), {request}, engine.options().timeout));
-  context.memory().ShareImages(std::move(region.front()), static_cast<int>(request.holders.size()));
-  return absl::OkStatus();
+  for (std::byte* block : blocks) heap.Free(block);
+  return status;
+}
+
+// The same; if node memory has no room and the policy leaves the choice, images become private.
+absl::StatusOr<SharedImages> AllocateImagesOrNone(CommEngine& engine, const ProcessGroup& shard_group,
+                                                  const std::vector<GroupSpec>& specs,
+                                                  const std::vector<PassEvent>& order,
+                                                  const ShardingPolicy& policy, ResidencyChoice& residency) {
+  absl::StatusOr<SharedImages> images =
+      AllocateImages(engine, shard_group, specs, order, policy, residency.residency);
+  if (policy.node_shared != NodeShared::kAuto || residency.residency == Residency::kPrivate) return images;
+  if (images.ok()) {
+    const absl::Status room =
+        AgreeOnStatus(engine.bootstrap(), CheckRoomForShards(engine.heap(), specs, residency.residency),
+                      engine.options().timeout);
+    if (room.ok()) return images;
+    images = room;  // Frees them.
+  }
+  if (!absl::IsResourceExhausted(images.status())) return images;
+  residency = {Residency::kPrivate, absl::StrCat("node memory has no room for images that ranks share: ",
+                                                 images.status().message())};
+  return AllocateImages(engine, shard_group, specs, order, policy, residency.residency);
 }
 
 }  // namespace
@@ -118,19 +163,15 @@ absl::StatusOr<std::unique_ptr<ShardedGroups>> ShardedGroups::Create(CommEngine&
       SpecifyGroups(std::move(groups), buckets, policy, shard_size);
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, specs.status(), timeout));
   WEFT_ASSIGN_OR_RETURN(ResidencyChoice residency, ChooseResidency(policy, bootstrap.node_map(), shard_size));
+  WEFT_ASSIGN_OR_RETURN(SharedImages images,
+                        AllocateImagesOrNone(engine, mesh_groups.shard, *specs, order, policy, residency));
   absl::StatusOr<std::unique_ptr<CommContext>> context = CommContext::Create(
       engine, std::move(mesh_groups.shard), buckets.groups, ContextOptions(policy, residency.residency));
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, context.status(), timeout));
-
-  std::vector<SharedBlock> images(specs->size());
-  if (residency.residency == Residency::kInPlace) {
-    WEFT_ASSIGN_OR_RETURN(images, AllocateImages(**context, *specs));
-  } else if (residency.residency == Residency::kNodeShared) {
-    WEFT_RETURN_IF_ERROR(AllocateRegion(**context, *specs, order, policy));
-  }
+  if (images.region) (*context)->memory().ShareImages(std::move(images.region), images.region_holders);
   std::unique_ptr<ShardedGroups> sharded(
       new ShardedGroups(policy, std::move(residency), *std::move(context)));
-  const absl::Status created = sharded->CreateGroups(*std::move(specs), std::move(images), loader);
+  const absl::Status created = sharded->CreateGroups(*std::move(specs), std::move(images.in_place), loader);
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, created, timeout));
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, sharded->CreateSchedule(mesh, order), timeout));
   return sharded;
@@ -158,6 +199,11 @@ absl::Status ShardedGroups::CreateSchedule(const DeviceMesh& mesh, std::vector<P
   return absl::OkStatus();
 }
 
+absl::Status ShardedGroups::CheckGradientsReduced() const {
+  for (const auto& group : groups_) WEFT_RETURN_IF_ERROR(group->CheckGradientsReduced());
+  return absl::OkStatus();
+}
+
 std::vector<ShardView> ShardedGroups::Shards() const {
   std::vector<ShardView> shards;
   for (const auto& group : groups_) {
@@ -177,6 +223,7 @@ absl::StatusOr<std::vector<ShardView>> ShardedGroups::CurrentShards() {
 }
 
 absl::Status ShardedGroups::UpdateShards(const ShardUpdate& update) {
+  WEFT_RETURN_IF_ERROR(context_->epochs().is_read() ? BeginWriting() : schedule_->BeginWriting());
   for (int number = 0; number < static_cast<int>(groups_.size()); ++number) {
     absl::Status updated = update(group(number).Shards());
     if (updated.ok()) updated = schedule_->AfterUpdate(number);
@@ -189,8 +236,8 @@ absl::Status ShardedGroups::UpdateShards(const ShardUpdate& update) {
 }
 
 absl::Status ShardedGroups::BeginWriting() {
-  WEFT_RETURN_IF_ERROR(schedule_->FinishPrefetches(/*reshard=*/true));
-  return context_->FinishBackward();
+  WEFT_RETURN_IF_ERROR(schedule_->BeginWriting());
+  return schedule_->FinishReading();
 }
 
 void ShardedGroups::ZeroGradients() {

@@ -48,6 +48,7 @@ class ShardedGroups {
   const ResidencyChoice& residency() const { return residency_; }
 
   // See the functions of the same names of ShardedModel.
+  absl::Status CheckGradientsReduced() const;
   std::vector<ShardView> Shards() const;
   absl::StatusOr<std::vector<ShardView>> CurrentShards();
   absl::Status UpdateShards(const ShardUpdate& update);

@@ -12,6 +12,7 @@ absl::Status ReplicaUpdates::AllGather(float* shard, Priority priority) {
   if (!lanes.shards_optimizer_over_replicas() || is_current()) return absl::OkStatus();
   WEFT_RETURN_IF_ERROR(context_.state().status());
   AllocateBase();
+  context_.epochs().MarkRead();
   gathered_epoch_ = context_.epochs().current();
   last_ = nullptr;
   float* slice_base = base_.data();

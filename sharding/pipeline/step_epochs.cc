@@ -40,6 +40,7 @@ void StepEpochs::ResetAfterError() {
 
 void StepEpochs::Start() {
   ++epoch_;
+  is_read_ = false;
   written_.reset();
   updates_.clear();
 }

@@ -52,6 +52,10 @@ class StepEpochs {
 
   // Number of the present epoch, at least 1.
   uint64_t current() const { return epoch_; }
+  // Whether a gather of shards or updates has begun in this epoch. Then shards must not be written before the
+  // next one. The same on all ranks.
+  bool is_read() const { return is_read_; }
+  void MarkRead() { is_read_ = true; }
 
   // Submits the *written* barrier of all groups, once an epoch. Nothing happens if images are not in place,
   // or if replicas share the optimizer: then WrittenBarrier submits one for each group. REQUIRES: this rank
@@ -85,6 +89,7 @@ class StepEpochs {
   PipelineLanes& lanes_;
   const bool in_place_;
   uint64_t epoch_ = 1;
+  bool is_read_ = false;
   std::shared_ptr<Work> written_;  // Barrier of all groups in this epoch; null before EndWriting.
   Work read_;
   std::deque<Work> updates_;  // Gathers of updates in this epoch.

@@ -81,6 +81,16 @@ void ViewGradients(const Parameters& parameters, const FlatImage& image) {
   }
 }
 
+std::vector<bool> GradientsWritten(const Parameters& parameters, const FlatImage& image) {
+  std::vector<bool> written(parameters.size());
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const Parameter& parameter = *parameters[i];
+    if (!image.layout.parameters()[i].trainable || parameter.grad.data == nullptr) continue;
+    written[i] = parameter.grad_written || IsForeign(parameter.grad, image.At(static_cast<int>(i)));
+  }
+  return written;
+}
+
 absl::StatusOr<FallbackReport> CollectGradients(const Parameters& parameters, const FlatImage& image) {
   for (const std::shared_ptr<Parameter>& parameter : parameters) {
     const TensorView& grad = parameter->grad;

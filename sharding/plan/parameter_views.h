@@ -44,6 +44,8 @@ void ForgetData(const Parameters& parameters, const FlatImage& image);
 
 // Makes the gradients of trainable parameters that require them view the gradient image, unwritten.
 void ViewGradients(const Parameters& parameters, const FlatImage& image);
+// For each parameter, whether backward has written its gradient since ViewGradients, or replaced it.
+std::vector<bool> GradientsWritten(const Parameters& parameters, const FlatImage& image);
 // Completes the image: writes zeros for a parameter without a gradient, and copies a gradient that replaced
 // its view.
 // Errors: kFailedPrecondition (a replacement of another shape or of a dtype that is not floating-point); then

@@ -1,9 +1,12 @@
 #include "weft/optim/sharded_adamw.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
+
+#include "weft/core/status.h"
 
 namespace weft {
 namespace {
@@ -36,6 +39,22 @@ ShardedAdamW::ShardedAdamW(absl::Span<const ShardView> shards, const AdamWOption
     moments_.push_back({shard.parameter, shard.piece, OptionsIndexOf(*shard.parameter, param_groups),
                         std::vector<float>(elements), std::vector<float>(elements)});
   }
+}
+
+void ShardedAdamW::set_steps(int64_t steps) {
+  steps_ = steps;
+  for (Moments& moments : moments_) moments.steps = steps;
+}
+
+std::vector<int64_t> ShardedAdamW::StepsOfShards() const {
+  std::vector<int64_t> steps;
+  for (const Moments& moments : moments_) steps.push_back(moments.steps);
+  return steps;
+}
+
+void ShardedAdamW::SetStepsOfShards(absl::Span<const int64_t> steps) {
+  WEFT_CHECK(steps.size() == moments_.size(), "SetStepsOfShards takes one number for each shard");
+  for (size_t i = 0; i < steps.size(); ++i) moments_[i].steps = steps[i];
 }
 
 absl::Status ShardedAdamW::CheckCount(size_t shards) const {
@@ -71,6 +90,7 @@ absl::Status ShardedAdamW::Step(ShardedModel& model, float gradient_scale) {
   const std::vector<ShardView> all = model.Shards();
   if (absl::Status status = CheckCount(all.size()); !status.ok()) return status;
   if (absl::Status status = CheckShards(0, all); !status.ok()) return status;
+  if (absl::Status status = model.CheckGradientsReduced(); !status.ok()) return status;
   ++steps_;
   size_t first = 0;
   return model.UpdateShards([&](absl::Span<const ShardView> shards) {
@@ -81,15 +101,15 @@ absl::Status ShardedAdamW::Step(ShardedModel& model, float gradient_scale) {
 }
 
 void ShardedAdamW::Update(size_t first, absl::Span<const ShardView> shards, float gradient_scale) {
-  std::vector<std::vector<AdamWSlice>> slices(options_.size());
+  std::map<std::pair<size_t, int64_t>, std::vector<AdamWSlice>> slices;  // By options and number of updates.
   for (size_t i = 0; i < shards.size(); ++i) {
     if (shards[i].grad == nullptr) continue;
     Moments& moments = moments_[first + i];
-    slices[moments.options].push_back(
+    slices[{moments.options, ++moments.steps}].push_back(
         {shards[i].data, shards[i].grad, moments.first.data(), moments.second.data(), shards[i].elements()});
   }
-  for (size_t i = 0; i < options_.size(); ++i) {
-    AdamWStep(slices[i], options_[i], steps_, gradient_scale);
+  for (const auto& [key, updated] : slices) {
+    AdamWStep(updated, options_[key.first], key.second, gradient_scale);
   }
 }
 

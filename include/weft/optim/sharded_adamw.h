@@ -45,22 +45,29 @@ class ShardedAdamW {
   ShardedAdamW(absl::Span<const ShardView> shards, const AdamWOptions& options,
                const std::vector<AdamWParamGroup>& param_groups = {});
 
-  // One update of all shards that have gradients. `gradient_scale`, the clipping factor, multiplies the
-  // gradients.
+  // One update of all shards that have gradients. Shards without one, those of unused or frozen parameters,
+  // do not change, nor do their moments and their number of updates. `gradient_scale`, the clipping factor,
+  // multiplies the gradients.
   // Errors: kInvalidArgument (not the shards of the constructor; nothing was updated).
   absl::Status Step(absl::Span<const ShardView> shards, float gradient_scale = 1.0F);
   // The same for all shards of the model. Updated shards are communicated while later ones are updated: see
   // ShardedModel::UpdateShards.
+  // Errors: those of ShardedModel::CheckGradientsReduced; then nothing was updated or counted.
   absl::Status Step(ShardedModel& model, float gradient_scale = 1.0F);
 
   // The constructor's options, followed by those of each parameter group. May be changed between steps, for
   // example by a learning-rate schedule.
   absl::Span<AdamWOptions> options() { return absl::MakeSpan(options_); }
 
-  // The optimizer's state: the number of updates, and both moments as shards of their parameters. In these
+  // The optimizer's state: numbers of updates, and both moments as shards of their parameters. In these
   // ShardViews `data` is the moment and `grad` is null, so that moments are saved and loaded as weights are.
+  // As in torch.optim, bias correction counts the updates of each parameter: steps() less those in which it
+  // had no gradient. The number is the same on all ranks that hold a part of the parameter.
   int64_t steps() const { return steps_; }
-  void set_steps(int64_t steps) { steps_ = steps; }
+  void set_steps(int64_t steps);               // Of the optimizer and of every parameter.
+  std::vector<int64_t> StepsOfShards() const;  // In the order of the constructor's shards.
+  // REQUIRES: as many as there are shards.
+  void SetStepsOfShards(absl::Span<const int64_t> steps);
   std::vector<ShardView> FirstMoments() { return MomentViews(&Moments::first); }
   std::vector<ShardView> SecondMoments() { return MomentViews(&Moments::second); }
 
@@ -70,6 +77,7 @@ class ShardedAdamW {
     ShardPiece piece;
     size_t options;  // Index in options_.
     std::vector<float> first, second;
+    int64_t steps = 0;  // Updates with a gradient.
   };
   absl::Status CheckCount(size_t shards) const;
   // Checks that `shards` are those of moments_[first] and the following.

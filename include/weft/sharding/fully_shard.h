@@ -11,6 +11,7 @@
 // takes part in their collectives, and its part of their gradients is zero. Blocks that it calls in another
 // order, or more often, must be called alike by all ranks; otherwise ranks get an error that names two of
 // them and what each submitted. A block that no rank called in the recorded pass costs only its reduction.
+// Calling a block outside of a pass of the root is an error.
 //
 //   WEFT_ASSIGN_OR_RETURN(auto model,
 //                         FullyShard(net, net.units(), mesh, engine, policy, LoadInitialValues(seed)));
@@ -21,16 +22,15 @@
 //       net.Forward(invocation, ...); net.Backward(invocation, ...);
 //     }
 //     WEFT_ASSIGN_OR_RETURN(GradientNorm norm, model->ClipGradNorm(1.0));
-//     for (const ShardView& shard : model->Shards()) { update shard.data from norm.factor * shard.grad }
+//     for (const ShardView& shard : model->Shards()) { if shard.grad: update shard.data }
 //     model->ZeroGradients();
 //   }
 //
 // Gradients are summed over all ranks, not averaged: the loss carries the division by the global token count.
 //
-// Note [When shards may be written]: from the end of the root's Backward, or of a Forward without gradients,
-// until the next Forward begins. Backward waits for all reductions and until no peer reads this rank's
-// shards. A group that is unsharded in between, by hand or by UpdateShards, belongs to the next Forward
-// already: write its shards before. To write them again, call BeginWriting first.
+// Note [When shards may be written]: in UpdateShards, outside of passes. Through Shards: from the end of the
+// root's Backward, or of a Forward without gradients, until the next Forward, Unshard or UpdateShards. At any
+// other time, as after a Forward with gradients that gets no Backward, call BeginWriting first.
 //
 // Thread safety: none; one thread drives a model.
 // Collective: FullyShard, passes of the model, and the functions that say so, by all ranks in one order.
@@ -133,8 +133,7 @@ class ShardedModel {
   void ZeroGradients();
 
   // Computes the gradient norm, which is the same on every mesh to the bit. `max_norm` 0: no clipping,
-  // factor 1. The gradients are not scaled. Collective: all ranks. Errors: kFailedPrecondition (no reduced
-  // gradients).
+  // factor 1. The gradients are not scaled. Collective: all ranks. Errors: as CheckGradientsReduced.
   absl::StatusOr<GradientNorm> ClipGradNorm(double max_norm, NormType type = NormType::kTwo);
   // Reduces a few values in place over all ranks of the mesh, for losses and counts; at most 512 bytes.
   // `label` names the reduction in errors and traces. Collective: all ranks. Errors: kInvalidArgument (too
@@ -142,6 +141,9 @@ class ShardedModel {
   absl::Status AllReduceScalars(const std::string& label, void* values, DType dtype, int64_t count,
                                 ReduceOp op);
 
+  // OK if gradients are reduced. Errors: kFailedPrecondition (names the place where they are, and the
+  // remedy).
+  absl::Status CheckGradientsReduced() const;
   // The elements that this rank updates, in a fixed order. See Note [When shards may be written]. With the
   // optimizer sharded over replicas these are parts of the rank's shards; the other replicas update the rest.
   std::vector<ShardView> Shards() const;
@@ -151,12 +153,12 @@ class ShardedModel {
   absl::StatusOr<std::vector<ShardView>> CurrentShards();
   // Calls `update` with the shards of each group, in the order of forward, and sends each group's update to
   // other ranks while later groups are updated. Where shard groups span nodes, it also gathers the groups
-  // that the next forward begins with. The shards must not be written again before the end of the next pass,
-  // except after BeginWriting. Collective: all ranks. Errors: those of `update`, which fail all ranks: see
-  // ResetAfterError.
+  // that the next forward begins with. Calls BeginWriting if shards were read since they were written last.
+  // Collective: all ranks. Errors: those of `update`, which fail all ranks: see ResetAfterError.
   absl::Status UpdateShards(const ShardUpdate& update);
   // Outside of passes: reshards what was gathered for the next one, and waits until no peer reads this rank's
-  // shards. Then they may be written, for example by a loader. Collective: all ranks.
+  // shards. Then they may be written, for example by a loader. An earlier invocation cannot run its backward
+  // any more. Collective: all ranks.
   absl::Status BeginWriting();
 
   Module& root() const { return root_; }

@@ -1,7 +1,7 @@
 // Options of sharding.
 //
-// The dtypes and their casts, the divide factor, replicate groups and ignored parameters change results. All
-// other options change costs only, and not a bit of the results.
+// The dtypes and their casts, the divide factor, replicate groups, ignored parameters and gradients of unused
+// ones change results. All other options change costs only, and not a bit of the results.
 //
 // Thread safety: a value.
 #pragma once
@@ -35,7 +35,7 @@ struct ParameterDTypes {
 
 // Whether the ranks of a node share images.
 enum class NodeShared : uint8_t {
-  kAuto,  // If they can.
+  kAuto,  // If they can and node memory has room; otherwise ResidencyChoice::reason says why not.
   kOn,    // Yes; an error if they cannot.
   kOff,   // No: each rank has images of its own.
 };
@@ -53,6 +53,14 @@ enum class GradientSync : uint8_t { kLast, kReduceScatter, kEach };
 
 // "last", "reduce-scatter", "each".
 std::string_view Name(GradientSync sync);
+
+// Gradient of an unused parameter. A parameter is *unused* if, since ZeroGradients, no rank of the mesh has
+// written its gradient in a backward (Parameter::BeginGradWrite) or replaced it. All ranks agree on that once
+// a step, in the last backward, so a parameter that one rank uses is used on all ranks.
+enum class UnusedGradients : uint8_t {
+  kNone,  // ShardView::grad is null: optimizers skip the parameter, without decaying it (as PyTorch's FSDP2).
+  kZero,  // Zeros: optimizers decay the parameter and its moments. Saves the agreement.
+};
 
 struct ShardingPolicy {
   // On: the output of the all-gather is the parameters, and the gradient image is the input of the
@@ -101,6 +109,8 @@ struct ShardingPolicy {
   // otherwise idle; moments and reduced gradients take the memory of one part.
   // REQUIRES: the mesh has replicas.
   bool shard_optimizer_over_replicas = false;
+
+  UnusedGradients unused_gradients = UnusedGradients::kNone;
 
   // Compression of weights and gradients between nodes. With the optimizer sharded over replicas, updates are
   // then delta-encoded, which takes four more bytes for each element that a rank updates. Compression pays

@@ -19,7 +19,9 @@ struct ShardView {
   const Parameter* parameter;
   ShardPiece piece;  // Elements of the parameter, in order.
   float* data;       // [piece.elements()], part of the fp32 master.
-  float* grad;       // [piece.elements()], summed over all ranks; null while there are no reduced gradients.
+  // [piece.elements()], summed over all ranks; null while there are no reduced gradients, and for a parameter
+  // without a gradient: frozen, or unused (UnusedGradients).
+  float* grad;
 
   int64_t elements() const { return piece.elements(); }
 };

@@ -12,6 +12,8 @@
 namespace weft::testing {
 namespace {
 
+using ::testing::HasSubstr;
+
 TEST(InPlace, GivesTheBitsOfPrivateImagesInBf16) {
   for (const auto& [replicate, shard] : {std::pair{1, 2}, {1, 3}, {2, 2}}) {
     for (const bool reshard : {true, false}) {
@@ -79,7 +81,9 @@ TEST(InPlace, CastsNothingForGroupsThatStayedUnsharded) {
 TEST(InPlace, TakesTwoBarriersPerStep) {
   for (const int microbatches : {1, 3}) {
     const DType dtype = microbatches == 1 ? DType::kF32 : DType::kBF16;
-    WithToyModel(2, SharedImages(dtype), [&](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    ShardingPolicy policy = SharedImages(dtype);
+    policy.unused_gradients = UnusedGradients::kZero;  // The others take one all-reduce per step.
+    WithToyModel(2, policy, [&](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
       const auto step = [&](int number) -> absl::Status {
         for (int i = 0; i < microbatches; ++i) {
           model.SetRequiresGradientSync(i + 1 == microbatches);
@@ -140,6 +144,40 @@ TEST(InPlace, KeepsItsValuesForReadersAfterTheModelIsDestroyed) {
                                                        SharedImages(), LoadInitialValues(kToySeed)));
     return ToyPass(net, bootstrap.rank(), 2, 0, 0, 1);
   });
+}
+
+// In bf16 shared images stay beside the masters; private ones exist while they are used.
+TEST(InPlace, BecomesPrivateIfNodeMemoryHasNoRoomUnlessItIsRequired) {
+  const std::vector<int64_t> sizes(13, 256);
+  constexpr size_t kWeights = size_t{12} * (256 * 256 + 256);
+  for (const NodeMap& nodes : {NodeMap::OneNode(2), NodeMap::RanksPerNode(4, 2)}) {
+    RunRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
+      WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(bootstrap.size() / 2, 2));
+      // Room for masters and the images of a few blocks, but not for all images.
+      const size_t free_bytes = engine.heap->segment_bytes() - engine.heap->allocated_bytes();
+      WEFT_ASSIGN_OR_RETURN(std::byte * ballast,
+                            engine.heap->Allocate(free_bytes - sizeof(float) * kWeights / 2 * 11 / 8));
+      ToyNet net(sizes);
+      ShardingPolicy policy;
+      policy.param_dtype = DType::kBF16;
+      policy.node_shared = NodeShared::kOn;
+      EXPECT_THAT(
+          FullyShard(net, net.blocks(), mesh, *engine.engine, policy, LoadInitialValues(kToySeed)).status(),
+          StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("cannot allocate")));
+      policy.node_shared = NodeShared::kAuto;
+      WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, policy,
+                                                         LoadInitialValues(kToySeed)));
+      EXPECT_EQ(model->residency().residency, Residency::kPrivate);
+      EXPECT_THAT(model->residency().reason,
+                  ::testing::AllOf(HasSubstr("node memory has no room for images that ranks share"),
+                                   HasSubstr("are free")));
+      Invocation invocation(/*gradients=*/false);
+      WEFT_RETURN_IF_ERROR(net.Forward(invocation, {ToyInputs(0, 3, 256)}).status());
+      engine.heap->Free(ballast);
+      return absl::OkStatus();
+    });
+  }
 }
 
 TEST(InPlace, CopiesIntoForeignStorage) {

@@ -36,8 +36,9 @@ using ToyStep = std::function<absl::Status(ToyNet&, ShardedModel&, Bootstrap&, s
 
 // Runs three steps over one shard group and appends the gradients to `read`. Each layer takes virtual time,
 // longer on higher ranks.
-inline absl::Status RunSteps(Bootstrap& bootstrap, const ShardingPolicy& policy, const ToyStep& step,
+inline absl::Status RunSteps(Bootstrap& bootstrap, ShardingPolicy policy, const ToyStep& step,
                              std::vector<float>& read) {
+  policy.unused_gradients = UnusedGradients::kZero;  // Steps need not mark their last backward.
   WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
   WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, bootstrap.size()));
   ToyNet net({6, 6, 6, 6});

@@ -90,7 +90,7 @@ absl::Status ToyUpdate(ShardedModel& model, double clip, std::vector<double>* no
   if (norms != nullptr) norms->push_back(norm.norm);
   const auto update = [&](absl::Span<const ShardView> shards) {
     for (const ShardView& shard : shards) {
-      for (int64_t i = 0; i < shard.elements(); ++i)
+      for (int64_t i = 0; shard.grad != nullptr && i < shard.elements(); ++i)
         shard.data[i] -= kToyLearningRate * norm.factor * shard.grad[i];
     }
     return absl::OkStatus();

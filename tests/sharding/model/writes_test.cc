@@ -1,0 +1,200 @@
+// Writes of shards at unusual times: the next forward computes with the values written last, or a call fails
+// and names the remedy.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/sharding/support/sharded_toy.h"
+#include "weft/nn/materialize.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+absl::StatusOr<std::vector<float>> Outputs(ToyNet& net, bool gradients) {
+  Invocation invocation(gradients);
+  WEFT_ASSIGN_OR_RETURN(const Tensors outputs, net.Forward(invocation, {ToyInputs(0, 3, 6)}));
+  return ReadValues(outputs[0].view());
+}
+
+absl::Status Scale(absl::Span<const ShardView> shards, float factor) {
+  for (const ShardView& shard : shards) {
+    for (int64_t i = 0; i < shard.elements(); ++i) shard.data[i] *= factor;
+  }
+  return absl::OkStatus();
+}
+
+// Outputs of an unsharded network whose parameters are the initial ones times `factor`.
+std::vector<float> ExpectedOutputs(float factor) {
+  ToyNet net({6, 6, 6, 6});
+  const MaterializedParameters memory(net, kToySeed, DType::kF32, DType::kF32);
+  for (const auto& parameter : net.AllParameters()) {
+    std::vector<float> values = ReadValues(parameter->data);
+    for (float& value : values) value *= factor;
+    WriteValues(values, parameter->data);
+  }
+  return *Outputs(net, /*gradients=*/false);
+}
+
+struct Setting {
+  NodeMap nodes;
+  int replicas;
+  ShardingPolicy policy;
+};
+
+std::vector<Setting> Settings() {
+  std::vector<Setting> settings;
+  for (const NodeMap& nodes :
+       {NodeMap::OneNode(4), NodeMap::RanksPerNode(4, 2), NodeMap::RanksPerNode(4, 1)}) {
+    for (const int replicas : {1, 2}) {
+      for (const NodeShared shared : {NodeShared::kAuto, NodeShared::kOff}) {
+        ShardingPolicy policy;
+        policy.node_shared = shared;
+        settings.push_back({nodes, replicas, policy});
+        if (replicas == 1) continue;
+        policy.shard_optimizer_over_replicas = true;
+        settings.push_back({nodes, replicas, policy});
+        policy.wire_compression = WireCompression::kLossless;
+        settings.push_back({nodes, replicas, policy});
+      }
+    }
+  }
+  return settings;
+}
+
+template <typename Body>
+void WithEverySetting(Body body) {
+  for (const Setting& setting : Settings()) {
+    SCOPED_TRACE(absl::StrCat(setting.replicas, " replicas, node shared ",
+                              ToAbsl(Name(setting.policy.node_shared)),
+                              setting.policy.shard_optimizer_over_replicas ? ", optimizer over replicas" : "",
+                              ", compression ", ToAbsl(Name(setting.policy.wire_compression))));
+    RunRanks(setting.nodes, [&](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
+      WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh,
+                            MakeToyMesh(setting.replicas, bootstrap.size() / setting.replicas));
+      ToyNet net({6, 6, 6, 6});
+      WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine,
+                                                         setting.policy, LoadInitialValues(kToySeed)));
+      return body(net, *model, bootstrap);
+    });
+  }
+}
+
+// Waits for all ranks, outside of the engine: a rank that fails does not interrupt a slower one.
+absl::Status Barrier(Bootstrap& bootstrap) {
+  return AgreeOnStatus(bootstrap, absl::OkStatus(), absl::Seconds(60));
+}
+
+TEST(Writes, AfterAForwardWithoutBackwardReachTheNextForward) {
+  const std::vector<float> expected = ExpectedOutputs(2.0F);
+  WithEverySetting([&](ToyNet& net, ShardedModel& model, Bootstrap&) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(Outputs(net, /*gradients=*/true).status());
+    WEFT_RETURN_IF_ERROR(
+        model.UpdateShards([](absl::Span<const ShardView> shards) { return Scale(shards, 2.0F); }));
+    for (const bool gradients : {true, false}) {
+      WEFT_ASSIGN_OR_RETURN(const std::vector<float> outputs, Outputs(net, gradients));
+      EXPECT_EQ(outputs, expected);
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST(Writes, ThroughShardsAfterAForwardWithoutBackwardReachTheNextForward) {
+  const std::vector<float> expected = ExpectedOutputs(2.0F);
+  WithEverySetting([&](ToyNet& net, ShardedModel& model, Bootstrap& bootstrap) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(Outputs(net, /*gradients=*/true).status());
+    WEFT_RETURN_IF_ERROR(Barrier(bootstrap));  // All ranks have read the shards.
+    WEFT_RETURN_IF_ERROR(Scale(model.Shards(), 2.0F));
+    WEFT_ASSIGN_OR_RETURN(const std::vector<float> outputs, Outputs(net, /*gradients=*/true));
+    EXPECT_EQ(outputs, expected);
+    return absl::OkStatus();
+  });
+}
+
+TEST(Writes, InSeveralUpdatesReachTheNextForward) {
+  const std::vector<float> expected = ExpectedOutputs(8.0F);
+  WithEverySetting([&](ToyNet& net, ShardedModel& model, Bootstrap& bootstrap) -> absl::Status {
+    const int rank = bootstrap.rank();
+    WEFT_RETURN_IF_ERROR(ToyPass(net, rank, bootstrap.size(), 0, 0, 1));
+    model.ZeroGradients();
+    for (int update = 0; update < 3; ++update) {
+      WEFT_RETURN_IF_ERROR(
+          model.UpdateShards([](absl::Span<const ShardView> shards) { return Scale(shards, 2.0F); }));
+    }
+    WEFT_ASSIGN_OR_RETURN(const std::vector<float> outputs, Outputs(net, /*gradients=*/true));
+    EXPECT_EQ(outputs, expected);
+    return absl::OkStatus();
+  });
+}
+
+TEST(Writes, OfAveragedWeightsAndBackGiveTheBitsOfTrainingWithoutThem) {
+  std::vector<float> weights;  // Of the first run, which rank 0 of later runs compares with.
+  for (const bool swaps : {false, true}) {
+    WithEverySetting([&](ToyNet& net, ShardedModel& model, Bootstrap& bootstrap) -> absl::Status {
+      const auto scale = [](float factor) {
+        return [factor](absl::Span<const ShardView> shards) { return Scale(shards, factor); };
+      };
+      for (int step = 0; step < 2; ++step) {
+        WEFT_RETURN_IF_ERROR(ToyPass(net, bootstrap.rank(), bootstrap.size(), step, 0, 1));
+        WEFT_RETURN_IF_ERROR(ToyUpdate(model, 1.0, nullptr));
+        if (!swaps) continue;
+        WEFT_RETURN_IF_ERROR(model.UpdateShards(scale(0.5F)));  // Powers of two round nothing.
+        WEFT_RETURN_IF_ERROR(Outputs(net, /*gradients=*/false).status());
+        WEFT_RETURN_IF_ERROR(model.UpdateShards(scale(2.0F)));
+      }
+      WEFT_ASSIGN_OR_RETURN(const std::vector<float> result, ToyWeights(model));
+      if (bootstrap.rank() == 0) {
+        if (weights.empty()) weights = result;
+        EXPECT_EQ(result, weights);
+      }
+      return absl::OkStatus();
+    });
+  }
+}
+
+TEST(Writes, BetweenForwardAndBackwardFailTheBackward) {
+  WithEverySetting([](ToyNet& net, ShardedModel& model, Bootstrap& bootstrap) -> absl::Status {
+    for (const bool begin_writing : {true, false}) {
+      Invocation invocation;
+      WEFT_ASSIGN_OR_RETURN(const Tensors outputs, net.Forward(invocation, {ToyInputs(0, 3, 6)}));
+      WEFT_RETURN_IF_ERROR(begin_writing ? model.BeginWriting()
+                                         : model.UpdateShards([](absl::Span<const ShardView> shards) {
+                                             return Scale(shards, 2.0F);
+                                           }));
+      WEFT_RETURN_IF_ERROR(Barrier(bootstrap));
+      const absl::Status status = net.Backward(invocation, {ToyLossGradient(outputs[0], 1.0F)}).status();
+      EXPECT_THAT(std::string(status.message()),
+                  HasSubstr("backward of 'net' after its shards were written: run the backward of an "
+                            "invocation before UpdateShards"));
+      WEFT_RETURN_IF_ERROR(model.ResetAfterError());
+    }
+    WEFT_RETURN_IF_ERROR(ToyPass(net, bootstrap.rank(), bootstrap.size(), 0, 0, 1));
+    return ToyUpdate(model, 1.0, nullptr);
+  });
+}
+
+TEST(CallsOfABlock, OutsideOfItsRootFailAndNameTheRemedy) {
+  WithEverySetting([](ToyNet& net, ShardedModel& model, Bootstrap& bootstrap) -> absl::Status {
+    const auto fails = [&](const char* part, const absl::Status& status) {
+      EXPECT_THAT(
+          std::string(status.message()),
+          AllOf(HasSubstr(absl::StrCat(part, " of 'layers.1' outside of a ", part, " of its root 'net'")),
+                HasSubstr("call it from 'net'"), HasSubstr("FullyShard")));
+      return model.ResetAfterError();
+    };
+    Invocation alone;
+    WEFT_RETURN_IF_ERROR(fails("forward", net.layer(1).Forward(alone, {ToyInputs(0, 3, 6)}).status()));
+    Invocation invocation;
+    WEFT_ASSIGN_OR_RETURN(const Tensors outputs, net.Forward(invocation, {ToyInputs(0, 3, 6)}));
+    WEFT_RETURN_IF_ERROR(Barrier(bootstrap));
+    WEFT_RETURN_IF_ERROR(
+        fails("backward", net.layer(1).Backward(invocation, {ToyLossGradient(outputs[0], 1.0F)}).status()));
+    WEFT_RETURN_IF_ERROR(ToyPass(net, bootstrap.rank(), bootstrap.size(), 0, 0, 1));
+    return ToyUpdate(model, 1.0, nullptr);
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing
