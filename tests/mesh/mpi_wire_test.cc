@@ -47,17 +47,16 @@ TEST(MpiWire, OpensALinkAfterOneRankMissedOthers) {
   Bootstrap& world = WorldBootstrap();
   const bool late = world.rank() == world.size() - 1;
   if (!late) {
-    setenv("WEFT_TIMEOUT_S", "0.05", /*replace=*/1);
-    EXPECT_EQ(world.OpenWire().status().code(), absl::StatusCode::kDeadlineExceeded);
-    EXPECT_EQ(world.OpenWire().status().code(), absl::StatusCode::kDeadlineExceeded);
-    unsetenv("WEFT_TIMEOUT_S");
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      EXPECT_EQ(world.OpenWire(absl::Milliseconds(50)).status().code(), absl::StatusCode::kDeadlineExceeded);
+    }
   }
   ASSERT_OK(AgreeOnStatus(world, absl::OkStatus(), absl::Seconds(60)));
   EXPECT_OK(weft::testing::OpensALinkAfterSkipping(world));
 }
 
 TEST(MpiWire, RejectsMessagesAboveMpisCountLimit) {
-  ASSERT_OK_AND_ASSIGN(const auto wire, WorldBootstrap().OpenWire());
+  ASSERT_OK_AND_ASSIGN(const auto wire, WorldBootstrap().OpenWire(absl::Seconds(60)));
   char byte = 0;  // Not read, because Send checks the size first.
   EXPECT_THAT(wire->Send(0, 0, &byte, (size_t{1} << 30) + 1),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("split it")));

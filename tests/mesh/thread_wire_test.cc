@@ -39,7 +39,7 @@ TEST_P(ThreadWire, OpensALinkAfterSomeRanksMissedOthers) {
   Run([](Bootstrap& bootstrap) -> absl::Status {
     std::vector<std::unique_ptr<WireLink>> links(static_cast<size_t>(bootstrap.rank()));
     for (auto& link : links) {
-      WEFT_ASSIGN_OR_RETURN(link, bootstrap.OpenWire());
+      WEFT_ASSIGN_OR_RETURN(link, bootstrap.OpenWire(absl::Seconds(60)));
     }
     return weft::testing::OpensALinkAfterSkipping(bootstrap);
   });
@@ -48,8 +48,8 @@ INSTANTIATE_TEST_SUITE_P(Ranks, ThreadWire, ::testing::Values(1, 2, 3, 4, 7));
 
 TEST(ThreadWireOnALostPeer, AnUnmatchedSendNeverCompletesAndIsWithdrawnWithItsLink) {
   const auto ranks = MakeThreadBootstraps(NodeMap::RanksPerNode(2, 1));
-  ASSERT_OK_AND_ASSIGN(auto sender, ranks[0]->OpenWire());
-  ASSERT_OK_AND_ASSIGN(const auto receiver, ranks[1]->OpenWire());
+  ASSERT_OK_AND_ASSIGN(auto sender, ranks[0]->OpenWire(absl::Seconds(60)));
+  ASSERT_OK_AND_ASSIGN(const auto receiver, ranks[1]->OpenWire(absl::Seconds(60)));
   auto gone = std::make_unique<int64_t>(1);
   ASSERT_OK_AND_ASSIGN(const auto send, sender->Send(1, 0, gone.get(), sizeof(*gone)));
   ASSERT_OK_AND_ASSIGN(const bool sent, sender->Test(send));
@@ -66,8 +66,8 @@ TEST(ThreadWireOnALostPeer, AnUnmatchedSendNeverCompletesAndIsWithdrawnWithItsLi
 
 TEST(ThreadWireOnALostPeer, ReceivesOfADestroyedLinkMatchNothing) {
   const auto ranks = MakeThreadBootstraps(NodeMap::RanksPerNode(2, 1));
-  ASSERT_OK_AND_ASSIGN(const auto sender, ranks[0]->OpenWire());
-  ASSERT_OK_AND_ASSIGN(auto receiver, ranks[1]->OpenWire());
+  ASSERT_OK_AND_ASSIGN(const auto sender, ranks[0]->OpenWire(absl::Seconds(60)));
+  ASSERT_OK_AND_ASSIGN(auto receiver, ranks[1]->OpenWire(absl::Seconds(60)));
   auto gone = std::make_unique<int64_t>(1);
   ASSERT_OK(receiver->Receive(0, 0, gone.get(), sizeof(*gone), WireLink::Length::kExact));
   receiver.reset();

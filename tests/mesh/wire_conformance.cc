@@ -89,7 +89,7 @@ absl::Status ExchangePatterns(Bootstrap& bootstrap, WireLink& wire, size_t bytes
 }  // namespace
 
 absl::Status DeliversEveryMessage(Bootstrap& bootstrap) {
-  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire());
+  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire(kTimeout));
   for (const size_t bytes : {0, 1, 64, 4099, 70001, 200003}) {
     for (const bool receive_first : {true, false}) {
       WEFT_RETURN_IF_ERROR(ExchangePatterns(bootstrap, *wire, bytes, receive_first));
@@ -100,7 +100,7 @@ absl::Status DeliversEveryMessage(Bootstrap& bootstrap) {
 
 absl::Status MatchesInOrderPerPeerAndTag(Bootstrap& bootstrap) {
   constexpr int64_t kMessages = 50;
-  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire());
+  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire(kTimeout));
   const int tags[] = {0, 1, wire->max_tag()};
   const auto value = [](int from, int to, int tag, int64_t i) {
     return ((from * 8 + to) * 4 + tag % 4) * 1000 + i;
@@ -132,7 +132,7 @@ absl::Status MatchesInOrderPerPeerAndTag(Bootstrap& bootstrap) {
 
 absl::Status DeliversControlMessagesInOrder(Bootstrap& bootstrap) {
   constexpr int kMessages = 200;
-  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire());
+  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire(kTimeout));
   const auto message = [](int from, int to, int i) {
     std::string text = absl::StrCat(from, ">", to, "#", i);
     text.resize(i % 3 == 0 ? WireLink::kMaxControlMessageBytes : text.size(), '.');
@@ -163,8 +163,8 @@ absl::Status DeliversControlMessagesInOrder(Bootstrap& bootstrap) {
 }
 
 absl::Status MessagesOfDifferentLinksDoNotMatch(Bootstrap& bootstrap) {
-  WEFT_ASSIGN_OR_RETURN(const auto first, bootstrap.OpenWire());
-  WEFT_ASSIGN_OR_RETURN(const auto second, bootstrap.OpenWire());
+  WEFT_ASSIGN_OR_RETURN(const auto first, bootstrap.OpenWire(kTimeout));
+  WEFT_ASSIGN_OR_RETURN(const auto second, bootstrap.OpenWire(kTimeout));
   const int next = (bootstrap.rank() + 1) % bootstrap.size();
   const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
   const int64_t one = 100 + bootstrap.rank();
@@ -187,7 +187,7 @@ absl::Status MessagesOfDifferentLinksDoNotMatch(Bootstrap& bootstrap) {
 }
 
 absl::Status CancelledReceivesTakeNoMessage(Bootstrap& bootstrap) {
-  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire());
+  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire(kTimeout));
   const int next = (bootstrap.rank() + 1) % bootstrap.size();
   const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
   int64_t cancelled = -1;
@@ -206,7 +206,7 @@ absl::Status CancelledReceivesTakeNoMessage(Bootstrap& bootstrap) {
 }
 
 absl::Status CancellingAMatchedReceiveIsSafe(Bootstrap& bootstrap) {
-  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire());
+  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire(kTimeout));
   const int next = (bootstrap.rank() + 1) % bootstrap.size();
   const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
   // Longer than a transport's eager limit, so that the transfer needs a rendezvous.
@@ -230,7 +230,7 @@ absl::Status CancellingAMatchedReceiveIsSafe(Bootstrap& bootstrap) {
 }
 
 absl::Status ReportsDifferentLengths(Bootstrap& bootstrap) {
-  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire());
+  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire(kTimeout));
   const int next = (bootstrap.rank() + 1) % bootstrap.size();
   const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
   const int64_t value = bootstrap.rank();
@@ -253,7 +253,7 @@ absl::Status ReportsDifferentLengths(Bootstrap& bootstrap) {
 }
 
 absl::Status AcceptsMessagesUpToTheReceivesMaximum(Bootstrap& bootstrap) {
-  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire());
+  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire(kTimeout));
   const int next = (bootstrap.rank() + 1) % bootstrap.size();
   const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
   constexpr size_t kRoom = 1000;
@@ -274,7 +274,7 @@ absl::Status AcceptsMessagesUpToTheReceivesMaximum(Bootstrap& bootstrap) {
 
 absl::Status CanBeDestroyedWithUnmatchedReceives(Bootstrap& bootstrap) {
   auto buffer = std::make_unique<std::vector<char>>(200'000);
-  WEFT_ASSIGN_OR_RETURN(auto wire, bootstrap.OpenWire());
+  WEFT_ASSIGN_OR_RETURN(auto wire, bootstrap.OpenWire(kTimeout));
   for (int peer = 0; peer < bootstrap.size(); ++peer) {
     WEFT_RETURN_IF_ERROR(
         wire->Receive(peer, 9, buffer->data(), buffer->size(), WireLink::Length::kExact).status());
@@ -292,13 +292,13 @@ absl::Status OpensALinkAfterSkipping(Bootstrap& bootstrap) {
   for (const std::string& count : counts) highest = std::max<int64_t>(highest, std::stoll(count));
   bootstrap.SkipLinks(highest);
   EXPECT_EQ(bootstrap.link_count(), highest);
-  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire());
+  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire(kTimeout));
   WEFT_RETURN_IF_ERROR(ExchangePatterns(bootstrap, *wire, 100, /*receive_first=*/false));
   return Barrier(bootstrap);
 }
 
 absl::Status RejectsArgumentsOutOfRange(Bootstrap& bootstrap) {
-  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire());
+  WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire(kTimeout));
   char byte = 0;
   const auto invalid = [](const char* text) {
     return StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(text));

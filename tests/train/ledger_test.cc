@@ -118,8 +118,8 @@ class Ledger : public TrainRun {
 
   // `ahead` is the number of bytes that a step sends for the next step. Timing decides how many of them are
   // sent before the step ends. Bytes that are sent between two steps count in neither.
-  static void ExpectWireBytes(const std::vector<int64_t>& wire_of_steps, int64_t expected, int64_t ahead,
-                              const StepShape& shape) {
+  void ExpectWireBytes(const std::vector<int64_t>& wire_of_steps, int64_t expected, int64_t ahead,
+                       const StepShape& shape) const {
     const auto steps = static_cast<int64_t>(wire_of_steps.size());
     const int64_t each = expected + ControlWireBytes(shape);
     if (ahead == 0) {
@@ -154,10 +154,14 @@ class Ledger : public TrainRun {
     return ContextBytes(mesh, rank, {config_.data.seq_len}, batch);
   }
 
-  // The gather of step summaries, two words per rank, and the reduction of the gradient norm.
-  static int64_t ControlWireBytes(const StepShape& shape) {
+  // The gather of step summaries, two words per rank, and two reductions: that of the gradient norm, and that
+  // of the parameters that some rank has used, each a number of 32 bits.
+  int64_t ControlWireBytes(const StepShape& shape) const {
+    const LlamaConfig model = MakeLlamaConfig(config_.model, config_.data.seq_len);
+    const auto parameters = static_cast<int64_t>((*LlamaModel::Create(model))->AllParameters().size());
     const int64_t summaries = AllGatherWireBytes(int64_t{16} * shape.ranks(), shape.nodes());
-    return summaries + AllReduceWireBytes(sizeof(ReproducibleSum), shape.nodes());
+    return summaries + AllReduceWireBytes(sizeof(ReproducibleSum), shape.nodes()) +
+           AllReduceWireBytes(parameters * static_cast<int64_t>(sizeof(int32_t)), shape.nodes());
   }
 
   // Wire bytes of one gather of the weights that other replicas updated, in fp32.

@@ -65,7 +65,7 @@ class [[nodiscard]] Work {
   absl::Status NoteTimeout(absl::Status waited, bool for_the_engines_timeout);
   CommEngine* engine_ = nullptr;
   std::shared_ptr<OperationRecord> record_;
-  bool timed_out_ = false;  // The last wait exceeded the engine's timeout.
+  absl::Status timeout_;  // The error of the last wait if it exceeded the engine's timeout.
 };
 
 }  // namespace weft

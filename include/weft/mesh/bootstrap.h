@@ -78,7 +78,8 @@ class Bootstrap {
 
   // Opens a new link. Messages of different links never match each other. Links are numbered in the order of
   // their opening: the n-th link of each rank belong together.
-  virtual absl::StatusOr<std::unique_ptr<WireLink>> OpenWire() = 0;
+  // Errors: kDeadlineExceeded (not all ranks opened it within `timeout`).
+  virtual absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration timeout) = 0;
   // Links that this rank has opened, tried to open or skipped.
   virtual int64_t link_count() const = 0;
   // Skips the links that peers have opened without this rank, until link_count() is `count`. Ranks that have

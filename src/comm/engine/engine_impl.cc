@@ -114,7 +114,7 @@ CommEngine::Impl::~Impl() {
 absl::Status CommEngine::Impl::Open() {
   WEFT_RETURN_IF_ERROR(CheckOptions(options_, bootstrap_.runtime()));
   WEFT_ASSIGN_OR_RETURN(node_, OpenNodeLink(bootstrap_, heap_, options_.timeout));
-  WEFT_ASSIGN_OR_RETURN(wire_, bootstrap_.OpenWire());
+  WEFT_ASSIGN_OR_RETURN(wire_, bootstrap_.OpenWire(options_.timeout));
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<EngineCore> core, MakeCore(*wire_));
   shell_.emplace(bootstrap_.runtime(), *node_, bootstrap_.rank());
   shell_->Start(std::move(core));
@@ -272,7 +272,7 @@ absl::Status CommEngine::Impl::ResetAfterError() {
 absl::StatusOr<CommEngine::Impl::FreshCore> CommEngine::Impl::MakeFreshCore() {
   FreshCore fresh;
   node_->Reset();
-  WEFT_ASSIGN_OR_RETURN(fresh.wire, bootstrap_.OpenWire());
+  WEFT_ASSIGN_OR_RETURN(fresh.wire, bootstrap_.OpenWire(options_.timeout));
   for (const std::unique_ptr<Lane>& lane : lanes_) lane->next_sequence = 1;
   WEFT_ASSIGN_OR_RETURN(fresh.core, MakeCore(*fresh.wire));
   return fresh;

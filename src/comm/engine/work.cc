@@ -16,14 +16,14 @@ Work::Work(CommEngine* engine, std::shared_ptr<OperationRecord> record)
 Work::Work(Work&& other) noexcept
     : engine_(std::exchange(other.engine_, nullptr)),
       record_(std::exchange(other.record_, nullptr)),
-      timed_out_(other.timed_out_) {}
+      timeout_(std::move(other.timeout_)) {}
 
 Work& Work::operator=(Work&& other) noexcept {
   if (this != &other) {
     const Work previous(std::move(*this));  // Its destructor waits.
     engine_ = std::exchange(other.engine_, nullptr);
     record_ = std::exchange(other.record_, nullptr);
-    timed_out_ = other.timed_out_;
+    timeout_ = std::move(other.timeout_);
   }
   return *this;
 }
@@ -31,9 +31,8 @@ Work& Work::operator=(Work&& other) noexcept {
 Work::~Work() {
   if (record_ == nullptr) return;
   if (record_->State() == OperationState::kReleased) return;
-  if (timed_out_) {
-    engine_->Abort(
-        absl::DeadlineExceededError(absl::StrCat(Describe(), " was destroyed after its deadline")));
+  if (!timeout_.ok()) {
+    engine_->Abort(timeout_);
   } else if (std::uncaught_exceptions() > 0 && !Test()) {
     engine_->Abort(absl::AbortedError(absl::StrCat("an exception destroyed ", Describe())));
   }
@@ -42,7 +41,7 @@ Work::~Work() {
 }
 
 absl::Status Work::NoteTimeout(absl::Status waited, bool for_the_engines_timeout) {
-  timed_out_ = for_the_engines_timeout && absl::IsDeadlineExceeded(waited);
+  timeout_ = for_the_engines_timeout && absl::IsDeadlineExceeded(waited) ? waited : absl::OkStatus();
   return waited;
 }
 

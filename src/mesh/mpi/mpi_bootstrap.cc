@@ -65,7 +65,7 @@ class MpiBootstrap : public Bootstrap {
   absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override;
   absl::StatusOr<size_t> FreeNodeMemory() const override;
   std::string NodeMemoryLimit() const override;
-  absl::StatusOr<std::unique_ptr<WireLink>> OpenWire() override;
+  absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration timeout) override;
   int64_t link_count() const override { return link_comms_.count(); }
   void SkipLinks(int64_t count) override { link_comms_.Skip(count); }
 
@@ -189,8 +189,8 @@ absl::StatusOr<NodeMemory> MpiBootstrap::ReserveShared(size_t segment_bytes) {
   return memory;
 }
 
-absl::StatusOr<std::unique_ptr<WireLink>> MpiBootstrap::OpenWire() {
-  absl::StatusOr<MpiCommunicator> comm = link_comms_.Open(session_->timeout());
+absl::StatusOr<std::unique_ptr<WireLink>> MpiBootstrap::OpenWire(absl::Duration timeout) {
+  absl::StatusOr<MpiCommunicator> comm = link_comms_.Open(timeout);
   session_->SetPeersMissing(absl::IsDeadlineExceeded(comm.status()) ? comm.status() : absl::OkStatus());
   WEFT_RETURN_IF_ERROR(comm.status());
   return internal::MpiWire::Open(session_, *std::move(comm));

@@ -57,7 +57,7 @@ class SimBootstrap final : public Bootstrap {
   }
   absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override;
   absl::StatusOr<size_t> FreeNodeMemory() const override { return world_.FreeBytesPerNode(); }
-  absl::StatusOr<std::unique_ptr<WireLink>> OpenWire() override {
+  absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration /*timeout*/) override {
     return std::make_unique<FabricWire>(rank_, world_.Fabric(wires_++));
   }
   int64_t link_count() const override { return static_cast<int64_t>(wires_); }

@@ -88,7 +88,7 @@ class ThreadBootstrap : public Bootstrap {
   absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override;
   absl::StatusOr<size_t> FreeNodeMemory() const override { return shared_->FreeBytesPerNode(); }
 
-  absl::StatusOr<std::unique_ptr<WireLink>> OpenWire() override {
+  absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration /*timeout*/) override {
     return std::make_unique<internal::FabricWire>(rank_, shared_->Fabric(wires_++));
   }
   int64_t link_count() const override { return static_cast<int64_t>(wires_); }

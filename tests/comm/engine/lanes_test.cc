@@ -272,7 +272,7 @@ TEST(SharedLanes, RefuseAGroupWithoutTheRankOnAllRanks) {
     if (bootstrap.rank() == 1) group.group_rank = 2;
     EXPECT_THAT(
         fixture.engine->SharedLane(group, LanePurpose::kContext),
-        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("rank 1 is not the member 2 of group world")));
+        StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("rank 1 is not rank 2 of group world")));
     return CheckEngineWorks(fixture);
   });
 }

@@ -162,7 +162,7 @@ TEST(Leaving, AWorkIsNotWaitedForAgainAfterTheEnginesTimeout) {
           EXPECT_TRUE(absl::IsDeadlineExceeded(work.Wait()));
         }
         EXPECT_THAT(fixture.engine->status(),
-                    StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("destroyed after its deadline")));
+                    StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("waits for rank(s) 1")));
         EXPECT_LT(bootstrap.runtime().NowNs(), int64_t{110'000'000'000});
         return absl::OkStatus();
       });

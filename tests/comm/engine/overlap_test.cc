@@ -84,8 +84,8 @@ class CheckedBootstrap final : public Bootstrap {
     return bootstrap_.ReserveNodeMemory(segment_bytes);
   }
   absl::StatusOr<size_t> FreeNodeMemory() const override { return bootstrap_.FreeNodeMemory(); }
-  absl::StatusOr<std::unique_ptr<WireLink>> OpenWire() override {
-    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<WireLink> link, bootstrap_.OpenWire());
+  absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration timeout) override {
+    WEFT_ASSIGN_OR_RETURN(std::unique_ptr<WireLink> link, bootstrap_.OpenWire(timeout));
     return std::make_unique<OverlapChecker>(std::move(link));
   }
   int64_t link_count() const override { return bootstrap_.link_count(); }
