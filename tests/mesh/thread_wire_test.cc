@@ -11,7 +11,6 @@ namespace weft {
 namespace {
 
 using ::weft::testing::RunRanks;
-using ::weft::testing::StatusIs;
 
 class ThreadWire : public ::testing::TestWithParam<int> {
  protected:

@@ -90,6 +90,15 @@ TEST(Diagnose, SaysThatNothingIsMissing) {
               HasSubstr("every operation was submitted by all its ranks"));
 }
 
+// Its peers had given up by then.
+TEST(Diagnose, NamesTheRankForWhichPeersWaitedIfItHasSubmittedSince) {
+  std::vector<FlightRecord> records = {RecordOf(0, 8), RecordOf(1, 8), RecordOf(2, 8), RecordOf(3, 8)};
+  records[1].operations.back().waiting_for = "waits for rank(s) 2";
+  EXPECT_THAT(DiagnosisOf(records),
+              AllOf(HasSubstr("a rank was late: on rank 1, all_gather of 64 f32, sequence 8"),
+                    HasSubstr("waits for rank(s) 2")));
+}
+
 TEST(Diagnose, RefusesRecordsOfDifferentRuns) {
   EXPECT_THAT(Diagnose({}), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("no flight recorder")));
   FlightRecord other = RecordOf(1, 1);

@@ -232,8 +232,8 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const
 absl::Status CommEngine::Impl::Wait(const std::shared_ptr<OperationRecord>& record, EngineShell::Event event,
                                     std::optional<absl::Time> deadline) {
   if (record->lane < 0) return record->error;  // Failed at submission.
-  const absl::Status status = shell_->Wait(record, event, deadline.value_or(Deadline()),
-                                           /*checks_heartbeats=*/!deadline.has_value());
+  absl::Status status = shell_->Wait(record, event, deadline.value_or(Deadline()),
+                                     /*checks_heartbeats=*/!deadline.has_value());
   if (!deadline) missed_deadline_ = absl::IsDeadlineExceeded(status);
   return status;
 }

@@ -6,6 +6,7 @@
 #include <set>
 #include <utility>
 
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
@@ -161,6 +162,24 @@ std::string Whereabouts(const RecordOfRank& records, const std::vector<int>& lat
   return absl::StrJoin(texts, "; ");
 }
 
+// A late rank may have submitted its operation before it wrote its record, for example a rank that was
+// stopped and continued. The records of its peers still say for whom they waited.
+std::optional<std::string> OldestWait(const RecordOfRank& records) {
+  const FlightRecord* waiting = nullptr;
+  const Operation* oldest = nullptr;
+  for (const auto& [rank, record] : records) {
+    for (const Operation& operation : record->operations) {
+      if (operation.ended || !absl::StrContains(operation.waiting_for, "rank(s)")) continue;
+      if (oldest != nullptr && oldest->submitted_ns <= operation.submitted_ns) continue;
+      oldest = &operation;
+      waiting = record;
+    }
+  }
+  if (oldest == nullptr) return std::nullopt;
+  return absl::StrCat("a rank was late: on rank ", waiting->rank, ", ", Named(*oldest), " on lane ",
+                      oldest->lane, " ", oldest->waiting_for, "; by now all ranks have submitted it");
+}
+
 absl::StatusOr<RecordOfRank> Index(absl::Span<const FlightRecord> records) {
   if (records.empty()) return absl::DataLossError("there is no flight recorder to diagnose");
   RecordOfRank by_rank;
@@ -208,6 +227,7 @@ absl::StatusOr<std::string> Diagnose(absl::Span<const FlightRecord> records) {
   if (!missing.empty()) {
     return absl::StrCat(Ranks(missing), " left no flight recorder: ended, stopped, or not yet started");
   }
+  if (const std::optional<std::string> wait = OldestWait(by_rank)) return *wait;
   return absl::StrCat(
       "every operation was submitted by all its ranks",
       records[0].failure.empty() ? "" : absl::StrCat("; the failure was: ", records[0].failure));

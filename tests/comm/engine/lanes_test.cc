@@ -157,7 +157,10 @@ class RandomSchedule {
     if (gathers) {
       const int64_t begin = count * group.group_rank;
       buffer.Write(begin, std::vector<double>(static_cast<size_t>(count), group.group_rank));
-      for (int64_t i = 0; i < total; ++i) expected.push_back(static_cast<double>(i / count));
+      for (int64_t i = 0; i < total; ++i) {
+        const int64_t owner = i / count;
+        expected.push_back(static_cast<double>(owner));
+      }
       works_.push_back(fixture_.engine->AllGather(lane, buffer.At(begin), buffer.data(), DType::kI32, total,
                                                   {}, options, after));
     } else {

@@ -114,7 +114,7 @@ TEST(MessagesInFlight, OfAnAllReduceInPlaceDoNotOverlap) {
         WEFT_RETURN_IF_ERROR(work.WaitReleased());
         const int n = bootstrap.size();
         for (const int64_t i : {int64_t{0}, int64_t{1}, kCount / 2, kCount - 1}) {
-          EXPECT_EQ(buffer.Read(i, 1)[0], static_cast<double>(n * i + n * (n - 1) / 2));
+          EXPECT_EQ(buffer.Read(i, 1)[0], static_cast<double>(n * i) + static_cast<double>(n * (n - 1)) / 2);
         }
       }
       return absl::OkStatus();
