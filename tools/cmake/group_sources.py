@@ -9,8 +9,9 @@ that are not in the output are compiled alone.
 A source has names of its own: what it declares in an anonymous namespace or with internal linkage, types, aliases,
 using-declarations and tests. Two sources may share a group if no own name of one occurs in the other, nor in a header of
 the project that only the other includes, and if no name that such a header declares occurs in the one. Each then means what
-it means alone, as it cannot name anything of the other. Equal using-declarations do not clash. A source stays alone if it has a using-directive, a preprocessor line other than
-#include, or a statement that this script does not understand, and if several targets contain it.
+it means alone, as it cannot name anything of the other. Equal using-declarations do not clash. A source stays alone if it
+has a using-directive, a preprocessor line other than #include, or a statement that this script does not understand, and if
+several targets contain it.
 
 Groups depend on the order of the sources only: each source goes into the first group that has room for it.
 """
