@@ -103,6 +103,14 @@ class GroupSources(unittest.TestCase):
         self.assert_apart(own, include)
         self.assert_together(include + own, include)
 
+    def test_separates_a_source_that_mentions_a_name_of_a_header_that_only_another_includes(self):
+        self.write("include/weft/core/line.h", "#pragma once\n#define LINE 64\nnamespace weft {\ninline constexpr int kLine = LINE;\n}\n")
+        include = '#include "weft/core/line.h"\n'
+        local = "int Count() { constexpr int kLine = 4; return kLine; }\n"  # A warning says that this hides another name.
+        self.assert_apart(include, local)
+        self.assert_apart(include, mention("LINE"))
+        self.assert_together(include, include + local)
+
     def test_leaves_what_it_does_not_understand_alone(self):
         for text in ("#define SIZE 1\n", "#if SIZE\n#endif\n", "using namespace std;\n", "REGISTER(Size);\n", 'extern "C" {\n}\n',
                      "namespace weft {\n", "}\n", "int x = (1;\n", "typedef int Size;\n"):

@@ -8,9 +8,10 @@ that are not in the output are compiled alone.
 
 A source has names of its own: what it declares in an anonymous namespace or with internal linkage, types, aliases,
 using-declarations and tests. Two sources may share a group if no own name of one occurs in the other, nor in a header of
-the project that only the other includes. Each then means what it means alone, as it cannot name anything of the other.
-Equal using-declarations do not clash. A source stays alone if it has a using-directive, a preprocessor line other than
-#include, or a statement that this script does not understand, and if several targets contain it.
+the project that only the other includes, and if no name that such a header declares occurs in the one. Each then means what
+it means alone, as it cannot name anything of the other. Equal using-declarations do not clash. A source stays alone if it
+has a using-directive, a preprocessor line other than #include, or a statement that this script does not understand, and if
+several targets contain it.
 
 Groups depend on the order of the sources only: each source goes into the first group that has room for it.
 """
@@ -197,6 +198,8 @@ def names_of_macro(statement):
     arguments = statement[2 : after_brackets(statement, 1) - 1]
     if statement[0] in TESTS:
         return [f"{arguments[0]}_{arguments[2]}_Test"]
+    if statement[0].startswith("MATCHER"):
+        return [arguments[0]]
     if statement[0] in SUITES:
         return ["".join(arguments[: 3 if statement[0].startswith("INSTANTIATE") else 1]) + " suite"]
     if statement[0] == "static_assert":
@@ -240,9 +243,12 @@ class Source:
     words: set
     headers: frozenset
 
-    def stands_apart_from(self, other, words_of_header):
-        """True if no own name occurs in the other source, nor in the headers that only the other one includes."""
-        words = other.words.union(*(words_of_header(header) for header in other.headers - self.headers))
+    def stands_apart_from(self, other, tree):
+        """True if no own name occurs in the other source, and no name of a header that only the other includes occurs here."""
+        others_headers = other.headers - self.headers
+        words = other.words.union(*map(tree.words, others_headers))
+        if not all(self.words.isdisjoint(tree.names_of_header(header)) for header in others_headers):
+            return False
         same = {name for name, meaning in self.using.items() if other.using.get(name) == meaning}
         return self.own.isdisjoint(words) and words.isdisjoint(self.using.keys() - same)
 
@@ -270,6 +276,16 @@ class Tree:
     def words(self, path):
         return words_in(self.tokens(path)[0])
 
+    @functools.lru_cache(maxsize=None)
+    def names_of_header(self, path):
+        """All names that a header declares at the scope of a namespace, and its macros."""
+        text, (tokens, _, _) = path.read_text(), self.tokens(path)
+        names = set(re.findall(r"^\s*#\s*define\s+(\w+)", text, re.MULTILINE))
+        for statement, _ in statements_of(tokens):
+            own, aliases = own_names_of(statement, is_anonymous=True)
+            names.update(own, (name for name, _ in aliases))
+        return frozenset(names)
+
     def included_by(self, path):
         for include in self.tokens(path)[1]:
             for header in (self.root / "include" / include, self.root / include, path.parent / include):
@@ -293,6 +309,8 @@ class Tree:
         tokens, _, has_directives = self.tokens(path)
         if has_directives:
             raise NotUnderstood("a preprocessor line")
+        for header in self.headers(path):
+            self.names_of_header(header)
         own, using = set(), {}
         for statement, is_anonymous in statements_of(tokens):
             names, aliases = own_names_of(statement, is_anonymous)
@@ -301,7 +319,7 @@ class Tree:
         return Source(path.read_text().count("\n"), own, using, self.words(path) | own, self.headers(path))
 
     def fit(self, one, other):
-        return one.stands_apart_from(other, self.words) and other.stands_apart_from(one, self.words)
+        return one.stands_apart_from(other, self) and other.stands_apart_from(one, self)
 
 
 def group_sources(tree, paths):
