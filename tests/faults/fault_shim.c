@@ -187,10 +187,21 @@ int fsync(int file) {
 DEFINE_TRUNCATE(ftruncate)
 DEFINE_TRUNCATE(ftruncate64)
 
-int posix_fallocate(int file, off_t offset, off_t bytes) {
-  const int fault = FileFault("truncate", FileMatches(file));
-  return fault != 0 ? fault : REAL(posix_fallocate)(file, offset, bytes);
-}
+#define DEFINE_POSIX_FALLOCATE(name)                               \
+  int name(int file, off_t offset, off_t bytes) {                  \
+    const int fault = FileFault("truncate", FileMatches(file));    \
+    return fault != 0 ? fault : REAL(name)(file, offset, bytes);   \
+  }
+DEFINE_POSIX_FALLOCATE(posix_fallocate)
+DEFINE_POSIX_FALLOCATE(posix_fallocate64)
+
+#define DEFINE_FALLOCATE(name)                                     \
+  int name(int file, int mode, off_t offset, off_t bytes) {        \
+    FAIL_IF(FileFault("truncate", FileMatches(file)));             \
+    return REAL(name)(file, mode, offset, bytes);                  \
+  }
+DEFINE_FALLOCATE(fallocate)
+DEFINE_FALLOCATE(fallocate64)
 
 int rename(const char* from, const char* to) {
   FAIL_IF(FileFault("rename", PathMatches(from) || PathMatches(to)));

@@ -77,7 +77,7 @@ def cases():
                        prepare=write_eval, sample=(what, phase) in (("stop", "before MPI_Init"), ("kill", "in a step"),
                                                                     ("stop", "in MPI_Finalize"), ("hang", "in a step")))
         yield Case(f"{what} in export", right, "" if codes == died or codes is None else late,
-                   ["--steps", "2", "--export-hf", "out"], fault=f"{what}@write", fault_path="out", leaves=("out*", ".*", "*/.*"))
+                   ["--steps", "2", "--export-hf", "out"], fault=f"{what}@write", fault_path="out", leaves=("out*", ".out.weft-*", ".out.weft-*/*"))
     yield Case("a read of data hangs, another rank goes on", (86,), late, ["--steps", "1000000"], fault="hang@read:40",
                fault_path="text.txt", sample=True)
     yield Case("a read of data hangs at the start", (86,), late, ["--steps", "1000000"], fault="hang@read:1",
@@ -129,7 +129,7 @@ def cases():
                            ["--steps", "2", "--export-hf", "out"], fault=f"{what}@{call}", fault_path="out", fault_rank=rank,
                            sample=(what, call, rank) == ("ENOSPC", "write", 1))
     yield Case("short writes of the export", (0,), "exported to out", ["--steps", "2", "--export-hf", "out"], fault="short@write",
-               fault_path="out", leaves=("out/*",))
+               fault_path="out", leaves=("out", "out/*"))
     for what in ("EIO", "ENOSPC"):
         yield Case(f"{what} at write of the metrics", (1, 3), "m.jsonl", ["--steps", "5", "--metrics", "m.jsonl"],
                    fault=f"{what}@write:2", fault_path="m.jsonl", fault_rank=0, leaves=("m.*",))
