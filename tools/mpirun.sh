@@ -19,12 +19,15 @@ ranks() {
 
 # Before the ranks exist, mpirun gets the signal. After they have ended, it ends by itself.
 had_ranks=
+stopped_before_ranks=
 stop_ranks() {
   local rank
   for rank in $(ranks); do
     kill -TERM "$rank" 2>/dev/null && had_ranks=1
   done
-  [[ $had_ranks ]] || kill -TERM "$mpirun" 2>/dev/null
+  [[ $had_ranks ]] && return
+  stopped_before_ranks=1
+  kill -TERM "$mpirun" 2>/dev/null
 }
 
 # mpirun waits without end for the daemon of a host that it has lost. Its ranks end by themselves.
@@ -50,5 +53,6 @@ watcher=$!
 until wait "$mpirun"; ! kill -0 "$mpirun" 2>/dev/null; do :; done
 wait "$mpirun"
 code=$?
+[[ $stopped_before_ranks ]] && code=130
 kill -- -"$watcher" 2>/dev/null && exit "$code"
 exit 86  # The watcher has ended mpirun.

@@ -334,8 +334,8 @@ def message_of(output):
     """The line of the output that names the cause."""
     lines = [line.strip() for line in output.splitlines()]
     own = [line for line in lines if line.startswith("weft: ")]
-    launcher = [line for line in lines if re.search(r"exited on signal|exited with|exit code|without calling", line)]
-    found = own or launcher or [""]
+    launcher = [line for line in lines if re.search(r"exited on signal|without calling|Exit code", line)]
+    found = own or ["mpirun: " + line for line in launcher] or [""]
     return re.sub(r"/\S*/", "", found[0])[:160].replace("|", "/")
 
 
@@ -368,7 +368,7 @@ def main():
     parser.add_argument("--table")
     parser.add_argument("names", nargs="*")
     parser.add_argument("--stops", type=int, metavar="N")
-    arguments = parser.parse_args()
+    arguments = parser.parse_intermixed_args()
     if arguments.stops:
         return stop_at_random_instants(arguments.stops, vars(arguments))
     chosen = [case for case in cases()
