@@ -2,7 +2,7 @@
 //
 //   FAULT_RANK=1 FAULT=<what>@<call>[:<number>] [FAULT_PATH=<part of a path>] LD_PRELOAD=fault_shim.so PROGRAM
 //
-// <call>: MPI_Init_thread, MPI_Finalize, dnnl_sgemm; open, read (also pread), write (also pwrite and fwrite's write), fsync,
+// <call>: MPI_Init_thread, MPI_Finalize, dnnl_sgemm; open, read (also pread), write (also pwrite, but not fwrite), fsync,
 //   rename, truncate (also fallocate), close, of files whose path contains FAULT_PATH.
 // <number>: the call at which the fault happens, from 1 (the default). Faults of files happen at that call and all later ones.
 // <what>: hang, kill, segv, stop, exit0, exit1, slow (sleeps FAULT_SECONDS), nan (the result of dnnl_sgemm), short (half of the
