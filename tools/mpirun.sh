@@ -30,7 +30,7 @@ stop_ranks() {
   kill -TERM "$mpirun" 2>/dev/null
 }
 
-# mpirun waits without end for the daemon of a host that it has lost. Its ranks end by themselves.
+# mpirun waits without a deadline for the daemon of a host that it has lost. The ranks of this host end by themselves.
 end_if_ranks_are_gone() {
   local had= gone=0
   while kill -0 "$mpirun" 2>/dev/null && ((gone < 10)); do
@@ -38,8 +38,10 @@ end_if_ranks_are_gone() {
     if [[ $(ranks) ]]; then had=1 gone=0; elif [[ $had ]]; then ((++gone)); fi
   done
   kill -0 "$mpirun" 2>/dev/null || return
+  trap '' TERM  # Below, the script ends its watcher.
   echo "mpirun.sh: the ranks of this host have ended, but mpirun waits for another host; ending it" >&2
   kill -KILL "$mpirun"
+  exit 86
 }
 
 # In a process group of its own, which Ctrl-C does not reach. If this script is killed, mpirun ends as well.
@@ -53,6 +55,7 @@ watcher=$!
 until wait "$mpirun"; ! kill -0 "$mpirun" 2>/dev/null; do :; done
 wait "$mpirun"
 code=$?
+{ kill -- -"$watcher"; wait "$watcher"; } 2>/dev/null
+(($? != 86)) || exit 86  # The watcher has ended mpirun.
 [[ $stopped_before_ranks ]] && code=130
-kill -- -"$watcher" 2>/dev/null && exit "$code"
-exit 86  # The watcher has ended mpirun.
+exit "$code"

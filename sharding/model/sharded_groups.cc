@@ -119,7 +119,8 @@ absl::Status CheckRoomForShards(NodeHeap& heap, const std::vector<GroupSpec>& sp
   return status;
 }
 
-// The same; if node memory has no room and the policy leaves the choice, images become private.
+// Allocates images. If node memory has no room for shared ones and the policy is kAuto, images become
+// private.
 absl::StatusOr<SharedImages> AllocateImagesOrNone(CommEngine& engine, const ProcessGroup& shard_group,
                                                   const std::vector<GroupSpec>& specs,
                                                   const std::vector<PassEvent>& order,

@@ -108,7 +108,7 @@ absl::Status ApplyConfigItem(CLI::App& app, const CLI::ConfigItem& item, std::se
   return absl::OkStatus();
 }
 
-// CLI11 would wait for the writer of a FIFO, and read a file of any size.
+// Without this check, CLI11 would wait for the writer of a FIFO, and read a file of any size.
 absl::Status CheckConfigFile(const std::string& path) {
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error)) {

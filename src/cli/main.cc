@@ -1,5 +1,5 @@
-// The program `weft`. Under mpirun every rank runs it. Rank 0 prints messages, but each rank prints its own
-// timeout.
+// The program `weft`. Under mpirun every rank runs it. Rank 0 prints an error that all ranks have agreed on;
+// each rank prints an error of its own, such as a missed deadline.
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>

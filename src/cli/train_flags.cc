@@ -188,7 +188,7 @@ void AddOptimizerFlags(CLI::App& app, OptimizerOptions& optimizer) {
               "Parameters that decay: all, or matrices only (not norms)");
   group.Number("--clip-grad-norm", optimizer.clip_grad_norm, "Largest gradient norm; 0: no clipping");
   group.Number("--max-skipped-steps", optimizer.max_skipped_steps,
-               "Steps without an update that a run survives, as their loss or gradient is not finite");
+               "Steps with a loss or gradient that is not finite, which a run may skip");
   group.Number("--beta1", optimizer.beta1, "Decay of the first moment");
   group.Number("--beta2", optimizer.beta2, "Decay of the second moment");
   group.Number("--eps", optimizer.eps, "Term added to the root of the second moment");

@@ -1,9 +1,9 @@
 // Record of the committed pages of a lazily mapped segment; commits the missing ones, chunk by chunk.
 //
-// A lack of memory is thereby an error of Commit, and neither a SIGBUS at a later write nor a visit of the
-// OOM killer: beyond the limit of a control group the kernel kills a process that populates pages, so Commit
-// compares with the free memory first. Ranks of a node may commit at the same time. Therefore it commits in
-// steps, and leaves a margin.
+// A lack of memory is thereby an error of Commit, and neither a SIGBUS at a later write nor a kill by the OOM
+// killer. Beyond the limit of a control group the kernel kills a process that populates pages, so Commit
+// compares with the free memory first. It commits in steps and leaves a margin, because other ranks of the
+// node may commit at the same time.
 //
 // Thread safety: none; the owner locks.
 #pragma once

@@ -2,8 +2,8 @@
 //
 //   FAULT_RANK=1 FAULT=<what>@<call>[:<number>] [FAULT_PATH=<part of a path>] LD_PRELOAD=fault_shim.so PROGRAM
 //
-// <call>: MPI_Init_thread, MPI_Finalize, dnnl_sgemm; open, read (also pread), write (also pwrite and fwrite's write), fsync,
-//   rename, truncate, close, of files whose path contains FAULT_PATH.
+// <call>: MPI_Init_thread, MPI_Finalize, dnnl_sgemm; open, read (also pread), write (also pwrite, but not fwrite), fsync,
+//   rename, truncate (also fallocate), close, of files whose path contains FAULT_PATH.
 // <number>: the call at which the fault happens, from 1 (the default). Faults of files happen at that call and all later ones.
 // <what>: hang, kill, segv, stop, exit0, exit1, slow (sleeps FAULT_SECONDS), nan (the result of dnnl_sgemm), short (half of the
 //   bytes), or the name of an errno: EIO, ENOSPC, EACCES, EROFS.
@@ -187,18 +187,10 @@ int fsync(int file) {
 DEFINE_TRUNCATE(ftruncate)
 DEFINE_TRUNCATE(ftruncate64)
 
-#define DEFINE_POSIX_FALLOCATE(name)                               \
-  int name(int file, off_t offset, off_t bytes) {                  \
-    const int fault = FileFault("truncate", FileMatches(file));    \
-    return fault != 0 ? fault : REAL(name)(file, offset, bytes);   \
-  }
-DEFINE_POSIX_FALLOCATE(posix_fallocate)
-DEFINE_POSIX_FALLOCATE(posix_fallocate64)
-
-#define DEFINE_FALLOCATE(name)                                     \
-  int name(int file, int mode, off_t offset, off_t bytes) {        \
-    FAIL_IF(FileFault("truncate", FileMatches(file)));             \
-    return REAL(name)(file, mode, offset, bytes);                  \
+#define DEFINE_FALLOCATE(name)                                  \
+  int name(int file, int mode, off_t offset, off_t bytes) {     \
+    FAIL_IF(FileFault("truncate", FileMatches(file)));          \
+    return REAL(name)(file, mode, offset, bytes);               \
   }
 DEFINE_FALLOCATE(fallocate)
 DEFINE_FALLOCATE(fallocate64)

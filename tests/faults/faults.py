@@ -67,11 +67,8 @@ def cases():
         for phase, call, flags in (
                 ("before MPI_Init", "MPI_Init_thread", []), ("in a step", "dnnl_sgemm:200", []),
                 ("in a step with sequences split", "dnnl_sgemm:200", ["--cp", "2"]),
-                ("in evaluation", "dnnl_sgemm:3000", ["--steps", "2", "--eval-data", "eval.txt"]),
+                ("in evaluation", "dnnl_sgemm:60", ["--steps", "1", "--eval-data", "eval.txt"]),
                 ("in MPI_Finalize", "MPI_Finalize", ["--steps", "3"])):
-            if phase == "in evaluation":
-                flags = ["--steps", "1", "--eval-data", "eval.txt"]
-                call = "dnnl_sgemm:60"
             text = "" if what in ("kill", "segv", "exit0", "exit1") else late
             yield Case(f"{what} {phase}", right, text, flags or ["--steps", "1000000"], fault=f"{what}@{call}",
                        prepare=write_eval, sample=(what, phase) in (("stop", "before MPI_Init"), ("kill", "in a step"),

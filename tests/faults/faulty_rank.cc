@@ -8,6 +8,7 @@
 // Exit codes are those of `weft train`.
 #include <unistd.h>
 
+#include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>

@@ -28,7 +28,7 @@ class Agreement : public TrainRun {
 TEST_F(Agreement, NamesTheFlagItsValuesAndTheRanks) {
   EXPECT_THAT(RunWithChangeOnRank1([](TrainConfig& config) { config.optimizer.lr = 0.125; }),
               StatusIs(absl::StatusCode::kInvalidArgument,
-                       AllOf(HasSubstr("--lr is 0.01"), HasSubstr(" on ranks 0, 2 and 0.125 on rank 1"))));
+                       AllOf(HasSubstr("--lr is 0.01 on ranks 0, 2 and 0.125 on rank 1"))));
 }
 
 TEST_F(Agreement, IsRequiredOfEveryFlagThatChangesResultsOrCollectives) {

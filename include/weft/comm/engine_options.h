@@ -32,7 +32,8 @@ struct EngineOptions {
   int recorder_entries = 512;
   // When the engine fails, writes the flight recorder. If the failure is a missed deadline, ends the process
   // by _Exit(86): in the engine's destructor, or about a second after the failure unless ResetAfterError has
-  // been called. The same if an operation runs past the timeout and no thread waits for it.
+  // succeeded by then. Also ends it if an operation runs for three seconds more than the timeout, even if a
+  // thread still waits for it.
   // The watchdog's thread makes no MPI call. REQUIRES: off for ranks that are threads of one process.
   bool watchdog = false;
   // Folder in which the watchdog of each rank writes its flight recorder, as rank-<N>.json; created if

@@ -63,8 +63,8 @@ class NodeHeap {
   // REQUIRES: `holders` lies inside `block`.
   void DeferFree(std::byte* block, const std::atomic<int32_t>& holders);
 
-  // Adds a function that frees blocks of this heap which are not in use, for Allocate on any thread. Returns
-  // a number for RemoveReclaimer, which waits while the function runs.
+  // Adds a function that frees idle blocks of this heap. Allocate runs it on the calling thread. Returns a
+  // number for RemoveReclaimer, which waits while the function runs.
   // REQUIRES: the function neither allocates nor adds or removes reclaimers; the caller of Allocate holds no
   // lock that the function takes.
   using Reclaimer = std::function<void()>;

@@ -16,9 +16,8 @@
 // Note [Calls without backward]
 // Problem: a module whose backward forgets a child gives wrong gradients without an error.
 // Rule: an invocation lists the forward calls that wait for their backward. When the backward of a call ends,
-//   no call that was made inside its forward may be left, unless that child has parameters and all of them
-//   are
-//   frozen, so that its backward need not run.
+//   no call that was made inside its forward may be left. Exceptions, whose backward need not run: a child
+//   whose parameters are all frozen, and a child without parameters that has saved nothing.
 // Why it suffices: calls nest. A recomputed forward lists its calls in a NewSaveScope of its own.
 //
 // Thread safety: none; one thread drives an invocation.

@@ -110,7 +110,8 @@ struct ParallelOptions {
 struct OutputOptions {
   std::string metrics_file;   // Empty: no metrics.
   std::string export_folder;  // Empty: no export.
-  // Folder of the flight recorders of a run that fails because a rank is missing or ranks disagree.
+  // Folder for the flight recorders of a run that fails because a rank is missing, because ranks disagree, or
+  // because the transport fails.
   std::string dump_folder = "weft-dump";
 };
 

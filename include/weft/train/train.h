@@ -30,7 +30,7 @@ struct TrainEnvironment {
   std::FILE* output = nullptr;
   bool terminal = false;  // True if `output` is a terminal: progress then stays on one line.
   // Scheduling of communication (slices, windows, pieces), which changes no result. The run overwrites
-  // timeout and watchdog.
+  // timeout, watchdog and dump_folder.
   EngineOptions engine;
   // Called on every rank after each step, with that rank's metrics.
   std::function<void(const StepMetrics&)> on_step;

@@ -21,7 +21,7 @@ struct ResetBlob {
 };
 static_assert(std::is_trivially_copyable_v<ResetBlob>);
 
-// Nothing if the blob is one of another collective, which its rank has abandoned or is still in.
+// nullopt for a blob of another collective, which its rank has abandoned or has not left yet.
 std::optional<ResetBlob> Parse(const std::string& bytes) {
   ResetBlob blob;
   if (bytes.size() != sizeof(blob)) return std::nullopt;

@@ -5,8 +5,8 @@
 // position. It tries again with the next one, in which a late peer still continues the first attempt. From
 // then on, the ranks would pair different phases, and every attempt would time out.
 // Rule: each blob carries the number of its attempt and its phase. The ranks agree if all blobs of a round
-// are equal. Otherwise every rank that completes the round returns to the first phase, with the highest
-// number of an attempt in that round.
+// have the same attempt and phase. Otherwise every rank that completes the round returns to the first phase,
+// with the highest number of an attempt in that round.
 // Why it suffices: all ranks that complete a round see the same blobs, and so decide alike. A late rank
 // completes the rounds that its peers have abandoned without waiting, and reaches the one in which they are.
 //

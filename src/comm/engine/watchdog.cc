@@ -17,8 +17,8 @@ namespace {
 constexpr int64_t kMillisecond = 1'000'000;
 constexpr int64_t kCheckIntervalNs = 100 * kMillisecond;
 constexpr std::chrono::milliseconds kDumpTime(1000);
-// A program has ten intervals after a missed deadline to end, or to reset its engine. A thread that hangs in
-// a call does neither.
+// Checks after a missed deadline until which a program must have ended, or have reset its engine. A thread
+// that hangs in a call does neither.
 constexpr int kChecksAfterFailure = 10;
 
 // True for failures of communication: missing ranks, ranks that disagree, a broken transport.

@@ -53,7 +53,8 @@ class Watchdog {
 
  private:
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
-  // True if the engine failed by a missed deadline some checks ago, and the process still runs.
+  // True if the engine failed by a missed deadline more than kChecksAfterFailure checks ago. Called once in
+  // each check.
   bool MustEnd();
   // Writes the dump, once for each failure. Returns where it is, for messages.
   std::string Dump() ABSL_LOCKS_EXCLUDED(dump_mutex_);

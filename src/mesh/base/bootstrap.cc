@@ -58,6 +58,8 @@ absl::StatusOr<absl::Duration> DefaultTimeout() {
 }
 
 absl::Status AgreeOnStatus(Bootstrap& bootstrap, const absl::Status& local, absl::Duration timeout) {
+  // A rank that has missed a deadline would miss the one of the agreement as well.
+  if (absl::IsDeadlineExceeded(local)) return local;
   const auto blobs = bootstrap.AllGatherBlob(Encode(local), timeout);
   if (!blobs.ok()) {
     if (local.ok()) return blobs.status();

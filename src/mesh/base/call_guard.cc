@@ -5,6 +5,8 @@
 #include <csignal>
 #include <utility>
 
+#include <absl/strings/str_cat.h>
+
 #include "src/mesh/base/deadline.h"
 #include "weft/core/status.h"
 
@@ -60,7 +62,8 @@ void CallGuard::Run() {
     if (!call_) {
       changed_.wait(lock);
     } else if (std::chrono::steady_clock::now() < call_->deadline) {
-      changed_.wait_until(lock, std::chrono::steady_clock::time_point(call_->deadline));
+      const auto deadline = call_->deadline;  // A copy: the call may end during the wait.
+      changed_.wait_until(lock, deadline);
     } else {
       const std::string message =
           absl::StrCat(call_->name, " has not finished within ", absl::FormatDuration(call_->timeout),

@@ -38,7 +38,8 @@ class CallGuard {
   CallGuard(const CallGuard&) = delete;
   CallGuard& operator=(const CallGuard&) = delete;
 
-  // The caller is about to make `call`, which must return within `timeout`. `remedy` completes the message.
+  // Starts the deadline of `call`, which the caller makes next. `remedy` completes the message.
+  // Lifetime: the guard must outlive the scope.
   // REQUIRES: no other call is in progress.
   Scope Enter(std::string call, absl::Duration timeout, std::string remedy);
 

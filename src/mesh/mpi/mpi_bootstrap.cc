@@ -126,7 +126,7 @@ absl::StatusOr<NodeMemory> MpiBootstrap::ReserveNodeMemory(size_t segment_bytes)
 // A resource that node memory takes.
 struct Resource {
   absl::StatusOr<size_t> free_bytes;
-  const char* limit;  // Names it, and how to get more of it.
+  const char* limit;  // Names the resource, and says how to get more of it.
 };
 
 std::vector<Resource> ResourcesOfNodeMemory(bool shared) {

@@ -1,7 +1,7 @@
-// Duplicates of a communicator, which are made with a deadline.
+// Duplicates of a communicator, made with a deadline.
 //
-// MPI_Comm_dup waits without a deadline, and for ever if a rank does not come. Here a duplicate that misses
-// its deadline stays pending, and completes when the last rank has started it.
+// MPI_Comm_dup has no deadline: it blocks as long as a rank is missing. MPI_Comm_idup does not block. A
+// duplicate that misses its deadline stays pending, and completes when the last rank has started it.
 //
 // Thread safety: none.
 // Lifetime: the parent must outlive the duplicates. The destructor leaves a pending one to MPI.
@@ -27,8 +27,8 @@ class MpiDuplicates {
 
   // Duplicates that this rank has started or must skip. The n-th one of each rank belong together.
   int64_t count() const { return std::max(started_, skip_until_); }
-  // Makes Open take part in the duplicates before number `count` first, which peers have started without this
-  // rank.
+  // Peers have started duplicates up to number `count` without this rank: the next Open first takes part in
+  // those, and its own has the number after `count`.
   void Skip(int64_t count) { skip_until_ = std::max(skip_until_, count); }
   // Makes the next duplicate. Collective: all ranks of the parent, with equal counts.
   // Errors: kDeadlineExceeded (not all ranks have come), kInternal (MPI failed).
@@ -43,8 +43,8 @@ class MpiDuplicates {
   const MPI_Comm parent_;
   int64_t started_ = 0;
   int64_t skip_until_ = 0;
-  // The last one that was started. One at a time: Open MPI hangs with several duplicates of one communicator
-  // under way. MPI holds pointers to both.
+  // The duplicate that was started last, and its request; MPI holds pointers to both. Only one is pending at
+  // a time, because Open MPI hangs if several duplicates of one communicator are.
   MPI_Comm comm_ = MPI_COMM_NULL;
   MPI_Request request_ = MPI_REQUEST_NULL;
 };

@@ -107,10 +107,7 @@ absl::StatusOr<MpiCommunicator> MpiCommunicator::SplitByNode(MpiSession& session
   WEFT_RETURN_IF_ERROR(
       MpiStatus(MPI_Comm_split_type(parent, MPI_COMM_TYPE_SHARED, /*key=*/0, MPI_INFO_NULL, &comm),
                 "MPI_Comm_split_type"));
-  MpiCommunicator owned(comm);
-  WEFT_RETURN_IF_ERROR(
-      MpiStatus(MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler"));
-  return owned;
+  return Adopt(comm);
 }
 
 MpiCommunicator::~MpiCommunicator() {

@@ -20,7 +20,7 @@ absl::Status MpiStatus(int code, std::string_view call);
 
 // Note [MPI teardown]
 // Problem: MPI_Win_free and MPI_Finalize wait for all ranks. A rank may be stopped, hang in a read, or have
-// ended, and no MPI call tells so or can be cancelled. MPI_Abort itself may block.
+// ended; no MPI call reports that, and none can be cancelled. MPI_Abort itself may block.
 // Rule: requests that may never complete are freed without waiting for them. Each blocking call runs under a
 // CallGuard, whose thread ends the process by _Exit(86) at the deadline. A rank that knows of a missing peer
 // (a collective of the bootstrap missed its deadline) makes no such call: it ends at once.
@@ -41,7 +41,8 @@ class MpiSession {
   // finalized.
   void Abandon(MPI_Request& request, std::shared_ptr<const void> memory);
 
-  // Marks a blocking MPI call, which must return within the timeout of its phase. `call` names it.
+  // Guards a blocking MPI call, which must return within the timeout of its phase. `call` names it.
+  // REQUIRES: no other guarded call is in progress.
   CallGuard::Scope Guard(std::string_view call);
   // Ends the phase of start-up, which has a timeout of its own.
   void EndStartup() { starting_ = false; }
@@ -49,7 +50,7 @@ class MpiSession {
 
   // Records whether the last collective of a bootstrap met its deadline.
   void SetPeersMissing(const absl::Status& missing) { peers_missing_ = missing; }
-  // Ends the process by _Exit(86) if that collective did not, and if the watchdog is on.
+  // Ends the process by _Exit(86) if that collective missed its deadline and the watchdog is on.
   void EndIfPeersAreMissing() const;
 
  private:

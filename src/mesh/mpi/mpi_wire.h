@@ -22,7 +22,7 @@ namespace weft::internal {
 
 class MpiWire : public WireLink {
  public:
-  // `comm`: the link's own.
+  // `comm` belongs to the link alone.
   static absl::StatusOr<std::unique_ptr<WireLink>> Open(std::shared_ptr<MpiSession> session,
                                                         MpiCommunicator comm);
   ~MpiWire() override;

@@ -122,8 +122,8 @@ std::optional<Waiting> FindLate(const RecordOfRank& records, const LaneKey& lane
   return oldest;
 }
 
-// The wait whose late ranks wait for nobody: a rank may be late because it waits for another one. Of several,
-// the one submitted first. Its late ranks are then only those that wait for nobody.
+// A rank may be late because it waits for another one. The cause is a wait with a late rank that waits for
+// nobody; among several, the one submitted first. Its `late` then keeps only the ranks that wait for nobody.
 std::optional<Waiting> FindCause(std::vector<Waiting> waits) {
   std::set<int> waiting;
   for (const Waiting& wait : waits) waiting.insert(wait.waiting.begin(), wait.waiting.end());
@@ -163,7 +163,7 @@ std::string Whereabouts(const RecordOfRank& records, const std::vector<int>& lat
 }
 
 // A late rank may have submitted its operation before it wrote its record, for example a rank that was
-// stopped and continued. The records of its peers still say for whom they waited.
+// stopped and continued. The records of its peers still name the ranks that they waited for.
 std::optional<std::string> OldestWait(const RecordOfRank& records) {
   const FlightRecord* waiting = nullptr;
   const Operation* oldest = nullptr;

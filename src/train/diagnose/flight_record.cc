@@ -19,12 +19,12 @@ namespace {
 
 using Json = nlohmann::json;
 
-// More than the recorder of an engine with a thousand lanes writes.
 constexpr uint64_t kMaxRanks = uint64_t{1} << 20;
+// More than the recorder of an engine with a thousand lanes of a thousand ranks writes.
 constexpr int64_t kMaxFileBytes = int64_t{1} << 28;
 constexpr JsonLimits kLimits{/*levels=*/8, /*values=*/int64_t{1} << 20, /*token_bytes=*/int64_t{1} << 16};
 
-// A reader of fields that remembers the first error.
+// Reader of the fields of an object. Keeps the first error.
 class Fields {
  public:
   Fields(const Json& object, const std::string& path) : object_(object), path_(path) {

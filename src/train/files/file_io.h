@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>

@@ -4,7 +4,7 @@
 // Problem: a parser keeps what it reads. Text that nests 200,000 deep overflows the stack of recursive
 //   functions over its values; millions of short values take many times the memory of the text; a NUL ends
 //   the text for the parser, but not for other readers of the file.
-// Rule: all JSON of a model folder passes CheckJsonText before it is parsed.
+// Rule: all JSON of a model folder, and every flight recorder, passes CheckJsonText before it is parsed.
 // Why it suffices: the scan looks at bytes only, in constant memory, and counts at least as many levels and
 //   values as the parser would find.
 // Without it: a file from a stranger ends every rank.

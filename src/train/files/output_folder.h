@@ -8,7 +8,7 @@
 //   first. If the system cannot do so (the output folder is a mount point, the working directory, or has
 //   folders in it), files are moved one by one: the old weights leave first, and the new weights come last.
 // Why it suffices: weights are never seen beside files of another export. An error leaves the old files as
-// they were.
+//   they were.
 // Without it: a run that is killed during its export leaves a mixture.
 #pragma once
 
@@ -28,8 +28,9 @@ namespace weft {
 class OutputFolder {
  public:
   // Creates the folder if it does not exist, locks it against other runs, and checks that files can be made
-  // there. Removes what a killed run has left. A file system without locks (some network file systems) is
-  // used without one.
+  // there. Removes the staging folders of killed runs, but not the folder with the old files (.weft-old-*)
+  // that a run leaves if it is killed while it moves files. A file system without locks (some network file
+  // systems) is used without one, and nothing is removed there.
   // Errors: kInvalidArgument (another run has the folder), kNotFound, kPermissionDenied, kResourceExhausted,
   //   kDataLoss (names the path).
   static absl::StatusOr<std::unique_ptr<OutputFolder>> Claim(const std::string& path);

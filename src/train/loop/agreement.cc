@@ -1,6 +1,8 @@
 #include "src/train/loop/agreement.h"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -18,8 +20,12 @@
 namespace weft {
 namespace {
 
-// Enough digits to tell any two values apart.
-std::string Text(double value) { return absl::StrFormat("%.17g", value); }
+// The fewest digits that tell any two values apart.
+std::string Text(double value) {
+  std::array<char, 32> text;
+  const auto [end, error] = std::to_chars(text.data(), text.data() + text.size(), value);
+  return {text.data(), end};
+}
 std::string Text(int64_t value) { return absl::StrCat(value); }
 std::string Text(bool value) { return value ? "true" : "false"; }
 std::string Text(std::string_view value) { return std::string(value); }

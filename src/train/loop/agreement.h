@@ -17,7 +17,7 @@ namespace weft {
 
 // A property of a run that must be equal on all ranks.
 struct RunProperty {
-  std::string name;  // A flag, or what a file holds, such as "data of --data".
+  std::string name;  // A flag with its dashes, or a description such as "data of --data".
   std::string value;
 };
 
@@ -29,8 +29,9 @@ absl::StatusOr<std::vector<RunProperty>> PropertiesOf(const TrainConfig& config,
 
 // Compares the properties of all ranks. Returns the same status on all of them.
 // Collective: all ranks.
-// Errors: kInvalidArgument, or kDataLoss if only files differ (names each property that differs, its values,
-// and the ranks); kDeadlineExceeded.
+// Errors: kInvalidArgument (a property differs whose name is a flag), kDataLoss (only others differ: version,
+//   model, data or weights); both name each property that differs, its values and the ranks.
+//   kDeadlineExceeded.
 absl::Status AgreeOnProperties(Bootstrap& bootstrap, const std::vector<RunProperty>& properties,
                                absl::Duration timeout);
 

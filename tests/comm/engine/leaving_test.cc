@@ -1,6 +1,7 @@
 // A rank that destroys its engine early tells its peers. Operations that still need it fail at once.
 #include <latch>
 #include <stdexcept>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
