@@ -71,8 +71,9 @@ TEST_F(Agreement, IsRequiredOfEveryFlagThatChangesResultsOrCollectives) {
 }
 
 TEST_F(Agreement, NamesDifferentModels) {
-  EXPECT_THAT(RunWithChangeOnRank1([](TrainConfig& config) { config.model.ffn_dim = 32; }),
-              StatusIs(absl::StatusCode::kDataLoss, AllOf(HasSubstr("the model is"), HasSubstr("ffn 32"))));
+  EXPECT_THAT(
+      RunWithChangeOnRank1([](TrainConfig& config) { config.model.ffn_dim = 32; }),
+      StatusIs(absl::StatusCode::kInvalidArgument, AllOf(HasSubstr("--model is"), HasSubstr("ffn 32"))));
 }
 
 TEST_F(Agreement, NamesDataOfTheSameSizeWithOtherContent) {

@@ -32,7 +32,7 @@ FlightRecord RecordOf(int rank, uint64_t last) {
   record.rank = rank;
   record.ranks = 4;
   record.phase = "step 12";
-  record.lanes = {{kLane, {0, 1, 2, 3}, last}};
+  record.lanes = {{kLane, /*index=*/0, {0, 1, 2, 3}, last}};
   for (uint64_t sequence = 1; sequence <= last; ++sequence) {
     record.operations.push_back(
         Submitted(sequence, absl::StrCat("all_gather of 64 f32, sequence ", sequence)));
@@ -73,16 +73,26 @@ TEST(Diagnose, NamesTheRanksThatDisagree) {
 TEST(Diagnose, FollowsAChainOfWaitsToTheRankThatWaitsForNobody) {
   // Ranks 0 and 1 wait for 2 on the first lane, and 2 for 3 on the second.
   const auto on_second_lane = [](FlightRecord record, uint64_t submitted) {
-    record.lanes.push_back({"replicate/all_reduce", {2, 3}, submitted});
+    record.lanes.push_back({"replicate/all_reduce", /*index=*/1, {2, 3}, submitted});
     if (submitted == 0) return record;
     record.operations.push_back(Submitted(submitted, "all_reduce of 8 f32 by sum, sequence 1"));
     record.operations.back().lane = "replicate/all_reduce";
+    record.operations.back().lane_index = 1;
     record.operations.back().submitted_ns = 1000;
     return record;
   };
   EXPECT_THAT(DiagnosisOf({RecordOf(0, 8), RecordOf(1, 8), on_second_lane(RecordOf(2, 7), 1),
                            on_second_lane(RecordOf(3, 7), 0)}),
               HasSubstr("rank 3 is late"));
+}
+
+TEST(Diagnose, TellsLanesOfOneNameApart) {
+  std::vector<FlightRecord> records = {RecordOf(0, 8), RecordOf(1, 8), RecordOf(2, 8), RecordOf(3, 8)};
+  for (FlightRecord& record : records) record.lanes.push_back({kLane, /*index=*/1, {0, 1, 2, 3}, 0});
+  records[0].lanes.back().submitted = 8;
+  records[0].operations.push_back(Submitted(8, "all_gather of 32 f32, sequence 8"));
+  records[0].operations.back().lane_index = 1;
+  EXPECT_THAT(DiagnosisOf(records), HasSubstr("ranks 1, 2, 3 are late: all_gather of 32 f32"));
 }
 
 TEST(Diagnose, SaysThatNothingIsMissing) {
@@ -110,8 +120,8 @@ TEST(Diagnose, RefusesRecordsOfDifferentRuns) {
 }
 
 constexpr const char* kText = R"({"format": 1, "rank": 1, "ranks": 2, "phase": "step 3", "failure": "late",
-  "lanes": [{"lane": "a/b", "ranks": [0, 1], "submitted": 4}],
-  "operations": [{"lane": "a/b", "sequence": 4, "generation": 0, "label": "x", "description": "d", "counts_hash": 5,
+  "lanes": [{"lane": "a/b", "lane_index": 2, "ranks": [0, 1], "submitted": 4}],
+  "operations": [{"lane": "a/b", "lane_index": 2, "sequence": 4, "generation": 0, "label": "x", "description": "d", "counts_hash": 5,
                   "ready_ns": 0, "submitted_ns": 12, "waiting_for": "waits for rank(s) 0"}]})";
 
 TEST(FlightRecord, ReadsFilesAndFolders) {

@@ -95,8 +95,8 @@ absl::StatusOr<absl::Duration> DefaultTimeout();
 // Exchanges the outcomes of a phase that can fail on one rank alone, such as parsing or loading. Returns OK
 // if `local` is OK on all ranks. Otherwise every rank returns the error of the lowest failing rank, with
 // "rank N: " in front on the other ranks. If the exchange itself fails, a rank returns the error of the
-// exchange, with its `local` error in the message: the ranks do not agree, and later collectives may block. If
-// `local` is kDeadlineExceeded, returns it without an exchange.
+// exchange, with its `local` error in the message: the ranks do not agree, and later collectives may block.
+// If `local` is kDeadlineExceeded, returns it without an exchange.
 // Collective: all ranks of `bootstrap`.
 absl::Status AgreeOnStatus(Bootstrap& bootstrap, const absl::Status& local, absl::Duration timeout);
 // True if AgreeOnStatus returned the error, so that every rank has it.

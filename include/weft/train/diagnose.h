@@ -18,11 +18,13 @@ namespace weft {
 struct FlightRecord {
   struct Lane {
     std::string name;
+    uint64_t index = 0;      // Equal on all ranks of the group.
     std::vector<int> ranks;  // Of its group.
     uint64_t submitted = 0;  // The last sequence that this rank submitted.
   };
   struct Operation {
     std::string lane;
+    uint64_t lane_index = 0;
     uint64_t sequence = 0;
     uint64_t generation = 0;
     std::string label;

@@ -175,9 +175,10 @@ absl::StatusOr<LaneId> CommEngine::Impl::SharedLane(const ProcessGroup& group, L
   const bool same =
       std::all_of(indices.begin(), indices.end(), [&](const std::string& index) { return index == own; });
   if (same && found != shared_lanes_.end()) return found->second;
-  WEFT_ASSIGN_OR_RETURN(const LaneId lane, AddLane(group, purpose));
-  shared_lanes_[key] = lane;
-  return lane;
+  const absl::StatusOr<LaneId> lane = AddLane(group, purpose);
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, lane.status(), options_.timeout));
+  shared_lanes_[key] = *lane;
+  return *lane;
 }
 
 std::byte* CommEngine::Impl::NextBarrierMemory(LaneId lane) const {

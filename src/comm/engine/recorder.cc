@@ -61,7 +61,10 @@ void Recorder::Record(const OperationRecord& record) {
                 ToString(record.descriptor),
                 record.descriptor.counts_hash,
                 {}};
-    lanes_[record.lane].submitted = record.descriptor.sequence;
+    Lane& lane = lanes_[record.lane];
+    if (record.descriptor.generation != lane.generation) lane.submitted = 0;  // Sequences restart at a reset.
+    lane.generation = record.descriptor.generation;
+    lane.submitted = std::max(lane.submitted, record.descriptor.sequence);
     if (ring_.size() < capacity_) {
       ring_.push_back(std::move(fresh));
       next_ = ring_.size() % capacity_;
@@ -100,6 +103,7 @@ std::string Recorder::Json() const {
   for (size_t i = 0; i < ring_.size(); ++i) {
     const Entry& entry = ring_[ring_.size() < capacity_ ? i : (next_ + i) % capacity_];
     operations.push_back({{"lane", entry.lane_name},
+                          {"lane_index", entry.lane},
                           {"sequence", entry.sequence},
                           {"generation", entry.generation},
                           {"kind", Name(entry.kind)},
@@ -117,7 +121,8 @@ std::string Recorder::Json() const {
   }
   nlohmann::ordered_json lanes = nlohmann::ordered_json::array();
   for (const auto& [index, lane] : lanes_) {
-    lanes.push_back({{"lane", lane.name}, {"ranks", lane.ranks}, {"submitted", lane.submitted}});
+    lanes.push_back(
+        {{"lane", lane.name}, {"lane_index", index}, {"ranks", lane.ranks}, {"submitted", lane.submitted}});
   }
   // Labels may hold any bytes. Invalid UTF-8 must not throw.
   return nlohmann::ordered_json{{"format", 1},

@@ -37,8 +37,8 @@ class Recorder {
   // Records what a running operation waits for, such as "waits for rank(s) 2, 3".
   void RecordWait(const OperationRecord& record, std::string waiting_for) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // {"format": 1, "rank", "ranks", "phase", "failure", "lanes": [{lane, ranks, submitted}],
-  //  "operations": [{lane, sequence, generation, kind, label, dtype, bytes, description, counts_hash, state,
+  // {"format": 1, "rank", "ranks", "phase", "failure", "lanes": [{lane, lane_index, ranks, submitted}],
+  //  "operations": [{lane, lane_index, sequence, generation, kind, label, dtype, bytes, description, counts_hash, state,
   //                  …_ns, waiting_for}]}
   // `submitted` is the last sequence on the lane. A failed operation with a start and no end was running.
   std::string Json() const ABSL_LOCKS_EXCLUDED(mutex_);
@@ -70,6 +70,7 @@ class Recorder {
     std::string name;
     std::vector<int> ranks;
     uint64_t submitted = 0;
+    uint32_t generation = 0;
   };
   Entry* Find(const OperationRecord& record) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Moves next_ past entries of running operations, unless all are running: the watchdog must still find

@@ -27,15 +27,18 @@ bool NeedsDump(const absl::Status& failure) {
          absl::IsInternal(failure);
 }
 
+absl::Status CannotWrite(const std::string& path) {
+  return absl::InternalError(absl::StrCat("cannot write '", path, "': ", std::strerror(errno)));
+}
+
+// Under another name first: mpirun may end the process at any time, and a reader must not see half a file.
 absl::Status WriteFile(const std::string& path, const std::string& text) {
-  std::FILE* file = std::fopen(path.c_str(), "w");
-  if (file == nullptr)
-    return absl::InternalError(absl::StrCat("cannot write '", path, "': ", std::strerror(errno)));
+  const std::string partial = absl::StrCat(path, ".partial");
+  std::FILE* file = std::fopen(partial.c_str(), "w");
+  if (file == nullptr) return CannotWrite(path);
   const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  if (std::fclose(file) != 0 || !written) {
-    return absl::InternalError(absl::StrCat("cannot write '", path, "': ", std::strerror(errno)));
-  }
-  return absl::OkStatus();
+  if (std::fclose(file) != 0 || !written) return CannotWrite(path);
+  return std::rename(partial.c_str(), path.c_str()) == 0 ? absl::OkStatus() : CannotWrite(path);
 }
 
 }  // namespace
@@ -46,7 +49,11 @@ Watchdog::Watchdog(const Recorder& recorder, Options options, std::function<int6
       options_(std::move(options)),
       now_(std::move(now)),
       end_(std::move(end)),
-      thread_([this] { Run(); }) {}
+      path_(absl::StrCat(options_.dump_folder, "/rank-", options_.rank, ".json")),
+      thread_([this] { Run(); }) {
+  // Of an earlier run: a rank that is killed leaves no dump, and must not seem to have left this one.
+  if (!options_.dump_folder.empty()) std::remove(path_.c_str());
+}
 
 Watchdog::~Watchdog() {
   {
@@ -115,8 +122,7 @@ std::string Watchdog::Dump() {
   dumped_failure_ = failure;
   std::error_code error;
   std::filesystem::create_directories(options_.dump_folder, error);  // WriteFile reports the failure.
-  const std::string path = absl::StrCat(options_.dump_folder, "/rank-", options_.rank, ".json");
-  const absl::Status written = WriteFile(path, recorder_.Json());
+  const absl::Status written = WriteFile(path_, recorder_.Json());
   dumped_ = written.ok() ? absl::StrCat("; run: weft diagnose ", options_.dump_folder)
                          : absl::StrCat("; no flight recorder: ", written.message());
   return dumped_;

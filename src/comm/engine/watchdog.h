@@ -63,6 +63,7 @@ class Watchdog {
   const Options options_;
   const std::function<int64_t()> now_;
   const std::function<void(int)> end_;
+  const std::string path_;  // Of the dump.
   Mutex mutex_;
   std::condition_variable_any stopped_;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;

@@ -1,6 +1,7 @@
 #include "weft/train/diagnose.h"
 
 #include <algorithm>
+#include <compare>
 #include <map>
 #include <optional>
 #include <set>
@@ -18,8 +19,13 @@ namespace {
 using Operation = FlightRecord::Operation;
 using RecordOfRank = std::map<int, const FlightRecord*>;
 
-// A lane is one group: groups of one name on different ranks are different lanes.
-using LaneKey = std::pair<std::string, std::vector<int>>;
+// Lanes of one name may differ in their groups, or serve one group beside each other.
+struct LaneKey {
+  uint64_t index;
+  std::string name;
+  std::vector<int> ranks;
+  friend auto operator<=>(const LaneKey&, const LaneKey&) = default;
+};
 
 struct Waiting {
   LaneKey lane;
@@ -43,14 +49,14 @@ std::string Named(const Operation& operation) {
 
 const FlightRecord::Lane* FindLane(const FlightRecord& record, const LaneKey& key) {
   for (const FlightRecord::Lane& lane : record.lanes) {
-    if (lane.name == key.first && lane.ranks == key.second) return &lane;
+    if (LaneKey{lane.index, lane.name, lane.ranks} == key) return &lane;
   }
   return nullptr;
 }
 
-const Operation* FindOperation(const FlightRecord& record, const std::string& lane, const Operation& like) {
+const Operation* FindOperation(const FlightRecord& record, const Operation& like) {
   for (const Operation& operation : record.operations) {
-    if (operation.lane == lane && operation.sequence == like.sequence &&
+    if (operation.lane_index == like.lane_index && operation.sequence == like.sequence &&
         operation.generation == like.generation) {
       return &operation;
     }
@@ -62,35 +68,35 @@ const Operation* FindOperation(const FlightRecord& record, const std::string& la
 std::set<LaneKey> LanesOf(const RecordOfRank& records) {
   std::set<LaneKey> lanes;
   for (const auto& [rank, record] : records) {
-    for (const FlightRecord::Lane& lane : record->lanes) lanes.emplace(lane.name, lane.ranks);
+    for (const FlightRecord::Lane& lane : record->lanes) lanes.insert({lane.index, lane.name, lane.ranks});
   }
   return lanes;
 }
 
 // The unfinished operations of a rank on a lane, oldest first.
-std::vector<const Operation*> UnfinishedOn(const FlightRecord& record, const std::string& lane) {
+std::vector<const Operation*> UnfinishedOn(const FlightRecord& record, const LaneKey& lane) {
   std::vector<const Operation*> unfinished;
   for (const Operation& operation : record.operations) {
-    if (operation.lane == lane && !operation.ended) unfinished.push_back(&operation);
+    if (operation.lane_index == lane.index && !operation.ended) unfinished.push_back(&operation);
   }
   return unfinished;
 }
 
 // The first operation of a lane that two ranks describe differently.
 std::optional<std::string> FindDisagreement(const RecordOfRank& records, const LaneKey& lane) {
-  for (const int rank : lane.second) {
+  for (const int rank : lane.ranks) {
     const auto record = records.find(rank);
     if (record == records.end()) continue;
-    for (const Operation* operation : UnfinishedOn(*record->second, lane.first)) {
-      for (const int other : lane.second) {
+    for (const Operation* operation : UnfinishedOn(*record->second, lane)) {
+      for (const int other : lane.ranks) {
         const auto peer = records.find(other);
         if (other <= rank || peer == records.end()) continue;
-        const Operation* theirs = FindOperation(*peer->second, lane.first, *operation);
+        const Operation* theirs = FindOperation(*peer->second, *operation);
         if (theirs == nullptr) continue;
         if (theirs->description == operation->description && theirs->counts_hash == operation->counts_hash)
           continue;
         const bool same_text = theirs->description == operation->description;
-        return absl::StrCat("ranks ", rank, " and ", other, " disagree on lane ", lane.first, ": rank ", rank,
+        return absl::StrCat("ranks ", rank, " and ", other, " disagree on lane ", lane.name, ": rank ", rank,
                             " submitted ", Named(*operation), ", rank ", other, " submitted ", Named(*theirs),
                             same_text ? ", with other counts per rank" : "");
       }
@@ -102,13 +108,13 @@ std::optional<std::string> FindDisagreement(const RecordOfRank& records, const L
 // The oldest operation of a lane that some rank has submitted and another has not.
 std::optional<Waiting> FindLate(const RecordOfRank& records, const LaneKey& lane) {
   std::optional<Waiting> oldest;
-  for (const int rank : lane.second) {
+  for (const int rank : lane.ranks) {
     const auto record = records.find(rank);
     if (record == records.end()) continue;
-    for (const Operation* operation : UnfinishedOn(*record->second, lane.first)) {
+    for (const Operation* operation : UnfinishedOn(*record->second, lane)) {
       if (oldest && oldest->operation->sequence <= operation->sequence) break;
       Waiting found{lane, operation, {}, {}};
-      for (const int member : lane.second) {
+      for (const int member : lane.ranks) {
         const auto peer = records.find(member);
         const FlightRecord::Lane* theirs = peer == records.end() ? nullptr : FindLane(*peer->second, lane);
         const bool submitted = theirs != nullptr && theirs->submitted >= operation->sequence;
@@ -220,7 +226,7 @@ absl::StatusOr<std::string> Diagnose(absl::Span<const FlightRecord> records) {
   if (const std::optional<Waiting> cause = FindCause(std::move(waits))) {
     return absl::StrCat(Ranks(cause->late),
                         cause->late.size() == 1 ? " is late: " : " are late: ", Named(*cause->operation),
-                        " on lane ", cause->lane.first, " was submitted by ", Ranks(cause->waiting),
+                        " on lane ", cause->lane.name, " was submitted by ", Ranks(cause->waiting),
                         " and not by ", Ranks(cause->late), " (", Whereabouts(by_rank, cause->late), ")");
   }
   const std::vector<int> missing = MissingRecords(by_rank, records[0].ranks);

@@ -78,6 +78,7 @@ absl::StatusOr<FlightRecord::Lane> ParseLane(const Json& json, const std::string
   Fields fields(json, path);
   FlightRecord::Lane lane;
   lane.name = fields.Text("lane");
+  lane.index = fields.Unsigned("lane_index");
   lane.submitted = fields.Unsigned("submitted");
   for (const Json& rank : fields.Array("ranks")) {
     if (!rank.is_number_unsigned() || rank.get<uint64_t>() > kMaxRanks) return fields.Fault("'ranks'");
@@ -91,6 +92,7 @@ absl::StatusOr<FlightRecord::Operation> ParseOperation(const Json& json, const s
   Fields fields(json, path);
   FlightRecord::Operation operation;
   operation.lane = fields.Text("lane");
+  operation.lane_index = fields.Unsigned("lane_index");
   operation.sequence = fields.Unsigned("sequence");
   operation.generation = fields.Unsigned("generation");
   operation.label = fields.Text("label");

@@ -97,7 +97,7 @@ RunProperty ModelProperty(const TrainConfig& config, const LlamaConfig& model) {
                            Text(rope->high_freq_factor), " ", rope->original_max_positions);
   }
   return {
-      config.model.hf_folder.empty() ? "the model" : "config.json of --hf-model",
+      config.model.hf_folder.empty() ? "--model" : "config.json of --hf-model",
       absl::StrCat(model.layers, " layers, dim ", model.dim, ", ", model.heads, " heads of ", model.head_dim,
                    ", ", model.kv_heads, " kv heads, ffn ", model.ffn_dim, ", vocabulary ", model.vocab_size,
                    ", positions ", model.max_positions, ", rms_norm_eps ", Text(double{model.norm_eps}),

@@ -41,10 +41,12 @@ TEST(Recorder, WritesEveryFieldOfAnOperation) {
   EXPECT_EQ(recorded["ranks"], 8);
   EXPECT_EQ(recorded["phase"], "step 2");
   EXPECT_EQ(recorded["failure"], "");
-  EXPECT_EQ(recorded["lanes"],
-            json::array({{{"lane", "shard/all_gather"}, {"ranks", {1, 5}}, {"submitted", 7}}}));
+  EXPECT_EQ(
+      recorded["lanes"],
+      json::array({{{"lane", "shard/all_gather"}, {"lane_index", 3}, {"ranks", {1, 5}}, {"submitted", 7}}}));
   ASSERT_EQ(recorded["operations"].size(), 1U);
   const json expected = {{"lane", "shard/all_gather"},
+                         {"lane_index", 3},
                          {"sequence", 7},
                          {"generation", 0},
                          {"kind", "all_gather"},
