@@ -38,8 +38,8 @@ class Recorder {
   void RecordWait(const OperationRecord& record, std::string waiting_for) ABSL_LOCKS_EXCLUDED(mutex_);
 
   // {"format": 1, "rank", "ranks", "phase", "failure", "lanes": [{lane, lane_index, ranks, submitted}],
-  //  "operations": [{lane, lane_index, sequence, generation, kind, label, dtype, bytes, description, counts_hash, state,
-  //                  …_ns, waiting_for}]}
+  //  "operations": [{lane, lane_index, sequence, generation, kind, label, dtype, bytes, description,
+  //                  counts_hash, state, …_ns, waiting_for}]}
   // `submitted` is the last sequence on the lane. A failed operation with a start and no end was running.
   std::string Json() const ABSL_LOCKS_EXCLUDED(mutex_);
 
