@@ -103,7 +103,12 @@ TEST(Diagnose, SaysThatNothingIsMissing) {
 // Its peers had given up by then.
 TEST(Diagnose, NamesTheRankForWhichPeersWaitedIfItHasSubmittedSince) {
   std::vector<FlightRecord> records = {RecordOf(0, 8), RecordOf(1, 8), RecordOf(2, 8), RecordOf(3, 8)};
+  records[1].failure = "deadline passed";
   records[1].operations.back().waiting_for = "waits for rank(s) 2";
+  // The late rank, which has learned of the failure, waited for others in its turn.
+  records[2].failure = "rank 1: deadline passed";
+  records[2].operations.back().waiting_for = "waits for rank(s) 0";
+  records[2].operations.back().submitted_ns = 0;
   EXPECT_THAT(DiagnosisOf(records),
               AllOf(HasSubstr("a rank was late: on rank 1, all_gather of 64 f32, sequence 8"),
                     HasSubstr("waits for rank(s) 2")));

@@ -168,6 +168,11 @@ std::string Whereabouts(const RecordOfRank& records, const std::vector<int>& lat
   return absl::StrJoin(texts, "; ");
 }
 
+// True if this rank met the failure. Other ranks learn of it, with "rank N: " in front.
+bool MetTheFailure(const FlightRecord& record) {
+  return !record.failure.empty() && !absl::StartsWith(record.failure, "rank ");
+}
+
 // A late rank may have submitted its operation before it wrote its record, for example a rank that was
 // stopped and continued. The records of its peers still name the ranks that they waited for.
 std::optional<std::string> OldestWait(const RecordOfRank& records) {
@@ -176,7 +181,10 @@ std::optional<std::string> OldestWait(const RecordOfRank& records) {
   for (const auto& [rank, record] : records) {
     for (const Operation& operation : record->operations) {
       if (operation.ended || !absl::StrContains(operation.waiting_for, "rank(s)")) continue;
-      if (oldest != nullptr && oldest->submitted_ns <= operation.submitted_ns) continue;
+      const bool is_better = oldest == nullptr || (MetTheFailure(*record) != MetTheFailure(*waiting)
+                                                       ? MetTheFailure(*record)
+                                                       : operation.submitted_ns < oldest->submitted_ns);
+      if (!is_better) continue;
       oldest = &operation;
       waiting = record;
     }
