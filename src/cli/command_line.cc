@@ -7,6 +7,7 @@
 #include <utility>
 
 #include <CLI/CLI.hpp>
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_replace.h>
 
@@ -217,6 +218,23 @@ absl::StatusOr<Command> ParseCommandLine(const Strings& arguments) {
   }
   return absl::InvalidArgumentError(
       absl::StrCat("unknown command '", first, "'; did you mean ", Nearest(first, kWords), "?"));
+}
+
+std::string ResumeArguments(const std::vector<std::string>& arguments) {
+  std::string text;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i] == "--resume") {
+      ++i;  // Its value.
+      continue;
+    }
+    if (absl::StartsWith(arguments[i], "--resume=")) continue;
+    const bool plain = arguments[i].find_first_not_of(
+                           "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                           "0123456789-_=./:,+@%") == std::string::npos;
+    const std::string quoted = absl::StrCat("'", absl::StrReplaceAll(arguments[i], {{"'", "'\\''"}}), "'");
+    absl::StrAppend(&text, plain && !arguments[i].empty() ? arguments[i] : quoted, " ");
+  }
+  return text + "--resume auto";
 }
 
 }  // namespace weft

@@ -28,4 +28,7 @@ using Command = std::variant<PrintText, TrainConfig, DiagnosePaths>;
 // Errors: kInvalidArgument (names the flag, key or value, and the nearest one that exists).
 absl::StatusOr<Command> ParseCommandLine(const std::vector<std::string>& arguments);
 
+// The arguments of a stopped run with `--resume auto` in place of another --resume, quoted for a shell.
+std::string ResumeArguments(const std::vector<std::string>& arguments);
+
 }  // namespace weft

@@ -66,12 +66,21 @@ absl::StatusOr<weft::TrainReport> RunTrain(weft::Bootstrap& bootstrap,
   weft::TrainEnvironment environment;
   environment.watchdog = true;
   environment.stop = &signals.EnableGracefulStop();
+  environment.save = &signals.save_requested();
   environment.output = stdout;
   environment.terminal = weft::IsOutputTerminal();
   return weft::Train(bootstrap, *config, environment);
 }
 
-int TrainOnAllRanks(absl::StatusOr<weft::TrainConfig> config) {
+// Tells the user how a stopped run goes on. `arguments`: those of the program.
+void PrintStopped(const weft::TrainReport& report, const std::vector<std::string>& arguments) {
+  std::fprintf(stderr, "weft: stopped by a signal after step %lld\n", static_cast<long long>(report.steps));
+  if (report.checkpoint.empty()) return;
+  std::fprintf(stderr, "weft: saved %s; to go on, run the same command with --resume auto:\n  weft %s\n",
+               report.checkpoint.c_str(), weft::ResumeArguments(arguments).c_str());
+}
+
+int TrainOnAllRanks(absl::StatusOr<weft::TrainConfig> config, const std::vector<std::string>& arguments) {
   weft::StopSignals signals;  // Before MPI and OpenMP start threads.
   absl::StatusOr<weft::MpiBootstrapOptions> options = weft::MpiBootstrapOptions::FromEnvironment();
   if (!options.ok()) {
@@ -89,10 +98,7 @@ int TrainOnAllRanks(absl::StatusOr<weft::TrainConfig> config) {
     std::_Exit(kExitRankMissing);  // MPI_Finalize would wait for the missing rank.
   }
   if (report.ok() && report->stopped) {
-    if ((*bootstrap)->rank() == 0) {
-      std::fprintf(stderr, "weft: stopped by a signal after step %lld\n",
-                   static_cast<long long>(report->steps));
-    }
+    if ((*bootstrap)->rank() == 0) PrintStopped(*report, arguments);
     return weft::StopSignals::kExitInterrupted;
   }
   return ExitCodeOf(report.status());
@@ -115,8 +121,8 @@ int main(int argc, char** argv) {
   weft::StopSignals::Block();     // A signal waits until StopSignals takes it.
   std::signal(SIGXFSZ, SIG_IGN);  // A file that exceeds `ulimit -f` is an error of the write.
   weft::LetIdleThreadsSleep(argv);
-  absl::StatusOr<weft::Command> command =
-      weft::ParseCommandLine(std::vector<std::string>(argv + 1, argv + argc));
+  const std::vector<std::string> arguments(argv + 1, argv + argc);
+  absl::StatusOr<weft::Command> command = weft::ParseCommandLine(arguments);
   if (command.ok() && std::holds_alternative<weft::PrintText>(*command)) {
     if (!weft::IsNonzeroRank()) {
       std::fputs(std::get<weft::PrintText>(*command).text.c_str(), stdout);
@@ -126,6 +132,6 @@ int main(int argc, char** argv) {
   if (command.ok() && std::holds_alternative<weft::DiagnosePaths>(*command)) {
     return Diagnose(std::get<weft::DiagnosePaths>(*command).paths);
   }
-  if (!command.ok()) return TrainOnAllRanks(command.status());
-  return TrainOnAllRanks(std::get<weft::TrainConfig>(*std::move(command)));
+  if (!command.ok()) return TrainOnAllRanks(command.status(), arguments);
+  return TrainOnAllRanks(std::get<weft::TrainConfig>(*std::move(command)), arguments);
 }

@@ -13,6 +13,7 @@ sigset_t TakenSignals() {
   sigemptyset(&signals);
   sigaddset(&signals, SIGINT);
   sigaddset(&signals, SIGTERM);
+  sigaddset(&signals, SIGUSR1);
   return signals;
 }
 
@@ -47,6 +48,10 @@ void StopSignals::TakeSignals() {
     const int signal = sigwaitinfo(&signals_, &info);
     if (signal < 0) continue;  // EINTR: the process was stopped and continued.
     if (info.si_code == SI_QUEUE && info.si_value.sival_ptr == this) return;
+    if (signal == SIGUSR1) {
+      save_requested_ = true;
+      continue;
+    }
     if (!graceful_ || !taken.insert(signal).second) std::_Exit(kExitInterrupted);
     stop_requested_ = true;
   }

@@ -1,10 +1,11 @@
-// Stop requests of a run: SIGINT (Ctrl-C) and SIGTERM (from mpirun or a batch system).
+// Requests of a run's user: SIGINT (Ctrl-C) and SIGTERM (from mpirun or a batch system) stop it, SIGUSR1 saves
+// a checkpoint.
 //
 // Note [Signals are taken in a thread]
 // Problem: a plain signal handler that interrupts a matrix product corrupts the heap, see Note [Signal
 //   handlers] in weft/nn/matmul.h. SA_ONSTACK helps only threads with an alternate stack, and OpenMP and MPI
 //   start threads of their own.
-// Rule: every thread blocks SIGINT and SIGTERM, and one thread takes them with sigwaitinfo.
+// Rule: every thread blocks the signals, and one thread takes them with sigwaitinfo.
 // Why it suffices: no handler ever runs. A thread inherits the mask of the thread that starts it.
 // Without it: about one stopped run in eight crashes.
 #pragma once
@@ -15,7 +16,7 @@
 
 namespace weft {
 
-// Takes SIGINT and SIGTERM for the whole process.
+// Takes SIGINT, SIGTERM and SIGUSR1 for the whole process.
 //
 // REQUIRES: the process has no other thread when it is constructed. There is one instance at a time.
 // Thread safety: one thread constructs, calls and destroys it.
@@ -23,11 +24,11 @@ class StopSignals {
  public:
   // Exit code of a run that a signal ended.
   static constexpr int kExitInterrupted = 130;
-  // Blocks both signals in the calling thread, so that they wait for an instance.
+  // Blocks the signals in the calling thread, so that they wait for an instance.
   static void Block();
 
-  // Blocks both signals and starts the thread that takes them. Until EnableGracefulStop each signal ends the
-  // process with kExitInterrupted.
+  // Blocks the signals and starts the thread that takes them. Until EnableGracefulStop, SIGINT and SIGTERM end
+  // the process with kExitInterrupted.
   StopSignals();
   // Ends the thread and restores the signal mask of the calling thread.
   ~StopSignals();
@@ -37,6 +38,8 @@ class StopSignals {
   // From now on the first SIGINT and the first SIGTERM set the returned flag. The second signal of a kind
   // ends the process with kExitInterrupted. Lifetime of the flag: this object's.
   const std::atomic<bool>& EnableGracefulStop();
+  // SIGUSR1 sets this flag. Lifetime: this object's.
+  std::atomic<bool>& save_requested() { return save_requested_; }
 
  private:
   void TakeSignals();
@@ -45,6 +48,7 @@ class StopSignals {
   sigset_t previous_mask_{};
   std::atomic<bool> graceful_{false};
   std::atomic<bool> stop_requested_{false};
+  std::atomic<bool> save_requested_{false};
   std::thread thread_;  // Last: it uses the other members.
 };
 

@@ -246,6 +246,19 @@ void AddOutputFlags(CLI::App& app, OutputOptions& output) {
              "Folder for the flight recorders of a run in which a rank is missing; see weft diagnose", "DIR");
 }
 
+void AddCheckpointFlags(CLI::App& app, CheckpointConfig& checkpoint) {
+  FlagGroup group(app, "Checkpoints");
+  group.Text("--checkpoint-dir", checkpoint.folder,
+             "Folder of the run's checkpoints; the last step and SIGUSR1 save, also SIGTERM and Ctrl-C",
+             "DIR");
+  group.Number("--checkpoint-interval", checkpoint.interval, "Also save after every N steps; 0: do not");
+  group.Number("--keep-checkpoints", checkpoint.keep, "Newest checkpoints to keep; 0: all");
+  group.Text("--resume", checkpoint.resume,
+             "Go on from the newest usable checkpoint (auto), or from one checkpoint (its folder)",
+             "auto|PATH");
+  group.Bool("--checkpoint-async", checkpoint.async, "Write checkpoints while training goes on");
+}
+
 }  // namespace
 
 void AddTrainFlags(CLI::App& app, TrainConfig& config) {
@@ -256,6 +269,7 @@ void AddTrainFlags(CLI::App& app, TrainConfig& config) {
   AddParallelFlags(app, config.parallel);
   AddContextFlags(app, config.parallel.context);
   AddOutputFlags(app, config.output);
+  AddCheckpointFlags(app, config.checkpoint);
 }
 
 }  // namespace weft

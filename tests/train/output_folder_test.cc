@@ -160,9 +160,9 @@ TEST_F(OutputFolderTest, NamesAPathThatCannotBeAFolder) {
 
 TEST_F(OutputFolderTest, NamesTheSpaceThatIsMissing) {
   const auto folder = Claim();
-  EXPECT_OK(folder->CheckSpace({1000, 2000}));
+  EXPECT_OK(folder->CheckSpace("the export", {1000, 2000}));
   EXPECT_THAT(
-      folder->CheckSpace({int64_t{1} << 60}),
+      folder->CheckSpace("the export", {int64_t{1} << 60}),
       testing::StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("1152921504607895552 bytes")));
 }
 
@@ -173,7 +173,7 @@ TEST_F(OutputFolderTest, NamesALimitOfFileSizesThatIsTooLow) {
   struct rlimit low = before;
   low.rlim_cur = 1999;
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &low), 0);
-  const absl::Status status = folder->CheckSpace({1000, 2000});
+  const absl::Status status = folder->CheckSpace("the export", {1000, 2000});
   ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &before), 0);
   EXPECT_THAT(status, testing::StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("ulimit -f")));
 }

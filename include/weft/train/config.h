@@ -115,6 +115,18 @@ struct OutputOptions {
   std::string dump_folder = "weft-dump";
 };
 
+// Checkpoints of a run, see weft/train/checkpoint.h.
+struct CheckpointConfig {
+  std::string folder;  // Empty: no checkpoints.
+  // Steps between checkpoints; 0: only on request and at the end. The last step is always saved.
+  int64_t interval = 0;
+  int64_t keep = 3;  // Newest checkpoints that remain; 0: all.
+  // "auto": the newest usable checkpoint in `folder`, or a new run if there is none. A path: that checkpoint,
+  // or the newest usable one in that folder. Empty: a new run.
+  std::string resume;
+  bool async = false;  // Write while training goes on.
+};
+
 struct TrainConfig {
   ModelOptions model;
   DataOptions data;
@@ -122,6 +134,7 @@ struct TrainConfig {
   OptimizerOptions optimizer;
   ParallelOptions parallel;
   OutputOptions output;
+  CheckpointConfig checkpoint;
   uint64_t seed = 0;
   std::string config_file;  // The file of --config; outputs must not replace it.
 };

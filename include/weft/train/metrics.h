@@ -65,6 +65,10 @@ class MetricsFile {
   // Errors: kInvalidArgument (the file is not empty), kNotFound, kPermissionDenied, kResourceExhausted,
   //   kDataLoss (names the path).
   static absl::StatusOr<MetricsFile> Create(const std::string& path);
+  // Opens the file of a run that goes on after `step`. Removes the lines of later steps, which the run will
+  // repeat, and a last line that is not whole. Creates the file if it does not exist.
+  // Errors: as Create, but kDataLoss if a line is not one of weft.
+  static absl::StatusOr<MetricsFile> Continue(const std::string& path, int64_t step);
   MetricsFile(MetricsFile&& other) noexcept;
   MetricsFile& operator=(MetricsFile&& other) noexcept;
   ~MetricsFile();
@@ -72,10 +76,16 @@ class MetricsFile {
   absl::Status Write(const StepMetrics& metrics);
 
  private:
+  // A file with any lines.
+  static absl::StatusOr<MetricsFile> Open(const std::string& path);
   MetricsFile(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
   int fd_;
   std::string path_;
 };
+
+// If the file has lines, gives it another name ("<path>.1", or the next free number), and returns that name.
+// Otherwise returns an empty string. Leaves devices and links as they are. Errors: those of the system.
+absl::StatusOr<std::string> KeepOldMetrics(const std::string& path);
 
 // Floating-point operations of forward and backward for one token: 6 N + 12 L H Q S. N is the number of
 // parameters in matrix products (the embedding table is only looked up), L of layers, H of heads of Q

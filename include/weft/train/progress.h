@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <limits>
 #include <string>
+#include <string_view>
 
 #include "weft/train/metrics.h"
 
@@ -31,6 +32,8 @@ class ProgressPrinter {
   // Prints the step's line. A second line, which stays on a terminal, tells of an evaluation that followed
   // the step, or that the step was `skipped`.
   void Print(const StepMetrics& metrics, bool skipped);
+  // Prints a line that stays on a terminal.
+  void PrintLine(std::string_view text);
 
  private:
   void EndLine();

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <functional>
 #include <optional>
+#include <string>
 
 #include <absl/status/statusor.h>
 
@@ -24,8 +25,11 @@ struct TrainEnvironment {
   // threads.
   bool watchdog = false;
   // Stop request; may be null. Each rank reads it at the start of a step. If it is true on any rank, all
-  // ranks stop after that step, without an export.
+  // ranks stop after that step, save a checkpoint if there is a folder for it, and export nothing.
   const std::atomic<bool>* stop = nullptr;
+  // Request for a checkpoint; may be null. The run resets it. If it is true on any rank at the start of a
+  // step, all ranks save after that step. Without --checkpoint-dir only a message follows.
+  std::atomic<bool>* save = nullptr;
   // The stream to which rank 0 writes the configuration, progress and result. Null: no output.
   std::FILE* output = nullptr;
   bool terminal = false;  // True if `output` is a terminal: progress then stays on one line.
@@ -40,6 +44,7 @@ struct TrainReport {
   int64_t steps = 0;          // Fewer than configured if the run was stopped.
   int64_t skipped_steps = 0;  // Steps among them without an update, as their loss or gradient was not finite.
   bool stopped = false;
+  std::string checkpoint;           // Path of the last checkpoint that the run saved; empty: none.
   double loss = 0;                  // Loss of the last step.
   std::optional<double> eval_loss;  // Loss of the last evaluation.
   uint64_t weights_hash = 0;        // See weights_hash.h.

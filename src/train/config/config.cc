@@ -163,6 +163,19 @@ absl::Status ValidateParallel(const ParallelOptions& parallel) {
   return ValidateDtype("reduce-dtype", parallel.reduce_dtype);
 }
 
+absl::Status ValidateCheckpoint(const CheckpointConfig& checkpoint) {
+  WEFT_RETURN_IF_ERROR(RequireRange({"checkpoint-interval", checkpoint.interval}, 0));
+  WEFT_RETURN_IF_ERROR(RequireRange({"keep-checkpoints", checkpoint.keep}, 0));
+  if (!checkpoint.folder.empty()) return absl::OkStatus();
+  if (checkpoint.interval > 0)
+    return BadFlag("checkpoint-interval", checkpoint.interval, "needs --checkpoint-dir");
+  if (checkpoint.async) return BadFlag("checkpoint-async", "true", "needs --checkpoint-dir");
+  if (checkpoint.resume == "auto") {
+    return BadFlag("resume", "auto", "needs --checkpoint-dir, the folder in which to look; or give a path");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 std::string_view Name(LrDecay decay) {
@@ -193,6 +206,7 @@ absl::Status Validate(const TrainConfig& config) {
   WEFT_RETURN_IF_ERROR(ValidateEval(config.eval));
   WEFT_RETURN_IF_ERROR(ValidateOptimizer(config.optimizer));
   WEFT_RETURN_IF_ERROR(ValidateParallel(config.parallel));
+  WEFT_RETURN_IF_ERROR(ValidateCheckpoint(config.checkpoint));
   return Validate(config.parallel.context);
 }
 

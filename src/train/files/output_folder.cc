@@ -190,7 +190,7 @@ void OutputFolder::RemoveLeftovers() const {
   }
 }
 
-absl::Status OutputFolder::CheckSpace(const std::vector<int64_t>& file_bytes) const {
+absl::Status OutputFolder::CheckSpace(const char* what, const std::vector<int64_t>& file_bytes) const {
   const int64_t needed = std::accumulate(file_bytes.begin(), file_bytes.end(), kSpareBytes);
   const int64_t largest = *std::max_element(file_bytes.begin(), file_bytes.end());
   struct statvfs info {};
@@ -198,13 +198,13 @@ absl::Status OutputFolder::CheckSpace(const std::vector<int64_t>& file_bytes) co
   const double free = static_cast<double>(info.f_bavail) * static_cast<double>(info.f_frsize);
   if (free < static_cast<double>(needed)) {
     return absl::ResourceExhaustedError(
-        absl::StrCat("the export to '", path_, "' needs ", needed, " bytes, but only ",
+        absl::StrCat(what, " in '", path_, "' needs ", needed, " bytes, but only ",
                      static_cast<int64_t>(free), " are free: make room, or name a folder on another disk"));
   }
   struct rlimit limit {};
   if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < static_cast<rlim_t>(largest)) {
     return absl::ResourceExhaustedError(absl::StrCat(
-        "the export to '", path_, "' has a file of ", largest, " bytes, but this process may write at most ",
+        what, " in '", path_, "' has a file of ", largest, " bytes, but this process may write at most ",
         static_cast<uint64_t>(limit.rlim_cur), ": raise the limit with ulimit -f"));
   }
   return absl::OkStatus();

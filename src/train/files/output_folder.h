@@ -41,9 +41,9 @@ class OutputFolder {
 
   const std::string& path() const { return path_; }
 
-  // Checks that files of these sizes can be written. Errors: kResourceExhausted (gives needed and free
-  // bytes).
-  absl::Status CheckSpace(const std::vector<int64_t>& file_bytes) const;
+  // Checks that files of these sizes can be written. `what`: their name in messages, as in "the export".
+  // Errors: kResourceExhausted (gives needed and free bytes).
+  absl::Status CheckSpace(const char* what, const std::vector<int64_t>& file_bytes) const;
   // Makes an empty staging folder, and returns its path. Errors: as Claim.
   absl::StatusOr<std::string> Stage();
   // Moves the staged files into place, `last` after all others. They replace files of the same names, and

@@ -11,11 +11,18 @@
 
 #include <absl/status/statusor.h>
 
+#include "src/train/files/file_io.h"
+#include "weft/train/safetensors.h"
+
 namespace weft {
 
 // Parses model.safetensors.index.json to the file name of each tensor. `path` goes into messages.
 // Errors: kDataLoss (also for a file name that leads to another folder).
 absl::StatusOr<std::map<std::string, std::string>> ParseSafetensorsIndex(std::string_view text,
                                                                          const std::string& path);
+
+// Reads the header of a safetensors file, and parses it with ParseSafetensorsHeader. Errors: kDataLoss.
+absl::StatusOr<std::map<std::string, SafetensorsEntry>> ReadSafetensorsHeader(const File& file,
+                                                                              const std::string& path);
 
 }  // namespace weft

@@ -39,28 +39,8 @@ std::optional<DType> WeightDType(const std::string& dtype) {
 }
 
 absl::StatusOr<Entries> ReadHeader(const std::string& folder, const std::string& name) {
-  const std::string path = absl::StrCat(folder, "/", name);
   WEFT_ASSIGN_OR_RETURN(const File file, OpenModelFile(folder, name));
-  WEFT_ASSIGN_OR_RETURN(const int64_t file_bytes, file.Size());
-  uint64_t header_bytes = 0;
-  if (file_bytes < kLengthBytes) {
-    return Damaged(path, absl::StrCat("has only ", file_bytes,
-                                      " bytes, so it is not a safetensors file; download it again"));
-  }
-  WEFT_RETURN_IF_ERROR(file.ReadAt(0, &header_bytes, sizeof(header_bytes)));
-  if (header_bytes > static_cast<uint64_t>(file_bytes - kLengthBytes)) {
-    return Damaged(
-        path, absl::StrCat("announces a header of ", header_bytes, " bytes, but the file has ", file_bytes,
-                           ": it is truncated or not a safetensors file; download it again"));
-  }
-  if (header_bytes > kMaxHeaderBytes) {
-    return Damaged(path,
-                   absl::StrCat("announces a header of ", header_bytes, " bytes, but the format allows ",
-                                kMaxHeaderBytes, ": it is not a safetensors file; download it again"));
-  }
-  std::string header(header_bytes, '\0');
-  WEFT_RETURN_IF_ERROR(file.ReadAt(kLengthBytes, header.data(), header.size()));
-  return ParseSafetensorsHeader(header, path, file_bytes);
+  return ReadSafetensorsHeader(file, absl::StrCat(folder, "/", name));
 }
 
 absl::StatusOr<Entries> ReadIndexedFolder(const std::string& folder) {
@@ -86,6 +66,29 @@ absl::StatusOr<Entries> ReadIndexedFolder(const std::string& folder) {
 }
 
 }  // namespace
+
+absl::StatusOr<Entries> ReadSafetensorsHeader(const File& file, const std::string& path) {
+  WEFT_ASSIGN_OR_RETURN(const int64_t file_bytes, file.Size());
+  uint64_t header_bytes = 0;
+  if (file_bytes < kLengthBytes) {
+    return Damaged(path, absl::StrCat("has only ", file_bytes,
+                                      " bytes, so it is not a safetensors file; download it again"));
+  }
+  WEFT_RETURN_IF_ERROR(file.ReadAt(0, &header_bytes, sizeof(header_bytes)));
+  if (header_bytes > static_cast<uint64_t>(file_bytes - kLengthBytes)) {
+    return Damaged(
+        path, absl::StrCat("announces a header of ", header_bytes, " bytes, but the file has ", file_bytes,
+                           ": it is truncated or not a safetensors file; download it again"));
+  }
+  if (header_bytes > kMaxHeaderBytes) {
+    return Damaged(path,
+                   absl::StrCat("announces a header of ", header_bytes, " bytes, but the format allows ",
+                                kMaxHeaderBytes, ": it is not a safetensors file; download it again"));
+  }
+  std::string header(header_bytes, '\0');
+  WEFT_RETURN_IF_ERROR(file.ReadAt(kLengthBytes, header.data(), header.size()));
+  return ParseSafetensorsHeader(header, path, file_bytes);
+}
 
 absl::StatusOr<SafetensorsReader> SafetensorsReader::Open(const std::string& folder) {
   SafetensorsReader reader;

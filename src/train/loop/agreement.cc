@@ -4,6 +4,7 @@
 #include <array>
 #include <charconv>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <optional>
 #include <set>
@@ -46,26 +47,27 @@ void AddFlags(const TrainConfig& config, std::vector<RunProperty>& properties) {
   const OptimizerOptions& optimizer = config.optimizer;
   const ParallelOptions& parallel = config.parallel;
   const ContextOptions& context = parallel.context;
-  const std::pair<const char*, std::string> flags[] = {
-      {"--seq-len", Text(data.seq_len)},
-      {"--batch-size", Text(data.batch_size)},
+  constexpr bool kFixed = true;
+  const RunProperty flags[] = {
+      {"--seq-len", Text(data.seq_len), kFixed},
+      {"--batch-size", Text(data.batch_size), kFixed},
       {"--grad-accum", Text(data.grad_accum)},
-      {"--document-separator", Text(data.document_separator)},
-      {"--shuffle", Text(data.shuffle)},
-      {"--seed", absl::StrCat(config.seed)},
+      {"--document-separator", Text(data.document_separator), kFixed},
+      {"--shuffle", Text(data.shuffle), kFixed},
+      {"--seed", absl::StrCat(config.seed), kFixed},
       {"--eval-interval", Text(config.eval.interval)},
       {"--eval-sequences", Text(config.eval.sequences)},
       {"--steps", Text(optimizer.steps)},
-      {"--lr", Text(optimizer.lr)},
-      {"--warmup-steps", Text(optimizer.warmup_steps)},
-      {"--lr-schedule", Text(Name(optimizer.lr_schedule))},
-      {"--min-lr-ratio", Text(optimizer.min_lr_ratio)},
-      {"--weight-decay", Text(optimizer.weight_decay)},
-      {"--decay", Text(Name(optimizer.decay))},
-      {"--clip-grad-norm", Text(optimizer.clip_grad_norm)},
-      {"--beta1", Text(optimizer.beta1)},
-      {"--beta2", Text(optimizer.beta2)},
-      {"--eps", Text(optimizer.eps)},
+      {"--lr", Text(optimizer.lr), kFixed},
+      {"--warmup-steps", Text(optimizer.warmup_steps), kFixed},
+      {"--lr-schedule", Text(Name(optimizer.lr_schedule)), kFixed},
+      {"--min-lr-ratio", Text(optimizer.min_lr_ratio), kFixed},
+      {"--weight-decay", Text(optimizer.weight_decay), kFixed},
+      {"--decay", Text(Name(optimizer.decay)), kFixed},
+      {"--clip-grad-norm", Text(optimizer.clip_grad_norm), kFixed},
+      {"--beta1", Text(optimizer.beta1), kFixed},
+      {"--beta2", Text(optimizer.beta2), kFixed},
+      {"--eps", Text(optimizer.eps), kFixed},
       {"--max-skipped-steps", Text(optimizer.max_skipped_steps)},
       {"--dp-replicate", Text(parallel.dp_replicate)},
       {"--dp-shard", Text(parallel.dp_shard)},
@@ -84,9 +86,16 @@ void AddFlags(const TrainConfig& config, std::vector<RunProperty>& properties) {
       {"--ulysses-degree", Text(context.ulysses_degree)},
       {"--ring-rotate", Text(context.ring_rotate)},
       {"--load-balance", Text(context.load_balance)},
+      {"--checkpoint-dir", config.checkpoint.folder.empty() ? "not given" : "given"},
+      {"--checkpoint-interval", Text(config.checkpoint.interval)},
+      {"--keep-checkpoints", Text(config.checkpoint.keep)},
+      {"--checkpoint-async", Text(config.checkpoint.async)},
+      {"--resume", config.checkpoint.resume.empty() || config.checkpoint.resume == "auto"
+                       ? Text(config.checkpoint.resume)
+                       : "a path"},
       {"--export-hf", config.output.export_folder.empty() ? "not given" : "given"},
   };
-  for (const auto& [name, value] : flags) properties.push_back({name, value});
+  properties.insert(properties.end(), std::begin(flags), std::end(flags));
 }
 
 // The model's sizes and constants. They come from a configuration file if there is --hf-model.
@@ -227,8 +236,10 @@ absl::StatusOr<std::vector<RunProperty>> PropertiesOf(const TrainConfig& config,
   std::vector<RunProperty> properties = {{"the version of weft", WEFT_VERSION}};
   AddFlags(config, properties);
   properties.push_back(ModelProperty(config, inputs.model));
+  properties.back().fixed = true;
   const int64_t vocab_size = inputs.model.vocab_size;
   WEFT_ASSIGN_OR_RETURN(RunProperty data, CorpusProperty("--data", inputs.corpus, vocab_size));
+  data.fixed = true;
   properties.push_back(std::move(data));
   if (inputs.eval_corpus) {
     WEFT_ASSIGN_OR_RETURN(RunProperty eval, CorpusProperty("--eval-data", *inputs.eval_corpus, vocab_size));
@@ -236,6 +247,7 @@ absl::StatusOr<std::vector<RunProperty>> PropertiesOf(const TrainConfig& config,
   }
   if (inputs.weights) {
     WEFT_ASSIGN_OR_RETURN(RunProperty weights, WeightsProperty(*inputs.weights));
+    weights.fixed = true;
     properties.push_back(std::move(weights));
   }
   return properties;

@@ -19,6 +19,7 @@ namespace weft {
 struct RunProperty {
   std::string name;  // A flag with its dashes, or a description such as "data of --data".
   std::string value;
+  bool fixed = false;  // Must also be equal when the run is resumed.
 };
 
 // All flags that change the result or the collectives of a run, the model's configuration, and a digest of

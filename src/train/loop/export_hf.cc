@@ -63,16 +63,6 @@ std::vector<std::string> OldWeights(const std::string& folder) {
   return names;
 }
 
-absl::StatusOr<std::vector<HfExport::Companion>> ReadCompanions(const std::string& folder) {
-  std::vector<HfExport::Companion> companions;
-  for (const std::string& path : CompanionFiles(folder)) {
-    const std::string name = fs::path(path).filename();
-    WEFT_ASSIGN_OR_RETURN(std::string content, ReadModelFile(folder, name, kMaxCompanionBytes));
-    companions.push_back({name, std::move(content)});
-  }
-  return companions;
-}
-
 absl::Status CheckReplaceable(const std::vector<std::string>& files) {
   for (const std::string& path : files) {
     struct stat info {};
@@ -99,11 +89,9 @@ absl::Status WriteShards(const std::string& path, const SafetensorsLayout& layou
 // Runs on rank 0 after all weights are written.
 absl::Status Finish(const HfExport& target, const std::string& staging, const LlamaConfig& config) {
   WEFT_RETURN_IF_ERROR(SafetensorsWriter::Commit(absl::StrCat(staging, "/", kWeights)));
-  for (const HfExport::Companion& companion : target.companions) {
-    WEFT_RETURN_IF_ERROR(WriteWholeFile(absl::StrCat(staging, "/", companion.name), companion.content));
+  for (const auto& [name, content] : ModelFiles(config, target.source_config, target.companions)) {
+    WEFT_RETURN_IF_ERROR(WriteWholeFile(absl::StrCat(staging, "/", name), content));
   }
-  WEFT_RETURN_IF_ERROR(
-      WriteWholeFile(absl::StrCat(staging, "/", kConfig), FormatHfConfig(config, target.source_config)));
   return target.folder->Commit(kWeights, IsOldWeights);
 }
 
@@ -133,6 +121,23 @@ std::vector<std::string> CompanionFiles(const std::string& folder) {
   return files;
 }
 
+absl::StatusOr<std::vector<ModelCompanion>> ReadCompanions(const std::string& folder) {
+  std::vector<ModelCompanion> companions;
+  for (const std::string& path : CompanionFiles(folder)) {
+    const std::string name = fs::path(path).filename();
+    WEFT_ASSIGN_OR_RETURN(std::string content, ReadModelFile(folder, name, kMaxCompanionBytes));
+    companions.push_back({name, std::move(content)});
+  }
+  return companions;
+}
+
+std::map<std::string, std::string> ModelFiles(const LlamaConfig& config, const std::string& source_config,
+                                              const std::vector<ModelCompanion>& companions) {
+  std::map<std::string, std::string> files = {{kConfig, FormatHfConfig(config, source_config)}};
+  for (const ModelCompanion& companion : companions) files[companion.name] = companion.content;
+  return files;
+}
+
 std::vector<std::string> ExportedFiles(const std::string& folder, const std::string& source_folder) {
   std::vector<std::string> names = {kWeights, kConfig};
   for (const std::string& companion : CompanionFiles(source_folder)) {
@@ -154,10 +159,10 @@ absl::StatusOr<HfExport> OpenExport(const std::string& folder, const std::string
   if (!claimed.ok()) return Annotate(claimed.status(), absl::StrCat("--export-hf ", folder));
   target.folder = *std::move(claimed);
   std::vector<int64_t> bytes = {LayoutOf(model).file_bytes(), kConfigBytes};
-  for (const HfExport::Companion& companion : target.companions) {
+  for (const ModelCompanion& companion : target.companions) {
     bytes.push_back(static_cast<int64_t>(companion.content.size()));
   }
-  WEFT_RETURN_IF_ERROR(target.folder->CheckSpace(bytes));
+  WEFT_RETURN_IF_ERROR(target.folder->CheckSpace("the export", bytes));
   target.source_config = std::move(source_config);
   return target;
 }

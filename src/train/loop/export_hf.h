@@ -2,6 +2,7 @@
 // tokenizer and generation files of the source folder.
 #pragma once
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -17,20 +18,27 @@
 
 namespace weft {
 
+// A tokenizer or generation file of the source folder.
+struct ModelCompanion {
+  std::string name;
+  std::string content;
+};
+
 // The target of an export, on rank 0.
 struct HfExport {
-  // A tokenizer or generation file of the source folder.
-  struct Companion {
-    std::string name;
-    std::string content;
-  };
   std::unique_ptr<OutputFolder> folder;
-  std::vector<Companion> companions;
+  std::vector<ModelCompanion> companions;
   std::string source_config;  // The text of the source folder's config.json; empty for a new model.
 };
 
 // Paths of the tokenizer and generation files that are in a model's folder. Empty for an empty `folder`.
 std::vector<std::string> CompanionFiles(const std::string& folder);
+
+// Reads them. Errors: kNotFound, kPermissionDenied, kDataLoss (names the path).
+absl::StatusOr<std::vector<ModelCompanion>> ReadCompanions(const std::string& folder);
+// config.json and the companions, by name. `source_config`: see HfExport.
+std::map<std::string, std::string> ModelFiles(const LlamaConfig& config, const std::string& source_config,
+                                              const std::vector<ModelCompanion>& companions);
 
 // Paths of the files that an export creates, replaces or removes in `folder`.
 std::vector<std::string> ExportedFiles(const std::string& folder, const std::string& source_folder);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <fstream>
 #include <string_view>
 #include <sys/stat.h>
 #include <utility>
@@ -24,19 +25,15 @@ absl::Status LinkError(const std::string& path) {
       absl::StrCat("cannot write '", path, "': it is a link; name the file that it leads to"));
 }
 
-// Only a device that takes everything, and a file without lines of another run.
+// Only a device that takes everything, and a file.
 absl::Status CheckKind(const struct stat& info, const std::string& path) {
   struct stat null_device {};
   const bool is_null =
       S_ISCHR(info.st_mode) && stat("/dev/null", &null_device) == 0 && info.st_rdev == null_device.st_rdev;
   if (is_null) return absl::OkStatus();
-  if (!S_ISREG(info.st_mode)) {
-    return absl::DataLossError(absl::StrCat("cannot write '", path, "': it is not a file"));
-  }
-  if (info.st_size == 0) return absl::OkStatus();
-  return BadFlag("metrics", path,
-                 absl::StrCat("has ", info.st_size, " bytes of an earlier run: move the file away, ",
-                              "or name another one"));
+  return S_ISREG(info.st_mode)
+             ? absl::OkStatus()
+             : absl::DataLossError(absl::StrCat("cannot write '", path, "': it is not a file"));
 }
 
 }  // namespace
@@ -78,6 +75,53 @@ std::string ToJson(const StepMetrics& metrics) {
 }
 
 absl::StatusOr<MetricsFile> MetricsFile::Create(const std::string& path) {
+  WEFT_ASSIGN_OR_RETURN(MetricsFile file, Open(path));
+  struct stat info {};
+  if (fstat(file.fd_, &info) != 0) return ErrnoStatus(errno, "write", path);
+  if (!S_ISREG(info.st_mode) || info.st_size == 0) return file;
+  return BadFlag("metrics", path,
+                 absl::StrCat("has ", info.st_size, " bytes of an earlier run: move the file away, ",
+                              "or name another one"));
+}
+
+absl::StatusOr<MetricsFile> MetricsFile::Continue(const std::string& path, int64_t step) {
+  WEFT_ASSIGN_OR_RETURN(MetricsFile file, Open(path));
+  struct stat info {};
+  if (fstat(file.fd_, &info) != 0) return ErrnoStatus(errno, "write", path);
+  if (!S_ISREG(info.st_mode) || path == "/dev/stdout") return file;
+  std::ifstream lines(path);
+  std::string line;
+  off_t kept = 0;
+  // A line without a newline ends the file: its write was interrupted.
+  while (std::getline(lines, line) && !lines.eof()) {
+    const nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) {
+      return absl::DataLossError(absl::StrCat("cannot append to '", path,
+                                              "': it has a line that is not one of weft's metrics; ",
+                                              "move the file away, or name another one"));
+    }
+    if (json["step"].get<int64_t>() > step) break;
+    kept += static_cast<off_t>(line.size()) + 1;
+  }
+  if (ftruncate(file.fd_, kept) != 0) return ErrnoStatus(errno, "write", path);
+  return file;
+}
+
+absl::StatusOr<std::string> KeepOldMetrics(const std::string& path) {
+  struct stat info {};
+  if (lstat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_size == 0) return std::string();
+  for (int number = 1;; ++number) {
+    std::string aside = absl::StrCat(path, ".", number);
+    // Unlike rename, link never replaces a file.
+    if (link(path.c_str(), aside.c_str()) == 0) {
+      if (unlink(path.c_str()) != 0) return ErrnoStatus(errno, "rename", path);
+      return aside;
+    }
+    if (errno != EEXIST) return ErrnoStatus(errno, "rename", path);
+  }
+}
+
+absl::StatusOr<MetricsFile> MetricsFile::Open(const std::string& path) {
   // A link by nature, so the flags below would refuse it.
   const bool is_stdout = path == "/dev/stdout";
   const int fd =

@@ -147,9 +147,12 @@ absl::Status CheckCollisions(const TrainConfig& config, const TrainInputs& input
 }
 
 // Opens the metrics file. Removes it again if it did not exist before.
-absl::Status CheckMetrics(const std::string& path) {
+absl::Status CheckMetrics(const std::string& path, bool resumes) {
   struct stat info {};
   const bool was_there = lstat(path.c_str(), &info) == 0;
+  if (resumes && was_there && S_ISREG(info.st_mode)) {
+    return File::OpenForUpdate(path).status();  // A resumed run appends to it.
+  }
   absl::Status status = MetricsFile::Create(path).status();
   if (status.ok() && !was_there) {
     unlink(path.c_str());
@@ -173,7 +176,7 @@ absl::Status CheckOutputs(const TrainConfig& config, const TrainInputs& inputs) 
   WEFT_RETURN_IF_ERROR(CheckCollisions(config, inputs));
   const std::string& metrics = config.output.metrics_file;
   if (metrics.empty()) return absl::OkStatus();
-  WEFT_RETURN_IF_ERROR(CheckMetrics(metrics));
+  WEFT_RETURN_IF_ERROR(CheckMetrics(metrics, !config.checkpoint.resume.empty()));
   const auto beside = ConfigPathBeside(metrics);
   return beside ? CheckReplaceable(*beside) : absl::OkStatus();
 }

@@ -77,6 +77,12 @@ size_t ProgressPrinter::Columns() const {
   return (known ? size.ws_col : kUsual) - 1;
 }
 
+void ProgressPrinter::PrintLine(std::string_view text) {
+  EndLine();
+  std::fprintf(stream_, "%.*s\n", static_cast<int>(text.size()), text.data());
+  std::fflush(stream_);
+}
+
 void ProgressPrinter::Print(const StepMetrics& metrics, bool skipped) {
   // A moving average, because the first steps take longer than later ones.
   smoothed_step_ms_ = smoothed_step_ms_ == 0

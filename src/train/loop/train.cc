@@ -13,6 +13,7 @@
 #include "src/train/loop/inputs.h"
 #include "src/train/loop/outputs.h"
 #include "src/train/loop/resolved_config.h"
+#include "src/train/loop/run_checkpoints.h"
 #include "src/train/loop/run_plan.h"
 #include "src/train/loop/sharded_hash.h"
 #include "src/train/loop/trainer.h"
@@ -26,6 +27,9 @@ namespace weft {
 namespace {
 
 constexpr const char* kRemedy = ": use a smaller --lr, more --warmup-steps, or a smaller --clip-grad-norm";
+
+// Weights and two moments in fp32.
+constexpr int64_t kStateBytesOfParameter = 3 * sizeof(float);
 
 absl::Status NotFinite(int64_t step, const absl::AlphaNum& what) {
   return absl::OutOfRangeError(absl::StrCat("step ", step, ": ", what, kRemedy));
@@ -82,6 +86,8 @@ class Run {
     if (!trained.ok() && !absl::IsOutOfRange(trained)) {
       trainer_->Fail(trained);
     }
+    // All ranks end alike, so a save of an earlier step can end too.
+    if (absl::IsOutOfRange(trained)) WEFT_RETURN_IF_ERROR(checkpoints_->Finish());
     WEFT_RETURN_IF_ERROR(AgreeOnCause(trained));
     return Finish();
   }
@@ -114,6 +120,9 @@ class Run {
 
   absl::Status OpenOutputs() {
     WEFT_RETURN_IF_ERROR(CheckOutputs(config_, *inputs_));
+    if (!config_.checkpoint.folder.empty()) {
+      WEFT_ASSIGN_OR_RETURN(companions_, ReadCompanions(config_.model.hf_folder));
+    }
     const std::string& folder = config_.output.export_folder;
     if (folder.empty()) return absl::OkStatus();
     WEFT_ASSIGN_OR_RETURN(export_, OpenExport(folder, config_.model.hf_folder, inputs_->hf_config, *model_));
@@ -123,6 +132,10 @@ class Run {
   absl::Status Prepare() {
     WEFT_RETURN_IF_ERROR(Agree(OpenAndPlan()));
     WEFT_RETURN_IF_ERROR(AgreeOnCause(AgreeOnProperties(bootstrap_, properties_, timeout_)));
+    WEFT_ASSIGN_OR_RETURN(
+        checkpoints_,
+        RunCheckpoints::Open(bootstrap_, config_.checkpoint, *plan_, properties_,
+                             kStateBytesOfParameter * inputs_->model.ParameterCount(), timeout_));
     const int64_t vocab_size = inputs_->model.vocab_size;
     WEFT_RETURN_IF_ERROR(CheckData(bootstrap_, inputs_->corpus, vocab_size, timeout_));
     return inputs_->eval_corpus ? CheckData(bootstrap_, *inputs_->eval_corpus, vocab_size, timeout_)
@@ -139,14 +152,18 @@ class Run {
       for (const std::string& warning : threads.warnings) {
         std::fprintf(output(), "warning  %s\n", warning.c_str());
       }
+      for (const std::string& message : checkpoints_->messages())
+        std::fprintf(output(), "%s\n", message.c_str());
       std::fflush(output());
     }
     return absl::OkStatus();
   }
 
   absl::Status Build() {
-    const ShardLoader loader =
-        inputs_->weights ? LoadFromSafetensors(*inputs_->weights) : LoadInitialValues(config_.seed);
+    const Checkpoint* resumed = checkpoints_->resumed();
+    const ShardLoader loader = resumed != nullptr ? resumed->Loader(kModelFiles)
+                               : inputs_->weights ? LoadFromSafetensors(*inputs_->weights)
+                                                  : LoadInitialValues(config_.seed);
     EngineOptions engine = environment_.engine;
     engine.timeout = timeout_;
     engine.watchdog = environment_.watchdog;
@@ -154,6 +171,11 @@ class Run {
     WEFT_ASSIGN_OR_RETURN(
         trainer_, Trainer::Create(bootstrap_, inputs_->corpus, *plan_, std::move(model_), loader, engine));
     AnnounceWireCompression();
+    if (resumed != nullptr) {
+      WEFT_RETURN_IF_ERROR(Agree(trainer_->LoadOptimizer(*resumed)));
+      report_.steps = resumed->step();
+      report_.skipped_steps = checkpoints_->skipped_steps();
+    }
     return Agree(OpenEvaluatorAndMetrics());
   }
 
@@ -177,12 +199,29 @@ class Run {
     return OpenMetrics();
   }
 
+  // A resumed run appends to the lines that it has not to repeat.
+  absl::StatusOr<MetricsFile> OpenMetricsFile(const std::string& path) {
+    const Checkpoint* resumed = checkpoints_->resumed();
+    if (resumed != nullptr) return MetricsFile::Continue(path, resumed->step());
+    if (!config_.checkpoint.resume.empty()) WEFT_RETURN_IF_ERROR(MoveMetricsAside(path));
+    return MetricsFile::Create(path);
+  }
+
+  // --resume auto started a new run beside the metrics of one that was killed before its first checkpoint.
+  absl::Status MoveMetricsAside(const std::string& path) {
+    WEFT_ASSIGN_OR_RETURN(const std::string aside, KeepOldMetrics(path));
+    if (!aside.empty() && output() != nullptr) {
+      std::fprintf(output(), "metrics  the lines of an earlier run are now in %s\n", aside.c_str());
+    }
+    return absl::OkStatus();
+  }
+
   absl::Status OpenMetrics() {
     const std::string& path = config_.output.metrics_file;
     if (!first() || path.empty()) {
       return absl::OkStatus();
     }
-    WEFT_ASSIGN_OR_RETURN(metrics_, MetricsFile::Create(path));
+    WEFT_ASSIGN_OR_RETURN(metrics_, OpenMetricsFile(path));
     const auto beside = ConfigPathBeside(path);
     return beside ? WriteWholeFile(*beside, ToJson(resolved_)) : absl::OkStatus();
   }
@@ -193,10 +232,12 @@ class Run {
       progress.emplace(output(), config_.optimizer.steps, environment_.terminal);
     }
     const int64_t max_skipped = config_.optimizer.max_skipped_steps;
-    for (int64_t step = 1; step <= config_.optimizer.steps && !report_.stopped; ++step) {
-      const bool stop = environment_.stop != nullptr && environment_.stop->load();
+    for (int64_t step = checkpoints_->first_step(); step <= config_.optimizer.steps && !report_.stopped;
+         ++step) {
       trainer_->engine().SetPhase(absl::StrCat("step ", step));
-      WEFT_ASSIGN_OR_RETURN(Trainer::StepResult result, trainer_->Step(step, stop));
+      WEFT_ASSIGN_OR_RETURN(Trainer::StepResult result, trainer_->Step(step, TakeRequests(), [this] {
+        return checkpoints_->BeforeUpdate();
+      }));
       report_.skipped_steps += result.skipped ? 1 : 0;
       result.metrics.skipped_steps = report_.skipped_steps;
       if (EvaluatesAfter(step) && CheckFinite(result.metrics, max_skipped).ok()) {
@@ -207,13 +248,48 @@ class Run {
       WEFT_RETURN_IF_ERROR(Record(result.metrics));
       report_.steps = step;
       report_.loss = result.metrics.loss;
-      report_.stopped = result.stop;
+      report_.stopped = result.flags.stop;
       if (progress) {
         progress->Print(result.metrics, result.skipped);
       }
       WEFT_RETURN_IF_ERROR(CheckFinite(result.metrics, max_skipped));
+      WEFT_RETURN_IF_ERROR(SaveAfter(step, result.flags));
+      if (const std::string saved = checkpoints_->TakeSaved(); !saved.empty() && progress) {
+        progress->PrintLine(absl::StrCat("saved ", saved));
+      }
+      if (result.flags.save && !checkpoints_->enabled() && progress) {
+        progress->PrintLine("SIGUSR1 asks for a checkpoint, but there is no --checkpoint-dir");
+      }
     }
     return absl::OkStatus();
+  }
+
+  Trainer::StepFlags TakeRequests() {
+    Trainer::StepFlags flags;
+    flags.stop = environment_.stop != nullptr && environment_.stop->load();
+    flags.save = environment_.save != nullptr && environment_.save->exchange(false);
+    flags.can_advance_save = checkpoints_->CanAdvance();
+    return flags;
+  }
+
+  // Begins or advances a save, as all ranks agreed in the step. The last step is saved to the end.
+  absl::Status SaveAfter(int64_t step, const Trainer::StepFlags& flags) {
+    if (!checkpoints_->enabled()) return absl::OkStatus();
+    const bool last = flags.stop || step == config_.optimizer.steps;
+    if (last || flags.save || checkpoints_->IsDue(step)) {
+      trainer_->engine().SetPhase(absl::StrCat("checkpoint of step ", step));
+      WEFT_RETURN_IF_ERROR(
+          checkpoints_->Save(*trainer_, step, report_.skipped_steps, FilesBesideCheckpoint()));
+    } else if (flags.can_advance_save) {
+      WEFT_RETURN_IF_ERROR(checkpoints_->Advance());
+    }
+    return last ? checkpoints_->Finish() : absl::OkStatus();
+  }
+
+  // With these files a checkpoint is a model folder. Rank 0 writes them.
+  std::map<std::string, std::string> FilesBesideCheckpoint() const {
+    return first() ? ModelFiles(inputs_->model, inputs_->hf_config, companions_)
+                   : std::map<std::string, std::string>();
   }
 
   bool EvaluatesAfter(int64_t step) const {
@@ -241,6 +317,10 @@ class Run {
       std::fprintf(output(), "weights xxh64:%016llx\n",
                    static_cast<unsigned long long>(report_.weights_hash));
     }
+    if (checkpoints_->enabled() && checkpoints_->last_saved_step() > 0) {
+      report_.checkpoint =
+          absl::StrCat(config_.checkpoint.folder, "/", CheckpointName(checkpoints_->last_saved_step()));
+    }
     if (report_.stopped || config_.output.export_folder.empty()) {
       return absl::OkStatus();
     }
@@ -263,9 +343,11 @@ class Run {
   std::vector<RunProperty> properties_;  // Equal on all ranks.
   std::vector<ResolvedItem> resolved_;
   std::unique_ptr<Trainer> trainer_;
-  std::unique_ptr<Evaluator> evaluator_;  // Null without --eval-data.
-  std::optional<MetricsFile> metrics_;    // On rank 0, if there is --metrics.
-  std::optional<HfExport> export_;        // On rank 0, if there is --export-hf.
+  std::unique_ptr<Evaluator> evaluator_;    // Null without --eval-data.
+  std::optional<MetricsFile> metrics_;      // On rank 0, if there is --metrics.
+  std::optional<HfExport> export_;          // On rank 0, if there is --export-hf.
+  std::vector<ModelCompanion> companions_;  // On rank 0, if there is --checkpoint-dir.
+  std::unique_ptr<RunCheckpoints> checkpoints_;
   TrainReport report_;
 };
 

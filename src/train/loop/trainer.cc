@@ -16,6 +16,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+// Names in a checkpoint, besides kModelFiles.
+constexpr const char* kOptimizerFiles = "optimizer";
+constexpr const char* kFirstMoment = ".exp_avg";
+constexpr const char* kSecondMoment = ".exp_avg_sq";
+constexpr const char* kOptimizerSteps = "optimizer_steps";
+
 double MillisecondsSince(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
@@ -129,22 +135,26 @@ void Trainer::ResetPeaks() {
   if (context_ != nullptr) context_->ResetPeak();
 }
 
-absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, bool stop) {
+absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, const StepFlags& flags,
+                                                  absl::FunctionRef<absl::Status()> before_update) {
   const Clock::time_point start = Clock::now();
   const CounterSnapshot before = Counters();
   ResetPeaks();
   StepSummary own;
-  own.stop = stop ? 1 : 0;
+  own.flags = flags;
   WEFT_ASSIGN_OR_RETURN(own.loss, ForwardAndBackward(step));
   WEFT_ASSIGN_OR_RETURN(const GradientNorm norm, sharded_->ClipGradNorm(plan_.clip_grad_norm));
   WEFT_ASSIGN_OR_RETURN(const StepSummary all, GatherSummaries(own));
   const double lr = plan_.learning_rate.At(step);
 
   StepResult result;
-  result.stop = all.stop != 0;
+  result.flags = all.flags;
   // Every rank has the same bits of both, so that all decide alike.
   result.skipped = !std::isfinite(all.loss) || !std::isfinite(norm.norm);
-  if (!result.skipped) WEFT_RETURN_IF_ERROR(Update(lr, norm.factor));
+  if (!result.skipped) {
+    WEFT_RETURN_IF_ERROR(before_update());
+    WEFT_RETURN_IF_ERROR(Update(lr, norm.factor));
+  }
   sharded_->ZeroGradients();
   StepMetrics& metrics = result.metrics;
   metrics.step = step;
@@ -209,11 +219,49 @@ absl::StatusOr<Trainer::StepSummary> Trainer::GatherSummaries(const StepSummary&
                                  kSummaryElements * bootstrap_.size(), {}, options);
   WEFT_RETURN_IF_ERROR(work.WaitReleased());
   StepSummary all;
+  all.flags.can_advance_save = true;
   for (int rank = 0; rank < bootstrap_.size(); ++rank) {
     all.loss += summaries[rank].loss;
-    all.stop |= summaries[rank].stop;
+    const StepFlags& flags = summaries[rank].flags;
+    all.flags.stop = all.flags.stop || flags.stop;
+    all.flags.save = all.flags.save || flags.save;
+    all.flags.can_advance_save = all.flags.can_advance_save && flags.can_advance_save;
   }
   return all;
+}
+
+CheckpointState Trainer::State(int64_t step) {
+  CheckpointState state;
+  state.step = step;
+  state.arrays = {{kModelFiles, "", sharded_->Shards()},
+                  {kOptimizerFiles, kFirstMoment, optimizer_->FirstMoments()},
+                  {kOptimizerFiles, kSecondMoment, optimizer_->SecondMoments()}};
+  const std::vector<int64_t> updates = optimizer_->StepsOfShards();
+  for (size_t i = 0; i < updates.size(); ++i) {
+    state.counts_of_parameters[state.arrays[0].shards[i].parameter->name] = updates[i];
+  }
+  state.counts[kOptimizerSteps] = optimizer_->steps();
+  return state;
+}
+
+absl::Status Trainer::LoadOptimizer(const Checkpoint& checkpoint) {
+  const std::vector<ShardView> moments = optimizer_->FirstMoments();
+  WEFT_RETURN_IF_ERROR(FillShards(moments, checkpoint.Loader(kOptimizerFiles, kFirstMoment)));
+  WEFT_RETURN_IF_ERROR(
+      FillShards(optimizer_->SecondMoments(), checkpoint.Loader(kOptimizerFiles, kSecondMoment)));
+  const auto steps = checkpoint.counts().find(kOptimizerSteps);
+  if (steps == checkpoint.counts().end()) {
+    return absl::DataLossError(absl::StrCat("the checkpoint '", checkpoint.folder(), "' has no count '",
+                                            kOptimizerSteps, "': it is not one of weft train"));
+  }
+  optimizer_->set_steps(steps->second);
+  std::vector<int64_t> updates;
+  for (const ShardView& moment : moments) {
+    const auto found = checkpoint.counts_of_parameters().find(moment.parameter->name);
+    updates.push_back(found == checkpoint.counts_of_parameters().end() ? steps->second : found->second);
+  }
+  optimizer_->SetStepsOfShards(updates);
+  return absl::OkStatus();
 }
 
 absl::Status Trainer::Update(double lr, float gradient_scale) {

@@ -10,6 +10,7 @@
 #include <optional>
 #include <vector>
 
+#include <absl/functional/function_ref.h>
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
@@ -23,10 +24,14 @@
 #include "weft/nn/llama.h"
 #include "weft/optim/sharded_adamw.h"
 #include "weft/sharding/fully_shard.h"
+#include "weft/train/checkpoint.h"
 #include "weft/train/corpus.h"
 #include "weft/train/metrics.h"
 
 namespace weft {
+
+// Stem of the files of a checkpoint that have the weights.
+inline constexpr const char* kModelFiles = "model";
 
 // Monotonic counters at one moment. A step's costs are the differences of two snapshots.
 struct CounterSnapshot {
@@ -43,16 +48,33 @@ class Trainer {
                                                          const ShardLoader& loader,
                                                          const EngineOptions& options);
 
+  // What ranks tell each other at each step.
+  struct StepFlags {
+    bool stop = false;  // Requests that all ranks stop after the step.
+    bool save = false;  // Requests a checkpoint after the step.
+    // Whether the rank can advance the save that is under way.
+    bool can_advance_save = false;
+  };
   struct StepResult {
     StepMetrics metrics;
     bool skipped = false;  // The loss or the gradient norm is not finite: no rank updated its weights.
-    bool stop = false;     // Some rank requested a stop.
+    // `stop` and `save`: requested by some rank. `can_advance_save`: by all ranks.
+    StepFlags flags;
   };
-  // Runs step number `step`, counted from 1: forward and backward of all microbatches, and the update. With
-  // `stop`, this rank requests that all ranks stop after the step. After an error the trainer is unusable.
-  absl::StatusOr<StepResult> Step(int64_t step, bool stop);
+  // Runs step number `step`, counted from 1: forward and backward of all microbatches, and the update.
+  // `before_update` is called on this rank before its weights change. After an error the trainer is unusable.
+  absl::StatusOr<StepResult> Step(int64_t step, const StepFlags& flags,
+                                  absl::FunctionRef<absl::Status()> before_update);
   // Aborts the steps of all peers, which would otherwise wait for this rank. Their errors name the cause.
   void Fail(const absl::Status& cause) { engine_->Abort(cause); }
+
+  // This rank's part of the training state, to be saved. With replicas that share the optimizer, all ranks
+  // together have each element once; otherwise each replica has all of them. Lifetime of the shards: the
+  // trainer's; their values change in Step.
+  CheckpointState State(int64_t step);
+  // Replaces the optimizer's state. The weights are those of Create's loader.
+  // Errors: those of the checkpoint's loader.
+  absl::Status LoadOptimizer(const Checkpoint& checkpoint);
 
   // This rank's shards of the model. Collective: all ranks, between steps.
   absl::StatusOr<std::vector<ShardView>> CurrentShards() { return sharded_->CurrentShards(); }
@@ -64,8 +86,9 @@ class Trainer {
  private:
   // The values that ranks gather from each other at each step.
   struct StepSummary {
-    double loss = 0;   // This rank's contribution to the mean loss.
-    int64_t stop = 0;  // 1 if this rank requests a stop.
+    double loss = 0;  // This rank's contribution to the mean loss.
+    StepFlags flags;
+    int8_t padding[sizeof(int64_t) - sizeof(StepFlags)] = {};
   };
 
   Trainer(Bootstrap& bootstrap, const Corpus& corpus, RunPlan plan, BatchSplitter splitter,

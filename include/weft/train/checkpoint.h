@@ -1,0 +1,200 @@
+// Checkpoints of a sharded run: saving by all ranks together, and loading onto any mesh.
+//
+// A checkpoint is a folder:
+//
+//   step-00000200/
+//     checkpoint.json               step, counts, properties, and checksums of all ranges of all files
+//     model.safetensors             whole fp32 tensors, in Hugging Face's layout: any tool reads them. Large
+//                                   models: model-00001-of-00002.safetensors, …, and an index
+//     optimizer.safetensors         the optimizer's moments in the same layout
+//     config.json, …                small files that the caller adds
+//
+// The folder of all checkpoints of a run also has `latest`, a text file with the name of the newest one.
+//
+// Note [Ranges of a checkpoint]
+// Every rank writes its own elements straight to their place in the files. The files depend on names and
+// shapes only, so any mesh reads the checkpoint of any other. checkpoint.json has the XXH3 hash of each range
+// as it was written, in pieces of at most 4 MiB. A reader checks the hash of every range that it touches.
+//
+// Note [Commit of a checkpoint]
+// Problem: a run may be killed at any instant of a save.
+// Rule: files are written to a hidden folder `.saving-…`, and flushed to the device. Then the folder is
+//   renamed, and after that `latest` replaced. Each is one system call.
+// Why it suffices: a folder that is named step-… is complete. `latest` names an older one until the new one
+//   is on the device. The next run removes hidden folders.
+// Without it: a torn checkpoint replaces a good one.
+//
+// Note [Saving while training goes on]
+// Shards change only in the optimizer's update. After Start a thread of each rank writes them from where they
+// lie. BeforeUpdate copies the ranges that are not written yet, up to a limit of memory, and waits for the
+// rest to be written.
+//
+//   WEFT_ASSIGN_OR_RETURN(auto saver, CheckpointSaver::Open(bootstrap, "checkpoints", {}));
+//   ...
+//   CheckpointState state{.step = step, .arrays = {{"model", "", model->Shards()},
+//                                                  {"optimizer", ".exp_avg", optimizer.FirstMoments()},
+//                                                  {"optimizer", ".exp_avg_sq", optimizer.SecondMoments()}}};
+//   WEFT_RETURN_IF_ERROR(saver->Start(std::move(state)));
+//   WEFT_RETURN_IF_ERROR(saver->Finish());
+//
+//   WEFT_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open("checkpoints/step-00000200"));
+//   FullyShard(net, net.units(), mesh, engine, policy, checkpoint.Loader("model"));
+//   FillShards(optimizer.FirstMoments(), checkpoint.Loader("optimizer", ".exp_avg"));
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/time/time.h>
+
+#include "weft/mesh/bootstrap.h"
+#include "weft/sharding/shard_view.h"
+
+namespace weft {
+
+// Arrays that are parallel to parameters: weights, or one of the optimizer's moments.
+struct CheckpointArrays {
+  std::string file;    // Stem of the files: "model" or "optimizer".
+  std::string suffix;  // Appended to the names of the parameters, as in ".exp_avg".
+  // This rank's elements. All ranks together have every element; those of replicas may be the same.
+  std::vector<ShardView> shards;
+};
+
+// What one rank saves.
+struct CheckpointState {
+  int64_t step = 0;
+  std::vector<CheckpointArrays> arrays;
+  // Equal on all ranks. For the caller: a loader does not interpret them.
+  std::map<std::string, int64_t> counts;
+  std::map<std::string, std::string> properties;
+  // Counts by parameter, of the parameters that the rank holds, such as numbers of updates. Ranks that hold
+  // parts of one parameter must agree.
+  std::map<std::string, int64_t> counts_of_parameters;
+  // Small files by name, written by rank 0, such as config.json.
+  std::map<std::string, std::string> files;
+};
+
+struct CheckpointOptions {
+  int64_t keep = 3;  // Newest checkpoints to keep; 0: all.
+  // Of a data file, as far as whole tensors allow.
+  int64_t max_file_bytes = int64_t{4} << 30;
+  // Memory of a rank for copies of ranges that an update would overwrite before they are written.
+  int64_t snapshot_bytes = int64_t{256} << 20;
+  // Ranks that hold the same elements share the writing: this rank is number `replica` of `replicas`.
+  int replica = 0;
+  int replicas = 1;
+  absl::Duration timeout = absl::Seconds(600);  // Of waits for other ranks.
+};
+
+// Saver of checkpoints into one folder, which it locks against other runs.
+//
+// Thread safety: none; one thread of each rank drives it.
+// Collective: Open, Start, Advance and Finish, by all ranks in one order.
+// Lifetime: the bootstrap must outlive it. Shards of a save must not move until BeforeUpdate, Finish or the
+//   destructor has returned.
+class CheckpointSaver {
+ public:
+  // Creates the folder if it does not exist. Removes the remains of saves that were killed.
+  // Errors: kInvalidArgument (another run has the folder, or options differ between ranks), kNotFound,
+  //   kPermissionDenied, kResourceExhausted, kDataLoss (names the path). All ranks return the same.
+  static absl::StatusOr<std::unique_ptr<CheckpointSaver>> Open(Bootstrap& bootstrap,
+                                                               const std::string& folder,
+                                                               const CheckpointOptions& options);
+  // Ends a save that is under way without a commit, and removes its files.
+  ~CheckpointSaver();
+  CheckpointSaver(const CheckpointSaver&) = delete;
+  CheckpointSaver& operator=(const CheckpointSaver&) = delete;
+
+  // On rank 0: the remains of killed saves that Open removed.
+  const std::vector<std::string>& removed() const;
+  // Checks that a checkpoint of `bytes` fits on the disk. Errors: kResourceExhausted (needed and free bytes).
+  absl::Status CheckSpace(int64_t bytes) const;
+
+  // Begins to save. REQUIRES: no save is under way. Errors: kInvalidArgument (two arrays of one name, or
+  // elements that no rank holds), and those of the system.
+  absl::Status Start(CheckpointState state);
+  // Whether a save is under way, and its step.
+  bool saving() const;
+  int64_t saving_step() const;
+  // Call it before this rank's shards are written: see Note [Saving while training goes on]. Not collective.
+  // Errors: kDeadlineExceeded (the device does not take the data; names the file).
+  absl::Status BeforeUpdate();
+  // Whether this rank has done its part of the current phase of the save. Ranks compare this at a step's end,
+  // and call Advance when all have. False if no save is under way.
+  bool CanAdvance() const;
+  // Next phase of the save: after the writing rank 0 commits, after the commit the save has ended.
+  // Returns whether it has ended. REQUIRES: CanAdvance on all ranks.
+  // Errors: those of the system on any rank; then the save has ended, and its files are removed.
+  absl::StatusOr<bool> Advance();
+  // Waits until the save under way has ended, if there is one. Errors: as Advance.
+  absl::Status Finish();
+
+ private:
+  class Impl;
+  explicit CheckpointSaver(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// A committed checkpoint.
+//
+// Thread safety: const members may be called from several threads.
+class Checkpoint {
+ public:
+  // Reads checkpoint.json and the headers of all files, and checks their checksums and the sizes of all
+  // files, but not the data. `folder`: that of one checkpoint.
+  // Errors: kNotFound, kPermissionDenied, kDataLoss (names the file and what is wrong), kUnimplemented
+  //   (written in a newer format).
+  static absl::StatusOr<Checkpoint> Open(const std::string& folder);
+
+  const std::string& folder() const;
+  int64_t step() const;
+  const std::map<std::string, int64_t>& counts() const;
+  const std::map<std::string, std::string>& properties() const;
+  const std::map<std::string, int64_t>& counts_of_parameters() const;
+  int64_t bytes() const;  // Of all files.
+
+  // Checks that the checkpoint has an array of this name and shape. Errors: kNotFound, kDataLoss.
+  absl::Status Check(std::string_view file, const std::string& name, const Shape& shape) const;
+  // Reads elements [first, first + out.size()) of an array in row-major order, and checks the checksums of
+  // all ranges that they lie in. REQUIRES: Check has passed, and the range lies in the array.
+  // Errors: kDataLoss (names file, range and array).
+  absl::Status Read(std::string_view file, const std::string& name, int64_t first,
+                    absl::Span<float> out) const;
+  // Loader of the arrays "<parameter><suffix>" of one file stem, with Check and Read. The loader shares the
+  // checkpoint's state.
+  ShardLoader Loader(std::string_view file, std::string_view suffix = "") const;
+  // Reads part `part` of `parts` of all files and checks every checksum in it. Errors: kDataLoss.
+  absl::Status Verify(int part = 0, int parts = 1) const;
+
+ private:
+  struct Content;
+  explicit Checkpoint(std::shared_ptr<const Content> content);
+  std::shared_ptr<const Content> content_;
+};
+
+// "step-00000200", the name of a checkpoint's folder.
+std::string CheckpointName(int64_t step);
+
+// Names of the checkpoints in a folder, newest first: the one that `latest` names, then by descending step.
+// Empty if the folder does not exist. Errors: those of the system.
+absl::StatusOr<std::vector<std::string>> ListCheckpoints(const std::string& folder);
+
+// A checkpoint that a search did not choose.
+struct SkippedCheckpoint {
+  std::string path;
+  absl::Status reason;
+};
+
+// The newest usable checkpoint of a folder, after all its checksums were checked. Ranks share the check.
+// Empty path: the folder has no checkpoint. `skipped`: newer ones that are damaged.
+// Collective: all ranks. Errors: kDataLoss (there are checkpoints, but none is usable; names each).
+absl::StatusOr<std::string> FindCheckpoint(Bootstrap& bootstrap, const std::string& folder,
+                                           std::vector<SkippedCheckpoint>& skipped, absl::Duration timeout);
+
+}  // namespace weft

@@ -1,0 +1,33 @@
+// A task in a thread of its own. Waits for it have deadlines, also that of the destructor: a device may never
+// answer.
+//
+// Thread safety: one thread constructs, calls and destroys it.
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include <absl/status/status.h>
+#include <absl/time/time.h>
+
+namespace weft {
+
+class BackgroundTask {
+ public:
+  // Starts `task`. Lifetime: what the task uses must live until it has ended; it may outlive this object.
+  explicit BackgroundTask(std::function<absl::Status()> task);
+  // Waits for the end of the task, but no longer than 5 seconds.
+  ~BackgroundTask();
+  BackgroundTask(const BackgroundTask&) = delete;
+  BackgroundTask& operator=(const BackgroundTask&) = delete;
+
+  bool done() const;
+  // The result of the task. Errors: the task's, kDeadlineExceeded.
+  absl::Status Wait(absl::Duration timeout) const;
+
+ private:
+  struct Shared;
+  std::shared_ptr<Shared> shared_;  // With the thread.
+};
+
+}  // namespace weft

@@ -1,0 +1,48 @@
+// Folder of all checkpoints of a run, on rank 0: staging, commit and removal.
+//
+// Thread safety: none. See Note [Commit of a checkpoint] in weft/train/checkpoint.h.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include "src/train/files/output_folder.h"
+
+namespace weft {
+
+class CheckpointFolder {
+ public:
+  // Creates and locks the folder, and removes the remains of killed saves. Errors: those of
+  // OutputFolder::Claim.
+  static absl::StatusOr<std::shared_ptr<CheckpointFolder>> Claim(const std::string& path);
+
+  const std::string& path() const { return claim_->path(); }
+  // The remains that Claim removed.
+  const std::vector<std::string>& removed() const { return removed_; }
+  // Errors: kResourceExhausted (gives needed and free bytes).
+  absl::Status CheckSpace(int64_t bytes, int64_t largest_file) const;
+  // Makes an empty folder for the files of a checkpoint, and returns its path.
+  absl::StatusOr<std::string> Stage(int64_t step);
+  // Makes the staged checkpoint visible, points `latest` to it, and keeps the `keep` newest checkpoints
+  // (0: all), this one among them. After an error the staged folder is removed; `latest` and all older
+  // checkpoints are as before. REQUIRES: all files are flushed and closed.
+  absl::Status Commit(const std::string& staged, int64_t step, int64_t keep) const;
+  // Removes a staged folder.
+  static void Discard(const std::string& staged);
+
+ private:
+  explicit CheckpointFolder(std::unique_ptr<OutputFolder> claim) : claim_(std::move(claim)) {}
+  absl::Status RemoveOld(int64_t keep) const;
+  absl::Status Remove(const std::string& name) const;
+
+  std::unique_ptr<OutputFolder> claim_;
+  std::vector<std::string> removed_;
+};
+
+}  // namespace weft

@@ -1,0 +1,173 @@
+#include "src/train/loop/run_checkpoints.h"
+
+#include <filesystem>
+#include <sys/stat.h>
+#include <utility>
+
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+
+#include "src/train/config/flag_error.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+constexpr const char* kSkippedSteps = "skipped_steps";
+constexpr const char* kBatchSize = "--batch-size";
+
+bool IsFile(const std::string& path) {
+  struct stat info {};
+  return stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
+}
+
+bool IsFolder(const std::string& path) {
+  struct stat info {};
+  return stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<RunCheckpoints>> RunCheckpoints::Open(
+    Bootstrap& bootstrap, const CheckpointConfig& config, const RunPlan& plan,
+    const std::vector<RunProperty>& properties, int64_t state_bytes, absl::Duration timeout) {
+  std::unique_ptr<RunCheckpoints> run(new RunCheckpoints(bootstrap, config, plan, timeout));
+  for (const RunProperty& property : properties) {
+    if (property.fixed) run->properties_[property.name] = property.value;
+  }
+  // Its default depends on the mesh, which may change.
+  run->properties_[kBatchSize] = absl::StrCat(plan.batch.batch_size);
+  if (!config.folder.empty()) WEFT_RETURN_IF_ERROR(run->Claim(state_bytes));
+  if (!config.resume.empty()) WEFT_RETURN_IF_ERROR(run->Resume());
+  return run;
+}
+
+absl::Status RunCheckpoints::Claim(int64_t state_bytes) {
+  CheckpointOptions options;
+  options.keep = config_.keep;
+  options.timeout = timeout_;
+  // Without a shared optimizer every replica has all elements.
+  if (!plan_.parallel.shard_optimizer_over_replicas) {
+    options.replicas = plan_.replicate_size;
+    options.replica = bootstrap_.rank() / plan_.shard_group_size();
+  }
+  const bool first = bootstrap_.rank() == 0;
+  // Before the saver opens the folder, which would create it.
+  absl::Status unused = absl::OkStatus();
+  if (first && config_.resume.empty()) {
+    const absl::StatusOr<std::vector<std::string>> present = ListCheckpoints(config_.folder);
+    unused = present.status();
+    if (present.ok() && !present->empty()) {
+      unused = BadFlag("checkpoint-dir", config_.folder,
+                       absl::StrCat("has checkpoints of an earlier run, the newest is ", present->front(),
+                                    ": give --resume auto to go on from it, or name another folder"));
+    }
+  }
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, unused, timeout_));
+  absl::StatusOr<std::unique_ptr<CheckpointSaver>> saver =
+      CheckpointSaver::Open(bootstrap_, config_.folder, options);
+  if (!saver.ok()) return Annotate(saver.status(), absl::StrCat("--checkpoint-dir ", config_.folder));
+  saver_ = *std::move(saver);
+  for (const std::string& removed : saver_->removed()) {
+    messages_.push_back(absl::StrCat("removed  ", removed, ", the remains of a save that was killed"));
+  }
+  return AgreeOnStatus(bootstrap_, saver_->CheckSpace(state_bytes), timeout_);
+}
+
+absl::Status RunCheckpoints::Resume() {
+  std::string path = config_.resume;
+  const bool automatic = path == "auto";
+  if (automatic) {
+    WEFT_ASSIGN_OR_RETURN(path, FindIn(config_.folder));
+    if (path.empty()) {
+      messages_.push_back(absl::StrCat("resume   no checkpoint in ", config_.folder, ": starting at step 0"));
+      return absl::OkStatus();
+    }
+  } else {
+    // Rank 0 decides what the path is.
+    std::string kind = "missing";
+    if (IsFolder(path)) kind = IsFile(path + "/checkpoint.json") ? "checkpoint" : "folder";
+    WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> kinds, bootstrap_.AllGatherBlob(kind, timeout_));
+    if (kinds[0] == "missing") {
+      return absl::NotFoundError(absl::StrCat("--resume ", path, ": there is no such folder"));
+    }
+    if (kinds[0] == "folder") {
+      WEFT_ASSIGN_OR_RETURN(path, FindIn(path));
+      if (path.empty())
+        return absl::NotFoundError(absl::StrCat("--resume ", config_.resume, ": has no checkpoint"));
+    }
+  }
+  absl::StatusOr<Checkpoint> opened = Checkpoint::Open(path);
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, opened.status(), timeout_));
+  resumed_ = *std::move(opened);
+  last_saved_step_ = resumed_->step();
+  messages_.push_back(absl::StrCat("resume   ", path, ", after step ", resumed_->step()));
+  return AgreeOnStatus(bootstrap_, CheckProperties(), timeout_);
+}
+
+absl::StatusOr<std::string> RunCheckpoints::FindIn(const std::string& folder) {
+  std::vector<SkippedCheckpoint> skipped;
+  WEFT_ASSIGN_OR_RETURN(std::string path, FindCheckpoint(bootstrap_, folder, skipped, timeout_));
+  for (const SkippedCheckpoint& checkpoint : skipped) {
+    messages_.push_back(
+        absl::StrCat("warning  ", checkpoint.path, " is not used: ", checkpoint.reason.message()));
+  }
+  return path;
+}
+
+absl::Status RunCheckpoints::CheckProperties() const {
+  std::vector<std::string> differences;
+  bool flag = false;
+  for (const auto& [name, value] : properties_) {
+    const auto saved = resumed_->properties().find(name);
+    const std::string& before = saved == resumed_->properties().end() ? "not given" : saved->second;
+    if (before == value) continue;
+    differences.push_back(absl::StrCat(name, " is ", value, ", but the checkpoint has ", before));
+    flag = flag || absl::StartsWith(name, "--");
+  }
+  if (differences.empty()) return absl::OkStatus();
+  const std::string message =
+      absl::StrCat("cannot go on from '", resumed_->folder(), "': ", absl::StrJoin(differences, "; "),
+                   ": give the values of the checkpoint, or start a new run in another --checkpoint-dir");
+  return flag ? absl::InvalidArgumentError(message) : absl::DataLossError(message);
+}
+
+int64_t RunCheckpoints::skipped_steps() const {
+  if (!resumed_) return 0;
+  const auto found = resumed_->counts().find(kSkippedSteps);
+  return found == resumed_->counts().end() ? 0 : found->second;
+}
+
+absl::Status RunCheckpoints::Save(Trainer& trainer, int64_t step, int64_t skipped_steps,
+                                  std::map<std::string, std::string> files) {
+  WEFT_RETURN_IF_ERROR(Finish());
+  CheckpointState state = trainer.State(step);
+  state.counts[kSkippedSteps] = skipped_steps;
+  state.properties = properties_;
+  state.files = std::move(files);
+  WEFT_RETURN_IF_ERROR(saver_->Start(std::move(state)));
+  return config_.async ? absl::OkStatus() : Finish();
+}
+
+absl::Status RunCheckpoints::Advance() {
+  const int64_t step = saver_->saving_step();
+  WEFT_ASSIGN_OR_RETURN(const bool ended, saver_->Advance());
+  if (ended) SetSaved(step);
+  return absl::OkStatus();
+}
+
+absl::Status RunCheckpoints::Finish() {
+  if (!enabled() || !saver_->saving()) return absl::OkStatus();
+  const int64_t step = saver_->saving_step();
+  WEFT_RETURN_IF_ERROR(saver_->Finish());
+  SetSaved(step);
+  return absl::OkStatus();
+}
+
+void RunCheckpoints::SetSaved(int64_t step) {
+  saved_ = absl::StrCat(config_.folder, "/", CheckpointName(step));
+  last_saved_step_ = step;
+}
+
+}  // namespace weft

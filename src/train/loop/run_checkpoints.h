@@ -1,0 +1,87 @@
+// Checkpoints of a training run: the one from which it goes on, and those that it saves.
+//
+// Thread safety: none.
+// Collective: all functions but BeforeUpdate and CanAdvance, by all ranks in one order.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/time/time.h>
+
+#include "src/train/loop/agreement.h"
+#include "src/train/loop/run_plan.h"
+#include "src/train/loop/trainer.h"
+#include "weft/mesh/bootstrap.h"
+#include "weft/train/checkpoint.h"
+#include "weft/train/config.h"
+
+namespace weft {
+
+class RunCheckpoints {
+ public:
+  // Opens --checkpoint-dir and finds the checkpoint of --resume. Checks that the run has the same fixed
+  // properties as the one that saved it, and that a checkpoint of `state_bytes` fits on the disk.
+  // Errors: kInvalidArgument (another run has the folder, or the folder has checkpoints and --resume is not
+  //   given, or a flag differs from the checkpoint's), kNotFound, kDataLoss (no checkpoint is usable, or it is
+  //   one of other data or of another model), and those of the system.
+  static absl::StatusOr<std::unique_ptr<RunCheckpoints>> Open(Bootstrap& bootstrap,
+                                                              const CheckpointConfig& config,
+                                                              const RunPlan& plan,
+                                                              const std::vector<RunProperty>& properties,
+                                                              int64_t state_bytes, absl::Duration timeout);
+
+  // The checkpoint from which the run goes on; null for a new run.
+  const Checkpoint* resumed() const { return resumed_ ? &*resumed_ : nullptr; }
+  int64_t first_step() const { return resumed_ ? resumed_->step() + 1 : 1; }
+  int64_t skipped_steps() const;
+  // Lines that tell rank 0's user what was found, skipped and removed.
+  const std::vector<std::string>& messages() const { return messages_; }
+
+  // Whether the run saves checkpoints.
+  bool enabled() const { return saver_ != nullptr; }
+  // Whether the interval asks for a checkpoint after this step.
+  bool IsDue(int64_t step) const { return enabled() && config_.interval > 0 && step % config_.interval == 0; }
+
+  // Saves the state after `step`. With --checkpoint-async, only begins to. `files`: see CheckpointState.
+  // REQUIRES: enabled().
+  absl::Status Save(Trainer& trainer, int64_t step, int64_t skipped_steps,
+                    std::map<std::string, std::string> files);
+  absl::Status BeforeUpdate() { return enabled() ? saver_->BeforeUpdate() : absl::OkStatus(); }
+  bool CanAdvance() const { return enabled() && saver_->CanAdvance(); }
+  // Advances a save that is under way; all ranks can.
+  absl::Status Advance();
+  // Waits until the save that is under way has ended.
+  absl::Status Finish();
+  // The path of the checkpoint that was committed last, once; empty if there is none since the last call.
+  std::string TakeSaved() { return std::exchange(saved_, ""); }
+  int64_t last_saved_step() const { return last_saved_step_; }
+
+ private:
+  RunCheckpoints(Bootstrap& bootstrap, const CheckpointConfig& config, const RunPlan& plan,
+                 absl::Duration timeout)
+      : bootstrap_(bootstrap), config_(config), plan_(plan), timeout_(timeout) {}
+  absl::Status Claim(int64_t state_bytes);
+  absl::Status Resume();
+  absl::StatusOr<std::string> FindIn(const std::string& folder);
+  absl::Status CheckProperties() const;
+  void SetSaved(int64_t step);
+
+  Bootstrap& bootstrap_;
+  const CheckpointConfig config_;
+  const RunPlan& plan_;
+  const absl::Duration timeout_;
+  std::map<std::string, std::string> properties_;  // The fixed ones.
+  std::vector<std::string> messages_;
+  std::optional<Checkpoint> resumed_;
+  std::unique_ptr<CheckpointSaver> saver_;  // Null without --checkpoint-dir.
+  std::string saved_;
+  int64_t last_saved_step_ = 0;
+};
+
+}  // namespace weft

@@ -1,0 +1,248 @@
+// Runs that are stopped and go on from a checkpoint: the bits of an uninterrupted run on the same mesh, its losses on
+// another one, and errors for a run that differs.
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "tests/train/train_run.h"
+#include "weft/train/checkpoint.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+
+using ::testing::HasSubstr;
+using testing::StatusIs;
+
+class ResumeTest : public TrainRun {
+ protected:
+  ResumeTest() {
+    config_.data.batch_size = 12;
+    config_.optimizer.steps = kSteps;
+    config_.optimizer.lr_schedule = LrDecay::kConstant;
+  }
+  static constexpr int64_t kSteps = 8;
+  static constexpr int64_t kStop = 4;
+
+  std::string root() const { return folder_ / "checkpoints"; }
+  // The run that goes on after kStop steps of `before`.
+  Result Interrupted(const Mesh& before, const Mesh& after) {
+    fs::remove_all(root());
+    config_.checkpoint.folder = root();
+    config_.checkpoint.resume.clear();
+    config_.optimizer.steps = kStop;
+    Run(before);
+    config_.checkpoint.resume = "auto";
+    config_.optimizer.steps = kSteps;
+    Result result = Run(after);
+    config_.checkpoint = {};
+    return result;
+  }
+};
+
+TEST_F(ResumeTest, GivesTheBitsOfAnUninterruptedRun) {
+  for (const bool async : {false, true}) {
+    for (const Mesh mesh : {Mesh{1, 1}, Mesh{1, 3}, Mesh{2, 2}, Mesh{1, 2, 2}, Mesh{4, 1}}) {
+      const Result whole = Run(mesh);
+      config_.checkpoint.async = async;
+      const Result resumed = Interrupted(mesh, mesh);
+      EXPECT_EQ(resumed.report.weights_hash, whole.report.weights_hash);
+      EXPECT_EQ(resumed.report.steps, kSteps);
+      ASSERT_EQ(resumed.steps.size(), kSteps - kStop);
+      EXPECT_EQ(resumed.steps[0].step, kStop + 1);
+      EXPECT_EQ(resumed.steps[0].loss, whole.steps[kStop].loss);
+    }
+  }
+}
+
+TEST_F(ResumeTest, GivesTheBitsOfAnUninterruptedRunWithEveryKindOfSharding) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    for (const bool zero_copy : {true, false}) {
+      for (const bool over_replicas : {true, false}) {
+        config_.parallel.param_dtype = config_.parallel.reduce_dtype = dtype;
+        config_.parallel.zero_copy = zero_copy;
+        config_.parallel.shard_optimizer_over_replicas = over_replicas;
+        const Mesh mesh{2, 2};
+        EXPECT_EQ(Interrupted(mesh, mesh).report.weights_hash, Run(mesh).report.weights_hash);
+      }
+    }
+  }
+}
+
+TEST_F(ResumeTest, FollowsTheLossesOfAnUninterruptedRunOnAnotherMesh) {
+  const Result whole = Run({1, 1});
+  const Mesh meshes[] = {{1, 4}, {1, 2}, {1, 3}, {1, 1}, {2, 2}, {1, 2, 2}, {1, 4}};
+  for (size_t i = 0; i + 1 < std::size(meshes); ++i) {
+    config_.parallel.zero_copy = i % 2 == 0;
+    const Result resumed = Interrupted(meshes[i], meshes[i + 1]);
+    ASSERT_EQ(resumed.steps.size(), kSteps - kStop);
+    for (size_t step = 0; step < resumed.steps.size(); ++step) {
+      EXPECT_NEAR(resumed.steps[step].loss / whole.steps[kStop + step].loss, 1, 1e-4) << i;
+    }
+  }
+}
+
+TEST_F(ResumeTest, SavesAtIntervalsAndTheLastStep) {
+  config_.checkpoint.folder = root();
+  config_.checkpoint.interval = 3;
+  config_.checkpoint.keep = 0;
+  for (const bool async : {false, true}) {
+    fs::remove_all(root());
+    config_.checkpoint.async = async;
+    const Result result = Run({1, 2});
+    EXPECT_EQ(result.report.checkpoint, root() + "/step-00000008");
+    ASSERT_OK_AND_ASSIGN(const std::vector<std::string> names, ListCheckpoints(root()));
+    EXPECT_THAT(names, ::testing::ElementsAre("step-00000008", "step-00000006", "step-00000003"));
+  }
+}
+
+TEST_F(ResumeTest, SavesWhenAskedTo) {
+  config_.checkpoint.folder = root();
+  config_.checkpoint.keep = 0;
+  std::atomic<bool> save{true};
+  EXPECT_OK(RunThreadRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) -> absl::Status {
+    TrainEnvironment environment;
+    if (bootstrap.rank() == 1) environment.save = &save;
+    return Train(bootstrap, config_, environment).status();
+  }));
+  EXPECT_FALSE(save);
+  EXPECT_TRUE(fs::exists(root() + "/step-00000001"));
+}
+
+TEST_F(ResumeTest, SavesWhenItIsStopped) {
+  const uint64_t whole = Run({1, 2}).report.weights_hash;
+  config_.checkpoint.folder = root();
+  const std::atomic<bool> stop{true};
+  EXPECT_OK(RunThreadRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) -> absl::Status {
+    TrainEnvironment environment;
+    environment.stop = &stop;
+    WEFT_ASSIGN_OR_RETURN(const TrainReport report, Train(bootstrap, config_, environment));
+    EXPECT_TRUE(report.stopped);
+    EXPECT_EQ(report.checkpoint, root() + "/step-00000001");
+    return absl::OkStatus();
+  }));
+  config_.checkpoint.resume = "auto";
+  EXPECT_EQ(Run({1, 2}).report.weights_hash, whole);
+}
+
+TEST_F(ResumeTest, StartsAtStepZeroInAnEmptyFolderAndSaysSo) {
+  config_.checkpoint.folder = root();
+  config_.checkpoint.resume = "auto";
+  EXPECT_THAT(Printed({1, 1}, NodeMap::OneNode(1)), HasSubstr("starting at step 0"));
+}
+
+TEST_F(ResumeTest, DoesNothingMoreAfterTheLastStep) {
+  const uint64_t whole = Run({1, 2}).report.weights_hash;
+  config_.checkpoint.folder = root();
+  Run({1, 2});
+  config_.checkpoint.resume = "auto";
+  const Result again = Run({1, 3});
+  EXPECT_EQ(again.report.weights_hash, whole);
+  EXPECT_TRUE(again.steps.empty());
+}
+
+TEST_F(ResumeTest, GoesOnFromAGivenCheckpoint) {
+  const uint64_t whole = Run({1, 2}).report.weights_hash;
+  config_.checkpoint.folder = root();
+  config_.checkpoint.interval = 2;
+  config_.checkpoint.keep = 0;
+  Run({1, 2});
+  config_.checkpoint.resume = root() + "/step-00000002";
+  const Result resumed = Run({1, 2});
+  EXPECT_EQ(resumed.steps.size(), kSteps - 2);
+  EXPECT_EQ(resumed.report.weights_hash, whole);
+  // Without a folder for new checkpoints.
+  config_.checkpoint = {};
+  config_.checkpoint.resume = root();
+  EXPECT_TRUE(Run({1, 2}).steps.empty());
+}
+
+TEST_F(ResumeTest, RefusesToMixRuns) {
+  config_.checkpoint.folder = root();
+  Run({1, 2});
+  EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("give --resume auto")));
+  config_.checkpoint.resume = "auto";
+  const TrainConfig same = config_;
+  const auto expect_refused = [&](const std::string& name, absl::StatusCode code) {
+    EXPECT_THAT(RunError(2), StatusIs(code, HasSubstr(name)));
+    config_ = same;
+  };
+  config_.optimizer.lr = 0.5;
+  expect_refused("--lr is 0.5, but the checkpoint has 0.01", absl::StatusCode::kInvalidArgument);
+  config_.seed = 4;
+  expect_refused("--seed", absl::StatusCode::kInvalidArgument);
+  config_.data.batch_size = 6;
+  expect_refused("--batch-size is 6, but the checkpoint has 12", absl::StatusCode::kInvalidArgument);
+  config_.data.seq_len = 8;
+  expect_refused("--seq-len", absl::StatusCode::kInvalidArgument);
+  config_.model.dim = 32;
+  expect_refused("--model", absl::StatusCode::kInvalidArgument);
+  config_.data.paths = {folder_.Write("other.txt", SomeText() + SomeText())};
+  expect_refused("data of --data", absl::StatusCode::kDataLoss);
+}
+
+TEST_F(ResumeTest, NamesAPathWithoutACheckpoint) {
+  config_.checkpoint.resume = folder_ / "none";
+  EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kNotFound, HasSubstr("--resume")));
+  config_.checkpoint.resume = folder_.str();
+  EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kNotFound, HasSubstr("has no checkpoint")));
+}
+
+TEST_F(ResumeTest, AppendsToTheMetricsWithoutRepeatedLines) {
+  config_.output.metrics_file = folder_ / "run.jsonl";
+  config_.checkpoint.folder = root();
+  config_.optimizer.steps = kStop;
+  Run({1, 2});
+  // Lines of steps that were not saved, the last one torn.
+  std::ofstream(config_.output.metrics_file, std::ios::app) << "{\"step\":5,\"loss\":1}\n{\"step\":6,\"lo";
+  config_.checkpoint.resume = "auto";
+  config_.optimizer.steps = kSteps;
+  Run({1, 2});
+  std::ifstream lines(config_.output.metrics_file);
+  int64_t step = 0;
+  for (std::string line; std::getline(lines, line);) {
+    EXPECT_THAT(line, HasSubstr(absl::StrCat("{\"step\":", ++step, ",")));
+    EXPECT_THAT(line, HasSubstr("rss_bytes"));
+  }
+  EXPECT_EQ(step, kSteps);
+}
+
+TEST_F(ResumeTest, KeepsTheMetricsOfARunThatSavedNothing) {
+  config_.output.metrics_file = folder_.Write("run.jsonl", "{\"step\":1}\n");
+  config_.checkpoint.folder = root();
+  config_.checkpoint.resume = "auto";
+  Run({1, 2});
+  EXPECT_EQ(ReadFile(folder_ / "run.jsonl.1"), "{\"step\":1}\n");
+  EXPECT_THAT(ReadFile(folder_ / "run.jsonl"), HasSubstr("{\"step\":8,"));
+}
+
+TEST_F(ResumeTest, CountsTheStepsThatWereSkippedBefore) {
+  config_.checkpoint.folder = root();
+  config_.optimizer.lr = 1e9;
+  config_.optimizer.clip_grad_norm = 0;
+  config_.optimizer.max_skipped_steps = 100;
+  config_.optimizer.steps = 4;
+  const Result first = Run({1, 2});
+  ASSERT_GT(first.report.skipped_steps, 0);
+  config_.checkpoint.resume = "auto";
+  config_.optimizer.steps = 5;
+  EXPECT_EQ(Run({1, 2}).report.skipped_steps, first.report.skipped_steps + 1);
+}
+
+TEST_F(ResumeTest, ACheckpointIsAModelFolder) {
+  config_.checkpoint.folder = root();
+  const uint64_t trained = Run({1, 2}).report.weights_hash;
+  config_.checkpoint = {};
+  config_.model = {};
+  config_.model.hf_folder = root() + "/step-00000008";
+  config_.optimizer.lr = 0;
+  config_.optimizer.weight_decay = 0;
+  config_.optimizer.steps = 1;
+  EXPECT_EQ(Run({1, 1}).report.weights_hash, trained);
+}
+
+}  // namespace
+}  // namespace weft
