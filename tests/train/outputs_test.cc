@@ -79,6 +79,12 @@ TEST_F(Outputs, MustDifferFromEachOther) {
   ExpectCollision("is a file that --metrics writes");
 }
 
+TEST_F(Outputs, OfAnExportMustNotLieAmongCheckpoints) {
+  config_.output.export_folder = folder_ / "out/";
+  config_.checkpoint.folder = folder_ / "out";
+  EXPECT_THAT(Check(), testing::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--checkpoint-dir")));
+}
+
 TEST_F(Outputs, MustNotContinueTheMetricsOfAnEarlierRun) {
   config_.output.metrics_file = folder_.Write("m.jsonl", "old");
   ExpectCollision("has 3 bytes of an earlier run");

@@ -141,6 +141,10 @@ absl::Status CheckCollisions(const TrainConfig& config, const TrainInputs& input
   if (!exported.empty() && !source.empty() && Resolved(exported) == Resolved(source)) {
     return BadFlag("export-hf", exported, "is the folder of --hf-model; name another one");
   }
+  const std::string& checkpoints = config.checkpoint.folder;
+  if (!exported.empty() && !checkpoints.empty() && Resolved(exported) == Resolved(checkpoints)) {
+    return BadFlag("export-hf", exported, "is the folder of --checkpoint-dir; name another one");
+  }
   const std::vector<OutputFile> outputs = OutputsOf(config);
   WEFT_RETURN_IF_ERROR(CheckOutputsDiffer(outputs));
   return CheckNoInputReplaced(outputs, InputsOf(config, inputs));
