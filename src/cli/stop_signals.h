@@ -1,5 +1,5 @@
-// Requests of a run's user: SIGINT (Ctrl-C) and SIGTERM (from mpirun or a batch system) stop it, SIGUSR1 saves
-// a checkpoint.
+// Requests of a run's user: SIGINT (Ctrl-C) and SIGTERM (from mpirun or a batch system) stop it, SIGUSR1
+// saves a checkpoint.
 //
 // Note [Signals are taken in a thread]
 // Problem: a plain signal handler that interrupts a matrix product corrupts the heap, see Note [Signal
@@ -27,8 +27,8 @@ class StopSignals {
   // Blocks the signals in the calling thread, so that they wait for an instance.
   static void Block();
 
-  // Blocks the signals and starts the thread that takes them. Until EnableGracefulStop, SIGINT and SIGTERM end
-  // the process with kExitInterrupted.
+  // Blocks the signals and starts the thread that takes them. Until EnableGracefulStop, SIGINT and SIGTERM
+  // end the process with kExitInterrupted.
   StopSignals();
   // Ends the thread and restores the signal mask of the calling thread.
   ~StopSignals();

@@ -1,4 +1,5 @@
-// Saving and loading of checkpoints over ranks that are threads: partitions of any kind, commit, removal, damage.
+// Saving and loading of checkpoints over ranks that are threads: partitions of any kind, commit, removal,
+// damage.
 #include "weft/train/checkpoint.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
-// Runs that are stopped and go on from a checkpoint: the bits of an uninterrupted run on the same mesh, its losses on
-// another one, and errors for a run that differs.
+// Runs that are stopped and go on from a checkpoint: the bits of an uninterrupted run on the same mesh, its
+// losses on another one, and errors for a run that differs.
 #include <atomic>
 #include <filesystem>
 #include <fstream>

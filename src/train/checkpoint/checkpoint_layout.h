@@ -1,5 +1,5 @@
-// Files of a checkpoint's arrays: which file holds which tensor, and where. Pure: every rank computes the same
-// layout from the same tensors.
+// Files of a checkpoint's arrays: which file holds which tensor, and where. Pure: every rank computes the
+// same layout from the same tensors.
 #pragma once
 
 #include <cstdint>

@@ -27,34 +27,33 @@ absl::Status WrongChecksum(const std::string& path, const FileRange& range) {
                                           " to ", range.end(), ": the checkpoint is damaged"));
 }
 
-// A file of the checkpoint. Its ranges are sorted by offset.
-struct CheckedFile {
-  std::string path;
-  File file;
-  std::vector<FileRange> ranges;
-
-  // Reads the runs of a range end to end into `out`, and checks them. `span`: scratch.
-  absl::Status ReadRange(const FileRange& range, char* out, std::vector<char>& span) const {
-    if (range.runs == 1) {
-      WEFT_RETURN_IF_ERROR(file.ReadAt(range.offset, out, static_cast<size_t>(range.run_bytes)));
-    } else {
-      span.resize(static_cast<size_t>(range.span()));
-      WEFT_RETURN_IF_ERROR(file.ReadAt(range.offset, span.data(), span.size()));
-      for (int64_t run = 0; run < range.runs; ++run) {
-        std::memcpy(out + run * range.run_bytes, span.data() + run * range.stride,
-                    static_cast<size_t>(range.run_bytes));
-      }
-    }
-    const bool right = Hash64(out, static_cast<size_t>(range.bytes())) == range.hash;
-    return right ? absl::OkStatus() : WrongChecksum(path, range);
-  }
-};
-
 }  // namespace
 
 struct Checkpoint::Content {
+  // A file of the checkpoint. Its ranges are sorted by offset.
+  struct CheckedFile {
+    std::string path;
+    File file;
+    std::vector<FileRange> ranges;
+
+    // Reads the runs of a range end to end into `out`, and checks them. `span`: scratch.
+    absl::Status ReadRange(const FileRange& range, char* out, std::vector<char>& span) const {
+      if (range.runs == 1) {
+        WEFT_RETURN_IF_ERROR(file.ReadAt(range.offset, out, static_cast<size_t>(range.run_bytes)));
+      } else {
+        span.resize(static_cast<size_t>(range.span()));
+        WEFT_RETURN_IF_ERROR(file.ReadAt(range.offset, span.data(), span.size()));
+        for (int64_t run = 0; run < range.runs; ++run) {
+          std::memcpy(out + run * range.run_bytes, span.data() + run * range.stride,
+                      static_cast<size_t>(range.run_bytes));
+        }
+      }
+      const bool right = Hash64(out, static_cast<size_t>(range.bytes())) == range.hash;
+      return right ? absl::OkStatus() : WrongChecksum(path, range);
+    }
+  };
   struct Array {
-    size_t file;
+    size_t file;  // Index in `files`.
     SafetensorsEntry entry;
   };
 
@@ -203,7 +202,7 @@ absl::Status Checkpoint::Verify(int part, int parts) const {
   int64_t number = 0;
   std::vector<char> bytes;
   std::vector<char> span;
-  for (const CheckedFile& file : content_->files) {
+  for (const Content::CheckedFile& file : content_->files) {
     for (const FileRange& range : file.ranges) {
       if (number++ % parts != part) continue;
       bytes.resize(static_cast<size_t>(range.bytes()));
