@@ -153,7 +153,7 @@ absl::Status WriteDescription(const std::string& staged, const CheckpointLayout&
 // OK if ranks have written each byte of a file once.
 absl::Status CheckComplete(const CheckpointLayout::File& layout, const CheckpointManifest::File& file) {
   const absl::Status status = CheckCoverage(file.ranges, file.bytes);
-  if (status.ok()) return status;
+  if (status.ok()) return absl::OkStatus();
   const char* remedy = absl::IsNotFound(status)
                            ? "pass the shards of all ranks"
                            : "ranks hold the same elements: set `replica` and `replicas`";
@@ -182,6 +182,7 @@ struct Commit {
     manifest.properties = state.properties;
     const std::vector<CheckpointLayout::File>& files = layout.files();
     std::vector<CheckpointManifest::File> merged;
+    merged.reserve(files.size());
     for (const CheckpointLayout::File& file : files) {
       merged.push_back({file.stem, file.layout.file_bytes(), RangesOf(file.layout.header())});
     }

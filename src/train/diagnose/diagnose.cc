@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include <absl/strings/match.h>
@@ -24,7 +25,13 @@ struct LaneKey {
   uint64_t index;
   std::string name;
   std::vector<int> ranks;
-  friend auto operator<=>(const LaneKey&, const LaneKey&) = default;
+  bool operator<(const LaneKey& other) const { return Key() < other.Key(); }
+  bool operator==(const LaneKey& other) const { return Key() == other.Key(); }
+
+ private:
+  std::tuple<const uint64_t&, const std::string&, const std::vector<int>&> Key() const {
+    return {index, name, ranks};
+  }
 };
 
 struct Waiting {

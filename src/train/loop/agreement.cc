@@ -218,6 +218,7 @@ std::string DescribeDifference(const std::string& name,
   }
   if (ranks_of_value.size() == 1) return "";
   std::vector<std::pair<std::vector<int>, std::string>> sides;  // Ordered by their lowest ranks.
+  sides.reserve(ranks_of_value.size());
   for (auto& [value, ranks] : ranks_of_value) sides.emplace_back(std::move(ranks), value);
   std::sort(sides.begin(), sides.end());
   constexpr size_t kSides = 3;

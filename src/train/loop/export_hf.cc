@@ -180,7 +180,7 @@ absl::Status ExportHf(Bootstrap& bootstrap, const HfExport* target, LlamaModel& 
     return AgreeOnStatus(bootstrap, first ? Finish(*target, staging, model.config()) : absl::OkStatus(),
                          timeout);
   };
-  const absl::Status status = run();
+  absl::Status status = run();
   if (first) target->folder->Discard();
   return status;
 }
