@@ -75,6 +75,7 @@ void AddFlags(const TrainConfig& config, std::vector<RunProperty>& properties) {
       {"--node-shared", Text(Name(parallel.node_shared))},
       {"--reshard-after-forward", Text(parallel.reshard_after_forward)},
       {"--shard-optimizer-over-replicas", Text(parallel.shard_optimizer_over_replicas)},
+      {"--check-replicas", Text(parallel.check_replicas)},
       {"--prefetch-depth", Text(parallel.prefetch_depth)},
       {"--wire-compression", Text(parallel.wire_compression)},
       {"--grad-sync", Text(Name(parallel.grad_sync))},
