@@ -239,7 +239,8 @@ class Run:
             return [str(tools / "emulated_hosts.sh"), str(pathlib.Path(__file__).with_name("cut_link.sh")), case.cut, *program]
         mount = f'mount -t tmpfs -o size={case.shm} tmpfs /dev/shm && exec "$@"'
         namespace = ["unshare", "--mount", "sh", "-c", mount, "sh"] if case.shm else []
-        return [*namespace, self.programs["mpirun"], "-n", str(case.ranks), *limit, *preload, *program]
+        launcher = [self.programs["mpirun"], "-n", str(case.ranks)] if self.programs["mpirun"] else []  # Without: one rank.
+        return [*namespace, *launcher, *limit, *preload, *program]
 
     def deliver(self, process):
         """Sends the signals of the case."""
@@ -278,7 +279,8 @@ class Run:
 
     def execute(self):
         """(exit code or None, seconds, output, complaints)"""
-        write_text(self.folder)
+        if not (self.folder / "text.txt").exists():
+            write_text(self.folder)
         if self.case.prepare:
             self.case.prepare(self.folder)
         before = {path.name for path in self.folder.iterdir()}

@@ -55,7 +55,6 @@ TEST_F(Agreement, IsRequiredOfEveryFlagThatChangesResultsOrCollectives) {
       {"--node-shared", [](TrainConfig& config) { config.parallel.node_shared = NodeShared::kOff; }},
       {"--reshard-after-forward", [](TrainConfig& config) { config.parallel.reshard_after_forward = false; }},
       {"--prefetch-depth", [](TrainConfig& config) { config.parallel.prefetch_depth = 0; }},
-      {"--check-replicas", [](TrainConfig& config) { config.parallel.check_replicas = 3; }},
       {"--checkpoint-dir",
        [this](TrainConfig& config) { config.checkpoint.folder = folder_ / "checkpoints"; }},
       {"--checkpoint-interval", [](TrainConfig& config) { config.checkpoint.interval = 3; }},
