@@ -32,6 +32,8 @@ absl::Status WriteRange(const File& file, const FileRange& range, const char* da
     WEFT_RETURN_IF_ERROR(file.WriteAt(range.offset + run * range.stride, data + run * range.run_bytes,
                                       static_cast<size_t>(range.run_bytes)));
   }
+  // The device writes while the next ranges are hashed and copied.
+  file.StartFlush(range.offset, range.span());
   return absl::OkStatus();
 }
 
