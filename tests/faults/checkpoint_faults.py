@@ -572,7 +572,8 @@ def main():
         rows.append(f"| {name} | {outcome.seconds:.1f} | {outcome.code} | {faults.message_of(outcome.output)} |")
     if arguments.table:
         header = ["| fault | seconds | exit code | message |", "|---|---|---|---|"]
-        pathlib.Path(arguments.table).write_text("\n".join([*header, *rows]) + "\n")
+        with open(arguments.table, "a") as table:
+            table.write("\n".join([*header, *rows]) + "\n\n")
     print(f"{len(chosen) - failed} passed, {failed} failed")
     return 1 if failed else 0
 

@@ -4,7 +4,7 @@
     faults.py WEFT FAULTY_RANK SHIM MPIRUN [--sample] [--table FILE] [--list] [--stops N] [NAME...]
 
 Without names: all cases, or with --sample those that tools/test.sh runs. A NAME selects the cases whose names contain it.
---table writes the results as a Markdown table. --stops starts N runs, sends SIGTERM to each at a random instant, and counts the
+--table appends the results to a file as a Markdown table. --stops starts N runs, sends SIGTERM to each at a random instant, and counts the
 exit codes. Exit code: 0 if every case behaved as expected.
 """
 import argparse
@@ -391,7 +391,8 @@ def main():
         rows.append(f"| {case.name} | {case.ranks} | {seconds:.1f} | {code} | {message_of(output)} |")
     if arguments.table:
         header = ["| fault | ranks | seconds | exit code | message |", "|---|---|---|---|---|"]
-        pathlib.Path(arguments.table).write_text("\n".join([*header, *rows]) + "\n")
+        with open(arguments.table, "a") as table:
+            table.write("\n".join([*header, *rows]) + "\n\n")
     print(f"{len(chosen) - failed} passed, {failed} failed")
     return 1 if failed else 0
 
