@@ -101,7 +101,7 @@ struct CheckpointOptions {
 class CheckpointSaver {
  public:
   // Creates the folder if it does not exist. Removes the remains of saves that were killed.
-  // Errors: kInvalidArgument (another run has the folder, or options differ between ranks), kNotFound,
+  // Errors: kInvalidArgument (another run has the folder, or an option is out of range), kNotFound,
   //   kPermissionDenied, kResourceExhausted, kDataLoss (names the path). All ranks return the same.
   static absl::StatusOr<std::unique_ptr<CheckpointSaver>> Open(Bootstrap& bootstrap,
                                                                const std::string& folder,

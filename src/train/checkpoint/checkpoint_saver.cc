@@ -47,7 +47,9 @@ absl::StatusOr<std::vector<Tensor>> DecodeTensors(const Blobs& blobs, int64_t st
   std::map<std::pair<std::string, std::string>, size_t> index;
   for (size_t rank = 0; rank < blobs.size(); ++rank) {
     const Json json = Json::parse(blobs[rank], nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object()) return absl::InternalError(kNotOfThisExchange);
+    if (!json.is_object() || !json.contains("step") || !json.contains("tensors")) {
+      return absl::InternalError(kNotOfThisExchange);
+    }
     const auto peer_step = json.at("step").get<int64_t>();
     if (peer_step != step) {
       return absl::InvalidArgumentError(
@@ -355,6 +357,7 @@ class CheckpointSaver::Impl {
     commit_ = std::make_unique<BackgroundTask>([commit, parts] { return commit.Run(parts); });
     return absl::OkStatus();
   }
+
   // The status of rank 0's commit. Waits for it.
   absl::Status EndCommit() {
     WEFT_RETURN_IF_ERROR(Agree(commit_ == nullptr ? absl::OkStatus() : commit_->Wait(options_.timeout)));
