@@ -1,5 +1,5 @@
 // Choice of the context-parallel scheme by flags and bytes.
-#include "src/train/loop/context_plan.h"
+#include "src/train/plan/context_plan.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

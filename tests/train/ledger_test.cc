@@ -3,7 +3,7 @@
 #include <numeric>
 
 #include "src/train/data/batch_splitter.h"
-#include "src/train/loop/context_plan.h"
+#include "src/train/plan/context_plan.h"
 #include "tests/train/train_run.h"
 #include "weft/core/reproducible_sum.h"
 #include "weft/nn/llama.h"

@@ -1,4 +1,4 @@
-#include "src/mesh/base/host_memory.h"
+#include "weft/mesh/host_memory.h"
 
 #include <unistd.h>
 
@@ -15,7 +15,7 @@
 
 #include "weft/core/status.h"
 
-namespace weft::internal {
+namespace weft {
 namespace {
 
 // The number after `key` in a file whose lines are "key number …"; nullopt without such a line.
@@ -94,4 +94,4 @@ absl::StatusOr<size_t> FreeFileSystemBytes(const char* path) {
   return static_cast<size_t>(info.f_bavail) * info.f_frsize;
 }
 
-}  // namespace weft::internal
+}  // namespace weft

@@ -13,13 +13,13 @@
 
 #include "src/mesh/base/anonymous_memory.h"
 #include "src/mesh/base/deadline.h"
-#include "src/mesh/base/host_memory.h"
 #include "src/mesh/mpi/mpi_blob_exchange.h"
 #include "src/mesh/mpi/mpi_duplicates.h"
 #include "src/mesh/mpi/mpi_node_memory.h"
 #include "src/mesh/mpi/mpi_session.h"
 #include "src/mesh/mpi/mpi_wire.h"
 #include "weft/core/status.h"
+#include "weft/mesh/host_memory.h"
 
 namespace weft {
 namespace {
@@ -131,12 +131,12 @@ struct Resource {
 
 std::vector<Resource> ResourcesOfNodeMemory(bool shared) {
   std::vector<Resource> resources = {
-      {internal::AvailableHostMemory(), "the memory of the host, or of its control group, limits it"},
+      {AvailableHostMemory(), "the memory of the host, or of its control group, limits it"},
       // A rank maps the segments of all ranks of its node.
-      {internal::FreeAddressSpace(), "the limit on virtual memory limits it: raise `ulimit -v`"}};
+      {FreeAddressSpace(), "the limit on virtual memory limits it: raise `ulimit -v`"}};
   if (shared) {
     resources.push_back(
-        {internal::FreeFileSystemBytes(MpiSharedWindow::kBackingStore),
+        {FreeFileSystemBytes(MpiSharedWindow::kBackingStore),
          "the file system /dev/shm limits it: make it larger, by `mount -o remount,size=SIZE /dev/shm` or "
          "`docker run --shm-size SIZE`"});
   }

@@ -5,9 +5,9 @@
 
 #include <absl/strings/str_cat.h>
 
-#include "src/mesh/base/host_memory.h"
 #include "src/mesh/base/node_segments.h"
 #include "weft/core/status.h"
+#include "weft/mesh/host_memory.h"
 #include "weft/mesh/simulation.h"
 
 namespace weft {

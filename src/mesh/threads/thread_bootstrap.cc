@@ -9,10 +9,10 @@
 
 #include "src/mesh/base/deadline.h"
 #include "src/mesh/base/gather_round.h"
-#include "src/mesh/base/host_memory.h"
 #include "src/mesh/base/node_segments.h"
 #include "src/mesh/threads/thread_fabric.h"
 #include "weft/core/status.h"
+#include "weft/mesh/host_memory.h"
 
 namespace weft {
 namespace {
@@ -68,7 +68,7 @@ std::shared_ptr<internal::ThreadFabric> SharedState::Fabric(size_t call) {
 }
 
 absl::StatusOr<size_t> SharedState::FreeBytesPerNode() const {
-  WEFT_ASSIGN_OR_RETURN(const size_t host, internal::AvailableHostMemory());
+  WEFT_ASSIGN_OR_RETURN(const size_t host, AvailableHostMemory());
   return host / static_cast<size_t>(nodes_.node_count());
 }
 

@@ -6,7 +6,7 @@
 
 #include <absl/status/status.h>
 
-#include "src/train/loop/inputs.h"
+#include "src/train/plan/inputs.h"
 #include "weft/train/config.h"
 
 namespace weft {

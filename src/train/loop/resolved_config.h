@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "src/train/loop/inputs.h"
-#include "src/train/loop/run_plan.h"
+#include "src/train/plan/inputs.h"
+#include "src/train/plan/run_plan.h"
 #include "weft/train/config.h"
 #include "weft/train/thread_plan.h"
 

@@ -14,9 +14,9 @@
 #include <absl/status/statusor.h>
 #include <absl/time/time.h>
 
-#include "src/train/loop/agreement.h"
-#include "src/train/loop/run_plan.h"
 #include "src/train/loop/trainer.h"
+#include "src/train/plan/agreement.h"
+#include "src/train/plan/run_plan.h"
 #include "weft/mesh/bootstrap.h"
 #include "weft/train/checkpoint.h"
 #include "weft/train/config.h"

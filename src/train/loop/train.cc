@@ -7,19 +7,21 @@
 #include <absl/strings/str_cat.h>
 
 #include "src/train/files/file_io.h"
-#include "src/train/loop/agreement.h"
 #include "src/train/loop/evaluator.h"
 #include "src/train/loop/export_hf.h"
-#include "src/train/loop/inputs.h"
 #include "src/train/loop/outputs.h"
 #include "src/train/loop/resolved_config.h"
 #include "src/train/loop/run_checkpoints.h"
-#include "src/train/loop/run_plan.h"
 #include "src/train/loop/sharded_hash.h"
 #include "src/train/loop/trainer.h"
+#include "src/train/plan/agreement.h"
+#include "src/train/plan/inputs.h"
+#include "src/train/plan/memory_need.h"
+#include "src/train/plan/run_plan.h"
 #include "weft/core/parallel.h"
 #include "weft/core/reproducible_sum.h"
 #include "weft/core/status.h"
+#include "weft/mesh/host_memory.h"
 #include "weft/train/progress.h"
 #include "weft/train/thread_plan.h"
 
@@ -132,6 +134,7 @@ class Run {
   absl::Status Prepare() {
     WEFT_RETURN_IF_ERROR(Agree(OpenAndPlan()));
     WEFT_RETURN_IF_ERROR(AgreeOnCause(AgreeOnProperties(bootstrap_, properties_, timeout_)));
+    WEFT_RETURN_IF_ERROR(Agree(CheckMemory()));
     WEFT_ASSIGN_OR_RETURN(
         checkpoints_,
         RunCheckpoints::Open(bootstrap_, config_.checkpoint, *plan_, properties_,
@@ -140,6 +143,13 @@ class Run {
     WEFT_RETURN_IF_ERROR(CheckData(bootstrap_, inputs_->corpus, vocab_size, timeout_));
     return inputs_->eval_corpus ? CheckData(bootstrap_, *inputs_->eval_corpus, vocab_size, timeout_)
                                 : absl::OkStatus();
+  }
+
+  absl::Status CheckMemory() const {
+    WEFT_ASSIGN_OR_RETURN(const size_t available, AvailableHostMemory());
+    const size_t ranks = bootstrap_.node_map().RanksOf(bootstrap_.node()).size();
+    return CheckFits(NeedOf(inputs_->model, *plan_), static_cast<int>(ranks),
+                     static_cast<int64_t>(available));
   }
 
   absl::Status Announce() {

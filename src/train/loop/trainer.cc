@@ -8,6 +8,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "src/train/data/batch_reader.h"
+#include "src/train/plan/memory_need.h"
 #include "weft/core/status.h"
 #include "weft/mesh/world_group.h"
 
@@ -94,6 +95,9 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(Bootstrap& bootstrap, c
 absl::Status Trainer::Connect(const ShardLoader& loader, const EngineOptions& options) {
   NodeHeap::Options heap_options;
   heap_options.timeout = options.timeout;
+  const absl::StatusOr<size_t> segment = SegmentBytes(bootstrap_, NeedOf(model_->config(), plan_));
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, segment.status(), options.timeout));
+  heap_options.segment_bytes = *segment;
   WEFT_ASSIGN_OR_RETURN(heap_, NodeHeap::Create(bootstrap_, heap_options));
   WEFT_ASSIGN_OR_RETURN(engine_, CommEngine::Create(bootstrap_, *heap_, options));
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, Prepare(), options.timeout));

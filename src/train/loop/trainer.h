@@ -15,7 +15,7 @@
 #include <absl/status/statusor.h>
 
 #include "src/train/data/batch_splitter.h"
-#include "src/train/loop/run_plan.h"
+#include "src/train/plan/run_plan.h"
 #include "weft/comm/comm_engine.h"
 #include "weft/comm/wire_compression.h"
 #include "weft/context_parallel/context_parallel.h"

@@ -1,4 +1,4 @@
-#include "src/train/loop/context_plan.h"
+#include "src/train/plan/context_plan.h"
 
 #include <algorithm>
 #include <optional>

@@ -1,4 +1,4 @@
-#include "src/train/loop/inputs.h"
+#include "src/train/plan/inputs.h"
 
 #include <unistd.h>
 

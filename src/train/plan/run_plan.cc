@@ -1,4 +1,4 @@
-#include "src/train/loop/run_plan.h"
+#include "src/train/plan/run_plan.h"
 
 #include <algorithm>
 #include <utility>

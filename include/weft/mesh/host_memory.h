@@ -1,11 +1,13 @@
 // Free memory of the host and of file systems, as far as this process may use it.
+//
+// Thread safety: free functions.
 #pragma once
 
 #include <cstddef>
 
 #include <absl/status/statusor.h>
 
-namespace weft::internal {
+namespace weft {
 
 // The minimum of the kernel's MemAvailable and the control group's remaining limit, in bytes.
 // Errors: kInternal (/proc/meminfo has no MemAvailable).
@@ -18,4 +20,4 @@ absl::StatusOr<size_t> FreeAddressSpace();
 // Errors: kInternal (statvfs failed).
 absl::StatusOr<size_t> FreeFileSystemBytes(const char* path);
 
-}  // namespace weft::internal
+}  // namespace weft

@@ -1,4 +1,4 @@
-#include "src/train/loop/agreement.h"
+#include "src/train/plan/agreement.h"
 
 #include <algorithm>
 #include <array>

@@ -8,8 +8,8 @@
 #include <absl/status/statusor.h>
 
 #include "src/train/data/evaluation_plan.h"
-#include "src/train/loop/context_plan.h"
-#include "src/train/loop/inputs.h"
+#include "src/train/plan/context_plan.h"
+#include "src/train/plan/inputs.h"
 #include "weft/mesh/device_mesh.h"
 #include "weft/optim/adamw.h"
 #include "weft/optim/lr_schedule.h"

@@ -9,7 +9,7 @@
 #include <absl/status/statusor.h>
 #include <absl/time/time.h>
 
-#include "src/train/loop/inputs.h"
+#include "src/train/plan/inputs.h"
 #include "weft/mesh/bootstrap.h"
 #include "weft/train/config.h"
 

@@ -1,0 +1,93 @@
+#include "src/train/plan/memory_need.h"
+
+#include <algorithm>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+
+#include "weft/core/dtype.h"
+#include "weft/core/status.h"
+#include "weft/mesh/host_memory.h"
+
+namespace weft {
+namespace {
+
+constexpr int64_t kMasterBytes = sizeof(float);
+constexpr size_t kSegmentGranularity = size_t{2} << 20;
+constexpr size_t kLeastSegment = size_t{64} << 20;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Elements of the largest group that is gathered as one: a block, or the embedding and the head.
+int64_t LargestGroup(const LlamaConfig& model) {
+  const int64_t root = (model.tie_word_embeddings ? 1 : 2) * model.vocab_size * model.dim + model.dim;
+  return std::max(root, (model.ParameterCount() - root) / model.layers);
+}
+
+// Elements that a block keeps for each token: inputs and outputs of its matrix products.
+int64_t KeptPerToken(const LlamaConfig& model) {
+  const int64_t attention =
+      2 * model.dim + 2 * model.heads * model.head_dim + 2 * model.kv_heads * model.head_dim;
+  return attention + 3 * model.ffn_dim;
+}
+
+std::string GiB(double bytes) { return absl::StrFormat("%.1f GiB", bytes / (1 << 30)); }
+
+}  // namespace
+
+std::string MemoryNeed::ToString() const {
+  const auto part = [](int64_t bytes) { return GiB(static_cast<double>(bytes)); };
+  return absl::StrCat(part(weights), " of weights, ", part(gradients), " of gradients, ", part(moments),
+                      " of AdamW's moments, ", part(images), " of gathered weights and gradients, ",
+                      part(activations), " of activations");
+}
+
+MemoryNeed NeedOf(const LlamaConfig& model, const RunPlan& plan) {
+  const int64_t shards = plan.shard_group_size();
+  const int64_t own = CeilDiv(model.ParameterCount(), shards);
+  const auto compute_bytes = static_cast<int64_t>(SizeOf(plan.parallel.param_dtype));
+  MemoryNeed need;
+  need.weights = own * kMasterBytes;
+  need.gradients = own * kMasterBytes;
+  need.moments = 2 * kMasterBytes *
+                 (plan.parallel.shard_optimizer_over_replicas ? CeilDiv(own, plan.replicate_size) : own);
+  const int64_t group = LargestGroup(model);
+  // A rank that shares images with its node holds its part of them.
+  const int64_t holders = plan.residency.residency == Residency::kPrivate ? 1 : shards;
+  const bool in_place =
+      plan.residency.residency == Residency::kInPlace && plan.parallel.param_dtype == DType::kF32;
+  need.images = (in_place || shards == 1 ? 0 : CeilDiv(group, holders) * compute_bytes) +
+                (shards == 1 ? 0 : CeilDiv(group, holders) * compute_bytes);
+  const int64_t tokens = CeilDiv(plan.batch.sequences_per_rank() * plan.seq_len, plan.context.size);
+  const bool recomputes = plan.parallel.activation_checkpoint == ActivationCheckpoint::kFull;
+  const int64_t kept =
+      recomputes ? model.layers * model.dim + KeptPerToken(model) : model.layers * KeptPerToken(model);
+  need.activations = tokens * kept * compute_bytes;
+  return need;
+}
+
+absl::Status CheckFits(const MemoryNeed& need, int ranks, int64_t available) {
+  // Doubles: products of sizes that nothing has bounded yet may overflow.
+  const double total = static_cast<double>(need.total()) * ranks;
+  if (total <= static_cast<double>(available)) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat(
+      "the ", ranks, ranks == 1 ? " rank" : " ranks", " of this node need at least ", GiB(total),
+      ", but only ", GiB(static_cast<double>(available)), " are available. A rank needs ", need.ToString(),
+      ": shard over more ranks on further hosts (--dp-shard), or use --activation-checkpoint full, a "
+      "smaller ",
+      "--batch-size, a larger --grad-accum, or a smaller --seq-len"));
+}
+
+absl::StatusOr<size_t> SegmentBytes(const Bootstrap& bootstrap, const MemoryNeed& need) {
+  const size_t ranks = bootstrap.node_map().RanksOf(bootstrap.node()).size();
+  WEFT_ASSIGN_OR_RETURN(const size_t node_memory, bootstrap.FreeNodeMemory());
+  WEFT_ASSIGN_OR_RETURN(const size_t host_memory, AvailableHostMemory());
+  const size_t share = node_memory / 10 * 9 / ranks;
+  const size_t of_host = host_memory / 10 * 9 / ranks;
+  const auto outside = static_cast<size_t>(need.outside_of_node_memory());
+  // A need that fills the host leaves a small segment; what does not fit fails with a message of the heap.
+  const size_t left = of_host > outside + kLeastSegment ? of_host - outside : kLeastSegment;
+  return std::min(share, left) / kSegmentGranularity * kSegmentGranularity;
+}
+
+}  // namespace weft

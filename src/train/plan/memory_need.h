@@ -1,0 +1,43 @@
+// Memory that a run needs at least, and a check of it before anything is allocated.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include "src/train/plan/run_plan.h"
+#include "weft/mesh/bootstrap.h"
+#include "weft/nn/llama_config.h"
+
+namespace weft {
+
+// Bytes of one rank. A lower bound: scratch, images that are gathered ahead and the program itself come on
+// top.
+struct MemoryNeed {
+  int64_t weights = 0;    // fp32 master weights of the rank's shards.
+  int64_t gradients = 0;  // fp32 gradients of the same elements.
+  int64_t moments = 0;    // Both moments of AdamW, outside of node memory.
+  int64_t images =
+      0;  // Unsharded weights, unless ranks read each other's shards in place; gradients of a block.
+  int64_t activations = 0;  // Kept from forward to backward in one microbatch, outside of node memory.
+
+  int64_t total() const { return weights + gradients + moments + images + activations; }
+  int64_t outside_of_node_memory() const { return moments + activations; }
+  // "4.0 GiB of weights, 4.0 GiB of gradients, …".
+  std::string ToString() const;
+};
+
+// Pure. The largest need of any rank.
+MemoryNeed NeedOf(const LlamaConfig& model, const RunPlan& plan);
+
+// OK if `ranks` ranks of a node fit into `available` bytes. Errors: kResourceExhausted (gives the figures and
+// the remedies).
+absl::Status CheckFits(const MemoryNeed& need, int ranks, int64_t available);
+
+// The size of each rank's segment of node memory: a share of the free memory that leaves room for what lies
+// outside. Errors: those of the system.
+absl::StatusOr<size_t> SegmentBytes(const Bootstrap& bootstrap, const MemoryNeed& need);
+
+}  // namespace weft

@@ -1,0 +1,88 @@
+// The memory that a run needs at least, and the check of it.
+#include "src/train/plan/memory_need.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
+#include "weft/train/config.h"
+
+namespace weft {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::StatusIs;
+
+class MemoryNeedTest : public ::testing::Test {
+ protected:
+  MemoryNeedTest() {
+    config_.data.paths = {folder_.Write("text.txt", std::string(10000, 'x'))};
+    config_.model.layers = 2;
+    config_.model.dim = 64;
+    config_.model.heads = 4;
+    config_.data.seq_len = 32;
+    config_.data.batch_size = 8;
+  }
+  MemoryNeed Need(int ranks) {
+    const auto inputs = OpenInputs(config_);
+    EXPECT_OK(inputs);
+    model_ = inputs->model;
+    const auto plan = MakeRunPlan(config_, *inputs, NodeMap::OneNode(ranks));
+    EXPECT_OK(plan);
+    return NeedOf(inputs->model, *plan);
+  }
+
+  TempFolder folder_;
+  TrainConfig config_;
+  LlamaConfig model_;
+};
+
+TEST_F(MemoryNeedTest, IsTwelveBytesAParameterAndMoreOnOneRank) {
+  const MemoryNeed need = Need(1);
+  EXPECT_EQ(need.weights, 4 * model_.ParameterCount());
+  EXPECT_EQ(need.gradients, 4 * model_.ParameterCount());
+  EXPECT_EQ(need.moments, 8 * model_.ParameterCount());
+  EXPECT_EQ(need.images, 0);
+}
+
+TEST_F(MemoryNeedTest, IsSharedByTheRanksOfAShardGroup) {
+  const MemoryNeed one = Need(1);
+  const MemoryNeed four = Need(4);
+  EXPECT_EQ(four.moments, one.moments / 4);
+  EXPECT_EQ(four.activations, one.activations / 4);
+  EXPECT_LT(four.total(), one.total() / 2);
+}
+
+TEST_F(MemoryNeedTest, HasTheMomentsOfOneReplicaIfTheySplitTheOptimizer) {
+  config_.parallel.dp_replicate = 2;
+  const MemoryNeed whole = Need(4);
+  config_.parallel.shard_optimizer_over_replicas = true;
+  EXPECT_EQ(Need(4).moments, whole.moments / 2);
+}
+
+TEST_F(MemoryNeedTest, HasFewerActivationsIfTheyAreRecomputed) {
+  config_.model.layers = 8;
+  const MemoryNeed kept = Need(1);
+  config_.parallel.activation_checkpoint = ActivationCheckpoint::kFull;
+  EXPECT_LT(Need(1).activations, kept.activations / 3);
+}
+
+TEST_F(MemoryNeedTest, NamesFiguresAndRemediesIfItDoesNotFit) {
+  const MemoryNeed need{.weights = int64_t{4} << 30, .moments = int64_t{8} << 30};
+  EXPECT_OK(CheckFits(need, 2, int64_t{24} << 30));
+  EXPECT_THAT(
+      CheckFits(need, 2, (int64_t{24} << 30) - 1),
+      StatusIs(absl::StatusCode::kResourceExhausted,
+               AllOf(HasSubstr("2 ranks of this node need at least 24.0 GiB"), HasSubstr("only 24.0 GiB"),
+                     HasSubstr("8.0 GiB of AdamW's moments"), HasSubstr("--dp-shard"))));
+}
+
+TEST_F(MemoryNeedTest, DoesNotOverflow) {
+  const MemoryNeed need{.weights = INT64_MAX / 2};
+  EXPECT_FALSE(CheckFits(need, 1000, INT64_MAX).ok());
+}
+
+}  // namespace
+}  // namespace weft
