@@ -71,8 +71,9 @@ absl::Status CheckFits(const MemoryNeed& need, int ranks, int64_t available) {
   const double total = static_cast<double>(need.total()) * ranks;
   if (total <= static_cast<double>(available)) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
-      "the ", ranks, ranks == 1 ? " rank" : " ranks", " of this node need at least ", GiB(total),
-      ", but only ", GiB(static_cast<double>(available)), " are available. A rank needs ", need.ToString(),
+      "the ", ranks, ranks == 1 ? " rank of this node needs" : " ranks of this node need", " at least ",
+      GiB(total), ", but only ", GiB(static_cast<double>(available)), " are available. A rank needs ",
+      need.ToString(),
       ": shard over more ranks on further hosts (--dp-shard), or use --activation-checkpoint full, a "
       "smaller ",
       "--batch-size, a larger --grad-accum, or a smaller --seq-len"));
