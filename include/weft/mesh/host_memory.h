@@ -4,12 +4,15 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <string>
 
 #include <absl/status/statusor.h>
 
 namespace weft {
 
-// The minimum of the kernel's MemAvailable and the control group's remaining limit, in bytes.
+// The minimum of the kernel's MemAvailable and of what the limits of the process's control groups leave, in
+// bytes.
 // Errors: kInternal (/proc/meminfo has no MemAvailable).
 absl::StatusOr<size_t> AvailableHostMemory();
 
@@ -20,4 +23,11 @@ absl::StatusOr<size_t> FreeAddressSpace();
 // Errors: kInternal (statvfs failed).
 absl::StatusOr<size_t> FreeFileSystemBytes(const char* path);
 
+namespace internal {
+
+// Bytes that the limits of a process's control group, and of the groups that contain it, leave; the maximum
+// of uint64_t without a limit. `membership`: /proc/PID/cgroup; `root`: where control groups are mounted.
+uint64_t ControlGroupHeadroom(const std::string& membership, const std::string& root);
+
+}  // namespace internal
 }  // namespace weft

@@ -13,6 +13,8 @@
 #include <sys/resource.h>
 #include <sys/statvfs.h>
 
+#include <absl/strings/str_cat.h>
+
 #include "weft/core/status.h"
 
 namespace weft {
@@ -38,39 +40,63 @@ std::optional<uint64_t> ReadNumber(const char* path) {
   return std::nullopt;
 }
 
-// Files of the process's own control group, for one cgroup version, as they appear inside a container.
+// Files of a control group, for one cgroup version.
 struct GroupFiles {
   const char* limit;
   const char* usage;
   const char* statistics;
   const char* reclaimable_key;  // File cache that the kernel reclaims under memory pressure.
 };
-constexpr GroupFiles kGroupFiles[] = {
-    {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current", "/sys/fs/cgroup/memory.stat",
-     "inactive_file"},
-    {"/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes",
-     "/sys/fs/cgroup/memory/memory.stat", "total_inactive_file"},
-};
+constexpr GroupFiles kVersion1 = {"memory.limit_in_bytes", "memory.usage_in_bytes", "memory.stat",
+                                  "total_inactive_file"};
+constexpr GroupFiles kVersion2 = {"memory.max", "memory.current", "memory.stat", "inactive_file"};
 
-// Bytes that the group's limit leaves; the maximum of uint64_t if there is no limit.
-uint64_t GroupHeadroom(const GroupFiles& files) {
-  const std::optional<uint64_t> limit = ReadNumber(files.limit);
-  const std::optional<uint64_t> usage = ReadNumber(files.usage);
+// Bytes that the limit of the group with this folder leaves; the maximum of uint64_t if there is no limit.
+uint64_t Headroom(const std::string& folder, const GroupFiles& files) {
+  const std::optional<uint64_t> limit = ReadNumber(absl::StrCat(folder, "/", files.limit).c_str());
+  const std::optional<uint64_t> usage = ReadNumber(absl::StrCat(folder, "/", files.usage).c_str());
   if (!limit || !usage) return std::numeric_limits<uint64_t>::max();
-  const uint64_t reclaimable = FindNumber(files.statistics, files.reclaimable_key).value_or(0);
+  const uint64_t reclaimable =
+      FindNumber(absl::StrCat(folder, "/", files.statistics).c_str(), files.reclaimable_key).value_or(0);
   const uint64_t held = *usage - std::min(*usage, reclaimable);
   return *limit - std::min(*limit, held);
 }
 
+// The least headroom of the group `path` below `root` and of the groups that contain it.
+uint64_t HeadroomOfChain(const std::string& root, std::string path, const GroupFiles& files) {
+  uint64_t least = Headroom(root, files);
+  for (; path.size() > 1; path.erase(path.rfind('/'))) least = std::min(least, Headroom(root + path, files));
+  return least;
+}
+
 }  // namespace
+
+uint64_t internal::ControlGroupHeadroom(const std::string& membership, const std::string& root) {
+  // A container may see its own group at the root, whatever the file says.
+  uint64_t least = std::min(Headroom(root, kVersion2), Headroom(root + "/memory", kVersion1));
+  std::ifstream file(membership);
+  for (std::string line; std::getline(file, line);) {
+    // "<number>:<controllers>:<path>"; version 2 has number 0 and no controllers.
+    const size_t first = line.find(':');
+    const size_t second = line.find(':', first + 1);
+    if (first == std::string::npos || second == std::string::npos) continue;
+    const std::string controllers = absl::StrCat(",", line.substr(first + 1, second - first - 1), ",");
+    const std::string path = line.substr(second + 1);
+    if (path.empty() || path.front() != '/' || path.find("..") != std::string::npos) continue;
+    if (controllers == ",,") least = std::min(least, HeadroomOfChain(root, path, kVersion2));
+    if (controllers.find(",memory,") != std::string::npos) {
+      least = std::min(least, HeadroomOfChain(root + "/memory", path, kVersion1));
+    }
+  }
+  return least;
+}
 
 absl::StatusOr<size_t> AvailableHostMemory() {
   constexpr uint64_t kKibibyte = 1024;
   const std::optional<uint64_t> available = FindNumber("/proc/meminfo", "MemAvailable:");
   if (!available) return absl::InternalError("/proc/meminfo has no MemAvailable: is /proc mounted?");
-  uint64_t bytes = *available * kKibibyte;
-  for (const GroupFiles& files : kGroupFiles) bytes = std::min(bytes, GroupHeadroom(files));
-  return bytes;
+  return std::min(*available * kKibibyte,
+                  internal::ControlGroupHeadroom("/proc/self/cgroup", "/sys/fs/cgroup"));
 }
 
 absl::StatusOr<size_t> FreeAddressSpace() {

@@ -1,0 +1,76 @@
+// Free memory within the limits of control groups, of both versions.
+#include "weft/mesh/host_memory.h"
+
+#include <limits>
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
+
+namespace weft {
+namespace {
+
+constexpr uint64_t kNoLimit = std::numeric_limits<uint64_t>::max();
+
+class ControlGroups : public ::testing::Test {
+ protected:
+  void WriteVersion1(const std::string& group, int64_t limit, int64_t usage, int64_t cache = 0) {
+    folder_.Write("memory" + group + "/memory.limit_in_bytes", std::to_string(limit) + "\n");
+    folder_.Write("memory" + group + "/memory.usage_in_bytes", std::to_string(usage) + "\n");
+    folder_.Write("memory" + group + "/memory.stat",
+                  "cache 7\ntotal_inactive_file " + std::to_string(cache) + "\n");
+  }
+  void WriteVersion2(const std::string& group, const std::string& limit, int64_t usage) {
+    folder_.Write("." + group + "/memory.max", limit + "\n");
+    folder_.Write("." + group + "/memory.current", std::to_string(usage) + "\n");
+  }
+  uint64_t Headroom(const std::string& membership) const {
+    return internal::ControlGroupHeadroom(folder_.Write("membership", membership), folder_.str());
+  }
+  TempFolder folder_;
+};
+
+TEST_F(ControlGroups, HaveNoLimitWithoutFiles) { EXPECT_EQ(Headroom("4:memory:/a\n0::/b\n"), kNoLimit); }
+
+TEST_F(ControlGroups, OfVersion1LimitTheirMembers) {
+  WriteVersion1("/jobs/1", 1000, 300, 50);
+  EXPECT_EQ(Headroom("4:memory:/jobs/1\n0::/\n"), 750);
+  EXPECT_EQ(Headroom("4:cpu,memory:/jobs/1\n"), 750);
+  EXPECT_EQ(Headroom("4:memory:/jobs/2\n"), kNoLimit);
+}
+
+TEST_F(ControlGroups, OfVersion2LimitTheirMembers) {
+  WriteVersion2("/jobs/1", "1000", 300);
+  EXPECT_EQ(Headroom("0::/jobs/1\n"), 700);
+  WriteVersion2("/jobs/1", "max", 300);
+  EXPECT_EQ(Headroom("0::/jobs/1\n"), kNoLimit);
+}
+
+TEST_F(ControlGroups, AreLimitedByTheGroupsThatContainThem) {
+  WriteVersion2("/jobs/1", "1000", 300);
+  WriteVersion2("/jobs", "400", 350);
+  EXPECT_EQ(Headroom("0::/jobs/1\n"), 50);
+  WriteVersion2("", "340", 330);  // A container sees its own group at the root.
+  EXPECT_EQ(Headroom("0::/jobs/1\n"), 10);
+}
+
+TEST_F(ControlGroups, LeaveNothingBeyondTheirLimit) {
+  WriteVersion1("", 100, 300);
+  EXPECT_EQ(Headroom(""), 0);
+}
+
+TEST_F(ControlGroups, IgnoreLinesThatAreNotOfThisForm) {
+  WriteVersion2("/jobs", "400", 350);
+  EXPECT_EQ(Headroom("nonsense\n0::jobs\n0::/../jobs\n:\n"), kNoLimit);
+}
+
+TEST(AvailableHostMemory, IsKnown) {
+  ASSERT_OK_AND_ASSIGN(const size_t bytes, AvailableHostMemory());
+  EXPECT_GT(bytes, 0);
+}
+
+}  // namespace
+}  // namespace weft
