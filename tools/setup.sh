@@ -4,15 +4,17 @@
 #
 #   tools/setup.sh          packages to build, run and test
 #   tools/setup.sh --dev    also the formatter, the linter, the fuzzer and the tool for coverage
+#   tools/setup.sh --slurm  also Slurm, for tests/slurm; Debian starts its services, if they are configured
 set -euo pipefail
 
 build=(g++ cmake ninja-build ccache libopenmpi-dev libabsl-dev libeigen3-dev libdnnl-dev libhwloc-dev libcli11-dev
        nlohmann-json3-dev libspdlog-dev libxxhash-dev)
 run=(openmpi-bin openssh-client)
 test=(libgtest-dev libgmock-dev libbenchmark-dev python3 iproute2 procps)
+slurm=(slurm-wlm munge)
 dev=(clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev gcovr)
 
-usage() { sed -n '2,6s/^# \{0,1\}//p' "$0"; }
+usage() { sed -n '2,7s/^# \{0,1\}//p' "$0"; }
 
 fail() {
   echo "setup: $*" >&2
@@ -32,8 +34,9 @@ main() {
   case "${1:-}" in
     "") ;;
     --dev) wanted+=("${dev[@]}") ;;
+    --slurm) wanted+=("${slurm[@]}") ;;
     -h | --help) usage; exit 0 ;;
-    *) fail "unknown option '$1'; the only one is --dev" ;;
+    *) fail "unknown option '$1'; the options are --dev and --slurm" ;;
   esac
   command -v dpkg-query >/dev/null ||
     fail "this is not Debian (no dpkg-query); install the equivalents of: ${wanted[*]}"

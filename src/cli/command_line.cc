@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <memory>
+#include <optional>
 #include <set>
 #include <system_error>
 #include <utility>
@@ -11,6 +13,7 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_replace.h>
 
+#include "src/cli/launch_flags.h"
 #include "src/cli/nearest.h"
 #include "src/cli/train_flags.h"
 #include "weft/core/status.h"
@@ -26,7 +29,7 @@ constexpr uintmax_t kMaxConfigBytes = 1 << 20;
 // Formats options as "--flag TYPE    description [default]".
 class HelpFormatter : public CLI::Formatter {
  public:
-  HelpFormatter() { column_width(kHelpColumn); }
+  explicit HelpFormatter(std::string usage) : usage_(std::move(usage)) { column_width(kHelpColumn); }
   std::string make_option_opts(const CLI::Option* option) const override {
     return option->get_type_size() == 0 ? "" : " " + option->get_type_name();
   }
@@ -34,12 +37,20 @@ class HelpFormatter : public CLI::Formatter {
     const std::string& value = option->get_default_str();
     return option->get_description() + (value.empty() ? "" : " [" + value + "]");
   }
-  std::string make_usage(const CLI::App* /*app*/, std::string /*name*/) const override {
-    return "Usage: [mpirun -n RANKS] weft train [FLAGS]\n"
-           "If a flag is given more than once, its last value counts. --data and --eval-data use the paths "
-           "of all their values.\n";
-  }
+  std::string make_usage(const CLI::App* /*app*/, std::string /*name*/) const override { return usage_; }
+
+ private:
+  const std::string usage_;
 };
+
+constexpr const char* kTrainUsage =
+    "Usage: [mpirun -n RANKS] weft train [FLAGS]\n"
+    "If a flag is given more than once, its last value counts. --data and --eval-data use the paths "
+    "of all their values.\n";
+constexpr const char* kLaunchUsage =
+    "Usage: weft launch [FLAGS] -- train [FLAGS OF weft train]\n"
+    "Ctrl-C, SIGTERM and SIGUSR1 reach the ranks. docs/launching.md lists the failures that lead to a "
+    "restart.\n";
 
 // The names of all flags, without dashes.
 Strings FlagNames(const CLI::App& app) {
@@ -137,17 +148,11 @@ absl::Status ApplyConfigFile(CLI::App& app, const std::string& path) {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Command> ParseTrain(const Strings& arguments) {
-  TrainConfig config;
-  CLI::App app("Trains a Llama model on the ranks of mpirun, or on one rank without it.", "train");
-  app.formatter(std::make_shared<HelpFormatter>());
+// Parses flags. Returns the help text if it is asked for.
+absl::StatusOr<std::optional<PrintText>> ParseFlags(CLI::App& app, const char* usage,
+                                                    const Strings& arguments) {
+  app.formatter(std::make_shared<HelpFormatter>(usage));
   app.allow_extras();
-  AddTrainFlags(app, config);
-  app.add_option("--config", config.config_file, "File with flags as keys, such as: steps = 100")
-      ->check(CLI::ExistingFile)
-      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
-      ->type_name("FILE.toml")
-      ->group("Other");
   app.set_help_flag("--help,-h", "Print this text")->group("Other");
   try {
     app.parse(Strings(arguments.rbegin(), arguments.rend()));
@@ -157,11 +162,68 @@ absl::StatusOr<Command> ParseTrain(const Strings& arguments) {
     return ParseError(error);
   }
   WEFT_RETURN_IF_ERROR(CheckExtras(app));
+  return std::nullopt;
+}
+
+absl::StatusOr<Command> ParseTrain(const Strings& arguments) {
+  TrainConfig config;
+  CLI::App app("Trains a Llama model on the ranks of mpirun, or on one rank without it.", "train");
+  AddTrainFlags(app, config);
+  app.add_option("--config", config.config_file, "File with flags as keys, such as: steps = 100")
+      ->check(CLI::ExistingFile)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
+      ->type_name("FILE.toml")
+      ->group("Other");
+  WEFT_ASSIGN_OR_RETURN(const std::optional<PrintText> help, ParseFlags(app, kTrainUsage, arguments));
+  if (help) return *help;
   if (const std::string& path = config.config_file; !path.empty()) {
     WEFT_RETURN_IF_ERROR(Annotate(ApplyConfigFile(app, path), absl::StrCat("--config ", path)));
   }
   WEFT_RETURN_IF_ERROR(Validate(config));
   return config;
+}
+
+// The program after `--`. Its flags are checked here, before mpirun starts.
+absl::StatusOr<Command> ParseLaunchedProgram(const Strings& program, LaunchCommand launch) {
+  if (program.empty() || program.front() != "train") {
+    return absl::InvalidArgumentError(
+        absl::StrCat("the program after -- is ", program.empty() ? "missing" : "'" + program.front() + "'",
+                     ", but only train can be launched: weft launch -n 4 -- train ..."));
+  }
+  WEFT_ASSIGN_OR_RETURN(Command train, ParseTrain(Strings(program.begin() + 1, program.end())));
+  if (std::holds_alternative<PrintText>(train)) return train;
+  launch.checkpoint = std::get<TrainConfig>(train).checkpoint;
+  if (launch.options.max_restarts > 0 && launch.checkpoint.folder.empty()) {
+    return absl::InvalidArgumentError(
+        "a restart goes on from a checkpoint: give train a --checkpoint-dir, or launch with --max-restarts "
+        "0");
+  }
+  launch.program = program;
+  return launch;
+}
+
+absl::StatusOr<Command> ParseLaunch(const Strings& arguments) {
+  const auto separator = std::find(arguments.begin(), arguments.end(), "--");
+  LaunchCommand launch;
+  CLI::App app("Starts ranks by mpirun, and starts them again from the last checkpoint if a rank fails.",
+               "launch");
+  AddLaunchFlags(app, launch.options);
+  WEFT_ASSIGN_OR_RETURN(const std::optional<PrintText> help,
+                        ParseFlags(app, kLaunchUsage, Strings(arguments.begin(), separator)));
+  if (help) return *help;
+  if (separator == arguments.end()) {
+    return absl::InvalidArgumentError("-- is missing before the program: weft launch -n 4 -- train ...");
+  }
+  WEFT_RETURN_IF_ERROR(Validate(launch.options));
+  return ParseLaunchedProgram(Strings(separator + 1, arguments.end()), std::move(launch));
+}
+
+// mpirun starts this command on other hosts; users do not.
+absl::StatusOr<Command> ParseHostDaemon(const Strings& arguments) {
+  if (arguments.size() < 2) {
+    return absl::InvalidArgumentError("weft host-daemon is started by weft launch only");
+  }
+  return HostDaemonOptions{arguments.front(), Strings(arguments.begin() + 1, arguments.end())};
 }
 
 absl::StatusOr<Command> ParseDiagnose(const Strings& arguments) {
@@ -198,6 +260,7 @@ std::string ProgramHelp() {
          "Usage: [mpirun -n RANKS] weft COMMAND [FLAGS]\n\n"
          "Commands:\n"
          "  train       Train a Llama model\n"
+         "  launch      Start weft train on several ranks, and again after a failure\n"
          "  checkpoint  List, check and convert checkpoints\n"
          "  diagnose    Tell which rank of a failed run is late, from its flight recorders\n\n"
          "  --help      Print this text; weft COMMAND --help prints its flags\n"
@@ -207,17 +270,14 @@ std::string ProgramHelp() {
 }  // namespace
 
 absl::StatusOr<Command> ParseCommandLine(const Strings& arguments) {
-  static const Strings kWords = {"train", "checkpoint", "diagnose", "--help", "--version"};
+  static const Strings kWords = {"train", "launch", "checkpoint", "diagnose", "--help", "--version"};
   const std::string first = arguments.empty() ? "" : arguments.front();
-  if (first == "train") {
-    return ParseTrain(Strings(arguments.begin() + 1, arguments.end()));
-  }
-  if (first == "checkpoint") {
-    return ParseCheckpoint(Strings(arguments.begin() + 1, arguments.end()));
-  }
-  if (first == "diagnose") {
-    return ParseDiagnose(Strings(arguments.begin() + 1, arguments.end()));
-  }
+  const Strings rest(arguments.begin() + (arguments.empty() ? 0 : 1), arguments.end());
+  if (first == "train") return ParseTrain(rest);
+  if (first == "launch") return ParseLaunch(rest);
+  if (first == "host-daemon") return ParseHostDaemon(rest);
+  if (first == "checkpoint") return ParseCheckpoint(rest);
+  if (first == "diagnose") return ParseDiagnose(rest);
   if (first == "--help" || first == "-h") {
     return PrintText{ProgramHelp()};
   }

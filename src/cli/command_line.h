@@ -8,6 +8,8 @@
 #include <absl/status/statusor.h>
 
 #include "src/cli/checkpoint_command.h"
+#include "src/cli/launch_command.h"
+#include "weft/launch/host_daemon.h"
 #include "weft/train/config.h"
 
 namespace weft {
@@ -22,7 +24,8 @@ struct DiagnosePaths {
   std::vector<std::string> paths;
 };
 
-using Command = std::variant<PrintText, TrainConfig, DiagnosePaths, CheckpointCommand>;
+using Command =
+    std::variant<PrintText, TrainConfig, LaunchCommand, HostDaemonOptions, DiagnosePaths, CheckpointCommand>;
 
 // Parses `arguments`, which do not include the program's name. Reads the file of --config; flags on the
 // command line override its keys. The returned configuration has passed Validate.

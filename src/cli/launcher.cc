@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "weft/mesh/mpi_bootstrap.h"
+#include "weft/mesh/launch_environment.h"
 
 namespace weft {
 namespace {
@@ -22,10 +22,11 @@ bool IsParentsOutputTerminal() {
 
 }  // namespace
 
-bool IsNonzeroRank() { return LaunchedRank().value_or(0) != 0; }
+bool IsNonzeroRank() { return ReadLaunchEnvironment().rank.value_or(0) != 0; }
 
 bool IsOutputTerminal() {
-  return isatty(STDOUT_FILENO) == 1 && (!LaunchedRank() || IsParentsOutputTerminal());
+  if (isatty(STDOUT_FILENO) != 1) return false;
+  return ReadLaunchEnvironment().starter != Starter::kOpenMpi || IsParentsOutputTerminal();
 }
 
 }  // namespace weft

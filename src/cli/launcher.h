@@ -1,9 +1,9 @@
-// The launcher of this process (mpirun, or none), as far as it is known without MPI.
+// The starter of this process (mpirun, srun, or none), as far as it is known without MPI.
 #pragma once
 
 namespace weft {
 
-// True if mpirun started this process as a rank other than 0.
+// True if mpirun or srun started this process as a rank other than 0.
 bool IsNonzeroRank();
 
 // True if standard output is shown on a terminal. mpirun gives every rank a pseudo-terminal, so under mpirun

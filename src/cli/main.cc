@@ -3,16 +3,20 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "src/cli/command_line.h"
 #include "src/cli/idle_threads.h"
+#include "src/cli/launch_command.h"
 #include "src/cli/launcher.h"
 #include "src/cli/stop_signals.h"
 #include "weft/core/status.h"
+#include "weft/launch/host_daemon.h"
 #include "weft/mesh/mpi_bootstrap.h"
 #include "weft/train/diagnose.h"
 #include "weft/train/train.h"
@@ -89,8 +93,9 @@ int TrainOnAllRanks(absl::StatusOr<weft::TrainConfig> config, const std::vector<
   }
   const auto bootstrap = weft::MakeMpiBootstrap(*options);
   if (!bootstrap.ok()) {
-    PrintError(bootstrap.status());
-    return kExitFailed;
+    if (!absl::IsInvalidArgument(bootstrap.status()) || !weft::IsNonzeroRank())
+      PrintError(bootstrap.status());
+    return ExitCodeOf(bootstrap.status());
   }
   const absl::StatusOr<weft::TrainReport> report = RunTrain(**bootstrap, config, options->timeout, signals);
   PrintFailure(report.status(), (*bootstrap)->rank());
@@ -121,6 +126,40 @@ int Diagnose(const std::vector<std::string>& paths) {
   return kExitDone;
 }
 
+// Returns the exit code of a command that starts other processes.
+int ExitCodeOf(const absl::StatusOr<int>& code) {
+  if (!code.ok()) PrintError(code.status());
+  return code.ok() ? *code : ExitCodeOf(code.status());
+}
+
+int Print(const weft::PrintText& text) {
+  if (!weft::IsNonzeroRank()) std::fputs(text.text.c_str(), stdout);
+  return kExitDone;
+}
+
+// Runs a command of one process. All others run on ranks.
+struct RunAlone {
+  std::optional<int> operator()(const weft::PrintText& text) const { return Print(text); }
+  std::optional<int> operator()(const weft::DiagnosePaths& diagnose) const {
+    return Diagnose(diagnose.paths);
+  }
+  std::optional<int> operator()(const weft::CheckpointCommand& command) const {
+    return RunCheckpoint(command);
+  }
+  std::optional<int> operator()(const weft::LaunchCommand& launch) const {
+    return ExitCodeOf(weft::RunLaunchCommand(launch));
+  }
+  std::optional<int> operator()(const weft::HostDaemonOptions& daemon) const {
+    return ExitCodeOf(weft::RunHostDaemon(daemon));
+  }
+  std::optional<int> operator()(const weft::TrainConfig& /*config*/) const { return std::nullopt; }
+};
+
+// True for the words of commands that never run as ranks. Their errors need no agreement.
+bool IsCommandOfOneProcess(std::string_view word) {
+  return word == "launch" || word == "host-daemon" || word == "checkpoint" || word == "diagnose";
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -129,18 +168,11 @@ int main(int argc, char** argv) {
   weft::LetIdleThreadsSleep(argv);
   const std::vector<std::string> arguments(argv + 1, argv + argc);
   absl::StatusOr<weft::Command> command = weft::ParseCommandLine(arguments);
-  if (command.ok() && std::holds_alternative<weft::PrintText>(*command)) {
-    if (!weft::IsNonzeroRank()) {
-      std::fputs(std::get<weft::PrintText>(*command).text.c_str(), stdout);
-    }
-    return kExitDone;
-  }
-  if (command.ok() && std::holds_alternative<weft::DiagnosePaths>(*command)) {
-    return Diagnose(std::get<weft::DiagnosePaths>(*command).paths);
-  }
-  if (command.ok() && std::holds_alternative<weft::CheckpointCommand>(*command)) {
-    return RunCheckpoint(std::get<weft::CheckpointCommand>(*command));
+  if (!command.ok() && !arguments.empty() && IsCommandOfOneProcess(arguments.front())) {
+    PrintError(command.status());
+    return ExitCodeOf(command.status());
   }
   if (!command.ok()) return TrainOnAllRanks(command.status(), arguments);
+  if (const std::optional<int> code = std::visit(RunAlone{}, *command)) return *code;
   return TrainOnAllRanks(std::get<weft::TrainConfig>(*std::move(command)), arguments);
 }

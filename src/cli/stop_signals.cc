@@ -14,6 +14,7 @@ sigset_t TakenSignals() {
   sigaddset(&signals, SIGINT);
   sigaddset(&signals, SIGTERM);
   sigaddset(&signals, SIGUSR1);
+  sigaddset(&signals, SIGUSR2);
   return signals;
 }
 
@@ -52,7 +53,8 @@ void StopSignals::TakeSignals() {
       save_requested_ = true;
       continue;
     }
-    if (!graceful_ || !taken.insert(signal).second) std::_Exit(kExitInterrupted);
+    const bool first = taken.insert(signal).second;
+    if (!graceful_ || (!first && signal != SIGUSR2)) std::_Exit(kExitInterrupted);
     stop_requested_ = true;
   }
 }

@@ -1,5 +1,8 @@
-// Requests of a run's user: SIGINT (Ctrl-C) and SIGTERM (from mpirun or a batch system) stop it, SIGUSR1
-// saves a checkpoint.
+// Requests of a run's user: SIGINT (Ctrl-C), SIGTERM (from a batch system) and SIGUSR2 (from `weft launch`) stop
+// it, SIGUSR1 saves a checkpoint.
+//
+// mpirun passes the last two on to the ranks of all hosts. SIGUSR2 may come any number of times: the ranks may
+// have got another signal as well.
 //
 // Note [Signals are taken in a thread]
 // Problem: a plain signal handler that interrupts a matrix product corrupts the heap, see Note [Signal
@@ -16,7 +19,7 @@
 
 namespace weft {
 
-// Takes SIGINT, SIGTERM and SIGUSR1 for the whole process.
+// Takes SIGINT, SIGTERM, SIGUSR1 and SIGUSR2 for the whole process.
 //
 // REQUIRES: the process has no other thread when it is constructed. There is one instance at a time.
 // Thread safety: one thread constructs, calls and destroys it.
@@ -27,16 +30,16 @@ class StopSignals {
   // Blocks the signals in the calling thread, so that they wait for an instance.
   static void Block();
 
-  // Blocks the signals and starts the thread that takes them. Until EnableGracefulStop, SIGINT and SIGTERM
-  // end the process with kExitInterrupted.
+  // Blocks the signals and starts the thread that takes them. Until EnableGracefulStop, all but SIGUSR1 end the
+  // process with kExitInterrupted.
   StopSignals();
   // Ends the thread and restores the signal mask of the calling thread.
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  // From now on the first SIGINT and the first SIGTERM set the returned flag. The second signal of a kind
-  // ends the process with kExitInterrupted. Lifetime of the flag: this object's.
+  // From now on the first signal that stops a run sets the returned flag. The second SIGINT, and the second SIGTERM, ends the
+  // process with kExitInterrupted. Lifetime of the flag: this object's.
   const std::atomic<bool>& EnableGracefulStop();
   // SIGUSR1 sets this flag. Lifetime: this object's.
   std::atomic<bool>& save_requested() { return save_requested_; }

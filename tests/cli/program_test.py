@@ -167,6 +167,9 @@ class Quickstart(WeftCase):
         self.assertRegex(result.stdout, rf"(?m)^data +{len(TEXT)} tokens in 1 file")
 
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)
+
+
 class StopRequests(WeftCase):
     def start(self, *flags, step=1):
         """Starts a run that does not end by itself, and returns when it has done `step` steps."""
@@ -182,27 +185,28 @@ class StopRequests(WeftCase):
         return process
 
     def test_stops_after_a_whole_step_and_exports_nothing(self):
-        process = self.start(*SMALL)
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=60)
-        self.assertEqual(process.returncode, 130, errors)
-        self.assertIn("stopped by a signal", errors)
-        for line in (self.folder / "m.jsonl").read_text().splitlines():
-            json.loads(line)
-        self.assertEqual(self.files(), ["m.config.json", "m.jsonl", "text.txt"])
+        for number in (signal.SIGTERM, signal.SIGUSR2):
+            process = self.start(*SMALL)
+            process.send_signal(number)
+            _, errors = process.communicate(timeout=60)
+            self.assertEqual(process.returncode, 130, errors)
+            self.assertIn("stopped by a signal", errors)
+            for line in (self.folder / "m.jsonl").read_text().splitlines():
+                json.loads(line)
+            self.assertEqual(self.files(), ["m.config.json", "m.jsonl", "text.txt"])
 
     def test_has_no_handlers_for_stop_signals_and_blocks_them(self):
         process = self.start(*SMALL)
         unblocked = []
         for status in pathlib.Path(f"/proc/{process.pid}/task").glob("*/status"):
             masks = dict(re.findall(r"^(Sig\w+):\t(\w+)$", status.read_text(), re.MULTILINE))
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in STOP_SIGNALS:
                 bit = 1 << (number - 1)
                 self.assertFalse(int(masks["SigCgt"], 16) & bit, f"{number.name} has a handler")
                 if not int(masks["SigBlk"], 16) & bit:
                     unblocked.append(number)
         # While a thread waits in sigwaitinfo, its mask shows the signals as not blocked.
-        self.assertEqual(sorted(unblocked), [signal.SIGINT, signal.SIGTERM])
+        self.assertEqual(sorted(unblocked), sorted(STOP_SIGNALS))
 
     def test_survives_signals_at_any_point_of_a_step(self):
         # The steps are mostly matrix products. One such run in five crashed when signals had handlers.

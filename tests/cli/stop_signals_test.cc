@@ -10,7 +10,7 @@
 namespace weft {
 namespace {
 
-constexpr int kBoth[] = {SIGINT, SIGTERM};
+constexpr int kAll[] = {SIGINT, SIGTERM, SIGUSR2};
 
 bool IsBlockedHere(int signal) {
   sigset_t mask;
@@ -25,7 +25,7 @@ void WaitFor(const std::atomic<bool>& flag) {
 }
 
 TEST(StopSignals, SetsTheFlagAtTheFirstSignalOfEachKind) {
-  for (const int signal : kBoth) {
+  for (const int signal : kAll) {
     StopSignals signals;
     const std::atomic<bool>& stop = signals.EnableGracefulStop();
     EXPECT_FALSE(stop);
@@ -34,17 +34,17 @@ TEST(StopSignals, SetsTheFlagAtTheFirstSignalOfEachKind) {
   }
 }
 
-TEST(StopSignals, BlocksBothSignalsInThreadsThatStartLater) {
+TEST(StopSignals, BlocksTheSignalsInThreadsThatStartLater) {
   const StopSignals signals;
   std::thread([] {
-    for (const int signal : kBoth) EXPECT_TRUE(IsBlockedHere(signal)) << signal;
+    for (const int signal : kAll) EXPECT_TRUE(IsBlockedHere(signal)) << signal;
   }).join();
 }
 
 TEST(StopSignals, InstallsNoHandler) {
   StopSignals signals;
   signals.EnableGracefulStop();
-  for (const int signal : kBoth) {
+  for (const int signal : kAll) {
     struct sigaction action {};
     ASSERT_EQ(sigaction(signal, nullptr, &action), 0);
     EXPECT_EQ(action.sa_handler, SIG_DFL) << signal;
@@ -52,7 +52,7 @@ TEST(StopSignals, InstallsNoHandler) {
 }
 
 TEST(StopSignalsDeathTest, TakesASignalThatArrivedAfterBlock) {
-  for (const int signal : kBoth) {
+  for (const int signal : kAll) {
     const auto receive = [signal] {
       StopSignals::Block();
       SendToThisProcess(signal);
@@ -65,11 +65,11 @@ TEST(StopSignalsDeathTest, TakesASignalThatArrivedAfterBlock) {
 
 TEST(StopSignals, RestoresTheSignalMask) {
   { const StopSignals signals; }
-  for (const int signal : kBoth) EXPECT_FALSE(IsBlockedHere(signal)) << signal;
+  for (const int signal : kAll) EXPECT_FALSE(IsBlockedHere(signal)) << signal;
 }
 
 TEST(StopSignalsDeathTest, EndsTheProcessBeforeGracefulStopsAreEnabled) {
-  for (const int signal : kBoth) {
+  for (const int signal : kAll) {
     const auto receive = [signal] {
       const StopSignals signals;
       SendToThisProcess(signal);
@@ -80,7 +80,7 @@ TEST(StopSignalsDeathTest, EndsTheProcessBeforeGracefulStopsAreEnabled) {
 }
 
 TEST(StopSignalsDeathTest, EndsTheProcessAtTheSecondSignalOfAKind) {
-  for (const int signal : kBoth) {
+  for (const int signal : {SIGINT, SIGTERM}) {
     const auto receive_twice = [signal] {
       StopSignals signals;
       const std::atomic<bool>& stop = signals.EnableGracefulStop();
@@ -91,6 +91,22 @@ TEST(StopSignalsDeathTest, EndsTheProcessAtTheSecondSignalOfAKind) {
     };
     EXPECT_EXIT(receive_twice(), ::testing::ExitedWithCode(StopSignals::kExitInterrupted), "");
   }
+}
+
+// weft launch sends it, also to ranks that have got another signal.
+TEST(StopSignals, TakesSIGUSR2AnyNumberOfTimes) {
+  StopSignals signals;
+  const std::atomic<bool>& stop = signals.EnableGracefulStop();
+  SendToThisProcess(SIGTERM);
+  WaitFor(stop);
+  for (int i = 0; i < 3; ++i) {
+    SendToThisProcess(SIGUSR2);
+    // While one is pending, another one would be merged with it.
+    sigset_t pending;
+    do sigpending(&pending);
+    while (sigismember(&pending, SIGUSR2) == 1);
+  }
+  EXPECT_TRUE(stop);
 }
 
 }  // namespace

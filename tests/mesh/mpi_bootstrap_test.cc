@@ -1,5 +1,7 @@
 #include "weft/mesh/mpi_bootstrap.h"
 
+#include <cstdlib>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -37,6 +39,20 @@ TEST(MpiBootstrap, TwoBootstrapsCanExistAtTheSameTime) {
   EXPECT_EQ(second->rank(), WorldBootstrap().rank());
   EXPECT_EQ(second->size(), WorldBootstrap().size());
   EXPECT_OK(weft::testing::GathersBlobsInRankOrder(*second));
+}
+
+// As if srun had started these ranks, and one more that MPI does not connect.
+TEST(MpiBootstrap, RefusesTasksOfSrunThatAreNotConnected) {
+  const std::string rank = std::getenv("OMPI_COMM_WORLD_RANK");
+  unsetenv("OMPI_COMM_WORLD_RANK");
+  setenv("SLURM_PROCID", rank.c_str(), 1);
+  setenv("SLURM_STEP_NUM_TASKS", absl::StrCat(WorldBootstrap().size() + 1).c_str(), 1);
+  EXPECT_THAT(MakeMpiBootstrap(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("use srun --mpi=pmix")));
+  setenv("SLURM_STEP_NUM_TASKS", absl::StrCat(WorldBootstrap().size()).c_str(), 1);
+  EXPECT_OK(MakeMpiBootstrap());
+  for (const char* name : {"SLURM_PROCID", "SLURM_STEP_NUM_TASKS"}) unsetenv(name);
+  setenv("OMPI_COMM_WORLD_RANK", rank.c_str(), 1);
 }
 
 TEST(MpiBootstrap, NamesTheLateRankAndKeepsWorking) {

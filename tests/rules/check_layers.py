@@ -29,7 +29,7 @@ FLOORS = [
     ["nn"],
     ["sharding", "context_parallel"],
     ["optim"],
-    ["train"],
+    ["train", "launch"],
     ["cli"],
 ]
 FLOOR_OF = {layer: floor for floor, layers in enumerate(FLOORS) for layer in layers}

@@ -46,6 +46,12 @@ TEST(ThreadPlan, WarnsWhenRanksAreBoundToFewerCpusThanThereAre) {
   EXPECT_THAT(plan.warnings, ElementsAre(HasSubstr("--bind-to none")));
 }
 
+TEST(ThreadPlan, NamesTheFlagOfTheStarter) {
+  NodePlacement placement = {{{0}, {1}}, 8, 0, {}};
+  placement.unbound_start = "srun --cpu-bind=none";
+  EXPECT_THAT(PlanThreads(placement).warnings, ElementsAre(HasSubstr("start with srun --cpu-bind=none")));
+}
+
 TEST(ThreadPlan, WarnsWhenRanksAreBoundToOneCpu) {
   const ThreadPlan plan = PlanThreads({{{0}, {0}}, 4, 0, {}});
   EXPECT_EQ(plan.threads, 1);

@@ -1,8 +1,7 @@
-// Bootstrap over MPI: each rank is a process that mpirun started. Without mpirun there is a single rank.
+// Bootstrap over MPI: each rank is a process that mpirun or srun started. Without them there is a single rank.
 #pragma once
 
 #include <memory>
-#include <optional>
 
 #include <absl/status/statusor.h>
 #include <absl/time/time.h>
@@ -36,13 +35,10 @@ struct MpiBootstrapOptions {
 // Lifetime: the destructor waits for the destructors of all ranks, up to the timeout. After a collective of
 //   the bootstrap that missed its deadline, MPI cannot be finalized: with the watchdog, the destructor ends
 //   the process by _Exit(86). Links may outlive the bootstrap; node memory may not.
-// Errors: kFailedPrecondition (MPI does not provide MPI_THREAD_MULTIPLE), kInternal (has MPI's error
-// message).
+// Errors: kFailedPrecondition (MPI does not provide MPI_THREAD_MULTIPLE), kInvalidArgument (srun started several
+//   processes, but each is alone for MPI), kInternal (has MPI's error message).
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap(const MpiBootstrapOptions& options);
 // With the timeouts of the environment.
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap();
-
-// The rank that the launcher gave this process, as far as it is known before MPI_Init. Unset: no launcher.
-std::optional<int> LaunchedRank();
 
 }  // namespace weft

@@ -15,7 +15,7 @@ namespace weft {
 struct ThreadPlan {
   int threads = 1;
   std::string reason;                 // "2 CPUs shared by 4 ranks".
-  std::vector<std::string> warnings;  // Bad placements of ranks, each with the mpirun flag that fixes it.
+  std::vector<std::string> warnings;  // Bad placements of ranks, each with the flag that fixes it.
 };
 
 // The CPUs of one node and of its ranks.
@@ -24,6 +24,8 @@ struct NodePlacement {
   int node_cpus = 1;                           // CPUs on which the launcher may run: ranks could use as many.
   int self = 0;                                // Index of the calling rank in cpus_of_rank.
   std::optional<int> limit;                    // OMP_NUM_THREADS, if it is set.
+  // The command that starts ranks which may use all CPUs of the node.
+  std::string unbound_start = "mpirun --bind-to none";
 };
 
 // Divides each CPU equally among the ranks that may run on it. The thread count is the sum of the rank's

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
 
 #include "src/mesh/base/anonymous_memory.h"
 #include "src/mesh/base/deadline.h"
@@ -20,6 +20,7 @@
 #include "src/mesh/mpi/mpi_wire.h"
 #include "weft/core/status.h"
 #include "weft/mesh/host_memory.h"
+#include "weft/mesh/launch_environment.h"
 
 namespace weft {
 namespace {
@@ -47,6 +48,16 @@ absl::StatusOr<NodeMap> FindNodes(MpiSession& session, MPI_Comm world, int ranks
     nodes.node_of_rank.push_back(number_of[lowest_of[other]]);
   }
   return nodes;
+}
+
+// If srun does not connect its tasks, MPI starts each of them alone. They would all write the same files.
+absl::Status CheckRankCount(int ranks) {
+  const LaunchEnvironment environment = ReadLaunchEnvironment();
+  if (environment.starter != Starter::kSlurm || environment.ranks.value_or(ranks) == ranks)
+    return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("srun started ", *environment.ranks,
+                                                 " tasks, but MPI connects ", ranks,
+                                                 " of them: use srun --mpi=pmix"));
 }
 
 class MpiBootstrap : public Bootstrap {
@@ -99,6 +110,7 @@ class MpiBootstrap : public Bootstrap {
 absl::StatusOr<std::unique_ptr<Bootstrap>> MpiBootstrap::Make(const MpiBootstrapOptions& options) {
   WEFT_ASSIGN_OR_RETURN(auto session, MpiSession::Open(options));
   WEFT_ASSIGN_OR_RETURN(MpiCommunicator world, MpiCommunicator::Duplicate(*session, MPI_COMM_WORLD));
+  WEFT_RETURN_IF_ERROR(CheckRankCount(world.size()));
   WEFT_ASSIGN_OR_RETURN(MpiCommunicator node, MpiCommunicator::SplitByNode(*session, world.get()));
   WEFT_ASSIGN_OR_RETURN(NodeMap nodes, FindNodes(*session, world.get(), world.size(), node.get()));
   WEFT_ASSIGN_OR_RETURN(auto blobs, internal::MpiBlobExchange::Create(session, world.get()));
@@ -214,13 +226,6 @@ absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap(const MpiBootstrapOp
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap() {
   WEFT_ASSIGN_OR_RETURN(const MpiBootstrapOptions options, MpiBootstrapOptions::FromEnvironment());
   return MakeMpiBootstrap(options);
-}
-
-std::optional<int> LaunchedRank() {
-  const char* text = std::getenv("OMPI_COMM_WORLD_RANK");
-  int rank = 0;
-  if (text == nullptr || !absl::SimpleAtoi(text, &rank)) return std::nullopt;
-  return rank;
 }
 
 }  // namespace weft

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "weft/core/status.h"
+#include "weft/mesh/launch_environment.h"
 
 namespace weft::internal {
 namespace {
@@ -14,7 +15,7 @@ namespace {
 constexpr int kExitRankMissing = 86;
 
 [[noreturn]] void EndProcess(const std::string& message) {
-  const std::optional<int> rank = LaunchedRank();
+  const std::optional<int> rank = ReadLaunchEnvironment().rank;
   const std::string name = rank ? absl::StrCat("rank ", *rank, ": ") : "";
   std::fprintf(stderr, "weft: %s%s\n", name.c_str(), message.c_str());
   std::_Exit(kExitRankMissing);  // MPI_Abort may block.

@@ -13,6 +13,7 @@
 
 #include "weft/core/status.h"
 #include "weft/core/topology.h"
+#include "weft/mesh/launch_environment.h"
 
 namespace weft {
 namespace {
@@ -37,11 +38,11 @@ std::vector<std::string> PlacementWarnings(const NodePlacement& placement, size_
   const auto available = static_cast<size_t>(placement.node_cpus);
   if (used < available) {
     return {absl::StrCat(Count(ranks, "rank"), " may use only ", Count(used, "CPU"), " of the ", available,
-                         " available: start with mpirun --bind-to none")};
+                         " available: start with ", placement.unbound_start)};
   }
   if (ranks > used) {
     return {absl::StrCat(Count(ranks, "rank"), " share ", Count(used, "CPU"), ": start at most ", used,
-                         " ranks per node (mpirun -n) for the best speed")};
+                         " ranks per node for the best speed")};
   }
   return {};
 }
@@ -92,6 +93,10 @@ absl::StatusOr<NodePlacement> FindPlacement(Bootstrap& bootstrap, absl::Duration
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, limit.status(), timeout));
   placement.limit = *limit;
   placement.node_cpus = LauncherCpus();
+  if (const LaunchEnvironment environment = ReadLaunchEnvironment(); environment.starter == Starter::kSlurm) {
+    placement.node_cpus = std::min(placement.node_cpus, environment.node_cpus.value_or(placement.node_cpus));
+    placement.unbound_start = "srun --cpu-bind=none";
+  }
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> masks,
                         bootstrap.AllGatherBlob(absl::StrJoin(AffinityCpus(), ","), timeout));
   for (const int rank : bootstrap.node_map().RanksOf(bootstrap.node())) {

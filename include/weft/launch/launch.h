@@ -1,0 +1,51 @@
+// Start of a program on MPI ranks by mpirun, with restarts after failures.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+namespace weft {
+
+// How mpirun starts the ranks, and how often a failed run is started again.
+struct LaunchOptions {
+  std::optional<int64_t> ranks;  // Unset: all slots, as mpirun counts them.
+  std::string hosts;             // "node1:4,node2:4"; empty: this host, or the hosts of a Slurm job.
+  std::string hostfile;          // Hosts and slots in the format of Open MPI; empty: none.
+  bool oversubscribe = false;    // More ranks than slots.
+  std::vector<std::pair<std::string, std::string>> mca;  // Parameters of Open MPI.
+  int64_t max_restarts = 3;                              // Of the whole launch; progress does not reset them.
+  int64_t restart_delay_s = 5;
+  std::string mpirun = "mpirun";  // A path, or a name that PATH finds.
+};
+
+// Errors: kInvalidArgument (names the flag of `weft launch` and what is wrong with its value).
+absl::Status Validate(const LaunchOptions& options);
+
+// The program of every rank.
+struct RankProgram {
+  std::vector<std::string> command;  // Path and arguments.
+  // Called before every attempt but the first. Returns arguments to add to the command.
+  std::function<std::vector<std::string>()> restart_arguments;
+};
+
+// Starts `program` by mpirun and waits until it has ended for good. Returns the exit code for the user: that of
+// the last attempt, and 130 after a signal. docs/launching.md lists which exit codes lead to another attempt.
+// Prints a line on standard error for each restart.
+//
+// Signals: the first SIGINT, SIGTERM or SIGHUP is passed on to the ranks as SIGTERM, and prevents further
+//   attempts. A second one of the same kind ends all processes at once. SIGUSR1 is passed on to the ranks.
+// On return no process that the launch started is left on this host, and no file of Open MPI: each attempt has
+//   a folder of its own for them. A host daemon does the same on other hosts (weft/launch/host_daemon.h).
+// REQUIRES: the process has one thread and no children; it waits for every child and adopts orphans.
+// Errors: kInvalidArgument (mpirun is not installed, or the options are not valid), kInternal (no process or
+//   folder can be created).
+absl::StatusOr<int> Launch(const LaunchOptions& options, const RankProgram& program);
+
+}  // namespace weft

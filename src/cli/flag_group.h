@@ -1,0 +1,114 @@
+// Flags of one group of a help text, each bound to a field. Values are checked; messages name the flag.
+#pragma once
+
+#include <charconv>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+
+namespace weft {
+
+// Adds flags to an application. If a flag is given more than once, its last value counts.
+// Lifetime: the fields must outlive the application.
+class FlagGroup {
+ public:
+  using Words = std::vector<std::string>;
+
+  FlagGroup(CLI::App& app, std::string name) : app_(app), name_(std::move(name)) {}
+
+  template <typename T>
+  void Number(const char* flag, T& field, const char* help) {
+    Finish(app_.add_option(flag, field, help)->check(NumberCheck<T>())->capture_default_str(), "N");
+  }
+  void Number(const char* flag, std::optional<int64_t>& field, const char* help) {
+    Finish(app_.add_option(flag, field, help)->check(NumberCheck<int64_t>()), "N");
+  }
+  // A path or a name, which must not be empty.
+  void Text(const char* flag, std::string& field, const char* help, const char* type) {
+    Finish(app_.add_option(flag, field, help)->check(PathCheck()), type);
+  }
+  // The values of all occurrences of the flag are joined.
+  void Texts(const char* flag, Words& field, const char* help, const char* type) {
+    app_.add_option(flag, field, help)->check(PathCheck())->group(name_)->type_name(type);
+  }
+  // Two words for each occurrence of the flag.
+  void Pairs(const char* flag, std::vector<std::pair<std::string, std::string>>& field, const char* help,
+             const char* type) {
+    app_.add_option(flag, field, help)->group(name_)->type_name(type);
+  }
+  void Bool(const char* flag, bool& field, const char* help) {
+    Choice(flag, {"false", "true"}, field ? "true" : "false", help, [&field](size_t chosen) {
+      field = chosen == 1;
+    })->type_name("BOOL");
+  }
+  // A flag without a value.
+  void Switch(const char* flag, bool& field, const char* help) {
+    app_.add_flag(flag, field, help)->group(name_);
+  }
+  void OneOf(const char* flag, std::string& field, const Words& words, const std::string& default_word,
+             const char* help) {
+    Choice(flag, words, default_word, help, [&field, words](size_t chosen) { field = words[chosen]; });
+  }
+  // For an enumeration whose values Name(value) names.
+  template <typename E>
+  void OneOf(const char* flag, E& field, std::vector<E> values, const char* help) {
+    const Words words = NamesOf(values);
+    Choice(flag, words, std::string(Name(field)), help,
+           [&field, values = std::move(values)](size_t chosen) { field = values[chosen]; });
+  }
+  // Like OneOf; the field stays unset without the flag.
+  template <typename E>
+  void OneOfOrUnset(const char* flag, std::optional<E>& field, std::vector<E> values, const char* help) {
+    const Words words = NamesOf(values);
+    Choice(flag, words, "", help,
+           [&field, values = std::move(values)](size_t chosen) { field = values[chosen]; });
+  }
+
+ private:
+  template <typename T>
+  static bool ParsesAs(const std::string& text) {
+    if constexpr (std::is_same_v<T, double>) {
+      double value = 0;
+      return absl::SimpleAtod(text, &value);
+    } else {
+      T value{};
+      const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+      return error == std::errc() && end == text.data() + text.size();
+    }
+  }
+  // Validators return "" for a valid value, else a message. CLI11 puts the flag's name in front of the message.
+  template <typename T>
+  static CLI::Validator NumberCheck() {
+    return {[](std::string& text) {
+              if (ParsesAs<T>(text)) {
+                return std::string();
+              }
+              return absl::StrCat("'", text, "' is not a ",
+                                  std::is_same_v<T, double> ? "number" : "whole number in range");
+            },
+            ""};
+  }
+  static CLI::Validator PathCheck();
+  template <typename E>
+  static Words NamesOf(const std::vector<E>& values) {
+    Words words;
+    for (const E value : values) words.emplace_back(Name(value));
+    return words;
+  }
+  CLI::Option* Choice(const char* flag, const Words& words, const std::string& default_word, const char* help,
+                      std::function<void(size_t)> choose);
+  CLI::Option* Finish(CLI::Option* option, const std::string& type);
+
+  CLI::App& app_;
+  std::string name_;
+};
+
+}  // namespace weft

@@ -1,0 +1,33 @@
+#include "src/cli/launch_command.h"
+
+#include <filesystem>
+#include <system_error>
+#include <utility>
+
+#include "weft/train/checkpoint.h"
+
+namespace weft {
+
+RestartArguments::RestartArguments(CheckpointConfig checkpoint)
+    : checkpoint_(std::move(checkpoint)), newest_before_(Newest()) {}
+
+std::vector<std::string> RestartArguments::operator()() const {
+  if (Newest() == newest_before_) return {};
+  return {"--resume", "auto"};
+}
+
+std::string RestartArguments::Newest() const {
+  const absl::StatusOr<std::vector<std::string>> names = ListCheckpoints(checkpoint_.folder);
+  return names.ok() && !names->empty() ? names->front() : "";
+}
+
+absl::StatusOr<int> RunLaunchCommand(const LaunchCommand& command) {
+  std::error_code error;
+  RankProgram program;
+  program.command.push_back(std::filesystem::read_symlink("/proc/self/exe", error));
+  program.command.insert(program.command.end(), command.program.begin(), command.program.end());
+  program.restart_arguments = RestartArguments(command.checkpoint);
+  return Launch(command.options, program);
+}
+
+}  // namespace weft

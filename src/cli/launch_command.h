@@ -1,0 +1,44 @@
+// `weft launch`: runs `weft train` on the ranks of mpirun, and again from its last checkpoint after a failure.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include <absl/status/statusor.h>
+
+#include "weft/launch/launch.h"
+#include "weft/train/config.h"
+
+namespace weft {
+
+struct LaunchCommand {
+  LaunchOptions options;
+  std::vector<std::string> program;  // The arguments of every rank, "train" first.
+  CheckpointConfig checkpoint;       // That they contain.
+};
+
+// The arguments that a restart adds to those of the user.
+//
+// Note [Where a restart goes on]
+// Problem: `--resume auto` takes any checkpoint in the folder, or starts at step 0 if there is none. Neither is
+//   right if the user has named another checkpoint, or none, and a rank dies before the first save.
+// Rule: a restart adds `--resume auto` only if the newest checkpoint is another one than before the launch.
+// Why it suffices: only the ranks of this launch save in the folder. Without a new checkpoint, the user's own
+//   arguments start where the first attempt started.
+class RestartArguments {
+ public:
+  // Looks at the folder.
+  explicit RestartArguments(CheckpointConfig checkpoint);
+  // Looks at it again.
+  std::vector<std::string> operator()() const;
+
+ private:
+  std::string Newest() const;
+  CheckpointConfig checkpoint_;
+  std::string newest_before_;
+};
+
+// Returns the exit code for the user. Errors: those of Launch.
+absl::StatusOr<int> RunLaunchCommand(const LaunchCommand& command);
+
+}  // namespace weft

@@ -1,0 +1,166 @@
+#include "src/launch/daemon_process.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
+#include <absl/time/clock.h>
+
+#include "src/launch/processes.h"
+#include "weft/core/status.h"
+
+namespace weft::internal {
+namespace {
+
+using Strings = std::vector<std::string>;
+
+// Time after SIGKILL in which a process must end. One that hangs in a system call of a dead disk or network file
+// system may need longer.
+constexpr absl::Duration kKillDeadline = absl::Seconds(10);
+constexpr absl::Duration kPollInterval = absl::Milliseconds(20);
+
+// The path of the program; empty if there is none.
+std::string FindProgram(const std::string& name) {
+  if (absl::StrContains(name, '/')) return access(name.c_str(), X_OK) == 0 ? name : "";
+  const char* path = std::getenv("PATH");
+  for (const absl::string_view folder : absl::StrSplit(path == nullptr ? "/usr/bin:/bin" : path, ':')) {
+    std::string candidate = absl::StrCat(folder, "/", name);
+    if (access(candidate.c_str(), X_OK) == 0) return candidate;
+  }
+  return "";
+}
+
+// The environment of this process, with `variables` in place of its own values.
+Strings Environment(const std::vector<std::pair<std::string, std::string>>& variables) {
+  Strings result;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string own = *entry;
+    const std::string name = own.substr(0, own.find('='));
+    bool replaced = false;
+    for (const auto& [other, value] : variables) replaced = replaced || other == name;
+    if (!replaced) result.push_back(own);
+  }
+  for (const auto& [name, value] : variables) result.push_back(absl::StrCat(name, "=", value));
+  return result;
+}
+
+std::vector<char*> Pointers(Strings& strings) {
+  std::vector<char*> pointers;
+  for (std::string& text : strings) pointers.push_back(text.data());
+  pointers.push_back(nullptr);
+  return pointers;
+}
+
+// Runs in the new process, and returns only after an error. Makes calls that are safe after fork only.
+void Execute(const char* program, char* const* arguments, char* const* environment, pid_t parent) {
+  setsid();
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (getppid() != parent) return;  // It has ended before the call above.
+  const int null = open("/dev/null", O_RDONLY);
+  if (null < 0 || dup2(null, STDIN_FILENO) < 0) return;
+  for (int signal = 1; signal < NSIG; ++signal) {
+    // nohup ignores SIGHUP, and its programs must inherit that.
+    if (signal != SIGHUP) std::signal(signal, SIG_DFL);
+  }
+  sigset_t none;
+  sigemptyset(&none);
+  sigprocmask(SIG_SETMASK, &none, nullptr);
+  execve(program, arguments, environment);
+}
+
+absl::Status SystemError(const char* call, int error) {
+  return absl::InternalError(
+      absl::StrCat("cannot start mpirun or its daemon: ", call, ": ", std::strerror(error)));
+}
+
+}  // namespace
+
+absl::StatusOr<DaemonProcess> DaemonProcess::Start(
+    const Strings& command, const std::vector<std::pair<std::string, std::string>>& variables) {
+  const std::string program = FindProgram(command.front());
+  if (program.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("there is no program '", command.front(),
+                     "': install Open MPI (package openmpi-bin), or add its folder to "
+                     "PATH"));
+  }
+  if (prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) return SystemError("prctl", errno);
+  Strings words = command;
+  Strings environment = Environment(variables);
+  const std::vector<char*> argv = Pointers(words);
+  const std::vector<char*> envp = Pointers(environment);
+  std::array<int, 2> pipe_ends = {};
+  if (pipe2(pipe_ends.data(), O_CLOEXEC) != 0) return SystemError("pipe2", errno);
+  const pid_t parent = getpid();
+  const pid_t pid = fork();
+  if (pid == 0) {
+    Execute(program.c_str(), argv.data(), envp.data(), parent);
+    const int error = errno;
+    (void)!write(pipe_ends[1], &error, sizeof(error));
+    _exit(EXIT_FAILURE);
+  }
+  const int fork_error = errno;
+  close(pipe_ends[1]);
+  int error = 0;
+  const ssize_t bytes = pid < 0 ? 0 : read(pipe_ends[0], &error, sizeof(error));
+  close(pipe_ends[0]);
+  if (pid < 0) return SystemError("fork", fork_error);
+  if (bytes > 0) {
+    waitpid(pid, nullptr, 0);
+    return SystemError(program.c_str(), error);
+  }
+  return DaemonProcess(pid);
+}
+
+std::vector<pid_t> DaemonProcess::Ranks() const {
+  std::vector<pid_t> ranks;
+  for (const pid_t child : ChildrenOf(pid_)) {
+    if (HasVariable(child, "OMPI_COMM_WORLD_RANK")) ranks.push_back(child);
+  }
+  return ranks;
+}
+
+void DaemonProcess::Signal(int signal) const {
+  if (!wait_status_) kill(pid_, signal);
+}
+
+std::optional<int> DaemonProcess::Poll() {
+  int status = 0;
+  for (pid_t child = 0; (child = waitpid(-1, &status, WNOHANG)) > 0;) {
+    if (child == pid_) wait_status_ = status;
+  }
+  return wait_status_;
+}
+
+void DaemonProcess::EndDescendants(absl::Duration grace) {
+  const absl::Time kill_time = absl::Now() + grace;
+  const absl::Time end = kill_time + kKillDeadline;
+  for (;;) {
+    while (waitpid(-1, nullptr, WNOHANG) > 0) {
+    }
+    const std::vector<pid_t> left = DescendantsOf(getpid());
+    if (left.empty()) return;
+    if (absl::Now() > end) {
+      std::fprintf(stderr, "weft launch: process %d has not ended %g s after SIGKILL\n",
+                   static_cast<int>(left.front()), absl::ToDoubleSeconds(kKillDeadline));
+      return;
+    }
+    if (absl::Now() >= kill_time) {
+      for (const pid_t pid : left) kill(pid, SIGKILL);
+    }
+    absl::SleepFor(kPollInterval);
+  }
+}
+
+}  // namespace weft::internal

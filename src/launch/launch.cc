@@ -1,0 +1,143 @@
+#include "weft/launch/launch.h"
+
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <set>
+
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+#include <absl/time/clock.h>
+#include <absl/time/time.h>
+
+#include "src/launch/daemon_process.h"
+#include "src/launch/job_folder.h"
+#include "src/launch/mpirun_command.h"
+#include "src/launch/supervisor.h"
+#include "src/launch/verdict.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+using internal::AttemptEnd;
+using internal::Variables;
+using Words = std::vector<std::string>;
+
+// mpirun ends within this time after its last rank, unless it waits for a host that it has lost.
+constexpr absl::Duration kIdleLimit = absl::Seconds(10);
+constexpr int kFirstSignalCode = 128;
+constexpr int kInterrupted = 130;
+
+void Print(const std::string& message) {
+  if (!message.empty()) std::fprintf(stderr, "weft launch: %s\n", message.c_str());
+}
+
+// Under nohup SIGHUP stays ignored.
+std::set<int> SignalsToTake() {
+  std::set<int> signals = {SIGCHLD, SIGINT, SIGTERM, SIGUSR1};
+  struct sigaction hang_up = {};
+  sigaction(SIGHUP, nullptr, &hang_up);
+  if (hang_up.sa_handler != SIG_IGN) signals.insert(SIGHUP);
+  return signals;
+}
+
+// The beginning of a command that runs orted under a host daemon. mpirun splits it at spaces.
+absl::StatusOr<std::string> HostDaemonCommand(const std::string& folder) {
+  std::error_code error;
+  const std::string program = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error || absl::StrContains(program, ' ')) {
+    return absl::InvalidArgumentError(absl::StrCat(
+        "the path of this program must have no spaces, which mpirun cannot pass to other hosts: '", program,
+        "'"));
+  }
+  return absl::StrCat(program, " host-daemon ", folder);
+}
+
+Variables AttemptVariables(const std::string& folder) {
+  Variables variables = internal::FolderVariables(folder);
+  for (auto& variable : internal::DefaultVariables(geteuid() == 0)) {
+    if (std::getenv(variable.first.c_str()) == nullptr) variables.push_back(std::move(variable));
+  }
+  return variables;
+}
+
+Words CurrentEnvironment() {
+  Words environment;
+  for (char** entry = environ; *entry != nullptr; ++entry) environment.emplace_back(*entry);
+  return environment;
+}
+
+class Launcher {
+ public:
+  Launcher(const LaunchOptions& options, const RankProgram& program)
+      : options_(options),
+        program_(program),
+        ranks_are_local_(internal::RanksAreLocal(options, std::getenv("SLURM_JOB_ID") != nullptr)),
+        signals_(SignalsToTake()),
+        requests_(ranks_are_local_) {}
+
+  absl::StatusOr<int> Run() {
+    for (int64_t attempt = 1;; ++attempt) {
+      WEFT_ASSIGN_OR_RETURN(const AttemptEnd end, RunAttempt(attempt));
+      const internal::Verdict verdict =
+          Judge(end, {attempt, options_.max_restarts, options_.restart_delay_s});
+      Print(verdict.message);
+      if (!verdict.restart) return verdict.exit_code;
+      if (StopsWithin(absl::Seconds(options_.restart_delay_s))) {
+        Print(absl::StrCat("stopped by a signal before attempt ", attempt + 1));
+        return kInterrupted;
+      }
+    }
+  }
+
+ private:
+  absl::StatusOr<AttemptEnd> RunAttempt(int64_t attempt) {
+    WEFT_ASSIGN_OR_RETURN(const internal::JobFolder folder, internal::JobFolder::Create());
+    internal::JobFolder::RemoveAbandoned(folder.path());
+    Words program = program_.command;
+    if (attempt > 1) {
+      const Words more = program_.restart_arguments();
+      program.insert(program.end(), more.begin(), more.end());
+    }
+    WEFT_ASSIGN_OR_RETURN(const std::string agent, HostDaemonCommand(folder.path()));
+    WEFT_ASSIGN_OR_RETURN(
+        const auto mpirun,
+        internal::DaemonProcess::Start(
+            internal::MpirunCommand(options_, agent, internal::ExportedNames(CurrentEnvironment()), program),
+            AttemptVariables(folder.path())));
+    AttemptEnd end = Supervise(mpirun, signals_, requests_, kIdleLimit);
+    // Ranks of other hosts cannot be seen, and a rank that was killed was started.
+    end.started_no_rank = end.started_no_rank && ranks_are_local_ && end.value < kFirstSignalCode;
+    return end;
+  }
+
+  // Waits. True if a signal asks to stop meanwhile.
+  bool StopsWithin(absl::Duration delay) {
+    const absl::Time end = absl::Now() + delay;
+    while (!requests_.stop_requested() && absl::Now() < end) {
+      const std::optional<int> signal = signals_.Next(end - absl::Now());
+      if (signal && *signal != SIGCHLD) requests_.Add(*signal);
+    }
+    requests_.EndAttempt();
+    return requests_.stop_requested();
+  }
+
+  const LaunchOptions& options_;
+  const RankProgram& program_;
+  const bool ranks_are_local_;
+  const internal::SignalQueue signals_;
+  internal::Requests requests_;
+};
+
+}  // namespace
+
+absl::StatusOr<int> Launch(const LaunchOptions& options, const RankProgram& program) {
+  WEFT_RETURN_IF_ERROR(Validate(options));
+  return Launcher(options, program).Run();
+}
+
+}  // namespace weft

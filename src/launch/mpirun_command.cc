@@ -1,0 +1,124 @@
+#include "src/launch/mpirun_command.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <string_view>
+
+#include <absl/strings/match.h>
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
+
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+using Words = std::vector<std::string>;
+
+// The number of slots of one element of --host: "node1:4", or "node1" for one.
+absl::StatusOr<int64_t> SlotsOf(const std::string& host) {
+  const std::vector<std::string> parts = absl::StrSplit(host, ':');
+  int64_t slots = 1;
+  const bool has_slots = parts.size() == 2;
+  if (parts.size() > 2 || parts[0].empty() || (has_slots && !absl::SimpleAtoi(parts[1], &slots)) ||
+      slots < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--host: '", host, "' is not a host with its slots: write node1:4,node2:4"));
+  }
+  return slots;
+}
+
+absl::Status CheckHosts(const LaunchOptions& options) {
+  int64_t slots = 0;
+  for (const absl::string_view host : absl::StrSplit(options.hosts, ',')) {
+    WEFT_ASSIGN_OR_RETURN(const int64_t more, SlotsOf(std::string(host)));
+    slots += more;
+  }
+  if (options.ranks && *options.ranks > slots && !options.oversubscribe) {
+    return absl::InvalidArgumentError(absl::StrCat("-n ", *options.ranks,
+                                                   " needs as many slots, but --host has ", slots,
+                                                   ": write node1:4,node2:4, or add --oversubscribe"));
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status Validate(const LaunchOptions& options) {
+  if (options.ranks && *options.ranks < 1) {
+    return absl::InvalidArgumentError(absl::StrCat("-n ", *options.ranks, " must be positive"));
+  }
+  if (options.max_restarts < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--max-restarts ", options.max_restarts, " must not be negative; 0 means no restart"));
+  }
+  if (options.restart_delay_s < 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("--restart-delay ", options.restart_delay_s, " must not be negative"));
+  }
+  if (!options.hosts.empty() && !options.hostfile.empty()) {
+    return absl::InvalidArgumentError("--host and --hostfile exclude each other: give one of them");
+  }
+  return options.hosts.empty() ? absl::OkStatus() : CheckHosts(options);
+}
+
+namespace internal {
+
+bool RanksAreLocal(const LaunchOptions& options, bool in_slurm_job) {
+  const bool has_hosts = !options.hosts.empty() || !options.hostfile.empty();
+  return !has_hosts && !in_slurm_job;
+}
+
+Words MpirunCommand(const LaunchOptions& options, const std::string& agent, const Words& exported,
+                    const Words& program) {
+  Words command = {options.mpirun};
+  const auto add = [&](std::initializer_list<std::string> words) {
+    command.insert(command.end(), words.begin(), words.end());
+  };
+  if (options.ranks) add({"-n", absl::StrCat(*options.ranks)});
+  if (!options.hosts.empty()) add({"--host", options.hosts});
+  if (!options.hostfile.empty()) add({"--hostfile", options.hostfile});
+  if (options.oversubscribe) add({"--oversubscribe"});
+  // Ranks are numbered host by host. A rank selects its CPUs itself.
+  add({"--map-by", "slot", "--bind-to", "none"});
+  add({"--mca", "orte_launch_agent", absl::StrCat(agent, " orted")});
+  for (const auto& [name, value] : options.mca) add({"--mca", name, value});
+  for (const std::string& name : exported) add({"-x", name});
+  command.insert(command.end(), program.begin(), program.end());
+  return command;
+}
+
+Words ExportedNames(const Words& environment) {
+  Words names;
+  for (const std::string& variable : environment) {
+    for (const char* prefix : {"WEFT_", "OMP_", "GOMP_"}) {
+      if (absl::StartsWith(variable, prefix)) names.push_back(variable.substr(0, variable.find('=')));
+    }
+  }
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+Variables DefaultVariables(bool as_root) {
+  // Containers often forbid kernel-assisted copies, and weft does not need them. If a host is lost, mpirun and
+  // the daemons of the other hosts notice it within a minute; by default after more than five.
+  Variables variables = {{"OMPI_MCA_btl_vader_single_copy_mechanism", "none"},
+                         {"OMPI_MCA_oob_tcp_keepalive_time", "30"},
+                         {"OMPI_MCA_oob_tcp_keepalive_intvl", "10"},
+                         {"OMPI_MCA_oob_tcp_keepalive_probes", "3"}};
+  if (as_root) {
+    variables.emplace_back("OMPI_ALLOW_RUN_AS_ROOT", "1");
+    variables.emplace_back("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
+  }
+  return variables;
+}
+
+Variables FolderVariables(const std::string& folder) {
+  return {{"OMPI_MCA_orte_tmpdir_base", folder},
+          {"OMPI_MCA_btl_vader_backing_directory", folder},
+          {"OMPI_MCA_osc_sm_backing_directory", folder}};
+}
+
+}  // namespace internal
+}  // namespace weft

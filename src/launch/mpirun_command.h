@@ -1,0 +1,36 @@
+// Command line of mpirun for one attempt of a launch.
+//
+// Thread safety: pure functions.
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "weft/launch/launch.h"
+
+namespace weft::internal {
+
+using Variables = std::vector<std::pair<std::string, std::string>>;
+
+// True if all ranks run on this host. `in_slurm_job`: mpirun would take the hosts of the job.
+bool RanksAreLocal(const LaunchOptions& options, bool in_slurm_job);
+
+// The arguments of mpirun, with its own name first.
+// `agent`: the words with which the command of a daemon on another host begins, before `orted`.
+// `exported`: the names of environment variables that ranks of other hosts need.
+std::vector<std::string> MpirunCommand(const LaunchOptions& options, const std::string& agent,
+                                       const std::vector<std::string>& exported,
+                                       const std::vector<std::string>& program);
+
+// The names of those variables of `environment` ("NAME=value") that the ranks read: WEFT_*, OMP_* and GOMP_*.
+std::vector<std::string> ExportedNames(const std::vector<std::string>& environment);
+
+// The variables of mpirun that have defaults of the launch; a value in the caller's environment counts instead.
+// `as_root`: the user is root, whom mpirun refuses otherwise.
+Variables DefaultVariables(bool as_root);
+
+// The variables that make Open MPI put all of its files, on every host, into `folder`.
+Variables FolderVariables(const std::string& folder);
+
+}  // namespace weft::internal

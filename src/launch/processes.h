@@ -1,0 +1,25 @@
+// Processes of this host as /proc shows them: children, environment, and the signals that a process takes.
+//
+// A process that has ended meanwhile has no children, no variables, and takes no signal.
+// Thread safety: functions without state.
+#pragma once
+
+#include <string_view>
+#include <sys/types.h>
+#include <vector>
+
+namespace weft::internal {
+
+// The children of all threads of a process.
+std::vector<pid_t> ChildrenOf(pid_t pid);
+
+// Children, their children, and so on. Without processes that have ended and are not yet reaped.
+std::vector<pid_t> DescendantsOf(pid_t pid);
+
+// True if the variable was set when the process executed its program.
+bool HasVariable(pid_t pid, std::string_view name);
+
+// True if the signal does not end the process at once: it is handled, or blocked until a thread takes it.
+bool TakesSignal(pid_t pid, int signal);
+
+}  // namespace weft::internal

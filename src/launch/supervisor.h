@@ -1,0 +1,67 @@
+// Supervision of mpirun or orted from its start to its end, with the signals that this process gets meanwhile.
+#pragma once
+
+#include <csignal>
+#include <optional>
+#include <set>
+#include <sys/types.h>
+#include <vector>
+
+#include <absl/time/time.h>
+
+#include "src/launch/daemon_process.h"
+#include "src/launch/verdict.h"
+
+namespace weft::internal {
+
+// Blocks signals of this process and takes them one by one. They stay blocked, as a launch ends with its process.
+class SignalQueue {
+ public:
+  explicit SignalQueue(const std::set<int>& signals);
+  // The next signal; nothing after `timeout`.
+  std::optional<int> Next(absl::Duration timeout) const;
+
+ private:
+  sigset_t signals_;
+};
+
+// Requests of the user, which signals bring. They outlast an attempt.
+//
+// Note [Delivery of requests]
+// Problem: a rank that does not yet block the signals that it takes is killed by one.
+// Rule: a request goes to ranks of this host that take its signal, as /proc shows. A stop request that finds no
+//   such rank ends mpirun at once, as there is nothing to save; a save request waits for one.
+//   If ranks may run on other hosts only, mpirun passes the signal on.
+// Why it suffices: the ranks agree on a request that has reached one of them.
+// Without it: SIGUSR1 right after the start ends the run that it should save.
+class Requests {
+ public:
+  // `ranks_are_local`: all ranks run on this host.
+  explicit Requests(bool ranks_are_local) : ranks_are_local_(ranks_are_local) {}
+
+  void Add(int signal);
+  // Passes pending requests on. `ranks`: those of this host.
+  void Deliver(const DaemonProcess& daemon, const std::vector<pid_t>& ranks);
+  // Drops what an attempt that has ended could not take.
+  void EndAttempt();
+
+  bool pending() const { return stop_pending_ || save_pending_; }
+  bool stop_requested() const { return !stop_signals_.empty(); }
+  bool end_at_once() const { return end_at_once_; }
+
+ private:
+  const bool ranks_are_local_;
+  std::set<int> stop_signals_;  // That were taken so far.
+  bool stop_pending_ = false;
+  bool save_pending_ = false;
+  bool end_at_once_ = false;
+};
+
+// Waits until the daemon has ended. Adds signals to `requests` and delivers them. Ends the daemon if a request
+// says so, and if it is still there `idle_limit` after the last of its ranks on this host has ended.
+// `started_no_rank` of the result refers to this host.
+// On return no process of the daemon is left.
+AttemptEnd Supervise(DaemonProcess daemon, const SignalQueue& signals, Requests& requests,
+                     absl::Duration idle_limit);
+
+}  // namespace weft::internal

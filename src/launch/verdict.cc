@@ -1,0 +1,110 @@
+#include "src/launch/verdict.h"
+
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstring>
+
+#include <absl/strings/str_cat.h>
+
+namespace weft::internal {
+namespace {
+
+constexpr int kInterrupted = 130;
+constexpr int kRankMissing = 86;
+constexpr int kSignalBase = 128;  // mpirun and shells add it to the signal that killed a process.
+constexpr int kLastSignal = 64;
+
+// An exit code of the program. docs/training.md lists them.
+struct KnownCode {
+  int code;
+  bool restart;
+  const char* cause;
+};
+
+constexpr std::array<KnownCode, 7> kKnownCodes = {{
+    {0, false, "the program has finished"},
+    {1, true, "out of memory, a full disk, a failed start of MPI, a lost host or a defect"},
+    {2, false, "the command line or the configuration is at fault"},
+    {3, false, "an input or output file is at fault"},
+    {4, false, "a number became infinite or NaN"},
+    {kRankMissing, true, "a rank failed or did not respond in time"},
+    {kInterrupted, false, "a signal stopped the program"},
+}};
+
+const KnownCode* FindCode(int code) {
+  const auto* found = std::find_if(kKnownCodes.begin(), kKnownCodes.end(),
+                                   [&](const KnownCode& known) { return known.code == code; });
+  return found == kKnownCodes.end() ? nullptr : found;
+}
+
+std::string SignalName(int signal) {
+  const char* name = sigabbrev_np(signal);
+  return name == nullptr ? absl::StrCat("signal ", signal) : absl::StrCat("SIG", name);
+}
+
+std::string CauseOf(const AttemptEnd& end) {
+  if (end.kind == EndKind::kHostLost)
+    return "the ranks of this host have ended, but mpirun waited for another host";
+  if (end.kind == EndKind::kKilled) return absl::StrCat("mpirun was killed by ", SignalName(end.value));
+  if (end.started_no_rank) return "mpirun started no rank; see its messages";
+  if (const KnownCode* known = FindCode(end.value)) return known->cause;
+  const int signal = end.value - kSignalBase;
+  if (signal > 0 && signal <= kLastSignal) return absl::StrCat("a rank was killed by ", SignalName(signal));
+  return "a rank ended with a code that the program does not use";
+}
+
+bool MayPassAtAnotherAttempt(const AttemptEnd& end, const AttemptNumber& number) {
+  if (end.kind != EndKind::kExited) return true;
+  if (end.started_no_rank && number.attempt == 1) return false;
+  const KnownCode* known = FindCode(end.value);
+  return known == nullptr || known->restart;
+}
+
+std::string Restarts(int64_t count) { return absl::StrCat(count, count == 1 ? " restart" : " restarts"); }
+
+}  // namespace
+
+int ExitCodeOf(const AttemptEnd& end) {
+  switch (end.kind) {
+    case EndKind::kExited:
+      return end.value;
+    case EndKind::kKilled:
+      return kSignalBase + end.value;
+    case EndKind::kHostLost:
+      return kRankMissing;
+  }
+  return 1;
+}
+
+Verdict Judge(const AttemptEnd& end, const AttemptNumber& number) {
+  Verdict verdict;
+  verdict.exit_code = ExitCodeOf(end);
+  const int code = verdict.exit_code;
+  const int64_t restarts = number.attempt - 1;
+  const std::string attempt = absl::StrCat("attempt ", number.attempt, " of ", number.max_restarts + 1);
+  const std::string ended = absl::StrCat(attempt, " ended with exit code ", code, " (", CauseOf(end), ")");
+  if (!MayPassAtAnotherAttempt(end, number)) {
+    // The program has said why it ended.
+    if (end.started_no_rank)
+      verdict.message = absl::StrCat(ended, ": not restarting");
+    else if (restarts > 0 && code == 0)
+      verdict.message = absl::StrCat("finished in ", attempt);
+    else if (restarts > 0)
+      verdict.message = absl::StrCat(ended, ": not restarting");
+  } else if (end.stop_requested) {
+    verdict.message = absl::StrCat(ended, " while it stopped: not restarting");
+  } else if (restarts >= number.max_restarts) {
+    verdict.message = number.max_restarts == 0
+                          ? absl::StrCat(ended, ": not restarting, as --max-restarts is 0")
+                          : absl::StrCat(ended, ": giving up after ", Restarts(restarts));
+  } else {
+    verdict.restart = true;
+    verdict.message = absl::StrCat(ended, ": starting attempt ", number.attempt + 1, " in ",
+                                   number.restart_delay_s, " s from the last checkpoint; ",
+                                   Restarts(number.max_restarts - restarts - 1), " left after it");
+  }
+  return verdict;
+}
+
+}  // namespace weft::internal

@@ -1,0 +1,32 @@
+#include "weft/mesh/launch_environment.h"
+
+#include <cstdlib>
+
+#include <absl/strings/numbers.h>
+
+namespace weft {
+
+LaunchEnvironment ReadLaunchEnvironment(absl::FunctionRef<const char*(const char*)> variable) {
+  const auto number = [&](const char* name) -> std::optional<int> {
+    const char* text = variable(name);
+    int value = 0;
+    if (text == nullptr || !absl::SimpleAtoi(text, &value)) return std::nullopt;
+    return value;
+  };
+  // mpirun in a Slurm job inherits the variables of the job, so Open MPI's own count first.
+  if (const std::optional<int> rank = number("OMPI_COMM_WORLD_RANK")) {
+    return {Starter::kOpenMpi, rank, number("OMPI_COMM_WORLD_SIZE"), {}};
+  }
+  // The script of a batch job has SLURM_PROCID too, but it is no task of srun.
+  if (const std::optional<int> tasks = number("SLURM_STEP_NUM_TASKS"); tasks && number("SLURM_PROCID")) {
+    return {Starter::kSlurm, number("SLURM_PROCID"), tasks, number("SLURM_CPUS_ON_NODE")};
+  }
+  if (const std::optional<int> rank = number("PMIX_RANK")) return {Starter::kPmix, rank, {}, {}};
+  return {};
+}
+
+LaunchEnvironment ReadLaunchEnvironment() {
+  return ReadLaunchEnvironment([](const char* name) -> const char* { return std::getenv(name); });
+}
+
+}  // namespace weft

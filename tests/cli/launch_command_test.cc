@@ -1,0 +1,48 @@
+#include "src/cli/launch_command.h"
+
+#include <filesystem>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/temp_folder.h"
+#include "weft/train/checkpoint.h"
+
+namespace weft {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+CheckpointConfig In(const std::string& folder) {
+  CheckpointConfig config;
+  config.folder = folder;
+  return config;
+}
+
+void Save(const TempFolder& parent, int64_t step) {
+  parent.Write("ck/" + CheckpointName(step) + "/checkpoint.json", "{}");
+  parent.Write("ck/latest", CheckpointName(step) + "\n");
+}
+
+TEST(RestartArguments, ResumeFromACheckpointOfThisLaunch) {
+  const TempFolder parent;
+  const RestartArguments arguments(In(parent / "ck"));
+  EXPECT_THAT(arguments(), IsEmpty());
+  Save(parent, 4);
+  EXPECT_THAT(arguments(), ElementsAre("--resume", "auto"));
+}
+
+// An earlier run has saved these. The user may have named one of them, or none.
+TEST(RestartArguments, LeaveEarlierCheckpointsToTheUser) {
+  const TempFolder parent;
+  Save(parent, 4);
+  Save(parent, 8);
+  const RestartArguments arguments(In(parent / "ck"));
+  EXPECT_THAT(arguments(), IsEmpty());
+  Save(parent, 12);
+  EXPECT_THAT(arguments(), ElementsAre("--resume", "auto"));
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,229 @@
+// Launches with a script in place of mpirun. It runs the rank as a child, as mpirun does, and returns its exit code.
+#include "weft/launch/launch.h"
+
+#include <unistd.h>
+
+#include <csignal>
+#include <cstdlib>
+#include <filesystem>
+#include <string>
+#include <sys/wait.h>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "src/launch/processes.h"
+#include "src/launch/supervisor.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
+
+namespace weft {
+namespace {
+
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+using ::weft::testing::StatusIs;
+
+// $FOLDER has the files of the test, $LAUNCHER is the process that calls Launch, $ATTEMPT counts from 1.
+constexpr const char* kMpirun = R"(#!/bin/sh
+echo "$@" >>"$FOLDER/calls"
+echo "$OMPI_MCA_orte_tmpdir_base" >>"$FOLDER/folders"
+ATTEMPT=$(wc -l <"$FOLDER/calls"); export ATTEMPT
+touch "$OMPI_MCA_orte_tmpdir_base/left"
+[ ! -e "$FOLDER/before" ] || . "$FOLDER/before"
+OMPI_COMM_WORLD_RANK=0 sh "$FOLDER/rank" &
+rank=$!
+trap 'kill -KILL $rank; exit 143' TERM
+wait $rank
+code=$?
+[ ! -e "$FOLDER/after" ] || . "$FOLDER/after"
+exit $code
+)";
+
+class LaunchTest : public ::testing::Test {
+ protected:
+  LaunchTest() {
+    setenv("FOLDER", folder_.str().c_str(), 1);
+    setenv("LAUNCHER", absl::StrCat(getpid()).c_str(), 1);
+    options_.mpirun = Script("mpirun", kMpirun);
+    options_.hosts = "this";  // The launch cannot know then if ranks have started.
+    options_.restart_delay_s = 0;
+  }
+
+  std::string Script(const std::string& name, const std::string& text) {
+    std::string path = folder_.Write(name, text);
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+    return path;
+  }
+
+  // The exit code of a launch whose ranks run `rank`, a shell script.
+  int LaunchRank(const std::string& rank) {
+    folder_.Write("rank", rank);
+    const absl::StatusOr<int> code = Launch(options_, {{"PROGRAM", "train"}, [] {
+                                                         return std::vector<std::string>{"--resume", "auto"};
+                                                       }});
+    EXPECT_OK(code);
+    EXPECT_THAT(internal::DescendantsOf(getpid()), IsEmpty());
+    for (const std::string& used : Lines("folders")) EXPECT_FALSE(std::filesystem::exists(used)) << used;
+    return code.value_or(-1);
+  }
+
+  // The exit code of a launch whose attempts end with these exit codes.
+  int LaunchWithCodes(const std::vector<std::string>& codes) {
+    std::string rank;
+    for (size_t i = 0; i < codes.size(); ++i) {
+      absl::StrAppend(&rank, "[ $ATTEMPT != ", i + 1, " ] || exit ", codes[i], "\n");
+    }
+    return LaunchRank(rank);
+  }
+
+  std::vector<std::string> Lines(const std::string& name) const {
+    return absl::StrSplit(ReadFile(folder_ / name), '\n', absl::SkipEmpty());
+  }
+  std::vector<std::string> Calls() const { return Lines("calls"); }
+
+  TempFolder folder_;
+  LaunchOptions options_;
+};
+
+TEST_F(LaunchTest, RestartsFromTheCheckpointUntilTheProgramSucceeds) {
+  EXPECT_EQ(LaunchWithCodes({"137", "86", "1", "0"}), 0);
+  ASSERT_THAT(Calls(), SizeIs(4));
+  EXPECT_THAT(Calls()[0], EndsWith("PROGRAM train"));
+  for (size_t i = 1; i < 4; ++i) EXPECT_THAT(Calls()[i], EndsWith("PROGRAM train --resume auto"));
+}
+
+TEST_F(LaunchTest, ReturnsDocumentedExitCodesAtOnce) {
+  for (const char* code : {"0", "2", "3", "4", "130"}) {
+    std::filesystem::remove(folder_ / "calls");
+    EXPECT_EQ(LaunchWithCodes({code}), std::atoi(code));
+    EXPECT_THAT(Calls(), SizeIs(1)) << code;
+  }
+}
+
+TEST_F(LaunchTest, GivesUpAfterTheLastRestart) {
+  options_.max_restarts = 2;
+  EXPECT_EQ(LaunchRank("exit 86"), 86);
+  EXPECT_THAT(Calls(), SizeIs(3));
+}
+
+TEST_F(LaunchTest, DoesNotRestartIfThatIsNotAllowed) {
+  options_.max_restarts = 0;
+  EXPECT_EQ(LaunchRank("kill -KILL $$"), 137);
+  EXPECT_THAT(Calls(), SizeIs(1));
+}
+
+TEST_F(LaunchTest, RestartsIfMpirunItselfIsKilled) {
+  EXPECT_EQ(LaunchRank("[ $ATTEMPT = 1 ] || exit 0\nkill -KILL $PPID\nsleep 1000"), 0);
+  EXPECT_THAT(Calls(), SizeIs(2));
+}
+
+TEST_F(LaunchTest, DoesNotRepeatAFirstAttemptThatStartsNoRank) {
+  options_.hosts.clear();
+  folder_.Write("before", "echo no slots; exit 1");
+  EXPECT_EQ(LaunchRank(""), 1);
+  EXPECT_THAT(Calls(), SizeIs(1));
+}
+
+TEST_F(LaunchTest, GivesEachAttemptAFolderOfItsOwn) {
+  EXPECT_EQ(LaunchWithCodes({"86", "0"}), 0);
+  const std::vector<std::string> folders = Lines("folders");
+  ASSERT_THAT(folders, SizeIs(2));
+  EXPECT_NE(folders[0], folders[1]);
+}
+
+TEST_F(LaunchTest, EndsTheProcessesThatMpirunLeavesBehind) {
+  folder_.Write("after", "setsid sleep 1000 &\n");
+  EXPECT_EQ(LaunchRank("exit 0"), 0);  // LaunchRank checks that no process is left.
+}
+
+TEST_F(LaunchTest, PassesAStopRequestOnToTheRanks) {
+  for (const char* name : {"INT", "TERM", "HUP"}) {
+    std::filesystem::remove(folder_ / "calls");
+    const std::string rank =
+        absl::StrCat("trap 'exit 130' USR2\nkill -", name, " $LAUNCHER\n", "while :; do sleep 0.01; done");
+    EXPECT_EQ(LaunchRank(rank), 130) << name;
+    EXPECT_THAT(Calls(), SizeIs(1));
+  }
+}
+
+TEST_F(LaunchTest, DoesNotRestartAfterAStopRequest) {
+  EXPECT_EQ(LaunchRank("trap 'kill -KILL $$' USR2\nkill -TERM $LAUNCHER\nwhile :; do sleep 0.01; done"), 137);
+  EXPECT_THAT(Calls(), SizeIs(1));
+}
+
+TEST_F(LaunchTest, EndsRanksThatDoNotTakeStopRequestsYet) {
+  EXPECT_EQ(LaunchRank("kill -TERM $LAUNCHER\nwhile :; do sleep 0.01; done"), 130);
+  EXPECT_THAT(Calls(), SizeIs(1));
+}
+
+TEST_F(LaunchTest, EndsEverythingAtTheSecondSignalOfAKind) {
+  EXPECT_EQ(LaunchRank("trap 'kill -INT $LAUNCHER' USR2\nkill -INT $LAUNCHER\nwhile :; do sleep 0.01; done"),
+            130);
+  EXPECT_THAT(Calls(), SizeIs(1));
+}
+
+TEST_F(LaunchTest, WaitsForTheRanksIfTheSecondSignalIsOfAnotherKind) {
+  EXPECT_EQ(LaunchRank("trap 'kill -TERM $LAUNCHER; stop=1' USR2\nkill -INT $LAUNCHER\n"
+                       "while [ -z \"$stop\" ]; do sleep 0.01; done\nexit 4"),
+            4);
+}
+
+TEST_F(LaunchTest, PassesASaveRequestOnToTheRanks) {
+  EXPECT_EQ(LaunchRank("trap 'exit 0' USR1\nkill -USR1 $LAUNCHER\nwhile :; do sleep 0.01; done"), 0);
+  EXPECT_THAT(Calls(), SizeIs(1));
+}
+
+TEST_F(LaunchTest, HoldsASaveRequestBackUntilARankTakesIt) {
+  options_.hosts.clear();  // Else mpirun would pass the signal on.
+  folder_.Write("before", "kill -USR1 $LAUNCHER\n");
+  EXPECT_EQ(LaunchRank("trap 'exit 0' USR1\nwhile :; do sleep 0.01; done"), 0);
+  EXPECT_THAT(Calls(), SizeIs(1));
+}
+
+TEST_F(LaunchTest, StopsWhileItWaitsForTheNextAttempt) {
+  options_.restart_delay_s = 1000;
+  // The signal comes when the launch has seen the end of mpirun.
+  folder_.Write(
+      "after",
+      "mpirun=$$; (while kill -0 $mpirun; do sleep 0.01; done; kill -TERM $LAUNCHER) 2>/dev/null &\n");
+  EXPECT_EQ(LaunchRank("exit 86"), 130);
+  EXPECT_THAT(Calls(), SizeIs(1));
+}
+
+TEST_F(LaunchTest, NamesAMissingMpirunAndTheRemedy) {
+  options_.mpirun = "no-such-mpirun";
+  EXPECT_THAT(Launch(options_, {{"PROGRAM"}, {}}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("no program 'no-such-mpirun': install Open MPI")));
+}
+
+TEST_F(LaunchTest, ReportsAnMpirunThatCannotBeExecuted) {
+  options_.mpirun = Script("broken", "#!/no/such/shell\n");
+  EXPECT_THAT(Launch(options_, {{"PROGRAM"}, {}}),
+              StatusIs(absl::StatusCode::kInternal, HasSubstr("broken")));
+}
+
+// mpirun waits without a deadline for the daemon of a host that it has lost.
+TEST_F(LaunchTest, EndsAnMpirunThatOutlivesItsRanks) {
+  folder_.Write("after", "sleep 1000 & wait\n");
+  // The rank ends when it gets the signal, so it has been seen.
+  folder_.Write("rank", "trap 'exit 0' USR1\nkill -USR1 $LAUNCHER\nwhile :; do sleep 0.01; done");
+  const internal::SignalQueue signals({SIGCHLD, SIGUSR1});
+  internal::Requests requests(/*ranks_are_local=*/false);
+  ASSERT_OK_AND_ASSIGN(
+      const auto daemon,
+      internal::DaemonProcess::Start({options_.mpirun}, {{"OMPI_MCA_orte_tmpdir_base", folder_.str()}}));
+  const internal::AttemptEnd end = Supervise(daemon, signals, requests, absl::Milliseconds(50));
+  EXPECT_EQ(end.kind, internal::EndKind::kHostLost);
+  EXPECT_THAT(internal::DescendantsOf(getpid()), IsEmpty());
+}
+
+}  // namespace
+}  // namespace weft

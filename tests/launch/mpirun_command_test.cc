@@ -1,0 +1,112 @@
+#include "src/launch/mpirun_command.h"
+
+#include <absl/strings/str_join.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/status_matchers.h"
+
+namespace weft {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Pair;
+using ::weft::testing::StatusIs;
+
+std::string Joined(const LaunchOptions& options) {
+  return absl::StrJoin(internal::MpirunCommand(options, "/x/weft host-daemon /d", {"OMP_A", "WEFT_B"},
+                                               {"/x/weft", "train", "--steps", "2"}),
+                       "|");
+}
+
+TEST(MpirunCommand, StartsOnAllSlotsOfThisHostByDefault) {
+  EXPECT_EQ(Joined({}),
+            "mpirun|--map-by|slot|--bind-to|none|--mca|orte_launch_agent|/x/weft host-daemon /d orted"
+            "|-x|OMP_A|-x|WEFT_B|/x/weft|train|--steps|2");
+}
+
+TEST(MpirunCommand, PassesEveryOptionOn) {
+  LaunchOptions options;
+  options.ranks = 4;
+  options.hosts = "a:2,b:2";
+  options.oversubscribe = true;
+  options.mca = {{"btl_tcp_if_include", "eth0"}, {"a", "b c"}};
+  const std::string command = Joined(options);
+  EXPECT_THAT(command, HasSubstr("mpirun|-n|4|--host|a:2,b:2|--oversubscribe|"));
+  EXPECT_THAT(command, HasSubstr("|--mca|btl_tcp_if_include|eth0|--mca|a|b c|-x|"));
+  LaunchOptions file;
+  file.hostfile = "hosts.txt";
+  EXPECT_THAT(Joined(file), HasSubstr("mpirun|--hostfile|hosts.txt|"));
+}
+
+TEST(MpirunCommand, ExportsTheVariablesThatRanksRead) {
+  EXPECT_THAT(internal::ExportedNames({"HOME=/root", "WEFT_TIMEOUT_S=6", "OMP_NUM_THREADS=1", "NOT_WEFT_X=1",
+                                       "GOMP_SPINCOUNT=1000", "OMPI_MCA_x=1"}),
+              ElementsAre("GOMP_SPINCOUNT", "OMP_NUM_THREADS", "WEFT_TIMEOUT_S"));
+}
+
+TEST(MpirunCommand, PutsAllFilesOfOpenMpiIntoTheFolder) {
+  EXPECT_THAT(internal::FolderVariables("/d"), ElementsAre(Pair("OMPI_MCA_orte_tmpdir_base", "/d"),
+                                                           Pair("OMPI_MCA_btl_vader_backing_directory", "/d"),
+                                                           Pair("OMPI_MCA_osc_sm_backing_directory", "/d")));
+}
+
+TEST(MpirunCommand, AllowsRootOnlyToRoot) {
+  const auto root = Pair("OMPI_ALLOW_RUN_AS_ROOT", "1");
+  EXPECT_THAT(internal::DefaultVariables(true), ::testing::Contains(root));
+  EXPECT_THAT(internal::DefaultVariables(false), ::testing::Not(::testing::Contains(root)));
+}
+
+TEST(LaunchOptions, KnowsIfAllRanksRunOnThisHost) {
+  EXPECT_TRUE(internal::RanksAreLocal({}, false));
+  EXPECT_FALSE(internal::RanksAreLocal({}, true));
+  LaunchOptions hosts;
+  hosts.hosts = "a";
+  EXPECT_FALSE(internal::RanksAreLocal(hosts, false));
+  LaunchOptions file;
+  file.hostfile = "f";
+  EXPECT_FALSE(internal::RanksAreLocal(file, false));
+}
+
+LaunchOptions With(std::optional<int64_t> ranks, std::string hosts, bool oversubscribe = false) {
+  LaunchOptions options;
+  options.ranks = ranks;
+  options.hosts = std::move(hosts);
+  options.oversubscribe = oversubscribe;
+  return options;
+}
+
+TEST(LaunchOptions, AreRefusedWithTheFlagAndTheRemedy) {
+  const auto refused = [](const LaunchOptions& options, const char* message) {
+    EXPECT_THAT(Validate(options), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(message)));
+  };
+  refused(With(0, ""), "-n 0 must be positive");
+  refused(With(-3, ""), "-n -3 must be positive");
+  for (const char* hosts :
+       {"a:", "a:0", "a:x", "a:-1", ":2", "a,,b", "a,", ",", "a:1:2", "a:99999999999999999999"}) {
+    refused(With({}, hosts), "write node1:4,node2:4");
+  }
+  refused(With(3, "a,b"),
+          "-n 3 needs as many slots, but --host has 2: write node1:4,node2:4, or add --oversubscribe");
+  LaunchOptions options;
+  options.max_restarts = -1;
+  refused(options, "--max-restarts -1 must not be negative");
+  options = {};
+  options.restart_delay_s = -1;
+  refused(options, "--restart-delay -1 must not be negative");
+  options = With({}, "a");
+  options.hostfile = "f";
+  refused(options, "--host and --hostfile exclude each other");
+}
+
+TEST(LaunchOptions, AcceptHostsWithAndWithoutSlots) {
+  EXPECT_OK(Validate({}));
+  EXPECT_OK(Validate(With(4, "")));
+  EXPECT_OK(Validate(With({}, "a")));
+  EXPECT_OK(Validate(With(3, "a:2,b")));
+  EXPECT_OK(Validate(With(9, "a:2,b", true)));
+}
+
+}  // namespace
+}  // namespace weft
