@@ -1,10 +1,10 @@
 #include "weft/train/diagnose.h"
 
 #include <algorithm>
-#include <compare>
 #include <map>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include <absl/strings/match.h>
@@ -24,7 +24,10 @@ struct LaneKey {
   uint64_t index;
   std::string name;
   std::vector<int> ranks;
-  friend auto operator<=>(const LaneKey&, const LaneKey&) = default;
+  friend bool operator==(const LaneKey& a, const LaneKey& b) = default;
+  friend bool operator<(const LaneKey& a, const LaneKey& b) {
+    return std::tie(a.index, a.name, a.ranks) < std::tie(b.index, b.name, b.ranks);
+  }
 };
 
 struct Waiting {
