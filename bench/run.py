@@ -24,7 +24,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from suite import collectives, compute, emulated, machine, memory_use, peers, simulated, steps  # noqa: E402
+from suite import checkpoints, collectives, compute, emulated, machine, memory_use, peers, simulated, steps  # noqa: E402
 from suite.launch import REPOSITORY  # noqa: E402
 from suite.progress import log  # noqa: E402
 from suite.rows import Row, measurements_table, verdicts_of, verdicts_table  # noqa: E402
@@ -36,6 +36,7 @@ SECTIONS: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "steps": steps.measure,
     "compute": compute.measure,
     "memory": memory_use.measure,
+    "checkpoints": checkpoints.measure,
     "host-collectives": emulated.measure_collectives,
     "host-steps": emulated.measure_steps,
     "simulated": simulated.measure,

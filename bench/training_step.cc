@@ -1,10 +1,11 @@
 // Contestant of bench/run.py: weft's training step of a small Llama, with gradient clipping and AdamW, on any
-// mesh. bench/peers/training_step.py is the contestant of PyTorch.
+// mesh, and checkpoints of its state. bench/peers/training_step.py is the contestant of PyTorch.
 //
 // Both compute initial values and tokens from the same formulas, so that their losses can be compared.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
@@ -20,6 +21,7 @@
 #include "weft/nn/llama.h"
 #include "weft/optim/sharded_adamw.h"
 #include "weft/sharding/fully_shard.h"
+#include "weft/train/checkpoint.h"
 
 namespace weft::bench {
 namespace {
@@ -66,7 +68,8 @@ struct Arena {
 class Trainer {
  public:
   Trainer(Arena& arena, const Request& request)
-      : ranks_(arena.bootstrap->size()),
+      : bootstrap_(*arena.bootstrap),
+        ranks_(arena.bootstrap->size()),
         engine_(OrDie(CommEngine::Create(*arena.bootstrap, *arena.heap))),
         net_(OrDie(LlamaModel::Create(StepModelConfig()))) {
     const DeviceMesh mesh = OrDie(DeviceMesh::Create(
@@ -92,8 +95,8 @@ class Trainer {
     return policy;
   }
 
-  // Returns this rank's mean loss.
-  double Step() {
+  // Returns this rank's mean loss. `before_update`: see CheckpointSaver.
+  double Step(const std::function<void()>& before_update = [] {}) {
     const auto tokens = static_cast<float>(inputs_.elements() * ranks_);
     Invocation invocation(/*gradients=*/true, /*loss_scale=*/1.0F / tokens);
     const Tensors loss = OrDie(net_->Forward(invocation, {inputs_, targets_}));
@@ -102,12 +105,66 @@ class Trainer {
     OrDie(
         net_->Backward(invocation, {Tensor::Borrow(TensorView::Contiguous(&one, DType::kF32, {}))}).status());
     const GradientNorm norm = OrDie(model_->ClipGradNorm(kMaxNorm));
+    before_update();
     OrDie(optimizer_->Step(*model_, norm.factor));
     model_->ZeroGradients();
     return value;
   }
 
+  // Saves weights and moments into `folder`, and returns the seconds that it took.
+  double Save(const std::string& folder) {
+    const auto saver = OpenSaver(folder);
+    return SecondsOf([&] {
+      OrDie(saver->Start(State()));
+      OrDie(saver->Finish());
+    });
+  }
+
+  // Loads what Save has saved, and returns the seconds that it took.
+  double Load(const std::string& folder) {
+    OrDie(model_->BeginWriting());
+    return SecondsOf([&] {
+      const Checkpoint checkpoint = OrDie(Checkpoint::Open(folder + "/" + CheckpointName(1)));
+      OrDie(FillShards(model_->Shards(), checkpoint.Loader("model")));
+      OrDie(FillShards(optimizer_->FirstMoments(), checkpoint.Loader("optimizer", ".exp_avg")));
+      OrDie(FillShards(optimizer_->SecondMoments(), checkpoint.Loader("optimizer", ".exp_avg_sq")));
+    });
+  }
+
+  // The seconds of `steps` steps, during which a checkpoint is saved if `saves`.
+  double StepsWithSave(const std::string& folder, int64_t steps, bool saves) {
+    Step();
+    const auto saver = OpenSaver(folder);
+    return SecondsOf([&] {
+      if (saves) OrDie(saver->Start(State()));
+      for (int64_t i = 0; i < steps; ++i) {
+        Step([&] { OrDie(saver->BeforeUpdate()); });
+        if (AllCanAdvance(*saver)) OrDie(saver->Advance().status());
+      }
+      OrDie(saver->Finish());
+    });
+  }
+
  private:
+  std::unique_ptr<CheckpointSaver> OpenSaver(const std::string& folder) {
+    CheckpointOptions options;
+    options.keep = 1;
+    return OrDie(CheckpointSaver::Open(bootstrap_, folder, options));
+  }
+  CheckpointState State() {
+    CheckpointState state;
+    state.step = 1;
+    state.arrays = {{"model", "", model_->Shards()},
+                    {"optimizer", ".exp_avg", optimizer_->FirstMoments()},
+                    {"optimizer", ".exp_avg_sq", optimizer_->SecondMoments()}};
+    return state;
+  }
+  bool AllCanAdvance(const CheckpointSaver& saver) {
+    const auto can = OrDie(bootstrap_.AllGatherBlob(saver.CanAdvance() ? "1" : "0", absl::Seconds(60)));
+    return std::all_of(can.begin(), can.end(), [](const std::string& value) { return value == "1"; });
+  }
+
+  Bootstrap& bootstrap_;
   int ranks_;
   std::unique_ptr<CommEngine> engine_;
   std::unique_ptr<LlamaModel> net_;
@@ -131,9 +188,22 @@ class Trainers {
  public:
   explicit Trainers(Arena& arena) : arena_(arena) {}
 
-  Reply Train(Request request) {
-    const int64_t steps = IntegerOf(request, "steps");
-    request.erase("steps");
+  Reply Train(const Request& request) { return bench::Train(Find(request), IntegerOf(request, "steps")); }
+  Reply Save(const Request& request) {
+    return {{"seconds", {Find(request).Save(StringOf(request, "folder"))}}};
+  }
+  Reply Load(const Request& request) {
+    return {{"seconds", {Find(request).Load(StringOf(request, "folder"))}}};
+  }
+  Reply StepsWithSave(const Request& request) {
+    return {{"seconds",
+             {Find(request).StepsWithSave(StringOf(request, "folder"), IntegerOf(request, "steps"),
+                                          IntegerOf(request, "saves") != 0)}}};
+  }
+
+ private:
+  Trainer& Find(Request request) {
+    for (const char* key : {"steps", "folder", "saves"}) request.erase(key);
     const Request requested = {{"replicate", StringOf(request, "replicate")},
                                {"shard", StringOf(request, "shard")},
                                {"length", StringOf(request, "length")}};
@@ -141,10 +211,9 @@ class Trainers {
     case_ = requested;
     std::unique_ptr<Trainer>& trainer = trainers_[request];
     if (!trainer) trainer = std::make_unique<Trainer>(arena_, request);
-    return bench::Train(*trainer, steps);
+    return *trainer;
   }
 
- private:
   Arena& arena_;
   Request case_;
   std::map<Request, std::unique_ptr<Trainer>> trainers_;  // By case and options.
@@ -159,6 +228,9 @@ int main() {
   Arena arena;
   Trainers trainers(arena);
   Serve(arena.bootstrap->rank(),
-        {{"train", [&](const Request& request) { return trainers.Train(request); }}});
+        {{"train", [&](const Request& request) { return trainers.Train(request); }},
+         {"save", [&](const Request& request) { return trainers.Save(request); }},
+         {"load", [&](const Request& request) { return trainers.Load(request); }},
+         {"steps_with_save", [&](const Request& request) { return trainers.StepsWithSave(request); }}});
   return 0;
 }

@@ -4,11 +4,14 @@
 """
 
 import os
+import shutil
 import time
 
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -84,20 +87,47 @@ def fill(model: nn.Module) -> None:
 _trainers: dict[tuple[int, ...], Trainer] = {}
 
 
-def train(request: dict[str, str]) -> Reply:
-    """Runs one step that is not timed, because other contestants have used the caches, then `steps` timed steps."""
+def trainer_of(request: dict[str, str]) -> Trainer:
     case = tuple(int(request[key]) for key in ("replicate", "shard", "length"))
     config = (*case, int(request["fused"]), int(request["compiled"]))
     if config not in _trainers:
         for other in [other for other in _trainers if other[:3] != case]:  # Models are large: keep one case only.
             del _trainers[other]
         _trainers[config] = Trainer(*config)
-    trainer = _trainers[config]
+    return _trainers[config]
+
+
+def train(request: dict[str, str]) -> Reply:
+    """Runs one step that is not timed, because other contestants have used the caches, then `steps` timed steps."""
     steps = int(request["steps"])
+    trainer = trainer_of(request)
     losses = [trainer.step()]
     start = time.perf_counter()
     losses += [trainer.step() for _ in range(steps)]
     return {"seconds": [(time.perf_counter() - start) / steps], "losses": [loss.item() for loss in losses]}
+
+
+def save(request: dict[str, str]) -> Reply:
+    """Saves weights and moments by torch.distributed.checkpoint, which flushes its files to the device."""
+    trainer, folder = trainer_of(request), request["folder"]
+    if not trainer.optimizer.state:
+        trainer.step()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder, ignore_errors=True)
+    dist.barrier()
+    start = time.perf_counter()
+    model, optimizer = get_state_dict(trainer.model, trainer.optimizer)
+    dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=folder)
+    return {"seconds": [time.perf_counter() - start]}
+
+
+def load(request: dict[str, str]) -> Reply:
+    """Loads what `save` has saved into the tensors of model and optimizer."""
+    trainer = trainer_of(request)
+    start = time.perf_counter()
+    model, optimizer = get_state_dict(trainer.model, trainer.optimizer)
+    dcp.load({"model": model, "optimizer": optimizer}, checkpoint_id=request["folder"])
+    return {"seconds": [time.perf_counter() - start]}
 
 
 def main() -> None:
@@ -105,7 +135,7 @@ def main() -> None:
     rank = int(os.environ["RANK"])
     store = f"file://{os.environ['INIT_FILE']}"
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
-    serve(rank, {"train": train})
+    serve(rank, {"train": train, "save": save, "load": load})
 
 
 if __name__ == "__main__":

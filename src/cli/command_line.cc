@@ -193,12 +193,20 @@ absl::StatusOr<Command> ParseDiagnose(const Strings& arguments) {
   return diagnose;
 }
 
+absl::StatusOr<Command> ParseCheckpoint(const Strings& arguments) {
+  for (const std::string& argument : arguments) {
+    if (argument == "--help" || argument == "-h") return PrintText{CheckpointHelp()};
+  }
+  return ParseCheckpointCommand(arguments);
+}
+
 std::string ProgramHelp() {
   return "weft " WEFT_VERSION
          ": hybrid-sharded training on CPUs over MPI\n\n"
          "Usage: [mpirun -n RANKS] weft COMMAND [FLAGS]\n\n"
          "Commands:\n"
          "  train       Train a Llama model\n"
+         "  checkpoint  List, check and convert checkpoints\n"
          "  diagnose    Tell which rank of a failed run is late, from its flight recorders\n\n"
          "  --help      Print this text; weft COMMAND --help prints its flags\n"
          "  --version   Print the version\n";
@@ -207,10 +215,13 @@ std::string ProgramHelp() {
 }  // namespace
 
 absl::StatusOr<Command> ParseCommandLine(const Strings& arguments) {
-  static const Strings kWords = {"train", "diagnose", "--help", "--version"};
+  static const Strings kWords = {"train", "checkpoint", "diagnose", "--help", "--version"};
   const std::string first = arguments.empty() ? "" : arguments.front();
   if (first == "train") {
     return ParseTrain(Strings(arguments.begin() + 1, arguments.end()));
+  }
+  if (first == "checkpoint") {
+    return ParseCheckpoint(Strings(arguments.begin() + 1, arguments.end()));
   }
   if (first == "diagnose") {
     return ParseDiagnose(Strings(arguments.begin() + 1, arguments.end()));

@@ -7,6 +7,7 @@
 
 #include <absl/status/statusor.h>
 
+#include "src/cli/checkpoint_command.h"
 #include "weft/train/config.h"
 
 namespace weft {
@@ -21,7 +22,7 @@ struct DiagnosePaths {
   std::vector<std::string> paths;
 };
 
-using Command = std::variant<PrintText, TrainConfig, DiagnosePaths>;
+using Command = std::variant<PrintText, TrainConfig, DiagnosePaths, CheckpointCommand>;
 
 // Parses `arguments`, which do not include the program's name. Reads the file of --config; flags on the
 // command line override its keys. The returned configuration has passed Validate.

@@ -104,6 +104,12 @@ int TrainOnAllRanks(absl::StatusOr<weft::TrainConfig> config, const std::vector<
   return ExitCodeOf(report.status());
 }
 
+int RunCheckpoint(const weft::CheckpointCommand& command) {
+  const absl::Status status = weft::RunCheckpointCommand(command, stdout);
+  if (!status.ok()) PrintError(status);
+  return ExitCodeOf(status);
+}
+
 int Diagnose(const std::vector<std::string>& paths) {
   const absl::StatusOr<std::vector<weft::FlightRecord>> records = weft::ReadFlightRecords(paths);
   const absl::StatusOr<std::string> diagnosis = records.ok() ? weft::Diagnose(*records) : records.status();
@@ -131,6 +137,9 @@ int main(int argc, char** argv) {
   }
   if (command.ok() && std::holds_alternative<weft::DiagnosePaths>(*command)) {
     return Diagnose(std::get<weft::DiagnosePaths>(*command).paths);
+  }
+  if (command.ok() && std::holds_alternative<weft::CheckpointCommand>(*command)) {
+    return RunCheckpoint(std::get<weft::CheckpointCommand>(*command));
   }
   if (!command.ok()) return TrainOnAllRanks(command.status(), arguments);
   return TrainOnAllRanks(std::get<weft::TrainConfig>(*std::move(command)), arguments);

@@ -220,6 +220,8 @@ void AddParallelFlags(CLI::App& app, ParallelOptions& parallel) {
              "Free gathered parameters after forward");
   group.Bool("--shard-optimizer-over-replicas", parallel.shard_optimizer_over_replicas,
              "Each replica updates a part of the weights; the other replicas gather it");
+  group.Number("--check-replicas", parallel.check_replicas,
+               "Compare the weights of the replicas after every N steps; 0: only at the end");
   group.Number("--prefetch-depth", parallel.prefetch_depth,
                "Layers gathered ahead: 0, 1 or 2 [1; 2 if dp-shard x cp spans nodes]");
   group.OneOfOrUnset("--wire-compression", parallel.wire_compression,

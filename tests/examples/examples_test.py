@@ -8,6 +8,7 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import unittest
 
 SOURCES = pathlib.Path(__file__).resolve().parents[2] / "examples"
@@ -51,6 +52,16 @@ class ForwardOnly(unittest.TestCase):
     def test_unshards_at_most_two_of_eight_layers_at_once(self):
         match = re.search(r"peak unsharded (\d+) of (\d+) bytes", run(f"{PROGRAMS}/forward_only"))
         self.assertEqual(int(match.group(1)) * 4, int(match.group(2)) + 256)  # 256 bytes of padding.
+
+
+class Checkpoint(unittest.TestCase):
+    def test_goes_on_with_the_losses_of_an_undisturbed_run(self):
+        with tempfile.TemporaryDirectory() as folder:
+            output = run(f"{PROGRAMS}/checkpoint", f"{folder}/checkpoints")
+        steps = [(int(step), float(loss)) for step, loss in re.findall(r"^step (\d+)  loss ([\d.]+)$", output, re.MULTILINE)]
+        self.assertEqual([step for step, _ in steps], [1, 2, 3, 4, 5, 5, 6, 7, 8])
+        self.assertAlmostEqual(steps[4][1] / steps[5][1], 1, delta=1e-4)  # Step 5 of four and of three ranks.
+        self.assertLess(steps[-1][1], steps[0][1])
 
 
 class Readme(unittest.TestCase):

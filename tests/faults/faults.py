@@ -4,7 +4,7 @@
     faults.py WEFT FAULTY_RANK SHIM MPIRUN [--sample] [--table FILE] [--list] [--stops N] [NAME...]
 
 Without names: all cases, or with --sample those that tools/test.sh runs. A NAME selects the cases whose names contain it.
---table writes the results as a Markdown table. --stops starts N runs, sends SIGTERM to each at a random instant, and counts the
+--table appends the results to a file as a Markdown table. --stops starts N runs, sends SIGTERM to each at a random instant, and counts the
 exit codes. Exit code: 0 if every case behaved as expected.
 """
 import argparse
@@ -239,7 +239,8 @@ class Run:
             return [str(tools / "emulated_hosts.sh"), str(pathlib.Path(__file__).with_name("cut_link.sh")), case.cut, *program]
         mount = f'mount -t tmpfs -o size={case.shm} tmpfs /dev/shm && exec "$@"'
         namespace = ["unshare", "--mount", "sh", "-c", mount, "sh"] if case.shm else []
-        return [*namespace, self.programs["mpirun"], "-n", str(case.ranks), *limit, *preload, *program]
+        launcher = [self.programs["mpirun"], "-n", str(case.ranks)] if self.programs["mpirun"] else []  # Without: one rank.
+        return [*namespace, *launcher, *limit, *preload, *program]
 
     def deliver(self, process):
         """Sends the signals of the case."""
@@ -278,7 +279,8 @@ class Run:
 
     def execute(self):
         """(exit code or None, seconds, output, complaints)"""
-        write_text(self.folder)
+        if not (self.folder / "text.txt").exists():
+            write_text(self.folder)
         if self.case.prepare:
             self.case.prepare(self.folder)
         before = {path.name for path in self.folder.iterdir()}
@@ -389,7 +391,8 @@ def main():
         rows.append(f"| {case.name} | {case.ranks} | {seconds:.1f} | {code} | {message_of(output)} |")
     if arguments.table:
         header = ["| fault | ranks | seconds | exit code | message |", "|---|---|---|---|---|"]
-        pathlib.Path(arguments.table).write_text("\n".join([*header, *rows]) + "\n")
+        with open(arguments.table, "a") as table:
+            table.write("\n".join([*header, *rows]) + "\n\n")
     print(f"{len(chosen) - failed} passed, {failed} failed")
     return 1 if failed else 0
 

@@ -74,6 +74,18 @@ TEST_F(TrainRun, GivesTheSameBitsWithTheOptimizerShardedOverReplicas) {
   }
 }
 
+TEST_F(TrainRun, ComparesReplicasOnlyIfThereAreAny) {
+  config_.parallel.dp_replicate = 2;
+  config_.parallel.dp_shard = 1;
+  config_.parallel.check_replicas = 2;
+  config_.optimizer.steps = 4;
+  EXPECT_OK(RunError(2));
+  config_.parallel.dp_replicate = 1;
+  config_.parallel.dp_shard = 2;
+  EXPECT_THAT(RunError(2), testing::StatusIs(absl::StatusCode::kInvalidArgument,
+                                             HasSubstr("--check-replicas 2: needs replicas")));
+}
+
 TEST_F(TrainRun, RefusesToShardTheOptimizerWithoutReplicas) {
   config_.parallel.shard_optimizer_over_replicas = true;
   EXPECT_THAT(RunError(2),

@@ -101,7 +101,7 @@ struct CheckpointOptions {
 class CheckpointSaver {
  public:
   // Creates the folder if it does not exist. Removes the remains of saves that were killed.
-  // Errors: kInvalidArgument (another run has the folder, or options differ between ranks), kNotFound,
+  // Errors: kInvalidArgument (another run has the folder, or an option is out of range), kNotFound,
   //   kPermissionDenied, kResourceExhausted, kDataLoss (names the path). All ranks return the same.
   static absl::StatusOr<std::unique_ptr<CheckpointSaver>> Open(Bootstrap& bootstrap,
                                                                const std::string& folder,
@@ -171,6 +171,11 @@ class Checkpoint {
   ShardLoader Loader(std::string_view file, std::string_view suffix = "") const;
   // Reads part `part` of `parts` of all files and checks every checksum in it. Errors: kDataLoss.
   absl::Status Verify(int part = 0, int parts = 1) const;
+  // Writes a Hugging Face folder: the weights ("model") and all files that are not arrays, such as
+  // config.json. Checks the checksum of each range. The files take the place of an earlier export together.
+  // Errors: kInvalidArgument (another run writes there, or it is the checkpoint's own folder), kDataLoss,
+  //   kNotFound, kPermissionDenied, kResourceExhausted.
+  absl::Status ExportHf(const std::string& folder) const;
 
  private:
   struct Content;

@@ -103,6 +103,7 @@ struct ParallelOptions {
   std::optional<WireCompression> wire_compression = std::nullopt;  // Unset: ChooseWireCompression measures.
   GradientSync grad_sync = GradientSync::kReduceScatter;
   ActivationCheckpoint activation_checkpoint = ActivationCheckpoint::kNone;
+  int64_t check_replicas = 0;  // Steps between comparisons of the replicas' weights; 0: none.
   DType param_dtype = DType::kF32;
   DType reduce_dtype = DType::kF32;
 };

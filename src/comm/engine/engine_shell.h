@@ -28,7 +28,7 @@
 #include <absl/time/time.h>
 
 #include "src/comm/engine/engine_core.h"
-#include "src/comm/engine/mutex.h"
+#include "weft/core/mutex.h"
 #include "weft/mesh/runtime.h"
 
 namespace weft {

@@ -14,7 +14,7 @@
 #include <absl/status/status.h>
 
 #include "src/comm/base/operation_record.h"
-#include "src/comm/engine/mutex.h"
+#include "weft/core/mutex.h"
 
 namespace weft {
 

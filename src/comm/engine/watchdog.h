@@ -24,8 +24,8 @@
 #include <absl/base/thread_annotations.h>
 #include <absl/status/status.h>
 
-#include "src/comm/engine/mutex.h"
 #include "src/comm/engine/recorder.h"
+#include "weft/core/mutex.h"
 
 namespace weft {
 

@@ -1,16 +1,20 @@
 #include "src/train/checkpoint/background_task.h"
 
+#include <chrono>
+#include <condition_variable>
 #include <thread>
 #include <utility>
 
 #include <absl/base/thread_annotations.h>
 #include <absl/strings/str_cat.h>
-#include <absl/synchronization/mutex.h>
+
+#include "weft/core/mutex.h"
 
 namespace weft {
 
 struct BackgroundTask::Shared {
-  absl::Mutex mutex;
+  Mutex mutex;
+  std::condition_variable_any ended;
   bool done ABSL_GUARDED_BY(mutex) = false;
   absl::Status result ABSL_GUARDED_BY(mutex);
 };
@@ -19,22 +23,27 @@ BackgroundTask::BackgroundTask(std::function<absl::Status()> task) : shared_(std
   std::thread([shared = shared_, task = std::move(task)]() mutable {
     absl::Status result = task();
     task = nullptr;  // Frees what it uses before anybody learns of its end.
-    const absl::MutexLock lock(&shared->mutex);
-    shared->result = std::move(result);
-    shared->done = true;
+    {
+      const MutexLock lock(shared->mutex);
+      shared->result = std::move(result);
+      shared->done = true;
+    }
+    shared->ended.notify_all();
   }).detach();
 }
 
 BackgroundTask::~BackgroundTask() { Wait(absl::Seconds(5)).IgnoreError(); }
 
 bool BackgroundTask::done() const {
-  const absl::MutexLock lock(&shared_->mutex);
+  const MutexLock lock(shared_->mutex);
   return shared_->done;
 }
 
 absl::Status BackgroundTask::Wait(absl::Duration timeout) const {
-  const absl::MutexLock lock(&shared_->mutex);
-  if (shared_->mutex.AwaitWithTimeout(absl::Condition(&shared_->done), timeout)) return shared_->result;
+  Shared& shared = *shared_;
+  const auto is_done = [&shared]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(shared.mutex) { return shared.done; };
+  const MutexLock lock(shared.mutex);
+  if (shared.ended.wait_for(shared.mutex, absl::ToChronoNanoseconds(timeout), is_done)) return shared.result;
   return absl::DeadlineExceededError(
       absl::StrCat("the device has not answered within ", absl::FormatDuration(timeout)));
 }

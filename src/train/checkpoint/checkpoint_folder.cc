@@ -139,6 +139,7 @@ absl::StatusOr<std::vector<std::string>> ListCheckpoints(const std::string& fold
   }
   std::sort(found.rbegin(), found.rend());
   std::vector<std::string> sorted;
+  sorted.reserve(found.size());
   for (auto& [key, name] : found) sorted.push_back(std::move(name));
   return sorted;
 }

@@ -1,133 +1,37 @@
 #include <algorithm>
-#include <cstring>
-#include <optional>
+#include <filesystem>
+#include <memory>
+#include <system_error>
 #include <utility>
 
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_join.h>
 
-#include "src/train/checkpoint/manifest.h"
-#include "src/train/checkpoint/range_cache.h"
-#include "src/train/files/file_io.h"
+#include "src/train/checkpoint/checkpoint_content.h"
 #include "src/train/files/model_folder.h"
-#include "src/train/files/safetensors_header.h"
-#include "weft/core/hash.h"
+#include "src/train/files/output_folder.h"
 #include "weft/core/status.h"
-#include "weft/train/checkpoint.h"
-#include "weft/train/safetensors.h"
 
 namespace weft {
 namespace {
 
 constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;
-constexpr int64_t kHeaderLengthBytes = 8;
 
-absl::Status WrongChecksum(const std::string& path, const FileRange& range) {
-  return absl::DataLossError(absl::StrCat("'", path, "' does not have its checksum in bytes ", range.offset,
-                                          " to ", range.end(), ": the checkpoint is damaged"));
+// Whether a file belongs into a model folder: weights and their index, and files without arrays.
+bool IsOfModel(const std::string& name, const std::string& stem) {
+  if (!stem.empty()) return stem == "model";
+  return !absl::EndsWith(name, ".safetensors.index.json") || absl::StartsWith(name, "model.");
+}
+
+// The file by which readers find the weights.
+std::string WeightsName(const std::vector<std::string>& names) {
+  constexpr const char* kIndex = "model.safetensors.index.json";
+  const bool has_index = std::find(names.begin(), names.end(), kIndex) != names.end();
+  return has_index ? kIndex : "model.safetensors";
 }
 
 }  // namespace
-
-struct Checkpoint::Content {
-  // A file of the checkpoint. Its ranges are sorted by offset.
-  struct CheckedFile {
-    std::string path;
-    File file;
-    std::vector<FileRange> ranges;
-
-    // Reads the runs of a range end to end into `out`, and checks them. `span`: scratch.
-    absl::Status ReadRange(const FileRange& range, char* out, std::vector<char>& span) const {
-      if (range.runs == 1) {
-        WEFT_RETURN_IF_ERROR(file.ReadAt(range.offset, out, static_cast<size_t>(range.run_bytes)));
-      } else {
-        span.resize(static_cast<size_t>(range.span()));
-        WEFT_RETURN_IF_ERROR(file.ReadAt(range.offset, span.data(), span.size()));
-        for (int64_t run = 0; run < range.runs; ++run) {
-          std::memcpy(out + run * range.run_bytes, span.data() + run * range.stride,
-                      static_cast<size_t>(range.run_bytes));
-        }
-      }
-      const bool right = Hash64(out, static_cast<size_t>(range.bytes())) == range.hash;
-      return right ? absl::OkStatus() : WrongChecksum(path, range);
-    }
-  };
-  struct Array {
-    size_t file;  // Index in `files`.
-    SafetensorsEntry entry;
-  };
-
-  std::string folder;
-  CheckpointManifest manifest;  // Its ranges have moved to `files`.
-  std::vector<CheckedFile> files;
-  std::map<std::pair<std::string, std::string>, Array> arrays;  // By stem and name.
-  mutable RangeCache cache;
-
-  absl::Status OpenFile(const std::string& name, CheckpointManifest::File& described) {
-    const std::string path = absl::StrCat(folder, "/", name);
-    WEFT_ASSIGN_OR_RETURN(File file, OpenModelFile(folder, name));
-    WEFT_ASSIGN_OR_RETURN(const int64_t bytes, file.Size());
-    if (bytes != described.bytes) {
-      return absl::DataLossError(absl::StrCat("'", path, "' has ", bytes, " bytes, but it was saved with ",
-                                              described.bytes, ": the checkpoint is damaged"));
-    }
-    std::sort(described.ranges.begin(), described.ranges.end(),
-              [](const FileRange& a, const FileRange& b) { return a.offset < b.offset; });
-    files.push_back({path, std::move(file), std::move(described.ranges)});
-    return described.stem.empty() ? absl::OkStatus() : ReadArrays(described.stem);
-  }
-
-  // Checks and reads the header of the last file.
-  absl::Status ReadArrays(const std::string& stem) {
-    const size_t number = files.size() - 1;
-    const CheckedFile& file = files[number];
-    uint64_t header_bytes = 0;
-    WEFT_RETURN_IF_ERROR(file.file.ReadAt(0, &header_bytes, sizeof(header_bytes)));
-    WEFT_ASSIGN_OR_RETURN(const auto entries, ReadSafetensorsHeader(file.file, file.path));
-    std::vector<char> checked(header_bytes + kHeaderLengthBytes);
-    WEFT_RETURN_IF_ERROR(ReadBytes(number, 0, absl::MakeSpan(checked)));
-    for (const auto& [name, entry] : entries) {
-      if (arrays.emplace(std::pair(stem, name), Array{number, entry}).second) continue;
-      return absl::DataLossError(
-          absl::StrCat("'", file.path, "' has the array '", name, "' of another file"));
-    }
-    return absl::OkStatus();
-  }
-
-  // Reads bytes [begin, begin + out.size()) of a file, and checks all ranges in which they lie.
-  absl::Status ReadBytes(size_t number, int64_t begin, absl::Span<char> out) const {
-    const CheckedFile& file = files[number];
-    const int64_t end = begin + static_cast<int64_t>(out.size());
-    // No range is longer than kMaxRangeSpan.
-    auto range = std::lower_bound(file.ranges.begin(), file.ranges.end(), begin - kMaxRangeSpan,
-                                  [](const FileRange& r, int64_t offset) { return r.offset < offset; });
-    for (; range != file.ranges.end() && range->offset < end; ++range) {
-      if (range->end() <= begin) continue;
-      if (range->runs == 1 && range->offset >= begin && range->end() <= end) {
-        std::vector<char> unused;
-        WEFT_RETURN_IF_ERROR(file.ReadRange(*range, out.data() + (range->offset - begin), unused));
-        continue;
-      }
-      WEFT_ASSIGN_OR_RETURN(const RangeCache::Bytes bytes,
-                            Fetch({number, static_cast<size_t>(range - file.ranges.begin())}));
-      ForEachOverlap(*range, begin, end, [&](int64_t at, int64_t from, int64_t count) {
-        std::memcpy(out.data() + (at - begin), bytes->data() + from, static_cast<size_t>(count));
-      });
-    }
-    return absl::OkStatus();
-  }
-
-  absl::StatusOr<RangeCache::Bytes> Fetch(const RangeCache::Key& key) const {
-    if (RangeCache::Bytes bytes = cache.Find(key)) return bytes;
-    const CheckedFile& file = files[key.first];
-    const FileRange& range = file.ranges[key.second];
-    auto bytes = std::make_shared<std::vector<char>>(static_cast<size_t>(range.bytes()));
-    std::vector<char> span;
-    WEFT_RETURN_IF_ERROR(file.ReadRange(range, bytes->data(), span));
-    cache.Insert(key, bytes);
-    return RangeCache::Bytes(std::move(bytes));
-  }
-};
 
 absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& folder) {
   auto content = std::make_shared<Content>();
@@ -210,6 +114,33 @@ absl::Status Checkpoint::Verify(int part, int parts) const {
     }
   }
   return absl::OkStatus();
+}
+
+absl::Status Checkpoint::ExportHf(const std::string& folder) const {
+  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<OutputFolder> output, OutputFolder::Claim(folder));
+  std::error_code error;
+  if (std::filesystem::equivalent(output->path(), content_->folder, error)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", folder, "' is the checkpoint itself: name another folder"));
+  }
+  std::vector<std::string> names;
+  std::vector<int64_t> bytes;
+  for (const auto& [name, file] : content_->manifest.files) {
+    if (!IsOfModel(name, file.stem)) continue;
+    names.push_back(name);
+    bytes.push_back(file.bytes);
+  }
+  WEFT_RETURN_IF_ERROR(output->CheckSpace("the export", bytes));
+  WEFT_ASSIGN_OR_RETURN(const std::string staging, output->Stage());
+  size_t number = 0;
+  for (const auto& [name, file] : content_->manifest.files) {
+    const Content::CheckedFile& source = content_->files[number++];
+    if (!IsOfModel(name, file.stem)) continue;
+    WEFT_ASSIGN_OR_RETURN(File copy, File::CreateNew(absl::StrCat(staging, "/", name)));
+    WEFT_RETURN_IF_ERROR(source.CopyTo(copy));
+    WEFT_RETURN_IF_ERROR(copy.Close());
+  }
+  return output->Commit(WeightsName(names), IsWeightsFile);
 }
 
 absl::StatusOr<std::string> FindCheckpoint(Bootstrap& bootstrap, const std::string& folder,

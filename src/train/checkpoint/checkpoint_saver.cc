@@ -47,7 +47,9 @@ absl::StatusOr<std::vector<Tensor>> DecodeTensors(const Blobs& blobs, int64_t st
   std::map<std::pair<std::string, std::string>, size_t> index;
   for (size_t rank = 0; rank < blobs.size(); ++rank) {
     const Json json = Json::parse(blobs[rank], nullptr, /*allow_exceptions=*/false);
-    if (!json.is_object()) return absl::InternalError(kNotOfThisExchange);
+    if (!json.is_object() || !json.contains("step") || !json.contains("tensors")) {
+      return absl::InternalError(kNotOfThisExchange);
+    }
     const auto peer_step = json.at("step").get<int64_t>();
     if (peer_step != step) {
       return absl::InvalidArgumentError(
@@ -153,7 +155,7 @@ absl::Status WriteDescription(const std::string& staged, const CheckpointLayout&
 // OK if ranks have written each byte of a file once.
 absl::Status CheckComplete(const CheckpointLayout::File& layout, const CheckpointManifest::File& file) {
   const absl::Status status = CheckCoverage(file.ranges, file.bytes);
-  if (status.ok()) return status;
+  if (status.ok()) return absl::OkStatus();
   const char* remedy = absl::IsNotFound(status)
                            ? "pass the shards of all ranks"
                            : "ranks hold the same elements: set `replica` and `replicas`";
@@ -182,6 +184,7 @@ struct Commit {
     manifest.properties = state.properties;
     const std::vector<CheckpointLayout::File>& files = layout.files();
     std::vector<CheckpointManifest::File> merged;
+    merged.reserve(files.size());
     for (const CheckpointLayout::File& file : files) {
       merged.push_back({file.stem, file.layout.file_bytes(), RangesOf(file.layout.header())});
     }
@@ -331,6 +334,10 @@ class CheckpointSaver::Impl {
         }
       }
     }
+    // Each rank begins at another place: the system lets one process at a time write to a file.
+    const auto begin = static_cast<std::ptrdiff_t>(items.size() * static_cast<size_t>(bootstrap_.rank()) /
+                                                   static_cast<size_t>(bootstrap_.size()));
+    std::rotate(items.begin(), items.begin() + begin, items.end());
     return items;
   }
 
@@ -350,6 +357,7 @@ class CheckpointSaver::Impl {
     commit_ = std::make_unique<BackgroundTask>([commit, parts] { return commit.Run(parts); });
     return absl::OkStatus();
   }
+
   // The status of rank 0's commit. Waits for it.
   absl::Status EndCommit() {
     WEFT_RETURN_IF_ERROR(Agree(commit_ == nullptr ? absl::OkStatus() : commit_->Wait(options_.timeout)));

@@ -3,7 +3,7 @@
 namespace weft {
 
 RangeCache::Bytes RangeCache::Find(const Key& key) {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   const auto found = index_.find(key);
   if (found == index_.end()) return nullptr;
   entries_.splice(entries_.begin(), entries_, found->second);
@@ -11,7 +11,7 @@ RangeCache::Bytes RangeCache::Find(const Key& key) {
 }
 
 void RangeCache::Insert(const Key& key, const Bytes& bytes) {
-  const absl::MutexLock lock(&mutex_);
+  const MutexLock lock(mutex_);
   if (index_.count(key) != 0) return;
   entries_.push_front({key, bytes});
   index_[key] = entries_.begin();

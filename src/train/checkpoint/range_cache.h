@@ -12,7 +12,8 @@
 #include <vector>
 
 #include <absl/base/thread_annotations.h>
-#include <absl/synchronization/mutex.h>
+
+#include "weft/core/mutex.h"
 
 namespace weft {
 
@@ -32,7 +33,7 @@ class RangeCache {
     Key key;
     Bytes bytes;
   };
-  absl::Mutex mutex_;
+  Mutex mutex_;
   std::list<Entry> entries_ ABSL_GUARDED_BY(mutex_);  // The last used first.
   std::map<Key, std::list<Entry>::iterator> index_ ABSL_GUARDED_BY(mutex_);
   size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;

@@ -1,13 +1,15 @@
 #include "src/train/checkpoint/snapshot_writer.h"
 
+#include <chrono>
+#include <condition_variable>
 #include <utility>
 
 #include <absl/base/thread_annotations.h>
 #include <absl/strings/str_cat.h>
-#include <absl/synchronization/mutex.h>
 
 #include "src/train/files/file_io.h"
 #include "weft/core/hash.h"
+#include "weft/core/mutex.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -30,6 +32,8 @@ absl::Status WriteRange(const File& file, const FileRange& range, const char* da
     WEFT_RETURN_IF_ERROR(file.WriteAt(range.offset + run * range.stride, data + run * range.run_bytes,
                                       static_cast<size_t>(range.run_bytes)));
   }
+  // The device writes while the next ranges are hashed and copied.
+  file.StartFlush(range.offset, range.span());
   return absl::OkStatus();
 }
 
@@ -48,8 +52,11 @@ class SnapshotWriter::Shared {
   // Writes everything; runs in the thread.
   absl::Status Run() {
     absl::Status status = WriteAll();
-    const absl::MutexLock lock(&mutex_);
-    done_ = true;
+    {
+      const MutexLock lock(mutex_);
+      done_ = true;
+    }
+    changed_.notify_all();
     return status;
   }
 
@@ -61,23 +68,29 @@ class SnapshotWriter::Shared {
       const Item& item = items_[i];
       std::vector<char> copy(item.data, item.data + item.range.bytes());
       left -= item.range.bytes();
-      const absl::MutexLock lock(&mutex_);
-      copies_[i] = std::move(copy);
-      states_[i] = State::kCopied;
+      {
+        const MutexLock lock(mutex_);
+        copies_[i] = std::move(copy);
+        states_[i] = State::kCopied;
+      }
+      changed_.notify_all();
     }
-    const absl::MutexLock lock(&mutex_);
+    const MutexLock lock(mutex_);
     const auto none_live = [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       return done_ || (first_live_ = NextLive(first_live_)) == items_.size();
     };
-    if (mutex_.AwaitWithTimeout(absl::Condition(&none_live), timeout)) return absl::OkStatus();
+    if (changed_.wait_for(mutex_, absl::ToChronoNanoseconds(timeout), none_live)) return absl::OkStatus();
     const std::string& path = targets_[items_[first_live_].file].path;
     return absl::DeadlineExceededError(
         absl::StrCat("the device has not taken '", path, "' within ", absl::FormatDuration(timeout)));
   }
 
   void Stop() {
-    const absl::MutexLock lock(&mutex_);
-    stop_ = true;
+    {
+      const MutexLock lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
   }
 
   const std::vector<Item>& items() const { return items_; }
@@ -87,7 +100,7 @@ class SnapshotWriter::Shared {
 
   // Reserves an item for a copy.
   bool MayCopy(size_t item, int64_t left) {
-    const absl::MutexLock lock(&mutex_);
+    const MutexLock lock(mutex_);
     if (done_ || states_[item] != State::kLive || items_[item].range.bytes() > left) return false;
     states_[item] = State::kCopying;
     return true;
@@ -126,33 +139,37 @@ class SnapshotWriter::Shared {
   }
 
   bool stopping() const {
-    const absl::MutexLock lock(&mutex_);
+    const MutexLock lock(mutex_);
     return stop_;
   }
 
   // Waits until the item may be read. Returns its bytes; null if the save was abandoned.
   const char* Claim(size_t item) {
-    const absl::MutexLock lock(&mutex_);
+    const MutexLock lock(mutex_);
     const auto readable = [this, item]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       return stop_ || states_[item] != State::kCopying;
     };
-    mutex_.Await(absl::Condition(&readable));
+    changed_.wait(mutex_, readable);
     if (stop_) return nullptr;
     states_[item] = State::kWriting;
     return copies_[item].empty() ? items_[item].data : copies_[item].data();
   }
 
   void Release(size_t item) {
-    const absl::MutexLock lock(&mutex_);
-    states_[item] = State::kWritten;
-    copies_[item] = {};
+    {
+      const MutexLock lock(mutex_);
+      states_[item] = State::kWritten;
+      copies_[item] = {};
+    }
+    changed_.notify_all();
   }
 
   const std::vector<Target> targets_;
   std::vector<Item> items_;  // The thread writes hashes until done_.
   const int64_t snapshot_bytes_;
 
-  mutable absl::Mutex mutex_;
+  mutable Mutex mutex_;
+  std::condition_variable_any changed_;                            // A state, done_ or stop_.
   std::vector<State> states_ ABSL_GUARDED_BY(mutex_);              // By item.
   std::vector<std::vector<char>> copies_ ABSL_GUARDED_BY(mutex_);  // By item; empty without a copy.
   size_t first_live_ ABSL_GUARDED_BY(mutex_) = 0;                  // Items before it are written or copied.

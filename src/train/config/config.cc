@@ -159,6 +159,7 @@ absl::Status ValidateParallel(const ParallelOptions& parallel) {
     return BadFlag("prefetch-depth", depth,
                    absl::StrCat("must be from 0 to ", ShardingPolicy::kMaxPrefetchDepth));
   }
+  WEFT_RETURN_IF_ERROR(RequireRange({"check-replicas", parallel.check_replicas}, 0));
   WEFT_RETURN_IF_ERROR(ValidateDtype("param-dtype", parallel.param_dtype));
   return ValidateDtype("reduce-dtype", parallel.reduce_dtype);
 }

@@ -138,6 +138,11 @@ absl::Status File::WriteAt(int64_t offset, const void* data, size_t bytes) const
   return absl::OkStatus();
 }
 
+void File::StartFlush(int64_t offset, int64_t bytes) const {
+  // A file system that cannot do this flushes in Close.
+  sync_file_range(fd_, offset, bytes, SYNC_FILE_RANGE_WRITE);
+}
+
 absl::Status File::Close() {
   const int fd = std::exchange(fd_, -1);
   const bool flushed = fsync(fd) == 0;

@@ -38,6 +38,8 @@ class File {
   // The whole content. Errors: kDataLoss (it has more than `max_bytes`, or became shorter).
   absl::StatusOr<std::string> ReadAll(int64_t max_bytes) const;
   absl::Status WriteAt(int64_t offset, const void* data, size_t bytes) const;
+  // Begins to flush a range to the device, without waiting. Close reports its errors.
+  void StartFlush(int64_t offset, int64_t bytes) const;
   // Flushes to the device and closes. Reports errors that the destructor could not report.
   absl::Status Close();
 

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <system_error>
 
+#include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 
 #include "weft/core/status.h"
@@ -48,6 +49,12 @@ absl::StatusOr<std::string> ReadModelFile(const std::string& folder, const std::
                                           int64_t max_bytes) {
   WEFT_ASSIGN_OR_RETURN(const File file, OpenModelFile(folder, name));
   return file.ReadAll(max_bytes);
+}
+
+bool IsWeightsFile(const std::string& name) {
+  return name == "model.safetensors" || name == "model.safetensors.index.json" ||
+         (absl::StartsWith(name, "model-") && absl::StrContains(name, "-of-") &&
+          absl::EndsWith(name, ".safetensors"));
 }
 
 }  // namespace weft

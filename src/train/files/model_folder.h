@@ -21,4 +21,8 @@ absl::StatusOr<File> OpenModelFile(const std::string& folder, const std::string&
 absl::StatusOr<std::string> ReadModelFile(const std::string& folder, const std::string& name,
                                           int64_t max_bytes);
 
+// Whether a file of this name has weights, or is their index. Beside those of another export, which may be in
+// another number of files, it would be loaded.
+bool IsWeightsFile(const std::string& name);
+
 }  // namespace weft

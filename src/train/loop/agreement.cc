@@ -75,6 +75,7 @@ void AddFlags(const TrainConfig& config, std::vector<RunProperty>& properties) {
       {"--node-shared", Text(Name(parallel.node_shared))},
       {"--reshard-after-forward", Text(parallel.reshard_after_forward)},
       {"--shard-optimizer-over-replicas", Text(parallel.shard_optimizer_over_replicas)},
+      {"--check-replicas", Text(parallel.check_replicas)},
       {"--prefetch-depth", Text(parallel.prefetch_depth)},
       {"--wire-compression", Text(parallel.wire_compression)},
       {"--grad-sync", Text(Name(parallel.grad_sync))},
@@ -218,6 +219,7 @@ std::string DescribeDifference(const std::string& name,
   }
   if (ranks_of_value.size() == 1) return "";
   std::vector<std::pair<std::vector<int>, std::string>> sides;  // Ordered by their lowest ranks.
+  sides.reserve(ranks_of_value.size());
   for (auto& [value, ranks] : ranks_of_value) sides.emplace_back(std::move(ranks), value);
   std::sort(sides.begin(), sides.end());
   constexpr size_t kSides = 3;

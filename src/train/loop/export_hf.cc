@@ -45,20 +45,12 @@ SafetensorsLayout LayoutOf(LlamaModel& model) {
   return SafetensorsLayout(tensors);
 }
 
-// Weights of an earlier export or download in another number of files. Beside the new ones they would be
-// loaded.
-bool IsOldWeights(const std::string& name) {
-  return name == kWeights || name == "model.safetensors.index.json" ||
-         (absl::StartsWith(name, "model-") && absl::StrContains(name, "-of-") &&
-          absl::EndsWith(name, ".safetensors"));
-}
-
 std::vector<std::string> OldWeights(const std::string& folder) {
   std::vector<std::string> names;
   std::error_code error;
   for (auto entry = fs::directory_iterator(folder, error); !error && entry != fs::directory_iterator();
        entry.increment(error)) {
-    if (std::string name = entry->path().filename(); IsOldWeights(name)) names.push_back(std::move(name));
+    if (std::string name = entry->path().filename(); IsWeightsFile(name)) names.push_back(std::move(name));
   }
   return names;
 }
@@ -92,7 +84,7 @@ absl::Status Finish(const HfExport& target, const std::string& staging, const Ll
   for (const auto& [name, content] : ModelFiles(config, target.source_config, target.companions)) {
     WEFT_RETURN_IF_ERROR(WriteWholeFile(absl::StrCat(staging, "/", name), content));
   }
-  return target.folder->Commit(kWeights, IsOldWeights);
+  return target.folder->Commit(kWeights, IsWeightsFile);
 }
 
 // Makes the staging folder on rank 0, and tells all ranks where it is. Collective: all ranks.
@@ -180,7 +172,7 @@ absl::Status ExportHf(Bootstrap& bootstrap, const HfExport* target, LlamaModel& 
     return AgreeOnStatus(bootstrap, first ? Finish(*target, staging, model.config()) : absl::OkStatus(),
                          timeout);
   };
-  const absl::Status status = run();
+  absl::Status status = run();
   if (first) target->folder->Discard();
   return status;
 }

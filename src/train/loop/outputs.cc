@@ -111,6 +111,7 @@ absl::Status Collision(const OutputFile& output, const absl::AlphaNum& what) {
 absl::Status CheckNoInputReplaced(const std::vector<OutputFile>& outputs,
                                   const std::vector<InputFile>& inputs) {
   std::vector<std::optional<FileId>> ids;
+  ids.reserve(outputs.size());
   for (const OutputFile& output : outputs) ids.push_back(IdOf(output.path));
   for (const InputFile& input : inputs) {
     const std::optional<FileId> id = IdOf(input.path);

@@ -123,6 +123,10 @@ absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs
     return BadFlag("shard-optimizer-over-replicas", "true",
                    "needs replicas: use --dp-replicate of at least 2, or leave it out");
   }
+  if (config.parallel.check_replicas > 0 && shape.replicate == 1) {
+    return BadFlag("check-replicas", config.parallel.check_replicas,
+                   "needs replicas: use --dp-replicate of at least 2, or leave it out");
+  }
   const DataOptions& data = config.data;
   WEFT_RETURN_IF_ERROR(CheckSequences(data, inputs.model));
   const auto replicate = static_cast<int>(shape.replicate);

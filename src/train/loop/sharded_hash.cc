@@ -1,10 +1,10 @@
 #include "src/train/loop/sharded_hash.h"
 
+#include <algorithm>
 #include <cstring>
-#include <map>
-#include <string>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 
 #include "src/train/files/shard_runs.h"
 #include "weft/core/status.h"
@@ -13,10 +13,8 @@
 namespace weft {
 namespace {
 
-using Digests = std::map<std::string, uint64_t>;
-
-absl::StatusOr<Digests> DigestShards(Module& model, const std::vector<ShardView>& shards) {
-  Digests digests;
+absl::StatusOr<ShardDigests> DigestShards(Module& model, const std::vector<ShardView>& shards) {
+  ShardDigests digests;
   for (const std::shared_ptr<Parameter>& parameter : model.AllParameters()) {
     digests[parameter->name] = 0;
   }
@@ -30,8 +28,8 @@ absl::StatusOr<Digests> DigestShards(Module& model, const std::vector<ShardView>
   return digests;
 }
 
-// The values of the digests, in the order of names. All ranks have the same names.
-std::string Pack(const Digests& digests) {
+// The values of the digests, in the order of names.
+std::string Pack(const ShardDigests& digests) {
   std::string packed;
   for (const auto& [name, digest] : digests) {
     packed.append(reinterpret_cast<const char*>(&digest), sizeof(digest));
@@ -39,41 +37,71 @@ std::string Pack(const Digests& digests) {
   return packed;
 }
 
-void AddPacked(const std::string& packed, Digests& sums) {
-  WEFT_CHECK(packed.size() == sums.size() * sizeof(uint64_t), "a peer has a different number of parameters");
+// `names`: the digests of any rank.
+ShardDigests Unpack(const std::string& packed, const ShardDigests& names) {
+  WEFT_CHECK(packed.size() == names.size() * sizeof(uint64_t), "a peer has a different number of parameters");
+  ShardDigests digests = names;
   const char* next = packed.data();
-  for (auto& [name, sum] : sums) {
-    uint64_t digest = 0;
+  for (auto& [name, digest] : digests) {
     std::memcpy(&digest, next, sizeof(digest));
-    sum += digest;
     next += sizeof(digest);
   }
+  return digests;
+}
+
+// The ranks whose value is not that of most. Empty if all are equal.
+std::vector<int> Deviants(const std::map<uint64_t, std::vector<int>>& ranks_of_value) {
+  std::vector<int> deviants;
+  size_t all = 0;
+  size_t most = 0;
+  for (const auto& [value, ranks] : ranks_of_value) {
+    all += ranks.size();
+    most = std::max(most, ranks.size());
+  }
+  for (const auto& [value, ranks] : ranks_of_value) {
+    if (ranks.size() == most && 2 * most > all) continue;
+    deviants.insert(deviants.end(), ranks.begin(), ranks.end());
+  }
+  std::sort(deviants.begin(), deviants.end());
+  return deviants;
 }
 
 }  // namespace
 
+absl::Status CompareReplicas(absl::Span<const ShardDigests> digests, int shard_size) {
+  for (int position = 0; position < shard_size; ++position) {
+    for (const auto& [name, unused] : digests[0]) {
+      std::map<uint64_t, std::vector<int>> ranks_of_value;
+      for (size_t rank = static_cast<size_t>(position); rank < digests.size();
+           rank += static_cast<size_t>(shard_size)) {
+        ranks_of_value[digests[rank].at(name)].push_back(static_cast<int>(rank));
+      }
+      if (ranks_of_value.size() == 1) continue;
+      const std::vector<int> deviants = Deviants(ranks_of_value);
+      return absl::InternalError(absl::StrCat(
+          "replicas differ in '", name, "': ", deviants.size() == 1 ? "rank " : "ranks ",
+          absl::StrJoin(deviants, ", "),
+          deviants.size() == 1 ? " holds other weights than the others"
+                               : " hold different weights, without a majority",
+          "; a fault of memory or network, or a defect: go on from a checkpoint on other hosts"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<uint64_t> HashShards(Bootstrap& bootstrap, Module& model, const std::vector<ShardView>& shards,
                                     int shard_size, absl::Duration timeout) {
-  WEFT_ASSIGN_OR_RETURN(const Digests own, DigestShards(model, shards));
+  WEFT_ASSIGN_OR_RETURN(const ShardDigests own, DigestShards(model, shards));
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> parts, bootstrap.AllGatherBlob(Pack(own), timeout));
-  std::vector<Digests> replicas(parts.size() / static_cast<size_t>(shard_size), own);
-  for (size_t replica = 0; replica < replicas.size(); ++replica) {
-    for (auto& [name, sum] : replicas[replica]) {
-      sum = 0;
-    }
-    for (size_t rank = replica * shard_size; rank < (replica + 1) * shard_size; ++rank) {
-      AddPacked(parts[rank], replicas[replica]);
-    }
+  std::vector<ShardDigests> digests;
+  digests.reserve(parts.size());
+  for (const std::string& part : parts) digests.push_back(Unpack(part, own));
+  WEFT_RETURN_IF_ERROR(CompareReplicas(digests, shard_size));
+  ShardDigests sums = digests[0];
+  for (size_t rank = 1; rank < static_cast<size_t>(shard_size); ++rank) {
+    for (auto& [name, sum] : sums) sum += digests[rank].at(name);
   }
-  for (size_t replica = 1; replica < replicas.size(); ++replica) {
-    for (const auto& [name, sum] : replicas[replica]) {
-      if (sum != replicas[0][name]) {
-        return absl::InternalError(absl::StrCat("replica ", replica, " differs from replica 0 in '", name,
-                                                "': a fault of memory or network, or a defect"));
-      }
-    }
-  }
-  return WeightsHash(replicas[0]);
+  return WeightsHash(sums);
 }
 
 }  // namespace weft

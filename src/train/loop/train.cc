@@ -253,6 +253,7 @@ class Run {
         progress->Print(result.metrics, result.skipped);
       }
       WEFT_RETURN_IF_ERROR(CheckFinite(result.metrics, max_skipped));
+      WEFT_RETURN_IF_ERROR(CheckReplicasAfter(step));
       WEFT_RETURN_IF_ERROR(SaveAfter(step, result.flags));
       if (const std::string saved = checkpoints_->TakeSaved(); !saved.empty() && progress) {
         progress->PrintLine(absl::StrCat("saved ", saved));
@@ -262,6 +263,17 @@ class Run {
       }
     }
     return absl::OkStatus();
+  }
+
+  // Before a save: weights of a faulty replica must not reach a checkpoint.
+  absl::Status CheckReplicasAfter(int64_t step) {
+    const int64_t interval = config_.parallel.check_replicas;
+    if (interval == 0 || step % interval != 0) return absl::OkStatus();
+    trainer_->engine().SetPhase(absl::StrCat("comparison of replicas after step ", step));
+    WEFT_ASSIGN_OR_RETURN(const std::vector<ShardView> shards, trainer_->CurrentShards());
+    return Annotate(
+        HashShards(bootstrap_, trainer_->model(), shards, plan_->shard_group_size(), timeout_).status(),
+        absl::StrCat("after step ", step));
   }
 
   Trainer::StepFlags TakeRequests() {

@@ -1,0 +1,120 @@
+#include "src/cli/checkpoint_command.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+
+#include "src/cli/nearest.h"
+#include "weft/core/status.h"
+#include "weft/train/checkpoint.h"
+
+namespace weft {
+namespace {
+
+using Strings = std::vector<std::string>;
+
+std::string Size(int64_t bytes) {
+  constexpr const char* kUnits[] = {"B", "KiB", "MiB", "GiB", "TiB"};
+  double size = static_cast<double>(bytes);
+  size_t unit = 0;
+  for (; size >= 1024 && unit + 1 < std::size(kUnits); ++unit) size /= 1024;
+  return unit == 0 ? absl::StrCat(bytes, " B") : absl::StrFormat("%.1f %s", size, kUnits[unit]);
+}
+
+absl::Status List(const ListCheckpointsCommand& command, std::FILE* output) {
+  WEFT_ASSIGN_OR_RETURN(const Strings names, ListCheckpoints(command.folder));
+  if (names.empty()) {
+    return absl::NotFoundError(absl::StrCat("'", command.folder, "' has no checkpoints"));
+  }
+  std::fprintf(output, "%-20s %10s  %s\n", "checkpoint", "size", "state");
+  for (const std::string& name : names) {
+    const absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(absl::StrCat(command.folder, "/", name));
+    const std::string state = checkpoint.ok() ? "complete" : std::string(checkpoint.status().message());
+    std::fprintf(output, "%-20s %10s  %s\n", name.c_str(),
+                 checkpoint.ok() ? Size(checkpoint->bytes()).c_str() : "", state.c_str());
+  }
+  return absl::OkStatus();
+}
+
+absl::Status VerifyOne(const std::string& path) {
+  WEFT_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(path));
+  return checkpoint.Verify();
+}
+
+absl::Status Verify(const VerifyCheckpointsCommand& command, std::FILE* output) {
+  Strings paths;
+  for (const std::string& path : command.paths) {
+    WEFT_ASSIGN_OR_RETURN(const Strings names, ListCheckpoints(path));
+    for (const std::string& name : names) paths.push_back(absl::StrCat(path, "/", name));
+    if (names.empty()) paths.push_back(path);
+  }
+  size_t damaged = 0;
+  for (const std::string& path : paths) {
+    const absl::Status status = VerifyOne(path);
+    damaged += status.ok() ? 0 : 1;
+    const std::string text = status.ok() ? "ok" : std::string(status.message());
+    std::fprintf(output, "%s: %s\n", path.c_str(), text.c_str());
+    std::fflush(output);
+  }
+  if (damaged == 0) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(damaged, " of ", paths.size(), " checkpoints cannot be used"));
+}
+
+absl::Status Export(const ExportCheckpointCommand& command, std::FILE* output) {
+  WEFT_ASSIGN_OR_RETURN(const Checkpoint checkpoint, Checkpoint::Open(command.checkpoint));
+  WEFT_RETURN_IF_ERROR(checkpoint.ExportHf(command.folder));
+  std::fprintf(output, "exported to %s\n", command.folder.c_str());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string CheckpointHelp() {
+  return "Usage: weft checkpoint ls DIR\n"
+         "       weft checkpoint verify PATH...\n"
+         "       weft checkpoint export-hf CHECKPOINT DIR\n\n"
+         "  ls          List the checkpoints in DIR, newest first; checks sizes and headers\n"
+         "  verify      Check every byte of checkpoints, or of all checkpoints in folders\n"
+         "  export-hf   Write the weights of a checkpoint, with config.json and tokenizer, to a\n"
+         "              Hugging Face folder\n\n"
+         "Exit code 3: a checkpoint is damaged or missing.\n";
+}
+
+absl::StatusOr<CheckpointCommand> ParseCheckpointCommand(const Strings& arguments) {
+  static const Strings kWords = {"ls", "verify", "export-hf"};
+  const std::string word = arguments.empty() ? "" : arguments.front();
+  for (const std::string& argument : arguments) {
+    if (argument.rfind("--", 0) != 0) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("unknown flag ", argument, ": see weft checkpoint --help"));
+  }
+  const Strings rest(arguments.begin() + (arguments.empty() ? 0 : 1), arguments.end());
+  if (word == "ls") {
+    if (rest.size() == 1) return ListCheckpointsCommand{rest[0]};
+    return absl::InvalidArgumentError("weft checkpoint ls needs one folder of checkpoints");
+  }
+  if (word == "verify") {
+    if (!rest.empty()) return VerifyCheckpointsCommand{rest};
+    return absl::InvalidArgumentError(
+        "weft checkpoint verify needs a checkpoint, or a folder of checkpoints");
+  }
+  if (word == "export-hf") {
+    if (rest.size() == 2) return ExportCheckpointCommand{rest[0], rest[1]};
+    return absl::InvalidArgumentError("weft checkpoint export-hf needs a checkpoint and a folder to write");
+  }
+  if (word.empty()) {
+    return absl::InvalidArgumentError("weft checkpoint needs one of ls, verify and export-hf: see --help");
+  }
+  return absl::InvalidArgumentError(absl::StrCat(
+      "unknown word '", word, "' after weft checkpoint; did you mean ", Nearest(word, kWords), "?"));
+}
+
+absl::Status RunCheckpointCommand(const CheckpointCommand& command, std::FILE* output) {
+  if (const auto* list = std::get_if<ListCheckpointsCommand>(&command)) return List(*list, output);
+  if (const auto* verify = std::get_if<VerifyCheckpointsCommand>(&command)) return Verify(*verify, output);
+  return Export(std::get<ExportCheckpointCommand>(command), output);
+}
+
+}  // namespace weft

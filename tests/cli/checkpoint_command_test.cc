@@ -1,0 +1,143 @@
+// `weft checkpoint`: its arguments, its output, and the folders that it writes.
+#include "src/cli/checkpoint_command.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
+#include "weft/mesh/thread_bootstrap.h"
+#include "weft/train/checkpoint.h"
+#include "weft/train/safetensors.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::StatusIs;
+
+class CheckpointCommandTest : public ::testing::Test {
+ protected:
+  // Saves the checkpoints of these steps: one array of four elements, and a moment of it.
+  void Save(const std::vector<int64_t>& steps) {
+    Parameter parameter;
+    parameter.name = "weight";
+    parameter.shape = {4};
+    std::vector<float> values = {1, 2, 3, 4};
+    const std::vector<ShardView> shards = {{&parameter, {0, 0, 0, 1, 4, 0}, values.data(), nullptr}};
+    ASSERT_OK(RunThreadRanks(NodeMap::OneNode(1), [&](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(const auto saver, CheckpointSaver::Open(bootstrap, root(), {}));
+      for (const int64_t step : steps) {
+        CheckpointState state;
+        state.step = step;
+        state.arrays = {{"model", "", shards}, {"optimizer", ".exp_avg", shards}};
+        state.files = {{"config.json", "{}"}, {"tokenizer.json", "[]"}};
+        WEFT_RETURN_IF_ERROR(saver->Start(std::move(state)));
+        WEFT_RETURN_IF_ERROR(saver->Finish());
+      }
+      return absl::OkStatus();
+    }));
+  }
+
+  absl::Status Run(const std::vector<std::string>& arguments) {
+    WEFT_ASSIGN_OR_RETURN(const CheckpointCommand command, ParseCheckpointCommand(arguments));
+    char* text = nullptr;
+    size_t bytes = 0;
+    std::FILE* output = open_memstream(&text, &bytes);
+    absl::Status status = RunCheckpointCommand(command, output);
+    std::fclose(output);
+    const std::unique_ptr<char, decltype(&std::free)> owner(text, &std::free);
+    printed_ = std::string(text, bytes);
+    return status;
+  }
+
+  std::string root() const { return folder_ / "checkpoints"; }
+  TempFolder folder_;
+  std::string printed_;
+};
+
+TEST_F(CheckpointCommandTest, ListsTheNewestFirst) {
+  Save({1, 20});
+  ASSERT_OK(Run({"ls", root()}));
+  EXPECT_LT(printed_.find("step-00000020"), printed_.find("step-00000001"));
+  fs::remove(root() + "/step-00000020/model.safetensors");
+  ASSERT_OK(Run({"ls", root()}));
+  EXPECT_THAT(printed_, AllOf(HasSubstr("model.safetensors"), HasSubstr("complete")));
+}
+
+TEST_F(CheckpointCommandTest, VerifiesFoldersAndSingleCheckpoints) {
+  Save({1, 2});
+  ASSERT_OK(Run({"verify", root()}));
+  EXPECT_THAT(printed_, AllOf(HasSubstr("step-00000001: ok"), HasSubstr("step-00000002: ok")));
+  const std::string path = root() + "/step-00000002/optimizer.safetensors";
+  std::string content = ReadFile(path);
+  content.back() = static_cast<char>(content.back() ^ 1);
+  folder_.Write("checkpoints/step-00000002/optimizer.safetensors", content);
+  EXPECT_THAT(Run({"verify", root()}), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("1 of 2")));
+  EXPECT_THAT(printed_, HasSubstr("optimizer.safetensors"));
+  EXPECT_OK(Run({"verify", root() + "/step-00000001"}));
+}
+
+TEST_F(CheckpointCommandTest, ExportsWeightsConfigurationAndTokenizer) {
+  Save({1});
+  ASSERT_OK(Run({"export-hf", root() + "/step-00000001", folder_ / "out"}));
+  EXPECT_TRUE(fs::exists(folder_ / "out/config.json"));
+  EXPECT_TRUE(fs::exists(folder_ / "out/tokenizer.json"));
+  EXPECT_FALSE(fs::exists(folder_ / "out/optimizer.safetensors"));
+  EXPECT_FALSE(fs::exists(folder_ / "out/checkpoint.json"));
+  ASSERT_OK_AND_ASSIGN(const SafetensorsReader reader, SafetensorsReader::Open(folder_ / "out"));
+  std::vector<float> values(4);
+  ASSERT_OK(reader.Check("weight", {4}));
+  ASSERT_OK(reader.Read("weight", 0, absl::MakeSpan(values)));
+  EXPECT_EQ(values, (std::vector<float>{1, 2, 3, 4}));
+}
+
+TEST_F(CheckpointCommandTest, ExportsNothingFromADamagedCheckpoint) {
+  Save({1});
+  const std::string path = root() + "/step-00000001/model.safetensors";
+  std::string content = ReadFile(path);
+  content.back() = static_cast<char>(content.back() ^ 1);
+  folder_.Write("checkpoints/step-00000001/model.safetensors", content);
+  EXPECT_THAT(Run({"export-hf", root() + "/step-00000001", folder_ / "out"}),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("model.safetensors")));
+  EXPECT_FALSE(fs::exists(folder_ / "out"));
+}
+
+TEST_F(CheckpointCommandTest, DoesNotExportIntoTheCheckpoint) {
+  Save({1});
+  const std::string path = root() + "/step-00000001";
+  EXPECT_THAT(Run({"export-hf", path, path + "/."}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("the checkpoint itself")));
+  EXPECT_OK(Run({"verify", path}));
+}
+
+TEST_F(CheckpointCommandTest, NamesWhatIsMissing) {
+  EXPECT_THAT(Run({"ls", folder_ / "none"}),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("no checkpoints")));
+  EXPECT_THAT(Run({"verify", folder_ / "none"}), Not(testing::IsOk()));
+  EXPECT_THAT(printed_, HasSubstr("is not a checkpoint"));
+  EXPECT_THAT(Run({}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("ls, verify and export-hf")));
+  EXPECT_THAT(Run({"verifi"}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("did you mean verify")));
+  EXPECT_THAT(Run({"ls"}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("one folder")));
+  EXPECT_THAT(Run({"verify"}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("needs a checkpoint")));
+  EXPECT_THAT(Run({"export-hf", "a"}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("a folder to write")));
+  EXPECT_THAT(Run({"ls", "--all", "x"}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("unknown flag --all")));
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,582 @@
+#!/usr/bin/env python3
+"""Faults around checkpoints: after each, the run goes on from the last committed checkpoint, and ends with the weights of an
+undisturbed run.
+
+    checkpoint_faults.py WEFT FAULTY_RANK SHIM MPIRUN [--sample] [--table FILE] [--list] [--resumes N] [NAME...]
+
+Each case starts from a folder with the checkpoints of steps 4 and 8, and goes on to step 12 with a fault. Then another run goes on
+without a fault. It must end with the expected weights, leave only whole checkpoints, and remove and name the remains of killed saves.
+--resumes stops N runs by SIGTERM at random instants and resumes each. Names, tables and exit codes are those of faults.py.
+"""
+import argparse
+import collections
+import dataclasses
+import json
+import os
+import pathlib
+import random
+import re
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+import faults
+
+CHECKPOINTS = "ck"
+FLAGS = ["--batch-size", "2", "--checkpoint-dir", CHECKPOINTS, "--checkpoint-interval", "4", "--resume", "auto"]
+LAST = 12
+LONG = 2000
+LONG_FLAGS = ["--checkpoint-interval", "200"]
+OK_AFTER_KILL = (1, 137, 9, 86, 143)
+
+
+@dataclasses.dataclass
+class Outcome:
+    code: int
+    output: str
+    seconds: float
+    complaints: list
+
+
+class Place:
+    """A folder with the data and the checkpoints of a run, and the programs that work on it."""
+
+    def __init__(self, programs, folder, ranks):
+        self.programs, self.folder, self.ranks = programs, folder, ranks
+
+    def train(self, steps=LAST, flags=(), ranks=None, **case):
+        """Runs weft train. `case`: further fields of faults.Case."""
+        ranks = ranks or self.ranks
+        run = faults.Run(faults.Case("", (), "", ["--steps", str(steps), *FLAGS, *flags], ranks=ranks, **case), self.programs, self.folder)
+        if ranks == 1:
+            run.programs = self.programs | {"mpirun": None}
+        code, seconds, output, complaints = run.execute()
+        return Outcome(code, output, seconds, [c for c in complaints if not c.startswith("a file is left")])
+
+    def checkpoint(self, *words):
+        return subprocess.run([self.programs["weft"], "checkpoint", *words], cwd=self.folder, capture_output=True, text=True)
+
+    def path(self, step, name=""):
+        return self.folder / CHECKPOINTS / f"step-{step:08}" / name
+
+    def remains(self):
+        return [path.name for path in (self.folder / CHECKPOINTS).iterdir() if path.name.startswith(".")]
+
+
+def hash_of(output):
+    found = re.findall(r"weights xxh64:([0-9a-f]{16})", output)
+    return found[-1] if found else None
+
+
+class Harness:
+    def __init__(self, programs):
+        self.programs = programs
+        self.parent = tempfile.TemporaryDirectory()
+        self.templates = {}
+        self.long_hashes = {}  # By number of ranks.
+
+    def long_place(self, ranks):
+        """A folder for a run of LONG steps, so that a signal arrives in the midst of it; and the weights after the last step."""
+        folder = pathlib.Path(tempfile.mkdtemp(dir=self.parent.name)) / "run"
+        folder.mkdir()
+        place = Place(self.programs, folder, ranks)
+        if ranks not in self.long_hashes:
+            undisturbed = place.train(steps=LONG, flags=LONG_FLAGS)
+            assert undisturbed.code == 0, undisturbed.output
+            self.long_hashes[ranks] = hash_of(undisturbed.output)
+            shutil.rmtree(folder / CHECKPOINTS)
+        return place
+
+    def expected(self, ranks):
+        """(the folder with the checkpoints of steps 4 and 8, the weights after the last step) of an undisturbed run."""
+        if ranks not in self.templates:
+            folder = pathlib.Path(self.parent.name) / f"template-{ranks}"
+            folder.mkdir()
+            place = Place(self.programs, folder, ranks)
+            undisturbed = place.train()
+            assert undisturbed.code == 0, undisturbed.output
+            shutil.rmtree(place.path(LAST))
+            (folder / CHECKPOINTS / "latest").write_text("step-00000008\n")
+            self.templates[ranks] = (folder, hash_of(undisturbed.output))
+        return self.templates[ranks]
+
+    def place(self, ranks):
+        template, _ = self.expected(ranks)
+        folder = pathlib.Path(tempfile.mkdtemp(dir=self.parent.name)) / "run"
+        shutil.copytree(template, folder)
+        return Place(self.programs, folder, ranks)
+
+    def recovery_problems(self, place, flags=()):
+        """What is wrong with the run that goes on without a fault."""
+        problems = []
+        remains = place.remains()
+        recovered = place.train(flags=flags)
+        if recovered.code != 0:
+            problems.append(f"the next run ends with {recovered.code}: {faults.message_of(recovered.output)}")
+        elif hash_of(recovered.output) != self.expected(place.ranks)[1]:
+            problems.append("the next run ends with other weights")
+        problems += [f"the next run does not name {name}" for name in remains if name not in recovered.output]
+        problems += [f"the next run leaves {name}" for name in place.remains()]
+        verified = place.checkpoint("verify", CHECKPOINTS)
+        if verified.returncode != 0:
+            problems.append(f"a checkpoint is damaged: {verified.stdout}")
+        return problems
+
+
+# Each case: (name, in the sample, function). The function returns (outcome for the table, list of problems).
+
+
+def judged(harness, place, outcome, codes, message, flags=()):
+    problems = list(outcome.complaints)
+    if outcome.code not in codes:
+        problems.append(f"exit code {outcome.code}, expected one of {codes}")
+    if not re.search(message, outcome.output):
+        problems.append(f"no message like '{message}'")
+    return outcome, problems + harness.recovery_problems(place, flags)
+
+
+def single(ranks, codes, message, damage=None, flags=(), **case):
+    """One faulty run, and one that goes on."""
+
+    def run(harness):
+        place = harness.place(ranks)
+        if damage:
+            damage(place)
+        return judged(harness, place, place.train(flags=flags, **case), codes, message)
+
+    return run
+
+
+def interrupted(ranks, codes, message, flags=(), **case):
+    """A long run that signals end, and one that goes on."""
+
+    def run(harness):
+        place = harness.long_place(ranks)
+        outcome = place.train(steps=LONG, flags=[*LONG_FLAGS, *flags], **case)
+        problems = list(outcome.complaints) + ([] if outcome.code in codes else [f"exit code {outcome.code}, expected one of {codes}"])
+        if not re.search(message, outcome.output):
+            problems.append(f"no message like '{message}'")
+        remains = place.remains()
+        recovered = place.train(steps=LONG, flags=LONG_FLAGS)
+        if hash_of(recovered.output) != harness.long_hashes[ranks]:
+            problems.append(f"the next run ends with {recovered.code} or other weights")
+        problems += [f"the next run does not name {name}" for name in remains if name not in recovered.output]
+        problems += [f"the next run leaves {name}" for name in place.remains()]
+        return outcome, problems
+
+    return run
+
+
+def every_call(ranks, rank, what, codes, flags=(), stride=1, calls=("open", "write", "truncate", "fsync", "rename", "close")):
+    """The fault at each call of each kind under the folder of checkpoints, until a run has fewer calls."""
+
+    def run(harness):
+        seconds, problems, done, seen = 0, [], 0, collections.Counter()
+        for call in calls:
+            for number in range(1, 1000, stride):
+                place = harness.place(ranks)
+                outcome = place.train(flags=flags, fault=f"{what}@{call}:{number}", fault_rank=rank, fault_path=f"/{CHECKPOINTS}/")
+                shutil.rmtree(place.folder.parent) if outcome.code == 0 else None
+                if outcome.code == 0:
+                    break
+                done += 1
+                seen[outcome.code] += 1
+                seconds = max(seconds, outcome.seconds)
+                _, found = judged(harness, place, outcome, codes, "")
+                problems += [f"{call} {number}: {problem}" for problem in found]
+                shutil.rmtree(place.folder.parent)
+        if done == 0:
+            problems.append("the fault never happened")
+        codes_seen = ", ".join(f"{count} x exit {code}" for code, count in sorted(seen.items()))
+        return Outcome(f"{codes_seen}", f"weft: {done} runs, each went on to the same weights", seconds, []), problems
+
+    return run
+
+
+def damaged(change, message, count=1):
+    """Damages the newest checkpoint in `count` ways: the run names it, and goes on from the one before."""
+
+    def run(harness):
+        problems, seconds, output = [], 0, ""
+        for number in range(count):
+            place = harness.place(1)
+            what = change(place, number)
+            outcome = place.train()
+            seconds, output = max(seconds, outcome.seconds), outcome.output
+            found = list(outcome.complaints)
+            if outcome.code != 0:
+                found.append(f"exit code {outcome.code}")
+            elif hash_of(outcome.output) != harness.expected(1)[1]:
+                found.append("other weights")
+            for text in (message, "is not used", "after step 4"):
+                if not re.search(text, outcome.output):
+                    found.append(f"no message like '{text}'")
+            problems += [f"{what}: {problem}" for problem in found]
+            shutil.rmtree(place.folder.parent)
+        warnings = [line for line in output.splitlines() if line.startswith("warning  ck")]
+        note = "weft: " + (warnings[0][9:] if warnings else "") + (f" ({count} runs)" if count > 1 else "")
+        return Outcome(0, note, seconds, []), problems
+
+    return run
+
+
+FILES = ("checkpoint.json", "model.safetensors", "optimizer.safetensors", "config.json")
+
+
+def flip_a_bit(place, number):
+    draw = random.Random(number)
+    path = place.path(8, FILES[number % len(FILES)])
+    content = bytearray(path.read_bytes())
+    bit = draw.randrange(len(content) * 8)
+    content[bit // 8] ^= 1 << (bit % 8)
+    # The case of a hexadecimal digit of the checksum of checkpoint.json carries nothing.
+    if bytes(content).lower() == path.read_bytes().lower():
+        content[0] ^= 1
+    path.write_bytes(content)
+    return f"bit {bit} of {path.name}"
+
+
+def truncate(place, number):
+    path = place.path(8, FILES[number % len(FILES)])
+    size = path.stat().st_size
+    boundaries = [0, 1, 7, 8, 9, size // 2, size - 1]
+    if path.suffix == ".safetensors":
+        header = struct.unpack("<Q", path.read_bytes()[:8])[0]
+        boundaries += [8 + header - 1, 8 + header, 8 + header + 1]
+    keep = boundaries[number // len(FILES) % len(boundaries)]
+    os.truncate(path, min(keep, size - 1))
+    return f"{path.name} cut to {keep} bytes"
+
+
+def remove(place, number):
+    path = place.path(8, FILES[number])
+    path.unlink()
+    return f"without {path.name}"
+
+
+def file_of_another_run(place, _):
+    shutil.copy(place.path(4, "model.safetensors"), place.path(8, "model.safetensors"))
+    return "a file of another step"
+
+
+def foreign_path(place, _):
+    """A link out of the folder, to a file with the right content."""
+    path = place.path(8, "model.safetensors")
+    outside = place.folder / "outside.safetensors"
+    path.rename(outside)
+    path.symlink_to(outside)
+    return "a link out of the folder"
+
+
+def unlink_latest(place):
+    (place.folder / CHECKPOINTS / "latest").unlink()
+
+
+def other_model(harness):
+    place = harness.place(1)
+    outcome = place.train(flags=["--dim", "48", "--heads", "3"])
+    return judged(harness, place, outcome, (2,), r"--model is .*but the checkpoint has")
+
+
+def wrong_array(shape, dtype, message):
+    """A checkpoint whose checksums are right, but with an array of another shape or dtype."""
+
+    def run(harness):
+        place = harness.place(1)
+        rewrite_header(place, shape, dtype)
+        outcome = place.train()
+        # Nothing is torn, so nothing is skipped: the file is one of another model.
+        problems = [] if outcome.code == 3 else [f"exit code {outcome.code}, expected 3"]
+        if not re.search(message, outcome.output):
+            problems.append(f"no message like '{message}'")
+        return outcome, problems
+
+    return run
+
+
+def xxh3(data):
+    import xxhash  # Only this case needs it; the case is skipped without it.
+
+    return xxhash.xxh3_64_hexdigest(data)
+
+
+def rewrite_header(place, shape, dtype):
+    path = place.path(8, "model.safetensors")
+    content = path.read_bytes()
+    size = struct.unpack("<Q", content[:8])[0]
+    header = json.loads(content[8:8 + size])
+    name = "model.norm.weight"
+    header[name]["shape"] = shape or header[name]["shape"]
+    header[name]["dtype"] = dtype or header[name]["dtype"]
+    text = json.dumps(header, separators=(",", ":")).encode()
+    assert len(text) <= size
+    text = text.ljust(size)
+    path.write_bytes(content[:8] + text + content[8 + size:])
+    manifest_path = place.path(8, "checkpoint.json")
+    manifest = json.loads(manifest_path.read_text())
+    del manifest["checksum"]
+    for entry in manifest["files"]["model.safetensors"]["ranges"]:
+        if entry[0] == 0:
+            entry[-1] = xxh3(path.read_bytes()[:entry[1]])
+    body = json.dumps(manifest, separators=(",", ":"))[:-1]
+    manifest_path.write_text(body + ',\n"checksum": "' + xxh3(body.encode()) + '"}\n')
+
+
+def onto_other_ranks(harness):
+    """4 -> 2 -> 3 -> 1 -> 2 x 2 -> 2 with sequences split; each adds two steps."""
+    problems, losses, seconds = [], [], 0
+    folder = pathlib.Path(tempfile.mkdtemp(dir=harness.parent.name)) / "run"
+    folder.mkdir()
+    place = Place(harness.programs, folder, 1)
+    meshes = [(4, []), (2, ["--zero-copy", "false"]), (3, []), (1, []), (4, ["--dp-replicate", "2", "--dp-shard", "2"]),
+              (2, ["--cp", "2"])]
+    for number, (ranks, mesh) in enumerate(meshes):
+        outcome = place.train(steps=2 * (number + 1), flags=["--batch-size", "12", *mesh], ranks=ranks)
+        seconds = max(seconds, outcome.seconds)
+        problems += outcome.complaints + ([] if outcome.code == 0 else [f"{ranks} ranks: exit code {outcome.code}"])
+        losses += [float(value) for value in re.findall(r"^step \d+/\d+  loss (\S+)", outcome.output, re.MULTILINE)]
+    shutil.rmtree(folder / CHECKPOINTS)
+    whole = place.train(steps=2 * len(meshes), flags=["--batch-size", "12"], ranks=1)
+    expected = [float(value) for value in re.findall(r"^step \d+/\d+  loss (\S+)", whole.output, re.MULTILINE)]
+    if len(losses) != len(expected) or any(abs(a / b - 1) > 2e-4 for a, b in zip(losses, expected)):  # Four digits are printed.
+        problems.append(f"losses {losses}, expected {expected}")
+    return Outcome(0, f"weft: {len(meshes)} meshes, losses of one rank", seconds, []), problems
+
+
+def two_runs(harness):
+    place = harness.place(1)
+    first = subprocess.Popen([harness.programs["weft"], "train", *faults.MODEL, "--data", "text.txt", *FLAGS, "--steps", "1000000"],
+                             cwd=place.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                             env=os.environ | {"OMP_NUM_THREADS": "1"})
+    while "step 9/" not in first.stdout.readline():
+        pass
+    second = place.train(steps=1000000)
+    first.send_signal(signal.SIGTERM)
+    rest, _ = first.communicate(timeout=60)
+    problems = [] if second.code == 2 else [f"exit code {second.code}, expected 2"]
+    if "another run" not in second.output:
+        problems.append("no message like 'another run'")
+    if first.returncode != 130 or "--resume auto" not in rest:
+        problems.append(f"the first run ends with {first.returncode}")
+    return second, problems
+
+
+def full_disk(size, codes, message):
+    """The folder of checkpoints on a small file system."""
+
+    def run(harness):
+        place = harness.place(1)
+        folder = place.folder / CHECKPOINTS
+        backup = place.folder / "backup"
+        folder.rename(backup)
+        folder.mkdir()
+        if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", folder], check=False).returncode != 0:
+            return Outcome(77, "weft: skipped: cannot mount", 0, []), []
+        try:
+            shutil.copytree(backup, folder, dirs_exist_ok=True)
+            filler = folder / "filler"
+            outcome = place.train(flags=["--keep-checkpoints", "0"])
+            problems = [] if outcome.code in codes else [f"exit code {outcome.code}, expected one of {codes}"]
+            if not re.search(message, outcome.output):
+                problems.append(f"no message like '{message}'")
+            filler.unlink(missing_ok=True)
+            subprocess.run(["mount", "-o", "remount,size=64m", folder], check=True)
+            return outcome, problems + harness.recovery_problems(place)
+        finally:
+            subprocess.run(["umount", folder], check=False)
+
+    return run
+
+
+def read_only(harness):
+    """At the start: a read-only file system."""
+    place = harness.place(1)
+    folder = place.folder / CHECKPOINTS
+    if subprocess.run(["mount", "--bind", folder, folder], check=False).returncode != 0:
+        return Outcome(77, "weft: skipped: cannot mount", 0, []), []
+    try:
+        subprocess.run(["mount", "-o", "remount,bind,ro", folder], check=True)
+        outcome = place.train()
+    finally:
+        subprocess.run(["umount", folder], check=False)
+    return judged(harness, place, outcome, (3,), "Read-only file system")
+
+
+def flipped_weight(harness):
+    """A bit of one rank's weights flips in its memory. With --lr 0 the weights stay those of the checkpoint."""
+    ranks = 2
+    folder = pathlib.Path(tempfile.mkdtemp(dir=harness.parent.name)) / "run"
+    folder.mkdir()
+    faults.write_text(folder)
+    flags = [*faults.MODEL, "--data", "text.txt", "--batch-size", "2", "--lr", "0", "--weight-decay", "0", "--dp-replicate", "2",
+             "--checkpoint-dir", CHECKPOINTS, "--check-replicas", "1", "--node-shared", "off"]
+    place = Place(harness.programs, folder, ranks)
+    case = faults.Case("", (), "", [])
+    run = faults.Run(case, harness.programs, folder)
+    output = open(run.output, "wb")
+    process = subprocess.Popen([harness.programs["mpirun"], "-n", str(ranks), harness.programs["weft"], "train", *flags, "--steps", "1000000"],
+                               cwd=folder, env=run.environment(), stdout=output, stderr=subprocess.STDOUT)
+    start = time.monotonic()
+    wait_for(run.output, "step 1/", process)
+    pids = faults.rank_processes(run.tag)
+    os.kill(pids[0], signal.SIGUSR1)
+    wait_for(run.output, "saved ck/step-", process)
+    saved = next((folder / CHECKPOINTS).glob("step-*"))
+    content = (saved / "model.safetensors").read_bytes()
+    header = struct.unpack("<Q", content[:8])[0]
+    offsets = json.loads(content[8:8 + header])["model.embed_tokens.weight"]["data_offsets"]
+    pattern = content[8 + header + offsets[0]:][:256]
+    places = flip_in_memory(pids[1], pattern)
+    try:
+        code = process.wait(timeout=faults.ENDS_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        code = None
+    output.close()
+    text = run.output.read_text(errors="replace")
+    problems = [] if code == 1 else [f"exit code {code}, expected 1"]
+    if places == 0:
+        problems.append("the weights were not found in memory")
+    if not re.search(r"replicas differ in 'model.embed_tokens.weight': ranks 0, 1 hold different weights", text):
+        problems.append("no message that names the ranks")
+    if place.checkpoint("verify", CHECKPOINTS).returncode != 0:
+        problems.append("the checkpoint is damaged")
+    return Outcome(code, text, time.monotonic() - start, []), problems
+
+
+def wait_for(path, text, process):
+    while process.poll() is None and text not in path.read_text(errors="replace"):
+        time.sleep(0.05)
+
+
+def flip_in_memory(pid, pattern):
+    """Flips one bit of each place that has the pattern in the private writable memory of a process."""
+    found = 0
+    with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
+        for line in pathlib.Path(f"/proc/{pid}/maps").read_text().splitlines():
+            span, mode, *_ = line.split()
+            begin, end = (int(part, 16) for part in span.split("-"))
+            if not mode.startswith("rw") or end - begin > 1 << 30:
+                continue
+            try:
+                memory.seek(begin)
+                content = memory.read(end - begin)
+            except (OSError, ValueError):
+                continue
+            at = content.find(pattern)
+            while at >= 0:
+                memory.seek(begin + at)
+                memory.write(bytes([pattern[0] ^ 4]))
+                found += 1
+                at = content.find(pattern, at + 1)
+    return found
+
+
+def cases():
+    killed = OK_AFTER_KILL
+    save = {"fault_path": f"/{CHECKPOINTS}/"}
+    yield "no fault", True, single(2, (0,), "resume   ck/step-00000008, after step 8")
+    for what in ("sync", "async"):
+        flags = ["--checkpoint-async", "true"] if what == "async" else []
+        yield (f"kill -9 at every call of a {what} save, one rank", False, every_call(1, 0, "kill", (137, -9), flags))
+        yield (f"kill -9 of rank 0 at calls of a {what} save", False, every_call(2, 0, "kill", killed, flags, stride=3))
+        yield (f"kill -9 of rank 1 at calls of a {what} save", False, every_call(2, 1, "kill", killed, flags, stride=3))
+    yield "kill -9 of rank 1 in a save", True, single(2, killed, "", fault="kill@write:1", fault_rank=1, **save)
+    yield "kill -9 of rank 1 between saves", False, single(2, killed, "", send=(10, signal.SIGKILL, "rank 1"))
+    yield "kill -9 of rank 1 in resume", False, single(2, killed, "", fault="kill@read:3", fault_rank=1, **save)
+    for code in ("ENOSPC", "EIO"):
+        exits = (1,) if code == "ENOSPC" else (3,)
+        calls = ("write", "truncate", "fsync", "rename")
+        yield (f"{code} at every call of a save, one rank", False, every_call(1, 0, code, exits, calls=calls))
+        yield (f"{code} on rank 1", False, single(2, exits, "ck/", fault=f"{code}@write:1", fault_rank=1, **save))
+    yield "EIO at every read of a resume, one rank", False, every_call(1, 0, "EIO", (3,), calls=("read",))
+    yield "short writes", False, single(2, (0,), "saved ck/step-00000012", fault="short@write", fault_rank=1, **save)
+    yield "the device hangs in a flush", False, single(2, (86,), "rank|device", fault="hang@fsync:1", fault_rank=1, **save)
+    yield "the device hangs in a flush of an async save", False, single(
+        2, (86,), "rank|device", flags=["--checkpoint-async", "true"], fault="hang@fsync:1", fault_rank=1, **save)
+    yield "200 flipped bits", False, damaged(flip_a_bit, r"ck/step-00000008", 200)
+    yield "a flipped bit", True, damaged(flip_a_bit, r"ck/step-00000008")
+    yield "every file cut at every boundary", False, damaged(truncate, r"ck/step-00000008", 40)
+    yield "a missing file", False, damaged(remove, r"ck/step-00000008", len(FILES))
+    yield "a file of another step", False, damaged(file_of_another_run, "model.safetensors")
+    yield "a link out of the folder", False, damaged(foreign_path, "model.safetensors")
+    yield "latest is missing", False, single(1, (0,), "after step 8", damage=unlink_latest)
+    yield "a run of another model", False, other_model
+    yield "an array of another shape", False, wrong_array([4, 8], None, "shape")
+    yield "an array of another dtype", False, wrong_array(None, "I32", "I32")
+    yield "checkpoints of other meshes", False, onto_other_ranks
+    yield "two runs in one folder", True, two_runs
+    yield "a full disk at the start", False, full_disk("600k", (1,), "bytes, but only")
+    yield "a full disk in mid-run", False, full_disk("800k", (1,), "bytes, but only|No space left")
+    yield "a read-only file system", False, read_only
+    yield "a bit of one replica's weights flips", False, flipped_weight
+    saved = r"saved ck/step-\d+; to go on, run the same command with --resume auto"
+    yield "SIGTERM saves", True, interrupted(2, (130,), saved, send=(210, signal.SIGTERM, "ranks"))
+    yield "SIGUSR1 saves", False, interrupted(2, (0,), r"saved ck/step-000002[1-9]", send=(210, signal.SIGUSR1, "rank 1"))
+    yield "Ctrl-C in a save", False, interrupted(2, (130,), saved, send=(199, signal.SIGINT, "ranks"), fault="slow@fsync:1", seconds=1,
+                                                  **save)
+    yield "Ctrl-C twice in a save", False, interrupted(2, (130, 137), "", send=(199, (signal.SIGINT, signal.SIGINT), "ranks"),
+                                                        fault="slow@fsync:1", seconds=3, **save)
+
+
+def resume_after_stops(count, programs):
+    """Stops runs at random instants until they end by themselves. Exit code 0 if all end with the same weights."""
+    harness = Harness(programs)
+    draw = random.Random(count)
+    codes, hashes = collections.Counter(), collections.Counter()
+    for _ in range(count):
+        place = harness.long_place(2)
+        stopped = place.train(steps=LONG, flags=LONG_FLAGS, stop_after=draw.uniform(0, 3))
+        codes[stopped.code] += 1
+        done = place.train(steps=LONG, flags=LONG_FLAGS)
+        hashes[hash_of(done.output)] += 1
+        if done.code != 0 or stopped.complaints or done.complaints:
+            print(f"exit {stopped.code}, then {done.code}: {stopped.complaints} {done.output.splitlines()[-3:]}", flush=True)
+        shutil.rmtree(place.folder.parent)
+    print(f"{count} runs stopped by SIGTERM: " + ", ".join(f"{number} exited with {code}" for code, number in sorted(codes.items())))
+    print(f"{len(hashes)} hash of the resumed runs: " + ", ".join(f"{number} x {value}" for value, number in hashes.items()))
+    return 0 if set(hashes) == {harness.long_hashes[2]} else 1
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("weft", "faulty_rank", "shim", "mpirun"):
+        parser.add_argument(name, type=os.path.abspath)
+    parser.add_argument("--sample", action="store_true")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--table")
+    parser.add_argument("--resumes", type=int, metavar="N")
+    parser.add_argument("names", nargs="*")
+    arguments = parser.parse_intermixed_args()
+    if arguments.resumes:
+        return resume_after_stops(arguments.resumes, vars(arguments))
+    chosen = [case for case in cases()
+              if (case[1] or not arguments.sample) and (not arguments.names or any(name in case[0] for name in arguments.names))]
+    if arguments.list:
+        print("\n".join(name for name, _, _ in chosen))
+        return 0
+    harness = Harness(vars(arguments))
+    rows, failed = [], 0
+    for name, _, run in chosen:
+        outcome, problems = run(harness)
+        failed += bool(problems)
+        print(f"{'FAILED' if problems else 'ok':6}  {outcome.seconds:6.1f} s  exit {outcome.code}  {name}", flush=True)
+        for problem in problems[:10]:
+            print(f"        {problem}", flush=True)
+        if problems:
+            print("        " + "\n        ".join(outcome.output.splitlines()[-12:]), flush=True)
+        rows.append(f"| {name} | {outcome.seconds:.1f} | {outcome.code} | {faults.message_of(outcome.output)} |")
+    if arguments.table:
+        header = ["| fault | seconds | exit code | message |", "|---|---|---|---|"]
+        with open(arguments.table, "a") as table:
+            table.write("\n".join([*header, *rows]) + "\n\n")
+    print(f"{len(chosen) - failed} passed, {failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
