@@ -8,7 +8,7 @@
 set -euo pipefail
 
 build=(g++ cmake ninja-build ccache libopenmpi-dev libabsl-dev libeigen3-dev libdnnl-dev libhwloc-dev libcli11-dev
-       nlohmann-json3-dev libspdlog-dev libxxhash-dev)
+       nlohmann-json3-dev libxxhash-dev)
 run=(openmpi-bin openssh-client)
 test=(libgtest-dev libgmock-dev libbenchmark-dev python3 iproute2 procps)
 slurm=(slurm-wlm munge)

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <system_error>
 #include <utility>
 
@@ -15,6 +17,7 @@
 
 #include "src/cli/launch_flags.h"
 #include "src/cli/nearest.h"
+#include "src/cli/toml_reader.h"
 #include "src/cli/train_flags.h"
 #include "weft/core/status.h"
 
@@ -93,34 +96,39 @@ absl::Status ParseError(const CLI::ParseError& error) {
   return absl::InvalidArgumentError(message);
 }
 
-// Applies one key of the file, unless the command line sets its flag. `keys`: the keys so far.
-absl::Status ApplyConfigItem(CLI::App& app, const CLI::ConfigItem& item, std::set<std::string>& keys) {
-  if (!item.parents.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "section [", item.parents.front(), "]: sections are not supported, write all keys at the top"));
-  }
+// Applies one key of the file, unless the command line sets its flag. `lines`: of the keys so far.
+absl::Status ApplyConfigItem(CLI::App& app, const TomlItem& item, std::map<std::string, int>& lines) {
   const Strings names = FlagNames(app);
-  if (std::find(names.begin(), names.end(), item.name) == names.end()) {
+  if (std::find(names.begin(), names.end(), item.key) == names.end()) {
     return absl::InvalidArgumentError(
-        absl::StrCat("unknown key '", item.name, "'; did you mean '", Nearest(item.name, names), "'?"));
+        absl::StrCat("unknown key '", item.key, "'; did you mean '", Nearest(item.key, names), "'?"));
   }
-  if (item.name == "config" || item.name == "help") {
-    return absl::InvalidArgumentError(absl::StrCat("'", item.name, "' is allowed on the command line only"));
+  if (item.key == "config" || item.key == "help") {
+    return absl::InvalidArgumentError(absl::StrCat("'", item.key, "' is allowed on the command line only"));
   }
-  CLI::Option* option = app.get_option("--" + item.name);
-  // CLI11 joins adjacent lines of one key into a list.
-  if (!keys.insert(item.name).second || (option->get_items_expected_max() == 1 && item.inputs.size() > 1)) {
+  CLI::Option* option = app.get_option("--" + item.key);
+  const bool takes_list = option->get_items_expected_max() > 1;
+  const auto [first, is_new] = lines.emplace(item.key, item.line);
+  if (!is_new) {
     return absl::InvalidArgumentError(
-        absl::StrCat("key '", item.name, "' is given more than once, or as a list: give it one value"));
+        absl::StrCat("key '", item.key, "' is given in line ", first->second, " and in line ", item.line,
+                     takes_list ? ": write all its values in one list" : ": keep one of them"));
+  }
+  if (item.is_list && !takes_list) {
+    return absl::InvalidArgumentError(absl::StrCat("key '", item.key, "' takes one value, not a list"));
+  }
+  if (item.values.empty()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("key '", item.key, "' has an empty list: give it a value, or remove the key"));
   }
   if (option->count() == 0) {
-    option->add_result(item.inputs);
+    option->add_result(item.values);
     option->run_callback();
   }
   return absl::OkStatus();
 }
 
-// Without this check, CLI11 would wait for the writer of a FIFO, and read a file of any size.
+// Reading must not wait for the writer of a FIFO, and a file of any size must not fill the memory.
 absl::Status CheckConfigFile(const std::string& path) {
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error)) {
@@ -135,13 +143,13 @@ absl::Status CheckConfigFile(const std::string& path) {
 
 absl::Status ApplyConfigFile(CLI::App& app, const std::string& path) {
   WEFT_RETURN_IF_ERROR(CheckConfigFile(path));
-  std::set<std::string> keys;
+  std::ifstream file(path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (!file.good()) return absl::InvalidArgumentError("the file cannot be read");
+  WEFT_ASSIGN_OR_RETURN(const std::vector<TomlItem> items, ReadToml(text));
+  std::map<std::string, int> lines;
   try {
-    for (const CLI::ConfigItem& item : CLI::ConfigTOML().from_file(path)) {
-      WEFT_RETURN_IF_ERROR(ApplyConfigItem(app, item, keys));
-    }
-  } catch (const CLI::FileError& error) {
-    return absl::InvalidArgumentError(error.what());
+    for (const TomlItem& item : items) WEFT_RETURN_IF_ERROR(ApplyConfigItem(app, item, lines));
   } catch (const CLI::ParseError& error) {
     return ParseError(error);
   }

@@ -1,6 +1,7 @@
 #include "src/nn/kernels/attention_plan.h"
 
 #include <algorithm>
+#include <tuple>
 #include <vector>
 
 #include <gtest/gtest.h>
@@ -46,7 +47,10 @@ std::vector<AttentionTile> TilesOf(const AttentionPlan& plan, Order order) {
 // Indices of a query, a key block, and a key of that block.
 struct Pair {
   int64_t query, block, key;
-  auto operator<=>(const Pair&) const = default;
+  bool operator==(const Pair&) const = default;
+  bool operator<(const Pair& other) const {
+    return std::tie(query, block, key) < std::tie(other.query, other.block, other.key);
+  }
 };
 
 std::vector<Pair> PlannedPairs(const AttentionPlan& plan, const std::vector<AttentionTile>& tiles) {
