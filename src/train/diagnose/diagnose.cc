@@ -24,18 +24,12 @@ struct LaneKey {
   uint64_t index;
   std::string name;
   std::vector<int> ranks;
-<<<<<<< HEAD
-  friend bool operator==(const LaneKey& a, const LaneKey& b) = default;
-  friend bool operator<(const LaneKey& a, const LaneKey& b) {
-    return std::tie(a.index, a.name, a.ranks) < std::tie(b.index, b.name, b.ranks);
-=======
   bool operator<(const LaneKey& other) const { return Key() < other.Key(); }
   bool operator==(const LaneKey& other) const { return Key() == other.Key(); }
 
  private:
   std::tuple<const uint64_t&, const std::string&, const std::vector<int>&> Key() const {
     return {index, name, ranks};
->>>>>>> main
   }
 };
 
