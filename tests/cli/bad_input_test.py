@@ -318,4 +318,4 @@ class OutputsOverInputs(WeftCase):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(jobs=4))

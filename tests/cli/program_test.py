@@ -343,4 +343,4 @@ class HuggingFace(WeftCase):
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(jobs=4))

@@ -2,6 +2,7 @@
 
     TEST.py WEFT MPIRUN [unittest arguments]
 """
+import concurrent.futures
 import os
 import pathlib
 import subprocess
@@ -59,6 +60,42 @@ class WeftCase(unittest.TestCase):
         self.assertEqual(self.files(), before)
 
 
-def main():
+class ConcurrentRunner:
+    """Runs several tests at a time, as most of them wait for mpirun, which takes long to start. Prints the failures."""
+
+    def __init__(self, jobs):
+        self.jobs = jobs
+
+    @staticmethod
+    def cases(suite):
+        for test in suite:
+            if isinstance(test, unittest.TestSuite):
+                yield from ConcurrentRunner.cases(test)
+            else:
+                yield test
+
+    @staticmethod
+    def run_case(case):
+        result = unittest.TestResult()
+        case.run(result)
+        return result
+
+    def run(self, suite):
+        total = unittest.TestResult()
+        cases = list(self.cases(suite))
+        with concurrent.futures.ThreadPoolExecutor(self.jobs) as pool:
+            for case, result in zip(cases, pool.map(self.run_case, cases), strict=True):
+                print(f"{'ok' if result.wasSuccessful() else 'FAILED':6}  {case.id()}", flush=True)
+                for _, trace in result.failures + result.errors:
+                    print(trace, flush=True)
+                total.testsRun += result.testsRun
+                for outcome in ("failures", "errors", "skipped", "expectedFailures", "unexpectedSuccesses"):
+                    getattr(total, outcome).extend(getattr(result, outcome))
+        print(f"{total.testsRun} tests, {len(total.failures) + len(total.errors)} failed")
+        return total
+
+
+def main(jobs=1):
+    """`jobs` tests run at a time. REQUIRES: tests share no state if that is more than one."""
     WeftCase.weft, WeftCase.mpirun = (os.path.abspath(path) for path in sys.argv[1:3])
-    unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
+    unittest.main(argv=[sys.argv[0], *sys.argv[3:]], testRunner=ConcurrentRunner(jobs))

@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
 """Faults of single ranks: each run must end in time, with its exit code, a message that names the cause, and nothing left.
 
-    faults.py WEFT FAULTY_RANK SHIM MPIRUN [--sample] [--table FILE] [--list] [--stops N] [NAME...]
+    faults.py WEFT FAULTY_RANK SHIM MPIRUN [--sample] [--jobs N] [--table FILE] [--list] [--stops N] [NAME...]
 
 Without names: all cases, or with --sample those that tools/test.sh runs. A NAME selects the cases whose names contain it.
---table appends the results to a file as a Markdown table. --stops starts N runs, sends SIGTERM to each at a random instant, and counts the
-exit codes. Exit code: 0 if every case behaved as expected.
+--jobs runs N cases at a time: most of the time of a case is a wait for a deadline. --table appends the results to a file as a
+Markdown table. --stops starts N runs, sends SIGTERM to each at a random instant, and counts the exit codes. Exit code: 0 if every case
+behaved as expected.
 """
 import argparse
 import collections
+import concurrent.futures
 import dataclasses
 import os
 import pathlib
@@ -299,16 +301,20 @@ class Run:
         return code, seconds, self.output.read_text(errors="replace"), complaints
 
     def leftovers(self, before, memory):
+        def left_memory():
+            return [path.name for path in shared_memory() - memory if not is_mapped(path)]
+
+        # mpirun's helpers end shortly after it. A file that another program has created may not be mapped yet.
         complaints = []
-        end = time.monotonic() + 5  # mpirun's helpers end shortly after it.
-        while tagged_processes(self.tag) and time.monotonic() < end:
+        end = time.monotonic() + 5
+        while (tagged_processes(self.tag) or left_memory()) and time.monotonic() < end:
             time.sleep(0.1)
         if left := tagged_processes(self.tag):
             complaints.append(f"{len(left)} processes are left")
             for pid in left:
                 self.kill(pid, signal.SIGKILL)
-        if left := [path.name for path in shared_memory() - memory if not is_mapped(path)]:
-            complaints.append(f"shared memory is left: {', '.join(sorted(left)[:3])}")
+        if left := left_memory():
+            complaints.append(f"shared memory is left by this case or one beside it: {', '.join(sorted(left)[:3])}")
         allowed = (*DUMPS, "weft-dump", "core*", *self.case.leaves)
         for path in sorted(self.folder.rglob("*")):
             name = str(path.relative_to(self.folder))
@@ -358,11 +364,21 @@ def stop_at_random_instants(count, programs):
     return 0 if set(codes) <= {130, 143} and not complaints else 1
 
 
+def run_case(case, programs):
+    """(exit code or None, seconds, output, problems)"""
+    with tempfile.TemporaryDirectory() as parent:
+        folder = pathlib.Path(parent) / "run"
+        folder.mkdir()
+        code, seconds, output, complaints = Run(case, programs, folder).execute()
+    return code, seconds, output, judge(case, code, output, complaints)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("weft", "faulty_rank", "shim", "mpirun"):
         parser.add_argument(name, type=os.path.abspath)
     parser.add_argument("--sample", action="store_true")
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--table")
     parser.add_argument("names", nargs="*")
@@ -376,19 +392,16 @@ def main():
         print("\n".join(case.name for case in chosen))
         return 0
     rows, failed = [], 0
-    for case in chosen:
-        with tempfile.TemporaryDirectory() as parent:
-            folder = pathlib.Path(parent) / "run"
-            folder.mkdir()
-            code, seconds, output, complaints = Run(case, vars(arguments), folder).execute()
-        problems = judge(case, code, output, complaints)
-        failed += bool(problems)
-        print(f"{'FAILED' if problems else 'ok':6}  {seconds:6.1f} s  exit {code}  {case.name}", flush=True)
-        for problem in problems:
-            print(f"        {problem}", flush=True)
-        if problems:
-            print("        " + "\n        ".join(output.splitlines()[-12:]), flush=True)
-        rows.append(f"| {case.name} | {case.ranks} | {seconds:.1f} | {code} | {message_of(output)} |")
+    with concurrent.futures.ThreadPoolExecutor(arguments.jobs) as pool:
+        results = pool.map(lambda case: run_case(case, vars(arguments)), chosen)
+        for case, (code, seconds, output, problems) in zip(chosen, results, strict=True):
+            failed += bool(problems)
+            print(f"{'FAILED' if problems else 'ok':6}  {seconds:6.1f} s  exit {code}  {case.name}", flush=True)
+            for problem in problems:
+                print(f"        {problem}", flush=True)
+            if problems:
+                print("        " + "\n        ".join(output.splitlines()[-12:]), flush=True)
+            rows.append(f"| {case.name} | {case.ranks} | {seconds:.1f} | {code} | {message_of(output)} |")
     if arguments.table:
         header = ["| fault | ranks | seconds | exit code | message |", "|---|---|---|---|---|"]
         with open(arguments.table, "a") as table:

@@ -24,10 +24,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <optional>
 #include <vector>
 
+#include <absl/functional/any_invocable.h>
 #include <absl/functional/function_ref.h>
 #include <absl/status/status.h>
 
@@ -87,7 +87,7 @@ class Simulation {
   virtual const SimOptions& options() const = 0;
   // Runs `action` at `time_ns`, or now if that has passed.
   // REQUIRES: `action` does not wait; it runs outside fibers.
-  virtual void At(int64_t time_ns, std::function<void()> action) = 0;
+  virtual void At(int64_t time_ns, absl::AnyInvocable<void()> action) = 0;
 };
 
 }  // namespace weft

@@ -253,6 +253,7 @@ void EngineShell::AwaitRunningTasks() {
 }
 
 absl::Status EngineShell::AwaitAbandonedTransfers(absl::Time deadline) {
+  const int64_t begin = runtime_.NowNs();
   const absl::Time send_deadline = std::min(deadline, runtime_.Now() + kMaxSendWait);
   while (true) {
     const auto peers = WithCore([](EngineCore& core) { return core.AbandonedTransfers(); });
@@ -262,7 +263,7 @@ absl::Status EngineShell::AwaitAbandonedTransfers(absl::Time deadline) {
       return absl::DeadlineExceededError(absl::StrCat(
           "data that rank(s) ", absl::StrJoin(peers.senders, ", "), " began to send has not arrived"));
     }
-    runtime_.SleepFor(kWirePollIntervalNs);
+    runtime_.SleepFor(WirePollInterval(runtime_.NowNs() - begin, kWirePollIntervalNs));
   }
 }
 

@@ -36,7 +36,8 @@ struct RankFlags {
   std::map<int, LaneFlags> lanes;
   std::optional<absl::Status> failure;
 };
-using Store = std::function<void(RankFlags&)>;
+// A store to the flags of a rank. All peers share it.
+using Store = std::shared_ptr<const std::function<void(RankFlags&)>>;
 
 // The flags of a peer that are visible to this rank, and the stores that are not visible yet.
 struct PeerView {
@@ -112,6 +113,7 @@ class SimNodeLink final : public NodeLink {
   }
   std::optional<FailureNotice> ReadFailure() const override {
     for (const auto& peer : peers_) {
+      if (!peer->own.failure) continue;  // A cheap check, as each poll asks.
       const RankFlags& flags = VisibleFlags(peer->rank);
       if (flags.failure) return FailureNotice{peer->rank, *flags.failure};
     }
@@ -163,8 +165,11 @@ class SimNodeLink final : public NodeLink {
     return view.last_visible_ns;
   }
 
-  void Apply(const Store& store) {
-    store(state_->own);
+  template <typename StoreTo>
+  void Apply(const StoreTo& store_to) {
+    store_to(state_->own);
+    if (peers_.empty()) return;
+    const Store store = std::make_shared<const std::function<void(RankFlags&)>>(store_to);
     for (const auto& peer : peers_) {
       const int64_t visible_ns = VisibleAt(*peer);
       peer->views[state_->rank].pending.push_back({visible_ns, store});
@@ -186,7 +191,7 @@ class SimNodeLink final : public NodeLink {
     WEFT_CHECK(found != state_->views.end(), "a NodeLink was asked for the flags of a rank of another node");
     PeerView& view = found->second;
     while (!view.pending.empty() && view.pending.front().visible_ns <= simulation_.NowNs()) {
-      view.pending.front().store(view.visible);
+      (*view.pending.front().store)(view.visible);
       view.pending.pop_front();
     }
     return view.visible;

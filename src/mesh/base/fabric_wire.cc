@@ -17,7 +17,7 @@ std::shared_ptr<WireTransfer> MatchQueue::Match(const WireChannel& channel,
     return nullptr;
   }
   std::shared_ptr<WireTransfer> match = std::move(queue.front());
-  queue.pop_front();
+  queue.erase(queue.begin());
   if (queue.empty()) waiting_.erase(channel);
   return match;
 }

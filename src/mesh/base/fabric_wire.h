@@ -9,12 +9,12 @@
 
 #include <atomic>
 #include <cstddef>
-#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string_view>
 #include <tuple>
+#include <vector>
 
 #include <absl/container/flat_hash_map.h>
 
@@ -51,7 +51,7 @@ class MatchQueue {
 
  private:
   // A queue never has both sends and receives, because they would have matched.
-  std::map<WireChannel, std::deque<std::shared_ptr<WireTransfer>>> waiting_;
+  absl::flat_hash_map<WireChannel, std::vector<std::shared_ptr<WireTransfer>>> waiting_;
 };
 
 // Copies the bytes of a matched pair and sets the receive's outcome. Neither buffer is accessed afterwards.

@@ -1,14 +1,13 @@
-// A user-level thread (ucontext) with its own stack, scheduled cooperatively. Simulated ranks run on fibers.
+// A user-level thread with its own stack, scheduled cooperatively. Simulated ranks run on fibers.
 //
 // Thread safety: none; all fibers that switch to each other belong to one thread.
 #pragma once
-
-#include <ucontext.h>
 
 #include <cstddef>
 #include <functional>
 
 #include "src/mesh/simulation/fiber_sanitizer.h"
+#include "src/mesh/simulation/fiber_switch.h"
 
 namespace weft::internal {
 
@@ -29,14 +28,14 @@ class Fiber {
   bool finished() const { return finished_; }
 
  private:
-  static void Enter(unsigned high, unsigned low);
+  static void Enter(void* self);
   void Run();
 
   std::function<void()> body_;
   bool finished_ = false;
   size_t mapped_bytes_;
   std::byte* mapped_;  // A guard page, then the stack.
-  ucontext_t own_{}, resumer_{};
+  SuspendedCode own_ = nullptr, resumer_ = nullptr;
   FiberSanitizer sanitizer_;
 };
 

@@ -72,9 +72,10 @@ void SimFabric::Abandon(const WireChannel& channel, WireTransfer& transfer) {
 void SimFabric::PushControlMessage(int sender, int receiver, std::string_view bytes) {
   int64_t& last = last_control_message_ns_[{sender, receiver}];
   last = std::max(last, simulator_.NowNs() + simulator_.Delay(sender, simulator_.options().wire_latency_ns));
-  simulator_.At(last, [this, receiver, message = WireLink::ControlMessage{sender, std::string(bytes)}] {
-    arrived_control_messages_[static_cast<size_t>(receiver)].push_back(message);
-  });
+  simulator_.At(last,
+                [this, receiver, message = WireLink::ControlMessage{sender, std::string(bytes)}]() mutable {
+                  arrived_control_messages_[static_cast<size_t>(receiver)].push_back(std::move(message));
+                });
 }
 
 std::optional<WireLink::ControlMessage> SimFabric::PopControlMessage(int rank) {

@@ -21,8 +21,25 @@ int64_t Simulator::Delay(int rank, int64_t ns) {
   return static_cast<int64_t>(static_cast<double>(ns) * factor);
 }
 
-void Simulator::At(int64_t time_ns, std::function<void()> action) {
-  queue_.push({std::max(time_ns, now_ns_), next_order_++, std::move(action)});
+void Simulator::Push(int64_t time_ns, size_t target, uint64_t sleep) {
+  queue_.push({std::max(time_ns, now_ns_), next_order_++, target, sleep});
+}
+
+void Simulator::At(int64_t time_ns, absl::AnyInvocable<void()> action) {
+  if (free_actions_.empty()) {
+    free_actions_.push_back(actions_.size());
+    actions_.emplace_back();
+  }
+  const size_t place = free_actions_.back();
+  free_actions_.pop_back();
+  actions_[place] = std::move(action);
+  Push(time_ns, place, kAction);
+}
+
+void Simulator::RunAction(size_t place) {
+  absl::AnyInvocable<void()> action = std::move(actions_[place]);  // The action may add actions.
+  free_actions_.push_back(place);
+  action();
 }
 
 bool Simulator::IsDead(int rank) const {
@@ -39,13 +56,16 @@ Simulator::FiberId Simulator::Start(int rank, std::function<void()> body) {
 
 void Simulator::Run() {
   while (unfinished_ > 0 && !queue_.empty()) {
-    // Remove the event first, because its action may push events.
-    auto event = std::move(const_cast<Event&>(queue_.top()));
+    const Event event = queue_.top();
     queue_.pop();
     now_ns_ = event.time_ns;
     ++events_;
     fingerprint_ = Hash64(&now_ns_, sizeof(now_ns_), fingerprint_);
-    event.action();
+    if (event.sleep == kAction) {
+      RunAction(event.target);
+    } else {
+      Resume(event.target, event.sleep);
+    }
   }
 }
 
@@ -63,13 +83,11 @@ void Simulator::Resume(FiberId id, uint64_t sleep) {
 
 void Simulator::Park(std::optional<int64_t> until_ns) {
   const FiberId id = running();
-  if (until_ns) At(*until_ns, [this, id, sleep = fibers_[id]->sleep] { Resume(id, sleep); });
+  if (until_ns) ResumeAt(*until_ns, id);
   fibers_[id]->fiber.Suspend();
 }
 
-void Simulator::Unpark(FiberId id, int64_t delay_ns) {
-  At(now_ns_ + delay_ns, [this, id, sleep = fibers_[id]->sleep] { Resume(id, sleep); });
-}
+void Simulator::Unpark(FiberId id, int64_t delay_ns) { ResumeAt(now_ns_ + delay_ns, id); }
 
 void Simulator::Join(FiberId id) {
   fibers_[id]->joiner = running();

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include <absl/container/flat_hash_map.h>
+#include <absl/functional/any_invocable.h>
 
 #include "src/mesh/simulation/fiber.h"
 #include "weft/mesh/simulation.h"
@@ -25,7 +26,7 @@ class Simulator final : public Simulation {
   int64_t NowNs() const override { return now_ns_; }
   int64_t Delay(int rank, int64_t ns) override;
   const SimOptions& options() const override { return options_; }
-  void At(int64_t time_ns, std::function<void()> action) override;
+  void At(int64_t time_ns, absl::AnyInvocable<void()> action) override;
 
   bool IsDead(int rank) const;
   // Draws a number uniformly from [0, 1).
@@ -64,21 +65,31 @@ class Simulator final : public Simulation {
     uint64_t sleep = 0;             // Number of the current sleep. Wake-ups for earlier numbers are ignored.
     std::optional<FiberId> joiner;  // The fiber that waits in Join for this one.
   };
+  // An event resumes a fiber or runs an action. Queues move events often, so that an event is small and its action stays
+  // elsewhere.
   struct Event {
     int64_t time_ns;
     uint64_t order;  // Insertion number; orders events at the same time.
-    std::function<void()> action;
+    size_t target;   // Id of the fiber, or place in actions_.
+    uint64_t sleep;  // The sleep of the fiber that the event ends, or kAction.
     bool operator>(const Event& other) const {
       return time_ns != other.time_ns ? time_ns > other.time_ns : order > other.order;
     }
   };
+  static constexpr uint64_t kAction = ~uint64_t{0};
+  void Push(int64_t time_ns, size_t target, uint64_t sleep);
+  void RunAction(size_t place);
   void Resume(FiberId id, uint64_t sleep);
+  // Resumes fiber `id` at `time_ns`, unless its current sleep has ended by then.
+  void ResumeAt(int64_t time_ns, FiberId id) { Push(time_ns, id, fibers_[id]->sleep); }
 
   const SimOptions options_;
   std::mt19937_64 random_;
   int64_t now_ns_ = 0;
   uint64_t next_order_ = 0;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> queue_;
+  std::vector<absl::AnyInvocable<void()>> actions_;
+  std::vector<size_t> free_actions_;  // Places in actions_ that no event uses.
   std::vector<std::unique_ptr<RankFiber>> fibers_;
   std::optional<FiberId> running_;
   size_t unfinished_ = 0;

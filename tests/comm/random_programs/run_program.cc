@@ -22,6 +22,16 @@ ProcessGroup WithinNode(const ProcessGroup& group, const Bootstrap& bootstrap) {
   return near;
 }
 
+// Bytes of the largest image that an operation of the program gathers.
+size_t ImageBytes(const Program& program) {
+  size_t bytes = 1;
+  for (const ProgramOp& op : program.ops) {
+    const int ranks = op.whole_world ? program.nodes.size() : program.shard_size;
+    bytes = std::max(bytes, static_cast<size_t>(Sum(PartsOf(op, ranks))) * SizeOf(op.dtype));
+  }
+  return bytes;
+}
+
 }  // namespace
 
 absl::Status ProgramRunner::Open() {
@@ -55,13 +65,13 @@ absl::Status ProgramRunner::Open() {
   shard_of_node_ = WithinNode(shard_, bootstrap_);
   WEFT_ASSIGN_OR_RETURN(shard_readers_lane_, AddLane(shard_of_node_, LanePurpose::kControl));
   WEFT_ASSIGN_OR_RETURN(node_readers_lane_, AddLane(node_, LanePurpose::kControl));
-  constexpr size_t kImageBytes = size_t{256} << 10;
+  const size_t image_bytes = ImageBytes(program_);
   for (int image = 0; image < ProgramOp::kImages; ++image) {
-    WEFT_ASSIGN_OR_RETURN(images_.emplace_back(), fixture_->pool->Acquire(kImageBytes));
+    WEFT_ASSIGN_OR_RETURN(images_.emplace_back(), fixture_->pool->Acquire(image_bytes));
   }
   std::vector<SharedBlockRequest> requests;
   for (const ProcessGroup* group : {&shard_of_node_, &node_})
-    requests.resize(requests.size() + ProgramOp::kImages, {group->ranks, kImageBytes});
+    requests.resize(requests.size() + ProgramOp::kImages, {group->ranks, image_bytes});
   WEFT_ASSIGN_OR_RETURN(shared_images_,
                         ShareBlocks(bootstrap_, *fixture_->heap, requests, program_.engine.timeout));
   return absl::OkStatus();

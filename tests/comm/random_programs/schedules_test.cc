@@ -15,6 +15,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
+// A long polling interval, for runs in which ranks mostly wait for each other.
+constexpr int64_t kCoarsePollNs = 4'000;
+
 std::string RepeatCommand(uint64_t seed) {
   return absl::StrCat("repeat with: build/release/tests/comm/weft_hunt --seeds ", seed, ":", seed + 1);
 }
@@ -49,7 +52,7 @@ TEST(Schedule, WorksForAThousandRanks) {
     op.count = std::min<int64_t>(op.count, 31);
     op.whole_world = false;  // A rank communicates only with its shard and replicate groups, as in training.
   }
-  const ScheduleReport report = RunSchedule(program, {});
+  const ScheduleReport report = RunSchedule(program, {.poll_ns = kCoarsePollNs});
   EXPECT_OK(report.status());
 }
 
@@ -118,6 +121,7 @@ TEST(Death, IsAnErrorThatNamesTheRankOnEverySurvivor) {
     program.ops.insert(program.ops.end(), 6, last);
     SimOptions machine;
     machine.seed = seed;
+    machine.poll_ns = kCoarsePollNs;
     const int64_t whole_ns = RunSchedule(program, machine).simulation.virtual_ns;
     const int victim = static_cast<int>(seed) % program.nodes.size();
     machine.death = {{victim, whole_ns * static_cast<int64_t>(seed % 10 + 1) / 12}};
@@ -151,7 +155,8 @@ TEST_P(Mistakes, NameTheDeviatingRank) {
     for (ProgramOp& op : program.ops) op.kind = ProgramOp::Kind::kAllReduce;
     const int culprit = static_cast<int>(seed) % program.nodes.size();
     const ProgramMistake mistake = {GetParam(), culprit};
-    const SimReport report = RunSchedule(program, {.seed = seed}, {}, &mistake).simulation;
+    const SimReport report =
+        RunSchedule(program, {.seed = seed, .poll_ns = kCoarsePollNs}, {}, &mistake).simulation;
     for (const absl::Status& outcome : report.outcomes) EXPECT_FALSE(outcome.ok()) << program.ToString();
     const bool named = std::any_of(report.outcomes.begin(), report.outcomes.end(), [&](const auto& outcome) {
       return absl::IsFailedPrecondition(outcome) &&
