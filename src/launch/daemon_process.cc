@@ -87,7 +87,8 @@ absl::Status SystemError(const char* call, int error) {
 }  // namespace
 
 absl::StatusOr<DaemonProcess> DaemonProcess::Start(
-    const Strings& command, const std::vector<std::pair<std::string, std::string>>& variables) {
+    const Strings& command, const std::vector<std::pair<std::string, std::string>>& variables,
+    std::string folder) {
   const std::string program = FindProgram(command.front());
   if (program.empty()) {
     return absl::InvalidArgumentError(
@@ -120,15 +121,21 @@ absl::StatusOr<DaemonProcess> DaemonProcess::Start(
     waitpid(pid, nullptr, 0);
     return SystemError(program.c_str(), error);
   }
-  return DaemonProcess(pid);
+  return DaemonProcess(pid, std::move(folder));
 }
 
-std::vector<pid_t> DaemonProcess::Ranks() const {
-  std::vector<pid_t> ranks;
+DaemonChildren DaemonProcess::Children() const {
+  DaemonChildren children;
+  const std::string own = CommandLine(pid_);
   for (const pid_t child : ChildrenOf(pid_)) {
-    if (HasVariable(child, "OMPI_COMM_WORLD_RANK")) ranks.push_back(child);
+    const std::string command = CommandLine(child);
+    if (HasVariable(child, "OMPI_COMM_WORLD_RANK")) {
+      children.ranks.push_back(child);
+    } else if (command != own && absl::StrContains(command, folder_)) {
+      ++children.agents;  // A child with the command of the daemon has not executed its program yet.
+    }
   }
-  return ranks;
+  return children;
 }
 
 void DaemonProcess::Signal(int signal) const {

@@ -13,18 +13,24 @@
 
 namespace weft::internal {
 
+// The processes that a daemon has started directly and that have not ended.
+struct DaemonChildren {
+  std::vector<pid_t> ranks;  // Of this host.
+  size_t agents = 0;         // Such as ssh. Each runs a daemon on another host, and ends with it.
+};
+
 // REQUIRES: this process has one thread and no other children, and SIGCHLD is blocked.
 class DaemonProcess {
  public:
   // Starts the program in a session of its own, which signals of the terminal do not reach. Its standard input
   // is empty. It gets SIGTERM if this process is killed. `variables` replace those of the environment.
+  // `folder`: the folder of the attempt, which the command of every daemon contains.
   // Errors: kInvalidArgument (there is no such program), kInternal.
   static absl::StatusOr<DaemonProcess> Start(
       const std::vector<std::string>& command,
-      const std::vector<std::pair<std::string, std::string>>& variables);
+      const std::vector<std::pair<std::string, std::string>>& variables, std::string folder);
 
-  // The ranks that it has started on this host and that have not ended.
-  std::vector<pid_t> Ranks() const;
+  DaemonChildren Children() const;
 
   void Signal(int signal) const;
 
@@ -37,8 +43,9 @@ class DaemonProcess {
   pid_t pid() const { return pid_; }
 
  private:
-  explicit DaemonProcess(pid_t pid) : pid_(pid) {}
+  DaemonProcess(pid_t pid, std::string folder) : pid_(pid), folder_(std::move(folder)) {}
   pid_t pid_;
+  std::string folder_;
   std::optional<int> wait_status_;
 };
 

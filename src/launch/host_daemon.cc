@@ -16,7 +16,7 @@ namespace weft {
 namespace {
 
 // Ranks of other hosts may end later than those of this host.
-constexpr absl::Duration kIdleLimit = absl::Seconds(60);
+constexpr absl::Duration kLossLimit = absl::Seconds(60);
 
 }  // namespace
 
@@ -29,10 +29,11 @@ absl::StatusOr<int> RunHostDaemon(const HostDaemonOptions& options) {
   std::vector<std::string> command = options.command;
   // In the background orted could not be waited for.
   command.erase(std::remove(command.begin(), command.end(), "--daemonize"), command.end());
-  WEFT_ASSIGN_OR_RETURN(const auto daemon,
-                        internal::DaemonProcess::Start(command, internal::FolderVariables(folder.path())));
+  WEFT_ASSIGN_OR_RETURN(
+      const auto daemon,
+      internal::DaemonProcess::Start(command, internal::FolderVariables(folder.path()), folder.path()));
   internal::Requests none(/*ranks_are_local=*/true);
-  return ExitCodeOf(Supervise(daemon, signals, none, kIdleLimit));
+  return ExitCodeOf(Supervise(daemon, signals, none, kLossLimit));
 }
 
 }  // namespace weft

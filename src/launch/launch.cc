@@ -28,7 +28,7 @@ using internal::Variables;
 using Words = std::vector<std::string>;
 
 // mpirun ends within this time after its last rank, unless it waits for a host that it has lost.
-constexpr absl::Duration kIdleLimit = absl::Seconds(10);
+constexpr absl::Duration kLossLimit = absl::Seconds(10);
 constexpr int kFirstSignalCode = 128;
 constexpr int kInterrupted = 130;
 
@@ -108,8 +108,8 @@ class Launcher {
         const auto mpirun,
         internal::DaemonProcess::Start(
             internal::MpirunCommand(options_, agent, internal::ExportedNames(CurrentEnvironment()), program),
-            AttemptVariables(folder.path())));
-    AttemptEnd end = Supervise(mpirun, signals_, requests_, kIdleLimit);
+            AttemptVariables(folder.path()), folder.path()));
+    AttemptEnd end = Supervise(mpirun, signals_, requests_, kLossLimit);
     // Ranks of other hosts cannot be seen, and a rank that was killed was started.
     end.started_no_rank = end.started_no_rank && ranks_are_local_ && end.value < kFirstSignalCode;
     return end;

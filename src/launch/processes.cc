@@ -1,5 +1,6 @@
 #include "src/launch/processes.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -68,6 +69,12 @@ bool HasVariable(pid_t pid, std::string_view name) {
     if (absl::StartsWith(variable, prefix)) return true;
   }
   return false;
+}
+
+std::string CommandLine(pid_t pid) {
+  std::string words = ReadProcFile(pid, "cmdline");
+  std::replace(words.begin(), words.end(), '\0', ' ');
+  return words;
 }
 
 bool TakesSignal(pid_t pid, int signal) {

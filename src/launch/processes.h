@@ -4,6 +4,7 @@
 // Thread safety: functions without state.
 #pragma once
 
+#include <string>
 #include <string_view>
 #include <sys/types.h>
 #include <vector>
@@ -18,6 +19,9 @@ std::vector<pid_t> DescendantsOf(pid_t pid);
 
 // True if the variable was set when the process executed its program.
 bool HasVariable(pid_t pid, std::string_view name);
+
+// The program and its arguments, with a space after each.
+std::string CommandLine(pid_t pid);
 
 // True if the signal does not end the process at once: it is handled, or blocked until a thread takes it.
 bool TakesSignal(pid_t pid, int signal);

@@ -15,6 +15,7 @@ namespace {
 constexpr int kStopSignal = SIGUSR2;
 constexpr int kSaveSignal = SIGUSR1;
 constexpr int kInterrupted = 130;
+constexpr int kSignalBase = 128;  // mpirun adds it to the signal that killed a rank.
 
 // Ranks are looked at more often soon after the start, and while a request waits for them.
 constexpr absl::Duration kShortestInterval = absl::Milliseconds(20);
@@ -31,6 +32,12 @@ AttemptEnd EndOf(int wait_status) {
   return {EndKind::kExited, WEXITSTATUS(wait_status)};
 }
 
+// A stop request that mpirun passes on may reach a rank of another host that is not set up yet, and it may reach
+// mpirun when it has nothing else to do.
+bool IsEndByStopSignal(const AttemptEnd& end) {
+  return end.value == (end.kind == EndKind::kKilled ? kStopSignal : kSignalBase + kStopSignal);
+}
+
 // Asks the daemon to end, so that it also ends the daemons of other hosts. Kills it if it does not.
 void Terminate(DaemonProcess& daemon, const SignalQueue& signals) {
   daemon.Signal(SIGTERM);
@@ -39,40 +46,44 @@ void Terminate(DaemonProcess& daemon, const SignalQueue& signals) {
   daemon.Signal(SIGKILL);
 }
 
-// Finds out if a daemon outlives its ranks.
-class IdleWatch {
+// Finds out if a daemon has lost another host. It then waits for that host without a deadline, although its own
+// ranks, or the daemon of a third host, have ended. If no host is lost, all of them end together.
+class LossWatch {
  public:
-  explicit IdleWatch(absl::Duration limit) : limit_(limit) {}
+  explicit LossWatch(absl::Duration limit) : limit_(limit) {}
   bool had_ranks() const { return had_ranks_; }
-  // True if the last rank has ended longer ago than the limit.
-  bool Expired(bool has_ranks) {
-    had_ranks_ = had_ranks_ || has_ranks;
-    if (has_ranks || !had_ranks_) {
-      idle_since_.reset();
+  // True if the ranks of this host, or an agent, have ended longer ago than the limit.
+  bool Expired(const DaemonChildren& children) {
+    had_ranks_ = had_ranks_ || !children.ranks.empty();
+    most_agents_ = std::max(most_agents_, children.agents);
+    const bool ranks_ended = had_ranks_ && children.ranks.empty();
+    if (!ranks_ended && children.agents == most_agents_) {
+      ending_since_.reset();
       return false;
     }
-    if (!idle_since_) idle_since_ = absl::Now();
-    return absl::Now() - *idle_since_ >= limit_;
+    if (!ending_since_) ending_since_ = absl::Now();
+    return absl::Now() - *ending_since_ >= limit_;
   }
 
  private:
   const absl::Duration limit_;
   bool had_ranks_ = false;
-  std::optional<absl::Time> idle_since_;
+  size_t most_agents_ = 0;
+  std::optional<absl::Time> ending_since_;
 };
 
 AttemptEnd WaitForEnd(DaemonProcess& daemon, const SignalQueue& signals, Requests& requests,
-                      IdleWatch& idle) {
+                      LossWatch& loss) {
   const absl::Time start = absl::Now();
   for (;;) {
     if (const std::optional<int> status = daemon.Poll()) return EndOf(*status);
-    const std::vector<pid_t> ranks = daemon.Ranks();
-    requests.Deliver(daemon, ranks);
+    const DaemonChildren children = daemon.Children();
+    requests.Deliver(daemon, children.ranks);
     if (requests.end_at_once()) {
       Terminate(daemon, signals);
       return {EndKind::kExited, kInterrupted};
     }
-    if (idle.Expired(!ranks.empty())) {
+    if (loss.Expired(children)) {
       daemon.Signal(SIGKILL);
       return {EndKind::kHostLost};
     }
@@ -113,28 +124,35 @@ void Requests::Deliver(const DaemonProcess& daemon, const std::vector<pid_t>& ra
     for (const pid_t rank : ranks) sent = (TakesSignal(rank, signal) && kill(rank, signal) == 0) || sent;
     return sent;
   };
+  // Before mpirun takes the signals, and again when it is about to end, they would kill it.
+  const auto send_to_mpirun = [&](int signal) {
+    const bool sent = TakesSignal(daemon.pid(), signal);
+    if (sent) daemon.Signal(signal);
+    return sent;
+  };
   const bool remote = ranks.empty() && !ranks_are_local_;
-  if (save_pending_) {
-    if (remote) daemon.Signal(kSaveSignal);
-    save_pending_ = !remote && !send(kSaveSignal);
-  }
-  if (stop_pending_) {
-    // mpirun drops the signal if the ranks do not exist yet, so it is sent until the run has ended.
-    if (remote) daemon.Signal(kStopSignal);
-    if (!remote) end_at_once_ = !send(kStopSignal) || end_at_once_;
-    stop_pending_ = remote;
+  if (save_pending_) save_pending_ = !(remote ? send_to_mpirun(kSaveSignal) : send(kSaveSignal));
+  if (!stop_pending_) return;
+  stop_pending_ = remote;
+  if (!remote) {
+    end_at_once_ = !send(kStopSignal) || end_at_once_;
+  } else if (const absl::Time now = absl::Now(); now >= next_stop_) {
+    // mpirun drops the signal if the ranks do not exist yet, so it is repeated until the run has ended.
+    send_to_mpirun(kStopSignal);
+    next_stop_ = now + kLongestInterval;
   }
 }
 
 void Requests::EndAttempt() { save_pending_ = false; }
 
 AttemptEnd Supervise(DaemonProcess daemon, const SignalQueue& signals, Requests& requests,
-                     absl::Duration idle_limit) {
-  IdleWatch idle(idle_limit);
-  AttemptEnd end = WaitForEnd(daemon, signals, requests, idle);
+                     absl::Duration loss_limit) {
+  LossWatch loss(loss_limit);
+  AttemptEnd end = WaitForEnd(daemon, signals, requests, loss);
+  if (requests.stop_requested() && IsEndByStopSignal(end)) end = {EndKind::kExited, kInterrupted};
   DaemonProcess::EndDescendants(kGrace);
   requests.EndAttempt();
-  end.started_no_rank = !idle.had_ranks();
+  end.started_no_rank = !loss.had_ranks();
   end.stop_requested = requests.stop_requested();
   return end;
 }

@@ -54,14 +54,16 @@ class Requests {
   std::set<int> stop_signals_;  // That were taken so far.
   bool stop_pending_ = false;
   bool save_pending_ = false;
+  absl::Time next_stop_ = absl::InfinitePast();  // When mpirun gets the stop request again.
   bool end_at_once_ = false;
 };
 
 // Waits until the daemon has ended. Adds signals to `requests` and delivers them. Ends the daemon if a request
-// says so, and if it is still there `idle_limit` after the last of its ranks on this host has ended.
+// says so, and if it is still there `loss_limit` after its ranks on this host, or a daemon that it has started on
+// another host, have ended.
 // `started_no_rank` of the result refers to this host.
 // On return no process of the daemon is left.
 AttemptEnd Supervise(DaemonProcess daemon, const SignalQueue& signals, Requests& requests,
-                     absl::Duration idle_limit);
+                     absl::Duration loss_limit);
 
 }  // namespace weft::internal

@@ -51,7 +51,7 @@ std::string CauseOf(const AttemptEnd& end) {
   if (const KnownCode* known = FindCode(end.value)) return known->cause;
   const int signal = end.value - kSignalBase;
   if (signal > 0 && signal <= kLastSignal) return absl::StrCat("a rank was killed by ", SignalName(signal));
-  return "a rank ended with a code that the program does not use";
+  return "mpirun failed, or a rank ended with a code that the program does not use";
 }
 
 bool MayPassAtAnotherAttempt(const AttemptEnd& end, const AttemptNumber& number) {

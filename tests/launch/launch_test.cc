@@ -217,11 +217,28 @@ TEST_F(LaunchTest, EndsAnMpirunThatOutlivesItsRanks) {
   folder_.Write("rank", "trap 'exit 0' USR1\nkill -USR1 $LAUNCHER\nwhile :; do sleep 0.01; done");
   const internal::SignalQueue signals({SIGCHLD, SIGUSR1});
   internal::Requests requests(/*ranks_are_local=*/false);
-  ASSERT_OK_AND_ASSIGN(
-      const auto daemon,
-      internal::DaemonProcess::Start({options_.mpirun}, {{"OMPI_MCA_orte_tmpdir_base", folder_.str()}}));
+  ASSERT_OK_AND_ASSIGN(const auto daemon,
+                       internal::DaemonProcess::Start(
+                           {options_.mpirun}, {{"OMPI_MCA_orte_tmpdir_base", folder_.str()}}, "no agents"));
   const internal::AttemptEnd end = Supervise(daemon, signals, requests, absl::Milliseconds(50));
   EXPECT_EQ(end.kind, internal::EndKind::kHostLost);
+  EXPECT_THAT(internal::DescendantsOf(getpid()), IsEmpty());
+}
+
+// Without ranks on this host, the end of another host's daemon shows it.
+TEST_F(LaunchTest, EndsAnMpirunThatOutlivesTheDaemonOfAHost) {
+  const std::string agent =
+      Script("agent", "#!/bin/sh\ntrap 'exit 0' USR1\nkill -USR1 $LAUNCHER\nwhile :; do sleep 0.01; done");
+  options_.mpirun = Script("mpirun",
+                           "#!/bin/sh\n\"$FOLDER/agent\" host-daemon the-folder &\nagent=$!\n"
+                           "trap 'kill -USR1 $agent' USR1\nwhile :; do wait; sleep 1000 & done");
+  const internal::SignalQueue signals({SIGCHLD, SIGUSR1});
+  internal::Requests requests(/*ranks_are_local=*/false);
+  ASSERT_OK_AND_ASSIGN(const auto daemon,
+                       internal::DaemonProcess::Start({options_.mpirun}, {}, "the-folder"));
+  const internal::AttemptEnd end = Supervise(daemon, signals, requests, absl::Milliseconds(50));
+  EXPECT_EQ(end.kind, internal::EndKind::kHostLost);
+  EXPECT_TRUE(end.started_no_rank);
   EXPECT_THAT(internal::DescendantsOf(getpid()), IsEmpty());
 }
 
