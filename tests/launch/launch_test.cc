@@ -1,4 +1,5 @@
-// Launches with a script in place of mpirun. It runs the rank as a child, as mpirun does, and returns its exit code.
+// Launches with a script in place of mpirun. It runs the rank as a child, as mpirun does, and returns
+// its exit code.
 #include "weft/launch/launch.h"
 
 #include <unistd.h>

@@ -18,7 +18,8 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::UnorderedElementsAre;
 
-// A child that runs `prepare` and then waits to be killed. It exists and is prepared when the constructor returns.
+// A child that runs `prepare` and then waits to be killed. It exists and is prepared when the constructor
+// returns.
 class WaitingChild {
  public:
   explicit WaitingChild(const std::function<void()>& prepare) {
