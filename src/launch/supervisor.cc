@@ -32,8 +32,8 @@ AttemptEnd EndOf(int wait_status) {
   return {EndKind::kExited, WEXITSTATUS(wait_status)};
 }
 
-// A stop request that mpirun passes on may reach a rank of another host that is not set up yet, and it may reach
-// mpirun when it has nothing else to do.
+// A stop request that mpirun passes on may reach a rank of another host that is not set up yet, and it may
+// reach mpirun when it has nothing else to do.
 bool IsEndByStopSignal(const AttemptEnd& end) {
   return end.value == (end.kind == EndKind::kKilled ? kStopSignal : kSignalBase + kStopSignal);
 }
@@ -46,8 +46,8 @@ void Terminate(DaemonProcess& daemon, const SignalQueue& signals) {
   daemon.Signal(SIGKILL);
 }
 
-// Finds out if a daemon has lost another host. It then waits for that host without a deadline, although its own
-// ranks, or the daemon of a third host, have ended. If no host is lost, all of them end together.
+// Finds out if a daemon has lost another host. It then waits for that host without a deadline, although its
+// own ranks, or the daemon of a third host, have ended. If no host is lost, all of them end together.
 class LossWatch {
  public:
   explicit LossWatch(absl::Duration limit) : limit_(limit) {}
