@@ -1,5 +1,9 @@
 #include "weft/mesh/simulation.h"
 
+#include <array>
+#include <cstring>
+#include <sys/mman.h>
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -105,6 +109,18 @@ TEST(Simulation, SurvivorsGetADeadlineErrorThatNamesTheDeadRank) {
     EXPECT_THAT(report.outcomes[survivor],
                 StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("rank 2 did not arrive")));
   }
+}
+
+// Under AddressSanitizer, the marks around the variables of a stack must not outlive the stack.
+TEST(Simulation, LeavesMemoryUsableWhereStacksWere) {
+  ASSERT_OK(RunSimulatedRanks(NodeMap::OneNode(4), {}, SleepAndGather).status());
+  std::array<void*, 8> maps{};
+  for (void*& map : maps) {
+    map = mmap(nullptr, SimOptions::kFiberStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    ASSERT_NE(map, MAP_FAILED);
+    std::memset(map, 1, SimOptions::kFiberStackBytes);
+  }
+  for (void* map : maps) munmap(map, SimOptions::kFiberStackBytes);
 }
 
 TEST(Simulation, ReportsADeadlockedRank) {

@@ -28,7 +28,9 @@ Fiber::Fiber(size_t stack_bytes, std::function<void()> body)
 }
 
 Fiber::~Fiber() {
-  if (finished_ || !sanitizer_.RetainStack()) munmap(mapped_, mapped_bytes_);
+  if (!finished_ && sanitizer_.RetainStack()) return;
+  sanitizer_.ClearStack();
+  munmap(mapped_, mapped_bytes_);
 }
 
 void Fiber::Enter(void* self) { static_cast<Fiber*>(self)->Run(); }

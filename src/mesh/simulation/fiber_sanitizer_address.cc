@@ -1,3 +1,4 @@
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #include <sanitizer/lsan_interface.h>
 
@@ -17,5 +18,6 @@ bool FiberSanitizer::RetainStack() {
   __lsan_register_root_region(bottom_, bytes_);
   return true;
 }
+void FiberSanitizer::ClearStack() { __asan_unpoison_memory_region(bottom_, bytes_); }
 
 }  // namespace weft::internal
