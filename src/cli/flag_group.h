@@ -84,7 +84,8 @@ class FlagGroup {
       return error == std::errc() && end == text.data() + text.size();
     }
   }
-  // Validators return "" for a valid value, else a message. CLI11 puts the flag's name in front of the message.
+  // Validators return "" for a valid value, else a message. CLI11 puts the flag's name in front of the
+  // message.
   template <typename T>
   static CLI::Validator NumberCheck() {
     return {[](std::string& text) {

@@ -1,4 +1,5 @@
-// `weft launch`: runs `weft train` on the ranks of mpirun, and again from its last checkpoint after a failure.
+// `weft launch`: runs `weft train` on the ranks of mpirun, and again from its last checkpoint after a
+// failure.
 #pragma once
 
 #include <string>
@@ -20,8 +21,8 @@ struct LaunchCommand {
 // The arguments that a restart adds to those of the user.
 //
 // Note [Where a restart goes on]
-// Problem: `--resume auto` takes any checkpoint in the folder, or starts at step 0 if there is none. Neither is
-//   right if the user has named another checkpoint, or none, and a rank dies before the first save.
+// Problem: `--resume auto` takes any checkpoint in the folder, or starts at step 0 if there is none. Neither
+//   is right if the user has named another checkpoint, or none, and a rank dies before the first save.
 // Rule: a restart adds `--resume auto` only if the newest checkpoint is another one than before the launch.
 // Why it suffices: only the ranks of this launch save in the folder. Without a new checkpoint, the user's own
 //   arguments start where the first attempt started.

@@ -1,8 +1,8 @@
-// Requests of a run's user: SIGINT (Ctrl-C), SIGTERM (from a batch system) and SIGUSR2 (from `weft launch`) stop
-// it, SIGUSR1 saves a checkpoint.
+// Requests of a run's user: SIGINT (Ctrl-C), SIGTERM (from a batch system) and SIGUSR2 (from `weft launch`)
+// stop it, SIGUSR1 saves a checkpoint.
 //
-// mpirun passes the last two on to the ranks of all hosts. SIGUSR2 may come any number of times: the ranks may
-// have got another signal as well.
+// mpirun passes the last two on to the ranks of all hosts. SIGUSR2 may come any number of times: the ranks
+// may have got another signal as well.
 //
 // Note [Signals are taken in a thread]
 // Problem: a plain signal handler that interrupts a matrix product corrupts the heap, see Note [Signal
@@ -25,21 +25,19 @@ namespace weft {
 // Thread safety: one thread constructs, calls and destroys it.
 class StopSignals {
  public:
-  // Exit code of a run that a signal ended.
-  static constexpr int kExitInterrupted = 130;
   // Blocks the signals in the calling thread, so that they wait for an instance.
   static void Block();
 
-  // Blocks the signals and starts the thread that takes them. Until EnableGracefulStop, all but SIGUSR1 end the
-  // process with kExitInterrupted.
+  // Blocks the signals and starts the thread that takes them. Until EnableGracefulStop, all but SIGUSR1 end
+  // the process with kExitInterrupted.
   StopSignals();
   // Ends the thread and restores the signal mask of the calling thread.
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  // From now on the first signal that stops a run sets the returned flag. The second SIGINT, and the second SIGTERM, ends the
-  // process with kExitInterrupted. Lifetime of the flag: this object's.
+  // From now on the first signal that stops a run sets the returned flag. The second SIGINT, and the second
+  // SIGTERM, ends the process with kExitInterrupted. Lifetime of the flag: this object's.
   const std::atomic<bool>& EnableGracefulStop();
   // SIGUSR1 sets this flag. Lifetime: this object's.
   std::atomic<bool>& save_requested() { return save_requested_; }

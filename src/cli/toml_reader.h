@@ -16,8 +16,9 @@ struct TomlItem {
   int line = 0;  // From 1.
 };
 
-// Reads `key = value` items, in the order of the text. Values are strings in double or single quotes, numbers,
-// booleans, and lists of them; single words need no quotes. Values are not converted: 1e-2 stays "1e-2".
+// Reads `key = value` items, in the order of the text. Values are strings in double or single quotes,
+// numbers, booleans, and lists of them; single words need no quotes. Values are not converted: 1e-2 stays
+// "1e-2".
 // Errors: kInvalidArgument (gives the line). Sections, dotted keys, tables, lists in lists and strings of
 // several lines are errors. A repeated key is none.
 absl::StatusOr<std::vector<TomlItem>> ReadToml(std::string_view text);

@@ -25,8 +25,8 @@ namespace {
 
 using Strings = std::vector<std::string>;
 
-// Time after SIGKILL in which a process must end. One that hangs in a system call of a dead disk or network file
-// system may need longer.
+// Time after SIGKILL in which a process must end. One that hangs in a system call of a dead disk or network
+// file system may need longer.
 constexpr absl::Duration kKillDeadline = absl::Seconds(10);
 constexpr absl::Duration kPollInterval = absl::Milliseconds(20);
 

@@ -22,8 +22,8 @@ struct DaemonChildren {
 // REQUIRES: this process has one thread and no other children, and SIGCHLD is blocked.
 class DaemonProcess {
  public:
-  // Starts the program in a session of its own, which signals of the terminal do not reach. Its standard input
-  // is empty. It gets SIGTERM if this process is killed. `variables` replace those of the environment.
+  // Starts the program in a session of its own, which signals of the terminal do not reach. Its standard
+  // input is empty. It gets SIGTERM if this process is killed. `variables` replace those of the environment.
   // `folder`: the folder of the attempt, which the command of every daemon contains.
   // Errors: kInvalidArgument (there is no such program), kInternal.
   static absl::StatusOr<DaemonProcess> Start(

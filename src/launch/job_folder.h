@@ -1,15 +1,16 @@
-// Folder of one attempt for the files of Open MPI: its session folder, and the files behind its shared memory.
+// Folder of one attempt for the files of Open MPI: its session folder, and the files behind its shared
+// memory.
 //
 // Note [Folder of an attempt]
 // Problem: mpirun and orted leave files in /tmp and /dev/shm if they are killed. Their names do not say which
 //   run they belong to, so nobody else can remove them.
 // Rule: each attempt has a folder with a name of its own, the same on every host. mpirun and its daemons put
-//   all files there. Whoever supervises mpirun or a daemon of the attempt on a host holds a shared lock on the
-//   folder, and the last one to release it removes the folder.
+//   all files there. Whoever supervises mpirun or a daemon of the attempt on a host holds a shared lock on
+//   the folder, and the last one to release it removes the folder.
 // Why it suffices: the kernel releases the lock of a process that ends in any way. So a folder without a lock
 //   belongs to nobody, and the next launch on that host removes it.
-// Without the lock: two emulated hosts of one machine, or two host entries of one host, would remove files that
-//   the other one uses.
+// Without the lock: two emulated hosts of one machine, or two host entries of one host, would remove files
+//   that the other one uses.
 #pragma once
 
 #include <string>
@@ -21,8 +22,8 @@ namespace weft::internal {
 
 class JobFolder {
  public:
-  // Creates a folder with a new name. Uses /dev/shm, whose files stay in memory; else the folder for temporary
-  // files. Errors: kInternal (no folder can be created).
+  // Creates a folder with a new name. Uses /dev/shm, whose files stay in memory; else the folder for
+  // temporary files. Errors: kInternal (no folder can be created).
   static absl::StatusOr<JobFolder> Create();
   // Opens the folder, and creates it if it does not exist.
   static absl::StatusOr<JobFolder> Join(const std::string& path);

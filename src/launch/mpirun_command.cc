@@ -101,8 +101,8 @@ Words ExportedNames(const Words& environment) {
 }
 
 Variables DefaultVariables(bool as_root) {
-  // Containers often forbid kernel-assisted copies, and weft does not need them. If a host is lost, mpirun and
-  // the daemons of the other hosts notice it within a minute; by default after more than five.
+  // Containers often forbid kernel-assisted copies, and weft does not need them. If a host is lost, mpirun
+  // and the daemons of the other hosts notice it within a minute; by default after more than five.
   Variables variables = {{"OMPI_MCA_btl_vader_single_copy_mechanism", "none"},
                          {"OMPI_MCA_oob_tcp_keepalive_time", "30"},
                          {"OMPI_MCA_oob_tcp_keepalive_intvl", "10"},

@@ -26,7 +26,8 @@ std::vector<std::string> MpirunCommand(const LaunchOptions& options, const std::
 // The names of those variables of `environment` ("NAME=value") that the ranks read: WEFT_*, OMP_* and GOMP_*.
 std::vector<std::string> ExportedNames(const std::vector<std::string>& environment);
 
-// The variables of mpirun that have defaults of the launch; a value in the caller's environment counts instead.
+// The variables of mpirun that have defaults of the launch; a value in the caller's environment counts
+// instead.
 // `as_root`: the user is root, whom mpirun refuses otherwise.
 Variables DefaultVariables(bool as_root);
 

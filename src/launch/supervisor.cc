@@ -7,6 +7,7 @@
 #include <absl/time/clock.h>
 
 #include "src/launch/processes.h"
+#include "weft/core/exit_codes.h"
 
 namespace weft::internal {
 namespace {
@@ -14,7 +15,6 @@ namespace {
 // `weft train` takes it like SIGTERM, and ignores further ones: the ranks may have got SIGTERM themselves.
 constexpr int kStopSignal = SIGUSR2;
 constexpr int kSaveSignal = SIGUSR1;
-constexpr int kInterrupted = 130;
 constexpr int kSignalBase = 128;  // mpirun adds it to the signal that killed a rank.
 
 // Ranks are looked at more often soon after the start, and while a request waits for them.
@@ -32,8 +32,8 @@ AttemptEnd EndOf(int wait_status) {
   return {EndKind::kExited, WEXITSTATUS(wait_status)};
 }
 
-// A stop request that mpirun passes on may reach a rank of another host that is not set up yet, and it may reach
-// mpirun when it has nothing else to do.
+// A stop request that mpirun passes on may reach a rank of another host that is not set up yet, and it may
+// reach mpirun when it has nothing else to do.
 bool IsEndByStopSignal(const AttemptEnd& end) {
   return end.value == (end.kind == EndKind::kKilled ? kStopSignal : kSignalBase + kStopSignal);
 }
@@ -46,8 +46,8 @@ void Terminate(DaemonProcess& daemon, const SignalQueue& signals) {
   daemon.Signal(SIGKILL);
 }
 
-// Finds out if a daemon has lost another host. It then waits for that host without a deadline, although its own
-// ranks, or the daemon of a third host, have ended. If no host is lost, all of them end together.
+// Finds out if a daemon has lost another host. It then waits for that host without a deadline, although its
+// own ranks, or the daemon of a third host, have ended. If no host is lost, all of them end together.
 class LossWatch {
  public:
   explicit LossWatch(absl::Duration limit) : limit_(limit) {}
@@ -81,7 +81,7 @@ AttemptEnd WaitForEnd(DaemonProcess& daemon, const SignalQueue& signals, Request
     requests.Deliver(daemon, children.ranks);
     if (requests.end_at_once()) {
       Terminate(daemon, signals);
-      return {EndKind::kExited, kInterrupted};
+      return {EndKind::kExited, kExitInterrupted};
     }
     if (loss.Expired(children)) {
       daemon.Signal(SIGKILL);
@@ -149,7 +149,7 @@ AttemptEnd Supervise(DaemonProcess daemon, const SignalQueue& signals, Requests&
                      absl::Duration loss_limit) {
   LossWatch loss(loss_limit);
   AttemptEnd end = WaitForEnd(daemon, signals, requests, loss);
-  if (requests.stop_requested() && IsEndByStopSignal(end)) end = {EndKind::kExited, kInterrupted};
+  if (requests.stop_requested() && IsEndByStopSignal(end)) end = {EndKind::kExited, kExitInterrupted};
   DaemonProcess::EndDescendants(kGrace);
   requests.EndAttempt();
   end.started_no_rank = !loss.had_ranks();

@@ -1,4 +1,5 @@
-// Supervision of mpirun or orted from its start to its end, with the signals that this process gets meanwhile.
+// Supervision of mpirun or orted from its start to its end, with the signals that this process gets
+// meanwhile.
 #pragma once
 
 #include <csignal>
@@ -14,7 +15,8 @@
 
 namespace weft::internal {
 
-// Blocks signals of this process and takes them one by one. They stay blocked, as a launch ends with its process.
+// Blocks signals of this process and takes them one by one. They stay blocked, as a launch ends with its
+// process.
 class SignalQueue {
  public:
   explicit SignalQueue(const std::set<int>& signals);
@@ -29,8 +31,8 @@ class SignalQueue {
 //
 // Note [Delivery of requests]
 // Problem: a rank that does not yet block the signals that it takes is killed by one.
-// Rule: a request goes to ranks of this host that take its signal, as /proc shows. A stop request that finds no
-//   such rank ends mpirun at once, as there is nothing to save; a save request waits for one.
+// Rule: a request goes to ranks of this host that take its signal, as /proc shows. A stop request that finds
+//   no such rank ends mpirun at once, as there is nothing to save; a save request waits for one.
 //   If ranks may run on other hosts only, mpirun passes the signal on.
 // Why it suffices: the ranks agree on a request that has reached one of them.
 // Without it: SIGUSR1 right after the start ends the run that it should save.
@@ -58,9 +60,9 @@ class Requests {
   bool end_at_once_ = false;
 };
 
-// Waits until the daemon has ended. Adds signals to `requests` and delivers them. Ends the daemon if a request
-// says so, and if it is still there `loss_limit` after its ranks on this host, or a daemon that it has started on
-// another host, have ended.
+// Waits until the daemon has ended. Adds signals to `requests` and delivers them. Ends the daemon if a
+// request says so, and if it is still there `loss_limit` after its ranks on this host, or a daemon that it
+// has started on another host, have ended.
 // `started_no_rank` of the result refers to this host.
 // On return no process of the daemon is left.
 AttemptEnd Supervise(DaemonProcess daemon, const SignalQueue& signals, Requests& requests,

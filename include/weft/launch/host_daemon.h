@@ -1,7 +1,7 @@
 // Supervision of Open MPI's daemon on a host of `weft launch` other than the one that runs mpirun.
 //
-// mpirun starts `weft host-daemon FOLDER orted …` there instead of `orted …`. If the link to mpirun is cut for
-// good, orted and its ranks would stay otherwise.
+// mpirun starts `weft host-daemon FOLDER orted …` there instead of `orted …`. If the link to mpirun is cut
+// for good, orted and its ranks would stay otherwise.
 #pragma once
 
 #include <string>
@@ -16,8 +16,8 @@ struct HostDaemonOptions {
   std::vector<std::string> command;  // orted and its arguments.
 };
 
-// Runs the command, ends the processes that it leaves behind, and removes the folder. Returns the exit code of
-// the command.
+// Runs the command, ends the processes that it leaves behind, and removes the folder. Returns the exit code
+// of the command.
 // REQUIRES: the process has one thread and no children.
 // Errors: kInvalidArgument (there is no such program), kInternal (no process or folder can be created).
 absl::StatusOr<int> RunHostDaemon(const HostDaemonOptions& options);

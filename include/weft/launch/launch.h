@@ -35,14 +35,15 @@ struct RankProgram {
   std::function<std::vector<std::string>()> restart_arguments;
 };
 
-// Starts `program` by mpirun and waits until it has ended for good. Returns the exit code for the user: that of
-// the last attempt, and 130 after a signal. docs/launching.md lists which exit codes lead to another attempt.
+// Starts `program` by mpirun and waits until it has ended for good. Returns the exit code for the user: that
+// of the last attempt, and 130 after a signal. docs/launching.md lists which exit codes lead to another
+// attempt.
 // Prints a line on standard error for each restart.
 //
 // Signals: the first SIGINT, SIGTERM or SIGHUP is passed on to the ranks as SIGTERM, and prevents further
 //   attempts. A second one of the same kind ends all processes at once. SIGUSR1 is passed on to the ranks.
-// On return no process that the launch started is left on this host, and no file of Open MPI: each attempt has
-//   a folder of its own for them. A host daemon does the same on other hosts (weft/launch/host_daemon.h).
+// On return no process that the launch started is left on this host, and no file of Open MPI: each attempt
+//   has a folder of its own for them. A host daemon does the same on other hosts (weft/launch/host_daemon.h).
 // REQUIRES: the process has one thread and no children; it waits for every child and adopts orphans.
 // Errors: kInvalidArgument (mpirun is not installed, or the options are not valid), kInternal (no process or
 //   folder can be created).

@@ -12,7 +12,8 @@ using SuspendedCode = void*;
 // REQUIRES: `entry` never returns, and no exception leaves it.
 SuspendedCode NewStack(std::byte* bottom, size_t bytes, void (*entry)(void*), void* argument);
 
-// Suspends the caller, sets `caller` to its place, and continues `next`. Returns when other code continues `caller`.
+// Suspends the caller, sets `caller` to its place, and continues `next`. Returns when other code continues
+// `caller`.
 void SwitchStack(SuspendedCode& caller, SuspendedCode next);
 
 }  // namespace weft::internal

@@ -1,11 +1,12 @@
-// For the System V ABI of x86-64. A switch saves the registers that a called function must preserve, and makes no system call.
+// For the System V ABI of x86-64. A switch saves the registers that a called function must preserve, and
+// makes no system call.
 #include <cstdint>
 #include <new>
 
 #include "src/mesh/simulation/fiber_switch.h"
 
-// weft_switch_stack(&caller, next). Below its return address, suspended code has rbp, rbx, r12 to r15, and the control words
-// of the floating-point units.
+// weft_switch_stack(&caller, next). Below its return address, suspended code has rbp, rbx, r12 to r15, and
+// the control words of the floating-point units.
 asm(R"(
     .text
     .globl weft_switch_stack

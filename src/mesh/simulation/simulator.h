@@ -65,8 +65,8 @@ class Simulator final : public Simulation {
     uint64_t sleep = 0;             // Number of the current sleep. Wake-ups for earlier numbers are ignored.
     std::optional<FiberId> joiner;  // The fiber that waits in Join for this one.
   };
-  // An event resumes a fiber or runs an action. Queues move events often, so that an event is small and its action stays
-  // elsewhere.
+  // An event resumes a fiber or runs an action. Queues move events often, so that an event is small and its
+  // action stays elsewhere.
   struct Event {
     int64_t time_ns;
     uint64_t order;  // Insertion number; orders events at the same time.
