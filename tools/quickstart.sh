@@ -10,7 +10,7 @@ tools/setup.sh
 cmake --preset release
 cmake --build --preset release --target weft_program
 
-run=(tools/mpirun.sh -n 4 build/release/bin/weft train --dp-replicate 2 --dp-shard 2
+run=(build/release/bin/weft launch -n 4 --oversubscribe --max-restarts 0 -- train --dp-replicate 2 --dp-shard 2
      --steps 200 --batch-size 8 --lr 0.003 --warmup-steps 10 --lr-schedule cosine)
 # For other flags the last value counts. --data uses the paths of all its values, so the default is added only without one.
 [[ " $* " == *" --data"[\ =]* ]] || run+=(--data /usr/share/common-licenses)

@@ -15,6 +15,7 @@
 #include "src/cli/launch_command.h"
 #include "src/cli/launcher.h"
 #include "src/cli/stop_signals.h"
+#include "weft/core/exit_codes.h"
 #include "weft/core/status.h"
 #include "weft/launch/host_daemon.h"
 #include "weft/mesh/mpi_bootstrap.h"
@@ -23,32 +24,24 @@
 
 namespace {
 
-// Exit codes of the program; docs/training.md lists them.
-constexpr int kExitDone = 0;
-constexpr int kExitFailed = 1;        // Out of memory, a full disk, or a defect.
-constexpr int kExitBadUsage = 2;      // The command line or the configuration.
-constexpr int kExitBadFile = 3;       // An input or output file.
-constexpr int kExitNotFinite = 4;     // A loss, the gradient norm or a weight is infinite or NaN.
-constexpr int kExitRankMissing = 86;  // A rank failed, or did not respond in time.
-
 int ExitCodeOf(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kOk:
-      return kExitDone;
+      return weft::kExitDone;
     case absl::StatusCode::kInvalidArgument:
-      return kExitBadUsage;
+      return weft::kExitBadUsage;
     case absl::StatusCode::kNotFound:
     case absl::StatusCode::kPermissionDenied:
     case absl::StatusCode::kDataLoss:
     case absl::StatusCode::kUnimplemented:
-      return kExitBadFile;
+      return weft::kExitBadFile;
     case absl::StatusCode::kOutOfRange:
-      return kExitNotFinite;
+      return weft::kExitNotFinite;
     case absl::StatusCode::kDeadlineExceeded:
     case absl::StatusCode::kAborted:
-      return kExitRankMissing;
+      return weft::kExitRankMissing;
     default:
-      return kExitFailed;
+      return weft::kExitFailed;
   }
 }
 
@@ -100,11 +93,11 @@ int TrainOnAllRanks(absl::StatusOr<weft::TrainConfig> config, const std::vector<
   const absl::StatusOr<weft::TrainReport> report = RunTrain(**bootstrap, config, options->timeout, signals);
   PrintFailure(report.status(), (*bootstrap)->rank());
   if (absl::IsDeadlineExceeded(report.status())) {
-    std::_Exit(kExitRankMissing);  // MPI_Finalize would wait for the missing rank.
+    std::_Exit(weft::kExitRankMissing);  // MPI_Finalize would wait for the missing rank.
   }
   if (report.ok() && report->stopped) {
     if ((*bootstrap)->rank() == 0) PrintStopped(*report, arguments);
-    return weft::StopSignals::kExitInterrupted;
+    return weft::kExitInterrupted;
   }
   return ExitCodeOf(report.status());
 }
@@ -123,7 +116,7 @@ int Diagnose(const std::vector<std::string>& paths) {
     return ExitCodeOf(diagnosis.status());
   }
   std::printf("%s\n", diagnosis->c_str());
-  return kExitDone;
+  return weft::kExitDone;
 }
 
 // Returns the exit code of a command that starts other processes.
@@ -134,7 +127,7 @@ int ExitCodeOf(const absl::StatusOr<int>& code) {
 
 int Print(const weft::PrintText& text) {
   if (!weft::IsNonzeroRank()) std::fputs(text.text.c_str(), stdout);
-  return kExitDone;
+  return weft::kExitDone;
 }
 
 // Runs a command of one process. All others run on ranks.

@@ -5,6 +5,8 @@
 #include <cstdlib>
 #include <set>
 
+#include "weft/core/exit_codes.h"
+
 namespace weft {
 namespace {
 

@@ -25,8 +25,6 @@ namespace weft {
 // Thread safety: one thread constructs, calls and destroys it.
 class StopSignals {
  public:
-  // Exit code of a run that a signal ended.
-  static constexpr int kExitInterrupted = 130;
   // Blocks the signals in the calling thread, so that they wait for an instance.
   static void Block();
 

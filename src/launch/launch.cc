@@ -18,6 +18,7 @@
 #include "src/launch/mpirun_command.h"
 #include "src/launch/supervisor.h"
 #include "src/launch/verdict.h"
+#include "weft/core/exit_codes.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -30,7 +31,6 @@ using Words = std::vector<std::string>;
 // mpirun ends within this time after its last rank, unless it waits for a host that it has lost.
 constexpr absl::Duration kLossLimit = absl::Seconds(10);
 constexpr int kFirstSignalCode = 128;
-constexpr int kInterrupted = 130;
 
 void Print(const std::string& message) {
   if (!message.empty()) std::fprintf(stderr, "weft launch: %s\n", message.c_str());
@@ -89,7 +89,7 @@ class Launcher {
       if (!verdict.restart) return verdict.exit_code;
       if (StopsWithin(absl::Seconds(options_.restart_delay_s))) {
         Print(absl::StrCat("stopped by a signal before attempt ", attempt + 1));
-        return kInterrupted;
+        return kExitInterrupted;
       }
     }
   }

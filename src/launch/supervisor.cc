@@ -7,6 +7,7 @@
 #include <absl/time/clock.h>
 
 #include "src/launch/processes.h"
+#include "weft/core/exit_codes.h"
 
 namespace weft::internal {
 namespace {
@@ -14,7 +15,6 @@ namespace {
 // `weft train` takes it like SIGTERM, and ignores further ones: the ranks may have got SIGTERM themselves.
 constexpr int kStopSignal = SIGUSR2;
 constexpr int kSaveSignal = SIGUSR1;
-constexpr int kInterrupted = 130;
 constexpr int kSignalBase = 128;  // mpirun adds it to the signal that killed a rank.
 
 // Ranks are looked at more often soon after the start, and while a request waits for them.
@@ -81,7 +81,7 @@ AttemptEnd WaitForEnd(DaemonProcess& daemon, const SignalQueue& signals, Request
     requests.Deliver(daemon, children.ranks);
     if (requests.end_at_once()) {
       Terminate(daemon, signals);
-      return {EndKind::kExited, kInterrupted};
+      return {EndKind::kExited, kExitInterrupted};
     }
     if (loss.Expired(children)) {
       daemon.Signal(SIGKILL);
@@ -149,7 +149,7 @@ AttemptEnd Supervise(DaemonProcess daemon, const SignalQueue& signals, Requests&
                      absl::Duration loss_limit) {
   LossWatch loss(loss_limit);
   AttemptEnd end = WaitForEnd(daemon, signals, requests, loss);
-  if (requests.stop_requested() && IsEndByStopSignal(end)) end = {EndKind::kExited, kInterrupted};
+  if (requests.stop_requested() && IsEndByStopSignal(end)) end = {EndKind::kExited, kExitInterrupted};
   DaemonProcess::EndDescendants(kGrace);
   requests.EndAttempt();
   end.started_no_rank = !loss.had_ranks();

@@ -7,11 +7,11 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "weft/core/exit_codes.h"
+
 namespace weft::internal {
 namespace {
 
-constexpr int kInterrupted = 130;
-constexpr int kRankMissing = 86;
 constexpr int kSignalBase = 128;  // mpirun and shells add it to the signal that killed a process.
 constexpr int kLastSignal = 64;
 
@@ -28,8 +28,8 @@ constexpr std::array<KnownCode, 7> kKnownCodes = {{
     {2, false, "the command line or the configuration is at fault"},
     {3, false, "an input or output file is at fault"},
     {4, false, "a number became infinite or NaN"},
-    {kRankMissing, true, "a rank failed or did not respond in time"},
-    {kInterrupted, false, "a signal stopped the program"},
+    {kExitRankMissing, true, "a rank failed or did not respond in time"},
+    {kExitInterrupted, false, "a signal stopped the program"},
 }};
 
 const KnownCode* FindCode(int code) {
@@ -72,7 +72,7 @@ int ExitCodeOf(const AttemptEnd& end) {
     case EndKind::kKilled:
       return kSignalBase + end.value;
     case EndKind::kHostLost:
-      return kRankMissing;
+      return kExitRankMissing;
   }
   return 1;
 }

@@ -32,15 +32,15 @@ absl::StatusOr<size_t> FreeMemoryPerRank(const Bootstrap& bootstrap) {
 }
 
 // The minimum of `own` over all ranks. Collective.
-absl::StatusOr<size_t> MinOverRanks(Bootstrap& bootstrap, size_t own, absl::Duration timeout) {
-  WEFT_ASSIGN_OR_RETURN(const auto blobs, bootstrap.AllGatherBlob(absl::StrCat(own), timeout));
-  size_t smallest = own;
+absl::StatusOr<size_t> MinOverRanks(Bootstrap& bootstrap, const absl::StatusOr<size_t>& own,
+                                    absl::Duration timeout) {
+  const absl::StatusOr<std::string> text =
+      own.ok() ? absl::StatusOr<std::string>(absl::StrCat(*own)) : own.status();
+  WEFT_ASSIGN_OR_RETURN(const auto blobs, ExchangeBlobs(bootstrap, "heap sizes", text, timeout));
+  size_t smallest = *own;
   for (const std::string& blob : blobs) {
     uint64_t theirs = 0;
-    if (!absl::SimpleAtoi(blob, &theirs)) {
-      return absl::InternalError(
-          "a rank sent no heap size: all ranks must call NodeHeap::Create at the same point of the program");
-    }
+    WEFT_CHECK(absl::SimpleAtoi(blob, &theirs), "a rank sent no heap size");
     smallest = std::min<size_t>(smallest, theirs);
   }
   return smallest;
@@ -49,8 +49,7 @@ absl::StatusOr<size_t> MinOverRanks(Bootstrap& bootstrap, size_t own, absl::Dura
 absl::StatusOr<size_t> AgreeOnSegmentBytes(Bootstrap& bootstrap, const NodeHeap::Options& options) {
   const absl::StatusOr<size_t> share =
       options.segment_bytes != 0 ? options.segment_bytes : FreeMemoryPerRank(bootstrap);
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, share.status(), options.timeout));
-  WEFT_ASSIGN_OR_RETURN(const size_t smallest, MinOverRanks(bootstrap, *share, options.timeout));
+  WEFT_ASSIGN_OR_RETURN(const size_t smallest, MinOverRanks(bootstrap, share, options.timeout));
   if (options.segment_bytes != 0) return smallest;
   if (smallest < kSegmentGranularity) {
     return absl::ResourceExhaustedError(absl::StrCat(

@@ -39,15 +39,12 @@ uint64_t HashOf(const std::vector<int>& holders) {
 
 absl::StatusOr<std::vector<Announcements>> Exchange(Bootstrap& bootstrap, const Announcements& own,
                                                     absl::Duration timeout) {
-  const std::string_view blob(reinterpret_cast<const char*>(own.data()), own.size() * sizeof(Announcement));
-  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> blobs, bootstrap.AllGatherBlob(blob, timeout));
+  const std::string blob(reinterpret_cast<const char*>(own.data()), own.size() * sizeof(Announcement));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> blobs,
+                        ExchangeBlobs(bootstrap, "shared blocks", blob, timeout));
   std::vector<Announcements> all;
   for (const std::string& theirs : blobs) {
-    if (theirs.size() % sizeof(Announcement) != 0) {
-      return absl::InternalError(
-          "a rank sent no list of shared blocks: all ranks must call ShareBlocks at the same point of the "
-          "program");
-    }
+    WEFT_CHECK(theirs.size() % sizeof(Announcement) == 0, "a rank sent no list of shared blocks");
     all.emplace_back(theirs.size() / sizeof(Announcement));
     std::memcpy(all.back().data(), theirs.data(), theirs.size());
   }

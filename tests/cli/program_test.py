@@ -153,10 +153,10 @@ class Quickstart(WeftCase):
     SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "tools/quickstart.sh"
 
     def test_lets_its_caller_override_every_flag(self):
-        # The script is the real one. Set-up and build are stubs, and mpirun is a stub that runs one rank.
+        # The script is the real one. Set-up and build are stubs, and the program is a stub that runs one rank.
         nothing = "#!/bin/sh\n"
         for name, content in {"tools/quickstart.sh": self.SCRIPT.read_text(), "tools/setup.sh": nothing, "bin/cmake": nothing,
-                              "tools/mpirun.sh": f'#!/bin/sh\nshift 3\nexec "{self.weft}" "$@"\n'}.items():
+                              "build/release/bin/weft": f'#!/bin/sh\nshift 7\nexec "{self.weft}" "$@"\n'}.items():
             self.write(name, content).chmod(0o755)
         result = subprocess.run(
             ["tools/quickstart.sh", "--steps", "1", "--dp-replicate", "1", "--dp-shard=1", "--warmup-steps", "0",
@@ -233,8 +233,7 @@ class LostRanks(WeftCase):
                               env=os.environ | {"WEFT_TIMEOUT_S": "3"}) as process:
             while not process.stdout.readline().startswith("step 1/"):
                 pass
-            # mpirun is a child of its script, and the ranks are mpirun's.
-            ranks = [child for launcher in self.children(process.pid) for child in self.children(launcher)
+            ranks = [child for child in self.children(process.pid)
                      if b"train" in pathlib.Path(f"/proc/{child}/cmdline").read_bytes()]
             self.assertEqual(len(ranks), 2)
             os.kill(ranks[1], signal_number)

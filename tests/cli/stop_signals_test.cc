@@ -7,6 +7,8 @@
 
 #include <gtest/gtest.h>
 
+#include "weft/core/exit_codes.h"
+
 namespace weft {
 namespace {
 
@@ -59,7 +61,7 @@ TEST(StopSignalsDeathTest, TakesASignalThatArrivedAfterBlock) {
       const StopSignals signals;
       for (;;) pause();
     };
-    EXPECT_EXIT(receive(), ::testing::ExitedWithCode(StopSignals::kExitInterrupted), "");
+    EXPECT_EXIT(receive(), ::testing::ExitedWithCode(kExitInterrupted), "");
   }
 }
 
@@ -75,7 +77,7 @@ TEST(StopSignalsDeathTest, EndsTheProcessBeforeGracefulStopsAreEnabled) {
       SendToThisProcess(signal);
       for (;;) pause();
     };
-    EXPECT_EXIT(receive(), ::testing::ExitedWithCode(StopSignals::kExitInterrupted), "");
+    EXPECT_EXIT(receive(), ::testing::ExitedWithCode(kExitInterrupted), "");
   }
 }
 
@@ -89,7 +91,7 @@ TEST(StopSignalsDeathTest, EndsTheProcessAtTheSecondSignalOfAKind) {
       SendToThisProcess(signal);
       for (;;) pause();
     };
-    EXPECT_EXIT(receive_twice(), ::testing::ExitedWithCode(StopSignals::kExitInterrupted), "");
+    EXPECT_EXIT(receive_twice(), ::testing::ExitedWithCode(kExitInterrupted), "");
   }
 }
 

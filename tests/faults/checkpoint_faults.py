@@ -528,7 +528,7 @@ def resume_after_stops(count, programs):
     codes, hashes = collections.Counter(), collections.Counter()
     for _ in range(count):
         place = harness.long_place(2)
-        stopped = place.train(steps=LONG, flags=LONG_FLAGS, stop_after=draw.uniform(0, 3))
+        stopped = place.train(steps=LONG, flags=LONG_FLAGS, launch=faults.ONCE, stop_after=draw.uniform(0, 3))
         codes[stopped.code] += 1
         done = place.train(steps=LONG, flags=LONG_FLAGS)
         hashes[hash_of(done.output)] += 1
@@ -540,8 +540,9 @@ def resume_after_stops(count, programs):
     return 0 if set(hashes) == {harness.long_hashes[2]} else 1
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(cases=cases, description=__doc__):
+    """Runs the cases that the command line chooses. The scripts of other faults around checkpoints call it as well."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("weft", "faulty_rank", "shim", "mpirun"):
         parser.add_argument(name, type=os.path.abspath)
     parser.add_argument("--sample", action="store_true")

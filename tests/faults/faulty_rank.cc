@@ -5,6 +5,7 @@
 //   drop                                returns an error of its own while its operation is in flight
 //   kill, segv, stop, exit0, exit1      ends or stops right after it has submitted the operation
 //   slow                                sleeps for FAULT_SECONDS before it submits the operation
+//   pause                               is stopped for FAULT_SECONDS; all ranks then reset the engine
 // Exit codes are those of `weft train`.
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <sys/wait.h>
 #include <thread>
 #include <vector>
 
@@ -74,10 +76,21 @@ void Act(const std::string& fault) {
   if (fault == "exit1") _exit(1);
 }
 
-void SleepIf(bool slow) {
+std::chrono::duration<double> FaultTime() {
   const char* seconds = std::getenv("FAULT_SECONDS");
-  if (slow && seconds != nullptr)
-    std::this_thread::sleep_for(std::chrono::duration<double>(std::atof(seconds)));
+  return std::chrono::duration<double>(seconds == nullptr ? 1 : std::atof(seconds));
+}
+
+// All threads stop, until a child continues them.
+void Pause() {
+  const pid_t child = fork();
+  if (child == 0) {
+    std::this_thread::sleep_for(FaultTime());
+    kill(getppid(), SIGCONT);
+    _exit(0);
+  }
+  kill(getpid(), SIGSTOP);
+  waitpid(child, nullptr, 0);
 }
 
 absl::Status Run(Bootstrap& bootstrap, const std::string& kind, const std::string& fault, int rank) {
@@ -99,15 +112,35 @@ absl::Status Run(Bootstrap& bootstrap, const std::string& kind, const std::strin
   for (int operation = 1; operation <= kOperations; ++operation) {
     engine->SetPhase(absl::StrCat("operation ", operation));
     const bool faulty = operation == kFaultyOperation && bootstrap.rank() == rank;
-    SleepIf(faulty && fault == "slow");
+    if (faulty && fault == "slow") std::this_thread::sleep_for(FaultTime());
+    if (faulty && fault == "pause") Pause();
     if (faulty && fault == "skip") continue;
-    Work work = Submit(*engine, lane, input, output, faulty ? Changed({kind}, fault) : Arguments{kind});
-    if (faulty) Act(fault);
-    if (faulty && fault == "drop") return absl::DataLossError("the batch cannot be read");
-    WEFT_RETURN_IF_ERROR(work.Wait());
-    WEFT_RETURN_IF_ERROR(work.WaitReleased());
+    const Arguments arguments = faulty ? Changed({kind}, fault) : Arguments{kind};
+    absl::Status done;
+    {
+      Work work = Submit(*engine, lane, input, output, arguments);
+      if (faulty) Act(fault);
+      if (faulty && fault == "drop") return absl::DataLossError("the batch cannot be read");
+      done = work.Wait();
+      if (done.ok()) done = work.WaitReleased();
+    }
+    if (!done.ok() && fault == "pause") {
+      WEFT_RETURN_IF_ERROR(engine->ResetAfterError());
+      std::printf("rank %d: operation %d after a reset\n", bootstrap.rank(), operation);
+      Work work = Submit(*engine, lane, input, output, arguments);
+      done = work.WaitReleased();
+    }
+    WEFT_RETURN_IF_ERROR(done);
   }
   return absl::OkStatus();
+}
+
+// The ranks agree on the error that caused a failure, rather than on one that followed from it.
+absl::Status AgreeOnCause(Bootstrap& bootstrap, const absl::Status& local) {
+  if (absl::IsDeadlineExceeded(local)) return local;
+  WEFT_ASSIGN_OR_RETURN(const absl::Duration timeout, DefaultTimeout());
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, absl::IsAborted(local) ? absl::OkStatus() : local, timeout));
+  return AgreeOnStatus(bootstrap, local, timeout);
 }
 
 int ExitCode(const absl::Status& status) {
@@ -126,7 +159,8 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "weft: %s\n", bootstrap.status().ToString().c_str());
     return 1;
   }
-  const absl::Status status = Run(**bootstrap, argv[1], argv[2], std::atoi(argv[3]));
+  const absl::Status status =
+      AgreeOnCause(**bootstrap, Run(**bootstrap, argv[1], argv[2], std::atoi(argv[3])));
   if (!status.ok()) {
     std::fprintf(stderr, "weft: rank %d: %s\n", (*bootstrap)->rank(), std::string(status.message()).c_str());
   }

@@ -31,7 +31,10 @@ TEST(ShareBlocks, FailsIfAnotherRankIsInADifferentCollective) {
   weft::testing::RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(bootstrap, {.segment_bytes = size_t{1} << 20}));
     constexpr absl::Duration kTimeout = absl::Seconds(120);
-    if (bootstrap.rank() == 1) return bootstrap.AllGatherBlob("0\n", kTimeout).status();
+    if (bootstrap.rank() == 1) {
+      EXPECT_FALSE(ExchangeBlobs(bootstrap, "another", std::string("0"), kTimeout).ok());
+      return absl::OkStatus();
+    }
     const std::vector<SharedBlockRequest> requests = {{{0, 1}, 64}};
     EXPECT_THAT(
         ShareBlocks(bootstrap, *heap, requests, kTimeout),

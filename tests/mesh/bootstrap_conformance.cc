@@ -77,6 +77,43 @@ absl::Status AllRanksGetTheErrorOfTheLowestFailingRank(Bootstrap& bootstrap) {
   return absl::OkStatus();
 }
 
+// Rank r fails before its exchange number r. The lowest of two failing ranks fails first.
+absl::Status AFailingRankEndsTheExchangesOfItsPeers(Bootstrap& bootstrap) {
+  constexpr int kExchanges = 4;
+  for (int failing = 0; failing < bootstrap.size(); ++failing) {
+    const auto phase = [&]() -> absl::Status {
+      for (int number = 0; number < kExchanges; ++number) {
+        if (bootstrap.rank() == failing && number == failing % kExchanges) {
+          return absl::DataLossError(absl::StrCat("no file ", failing));
+        }
+        const std::string own = absl::StrCat(bootstrap.rank(), " of ", number);
+        WEFT_ASSIGN_OR_RETURN(const auto all,
+                              ExchangeBlobs(bootstrap, absl::StrCat("exchange ", number), own, kTimeout));
+        for (int rank = 0; rank < bootstrap.size(); ++rank)
+          EXPECT_EQ(all[static_cast<size_t>(rank)], absl::StrCat(rank, " of ", number));
+      }
+      return absl::OkStatus();
+    };
+    const absl::Status agreed = AgreeOnStatus(bootstrap, phase(), kTimeout);
+    const std::string by = failing == bootstrap.rank() ? "" : absl::StrCat("rank ", failing, ": ");
+    EXPECT_THAT(agreed, StatusIs(absl::StatusCode::kDataLoss, absl::StrCat(by, "no file ", failing)));
+    EXPECT_TRUE(IsAgreedError(agreed));
+    EXPECT_EQ(AgreeOnStatus(bootstrap, agreed, kTimeout), agreed);  // Takes no round.
+    EXPECT_OK(Barrier(bootstrap));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status AllRanksLearnThatTheyAreInDifferentExchanges(Bootstrap& bootstrap) {
+  if (bootstrap.size() == 1) return absl::OkStatus();
+  const std::string what = bootstrap.rank() + 1 == bootstrap.size() ? "sizes" : "places";
+  EXPECT_THAT(ExchangeBlobs(bootstrap, what, std::string("1"), kTimeout),
+              StatusIs(absl::StatusCode::kInternal,
+                       AllOf(HasSubstr("rank 0 is in 'places'"), HasSubstr("in 'sizes'"))));
+  EXPECT_OK(Barrier(bootstrap));
+  return absl::OkStatus();
+}
+
 absl::Status SharesMemoryWithinTheNode(Bootstrap& bootstrap) {
   WEFT_RETURN_IF_ERROR(CheckReservation(bootstrap, 0, 10'000));
   return CheckReservation(bootstrap, 1, 64);

@@ -11,6 +11,10 @@ namespace weft::testing {
 absl::Status GathersBlobsInRankOrder(Bootstrap& bootstrap);
 // All ranks get the error of the lowest failing rank. Later collectives still work.
 absl::Status AllRanksGetTheErrorOfTheLowestFailingRank(Bootstrap& bootstrap);
+// A rank that fails before an exchange of its peers ends it with its error. Later collectives still work.
+absl::Status AFailingRankEndsTheExchangesOfItsPeers(Bootstrap& bootstrap);
+// Exchanges of different names fail on all ranks. Later collectives still work.
+absl::Status AllRanksLearnThatTheyAreInDifferentExchanges(Bootstrap& bootstrap);
 // In each of two reservations, the segments are zeroed and do not overlap. Every rank reads what the other
 // ranks of its node write.
 absl::Status SharesMemoryWithinTheNode(Bootstrap& bootstrap);

@@ -22,6 +22,9 @@ TEST(MpiBootstrap, GathersBlobsInRankOrder) {
 TEST(MpiBootstrap, AllRanksGetTheErrorOfTheLowestFailingRank) {
   EXPECT_OK(weft::testing::AllRanksGetTheErrorOfTheLowestFailingRank(WorldBootstrap()));
 }
+TEST(MpiBootstrap, AFailingRankEndsTheExchangesOfItsPeers) {
+  EXPECT_OK(weft::testing::AFailingRankEndsTheExchangesOfItsPeers(WorldBootstrap()));
+}
 TEST(MpiBootstrap, SharesMemoryWithinTheNode) {
   EXPECT_OK(weft::testing::SharesMemoryWithinTheNode(WorldBootstrap()));
 }

@@ -116,7 +116,8 @@ TEST(Simulation, LeavesMemoryUsableWhereStacksWere) {
   ASSERT_OK(RunSimulatedRanks(NodeMap::OneNode(4), {}, SleepAndGather).status());
   std::array<void*, 8> maps{};
   for (void*& map : maps) {
-    map = mmap(nullptr, SimOptions::kFiberStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    map = mmap(nullptr, SimOptions::kFiberStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1,
+               0);
     ASSERT_NE(map, MAP_FAILED);
     std::memset(map, 1, SimOptions::kFiberStackBytes);
   }

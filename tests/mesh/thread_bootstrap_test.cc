@@ -23,6 +23,12 @@ TEST_P(ThreadBootstrap, GathersBlobsInRankOrder) {
 TEST_P(ThreadBootstrap, AllRanksGetTheErrorOfTheLowestFailingRank) {
   RunRanksOnEveryNodeMap(GetParam(), weft::testing::AllRanksGetTheErrorOfTheLowestFailingRank);
 }
+TEST_P(ThreadBootstrap, AFailingRankEndsTheExchangesOfItsPeers) {
+  RunRanksOnEveryNodeMap(GetParam(), weft::testing::AFailingRankEndsTheExchangesOfItsPeers);
+}
+TEST_P(ThreadBootstrap, AllRanksLearnThatTheyAreInDifferentExchanges) {
+  RunRanksOnEveryNodeMap(GetParam(), weft::testing::AllRanksLearnThatTheyAreInDifferentExchanges);
+}
 TEST_P(ThreadBootstrap, SharesMemoryWithinTheNode) {
   RunRanksOnEveryNodeMap(GetParam(), weft::testing::SharesMemoryWithinTheNode);
 }

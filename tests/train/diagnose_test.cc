@@ -114,6 +114,14 @@ TEST(Diagnose, NamesTheRankForWhichPeersWaitedIfItHasSubmittedSince) {
                     HasSubstr("waits for rank(s) 2")));
 }
 
+TEST(Diagnose, NamesTheRankOfTheFailureIfTheOperationHasEndedSince) {
+  std::vector<FlightRecord> records = {RecordOf(0, 8), RecordOf(1, 8), RecordOf(2, 8), RecordOf(3, 8)};
+  records[0].failure = "rank 1: deadline passed; waits for rank(s) 2";
+  records[1].failure = "all_reduce 'x': deadline passed; waits for rank(s) 2";
+  EXPECT_THAT(DiagnosisOf(records), HasSubstr("a rank was late: on rank 1, all_reduce 'x': deadline passed; "
+                                              "waits for rank(s) 2; by now"));
+}
+
 TEST(Diagnose, RefusesRecordsOfDifferentRuns) {
   EXPECT_THAT(Diagnose({}), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("no flight recorder")));
   FlightRecord other = RecordOf(1, 1);

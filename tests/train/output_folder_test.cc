@@ -1,8 +1,13 @@
 #include "src/train/files/output_folder.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <filesystem>
 #include <fstream>
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
 
 #include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
@@ -11,11 +16,26 @@
 #include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
 
+namespace {
+
+constexpr int kDeath = 9;
+int renames_before_death = 0;  // 0: no death.
+
+}  // namespace
+
+// Takes the place of the C library's function.
+extern "C" int rename(const char* from, const char* to) noexcept {
+  if (renames_before_death > 0 && --renames_before_death == 0) _exit(kDeath);
+  return static_cast<int>(syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
+}
+
 namespace weft {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
 
 bool IsOld(const std::string& name) { return name == "old-shard"; }
@@ -147,6 +167,48 @@ TEST_F(OutputFolderTest, RemovesWhatAKilledRunHasLeft) {
   const auto folder = Claim();
   EXPECT_THAT(NamesIn(folder_.str()), UnorderedElementsAre("out", ".other.weft-new-123"));
   EXPECT_TRUE(fs::is_empty(out_));
+}
+
+// Kills the export at each of its renames in turn.
+TEST_F(OutputFolderTest, IsRestoredAfterAnExportThatWasKilledBetweenTwoMoves) {
+  int restored = 0;
+  bool killed = true;
+  for (int number = 1; killed; ++number) {
+    fs::remove_all(out_);
+    for (const char* name : {"out/weights", "out/old-shard", "out/more/notes"}) folder_.Write(name, "old");
+    const pid_t child = fork();
+    if (child == 0) {
+      const auto folder = Claim();
+      renames_before_death = number;
+      const absl::Status replaced = Replace(*folder);
+      _exit(replaced.ok() ? 0 : 1);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    killed = WEXITSTATUS(status) == kDeath;
+    ASSERT_TRUE(killed || WEXITSTATUS(status) == 0);
+    SCOPED_TRACE(absl::StrCat("killed at rename ", number));
+    const auto folder = Claim();
+    if (ReadFile(out_ + "/weights") == "old") {
+      EXPECT_THAT(NamesIn(out_), UnorderedElementsAre("weights", "old-shard", "more"));
+      restored += folder->messages().empty() ? 0 : 1;
+    } else {
+      ExpectNew();
+      EXPECT_THAT(NamesIn(out_), UnorderedElementsAre("weights", "config", "more"));
+      EXPECT_THAT(folder->messages(), IsEmpty());
+    }
+    EXPECT_EQ(ReadFile(out_ + "/more/notes"), "old");
+    EXPECT_THAT(NamesIn(folder_.str()), UnorderedElementsAre("out"));
+  }
+  EXPECT_EQ(restored, 3);  // After one move, two, and three of four.
+}
+
+TEST_F(OutputFolderTest, NamesABackupThatItCannotRestore) {
+  folder_.Write("out/.weft-old-1/weights", "old");
+  const auto folder = Claim();
+  EXPECT_THAT(folder->messages(),
+              ElementsAre(HasSubstr(".weft-old-1': move them back, or remove that folder")));
+  EXPECT_EQ(ReadFile(out_ + "/.weft-old-1/weights"), "old");
 }
 
 TEST_F(OutputFolderTest, NamesAPathThatCannotBeAFolder) {

@@ -22,8 +22,8 @@ import pathlib
 import re
 import sys
 
-MAX_SOURCES = 8
-MAX_LINES = 1500
+MAX_SOURCES = 32
+MAX_LINES = 6000
 
 TOKEN = re.compile(
     r"""

@@ -37,7 +37,7 @@ class [[nodiscard]] Work {
   bool valid() const { return record_ != nullptr; }
 
   // Blocks until *ready*, or until *released*; runs the progress loop meanwhile. `deadline` defaults to the
-  // engine's timeout from now. May be called again.
+  // engine's timeout from now; with a later one, the watchdog waits for that long, too. May be called again.
   // Errors: kDeadlineExceeded (names lane, operation, sequence and missing ranks; the operation continues.
   //           Without a `deadline` it also names the ranks that do not respond to a heartbeat request);
   //         kFailedPrecondition (a peer submitted a different operation; the message has both);

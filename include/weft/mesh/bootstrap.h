@@ -92,14 +92,35 @@ class Bootstrap {
 // Errors: kInvalidArgument (WEFT_TIMEOUT_S is not a positive number).
 absl::StatusOr<absl::Duration> DefaultTimeout();
 
+// Note [Exchanges]
+// Problem: the bootstrap matches rounds of blobs by position. A rank that fails on its own returns early, and
+//   its next round, an agreement, meets another exchange of its peers. They would read its error as data,
+//   and wait in their own agreement for a rank that has left.
+// Rule: each blob names its exchange, and may hold an error instead of data. If a round has an error, every
+//   rank returns it, in whichever exchange it is. An agreement on such an error takes no round. A rank that
+//   fails on its own must therefore end in an agreement, and programs agree at the end of each phase.
+// Why it suffices: all ranks of a round see the same blobs and decide alike, so all leave the phase with the
+//   same error, after the same number of rounds.
+// Without it: rounds of different phases pair, and ranks wait for the whole timeout or use wrong data.
+
+// Returns the blobs of all ranks, indexed by rank. If `local` is an error on some rank, returns the error of
+// the lowest such rank, as AgreeOnStatus. `what` names the exchange, for example "heap sizes".
+// Errors: those of AgreeOnStatus; kInternal (ranks are in different exchanges; names them).
+// Collective: all ranks of `bootstrap`, with the same `what`.
+absl::StatusOr<std::vector<std::string>> ExchangeBlobs(Bootstrap& bootstrap, std::string_view what,
+                                                       const absl::StatusOr<std::string>& local,
+                                                       absl::Duration timeout);
+
 // Exchanges the outcomes of a phase that can fail on one rank alone, such as parsing or loading. Returns OK
 // if `local` is OK on all ranks. Otherwise every rank returns the error of the lowest failing rank, with
 // "rank N: " in front on the other ranks. If the exchange itself fails, a rank returns the error of the
 // exchange, with its `local` error in the message: the ranks do not agree, and later collectives may block.
-// If `local` is kDeadlineExceeded, returns it without an exchange.
-// Collective: all ranks of `bootstrap`.
+// Returns `local` without an exchange if all ranks have it already (IsAgreedError), or if it is
+// kDeadlineExceeded.
+// Collective: all ranks of `bootstrap`. Peers may be in another exchange if `local` is an error; see
+// Note [Exchanges].
 absl::Status AgreeOnStatus(Bootstrap& bootstrap, const absl::Status& local, absl::Duration timeout);
-// True if AgreeOnStatus returned the error, so that every rank has it.
+// True if AgreeOnStatus or ExchangeBlobs returned the error of a rank, so that every rank has it.
 bool IsAgreedError(const absl::Status& status);
 
 }  // namespace weft

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include <absl/types/span.h>
+
 namespace weft {
 
 struct ProcessGroup {
@@ -13,5 +15,8 @@ struct ProcessGroup {
 
   int size() const { return static_cast<int>(ranks.size()); }
 };
+
+// Ranks in messages: "rank 3", "ranks 0, 1, 2", or, of many, "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 others".
+std::string RankList(absl::Span<const int> ranks);
 
 }  // namespace weft

@@ -17,9 +17,10 @@ namespace weft {
 namespace {
 
 // The watchdog acts later than the deadline of Wait, so that a waiting thread can report the error itself.
-int64_t WatchdogLimitNs(absl::Duration timeout) {
-  return absl::ToInt64Nanoseconds(timeout + absl::Seconds(3));
-}
+constexpr absl::Duration kWatchdogDelay = absl::Seconds(3);
+
+// Longer deadlines are cut to this one: the sum of a time and a duration must fit 64 bits.
+constexpr absl::Duration kLongestTask = absl::Hours(24 * 365);
 
 // Longest time for which the destructor waits for messages that are under way.
 constexpr absl::Duration kMessagesTimeout = absl::Seconds(5);
@@ -121,8 +122,8 @@ absl::Status CommEngine::Impl::Open() {
   if (options_.watchdog) {
     watchdog_.emplace(
         recorder_,
-        Watchdog::Options{WatchdogLimitNs(options_.timeout), options_.dump_folder, bootstrap_.rank(),
-                          bootstrap_.size()},
+        Watchdog::Options{absl::ToInt64Nanoseconds(options_.timeout + kWatchdogDelay), options_.dump_folder,
+                          bootstrap_.rank(), bootstrap_.size()},
         [&runtime = bootstrap_.runtime()] { return runtime.NowNs(); }, [](int code) { std::_Exit(code); });
   }
   return absl::OkStatus();
@@ -166,12 +167,14 @@ absl::StatusOr<LaneId> CommEngine::Impl::AddLane(const ProcessGroup& group, Lane
 // may see it differently. Two partitions of the ranks can have some groups in common, and not others.
 absl::StatusOr<LaneId> CommEngine::Impl::SharedLane(const ProcessGroup& group, LanePurpose purpose,
                                                     int number) {
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, CheckMember(group), options_.timeout));
   const SharedLaneKey key{group.ranks, purpose, number};
   const auto found = shared_lanes_.find(key);
   const std::string own = absl::StrCat(found == shared_lanes_.end() ? LaneId{}.index : found->second.index);
-  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> indices,
-                        bootstrap_.AllGatherBlob(own, options_.timeout));
+  const absl::Status member = CheckMember(group);
+  WEFT_ASSIGN_OR_RETURN(
+      const std::vector<std::string> indices,
+      ExchangeBlobs(bootstrap_, "index of a shared lane",
+                    member.ok() ? absl::StatusOr<std::string>(own) : member, options_.timeout));
   const bool same =
       std::all_of(indices.begin(), indices.end(), [&](const std::string& index) { return index == own; });
   if (same && found != shared_lanes_.end()) return found->second;
@@ -233,6 +236,8 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const
 absl::Status CommEngine::Impl::Wait(const std::shared_ptr<OperationRecord>& record, EngineShell::Event event,
                                     std::optional<absl::Time> deadline) {
   if (record->lane < 0) return record->error;  // Failed at submission.
+  const bool is_longer = deadline && *deadline > Deadline();
+  const auto extension = is_longer ? ExtendWatchdog(Watchdog::Task::kWait, *deadline) : std::nullopt;
   absl::Status status = shell_->Wait(record, event, deadline.value_or(Deadline()),
                                      /*checks_heartbeats=*/!deadline.has_value());
   if (!deadline) missed_deadline_ = absl::IsDeadlineExceeded(status);
@@ -253,6 +258,7 @@ absl::Status CommEngine::Impl::ResetAfterError() {
   const auto agree = [&](Phase phase) {
     return reset_rounds_.Agree(phase, deadline - bootstrap_.runtime().Now());
   };
+  const auto extension = ExtendWatchdog(Watchdog::Task::kReset, deadline);
   Abort(absl::AbortedError("the engine is being reset"));
   shell_->AwaitRunningTasks();
   WEFT_RETURN_IF_ERROR(shell_->AwaitAbandonedTransfers(deadline));
@@ -260,7 +266,7 @@ absl::Status CommEngine::Impl::ResetAfterError() {
   while (true) {
     WEFT_ASSIGN_OR_RETURN(const bool quiet, agree(Phase::kQuiet));
     if (!quiet) continue;
-    WEFT_ASSIGN_OR_RETURN(FreshCore fresh, MakeFreshCore());
+    WEFT_ASSIGN_OR_RETURN(FreshCore fresh, MakeFreshCore(deadline));
     const absl::StatusOr<bool> committed = agree(Phase::kCommit);
     if (committed.ok() && !*committed) continue;
     Install(std::move(fresh));
@@ -270,10 +276,17 @@ absl::Status CommEngine::Impl::ResetAfterError() {
   }
 }
 
-absl::StatusOr<CommEngine::Impl::FreshCore> CommEngine::Impl::MakeFreshCore() {
+std::optional<Watchdog::Extension> CommEngine::Impl::ExtendWatchdog(Watchdog::Task task,
+                                                                    absl::Time deadline) {
+  if (!watchdog_) return std::nullopt;
+  const absl::Duration left = std::min(deadline - bootstrap_.runtime().Now() + kWatchdogDelay, kLongestTask);
+  return watchdog_->Extend(task, bootstrap_.runtime().NowNs() + absl::ToInt64Nanoseconds(left));
+}
+
+absl::StatusOr<CommEngine::Impl::FreshCore> CommEngine::Impl::MakeFreshCore(absl::Time deadline) {
   FreshCore fresh;
   node_->Reset();
-  WEFT_ASSIGN_OR_RETURN(fresh.wire, bootstrap_.OpenWire(options_.timeout));
+  WEFT_ASSIGN_OR_RETURN(fresh.wire, bootstrap_.OpenWire(deadline - bootstrap_.runtime().Now()));
   for (const std::unique_ptr<Lane>& lane : lanes_) lane->next_sequence = 1;
   WEFT_ASSIGN_OR_RETURN(fresh.core, MakeCore(*fresh.wire));
   return fresh;

@@ -94,11 +94,13 @@ class CommEngine::Impl {
     std::unique_ptr<WireLink> wire;  // Outlives the core.
     std::unique_ptr<EngineCore> core;
   };
-  absl::StatusOr<FreshCore> MakeFreshCore();
+  absl::StatusOr<FreshCore> MakeFreshCore(absl::Time deadline);
   // Replaces the failed core and its link.
   void Install(FreshCore fresh);
   // The engine's timeout from now.
   absl::Time Deadline() const { return bootstrap_.runtime().Now() + options_.timeout; }
+  // Tells the watchdog, if there is one, of a task with this deadline.
+  std::optional<Watchdog::Extension> ExtendWatchdog(Watchdog::Task task, absl::Time deadline);
 
   Bootstrap& bootstrap_;
   NodeHeap& heap_;

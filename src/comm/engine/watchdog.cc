@@ -9,6 +9,7 @@
 #include <system_error>
 #include <utility>
 
+#include "weft/core/exit_codes.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -80,7 +81,7 @@ void Watchdog::Run() {
       return;
     }
     const std::optional<Recorder::StuckOperation> stuck = recorder_.OldestRunning();
-    if (!stuck || now_() - stuck->started_ns < options_.limit_ns) continue;
+    if (!stuck || !IsStuck(*stuck)) continue;
     EndProcess(absl::DeadlineExceededError(absl::StrCat("an operation has run for over ",
                                                         options_.limit_ns / 1'000'000'000,
                                                         " s; ending the process: ", stuck->text)));
@@ -88,8 +89,43 @@ void Watchdog::Run() {
   }
 }
 
+Watchdog::Extension Watchdog::Extend(Task task, int64_t until_ns) {
+  const MutexLock lock(mutex_);
+  extended_[static_cast<size_t>(task)].until_ns.insert(until_ns);
+  return {*this, task, until_ns};
+}
+
+void Watchdog::EndExtension(Task task, int64_t until_ns) {
+  const int64_t now = now_();
+  const MutexLock lock(mutex_);
+  Extended& extended = extended_[static_cast<size_t>(task)];
+  extended.until_ns.erase(extended.until_ns.find(until_ns));
+  extended.last_end_ns = now;
+}
+
+bool Watchdog::IsExtended(Task task) {
+  int64_t until = 0;
+  {
+    const MutexLock lock(mutex_);
+    const Extended& extended = extended_[static_cast<size_t>(task)];
+    if (extended.until_ns.empty()) return false;
+    until = *extended.until_ns.rbegin();
+  }
+  return now_() < until;
+}
+
+bool Watchdog::IsStuck(const Recorder::StuckOperation& operation) {
+  if (IsExtended(Task::kWait)) return false;
+  int64_t since = operation.started_ns;
+  {
+    const MutexLock lock(mutex_);
+    since = std::max(since, extended_[static_cast<size_t>(Task::kWait)].last_end_ns);
+  }
+  return now_() - since >= options_.limit_ns;
+}
+
 bool Watchdog::MustEnd() {
-  if (!absl::IsDeadlineExceeded(recorder_.failure())) {
+  if (!absl::IsDeadlineExceeded(recorder_.failure()) || IsExtended(Task::kReset)) {
     failed_checks_ = 0;
     return false;
   }
@@ -111,7 +147,7 @@ void Watchdog::EndProcess(const absl::Status& cause) {
                dump.c_str());
   std::fflush(stderr);
   if (options_.ranks > 1) std::this_thread::sleep_for(kDumpTime);
-  end_(kWatchdogExitCode);
+  end_(kExitRankMissing);
 }
 
 std::string Watchdog::Dump() {

@@ -13,13 +13,16 @@
 // Without it: only the first rank leaves a dump.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <thread>
+#include <utility>
 
 #include <absl/base/thread_annotations.h>
 #include <absl/status/status.h>
@@ -28,8 +31,6 @@
 #include "weft/core/mutex.h"
 
 namespace weft {
-
-inline constexpr int kWatchdogExitCode = 86;
 
 class Watchdog {
  public:
@@ -45,6 +46,33 @@ class Watchdog {
            std::function<void(int)> end);
   ~Watchdog();
 
+  // Work of the program that may take longer than the limits, with a deadline of its own.
+  enum class Task : uint8_t {
+    kWait,   // Wait for an operation, with a later deadline than the engine's timeout.
+    kReset,  // ResetAfterError: the process may survive the failure until then.
+  };
+  // A task under way. It ends with this object; the limits then count anew.
+  class [[nodiscard]] Extension {
+   public:
+    Extension(Watchdog& watchdog, Task task, int64_t until_ns)
+        : watchdog_(&watchdog), task_(task), until_ns_(until_ns) {}
+    Extension(Extension&& other) noexcept
+        : watchdog_(std::exchange(other.watchdog_, nullptr)),
+          task_(other.task_),
+          until_ns_(other.until_ns_) {}
+    Extension& operator=(Extension&&) = delete;
+    ~Extension() {
+      if (watchdog_ != nullptr) watchdog_->EndExtension(task_, until_ns_);
+    }
+
+   private:
+    Watchdog* watchdog_;
+    Task task_;
+    int64_t until_ns_;
+  };
+  // The task that begins now does not end the process before `until_ns`.
+  Extension Extend(Task task, int64_t until_ns) ABSL_LOCKS_EXCLUDED(mutex_);
+
   // Writes the dump if the engine has failed, unless it has been written. A failure that the program causes
   // itself, such as an unreadable file, needs none.
   void DumpFailure() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -52,10 +80,19 @@ class Watchdog {
   void EndProcess(const absl::Status& cause) ABSL_LOCKS_EXCLUDED(mutex_);
 
  private:
+  struct Extended {
+    std::multiset<int64_t> until_ns;  // Of the tasks under way.
+    int64_t last_end_ns = 0;
+  };
+  void EndExtension(Task task, int64_t until_ns) ABSL_LOCKS_EXCLUDED(mutex_);
+  // True if a task under way still has time.
+  bool IsExtended(Task task) ABSL_LOCKS_EXCLUDED(mutex_);
+  // True if the operation has run for longer than the limit.
+  bool IsStuck(const Recorder::StuckOperation& operation) ABSL_LOCKS_EXCLUDED(mutex_);
   void Run() ABSL_LOCKS_EXCLUDED(mutex_);
-  // True if the engine failed by a missed deadline more than kChecksAfterFailure checks ago. Called once in
-  // each check.
-  bool MustEnd();
+  // True if the engine failed by a missed deadline more than kChecksAfterFailure checks ago, and is not being
+  // reset. Called once in each check.
+  bool MustEnd() ABSL_LOCKS_EXCLUDED(mutex_);
   // Writes the dump, once for each failure. Returns where it is, for messages.
   std::string Dump() ABSL_LOCKS_EXCLUDED(dump_mutex_);
 
@@ -67,6 +104,7 @@ class Watchdog {
   Mutex mutex_;
   std::condition_variable_any stopped_;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
+  std::array<Extended, 2> extended_ ABSL_GUARDED_BY(mutex_);  // By task.
   Mutex dump_mutex_;
   absl::Status dumped_failure_ ABSL_GUARDED_BY(dump_mutex_);
   std::string dumped_ ABSL_GUARDED_BY(dump_mutex_);  // Result of the last Dump; empty before.

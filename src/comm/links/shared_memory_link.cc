@@ -201,17 +201,13 @@ absl::StatusOr<std::unique_ptr<NodeLink>> MakeSharedMemoryLink(Bootstrap& bootst
   const uint64_t offset = heap.AddressOf(link->own())->offset;
   WEFT_ASSIGN_OR_RETURN(
       const std::vector<std::string> offsets,
-      bootstrap.AllGatherBlob({reinterpret_cast<const char*>(&offset), sizeof(offset)}, timeout));
+      ExchangeBlobs(bootstrap, "flags of an engine",
+                    std::string(reinterpret_cast<const char*>(&offset), sizeof(offset)), timeout));
   for (int peer : bootstrap.node_map().RanksOf(bootstrap.node())) {
     if (peer == bootstrap.rank()) continue;
     uint64_t peer_offset = 0;
     const std::string& theirs = offsets[static_cast<size_t>(peer)];
-    if (theirs.size() != sizeof(peer_offset)) {
-      return absl::InternalError(
-          absl::StrCat("rank ", peer,
-                       " is in another collective of the bootstrap: all ranks must create their "
-                       "engine in the same order"));
-    }
+    WEFT_CHECK(theirs.size() == sizeof(peer_offset), "a peer sent another offset");
     std::memcpy(&peer_offset, theirs.data(), sizeof(peer_offset));
     link->AddPeer(peer, reinterpret_cast<RankFlags*>(heap.Resolve({peer, peer_offset})));
   }

@@ -214,15 +214,17 @@ absl::StatusOr<std::unique_ptr<NodeLink>> MakeSimNodeLink(Bootstrap& bootstrap, 
   // All ranks are in one process: they exchange addresses of their shared pointers. Each pointer stays valid
   // until the second gather below has completed.
   const std::shared_ptr<RankState>* own = &state;
-  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> addresses,
-                        bootstrap.AllGatherBlob({reinterpret_cast<const char*>(&own), sizeof(own)}, timeout));
+  WEFT_ASSIGN_OR_RETURN(
+      const std::vector<std::string> addresses,
+      ExchangeBlobs(bootstrap, "flags of an engine",
+                    std::string(reinterpret_cast<const char*>(&own), sizeof(own)), timeout));
   for (const int peer : bootstrap.node_map().RanksOf(bootstrap.node())) {
     if (peer == bootstrap.rank()) continue;
     const std::shared_ptr<RankState>* theirs = nullptr;
     std::memcpy(&theirs, addresses[static_cast<size_t>(peer)].data(), sizeof(theirs));
     link->AddPeer(*theirs);
   }
-  WEFT_RETURN_IF_ERROR(bootstrap.AllGatherBlob("", timeout).status());
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, absl::OkStatus(), timeout));
   return link;
 }
 

@@ -12,21 +12,68 @@ namespace weft {
 namespace {
 
 constexpr const char* kAgreedPayload = "weft.agreed";
+constexpr const char* kAgreement = "agreement";
 
-// Format of a status as a blob: the code in decimal, a line feed, the message.
-std::string Encode(const absl::Status& status) {
-  return absl::StrCat(static_cast<int>(status.code()), "\n", status.message());
+// One rank's part of an exchange.
+struct Part {
+  std::string what;
+  absl::StatusOr<std::string> content;
+};
+
+// Format of a part: a mark, its code in decimal, its name, each with a line feed; then the data or the
+// message.
+constexpr std::string_view kMark = "weft.exchange\n";
+
+std::string Encode(std::string_view what, const absl::StatusOr<std::string>& content) {
+  return absl::StrCat(ToAbsl(kMark), static_cast<int>(content.status().code()), "\n", ToAbsl(what), "\n",
+                      content.ok() ? absl::string_view(*content) : content.status().message());
 }
 
-absl::Status Decode(std::string_view blob) {
-  const size_t line_end = blob.find('\n');
+// Removes the first line of `text` and returns it.
+std::string_view TakeLine(std::string_view& text) {
+  const size_t end = std::min(text.find('\n'), text.size());
+  const std::string_view line = text.substr(0, end);
+  text.remove_prefix(std::min(end + 1, text.size()));
+  return line;
+}
+
+Part Decode(std::string_view blob) {
+  if (!blob.starts_with(kMark)) return {"no exchange", std::string()};
+  blob.remove_prefix(kMark.size());
   int code = 0;
-  const bool valid =
-      line_end != std::string_view::npos && absl::SimpleAtoi(ToAbsl(blob.substr(0, line_end)), &code);
-  if (!valid)
-    return absl::InternalError(
-        "sent no status: all ranks must call the same collective at the same point of the program");
-  return {static_cast<absl::StatusCode>(code), ToAbsl(blob.substr(line_end + 1))};
+  if (!absl::SimpleAtoi(ToAbsl(TakeLine(blob)), &code)) return {"no exchange", std::string()};
+  Part part{std::string(TakeLine(blob)), std::string()};
+  if (code == 0) {
+    part.content = std::string(blob);
+  } else {
+    part.content = absl::Status(static_cast<absl::StatusCode>(code), ToAbsl(blob));
+  }
+  return part;
+}
+
+absl::Status Agreed(absl::Status status) {
+  status.SetPayload(kAgreedPayload, absl::Cord());
+  return status;
+}
+
+// The error of the lowest failing rank.
+absl::Status FirstError(const std::vector<Part>& parts, int own_rank, const absl::Status& own) {
+  for (int rank = 0; rank < static_cast<int>(parts.size()); ++rank) {
+    if (rank == own_rank && !own.ok()) return Agreed(own);
+    const absl::Status& status = parts[static_cast<size_t>(rank)].content.status();
+    if (!status.ok()) return Agreed(Annotate(status, absl::StrCat("rank ", rank)));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckSameExchange(const std::vector<Part>& parts) {
+  for (size_t rank = 1; rank < parts.size(); ++rank) {
+    if (parts[rank].what == parts[0].what) continue;
+    return Agreed(absl::InternalError(
+        absl::StrCat("rank 0 is in '", parts[0].what, "', but rank ", rank, " in '", parts[rank].what,
+                     "': all ranks must call the same collectives at the same point of the program")));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -57,24 +104,33 @@ absl::StatusOr<absl::Duration> DefaultTimeout() {
   return internal::SecondsFromEnvironment("WEFT_TIMEOUT_S", kDefaultSeconds);
 }
 
-absl::Status AgreeOnStatus(Bootstrap& bootstrap, const absl::Status& local, absl::Duration timeout) {
-  // A rank that has missed a deadline would miss the one of the agreement as well.
-  if (absl::IsDeadlineExceeded(local)) return local;
-  const auto blobs = bootstrap.AllGatherBlob(Encode(local), timeout);
+absl::StatusOr<std::vector<std::string>> ExchangeBlobs(Bootstrap& bootstrap, std::string_view what,
+                                                       const absl::StatusOr<std::string>& local,
+                                                       absl::Duration timeout) {
+  const absl::Status& own = local.status();
+  // A rank that has missed a deadline would miss the one of the exchange as well.
+  if (absl::IsDeadlineExceeded(own) || IsAgreedError(own)) return own;
+  const auto blobs = bootstrap.AllGatherBlob(Encode(what, local), timeout);
   if (!blobs.ok()) {
-    if (local.ok()) return blobs.status();
+    if (own.ok()) return blobs.status();
     return absl::Status(
         blobs.status().code(),
-        absl::StrCat(local.message(), "; then the ranks could not agree: ", blobs.status().message()));
+        absl::StrCat(own.message(), "; then the ranks could not agree: ", blobs.status().message()));
   }
-  for (int rank = 0; rank < bootstrap.size(); ++rank) {
-    const absl::Status status = rank == bootstrap.rank() ? local : Decode((*blobs)[rank]);
-    if (status.ok()) continue;
-    absl::Status agreed = rank == bootstrap.rank() ? status : Annotate(status, absl::StrCat("rank ", rank));
-    agreed.SetPayload(kAgreedPayload, absl::Cord());
-    return agreed;
-  }
-  return absl::OkStatus();
+  std::vector<Part> parts;
+  parts.reserve(blobs->size());
+  for (const std::string& blob : *blobs) parts.push_back(Decode(blob));
+  WEFT_RETURN_IF_ERROR(FirstError(parts, bootstrap.rank(), own));
+  WEFT_RETURN_IF_ERROR(CheckSameExchange(parts));
+  std::vector<std::string> contents;
+  contents.reserve(parts.size());
+  for (Part& part : parts) contents.push_back(*std::move(part.content));
+  return contents;
+}
+
+absl::Status AgreeOnStatus(Bootstrap& bootstrap, const absl::Status& local, absl::Duration timeout) {
+  const absl::StatusOr<std::string> part = local.ok() ? absl::StatusOr<std::string>(std::string()) : local;
+  return ExchangeBlobs(bootstrap, kAgreement, part, timeout).status();
 }
 
 bool IsAgreedError(const absl::Status& status) { return status.GetPayload(kAgreedPayload).has_value(); }

@@ -5,9 +5,9 @@
 #include <cstdlib>
 
 #include <absl/strings/numbers.h>
-#include <absl/strings/str_join.h>
 
 #include "weft/core/status.h"
+#include "weft/mesh/process_group.h"
 
 namespace weft::internal {
 
@@ -31,10 +31,9 @@ absl::StatusOr<absl::Duration> SecondsFromEnvironment(const char* variable, doub
 
 absl::Status MissingRanksError(std::string_view what, const std::vector<int>& missing,
                                absl::Duration timeout) {
-  return absl::DeadlineExceededError(
-      absl::StrCat(ToAbsl(what), ": ", missing.size() == 1 ? "rank " : "ranks ", absl::StrJoin(missing, ", "),
-                   " did not arrive within ", absl::FormatDuration(timeout),
-                   "; check what stopped there, or set a longer WEFT_TIMEOUT_S"));
+  return absl::DeadlineExceededError(absl::StrCat(
+      ToAbsl(what), ": ", RankList(missing), " did not arrive within ", absl::FormatDuration(timeout),
+      "; check what stopped there, or set a longer WEFT_TIMEOUT_S"));
 }
 
 }  // namespace weft::internal

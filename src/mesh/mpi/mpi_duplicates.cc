@@ -6,9 +6,13 @@
 
 namespace weft::internal {
 
+MpiDuplicates::~MpiDuplicates() {
+  if (last_->request != MPI_REQUEST_NULL) static_cast<void>(last_.release());
+}
+
 absl::Status MpiDuplicates::Start() {
   ++started_;
-  return MpiStatus(MPI_Comm_idup(parent_, &comm_, &request_), "MPI_Comm_idup");
+  return MpiStatus(MPI_Comm_idup(parent_, &last_->comm, &last_->request), "MPI_Comm_idup");
 }
 
 absl::Status MpiDuplicates::Finish(TimePoint deadline) {
@@ -16,7 +20,7 @@ absl::Status MpiDuplicates::Finish(TimePoint deadline) {
   while (true) {
     int done = 0;
     WEFT_RETURN_IF_ERROR(
-        MpiStatus(MPI_Test(&request_, &done, MPI_STATUS_IGNORE), "MPI_Test (MPI_Comm_idup)"));
+        MpiStatus(MPI_Test(&last_->request, &done, MPI_STATUS_IGNORE), "MPI_Test (MPI_Comm_idup)"));
     if (done != 0) return absl::OkStatus();
     if (std::chrono::steady_clock::now() >= deadline) {
       return absl::DeadlineExceededError(
@@ -33,7 +37,7 @@ absl::StatusOr<MpiCommunicator> MpiDuplicates::Open(absl::Duration timeout) {
   while (true) {
     // Those before the last are left to MPI_Finalize, as after MpiCommunicator::Retire.
     WEFT_RETURN_IF_ERROR(Finish(deadline));
-    if (started_ == own) return MpiCommunicator::Adopt(comm_);
+    if (started_ == own) return MpiCommunicator::Adopt(last_->comm);
     WEFT_RETURN_IF_ERROR(Start());
   }
 }

@@ -4,12 +4,14 @@
 // duplicate that misses its deadline stays pending, and completes when the last rank has started it.
 //
 // Thread safety: none.
-// Lifetime: the parent must outlive the duplicates. The destructor leaves a pending one to MPI.
+// Lifetime: the parent must outlive the duplicates. The destructor leaves a pending one to MPI, with the
+//   memory that MPI writes for it: no call cancels it, and any later call of MPI may complete it.
 #pragma once
 
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <memory>
 
 #include <absl/status/statusor.h>
 #include <absl/time/time.h>
@@ -22,6 +24,7 @@ namespace weft::internal {
 class MpiDuplicates {
  public:
   explicit MpiDuplicates(MPI_Comm parent) : parent_(parent) {}
+  ~MpiDuplicates();
   MpiDuplicates(const MpiDuplicates&) = delete;
   MpiDuplicates& operator=(const MpiDuplicates&) = delete;
 
@@ -43,10 +46,13 @@ class MpiDuplicates {
   const MPI_Comm parent_;
   int64_t started_ = 0;
   int64_t skip_until_ = 0;
-  // The duplicate that was started last, and its request; MPI holds pointers to both. Only one is pending at
-  // a time, because Open MPI hangs if several duplicates of one communicator are.
-  MPI_Comm comm_ = MPI_COMM_NULL;
-  MPI_Request request_ = MPI_REQUEST_NULL;
+  // The duplicate that was started last, and its request. MPI holds pointers to both.
+  struct Duplicate {
+    MPI_Comm comm = MPI_COMM_NULL;
+    MPI_Request request = MPI_REQUEST_NULL;
+  };
+  // Only one is pending at a time, because Open MPI hangs if several duplicates of one communicator are.
+  std::unique_ptr<Duplicate> last_ = std::make_unique<Duplicate>();
 };
 
 }  // namespace weft::internal

@@ -5,14 +5,12 @@
 #include <cstdlib>
 #include <string>
 
+#include "weft/core/exit_codes.h"
 #include "weft/core/status.h"
 #include "weft/mesh/launch_environment.h"
 
 namespace weft::internal {
 namespace {
-
-// Exit code of a rank whose peers are missing.
-constexpr int kExitRankMissing = 86;
 
 [[noreturn]] void EndProcess(const std::string& message) {
   const std::optional<int> rank = ReadLaunchEnvironment().rank;

@@ -22,7 +22,8 @@ class FiberSanitizer {
   // Call when a fiber is discarded before it has finished. True if its stack must stay mapped: LeakSanitizer
   // then reaches the memory that only this stack points to, and does not report it as leaked.
   bool RetainStack();
-  // Call before the stack is unmapped: memory that is mapped there later must not have the marks of its frames.
+  // Call before the stack is unmapped: memory that is mapped there later must not have the marks of its
+  // frames.
   void ClearStack();
 
  private:

@@ -146,11 +146,13 @@ absl::Status Checkpoint::ExportHf(const std::string& folder) const {
 absl::StatusOr<std::string> FindCheckpoint(Bootstrap& bootstrap, const std::string& folder,
                                            std::vector<SkippedCheckpoint>& skipped, absl::Duration timeout) {
   // Rank 0's list counts: folders of hosts may differ for a moment.
-  absl::StatusOr<std::vector<std::string>> names = std::vector<std::string>();
-  if (bootstrap.rank() == 0) names = ListCheckpoints(folder);
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, names.status(), timeout));
+  const auto list = [&]() -> absl::StatusOr<std::string> {
+    WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListCheckpoints(folder));
+    return absl::StrJoin(names, "\n");
+  };
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> lists,
-                        bootstrap.AllGatherBlob(absl::StrJoin(*names, "\n"), timeout));
+                        ExchangeBlobs(bootstrap, "names of checkpoints",
+                                      bootstrap.rank() == 0 ? list() : std::string(), timeout));
   for (absl::string_view rest = lists[0]; !rest.empty();) {
     const absl::string_view name = rest.substr(0, rest.find('\n'));
     rest.remove_prefix(std::min(rest.size(), name.size() + 1));

@@ -242,8 +242,8 @@ class CheckpointSaver::Impl {
     WEFT_CHECK(phase_ == Phase::kIdle, "a save is under way: call Finish first");
     state_ = std::move(state);
     step_ = state_.step;
-    WEFT_ASSIGN_OR_RETURN(const Blobs blobs,
-                          bootstrap_.AllGatherBlob(EncodeTensors(state_), options_.timeout));
+    WEFT_ASSIGN_OR_RETURN(const Blobs blobs, ExchangeBlobs(bootstrap_, "tensors of a checkpoint",
+                                                           EncodeTensors(state_), options_.timeout));
     absl::Status status = MakeLayout(blobs);
     if (status.ok() && first()) status = CreateFiles();
     status = Agree(status);
@@ -306,7 +306,8 @@ class CheckpointSaver::Impl {
   }
 
   absl::Status ShareStagedFolder() {
-    WEFT_ASSIGN_OR_RETURN(const Blobs folders, bootstrap_.AllGatherBlob(staged_, options_.timeout));
+    WEFT_ASSIGN_OR_RETURN(const Blobs folders, ExchangeBlobs(bootstrap_, "staging folder of a checkpoint",
+                                                             staged_, options_.timeout));
     staged_ = folders[0];
     return absl::OkStatus();
   }
@@ -344,10 +345,11 @@ class CheckpointSaver::Impl {
   // Gathers the parts of all ranks; rank 0 then begins to commit.
   absl::Status StartCommit() {
     const absl::Status written = writer_->Wait(options_.timeout);
-    WEFT_RETURN_IF_ERROR(Agree(written));
-    WEFT_ASSIGN_OR_RETURN(
-        const Blobs parts,
-        bootstrap_.AllGatherBlob(EncodePart(*writer_, state_.counts_of_parameters), options_.timeout));
+    const absl::StatusOr<std::string> part =
+        written.ok() ? absl::StatusOr<std::string>(EncodePart(*writer_, state_.counts_of_parameters))
+                     : written;
+    WEFT_ASSIGN_OR_RETURN(const Blobs parts,
+                          ExchangeBlobs(bootstrap_, "parts of a checkpoint", part, options_.timeout));
     writer_.reset();
     state_.arrays.clear();
     phase_ = Phase::kCommitting;

@@ -90,15 +90,16 @@ ThreadPlan PlanThreads(const NodePlacement& placement) {
 absl::StatusOr<NodePlacement> FindPlacement(Bootstrap& bootstrap, absl::Duration timeout) {
   NodePlacement placement;
   const absl::StatusOr<std::optional<int>> limit = ThreadLimit();
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, limit.status(), timeout));
+  const absl::StatusOr<std::string> own =
+      limit.ok() ? absl::StatusOr<std::string>(absl::StrJoin(AffinityCpus(), ",")) : limit.status();
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> masks,
+                        ExchangeBlobs(bootstrap, "CPUs of ranks", own, timeout));
   placement.limit = *limit;
   placement.node_cpus = LauncherCpus();
   if (const LaunchEnvironment environment = ReadLaunchEnvironment(); environment.starter == Starter::kSlurm) {
     placement.node_cpus = std::min(placement.node_cpus, environment.node_cpus.value_or(placement.node_cpus));
     placement.unbound_start = "srun --cpu-bind=none";
   }
-  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> masks,
-                        bootstrap.AllGatherBlob(absl::StrJoin(AffinityCpus(), ","), timeout));
   for (const int rank : bootstrap.node_map().RanksOf(bootstrap.node())) {
     if (rank == bootstrap.rank()) {
       placement.self = static_cast<int>(placement.cpus_of_rank.size());

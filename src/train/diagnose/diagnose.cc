@@ -200,6 +200,16 @@ std::optional<std::string> OldestWait(const RecordOfRank& records) {
                       oldest->lane, " ", oldest->waiting_for, "; by now all ranks have submitted it");
 }
 
+// The operation may have ended before its rank wrote its record. The failure still names the late ranks.
+std::optional<std::string> FailedWait(const RecordOfRank& records) {
+  for (const auto& [rank, record] : records) {
+    if (!MetTheFailure(*record) || !absl::StrContains(record->failure, "waits for rank(s)")) continue;
+    return absl::StrCat("a rank was late: on rank ", rank, ", ", record->failure,
+                        "; by now all ranks have submitted it");
+  }
+  return std::nullopt;
+}
+
 absl::StatusOr<RecordOfRank> Index(absl::Span<const FlightRecord> records) {
   if (records.empty()) return absl::DataLossError("there is no flight recorder to diagnose");
   RecordOfRank by_rank;
@@ -248,6 +258,7 @@ absl::StatusOr<std::string> Diagnose(absl::Span<const FlightRecord> records) {
     return absl::StrCat(Ranks(missing), " left no flight recorder: ended, stopped, or not yet started");
   }
   if (const std::optional<std::string> wait = OldestWait(by_rank)) return *wait;
+  if (const std::optional<std::string> wait = FailedWait(by_rank)) return *wait;
   return absl::StrCat(
       "every operation was submitted by all its ranks",
       records[0].failure.empty() ? "" : absl::StrCat("; the failure was: ", records[0].failure));

@@ -19,6 +19,7 @@
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
 
 #include "src/train/files/file_io.h"
 #include "weft/core/status.h"
@@ -27,9 +28,12 @@ namespace weft {
 namespace {
 
 namespace fs = std::filesystem;
+using Names = std::vector<std::string>;
 
 constexpr const char* kStaging = ".weft-new-";
 constexpr const char* kBackup = ".weft-old-";
+constexpr const char* kMoves = "weft-moves";  // In a backup: the staging folder, and the names of its files.
+constexpr int64_t kMaxMovesBytes = 1 << 20;
 constexpr int kLockAttempts = 10;
 constexpr int64_t kSpareBytes = 1 << 20;  // For folders, and files of a few lines.
 
@@ -109,6 +113,85 @@ bool Exchange(const std::string& a, const std::string& b) {
   return renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
 }
 
+// The moves of an export: old files leave for a backup, then new files arrive, in this order.
+struct MoveList {
+  std::string staging;
+  Names old;
+  Names fresh;
+};
+
+std::string Format(const MoveList& moves) {
+  std::string text = absl::StrCat("staging ", moves.staging, "\n");
+  for (const std::string& name : moves.old) absl::StrAppend(&text, "old ", name, "\n");
+  for (const std::string& name : moves.fresh) absl::StrAppend(&text, "new ", name, "\n");
+  return text;
+}
+
+absl::StatusOr<MoveList> ReadMoveList(const std::string& path) {
+  WEFT_ASSIGN_OR_RETURN(const std::string text, ReadWholeFile(path, kMaxMovesBytes));
+  MoveList moves;
+  for (const absl::string_view line : absl::StrSplit(text, '\n', absl::SkipEmpty())) {
+    const std::pair<absl::string_view, absl::string_view> parts =
+        absl::StrSplit(line, absl::MaxSplits(' ', 1));
+    const std::string name(parts.second);
+    if (parts.first == "staging") {
+      moves.staging = name;
+    } else if (parts.first == "old" || parts.first == "new") {
+      (parts.first == "old" ? moves.old : moves.fresh).push_back(name);
+    } else {
+      return absl::DataLossError(absl::StrCat("'", path, "' is not a list of moves"));
+    }
+  }
+  if (moves.staging.empty() || moves.fresh.empty())
+    return absl::DataLossError(absl::StrCat("'", path, "' is not a list of moves"));
+  return moves;
+}
+
+absl::Status WriteNewFile(const std::string& path, const std::string& text) {
+  WEFT_ASSIGN_OR_RETURN(File file, File::CreateNew(path));
+  WEFT_RETURN_IF_ERROR(file.WriteAt(0, text.data(), text.size()));
+  return file.Close();
+}
+
+// Under another name first: a backup that is removed in part must not be restored.
+void RemoveBackup(const std::string& folder, const std::string& backup) {
+  const std::string removed = InFolder(folder, absl::StrCat(kStaging, UniqueSuffix()));
+  if (std::rename(backup.c_str(), removed.c_str()) == 0) RemoveTree(removed);
+}
+
+// Ends the moves of a killed run: backward, or only the removal of the backup if all new files had arrived.
+// Returns true if it has moved files back. Errors: those of the system, or kDataLoss (there is no list of
+// moves).
+absl::StatusOr<bool> RestoreBackup(const std::string& folder, const std::string& backup) {
+  WEFT_ASSIGN_OR_RETURN(Names kept, NamesIn(backup));
+  std::erase(kept, kMoves);
+  const absl::StatusOr<MoveList> listed = ReadMoveList(InFolder(backup, kMoves));
+  if (!listed.ok() && kept.empty()) {  // The run was killed before the first move.
+    RemoveBackup(folder, backup);
+    return false;
+  }
+  WEFT_RETURN_IF_ERROR(listed.status());
+  const MoveList& moves = *listed;
+  // False also if an old file of this name has not left yet.
+  const auto has_arrived = [&](const std::string& name) {
+    const bool was_there = std::find(moves.old.begin(), moves.old.end(), name) != moves.old.end();
+    return Exists(InFolder(folder, name)) && !Exists(InFolder(moves.staging, name)) &&
+           (!was_there || Exists(InFolder(backup, name)));
+  };
+  const bool complete = has_arrived(moves.fresh.back());
+  if (!complete) {
+    for (const std::string& name : moves.fresh) {
+      if (has_arrived(name)) unlink(InFolder(folder, name).c_str());
+    }
+    Moves back;
+    for (const std::string& name : kept) {
+      WEFT_RETURN_IF_ERROR(back.Move(InFolder(backup, name), InFolder(folder, name)));
+    }
+  }
+  RemoveBackup(folder, backup);
+  return !complete && !kept.empty();
+}
+
 bool IsWorkingFolder(const std::string& path) {
   struct stat folder {};
   struct stat here {};
@@ -125,6 +208,7 @@ absl::StatusOr<std::unique_ptr<OutputFolder>> OutputFolder::Claim(const std::str
   std::unique_ptr<OutputFolder> folder(new OutputFolder(resolved));
   WEFT_RETURN_IF_ERROR(folder->Create());
   WEFT_RETURN_IF_ERROR(folder->Lock());
+  folder->RestoreBackups();
   folder->RemoveLeftovers();
   if (faccessat(AT_FDCWD, folder->path_.c_str(), W_OK | X_OK, AT_EACCESS) != 0)
     return FolderError(errno, path);
@@ -174,6 +258,28 @@ absl::Status OutputFolder::Lock() {
   }
   return absl::InvalidArgumentError(absl::StrCat("another run writes to the folder '", path_,
                                                  "': wait until it has ended, or name another one"));
+}
+
+// Only for a locked folder, as RemoveLeftovers.
+void OutputFolder::RestoreBackups() {
+  if (fd_ < 0) return;
+  std::error_code ignored;
+  std::vector<std::string> backups;
+  for (auto entry = fs::directory_iterator(path_, ignored); !ignored && entry != fs::directory_iterator();
+       entry.increment(ignored)) {
+    if (absl::StartsWith(entry->path().filename().native(), kBackup)) backups.push_back(entry->path());
+  }
+  for (const std::string& backup : backups) {
+    const absl::StatusOr<bool> restored = RestoreBackup(path_, backup);
+    if (!restored.ok()) {
+      messages_.push_back(absl::StrCat("an export that was killed has left its old files in '", backup,
+                                       "': move them back, or remove that folder (",
+                                       restored.status().message(), ")"));
+    } else if (*restored) {
+      messages_.push_back(absl::StrCat("restored the files of '", path_,
+                                       "', which an export had moved before it was killed"));
+    }
+  }
 }
 
 // Only for a locked folder: without a lock the leftovers may be those of a run that lasts.
@@ -278,6 +384,11 @@ absl::Status OutputFolder::MoveFiles(const Names& old, Names fresh, const std::s
   const std::string backup = absl::StrCat(path_, "/", kBackup, UniqueSuffix());
   if (mkdir(backup.c_str(), 0777) != 0) return FolderError(errno, path_);
   std::stable_partition(fresh.begin(), fresh.end(), [&](const std::string& name) { return name != last; });
+  const MoveList list{staging_, old, fresh};
+  if (absl::Status listed = WriteNewFile(InFolder(backup, kMoves), Format(list)); !listed.ok()) {
+    RemoveTree(backup);
+    return listed;
+  }
   Moves moves;
   const auto move_all = [&]() -> absl::Status {
     // The old weights leave before all else, the new ones come after all else.
@@ -294,10 +405,11 @@ absl::Status OutputFolder::MoveFiles(const Names& old, Names fresh, const std::s
   };
   absl::Status status = move_all();
   if (status.ok()) {
-    RemoveTree(backup);
+    RemoveBackup(path_, backup);
   } else {
     moves.Undo();
-    rmdir(backup.c_str());  // Keeps what could not be moved back.
+    // Keeps what could not be moved back.
+    if (NamesIn(backup).value_or(Names{}) == Names{kMoves}) RemoveTree(backup);
   }
   return status;
 }

@@ -7,6 +7,8 @@
 //   system call. Files of the output folder that the run does not replace are linked into the staging folder
 //   first. If the system cannot do so (the output folder is a mount point, the working directory, or has
 //   folders in it), files are moved one by one: the old weights leave first, and the new weights come last.
+//   A run that is killed between two moves leaves the old files in a backup folder (.weft-old-*), with a list
+//   of the moves. The next run that claims the folder moves them back, unless all new files had arrived.
 // Why it suffices: weights are never seen beside files of another export. An error leaves the old files as
 //   they were.
 // Without it: a run that is killed during its export leaves a mixture.
@@ -28,9 +30,9 @@ namespace weft {
 class OutputFolder {
  public:
   // Creates the folder if it does not exist, locks it against other runs, and checks that files can be made
-  // there. Removes the staging folders of killed runs, but not the folder with the old files (.weft-old-*)
-  // that a run leaves if it is killed while it moves files. A file system without locks (some network file
-  // systems) is used without one, and nothing is removed there.
+  // there. Restores the files that killed runs have moved away, and removes their staging folders. A file
+  // system without locks (some network file systems) is used without one, and nothing is restored or removed
+  // there.
   // Errors: kInvalidArgument (another run has the folder), kNotFound, kPermissionDenied, kResourceExhausted,
   //   kDataLoss (names the path).
   static absl::StatusOr<std::unique_ptr<OutputFolder>> Claim(const std::string& path);
@@ -40,6 +42,9 @@ class OutputFolder {
   OutputFolder& operator=(const OutputFolder&) = delete;
 
   const std::string& path() const { return path_; }
+  // Messages about exports that were killed while they moved files: what Claim has restored, and backups that
+  // it could not restore.
+  const std::vector<std::string>& messages() const { return messages_; }
 
   // Checks that files of these sizes can be written. `what`: their name in messages, as in "the export".
   // Errors: kResourceExhausted (gives needed and free bytes).
@@ -59,6 +64,7 @@ class OutputFolder {
   explicit OutputFolder(std::string path) : path_(std::move(path)) {}
   absl::Status Create();
   absl::Status Lock();
+  void RestoreBackups();
   void RemoveLeftovers() const;
   bool Replace(const Names& old, const Names& kept) const;
   absl::Status MoveFiles(const Names& old, Names fresh, const std::string& last) const;
@@ -67,6 +73,7 @@ class OutputFolder {
   std::vector<std::string> created_;  // The folder and its parents, as far as Claim created them.
   int fd_ = -1;                       // The folder, if it is locked.
   std::string staging_;               // Empty if there is none.
+  std::vector<std::string> messages_;
 };
 
 }  // namespace weft

@@ -90,14 +90,14 @@ absl::Status Finish(const HfExport& target, const std::string& staging, const Ll
 // Makes the staging folder on rank 0, and tells all ranks where it is. Collective: all ranks.
 absl::StatusOr<std::string> Stage(Bootstrap& bootstrap, const HfExport* target,
                                   const SafetensorsLayout& layout, absl::Duration timeout) {
-  std::string staging;
-  const auto create = [&]() -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(staging, target->folder->Stage());
-    return SafetensorsWriter::Create(absl::StrCat(staging, "/", kWeights), layout);
+  const auto create = [&]() -> absl::StatusOr<std::string> {
+    WEFT_ASSIGN_OR_RETURN(std::string staging, target->folder->Stage());
+    WEFT_RETURN_IF_ERROR(SafetensorsWriter::Create(absl::StrCat(staging, "/", kWeights), layout));
+    return staging;
   };
-  WEFT_RETURN_IF_ERROR(
-      AgreeOnStatus(bootstrap, bootstrap.rank() == 0 ? create() : absl::OkStatus(), timeout));
-  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> folders, bootstrap.AllGatherBlob(staging, timeout));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> folders,
+                        ExchangeBlobs(bootstrap, "staging folder of the export",
+                                      bootstrap.rank() == 0 ? create() : std::string(), timeout));
   return folders[0];
 }
 

@@ -88,7 +88,8 @@ absl::Status RunCheckpoints::Resume() {
     // Rank 0 decides what the path is.
     std::string kind = "missing";
     if (IsFolder(path)) kind = IsFile(path + "/checkpoint.json") ? "checkpoint" : "folder";
-    WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> kinds, bootstrap_.AllGatherBlob(kind, timeout_));
+    WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> kinds,
+                          ExchangeBlobs(bootstrap_, "kind of --resume", kind, timeout_));
     if (kinds[0] == "missing") {
       return absl::NotFoundError(absl::StrCat("--resume ", path, ": there is no such folder"));
     }

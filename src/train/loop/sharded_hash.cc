@@ -8,6 +8,7 @@
 
 #include "src/train/files/shard_runs.h"
 #include "weft/core/status.h"
+#include "weft/mesh/process_group.h"
 #include "weft/train/weights_hash.h"
 
 namespace weft {
@@ -79,8 +80,7 @@ absl::Status CompareReplicas(absl::Span<const ShardDigests> digests, int shard_s
       if (ranks_of_value.size() == 1) continue;
       const std::vector<int> deviants = Deviants(ranks_of_value);
       return absl::InternalError(absl::StrCat(
-          "replicas differ in '", name, "': ", deviants.size() == 1 ? "rank " : "ranks ",
-          absl::StrJoin(deviants, ", "),
+          "replicas differ in '", name, "': ", RankList(deviants),
           deviants.size() == 1 ? " holds other weights than the others"
                                : " hold different weights, without a majority",
           "; a fault of memory or network, or a defect: go on from a checkpoint on other hosts"));
@@ -91,11 +91,14 @@ absl::Status CompareReplicas(absl::Span<const ShardDigests> digests, int shard_s
 
 absl::StatusOr<uint64_t> HashShards(Bootstrap& bootstrap, Module& model, const std::vector<ShardView>& shards,
                                     int shard_size, absl::Duration timeout) {
-  WEFT_ASSIGN_OR_RETURN(const ShardDigests own, DigestShards(model, shards));
-  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> parts, bootstrap.AllGatherBlob(Pack(own), timeout));
+  const absl::StatusOr<ShardDigests> own = DigestShards(model, shards);
+  const absl::StatusOr<std::string> packed =
+      own.ok() ? absl::StatusOr<std::string>(Pack(*own)) : own.status();
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> parts,
+                        ExchangeBlobs(bootstrap, "digests of weights", packed, timeout));
   std::vector<ShardDigests> digests;
   digests.reserve(parts.size());
-  for (const std::string& part : parts) digests.push_back(Unpack(part, own));
+  for (const std::string& part : parts) digests.push_back(Unpack(part, *own));
   WEFT_RETURN_IF_ERROR(CompareReplicas(digests, shard_size));
   ShardDigests sums = digests[0];
   for (size_t rank = 1; rank < static_cast<size_t>(shard_size); ++rank) {

@@ -71,9 +71,10 @@ class Run {
 
   absl::StatusOr<TrainReport> Execute() {
     const absl::Status status = RunPhases();
-    // The engine's destructor writes the flight recorder and ends the process if the environment allows it.
-    if (absl::IsDeadlineExceeded(status) && trainer_ != nullptr) trainer_->Fail(status);
-    WEFT_RETURN_IF_ERROR(status);
+    // Peers may wait for this rank in an operation. After a missed deadline, the engine's destructor writes
+    // the flight recorder and ends the process if the environment allows it.
+    if (!status.ok() && !IsAgreedError(status) && trainer_ != nullptr) trainer_->Fail(status);
+    WEFT_RETURN_IF_ERROR(AgreeOnCause(status));
     return report_;
   }
 
@@ -164,6 +165,10 @@ class Run {
       }
       for (const std::string& message : checkpoints_->messages())
         std::fprintf(output(), "%s\n", message.c_str());
+      if (export_) {
+        for (const std::string& message : export_->folder->messages())
+          std::fprintf(output(), "export   %s\n", message.c_str());
+      }
       std::fflush(output());
     }
     return absl::OkStatus();

@@ -82,11 +82,11 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(Bootstrap& bootstrap, c
                                                          RunPlan plan, std::unique_ptr<LlamaModel> model,
                                                          const ShardLoader& loader,
                                                          const EngineOptions& options) {
-  WEFT_ASSIGN_OR_RETURN(BatchSplitter splitter,
-                        BatchSplitter::Create(plan.seq_len, plan.document_separator, plan.context.split(),
-                                              bootstrap.rank() % plan.context.size));
+  absl::StatusOr<BatchSplitter> splitter = BatchSplitter::Create(
+      plan.seq_len, plan.document_separator, plan.context.split(), bootstrap.rank() % plan.context.size);
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, splitter.status(), options.timeout));
   std::unique_ptr<Trainer> trainer(
-      new Trainer(bootstrap, corpus, std::move(plan), std::move(splitter), std::move(model)));
+      new Trainer(bootstrap, corpus, std::move(plan), *std::move(splitter), std::move(model)));
   WEFT_RETURN_IF_ERROR(trainer->Connect(loader, options));
   trainer->optimizer_ = MakeOptimizer(trainer->plan_, trainer->sharded_->Shards());
   return trainer;

@@ -17,6 +17,7 @@
 
 #include "weft/core/hash.h"
 #include "weft/core/status.h"
+#include "weft/mesh/process_group.h"
 
 namespace weft {
 namespace {
@@ -197,17 +198,6 @@ std::map<std::string, std::string> Decode(const std::string& blob) {
   return values;
 }
 
-// "rank 3" or "ranks 0, 1, 2 and 5 others".
-std::string RankList(const std::vector<int>& ranks) {
-  constexpr size_t kShown = 4;
-  const size_t shown = ranks.size() > kShown + 1 ? kShown : ranks.size();
-  const std::string list =
-      absl::StrJoin(ranks.begin(), ranks.begin() + static_cast<std::ptrdiff_t>(shown), ", ");
-  const std::string rest =
-      shown < ranks.size() ? absl::StrCat(" and ", ranks.size() - shown, " others") : std::string();
-  return absl::StrCat(ranks.size() == 1 ? "rank " : "ranks ", list, rest);
-}
-
 // "--lr is 0.1 on rank 0 and 0.2 on ranks 1, 2". Empty if all ranks have one value.
 std::string DescribeDifference(const std::string& name,
                                const std::vector<std::map<std::string, std::string>>& values_of_rank) {
@@ -259,11 +249,12 @@ absl::Status AgreeOnProperties(Bootstrap& bootstrap, const std::vector<RunProper
                                absl::Duration timeout) {
   const std::string own = Encode(properties);
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> digests,
-                        bootstrap.AllGatherBlob(Hex(Hash64(own)), timeout));
+                        ExchangeBlobs(bootstrap, "digest of the run", Hex(Hash64(own)), timeout));
   if (std::set<std::string>(digests.begin(), digests.end()).size() == 1) return absl::OkStatus();
 
   // The details travel only if something differs.
-  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> blobs, bootstrap.AllGatherBlob(own, timeout));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> blobs,
+                        ExchangeBlobs(bootstrap, "properties of the run", own, timeout));
   std::vector<std::map<std::string, std::string>> values_of_rank;
   std::set<std::string> names;
   for (const std::string& blob : blobs) {

@@ -268,6 +268,27 @@ TEST(SharedLanes, HaveOneIndexOnAllRanksAlsoIfPartitionsHaveAGroupInCommon) {
   });
 }
 
+// The peers of the rank that fails add further lanes. They must neither wait for it nor take its error for an
+// index.
+TEST(SharedLanes, EndWithTheErrorOfARankThatFailsBetweenThem) {
+  RunRanksOnEveryNodeMap(3, [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    const auto add_lanes = [&]() -> absl::Status {
+      for (const LanePurpose purpose :
+           {LanePurpose::kAllGather, LanePurpose::kReduceScatter, LanePurpose::kControl}) {
+        WEFT_RETURN_IF_ERROR(fixture.engine->SharedLane(WorldGroup(bootstrap), purpose).status());
+        if (bootstrap.rank() == 1) return absl::ResourceExhaustedError("no memory for summaries");
+      }
+      return absl::OkStatus();
+    };
+    EXPECT_THAT(AgreeOnStatus(bootstrap, add_lanes(), absl::Seconds(120)),
+                StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("no memory for summaries")));
+    WEFT_ASSIGN_OR_RETURN(fixture.lane,
+                          fixture.engine->SharedLane(WorldGroup(bootstrap), LanePurpose::kControl));
+    return CheckEngineWorks(fixture);
+  });
+}
+
 TEST(SharedLanes, RefuseAGroupWithoutTheRankOnAllRanks) {
   RunRanksOnEveryNodeMap(3, [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));

@@ -42,13 +42,19 @@ class Clock {
     read_.notify_all();
     return now_ns_;
   }
+  // Waits for further reads.
   void AwaitReads(int reads) {
     std::unique_lock lock(mutex_);
-    read_.wait(lock, [&] { return reads_ >= reads; });
+    const int wanted = reads_ + reads;
+    read_.wait(lock, [&] { return reads_ >= wanted; });
+  }
+  void Set(int64_t now_ns) {
+    const std::lock_guard lock(mutex_);
+    now_ns_ = now_ns;
   }
 
  private:
-  const int64_t now_ns_;
+  int64_t now_ns_;
   std::mutex mutex_;
   std::condition_variable read_;
   int reads_ = 0;
@@ -135,6 +141,74 @@ TEST(Watchdog, WritesNothingIfTheProgramCausedTheFailure) {
   recorder.RecordFailure(absl::DataLossError("an unreadable file"));
   watchdog.DumpFailure();
   EXPECT_EQ(folder.FileCount(), 0U);
+}
+
+TEST(Watchdog, LetsAResetTakeItsTime) {
+  Recorder recorder(0, 1, 8);
+  Clock clock(100);
+  std::atomic<bool> ended{false};
+  std::promise<int> exit_code;
+  ::testing::internal::CaptureStderr();
+  {
+    Watchdog watchdog(
+        recorder, {kLimitNs, "", 0, 1}, [&] { return clock.Read(); },
+        [&](int code) {
+          ended = true;
+          exit_code.set_value(code);
+        });
+    {
+      const auto extension = watchdog.Extend(Watchdog::Task::kReset, /*until_ns=*/1000);
+      recorder.RecordFailure(absl::DeadlineExceededError("rank 1 is missing"));
+      clock.AwaitReads(30);  // More checks than a process survives without a reset.
+      EXPECT_FALSE(ended);
+    }
+    EXPECT_EQ(exit_code.get_future().get(), 86);  // The reset has failed.
+  }
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("rank 1 is missing"));
+}
+
+TEST(Watchdog, EndsAProcessWhoseResetExceedsItsDeadline) {
+  Recorder recorder(0, 1, 8);
+  Clock clock(1000);
+  std::promise<int> exit_code;
+  ::testing::internal::CaptureStderr();
+  {
+    Watchdog watchdog(
+        recorder, {kLimitNs, "", 0, 1}, [&] { return clock.Read(); },
+        [&](int code) { exit_code.set_value(code); });
+    const auto extension = watchdog.Extend(Watchdog::Task::kReset, /*until_ns=*/1000);
+    recorder.RecordFailure(absl::DeadlineExceededError("rank 1 is missing"));
+    EXPECT_EQ(exit_code.get_future().get(), 86);
+  }
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("rank 1 is missing"));
+}
+
+TEST(Watchdog, CountsTheLaterDeadlineOfAWait) {
+  constexpr int64_t kDeadlineNs = 10 * kLimitNs;
+  Recorder recorder(0, 1, 8);
+  recorder.Record(*RunningSince(0));
+  Clock clock(kDeadlineNs - 1);
+  std::atomic<bool> ended{false};
+  std::promise<int> exit_code;
+  ::testing::internal::CaptureStderr();
+  {
+    Watchdog watchdog(
+        recorder, {kLimitNs, "", 0, 1}, [&] { return clock.Read(); },
+        [&](int code) {
+          ended = true;
+          exit_code.set_value(code);
+        });
+    {
+      const auto longer = watchdog.Extend(Watchdog::Task::kWait, kDeadlineNs);
+      const auto shorter = watchdog.Extend(Watchdog::Task::kWait, kLimitNs);
+      clock.AwaitReads(9);
+    }
+    clock.AwaitReads(9);  // The limit counts anew.
+    EXPECT_FALSE(ended);
+    clock.Set(kDeadlineNs - 1 + kLimitNs);
+    EXPECT_EQ(exit_code.get_future().get(), 86);
+  }
+  EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("lane world/all_gather"));
 }
 
 TEST(Watchdog, DoesNothingBeforeTheLimit) {

@@ -1,0 +1,14 @@
+// Exit codes of weft's processes. docs/training.md lists them; mpirun passes on those that are not 0.
+#pragma once
+
+namespace weft {
+
+inline constexpr int kExitDone = 0;
+inline constexpr int kExitFailed = 1;         // Out of memory, a full disk, or a defect.
+inline constexpr int kExitBadUsage = 2;       // The command line or the configuration.
+inline constexpr int kExitBadFile = 3;        // An input or output file.
+inline constexpr int kExitNotFinite = 4;      // A loss, the gradient norm or a weight is infinite or NaN.
+inline constexpr int kExitRankMissing = 86;   // A rank failed, or did not respond in time.
+inline constexpr int kExitInterrupted = 130;  // A signal stopped the program.
+
+}  // namespace weft
