@@ -4,7 +4,7 @@
 #   tools/fuzz.sh [SECONDS [TARGET...]]    60 seconds for each target; all targets
 #
 # A finding is a crash, a leak, an input that takes more than 10 seconds, an allocation above 64 MB, or more than 1 GB of
-# memory. The input of a finding, and inputs that reach new code, stay in build/fuzz/work/TARGET. Exit code: 1 if there is a
+# memory. The input of a finding, and inputs that reach new code, stay in build/fuzz/corpus/TARGET. Exit code: 1 if there is a
 # finding.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -31,11 +31,11 @@ limits=(-max_len=65536 -timeout=10 -rss_limit_mb=1024 -malloc_limit_mb=64)
 found=0
 printf '%-20s %12s %10s %s\n' target executions per_second findings
 for target in "${targets[@]}"; do
-  work=build/fuzz/work/$target
-  mkdir -p "$work/corpus" "$work/findings" "$work/tmp"
-  log=$work/log
-  TMPDIR=$work/tmp build/fuzz/tests/fuzz/fuzz_"$target" "${limits[@]}" -max_total_time="$seconds" -print_final_stats=1 \
-    -artifact_prefix="$work/findings/" "$work/corpus" "tests/fuzz/corpus/$target" >"$log" 2>&1 && failed=0 || failed=1
+  folder=build/fuzz/corpus/$target
+  mkdir -p "$folder/corpus" "$folder/findings" "$folder/tmp"
+  log=$folder/log
+  TMPDIR=$folder/tmp build/fuzz/tests/fuzz/fuzz_"$target" "${limits[@]}" -max_total_time="$seconds" -print_final_stats=1 \
+    -artifact_prefix="$folder/findings/" "$folder/corpus" "tests/fuzz/corpus/$target" >"$log" 2>&1 && failed=0 || failed=1
   executions=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
   speed=$(sed -n 's/^stat::average_exec_per_sec: *//p' "$log")
   finding=none

@@ -153,7 +153,7 @@ class Quickstart(WeftCase):
     SCRIPT = pathlib.Path(__file__).resolve().parents[2] / "tools/quickstart.sh"
 
     def test_lets_its_caller_override_every_flag(self):
-        # The script is the real one. Set-up and build are stubs, and the program is a stub that runs one rank.
+        # The script is the real one. Set-up and build do nothing here, and the program runs one rank.
         nothing = "#!/bin/sh\n"
         for name, content in {"tools/quickstart.sh": self.SCRIPT.read_text(), "tools/setup.sh": nothing, "bin/cmake": nothing,
                               "build/release/bin/weft": f'#!/bin/sh\nshift 7\nexec "{self.weft}" "$@"\n'}.items():

@@ -116,11 +116,11 @@ endfunction()
 set(WEFT_THREAD_TEST_FOLDERS core mesh memory comm sharding context_parallel)
 add_custom_target(weft_thread_tests)
 
-# Compile options of tests; linked last, so that they override others. Under the sanitizers, sources of tests are neither optimized
-# nor checked for undefined behavior, which would take more than half of the build. The layers that they test are.
+# Compile options of tests; linked last, so that they override others. Under the sanitizers, sources of tests are hardly optimized
+# and not checked for undefined behavior, which would take more than half of the build. The layers that they test are.
 add_library(weft_test_options INTERFACE)
 if(WEFT_SANITIZE)
-  target_compile_options(weft_test_options INTERFACE -O0 -fno-sanitize=undefined)
+  target_compile_options(weft_test_options INTERFACE -Og -fno-sanitize=undefined)
 else()
   target_compile_options(weft_test_options INTERFACE $<$<CONFIG:Release>:-O1>)
 endif()
@@ -142,7 +142,7 @@ endfunction()
 # A GoogleTest program. Without MPI_RANKS it runs without mpirun, and its ranks, if any, are threads. With MPI_RANKS it runs once
 # under mpirun for each count, and the ranks agree on the verdict. A rank computes with one thread unless the test sets another
 # number, because ctest runs tests in parallel. A SINGLE_THREAD program is left out under ThreadSanitizer, which would find
-# nothing in it and does not support fibers. COST is about the time that a long test takes where it takes longest: ctest starts the
+# nothing in it. COST is about the time that a long test takes where it takes longest: ctest starts the
 # longest first, so that no core waits at the end. Programs that are not SLOW have the label `quick`; of runs over MPI, only the one
 # with two ranks has it.
 function(weft_test name)

@@ -29,7 +29,7 @@ Fiber::Fiber(size_t stack_bytes, std::function<void()> body)
 
 Fiber::~Fiber() {
   if (!finished_ && sanitizer_.RetainStack()) return;
-  sanitizer_.ClearStack();
+  sanitizer_.ReleaseStack();
   munmap(mapped_, mapped_bytes_);
 }
 

@@ -1,5 +1,5 @@
-// Annotations of fiber switches for AddressSanitizer. CMake chooses the implementation; other builds have an
-// empty one.
+// Annotations of fiber switches for AddressSanitizer and ThreadSanitizer. CMake chooses the implementation;
+// other builds have an empty one.
 #pragma once
 
 #include <cstddef>
@@ -22,17 +22,17 @@ class FiberSanitizer {
   // Call when a fiber is discarded before it has finished. True if its stack must stay mapped: LeakSanitizer
   // then reaches the memory that only this stack points to, and does not report it as leaked.
   bool RetainStack();
-  // Call before the stack is unmapped: memory that is mapped there later must not have the marks of its
-  // frames.
-  void ClearStack();
+  // Call before the stack is unmapped. Frees what the sanitizer knows of the fiber: memory that is mapped
+  // there later must not have the marks of its frames.
+  void ReleaseStack();
 
  private:
   const void* bottom_ = nullptr;  // The fiber's stack.
   size_t bytes_ = 0;
   const void* resumer_bottom_ = nullptr;  // The resumer's stack.
   size_t resumer_bytes_ = 0;
-  void* resumer_frames_ = nullptr;  // Fake stacks of AddressSanitizer.
-  void* own_frames_ = nullptr;
+  void* resumer_context_ = nullptr;  // The sanitizer's description of each side of a switch.
+  void* own_context_ = nullptr;
 };
 
 }  // namespace weft::internal

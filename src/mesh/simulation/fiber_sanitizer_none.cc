@@ -7,6 +7,6 @@ void FiberSanitizer::FinishSwitchOut() {}
 void FiberSanitizer::FinishSwitchIn() {}
 void FiberSanitizer::StartSwitchOut(bool /*finished*/) {}
 bool FiberSanitizer::RetainStack() { return false; }
-void FiberSanitizer::ClearStack() {}
+void FiberSanitizer::ReleaseStack() {}
 
 }  // namespace weft::internal

@@ -36,6 +36,8 @@ SuspendedCode NewStack(std::byte* bottom, size_t bytes, void (*entry)(void*), vo
 
 void SwitchStack(SuspendedCode& caller, SuspendedCode next) {
   ucontext_t context;
+  context
+      .uc_stack = {};  // swapcontext does not set it, and AddressSanitizer reads it when this code continues.
   caller = &context;
   swapcontext(&context, static_cast<ucontext_t*>(next));
 }

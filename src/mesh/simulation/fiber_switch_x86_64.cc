@@ -55,7 +55,7 @@ void weft_enter_stack();
 namespace weft::internal {
 namespace {
 
-// What weft_switch_stack pops. It starts code on a new stack in weft_enter_stack, which calls r13(r12).
+// The registers that weft_switch_stack pops. New code starts in weft_enter_stack, which calls r13(r12).
 struct Frame {
   uint32_t mxcsr = 0x1f80;       // The default of a process.
   uint16_t x87_control = 0x37f;  // Likewise.

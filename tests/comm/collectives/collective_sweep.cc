@@ -41,19 +41,19 @@ struct Case {
 double ValueOf(int rank, int64_t i) { return static_cast<double>((rank * 5 + i * 3) % 17 - 8); }
 
 std::vector<double> ValuesOf(int rank, int64_t begin, int64_t count) {
-  std::vector<double> values;
-  for (int64_t i = 0; i < count; ++i) values.push_back(ValueOf(rank, begin + i));
+  std::vector<double> values(static_cast<size_t>(count));
+  for (double& value : values) value = ValueOf(rank, begin++);
   return values;
 }
 
 std::vector<double> Reduced(int ranks, int64_t begin, int64_t count, ReduceOp op) {
-  std::vector<double> values;
-  for (int64_t i = begin; i < begin + count; ++i) {
-    double result = ValueOf(0, i);
+  std::vector<double> values = ValuesOf(0, begin, count);
+  for (double& result : values) {
     for (int rank = 1; rank < ranks; ++rank) {
-      result = op == ReduceOp::kMax ? std::max(result, ValueOf(rank, i)) : result + ValueOf(rank, i);
+      const double value = ValueOf(rank, begin);
+      result = op == ReduceOp::kMax ? std::max(result, value) : result + value;
     }
-    values.push_back(result);
+    ++begin;
   }
   return values;
 }
