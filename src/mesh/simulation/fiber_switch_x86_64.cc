@@ -75,8 +75,9 @@ static_assert(sizeof(Frame) % kStackAlignment == 0);
 
 SuspendedCode NewStack(std::byte* bottom, size_t bytes, void (*entry)(void*), void* argument) {
   // weft_enter_stack starts with an aligned stack pointer, just above the frame.
-  const uintptr_t end = (reinterpret_cast<uintptr_t>(bottom) + bytes) / kStackAlignment * kStackAlignment;
-  return new (reinterpret_cast<void*>(end - sizeof(Frame))) Frame{.r13 = entry, .r12 = argument};
+  std::byte* end = bottom + bytes;
+  end -= reinterpret_cast<uintptr_t>(end) % kStackAlignment;
+  return new (end - sizeof(Frame)) Frame{.r13 = entry, .r12 = argument};
 }
 
 void SwitchStack(SuspendedCode& caller, SuspendedCode next) { weft_switch_stack(&caller, next); }
