@@ -8,7 +8,6 @@
 
 #include "tests/comm/support/engine_fixture.h"
 #include "tests/support/thread_ranks.h"
-#include "weft/mesh/simulation.h"
 
 namespace weft::testing {
 namespace {
@@ -117,57 +116,6 @@ TEST(Leaving, AnExceptionAbortsTheEngineInsteadOfWaitingForAWork) {
                                       HasSubstr("rank 0: an exception destroyed barrier 'dropped'")));
     return absl::OkStatus();
   });
-}
-
-// Virtual time: the engine's timeout is ten minutes.
-TEST(Leaving, ReachesPeersInEverySimulatedSchedule) {
-  for (const NodeMap& nodes :
-       {NodeMap::RanksPerNode(6, 2), NodeMap::RanksPerNode(5, 1), NodeMap::OneNode(4)}) {
-    for (uint64_t seed = 1; seed <= 30; ++seed) {
-      SimOptions machine;
-      machine.seed = seed;
-      const SimReport report = RunSimulatedRanks(nodes, machine, [](Bootstrap& bootstrap) -> absl::Status {
-        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture,
-                              EngineFixture::Make(bootstrap, {}, /*segment_bytes=*/size_t{4} << 20));
-        for (int i = 0; i < 20; ++i) {
-          Work work = fixture.engine->Barrier(fixture.lane);
-          if (bootstrap.rank() == 0 && i == 10) return absl::OkStatus();
-          const absl::Status waited = work.Wait();
-          if (waited.ok()) continue;
-          EXPECT_GE(i, 10);  // The failure of a peer that is faster may end the last one, too.
-          EXPECT_THAT(waited, RankZeroHasLeft("barrier"));
-          return absl::OkStatus();
-        }
-        return absl::InternalError("20 barriers passed without rank 0");
-      });
-      EXPECT_OK(report.status()) << Describe(nodes) << ", seed " << seed;
-      EXPECT_LT(report.virtual_ns, int64_t{1'000'000'000}) << Describe(nodes) << ", seed " << seed;
-    }
-  }
-}
-
-TEST(Leaving, AWorkIsNotWaitedForAgainAfterTheEnginesTimeout) {
-  SimOptions machine;
-  const SimReport report =
-      RunSimulatedRanks(NodeMap::OneNode(2), machine, [](Bootstrap& bootstrap) -> absl::Status {
-        EngineOptions options;
-        options.timeout = absl::Seconds(100);
-        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture,
-                              EngineFixture::Make(bootstrap, options, /*segment_bytes=*/size_t{4} << 20));
-        if (bootstrap.rank() == 1) {
-          bootstrap.runtime().SleepFor(int64_t{150'000'000'000});
-          return absl::OkStatus();
-        }
-        {
-          Work work = fixture.engine->Barrier(fixture.lane);
-          EXPECT_TRUE(absl::IsDeadlineExceeded(work.Wait()));
-        }
-        EXPECT_THAT(fixture.engine->status(),
-                    StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr("waits for rank(s) 1")));
-        EXPECT_LT(bootstrap.runtime().NowNs(), int64_t{110'000'000'000});
-        return absl::OkStatus();
-      });
-  EXPECT_OK(report.status());
 }
 
 }  // namespace

@@ -6,7 +6,6 @@
 
 #include "tests/comm/support/engine_fixture.h"
 #include "tests/support/thread_ranks.h"
-#include "weft/mesh/simulation.h"
 
 namespace weft::testing {
 namespace {
@@ -81,17 +80,6 @@ TEST(ResetAfterError, MakesTheEngineWorkAgainAndAgain) {
   }
 }
 
-// Resets the engine until it works, or `limit` has passed.
-absl::Status ResetUntilItWorks(EngineFixture& fixture, Runtime& runtime, absl::Duration limit) {
-  const absl::Time begin = runtime.Now();
-  absl::Status status;
-  do {
-    status = fixture.engine->ResetAfterError();
-    if (status.ok()) status = CheckEngineWorks(fixture);
-  } while (!status.ok() && runtime.Now() - begin < limit);
-  return status;
-}
-
 // The rank that gave up is one round of blobs ahead of the late one.
 TEST(ResetAfterError, MayBeTriedAgainAfterADeadline) {
   for (const NodeMap& nodes : {NodeMap::OneNode(2), NodeMap::RanksPerNode(2, 1)}) {
@@ -111,30 +99,6 @@ TEST(ResetAfterError, MayBeTriedAgainAfterADeadline) {
       }
       return ResetUntilItWorks(fixture, bootstrap.runtime(), absl::Seconds(40));
     });
-  }
-}
-
-// Deadlines of 0.2 s of virtual time fall into every phase of the others' attempts.
-TEST(ResetAfterError, SucceedsOnAllRanksHoweverLateOneComes) {
-  constexpr int64_t kTimeoutNs = 200'000'000;
-  uint64_t seed = 0;
-  for (const NodeMap& nodes :
-       {NodeMap::OneNode(3), NodeMap::RanksPerNode(4, 2), NodeMap::RanksPerNode(3, 1)}) {
-    for (int64_t late_ns = 0; late_ns < 4 * kTimeoutNs; late_ns += kTimeoutNs / 10) {
-      SimOptions machine;
-      machine.seed = ++seed;
-      const SimReport report = RunSimulatedRanks(nodes, machine, [&](Bootstrap& bootstrap) -> absl::Status {
-        EngineOptions options = SmallSlices();
-        options.timeout = absl::Nanoseconds(kTimeoutNs);
-        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture,
-                              EngineFixture::Make(bootstrap, options, /*segment_bytes=*/size_t{4} << 20));
-        WEFT_RETURN_IF_ERROR(CheckEngineWorks(fixture));
-        WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));  // A reset would fail a peer that still checks.
-        if (bootstrap.rank() == 1) bootstrap.runtime().SleepFor(late_ns);
-        return ResetUntilItWorks(fixture, bootstrap.runtime(), absl::Seconds(100));
-      });
-      EXPECT_OK(report.status()) << Describe(nodes) << ", rank 1 is " << late_ns << " ns late";
-    }
   }
 }
 

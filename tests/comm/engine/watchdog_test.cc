@@ -46,7 +46,7 @@ class Clock {
   void AwaitReads(int reads) {
     std::unique_lock lock(mutex_);
     const int wanted = reads_ + reads;
-    read_.wait(lock, [&] { return reads_ >= wanted; });
+    EXPECT_TRUE(read_.wait_for(lock, std::chrono::seconds(60), [&] { return reads_ >= wanted; }));
   }
   void Set(int64_t now_ns) {
     const std::lock_guard lock(mutex_);
@@ -60,6 +60,23 @@ class Clock {
   int reads_ = 0;
 };
 
+// Takes the place of the end of the process.
+class End {
+ public:
+  std::function<void(int)> Function() {
+    return [this](int code) {
+      came_ = true;
+      code_.set_value(code);
+    };
+  }
+  bool came() const { return came_; }
+  int AwaitCode() { return code_.get_future().get(); }
+
+ private:
+  std::atomic<bool> came_{false};
+  std::promise<int> code_;
+};
+
 TEST(Watchdog, WritesTheRecorderAndEndsTheProcessWhenAnOperationIsStuck) {
   const TempFolder folder;
   Recorder recorder(/*rank=*/2, /*ranks=*/4, 8);
@@ -67,13 +84,13 @@ TEST(Watchdog, WritesTheRecorderAndEndsTheProcessWhenAnOperationIsStuck) {
   recorder.Record(*stuck);
   recorder.RecordWait(*stuck, "waits for rank(s) 1");
   Clock clock(100 + kLimitNs);
-  std::promise<int> exit_code;
+  End end;
   ::testing::internal::CaptureStderr();
   {
     const Watchdog watchdog(
         recorder, {kLimitNs, folder / "dumps", /*rank=*/2, /*ranks=*/1}, [&] { return clock.Read(); },
-        [&](int code) { exit_code.set_value(code); });
-    EXPECT_EQ(exit_code.get_future().get(), 86);
+        end.Function());
+    EXPECT_EQ(end.AwaitCode(), 86);
   }
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),
               AllOf(HasSubstr("rank 2"), HasSubstr("lane world/all_gather"), HasSubstr("waits for rank(s) 1"),
@@ -90,13 +107,12 @@ TEST(Watchdog, SaysWhyItCouldNotWriteTheRecorder) {
   Recorder recorder(0, 1, 8);
   recorder.Record(*RunningSince(0));
   Clock clock(2 * kLimitNs);
-  std::promise<int> exit_code;
+  End end;
   ::testing::internal::CaptureStderr();
   {
     const Watchdog watchdog(
-        recorder, {kLimitNs, folder / "file/dumps", 0, 1}, [&] { return clock.Read(); },
-        [&](int code) { exit_code.set_value(code); });
-    exit_code.get_future().wait();
+        recorder, {kLimitNs, folder / "file/dumps", 0, 1}, [&] { return clock.Read(); }, end.Function());
+    end.AwaitCode();
   }
   EXPECT_THAT(::testing::internal::GetCapturedStderr(),
               AllOf(HasSubstr("no flight recorder: cannot write"), HasSubstr("Not a directory")));
@@ -121,14 +137,13 @@ TEST(Watchdog, WritesTheRecorderOnceForEachFailure) {
 TEST(Watchdog, EndsAProcessThatSurvivesAMissedDeadline) {
   const TempFolder folder;
   Recorder recorder(0, 1, 8);
-  std::promise<int> exit_code;
+  End end;
   ::testing::internal::CaptureStderr();
   {
     const Watchdog watchdog(
-        recorder, {kLimitNs, folder.str(), 0, 1}, [] { return int64_t{0}; },
-        [&](int code) { exit_code.set_value(code); });
+        recorder, {kLimitNs, folder.str(), 0, 1}, [] { return int64_t{0}; }, end.Function());
     recorder.RecordFailure(absl::DeadlineExceededError("rank 1 is missing"));
-    EXPECT_EQ(exit_code.get_future().get(), 86);
+    EXPECT_EQ(end.AwaitCode(), 86);
   }
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("rank 1 is missing; run: weft diagnose"));
 }
@@ -146,23 +161,18 @@ TEST(Watchdog, WritesNothingIfTheProgramCausedTheFailure) {
 TEST(Watchdog, LetsAResetTakeItsTime) {
   Recorder recorder(0, 1, 8);
   Clock clock(100);
-  std::atomic<bool> ended{false};
-  std::promise<int> exit_code;
+  End end;
   ::testing::internal::CaptureStderr();
   {
     Watchdog watchdog(
-        recorder, {kLimitNs, "", 0, 1}, [&] { return clock.Read(); },
-        [&](int code) {
-          ended = true;
-          exit_code.set_value(code);
-        });
+        recorder, {kLimitNs, "", 0, 1}, [&] { return clock.Read(); }, end.Function());
     {
       const auto extension = watchdog.Extend(Watchdog::Task::kReset, /*until_ns=*/1000);
       recorder.RecordFailure(absl::DeadlineExceededError("rank 1 is missing"));
       clock.AwaitReads(30);  // More checks than a process survives without a reset.
-      EXPECT_FALSE(ended);
+      EXPECT_FALSE(end.came());
     }
-    EXPECT_EQ(exit_code.get_future().get(), 86);  // The reset has failed.
+    EXPECT_EQ(end.AwaitCode(), 86);  // The reset has failed.
   }
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("rank 1 is missing"));
 }
@@ -170,15 +180,14 @@ TEST(Watchdog, LetsAResetTakeItsTime) {
 TEST(Watchdog, EndsAProcessWhoseResetExceedsItsDeadline) {
   Recorder recorder(0, 1, 8);
   Clock clock(1000);
-  std::promise<int> exit_code;
+  End end;
   ::testing::internal::CaptureStderr();
   {
     Watchdog watchdog(
-        recorder, {kLimitNs, "", 0, 1}, [&] { return clock.Read(); },
-        [&](int code) { exit_code.set_value(code); });
+        recorder, {kLimitNs, "", 0, 1}, [&] { return clock.Read(); }, end.Function());
     const auto extension = watchdog.Extend(Watchdog::Task::kReset, /*until_ns=*/1000);
     recorder.RecordFailure(absl::DeadlineExceededError("rank 1 is missing"));
-    EXPECT_EQ(exit_code.get_future().get(), 86);
+    EXPECT_EQ(end.AwaitCode(), 86);
   }
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("rank 1 is missing"));
 }
@@ -186,27 +195,22 @@ TEST(Watchdog, EndsAProcessWhoseResetExceedsItsDeadline) {
 TEST(Watchdog, CountsTheLaterDeadlineOfAWait) {
   constexpr int64_t kDeadlineNs = 10 * kLimitNs;
   Recorder recorder(0, 1, 8);
-  recorder.Record(*RunningSince(0));
   Clock clock(kDeadlineNs - 1);
-  std::atomic<bool> ended{false};
-  std::promise<int> exit_code;
+  End end;
   ::testing::internal::CaptureStderr();
   {
     Watchdog watchdog(
-        recorder, {kLimitNs, "", 0, 1}, [&] { return clock.Read(); },
-        [&](int code) {
-          ended = true;
-          exit_code.set_value(code);
-        });
+        recorder, {kLimitNs, "", 0, 1}, [&] { return clock.Read(); }, end.Function());
     {
       const auto longer = watchdog.Extend(Watchdog::Task::kWait, kDeadlineNs);
       const auto shorter = watchdog.Extend(Watchdog::Task::kWait, kLimitNs);
+      recorder.Record(*RunningSince(0));
       clock.AwaitReads(9);
     }
     clock.AwaitReads(9);  // The limit counts anew.
-    EXPECT_FALSE(ended);
+    EXPECT_FALSE(end.came());
     clock.Set(kDeadlineNs - 1 + kLimitNs);
-    EXPECT_EQ(exit_code.get_future().get(), 86);
+    EXPECT_EQ(end.AwaitCode(), 86);
   }
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("lane world/all_gather"));
 }
@@ -215,13 +219,13 @@ TEST(Watchdog, DoesNothingBeforeTheLimit) {
   Recorder recorder(0, 1, 8);
   recorder.Record(*RunningSince(100));
   Clock clock(100 + kLimitNs - 1);
-  std::atomic<bool> ended{false};
+  End end;
   {
     const Watchdog watchdog(
-        recorder, {kLimitNs, "", 0, 1}, [&] { return clock.Read(); }, [&](int /*code*/) { ended = true; });
+        recorder, {kLimitNs, "", 0, 1}, [&] { return clock.Read(); }, end.Function());
     clock.AwaitReads(3);
   }
-  EXPECT_FALSE(ended);
+  EXPECT_FALSE(end.came());
 }
 
 TEST(Watchdog, StopsAtOnceWhenDestroyed) {

@@ -122,4 +122,15 @@ inline absl::Status CheckEngineWorks(EngineFixture& fixture) {
   return absl::InternalError("an all-reduce of ones did not give the number of ranks");
 }
 
+// Resets the engine until it works, or `limit` has passed.
+inline absl::Status ResetUntilItWorks(EngineFixture& fixture, Runtime& runtime, absl::Duration limit) {
+  const absl::Time begin = runtime.Now();
+  absl::Status status;
+  do {
+    status = fixture.engine->ResetAfterError();
+    if (status.ok()) status = CheckEngineWorks(fixture);
+  } while (!status.ok() && runtime.Now() - begin < limit);
+  return status;
+}
+
 }  // namespace weft::testing
