@@ -1,10 +1,14 @@
 #include <string>
 #include <variant>
 
+#include <absl/strings/str_format.h>
+
 #include "src/cli/command_line.h"
 #include "src/cli/toml_reader.h"
+#include "src/train/checkpoint/manifest.h"
 #include "tests/fuzz/targets.h"
 #include "tests/fuzz/temp_input.h"
+#include "weft/core/hash.h"
 #include "weft/core/status.h"
 #include "weft/train/diagnose.h"
 #include "weft/train/hf_config.h"
@@ -38,6 +42,18 @@ int FuzzFlightRecord(const uint8_t* data, size_t size) {
   const FlightRecord records[] = {*record, peer};
   const auto diagnosis = Diagnose(absl::MakeConstSpan(records).first(record->ranks == 1 ? 1 : 2));
   WEFT_CHECK(diagnosis.ok() && !diagnosis->empty(), "there is no diagnosis");
+  return 0;
+}
+
+int FuzzCheckpointManifest(const uint8_t* data, size_t size) {
+  // With the right checksum, so that what follows its check is reached.
+  std::string text(reinterpret_cast<const char*>(data), size);
+  absl::StrAppendFormat(&text, ",\n\"checksum\": \"%016x\"}\n", Hash64(text));
+  const auto manifest = ParseManifest(text, "checkpoint.json");
+  if (!manifest.ok()) return 0;
+  const std::string formatted = FormatManifest(*manifest);
+  const auto again = ParseManifest(formatted, "checkpoint.json");
+  WEFT_CHECK(again.ok() && FormatManifest(*again) == formatted, "the formatted manifest is another one");
   return 0;
 }
 

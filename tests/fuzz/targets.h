@@ -18,6 +18,8 @@ int FuzzSafetensorsIndex(const uint8_t* data, size_t size);
 int FuzzHfConfig(const uint8_t* data, size_t size);
 // A flight recorder.
 int FuzzFlightRecord(const uint8_t* data, size_t size);
+// The text of checkpoint.json up to its checksum.
+int FuzzCheckpointManifest(const uint8_t* data, size_t size);
 // The file of --config.
 int FuzzToml(const uint8_t* data, size_t size);
 // A data file. The first byte selects its format and the vocabulary.
