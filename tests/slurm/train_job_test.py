@@ -67,7 +67,7 @@ class TrainJob(unittest.TestCase):
 
     def saved_step(self, attempt):
         """The step of the checkpoint that the attempt has saved, when the job is back in the queue."""
-        pattern = r"stopped after step (\d+)(?:.*\n)*?train\.sbatch: saved; job \d+ goes back to the queue"
+        pattern = r"stopped by a signal after step (\d+)(?:.*\n)*?train\.sbatch: saved; job \d+ goes back to the queue"
         return int(self.wait_for("requeued job", lambda: re.findall(pattern, self.text())[attempt:])[0])
 
     def hash_of(self, job):
