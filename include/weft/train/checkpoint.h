@@ -25,9 +25,9 @@
 // Without it: a torn checkpoint replaces a good one.
 //
 // Note [Saving while training goes on]
-// Shards change only in the optimizer's update. After Start a thread of each rank writes them from where they
-// lie. BeforeUpdate copies the ranges that are not written yet, up to a limit of memory, and waits for the
-// rest to be written.
+// Shards change only in the optimizer's update. After Start a thread of each rank writes them to the files,
+// straight from the memory of the shards. BeforeUpdate copies the ranges that are not written yet, up to a
+// limit of memory, and waits until the others are written.
 //
 //   WEFT_ASSIGN_OR_RETURN(auto saver, CheckpointSaver::Open(bootstrap, "checkpoints", {}));
 //   ...
@@ -66,11 +66,11 @@ struct CheckpointArrays {
   std::vector<ShardView> shards;
 };
 
-// What one rank saves.
+// The state that one rank saves.
 struct CheckpointState {
   int64_t step = 0;
   std::vector<CheckpointArrays> arrays;
-  // Equal on all ranks. For the caller: a loader does not interpret them.
+  // Values for the caller, which a loader does not interpret. Equal on all ranks.
   std::map<std::string, int64_t> counts;
   std::map<std::string, std::string> properties;
   // Counts by parameter, of the parameters that the rank holds, such as numbers of updates. Ranks that hold
@@ -82,14 +82,14 @@ struct CheckpointState {
 
 struct CheckpointOptions {
   int64_t keep = 3;  // Newest checkpoints to keep; 0: all.
-  // Of a data file, as far as whole tensors allow.
+  // Largest size of a data file. A larger tensor has a file of its own.
   int64_t max_file_bytes = int64_t{4} << 30;
   // Memory of a rank for copies of ranges that an update would overwrite before they are written.
   int64_t snapshot_bytes = int64_t{256} << 20;
   // Ranks that hold the same elements share the writing: this rank is number `replica` of `replicas`.
   int replica = 0;
   int replicas = 1;
-  absl::Duration timeout = absl::Seconds(600);  // Of waits for other ranks.
+  absl::Duration timeout = absl::Seconds(600);  // Limit of each wait for other ranks or the device.
 };
 
 // Saver of checkpoints into one folder, which it locks against other runs.
@@ -119,17 +119,19 @@ class CheckpointSaver {
   // Begins to save. REQUIRES: no save is under way. Errors: kInvalidArgument (two arrays of one name, or
   // elements that no rank holds), and those of the system.
   absl::Status Start(CheckpointState state);
-  // Whether a save is under way, and its step.
+  // True while a save is under way.
   bool saving() const;
+  // The step of that save, or of the last one.
   int64_t saving_step() const;
-  // Call it before this rank's shards are written: see Note [Saving while training goes on]. Not collective.
+  // Call it before each update of this rank's shards: see Note [Saving while training goes on]. Not
+  // collective.
   // Errors: kDeadlineExceeded (the device does not take the data; names the file).
   absl::Status BeforeUpdate();
-  // Whether this rank has done its part of the current phase of the save. Ranks compare this at a step's end,
-  // and call Advance when all have. False if no save is under way.
+  // True if this rank has done its part of the current phase of a save. At the end of a step the caller
+  // compares this across ranks, and calls Advance if it is true on all of them. False without a save.
   bool CanAdvance() const;
-  // Next phase of the save: after the writing rank 0 commits, after the commit the save has ended.
-  // Returns whether it has ended. REQUIRES: CanAdvance on all ranks.
+  // Enters the next phase of the save: from writing to the commit by rank 0, or from the commit to the end.
+  // Returns true if the save has ended. REQUIRES: CanAdvance on all ranks.
   // Errors: those of the system on any rank; then the save has ended, and its files are removed.
   absl::StatusOr<bool> Advance();
   // Waits until the save under way has ended, if there is one. Errors: as Advance.
@@ -157,7 +159,7 @@ class Checkpoint {
   const std::map<std::string, int64_t>& counts() const;
   const std::map<std::string, std::string>& properties() const;
   const std::map<std::string, int64_t>& counts_of_parameters() const;
-  int64_t bytes() const;  // Of all files.
+  int64_t bytes() const;  // Total size of all files.
 
   // Checks that the checkpoint has an array of this name and shape. Errors: kNotFound, kDataLoss.
   absl::Status Check(std::string_view file, const std::string& name, const Shape& shape) const;
@@ -196,8 +198,9 @@ struct SkippedCheckpoint {
   absl::Status reason;
 };
 
-// The newest usable checkpoint of a folder, after all its checksums were checked. Ranks share the check.
-// Empty path: the folder has no checkpoint. `skipped`: newer ones that are damaged.
+// Returns the path of the newest usable checkpoint of a folder, after a check of all its checksums, which the
+// ranks share. An empty path means that the folder has no checkpoint. Sets `skipped` to the newer checkpoints
+// that are damaged.
 // Collective: all ranks. Errors: kDataLoss (there are checkpoints, but none is usable; names each).
 absl::StatusOr<std::string> FindCheckpoint(Bootstrap& bootstrap, const std::string& folder,
                                            std::vector<SkippedCheckpoint>& skipped, absl::Duration timeout);

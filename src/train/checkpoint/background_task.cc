@@ -22,7 +22,7 @@ struct BackgroundTask::Shared {
 BackgroundTask::BackgroundTask(std::function<absl::Status()> task) : shared_(std::make_shared<Shared>()) {
   std::thread([shared = shared_, task = std::move(task)]() mutable {
     absl::Status result = task();
-    task = nullptr;  // Frees what it uses before anybody learns of its end.
+    task = nullptr;  // Frees the captured objects before `done` becomes visible.
     {
       const MutexLock lock(shared->mutex);
       shared->result = std::move(result);

@@ -1,5 +1,5 @@
-// A task in a thread of its own. Waits for it have deadlines, also that of the destructor: a device may never
-// answer.
+// Task in a thread of its own. All waits for it have deadlines, in the destructor too, because a device may
+// never answer.
 //
 // Thread safety: one thread constructs, calls and destroys it.
 #pragma once
@@ -27,7 +27,7 @@ class BackgroundTask {
 
  private:
   struct Shared;
-  std::shared_ptr<Shared> shared_;  // With the thread.
+  std::shared_ptr<Shared> shared_;  // Shared with the thread.
 };
 
 }  // namespace weft

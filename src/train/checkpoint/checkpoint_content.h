@@ -40,7 +40,7 @@ struct Checkpoint::Content {
   };
 
   std::string folder;
-  CheckpointManifest manifest;                                  // Its ranges have moved to `files`.
+  CheckpointManifest manifest;                                  // Without ranges: `files` has them.
   std::vector<CheckedFile> files;                               // In the order of manifest.files.
   std::map<std::pair<std::string, std::string>, Array> arrays;  // By stem and name.
   mutable RangeCache cache;

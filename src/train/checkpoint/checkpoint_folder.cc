@@ -37,7 +37,7 @@ std::string Join(const std::string& folder, const std::string& name) {
   return absl::StrCat(folder, "/", name);
 }
 
-// Whether a name is that of a checkpoint; then `step` is set.
+// If `name` is that of a checkpoint, sets `step` and returns true.
 bool ParseName(const std::string& name, int64_t& step) {
   absl::string_view digits = name;
   return absl::ConsumePrefix(&digits, kPrefix) && absl::SimpleAtoi(digits, &step) &&
@@ -60,7 +60,7 @@ void RemoveTree(const std::string& path) {
   fs::remove_all(path, ignored);
 }
 
-// Renames a folder. If the target exists, it takes the source's name.
+// Renames a folder. If the target exists, exchanges the two.
 absl::Status MoveOrExchange(const std::string& from, const std::string& to) {
   if (std::rename(from.c_str(), to.c_str()) == 0) return absl::OkStatus();
   if (errno != ENOTEMPTY && errno != EEXIST) return ErrnoStatus(errno, "write", to);
@@ -101,7 +101,7 @@ absl::Status CheckpointFolder::Commit(const std::string& staged, int64_t step, i
   absl::Status status = SyncFolder(staged);
   if (status.ok()) status = MoveOrExchange(staged, Join(path(), name));
   if (status.ok()) status = SyncFolder(path());
-  RemoveTree(staged);  // After an exchange: the checkpoint that was replaced.
+  RemoveTree(staged);  // After an exchange this is the replaced checkpoint.
   WEFT_RETURN_IF_ERROR(status);
   WEFT_RETURN_IF_ERROR(WriteWholeFile(Join(path(), kLatest), name + "\n"));
   WEFT_RETURN_IF_ERROR(SyncFolder(path()));
@@ -116,7 +116,7 @@ absl::Status CheckpointFolder::RemoveOld(int64_t keep) const {
 }
 
 absl::Status CheckpointFolder::Remove(const std::string& name) const {
-  // Renamed first: a removal that is killed leaves no incomplete checkpoint.
+  // Renames the folder first, so that a killed removal leaves no incomplete checkpoint.
   const std::string removed = Join(path(), absl::StrCat(kRemoving, name, "-", UniqueSuffix()));
   if (std::rename(Join(path(), name).c_str(), removed.c_str()) != 0)
     return ErrnoStatus(errno, "remove", name);

@@ -30,8 +30,8 @@ class CheckpointFolder {
   // Makes an empty folder for the files of a checkpoint, and returns its path.
   absl::StatusOr<std::string> Stage(int64_t step);
   // Makes the staged checkpoint visible, points `latest` to it, and keeps the `keep` newest checkpoints
-  // (0: all), this one among them. After an error the staged folder is removed; `latest` and all older
-  // checkpoints are as before. REQUIRES: all files are flushed and closed.
+  // (0: all), this one among them. After an error the staged folder is gone, and `latest` names a complete
+  // checkpoint: this one or the one before. REQUIRES: all files are flushed and closed.
   absl::Status Commit(const std::string& staged, int64_t step, int64_t keep) const;
   // Removes a staged folder.
   static void Discard(const std::string& staged);

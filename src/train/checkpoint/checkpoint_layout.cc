@@ -18,7 +18,7 @@ int64_t BytesOf(const CheckpointLayout::Tensor& tensor) {
   return ElementCount(tensor.shape) * static_cast<int64_t>(sizeof(float));
 }
 
-// Consecutive tensors that lie in one file.
+// Splits tensors, in their order, into files of at most `max_file_bytes` or of one tensor.
 std::vector<Tensors> SplitIntoFiles(const Tensors& tensors, int64_t max_file_bytes) {
   std::vector<Tensors> files;
   int64_t bytes = 0;

@@ -19,7 +19,7 @@ namespace weft {
 class CheckpointLayout {
  public:
   struct Tensor {
-    std::string stem;  // Of the files that it lies in, as in "model".
+    std::string stem;  // Stem of its files, such as "model".
     std::string name;
     Shape shape;
   };
@@ -28,10 +28,10 @@ class CheckpointLayout {
     std::string name;
     SafetensorsLayout layout;
   };
-  // A range of elements that are contiguous in a file.
+  // Position of an element.
   struct Place {
-    size_t file;  // Index in files().
-    int64_t offset;
+    size_t file;     // Index in files().
+    int64_t offset;  // In bytes.
   };
 
   // Tensors of one stem fill files in their order; a file takes no further tensor if it would exceed
@@ -42,7 +42,7 @@ class CheckpointLayout {
   const std::vector<File>& files() const { return files_; }
   // Index files by name, of the stems that have several files.
   const std::map<std::string, std::string>& indexes() const { return indexes_; }
-  int64_t bytes() const;  // Of all files and indexes.
+  int64_t bytes() const;  // Total size of all files and indexes.
   // REQUIRES: the layout has the tensor.
   Place Find(const std::string& stem, const std::string& name, int64_t element) const;
 

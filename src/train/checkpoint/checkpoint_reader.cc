@@ -18,8 +18,8 @@ namespace {
 
 constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;
 
-// Whether a file belongs into a model folder: weights and their index, and files without arrays.
-bool IsOfModel(const std::string& name, const std::string& stem) {
+// True for the files of a model folder: weights and their index, and files without arrays.
+bool BelongsToModelFolder(const std::string& name, const std::string& stem) {
   if (!stem.empty()) return stem == "model";
   return !absl::EndsWith(name, ".safetensors.index.json") || absl::StartsWith(name, "model.");
 }
@@ -126,7 +126,7 @@ absl::Status Checkpoint::ExportHf(const std::string& folder) const {
   std::vector<std::string> names;
   std::vector<int64_t> bytes;
   for (const auto& [name, file] : content_->manifest.files) {
-    if (!IsOfModel(name, file.stem)) continue;
+    if (!BelongsToModelFolder(name, file.stem)) continue;
     names.push_back(name);
     bytes.push_back(file.bytes);
   }
@@ -135,7 +135,7 @@ absl::Status Checkpoint::ExportHf(const std::string& folder) const {
   size_t number = 0;
   for (const auto& [name, file] : content_->manifest.files) {
     const Content::CheckedFile& source = content_->files[number++];
-    if (!IsOfModel(name, file.stem)) continue;
+    if (!BelongsToModelFolder(name, file.stem)) continue;
     WEFT_ASSIGN_OR_RETURN(File copy, File::CreateNew(absl::StrCat(staging, "/", name)));
     WEFT_RETURN_IF_ERROR(source.CopyTo(copy));
     WEFT_RETURN_IF_ERROR(copy.Close());
@@ -145,7 +145,8 @@ absl::Status Checkpoint::ExportHf(const std::string& folder) const {
 
 absl::StatusOr<std::string> FindCheckpoint(Bootstrap& bootstrap, const std::string& folder,
                                            std::vector<SkippedCheckpoint>& skipped, absl::Duration timeout) {
-  // Rank 0's list counts: folders of hosts may differ for a moment.
+  // All ranks use the list of rank 0, because a network file system may show hosts different lists for a
+  // moment.
   const auto list = [&]() -> absl::StatusOr<std::string> {
     WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> names, ListCheckpoints(folder));
     return absl::StrJoin(names, "\n");

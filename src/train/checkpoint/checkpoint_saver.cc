@@ -115,7 +115,7 @@ absl::StatusOr<RankPart> DecodePart(std::string_view blob, size_t files) {
   return part;
 }
 
-// The hashes of a small file in pieces.
+// The ranges of a file whose whole content is in memory, with their hashes.
 std::vector<FileRange> RangesOf(std::string_view content) {
   std::vector<FileRange> ranges;
   for (size_t begin = 0; begin < content.size(); begin += kMaxRangeSpan) {
@@ -321,7 +321,7 @@ class CheckpointSaver::Impl {
     phase_ = Phase::kWriting;
   }
 
-  // The ranges that this rank writes. Replicas take them in turns.
+  // The ranges that this rank writes. Ranges are dealt to the replicas in turn.
   std::vector<SnapshotWriter::Item> MakeItems() const {
     std::vector<SnapshotWriter::Item> items;
     int64_t number = 0;
@@ -354,7 +354,7 @@ class CheckpointSaver::Impl {
     state_.arrays.clear();
     phase_ = Phase::kCommitting;
     if (!first()) return absl::OkStatus();
-    // The task shares what it uses: it outlives this object if the device does not answer.
+    // The task has copies of its inputs: it outlives this object if the device does not answer.
     Commit commit{folder_, staged_, *layout_, std::move(state_), options_.keep};
     commit_ = std::make_unique<BackgroundTask>([commit, parts] { return commit.Run(parts); });
     return absl::OkStatus();

@@ -17,7 +17,7 @@ void AppendRun(int64_t offset, int64_t bytes, std::vector<FileRange>& ranges) {
   }
 }
 
-// Whether a file of `file_bytes` can have the range. Written so that no value overflows.
+// True if a file of `file_bytes` can have the range. No intermediate value overflows.
 bool IsPossible(const FileRange& range, int64_t file_bytes) {
   if (range.offset < 0 || range.offset > file_bytes || range.run_bytes <= 0 || range.runs <= 0) return false;
   const int64_t rest = file_bytes - range.offset;
@@ -34,11 +34,10 @@ std::vector<FileRange> CutIntoRanges(const ShardPiece& piece, int64_t offset) {
   const int64_t run_bytes = piece.run_length * kElementBytes;
   const int64_t stride = piece.run_stride * kElementBytes;
   const int64_t first = offset + piece.start * kElementBytes;
-  // Runs in one range.
-  const int64_t most =
+  const int64_t max_runs =
       piece.runs > 1 && run_bytes < kMaxRangeSpan ? (kMaxRangeSpan - run_bytes) / stride + 1 : 1;
-  for (int64_t run = 0; run < piece.runs && run_bytes > 0; run += most) {
-    const int64_t runs = std::min(most, piece.runs - run);
+  for (int64_t run = 0; run < piece.runs && run_bytes > 0; run += max_runs) {
+    const int64_t runs = std::min(max_runs, piece.runs - run);
     if (runs == 1) {
       AppendRun(first + run * stride, run_bytes, ranges);
     } else {

@@ -16,7 +16,7 @@
 namespace weft {
 
 struct FileRange {
-  int64_t offset = 0;  // Of the first byte, in the file.
+  int64_t offset = 0;  // Position of the first byte in the file.
   int64_t run_bytes = 0;
   int64_t runs = 1;
   int64_t stride = 0;  // Distance between starts of runs, in bytes; 0 for one run.
@@ -28,7 +28,7 @@ struct FileRange {
   int64_t end() const { return offset + span(); }
 };
 
-// Most bytes from the first to the last of a range that a checkpoint writes or reads.
+// Upper limit of FileRange::span in a checkpoint.
 inline constexpr int64_t kMaxRangeSpan = int64_t{4} << 20;
 
 // Cuts the piece of a parameter into ranges of at most kMaxRangeSpan, in the order of its elements in memory.

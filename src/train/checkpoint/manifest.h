@@ -22,7 +22,7 @@ inline constexpr int kCheckpointFormat = 1;
 
 struct CheckpointManifest {
   struct File {
-    std::string stem;  // Of a file with arrays; empty for other files.
+    std::string stem;  // As in CheckpointLayout; empty for a file without arrays.
     int64_t bytes = 0;
     std::vector<FileRange> ranges;
   };

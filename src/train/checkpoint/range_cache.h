@@ -1,5 +1,5 @@
-// Ranges of a checkpoint that were read and checked last. Small reads that lie in one range, such as those of
-// a shard that is cut on a later dim, read it once.
+// LRU cache of the checked ranges of a checkpoint. Many small reads of one range, as for a shard that is
+// split on a later dim, read the file once.
 //
 // Thread safety: safe.
 #pragma once
@@ -34,7 +34,7 @@ class RangeCache {
     Bytes bytes;
   };
   Mutex mutex_;
-  std::list<Entry> entries_ ABSL_GUARDED_BY(mutex_);  // The last used first.
+  std::list<Entry> entries_ ABSL_GUARDED_BY(mutex_);  // Most recently used first.
   std::map<Key, std::list<Entry>::iterator> index_ ABSL_GUARDED_BY(mutex_);
   size_t bytes_ ABSL_GUARDED_BY(mutex_) = 0;
 };

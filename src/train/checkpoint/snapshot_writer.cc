@@ -39,7 +39,7 @@ absl::Status WriteRange(const File& file, const FileRange& range, const char* da
 
 }  // namespace
 
-// The writer's state, which the thread keeps alive.
+// State of the writer. The thread keeps it alive.
 class SnapshotWriter::Shared {
  public:
   Shared(std::vector<Target> targets, std::vector<Item> items, int64_t snapshot_bytes)
@@ -61,10 +61,10 @@ class SnapshotWriter::Shared {
   }
 
   absl::Status BeforeUpdate(absl::Duration timeout) {
-    // From the back: the thread writes from the front.
+    // Copies from the back, because the thread writes from the front.
     int64_t left = snapshot_bytes_;
     for (size_t i = items_.size(); i-- > 0;) {
-      if (!MayCopy(i, left)) continue;
+      if (!ReserveForCopy(i, left)) continue;
       const Item& item = items_[i];
       std::vector<char> copy(item.data, item.data + item.range.bytes());
       left -= item.range.bytes();
@@ -98,15 +98,15 @@ class SnapshotWriter::Shared {
  private:
   enum class State : uint8_t { kLive, kCopying, kCopied, kWriting, kWritten };
 
-  // Reserves an item for a copy.
-  bool MayCopy(size_t item, int64_t left) {
+  // Marks an item as being copied. Returns false if it needs no copy, or if it exceeds `left` bytes.
+  bool ReserveForCopy(size_t item, int64_t left) {
     const MutexLock lock(mutex_);
     if (done_ || states_[item] != State::kLive || items_[item].range.bytes() > left) return false;
     states_[item] = State::kCopying;
     return true;
   }
 
-  // The first item from `item` on whose memory the thread reads or will read.
+  // The first item at or after `item` whose live memory the thread reads or will read.
   size_t NextLive(size_t item) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     while (item < items_.size() && (states_[item] == State::kWritten || states_[item] == State::kCopied ||
                                     (states_[item] == State::kWriting && !copies_[item].empty()))) {
@@ -169,7 +169,7 @@ class SnapshotWriter::Shared {
   const int64_t snapshot_bytes_;
 
   mutable Mutex mutex_;
-  std::condition_variable_any changed_;                            // A state, done_ or stop_.
+  std::condition_variable_any changed_;                            // For states_, done_ and stop_.
   std::vector<State> states_ ABSL_GUARDED_BY(mutex_);              // By item.
   std::vector<std::vector<char>> copies_ ABSL_GUARDED_BY(mutex_);  // By item; empty without a copy.
   size_t first_live_ ABSL_GUARDED_BY(mutex_) = 0;                  // Items before it are written or copied.

@@ -21,7 +21,7 @@ class SnapshotWriter {
  public:
   // A range and the memory that has its bytes, end to end. The writer fills in the hash.
   struct Item {
-    size_t file;  // Index of its path.
+    size_t file;  // Index in `targets`.
     FileRange range;
     const char* data;
   };
@@ -51,7 +51,7 @@ class SnapshotWriter {
 
  private:
   class Shared;
-  std::shared_ptr<Shared> shared_;  // With the task.
+  std::shared_ptr<Shared> shared_;  // Shared with the task.
   BackgroundTask task_;             // Last: its destructor waits for the thread.
 };
 

@@ -37,7 +37,7 @@ std::vector<int64_t> ElementOffsets(const ShardPiece& piece, int64_t offset) {
   return offsets;
 }
 
-// The same, from ranges.
+// The offsets in the file of the elements of ranges, in their order in memory.
 std::vector<int64_t> ElementOffsets(const std::vector<FileRange>& ranges) {
   std::vector<int64_t> offsets;
   for (const FileRange& range : ranges) {
@@ -193,7 +193,7 @@ TEST(Manifest, DetectsEveryFlippedBitAndEveryTruncation) {
   for (size_t bit = 0; bit < text.size() * 8; ++bit) {
     std::string damaged = text;
     damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << (bit % 8)));
-    // The case of a hexadecimal digit carries nothing.
+    // The case of a hexadecimal digit has no meaning.
     if (absl::EqualsIgnoreCase(damaged, text)) continue;
     EXPECT_THAT(ParseManifest(damaged, "checkpoint.json").status(),
                 StatusIs(absl::StatusCode::kDataLoss, HasSubstr("checkpoint.json")))
@@ -205,7 +205,7 @@ TEST(Manifest, DetectsEveryFlippedBitAndEveryTruncation) {
   }
 }
 
-// The text with its hash made right again.
+// The text with its hash recomputed.
 std::string Rehashed(const std::string& text, const std::string& from, const std::string& to) {
   std::string changed = text;
   const size_t at = changed.find(from);
@@ -216,7 +216,7 @@ std::string Rehashed(const std::string& text, const std::string& from, const std
   return absl::StrCat(body, key, absl::StrFormat("%016x", Hash64(body)), "\"}\n");
 }
 
-TEST(Manifest, RefusesWrongValuesBehindARightChecksum) {
+TEST(Manifest, RefusesWrongValuesWithAValidChecksum) {
   const std::string text = FormatManifest(SomeManifest());
   EXPECT_THAT(ParseManifest(Rehashed(text, "\"format\":1", "\"format\":2"), "c").status(),
               StatusIs(absl::StatusCode::kUnimplemented, HasSubstr("format 2")));
