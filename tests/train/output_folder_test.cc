@@ -160,7 +160,7 @@ TEST_F(OutputFolderTest, LeavesNothingIfTheRunFails) {
   EXPECT_EQ(folder_.FileCount(), 0);
 }
 
-TEST_F(OutputFolderTest, RemovesWhatAKilledRunHasLeft) {
+TEST_F(OutputFolderTest, RemovesTheRemainsOfAKilledRun) {
   folder_.Write(".out.weft-new-123/weights", "partial");
   folder_.Write("out/.weft-new-123/weights", "partial");
   folder_.Write(".other.weft-new-123/weights", "of another folder");

@@ -176,11 +176,11 @@ TEST(SafetensorsReader, RefusesEveryOtherLengthOfTheHeader) {
   }
 }
 
-TEST(SafetensorsReader, RefusesNamesThatAreThereTwice) {
+TEST(SafetensorsReader, RefusesDuplicateNames) {
   EXPECT_THAT(ErrorOf(File(R"({"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},
                                "a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
                            "12345678")),
-              HasSubstr("tensor 'a' is there twice"));
+              HasSubstr("tensor 'a' is given twice"));
   EXPECT_THAT(ErrorOf(File(R"({"a":{"dtype":"F32","shape":[1],"shape":[1],"data_offsets":[0,4]}})", "1234")),
               HasSubstr("well-formed"));
   EXPECT_THAT(ErrorOf(File(R"({"__metadata__":{},"__metadata__":{}})", "")), HasSubstr("twice"));
@@ -210,7 +210,7 @@ TEST(SafetensorsReader, RefusesMalformedParts) {
   }
 }
 
-TEST(SafetensorsReader, BoundsWhatItKeepsOfAHeader) {
+TEST(SafetensorsReader, BoundsTheMemoryOfAHeader) {
   EXPECT_THAT(ErrorOf(File("{\"a\":" + std::string(200'000, '[') + std::string(200'000, ']') + "}", "")),
               HasSubstr("more than 8 levels"));
   EXPECT_THAT(ErrorOf(File("{\"" + std::string(2 << 20, 'x') + "\":1}", "")), HasSubstr("in one string"));

@@ -22,7 +22,7 @@ class File {
   // Never blocks. Errors: kDataLoss (the path leads to a folder, a FIFO or a device), and those of the
   // system.
   static absl::StatusOr<File> OpenForReading(const std::string& path);
-  // Creates a file. Errors: kDataLoss (something has this name, if only a link), and those of the system.
+  // Creates a file. Errors: kDataLoss (the path exists, even as a dangling link), and those of the system.
   static absl::StatusOr<File> CreateNew(const std::string& path);
   // Opens an existing file, to write parts of it. Does not follow a link in the last part of the path.
   static absl::StatusOr<File> OpenForUpdate(const std::string& path);
@@ -51,12 +51,12 @@ class File {
 
 // Reads a file of at most `max_bytes`. Errors: those of OpenForReading and ReadAll.
 absl::StatusOr<std::string> ReadWholeFile(const std::string& path, int64_t max_bytes);
-// Writes a file of a new name beside `path`, and renames it, so that no reader sees an incomplete file and a
-// link at `path` is replaced rather than followed. Leaves nothing behind on an error.
+// Writes a file with a new name beside `path`, and renames it to `path`. No reader sees an incomplete file,
+// and a link at `path` is replaced rather than followed. Leaves nothing behind after an error.
 absl::Status WriteWholeFile(const std::string& path, std::string_view content);
 // Flushes a folder's entries to the device.
 absl::Status SyncFolder(const std::string& path);
-// Digits that no other call on any host returns, for names of temporary files.
+// Random hexadecimal digits for names of temporary files, which no two calls on any hosts share.
 std::string UniqueSuffix();
 
 }  // namespace weft

@@ -9,18 +9,18 @@
 
 namespace weft {
 
-// A parser overrides four functions; each returns false to end the parse. `level()` is the number of arrays
-// and objects that are open.
+// A parser overrides the four functions On…; each returns false to end the parse. `level()` is the number of
+// open arrays and objects.
 class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
  public:
   using Value = nlohmann::json;
 
-  // A string, number, boolean or null.
+  // Called for a string, number, boolean or null.
   virtual bool OnScalar(Value value) = 0;
   virtual bool OnKey(const std::string& key) = 0;
-  // Before the level rises.
+  // Called before the level rises.
   virtual bool OnOpen(bool is_object) = 0;
-  // After the level has fallen.
+  // Called after the level has fallen.
   virtual bool OnClose() = 0;
 
   bool null() final { return OnScalar(nullptr); }

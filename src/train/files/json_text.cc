@@ -13,7 +13,7 @@ absl::Status TooMuch(int64_t limit, const char* what) {
   return absl::DataLossError(absl::StrCat("has more than ", limit, " ", what));
 }
 
-// State of a scan over the bytes of JSON.
+// Scanner that counts levels, values and token bytes of JSON text.
 class Scan {
  public:
   explicit Scan(const JsonLimits& limits) : limits_(limits) {}
@@ -84,14 +84,14 @@ std::string Excerpt(std::string_view text) {
   std::string excerpt;
   for (const char byte : text) {
     const auto code = static_cast<unsigned char>(byte);
-    // Cuts between characters, whose first byte is no continuation byte of UTF-8.
+    // Cuts before the first byte of a character, which is never a continuation byte of UTF-8.
     if (excerpt.size() >= kExcerptBytes && (code & 0xC0U) != 0x80U) return excerpt + "…";
     if (code < 0x20 || code == 0x7F) {
       absl::StrAppend(&excerpt, "\\x", absl::Hex(code, absl::kZeroPad2));
     } else {
       excerpt.push_back(byte);
     }
-    if (excerpt.size() >= 2 * kExcerptBytes) return excerpt + "…";  // No UTF-8.
+    if (excerpt.size() >= 2 * kExcerptBytes) return excerpt + "…";  // Not UTF-8.
   }
   return excerpt;
 }

@@ -1,4 +1,4 @@
-// Access to the files of a model folder, which may come from a stranger.
+// Access to the files of a model folder, which may be untrusted.
 #pragma once
 
 #include <cstdint>
@@ -21,8 +21,8 @@ absl::StatusOr<File> OpenModelFile(const std::string& folder, const std::string&
 absl::StatusOr<std::string> ReadModelFile(const std::string& folder, const std::string& name,
                                           int64_t max_bytes);
 
-// Whether a file of this name has weights, or is their index. Beside those of another export, which may be in
-// another number of files, it would be loaded.
+// True for the name of a file with weights, or of their index. An export removes such files of an earlier
+// export, because readers would load them.
 bool IsWeightsFile(const std::string& name);
 
 }  // namespace weft

@@ -94,8 +94,8 @@ class Moves {
   std::vector<std::pair<std::string, std::string>> done_;
 };
 
-// The place beside the folder for its staging folder; nullopt if it is on another file system.
-std::optional<std::string> PlaceBeside(const std::string& path) {
+// The start of the path of a staging folder beside `path`; nullopt if the parent is on another file system.
+std::optional<std::string> StagingPrefixBeside(const std::string& path) {
   const std::string parent = ParentOf(path);
   struct stat own {};
   struct stat above {};
@@ -113,7 +113,8 @@ bool Exchange(const std::string& a, const std::string& b) {
   return renameat2(AT_FDCWD, a.c_str(), AT_FDCWD, b.c_str(), RENAME_EXCHANGE) == 0;
 }
 
-// The moves of an export: old files leave for a backup, then new files arrive, in this order.
+// The moves of an export: first the old files into a backup, then the new files into the folder, in the order
+// of the lists.
 struct MoveList {
   std::string staging;
   Names old;
@@ -153,15 +154,14 @@ absl::Status WriteNewFile(const std::string& path, const std::string& text) {
   return file.Close();
 }
 
-// Under another name first: a backup that is removed in part must not be restored.
+// Renames the backup before its removal: a backup that is removed in part must not be restored.
 void RemoveBackup(const std::string& folder, const std::string& backup) {
   const std::string removed = InFolder(folder, absl::StrCat(kStaging, UniqueSuffix()));
   if (std::rename(backup.c_str(), removed.c_str()) == 0) RemoveTree(removed);
 }
 
-// Ends the moves of a killed run: backward, or only the removal of the backup if all new files had arrived.
-// Returns true if it has moved files back. Errors: those of the system, or kDataLoss (there is no list of
-// moves).
+// Undoes the moves of a killed run, unless all new files had arrived; then removes the backup. Returns true
+// if it has moved files back. Errors: those of the system, or kDataLoss (there is no list of moves).
 absl::StatusOr<bool> RestoreBackup(const std::string& folder, const std::string& backup) {
   WEFT_ASSIGN_OR_RETURN(Names kept, NamesIn(backup));
   std::erase(kept, kMoves);
@@ -172,7 +172,7 @@ absl::StatusOr<bool> RestoreBackup(const std::string& folder, const std::string&
   }
   WEFT_RETURN_IF_ERROR(listed.status());
   const MoveList& moves = *listed;
-  // False also if an old file of this name has not left yet.
+  // Also false if an old file of this name is still in the folder.
   const auto has_arrived = [&](const std::string& name) {
     const bool was_there = std::find(moves.old.begin(), moves.old.end(), name) != moves.old.end();
     return Exists(InFolder(folder, name)) && !Exists(InFolder(moves.staging, name)) &&
@@ -260,7 +260,7 @@ absl::Status OutputFolder::Lock() {
                                                  "': wait until it has ended, or name another one"));
 }
 
-// Only for a locked folder, as RemoveLeftovers.
+// Does nothing without a lock, as RemoveLeftovers.
 void OutputFolder::RestoreBackups() {
   if (fd_ < 0) return;
   std::error_code ignored;
@@ -282,7 +282,7 @@ void OutputFolder::RestoreBackups() {
   }
 }
 
-// Only for a locked folder: without a lock the leftovers may be those of a run that lasts.
+// Does nothing without a lock: the leftovers could be the files of a live run.
 void OutputFolder::RemoveLeftovers() const {
   if (fd_ < 0) return;
   const std::string beside = absl::StrCat(".", NameOf(path_), kStaging);
@@ -318,7 +318,7 @@ absl::Status OutputFolder::CheckSpace(const char* what, const std::vector<int64_
 
 absl::StatusOr<std::string> OutputFolder::Stage() {
   const std::string name = absl::StrCat(kStaging, UniqueSuffix());
-  if (const auto beside = PlaceBeside(path_)) {
+  if (const auto beside = StagingPrefixBeside(path_)) {
     std::string staging = *beside + name;
     if (mkdir(staging.c_str(), 0777) == 0) return staging_ = std::move(staging);
   }
@@ -369,7 +369,7 @@ bool OutputFolder::Replace(const Names& old, const Names& kept) const {
     for (size_t i = 0; i < linked; ++i) unlink(InFolder(staging_, kept[i]).c_str());
     return false;
   }
-  // The staging folder, if there is one, has the old files now. Files that came meanwhile move to the new
+  // After an exchange the staging folder has the old files. Files that were added meanwhile move to the new
   // folder.
   for (const std::string& name : NamesIn(staging_).value_or(Names{})) {
     const std::string target = InFolder(path_, name);
@@ -391,7 +391,7 @@ absl::Status OutputFolder::MoveFiles(const Names& old, Names fresh, const std::s
   }
   Moves moves;
   const auto move_all = [&]() -> absl::Status {
-    // The old weights leave before all else, the new ones come after all else.
+    // The old weights leave first, and the new ones come last.
     if (std::find(old.begin(), old.end(), last) != old.end()) {
       WEFT_RETURN_IF_ERROR(moves.Move(InFolder(path_, last), InFolder(backup, last)));
     }

@@ -1,8 +1,8 @@
 // Output folder of a run: locked while the run lasts, and filled as a whole at its end.
 //
 // Note [Output folders]
-// Problem: a reader that meets new weights beside an old configuration, or beside old shards, loads a wrong
-// model.
+// Problem: a reader that finds new weights beside an old configuration, or beside old shards, loads a wrong
+//   model.
 // Rule: new files are written to a staging folder, which then takes the place of the output folder by one
 //   system call. Files of the output folder that the run does not replace are linked into the staging folder
 //   first. If the system cannot do so (the output folder is a mount point, the working directory, or has
@@ -42,8 +42,8 @@ class OutputFolder {
   OutputFolder& operator=(const OutputFolder&) = delete;
 
   const std::string& path() const { return path_; }
-  // Messages about exports that were killed while they moved files: what Claim has restored, and backups that
-  // it could not restore.
+  // Messages about exports that were killed while they moved files: the files that Claim has restored, and
+  // the backups that it could not restore.
   const std::vector<std::string>& messages() const { return messages_; }
 
   // Checks that files of these sizes can be written. `what`: their name in messages, as in "the export".
@@ -52,8 +52,8 @@ class OutputFolder {
   // Makes an empty staging folder, and returns its path. Errors: as Claim.
   absl::StatusOr<std::string> Stage();
   // Moves the staged files into place, `last` after all others. They replace files of the same names, and
-  // files for which `is_obsolete`. After an error the folder is as before. REQUIRES: Stage; all files are
-  // closed.
+  // files for which `is_obsolete` is true. After an error the folder is as before, unless only the final
+  // flush failed. REQUIRES: Stage; all files are closed.
   absl::Status Commit(const std::string& last, absl::FunctionRef<bool(const std::string&)> is_obsolete);
   // Removes the staging folder.
   void Discard();

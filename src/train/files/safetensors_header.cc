@@ -60,12 +60,12 @@ std::optional<int64_t> CheckedBytes(const std::vector<uint64_t>& shape, int64_t 
   return bytes;
 }
 
-// A parser with the first error that it met.
+// Base of the parsers. Keeps the first error.
 class Parser : public JsonEvents {
  public:
   explicit Parser(const std::string& path) : path_(path) {}
 
-  // The error of the text, if it has one. `not_json` is that of text that is no JSON object.
+  // Parses the text and returns its first error. `not_json`: the message for text that is not a JSON object.
   absl::Status Parse(std::string_view text, const char* not_json) {
     if (const absl::Status status = CheckJsonText(text, kLimits); !status.ok()) {
       return Damaged(path_, ToAbsl(ToStd(status.message())));
@@ -80,7 +80,7 @@ class Parser : public JsonEvents {
     status_ = Damaged(path_, what);
     return false;
   }
-  // Whether the outermost value is an object. Call it at level 0.
+  // Returns true if the outermost value is an object. Call it at level 0.
   bool OpenRoot(bool is_object) { return is_object_ = is_object; }
   const std::string& path() const { return path_; }
 
@@ -151,13 +151,13 @@ class HeaderParser : public Parser {
     shape_.clear();
     range_.clear();
     if (in_metadata_) {
-      return !std::exchange(has_metadata_, true) || Fail("__metadata__ is there twice");
+      return !std::exchange(has_metadata_, true) || Fail("__metadata__ is given twice");
     }
     if (entries_.size() == kMaxTensors) {
       return Fail(
           absl::StrCat("has more than ", kMaxTensors, " tensors: it is damaged, or not a file of weights"));
     }
-    return entries_.count(name) == 0 || FailTensor("is there twice");
+    return entries_.count(name) == 0 || FailTensor("is given twice");
   }
 
   bool AddTensor() {
@@ -212,7 +212,7 @@ class HeaderParser : public Parser {
   uint64_t data_bytes_;
   Entries entries_;
   bool has_metadata_ = false;
-  // The tensor, or the metadata, that is being read.
+  // State of the tensor, or of the metadata, that is being read.
   std::string name_;
   bool in_metadata_ = false;
   bool has_dtype_ = false;
@@ -224,7 +224,7 @@ class HeaderParser : public Parser {
   std::vector<uint64_t>* list_ = nullptr;  // The list that the last key named.
 };
 
-// A name of a file in the folder itself.
+// True for the name of a file in the folder itself.
 bool IsFileName(const std::string& name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos &&
          name.find('\0') == std::string::npos;
@@ -278,7 +278,7 @@ absl::StatusOr<std::map<std::string, SafetensorsEntry>> ParseSafetensorsHeader(s
                                                                                int64_t file_bytes) {
   constexpr const char* kNotJson =
       "has a header that is not a JSON object: the file is damaged or not a safetensors file";
-  // The format wants the brace at once. The parser would skip white space and a byte order mark.
+  // The format requires '{' as the first byte, but the parser would skip white space and a byte order mark.
   if (header.empty() || header.front() != '{') return Damaged(path, kNotJson);
   const int64_t data_start = kLengthBytes + static_cast<int64_t>(header.size());
   if (data_start > file_bytes) {

@@ -1,8 +1,7 @@
 // Parsers of the JSON in a model folder's weights: the header of a safetensors file, and the index of
 // several.
 //
-// They keep nothing but their results, whose number is limited, so their memory is bounded by that of the
-// text.
+// They keep only their results, whose number is limited. The text therefore bounds their memory.
 #pragma once
 
 #include <map>

@@ -70,7 +70,7 @@ SafetensorsWriter::SafetensorsWriter(SafetensorsWriter&&) noexcept = default;
 SafetensorsWriter::~SafetensorsWriter() = default;
 
 absl::Status SafetensorsWriter::Create(const std::string& path, const SafetensorsLayout& layout) {
-  Discard(path);  // The partial file of an earlier run, or whatever else has its name.
+  Discard(path);  // An earlier run may have left its partial file.
   WEFT_ASSIGN_OR_RETURN(File file, File::CreateNew(PartialPath(path)));
   absl::Status status = file.Reserve(layout.file_bytes());
   if (status.ok()) {
