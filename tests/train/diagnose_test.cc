@@ -100,12 +100,12 @@ TEST(Diagnose, SaysThatNothingIsMissing) {
               HasSubstr("every operation was submitted by all its ranks"));
 }
 
-// Its peers had given up by then.
+// The late rank submitted its operation after its peers had timed out.
 TEST(Diagnose, NamesTheRankForWhichPeersWaitedIfItHasSubmittedSince) {
   std::vector<FlightRecord> records = {RecordOf(0, 8), RecordOf(1, 8), RecordOf(2, 8), RecordOf(3, 8)};
   records[1].failure = "deadline passed";
   records[1].operations.back().waiting_for = "waits for rank(s) 2";
-  // The late rank, which has learned of the failure, waited for others in its turn.
+  // The late rank has learned of the failure while it waited for others itself.
   records[2].failure = "rank 1: deadline passed";
   records[2].operations.back().waiting_for = "waits for rank(s) 0";
   records[2].operations.back().submitted_ns = 0;

@@ -1,4 +1,4 @@
-// The memory that a run needs at least, and the check of it.
+// Lower bound of the memory of a run, and the check of it.
 #include "src/train/plan/memory_need.h"
 
 #include <gmock/gmock.h>

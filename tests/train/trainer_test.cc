@@ -32,7 +32,7 @@ TrainConfig SplitConfig(const TempFolder& folder) {
   return config;
 }
 
-// Its peers would wait for it in the next exchange.
+// Without an agreement, the peers of that rank would wait for it in the next exchange.
 TEST(Trainer, EndsOnAllRanksWithTheErrorOfARankThatCannotSplitSequences) {
   const TempFolder folder;
   const TrainConfig config = SplitConfig(folder);

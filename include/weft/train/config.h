@@ -49,7 +49,7 @@ enum class DecayScope : uint8_t { kAll, kMatrices };
 // Evaluation: the loss on separate data, without training on them.
 struct EvalOptions {
   std::vector<std::string> paths;    // Empty: no evaluation.
-  int64_t interval = 0;              // Steps between evaluations; 0: none before the one at the end.
+  int64_t interval = 0;              // Steps between evaluations; 0: only at the end.
   std::optional<int64_t> sequences;  // Evaluates at most this many, from the first. Default: all.
 };
 
@@ -92,7 +92,7 @@ struct ContextOptions {
 };
 
 struct ParallelOptions {
-  int64_t dp_replicate = 1;  // -1, allowed in one of the two: all remaining ranks.
+  int64_t dp_replicate = 1;  // -1: all remaining ranks. Allowed in only one of the two.
   int64_t dp_shard = -1;
   ContextOptions context;
   bool zero_copy = true;

@@ -19,7 +19,7 @@ struct FlightRecord {
   struct Lane {
     std::string name;
     uint64_t index = 0;      // Equal on all ranks of the group.
-    std::vector<int> ranks;  // Of its group.
+    std::vector<int> ranks;  // Ranks of its group.
     uint64_t submitted = 0;  // The last sequence that this rank submitted.
   };
   struct Operation {
@@ -50,8 +50,8 @@ absl::StatusOr<FlightRecord> ParseFlightRecord(std::string_view text, const std:
 // Errors: kNotFound, kPermissionDenied, kDataLoss (names the path).
 absl::StatusOr<std::vector<FlightRecord>> ReadFlightRecords(absl::Span<const std::string> paths);
 
-// One line: the ranks that disagree about an operation; else the ranks that are late, the oldest operation
-// that others wait for, and what the late ranks do; else that nothing is missing.
+// Returns one line. It names the ranks that disagree about an operation; or else the late ranks, the oldest
+// operation that others wait for, and the phases of the late ranks; or else says that nothing is missing.
 // Errors: kDataLoss (no record, or records of runs with different numbers of ranks, or two of one rank).
 absl::StatusOr<std::string> Diagnose(absl::Span<const FlightRecord> records);
 

@@ -76,7 +76,7 @@ class MetricsFile {
   absl::Status Write(const StepMetrics& metrics);
 
  private:
-  // A file with any lines.
+  // Opens the file, whatever lines it has.
   static absl::StatusOr<MetricsFile> Open(const std::string& path);
   MetricsFile(int fd, std::string path) : fd_(fd), path_(std::move(path)) {}
   int fd_;

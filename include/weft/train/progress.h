@@ -13,7 +13,7 @@ namespace weft {
 
 // "step 12/100  loss 3.1234  norm 1.234  12.3k tokens/s  0.123 TFLOP/s  41 ms  comm 3 ms  210 MiB  ETA 0:12".
 // The caller estimates `seconds_left`. The line consists of fields that two spaces separate. If it is longer
-// than `columns`, the fields after the norm are left out, from the least important on.
+// than `columns`, fields after the norm are left out, the least important ones first.
 std::string ProgressLine(const StepMetrics& metrics, int64_t total_steps, double seconds_left,
                          size_t columns = std::numeric_limits<size_t>::max());
 
@@ -29,8 +29,8 @@ class ProgressPrinter {
   ProgressPrinter(const ProgressPrinter&) = delete;
   ProgressPrinter& operator=(const ProgressPrinter&) = delete;
 
-  // Prints the step's line. A second line, which stays on a terminal, tells of an evaluation that followed
-  // the step, or that the step was `skipped`.
+  // Prints the step's line. If the step was `skipped`, or an evaluation followed it, prints a line about that
+  // as well, which stays on a terminal.
   void Print(const StepMetrics& metrics, bool skipped);
   // Prints a line that stays on a terminal.
   void PrintLine(std::string_view text);

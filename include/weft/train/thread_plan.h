@@ -15,7 +15,7 @@ namespace weft {
 struct ThreadPlan {
   int threads = 1;
   std::string reason;                 // "2 CPUs shared by 4 ranks".
-  std::vector<std::string> warnings;  // Bad placements of ranks, each with the flag that fixes it.
+  std::vector<std::string> warnings;  // Bad placements of ranks, each with a remedy.
 };
 
 // The CPUs of one node and of its ranks.

@@ -28,7 +28,7 @@ struct TrainEnvironment {
   // ranks stop after that step, save a checkpoint if there is a folder for it, and export nothing.
   const std::atomic<bool>* stop = nullptr;
   // Request for a checkpoint; may be null. The run resets it. If it is true on any rank at the start of a
-  // step, all ranks save after that step. Without --checkpoint-dir only a message follows.
+  // step, all ranks save after that step. Without --checkpoint-dir it only prints a message.
   std::atomic<bool>* save = nullptr;
   // The stream to which rank 0 writes the configuration, progress and result. Null: no output.
   std::FILE* output = nullptr;

@@ -18,7 +18,7 @@ struct Size {
 };
 
 struct ModelSize : Size {
-  int64_t most;
+  int64_t max;
 };
 
 // The sizes that define a model. The vocabulary is not among them: a preset allows it too.
@@ -30,16 +30,16 @@ std::vector<ModelSize> ModelSizes(const ModelOptions& model) {
           {{"ffn-dim", model.ffn_dim}, LlamaLimits::kFfnWidth}};
 }
 
-// So large that no run needs more, and so small that products of two values do not overflow.
+// Upper limit of counts. No run needs more, and the product of two counts does not overflow.
 constexpr int64_t kMaxCount = int64_t{1} << 31;
 
-absl::Status RequireRange(const Size& size, int64_t least, int64_t most = kMaxCount) {
-  if (!size.value.has_value() || (*size.value >= least && *size.value <= most)) {
+absl::Status RequireRange(const Size& size, int64_t min, int64_t max = kMaxCount) {
+  if (!size.value.has_value() || (*size.value >= min && *size.value <= max)) {
     return absl::OkStatus();
   }
-  return BadFlag(size.flag, *size.value,
-                 *size.value < least ? absl::StrCat("must be at least ", least)
-                                     : absl::StrCat("must be at most ", most));
+  return BadFlag(
+      size.flag, *size.value,
+      *size.value < min ? absl::StrCat("must be at least ", min) : absl::StrCat("must be at most ", max));
 }
 
 absl::Status RequireNotNegative(const char* flag, double value) {
@@ -79,7 +79,7 @@ absl::Status ValidateModelSource(const ModelOptions& model) {
 absl::Status ValidateSizes(const ModelOptions& model) {
   bool any = false;
   for (const ModelSize& size : ModelSizes(model)) {
-    WEFT_RETURN_IF_ERROR(RequireRange(size, 1, size.most));
+    WEFT_RETURN_IF_ERROR(RequireRange(size, 1, size.max));
     any = any || size.value.has_value();
   }
   WEFT_RETURN_IF_ERROR(RequireRange({"vocab-size", model.vocab_size}, 1, LlamaLimits::kVocabulary));

@@ -12,7 +12,7 @@
 namespace weft {
 namespace {
 
-// More than the ranks of any run. It fits an int, and the search for its divisors is fast.
+// Upper limit of --cp, above the size of any run. It fits an int, and the search for its divisors is fast.
 constexpr int64_t kMaxRanks = 1 << 20;
 
 bool HasRing(CpScheme scheme) { return scheme == CpScheme::kRing || scheme == CpScheme::kHybrid; }

@@ -21,7 +21,8 @@ using Json = nlohmann::ordered_json;
 constexpr double kDefaultNormEps = 1e-6;
 constexpr double kDefaultRopeTheta = 10000.0;
 constexpr int64_t kDefaultMaxPositions = 2048;
-// Above those of any model. The limits also bound the config.json of an export, which keeps unknown keys.
+// Limits above the needs of any model. They also bound the config.json of an export, which keeps unknown
+// keys.
 constexpr int64_t kMaxBytes = 1 << 20;
 constexpr JsonLimits kLimits = {.levels = 32, .values = 20'000, .token_bytes = kMaxBytes};
 
@@ -32,7 +33,7 @@ class Fields {
 
   bool Has(const char* key) const { return object_.contains(key) && !object_[key].is_null(); }
 
-  int64_t Size(const char* key, int64_t most) {
+  int64_t Size(const char* key, int64_t max) {
     if (!Has(key)) {
       Fail(absl::DataLossError(absl::StrCat(Place(key), " is missing")));
       return 1;
@@ -42,14 +43,14 @@ class Fields {
       FailValue(key, "it must be a positive whole number");
       return 1;
     }
-    if (value.get<uint64_t>() > static_cast<uint64_t>(most)) {
-      FailValue(key, absl::StrCat("it can be at most ", most));
+    if (value.get<uint64_t>() > static_cast<uint64_t>(max)) {
+      FailValue(key, absl::StrCat("it can be at most ", max));
       return 1;
     }
     return value.get<int64_t>();
   }
-  int64_t Size(const char* key, int64_t most, int64_t fallback) {
-    return Has(key) ? Size(key, most) : fallback;
+  int64_t Size(const char* key, int64_t max, int64_t fallback) {
+    return Has(key) ? Size(key, max) : fallback;
   }
 
   double Positive(const char* key) {

@@ -8,8 +8,8 @@
 namespace weft {
 namespace {
 
-absl::StatusOr<RankBatch> Take(const Tensor& inputs, const Tensor& targets, const SequenceLayout& layout,
-                               int rank) {
+absl::StatusOr<RankBatch> ExtractRankBatch(const Tensor& inputs, const Tensor& targets,
+                                           const SequenceLayout& layout, int rank) {
   RankBatch part;
   WEFT_ASSIGN_OR_RETURN(part.inputs, ExtractPart(inputs.view(), -1, layout, rank));
   WEFT_ASSIGN_OR_RETURN(part.targets, ExtractPart(targets.view(), -1, layout, rank));
@@ -41,7 +41,7 @@ absl::StatusOr<RankBatch> BatchSplitter::Split(const Microbatch& batch) const {
   const int64_t sequences = batch.inputs.dim(0);
   if (!separator_.has_value() || sequences == 0) {
     if (one_document_.ranks() == 1) return RankBatch{batch.inputs, batch.targets, nullptr};
-    return Take(batch.inputs, batch.targets, one_document_, rank_);
+    return ExtractRankBatch(batch.inputs, batch.targets, one_document_, rank_);
   }
   const int64_t seq_len = one_document_.tokens();
   const Shape pack = {1, sequences * seq_len};
@@ -49,7 +49,7 @@ absl::StatusOr<RankBatch> BatchSplitter::Split(const Microbatch& batch) const {
   WEFT_ASSIGN_OR_RETURN(
       const SequenceLayout layout,
       SequenceLayout::Create(DocumentLengths(tokens, seq_len, *separator_), one_document_.split()));
-  return Take(batch.inputs.Reshape(pack), batch.targets.Reshape(pack), layout, rank_);
+  return ExtractRankBatch(batch.inputs.Reshape(pack), batch.targets.Reshape(pack), layout, rank_);
 }
 
 }  // namespace weft

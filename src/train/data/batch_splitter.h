@@ -1,4 +1,5 @@
-// Splitter of a microbatch: the tokens that this rank computes, and their positions for attention.
+// Splitter of a microbatch into the parts of ranks: the tokens of this rank, and their positions for
+// attention.
 //
 // Ranks that share sequences all read the whole sequences, and each keeps its part. Nothing is sent.
 //

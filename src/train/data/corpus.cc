@@ -18,7 +18,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little,
               "token files are little-endian and read as they are");
 
-// Above any corpus, and so small that products with numbers of ranks do not overflow.
+// Upper limit of a corpus. Its product with a number of ranks does not overflow.
 constexpr int64_t kMaxTokens = int64_t{1} << 42;
 constexpr int64_t kReadTokens = 65'536;  // Tokens per read of a pass over the data.
 

@@ -77,7 +77,8 @@ class FolderWalk {
     return errno == 0 ? absl::OkStatus() : ErrnoStatus(errno, "read", folder);
   }
 
-  // The folders from the top to the present one. Visiting one of them again means a cycle of links.
+  // The folders from the root of the walk to the current one. A second visit to one of them shows a cycle of
+  // links.
   std::vector<FolderId> open_;
   std::vector<std::string> files_;
 };

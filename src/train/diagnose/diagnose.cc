@@ -19,7 +19,7 @@ namespace {
 using Operation = FlightRecord::Operation;
 using RecordOfRank = std::map<int, const FlightRecord*>;
 
-// Lanes of one name may differ in their groups, or serve one group beside each other.
+// Identity of a lane. Lanes of one name may have different groups, or the same group.
 struct LaneKey {
   uint64_t index;
   std::string name;
@@ -48,7 +48,7 @@ std::string Ranks(const std::vector<int>& ranks) {
                       shown < ranks.size() ? absl::StrCat(" and ", ranks.size() - shown, " others") : "");
 }
 
-std::string Named(const Operation& operation) {
+std::string Describe(const Operation& operation) {
   return absl::StrCat(operation.description,
                       operation.label.empty() ? "" : absl::StrCat(" '", operation.label, "'"));
 }
@@ -103,8 +103,8 @@ std::optional<std::string> FindDisagreement(const RecordOfRank& records, const L
           continue;
         const bool same_text = theirs->description == operation->description;
         return absl::StrCat("ranks ", rank, " and ", other, " disagree on lane ", lane.name, ": rank ", rank,
-                            " submitted ", Named(*operation), ", rank ", other, " submitted ", Named(*theirs),
-                            same_text ? ", with other counts per rank" : "");
+                            " submitted ", Describe(*operation), ", rank ", other, " submitted ",
+                            Describe(*theirs), same_text ? ", with other counts per rank" : "");
       }
     }
   }
@@ -134,8 +134,8 @@ std::optional<Waiting> FindLate(const RecordOfRank& records, const LaneKey& lane
   return oldest;
 }
 
-// A rank may be late because it waits for another one. The cause is a wait with a late rank that waits for
-// nobody; among several, the one submitted first. Its `late` then keeps only the ranks that wait for nobody.
+// A rank may be late because it waits for another one. The cause is therefore a wait for a late rank that
+// does not wait itself; among several, the one submitted first. Its `late` then keeps only such ranks.
 std::optional<Waiting> FindCause(std::vector<Waiting> waits) {
   std::set<int> waiting;
   for (const Waiting& wait : waits) waiting.insert(wait.waiting.begin(), wait.waiting.end());
@@ -153,8 +153,8 @@ std::optional<Waiting> FindCause(std::vector<Waiting> waits) {
   return cause;
 }
 
-// What the late ranks do, as far as it is known.
-std::string Whereabouts(const RecordOfRank& records, const std::vector<int>& late) {
+// The phases of the late ranks, as far as their records tell.
+std::string DescribePhases(const RecordOfRank& records, const std::vector<int>& late) {
   std::vector<int> silent;
   std::vector<std::string> texts;
   for (const int rank : late) {
@@ -174,21 +174,22 @@ std::string Whereabouts(const RecordOfRank& records, const std::vector<int>& lat
   return absl::StrJoin(texts, "; ");
 }
 
-// True if this rank met the failure. Other ranks learn of it, with "rank N: " in front.
-bool MetTheFailure(const FlightRecord& record) {
+// True if the failure happened on this rank. A failure that a rank learns from another one begins with
+// "rank N: ".
+bool HasOwnFailure(const FlightRecord& record) {
   return !record.failure.empty() && !absl::StartsWith(record.failure, "rank ");
 }
 
-// A late rank may have submitted its operation before it wrote its record, for example a rank that was
-// stopped and continued. The records of its peers still name the ranks that they waited for.
+// The oldest wait in the records. A late rank may have submitted its operation before it wrote its record,
+// for example after it was stopped and continued. The records of its peers still name it.
 std::optional<std::string> OldestWait(const RecordOfRank& records) {
   const FlightRecord* waiting = nullptr;
   const Operation* oldest = nullptr;
   for (const auto& [rank, record] : records) {
     for (const Operation& operation : record->operations) {
       if (operation.ended || !absl::StrContains(operation.waiting_for, "rank(s)")) continue;
-      const bool is_better = oldest == nullptr || (MetTheFailure(*record) != MetTheFailure(*waiting)
-                                                       ? MetTheFailure(*record)
+      const bool is_better = oldest == nullptr || (HasOwnFailure(*record) != HasOwnFailure(*waiting)
+                                                       ? HasOwnFailure(*record)
                                                        : operation.submitted_ns < oldest->submitted_ns);
       if (!is_better) continue;
       oldest = &operation;
@@ -196,14 +197,15 @@ std::optional<std::string> OldestWait(const RecordOfRank& records) {
     }
   }
   if (oldest == nullptr) return std::nullopt;
-  return absl::StrCat("a rank was late: on rank ", waiting->rank, ", ", Named(*oldest), " on lane ",
+  return absl::StrCat("a rank was late: on rank ", waiting->rank, ", ", Describe(*oldest), " on lane ",
                       oldest->lane, " ", oldest->waiting_for, "; by now all ranks have submitted it");
 }
 
-// The operation may have ended before its rank wrote its record. The failure still names the late ranks.
+// The late ranks, from the text of a failure. The operation that failed may have ended before its rank wrote
+// its record.
 std::optional<std::string> FailedWait(const RecordOfRank& records) {
   for (const auto& [rank, record] : records) {
-    if (!MetTheFailure(*record) || !absl::StrContains(record->failure, "waits for rank(s)")) continue;
+    if (!HasOwnFailure(*record) || !absl::StrContains(record->failure, "waits for rank(s)")) continue;
     return absl::StrCat("a rank was late: on rank ", rank, ", ", record->failure,
                         "; by now all ranks have submitted it");
   }
@@ -249,9 +251,9 @@ absl::StatusOr<std::string> Diagnose(absl::Span<const FlightRecord> records) {
   }
   if (const std::optional<Waiting> cause = FindCause(std::move(waits))) {
     return absl::StrCat(Ranks(cause->late),
-                        cause->late.size() == 1 ? " is late: " : " are late: ", Named(*cause->operation),
+                        cause->late.size() == 1 ? " is late: " : " are late: ", Describe(*cause->operation),
                         " on lane ", cause->lane.name, " was submitted by ", Ranks(cause->waiting),
-                        " and not by ", Ranks(cause->late), " (", Whereabouts(by_rank, cause->late), ")");
+                        " and not by ", Ranks(cause->late), " (", DescribePhases(by_rank, cause->late), ")");
   }
   const std::vector<int> missing = MissingRecords(by_rank, records[0].ranks);
   if (!missing.empty()) {

@@ -20,7 +20,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr uint64_t kMaxRanks = uint64_t{1} << 20;
-// More than the recorder of an engine with a thousand lanes of a thousand ranks writes.
+// Upper limit of a file, above that of an engine with a thousand lanes of a thousand ranks.
 constexpr int64_t kMaxFileBytes = int64_t{1} << 28;
 constexpr JsonLimits kLimits{/*levels=*/8, /*values=*/int64_t{1} << 20, /*token_bytes=*/int64_t{1} << 16};
 
@@ -49,9 +49,9 @@ class Fields {
     const Json* value = Find(name, "an array", [](const Json& v) { return v.is_array(); });
     return value == nullptr ? kNone : *value;
   }
-  int Rank(const char* name, int least) {
+  int Rank(const char* name, int min) {
     const uint64_t value = Unsigned(name);
-    if (status_.ok() && (value > kMaxRanks || static_cast<int>(value) < least)) status_ = Fault(name);
+    if (status_.ok() && (value > kMaxRanks || static_cast<int>(value) < min)) status_ = Fault(name);
     return status_.ok() ? static_cast<int>(value) : 0;
   }
   const absl::Status& status() const { return status_; }

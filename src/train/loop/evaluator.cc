@@ -60,7 +60,7 @@ absl::Status Evaluator::GatherLosses() {
   OpOptions options;
   options.label = "evaluation_losses";
   options.priority = Priority::kCritical;
-  // The gather only copies, so the losses travel as integers of the same size.
+  // The gather only copies, so it can move the losses as integers of the same size.
   static_assert(sizeof(double) == sizeof(int64_t));
   Work work = engine_.AllGather(lane_, own_losses(), losses(), DType::kI64, plan_.losses(), counts, options);
   return work.WaitReleased();

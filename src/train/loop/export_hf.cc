@@ -33,9 +33,9 @@ constexpr const char* kCompanions[] = {"tokenizer.json",     "tokenizer_config.j
 
 constexpr const char* kWeights = "model.safetensors";
 constexpr const char* kConfig = "config.json";
-// A tokenizer has at most some 30 MB.
+// Tokenizers have up to about 30 MB.
 constexpr int64_t kMaxCompanionBytes = 256 << 20;
-constexpr int64_t kConfigBytes = 1 << 20;  // At least those of the config.json.
+constexpr int64_t kConfigBytes = 1 << 20;  // Upper limit of config.json.
 
 SafetensorsLayout LayoutOf(LlamaModel& model) {
   std::vector<SafetensorsLayout::Tensor> tensors;
@@ -87,7 +87,7 @@ absl::Status Finish(const HfExport& target, const std::string& staging, const Ll
   return target.folder->Commit(kWeights, IsWeightsFile);
 }
 
-// Makes the staging folder on rank 0, and tells all ranks where it is. Collective: all ranks.
+// Makes the staging folder on rank 0, and returns its path on all ranks. Collective: all ranks.
 absl::StatusOr<std::string> Stage(Bootstrap& bootstrap, const HfExport* target,
                                   const SafetensorsLayout& layout, absl::Duration timeout) {
   const auto create = [&]() -> absl::StatusOr<std::string> {

@@ -34,7 +34,7 @@ struct HfExport {
 // Paths of the tokenizer and generation files that are in a model's folder. Empty for an empty `folder`.
 std::vector<std::string> CompanionFiles(const std::string& folder);
 
-// Reads them. Errors: kNotFound, kPermissionDenied, kDataLoss (names the path).
+// Reads the files of CompanionFiles. Errors: kNotFound, kPermissionDenied, kDataLoss (names the path).
 absl::StatusOr<std::vector<ModelCompanion>> ReadCompanions(const std::string& folder);
 // config.json and the companions, by name. `source_config`: see HfExport.
 std::map<std::string, std::string> ModelFiles(const LlamaConfig& config, const std::string& source_config,

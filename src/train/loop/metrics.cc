@@ -25,7 +25,7 @@ absl::Status LinkError(const std::string& path) {
       absl::StrCat("cannot write '", path, "': it is a link; name the file that it leads to"));
 }
 
-// Only a device that takes everything, and a file.
+// Allows regular files and /dev/null.
 absl::Status CheckKind(const struct stat& info, const std::string& path) {
   struct stat null_device {};
   const bool is_null =
@@ -122,7 +122,7 @@ absl::StatusOr<std::string> KeepOldMetrics(const std::string& path) {
 }
 
 absl::StatusOr<MetricsFile> MetricsFile::Open(const std::string& path) {
-  // A link by nature, so the flags below would refuse it.
+  // /dev/stdout is a link, which O_NOFOLLOW would refuse.
   const bool is_stdout = path == "/dev/stdout";
   const int fd =
       is_stdout ? fcntl(STDOUT_FILENO, F_DUPFD_CLOEXEC, 0)

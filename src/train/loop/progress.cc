@@ -33,7 +33,7 @@ std::string ProgressLine(const StepMetrics& metrics, int64_t total_steps, double
                          size_t columns) {
   struct Field {
     std::string text;
-    int importance;  // Of two fields, the one with the lower number is left out first.
+    int importance;  // Fields with lower numbers are left out first.
   };
   constexpr int kAlways = 6;
   std::vector<Field> fields = {
@@ -47,16 +47,16 @@ std::string ProgressLine(const StepMetrics& metrics, int64_t total_steps, double
       {absl::StrFormat("%d MiB", metrics.rss_bytes >> 20), 2},
       {absl::StrFormat("ETA %s", Duration(seconds_left)), 4},
   };
-  const auto join = [&](int least) {
+  const auto join = [&](int min_importance) {
     std::string line;
     for (const Field& field : fields) {
-      if (field.importance >= least) absl::StrAppend(&line, line.empty() ? "" : "  ", field.text);
+      if (field.importance >= min_importance) absl::StrAppend(&line, line.empty() ? "" : "  ", field.text);
     }
     return line;
   };
-  int least = 0;
-  while (least < kAlways && join(least).size() > columns) ++least;
-  return join(least);
+  int min_importance = 0;
+  while (min_importance < kAlways && join(min_importance).size() > columns) ++min_importance;
+  return join(min_importance);
 }
 
 ProgressPrinter::~ProgressPrinter() { EndLine(); }

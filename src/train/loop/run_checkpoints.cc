@@ -36,7 +36,7 @@ absl::StatusOr<std::unique_ptr<RunCheckpoints>> RunCheckpoints::Open(
   for (const RunProperty& property : properties) {
     if (property.fixed) run->properties_[property.name] = property.value;
   }
-  // Its default depends on the mesh, which may change.
+  // Saves the resolved value: the default depends on the mesh, which may change.
   run->properties_[kBatchSize] = absl::StrCat(plan.batch.batch_size);
   if (!config.folder.empty()) WEFT_RETURN_IF_ERROR(run->Claim(state_bytes));
   if (!config.resume.empty()) WEFT_RETURN_IF_ERROR(run->Resume());
@@ -53,7 +53,7 @@ absl::Status RunCheckpoints::Claim(int64_t state_bytes) {
     options.replica = bootstrap_.rank() / plan_.shard_group_size();
   }
   const bool first = bootstrap_.rank() == 0;
-  // Before the saver opens the folder, which would create it.
+  // Checks the folder before the saver opens it, which would create it.
   absl::Status unused = absl::OkStatus();
   if (first && config_.resume.empty()) {
     const absl::StatusOr<std::vector<std::string>> present = ListCheckpoints(config_.folder);

@@ -40,12 +40,12 @@ class RunCheckpoints {
   const Checkpoint* resumed() const { return resumed_ ? &*resumed_ : nullptr; }
   int64_t first_step() const { return resumed_ ? resumed_->step() + 1 : 1; }
   int64_t skipped_steps() const;
-  // Lines that tell rank 0's user what was found, skipped and removed.
+  // Lines for the user, on rank 0: the checkpoints that were found, skipped and removed.
   const std::vector<std::string>& messages() const { return messages_; }
 
-  // Whether the run saves checkpoints.
+  // True if the run saves checkpoints.
   bool enabled() const { return saver_ != nullptr; }
-  // Whether the interval asks for a checkpoint after this step.
+  // True if the interval requires a checkpoint after this step.
   bool IsDue(int64_t step) const { return enabled() && config_.interval > 0 && step % config_.interval == 0; }
 
   // Saves the state after `step`. With --checkpoint-async, only begins to. `files`: see CheckpointState.
@@ -54,11 +54,11 @@ class RunCheckpoints {
                     std::map<std::string, std::string> files);
   absl::Status BeforeUpdate() { return enabled() ? saver_->BeforeUpdate() : absl::OkStatus(); }
   bool CanAdvance() const { return enabled() && saver_->CanAdvance(); }
-  // Advances a save that is under way; all ranks can.
+  // Advances the save under way. REQUIRES: CanAdvance on all ranks.
   absl::Status Advance();
   // Waits until the save that is under way has ended.
   absl::Status Finish();
-  // The path of the checkpoint that was committed last, once; empty if there is none since the last call.
+  // Returns the path of the newest checkpoint that was committed since the last call; empty without one.
   std::string TakeSaved() { return std::exchange(saved_, ""); }
   int64_t last_saved_step() const { return last_saved_step_; }
 
@@ -76,7 +76,7 @@ class RunCheckpoints {
   const CheckpointConfig config_;
   const RunPlan& plan_;
   const absl::Duration timeout_;
-  std::map<std::string, std::string> properties_;  // The fixed ones.
+  std::map<std::string, std::string> properties_;  // Fixed properties of the run, by name.
   std::vector<std::string> messages_;
   std::optional<Checkpoint> resumed_;
   std::unique_ptr<CheckpointSaver> saver_;  // Null without --checkpoint-dir.

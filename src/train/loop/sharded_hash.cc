@@ -50,21 +50,21 @@ ShardDigests Unpack(const std::string& packed, const ShardDigests& names) {
   return digests;
 }
 
-// The ranks whose value is not that of most. Empty if all are equal.
-std::vector<int> Deviants(const std::map<uint64_t, std::vector<int>>& ranks_of_value) {
-  std::vector<int> deviants;
+// The ranks whose value is not that of the majority; all ranks if no value has a majority.
+std::vector<int> DifferingRanks(const std::map<uint64_t, std::vector<int>>& ranks_of_value) {
+  std::vector<int> differing;
   size_t all = 0;
-  size_t most = 0;
+  size_t largest = 0;
   for (const auto& [value, ranks] : ranks_of_value) {
     all += ranks.size();
-    most = std::max(most, ranks.size());
+    largest = std::max(largest, ranks.size());
   }
   for (const auto& [value, ranks] : ranks_of_value) {
-    if (ranks.size() == most && 2 * most > all) continue;
-    deviants.insert(deviants.end(), ranks.begin(), ranks.end());
+    if (ranks.size() == largest && 2 * largest > all) continue;
+    differing.insert(differing.end(), ranks.begin(), ranks.end());
   }
-  std::sort(deviants.begin(), deviants.end());
-  return deviants;
+  std::sort(differing.begin(), differing.end());
+  return differing;
 }
 
 }  // namespace
@@ -78,11 +78,11 @@ absl::Status CompareReplicas(absl::Span<const ShardDigests> digests, int shard_s
         ranks_of_value[digests[rank].at(name)].push_back(static_cast<int>(rank));
       }
       if (ranks_of_value.size() == 1) continue;
-      const std::vector<int> deviants = Deviants(ranks_of_value);
+      const std::vector<int> differing = DifferingRanks(ranks_of_value);
       return absl::InternalError(absl::StrCat(
-          "replicas differ in '", name, "': ", RankList(deviants),
-          deviants.size() == 1 ? " holds other weights than the others"
-                               : " hold different weights, without a majority",
+          "replicas differ in '", name, "': ", RankList(differing),
+          differing.size() == 1 ? " holds other weights than the others"
+                                : " hold different weights, without a majority",
           "; a fault of memory or network, or a defect: go on from a checkpoint on other hosts"));
     }
   }

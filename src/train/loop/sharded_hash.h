@@ -26,6 +26,7 @@ using ShardDigests = std::map<std::string, uint64_t>;
 // value has a majority).
 absl::Status CompareReplicas(absl::Span<const ShardDigests> digests, int shard_size);
 
+// Compares the replicas, and returns the hash of the weights.
 // Collective: all ranks. Errors: those of CompareReplicas, kDeadlineExceeded.
 absl::StatusOr<uint64_t> HashShards(Bootstrap& bootstrap, Module& model, const std::vector<ShardView>& shards,
                                     int shard_size, absl::Duration timeout);

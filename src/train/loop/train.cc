@@ -89,7 +89,7 @@ class Run {
     if (!trained.ok() && !absl::IsOutOfRange(trained)) {
       trainer_->Fail(trained);
     }
-    // All ranks end alike, so a save of an earlier step can end too.
+    // All ranks return here at the same step, so they can finish a save of an earlier step.
     if (absl::IsOutOfRange(trained)) WEFT_RETURN_IF_ERROR(checkpoints_->Finish());
     WEFT_RETURN_IF_ERROR(AgreeOnCause(trained));
     return Finish();
@@ -204,7 +204,7 @@ class Run {
     std::fflush(output());
   }
 
-  // Either can fail on one rank alone.
+  // Both steps can fail on one rank alone.
   absl::Status OpenEvaluatorAndMetrics() {
     if (plan_->evaluation) {
       WEFT_ASSIGN_OR_RETURN(evaluator_,
@@ -214,7 +214,7 @@ class Run {
     return OpenMetrics();
   }
 
-  // A resumed run appends to the lines that it has not to repeat.
+  // A resumed run keeps the lines up to its checkpoint, and appends to them.
   absl::StatusOr<MetricsFile> OpenMetricsFile(const std::string& path) {
     const Checkpoint* resumed = checkpoints_->resumed();
     if (resumed != nullptr) return MetricsFile::Continue(path, resumed->step());
@@ -222,7 +222,7 @@ class Run {
     return MetricsFile::Create(path);
   }
 
-  // --resume auto started a new run beside the metrics of one that was killed before its first checkpoint.
+  // Called if --resume auto starts a new run: the file may be that of a run without a checkpoint.
   absl::Status MoveMetricsAside(const std::string& path) {
     WEFT_ASSIGN_OR_RETURN(const std::string aside, KeepOldMetrics(path));
     if (!aside.empty() && output() != nullptr) {
@@ -299,7 +299,7 @@ class Run {
     return flags;
   }
 
-  // Begins or advances a save, as all ranks agreed in the step. The last step is saved to the end.
+  // Begins or advances a save, as all ranks agreed in the step. Waits for the save of the last step.
   absl::Status SaveAfter(int64_t step, const Trainer::StepFlags& flags) {
     if (!checkpoints_->enabled()) return absl::OkStatus();
     const bool last = flags.stop || step == config_.optimizer.steps;

@@ -153,7 +153,7 @@ absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, const StepFlags&
 
   StepResult result;
   result.flags = all.flags;
-  // Every rank has the same bits of both, so that all decide alike.
+  // Both have the same bits on every rank, so all ranks decide alike.
   result.skipped = !std::isfinite(all.loss) || !std::isfinite(norm.norm);
   if (!result.skipped) {
     WEFT_RETURN_IF_ERROR(before_update());
@@ -199,7 +199,8 @@ absl::StatusOr<double> Trainer::RunMicrobatch(SequenceRange sequences) {
   WEFT_ASSIGN_OR_RETURN(const Microbatch whole, ReadMicrobatch(corpus_, plan_.order, sequences, plan_.seq_len,
                                                                model_->config().vocab_size));
   WEFT_ASSIGN_OR_RETURN(RankBatch batch, splitter_.Split(whole));
-  // Scaled by the targets of the whole step, so the ranks' losses and gradients add up to those of the mean.
+  // Scaled by the targets of the whole step, so the ranks' losses and gradients add up to those of the mean
+  // loss.
   Invocation invocation(true, 1.0F / static_cast<float>(plan_.targets_per_step()));
   invocation.SetSequence(std::move(batch.sequence));
   WEFT_ASSIGN_OR_RETURN(const Tensors losses,

@@ -37,7 +37,7 @@ inline constexpr const char* kModelFiles = "model";
 struct CounterSnapshot {
   EngineCounters engine;
   ShardingCounters sharding;
-  int64_t allocated_bytes = 0;  // By tensors and from the node heap, since the start.
+  int64_t allocated_bytes = 0;  // Memory of tensors and node memory, since the start.
 };
 
 class Trainer {
@@ -48,11 +48,11 @@ class Trainer {
                                                          const ShardLoader& loader,
                                                          const EngineOptions& options);
 
-  // What ranks tell each other at each step.
+  // Requests and states that all ranks exchange at each step.
   struct StepFlags {
     bool stop = false;  // Requests that all ranks stop after the step.
     bool save = false;  // Requests a checkpoint after the step.
-    // Whether the rank can advance the save that is under way.
+    // The rank can advance the save that is under way.
     bool can_advance_save = false;
   };
   struct StepResult {

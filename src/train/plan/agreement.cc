@@ -22,7 +22,7 @@
 namespace weft {
 namespace {
 
-// The fewest digits that tell any two values apart.
+// The shortest decimal text that reads back as `value`.
 std::string Text(double value) {
   std::array<char, 32> text;
   const auto [end, error] = std::to_chars(text.data(), text.data() + text.size(), value);
@@ -100,7 +100,7 @@ void AddFlags(const TrainConfig& config, std::vector<RunProperty>& properties) {
   properties.insert(properties.end(), std::begin(flags), std::end(flags));
 }
 
-// The model's sizes and constants. They come from a configuration file if there is --hf-model.
+// The model's sizes and constants, which come from config.json with --hf-model.
 RunProperty ModelProperty(const TrainConfig& config, const LlamaConfig& model) {
   std::string scaling = "none";
   if (const auto& rope = model.rope_scaling) {
@@ -116,7 +116,7 @@ RunProperty ModelProperty(const TrainConfig& config, const LlamaConfig& model) {
                    Text(double{model.init_stddev}), model.tie_word_embeddings ? ", tied embeddings" : "")};
 }
 
-// The names of the corpus's files, relative to the folder that has all of them.
+// The names of the corpus's files, relative to their lowest common folder.
 std::vector<std::string> RelativeNames(const Corpus& corpus) {
   namespace fs = std::filesystem;
   std::optional<fs::path> common;
@@ -186,7 +186,7 @@ std::string Encode(const std::vector<RunProperty>& properties) {
   return items.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-// Values by name. Empty if the blob is not of this exchange.
+// Values by name. Empty if the blob is not a list of properties.
 std::map<std::string, std::string> Decode(const std::string& blob) {
   const nlohmann::json items = nlohmann::json::parse(blob, nullptr, /*allow_exceptions=*/false);
   std::map<std::string, std::string> values;
@@ -208,17 +208,17 @@ std::string DescribeDifference(const std::string& name,
     ranks_of_value[value].push_back(static_cast<int>(rank));
   }
   if (ranks_of_value.size() == 1) return "";
-  std::vector<std::pair<std::vector<int>, std::string>> sides;  // Ordered by their lowest ranks.
-  sides.reserve(ranks_of_value.size());
-  for (auto& [value, ranks] : ranks_of_value) sides.emplace_back(std::move(ranks), value);
-  std::sort(sides.begin(), sides.end());
-  constexpr size_t kSides = 3;
+  std::vector<std::pair<std::vector<int>, std::string>> values;  // Ordered by their lowest ranks.
+  values.reserve(ranks_of_value.size());
+  for (auto& [value, ranks] : ranks_of_value) values.emplace_back(std::move(ranks), value);
+  std::sort(values.begin(), values.end());
+  constexpr size_t kMaxNamed = 3;
   std::vector<std::string> texts;
-  for (size_t i = 0; i < std::min(sides.size(), kSides); ++i) {
-    texts.push_back(absl::StrCat(sides[i].second, " on ", RankList(sides[i].first)));
+  for (size_t i = 0; i < std::min(values.size(), kMaxNamed); ++i) {
+    texts.push_back(absl::StrCat(values[i].second, " on ", RankList(values[i].first)));
   }
-  if (sides.size() > kSides)
-    texts.push_back(absl::StrCat(sides.size() - kSides, " other values on other ranks"));
+  if (values.size() > kMaxNamed)
+    texts.push_back(absl::StrCat(values.size() - kMaxNamed, " other values on other ranks"));
   return absl::StrCat(name, " is ", absl::StrJoin(texts, " and "));
 }
 
@@ -252,7 +252,7 @@ absl::Status AgreeOnProperties(Bootstrap& bootstrap, const std::vector<RunProper
                         ExchangeBlobs(bootstrap, "digest of the run", Hex(Hash64(own)), timeout));
   if (std::set<std::string>(digests.begin(), digests.end()).size() == 1) return absl::OkStatus();
 
-  // The details travel only if something differs.
+  // Ranks exchange the values only if a digest differs.
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> blobs,
                         ExchangeBlobs(bootstrap, "properties of the run", own, timeout));
   std::vector<std::map<std::string, std::string>> values_of_rank;

@@ -30,8 +30,8 @@ absl::StatusOr<std::vector<RunProperty>> PropertiesOf(const TrainConfig& config,
 
 // Compares the properties of all ranks. Returns the same status on all of them.
 // Collective: all ranks.
-// Errors: kInvalidArgument (a property differs whose name is a flag), kDataLoss (only others differ: version,
-//   model, data or weights); both name each property that differs, its values and the ranks.
+// Errors: kInvalidArgument (a property whose name is a flag differs), kDataLoss (only others differ: version,
+//   config.json, data or weights); both name each property that differs, its values and the ranks.
 //   kDeadlineExceeded.
 absl::Status AgreeOnProperties(Bootstrap& bootstrap, const std::vector<RunProperty>& properties,
                                absl::Duration timeout);

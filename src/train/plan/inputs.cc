@@ -66,14 +66,14 @@ absl::Status CheckTokenizer(const Corpus& corpus, const DataOptions& data, const
   return absl::OkStatus();
 }
 
-// A layer has nine tensors, of which CheckWeights names a missing one. With fewer the model is not even
-// built: it would take memory for as many layers as config.json says.
-constexpr int64_t kLeastTensorsPerLayer = 8;
+// Fewest tensors per layer with which the model is built, as the model takes memory for all layers of
+// config.json. A layer has nine; CheckWeights names a single missing one.
+constexpr int64_t kMinTensorsPerLayer = 8;
 
 absl::Status CheckLayers(const SafetensorsReader& weights, const LlamaConfig& model,
                          const std::string& path) {
   const auto tensors = static_cast<int64_t>(weights.entries().size());
-  if (model.layers <= tensors / kLeastTensorsPerLayer) return absl::OkStatus();
+  if (model.layers <= tensors / kMinTensorsPerLayer) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat("'", path, "': num_hidden_layers is ", model.layers,
                                           ", but the weights of the folder have only ", tensors, " tensors"));
 }

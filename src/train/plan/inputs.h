@@ -25,8 +25,8 @@ struct TrainInputs {
 };
 
 // Opens all inputs, but reads neither data nor weights. Errors: those of Corpus, SafetensorsReader and
-// ReadHfConfig; kInvalidArgument (text for a model that has a tokenizer); kDataLoss (fewer tensors than
-// layers).
+// ReadHfConfig; kInvalidArgument (text for a model that has a tokenizer); kDataLoss (too few tensors for
+// the layers of config.json).
 absl::StatusOr<TrainInputs> OpenInputs(const TrainConfig& config);
 
 // Checks that the folder has each parameter of `model` with its shape, and no other tensors. A tied head and

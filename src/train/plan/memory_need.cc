@@ -13,8 +13,8 @@ namespace weft {
 namespace {
 
 constexpr int64_t kMasterBytes = sizeof(float);
-constexpr size_t kSegmentGranularity = size_t{2} << 20;
-constexpr size_t kLeastSegment = size_t{64} << 20;
+constexpr size_t kSegmentGranularityBytes = size_t{2} << 20;
+constexpr size_t kMinSegmentBytes = size_t{64} << 20;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -67,7 +67,7 @@ MemoryNeed NeedOf(const LlamaConfig& model, const RunPlan& plan) {
 }
 
 absl::Status CheckFits(const MemoryNeed& need, int ranks, int64_t available) {
-  // Doubles: products of sizes that nothing has bounded yet may overflow.
+  // Computes in double, because products of unchecked sizes may overflow an integer.
   const double total = static_cast<double>(need.total()) * ranks;
   if (total <= static_cast<double>(available)) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(
@@ -75,8 +75,7 @@ absl::Status CheckFits(const MemoryNeed& need, int ranks, int64_t available) {
       GiB(total), ", but only ", GiB(static_cast<double>(available)), " are available. A rank needs ",
       need.ToString(),
       ": shard over more ranks on further hosts (--dp-shard), or use --activation-checkpoint full, a "
-      "smaller ",
-      "--batch-size, a larger --grad-accum, or a smaller --seq-len"));
+      "smaller --batch-size, a larger --grad-accum, or a smaller --seq-len"));
 }
 
 absl::StatusOr<size_t> SegmentBytes(const Bootstrap& bootstrap, const MemoryNeed& need) {
@@ -86,9 +85,10 @@ absl::StatusOr<size_t> SegmentBytes(const Bootstrap& bootstrap, const MemoryNeed
   const size_t share = node_memory / 10 * 9 / ranks;
   const size_t of_host = host_memory / 10 * 9 / ranks;
   const auto outside = static_cast<size_t>(need.outside_of_node_memory());
-  // A need that fills the host leaves a small segment; what does not fit fails with a message of the heap.
-  const size_t left = of_host > outside + kLeastSegment ? of_host - outside : kLeastSegment;
-  return std::min(share, left) / kSegmentGranularity * kSegmentGranularity;
+  // If the need fills the host, the segment has its minimum size, and the error of the heap names what does
+  // not fit.
+  const size_t left = of_host > outside + kMinSegmentBytes ? of_host - outside : kMinSegmentBytes;
+  return std::min(share, left) / kSegmentGranularityBytes * kSegmentGranularityBytes;
 }
 
 }  // namespace weft

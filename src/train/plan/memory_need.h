@@ -1,4 +1,4 @@
-// Memory that a run needs at least, and a check of it before anything is allocated.
+// Lower bound of the memory of a run, and a check of it before anything is allocated.
 #pragma once
 
 #include <cstdint>
@@ -13,14 +13,13 @@
 
 namespace weft {
 
-// Bytes of one rank. A lower bound: scratch, images that are gathered ahead and the program itself come on
-// top.
+// Bytes of one rank. The bound leaves out scratch, images that are gathered ahead, and the program itself.
 struct MemoryNeed {
   int64_t weights = 0;    // fp32 master weights of the rank's shards.
   int64_t gradients = 0;  // fp32 gradients of the same elements.
   int64_t moments = 0;    // Both moments of AdamW, outside of node memory.
-  int64_t images =
-      0;  // Unsharded weights, unless ranks read each other's shards in place; gradients of a block.
+  // Weights (unless ranks read each other's shards in place) and full gradients of the largest group.
+  int64_t images = 0;
   int64_t activations = 0;  // Kept from forward to backward in one microbatch, outside of node memory.
 
   int64_t total() const { return weights + gradients + moments + images + activations; }
@@ -36,8 +35,8 @@ MemoryNeed NeedOf(const LlamaConfig& model, const RunPlan& plan);
 // the remedies).
 absl::Status CheckFits(const MemoryNeed& need, int ranks, int64_t available);
 
-// The size of each rank's segment of node memory: a share of the free memory that leaves room for what lies
-// outside. Errors: those of the system.
+// The size of each rank's segment of node memory: a share of the free memory that leaves room for
+// `need.outside_of_node_memory()`. Errors: those of the system.
 absl::StatusOr<size_t> SegmentBytes(const Bootstrap& bootstrap, const MemoryNeed& need);
 
 }  // namespace weft
