@@ -80,7 +80,7 @@ absl::Status CheckExtras(const CLI::App& app) {
   if (extras.empty()) {
     return absl::OkStatus();
   }
-  // The value after an unknown flag belongs to no flag either. The error names the flag.
+  // The value after an unknown flag is an extra too, but the error must name the flag.
   const auto flag =
       std::find_if(extras.begin(), extras.end(), [](const std::string& s) { return s.rfind('-', 0) == 0; });
   return UnknownFlag(app, flag == extras.end() ? extras.front() : *flag);
@@ -96,7 +96,7 @@ absl::Status ParseError(const CLI::ParseError& error) {
   return absl::InvalidArgumentError(message);
 }
 
-// Applies one key of the file, unless the command line sets its flag. `lines`: of the keys so far.
+// Applies one key of the file, unless the command line sets its flag. `lines`: the line of each key so far.
 absl::Status ApplyConfigItem(CLI::App& app, const TomlItem& item, std::map<std::string, int>& lines) {
   const Strings names = FlagNames(app);
   if (std::find(names.begin(), names.end(), item.key) == names.end()) {
@@ -128,7 +128,7 @@ absl::Status ApplyConfigItem(CLI::App& app, const TomlItem& item, std::map<std::
   return absl::OkStatus();
 }
 
-// Reading must not wait for the writer of a FIFO, and a file of any size must not fill the memory.
+// Refuses a FIFO, whose open would wait for a writer, and a file so large that it would fill the memory.
 absl::Status CheckConfigFile(const std::string& path) {
   std::error_code error;
   if (!std::filesystem::is_regular_file(path, error)) {

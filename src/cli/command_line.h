@@ -14,7 +14,7 @@
 
 namespace weft {
 
-// The user asked for help or the version.
+// Help or version, which the user asked for.
 struct PrintText {
   std::string text;
 };

@@ -27,7 +27,7 @@ CLI::Validator WordCheck(Words words) {
 
 }  // namespace
 
-// If a flag has no value, CLI11 takes the next flag for its value. This check finds that.
+// Also refuses a flag as a path: if a flag has no value, CLI11 takes the next flag for its value.
 CLI::Validator FlagGroup::PathCheck() {
   return {[](std::string& text) {
             if (text.empty()) return std::string("the path is empty");

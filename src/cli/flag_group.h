@@ -1,4 +1,4 @@
-// Flags of one group of a help text, each bound to a field. Values are checked; messages name the flag.
+// Group of flags of a help text, each bound to a field. Checks values; its messages name the flag.
 #pragma once
 
 #include <charconv>

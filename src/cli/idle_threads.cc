@@ -9,7 +9,7 @@
 namespace weft {
 namespace {
 
-// About a microsecond, which is longer than the gap between two consecutive loops.
+// Spins for about a microsecond, longer than the gap between two consecutive loops.
 constexpr const char* kSpinCount = "1000";
 
 }  // namespace

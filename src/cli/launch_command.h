@@ -15,22 +15,23 @@ namespace weft {
 struct LaunchCommand {
   LaunchOptions options;
   std::vector<std::string> program;  // The arguments of every rank, "train" first.
-  CheckpointConfig checkpoint;       // That they contain.
+  CheckpointConfig checkpoint;       // The checkpoint flags among them.
 };
 
-// The arguments that a restart adds to those of the user.
+// Arguments that a restart adds to those of the user.
 //
-// Note [Where a restart goes on]
-// Problem: `--resume auto` takes any checkpoint in the folder, or starts at step 0 if there is none. Neither
-//   is right if the user has named another checkpoint, or none, and a rank dies before the first save.
-// Rule: a restart adds `--resume auto` only if the newest checkpoint is another one than before the launch.
+// Note [Checkpoint of a restart]
+// Problem: `--resume auto` takes the newest checkpoint in the folder, or starts at step 0 if there is none.
+//   Neither is right if the user has named another checkpoint, or none, and a rank dies before the first
+//   save.
+// Rule: a restart adds `--resume auto` only if the newest checkpoint differs from that before the launch.
 // Why it suffices: only the ranks of this launch save in the folder. Without a new checkpoint, the user's own
 //   arguments start where the first attempt started.
 class RestartArguments {
  public:
-  // Looks at the folder.
+  // Finds the newest checkpoint before the launch.
   explicit RestartArguments(CheckpointConfig checkpoint);
-  // Looks at it again.
+  // The arguments, from the newest checkpoint now.
   std::vector<std::string> operator()() const;
 
  private:

@@ -69,7 +69,7 @@ absl::StatusOr<weft::TrainReport> RunTrain(weft::Bootstrap& bootstrap,
   return weft::Train(bootstrap, *config, environment);
 }
 
-// Tells the user how a stopped run goes on. `arguments`: those of the program.
+// Prints how to resume a stopped run. `arguments`: those of the program.
 void PrintStopped(const weft::TrainReport& report, const std::vector<std::string>& arguments) {
   std::fprintf(stderr, "weft: stopped by a signal after step %lld\n", static_cast<long long>(report.steps));
   if (report.checkpoint.empty()) return;
@@ -119,7 +119,7 @@ int Diagnose(const std::vector<std::string>& paths) {
   return weft::kExitDone;
 }
 
-// Returns the exit code of a command that starts other processes.
+// The exit code of a command that starts other processes. Prints its error.
 int ExitCodeOf(const absl::StatusOr<int>& code) {
   if (!code.ok()) PrintError(code.status());
   return code.ok() ? *code : ExitCodeOf(code.status());
@@ -130,7 +130,8 @@ int Print(const weft::PrintText& text) {
   return weft::kExitDone;
 }
 
-// Runs a command of one process. All others run on ranks.
+// Runs a command of one process and returns its exit code. Returns nothing for `weft train`, which needs all
+// ranks.
 struct RunAlone {
   std::optional<int> operator()(const weft::PrintText& text) const { return Print(text); }
   std::optional<int> operator()(const weft::DiagnosePaths& diagnose) const {

@@ -1,8 +1,8 @@
-// Requests of a run's user: SIGINT (Ctrl-C), SIGTERM (from a batch system) and SIGUSR2 (from `weft launch`)
-// stop it, SIGUSR1 saves a checkpoint.
+// Signals that request something of a run: SIGINT (Ctrl-C), SIGTERM (from a batch system) and SIGUSR2 (from
+// `weft launch`) stop it, and SIGUSR1 saves a checkpoint.
 //
-// mpirun passes the last two on to the ranks of all hosts. SIGUSR2 may come any number of times: the ranks
-// may have got another signal as well.
+// mpirun forwards SIGUSR1 and SIGUSR2 to the ranks of all hosts. A repeated SIGUSR2 has no effect, because
+// the rank may have got another signal as well.
 //
 // Note [Signals are taken in a thread]
 // Problem: a plain signal handler that interrupts a matrix product corrupts the heap, see Note [Signal

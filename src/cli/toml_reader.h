@@ -11,7 +11,7 @@ namespace weft {
 
 struct TomlItem {
   std::string key;
-  std::vector<std::string> values;  // One, or those of a list.
+  std::vector<std::string> values;  // One value, or the elements of a list.
   bool is_list = false;
   int line = 0;  // From 1.
 };
@@ -20,7 +20,7 @@ struct TomlItem {
 // numbers, booleans, and lists of them; single words need no quotes. Values are not converted: 1e-2 stays
 // "1e-2".
 // Errors: kInvalidArgument (gives the line). Sections, dotted keys, tables, lists in lists and strings of
-// several lines are errors. A repeated key is none.
+// several lines are errors. A repeated key is not.
 absl::StatusOr<std::vector<TomlItem>> ReadToml(std::string_view text);
 
 }  // namespace weft

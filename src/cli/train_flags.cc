@@ -56,7 +56,7 @@ void AddOptimizerFlags(CLI::App& app, OptimizerOptions& optimizer) {
               "Parameters that decay: all, or matrices only (not norms)");
   group.Number("--clip-grad-norm", optimizer.clip_grad_norm, "Largest gradient norm; 0: no clipping");
   group.Number("--max-skipped-steps", optimizer.max_skipped_steps,
-               "Steps with a loss or gradient that is not finite, which a run may skip");
+               "Steps that a run may skip because the loss or gradient norm is not finite");
   group.Number("--beta1", optimizer.beta1, "Decay of the first moment");
   group.Number("--beta2", optimizer.beta2, "Decay of the second moment");
   group.Number("--eps", optimizer.eps, "Term added to the root of the second moment");
@@ -113,7 +113,7 @@ void AddOutputFlags(CLI::App& app, OutputOptions& output) {
              "Write one JSON object per step, and the configuration beside it", "FILE.jsonl");
   group.Text("--export-hf", output.export_folder, "Hugging Face folder to write at the end", "DIR");
   group.Text("--dump-folder", output.dump_folder,
-             "Folder for the flight recorders of a run in which a rank is missing; see weft diagnose", "DIR");
+             "Folder for the flight recorders of a failed run; see weft diagnose", "DIR");
 }
 
 void AddCheckpointFlags(CLI::App& app, CheckpointConfig& checkpoint) {

@@ -25,8 +25,8 @@ namespace {
 
 using Strings = std::vector<std::string>;
 
-// Time after SIGKILL in which a process must end. One that hangs in a system call of a dead disk or network
-// file system may need longer.
+// Time after SIGKILL in which a process should end. One that hangs in a system call of a dead disk or network
+// file system may need longer; EndDescendants then gives up.
 constexpr absl::Duration kKillDeadline = absl::Seconds(10);
 constexpr absl::Duration kPollInterval = absl::Milliseconds(20);
 
@@ -66,7 +66,7 @@ std::vector<char*> Pointers(Strings& strings) {
 void Execute(const char* program, char* const* arguments, char* const* environment, pid_t parent) {
   setsid();
   prctl(PR_SET_PDEATHSIG, SIGTERM);
-  if (getppid() != parent) return;  // It has ended before the call above.
+  if (getppid() != parent) return;  // The parent ended before prctl.
   const int null = open("/dev/null", O_RDONLY);
   if (null < 0 || dup2(null, STDIN_FILENO) < 0) return;
   for (int signal = 1; signal < NSIG; ++signal) {

@@ -15,8 +15,8 @@ namespace weft::internal {
 
 // The processes that a daemon has started directly and that have not ended.
 struct DaemonChildren {
-  std::vector<pid_t> ranks;  // Of this host.
-  size_t agents = 0;         // Such as ssh. Each runs a daemon on another host, and ends with it.
+  std::vector<pid_t> ranks;  // Ranks on this host.
+  size_t agents = 0;         // Processes, such as ssh, that run a daemon on another host and end with it.
 };
 
 // REQUIRES: this process has one thread and no other children, and SIGCHLD is blocked.
@@ -37,7 +37,7 @@ class DaemonProcess {
   // The wait status of the daemon once it has ended. Reaps all children that have ended.
   std::optional<int> Poll();
 
-  // Kills all processes that are left of it, after `grace`, and waits for their end.
+  // Waits until all descendants of this process have ended. Kills those that are left after `grace`.
   static void EndDescendants(absl::Duration grace);
 
   pid_t pid() const { return pid_; }

@@ -21,14 +21,14 @@ constexpr absl::Duration kLossLimit = absl::Seconds(60);
 }  // namespace
 
 absl::StatusOr<int> RunHostDaemon(const HostDaemonOptions& options) {
-  // A batch system sends these to every process of a job. The ranks act on them; orted must outlive the
-  // ranks.
+  // A batch system sends these signals to every process of a job. The ranks act on them, but the daemon must
+  // outlive the ranks.
   for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGPIPE}) std::signal(signal, SIG_IGN);
   const internal::SignalQueue signals({SIGCHLD});
   WEFT_ASSIGN_OR_RETURN(const internal::JobFolder folder, internal::JobFolder::Join(options.folder));
   internal::JobFolder::RemoveAbandoned(folder.path());
   std::vector<std::string> command = options.command;
-  // In the background orted could not be waited for.
+  // orted must stay in the foreground, where this process can wait for it.
   command.erase(std::remove(command.begin(), command.end(), "--daemonize"), command.end());
   WEFT_ASSIGN_OR_RETURN(
       const auto daemon,

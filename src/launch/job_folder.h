@@ -3,12 +3,12 @@
 //
 // Note [Folder of an attempt]
 // Problem: mpirun and orted leave files in /tmp and /dev/shm if they are killed. Their names do not say which
-//   run they belong to, so nobody else can remove them.
+//   run they belong to, so no other process can remove them safely.
 // Rule: each attempt has a folder with a name of its own, the same on every host. mpirun and its daemons put
-//   all files there. Whoever supervises mpirun or a daemon of the attempt on a host holds a shared lock on
-//   the folder, and the last one to release it removes the folder.
-// Why it suffices: the kernel releases the lock of a process that ends in any way. So a folder without a lock
-//   belongs to nobody, and the next launch on that host removes it.
+//   all files there. Each supervisor of mpirun or of a daemon holds a shared lock on the folder. The last
+//   supervisor on a host to release the lock removes the folder.
+// Why it suffices: the kernel releases the lock of a process that ends in any way. A folder without a lock
+//   is therefore abandoned, and the next launch on that host removes it.
 // Without the lock: two emulated hosts of one machine, or two host entries of one host, would remove files
 //   that the other one uses.
 #pragma once
@@ -34,7 +34,7 @@ class JobFolder {
 
   const std::string& path() const { return path_; }
 
-  // Removes folders of this user, beside `path`, that nobody holds.
+  // Removes abandoned folders of this user beside `path`.
   static void RemoveAbandoned(const std::string& path);
 
  private:

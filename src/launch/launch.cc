@@ -115,7 +115,7 @@ class Launcher {
     return end;
   }
 
-  // Waits. True if a signal asks to stop meanwhile.
+  // Waits for `delay`. Returns true as soon as a signal requests a stop.
   bool StopsWithin(absl::Duration delay) {
     const absl::Time end = absl::Now() + delay;
     while (!requests_.stop_requested() && absl::Now() < end) {

@@ -17,7 +17,7 @@ using Variables = std::vector<std::pair<std::string, std::string>>;
 bool RanksAreLocal(const LaunchOptions& options, bool in_slurm_job);
 
 // The arguments of mpirun, with its own name first.
-// `agent`: the words with which the command of a daemon on another host begins, before `orted`.
+// `agent`: the first words of the command that starts a daemon on another host; `orted` follows them.
 // `exported`: the names of environment variables that ranks of other hosts need.
 std::vector<std::string> MpirunCommand(const LaunchOptions& options, const std::string& agent,
                                        const std::vector<std::string>& exported,
@@ -26,9 +26,8 @@ std::vector<std::string> MpirunCommand(const LaunchOptions& options, const std::
 // The names of those variables of `environment` ("NAME=value") that the ranks read: WEFT_*, OMP_* and GOMP_*.
 std::vector<std::string> ExportedNames(const std::vector<std::string>& environment);
 
-// The variables of mpirun that have defaults of the launch; a value in the caller's environment counts
-// instead.
-// `as_root`: the user is root, whom mpirun refuses otherwise.
+// Environment variables of mpirun with the defaults of a launch. The caller's environment overrides them.
+// `as_root`: the user is root, whom mpirun refuses by default.
 Variables DefaultVariables(bool as_root);
 
 // The variables that make Open MPI put all of its files, on every host, into `folder`.

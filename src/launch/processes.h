@@ -1,6 +1,6 @@
 // Processes of this host as /proc shows them: children, environment, and the signals that a process takes.
 //
-// A process that has ended meanwhile has no children, no variables, and takes no signal.
+// A process that has ended has no children and no variables, and takes no signal.
 // Thread safety: functions without state.
 #pragma once
 

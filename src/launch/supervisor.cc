@@ -12,7 +12,7 @@
 namespace weft::internal {
 namespace {
 
-// `weft train` takes it like SIGTERM, and ignores further ones: the ranks may have got SIGTERM themselves.
+// `weft train` stops at the first SIGUSR2 and ignores further ones, as it may have got SIGTERM as well.
 constexpr int kStopSignal = SIGUSR2;
 constexpr int kSaveSignal = SIGUSR1;
 constexpr int kSignalBase = 128;  // mpirun adds it to the signal that killed a rank.
@@ -21,8 +21,8 @@ constexpr int kSignalBase = 128;  // mpirun adds it to the signal that killed a 
 constexpr absl::Duration kShortestInterval = absl::Milliseconds(20);
 constexpr absl::Duration kLongestInterval = absl::Seconds(1);
 constexpr absl::Duration kPendingInterval = absl::Milliseconds(50);
-// Time in which mpirun ends by itself after SIGTERM: it gives the ranks a second. If another host is lost, it
-// does not end.
+// Time in which mpirun ends by itself after SIGTERM: it gives the ranks a second. It does not end if another
+// host is lost.
 constexpr absl::Duration kTerminateLimit = absl::Seconds(5);
 // Helpers of mpirun end shortly after it.
 constexpr absl::Duration kGrace = absl::Seconds(1);
@@ -46,8 +46,9 @@ void Terminate(DaemonProcess& daemon, const SignalQueue& signals) {
   daemon.Signal(SIGKILL);
 }
 
-// Finds out if a daemon has lost another host. It then waits for that host without a deadline, although its
-// own ranks, or the daemon of a third host, have ended. If no host is lost, all of them end together.
+// Detects that a daemon has lost another host. The daemon then waits for that host without a deadline,
+// although its own ranks, or the daemon of a third host, have ended. If no host is lost, all of them end
+// together.
 class LossWatch {
  public:
   explicit LossWatch(absl::Duration limit) : limit_(limit) {}

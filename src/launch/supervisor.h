@@ -1,5 +1,4 @@
-// Supervision of mpirun or orted from its start to its end, with the signals that this process gets
-// meanwhile.
+// Supervision of mpirun or orted until it has ended, and delivery of the user's requests to the ranks.
 #pragma once
 
 #include <csignal>
@@ -27,10 +26,10 @@ class SignalQueue {
   sigset_t signals_;
 };
 
-// Requests of the user, which signals bring. They outlast an attempt.
+// Stop and save requests, which arrive as signals. A stop request outlasts the attempt.
 //
 // Note [Delivery of requests]
-// Problem: a rank that does not yet block the signals that it takes is killed by one.
+// Problem: until a rank has blocked the signals of requests, such a signal kills it.
 // Rule: a request goes to ranks of this host that take its signal, as /proc shows. A stop request that finds
 //   no such rank ends mpirun at once, as there is nothing to save; a save request waits for one.
 //   If ranks may run on other hosts only, mpirun passes the signal on.
@@ -44,7 +43,7 @@ class Requests {
   void Add(int signal);
   // Passes pending requests on. `ranks`: those of this host.
   void Deliver(const DaemonProcess& daemon, const std::vector<pid_t>& ranks);
-  // Drops what an attempt that has ended could not take.
+  // Drops a save request that the ended attempt has not taken.
   void EndAttempt();
 
   bool pending() const { return stop_pending_ || save_pending_; }
@@ -53,7 +52,7 @@ class Requests {
 
  private:
   const bool ranks_are_local_;
-  std::set<int> stop_signals_;  // That were taken so far.
+  std::set<int> stop_signals_;  // Stop signals received so far.
   bool stop_pending_ = false;
   bool save_pending_ = false;
   absl::Time next_stop_ = absl::InfinitePast();  // When mpirun gets the stop request again.
@@ -61,8 +60,8 @@ class Requests {
 };
 
 // Waits until the daemon has ended. Adds signals to `requests` and delivers them. Ends the daemon if a
-// request says so, and if it is still there `loss_limit` after its ranks on this host, or a daemon that it
-// has started on another host, have ended.
+// request demands it. Also ends it `loss_limit` after its ranks on this host, or one of its daemons on other
+// hosts, have ended.
 // `started_no_rank` of the result refers to this host.
 // On return no process of the daemon is left.
 AttemptEnd Supervise(DaemonProcess daemon, const SignalQueue& signals, Requests& requests,

@@ -54,7 +54,7 @@ std::string CauseOf(const AttemptEnd& end) {
   return "mpirun failed, or a rank ended with a code that the program does not use";
 }
 
-bool MayPassAtAnotherAttempt(const AttemptEnd& end, const AttemptNumber& number) {
+bool IsRetryable(const AttemptEnd& end, const AttemptNumber& number) {
   if (end.kind != EndKind::kExited) return true;
   if (end.started_no_rank && number.attempt == 1) return false;
   const KnownCode* known = FindCode(end.value);
@@ -84,7 +84,7 @@ Verdict Judge(const AttemptEnd& end, const AttemptNumber& number) {
   const int64_t restarts = number.attempt - 1;
   const std::string attempt = absl::StrCat("attempt ", number.attempt, " of ", number.max_restarts + 1);
   const std::string ended = absl::StrCat(attempt, " ended with exit code ", code, " (", CauseOf(end), ")");
-  if (!MayPassAtAnotherAttempt(end, number)) {
+  if (!IsRetryable(end, number)) {
     // The program has said why it ended.
     if (end.started_no_rank)
       verdict.message = absl::StrCat(ended, ": not restarting");

@@ -44,7 +44,8 @@ int ExitCodeOf(const AttemptEnd& end);
 // An attempt is repeated if a rank died or did not respond, as that may not happen again: another machine may
 // have failed, or memory may have been short. It is not repeated if the program has finished, if it was
 // stopped, or if the command line, a file or the numbers are at fault: 0, 2, 3, 4 and 130. The first attempt
-// is not repeated either if mpirun has started no rank, for example because a host has too few slots.
+// is not repeated either if mpirun is known to have started no rank, for example because there are too few
+// slots.
 Verdict Judge(const AttemptEnd& end, const AttemptNumber& number);
 
 }  // namespace weft::internal

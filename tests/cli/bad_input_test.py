@@ -112,7 +112,6 @@ class BadData(WeftCase):
     def test_names_a_token_file_that_is_truncated(self):
         self.refuse(["data.u32", "not a multiple of 4"], "--data", self.write("data.u32", b"x" * 1001))
 
-
     def test_does_not_wait_for_a_fifo(self):
         os.mkfifo(self.folder / "fifo")
         for ranks in (None, 2):

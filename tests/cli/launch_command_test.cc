@@ -33,8 +33,8 @@ TEST(RestartArguments, ResumeFromACheckpointOfThisLaunch) {
   EXPECT_THAT(arguments(), ElementsAre("--resume", "auto"));
 }
 
-// An earlier run has saved these. The user may have named one of them, or none.
-TEST(RestartArguments, LeaveEarlierCheckpointsToTheUser) {
+// The folder has checkpoints of an earlier run. The user may have named one of them, or none.
+TEST(RestartArguments, DoNotResumeFromCheckpointsOfEarlierRuns) {
   const TempFolder parent;
   Save(parent, 4);
   Save(parent, 8);

@@ -53,7 +53,7 @@ class LaunchTest : public ::testing::Test {
     setenv("FOLDER", folder_.str().c_str(), 1);
     setenv("LAUNCHER", absl::StrCat(getpid()).c_str(), 1);
     options_.mpirun = Script("mpirun", kMpirun);
-    options_.hosts = "this";  // The launch cannot know then if ranks have started.
+    options_.hosts = "this";  // With hosts, the launch does not know if ranks have started.
     options_.restart_delay_s = 0;
   }
 
@@ -182,7 +182,7 @@ TEST_F(LaunchTest, PassesASaveRequestOnToTheRanks) {
 }
 
 TEST_F(LaunchTest, HoldsASaveRequestBackUntilARankTakesIt) {
-  options_.hosts.clear();  // Else mpirun would pass the signal on.
+  options_.hosts.clear();  // With hosts, mpirun would pass the signal on.
   folder_.Write("before", "kill -USR1 $LAUNCHER\n");
   EXPECT_EQ(LaunchRank("trap 'exit 0' USR1\nwhile :; do sleep 0.01; done"), 0);
   EXPECT_THAT(Calls(), SizeIs(1));
@@ -214,7 +214,7 @@ TEST_F(LaunchTest, ReportsAnMpirunThatCannotBeExecuted) {
 // mpirun waits without a deadline for the daemon of a host that it has lost.
 TEST_F(LaunchTest, EndsAnMpirunThatOutlivesItsRanks) {
   folder_.Write("after", "sleep 1000 & wait\n");
-  // The rank ends when it gets the signal, so it has been seen.
+  // The rank ends at the signal, which the launch sends only to ranks that it has seen.
   folder_.Write("rank", "trap 'exit 0' USR1\nkill -USR1 $LAUNCHER\nwhile :; do sleep 0.01; done");
   const internal::SignalQueue signals({SIGCHLD, SIGUSR1});
   internal::Requests requests(/*ranks_are_local=*/false);
@@ -226,7 +226,7 @@ TEST_F(LaunchTest, EndsAnMpirunThatOutlivesItsRanks) {
   EXPECT_THAT(internal::DescendantsOf(getpid()), IsEmpty());
 }
 
-// Without ranks on this host, the end of another host's daemon shows it.
+// If no rank runs on this host, the launch detects a lost host by the end of another host's daemon.
 TEST_F(LaunchTest, EndsAnMpirunThatOutlivesTheDaemonOfAHost) {
   const std::string agent =
       Script("agent", "#!/bin/sh\ntrap 'exit 0' USR1\nkill -USR1 $LAUNCHER\nwhile :; do sleep 0.01; done");

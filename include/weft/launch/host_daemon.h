@@ -1,7 +1,7 @@
 // Supervision of Open MPI's daemon on a host of `weft launch` other than the one that runs mpirun.
 //
-// mpirun starts `weft host-daemon FOLDER orted …` there instead of `orted …`. If the link to mpirun is cut
-// for good, orted and its ranks would stay otherwise.
+// mpirun starts `weft host-daemon FOLDER orted …` there instead of `orted …`. Without this supervision, orted
+// and its ranks would remain after the link to mpirun is cut for good.
 #pragma once
 
 #include <string>

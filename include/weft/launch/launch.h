@@ -18,14 +18,15 @@ struct LaunchOptions {
   std::optional<int64_t> ranks;  // Unset: all slots, as mpirun counts them.
   std::string hosts;             // "node1:4,node2:4"; empty: this host, or the hosts of a Slurm job.
   std::string hostfile;          // Hosts and slots in the format of Open MPI; empty: none.
-  bool oversubscribe = false;    // More ranks than slots.
+  bool oversubscribe = false;    // Allows more ranks than slots.
   std::vector<std::pair<std::string, std::string>> mca;  // Parameters of Open MPI.
-  int64_t max_restarts = 3;                              // Of the whole launch; progress does not reset them.
+  int64_t max_restarts = 3;  // In the whole launch; progress does not reset the count.
   int64_t restart_delay_s = 5;
   std::string mpirun = "mpirun";  // A path, or a name that PATH finds.
 };
 
-// Errors: kInvalidArgument (names the flag of `weft launch` and what is wrong with its value).
+// Checks the options. Errors: kInvalidArgument (names the flag of `weft launch` and what is wrong with its
+// value).
 absl::Status Validate(const LaunchOptions& options);
 
 // The program of every rank.
@@ -40,8 +41,8 @@ struct RankProgram {
 // attempt.
 // Prints a line on standard error for each restart.
 //
-// Signals: the first SIGINT, SIGTERM or SIGHUP is passed on to the ranks as SIGTERM, and prevents further
-//   attempts. A second one of the same kind ends all processes at once. SIGUSR1 is passed on to the ranks.
+// Signals: the first SIGINT, SIGTERM or SIGHUP reaches the ranks as SIGUSR2, and prevents further attempts. A
+//   second one of the same kind ends all processes at once. SIGUSR1 is passed on to the ranks.
 // On return no process that the launch started is left on this host, and no file of Open MPI: each attempt
 //   has a folder of its own for them. A host daemon does the same on other hosts (weft/launch/host_daemon.h).
 // REQUIRES: the process has one thread and no children; it waits for every child and adopts orphans.
