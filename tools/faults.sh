@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the program under every fault of tests/faults and prints what it does. Exit code 0: every case behaved as expected.
+# Runs the program under every fault of tests/faults and prints a line for each. Exit code 0: every case behaved as expected.
 #
 #   tools/faults.sh [ranks|checkpoints|launch]     all cases, about an hour; or those of one kind
 #   tools/faults.sh [KIND] --table FILE            also appends the results to FILE as Markdown tables

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Formats every C++ file of the tree by .clang-format, with the version of Debian 12: other versions differ in details.
-# The formatter does not break long comments; the check finds them.
+# The formatter does not wrap long comments, but --check finds them.
 #
 #   tools/format.sh            formats in place
 #   tools/format.sh --check    changes nothing; fails if a file is not formatted; exits with 77 without the formatter

@@ -46,7 +46,7 @@ main() {
   tools/setup.sh || return 1
   for preset in "${presets[@]}"; do
     echo "== $preset"
-    rm -rf "build/$preset/results"  # Nothing of an earlier run may be counted.
+    rm -rf "build/$preset/results"  # Results of an earlier run must not be counted.
     mkdir -p "build/$preset/results"
     folders+=("build/$preset/results")
     timed built build "$preset" && timed tested run "$preset"

@@ -111,7 +111,7 @@ class Harness:
         return Place(self.programs, folder, ranks)
 
     def recovery_problems(self, place, flags=()):
-        """What is wrong with the run that goes on without a fault."""
+        """The problems of the run that goes on without a fault."""
         problems = []
         remains = place.remains()
         recovered = place.train(flags=flags)
@@ -233,7 +233,7 @@ def flip_a_bit(place, number):
     content = bytearray(path.read_bytes())
     bit = draw.randrange(len(content) * 8)
     content[bit // 8] ^= 1 << (bit % 8)
-    # The case of a hexadecimal digit of the checksum of checkpoint.json carries nothing.
+    # The case of a hexadecimal digit in the checksum of checkpoint.json has no meaning.
     if bytes(content).lower() == path.read_bytes().lower():
         content[0] ^= 1
     path.write_bytes(content)
@@ -391,7 +391,7 @@ def full_disk(size, codes, message):
 
 
 def read_only(harness):
-    """At the start: a read-only file system."""
+    """The folder of checkpoints on a read-only file system."""
     place = harness.place(1)
     folder = place.folder / CHECKPOINTS
     if subprocess.run(["mount", "--bind", folder, folder], check=False).returncode != 0:
@@ -430,7 +430,7 @@ def flipped_weight(harness):
     pattern = content[8 + header + offsets[0]:][:256]
     places = flip_in_memory(pids[1], pattern)
     try:
-        code = process.wait(timeout=faults.ENDS_S)
+        code = process.wait(timeout=faults.CASE_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         code = None

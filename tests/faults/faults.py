@@ -28,7 +28,7 @@ import model_folder
 
 DEADLINE_S = 6  # WEFT_TIMEOUT_S of every run.
 STARTUP_S = 12  # WEFT_STARTUP_TIMEOUT_S.
-ENDS_S = 120  # A run that takes longer hangs.
+CASE_TIMEOUT_S = 120  # A run that takes longer counts as hanging.
 TAG = "WEFT_FAULT_CASE"  # Environment variable that marks the processes of a case.
 MODEL = ["--layers", "2", "--dim", "32", "--heads", "2", "--ffn-dim", "48", "--seq-len", "32"]  # Later flags override these.
 ONCE = ("--max-restarts", "0")  # Flags of weft launch.
@@ -38,12 +38,12 @@ DUMPS = [f"weft-dump/rank-{rank}.json" for rank in range(8)]
 @dataclasses.dataclass
 class Case:
     name: str
-    codes: tuple  # Exit codes of mpirun, or of weft launch, that are right.
-    message: str  # Regular expression that the output must have.
-    flags: list = dataclasses.field(default_factory=list)  # Of weft train.
-    faulty_rank: tuple = ()  # Operation and fault of the program faulty_rank, instead of weft train.
+    codes: tuple  # Expected exit codes of mpirun or weft launch.
+    message: str  # Regular expression that the output must match.
+    flags: list = dataclasses.field(default_factory=list)  # Flags of weft train.
+    faulty_rank: tuple = ()  # Operation and fault of the program faulty_rank, which replaces weft train.
     ranks: int = 2
-    fault: str = ""  # Of the shim, on rank 1 unless fault_rank says otherwise.
+    fault: str = ""  # Fault of the shim, as in fault_shim.c.
     fault_rank: int = 1
     fault_path: str = "/"
     seconds: float = 0  # FAULT_SECONDS.
@@ -52,12 +52,12 @@ class Case:
     memory: str = ""  # Limit of a control group, in bytes.
     read_only: str = ""  # A folder that is mounted read-only.
     cut: str = ""  # The time for which the link between two hosts is cut, as in cut_link.sh.
-    launch: tuple = ()  # Flags of weft launch, which takes the place of mpirun.
-    send: tuple = ()  # (step after which, signal or signals, "rank N", "ranks" or "launch").
+    launch: tuple = ()  # Flags of weft launch, which replaces mpirun.
+    send: tuple = ()  # (step before the signal, signal or signals, "rank N", "ranks" or "launch").
     start_signal: tuple = ()  # (seconds after the start, signal, rank).
     prepare: object = None  # Called with the folder before the run.
     leaves: tuple = ()  # Patterns of further files that may remain.
-    without_sizes: bool = False  # Leaves out the flags of MODEL but --seq-len: the model comes from a folder.
+    without_sizes: bool = False  # Of MODEL, passes --seq-len only, because the model comes from a folder.
     sample: bool = False
     stop_after: float = None  # Seconds after which the launch gets SIGTERM.
 
@@ -345,7 +345,7 @@ class Run:
         if case.read_only:
             mounts += [f"mount --bind {case.read_only} {case.read_only}", f"mount -o remount,bind,ro {case.read_only}"]
         namespace = ["unshare", "--mount", "sh", "-c", " && ".join([*mounts, 'exec "$@"']), "sh"] if mounts else []
-        launcher = [self.programs["mpirun"], "-n", str(case.ranks)] if self.programs["mpirun"] else []  # Without: one rank.
+        launcher = [self.programs["mpirun"], "-n", str(case.ranks)] if self.programs["mpirun"] else []  # Without mpirun: one rank.
         group = [str(pathlib.Path(__file__).with_name("control_group.sh")), case.memory] if case.memory else []
         return [*group, *namespace, *launcher, *limit, *preload, *program]
 
@@ -398,7 +398,7 @@ class Run:
                                        stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
             self.deliver(process)
             try:
-                code = process.wait(timeout=2 * ENDS_S if self.case.cut else ENDS_S)
+                code = process.wait(timeout=2 * CASE_TIMEOUT_S if self.case.cut else CASE_TIMEOUT_S)
             except subprocess.TimeoutExpired:
                 code = None
         seconds = time.monotonic() - start
@@ -435,7 +435,7 @@ class Run:
 def judge(case, code, output, complaints):
     problems = list(complaints)
     if code is None:
-        return [f"hangs: no end after {ENDS_S} s", *problems]
+        return [f"hangs: no end after {CASE_TIMEOUT_S} s", *problems]
     if code not in case.codes:
         problems.append(f"exit code {code}, expected one of {case.codes}")
     if not re.search(case.message, output):

@@ -29,14 +29,14 @@
 namespace weft {
 namespace {
 
-constexpr int64_t kElements = int64_t{1} << 18;  // Of each rank.
+constexpr int64_t kElements = int64_t{1} << 18;  // Elements per rank.
 constexpr int kOperations = 5;
 constexpr int kFaultyOperation = 3;
 
 // The arguments of one operation. Faults change them.
 struct Arguments {
   std::string kind;
-  int64_t count = kElements;  // Of each rank.
+  int64_t count = kElements;  // Elements per rank.
   DType dtype = DType::kF32;
   ReduceOp reduce = ReduceOp::kSum;
 };
@@ -81,7 +81,7 @@ std::chrono::duration<double> FaultTime() {
   return std::chrono::duration<double>(seconds == nullptr ? 1 : std::atof(seconds));
 }
 
-// All threads stop, until a child continues them.
+// Stops all threads of the process for FAULT_SECONDS; then a child continues them.
 void Pause() {
   const pid_t child = fork();
   if (child == 0) {

@@ -35,7 +35,7 @@ class LaunchRun(faults.Run):
         self.disturb(self)
 
     def attempt_output(self, attempt):
-        """What the attempt has printed so far; empty before it."""
+        """The output of the attempt so far; empty before its start."""
         parts = self.output.read_text(errors="replace").split("starting attempt")
         return parts[attempt - 1] if attempt <= len(parts) else ""
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs commands on emulated hosts in place of ssh: by a server, so that a command does not end with the process that asked for it.
+"""Runs commands on emulated hosts in place of ssh. A server starts them, so that a command outlives the process that requested it.
 
     remote_shell.py serve SOCKET                        until it is killed
     remote_shell.py run SOCKET ON_HOST HOST COMMAND...  prints the command's output, and exits with its exit code

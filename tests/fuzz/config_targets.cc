@@ -16,7 +16,7 @@
 namespace weft {
 namespace {
 
-constexpr size_t kMaxText = 1 << 20;  // Of a config.json.
+constexpr size_t kMaxText = 1 << 20;  // Upper limit of config.json.
 
 }  // namespace
 
@@ -46,7 +46,7 @@ int FuzzFlightRecord(const uint8_t* data, size_t size) {
 }
 
 int FuzzCheckpointManifest(const uint8_t* data, size_t size) {
-  // With the right checksum, so that what follows its check is reached.
+  // Appends a valid checksum, so that the parser reaches the code after its check.
   std::string text(reinterpret_cast<const char*>(data), size);
   absl::StrAppendFormat(&text, ",\n\"checksum\": \"%016x\"}\n", Hash64(text));
   const auto manifest = ParseManifest(text, "checkpoint.json");
@@ -58,7 +58,7 @@ int FuzzCheckpointManifest(const uint8_t* data, size_t size) {
 }
 
 int FuzzToml(const uint8_t* data, size_t size) {
-  // The flags of the program take most of the time, so a text that cannot be read does not reach them.
+  // Setting up the flags takes most of the time, so a text that ReadToml refuses ends here.
   const auto items = ReadToml({reinterpret_cast<const char*>(data), size});
   if (!items.ok()) return 0;
   const TempInput file(".toml", data, size);

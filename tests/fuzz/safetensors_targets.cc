@@ -13,7 +13,7 @@ constexpr size_t kLengthBytes = 8;
 }  // namespace
 
 int FuzzSafetensorsHeader(const uint8_t* data, size_t size) {
-  // The header ends at the last brace, so that inputs are mostly JSON with some data behind it.
+  // The header ends at the last brace, so that most of an input is JSON.
   const std::string_view input(reinterpret_cast<const char*>(data), size);
   const size_t brace = input.rfind('}');
   const std::string_view header = input.substr(0, brace == std::string_view::npos ? size : brace + 1);

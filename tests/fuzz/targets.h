@@ -1,8 +1,9 @@
-// Entry points of the fuzzers: each reads bytes from outside as the program does, and aborts where a result
-// is wrong.
+// Entry points of the fuzzers: each reads bytes from outside as the program does, and aborts if a result is
+// wrong.
 //
-// libFuzzer calls them with inputs that it makes up (tools/fuzz.sh), the test fuzz_replay_test with the files
-// of corpus/<name>. A new target is a function here and a line in CMakeLists.txt.
+// libFuzzer calls them with generated inputs (tools/fuzz.sh), and fuzz_replay_test with the seeds in
+// corpus/<name>. A new target needs a function here, an entry in CMakeLists.txt and in replay_test.cc, and
+// seeds.
 #pragma once
 
 #include <cstddef>
@@ -10,11 +11,11 @@
 
 namespace weft {
 
-// The header of a safetensors file, with the data that it describes behind it.
+// A safetensors file without its length field: the header, and the data that it describes.
 int FuzzSafetensorsHeader(const uint8_t* data, size_t size);
 // The text of model.safetensors.index.json.
 int FuzzSafetensorsIndex(const uint8_t* data, size_t size);
-// The text of config.json, also as the source of an exported one.
+// The text of config.json, which is also exported and read again.
 int FuzzHfConfig(const uint8_t* data, size_t size);
 // A flight recorder.
 int FuzzFlightRecord(const uint8_t* data, size_t size);

@@ -186,7 +186,7 @@ def declared_name(statement):
 
 
 def names_of_using(statement):
-    """`using a::B;` is an own name together with what it stands for: equal ones do not clash."""
+    """`using a::B;` is an own name together with its meaning, because equal using-declarations do not clash."""
     if statement[1] == "namespace":
         raise NotUnderstood("a using-directive")
     if statement[2] == "=":
@@ -208,7 +208,7 @@ def names_of_macro(statement):
 
 
 def own_names_of(statement, is_anonymous):
-    """(names, [(name, what it stands for)] of using-declarations) that a statement adds to the names of its source."""
+    """(names, [(name, meaning)] of using-declarations) that a statement adds to the names of its source."""
     while statement[0] in ("template", "__extension__", "inline"):
         if statement[0] == "template" and statement[1] != "<":  # An explicit instantiation.
             return [], []
@@ -239,7 +239,7 @@ def own_names_of(statement, is_anonymous):
 class Source:
     lines: int
     own: set
-    using: dict  # What the names of using-declarations stand for.
+    using: dict  # The meaning of each name of a using-declaration.
     words: set
     headers: frozenset
 
