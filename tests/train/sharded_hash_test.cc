@@ -41,11 +41,23 @@ TEST(CompareReplicas, NamesTheRankOfTheMinority) {
   }
 }
 
+TEST(CompareReplicas, NamesAllRanksOfTheMinority) {
+  std::vector<ShardDigests> digests = Replicas(5);
+  digests[3]["a"] = 99;
+  digests[7]["a"] = 98;
+  EXPECT_THAT(
+      CompareReplicas(digests, 2),
+      StatusIs(absl::StatusCode::kInternal,
+               AllOf(HasSubstr("ranks 3, 7 hold other weights than the majority"), HasSubstr("'a'"))));
+}
+
 TEST(CompareReplicas, NamesAllRanksWithoutAMajority) {
   std::vector<ShardDigests> digests = Replicas(2);
   digests[3]["a"] = 99;
-  EXPECT_THAT(CompareReplicas(digests, 2),
-              StatusIs(absl::StatusCode::kInternal, AllOf(HasSubstr("ranks 1, 3 hold"), HasSubstr("'a'"))));
+  EXPECT_THAT(
+      CompareReplicas(digests, 2),
+      StatusIs(absl::StatusCode::kInternal,
+               AllOf(HasSubstr("ranks 1, 3 hold different weights, without a majority"), HasSubstr("'a'"))));
 }
 
 }  // namespace

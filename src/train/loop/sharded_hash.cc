@@ -70,6 +70,7 @@ std::vector<int> DifferingRanks(const std::map<uint64_t, std::vector<int>>& rank
 }  // namespace
 
 absl::Status CompareReplicas(absl::Span<const ShardDigests> digests, int shard_size) {
+  const size_t replicas = digests.size() / static_cast<size_t>(shard_size);
   for (int position = 0; position < shard_size; ++position) {
     for (const auto& [name, unused] : digests[0]) {
       std::map<uint64_t, std::vector<int>> ranks_of_value;
@@ -81,8 +82,9 @@ absl::Status CompareReplicas(absl::Span<const ShardDigests> digests, int shard_s
       const std::vector<int> differing = DifferingRanks(ranks_of_value);
       return absl::InternalError(absl::StrCat(
           "replicas differ in '", name, "': ", RankList(differing),
-          differing.size() == 1 ? " holds other weights than the others"
-                                : " hold different weights, without a majority",
+          differing.size() == 1          ? " holds other weights than the others"
+          : differing.size() == replicas ? " hold different weights, without a majority"
+                                         : " hold other weights than the majority",
           "; a fault of memory or network, or a defect: go on from a checkpoint on other hosts"));
     }
   }
