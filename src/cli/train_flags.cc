@@ -69,7 +69,7 @@ void AddContextFlags(CLI::App& app, ContextOptions& context) {
               {CpScheme::kAuto, CpScheme::kUlysses, CpScheme::kGather, CpScheme::kHybrid, CpScheme::kRing},
               "Attention over split sequences; auto: the balanced scheme with the fewest bytes");
   group.Number("--ulysses-degree", context.ulysses_degree,
-               "Ranks that exchange tokens for heads; --cp: Ulysses, 1: gather, between: hybrid");
+               "Ranks that exchange tokens for heads; as --cp: Ulysses, 1: gather, between: hybrid");
   group.OneOfOrUnset("--ring-rotate", context.ring_rotate, {RingRotation::kAllGather, RingRotation::kShift},
                      "How keys and values travel in a ring, or in a hybrid with a ring [shift]");
   group.OneOfOrUnset("--load-balance", context.load_balance,
@@ -95,9 +95,10 @@ void AddParallelFlags(CLI::App& app, ParallelOptions& parallel) {
   group.OneOfOrUnset("--wire-compression", parallel.wire_compression,
                      {WireCompression::kNone, WireCompression::kLossless},
                      "Compression of weights and gradients between nodes [measured at the start]");
-  group.OneOf("--grad-sync", parallel.grad_sync,
-              {GradientSync::kLast, GradientSync::kReduceScatter, GradientSync::kEach},
-              "For each microbatch: nothing until the last; reduce-scatter; also all-reduce");
+  group.OneOf(
+      "--grad-sync", parallel.grad_sync,
+      {GradientSync::kLast, GradientSync::kReduceScatter, GradientSync::kEach},
+      "After each microbatch but the last: no reduction (last), reduce-scatter, or all-reduce too (each)");
   group.OneOf("--activation-checkpoint", parallel.activation_checkpoint,
               {ActivationCheckpoint::kNone, ActivationCheckpoint::kFull},
               "Keep activations for backward (none), or recompute them (full)");
@@ -119,12 +120,11 @@ void AddOutputFlags(CLI::App& app, OutputOptions& output) {
 void AddCheckpointFlags(CLI::App& app, CheckpointConfig& checkpoint) {
   FlagGroup group(app, "Checkpoints");
   group.Text("--checkpoint-dir", checkpoint.folder,
-             "Folder of the run's checkpoints; the last step and SIGUSR1 save, also SIGTERM and Ctrl-C",
-             "DIR");
-  group.Number("--checkpoint-interval", checkpoint.interval, "Also save after every N steps; 0: do not");
+             "Folder for checkpoints, saved after the last step and at SIGUSR1, SIGTERM and Ctrl-C", "DIR");
+  group.Number("--checkpoint-interval", checkpoint.interval, "Also save after every N steps; 0: never");
   group.Number("--keep-checkpoints", checkpoint.keep, "Newest checkpoints to keep; 0: all");
   group.Text("--resume", checkpoint.resume,
-             "Go on from the newest usable checkpoint (auto), or from one checkpoint (its folder)",
+             "Go on from the checkpoint PATH, or the newest usable one in PATH or --checkpoint-dir (auto)",
              "auto|PATH");
   group.Bool("--checkpoint-async", checkpoint.async, "Write checkpoints while training goes on");
 }
