@@ -20,6 +20,7 @@ import pathlib
 
 WIDTHS = {".bin": ("H", 1 << 16), ".u16": ("H", 1 << 16), ".u32": ("I", 1 << 32)}
 
+
 class Failure(Exception):
     """An error message for the user."""
 

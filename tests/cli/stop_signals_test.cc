@@ -95,15 +95,15 @@ TEST(StopSignalsDeathTest, EndsTheProcessAtTheSecondSignalOfAKind) {
   }
 }
 
-// weft launch sends it, also to ranks that have got another signal.
-TEST(StopSignals, TakesSIGUSR2AnyNumberOfTimes) {
+// weft launch sends SIGUSR2 also to ranks that have got another signal.
+TEST(StopSignals, IgnoresRepeatedSIGUSR2) {
   StopSignals signals;
   const std::atomic<bool>& stop = signals.EnableGracefulStop();
   SendToThisProcess(SIGTERM);
   WaitFor(stop);
   for (int i = 0; i < 3; ++i) {
     SendToThisProcess(SIGUSR2);
-    // While one is pending, another one would be merged with it.
+    // The system would merge a signal with a pending one of the same kind.
     sigset_t pending;
     do sigpending(&pending);
     while (sigismember(&pending, SIGUSR2) == 1);

@@ -6,7 +6,8 @@ undisturbed run.
 
 Each case starts from a folder with the checkpoints of steps 4 and 8, and goes on to step 12 with a fault. Then another run goes on
 without a fault. It must end with the expected weights, leave only whole checkpoints, and remove and name the remains of killed saves.
---resumes stops N runs by SIGTERM at random instants and resumes each. Names, tables and exit codes are those of faults.py.
+--resumes stops N runs by SIGTERM at random instants and resumes each. NAME, --sample, --list, --table and the exit code are as in
+faults.py.
 """
 import argparse
 import collections
@@ -80,7 +81,7 @@ class Harness:
         self.long_hashes = {}  # By number of ranks.
 
     def long_place(self, ranks):
-        """A folder for a run of LONG steps, so that a signal arrives in the midst of it; and the weights after the last step."""
+        """A folder for a run of LONG steps, so long that a signal arrives before its end. Also sets long_hashes[ranks]."""
         folder = pathlib.Path(tempfile.mkdtemp(dir=self.parent.name)) / "run"
         folder.mkdir()
         place = Place(self.programs, folder, ranks)
@@ -180,8 +181,8 @@ def every_call(ranks, rank, what, codes, flags=(), stride=1, calls=("open", "wri
             for number in range(1, 1000, stride):
                 place = harness.place(ranks)
                 outcome = place.train(flags=flags, fault=f"{what}@{call}:{number}", fault_rank=rank, fault_path=f"/{CHECKPOINTS}/")
-                shutil.rmtree(place.folder.parent) if outcome.code == 0 else None
                 if outcome.code == 0:
+                    shutil.rmtree(place.folder.parent)
                     break
                 done += 1
                 seen[outcome.code] += 1
@@ -258,12 +259,12 @@ def remove(place, number):
     return f"without {path.name}"
 
 
-def file_of_another_run(place, _):
+def file_of_another_step(place, _):
     shutil.copy(place.path(4, "model.safetensors"), place.path(8, "model.safetensors"))
     return "a file of another step"
 
 
-def foreign_path(place, _):
+def link_out_of_folder(place, _):
     """A link out of the folder, to a file with the right content."""
     path = place.path(8, "model.safetensors")
     outside = place.folder / "outside.safetensors"
@@ -500,8 +501,8 @@ def cases():
     yield "a flipped bit", True, damaged(flip_a_bit, r"ck/step-00000008")
     yield "every file cut at every boundary", False, damaged(truncate, r"ck/step-00000008", 40)
     yield "a missing file", False, damaged(remove, r"ck/step-00000008", len(FILES))
-    yield "a file of another step", False, damaged(file_of_another_run, "model.safetensors")
-    yield "a link out of the folder", False, damaged(foreign_path, "model.safetensors")
+    yield "a file of another step", False, damaged(file_of_another_step, "model.safetensors")
+    yield "a link out of the folder", False, damaged(link_out_of_folder, "model.safetensors")
     yield "latest is missing", False, single(1, (0,), "after step 8", damage=unlink_latest)
     yield "a run of another model", False, other_model
     yield "an array of another shape", False, wrong_array([4, 8], None, "shape")

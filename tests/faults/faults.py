@@ -422,7 +422,7 @@ class Run:
             for pid in left:
                 self.kill(pid, signal.SIGKILL)
         if left := left_memory():
-            complaints.append(f"shared memory is left by this case or one beside it: {', '.join(sorted(left)[:3])}")
+            complaints.append(f"shared memory is left by this case or by one that ran at the same time: {', '.join(sorted(left)[:3])}")
         allowed = (*DUMPS, "weft-dump", "core*", *self.case.leaves)
         for path in sorted(self.folder.rglob("*")):
             name = str(path.relative_to(self.folder))

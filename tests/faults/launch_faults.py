@@ -4,7 +4,7 @@ left of it.
 
     launch_faults.py WEFT FAULTY_RANK SHIM MPIRUN [--sample] [--table FILE] [--list] [NAME...]
 
-Names, tables and exit codes are those of faults.py.
+NAME, --sample, --list, --table and the exit code are as in faults.py.
 """
 import os
 import pathlib

@@ -24,7 +24,7 @@ class HostDaemonTest : public ::testing::Test {
  protected:
   HostDaemonTest() { setenv("FOLDER", folder_.str().c_str(), 1); }
   ~HostDaemonTest() override {
-    // A host daemon ignores these.
+    // RunHostDaemon has ignored these signals.
     for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2, SIGPIPE})
       std::signal(signal, SIG_DFL);
   }

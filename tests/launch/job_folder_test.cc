@@ -45,7 +45,7 @@ TEST(JobFolder, IsRemovedByItsLastHolder) {
   EXPECT_FALSE(fs::exists(path));
 }
 
-TEST(JobFolder, RemovesFoldersThatNobodyHolds) {
+TEST(JobFolder, RemovesAbandonedFolders) {
   const TempFolder parent;
   const std::string prefix = parent / ("weft-launch." + std::to_string(getuid()) + ".");
   fs::create_directories(prefix + "dead/ompi");

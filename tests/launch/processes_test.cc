@@ -53,7 +53,7 @@ class WaitingChild {
 
 TEST(Processes, FindChildrenAndDescendants) {
   const WaitingChild first([] {});
-  // Its own child ends with it.
+  // The child of `second` ends with `second`.
   const WaitingChild second([] {
     const pid_t parent = getpid();
     if (fork() == 0) {

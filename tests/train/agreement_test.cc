@@ -1,4 +1,4 @@
-// Ranks with different flags, data or models are told so before the first collective of training.
+// Ranks with different flags, data or models get an error before the first collective of training.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -23,7 +23,7 @@ int renames_before_death = 0;  // 0: no death.
 
 }  // namespace
 
-// Takes the place of the C library's function.
+// Replaces the function of the C library.
 extern "C" int rename(const char* from, const char* to) noexcept {
   if (renames_before_death > 0 && --renames_before_death == 0) _exit(kDeath);
   return static_cast<int>(syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));

@@ -79,7 +79,7 @@ TEST_F(Outputs, MustDifferFromEachOther) {
   ExpectCollision("is a file that --metrics writes");
 }
 
-TEST_F(Outputs, OfAnExportMustNotLieAmongCheckpoints) {
+TEST_F(Outputs, MustNotGoIntoTheFolderOfCheckpoints) {
   config_.output.export_folder = folder_ / "out/";
   config_.checkpoint.folder = folder_ / "out";
   EXPECT_THAT(Check(), testing::StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--checkpoint-dir")));
@@ -99,13 +99,13 @@ TEST_F(Outputs, HaveNoConfigurationBesideADevice) {
   EXPECT_EQ(ConfigPathBeside("a/run.jsonl"), "a/run.config.json");
 }
 
-TEST_F(Outputs, OfAnExportMustNotRemoveShardsThatTheRunReads) {
+TEST_F(Outputs, MustNotRemoveShardsThatTheRunReads) {
   config_.output.export_folder = folder_ / "out";
   config_.data.paths = {folder_.Write("out/model-00001-of-00002.safetensors", std::string(100, 'x'))};
   ExpectCollision("is a file that --data reads");
 }
 
-TEST_F(Outputs, OfAnExportMustNotBeInputsButMayBeLinksToThem) {
+TEST_F(Outputs, MustNotReplaceInputsButMayReplaceLinksToThem) {
   config_.output.export_folder = folder_ / "out";
   config_.data.paths = {folder_.Write("out/config.json", std::string(100, 'x'))};
   ExpectCollision("out/config.json: is a file that --data reads");

@@ -27,9 +27,9 @@ if(WEFT_PRECOMPILE STREQUAL "all")
 endif()
 
 # weft_unity(<target> tests|layers)
-# Most of the time of a compiler goes into headers and templates that many sources share. Where WEFT_UNITY is `all`, or `tests` and
-# this target belongs to the tests, some sources of the target are compiled as one; group_sources.py says which. This hides a missing
-# #include and a clash of names as well. The preset release therefore compiles each source of a layer alone, and debug all sources.
+# Most of the time of a compiler goes into headers and templates that many sources share. If WEFT_UNITY is `all`, or is the kind of
+# this target, some sources of the target are compiled as one; group_sources.py says which. This can hide a missing #include or a
+# clash of names. The preset release therefore compiles each source of a layer alone, and debug compiles every source alone.
 function(weft_unity target kind)
   if(WEFT_UNITY STREQUAL "all" OR WEFT_UNITY STREQUAL kind)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP UNITY_BUILD_RELOCATABLE ON)
@@ -142,9 +142,8 @@ endfunction()
 # A GoogleTest program. Without MPI_RANKS it runs without mpirun, and its ranks, if any, are threads. With MPI_RANKS it runs once
 # under mpirun for each count, and the ranks agree on the verdict. A rank computes with one thread unless the test sets another
 # number, because ctest runs tests in parallel. A SINGLE_THREAD program is left out under ThreadSanitizer, which would find
-# nothing in it. COST is about the time that a long test takes where it takes longest: ctest starts the
-# longest first, so that no core waits at the end. Programs that are not SLOW have the label `quick`; of runs over MPI, only the one
-# with two ranks has it.
+# nothing in it. COST is the approximate time of a long test under the slowest preset: ctest starts the longest tests first, so that
+# no core idles at the end. Programs that are not SLOW have the label `quick`; of runs over MPI, only the one with two ranks has it.
 function(weft_test name)
   cmake_parse_arguments(ARG "SINGLE_THREAD;SLOW" "TIMEOUT;COST" "SOURCES;LINK;MPI_RANKS;LABELS" ${ARGN})
   if(ARG_SINGLE_THREAD AND WEFT_SANITIZE MATCHES "thread")

@@ -31,7 +31,7 @@ struct StepMetrics {
     int64_t reduce_scatter = 0;
     int64_t all_reduce = 0;
     int64_t context = 0;
-    int64_t control = 0;  // Gradient norms, losses and stop requests.
+    int64_t control = 0;  // Gradient norms, losses, requests, and agreements on groups and used parameters.
   } bytes;
   int64_t wire_bytes = 0;
   int64_t wire_saved_bytes = 0;

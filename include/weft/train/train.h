@@ -60,6 +60,7 @@ struct TrainReport {
 //     the step; nothing is exported.
 //   kResourceExhausted: out of memory, or a full disk.
 //   kDeadlineExceeded, kAborted: a rank is missing, or failed.
+//   kInternal: the weights of replicas differ.
 absl::StatusOr<TrainReport> Train(Bootstrap& bootstrap, const TrainConfig& config,
                                   const TrainEnvironment& environment);
 
