@@ -479,11 +479,11 @@ def cases():
     killed = OK_AFTER_KILL
     save = {"fault_path": f"/{CHECKPOINTS}/"}
     yield "no fault", True, single(2, (0,), "resume   ck/step-00000008, after step 8")
-    for what in ("sync", "async"):
-        flags = ["--checkpoint-async", "true"] if what == "async" else []
-        yield (f"kill -9 at every call of a {what} save, one rank", False, every_call(1, 0, "kill", (137, -9), flags))
-        yield (f"kill -9 of rank 0 at calls of a {what} save", False, every_call(2, 0, "kill", killed, flags, stride=3))
-        yield (f"kill -9 of rank 1 at calls of a {what} save", False, every_call(2, 1, "kill", killed, flags, stride=3))
+    for save_kind in ("a sync", "an async"):
+        flags = ["--checkpoint-async", "true"] if save_kind == "an async" else []
+        yield (f"kill -9 at every call of {save_kind} save, one rank", False, every_call(1, 0, "kill", (137, -9), flags))
+        yield (f"kill -9 of rank 0 at calls of {save_kind} save", False, every_call(2, 0, "kill", killed, flags, stride=3))
+        yield (f"kill -9 of rank 1 at calls of {save_kind} save", False, every_call(2, 1, "kill", killed, flags, stride=3))
     yield "kill -9 of rank 1 in a save", True, single(2, killed, "", fault="kill@write:1", fault_rank=1, **save)
     yield "kill -9 of rank 1 between saves", False, single(2, killed, "", send=(10, signal.SIGKILL, "rank 1"))
     yield "kill -9 of rank 1 in resume", False, single(2, killed, "", fault="kill@read:3", fault_rank=1, **save)
