@@ -56,7 +56,7 @@ class CommEngine {
   // Errors: kInvalidArgument (this rank is not in the group), kResourceExhausted (too many lanes).
   absl::StatusOr<LaneId> AddLane(const ProcessGroup& group, LanePurpose purpose);
   // The lane with this `number` of a group and purpose, which is added at the first call. Later calls return
-  // the same lane, so that models that come and go use no more lanes than one of them.
+  // the same lane, so that models that live one after the other use no more lanes than one of them.
   // REQUIRES: all users of a lane together submit in one order, on all ranks.
   // Errors: those of AddLane on any rank; kDeadlineExceeded (names the missing ranks).
   absl::StatusOr<LaneId> SharedLane(const ProcessGroup& group, LanePurpose purpose, int number = 0);
@@ -78,8 +78,8 @@ class CommEngine {
   //
   // The gather writes nothing until it has started on every rank of the node: each has submitted it, and its
   // `options.gate` is *released* there. REQUIRES: by then, this rank no longer reads the block. An
-  // out-of-place gather never reads `output`. After one, the next gather may therefore fill the block as soon
-  // as every rank has finished reading it and has submitted that next gather.
+  // out-of-place gather never reads `output`. The gather that follows it may therefore fill the block as soon
+  // as every rank has finished reading the block and has submitted that gather.
   Work AllGatherShared(LaneId lane, const void* input, void* output, DType dtype, int64_t total_count,
                        absl::Span<const int64_t> counts = {}, OpOptions options = {},
                        const Work* after = nullptr);
@@ -88,12 +88,11 @@ class CommEngine {
   // difference from values that every output already holds. After an optimizer step that takes about two
   // thirds of the bytes.
   //
-  // `base` has the elements of this rank's part as every other rank's output holds them. Once *released*, it
+  // `base` holds the values of this rank's part that the outputs of all other ranks have. Once *released*, it
   // holds the part's new values. REQUIRES: since the last gather, only the owner of a part has written it; if
   // several ranks of the group share a node, `output` lies in node memory.
-  // Errors: kInternal (a part was written by another rank; detected where a delta arrives from another node,
-  // and some of the part is overwritten by then). After a failure of the engine, `base` and outputs are
-  // undefined.
+  // Errors: kInternal (a rank other than its owner has written a part; detected when a delta of the part
+  // arrives from another node). After a failure of the engine, `base` and outputs are undefined.
   Work AllGatherDelta(LaneId lane, void* base, void* output, int64_t total_count,
                       absl::Span<const int64_t> counts = {}, OpOptions options = {},
                       const Work* after = nullptr);

@@ -8,7 +8,7 @@
 //   of the engine, as peers may still access them. Wait for a Work, or detach it, before you destroy it.
 //   Otherwise the destructor waits for *released*, and this rank submits nothing meanwhile. It aborts the
 //   engine with an error that names the operation
-//     - if the wait exceeds the engine's timeout, or a wait for that long has failed before;
+//     - if the wait exceeds the engine's timeout, or the last Wait or WaitReleased had that timeout and missed it;
 //     - at once, if the operation is not *ready* and an exception unwinds the stack.
 //   After a failure it does not wait for peers.
 #pragma once
@@ -62,7 +62,7 @@ class [[nodiscard]] Work {
  private:
   friend class CommEngine;
   Work(CommEngine* engine, std::shared_ptr<OperationRecord> record);
-  absl::Status NoteTimeout(absl::Status waited, bool for_the_engines_timeout);
+  absl::Status RecordTimeout(absl::Status waited, bool is_engine_timeout);
   CommEngine* engine_ = nullptr;
   std::shared_ptr<OperationRecord> record_;
   absl::Status timeout_;  // The error of the last wait if it exceeded the engine's timeout.

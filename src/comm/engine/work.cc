@@ -40,17 +40,17 @@ Work::~Work() {
   if (const absl::Status status = WaitReleased(); absl::IsDeadlineExceeded(status)) engine_->Abort(status);
 }
 
-absl::Status Work::NoteTimeout(absl::Status waited, bool for_the_engines_timeout) {
-  timeout_ = for_the_engines_timeout && absl::IsDeadlineExceeded(waited) ? waited : absl::OkStatus();
+absl::Status Work::RecordTimeout(absl::Status waited, bool is_engine_timeout) {
+  timeout_ = is_engine_timeout && absl::IsDeadlineExceeded(waited) ? waited : absl::OkStatus();
   return waited;
 }
 
 absl::Status Work::Wait(std::optional<absl::Time> deadline) {
-  return NoteTimeout(engine_->impl_->Wait(record_, EngineShell::Event::kReady, deadline), !deadline);
+  return RecordTimeout(engine_->impl_->Wait(record_, EngineShell::Event::kReady, deadline), !deadline);
 }
 
 absl::Status Work::WaitReleased(std::optional<absl::Time> deadline) {
-  return NoteTimeout(engine_->impl_->Wait(record_, EngineShell::Event::kReleased, deadline), !deadline);
+  return RecordTimeout(engine_->impl_->Wait(record_, EngineShell::Event::kReleased, deadline), !deadline);
 }
 
 void Work::Detach(std::vector<std::shared_ptr<void>> memory) {
