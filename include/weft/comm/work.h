@@ -8,7 +8,7 @@
 //   of the engine, as peers may still access them. Wait for a Work, or detach it, before you destroy it.
 //   Otherwise the destructor waits for *released*, and this rank submits nothing meanwhile. It aborts the
 //   engine with an error that names the operation
-//     - if the wait exceeds the engine's timeout, or the last Wait or WaitReleased had that timeout and missed it;
+//     - if the wait exceeds the engine's timeout, or the last Wait or WaitReleased exceeded that timeout;
 //     - at once, if the operation is not *ready* and an exception unwinds the stack.
 //   After a failure it does not wait for peers.
 #pragma once

@@ -29,9 +29,10 @@ struct OperationRecord {
   Descriptor descriptor;
   Priority priority = Priority::kBulk;
   std::string label;
-  int64_t logical_bytes = 0;               // Bytes that the algorithm must bring to this rank.
-  std::shared_ptr<OperationRecord> after;  // This operation starts when `after` is *ready*
-  std::shared_ptr<OperationRecord> gate;   // and `gate` is *released*.
+  int64_t logical_bytes = 0;  // Bytes that the algorithm must bring to this rank.
+  // The operation starts once `after` is *ready* and `gate` is *released*. Null: it waits for none.
+  std::shared_ptr<OperationRecord> after;
+  std::shared_ptr<OperationRecord> gate;
   std::unique_ptr<Operation> operation;
   // Buffers handed over by Work::Detach. Guarded by the core's lock.
   std::vector<std::shared_ptr<void>> kept;

@@ -17,7 +17,7 @@ struct PartShape {
   std::array<int64_t, kMaxDims> sizes{};
 
   // The one-dimensional shape [elements].
-  static PartShape Run(int64_t elements) { return {1, {elements}}; }
+  static PartShape OneDim(int64_t elements) { return {1, {elements}}; }
   // The shape of a view. An undefined view (no memory, no dims) has the shape [0].
   // REQUIRES: the view has at most kMaxDims dims.
   static PartShape Of(const TensorView& view);

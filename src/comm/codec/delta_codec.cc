@@ -47,7 +47,7 @@ uint32_t AddToChecksum(uint32_t checksum, const Words& block) {
   return checksum * kGolden + sum;
 }
 
-// Division of a block's codes into low bits and exceptions.
+// How the codes of a block are stored: as low bits and exceptions.
 struct BlockLayout {
   int width = 0;       // Low bits that are stored of every code.
   int exceptions = 0;  // Codes that have more than `width` bits.

@@ -22,8 +22,9 @@ constexpr size_t kLengthBytes = sizeof(uint32_t);
 constexpr size_t kHeaderBytes = 3;
 // Index and exponent of an exception.
 constexpr size_t kExceptionBytes = 2;
-// BestWindow tries windows of up to kMaxWidth bits whose largest exponent is that of the block, or up to
-// kUpperEnds - 1 below it. The alternative to a window is to store whole exponents, of kExponentBits each.
+// A window of `width` bits contains 2^width successive exponents. BestWindow tries all widths up to
+// kMaxWidth. The largest exponent of a window is that of the block, or at most kUpperEnds - 1 below it. The
+// alternative to a window is to store whole exponents, of kExponentBits each.
 constexpr size_t kUpperEnds = 3;
 constexpr int kMaxWidth = 4;
 constexpr int kExponentBits = 8;

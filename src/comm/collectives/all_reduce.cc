@@ -2,8 +2,8 @@
 // of its node in the same pass, and sends it to the other nodes slice by slice.
 //
 // In place is safe: a part of the input is read only to reduce it, and is overwritten only after its
-// reduction. Where a rank sends its input to another node as it is, no receive for the sum of that part is
-// posted before the send is complete: MPI forbids that two messages in flight share memory.
+// reduction. If a rank sends its input to another node unreduced, it posts no receive for the sum of that
+// part before the send is complete: MPI forbids that two messages in flight share memory.
 #include <utility>
 
 #include "src/comm/collectives/gather_phase.h"

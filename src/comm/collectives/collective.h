@@ -35,10 +35,10 @@ class Collective : public Operation {
   std::set<int> AwaitedRanks(const OperationContext& context) const final;
 
  protected:
-  // Ensures that everything that peers access lies in node memory, and adds the staging copies. By default,
-  // stages input and output as `Sharing` says.
+  // Ensures that the buffers that peers access lie in node memory, and adds the staging copies. By default,
+  // stages input and output according to `Sharing`.
   virtual absl::Status PrepareMemory(OperationContext& context);
-  // Adds a copy into node memory, to be done before publication. Counts in copied_bytes.
+  // Adds a staging copy, which counts in copied_bytes.
   void AddStaging(OperationContext& context, RangeCopy copy, const std::byte* source, std::byte* target);
   // Publishes `memory` as this rank's input, instead of the plan's.
   void SetSharedInput(const std::byte* memory) { plan_.input = memory; }

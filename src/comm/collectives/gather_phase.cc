@@ -66,18 +66,18 @@ void GatherPhase::PlanLocal(const OperationContext& context, const Memory& memor
       AddWatch(context, peer.member, peer.member);
       continue;
     }
-    AddPull(peer.own_part, PlaceOf(memory.output, peer.member), peer.member, placement.WorldRank(peer.member),
+    AddPull(peer.own_part, PartOf(memory.output, peer.member), peer.member, placement.WorldRank(peer.member),
             -1);
   }
-  AddPull(memory.own_part, PlaceOf(memory.output, me), me, placement.WorldRank(me), -1);
+  AddPull(memory.own_part, PartOf(memory.output, me), me, placement.WorldRank(me), -1);
   for (int member = 0; member < placement.size(); ++member) {
     if (placement.IsLocal(member)) continue;
     const int leader = placement.PartLeader(placement.NodeOf(me), member);
     if (leader == me) continue;
     const auto peer = std::find_if(memory.peers.begin(), memory.peers.end(),
                                    [&](const PeerMemory& candidate) { return candidate.member == leader; });
-    const std::byte* source = PlaceOf(const_cast<std::byte*>(peer->output), member);
-    AddPull(source, PlaceOf(memory.output, member), member, placement.WorldRank(leader), member);
+    const std::byte* source = PartOf(const_cast<std::byte*>(peer->output), member);
+    AddPull(source, PartOf(memory.output, member), member, placement.WorldRank(leader), member);
   }
 }
 
@@ -85,9 +85,9 @@ void GatherPhase::PlanShared(const OperationContext& context, const Memory& memo
   const GroupPlacement& placement = context.placement;
   const int me = placement.me();
   for (const PeerMemory& peer : memory.peers) {
-    if (peer.own_part != PlaceOf(memory.output, peer.member)) AddWatch(context, peer.member, peer.member);
+    if (peer.own_part != PartOf(memory.output, peer.member)) AddWatch(context, peer.member, peer.member);
   }
-  AddPull(memory.own_part, PlaceOf(memory.output, me), me, placement.WorldRank(me), -1);
+  AddPull(memory.own_part, PartOf(memory.output, me), me, placement.WorldRank(me), -1);
   own_announced_ = pulls_.empty();
   for (int member = 0; member < placement.size(); ++member) {
     if (placement.IsLocal(member)) continue;
@@ -125,7 +125,7 @@ absl::Status GatherPhase::PlanWire(const OperationContext& context, const Memory
     if (placement.IsLocal(member)) continue;
     const CreditScheduler::Channel channel{context.record->lane, context.record->descriptor.sequence,
                                            placement.WorldRank(member), kGatherChannel};
-    if (receives(member)) AddRelay(channel, member, PlaceOf(memory.output, member), ring);
+    if (receives(member)) AddRelay(channel, member, PartOf(memory.output, member), ring);
     if (placement.PartLeader(placement.NodeOf(member), me) == member && UsesWire(me)) {
       sends_.AddRun(channel, {SlicingOf(me), dtype_, OwnPart(memory), encoding_, delta_base_}, slots_);
     }
@@ -133,11 +133,12 @@ absl::Status GatherPhase::PlanWire(const OperationContext& context, const Memory
   return absl::OkStatus();
 }
 
-void GatherPhase::AddRelay(const CreditScheduler::Channel& channel, int member, std::byte* place,
+void GatherPhase::AddRelay(const CreditScheduler::Channel& channel, int member, std::byte* part,
                            std::byte*& ring) {
   const Slicing slicing = SlicingOf(member);
-  const SliceMemory target{place, element_bytes_};
-  const auto source = kind_ == Kind::kPushed ? ReceiveStream::Source::kMade : ReceiveStream::Source::kReady;
+  const SliceMemory target{part, element_bytes_};
+  const auto source =
+      kind_ == Kind::kPushed ? ReceiveStream::Source::kProduced : ReceiveStream::Source::kReady;
   if (encoding_ == WireEncoding::kPlain) {
     relays_.push_back(
         {ReceiveStream(channel, WirePhase::kGather, slicing, target, source), std::nullopt, member});

@@ -16,9 +16,9 @@
 //
 // Note [Delta base]
 // Problem: delta encoding needs the same base at the sender and at every receiver.
-// Rule: the base of a part is what the outputs of all other ranks hold in its place. The owner of the part
-// keeps a copy. Slices travel between nodes as deltas against the base. When all slices are sent, the owner
-// copies the new part over its base. The operation is *released* only after that.
+// Rule: the base of a part is the values that the outputs of all other ranks have for it. The owner of the
+// part keeps a copy. Slices travel between nodes as deltas against the base. When all slices are sent, the
+// owner copies the new part over its base. The operation is *released* only after that.
 #pragma once
 
 #include <deque>
@@ -69,7 +69,7 @@ class GatherPhase {
   GatherPhase(const GatherPhase&) = delete;
   GatherPhase& operator=(const GatherPhase&) = delete;
 
-  // Slices of a member's part, from the first, that may be overwritten in this rank's output.
+  // Slices of a member's part, counted from the first, that may be overwritten in this rank's output.
   using Writable = absl::FunctionRef<int64_t(int member)>;
   static int64_t AllWritable(int member);
   // Advances. Returns true if anything moved. `own_available`: valid slices of this rank's part.
@@ -115,8 +115,9 @@ class GatherPhase {
   void PlanLocal(const OperationContext& context, const Memory& memory);
   void PlanShared(const OperationContext& context, const Memory& memory);
   absl::Status PlanWire(const OperationContext& context, const Memory& memory);
-  // Takes the ring of the relay's encoded slices from `ring`, the remaining scratch.
-  void AddRelay(const CreditScheduler::Channel& channel, int member, std::byte* place, std::byte*& ring);
+  // Adds the relay of a remote part to `part`, its address in this rank's output. Takes the ring of the
+  // relay's encoded slices from `ring`, the remaining scratch.
+  void AddRelay(const CreditScheduler::Channel& channel, int member, std::byte* part, std::byte*& ring);
   // The part is only read. SliceMemory is mutable because it also describes targets.
   SliceMemory OwnPart(const Memory& memory) const {
     return {const_cast<std::byte*>(memory.own_part), element_bytes_};
@@ -126,7 +127,7 @@ class GatherPhase {
   SliceMemory RingFor(std::byte* base) const { return {base, element_bytes_, ring_slices_, encoding_}; }
   void AddWatch(const OperationContext& context, int member, int writer);
   void AddPull(const std::byte* source, std::byte* target, int member, int peer, int counter);
-  std::byte* PlaceOf(std::byte* output, int member) const {
+  std::byte* PartOf(std::byte* output, int member) const {
     return output + static_cast<size_t>(parts_.offsets[static_cast<size_t>(member)]) * element_bytes_;
   }
   bool StepPulls(OperationContext& context, int64_t own_available, Writable writable);

@@ -2,14 +2,15 @@
 // ranks, and written to the owner's output (reduce-scatter) or to the outputs of all ranks (all-reduce).
 //
 // Note [Work stealing]
-// Problem: a rank that submits late, shares its core or is interrupted delays its peers by its whole part.
+// Problem: a rank that submits late, shares its core or is interrupted would delay its peers by the time that
+// its whole part takes.
 // Rule: a part is reduced in pieces, and each piece is *claimed* by one rank. A rank claims the pieces of its
 // own part first. Once none are left, a rank that waits for the operation claims pieces of its peers' parts.
 // Only the owner can claim pieces of a part whose output lies outside node memory. A rank reduces one piece
 // at a time. For each part it publishes a progress counter: twice the number of pieces that it has reduced,
 // plus one while it reduces another. A part is complete when the reduced pieces of all ranks add up to its
-// number of pieces. A rank that turns from one part to another rings the doorbells of the waiting peers, so
-// that some rank rings after the last piece.
+// number of pieces. A rank that moves on to another part rings the doorbells of the waiting peers, so that
+// some rank rings after the last piece.
 // Why it suffices: neither the bits nor the target of a piece depend on the rank that reduces it. A late rank
 // delays its peers by one piece at most.
 //
@@ -85,7 +86,8 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
  private:
   void OnTaskDone(int64_t /*piece*/) override { piece_is_done_ = true; }
 
-  std::byte* PlaceOf(const OperationContext& context, int member, int owner) const {
+  // Address of the part of `owner` in the output of `member`.
+  std::byte* OutputPart(const OperationContext& context, int member, int owner) const {
     // The member published its output for this rank to write to.
     auto* output = const_cast<std::byte*>(OutputOf(context, member));
     return to_all_ ? output + OffsetOf(owner) : output;
@@ -97,12 +99,12 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
   ReduceStream StreamOf(const OperationContext& context, int owner) const {
     const GroupPlacement& placement = context.placement;
     std::vector<ReduceStream::Leaf> leaves;
-    ReduceTarget target = TargetOf(placement, plan(), PlaceOf(context, owner, owner));
+    ReduceTarget target = TargetOf(placement, plan(), OutputPart(context, owner, owner));
     for (int member = 0; member < placement.size(); ++member) {
       // The input is only read. SliceMemory is mutable because it also describes targets.
       auto* input = const_cast<std::byte*>(InputOf(context, member));
       leaves.push_back({SliceMemory{input + OffsetOf(owner), SizeOf(plan().dtype)}, plan().dtype});
-      if (to_all_ && member != owner) target.copies.push_back(PlaceOf(context, member, owner));
+      if (to_all_ && member != owner) target.copies.push_back(OutputPart(context, member, owner));
     }
     ReduceProgram program =
         BuildReduceProgram(0, placement.size(), [](int lo, int n) { return n == 1 ? lo : kNone; });

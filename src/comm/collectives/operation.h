@@ -62,9 +62,9 @@ class Operation {
   // Advances as far as possible without blocking. Returns kAdvanced whenever another step may advance
   // further.
   virtual absl::StatusOr<Progress> Step(OperationContext& context) = 0;
-  // The outputs are valid on this rank.
+  // True once the outputs are valid on this rank.
   virtual bool ready() const = 0;
-  // In addition, this rank owes nothing to peers and no longer accesses their memory.
+  // True once, in addition, this rank owes nothing to peers and no longer accesses their memory.
   virtual bool drained() const = 0;
   // Bootstrap ranks that the operation waits for.
   virtual std::set<int> AwaitedRanks(const OperationContext& context) const = 0;

@@ -165,7 +165,7 @@ void ReducePhase::PlanPartials(const OperationContext& context) {
       auto partial =
           std::make_unique<ReduceStream>(slicing, std::move(program), std::move(leaves), plan_.reduce, slot);
       partials_.Add(std::make_unique<StagedSendStream>(channel, std::move(partial),
-                                                       PartShape::Run(slicing.elements), slots_));
+                                                       PartShape::OneDim(slicing.elements), slots_));
     }
   }
 }

@@ -41,7 +41,7 @@ class ReducePhase {
   int64_t done() const { return reduce_->done(); }       // Reduced slices of this rank's part.
   bool complete() const { return reduce_->finished(); }  // This rank's part is reduced.
   bool drained() const;  // The phase is complete, and all partial sums are sent.
-  // Slices of `member`'s part, from the first, that this rank no longer sends from its own input.
+  // Slices of `member`'s part in this rank's input, counted from the first, that no send reads any more.
   int64_t ReadSlices(int member) const;
   // Adds the bootstrap ranks that the phase waits for.
   void AddAwaited(std::set<int>& ranks) const;

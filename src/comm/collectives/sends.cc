@@ -100,8 +100,8 @@ const OutgoingStream* Sends::AddRun(const CreditScheduler::Channel& channel, con
     Add(std::make_unique<SendStream>(channel, run.slicing, run.memory));
   } else {
     auto encoded = std::make_unique<CompressStream>(run.slicing, run.dtype, run.memory, run.delta_base);
-    Add(std::make_unique<StagedSendStream>(channel, std::move(encoded), PartShape::Run(run.slicing.elements),
-                                           slots));
+    Add(std::make_unique<StagedSendStream>(channel, std::move(encoded),
+                                           PartShape::OneDim(run.slicing.elements), slots));
   }
   return streams_.back().get();
 }

@@ -30,7 +30,7 @@ class OutgoingStream : public WireOwner {
   // True once all slices are sent and the peer has responded. See Note [Empty parts].
   virtual bool finished() const = 0;
   virtual int peer() const = 0;
-  // Slices, from the first, whose source is read no more.
+  // Slices, counted from the first, that the stream has finished reading from its source.
   virtual int64_t read_slices() const = 0;
 };
 
@@ -46,7 +46,7 @@ class OutgoingStream : public WireOwner {
 class SendStream final : public OutgoingStream {
  public:
   SendStream(CreditScheduler::Channel channel, Slicing slicing, SliceMemory source)
-      : SendStream(channel, slicing, source, PartShape::Run(slicing.elements)) {}
+      : SendStream(channel, slicing, source, PartShape::OneDim(slicing.elements)) {}
   SendStream(CreditScheduler::Channel channel, Slicing slicing, SliceMemory source, PartShape part)
       : channel_(channel), slicing_(slicing), source_(source), part_(part) {}
 

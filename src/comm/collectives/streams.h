@@ -20,7 +20,7 @@
 
 namespace weft {
 
-// Division of a run of elements into slices, which are numbered from 0.
+// How a run of elements is divided into slices, which are numbered from 0.
 struct Slicing {
   int64_t elements = 0;
   int64_t slice_elements = 1;
@@ -56,8 +56,8 @@ constexpr size_t RoundUpToCacheLine(size_t bytes) {
   return (bytes + kLine - 1) / kLine * kLine;
 }
 
-// Slices of a receive ring, for each of `streams` streams that share an operation's scratch. A few streams
-// get as many slices as keep the wire busy while threads wait for a core.
+// Number of slices of each receive ring, if `streams` streams share an operation's scratch. The rings of few
+// streams are long enough to keep the wire busy while threads wait for a core.
 constexpr int64_t RingSlices(int64_t streams) {
   constexpr int64_t kTotalSlices = 16;
   constexpr int64_t kMinSlices = 4;
@@ -220,14 +220,14 @@ class ReduceStream final : public TaskOwner, public SliceSource {
 // Receives slices from a remote peer into memory, and gives the credits for them.
 class ReceiveStream final : public WireOwner {
  public:
-  // When the sender can send a slice that it has credits for. See Note [Silent peers].
+  // State of the sender's slices when it starts the operation. See Note [Silent peers].
   enum class Source : uint8_t {
-    kReady,  // As soon as it has started the operation.
-    kMade,   // Only once the operation has made the slice.
+    kReady,     // All slices can be sent at once.
+    kProduced,  // The operation first produces each slice.
   };
   ReceiveStream(CreditScheduler::Channel channel, WirePhase phase, Slicing slicing, SliceMemory target,
                 Source source = Source::kReady)
-      : ReceiveStream(channel, phase, slicing, target, PartShape::Run(slicing.elements), source) {}
+      : ReceiveStream(channel, phase, slicing, target, PartShape::OneDim(slicing.elements), source) {}
   ReceiveStream(CreditScheduler::Channel channel, WirePhase phase, Slicing slicing, SliceMemory target,
                 PartShape part, Source source = Source::kReady)
       : channel_(channel), phase_(phase), slicing_(slicing), target_(target), part_(part), source_(source) {}
@@ -248,7 +248,7 @@ class ReceiveStream final : public WireOwner {
 
  private:
   bool SenderHasStarted(const OperationContext& context) const {
-    return progress_.done() > 0 || (source_ == Source::kReady && context.wire.HasHeardFrom(channel_));
+    return progress_.done() > 0 || (source_ == Source::kReady && context.wire.HasCreditMessageFrom(channel_));
   }
 
   CreditScheduler::Channel channel_;

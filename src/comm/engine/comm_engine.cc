@@ -42,7 +42,7 @@ absl::Status CheckCounts(absl::Span<const int64_t> counts, int64_t total_count, 
                                                  total_count, " elements given"));
 }
 
-// Checks an operation that a new one is to start after. A failed operation never becomes *ready*.
+// Checks `earlier`, the `after` or the gate of a new operation. A failed operation never becomes *ready*.
 absl::Status CheckPredecessor(const OperationRecord& earlier, bool same_engine, std::string_view role) {
   if (!same_engine) {
     return absl::InvalidArgumentError(

@@ -13,7 +13,7 @@
 namespace weft {
 namespace {
 
-// The flight recorder gets the awaited ranks of an operation that has run for longer than this.
+// Run time after which the flight recorder gets the ranks that an operation waits for.
 constexpr int64_t kSlowOperationNs = 1'000'000'000;
 
 }  // namespace
@@ -34,7 +34,7 @@ absl::StatusOr<int> EngineCore::AddLane(std::string name, ProcessGroup group, La
                                                      " ranks is too large; the limit is ",
                                                      CreditScheduler::kChannels - 1, " ranks"));
   }
-  // One progress counter per member: what this rank has completed of that member's part.
+  // One progress counter per member: this rank's progress on that member's part.
   WEFT_RETURN_IF_ERROR(env_.node.OpenLane(index, group.size()));
   lanes_.push_back(std::make_unique<Lane>(std::move(name), GroupPlacement(std::move(group), env_.nodes)));
   if (purpose == LanePurpose::kContext && lanes_.back()->placement.spans_nodes())
@@ -322,7 +322,7 @@ std::string EngineCore::DescribeStartWait(const OperationRecord& record) {
     return absl::StrCat("is queued behind ", Describe(*lane.queued.front()), ", which ",
                         DescribeStartWait(*lane.queued.front()));
   }
-  // Only the ring slot is left to wait for. See Note [Descriptor ring].
+  // The operation can only wait for its slot. See Note [Descriptor ring].
   if (lane.running.empty()) return "is about to start";
   return absl::StrCat("needs the descriptor slot of ", Describe(*lane.running.front()), ", which ",
                       DescribeWait(*lane.running.front()));

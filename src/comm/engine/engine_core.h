@@ -71,25 +71,26 @@ class EngineCore final : private TaskQueue {
   // together with its predecessors on the lane and the operations for which these wait (`after` and gate).
   void RaisePriority(int lane, uint64_t sequence, bool until_released);
 
-  // This rank submits nothing more. Repeat after all operations are *released*. See Note [Leaving].
+  // Leaves all lanes: this rank submits nothing more. Call it again once all operations are *released*, for
+  // lanes whose descriptor ring was full. See Note [Leaving].
   absl::Status Leave();
 
   // Steps every lane once. True if anything advanced: another call may then advance more at once.
   bool Poll(int64_t now_ns);
-  // The most urgent task.
+  // Removes and returns the most urgent task. Nothing if there is none.
   std::optional<DataTask> PopTask();
   void FinishTask(const DataTask& task, const absl::Status& moved);
 
-  // No operation is queued or running, or awaits its release.
+  // True if no operation is queued or running, or awaits its release.
   bool is_idle() const { return unfinished_ == 0; }
-  // An operation has yet to start, or is not drained. False if only releases by peers are missing.
+  // True if an operation has yet to start, or is not drained. False if only releases by peers are missing.
   bool has_local_work() const;
   bool has_tasks() const;
-  // An unfinished operation uses the wire, which must be polled: messages ring no doorbell.
+  // True if an unfinished operation uses the wire, which must be polled: messages ring no doorbell.
   bool uses_wire() const { return wire_.busy() || uses_wire_; }
   // Sends the remaining control messages. False once all have been sent, or the transport has failed.
   bool FlushControlMessages() { return wire_.FlushControlMessages(); }
-  // A failure notice may not have been sent yet. Poll continues to send it.
+  // True if a failure notice may not have been sent yet. Poll continues to send it.
   bool is_broadcasting_failure() const { return broadcasting_failure_; }
   EngineCounters counters() const { return env_.counters; }
   // Moves `memory` into the record, unless the operation is already *released*. See Work::Detach.
@@ -129,7 +130,7 @@ class EngineCore final : private TaskQueue {
     uint64_t awaited_until_ready = 0;    // A thread waits until sequences up to this one are *ready*.
     uint64_t awaited_until_release = 0;  // A thread waits until sequences up to this one are *released*.
     uint64_t consumed = 0;               // Last sequence that this rank has told its peers it consumed.
-    uint64_t submitted = 0;              // Last sequence.
+    uint64_t submitted = 0;              // Last sequence that was submitted.
     bool left = false;                   // See Note [Leaving].
   };
 

@@ -22,7 +22,7 @@ constexpr absl::Duration kWatchdogDelay = absl::Seconds(3);
 // Longer deadlines are cut to this one: the sum of a time and a duration must fit 64 bits.
 constexpr absl::Duration kLongestTask = absl::Hours(24 * 365);
 
-// Longest time for which the destructor waits for messages that are under way.
+// Longest time for which the destructor waits for messages in flight.
 constexpr absl::Duration kMessagesTimeout = absl::Seconds(5);
 
 absl::Status CheckOptions(const EngineOptions& options, Runtime& runtime) {
@@ -100,7 +100,7 @@ CommEngine::Impl::~Impl() {
   if (const absl::Status drained = shell_->Drain(drain_deadline); !drained.ok()) Abort(drained);
   if (watchdog_) {
     watchdog_->DumpFailure();
-    // The missing rank would keep this one in the teardown of its program.
+    // The program would wait for the missing rank again when it destroys the bootstrap.
     if (const absl::Status failed = status(); absl::IsDeadlineExceeded(failed)) watchdog_->EndProcess(failed);
   }
   // Data that still arrives or leaves must not be in buffers that the caller gets back.
@@ -163,8 +163,9 @@ absl::StatusOr<LaneId> CommEngine::Impl::AddLane(const ProcessGroup& group, Lane
   return LaneId{index};
 }
 
-// All ranks must decide alike whether the lane is there: the index of a lane is the same on all of them. They
-// may see it differently. Two partitions of the ranks can have some groups in common, and not others.
+// The index of a lane is the same on all ranks, so they must decide alike whether to add one. Their own maps
+// may differ: two partitions of the ranks can have some groups in common, whose ranks then have the lane, and
+// not others. A lane is therefore reused only if all ranks have it at the same index.
 absl::StatusOr<LaneId> CommEngine::Impl::SharedLane(const ProcessGroup& group, LanePurpose purpose,
                                                     int number) {
   const SharedLaneKey key{group.ranks, purpose, number};

@@ -99,7 +99,7 @@ class CommEngine::Impl {
   void Install(FreshCore fresh);
   // The engine's timeout from now.
   absl::Time Deadline() const { return bootstrap_.runtime().Now() + options_.timeout; }
-  // Tells the watchdog, if there is one, of a task with this deadline.
+  // Extends the watchdog's limits, if there is one, for a task with this deadline.
   std::optional<Watchdog::Extension> ExtendWatchdog(Watchdog::Task task, absl::Time deadline);
 
   Bootstrap& bootstrap_;

@@ -142,8 +142,8 @@ bool EngineShell::PollUntil(const std::function<bool()>& done, absl::Time deadli
   // A wait for a past event costs nothing and does not count in wait_ns.
   if (done()) return true;
   const int64_t begin = runtime_.NowNs();
-  const absl::Duration patience = std::min(deadline - runtime_.Now(), kMaxWait);
-  const int64_t limit = begin + std::max<int64_t>(0, absl::ToInt64Nanoseconds(patience));
+  const absl::Duration timeout = std::min(deadline - runtime_.Now(), kMaxWait);
+  const int64_t limit = begin + std::max<int64_t>(0, absl::ToInt64Nanoseconds(timeout));
   waiters_.fetch_add(1);
   int64_t idle_since = begin;
   bool reached = true;
@@ -200,8 +200,8 @@ absl::Status EngineShell::DeadlineError(const OperationRecord& record, Event eve
     }
   }
   return WithCore([&](EngineCore& core) {
-    // The ranks come before the rest: a failure notice to other nodes is cut to the size of a control
-    // message.
+    // The unresponsive ranks come before the description of the wait, which may be long: a failure notice to
+    // other nodes is cut to the size of a control message.
     return absl::DeadlineExceededError(
         absl::StrCat(Describe(record), ": deadline passed; ", missing_heartbeats, core.DescribeWait(record)));
   });
@@ -275,7 +275,7 @@ void EngineShell::Replace(std::unique_ptr<EngineCore> core) {
     core_.swap(core);
     failed_.store(false, std::memory_order_release);
   }
-  core.reset();  // Without the lock, because of the memory that it keeps.
+  core.reset();  // Without the lock: destructors of the memory that it keeps may call the engine.
 }
 
 void EngineShell::WakeProgressThread() {
@@ -294,7 +294,7 @@ void EngineShell::RunProgressThread() {
   };
   while (!stop_.load()) {
     const uint32_t wakeups = progress_wakeups_.load(std::memory_order_acquire);
-    const uint32_t node_bell = node_.Doorbell();
+    const uint32_t doorbell = node_.Doorbell();
     if (waiters_.load() > 0) {
       sleep(ProgressSleep::kBesideWaiter, wakeups, kBesideWaiterSleepNs);
       continue;
@@ -306,11 +306,11 @@ void EngineShell::RunProgressThread() {
       sleep(ProgressSleep::kParked, wakeups, kMaxParkNs);
       initial_polls = kInitialWirePolls;
     } else if (!poll.uses_wire) {
-      node_.Wait(node_bell, kMaxDoorbellWaitNs);
+      node_.Wait(doorbell, kMaxDoorbellWaitNs);
     } else {
       const int64_t shortest = initial_polls > 0 ? kInitialWirePollIntervalNs : kUnattendedWirePollIntervalNs;
       if (initial_polls > 0) --initial_polls;
-      node_.Wait(node_bell, WirePollInterval(runtime_.NowNs() - idle_since, shortest));
+      node_.Wait(doorbell, WirePollInterval(runtime_.NowNs() - idle_since, shortest));
     }
   }
 }

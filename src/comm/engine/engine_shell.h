@@ -60,7 +60,7 @@ class EngineShell {
   // Polls until no operation is unfinished. Errors: kDeadlineExceeded.
   absl::Status Drain(absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
 
-  // Calls `body` with the core, under the lock.
+  // Takes the lock, hands the pending submissions to the core, and calls `body` with the core.
   template <typename F>
   auto WithCore(F&& body) ABSL_LOCKS_EXCLUDED(mutex_) {
     const MutexLock lock(mutex_);
@@ -87,7 +87,7 @@ class EngineShell {
     bool has_tasks;
     bool uses_wire;
   };
-  // Its destructors may call the engine, so it is destroyed without the lock.
+  // Destroyed without the lock: the destructors may call the engine.
   using ReleasedMemory = std::vector<std::shared_ptr<void>>;
   // Polls the core and runs one task.
   PollResult PollAndRunTask() ABSL_LOCKS_EXCLUDED(mutex_);
@@ -109,7 +109,7 @@ class EngineShell {
   int running_tasks_ ABSL_GUARDED_BY(mutex_) = 0;
 
   std::atomic<OperationRecord*> submitted_{nullptr};  // Stack of operations that the core has not yet taken.
-  std::atomic<bool> failed_{false};                   // The core's status, as of its last poll.
+  std::atomic<bool> failed_{false};                   // True if the core had failed at its last poll.
   std::atomic<int> waiters_{0};                       // Threads in PollUntil.
   std::atomic<int64_t> wait_ns_{0};
 

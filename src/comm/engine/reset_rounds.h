@@ -8,7 +8,7 @@
 // have the same attempt and phase. Otherwise every rank that completes the round returns to the first phase,
 // with the highest number of an attempt in that round.
 // Why it suffices: all ranks that complete a round see the same blobs, and so decide alike. A late rank
-// completes the rounds that its peers have abandoned without waiting, and reaches the one in which they are.
+// completes the rounds that its peers have abandoned without waiting, and reaches their current round.
 //
 // Commitment: a rank may time out in the last phase although a peer completes it. Such a rank installs its
 // fresh core and link too, and fails them at once. The peer gets the failure notice, and both may reset

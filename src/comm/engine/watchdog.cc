@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t kMillisecond = 1'000'000;
 constexpr int64_t kCheckIntervalNs = 100 * kMillisecond;
 constexpr std::chrono::milliseconds kDumpTime(1000);
-// Checks after a missed deadline until which a program must have ended, or have reset its engine. A thread
+// Number of checks after a missed deadline within which a program must end, or reset its engine. A thread
 // that hangs in a call does neither.
 constexpr int kChecksAfterFailure = 10;
 
@@ -32,7 +32,8 @@ absl::Status CannotWrite(const std::string& path) {
   return absl::InternalError(absl::StrCat("cannot write '", path, "': ", std::strerror(errno)));
 }
 
-// Under another name first: mpirun may end the process at any time, and a reader must not see half a file.
+// Writes under another name first: mpirun may end the process at any time, and a reader must not see half a
+// file.
 absl::Status WriteFile(const std::string& path, const std::string& text) {
   const std::string partial = absl::StrCat(path, ".partial");
   std::FILE* file = std::fopen(partial.c_str(), "w");
@@ -50,10 +51,10 @@ Watchdog::Watchdog(const Recorder& recorder, Options options, std::function<int6
       options_(std::move(options)),
       now_(std::move(now)),
       end_(std::move(end)),
-      path_(absl::StrCat(options_.dump_folder, "/rank-", options_.rank, ".json")),
+      dump_path_(absl::StrCat(options_.dump_folder, "/rank-", options_.rank, ".json")),
       thread_([this] { Run(); }) {
-  // Of an earlier run: a rank that is killed leaves no dump, and must not seem to have left this one.
-  if (!options_.dump_folder.empty()) std::remove(path_.c_str());
+  // Remove the dump of an earlier run: a rank that is killed writes none, and would seem to have written it.
+  if (!options_.dump_folder.empty()) std::remove(dump_path_.c_str());
 }
 
 Watchdog::~Watchdog() {
@@ -158,7 +159,7 @@ std::string Watchdog::Dump() {
   dumped_failure_ = failure;
   std::error_code error;
   std::filesystem::create_directories(options_.dump_folder, error);  // WriteFile reports the failure.
-  const absl::Status written = WriteFile(path_, recorder_.Json());
+  const absl::Status written = WriteFile(dump_path_, recorder_.Json());
   dumped_ = written.ok() ? absl::StrCat("; run: weft diagnose ", options_.dump_folder)
                          : absl::StrCat("; no flight recorder: ", written.message());
   return dumped_;

@@ -1,8 +1,8 @@
 // Watchdog thread: writes the flight recorder when the engine fails, and ends the process if it survives a
 // missed deadline, or if an operation runs for too long.
 //
-// The thread makes no MPI call and does not take the core's lock. The exit code is 86, which mpirun passes
-// on.
+// The thread makes no MPI call and does not take the core's lock. The exit code is 86, which mpirun then
+// returns as well.
 //
 // Note [Dumps of all ranks]
 // Problem: mpirun ends the other ranks as soon as one has ended, but a dump of every rank is needed to see
@@ -10,7 +10,7 @@
 // Rule: the rank that meets a failure publishes it before it ends. The watchdog of every rank, also of one
 // that hangs in a call, sees the failure within kCheckInterval plus the progress thread's longest sleep, and
 // writes its dump. A rank that ends leaves the others kDumpTime for it.
-// Without it: only the first rank leaves a dump.
+// Without the rule: only the first rank leaves a dump.
 #pragma once
 
 #include <array>
@@ -51,7 +51,7 @@ class Watchdog {
     kWait,   // Wait for an operation, with a later deadline than the engine's timeout.
     kReset,  // ResetAfterError: the process may survive the failure until then.
   };
-  // A task under way. It ends with this object; the limits then count anew.
+  // A task in progress. It ends with this object, and the limits then start again.
   class [[nodiscard]] Extension {
    public:
     Extension(Watchdog& watchdog, Task task, int64_t until_ns)
@@ -81,11 +81,11 @@ class Watchdog {
 
  private:
   struct Extended {
-    std::multiset<int64_t> until_ns;  // Of the tasks under way.
+    std::multiset<int64_t> until_ns;  // Deadlines of the tasks in progress.
     int64_t last_end_ns = 0;
   };
   void EndExtension(Task task, int64_t until_ns) ABSL_LOCKS_EXCLUDED(mutex_);
-  // True if a task under way still has time.
+  // True if a task in progress has not reached its deadline.
   bool IsExtended(Task task) ABSL_LOCKS_EXCLUDED(mutex_);
   // True if the operation has run for longer than the limit.
   bool IsStuck(const Recorder::StuckOperation& operation) ABSL_LOCKS_EXCLUDED(mutex_);
@@ -100,7 +100,7 @@ class Watchdog {
   const Options options_;
   const std::function<int64_t()> now_;
   const std::function<void(int)> end_;
-  const std::string path_;  // Of the dump.
+  const std::string dump_path_;
   Mutex mutex_;
   std::condition_variable_any stopped_;
   bool stop_ ABSL_GUARDED_BY(mutex_) = false;
@@ -108,7 +108,7 @@ class Watchdog {
   Mutex dump_mutex_;
   absl::Status dumped_failure_ ABSL_GUARDED_BY(dump_mutex_);
   std::string dumped_ ABSL_GUARDED_BY(dump_mutex_);  // Result of the last Dump; empty before.
-  int failed_checks_ = 0;                            // Of the watchdog's thread.
+  int failed_checks_ = 0;                            // See MustEnd. Used by the watchdog's thread only.
   std::atomic<bool> ending_{false};
   std::thread thread_;  // Last: it uses the other members.
 };

@@ -16,7 +16,7 @@
 namespace weft {
 namespace {
 
-// Elements of a message: more than the buffers of the system and of a link hold.
+// Elements of a message: more than the socket buffers and the link hold.
 constexpr int64_t kSentElements = int64_t{1} << 19;
 constexpr int kRounds = 3;
 constexpr int64_t kSliceElements = int64_t{15} * 1024;
@@ -30,15 +30,15 @@ constexpr double kMinGain = 3.0;
 // The shift for which the most ranks send to another node.
 int MostRemoteShift(const NodeMap& nodes) {
   int best = 1;
-  int most_leaving = 0;
+  int max_remote_sends = 0;
   for (int shift = 1; shift < nodes.size(); ++shift) {
-    int leaving = 0;
+    int remote_sends = 0;
     for (int rank = 0; rank < nodes.size(); ++rank) {
-      leaving += nodes.SameNode(rank, (rank + shift) % nodes.size()) ? 0 : 1;
+      remote_sends += nodes.SameNode(rank, (rank + shift) % nodes.size()) ? 0 : 1;
     }
-    if (leaving == nodes.size()) return shift;
-    if (leaving <= most_leaving) continue;
-    most_leaving = leaving;
+    if (remote_sends == nodes.size()) return shift;
+    if (remote_sends <= max_remote_sends) continue;
+    max_remote_sends = remote_sends;
     best = shift;
   }
   return best;
@@ -123,7 +123,7 @@ absl::StatusOr<WireCompressionChoice> ChooseWireCompression(CommEngine& engine) 
   WEFT_ASSIGN_OR_RETURN(const LaneId lane, engine.SharedLane(WorldGroup(bootstrap), LanePurpose::kControl));
   const CodecCost codec = MeasureCodec(bootstrap.runtime());
   WEFT_ASSIGN_OR_RETURN(const double wire_ms, MeasureWire(engine, lane));
-  // All ranks decide by the slowest rank's values, so that they choose alike.
+  // All ranks decide by the largest values of any rank, so that they choose alike.
   const Values worst = MakeValues(3);
   *worst = {static_cast<float>(wire_ms), static_cast<float>(codec.ms_per_megabyte),
             static_cast<float>(codec.compressed_fraction)};

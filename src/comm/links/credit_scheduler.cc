@@ -95,7 +95,7 @@ absl::Status CreditScheduler::HandleControlMessage(const WireLink::ControlMessag
   total.slices += credit.slices;
   total.part = credit.part;
   std::vector<PeerDescriptor>& descriptors = peer_descriptors_[{credit.lane, sequence}];
-  const bool is_first = heard_.insert({credit.lane, sequence, message.peer}).second;
+  const bool is_first = credit_senders_.insert({credit.lane, sequence, message.peer}).second;
   if (is_first) descriptors.push_back({message.peer, credit.descriptor});
   return absl::OkStatus();
 }
@@ -208,7 +208,7 @@ std::optional<std::pair<int, Descriptor>> CreditScheduler::FindMismatch(int lane
 void CreditScheduler::Forget(int lane, uint64_t sequence) {
   const auto it = peer_descriptors_.find(std::pair<int, uint64_t>{lane, sequence});
   if (it == peer_descriptors_.end()) return;
-  for (const PeerDescriptor& peer : it->second) heard_.erase({lane, sequence, peer.peer});
+  for (const PeerDescriptor& peer : it->second) credit_senders_.erase({lane, sequence, peer.peer});
   peer_descriptors_.erase(it);
   absl::erase_if(credits_, [&](const auto& entry) {
     return std::get<0>(entry.first) == lane && std::get<1>(entry.first) == sequence;
@@ -247,7 +247,7 @@ void CreditScheduler::Abandon() {
   yielded_bytes_ = 0;
   credits_.clear();
   peer_descriptors_.clear();
-  heard_.clear();
+  credit_senders_.clear();
 }
 
 CreditScheduler::PeersInFlight CreditScheduler::AbandonedTransfers() {

@@ -30,10 +30,10 @@
 // Rule: until a peer is known to have started the operation, a receiver gives it credits for kSilentSlices
 // slices of a stream. They count in the lane window only, and the operation registers no demand for the
 // stream. A peer has started if one of its credit messages for the operation has arrived, or its first slice.
-// If it makes the slices while the operation runs, as in the second phase of an all-reduce, only a slice
-// counts.
-// Why it suffices: demands and the windows that operations share then count only what can arrive. The first
-// slices keep a sender busy while its receiver learns that it has started.
+// If it produces the slices while the operation runs, as in the second phase of an all-reduce, a credit
+// message is no evidence: its first slice must have arrived.
+// Why it suffices: demands and the windows that operations share then count only slices that can arrive. The
+// first slices keep a sender busy while its receiver learns that it has started.
 //
 // A credit also carries the receiver's descriptor. A sender that runs a different operation at that sequence
 // of the lane detects the mismatch.
@@ -112,7 +112,7 @@ class CreditScheduler {
     std::byte* target;
     size_t bytes;
     WireLink::Length length = WireLink::Length::kExact;
-    // Whether it counts in the windows that operations share. See Note [Silent peers].
+    // If false, the slice does not count in the windows that operations share. See Note [Silent peers].
     bool sender_has_started = true;
   };
   // Posts a receive and sends the credit for it. `part` is the shape of the whole stream; the sender compares
@@ -121,13 +121,14 @@ class CreditScheduler {
                        const Descriptor& descriptor, const PartShape& part, Slice slice, WireOwner* owner);
   // Tells a peer that this rank expects an empty part on the channel.
   absl::Status AnnounceEmptyPart(const Channel& channel, const Descriptor& descriptor);
-  // Applies the background window from now on. The engine has a context lane between nodes.
+  // Applies the background window from now on. Called when the engine gets a context lane between nodes.
   void EnableBackgroundWindow() { uses_background_window_ = true; }
-  // Whether a credit message of the channel's peer for this operation has arrived.
-  bool HasHeardFrom(const Channel& channel) const {
-    return heard_.contains({channel.lane, channel.sequence, channel.peer});
+  // True if a credit message of the channel's peer for this operation has arrived, on any channel.
+  bool HasCreditMessageFrom(const Channel& channel) const {
+    return credit_senders_.contains({channel.lane, channel.sequence, channel.peer});
   }
-  // Registers that an operation of this priority wants to receive. Holds until the end of the next poll.
+  // Registers that an operation of this priority wants to receive. The demand holds until the end of the next
+  // poll.
   void RegisterDemand(Priority priority);
 
   // Sender side.
@@ -153,8 +154,8 @@ class CreditScheduler {
   // The first failure notice that has arrived.
   const std::optional<NodeLink::FailureNotice>& failure() const { return failure_; }
 
-  // Asks ranks of other nodes for a heartbeat. Poll replies to the requests of others. HeartbeatReplies() are
-  // the ranks that have replied since the last request.
+  // Requests a heartbeat from ranks of other nodes. Poll replies to the requests of others.
+  // HeartbeatReplies() has the ranks that have replied since the last request.
   void RequestHeartbeat(const std::vector<int>& ranks);
   const std::set<int>& HeartbeatReplies() const { return heartbeat_replies_; }
 
@@ -216,7 +217,7 @@ class CreditScheduler {
   std::array<std::array<int64_t, 2>, NodeLink::kMaxLanes> bytes_in_flight_{};
   std::array<int64_t, 4> bytes_by_priority_{};  // Bytes of posted receives with `shared` set, by priority.
   // Peers whose credit messages have arrived, by lane, sequence and rank.
-  absl::flat_hash_set<std::tuple<int, uint64_t, int>> heard_;
+  absl::flat_hash_set<std::tuple<int, uint64_t, int>> credit_senders_;
   int64_t yielded_bytes_ = 0;  // Bytes of posted receives with `yielded` set.
   bool uses_background_window_ = false;
   Priority demand_now_ = Priority::kBulk;       // Highest registered in this poll so far.

@@ -65,7 +65,7 @@ class NodeLink {
   // The last sequence for which `peer` has called Release.
   virtual uint64_t Consumed(int lane, int peer) const = 0;
 
-  // Pointer of this rank to an address in node memory.
+  // This rank's pointer to an address in node memory.
   std::byte* Map(NodeAddress address) const { return heap_.Resolve(address); }
   // Address of `memory` that is valid on every rank of the node. Nothing if it is not node memory.
   std::optional<NodeAddress> AddressOf(const void* memory) const { return heap_.AddressOf(memory); }
@@ -88,7 +88,7 @@ class NodeLink {
 
   // Doorbells. See Note [Doorbell].
 
-  // Wakes a rank of this node: it polls again.
+  // Wakes a rank of this node, so that it polls again.
   virtual void Ring(int peer) = 0;
   // The value of this rank's doorbell.
   virtual uint32_t Doorbell() const = 0;

@@ -207,7 +207,7 @@ absl::StatusOr<std::unique_ptr<NodeLink>> MakeSharedMemoryLink(Bootstrap& bootst
     if (peer == bootstrap.rank()) continue;
     uint64_t peer_offset = 0;
     const std::string& theirs = offsets[static_cast<size_t>(peer)];
-    WEFT_CHECK(theirs.size() == sizeof(peer_offset), "a peer sent another offset");
+    WEFT_CHECK(theirs.size() == sizeof(peer_offset), "a peer sent an offset of another size");
     std::memcpy(&peer_offset, theirs.data(), sizeof(peer_offset));
     link->AddPeer(peer, reinterpret_cast<RankFlags*>(heap.Resolve({peer, peer_offset})));
   }

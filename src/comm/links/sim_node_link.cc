@@ -113,7 +113,7 @@ class SimNodeLink final : public NodeLink {
   }
   std::optional<FailureNotice> ReadFailure() const override {
     for (const auto& peer : peers_) {
-      if (!peer->own.failure) continue;  // A cheap check, as each poll asks.
+      if (!peer->own.failure) continue;  // A cheap check, because every poll calls this function.
       const RankFlags& flags = VisibleFlags(peer->rank);
       if (flags.failure) return FailureNotice{peer->rank, *flags.failure};
     }

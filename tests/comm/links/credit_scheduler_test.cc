@@ -44,7 +44,7 @@ class CreditSchedulerTest : public ::testing::Test {
   }
   void Receive(Priority priority, int lane = kLane, WirePhase phase = WirePhase::kGather) {
     const int64_t slice = next_slice_++;
-    EXPECT_OK(scheduler_.Receive(ChannelOf(lane), phase, priority, descriptor_, PartShape::Run(10),
+    EXPECT_OK(scheduler_.Receive(ChannelOf(lane), phase, priority, descriptor_, PartShape::OneDim(10),
                                  {slice, memory_.data(), kSlice}, &owner_));
   }
   bool Poll() {
@@ -170,7 +170,7 @@ TEST_F(CreditSchedulerTest, CreditsAddUpAtTheSender) {
   const auto credit = sender.CreditOf(ChannelOf(kLane, 0));
   ASSERT_TRUE(credit);
   EXPECT_EQ(credit->slices, 2);
-  EXPECT_EQ(credit->part, PartShape::Run(10));
+  EXPECT_EQ(credit->part, PartShape::OneDim(10));
   EXPECT_FALSE(sender.CreditOf(ChannelOf(kLane, 0, 2))) << "a credit of another channel";
 
   EXPECT_OK(sender.Send(ChannelOf(kLane, 0), 0, memory_.data(), kSlice, &owner_));
@@ -301,7 +301,7 @@ TEST_F(CreditSchedulerTest, SlicesOfAPeerThatHasNotStartedCountInTheLaneWindowOn
     CreditScheduler::Slice slice{next_slice_++, memory_.data(), kSlice};
     slice.sender_has_started = sender_has_started;
     EXPECT_OK(scheduler_.Receive(ChannelOf(kLane), WirePhase::kGather, Priority::kBulk, descriptor_,
-                                 PartShape::Run(10), slice, &owner_));
+                                 PartShape::OneDim(10), slice, &owner_));
   };
   scheduler_.RegisterDemand(Priority::kCritical);
   for (int i = 0; i < 4; ++i) receive(/*sender_has_started=*/false);
@@ -315,17 +315,17 @@ TEST_F(CreditSchedulerTest, SlicesOfAPeerThatHasNotStartedCountInTheLaneWindowOn
   EXPECT_FALSE(MayReceive(Priority::kBulk, false, kOtherLane, 2 * kSlice));
 }
 
-TEST_F(CreditSchedulerTest, HearsFromAPeerByItsCreditsForTheOperation) {
+TEST_F(CreditSchedulerTest, KnowsThePeersThatHaveSentCreditMessagesForAnOperation) {
   FakeWireLink other_link;
   EngineCounters other_counters;
   CreditScheduler other(other_link, options_, other_counters);
-  EXPECT_FALSE(other.HasHeardFrom(ChannelOf(kLane, 0)));
+  EXPECT_FALSE(other.HasCreditMessageFrom(ChannelOf(kLane, 0)));
   EXPECT_OK(scheduler_.AnnounceEmptyPart(ChannelOf(kLane), descriptor_));
   DeliverTo(other, other_link);
-  EXPECT_TRUE(other.HasHeardFrom(ChannelOf(kLane, 0, /*number=*/5)));
-  EXPECT_FALSE(other.HasHeardFrom(ChannelOf(kOtherLane, 0)));
+  EXPECT_TRUE(other.HasCreditMessageFrom(ChannelOf(kLane, 0, /*number=*/5)));
+  EXPECT_FALSE(other.HasCreditMessageFrom(ChannelOf(kOtherLane, 0)));
   other.Forget(kLane, 1);
-  EXPECT_FALSE(other.HasHeardFrom(ChannelOf(kLane, 0)));
+  EXPECT_FALSE(other.HasCreditMessageFrom(ChannelOf(kLane, 0)));
 }
 
 TEST_F(CreditSchedulerTest, FailedTransferIsNotCancelled) {
