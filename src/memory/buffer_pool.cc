@@ -122,7 +122,7 @@ class PooledBlocks {
   mutable std::mutex mutex_;
   IdleBlocks idle_;  // By block size; no list is empty.
   Usage usage_;
-  size_t largest_peak_ = 0;  // Not reset by ResetPeak.
+  size_t largest_peak_ = 0;  // Peak since the pool was created; ResetPeak does not change it.
   const int reclaimer_;
 };
 

@@ -174,7 +174,7 @@ class NodeHeap::Impl {
     return base_ + *offset;
   }
 
-  // Returns false if there is none.
+  // Returns false if there are no reclaimers.
   bool RunReclaimers() {
     const std::lock_guard lock(reclaimers_mutex_);
     for (const auto& [number, reclaim] : reclaimers_) reclaim();
@@ -215,7 +215,7 @@ class NodeHeap::Impl {
   mutable std::mutex mutex_;
   FreeList free_list_;
   internal::PageCommitter committer_;
-  const std::string limit_;           // Of node memory, for messages.
+  const std::string limit_;           // See Bootstrap::NodeMemoryLimit.
   std::list<DeferredFree> deferred_;  // Blocks that still had holders at the last check.
   size_t peak_bytes_ = 0;
   size_t total_allocated_bytes_ = 0;

@@ -31,7 +31,7 @@ class PageCommitter {
 
  private:
   absl::Status CommitChunks(size_t begin, size_t end, absl::FunctionRef<absl::StatusOr<size_t>()> free_bytes);
-  // Errors: kResourceExhausted (the node has not that much and the margin free).
+  // Errors: kResourceExhausted (less than `bytes` and the margin are free on the node).
   absl::Status CheckFree(size_t bytes, absl::FunctionRef<absl::StatusOr<size_t>()> free_bytes);
 
   std::byte* base_;

@@ -22,14 +22,14 @@ absl::StatusOr<PageView> PageView::Map(absl::Span<const PageRange> ranges) {
         absl::StrCat("the kernel refused to map a view of ", bytes, " bytes: ", std::strerror(errno)));
   }
   PageView view(static_cast<std::byte*>(base), bytes);
-  std::byte* place = view.base_;
+  std::byte* target = view.base_;
   for (const PageRange& range : ranges) {
     // An old size of 0 maps the pages once more instead of moving them.
-    if (mremap(range.begin, 0, range.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, place) == MAP_FAILED) {
+    if (mremap(range.begin, 0, range.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, target) == MAP_FAILED) {
       return absl::ResourceExhaustedError(absl::StrCat("the kernel refused to map ", range.bytes,
                                                        " bytes of a segment again: ", std::strerror(errno)));
     }
-    place += range.bytes;
+    target += range.bytes;
   }
   return view;
 }

@@ -114,7 +114,7 @@ struct Stripe {
   size_t request;
   int owner;
   size_t bytes;
-  bool is_whole;  // Whether it is the block.
+  bool is_whole;  // True if the stripe is the whole block.
 };
 
 std::vector<Stripe> WholeBlocks(absl::Span<const SharedBlockRequest> requests) {
@@ -144,7 +144,8 @@ std::vector<Stripe> StripedBlocks(absl::Span<const SharedBlockRequest> requests)
   return striped;
 }
 
-// The stripe's bytes, zero, behind a count of holders. They begin at a page unless the stripe is the block.
+// Allocates a stripe: a count of holders, and then the stripe's bytes, which are zero. They start at a page
+// unless the stripe is the whole block. Returns the address of the bytes.
 absl::StatusOr<std::byte*> AllocateStripe(NodeHeap& heap, const Stripe& stripe, size_t holders) {
   const size_t alignment = stripe.is_whole ? kHeaderBytes : internal::PageBytes();
   WEFT_ASSIGN_OR_RETURN(std::byte * block,
@@ -180,32 +181,33 @@ absl::StatusOr<std::vector<std::byte*>> AllocateOwned(Bootstrap& bootstrap, Node
   return made;
 }
 
-// Places of all stripes of this rank's requests.
-absl::StatusOr<std::vector<NodeAddress>> ExchangePlaces(Bootstrap& bootstrap, const NodeHeap& heap,
-                                                        absl::Span<const SharedBlockRequest> requests,
-                                                        const std::vector<Stripe>& stripes,
-                                                        const std::vector<std::byte*>& own,
-                                                        absl::Duration timeout) {
+// Addresses of all stripes of this rank's requests.
+absl::StatusOr<std::vector<NodeAddress>> ExchangeAddresses(Bootstrap& bootstrap, const NodeHeap& heap,
+                                                           absl::Span<const SharedBlockRequest> requests,
+                                                           const std::vector<Stripe>& stripes,
+                                                           const std::vector<std::byte*>& own,
+                                                           absl::Duration timeout) {
   Announcements offsets;
   for (size_t i = 0; i < stripes.size(); ++i) {
     const uint64_t offset = own[i] == nullptr ? 0 : heap.AddressOf(own[i])->offset;
     offsets.push_back({HashOf(requests[stripes[i].request].holders), offset});
   }
   WEFT_ASSIGN_OR_RETURN(const std::vector<Announcements> made, Exchange(bootstrap, offsets, timeout));
-  std::map<std::vector<int>, size_t> places;  // Stripes resolved so far, for each set of holders.
+  std::map<std::vector<int>, size_t> listed;  // Stripes listed so far, for each set of holders.
   std::vector<NodeAddress> addresses;
   for (const Stripe& stripe : stripes) {
     const std::vector<int>& holders = requests[stripe.request].holders;
     const auto theirs = ValuesOf(made[static_cast<size_t>(stripe.owner)], HashOf(holders));
-    addresses.push_back({stripe.owner, theirs[places[holders]++]});
+    addresses.push_back({stripe.owner, theirs[listed[holders]++]});
   }
   return addresses;
 }
 
-// A number for each of this rank's requests, which its holders compute alike and no other block has.
+// View numbers of this rank's requests, one for each. All holders of a block compute the same number, which
+// no other block has.
 std::vector<int> NumberViews(NodeHeap& heap, absl::Span<const SharedBlockRequest> requests,
                              const std::vector<Announcements>& listed) {
-  std::map<uint64_t, int> blocks_of;  // Of each set of holders.
+  std::map<uint64_t, int> blocks_of;  // Number of blocks, by hash of the holders.
   for (const Announcements& announced : listed) {
     for (const Announcement& block : announced) {
       blocks_of[block.holders] = static_cast<int>(ValuesOf(announced, block.holders).size());
@@ -263,14 +265,14 @@ absl::StatusOr<std::vector<SharedBlock>> ShareBlocks(Bootstrap& bootstrap, NodeH
     own = AllocateOwned(bootstrap, heap, requests, stripes, timeout);
   }
   WEFT_RETURN_IF_ERROR(own.status());
-  WEFT_ASSIGN_OR_RETURN(const std::vector<NodeAddress> places,
-                        ExchangePlaces(bootstrap, heap, requests, stripes, *own, timeout));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<NodeAddress> addresses,
+                        ExchangeAddresses(bootstrap, heap, requests, stripes, *own, timeout));
 
   std::vector<std::vector<std::byte*>> stripes_of(requests.size());
   std::vector<std::vector<NodeHeap::Range>> ranges_of(requests.size());
   for (size_t i = 0; i < stripes.size(); ++i) {
-    stripes_of[stripes[i].request].push_back(heap.Resolve(places[i]));
-    if (!stripes[i].is_whole) ranges_of[stripes[i].request].push_back({places[i], stripes[i].bytes});
+    stripes_of[stripes[i].request].push_back(heap.Resolve(addresses[i]));
+    if (!stripes[i].is_whole) ranges_of[stripes[i].request].push_back({addresses[i], stripes[i].bytes});
   }
   std::vector<SharedBlock> shared;
   absl::Status mapped;

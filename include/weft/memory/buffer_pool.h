@@ -5,10 +5,10 @@
 // pool that only keeps blocks grows with every step, and takes the memory that another pool needs.
 // Rule: a request takes the smallest idle block that is at most an eighth larger. A pool that asks its heap
 // for a block first returns idle blocks, the largest first, until bytes in use and idle bytes together are
-// within 5/4 of the peak of bytes in use, or a mebibyte is idle. A heap without room for a request first
-// takes back the idle blocks of all its pools.
+// within 5/4 of the peak of bytes in use, or at most a mebibyte is idle. A heap without room for a request
+// first takes back the idle blocks of all its pools.
 // Why it suffices: steps of equal requests find all their blocks. Otherwise a pool holds at most 9/8 of its
-// bytes in use, and idle bytes up to the cap.
+// bytes in use, and idle bytes up to that limit.
 //
 // Thread safety: all members may be called from any thread of the rank; a Buffer is a move-only value.
 // Lifetime: the heap must outlive the pool and its buffers. A buffer may outlive its pool; its block then
@@ -50,7 +50,7 @@ class Buffer {
   std::shared_ptr<internal::PooledBlocks> blocks_;
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
-  size_t block_bytes_ = 0;  // Size of the block that holds them.
+  size_t block_bytes_ = 0;  // Size of the block, which may be larger than bytes_.
 };
 
 class BufferPool {

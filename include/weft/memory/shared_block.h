@@ -57,7 +57,8 @@ class SharedBlock {
 
   std::byte* data_ = nullptr;
   size_t bytes_ = 0;
-  std::vector<std::byte*> stripes_;  // In their owners' segments; one for a block that is not striped.
+  // Addresses of the stripes in their owners' segments. One for a block that is not striped.
+  std::vector<std::byte*> stripes_;
 };
 
 // Allocates shared blocks and returns this rank's, in the order of its requests. Every rank requests all

@@ -73,7 +73,7 @@ class Bootstrap {
   virtual absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) = 0;
   // Bytes that the ranks of this node can still reserve together.
   virtual absl::StatusOr<size_t> FreeNodeMemory() const = 0;
-  // The resource that limits those bytes, and how to get more of it: completes messages.
+  // Names the resource that limits these bytes, and says how to get more of it. Used at the end of messages.
   virtual std::string NodeMemoryLimit() const { return "the memory of the host limits it"; }
 
   // Opens a new link. Messages of different links never match each other. Links are numbered in the order of
@@ -82,8 +82,8 @@ class Bootstrap {
   virtual absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration timeout) = 0;
   // Links that this rank has opened, tried to open or skipped.
   virtual int64_t link_count() const = 0;
-  // Skips the links that peers have opened without this rank, until link_count() is `count`. Ranks that have
-  // lost each other after a deadline agree on the highest count, skip, and open the next link.
+  // Skips the links that peers have opened without this rank, until link_count() is `count`. After a missed
+  // deadline, ranks may have different counts: they agree on the highest one, skip, and open the next link.
   virtual void SkipLinks(int64_t count) = 0;
 };
 
@@ -93,8 +93,8 @@ class Bootstrap {
 absl::StatusOr<absl::Duration> DefaultTimeout();
 
 // Note [Exchanges]
-// Problem: the bootstrap matches rounds of blobs by position. A rank that fails on its own returns early, and
-//   its next round, an agreement, meets another exchange of its peers. They would read its error as data,
+// Problem: the bootstrap matches rounds of blobs by position. A rank that fails on its own returns early. Its
+//   next round, an agreement, then matches another exchange of its peers. They would read its error as data,
 //   and wait in their own agreement for a rank that has left.
 // Rule: each blob names its exchange, and may hold an error instead of data. If a round has an error, every
 //   rank returns it, in whichever exchange it is. An agreement on such an error takes no round. A rank that

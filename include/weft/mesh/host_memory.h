@@ -11,8 +11,8 @@
 
 namespace weft {
 
-// The minimum of the kernel's MemAvailable and of what the limits of the process's control groups leave, in
-// bytes.
+// Bytes that the process can still allocate: the minimum of the kernel's MemAvailable and of the headroom of
+// the process's control groups.
 // Errors: kInternal (/proc/meminfo has no MemAvailable).
 absl::StatusOr<size_t> AvailableHostMemory();
 
@@ -25,8 +25,9 @@ absl::StatusOr<size_t> FreeFileSystemBytes(const char* path);
 
 namespace internal {
 
-// Bytes that the limits of a process's control group, and of the groups that contain it, leave; the maximum
-// of uint64_t without a limit. `membership`: /proc/PID/cgroup; `root`: where control groups are mounted.
+// Headroom of a process's control group: the least limit minus usage, in bytes, of the group and of the groups
+// that contain it. Cache that the kernel can reclaim is not usage. The maximum of uint64_t without a limit.
+// `membership` is the path of /proc/PID/cgroup, `root` the mount point of control groups.
 uint64_t ControlGroupHeadroom(const std::string& membership, const std::string& root);
 
 }  // namespace internal

@@ -1,4 +1,4 @@
-// How this process was started, as far as environment variables tell: before MPI_Init, and without MPI.
+// Launcher and rank of this process, according to environment variables. Needs no MPI.
 #pragma once
 
 #include <optional>
@@ -7,7 +7,7 @@
 
 namespace weft {
 
-// What started the ranks of a run.
+// Program that started the ranks of a run.
 enum class Starter {
   kNone,     // A single process.
   kOpenMpi,  // mpirun of Open MPI, also in a Slurm job.
@@ -18,13 +18,13 @@ enum class Starter {
 struct LaunchEnvironment {
   Starter starter = Starter::kNone;
   std::optional<int> rank;       // Unset without a starter.
-  std::optional<int> ranks;      // Processes that the starter started together, if it tells.
-  std::optional<int> node_cpus;  // Of srun: CPUs of this node that the job may use, if it tells.
+  std::optional<int> ranks;      // Processes that were started together. Unset if unknown.
+  std::optional<int> node_cpus;  // CPUs of this node that the job may use. Set with kSlurm only.
 };
 
 // `variable` returns the value of an environment variable, or null.
 LaunchEnvironment ReadLaunchEnvironment(absl::FunctionRef<const char*(const char*)> variable);
-// Of this process.
+// Reads the environment of this process.
 LaunchEnvironment ReadLaunchEnvironment();
 
 }  // namespace weft

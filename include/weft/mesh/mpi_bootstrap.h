@@ -12,9 +12,9 @@
 namespace weft {
 
 struct MpiBootstrapOptions {
-  // Of start-up: MPI_Init and the first communicators. On large clusters MPI_Init takes minutes.
+  // Limit of start-up: MPI_Init and the first communicators. On large clusters MPI_Init takes minutes.
   absl::Duration startup_timeout = absl::Seconds(300);
-  // Of each later collective of the bootstrap, and of its end.
+  // Limit of each later collective of the bootstrap, and of its destructor.
   absl::Duration timeout = absl::Seconds(600);
   // MPI_Init, MPI_Finalize, and the calls that create and free communicators and windows wait for all ranks
   // and cannot be cancelled. If one exceeds its timeout, the process prints its name and ends by _Exit(86),

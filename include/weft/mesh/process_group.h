@@ -16,7 +16,7 @@ struct ProcessGroup {
   int size() const { return static_cast<int>(ranks.size()); }
 };
 
-// Ranks in messages: "rank 3", "ranks 0, 1, 2", or, of many, "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 12 others".
+// Ranks in messages: "rank 3", "ranks 0, 1, 2". Lists eight of many: "ranks 0, 1, 2, …, 7 and 12 others".
 std::string RankList(absl::Span<const int> ranks);
 
 }  // namespace weft

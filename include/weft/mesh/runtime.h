@@ -34,7 +34,8 @@ class Runtime {
   virtual void Yield() = 0;            // Lets other threads or fibers run.
   virtual void SleepFor(int64_t ns) = 0;
   // Futex semantics: sleeps if `word` holds `expected`, until WakeAll or for at most `timeout_ns`. May return
-  // early. WakeAll wakes every thread or fiber of this process that sleeps on `word`. Change the word first.
+  // early. WakeAll wakes every thread or fiber of this process that sleeps on `word`; its caller changes the
+  // word first.
   virtual void SleepOn(const std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ns) = 0;
   virtual void WakeAll(const std::atomic<uint32_t>& word) = 0;
   // Runs `move`, which reads and writes about `bytes` bytes. In a simulation the call takes virtual time, and

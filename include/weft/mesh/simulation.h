@@ -43,9 +43,9 @@ struct SimOptions {
   int64_t poll_ns = 500;      // One iteration of a polling loop.
   int64_t wake_ns = 5'000;    // From a wake-up until the sleeper runs.
   int64_t flag_ns = 200;      // From a store until a local peer sees the flag.
-  double memory_speed = 8.0;  // Of the copies of one rank.
+  double memory_speed = 8.0;  // Copies of one rank.
   int64_t wire_latency_ns = 20'000;
-  double wire_speed = 1.25;  // Of one node, per direction: 10 Gbit/s.
+  double wire_speed = 1.25;  // Link of one node, per direction: 10 Gbit/s.
 
   struct SlowRank {
     int rank;

@@ -66,8 +66,8 @@ class InProcessFabric {
   virtual void Post(const WireChannel& channel, const std::shared_ptr<WireTransfer>& transfer) = 0;
   // Removes `transfer` if it has no match yet. False if it has matched.
   virtual bool Withdraw(const WireChannel& channel, const WireTransfer& transfer) = 0;
-  // Called when the link of `transfer` is destroyed. In every state of `transfer`, its buffer is not accessed
-  // afterwards.
+  // Called when the link of `transfer` is destroyed. Whether `transfer` has a match or not, its buffer is not
+  // accessed afterwards.
   virtual void Abandon(const WireChannel& channel, WireTransfer& transfer) = 0;
   virtual void PushControlMessage(int sender, int receiver, std::string_view bytes) = 0;
   virtual std::optional<WireLink::ControlMessage> PopControlMessage(int rank) = 0;

@@ -72,7 +72,7 @@ uint64_t HeadroomOfChain(const std::string& root, std::string path, const GroupF
 }  // namespace
 
 uint64_t internal::ControlGroupHeadroom(const std::string& membership, const std::string& root) {
-  // A container may see its own group at the root, whatever the file says.
+  // A container may see its own group at the root, although the file has another path.
   uint64_t least = std::min(Headroom(root, kVersion2), Headroom(root + "/memory", kVersion1));
   std::ifstream file(membership);
   for (std::string line; std::getline(file, line);) {

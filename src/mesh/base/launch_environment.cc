@@ -13,11 +13,11 @@ LaunchEnvironment ReadLaunchEnvironment(absl::FunctionRef<const char*(const char
     if (text == nullptr || !absl::SimpleAtoi(text, &value)) return std::nullopt;
     return value;
   };
-  // mpirun in a Slurm job inherits the variables of the job, so Open MPI's own count first.
+  // Open MPI's variables come first, because mpirun in a Slurm job inherits the variables of the job.
   if (const std::optional<int> rank = number("OMPI_COMM_WORLD_RANK")) {
     return {Starter::kOpenMpi, rank, number("OMPI_COMM_WORLD_SIZE"), {}};
   }
-  // The script of a batch job has SLURM_PROCID too, but it is no task of srun.
+  // SLURM_STEP_NUM_TASKS tells a task of srun from the script of a batch job, which has SLURM_PROCID as well.
   if (const std::optional<int> tasks = number("SLURM_STEP_NUM_TASKS"); tasks && number("SLURM_PROCID")) {
     return {Starter::kSlurm, number("SLURM_PROCID"), tasks, number("SLURM_CPUS_ON_NODE")};
   }

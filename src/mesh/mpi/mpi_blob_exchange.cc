@@ -37,7 +37,7 @@ MpiBlobExchange::~MpiBlobExchange() {
 
 absl::StatusOr<std::vector<std::string>> MpiBlobExchange::AllGather(std::string_view blob,
                                                                     absl::Duration timeout) {
-  ++round_;  // A blob that is refused uses its round too, so that later rounds match.
+  ++round_;  // A rejected blob uses its round, too, so that later rounds match.
   if (blob.size() > kMaxBlobBytes) {
     return absl::InvalidArgumentError(
         absl::StrCat("cannot gather a blob of ", blob.size(), " bytes: the maximum is ", kMaxBlobBytes));

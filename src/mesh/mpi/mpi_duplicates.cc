@@ -35,7 +35,7 @@ absl::StatusOr<MpiCommunicator> MpiDuplicates::Open(absl::Duration timeout) {
   const TimePoint deadline = DeadlineAfter(timeout);
   const int64_t own = count() + 1;
   while (true) {
-    // Those before the last are left to MPI_Finalize, as after MpiCommunicator::Retire.
+    // Skipped duplicates are left to MPI_Finalize, as after MpiCommunicator::Retire.
     WEFT_RETURN_IF_ERROR(Finish(deadline));
     if (started_ == own) return MpiCommunicator::Adopt(last_->comm);
     WEFT_RETURN_IF_ERROR(Start());

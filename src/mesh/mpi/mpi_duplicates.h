@@ -34,7 +34,7 @@ class MpiDuplicates {
   // those, and its own has the number after `count`.
   void Skip(int64_t count) { skip_until_ = std::max(skip_until_, count); }
   // Makes the next duplicate. Collective: all ranks of the parent, with equal counts.
-  // Errors: kDeadlineExceeded (not all ranks have come), kInternal (MPI failed).
+  // Errors: kDeadlineExceeded (not all ranks called it in time), kInternal (MPI failed).
   absl::StatusOr<MpiCommunicator> Open(absl::Duration timeout);
 
  private:

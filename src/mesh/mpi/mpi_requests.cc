@@ -12,7 +12,7 @@ absl::StatusOr<MpiRequests::Id> MpiRequests::Start(std::string_view name,
                                                    absl::FunctionRef<int(MPI_Request*)> call) {
   MPI_Request handle = MPI_REQUEST_NULL;
   WEFT_RETURN_IF_ERROR(MpiStatus(call(&handle), name));
-  places_.emplace(next_, handles_.size());
+  slots_.emplace(next_, handles_.size());
   handles_.push_back(handle);
   ids_.push_back(next_);
   return next_++;
@@ -37,11 +37,11 @@ absl::Status MpiRequests::Poll(int max_tests) {
     outcomes_.emplace(ids_[static_cast<size_t>(indices_[i])],
                       Outcome{MpiStatus(outcome, "MPI_Testsome"), statuses_[i]});
   }
-  // Erase in descending order, because Erase moves the last request to the erased place.
+  // Erase in descending order, because Erase moves the last request to the erased slot.
   std::sort(indices_.begin(), indices_.end(), std::greater<>());
   for (const int index : indices_) {
-    const auto place = static_cast<size_t>(index);
-    if (outcomes_.contains(ids_[place])) Erase(place);
+    const auto slot = static_cast<size_t>(index);
+    if (outcomes_.contains(ids_[slot])) Erase(slot);
   }
   return absl::OkStatus();
 }
@@ -49,7 +49,7 @@ absl::Status MpiRequests::Poll(int max_tests) {
 std::optional<MpiRequests::Outcome> MpiRequests::Take(Id id) {
   const auto found = outcomes_.find(id);
   if (found == outcomes_.end()) {
-    WEFT_CHECK(places_.contains(id), "Take of a request that is not in flight");
+    WEFT_CHECK(slots_.contains(id), "Take of a request that is not in flight");
     return std::nullopt;
   }
   Outcome outcome = std::move(found->second);
@@ -59,31 +59,31 @@ std::optional<MpiRequests::Outcome> MpiRequests::Take(Id id) {
 
 std::optional<MpiRequests::Outcome> MpiRequests::Cancel(Id id) {
   if (outcomes_.contains(id)) return Take(id);
-  const size_t place = places_.at(id);
-  MPI_Cancel(&handles_[place]);
+  const size_t slot = slots_.at(id);
+  MPI_Cancel(&handles_[slot]);
   int done = 0;
   Outcome outcome;
-  outcome.status = MpiStatus(MPI_Test(&handles_[place], &done, &outcome.mpi), "MPI_Test (cancelled)");
+  outcome.status = MpiStatus(MPI_Test(&handles_[slot], &done, &outcome.mpi), "MPI_Test (cancelled)");
   if (outcome.status.ok() && done == 0) return std::nullopt;
-  Erase(place);
+  Erase(slot);
   return outcome;
 }
 
 MPI_Request MpiRequests::Remove(Id id) {
   if (outcomes_.erase(id) > 0) return MPI_REQUEST_NULL;
-  const size_t place = places_.at(id);
-  const MPI_Request handle = handles_[place];
-  Erase(place);
+  const size_t slot = slots_.at(id);
+  const MPI_Request handle = handles_[slot];
+  Erase(slot);
   return handle;
 }
 
-void MpiRequests::Erase(size_t place) {
-  places_.erase(ids_[place]);
+void MpiRequests::Erase(size_t slot) {
+  slots_.erase(ids_[slot]);
   const size_t last = handles_.size() - 1;
-  if (place != last) {
-    handles_[place] = handles_[last];
-    ids_[place] = ids_[last];
-    places_[ids_[place]] = place;
+  if (slot != last) {
+    handles_[slot] = handles_[last];
+    ids_[slot] = ids_[last];
+    slots_[ids_[slot]] = slot;
   }
   handles_.pop_back();
   ids_.pop_back();

@@ -44,13 +44,13 @@ class MpiRequests {
   MPI_Request Remove(Id id);
 
  private:
-  void Erase(size_t place);
+  void Erase(size_t slot);
 
   Id next_ = 1;
   // Requests in flight: handles and ids at the same indices.
   std::vector<MPI_Request> handles_;
   std::vector<Id> ids_;
-  absl::flat_hash_map<Id, size_t> places_;     // Index into the two vectors.
+  absl::flat_hash_map<Id, size_t> slots_;      // Index into the two vectors.
   absl::flat_hash_map<Id, Outcome> outcomes_;  // Complete requests that Take has not returned yet.
   // Output of MPI_Testsome.
   std::vector<int> indices_;

@@ -132,9 +132,9 @@ absl::Status MpiWire::SendControlMessage(int peer, std::string_view bytes) {
   return absl::OkStatus();
 }
 
-absl::Status MpiWire::PostControlReceive(size_t place) {
-  ControlBuffer& bytes = (*control_ring_)[place];
-  WEFT_ASSIGN_OR_RETURN(control_receives_[place],
+absl::Status MpiWire::PostControlReceive(size_t slot) {
+  ControlBuffer& bytes = (*control_ring_)[slot];
+  WEFT_ASSIGN_OR_RETURN(control_receives_[slot],
                         requests_.Start("MPI_Irecv (control message)", [&](MPI_Request* handle) {
                           return MPI_Irecv(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE,
                                            MPI_ANY_SOURCE, control_tag_, comm_.get(), handle);

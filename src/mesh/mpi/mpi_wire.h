@@ -48,7 +48,7 @@ class MpiWire : public WireLink {
   };
 
   MpiWire(std::shared_ptr<MpiSession> session, MpiCommunicator comm, int control_tag);
-  absl::Status PostControlReceive(size_t place);
+  absl::Status PostControlReceive(size_t slot);
   absl::Status CheckMessage(int peer, int tag, size_t bytes) const;
 
   std::shared_ptr<MpiSession> session_;
@@ -60,7 +60,7 @@ class MpiWire : public WireLink {
     size_t bytes;
     Length length;
   };
-  // Data requests in flight. Receives have the length they expect, sends have nullopt.
+  // Data requests in flight. Sends have nullopt.
   absl::flat_hash_map<RequestId, std::optional<ExpectedMessage>> data_;
   std::shared_ptr<ControlRing> control_ring_ = std::make_shared<ControlRing>();
   std::array<MpiRequests::Id, kControlReceives> control_receives_ = {};

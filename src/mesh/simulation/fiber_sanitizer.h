@@ -22,8 +22,8 @@ class FiberSanitizer {
   // Call when a fiber is discarded before it has finished. True if its stack must stay mapped: LeakSanitizer
   // then reaches the memory that only this stack points to, and does not report it as leaked.
   bool RetainStack();
-  // Call before the stack is unmapped. Frees what the sanitizer knows of the fiber: memory that is mapped
-  // there later must not have the marks of its frames.
+  // Call before the stack is unmapped. Frees the sanitizer's state of the fiber: memory that is mapped there
+  // later must not be poisoned.
   void ReleaseStack();
 
  private:

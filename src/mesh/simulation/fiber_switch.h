@@ -5,14 +5,14 @@
 
 namespace weft::internal {
 
-// Place at which suspended code continues. It points into the stack of that code.
+// Saved context of suspended code: a pointer into its stack.
 using SuspendedCode = void*;
 
-// Code that will run `entry(argument)` on the stack at `bottom`.
+// Prepares code that runs `entry(argument)` on the stack at `bottom`, and returns its context.
 // REQUIRES: `entry` never returns, and no exception leaves it.
 SuspendedCode NewStack(std::byte* bottom, size_t bytes, void (*entry)(void*), void* argument);
 
-// Suspends the caller, sets `caller` to its place, and continues `next`. Returns when other code continues
+// Suspends the caller, saves its context in `caller`, and continues `next`. Returns when other code continues
 // `caller`.
 void SwitchStack(SuspendedCode& caller, SuspendedCode next);
 

@@ -1,4 +1,4 @@
-// Portable, but each switch makes a system call for the signal mask.
+// Portable stack switches. Each one makes a system call for the signal mask.
 #include <ucontext.h>
 
 #include <cstdint>
@@ -20,11 +20,12 @@ void Enter(unsigned entry_high, unsigned entry_low, unsigned argument_high, unsi
 
 SuspendedCode NewStack(std::byte* bottom, size_t bytes, void (*entry)(void*), void* argument) {
   // The first context is at the end of the stack that it describes.
-  const size_t room = (sizeof(ucontext_t) / alignof(std::max_align_t) + 1) * alignof(std::max_align_t);
-  auto* context = new (bottom + bytes - room) ucontext_t;
+  const size_t context_bytes =
+      (sizeof(ucontext_t) / alignof(std::max_align_t) + 1) * alignof(std::max_align_t);
+  auto* context = new (bottom + bytes - context_bytes) ucontext_t;
   getcontext(context);
   context->uc_stack.ss_sp = bottom;
-  context->uc_stack.ss_size = bytes - room;
+  context->uc_stack.ss_size = bytes - context_bytes;
   context->uc_link = nullptr;
   const auto entry_bits = reinterpret_cast<uintptr_t>(entry);
   const auto argument_bits = reinterpret_cast<uintptr_t>(argument);
@@ -36,8 +37,8 @@ SuspendedCode NewStack(std::byte* bottom, size_t bytes, void (*entry)(void*), vo
 
 void SwitchStack(SuspendedCode& caller, SuspendedCode next) {
   ucontext_t context;
-  context
-      .uc_stack = {};  // swapcontext does not set it, and AddressSanitizer reads it when this code continues.
+  // swapcontext does not set uc_stack, and AddressSanitizer reads it when this code continues.
+  context.uc_stack = {};
   caller = &context;
   swapcontext(&context, static_cast<ucontext_t*>(next));
 }

@@ -1,5 +1,5 @@
-// For the System V ABI of x86-64. A switch saves the registers that a called function must preserve, and
-// makes no system call.
+// Stack switches for the System V ABI of x86-64. A switch saves the registers that a called function must
+// preserve, and makes no system call.
 #include <cstdint>
 #include <new>
 

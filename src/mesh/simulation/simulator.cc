@@ -30,15 +30,15 @@ void Simulator::At(int64_t time_ns, absl::AnyInvocable<void()> action) {
     free_actions_.push_back(actions_.size());
     actions_.emplace_back();
   }
-  const size_t place = free_actions_.back();
+  const size_t index = free_actions_.back();
   free_actions_.pop_back();
-  actions_[place] = std::move(action);
-  Push(time_ns, place, kAction);
+  actions_[index] = std::move(action);
+  Push(time_ns, index, kAction);
 }
 
-void Simulator::RunAction(size_t place) {
-  absl::AnyInvocable<void()> action = std::move(actions_[place]);  // The action may add actions.
-  free_actions_.push_back(place);
+void Simulator::RunAction(size_t index) {
+  absl::AnyInvocable<void()> action = std::move(actions_[index]);  // The action may add actions.
+  free_actions_.push_back(index);
   action();
 }
 

@@ -65,12 +65,12 @@ class Simulator final : public Simulation {
     uint64_t sleep = 0;             // Number of the current sleep. Wake-ups for earlier numbers are ignored.
     std::optional<FiberId> joiner;  // The fiber that waits in Join for this one.
   };
-  // An event resumes a fiber or runs an action. Queues move events often, so that an event is small and its
-  // action stays elsewhere.
+  // An event resumes a fiber or runs an action. Actions lie outside the events, because the queue often moves
+  // events.
   struct Event {
     int64_t time_ns;
     uint64_t order;  // Insertion number; orders events at the same time.
-    size_t target;   // Id of the fiber, or place in actions_.
+    size_t target;   // Id of the fiber, or index in actions_.
     uint64_t sleep;  // The sleep of the fiber that the event ends, or kAction.
     bool operator>(const Event& other) const {
       return time_ns != other.time_ns ? time_ns > other.time_ns : order > other.order;
@@ -78,7 +78,7 @@ class Simulator final : public Simulation {
   };
   static constexpr uint64_t kAction = ~uint64_t{0};
   void Push(int64_t time_ns, size_t target, uint64_t sleep);
-  void RunAction(size_t place);
+  void RunAction(size_t index);
   void Resume(FiberId id, uint64_t sleep);
   // Resumes fiber `id` at `time_ns`, unless its current sleep has ended by then.
   void ResumeAt(int64_t time_ns, FiberId id) { Push(time_ns, id, fibers_[id]->sleep); }
@@ -89,7 +89,7 @@ class Simulator final : public Simulation {
   uint64_t next_order_ = 0;
   std::priority_queue<Event, std::vector<Event>, std::greater<>> queue_;
   std::vector<absl::AnyInvocable<void()>> actions_;
-  std::vector<size_t> free_actions_;  // Places in actions_ that no event uses.
+  std::vector<size_t> free_actions_;  // Indices in actions_ that no event uses.
   std::vector<std::unique_ptr<RankFiber>> fibers_;
   std::optional<FiberId> running_;
   size_t unfinished_ = 0;
