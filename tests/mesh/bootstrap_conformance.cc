@@ -77,7 +77,7 @@ absl::Status AllRanksGetTheErrorOfTheLowestFailingRank(Bootstrap& bootstrap) {
   return absl::OkStatus();
 }
 
-// Rank r fails before its exchange number r. The lowest of two failing ranks fails first.
+// One rank after the other fails: rank r before exchange number r modulo kExchanges.
 absl::Status AFailingRankEndsTheExchangesOfItsPeers(Bootstrap& bootstrap) {
   constexpr int kExchanges = 4;
   for (int failing = 0; failing < bootstrap.size(); ++failing) {

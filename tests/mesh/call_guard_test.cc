@@ -22,7 +22,7 @@ TEST(CallGuard, EndsTheProcessWithAMessageThatNamesTheCall) {
               AllOf(StartsWith("MPI_Init has not finished within 1ms"), EndsWith("look at rank 3")));
 }
 
-TEST(CallGuard, LeavesCallsAloneThatReturn) {
+TEST(CallGuard, DoesNotEndTheProcessForCallsThatReturnInTime) {
   std::promise<std::string> ended;
   CallGuard guard([&](const std::string& message) { ended.set_value(message); });
   for (int call = 0; call < 100; ++call) {

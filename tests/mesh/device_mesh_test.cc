@@ -70,10 +70,10 @@ TEST(DeviceMesh, AllMembersOfAGroupComputeTheSameGroup) {
         ASSERT_OK_AND_ASSIGN(const ProcessGroup group, mesh.Group(names, rank));
         EXPECT_EQ(group.ranks[group.group_rank], rank);
         EXPECT_TRUE(std::is_sorted(group.ranks.begin(), group.ranks.end()));
-        for (int place = 0; place < group.size(); ++place) {
-          ASSERT_OK_AND_ASSIGN(const ProcessGroup theirs, mesh.Group(names, group.ranks[place]));
+        for (int group_rank = 0; group_rank < group.size(); ++group_rank) {
+          ASSERT_OK_AND_ASSIGN(const ProcessGroup theirs, mesh.Group(names, group.ranks[group_rank]));
           EXPECT_EQ(theirs.ranks, group.ranks);
-          EXPECT_EQ(theirs.group_rank, place);
+          EXPECT_EQ(theirs.group_rank, group_rank);
           EXPECT_EQ(theirs.name, group.name);
         }
       }
@@ -90,14 +90,14 @@ TEST(DeviceMesh, RanksOfAGroupDifferOnlyOnItsAxes) {
       for (int rank = 0; rank < mesh.size(); ++rank) {
         ASSERT_OK_AND_ASSIGN(const ProcessGroup group, mesh.Group(names, rank));
         ASSERT_EQ(group.size(), submesh.size());
-        for (int place = 0; place < group.size(); ++place) {
+        for (int group_rank = 0; group_rank < group.size(); ++group_rank) {
           // Expected: the submesh's coordinates on the group's axes, the caller's coordinates on the others.
           std::vector<int> expected = mesh.Coordinates(rank);
-          const std::vector<int> inside = submesh.Coordinates(place);
+          const std::vector<int> inside = submesh.Coordinates(group_rank);
           for (size_t axis = 0, next = 0; axis < axes.size(); ++axis) {
             if (along.contains(axes[axis].name)) expected[axis] = inside[next++];
           }
-          EXPECT_EQ(mesh.Coordinates(group.ranks[place]), expected);
+          EXPECT_EQ(mesh.Coordinates(group.ranks[group_rank]), expected);
         }
       }
     }

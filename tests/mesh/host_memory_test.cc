@@ -62,7 +62,7 @@ TEST_F(ControlGroups, LeaveNothingBeyondTheirLimit) {
   EXPECT_EQ(Headroom(""), 0);
 }
 
-TEST_F(ControlGroups, IgnoreLinesThatAreNotOfThisForm) {
+TEST_F(ControlGroups, IgnoreMalformedMembershipLines) {
   WriteVersion2("/jobs", "400", 350);
   EXPECT_EQ(Headroom("nonsense\n0::jobs\n0::/../jobs\n:\n"), kNoLimit);
 }

@@ -25,7 +25,7 @@ Variables With(Variables variables, const Variables& more) {
   return variables;
 }
 
-TEST(LaunchEnvironment, TellsTheStarterTheRankAndTheNumberOfRanks) {
+TEST(LaunchEnvironment, HasTheStarterTheRankAndTheNumberOfRanks) {
   struct Row {
     const char* name;
     Variables variables;

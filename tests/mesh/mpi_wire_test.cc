@@ -42,8 +42,8 @@ TEST(MpiWire, RejectsArgumentsOutOfRange) {
   EXPECT_OK(weft::testing::RejectsArgumentsOutOfRange(WorldBootstrap()));
 }
 
-// The others give up at their deadline. Their link stays pending, and a later one works.
-TEST(MpiWire, OpensALinkAfterOneRankMissedOthers) {
+// The other ranks give up two links at their deadlines. Those links stay pending, and a later one works.
+TEST(MpiWire, OpensALinkAfterOneRankMissedEarlierLinks) {
   Bootstrap& world = WorldBootstrap();
   const bool late = world.rank() == world.size() - 1;
   if (!late) {

@@ -45,6 +45,10 @@ INSTANTIATE_TEST_SUITE_P(
         ConformanceTest{"GathersBlobsInRankOrder", testing::GathersBlobsInRankOrder},
         ConformanceTest{"AllRanksGetTheErrorOfTheLowestFailingRank",
                         testing::AllRanksGetTheErrorOfTheLowestFailingRank},
+        ConformanceTest{"AFailingRankEndsTheExchangesOfItsPeers",
+                        testing::AFailingRankEndsTheExchangesOfItsPeers},
+        ConformanceTest{"AllRanksLearnThatTheyAreInDifferentExchanges",
+                        testing::AllRanksLearnThatTheyAreInDifferentExchanges},
         ConformanceTest{"SharesMemoryWithinTheNode", testing::SharesMemoryWithinTheNode},
         ConformanceTest{"RejectsReservationsAboveTheFreeMemory",
                         testing::RejectsReservationsAboveTheFreeMemory},
@@ -58,6 +62,7 @@ INSTANTIATE_TEST_SUITE_P(
         ConformanceTest{"AcceptsMessagesUpToTheReceivesMaximum",
                         testing::AcceptsMessagesUpToTheReceivesMaximum},
         ConformanceTest{"CanBeDestroyedWithUnmatchedReceives", testing::CanBeDestroyedWithUnmatchedReceives},
+        ConformanceTest{"OpensALinkAfterSkipping", testing::OpensALinkAfterSkipping},
         ConformanceTest{"RejectsArgumentsOutOfRange", testing::RejectsArgumentsOutOfRange}),
     [](const auto& test) { return std::string(test.param.name); });
 
@@ -111,7 +116,7 @@ TEST(Simulation, SurvivorsGetADeadlineErrorThatNamesTheDeadRank) {
   }
 }
 
-// Under AddressSanitizer, the marks around the variables of a stack must not outlive the stack.
+// The poison that AddressSanitizer puts around the variables of a stack must not outlive the stack.
 TEST(Simulation, LeavesMemoryUsableWhereStacksWere) {
   ASSERT_OK(RunSimulatedRanks(NodeMap::OneNode(4), {}, SleepAndGather).status());
   std::array<void*, 8> maps{};

@@ -34,7 +34,7 @@ TEST_P(ThreadWire, CanBeDestroyedWithUnmatchedReceives) {
   Run(weft::testing::CanBeDestroyedWithUnmatchedReceives);
 }
 TEST_P(ThreadWire, RejectsArgumentsOutOfRange) { Run(weft::testing::RejectsArgumentsOutOfRange); }
-TEST_P(ThreadWire, OpensALinkAfterSomeRanksMissedOthers) {
+TEST_P(ThreadWire, OpensALinkAfterSomeRanksMissedEarlierLinks) {
   Run([](Bootstrap& bootstrap) -> absl::Status {
     std::vector<std::unique_ptr<WireLink>> links(static_cast<size_t>(bootstrap.rank()));
     for (auto& link : links) {
@@ -49,12 +49,12 @@ TEST(ThreadWireOnALostPeer, AnUnmatchedSendNeverCompletesAndIsWithdrawnWithItsLi
   const auto ranks = MakeThreadBootstraps(NodeMap::RanksPerNode(2, 1));
   ASSERT_OK_AND_ASSIGN(auto sender, ranks[0]->OpenWire(absl::Seconds(60)));
   ASSERT_OK_AND_ASSIGN(const auto receiver, ranks[1]->OpenWire(absl::Seconds(60)));
-  auto gone = std::make_unique<int64_t>(1);
-  ASSERT_OK_AND_ASSIGN(const auto send, sender->Send(1, 0, gone.get(), sizeof(*gone)));
+  auto buffer = std::make_unique<int64_t>(1);
+  ASSERT_OK_AND_ASSIGN(const auto send, sender->Send(1, 0, buffer.get(), sizeof(*buffer)));
   ASSERT_OK_AND_ASSIGN(const bool sent, sender->Test(send));
   EXPECT_FALSE(sent);
   sender.reset();
-  gone.reset();
+  buffer.reset();
   int64_t value = 7;
   ASSERT_OK_AND_ASSIGN(const auto receive,
                        receiver->Receive(0, 0, &value, sizeof(value), WireLink::Length::kExact));
@@ -67,10 +67,10 @@ TEST(ThreadWireOnALostPeer, ReceivesOfADestroyedLinkMatchNothing) {
   const auto ranks = MakeThreadBootstraps(NodeMap::RanksPerNode(2, 1));
   ASSERT_OK_AND_ASSIGN(const auto sender, ranks[0]->OpenWire(absl::Seconds(60)));
   ASSERT_OK_AND_ASSIGN(auto receiver, ranks[1]->OpenWire(absl::Seconds(60)));
-  auto gone = std::make_unique<int64_t>(1);
-  ASSERT_OK(receiver->Receive(0, 0, gone.get(), sizeof(*gone), WireLink::Length::kExact));
+  auto buffer = std::make_unique<int64_t>(1);
+  ASSERT_OK(receiver->Receive(0, 0, buffer.get(), sizeof(*buffer), WireLink::Length::kExact));
   receiver.reset();
-  gone.reset();
+  buffer.reset();
   const int64_t value = 7;
   ASSERT_OK_AND_ASSIGN(const auto send, sender->Send(1, 0, &value, sizeof(value)));
   ASSERT_OK_AND_ASSIGN(const bool sent, sender->Test(send));

@@ -211,21 +211,21 @@ absl::Status CancellingAMatchedReceiveIsSafe(Bootstrap& bootstrap) {
   const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
   // Longer than a transport's eager limit, so that the transfer needs a rendezvous.
   const std::vector<int64_t> sent(size_t{1} << 17, bootstrap.rank());
-  std::vector<int64_t> room(sent.size(), -1);
+  std::vector<int64_t> received(sent.size(), -1);
   const size_t bytes = sent.size() * sizeof(int64_t);
   WEFT_ASSIGN_OR_RETURN(const auto send, wire->Send(next, 1, sent.data(), bytes));
   static_cast<void>(send);  // It may never match; the link's destructor withdraws it.
   WEFT_RETURN_IF_ERROR(Barrier(bootstrap));
   WEFT_ASSIGN_OR_RETURN(const auto receive,
-                        wire->Receive(previous, 1, room.data(), bytes, WireLink::Length::kExact));
+                        wire->Receive(previous, 1, received.data(), bytes, WireLink::Length::kExact));
   if (!wire->Cancel(receive)) {
     WEFT_RETURN_IF_ERROR(Finish(bootstrap.runtime(), *wire, receive));
-    EXPECT_EQ(room, std::vector<int64_t>(sent.size(), previous));
+    EXPECT_EQ(received, std::vector<int64_t>(sent.size(), previous));
   }
   // In both cases the link no longer accesses the buffer.
-  std::fill(room.begin(), room.end(), -2);
+  std::fill(received.begin(), received.end(), -2);
   WEFT_RETURN_IF_ERROR(Barrier(bootstrap));
-  EXPECT_EQ(room, std::vector<int64_t>(sent.size(), -2));
+  EXPECT_EQ(received, std::vector<int64_t>(sent.size(), -2));
   return Barrier(bootstrap);
 }
 
@@ -237,9 +237,9 @@ absl::Status ReportsDifferentLengths(Bootstrap& bootstrap) {
   for (const size_t length : {sizeof(value) / 2, sizeof(value) * 2}) {
     std::vector<WireLink::RequestId> requests;
     WEFT_RETURN_IF_ERROR(SendValue(*wire, next, 1, value, requests));
-    std::vector<char> room(length);
+    std::vector<char> received(length);
     WEFT_ASSIGN_OR_RETURN(const auto request,
-                          wire->Receive(previous, 1, room.data(), length, WireLink::Length::kExact));
+                          wire->Receive(previous, 1, received.data(), length, WireLink::Length::kExact));
     EXPECT_THAT(Finish(bootstrap.runtime(), *wire, request),
                 StatusIs(absl::StatusCode::kInternal, ::testing::Not("")));
     WEFT_RETURN_IF_ERROR(FinishAll(bootstrap.runtime(), *wire, requests));
@@ -256,17 +256,17 @@ absl::Status AcceptsMessagesUpToTheReceivesMaximum(Bootstrap& bootstrap) {
   WEFT_ASSIGN_OR_RETURN(const auto wire, bootstrap.OpenWire(kTimeout));
   const int next = (bootstrap.rank() + 1) % bootstrap.size();
   const int previous = (bootstrap.rank() + bootstrap.size() - 1) % bootstrap.size();
-  constexpr size_t kRoom = 1000;
-  for (const size_t bytes : {size_t{0}, size_t{1}, kRoom - 1, kRoom}) {
+  constexpr size_t kMaxBytes = 1000;
+  for (const size_t bytes : {size_t{0}, size_t{1}, kMaxBytes - 1, kMaxBytes}) {
     const std::vector<uint8_t> sent = Pattern(bootstrap.rank(), next, bytes);
-    std::vector<uint8_t> room(kRoom, 0xee);
-    WEFT_ASSIGN_OR_RETURN(const auto receive,
-                          wire->Receive(previous, 1, room.data(), room.size(), WireLink::Length::kAtMost));
+    std::vector<uint8_t> received(kMaxBytes, 0xee);
+    WEFT_ASSIGN_OR_RETURN(const auto receive, wire->Receive(previous, 1, received.data(), received.size(),
+                                                            WireLink::Length::kAtMost));
     WEFT_ASSIGN_OR_RETURN(const auto send, wire->Send(next, 1, sent.data(), sent.size()));
     WEFT_RETURN_IF_ERROR(Finish(bootstrap.runtime(), *wire, receive));
     std::vector<uint8_t> expected = Pattern(previous, bootstrap.rank(), bytes);
-    expected.resize(kRoom, 0xee);
-    EXPECT_EQ(room, expected);
+    expected.resize(kMaxBytes, 0xee);
+    EXPECT_EQ(received, expected);
     WEFT_RETURN_IF_ERROR(Finish(bootstrap.runtime(), *wire, send));
   }
   return Barrier(bootstrap);

@@ -25,7 +25,7 @@ absl::StatusOr<size_t> FreeFileSystemBytes(const char* path);
 
 namespace internal {
 
-// Headroom of a process's control group: the least limit minus usage, in bytes, of the group and of the groups
+// Headroom of a process's control group: the least limit minus usage, in bytes, of the group and of those
 // that contain it. Cache that the kernel can reclaim is not usage. The maximum of uint64_t without a limit.
 // `membership` is the path of /proc/PID/cgroup, `root` the mount point of control groups.
 uint64_t ControlGroupHeadroom(const std::string& membership, const std::string& root);
