@@ -76,7 +76,7 @@ TEST(PageCommitter, ReturnsAnErrorWithoutMemoryAndKeepsCommittedPages) {
   mapping.base()[kBytes / 2 - 1] = std::byte{1};
 }
 
-TEST(PageCommitter, TouchesNoPageThatAControlGroupOrTheNodeHasNoRoomFor) {
+TEST(PageCommitter, TouchesNoPageIfTheFreeMemoryDoesNotSuffice) {
   const Mapping mapping(kBytes);
   PageCommitter committer(mapping.base(), kBytes);
   const auto little = [] { return absl::StatusOr<size_t>(PageCommitter::kMarginBytes + kBytes / 2); };

@@ -35,8 +35,8 @@ absl::StatusOr<std::unique_ptr<NodeHeap>> MakeHeap(Bootstrap& bootstrap) {
   return NodeHeap::Create(bootstrap, {.segment_bytes = kSegmentBytes, .timeout = kTimeout});
 }
 
-// Every holder writes the numbers whose index modulo the number of holders is its own place, then reads all
-// numbers.
+// The holders write the numbers in turn: number i is written by holder i modulo the number of holders. Then
+// every holder reads all numbers.
 absl::Status WriteAndRead(Bootstrap& bootstrap, const SharedBlock& block, const std::vector<int>& holders) {
   auto* numbers = reinterpret_cast<int*>(block.data());
   const int count = static_cast<int>(block.bytes() / sizeof(int));
@@ -136,8 +136,8 @@ absl::Status AllRanksGetTheSameError(Bootstrap& bootstrap) {
   const std::vector<int> node = NodeOf(bootstrap);
   // Only the last rank fails: first because its segment is too full even for its stripes, then because it
   // requests other blocks. All ranks get the error.
-  const bool odd_one = bootstrap.rank() == bootstrap.size() - 1;
-  WEFT_ASSIGN_OR_RETURN(std::byte * ballast, heap->Allocate(odd_one ? kSegmentBytes / 2 : 64));
+  const bool fails = bootstrap.rank() == bootstrap.size() - 1;
+  WEFT_ASSIGN_OR_RETURN(std::byte * ballast, heap->Allocate(fails ? kSegmentBytes / 2 : 64));
   const std::vector<SharedBlockRequest> large(2 * node.size(), {node, kSegmentBytes / 2 + 64});
   EXPECT_THAT(ShareBlocks(bootstrap, *heap, large, kTimeout),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("cannot allocate")));
@@ -149,7 +149,7 @@ absl::Status AllRanksGetTheSameError(Bootstrap& bootstrap) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("they must be ranks of the node")));
   if (bootstrap.node_map().RanksOf(bootstrap.node_map().node_of_rank.back()).size() == 1)
     return Barrier(bootstrap);
-  const std::vector<SharedBlockRequest> listed(odd_one ? 1 : 2, {node, 64});
+  const std::vector<SharedBlockRequest> listed(fails ? 1 : 2, {node, 64});
   EXPECT_THAT(ShareBlocks(bootstrap, *heap, listed, kTimeout),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("they must request the same blocks")));
   EXPECT_EQ(heap->allocated_bytes(), 0);

@@ -34,7 +34,7 @@ TEST(GroupPlacement, ListsLocalPeersStartingAtTheCallersSuccessor) {
   EXPECT_FALSE(placement.spans_nodes());
 }
 
-TEST(GroupPlacement, GivesEveryPartOneLeaderOnEachNodeAndSpreadsThemOverItsRanks) {
+TEST(GroupPlacement, GivesEveryPartOneLeaderPerNodeAndSpreadsThePartsOverTheRanksOfTheNode) {
   std::vector<int> ranks(8);
   std::iota(ranks.begin(), ranks.end(), 0);
   const GroupPlacement placement(GroupOf(ranks, 0), NodeMap::RanksPerNode(8, 4));

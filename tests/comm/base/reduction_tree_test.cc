@@ -85,7 +85,7 @@ TEST(ReductionTree, ListsTheLeavesOfBalancedTreesOnly) {
   }
 }
 
-// The partial sums of remote nodes are leaves.
+// A leaf may be the partial sum of a remote node, so that leaves lie at different depths.
 TEST(ReductionTree, APowerOfTwoOfLeavesAtUnevenDepthsIsNotBalanced) {
   const auto leaf_of = [](int lo, int n) {
     if (lo >= 8) return n == 4 ? lo / 4 : -1;  // Leaves 2 and 3.

@@ -160,9 +160,9 @@ TEST(DeltaCodec, RejectsMalformedSlicesAndWrongCounts) {
   const Words base = Weights();
   const std::vector<std::byte> good = Encoded(base, Updated(base, 1e-3F));
   const auto is_rejected = [&](const std::vector<std::byte>& bytes, int64_t count) {
-    Words room = base;
-    room.resize(2 * base.size());
-    return !ApplyDelta(bytes.data(), count, BytesOf(room));
+    Words numbers = base;
+    numbers.resize(2 * base.size());
+    return !ApplyDelta(bytes.data(), count, BytesOf(numbers));
   };
   EXPECT_TRUE(is_rejected(good, kCount - 1));
   EXPECT_TRUE(is_rejected(good, kCount + 1));
@@ -173,9 +173,9 @@ TEST(DeltaCodec, RejectsMalformedSlicesAndWrongCounts) {
     std::memcpy(bad.data(), &bytes, sizeof(bytes));
     EXPECT_TRUE(is_rejected(bad, kCount)) << bytes;
   }
-  const auto with_byte = [&](size_t place, uint8_t byte) {
+  const auto with_byte = [&](size_t position, uint8_t byte) {
     std::vector<std::byte> bad = good;
-    bad[place] = std::byte{byte};
+    bad[position] = std::byte{byte};
     return bad;
   };
   constexpr size_t kWidth = 8;

@@ -35,8 +35,8 @@ std::vector<uint32_t> RandomWords() {
   return words;
 }
 
-// A block for each value of a second exponent, which a few numbers of the block have. All others have the
-// first.
+// One block for each possible exponent `second`. A few numbers of the block have that exponent, and the rest
+// have the exponent `first`.
 std::vector<uint32_t> PairsOfExponents(uint32_t first) {
   std::vector<uint32_t> words;
   for (uint32_t second = 0; second < 256; ++second) {
@@ -73,10 +73,10 @@ std::vector<std::byte> Compressed(DType dtype, const std::vector<std::byte>& num
 void ExpectSameBits(DType dtype, const std::vector<uint32_t>& words, const std::string& what) {
   const std::vector<std::byte> numbers = AsNumbers(dtype, words);
   const std::vector<std::byte> compressed = Compressed(dtype, numbers);
-  std::vector<std::byte> back(numbers.size(), std::byte{0xEE});
-  ASSERT_TRUE(DecompressSlice(dtype, compressed.data(), static_cast<int64_t>(words.size()), back.data()))
+  std::vector<std::byte> restored(numbers.size(), std::byte{0xEE});
+  ASSERT_TRUE(DecompressSlice(dtype, compressed.data(), static_cast<int64_t>(words.size()), restored.data()))
       << what;
-  EXPECT_EQ(back, numbers) << what;
+  EXPECT_EQ(restored, numbers) << what;
 }
 
 double CompressionRatio(DType dtype, const std::vector<uint32_t>& words) {
@@ -117,32 +117,33 @@ TEST_P(SliceCodec, RejectsMalformedSlicesAndWrongCounts) {
   const DType dtype = GetParam();
   const std::vector<std::byte> numbers = AsNumbers(dtype, Normals(1.0F));
   const std::vector<std::byte> good = Compressed(dtype, numbers);
-  std::vector<std::byte> room(2 * numbers.size());
-  EXPECT_FALSE(DecompressSlice(dtype, good.data(), kCount - 1, room.data()));
-  EXPECT_FALSE(DecompressSlice(dtype, good.data(), kCount + 1, room.data()));
-  EXPECT_FALSE(DecompressSlice(dtype, good.data(), kCount - kBlock, room.data()));
+  std::vector<std::byte> restored(2 * numbers.size());
+  EXPECT_FALSE(DecompressSlice(dtype, good.data(), kCount - 1, restored.data()));
+  EXPECT_FALSE(DecompressSlice(dtype, good.data(), kCount + 1, restored.data()));
+  EXPECT_FALSE(DecompressSlice(dtype, good.data(), kCount - kBlock, restored.data()));
   const auto with_length = [&](uint32_t bytes) {
     std::vector<std::byte> bad = good;
     std::memcpy(bad.data(), &bytes, sizeof(bytes));
     return bad;
   };
   for (const uint32_t bytes : {0U, 3U, 4U, 6U, 100U, static_cast<uint32_t>(good.size() - 1), 0xFFFFFFFFU}) {
-    EXPECT_FALSE(DecompressSlice(dtype, with_length(bytes).data(), kCount, room.data())) << bytes;
+    EXPECT_FALSE(DecompressSlice(dtype, with_length(bytes).data(), kCount, restored.data())) << bytes;
   }
   std::vector<std::byte> wide = good;
   wide[5] = std::byte{9};
-  EXPECT_FALSE(DecompressSlice(dtype, wide.data(), kCount, room.data()));
+  EXPECT_FALSE(DecompressSlice(dtype, wide.data(), kCount, restored.data()));
 }
 
-// The decoder compared the end of the slice, which lies before its first block, as an unsigned number.
+// The end of such a slice lies before its first block. Their distance must not be taken for a large unsigned
+// number.
 TEST_P(SliceCodec, ReadsNothingOfASliceThatIsShorterThanItsLengthField) {
   for (const uint32_t bytes : {0U, 1U, 2U, 3U}) {
     // Exactly the length field: AddressSanitizer sees a read of more.
     std::vector<std::byte> bad(sizeof(bytes));
     std::memcpy(bad.data(), &bytes, sizeof(bytes));
-    std::vector<std::byte> room(4 * static_cast<size_t>(kCount));
+    std::vector<std::byte> restored(4 * static_cast<size_t>(kCount));
     for (const int64_t count : {int64_t{0}, int64_t{1}, kCount}) {
-      EXPECT_FALSE(DecompressSlice(GetParam(), bad.data(), count, room.data())) << bytes;
+      EXPECT_FALSE(DecompressSlice(GetParam(), bad.data(), count, restored.data())) << bytes;
     }
   }
 }

@@ -8,13 +8,13 @@
 namespace weft::testing {
 namespace {
 
-EngineOptions SlicesOf(int64_t slice_bytes, int64_t windows) {
+EngineOptions SlicesOf(int64_t slice_bytes, int64_t slices_per_window) {
   EngineOptions options;
   options.timeout = absl::Seconds(120);
   options.slice_bytes = slice_bytes;
   options.piece_bytes = 2 * slice_bytes;
-  options.lane_window_bytes = windows * slice_bytes;
-  options.yield_window_bytes = windows * slice_bytes / 2;
+  options.lane_window_bytes = slices_per_window * slice_bytes;
+  options.yield_window_bytes = slices_per_window * slice_bytes / 2;
   return options;
 }
 
@@ -35,10 +35,11 @@ class CanonicalOrder : public ::testing::TestWithParam<int> {
 
 TEST_P(CanonicalOrder, HoldsOnEveryNodeMapForTinySlices) {
   for (const NodeMap& nodes : NodeMapsOf(GetParam())) {
-    // With `windows` = 1 the yield window is smaller than a slice: lower lanes then advance only by their
-    // head slices.
-    for (const int64_t windows : {1, 4}) {
-      Check(nodes, SlicesOf(64, windows), {DType::kF32, DType::kF16, DType::kI32, DType::kI64}, 201);
+    // If a lane window holds one slice, the yield window is smaller than a slice. Lanes of lower priority
+    // then advance only by their head slices.
+    for (const int64_t slices_per_window : {1, 4}) {
+      Check(nodes, SlicesOf(64, slices_per_window), {DType::kF32, DType::kF16, DType::kI32, DType::kI64},
+            201);
     }
   }
 }

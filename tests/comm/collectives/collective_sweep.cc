@@ -116,10 +116,10 @@ absl::Status SweepAllGatherShared(EngineFixture& fixture, const SweepOptions& op
   const int me = world.group_rank;
   const ProcessGroup node = RanksOfThisNode(fixture.engine->bootstrap());
   WEFT_ASSIGN_OR_RETURN(const LaneId readers, fixture.engine->AddLane(node, LanePurpose::kControl));
-  constexpr int64_t kMostElements = 8192;
+  constexpr int64_t kMaxElements = 8192;
   WEFT_ASSIGN_OR_RETURN(const auto blocks,
                         ShareBlocks(fixture.engine->bootstrap(), *fixture.heap,
-                                    {{node.ranks, kMostElements * sizeof(int64_t)}}, absl::Seconds(60)));
+                                    {{node.ranks, kMaxElements * sizeof(int64_t)}}, absl::Seconds(60)));
   return ForEachCase(ranks, options, true, [&](const Case& c) -> absl::Status {
     const int64_t own = c.counts[static_cast<size_t>(me)];
     TestBuffer image = TestBuffer::Of(blocks[0].data(), c.dtype);

@@ -42,9 +42,9 @@ TEST(DataTask, CompressesAndDecompressesASlice) {
   std::vector<std::byte> compressed(CompressedCapacity(sizeof(float), kCount));
   ASSERT_OK(RunTask(Compress(numbers, compressed)));
   EXPECT_LT(CompressedBytes(compressed.data()), kCount * sizeof(float));
-  std::vector<float> back(kCount);
-  ASSERT_OK(RunTask(Decode(WireEncoding::kCompressed, compressed, back)));
-  EXPECT_EQ(back, numbers);
+  std::vector<float> restored(kCount);
+  ASSERT_OK(RunTask(Decode(WireEncoding::kCompressed, compressed, restored)));
+  EXPECT_EQ(restored, numbers);
 }
 
 TEST(DataTask, ReducesCompressedLeavesIntoACompressedTarget) {
@@ -63,16 +63,16 @@ TEST(DataTask, ReducesCompressedLeavesIntoACompressedTarget) {
                                ReduceOp::kSum,
                                target,
                                kCount}));
-  std::vector<float> back(kCount);
-  ASSERT_TRUE(DecompressSlice(DType::kF32, sums.data(), kCount, BytesOf(back)));
-  EXPECT_EQ(back, Numbers(10.5F));
+  std::vector<float> restored(kCount);
+  ASSERT_TRUE(DecompressSlice(DType::kF32, sums.data(), kCount, BytesOf(restored)));
+  EXPECT_EQ(restored, Numbers(10.5F));
 }
 
 TEST(DataTask, RejectsAMalformedCompressedSlice) {
   std::vector<std::byte> slice = Compressed(Numbers(1.0F));
   slice[0] = std::byte{1};  // Its length.
-  std::vector<float> back(kCount);
-  EXPECT_THAT(RunTask(Decode(WireEncoding::kCompressed, slice, back)),
+  std::vector<float> restored(kCount);
+  EXPECT_THAT(RunTask(Decode(WireEncoding::kCompressed, slice, restored)),
               StatusIs(absl::StatusCode::kInternal, HasSubstr("not a compressed slice of 700 f32")));
 }
 

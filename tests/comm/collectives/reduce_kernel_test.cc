@@ -139,15 +139,15 @@ TYPED_TEST(ReduceKernel, GivesTheBitsOfThePlainLoop) {
 TYPED_TEST(ReduceKernel, GivesTheSameBitsInPlaceOfAnyLeaf) {
   for (const int leaves : {4, 7}) {
     for (const int64_t count : kCounts) {
-      for (size_t place = 0; place < static_cast<size_t>(leaves); ++place) {
+      for (size_t target_leaf = 0; target_leaf < static_cast<size_t>(leaves); ++target_leaf) {
         auto values = RandomLeaves<TypeParam>(leaves, count, this->random_);
         const auto expected = this->ExpectedOf(values, ReduceOp::kSum);
         auto streamed = values;
-        RunReduce(ProgramOf(leaves), SourcesOf(values), ReduceOp::kSum, TargetOf(values[place]), count);
-        ExpectSameBits(values[place], expected);
+        RunReduce(ProgramOf(leaves), SourcesOf(values), ReduceOp::kSum, TargetOf(values[target_leaf]), count);
+        ExpectSameBits(values[target_leaf], expected);
         RunReduce(ProgramOf(leaves), SourcesOf(streamed), ReduceOp::kSum,
-                  TargetOf(streamed[place], 1.0F, /*nontemporal=*/true), count);
-        ExpectSameBits(streamed[place], expected);
+                  TargetOf(streamed[target_leaf], 1.0F, /*nontemporal=*/true), count);
+        ExpectSameBits(streamed[target_leaf], expected);
       }
     }
   }
@@ -156,14 +156,14 @@ TYPED_TEST(ReduceKernel, GivesTheSameBitsInPlaceOfAnyLeaf) {
 // The target and its copies have equal or different offsets within a cache line. Memory next to them does not
 // change.
 TYPED_TEST(ReduceKernel, GivesTheSameBitsWithNonTemporalStores) {
-  constexpr size_t kRoom = 24;
+  constexpr size_t kExtraElements = 24;
   for (const int leaves : {2, 3, 4, 8}) {
     for (const int64_t count : kCounts) {
       const auto values = RandomLeaves<TypeParam>(leaves, count, this->random_);
       const auto sum = this->ExpectedOf(values, ReduceOp::kSum);
       for (const auto& [out_at, copy_at] : {std::array<size_t, 2>{0, 0}, {5, 5}, {0, 3}}) {
         SCOPED_TRACE(absl::StrCat(leaves, " leaves, ", count, " elements, at ", out_at, ", ", copy_at));
-        std::vector<TypeParam> out(sum.size() + kRoom, TypeParam{});
+        std::vector<TypeParam> out(sum.size() + kExtraElements, TypeParam{});
         std::vector<TypeParam> copy = out;
         ReduceTarget target = TargetOf(out, 1.0F, /*nontemporal=*/true);
         target.data = reinterpret_cast<std::byte*>(out.data() + out_at);
@@ -180,7 +180,7 @@ TYPED_TEST(ReduceKernel, GivesTheSameBitsWithNonTemporalStores) {
   }
 }
 
-TYPED_TEST(ReduceKernel, ScalesBeforeTheOneRounding) {
+TYPED_TEST(ReduceKernel, ScalesBeforeItRounds) {
   if constexpr (!std::is_integral_v<TypeParam>) {
     for (const int64_t count : kCounts) {
       const auto values = RandomLeaves<TypeParam>(3, count, this->random_);
@@ -222,17 +222,17 @@ TEST(ReduceKernelLeaves, MayMixWideAndNarrowTypes) {
   }
 }
 
-TEST(CopyBytes, CopiesExactlyTheBytesAskedAtEveryAlignment) {
-  constexpr size_t kRoom = 512;
-  std::vector<std::byte> source(kRoom);
-  for (size_t i = 0; i < kRoom; ++i) source[i] = static_cast<std::byte>(i * 7 + 1);
+TEST(CopyBytes, CopiesExactlyTheRequestedBytesAtEveryAlignment) {
+  constexpr size_t kBufferBytes = 512;
+  std::vector<std::byte> source(kBufferBytes);
+  for (size_t i = 0; i < kBufferBytes; ++i) source[i] = static_cast<std::byte>(i * 7 + 1);
   for (const bool nontemporal : {false, true}) {
     for (size_t head = 0; head < 64; ++head) {
       for (const size_t bytes : {0, 1, 63, 64, 127, 128, 129, 191, 200, 255, 256, 300}) {
         for (const size_t from : {0, 1, 17}) {
-          std::vector<std::byte> target(kRoom, std::byte{0});
+          std::vector<std::byte> target(kBufferBytes, std::byte{0});
           CopyBytes(target.data() + head, source.data() + from, bytes, nontemporal);
-          std::vector<std::byte> expected(kRoom, std::byte{0});
+          std::vector<std::byte> expected(kBufferBytes, std::byte{0});
           std::memcpy(expected.data() + head, source.data() + from, bytes);
           ASSERT_EQ(target, expected) << "head " << head << ", from " << from << ", " << bytes << " bytes";
         }
@@ -241,7 +241,7 @@ TEST(CopyBytes, CopiesExactlyTheBytesAskedAtEveryAlignment) {
   }
 }
 
-TEST(CopyBytes, BypassesTheCachesOnlyAboveTheirSize) {
+TEST(CopyBytes, BypassesTheCachesOnlyForLargeOperations) {
   EXPECT_FALSE(ShouldBypassCaches(size_t{64} << 10));
   EXPECT_TRUE(ShouldBypassCaches(size_t{64} << 30));
 }

@@ -37,11 +37,11 @@ void Expect(const NodeMap& nodes, LanePurpose purpose, bool in_node_memory, cons
   RunRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
     WEFT_ASSIGN_OR_RETURN(fixture.lane, fixture.engine->AddLane(WorldGroup(bootstrap), purpose));
-    const int64_t room = kPart * bootstrap.size();
+    const int64_t elements = kPart * bootstrap.size();
     WEFT_ASSIGN_OR_RETURN(TestBuffer input,
-                          TestBuffer::Make(*fixture.pool, in_node_memory, DType::kF32, room));
+                          TestBuffer::Make(*fixture.pool, in_node_memory, DType::kF32, elements));
     WEFT_ASSIGN_OR_RETURN(TestBuffer output,
-                          TestBuffer::Make(*fixture.pool, in_node_memory, DType::kF32, room));
+                          TestBuffer::Make(*fixture.pool, in_node_memory, DType::kF32, elements));
     Work work = operation(fixture, input, output);
     WEFT_RETURN_IF_ERROR(work.WaitReleased());
     const EngineCounters counters = fixture.engine->counters();

@@ -58,7 +58,7 @@ TEST(Deadline, NamesLaneOperationSequenceAndMissingRankAndKeepsTheOperation) {
 }
 
 // A rank may wait for a leader on its node, while the leader waits for the late rank of another node.
-TEST(Deadline, PassesOnAllOtherRanksIfOneRankIsLate) {
+TEST(Deadline, IsMissedByAllOtherRanksIfOneRankIsLate) {
   RunRanks(NodeMap::RanksPerNode(4, 2), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
     const bool late = bootstrap.rank() == 3;

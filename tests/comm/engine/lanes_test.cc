@@ -106,7 +106,7 @@ TEST(Lanes, OperationsCompleteInTheOrderOfSubmission) {
   });
 }
 
-// The barriers of a lane share its barrier memory.
+// More barriers than the lane has sets of barrier buffers.
 TEST(Lanes, ManyBarriersOverlap) {
   RunRanks(NodeMap{{0, 0, 1}}, [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));

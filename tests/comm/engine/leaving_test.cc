@@ -50,15 +50,15 @@ TEST(Leaving, FailsTheNextOperationOfPeersAtOnce) {
   });
 }
 
-// Rank 0 leaves an operation behind that its peers submit only after another one.
-TEST(Leaving, EndsTheDrainOfAnEngineWhosePeersCannotCome) {
+// The peers of rank 0 would submit its operation after another one, for which they wait in vain.
+TEST(Leaving, EndsTheDrainOfAnEngineWhoseOperationPeersNeverSubmit) {
   RunRanksOnEveryNodeMap(4, [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, LongTimeout()));
     WEFT_ASSIGN_OR_RETURN(const LaneId other,
                           fixture.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kControl));
     if (bootstrap.rank() == 0) {
-      Work left_behind = fixture.engine->Barrier(other);
-      left_behind.Detach({});
+      Work unmatched = fixture.engine->Barrier(other);
+      unmatched.Detach({});
       return absl::OkStatus();
     }
     Work first = fixture.engine->Barrier(fixture.lane, Labeled("first"));

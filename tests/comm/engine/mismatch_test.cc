@@ -16,7 +16,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 constexpr int kRanks = 3;
-constexpr int64_t kRoom = 4096;  // Elements of the buffers.
+constexpr int64_t kElements = 4096;  // Elements of each buffer.
 
 struct Submission {
   std::function<Work(EngineFixture&, TestBuffer& input, TestBuffer& output)> submit;
@@ -90,7 +90,7 @@ auto Refusal(const ::testing::Matcher<std::string>& message) {
 
 struct Case {
   std::string difference;
-  Submission most;     // Submitted by all ranks but one.
+  Submission common;   // Submitted by all ranks but one.
   Submission deviant;  // Submitted by the other rank.
 };
 
@@ -101,23 +101,23 @@ void RunCases(const std::vector<Case>& cases, const std::function<absl::Status(W
   options.slice_bytes = 512;
   RunRanksOnEveryNodeMap(kRanks, [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
-    WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kI64, kRoom));
-    WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, true, DType::kI64, kRoom));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kI64, kElements));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, true, DType::kI64, kElements));
     for (size_t i = 0; i < cases.size(); ++i) {
       const Case& c = cases[i];
       const int deviant = static_cast<int>(i) % kRanks;
       SCOPED_TRACE(absl::StrCat(c.difference, ", rank ", deviant, " differs"));
       {
-        Work work = (bootstrap.rank() == deviant ? c.deviant : c.most).submit(fixture, input, output);
+        Work work = (bootstrap.rank() == deviant ? c.deviant : c.common).submit(fixture, input, output);
         EXPECT_THAT(outcome(work), Refusal(AllOf(HasSubstr(absl::StrCat("rank ", deviant, " submitted ")),
-                                                 HasSubstr(c.most.text), HasSubstr(c.deviant.text))));
+                                                 HasSubstr(c.common.text), HasSubstr(c.deviant.text))));
       }
-      WEFT_RETURN_IF_ERROR(
-          BootstrapBarrier(bootstrap));  // A reset fails the operations of ranks that still wait.
+      // A reset fails the operations of ranks that still wait.
+      WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
       WEFT_RETURN_IF_ERROR(Annotate(fixture.engine->ResetAfterError(), c.difference));
       WEFT_RETURN_IF_ERROR(Annotate(CheckEngineWorks(fixture), c.difference));
-      WEFT_RETURN_IF_ERROR(BootstrapBarrier(
-          bootstrap));  // The error of the next case must not reach a rank that still checks the engine.
+      // The error of the next case must not reach a rank that still checks the engine.
+      WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     }
     return absl::OkStatus();
   });
@@ -171,12 +171,12 @@ TEST(Mismatch, OfASharedOutputIsAnError) {
   options.timeout = absl::Seconds(120);
   RunRanks(NodeMap::RanksPerNode(3, 2), [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
-    WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kI64, kRoom));
-    WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, true, DType::kI64, kRoom));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kI64, kElements));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, true, DType::kI64, kElements));
     Work empty = AllGatherSharedOf(0).submit(fixture, input, output);
     WEFT_RETURN_IF_ERROR(empty.WaitReleased());
-    WEFT_RETURN_IF_ERROR(
-        BootstrapBarrier(bootstrap));  // The empty gather ends on all ranks before the error.
+    // The empty gather ends on all ranks before the error.
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     Work work = AllGatherSharedOf(90).submit(fixture, input, output);
     EXPECT_THAT(work.Wait(),
                 Refusal(AllOf(HasSubstr("all_gather_shared of 90 f32"),
@@ -190,8 +190,8 @@ TEST(Mismatch, OfTheOrderOnALaneIsAnError) {
   options.timeout = absl::Seconds(120);
   RunRanksOnEveryNodeMap(kRanks, [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
-    WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kI64, kRoom));
-    WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, true, DType::kI64, kRoom));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kI64, kElements));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, true, DType::kI64, kElements));
     const Submission a = AllReduceOf(64);
     const Submission b = AllGatherOf({64, 64, 64});
     const bool swapped = bootstrap.rank() == 1;
@@ -216,8 +216,8 @@ TEST(Mismatch, OfAllToAllCountsIsAnErrorOnBothRanks) {
   options.slice_bytes = 512;
   RunRanksOnEveryNodeMap(kRanks, [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
-    WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kF32, kRoom));
-    WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, true, DType::kF32, kRoom));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kF32, kElements));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, true, DType::kF32, kElements));
     for (const Disagreement& d : {Disagreement{5, 4}, {300, 500}, {0, 7}, {7, 0}, {0, 1000}, {1000, 0}}) {
       for (const int to : {0, 1}) {  // The last rank sends, from the same node or from another.
         SCOPED_TRACE(absl::StrCat(d.sent, " sent, ", d.expected, " expected by rank ", to));
@@ -256,8 +256,8 @@ TEST(Mismatch, OfTheShapesOfPartsIsAnErrorOnEveryRank) {
   options.timeout = absl::Seconds(120);
   RunRanksOnEveryNodeMap(2, [&](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
-    WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kF32, kRoom));
-    WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, true, DType::kF32, kRoom));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, true, DType::kF32, kElements));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, true, DType::kF32, kElements));
     const int peer = 1 - bootstrap.rank();
     const Shape sent = {2, 3, 4};
     const Shape expected = bootstrap.rank() == 0 ? Shape{3, 2, 4} : sent;

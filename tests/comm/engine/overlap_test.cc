@@ -18,12 +18,12 @@ class OverlapChecker final : public WireLink {
 
   absl::StatusOr<RequestId> Send(int peer, int tag, const void* data, size_t bytes) override {
     Check({static_cast<const std::byte*>(data), bytes, /*writes=*/false});
-    return Note(link_->Send(peer, tag, data, bytes), {static_cast<const std::byte*>(data), bytes, false});
+    return Track(link_->Send(peer, tag, data, bytes), {static_cast<const std::byte*>(data), bytes, false});
   }
   absl::StatusOr<RequestId> Receive(int peer, int tag, void* data, size_t bytes, Length length) override {
     Check({static_cast<const std::byte*>(data), bytes, /*writes=*/true});
-    return Note(link_->Receive(peer, tag, data, bytes, length),
-                {static_cast<const std::byte*>(data), bytes, true});
+    return Track(link_->Receive(peer, tag, data, bytes, length),
+                 {static_cast<const std::byte*>(data), bytes, true});
   }
   absl::Status Poll() override { return link_->Poll(); }
   absl::StatusOr<bool> Test(RequestId request) override {
@@ -60,7 +60,7 @@ class OverlapChecker final : public WireLink {
           << (other.writes ? "a receive" : "a send");
     }
   }
-  absl::StatusOr<RequestId> Note(absl::StatusOr<RequestId> request, const Memory& memory) {
+  absl::StatusOr<RequestId> Track(absl::StatusOr<RequestId> request, const Memory& memory) {
     if (request.ok()) in_flight_.emplace(*request, memory);
     return request;
   }

@@ -103,7 +103,7 @@ TEST(Recorder, UpdatesAnOperationInItsPlace) {
   EXPECT_EQ(operations[2]["state"], "queued");
 }
 
-TEST(Recorder, TellsGenerationsApart) {
+TEST(Recorder, DistinguishesGenerations) {
   Recorder recorder(0, 1, 4);
   recorder.Record(*RecordOf(1, OperationState::kFailed));
   const auto again = RecordOf(1, OperationState::kRunning);

@@ -60,14 +60,14 @@ TEST(Abort, RefusesLaterOperationsWithTheCause) {
   });
 }
 
-TEST(ResetAfterError, MakesTheEngineWorkAgainAndAgain) {
+TEST(ResetAfterError, MakesTheEngineWorkAgainAfterEveryFailure) {
   for (const NodeMap& nodes : Maps()) {
     RunRanks(nodes, [](Bootstrap& bootstrap) -> absl::Status {
       WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
       for (int round = 0; round < 3; ++round) {
         WEFT_RETURN_IF_ERROR(CheckEngineWorks(fixture));
-        WEFT_RETURN_IF_ERROR(
-            BootstrapBarrier(bootstrap));  // The error must not reach a rank that still checks the engine.
+        // The error must not reach a rank that still checks the engine.
+        WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
         if (bootstrap.rank() == round) fixture.engine->Abort(absl::DataLossError("again"));
         Work work = fixture.engine->Barrier(fixture.lane);
         EXPECT_FALSE(work.Wait().ok());

@@ -27,7 +27,8 @@ SimOptions Machine() {
 }
 
 enum class Stalled : uint8_t { kNothing, kBroadcast, kAllGather, kReduceScatter, kAllReduce };
-enum class Wait : uint8_t { kWaits, kPolls };  // Whether a thread waits for the traffic.
+// How a thread learns that the traffic is complete: in Work::Wait, or by Work::Test between sleeps.
+enum class Wait : uint8_t { kWaits, kPolls };
 
 struct Scenario {
   Stalled stalled;
@@ -39,7 +40,7 @@ class Rank {
  public:
   Rank(Bootstrap& bootstrap, const Scenario& scenario) : bootstrap_(bootstrap), scenario_(scenario) {}
 
-  // Rank 0 comes to the stalled operation only when ranks 2 and 3 have finished their traffic. Sets
+  // Rank 0 submits the stalled operation only when ranks 2 and 3 have finished their traffic. Sets
   // `traffic_ns` to the time of the traffic.
   absl::Status Run(int64_t& traffic_ns) {
     WEFT_ASSIGN_OR_RETURN(fixture_, EngineFixture::Make(bootstrap_, {}, size_t{64} << 20));

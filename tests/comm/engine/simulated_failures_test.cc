@@ -65,7 +65,7 @@ TEST(SimulatedFailures, EndAWaitOnceAtTheEnginesTimeout) {
 }
 
 // Deadlines of 0.2 s of virtual time fall into every phase of the attempts of the other ranks.
-TEST(SimulatedFailures, EndWithAResetOnAllRanksHoweverLateOneComes) {
+TEST(SimulatedFailures, EndWithAResetOnAllRanksHoweverLateOneRankIs) {
   constexpr int64_t kTimeoutNs = 200'000'000;
   uint64_t seed = 0;
   for (const NodeMap& nodes :

@@ -136,8 +136,8 @@ TEST(TwoEvents, MemoryOfAFailedDetachedWorkIsKeptUntilTheReset) {
     for (const bool fails_first : {false, true}) {
       auto buffer = SharedBuffer();
       const std::weak_ptr<std::vector<float>> watched = buffer;
-      WEFT_RETURN_IF_ERROR(
-          BootstrapBarrier(bootstrap));  // No rank fails while another still checks the engine.
+      // No rank fails while another still checks the engine.
+      WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
       if (bootstrap.rank() == 0) {
         Work work = fixture.engine->AllReduce(fixture.lane, buffer->data(), buffer->data(), DType::kF32,
                                               kCount, ReduceOp::kSum);  // The other rank does not submit it.
@@ -218,9 +218,9 @@ TEST(TwoEvents, TheProgressThreadFinishesAnOperationAfterAWait) {
       buffer.Write(0, Ones(kCount));
       Work awaited = fixture.engine->Barrier(fixture.lane);
       WEFT_RETURN_IF_ERROR(awaited.WaitReleased());
-      Work left_alone = fixture.engine->AllReduce(fixture.lane, buffer.data(), buffer.data(), DType::kF32,
-                                                  kCount, ReduceOp::kSum);
-      while (!left_alone.TestReleased()) bootstrap.runtime().Yield();
+      Work unawaited = fixture.engine->AllReduce(fixture.lane, buffer.data(), buffer.data(), DType::kF32,
+                                                 kCount, ReduceOp::kSum);
+      while (!unawaited.TestReleased()) bootstrap.runtime().Yield();
       EXPECT_EQ(buffer.Read(0, kCount), std::vector<double>(kCount, 2));
     }
     return absl::OkStatus();

@@ -60,20 +60,20 @@ class Clock {
   int reads_ = 0;
 };
 
-// Takes the place of the end of the process.
-class End {
+// Replaces the function that ends the process.
+class FakeExit {
  public:
   std::function<void(int)> Function() {
     return [this](int code) {
-      came_ = true;
+      called_ = true;
       code_.set_value(code);
     };
   }
-  bool came() const { return came_; }
+  bool called() const { return called_; }
   int AwaitCode() { return code_.get_future().get(); }
 
  private:
-  std::atomic<bool> came_{false};
+  std::atomic<bool> called_{false};
   std::promise<int> code_;
 };
 
@@ -84,7 +84,7 @@ TEST(Watchdog, WritesTheRecorderAndEndsTheProcessWhenAnOperationIsStuck) {
   recorder.Record(*stuck);
   recorder.RecordWait(*stuck, "waits for rank(s) 1");
   Clock clock(100 + kLimitNs);
-  End end;
+  FakeExit end;
   ::testing::internal::CaptureStderr();
   {
     const Watchdog watchdog(
@@ -107,7 +107,7 @@ TEST(Watchdog, SaysWhyItCouldNotWriteTheRecorder) {
   Recorder recorder(0, 1, 8);
   recorder.Record(*RunningSince(0));
   Clock clock(2 * kLimitNs);
-  End end;
+  FakeExit end;
   ::testing::internal::CaptureStderr();
   {
     const Watchdog watchdog(
@@ -137,7 +137,7 @@ TEST(Watchdog, WritesTheRecorderOnceForEachFailure) {
 TEST(Watchdog, EndsAProcessThatSurvivesAMissedDeadline) {
   const TempFolder folder;
   Recorder recorder(0, 1, 8);
-  End end;
+  FakeExit end;
   ::testing::internal::CaptureStderr();
   {
     const Watchdog watchdog(
@@ -158,10 +158,10 @@ TEST(Watchdog, WritesNothingIfTheProgramCausedTheFailure) {
   EXPECT_EQ(folder.FileCount(), 0U);
 }
 
-TEST(Watchdog, LetsAResetTakeItsTime) {
+TEST(Watchdog, DoesNotEndTheProcessBeforeTheDeadlineOfAReset) {
   Recorder recorder(0, 1, 8);
   Clock clock(100);
-  End end;
+  FakeExit end;
   ::testing::internal::CaptureStderr();
   {
     Watchdog watchdog(
@@ -170,7 +170,7 @@ TEST(Watchdog, LetsAResetTakeItsTime) {
       const auto extension = watchdog.Extend(Watchdog::Task::kReset, /*until_ns=*/1000);
       recorder.RecordFailure(absl::DeadlineExceededError("rank 1 is missing"));
       clock.AwaitReads(30);  // More checks than a process survives without a reset.
-      EXPECT_FALSE(end.came());
+      EXPECT_FALSE(end.called());
     }
     EXPECT_EQ(end.AwaitCode(), 86);  // The reset has failed.
   }
@@ -180,7 +180,7 @@ TEST(Watchdog, LetsAResetTakeItsTime) {
 TEST(Watchdog, EndsAProcessWhoseResetExceedsItsDeadline) {
   Recorder recorder(0, 1, 8);
   Clock clock(1000);
-  End end;
+  FakeExit end;
   ::testing::internal::CaptureStderr();
   {
     Watchdog watchdog(
@@ -192,11 +192,11 @@ TEST(Watchdog, EndsAProcessWhoseResetExceedsItsDeadline) {
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("rank 1 is missing"));
 }
 
-TEST(Watchdog, CountsTheLaterDeadlineOfAWait) {
+TEST(Watchdog, DoesNotEndTheProcessBeforeTheLatestDeadlineOfItsWaits) {
   constexpr int64_t kDeadlineNs = 10 * kLimitNs;
   Recorder recorder(0, 1, 8);
   Clock clock(kDeadlineNs - 1);
-  End end;
+  FakeExit end;
   ::testing::internal::CaptureStderr();
   {
     Watchdog watchdog(
@@ -207,8 +207,8 @@ TEST(Watchdog, CountsTheLaterDeadlineOfAWait) {
       recorder.Record(*RunningSince(0));
       clock.AwaitReads(9);
     }
-    clock.AwaitReads(9);  // The limit counts anew.
-    EXPECT_FALSE(end.came());
+    clock.AwaitReads(9);  // The limit starts again.
+    EXPECT_FALSE(end.called());
     clock.Set(kDeadlineNs - 1 + kLimitNs);
     EXPECT_EQ(end.AwaitCode(), 86);
   }
@@ -219,13 +219,13 @@ TEST(Watchdog, DoesNothingBeforeTheLimit) {
   Recorder recorder(0, 1, 8);
   recorder.Record(*RunningSince(100));
   Clock clock(100 + kLimitNs - 1);
-  End end;
+  FakeExit end;
   {
     const Watchdog watchdog(
         recorder, {kLimitNs, "", 0, 1}, [&] { return clock.Read(); }, end.Function());
     clock.AwaitReads(3);
   }
-  EXPECT_FALSE(end.came());
+  EXPECT_FALSE(end.called());
 }
 
 TEST(Watchdog, StopsAtOnceWhenDestroyed) {

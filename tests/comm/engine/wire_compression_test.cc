@@ -52,11 +52,11 @@ TEST(ChooseWireCompression, MakesTheSameChoiceOnUnevenNodes) {
   EXPECT_EQ(Choose(NodeMap::RanksPerNode(5, 3), machine).wire_compression, WireCompression::kLossless);
 }
 
-TEST(ChooseWireCompression, MayMeasureAgainAndAgain) {
+TEST(ChooseWireCompression, MayMeasureMoreOftenThanAnEngineHasLanes) {
   const SimReport report =
       RunSimulatedRanks(NodeMap::RanksPerNode(2, 1), SimOptions(), [](Bootstrap& bootstrap) -> absl::Status {
         WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
-        for (int i = 0; i < 40; ++i) {  // More than an engine has lanes.
+        for (int i = 0; i < 40; ++i) {
           WEFT_RETURN_IF_ERROR(ChooseWireCompression(*fixture.engine).status());
         }
         return absl::OkStatus();

@@ -70,7 +70,7 @@ class CreditSchedulerTest : public ::testing::Test {
   int64_t next_slice_ = 0;
 };
 
-TEST_F(CreditSchedulerTest, LaneKeepsToItsWindow) {
+TEST_F(CreditSchedulerTest, LaneWindowBoundsTheBytesInFlightOfALane) {
   for (int i = 0; i < 4; ++i) {
     EXPECT_TRUE(MayReceive(Priority::kBulk));
     Receive(Priority::kBulk);

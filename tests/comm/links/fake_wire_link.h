@@ -20,7 +20,7 @@ class FakeWireLink final : public WireLink {
     int tag;
     const void* memory;
     size_t bytes;
-    Length length = Length::kExact;  // Of a receive.
+    Length length = Length::kExact;  // Used by receives.
   };
 
   absl::StatusOr<RequestId> Send(int peer, int tag, const void* data, size_t bytes) override {
@@ -71,7 +71,7 @@ class FakeWireLink final : public WireLink {
   }
 
   std::map<RequestId, Transfer> in_flight;  // In the order of posting.
-  std::set<RequestId> uncancellable;        // Receives for which Cancel fails.
+  std::set<RequestId> uncancellable;        // Requests for which Cancel fails.
   std::map<RequestId, absl::Status> outcomes;
   std::vector<ControlMessage> sent_messages;
   std::deque<ControlMessage> messages;  // Messages to be delivered.

@@ -81,7 +81,7 @@ class ProgramRunner {
   absl::Status SubmitStridedExchange(int index, const ProgramOp& op, Live& live);
   absl::Status SubmitShift(int index, const ProgramOp& op, Live& live);
   absl::Status SubmitBroadcast(int index, const ProgramOp& op, Live& live);
-  absl::Status FinishOne(size_t place);
+  absl::Status FinishOne(size_t index);
   absl::Status Complete(Live& live);
   absl::Status Check(Live& live);
   absl::Status CheckStrided(Live& live);
@@ -92,7 +92,8 @@ class ProgramRunner {
     ProgramValues::Fill(index, op.dtype, bootstrap_.rank(), begin, count, memory);
   }
 
-  // The image that a gather fills, and the last gather into the same image.
+  // For an operation that gathers into an image: the index of the image in shared_images_, the image, and the
+  // last gather into it.
   size_t SharedImage(const ProgramOp& op) const {
     return static_cast<size_t>(op.image + (op.whole_world ? ProgramOp::kImages : 0));
   }

@@ -83,10 +83,10 @@ absl::Status ProgramValues::CheckGather(int index, const ProgramOp& op, const st
 }
 
 absl::Status ProgramValues::CheckDeltaBase(int index, const ProgramOp& op, const std::vector<int64_t>& parts,
-                                           const std::byte* kept) const {
+                                           const std::byte* base) const {
   const ProcessGroup& group = op.whole_world ? world_ : shard_;
   const auto me = static_cast<size_t>(group.group_rank);
-  return CompareWith(index, op.dtype, group.ranks[me], 0, parts[me], kept);
+  return CompareWith(index, op.dtype, group.ranks[me], 0, parts[me], base);
 }
 
 absl::Status ProgramValues::CheckReduction(int index, const ProgramOp& op, const std::vector<int64_t>& parts,

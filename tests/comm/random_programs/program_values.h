@@ -37,7 +37,7 @@ class ProgramValues {
                            const std::byte* image) const;
   // Checks the delta base of this rank's part after a kGatherDelta.
   absl::Status CheckDeltaBase(int index, const ProgramOp& op, const std::vector<int64_t>& parts,
-                              const std::byte* kept) const;
+                              const std::byte* base) const;
   absl::Status CheckReduction(int index, const ProgramOp& op, const std::vector<int64_t>& parts,
                               const std::byte* own) const;
   absl::Status CheckAllReduce(int index, const ProgramOp& op, const std::byte* output) const;

@@ -20,11 +20,14 @@ namespace weft::testing {
 
 // Rules for callers of the engine. Tests break each rule on purpose, and expect that some schedule fails.
 struct ProgramRules {
-  bool free_after_release = true;  // Otherwise as soon as the operation is *ready*.
-  // Otherwise an all-reduce is submitted when its reduce-scatter is *ready*.
+  // If false, buffers are freed as soon as the operation is *ready*.
+  bool free_after_release = true;
+  // If false, an all-reduce is submitted when its reduce-scatter is *ready*.
   bool submit_in_program_order = true;
-  bool gate_images = true;        // Otherwise a gather fills an image that peers may still read.
-  CreditRules credit_rules = {};  // Rules that the engine itself keeps.
+  // If false, a gather fills an image that peers may still read.
+  bool gate_images = true;
+  // Rules of the engine itself.
+  CreditRules credit_rules = {};
 };
 
 // A deviation of one rank from the program.
@@ -52,9 +55,9 @@ struct ProgramOp {
   Priority priority;
   int64_t count;     // Elements of a part, or of the whole. Upper bound for strided parts.
   bool uneven;       // Parts differ, and some are empty.
-  bool node_memory;  // Otherwise the engine stages the buffers.
+  bool node_memory;  // If false, the engine stages the buffers.
   int image;         // kGatherImage: number of the image that it fills.
-  bool whole_world;  // kGatherImage: over all ranks on a lane of its own. Otherwise over the shard group.
+  bool whole_world;  // Gathers: over all ranks, on a lane of their own. If false, over the shard group.
   bool shared;       // kGatherImage: into one image for each node.
   WireCompression wire_compression;
   int root;  // kBroadcast: root. kShift: distance on the ring.
@@ -77,8 +80,7 @@ Program DrawProgram(uint64_t seed, int max_ranks = 16);
 SimOptions DrawMachine(uint64_t seed);
 
 struct ProgramOutcome {
-  int64_t operations = 0;  // Finished, on this rank.
-  int64_t yielded_peak_bytes = 0;
+  int64_t operations = 0;  // Operations that this rank has finished.
 };
 
 // Runs the program on one rank. Errors: kDataLoss (a wrong result; names the operation), kInternal (a window
@@ -89,7 +91,7 @@ absl::Status RunProgram(Bootstrap& bootstrap, const Program& program, const Prog
 // Runs the program on simulated ranks.
 struct ScheduleReport {
   SimReport simulation;
-  int64_t operations = 0;  // Over all ranks.
+  int64_t operations = 0;  // Finished operations of all ranks.
   absl::Status status() const { return simulation.status(); }
 };
 ScheduleReport RunSchedule(const Program& program, const SimOptions& machine, const ProgramRules& rules = {},

@@ -13,13 +13,13 @@ namespace {
 
 // The ranks of the group that are on this node.
 ProcessGroup WithinNode(const ProcessGroup& group, const Bootstrap& bootstrap) {
-  ProcessGroup near{group.name + " of the node", {}, 0};
+  ProcessGroup local{group.name + " of the node", {}, 0};
   for (const int rank : group.ranks) {
     if (!bootstrap.node_map().SameNode(rank, bootstrap.rank())) continue;
-    if (rank == bootstrap.rank()) near.group_rank = near.size();
-    near.ranks.push_back(rank);
+    if (rank == bootstrap.rank()) local.group_rank = local.size();
+    local.ranks.push_back(rank);
   }
-  return near;
+  return local;
 }
 
 // Bytes of the largest image that an operation of the program gathers.
@@ -111,12 +111,12 @@ absl::Status ProgramRunner::Check(Live& live) {
   return absl::OkStatus();
 }
 
-absl::Status ProgramRunner::FinishOne(size_t place) {
-  WEFT_RETURN_IF_ERROR(Complete(*live_[place]));
+absl::Status ProgramRunner::FinishOne(size_t index) {
+  WEFT_RETURN_IF_ERROR(Complete(*live_[index]));
   for (std::vector<Live*>* fillers : {&last_filler_, &last_shared_filler_}) {
-    std::replace(fillers->begin(), fillers->end(), live_[place].get(), static_cast<Live*>(nullptr));
+    std::replace(fillers->begin(), fillers->end(), live_[index].get(), static_cast<Live*>(nullptr));
   }
-  live_.erase(live_.begin() + static_cast<std::ptrdiff_t>(place));
+  live_.erase(live_.begin() + static_cast<std::ptrdiff_t>(index));
   return absl::OkStatus();
 }
 
@@ -146,7 +146,6 @@ absl::Status ProgramRunner::CheckUpdatedBase(Live& live) {
 absl::Status ProgramRunner::CheckBounds(ProgramOutcome& outcome) {
   const EngineCounters counters = engine().counters();
   outcome.operations = counters.operations;
-  outcome.yielded_peak_bytes = counters.yielded_peak_bytes;
   constexpr int kLanes = 8;
   constexpr int kPhases = 2;
   const EngineOptions& options = program_.engine;
@@ -163,7 +162,7 @@ absl::Status ProgramRunner::CheckBounds(ProgramOutcome& outcome) {
 
 absl::Status ProgramRunner::Run(ProgramOutcome& outcome) {
   WEFT_RETURN_IF_ERROR(Open());
-  constexpr size_t kMostLive = 6;
+  constexpr size_t kMaxLive = 6;
   const auto finish_any = [&] {
     return FinishOne(static_cast<size_t>(random_.Between(0, static_cast<int64_t>(live_.size()) - 1)));
   };
@@ -171,7 +170,7 @@ absl::Status ProgramRunner::Run(ProgramOutcome& outcome) {
     if (random_.Chance(50)) bootstrap_.runtime().SleepFor(random_.Between(0, 50'000));
     ContinueReadyReductions();
     WEFT_RETURN_IF_ERROR(Submit(index));
-    while (live_.size() > kMostLive || (!live_.empty() && random_.Chance(30)))
+    while (live_.size() > kMaxLive || (!live_.empty() && random_.Chance(30)))
       WEFT_RETURN_IF_ERROR(finish_any());
   }
   while (!live_.empty()) WEFT_RETURN_IF_ERROR(finish_any());

@@ -65,7 +65,7 @@ Program DrawProgramWithShortTimeout(uint64_t seed) {
 
 // Succeeds if one of the first schedules fails on some rank. `run` runs a schedule and breaks a rule.
 template <typename Run>
-::testing::AssertionResult IsNoticed(const Run& run) {
+::testing::AssertionResult IsDetected(const Run& run) {
   constexpr uint64_t kSeeds = 300;
   for (uint64_t seed = 0; seed < kSeeds; ++seed) {
     if (!run(seed).status().ok()) return ::testing::AssertionSuccess();
@@ -73,28 +73,28 @@ template <typename Run>
   return ::testing::AssertionFailure() << "none of " << kSeeds << " schedules failed";
 }
 
-TEST(BrokenRule, AHeadOperationWithoutCreditIsNoticed) {
-  EXPECT_TRUE(IsNoticed([](uint64_t seed) {
+TEST(BrokenRule, AHeadOperationWithoutCreditIsDetected) {
+  EXPECT_TRUE(IsDetected([](uint64_t seed) {
     ProgramRules rules;
     rules.credit_rules.head_always_has_credit = false;
     return RunSchedule(DrawProgramWithShortTimeout(seed), {.seed = seed}, rules);
   }));
 }
 
-TEST(BrokenRule, MemoryReusedBeforeItIsReleasedIsNoticed) {
-  EXPECT_TRUE(IsNoticed([](uint64_t seed) {
+TEST(BrokenRule, MemoryReusedBeforeItIsReleasedIsDetected) {
+  EXPECT_TRUE(IsDetected([](uint64_t seed) {
     return RunSchedule(DrawProgramWithShortTimeout(seed), {.seed = seed}, {.free_after_release = false});
   }));
 }
 
-TEST(BrokenRule, AnAllReduceSubmittedOnCompletionIsNoticed) {
-  EXPECT_TRUE(IsNoticed([](uint64_t seed) {
+TEST(BrokenRule, AnAllReduceSubmittedOnCompletionIsDetected) {
+  EXPECT_TRUE(IsDetected([](uint64_t seed) {
     return RunSchedule(DrawProgramWithShortTimeout(seed), {.seed = seed}, {.submit_in_program_order = false});
   }));
 }
 
-TEST(BrokenRule, AnImageWrittenWithoutItsGateIsNoticed) {
-  EXPECT_TRUE(IsNoticed([](uint64_t seed) {
+TEST(BrokenRule, AnImageWrittenWithoutItsGateIsDetected) {
+  EXPECT_TRUE(IsDetected([](uint64_t seed) {
     // Two lanes alternately fill one image, and one rank reads it slowly.
     Program program = DrawProgramWithShortTimeout(seed);
     for (size_t i = 0; i < program.ops.size(); ++i) {
@@ -107,9 +107,9 @@ TEST(BrokenRule, AnImageWrittenWithoutItsGateIsNoticed) {
 }
 
 // A rank dies during the run. The final operations need all ranks, so the error of every survivor names it.
-TEST(Death, IsAnErrorThatNamesTheRankOnEverySurvivor) {
+TEST(DeadRank, IsNamedByTheErrorOfEverySurvivor) {
   const uint64_t seeds = ScheduleCount(30);
-  uint64_t noticed = 0;
+  uint64_t detected = 0;
   for (uint64_t seed = 0; seed < seeds; ++seed) {
     Program program = DrawProgram(seed);
     program.engine.timeout = absl::Seconds(1);
@@ -127,7 +127,7 @@ TEST(Death, IsAnErrorThatNamesTheRankOnEverySurvivor) {
     machine.death = {{victim, whole_ns * static_cast<int64_t>(seed % 10 + 1) / 12}};
     const SimReport report = RunSchedule(program, machine).simulation;
     if (absl::IsUnavailable(report.outcomes[static_cast<size_t>(victim)])) {
-      ++noticed;
+      ++detected;
       for (size_t rank = 0; rank < report.outcomes.size(); ++rank) {
         const absl::Status& outcome = report.outcomes[rank];
         if (static_cast<int>(rank) == victim) continue;
@@ -140,7 +140,7 @@ TEST(Death, IsAnErrorThatNamesTheRankOnEverySurvivor) {
       }
     }
   }
-  EXPECT_GT(noticed, seeds / 2);
+  EXPECT_GT(detected, seeds / 2);
 }
 
 class Mistakes : public ::testing::TestWithParam<ProgramMistake::Kind> {};
@@ -148,7 +148,7 @@ class Mistakes : public ::testing::TestWithParam<ProgramMistake::Kind> {};
 // One rank deviates from the program. All ranks fail, and some error names that rank.
 TEST_P(Mistakes, NameTheDeviatingRank) {
   const uint64_t seeds = ScheduleCount(40);
-  uint64_t noticed = 0;
+  uint64_t detected = 0;
   for (uint64_t seed = 0; seed < seeds; ++seed) {
     Program program = DrawProgram(seed);
     // Every mistake applies to an all-reduce.
@@ -162,9 +162,9 @@ TEST_P(Mistakes, NameTheDeviatingRank) {
       return absl::IsFailedPrecondition(outcome) &&
              ::testing::Matches(HasSubstr(absl::StrCat("rank ", culprit)))(std::string(outcome.message()));
     });
-    if (named) ++noticed;
+    if (named) ++detected;
   }
-  EXPECT_EQ(noticed, seeds);
+  EXPECT_EQ(detected, seeds);
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, Mistakes,

@@ -24,7 +24,7 @@ inline ProcessGroup RanksOfThisNode(const Bootstrap& bootstrap) {
 }
 
 struct EngineFixture : RankEngine {
-  LaneId lane;  // Of the whole world.
+  LaneId lane;  // A lane of all ranks.
 
   static absl::StatusOr<EngineFixture> Make(Bootstrap& bootstrap, const EngineOptions& options = {},
                                             size_t segment_bytes = size_t{256} << 20) {
@@ -50,7 +50,6 @@ class TestBuffer {
   static absl::StatusOr<TestBuffer> Make(BufferPool& pool, bool in_node_memory, DType dtype, int64_t count) {
     TestBuffer buffer;
     buffer.dtype_ = dtype;
-    buffer.count_ = count;
     const size_t bytes = static_cast<size_t>(count) * SizeOf(dtype);
     if (in_node_memory) {
       WEFT_ASSIGN_OR_RETURN(buffer.node_, pool.Acquire(bytes));
@@ -102,7 +101,6 @@ class TestBuffer {
   }
 
   DType dtype_ = DType::kF32;
-  int64_t count_ = 0;
   std::byte* borrowed_ = nullptr;
   Buffer node_;
   std::vector<std::byte> own_;

@@ -22,14 +22,14 @@ uint64_t ElementBits(int from, int to, int64_t element) {
 
 }  // namespace
 
-Shape DrawPartShape(uint64_t seed, int from, int to, int64_t most_elements) {
+Shape DrawPartShape(uint64_t seed, int from, int to, int64_t max_elements) {
   std::mt19937_64 random(seed * 7919 + static_cast<uint64_t>(from) * 131 + static_cast<uint64_t>(to));
   constexpr int64_t kSizes[] = {1, 2, 3, 5, 8, 13};
   Shape shape(random() % 6);
   int64_t elements = 1;
   for (int64_t& size : shape) {
     size = random() % 24 == 0 ? 0 : kSizes[random() % std::size(kSizes)];
-    if (elements * size > most_elements) size = 1;
+    if (elements * size > max_elements) size = 1;
     elements *= size;
   }
   return shape;
@@ -48,41 +48,42 @@ absl::StatusOr<StridedPart> StridedPart::Make(BufferPool& pool, bool in_node_mem
     stride *= std::max<int64_t>(shape[order[i]], 1);
     if (random() % 3 == 0) stride += static_cast<int64_t>(random() % 4);
   }
-  part.room_ = stride + 1;
-  WEFT_ASSIGN_OR_RETURN(part.memory_, TestBuffer::Make(pool, in_node_memory, dtype, part.room_));
+  part.memory_elements_ = stride + 1;
+  WEFT_ASSIGN_OR_RETURN(part.memory_, TestBuffer::Make(pool, in_node_memory, dtype, part.memory_elements_));
   part.view_.data = part.memory_.data();
-  std::memset(part.base(), kGap, static_cast<size_t>(part.room_) * SizeOf(dtype));
+  std::memset(part.base(), kGap, static_cast<size_t>(part.memory_elements_) * SizeOf(dtype));
   return part;
 }
 
-// Calls visit(place, element): the offset in memory in elements, and the row-major index.
+// Calls visit(offset, element) with the offset in memory, in elements, and the row-major index.
 template <typename Visit>
 void StridedPart::ForEachElement(const Visit& visit) {
   for (int64_t element = 0; element < view_.elements(); ++element) {
     int64_t rest = element;
-    int64_t place = 0;
+    int64_t offset = 0;
     for (size_t dim = view_.shape.size(); dim-- > 0;) {
-      place += rest % view_.shape[dim] * view_.strides[dim];
+      offset += rest % view_.shape[dim] * view_.strides[dim];
       rest /= view_.shape[dim];
     }
-    visit(place, element);
+    visit(offset, element);
   }
 }
 
 void StridedPart::Fill(int from, int to) {
   const size_t bytes = SizeOf(view_.dtype);
-  ForEachElement([&](int64_t place, int64_t element) {
+  ForEachElement([&](int64_t offset, int64_t element) {
     const uint64_t bits = ElementBits(from, to, element);
-    std::memcpy(base() + static_cast<size_t>(place) * bytes, &bits, bytes);
+    std::memcpy(base() + static_cast<size_t>(offset) * bytes, &bits, bytes);
   });
 }
 
 absl::Status StridedPart::Check(int from, int to) {
   const size_t bytes = SizeOf(view_.dtype);
-  std::vector<std::byte> expected(static_cast<size_t>(room_) * bytes, static_cast<std::byte>(kGap));
-  ForEachElement([&](int64_t place, int64_t element) {
+  std::vector<std::byte> expected(static_cast<size_t>(memory_elements_) * bytes,
+                                  static_cast<std::byte>(kGap));
+  ForEachElement([&](int64_t offset, int64_t element) {
     const uint64_t bits = ElementBits(from, to, element);
-    std::memcpy(expected.data() + static_cast<size_t>(place) * bytes, &bits, bytes);
+    std::memcpy(expected.data() + static_cast<size_t>(offset) * bytes, &bits, bytes);
   });
   if (std::memcmp(expected.data(), base(), expected.size()) == 0) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat("the part of shape ", ToString(view_.shape), " from rank ", from,

@@ -12,8 +12,8 @@
 namespace weft::testing {
 
 // Draws the shape of the part that rank `from` sends to rank `to` in exchange number `seed`. It has up to
-// five dims and at most `most_elements` elements, and may be empty. All ranks draw the same shape.
-Shape DrawPartShape(uint64_t seed, int from, int to, int64_t most_elements = 2000);
+// five dims and at most `max_elements` elements, and may be empty. All ranks draw the same shape.
+Shape DrawPartShape(uint64_t seed, int from, int to, int64_t max_elements = 2000);
 
 // A part in the memory of its sender or its receiver. Each rank draws its own order of dims and its own gaps.
 class StridedPart {
@@ -36,7 +36,7 @@ class StridedPart {
 
   TestBuffer memory_;
   TensorView view_;
-  int64_t room_ = 0;  // Elements of memory, gaps included.
+  int64_t memory_elements_ = 0;  // Gaps included.
 };
 
 }  // namespace weft::testing
