@@ -29,7 +29,7 @@ endif()
 # weft_unity(<target> tests|layers)
 # Most of the time of a compiler goes into headers and templates that many sources share. If WEFT_UNITY is `all`, or is the kind of
 # this target, some sources of the target are compiled as one; group_sources.py says which. This can hide a missing #include or a
-# clash of names. The preset release therefore compiles each source of a layer alone, and debug compiles every source alone.
+# clash of names. The preset debug therefore compiles each source alone.
 function(weft_unity target kind)
   if(WEFT_UNITY STREQUAL "all" OR WEFT_UNITY STREQUAL kind)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP UNITY_BUILD_RELOCATABLE ON)
