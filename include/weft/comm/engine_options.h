@@ -26,7 +26,8 @@ struct EngineOptions {
   // Bytes in flight of all operations below kCritical together, at any time. Applies to engines with a
   // kContext lane that spans nodes. It bounds the data that a new exchange finds queued ahead of it.
   int64_t background_window_bytes = int64_t{256} * 1024;
-  // Size of a piece, the unit of data movement within a node. Priorities are reconsidered after each.
+  // Size of a piece, the unit of data movement in groups on one node, and of staging copies. Groups that span
+  // nodes move slices. Priorities are reconsidered after each piece or slice.
   int64_t piece_bytes = int64_t{256} * 1024;
   // Operations that the flight recorder keeps.
   int recorder_entries = 512;

@@ -45,9 +45,10 @@ std::string_view Name(Priority priority);
 std::string_view Name(LanePurpose purpose);
 std::string_view Name(WireCompression wire_compression);  // "none", "lossless".
 
-// Elements that each rank reduces in an all-reduce, by group rank: whole cache lines, as equal as possible. A
-// reduce-scatter with these counts computes the same sums on the same ranks. Its bits therefore equal those
-// of the all-reduce, even where partial sums are rounded between nodes.
+// Elements that each rank reduces in an all-reduce, by group rank. All counts are the same whole number of
+// cache lines, but the last ones may be smaller or 0. A reduce-scatter with these counts computes the same
+// sums on the same ranks. Its bits therefore equal those of the all-reduce, even if partial sums are rounded
+// between nodes.
 std::vector<int64_t> AllReduceCounts(int64_t elements, int ranks, DType dtype);
 
 // An ordered stream of collectives on one process group. Valid on the engine that returned it.
