@@ -1,10 +1,14 @@
 // All-gather: into private outputs, into one output that the ranks of a node share, or with delta encoding.
 // Also broadcast (an all-gather in which only the root has a part) and barrier (an all-gather of one word for
 // each rank).
+#include <limits>
+#include <memory>
+#include <set>
 #include <utility>
 
 #include "src/comm/collectives/gather_phase.h"
 #include "src/comm/collectives/operations.h"
+#include "weft/core/status.h"
 
 namespace weft {
 namespace {

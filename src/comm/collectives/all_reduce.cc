@@ -4,11 +4,14 @@
 // In place is safe: a part of the input is read only to reduce it, and is overwritten only after its
 // reduction. If a rank sends its input to another node unreduced, it posts no receive for the sum of that
 // part before the send is complete: MPI forbids that two messages in flight share memory.
+#include <memory>
+#include <set>
 #include <utility>
 
 #include "src/comm/collectives/gather_phase.h"
 #include "src/comm/collectives/operations.h"
 #include "src/comm/collectives/reduce_phase.h"
+#include "weft/core/status.h"
 
 namespace weft {
 namespace {

@@ -7,13 +7,21 @@
 // node, with the shape, the strides and the address of the part for that rank.
 // Why it suffices: publishing the descriptor makes the rows visible, and the table lives as long as the
 // operation.
+#include <algorithm>
 #include <array>
 #include <deque>
+#include <limits>
+#include <memory>
+#include <new>
+#include <optional>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include "src/comm/base/part_shape.h"
 #include "src/comm/collectives/operations.h"
 #include "src/comm/collectives/sends.h"
+#include "weft/core/status.h"
 
 namespace weft {
 namespace {

@@ -15,8 +15,14 @@
 // delays its peers by one piece at most.
 //
 // In place is safe: a piece reads and writes the same elements, and no other piece touches them.
+#include <algorithm>
 #include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <set>
 #include <utility>
+#include <vector>
 
 #include "src/comm/collectives/operations.h"
 #include "src/comm/collectives/reduce_phase.h"

@@ -1,15 +1,9 @@
 // Factories of the collective algorithms. Each algorithm is a file that exports only its factory.
 #pragma once
 
-#include <algorithm>
-#include <limits>
 #include <memory>
-#include <optional>
-#include <set>
-#include <vector>
 
 #include "src/comm/collectives/collective.h"
-#include "weft/core/status.h"
 
 namespace weft {
 

@@ -1,8 +1,11 @@
 // Reduce-scatter over several nodes: every part is reduced by its owner, in the order of the canonical tree.
+#include <memory>
+#include <set>
 #include <utility>
 
 #include "src/comm/collectives/operations.h"
 #include "src/comm/collectives/reduce_phase.h"
+#include "weft/core/status.h"
 
 namespace weft {
 namespace {
