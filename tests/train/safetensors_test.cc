@@ -9,6 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
 
 namespace weft {
@@ -266,7 +267,9 @@ TEST(SafetensorsReader, ChecksThatATensorExistsWithItsShapeAndType) {
                                             "n":{"dtype":"I64","shape":[1],"data_offsets":[8,16]}})",
                                          std::string(16, '\0')));
   const SafetensorsReader reader = SafetensorsReader::Open(folder.str()).value();
-  EXPECT_TRUE(absl::IsNotFound(reader.Check("z", {1})));
+  EXPECT_THAT(reader.Check("z", {1}),
+              StatusIs(absl::StatusCode::kNotFound,
+                       HasSubstr(absl::StrCat("'", folder.str(), "' has the tensor 'z'"))));
   EXPECT_THAT(std::string(reader.Check("a", {2, 1}).message()),
               HasSubstr("has shape [1, 2], but by config.json it must be [2, 1]"));
   EXPECT_THAT(std::string(reader.Check("n", {1}).message()),

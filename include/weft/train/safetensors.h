@@ -59,6 +59,7 @@ class SafetensorsReader {
   absl::Status Read(const std::string& name, int64_t first, absl::Span<float> out) const;
 
  private:
+  std::string folder_;
   std::map<std::string, SafetensorsEntry> entries_;
 };
 

@@ -28,19 +28,22 @@ bool NeedsDump(const absl::Status& failure) {
          absl::IsInternal(failure);
 }
 
-absl::Status CannotWrite(const std::string& path) {
-  return absl::InternalError(absl::StrCat("cannot write '", path, "': ", std::strerror(errno)));
+absl::Status CannotWrite(const std::string& path, int error) {
+  return absl::InternalError(absl::StrCat("cannot write '", path, "': ", std::strerror(error)));
 }
 
-// Writes under another name first: mpirun may end the process at any time, and a reader must not see half a
-// file.
-absl::Status WriteFile(const std::string& path, const std::string& text) {
+// Creates the file's folder, if it is missing, and the file. Writes under another name first: mpirun may end
+// the process at any time, and a reader must not see half a file.
+absl::Status WriteFile(const std::string& folder, const std::string& path, const std::string& text) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) return CannotWrite(path, error.value());
   const std::string partial = absl::StrCat(path, ".partial");
   std::FILE* file = std::fopen(partial.c_str(), "w");
-  if (file == nullptr) return CannotWrite(path);
+  if (file == nullptr) return CannotWrite(path, errno);
   const bool written = std::fwrite(text.data(), 1, text.size(), file) == text.size();
-  if (std::fclose(file) != 0 || !written) return CannotWrite(path);
-  return std::rename(partial.c_str(), path.c_str()) == 0 ? absl::OkStatus() : CannotWrite(path);
+  if (std::fclose(file) != 0 || !written) return CannotWrite(path, errno);
+  return std::rename(partial.c_str(), path.c_str()) == 0 ? absl::OkStatus() : CannotWrite(path, errno);
 }
 
 }  // namespace
@@ -157,9 +160,7 @@ std::string Watchdog::Dump() {
   const absl::Status failure = recorder_.failure();
   if (!dumped_.empty() && failure == dumped_failure_) return dumped_;
   dumped_failure_ = failure;
-  std::error_code error;
-  std::filesystem::create_directories(options_.dump_folder, error);  // WriteFile reports the failure.
-  const absl::Status written = WriteFile(dump_path_, recorder_.Json());
+  const absl::Status written = WriteFile(options_.dump_folder, dump_path_, recorder_.Json());
   dumped_ = written.ok() ? absl::StrCat("; run: weft diagnose ", options_.dump_folder)
                          : absl::StrCat("; no flight recorder: ", written.message());
   return dumped_;

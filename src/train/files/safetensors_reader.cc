@@ -92,6 +92,7 @@ absl::StatusOr<Entries> ReadSafetensorsHeader(const File& file, const std::strin
 
 absl::StatusOr<SafetensorsReader> SafetensorsReader::Open(const std::string& folder) {
   SafetensorsReader reader;
+  reader.folder_ = folder;
   absl::StatusOr<Entries> entries = ReadHeader(folder, "model.safetensors");
   if (absl::IsNotFound(entries.status())) {
     entries = ReadIndexedFolder(folder);
@@ -109,7 +110,8 @@ absl::StatusOr<SafetensorsReader> SafetensorsReader::Open(const std::string& fol
 absl::Status SafetensorsReader::Check(const std::string& name, const Shape& shape) const {
   const auto found = entries_.find(name);
   if (found == entries_.end()) {
-    return absl::NotFoundError(absl::StrCat("no safetensors file of the folder has the tensor '", name, "'"));
+    return absl::NotFoundError(
+        absl::StrCat("no safetensors file of '", folder_, "' has the tensor '", name, "'"));
   }
   const SafetensorsEntry& entry = found->second;
   if (!WeightDType(entry.dtype)) {
