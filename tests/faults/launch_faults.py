@@ -125,7 +125,9 @@ def cut_link(seconds, launch, codes, message, finishes):
         problems += faults.judge(case, code, output, [])
         if code != 77 and finishes:
             undisturbed = harness.long_place(RANKS).train(steps=steps)
-            if hash_of(output) != hash_of(undisturbed.output):
+            if undisturbed.code != 0:
+                problems.append(f"the undisturbed run ends with {undisturbed.code}: {faults.message_of(undisturbed.output)}")
+            elif hash_of(output) != hash_of(undisturbed.output):
                 problems.append("other weights than those of an undisturbed run")
         return Outcome(code, output, duration, []), problems
 
