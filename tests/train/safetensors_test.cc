@@ -18,6 +18,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
+using ::weft::testing::StatusIs;
 
 std::string File(const std::string& header, const std::string& data) {
   const uint64_t length = header.size();
