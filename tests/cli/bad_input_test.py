@@ -4,6 +4,7 @@ import array
 import fcntl
 import json
 import os
+import subprocess
 import sys
 
 import model_folder
@@ -241,6 +242,16 @@ class BadOutput(WeftCase):
 
     def test_names_an_export_folder_where_nothing_can_be_made(self):
         self.refuse(["/proc/x"], "--export-hf", "/proc/x", ranks=2)
+
+    def test_names_a_folder_in_a_working_folder_that_was_removed(self):
+        for flag in ("--export-hf", "--checkpoint-dir"):
+            (self.folder / "gone").mkdir()
+            command = self.command(["train", *SMALL, "--data", self.text, flag, "out"], None)
+            result = subprocess.run(["sh", "-c", 'cd gone && rmdir ../gone && exec "$@"', "sh", *command], cwd=self.folder,
+                                    capture_output=True, text=True, timeout=60)
+            self.assertEqual(result.returncode, 3, result.stderr)
+            for word in (flag, "out", "working folder", "absolute path"):
+                self.assertIn(word, result.stderr)
 
     def test_refuses_the_export_folder_of_another_run(self):
         (self.folder / "out").mkdir()

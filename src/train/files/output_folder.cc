@@ -192,6 +192,17 @@ absl::StatusOr<bool> RestoreBackup(const std::string& folder, const std::string&
   return !complete && !kept.empty();
 }
 
+// Errors: the path is empty, or it is relative and the working folder has been removed.
+absl::StatusOr<fs::path> AbsolutePath(const std::string& path) {
+  if (path.empty()) return absl::InvalidArgumentError("the path of the folder to write is empty: name one");
+  std::error_code error;
+  fs::path absolute = fs::absolute(path, error);
+  if (!error) return absolute;
+  return absl::NotFoundError(absl::StrCat("cannot write to the folder '", path,
+                                          "': the working folder has no path (", error.message(),
+                                          "): change to a folder that exists, or give an absolute path"));
+}
+
 bool IsWorkingFolder(const std::string& path) {
   struct stat folder {};
   struct stat here {};
@@ -201,8 +212,9 @@ bool IsWorkingFolder(const std::string& path) {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<OutputFolder>> OutputFolder::Claim(const std::string& path) {
+  WEFT_ASSIGN_OR_RETURN(const fs::path absolute, AbsolutePath(path));
   std::error_code error;
-  fs::path resolved = fs::weakly_canonical(fs::absolute(path, error), error);
+  fs::path resolved = fs::weakly_canonical(absolute, error);
   if (error) return FolderError(error.value(), path);
   if (!resolved.has_filename() && resolved.has_relative_path()) resolved = resolved.parent_path();
   std::unique_ptr<OutputFolder> folder(new OutputFolder(resolved));
