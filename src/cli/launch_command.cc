@@ -12,7 +12,8 @@ RestartArguments::RestartArguments(CheckpointConfig checkpoint)
     : checkpoint_(std::move(checkpoint)), newest_before_(Newest()) {}
 
 std::vector<std::string> RestartArguments::operator()() const {
-  if (Newest() == newest_before_) return {};
+  const bool user_decides = !newest_before_.empty() || !checkpoint_.resume.empty();
+  if (user_decides && Newest() == newest_before_) return {};
   return {"--resume", "auto"};
 }
 

@@ -22,11 +22,13 @@ struct LaunchCommand {
 //
 // Note [Checkpoint of a restart]
 // Problem: `--resume auto` takes the newest checkpoint in the folder, or starts at step 0 if there is none.
-//   Neither is right if the user has named another checkpoint, or none, and a rank dies before the first
-//   save.
-// Rule: a restart adds `--resume auto` only if the newest checkpoint differs from that before the launch.
-// Why it suffices: only the ranks of this launch save in the folder. Without a new checkpoint, the user's own
+//   Neither is right if the user has named another checkpoint, and a rank dies before the first save. The
+//   first is wrong if an earlier run has saved in the folder, and the user did not ask to go on from it.
+// Rule: a restart adds `--resume auto` if the newest checkpoint differs from that before the launch. It also
+//   does if the folder had no checkpoint then, and the user gave no `--resume`.
+// Why it suffices: only the ranks of this launch save in the folder. In the other cases the user's own
 //   arguments start where the first attempt started.
+// Without the second part: a run refuses the metrics that the first attempt has left.
 class RestartArguments {
  public:
   // Finds the newest checkpoint before the launch.

@@ -27,9 +27,18 @@ void Save(const TempFolder& parent, int64_t step) {
 
 TEST(RestartArguments, ResumeFromACheckpointOfThisLaunch) {
   const TempFolder parent;
-  const RestartArguments arguments(In(parent / "ck"));
+  CheckpointConfig config = In(parent / "ck");
+  config.resume = "other/" + CheckpointName(2);
+  const RestartArguments arguments(config);
   EXPECT_THAT(arguments(), IsEmpty());
   Save(parent, 4);
+  EXPECT_THAT(arguments(), ElementsAre("--resume", "auto"));
+}
+
+// The attempt has left metrics, which only a run with --resume moves away.
+TEST(RestartArguments, ResumeAfterAnAttemptThatSavedNothing) {
+  const TempFolder parent;
+  const RestartArguments arguments(In(parent / "ck"));
   EXPECT_THAT(arguments(), ElementsAre("--resume", "auto"));
 }
 
