@@ -293,6 +293,19 @@ class OutputsOverInputs(WeftCase):
         self.refuse(["--export-hf", "--hf-model"], "--hf-model", "link/", "--data", self.text, "--export-hf", "hf",
                     ranks=2)
 
+    def test_refuses_to_export_over_a_checkpoint(self):
+        checkpoints = ["--checkpoint-dir", "ck", "--checkpoint-interval", "1"]
+        self.train("--steps", "2", *checkpoints)
+        train = [*SMALL, "--data", self.text]
+        for target in ("ck/step-00000002", "ck/step-00000001/", "ck/step-00000003"):
+            self.refuse(["--export-hf", "step-0000000", "another"], *train, "--export-hf", target, *checkpoints, "--resume",
+                        "auto")
+        self.refuse(["--export-hf", "ck/step-00000001"], *train, "--export-hf", "ck/step-00000001")
+        self.assert_refused(2, ["ck/step-00000001", "another folder"], "checkpoint", "export-hf", "ck/step-00000002",
+                            "ck/step-00000001")
+        self.assert_refused(2, ["empty"], "checkpoint", "export-hf", "ck/step-00000002", "")
+        self.assertEqual(self.run_weft("checkpoint", "verify", "ck").returncode, 0)
+
     def test_refuses_to_write_metrics_over_a_file_that_it_reads(self):
         (self.folder / "link.txt").symlink_to("text.txt")
         os.link(self.text, self.folder / "hard.txt")

@@ -18,6 +18,7 @@
 #include <absl/strings/str_format.h>
 #include <absl/strings/strip.h>
 
+#include "src/train/checkpoint/manifest.h"
 #include "src/train/files/file_io.h"
 #include "weft/core/status.h"
 #include "weft/train/checkpoint.h"
@@ -69,6 +70,18 @@ absl::Status MoveOrExchange(const std::string& from, const std::string& to) {
 }
 
 }  // namespace
+
+bool IsCheckpointName(const std::string& name) {
+  int64_t step = 0;
+  return ParseName(name, step);
+}
+
+absl::Status CheckIsNoCheckpoint(const std::string& folder) {
+  struct stat info {};
+  if (lstat(Join(folder, kManifestName).c_str(), &info) != 0) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("'", folder, "' is a checkpoint, which other weights would damage: name another folder"));
+}
 
 std::string CheckpointName(int64_t step) { return absl::StrFormat("%s%08d", kPrefix, step); }
 

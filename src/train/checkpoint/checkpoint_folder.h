@@ -16,6 +16,12 @@
 
 namespace weft {
 
+// True for the names of CheckpointName.
+bool IsCheckpointName(const std::string& name);
+
+// Errors: kInvalidArgument (the folder is a checkpoint, also a damaged one).
+absl::Status CheckIsNoCheckpoint(const std::string& folder);
+
 class CheckpointFolder {
  public:
   // Creates and locks the folder, and removes the remains of killed saves. Errors: those of

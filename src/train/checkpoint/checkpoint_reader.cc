@@ -9,6 +9,7 @@
 #include <absl/strings/str_join.h>
 
 #include "src/train/checkpoint/checkpoint_content.h"
+#include "src/train/checkpoint/checkpoint_folder.h"
 #include "src/train/files/model_folder.h"
 #include "src/train/files/output_folder.h"
 #include "weft/core/status.h"
@@ -123,6 +124,7 @@ absl::Status Checkpoint::ExportHf(const std::string& folder) const {
     return absl::InvalidArgumentError(
         absl::StrCat("'", folder, "' is the checkpoint itself: name another folder"));
   }
+  WEFT_RETURN_IF_ERROR(CheckIsNoCheckpoint(folder));
   std::vector<std::string> names;
   std::vector<int64_t> bytes;
   for (const auto& [name, file] : content_->manifest.files) {

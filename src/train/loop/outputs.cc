@@ -13,6 +13,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "src/train/checkpoint/checkpoint_folder.h"
 #include "src/train/config/flag_error.h"
 #include "src/train/files/file_io.h"
 #include "src/train/loop/export_hf.h"
@@ -136,6 +137,11 @@ absl::Status CheckOutputsDiffer(const std::vector<OutputFile>& outputs) {
   return absl::OkStatus();
 }
 
+// True if a checkpoint of the run may get this path, which is resolved.
+bool IsCheckpointPlace(const std::string& checkpoints, const fs::path& path) {
+  return path.parent_path() == Resolved(checkpoints) && IsCheckpointName(path.filename());
+}
+
 absl::Status CheckCollisions(const TrainConfig& config, const TrainInputs& inputs) {
   const std::string& exported = config.output.export_folder;
   const std::string& source = config.model.hf_folder;
@@ -145,6 +151,12 @@ absl::Status CheckCollisions(const TrainConfig& config, const TrainInputs& input
   const std::string& checkpoints = config.checkpoint.folder;
   if (!exported.empty() && !checkpoints.empty() && Resolved(exported) == Resolved(checkpoints)) {
     return BadFlag("export-hf", exported, "is the folder of --checkpoint-dir; name another one");
+  }
+  if (!exported.empty() && !checkpoints.empty() && IsCheckpointPlace(checkpoints, Resolved(exported))) {
+    return BadFlag("export-hf", exported, "is the place of a checkpoint; name another one");
+  }
+  if (!exported.empty()) {
+    WEFT_RETURN_IF_ERROR(Annotate(CheckIsNoCheckpoint(exported), "--export-hf"));
   }
   const std::vector<OutputFile> outputs = OutputsOf(config);
   WEFT_RETURN_IF_ERROR(CheckOutputsDiffer(outputs));
