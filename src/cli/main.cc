@@ -135,9 +135,11 @@ int Print(const weft::PrintText& text) {
 struct RunAlone {
   std::optional<int> operator()(const weft::PrintText& text) const { return Print(text); }
   std::optional<int> operator()(const weft::DiagnosePaths& diagnose) const {
+    const weft::StopSignals signals;  // A signal ends the process.
     return Diagnose(diagnose.paths);
   }
   std::optional<int> operator()(const weft::CheckpointCommand& command) const {
+    const weft::StopSignals signals;  // A signal ends the process.
     return RunCheckpoint(command);
   }
   std::optional<int> operator()(const weft::LaunchCommand& launch) const {

@@ -195,6 +195,20 @@ class StopRequests(WeftCase):
                 json.loads(line)
             self.assertEqual(self.files(), ["m.config.json", "m.jsonl", "text.txt"])
 
+    def test_ends_a_command_without_ranks(self):
+        self.train("--steps", "1", "--checkpoint-dir", "ck")
+        # Nobody reads the output, so the command waits when the pipe is full.
+        command = self.command(["checkpoint", "verify", *["ck"] * 20000], None)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            with subprocess.Popen(command, stdout=subprocess.PIPE, cwd=self.folder) as process:
+                self.addCleanup(process.kill)
+                self.assertIn(b"ok", process.stdout.readline())
+                process.send_signal(number)
+                try:
+                    self.assertEqual(process.wait(timeout=20), 130)
+                finally:
+                    process.kill()
+
     def test_has_no_handlers_for_stop_signals_and_blocks_them(self):
         process = self.start(*SMALL)
         unblocked = []
