@@ -14,6 +14,7 @@
 #include "src/cli/idle_threads.h"
 #include "src/cli/launch_command.h"
 #include "src/cli/launcher.h"
+#include "src/cli/process_setup.h"
 #include "src/cli/stop_signals.h"
 #include "weft/core/exit_codes.h"
 #include "weft/core/status.h"
@@ -159,6 +160,8 @@ bool IsCommandOfOneProcess(std::string_view word) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  weft::OpenStandardStreams();  // Before anything opens a file.
+  weft::ReportUncaughtExceptions();
   weft::StopSignals::Block();     // A signal waits until StopSignals takes it.
   std::signal(SIGXFSZ, SIG_IGN);  // A file that exceeds `ulimit -f` is an error of the write.
   weft::LetIdleThreadsSleep(argv);

@@ -209,6 +209,16 @@ class StopRequests(WeftCase):
                 finally:
                     process.kill()
 
+    def test_opens_streams_that_are_closed(self):
+        command = self.command(["train", *SMALL, "--data", self.text, "--steps", "1000000", "--metrics", "m.jsonl"], None)
+        process = subprocess.Popen(["sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh", *command], cwd=self.folder)
+        self.addCleanup(process.wait)
+        self.addCleanup(process.kill)
+        metrics = self.folder / "m.jsonl"
+        while not (metrics.exists() and metrics.stat().st_size):
+            self.assertIsNone(process.poll(), "the run ended by itself")
+        self.assertEqual([os.readlink(f"/proc/{process.pid}/fd/{fd}") for fd in (0, 1, 2)], ["/dev/null"] * 3)
+
     def test_has_no_handlers_for_stop_signals_and_blocks_them(self):
         process = self.start(*SMALL)
         unblocked = []

@@ -1,0 +1,53 @@
+#include "src/cli/process_setup.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <new>
+#include <system_error>
+
+#include "weft/core/exit_codes.h"
+
+namespace weft {
+namespace {
+
+// REQUIRES: std::terminate was called because of an exception.
+void PrintException() {
+  try {
+    std::rethrow_exception(std::current_exception());
+  } catch (const std::bad_alloc&) {
+    std::fputs("weft: out of memory: use a smaller model or batch, or raise the limit of memory\n", stderr);
+  } catch (const std::system_error& error) {
+    const bool no_thread = error.code() == std::errc::resource_unavailable_try_again;
+    std::fprintf(
+        stderr, "weft: %s: %s%s\n", no_thread ? "cannot start a thread" : "uncaught exception", error.what(),
+        no_thread ? ": raise the limit of processes (ulimit -u, pids.max of the control group)" : "");
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "weft: uncaught exception: %s\n", error.what());
+  } catch (...) {
+    std::fputs("weft: uncaught exception of an unknown type\n", stderr);
+  }
+}
+
+[[noreturn]] void EndProcess() {
+  if (std::current_exception() == nullptr) std::abort();  // A defect: a core file helps.
+  PrintException();
+  std::_Exit(kExitFailed);
+}
+
+}  // namespace
+
+void OpenStandardStreams() {
+  for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) {
+    // open returns the lowest descriptor that is free.
+    if (fcntl(fd, F_GETFD) < 0 && errno == EBADF) open("/dev/null", O_RDWR | O_NOCTTY);
+  }
+}
+
+void ReportUncaughtExceptions() { std::set_terminate(EndProcess); }
+
+}  // namespace weft

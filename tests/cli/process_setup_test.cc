@@ -1,0 +1,65 @@
+#include "src/cli/process_setup.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <new>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+
+#include <gtest/gtest.h>
+
+#include "weft/core/exit_codes.h"
+
+namespace weft {
+namespace {
+
+using ::testing::ExitedWithCode;
+
+// Throws where nothing can catch it.
+template <typename Exception>
+[[noreturn]] void ThrowUncaught(const Exception& exception) noexcept {
+  const auto raise = [&] { throw exception; };
+  raise();
+  std::abort();
+}
+
+template <typename Exception>
+void EndWith(const Exception& exception) {
+  ReportUncaughtExceptions();
+  ThrowUncaught(exception);
+}
+
+TEST(ReportUncaughtExceptionsDeathTest, NamesTheLimitOfThreads) {
+  const std::system_error no_thread(std::make_error_code(std::errc::resource_unavailable_try_again));
+  EXPECT_EXIT(EndWith(no_thread), ExitedWithCode(kExitFailed), "weft: cannot start a thread: .*ulimit -u");
+}
+
+TEST(ReportUncaughtExceptionsDeathTest, NamesAnyOtherException) {
+  EXPECT_EXIT(EndWith(std::bad_alloc()), ExitedWithCode(kExitFailed), "weft: out of memory");
+  EXPECT_EXIT(EndWith(std::runtime_error("odd")), ExitedWithCode(kExitFailed),
+              "weft: uncaught exception: odd");
+}
+
+// True if `fd` leads to /dev/null.
+bool IsNull(int fd) {
+  char target[16] = {};
+  const std::string link = "/proc/self/fd/" + std::to_string(fd);
+  return readlink(link.c_str(), target, sizeof(target) - 1) > 0 && std::string(target) == "/dev/null";
+}
+
+void CloseAndOpen() {
+  close(STDIN_FILENO);
+  close(STDOUT_FILENO);
+  OpenStandardStreams();
+  _exit(IsNull(STDIN_FILENO) && IsNull(STDOUT_FILENO) && !IsNull(STDERR_FILENO) ? 0 : 1);
+}
+
+TEST(OpenStandardStreamsDeathTest, OpensOnlyThoseThatAreClosed) {
+  EXPECT_EXIT(CloseAndOpen(), ExitedWithCode(0), "");
+}
+
+}  // namespace
+}  // namespace weft
