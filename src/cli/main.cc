@@ -10,6 +10,8 @@
 #include <variant>
 #include <vector>
 
+#include <absl/strings/str_cat.h>
+
 #include "src/cli/command_line.h"
 #include "src/cli/idle_threads.h"
 #include "src/cli/launch_command.h"
@@ -46,8 +48,22 @@ int ExitCodeOf(const absl::Status& status) {
   }
 }
 
+// Texts may come from files of strangers. Escape sequences would act on the terminal.
+std::string WithoutControlCharacters(std::string_view text) {
+  std::string printable;
+  for (const char c : text) {
+    const auto code = static_cast<unsigned char>(c);
+    if ((code < 0x20 && c != '\n' && c != '\t') || code == 0x7F) {
+      absl::StrAppend(&printable, "\\x", absl::Hex(code, absl::kZeroPad2));
+    } else {
+      printable += c;
+    }
+  }
+  return printable;
+}
+
 void PrintError(const absl::Status& status) {
-  std::fprintf(stderr, "weft: %s\n", std::string(status.message()).c_str());
+  std::fprintf(stderr, "weft: %s\n", WithoutControlCharacters(std::string(status.message())).c_str());
 }
 
 // Rank 0 prints the errors that all ranks have. Every rank prints its own.
@@ -116,7 +132,7 @@ int Diagnose(const std::vector<std::string>& paths) {
     PrintError(diagnosis.status());
     return ExitCodeOf(diagnosis.status());
   }
-  std::printf("%s\n", diagnosis->c_str());
+  std::printf("%s\n", WithoutControlCharacters(*diagnosis).c_str());
   return weft::kExitDone;
 }
 

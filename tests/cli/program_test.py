@@ -31,6 +31,15 @@ class Texts(WeftCase):
         self.assertEqual(result.stdout.count("weft"), 1)
 
 
+    def test_prints_no_escape_sequences_of_a_file(self):
+        record = {"format": 1, "rank": 0, "ranks": 1, "phase": "", "failure": "\x1b[2J gone", "lanes": [], "operations": []}
+        self.write("dump/rank-0.json", json.dumps(record))
+        result = self.run_weft("diagnose", "dump")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn("\\x1b[2J gone", result.stdout)
+        self.assertNotIn("\x1b", result.stdout)
+
+
 class Runs(WeftCase):
     def metrics(self, *arguments, ranks=None):
         (self.folder / "m.jsonl").unlink(missing_ok=True)

@@ -28,7 +28,7 @@ constexpr JsonLimits kLimits{/*levels=*/8, /*values=*/int64_t{1} << 20, /*token_
 class Fields {
  public:
   Fields(const Json& object, const std::string& path) : object_(object), path_(path) {
-    if (!object.is_object()) status_ = Fault("an object");
+    if (!object.is_object()) status_ = Fault("object of JSON");
   }
 
   std::string Text(const char* name) {
