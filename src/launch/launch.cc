@@ -1,5 +1,6 @@
 #include "weft/launch/launch.h"
 
+#include <poll.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -71,6 +72,12 @@ Words CurrentEnvironment() {
   return environment;
 }
 
+// True if stdout is a pipe without a reader. mpirun ends each attempt at its first line then.
+bool IsOutputAbandoned() {
+  pollfd output{STDOUT_FILENO, 0, 0};
+  return poll(&output, 1, 0) == 1 && (output.revents & POLLERR) != 0;
+}
+
 class Launcher {
  public:
   Launcher(const LaunchOptions& options, const RankProgram& program)
@@ -85,6 +92,12 @@ class Launcher {
       WEFT_ASSIGN_OR_RETURN(const AttemptEnd end, RunAttempt(attempt));
       const internal::Verdict verdict =
           Judge(end, {attempt, options_.max_restarts, options_.restart_delay_s});
+      if (verdict.restart && IsOutputAbandoned()) {
+        Print(absl::StrCat("attempt ", attempt, " ended with exit code ", verdict.exit_code,
+                           ", as nothing reads its output any more: not restarting; send the output to a "
+                           "file to let a run go on"));
+        return verdict.exit_code;
+      }
       Print(verdict.message);
       if (!verdict.restart) return verdict.exit_code;
       if (StopsWithin(absl::Seconds(options_.restart_delay_s))) {

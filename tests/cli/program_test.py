@@ -254,6 +254,19 @@ class StopRequests(WeftCase):
             self.assertEqual(process.returncode, 130, f"run {run}: {errors}")
 
 
+class LostReader(WeftCase):
+    def test_ends_a_launch_whose_output_nobody_reads(self):
+        command = self.command(["launch", "-n", "1", "--restart-delay", "0", "--", "train", *SMALL, "--data", self.text,
+                                "--steps", "1000000", "--checkpoint-dir", "ck"], None)
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=self.folder) as process:
+            self.addCleanup(process.kill)
+            self.assertIn("model", process.stdout.readline())
+            process.stdout.close()
+            errors = process.stderr.read()
+        self.assertNotIn("starting attempt", errors)
+        self.assertIn("nothing reads its output any more", errors)
+
+
 class LostRanks(WeftCase):
     @staticmethod
     def children(pid):
