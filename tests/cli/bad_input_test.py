@@ -269,6 +269,14 @@ class BadOutput(WeftCase):
         (self.folder / "link.jsonl").symlink_to("empty")
         self.refuse(["link.jsonl", "link"], "--metrics", "link.jsonl")
 
+    def test_refuses_metrics_of_another_run(self):
+        metrics = self.write("m.jsonl", "")
+        descriptor = os.open(metrics, os.O_RDONLY)
+        self.addCleanup(os.close, descriptor)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        self.assert_refused(2, ["--metrics m.jsonl", "another run"], "train", *SMALL, "--data", self.text, "--metrics",
+                            "m.jsonl")
+
     def test_names_a_file_of_the_export_that_cannot_be_replaced(self):
         (self.folder / "out/model.safetensors").mkdir(parents=True)
         self.refuse(["out/model.safetensors"], "--export-hf", "out")

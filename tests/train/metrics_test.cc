@@ -119,16 +119,18 @@ TEST(MetricsFile, TakesAnEmptyFileTheNullDeviceAndStandardOutput) {
   EXPECT_EQ(ReadFile(empty), ToJson(Example()) + "\n");
 }
 
-TEST(MetricsFile, KeepsTheLinesOfTwoRunsWhole) {
+TEST(MetricsFile, RefusesAFileThatAnotherRunWrites) {
   const TempFolder folder;
-  MetricsFile first = MetricsFile::Create(folder / "m.jsonl").value();
-  MetricsFile second = MetricsFile::Create(folder / "m.jsonl").value();
-  for (int i = 0; i < 3; ++i) {
+  const std::string path = folder / "m.jsonl";
+  {
+    MetricsFile first = MetricsFile::Create(path).value();
+    EXPECT_TRUE(absl::IsInvalidArgument(MetricsFile::Create(path).status()));
     ASSERT_TRUE(first.Write(Example()).ok());
-    ASSERT_TRUE(second.Write(Example()).ok());
+    EXPECT_TRUE(absl::IsInvalidArgument(MetricsFile::Continue(path, 0).status()));
+    EXPECT_TRUE(absl::IsInvalidArgument(KeepOldMetrics(path).status()));
+    EXPECT_EQ(ReadFile(path), ToJson(Example()) + "\n");
   }
-  const std::string line = ToJson(Example()) + "\n";
-  EXPECT_EQ(ReadFile(folder / "m.jsonl"), line + line + line + line + line + line);
+  EXPECT_TRUE(MetricsFile::Continue(path, 3).ok());
 }
 
 TEST(ResidentBytes, AreAtLeastOneMebibyte) { EXPECT_GT(ResidentBytes(), 1 << 20); }

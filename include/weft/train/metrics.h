@@ -58,12 +58,12 @@ struct StepMetrics {
 std::string ToJson(const StepMetrics& metrics);
 
 // The file of `--metrics`. Each line is written by one call at the end of the file, so an interrupted run
-// leaves whole lines.
+// leaves whole lines. The file is locked (`flock`), so that a second run cannot mix its lines with these.
 class MetricsFile {
  public:
   // Creates the file, or opens an empty one, /dev/null or /dev/stdout. Follows no other link.
-  // Errors: kInvalidArgument (the file is not empty), kNotFound, kPermissionDenied, kResourceExhausted,
-  //   kDataLoss (names the path).
+  // Errors: kInvalidArgument (the file is not empty, or another run writes to it), kNotFound,
+  //   kPermissionDenied, kResourceExhausted, kDataLoss (names the path).
   static absl::StatusOr<MetricsFile> Create(const std::string& path);
   // Opens the file of a run that goes on after `step`. Removes the lines of later steps, which the run will
   // repeat, and a last line that is not whole. Creates the file if it does not exist.
@@ -84,7 +84,8 @@ class MetricsFile {
 };
 
 // If the file has lines, gives it another name ("<path>.1", or the next free number), and returns that name.
-// Otherwise returns an empty string. Leaves devices and links as they are. Errors: those of the system.
+// Otherwise returns an empty string. Leaves devices and links as they are. Errors: those of the system, or
+// kInvalidArgument (another run writes to the file).
 absl::StatusOr<std::string> KeepOldMetrics(const std::string& path);
 
 // Floating-point operations of forward and backward for one token: 6 N + 12 L H Q S. N is the number of

@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <fstream>
 #include <string_view>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <utility>
 
@@ -34,6 +35,12 @@ absl::Status CheckKind(const struct stat& info, const std::string& path) {
   return S_ISREG(info.st_mode)
              ? absl::OkStatus()
              : absl::DataLossError(absl::StrCat("cannot write '", path, "': it is not a file"));
+}
+
+// One run at a time writes to a file. A file system without locks lets both.
+absl::Status Lock(int fd, const std::string& path) {
+  if (flock(fd, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK) return absl::OkStatus();
+  return BadFlag("metrics", path, "another run writes to it: wait until it has ended, or name another file");
 }
 
 }  // namespace
@@ -110,6 +117,11 @@ absl::StatusOr<MetricsFile> MetricsFile::Continue(const std::string& path, int64
 absl::StatusOr<std::string> KeepOldMetrics(const std::string& path) {
   struct stat info {};
   if (lstat(path.c_str(), &info) != 0 || !S_ISREG(info.st_mode) || info.st_size == 0) return std::string();
+  const int fd = open(path.c_str(), O_WRONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK);
+  if (fd < 0) return ErrnoStatus(errno, "write", path);
+  const absl::Status unused = Lock(fd, path);
+  close(fd);
+  WEFT_RETURN_IF_ERROR(unused);
   for (int number = 1;; ++number) {
     std::string aside = absl::StrCat(path, ".", number);
     // Unlike rename, link never replaces a file.
@@ -138,6 +150,7 @@ absl::StatusOr<MetricsFile> MetricsFile::Open(const std::string& path) {
   }
   if (!is_stdout) {
     WEFT_RETURN_IF_ERROR(CheckKind(info, path));
+    if (S_ISREG(info.st_mode)) WEFT_RETURN_IF_ERROR(Lock(fd, path));
   }
   return file;
 }
