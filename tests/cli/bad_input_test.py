@@ -277,6 +277,11 @@ class BadOutput(WeftCase):
         self.assert_refused(2, ["--metrics m.jsonl", "another run"], "train", *SMALL, "--data", self.text, "--metrics",
                             "m.jsonl")
 
+    def test_refuses_metrics_that_only_some_ranks_write(self):
+        train = ["train", *SMALL, "--data", self.text]
+        self.assert_refused(2, ["--metrics is not given on rank 0 and given on rank 1"], *train, ":", "-n", "1", self.weft,
+                            *train, "--metrics", "m.jsonl", ranks=1)
+
     def test_names_a_file_of_the_export_that_cannot_be_replaced(self):
         (self.folder / "out/model.safetensors").mkdir(parents=True)
         self.refuse(["out/model.safetensors"], "--export-hf", "out")

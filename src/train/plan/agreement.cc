@@ -95,6 +95,7 @@ void AddFlags(const TrainConfig& config, std::vector<RunProperty>& properties) {
       {"--resume", config.checkpoint.resume.empty() || config.checkpoint.resume == "auto"
                        ? Text(config.checkpoint.resume)
                        : "a path"},
+      {"--metrics", config.output.metrics_file.empty() ? "not given" : "given"},
       {"--export-hf", config.output.export_folder.empty() ? "not given" : "given"},
   };
   properties.insert(properties.end(), std::begin(flags), std::end(flags));
