@@ -287,6 +287,24 @@ class BadOutput(WeftCase):
         self.refuse(["out/model.safetensors"], "--export-hf", "out")
 
 
+class BadResume(WeftCase):
+    def test_names_a_checkpoint_after_the_last_step(self):
+        run = [*SMALL, "--data", self.text, "--checkpoint-dir", "ck"]
+        self.train("--steps", "3", "--checkpoint-dir", "ck")
+        self.assert_refused(2, ["--steps 2", "ck/step-00000003", "after step 3"], "train", *run, "--steps", "2", "--resume",
+                            "auto")
+        # The run may have been killed before its export.
+        self.train("--steps", "3", "--checkpoint-dir", "ck", "--resume", "auto", "--export-hf", "out")
+        self.assertIn("out/model.safetensors", self.files())
+
+    def test_evaluates_a_checkpoint_of_the_last_step(self):
+        run = ["--steps", "3", "--checkpoint-dir", "ck", "--eval-data", self.text]
+        evaluation = [line for line in self.train(*run).splitlines() if line.startswith("eval after step 3")]
+        self.assertEqual(len(evaluation), 1)
+        self.assertIn(evaluation[0], self.train(*run, "--resume", "auto").splitlines())
+        self.assertIn("eval after step 3", self.train(*run, "--batch-size", "1", "--cp", "2", "--resume", "auto", ranks=2))
+
+
 class OutputsOverInputs(WeftCase):
     """The program refuses an output that would replace one of the run's files, whatever paths lead to it."""
 

@@ -6,6 +6,7 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "src/train/config/flag_error.h"
 #include "src/train/files/file_io.h"
 #include "src/train/loop/evaluator.h"
 #include "src/train/loop/export_hf.h"
@@ -37,6 +38,11 @@ absl::Status NotFinite(int64_t step, const absl::AlphaNum& what) {
   return absl::OutOfRangeError(absl::StrCat("step ", step, ": ", what, kRemedy));
 }
 
+absl::Status CheckEvalLoss(int64_t step, double loss) {
+  if (std::isfinite(loss)) return absl::OkStatus();
+  return NotFinite(step, absl::StrCat("the loss on --eval-data is ", loss, ", but it must be finite"));
+}
+
 // Losses and gradient norms are the same on all ranks, so all ranks return the same status.
 absl::Status CheckFinite(const StepMetrics& metrics, int64_t max_skipped_steps) {
   if (metrics.skipped_steps > max_skipped_steps) {
@@ -46,11 +52,7 @@ absl::Status CheckFinite(const StepMetrics& metrics, int64_t max_skipped_steps) 
                                   metrics.skipped_steps == 1 ? " step was" : " steps were",
                                   " skipped, and --max-skipped-steps allows ", max_skipped_steps));
   }
-  if (!std::isfinite(metrics.eval_loss.value_or(0))) {
-    return NotFinite(metrics.step, absl::StrCat("the loss on --eval-data is ", *metrics.eval_loss,
-                                                ", but it must be finite"));
-  }
-  return absl::OkStatus();
+  return metrics.eval_loss ? CheckEvalLoss(metrics.step, *metrics.eval_loss) : absl::OkStatus();
 }
 
 absl::Status CheckWeightsFinite(const std::vector<ShardView>& shards, int64_t step) {
@@ -140,10 +142,20 @@ class Run {
         checkpoints_,
         RunCheckpoints::Open(bootstrap_, config_.checkpoint, *plan_, properties_,
                              kStateBytesOfParameter * inputs_->model.ParameterCount(), timeout_));
+    WEFT_RETURN_IF_ERROR(Agree(CheckStepsLeft()));
     const int64_t vocab_size = inputs_->model.vocab_size;
     WEFT_RETURN_IF_ERROR(CheckData(bootstrap_, inputs_->corpus, vocab_size, timeout_));
     return inputs_->eval_corpus ? CheckData(bootstrap_, *inputs_->eval_corpus, vocab_size, timeout_)
                                 : absl::OkStatus();
+  }
+
+  // A checkpoint of the last step is right: the run may have been killed before its export.
+  absl::Status CheckStepsLeft() const {
+    const Checkpoint* resumed = checkpoints_->resumed();
+    if (resumed == nullptr || resumed->step() <= config_.optimizer.steps) return absl::OkStatus();
+    return BadFlag("steps", config_.optimizer.steps,
+                   absl::StrCat("the checkpoint '", resumed->folder(), "' is after step ", resumed->step(),
+                                ": give at least so many, or --resume an earlier checkpoint"));
   }
 
   absl::Status CheckMemory() const {
@@ -277,7 +289,7 @@ class Run {
         progress->PrintLine("SIGUSR1 asks for a checkpoint, but there is no --checkpoint-dir");
       }
     }
-    return absl::OkStatus();
+    return EvaluateLastCheckpoint();
   }
 
   // Before a save: weights of a faulty replica must not reach a checkpoint.
@@ -325,6 +337,20 @@ class Run {
     }
     const int64_t interval = config_.eval.interval;
     return step == config_.optimizer.steps || (interval > 0 && step % interval == 0);
+  }
+
+  // A run that goes on from its last step has no step to do, but its evaluation may be missing.
+  absl::Status EvaluateLastCheckpoint() {
+    if (evaluator_ == nullptr || checkpoints_->first_step() <= config_.optimizer.steps)
+      return absl::OkStatus();
+    trainer_->engine().SetPhase(absl::StrCat("evaluation after step ", report_.steps));
+    WEFT_ASSIGN_OR_RETURN(const double loss, evaluator_->ComputeLoss());
+    report_.eval_loss = loss;
+    if (output() != nullptr) {
+      std::fprintf(output(), "eval after step %lld  loss %.4f\n", static_cast<long long>(report_.steps),
+                   loss);
+    }
+    return CheckEvalLoss(report_.steps, loss);
   }
 
   absl::Status Record(const StepMetrics& metrics) {
