@@ -86,6 +86,18 @@ absl::Status CheckExtras(const CLI::App& app) {
   return UnknownFlag(app, flag == extras.end() ? extras.front() : *flag);
 }
 
+// CLI11 splits such a value of a flag that takes several, and would use other files than the one named.
+absl::Status CheckBrackets(const Strings& values) {
+  for (const std::string& value : values) {
+    const absl::string_view path(value.rfind("--", 0) == 0 ? value.c_str() + value.find('=') + 1
+                                                           : value.c_str());
+    if (!absl::StartsWith(path, "[") || !absl::EndsWith(path, "]")) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", path, "' is a list, which is not allowed: write ./", path, " for a path"));
+  }
+  return absl::OkStatus();
+}
+
 // The error of CLI11, reworded where its message is hard to read.
 absl::Status ParseError(const CLI::ParseError& error) {
   const std::string message = error.what();
@@ -121,6 +133,7 @@ absl::Status ApplyConfigItem(CLI::App& app, const TomlItem& item, std::map<std::
     return absl::InvalidArgumentError(
         absl::StrCat("key '", item.key, "' has an empty list: give it a value, or remove the key"));
   }
+  if (takes_list) WEFT_RETURN_IF_ERROR(CheckBrackets(item.values));
   if (option->count() == 0) {
     option->add_result(item.values);
     option->run_callback();
@@ -182,6 +195,7 @@ absl::StatusOr<Command> ParseTrain(const Strings& arguments) {
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)
       ->type_name("FILE.toml")
       ->group("Other");
+  WEFT_RETURN_IF_ERROR(CheckBrackets(arguments));
   WEFT_ASSIGN_OR_RETURN(const std::optional<PrintText> help, ParseFlags(app, kTrainUsage, arguments));
   if (help) return *help;
   if (const std::string& path = config.config_file; !path.empty()) {

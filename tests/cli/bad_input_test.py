@@ -85,6 +85,16 @@ class BadUsage(WeftCase):
         self.assertEqual(self.files(), before)
 
 
+    def test_names_a_path_in_brackets(self):
+        for name in ("[text.txt]", "[a,b]"):
+            self.write(name, "other text" * 40)
+            self.assert_refused(2, [f"'{name}'", f"./{name}"], "train", "--data", name)
+            self.assert_refused(2, [f"'{name}'", f"./{name}"], "train", f"--data={name}")
+            config = self.write("run.toml", f'data = ["text.txt", "{name}"]\n')
+            self.assert_refused(2, [f"'{name}'", f"./{name}"], "train", "--config", config)
+            self.assertIn("2200 tokens in 2 files", self.train("--steps", "1", "--data", f"./{name}"))
+
+
 class BadData(WeftCase):
     def refuse(self, words, *arguments, ranks=None):
         self.assert_refused(3, words, "train", *SMALL, *arguments, ranks=ranks)
