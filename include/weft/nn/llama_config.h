@@ -10,6 +10,18 @@
 
 namespace weft {
 
+// Sparse attention with a lightning indexer in every layer, see weft/nn/sparse_attention.h.
+struct SparseAttentionConfig {
+  int64_t top_k = 512;
+  int64_t index_heads = 4;
+  int64_t index_dim = 32;  // Even.
+
+  // Elements of an index head that rotary embedding turns: half of them, rounded down to an even number, at
+  // least 2.
+  int64_t rope_dim() const { return index_dim < 4 ? 2 : index_dim / 4 * 2; }
+  friend bool operator==(const SparseAttentionConfig&, const SparseAttentionConfig&) = default;
+};
+
 struct LlamaConfig {
   int64_t vocab_size = 256;
   int64_t dim = 128;
@@ -24,6 +36,7 @@ struct LlamaConfig {
   bool tie_word_embeddings = false;
   int64_t max_positions = 2048;  // Tokens of the longest sequence.
   float init_stddev = 0.02F;
+  std::optional<SparseAttentionConfig> sparse_attention;  // Unset: dense attention.
 
   // The number of elements of all parameters. A tied weight counts once.
   int64_t ParameterCount() const;
