@@ -14,7 +14,7 @@ namespace weft {
 int FuzzSafetensorsHeader(const uint8_t* data, size_t size);
 // The text of model.safetensors.index.json.
 int FuzzSafetensorsIndex(const uint8_t* data, size_t size);
-// The text of config.json, also as the source of an exported one.
+// The text of config.json, also as the source of an exported one, and of indexer_config.json.
 int FuzzHfConfig(const uint8_t* data, size_t size);
 // A flight recorder.
 int FuzzFlightRecord(const uint8_t* data, size_t size);

@@ -20,8 +20,8 @@ constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;
 
 // Whether a file belongs into a model folder: weights and their index, and files without arrays.
 bool IsOfModel(const std::string& name, const std::string& stem) {
-  if (!stem.empty()) return stem == "model";
-  return !absl::EndsWith(name, ".safetensors.index.json") || absl::StartsWith(name, "model.");
+  if (!stem.empty()) return stem == kModelFiles || stem == kIndexerFiles;
+  return !absl::EndsWith(name, ".safetensors.index.json") || IsWeightsFile(name);
 }
 
 // The file by which readers find the weights.

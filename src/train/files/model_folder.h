@@ -21,8 +21,14 @@ absl::StatusOr<File> OpenModelFile(const std::string& folder, const std::string&
 absl::StatusOr<std::string> ReadModelFile(const std::string& folder, const std::string& name,
                                           int64_t max_bytes);
 
-// Whether a file of this name has weights, or is their index. Beside those of another export, which may be in
-// another number of files, it would be loaded.
+// Stems of the files with weights, as in model.safetensors: those of the Llama, and those of the indexers of
+// sparse attention, which kIndexerConfig describes.
+inline constexpr const char* kModelFiles = "model";
+inline constexpr const char* kIndexerFiles = "indexer";
+inline constexpr const char* kIndexerConfig = "indexer_config.json";
+
+// Whether a file of this name has weights, or is their index or the description of indexers. Beside those of
+// another export, which may be in another number of files, it would be loaded.
 bool IsWeightsFile(const std::string& name);
 
 }  // namespace weft

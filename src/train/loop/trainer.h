@@ -15,6 +15,7 @@
 #include <absl/status/statusor.h>
 
 #include "src/train/data/batch_splitter.h"
+#include "src/train/files/model_folder.h"
 #include "src/train/plan/run_plan.h"
 #include "weft/comm/comm_engine.h"
 #include "weft/comm/wire_compression.h"
@@ -29,9 +30,6 @@
 #include "weft/train/metrics.h"
 
 namespace weft {
-
-// Stem of the files of a checkpoint that have the weights.
-inline constexpr const char* kModelFiles = "model";
 
 // Monotonic counters at one moment. A step's costs are the differences of two snapshots.
 struct CounterSnapshot {
