@@ -64,7 +64,7 @@ class ContextParallel::Impl {
     WEFT_RETURN_IF_ERROR(
         Annotate(scheme_.Validate(shared_.group.size(), attention.options().mask), attention.name()));
     std::vector<Module*> sources;
-    for (const AttentionSource* source : {&neighbors.query, &neighbors.key, &neighbors.value}) {
+    for (const ExchangeSource* source : {&neighbors.query, &neighbors.key, &neighbors.value}) {
       if (source->module != nullptr) sources.push_back(source->module);
     }
     if (!sources.empty() &&

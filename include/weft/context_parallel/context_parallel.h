@@ -28,6 +28,7 @@
 
 #include "weft/comm/comm_engine.h"
 #include "weft/context_parallel/context_scheme.h"
+#include "weft/context_parallel/exchange_hooks.h"
 #include "weft/memory/buffer_pool.h"
 #include "weft/mesh/device_mesh.h"
 #include "weft/mesh/process_group.h"
@@ -36,31 +37,14 @@
 
 namespace weft {
 
-// Module and output from which an attention takes one of q, k and v. Name the last module that writes the
-// output. If a later module would overwrite it in place, as Rope does, that module fails.
-struct AttentionSource {
-  struct Features {
-    int64_t first;
-    int64_t count;
-  };
-
-  Module* module = nullptr;  // Null: the input has no known source.
-  // Index of the output. Unset: the module's only output. If it is unset and the module has several outputs,
-  // the attention launches the exchange.
-  std::optional<int> output;
-  // Range of features of an output [batch, tokens, features] that holds more than this input, such as that of
-  // a fused projection.
-  std::optional<Features> features;
-};
-
 // Modules before and after an attention. REQUIRES: both numbers of heads are set if any source is. All other
 // members are optional.
 struct AttentionNeighbors {
   int64_t heads = 0;     // Query heads in the whole model, not per rank.
   int64_t kv_heads = 0;  // Divides `heads`.
-  AttentionSource query;
-  AttentionSource key;
-  AttentionSource value;
+  ExchangeSource query;
+  ExchangeSource key;
+  ExchangeSource value;
   // Module that takes the output. Its input gradient is allocated in node memory.
   Module* consumer = nullptr;
 };
