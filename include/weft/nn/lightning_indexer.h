@@ -24,6 +24,9 @@
 
 namespace weft {
 
+// True for the parameters of an indexer that is part of a model: the name has a component "indexer".
+bool IsIndexerParameter(const Parameter& parameter);
+
 class LightningIndexer : public Module {
  public:
   // `rope_table`: of rope_dim / 2 frequencies.
@@ -38,6 +41,8 @@ class LightningIndexer : public Module {
   absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& output_gradients) override;
 
  private:
+  float WeightScale() const;
+
   int64_t heads_, index_dim_;
   Linear* projections_;  // wq, wk and weights_proj.
   LayerNorm* k_norm_;

@@ -66,6 +66,8 @@ class SparseAttention : public Module {
   absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& output_gradients) override;
 
  private:
+  absl::Status CheckInputs(const Tensors& inputs) const;
+
   SparseAttentionOptions options_;
 };
 
