@@ -26,7 +26,8 @@ Tensor ConvertTo(const Tensor& tensor, DType dtype) {
 }
 
 // The largest absolute difference over the largest expected value.
-absl::Status CheckClose(std::string_view what, const float* values, const float* expected, int64_t count) {
+absl::Status CheckRun(std::string_view what, const float* values, const float* expected, int64_t count,
+                      float tolerance) {
   float largest = 0;
   float worst = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -34,7 +35,7 @@ absl::Status CheckClose(std::string_view what, const float* values, const float*
     const float difference = std::abs(values[i] - expected[i]);
     worst = std::isnan(difference) ? difference : std::max(worst, difference);
   }
-  if (worst <= 2e-5F * largest) return absl::OkStatus();
+  if (worst <= tolerance * largest) return absl::OkStatus();
   return absl::InternalError(
       absl::StrCat(ToAbsl(what), " differ by ", worst, " where values reach ", largest));
 }
@@ -43,7 +44,13 @@ absl::Status CheckClose(std::string_view what, const float* values, const float*
 
 absl::Status CheckClose(std::string_view what, const Tensor& values, const Tensor& expected) {
   WEFT_CHECK(values.shape() == expected.shape(), "results of another shape");
-  return CheckClose(what, values.As<float>(), expected.As<float>(), values.elements());
+  return CheckRun(what, values.As<float>(), expected.As<float>(), values.elements(), kTolerance);
+}
+
+absl::Status CheckClose(std::string_view what, const std::vector<float>& values,
+                        const std::vector<float>& expected, float tolerance) {
+  WEFT_CHECK(values.size() == expected.size(), "results of another size");
+  return CheckRun(what, values.data(), expected.data(), static_cast<int64_t>(values.size()), tolerance);
 }
 
 Tensor SomeTensor(int64_t batch, int64_t tokens, int64_t dim, uint64_t salt) {
@@ -165,8 +172,7 @@ absl::Status CheckPass(Bootstrap& bootstrap, const std::string& where, const Seq
   WEFT_RETURN_IF_ERROR(CheckClose(what + "outputs", result.y, PartOf(expected.y, layout, rank)));
   WEFT_RETURN_IF_ERROR(CheckClose(what + "input gradients", result.dx, PartOf(expected.dx, layout, rank)));
   WEFT_ASSIGN_OR_RETURN(const std::vector<float> weights, SumOverRanks(bootstrap, result.weight_gradients));
-  return CheckClose(what + "weight gradients", weights.data(), expected.weight_gradients.data(),
-                    static_cast<int64_t>(weights.size()));
+  return CheckClose(what + "weight gradients", weights, expected.weight_gradients);
 }
 
 std::vector<ContextScheme> SchemesFor(int ranks) {

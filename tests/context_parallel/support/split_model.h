@@ -29,8 +29,11 @@ struct PassResult {
   std::vector<float> weight_gradients;  // Of all parameters, concatenated.
 };
 bool SameBits(const PassResult& a, const PassResult& b);
-// Fails if the largest difference is more than 2e-5 of the largest expected value.
+// Fail if the largest difference is more than `tolerance` of the largest expected value.
+constexpr float kTolerance = 2e-5F;
 absl::Status CheckClose(std::string_view what, const Tensor& values, const Tensor& expected);
+absl::Status CheckClose(std::string_view what, const std::vector<float>& values,
+                        const std::vector<float>& expected, float tolerance = kTolerance);
 
 // Several calls of a block in sequence, forward and backward.
 absl::StatusOr<Tensor> ForwardCalls(Module& block, Invocation& invocation, const Tensor& x, int calls);
