@@ -1,14 +1,15 @@
-// Lightning indexer of sparse attention: projections of a layer's input to index queries, one index key a token,
-// and weights of the index heads (DeepSeek-AI, "DeepSeek-V3.2-Exp", 2025, section 2.1).
+// Lightning indexer of sparse attention: projections of a layer's input to index queries, one index key a
+// token, and weights of the index heads (DeepSeek-AI, "DeepSeek-V3.2-Exp", 2025, section 2.1).
 //
-//   index_q = rope(x Wq)    index_k = rope(LayerNorm(x Wk))    index_weights = x Ww / sqrt(index_heads * index_dim)
+//   index_q = rope(x Wq)    index_k = rope(LayerNorm(x Wk))    index_weights = x Ww / sqrt(index_heads *
+//   index_dim)
 //
 // Rotary embedding turns the first `rope_dim` elements of each index head; the others have no position.
 //
 // Inputs: x [batch, tokens, dim], the input of the attention's projections. Outputs: index_q [batch, tokens,
-// index_heads, index_dim], index_k [batch, tokens, 1, index_dim], index_weights [batch, tokens, index_heads], in
-// the dtype of x. Backward writes the gradients of the parameters, and returns an undefined gradient of x: the
-// indexer's input is detached, so that its loss does not reach the layers below.
+// index_heads, index_dim], index_k [batch, tokens, 1, index_dim], index_weights [batch, tokens, index_heads],
+// in the dtype of x. Backward writes the gradients of the parameters, and returns an undefined gradient of x:
+// the indexer's input is detached, so that its loss does not reach the layers below.
 // Parameters: wq.weight, wk.weight, k_norm.weight, k_norm.bias, weights_proj.weight.
 #pragma once
 
@@ -35,6 +36,8 @@ class LightningIndexer : public Module {
 
   // The module whose outputs are index_q, index_k, in this order, in their final form.
   Module& rope() const { return *rope_; }
+  // The module that allocates index_k; rope() turns it in place.
+  LayerNorm& key_norm() const { return *k_norm_; }
 
  protected:
   absl::StatusOr<Tensors> ForwardImpl(Invocation& invocation, const Tensors& inputs) override;

@@ -79,7 +79,7 @@ absl::StatusOr<Tensors> LayerNorm::ForwardImpl(Invocation& invocation, const Ten
   const int64_t tokens = Rows(x);
   const TensorView& weight = UnshardedData(*parameters()[0], x.dtype());
   const TensorView& bias = UnshardedData(*parameters()[1], x.dtype());
-  Tensor y = Tensor::Empty(x.dtype(), x.shape());
+  WEFT_ASSIGN_OR_RETURN(Tensor y, NewOutput(x.dtype(), x.shape()));
   const Tensor statistics = Tensor::Empty(DType::kF32, {2, tokens});
   WithElementType(x.dtype(), [&](auto element) {
     using T = decltype(element);

@@ -39,7 +39,8 @@ TensorView WithoutHead(TensorView view) {
   return view;
 }
 
-// Runs of the keys: those of the queries, or, where ranks share the sequence, those of all ranks in rank order.
+// Runs of the keys: those of the queries, or, where ranks share the sequence, those of all ranks in rank
+// order.
 absl::StatusOr<TokenRuns> KeyRuns(const Invocation& invocation, int64_t keys, const std::string& module) {
   const SequenceParts* sequence = invocation.sequence().get();
   if (sequence == nullptr || sequence->ranks() == 1) return SequenceRuns(invocation, keys, module);
@@ -95,6 +96,11 @@ void AddMass(const Operands& operands, int64_t top_k, const KeySelection* select
 IndexerPass& IndexerPassOf(Invocation& invocation) {
   static const char key = 0;
   return invocation.State<IndexerPass>(&key);
+}
+
+absl::Span<const std::string_view> SparseAttention::input_names() const {
+  static constexpr std::string_view kNames[kInputs] = {"q", "k", "v", "index_q", "index_k", "index_weights"};
+  return kNames;
 }
 
 absl::Status SparseAttention::CheckInputs(const Tensors& inputs) const {
@@ -169,9 +175,12 @@ absl::StatusOr<Tensors> SparseAttention::BackwardImpl(Invocation& invocation,
   const Tensors saved = invocation.PopSaved(this);
   const Tensors inputs(saved.begin(), saved.begin() + kInputs);
   WEFT_ASSIGN_OR_RETURN(const Operands operands, OperandsOf(*this, invocation, inputs));
+  const bool is_shared = invocation.sequence() != nullptr && invocation.sequence()->ranks() > 1;
   Tensors gradients;
-  for (const Tensor& input : inputs) {
-    WEFT_ASSIGN_OR_RETURN(Tensor gradient, NewInputGradient(input.dtype(), input.shape()));
+  for (uint8_t i = 0; i < kInputs; ++i) {
+    const bool is_key = i == kK || i == kV || i == kIndexK;
+    const DType dtype = is_key && is_shared ? DType::kF32 : inputs[i].dtype();
+    WEFT_ASSIGN_OR_RETURN(Tensor gradient, NewInputGradient(dtype, inputs[i].shape()));
     gradients.push_back(std::move(gradient));
   }
   // The kernels write gradients of index keys in fp32.
