@@ -5,9 +5,9 @@
 // activation, other rope types, quantized weights), or one that versions of transformers read differently, is
 // an error that names the key. Otherwise weft would train a different model than the folder's without notice.
 //
-// indexer_config.json describes the indexers of sparse attention, whose weights are in indexer.safetensors. Its
-// keys are those of DeepSeek-V3.2: index_n_heads, index_head_dim and index_topk. Readers of the Llama ignore
-// both files.
+// indexer_config.json describes the indexers of sparse attention, whose weights are in indexer.safetensors.
+// Its keys are those of DeepSeek-V3.2: index_n_heads, index_head_dim and index_topk. Readers of the Llama
+// ignore both files.
 #pragma once
 
 #include <string>

@@ -102,9 +102,10 @@ absl::StatusOr<std::string> KeepOldMetrics(const std::string& path);
 // elements, and S of tokens per sequence. Causal masks are not deducted, and recomputation does not count.
 // Source: Chowdhery et al., "PaLM" (2022), appendix B.
 //
-// Sparse attention with K = min(top_k, S) selected keys: 12 L H Q K in place of 12 L H Q S, and for the indexers
-// with I heads of J elements 4 M + L I J (2 S + 4 K). M is the number of their parameters in products, which
-// have no gradient of their input. All keys are scored; the loss's gradient reads the selected ones.
+// Sparse attention with K = min(top_k, S) selected keys: 12 L H Q K in place of 12 L H Q S, and for the
+// indexers with I heads of J elements 4 M + L I J (2 S + 4 K). M is the number of their parameters in
+// products, which have no gradient of their input. All keys are scored; the loss's gradient reads the
+// selected ones.
 double FlopsPerToken(const LlamaConfig& config, int64_t seq_len);
 
 // Resident memory of this process, in bytes; 0 if the system does not report it.

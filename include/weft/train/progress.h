@@ -12,8 +12,9 @@
 namespace weft {
 
 // "step 12/100  loss 3.1234  norm 1.234  12.3k tokens/s  0.123 TFLOP/s  41 ms  comm 3 ms  210 MiB  ETA 0:12".
-// With sparse attention, "indexer 0.1234" follows the norm. The caller estimates `seconds_left`. The line consists of fields that two spaces separate. If it is longer
-// than `columns`, the fields after the norm are left out, from the least important on.
+// With sparse attention, "indexer 0.1234" follows the norm. The caller estimates `seconds_left`. The line
+// consists of fields that two spaces separate. If it is longer than `columns`, the fields after the norm are
+// left out, from the least important on.
 std::string ProgressLine(const StepMetrics& metrics, int64_t total_steps, double seconds_left,
                          size_t columns = std::numeric_limits<size_t>::max());
 
