@@ -320,6 +320,7 @@ absl::StatusOr<SparseAttentionConfig> ParseIndexerConfig(std::string_view text, 
   config.index_heads = fields.Size("index_n_heads", LlamaLimits::kWidth);
   config.index_dim = fields.Size("index_head_dim", LlamaLimits::kWidth);
   config.top_k = fields.Size("index_topk", LlamaLimits::kPositions);
+  WEFT_RETURN_IF_ERROR(fields.status());
   if (config.index_dim % 2 != 0) fields.FailValue("index_head_dim", "rotary embedding needs an even size");
   WEFT_RETURN_IF_ERROR(fields.status());
   return config;
