@@ -51,12 +51,14 @@ ReproducibleSum SumOf(const std::vector<Gradients>& parts, NormType type) {
 absl::StatusOr<std::vector<double>> NormsOf(const Parts& sets, NormType type, ModelScalars& scalars) {
   if (type == NormType::kInfinity) return MaximaOf(sets, scalars);
   std::vector<ReproducibleSum> sums;
+  sums.reserve(sets.size());
   for (const std::vector<Gradients>& parts : sets) sums.push_back(SumOf(parts, type));
   static_assert(sizeof(ReproducibleSum) == sizeof(ReproducibleSum::numbers));
   constexpr int64_t kNumbers = sizeof(ReproducibleSum) / sizeof(int64_t);
   WEFT_RETURN_IF_ERROR(scalars.AllReduce("grad_norm.sum", sums.data(), DType::kI64,
                                          kNumbers * std::ssize(sums), ReduceOp::kSum));
   std::vector<double> norms;
+  norms.reserve(sums.size());
   for (const ReproducibleSum& sum : sums) {
     norms.push_back(type == NormType::kOne ? OneNormOf(sum) : TwoNormOf(sum));
   }
@@ -94,6 +96,7 @@ absl::StatusOr<std::vector<GradientNorm>> ShardedGroups::ClipGradNorms(absl::Spa
   WEFT_RETURN_IF_ERROR(CheckGradientsReduced());
   WEFT_ASSIGN_OR_RETURN(const std::vector<double> norms, NormsOf(GradientsToCount(sets), type, *scalars_));
   std::vector<GradientNorm> clipped;
+  clipped.reserve(norms.size());
   for (size_t set = 0; set < norms.size(); ++set) {
     clipped.push_back({norms[set], static_cast<float>(ClipFactor(norms[set], sets[set].max_norm))});
   }

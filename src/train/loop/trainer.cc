@@ -341,6 +341,7 @@ absl::Status Trainer::LoadOptimizer(const Checkpoint& checkpoint) {
 absl::Status Trainer::Update(int64_t step, absl::Span<const GradientNorm> norms) {
   for (AdamWOptions& options : optimizer_->options()) options.lr = plan_.learning_rate.At(step);
   std::vector<AdamWGroupStep> groups;
+  groups.reserve(optimizer_sets_.size());
   for (const ParameterSet set : optimizer_sets_) {
     groups.push_back({.gradient_scale = norms[set].factor, .frozen = set == kLlama && IsWarmUp(step)});
   }
