@@ -223,6 +223,46 @@ TEST(ExchangeHooks, ExchangeTheSumOfTheConsumersThatRanBackward) {
   });
 }
 
+// Without heads, a consumer takes the only output of the source in its own shape, here [batch, tokens, dim].
+// All ranks compute alike on the gathered tensor, so that each of them gives the whole gradient.
+TEST(ExchangeHooks, TakeAnOutputAsItIs) {
+  RunRanks(NodeMap::OneNode(3), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const auto model, SlotModel::Make(bootstrap, {}));
+    const Initializer weights = {Initializer::Kind::kNormal, 0.0F, 0.5F};
+    Linear source("source", 6, 5, weights);
+    Linear consumer("consumer", 5, 6, weights);
+    const MaterializedParameters source_memory(source, 7, DType::kF32, DType::kF32);
+    const MaterializedParameters consumer_memory(consumer, 7, DType::kF32, DType::kF32);
+    const auto pass = [&](Invocation& invocation, const Tensor& x,
+                          const Tensor& dy) -> absl::StatusOr<Tensors> {
+      WEFT_ASSIGN_OR_RETURN(const Tensors hidden, source.Forward(invocation, {x}));
+      WEFT_ASSIGN_OR_RETURN(const Tensors y, consumer.Forward(invocation, hidden));
+      WEFT_ASSIGN_OR_RETURN(const Tensors gradient, consumer.Backward(invocation, {dy}));
+      WEFT_ASSIGN_OR_RETURN(const Tensors dx, source.Backward(invocation, gradient));
+      return Tensors{y[0], dx[0]};
+    };
+    const SlotPair pair;
+    Invocation whole;
+    WEFT_ASSIGN_OR_RETURN(const Tensors expected, pass(whole, pair.x, pair.dy));
+    ExchangeHooks& hooks = model->hooks();
+    WEFT_RETURN_IF_ERROR(hooks.AddSlot(
+        {.name = "hidden", .source = {&source}, .exchange = SequenceGather(model->exchange(), "hidden")}));
+    WEFT_RETURN_IF_ERROR(hooks.AddConsumer("hidden", consumer, 0));
+    WEFT_ASSIGN_OR_RETURN(const SequenceLayout layout, SequenceLayout::Contiguous(kTokens, 3));
+    Invocation invocation;
+    invocation.SetSequence(layout.Parts(bootstrap.rank()));
+    WEFT_ASSIGN_OR_RETURN(const Tensors result,
+                          pass(invocation, PartOf(pair.x, layout, bootstrap.rank()), pair.dy));
+    EXPECT_EQ(hooks.counters().launched_by_sources, 1);
+    WEFT_RETURN_IF_ERROR(CheckClose("outputs", result[0], expected[0]));
+    const Tensor tripled = PartOf(expected[1], layout, bootstrap.rank());
+    for (int64_t i = 0; i < tripled.elements(); ++i) tripled.As<float>()[i] *= 3;
+    WEFT_RETURN_IF_ERROR(CheckClose("input gradients", result[1], tripled));
+    model->RemoveHooks();  // Before the modules.
+    return BootstrapBarrier(bootstrap);
+  });
+}
+
 // Returns the tensor that a hook gave to the only consumer.
 absl::StatusOr<Tensor> TakenBy(SlotModel& model, const Tensor& keys,
                                std::shared_ptr<const SequenceParts> parts) {
