@@ -8,6 +8,7 @@
 #include "tests/context_parallel/support/slot_model.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/context_parallel/sequence_gather.h"
+#include "weft/core/strided_copy.h"
 
 namespace weft::testing {
 namespace {
@@ -222,6 +223,46 @@ TEST(ExchangeHooks, ExchangeTheSumOfTheConsumersThatRanBackward) {
   });
 }
 
+// Without heads, a consumer takes the only output of the source in its own shape, here [batch, tokens, dim].
+// All ranks compute alike on the gathered tensor, so that each of them gives the whole gradient.
+TEST(ExchangeHooks, TakeAnOutputAsItIs) {
+  RunRanks(NodeMap::OneNode(3), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const auto model, SlotModel::Make(bootstrap, {}));
+    const Initializer weights = {Initializer::Kind::kNormal, 0.0F, 0.5F};
+    Linear source("source", 6, 5, weights);
+    Linear consumer("consumer", 5, 6, weights);
+    const MaterializedParameters source_memory(source, 7, DType::kF32, DType::kF32);
+    const MaterializedParameters consumer_memory(consumer, 7, DType::kF32, DType::kF32);
+    const auto pass = [&](Invocation& invocation, const Tensor& x,
+                          const Tensor& dy) -> absl::StatusOr<Tensors> {
+      WEFT_ASSIGN_OR_RETURN(const Tensors hidden, source.Forward(invocation, {x}));
+      WEFT_ASSIGN_OR_RETURN(const Tensors y, consumer.Forward(invocation, hidden));
+      WEFT_ASSIGN_OR_RETURN(const Tensors gradient, consumer.Backward(invocation, {dy}));
+      WEFT_ASSIGN_OR_RETURN(const Tensors dx, source.Backward(invocation, gradient));
+      return Tensors{y[0], dx[0]};
+    };
+    const SlotPair pair;
+    Invocation whole;
+    WEFT_ASSIGN_OR_RETURN(const Tensors expected, pass(whole, pair.x, pair.dy));
+    ExchangeHooks& hooks = model->hooks();
+    WEFT_RETURN_IF_ERROR(hooks.AddSlot(
+        {.name = "hidden", .source = {&source}, .exchange = SequenceGather(model->exchange(), "hidden")}));
+    WEFT_RETURN_IF_ERROR(hooks.AddConsumer("hidden", consumer, 0));
+    WEFT_ASSIGN_OR_RETURN(const SequenceLayout layout, SequenceLayout::Contiguous(kTokens, 3));
+    Invocation invocation;
+    invocation.SetSequence(layout.Parts(bootstrap.rank()));
+    WEFT_ASSIGN_OR_RETURN(const Tensors result,
+                          pass(invocation, PartOf(pair.x, layout, bootstrap.rank()), pair.dy));
+    EXPECT_EQ(hooks.counters().launched_by_sources, 1);
+    WEFT_RETURN_IF_ERROR(CheckClose("outputs", result[0], expected[0]));
+    const Tensor tripled = PartOf(expected[1], layout, bootstrap.rank());
+    for (int64_t i = 0; i < tripled.elements(); ++i) tripled.As<float>()[i] *= 3;
+    WEFT_RETURN_IF_ERROR(CheckClose("input gradients", result[1], tripled));
+    model->RemoveHooks();  // Before the modules.
+    return BootstrapBarrier(bootstrap);
+  });
+}
+
 // Returns the tensor that a hook gave to the only consumer.
 absl::StatusOr<Tensor> TakenBy(SlotModel& model, const Tensor& keys,
                                std::shared_ptr<const SequenceParts> parts) {
@@ -299,6 +340,54 @@ TEST(ExchangeHooks, HoldNoMemoryAfterAPassWithoutABackward) {
     WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
     WEFT_RETURN_IF_ERROR(CheckEngineWorks(model->fixture()));
     EXPECT_EQ(model->fixture().pool->in_use_bytes(), 0);
+    return absl::OkStatus();
+  });
+}
+
+// An exchange with no peer, which keeps the gradients that it is given.
+class KeptGradients final : public SlotExchange {
+ public:
+  absl::StatusOr<PendingTensor> Launch(Invocation&, const Tensor& local) override {
+    return PendingTensor(local.Copy());
+  }
+  absl::StatusOr<PendingTensor> Return(Invocation&, const Tensor& gradient, DType dtype) override {
+    kept.push_back(gradient);
+    Tensor local = Tensor::Empty(dtype, gradient.shape());
+    WEFT_RETURN_IF_ERROR(StridedCopy(gradient.view(), local.view()));
+    return PendingTensor(std::move(local));
+  }
+
+  Tensors kept;
+};
+
+TEST(ExchangeHooks, AddTheGradientsOfConsumersInF32) {
+  RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {
+    const SlotPair pair;
+    for (const int consumers : {1, 3}) {
+      WEFT_ASSIGN_OR_RETURN(const auto model,
+                            SlotModel::Make(bootstrap, {.consumers = consumers, .dtype = DType::kBF16}));
+      Tensor sum;
+      for (SquareSum* consumer : model->block().consumers()) {  // Runs before the hook of the exchange.
+        consumer->AddBackwardPostHook([&](Module&, Invocation&, Tensors& gradients) -> absl::Status {
+          const Tensor wide = Tensor::Empty(DType::kF32, gradients[1].shape());
+          WEFT_RETURN_IF_ERROR(StridedCopy(gradients[1].view(), wide.view()));
+          if (!sum.defined()) sum = Tensor::Zeros(DType::kF32, wide.shape());
+          for (int64_t i = 0; i < sum.elements(); ++i) sum.As<float>()[i] += wide.As<float>()[i];
+          return absl::OkStatus();
+        });
+      }
+      const auto exchange = std::make_shared<KeptGradients>();
+      ExchangeHooks::Slot slot = model->block().KeySlot();
+      slot.exchange = exchange;
+      WEFT_RETURN_IF_ERROR(model->AddKeySlot(std::move(slot)));
+      WEFT_RETURN_IF_ERROR(model->Pass(LayoutOver(1), pair.x, pair.dy).status());
+      EXPECT_EQ(exchange->kept.size(), 1);
+      const Tensor& kept = exchange->kept[0];
+      EXPECT_EQ(kept.dtype(), consumers == 1 ? DType::kBF16 : DType::kF32);
+      const Tensor wide = Tensor::Empty(DType::kF32, kept.shape());
+      WEFT_RETURN_IF_ERROR(StridedCopy(kept.view(), wide.view()));
+      EXPECT_EQ(std::memcmp(wide.view().data, sum.view().data, sum.bytes()), 0);
+    }
     return absl::OkStatus();
   });
 }
