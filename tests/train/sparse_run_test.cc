@@ -1,5 +1,7 @@
 // Whole runs with sparse attention: results that meshes do not change, the warm-up of the indexers, the
 // independence of the Llama from the indexers' loss, and the files of the indexers.
+#include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <set>
@@ -382,6 +384,27 @@ TEST_F(IndexerFiles, MustBeWhole) {
   EXPECT_THAT(LoadError(), StatusIs(absl::StatusCode::kNotFound, HasSubstr(".indexer.")));
   fs::remove(exported() + "/indexer.safetensors");
   EXPECT_THAT(LoadError(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("neither indexer.safetensors")));
+}
+
+TEST_F(IndexerFiles, WhoseScoresOverflowSkipTheWholeStep) {
+  Export({1, 2});
+  LoadExport();
+  std::string file = ReadFile(exported() + "/indexer.safetensors");
+  uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, file.data(), sizeof(header_bytes));
+  const float huge = 3e38F;
+  for (size_t at = sizeof(header_bytes) + header_bytes; at < file.size(); at += sizeof(huge)) {
+    std::memcpy(file.data() + at, &huge, sizeof(huge));
+  }
+  folder_.Write("exported/indexer.safetensors", file);
+  config_.optimizer.max_skipped_steps = 1;
+  const Result result = Run({1, 2});
+  EXPECT_EQ(result.report.skipped_steps, 1);
+  const IndexerMetrics& indexers = *result.steps[0].indexers;
+  EXPECT_FALSE(std::isfinite(indexers.loss) && std::isfinite(indexers.grad_norm));
+  EXPECT_TRUE(std::isfinite(result.steps[0].loss));
+  config_.optimizer.max_skipped_steps = 0;
+  EXPECT_THAT(LoadError(), StatusIs(absl::StatusCode::kOutOfRange, HasSubstr("those of the indexers")));
 }
 
 TEST_F(IndexerFiles, MakeACheckpointAModelFolderWithIndexers) {
