@@ -150,6 +150,21 @@ TEST(FlopsPerToken, CountsProductsOfWeightsAndOfAttention) {
   }
 }
 
+TEST(FlopsPerToken, CountsTheIndexerAndOnlySelectedKeysOfSparseAttention) {
+  LlamaConfig config;
+  config.layers = 3;
+  const double dense_products = FlopsPerToken(config, 0);
+  config.sparse_attention = SparseAttentionConfig{.top_k = 5, .index_heads = 2, .index_dim = 4};
+  const double indexer_products = 6.0 * 3 * static_cast<double>(config.dim) * (8 + 4 + 2);
+  for (const int64_t tokens : {3, 5, 100}) {
+    const auto all = static_cast<double>(tokens);
+    const double selected = std::min(all, 5.0);
+    const auto width = static_cast<double>(config.heads * config.head_dim);
+    EXPECT_EQ(FlopsPerToken(config, tokens), dense_products + indexer_products + 12.0 * 3 * width * selected +
+                                                 3 * 8 * (2.0 * all + 4.0 * selected));
+  }
+}
+
 TEST(Progress, HasLossRatesTimeMemoryAndEta) {
   EXPECT_EQ(ProgressLine(Example(), 100, 97 * 0.083),
             "step 3/100  loss 2.5000  norm 0.125  12.3k tokens/s  0.250 TFLOP/s  83 ms  comm 4 ms  8 MiB  "

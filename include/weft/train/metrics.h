@@ -90,7 +90,9 @@ absl::StatusOr<std::string> KeepOldMetrics(const std::string& path);
 // Floating-point operations of forward and backward for one token: 6 N + 12 L H Q S. N is the number of
 // parameters in matrix products (the embedding table is only looked up), L of layers, H of heads of Q
 // elements, and S of tokens per sequence. Causal masks are not deducted, and recomputation does not count.
-// Source: Chowdhery et al., "PaLM" (2022), appendix B.
+// With sparse attention S is at most top_k, and the scores of I index heads of D elements add L I D (2 T +
+// 4 S), where T is the number of tokens per sequence: all keys are scored, and the selected ones have
+// gradients. Source: Chowdhery et al., "PaLM" (2022), appendix B.
 double FlopsPerToken(const LlamaConfig& config, int64_t seq_len);
 
 // Resident memory of this process, in bytes; 0 if the system does not report it.

@@ -168,14 +168,31 @@ absl::Status MetricsFile::Write(const StepMetrics& metrics) {
   return absl::OkStatus();
 }
 
+namespace {
+
+// Those of the indexer of one layer.
+double IndexerFlopsPerToken(const LlamaConfig& config, int64_t seq_len) {
+  if (!config.sparse_attention.has_value()) return 0.0;
+  const SparseAttentionConfig& sparse = *config.sparse_attention;
+  const int64_t scored = sparse.index_heads * sparse.index_dim;
+  const int64_t in_products = config.dim * (scored + sparse.index_dim + sparse.index_heads);
+  return 6.0 * static_cast<double>(in_products) + 2.0 * static_cast<double>(scored * seq_len) +
+         4.0 * static_cast<double>(scored * std::min(seq_len, sparse.top_k));
+}
+
+}  // namespace
+
 double FlopsPerToken(const LlamaConfig& config, int64_t seq_len) {
   const int64_t query_and_output = 2 * config.dim * config.heads * config.head_dim;
   const int64_t key_and_value = 2 * config.dim * config.kv_heads * config.head_dim;
   const int64_t feed_forward = 3 * config.dim * config.ffn_dim;
   const int64_t in_products =
       config.layers * (query_and_output + key_and_value + feed_forward) + config.vocab_size * config.dim;
-  const int64_t attention = config.layers * config.heads * config.head_dim * seq_len;
-  return 6.0 * static_cast<double>(in_products) + 12.0 * static_cast<double>(attention);
+  const int64_t attended =
+      config.sparse_attention.has_value() ? std::min(seq_len, config.sparse_attention->top_k) : seq_len;
+  const int64_t attention = config.layers * config.heads * config.head_dim * attended;
+  return 6.0 * static_cast<double>(in_products) + 12.0 * static_cast<double>(attention) +
+         static_cast<double>(config.layers) * IndexerFlopsPerToken(config, seq_len);
 }
 
 int64_t ResidentBytes() {
