@@ -11,21 +11,22 @@
 
 // Note [Sparse attention backward]
 // The formulas are those of Note [Attention backward], with the rows of the selected keys. Each (sequence, kv
-// head) has its own sums of dK and dV, in fp32. Threads divide the kv heads among them. So threads share no sum, and
-// the order of additions does not depend on their number.
-// The selected keys of a query lie anywhere. A block of queries therefore visits a tile of keys after the other: the
-// tile's rows and sums come into the cache of a core once for all its queries.
-// The target is a sum over all heads: each kv head writes its own part of a block of queries, and the parts are
-// then added up in order.
+// head) has its own sums of dK and dV, in fp32. Threads divide the kv heads among them. So threads share no
+// sum, and the order of additions does not depend on their number.
+// The selected keys of a query lie anywhere. A block of queries therefore visits a tile of keys after the
+// other: the tile's rows and sums come into the cache of a core once for all its queries.
+// The target is a sum over all heads: each kv head writes its own part of a block of queries, and the parts
+// are then added up in order.
 
 namespace weft {
 namespace {
 
 // Queries between two sums of target parts.
-constexpr int64_t kQueryBlock = 64;
+constexpr int64_t kQueryBlock = 128;
 
-// The number of keys of a tile: as many as fit into part of a core's cache, with their sums. More if a query selects
-// so few of them that loading its own rows would take longer. Constants, so that the bits do not depend on the host.
+// The number of keys of a tile: as many as fit into part of a core's cache, with their sums. More if a
+// query selects so few of them that loading its own rows would take longer. Constants, so that the bits do
+// not depend on the host.
 int64_t TileKeys(int64_t row_floats, int64_t keys, int64_t width) {
   constexpr int64_t kTileFloats = int64_t{64} * 1024;
   constexpr int64_t kSelectedOfTile = 32;
@@ -57,8 +58,8 @@ struct BackwardCall {
   int64_t value_row() const { return PaddedRow(value_dim()); }
 };
 
-// Overwrites the scores of one query head with the weights P, and the gradients of the weights with those of the
-// scores.
+// Overwrites the scores of one query head with the weights P, and the gradients of the weights with those
+// of the scores.
 void ScoreGradients(float* __restrict scores, float* __restrict gradients, int64_t count, float scale,
                     float lse, float delta) {
   for (int64_t i = 0; i < count; ++i) {
@@ -109,7 +110,8 @@ class KvHeadBackward {
   }
 
  private:
-  // A query of the block: its number, its selected keys and how many of them are done, and the rows of its heads.
+  // A query of the block: its number, its selected keys and how many of them are done, and the rows of its
+  // heads.
   struct Query {
     int64_t number;
     SelectedKeys selected;
@@ -147,7 +149,8 @@ class KvHeadBackward {
     }
   }
 
-  // Adds to the gradients of up to kKeyBlock keys, and to that of the query. Writes the keys' part of the target.
+  // Adds to the gradients of up to kKeyBlock keys, and to that of the query. Writes the keys' part of the
+  // target.
   void AddKeys(const Query& query, const int32_t* numbers, int64_t count, float* target) const {
     const int64_t rows = Rows();
     static thread_local LocatedRows k_rows, v_rows;
