@@ -1,5 +1,6 @@
-// Layer normalization over the last dim: y = weight * (x - mean(x)) / sqrt(variance(x) + eps) + bias (Ba, Kiros
-// and Hinton, "Layer Normalization", 2016). Computed in fp32 and rounded once, as torch.nn.LayerNorm does.
+// Layer normalization over the last dim: y = weight * (x - mean(x)) / sqrt(variance(x) + eps) + bias (Ba,
+// Kiros and Hinton, "Layer Normalization", 2016). Computed in fp32 and rounded once, as torch.nn.LayerNorm
+// does.
 //
 // Inputs: x [..., dim]. Outputs: y [..., dim] in the dtype of x; the caller may overwrite it. Weight and bias
 // are [dim].

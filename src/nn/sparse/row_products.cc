@@ -21,7 +21,8 @@ Lanes LoadLanes(const float* values) {
   return lanes;
 }
 
-// By elements, as products and sums of vectors would not be contracted. The compiler makes one instruction of it.
+// By elements, as products and sums of vectors would not be contracted. The compiler makes one instruction
+// of it.
 Lanes MultiplyAddLanes(const Lanes& a, const Lanes& b, const Lanes& c) {
   float x[kRowLanes], y[kRowLanes], sum[kRowLanes];
   std::memcpy(x, &a, sizeof(x));
@@ -31,8 +32,8 @@ Lanes MultiplyAddLanes(const Lanes& a, const Lanes& b, const Lanes& c) {
   return LoadLanes(sum);
 }
 
-// Element i of the result is the sum of the lanes of v[i]. Adds up pairs of vectors, in four rounds of shuffles: a
-// sum of each vector by itself would take three times as many instructions.
+// Element i of the result is the sum of the lanes of v[i]. Adds up pairs of vectors, in four rounds of
+// shuffles: a sum of each vector by itself would take three times as many instructions.
 Lanes SumsOfLanes(const Lanes (&v)[kRowLanes]) {
   Lanes pairs[8], quads[4], halves[2];
   for (int i = 0; i < 8; ++i) {

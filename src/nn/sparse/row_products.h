@@ -1,6 +1,6 @@
-// Products of a few rows (the query heads of a group, or the index heads) with the rows of selected keys, in fp32.
-// A product for each query is too small for the matrix library: its preparation would take longer than the
-// product.
+// Products of a few rows (the query heads of a group, or the index heads) with the rows of selected keys,
+// in fp32. A product for each query is too small for the matrix library: its preparation would take longer
+// than the product.
 //
 // Rows of keys lie anywhere: pointers name them. All rows are padded with zeros to a multiple of kRowLanes
 // elements, so that loops have no remainder.

@@ -11,8 +11,8 @@
 #include "weft/nn/sparse_attention_kernel.h"
 
 // Note [Gradients of the indexer's loss]
-// With target p, index scores s and softmax(s) = r, the loss is sum p (log p - log r). Its gradient by a score is
-// ds = r sum(p) - p. A score is sum over heads h of w_h ReLU(a_h) with a_h = q_h . k, so that
+// With target p, index scores s and softmax(s) = r, the loss is sum p (log p - log r). Its gradient by a
+// score is ds = r sum(p) - p. A score is sum over heads h of w_h ReLU(a_h) with a_h = q_h . k, so that
 //   dw_h = sum over keys of ds ReLU(a_h),   dq_h = sum over keys of c_h k,   dk = sum over heads of c_h q_h,
 // where c_h = ds w_h where a_h > 0, and 0 elsewhere.
 
@@ -42,8 +42,8 @@ double DivergenceOfRow(const float* __restrict target, const float* __restrict s
   return divergence;
 }
 
-// Overwrites the products a of one index head by the coefficients c, given the gradients of the scores. Returns
-// the gradient of the head's weight.
+// Overwrites the products a of one index head by the coefficients c, given the gradients of the scores.
+// Returns the gradient of the head's weight.
 float CoefficientsOfHead(const float* __restrict score_gradients, float weight, int64_t count,
                          float* __restrict products) {
   return LaneSum(count, [=](int64_t i) {

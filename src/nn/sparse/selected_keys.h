@@ -43,11 +43,12 @@ void GatherHeads(const T* token_heads, int64_t stride, int64_t heads, int64_t di
   }
 }
 
-// Selected keys whose rows are used at once: they stay in the cache of a core from their first use to their last.
+// Selected keys whose rows are used at once: they stay in the cache of a core from their first use to their
+// last.
 inline constexpr int64_t kKeyBlock = 64;
 
-// Rows of up to kKeyBlock keys, in fp32 and padded with zeros to PaddedRow(dim). They lie in the tensor itself where
-// it has this form, else in a copy.
+// Rows of up to kKeyBlock keys, in fp32 and padded with zeros to PaddedRow(dim). They lie in the tensor
+// itself where it has this form, else in a copy.
 class LocatedRows {
  public:
   const float* const* pointers() const { return pointers_; }

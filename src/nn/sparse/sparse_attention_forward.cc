@@ -13,7 +13,8 @@
 namespace weft {
 namespace {
 
-// Overwrites the scores of one query head with exp(scale * score - maximum). Returns the sum and the log-sum-exp.
+// Overwrites the scores of one query head with exp(scale * score - maximum). Returns the sum and the
+// log-sum-exp.
 struct Softmax {
   float sum, lse;
 };
