@@ -1,8 +1,8 @@
-// Benchmark of sparse attention against dense attention: forward and backward of one layer's attention. Sparse
-// attention includes the selection of keys, and the indexer's loss with its gradients. One thread, f32, 8 heads of
-// 64 with 2 kv heads, 4 index heads of 32, top-k 512. Both run once per iteration, so that disturbances affect
-// both. Prints the ratio of the times, the times of the parts of sparse attention, and the memory that the
-// selection keeps until backward.
+// Benchmark of sparse attention against dense attention: forward and backward of one layer's attention.
+// Sparse attention includes the selection of keys, and the indexer's loss with its gradients. One thread,
+// f32, 8 heads of 64 with 2 kv heads, 4 index heads of 32, top-k 512. Both run once per iteration, so that
+// disturbances affect both. Prints the ratio of the times, the times of the parts of sparse attention, and
+// the memory that the selection keeps until backward.
 //
 //   build/release/bench/weft_bench_sparse_attention [--benchmark_filter=…]
 #include <cmath>

@@ -38,6 +38,7 @@
 #include "weft/mesh/thread_bootstrap.h"
 #include "weft/nn/embedding.h"
 #include "weft/nn/gelu.h"
+#include "weft/nn/layer_norm.h"
 #include "weft/nn/linear.h"
 #include "weft/nn/llama.h"
 #include "weft/nn/lm_head_loss.h"

@@ -14,7 +14,8 @@ namespace weft::oracle {
 Doubles Linear(const Doubles& x, const Doubles& weight, int64_t in, int64_t out);
 Doubles RmsNorm(const Doubles& x, const Doubles& weight, double eps);
 Doubles LayerNorm(const Doubles& x, const Doubles& weight, const Doubles& bias, double eps);
-// x [batch, seq, heads, head_dim]; positions start at 0. Partial: head_dim is more than two for each frequency.
+// x [batch, seq, heads, head_dim]; positions start at 0. Partial: head_dim is more than two for each
+// frequency.
 Doubles Rope(const Doubles& x, int64_t seq, int64_t heads, const std::vector<float>& frequencies);
 Doubles PartialRope(const Doubles& x, int64_t seq, int64_t heads, int64_t head_dim,
                     const std::vector<float>& frequencies);

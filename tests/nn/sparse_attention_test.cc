@@ -210,7 +210,8 @@ void AddTokens(const Doubles& part, const TokenRuns& runs, const Shape& shape, D
   }
 }
 
-// Every rank attends with its queries to the keys of all ranks. The gradients of the keys are sums over ranks.
+// Every rank attends with its queries to the keys of all ranks. The gradients of the keys are sums over
+// ranks.
 TEST(SparseAttention, GivesTheResultsOfTheWholeSequenceWhenRanksShareIt) {
   const std::vector<TokenRuns> parts = {{{0, 0, 5}, {0, 18, 5}}, {{0, 5, 13}}, {}};
   TokenRuns all;

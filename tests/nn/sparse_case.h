@@ -1,4 +1,5 @@
-// Test case of the sparse attention kernels: one problem for the kernels, and the same as plain loops in double.
+// Test case of the sparse attention kernels: one problem for the kernels, and the same as plain loops in
+// double.
 #pragma once
 
 #include <functional>
@@ -101,8 +102,8 @@ struct SparseRun {
 // The values of blocks [batch, keys, ...], end to end along the keys.
 Doubles JoinedKeys(const std::vector<TensorView>& blocks, int64_t batch);
 
-// Expects that `gradient` has the central differences of `function` at `point`. `tolerance` is relative to the
-// largest gradient.
+// Expects that `gradient` has the central differences of `function` at `point`. `tolerance` is relative to
+// the largest gradient.
 void ExpectDifferences(const std::function<double(const Doubles& moved)>& function, const Doubles& point,
                        const Doubles& gradient, double tolerance, const std::string& what);
 

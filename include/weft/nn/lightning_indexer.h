@@ -1,15 +1,18 @@
 // Lightning indexer of sparse attention: projections of a layer's input to index queries, one index key a
 // token, and weights of the index heads (DeepSeek-AI, "DeepSeek-V3.2-Exp", 2025, section 2.1).
 //
-//   index_q = rope(x Wq)    index_k = rope(LayerNorm(x Wk))    index_weights = x Ww / sqrt(index_heads *
-//   index_dim)
+//   index_q = rope(x Wq)
+//   index_k = rope(LayerNorm(x Wk))
+//   index_weights = x Ww / sqrt(index_heads * index_dim)
 //
 // Rotary embedding turns the first `rope_dim` elements of each index head; the others have no position.
 //
-// Inputs: x [batch, tokens, dim], the input of the attention's projections. Outputs: index_q [batch, tokens,
-// index_heads, index_dim], index_k [batch, tokens, 1, index_dim], index_weights [batch, tokens, index_heads],
-// in the dtype of x. Backward writes the gradients of the parameters, and returns an undefined gradient of x:
-// the indexer's input is detached, so that its loss does not reach the layers below.
+// Inputs: x [batch, tokens, dim], the input of the attention's projections.
+// Outputs, in the dtype of x: index_q [batch, tokens, index_heads, index_dim], index_k [batch, tokens, 1,
+//   index_dim], index_weights [batch, tokens, index_heads].
+// Backward writes the gradients of the parameters, and returns an undefined gradient of x: the indexer's
+//   input is detached, so that its loss does not reach the layers below. It overwrites the gradients of the
+//   outputs.
 // Parameters: wq.weight, wk.weight, k_norm.weight, k_norm.bias, weights_proj.weight.
 #pragma once
 
@@ -19,11 +22,22 @@
 
 #include "weft/nn/layer_norm.h"
 #include "weft/nn/linear.h"
-#include "weft/nn/llama_config.h"
 #include "weft/nn/module.h"
 #include "weft/nn/rope.h"
 
 namespace weft {
+
+// Sparse attention with a lightning indexer in every layer, see weft/nn/sparse_attention.h.
+struct SparseAttentionConfig {
+  int64_t top_k = 512;
+  int64_t index_heads = 4;
+  int64_t index_dim = 32;  // Even.
+
+  // Elements of an index head that rotary embedding turns: half of them, rounded down to an even number, at
+  // least 2.
+  int64_t rope_dim() const { return index_dim < 4 ? 2 : index_dim / 4 * 2; }
+  friend bool operator==(const SparseAttentionConfig&, const SparseAttentionConfig&) = default;
+};
 
 // True for the parameters of an indexer that is part of a model: the name has a component "indexer".
 bool IsIndexerParameter(const Parameter& parameter);

@@ -30,17 +30,14 @@ namespace weft {
 
 // Rope tables of a model; its layers share them.
 struct RopeTables {
-  RopeTables(std::shared_ptr<RopeTable> attention_table, std::shared_ptr<RopeTable> indexer_table = nullptr)
-      : attention(std::move(attention_table)), indexer(std::move(indexer_table)) {}
-  // Those of a configuration.
   explicit RopeTables(const LlamaConfig& config);
 
   std::shared_ptr<RopeTable> attention;
   std::shared_ptr<RopeTable> indexer;  // Null with dense attention.
 };
 
-// Attention layer of a decoder block. With config.sparse_attention, SparseAttention and its indexer "<name>.indexer"
-// take the place of Attention. The indexer reads the layer's input; no gradient leaves it.
+// Attention layer of a decoder block. With config.sparse_attention, SparseAttention and its indexer
+// "<name>.indexer" take the place of Attention. The indexer reads the layer's input; no gradient leaves it.
 //
 // Inputs: x [batch, tokens, dim]. Outputs: y of the same shape and dtype; the caller may overwrite it.
 class SelfAttention : public Module {

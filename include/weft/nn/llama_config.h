@@ -6,21 +6,10 @@
 
 #include <absl/status/status.h>
 
+#include "weft/nn/lightning_indexer.h"
 #include "weft/nn/rope.h"
 
 namespace weft {
-
-// Sparse attention with a lightning indexer in every layer, see weft/nn/sparse_attention.h.
-struct SparseAttentionConfig {
-  int64_t top_k = 512;
-  int64_t index_heads = 4;
-  int64_t index_dim = 32;  // Even.
-
-  // Elements of an index head that rotary embedding turns: half of them, rounded down to an even number, at
-  // least 2.
-  int64_t rope_dim() const { return index_dim < 4 ? 2 : index_dim / 4 * 2; }
-  friend bool operator==(const SparseAttentionConfig&, const SparseAttentionConfig&) = default;
-};
 
 struct LlamaConfig {
   int64_t vocab_size = 256;

@@ -51,8 +51,8 @@ class RopeTable {
   std::vector<float> sines_;
 };
 
-// Rotates queries and keys in place. A head may be longer than the rotated part: the first 2 half_dim() elements
-// are then rotated as if they were the head, and the others keep their values.
+// Rotates queries and keys in place. A head may be longer than the rotated part: the first 2 half_dim()
+// elements are then rotated as if they were the head, and the others keep their values.
 //
 // Inputs: any number of contiguous tensors [batch, tokens, heads, head_dim], f32 or bf16. The invocation's
 // sequence() gives the positions of the tokens. Outputs: the same tensors, overwritten.

@@ -6,9 +6,8 @@
 //   [batch, keys, 1, index_dim] and index_weights [batch, tokens, index_heads]. One dtype, f32 or bf16.
 // Outputs: out [batch, tokens, heads, value_dim].
 // The invocation's sequence() gives the documents and positions of the tokens. Where ranks share the
-// sequence,
-//   q, index_q and index_weights are this rank's tokens, and the keys are those of all ranks, in rank order
-//   (weft/context_parallel/exchange_hooks.h gathers them). Otherwise keys and tokens are the same.
+//   sequence, q, index_q and index_weights are this rank's tokens, and the keys are those of all ranks, in
+//   rank order (weft/context_parallel/exchange_hooks.h gathers them). Otherwise keys and tokens are the same.
 // Stage and coefficient of the indexer's loss come from the invocation: see IndexerPass.
 // Backward: the gradients of q, k and v are those of the output. The gradients of the index inputs are those
 //   of the indexer's loss alone. The two do not mix: selection has no gradient, and the loss takes the
@@ -38,7 +37,8 @@ struct IndexerPass {
   // Factor of the gradients of each query's loss: the coefficient over the number of queries of the whole
   // step, over all ranks and microbatches.
   float loss_factor = 0.0F;
-  // Measure the share of attention mass on every n-th query; 0: not at all.
+  // Measure the share of attention mass on every n-th query; 0: not at all. In the warm-up stage, the mass
+  // of the keys that the indexer would select.
   int64_t mass_stride = 0;
 
   // Sums over the sparse attentions and this rank's queries of the pass.

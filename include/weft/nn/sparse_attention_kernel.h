@@ -1,8 +1,8 @@
 // Kernels of sparse attention: selection of keys by a lightning indexer, attention to the selected keys,
 // forward and backward, and the indexer's loss (DeepSeek-AI, "DeepSeek-V3.2-Exp", 2025, section 2).
 //
-// Layouts and requirements of q, k, v, out, lse, delta and their gradients: as in attention_kernel.h. Any size
-// may be 0. A *key number* counts the keys over all blocks, end to end.
+// Layouts and requirements of q, k, v, out, lse, delta and their gradients: as in attention_kernel.h. Any
+// size may be 0. A *key number* counts the keys over all blocks, end to end.
 //
 // Thread safety: any thread may call. A call uses the ThreadCount() threads of the calling thread.
 // Determinism: the bits depend on sizes, dtypes and the division of the keys into blocks, not on the thread
@@ -36,10 +36,10 @@ struct KeySelection {
   int64_t width() const { return keys.dim(2); }
 };
 
-// Selects for every query the `top_k` visible keys with the largest index scores. Of equal scores the key with
-// the lower position in its document is selected. A query with fewer visible keys selects all of them; the
-// selection's width is the smaller of `top_k` and the number of keys. Scores are computed in fp32, key tile by
-// key tile: memory does not grow with queries x keys.
+// Selects for every query the `top_k` visible keys with the largest index scores. Of equal scores the key
+// with the lower position in its document is selected. A query with fewer visible keys selects all of them;
+// the selection's width is the smaller of `top_k` and the number of keys. Scores are computed in fp32, key
+// tile by key tile: memory does not grow with queries x keys.
 // REQUIRES: top_k > 0.
 KeySelection SelectKeys(const AttentionMask& mask, int64_t top_k, const IndexQueries& index,
                         const TokenRuns& q_runs, absl::Span<const KeyBlock> keys, IndexKeys index_keys);

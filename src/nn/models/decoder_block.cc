@@ -20,12 +20,12 @@ Tensor MergeHeads(const Tensor& x) { return x.Reshape({x.dim(0), x.dim(1), x.dim
 
 }  // namespace
 
-RopeTables::RopeTables(const LlamaConfig& config)
-    : RopeTables(std::make_shared<RopeTable>(
-          RopeFrequencies(config.head_dim, config.rope_theta, config.rope_scaling))) {
-  if (!config.sparse_attention.has_value()) return;
-  indexer = std::make_shared<RopeTable>(
-      RopeFrequencies(config.sparse_attention->rope_dim(), config.rope_theta, config.rope_scaling));
+RopeTables::RopeTables(const LlamaConfig& config) {
+  const auto table_of = [&config](int64_t dim) {
+    return std::make_shared<RopeTable>(RopeFrequencies(dim, config.rope_theta, config.rope_scaling));
+  };
+  attention = table_of(config.head_dim);
+  if (config.sparse_attention.has_value()) indexer = table_of(config.sparse_attention->rope_dim());
 }
 
 SelfAttention::SelfAttention(std::string name, const LlamaConfig& config, const RopeTables& rope_tables)

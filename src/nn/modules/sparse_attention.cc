@@ -91,6 +91,66 @@ void AddMass(const Operands& operands, int64_t top_k, const KeySelection* select
   pass.mass_pairs += mass.pairs;
 }
 
+// What is wrong with the inputs, or null.
+const char* FaultOfLayout(const Tensors& inputs) {
+  if (inputs.size() != SparseAttention::kInputs)
+    return "expected q, k, v and the three outputs of the indexer";
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].shape().size() != (i == SparseAttention::kIndexWeights ? 3U : 4U)) {
+      return "all inputs but the weights must have four dims, and the weights three";
+    }
+    if (inputs[i].dtype() != inputs[0].dtype()) return "all inputs must have one dtype";
+    if (!inputs[i].view().IsContiguous()) return "all inputs must be contiguous";
+    if (inputs[i].dim(0) != inputs[0].dim(0)) return "batch sizes must agree";
+  }
+  return nullptr;
+}
+
+// The same for sizes. REQUIRES: FaultOfLayout returned null.
+const char* FaultOfSizes(const Tensors& inputs) {
+  const Shape& q = inputs[SparseAttention::kQ].shape();
+  const Shape& k = inputs[SparseAttention::kK].shape();
+  const Shape& v = inputs[SparseAttention::kV].shape();
+  const Shape& index_q = inputs[SparseAttention::kIndexQ].shape();
+  const Shape& index_k = inputs[SparseAttention::kIndexK].shape();
+  const Shape& weights = inputs[SparseAttention::kIndexWeights].shape();
+  if (v[1] != k[1] || index_k[1] != k[1]) return "k, v and the index keys must have as many tokens";
+  if (index_q[1] != q[1] || weights[1] != q[1]) {
+    return "q, the index queries and their weights must have as many tokens";
+  }
+  if (k[2] != v[2] || k[2] == 0 || q[2] % k[2] != 0) {
+    return "k and v must have the same number of heads, and it must divide the number of heads of q";
+  }
+  if (q[3] != k[3]) return "q and k must have the same head_dim";
+  if (index_k[2] != 1 || index_k[3] != index_q[3]) {
+    return "the index keys must have one head, as long as those of the index queries";
+  }
+  return weights[2] == index_q[2] ? nullptr : "every index head needs a weight";
+}
+
+// Tensors of a backward, besides its operands.
+struct Gradients {
+  TensorView lse, delta, dout, dq;
+  KeyGradients keys;
+  IndexerGradients index;
+};
+
+// Both write all gradients, and return the indexer's loss.
+double WarmUpBackward(const Operands& operands, const Gradients& g, float loss_factor) {
+  AttentionBackward(operands.problem, operands.q, operands.q_runs, {operands.keys()}, g.lse, g.delta, g.dout,
+                    g.dq, 0.0F, {g.keys}, 0.0F);
+  return DenseIndexerLoss(operands.problem, operands.q, operands.q_runs, {operands.keys()}, g.lse,
+                          operands.index, {operands.index_k}, loss_factor, g.index);
+}
+double SparseBackward(const Operands& operands, const KeySelection& selection, const Gradients& g,
+                      float loss_factor) {
+  const Tensor target = Tensor::Empty(DType::kF32, selection.scores.shape());
+  SparseAttentionBackward(operands.problem, operands.q, selection, {operands.keys()}, g.lse, g.delta, g.dout,
+                          g.dq, {g.keys}, target.view());
+  return SelectedIndexerLoss(selection, target.view(), operands.index, {operands.keys()}, {operands.index_k},
+                             loss_factor, g.index);
+}
+
 }  // namespace
 
 IndexerPass& IndexerPassOf(Invocation& invocation) {
@@ -104,41 +164,17 @@ absl::Span<const std::string_view> SparseAttention::input_names() const {
 }
 
 absl::Status SparseAttention::CheckInputs(const Tensors& inputs) const {
-  const auto invalid = [&](const char* what) {
-    std::string shapes;
-    for (const Tensor& input : inputs) absl::StrAppend(&shapes, " ", ToString(input.shape()));
-    return absl::InvalidArgumentError(absl::StrCat(name(), " was given inputs of", shapes, ": ", what));
-  };
   WEFT_RETURN_IF_ERROR(Validate(options_.mask));
   if (options_.top_k < 1) {
     return absl::InvalidArgumentError(
         absl::StrCat(name(), " has a top_k of ", options_.top_k, "; it must be at least 1"));
   }
-  if (inputs.size() != kInputs) return invalid("expected q, k, v and the three outputs of the indexer");
-  for (size_t i = 0; i < kInputs; ++i) {
-    if (inputs[i].shape().size() != (i == kIndexWeights ? 3U : 4U)) {
-      return invalid("all inputs but the weights must have four dims, and the weights three");
-    }
-    if (inputs[i].dtype() != inputs[0].dtype()) return invalid("all inputs must have one dtype");
-    if (!inputs[i].view().IsContiguous()) return invalid("all inputs must be contiguous");
-    if (inputs[i].dim(0) != inputs[0].dim(0)) return invalid("batch sizes must agree");
-  }
-  const Shape &q = inputs[kQ].shape(), &k = inputs[kK].shape(), &v = inputs[kV].shape();
-  const Shape &index_q = inputs[kIndexQ].shape(), &index_k = inputs[kIndexK].shape();
-  const Shape& weights = inputs[kIndexWeights].shape();
-  if (v[1] != k[1] || index_k[1] != k[1]) return invalid("k, v and the index keys must have as many tokens");
-  if (index_q[1] != q[1] || weights[1] != q[1]) {
-    return invalid("q, the index queries and their weights must have as many tokens");
-  }
-  if (k[2] != v[2] || k[2] == 0 || q[2] % k[2] != 0) {
-    return invalid("k and v must have the same number of heads, and it must divide the number of heads of q");
-  }
-  if (q[3] != k[3]) return invalid("q and k must have the same head_dim");
-  if (index_k[2] != 1 || index_k[3] != index_q[3]) {
-    return invalid("the index keys must have one head, as long as those of the index queries");
-  }
-  if (weights[2] != index_q[2]) return invalid("every index head needs a weight");
-  return absl::OkStatus();
+  const char* fault = FaultOfLayout(inputs);
+  if (fault == nullptr) fault = FaultOfSizes(inputs);
+  if (fault == nullptr) return absl::OkStatus();
+  std::string shapes;
+  for (const Tensor& input : inputs) absl::StrAppend(&shapes, " ", ToString(input.shape()));
+  return absl::InvalidArgumentError(absl::StrCat(name(), " was given inputs of", shapes, ": ", fault));
 }
 
 absl::StatusOr<Tensors> SparseAttention::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
@@ -162,8 +198,8 @@ absl::StatusOr<Tensors> SparseAttention::ForwardImpl(Invocation& invocation, con
     for (const Tensor& tensor : {selection.keys, selection.scores, selection.counts}) saved.push_back(tensor);
   }
   // A checkpointed forward runs again, and saves then.
-  const bool counts = invocation.is_saving() || !invocation.gradients();
-  if (counts && pass.mass_stride > 0) {
+  const bool is_final = invocation.is_saving() || !invocation.gradients();
+  if (is_final && pass.mass_stride > 0) {
     AddMass(operands, options_.top_k, pass.warm_up ? nullptr : &selection, pass);
   }
   if (invocation.is_saving()) invocation.Save(this, std::move(saved));
@@ -188,27 +224,20 @@ absl::StatusOr<Tensors> SparseAttention::BackwardImpl(Invocation& invocation,
   const bool is_wide = index_k_gradient.dtype() == DType::kF32;
   const Tensor dk = is_wide ? index_k_gradient : Tensor::Empty(DType::kF32, index_k_gradient.shape());
   const TensorView index_dk = WithoutHead(dk.view());
-  const IndexerGradients index_gradients = {
-      gradients[kIndexQ].view(), gradients[kIndexWeights].view(), {&index_dk, 1}};
-  const TensorView& dout = output_gradients[0].view();
-  const TensorView& lse = saved[kLse].view();
-  const Tensor delta = Tensor::Empty(DType::kF32, lse.shape);
-  AttentionDelta(saved[kOut].view(), dout, delta.view());
+  const Tensor delta = Tensor::Empty(DType::kF32, saved[kLse].shape());
+  AttentionDelta(saved[kOut].view(), output_gradients[0].view(), delta.view());
+  const Gradients views = {saved[kLse].view(),
+                           delta.view(),
+                           output_gradients[0].view(),
+                           gradients[kQ].view(),
+                           {gradients[kK].view(), gradients[kV].view()},
+                           {gradients[kIndexQ].view(), gradients[kIndexWeights].view(), {&index_dk, 1}}};
   IndexerPass& pass = IndexerPassOf(invocation);
-  const KeyGradients key_gradients = {gradients[kK].view(), gradients[kV].view()};
-  if (saved.size() == kSelectedKeys) {
-    AttentionBackward(operands.problem, operands.q, operands.q_runs, {operands.keys()}, lse, delta.view(),
-                      dout, gradients[kQ].view(), 0.0F, {key_gradients}, 0.0F);
-    pass.loss += DenseIndexerLoss(operands.problem, operands.q, operands.q_runs, {operands.keys()}, lse,
-                                  operands.index, {operands.index_k}, pass.loss_factor, index_gradients);
-  } else {
-    const KeySelection selection = {saved[kSelectedKeys], saved[kSelectedScores], saved[kSelectedCounts]};
-    const Tensor target = Tensor::Empty(DType::kF32, selection.scores.shape());
-    SparseAttentionBackward(operands.problem, operands.q, selection, {operands.keys()}, lse, delta.view(),
-                            dout, gradients[kQ].view(), {key_gradients}, target.view());
-    pass.loss += SelectedIndexerLoss(selection, target.view(), operands.index, {operands.keys()},
-                                     {operands.index_k}, pass.loss_factor, index_gradients);
-  }
+  const bool warm_up = saved.size() == kSelectedKeys;
+  pass.loss += warm_up ? WarmUpBackward(operands, views, pass.loss_factor)
+                       : SparseBackward(
+                             operands, {saved[kSelectedKeys], saved[kSelectedScores], saved[kSelectedCounts]},
+                             views, pass.loss_factor);
   pass.queries += operands.q.shape[0] * operands.q.shape[1];
   if (!is_wide) WEFT_RETURN_IF_ERROR(StridedCopy(dk.view(), index_k_gradient.view()));
   return gradients;

@@ -15,10 +15,10 @@
 #include "weft/nn/sparse_attention_kernel.h"
 
 // Note [Dense indexer loss]
-// Each row block visits its tiles twice. The first pass finds the log-sum-exp of each query's index scores, with
-// running maxima (Note [Online softmax]). The second pass computes the scores again, the target from the dense
-// attention's scores and their log-sum-exp, and the gradients (Note [Gradients of the indexer's loss]). The
-// target sums to 1 for a query with visible keys.
+// Each row block visits its tiles twice. The first pass finds the log-sum-exp of each query's index scores,
+// with running maxima (Note [Online softmax]). The second pass computes the scores again, the target from
+// the dense attention's scores and their log-sum-exp, and the gradients (Note [Gradients of the indexer's
+// loss]). The target sums to 1 for a query with visible keys.
 // A part of the row blocks adds to its own sums of dK: see IndexKeySums.
 
 namespace weft {

@@ -1,6 +1,6 @@
-// Sums of the gradients of the index keys. The queries of a sequence are divided into parts; each part has its
-// own sums, in fp32, and the parts are added up in order. The number of parts depends on the number of sequences
-// alone, so that the bits do not depend on the number of threads.
+// Sums of the gradients of the index keys. The queries of a sequence are divided into parts; each part has
+// its own sums, in fp32, and the parts are added up in order. The number of parts depends on the number of
+// sequences alone, so that the bits do not depend on the number of threads.
 //
 // Thread safety: Of may be called from any thread; Store by one thread, after all parts are done.
 #pragma once
@@ -28,8 +28,8 @@ class IndexKeySums {
   // Parts of all sequences; part i belongs to sequence i / PartsOfSequence().
   int64_t Parts() const { return batches_ * parts_; }
   int64_t PartsOfSequence() const { return parts_; }
-  // The first of `count` things that belong to a part, if all parts of a sequence divide them evenly. That of the
-  // next part is the end.
+  // The first of `count` things that belong to a part, if all parts of a sequence divide them evenly. That
+  // of the next part is the end.
   int64_t Begin(int64_t part, int64_t count) const { return count * (part % parts_) / parts_; }
   int64_t End(int64_t part, int64_t count) const { return count * (part % parts_ + 1) / parts_; }
   // The sums of one part: [keys, row_stride()].

@@ -14,8 +14,8 @@ namespace weft {
 // Keys that are scored at once.
 inline constexpr int64_t kKeyChunk = 32;
 
-// The index keys of one sequence in chunks of kKeyChunk keys, over all blocks: [chunks, dim, kKeyChunk]. Zeros
-// follow the last key.
+// The index keys of one sequence in chunks of kKeyChunk keys, over all blocks: [chunks, dim, kKeyChunk].
+// Zeros follow the last key.
 class PackedIndexKeys {
  public:
   PackedIndexKeys(IndexKeys keys, int64_t batch);

@@ -12,8 +12,8 @@
 namespace weft {
 namespace {
 
-// Queries that visit a tile of keys one after the other, and the keys of a tile: the packed index keys of a tile
-// stay in the cache of a core.
+// Queries that visit a tile of keys one after the other, and the keys of a tile: the packed index keys of a
+// tile stay in the cache of a core.
 constexpr int64_t kQueryBlock = 32;
 constexpr int64_t kTileKeys = 16 * kKeyChunk;
 

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -10,8 +11,8 @@
 #include "weft/nn/sparse_attention_kernel.h"
 
 // Note [Gradients of the indexer's loss]
-// With target p, index scores s and softmax(s) = r, the loss is sum p (log p - log r). Its gradient by a score is
-// ds = r sum(p) - p. A score is sum over heads h of w_h ReLU(a_h) with a_h = q_h . k, so that
+// With target p, index scores s and softmax(s) = r, the loss is sum p (log p - log r). Its gradient by a
+// score is ds = r sum(p) - p. A score is sum over heads h of w_h ReLU(a_h) with a_h = q_h . k, so that
 //   dw_h = sum over keys of ds ReLU(a_h),   dq_h = sum over keys of c_h k,   dk = sum over heads of c_h q_h,
 // where c_h = ds w_h where a_h > 0, and 0 elsewhere.
 
@@ -41,8 +42,8 @@ double DivergenceOfRow(const float* __restrict target, const float* __restrict s
   return divergence;
 }
 
-// Overwrites the products a of one index head by the coefficients c, given the gradients of the scores. Returns
-// the gradient of the head's weight.
+// Overwrites the products a of one index head by the coefficients c, given the gradients of the scores.
+// Returns the gradient of the head's weight.
 float CoefficientsOfHead(const float* __restrict score_gradients, float weight, int64_t count,
                          float* __restrict products) {
   return LaneSum(count, [=](int64_t i) {
@@ -66,53 +67,74 @@ struct LossCall {
   int64_t dim() const { return index.q.shape[3]; }
 };
 
-void StoreFloat(const TensorView& view, int64_t offset, float value) {
-  WithElementType(view.dtype, [&](auto element) {
-    using T = decltype(element);
-    view.As<T>()[offset] = Round<T>(value);
-  });
+// Zeroed sums of the gradients of the weights of one query. Valid until the thread's next call.
+std::vector<float>& WeightSums(int64_t heads) {
+  static thread_local std::vector<float> sums;
+  sums.assign(static_cast<size_t>(heads), 0.0F);
+  return sums;
 }
 
-void StoreQueryGradients(const TensorView& dq, int64_t batch, int64_t query, const float* sums) {
+void StoreQueryGradients(const IndexerGradients& gradients, int64_t batch, int64_t query,
+                         const float* dq_sums, const std::vector<float>& dweights_sums) {
+  const TensorView& dq = gradients.dq;
+  const TensorView& dweights = gradients.dweights;
   WithElementType(dq.dtype, [&](auto element) {
     using Gradient = decltype(element);
     for (int64_t head = 0; head < dq.shape[2]; ++head) {
-      StoreSumRun(sums + head * PaddedRow(dq.shape[3]), 0.0F, dq.shape[3],
+      StoreSumRun(dq_sums + head * PaddedRow(dq.shape[3]), 0.0F, dq.shape[3],
                   TokenHead<Gradient>(dq, batch, query, head));
     }
   });
+  WithElementType(dweights.dtype, [&](auto element) {
+    using Gradient = decltype(element);
+    StoreSumRun(dweights_sums.data(), 0.0F, dweights.shape[2],
+                dweights.As<Gradient>() + batch * dweights.strides[0] + query * dweights.strides[1]);
+  });
 }
 
-// Loss and gradients of one query. Adds to the sums of its part.
+// Gradients of one query, given those of its scores. Adds to the sums of its part.
 template <typename T>
-double LossOfQuery(const LossCall& call, const KeyRows<T>& index_keys, int64_t batch, int64_t query,
-                   float* key_sums) {
-  static thread_local Scratch q_memory, key_memory, product_memory, gradient_memory;
+void AddQueryGradients(const LossCall& call, const KeyRows<T>& index_keys, int64_t batch, int64_t query,
+                       const float* score_gradients, float* key_sums) {
+  static thread_local Scratch q_memory, dq_memory, product_memory;
+  static thread_local LocatedRows located;
   const SelectedKeys selected = SelectedKeysOf(call.selection, batch, query);
   const int64_t row = PaddedRow(call.dim());
   float* q = q_memory.Floats(call.heads() * row);
-  float* keys = key_memory.Floats(selected.count * row);
+  float* dq = dq_memory.Floats(call.heads() * row);
+  std::vector<float>& dweights = WeightSums(call.heads());
+  GatherHeads(TokenHead<T>(call.index.q, batch, query, 0), call.index.q.strides[2], call.heads(), call.dim(),
+              q);
+  std::fill_n(dq, call.heads() * row, 0.0F);
+  const TensorView& weights = call.index.weights;
+  const T* weight = weights.As<T>() + batch * weights.strides[0] + query * weights.strides[1];
+  ForEachKeyBlock(selected, [&](int64_t first, int64_t count) {
+    const RowMatrix products = {product_memory.Floats(call.heads() * kKeyBlock), call.heads(), count,
+                                kKeyBlock};
+    index_keys.Locate(selected.numbers + first, count, located);
+    float* sums[kKeyBlock];
+    for (int64_t j = 0; j < count; ++j) sums[j] = key_sums + selected.numbers[first + j] * row;
+    RowTimesKeys(q, located.pointers(), row, products);
+    for (int64_t head = 0; head < call.heads(); ++head) {
+      dweights[static_cast<size_t>(head)] +=
+          CoefficientsOfHead(score_gradients + first, Load(weight[head]), count, products.Row(head));
+    }
+    AddSumOfRows(products, q, row, sums);
+    AddSumOfKeys(products, located.pointers(), row, dq);
+  });
+  StoreQueryGradients(call.gradients, batch, query, dq, dweights);
+}
+
+template <typename T>
+double LossOfQuery(const LossCall& call, const KeyRows<T>& index_keys, int64_t batch, int64_t query,
+                   float* key_sums) {
+  static thread_local Scratch gradient_memory;
+  const SelectedKeys selected = SelectedKeysOf(call.selection, batch, query);
   float* score_gradients = gradient_memory.Floats(selected.count);
-  const RowMatrix products = {product_memory.Floats(call.heads() * selected.count), call.heads(),
-                              selected.count, selected.count};
   const float* target =
       call.target.As<float>() + batch * call.target.strides[0] + query * call.target.strides[1];
   const double loss = DivergenceOfRow(target, selected.scores, selected.count, call.factor, score_gradients);
-  GatherHeads(TokenHead<T>(call.index.q, batch, query, 0), call.index.q.strides[2], call.heads(), call.dim(),
-              q);
-  index_keys.Gather(selected.numbers, selected.count, keys);
-  RowTimesKeys(q, keys, row, products);
-  const TensorView& weights = call.index.weights;
-  const TensorView& dweights = call.gradients.dweights;
-  for (int64_t head = 0; head < call.heads(); ++head) {
-    const float weight =
-        Load(weights.As<T>()[batch * weights.strides[0] + query * weights.strides[1] + head]);
-    StoreFloat(dweights, batch * dweights.strides[0] + query * dweights.strides[1] + head,
-               CoefficientsOfHead(score_gradients, weight, selected.count, products.Row(head)));
-  }
-  AddToSelectedKeys(products, q, row, selected.numbers, key_sums, row);
-  SumOfKeys(products, keys, row, q);
-  StoreQueryGradients(call.gradients.dq, batch, query, q);
+  AddQueryGradients<T>(call, index_keys, batch, query, score_gradients, key_sums);
   return loss;
 }
 

@@ -7,8 +7,8 @@
 
 namespace weft {
 
-// The selected keys' share of a softmax is exp(lse of the selected scores - lse of all scores). Both are outputs
-// of a forward.
+// The selected keys' share of a softmax is exp(lse of the selected scores - lse of all scores). Both are
+// outputs of a forward.
 AttentionMass SelectedMass(const AttentionProblem& problem, const TensorView& q, const TokenRuns& q_runs,
                            const KeySelection& selection, absl::Span<const KeyBlock> keys,
                            int64_t query_stride) {

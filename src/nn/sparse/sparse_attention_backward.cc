@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <array>
+#include <vector>
 
 #include "src/nn/kernels/vector_math.h"
 #include "src/nn/products/scratch.h"
@@ -9,16 +11,28 @@
 
 // Note [Sparse attention backward]
 // The formulas are those of Note [Attention backward], with the rows of the selected keys. Each (sequence, kv
-// head) has its own sums of dK and dV, in fp32, and adds to them query by query. Threads divide the kv heads
-// among them. So threads share no sum, and the order of additions does not depend on their number.
-// The target is a sum over all heads: each kv head writes its own part of a block of queries, and the parts are
-// then added up in order.
+// head) has its own sums of dK and dV, in fp32. Threads divide the kv heads among them. So threads share no
+// sum, and the order of additions does not depend on their number.
+// The selected keys of a query lie anywhere. A block of queries therefore visits a tile of keys after the
+// other: the tile's rows and sums come into the cache of a core once for all its queries.
+// The target is a sum over all heads: each kv head writes its own part of a block of queries, and the parts
+// are then added up in order.
 
 namespace weft {
 namespace {
 
 // Queries between two sums of target parts.
-constexpr int64_t kQueryBlock = 64;
+constexpr int64_t kQueryBlock = 128;
+
+// The number of keys of a tile: as many as fit into part of a core's cache, with their sums. More if a
+// query selects so few of them that loading its own rows would take longer. Constants, so that the bits do
+// not depend on the host.
+int64_t TileKeys(int64_t row_floats, int64_t keys, int64_t width) {
+  constexpr int64_t kTileFloats = int64_t{64} * 1024;
+  constexpr int64_t kSelectedOfTile = 32;
+  return std::max(
+      {int64_t{1}, kTileFloats / (2 * row_floats), kSelectedOfTile * keys / std::max<int64_t>(1, width)});
+}
 
 // Arguments of one SparseAttentionBackward, shared by all queries.
 struct BackwardCall {
@@ -34,6 +48,7 @@ struct BackwardCall {
   float* sums;          // [batch, kv_heads, keys, key_row() + value_row()]: dK and dV.
   float* target_parts;  // [batch, kv_heads, kQueryBlock, width]; null without a target.
   int64_t keys;
+  int64_t tile_keys;
 
   int64_t queries() const { return q.shape[1]; }
   int64_t heads() const { return q.shape[2]; }
@@ -43,8 +58,8 @@ struct BackwardCall {
   int64_t value_row() const { return PaddedRow(value_dim()); }
 };
 
-// Overwrites the scores of one query head with the weights P, and the gradients of the weights with those of the
-// scores.
+// Overwrites the scores of one query head with the weights P, and the gradients of the weights with those
+// of the scores.
 void ScoreGradients(float* __restrict scores, float* __restrict gradients, int64_t count, float scale,
                     float lse, float delta) {
   for (int64_t i = 0; i < count; ++i) {
@@ -54,7 +69,8 @@ void ScoreGradients(float* __restrict scores, float* __restrict gradients, int64
   }
 }
 
-void SumOfRows(const RowMatrix& rows, float* __restrict sum) {
+// sum = the sum of the rows.
+void SumRows(const RowMatrix& rows, float* __restrict sum) {
   std::fill_n(sum, rows.keys, 0.0F);
   for (int64_t row = 0; row < rows.rows; ++row) {
     const float* __restrict values = rows.Row(row);
@@ -77,53 +93,96 @@ class KvHeadBackward {
                           ? nullptr
                           : call.target_parts + item * kQueryBlock * call.selection.width()) {}
 
-  void Run(int64_t query) const {
-    const int64_t rows = heads_.end - heads_.first;
-    const SelectedKeys selected = SelectedKeysOf(call_.selection, batch_, query);
-    float* target =
-        target_parts_ == nullptr ? nullptr : target_parts_ + query % kQueryBlock * call_.selection.width();
-    if (rows <= 0) {
-      if (target != nullptr) std::fill_n(target, selected.count, 0.0F);
-      return;
+  // Queries [begin, end), at most kQueryBlock, tile of keys by tile.
+  void Run(int64_t begin, int64_t end) const {
+    static thread_local Scratch memory;
+    std::array<Query, kQueryBlock> queries;
+    const int64_t query_floats = Rows() * (2 * call_.key_row() + call_.value_row());
+    float* floats = memory.Floats((end - begin) * query_floats);
+    for (int64_t i = begin; i < end; ++i) {
+      queries[static_cast<size_t>(i - begin)] = Begin(i, floats + (i - begin) * query_floats);
     }
-    static thread_local Scratch q_memory, dout_memory, key_memory, value_memory, score_memory,
-        gradient_memory;
-    float* q = q_memory.Floats(rows * call_.key_row());
-    float* dout = dout_memory.Floats(rows * call_.value_row());
-    float* keys = key_memory.Floats(selected.count * call_.key_row());
-    float* values = value_memory.Floats(selected.count * call_.value_row());
-    const RowMatrix scores = {score_memory.Floats(rows * selected.count), rows, selected.count,
-                              selected.count};
-    const RowMatrix gradients = {gradient_memory.Floats(rows * selected.count), rows, selected.count,
-                                 selected.count};
-    GatherHeads(TokenHead<T>(call_.q, batch_, query, heads_.first), call_.q.strides[2], rows,
-                call_.head_dim(), q);
-    GatherHeads(TokenHead<T>(call_.dout, batch_, query, heads_.first), call_.dout.strides[2], rows,
-                call_.value_dim(), dout);
-    k_.Gather(selected.numbers, selected.count, keys);
-    v_.Gather(selected.numbers, selected.count, values);
-    RowTimesKeys(q, keys, call_.key_row(), scores);
-    RowTimesKeys(dout, values, call_.value_row(), gradients);
-    for (int64_t row = 0; row < rows; ++row) {
-      ScoreGradients(scores.Row(row), gradients.Row(row), selected.count, call_.problem.scale,
-                     StatisticsOf(call_.lse, batch_, heads_.first + row)[query],
-                     StatisticsOf(call_.delta, batch_, heads_.first + row)[query]);
+    for (int64_t tile = 0; tile < call_.keys; tile += call_.tile_keys) {
+      for (int64_t i = 0; i < end - begin; ++i)
+        AddTile(queries[static_cast<size_t>(i)], tile + call_.tile_keys);
     }
-    const int64_t stride = call_.key_row() + call_.value_row();
-    AddToSelectedKeys(gradients, q, call_.key_row(), selected.numbers, sums_, stride);
-    AddToSelectedKeys(scores, dout, call_.value_row(), selected.numbers, sums_ + call_.key_row(), stride);
-    SumOfKeys(gradients, keys, call_.key_row(), q);
-    StoreQueryGradients(query, q);
-    if (target != nullptr) SumOfRows(scores, target);
+    for (int64_t i = 0; i < end - begin; ++i) StoreQueryGradients(queries[static_cast<size_t>(i)]);
   }
 
  private:
-  void StoreQueryGradients(int64_t query, const float* sums) const {
+  // A query of the block: its number, its selected keys and how many of them are done, and the rows of its
+  // heads.
+  struct Query {
+    int64_t number;
+    SelectedKeys selected;
+    int64_t done;
+    float *q, *dout, *dq;
+  };
+
+  int64_t Rows() const { return std::max<int64_t>(0, heads_.end - heads_.first); }
+
+  Query Begin(int64_t number, float* memory) const {
+    Query query = {number, SelectedKeysOf(call_.selection, batch_, number), 0, memory, nullptr, nullptr};
+    query.dout = query.q + Rows() * call_.key_row();
+    query.dq = query.dout + Rows() * call_.value_row();
+    GatherHeads(TokenHead<T>(call_.q, batch_, number, heads_.first), call_.q.strides[2], Rows(),
+                call_.head_dim(), query.q);
+    GatherHeads(TokenHead<T>(call_.dout, batch_, number, heads_.first), call_.dout.strides[2], Rows(),
+                call_.value_dim(), query.dout);
+    std::fill_n(query.dq, Rows() * call_.key_row(), 0.0F);
+    return query;
+  }
+
+  // The selected keys below `end` that are not done.
+  void AddTile(Query& query, int64_t end) const {
+    const SelectedKeys& selected = query.selected;
+    while (query.done < selected.count && selected.numbers[query.done] < end) {
+      const int32_t* first = selected.numbers + query.done;
+      const int64_t most = std::min(kKeyBlock, selected.count - query.done);
+      const int64_t count = std::lower_bound(first, first + most, end) - first;
+      float* target = nullptr;
+      if (target_parts_ != nullptr) {
+        target = target_parts_ + query.number % kQueryBlock * call_.selection.width() + query.done;
+      }
+      AddKeys(query, first, count, target);
+      query.done += count;
+    }
+  }
+
+  // Adds to the gradients of up to kKeyBlock keys, and to that of the query. Writes the keys' part of the
+  // target.
+  void AddKeys(const Query& query, const int32_t* numbers, int64_t count, float* target) const {
+    const int64_t rows = Rows();
+    static thread_local LocatedRows k_rows, v_rows;
+    static thread_local Scratch score_memory, gradient_memory;
+    const RowMatrix scores = {score_memory.Floats(rows * kKeyBlock), rows, count, kKeyBlock};
+    const RowMatrix gradients = {gradient_memory.Floats(rows * kKeyBlock), rows, count, kKeyBlock};
+    k_.Locate(numbers, count, k_rows);
+    v_.Locate(numbers, count, v_rows);
+    float *dk[kKeyBlock], *dv[kKeyBlock];
+    for (int64_t j = 0; j < count; ++j) {
+      dk[j] = sums_ + numbers[j] * (call_.key_row() + call_.value_row());
+      dv[j] = dk[j] + call_.key_row();
+    }
+    RowTimesKeys(query.q, k_rows.pointers(), call_.key_row(), scores);
+    RowTimesKeys(query.dout, v_rows.pointers(), call_.value_row(), gradients);
+    for (int64_t row = 0; row < rows; ++row) {
+      ScoreGradients(scores.Row(row), gradients.Row(row), count, call_.problem.scale,
+                     StatisticsOf(call_.lse, batch_, heads_.first + row)[query.number],
+                     StatisticsOf(call_.delta, batch_, heads_.first + row)[query.number]);
+    }
+    AddSumOfRows(gradients, query.q, call_.key_row(), dk);
+    AddSumOfRows(scores, query.dout, call_.value_row(), dv);
+    AddSumOfKeys(gradients, k_rows.pointers(), call_.key_row(), query.dq);
+    if (target != nullptr) SumRows(scores, target);
+  }
+
+  void StoreQueryGradients(const Query& query) const {
     WithElementType(call_.dq.dtype, [&](auto element) {
       using Gradient = decltype(element);
       for (int64_t head = heads_.first; head < heads_.end; ++head) {
-        const float* sum = sums + (head - heads_.first) * call_.key_row();
-        StoreSumRun(sum, 0.0F, call_.head_dim(), TokenHead<Gradient>(call_.dq, batch_, query, head));
+        const float* sum = query.dq + (head - heads_.first) * call_.key_row();
+        StoreSumRun(sum, 0.0F, call_.head_dim(), TokenHead<Gradient>(call_.dq, batch_, query.number, head));
       }
     });
   }
@@ -140,11 +199,7 @@ class KvHeadBackward {
 template <typename T>
 void RunQueries(const BackwardCall& call, int64_t begin, int64_t end) {
   ParallelFor(call.q.shape[0] * call.kv_heads, 1, [&](int64_t first_item, int64_t end_item) {
-    std::vector<KvHeadBackward<T>> items;
-    for (int64_t item = first_item; item < end_item; ++item) items.emplace_back(call, item);
-    for (int64_t query = begin; query < end; ++query) {
-      for (const KvHeadBackward<T>& item : items) item.Run(query);
-    }
+    for (int64_t item = first_item; item < end_item; ++item) KvHeadBackward<T>(call, item).Run(begin, end);
   });
 }
 
@@ -208,8 +263,8 @@ void SparseAttentionBackward(const AttentionProblem& problem, const TensorView& 
   const int64_t kv_heads = keys.empty() ? KvHead(problem, q.shape[2] - 1) + 1 : keys[0].k.shape[2];
   const int64_t items = q.shape[0] * kv_heads;
   const int64_t key_count = KeyCount(keys);
-  const Tensor sums =
-      Tensor::Zeros(DType::kF32, {items, key_count, PaddedRow(q.shape[3]) + PaddedRow(dout.shape[3])});
+  const int64_t row_floats = PaddedRow(q.shape[3]) + PaddedRow(dout.shape[3]);
+  const Tensor sums = Tensor::Zeros(DType::kF32, {items, key_count, row_floats});
   const Tensor target_parts =
       Tensor::Empty(DType::kF32, {has_target ? items : 0, kQueryBlock, selection.width()});
   const BackwardCall call = {problem,
@@ -224,7 +279,8 @@ void SparseAttentionBackward(const AttentionProblem& problem, const TensorView& 
                              kv_heads,
                              sums.As<float>(),
                              has_target ? target_parts.As<float>() : nullptr,
-                             key_count};
+                             key_count,
+                             TileKeys(row_floats, key_count, selection.width())};
   WithElementType(q.dtype, [&](auto element) {
     for (int64_t begin = 0; begin < call.queries(); begin += kQueryBlock) {
       const int64_t end = std::min(call.queries(), begin + kQueryBlock);

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "src/nn/kernels/vector_math.h"
 #include "src/nn/products/scratch.h"
@@ -11,7 +13,8 @@
 namespace weft {
 namespace {
 
-// Overwrites the scores of one query head with exp(scale * score - maximum). Returns the sum and the log-sum-exp.
+// Overwrites the scores of one query head with exp(scale * score - maximum). Returns the sum and the
+// log-sum-exp.
 struct Softmax {
   float sum, lse;
 };
@@ -57,25 +60,30 @@ void StoreHead(const ForwardCall& call, int64_t batch, int64_t query, int64_t he
 template <typename T>
 void AttendToSelected(const ForwardCall& call, const KeyRows<T>& k, const KeyRows<T>& v, int64_t batch,
                       int64_t query, HeadRange heads) {
-  static thread_local Scratch q_memory, key_memory, score_memory, sum_memory;
+  static thread_local Scratch q_memory, score_memory, sum_memory;
+  static thread_local LocatedRows located;
+  static thread_local std::vector<Softmax> softmax;
   const SelectedKeys selected = SelectedKeysOf(call.selection, batch, query);
   const int64_t rows = heads.end - heads.first;
   const int64_t key_dim = PaddedRow(call.head_dim());
   const int64_t value_dim = PaddedRow(call.value_dim());
   float* q = q_memory.Floats(rows * key_dim);
-  float* keys = key_memory.Floats(selected.count * std::max(key_dim, value_dim));
   float* sums = sum_memory.Floats(rows * value_dim);
   const RowMatrix scores = {score_memory.Floats(rows * selected.count), rows, selected.count, selected.count};
   GatherHeads(TokenHead<T>(call.q, batch, query, heads.first), call.q.strides[2], rows, call.head_dim(), q);
-  k.Gather(selected.numbers, selected.count, keys);
-  RowTimesKeys(q, keys, key_dim, scores);
-  v.Gather(selected.numbers, selected.count, keys);
-  static thread_local std::vector<Softmax> softmax;
+  ForEachKeyBlock(selected, [&](int64_t first, int64_t count) {
+    k.Locate(selected.numbers + first, count, located);
+    RowTimesKeys(q, located.pointers(), key_dim, scores.Columns(first, count));
+  });
   softmax.resize(static_cast<size_t>(rows));
   for (int64_t row = 0; row < rows; ++row) {
     softmax[static_cast<size_t>(row)] = SoftmaxOf(scores.Row(row), selected.count, call.problem.scale);
   }
-  SumOfKeys(scores, keys, value_dim, sums);
+  std::fill_n(sums, rows * value_dim, 0.0F);
+  ForEachKeyBlock(selected, [&](int64_t first, int64_t count) {
+    v.Locate(selected.numbers + first, count, located);
+    AddSumOfKeys(scores.Columns(first, count), located.pointers(), value_dim, sums);
+  });
   for (int64_t row = 0; row < rows; ++row) {
     StoreHead(call, batch, query, heads.first + row, sums + row * value_dim,
               softmax[static_cast<size_t>(row)]);

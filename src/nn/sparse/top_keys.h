@@ -2,16 +2,19 @@
 //
 // Note [Order of candidates]
 // Problem: the selection must not depend on the order in which keys come, also where scores are equal.
-// Rule: a candidate is one integer. Its upper half is the score, mapped to an integer of the same order, and its
-//   lower half the complement of the key's rank. The largest integers are selected.
+// Rule: a candidate is one integer. Its upper half is the score, mapped to an integer of the same order, and
+//   its lower half the complement of the key's rank. The largest integers are selected.
 // Why it suffices: ranks are unique, so that no two candidates are equal. NaN has a place in the order, too.
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cstdint>
 #include <functional>
 #include <vector>
+
+#include <absl/types/span.h>
 
 namespace weft {
 
@@ -53,8 +56,8 @@ class TopKeys {
     count_ = end;
   }
 
-  // Drops all but the best `width` candidates, and calls visit(candidate) for these in the order in which they
-  // came.
+  // Drops all but the best `width` candidates, and calls visit(candidate) for these in the order in which
+  // they came.
   template <typename Visit>
   void Finish(const Visit& visit) {
     DropRest();
@@ -66,16 +69,40 @@ class TopKeys {
 
   void DropRest() {
     if (count_ <= width_) return;
-    static thread_local std::vector<Candidate> ordered;
-    ordered.assign(kept_.begin(), kept_.begin() + count_);
-    const auto last = ordered.begin() + width_ - 1;
-    std::nth_element(ordered.begin(), last, ordered.end(), std::greater<>());
-    // Later candidates below the floor are not kept. Candidates are unique: `width` are at least *last.
-    const Candidate lowest = *last;
+    const Candidate lowest = LowestToKeep();
+    int64_t end = 0;
+    for (int64_t i = 0; i < count_; ++i) {  // Without branches: about every second candidate is dropped.
+      const Candidate candidate = kept_[static_cast<size_t>(i)];
+      kept_[static_cast<size_t>(end)] = candidate;
+      end += candidate >= lowest ? 1 : 0;
+    }
+    count_ = end;
     floor_ = lowest - 1;
-    const auto end = std::remove_if(kept_.begin(), kept_.begin() + count_,
-                                    [lowest](Candidate candidate) { return candidate < lowest; });
-    count_ = end - kept_.begin();
+  }
+
+  // The width-th largest candidate: counts candidates in bins of equal size, and sorts those of one bin.
+  Candidate LowestToKeep() const {
+    constexpr int kBinBits = 8;
+    const absl::Span<const Candidate> kept = absl::MakeConstSpan(kept_).first(static_cast<size_t>(count_));
+    Candidate least = ~Candidate{0};
+    Candidate greatest = 0;
+    for (const Candidate candidate : kept) {
+      least = std::min(least, candidate);
+      greatest = std::max(greatest, candidate);
+    }
+    const int shift = std::max(0, static_cast<int>(std::bit_width(greatest - least)) - kBinBits);
+    std::array<int64_t, 1 << kBinBits> counts = {};
+    for (const Candidate candidate : kept) ++counts[(candidate - least) >> shift];
+    size_t bin = counts.size() - 1;
+    int64_t wanted = width_;  // Of the bin and those below.
+    while (counts[bin] < wanted) wanted -= counts[bin--];
+    static thread_local std::vector<Candidate> of_bin;
+    of_bin.clear();
+    for (const Candidate candidate : kept) {
+      if ((candidate - least) >> shift == bin) of_bin.push_back(candidate);
+    }
+    std::nth_element(of_bin.begin(), of_bin.begin() + wanted - 1, of_bin.end(), std::greater<>());
+    return of_bin[static_cast<size_t>(wanted - 1)];
   }
 
   int64_t width_;
