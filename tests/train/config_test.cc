@@ -221,7 +221,7 @@ TEST(TrainConfig, NamesValuesOfSparseAttentionOutOfRange) {
               HasSubstr("--dsa-index-dim 7: must be even"));
   EXPECT_THAT(AttentionError([](AttentionConfig& a) { a.warmup_steps = -1; }),
               HasSubstr("--dsa-warmup-steps -1"));
-  for (const double coef : {-1.0, std::nan("")}) {
+  for (const double coef : {-1.0, 1e39, std::nan("")}) {
     EXPECT_THAT(AttentionError([&](AttentionConfig& a) { a.loss_coef = coef; }),
                 HasSubstr("--dsa-loss-coef"));
   }

@@ -1,5 +1,5 @@
 // Sparse attention's flags: defaults and validation.
-#include <cmath>
+#include <limits>
 #include <vector>
 
 #include <absl/strings/str_cat.h>
@@ -39,9 +39,10 @@ absl::Status ValidateSizes(const AttentionConfig& attention, const std::vector<F
     return BadFlag("dsa-index-dim", *attention.index_dim, "must be even: rotary embedding turns pairs");
   }
   const double loss_coef = attention.loss_coef.value_or(0);
-  return std::isfinite(loss_coef) && loss_coef >= 0
+  // It becomes a float.
+  return loss_coef >= 0 && loss_coef <= std::numeric_limits<float>::max()
              ? absl::OkStatus()
-             : BadFlag("dsa-loss-coef", loss_coef, "must be 0 or a positive number");
+             : BadFlag("dsa-loss-coef", loss_coef, "must be 0 or a positive number in the range of float");
 }
 
 // The selection needs the scores of all keys, which gathers alone bring to a rank.
