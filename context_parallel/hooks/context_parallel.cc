@@ -7,6 +7,8 @@
 #include <absl/strings/str_cat.h>
 
 #include "context_parallel/hooks/split_attention.h"
+#include "weft/context_parallel/sequence_exchange.h"
+#include "weft/context_parallel/sequence_gather.h"
 #include "weft/core/status.h"
 #include "weft/memory/pool_tensor.h"
 
@@ -28,6 +30,27 @@ absl::Status CheckInnerAxis(const DeviceMesh& mesh, absl::Span<const std::string
   return absl::InvalidArgumentError(absl::StrCat("the inner context axis '", ToAbsl(axes[1]), "' has ", inner,
                                                  " ranks, but the Ulysses degree is ", degree,
                                                  ": make them equal, or give one flattened axis"));
+}
+
+AttentionNeighbors NeighborsOf(const SelfAttention& parts, const LlamaConfig& config) {
+  AttentionNeighbors neighbors;
+  neighbors.heads = config.heads;
+  neighbors.kv_heads = config.kv_heads;
+  neighbors.query = {&parts.rope(), 0, {}};
+  neighbors.key = {&parts.rope(), 1, {}};
+  neighbors.value = {&parts.projections(), 2, {}};
+  neighbors.consumer = &parts.output();
+  return neighbors;
+}
+
+SparseAttentionNeighbors SparseNeighborsOf(const SelfAttention& parts, const LlamaConfig& config) {
+  SparseAttentionNeighbors neighbors;
+  neighbors.kv_heads = config.kv_heads;
+  neighbors.key = {&parts.rope(), 1, {}};
+  neighbors.value = {&parts.projections(), 2, {}};
+  neighbors.index_key = {&parts.indexer()->rope(), 1, {}};
+  neighbors.allocators = {&parts.indexer()->key_norm()};
+  return neighbors;
 }
 
 }  // namespace
@@ -57,14 +80,11 @@ class ContextParallel::Impl {
   }
 
   absl::Status Parallelize(Attention& attention, const AttentionNeighbors& neighbors) {
-    if (std::find(attentions_.begin(), attentions_.end(), &attention) != attentions_.end()) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(attention.name(), " is split already: call Parallelize once for each attention"));
-    }
+    WEFT_RETURN_IF_ERROR(CheckNotSplit(attention));
     WEFT_RETURN_IF_ERROR(
         Annotate(scheme_.Validate(shared_.group.size(), attention.options().mask), attention.name()));
     std::vector<Module*> sources;
-    for (const AttentionSource* source : {&neighbors.query, &neighbors.key, &neighbors.value}) {
+    for (const ExchangeSource* source : {&neighbors.query, &neighbors.key, &neighbors.value}) {
       if (source->module != nullptr) sources.push_back(source->module);
     }
     if (!sources.empty() &&
@@ -75,17 +95,56 @@ class ContextParallel::Impl {
     }
     attention.SetOperator(std::make_shared<SplitAttention>(attention, neighbors, shared_));
     attentions_.push_back(&attention);
+    split_.push_back(&attention);
     for (Module* source : sources) Allocate(*source, &ResultAllocators::outputs);
     if (neighbors.consumer != nullptr) Allocate(*neighbors.consumer, &ResultAllocators::input_gradients);
     return absl::OkStatus();
   }
 
+  absl::Status Parallelize(SparseAttention& attention, const SparseAttentionNeighbors& neighbors) {
+    WEFT_RETURN_IF_ERROR(CheckNotSplit(attention));
+    WEFT_RETURN_IF_ERROR(
+        Annotate(scheme_.ValidateSparse(shared_.group.size(), attention.options().mask), attention.name()));
+    if (exchange_ == nullptr) {
+      WEFT_ASSIGN_OR_RETURN(exchange_, SequenceExchange::Create(shared_.engine, pool_, shared_.group));
+    }
+    const struct {
+      std::string_view input;
+      const ExchangeSource& source;
+      int64_t heads;
+    } slots[] = {{"k", neighbors.key, neighbors.kv_heads},
+                 {"v", neighbors.value, neighbors.kv_heads},
+                 {"index_k", neighbors.index_key, 1}};
+    for (const auto& [input, source, heads] : slots) {
+      const std::string name = absl::StrCat(attention.name(), ".", ToAbsl(input));
+      WEFT_RETURN_IF_ERROR(hooks_.AddSlot(
+          {.name = name, .source = source, .heads = heads, .exchange = SequenceGather(*exchange_, name)}));
+      WEFT_RETURN_IF_ERROR(hooks_.AddConsumer(name, attention, input));
+      if (source.module != nullptr) Allocate(*source.module, &ResultAllocators::outputs);
+    }
+    for (Module* module : neighbors.allocators) Allocate(*module, &ResultAllocators::outputs);
+    Allocate(attention, &ResultAllocators::input_gradients);
+    split_.push_back(&attention);
+    return absl::OkStatus();
+  }
+
   const ProcessGroup& group() const { return shared_.group; }
   const ContextScheme& scheme() const { return scheme_; }
-  const Counters& counters() const { return shared_.counters; }
+  Counters counters() const {
+    const ExchangeHooks::Counters& sparse = hooks_.counters();
+    return {.launched_by_sources = shared_.counters.launched_by_sources + sparse.launched_by_sources,
+            .launched_by_attentions = shared_.counters.launched_by_attentions + sparse.launched_by_consumers};
+  }
   BufferPool& pool() { return pool_; }
 
  private:
+  absl::Status CheckNotSplit(const Module& attention) const {
+    const bool is_split = std::find(split_.begin(), split_.end(), &attention) != split_.end();
+    if (!is_split) return absl::OkStatus();
+    return absl::InvalidArgumentError(
+        absl::StrCat(attention.name(), " is split already: call Parallelize once for each attention"));
+  }
+
   // Allocates some results of a module in node memory.
   void Allocate(Module& module, TensorAllocator ResultAllocators::*results) {
     ResultAllocators& allocators = allocators_[&module];
@@ -100,6 +159,9 @@ class ContextParallel::Impl {
   BufferPool pool_;
   SplitAttention::Shared shared_;
   std::vector<Attention*> attentions_;
+  std::vector<const Module*> split_;            // Dense and sparse attentions.
+  std::unique_ptr<SequenceExchange> exchange_;  // Of sparse attentions; null without any.
+  ExchangeHooks hooks_;                         // Of sparse attentions.
   absl::flat_hash_map<Module*, ResultAllocators> allocators_;
 };
 
@@ -120,9 +182,14 @@ absl::Status ContextParallel::Parallelize(Attention& attention, const AttentionN
   return impl_->Parallelize(attention, neighbors);
 }
 
+absl::Status ContextParallel::Parallelize(SparseAttention& attention,
+                                          const SparseAttentionNeighbors& neighbors) {
+  return impl_->Parallelize(attention, neighbors);
+}
+
 const ProcessGroup& ContextParallel::group() const { return impl_->group(); }
 const ContextScheme& ContextParallel::scheme() const { return impl_->scheme(); }
-const ContextParallel::Counters& ContextParallel::counters() const { return impl_->counters(); }
+ContextParallel::Counters ContextParallel::counters() const { return impl_->counters(); }
 size_t ContextParallel::buffer_bytes() const { return impl_->pool().in_use_bytes(); }
 size_t ContextParallel::peak_buffer_bytes() const { return impl_->pool().peak_bytes(); }
 void ContextParallel::ResetPeak() { impl_->pool().ResetPeak(); }
@@ -131,14 +198,10 @@ absl::Status ParallelizeLlama(ContextParallel& context, LlamaModel& model) {
   const LlamaConfig& config = model.config();
   for (DecoderBlock* block : model.blocks()) {
     const SelfAttention& parts = block->self_attention();
-    AttentionNeighbors neighbors;
-    neighbors.heads = config.heads;
-    neighbors.kv_heads = config.kv_heads;
-    neighbors.query = {&parts.rope(), 0, {}};
-    neighbors.key = {&parts.rope(), 1, {}};
-    neighbors.value = {&parts.projections(), 2, {}};
-    neighbors.consumer = &parts.output();
-    WEFT_RETURN_IF_ERROR(context.Parallelize(parts.attention(), neighbors));
+    WEFT_RETURN_IF_ERROR(
+        parts.sparse_attention() == nullptr
+            ? context.Parallelize(parts.attention(), NeighborsOf(parts, config))
+            : context.Parallelize(*parts.sparse_attention(), SparseNeighborsOf(parts, config)));
   }
   return absl::OkStatus();
 }

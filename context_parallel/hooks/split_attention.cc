@@ -4,34 +4,14 @@
 
 #include <absl/strings/str_cat.h>
 
+#include "context_parallel/hooks/sequence_over.h"
 #include "weft/core/hash.h"
 #include "weft/core/status.h"
-#include "weft/core/strided_copy.h"
 
 namespace weft {
 namespace {
 
-// Converts [batch, tokens, heads, dim] to the layout of the module, contiguous.
-Tensor InLayout(const Tensor& bshd, AttentionLayout layout) {
-  const Tensor arranged = bshd.Window(AsBshd(bshd.view(), layout));  // The permutation is its own inverse.
-  return arranged.view().IsContiguous() ? arranged : arranged.Copy();
-}
-
-Tensor FromLayout(const Tensor& tensor, AttentionLayout layout) {
-  return tensor.Window(AsBshd(tensor.view(), layout));
-}
-
-// See Note [Negative-zero gradients].
-Tensor NegativeZeros(DType dtype, const Shape& shape) {
-  constexpr float kNegativeZero = -0.0F;
-  TensorView source{const_cast<float*>(&kNegativeZero), DType::kF32, shape, Shape(shape.size(), 0)};
-  Tensor zeros = Tensor::Empty(dtype, shape);
-  const absl::Status filled = StridedCopy(source, zeros.view());
-  WEFT_CHECK(filled.ok(), ToStd(filled.message()));
-  return zeros;
-}
-
-std::array<AttentionSource, 3> SourcesByRole(const AttentionNeighbors& neighbors) {
+std::array<ExchangeSource, 3> SourcesByRole(const AttentionNeighbors& neighbors) {
   return {neighbors.query, neighbors.key, neighbors.value};
 }
 
@@ -40,11 +20,10 @@ std::array<AttentionSource, 3> SourcesByRole(const AttentionNeighbors& neighbors
 SplitAttention::SplitAttention(const Attention& attention, const AttentionNeighbors& neighbors,
                                Shared& shared)
     : attention_(attention), shared_(shared) {
-  const std::array<AttentionSource, kRoles> sources = SourcesByRole(neighbors);
+  const std::array<ExchangeSource, kRoles> sources = SourcesByRole(neighbors);
   const int64_t heads = neighbors.heads;
   const int64_t kv_heads = neighbors.kv_heads;
   for (size_t i = 0; i < sources.size(); ++i) {
-    if (sources[i].module == nullptr) continue;
     const auto role = static_cast<AttentionRole>(i);
     const auto launch = [this, role, heads, kv_heads](Invocation& invocation,
                                                       const Tensor& local) -> absl::StatusOr<LaunchedTensor> {
@@ -52,24 +31,21 @@ SplitAttention::SplitAttention(const Attention& attention, const AttentionNeighb
       ++shared_.counters.launched_by_sources;
       return Launch(call, role, local);
     };
-    links_[i] = std::make_unique<AttentionLink>(sources[i], role == AttentionRole::kQuery ? heads : kv_heads,
-                                                attention.options().layout, launch);
+    links_[i] = std::make_unique<SourceLink>(
+        SourceLink::Options{.tensor = absl::StrCat(ToAbsl(Name(role)), " of ", attention.name()),
+                            .source = sources[i],
+                            .heads = role == AttentionRole::kQuery ? heads : kv_heads,
+                            .layout = attention.options().layout,
+                            .launch = launch});
   }
 }
 
 absl::StatusOr<AttentionCall> SplitAttention::MakeCall(Invocation& invocation, int64_t heads,
                                                        int64_t kv_heads) const {
   WEFT_RETURN_IF_ERROR(Annotate(shared_.engine.status(), "context parallelism stopped"));
-  const std::shared_ptr<const SequenceParts>& sequence = invocation.sequence();
-  if (sequence == nullptr || sequence->ranks() != shared_.group.size() ||
-      sequence->own != shared_.group.group_rank) {
-    return absl::FailedPreconditionError(absl::StrCat(
-        attention_.name(), " is split over ", shared_.group.size(), " ranks, but the invocation ",
-        sequence == nullptr ? std::string("has no sequence")
-                            : absl::StrCat("has a sequence of ", sequence->ranks(), " parts with rank ",
-                                           sequence->own, " as its own"),
-        ": pass SequenceLayout::Parts(", shared_.group.group_rank, ") to SetSequence before the pass"));
-  }
+  WEFT_ASSIGN_OR_RETURN(
+      const std::shared_ptr<const SequenceParts> sequence,
+      SequenceOver(invocation, shared_.group.size(), shared_.group.group_rank, attention_.name()));
   AttentionCall call;
   call.mask = attention_.options().mask;
   call.sequence = sequence;
@@ -94,36 +70,23 @@ absl::StatusOr<LaunchedTensor> SplitAttention::Launch(const AttentionCall& call,
   return shared_.parallel->Launch(call, role, local);
 }
 
-absl::StatusOr<AttentionLink::ConsumedInput> SplitAttention::ConsumeOrLaunch(Invocation& invocation,
-                                                                             const AttentionCall& call,
-                                                                             int role, const Tensor& local) {
-  const auto& link = links_[static_cast<size_t>(role)];
-  if (link != nullptr) {
-    if (std::optional<AttentionLink::ConsumedInput> consumed = link->Consume(invocation, local))
-      return *std::move(consumed);
-  }
-  ++shared_.counters.launched_by_attentions;
-  WEFT_ASSIGN_OR_RETURN(LaunchedTensor launched, Launch(call, static_cast<AttentionRole>(role), local));
-  return AttentionLink::ConsumedInput{std::move(launched), std::nullopt};
-}
-
 absl::StatusOr<Tensors> SplitAttention::Forward(Invocation& invocation, const Attention& attention,
                                                 const Tensors& inputs) {
   const AttentionLayout layout = attention.options().layout;
-  const Tensor q = FromLayout(inputs[0], layout);
-  const Tensor k = FromLayout(inputs[1], layout);
+  const Tensor q = AsBshd(inputs[0], layout);
+  const Tensor k = AsBshd(inputs[1], layout);
   Pass pass;
   WEFT_ASSIGN_OR_RETURN(pass.call, MakeCall(invocation, q.dim(2), k.dim(2)));
-  pass.dtype = q.dtype();
   pass.call.scale = attention.ScaleFor(q.dim(3));
   std::array<LaunchedTensor, kRoles> launched;
-  for (int role = 0; role < kRoles; ++role) {
-    const auto index = static_cast<size_t>(role);
-    WEFT_ASSIGN_OR_RETURN(AttentionLink::ConsumedInput consumed,
-                          ConsumeOrLaunch(invocation, pass.call, role, FromLayout(inputs[index], layout)));
-    launched[index] = std::move(consumed.launched);
-    pass.source_calls[index] = consumed.call;
-    pass.shapes[index] = inputs[index].shape();
+  for (size_t i = 0; i < links_.size(); ++i) {
+    const auto launch_here = [&](const Tensor& local) {
+      ++shared_.counters.launched_by_attentions;
+      return Launch(pass.call, static_cast<AttentionRole>(i), local);
+    };
+    WEFT_ASSIGN_OR_RETURN(SourceLink::Taken taken, links_[i]->Take(invocation, inputs[i], launch_here));
+    launched[i] = std::move(taken.launched);
+    pass.origins[i] = std::move(taken.origin);
   }
   WEFT_ASSIGN_OR_RETURN(AttentionParallel::Result result,
                         shared_.parallel->Forward(pass.call, std::move(launched[0]), std::move(launched[1]),
@@ -144,30 +107,17 @@ absl::StatusOr<Tensors> SplitAttention::Backward(Invocation& invocation, const A
   WEFT_CHECK(!passes.empty(), "attention backward without a forward");
   const Pass pass = std::move(passes.back());
   passes.pop_back();
-  const Tensor dout = FromLayout(output_gradients[0], attention.options().layout);
+  const Tensor dout = AsBshd(output_gradients[0], attention.options().layout);
   WEFT_ASSIGN_OR_RETURN(AttentionParallel::Gradients gradients,
                         shared_.parallel->Backward(pass.call, invocation.PopSaved(&attention), dout));
   Tensors input_gradients;
   for (PendingTensor* gradient : {&gradients.dq, &gradients.dk, &gradients.dv}) {
-    const auto role = static_cast<int>(input_gradients.size());
-    WEFT_ASSIGN_OR_RETURN(Tensor delivered, DeliverGradient(invocation, pass, role, std::move(*gradient)));
-    input_gradients.push_back(std::move(delivered));
+    const size_t role = input_gradients.size();
+    WEFT_ASSIGN_OR_RETURN(Tensor returned,
+                          links_[role]->ReturnGradient(invocation, pass.origins[role], std::move(*gradient)));
+    input_gradients.push_back(std::move(returned));
   }
   return input_gradients;
-}
-
-absl::StatusOr<Tensor> SplitAttention::DeliverGradient(Invocation& invocation, const Pass& pass, int role,
-                                                       PendingTensor gradient) {
-  const auto index = static_cast<size_t>(role);
-  const AttentionLayout layout = attention_.options().layout;
-  if (!pass.source_calls[index]) {
-    WEFT_ASSIGN_OR_RETURN(const Tensor received, gradient.Wait());
-    return InLayout(received, layout);
-  }
-  Tensor zeros = NegativeZeros(pass.dtype, pass.shapes[index]);
-  WEFT_RETURN_IF_ERROR(
-      links_[index]->ReturnGradient(invocation, *pass.source_calls[index], std::move(gradient)));
-  return zeros;
 }
 
 }  // namespace weft

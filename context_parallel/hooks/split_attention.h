@@ -6,8 +6,10 @@
 #include <memory>
 #include <optional>
 
-#include "context_parallel/hooks/attention_link.h"
+#include "context_parallel/hooks/source_link.h"
+#include "context_parallel/schemes/attention_parallel.h"
 #include "weft/comm/comm_engine.h"
+#include "weft/context_parallel/context_parallel.h"
 
 namespace weft {
 
@@ -33,25 +35,16 @@ class SplitAttention final : public AttentionOperator {
   // A forward whose backward has not run.
   struct Pass {
     AttentionCall call;
-    DType dtype = DType::kF32;
-    std::array<Shape, kRoles> shapes;  // Of the inputs, in the layout of the module.
-    std::array<std::optional<int64_t>, kRoles> source_calls;
+    std::array<SourceLink::Origin, kRoles> origins;
   };
   using Passes = std::vector<Pass>;
 
   absl::StatusOr<AttentionCall> MakeCall(Invocation& invocation, int64_t heads, int64_t kv_heads) const;
   absl::StatusOr<LaunchedTensor> Launch(const AttentionCall& call, AttentionRole role, const Tensor& local);
-  // Consumes what a source launched; without a source, launches the exchange here.
-  absl::StatusOr<AttentionLink::ConsumedInput> ConsumeOrLaunch(Invocation& invocation,
-                                                               const AttentionCall& call, int role,
-                                                               const Tensor& local);
-  // Hands the gradient to the source and returns negative zeros; without a source, waits for the gradient.
-  absl::StatusOr<Tensor> DeliverGradient(Invocation& invocation, const Pass& pass, int role,
-                                         PendingTensor gradient);
 
   const Attention& attention_;
   Shared& shared_;
-  std::array<std::unique_ptr<AttentionLink>, kRoles> links_;  // [role]; null without a source.
+  std::array<std::unique_ptr<SourceLink>, kRoles> links_;  // [role]
 };
 
 }  // namespace weft

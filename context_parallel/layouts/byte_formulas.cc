@@ -26,8 +26,8 @@ struct RankLevels {
   HeadRange keys() const { return split.keys()[static_cast<size_t>(inner_rank)]; }
   int64_t own_tokens() const { return inner_tokens[static_cast<size_t>(inner_rank)]; }
   int64_t bytes() const { return static_cast<int64_t>(SizeOf(shape.dtype)); }
-  // Elements of the keys and values of one token, over this rank's heads.
-  int64_t key_elements() const { return keys().count * (shape.head_dim + shape.value_dim); }
+  // Elements of the keys and values of one token, over this rank's heads, and of its index key.
+  int64_t key_elements() const { return keys().count * (shape.head_dim + shape.value_dim) + shape.index_dim; }
 };
 
 RankLevels LevelsOfRank(const ContextScheme& scheme, const AttentionShape& shape, const AttentionMask& mask,

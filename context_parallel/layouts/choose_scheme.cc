@@ -22,6 +22,7 @@ struct Candidate {
 absl::StatusOr<Candidate> EvaluateScheme(const ContextScheme& scheme, const AttentionShape& shape,
                                          const AttentionMask& mask,
                                          absl::Span<const int64_t> document_lengths, int ranks) {
+  if (shape.is_sparse()) WEFT_RETURN_IF_ERROR(scheme.ValidateSparse(ranks, mask));
   WEFT_ASSIGN_OR_RETURN(const SequenceLayout layout,
                         SequenceLayout::Create(document_lengths, scheme.Split(ranks)));
   Candidate candidate{.scheme = scheme, .bytes = 0, .imbalance = WorkImbalance(scheme, shape, mask, layout)};
@@ -66,6 +67,8 @@ std::vector<ContextScheme> SchemesByDegree(int ranks, LoadBalance balance) {
   return schemes;
 }
 
+std::vector<ContextScheme> SparseSchemes(LoadBalance balance) { return {ContextScheme::Gather(balance)}; }
+
 absl::StatusOr<SchemeChoice> ChooseAmong(absl::Span<const ContextScheme> schemes, const AttentionShape& shape,
                                          const AttentionMask& mask,
                                          absl::Span<const int64_t> document_lengths, int ranks) {
@@ -86,7 +89,9 @@ absl::StatusOr<SchemeChoice> ChooseAmong(absl::Span<const ContextScheme> schemes
 absl::StatusOr<SchemeChoice> ChooseScheme(const AttentionShape& shape, const AttentionMask& mask,
                                           absl::Span<const int64_t> document_lengths, int ranks) {
   const LoadBalance balance = mask.causal ? LoadBalance::kHeadTail : LoadBalance::kNone;
-  return ChooseAmong(SchemesByDegree(ranks, balance), shape, mask, document_lengths, ranks);
+  const std::vector<ContextScheme> schemes =
+      shape.is_sparse() ? SparseSchemes(balance) : SchemesByDegree(ranks, balance);
+  return ChooseAmong(schemes, shape, mask, document_lengths, ranks);
 }
 
 }  // namespace weft

@@ -69,6 +69,15 @@ absl::Status ContextScheme::Validate(int ranks, const AttentionMask& mask) const
   return absl::OkStatus();
 }
 
+absl::Status ContextScheme::ValidateSparse(int ranks, const AttentionMask& mask) const {
+  WEFT_RETURN_IF_ERROR(Validate(ranks, mask));
+  const bool gathers = kind(ranks) == SchemeKind::kGatherKv && balance != LoadBalance::kQueryExchange;
+  if (gathers || ranks == 1) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("sparse attention selects among the keys of all ranks, so its scheme must be gather, not ",
+                   Describe(ranks), ": use gather", mask.causal ? ", with head-tail load balance" : ""));
+}
+
 SchemeKind ContextScheme::kind(int ranks) const {
   // A degree of 1 means no exchange of heads even if the group has one rank.
   if (ulysses_degree == 1) return ring_rotation ? SchemeKind::kRing : SchemeKind::kGatherKv;

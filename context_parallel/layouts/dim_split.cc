@@ -72,6 +72,12 @@ absl::StatusOr<DimSplit> DimSplit::OfPart(const Shape& part, int dim, int ranks,
   return split;
 }
 
+DimSplit DimSplit::ByRank(const SequenceLayout& layout, int dim) {
+  DimSplit split{dim, {}};
+  for (int rank = 0; rank < layout.ranks(); ++rank) split.sizes.push_back(layout.TokensOf(rank));
+  return split;
+}
+
 int64_t DimSplit::length() const { return std::accumulate(sizes.begin(), sizes.end(), int64_t{0}); }
 
 int64_t DimSplit::Offset(int rank) const {
@@ -155,6 +161,21 @@ absl::StatusOr<PackSplit> PackSplit::Make(const Shape& shape, int dim, int ranks
     }
   }
   pack.sizes = std::move(sizes);
+  return pack;
+}
+
+PackSplit PackSplit::Of(const SequenceLayout& layout, int dim) {
+  std::vector<std::pair<TokenRange, size_t>> ranges;  // With their ranks.
+  const auto ranks = static_cast<size_t>(layout.ranks());
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    for (const TokenRange& range : layout.RangesOf(static_cast<int>(rank))) ranges.emplace_back(range, rank);
+  }
+  std::sort(ranges.begin(), ranges.end(),
+            [](const auto& a, const auto& b) { return a.first.begin < b.first.begin; });
+  PackSplit pack{dim, std::vector<std::vector<int64_t>>(ranks, std::vector<int64_t>(ranges.size(), 0))};
+  for (size_t document = 0; document < ranges.size(); ++document) {
+    pack.sizes[ranges[document].second][document] = ranges[document].first.count;
+  }
   return pack;
 }
 

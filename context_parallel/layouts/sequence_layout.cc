@@ -139,6 +139,11 @@ int64_t SequenceLayout::MaxTokens() const {
   return max_tokens;
 }
 
+bool SequenceLayout::is_in_order() const {
+  return std::is_sorted(by_rank_order_.begin(), by_rank_order_.end(),
+                        [](const Piece& a, const Piece& b) { return a.range.begin < b.range.begin; });
+}
+
 std::shared_ptr<const SequenceParts> SequenceLayout::Parts(int own) const {
   return std::make_shared<SequenceParts>(SequenceParts{runs_, own});
 }

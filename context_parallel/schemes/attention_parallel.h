@@ -26,6 +26,7 @@
 #include <absl/status/statusor.h>
 
 #include "context_parallel/exchanges/head_exchange.h"
+#include "context_parallel/exchanges/launched_tensor.h"
 #include "context_parallel/layouts/head_split.h"
 #include "context_parallel/schemes/sequence_attention.h"
 #include "weft/comm/comm_engine.h"
@@ -53,14 +54,6 @@ struct AttentionCall {
   uint64_t identity = 0;     // See OpOptions.
 };
 
-// A local tensor and the exchanges that Launch started for it.
-struct LaunchedTensor {
-  Tensor local;
-  // In order, each submitted after the one before: the exchange of heads, then the gather or the first ring
-  // hop. Empty if the tensor is used on this rank only.
-  std::vector<PendingTensor> stages = {};
-};
-
 class AttentionParallel {
  public:
   using Result = SequenceAttention::Result;
@@ -73,6 +66,7 @@ class AttentionParallel {
                                                                    CommEngine& engine, BufferPool& pool,
                                                                    const ProcessGroup& context);
 
+  // Starts the exchange of heads, then the gather or the first ring hop, as far as the scheme has them.
   // `local`: [batch, tokens, heads or kv_heads, dim], this rank's part of the sequence in its own order.
   // Strides are free, except that the innermost is 1. REQUIRES: no rank overwrites `local` any more; peers
   // may read it even after this rank's Forward. The caller may release it at any time: exchanges keep the

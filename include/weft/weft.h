@@ -14,6 +14,8 @@
 //   sharding/state_dict.h                  saving and loading by parameter name
 //   context_parallel/context_parallel.h    attention over sequences that are split over ranks
 //   context_parallel/sequence_layout.h     division of a sequence over its ranks
+//   context_parallel/exchange_hooks.h      exchanges between any two modules of a model
+//   context_parallel/sequence_modules.h    modules that split and gather a sequence
 //   context_parallel/sharded_buffers.h     division of input tensors over the ranks of a sequence
 //   comm/comm_engine.h                     collectives, for code that communicates itself
 //
@@ -23,7 +25,10 @@
 #include "weft/comm/comm_engine.h"
 #include "weft/context_parallel/choose_scheme.h"
 #include "weft/context_parallel/context_parallel.h"
+#include "weft/context_parallel/exchange_hooks.h"
+#include "weft/context_parallel/sequence_gather.h"
 #include "weft/context_parallel/sequence_layout.h"
+#include "weft/context_parallel/sequence_modules.h"
 #include "weft/context_parallel/sharded_buffers.h"
 #include "weft/core/status.h"
 #include "weft/core/tensor.h"
@@ -33,6 +38,7 @@
 #include "weft/mesh/thread_bootstrap.h"
 #include "weft/nn/embedding.h"
 #include "weft/nn/gelu.h"
+#include "weft/nn/layer_norm.h"
 #include "weft/nn/linear.h"
 #include "weft/nn/llama.h"
 #include "weft/nn/lm_head_loss.h"

@@ -146,7 +146,14 @@ absl::Status UnshardHandle::Wait() {
 void ShardedModel::ZeroGradients() { groups_->ZeroGradients(); }
 
 absl::StatusOr<GradientNorm> ShardedModel::ClipGradNorm(double max_norm, NormType type) {
-  return groups_->ClipGradNorm(max_norm, type);
+  const ClipSet all{[](const Parameter&) { return true; }, max_norm};
+  WEFT_ASSIGN_OR_RETURN(const std::vector<GradientNorm> norms, ClipGradNorms({all}, type));
+  return norms[0];
+}
+
+absl::StatusOr<std::vector<GradientNorm>> ShardedModel::ClipGradNorms(absl::Span<const ClipSet> sets,
+                                                                      NormType type) {
+  return groups_->ClipGradNorms(sets, type);
 }
 
 absl::Status ShardedModel::AllReduceScalars(const std::string& label, void* values, DType dtype,

@@ -1,4 +1,4 @@
-// Gradient norm over the mesh. Every gradient counts once.
+// Gradient norms over the mesh. Every gradient counts once.
 //
 // Each replica takes a part of the gradients that all replicas hold: the values are many, and the numbers
 // that ranks then exchange are few. Two kinds count whole on each rank: parameters without replicas, which
@@ -23,49 +23,84 @@ Gradients PartOf(Gradients all, const ProcessGroup& replicas) {
   return all.subspan(begin, all.size() * (place + 1) / count - begin);
 }
 
-absl::StatusOr<double> MaximumOfParts(const std::vector<Gradients>& parts, ModelScalars& scalars) {
-  float maximum = 0.0F;
-  for (const Gradients part : parts) {
-    maximum = std::max(maximum, MaxMagnitude(part.data(), static_cast<int64_t>(part.size())));
+// The gradients of each set, in parts.
+using Parts = std::vector<std::vector<Gradients>>;
+
+absl::StatusOr<std::vector<double>> MaximaOf(const Parts& sets, ModelScalars& scalars) {
+  std::vector<float> maxima;
+  for (const std::vector<Gradients>& parts : sets) {
+    float& maximum = maxima.emplace_back(0.0F);
+    for (const Gradients part : parts) {
+      maximum = std::max(maximum, MaxMagnitude(part.data(), static_cast<int64_t>(part.size())));
+    }
   }
-  WEFT_RETURN_IF_ERROR(scalars.AllReduce("grad_norm.max", &maximum, DType::kF32, 1, ReduceOp::kMax));
-  return maximum;
+  WEFT_RETURN_IF_ERROR(
+      scalars.AllReduce("grad_norm.max", maxima.data(), DType::kF32, std::ssize(maxima), ReduceOp::kMax));
+  return std::vector<double>(maxima.begin(), maxima.end());
 }
 
-absl::StatusOr<double> NormOfParts(const std::vector<Gradients>& parts, NormType type,
-                                   ModelScalars& scalars) {
-  if (type == NormType::kInfinity) return MaximumOfParts(parts, scalars);
+ReproducibleSum SumOf(const std::vector<Gradients>& parts, NormType type) {
   ReproducibleSum sum;
   for (const Gradients part : parts) {
     const auto count = static_cast<int64_t>(part.size());
     sum += type == NormType::kOne ? SumMagnitudes(part.data(), count) : SumSquares(part.data(), count);
   }
-  WEFT_RETURN_IF_ERROR(scalars.AllReduce("grad_norm.sum", sum.numbers.data(), DType::kI64,
-                                         std::ssize(sum.numbers), ReduceOp::kSum));
-  return type == NormType::kOne ? OneNormOf(sum) : TwoNormOf(sum);
+  return sum;
+}
+
+absl::StatusOr<std::vector<double>> NormsOf(const Parts& sets, NormType type, ModelScalars& scalars) {
+  if (type == NormType::kInfinity) return MaximaOf(sets, scalars);
+  std::vector<ReproducibleSum> sums;
+  sums.reserve(sets.size());
+  for (const std::vector<Gradients>& parts : sets) sums.push_back(SumOf(parts, type));
+  static_assert(sizeof(ReproducibleSum) == sizeof(ReproducibleSum::numbers));
+  constexpr int64_t kNumbers = sizeof(ReproducibleSum) / sizeof(int64_t);
+  WEFT_RETURN_IF_ERROR(scalars.AllReduce("grad_norm.sum", sums.data(), DType::kI64,
+                                         kNumbers * std::ssize(sums), ReduceOp::kSum));
+  std::vector<double> norms;
+  norms.reserve(sums.size());
+  for (const ReproducibleSum& sum : sums) {
+    norms.push_back(type == NormType::kOne ? OneNormOf(sum) : TwoNormOf(sum));
+  }
+  return norms;
+}
+
+// Index of the first set that matches, or their number.
+size_t SetOf(const Parameter& parameter, absl::Span<const ClipSet> sets) {
+  const auto* found =
+      std::find_if(sets.begin(), sets.end(), [&](const ClipSet& set) { return set.matches(parameter); });
+  return static_cast<size_t>(found - sets.begin());
 }
 
 }  // namespace
 
-std::vector<absl::Span<const float>> ShardedGroups::GradientsToCount() const {
-  std::vector<Gradients> counted;
+std::vector<std::vector<absl::Span<const float>>> ShardedGroups::GradientsToCount(
+    absl::Span<const ClipSet> sets) const {
+  Parts counted(sets.size());
   for (const auto& group : groups_) {
     for (const ShardView& shard : group->Shards()) {
-      if (shard.grad == nullptr) continue;
+      const size_t set = SetOf(*shard.parameter, sets);
+      if (shard.grad == nullptr || set == sets.size()) continue;
       const Gradients all(shard.grad, static_cast<size_t>(shard.elements()));
       const auto parameter = static_cast<size_t>(shard.piece.parameter);
       const int bucket = group->layout().parameters()[parameter].replicate_bucket;
       const bool is_alone = context_->lanes().shards_optimizer_over_replicas();
-      counted.push_back(is_alone ? all : PartOf(all, context_->lanes().replicate_group(bucket)));
+      counted[set].push_back(is_alone ? all : PartOf(all, context_->lanes().replicate_group(bucket)));
     }
   }
   return counted;
 }
 
-absl::StatusOr<GradientNorm> ShardedGroups::ClipGradNorm(double max_norm, NormType type) {
+absl::StatusOr<std::vector<GradientNorm>> ShardedGroups::ClipGradNorms(absl::Span<const ClipSet> sets,
+                                                                       NormType type) {
   WEFT_RETURN_IF_ERROR(CheckGradientsReduced());
-  WEFT_ASSIGN_OR_RETURN(const double norm, NormOfParts(GradientsToCount(), type, *scalars_));
-  return GradientNorm{norm, static_cast<float>(ClipFactor(norm, max_norm))};
+  WEFT_ASSIGN_OR_RETURN(const std::vector<double> norms, NormsOf(GradientsToCount(sets), type, *scalars_));
+  std::vector<GradientNorm> clipped;
+  clipped.reserve(norms.size());
+  for (size_t set = 0; set < norms.size(); ++set) {
+    clipped.push_back({norms[set], static_cast<float>(ClipFactor(norms[set], sets[set].max_norm))});
+  }
+  return clipped;
 }
 
 }  // namespace weft

@@ -19,8 +19,9 @@ absl::Status ModelScalars::AllReduce(const std::string& label, void* values, DTy
                                      ReduceOp op) {
   const int ranks = context_.state().engine().group(lane_).size();
   const bool has_replicas = ranks > context_.lanes().shard_group().size();
-  return has_replicas ? AllReduceOverModel(label, values, dtype, count, op)
-                      : context_.lanes().AllReduceScalars(label, values, dtype, count, op);
+  const bool is_small = static_cast<size_t>(count) * SizeOf(dtype) <= PipelineLanes::kScalarBytes;
+  return has_replicas || !is_small ? AllReduceOverModel(label, values, dtype, count, op)
+                                   : context_.lanes().AllReduceScalars(label, values, dtype, count, op);
 }
 
 absl::Status ModelScalars::AllReduceOverModel(const std::string& label, void* values, DType dtype,

@@ -19,7 +19,8 @@ class ModelScalars {
   // `all_ranks`: every rank that the model is sharded or replicated over.
   static absl::StatusOr<ModelScalars> Create(CommContext& context, const ProcessGroup& all_ranks);
 
-  // Reduces in place over all ranks, and waits. REQUIRES: at most PipelineLanes::kScalarBytes.
+  // Reduces in place over all ranks, and waits. More than PipelineLanes::kScalarBytes take node memory for
+  // the time of the call.
   absl::Status AllReduce(const std::string& label, void* values, DType dtype, int64_t count, ReduceOp op);
   // Sets each flag that is set on any rank.
   absl::Status AnyOnAllRanks(const std::string& label, std::vector<bool>& flags);

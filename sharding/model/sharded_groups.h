@@ -4,7 +4,7 @@
 // shards through Shards or UpdateShards. ShardedModel is the client for trees of modules.
 //
 // Thread safety: none; one thread drives the groups.
-// Collective: Create, ClipGradNorm, AllReduceScalars, CurrentShards, UpdateShards, BeginWriting and
+// Collective: Create, ClipGradNorms, AllReduceScalars, CurrentShards, UpdateShards, BeginWriting and
 //   ResetAfterError, by all ranks in one order.
 // Lifetime: the engine must outlive the groups.
 #pragma once
@@ -54,7 +54,7 @@ class ShardedGroups {
   absl::Status UpdateShards(const ShardUpdate& update);
   absl::Status BeginWriting();
   void ZeroGradients();
-  absl::StatusOr<GradientNorm> ClipGradNorm(double max_norm, NormType type);
+  absl::StatusOr<std::vector<GradientNorm>> ClipGradNorms(absl::Span<const ClipSet> sets, NormType type);
   absl::Status AllReduceScalars(const std::string& label, void* values, DType dtype, int64_t count,
                                 ReduceOp op);
   absl::Status ResetAfterError();
@@ -65,8 +65,8 @@ class ShardedGroups {
   absl::Status CreateGroups(std::vector<GroupSpec> specs, std::vector<SharedBlock> images,
                             const ShardLoader& loader);
   absl::Status CreateSchedule(const DeviceMesh& mesh, std::vector<PassEvent> module_order);
-  // This rank's reduced gradients, without those that another replica counts.
-  std::vector<absl::Span<const float>> GradientsToCount() const;
+  // By set: this rank's reduced gradients, without those that another replica counts.
+  std::vector<std::vector<absl::Span<const float>>> GradientsToCount(absl::Span<const ClipSet> sets) const;
 
   const ShardingPolicy policy_;
   const ResidencyChoice residency_;

@@ -28,8 +28,9 @@ class FlagGroup {
   void Number(const char* flag, T& field, const char* help) {
     Finish(app_.add_option(flag, field, help)->check(NumberCheck<T>())->capture_default_str(), "N");
   }
-  void Number(const char* flag, std::optional<int64_t>& field, const char* help) {
-    Finish(app_.add_option(flag, field, help)->check(NumberCheck<int64_t>()), "N");
+  template <typename T>
+  void Number(const char* flag, std::optional<T>& field, const char* help) {
+    Finish(app_.add_option(flag, field, help)->check(NumberCheck<T>()), "N");
   }
   // A path or a name, which must not be empty.
   void Text(const char* flag, std::string& field, const char* help, const char* type) {

@@ -19,6 +19,18 @@ void AddModelFlags(CLI::App& app, ModelOptions& model) {
   group.Number("--vocab-size", model.vocab_size, "Vocabulary size; allowed with --model [256]");
 }
 
+void AddAttentionFlags(CLI::App& app, AttentionConfig& attention) {
+  FlagGroup group(app, "Attention (--dsa-*: of --attention dsa)");
+  group.OneOf("--attention", attention.kind, {AttentionKind::kDense, AttentionKind::kDsa},
+              "To all keys, or to those that an indexer selects (DeepSeek sparse attention)");
+  group.Number("--dsa-topk", attention.top_k, "Keys that each query selects [512]");
+  group.Number("--dsa-index-heads", attention.index_heads, "Heads of an indexer [4]");
+  group.Number("--dsa-index-dim", attention.index_dim, "Elements of an indexer's head, an even number [32]");
+  group.Number("--dsa-warmup-steps", attention.warmup_steps,
+               "First steps that train the indexers alone, with dense attention [0]");
+  group.Number("--dsa-loss-coef", attention.loss_coef, "Factor of the indexers' loss [1]");
+}
+
 void AddDataFlags(CLI::App& app, TrainConfig& config) {
   FlagGroup group(app, "Data");
   group.Texts("--data", config.data.paths,
@@ -133,6 +145,7 @@ void AddCheckpointFlags(CLI::App& app, CheckpointConfig& checkpoint) {
 
 void AddTrainFlags(CLI::App& app, TrainConfig& config) {
   AddModelFlags(app, config.model);
+  AddAttentionFlags(app, config.attention);
   AddDataFlags(app, config);
   AddEvalFlags(app, config.eval);
   AddOptimizerFlags(app, config.optimizer);

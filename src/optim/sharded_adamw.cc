@@ -78,15 +78,29 @@ absl::Status ShardedAdamW::CheckShards(size_t first, absl::Span<const ShardView>
   return absl::OkStatus();
 }
 
+std::vector<AdamWGroupStep> ShardedAdamW::ForAll(float gradient_scale) const {
+  return std::vector<AdamWGroupStep>(options_.size(), {.gradient_scale = gradient_scale});
+}
+
 absl::Status ShardedAdamW::Step(absl::Span<const ShardView> shards, float gradient_scale) {
-  if (absl::Status status = CheckCount(shards.size()); !status.ok()) return status;
-  if (absl::Status status = CheckShards(0, shards); !status.ok()) return status;
-  ++steps_;
-  Update(0, shards, gradient_scale);
-  return absl::OkStatus();
+  return Step(shards, ForAll(gradient_scale));
 }
 
 absl::Status ShardedAdamW::Step(ShardedModel& model, float gradient_scale) {
+  return Step(model, ForAll(gradient_scale));
+}
+
+absl::Status ShardedAdamW::Step(absl::Span<const ShardView> shards, absl::Span<const AdamWGroupStep> groups) {
+  WEFT_CHECK(groups.size() == options_.size(), "Step takes one treatment for each entry of options()");
+  if (absl::Status status = CheckCount(shards.size()); !status.ok()) return status;
+  if (absl::Status status = CheckShards(0, shards); !status.ok()) return status;
+  ++steps_;
+  Update(0, shards, groups);
+  return absl::OkStatus();
+}
+
+absl::Status ShardedAdamW::Step(ShardedModel& model, absl::Span<const AdamWGroupStep> groups) {
+  WEFT_CHECK(groups.size() == options_.size(), "Step takes one treatment for each entry of options()");
   const std::vector<ShardView> all = model.Shards();
   if (absl::Status status = CheckCount(all.size()); !status.ok()) return status;
   if (absl::Status status = CheckShards(0, all); !status.ok()) return status;
@@ -94,22 +108,23 @@ absl::Status ShardedAdamW::Step(ShardedModel& model, float gradient_scale) {
   ++steps_;
   size_t first = 0;
   return model.UpdateShards([&](absl::Span<const ShardView> shards) {
-    Update(first, shards, gradient_scale);
+    Update(first, shards, groups);
     first += shards.size();
     return absl::OkStatus();
   });
 }
 
-void ShardedAdamW::Update(size_t first, absl::Span<const ShardView> shards, float gradient_scale) {
+void ShardedAdamW::Update(size_t first, absl::Span<const ShardView> shards,
+                          absl::Span<const AdamWGroupStep> groups) {
   std::map<std::pair<size_t, int64_t>, std::vector<AdamWSlice>> slices;  // By options and number of updates.
   for (size_t i = 0; i < shards.size(); ++i) {
-    if (shards[i].grad == nullptr) continue;
     Moments& moments = moments_[first + i];
+    if (shards[i].grad == nullptr || groups[moments.options].frozen) continue;
     slices[{moments.options, ++moments.steps}].push_back(
         {shards[i].data, shards[i].grad, moments.first.data(), moments.second.data(), shards[i].elements()});
   }
   for (const auto& [key, updated] : slices) {
-    AdamWStep(updated, options_[key.first], key.second, gradient_scale);
+    AdamWStep(updated, options_[key.first], key.second, groups[key.first].gradient_scale);
   }
 }
 

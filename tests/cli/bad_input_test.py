@@ -39,6 +39,14 @@ class BadUsage(WeftCase):
         self.assert_refused(2, ["--ring-rotate shift", "--cp"], "train", "--ring-rotate", "shift")
         self.assert_refused(2, ["--ulysses-degree 3", "--cp 4", "1, 2, 4"], "train", "--cp", "4", "--ulysses-degree", "3")
 
+    def test_names_flags_of_sparse_attention_that_do_not_fit(self):
+        for flag in ("--dsa-topk", "--dsa-index-heads", "--dsa-index-dim", "--dsa-warmup-steps", "--dsa-loss-coef"):
+            self.assert_refused(2, [f"{flag} 2", "--attention dsa"], "train", flag, "2")
+        self.assert_refused(2, ["--dsa-index-dim 3", "even"], "train", "--attention", "dsa", "--dsa-index-dim", "3")
+        for scheme in ("ulysses", "ring"):
+            self.assert_refused(2, [f"--cp-scheme {scheme}", "--cp-scheme gather"], "train", "--attention", "dsa", "--cp", "2",
+                                "--cp-scheme", scheme, ranks=2)
+
     def test_names_a_separator_outside_the_vocabulary(self):
         self.assert_refused(2, ["--document-separator 256", "255"], "train", "--document-separator", "256")
 

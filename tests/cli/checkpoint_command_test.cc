@@ -30,7 +30,8 @@ using testing::StatusIs;
 
 class CheckpointCommandTest : public ::testing::Test {
  protected:
-  // Saves the checkpoints of these steps: one array of four elements, and a moment of it.
+  // Saves the checkpoints of these steps: one array of four elements, and a moment of it. Indexers have the
+  // same.
   void Save(const std::vector<int64_t>& steps) {
     Parameter parameter;
     parameter.name = "weight";
@@ -42,8 +43,11 @@ class CheckpointCommandTest : public ::testing::Test {
       for (const int64_t step : steps) {
         CheckpointState state;
         state.step = step;
-        state.arrays = {{"model", "", shards}, {"optimizer", ".exp_avg", shards}};
-        state.files = {{"config.json", "{}"}, {"tokenizer.json", "[]"}};
+        state.arrays = {{"model", "", shards},
+                        {"optimizer", ".exp_avg", shards},
+                        {"indexer", "", shards},
+                        {"indexer_optimizer", ".exp_avg", shards}};
+        state.files = {{"config.json", "{}"}, {"tokenizer.json", "[]"}, {"indexer_config.json", "{}"}};
         WEFT_RETURN_IF_ERROR(saver->Start(std::move(state)));
         WEFT_RETURN_IF_ERROR(saver->Finish());
       }
@@ -96,6 +100,9 @@ TEST_F(CheckpointCommandTest, ExportsWeightsConfigurationAndTokenizer) {
   EXPECT_TRUE(fs::exists(folder_ / "out/config.json"));
   EXPECT_TRUE(fs::exists(folder_ / "out/tokenizer.json"));
   EXPECT_FALSE(fs::exists(folder_ / "out/optimizer.safetensors"));
+  EXPECT_TRUE(fs::exists(folder_ / "out/indexer.safetensors"));
+  EXPECT_TRUE(fs::exists(folder_ / "out/indexer_config.json"));
+  EXPECT_FALSE(fs::exists(folder_ / "out/indexer_optimizer.safetensors"));
   EXPECT_FALSE(fs::exists(folder_ / "out/checkpoint.json"));
   ASSERT_OK_AND_ASSIGN(const SafetensorsReader reader, SafetensorsReader::Open(folder_ / "out"));
   std::vector<float> values(4);

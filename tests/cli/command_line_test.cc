@@ -174,6 +174,31 @@ TEST(CommandLine, SetsEveryFieldFromItsFlag) {
   EXPECT_EQ(config.output.export_folder, "e");
 }
 
+TEST(CommandLine, SetsTheFieldsOfSparseAttention) {
+  const AttentionConfig attention =
+      Parsed({"--attention", "dsa", "--dsa-topk", "64", "--dsa-index-heads", "2", "--dsa-index-dim", "16",
+              "--dsa-warmup-steps", "5", "--dsa-loss-coef", "0.25"})
+          .attention;
+  EXPECT_EQ(attention.sparse_config(), (SparseAttentionConfig{64, 2, 16}));
+  EXPECT_EQ(attention.indexer_training()->warmup_steps, 5);
+  EXPECT_EQ(attention.indexer_training()->loss_coef, 0.25);
+  EXPECT_THAT(ErrorOf({"train", "--dsa-topk", "64"}), HasSubstr("--dsa-topk 64: needs --attention dsa"));
+  EXPECT_EQ(ErrorOf({"train", "--dsa-loss-coef", "much"}), "--dsa-loss-coef: 'much' is not a number");
+}
+
+// The help text names them, and the fields of unset flags are empty.
+TEST(CommandLine, HasTheDefaultsOfSparseAttentionThatItsHelpNames) {
+  EXPECT_FALSE(Parsed({}).attention.sparse_config().has_value());
+  const AttentionConfig attention = Parsed({"--attention", "dsa"}).attention;
+  EXPECT_EQ(attention.sparse_config(), (SparseAttentionConfig{512, 4, 32}));
+  EXPECT_EQ(attention.indexer_training()->warmup_steps, 0);
+  EXPECT_EQ(attention.indexer_training()->loss_coef, 1);
+  const std::string help = TextOf({"train", "--help"});
+  for (const char* text : {"selects [512]", "indexer [4]", "number [32]", "attention [0]", "loss [1]"}) {
+    EXPECT_THAT(help, HasSubstr(text));
+  }
+}
+
 TEST(CommandLine, KeepsDefaultsOfFlagsThatAreNotGiven) {
   const TrainConfig config = Parsed({});
   EXPECT_EQ(config.optimizer.lr, 3e-4);
@@ -303,7 +328,7 @@ TEST(CommandLine, PrintsHelpInGroupsAndTheVersion) {
        {"Model", "Data", "Optimizer", "Parallelism", "Output", "--shuffle BOOL", "[0.0003]"}) {
     EXPECT_THAT(help, HasSubstr(part));
   }
-  EXPECT_LT(std::count(help.begin(), help.end(), '\n'), 90);
+  EXPECT_LT(std::count(help.begin(), help.end(), '\n'), 98);
   EXPECT_THAT(TextOf({"--help"}), HasSubstr("Commands:"));
   EXPECT_EQ(TextOf({"--version"}), "weft 0.1.0\n");
 }

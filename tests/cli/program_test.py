@@ -97,6 +97,19 @@ class Runs(WeftCase):
         config = json.loads((self.folder / "m.config.json").read_text())
         self.assertIn("MiB to a rank", config["sequences"]["reason"])
 
+    def test_trains_with_sparse_attention(self):
+        self.write("run.toml", 'attention = "dsa"\ndsa-topk = 4\ndsa-index-heads = 2\n')
+        flags = ["--config", "run.toml", "--dsa-index-dim", "8", "--dsa-warmup-steps", "1", "--steps", "3", "--batch-size", "4"]
+        for ranks in (None, 2):
+            lines = self.metrics(*flags, ranks=ranks)
+            for line in lines:
+                self.assertEqual(list(line), [*FIELDS, "indexer_loss", "indexer_grad_norm", "attention_mass_selected"])
+            self.assertEqual([line["grad_norm"] == 0 for line in lines], [True, False, False])
+        config = json.loads((self.folder / "m.config.json").read_text())
+        self.assertIn("sparse, 4 keys a query, selected by 2 index heads of 8, 1 warm-up steps", config["attention"]["value"])
+        output = self.train(*flags)
+        self.assertRegex(output, r"(?m)^step 3/3  loss \d\.\d+  norm \d+\.\d+  indexer \d+\.\d{4}  ")
+
     def test_gives_microbatches_the_losses_of_one_batch(self):
         flags = ["--steps", "4", "--batch-size", "4", "--lr", "1e-2"]
         for line, reference in zip(self.metrics(*flags, "--grad-accum", "2"), self.metrics(*flags), strict=True):
@@ -370,6 +383,19 @@ class HuggingFace(WeftCase):
         self.assertEqual(len((self.folder / "out/m.jsonl").read_text().splitlines()), 2)
         self.assertEqual(sorted(path.name for path in (self.folder / "out").iterdir()),
                          ["config.json", "m.config.json", "m.jsonl", "model.safetensors"])
+
+    def test_writes_indexers_beside_the_llama_and_reads_them_again(self):
+        source = model_folder.write(self.folder / "model")
+        sparse = ["--attention", "dsa", "--dsa-index-dim", "8"]
+        hashes = {self.load(source, *sparse, "--export-hf", "out", ranks=2)}
+        self.assert_same_weights(self.folder / "out", source)
+        self.assertEqual(sorted(path.name for path in (self.folder / "out").iterdir()),
+                         ["config.json", "indexer.safetensors", "indexer_config.json", "model.safetensors"])
+        self.assertEqual(json.loads((self.folder / "out/indexer_config.json").read_text()),
+                         {"index_n_heads": 4, "index_head_dim": 8, "index_topk": 512})
+        hashes.add(self.load(self.folder / "out", *sparse, ranks=3))
+        self.assertEqual(len(hashes), 1)
+        self.assertEqual(self.load(self.folder / "out"), self.load(source))
 
     def test_reads_a_snapshot_of_a_cache(self):
         source = model_folder.write(self.folder / "model")

@@ -92,6 +92,9 @@ class Transformers(WeftCase):
                            rope_parameters=LLAMA3_ROPE)
         self.compare(model, [(2, ["--zero-copy", "false"])])
 
+    def test_trains_like_transformers_if_sparse_attention_selects_all_keys(self):
+        self.compare(make_model(), [(2, ["--attention", "dsa", "--dsa-topk", LENGTH, "--dsa-index-dim", "8"])])
+
 
 if __name__ == "__main__":
     sys.exit(main())

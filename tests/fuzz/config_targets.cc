@@ -22,6 +22,10 @@ constexpr size_t kMaxText = 1 << 20;  // Upper limit of config.json.
 
 int FuzzHfConfig(const uint8_t* data, size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
+  if (const auto indexers = ParseIndexerConfig(text, "indexer_config.json"); indexers.ok()) {
+    const auto again = ParseIndexerConfig(FormatIndexerConfig(*indexers), "indexer_config.json");
+    WEFT_CHECK(again.ok() && *again == *indexers, "the exported description of indexers is another one");
+  }
   const auto config = ParseHfConfig(text, "config.json");
   if (!config.ok()) return 0;
   WEFT_CHECK(config->ParameterCount() > 0, "the number of parameters overflows");

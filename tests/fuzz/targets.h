@@ -15,7 +15,7 @@ namespace weft {
 int FuzzSafetensorsHeader(const uint8_t* data, size_t size);
 // The text of model.safetensors.index.json.
 int FuzzSafetensorsIndex(const uint8_t* data, size_t size);
-// The text of config.json, which is also exported and read again.
+// The text of config.json, which is also exported and read again, and of indexer_config.json.
 int FuzzHfConfig(const uint8_t* data, size_t size);
 // A flight recorder.
 int FuzzFlightRecord(const uint8_t* data, size_t size);

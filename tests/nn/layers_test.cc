@@ -12,6 +12,7 @@
 #include "tests/support/status_matchers.h"
 #include "weft/nn/embedding.h"
 #include "weft/nn/gelu.h"
+#include "weft/nn/layer_norm.h"
 #include "weft/nn/linear.h"
 #include "weft/nn/lm_head_loss.h"
 #include "weft/nn/materialize.h"
@@ -129,6 +130,33 @@ TEST(RmsNorm, RoundsBeforeItMultipliesWithTheWeight) {
   Invocation invocation;
   ASSERT_OK_AND_ASSIGN(const Tensors y, norm.Forward(invocation, {x}));
   EXPECT_EQ(ToFloat(*y[0].As<BF16>()), 1.5F);
+}
+
+TEST(LayerNorm, HasGradientsThatMatchFiniteDifferences) {
+  for (const GradientCheckOptions& options : kDtypes) {
+    for (const auto& [tokens, dim] :
+         {std::pair<int64_t, int64_t>{1, 2}, {3, 5}, {2, 32}, {5, 67}, {130, 3}}) {
+      constexpr float kEps = 0.25F;
+      LayerNorm norm("norm", dim, kEps);
+      CheckGradients(
+          norm, {TestTensor(options.dtype, {tokens, dim}, 1)},
+          [](const Values& v) -> Values { return {oracle::LayerNorm(v[0], v[1], v[2], kEps)}; }, options);
+    }
+  }
+}
+
+TEST(LayerNorm, AcceptsZeroTokensAndRowsOfOneValue) {
+  LayerNorm norm("norm", 1, 1e-6F);
+  const MaterializedParameters memory(norm, 0, DType::kF32, DType::kF32);
+  *norm.parameters()[1]->data.As<float>() = 3.0F;
+  for (const int64_t tokens : {0, 2}) {
+    Invocation invocation;
+    ASSERT_OK_AND_ASSIGN(const Tensors y,
+                         norm.Forward(invocation, {TestTensor(DType::kF32, {tokens, 1}, 1)}));
+    for (int64_t i = 0; i < tokens; ++i) EXPECT_EQ(y[0].As<float>()[i], 3.0F);
+    ASSERT_OK_AND_ASSIGN(const Tensors dx, norm.Backward(invocation, y));
+    for (int64_t i = 0; i < tokens; ++i) EXPECT_EQ(dx[0].As<float>()[i], 0.0F);
+  }
 }
 
 TEST(SwiGlu, HasGradientsThatMatchFiniteDifferences) {

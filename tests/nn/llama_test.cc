@@ -23,9 +23,7 @@ using Values = std::vector<Doubles>;
 
 TEST(DecoderBlock, HasGradientsThatMatchFiniteDifferences) {
   const LlamaConfig config = TinyLlama();
-  const auto table =
-      std::make_shared<RopeTable>(RopeFrequencies(config.head_dim, config.rope_theta, std::nullopt));
-  DecoderBlock block("block", config, table);
+  DecoderBlock block("block", config, RopeTables(config));
   CheckGradients(
       block, {TestTensor(DType::kF32, {2, 5, config.dim}, 1)},
       [&](const Values& v) -> Values { return {oracle::DecoderBlock(config, 2, 5, v[0], v.data() + 1)}; },

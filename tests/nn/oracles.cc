@@ -34,15 +34,34 @@ Doubles RmsNorm(const Doubles& x, const Doubles& weight, double eps) {
   return y;
 }
 
-Doubles Rope(const Doubles& x, int64_t seq, int64_t heads, const std::vector<float>& frequencies) {
-  const auto half = static_cast<int64_t>(frequencies.size());
+Doubles LayerNorm(const Doubles& x, const Doubles& weight, const Doubles& bias, double eps) {
   Doubles y(x.size());
-  const int64_t rows = static_cast<int64_t>(x.size()) / (2 * half);
+  const auto count = static_cast<double>(weight.size());
+  for (size_t row = 0; row < x.size(); row += weight.size()) {
+    double mean = 0.0;
+    double squares = 0.0;
+    for (size_t i = 0; i < weight.size(); ++i) mean += x[row + i] / count;
+    for (size_t i = 0; i < weight.size(); ++i) squares += (x[row + i] - mean) * (x[row + i] - mean);
+    const double scale = 1.0 / std::sqrt(squares / count + eps);
+    for (size_t i = 0; i < weight.size(); ++i) y[row + i] = (x[row + i] - mean) * scale * weight[i] + bias[i];
+  }
+  return y;
+}
+
+Doubles Rope(const Doubles& x, int64_t seq, int64_t heads, const std::vector<float>& frequencies) {
+  return PartialRope(x, seq, heads, 2 * static_cast<int64_t>(frequencies.size()), frequencies);
+}
+
+Doubles PartialRope(const Doubles& x, int64_t seq, int64_t heads, int64_t head_dim,
+                    const std::vector<float>& frequencies) {
+  const auto half = static_cast<int64_t>(frequencies.size());
+  Doubles y = x;
+  const int64_t rows = static_cast<int64_t>(x.size()) / head_dim;
   for (int64_t row = 0; row < rows; ++row) {
     const auto position = static_cast<double>(row / heads % seq);
     for (int64_t i = 0; i < half; ++i) {
       const double angle = position * static_cast<double>(frequencies[At(i)]);
-      const size_t lower = At(row * 2 * half + i);
+      const size_t lower = At(row * head_dim + i);
       const size_t upper = lower + At(half);
       y[lower] = x[lower] * std::cos(angle) - x[upper] * std::sin(angle);
       y[upper] = x[upper] * std::cos(angle) + x[lower] * std::sin(angle);

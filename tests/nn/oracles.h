@@ -13,8 +13,12 @@ namespace weft::oracle {
 // y [rows, out] = x [rows, in] W^T, W [out, in].
 Doubles Linear(const Doubles& x, const Doubles& weight, int64_t in, int64_t out);
 Doubles RmsNorm(const Doubles& x, const Doubles& weight, double eps);
-// x [batch, seq, heads, head_dim]; positions start at 0.
+Doubles LayerNorm(const Doubles& x, const Doubles& weight, const Doubles& bias, double eps);
+// x [batch, seq, heads, head_dim]; positions start at 0. Partial: head_dim is more than two for each
+// frequency.
 Doubles Rope(const Doubles& x, int64_t seq, int64_t heads, const std::vector<float>& frequencies);
+Doubles PartialRope(const Doubles& x, int64_t seq, int64_t heads, int64_t head_dim,
+                    const std::vector<float>& frequencies);
 Doubles SwiGlu(const Doubles& gate, const Doubles& up);
 // The attention of a decoder, for testing::OracleForward.
 testing::OracleAttention CausalAttention(int64_t batch, int64_t seq, int64_t heads, int64_t kv_heads,

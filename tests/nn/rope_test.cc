@@ -66,6 +66,16 @@ TEST(Rope, HasGradientsThatMatchFiniteDifferences) {
   }
 }
 
+TEST(Rope, RotatesOnlyTheFirstElementsOfLongerHeads) {
+  const std::vector<float> frequencies = RopeFrequencies(4, 100.0, std::nullopt);
+  for (const int64_t head_dim : {4, 5, 10}) {
+    Rope rope("rope", std::make_shared<RopeTable>(frequencies), head_dim);
+    CheckGradients(rope, {TestTensor(DType::kF32, {2, 7, 3, head_dim}, 1)}, [&](const Values& v) -> Values {
+      return {oracle::PartialRope(v[0], 7, 3, head_dim, frequencies)};
+    });
+  }
+}
+
 TEST(Rope, RotatesByThePositionsOfTheSequence) {
   Rope rope("rope", std::make_shared<RopeTable>(RopeFrequencies(6, 100.0, std::nullopt)));
   const auto values = [](const TensorView& view) { return testing::ToDoubleValues(view); };

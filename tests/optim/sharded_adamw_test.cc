@@ -12,6 +12,7 @@ namespace weft {
 namespace {
 
 using ::testing::Each;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 // ShardViews of whole parameters in ordinary memory.
@@ -88,6 +89,63 @@ TEST(ShardedAdamW, UsesALearningRateThatIsSetBetweenSteps) {
   ASSERT_OK(optimizer.Step(shards.views()));
   EXPECT_FLOAT_EQ(shards.data(0)[0], 0.75F);
   EXPECT_FLOAT_EQ(shards.data(1)[0], 0.75F);
+}
+
+// Copies of both moments of a shard.
+std::vector<std::vector<float>> MomentsOf(ShardedAdamW& optimizer, size_t shard) {
+  std::vector<std::vector<float>> moments;
+  for (const ShardView& view : {optimizer.FirstMoments()[shard], optimizer.SecondMoments()[shard]}) {
+    moments.emplace_back(view.data, view.data + view.elements());
+  }
+  return moments;
+}
+
+TEST(ShardedAdamW, ChangesNothingOfAFrozenParamGroup) {
+  Shards shards = MatrixAndNorm();
+  ShardedAdamW optimizer(shards.views(), {.lr = 0.1, .weight_decay = 0.5},
+                         {{HasAtMostOneDim, {.lr = 0.1, .weight_decay = 0.5}}});
+  ASSERT_OK(optimizer.Step(shards.views()));
+  const std::vector<float> matrix = shards.data(0);
+  const std::vector<float> norm = shards.data(1);
+  const auto matrix_moments = MomentsOf(optimizer, 0);
+  const auto norm_moments = MomentsOf(optimizer, 1);
+  ASSERT_OK(optimizer.Step(shards.views(), {{.frozen = true}, {}}));
+  EXPECT_EQ(shards.data(0), matrix);
+  EXPECT_EQ(MomentsOf(optimizer, 0), matrix_moments);
+  EXPECT_NE(shards.data(1), norm);
+  EXPECT_NE(MomentsOf(optimizer, 1), norm_moments);
+  EXPECT_THAT(optimizer.StepsOfShards(), ElementsAre(1, 2));
+  EXPECT_EQ(optimizer.steps(), 2);
+}
+
+TEST(ShardedAdamW, ContinuesAfterAFreezeAsWithoutIt) {
+  Shards frozen = MatrixAndNorm();
+  Shards plain = MatrixAndNorm();
+  ShardedAdamW first(frozen.views(), {});
+  ShardedAdamW second(plain.views(), {});
+  ASSERT_OK(first.Step(frozen.views(), {{.frozen = true}}));
+  for (int step = 0; step < 2; ++step) {
+    ASSERT_OK(first.Step(frozen.views()));
+    ASSERT_OK(second.Step(plain.views()));
+  }
+  EXPECT_EQ(frozen.data(0), plain.data(0));
+  EXPECT_EQ(frozen.data(1), plain.data(1));
+}
+
+TEST(ShardedAdamW, ScalesTheGradientsOfEachParamGroup) {
+  Shards both = MatrixAndNorm();
+  Shards quarter = MatrixAndNorm();
+  Shards half = MatrixAndNorm();
+  const AdamWOptions options{.lr = 0.1, .eps = 1.0};  // The scale matters only beside eps.
+  ShardedAdamW optimizer(both.views(), options, {{HasAtMostOneDim, options}});
+  ShardedAdamW by_quarter(quarter.views(), options);
+  ShardedAdamW by_half(half.views(), options);
+  ASSERT_OK(optimizer.Step(both.views(), {{.gradient_scale = 0.25F}, {.gradient_scale = 0.5F}}));
+  ASSERT_OK(by_quarter.Step(quarter.views(), 0.25F));
+  ASSERT_OK(by_half.Step(half.views(), 0.5F));
+  EXPECT_EQ(both.data(0), quarter.data(0));
+  EXPECT_EQ(both.data(1), half.data(1));
+  EXPECT_NE(both.data(0), half.data(0));
 }
 
 TEST(ShardedAdamW, DoesNotUpdateShardsWithoutGradients) {

@@ -38,7 +38,7 @@ FLOOR_OF = {layer: floor for floor, layers in enumerate(FLOORS) for layer in lay
 ROOMS = {
     "mesh": [["base"], ["mpi", "threads", "simulation"]],
     "comm": [["base"], ["codec"], ["links"], ["collectives"], ["engine"]],
-    "nn": [["products"], ["kernels"], ["modules"], ["models"]],
+    "nn": [["products"], ["kernels"], ["sparse"], ["modules"], ["models"]],
     "sharding": [["plan"], ["pipeline"], ["group"], ["model"]],
     "context_parallel": [["layouts"], ["exchanges"], ["schemes"], ["hooks"]],
     "train": [["files"], ["checkpoint"], ["config"], ["data"], ["plan"], ["loop", "diagnose"]],

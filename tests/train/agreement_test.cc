@@ -34,6 +34,7 @@ TEST_F(Agreement, NamesTheFlagItsValuesAndTheRanks) {
 TEST_F(Agreement, IsRequiredOfEveryFlagThatChangesResultsOrCollectives) {
   const std::pair<const char*, std::function<void(TrainConfig&)>> changes[] = {
       {"--seed", [](TrainConfig& config) { config.seed = 1; }},
+      {"--attention", [](TrainConfig& config) { config.attention.kind = AttentionKind::kDsa; }},
       {"--seq-len", [](TrainConfig& config) { config.data.seq_len = 8; }},
       {"--batch-size", [](TrainConfig& config) { config.data.batch_size = 12; }},
       {"--grad-accum", [](TrainConfig& config) { config.data.grad_accum = 2; }},
@@ -73,6 +74,21 @@ TEST_F(Agreement, IsRequiredOfEveryFlagThatChangesResultsOrCollectives) {
   for (const auto& [flag, change] : changes) {
     EXPECT_THAT(RunWithChangeOnRank1(change),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(absl::StrCat(flag, " is "))));
+  }
+}
+
+TEST_F(Agreement, IsRequiredOfTheFlagsOfSparseAttention) {
+  config_.attention.kind = AttentionKind::kDsa;
+  const std::pair<const char*, std::function<void(AttentionConfig&)>> changes[] = {
+      {"--dsa-topk is 512 on ranks 0, 2 and 4", [](AttentionConfig& options) { options.top_k = 4; }},
+      {"--dsa-index-heads is 4 ", [](AttentionConfig& options) { options.index_heads = 2; }},
+      {"--dsa-index-dim is 32 ", [](AttentionConfig& options) { options.index_dim = 8; }},
+      {"--dsa-warmup-steps is 0 ", [](AttentionConfig& options) { options.warmup_steps = 1; }},
+      {"--dsa-loss-coef is 1 ", [](AttentionConfig& options) { options.loss_coef = 0.5; }},
+  };
+  for (const auto& [message, change] : changes) {
+    EXPECT_THAT(RunWithChangeOnRank1([&](TrainConfig& config) { change(config.attention); }),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(message)));
   }
 }
 

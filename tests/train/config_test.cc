@@ -10,6 +10,7 @@
 namespace weft {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 std::string ErrorWith(const std::function<void(TrainConfig&)>& change) {
@@ -186,6 +187,65 @@ TEST(TrainConfig, AllowsEveryContextOptionWithItsScheme) {
       EXPECT_TRUE(Validate(config).ok());
     }
   }
+}
+
+std::string AttentionError(const std::function<void(AttentionConfig&)>& change,
+                           AttentionKind kind = AttentionKind::kDsa) {
+  return ErrorWith([&](TrainConfig& c) { c.attention.kind = kind, change(c.attention); });
+}
+
+TEST(TrainConfig, RefusesFlagsOfSparseAttentionWithoutIt) {
+  const std::pair<const char*, std::function<void(AttentionConfig&)>> flags[] = {
+      {"--dsa-topk 8", [](AttentionConfig& a) { a.top_k = 8; }},
+      {"--dsa-index-heads 8", [](AttentionConfig& a) { a.index_heads = 8; }},
+      {"--dsa-index-dim 8", [](AttentionConfig& a) { a.index_dim = 8; }},
+      {"--dsa-warmup-steps 0", [](AttentionConfig& a) { a.warmup_steps = 0; }},
+      {"--dsa-loss-coef 0.5", [](AttentionConfig& a) { a.loss_coef = 0.5; }},
+  };
+  for (const auto& [flag, change] : flags) {
+    EXPECT_THAT(AttentionError(change, AttentionKind::kDense),
+                HasSubstr(std::string(flag) + ": needs --attention dsa"));
+    TrainConfig config;
+    config.attention.kind = AttentionKind::kDsa;
+    change(config.attention);
+    EXPECT_TRUE(Validate(config).ok()) << flag;
+  }
+}
+
+TEST(TrainConfig, NamesValuesOfSparseAttentionOutOfRange) {
+  EXPECT_THAT(AttentionError([](AttentionConfig& a) { a.top_k = 0; }), HasSubstr("--dsa-topk 0"));
+  EXPECT_THAT(AttentionError([](AttentionConfig& a) { a.top_k = kHuge; }), HasSubstr("--dsa-topk"));
+  EXPECT_THAT(AttentionError([](AttentionConfig& a) { a.index_heads = 0; }),
+              HasSubstr("--dsa-index-heads 0"));
+  EXPECT_THAT(AttentionError([](AttentionConfig& a) { a.index_dim = 7; }),
+              HasSubstr("--dsa-index-dim 7: must be even"));
+  EXPECT_THAT(AttentionError([](AttentionConfig& a) { a.warmup_steps = -1; }),
+              HasSubstr("--dsa-warmup-steps -1"));
+  for (const double coef : {-1.0, 1e39, std::nan("")}) {
+    EXPECT_THAT(AttentionError([&](AttentionConfig& a) { a.loss_coef = coef; }),
+                HasSubstr("--dsa-loss-coef"));
+  }
+}
+
+TEST(TrainConfig, AllowsOnlyGathersWithSparseAttention) {
+  TrainConfig config;
+  config.attention.kind = AttentionKind::kDsa;
+  for (const CpScheme scheme : {CpScheme::kAuto, CpScheme::kGather}) {
+    config.parallel.context = {.size = 4, .scheme = scheme};
+    EXPECT_TRUE(Validate(config).ok());
+  }
+  for (const CpScheme scheme : {CpScheme::kUlysses, CpScheme::kHybrid, CpScheme::kRing}) {
+    config.parallel.context = {.size = 4, .scheme = scheme};
+    EXPECT_THAT(
+        std::string(Validate(config).message()),
+        AllOf(HasSubstr("--cp-scheme " + std::string(Name(scheme))), HasSubstr("use --cp-scheme gather")));
+  }
+  config.parallel.context = {.size = 4, .ulysses_degree = 2};
+  EXPECT_THAT(std::string(Validate(config).message()), HasSubstr("--ulysses-degree 2"));
+  config.parallel.context = {
+      .size = 4, .scheme = CpScheme::kGather, .load_balance = LoadBalance::kQueryExchange};
+  EXPECT_THAT(std::string(Validate(config).message()),
+              HasSubstr("--load-balance query-exchange: is for dense attention only: use head-tail or none"));
 }
 
 TEST(ModelPresets, HaveTheParameterCountsOfTheirTable) {

@@ -119,6 +119,19 @@ TEST(ContextPlan, DoesNotSaveBytesByLeavingARankWithoutWork) {
   EXPECT_THAT(plan.reason, HasSubstr("of the mean work"));
 }
 
+TEST(ContextPlan, GathersForSparseAttention) {
+  AttentionShape shape = Heads(8, 8);
+  shape.index_dim = 32;
+  for (const CpScheme scheme : {CpScheme::kAuto, CpScheme::kGather}) {
+    const ContextPlan plan = Plan({.size = 8, .scheme = scheme}, shape);
+    EXPECT_EQ(plan.scheme.kind(plan.size), SchemeKind::kGatherKv);
+    EXPECT_EQ(plan.split().order, SequenceOrder::kHeadTail);
+    EXPECT_EQ(plan.reason, scheme == CpScheme::kAuto ? "--attention dsa" : "--cp-scheme");
+  }
+  const ContextPlan plain = Plan({.size = 8, .load_balance = LoadBalance::kNone}, shape);
+  EXPECT_EQ(plain.split().order, SequenceOrder::kContiguous);
+}
+
 TEST(ContextPlan, ChoosesTheCheapestDegreeOfAHybrid) {
   const AttentionShape shape = Heads(16, 4);
   const ContextPlan plan = Plan({.size = 8, .scheme = CpScheme::kHybrid}, shape);

@@ -289,5 +289,28 @@ TEST(HfConfig, KeepsOtherKeysOfTheSource) {
   EXPECT_FALSE(written.contains("torch_dtype"));
 }
 
+TEST(IndexerConfig, ReadsWhatItWrites) {
+  const SparseAttentionConfig config{64, 2, 16};
+  EXPECT_EQ(*ParseIndexerConfig(FormatIndexerConfig(config), "i.json"), config);
+  // The keys of DeepSeek-V3.2's config.json; others are ignored.
+  EXPECT_EQ(*ParseIndexerConfig(
+                R"({"index_head_dim": 128, "index_n_heads": 64, "index_topk": 2048, "dim": 7168})", "i.json"),
+            (SparseAttentionConfig{2048, 64, 128}));
+}
+
+TEST(IndexerConfig, NamesKeysThatAreMissingOrWrong) {
+  const auto error = [](std::string_view text) {
+    const absl::Status status = ParseIndexerConfig(text, "i.json").status();
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    return std::string(status.message());
+  };
+  EXPECT_THAT(error("[]"), HasSubstr("'i.json' is not a JSON object"));
+  EXPECT_THAT(error("{}"), HasSubstr("'i.json': index_n_heads is missing"));
+  EXPECT_THAT(error(R"({"index_n_heads": 4, "index_head_dim": 7, "index_topk": 8})"),
+              HasSubstr("index_head_dim is 7, but rotary embedding needs an even size"));
+  EXPECT_THAT(error(R"({"index_n_heads": -4, "index_head_dim": 8, "index_topk": 8})"),
+              HasSubstr("index_n_heads is -4, but it must be a positive whole number"));
+}
+
 }  // namespace
 }  // namespace weft

@@ -69,6 +69,31 @@ TEST_F(MemoryNeedTest, HasFewerActivationsIfTheyAreRecomputed) {
   EXPECT_LT(Need(1).activations, kept.activations / 3);
 }
 
+TEST_F(MemoryNeedTest, HasTheSelectionsOfSparseAttention) {
+  config_.model.layers = 8;
+  config_.attention.kind = AttentionKind::kDsa;
+  const auto activations = [&](int64_t top_k) {
+    config_.attention.top_k = top_k;
+    return Need(2).activations;
+  };
+  constexpr int64_t kTokens = 4 * 32;  // Of a rank.
+  // A number and a score of each selected key in all layers, and the target of the loss in one.
+  EXPECT_EQ(activations(8) - activations(4), kTokens * 4 * (8 * 8 + 4));
+  EXPECT_EQ(activations(64), activations(32));  // A sequence has 32 keys.
+  config_.data.document_separator = 0;          // A pack has those of 4 sequences.
+  EXPECT_EQ(activations(64) - activations(32), kTokens * 32 * (8 * 8 + 4));
+  config_.parallel.activation_checkpoint = ActivationCheckpoint::kFull;
+  EXPECT_EQ(activations(8) - activations(4), kTokens * 4 * (8 + 4));
+}
+
+TEST_F(MemoryNeedTest, CountsTheParametersOfIndexers) {
+  const MemoryNeed dense = Need(1);
+  config_.attention.kind = AttentionKind::kDsa;
+  const MemoryNeed sparse = Need(1);
+  EXPECT_EQ(sparse.weights, 4 * model_.ParameterCount());
+  EXPECT_GT(sparse.weights, dense.weights);
+}
+
 TEST_F(MemoryNeedTest, NamesFiguresAndRemediesIfItDoesNotFit) {
   const MemoryNeed need{.weights = int64_t{4} << 30, .moments = int64_t{8} << 30};
   EXPECT_OK(CheckFits(need, 2, int64_t{24} << 30));

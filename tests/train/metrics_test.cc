@@ -66,6 +66,16 @@ TEST(Metrics, HaveAnEvaluationLossOnlyAfterAnEvaluation) {
   EXPECT_EQ(nlohmann::json::parse(ToJson(metrics))["eval_loss"], 1.25);
 }
 
+TEST(Metrics, HaveTheIndexersOnlyWithSparseAttention) {
+  StepMetrics metrics = Example();
+  EXPECT_FALSE(nlohmann::json::parse(ToJson(metrics)).contains("indexer_loss"));
+  metrics.indexers = {0.5, 0.25, 0.875};
+  const auto json = nlohmann::json::parse(ToJson(metrics));
+  EXPECT_EQ(json["indexer_loss"], 0.5);
+  EXPECT_EQ(json["indexer_grad_norm"], 0.25);
+  EXPECT_EQ(json["attention_mass_selected"], 0.875);
+}
+
 TEST(Metrics, KeepAllDigitsOfTheLoss) {
   StepMetrics metrics = Example();
   metrics.loss = 5.545177444479562;
@@ -152,6 +162,24 @@ TEST(FlopsPerToken, CountsProductsOfWeightsAndOfAttention) {
   }
 }
 
+TEST(FlopsPerToken, CountsSelectedKeysAndTheScoresOfAllKeys) {
+  LlamaConfig config;
+  config.dim = 4;
+  config.layers = 2;
+  config.heads = 2;
+  config.head_dim = 2;
+  constexpr int64_t kLength = 10;
+  // Parameters of an indexer: 4 x (3 heads of 6, one key of 6, 3 weights).
+  constexpr double kIndexer = 4 * (18 + 6 + 3);
+  const double dense = FlopsPerToken(config, kLength);
+  for (const int64_t top_k : {3, 10, 11}) {
+    config.sparse_attention = SparseAttentionConfig{top_k, 3, 6};
+    const auto selected = static_cast<double>(std::min(top_k, kLength));
+    EXPECT_EQ(FlopsPerToken(config, kLength), dense - 12.0 * 2 * 2 * 2 * (kLength - selected) +
+                                                  2 * (4 * kIndexer + 18 * (2 * kLength + 4 * selected)));
+  }
+}
+
 TEST(Progress, HasLossRatesTimeMemoryAndEta) {
   EXPECT_EQ(ProgressLine(Example(), 100, 97 * 0.083),
             "step 3/100  loss 2.5000  norm 0.125  12.3k tokens/s  0.250 TFLOP/s  83 ms  comm 4 ms  8 MiB  "
@@ -201,6 +229,15 @@ TEST(Progress, LeavesOutFieldsThatDoNotFitTheTerminal) {
   for (size_t columns = 40; columns <= whole.size(); ++columns) {
     EXPECT_LE(ProgressLine(Example(), 100, 1, columns).size(), columns);
   }
+}
+
+TEST(Progress, ShowsTheLossOfTheIndexersAsLongAsItFits) {
+  StepMetrics metrics = Example();
+  metrics.indexers = {0.5, 0.25, 0.875};
+  EXPECT_EQ(ProgressLine(metrics, 100, 1, 79),
+            "step 3/100  loss 2.5000  norm 0.125  indexer 0.5000  12.3k tokens/s  ETA 0:01");
+  EXPECT_EQ(ProgressLine(metrics, 100, 1, 60), "step 3/100  loss 2.5000  norm 0.125  indexer 0.5000");
+  EXPECT_EQ(ProgressLine(metrics, 100, 1, 1), "step 3/100  loss 2.5000  norm 0.125");
 }
 
 TEST(Progress, OverwritesTheWholeLineOnATerminal) {

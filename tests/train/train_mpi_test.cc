@@ -73,5 +73,18 @@ TEST(TrainOverMpi, GivesTheBitsOfThreadsWithSplitSequences) {
   }
 }
 
+TEST(TrainOverMpi, GivesTheBitsOfThreadsWithSparseAttention) {
+  const int ranks = WorldBootstrap().size();
+  for (const int split : {1, ranks}) {
+    SCOPED_TRACE(absl::StrCat("sequences over ", split, " ranks"));
+    TrainConfig config = SmallRun();
+    config.attention.kind = AttentionKind::kDsa;
+    config.attention.top_k = 5;
+    config.attention.warmup_steps = 1;
+    config.parallel.context.size = split;
+    ExpectTheBitsOfThreads(config);
+  }
+}
+
 }  // namespace
 }  // namespace weft

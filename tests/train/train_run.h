@@ -106,12 +106,20 @@ class TrainRun : public ::testing::Test {
                           [&](Bootstrap& bootstrap) { return Train(bootstrap, config_, {}).status(); });
   }
 
-  // Expects losses and gradient norms to agree within 1e-4.
-  static void ExpectSameLosses(const Result& result, const Result& expected) {
+  // Expects losses and gradient norms to agree within `tolerance`. Those of indexers of a new model agree
+  // within 2e-2 only: its attention is nearly uniform, and their loss of some 1e-5 a sum of terms that
+  // cancel.
+  static void ExpectSameLosses(const Result& result, const Result& expected, double tolerance = 1e-4) {
     ASSERT_EQ(result.steps.size(), expected.steps.size());
     for (size_t i = 0; i < expected.steps.size(); ++i) {
-      EXPECT_NEAR(result.steps[i].loss / expected.steps[i].loss, 1, 1e-4);
-      EXPECT_NEAR(result.steps[i].grad_norm / expected.steps[i].grad_norm, 1, 1e-4);
+      const StepMetrics& step = result.steps[i];
+      const StepMetrics& reference = expected.steps[i];
+      EXPECT_NEAR(step.loss / reference.loss, 1, tolerance);
+      EXPECT_NEAR(step.grad_norm / reference.grad_norm, 1, tolerance);
+      ASSERT_EQ(step.indexers.has_value(), reference.indexers.has_value());
+      if (!step.indexers) continue;
+      EXPECT_NEAR(step.indexers->loss / reference.indexers->loss, 1, 2e-2);
+      EXPECT_NEAR(step.indexers->grad_norm / reference.indexers->grad_norm, 1, 2e-2);
     }
   }
 

@@ -8,6 +8,8 @@
 //   gather         forward 2 c Hkv e (P-1); backward the same, as gradients in f32
 //   ring           forward 2 c Hkv e (P-1); backward twice that: keys and values again, and gradients in f32.
 //                  By shift: P-1 hops forward, 2 (P-1) backward; fewer where the mask hides whole blocks
+//   sparse         gather, plus index keys of i elements: forward c i (P-1) times the size of the dtype;
+//                  backward the same in f32
 //   hybrid U x V   Ulysses over U ranks, plus the outer scheme over V ranks with U c tokens and Hkv / U heads
 //
 // A KV head that several ranks need counts once for each of them.
@@ -31,6 +33,9 @@ struct AttentionShape {
   int64_t head_dim = 1;
   int64_t value_dim = 1;
   DType dtype = DType::kF32;
+  int64_t index_dim = 0;  // Sparse attention: elements of an index key. 0: dense attention.
+
+  bool is_sparse() const { return index_dim > 0; }
 };
 
 // Costs of one call on one rank.
@@ -39,12 +44,15 @@ struct ContextCosts {
   int64_t backward_bytes = 0;  // Received from peers.
   int forward_hops = 0;        // Ring by shift: hops of keys and values.
   int backward_hops = 0;       // Ring by shift: hops of keys and values, and of gradients.
-  int64_t pairs = 0;  // (query, key) pairs computed, over this rank's heads, in one row of the batch.
+  // (query, key) pairs computed, over this rank's heads, in one row of the batch. For sparse attention all
+  // visible pairs, as the indexer scores them.
+  int64_t pairs = 0;
 
   int64_t bytes() const { return forward_bytes + backward_bytes; }
 };
 
-// REQUIRES: `layout` was created with the scheme's Split.
+// REQUIRES: `layout` was created with the scheme's Split; for sparse attention the scheme passes
+// ValidateSparse.
 ContextCosts CostsOf(const ContextScheme& scheme, const AttentionShape& shape, const AttentionMask& mask,
                      const SequenceLayout& layout, int rank);
 

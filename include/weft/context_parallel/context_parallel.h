@@ -8,6 +8,9 @@
 // gradient and adds it. The attention itself launches the exchange of an input without a source. The results
 // have the same bits with and without sources.
 //
+// A split sparse attention takes keys, values and index keys of all ranks; its sources launch the gathers in
+// the same way (see exchange_hooks.h).
+//
 // Every pass needs the split of its sequence: Invocation::SetSequence(SequenceLayout::Parts(rank)). The
 // outputs of sources are allocated in node memory, where peers read them in place.
 //
@@ -28,41 +31,38 @@
 
 #include "weft/comm/comm_engine.h"
 #include "weft/context_parallel/context_scheme.h"
+#include "weft/context_parallel/exchange_hooks.h"
 #include "weft/memory/buffer_pool.h"
 #include "weft/mesh/device_mesh.h"
 #include "weft/mesh/process_group.h"
 #include "weft/nn/attention.h"
 #include "weft/nn/llama.h"
+#include "weft/nn/sparse_attention.h"
 
 namespace weft {
-
-// Module and output from which an attention takes one of q, k and v. Name the last module that writes the
-// output. If a later module would overwrite it in place, as Rope does, that module fails.
-struct AttentionSource {
-  struct Features {
-    int64_t first;
-    int64_t count;
-  };
-
-  Module* module = nullptr;  // Null: the input has no known source.
-  // Index of the output. Unset: the module's only output. If it is unset and the module has several outputs,
-  // the attention launches the exchange.
-  std::optional<int> output;
-  // Range of features of an output [batch, tokens, features] that holds more than this input, such as that of
-  // a fused projection.
-  std::optional<Features> features;
-};
 
 // Modules before and after an attention. REQUIRES: both numbers of heads are set if any source is. All other
 // members are optional.
 struct AttentionNeighbors {
   int64_t heads = 0;     // Query heads in the whole model, not per rank.
   int64_t kv_heads = 0;  // Divides `heads`.
-  AttentionSource query;
-  AttentionSource key;
-  AttentionSource value;
+  ExchangeSource query;
+  ExchangeSource key;
+  ExchangeSource value;
   // Module that takes the output. Its input gradient is allocated in node memory.
   Module* consumer = nullptr;
+};
+
+// Modules before a sparse attention. All are optional.
+struct SparseAttentionNeighbors {
+  int64_t kv_heads =
+      0;  // REQUIRES: set if the source of keys or values has outputs [batch, tokens, features].
+  ExchangeSource key;
+  ExchangeSource value;
+  ExchangeSource index_key;
+  // Modules that allocate the memory of these inputs, if their sources write it in place, as Rope does. Their
+  // outputs are allocated in node memory, as those of the sources.
+  std::vector<Module*> allocators;
 };
 
 class ContextParallel {
@@ -85,15 +85,21 @@ class ContextParallel {
   // does not fit the scheme; a source is given but the heads are not, or kv_heads does not divide heads).
   absl::Status Parallelize(Attention& attention, const AttentionNeighbors& neighbors = {});
 
+  // Splits one sparse attention: its keys, values and index keys are gathered over all ranks, once each, and
+  // their gradients are reduce-scattered. Queries, index queries and their weights stay local. Collective, in
+  // the same order on all ranks of the group. Errors: kInvalidArgument, with the attention's name (it is
+  // split already; ContextScheme::ValidateSparse), those of ExchangeHooks and CommEngine::SharedLane.
+  absl::Status Parallelize(SparseAttention& attention, const SparseAttentionNeighbors& neighbors = {});
+
   const ProcessGroup& group() const;
   const ContextScheme& scheme() const;
 
-  // Exchanges of q, k and v since the start, by who launched them. Monotonic.
+  // Exchanges of inputs of attentions since the start, by who launched them. Monotonic.
   struct Counters {
     int64_t launched_by_sources = 0;
     int64_t launched_by_attentions = 0;
   };
-  const Counters& counters() const;
+  Counters counters() const;
   // Node memory of exchanges and of sources' outputs: now, and at most since the last ResetPeak.
   size_t buffer_bytes() const;
   size_t peak_buffer_bytes() const;
@@ -105,8 +111,8 @@ class ContextParallel {
   std::unique_ptr<Impl> impl_;
 };
 
-// Splits every attention of a decoder. Sources are the rotary embedding for q and k, and the projection for
-// v.
+// Splits every attention of a decoder, dense or sparse. Sources are the rotary embedding for q and k, the
+// projection for v, and the indexer's rotary embedding for its keys.
 absl::Status ParallelizeLlama(ContextParallel& context, LlamaModel& model);
 
 }  // namespace weft

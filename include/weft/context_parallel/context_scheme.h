@@ -59,6 +59,10 @@ struct ContextScheme {
   // without a gather over all ranks; a balance for a mask that is not causal).
   absl::Status Validate(int ranks, const AttentionMask& mask) const;
 
+  // The same for sparse attention, which selects among the keys of all ranks. Errors, in addition:
+  // kInvalidArgument (the scheme does not gather keys over all ranks, or exchanges queries).
+  absl::Status ValidateSparse(int ranks, const AttentionMask& mask) const;
+
   // The functions below have the precondition of Validate. REQUIRES: the Ulysses degree divides `ranks`.
   SchemeKind kind(int ranks) const;
   int inner_ranks(int ranks) const { return ulysses_degree.value_or(ranks); }

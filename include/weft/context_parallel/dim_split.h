@@ -14,6 +14,7 @@
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
+#include "weft/context_parallel/sequence_layout.h"
 #include "weft/core/tensor_view.h"
 
 namespace weft {
@@ -33,6 +34,9 @@ struct DimSplit {
   static absl::StatusOr<DimSplit> OfPart(const Shape& part, int dim, int ranks, int rank,
                                          absl::Span<const int64_t> sizes = {},
                                          std::optional<int64_t> length = std::nullopt);
+
+  // The tokens of each rank, in rank order.
+  static DimSplit ByRank(const SequenceLayout& layout, int dim);
 
   int ranks() const { return static_cast<int>(sizes.size()); }
   int64_t length() const;          // Length of the whole.
@@ -77,6 +81,8 @@ struct PackSplit {
   // `shape`: the shape of the whole or of any part. Its length along the dim is not compared with `sizes`.
   static absl::StatusOr<PackSplit> Make(const Shape& shape, int dim, int ranks,
                                         std::vector<std::vector<int64_t>> sizes);
+  // The split of a layout, as a pack in which each range of the sequence that one rank holds is a document.
+  static PackSplit Of(const SequenceLayout& layout, int dim);
 
   int ranks() const { return static_cast<int>(sizes.size()); }
   int documents() const { return sizes.empty() ? 0 : static_cast<int>(sizes[0].size()); }

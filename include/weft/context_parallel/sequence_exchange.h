@@ -44,6 +44,7 @@ class SequenceExchange {
 
   int ranks() const { return group_.size(); }
   int rank() const { return group_.group_rank; }
+  BufferPool& pool() const { return pool_; }  // Holds the results.
 
   // Errors of all exchanges: kInvalidArgument (the tensor does not fit the plan or split; plan or split are
   // for another number of ranks), kResourceExhausted (the pool). `label` names the exchange in messages and

@@ -73,6 +73,8 @@ class SequenceLayout {
   int64_t tokens() const { return tokens_; }
   int64_t TokensOf(int rank) const;
   int64_t MaxTokens() const;  // The largest TokensOf.
+  // True if rank order is the order of the sequence.
+  bool is_in_order() const;
 
   // Tokens of a rank in its order, as ranges of the sequence and as runs of documents. Ranges and runs are
   // not empty; adjacent ones are merged.

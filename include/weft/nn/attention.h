@@ -18,6 +18,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "weft/nn/attention_kernel.h"
 #include "weft/nn/module.h"
@@ -59,6 +60,7 @@ class Attention : public Module {
   explicit Attention(std::string name, AttentionOptions options = {})
       : Module(std::move(name)), options_(options) {}
 
+  absl::Span<const std::string_view> input_names() const override;  // q, k, v.
   const AttentionOptions& options() const { return options_; }
   float ScaleFor(int64_t head_dim) const { return options_.scale.value_or(DefaultScale(head_dim)); }
   // Null selects the computation on this rank alone. REQUIRES: no pass is in flight.

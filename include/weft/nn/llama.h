@@ -3,6 +3,7 @@
 //   LlamaModel            model.embed_tokens, model.layers.N, model.norm, lm_head
 //     DecoderBlock        x += self_attn(input_layernorm(x)); x += mlp(post_attention_layernorm(x))
 //       SelfAttention     q_proj, k_proj, v_proj, rotary embedding, causal attention, o_proj
+//                         (with sparse_attention: also the indexer of the attention)
 //       FeedForward       down_proj(silu(gate_proj(x)) * up_proj(x))
 //
 // Activations are [batch, tokens, dim], f32 or bf16. Residual sums are formed in fp32 and rounded once, in
@@ -15,26 +16,44 @@
 
 #include "weft/nn/attention.h"
 #include "weft/nn/embedding.h"
+#include "weft/nn/lightning_indexer.h"
 #include "weft/nn/linear.h"
 #include "weft/nn/llama_config.h"
 #include "weft/nn/lm_head_loss.h"
 #include "weft/nn/module.h"
 #include "weft/nn/rms_norm.h"
 #include "weft/nn/rope.h"
+#include "weft/nn/sparse_attention.h"
 #include "weft/nn/swiglu.h"
 
 namespace weft {
 
-// Attention layer of a decoder block.
+// Rope tables of a model; its layers share them.
+struct RopeTables {
+  explicit RopeTables(const LlamaConfig& config);
+
+  std::shared_ptr<RopeTable> attention;
+  std::shared_ptr<RopeTable> indexer;  // Null with dense attention.
+};
+
+// Attention layer of a decoder block. With config.sparse_attention, SparseAttention and its indexer
+// "<name>.indexer" take the place of Attention. The indexer reads the layer's input; no gradient leaves it.
 //
 // Inputs: x [batch, tokens, dim]. Outputs: y of the same shape and dtype; the caller may overwrite it.
 class SelfAttention : public Module {
  public:
-  SelfAttention(std::string name, const LlamaConfig& config, std::shared_ptr<RopeTable> rope_table);
+  SelfAttention(std::string name, const LlamaConfig& config, const RopeTables& rope_tables);
 
   Linear& projections() const { return *projections_; }  // Computes queries, keys and values.
   Rope& rope() const { return *rope_; }                  // Rotates queries and keys.
-  Attention& attention() const { return *attention_; }
+  // REQUIRES: dense attention.
+  Attention& attention() const {
+    WEFT_CHECK(attention_ != nullptr, "a layer with sparse attention has no dense attention");
+    return *attention_;
+  }
+  // Null with dense attention.
+  LightningIndexer* indexer() const { return indexer_; }
+  SparseAttention* sparse_attention() const { return sparse_attention_; }
   Linear& output() const { return *output_; }
 
  protected:
@@ -42,11 +61,18 @@ class SelfAttention : public Module {
   absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& output_gradients) override;
 
  private:
+  // Attention of rotated queries and keys. `x` is the layer's input, which the indexer reads.
+  absl::StatusOr<Tensor> Attend(Invocation& invocation, const Tensor& x, Tensors qkv);
+  // Gradients of the rotated queries and keys and of the values; the indexer's backward is done.
+  absl::StatusOr<Tensors> AttendBackward(Invocation& invocation, Tensor gradient);
+
   int64_t heads_, kv_heads_, head_dim_;
   Linear* projections_;
   Rope* rope_;
-  Attention* attention_;
+  Attention* attention_ = nullptr;
   Linear* output_;
+  LightningIndexer* indexer_ = nullptr;
+  SparseAttention* sparse_attention_ = nullptr;
 };
 
 // Feed-forward layer of a decoder block.
@@ -71,7 +97,7 @@ class FeedForward : public Module {
 // Inputs: x [batch, tokens, dim]. Outputs: y of the same shape and dtype.
 class DecoderBlock : public Module {
  public:
-  DecoderBlock(std::string name, const LlamaConfig& config, std::shared_ptr<RopeTable> rope_table);
+  DecoderBlock(std::string name, const LlamaConfig& config, const RopeTables& rope_tables);
 
   SelfAttention& self_attention() const { return *attention_; }
 

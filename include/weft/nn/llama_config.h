@@ -6,6 +6,7 @@
 
 #include <absl/status/status.h>
 
+#include "weft/nn/lightning_indexer.h"
 #include "weft/nn/rope.h"
 
 namespace weft {
@@ -24,6 +25,7 @@ struct LlamaConfig {
   bool tie_word_embeddings = false;
   int64_t max_positions = 2048;  // Tokens of the longest sequence.
   float init_stddev = 0.02F;
+  std::optional<SparseAttentionConfig> sparse_attention;  // Unset: dense attention.
 
   // The number of elements of all parameters. A tied weight counts once.
   int64_t ParameterCount() const;
@@ -33,7 +35,8 @@ struct LlamaConfig {
 // sizes overflows.
 struct LlamaLimits {
   static constexpr int64_t kLayers = int64_t{1} << 16;
-  static constexpr int64_t kWidth = int64_t{1} << 24;  // dim, heads, kv_heads, head_dim.
+  static constexpr int64_t kWidth = int64_t{1}
+                                    << 24;  // dim, heads, kv_heads, head_dim, index_heads, index_dim.
   static constexpr int64_t kFfnWidth = 4 * kWidth;
   static constexpr int64_t kVocabulary = (int64_t{1} << 31) - 1;
   static constexpr int64_t kPositions = int64_t{1} << 40;

@@ -17,10 +17,12 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
+#include <absl/types/span.h>
 
 #include "weft/core/status.h"
 #include "weft/nn/invocation.h"
@@ -56,6 +58,9 @@ class Module {
 
   // Path from the root module, such as "model.layers.0.mlp". A parameter's name is this path and a suffix.
   const std::string& name() const { return name_; }
+
+  // Names of the inputs, by position. Empty: the inputs have no names.
+  virtual absl::Span<const std::string_view> input_names() const { return {}; }
 
   absl::StatusOr<Tensors> Forward(Invocation& invocation, Tensors inputs);
   // Takes the gradients of the outputs and returns the gradients of the inputs. An input without a gradient,

@@ -51,7 +51,8 @@ class RopeTable {
   std::vector<float> sines_;
 };
 
-// Rotates queries and keys in place.
+// Rotates queries and keys in place. A head may be longer than the rotated part: the first 2 half_dim()
+// elements are then rotated as if they were the head, and the others keep their values.
 //
 // Inputs: any number of contiguous tensors [batch, tokens, heads, head_dim], f32 or bf16. The invocation's
 // sequence() gives the positions of the tokens. Outputs: the same tensors, overwritten.
@@ -60,8 +61,12 @@ class RopeTable {
 // reader, see Invocation::AddReader; nothing was overwritten).
 class Rope : public Module {
  public:
+  // Rotates whole heads.
   Rope(std::string name, std::shared_ptr<RopeTable> table)
-      : Module(std::move(name)), table_(std::move(table)) {}
+      : Module(std::move(name)), table_(std::move(table)), head_dim_(2 * table_->half_dim()) {}
+  // Rotates the first 2 half_dim() elements of each head. REQUIRES: head_dim is at least as large.
+  Rope(std::string name, std::shared_ptr<RopeTable> table, int64_t head_dim)
+      : Module(std::move(name)), table_(std::move(table)), head_dim_(head_dim) {}
 
  protected:
   absl::StatusOr<Tensors> ForwardImpl(Invocation& invocation, const Tensors& inputs) override;
@@ -71,6 +76,7 @@ class Rope : public Module {
   absl::Status Rotate(const Invocation& invocation, const Tensors& tensors, float direction) const;
 
   std::shared_ptr<RopeTable> table_;
+  int64_t head_dim_;
 };
 
 }  // namespace weft

@@ -6,6 +6,8 @@
 //   ...
 //   optimizer.Step(*model, norm.factor);
 //
+// A step may treat each parameter group differently: give it a gradient scale of its own, or freeze it.
+//
 // Thread safety: none; one thread drives an optimizer.
 // Lifetime: the parameters must outlive the optimizer. It keeps no reference to the shards' memory after a
 // call.
@@ -32,6 +34,13 @@ struct AdamWParamGroup {
   AdamWOptions options;
 };
 
+// One step's treatment of the parameters that share an entry of ShardedAdamW::options().
+struct AdamWGroupStep {
+  float gradient_scale = 1.0F;  // The clipping factor; multiplies the gradients.
+  // The step skips the parameters: they do not decay, and their moments and numbers of updates stay the same.
+  bool frozen = false;
+};
+
 // True if a parameter has at most one dim, as norm weights and biases have. Weight decay is often disabled
 // for these.
 bool HasAtMostOneDim(const Parameter& parameter);
@@ -50,10 +59,13 @@ class ShardedAdamW {
   // multiplies the gradients.
   // Errors: kInvalidArgument (not the shards of the constructor; nothing was updated).
   absl::Status Step(absl::Span<const ShardView> shards, float gradient_scale = 1.0F);
+  // The same with one treatment for each entry of options(). REQUIRES: as many as there are entries.
+  absl::Status Step(absl::Span<const ShardView> shards, absl::Span<const AdamWGroupStep> groups);
   // The same for all shards of the model. Updated shards are communicated while later ones are updated: see
   // ShardedModel::UpdateShards.
   // Errors: those of ShardedModel::CheckGradientsReduced; then nothing was updated or counted.
   absl::Status Step(ShardedModel& model, float gradient_scale = 1.0F);
+  absl::Status Step(ShardedModel& model, absl::Span<const AdamWGroupStep> groups);
 
   // The constructor's options, followed by those of each parameter group. May be changed between steps, for
   // example by a learning-rate schedule.
@@ -62,7 +74,7 @@ class ShardedAdamW {
   // The optimizer's state: numbers of updates, and both moments as shards of their parameters. In these
   // ShardViews `data` is the moment and `grad` is null, so that moments are saved and loaded as weights are.
   // As in torch.optim, bias correction counts the updates of each parameter: steps() less those in which it
-  // had no gradient. The number is the same on all ranks that hold a part of the parameter.
+  // had no gradient or was frozen. The number is the same on all ranks that hold a part of the parameter.
   int64_t steps() const { return steps_; }
   void set_steps(int64_t steps);               // Of the optimizer and of every parameter.
   std::vector<int64_t> StepsOfShards() const;  // In the order of the constructor's shards.
@@ -77,12 +89,14 @@ class ShardedAdamW {
     ShardPiece piece;
     size_t options;  // Index in options_.
     std::vector<float> first, second;
-    int64_t steps = 0;  // Updates with a gradient.
+    int64_t steps = 0;  // Updates with a gradient, unless frozen.
   };
+  // The same treatment for all entries of options_.
+  std::vector<AdamWGroupStep> ForAll(float gradient_scale) const;
   absl::Status CheckCount(size_t shards) const;
   // Checks that `shards` are those of moments_[first] and the following.
   absl::Status CheckShards(size_t first, absl::Span<const ShardView> shards) const;
-  void Update(size_t first, absl::Span<const ShardView> shards, float gradient_scale);
+  void Update(size_t first, absl::Span<const ShardView> shards, absl::Span<const AdamWGroupStep> groups);
   std::vector<ShardView> MomentViews(std::vector<float> Moments::*moment);
 
   std::vector<AdamWOptions> options_;

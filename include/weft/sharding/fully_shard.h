@@ -135,6 +135,11 @@ class ShardedModel {
   // Computes the gradient norm, which is the same on every mesh to the bit. `max_norm` 0: no clipping,
   // factor 1. The gradients are not scaled. Collective: all ranks. Errors: as CheckGradientsReduced.
   absl::StatusOr<GradientNorm> ClipGradNorm(double max_norm, NormType type = NormType::kTwo);
+  // The same for several sets of parameters, in one reduction. A parameter counts in the first set that
+  // matches it, or in none. A set's norm has the same bits whatever the other sets are. `sets` must be alike
+  // on all ranks.
+  absl::StatusOr<std::vector<GradientNorm>> ClipGradNorms(absl::Span<const ClipSet> sets,
+                                                          NormType type = NormType::kTwo);
   // Reduces a few values in place over all ranks of the mesh, for losses and counts; at most 512 bytes.
   // `label` names the reduction in errors and traces. Collective: all ranks. Errors: kInvalidArgument (too
   // many values).

@@ -1,14 +1,23 @@
-// Norm of all gradients of a model, and the factor that clips them to it.
+// Norms of the gradients of a model, and the factors that clip them.
 #pragma once
 
 #include <cstdint>
+#include <functional>
+
+#include "weft/nn/parameter.h"
 
 namespace weft {
 
 enum class NormType : uint8_t { kOne, kTwo, kInfinity };
 
+// Parameters whose gradients are clipped together, apart from those of other sets.
+struct ClipSet {
+  std::function<bool(const Parameter&)> matches;
+  double max_norm;  // 0: no clipping.
+};
+
 struct GradientNorm {
-  double norm;   // Of all parameters, before clipping; infinite if a gradient is not finite.
+  double norm;   // Of all parameters of a set, before clipping; infinite if a gradient is not finite.
   float factor;  // Multiply gradients by this: ClipFactor(norm, max_norm).
 };
 

@@ -7,6 +7,8 @@
 //     model.safetensors             whole fp32 tensors, in Hugging Face's layout: any tool reads them. Large
 //                                   models: model-00001-of-00002.safetensors, …, and an index
 //     optimizer.safetensors         the optimizer's moments in the same layout
+//     indexer.safetensors           of sparse attention: the indexers' weights,
+//     indexer_optimizer.safetensors and their moments; the model's files have neither
 //     config.json, …                small files that the caller adds
 //
 // The folder of all checkpoints of a run also has `latest`, a text file with the name of the newest one.
@@ -173,8 +175,9 @@ class Checkpoint {
   ShardLoader Loader(std::string_view file, std::string_view suffix = "") const;
   // Reads part `part` of `parts` of all files and checks every checksum in it. Errors: kDataLoss.
   absl::Status Verify(int part = 0, int parts = 1) const;
-  // Writes a Hugging Face folder: the weights ("model") and all files that are not arrays, such as
-  // config.json. Checks the checksum of each range. The files take the place of an earlier export together.
+  // Writes a Hugging Face folder: the weights ("model" and "indexer") and all files that are not arrays, such
+  // as config.json. Checks the checksum of each range. The files take the place of an earlier export
+  // together.
   // Errors: kInvalidArgument (another run writes there, or it is the checkpoint's own folder), kDataLoss,
   //   kNotFound, kPermissionDenied, kResourceExhausted.
   absl::Status ExportHf(const std::string& folder) const;

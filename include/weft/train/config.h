@@ -14,6 +14,7 @@
 #include "weft/comm/types.h"
 #include "weft/context_parallel/context_scheme.h"
 #include "weft/core/dtype.h"
+#include "weft/nn/llama_config.h"
 #include "weft/optim/lr_schedule.h"
 #include "weft/sharding/policy.h"
 
@@ -29,6 +30,35 @@ struct ModelOptions {
   std::optional<int64_t> kv_heads;    // Default: heads.
   std::optional<int64_t> ffn_dim;     // Default: 8/3 dim, rounded up to a multiple of 64.
   std::optional<int64_t> vocab_size;  // Default: 256, one per byte value. Allowed with a preset too.
+};
+
+// Attention of the model. kDsa: sparse, with a lightning indexer in every layer (weft/nn/sparse_attention.h).
+enum class AttentionKind : uint8_t { kDense, kDsa };
+
+// Training of the indexers of sparse attention.
+struct IndexerTraining {
+  int64_t warmup_steps = 0;  // The first steps train the indexers alone, with dense attention.
+  // Factor of the indexers' loss, which never reaches other parameters. Source of the default: DeepSeek-AI,
+  // "DeepSeek-V3.2-Exp", 2025, equations 3 and 4, which have no factor.
+  double loss_coef = 1;
+
+  bool IsWarmUp(int64_t step) const { return step <= warmup_steps; }
+};
+
+// The model's attention. The values after `kind` are for kDsa only; their defaults are those of
+// SparseAttentionConfig and IndexerTraining.
+struct AttentionConfig {
+  AttentionKind kind = AttentionKind::kDense;
+  std::optional<int64_t> top_k;
+  std::optional<int64_t> index_heads;
+  std::optional<int64_t> index_dim;
+  std::optional<int64_t> warmup_steps;
+  std::optional<double> loss_coef;
+
+  bool is_sparse() const { return kind == AttentionKind::kDsa; }
+  // Both unset for dense attention.
+  std::optional<SparseAttentionConfig> sparse_config() const;
+  std::optional<IndexerTraining> indexer_training() const;
 };
 
 struct DataOptions {
@@ -130,6 +160,7 @@ struct CheckpointConfig {
 
 struct TrainConfig {
   ModelOptions model;
+  AttentionConfig attention;
   DataOptions data;
   EvalOptions eval;
   OptimizerOptions optimizer;
@@ -140,6 +171,8 @@ struct TrainConfig {
   std::string config_file;  // The file of --config; outputs must not replace it.
 };
 
+// "dense", "dsa".
+std::string_view Name(AttentionKind kind);
 // "constant", "linear", "cosine".
 std::string_view Name(LrDecay decay);
 // "all", "matrices".
@@ -152,6 +185,8 @@ std::string_view Name(CpScheme scheme);
 // Checks everything that does not depend on ranks or files. Errors: kInvalidArgument (names the flag, its
 // value and a remedy).
 absl::Status Validate(const TrainConfig& config);
+// Checks the attention options, with the context-parallel options that they allow; part of the above.
+absl::Status Validate(const AttentionConfig& attention, const ContextOptions& context);
 // Checks the context-parallel options alone; part of the above.
 absl::Status Validate(const ContextOptions& context);
 

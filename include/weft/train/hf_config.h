@@ -1,9 +1,13 @@
-// Reader and writer of config.json of a Hugging Face Llama folder.
+// Reader and writer of config.json of a Hugging Face Llama folder, and of indexer_config.json beside it.
 //
 // The keys are those of transformers' LlamaConfig, with the older rope_theta and rope_scaling, or the newer
 // rope_parameters. A value that weft's model does not support (another architecture, biases, dropout, another
 // activation, other rope types, quantized weights), or one that versions of transformers read differently, is
 // an error that names the key. Otherwise weft would train a different model than the folder's without notice.
+//
+// indexer_config.json describes the indexers of sparse attention, whose weights are in indexer.safetensors.
+// Its keys are those of DeepSeek-V3.2: index_n_heads, index_head_dim and index_topk. Readers of the Llama
+// ignore both files.
 #pragma once
 
 #include <string>
@@ -29,5 +33,11 @@ absl::StatusOr<LlamaConfig> ReadHfConfig(const std::string& folder);
 // Formats the config.json of `config` with fp32 weights. `source` is the text of the config.json that the
 // model came from; its other keys, such as token ids, are kept. `source` is empty for a new model.
 std::string FormatHfConfig(const LlamaConfig& config, std::string_view source);
+
+// The same for an indexer_config.json. Errors: those of ParseHfConfig.
+absl::StatusOr<SparseAttentionConfig> ParseIndexerConfig(std::string_view json, const std::string& path);
+// Errors: those of ParseIndexerConfig, kNotFound, kPermissionDenied.
+absl::StatusOr<SparseAttentionConfig> ReadIndexerConfig(const std::string& folder);
+std::string FormatIndexerConfig(const SparseAttentionConfig& config);
 
 }  // namespace weft

@@ -13,12 +13,21 @@
 
 namespace weft {
 
+// Metrics of the indexers of sparse attention, over all ranks.
+struct IndexerMetrics {
+  double loss = 0;       // Mean over the step's tokens and the layers, in nats, before the update.
+  double grad_norm = 0;  // Of the indexers' parameters, before clipping.
+  // Mean share of dense attention's weights that the selected keys have, over a sample of the queries and all
+  // layers; NaN if it was not measured.
+  double mass_selected = 0;
+};
+
 // Loss, norm and tokens are those of all ranks. Bytes, times and memory are those of one rank; outputs show
 // rank 0's. docs/training.md describes the fields.
 struct StepMetrics {
   int64_t step = 0;      // From 1.
   double loss = 0;       // Mean over all targets of the step, in nats, before the update.
-  double grad_norm = 0;  // Before clipping.
+  double grad_norm = 0;  // Before clipping. Of all parameters but those of indexers.
   double lr = 0;
   int64_t tokens = 0;
   int64_t tokens_seen = 0;
@@ -50,7 +59,8 @@ struct StepMetrics {
   int64_t rss_bytes = 0;
   // Steps of the run so far whose loss or gradient norm was not finite: they did not update the weights.
   int64_t skipped_steps = 0;
-  std::optional<double> eval_loss;  // After the update; set if an evaluation followed the step.
+  std::optional<IndexerMetrics> indexers;  // Set with sparse attention.
+  std::optional<double> eval_loss;         // After the update; set if an evaluation followed the step.
 };
 
 // One line of JSON without a newline: the fields with these names, in this order. A number that is not finite
@@ -92,6 +102,11 @@ absl::StatusOr<std::string> KeepOldMetrics(const std::string& path);
 // parameters in matrix products (the embedding table is only looked up), L of layers, H of heads of Q
 // elements, and S of tokens per sequence. Causal masks are not deducted, and recomputation does not count.
 // Source: Chowdhery et al., "PaLM" (2022), appendix B.
+//
+// Sparse attention with K = min(top_k, S) selected keys: 12 L H Q K in place of 12 L H Q S, and for the
+// indexers with I heads of J elements 4 M + L I J (2 S + 4 K). M is the number of their parameters in
+// products, which have no gradient of their input. All keys are scored; the loss's gradient reads the
+// selected ones.
 double FlopsPerToken(const LlamaConfig& config, int64_t seq_len);
 
 // Resident memory of this process, in bytes; 0 if the system does not report it.

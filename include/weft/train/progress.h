@@ -12,10 +12,14 @@
 namespace weft {
 
 // "step 12/100  loss 3.1234  norm 1.234  12.3k tokens/s  0.123 TFLOP/s  41 ms  comm 3 ms  210 MiB  ETA 0:12".
-// The caller estimates `seconds_left`. The line consists of fields that two spaces separate. If it is longer
-// than `columns`, fields after the norm are left out, the least important ones first.
+// With sparse attention, "indexer 0.1234" follows the norm. The caller estimates `seconds_left`. The line
+// consists of fields that two spaces separate. If it is longer than `columns`, fields after the norm are left
+// out, the least important ones first.
 std::string ProgressLine(const StepMetrics& metrics, int64_t total_steps, double seconds_left,
                          size_t columns = std::numeric_limits<size_t>::max());
+
+// "the loss is 2.5 and the gradient norm inf", followed with sparse attention by those of the indexers.
+std::string LossesAndNorms(const StepMetrics& metrics);
 
 // Writes progress lines to a stream. On a terminal each line overwrites the one before and fits its width.
 //

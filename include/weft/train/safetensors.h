@@ -37,7 +37,7 @@ absl::StatusOr<std::map<std::string, SafetensorsEntry>> ParseSafetensorsHeader(s
                                                                                int64_t file_bytes);
 
 // Reader of a model folder's weights: model.safetensors, or the files that model.safetensors.index.json
-// names.
+// names. Other stems than "model" name other weights of the folder.
 //
 // Thread safety: const members may be called from several threads.
 class SafetensorsReader {
@@ -45,7 +45,7 @@ class SafetensorsReader {
   // Reads headers only. Errors: kNotFound, kPermissionDenied, kDataLoss (a file is truncated, a tensor is not
   // in the file that the index names, …). A link must lead to a file of the model's own store: the folder or,
   // for a snapshot in a Hugging Face cache, the folder of the model there.
-  static absl::StatusOr<SafetensorsReader> Open(const std::string& folder);
+  static absl::StatusOr<SafetensorsReader> Open(const std::string& folder, const std::string& stem = "model");
 
   // Entries by tensor name.
   const std::map<std::string, SafetensorsEntry>& entries() const { return entries_; }

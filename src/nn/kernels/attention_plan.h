@@ -30,6 +30,10 @@ struct ColumnSpan {
   int64_t begin, end;
 };
 
+// The keys of a run that a query at `position` of the same document attends to, as indices into the run.
+// Empty if begin >= end.
+ColumnSpan VisibleKeysOfRun(const AttentionMask& mask, int64_t position, const TokenRun& keys);
+
 // Keys [first, first + count) of a block of keys.
 struct KeyTile {
   int64_t block;

@@ -21,15 +21,6 @@ int64_t PairsOf(const AttentionMask& mask, const TokenRuns& queries, const Token
   return pairs;
 }
 
-// The keys of a run that a query at `position` of the same document attends to, as indices into the run.
-// Empty if begin >= end.
-ColumnSpan VisibleKeysOfRun(const AttentionMask& mask, int64_t position, const TokenRun& keys) {
-  if (!mask.causal) return {0, keys.count};
-  const int64_t newest = position - keys.position;
-  const int64_t oldest = mask.window.has_value() ? newest - *mask.window : 0;
-  return {std::max<int64_t>(oldest, 0), std::min(newest + 1, keys.count)};
-}
-
 AttentionTile Merged(const AttentionTile& upper, const AttentionTile& lower) {
   AttentionTile merged = upper;
   merged.rows = lower.first_row + lower.rows - upper.first_row;
@@ -46,6 +37,13 @@ bool WorthMerging(const AttentionTile& upper, const AttentionTile& lower) {
 }
 
 }  // namespace
+
+ColumnSpan VisibleKeysOfRun(const AttentionMask& mask, int64_t position, const TokenRun& keys) {
+  if (!mask.causal) return {0, keys.count};
+  const int64_t newest = position - keys.position;
+  const int64_t oldest = mask.window.has_value() ? newest - *mask.window : 0;
+  return {std::max<int64_t>(oldest, 0), std::min(newest + 1, keys.count)};
+}
 
 void AttentionPlan::Builder::Add(const AttentionTile& whole, const TokenRuns& queries,
                                  const TokenRuns& keys) {

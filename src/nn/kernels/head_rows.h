@@ -51,6 +51,15 @@ inline int64_t KvHead(const AttentionProblem& problem, int64_t head) {
   return (head + problem.head_offset) / problem.group;
 }
 
+// The query heads [first, end) of `heads` that read a kv head; empty if first >= end.
+struct HeadRange {
+  int64_t first, end;
+};
+inline HeadRange QueryHeadsOf(const AttentionProblem& problem, int64_t heads, int64_t kv_head) {
+  return {std::max<int64_t>(0, kv_head * problem.group - problem.head_offset),
+          std::min(heads, (kv_head + 1) * problem.group - problem.head_offset)};
+}
+
 inline std::vector<const TokenRuns*> RunsOf(absl::Span<const KeyBlock> keys) {
   std::vector<const TokenRuns*> runs;
   for (const KeyBlock& block : keys) runs.push_back(block.runs);

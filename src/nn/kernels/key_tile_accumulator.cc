@@ -61,8 +61,7 @@ void KeyTileAccumulator::Store(const KeyTile& tile) const {
 void KeyTileAccumulator::StoreHead(const KeyTile& tile, int64_t batch, int64_t kv_head,
                                    HeadRows<float> TileGradients::*which, const TensorView& target) const {
   const int64_t elements = tile.count * target.shape[3];
-  const int64_t first = std::max<int64_t>(0, kv_head * problem_.group - problem_.head_offset);
-  const int64_t end = std::min(heads_, (kv_head + 1) * problem_.group - problem_.head_offset);
+  const auto [first, end] = QueryHeadsOf(problem_, heads_, kv_head);
   const auto sum_of = [&](int64_t head) { return (HeadGradients(tile, batch, head).*which).data; };
   Tensor zeros;  // The sum for a kv head that no query head of this rank reads.
   if (first >= end) zeros = Tensor::Zeros(DType::kF32, {elements});

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <bit>
+#include <cmath>
 #include <cstdint>
 
 namespace weft {
@@ -37,6 +38,16 @@ inline float Exp(float x) {
 }
 
 inline float Sigmoid(float x) { return 1.0F / (1.0F + Exp(x < -88.0F ? 88.0F : -x)); }
+
+// a * b + c, rounded once on processors with an instruction for it, else twice. Explicit, because the build
+// forbids the compiler to contract products and sums.
+inline float MultiplyAdd(float a, float b, float c) {
+#ifdef FP_FAST_FMAF
+  return std::fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
 
 // Number of partial sums (or maxima) of LaneSum and LaneMax. Lane l takes the terms l, l + kLanes, and so on;
 // the lanes are combined at the end. The order of the additions thus depends only on the number of terms.

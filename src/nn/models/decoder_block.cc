@@ -20,8 +20,15 @@ Tensor MergeHeads(const Tensor& x) { return x.Reshape({x.dim(0), x.dim(1), x.dim
 
 }  // namespace
 
-SelfAttention::SelfAttention(std::string name, const LlamaConfig& config,
-                             std::shared_ptr<RopeTable> rope_table)
+RopeTables::RopeTables(const LlamaConfig& config) {
+  const auto table_of = [&config](int64_t dim) {
+    return std::make_shared<RopeTable>(RopeFrequencies(dim, config.rope_theta, config.rope_scaling));
+  };
+  attention = table_of(config.head_dim);
+  if (config.sparse_attention.has_value()) indexer = table_of(config.sparse_attention->rope_dim());
+}
+
+SelfAttention::SelfAttention(std::string name, const LlamaConfig& config, const RopeTables& rope_tables)
     : Module(std::move(name)), heads_(config.heads), kv_heads_(config.kv_heads), head_dim_(config.head_dim) {
   const Initializer initializer = WeightInitializer(config);
   projections_ =
@@ -30,10 +37,21 @@ SelfAttention::SelfAttention(std::string name, const LlamaConfig& config,
                                                                     {"k_proj.weight", kv_heads_ * head_dim_},
                                                                     {"v_proj.weight", kv_heads_ * head_dim_}},
                                         initializer));
-  rope_ = AddChild(std::make_unique<Rope>(Join(this->name(), "rope"), std::move(rope_table)));
-  attention_ = AddChild(std::make_unique<Attention>(Join(this->name(), "attention")));
+  rope_ = AddChild(std::make_unique<Rope>(Join(this->name(), "rope"), rope_tables.attention));
+  const std::string attention_name = Join(this->name(), "attention");
+  if (config.sparse_attention.has_value()) {
+    sparse_attention_ = AddChild(std::make_unique<SparseAttention>(
+        attention_name, SparseAttentionOptions{.top_k = config.sparse_attention->top_k}));
+  } else {
+    attention_ = AddChild(std::make_unique<Attention>(attention_name));
+  }
   output_ = AddChild(
       std::make_unique<Linear>(Join(this->name(), "o_proj"), heads_ * head_dim_, config.dim, initializer));
+  if (config.sparse_attention.has_value()) {
+    indexer_ = AddChild(std::make_unique<LightningIndexer>(Join(this->name(), "indexer"), config.dim,
+                                                           *config.sparse_attention, rope_tables.indexer,
+                                                           initializer));
+  }
 }
 
 absl::StatusOr<Tensors> SelfAttention::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
@@ -42,17 +60,37 @@ absl::StatusOr<Tensors> SelfAttention::ForwardImpl(Invocation& invocation, const
   const Tensor k = SplitHeads(projected[1], kv_heads_, head_dim_);
   const Tensor v = SplitHeads(projected[2], kv_heads_, head_dim_);
   WEFT_ASSIGN_OR_RETURN(const Tensors rotated, rope_->Forward(invocation, {q, k}));
-  WEFT_ASSIGN_OR_RETURN(const Tensors mixed, attention_->Forward(invocation, {rotated[0], rotated[1], v}));
-  return output_->Forward(invocation, {MergeHeads(mixed[0])});
+  WEFT_ASSIGN_OR_RETURN(const Tensor mixed, Attend(invocation, inputs[0], {rotated[0], rotated[1], v}));
+  return output_->Forward(invocation, {MergeHeads(mixed)});
+}
+
+absl::StatusOr<Tensor> SelfAttention::Attend(Invocation& invocation, const Tensor& x, Tensors qkv) {
+  if (sparse_attention_ == nullptr) {
+    WEFT_ASSIGN_OR_RETURN(const Tensors mixed, attention_->Forward(invocation, std::move(qkv)));
+    return mixed[0];
+  }
+  WEFT_ASSIGN_OR_RETURN(const Tensors index, indexer_->Forward(invocation, {x}));
+  qkv.insert(qkv.end(), index.begin(), index.end());
+  WEFT_ASSIGN_OR_RETURN(const Tensors mixed, sparse_attention_->Forward(invocation, std::move(qkv)));
+  return mixed[0];
 }
 
 absl::StatusOr<Tensors> SelfAttention::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
   WEFT_ASSIGN_OR_RETURN(const Tensors mixed, output_->Backward(invocation, output_gradients));
   WEFT_ASSIGN_OR_RETURN(const Tensors qkv,
-                        attention_->Backward(invocation, {SplitHeads(mixed[0], heads_, head_dim_)}));
+                        AttendBackward(invocation, SplitHeads(mixed[0], heads_, head_dim_)));
   WEFT_ASSIGN_OR_RETURN(const Tensors rotated, rope_->Backward(invocation, {qkv[0], qkv[1]}));
   return projections_->Backward(invocation,
                                 {MergeHeads(rotated[0]), MergeHeads(rotated[1]), MergeHeads(qkv[2])});
+}
+
+absl::StatusOr<Tensors> SelfAttention::AttendBackward(Invocation& invocation, Tensor gradient) {
+  if (sparse_attention_ == nullptr) return attention_->Backward(invocation, {std::move(gradient)});
+  WEFT_ASSIGN_OR_RETURN(Tensors gradients, sparse_attention_->Backward(invocation, {std::move(gradient)}));
+  const auto index = gradients.begin() + SparseAttention::kIndexQ;
+  WEFT_RETURN_IF_ERROR(indexer_->Backward(invocation, {index[0], index[1], index[2]}).status());
+  gradients.resize(SparseAttention::kIndexQ);
+  return gradients;
 }
 
 FeedForward::FeedForward(std::string name, const LlamaConfig& config) : Module(std::move(name)) {
@@ -78,12 +116,12 @@ absl::StatusOr<Tensors> FeedForward::BackwardImpl(Invocation& invocation, const 
   return projections_->Backward(invocation, projected);
 }
 
-DecoderBlock::DecoderBlock(std::string name, const LlamaConfig& config, std::shared_ptr<RopeTable> rope_table)
+DecoderBlock::DecoderBlock(std::string name, const LlamaConfig& config, const RopeTables& rope_tables)
     : Module(std::move(name)) {
   attention_norm_ =
       AddChild(std::make_unique<RmsNorm>(Join(this->name(), "input_layernorm"), config.dim, config.norm_eps));
-  attention_ = AddChild(
-      std::make_unique<SelfAttention>(Join(this->name(), "self_attn"), config, std::move(rope_table)));
+  attention_ =
+      AddChild(std::make_unique<SelfAttention>(Join(this->name(), "self_attn"), config, rope_tables));
   feed_forward_norm_ = AddChild(
       std::make_unique<RmsNorm>(Join(this->name(), "post_attention_layernorm"), config.dim, config.norm_eps));
   feed_forward_ = AddChild(std::make_unique<FeedForward>(Join(this->name(), "mlp"), config));

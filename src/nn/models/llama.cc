@@ -13,13 +13,12 @@ absl::StatusOr<std::unique_ptr<LlamaModel>> LlamaModel::Create(const LlamaConfig
 
 LlamaModel::LlamaModel(const LlamaConfig& config) : Module(""), config_(config) {
   const Initializer initializer = {Initializer::Kind::kNormal, 0.0F, config.init_stddev};
-  const auto table =
-      std::make_shared<RopeTable>(RopeFrequencies(config.head_dim, config.rope_theta, config.rope_scaling));
+  const RopeTables tables(config);
   embedding_ =
       AddChild(std::make_unique<Embedding>("model.embed_tokens", config.vocab_size, config.dim, initializer));
   for (int64_t layer = 0; layer < config.layers; ++layer) {
     blocks_.push_back(
-        AddChild(std::make_unique<DecoderBlock>(absl::StrCat("model.layers.", layer), config, table)));
+        AddChild(std::make_unique<DecoderBlock>(absl::StrCat("model.layers.", layer), config, tables)));
   }
   norm_ = AddChild(std::make_unique<RmsNorm>("model.norm", config.dim, config.norm_eps));
   head_ = AddChild(config.tie_word_embeddings

@@ -21,6 +21,11 @@ TensorView AsBshd(const TensorView& view, AttentionLayout layout) {
   return layout == AttentionLayout::kBshd ? view : view.Permute({0, 2, 1, 3});
 }
 
+absl::Span<const std::string_view> Attention::input_names() const {
+  static constexpr std::string_view kNames[] = {"q", "k", "v"};
+  return kNames;
+}
+
 absl::Status Attention::CheckInputs(const Tensors& inputs) const {
   const auto invalid = [&](const char* what) {
     std::string shapes;

@@ -39,6 +39,7 @@ void RotateTensor(const Tensor& tensor, const std::vector<int64_t>& positions, c
                   float direction) {
   const int64_t seq = tensor.dim(1);
   const int64_t heads = tensor.dim(2);
+  const int64_t head_dim = tensor.dim(3);
   const int64_t half = table.half_dim();
   WithElementType(tensor.dtype(), [&](auto element) {
     using T = decltype(element);
@@ -46,7 +47,7 @@ void RotateTensor(const Tensor& tensor, const std::vector<int64_t>& positions, c
       for (int64_t token = begin; token < end; ++token) {
         const int64_t position = positions[static_cast<size_t>(token % seq)];
         for (int64_t head = 0; head < heads; ++head) {
-          T* row = tensor.As<T>() + (token * heads + head) * 2 * half;
+          T* row = tensor.As<T>() + (token * heads + head) * head_dim;
           RotatePairs(row, row + half, table.cosines(position), table.sines(position), direction, half);
         }
       }
@@ -80,10 +81,9 @@ void RopeTable::Grow(int64_t positions) {
 
 absl::Status Rope::Rotate(const Invocation& invocation, const Tensors& tensors, float direction) const {
   for (const Tensor& tensor : tensors) {
-    WEFT_CHECK(
-        tensor.shape().size() == 4 && tensor.dim(3) == 2 * table_->half_dim() && tensor.view().IsContiguous(),
-        absl::StrCat(name(), " needs contiguous tensors [batch, tokens, heads, ", 2 * table_->half_dim(),
-                     "], not ", ToString(tensor.shape())));
+    WEFT_CHECK(tensor.shape().size() == 4 && tensor.dim(3) == head_dim_ && tensor.view().IsContiguous(),
+               absl::StrCat(name(), " needs contiguous tensors [batch, tokens, heads, ", head_dim_, "], not ",
+                            ToString(tensor.shape())));
     WEFT_ASSIGN_OR_RETURN(const TokenRuns runs, SequenceRuns(invocation, tensor.dim(1), name()));
     table_->Grow(PositionEnd(runs));
     RotateTensor(tensor, Positions(runs), *table_, direction);

@@ -21,8 +21,8 @@ constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;
 
 // True for the files of a model folder: weights and their index, and files without arrays.
 bool BelongsToModelFolder(const std::string& name, const std::string& stem) {
-  if (!stem.empty()) return stem == "model";
-  return !absl::EndsWith(name, ".safetensors.index.json") || absl::StartsWith(name, "model.");
+  if (!stem.empty()) return stem == kModelFiles || stem == kIndexerFiles;
+  return !absl::EndsWith(name, ".safetensors.index.json") || IsWeightsFile(name);
 }
 
 // The file by which readers find the weights.

@@ -208,7 +208,8 @@ absl::Status Validate(const TrainConfig& config) {
   WEFT_RETURN_IF_ERROR(ValidateOptimizer(config.optimizer));
   WEFT_RETURN_IF_ERROR(ValidateParallel(config.parallel));
   WEFT_RETURN_IF_ERROR(ValidateCheckpoint(config.checkpoint));
-  return Validate(config.parallel.context);
+  WEFT_RETURN_IF_ERROR(Validate(config.parallel.context));
+  return Validate(config.attention, config.parallel.context);
 }
 
 }  // namespace weft

@@ -230,9 +230,8 @@ void SetRope(const LlamaConfig& config, Json& json) {
   json["rope_parameters"] = parameters;
 }
 
-}  // namespace
-
-absl::StatusOr<LlamaConfig> ParseHfConfig(std::string_view text, const std::string& path) {
+// Checks and parses text that must be a JSON object.
+absl::StatusOr<Json> ParseObject(std::string_view text, const std::string& path) {
   if (text.size() > kMaxBytes) {
     return absl::DataLossError(absl::StrCat("'", path, "' has ", text.size(), " bytes, but at most ",
                                             kMaxBytes, " are allowed: is it a Hugging Face config.json?"));
@@ -240,11 +239,18 @@ absl::StatusOr<LlamaConfig> ParseHfConfig(std::string_view text, const std::stri
   if (const absl::Status status = CheckJsonText(text, kLimits); !status.ok()) {
     return Annotate(status, absl::StrCat("'", path, "'"));
   }
-  const Json json = Json::parse(text, nullptr, false);
+  Json json = Json::parse(text, nullptr, false);
   if (!json.is_object()) {
     return absl::DataLossError(
         absl::StrCat("'", path, "' is not a JSON object: is it a Hugging Face config.json?"));
   }
+  return json;
+}
+
+}  // namespace
+
+absl::StatusOr<LlamaConfig> ParseHfConfig(std::string_view text, const std::string& path) {
+  WEFT_ASSIGN_OR_RETURN(const Json json, ParseObject(text, path));
   Fields fields(json, path);
   CheckArchitecture(fields);
   LlamaConfig config;
@@ -305,6 +311,31 @@ std::string FormatHfConfig(const LlamaConfig& config, std::string_view source) {
   json["tie_word_embeddings"] = config.tie_word_embeddings;
   json["max_position_embeddings"] = config.max_positions;
   SetRope(config, json);
+  return json.dump(2) + "\n";
+}
+
+absl::StatusOr<SparseAttentionConfig> ParseIndexerConfig(std::string_view text, const std::string& path) {
+  WEFT_ASSIGN_OR_RETURN(const Json json, ParseObject(text, path));
+  Fields fields(json, path);
+  SparseAttentionConfig config;
+  config.index_heads = fields.Size("index_n_heads", LlamaLimits::kWidth);
+  config.index_dim = fields.Size("index_head_dim", LlamaLimits::kWidth);
+  config.top_k = fields.Size("index_topk", LlamaLimits::kPositions);
+  WEFT_RETURN_IF_ERROR(fields.status());
+  if (config.index_dim % 2 != 0) fields.FailValue("index_head_dim", "rotary embedding needs an even size");
+  WEFT_RETURN_IF_ERROR(fields.status());
+  return config;
+}
+
+absl::StatusOr<SparseAttentionConfig> ReadIndexerConfig(const std::string& folder) {
+  WEFT_ASSIGN_OR_RETURN(const std::string text, ReadModelFile(folder, kIndexerConfig, kMaxBytes));
+  return ParseIndexerConfig(text, absl::StrCat(folder, "/", kIndexerConfig));
+}
+
+std::string FormatIndexerConfig(const SparseAttentionConfig& config) {
+  const Json json = {{"index_n_heads", config.index_heads},
+                     {"index_head_dim", config.index_dim},
+                     {"index_topk", config.top_k}};
   return json.dump(2) + "\n";
 }
 

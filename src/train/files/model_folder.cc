@@ -6,6 +6,8 @@
 
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/string_view.h>
+#include <absl/strings/strip.h>
 
 #include "weft/core/status.h"
 
@@ -25,6 +27,13 @@ absl::StatusOr<fs::path> Canonical(const std::string& path) {
 fs::path StoreOf(const fs::path& folder) {
   const fs::path parent = folder.parent_path();
   return parent.filename() == "snapshots" ? parent.parent_path() : folder;
+}
+
+bool IsOfStem(absl::string_view name, absl::string_view stem) {
+  if (!absl::ConsumePrefix(&name, stem)) return false;
+  return name == ".safetensors" || name == ".safetensors.index.json" ||
+         (absl::StartsWith(name, "-") && absl::StrContains(name, "-of-") &&
+          absl::EndsWith(name, ".safetensors"));
 }
 
 bool IsWithin(const fs::path& file, const fs::path& folder) {
@@ -52,9 +61,7 @@ absl::StatusOr<std::string> ReadModelFile(const std::string& folder, const std::
 }
 
 bool IsWeightsFile(const std::string& name) {
-  return name == "model.safetensors" || name == "model.safetensors.index.json" ||
-         (absl::StartsWith(name, "model-") && absl::StrContains(name, "-of-") &&
-          absl::EndsWith(name, ".safetensors"));
+  return IsOfStem(name, kModelFiles) || IsOfStem(name, kIndexerFiles) || name == kIndexerConfig;
 }
 
 }  // namespace weft

@@ -21,8 +21,14 @@ absl::StatusOr<File> OpenModelFile(const std::string& folder, const std::string&
 absl::StatusOr<std::string> ReadModelFile(const std::string& folder, const std::string& name,
                                           int64_t max_bytes);
 
-// True for the name of a file with weights, or of their index. An export removes such files of an earlier
-// export, because readers would load them.
+// Stems of the files with weights, as in model.safetensors: those of the Llama, and those of the indexers of
+// sparse attention, which kIndexerConfig describes.
+inline constexpr const char* kModelFiles = "model";
+inline constexpr const char* kIndexerFiles = "indexer";
+inline constexpr const char* kIndexerConfig = "indexer_config.json";
+
+// True for the name of a file with weights, of their index, or of the description of indexers. An export
+// removes such files of an earlier export, because readers would load them.
 bool IsWeightsFile(const std::string& name);
 
 }  // namespace weft

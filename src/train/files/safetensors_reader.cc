@@ -19,7 +19,6 @@ using Entries = std::map<std::string, SafetensorsEntry>;
 
 constexpr int64_t kLengthBytes = 8;
 constexpr uint64_t kMaxHeaderBytes = 100'000'000;  // The limit of the format.
-constexpr const char* kIndexName = "model.safetensors.index.json";
 constexpr int64_t kMaxIndexBytes = 64 << 20;
 constexpr int64_t kConvertElements = 1 << 20;  // 16-bit elements per read.
 
@@ -43,9 +42,9 @@ absl::StatusOr<Entries> ReadHeader(const std::string& folder, const std::string&
   return ReadSafetensorsHeader(file, absl::StrCat(folder, "/", name));
 }
 
-absl::StatusOr<Entries> ReadIndexedFolder(const std::string& folder) {
-  const std::string index_path = absl::StrCat(folder, "/", kIndexName);
-  WEFT_ASSIGN_OR_RETURN(const std::string text, ReadModelFile(folder, kIndexName, kMaxIndexBytes));
+absl::StatusOr<Entries> ReadIndexedFolder(const std::string& folder, const std::string& index_name) {
+  const std::string index_path = absl::StrCat(folder, "/", index_name);
+  WEFT_ASSIGN_OR_RETURN(const std::string text, ReadModelFile(folder, index_name, kMaxIndexBytes));
   WEFT_ASSIGN_OR_RETURN(const auto index, ParseSafetensorsIndex(text, index_path));
   std::map<std::string, Entries> headers;
   Entries entries;
@@ -90,17 +89,19 @@ absl::StatusOr<Entries> ReadSafetensorsHeader(const File& file, const std::strin
   return ParseSafetensorsHeader(header, path, file_bytes);
 }
 
-absl::StatusOr<SafetensorsReader> SafetensorsReader::Open(const std::string& folder) {
+absl::StatusOr<SafetensorsReader> SafetensorsReader::Open(const std::string& folder,
+                                                          const std::string& stem) {
   SafetensorsReader reader;
   reader.folder_ = folder;
-  absl::StatusOr<Entries> entries = ReadHeader(folder, "model.safetensors");
+  const std::string file = stem + ".safetensors";
+  const std::string index = file + ".index.json";
+  absl::StatusOr<Entries> entries = ReadHeader(folder, file);
   if (absl::IsNotFound(entries.status())) {
-    entries = ReadIndexedFolder(folder);
-    if (absl::IsNotFound(entries.status()) && absl::IsNotFound(OpenModelFile(folder, kIndexName).status())) {
+    entries = ReadIndexedFolder(folder, index);
+    if (absl::IsNotFound(entries.status()) && absl::IsNotFound(OpenModelFile(folder, index).status())) {
       return absl::NotFoundError(
-          absl::StrCat("'", folder,
-                       "' has neither model.safetensors nor model.safetensors.index.json: is it a "
-                       "Hugging Face model folder with safetensors weights?"));
+          absl::StrCat("'", folder, "' has neither ", file, " nor ", index,
+                       ": is it a Hugging Face model folder with safetensors weights?"));
     }
   }
   WEFT_ASSIGN_OR_RETURN(reader.entries_, std::move(entries));

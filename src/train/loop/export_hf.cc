@@ -16,6 +16,7 @@
 #include "src/train/files/model_folder.h"
 #include "src/train/files/shard_runs.h"
 #include "weft/core/status.h"
+#include "weft/nn/lightning_indexer.h"
 #include "weft/train/hf_config.h"
 #include "weft/train/safetensors.h"
 
@@ -32,17 +33,29 @@ constexpr const char* kCompanions[] = {"tokenizer.json",     "tokenizer_config.j
                                        "chat_template.json", "chat_template.jinja"};
 
 constexpr const char* kWeights = "model.safetensors";
+constexpr const char* kIndexerWeights = "indexer.safetensors";
 constexpr const char* kConfig = "config.json";
 // Tokenizers have up to about 30 MB.
 constexpr int64_t kMaxCompanionBytes = 256 << 20;
 constexpr int64_t kConfigBytes = 1 << 20;  // Upper limit of config.json.
 
-SafetensorsLayout LayoutOf(LlamaModel& model) {
-  std::vector<SafetensorsLayout::Tensor> tensors;
+// A file with weights, and the parameters whose weights it has.
+struct WeightsFile {
+  const char* name;
+  bool of_indexers;
+  SafetensorsLayout layout;
+};
+
+// The Llama's file, and with sparse attention that of the indexers.
+std::vector<WeightsFile> WeightsFilesOf(LlamaModel& model) {
+  std::vector<SafetensorsLayout::Tensor> llama;
+  std::vector<SafetensorsLayout::Tensor> indexers;
   for (const std::shared_ptr<Parameter>& parameter : model.AllParameters()) {
-    tensors.push_back({parameter->name, parameter->shape});
+    (IsIndexerParameter(*parameter) ? indexers : llama).push_back({parameter->name, parameter->shape});
   }
-  return SafetensorsLayout(tensors);
+  std::vector<WeightsFile> files = {{kWeights, false, SafetensorsLayout(llama)}};
+  if (!indexers.empty()) files.push_back({kIndexerWeights, true, SafetensorsLayout(indexers)});
+  return files;
 }
 
 std::vector<std::string> OldWeights(const std::string& folder) {
@@ -67,10 +80,12 @@ absl::Status CheckReplaceable(const std::vector<std::string>& files) {
   return absl::OkStatus();
 }
 
-absl::Status WriteShards(const std::string& path, const SafetensorsLayout& layout,
+absl::Status WriteShards(const std::string& staging, const WeightsFile& file,
                          const std::vector<ShardView>& shards) {
-  WEFT_ASSIGN_OR_RETURN(SafetensorsWriter writer, SafetensorsWriter::Open(path, layout));
+  WEFT_ASSIGN_OR_RETURN(SafetensorsWriter writer,
+                        SafetensorsWriter::Open(absl::StrCat(staging, "/", file.name), file.layout));
   for (const ShardView& shard : shards) {
+    if (IsIndexerParameter(*shard.parameter) != file.of_indexers) continue;
     WEFT_RETURN_IF_ERROR(ForEachRun(shard, [&](int64_t first, absl::Span<const float> values) {
       return writer.Write(shard.parameter->name, first, values);
     }));
@@ -78,9 +93,18 @@ absl::Status WriteShards(const std::string& path, const SafetensorsLayout& layou
   return writer.Close();
 }
 
+absl::Status WriteShards(const std::string& staging, const std::vector<WeightsFile>& files,
+                         const std::vector<ShardView>& shards) {
+  for (const WeightsFile& file : files) WEFT_RETURN_IF_ERROR(WriteShards(staging, file, shards));
+  return absl::OkStatus();
+}
+
 // Runs on rank 0 after all weights are written.
-absl::Status Finish(const HfExport& target, const std::string& staging, const LlamaConfig& config) {
-  WEFT_RETURN_IF_ERROR(SafetensorsWriter::Commit(absl::StrCat(staging, "/", kWeights)));
+absl::Status Finish(const HfExport& target, const std::string& staging, const std::vector<WeightsFile>& files,
+                    const LlamaConfig& config) {
+  for (const WeightsFile& file : files) {
+    WEFT_RETURN_IF_ERROR(SafetensorsWriter::Commit(absl::StrCat(staging, "/", file.name)));
+  }
   for (const auto& [name, content] : ModelFiles(config, target.source_config, target.companions)) {
     WEFT_RETURN_IF_ERROR(WriteWholeFile(absl::StrCat(staging, "/", name), content));
   }
@@ -89,10 +113,12 @@ absl::Status Finish(const HfExport& target, const std::string& staging, const Ll
 
 // Makes the staging folder on rank 0, and returns its path on all ranks. Collective: all ranks.
 absl::StatusOr<std::string> Stage(Bootstrap& bootstrap, const HfExport* target,
-                                  const SafetensorsLayout& layout, absl::Duration timeout) {
+                                  const std::vector<WeightsFile>& files, absl::Duration timeout) {
   const auto create = [&]() -> absl::StatusOr<std::string> {
     WEFT_ASSIGN_OR_RETURN(std::string staging, target->folder->Stage());
-    WEFT_RETURN_IF_ERROR(SafetensorsWriter::Create(absl::StrCat(staging, "/", kWeights), layout));
+    for (const WeightsFile& file : files) {
+      WEFT_RETURN_IF_ERROR(SafetensorsWriter::Create(absl::StrCat(staging, "/", file.name), file.layout));
+    }
     return staging;
   };
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> folders,
@@ -126,6 +152,7 @@ absl::StatusOr<std::vector<ModelCompanion>> ReadCompanions(const std::string& fo
 std::map<std::string, std::string> ModelFiles(const LlamaConfig& config, const std::string& source_config,
                                               const std::vector<ModelCompanion>& companions) {
   std::map<std::string, std::string> files = {{kConfig, FormatHfConfig(config, source_config)}};
+  if (config.sparse_attention) files[kIndexerConfig] = FormatIndexerConfig(*config.sparse_attention);
   for (const ModelCompanion& companion : companions) files[companion.name] = companion.content;
   return files;
 }
@@ -150,7 +177,8 @@ absl::StatusOr<HfExport> OpenExport(const std::string& folder, const std::string
   absl::StatusOr<std::unique_ptr<OutputFolder>> claimed = OutputFolder::Claim(folder);
   if (!claimed.ok()) return Annotate(claimed.status(), absl::StrCat("--export-hf ", folder));
   target.folder = *std::move(claimed);
-  std::vector<int64_t> bytes = {LayoutOf(model).file_bytes(), kConfigBytes};
+  std::vector<int64_t> bytes = {kConfigBytes};
+  for (const WeightsFile& file : WeightsFilesOf(model)) bytes.push_back(file.layout.file_bytes());
   for (const ModelCompanion& companion : target.companions) {
     bytes.push_back(static_cast<int64_t>(companion.content.size()));
   }
@@ -161,16 +189,15 @@ absl::StatusOr<HfExport> OpenExport(const std::string& folder, const std::string
 
 absl::Status ExportHf(Bootstrap& bootstrap, const HfExport* target, LlamaModel& model,
                       const std::vector<ShardView>& shards, bool writes, absl::Duration timeout) {
-  const SafetensorsLayout layout = LayoutOf(model);
+  const std::vector<WeightsFile> files = WeightsFilesOf(model);
   const bool first = bootstrap.rank() == 0;
   // Each phase starts after the one before has succeeded on all ranks.
   const auto run = [&]() -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(const std::string staging, Stage(bootstrap, target, layout, timeout));
-    const std::string weights = absl::StrCat(staging, "/", kWeights);
+    WEFT_ASSIGN_OR_RETURN(const std::string staging, Stage(bootstrap, target, files, timeout));
     WEFT_RETURN_IF_ERROR(
-        AgreeOnStatus(bootstrap, writes ? WriteShards(weights, layout, shards) : absl::OkStatus(), timeout));
-    return AgreeOnStatus(bootstrap, first ? Finish(*target, staging, model.config()) : absl::OkStatus(),
-                         timeout);
+        AgreeOnStatus(bootstrap, writes ? WriteShards(staging, files, shards) : absl::OkStatus(), timeout));
+    return AgreeOnStatus(bootstrap,
+                         first ? Finish(*target, staging, files, model.config()) : absl::OkStatus(), timeout);
   };
   absl::Status status = run();
   if (first) target->folder->Discard();

@@ -1,5 +1,6 @@
 // Export of the trained model to a Hugging Face folder: model.safetensors in fp32, config.json, and the
-// tokenizer and generation files of the source folder.
+// tokenizer and generation files of the source folder. With sparse attention also indexer.safetensors and
+// indexer_config.json; model.safetensors has the tensors of the Llama alone.
 #pragma once
 
 #include <map>
@@ -36,7 +37,8 @@ std::vector<std::string> CompanionFiles(const std::string& folder);
 
 // Reads the files of CompanionFiles. Errors: kNotFound, kPermissionDenied, kDataLoss (names the path).
 absl::StatusOr<std::vector<ModelCompanion>> ReadCompanions(const std::string& folder);
-// config.json and the companions, by name. `source_config`: see HfExport.
+// config.json, with sparse attention indexer_config.json, and the companions, by name. `source_config`: see
+// HfExport.
 std::map<std::string, std::string> ModelFiles(const LlamaConfig& config, const std::string& source_config,
                                               const std::vector<ModelCompanion>& companions);
 

@@ -43,6 +43,15 @@ absl::Status Lock(int fd, const std::string& path) {
   return BadFlag("metrics", path, "another run writes to it: wait until it has ended, or name another file");
 }
 
+// Operations of the indexers for one token; see FlopsPerToken.
+double IndexerFlopsPerToken(const LlamaConfig& config, const SparseAttentionConfig& sparse, int64_t seq_len,
+                            int64_t selected) {
+  const int64_t width = sparse.index_heads * sparse.index_dim;
+  const int64_t in_products = config.dim * (width + sparse.index_dim + sparse.index_heads);
+  return static_cast<double>(config.layers) *
+         static_cast<double>(4 * in_products + width * (2 * seq_len + 4 * selected));
+}
+
 }  // namespace
 
 std::string ToJson(const StepMetrics& metrics) {
@@ -75,6 +84,11 @@ std::string ToJson(const StepMetrics& metrics) {
                                  {"allocated_bytes", metrics.allocated_bytes},
                                  {"rss_bytes", metrics.rss_bytes},
                                  {"skipped_steps", metrics.skipped_steps}};
+  if (metrics.indexers) {
+    json["indexer_loss"] = metrics.indexers->loss;
+    json["indexer_grad_norm"] = metrics.indexers->grad_norm;
+    json["attention_mass_selected"] = metrics.indexers->mass_selected;
+  }
   if (metrics.eval_loss) {
     json["eval_loss"] = *metrics.eval_loss;
   }
@@ -182,13 +196,16 @@ absl::Status MetricsFile::Write(const StepMetrics& metrics) {
 }
 
 double FlopsPerToken(const LlamaConfig& config, int64_t seq_len) {
+  const auto& sparse = config.sparse_attention;
+  const int64_t keys = sparse ? std::min(sparse->top_k, seq_len) : seq_len;
   const int64_t query_and_output = 2 * config.dim * config.heads * config.head_dim;
   const int64_t key_and_value = 2 * config.dim * config.kv_heads * config.head_dim;
   const int64_t feed_forward = 3 * config.dim * config.ffn_dim;
   const int64_t in_products =
       config.layers * (query_and_output + key_and_value + feed_forward) + config.vocab_size * config.dim;
-  const int64_t attention = config.layers * config.heads * config.head_dim * seq_len;
-  return 6.0 * static_cast<double>(in_products) + 12.0 * static_cast<double>(attention);
+  const int64_t attention = config.layers * config.heads * config.head_dim * keys;
+  return 6.0 * static_cast<double>(in_products) + 12.0 * static_cast<double>(attention) +
+         (sparse ? IndexerFlopsPerToken(config, *sparse, seq_len, keys) : 0.0);
 }
 
 int64_t ResidentBytes() {

@@ -16,6 +16,7 @@
 #include "src/train/checkpoint/checkpoint_folder.h"
 #include "src/train/config/flag_error.h"
 #include "src/train/files/file_io.h"
+#include "src/train/files/model_folder.h"
 #include "src/train/loop/export_hf.h"
 #include "weft/core/status.h"
 #include "weft/train/metrics.h"
@@ -91,6 +92,10 @@ std::vector<InputFile> InputsOf(const TrainConfig& config, const TrainInputs& in
   if (inputs.weights) {
     std::set<std::string> paths = {config.model.hf_folder + "/config.json"};
     for (const auto& [name, entry] : inputs.weights->entries()) paths.insert(entry.file);
+    if (inputs.indexer_weights) {
+      paths.insert(absl::StrCat(config.model.hf_folder, "/", kIndexerConfig));
+      for (const auto& [name, entry] : inputs.indexer_weights->entries()) paths.insert(entry.file);
+    }
     for (const std::string& path : CompanionFiles(config.model.hf_folder)) paths.insert(path);
     for (const std::string& path : paths) files.push_back({"--hf-model", path});
   }

@@ -29,13 +29,22 @@ std::string Duration(double seconds) {
 
 }  // namespace
 
+std::string LossesAndNorms(const StepMetrics& metrics) {
+  std::string text = absl::StrCat("the loss is ", metrics.loss, " and the gradient norm ", metrics.grad_norm);
+  if (metrics.indexers) {
+    absl::StrAppend(&text, ", those of the indexers ", metrics.indexers->loss, " and ",
+                    metrics.indexers->grad_norm);
+  }
+  return text;
+}
+
 std::string ProgressLine(const StepMetrics& metrics, int64_t total_steps, double seconds_left,
                          size_t columns) {
   struct Field {
     std::string text;
     int importance;  // Fields with lower numbers are left out first.
   };
-  constexpr int kAlways = 6;
+  constexpr int kAlways = 7;
   std::vector<Field> fields = {
       {absl::StrFormat("step %d/%d", metrics.step, total_steps), kAlways},
       {absl::StrFormat("loss %.4f", metrics.loss), kAlways},
@@ -47,6 +56,8 @@ std::string ProgressLine(const StepMetrics& metrics, int64_t total_steps, double
       {absl::StrFormat("%d MiB", metrics.rss_bytes >> 20), 2},
       {absl::StrFormat("ETA %s", Duration(seconds_left)), 4},
   };
+  if (metrics.indexers)
+    fields.insert(fields.begin() + 3, {absl::StrFormat("indexer %.4f", metrics.indexers->loss), 6});
   const auto join = [&](int min_importance) {
     std::string line;
     for (const Field& field : fields) {
@@ -98,9 +109,8 @@ void ProgressPrinter::Print(const StepMetrics& metrics, bool skipped) {
   }
   if (skipped) {
     EndLine();
-    std::fprintf(stream_,
-                 "step %lld skipped: the loss is %g and the gradient norm %g; no weight was updated\n",
-                 static_cast<long long>(metrics.step), metrics.loss, metrics.grad_norm);
+    std::fprintf(stream_, "step %lld skipped: %s; no weight was updated\n",
+                 static_cast<long long>(metrics.step), LossesAndNorms(metrics).c_str());
   }
   if (metrics.eval_loss) {
     EndLine();

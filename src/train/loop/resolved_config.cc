@@ -59,6 +59,25 @@ ResolvedItem DataItem(const TrainConfig& config, const Corpus& corpus, const Run
       config.data.paths.empty() ? "no --data: built-in text" : ""};
 }
 
+std::string IndexerSource(const TrainConfig& config, const TrainInputs& inputs) {
+  if (inputs.indexer_weights) return "indexers of --hf-model";
+  return config.model.hf_folder.empty() ? "new indexers" : "new indexers by --seed: --hf-model has none";
+}
+
+// Empty for dense attention.
+std::vector<ResolvedItem> AttentionItems(const TrainConfig& config, const TrainInputs& inputs,
+                                         const RunPlan& plan) {
+  const auto& sparse = inputs.model.sparse_attention;
+  if (!sparse) {
+    return {};
+  }
+  return {{"attention",
+           absl::StrCat("sparse, ", sparse->top_k, " keys a query, selected by ", sparse->index_heads,
+                        " index heads of ", sparse->index_dim, ", ", plan.indexers->warmup_steps,
+                        " warm-up steps of the indexers alone, loss coefficient ", plan.indexers->loss_coef),
+           IndexerSource(config, inputs)}};
+}
+
 // Empty if sequences are not split.
 std::vector<ResolvedItem> ContextItems(const RunPlan& plan) {
   if (plan.context.size == 1) {
@@ -137,8 +156,8 @@ std::vector<ResolvedItem> ResolveConfig(const TrainConfig& config, const TrainIn
       {"threads", absl::StrCat(threads.threads, " per rank"), threads.reason},
       {"seed", absl::StrCat(config.seed), ""},
       {"steps", absl::StrCat(config.optimizer.steps), ""}};
-  for (std::vector<ResolvedItem> more :
-       {ProductItems(plan), ContextItems(plan), EvaluationItems(config, plan)}) {
+  for (std::vector<ResolvedItem> more : {AttentionItems(config, inputs, plan), ProductItems(plan),
+                                         ContextItems(plan), EvaluationItems(config, plan)}) {
     std::move(more.begin(), more.end(), std::back_inserter(items));
   }
   return items;

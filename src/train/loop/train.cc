@@ -47,8 +47,8 @@ absl::Status CheckEvalLoss(int64_t step, double loss) {
 absl::Status CheckFinite(const StepMetrics& metrics, int64_t max_skipped_steps) {
   if (metrics.skipped_steps > max_skipped_steps) {
     return NotFinite(metrics.step,
-                     absl::StrCat("the loss is ", metrics.loss, " and the gradient norm ", metrics.grad_norm,
-                                  ", but both must be finite; ", metrics.skipped_steps,
+                     absl::StrCat(LossesAndNorms(metrics), ", but ", metrics.indexers ? "all" : "both",
+                                  " must be finite; ", metrics.skipped_steps,
                                   metrics.skipped_steps == 1 ? " step was" : " steps were",
                                   " skipped, and --max-skipped-steps allows ", max_skipped_steps));
   }
@@ -114,7 +114,7 @@ class Run {
     WEFT_ASSIGN_OR_RETURN(inputs_, OpenInputs(config_));
     WEFT_ASSIGN_OR_RETURN(model_, LlamaModel::Create(inputs_->model));
     if (inputs_->weights) {
-      WEFT_RETURN_IF_ERROR(CheckWeights(*inputs_->weights, *model_));
+      WEFT_RETURN_IF_ERROR(CheckWeights(*inputs_, *model_));
       WEFT_RETURN_IF_ERROR(
           CheckTiedHead(*inputs_->weights, inputs_->model, bootstrap_.rank(), bootstrap_.size()));
     }
@@ -188,9 +188,8 @@ class Run {
 
   absl::Status Build() {
     const Checkpoint* resumed = checkpoints_->resumed();
-    const ShardLoader loader = resumed != nullptr ? resumed->Loader(kModelFiles)
-                               : inputs_->weights ? LoadFromSafetensors(*inputs_->weights)
-                                                  : LoadInitialValues(config_.seed);
+    const ShardLoader loader =
+        resumed != nullptr ? LoadWeights(*resumed) : LoadInputs(*inputs_, config_.seed);
     EngineOptions engine = environment_.engine;
     engine.timeout = timeout_;
     engine.watchdog = environment_.watchdog;

@@ -1,24 +1,31 @@
 #include "src/train/loop/trainer.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <utility>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
 
 #include "src/train/data/batch_reader.h"
+#include "src/train/files/model_folder.h"
 #include "src/train/plan/memory_need.h"
 #include "weft/core/status.h"
 #include "weft/mesh/world_group.h"
+#include "weft/nn/lightning_indexer.h"
+#include "weft/nn/sparse_attention.h"
 
 namespace weft {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Names in a checkpoint, besides kModelFiles.
+// Names in a checkpoint, besides kModelFiles and kIndexerFiles.
 constexpr const char* kOptimizerFiles = "optimizer";
+constexpr const char* kIndexerOptimizerFiles = "indexer_optimizer";
 constexpr const char* kFirstMoment = ".exp_avg";
 constexpr const char* kSecondMoment = ".exp_avg_sq";
 constexpr const char* kOptimizerSteps = "optimizer_steps";
@@ -27,13 +34,24 @@ double MillisecondsSince(Clock::time_point start) {
   return std::chrono::duration<double, std::milli>(Clock::now() - start).count();
 }
 
-ShardedAdamW MakeOptimizer(const RunPlan& plan, const std::vector<ShardView>& shards) {
-  if (plan.decay == DecayScope::kAll) {
-    return {shards, plan.adamw};
-  }
-  AdamWOptions undecayed = plan.adamw;
-  undecayed.weight_decay = 0;
-  return {shards, plan.adamw, {{HasAtMostOneDim, undecayed}}};
+// Every n-th query for which the share of attention mass is measured. It costs dense attention to these
+// queries.
+constexpr int64_t kMassStride = 64;
+
+bool AreFinite(absl::Span<const GradientNorm> norms) {
+  return std::all_of(norms.begin(), norms.end(),
+                     [](const GradientNorm& norm) { return std::isfinite(norm.norm); });
+}
+
+// NaN for a mean of nothing.
+double Mean(double sum, int64_t count) {
+  return count == 0 ? std::numeric_limits<double>::quiet_NaN() : sum / static_cast<double>(count);
+}
+
+// The model with dense attention, in which the indexers learn from all keys.
+LlamaConfig WarmUpConfig(LlamaConfig config, int64_t seq_len) {
+  if (config.sparse_attention) config.sparse_attention->top_k = seq_len;
+  return config;
 }
 
 // Fills the byte, allocation and communication-time fields of `metrics` with the differences of two
@@ -69,6 +87,10 @@ void AddPeaks(ShardedModel& model, const ContextParallel* sequences, const CommE
 
 }  // namespace
 
+ShardLoader LoadWeights(const Checkpoint& checkpoint) {
+  return LoadBySet(checkpoint.Loader(kModelFiles), checkpoint.Loader(kIndexerFiles));
+}
+
 Trainer::Trainer(Bootstrap& bootstrap, const Corpus& corpus, RunPlan plan, BatchSplitter splitter,
                  std::unique_ptr<LlamaModel> model)
     : bootstrap_(bootstrap),
@@ -76,6 +98,7 @@ Trainer::Trainer(Bootstrap& bootstrap, const Corpus& corpus, RunPlan plan, Batch
       plan_(std::move(plan)),
       splitter_(std::move(splitter)),
       flops_per_token_(FlopsPerToken(model->config(), plan_.seq_len)),
+      warm_up_flops_per_token_(FlopsPerToken(WarmUpConfig(model->config(), plan_.seq_len), plan_.seq_len)),
       model_(std::move(model)) {}
 
 absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(Bootstrap& bootstrap, const Corpus& corpus,
@@ -88,7 +111,9 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(Bootstrap& bootstrap, c
   std::unique_ptr<Trainer> trainer(
       new Trainer(bootstrap, corpus, std::move(plan), *std::move(splitter), std::move(model)));
   WEFT_RETURN_IF_ERROR(trainer->Connect(loader, options));
-  trainer->optimizer_ = MakeOptimizer(trainer->plan_, trainer->sharded_->Shards());
+  OptimizerGroups groups = OptimizerGroupsOf(trainer->plan_);
+  trainer->optimizer_.emplace(trainer->sharded_->Shards(), trainer->plan_.adamw, groups.groups);
+  trainer->optimizer_sets_ = std::move(groups.sets);
   return trainer;
 }
 
@@ -114,8 +139,8 @@ absl::Status Trainer::Connect(const ShardLoader& loader, const EngineOptions& op
 absl::Status Trainer::Prepare() {
   WEFT_ASSIGN_OR_RETURN(summaries_lane_, engine_->SharedLane(WorldGroup(bootstrap_), LanePurpose::kControl));
   summaries_pool_ = std::make_unique<BufferPool>(*heap_, "step summaries");
-  WEFT_ASSIGN_OR_RETURN(
-      summaries_, summaries_pool_->Acquire(sizeof(StepSummary) * static_cast<size_t>(bootstrap_.size())));
+  WEFT_ASSIGN_OR_RETURN(summaries_,
+                        summaries_pool_->Acquire(SummaryBytes() * static_cast<size_t>(bootstrap_.size())));
   for (DecoderBlock* block : model_->blocks()) {
     block->SetActivationCheckpointing(plan_.parallel.activation_checkpoint == ActivationCheckpoint::kFull);
   }
@@ -146,47 +171,56 @@ absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, const StepFlags&
   ResetPeaks();
   StepSummary own;
   own.flags = flags;
-  WEFT_ASSIGN_OR_RETURN(own.loss, ForwardAndBackward(step));
-  WEFT_ASSIGN_OR_RETURN(const GradientNorm norm, sharded_->ClipGradNorm(plan_.clip_grad_norm));
+  WEFT_RETURN_IF_ERROR(ForwardAndBackward(step, own));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<GradientNorm> norms, sharded_->ClipGradNorms(ClipSetsOf(plan_)));
   WEFT_ASSIGN_OR_RETURN(const StepSummary all, GatherSummaries(own));
-  const double lr = plan_.learning_rate.At(step);
 
   StepResult result;
   result.flags = all.flags;
-  // Both have the same bits on every rank, so all ranks decide alike.
-  result.skipped = !std::isfinite(all.loss) || !std::isfinite(norm.norm);
+  // All have the same bits on every rank, so all ranks decide alike.
+  result.skipped = !std::isfinite(all.loss) || !std::isfinite(all.indexers.loss) || !AreFinite(norms);
   if (!result.skipped) {
     WEFT_RETURN_IF_ERROR(before_update());
-    WEFT_RETURN_IF_ERROR(Update(lr, norm.factor));
+    WEFT_RETURN_IF_ERROR(Update(step, norms));
   }
   sharded_->ZeroGradients();
   StepMetrics& metrics = result.metrics;
-  metrics.step = step;
-  metrics.loss = all.loss;
-  metrics.grad_norm = norm.norm;
-  metrics.lr = lr;
-  metrics.tokens = plan_.targets_per_step();
-  metrics.tokens_seen = step * metrics.tokens;
+  metrics = ResultsOf(step, all, norms);
   AddCounters(before, Counters(), metrics);
   AddPeaks(*sharded_, context_.get(), *engine_, metrics);
   metrics.rss_bytes = ResidentBytes();
   metrics.step_ms = MillisecondsSince(start);
   metrics.tokens_per_s = static_cast<double>(metrics.tokens) / metrics.step_ms * 1e3;
-  metrics.tflops = metrics.tokens_per_s * flops_per_token_ / 1e12;
+  metrics.tflops =
+      metrics.tokens_per_s * (IsWarmUp(step) ? warm_up_flops_per_token_ : flops_per_token_) / 1e12;
   return result;
 }
 
-absl::StatusOr<double> Trainer::ForwardAndBackward(int64_t step) {
-  double loss = 0;
+StepMetrics Trainer::ResultsOf(int64_t step, const StepSummary& all,
+                               absl::Span<const GradientNorm> norms) const {
+  StepMetrics metrics;
+  metrics.step = step;
+  metrics.loss = all.loss;
+  metrics.grad_norm = norms[kLlama].norm;
+  metrics.lr = plan_.learning_rate.At(step);
+  if (plan_.indexers) {
+    metrics.indexers = {Mean(all.indexers.loss, all.indexers.queries), norms[kIndexers].norm,
+                        Mean(all.indexers.selected_mass, all.indexers.mass_pairs)};
+  }
+  metrics.tokens = plan_.targets_per_step();
+  metrics.tokens_seen = step * metrics.tokens;
+  return metrics;
+}
+
+absl::Status Trainer::ForwardAndBackward(int64_t step, StepSummary& own) {
   const int64_t first = (step - 1) * plan_.batch.batch_size;
   for (int64_t microbatch = 0; microbatch < plan_.batch.microbatches; ++microbatch) {
     SetGradientSync(microbatch + 1 == plan_.batch.microbatches);
     SequenceRange sequences = plan_.batch.Part(microbatch, plan_.data_parallel_rank(bootstrap_.rank()));
     sequences.first += first;
-    WEFT_ASSIGN_OR_RETURN(const double part, RunMicrobatch(sequences));
-    loss += part;
+    WEFT_RETURN_IF_ERROR(RunMicrobatch(sequences, IsWarmUp(step), own));
   }
-  return loss;
+  return absl::OkStatus();
 }
 
 void Trainer::SetGradientSync(bool last_microbatch) {
@@ -195,39 +229,65 @@ void Trainer::SetGradientSync(bool last_microbatch) {
   sharded_->SetIsLastBackward(last_microbatch);
 }
 
-absl::StatusOr<double> Trainer::RunMicrobatch(SequenceRange sequences) {
+absl::Status Trainer::RunMicrobatch(SequenceRange sequences, bool warm_up, StepSummary& own) {
   WEFT_ASSIGN_OR_RETURN(const Microbatch whole, ReadMicrobatch(corpus_, plan_.order, sequences, plan_.seq_len,
                                                                model_->config().vocab_size));
   WEFT_ASSIGN_OR_RETURN(RankBatch batch, splitter_.Split(whole));
   // Scaled by the targets of the whole step, so the ranks' losses and gradients add up to those of the mean
   // loss.
-  Invocation invocation(true, 1.0F / static_cast<float>(plan_.targets_per_step()));
+  const float scale = 1.0F / static_cast<float>(plan_.targets_per_step());
+  Invocation invocation(true, scale);
   invocation.SetSequence(std::move(batch.sequence));
+  if (plan_.indexers) {
+    IndexerPass& pass = IndexerPassOf(invocation);
+    pass.warm_up = warm_up;
+    pass.loss_factor = static_cast<float>(plan_.indexers->loss_coef) * scale;
+    pass.mass_stride = kMassStride;
+  }
   WEFT_ASSIGN_OR_RETURN(const Tensors losses,
                         model_->Forward(invocation, {std::move(batch.inputs), std::move(batch.targets)}));
-  const double loss = *losses[0].As<float>();
-  Tensor one = Tensor::Empty(DType::kF32, {});
-  *one.As<float>() = 1.0F;
-  WEFT_RETURN_IF_ERROR(model_->Backward(invocation, {std::move(one)}).status());
-  return loss;
+  own.loss += *losses[0].As<float>();
+  // In the warm-up only the indexers' loss has gradients.
+  Tensor gradient = Tensor::Empty(DType::kF32, {});
+  *gradient.As<float>() = warm_up ? 0.0F : 1.0F;
+  WEFT_RETURN_IF_ERROR(model_->Backward(invocation, {std::move(gradient)}).status());
+  if (plan_.indexers) {
+    const IndexerPass& pass = IndexerPassOf(invocation);
+    own.indexers += {pass.loss, pass.queries, pass.selected_mass, pass.mass_pairs};
+  }
+  return absl::OkStatus();
+}
+
+Trainer::IndexerSums& Trainer::IndexerSums::operator+=(const IndexerSums& other) {
+  loss += other.loss;
+  queries += other.queries;
+  selected_mass += other.selected_mass;
+  mass_pairs += other.mass_pairs;
+  return *this;
 }
 
 absl::StatusOr<Trainer::StepSummary> Trainer::GatherSummaries(const StepSummary& own) {
   // A gather instead of a reduction: each rank adds the values in the order of ranks, so all get equal bits.
-  constexpr int64_t kSummaryElements = sizeof(StepSummary) / sizeof(int64_t);
-  auto* summaries = reinterpret_cast<StepSummary*>(summaries_.data());
-  summaries[bootstrap_.rank()] = own;
+  const size_t bytes = SummaryBytes();
+  const auto summary_of = [&](int rank) {
+    return reinterpret_cast<char*>(summaries_.data()) + bytes * static_cast<size_t>(rank);
+  };
+  std::memcpy(summary_of(bootstrap_.rank()), &own, bytes);
   OpOptions options;
   options.label = "step_summaries";
   options.priority = Priority::kCritical;
-  Work work = engine_->AllGather(summaries_lane_, summaries + bootstrap_.rank(), summaries, DType::kI64,
-                                 kSummaryElements * bootstrap_.size(), {}, options);
+  const auto words = static_cast<int64_t>(bytes / sizeof(int64_t));
+  Work work = engine_->AllGather(summaries_lane_, summary_of(bootstrap_.rank()), summary_of(0), DType::kI64,
+                                 words * bootstrap_.size(), {}, options);
   WEFT_RETURN_IF_ERROR(work.WaitReleased());
   StepSummary all;
   all.flags.can_advance_save = true;
   for (int rank = 0; rank < bootstrap_.size(); ++rank) {
-    all.loss += summaries[rank].loss;
-    const StepFlags& flags = summaries[rank].flags;
+    StepSummary summary;
+    std::memcpy(&summary, summary_of(rank), bytes);
+    all.loss += summary.loss;
+    all.indexers += summary.indexers;
+    const StepFlags& flags = summary.flags;
     all.flags.stop = all.flags.stop || flags.stop;
     all.flags.save = all.flags.save || flags.save;
     all.flags.can_advance_save = all.flags.can_advance_save && flags.can_advance_save;
@@ -238,12 +298,19 @@ absl::StatusOr<Trainer::StepSummary> Trainer::GatherSummaries(const StepSummary&
 CheckpointState Trainer::State(int64_t step) {
   CheckpointState state;
   state.step = step;
-  state.arrays = {{kModelFiles, "", sharded_->Shards()},
-                  {kOptimizerFiles, kFirstMoment, optimizer_->FirstMoments()},
-                  {kOptimizerFiles, kSecondMoment, optimizer_->SecondMoments()}};
+  const ShardSets weights = SplitIntoSets(sharded_->Shards());
+  const ShardSets first = SplitIntoSets(optimizer_->FirstMoments());
+  const ShardSets second = SplitIntoSets(optimizer_->SecondMoments());
+  state.arrays = {{kModelFiles, "", weights.llama},
+                  {kOptimizerFiles, kFirstMoment, first.llama},
+                  {kOptimizerFiles, kSecondMoment, second.llama},
+                  {kIndexerFiles, "", weights.indexers},
+                  {kIndexerOptimizerFiles, kFirstMoment, first.indexers},
+                  {kIndexerOptimizerFiles, kSecondMoment, second.indexers}};
+  const std::vector<ShardView> shards = sharded_->Shards();
   const std::vector<int64_t> updates = optimizer_->StepsOfShards();
   for (size_t i = 0; i < updates.size(); ++i) {
-    state.counts_of_parameters[state.arrays[0].shards[i].parameter->name] = updates[i];
+    state.counts_of_parameters[shards[i].parameter->name] = updates[i];
   }
   state.counts[kOptimizerSteps] = optimizer_->steps();
   return state;
@@ -251,9 +318,12 @@ CheckpointState Trainer::State(int64_t step) {
 
 absl::Status Trainer::LoadOptimizer(const Checkpoint& checkpoint) {
   const std::vector<ShardView> moments = optimizer_->FirstMoments();
-  WEFT_RETURN_IF_ERROR(FillShards(moments, checkpoint.Loader(kOptimizerFiles, kFirstMoment)));
-  WEFT_RETURN_IF_ERROR(
-      FillShards(optimizer_->SecondMoments(), checkpoint.Loader(kOptimizerFiles, kSecondMoment)));
+  const auto loader = [&](const char* moment) {
+    return LoadBySet(checkpoint.Loader(kOptimizerFiles, moment),
+                     checkpoint.Loader(kIndexerOptimizerFiles, moment));
+  };
+  WEFT_RETURN_IF_ERROR(FillShards(moments, loader(kFirstMoment)));
+  WEFT_RETURN_IF_ERROR(FillShards(optimizer_->SecondMoments(), loader(kSecondMoment)));
   const auto steps = checkpoint.counts().find(kOptimizerSteps);
   if (steps == checkpoint.counts().end()) {
     return absl::DataLossError(absl::StrCat("the checkpoint '", checkpoint.folder(), "' has no count '",
@@ -269,9 +339,14 @@ absl::Status Trainer::LoadOptimizer(const Checkpoint& checkpoint) {
   return absl::OkStatus();
 }
 
-absl::Status Trainer::Update(double lr, float gradient_scale) {
-  for (AdamWOptions& options : optimizer_->options()) options.lr = lr;
-  return optimizer_->Step(*sharded_, gradient_scale);
+absl::Status Trainer::Update(int64_t step, absl::Span<const GradientNorm> norms) {
+  for (AdamWOptions& options : optimizer_->options()) options.lr = plan_.learning_rate.At(step);
+  std::vector<AdamWGroupStep> groups;
+  groups.reserve(optimizer_sets_.size());
+  for (const ParameterSet set : optimizer_sets_) {
+    groups.push_back({.gradient_scale = norms[set].factor, .frozen = set == kLlama && IsWarmUp(step)});
+  }
+  return optimizer_->Step(*sharded_, groups);
 }
 
 }  // namespace weft

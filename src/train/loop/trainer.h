@@ -5,6 +5,7 @@
 // Lifetime: bootstrap and corpus must outlive it.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -13,8 +14,10 @@
 #include <absl/functional/function_ref.h>
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
+#include <absl/types/span.h>
 
 #include "src/train/data/batch_splitter.h"
+#include "src/train/plan/parameter_sets.h"
 #include "src/train/plan/run_plan.h"
 #include "weft/comm/comm_engine.h"
 #include "weft/comm/wire_compression.h"
@@ -30,8 +33,8 @@
 
 namespace weft {
 
-// Stem of the files of a checkpoint that have the weights.
-inline constexpr const char* kModelFiles = "model";
+// Loader of the weights that Trainer::State saves.
+ShardLoader LoadWeights(const Checkpoint& checkpoint);
 
 // Monotonic counters at one moment. A step's costs are the differences of two snapshots.
 struct CounterSnapshot {
@@ -84,11 +87,22 @@ class Trainer {
   const BatchSplitter& splitter() const { return splitter_; }
 
  private:
-  // The values that ranks gather from each other at each step.
+  // Sums of IndexerPass.
+  struct IndexerSums {
+    double loss = 0;
+    int64_t queries = 0;
+    double selected_mass = 0;
+    int64_t mass_pairs = 0;
+
+    IndexerSums& operator+=(const IndexerSums& other);
+  };
+  // The values that ranks gather from each other at each step. With dense attention they leave out
+  // `indexers`.
   struct StepSummary {
     double loss = 0;  // This rank's contribution to the mean loss.
     StepFlags flags;
     int8_t padding[sizeof(int64_t) - sizeof(StepFlags)] = {};
+    IndexerSums indexers;
   };
 
   Trainer(Bootstrap& bootstrap, const Corpus& corpus, RunPlan plan, BatchSplitter splitter,
@@ -100,18 +114,26 @@ class Trainer {
   absl::Status SplitSequences();
   CounterSnapshot Counters() const;
   void ResetPeaks();
-  absl::StatusOr<double> ForwardAndBackward(int64_t step);
+  bool IsWarmUp(int64_t step) const { return plan_.indexers && plan_.indexers->IsWarmUp(step); }
+  // Adds the sums of all microbatches to `own`.
+  absl::Status ForwardAndBackward(int64_t step, StepSummary& own);
   // Sets how far the next microbatch's gradients are reduced after its backward.
   void SetGradientSync(bool last_microbatch);
-  absl::StatusOr<double> RunMicrobatch(SequenceRange sequences);
+  absl::Status RunMicrobatch(SequenceRange sequences, bool warm_up, StepSummary& own);
+  size_t SummaryBytes() const {
+    return plan_.indexers ? sizeof(StepSummary) : offsetof(StepSummary, indexers);
+  }
   absl::StatusOr<StepSummary> GatherSummaries(const StepSummary& own);
-  absl::Status Update(double lr, float gradient_scale);
+  // `norms`: of each ParameterSet. The metrics of losses, norms and tokens; the others stay 0.
+  StepMetrics ResultsOf(int64_t step, const StepSummary& all, absl::Span<const GradientNorm> norms) const;
+  absl::Status Update(int64_t step, absl::Span<const GradientNorm> norms);
 
   Bootstrap& bootstrap_;
   const Corpus& corpus_;
   const RunPlan plan_;
   BatchSplitter splitter_;
   double flops_per_token_;
+  double warm_up_flops_per_token_;
   std::unique_ptr<NodeHeap> heap_;
   std::unique_ptr<CommEngine> engine_;
   WireCompressionChoice wire_compression_;
@@ -119,9 +141,10 @@ class Trainer {
   std::unique_ptr<ContextParallel> context_;  // Null if sequences are not split.
   std::unique_ptr<ShardedModel> sharded_;
   std::unique_ptr<BufferPool> summaries_pool_;
-  Buffer summaries_;  // One StepSummary per rank, in node memory.
+  Buffer summaries_;  // SummaryBytes() per rank, in node memory.
   LaneId summaries_lane_;
   std::optional<ShardedAdamW> optimizer_;
+  std::vector<ParameterSet> optimizer_sets_;  // Of each entry of optimizer_->options().
 };
 
 }  // namespace weft

@@ -101,6 +101,24 @@ void AddFlags(const TrainConfig& config, std::vector<RunProperty>& properties) {
   properties.insert(properties.end(), std::begin(flags), std::end(flags));
 }
 
+// Flags of sparse attention, with their defaults. Those of dense attention count as not given: checkpoints
+// from before these flags have none of them.
+void AddAttentionFlags(const AttentionConfig& attention, std::vector<RunProperty>& properties) {
+  const SparseAttentionConfig sizes = attention.sparse_config().value_or(SparseAttentionConfig());
+  const IndexerTraining training = attention.indexer_training().value_or(IndexerTraining());
+  const auto value = [&](const auto& flag) { return attention.is_sparse() ? Text(flag) : "not given"; };
+  constexpr bool kFixed = true;
+  const RunProperty flags[] = {
+      {"--attention", value(Name(attention.kind)), kFixed},
+      {"--dsa-topk", value(sizes.top_k), kFixed},
+      {"--dsa-index-heads", value(sizes.index_heads), kFixed},
+      {"--dsa-index-dim", value(sizes.index_dim), kFixed},
+      {"--dsa-warmup-steps", value(training.warmup_steps), kFixed},
+      {"--dsa-loss-coef", value(training.loss_coef), kFixed},
+  };
+  properties.insert(properties.end(), std::begin(flags), std::end(flags));
+}
+
 // The model's sizes and constants, which come from config.json with --hf-model.
 RunProperty ModelProperty(const TrainConfig& config, const LlamaConfig& model) {
   std::string scaling = "none";
@@ -165,7 +183,7 @@ absl::StatusOr<RunProperty> CorpusProperty(const char* flag, const Corpus& corpu
 }
 
 // Hash of the names, shapes and dtypes of all tensors, and of the first elements of each that can be read.
-absl::StatusOr<RunProperty> WeightsProperty(const SafetensorsReader& weights) {
+absl::StatusOr<RunProperty> WeightsProperty(const char* property, const SafetensorsReader& weights) {
   constexpr int64_t kElementsOfSample = 256;
   uint64_t hash = 0;
   for (const auto& [name, entry] : weights.entries()) {
@@ -177,8 +195,8 @@ absl::StatusOr<RunProperty> WeightsProperty(const SafetensorsReader& weights) {
     WEFT_RETURN_IF_ERROR(weights.Read(name, 0, absl::MakeSpan(sample)));
     hash = Hash64(sample.data(), sample.size() * sizeof(float), hash);
   }
-  return RunProperty{"weights of --hf-model",
-                     absl::StrCat(weights.entries().size(), " tensors (hash ", Hex(hash), ")")};
+  return RunProperty{property, absl::StrCat(weights.entries().size(), " tensors (hash ", Hex(hash), ")"),
+                     /*fixed=*/true};
 }
 
 std::string Encode(const std::vector<RunProperty>& properties) {
@@ -228,6 +246,7 @@ std::string DescribeDifference(const std::string& name,
 absl::StatusOr<std::vector<RunProperty>> PropertiesOf(const TrainConfig& config, const TrainInputs& inputs) {
   std::vector<RunProperty> properties = {{"the version of weft", WEFT_VERSION}};
   AddFlags(config, properties);
+  AddAttentionFlags(config.attention, properties);
   properties.push_back(ModelProperty(config, inputs.model));
   properties.back().fixed = true;
   const int64_t vocab_size = inputs.model.vocab_size;
@@ -239,8 +258,12 @@ absl::StatusOr<std::vector<RunProperty>> PropertiesOf(const TrainConfig& config,
     properties.push_back(std::move(eval));
   }
   if (inputs.weights) {
-    WEFT_ASSIGN_OR_RETURN(RunProperty weights, WeightsProperty(*inputs.weights));
-    weights.fixed = true;
+    WEFT_ASSIGN_OR_RETURN(RunProperty weights, WeightsProperty("weights of --hf-model", *inputs.weights));
+    properties.push_back(std::move(weights));
+  }
+  if (inputs.indexer_weights) {
+    WEFT_ASSIGN_OR_RETURN(RunProperty weights,
+                          WeightsProperty("indexers of --hf-model", *inputs.indexer_weights));
     properties.push_back(std::move(weights));
   }
   return properties;

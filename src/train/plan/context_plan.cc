@@ -14,8 +14,10 @@ namespace {
 constexpr AttentionMask kCausal = {.causal = true, .window = std::nullopt};
 
 // The schemes that the flags allow.
-std::vector<ContextScheme> AllowedSchemes(const ContextOptions& options, int ranks) {
+std::vector<ContextScheme> AllowedSchemes(const ContextOptions& options, const AttentionShape& shape,
+                                          int ranks) {
   const LoadBalance balance = options.load_balance.value_or(LoadBalance::kHeadTail);
+  if (shape.is_sparse()) return SparseSchemes(balance);
   if (options.scheme == CpScheme::kRing) {
     return {ContextScheme::Ring(options.ring_rotate.value_or(RingRotation::kShift), balance)};
   }
@@ -42,8 +44,9 @@ std::vector<ContextScheme> AllowedSchemes(const ContextOptions& options, int ran
 }
 
 // The flag that leaves only one scheme.
-std::string_view OnlyChoiceReason(const ContextOptions& options) {
+std::string_view OnlyChoiceReason(const ContextOptions& options, const AttentionShape& shape) {
   if (options.scheme != CpScheme::kAuto) return "--cp-scheme";
+  if (shape.is_sparse()) return "--attention dsa";
   return options.ulysses_degree.has_value() ? "--ulysses-degree" : "--load-balance";
 }
 
@@ -54,13 +57,14 @@ absl::StatusOr<ContextPlan> PlanContext(const ContextOptions& options, const Att
   ContextPlan plan;
   plan.size = static_cast<int>(options.size);
   if (plan.size == 1) return plan;
-  std::vector<ContextScheme> schemes = AllowedSchemes(options, plan.size);
+  std::vector<ContextScheme> schemes = AllowedSchemes(options, shape, plan.size);
   for (ContextScheme& scheme : schemes) {
     if (scheme.kind(plan.size) == SchemeKind::kHybrid) scheme.ring_rotation = options.ring_rotate;
   }
   WEFT_ASSIGN_OR_RETURN(SchemeChoice choice, ChooseAmong(schemes, shape, kCausal, {seq_len}, plan.size));
   plan.scheme = choice.scheme;
-  plan.reason = schemes.size() == 1 ? std::string(OnlyChoiceReason(options)) : std::move(choice.reason);
+  plan.reason =
+      schemes.size() == 1 ? std::string(OnlyChoiceReason(options, shape)) : std::move(choice.reason);
   return plan;
 }
 

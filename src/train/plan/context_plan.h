@@ -23,7 +23,7 @@ struct ContextPlan {
 };
 
 // Plans for `shape`, the attention of one layer in a microbatch of sequences of `seq_len` tokens.
-// REQUIRES: `options` have passed Validate.
+// Sparse attention has gathers only. REQUIRES: `options` have passed Validate for this attention.
 absl::StatusOr<ContextPlan> PlanContext(const ContextOptions& options, const AttentionShape& shape,
                                         int64_t seq_len);
 

@@ -12,7 +12,10 @@
 
 #include "src/train/config/flag_error.h"
 #include "src/train/files/json_text.h"
+#include "src/train/files/model_folder.h"
+#include "src/train/plan/parameter_sets.h"
 #include "weft/core/status.h"
+#include "weft/nn/lightning_indexer.h"
 #include "weft/train/embedded_text.h"
 #include "weft/train/hf_config.h"
 #include "weft/train/model_presets.h"
@@ -84,29 +87,39 @@ bool IsRedundant(const std::string& name, const LlamaConfig& config) {
   return (config.tie_word_embeddings && name == kHead) || absl::EndsWith(name, ".rotary_emb.inv_freq");
 }
 
-}  // namespace
-
-absl::StatusOr<TrainInputs> OpenInputs(const TrainConfig& config) {
-  WEFT_ASSIGN_OR_RETURN(Corpus corpus, OpenCorpus(config.data));
-  WEFT_ASSIGN_OR_RETURN(std::optional<Corpus> eval_corpus, OpenEvalCorpus(config.eval, corpus));
-  TrainInputs inputs{std::move(corpus), std::move(eval_corpus), {}, std::nullopt, ""};
-  const std::string& folder = config.model.hf_folder;
-  if (folder.empty()) {
-    inputs.model = MakeLlamaConfig(config.model, config.data.seq_len);
-    return inputs;
-  }
-  const std::string path = folder + "/config.json";
-  WEFT_ASSIGN_OR_RETURN(inputs.hf_config, ReadHfConfigText(folder));
-  WEFT_ASSIGN_OR_RETURN(inputs.model, ParseHfConfig(inputs.hf_config, path));
-  WEFT_RETURN_IF_ERROR(CheckTokenizer(inputs.corpus, config.data, folder));
-  WEFT_ASSIGN_OR_RETURN(inputs.weights, SafetensorsReader::Open(folder));
-  WEFT_RETURN_IF_ERROR(CheckLayers(*inputs.weights, inputs.model, path));
-  return inputs;
+absl::Status CheckIndexerSize(const char* flag, int64_t value, int64_t saved, const std::string& folder) {
+  if (value == saved) return absl::OkStatus();
+  return BadFlag(flag, value,
+                 absl::StrCat("the indexers of '", folder, "' have ", saved, ": give --", flag, " ", saved,
+                              ", or another --hf-model"));
 }
 
-absl::Status CheckWeights(const SafetensorsReader& weights, LlamaModel& model) {
+// Lifetime: `weights` must outlive the loader.
+ShardLoader LoadFromSafetensors(const SafetensorsReader& weights) {
+  return [&weights](const Parameter& parameter, int64_t start, int64_t count, float* out) {
+    return weights.Read(parameter.name, start, absl::MakeSpan(out, static_cast<size_t>(count)));
+  };
+}
+
+// Unset if the folder has neither indexers nor their description.
+absl::StatusOr<std::optional<SafetensorsReader>> OpenIndexers(const std::string& folder,
+                                                              const SparseAttentionConfig& sparse) {
+  absl::StatusOr<SparseAttentionConfig> saved = ReadIndexerConfig(folder);
+  absl::StatusOr<SafetensorsReader> weights = SafetensorsReader::Open(folder, kIndexerFiles);
+  if (absl::IsNotFound(saved.status()) && absl::IsNotFound(weights.status())) return std::nullopt;
+  WEFT_RETURN_IF_ERROR(saved.status());
+  WEFT_RETURN_IF_ERROR(CheckIndexerSize("dsa-index-heads", sparse.index_heads, saved->index_heads, folder));
+  WEFT_RETURN_IF_ERROR(CheckIndexerSize("dsa-index-dim", sparse.index_dim, saved->index_dim, folder));
+  WEFT_RETURN_IF_ERROR(weights.status());
+  return *std::move(weights);
+}
+
+// Checks that `weights` has exactly the parameters for which `belongs`.
+template <typename Belongs>
+absl::Status CheckTensors(const SafetensorsReader& weights, LlamaModel& model, Belongs belongs) {
   std::set<std::string> known;
   for (const std::shared_ptr<Parameter>& parameter : model.AllParameters()) {
+    if (!belongs(*parameter)) continue;
     WEFT_RETURN_IF_ERROR(weights.Check(parameter->name, parameter->shape));
     known.insert(parameter->name);
   }
@@ -118,6 +131,38 @@ absl::Status CheckWeights(const SafetensorsReader& weights, LlamaModel& model) {
     }
   }
   return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<TrainInputs> OpenInputs(const TrainConfig& config) {
+  WEFT_ASSIGN_OR_RETURN(Corpus corpus, OpenCorpus(config.data));
+  WEFT_ASSIGN_OR_RETURN(std::optional<Corpus> eval_corpus, OpenEvalCorpus(config.eval, corpus));
+  TrainInputs inputs{std::move(corpus), std::move(eval_corpus), {}, std::nullopt, std::nullopt, ""};
+  const std::string& folder = config.model.hf_folder;
+  if (folder.empty()) {
+    inputs.model = MakeLlamaConfig(config.model, config.data.seq_len);
+    inputs.model.sparse_attention = config.attention.sparse_config();
+    return inputs;
+  }
+  const std::string path = folder + "/config.json";
+  WEFT_ASSIGN_OR_RETURN(inputs.hf_config, ReadHfConfigText(folder));
+  WEFT_ASSIGN_OR_RETURN(inputs.model, ParseHfConfig(inputs.hf_config, path));
+  WEFT_RETURN_IF_ERROR(CheckTokenizer(inputs.corpus, config.data, folder));
+  WEFT_ASSIGN_OR_RETURN(inputs.weights, SafetensorsReader::Open(folder));
+  WEFT_RETURN_IF_ERROR(CheckLayers(*inputs.weights, inputs.model, path));
+  if (const auto sparse = config.attention.sparse_config()) {
+    inputs.model.sparse_attention = sparse;
+    WEFT_ASSIGN_OR_RETURN(inputs.indexer_weights, OpenIndexers(folder, *sparse));
+  }
+  return inputs;
+}
+
+absl::Status CheckWeights(const TrainInputs& inputs, LlamaModel& model) {
+  const auto is_llama = [](const Parameter& parameter) { return !IsIndexerParameter(parameter); };
+  WEFT_RETURN_IF_ERROR(CheckTensors(*inputs.weights, model, is_llama));
+  return inputs.indexer_weights ? CheckTensors(*inputs.indexer_weights, model, IsIndexerParameter)
+                                : absl::OkStatus();
 }
 
 absl::Status CheckTiedHead(const SafetensorsReader& weights, const LlamaConfig& config, int part, int parts) {
@@ -151,10 +196,11 @@ absl::Status CheckData(Bootstrap& bootstrap, const Corpus& corpus, int64_t vocab
                        timeout);
 }
 
-ShardLoader LoadFromSafetensors(const SafetensorsReader& weights) {
-  return [&weights](const Parameter& parameter, int64_t start, int64_t count, float* out) {
-    return weights.Read(parameter.name, start, absl::MakeSpan(out, static_cast<size_t>(count)));
+ShardLoader LoadInputs(const TrainInputs& inputs, uint64_t seed) {
+  const auto load = [seed](const std::optional<SafetensorsReader>& weights) {
+    return weights ? LoadFromSafetensors(*weights) : LoadInitialValues(seed);
   };
+  return LoadBySet(load(inputs.weights), load(inputs.indexer_weights));
 }
 
 }  // namespace weft

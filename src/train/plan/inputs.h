@@ -21,17 +21,20 @@ struct TrainInputs {
   std::optional<Corpus> eval_corpus;  // The data of --eval-data.
   LlamaConfig model;
   std::optional<SafetensorsReader> weights;  // The weights of --hf-model.
-  std::string hf_config;                     // The text of config.json of --hf-model.
+  // The indexers' weights of --hf-model; unset for dense attention, and if the folder has none.
+  std::optional<SafetensorsReader> indexer_weights;
+  std::string hf_config;  // The text of config.json of --hf-model.
 };
 
 // Opens all inputs, but reads neither data nor weights. Errors: those of Corpus, SafetensorsReader and
-// ReadHfConfig; kInvalidArgument (text for a model that has a tokenizer); kDataLoss (too few tensors for
-// the layers of config.json).
+// ReadHfConfig; kInvalidArgument (text for a model that has a tokenizer; indexers of other sizes than the
+// flags give); kDataLoss (too few tensors for the layers of config.json).
 absl::StatusOr<TrainInputs> OpenInputs(const TrainConfig& config);
 
 // Checks that the folder has each parameter of `model` with its shape, and no other tensors. A tied head and
-// saved rotary frequencies are ignored. Errors: kNotFound, kDataLoss (names the tensor).
-absl::Status CheckWeights(const SafetensorsReader& weights, LlamaModel& model);
+// saved rotary frequencies are ignored. The indexers are checked only if their weights were opened.
+// REQUIRES: inputs.weights. Errors: kNotFound, kDataLoss (names the tensor).
+absl::Status CheckWeights(const TrainInputs& inputs, LlamaModel& model);
 
 // If the head is tied to the embedding and the folder has a head too, checks that they are equal in part
 // `part` of `parts`. Otherwise the head of the folder would be lost. Errors: kDataLoss, or that of the read.
@@ -42,7 +45,8 @@ absl::Status CheckTiedHead(const SafetensorsReader& weights, const LlamaConfig& 
 absl::Status CheckData(Bootstrap& bootstrap, const Corpus& corpus, int64_t vocab_size,
                        absl::Duration timeout);
 
-// A loader that reads the weights of a folder. Lifetime: `weights` must outlive the loader.
-ShardLoader LoadFromSafetensors(const SafetensorsReader& weights);
+// A loader of the weights of a run that starts anew: those of --hf-model as far as it has them, and initial
+// values for the others. Lifetime: `inputs` must outlive the loader.
+ShardLoader LoadInputs(const TrainInputs& inputs, uint64_t seed);
 
 }  // namespace weft

@@ -31,6 +31,31 @@ int64_t KeptPerToken(const LlamaConfig& model) {
   return attention + 3 * model.ffn_dim;
 }
 
+// What an indexer keeps for each token beside that: index queries, the index key before and after its norm,
+// and the weights of the index heads.
+int64_t KeptByIndexer(const SparseAttentionConfig& sparse) {
+  return sparse.index_heads * sparse.index_dim + 2 * sparse.index_dim + sparse.index_heads;
+}
+
+// Bytes of the selections for each token, as KeySelection describes them: a number and a score for each
+// selected key, and their count. The layer whose backward runs also has the target of the indexer's loss.
+int64_t SelectionBytesPerToken(int64_t layers, int64_t width) {
+  constexpr auto kOfKey = static_cast<int64_t>(sizeof(int32_t) + sizeof(float));
+  constexpr auto kCount = static_cast<int64_t>(sizeof(int32_t));
+  constexpr auto kTarget = static_cast<int64_t>(sizeof(float));
+  return layers * (width * kOfKey + kCount) + width * kTarget;
+}
+
+// Bytes of sparse attention for each of a rank's tokens.
+int64_t SparseBytesPerToken(const LlamaConfig& model, const RunPlan& plan, int64_t kept_layers) {
+  if (!model.sparse_attention) return 0;
+  // A pack has the keys of all sequences.
+  const int64_t keys = plan.seq_len * (plan.document_separator ? plan.batch.sequences_per_rank() : 1);
+  return kept_layers * KeptByIndexer(*model.sparse_attention) *
+             static_cast<int64_t>(SizeOf(plan.parallel.param_dtype)) +
+         SelectionBytesPerToken(kept_layers, std::min(model.sparse_attention->top_k, keys));
+}
+
 std::string GiB(double bytes) { return absl::StrFormat("%.1f GiB", bytes / (1 << 30)); }
 
 }  // namespace
@@ -62,7 +87,8 @@ MemoryNeed NeedOf(const LlamaConfig& model, const RunPlan& plan) {
   const bool recomputes = plan.parallel.activation_checkpoint == ActivationCheckpoint::kFull;
   const int64_t kept =
       recomputes ? model.layers * model.dim + KeptPerToken(model) : model.layers * KeptPerToken(model);
-  need.activations = tokens * kept * compute_bytes;
+  need.activations =
+      tokens * (kept * compute_bytes + SparseBytesPerToken(model, plan, recomputes ? 1 : model.layers));
   return need;
 }
 

@@ -82,6 +82,7 @@ AttentionShape AttentionOf(const TrainConfig& config, const LlamaConfig& model, 
   shape.kv_heads = model.kv_heads;
   shape.head_dim = shape.value_dim = model.head_dim;
   shape.dtype = config.parallel.param_dtype;
+  if (model.sparse_attention) shape.index_dim = model.sparse_attention->index_dim;
   return shape;
 }
 
@@ -167,7 +168,8 @@ absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs
                  o.decay,
                  LrSchedule{o.lr, o.lr_schedule, o.warmup_steps, o.steps, o.min_lr_ratio},
                  o.clip_grad_norm,
-                 evaluation};
+                 evaluation,
+                 config.attention.indexer_training()};
 }
 
 }  // namespace weft

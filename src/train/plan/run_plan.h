@@ -37,6 +37,7 @@ struct RunPlan {
   LrSchedule learning_rate;
   double clip_grad_norm;
   std::optional<EvaluationPlan> evaluation;
+  std::optional<IndexerTraining> indexers;  // Unset for dense attention.
 
   int64_t targets_per_step() const { return batch.batch_size * seq_len; }
   // Consecutive ranks that together hold one copy of the weights.

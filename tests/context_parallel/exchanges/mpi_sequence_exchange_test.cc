@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/context_parallel/support/exchange_sweep.h"
+#include "tests/context_parallel/support/sequence_module_sweep.h"
 #include "tests/support/mpi_world.h"
 #include "tests/support/status_matchers.h"
 
@@ -31,6 +32,7 @@ TEST_F(SequenceExchangeOverMpi, SplitsAndGathersReplicatedRegions) {
 }
 TEST_F(SequenceExchangeOverMpi, SplitsAndGathersPacks) { EXPECT_OK(SweepPacks(fixture_)); }
 TEST_F(SequenceExchangeOverMpi, SwapsTheFirstRankWithTheLast) { EXPECT_OK(SweepPairs(fixture_)); }
+TEST_F(SequenceExchangeOverMpi, SplitsAndGathersInModules) { EXPECT_OK(SweepSequenceModules(fixture_)); }
 
 }  // namespace
 }  // namespace weft::testing

@@ -126,6 +126,23 @@ TEST(ContextCosts, CountReplicatedKeyHeadsOncePerRank) {
   EXPECT_EQ(costs.forward_bytes, others * kE * (kHq / kRanks + 1 + 1 + kHq / kRanks));
 }
 
+// The index keys have a size of their own, and are gathered once for all heads.
+TEST(ContextCosts, AddTheIndexKeysOfSparseAttention) {
+  AttentionShape sparse = kShape;
+  sparse.index_dim = 12;
+  sparse.dtype = DType::kBF16;
+  const ContextScheme gather = ContextScheme::Gather(LoadBalance::kHeadTail);
+  const int64_t elements = int64_t{3} * kC * (kHkv * (32 + 32) + 12);  // Of one rank, over all rows.
+  for (const int p : {1, 2, 3, 4, 8}) {
+    const SequenceLayout layout = LayoutFor(gather, {kC * p}, p);
+    for (int rank = 0; rank < p; ++rank) {
+      const ContextCosts costs = CostsOf(gather, sparse, kCausal, layout, rank);
+      EXPECT_EQ(costs.forward_bytes, elements * 2 * (p - 1));
+      EXPECT_EQ(costs.backward_bytes, elements * 4 * (p - 1));
+    }
+  }
+}
+
 TEST(WorkImbalance, IsTwoMinusOneOverPForAContiguousCausalSplit) {
   for (const int p : {2, 3, 4, 8}) {
     const ContextScheme gather = ContextScheme::Gather();

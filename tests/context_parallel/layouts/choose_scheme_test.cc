@@ -63,5 +63,19 @@ TEST(ChooseScheme, IsUlyssesForOneRankAndAnErrorForNone) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("at least one rank")));
 }
 
+TEST(ChooseScheme, GathersForSparseAttention) {
+  AttentionShape shape = ShapeOf(16, 16);  // Ulysses would move fewer bytes.
+  shape.index_dim = 32;
+  const AttentionMask full{.causal = false, .window = {}};
+  for (const int ranks : {1, 2, 4, 6}) {
+    ASSERT_OK_AND_ASSIGN(const SchemeChoice causal, ChooseScheme(shape, kCausal, {4096}, ranks));
+    EXPECT_EQ(causal.scheme, ContextScheme::Gather(LoadBalance::kHeadTail));
+    ASSERT_OK_AND_ASSIGN(const SchemeChoice choice, ChooseScheme(shape, full, {4096}, ranks));
+    EXPECT_EQ(choice.scheme, ContextScheme::Gather());
+  }
+  EXPECT_THAT(ChooseAmong({ContextScheme::Ulysses()}, shape, kCausal, {4096}, 2),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("use gather, with head-tail")));
+}
+
 }  // namespace
 }  // namespace weft::testing

@@ -69,5 +69,20 @@ TEST(ContextScheme, DescribesItself) {
   EXPECT_EQ(ContextScheme::Gather().Describe(8), "gather");
 }
 
+TEST(ContextScheme, NamesGatherForSparseAttention) {
+  for (const ContextScheme& scheme :
+       {ContextScheme::Ulysses(), ContextScheme{.ulysses_degree = 2}, ContextScheme::Ring(),
+        ContextScheme::Ring(RingRotation::kAllGather), ContextScheme::Gather(LoadBalance::kQueryExchange)}) {
+    EXPECT_THAT(scheme.ValidateSparse(4, kCausal),
+                StatusIs(absl::StatusCode::kInvalidArgument,
+                         AllOf(HasSubstr(scheme.Describe(4)), HasSubstr("use gather, with head-tail"))));
+  }
+  EXPECT_OK(ContextScheme::Ulysses().ValidateSparse(1, kCausal));
+  EXPECT_OK(ContextScheme::Gather().ValidateSparse(4, kFull));
+  EXPECT_OK(ContextScheme::Gather(LoadBalance::kHeadTail).ValidateSparse(4, kCausal));
+  EXPECT_THAT(ContextScheme::Gather(LoadBalance::kHeadTail).ValidateSparse(4, kFull),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("causal")));
+}
+
 }  // namespace
 }  // namespace weft::testing

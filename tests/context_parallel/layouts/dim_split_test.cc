@@ -96,6 +96,25 @@ TEST(PackSplit, PlacesEveryTokenOfEveryDocumentOnce) {
   EXPECT_EQ(pack.PiecesOf(1)[1].whole_begin, 5);
 }
 
+// Head-tail chunks of packed documents, over two levels of ranks.
+TEST(PackSplit, HasTheRangesOfALayout) {
+  for (const SequenceOrder order : {SequenceOrder::kContiguous, SequenceOrder::kHeadTail}) {
+    for (const std::vector<int64_t>& documents : {std::vector<int64_t>{23}, {1}, {2, 9, 1, 14}}) {
+      ASSERT_OK_AND_ASSIGN(const SequenceLayout layout,
+                           SequenceLayout::Create(documents, {.outer = 3, .inner = 2, .order = order}));
+      const PackSplit pack = PackSplit::Of(layout, 1);
+      EXPECT_EQ(pack.ByRank().sizes, DimSplit::ByRank(layout, 1).sizes);
+      for (int rank = 0; rank < layout.ranks(); ++rank) {
+        for (const PackSplit::Piece& piece : pack.PiecesOf(rank)) {
+          for (int64_t i = 0; i < piece.count; ++i) {
+            EXPECT_EQ(layout.TokenAt({rank, piece.part_begin + i}), piece.whole_begin + i);
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST(PackSplit, RefusesTablesOfTheWrongShape) {
   EXPECT_THAT(PackSplit::Make({8}, 0, 3, {{1}, {1}}).status(), Refused(HasSubstr("2 rows for a group of 3")));
   EXPECT_THAT(PackSplit::Make({8}, 0, 2, {{1, 2}, {1}}).status(),

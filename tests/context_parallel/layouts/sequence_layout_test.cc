@@ -212,5 +212,18 @@ TEST(SequenceLayout, RefusesEmptyLevelsAndDocuments) {
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("document 1 of 3 has 0 tokens")));
 }
 
+TEST(SequenceLayout, IsInOrderIfRankOrderIsThatOfTheSequence) {
+  const auto is_in_order = [](std::vector<int64_t> documents, int ranks, SequenceOrder order) {
+    const auto layout = SequenceLayout::Create(documents, {.outer = ranks, .order = order});
+    EXPECT_OK(layout.status());
+    return layout->is_in_order();
+  };
+  EXPECT_TRUE(is_in_order({10}, 3, SequenceOrder::kContiguous));
+  EXPECT_TRUE(is_in_order({2}, 3, SequenceOrder::kContiguous));
+  EXPECT_TRUE(is_in_order({10, 5}, 1, SequenceOrder::kHeadTail));
+  EXPECT_FALSE(is_in_order({10, 5}, 3, SequenceOrder::kContiguous));
+  EXPECT_FALSE(is_in_order({10}, 3, SequenceOrder::kHeadTail));
+}
+
 }  // namespace
 }  // namespace weft::testing

@@ -14,21 +14,20 @@
 #include "weft/memory/pool_tensor.h"
 
 namespace weft::testing {
-namespace {
-
-// An exchange over the group of the fixture's lane. It adds a lane, so each sweep makes one.
-absl::StatusOr<std::unique_ptr<SequenceExchange>> MakeExchange(EngineFixture& fixture) {
-  return SequenceExchange::Create(*fixture.engine, *fixture.pool, fixture.engine->group(fixture.lane));
-}
-
-// Random small integers, whose products and sums are exact. `salt` seeds the generator.
-Tensor Whole(const Shape& shape, uint64_t salt) {
+Tensor WholeNumbers(const Shape& shape, uint64_t salt) {
   Tensor tensor = Tensor::Empty(DType::kF32, shape);
   std::mt19937 random(static_cast<uint32_t>(salt) + 1);
   for (int64_t i = 0; i < tensor.elements(); ++i) {
     tensor.As<float>()[i] = static_cast<float>(static_cast<int>(random() % 17) - 8);
   }
   return tensor;
+}
+
+namespace {
+
+// An exchange over the group of the fixture's lane. It adds a lane, so each sweep makes one.
+absl::StatusOr<std::unique_ptr<SequenceExchange>> MakeExchange(EngineFixture& fixture) {
+  return SequenceExchange::Create(*fixture.engine, *fixture.pool, fixture.engine->group(fixture.lane));
 }
 
 // A contiguous copy of `window` in node memory.
@@ -133,7 +132,7 @@ absl::Status SweepAllToAllBetweenDims(EngineFixture& fixture) {
   const int rank = exchange->rank();
   int number = 0;
   return ForEachPairOfDims(exchange->ranks(), rank, [&](const DimsCase& c) -> absl::Status {
-    const Tensor whole = Whole(c.whole, static_cast<uint64_t>(++number));
+    const Tensor whole = WholeNumbers(c.whole, static_cast<uint64_t>(++number));
     const TensorView before = c.plan.gather.PartOf(whole.view(), rank);
     const TensorView after = c.plan.scatter.PartOf(whole.view(), rank);
     WEFT_ASSIGN_OR_RETURN(const Tensor input, InNodeMemory(fixture, before));
@@ -151,8 +150,8 @@ absl::Status SweepAdjoints(EngineFixture& fixture) {
   using Map = absl::FunctionRef<absl::StatusOr<PendingTensor>(const Tensor&)>;
   const auto check = [&](const Shape& in, const Shape& out, Map forward, Map backward) -> absl::Status {
     ++number;
-    const Tensor x = Whole(in, 1000 * number + 2 * rank);
-    const Tensor y = Whole(out, 1000 * number + 2 * rank + 1);
+    const Tensor x = WholeNumbers(in, 1000 * number + 2 * rank);
+    const Tensor y = WholeNumbers(out, 1000 * number + 2 * rank + 1);
     WEFT_ASSIGN_OR_RETURN(PendingTensor mapped, forward(x));
     WEFT_ASSIGN_OR_RETURN(const Tensor ax, mapped.Wait());
     WEFT_ASSIGN_OR_RETURN(PendingTensor adjoint, backward(y));
@@ -185,7 +184,7 @@ absl::Status SweepGatherAndReduceScatter(EngineFixture& fixture) {
     WEFT_ASSIGN_OR_RETURN(const DimSplit even, DimSplit::OfPart(shape, dim, ranks, rank));
     for (const DimSplit& split : {even, DimSplit{even.dim, OddSizes(ranks, 1)}}) {
       SCOPED_TRACE(split.ToString());
-      const Tensor whole = Whole(split.WholeShape(shape), 5);
+      const Tensor whole = WholeNumbers(split.WholeShape(shape), 5);
       const TensorView part = split.PartOf(whole.view(), rank);
       // A window of the whole is strided and outside node memory.
       WEFT_RETURN_IF_ERROR(ExpectResult(exchange->AllGather(whole.Window(part), split), whole.view()));
@@ -217,7 +216,7 @@ absl::Status SweepSplitAndGather(EngineFixture& fixture) {
       Shape shape = {2, 2 * ranks + 1, 3};
       const DimSplit split{1, odd ? OddSizes(ranks, 2) : EvenSizes(shape[1], ranks)};
       shape[1] = split.length();
-      const Tensor whole = Whole(shape, 9);
+      const Tensor whole = WholeNumbers(shape, 9);
       const Tensor times = whole.Copy();
       for (int64_t i = 0; i < times.elements(); ++i) times.As<float>()[i] *= factor;
       const TensorView part = split.PartOf(whole.view(), rank);
@@ -246,7 +245,7 @@ absl::Status SweepPacks(EngineFixture& fixture) {
   for (const int dim : {0, 1}) {
     WEFT_ASSIGN_OR_RETURN(const PackSplit pack, PackSplit::Make({2, 2, 3}, dim - 3, ranks, sizes));
     const DimSplit by_rank = pack.ByRank();
-    const Tensor whole = Whole(by_rank.WholeShape({2, 2, 3}), 21);
+    const Tensor whole = WholeNumbers(by_rank.WholeShape({2, 2, 3}), 21);
     // This rank's tokens, document by document.
     const Tensor part = Tensor::Empty(DType::kF32, by_rank.PartShape(whole.shape(), rank));
     const Tensor doubled = whole.Copy();
@@ -276,7 +275,9 @@ absl::Status SweepPacks(EngineFixture& fixture) {
 
 absl::Status SweepPairs(EngineFixture& fixture) {
   WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<SequenceExchange> exchange, MakeExchange(fixture));
-  const auto of_rank = [](int rank) { return Whole({2, 1 + rank % 3, 3}, 40 + static_cast<uint64_t>(rank)); };
+  const auto of_rank = [](int rank) {
+    return WholeNumbers({2, 1 + rank % 3, 3}, 40 + static_cast<uint64_t>(rank));
+  };
   const int peer = exchange->ranks() - 1 - exchange->rank();
   const Tensor own = of_rank(exchange->rank());
   const Tensor theirs = of_rank(peer);

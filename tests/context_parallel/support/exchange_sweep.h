@@ -3,8 +3,12 @@
 #pragma once
 
 #include "tests/comm/support/engine_fixture.h"
+#include "weft/core/tensor.h"
 
 namespace weft::testing {
+
+// Random small integers in f32, whose products and sums are exact. `salt` seeds the generator.
+Tensor WholeNumbers(const Shape& shape, uint64_t salt);
 
 // Tensors of 2 to 5 dims, between any two dims, with even, uneven and given sizes.
 absl::Status SweepAllToAllBetweenDims(EngineFixture& fixture);

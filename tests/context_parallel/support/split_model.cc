@@ -26,7 +26,8 @@ Tensor ConvertTo(const Tensor& tensor, DType dtype) {
 }
 
 // The largest absolute difference over the largest expected value.
-absl::Status CheckClose(std::string_view what, const float* values, const float* expected, int64_t count) {
+absl::Status CheckRun(std::string_view what, const float* values, const float* expected, int64_t count,
+                      float tolerance) {
   float largest = 0;
   float worst = 0;
   for (int64_t i = 0; i < count; ++i) {
@@ -34,7 +35,7 @@ absl::Status CheckClose(std::string_view what, const float* values, const float*
     const float difference = std::abs(values[i] - expected[i]);
     worst = std::isnan(difference) ? difference : std::max(worst, difference);
   }
-  if (worst <= 2e-5F * largest) return absl::OkStatus();
+  if (worst <= tolerance * largest) return absl::OkStatus();
   return absl::InternalError(
       absl::StrCat(ToAbsl(what), " differ by ", worst, " where values reach ", largest));
 }
@@ -43,7 +44,13 @@ absl::Status CheckClose(std::string_view what, const float* values, const float*
 
 absl::Status CheckClose(std::string_view what, const Tensor& values, const Tensor& expected) {
   WEFT_CHECK(values.shape() == expected.shape(), "results of another shape");
-  return CheckClose(what, values.As<float>(), expected.As<float>(), values.elements());
+  return CheckRun(what, values.As<float>(), expected.As<float>(), values.elements(), kTolerance);
+}
+
+absl::Status CheckClose(std::string_view what, const std::vector<float>& values,
+                        const std::vector<float>& expected, float tolerance) {
+  WEFT_CHECK(values.size() == expected.size(), "results of another size");
+  return CheckRun(what, values.data(), expected.data(), static_cast<int64_t>(values.size()), tolerance);
 }
 
 Tensor SomeTensor(int64_t batch, int64_t tokens, int64_t dim, uint64_t salt) {
@@ -74,44 +81,41 @@ bool SameBits(const PassResult& a, const PassResult& b) {
                      a.weight_gradients.size() * sizeof(float)) == 0;
 }
 
-std::vector<float> ToyModel::TakeWeightGradients() {
+std::vector<float> WeightGradients(Module& block) {
   std::vector<float> gradients;
-  for (const auto& parameter : block_.AllParameters()) {
+  for (const auto& parameter : block.AllParameters()) {
     const auto* values = parameter->grad.As<float>();
     gradients.insert(gradients.end(), values, values + parameter->elements());
   }
-  parameters_.ClearGradients();
   return gradients;
 }
 
-absl::StatusOr<Tensor> ToyModel::Forward(Invocation& invocation, const Tensor& x, int calls) {
+absl::StatusOr<Tensor> ForwardCalls(Module& block, Invocation& invocation, const Tensor& x, int calls) {
   Tensor hidden = x;
   for (int call = 0; call < calls; ++call) {
-    WEFT_ASSIGN_OR_RETURN(const Tensors outputs, block_.Forward(invocation, {hidden}));
+    WEFT_ASSIGN_OR_RETURN(const Tensors outputs, block.Forward(invocation, {hidden}));
     hidden = outputs[0];
   }
   return hidden;
 }
 
-absl::StatusOr<Tensor> ToyModel::Backward(Invocation& invocation, const Tensor& dy, int calls) {
+absl::StatusOr<Tensor> BackwardCalls(Module& block, Invocation& invocation, const Tensor& dy, int calls) {
   Tensor gradient = dy;
   for (int call = 0; call < calls; ++call) {
-    WEFT_ASSIGN_OR_RETURN(const Tensors gradients, block_.Backward(invocation, {gradient}));
+    WEFT_ASSIGN_OR_RETURN(const Tensors gradients, block.Backward(invocation, {gradient}));
     gradient = gradients[0];
   }
   return gradient;
 }
 
-absl::StatusOr<PassResult> ToyModel::Pass(std::shared_ptr<const SequenceParts> sequence, const Tensor& x,
-                                          const Tensor& dy, int calls) {
+absl::StatusOr<PassResult> PassOf(Module& block, DType dtype, std::shared_ptr<const SequenceParts> sequence,
+                                  const Tensor& x, const Tensor& dy, int calls) {
   Invocation invocation;
   invocation.SetSequence(std::move(sequence));
   PassResult result;
-  const DType dtype = block_.options().dtype;
-  WEFT_ASSIGN_OR_RETURN(result.y, Forward(invocation, ConvertTo(x, dtype), calls));
-  WEFT_ASSIGN_OR_RETURN(result.dx, Backward(invocation, ConvertTo(dy, dtype), calls));
+  WEFT_ASSIGN_OR_RETURN(result.y, ForwardCalls(block, invocation, ConvertTo(x, dtype), calls));
+  WEFT_ASSIGN_OR_RETURN(result.dx, BackwardCalls(block, invocation, ConvertTo(dy, dtype), calls));
   WEFT_CHECK(invocation.empty(), "a backward left something saved");
-  result.weight_gradients = TakeWeightGradients();
   return result;
 }
 
@@ -146,10 +150,10 @@ absl::StatusOr<PassResult> SplitModel::Pass(const Tensor& x, const Tensor& dy, i
   return model_->Pass(layout.Parts(rank), PartOf(x, layout, rank), PartOf(dy, layout, rank), calls);
 }
 
-absl::StatusOr<std::vector<float>> SplitModel::SumOverRanks(const std::vector<float>& values) {
+absl::StatusOr<std::vector<float>> SumOverRanks(Bootstrap& bootstrap, const std::vector<float>& values) {
   const std::string_view blob(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(float));
   WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> blobs,
-                        bootstrap_.AllGatherBlob(blob, absl::Seconds(60)));
+                        bootstrap.AllGatherBlob(blob, absl::Seconds(60)));
   std::vector<float> sums(values.size(), 0.0F);
   for (const std::string& other : blobs) {
     for (size_t i = 0; i < sums.size(); ++i) {
@@ -159,6 +163,16 @@ absl::StatusOr<std::vector<float>> SplitModel::SumOverRanks(const std::vector<fl
     }
   }
   return sums;
+}
+
+absl::Status CheckPass(Bootstrap& bootstrap, const std::string& where, const SequenceLayout& layout,
+                       const PassResult& result, const PassResult& expected) {
+  const int rank = bootstrap.rank();
+  const std::string what = absl::StrCat(where, ": rank ", rank, "'s ");
+  WEFT_RETURN_IF_ERROR(CheckClose(what + "outputs", result.y, PartOf(expected.y, layout, rank)));
+  WEFT_RETURN_IF_ERROR(CheckClose(what + "input gradients", result.dx, PartOf(expected.dx, layout, rank)));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<float> weights, SumOverRanks(bootstrap, result.weight_gradients));
+  return CheckClose(what + "weight gradients", weights, expected.weight_gradients);
 }
 
 std::vector<ContextScheme> SchemesFor(int ranks) {
@@ -188,15 +202,8 @@ absl::Status CheckAgainstOneRank(Bootstrap& bootstrap, const ContextScheme& sche
   WEFT_ASSIGN_OR_RETURN(const auto split, SplitModel::Make(bootstrap, scheme, options));
   WEFT_RETURN_IF_ERROR(split->Parallelize(split->model().block().Neighbors()));
   WEFT_ASSIGN_OR_RETURN(const PassResult result, split->Pass(x, dy, calls));
-  const SequenceLayout layout = split->Layout(tokens);
-  const std::string where = absl::StrCat(scheme.Describe(bootstrap.size()), ", ", tokens, " tokens: rank ",
-                                         bootstrap.rank(), "'s ");
-  WEFT_RETURN_IF_ERROR(CheckClose(where + "outputs", result.y, PartOf(expected.y, layout, bootstrap.rank())));
-  WEFT_RETURN_IF_ERROR(
-      CheckClose(where + "input gradients", result.dx, PartOf(expected.dx, layout, bootstrap.rank())));
-  WEFT_ASSIGN_OR_RETURN(const std::vector<float> weights, split->SumOverRanks(result.weight_gradients));
-  return CheckClose(where + "weight gradients", weights.data(), expected.weight_gradients.data(),
-                    static_cast<int64_t>(weights.size()));
+  return CheckPass(bootstrap, absl::StrCat(scheme.Describe(bootstrap.size()), ", ", tokens, " tokens"),
+                   split->Layout(tokens), result, expected);
 }
 
 }  // namespace weft::testing

@@ -5,6 +5,7 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "tests/comm/support/engine_fixture.h"
@@ -28,29 +29,63 @@ struct PassResult {
   std::vector<float> weight_gradients;  // Of all parameters, concatenated.
 };
 bool SameBits(const PassResult& a, const PassResult& b);
-// Fails if the largest difference is more than 2e-5 of the largest expected value.
+// Fail if the largest difference is more than `tolerance` of the largest expected value.
+constexpr float kTolerance = 2e-5F;
 absl::Status CheckClose(std::string_view what, const Tensor& values, const Tensor& expected);
+absl::Status CheckClose(std::string_view what, const std::vector<float>& values,
+                        const std::vector<float>& expected, float tolerance = kTolerance);
+
+// Several calls of a block in sequence, forward and backward.
+absl::StatusOr<Tensor> ForwardCalls(Module& block, Invocation& invocation, const Tensor& x, int calls);
+absl::StatusOr<Tensor> BackwardCalls(Module& block, Invocation& invocation, const Tensor& dy, int calls);
+// Both; rounds x and dy from f32 to `dtype`. Leaves `weight_gradients` empty.
+absl::StatusOr<PassResult> PassOf(Module& block, DType dtype, std::shared_ptr<const SequenceParts> sequence,
+                                  const Tensor& x, const Tensor& dy, int calls);
+// The gradients of all parameters, concatenated.
+std::vector<float> WeightGradients(Module& block);
 
 // A block with materialized parameters on this rank.
-class ToyModel {
+template <typename Block>
+class BlockModel {
  public:
-  explicit ToyModel(const ToyBlockOptions& options)
+  explicit BlockModel(const typename Block::Options& options)
       : block_("block", options), parameters_(block_, /*seed=*/7, options.dtype, DType::kF32) {}
 
-  ToyBlock& block() { return block_; }
+  Block& block() { return block_; }
   // Returns and clears the gradients of all backward passes since the last call.
-  std::vector<float> TakeWeightGradients();
+  std::vector<float> TakeWeightGradients() {
+    std::vector<float> gradients = WeightGradients(block_);
+    parameters_.ClearGradients();
+    return gradients;
+  }
   // Calls the block `calls` times in sequence.
-  absl::StatusOr<Tensor> Forward(Invocation& invocation, const Tensor& x, int calls = 1);
-  absl::StatusOr<Tensor> Backward(Invocation& invocation, const Tensor& dy, int calls = 1);
+  absl::StatusOr<Tensor> Forward(Invocation& invocation, const Tensor& x, int calls = 1) {
+    return ForwardCalls(block_, invocation, x, calls);
+  }
+  absl::StatusOr<Tensor> Backward(Invocation& invocation, const Tensor& dy, int calls = 1) {
+    return BackwardCalls(block_, invocation, dy, calls);
+  }
   // Rounds x and dy from f32 to the dtype of the model.
   absl::StatusOr<PassResult> Pass(std::shared_ptr<const SequenceParts> sequence, const Tensor& x,
-                                  const Tensor& dy, int calls = 1);
+                                  const Tensor& dy, int calls = 1) {
+    WEFT_ASSIGN_OR_RETURN(PassResult result,
+                          PassOf(block_, block_.options().dtype, std::move(sequence), x, dy, calls));
+    result.weight_gradients = TakeWeightGradients();
+    return result;
+  }
 
  private:
-  ToyBlock block_;
+  Block block_;
   MaterializedParameters parameters_;
 };
+using ToyModel = BlockModel<ToyBlock>;
+
+// Sums element by element over the ranks.
+absl::StatusOr<std::vector<float>> SumOverRanks(Bootstrap& bootstrap, const std::vector<float>& values);
+// Compares the results of a rank with its part of those of one rank. Weight gradients are summed over the
+// ranks.
+absl::Status CheckPass(Bootstrap& bootstrap, const std::string& where, const SequenceLayout& layout,
+                       const PassResult& result, const PassResult& expected);
 
 // One rank of a model whose sequence is split over all ranks of the bootstrap.
 class SplitModel {
@@ -67,8 +102,6 @@ class SplitModel {
   SequenceLayout Layout(int64_t tokens) const;
   // Runs one pass on this rank's part of the whole tensors.
   absl::StatusOr<PassResult> Pass(const Tensor& x, const Tensor& dy, int calls = 1);
-  // Sums element by element over the ranks.
-  absl::StatusOr<std::vector<float>> SumOverRanks(const std::vector<float>& values);
 
  private:
   explicit SplitModel(Bootstrap& bootstrap) : bootstrap_(bootstrap) {}

@@ -20,7 +20,7 @@ void AddTo(const Tensor& addend, const Tensor& sum) {
 }
 
 // View of one part of an output as heads, in the layout of the attention.
-TensorView HeadsOf(const TensorView& output, int64_t heads, const AttentionSource::Features& features,
+TensorView HeadsOf(const TensorView& output, int64_t heads, const ExchangeSource::Features& features,
                    AttentionLayout layout) {
   TensorView part = output.Slice(2, features.first, features.count);
   const int64_t head_dim = features.count / heads;
@@ -107,7 +107,7 @@ AttentionNeighbors ToyBlock::Neighbors() const {
   AttentionNeighbors neighbors;
   neighbors.heads = options_.heads;
   neighbors.kv_heads = options_.kv_heads;
-  AttentionSource* sources[] = {&neighbors.query, &neighbors.key, &neighbors.value};
+  ExchangeSource* sources[] = {&neighbors.query, &neighbors.key, &neighbors.value};
   for (size_t i = 0; i < projections_->parts().size(); ++i) {
     const ToyProjections::Part& part = projections_->parts()[i];
     sources[i]->module = part.module;

@@ -42,7 +42,7 @@ class ToyProjections : public Module {
     size_t output;         // Index among the outputs of all projections.
     int output_of_module;  // Index among the outputs of `module`.
     int64_t heads;
-    AttentionSource::Features features;  // Of the output.
+    ExchangeSource::Features features;  // Of the output.
   };
   const std::vector<Part>& parts() const { return parts_; }
   const std::vector<int64_t>& output_features() const { return output_features_; }
@@ -62,6 +62,8 @@ class ToyProjections : public Module {
 // Inputs: x [batch, tokens, dim]. Outputs: the same.
 class ToyBlock : public Module {
  public:
+  using Options = ToyBlockOptions;
+
   ToyBlock(std::string name, const ToyBlockOptions& options);
 
   const ToyBlockOptions& options() const { return options_; }

@@ -3,7 +3,9 @@
 #include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/train/train_run.h"
@@ -68,6 +70,21 @@ TEST_F(ResumeTest, GivesTheBitsOfAnUninterruptedRunWithEveryKindOfSharding) {
         const Mesh mesh{2, 2};
         EXPECT_EQ(Interrupted(mesh, mesh).report.weights_hash, Run(mesh).report.weights_hash);
       }
+    }
+  }
+}
+
+TEST_F(ResumeTest, GivesTheBitsOfAnUninterruptedRunWithSparseAttention) {
+  config_.attention.kind = AttentionKind::kDsa;
+  config_.attention.top_k = 5;
+  // A run that stops in the warm-up, at its end, and after it.
+  for (const int64_t warmup_steps : {kStop + 1, kStop, int64_t{1}}) {
+    config_.attention.warmup_steps = warmup_steps;
+    for (const Mesh mesh : {Mesh{1, 3}, Mesh{2, 2}}) {
+      const Result whole = Run(mesh);
+      const Result resumed = Interrupted(mesh, mesh);
+      EXPECT_EQ(resumed.report.weights_hash, whole.report.weights_hash);
+      EXPECT_EQ(resumed.steps[0].indexers->loss, whole.steps[kStop].indexers->loss);
     }
   }
 }
@@ -182,6 +199,31 @@ TEST_F(ResumeTest, RefusesToMixRuns) {
   expect_refused("--model", absl::StatusCode::kInvalidArgument);
   config_.data.paths = {folder_.Write("other.txt", SomeText() + SomeText())};
   expect_refused("data of --data", absl::StatusCode::kDataLoss);
+}
+
+TEST_F(ResumeTest, RefusesToMixRunsOfDifferentAttention) {
+  config_.checkpoint.folder = root();
+  Run({1, 2});
+  config_.checkpoint.resume = "auto";
+  config_.attention.kind = AttentionKind::kDsa;
+  EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kInvalidArgument,
+                                    HasSubstr("--attention is dsa, but the checkpoint has not given")));
+  fs::remove_all(root());
+  Run({1, 2});
+  const std::pair<const char*, std::function<void(AttentionConfig&)>> changes[] = {
+      {"--dsa-topk is 8, but the checkpoint has 512", [](AttentionConfig& a) { a.top_k = 8; }},
+      {"--dsa-index-heads is 2", [](AttentionConfig& a) { a.index_heads = 2; }},
+      {"--dsa-index-dim is 8", [](AttentionConfig& a) { a.index_dim = 8; }},
+      {"--dsa-warmup-steps is 2", [](AttentionConfig& a) { a.warmup_steps = 2; }},
+      {"--dsa-loss-coef is 0.5", [](AttentionConfig& a) { a.loss_coef = 0.5; }},
+      {"--attention is not given, but the checkpoint has dsa", [](AttentionConfig& a) { a = {}; }},
+  };
+  for (const auto& [message, change] : changes) {
+    const AttentionConfig same = config_.attention;
+    change(config_.attention);
+    EXPECT_THAT(RunError(2), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(message)));
+    config_.attention = same;
+  }
 }
 
 TEST_F(ResumeTest, NamesAPathWithoutACheckpoint) {

@@ -1,0 +1,150 @@
+#include "context_parallel/hooks/exchange_slot.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+
+#include "weft/core/add_run.h"
+#include "weft/core/status.h"
+#include "weft/core/strided_copy.h"
+
+namespace weft {
+namespace {
+
+absl::StatusOr<Tensor> ToF32(const Tensor& tensor) {
+  Tensor wide = Tensor::Empty(DType::kF32, tensor.shape());
+  WEFT_RETURN_IF_ERROR(StridedCopy(tensor.view(), wide.view()));
+  return wide;
+}
+
+absl::Status AddToSum(ExchangeSlot::Exchange& exchange, const Tensor& gradient) {
+  if (!exchange.sum.defined()) {
+    exchange.sum = gradient;
+    return absl::OkStatus();
+  }
+  if (!exchange.owns_sum) {
+    WEFT_ASSIGN_OR_RETURN(exchange.sum, ToF32(exchange.sum));
+    exchange.owns_sum = true;
+  }
+  WEFT_ASSIGN_OR_RETURN(const Tensor added, ToF32(gradient));
+  AddRun(added.view().data, DType::kF32, exchange.sum.view().data, DType::kF32, added.elements());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+ExchangeSlot::ExchangeSlot(ExchangeHooks::Slot slot, ExchangeHooks::Counters& counters)
+    : name_(slot.name),
+      loan_purpose_(
+          absl::StrCat("the tensor of slot '", slot.name, "', which another consumer has yet to take")),
+      exchange_(std::move(slot.exchange)),
+      counters_(counters),
+      link_(
+          {.tensor = absl::StrCat("slot '", slot.name, "'"),
+           .source = slot.source,
+           .heads = slot.heads,
+           .launch =
+               [this](Invocation& invocation, const Tensor& local) {
+                 return Launch(invocation, local, counters_.launched_by_sources);
+               },
+           .complete = [this](Invocation& invocation, int64_t call) { return Complete(invocation, call); }}) {
+}
+
+absl::StatusOr<LaunchedTensor> ExchangeSlot::Launch(Invocation& invocation, const Tensor& local,
+                                                    int64_t& counter) {
+  LaunchedTensor launched{.local = local};
+  WEFT_ASSIGN_OR_RETURN(PendingTensor exchanged, exchange_->Launch(invocation, local));
+  if (!exchanged.valid()) return launched;
+  ++counter;
+  launched.stages.push_back(std::move(exchanged));
+  return launched;
+}
+
+absl::StatusOr<ExchangeSlot::Handle> ExchangeSlot::Take(Invocation& invocation, const Tensor& input) {
+  if (!input.defined() || !IsFloating(input.dtype())) return Handle();
+  auto& records = invocation.State<Records>(this);
+  const auto found = std::find_if(records.shared.begin(), records.shared.end(), [&](const Handle& exchange) {
+    return SameTensor(exchange->local.view(), input.view());
+  });
+  Handle exchange;
+  if (found != records.shared.end()) {
+    exchange = *found;
+  } else {
+    WEFT_ASSIGN_OR_RETURN(exchange, TakeFirst(invocation, input));
+  }
+  if (exchange == nullptr || !invocation.is_saving()) return exchange;
+  if (exchange->owed++ == 0 && exchange->origin.call) records.owing.push_back(exchange);
+  return exchange;
+}
+
+absl::StatusOr<ExchangeSlot::Handle> ExchangeSlot::TakeFirst(Invocation& invocation, const Tensor& input) {
+  WEFT_ASSIGN_OR_RETURN(SourceLink::Taken taken, link_.Take(invocation, input, [&](const Tensor& local) {
+    return Launch(invocation, local, counters_.launched_by_consumers);
+  }));
+  if (taken.launched.stages.empty()) return Handle();
+  auto exchange = std::make_shared<Exchange>();
+  exchange->local = input;
+  exchange->exchanged = std::move(taken.launched.stages.back());
+  exchange->origin = std::move(taken.origin);
+  exchange->unread = consumers_;
+  invocation.AddReader(input, &loan_purpose_);
+  invocation.State<Records>(this).shared.push_back(exchange);
+  return exchange;
+}
+
+absl::StatusOr<Tensor> ExchangeSlot::Read(Invocation& invocation, const Handle& exchange) {
+  WEFT_ASSIGN_OR_RETURN(Tensor exchanged, exchange->exchanged.Wait());
+  if (--exchange->unread == 0) StopSharing(invocation, invocation.State<Records>(this), exchange);
+  return exchanged;
+}
+
+void ExchangeSlot::StopSharing(Invocation& invocation, Records& records, const Handle& exchange) const {
+  if (std::erase(records.shared, exchange) == 0) return;
+  invocation.RemoveReader(exchange->local);
+  exchange->local = Tensor();
+  exchange->exchanged = PendingTensor();
+}
+
+absl::Status ExchangeSlot::AddGradient(Invocation& invocation, const Handle& exchange,
+                                       const Tensor& gradient) {
+  if (gradient.defined()) WEFT_RETURN_IF_ERROR(AddToSum(*exchange, gradient));
+  if (--exchange->owed > 0) return absl::OkStatus();
+  auto& records = invocation.State<Records>(this);
+  StopSharing(invocation, records, exchange);
+  std::erase(records.owing, exchange);
+  return StartReturn(invocation, *exchange);
+}
+
+absl::Status ExchangeSlot::StartReturn(Invocation& invocation, Exchange& exchange) {
+  if (!exchange.sum.defined()) return absl::OkStatus();
+  ++counters_.returned;
+  WEFT_ASSIGN_OR_RETURN(exchange.returned,
+                        exchange_->Return(invocation, exchange.sum, exchange.origin.dtype));
+  exchange.sum = Tensor();
+  exchange.owns_sum = false;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Tensor> ExchangeSlot::InputGradient(Invocation& invocation, const Handle& exchange,
+                                                   const Tensor& gradient) {
+  if (exchange->returned.valid()) {
+    return link_.ReturnGradient(invocation, exchange->origin, std::move(exchange->returned));
+  }
+  return gradient.defined() ? NegativeZeros(exchange->origin.dtype, exchange->origin.shape) : gradient;
+}
+
+absl::Status ExchangeSlot::Complete(Invocation& invocation, int64_t call) {
+  auto& records = invocation.State<Records>(this);
+  const auto found = std::find_if(records.owing.begin(), records.owing.end(),
+                                  [call](const Handle& exchange) { return exchange->origin.call == call; });
+  if (found == records.owing.end()) return absl::OkStatus();
+  const Handle exchange = *found;
+  records.owing.erase(found);
+  StopSharing(invocation, records, exchange);
+  WEFT_RETURN_IF_ERROR(StartReturn(invocation, *exchange));
+  if (!exchange->returned.valid()) return absl::OkStatus();
+  return link_.HandToSource(invocation, call, std::move(exchange->returned));
+}
+
+}  // namespace weft

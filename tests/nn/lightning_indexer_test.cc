@@ -1,0 +1,98 @@
+#include "weft/nn/lightning_indexer.h"
+
+#include <cmath>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/nn/gradient_check.h"
+#include "tests/nn/oracles.h"
+#include "tests/support/status_matchers.h"
+#include "weft/nn/materialize.h"
+
+namespace weft {
+namespace {
+
+using ::testing::ElementsAre;
+using Values = std::vector<Doubles>;
+
+constexpr int64_t kDim = 10;
+
+std::vector<float> Frequencies(const SparseAttentionConfig& config) {
+  return RopeFrequencies(config.rope_dim(), 100.0, std::nullopt);
+}
+
+LightningIndexer MakeIndexer(const SparseAttentionConfig& config) {
+  return {"self_attn.indexer", kDim, config, std::make_shared<RopeTable>(Frequencies(config)), {}};
+}
+
+TEST(SparseAttentionConfig, RotatesAnEvenNumberOfAboutHalfTheElements) {
+  const auto rope_dim = [](int64_t index_dim) {
+    return SparseAttentionConfig{.index_dim = index_dim}.rope_dim();
+  };
+  EXPECT_EQ(rope_dim(2), 2);
+  EXPECT_EQ(rope_dim(4), 2);
+  EXPECT_EQ(rope_dim(6), 2);
+  EXPECT_EQ(rope_dim(32), 16);
+}
+
+TEST(LightningIndexer, HasGradientsThatMatchFiniteDifferences) {
+  for (const SparseAttentionConfig& config : {SparseAttentionConfig{.index_heads = 3, .index_dim = 8},
+                                              SparseAttentionConfig{.index_heads = 1, .index_dim = 6}}) {
+    for (const GradientCheckOptions& options :
+         {GradientCheckOptions{.tolerance = 1e-4},
+          GradientCheckOptions{.dtype = DType::kBF16, .tolerance = 0x1p-4}}) {
+      LightningIndexer indexer = MakeIndexer(config);
+      const int64_t heads = config.index_heads;
+      const int64_t index_dim = config.index_dim;
+      CheckGradients(
+          indexer, {TestTensor(options.dtype, {2, 5, kDim}, 1)},
+          [&](const Values& v) -> Values {
+            const auto rope = [&](const Doubles& x, int64_t count) {
+              return oracle::PartialRope(x, 5, count, index_dim, Frequencies(config));
+            };
+            Doubles weights = oracle::Linear(v[0], v[3], kDim, heads);
+            for (double& weight : weights) weight /= std::sqrt(static_cast<double>(heads * index_dim));
+            return {rope(oracle::Linear(v[0], v[1], kDim, heads * index_dim), heads),
+                    rope(oracle::LayerNorm(oracle::Linear(v[0], v[2], kDim, index_dim), v[4], v[5], 1e-6), 1),
+                    weights};
+          },
+          options);
+    }
+  }
+}
+
+TEST(LightningIndexer, ReturnsNoGradientOfItsInput) {
+  LightningIndexer indexer = MakeIndexer({.index_heads = 2, .index_dim = 4});
+  const MaterializedParameters memory(indexer, 1, DType::kF32, DType::kF32);
+  Invocation invocation;
+  ASSERT_OK_AND_ASSIGN(const Tensors outputs,
+                       indexer.Forward(invocation, {TestTensor(DType::kF32, {1, 3, kDim}, 1)}));
+  EXPECT_EQ(outputs[0].shape(), (Shape{1, 3, 2, 4}));
+  EXPECT_EQ(outputs[1].shape(), (Shape{1, 3, 1, 4}));
+  EXPECT_EQ(outputs[2].shape(), (Shape{1, 3, 2}));
+  ASSERT_OK_AND_ASSIGN(const Tensors gradients, indexer.Backward(invocation, outputs));
+  ASSERT_EQ(gradients.size(), 1U);
+  EXPECT_FALSE(gradients[0].defined());
+}
+
+TEST(LightningIndexer, NamesItsParameters) {
+  LightningIndexer indexer = MakeIndexer({});
+  std::vector<std::string> names;
+  for (const auto& parameter : indexer.AllParameters()) {
+    names.push_back(parameter->name);
+    EXPECT_TRUE(IsIndexerParameter(*parameter));
+  }
+  EXPECT_THAT(names, ElementsAre("self_attn.indexer.wq.weight", "self_attn.indexer.wk.weight",
+                                 "self_attn.indexer.weights_proj.weight", "self_attn.indexer.k_norm.weight",
+                                 "self_attn.indexer.k_norm.bias"));
+  Parameter other;
+  other.name = "model.layers.0.self_attn.q_proj.weight";
+  EXPECT_FALSE(IsIndexerParameter(other));
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,428 @@
+// Whole runs with sparse attention: results that meshes do not change, the warm-up of the indexers, the
+// independence of the Llama from the indexers' loss, and the files of the indexers.
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "tests/train/train_run.h"
+#include "weft/train/checkpoint.h"
+#include "weft/train/hf_config.h"
+#include "weft/train/safetensors.h"
+
+namespace weft {
+namespace {
+
+namespace fs = std::filesystem;
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using testing::StatusIs;
+
+class SparseRun : public TrainRun {
+ protected:
+  SparseRun() {
+    config_.attention.kind = AttentionKind::kDsa;
+    config_.attention.top_k = kSelecting;
+    config_.attention.index_heads = 2;
+    config_.attention.index_dim = 8;
+  }
+  static constexpr int64_t kSelecting = 5;  // Of the 16 keys of a sequence.
+  static constexpr int64_t kAll = 1000;
+
+  // A file of the only checkpoint of a run of `steps` steps on one rank.
+  std::string SavedFile(const std::string& name) { return ReadFile(Saved() + "/" + name); }
+  std::string Saved() const {
+    return absl::StrCat(folder_ / "checkpoints", "/", CheckpointName(config_.optimizer.steps));
+  }
+  void RunAndSave(const Mesh& mesh = {1, 1}) {
+    fs::remove_all(folder_ / "checkpoints");
+    config_.checkpoint.folder = folder_ / "checkpoints";
+    config_.checkpoint.keep = 0;
+    config_.checkpoint.interval = 1;
+    Run(mesh);
+    config_.checkpoint = {};
+  }
+};
+
+TEST_F(SparseRun, FollowsTheLossesOfOneRankOnEveryMeshIfAllKeysAreSelected) {
+  config_.attention.top_k = kAll;
+  config_.optimizer.steps = 20;
+  config_.data.batch_size = 8;
+  ExpectLossesOfOneRank({{1, 2}, {1, 4}, {2, 2}, {4, 1}});
+  config_.data.grad_accum = 2;
+  config_.parallel.activation_checkpoint = ActivationCheckpoint::kFull;
+  config_.parallel.zero_copy = false;
+  ExpectLossesOfOneRank({{1, 2}, {2, 2}});
+}
+
+TEST_F(SparseRun, GivesMicrobatchesTheLossesOfOneBatch) {
+  config_.attention.top_k = kAll;
+  config_.optimizer.steps = 20;
+  config_.data.batch_size = 8;
+  const Result one = Run({1, 1});
+  config_.data.grad_accum = 4;
+  ExpectSameLosses(Run({1, 1}), one);
+}
+
+TEST_F(SparseRun, FollowsTheLossesOfOneRankWhereItSelects) {
+  config_.optimizer.steps = 20;
+  config_.data.batch_size = 8;
+  const Result one = Run({1, 1});
+  for (const Mesh mesh : {Mesh{1, 2}, Mesh{2, 2}}) ExpectSameLosses(Run(mesh), one, 1e-3);
+}
+
+TEST_F(SparseRun, IsDenseAttentionIfAllKeysAreSelected) {
+  config_.attention.top_k = kAll;
+  config_.optimizer.steps = 20;
+  const Result sparse = Run({1, 2});
+  config_.attention = {};
+  Result dense = Run({1, 2});
+  for (size_t i = 0; i < dense.steps.size(); ++i) dense.steps[i].indexers = sparse.steps[i].indexers;
+  ExpectSameLosses(sparse, dense);
+}
+
+TEST_F(SparseRun, ReportsTheIndexersOfEveryStep) {
+  const std::vector<StepMetrics> steps = Run({1, 2}).steps;
+  for (const StepMetrics& step : steps) {
+    ASSERT_TRUE(step.indexers.has_value());
+    EXPECT_GT(step.indexers->loss, 0);
+    EXPECT_GT(step.indexers->grad_norm, 0);
+    EXPECT_GT(step.indexers->mass_selected, 0);
+    EXPECT_LE(step.indexers->mass_selected, 1 + 1e-6);
+  }
+  config_.attention = {};
+  EXPECT_FALSE(Run({1, 1}).steps[0].indexers.has_value());
+}
+
+TEST_F(SparseRun, GivesAllRanksTheSameMetricsOfTheIndexers) {
+  const Result result = Run({2, 2});
+  for (const std::vector<StepMetrics>& of_rank : result.by_rank) {
+    for (size_t i = 0; i < of_rank.size(); ++i) {
+      EXPECT_EQ(of_rank[i].indexers->loss, result.steps[i].indexers->loss);
+      EXPECT_EQ(of_rank[i].indexers->grad_norm, result.steps[i].indexers->grad_norm);
+      EXPECT_EQ(of_rank[i].indexers->mass_selected, result.steps[i].indexers->mass_selected);
+    }
+  }
+}
+
+TEST_F(SparseRun, TrainsTheIndexersAloneInTheWarmUp) {
+  config_.attention.warmup_steps = 3;
+  for (const Mesh mesh : {Mesh{1, 1}, Mesh{2, 2}}) {
+    std::vector<std::string> llama, optimizer, indexers;
+    for (const int64_t steps : {1, 3}) {
+      config_.optimizer.steps = steps;
+      RunAndSave(mesh);
+      llama.push_back(SavedFile("model.safetensors"));
+      optimizer.push_back(SavedFile("optimizer.safetensors"));
+      indexers.push_back(SavedFile("indexer.safetensors"));
+      ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(Saved()));
+      for (const auto& [name, updates] : checkpoint.counts_of_parameters()) {
+        EXPECT_EQ(updates, name.find(".indexer.") == std::string::npos ? 0 : steps) << name;
+      }
+    }
+    EXPECT_EQ(llama[0], llama[1]);
+    EXPECT_EQ(optimizer[0], optimizer[1]);
+    EXPECT_NE(indexers[0], indexers[1]);
+    // The first step after it updates everything.
+    config_.optimizer.steps = 4;
+    RunAndSave(mesh);
+    EXPECT_NE(SavedFile("model.safetensors"), llama[0]);
+    ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(Saved()));
+    EXPECT_EQ(checkpoint.counts_of_parameters().at("model.norm.weight"), 1);
+  }
+}
+
+TEST_F(SparseRun, BeginsTheWarmUpWithTheWeightsOfTheDenseModel) {
+  config_.attention.warmup_steps = 1;
+  config_.optimizer.steps = 1;
+  RunAndSave();
+  const std::string warmed_up = SavedFile("model.safetensors");
+  config_.attention = {};
+  config_.optimizer.lr = 0;
+  RunAndSave();
+  EXPECT_EQ(SavedFile("model.safetensors"), warmed_up);
+}
+
+TEST_F(SparseRun, GivesTheLlamaTheSameBitsForEveryLossCoefficient) {
+  config_.optimizer.clip_grad_norm = 0.1;  // The coefficient would show in a common norm.
+  // Where a query selects among its keys, later steps depend on what the indexers have learned.
+  for (const auto& [top_k, steps] : {std::pair<int64_t, int64_t>{kAll, 4}, {kSelecting, 1}}) {
+    config_.attention.top_k = top_k;
+    config_.optimizer.steps = steps;
+    std::set<std::string> llama, optimizer, indexers;
+    for (const double coef : {0.0, 0.25, 1.0, 700.0}) {
+      config_.attention.loss_coef = coef;
+      RunAndSave({1, 2});
+      llama.insert(SavedFile("model.safetensors"));
+      optimizer.insert(SavedFile("optimizer.safetensors"));
+      indexers.insert(SavedFile("indexer_optimizer.safetensors"));
+    }
+    EXPECT_EQ(llama.size(), 1) << top_k;
+    EXPECT_EQ(optimizer.size(), 1) << top_k;
+    EXPECT_GT(indexers.size(), 1) << top_k;
+  }
+}
+
+TEST_F(SparseRun, GivesTheSameBitsForEverySchedule) {
+  config_.attention.warmup_steps = 1;
+  std::set<uint64_t> hashes;
+  for (const bool zero_copy : {true, false}) {
+    for (const ActivationCheckpoint checkpoint : {ActivationCheckpoint::kNone, ActivationCheckpoint::kFull}) {
+      config_.parallel.zero_copy = zero_copy;
+      config_.parallel.activation_checkpoint = checkpoint;
+      hashes.insert(Run({2, 2}).report.weights_hash);
+    }
+  }
+  config_.parallel.shard_optimizer_over_replicas = true;
+  hashes.insert(Run({2, 2}).report.weights_hash);
+  EXPECT_EQ(hashes.size(), 1);
+}
+
+TEST_F(SparseRun, EvaluatesWithTheSelectionOfTheIndexers) {
+  config_.eval.paths = config_.data.paths;
+  config_.eval.sequences = 8;
+  const double loss = Run({1, 2}).report.eval_loss.value();
+  EXPECT_EQ(Run({2, 1}).report.eval_loss, loss);
+  config_.attention.top_k = 1;
+  EXPECT_NE(Run({1, 2}).report.eval_loss, loss);
+}
+
+TEST_F(SparseRun, SkipsStepsThatAreNotFiniteOnAllRanksAlike) {
+  config_.optimizer.lr = 1e6;
+  config_.optimizer.steps = 6;
+  config_.optimizer.max_skipped_steps = 6;
+  const Result result = Run({1, 2});
+  EXPECT_GT(result.report.skipped_steps, 0);
+  EXPECT_EQ(result.by_rank[1].back().skipped_steps, result.report.skipped_steps);
+}
+
+TEST_F(SparseRun, PrintsItsAttentionAndTheLossOfTheIndexers) {
+  config_.attention.warmup_steps = 2;
+  EXPECT_THAT(Printed({1, 1}, NodeMap::OneNode(1)),
+              AllOf(HasSubstr("sparse, 5 keys a query, selected by 2 index heads of 8, 2 warm-up steps"),
+                    HasSubstr("(new indexers)"), HasSubstr("  indexer ")));
+  config_.attention = {};
+  EXPECT_THAT(Printed({1, 1}, NodeMap::OneNode(1)),
+              AllOf(Not(HasSubstr("attention  ")), Not(HasSubstr("indexer"))));
+}
+
+class SparseContextRun : public SparseRun {
+ protected:
+  SparseContextRun() {
+    config_.data.seq_len = 19;
+    config_.model.heads = 4;
+    config_.model.kv_heads = 2;
+    config_.optimizer.steps = 20;
+  }
+
+  // Expects the losses of one rank, with and without documents and load balance.
+  void ExpectLossesOfOneRankWithEveryGather(const std::vector<Mesh>& meshes, double tolerance) {
+    for (const std::optional<int64_t> separator : {std::optional<int64_t>(), std::optional<int64_t>('e')}) {
+      config_.data.document_separator = separator;
+      const Result one = Run({1, 1});
+      for (const Mesh& mesh : meshes) {
+        for (const auto balance : {std::optional<LoadBalance>(), std::optional(LoadBalance::kNone)}) {
+          SCOPED_TRACE(absl::StrCat(mesh.shard, "x", mesh.context, separator ? " packed" : "",
+                                    balance ? " without balance" : ""));
+          config_.parallel.context.load_balance = balance;
+          ExpectSameLosses(Run(mesh), one, tolerance);
+        }
+      }
+    }
+  }
+};
+
+TEST_F(SparseContextRun, FollowsTheLossesOfOneRankIfAllKeysAreSelected) {
+  config_.attention.top_k = kAll;
+  ExpectLossesOfOneRankWithEveryGather({{1, 1, 2}, {1, 1, 4}, {1, 2, 2}}, 1e-4);
+}
+
+TEST_F(SparseContextRun, FollowsTheLossesOfOneRankWhereItSelects) {
+  ExpectLossesOfOneRankWithEveryGather({{1, 1, 2}, {1, 1, 4}}, 1e-3);
+}
+
+TEST_F(SparseContextRun, FollowsTheLossesOfOneRankAfterAWarmUp) {
+  config_.attention.warmup_steps = 2;
+  config_.data.grad_accum = 2;
+  config_.parallel.activation_checkpoint = ActivationCheckpoint::kFull;
+  const Result one = Run({1, 1});
+  const Result two = Run({1, 1, 2});
+  for (size_t i = 0; i < one.steps.size(); ++i) {
+    EXPECT_NEAR(two.steps[i].loss / one.steps[i].loss, 1, 1e-3);
+    EXPECT_NEAR(two.steps[i].indexers->loss / one.steps[i].indexers->loss, 1, 2e-2);
+  }
+  EXPECT_EQ(two.steps[1].grad_norm, 0);
+}
+
+TEST_F(SparseContextRun, GathersWithHeadTailByDefault) {
+  config_.optimizer.steps = 1;
+  EXPECT_THAT(
+      Printed({1, 1, 2}, NodeMap::OneNode(2)),
+      AllOf(HasSubstr("split over 2 ranks, gather"), HasSubstr("head-tail"), HasSubstr("(--attention dsa)")));
+  config_.parallel.context.scheme = CpScheme::kGather;
+  EXPECT_THAT(Printed({1, 1, 2}, NodeMap::OneNode(2)), HasSubstr("(--cp-scheme)"));
+}
+
+// Files.
+class IndexerFiles : public SparseRun {
+ protected:
+  std::string exported() const { return folder_ / "exported"; }
+  // Exports a run on `mesh`, and returns the hash of its weights.
+  uint64_t Export(const Mesh& mesh) {
+    config_.output.export_folder = exported();
+    const uint64_t hash = Run(mesh).report.weights_hash;
+    config_.output.export_folder.clear();
+    return hash;
+  }
+  // From now on runs load the export, and one step leaves its weights as they are.
+  void LoadExport() {
+    config_.model = {};
+    config_.model.hf_folder = exported();
+    config_.optimizer.lr = 0;
+    config_.optimizer.steps = 1;
+  }
+  absl::Status LoadError() { return RunError(2); }
+};
+
+TEST_F(IndexerFiles, AreExportedBesideALlamaAndLoadedAgain) {
+  for (const Mesh mesh : {Mesh{1, 1}, Mesh{2, 2}, Mesh{1, 3}}) {
+    config_.data.batch_size = 12;
+    const TrainConfig config = config_;
+    const uint64_t trained = Export(mesh);
+    ASSERT_OK_AND_ASSIGN(const SafetensorsReader llama, SafetensorsReader::Open(exported()));
+    for (const auto& [name, entry] : llama.entries()) EXPECT_THAT(name, Not(HasSubstr("indexer")));
+    ASSERT_OK_AND_ASSIGN(const SafetensorsReader indexers, SafetensorsReader::Open(exported(), "indexer"));
+    for (const auto& [name, entry] : indexers.entries()) EXPECT_THAT(name, HasSubstr(".indexer."));
+    EXPECT_EQ(*ReadIndexerConfig(exported()), config_.attention.sparse_config());
+    LoadExport();
+    EXPECT_EQ(Run({1, 2}).report.weights_hash, trained);
+    config_ = config;
+  }
+}
+
+TEST_F(IndexerFiles, LeaveTheFilesOfTheLlamaAsDenseAttentionWritesThem) {
+  config_.optimizer.lr = 0;
+  Export({1, 2});
+  std::map<std::string, std::string> sparse;
+  for (const char* name : {"model.safetensors", "config.json"})
+    sparse[name] = ReadFile(exported() + "/" + name);
+  config_.attention = {};
+  Export({1, 2});
+  for (const auto& [name, content] : sparse) EXPECT_EQ(ReadFile(exported() + "/" + name), content) << name;
+  // The export of another model leaves no indexers behind.
+  EXPECT_FALSE(fs::exists(exported() + "/indexer.safetensors"));
+  EXPECT_FALSE(fs::exists(exported() + "/indexer_config.json"));
+}
+
+TEST_F(IndexerFiles, AreNotNeededToLoadTheLlama) {
+  const uint64_t trained = Export({1, 2});
+  LoadExport();
+  const AttentionConfig sparse = std::exchange(config_.attention, {});
+  Run({1, 2});  // Dense attention ignores them.
+  config_.attention = sparse;
+  EXPECT_THAT(Printed({1, 2}, NodeMap::OneNode(2)), HasSubstr("(indexers of --hf-model)"));
+  fs::remove(exported() + "/indexer.safetensors");
+  fs::remove(exported() + "/indexer_config.json");
+  EXPECT_THAT(Printed({1, 2}, NodeMap::OneNode(2)),
+              HasSubstr("(new indexers by --seed: --hf-model has none)"));
+  EXPECT_NE(Run({1, 2}).report.weights_hash, trained);
+}
+
+TEST_F(IndexerFiles, AreTrainedFromADenseModelByAWarmUp) {
+  const AttentionConfig sparse = std::exchange(config_.attention, {});
+  config_.optimizer.steps = 60;
+  Export({1, 2});
+  config_.attention = sparse;
+  config_.attention.warmup_steps = 60;
+  config_.model = {};
+  config_.model.hf_folder = exported();
+  const std::vector<StepMetrics> steps = Run({1, 1}).steps;
+  EXPECT_LT(steps.back().indexers->loss, 0.5 * steps.front().indexers->loss);
+  EXPECT_GT(steps.front().indexers->loss, 1e-3);  // The attention of the dense model is not uniform.
+  config_.optimizer.steps = 20;
+  for (const Mesh mesh : {Mesh{2, 2}, Mesh{1, 2, 2}}) {
+    const std::vector<StepMetrics> others = Run(mesh).steps;
+    for (size_t i = 0; i < others.size(); ++i) {
+      EXPECT_NEAR(others[i].indexers->loss / steps[i].indexers->loss, 1, 1e-3) << i;
+      EXPECT_NEAR(others[i].indexers->grad_norm / steps[i].indexers->grad_norm, 1, 1e-3) << i;
+    }
+  }
+}
+
+TEST_F(IndexerFiles, MustFitTheFlags) {
+  Export({1, 2});
+  LoadExport();
+  config_.attention.index_heads = 4;
+  EXPECT_THAT(LoadError(), StatusIs(absl::StatusCode::kInvalidArgument,
+                                    AllOf(HasSubstr("--dsa-index-heads 4: the indexers of"),
+                                          HasSubstr("have 2: give --dsa-index-heads 2"))));
+  config_.attention.index_heads = 2;
+  config_.attention.index_dim = 16;
+  EXPECT_THAT(LoadError(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--dsa-index-dim 16")));
+  config_.attention.index_dim = 8;
+  config_.attention.top_k = 3;  // Of no parameter.
+  EXPECT_OK(LoadError());
+}
+
+TEST_F(IndexerFiles, MustBeWhole) {
+  Export({1, 2});
+  LoadExport();
+  const std::string config = ReadFile(exported() + "/indexer_config.json");
+  folder_.Write("exported/indexer_config.json", "{\"index_n_heads\": 2}");
+  EXPECT_THAT(LoadError(), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("index_head_dim is missing")));
+  fs::remove(exported() + "/indexer_config.json");
+  EXPECT_THAT(LoadError(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("indexer_config.json")));
+  folder_.Write("exported/indexer_config.json", config);
+  fs::copy_file(exported() + "/model.safetensors", exported() + "/indexer.safetensors",
+                fs::copy_options::overwrite_existing);
+  EXPECT_THAT(LoadError(), StatusIs(absl::StatusCode::kNotFound, HasSubstr(".indexer.")));
+  fs::remove(exported() + "/indexer.safetensors");
+  EXPECT_THAT(LoadError(), StatusIs(absl::StatusCode::kNotFound, HasSubstr("neither indexer.safetensors")));
+}
+
+TEST_F(IndexerFiles, WhoseScoresOverflowSkipTheWholeStep) {
+  Export({1, 2});
+  LoadExport();
+  std::string file = ReadFile(exported() + "/indexer.safetensors");
+  uint64_t header_bytes = 0;
+  std::memcpy(&header_bytes, file.data(), sizeof(header_bytes));
+  const float huge = 3e38F;
+  for (size_t at = sizeof(header_bytes) + header_bytes; at < file.size(); at += sizeof(huge)) {
+    std::memcpy(file.data() + at, &huge, sizeof(huge));
+  }
+  folder_.Write("exported/indexer.safetensors", file);
+  config_.optimizer.max_skipped_steps = 1;
+  const Result result = Run({1, 2});
+  EXPECT_EQ(result.report.skipped_steps, 1);
+  const IndexerMetrics& indexers = *result.steps[0].indexers;
+  EXPECT_FALSE(std::isfinite(indexers.loss) && std::isfinite(indexers.grad_norm));
+  EXPECT_TRUE(std::isfinite(result.steps[0].loss));
+  config_.optimizer.max_skipped_steps = 0;
+  EXPECT_THAT(LoadError(), StatusIs(absl::StatusCode::kOutOfRange, HasSubstr("those of the indexers")));
+}
+
+TEST_F(IndexerFiles, MakeACheckpointAModelFolderWithIndexers) {
+  config_.checkpoint.folder = folder_ / "checkpoints";
+  const uint64_t trained = Run({2, 2}).report.weights_hash;
+  config_.checkpoint = {};
+  const std::string saved = Saved();
+  LoadExport();
+  config_.model.hf_folder = saved;
+  EXPECT_EQ(Run({1, 2}).report.weights_hash, trained);
+  // Without a run.
+  ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(saved));
+  ASSERT_OK(checkpoint.Verify());
+  ASSERT_OK(checkpoint.ExportHf(exported()));
+  EXPECT_FALSE(fs::exists(exported() + "/indexer_optimizer.safetensors"));
+  config_.model.hf_folder = exported();
+  EXPECT_EQ(Run({1, 2}).report.weights_hash, trained);
+}
+
+}  // namespace
+}  // namespace weft
