@@ -36,17 +36,17 @@ Lanes MultiplyAddLanes(const Lanes& a, const Lanes& b, const Lanes& c) {
 // shuffles: a sum of each vector by itself would take three times as many instructions.
 Lanes SumsOfLanes(const Lanes (&v)[kRowLanes]) {
   Lanes pairs[8], quads[4], halves[2];
-  for (int i = 0; i < 8; ++i) {
+  for (int64_t i = 0; i < 8; ++i) {
     const Lanes a = v[2 * i], b = v[2 * i + 1];
     pairs[i] = __builtin_shufflevector(a, b, 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28, 13, 29) +
                __builtin_shufflevector(a, b, 2, 18, 3, 19, 6, 22, 7, 23, 10, 26, 11, 27, 14, 30, 15, 31);
   }
-  for (int i = 0; i < 4; ++i) {
+  for (int64_t i = 0; i < 4; ++i) {
     const Lanes a = pairs[2 * i], b = pairs[2 * i + 1];
     quads[i] = __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29) +
                __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
   }
-  for (int i = 0; i < 2; ++i) {
+  for (int64_t i = 0; i < 2; ++i) {
     const Lanes a = quads[2 * i], b = quads[2 * i + 1];
     halves[i] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
                 __builtin_shufflevector(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
