@@ -117,7 +117,7 @@ void ForwardAndBackward(benchmark::State& state) {
   RunSparse(p, &selection_bytes);
   const int64_t with_both = TensorBytesFromSystem();
   std::vector<double> dense, sparse, select, forward, backward, loss;
-  for (auto _ : state) {
+  while (state.KeepRunning()) {
     dense.push_back(SecondsOf([&] { RunDense(p); }));
     const SparseTimes times = RunSparse(p, &selection_bytes);
     sparse.push_back(times.total());
