@@ -120,6 +120,10 @@ TEST(Diagnose, NamesTheRankOfTheFailureIfTheOperationHasEndedSince) {
   records[1].failure = "all_reduce 'x': deadline passed; waits for rank(s) 2";
   EXPECT_THAT(DiagnosisOf(records), HasSubstr("a rank was late: on rank 1, all_reduce 'x': deadline passed; "
                                               "waits for rank(s) 2; by now"));
+  // The late rank went on, and waits for a rank that has ended.
+  records[2].failure = "rank 1: deadline passed; waits for rank(s) 2";
+  records[2].operations.back().waiting_for = "waits for rank(s) 1";
+  EXPECT_THAT(DiagnosisOf(records), HasSubstr("a rank was late: on rank 1, all_reduce 'x'"));
 }
 
 TEST(Diagnose, RefusesRecordsOfDifferentRuns) {

@@ -180,18 +180,19 @@ bool HasOwnFailure(const FlightRecord& record) {
   return !record.failure.empty() && !absl::StartsWith(record.failure, "rank ");
 }
 
-// The oldest wait in the records. A late rank may have submitted its operation before it wrote its record,
-// for example after it was stopped and continued. The records of its peers still name it.
-std::optional<std::string> OldestWait(const RecordOfRank& records) {
+enum class RanksOf : uint8_t { kOwnFailures, kAll };
+
+// The oldest wait in the records of ranks with a failure of their own, or of all ranks. A late rank may have
+// submitted its operation before it wrote its record, for example after it was stopped and continued. The
+// records of its peers still name it.
+std::optional<std::string> OldestWait(const RecordOfRank& records, RanksOf ranks) {
   const FlightRecord* waiting = nullptr;
   const Operation* oldest = nullptr;
   for (const auto& [rank, record] : records) {
+    if (ranks == RanksOf::kOwnFailures && !HasOwnFailure(*record)) continue;
     for (const Operation& operation : record->operations) {
       if (operation.ended || !absl::StrContains(operation.waiting_for, "rank(s)")) continue;
-      const bool is_better = oldest == nullptr || (HasOwnFailure(*record) != HasOwnFailure(*waiting)
-                                                       ? HasOwnFailure(*record)
-                                                       : operation.submitted_ns < oldest->submitted_ns);
-      if (!is_better) continue;
+      if (oldest != nullptr && operation.submitted_ns >= oldest->submitted_ns) continue;
       oldest = &operation;
       waiting = record;
     }
@@ -259,8 +260,10 @@ absl::StatusOr<std::string> Diagnose(absl::Span<const FlightRecord> records) {
   if (!missing.empty()) {
     return absl::StrCat(Ranks(missing), " left no flight recorder: ended, stopped, or not yet started");
   }
-  if (const std::optional<std::string> wait = OldestWait(by_rank)) return *wait;
+  // A rank without a failure of its own may be the late one, and wait for those that have ended.
+  if (const std::optional<std::string> wait = OldestWait(by_rank, RanksOf::kOwnFailures)) return *wait;
   if (const std::optional<std::string> wait = FailedWait(by_rank)) return *wait;
+  if (const std::optional<std::string> wait = OldestWait(by_rank, RanksOf::kAll)) return *wait;
   return absl::StrCat(
       "every operation was submitted by all its ranks",
       records[0].failure.empty() ? "" : absl::StrCat("; the failure was: ", records[0].failure));
