@@ -86,7 +86,7 @@ AttemptEnd WaitForEnd(DaemonProcess& daemon, const SignalQueue& signals, Request
     }
     if (loss.Expired(children)) {
       daemon.Signal(SIGKILL);
-      return {EndKind::kHostLost};
+      return {requests.ranks_are_local() ? EndKind::kHung : EndKind::kHostLost};
     }
     const absl::Duration interval =
         requests.pending() ? kPendingInterval

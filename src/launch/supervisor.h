@@ -46,6 +46,7 @@ class Requests {
   // Drops a save request that the ended attempt has not taken.
   void EndAttempt();
 
+  bool ranks_are_local() const { return ranks_are_local_; }
   bool pending() const { return stop_pending_ || save_pending_; }
   bool stop_requested() const { return !stop_signals_.empty(); }
   bool end_at_once() const { return end_at_once_; }

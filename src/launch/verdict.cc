@@ -46,6 +46,7 @@ std::string SignalName(int signal) {
 std::string CauseOf(const AttemptEnd& end) {
   if (end.kind == EndKind::kHostLost)
     return "the ranks of this host have ended, but mpirun waited for another host";
+  if (end.kind == EndKind::kHung) return "all ranks have ended, but mpirun has not";
   if (end.kind == EndKind::kKilled) return absl::StrCat("mpirun was killed by ", SignalName(end.value));
   if (end.started_no_rank) return "mpirun started no rank; see its messages";
   if (const KnownCode* known = FindCode(end.value)) return known->cause;
@@ -73,6 +74,8 @@ int ExitCodeOf(const AttemptEnd& end) {
       return kSignalBase + end.value;
     case EndKind::kHostLost:
       return kExitRankMissing;
+    case EndKind::kHung:  // Ranks end if they are asked to stop.
+      return end.stop_requested ? kExitInterrupted : kExitRankMissing;
   }
   return 1;
 }

@@ -14,6 +14,7 @@ enum class EndKind {
   kExited,    // By itself, with an exit code.
   kKilled,    // By a signal that killed mpirun itself.
   kHostLost,  // It waited for a host that did not respond, and was ended.
+  kHung,  // It did not end after its ranks, all of this host, and was ended. Their exit codes are unknown.
 };
 
 // The end of one attempt.

@@ -216,14 +216,16 @@ TEST_F(LaunchTest, EndsAnMpirunThatOutlivesItsRanks) {
   folder_.Write("after", "sleep 1000 & wait\n");
   // The rank ends at the signal, which the launch sends only to ranks that it has seen.
   folder_.Write("rank", "trap 'exit 0' USR1\nkill -USR1 $LAUNCHER\nwhile :; do sleep 0.01; done");
-  const internal::SignalQueue signals({SIGCHLD, SIGUSR1});
-  internal::Requests requests(/*ranks_are_local=*/false);
-  ASSERT_OK_AND_ASSIGN(const auto daemon,
-                       internal::DaemonProcess::Start(
-                           {options_.mpirun}, {{"OMPI_MCA_orte_tmpdir_base", folder_.str()}}, "no agents"));
-  const internal::AttemptEnd end = Supervise(daemon, signals, requests, absl::Milliseconds(50));
-  EXPECT_EQ(end.kind, internal::EndKind::kHostLost);
-  EXPECT_THAT(internal::DescendantsOf(getpid()), IsEmpty());
+  for (const bool ranks_are_local : {false, true}) {
+    const internal::SignalQueue signals({SIGCHLD, SIGUSR1});
+    internal::Requests requests(ranks_are_local);
+    ASSERT_OK_AND_ASSIGN(const auto daemon,
+                         internal::DaemonProcess::Start(
+                             {options_.mpirun}, {{"OMPI_MCA_orte_tmpdir_base", folder_.str()}}, "no agents"));
+    const internal::AttemptEnd end = Supervise(daemon, signals, requests, absl::Milliseconds(50));
+    EXPECT_EQ(end.kind, ranks_are_local ? internal::EndKind::kHung : internal::EndKind::kHostLost);
+    EXPECT_THAT(internal::DescendantsOf(getpid()), IsEmpty());
+  }
 }
 
 // If no rank runs on this host, the launch detects a lost host by the end of another host's daemon.

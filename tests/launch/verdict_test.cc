@@ -47,6 +47,7 @@ TEST(Verdict, RestartsAfterFailuresThatAnotherAttemptMaySurvive) {
       {{EndKind::kKilled, SIGKILL}, 137, "mpirun was killed by SIGKILL"},
       {{EndKind::kKilled, SIGSEGV}, 139, "mpirun was killed by SIGSEGV"},
       {{EndKind::kHostLost}, 86, "mpirun waited for another host"},
+      {{EndKind::kHung}, 86, "all ranks have ended, but mpirun has not"},
   };
   for (const Row& row : rows) {
     SCOPED_TRACE(row.cause);
@@ -105,6 +106,10 @@ TEST(Verdict, DoesNotRestartOnceAStopIsRequested) {
     EXPECT_EQ(Judge(Stopped(code), kFirst).exit_code, code);
   }
   EXPECT_THAT(Judge(Stopped(137), kFirst).message, HasSubstr("killed by SIGKILL) while it stopped"));
+  AttemptEnd hung{EndKind::kHung};
+  hung.stop_requested = true;
+  EXPECT_FALSE(Judge(hung, kFirst).restart);
+  EXPECT_EQ(Judge(hung, kFirst).exit_code, 130);
   EXPECT_EQ(Judge(Stopped(130), kFirst).message, "");
 }
 
