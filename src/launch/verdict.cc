@@ -88,13 +88,11 @@ Verdict Judge(const AttemptEnd& end, const AttemptNumber& number) {
   const std::string attempt = absl::StrCat("attempt ", number.attempt, " of ", number.max_restarts + 1);
   const std::string ended = absl::StrCat(attempt, " ended with exit code ", code, " (", CauseOf(end), ")");
   if (!IsRetryable(end, number)) {
-    // The program has said why it ended.
-    if (end.started_no_rank)
-      verdict.message = absl::StrCat(ended, ": not restarting");
-    else if (restarts > 0 && code == 0)
+    if (restarts > 0 && code == 0)
       verdict.message = absl::StrCat("finished in ", attempt);
-    else if (restarts > 0)
+    else if (restarts > 0 || end.started_no_rank)
       verdict.message = absl::StrCat(ended, ": not restarting");
+    // Otherwise the program has said why it ended.
   } else if (end.stop_requested) {
     verdict.message = absl::StrCat(ended, " while it stopped: not restarting");
   } else if (restarts >= number.max_restarts) {

@@ -2,6 +2,7 @@
 
 #include <csignal>
 
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
