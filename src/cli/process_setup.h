@@ -1,4 +1,4 @@
-// What the process sets up before it opens a file or starts a thread.
+// Set-up of the process before it opens a file or starts a thread.
 #pragma once
 
 namespace weft {

@@ -151,7 +151,7 @@ TEST_F(SparseRun, BeginsTheWarmUpWithTheWeightsOfTheDenseModel) {
 
 TEST_F(SparseRun, GivesTheLlamaTheSameBitsForEveryLossCoefficient) {
   config_.optimizer.clip_grad_norm = 0.1;  // The coefficient would show in a common norm.
-  // Where a query selects among its keys, later steps depend on what the indexers have learned.
+  // If queries select among their keys, later steps depend on the training of the indexers.
   for (const auto& [top_k, steps] : {std::pair<int64_t, int64_t>{kAll, 4}, {kSelecting, 1}}) {
     config_.attention.top_k = top_k;
     config_.optimizer.steps = steps;

@@ -20,7 +20,7 @@ enum Saved : uint8_t {
   kSelectedCounts,
 };
 
-// What the kernels read, as views of the module's inputs.
+// The inputs of the kernels, as views of the inputs of the module.
 struct Operands {
   AttentionProblem problem;
   TensorView q;
@@ -91,7 +91,7 @@ void AddMass(const Operands& operands, int64_t top_k, const KeySelection* select
   pass.mass_pairs += mass.pairs;
 }
 
-// What is wrong with the inputs, or null.
+// The fault of the inputs, or null.
 const char* FaultOfLayout(const Tensors& inputs) {
   if (inputs.size() != SparseAttention::kInputs)
     return "expected q, k, v and the three outputs of the indexer";

@@ -31,8 +31,8 @@ int64_t KeptPerToken(const LlamaConfig& model) {
   return attention + 3 * model.ffn_dim;
 }
 
-// What an indexer keeps for each token beside that: index queries, the index key before and after its norm,
-// and the weights of the index heads.
+// Elements that an indexer keeps for each token beside that: index queries, the index key before and after
+// its norm, and the weights of the index heads.
 int64_t KeptByIndexer(const SparseAttentionConfig& sparse) {
   return sparse.index_heads * sparse.index_dim + 2 * sparse.index_dim + sparse.index_heads;
 }
