@@ -413,19 +413,26 @@ class Run:
 
     def leftovers(self, before, memory):
         def left_memory():
-            return [path.name for path in shared_memory() - memory if not is_mapped(path)]
+            return {path for path in shared_memory() - memory if not is_mapped(path)}
 
-        # mpirun's helpers end shortly after it. A file that another program has created may not be mapped yet.
+        # mpirun's helpers end shortly after it.
         complaints = []
         end = time.monotonic() + 5
-        while (tagged_processes(self.tag) or left_memory()) and time.monotonic() < end:
+        while tagged_processes(self.tag) and time.monotonic() < end:
             time.sleep(0.1)
         if left := tagged_processes(self.tag):
             complaints.append(f"{len(left)} processes are left")
             for pid in left:
                 self.kill(pid, signal.SIGKILL)
-        if left := left_memory():
-            complaints.append(f"shared memory is left by this case or by one that ran at the same time: {', '.join(sorted(left)[:3])}")
+        # A rank of another case that ends before its mpirun leaves memory that nobody maps until mpirun ends. Memory of this case
+        # that is left stays for longer than any case runs.
+        left = left_memory()
+        end = time.monotonic() + CASE_TIMEOUT_S
+        while left and time.monotonic() < end:
+            time.sleep(0.1)
+            left &= left_memory()
+        if left:
+            complaints.append(f"shared memory is left: {', '.join(sorted(path.name for path in left)[:3])}")
         allowed = (*DUMPS, "weft-dump", "core*", *self.case.leaves)
         for path in sorted(self.folder.rglob("*")):
             name = str(path.relative_to(self.folder))
