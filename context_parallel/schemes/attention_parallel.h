@@ -44,7 +44,8 @@ namespace weft {
 // One call of attention. All ranks pass the same values, except for `own` of the sequence.
 struct AttentionCall {
   AttentionMask mask;
-  float scale = 1.0F;  // Factor of the scores q·k.
+  std::shared_ptr<const PairMask> pair_mask = nullptr;  // Of the invocation. Null: hides no pair.
+  float scale = 1.0F;                                   // Factor of the scores q·k.
   std::shared_ptr<const SequenceParts> sequence;
   int64_t heads = 0;
   int64_t kv_heads = 0;      // Divides `heads`.

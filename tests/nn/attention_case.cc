@@ -44,7 +44,7 @@ TokenRuns AllKeys(const AttentionCase& c) {
 
 }  // namespace
 
-KernelRun::KernelRun(const AttentionCase& c) : problem{c.mask, c.scale, c.group, c.head_offset} {
+KernelRun::KernelRun(const AttentionCase& c) : problem{c.mask, c.scale, c.group, c.head_offset, c.pair_mask} {
   const int64_t queries = TokenCount(c.q_runs);
   q = Make(c.dtype, {c.batch, queries, c.heads, c.head_dim}, c.memory, 1, keep);
   dout = Make(c.dtype, {c.batch, queries, c.heads, c.value_dim}, c.memory, 2, keep);
@@ -75,6 +75,7 @@ KernelRun::KernelRun(const AttentionCase& c) : problem{c.mask, c.scale, c.group,
   oracle.value_dim = c.value_dim;
   oracle.q_runs = c.q_runs;
   oracle.k_runs = AllKeys(c);
+  oracle.pair_mask = c.pair_mask;
 }
 
 void KernelRun::Forward(const TokenRuns& q_runs) {

@@ -1,6 +1,7 @@
 // Test case of the attention kernels: one problem, computed by the kernels and by the fp64 oracle.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -23,6 +24,7 @@ struct AttentionCase {
   DType dtype = DType::kF32;
   Memory memory = Memory::kDense;
   float scale = 0.3F;
+  std::shared_ptr<const PairMask> pair_mask = nullptr;
 };
 
 // The kernels' tensors for a case, and the same problem for the oracle.

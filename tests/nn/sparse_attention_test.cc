@@ -273,6 +273,14 @@ TEST(SparseAttention, RejectsASplitSequenceWithTheKeysOfOneRank) {
   EXPECT_OK(attention.Forward(invocation, MakeInputs({.keys = kTokens + 3})).status());
 }
 
+TEST(SparseAttention, RefusesAPairMask) {
+  SparseAttention attention("attention", {.top_k = 4});
+  Invocation invocation;
+  invocation.SetPairMask(std::make_shared<const PairMask>([](int64_t, int64_t, int64_t) { return true; }));
+  const auto out = attention.Forward(invocation, MakeInputs({}));
+  EXPECT_THAT(out.status(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("PairMask")));
+}
+
 TEST(SparseAttention, DoesNotAttendAcrossDocuments) {
   SparseAttention attention("attention", {.top_k = 4});
   const auto parts = std::make_shared<SequenceParts>();

@@ -57,6 +57,7 @@ void ForEachQuery(const OracleAttention& a, const std::vector<double>& q, const 
     for (int64_t key = 0; key < a.keys(); ++key) {
       const Token& to = keys[At(key)];
       if (!OracleIsVisible(a.mask, from.document, from.position, to.document, to.position)) continue;
+      if (a.pair_mask != nullptr && !(*a.pair_mask)(batch, from.position, to.position)) continue;
       const int64_t k_row = (batch * a.keys() + key) * a.kv_heads + (head + a.head_offset) / a.group;
       rows.k.push_back(k_row * a.head_dim);
       rows.v.push_back(k_row * a.value_dim);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "weft/core/tensor_view.h"
@@ -16,6 +17,7 @@ struct OracleAttention {
   int64_t group = 1, head_offset = 0;  // Query head h reads KV head (h + head_offset) / group.
   int64_t head_dim = 1, value_dim = 1;
   TokenRuns q_runs, k_runs;
+  std::shared_ptr<const PairMask> pair_mask = nullptr;
 
   int64_t queries() const { return TokenCount(q_runs); }
   int64_t keys() const { return TokenCount(k_runs); }

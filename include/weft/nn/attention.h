@@ -5,7 +5,7 @@
 //   value_dim]; with layout kBhsd the two middle dims are swapped. One dtype, f32 or bf16. The innermost
 //   stride is 1; other strides are free. The number of keys equals the number of tokens, unless the mask is
 //   not causal and no sequence is set. The invocation's sequence() gives the documents and positions of the
-//   tokens.
+//   tokens; its pair_mask() may hide further pairs.
 // Outputs: out [batch, tokens, heads, value_dim] in the layout and dtype of q; with `returns_lse` also the
 //   log-sum-exp of each query's scores [batch, heads, tokens], f32, which takes no gradient.
 // Saves: q, k, v, out and the log-sum-exp. REQUIRES: none of them is overwritten before backward.

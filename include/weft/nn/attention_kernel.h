@@ -14,6 +14,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
 #include <absl/types/span.h>
 
@@ -32,6 +33,7 @@ struct AttentionProblem {
   // lies in the middle of a group.
   int64_t group = 1;
   int64_t head_offset = 0;
+  std::shared_ptr<const PairMask> pair_mask = nullptr;  // Null: the mask and the documents decide alone.
 };
 
 struct KeyBlock {

@@ -36,6 +36,7 @@
 #include <absl/types/span.h>
 
 #include "weft/core/tensor.h"
+#include "weft/nn/attention_mask.h"
 #include "weft/nn/token_runs.h"
 
 namespace weft {
@@ -69,6 +70,10 @@ class Invocation {
   // before the forward, and do not change it until backward is done.
   void SetSequence(std::shared_ptr<const SequenceParts> sequence) { sequence_ = std::move(sequence); }
   const std::shared_ptr<const SequenceParts>& sequence() const { return sequence_; }
+  // Hides pairs of queries and keys from every dense attention of the pass, beside the attention's own mask; for
+  // documents that differ from row to row, for example. Null: hides none. Set it as SetSequence.
+  void SetPairMask(std::shared_ptr<const PairMask> pair_mask) { pair_mask_ = std::move(pair_mask); }
+  const std::shared_ptr<const PairMask>& pair_mask() const { return pair_mask_; }
 
   // Per-invocation state of a hook: one T for each key, created at the first call and destroyed with the
   // invocation.
@@ -128,6 +133,7 @@ class Invocation {
   Saves saves_;
   int64_t next_call_ = 1;
   std::shared_ptr<const SequenceParts> sequence_;
+  std::shared_ptr<const PairMask> pair_mask_;
   absl::flat_hash_map<const void*, Readers> readers_;  // Keyed by the address of the tensor's first element.
   absl::flat_hash_map<std::pair<const void*, std::type_index>, std::shared_ptr<void>> states_;
 };

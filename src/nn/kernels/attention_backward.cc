@@ -57,7 +57,7 @@ const T* Narrow(const float* values, int64_t count, Scratch& scratch) {
 // Arguments of one AttentionBackward, shared by all heads and key tiles.
 struct BackwardCall {
   const AttentionProblem& problem;
-  const AttentionPlan& plan;
+  const BatchPlans& plans;
   TileSize size;
   const TensorView& q;
   absl::Span<const KeyBlock> keys;
@@ -79,6 +79,7 @@ class HeadBackward {
  public:
   HeadBackward(const BackwardCall& call, const KeyTile& key_tile, int64_t batch, int64_t head)
       : call_(call),
+        plan_(call.plans.Of(batch)),
         key_tile_(key_tile),
         q_(HeadOf<T>(call.q, batch, head)),
         k_(HeadOf<T>(call.keys[static_cast<size_t>(key_tile.block)].k, batch, KvHead(call.problem, head))),
@@ -89,11 +90,11 @@ class HeadBackward {
         delta_(StatisticsOf(call.delta, batch, head)) {}
 
   void Run(int64_t key_tile, const TileGradients& sums) const {
-    if (!call_.plan.InitializesKeys(key_tile)) {
+    if (!plan_.InitializesKeys(key_tile)) {
       ScaleRows(sums.dk, key_tile_.count, call_.head_dim(), sums.beta);
       ScaleRows(sums.dv, key_tile_.count, call_.value_dim(), sums.beta);
     }
-    for (const AttentionTile& tile : call_.plan.TilesOf(key_tile)) AddTile(tile, sums);
+    for (const AttentionTile& tile : plan_.TilesOf(key_tile)) AddTile(tile, sums);
   }
 
  private:
@@ -113,11 +114,11 @@ class HeadBackward {
            scores, columns);
     Matmul(rows, columns, call_.value_dim(), dtype, dout, v_.TransposedFrom(tile.first_key), 0.0F,
            DType::kF32, gradients, columns);
-    MaskHiddenScores(call_.plan, tile, scores);
+    MaskHiddenScores(plan_, tile, scores);
     for (int64_t row = 0; row < rows; ++row) {
-      ScoreGradientsOfRow(scores + row * columns, gradients + row * columns,
-                          call_.plan.VisibleColumns(tile, row), columns, call_.problem.scale,
-                          lse_[tile.first_row + row], delta_[tile.first_row + row]);
+      ScoreGradientsOfRow(scores + row * columns, gradients + row * columns, plan_.VisibleColumns(tile, row),
+                          columns, call_.problem.scale, lse_[tile.first_row + row],
+                          delta_[tile.first_row + row]);
     }
     const T* weights = Narrow<T>(scores, rows * columns, narrow_weights);
     const T* score_gradients = Narrow<T>(gradients, rows * columns, narrow_gradients);
@@ -133,6 +134,7 @@ class HeadBackward {
   }
 
   const BackwardCall& call_;
+  const AttentionPlan& plan_;
   const KeyTile& key_tile_;
   HeadRows<T> q_, k_, v_, dout_;
   HeadRows<float> dq_;
@@ -141,7 +143,7 @@ class HeadBackward {
 
 template <typename T>
 void AccumulateKeyTile(const BackwardCall& call, int64_t index, const KeyTileAccumulator& accumulator) {
-  const KeyTile& key_tile = call.plan.key_tiles()[static_cast<size_t>(index)];
+  const KeyTile& key_tile = call.plans.first().key_tiles()[static_cast<size_t>(index)];
   ParallelFor(call.batches() * call.heads(), 1, [&](int64_t begin, int64_t end) {
     for (int64_t item = begin; item < end; ++item) {
       const int64_t batch = item / call.heads();
@@ -155,16 +157,16 @@ void AccumulateKeyTile(const BackwardCall& call, int64_t index, const KeyTileAcc
 
 // Initializes dq in the row blocks in which no tile initializes it: dq *= dq_beta.
 void ScaleQueryGradients(const BackwardCall& call) {
-  for (int64_t row_block = 0; row_block < call.plan.row_blocks(); ++row_block) {
-    if (call.plan.InitializesRows(row_block)) continue;
-    ParallelFor(call.batches() * call.heads(), 1, [&](int64_t begin, int64_t end) {
-      for (int64_t item = begin; item < end; ++item) {
-        const HeadRows<float> dq = HeadOf<float>(call.dq, item / call.heads(), item % call.heads());
-        ScaleRows(dq.Skip(call.plan.FirstRow(row_block)), call.plan.RowsOf(row_block), call.head_dim(),
-                  call.dq_beta);
+  ParallelFor(call.batches() * call.heads(), 1, [&](int64_t begin, int64_t end) {
+    for (int64_t item = begin; item < end; ++item) {
+      const AttentionPlan& plan = call.plans.Of(item / call.heads());
+      const HeadRows<float> dq = HeadOf<float>(call.dq, item / call.heads(), item % call.heads());
+      for (int64_t row_block = 0; row_block < plan.row_blocks(); ++row_block) {
+        if (plan.InitializesRows(row_block)) continue;
+        ScaleRows(dq.Skip(plan.FirstRow(row_block)), plan.RowsOf(row_block), call.head_dim(), call.dq_beta);
       }
-    });
-  }
+    }
+  });
 }
 
 }  // namespace
@@ -175,13 +177,14 @@ void AttentionBackward(const AttentionProblem& problem, const TensorView& q, con
                        absl::Span<const KeyGradients> gradients, float key_beta) {
   WEFT_CHECK(problem.scale > 0.0F, "attention scores need a positive scale");
   const TileSize size = TileSizeFor(HostTopology().core_cache_bytes);
-  const AttentionPlan plan(problem.mask, q_runs, RunsOf(keys), size, AttentionPlan::Order::kByKeyTile);
+  const BatchPlans plans(problem.mask, problem.pair_mask.get(), q.shape[0], q_runs, RunsOf(keys), size,
+                         AttentionPlan::Order::kByKeyTile);
   const Tensor wide_dq = dq.dtype == DType::kF32 ? Tensor::Borrow(dq) : Tensor::Empty(DType::kF32, q.shape);
-  const BackwardCall call = {problem, plan, size, q, keys, lse, delta, dout, wide_dq.view(), dq_beta};
+  const BackwardCall call = {problem, plans, size, q, keys, lse, delta, dout, wide_dq.view(), dq_beta};
   ScaleQueryGradients(call);
-  const KeyTileAccumulator accumulator(problem, q, gradients, key_beta, plan.MaxTileKeys());
+  const KeyTileAccumulator accumulator(problem, q, gradients, key_beta, plans.first().MaxTileKeys());
   WithElementType(q.dtype, [&](auto element) {
-    for (size_t i = 0; i < plan.key_tiles().size(); ++i) {
+    for (size_t i = 0; i < plans.first().key_tiles().size(); ++i) {
       AccumulateKeyTile<decltype(element)>(call, static_cast<int64_t>(i), accumulator);
     }
   });

@@ -52,7 +52,7 @@ float SoftmaxRow(float* __restrict scores, absl::Span<const ColumnSpan> visible,
 // Arguments of one AttentionForward, shared by all row blocks.
 struct ForwardCall {
   const AttentionProblem& problem;
-  const AttentionPlan& plan;
+  const BatchPlans& plans;
   TileSize size;
   const TensorView& q;
   absl::Span<const KeyBlock> keys;
@@ -68,11 +68,12 @@ class RowBlockForward {
  public:
   RowBlockForward(const ForwardCall& call, int64_t batch, int64_t head, int64_t row_block)
       : call_(call),
+        plan_(call.plans.Of(batch)),
         batch_(batch),
         head_(head),
         row_block_(row_block),
-        first_row_(call.plan.FirstRow(row_block)),
-        rows_(call.plan.RowsOf(row_block)) {
+        first_row_(plan_.FirstRow(row_block)),
+        rows_(plan_.RowsOf(row_block)) {
     static thread_local Scratch score_memory;
     static thread_local Scratch weight_memory;
     static thread_local Scratch row_memory;
@@ -90,23 +91,23 @@ class RowBlockForward {
   void Run() {
     std::fill_n(maximum_, rows_, kMaskedScore);
     std::fill_n(sum_, rows_, 0.0F);
-    if (!call_.plan.InitializesRows(row_block_)) std::fill_n(out_, rows_ * call_.value_dim(), 0.0F);
-    for (const AttentionTile& tile : call_.plan.TilesOf(row_block_)) AddTile(tile);
+    if (!plan_.InitializesRows(row_block_)) std::fill_n(out_, rows_ * call_.value_dim(), 0.0F);
+    for (const AttentionTile& tile : plan_.TilesOf(row_block_)) AddTile(tile);
     Store();
   }
 
  private:
   void AddTile(const AttentionTile& tile) {
-    const KeyBlock& keys = call_.keys[static_cast<size_t>(call_.plan.BlockOf(tile))];
+    const KeyBlock& keys = call_.keys[static_cast<size_t>(plan_.BlockOf(tile))];
     const int64_t kv_head = KvHead(call_.problem, head_);
     Matmul(tile.rows, tile.columns, call_.q.shape[3], kDTypeOf<T>,
            HeadOf<T>(call_.q, batch_, head_).From(tile.first_row),
            HeadOf<T>(keys.k, batch_, kv_head).TransposedFrom(tile.first_key), 0.0F, DType::kF32, scores_,
            tile.columns);
-    MaskHiddenScores(call_.plan, tile, scores_);
+    MaskHiddenScores(plan_, tile, scores_);
     const int64_t offset = tile.first_row - first_row_;
     for (int64_t row = 0; row < tile.rows; ++row) {
-      const float correction = SoftmaxRow(scores_ + row * tile.columns, call_.plan.VisibleColumns(tile, row),
+      const float correction = SoftmaxRow(scores_ + row * tile.columns, plan_.VisibleColumns(tile, row),
                                           tile.columns, call_.problem.scale, maximum_[offset + row],
                                           sum_[offset + row], weights_ + row * tile.columns);
       if (!tile.initializes_rows && correction != 1.0F) ScaleRow(offset + row, correction);
@@ -138,6 +139,7 @@ class RowBlockForward {
   }
 
   const ForwardCall& call_;
+  const AttentionPlan& plan_;
   int64_t batch_, head_, row_block_, first_row_, rows_;
   float* scores_;
   T* weights_;
@@ -152,16 +154,18 @@ void AttentionForward(const AttentionProblem& problem, const TensorView& q, cons
                       absl::Span<const KeyBlock> keys, const TensorView& out, const TensorView& lse) {
   WEFT_CHECK(problem.scale > 0.0F, "attention scores need a positive scale");
   const TileSize size = TileSizeFor(HostTopology().core_cache_bytes);
-  const AttentionPlan plan(problem.mask, q_runs, RunsOf(keys), size, AttentionPlan::Order::kByRowBlock);
-  const ForwardCall call = {problem, plan, size, q, keys, out, lse};
+  const BatchPlans plans(problem.mask, problem.pair_mask.get(), q.shape[0], q_runs, RunsOf(keys), size,
+                         AttentionPlan::Order::kByRowBlock);
+  const ForwardCall call = {problem, plans, size, q, keys, out, lse};
   const int64_t heads = q.shape[2];
+  const int64_t row_blocks = plans.first().row_blocks();
   WithElementType(q.dtype, [&](auto element) {
     using T = decltype(element);
-    ParallelFor(q.shape[0] * heads * plan.row_blocks(), 1, [&](int64_t begin, int64_t end) {
+    ParallelFor(q.shape[0] * heads * row_blocks, 1, [&](int64_t begin, int64_t end) {
       for (int64_t item = begin; item < end; ++item) {
-        const int64_t row_block = item % plan.row_blocks();
-        const int64_t head = item / plan.row_blocks() % heads;
-        RowBlockForward<T>(call, item / plan.row_blocks() / heads, head, row_block).Run();
+        const int64_t row_block = item % row_blocks;
+        const int64_t head = item / row_blocks % heads;
+        RowBlockForward<T>(call, item / row_blocks / heads, head, row_block).Run();
       }
     });
   });

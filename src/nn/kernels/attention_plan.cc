@@ -46,7 +46,8 @@ TileSize TileSizeFor(int64_t cache_bytes) {
 }
 
 AttentionPlan::AttentionPlan(const AttentionMask& mask, const TokenRuns& queries,
-                             absl::Span<const TokenRuns* const> key_blocks, TileSize size, Order order)
+                             absl::Span<const TokenRuns* const> key_blocks, TileSize size, Order order,
+                             const RowPairs& pairs)
     : size_(size), queries_(TokenCount(queries)), row_blocks_((queries_ + size.rows - 1) / size.rows) {
   std::vector<TokenRuns> keys_of_tile;
   for (size_t block = 0; block < key_blocks.size(); ++block) {
@@ -57,7 +58,7 @@ AttentionPlan::AttentionPlan(const AttentionMask& mask, const TokenRuns& queries
       keys_of_tile.push_back(SliceRuns(*key_blocks[block], first, count));
     }
   }
-  Builder builder(*this, mask);
+  Builder builder(*this, mask, pairs);
   for (int64_t row_block = 0; row_block < row_blocks_; ++row_block) {
     const TokenRuns queries_of_block = SliceRuns(queries, FirstRow(row_block), RowsOf(row_block));
     for (size_t i = 0; i < key_tiles_.size(); ++i) {
@@ -129,6 +130,16 @@ absl::Span<const AttentionTile> AttentionPlan::TilesOf(int64_t group) const {
   const auto begin = static_cast<size_t>(group_starts_[static_cast<size_t>(group)]);
   const auto end = static_cast<size_t>(group_starts_[static_cast<size_t>(group) + 1]);
   return absl::MakeConstSpan(tiles_).subspan(begin, end - begin);
+}
+
+BatchPlans::BatchPlans(const AttentionMask& mask, const PairMask* pair_mask, int64_t batch,
+                       const TokenRuns& queries, absl::Span<const TokenRuns* const> key_blocks, TileSize size,
+                       AttentionPlan::Order order) {
+  const int64_t plans = pair_mask == nullptr ? 1 : std::max<int64_t>(batch, 1);
+  plans_.reserve(static_cast<size_t>(plans));
+  for (int64_t row = 0; row < plans; ++row) {
+    plans_.emplace_back(mask, queries, key_blocks, size, order, RowPairs{pair_mask, row});
+  }
 }
 
 }  // namespace weft

@@ -1,5 +1,6 @@
 // Plan of an attention: the tiles of the score matrix [queries, keys] that are computed, and the visible
-// columns of each row of a tile. Pure. All heads and all rows of a batch share one plan.
+// columns of each row of a tile. Pure. All heads share one plan, and so do all rows of a batch without a
+// PairMask.
 //
 // Note [Attention tiles]
 // Queries are divided into row blocks and keys into key tiles, so that one tile of scores fits into a core's
@@ -55,6 +56,16 @@ struct AttentionTile {
   bool initializes_keys = false;
 };
 
+// The pairs of one row of the batch that a PairMask leaves visible.
+struct RowPairs {
+  const PairMask* mask = nullptr;  // Null: all pairs.
+  int64_t row = 0;
+
+  bool AllVisible() const { return mask == nullptr; }
+  // REQUIRES: not AllVisible.
+  bool IsVisible(int64_t query, int64_t key) const { return (*mask)(row, query, key); }
+};
+
 class AttentionPlan {
  public:
   // Order of the tiles, and their groups.
@@ -65,7 +76,8 @@ class AttentionPlan {
 
   // `queries` are the tokens of the queries, `key_blocks` those of each block of keys.
   AttentionPlan(const AttentionMask& mask, const TokenRuns& queries,
-                absl::Span<const TokenRuns* const> key_blocks, TileSize size, Order order);
+                absl::Span<const TokenRuns* const> key_blocks, TileSize size, Order order,
+                const RowPairs& pairs = {});
 
   int64_t row_blocks() const { return row_blocks_; }
   int64_t FirstRow(int64_t row_block) const { return row_block * size_.rows; }
@@ -107,6 +119,22 @@ class AttentionPlan {
   std::vector<int64_t> span_starts_;
   std::vector<ColumnSpan> spans_;
   std::vector<bool> initializes_rows_, initializes_keys_;  // By row block; by key tile.
+};
+
+// The plans of a batch: one for all rows or, with a PairMask, one for each row.
+class BatchPlans {
+ public:
+  BatchPlans(const AttentionMask& mask, const PairMask* pair_mask, int64_t batch, const TokenRuns& queries,
+             absl::Span<const TokenRuns* const> key_blocks, TileSize size, AttentionPlan::Order order);
+
+  const AttentionPlan& Of(int64_t row) const {
+    return plans_[plans_.size() == 1 ? 0 : static_cast<size_t>(row)];
+  }
+  // Row blocks and key tiles are those of every row. Tiles are those of row 0.
+  const AttentionPlan& first() const { return plans_.front(); }
+
+ private:
+  std::vector<AttentionPlan> plans_;
 };
 
 }  // namespace weft

@@ -1,6 +1,7 @@
 #include "src/nn/kernels/attention_plan_builder.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace weft {
 namespace {
@@ -47,16 +48,21 @@ ColumnSpan VisibleKeysOfRun(const AttentionMask& mask, int64_t position, const T
 
 void AttentionPlan::Builder::Add(const AttentionTile& whole, const TokenRuns& queries,
                                  const TokenRuns& keys) {
-  const int64_t pairs = PairsOf(mask_, queries, keys);
-  if (pairs == whole.rows * whole.columns) {
-    plan_.tiles_.push_back(whole);
-  } else if (pairs > 0) {
-    AddSpans(queries, keys);
+  int64_t pairs = PairsOf(mask_, queries, keys);
+  if (pairs == 0) return;
+  const int64_t all = whole.rows * whole.columns;
+  const bool has_spans = pairs < all || !pairs_.AllVisible();
+  if (has_spans) pairs = AddSpans(queries, keys);
+  if (pairs > 0 && pairs < all) {
     AddParts(whole);
+    return;
   }
+  if (has_spans) RemoveSpans();
+  if (pairs == all) plan_.tiles_.push_back(whole);
 }
 
-void AttentionPlan::Builder::AddSpans(const TokenRuns& queries, const TokenRuns& keys) {
+int64_t AttentionPlan::Builder::AddSpans(const TokenRuns& queries, const TokenRuns& keys) {
+  const size_t first_span = plan_.spans_.size();
   first_start_ = plan_.span_starts_.size();
   for (const TokenRun& run : queries) {
     for (int64_t i = 0; i < run.count; ++i) {
@@ -65,22 +71,45 @@ void AttentionPlan::Builder::AddSpans(const TokenRuns& queries, const TokenRuns&
     }
   }
   plan_.span_starts_.push_back(static_cast<int64_t>(plan_.spans_.size()));
+  return std::accumulate(plan_.spans_.begin() + static_cast<ptrdiff_t>(first_span), plan_.spans_.end(),
+                         int64_t{0},
+                         [](int64_t sum, const ColumnSpan& span) { return sum + span.end - span.begin; });
+}
+
+void AttentionPlan::Builder::RemoveSpans() {
+  plan_.spans_.resize(static_cast<size_t>(plan_.span_starts_[first_start_]));
+  plan_.span_starts_.resize(first_start_);
 }
 
 void AttentionPlan::Builder::AddSpansOfRow(int64_t document, int64_t position, const TokenRuns& keys) {
-  std::vector<ColumnSpan>& spans = plan_.spans_;
   const auto row_start = static_cast<size_t>(plan_.span_starts_.back());
   int64_t start = 0;
   for (const TokenRun& run : keys) {
     const ColumnSpan visible = VisibleKeysOfRun(mask_, position, run);
     if (run.document == document && visible.begin < visible.end) {
-      if (spans.size() > row_start && spans.back().end == start + visible.begin) {
-        spans.back().end = start + visible.end;
-      } else {
-        spans.push_back({start + visible.begin, start + visible.end});
-      }
+      AddVisible(row_start, start, position, visible, run);
     }
     start += run.count;
+  }
+}
+
+void AttentionPlan::Builder::AddVisible(size_t row_start, int64_t start, int64_t position, ColumnSpan keys,
+                                        const TokenRun& run) {
+  if (pairs_.AllVisible()) {
+    AddColumns(row_start, {start + keys.begin, start + keys.end});
+    return;
+  }
+  for (int64_t key = keys.begin; key < keys.end; ++key) {
+    if (pairs_.IsVisible(position, run.position + key)) AddColumns(row_start, {start + key, start + key + 1});
+  }
+}
+
+void AttentionPlan::Builder::AddColumns(size_t row_start, ColumnSpan columns) {
+  std::vector<ColumnSpan>& spans = plan_.spans_;
+  if (spans.size() > row_start && spans.back().end == columns.begin) {
+    spans.back().end = columns.end;
+  } else {
+    spans.push_back(columns);
   }
 }
 

@@ -18,7 +18,8 @@ namespace weft {
 
 class AttentionPlan::Builder {
  public:
-  Builder(AttentionPlan& plan, const AttentionMask& mask) : plan_(plan), mask_(mask) {}
+  Builder(AttentionPlan& plan, const AttentionMask& mask, const RowPairs& pairs)
+      : plan_(plan), mask_(mask), pairs_(pairs) {}
 
   // Adds the tiles for `whole`, the intersection of a row block and a key tile, whose tokens are `queries`
   // and `keys`: no tile if no pair is visible, one tile if all pairs are, otherwise parts. Does not set
@@ -26,9 +27,17 @@ class AttentionPlan::Builder {
   void Add(const AttentionTile& whole, const TokenRuns& queries, const TokenRuns& keys);
 
  private:
-  // Adds the visible columns of each row of the row block, counted from the start of the key tile.
-  void AddSpans(const TokenRuns& queries, const TokenRuns& keys);
+  // Adds the visible columns of each row of the row block, counted from the start of the key tile. Returns the
+  // number of visible pairs.
+  int64_t AddSpans(const TokenRuns& queries, const TokenRuns& keys);
+  // Removes what the last AddSpans has added.
+  void RemoveSpans();
   void AddSpansOfRow(int64_t document, int64_t position, const TokenRuns& keys);
+  // Adds the visible ones of the keys `keys` of a run, whose first key is column `start`, for the query at
+  // `position`.
+  void AddVisible(size_t row_start, int64_t start, int64_t position, ColumnSpan keys, const TokenRun& run);
+  // Adds columns to the row whose spans begin at `row_start`, after its last ones.
+  void AddColumns(size_t row_start, ColumnSpan columns);
   void AddParts(const AttentionTile& whole);
   // The tile for rows [row, row + rows) of the row block; none if they have no visible column. Its first_key
   // is counted from the start of the key tile until Push.
@@ -38,6 +47,7 @@ class AttentionPlan::Builder {
 
   AttentionPlan& plan_;
   const AttentionMask& mask_;
+  const RowPairs pairs_;
   size_t first_start_ = 0;  // Index of the first row of the current `whole` in the plan's span_starts_.
 };
 

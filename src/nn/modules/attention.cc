@@ -8,9 +8,12 @@
 namespace weft {
 namespace {
 
-AttentionProblem ProblemOf(const Attention& attention, const TensorView& q, const TensorView& k) {
-  return {attention.options().mask, attention.ScaleFor(q.shape[3]),
-          q.shape[2] / std::max<int64_t>(1, k.shape[2]), 0};
+AttentionProblem ProblemOf(const Invocation& invocation, const Attention& attention, const TensorView& q,
+                           const TensorView& k) {
+  return {.mask = attention.options().mask,
+          .scale = attention.ScaleFor(q.shape[3]),
+          .group = q.shape[2] / std::max<int64_t>(1, k.shape[2]),
+          .pair_mask = invocation.pair_mask()};
 }
 
 bool HasDenseRows(const TensorView& view) { return view.shape[3] <= 1 || view.strides[3] == 1; }
@@ -86,8 +89,8 @@ absl::StatusOr<Tensors> Attention::ForwardLocal(Invocation& invocation, const Te
   out_shape[3] = v.shape[3];
   WEFT_ASSIGN_OR_RETURN(Tensor out, NewOutput(q.dtype, std::move(out_shape)));
   WEFT_ASSIGN_OR_RETURN(Tensor lse, NewOutput(DType::kF32, {q.shape[0], q.shape[2], q.shape[1]}));
-  AttentionForward(ProblemOf(*this, q, k), q, q_runs, {{k, v, &k_runs}}, AsBshd(out.view(), options_.layout),
-                   lse.view());
+  AttentionForward(ProblemOf(invocation, *this, q, k), q, q_runs, {{k, v, &k_runs}},
+                   AsBshd(out.view(), options_.layout), lse.view());
   if (invocation.is_saving()) invocation.Save(this, {inputs[0], inputs[1], inputs[2], out, lse});
   Tensors outputs = {std::move(out)};
   if (options_.returns_lse) outputs.push_back(std::move(lse));
@@ -110,9 +113,9 @@ absl::StatusOr<Tensors> Attention::BackwardLocal(Invocation& invocation,
   WEFT_ASSIGN_OR_RETURN(const TokenRuns k_runs, SequenceRuns(invocation, k.shape[1], name()));
   const Tensor delta = Tensor::Empty(DType::kF32, saved[4].shape());
   AttentionDelta(view(saved[3]), dout, delta.view());
-  AttentionBackward(ProblemOf(*this, q, k), q, q_runs, {{k, view(saved[2]), &k_runs}}, saved[4].view(),
-                    delta.view(), dout, view(gradients[0]), 0.0F, {{view(gradients[1]), view(gradients[2])}},
-                    0.0F);
+  AttentionBackward(ProblemOf(invocation, *this, q, k), q, q_runs, {{k, view(saved[2]), &k_runs}},
+                    saved[4].view(), delta.view(), dout, view(gradients[0]), 0.0F,
+                    {{view(gradients[1]), view(gradients[2])}}, 0.0F);
   return gradients;
 }
 

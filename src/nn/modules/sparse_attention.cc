@@ -179,6 +179,12 @@ absl::Status SparseAttention::CheckInputs(const Tensors& inputs) const {
 
 absl::StatusOr<Tensors> SparseAttention::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
   WEFT_RETURN_IF_ERROR(CheckInputs(inputs));
+  if (invocation.pair_mask() != nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name(),
+                     " cannot use a PairMask: sparse attention selects keys by its mask and the documents. "
+                     "Describe documents by Invocation::SetSequence, or use dense attention"));
+  }
   WEFT_ASSIGN_OR_RETURN(const Operands operands, OperandsOf(*this, invocation, inputs));
   IndexerPass& pass = IndexerPassOf(invocation);
   const TensorView& q = operands.q;

@@ -119,6 +119,7 @@ AttentionNeighbors ToyBlock::Neighbors() const {
 }
 
 absl::StatusOr<Tensors> ToyBlock::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
+  invocation.SetPairMask(options_.pair_mask);
   WEFT_ASSIGN_OR_RETURN(const Tensors projected, projections_->Forward(invocation, inputs));
   Tensors qkv;
   for (const ToyProjections::Part& part : projections_->parts()) {

@@ -21,6 +21,7 @@ struct ToyBlockOptions {
   Projections projections = Projections::kThreeOutputs;
   AttentionLayout layout = AttentionLayout::kBshd;
   std::vector<AttentionMask> attentions = {AttentionMask{}};  // Each takes the same q, k and v.
+  std::shared_ptr<const PairMask> pair_mask = nullptr;        // Of the pass. Set by the block's forward.
   std::optional<float> scale;
   bool returns_lse = false;  // Of the attentions. The block ignores the LSE.
   DType dtype = DType::kF32;
