@@ -545,6 +545,7 @@ def resume_after_stops(count, programs):
 
 def main(cases=cases, description=__doc__):
     """Runs the cases that the command line chooses. The scripts of other faults around checkpoints call it as well."""
+    faults.reset_signals()
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("weft", "faulty_rank", "shim", "mpirun"):
         parser.add_argument(name, type=os.path.abspath)

@@ -491,7 +491,13 @@ def run_case(case, programs):
     return code, seconds, output, judge(case, code, output, complaints)
 
 
+def reset_signals():
+    """Under nohup, SIGHUP is ignored, and so it would be in the programs under test."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 def main():
+    reset_signals()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name in ("weft", "faulty_rank", "shim", "mpirun"):
         parser.add_argument(name, type=os.path.abspath)
