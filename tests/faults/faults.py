@@ -459,7 +459,7 @@ def message_of(output):
     own = [line for line in lines if line.startswith("weft: ")]
     launcher = [line for line in lines if re.search(r"exited on signal|without calling|Exit code", line)]
     found = own or ["mpirun: " + line for line in launcher] or [""]
-    return re.sub(r"/\S*/", "", found[0])[:160].replace("|", "/")
+    return re.sub(r"(?<![\w.-])/\S*/", "", found[0])[:160].replace("|", "/")
 
 
 def stop_at_random_instants(count, programs):
