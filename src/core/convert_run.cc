@@ -62,6 +62,8 @@ void Move(const std::byte* source, int64_t source_stride, std::byte* target, int
 
 RunKernel SelectMove(DType dtype) {
   switch (SizeOf(dtype)) {
+    case 1:
+      return Move<uint8_t>;
     case 2:
       return Move<uint16_t>;
     case 4:
@@ -97,6 +99,11 @@ RunKernel SelectConversion(DType source, DType target) {
       return target == DType::kI64 ? ConvertIntegers<int32_t, int64_t> : nullptr;
     case DType::kI64:
       return target == DType::kI32 ? ConvertIntegers<int64_t, int32_t> : nullptr;
+    case DType::kF64:
+    case DType::kI16:
+    case DType::kI8:
+    case DType::kU8:
+      break;
   }
   return nullptr;
 }
@@ -107,7 +114,7 @@ RunKernel SelectRunKernel(DType source, DType target, float scale) {
   WEFT_CHECK(scale == 1.0F || IsFloating(source), "a copy of integers has a scale other than 1");
   const RunKernel kernel =
       source == target && scale == 1.0F ? SelectMove(source) : SelectConversion(source, target);
-  WEFT_CHECK(kernel != nullptr, "no cast between an integer and a floating-point type");
+  WEFT_CHECK(kernel != nullptr, "no cast between these dtypes");
   return kernel;
 }
 

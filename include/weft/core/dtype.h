@@ -11,7 +11,7 @@
 
 namespace weft {
 
-enum class DType : uint8_t { kF32, kBF16, kF16, kI32, kI64 };
+enum class DType : uint8_t { kF32, kBF16, kF16, kI32, kI64, kF64, kI16, kI8, kU8 };
 
 // Storage formats (sign, exponent and mantissa bits): BF16 is the upper half of a binary32 (1-8-7), F16 is
 // IEEE 754 binary16 (1-5-10). Arithmetic is done in float.
@@ -71,22 +71,29 @@ inline F16 ToF16(float value) {
 
 constexpr size_t SizeOf(DType dtype) {
   switch (dtype) {
+    case DType::kI8:
+    case DType::kU8:
+      return 1;
     case DType::kBF16:
     case DType::kF16:
+    case DType::kI16:
       return 2;
     case DType::kF32:
     case DType::kI32:
       return 4;
     case DType::kI64:
+    case DType::kF64:
       return 8;
   }
   return 0;
 }
+// The floating-point dtypes that convert to each other, and whose arithmetic is done in float. Not f64, which
+// the collectives move and reduce, and nothing else computes with.
 constexpr bool IsFloating(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
 }
 
-// Returns "f32", "bf16", "f16", "i32" or "i64".
+// Returns "f32", "bf16", "f16", "i32", "i64", "f64", "i16", "i8" or "u8".
 std::string_view Name(DType dtype);
 // Errors: kInvalidArgument (lists the names).
 absl::StatusOr<DType> ParseDType(std::string_view name);
@@ -104,5 +111,13 @@ template <>
 inline constexpr DType kDTypeOf<int32_t> = DType::kI32;
 template <>
 inline constexpr DType kDTypeOf<int64_t> = DType::kI64;
+template <>
+inline constexpr DType kDTypeOf<double> = DType::kF64;
+template <>
+inline constexpr DType kDTypeOf<int16_t> = DType::kI16;
+template <>
+inline constexpr DType kDTypeOf<int8_t> = DType::kI8;
+template <>
+inline constexpr DType kDTypeOf<uint8_t> = DType::kU8;
 
 }  // namespace weft

@@ -36,6 +36,16 @@ std::string_view Name(ReduceOp op) {
       return "average";
     case ReduceOp::kMax:
       return "max";
+    case ReduceOp::kMin:
+      return "min";
+    case ReduceOp::kProduct:
+      return "product";
+    case ReduceOp::kBitAnd:
+      return "bitwise and";
+    case ReduceOp::kBitOr:
+      return "bitwise or";
+    case ReduceOp::kBitXor:
+      return "bitwise xor";
   }
   return "unknown";
 }

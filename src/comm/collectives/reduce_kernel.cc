@@ -40,6 +40,56 @@ struct Max {
   }
 };
 
+struct Min {
+  template <typename T>
+  static T Fold(T a, T b) {
+    if constexpr (std::is_floating_point_v<T>) {
+      return (b < a || std::isnan(b)) ? b : a;  // NaN if either operand is.
+    } else {
+      return b < a ? b : a;
+    }
+  }
+};
+struct Product {
+  template <typename T>
+  static T Fold(T a, T b) {
+    if constexpr (std::is_integral_v<T>) {
+      return static_cast<T>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));  // Wraps on overflow.
+    } else {
+      return a * b;
+    }
+  }
+};
+struct BitAnd {
+  template <typename T>
+  static T Fold(T a, T b) {
+    return static_cast<T>(a & b);
+  }
+};
+struct BitOr {
+  template <typename T>
+  static T Fold(T a, T b) {
+    return static_cast<T>(a | b);
+  }
+};
+struct BitXor {
+  template <typename T>
+  static T Fold(T a, T b) {
+    return static_cast<T>(a ^ b);
+  }
+};
+
+// Writes source[i] * scale, rounded to `dtype`.
+template <typename T>
+void StoreScaled(const T* source, std::byte* target, DType dtype, int64_t count, double scale) {
+  if constexpr (std::is_same_v<T, double>) {
+    auto* out = reinterpret_cast<double*>(target);
+    for (int64_t i = 0; i < count; ++i) out[i] = source[i] * scale;
+  } else {
+    ConvertRun(source, kDTypeOf<T>, target, dtype, count, static_cast<float>(scale));
+  }
+}
+
 // Stack machine for reduction programs. A stack level is a block of elements of type T.
 template <typename T, typename Op>
 class BlockMachine {
@@ -187,7 +237,7 @@ void RunTyped(const ReduceProgram& program, absl::Span<const LeafSource> leaves,
   // written after the block is evaluated, like the copies.
   const bool aliased = std::any_of(leaves.begin(), leaves.end(),
                                    [&](const LeafSource& leaf) { return leaf.data == target.data; });
-  const bool plain = target.dtype == kDTypeOf<T> && target.scale == 1.0F;
+  const bool plain = target.dtype == kDTypeOf<T> && target.scale == 1.0;
   const bool direct = plain && !aliased && !target.nontemporal && target.copies.empty();
   BlockMachine<T, Op> machine(program, leaves);
   if (plain && target.nontemporal && machine.Stream(target, count)) return;
@@ -200,7 +250,7 @@ void RunTyped(const ReduceProgram& program, absl::Span<const LeafSource> leaves,
     if (direct) continue;
     const auto* block = reinterpret_cast<const std::byte*>(result);
     if (!plain) {
-      ConvertRun(result, kDTypeOf<T>, out, target.dtype, length, target.scale);
+      StoreScaled(result, out, target.dtype, length, target.scale);
       block = out;
     } else {
       CopyBytes(out, block, bytes, target.nontemporal);
@@ -212,10 +262,25 @@ void RunTyped(const ReduceProgram& program, absl::Span<const LeafSource> leaves,
 template <typename T>
 void RunWithOp(const ReduceProgram& program, absl::Span<const LeafSource> leaves, ReduceOp op,
                const ReduceTarget& target, int64_t count) {
-  if (op == ReduceOp::kMax) {
-    RunTyped<T, Max>(program, leaves, target, count);
-  } else {
-    RunTyped<T, Sum>(program, leaves, target, count);
+  const auto run = [&](auto fold) { RunTyped<T, decltype(fold)>(program, leaves, target, count); };
+  switch (op) {
+    case ReduceOp::kSum:
+    case ReduceOp::kAverage:
+      return run(Sum());
+    case ReduceOp::kMax:
+      return run(Max());
+    case ReduceOp::kMin:
+      return run(Min());
+    case ReduceOp::kProduct:
+      return run(Product());
+    case ReduceOp::kBitAnd:
+    case ReduceOp::kBitOr:
+    case ReduceOp::kBitXor:
+      break;
+  }
+  if constexpr (std::is_integral_v<T>) {
+    if (op == ReduceOp::kBitAnd) return run(BitAnd());
+    return op == ReduceOp::kBitOr ? run(BitOr()) : run(BitXor());
   }
 }
 
@@ -228,6 +293,14 @@ void RunReduce(const ReduceProgram& program, absl::Span<const LeafSource> leaves
       return RunWithOp<int32_t>(program, leaves, op, target, count);
     case DType::kI64:
       return RunWithOp<int64_t>(program, leaves, op, target, count);
+    case DType::kI16:
+      return RunWithOp<int16_t>(program, leaves, op, target, count);
+    case DType::kI8:
+      return RunWithOp<int8_t>(program, leaves, op, target, count);
+    case DType::kU8:
+      return RunWithOp<uint8_t>(program, leaves, op, target, count);
+    case DType::kF64:
+      return RunWithOp<double>(program, leaves, op, target, count);
     case DType::kF32:
     case DType::kBF16:
     case DType::kF16:

@@ -1,5 +1,5 @@
-// Evaluation of reduction programs over memory, block by block. Floating-point sums are accumulated in fp32
-// and rounded once; integers are reduced in their own type.
+// Evaluation of reduction programs over memory, block by block. f32, bf16 and f16 are accumulated in fp32 and
+// rounded once; f64 and integers are reduced in their own type.
 #pragma once
 
 #include <cstddef>
@@ -25,7 +25,7 @@ struct ReduceTarget {
   std::byte* data;
   DType dtype;
   // Factor that is applied before the result is rounded to `dtype`. 1 except for averages.
-  float scale = 1.0F;
+  double scale = 1.0;
   // Use non-temporal stores. See ShouldBypassCaches.
   bool nontemporal = false;
   // Further addresses that get the same result, in the same dtype.
@@ -34,7 +34,8 @@ struct ReduceTarget {
 };
 
 // For each i < count: target[i] = program(leaf 0 [i], leaf 1 [i], ...).
-// REQUIRES: leaves and target are all floating-point, or all of one integer type. `scale` is 1 for integers.
+// REQUIRES: leaves and target are of f32, bf16 and f16, or all of one other dtype. `scale` is 1 for integers.
+//   `op` is defined for the dtype.
 //   The target and each of its copies is identical with a leaf (in place) or does not overlap any.
 void RunReduce(const ReduceProgram& program, absl::Span<const LeafSource> leaves, ReduceOp op,
                const ReduceTarget& target, int64_t count);

@@ -54,9 +54,18 @@ absl::Status CheckPredecessor(const OperationRecord& earlier, bool same_engine, 
 }
 
 absl::Status CheckReduce(ReduceOp op, DType dtype, std::string_view what) {
-  if (op != ReduceOp::kAverage || IsFloating(dtype)) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": an average of ", ToAbsl(Name(dtype)),
-                                                 " is not defined; use a sum, and divide it"));
+  const bool is_integer = !IsFloating(dtype) && dtype != DType::kF64;
+  const bool is_bitwise = op == ReduceOp::kBitAnd || op == ReduceOp::kBitOr || op == ReduceOp::kBitXor;
+  if (op == ReduceOp::kAverage && is_integer) {
+    return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": an average of ", ToAbsl(Name(dtype)),
+                                                   " is not defined; use a sum, and divide it"));
+  }
+  if (is_bitwise && !is_integer) {
+    return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": a ", ToAbsl(Name(op)), " of ",
+                                                   ToAbsl(Name(dtype)),
+                                                   " is not defined; reduce integers of the same size"));
+  }
+  return absl::OkStatus();
 }
 
 // Peers read or write `output` in place: it must lie in one segment of node memory.

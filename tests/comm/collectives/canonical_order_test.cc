@@ -38,15 +38,16 @@ TEST_P(CanonicalOrder, HoldsOnEveryNodeMapForTinySlices) {
     // If a lane window holds one slice, the yield window is smaller than a slice. Lanes of lower priority
     // then advance only by their head slices.
     for (const int64_t slices_per_window : {1, 4}) {
-      Check(nodes, SlicesOf(64, slices_per_window), {DType::kF32, DType::kF16, DType::kI32, DType::kI64},
-            201);
+      Check(nodes, SlicesOf(64, slices_per_window),
+            {DType::kF32, DType::kF16, DType::kI32, DType::kI64, DType::kF64, DType::kU8}, 201);
     }
   }
 }
 
 TEST_P(CanonicalOrder, HoldsOnEveryNodeMapForMediumSlices) {
   for (const NodeMap& nodes : NodeMapsOf(GetParam())) {
-    Check(nodes, SlicesOf(512, 4), {DType::kF32, DType::kF16, DType::kI32, DType::kI64}, 1601);
+    Check(nodes, SlicesOf(512, 4),
+          {DType::kF32, DType::kF16, DType::kI32, DType::kI64, DType::kF64, DType::kU8}, 1601);
   }
 }
 

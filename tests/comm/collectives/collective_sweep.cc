@@ -36,9 +36,9 @@ struct Case {
   }
 };
 
-// Element i of a rank's input. Small integers, so that sums over few ranks are exact in every dtype and
-// order.
-double ValueOf(int rank, int64_t i) { return static_cast<double>((rank * 5 + i * 3) % 17 - 8); }
+// Element i of a rank's input. Small integers without a sign, so that sums over few ranks are exact in every
+// dtype and order.
+double ValueOf(int rank, int64_t i) { return static_cast<double>((rank * 5 + i * 3) % 17); }
 
 std::vector<double> ValuesOf(int rank, int64_t begin, int64_t count) {
   std::vector<double> values(static_cast<size_t>(count));
@@ -51,7 +51,9 @@ std::vector<double> Reduced(int ranks, int64_t begin, int64_t count, ReduceOp op
   for (double& result : values) {
     for (int rank = 1; rank < ranks; ++rank) {
       const double value = ValueOf(rank, begin);
-      result = op == ReduceOp::kMax ? std::max(result, value) : result + value;
+      result = op == ReduceOp::kMax   ? std::max(result, value)
+               : op == ReduceOp::kMin ? std::min(result, value)
+                                      : result + value;
     }
     ++begin;
   }
@@ -149,7 +151,7 @@ absl::Status SweepReduceScatter(EngineFixture& fixture, const SweepOptions& opti
   const int me = fixture.engine->group(fixture.lane).group_rank;
   return ForEachCase(ranks, options, true, [&](const Case& c) -> absl::Status {
     const int64_t own = c.counts[static_cast<size_t>(me)];
-    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
       WEFT_ASSIGN_OR_RETURN(TestBuffer input,
                             TestBuffer::Make(*fixture.pool, c.node_memory, c.dtype, c.total()));
       WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, c.node_memory, c.dtype, own));
@@ -171,7 +173,7 @@ absl::Status SweepAllReduce(EngineFixture& fixture, const SweepOptions& options)
   const int me = fixture.engine->group(fixture.lane).group_rank;
   return ForEachCase(ranks, options, false, [&](const Case& c) -> absl::Status {
     const int64_t count = c.counts[0];
-    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
       WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, c.node_memory, c.dtype, count));
       WEFT_ASSIGN_OR_RETURN(TestBuffer output,
                             TestBuffer::Make(*fixture.pool, c.node_memory, c.dtype, count));

@@ -10,7 +10,8 @@ namespace weft::testing {
 
 struct SweepOptions {
   std::vector<int64_t> counts = {0, 1, 7, 1009};  // Elements for each rank, if parts are equal.
-  std::vector<DType> dtypes = {DType::kF32, DType::kBF16, DType::kF16, DType::kI32, DType::kI64};
+  std::vector<DType> dtypes = {DType::kF32, DType::kBF16, DType::kF16, DType::kI32, DType::kI64,
+                               DType::kF64, DType::kI16,  DType::kI8,  DType::kU8};
   OpOptions op = {};
 };
 

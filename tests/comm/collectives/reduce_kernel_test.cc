@@ -19,11 +19,12 @@ namespace {
 
 constexpr int64_t kCounts[] = {0, 1, 1023, 1024, 1025, 4099};
 
-float Widen(float value) { return value; }
 float Widen(BF16 value) { return ToFloat(value); }
 float Widen(F16 value) { return ToFloat(value); }
-int32_t Widen(int32_t value) { return value; }
-int64_t Widen(int64_t value) { return value; }
+template <typename T>
+T Widen(T value) {
+  return value;
+}
 
 template <typename T, typename Wide>
 T Narrow(Wide value) {
@@ -60,12 +61,33 @@ std::vector<std::vector<T>> RandomLeaves(int leaves, int64_t count, std::mt19937
 template <typename Wide>
 Wide Fold(Wide a, Wide b, ReduceOp op) {
   if (op == ReduceOp::kMax) return a > b ? a : b;
+  if (op == ReduceOp::kMin) return a < b ? a : b;
   if constexpr (std::is_integral_v<Wide>) {
-    using U = std::make_unsigned_t<Wide>;
-    return static_cast<Wide>(static_cast<U>(a) + static_cast<U>(b));
+    // Wraps, as sums and products of 64 bits without a sign do.
+    const auto x = static_cast<uint64_t>(a);
+    const auto y = static_cast<uint64_t>(b);
+    switch (op) {
+      case ReduceOp::kProduct:
+        return static_cast<Wide>(x * y);
+      case ReduceOp::kBitAnd:
+        return static_cast<Wide>(x & y);
+      case ReduceOp::kBitOr:
+        return static_cast<Wide>(x | y);
+      case ReduceOp::kBitXor:
+        return static_cast<Wide>(x ^ y);
+      default:
+        return static_cast<Wide>(x + y);
+    }
   } else {
-    return a + b;
+    return op == ReduceOp::kProduct ? a * b : a + b;
   }
+}
+
+template <typename T>
+std::vector<ReduceOp> OpsOf() {
+  std::vector<ReduceOp> ops = {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin, ReduceOp::kProduct};
+  if (std::is_integral_v<T>) ops.insert(ops.end(), {ReduceOp::kBitAnd, ReduceOp::kBitOr, ReduceOp::kBitXor});
+  return ops;
 }
 
 // T(lo, n) of element i.
@@ -119,14 +141,14 @@ class ReduceKernel : public ::testing::Test {
     return expected;
   }
 };
-using Types = ::testing::Types<float, BF16, F16, int32_t, int64_t>;
+using Types = ::testing::Types<float, BF16, F16, int32_t, int64_t, double, int16_t, int8_t, uint8_t>;
 TYPED_TEST_SUITE(ReduceKernel, Types);
 
 TYPED_TEST(ReduceKernel, GivesTheBitsOfThePlainLoop) {
   for (const int leaves : {1, 2, 3, 4, 5, 8, 13, 16}) {
     for (const int64_t count : kCounts) {
-      for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) {
-        SCOPED_TRACE(absl::StrCat(leaves, " leaves, ", count, " elements"));
+      for (const ReduceOp op : OpsOf<TypeParam>()) {
+        SCOPED_TRACE(absl::StrCat(leaves, " leaves, ", count, " elements, ", std::string(Name(op))));
         const auto values = RandomLeaves<TypeParam>(leaves, count, this->random_);
         std::vector<TypeParam> out(static_cast<size_t>(count));
         RunReduce(ProgramOf(leaves), SourcesOf(values), op, TargetOf(out), count);
@@ -192,17 +214,19 @@ TYPED_TEST(ReduceKernel, ScalesBeforeItRounds) {
   }
 }
 
-TYPED_TEST(ReduceKernel, MaximumKeepsANaNFromAnyLeaf) {
+TYPED_TEST(ReduceKernel, ExtremesKeepANaNFromAnyLeaf) {
   if constexpr (!std::is_integral_v<TypeParam>) {
     constexpr int kLeaves = 5;
-    for (size_t bad = 0; bad < kLeaves; ++bad) {
-      auto values = RandomLeaves<TypeParam>(kLeaves, 3, this->random_);
-      values[bad][1] = Narrow<TypeParam>(std::numeric_limits<float>::quiet_NaN());
-      std::vector<TypeParam> out(3);
-      RunReduce(ProgramOf(kLeaves), SourcesOf(values), ReduceOp::kMax, TargetOf(out), 3);
-      EXPECT_FALSE(std::isnan(Widen(out[0])));
-      EXPECT_TRUE(std::isnan(Widen(out[1]))) << "leaf " << bad;
-      EXPECT_FALSE(std::isnan(Widen(out[2])));
+    for (const ReduceOp op : {ReduceOp::kMax, ReduceOp::kMin}) {
+      for (size_t bad = 0; bad < kLeaves; ++bad) {
+        auto values = RandomLeaves<TypeParam>(kLeaves, 3, this->random_);
+        values[bad][1] = Narrow<TypeParam>(std::numeric_limits<float>::quiet_NaN());
+        std::vector<TypeParam> out(3);
+        RunReduce(ProgramOf(kLeaves), SourcesOf(values), op, TargetOf(out), 3);
+        EXPECT_FALSE(std::isnan(Widen(out[0])));
+        EXPECT_TRUE(std::isnan(Widen(out[1]))) << "leaf " << bad;
+        EXPECT_FALSE(std::isnan(Widen(out[2])));
+      }
     }
   }
 }

@@ -109,6 +109,15 @@ TEST_F(Arguments, AnAverageOfIntegersIsNotDefined) {
                 HasSubstr("reduce_scatter: an average of i64"));
 }
 
+TEST_F(Arguments, ABitwiseReductionOfFloatsIsNotDefined) {
+  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF64}) {
+    for (const ReduceOp op : {ReduceOp::kBitAnd, ReduceOp::kBitOr, ReduceOp::kBitXor}) {
+      ExpectRefused(engine().AllReduce(lane(), memory(), memory(), dtype, 2, op),
+                    HasSubstr("reduce integers of the same size"));
+    }
+  }
+}
+
 TEST_F(Arguments, TheRootMustBeARankOfTheGroup) {
   ExpectRefused(engine().Broadcast(lane(), memory(), DType::kF32, 4, 1),
                 HasSubstr("root 1 is not a rank of group world"));

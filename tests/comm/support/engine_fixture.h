@@ -73,21 +73,50 @@ class TestBuffer {
 
   // Values are rounded to the dtype.
   void Write(int64_t begin, const std::vector<double>& values) {
-    if (dtype_ == DType::kI64) return Copy(values, reinterpret_cast<int64_t*>(At(begin)));
-    if (dtype_ == DType::kI32) return Copy(values, reinterpret_cast<int32_t*>(At(begin)));
+    if (WithNativeType(
+            [&](auto element) { Copy(values, reinterpret_cast<decltype(element)*>(At(begin))); })) {
+      return;
+    }
     std::vector<float> narrow(values.size());
     Copy(values, narrow.data());
     ConvertRun(narrow.data(), DType::kF32, At(begin), dtype_, static_cast<int64_t>(narrow.size()));
   }
   std::vector<double> Read(int64_t begin, int64_t count) {
-    if (dtype_ == DType::kI64) return ToDoubles(reinterpret_cast<int64_t*>(At(begin)), count);
-    if (dtype_ == DType::kI32) return ToDoubles(reinterpret_cast<int32_t*>(At(begin)), count);
+    std::vector<double> values;
+    const auto read = [&](auto element) {
+      values = ToDoubles(reinterpret_cast<decltype(element)*>(At(begin)), count);
+    };
+    if (WithNativeType(read)) return values;
     std::vector<float> wide(static_cast<size_t>(count));
     ConvertRun(At(begin), dtype_, wide.data(), DType::kF32, count);
     return {wide.begin(), wide.end()};
   }
 
  private:
+  // Calls body(T{}) if the dtype is that of the C++ type T. False for BF16 and F16.
+  template <typename Body>
+  bool WithNativeType(const Body& body) const {
+    switch (dtype_) {
+      case DType::kBF16:
+      case DType::kF16:
+        return false;
+      case DType::kF32:
+        return body(float{}), true;
+      case DType::kF64:
+        return body(double{}), true;
+      case DType::kI64:
+        return body(int64_t{}), true;
+      case DType::kI32:
+        return body(int32_t{}), true;
+      case DType::kI16:
+        return body(int16_t{}), true;
+      case DType::kI8:
+        return body(int8_t{}), true;
+      case DType::kU8:
+        return body(uint8_t{}), true;
+    }
+    return false;
+  }
   template <typename T>
   static void Copy(const std::vector<double>& values, T* out) {
     std::transform(values.begin(), values.end(), out, [](double value) { return static_cast<T>(value); });

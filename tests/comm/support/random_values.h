@@ -47,6 +47,16 @@ struct Arithmetic<float> {
   static float Add(float a, float b) { return a + b; }
 };
 template <>
+struct Arithmetic<double> {
+  using Wide = double;
+  static double Random(int rank, int64_t i) {
+    return static_cast<double>(RandomFloat(rank, i, 40)) * (1.0 + 0x1p-30 * static_cast<double>(i % 7));
+  }
+  static double Widen(double value) { return value; }
+  static double Narrow(double value) { return value; }
+  static double Add(double a, double b) { return a + b; }
+};
+template <>
 struct Arithmetic<F16> : Arithmetic<float> {
   static F16 Random(int rank, int64_t i) { return ToF16(RandomFloat(rank, i, 16)); }
   static float Widen(F16 value) { return ToFloat(value); }
@@ -80,6 +90,14 @@ auto WithType(DType dtype, const Body& body) {
       return body(int32_t{});
     case DType::kI64:
       return body(int64_t{});
+    case DType::kF64:
+      return body(double{});
+    case DType::kI16:
+      return body(int16_t{});
+    case DType::kI8:
+      return body(int8_t{});
+    case DType::kU8:
+      return body(uint8_t{});
     case DType::kF32:
       break;
   }
