@@ -108,6 +108,20 @@ TEST(AttentionPairMask, IsCalledOnlyForPairsThatTheMaskAllows) {
   EXPECT_EQ(calls, 2 * 50 * 51 / 2);  // Forward and backward.
 }
 
+TEST(AttentionPairMask, IsNotCalledWithoutRowsOrTokens) {
+  for (const auto& [batch, tokens] : {std::pair<int64_t, int64_t>{0, 5}, {2, 0}}) {
+    AttentionCase c;
+    c.batch = batch;
+    c.q_runs = WholeSequence(tokens);
+    c.key_blocks = {WholeSequence(tokens)};
+    c.pair_mask = Share([](int64_t, int64_t, int64_t) {
+      ADD_FAILURE() << "called";
+      return true;
+    });
+    ResultsOf(c);
+  }
+}
+
 TEST(AttentionPairMask, IsTakenFromTheInvocation) {
   Attention attention("attention");
   const Tensor q = TestTensor(DType::kF32, {1, 6, 1, 4}, 1);

@@ -135,9 +135,12 @@ absl::Span<const AttentionTile> AttentionPlan::TilesOf(int64_t group) const {
 BatchPlans::BatchPlans(const AttentionMask& mask, const PairMask* pair_mask, int64_t batch,
                        const TokenRuns& queries, absl::Span<const TokenRuns* const> key_blocks, TileSize size,
                        AttentionPlan::Order order) {
-  const int64_t plans = pair_mask == nullptr ? 1 : std::max<int64_t>(batch, 1);
-  plans_.reserve(static_cast<size_t>(plans));
-  for (int64_t row = 0; row < plans; ++row) {
+  if (pair_mask == nullptr || batch == 0) {
+    plans_.emplace_back(mask, queries, key_blocks, size, order);
+    return;
+  }
+  plans_.reserve(static_cast<size_t>(batch));
+  for (int64_t row = 0; row < batch; ++row) {
     plans_.emplace_back(mask, queries, key_blocks, size, order, RowPairs{pair_mask, row});
   }
 }
