@@ -64,6 +64,27 @@ TEST(SimulatedFailures, EndAWaitOnceAtTheEnginesTimeout) {
   EXPECT_OK(report.status());
 }
 
+TEST(SimulatedFailures, AreNotWaitedForAgainWhenTheEngineIsDestroyed) {
+  const SimReport report =
+      RunSimulatedRanks(NodeMap::OneNode(2), SimOptions{}, [](Bootstrap& bootstrap) -> absl::Status {
+        EngineOptions options;
+        options.timeout = absl::Seconds(100);
+        WEFT_ASSIGN_OR_RETURN(EngineFixture fixture,
+                              EngineFixture::Make(bootstrap, options, /*segment_bytes=*/size_t{4} << 20));
+        if (bootstrap.rank() == 1) {
+          bootstrap.runtime().SleepFor(int64_t{150'000'000'000});
+          return absl::OkStatus();
+        }
+        Work work = fixture.engine->Barrier(fixture.lane);
+        EXPECT_TRUE(absl::IsDeadlineExceeded(work.Wait()));
+        work.Detach({});
+        fixture.engine.reset();
+        EXPECT_LT(bootstrap.runtime().NowNs(), int64_t{110'000'000'000});
+        return absl::OkStatus();
+      });
+  EXPECT_OK(report.status());
+}
+
 // Deadlines of 0.2 s of virtual time fall into every phase of the attempts of the other ranks.
 TEST(SimulatedFailures, EndWithAResetOnAllRanksHoweverLateOneRankIs) {
   constexpr int64_t kTimeoutNs = 200'000'000;
