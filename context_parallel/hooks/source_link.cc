@@ -119,7 +119,7 @@ absl::Status SourceLink::AfterForward(Invocation& invocation, const Tensors& out
   WEFT_ASSIGN_OR_RETURN(const TensorView input, InputOf(output.view()));
   WEFT_ASSIGN_OR_RETURN(LaunchedTensor launched, options_.launch(invocation, output.Window(input)));
   invocation.AddReader(launched.local, &loan_purpose_);
-  records.launched.push_back({std::move(launched), call});
+  records.launched.push_back({std::move(launched), call, invocation.is_recomputing()});
   return absl::OkStatus();
 }
 
@@ -131,8 +131,9 @@ std::optional<SourceLink::Taken> SourceLink::TakeLaunched(Invocation& invocation
   if (found == records.launched.end()) return std::nullopt;
   invocation.RemoveReader(local);
   Taken taken{std::move(found->tensor), {.call = found->call}};
+  if (!taken.origin.call && invocation.gradients()) ++records.taken_before_recompute;
+  if (found->is_recomputed && records.taken_before_recompute > 0) --records.taken_before_recompute;
   records.launched.erase(found);
-  if (!taken.origin.call && invocation.is_saving()) ++records.taken_without_backward;
   return taken;
 }
 
@@ -199,13 +200,13 @@ absl::Status SourceLink::DropUntaken(Invocation& invocation, Records& records, i
   const auto untaken = std::find_if(records.launched.begin(), records.launched.end(),
                                     [call](const Launch& launch) { return launch.call == call; });
   if (untaken == records.launched.end()) return absl::OkStatus();
-  if (records.taken_without_backward == 0) {
+  if (records.taken_before_recompute == 0) {
     return absl::FailedPreconditionError(absl::StrCat(
         "an output of ", options_.source.module->name(), " was exchanged as ", options_.tensor,
         ", but the consumer took another tensor: name the last module that writes the tensor as its source, ",
         "or none"));
   }
-  --records.taken_without_backward;
+  --records.taken_before_recompute;
   invocation.RemoveReader(untaken->tensor.local);
   records.launched.erase(untaken);
   return absl::OkStatus();

@@ -97,14 +97,15 @@ class SourceLink {
   struct Launch {
     LaunchedTensor tensor;
     std::optional<int64_t> call;
+    bool is_recomputed;
   };
   // State of one link in an invocation.
   struct Records {
     std::deque<Launch> launched;  // Not taken yet.
     std::vector<int64_t> calls;   // Calls of the source whose backward has not run.
-    // Tensors that were taken without a backward, although the source will be recomputed. Nothing will
-    // take what the recomputation launches.
-    int64_t taken_without_backward = 0;
+    // Tensors that were taken from a source that will be recomputed, less those that were taken or dropped
+    // since from its recomputations. A consumer that is not recomputed with the source does not take them.
+    int64_t taken_before_recompute = 0;
   };
   struct Gradient {
     const SourceLink* link;

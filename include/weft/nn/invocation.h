@@ -56,6 +56,8 @@ class Invocation {
   // False without a backward, and in a NoSaveScope. Then Save has no effect, and modules need not compute
   // what only backward reads.
   bool is_saving() const { return gradients_ && !suspended_; }
+  // True while backward runs the forward of a checkpointed module again.
+  bool is_recomputing() const { return recomputes_ > 0; }
   float loss_scale() const { return loss_scale_; }
 
   // A stack of saves per module: each forward call pushes the tensors that its backward needs, and backward
@@ -130,6 +132,7 @@ class Invocation {
   bool gradients_;
   float loss_scale_;
   bool suspended_ = false;  // A NoSaveScope is alive.
+  int recomputes_ = 0;      // NewSaveScopes that are alive.
   Saves saves_;
   int64_t next_call_ = 1;
   std::shared_ptr<const SequenceParts> sequence_;
@@ -157,8 +160,13 @@ class Invocation::NoSaveScope {
 class Invocation::NewSaveScope {
  public:
   explicit NewSaveScope(Invocation& invocation)
-      : invocation_(invocation), outer_(std::exchange(invocation.saves_, {})) {}
-  ~NewSaveScope() { invocation_.saves_ = std::move(outer_); }
+      : invocation_(invocation), outer_(std::exchange(invocation.saves_, {})) {
+    ++invocation_.recomputes_;
+  }
+  ~NewSaveScope() {
+    --invocation_.recomputes_;
+    invocation_.saves_ = std::move(outer_);
+  }
   NewSaveScope(const NewSaveScope&) = delete;
   NewSaveScope& operator=(const NewSaveScope&) = delete;
 

@@ -153,6 +153,22 @@ TEST(ExchangeHooks, GiveTheSameBitsIfOnlyTheSourceIsRecomputed) {
   });
 }
 
+// The recomputed source launches an exchange that no consumer takes, since each launched one of its own when it
+// was recomputed.
+TEST(ExchangeHooks, GiveTheSameBitsIfSourceAndConsumersAreRecomputedApart) {
+  RunRanks(NodeMap::OneNode(3), [](Bootstrap& bootstrap) -> absl::Status {
+    const SlotBlockOptions options{.consumers = 1};
+    WEFT_ASSIGN_OR_RETURN(const PassResult kept, PassWith(bootstrap, options, true));
+    WEFT_ASSIGN_OR_RETURN(const PassResult again, PassWith(bootstrap, options, true, [](SlotModel& model) {
+                            model.block().layer().SetActivationCheckpointing(true);
+                            for (Parent* parent : model.block().parents())
+                              parent->SetActivationCheckpointing(true);
+                          }));
+    EXPECT_TRUE(SameBits(kept, again));
+    return absl::OkStatus();
+  });
+}
+
 TEST(ExchangeHooks, SeparateMicrobatchesInFlight) {
   RunRanks(NodeMap::OneNode(3), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const auto split, SlotModel::Make(bootstrap, {.consumers = 2}, true));

@@ -97,8 +97,10 @@ SlotBlock::SlotBlock(std::string name, const SlotBlockOptions& options)
   layer_ = AddChild(std::make_unique<Sequential>(absl::StrCat(this->name(), ".layer")));
   projection_ = &layer_->Add<Linear>("projection", options.dim, ProjectionOutputs(options), kWeights);
   for (int i = 0; i < options.consumers; ++i) {
-    consumers_.push_back(AddChild(std::make_unique<SquareSum>(absl::StrCat(this->name(), ".consumer.", i),
-                                                              0.5F + static_cast<float>(i))));
+    const std::string consumer = absl::StrCat(this->name(), ".consumer.", i);
+    parents_.push_back(AddChild(std::make_unique<Parent>(
+        consumer + ".parent", std::make_unique<SquareSum>(consumer, 0.5F + static_cast<float>(i)))));
+    consumers_.push_back(&parents_.back()->child());
   }
 }
 
@@ -134,7 +136,7 @@ absl::StatusOr<Tensors> SlotBlock::ForwardImpl(Invocation& invocation, const Ten
   for (size_t i = 0; i < consumers_.size(); ++i) {
     Tensors taken = heads;
     if (before_) WEFT_RETURN_IF_ERROR(before_(invocation, i, taken));
-    WEFT_ASSIGN_OR_RETURN(const Tensors outputs, consumers_[i]->Forward(invocation, taken));
+    WEFT_ASSIGN_OR_RETURN(const Tensors outputs, parents_[i]->Forward(invocation, taken));
     if (sum.defined()) {
       AddTo(outputs[0], sum);
     } else {
@@ -157,7 +159,7 @@ absl::StatusOr<Tensors> SlotBlock::BackwardImpl(Invocation& invocation, const Te
       invocation.PopSaved(consumers_[i]);
       continue;
     }
-    WEFT_ASSIGN_OR_RETURN(const Tensors gradients, consumers_[i]->Backward(invocation, {dout}));
+    WEFT_ASSIGN_OR_RETURN(const Tensors gradients, parents_[i]->Backward(invocation, {dout}));
     if (sums.empty()) {
       sums = {gradients[0].Copy(), gradients[1].Copy()};
     } else {

@@ -34,6 +34,26 @@ class SquareSum : public Module {
   float factor_;
 };
 
+// Calls its child with the same inputs: a parent that can be checkpointed.
+class Parent : public Module {
+ public:
+  Parent(std::string name, std::unique_ptr<SquareSum> child)
+      : Module(std::move(name)), child_(AddChild(std::move(child))) {}
+
+  SquareSum& child() const { return *child_; }
+
+ protected:
+  absl::StatusOr<Tensors> ForwardImpl(Invocation& invocation, const Tensors& inputs) override {
+    return child_->Forward(invocation, inputs);
+  }
+  absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& output_gradients) override {
+    return child_->Backward(invocation, output_gradients);
+  }
+
+ private:
+  SquareSum* child_;
+};
+
 struct SlotBlockOptions {
   int consumers = 1;
   bool is_fused = false;  // The projection has one output, which holds q and k, instead of two.
@@ -54,6 +74,7 @@ class SlotBlock : public Module {
   Linear& projection() const { return *projection_; }
   Sequential& layer() const { return *layer_; }  // The parent of the projection.
   const std::vector<SquareSum*>& consumers() const { return consumers_; }
+  const std::vector<Parent*>& parents() const { return parents_; }  // Of the consumers, one each.
   // The slot of the keys, with the projection as its source, without an exchange.
   ExchangeHooks::Slot KeySlot() const;
   // Called before each consumer's forward with its number and inputs.
@@ -74,6 +95,7 @@ class SlotBlock : public Module {
   Sequential* layer_;
   Linear* projection_;
   std::vector<SquareSum*> consumers_;
+  std::vector<Parent*> parents_;
   Before before_;
   std::optional<size_t> left_out_;
 };
