@@ -1,12 +1,15 @@
-// Benchmark of the gathers of sparse attention over ranks: exposed communication and time of a pass, forward and
-// backward, where the modules that make the keys launch their gathers, and where each attention launches them in
-// place. Ranks share every sequence. Prints the medians over rounds of the slowest rank, and their ratio.
+// Benchmark of the gathers of sparse attention over ranks: exposed communication and time of a pass,
+// forward and backward, where the modules that make the keys launch their gathers, and where each
+// attention launches them in place. Ranks share every sequence. Prints the medians over rounds of the
+// slowest rank, and their ratio.
 //
-//   tests/multihost/multihost.sh -n 4 --ppn 2 --rate 1gbit build/release/bench/weft_bench_sparse_context [TOKENS]
+//   tests/multihost/multihost.sh -n 4 --ppn 2 --rate 1gbit \
+//     build/release/bench/weft_bench_sparse_context [TOKENS]
 //
-// Every round measures both, interleaved so that disturbances affect both. A Llama with 2 layers of width 512, 8
-// heads of 64, 2 kv heads, 4 index heads of 32, top-k 512, f32, one thread. Exposed communication is the time in
-// which the rank waits for exchanges. Both give the same bits, which the program checks first.
+// Every round measures both, interleaved so that disturbances affect both. A Llama with 2 layers of width
+// 512, 8 heads of 64, 2 kv heads, 4 index heads of 32, top-k 512, f32, one thread. Exposed communication
+// is the time in which the rank waits for exchanges. Both give the same bits, which the program checks
+// first.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

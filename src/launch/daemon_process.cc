@@ -156,11 +156,15 @@ void DaemonProcess::EndDescendants(absl::Duration grace) {
   for (;;) {
     while (waitpid(-1, nullptr, WNOHANG) > 0) {
     }
+    // Not DescendantsOf: its walk misses a process whose parent ends meanwhile. As orphans become children of
+    // this process, it has descendants only while it has a child.
+    if (ChildrenOf(getpid()).empty()) return;
     const std::vector<pid_t> left = DescendantsOf(getpid());
-    if (left.empty()) return;
     if (absl::Now() > end) {
-      std::fprintf(stderr, "weft launch: process %d has not ended %g s after SIGKILL\n",
-                   static_cast<int>(left.front()), absl::ToDoubleSeconds(kKillDeadline));
+      for (const pid_t pid : left) {
+        std::fprintf(stderr, "weft launch: process %d has not ended %g s after SIGKILL\n",
+                     static_cast<int>(pid), absl::ToDoubleSeconds(kKillDeadline));
+      }
       return;
     }
     if (absl::Now() >= kill_time) {

@@ -23,9 +23,9 @@ enum class OpKind : uint8_t {
   kBarrier
 };
 
-// kAverage scales the sum by 1 / (group size) before it is rounded to the dtype; not for integers. kMax and
-// kMin of floating-point numbers are NaN if an operand is. Sums and products of integers wrap. kBitAnd, kBitOr
-// and kBitXor are for integers.
+// kAverage scales the sum by 1 / (group size) before it is rounded to the dtype; not for integers. kMax
+// and kMin of floating-point numbers are NaN if an operand is. Sums and products of integers wrap.
+// kBitAnd, kBitOr and kBitXor are for integers.
 enum class ReduceOp : uint8_t { kSum, kAverage, kMax, kMin, kProduct, kBitAnd, kBitOr, kBitXor };
 
 // Urgency of an operation, most urgent first. It decides which operation moves data next. Waiting on a Work

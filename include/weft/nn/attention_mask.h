@@ -22,14 +22,14 @@ struct AttentionMask {
   bool operator==(const AttentionMask&) const = default;
 };
 
-// Visibility of single pairs, beside an AttentionMask and the documents: true if, in row `row` of the batch, the
-// query at position `query` may attend to the key at position `key`. Positions are those of the TokenRuns, so
-// that a function means the same however the sequence is split. The counterpart of flex_attention's mask_mod in
-// PyTorch, without a head.
+// Visibility of single pairs, beside an AttentionMask and the documents: true if, in row `row` of the
+// batch, the query at position `query` may attend to the key at position `key`. Positions are those of the
+// TokenRuns, so that a function means the same however the sequence is split. The counterpart of
+// flex_attention's mask_mod in PyTorch, without a head.
 //
-// Called for pairs of one document that the mask allows, once for each in a forward and in a backward, by one
-// thread at a time. The pairs of a row that are visible take memory in proportion to their runs of consecutive
-// keys.
+// Called for pairs of one document that the mask allows, once for each in a forward and in a backward, by
+// one thread at a time. The pairs of a row that are visible take memory in proportion to their runs of
+// consecutive keys.
 // REQUIRES: the same result for the same arguments, also on other ranks that share the sequence.
 using PairMask = std::function<bool(int64_t row, int64_t query, int64_t key)>;
 

@@ -72,8 +72,8 @@ class Invocation {
   // before the forward, and do not change it until backward is done.
   void SetSequence(std::shared_ptr<const SequenceParts> sequence) { sequence_ = std::move(sequence); }
   const std::shared_ptr<const SequenceParts>& sequence() const { return sequence_; }
-  // Hides pairs of queries and keys from every dense attention of the pass, beside the attention's own mask; for
-  // documents that differ from row to row, for example. Null: hides none. Set it as SetSequence.
+  // Hides pairs of queries and keys from every dense attention of the pass, beside the attention's own
+  // mask; for documents that differ from row to row, for example. Null: hides none. Set it as SetSequence.
   void SetPairMask(std::shared_ptr<const PairMask> pair_mask) { pair_mask_ = std::move(pair_mask); }
   const std::shared_ptr<const PairMask>& pair_mask() const { return pair_mask_; }
 

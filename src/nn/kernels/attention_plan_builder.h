@@ -27,8 +27,8 @@ class AttentionPlan::Builder {
   void Add(const AttentionTile& whole, const TokenRuns& queries, const TokenRuns& keys);
 
  private:
-  // Adds the visible columns of each row of the row block, counted from the start of the key tile. Returns the
-  // number of visible pairs.
+  // Adds the visible columns of each row of the row block, counted from the start of the key tile. Returns
+  // the number of visible pairs.
   int64_t AddSpans(const TokenRuns& queries, const TokenRuns& keys);
   // Removes what the last AddSpans has added.
   void RemoveSpans();

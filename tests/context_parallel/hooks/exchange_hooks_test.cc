@@ -153,8 +153,8 @@ TEST(ExchangeHooks, GiveTheSameBitsIfOnlyTheSourceIsRecomputed) {
   });
 }
 
-// The recomputed source launches an exchange that no consumer takes, since each launched one of its own when it
-// was recomputed.
+// The recomputed source launches an exchange that no consumer takes, since each launched one of its own
+// when it was recomputed.
 TEST(ExchangeHooks, GiveTheSameBitsIfSourceAndConsumersAreRecomputedApart) {
   RunRanks(NodeMap::OneNode(3), [](Bootstrap& bootstrap) -> absl::Status {
     const SlotBlockOptions options{.consumers = 1};

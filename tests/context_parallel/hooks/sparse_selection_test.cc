@@ -1,7 +1,8 @@
 // Keys that sparse attention selects in training on several ranks, against those of one rank.
 //
-// Gradients are summed in another order there. Weights, and with them index scores, then round differently, and a
-// query may select another key where two scores nearly tie. The tests count these queries.
+// Gradients are summed in another order there. Weights, and with them index scores, then round
+// differently, and a query may select another key where two scores nearly tie. The tests count these
+// queries.
 #include <algorithm>
 #include <cstdio>
 #include <map>
