@@ -1,0 +1,33 @@
+#include "src/train/files/file_io.h"
+
+#include <filesystem>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
+
+namespace weft {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::IsOk;
+using ::testing::Not;
+
+// Somebody else may have made the file, or a link to a file of the user, since its name was chosen.
+TEST(File, IsNewOrAnErrorAndFollowsNoLink) {
+  const TempFolder folder;
+  EXPECT_OK(File::CreateNew(folder / "new").status());
+  folder.Write("taken", "content");
+  EXPECT_THAT(File::CreateNew(folder / "taken").status().message(), HasSubstr("File exists"));
+  std::filesystem::create_symlink(folder / "taken", folder / "link");
+  EXPECT_THAT(File::CreateNew(folder / "link"), Not(IsOk()));
+  std::filesystem::create_symlink(folder / "missing", folder / "dangling");
+  EXPECT_THAT(File::CreateNew(folder / "dangling"), Not(IsOk()));
+  EXPECT_FALSE(std::filesystem::exists(folder / "missing"));
+  EXPECT_EQ(std::filesystem::file_size(folder / "taken"), 7U);
+}
+
+}  // namespace
+}  // namespace weft
