@@ -3,8 +3,9 @@
 // attention launches them in place. Ranks share every sequence. Prints the medians over rounds of the
 // slowest rank, and their ratio.
 //
-//   tests/multihost/multihost.sh -n 4 --ppn 2 --rate 1gbit \
-//     build/release/bench/weft_bench_sparse_context [TOKENS]
+//   tests/multihost/multihost.sh -n 4 --ppn 2 --rate 1gbit PROGRAM [TOKENS]
+//
+// PROGRAM is build/release/bench/weft_bench_sparse_context.
 //
 // Every round measures both, interleaved so that disturbances affect both. A Llama with 2 layers of width
 // 512, 8 heads of 64, 2 kv heads, 4 index heads of 32, top-k 512, f32, one thread. Exposed communication

@@ -2,10 +2,13 @@
 
 #include <cstdlib>
 
+#include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/support/status_matchers.h"
+#include "weft/core/status.h"
+#include "weft/mesh/thread_bootstrap.h"
 
 namespace weft {
 namespace {
@@ -28,6 +31,20 @@ TEST(NodeMap, PutsAllOnOneNode) {
   const NodeMap map = NodeMap::OneNode(3);
   EXPECT_EQ(map.node_count(), 1);
   EXPECT_THAT(map.RanksOf(0), ElementsAre(0, 1, 2));
+}
+
+// The next round of the other ranks is not an agreement then.
+TEST(AgreeOnStatus, TakesNoRoundOnARankThatHasMissedADeadline) {
+  EXPECT_OK(RunThreadRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    if (bootstrap.rank() == 0) {
+      const absl::Status missed = absl::DeadlineExceededError("rank 1 did not arrive");
+      EXPECT_EQ(AgreeOnStatus(bootstrap, missed, absl::Seconds(60)), missed);
+    }
+    WEFT_ASSIGN_OR_RETURN(const auto blobs,
+                          bootstrap.AllGatherBlob(absl::StrCat(bootstrap.rank()), absl::Seconds(60)));
+    EXPECT_THAT(blobs, ElementsAre("0", "1"));
+    return absl::OkStatus();
+  }));
 }
 
 // Sets WEFT_TIMEOUT_S for a scope; null unsets it.

@@ -54,7 +54,8 @@ struct Product {
   template <typename T>
   static T Fold(T a, T b) {
     if constexpr (std::is_integral_v<T>) {
-      return static_cast<T>(static_cast<uint64_t>(a) * static_cast<uint64_t>(b));  // Wraps on overflow.
+      const auto wide = [](T value) { return static_cast<uint64_t>(static_cast<int64_t>(value)); };
+      return static_cast<T>(wide(a) * wide(b));  // Wraps on overflow.
     } else {
       return a * b;
     }

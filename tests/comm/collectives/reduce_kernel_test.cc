@@ -64,8 +64,8 @@ Wide Fold(Wide a, Wide b, ReduceOp op) {
   if (op == ReduceOp::kMin) return a < b ? a : b;
   if constexpr (std::is_integral_v<Wide>) {
     // Wraps, as sums and products of 64 bits without a sign do.
-    const auto x = static_cast<uint64_t>(a);
-    const auto y = static_cast<uint64_t>(b);
+    const auto x = static_cast<uint64_t>(static_cast<int64_t>(a));
+    const auto y = static_cast<uint64_t>(static_cast<int64_t>(b));
     switch (op) {
       case ReduceOp::kProduct:
         return static_cast<Wide>(x * y);
