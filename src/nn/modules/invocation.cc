@@ -57,7 +57,7 @@ absl::Status Invocation::FinishCall(const Module& module) {
   const auto first = std::prev(last.base());
   const auto after = std::find_if(std::next(first), calls.end(),
                                   [&](const Call& waiting) { return waiting.begin >= first->end; });
-  const absl::Status finished = LeftOut(module, {&*first + 1, static_cast<size_t>(after - first - 1)});
+  absl::Status finished = LeftOut(module, {&*first + 1, static_cast<size_t>(after - first - 1)});
   calls.erase(first, after);
   return finished;
 }

@@ -20,6 +20,7 @@ int64_t CountWrong(const std::byte* memory, int ranks, int64_t begin, int64_t co
   int64_t wrong = 0;
   for (int64_t i = 0; i < count; ++i) {
     const T expected = Arithmetic<T>::Narrow(Tree<T>(ranks, begin + i));
+    // The bits count, also those of NaN and of zeros. NOLINTNEXTLINE(bugprone-suspicious-memory-comparison)
     if (std::memcmp(memory + static_cast<size_t>(i) * sizeof(T), &expected, sizeof(T)) != 0) ++wrong;
   }
   return wrong;
