@@ -4,15 +4,20 @@
 #include <vector>
 
 #include <absl/strings/str_cat.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/nn/attention_case.h"
+#include "tests/support/status_matchers.h"
 #include "weft/nn/attention.h"
 #include "weft/nn/attention_kernel.h"
 #include "weft/nn/sparse_attention.h"
 
 namespace weft::testing {
 namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
 
 std::shared_ptr<const PairMask> Share(PairMask mask) {
   return std::make_shared<const PairMask>(std::move(mask));
@@ -132,6 +137,22 @@ TEST(AttentionPairMask, IsTakenFromTheInvocation) {
   const absl::StatusOr<Tensors> outputs = attention.Forward(invocation, {q, k, v});
   ASSERT_TRUE(outputs.ok()) << outputs.status();
   EXPECT_EQ(ToDoubleValues((*outputs)[0].view()), ToDoubleValues(v.view()));
+}
+
+// Positions in two documents would look alike to the function.
+TEST(AttentionPairMask, IsAnErrorWithSeveralDocuments) {
+  Attention attention("attention");
+  const Tensor x = TestTensor(DType::kF32, {1, 6, 1, 4}, 1);
+  const auto forward = [&](const TokenRuns& runs) {
+    Invocation invocation(/*gradients=*/false);
+    invocation.SetSequence(std::make_shared<const SequenceParts>(SequenceParts{{runs}, 0}));
+    invocation.SetPairMask(Share([](int64_t, int64_t, int64_t) { return true; }));
+    return attention.Forward(invocation, {x, x, x}).status();
+  };
+  EXPECT_THAT(forward({{0, 0, 4}, {1, 0, 2}}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("attention"), HasSubstr("PairMask"), HasSubstr("one document"))));
+  EXPECT_OK(forward({{0, 4, 2}, {0, 0, 4}, {1, 0, 0}}));
 }
 
 }  // namespace

@@ -23,14 +23,15 @@ struct AttentionMask {
 };
 
 // Visibility of single pairs, beside an AttentionMask and the documents: true if, in row `row` of the
-// batch, the query at position `query` may attend to the key at position `key`. Positions are those of the
-// TokenRuns, so that a function means the same however the sequence is split. The counterpart of
-// flex_attention's mask_mod in PyTorch, without a head.
+// batch, the query at position `query` may attend to the key at position `key`. Positions count from the
+// start of the whole sequence, so that a function means the same however the sequence is split. The
+// counterpart of flex_attention's mask_mod in PyTorch, without a head.
 //
-// Called for pairs of one document that the mask allows, once for each in a forward and in a backward, by
-// one thread at a time. The pairs of a row that are visible take memory in proportion to their runs of
+// Called for pairs that the mask allows, once for each in a forward and in a backward, by one thread at a
+// time. The pairs of a row that are visible take memory in proportion to their runs of
 // consecutive keys.
-// REQUIRES: the same result for the same arguments, also on other ranks that share the sequence.
+// REQUIRES: the same result for the same arguments, also on other ranks that share the sequence. The sequence
+//   is one document: positions in two documents would look alike. The function separates documents itself.
 using PairMask = std::function<bool(int64_t row, int64_t query, int64_t key)>;
 
 // Errors: kInvalidArgument (a window below 1, or without a causal mask).

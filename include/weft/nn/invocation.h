@@ -74,6 +74,7 @@ class Invocation {
   const std::shared_ptr<const SequenceParts>& sequence() const { return sequence_; }
   // Hides pairs of queries and keys from every dense attention of the pass, beside the attention's own
   // mask; for documents that differ from row to row, for example. Null: hides none. Set it as SetSequence.
+  // Errors of the forward: kInvalidArgument (SetSequence has set several documents).
   void SetPairMask(std::shared_ptr<const PairMask> pair_mask) { pair_mask_ = std::move(pair_mask); }
   const std::shared_ptr<const PairMask>& pair_mask() const { return pair_mask_; }
 

@@ -61,6 +61,7 @@ absl::Status Attention::CheckInputs(const Tensors& inputs) const {
 
 absl::StatusOr<Tensors> Attention::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
   WEFT_RETURN_IF_ERROR(CheckInputs(inputs));
+  WEFT_RETURN_IF_ERROR(CheckPairMask(invocation, name()));
   return operator_ != nullptr ? operator_->Forward(invocation, *this, inputs)
                               : ForwardLocal(invocation, inputs);
 }

@@ -16,4 +16,7 @@ namespace weft {
 absl::StatusOr<TokenRuns> SequenceRuns(const Invocation& invocation, int64_t tokens,
                                        const std::string& module);
 
+// Errors: kInvalidArgument (the invocation has a PairMask and a sequence of several documents).
+absl::Status CheckPairMask(const Invocation& invocation, const std::string& module);
+
 }  // namespace weft
