@@ -1,5 +1,7 @@
 // Whole runs with sparse attention: results that meshes do not change, the warm-up of the indexers, the
 // independence of the Llama from the indexers' loss, and the files of the indexers.
+#include "tests/train/sparse/sparse_run.h"
+
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -9,7 +11,6 @@
 #include <utility>
 #include <vector>
 
-#include "tests/train/train_run.h"
 #include "weft/train/checkpoint.h"
 #include "weft/train/hf_config.h"
 #include "weft/train/safetensors.h"
@@ -23,32 +24,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using testing::StatusIs;
-
-class SparseRun : public TrainRun {
- protected:
-  SparseRun() {
-    config_.attention.kind = AttentionKind::kDsa;
-    config_.attention.top_k = kSelecting;
-    config_.attention.index_heads = 2;
-    config_.attention.index_dim = 8;
-  }
-  static constexpr int64_t kSelecting = 5;  // Of the 16 keys of a sequence.
-  static constexpr int64_t kAll = 1000;
-
-  // A file of the only checkpoint of a run of `steps` steps on one rank.
-  std::string SavedFile(const std::string& name) { return ReadFile(Saved() + "/" + name); }
-  std::string Saved() const {
-    return absl::StrCat(folder_ / "checkpoints", "/", CheckpointName(config_.optimizer.steps));
-  }
-  void RunAndSave(const Mesh& mesh = {1, 1}) {
-    fs::remove_all(folder_ / "checkpoints");
-    config_.checkpoint.folder = folder_ / "checkpoints";
-    config_.checkpoint.keep = 0;
-    config_.checkpoint.interval = 1;
-    Run(mesh);
-    config_.checkpoint = {};
-  }
-};
 
 TEST_F(SparseRun, FollowsTheLossesOfOneRankOnEveryMeshIfAllKeysAreSelected) {
   config_.attention.top_k = kAll;
