@@ -1,5 +1,7 @@
 // *Ready* and *released* are two events. Buffers belong to the engine until *released*.
 #include <atomic>
+#include <chrono>
+#include <future>
 #include <thread>
 
 #include <gtest/gtest.h>
@@ -109,10 +111,12 @@ TEST(TwoEvents, MemoryOfADetachedWorkIsFreedWithoutTheEnginesLock) {
     CommEngine& engine = *fixture.engine;
     for (const bool fails : {false, true}) {
       std::atomic<int> freed = 0;
+      std::future<void> lookup;  // Outlives the destructor: it waits for the lock.
       WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kI32, kCount));
       const auto owner = [&] {
         return std::shared_ptr<void>(buffer.data(), [&](void*) {
-          engine.status().IgnoreError();  // Takes the lock.
+          lookup = std::async(std::launch::async, [&] { engine.status().IgnoreError(); });  // Takes the lock.
+          EXPECT_EQ(lookup.wait_for(std::chrono::seconds(20)), std::future_status::ready);
           ++freed;
         });
       };
