@@ -104,17 +104,20 @@ absl::Status CheckFits(const MemoryNeed& need, int ranks, int64_t available) {
       "smaller --batch-size, a larger --grad-accum, or a smaller --seq-len"));
 }
 
-absl::StatusOr<size_t> SegmentBytes(const Bootstrap& bootstrap, const MemoryNeed& need) {
-  const size_t ranks = bootstrap.node_map().RanksOf(bootstrap.node()).size();
-  WEFT_ASSIGN_OR_RETURN(const size_t node_memory, bootstrap.FreeNodeMemory());
-  WEFT_ASSIGN_OR_RETURN(const size_t host_memory, AvailableHostMemory());
-  const size_t share = node_memory / 10 * 9 / ranks;
-  const size_t of_host = host_memory / 10 * 9 / ranks;
+size_t SegmentBytes(const FreeMemory& free_memory, size_t ranks, const MemoryNeed& need) {
+  const size_t share = free_memory.node_memory / 10 * 9 / ranks;
+  const size_t of_host = free_memory.host / 10 * 9 / ranks;
   const auto outside = static_cast<size_t>(need.outside_of_node_memory());
   // If the need fills the host, the segment has its minimum size, and the error of the heap names what does
   // not fit.
   const size_t left = of_host > outside + kMinSegmentBytes ? of_host - outside : kMinSegmentBytes;
   return std::min(share, left) / kSegmentGranularityBytes * kSegmentGranularityBytes;
+}
+
+absl::StatusOr<size_t> SegmentBytes(const Bootstrap& bootstrap, const MemoryNeed& need) {
+  WEFT_ASSIGN_OR_RETURN(const size_t node_memory, bootstrap.FreeNodeMemory());
+  WEFT_ASSIGN_OR_RETURN(const size_t host, AvailableHostMemory());
+  return SegmentBytes({node_memory, host}, bootstrap.node_map().RanksOf(bootstrap.node()).size(), need);
 }
 
 }  // namespace weft

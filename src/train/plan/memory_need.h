@@ -35,8 +35,16 @@ MemoryNeed NeedOf(const LlamaConfig& model, const RunPlan& plan);
 // the remedies).
 absl::Status CheckFits(const MemoryNeed& need, int ranks, int64_t available);
 
-// The size of each rank's segment of node memory: a share of the free memory that leaves room for
-// `need.outside_of_node_memory()`. Errors: those of the system.
+// Free bytes of a node, which its ranks share.
+struct FreeMemory {
+  size_t node_memory;  // That ranks can share, as Bootstrap::FreeNodeMemory.
+  size_t host;         // All memory, as AvailableHostMemory.
+};
+
+// Pure. The size of each rank's segment of node memory: a share of the free memory that leaves room for
+// `need.outside_of_node_memory()`.
+size_t SegmentBytes(const FreeMemory& free_memory, size_t ranks, const MemoryNeed& need);
+// The same, of the memory that is free now. Errors: those of the system.
 absl::StatusOr<size_t> SegmentBytes(const Bootstrap& bootstrap, const MemoryNeed& need);
 
 }  // namespace weft
