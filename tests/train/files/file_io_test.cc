@@ -1,6 +1,8 @@
 #include "src/train/files/file_io.h"
 
 #include <filesystem>
+#include <set>
+#include <string>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -27,6 +29,13 @@ TEST(File, IsNewOrAnErrorAndFollowsNoLink) {
   EXPECT_THAT(File::CreateNew(folder / "dangling"), Not(IsOk()));
   EXPECT_FALSE(std::filesystem::exists(folder / "missing"));
   EXPECT_EQ(std::filesystem::file_size(folder / "taken"), 7U);
+}
+
+// Two runs may write to one folder, and a killed one leaves its files.
+TEST(UniqueSuffix, IsNewEachTime) {
+  std::set<std::string> suffixes;
+  for (int i = 0; i < 1000; ++i) suffixes.insert(UniqueSuffix());
+  EXPECT_EQ(suffixes.size(), 1000U);
 }
 
 }  // namespace

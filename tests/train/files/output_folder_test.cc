@@ -5,6 +5,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <sys/resource.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -20,13 +21,16 @@ namespace {
 
 constexpr int kDeath = 9;
 int renames_before_death = 0;  // 0: no death.
+std::function<void()> after_rename;
 
 }  // namespace
 
 // Replaces the function of the C library.
 extern "C" int rename(const char* from, const char* to) noexcept {
   if (renames_before_death > 0 && --renames_before_death == 0) _exit(kDeath);
-  return static_cast<int>(syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
+  const auto result = static_cast<int>(syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
+  if (after_rename) after_rename();
+  return result;
 }
 
 namespace weft {
@@ -57,6 +61,19 @@ class OutputFolderTest : public ::testing::Test {
     return folder.Commit("weights", IsOld);
   }
 
+  // As Replace. Expects that no rename lets a reader see only one of the new files.
+  absl::Status ReplaceAtOnce(OutputFolder& folder) {
+    const auto is_new = [this](const char* name) {
+      std::ifstream file(out_ + "/" + name);
+      std::string content;
+      return file >> content && content == "new";
+    };
+    after_rename = [&] { EXPECT_EQ(is_new("weights"), is_new("config")); };
+    absl::Status replaced = Replace(folder);
+    after_rename = nullptr;
+    return replaced;
+  }
+
   void ExpectNew() {
     EXPECT_EQ(ReadFile(out_ + "/weights"), "new");
     EXPECT_EQ(ReadFile(out_ + "/config"), "new");
@@ -72,7 +89,7 @@ TEST_F(OutputFolderTest, GetsItsFilesAtOnce) {
   const std::string staging = folder->Stage().value();
   EXPECT_TRUE(fs::is_empty(out_));
   folder->Discard();
-  EXPECT_OK(Replace(*folder));
+  EXPECT_OK(ReplaceAtOnce(*folder));
   ExpectNew();
   EXPECT_THAT(NamesIn(folder_.str()), UnorderedElementsAre("out"));
 }
@@ -82,7 +99,7 @@ TEST_F(OutputFolderTest, KeepsFilesThatTheRunDoesNotReplace) {
   fs::create_symlink("notes", out_ + "/link");
   fs::permissions(out_, fs::perms(0750));
   const auto folder = Claim();
-  EXPECT_OK(Replace(*folder));
+  EXPECT_OK(ReplaceAtOnce(*folder));
   ExpectNew();
   EXPECT_THAT(NamesIn(out_), UnorderedElementsAre("weights", "config", "notes", "link"));
   EXPECT_EQ(ReadFile(out_ + "/notes"), "old");
