@@ -386,6 +386,18 @@ TEST_F(TrainRun, SkipsTheUpdateOfAStepThatIsNotFiniteOnAllRanksAlike) {
   EXPECT_EQ(Run({2, 2}).report.weights_hash, after_skip);
 }
 
+// Such weights are finite, and so is the loss of uniform predictions. Only the gradients overflow.
+TEST_F(TrainRun, SkipsAStepWhoseGradientNormAloneIsNotFinite) {
+  config_.optimizer.lr = 1e30;
+  config_.optimizer.steps = 2;
+  config_.optimizer.max_skipped_steps = 1;
+  const std::vector<StepMetrics> steps = Run({2, 2}).steps;
+  ASSERT_EQ(steps.size(), 2);
+  EXPECT_TRUE(std::isfinite(steps[1].loss)) << steps[1].loss;
+  EXPECT_FALSE(std::isfinite(steps[1].grad_norm)) << steps[1].grad_norm;
+  EXPECT_EQ(steps[1].skipped_steps, 1);
+}
+
 TEST_F(TrainRun, EndsWhenItHasSkippedMoreStepsThanAllowed) {
   config_.optimizer.lr = 1e6;
   config_.optimizer.steps = 1000;
