@@ -145,6 +145,13 @@ TEST_P(SliceCodec, ReadsNothingOfASliceThatIsShorterThanItsLengthField) {
     for (const int64_t count : {int64_t{0}, int64_t{1}, kCount}) {
       EXPECT_FALSE(DecompressSlice(GetParam(), bad.data(), count, restored.data())) << bytes;
     }
+    // Blocks behind such a length field are not restored.
+    std::vector<std::byte> blocks = Compressed(GetParam(), AsNumbers(GetParam(), Normals(1.0F)));
+    std::memcpy(blocks.data(), &bytes, sizeof(bytes));
+    const std::vector<std::byte> before(4 * static_cast<size_t>(kCount), std::byte{0x5A});
+    std::vector<std::byte> after = before;
+    EXPECT_FALSE(DecompressSlice(GetParam(), blocks.data(), kCount, after.data())) << bytes;
+    EXPECT_TRUE(after == before) << bytes;
   }
 }
 
