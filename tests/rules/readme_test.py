@@ -3,8 +3,8 @@
 
     readme_test.py WEFT_PROGRAM
 
-The C++ code of the README is part of the consumer project, which is built and run. Its flags are flags of the program. The
-files that it names exist.
+The C++ code of the README is part of the consumer project, which is built and run. Its flags are flags of the program, and the
+program prints lines of the form that it shows. The files that it names exist.
 """
 import pathlib
 import re
@@ -36,6 +36,19 @@ class Readme(unittest.TestCase):
                  for flag in re.findall(r"--[a-z][a-z0-9-]*", row)}
         self.assertTrue(shown)
         self.assertLessEqual(shown, known)
+
+    def test_shows_lines_that_the_program_prints(self):
+        def form(line):
+            return re.sub(r"[0-9a-f]{16}|[\d.]+[kM]?", "N", line)
+
+        shown = [line.strip() for line in re.findall(r"^    (?:step|weights) .*$", README, re.MULTILINE)]
+        items = re.findall(r"^    (model|data|mesh)( +)\S", README, re.MULTILINE)
+        self.assertEqual((len(shown), len(items)), (4, 3))
+        sizes = ["--layers", "1", "--dim", "16", "--heads", "2", "--seq-len", "16", "--steps", "1"]
+        printed = subprocess.run([PROGRAM, "train", *sizes], check=True, capture_output=True, text=True).stdout.splitlines()
+        self.assertLessEqual({form(line) for line in shown}, {form(line) for line in printed})
+        for item, gap in items:
+            self.assertTrue(any(re.match(rf"{item}{gap}\S", line) for line in printed), item)
 
     def test_names_files_that_exist(self):
         links = re.findall(r"\]\(([^)#:]+)\)", README) + re.findall(r"\btools/[\w./-]+\.(?:sh|py)\b", README)
