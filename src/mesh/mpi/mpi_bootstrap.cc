@@ -1,9 +1,7 @@
 #include "weft/mesh/mpi_bootstrap.h"
 
-#include <algorithm>
 #include <cstdlib>
 #include <deque>
-#include <limits>
 #include <optional>
 #include <string>
 #include <utility>
@@ -13,13 +11,13 @@
 
 #include "src/mesh/base/anonymous_memory.h"
 #include "src/mesh/base/deadline.h"
+#include "src/mesh/base/node_memory_limits.h"
 #include "src/mesh/mpi/mpi_blob_exchange.h"
 #include "src/mesh/mpi/mpi_duplicates.h"
 #include "src/mesh/mpi/mpi_node_memory.h"
 #include "src/mesh/mpi/mpi_session.h"
 #include "src/mesh/mpi/mpi_wire.h"
 #include "weft/core/status.h"
-#include "weft/mesh/host_memory.h"
 #include "weft/mesh/launch_environment.h"
 
 namespace weft {
@@ -74,8 +72,8 @@ class MpiBootstrap : public Bootstrap {
     return blobs_->AllGather(blob, timeout);
   }
   absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override;
-  absl::StatusOr<size_t> FreeNodeMemory() const override;
-  std::string NodeMemoryLimit() const override;
+  absl::StatusOr<size_t> FreeNodeMemory() const override { return MemoryLimits().FreeBytes(); }
+  std::string NodeMemoryLimit() const override { return MemoryLimits().ScarcestResource(); }
   absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration timeout) override;
   int64_t link_count() const override { return link_comms_.count(); }
   void SkipLinks(int64_t count) override { link_comms_.Skip(count); }
@@ -90,7 +88,9 @@ class MpiBootstrap : public Bootstrap {
         nodes_(std::move(nodes)),
         blobs_(std::move(blobs)) {}
 
-  absl::Status CheckFreeMemory(size_t segment_bytes) const;
+  internal::NodeMemoryLimits MemoryLimits() const {
+    return internal::NodeMemoryLimits(node_comm_->size() > 1 ? MpiSharedWindow::kBackingStore : nullptr);
+  }
   absl::StatusOr<NodeMemory> ReservePrivate(size_t segment_bytes);
   absl::StatusOr<NodeMemory> ReserveShared(size_t segment_bytes);
 
@@ -131,56 +131,10 @@ MpiBootstrap::~MpiBootstrap() {
 
 absl::StatusOr<NodeMemory> MpiBootstrap::ReserveNodeMemory(size_t segment_bytes) {
   // Agree before the allocation, which would hang if one rank could not allocate.
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(*this, CheckFreeMemory(segment_bytes), session_->timeout()));
+  const absl::Status fits = MemoryLimits().Check(
+      segment_bytes, MpiSharedWindow::FootprintBytes(segment_bytes), static_cast<size_t>(node_comm_->size()));
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(*this, fits, session_->timeout()));
   return node_comm_->size() == 1 ? ReservePrivate(segment_bytes) : ReserveShared(segment_bytes);
-}
-
-// A resource that node memory takes.
-struct Resource {
-  absl::StatusOr<size_t> free_bytes;
-  const char* limit;  // Names the resource, and says how to get more of it.
-};
-
-std::vector<Resource> ResourcesOfNodeMemory(bool shared) {
-  std::vector<Resource> resources = {
-      {AvailableHostMemory(), "the memory of the host, or of its control group, limits it"},
-      // A rank maps the segments of all ranks of its node.
-      {FreeAddressSpace(), "the limit on virtual memory limits it: raise `ulimit -v`"}};
-  if (shared) {
-    resources.push_back(
-        {FreeFileSystemBytes(MpiSharedWindow::kBackingStore),
-         "the file system /dev/shm limits it: make it larger, by `mount -o remount,size=SIZE /dev/shm` or "
-         "`docker run --shm-size SIZE`"});
-  }
-  return resources;
-}
-
-absl::StatusOr<size_t> MpiBootstrap::FreeNodeMemory() const {
-  size_t least = std::numeric_limits<size_t>::max();
-  for (const Resource& resource : ResourcesOfNodeMemory(node_comm_->size() > 1)) {
-    WEFT_RETURN_IF_ERROR(resource.free_bytes.status());
-    least = std::min(least, *resource.free_bytes);
-  }
-  return least;
-}
-
-std::string MpiBootstrap::NodeMemoryLimit() const {
-  const std::vector<Resource> resources = ResourcesOfNodeMemory(node_comm_->size() > 1);
-  const auto free_bytes = [](const Resource& resource) {
-    return resource.free_bytes.value_or(std::numeric_limits<size_t>::max());
-  };
-  return std::min_element(resources.begin(), resources.end(),
-                          [&](const Resource& a, const Resource& b) { return free_bytes(a) < free_bytes(b); })
-      ->limit;
-}
-
-absl::Status MpiBootstrap::CheckFreeMemory(size_t segment_bytes) const {
-  WEFT_ASSIGN_OR_RETURN(const size_t free_bytes, FreeNodeMemory());
-  const auto ranks = static_cast<size_t>(node_comm_->size());
-  if (MpiSharedWindow::FootprintBytes(segment_bytes) <= free_bytes / ranks) return absl::OkStatus();
-  return absl::ResourceExhaustedError(
-      absl::StrCat("cannot reserve ", segment_bytes, " bytes of node memory for each of ", ranks,
-                   " ranks: only ", free_bytes, " are free on the node, as ", NodeMemoryLimit()));
 }
 
 // A rank without local peers needs no shared window.
