@@ -1,6 +1,7 @@
 // Umbrella header for a training loop, and guide to the public headers. Read them in this order:
 //
-//   mesh/bootstrap.h                       environment of a rank: an MPI process, a thread, or simulated
+//   mesh/bootstrap.h                       environment of a rank: an MPI process, a process of any other
+//                                          launcher, a thread, or simulated
 //   mesh/device_mesh.h                     grid of ranks with named axes: replicate, shard, context
 //   core/tensor.h                          tensors
 //   nn/module.h                            base class of layers: forward, backward, parameters, hooks
@@ -35,6 +36,7 @@
 #include "weft/memory/node_heap.h"
 #include "weft/mesh/device_mesh.h"
 #include "weft/mesh/mpi_bootstrap.h"
+#include "weft/mesh/store_bootstrap.h"
 #include "weft/mesh/thread_bootstrap.h"
 #include "weft/nn/embedding.h"
 #include "weft/nn/gelu.h"

@@ -1,6 +1,6 @@
-// Main program of tests whose ranks are processes. All ranks run the same tests and agree on the verdict
-// once, at the end: between tests, this exchange could mix with collectives of the tests. Rank 0 prints all
-// results, the other ranks print failures only.
+// Main program of tests whose ranks are processes, started by mpirun or by tools/store_ranks.py. All ranks
+// run the same tests and agree on the verdict once, at the end: between tests, this exchange could mix with
+// collectives of the tests. Rank 0 prints all results, the other ranks print failures only.
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
@@ -12,6 +12,7 @@
 #include "tests/support/mpi_world.h"
 #include "weft/core/status.h"
 #include "weft/mesh/mpi_bootstrap.h"
+#include "weft/mesh/store_bootstrap.h"
 
 namespace weft::testing {
 namespace {
@@ -75,9 +76,17 @@ int AgreeOnVerdict(Bootstrap& bootstrap, bool passed) {
   return verdict;
 }
 
+absl::StatusOr<std::unique_ptr<Bootstrap>> MakeWorld() {
+  const char* folder = std::getenv("WEFT_STORE");
+  if (folder == nullptr) return MakeMpiBootstrap();
+  WEFT_ASSIGN_OR_RETURN(const StoreBootstrapOptions options, StoreBootstrapOptions::FromEnvironment());
+  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<KeyValueStore> store, OpenFileStore(folder));
+  return MakeStoreBootstrap(std::move(store), options);
+}
+
 int Main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
-  auto bootstrap = MakeMpiBootstrap();
+  auto bootstrap = MakeWorld();
   if (!bootstrap.ok()) {
     std::fprintf(stderr, "%s\n", bootstrap.status().ToString().c_str());
     return EXIT_FAILURE;
@@ -93,7 +102,7 @@ int Main(int argc, char** argv) {
 }  // namespace
 
 Bootstrap& WorldBootstrap() {
-  WEFT_CHECK(World() != nullptr, "only tests with MPI_RANKS may call WorldBootstrap");
+  WEFT_CHECK(World() != nullptr, "only tests with MPI_RANKS or STORE_RANKS may call WorldBootstrap");
   return *World();
 }
 

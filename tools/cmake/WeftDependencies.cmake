@@ -1,6 +1,8 @@
 # System packages only. tools/setup.sh installs them on Debian.
 find_package(Threads REQUIRED)
-find_package(MPI REQUIRED COMPONENTS C)
+if(WEFT_MPI)
+  find_package(MPI REQUIRED COMPONENTS C)
+endif()
 find_package(absl REQUIRED)
 find_package(Hwloc REQUIRED)
 find_package(Eigen3 3.4 REQUIRED NO_MODULE)

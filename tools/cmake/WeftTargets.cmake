@@ -137,16 +137,42 @@ function(weft_test_library name)
   weft_unity(${name} tests)
 endfunction()
 
-# weft_test(<name> SOURCES ... LINK targets... [MPI_RANKS counts...] [TIMEOUT seconds] [COST seconds] [LABELS labels...]
-#           [SINGLE_THREAD] [SLOW])
-# A GoogleTest program. Without MPI_RANKS it runs without mpirun, and its ranks, if any, are threads. With MPI_RANKS it runs once
-# under mpirun for each count, and the ranks agree on the verdict. A rank computes with one thread unless the test sets another
-# number, because ctest runs tests in parallel. A SINGLE_THREAD program is left out under ThreadSanitizer, which would find
-# nothing in it. COST is the approximate time of a long test under the slowest preset: ctest starts the longest tests first, so that
-# no core idles at the end. Programs that are not SLOW have the label `quick`; of runs over MPI, only the one with two ranks has it.
+# weft_rank_test(<name> <target> RANKS processors COMMAND launcher... LABELS labels... TIMEOUT seconds)
+# A run of a GoogleTest program whose ranks are processes, which agree on the verdict.
+function(weft_rank_test name target)
+  cmake_parse_arguments(ARG "" "RANKS;TIMEOUT" "COMMAND;LABELS" ${ARGN})
+  add_test(NAME ${name} COMMAND ${ARG_COMMAND} $<TARGET_FILE:${target}>
+                                --gtest_output=json:${PROJECT_BINARY_DIR}/results/${name}.json)
+  set(processors 2)
+  if(ARG_RANKS EQUAL 1)
+    set(processors 1)
+  endif()
+  set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${ARG_LABELS}" PROCESSORS ${processors}
+                                          ENVIRONMENT "WEFT_TIMEOUT_S=60;OMP_NUM_THREADS=1")
+endfunction()
+
+# weft_test(<name> SOURCES ... LINK targets... [MPI_RANKS counts...] [STORE_RANKS counts...] [TIMEOUT seconds] [COST seconds]
+#           [LABELS labels...] [SINGLE_THREAD] [SLOW])
+# A GoogleTest program. Without MPI_RANKS and STORE_RANKS it runs in one process, and its ranks, if any, are threads. With MPI_RANKS
+# it runs once under mpirun for each count, in builds with MPI. With STORE_RANKS it runs once under tools/store_ranks.py for each
+# count; the count 2x3 means two nodes of three ranks, and needs UCX. The ranks agree on the verdict. A rank computes with one
+# thread unless the test sets another number, because ctest runs tests in parallel. A SINGLE_THREAD program is left out under
+# ThreadSanitizer, which would find nothing in it. COST is the approximate time of a long test under the slowest preset: ctest
+# starts the longest tests first, so that no core idles at the end. Programs that are not SLOW have the label `quick`; of the runs
+# of processes, only the ones with two ranks have it.
 function(weft_test name)
-  cmake_parse_arguments(ARG "SINGLE_THREAD;SLOW" "TIMEOUT;COST" "SOURCES;LINK;MPI_RANKS;LABELS" ${ARGN})
+  cmake_parse_arguments(ARG "SINGLE_THREAD;SLOW" "TIMEOUT;COST" "SOURCES;LINK;MPI_RANKS;STORE_RANKS;LABELS" ${ARGN})
   if(ARG_SINGLE_THREAD AND WEFT_SANITIZE MATCHES "thread")
+    return()
+  endif()
+  set(runs_processes FALSE)
+  if(ARG_MPI_RANKS OR ARG_STORE_RANKS)
+    set(runs_processes TRUE)
+  endif()
+  if(NOT WEFT_MPI)
+    set(ARG_MPI_RANKS)
+  endif()
+  if(runs_processes AND NOT ARG_MPI_RANKS AND NOT ARG_STORE_RANKS)
     return()
   endif()
   if(NOT ARG_TIMEOUT)
@@ -157,29 +183,36 @@ function(weft_test name)
   endif()
   add_executable(${name} ${ARG_SOURCES})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
-  target_link_libraries(${name} PRIVATE ${ARG_LINK} GTest::gmock $<IF:$<BOOL:${ARG_MPI_RANKS}>,weft_test_mpi_main,weft_test_main>
+  target_link_libraries(${name} PRIVATE ${ARG_LINK} GTest::gmock $<IF:$<BOOL:${runs_processes}>,weft_test_mpi_main,weft_test_main>
                                         weft_options weft_test_options)
   weft_precompile(${name} weft_test_precompiled)
   weft_unity(${name} tests)
-  set(results ${PROJECT_BINARY_DIR}/results)
-  if(ARG_MPI_RANKS)
-    foreach(ranks IN LISTS ARG_MPI_RANKS)
-      add_test(NAME ${name}.mpi${ranks}
-               COMMAND ${PROJECT_SOURCE_DIR}/tools/mpirun.sh -n ${ranks} $<TARGET_FILE:${name}>
-                       --gtest_output=json:${results}/${name}.mpi${ranks}.json)
-      set(labels mpi ${ARG_LABELS})
-      if(ranks EQUAL 2 AND NOT ARG_SLOW)
-        list(APPEND labels quick)
+  foreach(ranks IN LISTS ARG_MPI_RANKS)
+    set(quick)
+    if(ranks EQUAL 2 AND NOT ARG_SLOW)
+      set(quick quick)
+    endif()
+    weft_rank_test(${name}.mpi${ranks} ${name} RANKS ${ranks} TIMEOUT ${ARG_TIMEOUT} LABELS mpi ${quick} ${ARG_LABELS}
+                   COMMAND ${PROJECT_SOURCE_DIR}/tools/mpirun.sh -n ${ranks})
+  endforeach()
+  foreach(count IN LISTS ARG_STORE_RANKS)
+    set(ranks ${count})
+    set(options)
+    if(count MATCHES "^([0-9]+)x([0-9]+)$")
+      if(NOT WEFT_UCX)
+        continue()
       endif()
-      set(processors 2)
-      if(ranks EQUAL 1)
-        set(processors 1)
-      endif()
-      set_tests_properties(${name}.mpi${ranks} PROPERTIES TIMEOUT ${ARG_TIMEOUT} LABELS "${labels}"
-                                                           PROCESSORS ${processors}
-                                                           ENVIRONMENT "WEFT_TIMEOUT_S=60;OMP_NUM_THREADS=1")
-    endforeach()
-  else()
+      math(EXPR ranks "${CMAKE_MATCH_1} * ${CMAKE_MATCH_2}")
+      set(options --ppn ${CMAKE_MATCH_2})
+    endif()
+    set(quick)
+    if(ranks EQUAL 2 AND NOT ARG_SLOW)
+      set(quick quick)
+    endif()
+    weft_rank_test(${name}.store${count} ${name} RANKS ${ranks} TIMEOUT ${ARG_TIMEOUT} LABELS store ${quick} ${ARG_LABELS}
+                   COMMAND ${PROJECT_SOURCE_DIR}/tools/store_ranks.py -n ${ranks} ${options})
+  endforeach()
+  if(NOT runs_processes)
     get_filename_component(folder ${CMAKE_CURRENT_SOURCE_DIR} NAME)
     if(folder IN_LIST WEFT_THREAD_TEST_FOLDERS)
       list(APPEND ARG_LABELS threads)
@@ -188,7 +221,7 @@ function(weft_test name)
     if(NOT ARG_SLOW)
       list(APPEND ARG_LABELS quick)
     endif()
-    add_test(NAME ${name} COMMAND ${name} --gtest_output=json:${results}/${name}.json)
+    add_test(NAME ${name} COMMAND ${name} --gtest_output=json:${PROJECT_BINARY_DIR}/results/${name}.json)
     set_tests_properties(${name} PROPERTIES TIMEOUT ${ARG_TIMEOUT} COST ${ARG_COST} LABELS "${ARG_LABELS}"
                                             ENVIRONMENT OMP_NUM_THREADS=1)
   endif()

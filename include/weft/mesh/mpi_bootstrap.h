@@ -36,8 +36,9 @@ struct MpiBootstrapOptions {
 // Lifetime: the destructor waits for the destructors of all ranks, up to the timeout. After a collective of
 //   the bootstrap that missed its deadline, MPI cannot be finalized: with the watchdog, the destructor ends
 //   the process by _Exit(86). Links may outlive the bootstrap; node memory may not.
-// Errors: kFailedPrecondition (MPI does not provide MPI_THREAD_MULTIPLE), kInvalidArgument (srun started
-//   several processes, but each is alone for MPI), kInternal (has MPI's error message).
+// Errors: kFailedPrecondition (MPI does not provide MPI_THREAD_MULTIPLE, or weft was built without MPI),
+//   kInvalidArgument (srun started several processes, but each is alone for MPI), kInternal (has MPI's error
+//   message).
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap(const MpiBootstrapOptions& options);
 // With the timeouts of the environment.
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeMpiBootstrap();

@@ -1,0 +1,55 @@
+// Bootstrap over a key-value store: each rank is a process that any launcher started, such as torchrun. Needs
+// no MPI.
+//
+// The ranks of a node share memory that has no name in a file system, so that nothing is left behind however
+// a rank ends. Ranks of different nodes exchange messages through UCX, over TCP or InfiniBand.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include <absl/status/statusor.h>
+#include <absl/time/time.h>
+
+#include "weft/mesh/bootstrap.h"
+#include "weft/mesh/key_value_store.h"
+
+namespace weft {
+
+struct StoreBootstrapOptions {
+  int rank = 0;
+  int size = 1;
+  // Limit of start-up. Includes the time that the ranks need to start one after the other.
+  absl::Duration startup_timeout = absl::Seconds(300);
+  // Limit of ReserveNodeMemory. The other collectives have a timeout of their own.
+  absl::Duration timeout = absl::Seconds(600);
+  // Start of all keys. Bootstraps that exist at the same time on one store need different prefixes.
+  std::string prefix = "weft";
+  // Name of this rank's node. Ranks with equal names share memory. Empty: the host name, the boot of the
+  // kernel and the process namespace tell nodes apart.
+  std::string node_id;
+  // Network devices for messages between nodes, separated by commas: interfaces such as "eth0", or ports of
+  // InfiniBand such as "mlx5_0:1". Empty: UCX chooses among all devices.
+  std::string network;
+
+  // Reads the rank and the number of ranks from RANK and WORLD_SIZE, which torchrun sets, and the rest from
+  // WEFT_STARTUP_TIMEOUT_S, WEFT_TIMEOUT_S, WEFT_NODE_ID and WEFT_NETWORK, where they are set.
+  // Errors: kInvalidArgument (RANK or WORLD_SIZE is missing; a variable is not a number; names it).
+  static absl::StatusOr<StoreBootstrapOptions> FromEnvironment();
+};
+
+// Creates the bootstrap of this process.
+//
+// Several bootstraps may follow each other on one store with one prefix: each rank counts its own.
+//
+// Collective: all ranks, with the same size and prefix.
+// Lifetime: the destructor does not wait for other ranks, and leaves a few small keys in the store. The store
+//   must stay reachable until all ranks have destroyed their bootstraps. Links may outlive the bootstrap;
+//   node memory may not. A child process of fork() may not use the bootstrap and its links; if it destroys
+//   its copies, those of the parent stay intact.
+// Errors: kInvalidArgument (rank or size out of range; ranks disagree about the size), kDeadlineExceeded
+//   (names the ranks that did not start), and those of the store.
+absl::StatusOr<std::unique_ptr<Bootstrap>> MakeStoreBootstrap(std::shared_ptr<KeyValueStore> store,
+                                                              const StoreBootstrapOptions& options);
+
+}  // namespace weft

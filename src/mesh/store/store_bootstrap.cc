@@ -1,0 +1,231 @@
+#include "weft/mesh/store_bootstrap.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <deque>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/numbers.h>
+
+#include "src/mesh/base/anonymous_memory.h"
+#include "src/mesh/base/deadline.h"
+#include "src/mesh/base/node_memory_limits.h"
+#include "src/mesh/store/node_identity.h"
+#include "src/mesh/store/shared_segment.h"
+#include "src/mesh/store/store_gather.h"
+#include "src/mesh/ucx/open_ucx_wire.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+using internal::AnonymousMemory;
+using internal::NodeMemoryLimits;
+using internal::SharedSegment;
+using internal::StoreGather;
+
+absl::Status CheckRank(const StoreBootstrapOptions& options) {
+  if (options.size < 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("a job of ", options.size, " ranks: it needs at least one"));
+  }
+  if (options.rank >= 0 && options.rank < options.size) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("rank ", options.rank, " is outside [0, ", options.size, ")"));
+}
+
+// Number of this bootstrap among those of this rank with this store and prefix, from 1. All ranks create them
+// in the same order, so that bootstraps of equal numbers belong together.
+absl::StatusOr<int64_t> NextGeneration(KeyValueStore& store, const StoreBootstrapOptions& options) {
+  const std::string key = absl::StrCat(options.prefix, "/generations/", options.rank);
+  int64_t last = 0;
+  const absl::StatusOr<std::string> found = store.Get(key, absl::ZeroDuration());
+  if (found.ok()) {
+    if (!absl::SimpleAtoi(*found, &last)) {
+      return absl::InternalError(absl::StrCat("the store has '", *found, "' at ", key,
+                                              ": another program uses its keys; set another prefix"));
+    }
+  } else if (!absl::IsDeadlineExceeded(found.status())) {
+    return found.status();
+  }
+  WEFT_RETURN_IF_ERROR(store.Set(key, absl::StrCat(last + 1)));
+  return last + 1;
+}
+
+// Numbers nodes in the order of their lowest ranks.
+NodeMap NodesOf(const std::vector<std::string>& identities) {
+  NodeMap nodes;
+  std::map<std::string, int> number_of;
+  for (const std::string& identity : identities) {
+    const int next = static_cast<int>(number_of.size());
+    nodes.node_of_rank.push_back(number_of.try_emplace(identity, next).first->second);
+  }
+  return nodes;
+}
+
+class StoreBootstrap final : public Bootstrap {
+ public:
+  StoreBootstrap(const std::shared_ptr<KeyValueStore>& store, const StoreBootstrapOptions& options,
+                 const std::string& prefix)
+      : options_(options),
+        nodes_(NodeMap::OneNode(options.size)),
+        blobs_(store, absl::StrCat(prefix, "/blobs"), "all-gather of blobs", options.rank, options.size),
+        addresses_(store, absl::StrCat(prefix, "/links"), "opening a link between nodes", options.rank,
+                   options.size) {}
+
+  // Finds the nodes. Collective.
+  absl::Status Start();
+
+  int rank() const override { return options_.rank; }
+  const NodeMap& node_map() const override { return nodes_; }
+  Runtime& runtime() override { return runtime_; }
+  absl::StatusOr<std::vector<std::string>> AllGatherBlob(std::string_view blob,
+                                                         absl::Duration timeout) override {
+    return blobs_.AllGather(++rounds_, blob, timeout);
+  }
+  absl::StatusOr<NodeMemory> ReserveNodeMemory(size_t segment_bytes) override;
+  absl::StatusOr<size_t> FreeNodeMemory() const override { return limits_.FreeBytes(); }
+  std::string NodeMemoryLimit() const override { return limits_.ScarcestResource(); }
+  absl::StatusOr<std::unique_ptr<WireLink>> OpenWire(absl::Duration timeout) override;
+  int64_t link_count() const override { return links_; }
+  void SkipLinks(int64_t count) override { links_ = std::max(links_, count); }
+
+ private:
+  absl::StatusOr<NodeMemory> ReservePrivate(size_t segment_bytes);
+  absl::StatusOr<NodeMemory> ReserveShared(size_t segment_bytes);
+  // Maps the segments of this rank's peers. `handles` is indexed by rank. Does not communicate.
+  absl::StatusOr<std::vector<SharedSegment>> MapSegments(SharedSegment own,
+                                                         const std::vector<std::string>& handles,
+                                                         size_t segment_bytes) const;
+
+  const StoreBootstrapOptions options_;
+  NodeMap nodes_;
+  SystemRuntime runtime_;
+  const NodeMemoryLimits limits_{/*file_system=*/nullptr};  // See Note [Memory without a name].
+  StoreGather blobs_;
+  StoreGather addresses_;
+  int64_t rounds_ = 0;
+  int64_t links_ = 0;
+  std::deque<std::vector<SharedSegment>> shared_memory_;
+  std::deque<AnonymousMemory> own_memory_;
+};
+
+absl::Status StoreBootstrap::Start() {
+  const std::string identity = options_.node_id.empty() ? internal::NodeIdentity() : options_.node_id;
+  const auto parts =
+      ExchangeBlobs(*this, "start-up", absl::StrCat(options_.size, " ", identity), options_.startup_timeout);
+  if (!parts.ok()) return Annotate(parts.status(), "start-up");
+  std::vector<std::string> identities;
+  for (size_t rank = 0; rank < parts->size(); ++rank) {
+    const std::string& part = (*parts)[rank];
+    const size_t space = part.find(' ');
+    const std::string size = part.substr(0, space);
+    if (size != absl::StrCat(options_.size)) {
+      return absl::InvalidArgumentError(absl::StrCat("start-up: rank ", rank, " is one of ", size,
+                                                     " ranks, but rank ", options_.rank, " is one of ",
+                                                     options_.size, ": start all with the same size"));
+    }
+    identities.push_back(part.substr(space + 1));
+  }
+  nodes_ = NodesOf(identities);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<NodeMemory> StoreBootstrap::ReserveNodeMemory(size_t segment_bytes) {
+  const size_t ranks = nodes_.RanksOf(node()).size();
+  WEFT_RETURN_IF_ERROR(
+      AgreeOnStatus(*this, limits_.Check(segment_bytes, segment_bytes, ranks), options_.timeout));
+  return ranks == 1 && nodes_.node_count() == size() ? ReservePrivate(segment_bytes)
+                                                     : ReserveShared(segment_bytes);
+}
+
+// If no rank has local peers, none needs shared memory.
+absl::StatusOr<NodeMemory> StoreBootstrap::ReservePrivate(size_t segment_bytes) {
+  WEFT_ASSIGN_OR_RETURN(AnonymousMemory memory, AnonymousMemory::Reserve(segment_bytes, segment_bytes));
+  own_memory_.push_back(std::move(memory));
+  return NodeMemory{{{rank(), own_memory_.back().base()}}, segment_bytes, /*shared_between_processes=*/false};
+}
+
+absl::StatusOr<NodeMemory> StoreBootstrap::ReserveShared(size_t segment_bytes) {
+  absl::StatusOr<SharedSegment> own = SharedSegment::Create(segment_bytes);
+  WEFT_ASSIGN_OR_RETURN(
+      const std::vector<std::string> handles,
+      ExchangeBlobs(*this, "node memory",
+                    own.ok() ? absl::StatusOr<std::string>(own->handle()) : own.status(), options_.timeout));
+  auto segments = MapSegments(*std::move(own), handles, segment_bytes);
+  // The owner of a segment keeps its descriptor until all peers have mapped it.
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(*this, segments.status(), options_.timeout));
+  NodeMemory memory{{}, segment_bytes, /*shared_between_processes=*/true};
+  const std::vector<int> ranks = nodes_.RanksOf(node());
+  for (size_t i = 0; i < ranks.size(); ++i) {
+    (*segments)[i].Seal();
+    memory.segments.push_back({ranks[i], (*segments)[i].base()});
+  }
+  shared_memory_.push_back(*std::move(segments));
+  return memory;
+}
+
+absl::StatusOr<std::vector<SharedSegment>> StoreBootstrap::MapSegments(
+    SharedSegment own, const std::vector<std::string>& handles, size_t segment_bytes) const {
+  std::vector<SharedSegment> segments;
+  for (const int peer : nodes_.RanksOf(node())) {
+    if (peer == rank()) {
+      segments.push_back(std::move(own));
+      continue;
+    }
+    auto segment = SharedSegment::Map(handles[static_cast<size_t>(peer)], segment_bytes);
+    if (!segment.ok()) return Annotate(segment.status(), absl::StrCat("memory of rank ", peer));
+    segments.push_back(*std::move(segment));
+  }
+  return segments;
+}
+
+absl::StatusOr<std::unique_ptr<WireLink>> StoreBootstrap::OpenWire(absl::Duration timeout) {
+  const int64_t number = ++links_;
+  return internal::OpenUcxWire({options_.rank, &nodes_, options_.network}, [&](std::string_view address) {
+    return addresses_.AllGather(number, address, timeout);
+  });
+}
+
+absl::StatusOr<int> NumberFromEnvironment(const char* variable) {
+  const char* text = std::getenv(variable);
+  int number = 0;
+  if (text != nullptr && absl::SimpleAtoi(text, &number)) return number;
+  return absl::InvalidArgumentError(
+      absl::StrCat(variable, text == nullptr ? " is not set" : absl::StrCat(" is '", text, "'"),
+                   ": the launcher of the ranks must set RANK and WORLD_SIZE to numbers, as torchrun does"));
+}
+
+std::string TextFromEnvironment(const char* variable) {
+  const char* text = std::getenv(variable);
+  return text == nullptr ? "" : text;
+}
+
+}  // namespace
+
+absl::StatusOr<StoreBootstrapOptions> StoreBootstrapOptions::FromEnvironment() {
+  StoreBootstrapOptions options;
+  WEFT_ASSIGN_OR_RETURN(options.rank, NumberFromEnvironment("RANK"));
+  WEFT_ASSIGN_OR_RETURN(options.size, NumberFromEnvironment("WORLD_SIZE"));
+  WEFT_ASSIGN_OR_RETURN(options.startup_timeout,
+                        internal::SecondsFromEnvironment("WEFT_STARTUP_TIMEOUT_S",
+                                                         absl::ToDoubleSeconds(options.startup_timeout)));
+  WEFT_ASSIGN_OR_RETURN(options.timeout, DefaultTimeout());
+  options.node_id = TextFromEnvironment("WEFT_NODE_ID");
+  options.network = TextFromEnvironment("WEFT_NETWORK");
+  return options;
+}
+
+absl::StatusOr<std::unique_ptr<Bootstrap>> MakeStoreBootstrap(std::shared_ptr<KeyValueStore> store,
+                                                              const StoreBootstrapOptions& options) {
+  WEFT_RETURN_IF_ERROR(CheckRank(options));
+  WEFT_ASSIGN_OR_RETURN(const int64_t generation, NextGeneration(*store, options));
+  auto bootstrap =
+      std::make_unique<StoreBootstrap>(store, options, absl::StrCat(options.prefix, "/", generation));
+  WEFT_RETURN_IF_ERROR(bootstrap->Start());
+  return bootstrap;
+}
+
+}  // namespace weft

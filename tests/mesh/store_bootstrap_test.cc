@@ -1,0 +1,109 @@
+#include "weft/mesh/store_bootstrap.h"
+
+#include <unistd.h>
+
+#include <cstdlib>
+#include <sys/wait.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/mesh/bootstrap_conformance.h"
+#include "tests/support/mpi_world.h"
+#include "tests/support/status_matchers.h"
+
+namespace weft {
+namespace {
+
+using ::testing::HasSubstr;
+using ::weft::testing::StatusIs;
+using ::weft::testing::WorldBootstrap;
+
+constexpr absl::Duration kTimeout = absl::Seconds(60);
+
+// Another bootstrap of the same ranks.
+absl::StatusOr<std::unique_ptr<Bootstrap>> MakeAnother(const std::string& prefix) {
+  WEFT_ASSIGN_OR_RETURN(StoreBootstrapOptions options, StoreBootstrapOptions::FromEnvironment());
+  options.prefix = prefix;
+  WEFT_ASSIGN_OR_RETURN(auto store, OpenFileStore(std::getenv("WEFT_STORE")));
+  return MakeStoreBootstrap(std::move(store), options);
+}
+
+absl::Status Barrier() { return AgreeOnStatus(WorldBootstrap(), absl::OkStatus(), kTimeout); }
+
+TEST(StoreBootstrap, GathersBlobsInRankOrder) {
+  EXPECT_OK(weft::testing::GathersBlobsInRankOrder(WorldBootstrap()));
+}
+TEST(StoreBootstrap, AllRanksGetTheErrorOfTheLowestFailingRank) {
+  EXPECT_OK(weft::testing::AllRanksGetTheErrorOfTheLowestFailingRank(WorldBootstrap()));
+}
+TEST(StoreBootstrap, AFailingRankEndsTheExchangesOfItsPeers) {
+  EXPECT_OK(weft::testing::AFailingRankEndsTheExchangesOfItsPeers(WorldBootstrap()));
+}
+TEST(StoreBootstrap, AllRanksLearnThatTheyAreInDifferentExchanges) {
+  EXPECT_OK(weft::testing::AllRanksLearnThatTheyAreInDifferentExchanges(WorldBootstrap()));
+}
+TEST(StoreBootstrap, SharesMemoryWithinTheNode) {
+  EXPECT_OK(weft::testing::SharesMemoryWithinTheNode(WorldBootstrap()));
+}
+TEST(StoreBootstrap, RejectsReservationsAboveTheFreeMemory) {
+  EXPECT_OK(weft::testing::RejectsReservationsAboveTheFreeMemory(WorldBootstrap()));
+}
+
+TEST(StoreBootstrap, BootstrapsOfOnePrefixFollowEachOther) {
+  for (int round = 0; round < 3; ++round) {
+    ASSERT_OK_AND_ASSIGN(const auto next, MakeAnother("followers"));
+    EXPECT_EQ(next->rank(), WorldBootstrap().rank());
+    EXPECT_EQ(next->node_map().node_of_rank, WorldBootstrap().node_map().node_of_rank);
+    EXPECT_OK(weft::testing::GathersBlobsInRankOrder(*next));
+    EXPECT_OK(weft::testing::SharesMemoryWithinTheNode(*next));
+  }
+  EXPECT_OK(Barrier());
+}
+
+TEST(StoreBootstrap, BootstrapsOfTwoPrefixesExistAtTheSameTime) {
+  ASSERT_OK_AND_ASSIGN(const auto first, MakeAnother("first"));
+  ASSERT_OK_AND_ASSIGN(const auto second, MakeAnother("second"));
+  EXPECT_OK(weft::testing::GathersBlobsInRankOrder(*second));
+  EXPECT_OK(weft::testing::GathersBlobsInRankOrder(*first));
+  EXPECT_OK(Barrier());
+}
+
+// The late rank joins the first round only after the round has timed out on the other ranks.
+TEST(StoreBootstrap, NamesTheLateRankAndKeepsWorking) {
+  const int late = WorldBootstrap().size() - 1;
+  ASSERT_OK_AND_ASSIGN(const auto other, MakeAnother("late"));
+  if (WorldBootstrap().rank() != late) {
+    EXPECT_THAT(other->AllGatherBlob("early", absl::Milliseconds(1)),
+                StatusIs(absl::StatusCode::kDeadlineExceeded, HasSubstr(absl::StrCat(late))));
+  }
+  ASSERT_OK(Barrier());
+  if (WorldBootstrap().rank() == late) {
+    ASSERT_OK_AND_ASSIGN(const auto blobs, other->AllGatherBlob("late", absl::ZeroDuration()));
+    EXPECT_EQ(blobs[0], late == 0 ? "late" : "early");
+  }
+  ASSERT_OK_AND_ASSIGN(const auto next, other->AllGatherBlob("next", kTimeout));
+  EXPECT_THAT(next, ::testing::Each("next"));
+  EXPECT_OK(Barrier());
+}
+
+// As the workers of a data loader do: the child ends by exit(), after it has destroyed its copies.
+TEST(StoreBootstrap, AForkedChildLeavesTheParentIntact) {
+  ASSERT_OK_AND_ASSIGN(auto other, MakeAnother("fork"));
+  ASSERT_OK_AND_ASSIGN(const NodeMemory memory, other->ReserveNodeMemory(1000));
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    other.reset();
+    std::_Exit(7);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 7);
+  for (const NodeMemory::Segment& segment : memory.segments) EXPECT_EQ(*segment.base, std::byte{0});
+  EXPECT_OK(weft::testing::SharesMemoryWithinTheNode(*other));
+  EXPECT_OK(Barrier());
+}
+
+}  // namespace
+}  // namespace weft
