@@ -155,7 +155,7 @@ endfunction()
 #           [LABELS labels...] [SINGLE_THREAD] [SLOW])
 # A GoogleTest program. Without MPI_RANKS and STORE_RANKS it runs in one process, and its ranks, if any, are threads. With MPI_RANKS
 # it runs once under mpirun for each count, in builds with MPI. With STORE_RANKS it runs once under tools/store_ranks.py for each
-# count; the count 2x3 means two nodes of three ranks, and needs UCX. The ranks agree on the verdict. A rank computes with one
+# count; the count 2x3 means two nodes of three ranks. The ranks agree on the verdict. A rank computes with one
 # thread unless the test sets another number, because ctest runs tests in parallel. A SINGLE_THREAD program is left out under
 # ThreadSanitizer, which would find nothing in it. COST is the approximate time of a long test under the slowest preset: ctest
 # starts the longest tests first, so that no core idles at the end. Programs that are not SLOW have the label `quick`; of the runs
@@ -199,9 +199,6 @@ function(weft_test name)
     set(ranks ${count})
     set(options)
     if(count MATCHES "^([0-9]+)x([0-9]+)$")
-      if(NOT WEFT_UCX)
-        continue()
-      endif()
       math(EXPR ranks "${CMAKE_MATCH_1} * ${CMAKE_MATCH_2}")
       set(options --ppn ${CMAKE_MATCH_2})
     endif()

@@ -2,7 +2,7 @@
 // no MPI.
 //
 // The ranks of a node share memory that has no name in a file system, so that nothing is left behind however
-// a rank ends. Ranks of different nodes exchange messages through UCX, over TCP or InfiniBand.
+// a rank ends. Ranks of different nodes exchange messages over TCP sockets.
 #pragma once
 
 #include <memory>
@@ -28,8 +28,8 @@ struct StoreBootstrapOptions {
   // Name of this rank's node. Ranks with equal names share memory. Empty: the host name, the boot of the
   // kernel and the process namespace tell nodes apart.
   std::string node_id;
-  // Network devices for messages between nodes, separated by commas: interfaces such as "eth0", or ports of
-  // InfiniBand such as "mlx5_0:1". Empty: UCX chooses among all devices.
+  // Interfaces for messages between nodes, separated by commas, such as "eth0" or "ib0" (IP over InfiniBand).
+  // Empty: any that a peer can reach; those of a network that both hosts are part of come first.
   std::string network;
 
   // Reads the rank and the number of ranks from RANK and WORLD_SIZE, which torchrun sets, and the rest from

@@ -40,13 +40,13 @@ class WireLink {
   // Errors: kInvalidArgument (peer, tag or length out of range), kInternal (the transport failed).
   virtual absl::StatusOr<RequestId> Send(int peer, int tag, const void* data, size_t bytes) = 0;
   virtual absl::StatusOr<RequestId> Receive(int peer, int tag, void* data, size_t bytes, Length length) = 0;
-  // Makes progress on all messages in flight. Test and PollControlMessage report at least what had completed
-  // at the last Poll.
+  // Makes progress on all messages in flight on this link. A message may need Polls of its sender and of its
+  // receiver. Test and PollControlMessage report at least what had completed at the last Poll.
   // Errors: kInternal (the transport failed).
   virtual absl::Status Poll() = 0;
   // True if the request is complete. The id is invalid after true or an error.
-  // Errors: kInternal (the transport failed, with its message; or a message had a length that its receive
-  // does not allow).
+  // Errors: kInternal (the transport failed, with its message; the connection to the peer was lost; or a
+  // message had a length that its receive does not allow).
   virtual absl::StatusOr<bool> Test(RequestId request) = 0;
   // Cancels a request. True: the id is invalid, and the buffer is not accessed any more; a message that had
   // already arrived in it may be discarded. False: the message is in flight; call Test until it is complete.

@@ -13,7 +13,7 @@
 #include <utility>
 
 #include "src/mesh/base/deadline.h"
-#include "src/mesh/store/file_handle.h"
+#include "src/mesh/base/file_handle.h"
 #include "weft/core/backoff.h"
 #include "weft/core/status.h"
 

@@ -18,7 +18,7 @@
 
 #include <absl/status/statusor.h>
 
-#include "src/mesh/store/file_handle.h"
+#include "src/mesh/base/file_handle.h"
 
 namespace weft::internal {
 

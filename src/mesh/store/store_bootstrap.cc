@@ -15,7 +15,7 @@
 #include "src/mesh/store/node_identity.h"
 #include "src/mesh/store/shared_segment.h"
 #include "src/mesh/store/store_gather.h"
-#include "src/mesh/ucx/open_ucx_wire.h"
+#include "src/mesh/tcp/tcp_wire.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -182,11 +182,30 @@ absl::StatusOr<std::vector<SharedSegment>> StoreBootstrap::MapSegments(
   return segments;
 }
 
+// A rank gathers the endpoint of its link, or the error that left it without one, with a mark in front.
+constexpr char kEndpoint = '+';
+constexpr char kError = '-';
+
+absl::StatusOr<std::vector<internal::TcpEndpoint>> DecodeEndpoints(const std::vector<std::string>& parts) {
+  std::vector<internal::TcpEndpoint> endpoints;
+  for (size_t rank = 0; rank < parts.size(); ++rank) {
+    const std::string_view text = std::string_view(parts[rank]).substr(1);
+    if (parts[rank].front() == kError)
+      return absl::FailedPreconditionError(absl::StrCat("rank ", rank, ": ", ToAbsl(text)));
+    WEFT_ASSIGN_OR_RETURN(internal::TcpEndpoint endpoint, internal::TcpEndpoint::Decode(text));
+    endpoints.push_back(std::move(endpoint));
+  }
+  return endpoints;
+}
+
 absl::StatusOr<std::unique_ptr<WireLink>> StoreBootstrap::OpenWire(absl::Duration timeout) {
-  const int64_t number = ++links_;
-  return internal::OpenUcxWire({options_.rank, &nodes_, options_.network}, [&](std::string_view address) {
-    return addresses_.AllGather(number, address, timeout);
-  });
+  auto wire = internal::TcpWire::Listen(options_.rank, options_.network);
+  const std::string own =
+      wire.ok() ? kEndpoint + (*wire)->endpoint().Encode() : kError + std::string(wire.status().message());
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> parts, addresses_.AllGather(++links_, own, timeout));
+  WEFT_ASSIGN_OR_RETURN(std::vector<internal::TcpEndpoint> endpoints, DecodeEndpoints(parts));
+  (*wire)->SetPeers(std::move(endpoints));
+  return std::unique_ptr<WireLink>(*std::move(wire));
 }
 
 absl::StatusOr<int> NumberFromEnvironment(const char* variable) {

@@ -1,0 +1,50 @@
+// Where a link can be reached over TCP: the addresses of its host's network interfaces and a port.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <sys/socket.h>
+#include <vector>
+
+#include <absl/status/statusor.h>
+
+namespace weft::internal {
+
+struct TcpEndpoint {
+  struct Interface {
+    std::string name;
+    std::string ip;       // IPv4 or IPv6, in text.
+    int prefix_bits = 0;  // Of the network that the interface is part of.
+  };
+
+  std::string token;  // Random; a connection must present it.
+  std::string host;  // Network namespace. Links with the same one reach each other by the loopback interface.
+  uint16_t port = 0;
+  std::vector<Interface> interfaces;  // Without the loopback interface.
+
+  // An endpoint without a port. `network` limits its interfaces: see StoreBootstrapOptions::network.
+  // Errors: kInvalidArgument (`network` names an interface that does not exist or has no address; gives those
+  //   that exist), kInternal (the interfaces cannot be read).
+  static absl::StatusOr<TcpEndpoint> OfThisHost(const std::string& network);
+
+  // Text without line feeds, and back.
+  std::string Encode() const;
+  // Errors: kInternal (not the text of an endpoint: a rank with another version of weft).
+  static absl::StatusOr<TcpEndpoint> Decode(std::string_view text);
+};
+
+// The addresses (IP, in text) at which `own` may reach `peer`, the best first: the loopback interface on the
+// same host, then networks that both are part of, then all others. Bridges of containers have the same
+// address on every host: on another host, an address of `own` is left out.
+std::vector<std::string> RoutesTo(const TcpEndpoint& own, const TcpEndpoint& peer);
+
+// Socket address of an IP in text. `bytes` is the size of its part in use.
+struct SocketAddress {
+  sockaddr_storage storage = {};
+  socklen_t bytes = 0;
+};
+// Errors: kInternal (not an IP address).
+absl::StatusOr<SocketAddress> MakeSocketAddress(const std::string& ip, uint16_t port);
+
+}  // namespace weft::internal

@@ -1,0 +1,89 @@
+// Outgoing connection of a link to one peer, and the queue of its messages.
+//
+// A connection carries bytes in one direction. The peer has one of its own for the other direction. So no two
+// ranks have to agree on who connects.
+//
+// Thread safety: one caller at a time.
+// Lifetime: the destructor does not wait. Bytes that the kernel has still arrive.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <absl/status/status.h>
+
+#include "src/mesh/base/file_handle.h"
+#include "src/mesh/tcp/tcp_endpoint.h"
+#include "src/mesh/tcp/tcp_frame.h"
+
+namespace weft::internal {
+
+class TcpSender {
+ public:
+  // Identifies a message to OnSent; 0 for those whose end nobody waits for.
+  using MessageId = uint64_t;
+
+  // Starts to connect to `peer`, by the first of `routes` that works. Does not wait.
+  void Connect(const TcpGreeting& greeting, std::vector<std::string> routes, uint16_t port);
+  bool is_started() const { return started_; }
+  // The descriptor to watch: for output while connecting, for errors and hang-ups afterwards. It changes when
+  // another route is tried.
+  int descriptor() const { return socket_.get(); }
+  bool is_connecting() const { return socket_.is_open() && !connected_; }
+  // True from the moment that a connection is made, also after its loss.
+  bool has_connected() const { return has_connected_; }
+
+  // Appends a message. The data of the first must stay valid until it is sent; `text` is copied.
+  void AppendData(MessageId id, int tag, const void* data, size_t bytes);
+  void AppendText(TcpHeader::Kind kind, std::string_view text);
+  // Removes a message, or copies what the kernel does not have of it: its data is not read any more.
+  void Detach(MessageId id);
+
+  // Sends as much as the kernel takes. Appends the ids of data messages that it has in full to `sent`.
+  void Write(std::vector<MessageId>& sent);
+  // After an event on the descriptor: goes on connecting, or notices the loss of the connection.
+  void OnEvent();
+
+  bool has_unsent() const { return !queue_.empty(); }
+  bool has_unsent_text() const { return unsent_texts_ > 0; }
+  // Why the connection was lost, or could not be made. Empty: it was not.
+  const std::string& failure() const { return failure_; }
+  // Ends the connection, drops its messages and returns the ids of those with data.
+  std::vector<MessageId> Drop();
+
+ private:
+  struct Frame {
+    MessageId id = 0;
+    TcpHeader header;
+    const char* data = nullptr;
+    std::string text;  // Owns the bytes if `data` is null.
+    size_t written = 0;
+    bool is_greeting = false;  // Has no header.
+
+    const char* body() const { return data != nullptr ? data : text.data(); }
+    size_t header_bytes() const { return is_greeting ? 0 : sizeof(header); }
+    size_t total_bytes() const { return header_bytes() + header.bytes; }
+  };
+
+  void TryNextRoute();
+  void Fail(int error);
+  // Takes `bytes` that the kernel has accepted off the queue.
+  void Advance(size_t bytes, std::vector<MessageId>& sent);
+
+  FileHandle socket_;
+  bool started_ = false;
+  bool connected_ = false;
+  bool has_connected_ = false;
+  std::vector<std::string> routes_;
+  size_t next_route_ = 0;
+  uint16_t port_ = 0;
+  std::deque<Frame> queue_;
+  int unsent_texts_ = 0;
+  std::string failure_;
+};
+
+}  // namespace weft::internal

@@ -1,0 +1,348 @@
+#include "src/mesh/tcp/tcp_wire.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstring>
+#include <netinet/in.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include "src/mesh/base/wire_checks.h"
+#include "weft/core/status.h"
+
+namespace weft::internal {
+namespace {
+
+absl::Status SystemError(std::string_view call) {
+  return absl::InternalError(
+      absl::StrCat("cannot open a link over TCP: ", ToAbsl(call), ": ", std::strerror(errno)));
+}
+
+// Listens at all addresses of the host, of IPv6 as well if the kernel has it. Returns the port.
+absl::StatusOr<uint16_t> ListenAt(int descriptor, int family) {
+  sockaddr_in6 address = {};  // Zero is any address, and any port.
+  address.sin6_family = static_cast<sa_family_t>(family);
+  const socklen_t bytes = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+  const int off = 0;
+  if (family == AF_INET6) setsockopt(descriptor, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+  if (bind(descriptor, reinterpret_cast<sockaddr*>(&address), bytes) != 0) return SystemError("bind");
+  if (listen(descriptor, SOMAXCONN) != 0) return SystemError("listen");
+  socklen_t size = sizeof(address);
+  if (getsockname(descriptor, reinterpret_cast<sockaddr*>(&address), &size) != 0)
+    return SystemError("getsockname");
+  return ntohs(address.sin6_port);  // At the same place as the port of IPv4.
+}
+
+// What an event of epoll is about. The rest of its data is a rank or a pointer.
+enum class Source : uint32_t { kListener, kSender, kReceiver };
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<TcpWire>> TcpWire::Listen(int rank, const std::string& network) {
+  WEFT_ASSIGN_OR_RETURN(TcpEndpoint endpoint, TcpEndpoint::OfThisHost(network));
+  FileHandle events(epoll_create1(EPOLL_CLOEXEC));
+  if (!events.is_open()) return SystemError("epoll_create1");
+  int family = AF_INET6;
+  FileHandle listener(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  if (!listener.is_open()) {
+    family = AF_INET;
+    listener = FileHandle(socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  }
+  if (!listener.is_open()) return SystemError("socket");
+  WEFT_ASSIGN_OR_RETURN(endpoint.port, ListenAt(listener.get(), family));
+  epoll_event event = {EPOLLIN, {.u64 = 0}};
+  if (epoll_ctl(events.get(), EPOLL_CTL_ADD, listener.get(), &event) != 0) return SystemError("epoll_ctl");
+  return std::unique_ptr<TcpWire>(
+      new TcpWire(rank, std::move(endpoint), std::move(listener), std::move(events)));
+}
+
+void TcpWire::SetPeers(std::vector<TcpEndpoint> endpoints) {
+  peers_.resize(endpoints.size());
+  for (size_t rank = 0; rank < endpoints.size(); ++rank) peers_[rank].endpoint = std::move(endpoints[rank]);
+}
+
+TcpWire::~TcpWire() {
+  if (getpid() != owner_) return;
+  std::vector<TcpSender::MessageId> sent;
+  for (const int peer : started_) {
+    if (!Loss(peer).ok()) continue;
+    Of(peer).sender.AppendText(TcpHeader::Kind::kFarewell, "");
+    Of(peer).sender.Write(sent);
+  }
+}
+
+absl::Status TcpWire::Loss(int peer) const {
+  const Peer& state = Of(peer);
+  if (state.closed) return absl::InternalError(absl::StrCat("rank ", peer, " has closed its link"));
+  const TcpSender& sender = state.sender;
+  const bool cannot_send = sender.is_started() && sender.descriptor() < 0;
+  const bool is_lost =
+      state.has_ended || (cannot_send && (state.receiver == nullptr || !sender.has_connected()));
+  if (!is_lost) return absl::OkStatus();
+  return absl::InternalError(absl::StrCat("the connection to rank ", peer,
+                                          " was lost: ", state.has_ended ? state.failure : sender.failure(),
+                                          ". The rank has ended, or the network has failed; otherwise name "
+                                          "the interface that connects the nodes in "
+                                          "WEFT_NETWORK, as in WEFT_NETWORK=eth0"));
+}
+
+// Connections.
+
+void TcpWire::StartConnection(int peer) {
+  Peer& state = Of(peer);
+  if (state.sender.is_started()) return;
+  TcpGreeting greeting;
+  greeting.rank = rank_;
+  std::memcpy(greeting.token.data(), state.endpoint.token.data(),
+              std::min(greeting.token.size(), state.endpoint.token.size()));
+  state.sender.Connect(greeting, RoutesTo(endpoint_, state.endpoint), state.endpoint.port);
+  started_.push_back(peer);
+  WatchSender(peer);
+}
+
+void TcpWire::WatchSender(int peer) {
+  const TcpSender& sender = Of(peer).sender;
+  if (sender.descriptor() < 0) return;
+  epoll_event event = {};
+  event.events = sender.is_connecting() ? EPOLLOUT : EPOLLRDHUP;
+  event.data.u64 = static_cast<uint64_t>(Source::kSender) | static_cast<uint64_t>(peer) << 2;
+  // A sender that tries another route has a new descriptor.
+  if (epoll_ctl(events_.get(), EPOLL_CTL_MOD, sender.descriptor(), &event) != 0)
+    epoll_ctl(events_.get(), EPOLL_CTL_ADD, sender.descriptor(), &event);
+}
+
+void TcpWire::AcceptConnections() {
+  while (true) {
+    FileHandle socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    if (!socket.is_open()) return;
+    receivers_.push_back(std::make_unique<TcpReceiver>(std::move(socket)));
+    TcpReceiver* receiver = receivers_.back().get();
+    epoll_event event = {};
+    event.events = EPOLLIN;
+    event.data.u64 = static_cast<uint64_t>(Source::kReceiver) | reinterpret_cast<uintptr_t>(receiver);
+    epoll_ctl(events_.get(), EPOLL_CTL_ADD, receiver->descriptor(), &event);
+    ReadFrom(receiver);
+  }
+}
+
+void TcpWire::ReadFrom(TcpReceiver* receiver) {
+  if (receiver->Read(*this)) {
+    if (receiver->peer() >= 0) Of(receiver->peer()).receiver = receiver;
+    return;
+  }
+  if (const int peer = receiver->peer(); peer >= 0) {
+    Of(peer).receiver = nullptr;
+    Of(peer).has_ended = true;
+    Of(peer).failure = receiver->failure();
+  }
+  std::erase_if(receivers_, [&](const auto& other) { return other.get() == receiver; });
+}
+
+absl::Status TcpWire::Poll() {
+  constexpr int kEvents = 64;
+  std::array<epoll_event, kEvents> events = {};
+  const int count = epoll_wait(events_.get(), events.data(), kEvents, /*timeout=*/0);
+  for (int i = 0; i < count; ++i) {
+    const uint64_t data = events[static_cast<size_t>(i)].data.u64;
+    const auto source = static_cast<Source>(data & 3);
+    if (source == Source::kListener) {
+      AcceptConnections();
+    } else if (source == Source::kReceiver) {
+      ReadFrom(reinterpret_cast<TcpReceiver*>(data & ~uint64_t{3}));
+    } else {
+      const int peer = static_cast<int>(data >> 2);
+      Of(peer).sender.OnEvent();
+      WatchSender(peer);
+    }
+  }
+  for (const int peer : started_) {
+    if (Of(peer).sender.has_unsent()) Flush(peer);
+  }
+  return absl::OkStatus();
+}
+
+void TcpWire::Flush(int peer) {
+  std::vector<TcpSender::MessageId> sent;
+  Of(peer).sender.Write(sent);
+  for (const RequestId id : sent) Complete(id, absl::OkStatus());
+  if (!Loss(peer).ok()) DropSends(peer);
+}
+
+void TcpWire::DropSends(int peer) {
+  for (const RequestId id : Of(peer).sender.Drop()) Complete(id, Loss(peer));
+}
+
+void TcpWire::Complete(RequestId id, absl::Status outcome) {
+  Request& request = *requests_.at(id);
+  request.done = true;
+  request.outcome = std::move(outcome);
+}
+
+// Messages that arrive.
+
+bool TcpWire::Accept(const TcpGreeting& greeting) {
+  const bool is_peer = greeting.rank >= 0 && greeting.rank < static_cast<int64_t>(peers_.size());
+  const bool is_ours = greeting.magic == TcpGreeting::kMagic &&
+                       std::string_view(greeting.token.data(), greeting.token.size()) == endpoint_.token;
+  return is_peer && is_ours && Of(static_cast<int>(greeting.rank)).receiver == nullptr;
+}
+
+char* TcpWire::Begin(int peer, const TcpHeader& header) {
+  Peer& state = Of(peer);
+  state.receive = 0;
+  state.arrival = nullptr;
+  if (header.kind == TcpHeader::Kind::kData) return BeginData(state, peer, header);
+  state.text.assign(std::min<size_t>(header.bytes, kMaxControlMessageBytes), '\0');
+  return header.bytes <= kMaxControlMessageBytes ? state.text.data() : nullptr;
+}
+
+char* TcpWire::BeginData(Peer& state, int peer, const TcpHeader& header) {
+  const auto posted = posted_.find(Channel{peer, header.tag});
+  if (posted == posted_.end()) {
+    state.arrival = std::make_shared<Arrival>();
+    state.arrival->bytes.resize(header.bytes);
+    unexpected_[Channel{peer, header.tag}].push_back(state.arrival);
+    return state.arrival->bytes.data();
+  }
+  state.receive = posted->second.front();
+  posted->second.pop_front();
+  if (posted->second.empty()) posted_.erase(posted);
+  const Request& receive = *requests_.at(state.receive);
+  return header.bytes <= receive.bytes ? receive.data : nullptr;
+}
+
+absl::Status TcpWire::OutcomeOf(const Request& receive, size_t bytes) {
+  return CheckLength(receive.bytes, receive.length, bytes);
+}
+
+void TcpWire::End(int peer, const TcpHeader& header) {
+  Peer& state = Of(peer);
+  if (header.kind == TcpHeader::Kind::kControl) {
+    control_messages_.push_back({peer, std::move(state.text)});
+  } else if (header.kind == TcpHeader::Kind::kFarewell) {
+    state.closed = true;
+  } else if (state.receive != 0) {
+    Complete(state.receive, OutcomeOf(*requests_.at(state.receive), header.bytes));
+    state.receive = 0;
+  } else if (state.arrival != nullptr) {
+    state.arrival->complete = true;
+    if (state.arrival->receive != 0) {
+      Request& receive = *requests_.at(state.arrival->receive);
+      Complete(state.arrival->receive, OutcomeOf(receive, header.bytes));
+      if (receive.outcome.ok()) std::memcpy(receive.data, state.arrival->bytes.data(), header.bytes);
+    }
+    state.arrival = nullptr;
+  }
+}
+
+// Requests.
+
+absl::StatusOr<WireLink::RequestId> TcpWire::Send(int peer, int tag, const void* data, size_t bytes) {
+  WEFT_RETURN_IF_ERROR(CheckEnvelope(peer, static_cast<int>(peers_.size()), tag, max_tag()));
+  const RequestId id = next_request_++;
+  auto request = std::make_unique<Request>();
+  request->peer = peer;
+  request->is_send = true;
+  requests_.emplace(id, std::move(request));
+  if (const absl::Status loss = Loss(peer); !loss.ok()) {
+    Complete(id, loss);
+    return id;
+  }
+  StartConnection(peer);
+  Of(peer).sender.AppendData(id, tag, data, bytes);
+  Flush(peer);
+  return id;
+}
+
+absl::StatusOr<WireLink::RequestId> TcpWire::Receive(int peer, int tag, void* data, size_t bytes,
+                                                     Length length) {
+  WEFT_RETURN_IF_ERROR(CheckEnvelope(peer, static_cast<int>(peers_.size()), tag, max_tag()));
+  const RequestId id = next_request_++;
+  auto& request = *requests_.emplace(id, std::make_unique<Request>()).first->second;
+  request.peer = peer;
+  request.tag = tag;
+  request.data = static_cast<char*>(data);
+  request.bytes = bytes;
+  request.length = length;
+  const auto found = unexpected_.find(Channel{peer, tag});
+  if (found == unexpected_.end()) {
+    posted_[Channel{peer, tag}].push_back(id);
+    return id;
+  }
+  const std::shared_ptr<Arrival> arrival = found->second.front();
+  found->second.pop_front();
+  if (found->second.empty()) unexpected_.erase(found);
+  if (arrival->complete) {
+    Complete(id, OutcomeOf(request, arrival->bytes.size()));
+    if (request.outcome.ok() && !arrival->bytes.empty()) {
+      std::memcpy(request.data, arrival->bytes.data(), arrival->bytes.size());
+    }
+  } else {
+    arrival->receive = id;
+  }
+  return id;
+}
+
+absl::StatusOr<bool> TcpWire::Test(RequestId id) {
+  const auto found = requests_.find(id);
+  WEFT_CHECK(found != requests_.end(), "Test of a request that is not in flight");
+  const Request& request = *found->second;
+  if (!request.done) {
+    const absl::Status loss = Loss(request.peer);
+    if (loss.ok() || Of(request.peer).closed) return false;
+    Cancel(id);
+    return loss;
+  }
+  const absl::Status outcome = request.outcome;
+  requests_.erase(found);
+  WEFT_RETURN_IF_ERROR(outcome);
+  return true;
+}
+
+bool TcpWire::Cancel(RequestId id) {
+  const auto found = requests_.find(id);
+  WEFT_CHECK(found != requests_.end(), "Cancel of a request that is not in flight");
+  const std::unique_ptr<Request> request = std::move(found->second);
+  requests_.erase(found);
+  if (request->done) return true;
+  Peer& state = Of(request->peer);
+  if (request->is_send) {
+    state.sender.Detach(id);
+  } else if (state.receive == id) {
+    state.receive = 0;
+    if (state.receiver != nullptr) state.receiver->SkipRest();
+  } else if (state.arrival != nullptr && state.arrival->receive == id) {
+    state.arrival->receive = 0;
+  } else if (const auto posted = posted_.find(Channel{request->peer, request->tag});
+             posted != posted_.end()) {
+    std::erase(posted->second, id);
+    if (posted->second.empty()) posted_.erase(posted);
+  }
+  return true;
+}
+
+absl::Status TcpWire::SendControlMessage(int peer, std::string_view bytes) {
+  WEFT_RETURN_IF_ERROR(CheckControlMessage(peer, static_cast<int>(peers_.size()), bytes.size()));
+  if (!Loss(peer).ok()) return absl::OkStatus();  // See Note [Closed links].
+  StartConnection(peer);
+  Of(peer).sender.AppendText(TcpHeader::Kind::kControl, bytes);
+  Flush(peer);
+  return absl::OkStatus();
+}
+
+bool TcpWire::HasUnsentControlMessages() const {
+  return std::any_of(started_.begin(), started_.end(),
+                     [&](int peer) { return Of(peer).sender.has_unsent_text(); });
+}
+
+absl::StatusOr<std::optional<WireLink::ControlMessage>> TcpWire::PollControlMessage() {
+  if (control_messages_.empty()) return std::optional<ControlMessage>();
+  ControlMessage message = std::move(control_messages_.front());
+  control_messages_.pop_front();
+  return std::optional<ControlMessage>(std::move(message));
+}
+
+}  // namespace weft::internal

@@ -1,0 +1,136 @@
+// WireLink over TCP sockets, between any ranks.
+//
+// A rank connects to a peer with its first message to it. Data arrives directly in the buffer of its receive,
+// if that is posted, as an engine's always is. Otherwise the link keeps it until the receive is posted.
+//
+// Note [Closed links]
+// Problem: a connection ends if a peer dies, and also if it destroys its link in order.
+// Rule: the destructor sends a farewell on each connection. A peer whose incoming connection ends without one
+//   is *lost*: requests to and from it fail. After a farewell it is *closed*: messages to it are dropped,
+//   data sends fail, and receives stay pending.
+// Why it suffices: the farewell precedes the end of the connection. A connection to a peer that fails while
+//   the one from it still lives decides nothing: the peer may just be closing both. An engine in order needs
+//   nothing from a peer that has closed its link.
+// Without it: ranks that end one after the other fail each other, or a dead rank is noticed at a deadline
+//   only.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <sys/types.h>
+#include <utility>
+#include <vector>
+
+#include <absl/container/flat_hash_map.h>
+#include <absl/status/statusor.h>
+
+#include "src/mesh/base/file_handle.h"
+#include "src/mesh/tcp/tcp_endpoint.h"
+#include "src/mesh/tcp/tcp_receiver.h"
+#include "src/mesh/tcp/tcp_sender.h"
+#include "weft/mesh/wire_link.h"
+
+namespace weft::internal {
+
+class TcpWire final : public WireLink, private TcpReceiver::Client {
+ public:
+  // Starts to listen. `network`: see StoreBootstrapOptions::network.
+  // Errors: those of TcpEndpoint::OfThisHost; kInternal (no socket; has the system's message).
+  static absl::StatusOr<std::unique_ptr<TcpWire>> Listen(int rank, const std::string& network);
+  // In a child process of fork() it closes the child's copies of the sockets, which ends no connection.
+  ~TcpWire() override;
+
+  const TcpEndpoint& endpoint() const { return endpoint_; }
+  // REQUIRES: called once, before any message. `endpoints` are those of all ranks.
+  void SetPeers(std::vector<TcpEndpoint> endpoints);
+
+  absl::StatusOr<RequestId> Send(int peer, int tag, const void* data, size_t bytes) override;
+  absl::StatusOr<RequestId> Receive(int peer, int tag, void* data, size_t bytes, Length length) override;
+  absl::Status Poll() override;
+  absl::StatusOr<bool> Test(RequestId request) override;
+  // Always true: bytes that are still to be sent are copied, and those that still arrive are skipped.
+  bool Cancel(RequestId request) override;
+  absl::Status SendControlMessage(int peer, std::string_view bytes) override;
+  bool HasUnsentControlMessages() const override;
+  absl::StatusOr<std::optional<ControlMessage>> PollControlMessage() override;
+  int max_tag() const override { return (1 << 30) - 1; }
+
+ private:
+  struct Request {
+    int peer = 0;
+    int tag = 0;
+    bool is_send = false;
+    bool done = false;
+    absl::Status outcome;  // Of a request that is done.
+    char* data = nullptr;
+    size_t bytes = 0;
+    Length length = Length::kExact;
+  };
+  // Data whose receive is not posted yet.
+  struct Arrival {
+    std::string bytes;
+    bool complete = false;
+    RequestId receive = 0;  // The receive that was posted meanwhile.
+  };
+  struct Peer {
+    TcpEndpoint endpoint;
+    TcpSender sender;
+    TcpReceiver* receiver = nullptr;  // Null: the peer has not connected, or its connection has ended.
+    bool has_ended = false;           // The peer's connection has ended.
+    bool closed = false;
+    std::string failure;  // Of the peer's connection.
+    // The message that arrives now: the receive that takes it, or the arrival; neither: it is skipped, or
+    // text.
+    RequestId receive = 0;
+    std::shared_ptr<Arrival> arrival;
+    std::string text;
+  };
+  using Channel = std::pair<int, int>;  // Peer, tag.
+
+  TcpWire(int rank, TcpEndpoint endpoint, FileHandle listener, FileHandle events)
+      : owner_(getpid()),
+        rank_(rank),
+        endpoint_(std::move(endpoint)),
+        listener_(std::move(listener)),
+        events_(std::move(events)) {}
+
+  bool Accept(const TcpGreeting& greeting) override;
+  char* Begin(int peer, const TcpHeader& header) override;
+  void End(int peer, const TcpHeader& header) override;
+  char* BeginData(Peer& state, int peer, const TcpHeader& header);
+
+  // OK, or why messages to and from the peer are lost. See Note [Closed links].
+  absl::Status Loss(int peer) const;
+  void StartConnection(int peer);
+  void WatchSender(int peer);
+  void Flush(int peer);
+  void AcceptConnections();
+  void ReadFrom(TcpReceiver* receiver);
+  // Ends the sends to a peer that is lost or closed.
+  void DropSends(int peer);
+  void Complete(RequestId id, absl::Status outcome);
+  // The outcome of a receive that a message of `bytes` has matched.
+  static absl::Status OutcomeOf(const Request& receive, size_t bytes);
+  Peer& Of(int peer) { return peers_[static_cast<size_t>(peer)]; }
+  const Peer& Of(int peer) const { return peers_[static_cast<size_t>(peer)]; }
+
+  const pid_t owner_;
+  const int rank_;
+  TcpEndpoint endpoint_;
+  FileHandle listener_;
+  FileHandle events_;  // An epoll instance.
+  std::vector<Peer> peers_;
+  std::vector<std::unique_ptr<TcpReceiver>> receivers_;
+  std::vector<int> started_;  // Ranks to which this one has connected.
+  RequestId next_request_ = 1;
+  absl::flat_hash_map<RequestId, std::unique_ptr<Request>> requests_;
+  absl::flat_hash_map<Channel, std::deque<RequestId>> posted_;  // Receives without a message.
+  absl::flat_hash_map<Channel, std::deque<std::shared_ptr<Arrival>>> unexpected_;
+  std::deque<ControlMessage> control_messages_;
+};
+
+}  // namespace weft::internal

@@ -1,0 +1,154 @@
+// The link of a bootstrap over a store, on one node and on several.
+#include <unistd.h>
+
+#include <cstdlib>
+#include <sys/wait.h>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/mesh/wire_conformance.h"
+#include "tests/support/mpi_world.h"
+#include "tests/support/status_matchers.h"
+#include "weft/mesh/store_bootstrap.h"
+
+namespace weft {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::weft::testing::StatusIs;
+using ::weft::testing::WorldBootstrap;
+
+constexpr absl::Duration kTimeout = absl::Seconds(60);
+
+absl::Status Barrier() { return AgreeOnStatus(WorldBootstrap(), absl::OkStatus(), kTimeout); }
+
+TEST(StoreWire, DeliversEveryMessage) { EXPECT_OK(weft::testing::DeliversEveryMessage(WorldBootstrap())); }
+TEST(StoreWire, MatchesInOrderPerPeerAndTag) {
+  EXPECT_OK(weft::testing::MatchesInOrderPerPeerAndTag(WorldBootstrap()));
+}
+TEST(StoreWire, DeliversControlMessagesInOrder) {
+  EXPECT_OK(weft::testing::DeliversControlMessagesInOrder(WorldBootstrap()));
+}
+TEST(StoreWire, MessagesOfDifferentLinksDoNotMatch) {
+  EXPECT_OK(weft::testing::MessagesOfDifferentLinksDoNotMatch(WorldBootstrap()));
+}
+TEST(StoreWire, CancelledReceivesTakeNoMessage) {
+  EXPECT_OK(weft::testing::CancelledReceivesTakeNoMessage(WorldBootstrap()));
+}
+TEST(StoreWire, CancellingAMatchedReceiveIsSafe) {
+  EXPECT_OK(weft::testing::CancellingAMatchedReceiveIsSafe(WorldBootstrap()));
+}
+TEST(StoreWire, ReportsDifferentLengths) {
+  EXPECT_OK(weft::testing::ReportsDifferentLengths(WorldBootstrap()));
+}
+TEST(StoreWire, AcceptsMessagesUpToTheReceivesMaximum) {
+  EXPECT_OK(weft::testing::AcceptsMessagesUpToTheReceivesMaximum(WorldBootstrap()));
+}
+TEST(StoreWire, CanBeDestroyedWithUnmatchedReceives) {
+  EXPECT_OK(weft::testing::CanBeDestroyedWithUnmatchedReceives(WorldBootstrap()));
+}
+TEST(StoreWire, RejectsArgumentsOutOfRange) {
+  EXPECT_OK(weft::testing::RejectsArgumentsOutOfRange(WorldBootstrap()));
+}
+
+TEST(StoreWire, OpensALinkAfterOneRankMissedEarlierLinks) {
+  Bootstrap& world = WorldBootstrap();
+  if (world.rank() != world.size() - 1) {
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      EXPECT_THAT(world.OpenWire(absl::Milliseconds(50)),
+                  StatusIs(absl::StatusCode::kDeadlineExceeded,
+                           HasSubstr(absl::StrCat("rank ", world.size() - 1, " did not arrive"))));
+    }
+  }
+  ASSERT_OK(Barrier());
+  EXPECT_OK(weft::testing::OpensALinkAfterSkipping(world));
+}
+
+// A rank that is done with a link destroys it while its peers still use theirs.
+TEST(StoreWire, AClosedLinkFailsNeitherControlMessagesNorReceives) {
+  Bootstrap& world = WorldBootstrap();
+  ASSERT_OK_AND_ASSIGN(auto wire, world.OpenWire(kTimeout));
+  for (int peer = 0; peer < world.size(); ++peer) ASSERT_OK(wire->SendControlMessage(peer, "hello"));
+  for (int heard = 0; heard < world.size();) {
+    ASSERT_OK(wire->Poll());
+    ASSERT_OK_AND_ASSIGN(const auto message, wire->PollControlMessage());
+    heard += message ? 1 : 0;
+  }
+  while (wire->HasUnsentControlMessages()) ASSERT_OK(wire->Poll());
+  char byte = 0;
+  WireLink::RequestId pending = 0;
+  if (world.rank() != 0) {
+    ASSERT_OK_AND_ASSIGN(pending, wire->Receive(0, 3, &byte, 1, WireLink::Length::kExact));
+  }
+  ASSERT_OK(Barrier());
+  if (world.rank() == 0) wire.reset();
+  ASSERT_OK(Barrier());
+  if (world.rank() != 0) {
+    for (int round = 0; round < 1000; ++round) {
+      ASSERT_OK(wire->Poll());
+      ASSERT_OK_AND_ASSIGN(const auto message, wire->PollControlMessage());
+      EXPECT_FALSE(message.has_value());
+      ASSERT_OK_AND_ASSIGN(const bool done, wire->Test(pending));
+      EXPECT_FALSE(done);
+      ASSERT_OK(wire->SendControlMessage(0, "are you there?"));
+      world.runtime().Yield();
+    }
+    EXPECT_TRUE(wire->Cancel(pending));
+    while (wire->HasUnsentControlMessages()) ASSERT_OK(wire->Poll());
+  }
+  EXPECT_OK(Barrier());
+}
+
+// A child that destroys its copy of a link must not close connections of the parent.
+TEST(StoreWire, AForkedChildLeavesTheLinkIntact) {
+  Bootstrap& world = WorldBootstrap();
+  ASSERT_OK_AND_ASSIGN(auto wire, world.OpenWire(kTimeout));
+  const auto exchange = [&](int64_t sent) {
+    const int next = (world.rank() + 1) % world.size();
+    const int previous = (world.rank() + world.size() - 1) % world.size();
+    int64_t received = -1;
+    ASSERT_OK_AND_ASSIGN(const auto receive,
+                         wire->Receive(previous, 1, &received, sizeof(received), WireLink::Length::kExact));
+    ASSERT_OK_AND_ASSIGN(const auto send, wire->Send(next, 1, &sent, sizeof(sent)));
+    for (const auto request : {receive, send}) {
+      for (bool done = false; !done;) {
+        ASSERT_OK(wire->Poll());
+        ASSERT_OK_AND_ASSIGN(done, wire->Test(request));
+      }
+    }
+    EXPECT_EQ(received, sent);
+  };
+  exchange(1);
+  ASSERT_OK(Barrier());
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    wire.reset();
+    std::_Exit(7);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(WEXITSTATUS(status), 7);
+  exchange(2);
+  EXPECT_OK(Barrier());
+}
+
+TEST(StoreWire, NamesANetworkThatDoesNotExist) {
+  ASSERT_OK_AND_ASSIGN(StoreBootstrapOptions options, StoreBootstrapOptions::FromEnvironment());
+  options.prefix = "wrong-network";
+  options.network = "no-such-device";
+  options.node_id = absl::StrCat("node of ", options.rank);
+  ASSERT_OK_AND_ASSIGN(auto store, OpenFileStore(std::getenv("WEFT_STORE")));
+  ASSERT_OK_AND_ASSIGN(const auto other, MakeStoreBootstrap(std::move(store), options));
+  if (other->size() > 1) {
+    EXPECT_THAT(other->OpenWire(kTimeout),
+                StatusIs(absl::StatusCode::kFailedPrecondition,
+                         AllOf(HasSubstr("no-such-device"), HasSubstr("WEFT_NETWORK"))));
+  }
+  EXPECT_OK(Barrier());
+}
+
+}  // namespace
+}  // namespace weft
