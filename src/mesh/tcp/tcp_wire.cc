@@ -66,6 +66,7 @@ void TcpWire::SetPeers(std::vector<TcpEndpoint> endpoints) {
 
 TcpWire::~TcpWire() {
   if (getpid() != owner_) return;
+  Report(Poll());  // Connections that have been made meanwhile can send the farewell.
   std::vector<TcpSender::MessageId> sent;
   for (const int peer : started_) {
     if (!Loss(peer).ok()) continue;

@@ -1,0 +1,135 @@
+// Ranks over a store that die: the others get an error in bounded time that names the dead rank. Each rank is
+// a child process of the test.
+#include <unistd.h>
+
+#include <array>
+#include <csignal>
+#include <functional>
+#include <string>
+#include <sys/wait.h>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/comm/support/engine_fixture.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
+#include "weft/mesh/store_bootstrap.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr int kDead = 1;
+
+struct Outcome {
+  int status = 0;  // As from waitpid.
+  std::string text;
+};
+
+// Runs `body` in a process for each rank, and returns what it returned. A process that does not end by itself
+// is ended by a signal after a minute.
+std::vector<Outcome> RunProcesses(int ranks, const std::function<std::string(int)>& body) {
+  constexpr unsigned kLimitSeconds = 60;
+  std::vector<pid_t> children;
+  std::vector<int> pipes;
+  for (int rank = 0; rank < ranks; ++rank) {
+    std::array<int, 2> ends = {};
+    EXPECT_EQ(pipe(ends.data()), 0);
+    const pid_t child = fork();
+    EXPECT_GE(child, 0);
+    if (child == 0) {
+      alarm(kLimitSeconds);
+      const std::string text = body(rank);
+      const ssize_t written = write(ends[1], text.data(), text.size());
+      _exit(written == static_cast<ssize_t>(text.size()) ? 0 : 1);
+    }
+    close(ends[1]);
+    children.push_back(child);
+    pipes.push_back(ends[0]);
+  }
+  std::vector<Outcome> outcomes(children.size());
+  for (size_t rank = 0; rank < children.size(); ++rank) {
+    std::array<char, 4096> block = {};
+    for (ssize_t got = 0; (got = read(pipes[rank], block.data(), block.size())) > 0;)
+      outcomes[rank].text.append(block.data(), static_cast<size_t>(got));
+    close(pipes[rank]);
+    EXPECT_EQ(waitpid(children[rank], &outcomes[rank].status, 0), children[rank]);
+  }
+  return outcomes;
+}
+
+// What a rank gets from an all-reduce that rank kDead does not submit, because it was killed after an earlier
+// collective. Ranks of different parity are on different nodes if there are two.
+absl::Status ReduceWithoutTheDeadRank(const std::string& folder, int rank, int nodes,
+                                      absl::Duration timeout) {
+  StoreBootstrapOptions options;
+  options.rank = rank;
+  options.size = 3;
+  options.node_id = absl::StrCat("node ", rank % nodes);
+  WEFT_ASSIGN_OR_RETURN(auto store, OpenFileStore(folder));
+  WEFT_ASSIGN_OR_RETURN(const auto bootstrap, MakeStoreBootstrap(std::move(store), options));
+  EngineOptions engine_options;
+  engine_options.timeout = timeout;
+  WEFT_ASSIGN_OR_RETURN(EngineFixture fixture,
+                        EngineFixture::Make(*bootstrap, engine_options, size_t{16} << 20));
+  WEFT_RETURN_IF_ERROR(CheckEngineWorks(fixture));
+  WEFT_RETURN_IF_ERROR(BootstrapBarrier(*bootstrap));
+  if (rank == kDead) raise(SIGKILL);
+  constexpr int64_t kCount = 100'000;
+  WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kF32, kCount));
+  return fixture.engine
+      ->AllReduce(fixture.lane, buffer.data(), buffer.data(), DType::kF32, kCount, ReduceOp::kSum)
+      .Wait();
+}
+
+std::vector<Outcome> RunWithADeadRank(int nodes, absl::Duration timeout) {
+  const TempFolder folder;
+  return RunProcesses(
+      3, [&](int rank) { return ReduceWithoutTheDeadRank(folder.str(), rank, nodes, timeout).ToString(); });
+}
+
+// The timeout is longer than the test may take: the end of the connection tells, not the deadline.
+TEST(StoreFaults, ARankThatDiesOnAnotherNodeIsNamedAtOnce) {
+  const std::vector<Outcome> outcomes = RunWithADeadRank(/*nodes=*/2, absl::Minutes(10));
+  EXPECT_EQ(WTERMSIG(outcomes[kDead].status), SIGKILL);
+  for (const int survivor : {0, 2}) {
+    EXPECT_EQ(outcomes[static_cast<size_t>(survivor)].status, 0);
+    EXPECT_THAT(outcomes[static_cast<size_t>(survivor)].text, HasSubstr("the connection to rank 1 was lost"));
+  }
+}
+
+TEST(StoreFaults, ARankThatDiesOnTheSameNodeIsNamedAtTheDeadline) {
+  const std::vector<Outcome> outcomes = RunWithADeadRank(/*nodes=*/1, absl::Seconds(1));
+  EXPECT_EQ(WTERMSIG(outcomes[kDead].status), SIGKILL);
+  for (const int survivor : {0, 2}) {
+    EXPECT_EQ(outcomes[static_cast<size_t>(survivor)].status, 0);
+    EXPECT_THAT(outcomes[static_cast<size_t>(survivor)].text,
+                AllOf(HasSubstr("DEADLINE_EXCEEDED"), HasSubstr("no heartbeat from rank(s) 1")));
+  }
+}
+
+TEST(StoreFaults, ARankThatDiesDuringStartUpIsNamed) {
+  const TempFolder folder;
+  const std::vector<Outcome> outcomes = RunProcesses(3, [&](int rank) -> std::string {
+    StoreBootstrapOptions options;
+    options.rank = rank;
+    options.size = 3;
+    options.timeout = absl::Seconds(1);
+    auto store = OpenFileStore(folder.str());
+    if (!store.ok()) return store.status().ToString();
+    const auto bootstrap = MakeStoreBootstrap(*std::move(store), options);
+    if (!bootstrap.ok()) return bootstrap.status().ToString();
+    if (rank == kDead) raise(SIGKILL);
+    return (*bootstrap)->ReserveNodeMemory(1000).status().ToString();
+  });
+  EXPECT_EQ(WTERMSIG(outcomes[kDead].status), SIGKILL);
+  for (const int survivor : {0, 2}) {
+    EXPECT_THAT(outcomes[static_cast<size_t>(survivor)].text, HasSubstr("rank 1 did not arrive within 1s"));
+  }
+}
+
+}  // namespace
+}  // namespace weft::testing

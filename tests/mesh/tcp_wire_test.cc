@@ -1,0 +1,247 @@
+// Links over TCP between two ranks of one thread, so that each step of a transfer can be chosen.
+#include "src/mesh/tcp/tcp_wire.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <sys/socket.h>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "src/mesh/tcp/tcp_endpoint.h"
+#include "src/mesh/tcp/tcp_frame.h"
+#include "tests/support/status_matchers.h"
+
+namespace weft::internal {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::weft::testing::StatusIs;
+
+// More than the buffers of two sockets hold, so that a transfer stops until the receiver polls.
+constexpr size_t kLong = size_t{64} << 20;
+
+// Two connected links.
+struct Pair {
+  std::unique_ptr<TcpWire> first;   // Rank 0.
+  std::unique_ptr<TcpWire> second;  // Rank 1.
+
+  static absl::StatusOr<Pair> Make() {
+    Pair pair;
+    WEFT_ASSIGN_OR_RETURN(pair.first, TcpWire::Listen(0, ""));
+    WEFT_ASSIGN_OR_RETURN(pair.second, TcpWire::Listen(1, ""));
+    const std::vector<TcpEndpoint> endpoints = {pair.first->endpoint(), pair.second->endpoint()};
+    pair.first->SetPeers(endpoints);
+    pair.second->SetPeers(endpoints);
+    return pair;
+  }
+  void Poll() const {
+    EXPECT_OK(first->Poll());
+    EXPECT_OK(second->Poll());
+  }
+  absl::Status Finish(TcpWire& wire, WireLink::RequestId request) const {
+    constexpr int kManyPolls = 10'000'000;
+    for (int i = 0; i < kManyPolls; ++i) {
+      Poll();
+      WEFT_ASSIGN_OR_RETURN(const bool done, wire.Test(request));
+      if (done) return absl::OkStatus();
+    }
+    return absl::DeadlineExceededError("a message did not arrive");
+  }
+  // Sends a value from rank 0 to rank 1.
+  absl::StatusOr<int64_t> Exchange(int64_t value) const {
+    int64_t received = -1;
+    WEFT_ASSIGN_OR_RETURN(const auto receive, second->Receive(0, 7, &received, 8, WireLink::Length::kExact));
+    WEFT_ASSIGN_OR_RETURN(const auto send, first->Send(1, 7, &value, 8));
+    WEFT_RETURN_IF_ERROR(Finish(*second, receive));
+    WEFT_RETURN_IF_ERROR(Finish(*first, send));
+    return received;
+  }
+};
+
+bool IsFilledWith(const std::string& bytes, char value) {
+  return std::all_of(bytes.begin(), bytes.end(), [&](char byte) { return byte == value; });
+}
+
+TEST(TcpWire, ACancelledReceiveSkipsTheRestOfItsMessage) {
+  ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
+  const std::string sent(kLong, 's');
+  std::string received(kLong, '-');
+  ASSERT_OK_AND_ASSIGN(const auto receive,
+                       pair.second->Receive(0, 1, received.data(), kLong, WireLink::Length::kExact));
+  ASSERT_OK_AND_ASSIGN(const auto send, pair.first->Send(1, 1, sent.data(), kLong));
+  while (received.front() == '-') pair.Poll();
+  ASSERT_EQ(received.back(), '-') << "the whole message arrived: make it longer";
+  EXPECT_TRUE(pair.second->Cancel(receive));
+  std::fill(received.begin(), received.end(), 'x');
+  EXPECT_OK(pair.Finish(*pair.first, send));
+  ASSERT_OK_AND_ASSIGN(const int64_t next, pair.Exchange(5));
+  EXPECT_EQ(next, 5);
+  EXPECT_TRUE(IsFilledWith(received, 'x'));
+}
+
+TEST(TcpWire, ACancelledSendStillDeliversWhatItHasBegun) {
+  ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
+  std::string sent(kLong, 's');
+  std::string received(kLong, '-');
+  ASSERT_OK_AND_ASSIGN(const auto receive,
+                       pair.second->Receive(0, 1, received.data(), kLong, WireLink::Length::kExact));
+  ASSERT_OK_AND_ASSIGN(const auto send, pair.first->Send(1, 1, sent.data(), kLong));
+  while (received.front() == '-') pair.Poll();
+  ASSERT_EQ(received.back(), '-') << "the whole message arrived: make it longer";
+  EXPECT_TRUE(pair.first->Cancel(send));
+  std::fill(sent.begin(), sent.end(), 'x');
+  EXPECT_OK(pair.Finish(*pair.second, receive));
+  EXPECT_TRUE(IsFilledWith(received, 's'));
+  ASSERT_OK_AND_ASSIGN(const int64_t next, pair.Exchange(5));
+  EXPECT_EQ(next, 5);
+}
+
+// The first message fills the sockets, so that the second has not begun.
+TEST(TcpWire, ACancelledSendThatHasNotBegunIsNotDelivered) {
+  ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
+  const std::string first(kLong, '1');
+  const std::string second(100, '2');
+  ASSERT_OK_AND_ASSIGN(const auto long_send, pair.first->Send(1, 1, first.data(), first.size()));
+  ASSERT_OK_AND_ASSIGN(const auto send, pair.first->Send(1, 2, second.data(), second.size()));
+  EXPECT_TRUE(pair.first->Cancel(send));
+  std::string received(kLong, '-');
+  ASSERT_OK_AND_ASSIGN(const auto receive,
+                       pair.second->Receive(0, 1, received.data(), kLong, WireLink::Length::kExact));
+  ASSERT_OK_AND_ASSIGN(const auto never,
+                       pair.second->Receive(0, 2, received.data(), 100, WireLink::Length::kExact));
+  EXPECT_OK(pair.Finish(*pair.second, receive));
+  EXPECT_OK(pair.Finish(*pair.first, long_send));
+  ASSERT_OK_AND_ASSIGN(const int64_t next, pair.Exchange(5));
+  EXPECT_EQ(next, 5);
+  ASSERT_OK_AND_ASSIGN(const bool done, pair.second->Test(never));
+  EXPECT_FALSE(done);
+}
+
+// The receive is posted while its message arrives, which goes to memory of the link until then.
+TEST(TcpWire, AReceiveTakesAMessageThatHasBegunToArrive) {
+  ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
+  std::string sent(kLong, 's');
+  sent.back() = 'e';
+  ASSERT_OK_AND_ASSIGN(const auto send, pair.first->Send(1, 1, sent.data(), kLong));
+  for (int i = 0; i < 10; ++i) pair.Poll();
+  ASSERT_OK_AND_ASSIGN(const bool sent_all, pair.first->Test(send));
+  ASSERT_FALSE(sent_all);
+  std::string received(kLong, '-');
+  ASSERT_OK_AND_ASSIGN(const auto receive,
+                       pair.second->Receive(0, 1, received.data(), kLong, WireLink::Length::kExact));
+  EXPECT_OK(pair.Finish(*pair.second, receive));
+  EXPECT_EQ(received, sent);
+}
+
+TEST(TcpWire, SendsToAClosedPeerFailAndNameIt) {
+  ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Make());
+  ASSERT_OK(pair.Exchange(1));
+  ASSERT_OK(pair.second->SendControlMessage(0, "hello"));
+  pair.second.reset();
+  absl::StatusOr<bool> done = false;
+  char byte = 0;
+  for (int i = 0; i < 1'000'000 && done.ok(); ++i) {
+    ASSERT_OK(pair.first->Poll());
+    ASSERT_OK_AND_ASSIGN(const auto send, pair.first->Send(1, 1, &byte, 1));
+    done = pair.first->Test(send);
+  }
+  EXPECT_THAT(done, StatusIs(absl::StatusCode::kInternal, HasSubstr("rank 1 has closed its link")));
+}
+
+TEST(TcpWire, APeerThatCannotBeReachedIsNamedWithTheRemedy) {
+  ASSERT_OK_AND_ASSIGN(Pair pair, Pair::Make());
+  pair.second.reset();  // Nobody listens at its port any more.
+  char byte = 0;
+  ASSERT_OK_AND_ASSIGN(const auto send, pair.first->Send(1, 1, &byte, 1));
+  absl::StatusOr<bool> done = false;
+  for (int i = 0; i < 1'000'000 && done.ok() && !*done; ++i) {
+    ASSERT_OK(pair.first->Poll());
+    done = pair.first->Test(send);
+  }
+  EXPECT_THAT(
+      done, StatusIs(absl::StatusCode::kInternal,
+                     AllOf(HasSubstr("rank 1"), HasSubstr("Connection refused"), HasSubstr("WEFT_NETWORK"))));
+}
+
+// Another program, or a rank of another job, connects to the port of a link.
+TEST(TcpWire, IgnoresStrangers) {
+  ASSERT_OK_AND_ASSIGN(const Pair pair, Pair::Make());
+  ASSERT_OK_AND_ASSIGN(const SocketAddress address,
+                       MakeSocketAddress("127.0.0.1", pair.second->endpoint().port));
+  std::vector<int> strangers;
+  TcpGreeting greeting;
+  for (const int64_t rank : {0, -1, 2, 1 << 30}) {
+    greeting.rank = rank;
+    for (const size_t bytes : {size_t{0}, size_t{10}, sizeof(greeting)}) {
+      strangers.push_back(socket(AF_INET, SOCK_STREAM, 0));
+      ASSERT_EQ(connect(strangers.back(), reinterpret_cast<const sockaddr*>(&address.storage), address.bytes),
+                0);
+      ASSERT_EQ(send(strangers.back(), &greeting, bytes, 0), static_cast<ssize_t>(bytes));
+    }
+    std::copy_n(pair.second->endpoint().token.begin(), rank == 0 ? 0 : greeting.token.size(),
+                greeting.token.begin());
+  }
+  pair.Poll();
+  ASSERT_OK_AND_ASSIGN(const int64_t received, pair.Exchange(5));
+  EXPECT_EQ(received, 5);
+  for (const int stranger : strangers) close(stranger);
+  pair.Poll();
+  ASSERT_OK_AND_ASSIGN(const int64_t after, pair.Exchange(6));
+  EXPECT_EQ(after, 6);
+}
+
+TcpEndpoint EndpointOf(const std::string& host, const std::vector<TcpEndpoint::Interface>& interfaces) {
+  return {"token", host, 1234, interfaces};
+}
+
+TEST(TcpEndpoint, IsTheSameAfterEncodingAndDecoding) {
+  const TcpEndpoint endpoint = EndpointOf("boot/net", {{"eth0", "10.0.0.1", 24}, {"eth1", "fd00::1", 64}});
+  ASSERT_OK_AND_ASSIGN(const TcpEndpoint decoded, TcpEndpoint::Decode(endpoint.Encode()));
+  EXPECT_EQ(decoded.Encode(), endpoint.Encode());
+  EXPECT_EQ(decoded.port, 1234);
+  for (const char* text : {"", "token", "token host", "token host port", "token host 1 eth0,10.0.0.1"})
+    EXPECT_EQ(TcpEndpoint::Decode(text).status().code(), absl::StatusCode::kInternal) << text;
+}
+
+TEST(TcpEndpoint, SharedNetworksComeFirst) {
+  const TcpEndpoint own = EndpointOf("a", {{"eth0", "10.0.0.1", 24}, {"eth1", "192.168.7.1", 20}});
+  const TcpEndpoint peer = EndpointOf("b", {{"public", "8.8.8.8", 24},
+                                            {"eth0", "10.0.1.2", 24},
+                                            {"eth1", "192.168.15.9", 20},
+                                            {"x", "fd00::2", 64}});
+  EXPECT_THAT(RoutesTo(own, peer), ElementsAre("192.168.15.9", "8.8.8.8", "10.0.1.2", "fd00::2"));
+}
+
+TEST(TcpEndpoint, TheLoopbackInterfaceServesOneHostOnly) {
+  const std::vector<TcpEndpoint::Interface> interfaces = {{"eth0", "10.0.0.1", 24}};
+  EXPECT_THAT(RoutesTo(EndpointOf("a", interfaces), EndpointOf("a", interfaces)),
+              ElementsAre("127.0.0.1", "10.0.0.1"));
+  EXPECT_THAT(RoutesTo(EndpointOf("a", {}), EndpointOf("a", {})), ElementsAre("127.0.0.1"));
+  EXPECT_THAT(RoutesTo(EndpointOf("a", {}), EndpointOf("b", {})), IsEmpty());
+}
+
+// Container software gives its bridge the same address on every host.
+TEST(TcpEndpoint, AnAddressOfBothHostsIsNoRoute) {
+  const TcpEndpoint own = EndpointOf("a", {{"docker0", "172.17.0.1", 16}, {"eth0", "10.0.0.1", 24}});
+  const TcpEndpoint peer = EndpointOf("b", {{"docker0", "172.17.0.1", 16}, {"eth0", "10.0.0.2", 24}});
+  EXPECT_THAT(RoutesTo(own, peer), ElementsAre("10.0.0.2"));
+}
+
+TEST(TcpEndpoint, NamesAnInterfaceThatDoesNotExist) {
+  EXPECT_OK(TcpEndpoint::OfThisHost("lo"));
+  EXPECT_THAT(
+      TcpEndpoint::OfThisHost("lo,no-such"),
+      StatusIs(absl::StatusCode::kInvalidArgument,
+               AllOf(HasSubstr("'no-such'"), HasSubstr("WEFT_NETWORK"), HasSubstr("lo (127.0.0.1)"))));
+}
+
+}  // namespace
+}  // namespace weft::internal
