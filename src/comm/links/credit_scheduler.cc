@@ -12,13 +12,14 @@
 namespace weft {
 namespace {
 
-enum class ControlKind : uint8_t { kCredit, kFailure, kHeartbeatRequest, kHeartbeat };
+enum class ControlKind : uint8_t { kCredit, kFailure, kHeartbeatRequest, kHeartbeat, kSignal };
 
 struct CreditMessage {
   ControlKind kind = ControlKind::kCredit;
   int32_t lane = 0;
   int32_t number = 0;
   int32_t slices = 0;
+  uint64_t sequence = 0;  // That of the channel.
   PartShape part;
   Descriptor descriptor;
 };
@@ -36,7 +37,7 @@ std::string_view KindOnly(const ControlKind& kind) {
 }
 
 int TagOf(const CreditScheduler::Channel& channel) {
-  return channel.lane * CreditScheduler::kChannels + channel.number;
+  return (channel.lane - CreditScheduler::kMessageLane) * CreditScheduler::kChannels + channel.number;
 }
 
 }  // namespace
@@ -44,6 +45,15 @@ int TagOf(const CreditScheduler::Channel& channel) {
 CreditScheduler::CreditScheduler(WireLink& link, const EngineOptions& options, EngineCounters& counters,
                                  CreditRules rules)
     : link_(link), options_(options), rules_(rules), counters_(counters) {}
+
+absl::Status CreditScheduler::CheckLane(int lane, std::string_view name) const {
+  const int lanes = LanesOf(link_);
+  if (lane < lanes) return absl::OkStatus();
+  return absl::ResourceExhaustedError(
+      absl::StrCat("lane ", ToAbsl(name), ": the transport has message tags up to ", link_.max_tag(),
+                   ", enough for ", lanes, " lanes between nodes, and the index of this lane is ", lane,
+                   "; share lanes between users, or raise the transport's largest tag (MPI_TAG_UB)"));
+}
 
 absl::StatusOr<bool> CreditScheduler::Poll() {
   previous_demand_ = demand_now_;
@@ -83,6 +93,10 @@ absl::Status CreditScheduler::HandleControlMessage(const WireLink::ControlMessag
     heartbeat_replies_.insert(message.peer);
     return absl::OkStatus();
   }
+  if (kind == ControlKind::kSignal) {
+    signals_.push_back({message.peer, message.bytes.substr(sizeof(kind))});
+    return absl::OkStatus();
+  }
   CreditMessage credit;
   if (message.bytes.size() != sizeof(credit)) {
     return absl::InternalError(absl::StrCat("a credit message from rank ", message.peer, " has ",
@@ -90,10 +104,14 @@ absl::Status CreditScheduler::HandleControlMessage(const WireLink::ControlMessag
                                             ": run the same version of weft on all ranks"));
   }
   std::memcpy(&credit, message.bytes.data(), sizeof(credit));
-  const uint64_t sequence = credit.descriptor.sequence;
+  const uint64_t sequence = credit.sequence;
   Credit& total = credits_[Key{credit.lane, sequence, message.peer, credit.number}];
   total.slices += credit.slices;
   total.part = credit.part;
+  if (credit.lane == kMessageLane) {
+    signals_.push_back({message.peer, {}, sequence});
+    return absl::OkStatus();
+  }
   std::vector<PeerDescriptor>& descriptors = peer_descriptors_[{credit.lane, sequence}];
   const bool is_first = credit_senders_.insert({credit.lane, sequence, message.peer}).second;
   if (is_first) descriptors.push_back({message.peer, credit.descriptor});
@@ -124,9 +142,17 @@ absl::StatusOr<bool> CreditScheduler::PollTransfers() {
   return any;
 }
 
+int64_t& CreditScheduler::BytesInFlight(int lane, WirePhase phase) {
+  const auto index = static_cast<size_t>(lane - kMessageLane);
+  if (index >= bytes_in_flight_.size()) bytes_in_flight_.resize(index + 1);
+  return bytes_in_flight_[index][static_cast<size_t>(phase)];
+}
+
 bool CreditScheduler::MayReceive(int lane, WirePhase phase, Priority priority, size_t bytes,
                                  bool head) const {
-  const int64_t lane_bytes = bytes_in_flight_[static_cast<size_t>(lane)][static_cast<size_t>(phase)];
+  const auto index = static_cast<size_t>(lane - kMessageLane);
+  const int64_t lane_bytes =
+      index < bytes_in_flight_.size() ? bytes_in_flight_[index][static_cast<size_t>(phase)] : 0;
   if (head && lane_bytes == 0 && rules_.head_always_has_credit) return true;
   const int64_t lane_window = options_.lane_window_bytes * (priority == Priority::kCritical ? 2 : 1);
   if (lane_bytes + static_cast<int64_t>(bytes) > lane_window) return false;
@@ -174,6 +200,7 @@ absl::Status CreditScheduler::SendCredit(const Channel& channel, const Descripto
   message.lane = channel.lane;
   message.number = channel.number;
   message.slices = slices;
+  message.sequence = channel.sequence;
   message.part = part;
   message.descriptor = descriptor;
   return link_.SendControlMessage(channel.peer, {reinterpret_cast<const char*>(&message), sizeof(message)});
@@ -215,6 +242,10 @@ void CreditScheduler::Forget(int lane, uint64_t sequence) {
   });
 }
 
+absl::Status CreditScheduler::SendSignal(int peer, std::string_view bytes) {
+  return link_.SendControlMessage(peer, absl::StrCat(ToAbsl(KindOnly(ControlKind::kSignal)), ToAbsl(bytes)));
+}
+
 void CreditScheduler::BroadcastFailure(const absl::Status& cause, const std::vector<int>& ranks) {
   FailureHeader header;
   header.code = static_cast<int32_t>(cause.code());
@@ -242,12 +273,13 @@ void CreditScheduler::Abandon() {
     if (!link_.Cancel(transfer.request)) uncancelled_.push_back(transfer);
   }
   in_flight_.clear();
-  bytes_in_flight_ = {};
+  bytes_in_flight_.clear();
   bytes_by_priority_ = {};
   yielded_bytes_ = 0;
   credits_.clear();
   peer_descriptors_.clear();
   credit_senders_.clear();
+  signals_.clear();
 }
 
 CreditScheduler::PeersInFlight CreditScheduler::AbandonedTransfers() {

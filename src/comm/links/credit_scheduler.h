@@ -47,6 +47,7 @@
 #include <cstdint>
 #include <optional>
 #include <set>
+#include <string>
 #include <string_view>
 #include <tuple>
 #include <utility>
@@ -78,9 +79,12 @@ class WireOwner {
   ~WireOwner() = default;
 };
 
-// Rules of Note [Credits] that a test breaks on purpose, to show that a violation is detected.
+// Rules of Note [Credits] and Note [Messages] that a test breaks on purpose, to show that a violation is
+// detected.
 struct CreditRules {
   bool head_always_has_credit = true;
+  // A sender of a point-to-point message overwrites a staged piece only once the receiver has copied it.
+  bool staged_pieces_await_receiver = true;
 };
 
 class CreditScheduler {
@@ -96,6 +100,12 @@ class CreditScheduler {
     int number;  // Unique among the streams of one operation between two ranks.
   };
   static constexpr int kChannels = 4096;  // Channel numbers per lane.
+  // Lane of point-to-point messages. The sequence of a channel is the sender's number of the message.
+  static constexpr int kMessageLane = -1;
+  // The link has tags for the lanes [0, LanesOf(link)) and for messages.
+  static int LanesOf(const WireLink& link) { return (link.max_tag() + 1) / kChannels - 1; }
+  // Errors: kResourceExhausted (the link has no tags for the lane; says what to do).
+  absl::Status CheckLane(int lane, std::string_view name) const;
   // Slices of a stream that a peer may send before it is known to have started. See Note [Silent peers].
   static constexpr int64_t kSilentSlices = 2;
 
@@ -147,6 +157,27 @@ class CreditScheduler {
   std::optional<std::pair<int, Descriptor>> FindMismatch(int lane, const Descriptor& mine) const;
   // Drops the credits and descriptors of a finished operation.
   void Forget(int lane, uint64_t sequence);
+
+  // Signals of point-to-point messages. They arrive in order, also relative to credits of messages.
+
+  struct Signal {
+    int peer;
+    std::string bytes;  // Empty: a credit for this rank's message `number` has arrived.
+    uint64_t number = 0;
+  };
+  // Longest signal in bytes.
+  static constexpr size_t kMaxSignalBytes = WireLink::kMaxControlMessageBytes - 1;
+  absl::Status SendSignal(int peer, std::string_view bytes);
+  std::vector<Signal> TakeSignals() { return std::exchange(signals_, {}); }
+  // Declares that the channel's peer has started to send a message to this rank. See Note [Silent peers].
+  void SetStarted(const Channel& channel) {
+    credit_senders_.insert({channel.lane, channel.sequence, channel.peer});
+  }
+  // Drop what is kept for a message that this rank has sent, or has received.
+  void ForgetSent(const Channel& channel) { credits_.erase(KeyOf(channel)); }
+  void ForgetReceived(const Channel& channel) {
+    credit_senders_.erase({channel.lane, channel.sequence, channel.peer});
+  }
 
   // Sends a failure notice to all of `ranks`. Best effort: a rank that it does not reach notices by its
   // deadline.
@@ -203,9 +234,7 @@ class CreditScheduler {
   // Bytes in flight of all operations of a lower priority than this.
   int64_t BytesBelow(Priority priority) const;
   Priority highest_demand() const { return std::min(previous_demand_, demand_now_); }
-  int64_t& BytesInFlight(int lane, WirePhase phase) {
-    return bytes_in_flight_[static_cast<size_t>(lane)][static_cast<size_t>(phase)];
-  }
+  int64_t& BytesInFlight(int lane, WirePhase phase);
 
   WireLink& link_;
   const EngineOptions& options_;
@@ -213,8 +242,8 @@ class CreditScheduler {
   EngineCounters& counters_;
   std::vector<Transfer> in_flight_;
   std::vector<Transfer> uncancelled_;  // Abandoned transfers that the link could not cancel.
-  // Bytes of posted receives by lane and phase.
-  std::array<std::array<int64_t, 2>, NodeLink::kMaxLanes> bytes_in_flight_{};
+  // Bytes of posted receives by lane and phase. Lanes without an element have none.
+  std::vector<std::array<int64_t, 2>> bytes_in_flight_;
   std::array<int64_t, 4> bytes_by_priority_{};  // Bytes of posted receives with `shared` set, by priority.
   // Peers whose credit messages have arrived, by lane, sequence and rank.
   absl::flat_hash_set<std::tuple<int, uint64_t, int>> credit_senders_;
@@ -225,6 +254,7 @@ class CreditScheduler {
   absl::flat_hash_map<Key, Credit> credits_;
   // By lane and sequence.
   absl::flat_hash_map<std::pair<int, uint64_t>, std::vector<PeerDescriptor>> peer_descriptors_;
+  std::vector<Signal> signals_;
   std::optional<NodeLink::FailureNotice> failure_;
   std::set<int> heartbeat_replies_;
 };

@@ -1,5 +1,5 @@
-// Link between the ranks of one node: published descriptors, progress counters, consumed sequences, failure
-// notices, heartbeats, doorbells, and access to each other's memory.
+// Link between the ranks of one node: published descriptors, progress counters, consumed sequences, messages,
+// failure notices, heartbeats, doorbells, and access to each other's memory.
 //
 // Memory order: each flag has a single writer, except claim counters and doorbells. Writers use release
 // stores and readers use acquire loads. A rank that sees a flag therefore sees everything that its writer
@@ -20,6 +20,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <absl/status/status.h>
@@ -31,7 +32,7 @@ namespace weft {
 
 class NodeLink {
  public:
-  static constexpr int kMaxLanes = 32;
+  static constexpr int kMaxLanes = 4096;
   static constexpr uint64_t kSlots = 8;
 
   explicit NodeLink(NodeHeap& heap) : heap_(heap) {}
@@ -39,9 +40,12 @@ class NodeLink {
   NodeLink(const NodeLink&) = delete;
   NodeLink& operator=(const NodeLink&) = delete;
 
-  // Gives a lane `counters` progress counters for each slot. REQUIRES: called before the lane's first use,
-  // and again after Reset with the same number. Errors: kResourceExhausted (no node memory).
+  // Allocates this rank's flags of a lane in [0, kMaxLanes), with `counters` progress counters for each slot.
+  // The lanes of a rank may have any indices. REQUIRES: called before the lane's first use, and again after
+  // Reset with the same number. Errors: kResourceExhausted (no node memory).
   virtual absl::Status OpenLane(int lane, int counters) = 0;
+  // Allocates the flags of the next lane that is opened with `counters` counters, which then cannot fail.
+  virtual absl::Status ReserveLane(int counters) = 0;
 
   // In all members `peer` is a bootstrap rank of this node, or this rank itself.
 
@@ -64,6 +68,20 @@ class NodeLink {
   virtual void Release(int lane, uint64_t sequence) = 0;
   // The last sequence for which `peer` has called Release.
   virtual uint64_t Consumed(int lane, int peer) const = 0;
+
+  // Messages between two ranks of the node, in order for each pair.
+
+  struct Message {
+    int peer;
+    std::string bytes;
+  };
+  // Sends a copy of at most Mailbox::kMaxBytes bytes to another rank, and wakes it. Messages that find the
+  // mailbox full wait in this rank's memory for FlushMessages.
+  virtual void SendMessage(int peer, std::string_view bytes) = 0;
+  // Sends as many waiting messages as possible. True if some still wait.
+  virtual bool FlushMessages() = 0;
+  // The next message that has arrived; nothing if there is none.
+  virtual std::optional<Message> ReceiveMessage() = 0;
 
   // This rank's pointer to an address in node memory.
   std::byte* Map(NodeAddress address) const { return heap_.Resolve(address); }

@@ -4,12 +4,16 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <deque>
+#include <map>
 #include <new>
 #include <utility>
+#include <vector>
 
 #include <absl/container/flat_hash_map.h>
 #include <absl/strings/str_cat.h>
 
+#include "src/comm/links/mailbox.h"
 #include "weft/core/futex.h"
 #include "weft/core/status.h"
 
@@ -24,12 +28,28 @@ struct Slot {
   alignas(kLine) std::atomic<int64_t> claimed{0};  // Claimed pieces. May exceed their number.
 };
 
+// Flags of one lane. An array [kSlots, counter_count] of atomic counters follows.
 struct LaneFlags {
+  explicit LaneFlags(int64_t counters) : counter_count(counters) {
+    for (size_t i = 0; i < NodeLink::kSlots * static_cast<size_t>(counters); ++i)
+      new (FirstCounter() + i) std::atomic<int64_t>(0);
+  }
+  static size_t Bytes(int counters) {
+    return sizeof(LaneFlags) +
+           NodeLink::kSlots * static_cast<size_t>(counters) * sizeof(std::atomic<int64_t>);
+  }
+  std::atomic<int64_t>& Counter(uint64_t sequence, int index) {
+    return FirstCounter()[(sequence % NodeLink::kSlots) * static_cast<uint64_t>(counter_count) +
+                          static_cast<uint64_t>(index)];
+  }
+  Slot& At(uint64_t sequence) { return slots[sequence % NodeLink::kSlots]; }
+
   alignas(kLine) std::atomic<uint64_t> consumed{0};
-  // Offset in the owner's segment of an array [kSlots, counter_count] of atomic counters.
-  alignas(kLine) std::atomic<uint64_t> counters_offset{0};
-  int64_t counter_count = 0;
+  alignas(kLine) const int64_t counter_count;
   std::array<Slot, NodeLink::kSlots> slots;
+
+ private:
+  std::atomic<int64_t>* FirstCounter() { return reinterpret_cast<std::atomic<int64_t>*>(this + 1); }
 };
 
 struct FailureSlot {
@@ -44,71 +64,118 @@ struct RankFlags {
   alignas(kLine) std::atomic<uint32_t> sleepers{0};
   alignas(kLine) std::atomic<uint64_t> heartbeats{0};
   FailureSlot failure;
-  std::array<LaneFlags, NodeLink::kMaxLanes> lanes;
+  uint64_t mailboxes =
+      0;  // Offset of the mailboxes that this rank writes, by the reader's position in the node.
+  // By lane: 1 + the offset of its LaneFlags in the owner's segment. 0 until the owner has opened the lane.
+  alignas(kLine) std::array<std::atomic<uint64_t>, NodeLink::kMaxLanes> lanes{};
 };
 
 class SharedMemoryLink final : public NodeLink {
  public:
-  SharedMemoryLink(NodeHeap& heap, int rank, std::byte* block)
-      : NodeLink(heap), rank_(rank), own_(new (block) RankFlags) {}
+  // `position` is that of the rank in its node.
+  SharedMemoryLink(NodeHeap& heap, int rank, int position, std::byte* flags, Mailbox* mailboxes)
+      : NodeLink(heap),
+        rank_(rank),
+        position_(position),
+        own_(new (flags) RankFlags),
+        mailboxes_(mailboxes),
+        self_{own_} {
+    own_->mailboxes = heap.AddressOf(mailboxes)->offset;
+  }
   // The flags stay allocated in the node heap: a peer that has just released its last operation may still
   // ring the doorbell.
   ~SharedMemoryLink() override = default;
 
-  void AddPeer(int peer, RankFlags* flags) { flags_of_[peer] = flags; }
+  // `position` is that of the peer in the node.
+  void AddPeer(int peer, int position, RankFlags* flags) {
+    auto* incoming = reinterpret_cast<Mailbox*>(heap().Resolve({peer, flags->mailboxes}));
+    peers_[peer] = {flags, mailboxes_ + position, incoming + position_};
+  }
   RankFlags* own() { return own_; }
 
   absl::Status OpenLane(int lane, int counters) override {
-    LaneFlags& flags = own_->lanes[static_cast<size_t>(lane)];
-    if (flags.counter_count == counters) return absl::OkStatus();
-    const size_t total = kSlots * static_cast<size_t>(counters);
-    WEFT_ASSIGN_OR_RETURN(std::byte * block, heap().Allocate(total * sizeof(std::atomic<int64_t>)));
-    auto* values = reinterpret_cast<std::atomic<int64_t>*>(block);
-    for (size_t i = 0; i < total; ++i) new (values + i) std::atomic<int64_t>(0);
-    flags.counter_count = counters;
-    flags.counters_offset.store(heap().AddressOf(block)->offset, std::memory_order_release);
+    if (LaneFlags* open = Find(rank_, lane)) {
+      WEFT_CHECK(open->counter_count == counters, "a lane was opened again with other counters");
+      return absl::OkStatus();
+    }
+    WEFT_RETURN_IF_ERROR(ReserveLane(counters));
+    std::byte* block = reserved_.extract(counters).mapped();
+    new (block) LaneFlags(counters);
+    own_->lanes[static_cast<size_t>(lane)].store(heap().AddressOf(block)->offset + 1,
+                                                 std::memory_order_release);
+    return absl::OkStatus();
+  }
+  absl::Status ReserveLane(int counters) override {
+    if (reserved_.contains(counters)) return absl::OkStatus();
+    WEFT_ASSIGN_OR_RETURN(reserved_[counters], heap().Allocate(LaneFlags::Bytes(counters)));
     return absl::OkStatus();
   }
 
   void Publish(int lane, const Descriptor& descriptor) override {
-    LaneFlags& flags = own_->lanes[static_cast<size_t>(lane)];
+    LaneFlags& flags = Flags(rank_, lane);
     for (int64_t i = 0; i < flags.counter_count; ++i) {
-      CounterOf(rank_, lane, descriptor.sequence, static_cast<int>(i)).store(0, std::memory_order_relaxed);
+      flags.Counter(descriptor.sequence, static_cast<int>(i)).store(0, std::memory_order_relaxed);
     }
-    Slot& slot = flags.slots[descriptor.sequence % kSlots];
+    Slot& slot = flags.At(descriptor.sequence);
     slot.descriptor = descriptor;
     slot.claimed.store(0, std::memory_order_relaxed);
     slot.published.store(descriptor.sequence, std::memory_order_release);
   }
 
   std::optional<Descriptor> Peek(int lane, int peer, uint64_t sequence) const override {
-    const Slot& slot = Flags(peer).lanes[static_cast<size_t>(lane)].slots[sequence % kSlots];
+    LaneFlags* flags = Find(peer, lane);
+    if (flags == nullptr) return std::nullopt;
+    const Slot& slot = flags->At(sequence);
     if (slot.published.load(std::memory_order_acquire) != sequence) return std::nullopt;
     return slot.descriptor;
   }
 
   void SetCounter(int lane, uint64_t sequence, int index, int64_t value) override {
-    CounterOf(rank_, lane, sequence, index).store(value, std::memory_order_release);
+    Flags(rank_, lane).Counter(sequence, index).store(value, std::memory_order_release);
   }
   int64_t Counter(int lane, int peer, uint64_t sequence, int index) const override {
-    return CounterOf(peer, lane, sequence, index).load(std::memory_order_acquire);
+    return Flags(peer, lane).Counter(sequence, index).load(std::memory_order_acquire);
   }
 
   // Relaxed: a claim decides which rank reduces a piece. It does not order data.
   std::optional<int64_t> ClaimPiece(int lane, int peer, uint64_t sequence, int64_t count) override {
     if (AllPiecesClaimed(lane, peer, sequence, count)) return std::nullopt;
-    const int64_t piece = ClaimedOf(peer, lane, sequence).fetch_add(1, std::memory_order_relaxed);
+    const int64_t piece = Flags(peer, lane).At(sequence).claimed.fetch_add(1, std::memory_order_relaxed);
     return piece < count ? std::optional(piece) : std::nullopt;
   }
   bool AllPiecesClaimed(int lane, int peer, uint64_t sequence, int64_t count) const override {
-    return ClaimedOf(peer, lane, sequence).load(std::memory_order_relaxed) >= count;
+    return Flags(peer, lane).At(sequence).claimed.load(std::memory_order_relaxed) >= count;
   }
 
   void Release(int lane, uint64_t sequence) override {
-    own_->lanes[static_cast<size_t>(lane)].consumed.store(sequence, std::memory_order_release);
+    Flags(rank_, lane).consumed.store(sequence, std::memory_order_release);
   }
   uint64_t Consumed(int lane, int peer) const override {
-    return Flags(peer).lanes[static_cast<size_t>(lane)].consumed.load(std::memory_order_acquire);
+    const LaneFlags* flags = Find(peer, lane);
+    return flags == nullptr ? 0 : flags->consumed.load(std::memory_order_acquire);
+  }
+
+  void SendMessage(int peer, std::string_view bytes) override {
+    WEFT_CHECK(bytes.size() <= Mailbox::kMaxBytes, "a message to a rank of the node is too long");
+    Rank& rank = RankOf(peer);
+    if (!rank.unsent.empty() || !rank.outgoing->Write(bytes)) rank.unsent.emplace_back(bytes);
+    Ring(peer);
+  }
+  bool FlushMessages() override {
+    bool any_unsent = false;
+    for (auto& [peer, rank] : peers_) {
+      const bool had_unsent = !rank.unsent.empty();
+      while (!rank.unsent.empty() && rank.outgoing->Write(rank.unsent.front())) rank.unsent.pop_front();
+      any_unsent |= !rank.unsent.empty();
+      if (had_unsent) Ring(peer);
+    }
+    return any_unsent;
+  }
+  std::optional<Message> ReceiveMessage() override {
+    for (auto& [peer, rank] : peers_) {
+      if (std::optional<std::string> bytes = rank.incoming->Read()) return Message{peer, *std::move(bytes)};
+    }
+    return std::nullopt;
   }
 
   void PublishFailure(const absl::Status& cause) override {
@@ -118,14 +185,14 @@ class SharedMemoryLink final : public NodeLink {
     std::memcpy(failure.text.data(), cause.message().data(), length);
     failure.text[length] = '\0';
     failure.code.store(static_cast<uint32_t>(cause.code()), std::memory_order_release);
-    for (const auto& [peer, flags] : flags_of_) Ring(peer);
+    for (const auto& [peer, known] : peers_) Ring(peer);
   }
   std::optional<FailureNotice> ReadFailure() const override {
-    for (const auto& [peer, flags] : flags_of_) {
-      const uint32_t code = flags->failure.code.load(std::memory_order_acquire);
+    for (const auto& [peer, known] : peers_) {
+      const FailureSlot& failure = known.flags->failure;
+      const uint32_t code = failure.code.load(std::memory_order_acquire);
       if (code == 0) continue;
-      return FailureNotice{peer,
-                           absl::Status(static_cast<absl::StatusCode>(code), flags->failure.text.data())};
+      return FailureNotice{peer, absl::Status(static_cast<absl::StatusCode>(code), failure.text.data())};
     }
     return std::nullopt;
   }
@@ -135,14 +202,21 @@ class SharedMemoryLink final : public NodeLink {
     own_->heartbeats.store(heartbeats + 1, std::memory_order_relaxed);
   }
   uint64_t Heartbeats(int peer) const override {
-    return Flags(peer).heartbeats.load(std::memory_order_relaxed);
+    return RankOf(peer).flags->heartbeats.load(std::memory_order_relaxed);
   }
 
   void Reset() override {
     own_->failure.code.store(0, std::memory_order_relaxed);
-    for (LaneFlags& lane : own_->lanes) {
-      lane.consumed.store(0, std::memory_order_relaxed);
-      for (Slot& slot : lane.slots) slot.published.store(0, std::memory_order_relaxed);
+    for (auto& [peer, rank] : peers_) {
+      rank.unsent.clear();
+      rank.outgoing->ResetWriter();
+      rank.incoming->ResetReader();
+    }
+    for (int lane = 0; lane < kMaxLanes; ++lane) {
+      LaneFlags* flags = AddressOfFlags(rank_, *own_, lane);
+      if (flags == nullptr) continue;
+      flags->consumed.store(0, std::memory_order_relaxed);
+      for (Slot& slot : flags->slots) slot.published.store(0, std::memory_order_relaxed);
     }
   }
 
@@ -156,7 +230,7 @@ class SharedMemoryLink final : public NodeLink {
   // new doorbell and does not sleep.
   // Without the order, a wake-up could be lost until the timeout.
   void Ring(int peer) override {
-    RankFlags& flags = peer == rank_ ? *own_ : Flags(peer);
+    RankFlags& flags = *RankOf(peer).flags;
     flags.doorbell.fetch_add(1, std::memory_order_seq_cst);
     if (flags.sleepers.load(std::memory_order_seq_cst) > 0)
       FutexWakeAll(flags.doorbell, heap().shared_between_processes());
@@ -169,47 +243,75 @@ class SharedMemoryLink final : public NodeLink {
   }
 
  private:
-  RankFlags& Flags(int peer) const {
-    if (peer == rank_) return *own_;
-    const auto it = flags_of_.find(peer);
-    WEFT_CHECK(it != flags_of_.end(), "a NodeLink was asked for the flags of a rank of another node");
-    return *it->second;
+  struct Rank {
+    RankFlags* flags = nullptr;
+    Mailbox* outgoing = nullptr;  // Messages from this rank; null for this rank itself.
+    Mailbox* incoming = nullptr;
+    // Guarded by the core's lock.
+    std::deque<std::string> unsent = {};  // Messages that found the mailbox full.
+    std::vector<LaneFlags*> lanes = {};   // By lane; null until found.
+  };
+
+  Rank& RankOf(int peer) const {
+    if (peer == rank_) return self_;
+    const auto it = peers_.find(peer);
+    WEFT_CHECK(it != peers_.end(), "a NodeLink was asked for the flags of a rank of another node");
+    return it->second;
   }
-  std::atomic<int64_t>& ClaimedOf(int peer, int lane, uint64_t sequence) const {
-    return Flags(peer).lanes[static_cast<size_t>(lane)].slots[sequence % kSlots].claimed;
+  // Null if `peer` has not opened the lane.
+  LaneFlags* AddressOfFlags(int peer, const RankFlags& flags, int lane) const {
+    const uint64_t offset = flags.lanes[static_cast<size_t>(lane)].load(std::memory_order_acquire);
+    return offset == 0 ? nullptr : reinterpret_cast<LaneFlags*>(heap().Resolve({peer, offset - 1}));
   }
-  std::atomic<int64_t>& CounterOf(int peer, int lane, uint64_t sequence, int index) const {
-    const LaneFlags& flags = Flags(peer).lanes[static_cast<size_t>(lane)];
-    const uint64_t offset = flags.counters_offset.load(std::memory_order_acquire);
-    auto* values = reinterpret_cast<std::atomic<int64_t>*>(heap().Resolve({peer, offset}));
-    return values[(sequence % kSlots) * static_cast<uint64_t>(flags.counter_count) +
-                  static_cast<uint64_t>(index)];
+  LaneFlags* Find(int peer, int lane) const {
+    Rank& rank = RankOf(peer);
+    const auto index = static_cast<size_t>(lane);
+    if (index >= rank.lanes.size()) rank.lanes.resize(index + 1, nullptr);
+    if (rank.lanes[index] == nullptr) rank.lanes[index] = AddressOfFlags(peer, *rank.flags, lane);
+    return rank.lanes[index];
+  }
+  LaneFlags& Flags(int peer, int lane) const {
+    LaneFlags* flags = Find(peer, lane);
+    WEFT_CHECK(flags != nullptr, "a NodeLink was asked for the flags of a lane that is not open");
+    return *flags;
   }
 
   int rank_;
+  int position_;
   RankFlags* own_;
-  absl::flat_hash_map<int, RankFlags*> flags_of_;  // Flags of local peers by bootstrap rank.
+  Mailbox* mailboxes_;
+  std::map<int, std::byte*> reserved_;  // Blocks for flags, by number of counters.
+  mutable Rank self_;
+  mutable absl::flat_hash_map<int, Rank> peers_;  // Local peers by bootstrap rank.
 };
 
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<NodeLink>> MakeSharedMemoryLink(Bootstrap& bootstrap, NodeHeap& heap,
                                                                absl::Duration timeout) {
-  const absl::StatusOr<std::byte*> block = heap.Allocate(sizeof(RankFlags));
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, block.status(), timeout));
-  auto link = std::make_unique<SharedMemoryLink>(heap, bootstrap.rank(), *block);
+  const std::vector<int> ranks = bootstrap.node_map().RanksOf(bootstrap.node());
+  const absl::StatusOr<std::byte*> flags = heap.Allocate(sizeof(RankFlags));
+  const absl::StatusOr<std::byte*> boxes = heap.Allocate(ranks.size() * sizeof(Mailbox));
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, flags.ok() ? boxes.status() : flags.status(), timeout));
+  auto* mailboxes = reinterpret_cast<Mailbox*>(*boxes);
+  for (size_t i = 0; i < ranks.size(); ++i) new (mailboxes + i) Mailbox;
+  const auto position_of = [&](int rank) {
+    return static_cast<int>(std::find(ranks.begin(), ranks.end(), rank) - ranks.begin());
+  };
+  auto link = std::make_unique<SharedMemoryLink>(heap, bootstrap.rank(), position_of(bootstrap.rank()),
+                                                 *flags, mailboxes);
   const uint64_t offset = heap.AddressOf(link->own())->offset;
   WEFT_ASSIGN_OR_RETURN(
       const std::vector<std::string> offsets,
       ExchangeBlobs(bootstrap, "flags of an engine",
                     std::string(reinterpret_cast<const char*>(&offset), sizeof(offset)), timeout));
-  for (int peer : bootstrap.node_map().RanksOf(bootstrap.node())) {
+  for (const int peer : ranks) {
     if (peer == bootstrap.rank()) continue;
     uint64_t peer_offset = 0;
     const std::string& theirs = offsets[static_cast<size_t>(peer)];
     WEFT_CHECK(theirs.size() == sizeof(peer_offset), "a peer sent an offset of another size");
     std::memcpy(&peer_offset, theirs.data(), sizeof(peer_offset));
-    link->AddPeer(peer, reinterpret_cast<RankFlags*>(heap.Resolve({peer, peer_offset})));
+    link->AddPeer(peer, position_of(peer), reinterpret_cast<RankFlags*>(heap.Resolve({peer, peer_offset})));
   }
   return link;
 }

@@ -12,6 +12,7 @@
 
 #include <absl/container/flat_hash_map.h>
 
+#include "src/comm/links/mailbox.h"
 #include "weft/core/status.h"
 #include "weft/mesh/simulation.h"
 
@@ -35,6 +36,7 @@ struct LaneFlags {
 struct RankFlags {
   std::map<int, LaneFlags> lanes;
   std::optional<absl::Status> failure;
+  std::deque<std::string> messages;  // To the rank that sees these flags.
 };
 // A store to the flags of a rank. All peers share it.
 using Store = std::shared_ptr<const std::function<void(RankFlags&)>>;
@@ -72,6 +74,7 @@ class SimNodeLink final : public NodeLink {
   }
 
   absl::Status OpenLane(int /*lane*/, int /*counters*/) override { return absl::OkStatus(); }
+  absl::Status ReserveLane(int /*counters*/) override { return absl::OkStatus(); }
 
   void Publish(int lane, const Descriptor& descriptor) override {
     Apply([lane, descriptor](RankFlags& flags) {
@@ -105,6 +108,29 @@ class SimNodeLink final : public NodeLink {
     Apply([=](RankFlags& flags) { flags.lanes[lane].consumed = sequence; });
   }
   uint64_t Consumed(int lane, int peer) const override { return VisibleFlags(peer).lanes[lane].consumed; }
+
+  void SendMessage(int peer, std::string_view bytes) override {
+    WEFT_CHECK(bytes.size() <= Mailbox::kMaxBytes, "a message to a rank of the node is too long");
+    const Store store = std::make_shared<const std::function<void(RankFlags&)>>(
+        [message = std::string(bytes)](RankFlags& flags) { flags.messages.push_back(message); });
+    const auto found = std::find_if(peers_.begin(), peers_.end(),
+                                    [&](const auto& candidate) { return candidate->rank == peer; });
+    WEFT_CHECK(found != peers_.end(), "a NodeLink was asked for a message to a rank of another node");
+    const int64_t visible_ns = VisibleAt(**found);
+    (*found)->views[state_->rank].pending.push_back({visible_ns, store});
+    Ring(peer);
+  }
+  bool FlushMessages() override { return false; }
+  std::optional<Message> ReceiveMessage() override {
+    for (const auto& peer : peers_) {
+      std::deque<std::string>& messages = VisibleFlags(peer->rank).messages;
+      if (messages.empty()) continue;
+      Message message{peer->rank, std::move(messages.front())};
+      messages.pop_front();
+      return message;
+    }
+    return std::nullopt;
+  }
 
   void PublishFailure(const absl::Status& cause) override {
     if (state_->own.failure) return;

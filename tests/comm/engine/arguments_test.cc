@@ -167,7 +167,7 @@ TEST_F(Arguments, ALaneMustBeOfTheCallersGroup) {
 TEST_F(Arguments, LanesAreLimited) {
   absl::Status status;
   int added = 1;
-  for (; status.ok() && added < 1000; ++added) {
+  for (; status.ok() && added < 5000; ++added) {
     status = engine().AddLane(WorldGroup(*bootstraps_[0]), LanePurpose::kContext).status();
   }
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,

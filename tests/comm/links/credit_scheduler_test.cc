@@ -153,7 +153,8 @@ TEST_F(CreditSchedulerTest, ReceiveIsPostedBeforeItsCreditIsSent) {
   ASSERT_EQ(link_.in_flight.size(), 1U);
   EXPECT_FALSE(link_.in_flight.begin()->second.send);
   EXPECT_EQ(link_.in_flight.begin()->second.peer, 7);
-  EXPECT_EQ(link_.in_flight.begin()->second.tag, kLane * CreditScheduler::kChannels + 1);
+  EXPECT_EQ(link_.in_flight.begin()->second.tag, (kLane + 1) * CreditScheduler::kChannels + 1)
+      << "the first tags are those of messages";
   ASSERT_EQ(link_.sent_messages.size(), 1U);
   EXPECT_EQ(link_.sent_messages[0].peer, 7);
   EXPECT_EQ(counters_.wire_bytes, 0) << "the sender counts the bytes of a slice";

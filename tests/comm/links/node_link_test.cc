@@ -68,6 +68,46 @@ TEST(NodeLink, ShowsADescriptorOnceItIsPublished) {
   });
 }
 
+// More messages than the mailbox holds: the rest is sent by FlushMessages as the peer reads.
+TEST(NodeLink, BringsMessagesInOrder) {
+  RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int peer) -> absl::Status {
+    constexpr int kMessages = 100;
+    EXPECT_FALSE(link.ReceiveMessage());
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    for (int i = 0; i < kMessages; ++i) link.SendMessage(peer, absl::StrCat("message ", i));
+    for (int received = 0; received < kMessages;) {
+      link.FlushMessages();
+      const auto message = link.ReceiveMessage();
+      if (!message) continue;
+      EXPECT_EQ(message->peer, peer);
+      EXPECT_EQ(message->bytes, absl::StrCat("message ", received++));
+    }
+    while (link.FlushMessages()) {
+    }
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    EXPECT_FALSE(link.ReceiveMessage());
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    return BootstrapBarrier(bootstrap);
+  });
+}
+
+TEST(NodeLink, DropsMessagesAtAReset) {
+  RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int peer) -> absl::Status {
+    for (int i = 0; i < 100; ++i) link.SendMessage(peer, "old");
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    link.Reset();
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    EXPECT_FALSE(link.ReceiveMessage());
+    EXPECT_FALSE(link.FlushMessages());
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    link.SendMessage(peer, "new");
+    WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+    const auto message = link.ReceiveMessage();
+    EXPECT_EQ(message ? message->bytes : "none", "new");
+    return absl::OkStatus();
+  });
+}
+
 TEST(NodeLink, ReusesASlotAfterOneRing) {
   RunOnANode([](Bootstrap& bootstrap, NodeLink& link, int peer) -> absl::Status {
     constexpr uint64_t kLast = 3 * NodeLink::kSlots + 2;
