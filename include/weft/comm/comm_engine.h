@@ -13,10 +13,12 @@
 // Peers on the same node read and write buffers in the engine's NodeHeap in place. Other buffers are staged
 // through it, which copied_bytes counts. docs/engine.md describes the protocol.
 //
-// Thread safety: one thread calls AddLane, SharedLane, the collectives and ResetAfterError; any thread may
-//   call Abort, status and the statistics.
+// Thread safety: any thread may call any member, except that no thread calls another one during
+//   ResetAfterError or the destructor. The calls of a rank happen in some order, and this order counts for
+//   the rules below: threads that submit to one lane must agree on theirs, for example by a lock.
 // Collective: Create, AddLane, SharedLane and ResetAfterError, by all ranks of the bootstrap in the same
-//   order; every collective, by all ranks of its lane's group in the same order.
+//   order; GroupLane, by the members of its group; every collective, by all ranks of its lane's group in the
+//   same order.
 // Lifetime: bootstrap and heap must outlive the engine, and the engine its Works.
 #pragma once
 
@@ -24,6 +26,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include <absl/status/status.h>
@@ -39,6 +42,12 @@
 #include "weft/mesh/process_group.h"
 
 namespace weft {
+
+// Gathers a blob of every member of a group: called with this rank's blob, it returns the blobs of all
+// members, by group rank. A caller implements it over what it shares with the members, such as a key-value
+// store. It must have a deadline, and its error should name the missing ranks. Each call must gather blobs of
+// this call alone: use other keys for each.
+using GroupExchange = std::function<absl::StatusOr<std::vector<std::string>>(std::string_view blob)>;
 
 class CommEngine {
  public:
@@ -60,6 +69,18 @@ class CommEngine {
   // REQUIRES: all users of a lane together submit in one order, on all ranks.
   // Errors: those of AddLane on any rank; kDeadlineExceeded (names the missing ranks).
   absl::StatusOr<LaneId> SharedLane(const ProcessGroup& group, LanePurpose purpose, int number = 0);
+  // The lane of a group that its members alone know of. As SharedLane, returns the same lane again for the
+  // same ranks, purpose and `number`, if all members have it. Other ranks take no part: each may have any
+  // such lanes, in any order.
+  //
+  // REQUIRES: all members call it with the same ranks, purpose and number. Groups that share two or more
+  //   ranks are formed in one order on these: a rank is in one call at a time, and waits in `exchange` for
+  //   the other members. A cycle ends by the deadline of `exchange`, and adds no lane.
+  // Collective: the members of `group`.
+  // Errors: those of `exchange`, with the group and its ranks in front; those of AddLane on any member;
+  //   kFailedPrecondition (members form different lanes; names both).
+  absl::StatusOr<LaneId> GroupLane(const ProcessGroup& group, LanePurpose purpose, int number,
+                                   const GroupExchange& exchange);
   const ProcessGroup& group(LaneId lane) const;
 
   // For all collectives below:

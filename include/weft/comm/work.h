@@ -3,7 +3,7 @@
 // A Work passes two events. *Ready*: its outputs are valid on this rank. *Released*: in addition, no peer
 // reads or writes its buffers. Reuse or free a buffer only after *released*.
 //
-// Thread safety: owned by the submitting thread.
+// Thread safety: one thread at a time, which may differ from the submitting thread.
 // Lifetime: buffers must outlive *released*; after a failure, they must stay until ResetAfterError or the end
 //   of the engine, as peers may still access them. Wait for a Work, or detach it, before you destroy it.
 //   Otherwise the destructor waits for *released*, and this rank submits nothing meanwhile. It aborts the

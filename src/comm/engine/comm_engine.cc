@@ -111,6 +111,10 @@ absl::StatusOr<LaneId> CommEngine::AddLane(const ProcessGroup& group, LanePurpos
 absl::StatusOr<LaneId> CommEngine::SharedLane(const ProcessGroup& group, LanePurpose purpose, int number) {
   return impl_->SharedLane(group, purpose, number);
 }
+absl::StatusOr<LaneId> CommEngine::GroupLane(const ProcessGroup& group, LanePurpose purpose, int number,
+                                             const GroupExchange& exchange) {
+  return impl_->GroupLane(group, purpose, number, exchange);
+}
 const ProcessGroup& CommEngine::group(LaneId lane) const { return impl_->group(lane); }
 
 // Fills the fields of a request that all collectives share. If they are valid, `build` checks the other
@@ -310,10 +314,9 @@ Work CommEngine::Broadcast(LaneId lane, void* buffer, DType dtype, int64_t count
 Work CommEngine::Barrier(LaneId lane, OpOptions options, const Work* after) {
   return SubmitChecked(
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
-        std::byte* words = impl_->NextBarrierMemory(lane);  // Their contents do not matter.
-        request.plan =
-            CollectivePlan::ForContiguous(OpKind::kBarrier, DType::kI32, ReduceOp::kSum, words,
-                                          words + SizeOf(DType::kI32), Parts({}, group.size(), group.size()));
+        // Submit fills in the memory.
+        request.plan = CollectivePlan::ForContiguous(OpKind::kBarrier, DType::kI32, ReduceOp::kSum, nullptr,
+                                                     nullptr, Parts({}, group.size(), group.size()));
         request.total_count = group.size();
         request.counts_hash = 0;
         request.logical_bytes = 0;

@@ -22,24 +22,22 @@ EngineCore::EngineCore(const Environment& environment)
     : env_(environment),
       wire_(environment.wire, environment.options, environment.counters, environment.credit_rules) {}
 
-absl::StatusOr<int> EngineCore::AddLane(std::string name, ProcessGroup group, LanePurpose purpose) {
-  const int index = static_cast<int>(lanes_.size());
-  if (index >= NodeLink::kMaxLanes) {
-    return absl::ResourceExhaustedError(
-        absl::StrCat("lane ", name, " is one too many: an engine has at most ", NodeLink::kMaxLanes,
-                     " lanes; use one lane for several uses of a group"));
-  }
+absl::Status EngineCore::AddLane(int index, std::string name, ProcessGroup group, LanePurpose purpose) {
   if (group.size() >= CreditScheduler::kChannels) {
     return absl::ResourceExhaustedError(absl::StrCat("lane ", name, ": a group of ", group.size(),
                                                      " ranks is too large; the limit is ",
                                                      CreditScheduler::kChannels - 1, " ranks"));
   }
+  auto lane = std::make_unique<Lane>(std::move(name), GroupPlacement(std::move(group), env_.nodes));
+  if (lane->placement.spans_nodes()) WEFT_RETURN_IF_ERROR(wire_.CheckLane(index, lane->name));
   // One progress counter per member: this rank's progress on that member's part.
-  WEFT_RETURN_IF_ERROR(env_.node.OpenLane(index, group.size()));
-  lanes_.push_back(std::make_unique<Lane>(std::move(name), GroupPlacement(std::move(group), env_.nodes)));
-  if (purpose == LanePurpose::kContext && lanes_.back()->placement.spans_nodes())
-    wire_.EnableBackgroundWindow();
-  return index;
+  if (const absl::Status opened = env_.node.OpenLane(index, lane->placement.size()); !opened.ok())
+    return Annotate(opened, absl::StrCat("flags of lane ", lane->name));
+  if (purpose == LanePurpose::kContext && lane->placement.spans_nodes()) wire_.EnableBackgroundWindow();
+  if (static_cast<size_t>(index) >= lanes_.size()) lanes_.resize(static_cast<size_t>(index) + 1);
+  WEFT_CHECK(lanes_[static_cast<size_t>(index)] == nullptr, "a lane was added at an index that is in use");
+  lanes_[static_cast<size_t>(index)] = std::move(lane);
+  return absl::OkStatus();
 }
 
 void EngineCore::Submit(std::shared_ptr<OperationRecord> record) {
@@ -51,6 +49,7 @@ void EngineCore::Submit(std::shared_ptr<OperationRecord> record) {
   ++unfinished_;
   env_.recorder.Record(*record);
   Lane& lane = *lanes_[static_cast<size_t>(record->lane)];
+  if (!std::exchange(lane.active, true)) active_.push_back(record->lane);
   lane.submitted = record->descriptor.sequence;
   lane.queued.push_back(std::move(record));
 }
@@ -58,7 +57,9 @@ void EngineCore::Submit(std::shared_ptr<OperationRecord> record) {
 absl::Status EngineCore::Leave() {
   leaving_ = true;
   if (!status_.ok()) return absl::OkStatus();  // Peers have a failure notice.
-  for (int i = 0; i < static_cast<int>(lanes_.size()); ++i) WEFT_RETURN_IF_ERROR(LeaveLane(i));
+  for (int i = 0; i < static_cast<int>(lanes_.size()); ++i) {
+    if (lanes_[static_cast<size_t>(i)] != nullptr) WEFT_RETURN_IF_ERROR(LeaveLane(i));
+  }
   return absl::OkStatus();
 }
 
@@ -81,16 +82,16 @@ absl::Status EngineCore::LeaveLane(int index) {
   return absl::OkStatus();
 }
 
-void EngineCore::RaisePriority(int lane, uint64_t sequence, bool until_released) {
-  Lane& awaited = *lanes_[static_cast<size_t>(lane)];
+void EngineCore::RaisePriority(OperationRecord& operation, bool until_released) {
+  const uint64_t sequence = operation.descriptor.sequence;
+  Lane& awaited = *lanes_[static_cast<size_t>(operation.lane)];
   if (until_released) awaited.awaited_until_release = std::max(awaited.awaited_until_release, sequence);
   if (sequence <= awaited.awaited_until_ready) return;
   awaited.awaited_until_ready = sequence;
   for (const auto& record : awaited.queued) {
     if (record->descriptor.sequence > sequence) break;
-    const auto raise = [this](const OperationRecord* earlier, bool until_earlier_is_released) {
-      if (earlier != nullptr)
-        RaisePriority(earlier->lane, earlier->descriptor.sequence, until_earlier_is_released);
+    const auto raise = [this](OperationRecord* earlier, bool until_earlier_is_released) {
+      if (earlier != nullptr) RaisePriority(*earlier, until_earlier_is_released);
     };
     raise(record->after.get(), false);
     raise(record->gate.get(), true);
@@ -149,8 +150,9 @@ bool EngineCore::has_tasks() const {
 }
 
 bool EngineCore::has_local_work() const {
-  return std::any_of(lanes_.begin(), lanes_.end(), [](const auto& lane) {
-    return !lane->queued.empty() || (!lane->running.empty() && !lane->running.back()->operation->drained());
+  return std::any_of(active_.begin(), active_.end(), [this](int index) {
+    const Lane& lane = *lanes_[static_cast<size_t>(index)];
+    return !lane.queued.empty() || (!lane.running.empty() && !lane.running.back()->operation->drained());
   });
 }
 
@@ -173,16 +175,17 @@ bool EngineCore::Poll(int64_t now_ns) {
     broadcasting_failure_ = broadcasting_failure_ && wire_.FlushControlMessages();
     return false;
   }
-  const absl::StatusOr<bool> advanced = PollLanes(now_ns);
+  now_ns_ = now_ns;
+  const absl::StatusOr<bool> advanced = PollLanes();
   if (!advanced.ok()) {
     Fail(advanced.status());
     return true;
   }
-  RecordSlowOperations(now_ns);
+  RecordSlowOperations();
   return *advanced;
 }
 
-absl::StatusOr<bool> EngineCore::PollLanes(int64_t now_ns) {
+absl::StatusOr<bool> EngineCore::PollLanes() {
   bool advanced = false;
   if (env_.nodes.node_count() > 1) {
     WEFT_ASSIGN_OR_RETURN(advanced, wire_.Poll());
@@ -190,16 +193,20 @@ absl::StatusOr<bool> EngineCore::PollLanes(int64_t now_ns) {
   WEFT_RETURN_IF_ERROR(CheckPeerFailures());
   std::vector<std::pair<Priority, int>> order;
   uses_wire_ = false;
-  for (int i = 0; i < static_cast<int>(lanes_.size()); ++i) {
+  std::erase_if(active_, [this](int index) {
+    Lane& lane = *lanes_[static_cast<size_t>(index)];
+    lane.active = !lane.queued.empty() || !lane.running.empty();
+    return !lane.active;
+  });
+  for (const int i : active_) {
     const Lane& lane = *lanes_[static_cast<size_t>(i)];
-    if (lane.queued.empty() && lane.running.empty()) continue;
     if (leaving_) WEFT_RETURN_IF_ERROR(LeaveLane(i));
     order.emplace_back(PriorityOf(lane), i);
     uses_wire_ |= lane.placement.spans_nodes();
   }
   std::sort(order.begin(), order.end());
   for (const auto& [priority, index] : order) {
-    WEFT_ASSIGN_OR_RETURN(const bool stepped, StepLane(index, now_ns));
+    WEFT_ASSIGN_OR_RETURN(const bool stepped, StepLane(index));
     advanced |= stepped;
   }
   return advanced;
@@ -223,26 +230,24 @@ uint64_t EngineCore::ConsumedByAll(int index) const {
   return least;
 }
 
-absl::StatusOr<bool> EngineCore::StepLane(int index, int64_t now_ns) {
+absl::StatusOr<bool> EngineCore::StepLane(int index) {
   Lane& lane = *lanes_[static_cast<size_t>(index)];
-  WEFT_ASSIGN_OR_RETURN(bool advanced, StepRunning(index, now_ns));
+  WEFT_ASSIGN_OR_RETURN(bool advanced, StepRunning(index));
   while (!lane.queued.empty() && MayStart(index, *lane.queued.front())) {
     std::shared_ptr<OperationRecord> record = std::move(lane.queued.front());
     lane.queued.pop_front();
-    record->started_ns = now_ns;
     record->after.reset();
     record->gate.reset();
-    record->state.store(OperationState::kRunning, std::memory_order_release);
-    env_.recorder.Record(*record);
+    SetRunning(*record);
     lane.running.push_back(std::move(record));
     advanced = true;
-    WEFT_ASSIGN_OR_RETURN(const bool stepped, StepRunning(index, now_ns));
+    WEFT_ASSIGN_OR_RETURN(const bool stepped, StepRunning(index));
     advanced |= stepped;
   }
-  return ReleaseInOrder(index, now_ns) || advanced;
+  return ReleaseInOrder(index) || advanced;
 }
 
-absl::StatusOr<bool> EngineCore::StepRunning(int index, int64_t now_ns) {
+absl::StatusOr<bool> EngineCore::StepRunning(int index) {
   Lane& lane = *lanes_[static_cast<size_t>(index)];
   bool advanced = false;
   bool head = true;
@@ -254,20 +259,38 @@ absl::StatusOr<bool> EngineCore::StepRunning(int index, int64_t now_ns) {
     advanced |= progress == Operation::Progress::kAdvanced;
     if (!record->IsReady()) {
       head = false;
-      if (record->operation->ready()) SetReady(*record, now_ns);
+      if (record->operation->ready()) SetReady(*record);
     }
   }
   return advanced;
 }
 
-void EngineCore::SetReady(OperationRecord& record, int64_t now_ns) {
-  record.ready_ns = now_ns;
+void EngineCore::SetRunning(OperationRecord& record) {
+  record.started_ns = now_ns_;
+  record.state.store(OperationState::kRunning, std::memory_order_release);
+  env_.recorder.Record(record);
+}
+
+void EngineCore::SetReady(OperationRecord& record) {
+  record.ready_ns = now_ns_;
   record.state.store(OperationState::kReady, std::memory_order_release);
   env_.recorder.Record(record);
   env_.node.Ring(env_.rank);
 }
 
-bool EngineCore::ReleaseInOrder(int index, int64_t now_ns) {
+void EngineCore::SetReleased(OperationRecord& record) {
+  record.released_ns = now_ns_;
+  record.operation.reset();
+  std::move(record.kept.begin(), record.kept.end(), std::back_inserter(released_memory_));
+  record.kept.clear();
+  record.state.store(OperationState::kReleased, std::memory_order_release);
+  env_.recorder.Record(record);
+  --unfinished_;
+  ++env_.counters.operations;
+  env_.node.Ring(env_.rank);
+}
+
+bool EngineCore::ReleaseInOrder(int index) {
   Lane& lane = *lanes_[static_cast<size_t>(index)];
   bool advanced = false;
   for (const auto& record : lane.running) {
@@ -280,18 +303,9 @@ bool EngineCore::ReleaseInOrder(int index, int64_t now_ns) {
   }
   const uint64_t released = lane.running.empty() ? 0 : ConsumedByAll(index);
   while (!lane.running.empty() && lane.running.front()->descriptor.sequence <= released) {
-    OperationRecord& record = *lane.running.front();
-    record.released_ns = now_ns;
-    record.operation.reset();
-    std::move(record.kept.begin(), record.kept.end(), std::back_inserter(released_memory_));
-    record.kept.clear();
-    wire_.Forget(index, record.descriptor.sequence);
-    record.state.store(OperationState::kReleased, std::memory_order_release);
-    env_.recorder.Record(record);
+    wire_.Forget(index, lane.running.front()->descriptor.sequence);
+    SetReleased(*lane.running.front());
     lane.running.pop_front();
-    --unfinished_;
-    ++env_.counters.operations;
-    env_.node.Ring(env_.rank);
     advanced = true;
   }
   return advanced;
@@ -341,12 +355,13 @@ std::string EngineCore::DescribeWait(const OperationRecord& record) {
   return absl::StrCat("waits for rank(s) ", absl::StrJoin(ranks, ", "));
 }
 
-void EngineCore::RecordSlowOperations(int64_t now_ns) {
-  if (now_ns < next_slow_check_ns_) return;
-  next_slow_check_ns_ = now_ns + kSlowOperationNs;
-  for (const auto& lane : lanes_) {
-    if (!lane->running.empty() && now_ns - lane->running.front()->started_ns < kSlowOperationNs) continue;
-    RecordWaitOfFirst(*lane);
+void EngineCore::RecordSlowOperations() {
+  if (now_ns_ < next_slow_check_ns_) return;
+  next_slow_check_ns_ = now_ns_ + kSlowOperationNs;
+  for (const int index : active_) {
+    const Lane& lane = *lanes_[static_cast<size_t>(index)];
+    if (!lane.running.empty() && now_ns_ - lane.running.front()->started_ns < kSlowOperationNs) continue;
+    RecordWaitOfFirst(lane);
   }
 }
 
@@ -390,25 +405,29 @@ void EngineCore::Fail(const absl::Status& cause) {
   if (!status_.ok()) return;
   status_ = cause;
   broadcasting_failure_ = true;
-  for (const auto& lane : lanes_) RecordWaitOfFirst(*lane);
+  for (const int index : active_) RecordWaitOfFirst(*lanes_[static_cast<size_t>(index)]);
   env_.recorder.RecordFailure(cause);
   env_.node.PublishFailure(cause);
   wire_.BroadcastFailure(cause, OtherRanks(/*of_this_node=*/false));
   wire_.Abandon();
   for (std::deque<DataTask>& tasks : tasks_) tasks.clear();
-  for (const auto& lane : lanes_) {
-    for (auto* records : {&lane->running, &lane->queued}) {
-      for (std::shared_ptr<OperationRecord>& record : *records) {
-        record->error = cause;
-        if (!record->IsReady()) record->state.store(OperationState::kFailed, std::memory_order_release);
-        env_.recorder.Record(*record);
-        quarantine_.push_back(std::move(record));
-      }
+  for (const int index : std::exchange(active_, {})) {
+    Lane& lane = *lanes_[static_cast<size_t>(index)];
+    lane.active = false;
+    for (auto* records : {&lane.running, &lane.queued}) {
+      for (const std::shared_ptr<OperationRecord>& record : *records) FailRecord(record, cause);
       records->clear();
     }
   }
   unfinished_ = 0;
   env_.node.Ring(env_.rank);
+}
+
+void EngineCore::FailRecord(const std::shared_ptr<OperationRecord>& record, const absl::Status& cause) {
+  record->error = cause;
+  if (!record->IsReady()) record->state.store(OperationState::kFailed, std::memory_order_release);
+  env_.recorder.Record(*record);
+  quarantine_.push_back(record);
 }
 
 void EngineCore::ReleaseQuarantine() {

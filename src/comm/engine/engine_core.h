@@ -63,13 +63,17 @@ class EngineCore final : private TaskQueue {
   };
   explicit EngineCore(const Environment& environment);
 
-  // Returns the lane's index. Errors: kResourceExhausted (too many lanes, or too large a group).
-  absl::StatusOr<int> AddLane(std::string name, ProcessGroup group, LanePurpose purpose);
+  // Adds the lane `index` in [0, NodeLink::kMaxLanes). REQUIRES: it is free. Some indices may stay free.
+  // Errors: kResourceExhausted (too large a group, no node memory, or no message tags for the lane).
+  absl::Status AddLane(int index, std::string name, ProcessGroup group, LanePurpose purpose);
+
+  // Allocates what the next lane of a group of `members` ranks needs of node memory.
+  absl::Status ReserveLane(int members) { return env_.node.ReserveLane(members); }
 
   void Submit(std::shared_ptr<OperationRecord> record);
   // Registers that a thread waits until the operation is *ready*, or *released*. Raises it to kCritical,
   // together with its predecessors on the lane and the operations for which these wait (`after` and gate).
-  void RaisePriority(int lane, uint64_t sequence, bool until_released);
+  void RaisePriority(OperationRecord& record, bool until_released);
 
   // Leaves all lanes: this rank submits nothing more. Call it again once all operations are *released*, for
   // lanes whose descriptor ring was full. See Note [Leaving].
@@ -99,7 +103,6 @@ class EngineCore final : private TaskQueue {
   // Memory of *released* operations. The caller destroys it without the lock: destructors may call the
   // engine.
   std::vector<std::shared_ptr<void>> TakeReleasedMemory() { return std::exchange(released_memory_, {}); }
-
   // OK, or the first failure.
   const absl::Status& status() const { return status_; }
   // Fails all unfinished operations and notifies all ranks. Failed operations stay in quarantine, because
@@ -131,26 +134,30 @@ class EngineCore final : private TaskQueue {
     uint64_t awaited_until_release = 0;  // A thread waits until sequences up to this one are *released*.
     uint64_t consumed = 0;               // Last sequence that this rank has told its peers it consumed.
     uint64_t submitted = 0;              // Last sequence that was submitted.
+    bool active = false;                 // Is in active_.
     bool left = false;                   // See Note [Leaving].
   };
 
   void Push(DataTask task) override;
-  absl::StatusOr<bool> PollLanes(int64_t now_ns);
+  void SetRunning(OperationRecord& record);
+  void SetReleased(OperationRecord& record);
+  void FailRecord(const std::shared_ptr<OperationRecord>& record, const absl::Status& cause);
+  absl::StatusOr<bool> PollLanes();
   Priority PriorityOf(const Lane& lane, const OperationRecord& record) const;
   Priority PriorityOf(const Lane& lane) const;
   OperationContext ContextOf(Lane& lane, const std::shared_ptr<OperationRecord>& record, bool head);
-  absl::StatusOr<bool> StepLane(int index, int64_t now_ns);
+  absl::StatusOr<bool> StepLane(int index);
   bool MayStart(int index, const OperationRecord& next) const;
-  absl::StatusOr<bool> StepRunning(int index, int64_t now_ns);
-  void SetReady(OperationRecord& record, int64_t now_ns);
-  bool ReleaseInOrder(int index, int64_t now_ns);
+  absl::StatusOr<bool> StepRunning(int index);
+  void SetReady(OperationRecord& record);
+  bool ReleaseInOrder(int index);
   uint64_t ConsumedByAll(int index) const;
   absl::Status LeaveLane(int index);
   // Ranks of this node that have not consumed `sequence` of the lane.
   std::set<int> RanksYetToConsume(int index, uint64_t sequence) const;
   std::string DescribeStartWait(const OperationRecord& record);
   // Writes into the flight recorder what the first unfinished operation of each slow lane waits for.
-  void RecordSlowOperations(int64_t now_ns);
+  void RecordSlowOperations();
   void RecordWaitOfFirst(const Lane& lane);
   // The failure notice of another rank, as an error.
   absl::Status CheckPeerFailures();
@@ -158,7 +165,9 @@ class EngineCore final : private TaskQueue {
 
   const Environment env_;
   CreditScheduler wire_;
-  std::vector<std::unique_ptr<Lane>> lanes_;
+  int64_t now_ns_ = 0;                                        // Time of this or the last poll.
+  std::vector<std::unique_ptr<Lane>> lanes_;                  // By index. Null: no lane of this rank.
+  std::vector<int> active_;                                   // Lanes that may have operations.
   std::array<std::deque<DataTask>, 4> tasks_;                 // By priority.
   std::vector<std::shared_ptr<OperationRecord>> quarantine_;  // Failed operations. See Fail.
   std::vector<std::shared_ptr<void>> released_memory_;        // See TakeReleasedMemory.

@@ -61,6 +61,10 @@ absl::StatusOr<std::unique_ptr<NodeLink>> OpenNodeLink(Bootstrap& bootstrap, Nod
                                                      : MakeSharedMemoryLink(bootstrap, heap, timeout);
 }
 
+std::string LaneName(const ProcessGroup& group, LanePurpose purpose) {
+  return absl::StrCat(group.name, "/", ToAbsl(Name(purpose)));
+}
+
 std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, CollectivePlan plan) {
   switch (plan.kind) {
     case OpKind::kReduceScatter:
@@ -91,6 +95,7 @@ CommEngine::Impl::Impl(Bootstrap& bootstrap, NodeHeap& heap, EngineOptions optio
       credit_rules_(credit_rules),
       scratch_(heap, "engine scratch"),
       recorder_(bootstrap.rank(), bootstrap.size(), options_.recorder_entries),
+      forming_(bootstrap.runtime()),
       reset_rounds_(bootstrap) {}
 
 CommEngine::Impl::~Impl() {
@@ -117,6 +122,10 @@ absl::Status CommEngine::Impl::Open() {
   WEFT_ASSIGN_OR_RETURN(node_, OpenNodeLink(bootstrap_, heap_, options_.timeout));
   WEFT_ASSIGN_OR_RETURN(wire_, bootstrap_.OpenWire(options_.timeout));
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<EngineCore> core, MakeCore(*wire_));
+  // All ranks of a job have the same transport.
+  lane_limit_ = NodeLink::kMaxLanes;
+  if (bootstrap_.node_map().node_count() > 1)
+    lane_limit_ = std::min(lane_limit_, CreditScheduler::LanesOf(*wire_));
   shell_.emplace(bootstrap_.runtime(), *node_, bootstrap_.rank());
   shell_->Start(std::move(core));
   if (options_.watchdog) {
@@ -133,8 +142,12 @@ absl::StatusOr<std::unique_ptr<EngineCore>> CommEngine::Impl::MakeCore(WireLink&
   auto core = std::make_unique<EngineCore>(EngineCore::Environment{bootstrap_.rank(), bootstrap_.node_map(),
                                                                    *node_, wire, scratch_, recorder_,
                                                                    counters_, options_, credit_rules_});
-  for (const std::unique_ptr<Lane>& lane : lanes_) {
-    WEFT_RETURN_IF_ERROR(core->AddLane(lane->name, lane->placement.group(), lane->purpose).status());
+  const MutexLock lock(lanes_mutex_);
+  for (size_t index = 0; index < lanes_.size(); ++index) {
+    if (lanes_[index] == nullptr) continue;
+    const Lane& lane = *lanes_[index];
+    WEFT_RETURN_IF_ERROR(
+        core->AddLane(static_cast<int>(index), lane.name, lane.placement.group(), lane.purpose));
   }
   return core;
 }
@@ -148,19 +161,85 @@ absl::Status CommEngine::Impl::CheckMember(const ProcessGroup& group) const {
                                                  "; every rank adds the lane of its own group"));
 }
 
-absl::StatusOr<LaneId> CommEngine::Impl::AddLane(const ProcessGroup& group, LanePurpose purpose) {
+CommEngine::Impl::Lane* CommEngine::Impl::Find(LaneId lane) const {
+  const MutexLock lock(lanes_mutex_);
+  const bool in_range = lane.index >= 0 && static_cast<size_t>(lane.index) < lanes_.size();
+  return in_range ? lanes_[static_cast<size_t>(lane.index)].get() : nullptr;
+}
+
+const CommEngine::Impl::Lane& CommEngine::Impl::LaneOf(LaneId lane) const {
+  const Lane* found = Find(lane);
+  WEFT_CHECK(found != nullptr, "the engine has no such lane");
+  return *found;
+}
+
+absl::StatusOr<std::unique_ptr<CommEngine::Impl::Lane>> CommEngine::Impl::MakeLane(const ProcessGroup& group,
+                                                                                   LanePurpose purpose) {
   WEFT_RETURN_IF_ERROR(CheckMember(group));
-  const std::string name = absl::StrCat(group.name, "/", ToAbsl(Name(purpose)));
-  const uint64_t group_hash = Hash64(group.ranks.data(), group.ranks.size() * sizeof(int));
   WEFT_ASSIGN_OR_RETURN(Buffer barrier_buffers,
                         scratch_.Acquire(NodeLink::kSlots * BarrierSlotBytes(group.size())));
-  WEFT_ASSIGN_OR_RETURN(const int index, shell_->WithCore([&](EngineCore& core) {
-    return core.AddLane(name, group, purpose);
-  }));
-  recorder_.RecordLane(index, name, group.ranks);
-  lanes_.push_back(std::make_unique<Lane>(Lane{name, purpose, GroupPlacement(group, bootstrap_.node_map()),
-                                               group_hash, std::move(barrier_buffers)}));
+  const uint64_t group_hash = Hash64(group.ranks.data(), group.ranks.size() * sizeof(int));
+  return std::make_unique<Lane>(Lane{LaneName(group, purpose), purpose,
+                                     GroupPlacement(group, bootstrap_.node_map()), group_hash,
+                                     std::move(barrier_buffers)});
+}
+
+absl::StatusOr<LaneId> CommEngine::Impl::Install(int index, std::unique_ptr<Lane> lane) {
+  const ProcessGroup& group = lane->placement.group();
+  WEFT_RETURN_IF_ERROR(shell_->WithCore(
+      [&](EngineCore& core) { return core.AddLane(index, lane->name, group, lane->purpose); }));
+  recorder_.RecordLane(index, lane->name, group.ranks);
+  const MutexLock lock(lanes_mutex_);
+  if (static_cast<size_t>(index) >= lanes_.size()) lanes_.resize(static_cast<size_t>(index) + 1);
+  lanes_[static_cast<size_t>(index)] = std::move(lane);
   return LaneId{index};
+}
+
+absl::StatusOr<LaneId> CommEngine::Impl::AddLane(const ProcessGroup& group, LanePurpose purpose) {
+  const Turn::Hold turn(forming_);
+  return AddLaneOfAll(group, purpose);
+}
+
+absl::StatusOr<LaneId> CommEngine::Impl::AddLaneOfAll(const ProcessGroup& group, LanePurpose purpose) {
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<Lane> lane, MakeLane(group, purpose));
+  if (next_lane_ >= FirstGroupIndex()) {
+    return absl::ResourceExhaustedError(
+        absl::StrCat("lane ", lane->name, " of ", RankList(group.ranks),
+                     " is one too many: an engine has at most ", FirstGroupIndex(),
+                     " lanes that all ranks add; use one lane for several uses of a group, or GroupLane"));
+  }
+  WEFT_ASSIGN_OR_RETURN(const LaneId id, Install(next_lane_, std::move(lane)));
+  ++next_lane_;
+  return id;
+}
+
+absl::StatusOr<LaneId> CommEngine::Impl::GroupLane(const ProcessGroup& group, LanePurpose purpose, int number,
+                                                   const GroupExchange& exchange) {
+  const Turn::Hold turn(forming_);
+  const std::string name = LaneName(group, purpose);
+  const LaneKey key{group.ranks, purpose, number};
+  const auto found = group_lanes_.find(key);
+  LaneProposal own;
+  own.group_hash = Hash64(group.ranks.data(), group.ranks.size() * sizeof(int));
+  own.purpose = purpose;
+  own.number = number;
+  own.existing = found == group_lanes_.end() ? -1 : found->second.index;
+  own.begin = FirstGroupIndex();
+  for (int index = own.begin; index < lane_limit_; ++index) own.is_free.push_back(Find({index}) == nullptr);
+  absl::StatusOr<std::unique_ptr<Lane>> lane = MakeLane(group, purpose);
+  // Afterwards no member fails alone.
+  own.status = lane.ok() ? shell_->WithCore([&](EngineCore& core) { return core.ReserveLane(group.size()); })
+                         : lane.status();
+  const absl::StatusOr<std::vector<std::string>> proposals = exchange(own.Serialize());
+  if (!proposals.ok()) {
+    return Annotate(proposals.status(),
+                    absl::StrCat("lane ", name, " of ", RankList(group.ranks), ", agreement of its members"));
+  }
+  WEFT_ASSIGN_OR_RETURN(const LaneDecision decision, DecideLane(group, name, *proposals));
+  if (!decision.is_new) return LaneId{decision.index};
+  WEFT_ASSIGN_OR_RETURN(const LaneId id, Install(decision.index, *std::move(lane)));
+  group_lanes_[key] = id;
+  return id;
 }
 
 // The index of a lane is the same on all ranks, so they must decide alike whether to add one. Their own maps
@@ -168,7 +247,8 @@ absl::StatusOr<LaneId> CommEngine::Impl::AddLane(const ProcessGroup& group, Lane
 // not others. A lane is therefore reused only if all ranks have it at the same index.
 absl::StatusOr<LaneId> CommEngine::Impl::SharedLane(const ProcessGroup& group, LanePurpose purpose,
                                                     int number) {
-  const SharedLaneKey key{group.ranks, purpose, number};
+  const Turn::Hold turn(forming_);
+  const LaneKey key{group.ranks, purpose, number};
   const auto found = shared_lanes_.find(key);
   const std::string own = absl::StrCat(found == shared_lanes_.end() ? LaneId{}.index : found->second.index);
   const absl::Status member = CheckMember(group);
@@ -179,23 +259,16 @@ absl::StatusOr<LaneId> CommEngine::Impl::SharedLane(const ProcessGroup& group, L
   const bool same =
       std::all_of(indices.begin(), indices.end(), [&](const std::string& index) { return index == own; });
   if (same && found != shared_lanes_.end()) return found->second;
-  const absl::StatusOr<LaneId> lane = AddLane(group, purpose);
+  const absl::StatusOr<LaneId> lane = AddLaneOfAll(group, purpose);
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, lane.status(), options_.timeout));
   shared_lanes_[key] = *lane;
   return *lane;
 }
 
-std::byte* CommEngine::Impl::NextBarrierMemory(LaneId lane) const {
-  const Lane& barrier_lane = *lanes_[static_cast<size_t>(lane.index)];
-  const uint64_t slot = barrier_lane.next_sequence % NodeLink::kSlots;
-  return barrier_lane.barrier_buffers.data() + slot * BarrierSlotBytes(barrier_lane.placement.size());
-}
-
 absl::Status CommEngine::Impl::CheckLane(LaneId lane) const {
-  if (lane.index >= 0 && lane.index < static_cast<int>(lanes_.size())) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("lane ", lane.index,
-                                                 " is not a lane of this engine, which has ", lanes_.size(),
-                                                 "; use an id that AddLane returned"));
+  if (Find(lane) != nullptr) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      "lane ", lane.index, " is not a lane of this engine; use an id that it returned for a lane"));
 }
 
 std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const absl::Status& valid) {
@@ -210,7 +283,7 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const
     Abort(checked);
     return record;
   }
-  Lane& lane = *lanes_[static_cast<size_t>(request.lane.index)];
+  Lane& lane = *Find(request.lane);
   record->lane = request.lane.index;
   record->lane_name = lane.name;
   record->priority = request.options.priority;
@@ -218,7 +291,6 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const
   record->after = std::move(request.after);
   record->gate = std::move(request.gate);
   Descriptor& descriptor = record->descriptor;
-  descriptor.sequence = lane.next_sequence++;
   descriptor.identity = request.options.identity;
   descriptor.counts_hash = request.counts_hash;
   descriptor.group_hash = lane.group_hash;
@@ -227,10 +299,22 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const
   descriptor.any_dtype = request.any_dtype;
   descriptor.reduce = request.plan.reduce;
   descriptor.wire_compression = request.options.wire_compression;
-  record->operation = MakeOperation(lane.placement, std::move(request.plan));
   logical_bytes_[static_cast<size_t>(lane.purpose)].fetch_add(request.logical_bytes,
                                                               std::memory_order_relaxed);
-  shell_->Submit(record);
+  {
+    const MutexLock lock(lanes_mutex_);
+    descriptor.sequence = lane.next_sequence++;
+    if (request.plan.kind == OpKind::kBarrier) {
+      // The contents of the memory do not matter.
+      std::byte* words = lane.barrier_buffers.data() +
+                         descriptor.sequence % NodeLink::kSlots * BarrierSlotBytes(lane.placement.size());
+      request.plan.input = words;
+      request.plan.output = words + SizeOf(DType::kI32);
+    }
+    record->operation = MakeOperation(lane.placement, std::move(request.plan));
+    shell_->Queue(record);
+  }
+  shell_->Kick();
   return record;
 }
 
@@ -288,7 +372,12 @@ absl::StatusOr<CommEngine::Impl::FreshCore> CommEngine::Impl::MakeFreshCore(absl
   FreshCore fresh;
   node_->Reset();
   WEFT_ASSIGN_OR_RETURN(fresh.wire, bootstrap_.OpenWire(deadline - bootstrap_.runtime().Now()));
-  for (const std::unique_ptr<Lane>& lane : lanes_) lane->next_sequence = 1;
+  {
+    const MutexLock lock(lanes_mutex_);
+    for (const std::unique_ptr<Lane>& lane : lanes_) {
+      if (lane != nullptr) lane->next_sequence = 1;
+    }
+  }
   WEFT_ASSIGN_OR_RETURN(fresh.core, MakeCore(*fresh.wire));
   return fresh;
 }

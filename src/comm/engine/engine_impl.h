@@ -14,12 +14,40 @@
 
 #include "src/comm/collectives/collective_plan.h"
 #include "src/comm/engine/engine_shell.h"
+#include "src/comm/engine/lane_agreement.h"
 #include "src/comm/engine/reset_rounds.h"
 #include "src/comm/engine/watchdog.h"
 #include "weft/comm/comm_engine.h"
 #include "weft/memory/buffer_pool.h"
 
 namespace weft {
+
+// Lets one thread or fiber at a time into a section. Unlike a mutex, it may be held while a fiber waits.
+class Turn {
+ public:
+  explicit Turn(Runtime& runtime) : runtime_(runtime) {}
+  class [[nodiscard]] Hold {
+   public:
+    explicit Hold(Turn& turn) : turn_(turn) {
+      while (turn_.taken_.exchange(1, std::memory_order_acquire) != 0)
+        turn_.runtime_.SleepOn(turn_.taken_, 1, kMaxSleepNs);
+    }
+    ~Hold() {
+      turn_.taken_.store(0, std::memory_order_release);
+      turn_.runtime_.WakeAll(turn_.taken_);
+    }
+    Hold(const Hold&) = delete;
+    Hold& operator=(const Hold&) = delete;
+
+   private:
+    Turn& turn_;
+  };
+
+ private:
+  static constexpr int64_t kMaxSleepNs = 20'000'000;
+  Runtime& runtime_;
+  std::atomic<uint32_t> taken_{0};
+};
 
 class CommEngine::Impl {
  public:
@@ -31,6 +59,8 @@ class CommEngine::Impl {
   absl::Status Open();
   absl::StatusOr<LaneId> AddLane(const ProcessGroup& group, LanePurpose purpose);
   absl::StatusOr<LaneId> SharedLane(const ProcessGroup& group, LanePurpose purpose, int number);
+  absl::StatusOr<LaneId> GroupLane(const ProcessGroup& group, LanePurpose purpose, int number,
+                                   const GroupExchange& exchange);
   absl::Status ResetAfterError();
 
   // The arguments of a collective.
@@ -56,17 +86,9 @@ class CommEngine::Impl {
 
   // OK if the lane is one of this engine's.
   absl::Status CheckLane(LaneId lane) const;
-  const ProcessGroup& group(LaneId lane) const {
-    return lanes_[static_cast<size_t>(lane.index)]->placement.group();
-  }
+  const ProcessGroup& group(LaneId lane) const { return LaneOf(lane).placement.group(); }
   // True if other ranks of the lane's group are on this node.
-  bool HasLocalPeers(LaneId lane) const {
-    return !lanes_[static_cast<size_t>(lane.index)]->placement.local_peers().empty();
-  }
-  // Buffers of the lane's next barrier: one i32 of input, then one i32 of output per rank. Each slot
-  // of the descriptor ring has a set of its own. A slot is reused only after every local rank has consumed
-  // its last operation, so the set is free by then.
-  std::byte* NextBarrierMemory(LaneId lane) const;
+  bool HasLocalPeers(LaneId lane) const { return !LaneOf(lane).placement.local_peers().empty(); }
 
   EngineCounters counters();
   absl::Status status();
@@ -83,11 +105,24 @@ class CommEngine::Impl {
     LanePurpose purpose;
     GroupPlacement placement;
     uint64_t group_hash;
-    Buffer barrier_buffers;  // See NextBarrierMemory.
-    uint64_t next_sequence = 1;
+    // Memory of barriers: one i32 of input, then one i32 of output per rank. Each slot of the descriptor ring
+    // has a set of its own. A slot is reused only after every local rank has consumed its last operation, so
+    // the set is free by then.
+    Buffer barrier_buffers;
+    uint64_t next_sequence = 1;  // Guarded by lanes_mutex_.
   };
   static size_t BarrierSlotBytes(int ranks) { return static_cast<size_t>(ranks + 1) * SizeOf(DType::kI32); }
   absl::Status CheckMember(const ProcessGroup& group) const;
+  // Null if this engine has no such lane.
+  Lane* Find(LaneId lane) const ABSL_LOCKS_EXCLUDED(lanes_mutex_);
+  const Lane& LaneOf(LaneId lane) const;
+  // Makes the lane. What can fail on one rank alone happens here.
+  absl::StatusOr<std::unique_ptr<Lane>> MakeLane(const ProcessGroup& group, LanePurpose purpose);
+  absl::StatusOr<LaneId> Install(int index, std::unique_ptr<Lane> lane) ABSL_LOCKS_EXCLUDED(lanes_mutex_);
+  // REQUIRES: the caller has the turn to form a lane.
+  absl::StatusOr<LaneId> AddLaneOfAll(const ProcessGroup& group, LanePurpose purpose);
+  // Indices of lanes that all ranks add are below this one, those of lanes of members only are not.
+  int FirstGroupIndex() const { return lane_limit_ / 4; }
   absl::StatusOr<std::unique_ptr<EngineCore>> MakeCore(WireLink& wire);
   // Clears this rank's flags, and makes a core with empty lanes on a new link.
   struct FreshCore {
@@ -113,9 +148,16 @@ class CommEngine::Impl {
   EngineCounters counters_;  // Written by the core. Read through EngineCore::counters().
   static constexpr size_t kPurposes = 5;
   std::array<std::atomic<int64_t>, kPurposes> logical_bytes_{};  // By purpose of the lane.
-  std::vector<std::unique_ptr<Lane>> lanes_;
-  using SharedLaneKey = std::tuple<std::vector<int>, LanePurpose, int>;  // Ranks, purpose, number.
-  std::map<SharedLaneKey, LaneId> shared_lanes_;
+  int lane_limit_ = 0;  // Lane indices are below it. The same on all ranks.
+  // Whoever has the turn forms a lane, and alone uses the members of this block. See Note [Lane indices].
+  Turn forming_;
+  using LaneKey = std::tuple<std::vector<int>, LanePurpose, int>;  // Ranks, purpose, number.
+  std::map<LaneKey, LaneId> shared_lanes_;
+  std::map<LaneKey, LaneId> group_lanes_;
+  int next_lane_ = 0;  // Index of the next lane that all ranks add.
+
+  mutable Mutex lanes_mutex_;  // Also held from the choice of a sequence until the operation is queued.
+  std::vector<std::unique_ptr<Lane>> lanes_ ABSL_GUARDED_BY(lanes_mutex_);  // By index. Null: none.
   ResetRounds reset_rounds_;
   // The last Wait with the engine's own timeout missed it. The destructor does not wait for it again.
   std::atomic<bool> missed_deadline_{false};

@@ -71,7 +71,7 @@ void EngineShell::Stop() {
   progress_.reset();
 }
 
-void EngineShell::Submit(std::shared_ptr<OperationRecord> record) {
+void EngineShell::Queue(std::shared_ptr<OperationRecord> record) {
   record->submitted_ns = runtime_.NowNs();
   OperationRecord* raw = record.get();
   raw->self = std::move(record);
@@ -79,6 +79,9 @@ void EngineShell::Submit(std::shared_ptr<OperationRecord> record) {
   while (!submitted_.compare_exchange_weak(raw->next, raw, std::memory_order_release,
                                            std::memory_order_relaxed)) {
   }
+}
+
+void EngineShell::Kick() {
   // Stays true if the lock is taken: its holder may have taken the submissions before this one was pushed.
   bool progress_thread_needed = true;
   ReleasedMemory released;
@@ -210,9 +213,7 @@ absl::Status EngineShell::DeadlineError(const OperationRecord& record, Event eve
 absl::Status EngineShell::Wait(const std::shared_ptr<OperationRecord>& record, Event event,
                                absl::Time deadline, bool checks_heartbeats) {
   if (!HasOccurred(*record, event)) {
-    WithCore([&](EngineCore& core) {
-      core.RaisePriority(record->lane, record->descriptor.sequence, event == Event::kReleased);
-    });
+    WithCore([&](EngineCore& core) { core.RaisePriority(*record, event == Event::kReleased); });
     if (!PollUntil([&] { return HasOccurred(*record, event); }, deadline)) {
       WEFT_RETURN_IF_ERROR(DeadlineError(*record, event, checks_heartbeats));
     }

@@ -44,8 +44,10 @@ class EngineShell {
   // Stops the progress thread.
   void Stop();
 
-  // Queues the operation without blocking. If the lock is free, also polls the core once.
-  void Submit(std::shared_ptr<OperationRecord> record) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Queues the operation: the core takes operations in the order of these calls. Follow it with Kick.
+  void Queue(std::shared_ptr<OperationRecord> record);
+  // Polls the core once if the lock is free, and wakes the progress thread if it is needed. Does not block.
+  void Kick() ABSL_LOCKS_EXCLUDED(mutex_);
 
   enum class Event : uint8_t { kReady, kReleased };
   // Polls until the event. `checks_heartbeats`: after the deadline, requests heartbeats and names the ranks

@@ -125,7 +125,7 @@ TEST_F(Arguments, TheRootMustBeARankOfTheGroup) {
 }
 
 TEST_F(Arguments, TheLaneMustBeOneOfTheEngine) {
-  ExpectRefused(engine().Barrier(LaneId{}), HasSubstr("lane -1 is not a lane of this engine, which has 1"));
+  ExpectRefused(engine().Barrier(LaneId{}), HasSubstr("lane -1 is not a lane of this engine"));
   ExpectRefused(engine().AllReduce(LaneId{7}, memory(), memory(), DType::kF32, 4, ReduceOp::kSum),
                 HasSubstr("lane 7"));
 }
@@ -167,11 +167,12 @@ TEST_F(Arguments, ALaneMustBeOfTheCallersGroup) {
 TEST_F(Arguments, LanesAreLimited) {
   absl::Status status;
   int added = 1;
-  for (; status.ok() && added < 5000; ++added) {
+  for (; status.ok() && added < 2000; ++added) {
     status = engine().AddLane(WorldGroup(*bootstraps_[0]), LanePurpose::kContext).status();
   }
   EXPECT_THAT(status, StatusIs(absl::StatusCode::kResourceExhausted,
-                               HasSubstr("lane world/context is one too many")));
+                               AllOf(HasSubstr("lane world/context of rank 0 is one too many"),
+                                     HasSubstr("at most 1024 lanes that all ranks add"))));
   EXPECT_OK(CheckEngineWorks(fixture_));
 }
 
