@@ -13,6 +13,7 @@
 //   After a failure it does not wait for peers.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -51,6 +52,19 @@ class [[nodiscard]] Work {
   // after a failure, until ResetAfterError or the end of the engine. Any thread may drop the last reference.
   // Afterwards this is not valid().
   void Detach(std::vector<std::shared_ptr<void>> memory);
+
+  // Calls `done` exactly once: with OK when the operation is *ready*, or with its error. A missed deadline of
+  // a Wait is no error of the operation. If the Work is *ready* or has failed already, Then calls `done`
+  // before it returns. Otherwise the progress thread calls it, or a thread inside a Wait, ResetAfterError or
+  // the engine's destructor; submissions and Abort never do. No lock of the engine is held. Callbacks of one
+  // Work keep their order. A Wait for the Work may return before `done` is called. Moving, detaching or
+  // destroying the Work does not affect it.
+  //
+  // REQUIRES: `done` does not throw, and returns soon, as operations wait for its thread meanwhile. It may
+  //   submit operations, if all ranks of a lane then still submit in one order, and call Test, Then, Detach,
+  //   Abort, status and the statistics. It must not wait: it calls neither Wait, WaitReleased, nor
+  //   ResetAfterError, nor destroys the engine or a Work that is not *released*.
+  void Then(std::function<void(const absl::Status&)> done);
 
   // True once *ready* (or *released*), or failed. Neither blocks nor makes progress.
   bool Test() const;

@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -23,6 +24,13 @@ class Operation;
 
 enum class OperationState : uint8_t { kQueued, kRunning, kReady, kReleased, kFailed };
 
+// A callback of Work::Then, and one with the outcome to call it with.
+using CompletionCallback = std::function<void(const absl::Status&)>;
+struct CompletedCallback {
+  CompletionCallback done;
+  absl::Status status;
+};
+
 struct OperationRecord {
   int lane = -1;
   std::string lane_name;
@@ -36,6 +44,8 @@ struct OperationRecord {
   std::unique_ptr<Operation> operation;
   // Buffers handed over by Work::Detach. Guarded by the core's lock.
   std::vector<std::shared_ptr<void>> kept;
+  // Callbacks of Work::Then that wait for *ready*. Guarded by the core's lock.
+  std::vector<CompletionCallback> callbacks;
   OperationRecord* next = nullptr;        // The next record of the submission stack.
   std::shared_ptr<OperationRecord> self;  // Keeps the record alive while it is only on the submission stack.
 

@@ -102,6 +102,17 @@ void EngineCore::KeepAlive(OperationRecord& record, std::vector<std::shared_ptr<
   if (record.State() != OperationState::kReleased) record.kept = std::move(memory);
 }
 
+bool EngineCore::AddCallback(OperationRecord& record, CompletionCallback& done) {
+  if (record.IsReady() || record.State() == OperationState::kFailed) return false;
+  record.callbacks.push_back(std::move(done));
+  return true;
+}
+
+void EngineCore::QueueCallbacks(OperationRecord& record, const absl::Status& status) {
+  for (CompletionCallback& done : record.callbacks) callbacks_.push_back({std::move(done), status});
+  record.callbacks.clear();
+}
+
 Priority EngineCore::PriorityOf(const Lane& lane, const OperationRecord& record) const {
   return record.descriptor.sequence <= lane.awaited_until_ready ? Priority::kCritical : record.priority;
 }
@@ -275,6 +286,7 @@ void EngineCore::SetReady(OperationRecord& record) {
   record.ready_ns = now_ns_;
   record.state.store(OperationState::kReady, std::memory_order_release);
   env_.recorder.Record(record);
+  QueueCallbacks(record, absl::OkStatus());
   env_.node.Ring(env_.rank);
 }
 
@@ -426,6 +438,7 @@ void EngineCore::Fail(const absl::Status& cause) {
 void EngineCore::FailRecord(const std::shared_ptr<OperationRecord>& record, const absl::Status& cause) {
   record->error = cause;
   if (!record->IsReady()) record->state.store(OperationState::kFailed, std::memory_order_release);
+  QueueCallbacks(*record, cause);
   env_.recorder.Record(*record);
   quarantine_.push_back(record);
 }

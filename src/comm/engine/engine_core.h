@@ -103,6 +103,12 @@ class EngineCore final : private TaskQueue {
   // Memory of *released* operations. The caller destroys it without the lock: destructors may call the
   // engine.
   std::vector<std::shared_ptr<void>> TakeReleasedMemory() { return std::exchange(released_memory_, {}); }
+  // Registers a callback of an operation. Returns false if the operation is *ready* or has failed: the caller
+  // then calls `done` itself. See Work::Then.
+  bool AddCallback(OperationRecord& record, CompletionCallback& done);
+  // Callbacks of operations that have become *ready* or have failed. The caller calls them without the lock.
+  std::vector<CompletedCallback> TakeCallbacks() { return std::exchange(callbacks_, {}); }
+
   // OK, or the first failure.
   const absl::Status& status() const { return status_; }
   // Fails all unfinished operations and notifies all ranks. Failed operations stay in quarantine, because
@@ -163,6 +169,9 @@ class EngineCore final : private TaskQueue {
   absl::Status CheckPeerFailures();
   std::vector<int> OtherRanks(bool of_this_node) const;
 
+  // Moves the callbacks of a completed operation to callbacks_.
+  void QueueCallbacks(OperationRecord& record, const absl::Status& status);
+
   const Environment env_;
   CreditScheduler wire_;
   int64_t now_ns_ = 0;                                        // Time of this or the last poll.
@@ -171,6 +180,7 @@ class EngineCore final : private TaskQueue {
   std::array<std::deque<DataTask>, 4> tasks_;                 // By priority.
   std::vector<std::shared_ptr<OperationRecord>> quarantine_;  // Failed operations. See Fail.
   std::vector<std::shared_ptr<void>> released_memory_;        // See TakeReleasedMemory.
+  std::vector<CompletedCallback> callbacks_;                  // See TakeCallbacks.
   int64_t unfinished_ = 0;                                    // Submitted, neither *released* nor failed.
   bool uses_wire_ = false;                                    // A lane with operations spans nodes.
   bool leaving_ = false;

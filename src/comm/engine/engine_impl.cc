@@ -333,6 +333,10 @@ void CommEngine::Impl::KeepAlive(OperationRecord& record, std::vector<std::share
   shell_->WithCore([&](EngineCore& core) { core.KeepAlive(record, std::move(memory)); });
 }
 
+void CommEngine::Impl::Then(OperationRecord& record, CompletionCallback done) {
+  shell_->Then(record, std::move(done));
+}
+
 void CommEngine::Impl::Abort(const absl::Status& cause) {
   shell_->WithCore([&](EngineCore& core) { core.Fail(cause); });
 }

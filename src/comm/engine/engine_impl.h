@@ -84,6 +84,9 @@ class CommEngine::Impl {
   void KeepAlive(OperationRecord& record, std::vector<std::shared_ptr<void>> memory);
   void Abort(const absl::Status& cause);
 
+  // See Work::Then.
+  void Then(OperationRecord& record, CompletionCallback done);
+
   // OK if the lane is one of this engine's.
   absl::Status CheckLane(LaneId lane) const;
   const ProcessGroup& group(LaneId lane) const { return LaneOf(lane).placement.group(); }

@@ -48,6 +48,10 @@ constexpr absl::Duration kMaxSendWait = absl::Seconds(5);
 // Longer waits are cut to this one: the sum of a time and a wait must fit 64 bits.
 constexpr absl::Duration kMaxWait = absl::Hours(24 * 365);
 
+void Call(std::vector<CompletedCallback> callbacks) {
+  for (const CompletedCallback& callback : callbacks) callback.done(callback.status);
+}
+
 }  // namespace
 
 EngineShell::EngineShell(Runtime& runtime, NodeLink& node, int rank)
@@ -69,6 +73,7 @@ void EngineShell::Stop() {
   WakeProgressThread();
   node_.Ring(rank_);
   progress_.reset();
+  Call(WithCore([](EngineCore& core) { return core.TakeCallbacks(); }));
 }
 
 void EngineShell::Queue(std::shared_ptr<OperationRecord> record) {
@@ -120,15 +125,22 @@ EngineShell::PollResult EngineShell::PollLocked() {
 EngineShell::PollResult EngineShell::PollAndRunTask() {
   std::optional<DataTask> task;
   ReleasedMemory released;
+  std::vector<CompletedCallback> callbacks;
   PollResult result{};
   {
     const MutexLock lock(mutex_);
     result = PollLocked();
     released = core_->TakeReleasedMemory();
-    task = core_->PopTask();
+    callbacks = core_->TakeCallbacks();
+    if (callbacks.empty()) task = core_->PopTask();
     if (task) ++running_tasks_;
   }
   released.clear();
+  if (!callbacks.empty()) {
+    Call(std::move(callbacks));
+    result.advanced = true;
+    return result;
+  }
   if (!task) return result;
   absl::Status moved;
   runtime_.Move(TaskBytes(task->body), [&] { moved = RunTask(task->body); });
@@ -225,6 +237,11 @@ absl::Status EngineShell::Wait(const std::shared_ptr<OperationRecord>& record, E
   return record->error;
 }
 
+void EngineShell::Then(OperationRecord& record, CompletionCallback done) {
+  if (WithCore([&](EngineCore& core) { return core.AddCallback(record, done); })) return;
+  done(record.IsReady() ? absl::OkStatus() : record.error);
+}
+
 void EngineShell::Leave() {
   WithCore([](EngineCore& core) {
     if (const absl::Status left = core.Leave(); !left.ok()) core.Fail(left);
@@ -269,14 +286,17 @@ absl::Status EngineShell::AwaitAbandonedTransfers(absl::Time deadline) {
 }
 
 void EngineShell::Replace(std::unique_ptr<EngineCore> core) {
+  std::vector<CompletedCallback> callbacks;
   {
     const MutexLock lock(mutex_);
     TakeSubmissions();
     core_->ReleaseQuarantine();
+    callbacks = core_->TakeCallbacks();
     core_.swap(core);
     failed_.store(false, std::memory_order_release);
   }
   core.reset();  // Without the lock: destructors of the memory that it keeps may call the engine.
+  Call(std::move(callbacks));
 }
 
 void EngineShell::WakeProgressThread() {

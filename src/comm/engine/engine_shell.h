@@ -41,8 +41,8 @@ class EngineShell {
 
   // Takes the core and starts the progress thread.
   void Start(std::unique_ptr<EngineCore> core) ABSL_LOCKS_EXCLUDED(mutex_);
-  // Stops the progress thread.
-  void Stop();
+  // Stops the progress thread. Then calls the callbacks that it has left.
+  void Stop() ABSL_LOCKS_EXCLUDED(mutex_);
 
   // Queues the operation: the core takes operations in the order of these calls. Follow it with Kick.
   void Queue(std::shared_ptr<OperationRecord> record);
@@ -55,6 +55,8 @@ class EngineShell {
   // Errors: the operation's; kDeadlineExceeded.
   absl::Status Wait(const std::shared_ptr<OperationRecord>& record, Event event, absl::Time deadline,
                     bool checks_heartbeats) ABSL_LOCKS_EXCLUDED(mutex_);
+  // See Work::Then.
+  void Then(OperationRecord& record, CompletionCallback done) ABSL_LOCKS_EXCLUDED(mutex_);
   // Tells peers that this rank submits nothing more. See Note [Leaving].
   void Leave() ABSL_LOCKS_EXCLUDED(mutex_);
   // Polls until all control messages have been sent.
@@ -91,7 +93,7 @@ class EngineShell {
   };
   // Destroyed without the lock: the destructors may call the engine.
   using ReleasedMemory = std::vector<std::shared_ptr<void>>;
-  // Polls the core and runs one task.
+  // Polls the core, and calls callbacks of completed operations. Then runs one task.
   PollResult PollAndRunTask() ABSL_LOCKS_EXCLUDED(mutex_);
   PollResult PollLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void TakeSubmissions() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -59,6 +59,10 @@ void Work::Detach(std::vector<std::shared_ptr<void>> memory) {
   record_ = nullptr;
 }
 
+void Work::Then(std::function<void(const absl::Status&)> done) {
+  engine_->impl_->Then(*record_, std::move(done));
+}
+
 bool Work::Test() const {
   const OperationState state = record_->State();
   return state != OperationState::kQueued && state != OperationState::kRunning;
