@@ -156,6 +156,21 @@ class CommEngine {
   // *Ready* once every rank of the group has submitted it.
   Work Barrier(LaneId lane, OpOptions options = {}, const Work* after = nullptr);
 
+  // Point-to-point messages, which no other rank submits. A send and a receive match if channel and tag are
+  // equal, and each names the other's rank or the receive accepts any. Matching follows the order of
+  // submission: of the sends of a rank to a rank on one channel and tag, and of the receives of a rank. Either
+  // end may be submitted first, and any number may be outstanding. A rank may send to itself.
+  //
+  // Both Works are *ready* and *released* at once: a send when its data has been read, which is after the
+  // receive has matched; a receive when its data is valid. REQUIRES: an empty `options.gate` and no wire
+  // compression. On a node, data is copied once if either buffer is node memory, else twice, which
+  // copied_bytes counts. Between nodes it is received in place.
+  // Errors, also on the peer: kFailedPrecondition (a send and a receive match, but their sizes or identities
+  //   differ; names both), kAborted (the peer has destroyed its engine; of a receive from any rank, all other
+  //   ranks have).
+  Work Send(const MessageAddress& to, const void* data, int64_t bytes, OpOptions options = {});
+  Work Receive(const MessageAddress& from, void* data, int64_t bytes, OpOptions options = {});
+
   // OK, or the failure after which the engine accepts no more work.
   absl::Status status() const;
   // Fails all unfinished operations, on this rank and on all others. Only the first cause is kept.

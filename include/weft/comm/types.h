@@ -20,7 +20,9 @@ enum class OpKind : uint8_t {
   kAllToAll,
   kSendReceive,
   kBroadcast,
-  kBarrier
+  kBarrier,
+  kSend,
+  kReceive
 };
 
 // kAverage scales the sum by 1 / (group size) before it is rounded to the dtype; not for integers. kMax
@@ -56,6 +58,14 @@ std::vector<int64_t> AllReduceCounts(int64_t elements, int ranks, DType dtype);
 // An ordered stream of collectives on one process group. Valid on the engine that returned it.
 struct LaneId {
   int index = -1;
+};
+
+// The peer and the match of a point-to-point message. A send and a receive match by channel and tag.
+inline constexpr int kAnySource = -1;
+struct MessageAddress {
+  int peer = kAnySource;  // Bootstrap rank. For a receive, kAnySource accepts every sender.
+  int tag = 0;
+  uint64_t channel = 0;  // Separates users that do not know each other's tags, such as process groups.
 };
 
 class Work;

@@ -70,6 +70,9 @@ class [[nodiscard]] Work {
   bool Test() const;
   bool TestReleased() const;
 
+  // Of a Receive that is *ready*: the bootstrap rank that sent the message. Else kAnySource.
+  int source() const;
+
   // "all_gather 'layers.3' on lane shard/all_gather (all_gather of 1024 f32, sequence 12), ready".
   std::string Describe() const;
 

@@ -22,8 +22,20 @@ std::string_view Name(OperationState state) {
   return "unknown";
 }
 
+std::string DescribeMessage(const OperationRecord& record) {
+  const MessageRequest& message = *record.message;
+  const bool is_send = record.descriptor.kind == OpKind::kSend;
+  const std::string peer = message.peer == kAnySource ? "any rank" : absl::StrCat("rank ", message.peer);
+  return absl::StrCat("of ", message.bytes, " bytes ", is_send ? "to " : "from ", peer, " (channel ",
+                      message.channel, ", tag ", message.tag, ")");
+}
+
 std::string Describe(const OperationRecord& record) {
   const std::string label = record.label.empty() ? "" : absl::StrCat(" '", record.label, "'");
+  if (record.message) {
+    return absl::StrCat(ToAbsl(Name(record.descriptor.kind)), label, " ", DescribeMessage(record), ", ",
+                        ToAbsl(Name(record.State())));
+  }
   return absl::StrCat(ToAbsl(Name(record.descriptor.kind)), label, " on lane ", record.lane_name, " (",
                       ToString(record.descriptor), "), ", ToAbsl(Name(record.State())));
 }

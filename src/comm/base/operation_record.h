@@ -6,9 +6,11 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -31,6 +33,20 @@ struct CompletedCallback {
   absl::Status status;
 };
 
+// A point-to-point message, as its sender or its receiver submits it.
+struct MessageRequest {
+  int peer = kAnySource;  // Bootstrap rank.
+  int tag = 0;
+  uint64_t channel = 0;
+  std::byte* data = nullptr;  // A send only reads it.
+  int64_t bytes = 0;
+  int source =
+      kAnySource;        // Of a receive: the sender, once it is known. Written before the state is kRunning.
+  bool awaited = false;  // A thread waits for it.
+};
+// OperationRecord::lane of a message. Its sequence is the rank's number of the message.
+inline constexpr int kMessageLane = 1 << 20;
+
 struct OperationRecord {
   int lane = -1;
   std::string lane_name;
@@ -41,7 +57,8 @@ struct OperationRecord {
   // The operation starts once `after` is *ready* and `gate` is *released*. Null: it waits for none.
   std::shared_ptr<OperationRecord> after;
   std::shared_ptr<OperationRecord> gate;
-  std::unique_ptr<Operation> operation;
+  std::unique_ptr<Operation> operation;   // Null for a message.
+  std::optional<MessageRequest> message;  // Set for a message.
   // Buffers handed over by Work::Detach. Guarded by the core's lock.
   std::vector<std::shared_ptr<void>> kept;
   // Callbacks of Work::Then that wait for *ready*. Guarded by the core's lock.
@@ -61,7 +78,10 @@ struct OperationRecord {
 };
 
 // "all_gather 'layers.3' on lane shard/all_gather (all_gather of 1024 f32, sequence 12), running".
+// "send 'logits' of 4096 bytes to rank 3 (channel 0, tag 7), running".
 std::string Describe(const OperationRecord& record);
+// "of 4096 bytes to rank 3 (channel 0, tag 7)". REQUIRES: a message.
+std::string DescribeMessage(const OperationRecord& record);
 std::string_view Name(OperationState state);
 
 // The error of a part that `sender` sends in another shape than `receiver` expects. Both are bootstrap ranks.

@@ -24,6 +24,10 @@ std::string_view Name(OpKind kind) {
       return "broadcast";
     case OpKind::kBarrier:
       return "barrier";
+    case OpKind::kSend:
+      return "send";
+    case OpKind::kReceive:
+      return "receive";
   }
   return "unknown";
 }

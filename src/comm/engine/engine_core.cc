@@ -20,7 +20,10 @@ constexpr int64_t kSlowOperationNs = 1'000'000'000;
 
 EngineCore::EngineCore(const Environment& environment)
     : env_(environment),
-      wire_(environment.wire, environment.options, environment.counters, environment.credit_rules) {}
+      wire_(environment.wire, environment.options, environment.counters, environment.credit_rules),
+      messages_({env_.rank, env_.nodes, env_.node, wire_, *this, env_.scratch, env_.counters, env_.options,
+                 env_.credit_rules},
+                *this) {}
 
 absl::Status EngineCore::AddLane(int index, std::string name, ProcessGroup group, LanePurpose purpose) {
   if (group.size() >= CreditScheduler::kChannels) {
@@ -48,6 +51,7 @@ void EngineCore::Submit(std::shared_ptr<OperationRecord> record) {
   }
   ++unfinished_;
   env_.recorder.Record(*record);
+  if (record->message) return messages_.Submit(std::move(record));
   Lane& lane = *lanes_[static_cast<size_t>(record->lane)];
   if (!std::exchange(lane.active, true)) active_.push_back(record->lane);
   lane.submitted = record->descriptor.sequence;
@@ -60,7 +64,7 @@ absl::Status EngineCore::Leave() {
   for (int i = 0; i < static_cast<int>(lanes_.size()); ++i) {
     if (lanes_[static_cast<size_t>(i)] != nullptr) WEFT_RETURN_IF_ERROR(LeaveLane(i));
   }
-  return absl::OkStatus();
+  return messages_.Leave();
 }
 
 absl::Status EngineCore::LeaveLane(int index) {
@@ -83,6 +87,10 @@ absl::Status EngineCore::LeaveLane(int index) {
 }
 
 void EngineCore::RaisePriority(OperationRecord& operation, bool until_released) {
+  if (operation.message) {
+    operation.message->awaited = true;
+    return;
+  }
   const uint64_t sequence = operation.descriptor.sequence;
   Lane& awaited = *lanes_[static_cast<size_t>(operation.lane)];
   if (until_released) awaited.awaited_until_release = std::max(awaited.awaited_until_release, sequence);
@@ -161,7 +169,7 @@ bool EngineCore::has_tasks() const {
 }
 
 bool EngineCore::has_local_work() const {
-  return std::any_of(active_.begin(), active_.end(), [this](int index) {
+  return !messages_.is_idle() || std::any_of(active_.begin(), active_.end(), [this](int index) {
     const Lane& lane = *lanes_[static_cast<size_t>(index)];
     return !lane.queued.empty() || (!lane.running.empty() && !lane.running.back()->operation->drained());
   });
@@ -220,7 +228,10 @@ absl::StatusOr<bool> EngineCore::PollLanes() {
     WEFT_ASSIGN_OR_RETURN(const bool stepped, StepLane(index));
     advanced |= stepped;
   }
-  return advanced;
+  if (leaving_) WEFT_RETURN_IF_ERROR(messages_.Leave());
+  WEFT_ASSIGN_OR_RETURN(const bool any_message, messages_.Poll());
+  uses_wire_ |= messages_.uses_wire();
+  return advanced || any_message;
 }
 
 bool EngineCore::MayStart(int index, const OperationRecord& next) const {
@@ -274,6 +285,13 @@ absl::StatusOr<bool> EngineCore::StepRunning(int index) {
     }
   }
   return advanced;
+}
+
+void EngineCore::OnMessageStarted(OperationRecord& record) { SetRunning(record); }
+
+void EngineCore::OnMessageFinished(OperationRecord& record) {
+  SetReady(record);
+  SetReleased(record);
 }
 
 void EngineCore::SetRunning(OperationRecord& record) {
@@ -355,6 +373,7 @@ std::string EngineCore::DescribeStartWait(const OperationRecord& record) {
 }
 
 std::string EngineCore::DescribeWait(const OperationRecord& record) {
+  if (record.message) return messages_.DescribeWait(record);
   Lane& lane = *lanes_[static_cast<size_t>(record.lane)];
   if (record.State() == OperationState::kQueued) return DescribeStartWait(record);
   std::set<int> ranks;
@@ -370,6 +389,8 @@ std::string EngineCore::DescribeWait(const OperationRecord& record) {
 void EngineCore::RecordSlowOperations() {
   if (now_ns_ < next_slow_check_ns_) return;
   next_slow_check_ns_ = now_ns_ + kSlowOperationNs;
+  for (const auto& message : messages_.unfinished())
+    env_.recorder.RecordWait(*message, messages_.DescribeWait(*message));
   for (const int index : active_) {
     const Lane& lane = *lanes_[static_cast<size_t>(index)];
     if (!lane.running.empty() && now_ns_ - lane.running.front()->started_ns < kSlowOperationNs) continue;
@@ -418,6 +439,8 @@ void EngineCore::Fail(const absl::Status& cause) {
   status_ = cause;
   broadcasting_failure_ = true;
   for (const int index : active_) RecordWaitOfFirst(*lanes_[static_cast<size_t>(index)]);
+  const std::vector<std::shared_ptr<OperationRecord>> messages = messages_.unfinished();
+  for (const auto& message : messages) env_.recorder.RecordWait(*message, messages_.DescribeWait(*message));
   env_.recorder.RecordFailure(cause);
   env_.node.PublishFailure(cause);
   wire_.BroadcastFailure(cause, OtherRanks(/*of_this_node=*/false));
@@ -431,6 +454,7 @@ void EngineCore::Fail(const absl::Status& cause) {
       records->clear();
     }
   }
+  for (const auto& message : messages) FailRecord(message, cause);
   unfinished_ = 0;
   env_.node.Ring(env_.rank);
 }

@@ -45,10 +45,11 @@
 #include "src/comm/engine/recorder.h"
 #include "src/comm/links/credit_scheduler.h"
 #include "src/comm/links/node_link.h"
+#include "src/comm/messages/message_board.h"
 
 namespace weft {
 
-class EngineCore final : private TaskQueue {
+class EngineCore final : private TaskQueue, private MessageEvents {
  public:
   struct Environment {
     int rank;
@@ -92,8 +93,11 @@ class EngineCore final : private TaskQueue {
   bool has_tasks() const;
   // True if an unfinished operation uses the wire, which must be polled: messages ring no doorbell.
   bool uses_wire() const { return wire_.busy() || uses_wire_; }
-  // Sends the remaining control messages. False once all have been sent, or the transport has failed.
-  bool FlushControlMessages() { return wire_.FlushControlMessages(); }
+  // Sends the remaining messages about operations. False once all have been sent, or the transport has failed.
+  bool FlushControlMessages() {
+    const bool any_on_node = env_.node.FlushMessages();
+    return wire_.FlushControlMessages() || any_on_node;
+  }
   // True if a failure notice may not have been sent yet. Poll continues to send it.
   bool is_broadcasting_failure() const { return broadcasting_failure_; }
   EngineCounters counters() const { return env_.counters; }
@@ -145,6 +149,8 @@ class EngineCore final : private TaskQueue {
   };
 
   void Push(DataTask task) override;
+  void OnMessageStarted(OperationRecord& record) override;
+  void OnMessageFinished(OperationRecord& record) override;
   void SetRunning(OperationRecord& record);
   void SetReleased(OperationRecord& record);
   void FailRecord(const std::shared_ptr<OperationRecord>& record, const absl::Status& cause);
@@ -174,6 +180,7 @@ class EngineCore final : private TaskQueue {
 
   const Environment env_;
   CreditScheduler wire_;
+  MessageBoard messages_;
   int64_t now_ns_ = 0;                                        // Time of this or the last poll.
   std::vector<std::unique_ptr<Lane>> lanes_;                  // By index. Null: no lane of this rank.
   std::vector<int> active_;                                   // Lanes that may have operations.

@@ -81,6 +81,8 @@ std::unique_ptr<Operation> MakeOperation(const GroupPlacement& placement, Collec
     case OpKind::kAllGatherDelta:
     case OpKind::kBroadcast:
     case OpKind::kBarrier:
+    case OpKind::kSend:  // Messages have no operation: see MessageBoard.
+    case OpKind::kReceive:
       break;
   }
   return MakeAllGather(placement, std::move(plan));
@@ -316,6 +318,54 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const
   }
   shell_->Kick();
   return record;
+}
+
+std::shared_ptr<OperationRecord> CommEngine::Impl::SubmitMessage(OpKind kind, MessageRequest message,
+                                                                 OpOptions options) {
+  auto record = std::make_shared<OperationRecord>();
+  record->descriptor.kind = kind;
+  record->descriptor.dtype = DType::kU8;
+  record->descriptor.identity = options.identity;
+  record->descriptor.total_count = message.bytes;
+  record->descriptor.generation = reset_rounds_.attempt();
+  record->label = std::move(options.label);
+  if (const absl::Status valid = CheckMessage(kind, message, options); !valid.ok()) {
+    record->error = valid;
+    record->state.store(OperationState::kFailed, std::memory_order_release);
+    Abort(valid);
+    return record;
+  }
+  record->lane = kMessageLane;
+  record->lane_name = "messages";
+  record->priority = options.priority;
+  record->logical_bytes = message.bytes;
+  record->message = message;
+  {
+    const MutexLock lock(lanes_mutex_);
+    record->descriptor.sequence = next_message_++;
+    shell_->Queue(record);
+  }
+  shell_->Kick();
+  return record;
+}
+
+absl::Status CommEngine::Impl::CheckMessage(OpKind kind, const MessageRequest& message,
+                                            const OpOptions& options) const {
+  const auto invalid = [&](const auto&... text) {
+    return absl::InvalidArgumentError(absl::StrCat(ToAbsl(Name(kind)), ": ", text...));
+  };
+  const bool any_source = kind == OpKind::kReceive && message.peer == kAnySource;
+  if (!any_source && (message.peer < 0 || message.peer >= bootstrap_.size())) {
+    return invalid(message.peer, " is not a rank of the bootstrap, which has ranks 0 to ",
+                   bootstrap_.size() - 1, "; a receive from every rank takes kAnySource");
+  }
+  if (message.bytes < 0) return invalid("a size of ", message.bytes, " bytes is negative");
+  if (message.data == nullptr && message.bytes > 0)
+    return invalid("null buffer of ", message.bytes, " bytes");
+  if (options.gate != nullptr) return invalid("a message has no gate; submit it once the gate is released");
+  if (options.wire_compression != WireCompression::kNone)
+    return invalid("messages are not compressed; set wire_compression to kNone");
+  return absl::OkStatus();
 }
 
 absl::Status CommEngine::Impl::Wait(const std::shared_ptr<OperationRecord>& record, EngineShell::Event event,

@@ -78,6 +78,8 @@ class CommEngine::Impl {
   // Returns the record of the operation. If `valid` is an error, the record has failed with it, and the
   // engine is aborted.
   std::shared_ptr<OperationRecord> Submit(Request request, const absl::Status& valid);
+  // The same for a point-to-point message.
+  std::shared_ptr<OperationRecord> SubmitMessage(OpKind kind, MessageRequest message, OpOptions options);
   absl::Status Wait(const std::shared_ptr<OperationRecord>& record, EngineShell::Event event,
                     std::optional<absl::Time> deadline);
   // See Work::Detach.
@@ -116,6 +118,7 @@ class CommEngine::Impl {
   };
   static size_t BarrierSlotBytes(int ranks) { return static_cast<size_t>(ranks + 1) * SizeOf(DType::kI32); }
   absl::Status CheckMember(const ProcessGroup& group) const;
+  absl::Status CheckMessage(OpKind kind, const MessageRequest& message, const OpOptions& options) const;
   // Null if this engine has no such lane.
   Lane* Find(LaneId lane) const ABSL_LOCKS_EXCLUDED(lanes_mutex_);
   const Lane& LaneOf(LaneId lane) const;
@@ -161,6 +164,7 @@ class CommEngine::Impl {
 
   mutable Mutex lanes_mutex_;  // Also held from the choice of a sequence until the operation is queued.
   std::vector<std::unique_ptr<Lane>> lanes_ ABSL_GUARDED_BY(lanes_mutex_);  // By index. Null: none.
+  uint64_t next_message_ ABSL_GUARDED_BY(lanes_mutex_) = 1;
   ResetRounds reset_rounds_;
   // The last Wait with the engine's own timeout missed it. The destructor does not wait for it again.
   std::atomic<bool> missed_deadline_{false};

@@ -58,13 +58,16 @@ void Recorder::Record(const OperationRecord& record) {
                 0,
                 0,
                 0,
-                ToString(record.descriptor),
+                record.message ? DescribeMessage(record) : ToString(record.descriptor),
                 record.descriptor.counts_hash,
                 {}};
-    Lane& lane = lanes_[record.lane];
-    if (record.descriptor.generation != lane.generation) lane.submitted = 0;  // Sequences restart at a reset.
-    lane.generation = record.descriptor.generation;
-    lane.submitted = std::max(lane.submitted, record.descriptor.sequence);
+    if (!record.message) {  // Messages have no lane.
+      Lane& lane = lanes_[record.lane];
+      if (record.descriptor.generation != lane.generation)
+        lane.submitted = 0;  // Sequences restart at a reset.
+      lane.generation = record.descriptor.generation;
+      lane.submitted = std::max(lane.submitted, record.descriptor.sequence);
+    }
     if (ring_.size() < capacity_) {
       ring_.push_back(std::move(fresh));
       next_ = ring_.size() % capacity_;

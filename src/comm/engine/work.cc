@@ -63,6 +63,8 @@ void Work::Then(std::function<void(const absl::Status&)> done) {
   engine_->impl_->Then(*record_, std::move(done));
 }
 
+int Work::source() const { return record_->message ? record_->message->source : kAnySource; }
+
 bool Work::Test() const {
   const OperationState state = record_->State();
   return state != OperationState::kQueued && state != OperationState::kRunning;

@@ -1,8 +1,13 @@
 // The engine over MPI, on the nodes of the mpirun command. Runs the same bodies as the tests over threads.
+#include <atomic>
+#include <string>
+#include <vector>
+
 #include <gtest/gtest.h>
 
 #include "tests/comm/collectives/canonical_order.h"
 #include "tests/comm/collectives/collective_sweep.h"
+#include "tests/comm/support/message_sweep.h"
 #include "tests/support/mpi_world.h"
 #include "tests/support/status_matchers.h"
 
@@ -37,6 +42,60 @@ TEST_F(CommMpi, AllToAllExchangesStridedTensorsOfAnyShape) { EXPECT_OK(SweepStri
 TEST_F(CommMpi, SendReceiveShiftsAroundTheRingAndBetweenPairs) { EXPECT_OK(SweepSendReceive(fixture_, {})); }
 TEST_F(CommMpi, BroadcastCopiesTheRootsBufferAndBarrierSynchronizes) {
   EXPECT_OK(SweepBroadcast(fixture_, {}));
+}
+
+TEST_F(CommMpi, MessagesArriveWhicheverEndComesFirst) {
+  EXPECT_OK(SweepMessages(fixture_, {0, 1, 511, 512, 513, 1025, 30'011}));
+}
+
+// The members' blobs travel as messages, which need no lane.
+GroupExchange ExchangeByMessages(CommEngine& engine, const ProcessGroup& group, uint64_t call) {
+  return [&engine, group, call](std::string_view blob) -> absl::StatusOr<std::vector<std::string>> {
+    const auto bytes = static_cast<int64_t>(blob.size());  // The same on all members.
+    std::vector<std::string> blobs(group.ranks.size(), std::string(blob.size(), ' '));
+    std::vector<Work> works;
+    for (size_t member = 0; member < blobs.size(); ++member) {
+      const int peer = group.ranks[member];
+      works.push_back(engine.Send({peer, 0, call}, blob.data(), bytes));
+      works.push_back(engine.Receive({peer, 0, call}, blobs[member].data(), bytes));
+    }
+    for (Work& work : works) WEFT_RETURN_IF_ERROR(work.WaitReleased());
+    return blobs;
+  };
+}
+
+TEST_F(CommMpi, LanesOfMembersOnlyAreFormedByTheirMembersAlone) {
+  const int me = WorldBootstrap().rank();
+  for (int other = 0; other < size(); ++other) {
+    for (int first = 0; first < other; ++first) {
+      if (me != first && me != other) continue;
+      const ProcessGroup pair{"pair", {other, first}, me == first ? 1 : 0};
+      const auto call = static_cast<uint64_t>(other * size() + first);
+      ASSERT_OK_AND_ASSIGN(const LaneId lane,
+                           fixture_.engine->GroupLane(pair, LanePurpose::kAllReduce, 0,
+                                                      ExchangeByMessages(*fixture_.engine, pair, call)));
+      ASSERT_OK_AND_ASSIGN(TestBuffer buffer, TestBuffer::Make(*fixture_.pool, true, DType::kI32, 3000));
+      buffer.Write(0, std::vector<double>(3000, me + 1));
+      Work work =
+          fixture_.engine->AllReduce(lane, buffer.data(), buffer.data(), DType::kI32, 3000, ReduceOp::kSum);
+      EXPECT_OK(work.WaitReleased());
+      EXPECT_EQ(buffer.Read(0, 3000), std::vector<double>(3000, first + other + 2));
+    }
+  }
+  EXPECT_OK(CheckEngineWorks(fixture_));
+}
+
+TEST_F(CommMpi, CallbacksAreCalledWithoutAWaitingThread) {
+  std::atomic<int> calls{0};
+  for (int i = 0; i < 20; ++i) {
+    Work work = fixture_.engine->Barrier(fixture_.lane);
+    work.Then([&](const absl::Status& status) {
+      EXPECT_OK(status);
+      calls.fetch_add(1);
+    });
+    while (calls <= i) WorldBootstrap().runtime().Yield();
+    EXPECT_EQ(calls, i + 1);
+  }
 }
 
 TEST_F(CommMpi, ReductionsKeepTheCanonicalOrder) {

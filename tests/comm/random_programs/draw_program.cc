@@ -11,7 +11,7 @@ ProgramOp DrawOp(SeededRandom& random) {
   ProgramOp op{};
   op.kind = random.OneOf({Kind::kGatherImage, Kind::kGatherImage, Kind::kGatherDelta, Kind::kReduceGradients,
                           Kind::kReduceGradients, Kind::kAllReduce, Kind::kExchange, Kind::kStridedExchange,
-                          Kind::kShift, Kind::kBroadcast, Kind::kBarrier});
+                          Kind::kShift, Kind::kBroadcast, Kind::kBarrier, Kind::kMessages});
   // No bf16: its sums depend on the node map. Other tests cover it.
   op.dtype = random.OneOf({DType::kF32, DType::kF32, DType::kF16, DType::kI32, DType::kI64});
   if (op.kind == Kind::kGatherDelta) op.dtype = DType::kF32;
@@ -36,6 +36,21 @@ int DivisorOf(int number, SeededRandom& random) {
 }
 
 }  // namespace
+
+std::vector<ProgramMessage> MessagesOf(const ProgramOp& op, int index, int ranks) {
+  SeededRandom random(static_cast<uint64_t>(op.root));
+  const auto rank = [&] { return static_cast<int>(random.Between(0, ranks - 1)); };
+  const int first_tag = 8 * index;
+  std::vector<ProgramMessage> messages;
+  for (int i = 0; i < 4; ++i) {
+    // Some have equal ends and tags, and keep their order. Sizes are not multiples of slices.
+    const int64_t bytes = op.count * random.Between(0, 9);
+    messages.push_back({rank(), rank(), first_tag + static_cast<int>(random.Between(0, 2)), bytes, false});
+  }
+  const int to = rank();
+  for (int i = 0; i < 2; ++i) messages.push_back({rank(), to, first_tag + 3, op.count, true});
+  return messages;
+}
 
 std::string Program::ToString() const {
   return absl::StrCat("seed ", seed, ": ", nodes.size(), " ranks on ", nodes.node_count(), " nodes, ",

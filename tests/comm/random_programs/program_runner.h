@@ -13,6 +13,7 @@
 #include "tests/comm/random_programs/random_program.h"
 #include "tests/comm/random_programs/seeded_random.h"
 #include "tests/comm/support/engine_fixture.h"
+#include "tests/comm/support/message_sweep.h"
 #include "tests/comm/support/strided_parts.h"
 #include "weft/memory/shared_block.h"
 
@@ -35,6 +36,7 @@ class ProgramRunner {
       live->work = Work();
       live->continued = Work();
       live->readers_done = Work();
+      for (Live::Message& message : live->messages) message.work = Work();
     }
     if (fixture_) fixture_->engine.reset();
   }
@@ -51,6 +53,15 @@ class ProgramRunner {
     std::vector<StridedPart> sent, received;  // By world rank.
     Work work, continued;
     std::optional<int> shifted_from;
+    struct Message {
+      ProgramMessage program;
+      bool is_receive;
+      std::vector<std::byte> own;  // Memory of a message outside node memory.
+      Buffer node;
+      Work work;
+      std::byte* data() { return node ? node.data() : own.data(); }
+    };
+    std::deque<Message> messages;  // This rank's ends of a kMessages.
     bool continue_later = false;
     bool checked = false;
   };
@@ -81,6 +92,9 @@ class ProgramRunner {
   absl::Status SubmitStridedExchange(int index, const ProgramOp& op, Live& live);
   absl::Status SubmitShift(int index, const ProgramOp& op, Live& live);
   absl::Status SubmitBroadcast(int index, const ProgramOp& op, Live& live);
+  absl::Status SubmitMessages(int index, const ProgramOp& op, Live& live);
+  absl::Status AddMessage(const ProgramMessage& program, bool is_receive, const ProgramOp& op, Live& live);
+  absl::Status CompleteMessages(Live& live);
   absl::Status FinishOne(size_t index);
   absl::Status Complete(Live& live);
   absl::Status Check(Live& live);

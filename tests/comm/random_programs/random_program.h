@@ -47,7 +47,8 @@ struct ProgramOp {
     kStridedExchange,
     kShift,
     kBroadcast,
-    kBarrier
+    kBarrier,
+    kMessages
   };
   static constexpr int kImages = 2;
   Kind kind;
@@ -60,8 +61,18 @@ struct ProgramOp {
   bool whole_world;  // Gathers: over all ranks, on a lane of their own. If false, over the shard group.
   bool shared;       // kGatherImage: into one image for each node.
   WireCompression wire_compression;
-  int root;  // kBroadcast: root. kShift: distance on the ring.
+  int root;  // kBroadcast: root. kShift: distance on the ring. kMessages: draws their ranks.
 };
+
+// A point-to-point message of a kMessages. The ranks between which there is none submit nothing.
+struct ProgramMessage {
+  int from;
+  int to;
+  int tag;
+  int64_t bytes;
+  bool any_source;  // The receive accepts any rank. Two such messages of one tag go to one rank.
+};
+std::vector<ProgramMessage> MessagesOf(const ProgramOp& op, int index, int ranks);
 
 struct Program {
   uint64_t seed = 0;

@@ -106,6 +106,7 @@ absl::Status ProgramRunner::Check(Live& live) {
     case ProgramOp::Kind::kBroadcast:
       return values_->CheckBroadcast(live.op, op, live.output.data());
     case ProgramOp::Kind::kBarrier:
+    case ProgramOp::Kind::kMessages:  // See CompleteMessages.
       break;
   }
   return absl::OkStatus();
@@ -120,7 +121,26 @@ absl::Status ProgramRunner::FinishOne(size_t index) {
   return absl::OkStatus();
 }
 
+absl::Status ProgramRunner::CompleteMessages(Live& live) {
+  for (Live::Message& message : live.messages) {
+    WEFT_RETURN_IF_ERROR(message.work.WaitReleased());
+    if (!message.is_receive) continue;
+    const ProgramMessage& program = message.program;
+    const int from = message.work.source();
+    if (!program.any_source && from != program.from) {
+      return absl::DataLossError(
+          absl::StrCat("op ", live.op, ": a message from rank ", program.from, " came from rank ", from));
+    }
+    WEFT_RETURN_IF_ERROR(
+        Annotate(weft::testing::CheckMessage(from, program.to, program.tag, message.data(), program.bytes),
+                 absl::StrCat("op ", live.op)));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ProgramRunner::Complete(Live& live) {
+  if (program_.ops[static_cast<size_t>(live.op)].kind == ProgramOp::Kind::kMessages)
+    return CompleteMessages(live);
   WEFT_RETURN_IF_ERROR(live.work.Wait());
   if (live.continue_later) Continue(live);
   if (live.continued.valid()) WEFT_RETURN_IF_ERROR(live.continued.Wait());
@@ -146,7 +166,7 @@ absl::Status ProgramRunner::CheckUpdatedBase(Live& live) {
 absl::Status ProgramRunner::CheckBounds(ProgramOutcome& outcome) {
   const EngineCounters counters = engine().counters();
   outcome.operations = counters.operations;
-  constexpr int kLanes = 8;
+  constexpr int kLanes = 9;  // One of them for messages.
   constexpr int kPhases = 2;
   const EngineOptions& options = program_.engine;
   const auto slice_bytes = static_cast<int64_t>(

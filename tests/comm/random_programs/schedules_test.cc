@@ -81,6 +81,16 @@ TEST(BrokenRule, AHeadOperationWithoutCreditIsDetected) {
   }));
 }
 
+TEST(BrokenRule, AStagedPieceOverwrittenBeforeItIsReadIsDetected) {
+  EXPECT_TRUE(IsDetected([](uint64_t seed) {
+    Program program = DrawProgramWithShortTimeout(seed);
+    for (ProgramOp& op : program.ops) op.kind = ProgramOp::Kind::kMessages;
+    ProgramRules rules;
+    rules.credit_rules.staged_pieces_await_receiver = false;
+    return RunSchedule(program, {.seed = seed}, rules);
+  }));
+}
+
 TEST(BrokenRule, MemoryReusedBeforeItIsReleasedIsDetected) {
   EXPECT_TRUE(IsDetected([](uint64_t seed) {
     return RunSchedule(DrawProgramWithShortTimeout(seed), {.seed = seed}, {.free_after_release = false});

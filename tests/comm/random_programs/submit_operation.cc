@@ -160,6 +160,43 @@ absl::Status ProgramRunner::SubmitBroadcast(int index, const ProgramOp& op, Live
   return absl::OkStatus();
 }
 
+absl::Status ProgramRunner::AddMessage(const ProgramMessage& program, bool is_receive, const ProgramOp& op,
+                                       Live& live) {
+  Live::Message& message = live.messages.emplace_back();
+  message.program = program;
+  message.is_receive = is_receive;
+  if (random_.Chance(50)) {
+    WEFT_ASSIGN_OR_RETURN(message.node, fixture_->pool->Acquire(static_cast<size_t>(program.bytes) + 1));
+  } else {
+    message.own.resize(static_cast<size_t>(program.bytes) + 1);
+  }
+  OpOptions options;
+  options.priority = op.priority;
+  const int me = bootstrap_.rank();
+  if (is_receive) {
+    const int from = program.any_source ? kAnySource : program.from;
+    message.work =
+        engine().Receive({from, program.tag, /*channel=*/3}, message.data(), program.bytes, options);
+    return absl::OkStatus();
+  }
+  FillMessage(me, program.to, program.tag, message.data(), program.bytes);
+  message.work =
+      engine().Send({program.to, program.tag, /*channel=*/3}, message.data(), program.bytes, options);
+  return absl::OkStatus();
+}
+
+// A rank submits its sends first, or its receives. Ends of one tag keep their order.
+absl::Status ProgramRunner::SubmitMessages(int index, const ProgramOp& op, Live& live) {
+  const bool receives_first = random_.Chance(50);
+  for (const bool is_receive : {receives_first, !receives_first}) {
+    for (const ProgramMessage& message : MessagesOf(op, index, world_.size())) {
+      if ((is_receive ? message.to : message.from) != bootstrap_.rank()) continue;
+      WEFT_RETURN_IF_ERROR(AddMessage(message, is_receive, op, live));
+    }
+  }
+  return absl::OkStatus();
+}
+
 absl::Status ProgramRunner::Submit(int index) {
   ProgramOp op = program_.ops[static_cast<size_t>(index)];
   if (mistake_ != nullptr && index == static_cast<int>(program_.ops.size()) / 2) {
@@ -189,6 +226,8 @@ absl::Status ProgramRunner::Submit(int index) {
       return SubmitShift(index, op, live);
     case ProgramOp::Kind::kBroadcast:
       return SubmitBroadcast(index, op, live);
+    case ProgramOp::Kind::kMessages:
+      return SubmitMessages(index, op, live);
     case ProgramOp::Kind::kBarrier:
       break;
   }

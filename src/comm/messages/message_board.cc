@@ -1,0 +1,368 @@
+#include "src/comm/messages/message_board.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include <absl/strings/str_cat.h>
+
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+bool IsSend(const OperationRecord& record) { return record.descriptor.kind == OpKind::kSend; }
+
+absl::Status HasLeft(int peer, std::string_view what, const OperationRecord& record) {
+  return absl::AbortedError(absl::StrCat("rank ", peer, " destroyed its engine before it ", ToAbsl(what), " ",
+                                         Describe(record), "; see the error of that rank"));
+}
+
+absl::Status Mismatch(const OperationRecord& receive, int own_rank, const Announcement& announcement) {
+  const Signal& sent = announcement.signal;
+  const auto with_identity = [](int64_t bytes, uint64_t identity) {
+    return absl::StrCat(bytes, " bytes (identity ", absl::Hex(identity), ")");
+  };
+  return absl::FailedPreconditionError(
+      absl::StrCat("channel ", sent.channel, ", tag ", sent.tag, ": rank ", announcement.source, " sends ",
+                   with_identity(sent.bytes, sent.identity), " to rank ", own_rank, ", which receives ",
+                   with_identity(receive.message->bytes, receive.descriptor.identity),
+                   "; a send and the receive that matches it must have the same size and identity"));
+}
+
+absl::StatusOr<Signal> ParseSignal(int peer, std::string_view bytes) {
+  Signal signal;
+  if (bytes.size() != sizeof(signal)) {
+    return absl::InternalError(absl::StrCat("a message signal from rank ", peer, " has ", bytes.size(),
+                                            " bytes, expected ", sizeof(signal),
+                                            ": run the same version of weft on all ranks"));
+  }
+  std::memcpy(&signal, bytes.data(), sizeof(signal));
+  return signal;
+}
+
+Priority PriorityOf(const OperationRecord& record) {
+  return record.message->awaited ? Priority::kCritical : record.priority;
+}
+
+}  // namespace
+
+MessageBoard::MessageBoard(const Environment& environment, MessageEvents& events)
+    : env_(environment),
+      events_(events),
+      self_(ProcessGroup{"messages", {environment.rank}, 0}, environment.nodes) {}
+
+OperationContext MessageBoard::ContextOf(const Record& record) const {
+  const bool awaited = record->message->awaited;
+  // The head: a transfer needs no earlier operation. See Note [Messages].
+  return {self_,        env_.node, env_.wire,           env_.tasks,    env_.scratch, env_.counters,
+          env_.options, record,    PriorityOf(*record), /*head=*/true, awaited,      awaited};
+}
+
+void MessageBoard::Submit(std::shared_ptr<OperationRecord> record) {
+  used_ = true;
+  records_[record->descriptor.sequence] = record;
+  submitted_.push_back(std::move(record));
+}
+
+absl::Status MessageBoard::Send(int peer, const Signal& signal) {
+  if (peer == env_.rank) {
+    own_signals_.push_back(signal);
+    return absl::OkStatus();
+  }
+  if (IsRemote(peer)) return env_.wire.SendSignal(peer, BytesOf(signal));
+  env_.node.SendMessage(peer, BytesOf(signal));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> MessageBoard::Poll() {
+  env_.node.FlushMessages();
+  bool advanced = !submitted_.empty();
+  while (!submitted_.empty()) {
+    const Record record = std::move(submitted_.front());
+    submitted_.pop_front();
+    WEFT_RETURN_IF_ERROR(Start(record));
+  }
+  WEFT_ASSIGN_OR_RETURN(const bool handled, HandleSignals());
+  WEFT_RETURN_IF_ERROR(CheckAnySource());
+  WEFT_ASSIGN_OR_RETURN(const bool sent, StepSends());
+  WEFT_ASSIGN_OR_RETURN(const bool received, StepReceives());
+  return advanced || handled || sent || received;
+}
+
+absl::Status MessageBoard::Start(const Record& record) {
+  if (!IsSend(*record)) return StartReceive(record);
+  const int peer = record->message->peer;
+  if (left_receivers_.contains(peer)) return HasLeft(peer, "received", *record);
+  auto message = std::make_unique<OutgoingMessage>(record, IsRemote(peer));
+  const Signal announcement = message->Announcement(env_.node);
+  sends_[message->number()] = std::move(message);
+  return Send(peer, announcement);
+}
+
+absl::Status MessageBoard::StartReceive(const Record& record) {
+  const int peer = record->message->peer;
+  if (const auto announcement = matcher_.Post(record)) return Match(record, *announcement);
+  if (peer == kAnySource || peer == env_.rank) return absl::OkStatus();
+  if (left_senders_.contains(peer)) return HasLeft(peer, "sent", *record);
+  // See Note [Messages]: a rank that uses no messages must learn that this one waits for it.
+  if (!IsRemote(peer) || !interests_told_.insert(peer).second) return absl::OkStatus();
+  Signal interest;
+  interest.kind = SignalKind::kInterest;
+  return Send(peer, interest);
+}
+
+absl::Status MessageBoard::Match(const Record& record, const Announcement& announcement) {
+  MessageRequest& message = *record->message;
+  if (announcement.signal.bytes != message.bytes ||
+      announcement.signal.identity != record->descriptor.identity) {
+    return Mismatch(*record, env_.rank, announcement);
+  }
+  message.source = announcement.source;
+  if (announcement.source != env_.rank) env_.counters.point_to_point_bytes += message.bytes;
+  events_.OnMessageStarted(*record);
+  receives_.push_back(std::make_unique<IncomingMessage>(record, announcement.source, announcement.signal,
+                                                        IsRemote(announcement.source)));
+  return absl::OkStatus();
+}
+
+absl::StatusOr<bool> MessageBoard::HandleSignals() {
+  bool any = false;
+  for (const CreditScheduler::Signal& received : env_.wire.TakeSignals()) {
+    any = true;
+    if (received.bytes.empty()) {
+      const auto found = sends_.find(received.number);
+      if (found == sends_.end() || found->second->message().peer != received.peer) continue;
+      if (!found->second->granted()) events_.OnMessageStarted(*found->second->record());
+      found->second->OnCredit(ContextOf(found->second->record()));
+      continue;
+    }
+    WEFT_ASSIGN_OR_RETURN(const Signal signal, ParseSignal(received.peer, received.bytes));
+    WEFT_RETURN_IF_ERROR(HandleSignal(received.peer, signal));
+  }
+  while (const std::optional<NodeLink::Message> received = env_.node.ReceiveMessage()) {
+    any = true;
+    WEFT_ASSIGN_OR_RETURN(const Signal signal, ParseSignal(received->peer, received->bytes));
+    WEFT_RETURN_IF_ERROR(HandleSignal(received->peer, signal));
+  }
+  while (!own_signals_.empty()) {
+    any = true;
+    const Signal signal = own_signals_.front();
+    own_signals_.pop_front();
+    WEFT_RETURN_IF_ERROR(HandleSignal(env_.rank, signal));
+  }
+  return any;
+}
+
+absl::Status MessageBoard::HandleSignal(int source, const Signal& signal) {
+  switch (signal.kind) {
+    case SignalKind::kAnnounce: {
+      used_ = true;
+      const Announcement announcement{source, signal};
+      const auto receive = matcher_.Announce(announcement);
+      return receive ? Match(*receive, announcement) : absl::OkStatus();
+    }
+    case SignalKind::kPushed:
+    case SignalKind::kStaged: {
+      IncomingMessage* receive = FindIncoming(source, signal.number);
+      WEFT_CHECK(receive != nullptr, "a rank has sent data of a message that was not granted");
+      OperationContext context = ContextOf(receive->record());
+      receive->OnSignal(context, signal);
+      return absl::OkStatus();
+    }
+    case SignalKind::kGrant:
+    case SignalKind::kPulled:
+    case SignalKind::kConsumed: {
+      const auto found = sends_.find(signal.number);
+      WEFT_CHECK(found != sends_.end(), "a rank has replied to a message that is not being sent");
+      OutgoingMessage& send = *found->second;
+      if (!send.granted()) events_.OnMessageStarted(*send.record());
+      OperationContext context = ContextOf(send.record());
+      return send.OnSignal(context, signal);
+    }
+    case SignalKind::kInterest:
+      used_ = true;
+      return absl::OkStatus();
+    case SignalKind::kNoMoreSends:
+    case SignalKind::kNoMoreReceives:
+      return HandleLeft(signal);
+  }
+  return absl::InternalError(absl::StrCat("a message signal from rank ", source, " has the unknown kind ",
+                                          static_cast<int>(signal.kind),
+                                          ": run the same version of weft on all ranks"));
+}
+
+absl::Status MessageBoard::HandleLeft(const Signal& signal) {
+  const int leaver = signal.leaver;
+  if (signal.tells_node) {
+    Signal forwarded = signal;
+    forwarded.tells_node = false;
+    for (const int peer : env_.nodes.RanksOf(env_.nodes.node_of_rank[static_cast<size_t>(env_.rank)])) {
+      if (peer != env_.rank) WEFT_RETURN_IF_ERROR(Send(peer, forwarded));
+    }
+  }
+  if (signal.kind == SignalKind::kNoMoreSends) {
+    left_senders_.insert(leaver);
+    for (const Record& receive : matcher_.waiting()) {
+      if (receive->message->peer == leaver) return HasLeft(leaver, "sent", *receive);
+    }
+    return absl::OkStatus();
+  }
+  left_receivers_.insert(leaver);
+  for (const auto& [number, send] : sends_) {
+    if (send->message().peer == leaver && !send->granted())
+      return HasLeft(leaver, "received", *send->record());
+  }
+  return absl::OkStatus();
+}
+
+// A receive from any rank fails once no other rank is left, and a thread waits for it: until then, this rank
+// may still send to itself.
+absl::Status MessageBoard::CheckAnySource() const {
+  const int others = env_.nodes.size() - 1;
+  if (others == 0 || static_cast<int>(left_senders_.size()) < others) return absl::OkStatus();
+  for (const Record& receive : matcher_.waiting()) {
+    if (receive->message->peer == kAnySource && receive->message->awaited)
+      return HasLeft(*left_senders_.rbegin(), "sent, as the last of all other ranks,", *receive);
+  }
+  return absl::OkStatus();
+}
+
+IncomingMessage* MessageBoard::FindIncoming(int source, uint64_t number) {
+  for (const auto& receive : receives_) {
+    if (receive->source() == source && receive->number() == number) return receive.get();
+  }
+  return nullptr;
+}
+
+absl::StatusOr<bool> MessageBoard::StepSends() {
+  bool advanced = false;
+  for (auto it = sends_.begin(); it != sends_.end();) {
+    OutgoingMessage& send = *it->second;
+    if (send.granted() && !send.finished()) {
+      OperationContext context = ContextOf(send.record());
+      WEFT_ASSIGN_OR_RETURN(const bool stepped,
+                            send.Step(context, *this, env_.rules.staged_pieces_await_receiver));
+      advanced |= stepped;
+    }
+    if (!send.finished()) {
+      ++it;
+      continue;
+    }
+    if (send.is_remote()) env_.wire.ForgetSent(send.channel());
+    const Record record = send.record();
+    it = sends_.erase(it);
+    Finish(record);
+    advanced = true;
+  }
+  return advanced;
+}
+
+absl::StatusOr<bool> MessageBoard::StepReceives() {
+  bool advanced = false;
+  std::vector<IncomingMessage*> order;
+  for (const auto& receive : receives_) order.push_back(receive.get());
+  std::stable_sort(order.begin(), order.end(), [](const IncomingMessage* a, const IncomingMessage* b) {
+    return PriorityOf(*a->record()) < PriorityOf(*b->record());
+  });
+  for (IncomingMessage* receive : order) {
+    WEFT_ASSIGN_OR_RETURN(const bool stepped, StepReceive(*receive));
+    advanced |= stepped;
+  }
+  std::vector<Record> finished;
+  std::erase_if(receives_, [&](const std::unique_ptr<IncomingMessage>& receive) {
+    if (receive->finished()) finished.push_back(receive->record());
+    return receive->finished();
+  });
+  for (const Record& record : finished) Finish(record);
+  return advanced;
+}
+
+absl::StatusOr<bool> MessageBoard::StepReceive(IncomingMessage& receive) {
+  OperationContext context = ContextOf(receive.record());
+  const std::pair<int, int> channel{receive.source(), receive.channel().number};
+  if (!receive.begun()) {
+    if (receive.is_remote() && !busy_channels_.insert(channel).second) return false;
+    const std::byte* own_source = nullptr;
+    if (receive.source() == env_.rank) own_source = sends_.at(receive.number())->message().data;
+    WEFT_RETURN_IF_ERROR(receive.Begin(context, *this, own_source));
+  }
+  WEFT_ASSIGN_OR_RETURN(const bool advanced, receive.Step(context, *this));
+  if (receive.finished() && receive.is_remote()) {
+    busy_channels_.erase(channel);
+    env_.wire.ForgetReceived(receive.channel());
+  }
+  return advanced || receive.finished();
+}
+
+void MessageBoard::Finish(const Record& record) {
+  records_.erase(record->descriptor.sequence);
+  events_.OnMessageFinished(*record);
+}
+
+absl::Status MessageBoard::Leave() {
+  WEFT_RETURN_IF_ERROR(TellLeft(SignalKind::kNoMoreSends, told_no_more_sends_));
+  const bool receives =
+      std::any_of(records_.begin(), records_.end(), [](const auto& entry) { return !IsSend(*entry.second); });
+  return receives ? absl::OkStatus() : TellLeft(SignalKind::kNoMoreReceives, told_no_more_receives_);
+}
+
+std::vector<int> MessageBoard::RanksToTell() const {
+  std::vector<int> ranks;
+  std::vector<std::vector<int>> members(static_cast<size_t>(env_.nodes.node_count()));
+  for (int rank = 0; rank < env_.nodes.size(); ++rank)
+    members[static_cast<size_t>(env_.nodes.node_of_rank[static_cast<size_t>(rank)])].push_back(rank);
+  for (const std::vector<int>& of_node : members) {
+    if (used_ || !IsRemote(of_node[0])) {
+      ranks.insert(ranks.end(), of_node.begin(), of_node.end());
+    } else {
+      // Not always the same rank of a node, which may have left.
+      ranks.push_back(of_node[static_cast<size_t>(env_.rank) % of_node.size()]);
+    }
+  }
+  std::erase(ranks, env_.rank);
+  return ranks;
+}
+
+absl::Status MessageBoard::TellLeft(SignalKind kind, Told& told) {
+  if (told.is_complete && told.used == used_) return absl::OkStatus();
+  told.is_complete = true;
+  told.used = used_;
+  Signal signal;
+  signal.kind = kind;
+  signal.leaver = env_.rank;
+  for (const int peer : RanksToTell()) {
+    if (!told.ranks.insert(peer).second) continue;
+    signal.tells_node = !used_ && IsRemote(peer);
+    WEFT_RETURN_IF_ERROR(Send(peer, signal));
+  }
+  return absl::OkStatus();
+}
+
+bool MessageBoard::uses_wire() const {
+  if (env_.nodes.node_count() == 1) return false;
+  return std::any_of(records_.begin(), records_.end(), [this](const auto& entry) {
+    const int peer = entry.second->message->peer;
+    return peer == kAnySource || IsRemote(peer);
+  });
+}
+
+std::vector<MessageBoard::Record> MessageBoard::unfinished() const {
+  std::vector<Record> unfinished;
+  for (const auto& [number, record] : records_) unfinished.push_back(record);
+  return unfinished;
+}
+
+std::string MessageBoard::DescribeWait(const OperationRecord& record) const {
+  const MessageRequest& message = *record.message;
+  if (IsSend(record)) {
+    const auto found = sends_.find(record.descriptor.sequence);
+    const bool granted = found != sends_.end() && found->second->granted();
+    return absl::StrCat("waits for rank(s) ", message.peer, granted ? "" : " to receive it");
+  }
+  if (record.State() == OperationState::kRunning)
+    return absl::StrCat("waits for data of rank(s) ", message.source);
+  if (message.peer == kAnySource) return "waits for any rank to send it";
+  return absl::StrCat("waits for rank(s) ", message.peer, " to send it");
+}
+
+}  // namespace weft

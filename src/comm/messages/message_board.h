@@ -1,0 +1,115 @@
+// Point-to-point messages of a rank: announces sends, matches receives, and steps the transfers. See
+// Note [Messages].
+//
+// Deterministic, as EngineCore. Its owner sets the states of the records.
+//
+// Thread safety: all members are called under the core's lock.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <memory>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include "src/comm/messages/message_matcher.h"
+#include "src/comm/messages/transfers.h"
+
+namespace weft {
+
+// Receiver of the events of messages.
+class MessageEvents {
+ public:
+  virtual void OnMessageStarted(OperationRecord& record) = 0;
+  // The data is valid, or the buffer is free. No rank accesses it any more.
+  virtual void OnMessageFinished(OperationRecord& record) = 0;
+
+ protected:
+  ~MessageEvents() = default;
+};
+
+class MessageBoard final : private SignalSender {
+ public:
+  struct Environment {
+    int rank;
+    const NodeMap& nodes;
+    NodeLink& node;
+    CreditScheduler& wire;
+    TaskQueue& tasks;
+    BufferPool& scratch;
+    EngineCounters& counters;
+    const EngineOptions& options;
+    CreditRules rules;
+  };
+  MessageBoard(const Environment& environment, MessageEvents& events);
+
+  // Takes a send or a receive; the next Poll starts it.
+  void Submit(std::shared_ptr<OperationRecord> record);
+  // Advances all messages. True if anything advanced.
+  // Errors: kFailedPrecondition (a send and a receive that match have different sizes or identities),
+  //   kAborted (a rank that a message needs has destroyed its engine).
+  absl::StatusOr<bool> Poll();
+  // This rank submits nothing more. Call it again to tell more when messages have finished.
+  absl::Status Leave();
+
+  bool is_idle() const { return records_.empty(); }
+  // True if an unfinished message may use the wire.
+  bool uses_wire() const;
+  // Unfinished messages, in the order of submission.
+  std::vector<std::shared_ptr<OperationRecord>> unfinished() const;
+  // For messages: "waits for rank(s) 3 to receive it".
+  std::string DescribeWait(const OperationRecord& record) const;
+
+ private:
+  using Record = std::shared_ptr<OperationRecord>;
+
+  absl::Status Send(int peer, const Signal& signal) override;
+  bool IsRemote(int peer) const { return !env_.nodes.SameNode(peer, env_.rank); }
+  OperationContext ContextOf(const Record& record) const;
+  absl::Status Start(const Record& record);
+  absl::Status StartReceive(const Record& record);
+  absl::Status Match(const Record& record, const Announcement& announcement);
+  absl::StatusOr<bool> HandleSignals();
+  absl::Status HandleSignal(int source, const Signal& signal);
+  absl::Status HandleLeft(const Signal& signal);
+  absl::Status CheckAnySource() const;
+  IncomingMessage* FindIncoming(int source, uint64_t number);
+  absl::StatusOr<bool> StepSends();
+  absl::StatusOr<bool> StepReceives();
+  absl::StatusOr<bool> StepReceive(IncomingMessage& receive);
+  void Finish(const Record& record);
+  // What this rank has told about its leaving.
+  struct Told {
+    bool is_complete = false;  // For this value of used_.
+    bool used = false;
+    std::set<int> ranks;
+  };
+  absl::Status TellLeft(SignalKind kind, Told& told);
+  // The ranks that this rank tells that it leaves.
+  std::vector<int> RanksToTell() const;
+
+  const Environment env_;
+  MessageEvents& events_;
+  const GroupPlacement self_;  // A group of this rank alone.
+  std::deque<Record> submitted_;
+  std::map<uint64_t, Record> records_;                          // Unfinished messages, by number.
+  std::map<uint64_t, std::unique_ptr<OutgoingMessage>> sends_;  // By number.
+  MessageMatcher matcher_;
+  std::vector<std::unique_ptr<IncomingMessage>> receives_;  // Matched, in the order of matching.
+  std::set<std::pair<int, int>> busy_channels_;             // Peer and number of wire channels in use.
+  std::deque<Signal> own_signals_;                          // From this rank to itself.
+  bool used_ = false;                                       // This rank or a peer has used messages.
+  std::set<int> interests_told_;
+  std::set<int> left_senders_;    // Ranks that send nothing more.
+  std::set<int> left_receivers_;  // Ranks that receive nothing more.
+  Told told_no_more_sends_;
+  Told told_no_more_receives_;
+};
+
+}  // namespace weft
