@@ -2,6 +2,8 @@
 #include <map>
 #include <random>
 #include <set>
+#include <thread>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
 #include <gtest/gtest.h>
@@ -114,6 +116,41 @@ TEST(Lanes, ManyBarriersOverlap) {
     for (int i = 0; i < 200; ++i) works.push_back(fixture.engine->Barrier(fixture.lane));
     for (Work& work : works) WEFT_RETURN_IF_ERROR(work.Wait());
     return absl::OkStatus();
+  });
+}
+
+// Every thread has lanes of its own, and waits for its operations beside the others.
+TEST(Lanes, ThreadsMaySubmitAtOnce) {
+  constexpr int kThreads = 3;
+  constexpr int64_t kCount = 700;
+  RunRanksOnEveryNodeMap(2, [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    std::vector<LaneId> lanes;
+    for (int i = 0; i < kThreads; ++i) {
+      WEFT_ASSIGN_OR_RETURN(lanes.emplace_back(),
+                            fixture.engine->AddLane(WorldGroup(bootstrap), LanePurpose::kAllReduce));
+    }
+    const auto run = [&](int thread) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kI32, kCount));
+      int message = -1;
+      for (int i = 0; i < 60; ++i) {
+        buffer.Write(0, std::vector<double>(kCount, thread + i));
+        Work receive = fixture.engine->Receive({1 - bootstrap.rank(), thread}, &message, sizeof(message));
+        Work send = fixture.engine->Send({1 - bootstrap.rank(), thread}, &i, sizeof(i));
+        Work reduce = fixture.engine->AllReduce(lanes[static_cast<size_t>(thread)], buffer.data(),
+                                                buffer.data(), DType::kI32, kCount, ReduceOp::kSum);
+        Work barrier = fixture.engine->Barrier(lanes[static_cast<size_t>(thread)]);
+        for (Work* work : {&barrier, &reduce, &receive, &send}) WEFT_RETURN_IF_ERROR(work->WaitReleased());
+        EXPECT_EQ(buffer.Read(0, kCount), std::vector<double>(kCount, 2.0 * (thread + i)));
+        EXPECT_EQ(message, i);
+      }
+      return absl::OkStatus();
+    };
+    std::vector<std::thread> threads;
+    for (int thread = 0; thread < kThreads; ++thread)
+      threads.emplace_back([&run, thread] { EXPECT_OK(run(thread)); });
+    for (std::thread& thread : threads) thread.join();
+    return BootstrapBarrier(bootstrap);
   });
 }
 
