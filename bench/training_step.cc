@@ -84,7 +84,7 @@ class Trainer {
 
   static ShardingPolicy PolicyOf(const Request& request, CommEngine& engine) {
     ShardingPolicy policy;
-    policy.zero_copy = IntegerOf(request, "zero_copy") != 0;
+    policy.layout = FlatKindFor(IntegerOf(request, "zero_copy") != 0);
     policy.node_shared = IntegerOf(request, "node_shared") != 0 ? NodeShared::kAuto : NodeShared::kOff;
     if (request.contains("prefetch_depth")) policy.prefetch_depth = IntegerOf(request, "prefetch_depth");
     policy.shard_optimizer_over_replicas = IntegerOf(request, "sharded_optimizer") != 0;

@@ -9,11 +9,13 @@ namespace weft {
 InPlaceImage::InPlaceImage(CommContext& context, const GroupSpec& group, ReplicaUpdates& updates,
                            const MasterShard& master, SharedBlock block)
     : context_(context), group_(group), updates_(updates), master_(master), block_(std::move(block)) {
-  context_.memory().CountResident(static_cast<int64_t>(group_.shard_bytes(group_.dtypes.param)));
+  context_.memory().CountResident(ResidentBytes());
 }
 
-InPlaceImage::~InPlaceImage() {
-  context_.memory().CountResident(-static_cast<int64_t>(group_.shard_bytes(group_.dtypes.param)));
+InPlaceImage::~InPlaceImage() { context_.memory().CountResident(-ResidentBytes()); }
+
+int64_t InPlaceImage::ResidentBytes() const {
+  return static_cast<int64_t>(group_.image_bytes()) / group_.layout.shard_size();
 }
 
 absl::Status InPlaceImage::EndWriting() {

@@ -33,6 +33,8 @@ class InPlaceImage final : public SharedImage {
 
  private:
   absl::Status CastOnce();
+  // This rank's share of the image, which all ranks of the shard group hold.
+  int64_t ResidentBytes() const;
 
   CommContext& context_;
   const GroupSpec& group_;

@@ -9,7 +9,8 @@
 namespace weft {
 
 absl::StatusOr<MasterShard> MasterShard::Create(CommContext& context, const GroupSpec& group) {
-  WEFT_ASSIGN_OR_RETURN(Buffer memory, context.memory().AcquireShard(group.shard_bytes(DType::kF32)));
+  const int rank = context.lanes().shard_group().group_rank;
+  WEFT_ASSIGN_OR_RETURN(Buffer memory, context.memory().AcquireShard(group.shard_bytes(rank, DType::kF32)));
   return MasterShard(context, group, std::move(memory));
 }
 
@@ -20,8 +21,9 @@ MasterShard::MasterShard(CommContext& context, const GroupSpec& group, Buffer me
 
 void MasterShard::CastTo(std::byte* target) const {
   const DType dtype = group_.dtypes.param;
-  ConvertRun(data_, DType::kF32, target, dtype, group_.layout.shard_elements());
-  context_.state().CountCopy(static_cast<int64_t>(group_.shard_bytes(dtype)));
+  const int rank = context_.lanes().shard_group().group_rank;
+  ConvertRun(data_, DType::kF32, target, dtype, group_.layout.shard_elements(rank));
+  context_.state().CountCopy(static_cast<int64_t>(group_.shard_bytes(rank, dtype)));
 }
 
 }  // namespace weft

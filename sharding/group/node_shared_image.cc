@@ -12,7 +12,8 @@ absl::StatusOr<std::unique_ptr<NodeSharedImage>> NodeSharedImage::Create(CommCon
                                                                          const MasterShard& master) {
   Buffer cast;
   if (group.is_cast()) {
-    WEFT_ASSIGN_OR_RETURN(cast, context.memory().AcquireShard(group.shard_bytes(group.dtypes.param)));
+    const int rank = context.lanes().shard_group().group_rank;
+    WEFT_ASSIGN_OR_RETURN(cast, context.memory().AcquireShard(group.shard_bytes(rank, group.dtypes.param)));
   }
   return std::unique_ptr<NodeSharedImage>(
       new NodeSharedImage(context, group, updates, master, std::move(cast)));

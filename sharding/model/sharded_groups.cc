@@ -104,13 +104,14 @@ absl::StatusOr<SharedImages> AllocateImages(CommEngine& engine, const ProcessGro
 
 // OK if this rank's segment has room for what a group keeps beside a shared image: the master, unless it lies
 // in the image, and the cast shard of images shared on each node. Errors: kResourceExhausted.
-absl::Status CheckRoomForShards(NodeHeap& heap, const std::vector<GroupSpec>& specs, Residency residency) {
+absl::Status CheckRoomForShards(NodeHeap& heap, const std::vector<GroupSpec>& specs, int shard_rank,
+                                Residency residency) {
   std::vector<std::byte*> blocks;
   absl::Status status;
   for (const GroupSpec& spec : specs) {
     const bool in_place = residency == Residency::kInPlace;
-    const size_t master = in_place && !spec.is_cast() ? 0 : spec.shard_bytes(DType::kF32);
-    const size_t cast = !in_place && spec.is_cast() ? spec.shard_bytes(spec.dtypes.param) : 0;
+    const size_t master = in_place && !spec.is_cast() ? 0 : spec.shard_bytes(shard_rank, DType::kF32);
+    const size_t cast = !in_place && spec.is_cast() ? spec.shard_bytes(shard_rank, spec.dtypes.param) : 0;
     const absl::StatusOr<std::byte*> block = heap.Allocate(master + cast);
     if (block.ok()) blocks.push_back(*block);
     status.Update(block.status());
@@ -130,7 +131,8 @@ absl::StatusOr<SharedImages> AllocateImagesOrNone(CommEngine& engine, const Proc
   if (policy.node_shared != NodeShared::kAuto || residency.residency == Residency::kPrivate) return images;
   if (images.ok()) {
     const absl::Status room =
-        AgreeOnStatus(engine.bootstrap(), CheckRoomForShards(engine.heap(), specs, residency.residency),
+        AgreeOnStatus(engine.bootstrap(),
+                      CheckRoomForShards(engine.heap(), specs, shard_group.group_rank, residency.residency),
                       engine.options().timeout);
     if (room.ok()) return images;
     images = room;  // Frees them.

@@ -10,11 +10,12 @@ namespace {
 
 int64_t BytesOf(int64_t elements, DType dtype) { return elements * static_cast<int64_t>(SizeOf(dtype)); }
 
-int64_t CopiedByUnshard(const FlatLayout& layout, const ShardingPolicy& policy, int shard_size) {
+int64_t CopiedByUnshard(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape) {
   const bool casts = policy.param_dtype != DType::kF32;
-  if (policy.zero_copy) return casts ? BytesOf(layout.shard_elements(), policy.param_dtype) : 0;
+  const int64_t own_elements = layout.shard_elements(shape.shard_rank);
+  if (policy.is_zero_copy()) return casts ? BytesOf(own_elements, policy.param_dtype) : 0;
   // In a shard group of one rank the copy out of the master casts as well.
-  const int64_t cast = casts && shard_size > 1 ? layout.shard_elements() : 0;
+  const int64_t cast = casts && shape.shard_size > 1 ? own_elements : 0;
   return BytesOf(layout.parameter_elements() + cast, policy.param_dtype);
 }
 
@@ -22,7 +23,7 @@ int64_t CopiedByUnshard(const FlatLayout& layout, const ShardingPolicy& policy, 
 int64_t CopiedIntoReduction(const FlatLayout& layout, const ShardingPolicy& policy) {
   const bool casts = policy.gradient_dtype() != policy.reduce_dtype;
   const int64_t narrowed = casts ? layout.reduced_elements() : 0;
-  return BytesOf(policy.zero_copy ? narrowed : layout.trainable_elements(), policy.reduce_dtype);
+  return BytesOf(policy.is_zero_copy() ? narrowed : layout.trainable_elements(), policy.reduce_dtype);
 }
 
 // Bytes copied out of its result, which becomes or is added to a sum in fp32.
@@ -35,7 +36,7 @@ StepCosts CostsOfUnshards(const FlatLayout& layout, const ShardingPolicy& policy
   StepCosts costs;
   // A shared image is cast once a step.
   const int64_t copies = shape.residency == Residency::kPrivate ? unshards : 1;
-  costs.copied_bytes = copies * CopiedByUnshard(layout, policy, shape.shard_size);
+  costs.copied_bytes = copies * CopiedByUnshard(layout, policy, shape);
   if (shape.shard_size == 1 || shape.residency == Residency::kInPlace) return costs;
   const int64_t bytes = BytesOf(layout.gathered_elements(), policy.param_dtype);
   costs.all_gathers = unshards;
@@ -62,8 +63,8 @@ StepCosts CostsOfRegathers(const FlatLayout& layout, const ShardingPolicy& polic
   const int64_t times = shape.microbatches;
   const int64_t bytes = BytesOf(layout.gathered_elements(), policy.param_dtype);
   const int64_t kept =
-      policy.zero_copy ? layout.gathered_elements() / neighbors : KeptElements(layout, shape, neighbors);
-  const int64_t copied_out = policy.zero_copy ? 0 : layout.parameter_elements();
+      policy.is_zero_copy() ? layout.gathered_elements() / neighbors : KeptElements(layout, shape, neighbors);
+  const int64_t copied_out = policy.is_zero_copy() ? 0 : layout.parameter_elements();
   StepCosts costs;
   costs.all_gathers = times;
   costs.all_gather_bytes = times * AllGatherBytes(bytes, neighbors);

@@ -16,7 +16,7 @@ bool SomeShareANode(const NodeMap& nodes, int shard_size) {
 // Reason why ranks cannot share images; empty if they can.
 std::string WhyPrivate(const ShardingPolicy& policy, const NodeMap& nodes, int shard_size) {
   if (shard_size == 1) return "a shard group of one rank shares nothing";
-  if (!policy.zero_copy) return "zero copy is off: shards are not the parameters";
+  if (!policy.is_zero_copy()) return "zero copy is off: shards are not the parameters";
   if (policy.reshard_after_forward_size > 1) {
     return absl::StrCat("reshard_after_forward_size is ", policy.reshard_after_forward_size,
                         ": each rank keeps a part of an image of its own");

@@ -77,7 +77,10 @@ absl::StatusOr<FlatLayout> FlatLayout::Make(FlatKind kind, std::vector<FlatParam
     return absl::InvalidArgumentError(absl::StrCat(
         "a layout needs a shard group and an alignment of at least 1; got ", shard_size, " and ", alignment));
   }
-  for (size_t i = 0; i < parameters.size(); ++i) WEFT_RETURN_IF_ERROR(Normalize(i, parameters[i]));
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (kind == FlatKind::kRows) parameters[i].shard_dim = 0;
+    WEFT_RETURN_IF_ERROR(Normalize(i, parameters[i]));
+  }
   FlatLayout layout;
   layout.kind_ = kind;
   layout.shard_size_ = shard_size;
@@ -106,7 +109,7 @@ void FlatLayout::PlaceImage() {
     trainable_elements_ += elements;
     gradient_image_elements_ = image_elements_;
   }
-  if (kind_ == FlatKind::kContiguous) {
+  if (cut() == FlatKind::kContiguous) {
     image_elements_ = RoundUp(image_elements_, alignment_ * shard_size_);
     shard_elements_ = image_elements_ / shard_size_;
     // Reduces the padding at the end too, so that all parts are equal if no parameter is frozen.
@@ -127,28 +130,93 @@ void FlatLayout::PlaceChunks() {
 
 bool FlatLayout::frozen() const { return !parameters_.empty() && trainable_count_ == 0; }
 
+int64_t FlatLayout::RowElements(size_t count, int shard_rank) const {
+  int64_t elements = 0;
+  for (size_t i = 0; i < count; ++i) elements += ChunkPiece(order_[i], shard_rank).elements();
+  return elements;
+}
+
+int64_t FlatLayout::shard_elements(int shard_rank) const {
+  return cut() == FlatKind::kRows ? RowElements(order_.size(), shard_rank) : shard_elements_;
+}
+
+int64_t FlatLayout::gathered_elements() const {
+  return cut() == FlatKind::kRows ? parameter_elements_ : shard_elements_ * shard_size_;
+}
+
+int64_t FlatLayout::gathered_offset(int shard_rank) const {
+  if (cut() != FlatKind::kRows) return shard_rank * shard_elements_;
+  int64_t offset = 0;
+  for (int rank = 0; rank < shard_rank; ++rank) offset += shard_elements(rank);
+  return offset;
+}
+
 int64_t FlatLayout::reduced_elements(int shard_rank) const {
-  if (kind_ == FlatKind::kPerParameter) return reduced_chunk_elements_;
-  return Intersect({shard_rank * shard_elements_, shard_elements_}, {0, gradient_image_elements_}).count;
+  switch (cut()) {
+    case FlatKind::kContiguous:
+      return Intersect({shard_rank * shard_elements_, shard_elements_}, {0, gradient_image_elements_}).count;
+    case FlatKind::kRows:
+      return RowElements(trainable_count_, shard_rank);
+    case FlatKind::kPerParameter:
+      break;
+  }
+  return reduced_chunk_elements_;
 }
 
 int64_t FlatLayout::reduced_offset(int shard_rank) const {
-  if (kind_ == FlatKind::kPerParameter) return shard_rank * reduced_chunk_elements_;
-  return std::min(shard_rank * shard_elements_, gradient_image_elements_);
+  int64_t offset = 0;
+  switch (cut()) {
+    case FlatKind::kContiguous:
+      return std::min(shard_rank * shard_elements_, gradient_image_elements_);
+    case FlatKind::kRows:
+      for (int rank = 0; rank < shard_rank; ++rank) offset += reduced_elements(rank);
+      return offset;
+    case FlatKind::kPerParameter:
+      break;
+  }
+  return shard_rank * reduced_chunk_elements_;
 }
 
 int64_t FlatLayout::reduced_elements() const {
-  return kind_ == FlatKind::kPerParameter ? reduced_chunk_elements_ * shard_size_ : gradient_image_elements_;
+  switch (cut()) {
+    case FlatKind::kContiguous:
+      return gradient_image_elements_;
+    case FlatKind::kRows:
+      return trainable_elements_;
+    case FlatKind::kPerParameter:
+      break;
+  }
+  return reduced_chunk_elements_ * shard_size_;
 }
 
 std::vector<ShardPiece> FlatLayout::Pieces(int shard_rank) const {
   std::vector<ShardPiece> pieces;
+  int64_t next_row = 0;  // Offset in a shard of rows.
   for (const int parameter : order_) {
-    const ShardPiece piece = kind_ == FlatKind::kContiguous ? RangePiece(parameter, shard_rank)
-                                                            : ChunkPiece(parameter, shard_rank);
+    ShardPiece piece = cut() == FlatKind::kContiguous ? RangePiece(parameter, shard_rank)
+                                                      : ChunkPiece(parameter, shard_rank);
+    if (cut() == FlatKind::kRows) piece.shard_offset = std::exchange(next_row, next_row + piece.elements());
     if (piece.elements() > 0) pieces.push_back(piece);
   }
   return pieces;
+}
+
+std::vector<FlatRange> FlatLayout::ImageRanges(int shard_rank) const {
+  if (is_end_to_end()) return {{shard_rank * shard_elements_, shard_elements_}};
+  std::vector<FlatRange> ranges;
+  for (const ShardPiece& piece : Pieces(shard_rank)) {
+    ranges.push_back({image_offset(piece.parameter) + piece.start, piece.elements()});
+  }
+  return ranges;
+}
+
+std::vector<FlatRange> FlatLayout::ReducedRanges(int shard_rank) const {
+  std::vector<FlatRange> ranges;
+  for (const FlatRange& range : ImageRanges(shard_rank)) {
+    const FlatRange reduced = Intersect(range, {0, gradient_image_elements_});
+    if (reduced.count > 0) ranges.push_back(reduced);
+  }
+  return ranges;
 }
 
 ShardPiece FlatLayout::RangePiece(int parameter, int shard_rank) const {
@@ -163,18 +231,20 @@ ShardPiece FlatLayout::ChunkPiece(int parameter, int shard_rank) const {
   const int64_t chunk = DivideUp(around.dim, shard_size_);
   const int64_t begin = std::min(around.dim, shard_rank * chunk);
   const int64_t run_length = (std::min(around.dim, begin + chunk) - begin) * around.after;
-  return {parameter,  shard_offsets_[Index(parameter)], begin * around.after, around.before,
-          run_length, around.dim * around.after};
+  const int64_t shard_offset = cut() == FlatKind::kRows ? 0 : shard_offsets_[Index(parameter)];
+  return {parameter,     shard_offset, begin * around.after,
+          around.before, run_length,   around.dim * around.after};
 }
 
-FlatRange FlatLayout::ShardRange(int parameter, int shard_rank) const {
-  if (kind_ == FlatKind::kContiguous) {
+FlatRange FlatLayout::ShardRange(int parameter, int shard_rank, int64_t begin) const {
+  if (cut() == FlatKind::kRows) return {begin, ChunkPiece(parameter, shard_rank).elements()};
+  if (cut() == FlatKind::kContiguous) {
     const FlatRange shard{shard_rank * shard_elements_, shard_elements_};
-    const int64_t begin = image_offset(parameter);
+    const int64_t place = image_offset(parameter);
     const bool last = parameter == trainable_order().back();
     const int64_t end =
-        last ? gradient_image_elements_ : begin + RoundUp(ElementCount(at(parameter).shape), alignment_);
-    const FlatRange owned = Intersect({begin, end - begin}, shard);
+        last ? gradient_image_elements_ : place + RoundUp(ElementCount(at(parameter).shape), alignment_);
+    const FlatRange owned = Intersect({place, end - place}, shard);
     return {owned.begin - shard.begin, owned.count};
   }
   const Around around = SplitAtShardDim(at(parameter));
@@ -184,12 +254,14 @@ FlatRange FlatLayout::ShardRange(int parameter, int shard_rank) const {
 
 std::vector<BucketSlice> FlatLayout::BucketSlices(int shard_rank) const {
   std::vector<BucketSlice> slices;
+  int64_t end = 0;
   for (const int parameter : trainable_order()) {
     const int bucket = at(parameter).replicate_bucket;
     if (slices.empty() || slices.back().bucket != bucket) slices.push_back({bucket, {}});
     FlatRange& slice = slices.back().range;
-    const FlatRange range = ShardRange(parameter, shard_rank);
+    const FlatRange range = ShardRange(parameter, shard_rank, end);
     if (range.count == 0) continue;
+    end = range.end();
     slice = slice.count == 0 ? range : FlatRange{slice.begin, range.end() - slice.begin};
   }
   return slices;

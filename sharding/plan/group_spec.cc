@@ -55,9 +55,8 @@ absl::StatusOr<GroupSpec> SpecifyGroup(GroupMembers members, const ShardingPolic
                                                    " for each of ", parameters.size(), " parameters"));
   }
   WEFT_ASSIGN_OR_RETURN(const ParameterDTypes dtypes, AgreeOnDTypes(name, parameters, policy));
-  const FlatKind kind = policy.zero_copy ? FlatKind::kContiguous : FlatKind::kPerParameter;
-  absl::StatusOr<FlatLayout> layout =
-      FlatLayout::Make(kind, Describe(parameters, policy, buckets), shard_size, AlignmentElements(dtypes));
+  absl::StatusOr<FlatLayout> layout = FlatLayout::Make(policy.layout, Describe(parameters, policy, buckets),
+                                                       shard_size, AlignmentElements(dtypes));
   if (!layout.ok()) return Annotate(layout.status(), "parameter group '" + name + "'");
   return GroupSpec{std::move(members), dtypes, *std::move(layout)};
 }

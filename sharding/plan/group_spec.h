@@ -32,22 +32,22 @@ struct GroupSpec {
   const std::vector<std::shared_ptr<Parameter>>& parameters() const { return members.parameters; }
 
   // Whether the gathered buffer is the image.
-  bool is_zero_copy() const { return layout.kind() == FlatKind::kContiguous; }
+  bool is_zero_copy() const { return IsZeroCopy(layout.kind()); }
   // Whether the image's dtype differs from the master's, which is fp32.
   bool is_cast() const { return dtypes.param != DType::kF32; }
   // Whether the shard group has one rank.
   bool is_alone() const { return layout.shard_size() == 1; }
 
-  size_t shard_bytes(DType dtype) const {
-    return static_cast<size_t>(layout.shard_elements()) * SizeOf(dtype);
+  size_t shard_bytes(int shard_rank, DType dtype) const {
+    return static_cast<size_t>(layout.shard_elements(shard_rank)) * SizeOf(dtype);
   }
   size_t gathered_bytes() const {
     return static_cast<size_t>(layout.gathered_elements()) * SizeOf(dtypes.param);
   }
   size_t image_bytes() const { return static_cast<size_t>(layout.image_elements()) * SizeOf(dtypes.param); }
-  // First byte of the range of a gathered buffer that `shard_rank` owns.
+  // First byte of the range of a gathered buffer that `shard_rank` owns. REQUIRES: not kRows.
   std::byte* RangeOf(int shard_rank, std::byte* gathered) const {
-    return gathered + static_cast<size_t>(shard_rank) * shard_bytes(dtypes.param);
+    return gathered + static_cast<size_t>(layout.gathered_offset(shard_rank)) * SizeOf(dtypes.param);
   }
 };
 

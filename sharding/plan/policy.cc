@@ -87,10 +87,15 @@ absl::Status ShardingPolicy::Validate() const {
                                                    " and max_all_reduces ", max_all_reduces,
                                                    ": they must be at least 0 and 1"));
   }
-  if (zero_copy && shard_dim) {
+  if (is_zero_copy() && shard_dim) {
     return absl::InvalidArgumentError(
-        "shard_dim is set although zero_copy is on, which cuts the flat buffer regardless of dims: "
-        "switch zero_copy off, or leave shard_dim unset");
+        "shard_dim is set although the layout is zero copy, which cuts the flat buffer or whole rows: set "
+        "the "
+        "layout to kPerParameter, or leave shard_dim unset");
+  }
+  if (layout == FlatKind::kRows) {
+    return absl::UnimplementedError(
+        "layout kRows cannot be gathered or reduced yet: choose kContiguous, or kPerParameter with dim 0");
   }
   return absl::OkStatus();
 }

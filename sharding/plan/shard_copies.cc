@@ -42,7 +42,7 @@ std::vector<PlacedCopy> PlanCopyOut(const FlatLayout& layout, DType gathered, DT
   std::vector<PlacedCopy> copies;
   for (int rank = 0; rank < layout.shard_size(); ++rank) {
     for (const ShardPiece& piece : layout.Pieces(rank)) {
-      const PieceEnds ends = EndsOf(layout, rank * layout.shard_elements(), piece, gathered, image);
+      const PieceEnds ends = EndsOf(layout, layout.gathered_offset(rank), piece, gathered, image);
       copies.push_back(Place(ends.gathered, ends.gathered_element, ends.image, ends.image_element));
     }
   }
@@ -53,7 +53,8 @@ std::vector<PlacedCopy> PlanShardCopies(const FlatLayout& layout, int begin, int
   std::vector<PlacedCopy> copies;
   for (int rank = begin; rank < end; ++rank) {
     for (const ShardPiece& piece : layout.Pieces(rank)) {
-      const PieceEnds ends = EndsOf(layout, (rank - begin) * layout.shard_elements(), piece, dtype, dtype);
+      const int64_t start = layout.gathered_offset(rank) - layout.gathered_offset(begin);
+      const PieceEnds ends = EndsOf(layout, start, piece, dtype, dtype);
       copies.push_back(Place(ends.image, ends.image_element, ends.gathered, ends.gathered_element));
     }
   }

@@ -59,7 +59,7 @@ absl::Status TrainRank(Bootstrap& bootstrap, const Leg& leg, SavedState& state) 
       const DeviceMesh mesh,
       DeviceMesh::Create({{"replicate", leg.replicate}, {"shard", leg.shard}}, bootstrap.size()));
   ShardingPolicy policy;
-  policy.zero_copy = leg.zero_copy;
+  policy.layout = FlatKindFor(leg.zero_copy);
   policy.shard_optimizer_over_replicas = leg.optimizer_over_replicas;
   UnevenNet net(kSizes[0]);
   const ShardLoader loader =

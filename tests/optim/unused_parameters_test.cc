@@ -63,7 +63,7 @@ void WithFourRanks(const ShardingPolicy& wanted, Body body) {
     for (const bool over_replicas : {false, true}) {
       SCOPED_TRACE(absl::StrCat("zero copy ", zero_copy, ", optimizer over replicas ", over_replicas));
       ShardingPolicy policy = wanted;
-      policy.zero_copy = zero_copy;
+      policy.layout = FlatKindFor(zero_copy);
       policy.shard_optimizer_over_replicas = over_replicas;
       RunRanks(NodeMap::RanksPerNode(4, 2), [&](Bootstrap& bootstrap) -> absl::Status {
         WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));

@@ -30,7 +30,7 @@ class Ledger : public TrainRun {
 
   ShardingPolicy Policy() const {
     ShardingPolicy policy;
-    policy.zero_copy = config_.parallel.zero_copy;
+    policy.layout = FlatKindFor(config_.parallel.zero_copy);
     policy.node_shared = config_.parallel.node_shared;
     policy.reshard_after_forward = config_.parallel.reshard_after_forward;
     policy.shard_optimizer_over_replicas = config_.parallel.shard_optimizer_over_replicas;
@@ -44,8 +44,7 @@ class Ledger : public TrainRun {
     for (const auto& parameter : parameters) flat.push_back({parameter->shape});
     const bool narrow =
         config_.parallel.param_dtype == DType::kBF16 || config_.parallel.reduce_dtype == DType::kBF16;
-    return FlatLayout::Make(config_.parallel.zero_copy ? FlatKind::kContiguous : FlatKind::kPerParameter,
-                            flat, shard_size, narrow ? 32 : 16)
+    return FlatLayout::Make(FlatKindFor(config_.parallel.zero_copy), flat, shard_size, narrow ? 32 : 16)
         .value();
   }
 

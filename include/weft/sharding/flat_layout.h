@@ -4,21 +4,16 @@
 // A group has three kinds of buffer, all counted in elements:
 //
 //   shard     the elements that one rank owns;
-//   gathered  the shards of all ranks end to end, the output of the all-gather;
+//   gathered  the shards of all ranks end to end;
 //   image     all parameters whole, each row-major and aligned.
 //
-// kContiguous: the image *is* the gathered buffer. It is cut into equal ranges, regardless of parameter
-// boundaries. kPerParameter: every parameter is cut on a dim of its own into equal chunks (the last ones
-// short or empty), and copies assemble the image (shard_copies.h).
-//
-// In both kinds, trainable parameters come first, ordered by replicate bucket, so that a bucket is one slice
+// In all kinds, trainable parameters come first, ordered by replicate bucket, so that a bucket is one slice
 // of a shard. Frozen parameters follow; they have no gradients. Gradients need the front of each buffer only:
 //
 //   gradient image  the front of the image, up to the first frozen parameter;
-//   reduced part    kContiguous: the part of a shard that lies in the gradient image; the first ranks have
-//                   their whole shards in it, the last ones nothing. kPerParameter: the front of a shard that
-//                   belongs to trainable parameters, of equal length on all ranks. The reduced parts end to
-//                   end are the input of the reduce-scatter.
+//   reduced part    the front of a shard, which belongs to trainable parameters. kContiguous: the part of the
+//                   shard that lies in the gradient image; the first ranks have their whole shards in it, the
+//                   last ones nothing. kPerParameter: of equal length on all ranks.
 //
 // Pure: every rank builds the same layout from the same arguments; nothing is allocated or sent.
 // Thread safety: a value.
@@ -34,11 +29,29 @@
 
 namespace weft {
 
-enum class FlatKind : uint8_t { kContiguous, kPerParameter };
+enum class FlatKind : uint8_t {
+  // The image is cut into equal ranges, regardless of parameter boundaries: it is the gathered buffer.
+  kContiguous,
+  // Every parameter is cut into ranges of whole rows (indices of dim 0), as torch.chunk cuts it: of n rows,
+  // rank r of S owns those from r * ceil(n / S) on, at most ceil(n / S); the last ranks may own none. A scalar
+  // is one row. The shards are a partition of the image, whose elements stay where they are. Shards have no
+  // padding and differ in length.
+  kRows,
+  // Every parameter is cut on a dim of its own into equal chunks (the last ones short or empty). Copies
+  // assemble the image from the gathered buffer (shard_copies.h), whose shards have equal length.
+  kPerParameter,
+};
+
+// Whether an all-gather can write parameters to their places in the image, and a reduce-scatter can read
+// gradients there, without copies.
+constexpr bool IsZeroCopy(FlatKind kind) { return kind != FlatKind::kPerParameter; }
+constexpr FlatKind FlatKindFor(bool zero_copy) {
+  return zero_copy ? FlatKind::kContiguous : FlatKind::kPerParameter;
+}
 
 struct FlatParameter {
   Shape shape;
-  int shard_dim = 0;         // kPerParameter only. Negative dims count from the end.
+  int shard_dim = 0;         // For kPerParameter. Negative dims count from the end.
   int replicate_bucket = 0;  // Parameters of one bucket are all-reduced together after the reduce-scatter.
   bool trainable = true;
 };
@@ -71,7 +84,8 @@ struct ShardPiece {
 
 class FlatLayout {
  public:
-  // `alignment`, in elements, of parameters and shards: 64 bytes in the smallest dtype of the buffers.
+  // `alignment`, in elements, of parameters in the image, and of shards unless they are rows: 64 bytes in the
+  // smallest dtype of the buffers.
   // Errors: kInvalidArgument (names the parameter's index and the fault).
   static absl::StatusOr<FlatLayout> Make(FlatKind kind, std::vector<FlatParameter> parameters, int shard_size,
                                          int64_t alignment);
@@ -80,8 +94,12 @@ class FlatLayout {
   int shard_size() const { return shard_size_; }
   const std::vector<FlatParameter>& parameters() const { return parameters_; }
 
-  int64_t shard_elements() const { return shard_elements_; }
-  int64_t gathered_elements() const { return shard_elements_ * shard_size_; }
+  // Whether the shards of all ranks, end to end, are the image: kContiguous, or kRows with one rank.
+  bool is_end_to_end() const { return cut() == FlatKind::kContiguous; }
+
+  int64_t shard_elements(int shard_rank) const;  // kRows: of this rank. Other kinds: of every rank.
+  int64_t gathered_elements() const;
+  int64_t gathered_offset(int shard_rank) const;  // Offset of a rank's shard in the gathered buffer.
   int64_t image_elements() const { return image_elements_; }
   // Elements of all parameters, without padding.
   int64_t parameter_elements() const { return parameter_elements_; }
@@ -92,7 +110,8 @@ class FlatLayout {
   int64_t gradient_image_elements() const { return gradient_image_elements_; }
   int64_t reduced_elements() const;  // Of the reduced parts of all ranks.
   int64_t reduced_elements(int shard_rank) const;
-  int64_t reduced_offset(int shard_rank) const;  // Offset of a rank's reduced part among them.
+  // Offset of a rank's reduced part among those of all ranks, end to end.
+  int64_t reduced_offset(int shard_rank) const;
   int64_t trainable_elements() const { return trainable_elements_; }
 
   // Offset of a parameter in the image.
@@ -101,6 +120,10 @@ class FlatLayout {
   // The pieces that `shard_rank` owns, by ascending shard_offset. Parameters of which it owns nothing are
   // left out.
   std::vector<ShardPiece> Pieces(int shard_rank) const;
+  // Ranges of the image that hold the shard of `shard_rank`, and of the gradient image that hold its reduced
+  // part, in the order of the shard. REQUIRES: IsZeroCopy(kind()).
+  std::vector<FlatRange> ImageRanges(int shard_rank) const;
+  std::vector<FlatRange> ReducedRanges(int shard_rank) const;
   // One slice for each bucket that has trainable parameters; empty if the rank owns none of them. Slices
   // ascend without gaps and cover the reduced part, if there is one. All ranks list the same buckets.
   std::vector<BucketSlice> BucketSlices(int shard_rank) const;
@@ -112,6 +135,10 @@ class FlatLayout {
 
  private:
   FlatLayout() = default;
+  // kRows with one rank cuts nothing, like kContiguous.
+  FlatKind cut() const {
+    return kind_ == FlatKind::kRows && shard_size_ == 1 ? FlatKind::kContiguous : kind_;
+  }
   void PlaceImage();
   void PlaceChunks();
   ShardPiece RangePiece(int parameter, int shard_rank) const;
@@ -121,8 +148,11 @@ class FlatLayout {
   absl::Span<const int> trainable_order() const {
     return absl::MakeConstSpan(order_).first(trainable_count_);
   }
-  // The range of a shard that belongs to a trainable parameter, with the padding that follows it.
-  FlatRange ShardRange(int parameter, int shard_rank) const;
+  // Elements of the first `count` parameters, in the order of the buffers, that a rank owns. kRows only.
+  int64_t RowElements(size_t count, int shard_rank) const;
+  // The range of a shard that belongs to a trainable parameter, with the padding that follows it. `begin`: its
+  // offset (kRows only).
+  FlatRange ShardRange(int parameter, int shard_rank, int64_t begin) const;
 
   FlatKind kind_ = FlatKind::kContiguous;
   int shard_size_ = 1;
@@ -132,7 +162,7 @@ class FlatLayout {
   std::vector<int64_t> image_offsets_;  // By parameter.
   std::vector<int64_t> shard_offsets_;  // By parameter; kPerParameter only.
   int64_t alignment_ = 1;
-  int64_t shard_elements_ = 0;
+  int64_t shard_elements_ = 0;  // Not for kRows.
   int64_t image_elements_ = 0;
   int64_t parameter_elements_ = 0;
   int64_t gradient_image_elements_ = 0;

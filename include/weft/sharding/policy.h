@@ -17,6 +17,7 @@
 #include "weft/core/dtype.h"
 #include "weft/mesh/process_group.h"
 #include "weft/nn/parameter.h"
+#include "weft/sharding/flat_layout.h"
 
 namespace weft {
 
@@ -63,10 +64,11 @@ enum class UnusedGradients : uint8_t {
 };
 
 struct ShardingPolicy {
-  // On: the output of the all-gather is the parameters, and the gradient image is the input of the
-  // reduce-scatter. Off: every parameter is sharded on a dim of its own, and copied out of and into the
-  // buffers of collectives.
-  bool zero_copy = true;
+  // The elements that each rank owns. kContiguous and kRows are *zero copy*: the output of the all-gather is
+  // the parameters, and the gradient image is the input of the reduce-scatter. With kRows, the shard of a
+  // parameter is a range of its rows. With kPerParameter, every parameter is sharded on a dim of its own, and
+  // copied out of and into the buffers of collectives.
+  FlatKind layout = FlatKind::kContiguous;
   // See ChooseResidency.
   NodeShared node_shared = NodeShared::kAuto;
   // Off: parameters stay unsharded from forward to the end of their backward. This saves a gather and keeps
@@ -97,7 +99,7 @@ struct ShardingPolicy {
   // gradients alive (0: backward waits for each), and all-reduces (at least 1).
   int max_reduce_scatters = 2;
   int max_all_reduces = 2;
-  // Without zero_copy: the dim on which a parameter is sharded. Negative dims count from the end. Unset: 0.
+  // For kPerParameter: the dim on which a parameter is sharded. Negative dims count from the end. Unset: 0.
   std::function<int(const Parameter&)> shard_dim = nullptr;
   // The ranks over which a parameter's gradient is all-reduced, with this rank among them. All ranks must
   // name the same groups in the same order of parameters. Returning nothing: the gradient is reduce-scattered
@@ -124,6 +126,7 @@ struct ShardingPolicy {
   static constexpr int kMaxPrefetchDepth = 2;
   static constexpr int kPrefetchOnANode = 1;
   static constexpr int kPrefetchOverNodes = 2;
+  bool is_zero_copy() const { return IsZeroCopy(layout); }
   int PrefetchDepth() const { return prefetch_depth.value_or(kPrefetchOnANode); }
 
   // Errors: kInvalidArgument (names the option, its value and what is allowed).

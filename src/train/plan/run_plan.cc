@@ -48,7 +48,7 @@ absl::StatusOr<DeviceMesh> MakeMesh(int replicate, int shard, int context) {
 
 ShardingPolicy MakePolicy(const ParallelOptions& parallel, WireCompression wire_compression) {
   ShardingPolicy policy;
-  policy.zero_copy = parallel.zero_copy;
+  policy.layout = FlatKindFor(parallel.zero_copy);
   policy.node_shared = parallel.node_shared;
   policy.reshard_after_forward = parallel.reshard_after_forward;
   policy.shard_optimizer_over_replicas = parallel.shard_optimizer_over_replicas;

@@ -30,8 +30,8 @@ class RandomUse {
     for (size_t i = 0; i < parameters_.size(); ++i) {
       parameters_[i]->requires_grad = group_.parameters[i].trainable;
     }
-    policy_.zero_copy = group_.kind == FlatKind::kContiguous;
-    if (!policy_.zero_copy) {
+    policy_.layout = FlatKindFor(IsZeroCopy(group_.kind));
+    if (!policy_.is_zero_copy()) {
       policy_.shard_dim = [this](const Parameter& p) { return group_.parameters[IndexOf(p)].shard_dim; };
     }
     policy_.max_reduce_scatters = Pick(0, 3);

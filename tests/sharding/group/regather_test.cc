@@ -90,7 +90,7 @@ TEST(Regather, TrainsToTheSameBitsAsGatheringFromAll) {
     for (const int size : {0, 2, 4}) {
       RunRanks(NodeMap::RanksPerNode(4, 2), [&](Bootstrap& bootstrap) -> absl::Status {
         ToyRun run{.replicate = 1, .shard = 4};
-        run.policy.zero_copy = zero_copy;
+        run.policy.layout = FlatKindFor(zero_copy);
         run.policy.reshard_after_forward_size = size;
         run.policy.reshard_root_after_forward = true;
         run.policy.prefetch_depth = 1;

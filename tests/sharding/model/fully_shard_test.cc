@@ -142,7 +142,7 @@ TEST(FullyShard, CostsWhatTheFormulasSayInAForwardWithoutGradients) {
   for (const auto& [zero_copy, node_shared] :
        {std::pair{true, NodeShared::kOn}, {true, NodeShared::kOff}, {false, NodeShared::kOff}}) {
     ShardingPolicy policy;
-    policy.zero_copy = zero_copy;
+    policy.layout = FlatKindFor(zero_copy);
     policy.node_shared = node_shared;
     policy.param_dtype = DType::kBF16;
     WithToyModel(3, policy, [&policy](ToyNet& net, ShardedModel& model, int) -> absl::Status {

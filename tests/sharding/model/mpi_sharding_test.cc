@@ -14,7 +14,7 @@ TEST(FullyShardOverMpi, TrainsLikeOneRankOnEveryMesh) {
     if (ranks % shard != 0) continue;
     for (const bool zero_copy : {true, false}) {
       ToyRun run{.replicate = ranks / shard, .shard = shard};
-      run.policy.zero_copy = zero_copy;
+      run.policy.layout = FlatKindFor(zero_copy);
       SCOPED_TRACE(run.Describe());
       ASSERT_OK_AND_ASSIGN(const ToyOutcome alone, TrainToyOnOneRank(run));
       ASSERT_OK_AND_ASSIGN(const ToyOutcome outcome, TrainToy(WorldBootstrap(), run));

@@ -37,7 +37,7 @@ std::vector<ToyRun> Schedules(const std::vector<std::pair<int, int>>& meshes) {
       for (const bool reshard : {true, false}) {
         for (int depth = 0; depth <= ShardingPolicy::kMaxPrefetchDepth; ++depth) {
           ToyRun run{.replicate = replicate, .shard = shard};
-          run.policy.zero_copy = zero_copy;
+          run.policy.layout = FlatKindFor(zero_copy);
           run.policy.node_shared = node_shared;
           run.policy.reshard_after_forward = reshard;
           run.policy.prefetch_depth = depth;
@@ -139,7 +139,7 @@ TEST(FullyShard, CostsWhatTheFormulasSayWhenReshardedToNeighbors) {
     for (const bool zero_copy : {true, false}) {
       for (const DType dtype : {DType::kF32, DType::kBF16}) {
         ToyRun run{.shard = shard};
-        run.policy.zero_copy = zero_copy;
+        run.policy.layout = FlatKindFor(zero_copy);
         run.policy.param_dtype = dtype;
         run.policy.reshard_after_forward_size = neighbors;
         RunToy(NodeMap::OneNode(shard), run, ExpectCosts);
@@ -200,7 +200,7 @@ TEST(FullyShard, TrainsInBf16CloseToFp32AtTheCostsOfTheFormulas) {
            {std::pair{DType::kBF16, DType::kF32}, std::pair{DType::kF32, DType::kBF16},
             std::pair{DType::kBF16, DType::kBF16}}) {
         ToyRun run{.replicate = replicate, .shard = shard};
-        run.policy.zero_copy = zero_copy;
+        run.policy.layout = FlatKindFor(zero_copy);
         run.policy.param_dtype = param;
         run.policy.reduce_dtype = reduce;
         const ToyOutcome alone = *TrainToyOnOneRank(run);
@@ -216,7 +216,7 @@ TEST(FullyShard, TrainsInBf16CloseToFp32AtTheCostsOfTheFormulas) {
 TEST(FullyShard, SumsMicrobatchesBeforeOneReduction) {
   for (const bool zero_copy : {true, false}) {
     ToyRun run{.replicate = 2, .shard = 2, .microbatches = 3};
-    run.policy.zero_copy = zero_copy;
+    run.policy.layout = FlatKindFor(zero_copy);
     const ToyOutcome alone = *TrainToyOnOneRank(run);
     RunToy(NodeMap::RanksPerNode(4, 2), run, [&alone](const ToyOutcome& outcome) {
       ExpectNear(outcome.weights, alone.weights, 1e-5F);
@@ -245,7 +245,7 @@ TEST(FullyShard, HoldsAtMostTheImagesOfTheRootTheRunningAndThePrefetchedBlocks) 
 TEST(FullyShard, ShardsParametersOnAnyDim) {
   for (const int shard : {2, 3}) {
     ToyRun run{.shard = shard};
-    run.policy.zero_copy = false;
+    run.policy.layout = FlatKind::kPerParameter;
     run.policy.shard_dim = [](const Parameter& parameter) { return parameter.shape.size() > 1 ? 1 : -1; };
     const ToyOutcome alone = *TrainToyOnOneRank(run);
     RunToy(NodeMap::OneNode(shard), run, [&alone](const ToyOutcome& outcome) {

@@ -45,7 +45,7 @@ void OnMesh(const MeshShape& shape, const ShardLoader& loader, Body body) {
              WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(shape.replicate, shape.shard));
              ToyNet net({7, 15, 3});
              ShardingPolicy policy;
-             policy.zero_copy = shape.zero_copy;
+             policy.layout = FlatKindFor(shape.zero_copy);
              policy.shard_optimizer_over_replicas = shape.optimizer_over_replicas;
              if (!shape.zero_copy) policy.shard_dim = [](const Parameter&) { return -1; };
              WEFT_ASSIGN_OR_RETURN(const auto model,

@@ -79,7 +79,7 @@ absl::Status RunStep(const GroupFixture& fixture, Groups& groups, Form form, boo
 }
 
 std::string Describe(Form form, const ShardingPolicy& policy, const CommContext::Options& bounds) {
-  return absl::StrCat("form ", static_cast<int>(form), ", zero copy ", policy.zero_copy, ", in flight ",
+  return absl::StrCat("form ", static_cast<int>(form), ", zero copy ", policy.is_zero_copy(), ", in flight ",
                       bounds.bounds.max_reduce_scatters, " and ", bounds.bounds.max_all_reduces);
 }
 

@@ -37,7 +37,7 @@ TEST(ReplicaOptimizer, GivesTheBitsOfAllReducesOnEveryMeshAndNodeMap) {
                                  NodeMap::RanksPerNode(replicate * shard, shard == 1 ? 2 : shard)}) {
       for (const bool zero_copy : {true, false}) {
         ToyRun run{.replicate = replicate, .shard = shard};
-        run.policy.zero_copy = zero_copy;
+        run.policy.layout = FlatKindFor(zero_copy);
         ExpectTheBitsOfAllReduces(nodes, run);
       }
     }
@@ -51,7 +51,7 @@ TEST(ReplicaOptimizer, GivesTheBitsOfAllReducesInEveryDTypeAndFormOfAccumulation
            {std::pair{DType::kF32, DType::kF32}, std::pair{DType::kBF16, DType::kBF16},
             std::pair{DType::kBF16, DType::kF32}}) {
         ToyRun run{.replicate = 2, .shard = 2, .microbatches = 3, .sync = sync};
-        run.policy.zero_copy = zero_copy;
+        run.policy.layout = FlatKindFor(zero_copy);
         run.policy.param_dtype = param;
         run.policy.reduce_dtype = reduce;
         ExpectTheBitsOfAllReduces(NodeMap::RanksPerNode(4, 2), run);
@@ -64,7 +64,7 @@ TEST(ReplicaOptimizer, GivesTheBitsOfAllReducesIfPartialSumsAreSentRounded) {
   for (const bool zero_copy : {true, false}) {
     for (const int replicas : {3, 4}) {
       ToyRun run{.replicate = replicas, .shard = 1};
-      run.policy.zero_copy = zero_copy;
+      run.policy.layout = FlatKindFor(zero_copy);
       run.policy.reduce_dtype = DType::kBF16;
       ExpectTheBitsOfAllReduces(NodeMap::RanksPerNode(replicas, 2), run);
     }
@@ -75,7 +75,7 @@ TEST(ReplicaOptimizer, GivesTheBitsOfAllReducesForOtherShardDimsAndPartialReshar
   ToyRun run{.replicate = 2, .shard = 2};
   run.policy.reshard_after_forward_size = 2;
   ExpectTheBitsOfAllReduces(NodeMap::OneNode(4), run);
-  run.policy.zero_copy = false;
+  run.policy.layout = FlatKind::kPerParameter;
   run.policy.shard_dim = [](const Parameter& parameter) { return parameter.shape.size() > 1 ? 1 : -1; };
   ExpectTheBitsOfAllReduces(NodeMap::RanksPerNode(4, 2), run);
 }

@@ -9,15 +9,13 @@ namespace {
 
 constexpr int64_t kW = 4096;  // Bytes of the group below: 1024 elements in fp32, without padding.
 
-FlatLayout Layout(int shard_size, bool zero_copy = true) {
-  return FlatLayout::Make(zero_copy ? FlatKind::kContiguous : FlatKind::kPerParameter, {{{16, 64}}},
-                          shard_size, 16)
-      .value();
+FlatLayout Layout(int shard_size, FlatKind kind = FlatKind::kContiguous) {
+  return FlatLayout::Make(kind, {{{16, 64}}}, shard_size, 16).value();
 }
 
 // Costs of a group that backward gathers again.
 StepCosts Costs(const StepShape& shape, const ShardingPolicy& policy = {}) {
-  return CostsOfGroup(Layout(shape.shard_size, policy.zero_copy), /*is_gathered_again=*/true, policy, shape);
+  return CostsOfGroup(Layout(shape.shard_size, policy.layout), /*is_gathered_again=*/true, policy, shape);
 }
 
 TEST(ByteFormulas, GatherTwicePerMicrobatchAndReduceByGradientSyncForFsdp) {
@@ -154,7 +152,7 @@ TEST(ByteFormulas, CopyNothingWithZeroCopyInFp32AndCastTheShardInBf16) {
             (kW / 4) / 2);
   // Two copies out of gathered buffers, and one into the reduction's input.
   ShardingPolicy without_zero_copy;
-  without_zero_copy.zero_copy = false;
+  without_zero_copy.layout = FlatKind::kPerParameter;
   EXPECT_EQ(Costs(shape, without_zero_copy).copied_bytes, 3 * kW);
 }
 

@@ -65,7 +65,7 @@ bool IsTrainable(const FlatLayout& layout, int parameter) {
 TEST(FlatLayout, KeepsPiecesOfAShardDisjoint) {
   ForRandomLayouts([](const FlatLayout& layout) {
     for (int rank = 0; rank < layout.shard_size(); ++rank) {
-      UseCounts uses(layout.shard_elements());
+      UseCounts uses(layout.shard_elements(rank));
       for (const ShardPiece& piece : layout.Pieces(rank)) uses.Add(piece.shard_offset, piece.elements());
       EXPECT_THAT(uses.counts(), ::testing::Each(::testing::Le(1)));
     }
@@ -121,7 +121,7 @@ TEST(FlatLayout, ReducesWholeShardsIfNothingIsFrozen) {
     EXPECT_EQ(layout.reduced_elements(), layout.gathered_elements());
     EXPECT_EQ(layout.trainable_elements(), layout.parameter_elements());
     for (int rank = 0; rank < layout.shard_size(); ++rank) {
-      EXPECT_EQ(layout.reduced_elements(rank), layout.shard_elements());
+      EXPECT_EQ(layout.reduced_elements(rank), layout.shard_elements(rank));
     }
   }
 }
@@ -144,7 +144,7 @@ TEST(FlatLayout, PutsFrozenParametersLast) {
   EXPECT_EQ(layout.image_offset(1), 0);
   EXPECT_EQ(layout.image_offset(2), 16);
   EXPECT_EQ(layout.image_offset(0), 48);
-  EXPECT_EQ(layout.shard_elements(), 48);
+  EXPECT_EQ(layout.shard_elements(0), 48);
   EXPECT_EQ(layout.reduced_elements(0), 48);
   EXPECT_EQ(layout.reduced_elements(1), 0);
 }
@@ -153,7 +153,9 @@ TEST(FlatLayout, AlignsParametersAndShards) {
   for (uint32_t seed = 0; seed < kRandomGroups; ++seed) {
     const RandomGroup group = MakeRandomGroup(seed);
     const FlatLayout layout = group.Layout();
-    EXPECT_EQ(layout.shard_elements() % group.alignment, 0);
+    if (layout.kind() != FlatKind::kRows) {
+      EXPECT_EQ(layout.shard_elements(0) % group.alignment, 0);
+    }
     for (size_t i = 0; i < group.parameters.size(); ++i) {
       EXPECT_EQ(layout.image_offset(static_cast<int>(i)) % group.alignment, 0);
     }
@@ -164,14 +166,28 @@ TEST(FlatLayout, AlignsParametersAndShards) {
   }
 }
 
-TEST(FlatLayout, ConcatenatesTheShardsToTheImageIfContiguous) {
+TEST(FlatLayout, ConcatenatesTheShardsToTheGatheredBuffer) {
   ForRandomLayouts([](const FlatLayout& layout) {
-    if (layout.kind() != FlatKind::kContiguous) return;
+    int64_t end = 0;
+    for (int rank = 0; rank < layout.shard_size(); ++rank) {
+      EXPECT_EQ(layout.gathered_offset(rank), end);
+      end += layout.shard_elements(rank);
+    }
+    EXPECT_EQ(layout.gathered_elements(), end);
+    EXPECT_EQ(layout.gathered_offset(layout.shard_size()), end);
+  });
+}
+
+TEST(FlatLayout, ConcatenatesTheShardsToTheImageIfEndToEnd) {
+  ForRandomLayouts([](const FlatLayout& layout) {
+    const bool is_alone = layout.kind() == FlatKind::kRows && layout.shard_size() == 1;
+    EXPECT_EQ(layout.is_end_to_end(), layout.kind() == FlatKind::kContiguous || is_alone);
+    if (!layout.is_end_to_end()) return;
     EXPECT_EQ(layout.image_elements(), layout.gathered_elements());
     for (int rank = 0; rank < layout.shard_size(); ++rank) {
       for (const ShardPiece& piece : layout.Pieces(rank)) {
         EXPECT_EQ(piece.runs, 1);
-        EXPECT_EQ(rank * layout.shard_elements() + piece.shard_offset,
+        EXPECT_EQ(layout.gathered_offset(rank) + piece.shard_offset,
                   layout.image_offset(piece.parameter) + piece.start);
       }
     }
@@ -208,7 +224,7 @@ TEST(FlatLayout, HoldsEachBucketInOneSliceOfEveryShard) {
 TEST(FlatLayout, CutsTheChosenDimIntoEqualChunksWithShortLastOnes) {
   const FlatLayout layout = *FlatLayout::Make(FlatKind::kPerParameter, {{{2, 5, 3}, 1, 0}}, 4, 16);
   const auto piece = [&layout](int rank) { return layout.Pieces(rank).at(0); };
-  EXPECT_EQ(layout.shard_elements(), 16);  // 2 x 2 x 3, padded to the alignment.
+  EXPECT_EQ(layout.shard_elements(3), 16);  // 2 x 2 x 3, padded to the alignment.
   EXPECT_THAT(ElementsOf(piece(0)), ::testing::ElementsAre(0, 1, 2, 3, 4, 5, 15, 16, 17, 18, 19, 20));
   EXPECT_THAT(ElementsOf(piece(2)), ::testing::ElementsAre(12, 13, 14, 27, 28, 29));
   EXPECT_THAT(layout.Pieces(3), IsEmpty());
@@ -217,13 +233,85 @@ TEST(FlatLayout, CutsTheChosenDimIntoEqualChunksWithShortLastOnes) {
 TEST(FlatLayout, IgnoresParameterBoundariesIfContiguous) {
   const FlatLayout layout = *FlatLayout::Make(FlatKind::kContiguous, {{{40}}, {{10}}}, 2, 16);
   EXPECT_EQ(layout.image_offset(1), 48);
-  EXPECT_EQ(layout.shard_elements(), 32);
+  EXPECT_EQ(layout.shard_elements(1), 32);
   EXPECT_THAT(ElementsOf(layout.Pieces(1).at(0)), ::testing::ElementsAre(32, 33, 34, 35, 36, 37, 38, 39));
   EXPECT_EQ(layout.Pieces(1).at(1).shard_offset, 16);
 }
 
+TEST(FlatLayout, CutsRowsAsTorchChunkDoes) {
+  const auto layout = *FlatLayout::Make(FlatKind::kRows, {{{5, 3}}, {{2, 2}}, {{}}, {{0, 4}}}, 4, 16);
+  const auto rows = [&layout](int rank, int parameter) {
+    std::vector<int64_t> elements;
+    for (const ShardPiece& piece : layout.Pieces(rank)) {
+      if (piece.parameter == parameter) elements = ElementsOf(piece);
+    }
+    return elements;
+  };
+  EXPECT_THAT(rows(0, 0), ::testing::ElementsAre(0, 1, 2, 3, 4, 5));  // Two of five rows.
+  EXPECT_THAT(rows(2, 0), ::testing::ElementsAre(12, 13, 14));
+  EXPECT_THAT(rows(3, 0), IsEmpty());
+  EXPECT_THAT(rows(1, 1), ::testing::ElementsAre(2, 3));  // One of two rows.
+  EXPECT_THAT(rows(2, 1), IsEmpty());
+  EXPECT_THAT(rows(0, 2), ::testing::ElementsAre(0));  // A scalar.
+  EXPECT_EQ(layout.shard_elements(0), 9);
+  EXPECT_EQ(layout.shard_elements(1), 8);
+  EXPECT_EQ(layout.shard_elements(2), 3);
+  EXPECT_EQ(layout.shard_elements(3), 0);
+}
+
+// Elements of the image, by place in a shard.
+std::vector<int64_t> PlacesOf(const std::vector<FlatRange>& ranges) {
+  std::vector<int64_t> places;
+  for (const FlatRange& range : ranges) {
+    for (int64_t i = range.begin; i < range.end(); ++i) places.push_back(i);
+  }
+  return places;
+}
+
+TEST(FlatLayout, PartitionsTheImageWhereItIsZeroCopy) {
+  ForRandomLayouts([](const FlatLayout& layout) {
+    if (!IsZeroCopy(layout.kind())) return;
+    UseCounts image(layout.image_elements());
+    UseCounts gradients(layout.gradient_image_elements());
+    for (int rank = 0; rank < layout.shard_size(); ++rank) {
+      for (const FlatRange& range : layout.ImageRanges(rank)) image.Add(range.begin, range.count);
+      for (const FlatRange& range : layout.ReducedRanges(rank)) gradients.Add(range.begin, range.count);
+    }
+    EXPECT_THAT(image.counts(), ::testing::Each(::testing::Le(1)));
+    EXPECT_THAT(gradients.counts(), ::testing::Each(::testing::Le(1)));
+    for (int p = 0; p < static_cast<int>(layout.parameters().size()); ++p) {
+      for (int64_t i = 0; i < Elements(layout, p); ++i) {
+        EXPECT_EQ(image.counts()[static_cast<size_t>(layout.image_offset(p) + i)], 1);
+        if (!IsTrainable(layout, p)) continue;
+        EXPECT_EQ(gradients.counts()[static_cast<size_t>(layout.image_offset(p) + i)], 1);
+      }
+    }
+  });
+}
+
+TEST(FlatLayout, ListsTheRangesOfTheImageInTheOrderOfTheShard) {
+  ForRandomLayouts([](const FlatLayout& layout) {
+    if (!IsZeroCopy(layout.kind())) return;
+    for (int rank = 0; rank < layout.shard_size(); ++rank) {
+      const std::vector<int64_t> places = PlacesOf(layout.ImageRanges(rank));
+      const std::vector<int64_t> reduced = PlacesOf(layout.ReducedRanges(rank));
+      ASSERT_EQ(static_cast<int64_t>(places.size()), layout.shard_elements(rank));
+      ASSERT_EQ(static_cast<int64_t>(reduced.size()), layout.reduced_elements(rank));
+      for (const ShardPiece& piece : layout.Pieces(rank)) {
+        for (int64_t i = 0; i < piece.elements(); ++i) {
+          const auto place = static_cast<size_t>(piece.shard_offset + i);
+          const int64_t element = layout.image_offset(piece.parameter) + piece.start + i;
+          EXPECT_EQ(places[place], element);
+          if (!IsTrainable(layout, piece.parameter)) continue;
+          EXPECT_EQ(reduced[place], element);
+        }
+      }
+    }
+  });
+}
+
 TEST(FlatLayout, IsEmptyWithoutParameters) {
-  for (const FlatKind kind : {FlatKind::kContiguous, FlatKind::kPerParameter}) {
+  for (const FlatKind kind : {FlatKind::kContiguous, FlatKind::kRows, FlatKind::kPerParameter}) {
     const FlatLayout layout = *FlatLayout::Make(kind, {}, 3, 16);
     EXPECT_EQ(layout.gathered_elements(), 0);
     EXPECT_THAT(layout.Pieces(2), IsEmpty());

@@ -42,7 +42,8 @@ TEST(ShardingPolicy, NamesTheInvalidOption) {
   expect_invalid([](ShardingPolicy& p) { p.prefetch_depth = 3; }, "0 to 2");
   expect_invalid([](ShardingPolicy& p) { p.max_reduce_scatters = -1; }, "max_reduce_scatters is -1");
   expect_invalid([](ShardingPolicy& p) { p.max_all_reduces = 0; }, "max_all_reduces 0");
-  expect_invalid([](ShardingPolicy& p) { p.shard_dim = [](const Parameter&) { return 1; }; }, "zero_copy");
+  expect_invalid([](ShardingPolicy& p) { p.shard_dim = [](const Parameter&) { return 1; }; },
+                 "kPerParameter");
 }
 
 TEST(ShardingPolicy, WritesGradientsInBf16OnlyIfTheyAreReducedInBf16) {

@@ -26,7 +26,8 @@ std::vector<Obstacle> Obstacles() {
       {.change = nothing,
        .nodes = NodeMap::RanksPerNode(4, 1),
        .reason = "no two ranks of a shard group share a node"},
-      {.change = [](ShardingPolicy& policy) { policy.zero_copy = false; }, .reason = "zero copy is off"},
+      {.change = [](ShardingPolicy& policy) { policy.layout = FlatKind::kPerParameter; },
+       .reason = "zero copy is off"},
       {.change = [](ShardingPolicy& policy) { policy.reshard_after_forward_size = 2; },
        .reason = "reshard_after_forward_size is 2"},
   };

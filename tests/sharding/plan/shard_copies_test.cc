@@ -75,7 +75,7 @@ std::vector<float> Shards(const FlatLayout& layout, int64_t elements, Start star
 
 std::vector<float> Gathered(const FlatLayout& layout) {
   return Shards(
-      layout, layout.gathered_elements(), [&](int rank) { return rank * layout.shard_elements(); },
+      layout, layout.gathered_elements(), [&](int rank) { return layout.gathered_offset(rank); },
       [](const FlatParameter&) { return true; });
 }
 
@@ -155,12 +155,12 @@ TEST(ShardCopiesOnce, CopyTheShardsOfNeighborsOutOfTheImage) {
     const FlatLayout layout = MakeRandomGroup(seed).Layout();
     const int begin = static_cast<int>(seed) % layout.shard_size();
     const int end = begin + static_cast<int>(seed / 7) % (layout.shard_size() - begin) + 1;
-    std::vector<float> part = Convert(
-        std::vector<float>(static_cast<size_t>((end - begin) * layout.shard_elements()), kNan), dtype);
+    const int64_t first = layout.gathered_offset(begin);
+    const int64_t last = layout.gathered_offset(end);
+    std::vector<float> part = Convert(std::vector<float>(static_cast<size_t>(last - first), kNan), dtype);
     RunCopies(PlanShardCopies(layout, begin, end, dtype), Convert(Image(layout), dtype).data(), part.data());
     const std::vector<float> gathered = Gathered(layout);
-    ExpectSame(ConvertBack(part, dtype), {gathered.begin() + begin * layout.shard_elements(),
-                                          gathered.begin() + end * layout.shard_elements()});
+    ExpectSame(ConvertBack(part, dtype), {gathered.begin() + first, gathered.begin() + last});
   }
 }
 

@@ -74,7 +74,7 @@ absl::Status Gather(ParamGroup& group) {
 std::vector<ShardingPolicy> BothKinds() {
   ShardingPolicy zero_copy;
   ShardingPolicy copies;
-  copies.zero_copy = false;
+  copies.layout = FlatKind::kPerParameter;
   return {zero_copy, copies};
 }
 

@@ -2,6 +2,7 @@
 // buckets, and no, some or only frozen parameters.
 #pragma once
 
+#include <array>
 #include <random>
 #include <string>
 #include <vector>
@@ -24,8 +25,9 @@ inline RandomGroup MakeRandomGroup(uint32_t seed) {
   const auto pick = [&random](int low, int high) {
     return std::uniform_int_distribution<int>(low, high)(random);
   };
+  constexpr std::array kKinds = {FlatKind::kContiguous, FlatKind::kRows, FlatKind::kPerParameter};
   RandomGroup group;
-  group.kind = pick(0, 1) == 0 ? FlatKind::kContiguous : FlatKind::kPerParameter;
+  group.kind = kKinds[static_cast<size_t>(pick(0, 2))];
   group.shard_size = pick(0, 2) == 0 ? pick(1, 64) : pick(1, 5);
   group.alignment = pick(0, 1) == 0 ? 16 : 32;
   const int frozen = pick(0, 4);  // A parameter is frozen with probability frozen / 4.

@@ -65,11 +65,11 @@ absl::StatusOr<DeviceMesh> MakeToyMesh(int replicate, int shard, int context) {
 }
 
 std::string ToyRun::Describe() const {
-  return absl::StrCat(replicate, " x ", shard, " x ", context, ", zero copy ", policy.zero_copy, ", reshard ",
-                      policy.reshard_after_forward, ", prefetch ", policy.PrefetchDepth(), ", node shared ",
-                      static_cast<int>(policy.node_shared), ", ", ToAbsl(Name(policy.param_dtype)),
-                      " reduced in ", ToAbsl(Name(policy.reduce_dtype)), ", ", microbatches,
-                      " microbatches, sync ", ToAbsl(Name(sync)),
+  return absl::StrCat(replicate, " x ", shard, " x ", context, ", zero copy ", policy.is_zero_copy(),
+                      ", reshard ", policy.reshard_after_forward, ", prefetch ", policy.PrefetchDepth(),
+                      ", node shared ", static_cast<int>(policy.node_shared), ", ",
+                      ToAbsl(Name(policy.param_dtype)), " reduced in ", ToAbsl(Name(policy.reduce_dtype)),
+                      ", ", microbatches, " microbatches, sync ", ToAbsl(Name(sync)),
                       policy.shard_optimizer_over_replicas ? ", optimizer over replicas" : "",
                       ", compression between nodes ", ToAbsl(Name(policy.wire_compression)),
                       checkpoint ? ", checkpoints" : "", updates_directly ? ", updated directly" : "");
