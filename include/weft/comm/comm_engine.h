@@ -34,6 +34,7 @@
 #include <absl/types/span.h>
 
 #include "weft/comm/engine_options.h"
+#include "weft/comm/part_ranges.h"
 #include "weft/comm/types.h"
 #include "weft/comm/work.h"
 #include "weft/core/tensor_view.h"
@@ -124,6 +125,27 @@ class CommEngine {
                      ReduceOp op, absl::Span<const int64_t> counts = {}, OpOptions options = {},
                      const Work* after = nullptr);
 
+  // The collectives above with parts that are ranges of the whole buffer: of `output` in a gather, of `input`
+  // in a reduce-scatter. `input` of a gather, `output` of a reduce-scatter, and the delta base have the
+  // elements of this rank's part end to end. In place for gathers only: input == output. Sums have the same
+  // bits as with parts end to end.
+  //
+  // Within a node, peers read the ranges in place. Between nodes, a slice that one range holds is sent and
+  // received where it lies. Any other slice is packed and unpacked, which copied_bytes counts.
+  // REQUIRES: `parts` is the same on all ranks; if several ranks of the group share a node, the whole buffer,
+  // and the input of a gather, lie in node memory.
+  Work AllGather(LaneId lane, const void* input, void* output, DType dtype,
+                 std::shared_ptr<const PartRanges> parts, OpOptions options = {},
+                 const Work* after = nullptr);
+  Work AllGatherShared(LaneId lane, const void* input, void* output, DType dtype,
+                       std::shared_ptr<const PartRanges> parts, OpOptions options = {},
+                       const Work* after = nullptr);
+  Work AllGatherDelta(LaneId lane, void* base, void* output, std::shared_ptr<const PartRanges> parts,
+                      OpOptions options = {}, const Work* after = nullptr);
+  Work ReduceScatter(LaneId lane, const void* input, void* output, DType dtype, ReduceOp op,
+                     std::shared_ptr<const PartRanges> parts, OpOptions options = {},
+                     const Work* after = nullptr);
+
   // `output` = the reduction of all inputs, in the order of additions of ReduceScatter. In place:
   // input == output.
   Work AllReduce(LaneId lane, const void* input, void* output, DType dtype, int64_t count, ReduceOp op,
@@ -204,6 +226,8 @@ class CommEngine {
   };
   Work SubmitGather(LaneId lane, OpKind kind, const GatherBuffers& buffers, DType dtype, int64_t total_count,
                     absl::Span<const int64_t> counts, OpOptions options, const Work* after);
+  Work SubmitGather(LaneId lane, OpKind kind, const GatherBuffers& buffers, DType dtype,
+                    std::shared_ptr<const PartRanges> parts, OpOptions options, const Work* after);
   template <typename Build>
   Work SubmitChecked(LaneId lane, OpOptions options, const Work* after, const Build& build);
   template <typename Parts>

@@ -51,6 +51,12 @@ PartLayout PartLayout::FromCounts(std::vector<int64_t> counts) {
   return layout;
 }
 
+PartLayout PartLayout::FromRanges(std::shared_ptr<const PartRanges> ranges) {
+  PartLayout layout = FromCounts(ranges->counts());
+  layout.ranges = std::move(ranges);
+  return layout;
+}
+
 absl::StatusOr<CollectivePlan> PlanExchange(const ProcessGroup& group, OpKind kind,
                                             std::vector<TensorView> sends, std::vector<TensorView> receives,
                                             DType dtype) {

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <utility>
 #include <vector>
 
 #include <absl/status/statusor.h>
 
+#include "weft/comm/part_ranges.h"
 #include "weft/comm/types.h"
 #include "weft/core/dtype.h"
 #include "weft/core/tensor_view.h"
@@ -14,12 +16,14 @@
 
 namespace weft {
 
-// Parts of a buffer by group rank. They lie end to end.
+// Parts of a buffer by group rank. They lie end to end, or in ranges of the buffer.
 struct PartLayout {
-  std::vector<int64_t> counts;   // In elements.
-  std::vector<int64_t> offsets;  // In elements: prefix sums of the counts.
+  std::vector<int64_t> counts;                         // In elements.
+  std::vector<int64_t> offsets;                        // In elements: prefix sums of the counts.
+  std::shared_ptr<const PartRanges> ranges = nullptr;  // Null: the parts lie end to end.
 
   static PartLayout FromCounts(std::vector<int64_t> counts);
+  static PartLayout FromRanges(std::shared_ptr<const PartRanges> ranges);
 
   int64_t total() const { return counts.empty() ? 0 : offsets.back() + counts.back(); }
 };
@@ -28,6 +32,8 @@ struct CollectivePlan {
   OpKind kind = OpKind::kBarrier;
   DType dtype = DType::kF32;
   ReduceOp reduce = ReduceOp::kSum;
+  // With parts in ranges, an AG whose input is its output is in place: its part lies in its ranges. Any other
+  // input of an AG, and the output of an RS, has the elements of the rank's part end to end.
   const std::byte* input = nullptr;
   std::byte* output = nullptr;
   // kAllGatherDelta: the values of this rank's part in the outputs of other ranks.

@@ -12,8 +12,10 @@ namespace {
 
 bool IsPlain(const LeafSource& leaf) { return leaf.encoding == WireEncoding::kPlain; }
 
-absl::Status ApplyDeltaSlice(const DecodeTask& task) {
-  if (ApplyDelta(task.slice, task.count, task.elements)) return absl::OkStatus();
+size_t ElementBytes(int64_t count, DType dtype) { return static_cast<size_t>(count) * SizeOf(dtype); }
+
+absl::Status ApplyDeltaSlice(const DecodeTask& task, std::byte* elements) {
+  if (ApplyDelta(task.slice, task.count, elements)) return absl::OkStatus();
   return absl::InternalError(absl::StrCat(
       "a delta from another node does not match the base of ", task.count, " ", ToAbsl(Name(task.dtype)),
       " on this rank: after a gather only the owner of a part may write it, and all ranks must run the same "
@@ -34,6 +36,27 @@ std::byte* Workspace(size_t slots, size_t bytes) {
   return memory.data();
 }
 
+// Runs a reduction with plain leaves and target, each run of a slice in ranges by itself.
+void RunPlainReduce(const ReduceTask& task, absl::Span<const LeafSource> leaves, const ReduceTarget& target) {
+  if (task.ranges.empty()) {
+    RunReduce(*task.program, leaves, task.op, target, task.count);
+    return;
+  }
+  absl::InlinedVector<LeafSource, 8> run_leaves(leaves.begin(), leaves.end());
+  ReduceTarget run_target = target;
+  ForEachRun(task.ranges, task.first, task.count, [&](int64_t offset, int64_t length, int64_t begin) {
+    for (size_t i = 0; i < leaves.size(); ++i) {
+      run_leaves[i].data =
+          leaves[i].data + ElementBytes(leaves[i].in_ranges ? begin : offset, leaves[i].dtype);
+    }
+    run_target.data = target.data + ElementBytes(offset, target.dtype);
+    for (size_t i = 0; i < target.copies.size(); ++i) {
+      run_target.copies[i] = target.copies[i] + ElementBytes(offset, target.dtype);
+    }
+    RunReduce(*task.program, run_leaves, task.op, run_target, length);
+  });
+}
+
 // Runs a reduction with a compressed leaf or target. The decompressed leaves, and the result before it is
 // compressed, lie in the workspace.
 absl::Status RunCompressedReduce(const ReduceTask& task) {
@@ -51,7 +74,7 @@ absl::Status RunCompressedReduce(const ReduceTask& task) {
   const bool compresses = target.encoding != WireEncoding::kPlain;
   WEFT_CHECK(target.encoding != WireEncoding::kDelta, "the target of a reduction is a delta");
   if (compresses) target.data = slot;
-  RunReduce(*task.program, leaves, task.op, target, task.count);
+  RunPlainReduce(task, leaves, target);
   if (compresses) CompressSlice(target.dtype, slot, task.count, task.target.data);
   return absl::OkStatus();
 }
@@ -62,23 +85,48 @@ absl::Status Run(const CopyTask& task) {
   return absl::OkStatus();
 }
 
+absl::Status Run(const RangesCopyTask& task) {
+  CopySlice(task.source, task.target, task.count, task.element_bytes, task.nontemporal);
+  if (task.nontemporal) FenceStreams();
+  return absl::OkStatus();
+}
+
 absl::Status Run(const StridedCopyTask& task) {
   task.range->Run(task.source, task.target, task.first, task.count);
   return absl::OkStatus();
 }
 
+// Elements in several ranges are encoded from, and decoded to, the workspace.
 absl::Status Run(const EncodeTask& task) {
+  const std::byte* elements = task.elements.data;
+  if (!task.elements.is_contiguous()) {
+    std::byte* packed = Workspace(1, ElementBytes(task.count, task.dtype));
+    CopySlice(task.elements, packed, task.count, SizeOf(task.dtype), /*nontemporal=*/false);
+    elements = packed;
+  }
   if (task.base != nullptr) {
-    EncodeDelta(task.elements, task.base, task.count, task.slice);
+    EncodeDelta(elements, task.base, task.count, task.slice);
   } else {
-    CompressSlice(task.dtype, task.elements, task.count, task.slice);
+    CompressSlice(task.dtype, elements, task.count, task.slice);
   }
   return absl::OkStatus();
 }
 
+absl::Status Decode(const DecodeTask& task, std::byte* elements) {
+  if (task.encoding == WireEncoding::kDelta) return ApplyDeltaSlice(task, elements);
+  return Decompress(task.dtype, task.slice, task.count, elements);
+}
+
 absl::Status Run(const DecodeTask& task) {
-  if (task.encoding == WireEncoding::kDelta) return ApplyDeltaSlice(task);
-  return Decompress(task.dtype, task.slice, task.count, task.elements);
+  if (task.elements.is_contiguous()) return Decode(task, task.elements.data);
+  std::byte* packed = Workspace(1, ElementBytes(task.count, task.dtype));
+  const size_t element_bytes = SizeOf(task.dtype);
+  if (task.encoding == WireEncoding::kDelta) {
+    CopySlice(task.elements, packed, task.count, element_bytes, /*nontemporal=*/false);
+  }
+  WEFT_RETURN_IF_ERROR(Decode(task, packed));
+  CopySlice(packed, task.elements, task.count, element_bytes, /*nontemporal=*/false);
+  return absl::OkStatus();
 }
 
 absl::Status Run(const ReduceTask& task) {
@@ -86,15 +134,14 @@ absl::Status Run(const ReduceTask& task) {
       !std::all_of(task.leaves.begin(), task.leaves.end(), IsPlain)) {
     WEFT_RETURN_IF_ERROR(RunCompressedReduce(task));
   } else {
-    RunReduce(*task.program, task.leaves, task.op, task.target, task.count);
+    RunPlainReduce(task, task.leaves, task.target);
   }
   if (task.target.nontemporal) FenceStreams();
   return absl::OkStatus();
 }
 
-size_t ElementBytes(int64_t count, DType dtype) { return static_cast<size_t>(count) * SizeOf(dtype); }
-
 size_t BytesOf(const CopyTask& task) { return task.bytes; }
+size_t BytesOf(const RangesCopyTask& task) { return static_cast<size_t>(task.count) * task.element_bytes; }
 size_t BytesOf(const StridedCopyTask& task) { return ElementBytes(task.count, task.range->dtype()); }
 size_t BytesOf(const EncodeTask& task) { return ElementBytes(task.count, task.dtype); }
 size_t BytesOf(const DecodeTask& task) { return ElementBytes(task.count, task.dtype); }

@@ -13,6 +13,7 @@
 #include <absl/status/status.h>
 
 #include "src/comm/base/operation_record.h"
+#include "src/comm/base/slice_place.h"
 #include "src/comm/collectives/reduce_kernel.h"
 #include "weft/core/range_copy.h"
 
@@ -24,6 +25,15 @@ struct CopyTask {
   std::byte* target;
   size_t bytes;
   bool nontemporal;  // Use non-temporal stores.
+};
+
+// Copies `count` elements between places that do not overlap, of which at least one has several ranges.
+struct RangesCopyTask {
+  SlicePlace source;
+  SlicePlace target;
+  int64_t count;
+  size_t element_bytes;
+  bool nontemporal;
 };
 
 // Copies elements [first, first + count) of a strided tensor, in row-major order of its shape.
@@ -38,7 +48,7 @@ struct StridedCopyTask {
 // Encodes `count` elements as a slice for the wire: kDelta if there is a base, else kCompressed.
 struct EncodeTask {
   DType dtype;
-  const std::byte* elements;
+  SlicePlace elements;    // Read only.
   const std::byte* base;  // The values that the receiver holds, or null.
   std::byte* slice;
   int64_t count;
@@ -49,7 +59,7 @@ struct DecodeTask {
   DType dtype;
   WireEncoding encoding;  // kCompressed or kDelta.
   const std::byte* slice;
-  std::byte* elements;
+  SlicePlace elements;
   int64_t count;
 };
 
@@ -61,9 +71,12 @@ struct ReduceTask {
   ReduceOp op;
   ReduceTarget target;
   int64_t count;
+  // Place of the slice in the buffers of the leaves that are `in_ranges`: see ForEachRun.
+  absl::Span<const PartRanges::PlacedRange> ranges = {};
+  int64_t first = 0;
 };
 
-using TaskBody = std::variant<CopyTask, StridedCopyTask, EncodeTask, DecodeTask, ReduceTask>;
+using TaskBody = std::variant<CopyTask, RangesCopyTask, StridedCopyTask, EncodeTask, DecodeTask, ReduceTask>;
 
 struct DataTask {
   std::shared_ptr<OperationRecord> record;  // Keeps the owner alive.

@@ -32,8 +32,8 @@ GatherPhase::GatherPhase(const OperationContext& context, const PartLayout& part
   }
   if (context.record->descriptor.kind != OpKind::kAllGatherDelta) return;
   delta_base_ = {memory.delta_base, element_bytes_};
-  base_update_.emplace(SlicingOf(context.placement.me()), dtype, OwnPart(memory), *delta_base_,
-                       /*nontemporal=*/true);
+  base_update_.emplace(SlicingOf(context.placement.me()), dtype, OwnPart(context.placement, memory),
+                       *delta_base_, /*nontemporal=*/true);
 }
 
 absl::StatusOr<std::unique_ptr<GatherPhase>> GatherPhase::Create(const OperationContext& context,
@@ -45,12 +45,16 @@ absl::StatusOr<std::unique_ptr<GatherPhase>> GatherPhase::Create(const Operation
   return phase;
 }
 
-void GatherPhase::AddPull(const std::byte* source, std::byte* target, int member, int peer, int counter) {
-  if (source == target || parts_.counts[static_cast<size_t>(member)] == 0) return;
-  // The source is only read. SliceMemory is mutable because it also describes targets.
-  const SliceMemory from{const_cast<std::byte*>(source), element_bytes_};
-  const SliceMemory to{target, element_bytes_};
-  pulls_.push_back({CopyStream(SlicingOf(member), dtype_, from, to, nontemporal_), member, peer, counter});
+SliceMemory GatherPhase::Submitted(const std::byte* own_part, const std::byte* output, int member) const {
+  if (parts_.ranges != nullptr && own_part == output) return PartOf(output, member);
+  // The part is only read. SliceMemory is mutable because it also describes targets.
+  return {const_cast<std::byte*>(own_part), element_bytes_};
+}
+
+void GatherPhase::AddPull(SliceMemory source, SliceMemory target, int member, int peer, int counter) {
+  if (IsSameRun(source, target) || parts_.counts[static_cast<size_t>(member)] == 0) return;
+  pulls_.push_back(
+      {CopyStream(SlicingOf(member), dtype_, source, target, nontemporal_), member, peer, counter});
 }
 
 void GatherPhase::AddWatch(const OperationContext& context, int member, int writer) {
@@ -66,18 +70,18 @@ void GatherPhase::PlanLocal(const OperationContext& context, const Memory& memor
       AddWatch(context, peer.member, peer.member);
       continue;
     }
-    AddPull(peer.own_part, PartOf(memory.output, peer.member), peer.member, placement.WorldRank(peer.member),
-            -1);
+    AddPull(Submitted(peer.own_part, peer.output, peer.member), PartOf(memory.output, peer.member),
+            peer.member, placement.WorldRank(peer.member), -1);
   }
-  AddPull(memory.own_part, PartOf(memory.output, me), me, placement.WorldRank(me), -1);
+  AddPull(OwnPart(placement, memory), PartOf(memory.output, me), me, placement.WorldRank(me), -1);
   for (int member = 0; member < placement.size(); ++member) {
     if (placement.IsLocal(member)) continue;
     const int leader = placement.PartLeader(placement.NodeOf(me), member);
     if (leader == me) continue;
     const auto peer = std::find_if(memory.peers.begin(), memory.peers.end(),
                                    [&](const PeerMemory& candidate) { return candidate.member == leader; });
-    const std::byte* source = PartOf(const_cast<std::byte*>(peer->output), member);
-    AddPull(source, PartOf(memory.output, member), member, placement.WorldRank(leader), member);
+    AddPull(PartOf(peer->output, member), PartOf(memory.output, member), member, placement.WorldRank(leader),
+            member);
   }
 }
 
@@ -85,9 +89,10 @@ void GatherPhase::PlanShared(const OperationContext& context, const Memory& memo
   const GroupPlacement& placement = context.placement;
   const int me = placement.me();
   for (const PeerMemory& peer : memory.peers) {
-    if (peer.own_part != PartOf(memory.output, peer.member)) AddWatch(context, peer.member, peer.member);
+    const SliceMemory part = Submitted(peer.own_part, memory.output, peer.member);
+    if (!IsSameRun(part, PartOf(memory.output, peer.member))) AddWatch(context, peer.member, peer.member);
   }
-  AddPull(memory.own_part, PartOf(memory.output, me), me, placement.WorldRank(me), -1);
+  AddPull(OwnPart(placement, memory), PartOf(memory.output, me), me, placement.WorldRank(me), -1);
   own_announced_ = pulls_.empty();
   for (int member = 0; member < placement.size(); ++member) {
     if (placement.IsLocal(member)) continue;
@@ -115,8 +120,8 @@ absl::Status GatherPhase::PlanWire(const OperationContext& context, const Memory
   }
   ring_slices_ = RingSlices(static_cast<int64_t>(received.size()));
   size_t ring_bytes = 0;
-  for (const int member : received) ring_bytes += RingFor(nullptr).RingBytes(SlicingOf(member));
-  if (encoding_ != WireEncoding::kPlain && ring_bytes > 0) {
+  for (const int member : received) ring_bytes += RingBytes(member);
+  if (ring_bytes > 0) {
     WEFT_ASSIGN_OR_RETURN(ring_, context.scratch.Acquire(ring_bytes));
   }
   std::byte* ring = ring_.data();
@@ -125,29 +130,38 @@ absl::Status GatherPhase::PlanWire(const OperationContext& context, const Memory
     if (placement.IsLocal(member)) continue;
     const CreditScheduler::Channel channel{context.record->lane, context.record->descriptor.sequence,
                                            placement.WorldRank(member), kGatherChannel};
-    if (receives(member)) AddRelay(channel, member, PartOf(memory.output, member), ring);
+    if (receives(member)) AddRelay(channel, member, memory.output, ring);
     if (placement.PartLeader(placement.NodeOf(member), me) == member && UsesWire(me)) {
-      sends_.AddRun(channel, {SlicingOf(me), dtype_, OwnPart(memory), encoding_, delta_base_}, slots_);
+      sends_.AddRun(channel, {SlicingOf(me), dtype_, OwnPart(placement, memory), encoding_, delta_base_},
+                    slots_);
     }
   }
   return absl::OkStatus();
 }
 
-void GatherPhase::AddRelay(const CreditScheduler::Channel& channel, int member, std::byte* part,
+size_t GatherPhase::RingBytes(int member) const {
+  const bool is_direct = encoding_ == WireEncoding::kPlain && PartOf(nullptr, member).ranges.empty();
+  return is_direct ? 0 : RingFor(nullptr).RingBytes(SlicingOf(member));
+}
+
+void GatherPhase::AddRelay(const CreditScheduler::Channel& channel, int member, std::byte* output,
                            std::byte*& ring) {
   const Slicing slicing = SlicingOf(member);
-  const SliceMemory target{part, element_bytes_};
+  const SliceMemory target = PartOf(output, member);
   const auto source =
       kind_ == Kind::kPushed ? ReceiveStream::Source::kProduced : ReceiveStream::Source::kReady;
-  if (encoding_ == WireEncoding::kPlain) {
+  if (RingBytes(member) == 0) {
     relays_.push_back(
         {ReceiveStream(channel, WirePhase::kGather, slicing, target, source), std::nullopt, member});
     return;
   }
-  const SliceMemory encoded = RingFor(ring);
-  ring += encoded.RingBytes(slicing);
-  relays_.push_back({ReceiveStream(channel, WirePhase::kGather, slicing, encoded, source),
-                     CopyStream(slicing, dtype_, encoded, target, /*nontemporal=*/false), member});
+  const SliceMemory slices = RingFor(ring);
+  ring += slices.RingBytes(slicing);
+  const bool is_encoded = encoding_ != WireEncoding::kPlain;
+  Relay& relay = relays_.emplace_back(
+      Relay{ReceiveStream(channel, WirePhase::kGather, slicing, is_encoded ? slices : target, source),
+            CopyStream::FromRing(slicing, dtype_, slices, target), member});
+  if (!is_encoded) relay.stream.ReceiveInto(slices);
 }
 
 int64_t GatherPhase::AllWritable(int /*member*/) { return std::numeric_limits<int64_t>::max(); }

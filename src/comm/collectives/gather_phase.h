@@ -40,16 +40,17 @@ namespace weft {
 // Memory of a local peer that this rank can read.
 struct PeerMemory {
   int member;
-  const std::byte* own_part;  // The peer's part. Null if it shares none.
+  const std::byte* own_part;  // The peer's part, as Memory::own_part. Null if it shares none.
   const std::byte* output;    // The peer's whole output. Null if it shares none.
 };
 
 class GatherPhase {
  public:
   struct Memory {
-    const std::byte* own_part;  // This rank's part.
-    std::byte* output;          // The whole output.
-    std::byte* delta_base;      // The base of this rank's part, for kAllGatherDelta. See Note [Delta base].
+    // This rank's part, end to end. With parts in ranges, the output itself: the part lies in its ranges.
+    const std::byte* own_part;
+    std::byte* output;      // The whole output.
+    std::byte* delta_base;  // The base of this rank's part, for kAllGatherDelta. See Note [Delta base].
     std::vector<PeerMemory> peers;  // All local peers.
   };
   enum class Kind : uint8_t {
@@ -96,7 +97,7 @@ class GatherPhase {
   // Receive of a remote part for this node.
   struct Relay {
     ReceiveStream stream;
-    std::optional<CopyStream> unpack;  // Decodes encoded slices into the output.
+    std::optional<CopyStream> unpack;  // Decodes or unpacks slices into the output.
     int member;                        // Owner of the part.
     int64_t announced = 0;             // Slices that local peers know to be valid.
 
@@ -115,20 +116,24 @@ class GatherPhase {
   void PlanLocal(const OperationContext& context, const Memory& memory);
   void PlanShared(const OperationContext& context, const Memory& memory);
   absl::Status PlanWire(const OperationContext& context, const Memory& memory);
-  // Adds the relay of a remote part to `part`, its address in this rank's output. Takes the ring of the
-  // relay's encoded slices from `ring`, the remaining scratch.
-  void AddRelay(const CreditScheduler::Channel& channel, int member, std::byte* part, std::byte*& ring);
-  // The part is only read. SliceMemory is mutable because it also describes targets.
-  SliceMemory OwnPart(const Memory& memory) const {
-    return {const_cast<std::byte*>(memory.own_part), element_bytes_};
+  // Adds the relay of a remote part to its place in this rank's output. Takes the ring of slices that cannot
+  // be received there from `ring`, the remaining scratch.
+  void AddRelay(const CreditScheduler::Channel& channel, int member, std::byte* output, std::byte*& ring);
+  // Bytes of the ring of a member's part.
+  size_t RingBytes(int member) const;
+  // Where a member that submitted `own_part` and `output` has its part.
+  SliceMemory Submitted(const std::byte* own_part, const std::byte* output, int member) const;
+  SliceMemory OwnPart(const GroupPlacement& placement, const Memory& memory) const {
+    return Submitted(memory.own_part, memory.output, placement.me());
   }
   // True if there are streams between nodes for a member's part.
   bool UsesWire(int member) const;
   SliceMemory RingFor(std::byte* base) const { return {base, element_bytes_, ring_slices_, encoding_}; }
   void AddWatch(const OperationContext& context, int member, int writer);
-  void AddPull(const std::byte* source, std::byte* target, int member, int peer, int counter);
-  std::byte* PartOf(std::byte* output, int member) const {
-    return output + static_cast<size_t>(parts_.offsets[static_cast<size_t>(member)]) * element_bytes_;
+  void AddPull(SliceMemory source, SliceMemory target, int member, int peer, int counter);
+  // A member's part in a whole output.
+  SliceMemory PartOf(const std::byte* output, int member) const {
+    return PartMemory(parts_, output, member, element_bytes_);
   }
   bool StepPulls(OperationContext& context, int64_t own_available, Writable writable);
   absl::StatusOr<bool> StepRelays(OperationContext& context, Writable writable);
@@ -144,8 +149,8 @@ class GatherPhase {
   const bool nontemporal_;
   const WireEncoding encoding_;  // Encoding of slices between nodes.
   int64_t ring_slices_ = 1;      // Slices of each remote part that fit its ring.
-  Buffer ring_;                  // Rings of received encoded slices.
-  ScratchSlots slots_;           // Scratch for the encoded slices that this rank sends.
+  Buffer ring_;                  // Rings of received slices that are encoded or packed.
+  ScratchSlots slots_;           // Scratch for the encoded and packed slices that this rank sends.
   // Deques: tasks hold pointers to the streams.
   std::deque<Pull> pulls_;
   std::deque<Relay> relays_;

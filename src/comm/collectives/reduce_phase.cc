@@ -93,13 +93,6 @@ absl::StatusOr<std::unique_ptr<ReducePhase>> ReducePhase::Create(const Operation
   return phase;
 }
 
-SliceMemory ReducePhase::PartOf(int owner, int member) const {
-  const size_t element_bytes = SizeOf(plan_.dtype);
-  const auto offset = static_cast<size_t>(plan_.parts.offsets[static_cast<size_t>(member)]) * element_bytes;
-  // The input is only read. SliceMemory is mutable because it also describes targets.
-  return {const_cast<std::byte*>(memory_.inputs[static_cast<size_t>(owner)]) + offset, element_bytes};
-}
-
 absl::Status ReducePhase::PlanOwnPart(const OperationContext& context) {
   const GroupPlacement& placement = context.placement;
   const int me = placement.me();

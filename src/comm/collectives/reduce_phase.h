@@ -56,7 +56,9 @@ class ReducePhase {
     return {plan_.parts.counts[static_cast<size_t>(member)], slice_elements_};
   }
   // `member`'s part in the input of `owner`.
-  SliceMemory PartOf(int owner, int member) const;
+  SliceMemory PartOf(int owner, int member) const {
+    return PartMemory(plan_.parts, memory_.inputs[static_cast<size_t>(owner)], member, SizeOf(plan_.dtype));
+  }
 
   const CollectivePlan plan_;
   const int64_t slice_elements_;

@@ -49,15 +49,16 @@ absl::StatusOr<std::byte*> ScratchSlots::Take(BufferPool& pool) {
   return slot;
 }
 
-StagedSendStream::Slot* StagedSendStream::Find(int64_t slice) {
+std::vector<StagedSendStream::Slot>::iterator StagedSendStream::Find(int64_t slice) {
   const auto it =
       std::find_if(held_.begin(), held_.end(), [&](const Slot& slot) { return slot.slice == slice; });
   WEFT_CHECK(it != held_.end(), "a staged slice has no scratch slot");
-  return &*it;
+  return it;
 }
 
 absl::Status StagedSendStream::Send(OperationContext& context, int64_t slice) {
-  const std::byte* staged = Find(slice)->memory;
+  const std::byte* produced = source_->Produced(slice);
+  const std::byte* staged = produced != nullptr ? produced : Find(slice)->memory;
   const size_t plain_bytes =
       static_cast<size_t>(source_->slicing().Length(slice)) * SizeOf(source_->element_dtype());
   const size_t bytes = source_->encoding() == WireEncoding::kPlain ? plain_bytes : CompressedBytes(staged);
@@ -72,6 +73,11 @@ absl::StatusOr<bool> StagedSendStream::Step(OperationContext& context, int64_t a
                         CreditedSlices(context, channel_, part_, receiver_responded_));
   bool advanced = receiver_responded_ != had_responded;
   while (staged_.issued() < std::min({credited, available, slicing.slices()})) {
+    if (source_->Produced(staged_.issued()) != nullptr) {
+      staged_.Finish(staged_.Issue());
+      advanced = true;
+      continue;
+    }
     WEFT_ASSIGN_OR_RETURN(std::byte * slot, slots_.Take(context.scratch));
     if (slot == nullptr) break;
     const int64_t slice = staged_.Issue();
@@ -87,21 +93,26 @@ absl::StatusOr<bool> StagedSendStream::Step(OperationContext& context, int64_t a
 }
 
 void StagedSendStream::OnWireDone(int64_t slice) {
-  Slot* slot = Find(slice);
-  slots_.Return(slot->memory);
-  *slot = held_.back();
-  held_.pop_back();
+  if (source_->Produced(slice) == nullptr) {
+    const auto slot = Find(slice);
+    slots_.Return(slot->memory);
+    *slot = held_.back();
+    held_.pop_back();
+  }
   sent_.Finish(slice);
 }
 
 const OutgoingStream* Sends::AddRun(const CreditScheduler::Channel& channel, const OutgoingRun& run,
                                     ScratchSlots& slots) {
-  if (run.encoding == WireEncoding::kPlain) {
+  const PartShape part = PartShape::OneDim(run.slicing.elements);
+  if (run.encoding == WireEncoding::kPlain && run.memory.ranges.empty()) {
     Add(std::make_unique<SendStream>(channel, run.slicing, run.memory));
+  } else if (run.encoding == WireEncoding::kPlain) {
+    auto packed = std::make_unique<PackStream>(run.slicing, run.dtype, run.memory);
+    Add(std::make_unique<StagedSendStream>(channel, std::move(packed), part, slots));
   } else {
     auto encoded = std::make_unique<CompressStream>(run.slicing, run.dtype, run.memory, run.delta_base);
-    Add(std::make_unique<StagedSendStream>(channel, std::move(encoded),
-                                           PartShape::OneDim(run.slicing.elements), slots));
+    Add(std::make_unique<StagedSendStream>(channel, std::move(encoded), part, slots));
   }
   return streams_.back().get();
 }

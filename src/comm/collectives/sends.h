@@ -81,7 +81,7 @@ class ScratchSlots {
   std::vector<std::byte*> free_;
 };
 
-// Stages slices in scratch when the remote peer gives credits for them, and then sends them. Used for partial
+// Stages slices in scratch, unless the source has them in memory, when the remote peer gives credits for them, and then sends them. Used for partial
 // sums, strided tensors and encoded slices.
 class StagedSendStream final : public TaskOwner, public OutgoingStream {
  public:
@@ -103,7 +103,7 @@ class StagedSendStream final : public TaskOwner, public OutgoingStream {
     int64_t slice;
     std::byte* memory;
   };
-  Slot* Find(int64_t slice);
+  std::vector<Slot>::iterator Find(int64_t slice);
   absl::Status Send(OperationContext& context, int64_t slice);
 
   CreditScheduler::Channel channel_;
@@ -129,7 +129,7 @@ struct OutgoingRun {
 class Sends {
  public:
   void Add(std::unique_ptr<OutgoingStream> stream) { streams_.push_back(std::move(stream)); }
-  // Adds the stream of a run, and returns it. `slots` is the scratch of encoded slices.
+  // Adds the stream of a run, and returns it. `slots` is the scratch of encoded and packed slices.
   const OutgoingStream* AddRun(const CreditScheduler::Channel& channel, const OutgoingRun& run,
                                ScratchSlots& slots);
 

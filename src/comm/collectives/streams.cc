@@ -11,6 +11,11 @@ void PushTask(OperationContext& context, TaskOwner* owner, int64_t ticket, TaskB
   context.tasks.Push({context.record, owner, ticket, context.priority, std::move(body)});
 }
 
+// Counts elements that are packed or unpacked.
+void CountCopy(OperationContext& context, int64_t elements, DType dtype) {
+  context.counters.copied_bytes += elements * static_cast<int64_t>(SizeOf(dtype));
+}
+
 }  // namespace
 
 void PrefixCounter::Finish(int64_t slice) {
@@ -27,31 +32,69 @@ void PrefixCounter::Finish(int64_t slice) {
   }
 }
 
+SliceMemory PartMemory(const PartLayout& parts, const std::byte* buffer, int member, size_t element_bytes) {
+  // SliceMemory is mutable because it also describes targets.
+  SliceMemory memory{const_cast<std::byte*>(buffer), element_bytes};
+  int64_t begin = parts.offsets[static_cast<size_t>(member)];
+  if (parts.ranges != nullptr) {
+    const absl::Span<const PartRanges::PlacedRange> ranges = parts.ranges->part(member);
+    begin = ranges.size() == 1 ? ranges[0].range.begin : 0;
+    if (ranges.size() > 1) memory.ranges = ranges;
+  }
+  memory.base += static_cast<size_t>(begin) * element_bytes;
+  return memory;
+}
+
 bool CopyStream::Step(OperationContext& context, int64_t available) {
   bool advanced = false;
   while (progress_.issued() < std::min(available, slicing_.slices()) &&
          progress_.outstanding() < kPiecesInFlight) {
-    const int64_t slice = progress_.Issue();
-    PushTask(context, this, slice, BodyOf(slice));
+    Issue(context);
     advanced = true;
   }
   return advanced;
 }
 
+void CopyStream::Issue(OperationContext& context) {
+  const int64_t slice = progress_.Issue();
+  if (is_from_ring_) {
+    const bool is_plain = source_.encoding == WireEncoding::kPlain;
+    if (!target_.PlaceOf(slicing_, slice).is_contiguous()) {
+      CountCopy(context, slicing_.Length(slice), dtype_);
+    } else if (is_plain) {
+      progress_.Finish(slice);  // It was received into the target.
+      return;
+    }
+  }
+  PushTask(context, this, slice, BodyOf(slice));
+}
+
 TaskBody CopyStream::BodyOf(int64_t slice) const {
-  const std::byte* source = source_.At(slicing_, slice);
-  std::byte* target = target_.At(slicing_, slice);
+  const SlicePlace source = source_.PlaceOf(slicing_, slice);
+  const SlicePlace target = target_.PlaceOf(slicing_, slice);
   const int64_t count = slicing_.Length(slice);
   if (source_.encoding != WireEncoding::kPlain) {
-    return DecodeTask{dtype_, source_.encoding, source, target, count};
+    return DecodeTask{dtype_, source_.encoding, source.data, target, count};
   }
-  return CopyTask{source, target, static_cast<size_t>(count) * source_.element_bytes, nontemporal_};
+  if (!source.is_contiguous() || !target.is_contiguous()) {
+    return RangesCopyTask{source, target, count, source_.element_bytes, nontemporal_};
+  }
+  return CopyTask{source.data, target.data, static_cast<size_t>(count) * source_.element_bytes, nontemporal_};
+}
+
+void PackStream::Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) {
+  const int64_t count = slicing_.Length(slice);
+  CountCopy(context, count, dtype_);
+  PushTask(context, owner, slice,
+           RangesCopyTask{source_.PlaceOf(slicing_, slice), target, count, source_.element_bytes,
+                          /*nontemporal=*/false});
 }
 
 void CompressStream::Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) {
   const std::byte* base = delta_base_ ? delta_base_->At(slicing_, slice) : nullptr;
-  PushTask(context, owner, slice,
-           EncodeTask{dtype_, source_.At(slicing_, slice), base, target, slicing_.Length(slice)});
+  const SlicePlace source = source_.PlaceOf(slicing_, slice);
+  if (!source.is_contiguous()) CountCopy(context, slicing_.Length(slice), dtype_);
+  PushTask(context, owner, slice, EncodeTask{dtype_, source, base, target, slicing_.Length(slice)});
 }
 
 void RangeStream::Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) {
@@ -80,7 +123,11 @@ void ReduceStream::Issue(OperationContext& context, int64_t slice, std::byte* ta
 void ReduceStream::Push(OperationContext& context, int64_t slice, ReduceTarget target, TaskOwner* owner) {
   ReduceTask task{&program_, {}, op_, std::move(target), slicing_.Length(slice)};
   for (const Leaf& leaf : leaves_) {
-    task.leaves.push_back({leaf.memory.At(slicing_, slice), leaf.dtype, leaf.memory.encoding});
+    const SlicePlace place = leaf.memory.PlaceOf(slicing_, slice);
+    task.leaves.push_back({place.data, leaf.dtype, leaf.memory.encoding, !place.is_contiguous()});
+    if (place.is_contiguous()) continue;
+    task.ranges = place.ranges;
+    task.first = place.first;
   }
   PushTask(context, owner, slice, std::move(task));
 }
@@ -105,10 +152,16 @@ bool ReduceStream::Step(OperationContext& context, int64_t available) {
   return advanced;
 }
 
+std::byte* ReceiveStream::AddressOf(int64_t slice) const {
+  if (!ring_) return target_.At(slicing_, slice);
+  const SlicePlace place = target_.PlaceOf(slicing_, slice);
+  return place.is_contiguous() ? place.data : ring_->At(slicing_, slice);
+}
+
 absl::StatusOr<bool> ReceiveStream::Credit(OperationContext& context, int64_t consumed, int64_t limit) {
   const int64_t slice = progress_.issued();
   if (slice >= std::min(limit, slicing_.slices())) return false;
-  if (target_.ring_slices != 0 && slice >= consumed + target_.ring_slices) return false;
+  if (ring_slices() != 0 && slice >= consumed + ring_slices()) return false;
   const bool started = SenderHasStarted(context);
   if (!started && slice >= CreditScheduler::kSilentSlices) return false;
   if (started) context.wire.RegisterDemand(context.priority);
@@ -117,9 +170,8 @@ absl::StatusOr<bool> ReceiveStream::Credit(OperationContext& context, int64_t co
   progress_.Issue();
   const auto length =
       target_.encoding == WireEncoding::kPlain ? WireLink::Length::kExact : WireLink::Length::kAtMost;
-  WEFT_RETURN_IF_ERROR(
-      context.wire.Receive(channel_, phase_, context.priority, context.record->descriptor, part_,
-                           {slice, target_.At(slicing_, slice), bytes, length, started}, this));
+  WEFT_RETURN_IF_ERROR(context.wire.Receive(channel_, phase_, context.priority, context.record->descriptor,
+                                            part_, {slice, AddressOf(slice), bytes, length, started}, this));
   return true;
 }
 

@@ -16,6 +16,8 @@
 
 #include <absl/status/statusor.h>
 
+#include "src/comm/base/slice_place.h"
+#include "src/comm/collectives/collective_plan.h"
 #include "src/comm/collectives/operation.h"
 
 namespace weft {
@@ -75,7 +77,14 @@ struct SliceMemory {
   size_t element_bytes = 1;
   int64_t ring_slices = 0;  // 0: the memory holds the whole run.
   WireEncoding encoding = WireEncoding::kPlain;
+  // The ranges that hold the run in the buffer at `base`. Empty: it lies end to end at `base`.
+  absl::Span<const PartRanges::PlacedRange> ranges = {};
 
+  SlicePlace PlaceOf(const Slicing& slicing, int64_t slice) const {
+    if (ranges.empty()) return At(slicing, slice);
+    return {base, element_bytes, ranges, slicing.Begin(slice), slicing.Length(slice)};
+  }
+  // REQUIRES: the run lies end to end.
   std::byte* At(const Slicing& slicing, int64_t slice) const {
     const int64_t slot = ring_slices == 0 ? slice : slice % ring_slices;
     if (encoding != WireEncoding::kPlain) return base + static_cast<size_t>(slot) * SlotBytes(slicing);
@@ -95,12 +104,26 @@ struct SliceMemory {
   }
 };
 
+// True if both have the same elements at the same addresses.
+inline bool IsSameRun(const SliceMemory& a, const SliceMemory& b) {
+  return a.base == b.base && a.ranges.data() == b.ranges.data();
+}
+
+// The part of a whole buffer that belongs to a member. The buffer may be one that is only read.
+SliceMemory PartMemory(const PartLayout& parts, const std::byte* buffer, int member, size_t element_bytes);
+
 // Copies a run within the node. Decodes encoded source slices; the target is plain. A delta-encoded slice is
 // applied to the base in the target.
 class CopyStream final : public TaskOwner {
  public:
   CopyStream(Slicing slicing, DType dtype, SliceMemory source, SliceMemory target, bool nontemporal)
       : slicing_(slicing), dtype_(dtype), source_(source), target_(target), nontemporal_(nontemporal) {}
+  // The copy from the ring of a ReceiveStream to its target. See Note [Slices in ranges].
+  static CopyStream FromRing(Slicing slicing, DType dtype, SliceMemory ring, SliceMemory target) {
+    CopyStream copy(slicing, dtype, ring, target, /*nontemporal=*/false);
+    copy.is_from_ring_ = true;
+    return copy;
+  }
 
   // Issues tasks. Returns true if it issued any. `available`: slices of the source that may be read.
   bool Step(OperationContext& context, int64_t available);
@@ -109,6 +132,8 @@ class CopyStream final : public TaskOwner {
   void OnTaskDone(int64_t ticket) override { progress_.Finish(ticket); }
 
  private:
+  // Issues the next slice.
+  void Issue(OperationContext& context);
   TaskBody BodyOf(int64_t slice) const;
 
   Slicing slicing_;
@@ -116,6 +141,7 @@ class CopyStream final : public TaskOwner {
   SliceMemory source_;
   SliceMemory target_;
   bool nontemporal_;
+  bool is_from_ring_ = false;
   PrefixCounter progress_;
 };
 
@@ -127,6 +153,8 @@ class SliceSource {
   // Dtype of the elements that it produces.
   virtual DType element_dtype() const = 0;
   virtual WireEncoding encoding() const = 0;
+  // Address from which the slice can be sent without a task. Null: Issue must produce it.
+  virtual const std::byte* Produced(int64_t /*slice*/) const { return nullptr; }
   // Issues the task that writes one slice to `target`. `owner` gets the completion callback.
   virtual void Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) = 0;
 };
@@ -158,6 +186,27 @@ class RangeStream final : public TaskOwner, public SliceSource {
   PrefixCounter progress_;
 };
 
+// Packs the slices of a run in ranges that one range does not hold whole. See Note [Slices in ranges].
+class PackStream final : public SliceSource {
+ public:
+  PackStream(Slicing slicing, DType dtype, SliceMemory source)
+      : slicing_(slicing), dtype_(dtype), source_(source) {}
+
+  const std::byte* Produced(int64_t slice) const override {
+    const SlicePlace place = source_.PlaceOf(slicing_, slice);
+    return place.is_contiguous() ? place.data : nullptr;
+  }
+  void Issue(OperationContext& context, int64_t slice, std::byte* target, TaskOwner* owner) override;
+  const Slicing& slicing() const override { return slicing_; }
+  DType element_dtype() const override { return dtype_; }
+  WireEncoding encoding() const override { return WireEncoding::kPlain; }
+
+ private:
+  Slicing slicing_;
+  DType dtype_;
+  SliceMemory source_;
+};
+
 // Encodes slices of memory: with delta encoding if there is a base, else with lossless compression.
 class CompressStream final : public SliceSource {
  public:
@@ -179,7 +228,8 @@ class CompressStream final : public SliceSource {
   std::optional<SliceMemory> delta_base_;
 };
 
-// Evaluates a reduction program over leaves in memory, slice by slice.
+// Evaluates a reduction program over leaves in memory, slice by slice. All leaves in ranges have the same
+// ranges and dtype.
 class ReduceStream final : public TaskOwner, public SliceSource {
  public:
   struct Leaf {
@@ -218,6 +268,13 @@ class ReduceStream final : public TaskOwner, public SliceSource {
 };
 
 // Receives slices from a remote peer into memory, and gives the credits for them.
+//
+// Note [Slices in ranges]
+// Problem: a message has one address at each end, but a slice of a part in ranges may lie in several of them.
+// Rule: a slice that one range holds whole is sent, and received, where it lies. Any other slice is packed into
+// a scratch slot before it is sent, and is received into a ring, from which it is copied to its ranges.
+// copied_bytes counts both copies. Why it suffices: sender and receiver count the elements of a part alike, and
+// neither needs to know how the other stores it. At most one slice for each bound of a range is copied.
 class ReceiveStream final : public WireOwner {
  public:
   // State of the sender's slices when it starts the operation. See Note [Silent peers].
@@ -231,6 +288,9 @@ class ReceiveStream final : public WireOwner {
   ReceiveStream(CreditScheduler::Channel channel, WirePhase phase, Slicing slicing, SliceMemory target,
                 PartShape part, Source source = Source::kReady)
       : channel_(channel), phase_(phase), slicing_(slicing), target_(target), part_(part), source_(source) {}
+
+  // Receives the slices that one range of the target does not hold whole into `ring`.
+  void ReceiveInto(SliceMemory ring) { ring_ = ring; }
 
   // Gives as many credits as possible. Returns true if it gave any. `consumed`: slices whose slots in the
   // ring may be overwritten. `limit`: slices that may have credits.
@@ -247,6 +307,8 @@ class ReceiveStream final : public WireOwner {
   void OnWireDone(int64_t slice) override { progress_.Finish(slice); }
 
  private:
+  int64_t ring_slices() const { return ring_ ? ring_->ring_slices : target_.ring_slices; }
+  std::byte* AddressOf(int64_t slice) const;
   bool SenderHasStarted(const OperationContext& context) const {
     return progress_.done() > 0 || (source_ == Source::kReady && context.wire.HasCreditMessageFrom(channel_));
   }
@@ -255,6 +317,7 @@ class ReceiveStream final : public WireOwner {
   WirePhase phase_;
   Slicing slicing_;
   SliceMemory target_;
+  std::optional<SliceMemory> ring_;
   PartShape part_;
   PrefixCounter progress_;
   Source source_;

@@ -68,17 +68,32 @@ absl::Status CheckReduce(ReduceOp op, DType dtype, std::string_view what) {
   return absl::OkStatus();
 }
 
-// Peers read or write `output` in place: it must lie in one segment of node memory.
-absl::Status CheckInNodeMemory(const NodeHeap& heap, const void* output, int64_t count, DType dtype,
-                               OpKind kind) {
-  if (count == 0) return absl::OkStatus();
-  const int64_t bytes = count * static_cast<int64_t>(SizeOf(dtype));
-  const auto first = heap.AddressOf(output);
-  const auto last = heap.AddressOf(static_cast<const std::byte*>(output) + bytes - 1);
+// A buffer that peers read or write in place.
+struct SharedBuffer {
+  std::string_view name;
+  const void* data;
+  int64_t elements;
+};
+
+// A shared buffer must lie in one segment of node memory.
+absl::Status CheckInNodeMemory(const NodeHeap& heap, const SharedBuffer& buffer, DType dtype, OpKind kind) {
+  if (buffer.elements == 0) return absl::OkStatus();
+  const int64_t bytes = buffer.elements * static_cast<int64_t>(SizeOf(dtype));
+  const auto first = heap.AddressOf(buffer.data);
+  const auto last = heap.AddressOf(static_cast<const std::byte*>(buffer.data) + bytes - 1);
   if (first && last && first->rank == last->rank) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      ToAbsl(Name(kind)), ": the output of ", bytes, " bytes does not lie in node memory; take it from ",
+      ToAbsl(Name(kind)), ": the ", ToAbsl(buffer.name), " of ", bytes,
+      " bytes does not lie in node memory; take it from ",
       kind == OpKind::kAllGatherShared ? "a block that the node's ranks share" : "the node heap"));
+}
+
+absl::Status CheckRanges(const PartRanges* parts, const ProcessGroup& group, OpKind kind) {
+  if (parts != nullptr && parts->ranks() == group.size()) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(
+      ToAbsl(Name(kind)), ": ",
+      parts == nullptr ? "no part ranges" : absl::StrCat("part ranges of ", parts->ranks(), " ranks"),
+      " for group ", group.name, " of ", group.size(), " ranks; give ranges for each rank"));
 }
 
 PartLayout Parts(absl::Span<const int64_t> counts, int64_t total_count, int size) {
@@ -87,6 +102,7 @@ PartLayout Parts(absl::Span<const int64_t> counts, int64_t total_count, int size
 }
 
 uint64_t HashOf(const PartLayout& parts, uint64_t seed = 0) {
+  if (parts.ranges != nullptr) return HashCombine(parts.ranges->hash(), seed);
   return Hash64(parts.counts.data(), parts.counts.size() * sizeof(int64_t), seed);
 }
 
@@ -144,7 +160,8 @@ Work CommEngine::SubmitGather(LaneId lane, OpKind kind, const GatherBuffers& buf
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
         WEFT_RETURN_IF_ERROR(CheckCounts(counts, total_count, group.size(), Name(kind)));
         if (kind != OpKind::kAllGather && impl_->HasLocalPeers(lane)) {
-          WEFT_RETURN_IF_ERROR(CheckInNodeMemory(heap(), buffers.output, total_count, dtype, kind));
+          WEFT_RETURN_IF_ERROR(
+              CheckInNodeMemory(heap(), {"output", buffers.output, total_count}, dtype, kind));
         }
         request.plan =
             CollectivePlan::ForContiguous(kind, dtype, ReduceOp::kSum, Bytes(buffers.input),
@@ -195,6 +212,72 @@ Work CommEngine::ReduceScatter(LaneId lane, const void* input, void* output, DTy
         request.counts_hash = HashOf(parts);
         const int64_t own = parts.counts[static_cast<size_t>(group.group_rank)];
         request.logical_bytes = own * (group.size() - 1) * static_cast<int64_t>(SizeOf(dtype));
+        return absl::OkStatus();
+      });
+}
+
+Work CommEngine::SubmitGather(LaneId lane, OpKind kind, const GatherBuffers& buffers, DType dtype,
+                              std::shared_ptr<const PartRanges> parts, OpOptions options, const Work* after) {
+  return SubmitChecked(
+      lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
+        WEFT_RETURN_IF_ERROR(CheckRanges(parts.get(), group, kind));
+        const int64_t own = parts->counts()[static_cast<size_t>(group.group_rank)];
+        if (impl_->HasLocalPeers(lane)) {
+          WEFT_RETURN_IF_ERROR(
+              CheckInNodeMemory(heap(), {"output", buffers.output, parts->extent()}, dtype, kind));
+          const bool is_read = kind != OpKind::kAllGatherShared && buffers.input != buffers.output;
+          if (is_read) {
+            WEFT_RETURN_IF_ERROR(CheckInNodeMemory(heap(), {"input", buffers.input, own}, dtype, kind));
+          }
+        }
+        request.total_count = parts->total();
+        request.logical_bytes = (parts->total() - own) * static_cast<int64_t>(SizeOf(dtype));
+        request.plan =
+            CollectivePlan::ForContiguous(kind, dtype, ReduceOp::kSum, Bytes(buffers.input),
+                                          Bytes(buffers.output), PartLayout::FromRanges(std::move(parts)));
+        request.plan.base = Bytes(buffers.base);
+        request.counts_hash = HashOf(request.plan.parts);
+        return absl::OkStatus();
+      });
+}
+
+Work CommEngine::AllGather(LaneId lane, const void* input, void* output, DType dtype,
+                           std::shared_ptr<const PartRanges> parts, OpOptions options, const Work* after) {
+  return SubmitGather(lane, OpKind::kAllGather, {input, output, nullptr}, dtype, std::move(parts),
+                      std::move(options), after);
+}
+
+Work CommEngine::AllGatherShared(LaneId lane, const void* input, void* output, DType dtype,
+                                 std::shared_ptr<const PartRanges> parts, OpOptions options,
+                                 const Work* after) {
+  return SubmitGather(lane, OpKind::kAllGatherShared, {input, output, nullptr}, dtype, std::move(parts),
+                      std::move(options), after);
+}
+
+Work CommEngine::AllGatherDelta(LaneId lane, void* base, void* output,
+                                std::shared_ptr<const PartRanges> parts, OpOptions options,
+                                const Work* after) {
+  return SubmitGather(lane, OpKind::kAllGatherDelta, {output, output, base}, DType::kF32, std::move(parts),
+                      std::move(options), after);
+}
+
+Work CommEngine::ReduceScatter(LaneId lane, const void* input, void* output, DType dtype, ReduceOp op,
+                               std::shared_ptr<const PartRanges> parts, OpOptions options,
+                               const Work* after) {
+  return SubmitChecked(
+      lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
+        constexpr OpKind kKind = OpKind::kReduceScatter;
+        WEFT_RETURN_IF_ERROR(CheckRanges(parts.get(), group, kKind));
+        WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, "reduce_scatter"));
+        if (impl_->HasLocalPeers(lane)) {
+          WEFT_RETURN_IF_ERROR(CheckInNodeMemory(heap(), {"input", input, parts->extent()}, dtype, kKind));
+        }
+        const int64_t own = parts->counts()[static_cast<size_t>(group.group_rank)];
+        request.total_count = parts->total();
+        request.logical_bytes = own * (group.size() - 1) * static_cast<int64_t>(SizeOf(dtype));
+        request.plan = CollectivePlan::ForContiguous(kKind, dtype, op, Bytes(input), Bytes(output),
+                                                     PartLayout::FromRanges(std::move(parts)));
+        request.counts_hash = HashOf(request.plan.parts);
         return absl::OkStatus();
       });
 }

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/comm/collectives/collective_sweep.h"
+#include "tests/comm/collectives/ranges_sweep.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft::testing {
@@ -12,6 +13,10 @@ class Collectives : public ::testing::TestWithParam<int> {
   // Small slices and windows, so that a few elements take many slices.
   void Run(absl::Status (*sweep)(EngineFixture&, const SweepOptions&), const SweepOptions& swept = {},
            int64_t slice_bytes = 512) {
+    RunSweep([&](EngineFixture& fixture) { return sweep(fixture, swept); }, slice_bytes);
+  }
+  template <typename Sweep>
+  void RunSweep(const Sweep& sweep, int64_t slice_bytes = 512) {
     EngineOptions options;
     options.timeout = absl::Seconds(120);
     options.slice_bytes = slice_bytes;
@@ -20,7 +25,7 @@ class Collectives : public ::testing::TestWithParam<int> {
     options.yield_window_bytes = 2 * slice_bytes;
     RunRanksOnEveryNodeMap(GetParam(), [&](Bootstrap& bootstrap) -> absl::Status {
       WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
-      return sweep(fixture, swept);
+      return sweep(fixture);
     });
   }
   // Slices have several codec blocks, and parts have several slices.
@@ -41,6 +46,22 @@ TEST_P(Collectives, AllGatherSharedFillsOneBlockWithPartsThatTravelCompressed) {
 }
 TEST_P(Collectives, ReduceScatterReducesPartialsThatTravelCompressed) { RunCompressed(SweepReduceScatter); }
 TEST_P(Collectives, AllReduceReducesPartialsThatTravelCompressed) { RunCompressed(SweepAllReduce); }
+TEST_P(Collectives, GathersBringRangesToEveryRank) {
+  RunSweep([](EngineFixture& fixture) { return SweepGathersOfRanges(fixture, WireCompression::kNone); });
+}
+TEST_P(Collectives, GathersBringRangesThatTravelCompressed) {
+  RunSweep([](EngineFixture& fixture) { return SweepGathersOfRanges(fixture, WireCompression::kLossless); },
+           /*slice_bytes=*/3000);
+}
+TEST_P(Collectives, ReduceScatterReducesRangesInTheCanonicalOrder) {
+  RunSweep(
+      [](EngineFixture& fixture) { return SweepReduceScatterOfRanges(fixture, WireCompression::kNone); });
+}
+TEST_P(Collectives, ReduceScatterReducesRangesWhosePartialsTravelCompressed) {
+  RunSweep(
+      [](EngineFixture& fixture) { return SweepReduceScatterOfRanges(fixture, WireCompression::kLossless); },
+      /*slice_bytes=*/3000);
+}
 TEST_P(Collectives, AllToAllExchangesUnevenAndEmptyParts) { Run(SweepAllToAll); }
 TEST_P(Collectives, AllToAllExchangesStridedTensorsOfAnyShape) { Run(SweepStridedAllToAll); }
 TEST_P(Collectives, SendReceiveShiftsAroundTheRingAndBetweenPairs) { Run(SweepSendReceive); }

@@ -7,6 +7,7 @@
 
 #include "tests/comm/collectives/canonical_order.h"
 #include "tests/comm/collectives/collective_sweep.h"
+#include "tests/comm/collectives/ranges_sweep.h"
 #include "tests/comm/support/message_sweep.h"
 #include "tests/support/mpi_world.h"
 #include "tests/support/status_matchers.h"
@@ -37,6 +38,12 @@ TEST_F(CommMpi, AllGatherBringsEveryPartToEveryRank) { EXPECT_OK(SweepAllGather(
 TEST_F(CommMpi, AllGatherSharedFillsOneBlockPerNode) { EXPECT_OK(SweepAllGatherShared(fixture_, {})); }
 TEST_F(CommMpi, ReduceScatterReducesEachPartAtItsOwner) { EXPECT_OK(SweepReduceScatter(fixture_, {})); }
 TEST_F(CommMpi, AllReduceGivesEveryRankTheReduction) { EXPECT_OK(SweepAllReduce(fixture_, {})); }
+TEST_F(CommMpi, CollectivesTakePartsInRanges) {
+  for (const WireCompression compression : {WireCompression::kNone, WireCompression::kLossless}) {
+    EXPECT_OK(SweepGathersOfRanges(fixture_, compression));
+    EXPECT_OK(SweepReduceScatterOfRanges(fixture_, compression));
+  }
+}
 TEST_F(CommMpi, AllToAllExchangesUnevenAndEmptyParts) { EXPECT_OK(SweepAllToAll(fixture_, {})); }
 TEST_F(CommMpi, AllToAllExchangesStridedTensorsOfAnyShape) { EXPECT_OK(SweepStridedAllToAll(fixture_, {})); }
 TEST_F(CommMpi, SendReceiveShiftsAroundTheRingAndBetweenPairs) { EXPECT_OK(SweepSendReceive(fixture_, {})); }

@@ -1,0 +1,59 @@
+#include "src/comm/base/slice_place.h"
+
+#include "src/comm/base/copy_bytes.h"
+
+namespace weft {
+namespace {
+
+// Calls body(offset, length, data) for each contiguous run of a slice of `count` elements.
+template <typename Body>
+void ForEachRun(const SlicePlace& slice, int64_t count, size_t element_bytes, Body body) {
+  if (slice.is_contiguous()) {
+    body(int64_t{0}, count, slice.data);
+    return;
+  }
+  ForEachRun(slice.ranges, slice.first, count, [&](int64_t offset, int64_t length, int64_t begin) {
+    body(offset, length, slice.data + static_cast<size_t>(begin) * element_bytes);
+  });
+}
+
+// The part of a slice from element `offset` on.
+SlicePlace SkipElements(SlicePlace slice, int64_t offset, size_t element_bytes) {
+  if (slice.is_contiguous()) {
+    slice.data += static_cast<size_t>(offset) * element_bytes;
+    return slice;
+  }
+  slice.first += offset;
+  while (slice.ranges.front().end_place() <= slice.first) slice.ranges.remove_prefix(1);
+  return slice;
+}
+
+}  // namespace
+
+SlicePlace::SlicePlace(std::byte* memory, size_t element_bytes,
+                       absl::Span<const PartRanges::PlacedRange> part, int64_t first_element, int64_t count)
+    : data(memory) {
+  const auto range = std::upper_bound(part.begin(), part.end(), first_element,
+                                      [](int64_t element, const PartRanges::PlacedRange& candidate) {
+                                        return element < candidate.end_place();
+                                      });
+  if (first_element + count <= range->end_place()) {
+    data += static_cast<size_t>(range->range.begin + first_element - range->place) * element_bytes;
+    return;
+  }
+  ranges = part.subspan(static_cast<size_t>(range - part.begin()));
+  first = first_element;
+}
+
+void CopySlice(const SlicePlace& source, const SlicePlace& target, int64_t count, size_t element_bytes,
+               bool nontemporal) {
+  ForEachRun(source, count, element_bytes, [&](int64_t offset, int64_t length, const std::byte* from) {
+    const SlicePlace to = SkipElements(target, offset, element_bytes);
+    ForEachRun(to, length, element_bytes, [&](int64_t begin, int64_t run, std::byte* data) {
+      const size_t size = element_bytes;
+      CopyBytes(data, from + static_cast<size_t>(begin) * size, static_cast<size_t>(run) * size, nontemporal);
+    });
+  });
+}
+
+}  // namespace weft
