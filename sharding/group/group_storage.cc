@@ -12,8 +12,8 @@ absl::StatusOr<std::unique_ptr<GroupStorage>> GroupStorage::Create(CommContext& 
                                                                    SharedBlock block) {
   std::unique_ptr<GroupStorage> storage;
   if (block && !group.is_cast()) {
-    std::byte* own = group.RangeOf(context.lanes().shard_group().group_rank, block.data());
-    storage.reset(new GroupStorage(context, group, updates, MasterShard(context, group, own)));
+    storage.reset(
+        new GroupStorage(context, group, updates, MasterShard::InImage(context, group, block.data())));
   } else {
     WEFT_ASSIGN_OR_RETURN(MasterShard master, MasterShard::Create(context, group));
     storage.reset(new GroupStorage(context, group, updates, std::move(master)));

@@ -33,7 +33,7 @@ class GroupStorage {
                                                               ReplicaUpdates& updates, SharedBlock block);
 
   // This rank's shard in fp32, zero at first.
-  std::byte* master() const { return master_.data(); }
+  const MasterShard& master() const { return master_; }
   // The whole parameters. REQUIRES: between Await and Drop or KeepPart.
   std::byte* image() const { return is_shared_ ? shared_->data() : private_.data(); }
 

@@ -31,7 +31,7 @@ absl::Status InPlaceImage::CastOnce() {
   const uint64_t epoch = context_.epochs().current();
   if (!group_.is_cast() || std::exchange(cast_epoch_, epoch) == epoch) return absl::OkStatus();
   WEFT_RETURN_IF_ERROR(updates_.Await());
-  master_.CastTo(group_.RangeOf(context_.lanes().shard_group().group_rank, block_.data()));
+  master_.CastInto(block_.data());
   return absl::OkStatus();
 }
 

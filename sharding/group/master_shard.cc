@@ -1,7 +1,6 @@
 #include "sharding/group/master_shard.h"
 
 #include <cstring>
-#include <utility>
 
 #include "weft/core/status.h"
 #include "weft/core/strided_copy.h"
@@ -9,21 +8,44 @@
 namespace weft {
 
 absl::StatusOr<MasterShard> MasterShard::Create(CommContext& context, const GroupSpec& group) {
-  const int rank = context.lanes().shard_group().group_rank;
-  WEFT_ASSIGN_OR_RETURN(Buffer memory, context.memory().AcquireShard(group.shard_bytes(rank, DType::kF32)));
-  return MasterShard(context, group, std::move(memory));
+  MasterShard shard(context, group);
+  WEFT_ASSIGN_OR_RETURN(shard.memory_,
+                        context.memory().AcquireShard(group.shard_bytes(shard.rank(), DType::kF32)));
+  shard.data_ = shard.memory_.data();
+  std::memset(shard.data_, 0, shard.memory_.bytes());
+  return shard;
 }
 
-MasterShard::MasterShard(CommContext& context, const GroupSpec& group, Buffer memory)
-    : context_(context), group_(group), memory_(std::move(memory)), data_(memory_.data()) {
-  if (memory_) std::memset(memory_.data(), 0, memory_.bytes());
+MasterShard MasterShard::InImage(CommContext& context, const GroupSpec& group, std::byte* image) {
+  MasterShard shard(context, group);
+  shard.is_in_ranges_ = group.image_parts != nullptr;
+  shard.data_ = shard.is_in_ranges_ ? image : group.RangeOf(shard.rank(), image);
+  return shard;
+}
+
+float* MasterShard::At(const ShardPiece& piece) const {
+  const int64_t offset =
+      is_in_ranges_ ? group_.layout.image_offset(piece.parameter) + piece.start : piece.shard_offset;
+  return reinterpret_cast<float*>(data_) + offset;
 }
 
 void MasterShard::CastTo(std::byte* target) const {
   const DType dtype = group_.dtypes.param;
-  const int rank = context_.lanes().shard_group().group_rank;
-  ConvertRun(data_, DType::kF32, target, dtype, group_.layout.shard_elements(rank));
-  context_.state().CountCopy(static_cast<int64_t>(group_.shard_bytes(rank, dtype)));
+  ConvertRun(data_, DType::kF32, target, dtype, group_.layout.shard_elements(rank()));
+  context_.state().CountCopy(static_cast<int64_t>(group_.shard_bytes(rank(), dtype)));
+}
+
+void MasterShard::CastInto(std::byte* gathered) const {
+  if (group_.image_parts == nullptr) {
+    CastTo(group_.RangeOf(rank(), gathered));
+    return;
+  }
+  const DType dtype = group_.dtypes.param;
+  for (const PartRanges::PlacedRange& placed : group_.image_parts->part(rank())) {
+    ConvertRun(data_ + static_cast<size_t>(placed.place) * sizeof(float), DType::kF32,
+               gathered + static_cast<size_t>(placed.range.begin) * SizeOf(dtype), dtype, placed.range.count);
+  }
+  context_.state().CountCopy(static_cast<int64_t>(group_.shard_bytes(rank(), dtype)));
 }
 
 }  // namespace weft

@@ -15,23 +15,32 @@ namespace weft {
 
 class MasterShard {
  public:
-  // A shard in memory of its own, filled with zeros. Errors: kResourceExhausted.
+  // A shard in memory of its own, end to end, filled with zeros. Errors: kResourceExhausted.
   static absl::StatusOr<MasterShard> Create(CommContext& context, const GroupSpec& group);
-  // A shard at a place of memory that the caller holds.
-  MasterShard(CommContext& context, const GroupSpec& group, std::byte* place)
-      : context_(context), group_(group), data_(place) {}
+  // A shard in its place of an image in fp32, which the caller holds.
+  static MasterShard InImage(CommContext& context, const GroupSpec& group, std::byte* image);
 
+  // The shard's elements end to end. With is_in_ranges(): the image, in which they lie in ranges.
   std::byte* data() const { return data_; }
-  // Writes the shard to `target` in the image's dtype. REQUIRES: the master is current.
+  bool is_in_ranges() const { return is_in_ranges_; }
+  // The elements of a piece of this rank.
+  float* At(const ShardPiece& piece) const;
+
+  // Writes the shard, end to end, to `target` in the image's dtype. REQUIRES: the master is current and not in
+  // ranges.
   void CastTo(std::byte* target) const;
+  // Writes the shard to its place in a gathered buffer or an image. REQUIRES: as CastTo.
+  void CastInto(std::byte* gathered) const;
 
  private:
-  MasterShard(CommContext& context, const GroupSpec& group, Buffer memory);
+  MasterShard(CommContext& context, const GroupSpec& group) : context_(context), group_(group) {}
+  int rank() const { return context_.lanes().shard_group().group_rank; }
 
   CommContext& context_;
   const GroupSpec& group_;
   Buffer memory_;
-  std::byte* data_;
+  std::byte* data_ = nullptr;
+  bool is_in_ranges_ = false;
 };
 
 }  // namespace weft

@@ -24,8 +24,8 @@ NodeSharedImage::NodeSharedImage(CommContext& context, const GroupSpec& group, R
     : context_(context), group_(group), updates_(updates), master_(master), cast_(std::move(cast)) {}
 
 std::optional<size_t> NodeSharedImage::AllocatePlace() {
-  if (group_.gathered_bytes() == 0) return std::nullopt;
-  const std::optional<size_t> place = region().ranges.Allocate(group_.gathered_bytes());
+  if (group_.image_bytes() == 0) return std::nullopt;
+  const std::optional<size_t> place = region().ranges.Allocate(group_.image_bytes());
   if (!place) context_.memory().CountUnsharedImage();
   return place;
 }
@@ -49,7 +49,7 @@ absl::StatusOr<bool> NodeSharedImage::Gather(Priority priority) {
   WEFT_ASSIGN_OR_RETURN(gather_, context_.lanes().AllGatherShared(
                                      {group_.name(), context_.lanes().shard_group(), shard, data(),
                                       group_.dtypes.param, group_.layout.gathered_elements(), priority},
-                                     updates_.under_way()));
+                                     group_.image_parts, updates_.under_way()));
   return true;
 }
 

@@ -16,6 +16,7 @@ absl::StatusOr<std::unique_ptr<ParamGroup>> ParamGroup::Create(CommContext& cont
   std::unique_ptr<ParamGroup> group(new ParamGroup(context, std::move(spec), policy));
   WEFT_ASSIGN_OR_RETURN(group->storage_,
                         GroupStorage::Create(context, group->spec_, *group->updates_, std::move(image)));
+  if (group->storage_->master().is_in_ranges()) group->updates_->UseRanges(group->ReplicaParts());
   return group;
 }
 
@@ -29,6 +30,17 @@ ParamGroup::ParamGroup(CommContext& context, GroupSpec spec, const ShardingPolic
       used_(parameters().size(), true) {
   if (spec_.is_zero_copy()) return;
   copy_in_ = PlanGradientCopyIn(spec_.layout, spec_.dtypes.gradient_dtype(), spec_.dtypes.reduce);
+}
+
+std::vector<PipelineLanes::Parts> ParamGroup::ReplicaParts() const {
+  std::vector<PipelineLanes::Parts> parts;
+  for (const ReplicaSlice& slice : slices_) {
+    absl::StatusOr<PipelineLanes::Parts> made =
+        PartRanges::Make(ReplicaImageRanges(layout(), context_.lanes().shard_group().group_rank, slice));
+    WEFT_CHECK(made.ok(), ToStd(made.status().message()));
+    parts.push_back(*std::move(made));
+  }
+  return parts;
 }
 
 ParamGroup::~ParamGroup() {

@@ -12,12 +12,12 @@
 //
 // The *master* is this rank's shard in fp32, in node memory. An unshard needs, in addition:
 //
-//   in place    Nothing. The ranks of the shard group share the image, in which their shards lie end to
-//               end. In fp32 these are the masters; in bf16 each rank casts its own once an epoch. See
+//   in place    Nothing. The ranks of the shard group share the image, of which their shards are a
+//               partition. In fp32 these are the masters; in bf16 each rank casts its own once an epoch. See
 //               Note [Shards in place].
 //   on a node   One image for each node, in a region that the local ranks of the shard group share; in
 //               bf16 the cast shard too. See Note [Images shared on a node].
-//   zero copy   The image, which the all-gather fills; in bf16 a cast fills the rank's own range first. In
+//   zero copy   The image, which the all-gather fills; in bf16 a cast fills the rank's own place first. In
 //               a shard group of one rank and fp32 nothing: the master is the image.
 //   otherwise   The image and, until it is copied out, the gathered buffer. A shard group of one rank
 //               copies straight out of its master.
@@ -169,6 +169,8 @@ class ParamGroup {
 
  private:
   ParamGroup(CommContext& context, GroupSpec spec, const ShardingPolicy& policy);
+  // By slice, the parts of its replicas in an image that holds the shard in ranges.
+  std::vector<PipelineLanes::Parts> ReplicaParts() const;
   std::vector<ShardView> WholeShards() const;
   FlatImage data_image() const;
   absl::Status ViewImage();

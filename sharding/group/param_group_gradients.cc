@@ -69,8 +69,9 @@ absl::Status ParamGroup::ReduceGradients(ReduceScope scope) {
   std::vector<int64_t> counts;
   counts.reserve(static_cast<size_t>(layout().shard_size()));
   for (int rank = 0; rank < layout().shard_size(); ++rank) counts.push_back(layout().reduced_elements(rank));
-  return context_.reductions().Submit({name(), dtypes().reduce, scope, std::move(input), std::move(counts),
-                                       slices_, scales.after, sums_, gradient_hook_, reduce_scatter_});
+  return context_.reductions().Submit({name(), dtypes().reduce, scope, std::move(input), spec_.gradient_parts,
+                                       std::move(counts), slices_, scales.after, sums_, gradient_hook_,
+                                       reduce_scatter_});
 }
 
 absl::Status ParamGroup::CountGradientsAsZero() {
@@ -87,10 +88,12 @@ absl::StatusOr<Buffer> ParamGroup::TakeReduceInput(float scale) {
   const DType from = dtypes().gradient_dtype();
   const DType to = dtypes().reduce;
   if (spec_.is_zero_copy() && from == to) return std::move(gradient_image_);
-  const int64_t bytes = BytesOf(layout().reduced_elements(), to);
+  const int64_t elements =
+      spec_.is_zero_copy() ? layout().gradient_image_elements() : layout().reduced_elements();
+  const int64_t bytes = BytesOf(elements, to);
   WEFT_ASSIGN_OR_RETURN(Buffer input, context_.memory().AcquireGradients(static_cast<size_t>(bytes)));
   if (spec_.is_zero_copy()) {
-    ConvertRun(gradient_image_.data(), from, input.data(), to, layout().reduced_elements(), scale);
+    ConvertRun(gradient_image_.data(), from, input.data(), to, elements, scale);
     context_.state().CountCopy(bytes);
   } else {
     for (int rank = 0; rank < layout().shard_size(); ++rank) {

@@ -7,7 +7,6 @@
 namespace weft {
 
 std::vector<ShardView> ParamGroup::Shards() const {
-  auto* data = reinterpret_cast<float*>(storage_->master());
   auto* reduced =
       sums_ != nullptr && has_reduced_gradients() ? reinterpret_cast<float*>(sums_->reduced.data()) : nullptr;
   std::vector<ShardView> shards;
@@ -21,7 +20,7 @@ std::vector<ShardView> ParamGroup::Shards() const {
     for (const ReplicaSlice& slice : slices_) {
       for (const ShardPiece& piece : CutPiece(whole.piece, slice.own)) {
         const bool has_grad = reduced != nullptr && parameters()[index]->requires_grad && used_[index];
-        shards.push_back({whole.parameter, piece, data + piece.shard_offset,
+        shards.push_back({whole.parameter, piece, storage_->master().At(piece),
                           has_grad ? reduced + place + piece.shard_offset - slice.own.begin : nullptr});
       }
       place += slice.own.count;
@@ -31,18 +30,17 @@ std::vector<ShardView> ParamGroup::Shards() const {
 }
 
 std::vector<ShardView> ParamGroup::WholeShards() const {
-  auto* data = reinterpret_cast<float*>(storage_->master());
   std::vector<ShardView> shards;
   for (const ShardPiece& piece : layout().Pieces(context_.lanes().shard_group().group_rank)) {
     const Parameter* parameter = parameters()[static_cast<size_t>(piece.parameter)].get();
-    shards.push_back({parameter, piece, data + piece.shard_offset, nullptr});
+    shards.push_back({parameter, piece, storage_->master().At(piece), nullptr});
   }
   return shards;
 }
 
 absl::Status ParamGroup::AllGatherUpdates(Priority priority) {
   if (state_ == State::kUnsharded) return absl::OkStatus();  // Parameters may view the shard.
-  return updates_->AllGather(reinterpret_cast<float*>(storage_->master()), priority);
+  return updates_->AllGather(reinterpret_cast<float*>(storage_->master().data()), priority);
 }
 
 absl::StatusOr<std::vector<ShardView>> ParamGroup::CurrentShards() {

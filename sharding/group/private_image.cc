@@ -1,18 +1,43 @@
 #include "sharding/group/private_image.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "weft/core/status.h"
 
 namespace weft {
+namespace {
+
+// The parts that neighbors keep: each, the shards of as many consecutive ranks.
+PipelineLanes::Parts KeptParts(const FlatLayout& layout, int neighbors) {
+  std::vector<std::vector<FlatRange>> parts(static_cast<size_t>(neighbors));
+  for (int rank = 0; rank < layout.shard_size(); ++rank) {
+    std::vector<FlatRange>& part = parts[static_cast<size_t>(rank / (layout.shard_size() / neighbors))];
+    for (const FlatRange& range : layout.ImageRanges(rank)) part.push_back(range);
+  }
+  // The rows of consecutive ranks then are one range.
+  for (std::vector<FlatRange>& part : parts) {
+    std::sort(part.begin(), part.end(),
+              [](const FlatRange& a, const FlatRange& b) { return a.begin < b.begin; });
+  }
+  absl::StatusOr<PipelineLanes::Parts> made = PartRanges::Make(parts);
+  WEFT_CHECK(made.ok(), ToStd(made.status().message()));
+  return *std::move(made);
+}
+
+}  // namespace
 
 PrivateImage::PrivateImage(CommContext& context, const GroupSpec& group, ReplicaUpdates& updates,
                            const MasterShard& master)
     : context_(context), group_(group), updates_(updates), master_(master) {
+  const ProcessGroup& neighbors = context_.lanes().regather_group();
+  if (group_.image_parts != nullptr && neighbors.size() > 0) {
+    kept_parts_ = KeptParts(group_.layout, neighbors.size());
+  }
   if (group_.is_zero_copy()) return;
   const DType dtype = group_.dtypes.param;
   copy_out_ = PlanCopyOut(group_.layout, group_.is_alone() ? DType::kF32 : dtype, dtype);
-  if (const ProcessGroup& neighbors = context_.lanes().regather_group(); neighbors.size() > 0) {
+  if (neighbors.size() > 0) {
     const int ranks = group_.layout.shard_size() / neighbors.size();
     copy_kept_ = PlanShardCopies(group_.layout, neighbors.group_rank * ranks,
                                  (neighbors.group_rank + 1) * ranks, group_.dtypes.param);
@@ -40,29 +65,51 @@ absl::StatusOr<Transfer> PrivateImage::GatherShards(std::byte* gathered, Priorit
   if (group_.is_alone() || group_.layout.gathered_elements() == 0) return Transfer();
   return context_.lanes().AllGather({group_.name(), context_.lanes().shard_group(), shard, gathered,
                                      group_.dtypes.param, group_.layout.gathered_elements(), priority},
-                                    all_gather_, updates_.under_way());
+                                    group_.image_parts, all_gather_, updates_.under_way());
 }
 
 absl::StatusOr<Transfer> PrivateImage::GatherKeptParts(std::byte* gathered, Priority priority) {
   const ProcessGroup& neighbors = context_.lanes().regather_group();
-  std::byte* own = gathered + static_cast<size_t>(neighbors.group_rank) * kept_bytes();
-  std::memcpy(own, kept_.data(), kept_bytes());
-  context_.state().CountCopy(static_cast<int64_t>(kept_bytes()));
+  CopyKept(gathered, /*out=*/false);
   kept_.Reset();
+  const std::byte* own = gathered;
+  if (kept_parts_ == nullptr) own += static_cast<size_t>(neighbors.group_rank) * kept_bytes();
   return context_.lanes().Regather({group_.name(), neighbors, own, gathered, group_.dtypes.param,
                                     group_.layout.gathered_elements(), priority},
-                                   all_gather_);
+                                   kept_parts_, all_gather_);
 }
 
 size_t PrivateImage::kept_bytes() const {
-  return group_.gathered_bytes() / static_cast<size_t>(context_.lanes().regather_group().size());
+  const ProcessGroup& neighbors = context_.lanes().regather_group();
+  if (kept_parts_ == nullptr) return group_.gathered_bytes() / static_cast<size_t>(neighbors.size());
+  const int64_t count = kept_parts_->counts()[static_cast<size_t>(neighbors.group_rank)];
+  return static_cast<size_t>(count) * SizeOf(group_.dtypes.param);
+}
+
+void PrivateImage::CopyKept(std::byte* gathered, bool out) {
+  const auto copy = [&](std::byte* whole, std::byte* kept, size_t bytes) {
+    if (bytes > 0) std::memcpy(out ? kept : whole, out ? whole : kept, bytes);
+  };
+  const int rank = context_.lanes().regather_group().group_rank;
+  if (kept_parts_ == nullptr) {
+    copy(gathered + static_cast<size_t>(rank) * kept_bytes(), kept_.data(), kept_bytes());
+  } else {
+    const size_t element_bytes = SizeOf(group_.dtypes.param);
+    for (const PartRanges::PlacedRange& placed : kept_parts_->part(rank)) {
+      copy(gathered + static_cast<size_t>(placed.range.begin) * element_bytes,
+           kept_.data() + static_cast<size_t>(placed.place) * element_bytes,
+           static_cast<size_t>(placed.range.count) * element_bytes);
+    }
+  }
+  context_.state().CountCopy(static_cast<int64_t>(kept_bytes()));
 }
 
 const void* PrivateImage::PlaceOwnShard(std::byte* gathered) {
   if (!group_.is_cast()) return master_.data();
-  std::byte* own = group_.RangeOf(context_.lanes().shard_group().group_rank, gathered);
-  master_.CastTo(own);
-  return own;
+  const int rank = context_.lanes().shard_group().group_rank;
+  master_.CastInto(gathered);
+  // With parts in ranges, the gather is in place if its part is the whole image.
+  return group_.image_parts != nullptr ? gathered : group_.RangeOf(rank, gathered);
 }
 
 absl::Status PrivateImage::Await() {
@@ -85,9 +132,7 @@ absl::StatusOr<bool> PrivateImage::KeepPart() {
   if (neighbors.size() == 0 || group_.layout.gathered_elements() == 0) return false;
   WEFT_ASSIGN_OR_RETURN(kept_, context_.memory().AcquireImage(kept_bytes()));
   if (group_.is_zero_copy()) {
-    std::memcpy(kept_.data(), image_.data() + static_cast<size_t>(neighbors.group_rank) * kept_bytes(),
-                kept_bytes());
-    context_.state().CountCopy(static_cast<int64_t>(kept_bytes()));
+    CopyKept(image_.data(), /*out=*/true);
   } else {
     context_.state().CountCopy(RunCopies(copy_kept_, image_.data(), kept_.data()));
   }

@@ -1,6 +1,6 @@
 // Image of a parameter group that belongs to one rank and is filled by an all-gather.
 //
-//   zero copy   The gathered buffer is the image; in bf16 a cast fills the rank's own range of it first.
+//   zero copy   The gather writes the image; in bf16 a cast fills the rank's own place in it first.
 //               In a shard group of one rank and fp32 the master is the image.
 //   otherwise   Values are copied out of the gathered buffer, which is then freed. A shard group of one
 //               rank copies straight out of its master.
@@ -46,14 +46,17 @@ class PrivateImage {
   size_t kept_bytes() const;
   absl::StatusOr<Transfer> GatherShards(std::byte* gathered, Priority priority);
   absl::StatusOr<Transfer> GatherKeptParts(std::byte* gathered, Priority priority);
-  // This rank's part of the gather: its master, or the master's cast in its own range of the gathered buffer.
+  // This rank's part of the gather: its master, or the master's cast in its own place of the gathered buffer.
   const void* PlaceOwnShard(std::byte* gathered);
+  // Copies this rank's kept part out of a gathered buffer, or back to its place in one.
+  void CopyKept(std::byte* gathered, bool out);
 
   CommContext& context_;
   const GroupSpec& group_;
   ReplicaUpdates& updates_;
   const MasterShard& master_;
   std::vector<PlacedCopy> copy_out_, copy_kept_;  // Without zero copy only.
+  PipelineLanes::Parts kept_parts_;               // Of the regather group. Null: they lie end to end.
   Buffer gathered_;                               // Without zero copy only, until the copy-out.
   Buffer image_;
   Buffer kept_;  // From KeepPart to the next Gather.

@@ -64,7 +64,7 @@ CommContext::Options ContextOptions(const ShardingPolicy& policy, Residency resi
 std::vector<size_t> ImageBytes(const std::vector<GroupSpec>& specs) {
   std::vector<size_t> bytes;
   bytes.reserve(specs.size());
-  for (const GroupSpec& spec : specs) bytes.push_back(spec.gathered_bytes());
+  for (const GroupSpec& spec : specs) bytes.push_back(spec.image_bytes());
   return bytes;
 }
 

@@ -25,6 +25,14 @@ absl::StatusOr<ProcessGroup> RegatherGroup(const ProcessGroup& shard_group, int 
   return ProcessGroup{"regather", {first, first + size}, place};
 }
 
+absl::Status PartsNotEndToEnd(std::string_view collective, const std::string& group) {
+  return absl::FailedPreconditionError(absl::StrCat(
+      "parameter group '", group, "' has a custom ", ToAbsl(collective),
+      ", but its layout kRows has parts in ranges of the image instead of end to end: use kContiguous or "
+      "kPerParameter, or the engine's ",
+      ToAbsl(collective)));
+}
+
 }  // namespace
 
 absl::StatusOr<PipelineLanes> PipelineLanes::Create(PipelineState& state, PipelineMemory& memory,
@@ -94,36 +102,47 @@ std::vector<ReplicaSlice> PipelineLanes::SlicesOf(const FlatLayout& layout, DTyp
              : WholeSlices(layout, shard_group_.group_rank);
 }
 
-absl::StatusOr<Transfer> PipelineLanes::AllGather(const AllGatherRequest& request,
+absl::StatusOr<Transfer> PipelineLanes::AllGather(const AllGatherRequest& request, const Parts& parts,
                                                   const CustomAllGather& custom, const Work* after) {
-  return SubmitAllGather(all_gather_lanes_, request, custom, after);
+  return SubmitAllGather(all_gather_lanes_, request, parts, custom, after);
 }
 
-absl::StatusOr<Transfer> PipelineLanes::Regather(const AllGatherRequest& request,
+absl::StatusOr<Transfer> PipelineLanes::Regather(const AllGatherRequest& request, const Parts& parts,
                                                  const CustomAllGather& custom) {
-  return SubmitAllGather(regather_lanes_, request, custom, nullptr);
+  return SubmitAllGather(regather_lanes_, request, parts, custom, nullptr);
 }
 
 absl::StatusOr<Transfer> PipelineLanes::SubmitAllGather(LaneRoundRobin& lanes,
-                                                        const AllGatherRequest& request,
+                                                        const AllGatherRequest& request, const Parts& parts,
                                                         const CustomAllGather& custom, const Work* after) {
   WEFT_RETURN_IF_ERROR(state_.status());
   ++state_.counters().all_gathers;
   if (custom) {
+    if (parts != nullptr) return state_.Fail(PartsNotEndToEnd("all-gather", request.label));
     StartedCollective started = custom(request);
     if (!started.ok()) {
       return state_.Fail(Annotate(started.status(), "all-gather of '" + request.label + "'"));
     }
     return Transfer(*std::move(started));
   }
+  OpOptions options = DataOptions(request.label, request.priority);
+  if (parts != nullptr) {
+    return Transfer(state_.engine().AllGather(lanes.Next(), request.part, request.gathered, request.dtype,
+                                              parts, std::move(options), after));
+  }
   return Transfer(state_.engine().AllGather(lanes.Next(), request.part, request.gathered, request.dtype,
-                                            request.gathered_elements, {},
-                                            DataOptions(request.label, request.priority), after));
+                                            request.gathered_elements, {}, std::move(options), after));
 }
 
-absl::StatusOr<Transfer> PipelineLanes::AllGatherShared(const AllGatherRequest& request, const Work* after) {
+absl::StatusOr<Transfer> PipelineLanes::AllGatherShared(const AllGatherRequest& request, const Parts& parts,
+                                                        const Work* after) {
   WEFT_RETURN_IF_ERROR(state_.status());
   ++state_.counters().all_gathers;
+  if (parts != nullptr) {
+    return Transfer(state_.engine().AllGatherShared(all_gather_lanes_.Next(), request.part, request.gathered,
+                                                    request.dtype, parts,
+                                                    DataOptions(request.label, request.priority), after));
+  }
   return Transfer(state_.engine().AllGatherShared(all_gather_lanes_.Next(), request.part, request.gathered,
                                                   request.dtype, request.gathered_elements, {},
                                                   DataOptions(request.label, request.priority), after));
@@ -133,13 +152,19 @@ Work PipelineLanes::BarrierAfterAllGathers(const std::string& label, const Work*
   return state_.engine().Barrier(all_gather_lanes_.Next(), ControlOptions(label, Priority::kCritical), after);
 }
 
-absl::StatusOr<Transfer> PipelineLanes::ReduceScatter(const ReduceScatterRequest& request,
+absl::StatusOr<Transfer> PipelineLanes::ReduceScatter(const ReduceScatterRequest& request, const Parts& parts,
                                                       const CustomReduceScatter& custom) {
   ++state_.counters().reduce_scatters;
   if (custom) {
+    if (parts != nullptr) return PartsNotEndToEnd("reduce-scatter", request.label);
     StartedCollective started = custom(request);
     if (!started.ok()) return Annotate(started.status(), "reduce-scatter of '" + request.label + "'");
     return Transfer(*std::move(started));
+  }
+  if (parts != nullptr) {
+    return Transfer(state_.engine().ReduceScatter(reduce_scatter_lanes_.Next(), request.input, request.output,
+                                                  request.dtype, ReduceOp::kSum, parts,
+                                                  DataOptions(request.label, Priority::kReduce)));
   }
   const int64_t total = std::accumulate(request.counts.begin(), request.counts.end(), int64_t{0});
   return Transfer(state_.engine().ReduceScatter(reduce_scatter_lanes_.Next(), request.input, request.output,
@@ -165,12 +190,18 @@ Work PipelineLanes::ReduceScatterOverReplicas(const std::string& label, const Re
                                        DataOptions(label, Priority::kReduce), after);
 }
 
-Work PipelineLanes::AllGatherUpdates(const std::string& label, const ReplicaSlice& slice, float* shard,
-                                     std::optional<float*> base, Priority priority, const Work* after) {
+Work PipelineLanes::AllGatherUpdates(const std::string& label, const ReplicaSlice& slice, const Parts& parts,
+                                     float* shard, std::optional<float*> base, Priority priority,
+                                     const Work* after) {
   ++state_.counters().all_gathers;
   const LaneId lane = NextUpdateLane(slice.bucket);
   float* whole = shard + slice.range.begin;
   OpOptions options = DataOptions(label, priority);
+  if (parts != nullptr) {
+    return base
+               ? state_.engine().AllGatherDelta(lane, *base, shard, parts, std::move(options), after)
+               : state_.engine().AllGather(lane, shard, shard, DType::kF32, parts, std::move(options), after);
+  }
   if (base) {
     return state_.engine().AllGatherDelta(lane, *base, whole, slice.range.count, slice.counts,
                                           std::move(options), after);

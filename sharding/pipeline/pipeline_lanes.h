@@ -14,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -66,21 +67,27 @@ class PipelineLanes {
   // Lane of the next all-gather over a bucket's replicas. REQUIRES: shards_optimizer_over_replicas().
   LaneId NextUpdateLane(int bucket) { return update_lanes_[static_cast<size_t>(bucket)].Next(); }
 
+  // The parts of a collective in its whole buffer. Null: they lie end to end.
+  using Parts = std::shared_ptr<const PartRanges>;
+
   // Starts an all-gather over the shard group: by `custom` if it is set, else by the engine. `after`: for the
-  // engine's all-gather only. REQUIRES: request.group is the shard group.
-  absl::StatusOr<Transfer> AllGather(const AllGatherRequest& request, const CustomAllGather& custom = nullptr,
-                                     const Work* after = nullptr);
+  // engine's all-gather only. REQUIRES: request.group is the shard group. Errors: kFailedPrecondition (`custom`
+  // with parts that do not lie end to end).
+  absl::StatusOr<Transfer> AllGather(const AllGatherRequest& request, const Parts& parts,
+                                     const CustomAllGather& custom = nullptr, const Work* after = nullptr);
   // The same over the regather group. REQUIRES: request.group is the regather group.
-  absl::StatusOr<Transfer> Regather(const AllGatherRequest& request, const CustomAllGather& custom = nullptr);
+  absl::StatusOr<Transfer> Regather(const AllGatherRequest& request, const Parts& parts,
+                                    const CustomAllGather& custom = nullptr);
   // Starts an all-gather over the shard group into an image that its ranks of this node share.
-  absl::StatusOr<Transfer> AllGatherShared(const AllGatherRequest& request, const Work* after);
+  absl::StatusOr<Transfer> AllGatherShared(const AllGatherRequest& request, const Parts& parts,
+                                           const Work* after);
   // Submits a barrier to the lanes of all-gathers. Ranks of the shard group that have submitted different
   // all-gathers before it get an error instead of waiting for each other.
   Work BarrierAfterAllGathers(const std::string& label, const Work* after = nullptr);
 
   // Starts a reduce-scatter over the shard group, by `custom` if it is set, else by the engine. The caller
   // must fail the context if `custom` fails.
-  absl::StatusOr<Transfer> ReduceScatter(const ReduceScatterRequest& request,
+  absl::StatusOr<Transfer> ReduceScatter(const ReduceScatterRequest& request, const Parts& parts,
                                          const CustomReduceScatter& custom);
   // Starts an all-reduce, in place, over the replicas of a bucket.
   Work AllReduce(const std::string& label, int bucket, void* values, DType dtype, int64_t count,
@@ -91,8 +98,9 @@ class PipelineLanes {
                                  void* output, DType dtype, const Work* after);
   // Starts to gather, in place in this rank's shard, the parts of a slice that the other replicas have
   // updated. `base`: the values that they hold of this rank's part, for delta encoding
-  // (CommEngine::AllGatherDelta); all replicas give it or none does.
-  Work AllGatherUpdates(const std::string& label, const ReplicaSlice& slice, float* shard,
+  // (CommEngine::AllGatherDelta); all replicas give it or none does. `parts`: of the replicas in `shard`, if it
+  // is an image in which the shard's elements lie in ranges.
+  Work AllGatherUpdates(const std::string& label, const ReplicaSlice& slice, const Parts& parts, float* shard,
                         std::optional<float*> base, Priority priority, const Work* after);
   // Whether updates of a bucket are delta-encoded between nodes.
   bool UsesDeltaEncoding(int bucket) const;
@@ -111,7 +119,8 @@ class PipelineLanes {
                 const Options& options);
   absl::Status AddLanes();
   absl::StatusOr<Transfer> SubmitAllGather(LaneRoundRobin& lanes, const AllGatherRequest& request,
-                                           const CustomAllGather& custom, const Work* after);
+                                           const Parts& parts, const CustomAllGather& custom,
+                                           const Work* after);
   OpOptions ControlOptions(const std::string& label, Priority priority);
   // Options of operations that move weights, gradients or updates.
   OpOptions DataOptions(const std::string& label, Priority priority);

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "sharding/pipeline/pipeline_lanes.h"
 #include "sharding/plan/replica_slices.h"
 #include "weft/core/dtype.h"
 #include "weft/memory/buffer_pool.h"
@@ -42,7 +43,8 @@ struct Reduction {
   std::string label;
   DType dtype;
   ReduceScope scope;
-  Buffer input;                        // Full gradients: the parts of all shard ranks, end to end.
+  Buffer input;                        // Full gradients, with the parts of all shard ranks.
+  PipelineLanes::Parts parts;          // Of the input. Null: they lie end to end.
   std::vector<int64_t> counts;         // Elements of each shard rank's part.
   std::vector<ReplicaSlice> slices;    // Slices of this rank's part, one for each replicate bucket.
   float scale;                         // Factor of a sum over all ranks, applied in fp32.

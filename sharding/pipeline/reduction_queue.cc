@@ -68,7 +68,7 @@ absl::Status ReductionQueue::SubmitReduceScatter(Entry& entry) {
   WEFT_ASSIGN_OR_RETURN(entry.reduce_scatter,
                         lanes_.ReduceScatter({reduction.label, lanes_.shard_group(), reduction.input.data(),
                                               entry.output.data(), reduction.dtype, reduction.counts},
-                                             reduction.reduce_scatter));
+                                             reduction.parts, reduction.reduce_scatter));
   return absl::OkStatus();
 }
 

@@ -16,18 +16,32 @@ absl::Status ReplicaUpdates::AllGather(float* shard, Priority priority) {
   gathered_epoch_ = context_.epochs().current();
   last_ = nullptr;
   float* slice_base = base_.data();
-  for (const ReplicaSlice& slice : slices_) {
+  for (size_t i = 0; i < slices_.size(); ++i) {
+    const ReplicaSlice& slice = slices_[i];
     if (slice.counts.size() < 2) continue;
     const bool is_delta_encoded = lanes.UsesDeltaEncoding(slice.bucket);
     const auto base = is_delta_encoded && peers_hold_base_ ? std::optional(slice_base) : std::nullopt;
     // Each gather starts after the previous one, so waiting for the last one waits for all.
-    last_ = context_.epochs().KeepUpdate(lanes.AllGatherUpdates(group_, slice, shard, base, priority, last_));
+    last_ = context_.epochs().KeepUpdate(lanes.AllGatherUpdates(
+        group_, slice, parts_.empty() ? nullptr : parts_[i], shard, base, priority, last_));
     if (!is_delta_encoded) continue;
-    if (!peers_hold_base_) std::copy_n(shard + slice.own.begin, slice.own.count, slice_base);
+    if (!peers_hold_base_) FillBase(i, shard, slice_base);
     slice_base += slice.own.count;
   }
   peers_hold_base_ = true;
   return absl::OkStatus();
+}
+
+void ReplicaUpdates::FillBase(size_t slice, const float* shard, float* base) const {
+  const FlatRange& own = slices_[slice].own;
+  if (parts_.empty()) {
+    std::copy_n(shard + own.begin, own.count, base);
+    return;
+  }
+  const int rank = context_.lanes().replicate_group(slices_[slice].bucket).group_rank;
+  for (const PartRanges::PlacedRange& placed : parts_[slice]->part(rank)) {
+    std::copy_n(shard + placed.range.begin, placed.range.count, base + placed.place);
+  }
 }
 
 void ReplicaUpdates::AllocateBase() {

@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <absl/status/status.h>
@@ -35,7 +36,11 @@ class ReplicaUpdates {
   ReplicaUpdates(CommContext& context, const std::string& group, const std::vector<ReplicaSlice>& slices)
       : context_(context), group_(group), slices_(slices) {}
 
-  // Starts to gather the updates of the other replicas, in place. Nothing happens if the shard is current.
+  // Declares that the shard lies in ranges of an image. `parts`: by slice, the parts of the replicas.
+  void UseRanges(std::vector<PipelineLanes::Parts> parts) { parts_ = std::move(parts); }
+
+  // Starts to gather the updates of the other replicas, in place. `shard`: its elements end to end, or the image
+  // of UseRanges. Nothing happens if the shard is current.
   absl::Status AllGather(float* shard, Priority priority);
   // The work that makes the shard current; null if none is under way.
   const Work* under_way() const { return is_current() ? last_ : nullptr; }
@@ -50,11 +55,14 @@ class ReplicaUpdates {
  private:
   bool is_current() const { return gathered_epoch_ == context_.epochs().current(); }
   void AllocateBase();
+  // Copies the elements of slice number `slice` that this rank updates to `base`.
+  void FillBase(size_t slice, const float* shard, float* base) const;
 
   CommContext& context_;
   const std::string& group_;
   const std::vector<ReplicaSlice>& slices_;
-  std::optional<uint64_t> gathered_epoch_;  // Epoch of the last AllGather.
+  std::vector<PipelineLanes::Parts> parts_;  // By slice; empty if the shard lies end to end.
+  std::optional<uint64_t> gathered_epoch_;   // Epoch of the last AllGather.
   Work* last_ = nullptr;     // Last gather under way, until it was waited for. Owned by the epochs.
   std::vector<float> base_;  // Values shared last, of all delta-encoded slices end to end.
   bool peers_hold_base_ = false;

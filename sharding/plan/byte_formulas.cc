@@ -22,7 +22,7 @@ int64_t CopiedByUnshard(const FlatLayout& layout, const ShardingPolicy& policy, 
 // Bytes copied into the input of a reduction.
 int64_t CopiedIntoReduction(const FlatLayout& layout, const ShardingPolicy& policy) {
   const bool casts = policy.gradient_dtype() != policy.reduce_dtype;
-  const int64_t narrowed = casts ? layout.reduced_elements() : 0;
+  const int64_t narrowed = casts ? layout.gradient_image_elements() : 0;
   return BytesOf(policy.is_zero_copy() ? narrowed : layout.trainable_elements(), policy.reduce_dtype);
 }
 
@@ -40,35 +40,32 @@ StepCosts CostsOfUnshards(const FlatLayout& layout, const ShardingPolicy& policy
   if (shape.shard_size == 1 || shape.residency == Residency::kInPlace) return costs;
   const int64_t bytes = BytesOf(layout.gathered_elements(), policy.param_dtype);
   costs.all_gathers = unshards;
-  costs.all_gather_bytes = unshards * AllGatherBytes(bytes, shape.shard_size);
+  costs.all_gather_bytes =
+      unshards * (bytes - BytesOf(layout.shard_elements(shape.shard_rank), policy.param_dtype));
   costs.wire_bytes = unshards * shape.replicate_size * AllGatherWireBytes(bytes, shape.shard_group_nodes());
   return costs;
 }
 
-// Parameter elements in the part of an image that a rank keeps: those of the shards at its place among the
-// neighbors.
-int64_t KeptElements(const FlatLayout& layout, const StepShape& shape, int neighbors) {
-  const int ranks = shape.shard_size / neighbors;
-  const int first = shape.shard_rank % neighbors * ranks;
-  int64_t elements = 0;
-  for (int rank = first; rank < first + ranks; ++rank) {
-    for (const ShardPiece& piece : layout.Pieces(rank)) elements += piece.elements();
-  }
-  return elements;
-}
-
-// The kept part is copied out of the image, and into the next one, which neighbors complete.
+// The kept part, with the shards of the ranks at this rank's place among the neighbors, is copied out of the
+// image, and into the next gathered buffer, which neighbors complete.
 StepCosts CostsOfRegathers(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape) {
   const int neighbors = policy.reshard_after_forward_size;
   const int64_t times = shape.microbatches;
+  const int ranks = shape.shard_size / neighbors;
+  const int first = shape.shard_rank % neighbors * ranks;
+  const int64_t kept = layout.gathered_offset(first + ranks) - layout.gathered_offset(first);
+  int64_t copied_out = kept;
+  if (!policy.is_zero_copy()) {
+    copied_out = layout.parameter_elements();  // The next image out of its gathered buffer.
+    for (int rank = first; rank < first + ranks; ++rank) {
+      for (const ShardPiece& piece : layout.Pieces(rank)) copied_out += piece.elements();
+    }
+  }
   const int64_t bytes = BytesOf(layout.gathered_elements(), policy.param_dtype);
-  const int64_t kept =
-      policy.is_zero_copy() ? layout.gathered_elements() / neighbors : KeptElements(layout, shape, neighbors);
-  const int64_t copied_out = policy.is_zero_copy() ? 0 : layout.parameter_elements();
   StepCosts costs;
   costs.all_gathers = times;
-  costs.all_gather_bytes = times * AllGatherBytes(bytes, neighbors);
-  costs.copied_bytes = times * (BytesOf(kept + copied_out, policy.param_dtype) + bytes / neighbors);
+  costs.all_gather_bytes = times * (bytes - BytesOf(kept, policy.param_dtype));
+  costs.copied_bytes = times * BytesOf(copied_out + kept, policy.param_dtype);
   costs.wire_bytes =
       times * (shape.ranks() / neighbors) * AllGatherWireBytes(bytes, shape.nodes_of_neighbors(neighbors));
   return costs;

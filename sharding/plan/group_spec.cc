@@ -41,6 +41,16 @@ std::vector<FlatParameter> Describe(const Parameters& parameters, const Sharding
   return described;
 }
 
+using RangesOfRank = std::vector<FlatRange> (FlatLayout::*)(int shard_rank) const;
+
+std::shared_ptr<const PartRanges> PartsOf(const FlatLayout& layout, RangesOfRank ranges_of) {
+  std::vector<std::vector<FlatRange>> parts;
+  for (int rank = 0; rank < layout.shard_size(); ++rank) parts.push_back((layout.*ranges_of)(rank));
+  absl::StatusOr<std::shared_ptr<const PartRanges>> made = PartRanges::Make(parts);
+  WEFT_CHECK(made.ok(), ToStd(made.status().message()));
+  return *std::move(made);
+}
+
 }  // namespace
 
 absl::StatusOr<GroupSpec> SpecifyGroup(GroupMembers members, const ShardingPolicy& policy, int shard_size,
@@ -58,7 +68,12 @@ absl::StatusOr<GroupSpec> SpecifyGroup(GroupMembers members, const ShardingPolic
   absl::StatusOr<FlatLayout> layout = FlatLayout::Make(policy.layout, Describe(parameters, policy, buckets),
                                                        shard_size, AlignmentElements(dtypes));
   if (!layout.ok()) return Annotate(layout.status(), "parameter group '" + name + "'");
-  return GroupSpec{std::move(members), dtypes, *std::move(layout)};
+  GroupSpec spec{std::move(members), dtypes, *std::move(layout)};
+  if (spec.is_zero_copy() && !spec.layout.is_end_to_end()) {
+    spec.image_parts = PartsOf(spec.layout, &FlatLayout::ImageRanges);
+    spec.gradient_parts = PartsOf(spec.layout, &FlatLayout::ReducedRanges);
+  }
+  return spec;
 }
 
 }  // namespace weft

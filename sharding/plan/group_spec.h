@@ -10,6 +10,7 @@
 
 #include <absl/status/statusor.h>
 
+#include "weft/comm/part_ranges.h"
 #include "weft/nn/parameter.h"
 #include "weft/sharding/flat_layout.h"
 #include "weft/sharding/policy.h"
@@ -27,11 +28,15 @@ struct GroupSpec {
   GroupMembers members;
   ParameterDTypes dtypes;
   FlatLayout layout;
+  // kRows: the parts of the ranks in the image, and in the gradient image, for the engine. Null: they lie end to
+  // end in the collective's buffer.
+  std::shared_ptr<const PartRanges> image_parts = nullptr;
+  std::shared_ptr<const PartRanges> gradient_parts = nullptr;
 
   const std::string& name() const { return members.name; }
   const std::vector<std::shared_ptr<Parameter>>& parameters() const { return members.parameters; }
 
-  // Whether the gathered buffer is the image.
+  // Whether collectives use the image and the gradient image.
   bool is_zero_copy() const { return IsZeroCopy(layout.kind()); }
   // Whether the image's dtype differs from the master's, which is fp32.
   bool is_cast() const { return dtypes.param != DType::kF32; }
@@ -45,7 +50,7 @@ struct GroupSpec {
     return static_cast<size_t>(layout.gathered_elements()) * SizeOf(dtypes.param);
   }
   size_t image_bytes() const { return static_cast<size_t>(layout.image_elements()) * SizeOf(dtypes.param); }
-  // First byte of the range of a gathered buffer that `shard_rank` owns. REQUIRES: not kRows.
+  // First byte of the range of a gathered buffer that `shard_rank` owns. REQUIRES: parts lie end to end.
   std::byte* RangeOf(int shard_rank, std::byte* gathered) const {
     return gathered + static_cast<size_t>(layout.gathered_offset(shard_rank)) * SizeOf(dtypes.param);
   }

@@ -93,10 +93,6 @@ absl::Status ShardingPolicy::Validate() const {
         "the "
         "layout to kPerParameter, or leave shard_dim unset");
   }
-  if (layout == FlatKind::kRows) {
-    return absl::UnimplementedError(
-        "layout kRows cannot be gathered or reduced yet: choose kContiguous, or kPerParameter with dim 0");
-  }
   return absl::OkStatus();
 }
 

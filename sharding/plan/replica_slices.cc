@@ -32,6 +32,19 @@ std::vector<ReplicaSlice> DividedSlices(const FlatLayout& layout, int shard_rank
   return slices;
 }
 
+std::vector<std::vector<FlatRange>> ReplicaImageRanges(const FlatLayout& layout, int shard_rank,
+                                                       const ReplicaSlice& slice) {
+  std::vector<std::vector<FlatRange>> parts(slice.counts.size());
+  for (const ShardPiece& piece : layout.Pieces(shard_rank)) {
+    for (size_t replica = 0; replica < parts.size(); ++replica) {
+      for (const ShardPiece& cut : CutPiece(piece, slice.PartOf(static_cast<int>(replica)))) {
+        parts[replica].push_back({layout.image_offset(cut.parameter) + cut.start, cut.elements()});
+      }
+    }
+  }
+  return parts;
+}
+
 int64_t UpdatedElements(absl::Span<const ReplicaSlice> slices) {
   int64_t elements = 0;
   for (const ReplicaSlice& slice : slices) elements += slice.own.count;

@@ -6,7 +6,8 @@
 // custom collective for a group of one rank or without elements.
 //
 // Errors: an error from a start or a wait fails the model on all ranks. A wait must return when a peer has
-//   failed; use a deadline if the transport cannot detect that.
+//   failed; use a deadline if the transport cannot detect that. FlatKind::kRows over several ranks allows no
+//   custom all-gather or reduce-scatter, whose parts lie end to end: their start is an error.
 // Lifetime: the buffers of a request stay valid until the collective is released. After a failure, node
 //   memory stays valid until ShardedModel::ResetAfterError. A destroyed PendingCollective must not use the
 //   buffers any more.

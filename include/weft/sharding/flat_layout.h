@@ -25,6 +25,7 @@
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
 
+#include "weft/comm/part_ranges.h"
 #include "weft/core/tensor_view.h"
 
 namespace weft {
@@ -56,12 +57,7 @@ struct FlatParameter {
   bool trainable = true;
 };
 
-// [begin, begin + count) of a buffer.
-struct FlatRange {
-  int64_t begin = 0;
-  int64_t count = 0;
-  int64_t end() const { return begin + count; }
-};
+using FlatRange = ElementRange;
 
 // The slice of a rank's shard that belongs to one replicate bucket.
 struct BucketSlice {

@@ -30,7 +30,7 @@ class RandomUse {
     for (size_t i = 0; i < parameters_.size(); ++i) {
       parameters_[i]->requires_grad = group_.parameters[i].trainable;
     }
-    policy_.layout = FlatKindFor(IsZeroCopy(group_.kind));
+    policy_.layout = group_.kind;
     if (!policy_.is_zero_copy()) {
       policy_.shard_dim = [this](const Parameter& p) { return group_.parameters[IndexOf(p)].shard_dim; };
     }
