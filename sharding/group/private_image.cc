@@ -1,38 +1,20 @@
 #include "sharding/group/private_image.h"
 
-#include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "weft/core/status.h"
 
 namespace weft {
-namespace {
-
-// The parts that neighbors keep: each, the shards of as many consecutive ranks.
-PipelineLanes::Parts KeptParts(const FlatLayout& layout, int neighbors) {
-  std::vector<std::vector<FlatRange>> parts(static_cast<size_t>(neighbors));
-  for (int rank = 0; rank < layout.shard_size(); ++rank) {
-    std::vector<FlatRange>& part = parts[static_cast<size_t>(rank / (layout.shard_size() / neighbors))];
-    for (const FlatRange& range : layout.ImageRanges(rank)) part.push_back(range);
-  }
-  // The rows of consecutive ranks then are one range.
-  for (std::vector<FlatRange>& part : parts) {
-    std::sort(part.begin(), part.end(),
-              [](const FlatRange& a, const FlatRange& b) { return a.begin < b.begin; });
-  }
-  absl::StatusOr<PipelineLanes::Parts> made = PartRanges::Make(parts);
-  WEFT_CHECK(made.ok(), ToStd(made.status().message()));
-  return *std::move(made);
-}
-
-}  // namespace
-
 PrivateImage::PrivateImage(CommContext& context, const GroupSpec& group, ReplicaUpdates& updates,
                            const MasterShard& master)
     : context_(context), group_(group), updates_(updates), master_(master) {
   const ProcessGroup& neighbors = context_.lanes().regather_group();
   if (group_.image_parts != nullptr && neighbors.size() > 0) {
-    kept_parts_ = KeptParts(group_.layout, neighbors.size());
+    absl::StatusOr<PipelineLanes::Parts> parts =
+        PartRanges::Make(NeighborRanges(group_.layout, neighbors.size()));
+    WEFT_CHECK(parts.ok(), ToStd(parts.status().message()));
+    kept_parts_ = *std::move(parts);
   }
   if (group_.is_zero_copy()) return;
   const DType dtype = group_.dtypes.param;

@@ -10,6 +10,71 @@ namespace {
 
 int64_t BytesOf(int64_t elements, DType dtype) { return elements * static_cast<int64_t>(SizeOf(dtype)); }
 
+// A group whose parts lie in ranges of a buffer, and its consecutive ranks on each of its nodes.
+struct RangedGroup {
+  std::vector<std::vector<FlatRange>> parts;  // By rank.
+  int nodes;
+  int rank;
+};
+
+// Bytes of a part in slices that no range holds whole.
+int64_t CrossingBytes(const std::vector<FlatRange>& part, DType dtype, int64_t slice_bytes) {
+  const int64_t slice = std::max<int64_t>(1, slice_bytes / static_cast<int64_t>(SizeOf(dtype)));
+  const auto joined = PartRanges::Make({part}).value();
+  const int64_t count = joined->total();
+  int64_t crossing = 0;
+  for (const PartRanges::PlacedRange& placed : joined->part(0)) {
+    // The slice in which the range ends crosses a bound, unless the slice ends there too. It is counted at its
+    // first bound.
+    const int64_t begin = placed.end_place() / slice * slice;
+    const bool is_first_bound = placed.place <= begin;
+    if (placed.end_place() == count || placed.end_place() == begin || !is_first_bound) continue;
+    crossing += std::min(slice, count - begin);
+  }
+  return BytesOf(crossing, dtype);
+}
+
+// Bytes that an all-gather packs and unpacks on this rank. `is_in_place`: its own part lies in ranges.
+int64_t PackedByAllGather(const RangedGroup& group, bool is_in_place, DType dtype, int64_t slice_bytes) {
+  if (group.nodes == 1) return 0;
+  const auto size = static_cast<int>(group.parts.size());
+  const int ranks_per_node = size / group.nodes;
+  int64_t bytes = 0;
+  for (int rank = group.rank % ranks_per_node; rank < size; rank += ranks_per_node) {
+    const int64_t crossing = CrossingBytes(group.parts[static_cast<size_t>(rank)], dtype, slice_bytes);
+    if (rank != group.rank) bytes += crossing;
+    if (rank == group.rank && is_in_place) bytes += crossing * (group.nodes - 1);
+  }
+  return bytes;
+}
+
+// Bytes that a reduce-scatter packs on this rank.
+int64_t PackedByReduceScatter(const RangedGroup& group, DType dtype, int64_t slice_bytes) {
+  const auto size = static_cast<int>(group.parts.size());
+  if (group.nodes == 1 || group.nodes < size) return 0;
+  int64_t bytes = 0;
+  for (int rank = 0; rank < size; ++rank) {
+    if (rank == group.rank) continue;
+    bytes += CrossingBytes(group.parts[static_cast<size_t>(rank)], dtype, slice_bytes);
+  }
+  return bytes;
+}
+
+// Whether the parts of ranks lie in ranges.
+bool IsRanged(const FlatLayout& layout) { return IsZeroCopy(layout.kind()) && !layout.is_end_to_end(); }
+
+RangedGroup ShardParts(const FlatLayout& layout, const StepShape& shape) {
+  RangedGroup group{{}, shape.shard_group_nodes(), shape.shard_rank};
+  for (int rank = 0; rank < shape.shard_size; ++rank) group.parts.push_back(layout.ImageRanges(rank));
+  return group;
+}
+
+RangedGroup GradientParts(const FlatLayout& layout, const StepShape& shape) {
+  RangedGroup group{{}, shape.shard_group_nodes(), shape.shard_rank};
+  for (int rank = 0; rank < shape.shard_size; ++rank) group.parts.push_back(layout.ReducedRanges(rank));
+  return group;
+}
+
 int64_t CopiedByUnshard(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape) {
   const bool casts = policy.param_dtype != DType::kF32;
   const int64_t own_elements = layout.shard_elements(shape.shard_rank);
@@ -43,6 +108,11 @@ StepCosts CostsOfUnshards(const FlatLayout& layout, const ShardingPolicy& policy
   costs.all_gather_bytes =
       unshards * (bytes - BytesOf(layout.shard_elements(shape.shard_rank), policy.param_dtype));
   costs.wire_bytes = unshards * shape.replicate_size * AllGatherWireBytes(bytes, shape.shard_group_nodes());
+  if (IsRanged(layout)) {
+    const bool is_in_place = shape.residency == Residency::kPrivate && policy.param_dtype != DType::kF32;
+    costs.packed_bytes = unshards * PackedByAllGather(ShardParts(layout, shape), is_in_place,
+                                                      policy.param_dtype, shape.slice_bytes);
+  }
   return costs;
 }
 
@@ -68,6 +138,12 @@ StepCosts CostsOfRegathers(const FlatLayout& layout, const ShardingPolicy& polic
   costs.copied_bytes = times * BytesOf(copied_out + kept, policy.param_dtype);
   costs.wire_bytes =
       times * (shape.ranks() / neighbors) * AllGatherWireBytes(bytes, shape.nodes_of_neighbors(neighbors));
+  if (IsRanged(layout)) {
+    const RangedGroup group{NeighborRanges(layout, neighbors), shape.nodes_of_neighbors(neighbors),
+                            shape.shard_rank % neighbors};
+    costs.packed_bytes =
+        times * PackedByAllGather(group, /*is_in_place=*/true, policy.param_dtype, shape.slice_bytes);
+  }
   return costs;
 }
 
@@ -77,11 +153,16 @@ struct UpdatedPart {
   int64_t all;
 };
 
-UpdatedPart UpdatedPartOf(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape) {
+std::vector<ReplicaSlice> SlicesOf(const FlatLayout& layout, const ShardingPolicy& policy,
+                                   const StepShape& shape) {
   const ProcessGroup replicas{"replicate", std::vector<int>(static_cast<size_t>(shape.replicate_size)),
                               shape.replicate_rank};
+  return DividedSlices(layout, shape.shard_rank, policy.reduce_dtype, {replicas});
+}
+
+UpdatedPart UpdatedPartOf(const FlatLayout& layout, const ShardingPolicy& policy, const StepShape& shape) {
   UpdatedPart part{0, 0};
-  for (const ReplicaSlice& slice : DividedSlices(layout, shape.shard_rank, policy.reduce_dtype, {replicas})) {
+  for (const ReplicaSlice& slice : SlicesOf(layout, policy, shape)) {
     part.own += slice.own.count;
     part.all += slice.range.count;
   }
@@ -97,6 +178,13 @@ StepCosts CostsOfUpdates(const FlatLayout& layout, const ShardingPolicy& policy,
   costs.all_gather_bytes = BytesOf(part.all - part.own, DType::kF32);
   costs.wire_bytes =
       AllGatherWireBytes(BytesOf(layout.reduced_elements(), DType::kF32), shape.replicate_group_nodes());
+  const bool master_is_in_image = shape.residency == Residency::kInPlace && policy.param_dtype == DType::kF32;
+  if (!IsRanged(layout) || !master_is_in_image) return costs;
+  for (const ReplicaSlice& slice : SlicesOf(layout, policy, shape)) {
+    const RangedGroup group{ReplicaImageRanges(layout, shape.shard_rank, slice),
+                            shape.replicate_group_nodes(), shape.replicate_rank};
+    costs.packed_bytes += PackedByAllGather(group, /*is_in_place=*/true, DType::kF32, shape.slice_bytes);
+  }
   return costs;
 }
 
@@ -129,6 +217,10 @@ StepCosts CostsOfReductions(const FlatLayout& layout, const ShardingPolicy& poli
     costs.reduce_scatter_bytes = times * ReduceScatterBytes(own_bytes, shape.shard_size);
     costs.wire_bytes =
         times * shape.replicate_size * ReduceScatterWireBytes(bytes, shape.shard_group_nodes());
+    if (IsRanged(layout)) {
+      costs.packed_bytes =
+          times * PackedByReduceScatter(GradientParts(layout, shape), policy.reduce_dtype, shape.slice_bytes);
+    }
   }
   if (shape.replicate_size > 1) AddReplication(layout, policy, shape, costs);
   const int64_t updated =
@@ -172,6 +264,7 @@ StepCosts& StepCosts::operator+=(const StepCosts& other) {
   all_reduce_bytes += other.all_reduce_bytes;
   copied_bytes += other.copied_bytes;
   wire_bytes += other.wire_bytes;
+  packed_bytes += other.packed_bytes;
   return *this;
 }
 

@@ -71,6 +71,18 @@ absl::Status Normalize(size_t index, FlatParameter& parameter) {
 
 }  // namespace
 
+std::string_view Name(FlatKind kind) {
+  switch (kind) {
+    case FlatKind::kContiguous:
+      return "contiguous";
+    case FlatKind::kRows:
+      return "rows";
+    case FlatKind::kPerParameter:
+      break;
+  }
+  return "per parameter";
+}
+
 absl::StatusOr<FlatLayout> FlatLayout::Make(FlatKind kind, std::vector<FlatParameter> parameters,
                                             int shard_size, int64_t alignment) {
   if (shard_size < 1 || alignment < 1) {
@@ -265,6 +277,20 @@ std::vector<BucketSlice> FlatLayout::BucketSlices(int shard_rank) const {
     slice = slice.count == 0 ? range : FlatRange{slice.begin, range.end() - slice.begin};
   }
   return slices;
+}
+
+std::vector<std::vector<FlatRange>> NeighborRanges(const FlatLayout& layout, int neighbors) {
+  std::vector<std::vector<FlatRange>> parts(static_cast<size_t>(neighbors));
+  const int ranks = layout.shard_size() / neighbors;
+  for (int rank = 0; rank < layout.shard_size(); ++rank) {
+    std::vector<FlatRange>& part = parts[static_cast<size_t>(rank / ranks)];
+    for (const FlatRange& range : layout.ImageRanges(rank)) part.push_back(range);
+  }
+  for (std::vector<FlatRange>& part : parts) {
+    std::sort(part.begin(), part.end(),
+              [](const FlatRange& a, const FlatRange& b) { return a.begin < b.begin; });
+  }
+  return parts;
 }
 
 std::vector<FlatRange> FlatLayout::GradientImageGaps() const {

@@ -46,7 +46,7 @@ class SavedState {
 // One part of a training run.
 struct Leg {
   int replicate, shard;
-  bool zero_copy;
+  FlatKind layout;
   const SavedState* from = nullptr;  // State to resume from. Null: initial values.
   int steps = kHalf;
   bool optimizer_over_replicas = false;
@@ -59,7 +59,7 @@ absl::Status TrainRank(Bootstrap& bootstrap, const Leg& leg, SavedState& state) 
       const DeviceMesh mesh,
       DeviceMesh::Create({{"replicate", leg.replicate}, {"shard", leg.shard}}, bootstrap.size()));
   ShardingPolicy policy;
-  policy.layout = FlatKindFor(leg.zero_copy);
+  policy.layout = leg.layout;
   policy.shard_optimizer_over_replicas = leg.optimizer_over_replicas;
   UnevenNet net(kSizes[0]);
   const ShardLoader loader =
@@ -100,16 +100,19 @@ std::vector<float> Whole(const SavedState& state, const Parameter& parameter, co
 
 TEST(OptimizerState, ResumesToTheSameBitsOnAnotherMesh) {
   SavedState half;
-  Train({1, 4, /*zero_copy=*/true}, half);
+  Train({1, 4, FlatKind::kContiguous}, half);
   SavedState whole;
-  Train({1, 4, /*zero_copy=*/true, nullptr, 2 * kHalf}, whole);
+  Train({1, 4, FlatKind::kContiguous, nullptr, 2 * kHalf}, whole);
   UnevenNet net(kSizes[0]);
   SavedState half_by_replicas;
-  Train({2, 2, /*zero_copy=*/false, nullptr, kHalf, /*optimizer_over_replicas=*/true}, half_by_replicas);
+  Train({2, 2, FlatKind::kPerParameter, nullptr, kHalf, /*optimizer_over_replicas=*/true}, half_by_replicas);
   for (const Leg& leg :
-       {Leg{1, 4, true, &half}, Leg{2, 2, false, &half}, Leg{4, 1, true, &half},
-        Leg{2, 2, true, &half, kHalf, true}, Leg{4, 1, false, &half, kHalf, true},
-        Leg{1, 4, true, &half_by_replicas}, Leg{4, 1, true, &half_by_replicas, kHalf, true}}) {
+       {Leg{1, 4, FlatKind::kContiguous, &half}, Leg{2, 2, FlatKind::kPerParameter, &half},
+        Leg{4, 1, FlatKind::kContiguous, &half}, Leg{1, 4, FlatKind::kRows, &half},
+        Leg{2, 2, FlatKind::kContiguous, &half, kHalf, true}, Leg{2, 2, FlatKind::kRows, &half, kHalf, true},
+        Leg{4, 1, FlatKind::kPerParameter, &half, kHalf, true},
+        Leg{1, 4, FlatKind::kContiguous, &half_by_replicas}, Leg{2, 2, FlatKind::kRows, &half_by_replicas},
+        Leg{4, 1, FlatKind::kContiguous, &half_by_replicas, kHalf, true}}) {
     SavedState resumed;
     Train(leg, resumed);
     for (const auto& parameter : net.AllParameters()) {

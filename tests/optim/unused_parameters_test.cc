@@ -59,11 +59,12 @@ std::vector<float> TrainOnOneRank() {
 // Runs `body(net, model, bootstrap)` on four ranks in two shard groups, in each way to share the optimizer.
 template <typename Body>
 void WithFourRanks(const ShardingPolicy& wanted, Body body) {
-  for (const bool zero_copy : {true, false}) {
+  for (const FlatKind layout : kFlatKinds) {
     for (const bool over_replicas : {false, true}) {
-      SCOPED_TRACE(absl::StrCat("zero copy ", zero_copy, ", optimizer over replicas ", over_replicas));
+      SCOPED_TRACE(
+          absl::StrCat("layout ", ToAbsl(Name(layout)), ", optimizer over replicas ", over_replicas));
       ShardingPolicy policy = wanted;
-      policy.layout = FlatKindFor(zero_copy);
+      policy.layout = layout;
       policy.shard_optimizer_over_replicas = over_replicas;
       RunRanks(NodeMap::RanksPerNode(4, 2), [&](Bootstrap& bootstrap) -> absl::Status {
         WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));

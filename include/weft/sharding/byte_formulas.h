@@ -23,6 +23,12 @@
 // With M nodes: 2AW (M-1)/M + KG (M-1)/M for FSDP over all nodes; 2LG (M-1)/M for DDP, and for HSDP with
 // shard groups inside nodes.
 //
+// FlatKind::kRows exchanges rows without padding: W and G are the bytes of the rows, and W/S and G/S those of
+// this rank's. Between nodes the engine packs and unpacks the slices of a part that no range of rows holds whole:
+// a rank packs those of its own part for each other node, if the part lies in an image, and unpacks those of
+// the parts that it receives for its node. A reduce-scatter packs those of the parts of all other ranks, if no
+// other rank of the group is on the node. At most one slice for each bound of a range is packed.
+//
 // Pure.
 // Thread safety: values.
 #pragma once
@@ -31,6 +37,7 @@
 
 #include <absl/types/span.h>
 
+#include "weft/comm/engine_options.h"
 #include "weft/sharding/flat_layout.h"
 #include "weft/sharding/policy.h"
 #include "weft/sharding/residency.h"
@@ -63,6 +70,8 @@ struct StepShape {
   // See ChooseResidency. In place nothing is gathered.
   Residency residency = Residency::kPrivate;
   int replicate_rank = 0;  // See shard_rank.
+  // Of the engine: see packed_bytes.
+  int64_t slice_bytes = EngineOptions().slice_bytes;
 
   int ranks() const { return shard_size * replicate_size; }
   int nodes() const;
@@ -84,6 +93,9 @@ struct StepCosts {
   int64_t all_reduce_bytes = 0;
   int64_t copied_bytes = 0;  // Written by casts and by copies in and out.
   int64_t wire_bytes = 0;    // Between nodes, of all ranks together.
+  // Packed and unpacked by the engine on this rank (EngineCounters::copied_bytes). kRows between nodes only.
+  // REQUIRES: as AllGatherWireBytes; the last nodes are as full as the first.
+  int64_t packed_bytes = 0;
 
   StepCosts& operator+=(const StepCosts& other);
 };

@@ -20,6 +20,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include <absl/status/statusor.h>
@@ -42,6 +43,11 @@ enum class FlatKind : uint8_t {
   // assemble the image from the gathered buffer (shard_copies.h), whose shards have equal length.
   kPerParameter,
 };
+
+inline constexpr FlatKind kFlatKinds[] = {FlatKind::kContiguous, FlatKind::kRows, FlatKind::kPerParameter};
+
+// "contiguous", "rows", "per parameter".
+std::string_view Name(FlatKind kind);
 
 // Whether an all-gather can write parameters to their places in the image, and a reduce-scatter can read
 // gradients there, without copies.
@@ -165,5 +171,9 @@ class FlatLayout {
   int64_t reduced_chunk_elements_ = 0;  // kPerParameter only: of each rank's reduced part.
   int64_t trainable_elements_ = 0;
 };
+
+// The ranges of the image that each of `neighbors` keeps: neighbor i has the shards of as many consecutive ranks,
+// in the order of the image. REQUIRES: IsZeroCopy(layout.kind()); `neighbors` divides the shard group.
+std::vector<std::vector<FlatRange>> NeighborRanges(const FlatLayout& layout, int neighbors);
 
 }  // namespace weft

@@ -126,7 +126,7 @@ TEST(GradientDivision, DividesTheSumOnceInEveryDType) {
     RunRanks(NodeMap::OneNode(ranks),
              [&, replicas = replicas, ranks = ranks](Bootstrap& bootstrap) -> absl::Status {
                WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap, replicas));
-               for (ShardingPolicy policy : BothKinds()) {
+               for (ShardingPolicy policy : PolicyOfEachLayout()) {
                  for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF16}) {
                    policy.reduce_dtype = dtype;
                    policy.gradient_divide_factor = 8.0F;
@@ -144,7 +144,7 @@ TEST(GradientDivision, DividesTheSumOnceInEveryDType) {
 TEST(GradientDivision, KeepsSumsInF16FromOverflowing) {
   RunRanks(NodeMap::OneNode(4), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap));
-    for (ShardingPolicy policy : BothKinds()) {
+    for (ShardingPolicy policy : PolicyOfEachLayout()) {
       policy.reduce_dtype = DType::kF16;
       WEFT_ASSIGN_OR_RETURN(const auto overflowed, ReduceOnce(fixture, policy, 32768.0F));
       EXPECT_THAT(overflowed, Each(std::numeric_limits<float>::infinity()));

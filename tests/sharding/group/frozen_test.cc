@@ -17,7 +17,7 @@ TEST(FrozenParameters, AreGatheredButNeitherReducedNorSent) {
   for (const int ranks : {1, 2, 3, 4}) {
     RunRanks(NodeMap::OneNode(ranks), [&](Bootstrap& bootstrap) -> absl::Status {
       WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap));
-      for (const ShardingPolicy& policy : BothKinds()) {
+      for (const ShardingPolicy& policy : PolicyOfEachLayout()) {
         const auto parameters = MakeParameters({{31, 3}, {7, 5}, {64}, {9}});
         parameters[0]->requires_grad = false;
         parameters[2]->requires_grad = false;
@@ -55,7 +55,7 @@ TEST(FrozenParameters, AreGatheredButNeitherReducedNorSent) {
 TEST(FrozenParameters, AloneInAGroupAreNeverReduced) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap));
-    for (const ShardingPolicy& policy : BothKinds()) {
+    for (const ShardingPolicy& policy : PolicyOfEachLayout()) {
       const auto parameters = MakeParameters({{5}, {3}});
       for (const auto& parameter : parameters) parameter->requires_grad = false;
       WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(parameters, policy));

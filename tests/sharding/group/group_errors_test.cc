@@ -101,7 +101,7 @@ TEST(GroupErrors, ReachEveryRankInEveryStateAndCanBeReset) {
         SCOPED_TRACE(situation.name);
         WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap, 2, options));
         CommContext& context = *fixture.context;
-        for (const ShardingPolicy& policy : BothKinds()) {
+        for (const ShardingPolicy& policy : PolicyOfEachLayout()) {
           const auto parameters = MakeParameters({{9, 5}, {70}});
           WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(parameters, policy));
           const absl::Status reached = situation.steps(context, *group);
@@ -159,7 +159,7 @@ TEST(GroupErrors, AreReturnedByEveryLaterCall) {
 TEST(GroupErrors, NameTheCallThatIsMissing) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap));
-    for (const ShardingPolicy& policy : BothKinds()) {
+    for (const ShardingPolicy& policy : PolicyOfEachLayout()) {
       WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(MakeParameters({{8}}), policy));
       const auto expect_refused = [](const absl::Status& status, const char* problem, const char* remedy) {
         EXPECT_THAT(status, StatusIs(kPrecondition,
@@ -189,7 +189,7 @@ TEST(GroupErrors, AreNotReturnedForRepeatedCalls) {
   options.lanes.regather_size = 2;
   RunRanks(NodeMap::OneNode(2), [&options](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap, 1, options));
-    for (const ShardingPolicy& policy : BothKinds()) {
+    for (const ShardingPolicy& policy : PolicyOfEachLayout()) {
       const auto parameters = MakeParameters({{8}});
       WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(parameters, policy));
       const int64_t before = fixture.context->state().counters().all_gathers;

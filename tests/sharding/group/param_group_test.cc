@@ -23,7 +23,7 @@ TEST(ParamGroup, GoesThroughTheSameStatesForEverySize) {
   for (const int ranks : {1, 2, 3}) {
     RunRanks(NodeMap::OneNode(ranks), [&](Bootstrap& bootstrap) -> absl::Status {
       WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap));
-      for (const ShardingPolicy& policy : BothKinds()) {
+      for (const ShardingPolicy& policy : PolicyOfEachLayout()) {
         for (const std::vector<Shape>& shapes : groups) {
           const auto parameters = MakeParameters(shapes);
           WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(parameters, policy));
@@ -52,7 +52,7 @@ TEST(ParamGroup, GoesThroughTheSameStatesForEverySize) {
 TEST(ParamGroup, SumsGradientsAndCountsUnwrittenOnesAsZero) {
   RunRanks(NodeMap::OneNode(3), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap));
-    for (const ShardingPolicy& policy : BothKinds()) {
+    for (const ShardingPolicy& policy : PolicyOfEachLayout()) {
       const auto parameters = MakeParameters({{7, 5}, {9}, {4}});
       parameters[2]->requires_grad = false;
       WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(parameters, policy));
@@ -93,7 +93,7 @@ TEST(ParamGroup, ReducesEachBucketOverItsOwnReplicas) {
         CommContext::Create(
             *engine.engine, GroupOf("shard", {2 * replica, 2 * replica + 1}, rank),
             {GroupOf("replicate", {rank % 2, rank % 2 + 2}, rank), GroupOf("alone", {rank}, rank)}, {}));
-    for (const ShardingPolicy& policy : BothKinds()) {
+    for (const ShardingPolicy& policy : PolicyOfEachLayout()) {
       const int64_t before = context->state().counters().all_reduces;
       const auto parameters = MakeParameters({{40}, {3}, {5, 5}});
       WEFT_ASSIGN_OR_RETURN(const auto group, MakeGroup(*context, parameters, policy, "group", {1, 0, 0}));
@@ -154,7 +154,7 @@ TEST(ParamGroup, CopiesIntoForeignStorageAndSaysWhy) {
 TEST(ParamGroup, StaysShardedIfForeignStorageDoesNotFitAndRecovers) {
   RunRanks(NodeMap::OneNode(1), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap));
-    for (const ShardingPolicy& policy : BothKinds()) {
+    for (const ShardingPolicy& policy : PolicyOfEachLayout()) {
       const auto parameters = MakeParameters({{6}, {3}});
       WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(parameters, policy));
       std::array<float, 4> own = {};

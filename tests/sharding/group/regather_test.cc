@@ -1,4 +1,5 @@
 // Resharding after forward to a regather group, and the memory of images.
+#include <algorithm>
 #include <map>
 #include <mutex>
 
@@ -22,11 +23,16 @@ CommContext::Options RegatherOver(int ranks) {
   return options;
 }
 
+// Size of a block of node memory.
+size_t InCacheLines(int64_t bytes) {
+  return static_cast<size_t>(std::max<int64_t>(1, (bytes + 63) / 64)) * 64;
+}
+
 TEST(Regather, GathersTheParametersFromNeighborsOnly) {
   for (const auto& [ranks, size] : {std::pair{2, 2}, {4, 2}, {4, 4}, {6, 3}, {6, 2}}) {
     RunRanks(NodeMap::OneNode(ranks), [&, size = size](Bootstrap& bootstrap) -> absl::Status {
       WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap, 1, RegatherOver(size)));
-      for (ShardingPolicy policy : BothKinds()) {
+      for (ShardingPolicy policy : PolicyOfEachLayout()) {
         for (const DType dtype : {DType::kF32, DType::kBF16}) {
           policy.param_dtype = dtype;
           const auto parameters = MakeParameters({{7, 9}, {0}, {33}, {1}, {}});
@@ -39,8 +45,12 @@ TEST(Regather, GathersTheParametersFromNeighborsOnly) {
           WEFT_RETURN_IF_ERROR(group->ReshardAfterForward());
           for (const auto& parameter : parameters) EXPECT_EQ(parameter->data.data, nullptr);
           WEFT_RETURN_IF_ERROR(fixture.context->FinishBackward());
-          const auto whole = static_cast<size_t>(group->layout().gathered_elements()) * SizeOf(dtype);
-          EXPECT_EQ(fixture.context->memory().image_bytes(), whole / static_cast<size_t>(size));
+          const FlatLayout& layout = group->layout();
+          const auto element_bytes = static_cast<int64_t>(SizeOf(dtype));
+          const int first = bootstrap.rank() % size * (ranks / size);
+          const int64_t kept =
+              (layout.gathered_offset(first + ranks / size) - layout.gathered_offset(first)) * element_bytes;
+          EXPECT_EQ(fixture.context->memory().image_bytes(), InCacheLines(kept));
           EXPECT_LT(fixture.context->memory().image_bytes(), before);
           for (int use = 0; use < 2; ++use) {  // The second one finds the group unsharded.
             WEFT_RETURN_IF_ERROR(Gather(*group));
@@ -49,7 +59,7 @@ TEST(Regather, GathersTheParametersFromNeighborsOnly) {
             }
           }
           EXPECT_EQ(fixture.engine.engine->counters().all_gather_bytes - bytes_before,
-                    static_cast<int64_t>(whole) / size * (size - 1));
+                    layout.gathered_elements() * element_bytes - kept);
           // After a full reshard it gathers from all ranks.
           WEFT_RETURN_IF_ERROR(group->ReshardAfterForward());
           WEFT_RETURN_IF_ERROR(group->Reshard());
@@ -70,7 +80,7 @@ TEST(Regather, KeepsNoPartOfEmptyGroupsOrWithoutARegatherGroup) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
     for (const int size : {0, 2}) {
       WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap, 1, RegatherOver(size)));
-      for (const ShardingPolicy& policy : BothKinds()) {
+      for (const ShardingPolicy& policy : PolicyOfEachLayout()) {
         WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(MakeParameters({{0}}), policy));
         WEFT_RETURN_IF_ERROR(group->ReshardAfterForward());
         EXPECT_EQ(group->state(), State::kSharded);
@@ -84,13 +94,13 @@ TEST(Regather, KeepsNoPartOfEmptyGroupsOrWithoutARegatherGroup) {
 }
 
 TEST(Regather, TrainsToTheSameBitsAsGatheringFromAll) {
-  for (const bool zero_copy : {true, false}) {
+  for (const FlatKind layout : kFlatKinds) {
     std::map<std::vector<float>, int> seen;
     std::mutex mutex;
     for (const int size : {0, 2, 4}) {
       RunRanks(NodeMap::RanksPerNode(4, 2), [&](Bootstrap& bootstrap) -> absl::Status {
         ToyRun run{.replicate = 1, .shard = 4};
-        run.policy.layout = FlatKindFor(zero_copy);
+        run.policy.layout = layout;
         run.policy.reshard_after_forward_size = size;
         run.policy.reshard_root_after_forward = true;
         run.policy.prefetch_depth = 1;

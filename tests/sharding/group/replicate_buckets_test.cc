@@ -84,7 +84,7 @@ class EightRanks {
     WEFT_ASSIGN_OR_RETURN(const auto context,
                           CommContext::Create(*engine.engine, shard, buckets.groups,
                                               {.lanes = {.shard_optimizer_over_replicas = scatter}}));
-    for (ShardingPolicy kind : BothKinds()) {
+    for (ShardingPolicy kind : PolicyOfEachLayout()) {
       kind.replicate_group = policy.replicate_group;
       WEFT_ASSIGN_OR_RETURN(const auto group,
                             MakeGroup(*context, parameters, kind, "group", buckets.BucketsOf(parameters)));

@@ -139,10 +139,13 @@ TEST(FullyShard, KeepsNoImageAfterAForwardWithoutGradients) {
 }
 
 TEST(FullyShard, CostsWhatTheFormulasSayInAForwardWithoutGradients) {
-  for (const auto& [zero_copy, node_shared] :
-       {std::pair{true, NodeShared::kOn}, {true, NodeShared::kOff}, {false, NodeShared::kOff}}) {
+  for (const auto& [layout, node_shared] : {std::pair{FlatKind::kContiguous, NodeShared::kOn},
+                                            {FlatKind::kContiguous, NodeShared::kOff},
+                                            {FlatKind::kRows, NodeShared::kOn},
+                                            {FlatKind::kRows, NodeShared::kOff},
+                                            {FlatKind::kPerParameter, NodeShared::kOff}}) {
     ShardingPolicy policy;
-    policy.layout = FlatKindFor(zero_copy);
+    policy.layout = layout;
     policy.node_shared = node_shared;
     policy.param_dtype = DType::kBF16;
     WithToyModel(3, policy, [&policy](ToyNet& net, ShardedModel& model, int) -> absl::Status {

@@ -12,9 +12,9 @@ TEST(FullyShardOverMpi, TrainsLikeOneRankOnEveryMesh) {
   const int ranks = WorldBootstrap().size();
   for (int shard = 1; shard <= ranks; ++shard) {
     if (ranks % shard != 0) continue;
-    for (const bool zero_copy : {true, false}) {
+    for (const FlatKind layout : kFlatKinds) {
       ToyRun run{.replicate = ranks / shard, .shard = shard};
-      run.policy.layout = FlatKindFor(zero_copy);
+      run.policy.layout = layout;
       SCOPED_TRACE(run.Describe());
       ASSERT_OK_AND_ASSIGN(const ToyOutcome alone, TrainToyOnOneRank(run));
       ASSERT_OK_AND_ASSIGN(const ToyOutcome outcome, TrainToy(WorldBootstrap(), run));

@@ -32,12 +32,15 @@ void RunToy(const NodeMap& nodes, const ToyRun& run, Check check) {
 std::vector<ToyRun> Schedules(const std::vector<std::pair<int, int>>& meshes) {
   std::vector<ToyRun> runs;
   for (const auto& [replicate, shard] : meshes) {
-    for (const auto& [zero_copy, node_shared] :
-         {std::pair{true, NodeShared::kAuto}, {true, NodeShared::kOff}, {false, NodeShared::kAuto}}) {
+    for (const auto& [layout, node_shared] : {std::pair{FlatKind::kContiguous, NodeShared::kAuto},
+                                              {FlatKind::kContiguous, NodeShared::kOff},
+                                              {FlatKind::kRows, NodeShared::kAuto},
+                                              {FlatKind::kRows, NodeShared::kOff},
+                                              {FlatKind::kPerParameter, NodeShared::kAuto}}) {
       for (const bool reshard : {true, false}) {
         for (int depth = 0; depth <= ShardingPolicy::kMaxPrefetchDepth; ++depth) {
           ToyRun run{.replicate = replicate, .shard = shard};
-          run.policy.layout = FlatKindFor(zero_copy);
+          run.policy.layout = layout;
           run.policy.node_shared = node_shared;
           run.policy.reshard_after_forward = reshard;
           run.policy.prefetch_depth = depth;
@@ -121,9 +124,18 @@ TEST(FullyShard, GivesTheSameBitsAtTheSameCostWithActivationCheckpoints) {
 TEST(FullyShard, GivesTheSameBitsOnEveryNodeMap) {
   std::map<uint64_t, std::string> seen;
   for (const NodeMap& nodes : NodeMapsOf(4)) {
-    RunToy(nodes, {.replicate = 2, .shard = 2}, [&](const ToyOutcome& outcome) {
-      seen.emplace(Hash64(outcome.weights.data(), outcome.weights.size() * sizeof(float)), Describe(nodes));
-    });
+    for (const FlatKind layout : kFlatKinds) {
+      for (const bool over_replicas : {false, true}) {
+        ToyRun run{.replicate = 2, .shard = 2};
+        run.policy.layout = layout;
+        run.policy.shard_optimizer_over_replicas = over_replicas;
+        run.policy.wire_compression = over_replicas ? WireCompression::kLossless : WireCompression::kNone;
+        RunToy(nodes, run, [&](const ToyOutcome& outcome) {
+          seen.emplace(Hash64(outcome.weights.data(), outcome.weights.size() * sizeof(float)),
+                       Describe(nodes));
+        });
+      }
+    }
   }
   EXPECT_THAT(seen, ::testing::SizeIs(1));
 }
@@ -136,10 +148,10 @@ TEST(FullyShard, CostsWhatTheFormulasSay) {
 
 TEST(FullyShard, CostsWhatTheFormulasSayWhenReshardedToNeighbors) {
   for (const auto& [shard, neighbors] : {std::pair{2, 2}, {4, 2}, {4, 4}, {6, 3}}) {
-    for (const bool zero_copy : {true, false}) {
+    for (const FlatKind layout : kFlatKinds) {
       for (const DType dtype : {DType::kF32, DType::kBF16}) {
         ToyRun run{.shard = shard};
-        run.policy.layout = FlatKindFor(zero_copy);
+        run.policy.layout = layout;
         run.policy.param_dtype = dtype;
         run.policy.reshard_after_forward_size = neighbors;
         RunToy(NodeMap::OneNode(shard), run, ExpectCosts);
@@ -148,10 +160,46 @@ TEST(FullyShard, CostsWhatTheFormulasSayWhenReshardedToNeighbors) {
   }
 }
 
+// Rows of the toy are shorter and longer than these slices. Replicas and neighbors exchange rows too.
+TEST(FullyShard, PacksTheRowsThatTheFormulasSayBetweenNodes) {
+  for (const auto& [replicate, shard, ranks_per_node] :
+       {std::tuple{1, 2, 1}, {1, 4, 1}, {1, 4, 2}, {2, 2, 2}, {2, 2, 1}, {4, 1, 1}}) {
+    for (const DType dtype : {DType::kF32, DType::kBF16}) {
+      for (const int neighbors : {0, 2}) {
+        ToyRun run{.replicate = replicate, .shard = shard, .microbatches = 2, .slice_bytes = 96};
+        run.policy.layout = FlatKind::kRows;
+        run.policy.param_dtype = dtype;
+        run.policy.shard_optimizer_over_replicas = replicate > 1;
+        run.policy.reshard_after_forward_size = shard % 2 == 0 ? neighbors : 0;
+        std::map<int, int64_t> packed;  // By rank, in two of the steps.
+        int64_t expected = 0;
+        for (const int steps : {2, 4}) {
+          run.steps = steps;
+          RunToy(
+              NodeMap::RanksPerNode(replicate * shard, ranks_per_node), run, [&](const ToyOutcome& outcome) {
+                packed[outcome.rank] += (steps == 4 ? 1 : -1) * outcome.total_copied_bytes;
+                if (steps == 2) return;
+                EXPECT_EQ(packed[outcome.rank], 2 * outcome.expected.packed_bytes) << "rank " << outcome.rank;
+                expected += outcome.expected.packed_bytes;
+              });
+        }
+        const bool shares_masters = dtype == DType::kF32 && run.policy.reshard_after_forward_size == 0;
+        EXPECT_EQ(expected > 0, shard > 1 && (ranks_per_node < shard || shares_masters));
+      }
+    }
+  }
+}
+
 TEST(FullyShard, CopiesNothingWithZeroCopyInFp32) {
   for (const auto& [replicate, shard] : {std::pair{1, 1}, {1, 2}, {2, 1}, {2, 2}}) {
-    RunToy(NodeMap::OneNode(replicate * shard), {.replicate = replicate, .shard = shard},
-           [](const ToyOutcome& outcome) { EXPECT_EQ(outcome.sharding.copied_bytes, 0); });
+    for (const FlatKind layout : {FlatKind::kContiguous, FlatKind::kRows}) {
+      ToyRun run{.replicate = replicate, .shard = shard};
+      run.policy.layout = layout;
+      RunToy(NodeMap::OneNode(replicate * shard), run, [](const ToyOutcome& outcome) {
+        EXPECT_EQ(outcome.sharding.copied_bytes, 0);
+        EXPECT_EQ(outcome.engine.copied_bytes, 0);
+      });
+    }
   }
 }
 
@@ -178,9 +226,13 @@ TEST(FullyShard, GathersTheRootOnceAndBlocksTwiceUnlessTheyStayUnshardedForBackw
 }
 
 TEST(FullyShard, GathersNothingInPlace) {
-  for (const auto& [reshard, dtype] :
-       {std::pair{true, DType::kF32}, {false, DType::kF32}, {true, DType::kBF16}}) {
+  for (const auto& [reshard, dtype, layout] : {std::tuple{true, DType::kF32, FlatKind::kContiguous},
+                                               {false, DType::kF32, FlatKind::kContiguous},
+                                               {true, DType::kBF16, FlatKind::kContiguous},
+                                               {true, DType::kF32, FlatKind::kRows},
+                                               {true, DType::kBF16, FlatKind::kRows}}) {
     ToyRun run{.replicate = 2, .shard = 2, .microbatches = 3};
+    run.policy.layout = layout;
     run.policy.node_shared = NodeShared::kOn;
     run.policy.reshard_after_forward = reshard;
     run.policy.param_dtype = dtype;
@@ -195,12 +247,12 @@ TEST(FullyShard, GathersNothingInPlace) {
 
 TEST(FullyShard, TrainsInBf16CloseToFp32AtTheCostsOfTheFormulas) {
   for (const auto& [replicate, shard] : {std::pair{1, 1}, {1, 2}, {2, 1}, {2, 2}}) {
-    for (const bool zero_copy : {true, false}) {
+    for (const FlatKind layout : kFlatKinds) {
       for (const auto& [param, reduce] :
            {std::pair{DType::kBF16, DType::kF32}, std::pair{DType::kF32, DType::kBF16},
             std::pair{DType::kBF16, DType::kBF16}}) {
         ToyRun run{.replicate = replicate, .shard = shard};
-        run.policy.layout = FlatKindFor(zero_copy);
+        run.policy.layout = layout;
         run.policy.param_dtype = param;
         run.policy.reduce_dtype = reduce;
         const ToyOutcome alone = *TrainToyOnOneRank(run);
@@ -214,9 +266,9 @@ TEST(FullyShard, TrainsInBf16CloseToFp32AtTheCostsOfTheFormulas) {
 }
 
 TEST(FullyShard, SumsMicrobatchesBeforeOneReduction) {
-  for (const bool zero_copy : {true, false}) {
+  for (const FlatKind layout : kFlatKinds) {
     ToyRun run{.replicate = 2, .shard = 2, .microbatches = 3};
-    run.policy.layout = FlatKindFor(zero_copy);
+    run.policy.layout = layout;
     const ToyOutcome alone = *TrainToyOnOneRank(run);
     RunToy(NodeMap::RanksPerNode(4, 2), run, [&alone](const ToyOutcome& outcome) {
       ExpectNear(outcome.weights, alone.weights, 1e-5F);

@@ -31,7 +31,7 @@ ToyRun DrawRun(uint64_t seed) {
   run.replicate = 4 / run.shard;
   run.steps = 2;
   run.checkpoint = Draw(seed, 2, 2) == 0;
-  run.policy.layout = FlatKindFor(Draw(seed, 3, 2) == 0);
+  run.policy.layout = kFlatKinds[Draw(seed, 3, 3)];
   run.policy.shard_optimizer_over_replicas = run.replicate > 1 && Draw(seed, 16, 2) == 0;
   run.policy.reshard_after_forward = Draw(seed, 4, 2) == 0;
   run.policy.reshard_root_after_forward = Draw(seed, 5, 2) == 0;

@@ -20,24 +20,27 @@ using Arrays = std::map<std::string, std::vector<float>>;
 struct MeshShape {
   int replicate;
   int shard;
-  bool zero_copy = true;
+  FlatKind layout = FlatKind::kContiguous;
   bool optimizer_over_replicas = false;
 };
 constexpr MeshShape kMeshes[] = {{1, 1},
                                  {1, 2},
                                  {2, 2},
                                  {1, 3},
-                                 {1, 3, false},
+                                 {1, 3, FlatKind::kPerParameter},
+                                 {1, 3, FlatKind::kRows},
                                  {3, 1},
-                                 {2, 2, false},
-                                 {2, 2, true, true},
-                                 {3, 1, true, true},
-                                 {2, 2, false, true}};
+                                 {3, 1, FlatKind::kRows},
+                                 {2, 2, FlatKind::kPerParameter},
+                                 {2, 2, FlatKind::kContiguous, true},
+                                 {3, 1, FlatKind::kContiguous, true},
+                                 {2, 2, FlatKind::kRows, true},
+                                 {2, 2, FlatKind::kPerParameter, true}};
 
-// Runs `body(net, model, rank)` on a mesh. Without zero copy, parameters are sharded on their last dim.
+// Runs `body(net, model, rank)` on a mesh. With kPerParameter, parameters are sharded on their last dim.
 template <typename Body>
 void OnMesh(const MeshShape& shape, const ShardLoader& loader, Body body) {
-  SCOPED_TRACE(absl::StrCat(shape.replicate, " x ", shape.shard, ", zero copy ", shape.zero_copy,
+  SCOPED_TRACE(absl::StrCat(shape.replicate, " x ", shape.shard, ", layout ", ToAbsl(Name(shape.layout)),
                             ", optimizer over replicas ", shape.optimizer_over_replicas));
   RunRanks(NodeMap::RanksPerNode(shape.replicate * shape.shard, 2),
            [&](Bootstrap& bootstrap) -> absl::Status {
@@ -45,9 +48,9 @@ void OnMesh(const MeshShape& shape, const ShardLoader& loader, Body body) {
              WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(shape.replicate, shape.shard));
              ToyNet net({7, 15, 3});
              ShardingPolicy policy;
-             policy.layout = FlatKindFor(shape.zero_copy);
+             policy.layout = shape.layout;
              policy.shard_optimizer_over_replicas = shape.optimizer_over_replicas;
-             if (!shape.zero_copy) policy.shard_dim = [](const Parameter&) { return -1; };
+             if (!policy.is_zero_copy()) policy.shard_dim = [](const Parameter&) { return -1; };
              WEFT_ASSIGN_OR_RETURN(const auto model,
                                    FullyShard(net, net.blocks(), mesh, *engine.engine, policy, loader));
              return body(net, *model, bootstrap.rank());

@@ -79,8 +79,9 @@ absl::Status RunStep(const GroupFixture& fixture, Groups& groups, Form form, boo
 }
 
 std::string Describe(Form form, const ShardingPolicy& policy, const CommContext::Options& bounds) {
-  return absl::StrCat("form ", static_cast<int>(form), ", zero copy ", policy.is_zero_copy(), ", in flight ",
-                      bounds.bounds.max_reduce_scatters, " and ", bounds.bounds.max_all_reduces);
+  return absl::StrCat("form ", static_cast<int>(form), ", layout ", ToAbsl(Name(policy.layout)),
+                      ", in flight ", bounds.bounds.max_reduce_scatters, " and ",
+                      bounds.bounds.max_all_reduces);
 }
 
 // Small powers of two: no sum rounds, and a sum shows which microbatches of which ranks it has.
@@ -99,7 +100,7 @@ TEST(Accumulation, SumsEveryMicrobatchWithExactlyTheCollectivesOfItsForm) {
     const int ranks = mesh.replicas * mesh.shards;
     RunRanks(NodeMap::OneNode(ranks), [&](Bootstrap& bootstrap) -> absl::Status {
       WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap, mesh.replicas));
-      for (const ShardingPolicy& policy : BothKinds()) {
+      for (const ShardingPolicy& policy : PolicyOfEachLayout()) {
         for (const Form form : kForms) {
           SCOPED_TRACE(Describe(form, policy, {}));
           WEFT_ASSIGN_OR_RETURN(Groups groups, MakeGroups(fixture, policy));
@@ -139,7 +140,7 @@ TEST(Accumulation, GivesTheSameBitsForEveryScheduleOfAForm) {
         RunRanks(nodes, [&, scatters = scatters, replications = replications](Bootstrap& bootstrap) {
           const CommContext::Options options{.bounds = {scatters, replications}};
           WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap, 2, options));
-          for (const ShardingPolicy& policy : BothKinds()) {
+          for (const ShardingPolicy& policy : PolicyOfEachLayout()) {
             for (const bool finish : {true, false}) {
               WEFT_ASSIGN_OR_RETURN(Groups groups, MakeGroups(fixture, policy));
               WEFT_RETURN_IF_ERROR(RunStep(fixture, groups, form, finish, Rounding));
@@ -171,7 +172,7 @@ TEST(Accumulation, GivesTheSameBitsForEveryScheduleOfAForm) {
 TEST(Accumulation, KeepsReducedAndPartialSumsApart) {
   RunRanks(NodeMap::RanksPerNode(4, 2), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap, 2));
-    for (const ShardingPolicy& policy : BothKinds()) {
+    for (const ShardingPolicy& policy : PolicyOfEachLayout()) {
       WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(MakeParameters({{40}}), policy));
       const auto reduce = [&](float value, ReduceScope scope) -> absl::Status {
         WEFT_RETURN_IF_ERROR(group->PrepareGradients());
@@ -243,7 +244,7 @@ TEST(Accumulation, AddsBf16ReductionsInFp32AndRoundsForTheReplicas) {
   RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const GroupFixture sharded, GroupFixture::Make(bootstrap, 1));
     WEFT_ASSIGN_OR_RETURN(const GroupFixture replicated, GroupFixture::Make(bootstrap, 2));
-    for (ShardingPolicy policy : BothKinds()) {
+    for (ShardingPolicy policy : PolicyOfEachLayout()) {
       policy.reduce_dtype = DType::kBF16;
       // bf16 has 8 significant bits: there 256 + 1 is 256, but without replicas all additions are in fp32.
       // With replicas each rank's 128.75 is rounded to 129 before the all-reduce.

@@ -119,7 +119,8 @@ TEST(CustomCollectives, ReplaceTheEnginesInEveryExchangeOfAGroup) {
     RunRanks(NodeMap::OneNode(2 * replicas), [&](Bootstrap& bootstrap) -> absl::Status {
       WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap, replicas));
       PointerExchange& exchange = *exchanges[static_cast<size_t>(bootstrap.rank() / 2)];
-      for (ShardingPolicy policy : BothKinds()) {
+      for (ShardingPolicy policy : PolicyOfEachLayout()) {
+        if (policy.layout == FlatKind::kRows) continue;  // Refused: see below.
         for (const DType dtype : {DType::kF32, DType::kBF16}) {
           policy.param_dtype = dtype;
           policy.reduce_dtype = dtype;
@@ -178,7 +179,8 @@ TEST(CustomCollectives, FailTheContextWhenTheyFail) {
     };
     WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap));
     for (const bool at_start : {true, false}) {
-      for (const ShardingPolicy& policy : BothKinds()) {
+      for (const ShardingPolicy& policy : PolicyOfEachLayout()) {
+        if (policy.layout == FlatKind::kRows) continue;
         WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(MakeParameters({{40}}), policy));
         const auto expect_failure_and_reset = [&](const absl::Status& status, const char* cause) {
           const auto stopped = AllOf(HasSubstr("sharding stopped"), HasSubstr(cause));
@@ -202,6 +204,33 @@ TEST(CustomCollectives, FailTheContextWhenTheyFail) {
       }
     }
     return absl::OkStatus();
+  });
+}
+
+TEST(CustomCollectives, AreRefusedForRows) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    const auto never = [](const auto&) -> StartedCollective {
+      ADD_FAILURE() << "the custom collective was started";
+      return absl::InternalError("started");
+    };
+    WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap));
+    ShardingPolicy rows;
+    rows.layout = FlatKind::kRows;
+    WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(MakeParameters({{4, 10}}), rows));
+    const auto expect_refused_and_reset = [&](const absl::Status& status, const char* collective) {
+      EXPECT_THAT(status, StatusIs(absl::StatusCode::kFailedPrecondition,
+                                   AllOf(HasSubstr(collective), HasSubstr("layout kRows"))));
+      WEFT_RETURN_IF_ERROR(fixture.context->ResetAfterError());
+      group->ResetAfterError();
+      return absl::OkStatus();
+    };
+    group->SetCustomAllGather(never);
+    WEFT_RETURN_IF_ERROR(expect_refused_and_reset(Gather(*group), "custom all-gather"));
+    group->SetCustomAllGather(nullptr);
+    group->SetCustomReduceScatter(never);
+    WEFT_RETURN_IF_ERROR(expect_refused_and_reset(Use(fixture, *group).status(), "custom reduce-scatter"));
+    group->SetCustomReduceScatter(nullptr);
+    return Use(fixture, *group).status();
   });
 }
 

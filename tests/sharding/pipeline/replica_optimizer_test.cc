@@ -35,9 +35,9 @@ TEST(ReplicaOptimizer, GivesTheBitsOfAllReducesOnEveryMeshAndNodeMap) {
   for (const auto& [replicate, shard] : {std::pair{2, 1}, {2, 2}, {3, 1}, {2, 3}, {4, 1}}) {
     for (const NodeMap& nodes : {NodeMap::OneNode(replicate * shard),
                                  NodeMap::RanksPerNode(replicate * shard, shard == 1 ? 2 : shard)}) {
-      for (const bool zero_copy : {true, false}) {
+      for (const FlatKind layout : kFlatKinds) {
         ToyRun run{.replicate = replicate, .shard = shard};
-        run.policy.layout = FlatKindFor(zero_copy);
+        run.policy.layout = layout;
         ExpectTheBitsOfAllReduces(nodes, run);
       }
     }
@@ -46,12 +46,12 @@ TEST(ReplicaOptimizer, GivesTheBitsOfAllReducesOnEveryMeshAndNodeMap) {
 
 TEST(ReplicaOptimizer, GivesTheBitsOfAllReducesInEveryDTypeAndFormOfAccumulation) {
   for (const GradientSync sync : {GradientSync::kLast, GradientSync::kReduceScatter, GradientSync::kEach}) {
-    for (const bool zero_copy : {true, false}) {
+    for (const FlatKind layout : kFlatKinds) {
       for (const auto& [param, reduce] :
            {std::pair{DType::kF32, DType::kF32}, std::pair{DType::kBF16, DType::kBF16},
             std::pair{DType::kBF16, DType::kF32}}) {
         ToyRun run{.replicate = 2, .shard = 2, .microbatches = 3, .sync = sync};
-        run.policy.layout = FlatKindFor(zero_copy);
+        run.policy.layout = layout;
         run.policy.param_dtype = param;
         run.policy.reduce_dtype = reduce;
         ExpectTheBitsOfAllReduces(NodeMap::RanksPerNode(4, 2), run);
@@ -61,10 +61,10 @@ TEST(ReplicaOptimizer, GivesTheBitsOfAllReducesInEveryDTypeAndFormOfAccumulation
 }
 
 TEST(ReplicaOptimizer, GivesTheBitsOfAllReducesIfPartialSumsAreSentRounded) {
-  for (const bool zero_copy : {true, false}) {
+  for (const FlatKind layout : kFlatKinds) {
     for (const int replicas : {3, 4}) {
       ToyRun run{.replicate = replicas, .shard = 1};
-      run.policy.layout = FlatKindFor(zero_copy);
+      run.policy.layout = layout;
       run.policy.reduce_dtype = DType::kBF16;
       ExpectTheBitsOfAllReduces(NodeMap::RanksPerNode(replicas, 2), run);
     }
@@ -328,7 +328,7 @@ TEST(ReplicaOptimizer, NeitherSplitsNorGathersFrozenParameters) {
     WEFT_ASSIGN_OR_RETURN(
         const GroupFixture fixture,
         GroupFixture::Make(bootstrap, 2, {.lanes = {.shard_optimizer_over_replicas = true}}));
-    for (const ShardingPolicy& policy : BothKinds()) {
+    for (const ShardingPolicy& policy : PolicyOfEachLayout()) {
       const auto parameters = MakeParameters({{31, 3}, {7, 5}, {64}});
       parameters[0]->requires_grad = false;
       WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(parameters, policy));

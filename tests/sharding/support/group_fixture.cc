@@ -71,11 +71,10 @@ absl::Status Gather(ParamGroup& group) {
   return group.WaitUnshard();
 }
 
-std::vector<ShardingPolicy> BothKinds() {
-  ShardingPolicy zero_copy;
-  ShardingPolicy copies;
-  copies.layout = FlatKind::kPerParameter;
-  return {zero_copy, copies};
+std::vector<ShardingPolicy> PolicyOfEachLayout() {
+  std::vector<ShardingPolicy> policies;
+  for (const FlatKind layout : kFlatKinds) policies.emplace_back().layout = layout;
+  return policies;
 }
 
 }  // namespace weft::testing

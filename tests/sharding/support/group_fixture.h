@@ -45,7 +45,7 @@ struct GroupFixture {
 // Unshards the group and waits for it.
 absl::Status Gather(ParamGroup& group);
 
-// Policies with and without zero copy.
-std::vector<ShardingPolicy> BothKinds();
+// A default policy with each layout.
+std::vector<ShardingPolicy> PolicyOfEachLayout();
 
 }  // namespace weft::testing

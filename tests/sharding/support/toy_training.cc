@@ -26,9 +26,13 @@ ShardingCounters Difference(const ShardingCounters& after, const ShardingCounter
           after.unshared_images - before.unshared_images};
 }
 
-StepCosts ExpectedCosts(const ShardedModel& model, const ToyRun& run, int rank) {
+StepCosts ExpectedCosts(const ShardedModel& model, const ToyRun& run, const Bootstrap& bootstrap) {
+  const int rank = bootstrap.rank();
   StepShape shape = {run.shard_group_size(), run.replicate, run.microbatches, run.sync,
                      rank % run.shard_group_size()};
+  const auto on_first_node = static_cast<int>(bootstrap.node_map().RanksOf(0).size());
+  shape.ranks_per_node = on_first_node == bootstrap.size() ? 0 : on_first_node;
+  shape.slice_bytes = run.slice_bytes;
   shape.residency = model.residency().residency;
   shape.replicate_rank = rank / run.shard_group_size();
   return CostsOfGroups(LayoutsOf(model), model.policy(), shape);
@@ -65,7 +69,7 @@ absl::StatusOr<DeviceMesh> MakeToyMesh(int replicate, int shard, int context) {
 }
 
 std::string ToyRun::Describe() const {
-  return absl::StrCat(replicate, " x ", shard, " x ", context, ", zero copy ", policy.is_zero_copy(),
+  return absl::StrCat(replicate, " x ", shard, " x ", context, ", layout ", ToAbsl(Name(policy.layout)),
                       ", reshard ", policy.reshard_after_forward, ", prefetch ", policy.PrefetchDepth(),
                       ", node shared ", static_cast<int>(policy.node_shared), ", ",
                       ToAbsl(Name(policy.param_dtype)), " reduced in ", ToAbsl(Name(policy.reduce_dtype)),
@@ -115,14 +119,17 @@ absl::StatusOr<std::vector<float>> ToyWeights(ShardedModel& model) {
 }
 
 absl::StatusOr<ToyOutcome> TrainToy(Bootstrap& bootstrap, const ToyRun& run) {
-  WEFT_ASSIGN_OR_RETURN(const RankEngine rank, MakeToyRank(bootstrap));
+  EngineOptions options;
+  options.slice_bytes = run.slice_bytes;
+  WEFT_ASSIGN_OR_RETURN(const RankEngine rank, MakeToyRank(bootstrap, options));
   WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(run.replicate, run.shard, run.context));
   ToyNet net(run.sizes);
   for (Module* block : net.blocks()) block->SetActivationCheckpointing(run.checkpoint);
   WEFT_ASSIGN_OR_RETURN(
-      const std::unique_ptr<ShardedModel> model,
+      std::unique_ptr<ShardedModel> model,
       FullyShard(net, net.blocks(), mesh, *rank.engine, run.policy, LoadInitialValues(kToySeed)));
   ToyOutcome outcome;
+  outcome.rank = bootstrap.rank();
   for (int step = 0; step < run.steps; ++step) {
     const EngineCounters engine = rank.engine->counters();
     const ShardingCounters sharding = model->counters();
@@ -133,8 +140,10 @@ absl::StatusOr<ToyOutcome> TrainToy(Bootstrap& bootstrap, const ToyRun& run) {
   }
   outcome.image_peak_bytes = model->peaks().image_bytes;
   outcome.gradient_peak_bytes = model->peaks().gradient_bytes;
-  outcome.expected = ExpectedCosts(*model, run, bootstrap.rank());
+  outcome.expected = ExpectedCosts(*model, run, bootstrap);
   WEFT_ASSIGN_OR_RETURN(outcome.weights, ToyWeights(*model));
+  model.reset();  // Waits for its operations.
+  outcome.total_copied_bytes = rank.engine->counters().copied_bytes;
   return outcome;
 }
 

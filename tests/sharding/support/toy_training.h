@@ -37,6 +37,7 @@ struct ToyRun {
   std::vector<int64_t> sizes = {16, 15, 8, 3};
   bool checkpoint = false;        // Blocks recompute their activations.
   bool updates_directly = false;  // Through Shards(), not UpdateShards.
+  int64_t slice_bytes = EngineOptions().slice_bytes;
 
   int shard_group_size() const { return shard * context; }
   int ranks() const { return replicate * shard_group_size(); }
@@ -44,12 +45,14 @@ struct ToyRun {
 };
 
 struct ToyOutcome {
+  int rank = 0;
   std::vector<float> weights;  // All parameters, unsharded.
   std::vector<double> norms;   // Gradient norm of each step.
   // The rest is of the last step.
   StepCosts expected;  // By the formulas.
   EngineCounters engine;
   ShardingCounters sharding;
+  int64_t total_copied_bytes = 0;  // By the engine, in all steps and for the weights.
   size_t image_peak_bytes = 0;
   size_t gradient_peak_bytes = 0;
 };
