@@ -39,7 +39,7 @@ std::string ToString(const Descriptor& descriptor) {
 std::string MismatchDetails(const Descriptor& a, const Descriptor& b) {
   if (a.group_hash != b.group_hash)
     return " (lanes of different groups: ranks called AddLane in different orders)";
-  if (a.counts_hash != b.counts_hash) return " (different counts or roots)";
+  if (a.counts_hash != b.counts_hash) return " (different counts, ranges or roots)";
   if (a.wire_compression != b.wire_compression) {
     return absl::StrCat(" (wire compression: ", ToAbsl(Name(a.wire_compression)), " and ",
                         ToAbsl(Name(b.wire_compression)), ")");

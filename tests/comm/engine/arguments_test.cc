@@ -67,6 +67,15 @@ TEST_F(Arguments, CountsMustNotBeNegative) {
                 HasSubstr("negative"));
 }
 
+TEST_F(Arguments, PartRangesMustFitTheGroup) {
+  const auto two = PartRanges::Make({{{0, 1}}, {{1, 1}}}).value();
+  ExpectRefused(engine().AllGather(lane(), memory(), memory(), DType::kF32, two),
+                HasSubstr("all_gather: part ranges of 2 ranks for group world of 1 ranks"));
+  ExpectRefused(engine().AllGatherDelta(lane(), memory(), memory(), two), HasSubstr("all_gather_delta"));
+  ExpectRefused(engine().ReduceScatter(lane(), memory(), memory(), DType::kF32, ReduceOp::kSum, nullptr),
+                HasSubstr("reduce_scatter: no part ranges for group world"));
+}
+
 TEST_F(Arguments, PartsMustBeSupportedTensors) {
   const TensorView good = TensorView::Contiguous(memory(), DType::kF32, {2, 3});
   const auto refused = [&](const TensorView& send, const TensorView& receive, const std::string& text) {
@@ -154,6 +163,31 @@ TEST(ArgumentsOfGroups, ASharedOutputMustLieInNodeMemory) {
         StatusIs(absl::StatusCode::kInvalidArgument,
                  HasSubstr("all_gather_shared: the output of 256 bytes does not lie in node memory")));
     return absl::OkStatus();
+  });
+}
+
+TEST(ArgumentsOfGroups, BuffersOfPartRangesMustLieInNodeMemory) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer buffer, TestBuffer::Make(*fixture.pool, true, DType::kF32, 64));
+    std::vector<float> own(64);
+    const auto parts = PartRanges::Make({{{0, 8}, {32, 8}}, {{8, 24}}}).value();
+    const auto refused = [&](Work work, const char* message) -> absl::Status {
+      EXPECT_FALSE(work.Wait().ok());
+      WEFT_RETURN_IF_ERROR(BootstrapBarrier(bootstrap));
+      EXPECT_THAT(fixture.engine->status(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(message)));
+      WEFT_RETURN_IF_ERROR(fixture.engine->ResetAfterError());
+      return BootstrapBarrier(bootstrap);
+    };
+    CommEngine& engine = *fixture.engine;
+    WEFT_RETURN_IF_ERROR(refused(engine.AllGather(fixture.lane, own.data(), own.data(), DType::kF32, parts),
+                                 "all_gather: the output of 160 bytes does not lie in node memory"));
+    WEFT_RETURN_IF_ERROR(
+        refused(engine.AllGather(fixture.lane, own.data(), buffer.data(), DType::kF32, parts),
+                "all_gather: the input of"));
+    return refused(
+        engine.ReduceScatter(fixture.lane, own.data(), buffer.data(), DType::kF32, ReduceOp::kSum, parts),
+        "reduce_scatter: the input of 160 bytes");
   });
 }
 

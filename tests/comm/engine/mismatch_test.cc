@@ -52,6 +52,16 @@ Submission AllGatherOf(std::vector<int64_t> counts) {
           absl::StrCat("all_gather of ", total, " f32")};
 }
 
+// Parts in ranges of a whole buffer.
+Submission ReduceScatterOfRanges(const std::vector<std::vector<ElementRange>>& ranges) {
+  const auto parts = PartRanges::Make(ranges).value();
+  return {[=](EngineFixture& fixture, TestBuffer& input, TestBuffer& output) {
+            return fixture.engine->ReduceScatter(fixture.lane, input.data(), output.data(), DType::kF32,
+                                                 ReduceOp::kSum, parts);
+          },
+          absl::StrCat("reduce_scatter of ", parts->total(), " f32")};
+}
+
 Submission AllGatherSharedOf(int64_t total) {
   return {[=](EngineFixture& fixture, TestBuffer& input, TestBuffer& output) {
             return fixture.engine->AllGatherShared(fixture.lane, input.data(), output.data(), DType::kF32,
@@ -135,6 +145,10 @@ TEST(Mismatch, OfAnyPropertyIsAnErrorThatNamesBothRanksAndOperations) {
           {"count", AllGatherOf({600, 600, 600}), AllGatherOf({601, 601, 601})},
           {"counts", ReduceScatterOf({600, 600, 600}), ReduceScatterOf({500, 700, 600})},
           {"counts", AllGatherOf({600, 600, 600}), AllGatherOf({500, 700, 600})},
+          {"ranges", ReduceScatterOfRanges({{{0, 600}}, {{600, 600}}, {{1200, 600}}}),
+           ReduceScatterOfRanges({{{0, 600}}, {{1200, 600}}, {{600, 600}}})},
+          {"ranges instead of counts", ReduceScatterOf({600, 600, 600}),
+           ReduceScatterOfRanges({{{0, 600}}, {{1200, 600}}, {{600, 600}}})},
           {"dtype", AllReduceOf(1000), AllReduceOf(1000, DType::kI32)},
           {"dtype", AllReduceOf(1000), AllReduceOf(1000, DType::kBF16)},
           {"reduce op", AllReduceOf(1000), AllReduceOf(1000, DType::kF32, ReduceOp::kMax)},

@@ -24,6 +24,7 @@ ProgramOp DrawOp(SeededRandom& random) {
   op.shared = random.Chance(40);
   op.wire_compression = random.OneOf({WireCompression::kNone, WireCompression::kLossless});
   op.root = static_cast<int>(random.Between(0, 1 << 20));
+  op.in_ranges = op.node_memory && random.Chance(40);
   return op;
 }
 

@@ -48,8 +48,9 @@ class ProgramRunner {
   struct Live {
     int op;
     std::vector<int64_t> parts;
-    TestBuffer input, output;  // kGatherDelta: the input is the delta base.
-    Work readers_done;         // Barrier of the ranks that share an image, submitted after they have read it.
+    std::shared_ptr<const PartRanges> ranges;  // Null: the parts lie end to end.
+    TestBuffer input, output;                  // kGatherDelta: the input is the delta base.
+    Work readers_done;  // Barrier of the ranks that share an image, submitted after they have read it.
     std::vector<StridedPart> sent, received;  // By world rank.
     Work work, continued;
     std::optional<int> shifted_from;
@@ -84,6 +85,13 @@ class ProgramRunner {
   absl::Status SubmitSharedGather(int index, const ProgramOp& op, Live& live);
   absl::Status SubmitDeltaGather(int index, const ProgramOp& op, Live& live);
   absl::Status SubmitReduction(int index, const ProgramOp& op, Live& live);
+  // Scatters the parts, if the operation's parts lie in ranges.
+  void DrawRanges(int index, const ProgramOp& op, Live& live) {
+    if (op.in_ranges)
+      live.ranges = ScatterParts(live.parts, program_.seed * 31 + static_cast<uint64_t>(index));
+  }
+  // The same, and moves the elements of a buffer, which lie end to end, to their ranges.
+  void ScatterBuffer(int index, const ProgramOp& op, Live& live, TestBuffer& buffer);
   void Continue(Live& live);
   void ContinueReadyReductions();
   absl::Status SubmitAllReduce(int index, const ProgramOp& op, Live& live);
@@ -98,6 +106,8 @@ class ProgramRunner {
   absl::Status FinishOne(size_t index);
   absl::Status Complete(Live& live);
   absl::Status Check(Live& live);
+  // Checks a gathered output.
+  absl::Status CheckGathered(const Live& live, const ProgramOp& op, const std::byte* output);
   absl::Status CheckStrided(Live& live);
   absl::Status CheckUpdatedBase(Live& live);
   absl::Status CheckBounds(ProgramOutcome& outcome);

@@ -1,11 +1,13 @@
 #include "tests/comm/random_programs/program_values.h"
 
+#include <algorithm>
 #include <cstring>
 #include <numeric>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
 
+#include "tests/comm/random_programs/seeded_random.h"
 #include "tests/comm/support/random_values.h"
 #include "weft/core/status.h"
 
@@ -52,6 +54,66 @@ int64_t Sum(const std::vector<int64_t>& parts, int first) {
   return std::accumulate(parts.begin(), parts.begin() + first, int64_t{0});
 }
 int64_t Sum(const std::vector<int64_t>& parts) { return Sum(parts, static_cast<int>(parts.size())); }
+
+std::shared_ptr<const PartRanges> ScatterParts(const std::vector<int64_t>& parts, uint64_t seed) {
+  SeededRandom random(seed);
+  struct Cut {
+    size_t rank;
+    int64_t count;
+  };
+  std::vector<Cut> cuts;
+  for (size_t rank = 0; rank < parts.size(); ++rank) {
+    for (int64_t left = parts[rank]; left > 0; left -= cuts.back().count) {
+      const int64_t most = std::min<int64_t>(left, 300);
+      cuts.push_back({rank, random.Chance(25) ? 1 : random.Between(1, most)});
+    }
+  }
+  for (size_t i = cuts.size(); i > 1; --i) {
+    std::swap(cuts[i - 1], cuts[static_cast<size_t>(random.Between(0, static_cast<int64_t>(i) - 1))]);
+  }
+  std::vector<std::vector<ElementRange>> ranges(parts.size());
+  int64_t end = 0;
+  for (const Cut& cut : cuts) {
+    ranges[cut.rank].push_back({end, cut.count});
+    end += cut.count;
+  }
+  return PartRanges::Make(ranges).value();
+}
+
+namespace {
+
+// Calls body(element in the buffer, element of the parts end to end, count).
+template <typename Body>
+void ForEachRange(const PartRanges& ranges, Body body) {
+  int64_t begin = 0;
+  for (int rank = 0; rank < ranges.ranks(); ++rank) {
+    for (const PartRanges::PlacedRange& placed : ranges.part(rank)) {
+      body(placed.range.begin, begin + placed.place, placed.range.count);
+    }
+    begin += ranges.counts()[static_cast<size_t>(rank)];
+  }
+}
+
+}  // namespace
+
+void CopyToRanges(const PartRanges& ranges, const std::byte* end_to_end, std::byte* buffer,
+                  size_t element_bytes) {
+  ForEachRange(ranges, [&](int64_t to, int64_t from, int64_t count) {
+    std::memcpy(buffer + static_cast<size_t>(to) * element_bytes,
+                end_to_end + static_cast<size_t>(from) * element_bytes,
+                static_cast<size_t>(count) * element_bytes);
+  });
+}
+
+std::vector<std::byte> PackRanges(const PartRanges& ranges, const std::byte* buffer, size_t element_bytes) {
+  std::vector<std::byte> packed(static_cast<size_t>(ranges.total()) * element_bytes);
+  ForEachRange(ranges, [&](int64_t from, int64_t to, int64_t count) {
+    std::memcpy(packed.data() + static_cast<size_t>(to) * element_bytes,
+                buffer + static_cast<size_t>(from) * element_bytes,
+                static_cast<size_t>(count) * element_bytes);
+  });
+  return packed;
+}
 
 int64_t ExchangeCount(const ProgramOp& op, int from, int to) {
   return op.uneven && (from + to) % 3 == 1 ? 0 : op.count + (op.uneven ? from : 0);

@@ -3,17 +3,26 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include <absl/status/status.h>
 
 #include "tests/comm/random_programs/random_program.h"
+#include "weft/comm/part_ranges.h"
 #include "weft/mesh/process_group.h"
 
 namespace weft::testing {
 
 // Elements of each rank's part of a gather or a reduction.
 std::vector<int64_t> PartsOf(const ProgramOp& op, int ranks);
+// Ranges of these parts in a buffer without gaps. Each part is cut into a few ranges; the ranges of all parts
+// lie in an order that depends on `seed`.
+std::shared_ptr<const PartRanges> ScatterParts(const std::vector<int64_t>& parts, uint64_t seed);
+// Moves the elements of all parts between a buffer in which they lie end to end and one with these ranges.
+void CopyToRanges(const PartRanges& ranges, const std::byte* end_to_end, std::byte* buffer,
+                  size_t element_bytes);
+std::vector<std::byte> PackRanges(const PartRanges& ranges, const std::byte* buffer, size_t element_bytes);
 // Number of elements that rank `from` sends to rank `to`.
 int64_t ExchangeCount(const ProgramOp& op, int from, int to);
 // Number of elements in the first `first` parts, and in all parts.

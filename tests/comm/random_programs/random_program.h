@@ -2,8 +2,8 @@
 // checks every result bit by bit against the canonical tree.
 //
 // Each rank sleeps, waits and frees memory at random times of its own. Programs use all features of the
-// engine: lanes over crossing groups, priorities, `after`, gates, uneven, empty and strided parts, and memory
-// inside and outside the node heap.
+// engine: lanes over crossing groups, priorities, `after`, gates, uneven, empty and strided parts, parts in
+// ranges, and memory inside and outside the node heap.
 #pragma once
 
 #include <cstdint>
@@ -61,7 +61,8 @@ struct ProgramOp {
   bool whole_world;  // Gathers: over all ranks, on a lane of their own. If false, over the shard group.
   bool shared;       // kGatherImage: into one image for each node.
   WireCompression wire_compression;
-  int root;  // kBroadcast: root. kShift: distance on the ring. kMessages: draws their ranks.
+  int root;        // kBroadcast: root. kShift: distance on the ring. kMessages: draws their ranks.
+  bool in_ranges;  // Gathers and reductions: each part is a list of ranges. REQUIRES: node_memory.
 };
 
 // A point-to-point message of a kMessages. The ranks between which there is none submit nothing.

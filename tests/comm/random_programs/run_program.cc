@@ -91,9 +91,9 @@ absl::Status ProgramRunner::Check(Live& live) {
   const ProgramOp& op = program_.ops[static_cast<size_t>(live.op)];
   switch (op.kind) {
     case ProgramOp::Kind::kGatherImage:
-      return values_->CheckGather(live.op, op, live.parts, ImageOf(op));
+      return CheckGathered(live, op, ImageOf(op));
     case ProgramOp::Kind::kGatherDelta:
-      return values_->CheckGather(live.op, op, live.parts, live.output.data());
+      return CheckGathered(live, op, live.output.data());
     case ProgramOp::Kind::kReduceGradients:
       return values_->CheckReduction(live.op, op, live.parts, live.output.data());
     case ProgramOp::Kind::kAllReduce:
@@ -154,6 +154,12 @@ absl::Status ProgramRunner::Complete(Live& live) {
   WEFT_RETURN_IF_ERROR(live.work.WaitReleased());
   WEFT_RETURN_IF_ERROR(CheckUpdatedBase(live));
   return live.continued.valid() ? live.continued.WaitReleased() : absl::OkStatus();
+}
+
+absl::Status ProgramRunner::CheckGathered(const Live& live, const ProgramOp& op, const std::byte* output) {
+  if (live.ranges == nullptr) return values_->CheckGather(live.op, op, live.parts, output);
+  const std::vector<std::byte> packed = PackRanges(*live.ranges, output, SizeOf(op.dtype));
+  return values_->CheckGather(live.op, op, live.parts, packed.data());
 }
 
 // Checks that a kGatherDelta has updated the delta base.

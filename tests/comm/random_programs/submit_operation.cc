@@ -17,11 +17,23 @@ absl::Status ProgramRunner::SubmitGather(int index, const ProgramOp& op, Live& l
     WEFT_RETURN_IF_ERROR(Check(*last));
     if (rules_.gate_images) options.gate = &last->work;
   }
-  live.work = engine().AllGather(op.whole_world ? world_gather_lane_ : gather_lane_, live.input.data(),
-                                 images_[static_cast<size_t>(op.image)].data(), op.dtype, Sum(live.parts),
-                                 live.parts, options);
+  const LaneId lane = op.whole_world ? world_gather_lane_ : gather_lane_;
+  std::byte* image = images_[static_cast<size_t>(op.image)].data();
+  DrawRanges(index, op, live);
+  live.work = live.ranges != nullptr
+                  ? engine().AllGather(lane, live.input.data(), image, op.dtype, live.ranges, options)
+                  : engine().AllGather(lane, live.input.data(), image, op.dtype, Sum(live.parts), live.parts,
+                                       options);
   last = &live;
   return absl::OkStatus();
+}
+
+void ProgramRunner::ScatterBuffer(int index, const ProgramOp& op, Live& live, TestBuffer& buffer) {
+  DrawRanges(index, op, live);
+  if (live.ranges == nullptr) return;
+  const size_t bytes = static_cast<size_t>(live.ranges->total()) * SizeOf(op.dtype);
+  const std::vector<std::byte> end_to_end(buffer.data(), buffer.data() + bytes);
+  CopyToRanges(*live.ranges, end_to_end.data(), buffer.data(), SizeOf(op.dtype));
 }
 
 // Every rank that shares the image takes part in the barrier, even if its last gather into the image has
@@ -40,9 +52,13 @@ absl::Status ProgramRunner::SubmitSharedGather(int index, const ProgramOp& op, L
   OpOptions options = Options(index, op);
   live.readers_done = engine().Barrier(op.whole_world ? node_readers_lane_ : shard_readers_lane_, options);
   if (rules_.gate_images) options.gate = &live.readers_done;
-  live.work = engine().AllGatherShared(op.whole_world ? world_gather_lane_ : gather_lane_, live.input.data(),
-                                       shared_images_[SharedImage(op)].data(), op.dtype, Sum(live.parts),
-                                       live.parts, options);
+  const LaneId lane = op.whole_world ? world_gather_lane_ : gather_lane_;
+  std::byte* image = shared_images_[SharedImage(op)].data();
+  DrawRanges(index, op, live);
+  live.work = live.ranges != nullptr
+                  ? engine().AllGatherShared(lane, live.input.data(), image, op.dtype, live.ranges, options)
+                  : engine().AllGatherShared(lane, live.input.data(), image, op.dtype, Sum(live.parts),
+                                             live.parts, options);
   last = &live;
   return absl::OkStatus();
 }
@@ -60,8 +76,13 @@ absl::Status ProgramRunner::SubmitDeltaGather(int index, const ProgramOp& op, Li
   }
   Fill(index, op, ProgramValues::kDeltaBase, own, live.input.data());
   Fill(index, op, 0, own, live.output.At(Sum(live.parts, group.group_rank)));
-  live.work = engine().AllGatherDelta(op.whole_world ? world_gather_lane_ : gather_lane_, live.input.data(),
-                                      live.output.data(), Sum(live.parts), live.parts, Options(index, op));
+  ScatterBuffer(index, op, live, live.output);
+  const LaneId lane = op.whole_world ? world_gather_lane_ : gather_lane_;
+  live.work = live.ranges != nullptr
+                  ? engine().AllGatherDelta(lane, live.input.data(), live.output.data(), live.ranges,
+                                            Options(index, op))
+                  : engine().AllGatherDelta(lane, live.input.data(), live.output.data(), Sum(live.parts),
+                                            live.parts, Options(index, op));
   return absl::OkStatus();
 }
 
@@ -71,8 +92,12 @@ absl::Status ProgramRunner::SubmitReduction(int index, const ProgramOp& op, Live
   WEFT_ASSIGN_OR_RETURN(live.input, MakeBuffer(op, Sum(live.parts)));
   WEFT_ASSIGN_OR_RETURN(live.output, MakeBuffer(op, own));
   Fill(index, op, 0, Sum(live.parts), live.input.data());
-  live.work = engine().ReduceScatter(scatter_lane_, live.input.data(), live.output.data(), op.dtype,
-                                     Sum(live.parts), ReduceOp::kSum, live.parts, Options(index, op));
+  ScatterBuffer(index, op, live, live.input);
+  live.work = live.ranges != nullptr
+                  ? engine().ReduceScatter(scatter_lane_, live.input.data(), live.output.data(), op.dtype,
+                                           ReduceOp::kSum, live.ranges, Options(index, op))
+                  : engine().ReduceScatter(scatter_lane_, live.input.data(), live.output.data(), op.dtype,
+                                           Sum(live.parts), ReduceOp::kSum, live.parts, Options(index, op));
   live.continue_later = !rules_.submit_in_program_order;
   if (!live.continue_later) Continue(live);
   return absl::OkStatus();
