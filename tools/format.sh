@@ -13,7 +13,7 @@ if ! command -v clang-format-14 >/dev/null; then
 fi
 
 folders=()
-for folder in include src sharding context_parallel tests bench examples; do
+for folder in include src sharding context_parallel python tests bench examples; do
   [[ -d $folder ]] && folders+=("$folder")
 done
 mapfile -d '' files < <(find "${folders[@]}" \( -name '*.h' -o -name '*.cc' -o -name '*.inc' \) -print0)

@@ -1,0 +1,238 @@
+#include "python/bindings/array_collectives.h"
+
+#include <array>
+#include <memory>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include <absl/strings/str_cat.h>
+
+#include "python/bindings/engine_group.h"
+#include "python/bindings/errors.h"
+#include "python/bindings/python_store.h"
+
+namespace nb = nanobind;
+
+namespace weft::python {
+namespace {
+
+using Array = nb::ndarray<nb::c_contig, nb::device::cpu>;
+using ConstArray = nb::ndarray<nb::ro, nb::c_contig, nb::device::cpu>;
+
+ElementType TypeOf(const nb::dlpack::dtype& dtype) {
+  const auto is = [&](nb::dlpack::dtype_code code, int bits) {
+    return dtype.code == static_cast<uint8_t>(code) && dtype.bits == bits && dtype.lanes == 1;
+  };
+  using Code = nb::dlpack::dtype_code;
+  if (is(Code::Float, 32)) return ElementType::kF32;
+  if (is(Code::Bfloat, 16)) return ElementType::kBF16;
+  if (is(Code::Float, 16)) return ElementType::kF16;
+  if (is(Code::Float, 64)) return ElementType::kF64;
+  if (is(Code::Int, 32)) return ElementType::kI32;
+  if (is(Code::Int, 64)) return ElementType::kI64;
+  if (is(Code::Int, 16)) return ElementType::kI16;
+  if (is(Code::Int, 8)) return ElementType::kI8;
+  if (is(Code::UInt, 8)) return ElementType::kU8;
+  throw nb::type_error(
+      "the collectives take float32, bfloat16, float16, float64, int64, int32, int16, int8 and uint8; view "
+      "the "
+      "array as one of them");
+}
+
+Reduction ReductionOf(std::string_view name) {
+  constexpr std::array<std::pair<std::string_view, Reduction>, 8> kNames = {
+      {{"sum", Reduction::kSum},
+       {"average", Reduction::kAverage},
+       {"max", Reduction::kMax},
+       {"min", Reduction::kMin},
+       {"product", Reduction::kProduct},
+       {"bit_and", Reduction::kBitAnd},
+       {"bit_or", Reduction::kBitOr},
+       {"bit_xor", Reduction::kBitXor}}};
+  for (const auto& [known, reduction] : kNames) {
+    if (name == known) return reduction;
+  }
+  throw nb::value_error(
+      absl::StrCat("unknown reduction '", std::string(name),
+                   "'; the reductions are sum, average, max, min, product, bit_and, bit_or and bit_xor")
+          .c_str());
+}
+
+void CheckReduction(Reduction reduction, ElementType type) {
+  const bool is_integer = type != ElementType::kF32 && type != ElementType::kBF16 &&
+                          type != ElementType::kF16 && type != ElementType::kF64;
+  if (reduction == Reduction::kAverage && is_integer) {
+    throw nb::value_error("an average of integers is not defined; use the sum, and divide it");
+  }
+  const bool is_bitwise =
+      reduction == Reduction::kBitAnd || reduction == Reduction::kBitOr || reduction == Reduction::kBitXor;
+  if (is_bitwise && !is_integer) throw nb::value_error("a bitwise reduction takes integers");
+}
+
+void CheckSameType(const ConstArray& input, const Array& output) {
+  if (input.dtype() != output.dtype()) throw nb::type_error("input and output have different dtypes");
+}
+
+// The counts of the ranks' parts of `total` elements. Without `counts`: equal parts.
+std::vector<int64_t> PartCounts(const EngineGroup& group, int64_t total,
+                                const std::optional<std::vector<int64_t>>& counts) {
+  if (!counts) {
+    if (total % group.size() != 0) {
+      throw nb::value_error(absl::StrCat(total, " elements do not divide among ", group.size(),
+                                         " ranks; give counts, or pad the array")
+                                .c_str());
+    }
+    return std::vector<int64_t>(static_cast<size_t>(group.size()), total / group.size());
+  }
+  int64_t sum = 0;
+  for (const int64_t count : *counts) {
+    if (count < 0) throw nb::value_error("a count is negative");
+    sum += count;
+  }
+  if (static_cast<int>(counts->size()) != group.size() || sum != total) {
+    throw nb::value_error(absl::StrCat("expected ", group.size(), " counts that add up to ", total, ", got ",
+                                       counts->size(), " that add up to ", sum)
+                              .c_str());
+  }
+  return *counts;
+}
+
+void CheckPart(const EngineGroup& group, size_t elements, const std::vector<int64_t>& counts) {
+  const int64_t expected = counts[static_cast<size_t>(group.rank())];
+  if (static_cast<int64_t>(elements) == expected) return;
+  throw nb::value_error(
+      absl::StrCat("the part of rank ", group.rank(), " has ", elements, " elements, expected ", expected)
+          .c_str());
+}
+
+void CheckRank(const EngineGroup& group, int rank, std::string_view what) {
+  if (rank >= 0 && rank < group.size()) return;
+  throw nb::value_error(
+      absl::StrCat(std::string(what), " ", rank, " is not a rank of a group of ", group.size()).c_str());
+}
+
+// Owner of arrays, which may be dropped on any thread.
+template <typename... Arrays>
+std::shared_ptr<void> Owner(const Arrays&... arrays) {
+  using Held = std::tuple<Arrays...>;
+  return std::shared_ptr<Held>(new Held(arrays...), [](Held* held) {
+    const nb::gil_scoped_acquire locked;
+    delete held;
+  });
+}
+
+using OperationPtr = std::shared_ptr<Operation>;
+
+OperationPtr AllGather(EngineGroup& group, const ConstArray& input, const Array& output,
+                       const std::optional<std::vector<int64_t>>& counts) {
+  CheckSameType(input, output);
+  const auto parts = PartCounts(group, static_cast<int64_t>(output.size()), counts);
+  CheckPart(group, input.size(), parts);
+  return group.AllGather({Stream::kAllGather, "all_gather", Owner(input, output)}, input.data(),
+                         output.data(), TypeOf(output.dtype()), parts);
+}
+
+OperationPtr ReduceScatter(EngineGroup& group, const ConstArray& input, const Array& output,
+                           const std::string& reduction, const std::optional<std::vector<int64_t>>& counts) {
+  CheckSameType(input, output);
+  const auto parts = PartCounts(group, static_cast<int64_t>(input.size()), counts);
+  CheckPart(group, output.size(), parts);
+  const ElementType type = TypeOf(output.dtype());
+  CheckReduction(ReductionOf(reduction), type);
+  return group.ReduceScatter({Stream::kReduceScatter, "reduce_scatter", Owner(input, output)}, input.data(),
+                             output.data(), type, ReductionOf(reduction), parts);
+}
+
+OperationPtr AllReduce(EngineGroup& group, const Array& array, const std::string& reduction) {
+  const ElementType type = TypeOf(array.dtype());
+  CheckReduction(ReductionOf(reduction), type);
+  return group.AllReduce({Stream::kAllReduce, "all_reduce", Owner(array)}, array.data(), array.data(), type,
+                         ReductionOf(reduction), static_cast<int64_t>(array.size()));
+}
+
+OperationPtr Broadcast(EngineGroup& group, const Array& array, int root) {
+  CheckRank(group, root, "root");
+  return group.Broadcast({Stream::kOther, "broadcast", Owner(array)}, array.data(), TypeOf(array.dtype()),
+                         static_cast<int64_t>(array.size()), root);
+}
+
+OperationPtr Barrier(EngineGroup& group) { return group.Barrier({Stream::kOther, "barrier", nullptr}); }
+
+void WaitFor(Operation& operation, const Session& session, std::optional<double> timeout_s) {
+  const auto timeout = timeout_s ? absl::Seconds(*timeout_s) : session.options().timeout;
+  const Outcome outcome =
+      WaitForSignalsToo(absl::ToChronoMilliseconds(timeout),
+                        [&](std::chrono::milliseconds slice) { return operation.Wait(slice); });
+  if (outcome.ok()) return;
+  Raise(outcome.code == Outcome::Code::kTimeout ? absl::DeadlineExceededError(outcome.message)
+                                                : absl::InternalError(outcome.message));
+}
+
+// An operation as Python sees it.
+struct ArrayOperation {
+  std::shared_ptr<Session> session;
+  OperationPtr operation;
+};
+
+// Binds a function that submits an operation.
+template <typename... Arguments>
+auto Submitting(OperationPtr (*submit)(EngineGroup&, Arguments...)) {
+  return [submit](EngineGroup& group, Arguments... arguments) {
+    return ArrayOperation{group.session(), submit(group, std::forward<Arguments>(arguments)...)};
+  };
+}
+
+nb::capsule GroupCapsule(const std::shared_ptr<EngineGroup>& group) {
+  using Held = std::shared_ptr<GroupCollectives>;
+  return nb::capsule(new Held(group), kGroupCapsule,
+                     [](void* held) noexcept { delete static_cast<Held*>(held); });
+}
+
+std::shared_ptr<EngineGroup> MakeGroup(const std::shared_ptr<Session>& session, const std::string& name,
+                                       const std::vector<int>& ranks) {
+  absl::StatusOr<std::shared_ptr<EngineGroup>> made;
+  {
+    const nb::gil_scoped_release released;
+    made = EngineGroup::Create(session, name, ranks);
+  }
+  if (auto* const store = dynamic_cast<PythonStore*>(&session->store())) store->RethrowPending();
+  return ValueOrRaise(std::move(made));
+}
+
+}  // namespace
+
+void BindArrayCollectives(nb::module_& module) {
+  nb::class_<ArrayOperation>(module, "Operation")
+      .def(
+          "wait",
+          [](const ArrayOperation& self, std::optional<double> timeout_s) {
+            WaitFor(*self.operation, *self.session, timeout_s);
+          },
+          nb::arg("timeout_s") = nb::none())
+      .def_prop_ro("done", [](const ArrayOperation& self) { return self.operation->IsDone(); });
+
+  nb::class_<EngineGroup>(module, "Group")
+      .def(nb::new_(&MakeGroup), nb::arg("session"), nb::arg("name"), nb::arg("ranks"))
+      .def_prop_ro("rank", &EngineGroup::rank)
+      .def_prop_ro("size", &EngineGroup::size)
+      .def_prop_ro("name", &EngineGroup::name)
+      .def_prop_ro("capsule", &GroupCapsule)
+      .def("all_gather", Submitting(&AllGather), nb::arg("input").noconvert(), nb::arg("output").noconvert(),
+           nb::arg("counts") = nb::none())
+      .def("reduce_scatter", Submitting(&ReduceScatter), nb::arg("input").noconvert(),
+           nb::arg("output").noconvert(), nb::arg("reduction") = "sum", nb::arg("counts") = nb::none())
+      .def("all_reduce", Submitting(&AllReduce), nb::arg("array").noconvert(), nb::arg("reduction") = "sum")
+      .def("broadcast", Submitting(&Broadcast), nb::arg("array").noconvert(), nb::arg("root") = 0)
+      .def("barrier", Submitting(&Barrier));
+}
+
+}  // namespace weft::python

@@ -1,0 +1,164 @@
+#include "python/bindings/engine_group.h"
+
+#include <algorithm>
+#include <new>
+#include <numeric>
+#include <utility>
+
+#include "python/bindings/engine_operation.h"
+#include "weft/comm/types.h"
+#include "weft/core/dtype.h"
+#include "weft/core/status.h"
+#include "weft/core/tensor_view.h"
+
+namespace weft::python {
+namespace {
+
+static_assert(static_cast<int>(ElementType::kF32) == static_cast<int>(DType::kF32));
+static_assert(static_cast<int>(ElementType::kBF16) == static_cast<int>(DType::kBF16));
+static_assert(static_cast<int>(ElementType::kF16) == static_cast<int>(DType::kF16));
+static_assert(static_cast<int>(ElementType::kI32) == static_cast<int>(DType::kI32));
+static_assert(static_cast<int>(ElementType::kI64) == static_cast<int>(DType::kI64));
+static_assert(static_cast<int>(ElementType::kF64) == static_cast<int>(DType::kF64));
+static_assert(static_cast<int>(ElementType::kI16) == static_cast<int>(DType::kI16));
+static_assert(static_cast<int>(ElementType::kI8) == static_cast<int>(DType::kI8));
+static_assert(static_cast<int>(ElementType::kU8) == static_cast<int>(DType::kU8));
+static_assert(static_cast<int>(Reduction::kSum) == static_cast<int>(ReduceOp::kSum));
+static_assert(static_cast<int>(Reduction::kAverage) == static_cast<int>(ReduceOp::kAverage));
+static_assert(static_cast<int>(Reduction::kMax) == static_cast<int>(ReduceOp::kMax));
+static_assert(static_cast<int>(Reduction::kMin) == static_cast<int>(ReduceOp::kMin));
+static_assert(static_cast<int>(Reduction::kProduct) == static_cast<int>(ReduceOp::kProduct));
+static_assert(static_cast<int>(Reduction::kBitAnd) == static_cast<int>(ReduceOp::kBitAnd));
+static_assert(static_cast<int>(Reduction::kBitOr) == static_cast<int>(ReduceOp::kBitOr));
+static_assert(static_cast<int>(Reduction::kBitXor) == static_cast<int>(ReduceOp::kBitXor));
+
+DType ToDType(ElementType type) { return static_cast<DType>(type); }
+ReduceOp ToReduceOp(Reduction reduction) { return static_cast<ReduceOp>(reduction); }
+
+int64_t Total(const std::vector<int64_t>& counts) {
+  return std::accumulate(counts.begin(), counts.end(), int64_t{0});
+}
+
+TensorView ToView(const Part& part, DType dtype) {
+  TensorView view;
+  view.data = part.data;
+  view.dtype = dtype;
+  view.shape.assign(part.sizes.begin(), part.sizes.end());
+  view.strides.assign(part.strides.begin(), part.strides.end());
+  if (part.data == nullptr) view.shape = view.strides = {0};
+  return view;
+}
+
+std::vector<TensorView> ToViews(const std::vector<Part>& parts, DType dtype) {
+  std::vector<TensorView> views;
+  for (const Part& part : parts) views.push_back(ToView(part, dtype));
+  return views;
+}
+
+// Gathers are waited for soon, reductions later.
+Priority PriorityOf(Stream stream) {
+  return stream == Stream::kReduceScatter || stream == Stream::kAllReduce ? Priority::kReduce
+                                                                          : Priority::kPrefetch;
+}
+
+OpOptions OptionsOf(const GroupCollectives::Call& call) {
+  OpOptions options;
+  options.priority = PriorityOf(call.stream);
+  options.label = call.label;
+  return options;
+}
+
+bool SpansNodes(const Bootstrap& bootstrap, const std::vector<int>& ranks) {
+  return std::any_of(ranks.begin(), ranks.end(),
+                     [&](int rank) { return !bootstrap.node_map().SameNode(rank, ranks.front()); });
+}
+
+}  // namespace
+
+absl::StatusOr<std::shared_ptr<EngineGroup>> EngineGroup::Create(std::shared_ptr<Session> session,
+                                                                 const std::string& name,
+                                                                 const std::vector<int>& ranks) {
+  WEFT_ASSIGN_OR_RETURN(auto lanes, session->MakeLanes(name, ranks));
+  return std::shared_ptr<EngineGroup>(new EngineGroup(std::move(session), std::move(lanes)));
+}
+
+EngineGroup::EngineGroup(std::shared_ptr<Session> session, Session::GroupLanes lanes)
+    : session_(std::move(session)),
+      lanes_(std::move(lanes)),
+      spans_nodes_(SpansNodes(session_->bootstrap(), lanes_.group.ranks)) {}
+
+// The engine stages buffers outside of node memory. On one node, no peer accesses them after *ready*; sends
+// to other nodes may still read them.
+bool EngineGroup::NeedsRelease(std::initializer_list<const void*> buffers) const {
+  return spans_nodes_ || std::any_of(buffers.begin(), buffers.end(), [&](const void* buffer) {
+           return buffer != nullptr && session_->heap().AddressOf(buffer).has_value();
+         });
+}
+
+bool EngineGroup::NeedsRelease(const std::vector<Part>& parts) const {
+  return spans_nodes_ ||
+         std::any_of(parts.begin(), parts.end(), [&](const Part& part) { return NeedsRelease({part.data}); });
+}
+
+GroupCollectives::OperationPtr EngineGroup::AllGather(Call call, const void* input, void* output,
+                                                      ElementType type, const std::vector<int64_t>& counts) {
+  return EngineOperation::Submit(session_, std::move(call.memory), NeedsRelease({input, output}),
+                                 [&](CommEngine& engine) {
+                                   return engine.AllGather(Lane(call.stream), input, output, ToDType(type),
+                                                           Total(counts), counts, OptionsOf(call));
+                                 });
+}
+
+GroupCollectives::OperationPtr EngineGroup::ReduceScatter(Call call, const void* input, void* output,
+                                                          ElementType type, Reduction reduction,
+                                                          const std::vector<int64_t>& counts) {
+  return EngineOperation::Submit(
+      session_, std::move(call.memory), NeedsRelease({input, output}), [&](CommEngine& engine) {
+        return engine.ReduceScatter(Lane(call.stream), input, output, ToDType(type), Total(counts),
+                                    ToReduceOp(reduction), counts, OptionsOf(call));
+      });
+}
+
+GroupCollectives::OperationPtr EngineGroup::AllReduce(Call call, const void* input, void* output,
+                                                      ElementType type, Reduction reduction, int64_t count) {
+  return EngineOperation::Submit(session_, std::move(call.memory), NeedsRelease({input, output}),
+                                 [&](CommEngine& engine) {
+                                   return engine.AllReduce(Lane(call.stream), input, output, ToDType(type),
+                                                           count, ToReduceOp(reduction), OptionsOf(call));
+                                 });
+}
+
+GroupCollectives::OperationPtr EngineGroup::Broadcast(Call call, void* buffer, ElementType type,
+                                                      int64_t count, int root) {
+  return EngineOperation::Submit(
+      session_, std::move(call.memory), NeedsRelease({buffer}), [&](CommEngine& engine) {
+        return engine.Broadcast(Lane(call.stream), buffer, ToDType(type), count, root, OptionsOf(call));
+      });
+}
+
+GroupCollectives::OperationPtr EngineGroup::AllToAll(Call call, ElementType type,
+                                                     const std::vector<Part>& sends,
+                                                     const std::vector<Part>& receives) {
+  const DType dtype = ToDType(type);
+  const std::vector<TensorView> send_views = ToViews(sends, dtype);
+  const std::vector<TensorView> receive_views = ToViews(receives, dtype);
+  return EngineOperation::Submit(session_, std::move(call.memory),
+                                 NeedsRelease(sends) || NeedsRelease(receives), [&](CommEngine& engine) {
+                                   return engine.AllToAll(Lane(call.stream), send_views, receive_views, dtype,
+                                                          OptionsOf(call));
+                                 });
+}
+
+GroupCollectives::OperationPtr EngineGroup::Barrier(Call call) {
+  return EngineOperation::Submit(
+      session_, std::move(call.memory), /*needs_release=*/false,
+      [&](CommEngine& engine) { return engine.Barrier(Lane(call.stream), OptionsOf(call)); });
+}
+
+std::shared_ptr<void> EngineGroup::Allocate(size_t bytes) {
+  auto block = session_->Allocate(bytes);
+  if (!block.ok()) throw std::bad_alloc();
+  return *std::move(block);
+}
+
+}  // namespace weft::python

@@ -1,0 +1,126 @@
+#include "python/bindings/engine_operation.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "weft/core/status.h"
+
+namespace weft::python {
+namespace {
+
+// Threads that wait for one operation take turns. Close waits for at most this long for a turn.
+constexpr absl::Duration kSlice = absl::Milliseconds(50);
+
+Outcome ToOutcome(const absl::Status& status) {
+  if (status.ok()) return {};
+  return {absl::IsDeadlineExceeded(status) ? Outcome::Code::kTimeout : Outcome::Code::kFailed,
+          std::string(status.message())};
+}
+
+}  // namespace
+
+std::shared_ptr<EngineOperation> EngineOperation::Submit(std::shared_ptr<Session> session,
+                                                         std::shared_ptr<void> memory, bool needs_release,
+                                                         const std::function<Work(CommEngine&)>& submit) {
+  std::shared_ptr<EngineOperation> operation(
+      new EngineOperation(std::move(session), std::move(memory), needs_release));
+  const absl::Status submitted = operation->session_->WithEngine([&](CommEngine& engine) {
+    operation->work_ = submit(engine);
+    operation->session_->Register(operation.get());
+  });
+  if (!submitted.ok()) operation->outcome_ = submitted;
+  return operation;
+}
+
+EngineOperation::~EngineOperation() {
+  if (!session_->is_of_this_process()) {
+    // Note [Forked children]. The destructor of a Work waits.
+    if (work_.valid()) static_cast<void>(new Work(std::move(work_)));
+    return;
+  }
+  session_->Unregister(this);
+  if (!work_.valid()) return;
+  // Not settled: the engine still exists, unless Close runs now. It then settles nothing of this operation.
+  static_cast<void>(session_->WithEngine([&](CommEngine&) {
+    if (work_.valid()) work_.Detach({std::move(memory_)});
+  }));
+}
+
+bool EngineOperation::IsDone() {
+  const std::unique_lock lock(mutex_, std::try_to_lock);
+  if (!lock.owns_lock()) return false;  // A thread waits for it. It learns of the end at once.
+  return outcome_.has_value() || HasEnded();
+}
+
+std::optional<absl::Status> EngineOperation::WaitSlice(absl::Time deadline) {
+  absl::Status waited;
+  const absl::Status open = session_->WithEngine([&](CommEngine&) {
+    const std::lock_guard lock(mutex_);
+    if (!outcome_) {
+      waited = needs_release_ ? work_.WaitReleased(deadline) : work_.Wait(deadline);
+      if (absl::IsDeadlineExceeded(waited)) {
+        if (!HasEnded()) return;
+        waited = work_.Wait(absl::InfinitePast());  // It has ended since. Its own status.
+      }
+      outcome_ = waited;
+    }
+    waited = *outcome_;
+  });
+  if (!open.ok()) {  // Close has settled the operation.
+    const std::lock_guard lock(mutex_);
+    return outcome_.value_or(open);
+  }
+  return waited;
+}
+
+Outcome EngineOperation::Wait(std::chrono::milliseconds timeout) {
+  if (!session_->is_of_this_process()) return ToOutcome(session_->WithEngine([](CommEngine&) {}));
+  const absl::Time deadline = absl::Now() + absl::FromChrono(timeout);
+  while (true) {
+    const absl::Time now = absl::Now();
+    const absl::Status waited = *WaitSlice(std::min(deadline, now + kSlice));
+    if (!absl::IsDeadlineExceeded(waited)) return ToOutcome(waited);
+    {
+      const std::lock_guard lock(mutex_);
+      if (outcome_) return {Outcome::Code::kFailed, std::string(outcome_->message())};
+    }
+    if (now >= deadline) {
+      session_->RecordMissedDeadline(waited);
+      return ToOutcome(waited);
+    }
+  }
+}
+
+void EngineOperation::WhenDone(std::chrono::milliseconds timeout, std::function<void(const Outcome&)> done) {
+  const absl::Status open = session_->WithEngine([&](CommEngine&) {
+    CompletionThread& completions = session_->completions();
+    const auto ticket = completions.Add({.operation = shared_from_this(),
+                                         .deadline = std::chrono::steady_clock::now() + timeout,
+                                         .done = done});
+    const std::lock_guard lock(mutex_);
+    if (outcome_) {
+      completions.Notify(ticket);
+    } else {
+      // The callback may outlive this operation, after a missed deadline, but not the engine.
+      work_.Then([&completions, ticket](const absl::Status&) { completions.Notify(ticket); });
+    }
+  });
+  if (!open.ok()) done(Wait(std::chrono::milliseconds(0)));
+}
+
+absl::Status EngineOperation::AwaitEnd(absl::Time deadline) {
+  const std::lock_guard lock(mutex_);
+  if (!work_.valid()) return absl::OkStatus();
+  const absl::Status waited = work_.WaitReleased(deadline);
+  return absl::IsDeadlineExceeded(waited) && !work_.TestReleased() ? waited : absl::OkStatus();
+}
+
+void EngineOperation::Settle(const absl::Status& otherwise) {
+  const std::lock_guard lock(mutex_);
+  if (!outcome_) outcome_ = HasEnded() ? work_.Wait(absl::InfinitePast()) : otherwise;
+  if (work_.valid()) work_.Detach({std::move(memory_)});
+}
+
+}  // namespace weft::python

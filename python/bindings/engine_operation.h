@@ -1,0 +1,58 @@
+// An Operation over a Work of the engine.
+//
+// Thread safety: any thread may call any member. A mutex gives the Work to one thread at a time.
+// Lifetime: holds the session.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+
+#include <absl/status/status.h>
+#include <absl/time/time.h>
+
+#include "python/bindings/session.h"
+#include "python/interface/group_collectives.h"
+#include "weft/comm/work.h"
+
+namespace weft::python {
+
+class EngineOperation final : public Operation, public std::enable_shared_from_this<EngineOperation> {
+ public:
+  // Submits an operation. `submit` returns the Work; `needs_release`: peers access the caller's buffers, so
+  // that the operation is done when it is *released*, not when it is *ready*.
+  static std::shared_ptr<EngineOperation> Submit(std::shared_ptr<Session> session,
+                                                 std::shared_ptr<void> memory, bool needs_release,
+                                                 const std::function<Work(CommEngine&)>& submit);
+  ~EngineOperation() override;
+
+  bool IsDone() override;
+  Outcome Wait(std::chrono::milliseconds timeout) override;
+  void WhenDone(std::chrono::milliseconds timeout, std::function<void(const Outcome&)> done) override;
+  int Source() const override { return source_; }
+
+  // For Session::Close, with the engine's lock held.
+
+  // Waits for *released*. Errors: kDeadlineExceeded. OK after a failure.
+  absl::Status AwaitEnd(absl::Time deadline);
+  // Fixes the outcome: `otherwise`, if the operation is not done. Gives the Work to the engine.
+  void Settle(const absl::Status& otherwise);
+
+ private:
+  EngineOperation(std::shared_ptr<Session> session, std::shared_ptr<void> memory, bool needs_release)
+      : session_(std::move(session)), memory_(std::move(memory)), needs_release_(needs_release) {}
+  bool HasEnded() const { return needs_release_ ? work_.TestReleased() : work_.Test(); }
+  // Waits for at most a slice. Nothing if the operation is not done yet.
+  std::optional<absl::Status> WaitSlice(absl::Time deadline);
+
+  const std::shared_ptr<Session> session_;
+  std::shared_ptr<void> memory_;
+  const bool needs_release_;
+  int source_ = -1;
+  std::mutex mutex_;
+  Work work_;                            // Guarded by mutex_. Not valid once settled.
+  std::optional<absl::Status> outcome_;  // Guarded by mutex_.
+};
+
+}  // namespace weft::python

@@ -1,0 +1,31 @@
+// Statuses as Python exceptions, and waits that notice signals.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <utility>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include "python/interface/group_collectives.h"
+
+namespace weft::python {
+
+// Raises ValueError for kInvalidArgument, TimeoutError for kDeadlineExceeded, MemoryError for
+// kResourceExhausted, otherwise RuntimeError. REQUIRES: the interpreter's lock, and an error.
+[[noreturn]] void Raise(const absl::Status& status);
+
+template <typename T>
+T ValueOrRaise(absl::StatusOr<T> value) {
+  if (!value.ok()) Raise(value.status());
+  return *std::move(value);
+}
+
+// Calls `wait` without the interpreter's lock, again and again for at most 50 ms, until it no longer
+// returns a timeout or `timeout` has passed. Between the calls, raises the exception of a signal handler,
+// such as KeyboardInterrupt. REQUIRES: the interpreter's lock.
+Outcome WaitForSignalsToo(std::chrono::milliseconds timeout,
+                          const std::function<Outcome(std::chrono::milliseconds)>& wait);
+
+}  // namespace weft::python

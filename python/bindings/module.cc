@@ -1,0 +1,108 @@
+// The extension module weft._core.
+#include <cstdlib>
+#include <memory>
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <string>
+#include <utility>
+
+#include <absl/time/time.h>
+
+#include "python/bindings/array_collectives.h"
+#include "python/bindings/errors.h"
+#include "python/bindings/python_store.h"
+#include "python/bindings/session.h"
+#include "weft/core/status.h"
+#include "weft/mesh/key_value_store.h"
+#include "weft/mesh/store_bootstrap.h"
+
+namespace nb = nanobind;
+
+namespace weft::python {
+namespace {
+
+absl::StatusOr<std::shared_ptr<Session>> MakeSession(std::shared_ptr<KeyValueStore> store, int rank, int size,
+                                                     const SessionOptions& options) {
+  const auto environment = [](const char* name) {
+    const char* const value = std::getenv(name);
+    return std::string(value == nullptr ? "" : value);
+  };
+  const StoreBootstrapOptions bootstrap_options{.rank = rank,
+                                                .size = size,
+                                                .startup_timeout = options.timeout,
+                                                .timeout = options.timeout,
+                                                .node_id = environment("WEFT_NODE_ID"),
+                                                .network = environment("WEFT_NETWORK")};
+  WEFT_ASSIGN_OR_RETURN(auto bootstrap, MakeStoreBootstrap(store, bootstrap_options));
+  return Session::Create(std::move(store), std::move(bootstrap), options);
+}
+
+std::shared_ptr<Session> CreateSession(nb::object store, int rank, int size, double timeout_s,
+                                       size_t segment_bytes) {
+  std::shared_ptr<KeyValueStore> shared_store;
+  std::shared_ptr<PythonStore> python_store;
+  if (nb::isinstance<nb::str>(store)) {
+    shared_store = ValueOrRaise(OpenFileStore(nb::cast<std::string>(store)));
+  } else {
+    shared_store = python_store = std::make_shared<PythonStore>(std::move(store));
+  }
+  absl::StatusOr<std::shared_ptr<Session>> session;
+  {
+    const nb::gil_scoped_release released;
+    session = MakeSession(shared_store, rank, size,
+                          {.timeout = absl::Seconds(timeout_s), .segment_bytes = segment_bytes});
+  }
+  if (python_store != nullptr) python_store->RethrowPending();
+  return ValueOrRaise(std::move(session));
+}
+
+using Bytes = nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>>;
+
+// A numpy array of bytes in node memory. The array holds the block.
+Bytes AllocateBytes(const Session& session, size_t bytes) {
+  auto block = ValueOrRaise(session.Allocate(bytes));
+  std::byte* const data = block.get();
+  const nb::capsule owner(new std::shared_ptr<std::byte>(std::move(block)),
+                          [](void* held) noexcept { delete static_cast<std::shared_ptr<std::byte>*>(held); });
+  return Bytes(data, {bytes}, owner);
+}
+
+nb::dict Counters(const Session& session) {
+  EngineCounters counters;
+  const absl::Status open =
+      session.WithEngine([&](const CommEngine& engine) { counters = engine.counters(); });
+  if (!open.ok()) Raise(open);
+  nb::dict named;
+  named["all_gather_bytes"] = counters.all_gather_bytes;
+  named["reduce_scatter_bytes"] = counters.reduce_scatter_bytes;
+  named["all_reduce_bytes"] = counters.all_reduce_bytes;
+  named["control_bytes"] = counters.control_bytes;
+  named["wire_bytes"] = counters.wire_bytes;
+  named["copied_bytes"] = counters.copied_bytes;
+  named["operations"] = counters.operations;
+  named["wait_ns"] = counters.wait_ns;
+  return named;
+}
+
+}  // namespace
+
+NB_MODULE(_core, module) {
+  module.doc() = "weft's engine and node memory. Use it through the package weft.";
+  nb::class_<Session>(module, "Session")
+      .def(nb::new_(&CreateSession), nb::arg("store"), nb::arg("rank"), nb::arg("size"),
+           nb::arg("timeout_s") = 600.0, nb::arg("segment_bytes") = 0)
+      .def("close", &Session::Close, nb::call_guard<nb::gil_scoped_release>())
+      .def("abort", &Session::Abort, nb::arg("cause"), nb::call_guard<nb::gil_scoped_release>())
+      .def_prop_ro("closed", &Session::closed)
+      .def_prop_ro("rank", &Session::rank)
+      .def_prop_ro("size", &Session::size)
+      .def_prop_ro("allocated_bytes", [](const Session& self) { return self.heap().allocated_bytes(); })
+      .def("allocate_bytes", &AllocateBytes, nb::arg("bytes"))
+      .def("counters", &Counters);
+  BindArrayCollectives(module);
+  module.def("close_all", &Session::CloseAll, nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace weft::python

@@ -1,0 +1,238 @@
+#include "python/bindings/session.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <numeric>
+#include <random>
+#include <utility>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
+
+#include "python/bindings/engine_operation.h"
+#include "weft/core/status.h"
+
+namespace weft::python {
+namespace {
+
+// Time that Close gives to unfinished operations.
+constexpr absl::Duration kDrainTimeout = absl::Seconds(10);
+
+std::string RandomNonce() {
+  std::random_device source;
+  return absl::StrCat(absl::Hex(source(), absl::kZeroPad8), absl::Hex(source(), absl::kZeroPad8));
+}
+
+LanePurpose PurposeOf(Stream stream) {
+  switch (stream) {
+    case Stream::kAllGather:
+      return LanePurpose::kAllGather;
+    case Stream::kReduceScatter:
+      return LanePurpose::kReduceScatter;
+    case Stream::kAllReduce:
+      return LanePurpose::kAllReduce;
+    case Stream::kOther:
+      break;
+  }
+  return LanePurpose::kControl;
+}
+
+// The sessions that are not closed. Never destroyed, as threads may outlive static objects.
+struct OpenSessions {
+  std::mutex mutex;
+  std::set<std::shared_ptr<Session>> sessions;
+};
+OpenSessions& TheOpenSessions() {
+  static auto* const sessions = new OpenSessions;
+  return *sessions;
+}
+
+}  // namespace
+
+bool SessionMemory::is_of_this_process() const { return process == getpid(); }
+
+SessionMemory::~SessionMemory() {
+  if (is_of_this_process()) return;
+  // Note [Forked children].
+  static_cast<void>(blocks.release());
+  static_cast<void>(new std::shared_ptr<NodeHeap>(std::move(heap)));
+  static_cast<void>(new std::shared_ptr<Bootstrap>(std::move(bootstrap)));
+}
+
+absl::StatusOr<std::shared_ptr<Session>> Session::Create(std::shared_ptr<KeyValueStore> store,
+                                                         std::unique_ptr<Bootstrap> bootstrap,
+                                                         const SessionOptions& options) {
+  auto memory = std::make_shared<SessionMemory>();
+  memory->process = getpid();
+  memory->store = std::move(store);
+  memory->bootstrap = std::move(bootstrap);
+  WEFT_ASSIGN_OR_RETURN(
+      memory->heap, NodeHeap::Create(*memory->bootstrap,
+                                     {.segment_bytes = options.segment_bytes, .timeout = options.timeout}));
+  memory->blocks = std::make_unique<NodeBlockPool>(
+      memory->heap, std::vector<std::shared_ptr<void>>{memory->bootstrap, memory->store},
+      NodeBlockPool::Options{.name = "arrays and tensors"});
+  WEFT_ASSIGN_OR_RETURN(auto engine,
+                        CommEngine::Create(*memory->bootstrap, *memory->heap, {.timeout = options.timeout}));
+  WEFT_ASSIGN_OR_RETURN(const auto nonces,
+                        ExchangeBlobs(*memory->bootstrap, "session names", RandomNonce(), options.timeout));
+  std::shared_ptr<Session> session(
+      new Session(std::move(memory), std::move(engine), nonces.front(), options));
+  OpenSessions& open = TheOpenSessions();
+  const std::lock_guard lock(open.mutex);
+  open.sessions.insert(session);
+  return session;
+}
+
+Session::Session(std::shared_ptr<SessionMemory> memory, std::unique_ptr<CommEngine> engine, std::string nonce,
+                 const SessionOptions& options)
+    : options_(options),
+      nonce_(std::move(nonce)),
+      memory_(std::move(memory)),
+      engine_(std::move(engine)),
+      completions_(std::make_unique<CompletionThread>()) {}
+
+Session::~Session() {
+  if (is_of_this_process()) return;
+  // Note [Forked children].
+  static_cast<void>(engine_.release());
+  static_cast<void>(completions_.release());
+}
+
+void Session::Abort(const std::string& cause) const {
+  static_cast<void>(WithEngine([&](CommEngine& engine) { engine.Abort(absl::AbortedError(cause)); }));
+}
+
+void Session::CloseAll() {
+  std::set<std::shared_ptr<Session>> sessions;
+  {
+    OpenSessions& open = TheOpenSessions();
+    const std::lock_guard lock(open.mutex);
+    sessions = open.sessions;
+  }
+  for (const auto& session : sessions) session->Close();
+}
+
+absl::Status Session::ForkedError() {
+  return absl::FailedPreconditionError(
+      "this process is a forked child: the weft session belongs to its parent; communicate in the parent, or "
+      "start the child with the method 'spawn' and a process group of its own");
+}
+
+absl::Status Session::ClosedError() {
+  return absl::FailedPreconditionError("the weft session is closed: its process group has been destroyed");
+}
+
+bool Session::closed() const {
+  const std::shared_lock lock(engine_mutex_);
+  return engine_ == nullptr;
+}
+
+void Session::Drain() {
+  const std::shared_lock engine_lock(engine_mutex_);
+  if (engine_ == nullptr) return;
+  const std::lock_guard lock(operations_mutex_);
+  absl::Status cause = missed_deadline_;
+  const absl::Time deadline = absl::Now() + std::min(kDrainTimeout, options_.timeout);
+  for (EngineOperation* operation : operations_) {
+    if (cause.ok()) cause = operation->AwaitEnd(deadline);
+  }
+  if (!cause.ok() && engine_->status().ok()) engine_->Abort(cause);
+}
+
+void Session::Close() {
+  if (!is_of_this_process()) return;
+  const std::lock_guard close_lock(close_mutex_);
+  Drain();
+  {
+    const std::unique_lock engine_lock(engine_mutex_);
+    if (engine_ != nullptr) {
+      const std::lock_guard lock(operations_mutex_);
+      for (EngineOperation* operation : operations_) operation->Settle(ClosedError());
+      engine_.reset();
+    }
+  }
+  completions_.reset();
+  OpenSessions& open = TheOpenSessions();
+  const std::lock_guard lock(open.mutex);
+  open.sessions.erase(shared_from_this());
+}
+
+absl::StatusOr<std::shared_ptr<std::byte>> Session::Allocate(size_t bytes) const {
+  if (!is_of_this_process()) return ForkedError();
+  WEFT_ASSIGN_OR_RETURN(auto block, memory_->blocks->Allocate(bytes));
+  std::byte* const data = block.get();
+  return std::shared_ptr<std::byte>(data, [block = std::move(block), process = getpid()](std::byte*) mutable {
+    if (process == getpid()) return;
+    static_cast<void>(new std::shared_ptr<std::byte>(std::move(block)));  // Note [Forked children].
+  });
+}
+
+absl::StatusOr<std::vector<std::string>> Session::ExchangeInStore(const std::string& prefix,
+                                                                  const ProcessGroup& group,
+                                                                  std::string_view blob) const {
+  if (group.size() == 1) return std::vector<std::string>{std::string(blob)};
+  const auto key = [&](int member) { return absl::StrCat(prefix, "/", member); };
+  WEFT_RETURN_IF_ERROR(memory_->store->Set(key(group.group_rank), blob));
+  std::vector<std::string> keys;
+  for (int member = 0; member < group.size(); ++member) keys.push_back(key(member));
+  WEFT_ASSIGN_OR_RETURN(const auto found, memory_->store->GetAll(keys, options_.timeout));
+  std::vector<std::string> blobs;
+  std::vector<int> missing;
+  for (size_t member = 0; member < found.size(); ++member) {
+    if (!found[member]) missing.push_back(group.ranks[member]);
+    blobs.push_back(found[member].value_or(""));
+  }
+  if (missing.empty()) return blobs;
+  return absl::DeadlineExceededError(absl::StrCat("after ", absl::FormatDuration(options_.timeout), " ",
+                                                  RankList(missing), " did not make the group"));
+}
+
+absl::StatusOr<Session::GroupLanes> Session::MakeLanes(const std::string& name,
+                                                       const std::vector<int>& ranks) {
+  GroupLanes made;
+  made.group.name = name;
+  made.group.ranks = ranks;
+  const auto own = std::find(ranks.begin(), ranks.end(), rank());
+  if (own == ranks.end()) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rank ", rank(), " is not a member of group ", name, " of ", RankList(ranks)));
+  }
+  made.group.group_rank = static_cast<int>(own - ranks.begin());
+  int number = 0;
+  {
+    const std::lock_guard lock(group_mutex_);
+    number = group_counts_[ranks]++;
+  }
+  const std::string prefix = absl::StrCat("groups/", nonce_, "/", number, "/", absl::StrJoin(ranks, "-"));
+  for (const Stream stream :
+       {Stream::kAllGather, Stream::kReduceScatter, Stream::kAllReduce, Stream::kOther}) {
+    const std::string key = absl::StrCat(prefix, "/", static_cast<int>(stream));
+    absl::StatusOr<LaneId> lane;
+    WEFT_RETURN_IF_ERROR(WithEngine([&](CommEngine& engine) {
+      lane = engine.GroupLane(made.group, PurposeOf(stream), number,
+                              [&](std::string_view blob) { return ExchangeInStore(key, made.group, blob); });
+    }));
+    WEFT_RETURN_IF_ERROR(lane.status());
+    made.lanes.push_back(*lane);
+  }
+  return made;
+}
+
+void Session::Register(EngineOperation* operation) {
+  const std::lock_guard lock(operations_mutex_);
+  operations_.insert(operation);
+}
+
+void Session::Unregister(EngineOperation* operation) {
+  const std::lock_guard lock(operations_mutex_);
+  operations_.erase(operation);
+}
+
+void Session::RecordMissedDeadline(const absl::Status& error) {
+  const std::lock_guard lock(operations_mutex_);
+  if (missed_deadline_.ok()) missed_deadline_ = error;
+}
+
+}  // namespace weft::python

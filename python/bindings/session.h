@@ -1,0 +1,144 @@
+// Bootstrap, node memory and communication engine of this process, as one object that Python owns.
+//
+// Note [Forked children]
+// Problem: a child of fork() has the session's memory, but none of its threads, and a lock may be held
+// forever.
+// Rule: a session belongs to the process that created it. In another process, calls fail before they take a
+//   lock, and destructors release nothing.
+// Without it: a DataLoader's worker that drops a tensor in node memory may hang, or tell the peers of its
+// parent that the rank has left.
+//
+// Thread safety: any thread may call any member.
+// Collective: Create and Close, by all ranks of the session; MakeGroup, by the members.
+// Lifetime: an open session holds itself, as threads of its own must not drop the last reference. Blocks of
+//   node memory hold the bootstrap and the heap, and may outlive the session.
+#pragma once
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <shared_mutex>
+#include <string>
+#include <sys/types.h>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/time/time.h>
+
+#include "python/bindings/completion_thread.h"
+#include "weft/comm/comm_engine.h"
+#include "weft/memory/node_block_pool.h"
+#include "weft/memory/node_heap.h"
+#include "weft/mesh/bootstrap.h"
+#include "weft/mesh/key_value_store.h"
+
+namespace weft::python {
+
+class EngineOperation;
+
+// Node memory and the bootstrap that reserved it.
+struct SessionMemory {
+  ~SessionMemory();
+  bool is_of_this_process() const;
+
+  pid_t process = 0;
+  std::shared_ptr<KeyValueStore> store;
+  std::shared_ptr<Bootstrap> bootstrap;
+  std::shared_ptr<NodeHeap> heap;
+  std::unique_ptr<NodeBlockPool> blocks;
+};
+
+struct SessionOptions {
+  // Of start-up and of every wait that names no deadline.
+  absl::Duration timeout = absl::Seconds(600);
+  // Node memory that each rank reserves; 0: nine tenths of the free memory, divided by the node's ranks.
+  size_t segment_bytes = 0;
+};
+
+class Session : public std::enable_shared_from_this<Session> {
+ public:
+  // Makes the heap and the engine of `bootstrap`'s ranks, which meet in `store`.
+  // Errors: those of NodeHeap::Create and CommEngine::Create.
+  static absl::StatusOr<std::shared_ptr<Session>> Create(std::shared_ptr<KeyValueStore> store,
+                                                         std::unique_ptr<Bootstrap> bootstrap,
+                                                         const SessionOptions& options);
+  ~Session();
+  Session(const Session&) = delete;
+  Session& operator=(const Session&) = delete;
+
+  // Waits a few seconds for unfinished operations, and aborts the engine if some remain or one has missed its
+  // deadline. Then ends the engine. Later calls do nothing.
+  void Close();
+  // Closes all sessions of this process. For the end of the interpreter.
+  static void CloseAll();
+  bool closed() const;
+  // Fails all unfinished operations, on all ranks.
+  void Abort(const std::string& cause) const;
+
+  // REQUIRES: not closed.
+  CommEngine& engine() const { return *engine_; }
+  NodeHeap& heap() const { return *memory_->heap; }
+  Bootstrap& bootstrap() const { return *memory_->bootstrap; }
+  int rank() const { return bootstrap().rank(); }
+  int size() const { return bootstrap().size(); }
+  const SessionOptions& options() const { return options_; }
+  KeyValueStore& store() const { return *memory_->store; }
+
+  // A block of node memory of at least `bytes`. Its owner keeps the heap alive.
+  // Errors: kResourceExhausted, kFailedPrecondition (a forked child).
+  absl::StatusOr<std::shared_ptr<std::byte>> Allocate(size_t bytes) const;
+
+  // For EngineGroup and EngineOperation.
+
+  // Lanes of a group of this session's ranks, which no other group uses: the n-th group of some ranks on each
+  // of these ranks belong together.
+  struct GroupLanes {
+    ProcessGroup group;
+    std::vector<LaneId> lanes;  // By Stream.
+  };
+  absl::StatusOr<GroupLanes> MakeLanes(const std::string& name, const std::vector<int>& ranks);
+
+  // Calls `body` with the engine. Errors: kFailedPrecondition (closed, or a forked child).
+  template <typename Body>
+  absl::Status WithEngine(const Body& body) const {
+    if (!memory_->is_of_this_process()) return ForkedError();
+    const std::shared_lock lock(engine_mutex_);
+    if (engine_ == nullptr) return ClosedError();
+    body(*engine_);
+    return absl::OkStatus();
+  }
+  bool is_of_this_process() const { return memory_->is_of_this_process(); }
+  void Register(EngineOperation* operation);
+  void Unregister(EngineOperation* operation);
+  // Close aborts the engine, instead of waiting for an operation that has missed its deadline.
+  void RecordMissedDeadline(const absl::Status& error);
+  CompletionThread& completions() { return *completions_; }
+
+ private:
+  Session(std::shared_ptr<SessionMemory> memory, std::unique_ptr<CommEngine> engine, std::string nonce,
+          const SessionOptions& options);
+  static absl::Status ForkedError();
+  static absl::Status ClosedError();
+  void Drain();
+  absl::StatusOr<std::vector<std::string>> ExchangeInStore(const std::string& prefix,
+                                                           const ProcessGroup& group,
+                                                           std::string_view blob) const;
+
+  const SessionOptions options_;
+  const std::string nonce_;  // The same on all ranks, and different for each session of a store.
+  std::shared_ptr<SessionMemory> memory_;
+  mutable std::shared_mutex engine_mutex_;  // Exclusive: while the engine ends.
+  std::unique_ptr<CommEngine> engine_;
+  std::mutex close_mutex_;
+  std::mutex group_mutex_;
+  std::map<std::vector<int>, int> group_counts_;  // Groups made so far, by their ranks.
+  std::mutex operations_mutex_;
+  std::set<EngineOperation*> operations_;
+  absl::Status missed_deadline_;
+  std::unique_ptr<CompletionThread> completions_;
+};
+
+}  // namespace weft::python
