@@ -1,0 +1,152 @@
+#include "python/c10d/backend_work.h"
+
+#include <ATen/core/grad_mode.h>
+#include <atomic>
+#include <c10/util/Exception.h>
+#include <utility>
+
+#include "python/c10d/signals.h"
+
+namespace weft::python {
+namespace {
+
+// REQUIRES: not OK.
+std::exception_ptr ToException(const Outcome& outcome) {
+  try {
+    C10_THROW_ERROR(DistBackendError, "weft: " + outcome.message);
+  } catch (...) {
+    return std::current_exception();
+  }
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> MakeFuture() {
+  return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+}
+
+}  // namespace
+
+BackendWork::BackendWork(int rank, ::c10d::OpType type, const char* title,
+                         const std::vector<at::Tensor>& inputs, Contents contents)
+    : Work(rank, type, title, inputs), contents_(std::move(contents)) {}
+
+bool BackendWork::wait(std::chrono::milliseconds timeout) {
+  const auto limit = timeout == kNoTimeout ? contents_.timeout : timeout;
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  for (const auto& operation : contents_.operations) {
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
+    const Outcome outcome = WaitForSignalsToo(*operation, left);
+    if (outcome.ok()) continue;
+    const std::exception_ptr error = ToException(outcome);
+    if (outcome.code == Outcome::Code::kFailed) Complete(error);
+    std::rethrow_exception(error);
+  }
+  Complete(nullptr);
+  const std::lock_guard lock(mutex_);
+  if (exception_) std::rethrow_exception(exception_);
+  return true;
+}
+
+void BackendWork::synchronize() { wait(kNoTimeout); }
+
+void BackendWork::abort() {
+  TORCH_CHECK(false,
+              "weft: one operation cannot be aborted; abort its process group, which fails all operations");
+}
+
+bool BackendWork::isCompleted() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (completed_) return true;
+  }
+  for (const auto& operation : contents_.operations) {
+    if (!operation->IsDone()) return false;
+  }
+  for (const auto& operation : contents_.operations) {
+    const Outcome outcome = operation->Wait(std::chrono::milliseconds(0));
+    if (outcome.code == Outcome::Code::kTimeout) return false;
+    if (!outcome.ok()) {
+      Complete(ToException(outcome));
+      return true;
+    }
+  }
+  Complete(nullptr);
+  return true;
+}
+
+bool BackendWork::isSuccess() const {
+  const std::lock_guard lock(mutex_);
+  return completed_ && !exception_;
+}
+
+int BackendWork::sourceRank() const { return contents_.operations.front()->Source(); }
+
+void BackendWork::Complete(std::exception_ptr error) {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    const std::lock_guard lock(completion_mutex_);
+    if (is_complete_) return;
+    if (error == nullptr && contents_.copy_out) {
+      const at::NoGradGuard guard;
+      contents_.copy_out();
+      contents_.copy_out = nullptr;
+    }
+    is_complete_ = true;
+    future = future_;
+    finish(error);
+  }
+  // Callbacks of the future may take the interpreter's lock, whose holder may wait for completion_mutex_.
+  if (future) CompleteFuture(future);
+}
+
+void BackendWork::CompleteFuture(const c10::intrusive_ptr<c10::ivalue::Future>& future) const {
+  std::exception_ptr error;
+  {
+    const std::lock_guard lock(mutex_);
+    error = exception_;
+  }
+  if (error) {
+    future->setErrorIfNeeded(error);
+  } else if (!future->completed()) {
+    future->markCompleted(c10::IValue(contents_.outputs));
+  }
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> BackendWork::getFuture() {
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  bool was_complete = false;
+  {
+    const std::lock_guard lock(completion_mutex_);
+    if (future_) return future_;
+    future = future_ = MakeFuture();
+    was_complete = is_complete_;
+  }
+  if (was_complete) {
+    CompleteFuture(future);
+  } else {
+    CompleteLater();
+  }
+  return future;
+}
+
+void BackendWork::CompleteLater() {
+  struct Remaining {
+    std::atomic<size_t> operations;
+    std::mutex mutex;
+    std::exception_ptr error;
+  };
+  auto remaining = std::make_shared<Remaining>();
+  remaining->operations = contents_.operations.size();
+  auto self = c10::intrusive_ptr<BackendWork>::unsafe_reclaim_from_nonowning(this);
+  for (const auto& operation : contents_.operations) {
+    operation->WhenDone(contents_.timeout, [self, remaining](const Outcome& outcome) {
+      if (!outcome.ok()) {
+        const std::lock_guard lock(remaining->mutex);
+        if (remaining->error == nullptr) remaining->error = ToException(outcome);
+      }
+      if (--remaining->operations == 0) self->Complete(remaining->error);
+    });
+  }
+}
+
+}  // namespace weft::python

@@ -1,0 +1,15 @@
+// Waits that notice the signals of Python's main thread.
+#pragma once
+
+#include <chrono>
+
+#include "python/interface/group_collectives.h"
+
+namespace weft::python {
+
+// Waits for the operation in slices of 50 ms, without the interpreter's lock. If this is Python's main
+// thread, raises the exception of a signal handler, such as KeyboardInterrupt, between them; the operation
+// continues. May be called with or without the interpreter's lock.
+Outcome WaitForSignalsToo(Operation& operation, std::chrono::milliseconds timeout);
+
+}  // namespace weft::python

@@ -1,0 +1,199 @@
+#include "python/c10d/tensor_data.h"
+
+#include <string>
+
+namespace weft::python {
+namespace {
+
+using ::c10d::ReduceOp;
+
+std::string NameOf(const ReduceOp& op) {
+  switch (op.op_) {
+    case ReduceOp::SUM:
+      return "SUM";
+    case ReduceOp::AVG:
+      return "AVG";
+    case ReduceOp::PRODUCT:
+      return "PRODUCT";
+    case ReduceOp::MIN:
+      return "MIN";
+    case ReduceOp::MAX:
+      return "MAX";
+    case ReduceOp::BAND:
+      return "BAND";
+    case ReduceOp::BOR:
+      return "BOR";
+    case ReduceOp::BXOR:
+      return "BXOR";
+    case ReduceOp::PREMUL_SUM:
+      return "PREMUL_SUM";
+    default:
+      return "UNUSED";
+  }
+}
+
+enum class Kind { kBool, kInteger, kUnsigned, kFloat, kComplex, kBytes };
+
+Kind KindOf(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kBool:
+      return Kind::kBool;
+    case at::kByte:
+    case at::kChar:
+    case at::kShort:
+    case at::kInt:
+    case at::kLong:
+      return Kind::kInteger;
+    case at::kUInt16:
+    case at::kUInt32:
+    case at::kUInt64:
+      return Kind::kUnsigned;
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kFloat:
+    case at::kDouble:
+      return Kind::kFloat;
+    case at::kComplexHalf:
+    case at::kComplexFloat:
+    case at::kComplexDouble:
+      return Kind::kComplex;
+    default:
+      return Kind::kBytes;
+  }
+}
+
+bool IsDefined(ReduceOp::RedOpType op, Kind kind) {
+  const bool is_sum = op == ReduceOp::SUM || op == ReduceOp::PREMUL_SUM;
+  const bool is_bitwise = op == ReduceOp::BAND || op == ReduceOp::BOR || op == ReduceOp::BXOR;
+  switch (kind) {
+    case Kind::kBool:
+      return op != ReduceOp::AVG && op != ReduceOp::PREMUL_SUM;
+    case Kind::kInteger:
+      return op != ReduceOp::AVG;
+    case Kind::kUnsigned:  // The engine has signed integers of these sizes.
+      return op == ReduceOp::SUM || op == ReduceOp::PRODUCT || is_bitwise;
+    case Kind::kFloat:
+      return !is_bitwise;
+    case Kind::kComplex:
+      return is_sum || op == ReduceOp::AVG;
+    case Kind::kBytes:
+      break;
+  }
+  return false;
+}
+
+Reduction ReductionOfBool(ReduceOp::RedOpType op) {
+  switch (op) {
+    case ReduceOp::PRODUCT:
+    case ReduceOp::MIN:
+    case ReduceOp::BAND:
+      return Reduction::kMin;
+    case ReduceOp::BXOR:
+      return Reduction::kBitXor;
+    default:
+      return Reduction::kMax;
+  }
+}
+
+}  // namespace
+
+ElementType ElementTypeOf(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kFloat:
+    case at::kComplexFloat:
+      return ElementType::kF32;
+    case at::kDouble:
+    case at::kComplexDouble:
+      return ElementType::kF64;
+    case at::kHalf:
+    case at::kComplexHalf:
+      return ElementType::kF16;
+    case at::kBFloat16:
+      return ElementType::kBF16;
+    case at::kInt:
+    case at::kUInt32:
+      return ElementType::kI32;
+    case at::kLong:
+    case at::kUInt64:
+      return ElementType::kI64;
+    case at::kShort:
+    case at::kUInt16:
+      return ElementType::kI16;
+    case at::kChar:
+      return ElementType::kI8;
+    default:
+      return ElementType::kU8;
+  }
+}
+
+int64_t ElementsOf(at::ScalarType dtype, int64_t numel) {
+  switch (KindOf(dtype)) {
+    case Kind::kComplex:
+      return 2 * numel;
+    case Kind::kBytes:
+      return static_cast<int64_t>(c10::elementSize(dtype)) * numel;
+    default:
+      return numel;
+  }
+}
+
+TensorData DataOf(const at::Tensor& tensor) {
+  return {tensor.data_ptr(), ElementTypeOf(tensor.scalar_type()),
+          ElementsOf(tensor.scalar_type(), tensor.numel())};
+}
+
+Reduction ReductionOf(const ReduceOp& op, at::ScalarType dtype) {
+  const Kind kind = KindOf(dtype);
+  TORCH_CHECK_VALUE(
+      IsDefined(op.op_, kind), "weft: ReduceOp.", NameOf(op), " is not defined for ", dtype,
+      "; convert the tensor to a dtype for which it is, such as float32 for AVG or int64 for BAND");
+  if (kind == Kind::kBool) return ReductionOfBool(op.op_);
+  switch (op.op_) {
+    case ReduceOp::AVG:
+      return Reduction::kAverage;
+    case ReduceOp::PRODUCT:
+      return Reduction::kProduct;
+    case ReduceOp::MIN:
+      return Reduction::kMin;
+    case ReduceOp::MAX:
+      return Reduction::kMax;
+    case ReduceOp::BAND:
+      return Reduction::kBitAnd;
+    case ReduceOp::BOR:
+      return Reduction::kBitOr;
+    case ReduceOp::BXOR:
+      return Reduction::kBitXor;
+    default:
+      return Reduction::kSum;
+  }
+}
+
+at::Tensor ScaledInput(const at::Tensor& input, const ReduceOp& op) {
+  if (op.op_ != ReduceOp::PREMUL_SUM) return input;
+  const auto* const factor = dynamic_cast<const ::c10d::PreMulSumSupplement*>(op.supplement_.get());
+  TORCH_CHECK_VALUE(factor != nullptr, "weft: ReduceOp.PREMUL_SUM has no factor");
+  const at::NoGradGuard guard;
+  return factor->tensor_factor.defined() ? at::mul(input, factor->tensor_factor)
+                                         : at::mul(input, at::Scalar(factor->double_factor));
+}
+
+void CheckTensor(const at::Tensor& tensor, const std::string& operation, const std::string& what) {
+  TORCH_CHECK_VALUE(tensor.defined(), "weft: ", operation, ": ", what, " is undefined");
+  TORCH_CHECK_VALUE(tensor.layout() == at::kStrided, "weft: ", operation, ": ", what, " is ", tensor.layout(),
+                    "; make it dense with to_dense()");
+  TORCH_CHECK_VALUE(tensor.device().is_cpu(), "weft: ", operation, ": ", what, " is on ", tensor.device(),
+                    "; weft moves CPU tensors: use 'cpu:weft,cuda:nccl' for both devices");
+}
+
+void CheckSameDtype(const at::Tensor& tensor, const at::Tensor& other, const std::string& operation) {
+  TORCH_CHECK_VALUE(tensor.scalar_type() == other.scalar_type(), "weft: ", operation, ": tensors of ",
+                    tensor.scalar_type(), " and ", other.scalar_type(), "; all must have one dtype");
+}
+
+void CheckNumel(const at::Tensor& tensor, int64_t expected, const std::string& operation,
+                const std::string& what) {
+  TORCH_CHECK_VALUE(tensor.numel() == expected, "weft: ", operation, ": ", what, " has ", tensor.numel(),
+                    " elements, expected ", expected);
+}
+
+}  // namespace weft::python

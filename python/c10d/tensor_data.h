@@ -1,0 +1,41 @@
+// Tensors as the elements that weft's engine moves and reduces.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <cstdint>
+#include <torch/csrc/distributed/c10d/Types.hpp>
+#include <vector>
+
+#include "python/interface/group_collectives.h"
+
+namespace weft::python {
+
+// The elements of a contiguous tensor. A complex number is two elements. Dtypes that the engine does not know
+// are integers of the same size, or bytes.
+struct TensorData {
+  void* data;
+  ElementType type;
+  int64_t count;
+};
+
+// REQUIRES: contiguous.
+TensorData DataOf(const at::Tensor& tensor);
+// Engine elements for `numel` elements of a dtype.
+int64_t ElementsOf(at::ScalarType dtype, int64_t numel);
+ElementType ElementTypeOf(at::ScalarType dtype);
+
+// The engine's reduction for a reduction of tensors of `dtype`. PREMUL_SUM is a sum. Of bool, a sum is
+// "or", and a product "and".
+// Errors: raises ValueError for a reduction that is not defined for the dtype.
+Reduction ReductionOf(const ::c10d::ReduceOp& op, at::ScalarType dtype);
+
+// What PREMUL_SUM multiplies with, as a tensor or a number; undefined for other reductions.
+at::Tensor ScaledInput(const at::Tensor& input, const ::c10d::ReduceOp& op);
+
+// Raises ValueError unless the tensor is dense, on the CPU and defined. `what` names it, as in "output 2".
+void CheckTensor(const at::Tensor& tensor, const std::string& operation, const std::string& what);
+void CheckSameDtype(const at::Tensor& tensor, const at::Tensor& other, const std::string& operation);
+void CheckNumel(const at::Tensor& tensor, int64_t expected, const std::string& operation,
+                const std::string& what);
+
+}  // namespace weft::python

@@ -1,0 +1,25 @@
+"""weft under PyTorch: importing this package registers the c10d backend "weft".
+
+    import torch.distributed as dist
+    import weft.torch
+
+    dist.init_process_group("weft")  # Under torchrun. An unmodified script then runs on weft's engine.
+"""
+
+import torch
+import torch.distributed
+
+from weft._torch_version import BUILT_AGAINST
+
+if torch.__version__.split("+")[0] != BUILT_AGAINST.split("+")[0]:
+    raise ImportError(
+        f"weft was built against PyTorch {BUILT_AGAINST}, and this is PyTorch {torch.__version__}. Either install that "
+        f"version (pip install torch=={BUILT_AGAINST.split('+')[0]}), or build weft against this one, in weft's source "
+        "folder: pip install --no-build-isolation ."
+    )
+
+from weft.torch._backend import current_session, register_backend  # noqa: E402
+
+register_backend()
+
+__all__ = ["current_session"]

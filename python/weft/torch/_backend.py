@@ -1,0 +1,68 @@
+"""Creation of process groups of the backend "weft"."""
+
+import os
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from weft import _c10d, _core
+from weft.torch._store import StoreAdapter
+
+_NAME = "weft"
+# Session of the default process group, if that uses weft.
+_default_session: _core.Session | None = None
+
+
+def register_backend() -> None:
+    """Registers the backend with torch.distributed, for CPU tensors."""
+    if not hasattr(dist.Backend, _NAME.upper()):
+        dist.Backend.register_backend(_NAME, _create_backend, extended_api=True, devices=["cpu"])
+
+
+def current_session() -> _core.Session:
+    """Returns the session of the default process group: its engine and node memory.
+
+    Raises RuntimeError if the default process group does not use weft.
+    """
+    if _default_session is None or _default_session.closed:
+        raise RuntimeError('the default process group does not use weft; call init_process_group("weft") first')
+    return _default_session
+
+
+def _segment_bytes() -> int:
+    text = os.environ.get("WEFT_SEGMENT_BYTES", "0")
+    if not text.isdecimal():
+        raise ValueError(f"WEFT_SEGMENT_BYTES must be a number of bytes, not '{text}'")
+    return int(text)
+
+
+def _make_session(store: dist.Store, rank: int, size: int, timeout: timedelta) -> _core.Session:
+    return _core.Session(
+        StoreAdapter(store), rank, size, timeout_s=timeout.total_seconds(), segment_bytes=_segment_bytes()
+    )
+
+
+def _create_backend(options, _backend_options) -> _c10d.Backend:
+    """Creates the backend of a group: `options` are c10d's _DistributedBackendOptions.
+
+    The default group makes a session, on which its sub-groups have lanes of their own. A group under a default group
+    of another backend makes a session of its members.
+    """
+    global _default_session
+    is_default = not options.global_ranks_in_group
+    is_subgroup = not is_default and _default_session is not None and not _default_session.closed
+    if is_subgroup:
+        session, ranks = _default_session, list(options.global_ranks_in_group)
+    else:
+        session = _make_session(options.store, options.group_rank, options.group_size, options.timeout)
+        ranks = list(range(options.group_size))
+    if is_default:
+        _default_session = session
+    group = _core.Group(session, str(options.group_id), ranks)
+    return _c10d.make_backend(
+        group.capsule,
+        name=str(options.group_id),
+        global_ranks=list(options.global_ranks_in_group) or ranks,
+        timeout=options.timeout,
+        closes_session=not is_subgroup,
+    )
