@@ -167,6 +167,19 @@ OperationPtr Broadcast(EngineGroup& group, const Array& array, int root) {
 
 OperationPtr Barrier(EngineGroup& group) { return group.Barrier({Stream::kOther, "barrier", nullptr}); }
 
+OperationPtr Send(EngineGroup& group, const ConstArray& array, int to, int tag) {
+  CheckRank(group, to, "receiver");
+  return group.Send({Stream::kOther, "send", Owner(array)}, array.data(),
+                    static_cast<int64_t>(array.nbytes()), to, tag);
+}
+
+OperationPtr Receive(EngineGroup& group, const Array& array, std::optional<int> source, int tag) {
+  if (source) CheckRank(group, *source, "sender");
+  return group.Receive({Stream::kOther, "receive", Owner(array)}, array.data(),
+                       static_cast<int64_t>(array.nbytes()), source.value_or(GroupCollectives::kAnyRank),
+                       tag);
+}
+
 void WaitFor(Operation& operation, const Session& session, std::optional<double> timeout_s) {
   const auto timeout = timeout_s ? absl::Seconds(*timeout_s) : session.options().timeout;
   const Outcome outcome =
@@ -218,6 +231,7 @@ void BindArrayCollectives(nb::module_& module) {
             WaitFor(*self.operation, *self.session, timeout_s);
           },
           nb::arg("timeout_s") = nb::none())
+      .def_prop_ro("source", [](const ArrayOperation& self) { return self.operation->Source(); })
       .def_prop_ro("done", [](const ArrayOperation& self) { return self.operation->IsDone(); });
 
   nb::class_<EngineGroup>(module, "Group")
@@ -232,7 +246,10 @@ void BindArrayCollectives(nb::module_& module) {
            nb::arg("output").noconvert(), nb::arg("reduction") = "sum", nb::arg("counts") = nb::none())
       .def("all_reduce", Submitting(&AllReduce), nb::arg("array").noconvert(), nb::arg("reduction") = "sum")
       .def("broadcast", Submitting(&Broadcast), nb::arg("array").noconvert(), nb::arg("root") = 0)
-      .def("barrier", Submitting(&Barrier));
+      .def("barrier", Submitting(&Barrier))
+      .def("send", Submitting(&Send), nb::arg("array").noconvert(), nb::arg("to"), nb::arg("tag") = 0)
+      .def("receive", Submitting(&Receive), nb::arg("array").noconvert(), nb::arg("source") = nb::none(),
+           nb::arg("tag") = 0);
 }
 
 }  // namespace weft::python

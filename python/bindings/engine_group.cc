@@ -82,10 +82,10 @@ absl::StatusOr<std::shared_ptr<EngineGroup>> EngineGroup::Create(std::shared_ptr
   return std::shared_ptr<EngineGroup>(new EngineGroup(std::move(session), std::move(lanes)));
 }
 
-EngineGroup::EngineGroup(std::shared_ptr<Session> session, Session::GroupLanes lanes)
+EngineGroup::EngineGroup(std::shared_ptr<Session> session, std::shared_ptr<const Session::GroupLanes> lanes)
     : session_(std::move(session)),
       lanes_(std::move(lanes)),
-      spans_nodes_(SpansNodes(session_->bootstrap(), lanes_.group.ranks)) {}
+      spans_nodes_(SpansNodes(session_->bootstrap(), lanes_->group.ranks)) {}
 
 // The engine stages buffers outside of node memory. On one node, no peer accesses them after *ready*; sends
 // to other nodes may still read them.
@@ -153,6 +153,25 @@ GroupCollectives::OperationPtr EngineGroup::Barrier(Call call) {
   return EngineOperation::Submit(
       session_, std::move(call.memory), /*needs_release=*/false,
       [&](CommEngine& engine) { return engine.Barrier(Lane(call.stream), OptionsOf(call)); });
+}
+
+GroupCollectives::OperationPtr EngineGroup::Send(Call call, const void* data, int64_t bytes, int to,
+                                                 int tag) {
+  const MessageAddress address{
+      .peer = lanes_->group.ranks[static_cast<size_t>(to)], .tag = tag, .channel = lanes_->channel};
+  return EngineOperation::Submit(
+      session_, std::move(call.memory), /*needs_release=*/false,
+      [&](CommEngine& engine) { return engine.Send(address, data, bytes, OptionsOf(call)); });
+}
+
+GroupCollectives::OperationPtr EngineGroup::Receive(Call call, void* data, int64_t bytes, int from, int tag) {
+  const int peer = from == kAnyRank ? kAnySource : lanes_->group.ranks[static_cast<size_t>(from)];
+  const MessageAddress address{.peer = peer, .tag = tag, .channel = lanes_->channel};
+  auto operation = EngineOperation::Submit(
+      session_, std::move(call.memory), /*needs_release=*/false,
+      [&](CommEngine& engine) { return engine.Receive(address, data, bytes, OptionsOf(call)); });
+  operation->SetSenders(lanes_);
+  return operation;
 }
 
 std::shared_ptr<void> EngineGroup::Allocate(size_t bytes) {

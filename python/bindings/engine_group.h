@@ -24,9 +24,9 @@ class EngineGroup final : public GroupCollectives {
                                                              const std::string& name,
                                                              const std::vector<int>& ranks);
 
-  int rank() const override { return lanes_.group.group_rank; }
-  int size() const override { return lanes_.group.size(); }
-  const std::string& name() const { return lanes_.group.name; }
+  int rank() const override { return lanes_->group.group_rank; }
+  int size() const override { return lanes_->group.size(); }
+  const std::string& name() const { return lanes_->group.name; }
   const std::shared_ptr<Session>& session() const { return session_; }
 
   OperationPtr AllGather(Call call, const void* input, void* output, ElementType type,
@@ -39,19 +39,21 @@ class EngineGroup final : public GroupCollectives {
   OperationPtr AllToAll(Call call, ElementType type, const std::vector<Part>& sends,
                         const std::vector<Part>& receives) override;
   OperationPtr Barrier(Call call) override;
+  OperationPtr Send(Call call, const void* data, int64_t bytes, int to, int tag) override;
+  OperationPtr Receive(Call call, void* data, int64_t bytes, int from, int tag) override;
   std::shared_ptr<void> Allocate(size_t bytes) override;
   void Abort(const std::string& cause) override { session_->Abort(cause); }
   void CloseSession() override { session_->Close(); }
 
  private:
-  EngineGroup(std::shared_ptr<Session> session, Session::GroupLanes lanes);
-  LaneId Lane(Stream stream) const { return lanes_.lanes[static_cast<size_t>(stream)]; }
+  EngineGroup(std::shared_ptr<Session> session, std::shared_ptr<const Session::GroupLanes> lanes);
+  LaneId Lane(Stream stream) const { return lanes_->lanes[static_cast<size_t>(stream)]; }
   // See EngineOperation::Submit.
   bool NeedsRelease(std::initializer_list<const void*> buffers) const;
   bool NeedsRelease(const std::vector<Part>& parts) const;
 
   const std::shared_ptr<Session> session_;
-  const Session::GroupLanes lanes_;
+  const std::shared_ptr<const Session::GroupLanes> lanes_;
   const bool spans_nodes_;
 };
 

@@ -65,6 +65,7 @@ std::optional<absl::Status> EngineOperation::WaitSlice(absl::Time deadline) {
         waited = work_.Wait(absl::InfinitePast());  // It has ended since. Its own status.
       }
       outcome_ = waited;
+      if (senders_ != nullptr && waited.ok()) source_ = work_.source();
     }
     waited = *outcome_;
   });
@@ -108,6 +109,13 @@ void EngineOperation::WhenDone(std::chrono::milliseconds timeout, std::function<
     }
   });
   if (!open.ok()) done(Wait(std::chrono::milliseconds(0)));
+}
+
+int EngineOperation::Source() const {
+  const std::lock_guard lock(mutex_);
+  if (senders_ == nullptr || source_ < 0) return -1;
+  const std::vector<int>& ranks = senders_->group.ranks;
+  return static_cast<int>(std::find(ranks.begin(), ranks.end(), source_) - ranks.begin());
 }
 
 absl::Status EngineOperation::AwaitEnd(absl::Time deadline) {

@@ -30,7 +30,9 @@ class EngineOperation final : public Operation, public std::enable_shared_from_t
   bool IsDone() override;
   Outcome Wait(std::chrono::milliseconds timeout) override;
   void WhenDone(std::chrono::milliseconds timeout, std::function<void(const Outcome&)> done) override;
-  int Source() const override { return source_; }
+  int Source() const override;
+  // Of a receive: the group of the possible senders. Called before other threads know the operation.
+  void SetSenders(std::shared_ptr<const Session::GroupLanes> senders) { senders_ = std::move(senders); }
 
   // For Session::Close, with the engine's lock held.
 
@@ -49,10 +51,11 @@ class EngineOperation final : public Operation, public std::enable_shared_from_t
   const std::shared_ptr<Session> session_;
   std::shared_ptr<void> memory_;
   const bool needs_release_;
-  int source_ = -1;
-  std::mutex mutex_;
+  std::shared_ptr<const Session::GroupLanes> senders_;
+  mutable std::mutex mutex_;
   Work work_;                            // Guarded by mutex_. Not valid once settled.
   std::optional<absl::Status> outcome_;  // Guarded by mutex_.
+  int source_ = -1;                      // Session rank. Guarded by mutex_.
 };
 
 }  // namespace weft::python

@@ -89,6 +89,8 @@ nb::dict Counters(const Session& session) {
 }  // namespace
 
 NB_MODULE(_core, module) {
+  // Programs leave objects behind when the interpreter ends, such as process groups that were not destroyed.
+  nb::set_leak_warnings(false);
   module.doc() = "weft's engine and node memory. Use it through the package weft.";
   nb::class_<Session>(module, "Session")
       .def(nb::new_(&CreateSession), nb::arg("store"), nb::arg("rank"), nb::arg("size"),

@@ -11,6 +11,7 @@
 #include <absl/strings/str_join.h>
 
 #include "python/bindings/engine_operation.h"
+#include "weft/core/hash.h"
 #include "weft/core/status.h"
 
 namespace weft::python {
@@ -189,9 +190,10 @@ absl::StatusOr<std::vector<std::string>> Session::ExchangeInStore(const std::str
                                                   RankList(missing), " did not make the group"));
 }
 
-absl::StatusOr<Session::GroupLanes> Session::MakeLanes(const std::string& name,
-                                                       const std::vector<int>& ranks) {
-  GroupLanes made;
+absl::StatusOr<std::shared_ptr<const Session::GroupLanes>> Session::MakeLanes(const std::string& name,
+                                                                              const std::vector<int>& ranks) {
+  auto shared = std::make_shared<GroupLanes>();
+  GroupLanes& made = *shared;
   made.group.name = name;
   made.group.ranks = ranks;
   const auto own = std::find(ranks.begin(), ranks.end(), rank());
@@ -205,6 +207,7 @@ absl::StatusOr<Session::GroupLanes> Session::MakeLanes(const std::string& name,
     const std::lock_guard lock(group_mutex_);
     number = group_counts_[ranks]++;
   }
+  made.channel = Hash64(ranks.data(), ranks.size() * sizeof(int), static_cast<uint64_t>(number));
   const std::string prefix = absl::StrCat("groups/", nonce_, "/", number, "/", absl::StrJoin(ranks, "-"));
   for (const Stream stream :
        {Stream::kAllGather, Stream::kReduceScatter, Stream::kAllReduce, Stream::kOther}) {
@@ -217,7 +220,7 @@ absl::StatusOr<Session::GroupLanes> Session::MakeLanes(const std::string& name,
     WEFT_RETURN_IF_ERROR(lane.status());
     made.lanes.push_back(*lane);
   }
-  return made;
+  return shared;
 }
 
 void Session::Register(EngineOperation* operation) {

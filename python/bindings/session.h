@@ -15,6 +15,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -98,8 +99,10 @@ class Session : public std::enable_shared_from_this<Session> {
   struct GroupLanes {
     ProcessGroup group;
     std::vector<LaneId> lanes;  // By Stream.
+    uint64_t channel = 0;       // Of point-to-point messages.
   };
-  absl::StatusOr<GroupLanes> MakeLanes(const std::string& name, const std::vector<int>& ranks);
+  absl::StatusOr<std::shared_ptr<const GroupLanes>> MakeLanes(const std::string& name,
+                                                              const std::vector<int>& ranks);
 
   // Calls `body` with the engine. Errors: kFailedPrecondition (closed, or a forked child).
   template <typename Body>

@@ -69,8 +69,8 @@ std::chrono::milliseconds WeftBackend::TimeoutOf(std::chrono::milliseconds reque
   return requested.count() > 0 ? requested : std::chrono::milliseconds(timeout_ms_.load());
 }
 
-void WeftBackend::CheckRoot(int64_t root, const char* operation) const {
-  TORCH_CHECK_VALUE(root >= 0 && root < getSize(), "weft: ", operation, ": root ", root,
+void WeftBackend::CheckRank(int64_t rank, const char* operation) const {
+  TORCH_CHECK_VALUE(rank >= 0 && rank < getSize(), "weft: ", operation, ": ", rank,
                     " is not a rank of a group of ", getSize());
 }
 
@@ -80,7 +80,7 @@ std::vector<int64_t> WeftBackend::EqualParts(int64_t count) const {
 
 WeftBackend::WorkPtr WeftBackend::broadcast(Tensors& tensors, const ::c10d::BroadcastOptions& options) {
   CheckSingle(tensors, "broadcast");
-  CheckRoot(options.rootRank, "broadcast");
+  CheckRank(options.rootRank, "broadcast");
   Submission submission(*group_, Stream::kOther, "broadcast", tensors);
   const TensorData data = submission.InOut(tensors[0], "tensor");
   submission.Add(group_->Broadcast(submission.call(), data.data, data.type, data.count,
@@ -107,7 +107,7 @@ WeftBackend::WorkPtr WeftBackend::allreduce_coalesced(Tensors& tensors,
 // A reduction to one rank is a reduce-scatter in which this rank owns everything.
 WeftBackend::WorkPtr WeftBackend::reduce(Tensors& tensors, const ::c10d::ReduceOptions& options) {
   CheckSingle(tensors, "reduce");
-  CheckRoot(options.rootRank, "reduce");
+  CheckRank(options.rootRank, "reduce");
   const at::Tensor& tensor = tensors[0];
   Submission submission(*group_, Stream::kOther, "reduce", tensors);
   CheckTensor(tensor, "reduce", "tensor");
@@ -172,7 +172,7 @@ WeftBackend::WorkPtr WeftBackend::allgather_into_tensor_coalesced(Tensors& outpu
 WeftBackend::WorkPtr WeftBackend::gather(TensorLists& outputs, Tensors& inputs,
                                          const ::c10d::GatherOptions& options) {
   CheckSingle(inputs, "gather");
-  CheckRoot(options.rootRank, "gather");
+  CheckRank(options.rootRank, "gather");
   const bool is_root = getRank() == options.rootRank;
   TORCH_CHECK_VALUE(outputs.size() == (is_root ? 1U : 0U), "weft: gather: the root, rank ", options.rootRank,
                     ", gives one list of outputs and the other ranks none; got ", outputs.size());
@@ -184,7 +184,7 @@ WeftBackend::WorkPtr WeftBackend::gather(TensorLists& outputs, Tensors& inputs,
 WeftBackend::WorkPtr WeftBackend::scatter(Tensors& outputs, TensorLists& inputs,
                                           const ::c10d::ScatterOptions& options) {
   CheckSingle(outputs, "scatter");
-  CheckRoot(options.rootRank, "scatter");
+  CheckRank(options.rootRank, "scatter");
   const bool is_root = getRank() == options.rootRank;
   TORCH_CHECK_VALUE(inputs.size() == (is_root ? 1U : 0U), "weft: scatter: the root, rank ", options.rootRank,
                     ", gives one list of inputs and the other ranks none; got ", inputs.size());
@@ -259,6 +259,35 @@ WeftBackend::WorkPtr WeftBackend::alltoall(Tensors& outputs, Tensors& inputs,
   Submission submission(*group_, Stream::kOther, "all_to_all", outputs);
   submission.ExchangeParts(inputs, outputs);
   return submission.Finish(OpType::ALLTOALL, "weft:all_to_all", TimeoutOf(options.timeout), ++sequence_);
+}
+
+WeftBackend::WorkPtr WeftBackend::send(Tensors& tensors, int to, int tag) {
+  CheckSingle(tensors, "send");
+  CheckRank(to, "send");
+  Submission submission(*group_, Stream::kOther, "send", tensors);
+  const TensorData data = submission.Input(tensors[0], "tensor");
+  submission.Add(
+      group_->Send(submission.call(), data.data, static_cast<int64_t>(tensors[0].nbytes()), to, tag));
+  return submission.Finish(OpType::SEND, "weft:send", TimeoutOf({}), sequence_);
+}
+
+WeftBackend::WorkPtr WeftBackend::Receive(Tensors& tensors, int from, int tag, OpType type,
+                                          const char* title) {
+  CheckSingle(tensors, "recv");
+  Submission submission(*group_, Stream::kOther, "recv", tensors);
+  const TensorData data = submission.Output(tensors[0], "tensor");
+  submission.Add(
+      group_->Receive(submission.call(), data.data, static_cast<int64_t>(tensors[0].nbytes()), from, tag));
+  return submission.Finish(type, title, TimeoutOf({}), sequence_);
+}
+
+WeftBackend::WorkPtr WeftBackend::recv(Tensors& tensors, int from, int tag) {
+  CheckRank(from, "recv");
+  return Receive(tensors, from, tag, OpType::RECV, "weft:recv");
+}
+
+WeftBackend::WorkPtr WeftBackend::recvAnysource(Tensors& tensors, int tag) {
+  return Receive(tensors, GroupCollectives::kAnyRank, tag, OpType::RECVANYSOURCE, "weft:recvAnySource");
 }
 
 WeftBackend::WorkPtr WeftBackend::barrier(const ::c10d::BarrierOptions& options) {

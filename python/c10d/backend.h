@@ -67,6 +67,9 @@ class WeftBackend final : public ::c10d::Backend {
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
                         std::vector<int64_t>& input_splits, const ::c10d::AllToAllOptions& options) override;
   WorkPtr alltoall(Tensors& outputs, Tensors& inputs, const ::c10d::AllToAllOptions& options) override;
+  WorkPtr send(Tensors& tensors, int to, int tag) override;
+  WorkPtr recv(Tensors& tensors, int from, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
   WorkPtr barrier(const ::c10d::BarrierOptions& options) override;
   void monitoredBarrier(const ::c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
@@ -83,7 +86,8 @@ class WeftBackend final : public ::c10d::Backend {
 
  private:
   std::chrono::milliseconds TimeoutOf(std::chrono::milliseconds requested) const;
-  void CheckRoot(int64_t root, const char* operation) const;
+  WorkPtr Receive(Tensors& tensors, int from, int tag, ::c10d::OpType type, const char* title);
+  void CheckRank(int64_t rank, const char* operation) const;
   std::vector<int64_t> EqualParts(int64_t count) const;
 
   const std::shared_ptr<GroupCollectives> group_;

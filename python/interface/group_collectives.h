@@ -64,7 +64,7 @@ class Operation {
   // Calls `done` once with the outcome, on a thread of the session: when the operation is done, or at the
   // timeout from now. `done` may block and take locks, such as that of the Python interpreter.
   virtual void WhenDone(std::chrono::milliseconds timeout, std::function<void(const Outcome&)> done) = 0;
-  // Group rank of the sender, of a receive from any rank. REQUIRES: done without an error.
+  // Group rank of the sender, of a receive that is done without an error; otherwise -1.
   virtual int Source() const = 0;
 };
 
@@ -96,6 +96,12 @@ class GroupCollectives {
   virtual OperationPtr AllToAll(Call call, ElementType type, const std::vector<Part>& sends,
                                 const std::vector<Part>& receives) = 0;
   virtual OperationPtr Barrier(Call call) = 0;
+
+  // Messages between two ranks of the group, which match by tag, in the order of submission. They use no
+  // stream. `from` may be kAnyRank.
+  static constexpr int kAnyRank = -1;
+  virtual OperationPtr Send(Call call, const void* data, int64_t bytes, int to, int tag) = 0;
+  virtual OperationPtr Receive(Call call, void* data, int64_t bytes, int from, int tag) = 0;
 
   // Node memory, 64-byte aligned. The collectives read and write it in place. It may outlive the session.
   // Throws std::bad_alloc without room for it.

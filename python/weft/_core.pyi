@@ -58,6 +58,9 @@ class Operation:
         """
     @property
     def done(self) -> bool: ...
+    @property
+    def source(self) -> int:
+        """Group rank of the sender, of a receive that is done; otherwise -1."""
 
 class Group:
     """Collectives of C-contiguous arrays: numpy arrays, or others that support DLPack.
@@ -89,6 +92,10 @@ class Group:
     def broadcast(self, array: Any, root: int = 0) -> Operation:
         """array = the array of group rank `root`."""
     def barrier(self) -> Operation: ...
+    def send(self, array: Any, to: int, tag: int = 0) -> Operation:
+        """Sends the array to a rank of the group. Messages match by tag, in the order of submission."""
+    def receive(self, array: Any, source: int | None = None, tag: int = 0) -> Operation:
+        """Receives an array of this size from a rank of the group; None: from any."""
 
 def close_all() -> None:
     """Closes all sessions of this process."""

@@ -1,0 +1,45 @@
+"""Collectives of the backend "weft" on 1, 2, 3 and 4 ranks, against plain computations."""
+
+import collective_bodies as bodies
+import pytest
+from rank_pool import RankPool
+
+IN_NODE_MEMORY = pytest.mark.parametrize("from_backend", [False, True], ids=["tensors", "backend_tensors"])
+
+
+@IN_NODE_MEMORY
+@pytest.mark.parametrize("body", [bodies.all_reduce, bodies.reduce, bodies.broadcast, bodies.all_gather, bodies.reduce_scatter])
+def test_gives_the_result_of_a_plain_loop(pool: RankPool, body, from_backend: bool) -> None:
+    pool.run(body, from_backend)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        bodies.all_reduce_premul_sum,
+        bodies.all_reduce_coalesced,
+        bodies.all_gather_of_different_sizes,
+        bodies.all_gather_coalesced,
+        bodies.gather_and_scatter,
+        bodies.reduce_scatter_of_different_sizes,
+        bodies.all_to_all,
+        bodies.non_contiguous,
+        bodies.send_and_receive,
+        bodies.tags_and_any_source,
+        bodies.batched_messages,
+        bodies.barriers,
+        bodies.objects,
+        bodies.futures_and_works,
+        bodies.overlapping_kinds,
+        bodies.groups,
+        bodies.invalid_arguments,
+        bodies.threads_submit,
+    ],
+    ids=lambda body: body.__name__,
+)
+def test_holds_for(pool: RankPool, body) -> None:
+    pool.run(body)
+
+
+def test_tensors_of_the_backend_are_moved_in_place_without_copies(pool: RankPool) -> None:
+    assert pool.run(bodies.in_place_without_copies) == [0] * pool.size
