@@ -1,0 +1,1 @@
+"""Moves of tensors between ranks, and between layouts."""
