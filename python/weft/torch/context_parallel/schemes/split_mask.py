@@ -1,0 +1,105 @@
+"""Attention masks of split sequences: from the forms that a caller may give to the rows of this rank's tokens.
+
+A mask is [queries, keys], [heads, queries, keys] or [batch, heads, queries, keys], each dim of its size or 1.
+
+    queries   1, the tokens of this rank in its order, or all tokens in the order of the sequence
+    keys      all tokens in the order of the sequence; or, if queries is 1, the tokens of this rank, as a mask of
+              padding has them
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from weft.torch.context_parallel.exchanges.level_exchange import LevelExchange
+from weft.torch.context_parallel.exchanges.token_blocks import insert_part, place
+from weft.torch.context_parallel.layouts.sequence_layout import SequenceLayout, TokenRange
+
+
+class Extent(enum.IntEnum):
+    """Tokens that a dim of a mask has."""
+
+    NONE = 0  # There is no mask.
+    BROADCAST = 1
+    PART = 2
+    WHOLE = 3
+
+
+class MaskForm(NamedTuple):
+    """The same on all ranks of a call."""
+
+    rows: int
+    heads: int
+    queries: Extent
+    keys: Extent
+
+
+NO_MASK = MaskForm(0, 0, Extent.NONE, Extent.NONE)
+
+
+def as_four_dims(mask: torch.Tensor) -> torch.Tensor:
+    return mask[(None,) * (4 - mask.dim())]
+
+
+def _extent(size: int, part: int, whole: int) -> Extent | None:
+    """A whole extent wins where a group of one rank makes the two equal."""
+    if size == 1 and whole != 1:
+        return Extent.BROADCAST
+    return {whole: Extent.WHOLE, part: Extent.PART}.get(size) if whole != part else {whole: Extent.WHOLE}.get(size)
+
+
+def form_of(mask: torch.Tensor | None, query: torch.Tensor, whole: int) -> MaskForm:
+    """Errors: ValueError (a mask that cannot be split)."""
+    if mask is None:
+        return NO_MASK
+    batch, heads, part = query.shape[:3]
+    if mask.requires_grad:
+        raise ValueError("attn_mask requires a gradient, which context_parallel does not compute: detach it")
+    if mask.dim() < 2 or mask.dim() > 4:
+        raise ValueError(
+            f"attn_mask has {mask.dim()} dims: give it as [batch, heads, queries, keys], or without the first dims"
+        )
+    rows, mask_heads, queries, keys = as_four_dims(mask).shape
+    query_extent, key_extent = _extent(queries, part, whole), _extent(keys, part, whole)
+    fits = rows in (1, batch) and mask_heads in (1, heads) and query_extent is not None
+    fits = fits and (key_extent is Extent.WHOLE or (key_extent is Extent.PART and query_extent is Extent.BROADCAST))
+    if not fits:
+        raise ValueError(
+            f"attn_mask {list(mask.shape)} cannot be split: a rank has {part} of {whole} tokens, so its dims must "
+            f"be [1 or {batch}, 1 or "
+            f"{heads}, 1 or {part} or {whole}, {whole}], or keys {part} with queries 1. If a model made the mask "
+            "from this rank's tokens "
+            "alone, let it use is_causal instead; for transformers, pass an attention_mask of ones"
+        )
+    assert query_extent is not None and key_extent is not None
+    return MaskForm(rows, mask_heads, query_extent, key_extent)
+
+
+def rows_of_mask(
+    mask: torch.Tensor, form: MaskForm, layout: SequenceLayout, level: LevelExchange, dtype: torch.dtype
+) -> torch.Tensor:
+    """The mask that is added to scores, [rows, heads, 1 or tokens of this rank, all tokens]. Collective for keys of
+    this rank."""
+    mask = as_four_dims(mask)
+    if mask.dtype == torch.bool:
+        mask = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
+    mask = mask.to(dtype)
+    if form.queries is Extent.WHOLE:
+        mask = torch.cat([mask[:, :, part.begin : part.end] for part in layout.ranges[level.own]], dim=2)
+    if form.keys is Extent.PART:
+        mask = _gather_keys(mask, layout, level)
+    return mask
+
+
+def _gather_keys(mask: torch.Tensor, layout: SequenceLayout, level: LevelExchange) -> torch.Tensor:
+    per_token = mask.numel() // mask.shape[3]
+    whole = mask.new_empty((*mask.shape[:2], layout.tokens, 1))
+    sizes = [per_token * count for count in layout.counts]
+    everything: Sequence[TokenRange] = [TokenRange(0, layout.tokens)]
+    for rank, block in enumerate(level.gather(mask.contiguous().flatten(), sizes).wait()):
+        part = block.view(*mask.shape[:2], layout.counts[rank], 1)
+        insert_part(part, whole, place(layout.ranges[rank], everything))
+    return whole.transpose(2, 3)
