@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -347,20 +348,43 @@ class _AttentionMode(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+class _Redirection:
+    """The function that takes the place of PyTorch's attention, and the scope that it calls.
+
+    There is one function for all scopes of a process, so that torch.compile does not compile a block anew for each
+    scope. It breaks the graph there instead of tracing exchanges.
+    """
+
+    def __init__(self) -> None:
+        self.scope: ContextParallelScope | None = None
+        self.function = torch.compiler.disable(self._attend)
+
+    def _attend(self, *args, **kwargs) -> torch.Tensor:
+        attend = _plain_attention if self.scope is None else self.scope.attend
+        return attend(*args, **kwargs)
+
+
+@functools.cache
+def _redirection() -> _Redirection:
+    return _Redirection()
+
+
 def _open_scope() -> ContextParallelScope | None:
-    owner = getattr(F.scaled_dot_product_attention, "__self__", None)
-    return owner if isinstance(owner, ContextParallelScope) else None
+    return _redirection().scope
 
 
 @contextlib.contextmanager
 def _redirect_attention(scope: ContextParallelScope) -> Iterator[None]:
-    previous = F.scaled_dot_product_attention
-    F.scaled_dot_product_attention = scope.attend
+    """Replaces the function for calls by name, and adds a mode for calls through references."""
+    redirection, previous = _redirection(), F.scaled_dot_product_attention
+    redirection.scope = scope
+    F.scaled_dot_product_attention = redirection.function
     try:
-        with _AttentionMode(scope.attend):
+        with _AttentionMode(redirection.function):
             yield
     finally:
         F.scaled_dot_product_attention = previous
+        redirection.scope = None
 
 
 def _group_of(mesh: DeviceMesh) -> dist.ProcessGroup:

@@ -1,0 +1,316 @@
+"""Checks of the scope that run on ranks of a RankPool. Each raises AssertionError on a rank that fails."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.functional import scaled_dot_product_attention as imported_attention
+from torch.utils.checkpoint import CheckpointError, checkpoint
+from weft.torch.context_parallel import context_parallel, context_parallel_unshard
+
+PLAIN_ATTENTION = F.scaled_dot_product_attention
+
+
+def make_mesh() -> DeviceMesh:
+    return init_device_mesh("cpu", (dist.get_world_size(),))
+
+
+def random_qkv(tokens: int = 12, heads: int = 4, kv_heads: int = 4, head_dim: int = 8) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randn(2, count, tokens, head_dim, generator=generator) for count in (heads, kv_heads, kv_heads)]
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor) -> None:
+    scale = max(1.0, expected.abs().max().item())
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-5 * scale)
+
+
+def raises(error: type[Exception], pattern: str, function: Callable[..., Any], *arguments: Any, **options: Any) -> None:
+    try:
+        function(*arguments, **options)
+    except error as caught:
+        assert re.search(pattern, str(caught)), f"the message is: {caught}"
+        return
+    raise AssertionError(f"no {error.__name__} with {pattern!r}")
+
+
+def check_buffers_are_split_and_restored() -> None:
+    mesh = make_mesh()
+    ids, table, kept = torch.arange(24).view(2, 12), torch.arange(36.0).view(12, 3) - 9, torch.arange(12.0)
+    wholes = [tensor.clone() for tensor in (ids, table, kept)]
+    view = ids[0]
+    with context_parallel(
+        mesh, buffers=[ids, table, kept], buffer_seq_dims=[1, 0, -1], no_restore_buffers={kept}, scheme="gather"
+    ) as scope:
+        tokens = [token for part in scope.layout.ranges[scope.rank] for token in range(*part)]
+        assert torch.equal(ids, wholes[0][:, tokens])
+        assert torch.equal(table, wholes[1][tokens])
+        assert torch.equal(kept, wholes[2][tokens])
+        assert scope.position_ids.tolist() == [tokens]
+        assert torch.equal(view, wholes[0][0])
+        ids.fill_(-1)
+        restored = context_parallel_unshard(mesh, [table, kept, table > 0], [0, 0, -2])
+        assert torch.equal(restored[0], wholes[1]) and torch.equal(restored[1], wholes[2])
+        assert torch.equal(restored[2], wholes[1] > 0)
+    assert torch.equal(ids, wholes[0]) and torch.equal(table, wholes[1])
+    assert torch.equal(kept, wholes[2][tokens])
+    (whole,) = context_parallel_unshard(mesh, [kept], [0], layout=scope.layout)
+    assert torch.equal(whole, wholes[2])
+
+
+def check_lengths_that_ranks_do_not_divide() -> None:
+    mesh = make_mesh()
+    for tokens in (5, 7, 13):
+        for balance in ("none", "head-tail"):
+            ids = torch.arange(tokens)
+            with context_parallel(mesh, buffers=[ids], buffer_seq_dims=[0], scheme="gather", load_balance=balance):
+                (whole,) = context_parallel_unshard(mesh, [ids], [0])
+            assert torch.equal(whole, torch.arange(tokens))
+
+
+def check_an_exception_leaves_nothing_changed() -> None:
+    ids = torch.arange(12)
+    try:
+        with context_parallel(make_mesh(), buffers=[ids], buffer_seq_dims=[0]):
+            assert F.scaled_dot_product_attention is not PLAIN_ATTENTION
+            raise KeyError("from the scope")
+    except KeyError:
+        pass
+    assert torch.equal(ids, torch.arange(12))
+    assert F.scaled_dot_product_attention is PLAIN_ATTENTION
+    assert not torch.overrides._get_current_function_mode_stack()
+    query, key, value = random_qkv()
+    close(F.scaled_dot_product_attention(query, key, value), PLAIN_ATTENTION(query, key, value))
+
+
+def check_a_buffer_that_backward_needs_is_not_restored_silently() -> None:
+    """The loss saves its labels; a backward after the scope would read the whole ones."""
+    labels, logits = torch.arange(12), torch.randn(12 // dist.get_world_size(), 12, requires_grad=True)
+    with context_parallel(make_mesh(), buffers=[labels], buffer_seq_dims=[0]):
+        loss = F.cross_entropy(logits, labels)
+    raises(RuntimeError, "modified by an inplace operation", loss.backward)
+
+
+def _split(mesh: DeviceMesh, tensors: list[torch.Tensor], **options: Any):
+    parts = [tensor.clone() for tensor in tensors]
+    return parts, context_parallel(
+        mesh, buffers=parts, buffer_seq_dims=[2] * len(parts), no_restore_buffers=set(parts), **options
+    )
+
+
+def check_attention_is_reached_by_every_name() -> None:
+    mesh, whole = make_mesh(), random_qkv()
+    expected = PLAIN_ATTENTION(*whole, is_causal=True, scale=0.5)
+    parts, scope = _split(mesh, whole)
+    with scope:
+        for attention in (
+            F.scaled_dot_product_attention,
+            imported_attention,
+            torch._C._nn.scaled_dot_product_attention,
+        ):
+            (out,) = context_parallel_unshard(mesh, [attention(*parts, is_causal=True, scale=0.5)], [2])
+            close(out, expected)
+    close(imported_attention(*whole, is_causal=True, scale=0.5), expected)
+
+
+def check_multi_head_attention_modules() -> None:
+    """As they call attention, in training and in the fused inference of an encoder layer."""
+    mesh = make_mesh()
+    torch.manual_seed(1)
+    layer = torch.nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
+    whole = torch.randn(2, 12, 16)
+    for is_training in (True, False):
+        layer.train(is_training)
+        with torch.set_grad_enabled(is_training):
+            expected = layer(whole)
+            part = whole.clone()
+            with context_parallel(mesh, buffers=[part], buffer_seq_dims=[1], scheme="ulysses"):
+                (out,) = context_parallel_unshard(mesh, [layer(part)], [1])
+        close(out, expected.detach())
+    attention = torch.nn.MultiheadAttention(16, 4, batch_first=True)
+    with context_parallel(mesh, buffers=[part], buffer_seq_dims=[1]):
+        raises(ValueError, "need_weights=False", attention, part, part, part)
+
+
+def _checkpointed_gradients(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, use_reentrant: bool):
+    weight = torch.eye(query.shape[-1], requires_grad=True)
+
+    def block(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor @ weight
+        return F.scaled_dot_product_attention(tensor, key, value, is_causal=True).sin()
+
+    out = checkpoint(block, query.requires_grad_(), use_reentrant=use_reentrant)
+    return out, weight
+
+
+def check_recomputation_sees_the_whole_sequence() -> None:
+    mesh, whole = make_mesh(), random_qkv()
+    for use_reentrant in (True, False):
+        out, weight = _checkpointed_gradients(*[tensor.clone() for tensor in whole], use_reentrant)
+        out.sum().backward()
+        for scheme in ("ulysses", "gather", "ring"):
+            parts, scope = _split(mesh, whole, scheme=scheme)
+            with scope:
+                out, part_weight = _checkpointed_gradients(*parts, use_reentrant)
+                out.sum().backward()
+            dist.all_reduce(part_weight.grad)
+            close(part_weight.grad, weight.grad)
+
+
+def check_recomputation_outside_of_the_scope_is_an_error() -> None:
+    mesh, whole = make_mesh(), random_qkv()
+    for scheme in ("ulysses", "gather", "ring"):
+        parts, scope = _split(mesh, whole, scheme=scheme)
+        with scope:
+            out, _ = _checkpointed_gradients(*parts, use_reentrant=False)
+        raises(CheckpointError, "different", out.sum().backward)
+
+
+def check_a_backward_after_the_scope() -> None:
+    mesh, whole = make_mesh(), random_qkv()
+    expected = [tensor.clone().requires_grad_() for tensor in whole]
+    PLAIN_ATTENTION(*expected, is_causal=True).sum().backward()
+    for scheme in ("ulysses", "gather", "ring"):
+        parts, scope = _split(mesh, whole, scheme=scheme)
+        with scope as opened:
+            for part in parts:
+                part.requires_grad_()
+            loss = F.scaled_dot_product_attention(*parts, is_causal=True).sum()
+        loss.backward()
+        gradients = context_parallel_unshard(mesh, [part.grad for part in parts], [2] * 3, layout=opened.layout)
+        for gradient, tensor in zip(gradients, expected, strict=True):
+            close(gradient, tensor.grad)
+
+
+def check_autocast_and_inference() -> None:
+    mesh, whole = make_mesh(), random_qkv()
+    parts, scope = _split(mesh, whole)
+    with scope, torch.autocast("cpu", dtype=torch.bfloat16):
+        assert F.scaled_dot_product_attention(*parts).dtype == torch.bfloat16
+    parts, scope = _split(mesh, whole)
+    with torch.inference_mode(), scope:
+        (out,) = context_parallel_unshard(mesh, [F.scaled_dot_product_attention(*parts, is_causal=True)], [2])
+    close(out, PLAIN_ATTENTION(*whole, is_causal=True))
+
+
+def check_compiled_blocks() -> None:
+    """A block that was compiled outside of a scope is compiled once more within scopes, not once for each."""
+    from torch._dynamo.utils import counters
+
+    mesh, (whole, _, _) = make_mesh(), random_qkv()
+    weight = torch.eye(whole.shape[-1], requires_grad=True)
+
+    @torch.compile(backend="aot_eager")
+    def block(tensor: torch.Tensor) -> torch.Tensor:
+        tensor = tensor @ weight
+        return F.scaled_dot_product_attention(tensor, tensor, tensor, is_causal=True).cos()
+
+    expected = block(whole)
+    expected.sum().backward()
+    gradient, weight.grad = weight.grad, None
+    graphs = []
+    for _ in range(3):
+        weight.grad = None
+        (part,), scope = _split(mesh, [whole])
+        with scope:
+            out = block(part)
+            out.sum().backward()
+            (out,) = context_parallel_unshard(mesh, [out], [2])
+        close(out, expected.detach())
+        dist.all_reduce(weight.grad)
+        close(weight.grad, gradient)
+        graphs.append(counters["stats"]["unique_graphs"])
+    assert graphs[0] == graphs[2]
+    close(block(whole), expected)
+
+
+def check_parts_without_buffers() -> None:
+    """A caller that splits its tensors itself."""
+    mesh, whole = make_mesh(), random_qkv()
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    parts = [tensor.chunk(ranks, dim=2)[rank] for tensor in whole]
+    with context_parallel(mesh, load_balance="none") as scope:
+        raises(RuntimeError, "give it buffers", lambda: scope.layout)
+        out = F.scaled_dot_product_attention(*parts, is_causal=True)
+        (out,) = context_parallel_unshard(mesh, [out], [2])
+    close(out, PLAIN_ATTENTION(*whole, is_causal=True))
+
+
+def check_misuse_of_the_scope() -> None:
+    mesh = make_mesh()
+    ids, other = torch.arange(12), torch.arange(13)
+
+    def enter(**options: Any) -> None:
+        with context_parallel(mesh, **options):
+            pass
+
+    def one(tensor: torch.Tensor, dim: int = 0) -> dict[str, Any]:
+        return {"buffers": [tensor], "buffer_seq_dims": [dim]}
+
+    raises(ValueError, "give one dim for each buffer", enter, buffers=[ids])
+    raises(ValueError, "no dim 1", enter, **one(ids, 1))
+    raises(ValueError, "listed twice", enter, buffers=[ids, ids], buffer_seq_dims=[0, 0])
+    raises(ValueError, "slice it", enter, buffers=[ids, other], buffer_seq_dims=[0, 0])
+    raises(ValueError, "requires a gradient", enter, **one(torch.nn.Parameter(torch.zeros(12))))
+    raises(ValueError, "not among the buffers", enter, **one(ids), no_restore_buffers={other})
+    raises(ValueError, "without tokens", enter, **one(torch.arange(1)))
+    raises(ValueError, "give one id for each token", enter, **one(ids), documents=[0, 0, 1])
+    raises(ValueError, "use one of", enter, scheme="rings")
+    two_dims = init_device_mesh("cpu", (1, dist.get_world_size()), mesh_dim_names=("dp", "cp"))
+    raises(ValueError, "as in mesh", lambda: context_parallel(two_dims).__enter__())
+    with context_parallel(mesh, **one(ids)) as scope:
+        raises(RuntimeError, "cannot be nested", enter)
+        raises(ValueError, "give the part", context_parallel_unshard, mesh, [torch.arange(12)], [0])
+        assert ids.numel() == scope.layout.counts[scope.rank]
+    raises(ValueError, "pass the scope's layout", context_parallel_unshard, mesh, [ids], [0])
+    assert torch.equal(ids, torch.arange(12))
+    assert F.scaled_dot_product_attention is PLAIN_ATTENTION
+
+
+def check_misuse_of_attention() -> None:
+    """All ranks meet each error before they exchange anything, so the scope stays usable."""
+    mesh, whole = make_mesh(), random_qkv(kv_heads=2)
+    parts, scope = _split(mesh, whole, load_balance="head-tail")
+    with scope:
+        query, key, value = parts
+        attend = F.scaled_dot_product_attention
+        count = query.shape[2]
+        raises(ValueError, "set it to 0", attend, query, key, value, dropout_p=0.1, enable_gqa=True)
+        raises(ValueError, "enable_gqa=True", attend, query, key, value)
+        raises(ValueError, "do not divide", attend, query[:, :3], key, value, enable_gqa=True)
+        raises(ValueError, "where they are equal", attend, query[:, :, :1], key, value, enable_gqa=True)
+        raises(ValueError, "takes \\[batch, heads", attend, query[0], key[0], value[0])
+        raises(ValueError, "one dtype", attend, query.double(), key, value, enable_gqa=True)
+        raises(ValueError, "use load_balance 'none'", attend, query, key, value, enable_gqa=True)
+        local_mask = torch.ones(count, count, dtype=torch.bool)
+        raises(ValueError, "attention_mask of ones", attend, query, key, value, local_mask, enable_gqa=True)
+        trained = torch.zeros(count, 12, requires_grad=True)
+        raises(ValueError, "detach it", attend, query, key, value, trained, enable_gqa=True)
+        raises(ValueError, "exclude each other", attend, query, key, value, trained, is_causal=True, enable_gqa=True)
+        short = [tensor[:, :, :1] for tensor in parts]
+        raises(ValueError, "list every tensor", attend, *short, is_causal=True, enable_gqa=True)
+        (out,) = context_parallel_unshard(mesh, [attend(*parts, is_causal=True, enable_gqa=True)], [2])
+    close(out, PLAIN_ATTENTION(*whole, is_causal=True, enable_gqa=True))
+
+
+def check_ranks_that_disagree() -> None:
+    mesh, whole = make_mesh(), random_qkv()
+    is_first = dist.get_rank() == 0
+    parts, scope = _split(mesh, whole)
+    with scope:
+        attend = F.scaled_dot_product_attention
+        raises(ValueError, "is_causal of attention differs", attend, *parts, is_causal=is_first)
+        heads = [part[:, : 2 if is_first else 4] for part in parts]
+        raises(ValueError, "heads of attention differs", attend, *heads, is_causal=True)
+    parts, scope = _split(mesh, whole, scheme="ring", ring_rotate="shift" if is_first else "gather")
+    with scope:
+        raises(ValueError, "options of attention differs", F.scaled_dot_product_attention, *parts, is_causal=True)
+    parts, scope = _split(mesh, whole, documents=[0, 12] if is_first else [0, 5, 12])
+    with scope:
+        raises(ValueError, "differ", F.scaled_dot_product_attention, *parts, is_causal=True)
