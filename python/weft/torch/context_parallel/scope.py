@@ -3,118 +3,35 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import logging
-import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
-from torch.overrides import TorchFunctionMode
+from weft.torch.context_parallel.attention_call import (
+    AttentionCall,
+    agree,
+    announce_refusal,
+    autocast,
+    check_inputs,
+    check_options,
+    digest,
+    shape_of,
+)
+from weft.torch.context_parallel.batch_documents import BatchDocuments, read_documents
 from weft.torch.context_parallel.exchanges.level_exchange import LevelExchange
-from weft.torch.context_parallel.layouts.byte_formulas import AttentionShape
 from weft.torch.context_parallel.layouts.choose_scheme import SchemeChoice, choose_among
 from weft.torch.context_parallel.layouts.context_scheme import SchemeRequest
-from weft.torch.context_parallel.layouts.documents import (
-    document_lengths,
-    offsets_of_ids,
-    parse_documents,
-    positions_in_documents,
-)
+from weft.torch.context_parallel.layouts.documents import positions_in_documents
 from weft.torch.context_parallel.layouts.head_split import HeadSplit
 from weft.torch.context_parallel.layouts.sequence_layout import SequenceLayout
-from weft.torch.context_parallel.schemes.split_attention import (
-    AttentionPlan,
-    RowDocuments,
-    SplitAttention,
-    make_plan,
-)
-from weft.torch.context_parallel.schemes.split_mask import MaskForm, form_of, rows_of_mask
+from weft.torch.context_parallel.redirection import open_target, redirect_attention
+from weft.torch.context_parallel.schemes.split_attention import AttentionPlan, SplitAttention, make_plan
+from weft.torch.context_parallel.schemes.split_mask import form_of, rows_of_mask
 from weft.torch.context_parallel.sequence_buffers import check_buffers, common_length, split_buffers, unshard
 
 _log = logging.getLogger("weft.context_parallel")
-_plain_attention = F.scaled_dot_product_attention
-
-
-@dataclass(frozen=True)
-class _Call:
-    """What all ranks must agree on before they exchange anything. Calls that are equal share a plan."""
-
-    tokens: int  # Of this rank.
-    batch: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    value_dim: int
-    dtype: torch.dtype
-    is_causal: bool
-    mask: MaskForm
-
-    def fields(self) -> dict[str, int]:
-        """All but the tokens, as numbers."""
-        return {
-            "batch": self.batch,
-            "heads": self.heads,
-            "kv_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "value_dim": self.value_dim,
-            "dtype": zlib.crc32(str(self.dtype).encode()),
-            "is_causal": int(self.is_causal),
-            "attn_mask": zlib.crc32(repr([int(value) for value in self.mask]).encode()),
-        }
-
-    @property
-    def shape(self) -> AttentionShape:
-        return AttentionShape(self.batch, self.heads, self.kv_heads, self.head_dim, self.value_dim, self.dtype.itemsize)
-
-
-class Documents:
-    """Documents of the rows of a batch. `shared`: offsets if all rows have the same, or None."""
-
-    def __init__(self, rows: Sequence[tuple[int, ...]]) -> None:
-        self.rows = tuple(rows)
-        self.shared = rows[0] if all(row == rows[0] for row in rows) else None
-
-    @property
-    def tokens(self) -> int:
-        return self.rows[0][-1]
-
-    def lengths(self) -> tuple[int, ...]:
-        """Documents that the layout splits one by one. Rows with documents of their own are split as one sequence."""
-        return document_lengths(self.shared) if self.shared else (self.tokens,)
-
-    def of_rows(self, batch: int) -> list[RowDocuments]:
-        """Errors: ValueError (documents of another number of rows)."""
-        if self.shared:
-            return [RowDocuments(slice(0, batch), self.shared)]
-        if len(self.rows) != batch:
-            raise ValueError(
-                f"documents are given for {len(self.rows)} rows, but q, k and v have a batch of {batch}: give one "
-                "row each"
-            )
-        return [RowDocuments(slice(row, row + 1), offsets) for row, offsets in enumerate(self.rows)]
-
-
-def read_documents(documents: Any, tokens: int | None) -> Documents:
-    """`documents`: ids [tokens] or [batch, tokens], or offsets. Errors: ValueError."""
-    values = documents.tolist() if isinstance(documents, torch.Tensor) else [v for v in documents]
-    if not values:
-        raise ValueError("documents are empty: give one id for each token, or offsets, or leave them out")
-    if isinstance(values[0], (list, tuple)):
-        if any(len(row) != (tokens or len(values[0])) for row in values):
-            raise ValueError(
-                f"ids of documents are {len(values)} rows of {len(values[0])} for {tokens} tokens: give one id for "
-                "each token"
-            )
-        return Documents([offsets_of_ids(row) for row in values])
-    if tokens is None:
-        is_offsets = values[0] == 0 and values[-1] >= len(values) - 1 and all(a < b for a, b in zip(values, values[1:]))
-        tokens = values[-1] if is_offsets and len(values) > 1 else len(values)
-    return Documents([parse_documents(values, tokens)])
 
 
 class ContextParallelScope:
@@ -125,19 +42,19 @@ class ContextParallelScope:
     """
 
     def __init__(
-        self, group: dist.ProcessGroup, request: SchemeRequest, documents: Documents | None, tokens: int | None
+        self, group: dist.ProcessGroup, request: SchemeRequest, documents: BatchDocuments | None, tokens: int | None
     ) -> None:
         self._group = group
         self._request = request
         self._documents = documents
         self._layout: SequenceLayout | None = None
-        self._plans: dict[_Call, AttentionPlan] = {}
+        self._plans: dict[AttentionCall, AttentionPlan] = {}
         self._choices: list[SchemeChoice] = []
         self._level = LevelExchange(group, range(request.ranks))
         if documents is not None:
-            self._set_layout(documents.lengths())
+            self._layout = self._make_layout(documents.layout_lengths())
         elif tokens is not None:
-            self._set_layout((tokens,))
+            self._layout = self._make_layout((tokens,))
 
     @property
     def rank(self) -> int:
@@ -163,7 +80,6 @@ class ContextParallelScope:
         """Positions of this rank's tokens within their documents, i64 [1 or batch, tokens]."""
         layout = self.layout
         rows = self._documents.rows if self._documents else ((0, layout.tokens),)
-        rows = rows[:1] if self._documents is None or self._documents.shared else rows
         return torch.tensor([positions_in_documents(layout.ranges[self.rank], row) for row in rows])
 
     @property
@@ -191,34 +107,17 @@ class ContextParallelScope:
 
         query, key, value: [batch, heads, tokens of this rank, head_dim]. attn_mask: see split_mask.py.
         Errors: ValueError (shapes; a mask that cannot be split; dropout; ranks that disagree, by field), those of
-        exchanges.
+        exchanges. If ranks differ in the first attention of a scope, all of them get an error.
         """
-        query, key, value = _autocast(query), _autocast(key), _autocast(value)
-        _check_inputs(query, key, value, enable_gqa)
-        if dropout_p > 0.0:
-            raise ValueError(
-                f"dropout_p is {dropout_p}, but context_parallel computes attention without dropout: set it to 0 "
-                "(attention_dropout in a "
-                "transformers configuration)"
-            )
-        if attn_mask is not None and is_causal:
-            raise ValueError(
-                "attn_mask and is_causal exclude each other, as in PyTorch: put the causal mask into attn_mask, or "
-                "leave it out"
-            )
-        tokens = self._layout.tokens if self._layout else query.shape[2] * self._request.ranks
-        call = _Call(
-            query.shape[2],
-            query.shape[0],
-            query.shape[1],
-            key.shape[1],
-            query.shape[3],
-            value.shape[3],
-            query.dtype,
-            is_causal,
-            form_of(attn_mask, query, tokens),
-        )
-        self._check_balance(call)
+        query, key, value = autocast(query), autocast(key), autocast(value)
+        try:
+            check_inputs(query, key, value, enable_gqa)
+            check_options(attn_mask, dropout_p, is_causal)
+            call = self._read_call(query, key, value, attn_mask, is_causal)
+        except ValueError:
+            if not self._plans:
+                announce_refusal(self._level)
+            raise
         if call not in self._plans:
             self._plans[call] = self._make_plan(call)
         plan = self._plans[call]
@@ -228,163 +127,57 @@ class ContextParallelScope:
         scale = query.shape[3] ** -0.5 if scale is None else scale
         return SplitAttention.apply(query, key, value, plan, plan.kernel(scale, mask))
 
-    def _set_layout(self, lengths: tuple[int, ...]) -> None:
+    def _read_call(self, query, key, value, attn_mask: torch.Tensor | None, is_causal: bool) -> AttentionCall:
+        tokens = self._layout.tokens if self._layout else query.shape[2] * self._request.ranks
+        mask = form_of(attn_mask, query, tokens)
+        self._check_balance(is_causal, attn_mask)
+        return AttentionCall(query.shape[2], shape_of(query, key, value), query.dtype, is_causal, mask)
+
+    def _check_balance(self, is_causal: bool, attn_mask: torch.Tensor | None) -> None:
+        has_effect = self._request.scheme != "ulysses" and self._request.ranks > 1
+        if self._request.is_explicitly_balanced and has_effect and not is_causal and attn_mask is None:
+            raise ValueError(
+                "load_balance 'head-tail' is for causal attention, but is_causal is False; without a causal mask "
+                "all ranks "
+                "have the same work: use load_balance 'none', or is_causal=True"
+            )
+
+    def _make_layout(self, lengths: tuple[int, ...]) -> SequenceLayout:
         layout = SequenceLayout(lengths, self._request.ranks, self._request.resolved_balance)
         for rank, count in enumerate(layout.counts):
             if count == 0:
                 raise ValueError(
                     f"a sequence of {layout.tokens} tokens leaves rank {rank} of {layout.ranks} without tokens: "
-                    "use longer sequences or "
-                    "fewer ranks"
+                    "use longer "
+                    "sequences or fewer ranks"
                 )
+        return layout
+
+    def _make_plan(self, call: AttentionCall) -> AttentionPlan:
+        layout = self._agree_on_layout(call)
+        documents = (self._documents or BatchDocuments([(0, layout.tokens)])).of_rows(call.shape.batch)
         self._layout = layout
-
-    def _check_balance(self, call: _Call) -> None:
-        explicit = self._request.is_explicitly_balanced and self._request.scheme != "ulysses"
-        if explicit and self._request.ranks > 1 and not call.is_causal and call.mask.rows == 0:
-            raise ValueError(
-                "load_balance 'head-tail' is for causal attention, but is_causal is False; without a causal mask "
-                "all ranks have the same "
-                "work: use load_balance 'none', or is_causal=True"
-            )
-
-    def _make_plan(self, call: _Call) -> AttentionPlan:
-        self._agree(call)
-        if self._layout is None:
-            self._set_layout((call.tokens * self._request.ranks,))
-        layout = self.layout
         choice = choose_among(self._request.candidates(), call.shape, layout, is_causal=call.is_causal)
-        _log.info("attention %s: %s", call.shape, choice.reason)
+        _log.info("%s: %s", call.shape, choice.reason)
         self._choices.append(choice)
-        documents = (self._documents or Documents([(0, layout.tokens)])).of_rows(call.batch)
-        split = HeadSplit(call.heads, call.kv_heads, choice.scheme.ulysses_degree)
+        split = HeadSplit(call.shape.heads, call.shape.kv_heads, choice.scheme.ulysses_degree)
         return make_plan(self._group, choice.scheme, layout, split, documents, call.is_causal)
 
-    def _agree(self, call: _Call) -> None:
-        """Compares the call over all ranks. A difference would mix up their messages."""
-        fields = {
-            "documents": zlib.crc32(repr(self._documents.rows if self._documents else None).encode()),
-            "options": zlib.crc32(repr(self._request).encode()),
+    def _agree_on_layout(self, call: AttentionCall) -> SequenceLayout:
+        scope_fields = {
+            "documents": digest(self._documents.rows if self._documents else None),
+            "options": digest(self._request),
             "length of the sequence": self._layout.tokens if self._layout else 0,
-            **call.fields(),
         }
-        own = torch.tensor([call.tokens, *fields.values()])
-        rows = torch.stack(self._level.gather(own, [own.numel()] * self._level.size).wait()).tolist()
-        for column, name in enumerate(fields, start=1):
-            values = [row[column] for row in rows]
-            if len(set(values)) > 1:
-                raise ValueError(
-                    f"{name} of attention differs between ranks: {values} on ranks 0 to {len(values) - 1} of the "
-                    "context group"
-                )
-        expected = self._layout.counts if self._layout else (rows[0][0],) * len(rows)
-        counts = tuple(row[0] for row in rows)
-        if counts != tuple(expected):
+        counts = agree(self._level, call, scope_fields)
+        layout = self._layout or self._make_layout((call.tokens * self._request.ranks,))
+        if counts != layout.counts:
             raise ValueError(
-                f"q, k and v have {list(counts)} tokens on ranks 0 to {len(rows) - 1} of the context group, but "
-                "the split of the sequence "
-                f"has {list(expected)}: list every tensor that follows the sequence in buffers"
+                f"q, k and v have {list(counts)} tokens on the ranks of the context group, but the split of the "
+                "sequence has "
+                f"{list(layout.counts)}: list every tensor that follows the sequence in buffers"
             )
-
-
-def _autocast(tensor: torch.Tensor) -> torch.Tensor:
-    """As autocast does to the inputs of PyTorch's attention."""
-    if torch.is_autocast_enabled("cpu") and tensor.dtype in (torch.float32, torch.bfloat16, torch.float16):
-        return tensor.to(torch.get_autocast_dtype("cpu"))
-    return tensor
-
-
-def _check_inputs(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, enable_gqa: bool) -> None:
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-            raise ValueError(
-                f"{name} is a {type(tensor).__name__}: context_parallel takes plain tensors; convert it, or leave "
-                "the scope"
-            )
-        if tensor.dim() != 4:
-            raise ValueError(f"{name} has {tensor.dim()} dims: context_parallel takes [batch, heads, tokens, head_dim]")
-        if tensor.device.type != "cpu":
-            raise ValueError(f"{name} is on {tensor.device}: weft.context_parallel computes on CPU tensors")
-    if not query.dtype == key.dtype == value.dtype:
-        raise ValueError(f"query, key and value are {query.dtype}, {key.dtype} and {value.dtype}: give one dtype")
-    lengths = [tensor.shape[2] for tensor in (query, key, value)]
-    if len(set(lengths)) > 1:
-        raise ValueError(
-            f"query, key and value have {lengths} tokens: context_parallel splits self-attention, where they are "
-            "equal; compute "
-            "cross-attention and cached decoding outside of the scope"
-        )
-    batches = [tensor.shape[0] for tensor in (query, key, value)]
-    if len(set(batches)) > 1:
-        raise ValueError(f"query, key and value have batches of {batches}: expand them to one size")
-    if key.shape[1] != value.shape[1] or query.shape[3] != key.shape[3]:
-        raise ValueError(f"query {list(query.shape)}, key {list(key.shape)} and value {list(value.shape)} do not fit")
-    if query.shape[1] != key.shape[1] and not enable_gqa:
-        raise ValueError(
-            f"query has {query.shape[1]} heads and key has {key.shape[1]}: pass enable_gqa=True, or repeat the KV heads"
-        )
-    if query.shape[1] % key.shape[1]:
-        raise ValueError(f"the {key.shape[1]} KV heads do not divide the {query.shape[1]} query heads")
-
-
-class _AttentionMode(TorchFunctionMode):
-    """Redirects PyTorch's attention where a module holds a reference to it, and refuses attention that bypasses
-    it."""
-
-    def __init__(self, attend: Callable[..., torch.Tensor]) -> None:
-        super().__init__()
-        self._attend = attend
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func is _plain_attention:
-            return self._attend(*args, **kwargs)
-        if func is F.multi_head_attention_forward and kwargs.get("need_weights", True):
-            raise ValueError(
-                "multi_head_attention_forward with need_weights=True computes attention without "
-                "scaled_dot_product_attention, on this "
-                "rank's tokens alone: pass need_weights=False"
-            )
-        return func(*args, **kwargs)
-
-
-class _Redirection:
-    """The function that takes the place of PyTorch's attention, and the scope that it calls.
-
-    There is one function for all scopes of a process, so that torch.compile does not compile a block anew for each
-    scope. It breaks the graph there instead of tracing exchanges.
-    """
-
-    def __init__(self) -> None:
-        self.scope: ContextParallelScope | None = None
-        self.function = torch.compiler.disable(self._attend)
-
-    def _attend(self, *args, **kwargs) -> torch.Tensor:
-        attend = _plain_attention if self.scope is None else self.scope.attend
-        return attend(*args, **kwargs)
-
-
-@functools.cache
-def _redirection() -> _Redirection:
-    return _Redirection()
-
-
-def _open_scope() -> ContextParallelScope | None:
-    return _redirection().scope
-
-
-@contextlib.contextmanager
-def _redirect_attention(scope: ContextParallelScope) -> Iterator[None]:
-    """Replaces the function for calls by name, and adds a mode for calls through references."""
-    redirection, previous = _redirection(), F.scaled_dot_product_attention
-    redirection.scope = scope
-    F.scaled_dot_product_attention = redirection.function
-    try:
-        with _AttentionMode(redirection.function):
-            yield
-    finally:
-        F.scaled_dot_product_attention = previous
-        redirection.scope = None
+        return layout
 
 
 def _group_of(mesh: DeviceMesh) -> dist.ProcessGroup:
@@ -434,7 +227,7 @@ def context_parallel(
     Errors: ValueError (each names the argument and the remedy), RuntimeError (a scope is open).
     """
     buffers, unrestored = buffers or [], no_restore_buffers or set()
-    if _open_scope() is not None:
+    if open_target() is not None:
         raise RuntimeError("a context_parallel scope is open, and scopes cannot be nested: leave it first")
     group = _group_of(mesh)
     request = SchemeRequest(dist.get_world_size(group), scheme, ulysses_degree, ring_rotate, load_balance)
@@ -443,7 +236,7 @@ def context_parallel(
     parsed = None if documents is None else read_documents(documents, tokens)
     scope = ContextParallelScope(group, request, parsed, tokens)
     layout = scope.layout if buffers else None
-    with split_buffers(buffers, dims, unrestored, layout, scope.rank), _redirect_attention(scope):
+    with split_buffers(buffers, dims, unrestored, layout, scope.rank), redirect_attention(scope):
         yield scope
 
 
@@ -460,8 +253,8 @@ def context_parallel_unshard(
     Collective: all ranks of the mesh. Errors: ValueError (each names the argument and the remedy).
     """
     if layout is None:
-        scope = _open_scope()
-        if scope is None:
+        scope = open_target()
+        if not isinstance(scope, ContextParallelScope):
             raise ValueError(
                 "no context_parallel scope is open: call this within the scope, or pass the scope's layout"
             )

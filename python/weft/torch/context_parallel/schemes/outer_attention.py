@@ -53,7 +53,8 @@ class _Accumulators:
         self.lse = query.new_full(query.shape[:3], -torch.inf, dtype=dtype)
 
     def keep(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Kept:
-        # A query that sees no key has only scores of -inf. Any finite log-sum-exp gives them a weight of 0 in backward.
+        # A query that sees no key has only scores of -inf. Any finite log-sum-exp gives them a weight of 0 in
+        # backward.
         lse = self.lse.masked_fill_(self.lse == -torch.inf, 0.0)
         return Kept(query, key, value, self.out.to(query.dtype), lse)
 

@@ -1,0 +1,83 @@
+"""Redirection of PyTorch's attention to the open scope, by whichever name a model calls it.
+
+Thread safety: none. There is one open scope in a process at a time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+_plain_attention = F.scaled_dot_product_attention
+
+
+class AttentionTarget(Protocol):
+    """A scope: takes the arguments of scaled_dot_product_attention."""
+
+    def attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor: ...
+
+
+class _Redirection:
+    """The function that takes the place of PyTorch's attention, and the scope that it calls.
+
+    There is one function for all scopes of a process, so that torch.compile does not compile a block anew for each
+    scope. It breaks the graph there instead of tracing exchanges.
+    """
+
+    def __init__(self) -> None:
+        self.target: AttentionTarget | None = None
+        self.function = torch.compiler.disable(self._attend)
+
+    def _attend(self, *args, **kwargs) -> torch.Tensor:
+        attend = _plain_attention if self.target is None else self.target.attend
+        return attend(*args, **kwargs)
+
+
+@functools.cache
+def _redirection() -> _Redirection:
+    return _Redirection()
+
+
+class _AttentionMode(TorchFunctionMode):
+    """Redirects calls through references to PyTorch's attention, and refuses a function that computes it without the
+    call."""
+
+    def __init__(self, attend: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self._attend = attend
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is _plain_attention:
+            return self._attend(*args, **kwargs)
+        if func is F.multi_head_attention_forward and kwargs.get("need_weights", True):
+            raise ValueError(
+                "multi_head_attention_forward with need_weights=True computes attention without "
+                "scaled_dot_product_attention, on this rank's tokens alone: pass need_weights=False"
+            )
+        return func(*args, **kwargs)
+
+
+def open_target() -> AttentionTarget | None:
+    return _redirection().target
+
+
+@contextlib.contextmanager
+def redirect_attention(target: AttentionTarget) -> Iterator[None]:
+    """Replaces the function for calls by name, and adds a mode for calls through references. REQUIRES: no scope is
+    open."""
+    redirection, previous = _redirection(), F.scaled_dot_product_attention
+    redirection.target = target
+    F.scaled_dot_product_attention = redirection.function
+    try:
+        with _AttentionMode(redirection.function):
+            yield
+    finally:
+        F.scaled_dot_product_attention = previous
+        redirection.target = None
