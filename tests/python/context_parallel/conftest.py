@@ -12,7 +12,7 @@ import pytest
 if importlib.util.find_spec("weft") is None:
     sys.path.insert(0, str(Path(__file__).parents[3] / "python"))
 
-from rank_pool import RankPool  # noqa: E402
+from spawned_ranks import RankPool  # noqa: E402
 
 
 def _backends() -> list[str]:

@@ -6,7 +6,8 @@ import dataclasses
 
 import pytest
 import torch
-from attention_reference import Attention, bytes_and_formula, largest_errors, random_documents
+
+from context_attention_bodies import Attention, bytes_and_formula, largest_errors, random_documents
 
 SCHEMES = {
     "auto": {},

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import pytest
-import scope_checks
 import torch
-from attention_reference import Attention, bits_of
+
+import context_scope_bodies
+from context_attention_bodies import Attention, bits_of
 
 CHECKS = [
-    scope_checks.check_buffers_are_split_and_restored,
-    scope_checks.check_lengths_that_ranks_do_not_divide,
-    scope_checks.check_an_exception_leaves_nothing_changed,
-    scope_checks.check_attention_is_reached_by_every_name,
-    scope_checks.check_multi_head_attention_modules,
-    scope_checks.check_recomputation_sees_the_whole_sequence,
-    scope_checks.check_a_backward_after_the_scope,
-    scope_checks.check_autocast_and_inference,
-    scope_checks.check_compiled_blocks,
-    scope_checks.check_parts_without_buffers,
+    context_scope_bodies.check_buffers_are_split_and_restored,
+    context_scope_bodies.check_lengths_that_ranks_do_not_divide,
+    context_scope_bodies.check_an_exception_leaves_nothing_changed,
+    context_scope_bodies.check_attention_is_reached_by_every_name,
+    context_scope_bodies.check_multi_head_attention_modules,
+    context_scope_bodies.check_recomputation_sees_the_whole_sequence,
+    context_scope_bodies.check_a_backward_after_the_scope,
+    context_scope_bodies.check_autocast_and_inference,
+    context_scope_bodies.check_compiled_blocks,
+    context_scope_bodies.check_parts_without_buffers,
 ]
 CHECKS_OF_SEVERAL_RANKS = [
-    scope_checks.check_a_buffer_that_backward_needs_is_not_restored_silently,
-    scope_checks.check_recomputation_outside_of_the_scope_is_an_error,
-    scope_checks.check_misuse_of_the_scope,
-    scope_checks.check_misuse_of_attention,
-    scope_checks.check_ranks_that_disagree,
+    context_scope_bodies.check_a_buffer_that_backward_needs_is_not_restored_silently,
+    context_scope_bodies.check_recomputation_outside_of_the_scope_is_an_error,
+    context_scope_bodies.check_misuse_of_the_scope,
+    context_scope_bodies.check_misuse_of_attention,
+    context_scope_bodies.check_ranks_that_disagree,
 ]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
-from training_checks import (
+
+from context_training_bodies import (
     Training,
     check_a_mask_of_the_ranks_tokens_is_refused,
     losses_of_all_ranks,
