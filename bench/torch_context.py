@@ -1,0 +1,272 @@
+#!/usr/bin/env python3
+"""Measures weft.torch.context_parallel against one rank with as many cores, and against a plainly written ring
+attention.
+
+    bench/torch_context.py                                  2 ranks over gloo, 8,192 and 16,384 tokens
+    bench/torch_context.py --backend weft --ranks 4 --tokens 8192
+
+One causal attention, forward and backward, f32. A round runs every contestant once, in an order that changes with the
+round. All ranks have one thread; `one rank` has as many threads as there are ranks. The time of a contestant is that
+of its slowest rank. The table has the median over rounds, its quartiles, and the ratio of medians to `one rank`.
+Before it is measured, every contestant's output is compared with that of one rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+
+ONE_RANK, PLAIN_RING = "one rank", "plain ring, gloo"
+SCHEMES = {
+    "ulysses": {"scheme": "ulysses"},
+    "gather, head-tail": {"scheme": "gather"},
+    "ring by shift, head-tail": {"scheme": "ring"},
+    "ring by gather, head-tail": {"scheme": "ring", "ring_rotate": "gather"},
+    "ring by shift, contiguous": {"scheme": "ring", "load_balance": "none"},
+}
+DEADLINE_S = 600
+
+
+@dataclass(frozen=True)
+class Setting:
+    ranks: int
+    backend: str
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+class Contestants:
+    """The contestants on one rank."""
+
+    def __init__(self, rank: int, setting: Setting, store_path: str) -> None:
+        import torch
+        import torch.distributed as dist
+
+        if setting.backend == "weft":
+            import weft.torch  # noqa: F401  (registers the backend)
+        self._rank, self._setting = rank, setting
+        torch.set_num_threads(1)
+        store = dist.FileStore(store_path, setting.ranks)
+        timeout = timedelta(seconds=DEADLINE_S)
+        dist.init_process_group(setting.backend, store=store, rank=rank, world_size=setting.ranks, timeout=timeout)
+        self._mesh = dist.device_mesh.init_device_mesh("cpu", (setting.ranks,))
+        self._gloo = dist.new_group(backend="gloo")
+
+    def inputs(self, tokens: int):
+        """q, k, v and the gradient of the output."""
+        import torch
+
+        generator = torch.Generator().manual_seed(0)
+        heads = (self._setting.heads, self._setting.kv_heads, self._setting.kv_heads, self._setting.heads)
+        shapes = [(1, count, tokens, self._setting.head_dim) for count in heads]
+        return [torch.randn(shape, generator=generator) for shape in shapes]
+
+    def run(self, name: str, tokens: int):
+        """Seconds of this rank, and its output in the order of the whole sequence."""
+        if name == ONE_RANK:
+            return self._run_one(tokens)
+        return self._run_plain(tokens) if name == PLAIN_RING else self._run_scheme(SCHEMES[name], tokens)
+
+    def _time(self, attend: Callable, inputs, grad_out):
+        for tensor in inputs:
+            tensor.requires_grad_()
+        start = time.perf_counter()
+        out = attend(*inputs)
+        out.backward(grad_out)
+        return time.perf_counter() - start, out.detach()
+
+    def _run_one(self, tokens: int):
+        import torch
+        import torch.nn.functional as F
+
+        torch.set_num_threads(self._setting.ranks)
+        *inputs, grad_out = self.inputs(tokens)
+        result = self._time(
+            lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), inputs, grad_out
+        )
+        torch.set_num_threads(1)
+        return result
+
+    def _run_plain(self, tokens: int):
+        import torch.distributed as dist
+
+        parts = [tensor.chunk(self._setting.ranks, dim=2)[self._rank].contiguous() for tensor in self.inputs(tokens)]
+        dist.barrier(group=self._gloo)
+        seconds, out = self._time(lambda q, k, v: plain_ring(q, k, v, self._gloo), parts[:3], parts[3])
+        outs = [out.new_empty(out.shape) for _ in range(self._setting.ranks)]
+        dist.all_gather(outs, out.contiguous(), group=self._gloo)
+        import torch
+
+        return seconds, torch.cat(outs, dim=2)
+
+    def _run_scheme(self, options: dict, tokens: int):
+        import torch.distributed as dist
+        import torch.nn.functional as F
+        from weft.torch.context_parallel import context_parallel, context_parallel_unshard
+
+        buffers = self.inputs(tokens)
+        with context_parallel(
+            self._mesh, buffers=buffers, buffer_seq_dims=[2] * 4, no_restore_buffers=set(buffers), **options
+        ):
+            dist.barrier(group=self._gloo)
+            seconds, out = self._time(
+                lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
+                buffers[:3],
+                buffers[3],
+            )
+            (out,) = context_parallel_unshard(self._mesh, [out], [2])
+        return seconds, out
+
+
+def plain_ring(query, key, value, group):
+    """Causal ring attention over contiguous parts as it is usually written: blocks are sent after they were used, and
+    outputs are merged by their log-sum-exps."""
+    import torch
+    import torch.distributed as dist
+
+    forward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+
+    def rotate(*tensors):
+        received = [torch.empty_like(tensor) for tensor in tensors]
+        works = [dist.isend(tensor, group=group, group_dst=(rank + 1) % ranks) for tensor in tensors]
+        works += [dist.irecv(tensor, group=group, group_src=(rank - 1) % ranks) for tensor in received]
+        for work in works:
+            work.wait()
+        return received
+
+    class Ring(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, query, key, value):
+            out, lse, block = None, None, (key.contiguous(), value.contiguous())
+            for step in range(ranks):
+                if step <= rank:
+                    block_out, block_lse = forward(query, *block, is_causal=step == 0)
+                    block_lse = block_lse.unsqueeze(-1)
+                    if out is None:
+                        out, lse = block_out, block_lse
+                    else:
+                        weight = torch.sigmoid(block_lse - lse)
+                        out = out - weight * (out - block_out)
+                        lse = torch.logaddexp(lse, block_lse)
+                if step + 1 < ranks:
+                    block = rotate(*block)
+            lse = lse.squeeze(-1)
+            ctx.save_for_backward(query, key, value, out, lse)
+            return out
+
+        @staticmethod
+        def backward(ctx, grad_out):
+            query, key, value, out, lse = ctx.saved_tensors
+            grad_query, block = torch.zeros_like(query), (key.contiguous(), value.contiguous())
+            gradients = (torch.zeros_like(key), torch.zeros_like(value))
+            for step in range(ranks):
+                if step <= rank:
+                    d_query, d_key, d_value = backward(grad_out, query, *block, out, lse, 0.0, step == 0)
+                    grad_query += d_query
+                    gradients = (gradients[0] + d_key, gradients[1] + d_value)
+                *block, grad_key, grad_value = rotate(*block, *gradients)
+                gradients = (grad_key, grad_value)
+            return grad_query, *gradients
+
+    return Ring.apply(query, key, value)
+
+
+def serve(rank: int, setting: Setting, store_path: str, connection) -> None:
+    contestants = Contestants(rank, setting, store_path)
+    expected: dict[int, object] = {}
+    connection.send(None)
+    while (request := connection.recv()) is not None:
+        name, tokens = request
+        seconds, out = contestants.run(name, tokens)
+        if name == ONE_RANK:
+            expected[tokens] = out
+        error = (out - expected[tokens]).abs().max().item() if tokens in expected else 0.0
+        connection.send((seconds, error))
+
+
+def receive(connection, process):
+    if not connection.poll(DEADLINE_S):
+        raise SystemExit(f"a rank gave no result within {DEADLINE_S} s")
+    try:
+        return connection.recv()
+    except EOFError:
+        raise SystemExit(f"a rank ended with exit code {process.exitcode}") from None
+
+
+def measure(setting: Setting, lengths: list[int], rounds: int) -> dict[tuple[str, int], list[float]]:
+    """Seconds by contestant and number of tokens; the first round is a warm-up and not listed."""
+    context = multiprocessing.get_context("spawn")
+    names = [ONE_RANK, PLAIN_RING, *SCHEMES]
+    times: dict[tuple[str, int], list[float]] = {(name, tokens): [] for tokens in lengths for name in names}
+    with tempfile.TemporaryDirectory() as folder:
+        ranks = []
+        for rank in range(setting.ranks):
+            here, there = context.Pipe()
+            store = os.path.join(folder, "store")
+            process = context.Process(target=serve, args=(rank, setting, store, there), daemon=True)
+            process.start()
+            there.close()
+            ranks.append((here, process))
+        for connection, process in ranks:
+            receive(connection, process)
+        for tokens in lengths:
+            for turn in range(rounds + 1):
+                order = names if turn == 0 else names[turn % len(names) :] + names[: turn % len(names)]
+                for name in order:
+                    # The other ranks sleep in recv while one rank computes alone.
+                    running = ranks[:1] if name == ONE_RANK else ranks
+                    for connection, _ in running:
+                        connection.send((name, tokens))
+                    results = [receive(connection, process) for connection, process in running]
+                    if max(error for _, error in results) > 1e-4:
+                        raise SystemExit(f"{name} differs from one rank by {max(error for _, error in results)}")
+                    if turn:
+                        times[name, tokens].append(max(seconds for seconds, _ in results))
+        for connection, process in ranks:
+            connection.send(None)
+            process.join(30)
+    return times
+
+
+def print_table(times: dict[tuple[str, int], list[float]], lengths: list[int]) -> None:
+    print("| tokens | attention | ms, median (quartiles) | one rank / it | plain ring / it |")
+    print("|---|---|---|---|---|")
+    for tokens in lengths:
+        one, plain = (statistics.median(times[name, tokens]) for name in (ONE_RANK, PLAIN_RING))
+        for name in (ONE_RANK, PLAIN_RING, *SCHEMES):
+            values = times[name, tokens]
+            low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+            cells = (
+                f"{median * 1e3:.0f} ({low * 1e3:.0f} to {high * 1e3:.0f}) | {one / median:.2f} | {plain / median:.2f}"
+            )
+            print(f"| {tokens} | {name} | {cells} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--backend", choices=("gloo", "weft"), default="gloo")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[8192, 16384])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--heads", type=int, default=4)
+    parser.add_argument("--kv-heads", type=int, default=2)
+    parser.add_argument("--head-dim", type=int, default=64)
+    options = parser.parse_args()
+    setting = Setting(options.ranks, options.backend, options.heads, options.kv_heads, options.head_dim)
+    print(f"{setting}, load {os.getloadavg()[0]:.1f}", file=sys.stderr)
+    print_table(measure(setting, options.tokens, options.rounds), options.tokens)
+
+
+if __name__ == "__main__":
+    main()
