@@ -116,6 +116,13 @@ absl::Status StoreBootstrap::Start() {
   const std::string identity = options_.node_id.empty() ? internal::NodeIdentity() : options_.node_id;
   const auto parts =
       ExchangeBlobs(*this, "start-up", absl::StrCat(options_.size, " ", identity), options_.startup_timeout);
+  if (absl::IsDeadlineExceeded(parts.status())) {
+    return absl::DeadlineExceededError(absl::StrCat(
+        "start-up: ", parts.status().message(),
+        " (here WEFT_STARTUP_TIMEOUT_S). If all ranks run, "
+        "they have different stores or prefixes, two have the same rank, or the store has keys of an "
+        "earlier run"));
+  }
   if (!parts.ok()) return Annotate(parts.status(), "start-up");
   std::vector<std::string> identities;
   for (size_t rank = 0; rank < parts->size(); ++rank) {

@@ -66,6 +66,9 @@ void TcpWire::SetPeers(std::vector<TcpEndpoint> endpoints) {
 
 TcpWire::~TcpWire() {
   if (getpid() != owner_) return;
+  for (const auto& [id, request] : requests_) {
+    if (!request->is_send && !request->done) Withdraw(id, *request);  // The last Poll writes to no buffer.
+  }
   Report(Poll());  // Connections that have been made meanwhile can send the farewell.
   std::vector<TcpSender::MessageId> sent;
   for (const int peer : started_) {
@@ -115,10 +118,16 @@ void TcpWire::WatchSender(int peer) {
     epoll_ctl(events_.get(), EPOLL_CTL_ADD, sender.descriptor(), &event);
 }
 
-void TcpWire::AcceptConnections() {
+absl::Status TcpWire::AcceptConnections() {
   while (true) {
     FileHandle socket(accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
-    if (!socket.is_open()) return;
+    if (!socket.is_open() && (errno == EINTR || errno == ECONNABORTED)) continue;
+    if (!socket.is_open() && errno == EAGAIN) return absl::OkStatus();
+    if (!socket.is_open()) {
+      return absl::InternalError(
+          absl::StrCat("cannot accept a connection of another rank: ", std::strerror(errno),
+                       "; if there are too many files, raise `ulimit -n`"));
+    }
     receivers_.push_back(std::make_unique<TcpReceiver>(std::move(socket)));
     TcpReceiver* receiver = receivers_.back().get();
     epoll_event event = {};
@@ -150,7 +159,7 @@ absl::Status TcpWire::Poll() {
     const uint64_t data = events[static_cast<size_t>(i)].data.u64;
     const auto source = static_cast<Source>(data & 3);
     if (source == Source::kListener) {
-      AcceptConnections();
+      WEFT_RETURN_IF_ERROR(AcceptConnections());
     } else if (source == Source::kReceiver) {
       ReadFrom(reinterpret_cast<TcpReceiver*>(data & ~uint64_t{3}));
     } else {
@@ -308,21 +317,23 @@ bool TcpWire::Cancel(RequestId id) {
   WEFT_CHECK(found != requests_.end(), "Cancel of a request that is not in flight");
   const std::unique_ptr<Request> request = std::move(found->second);
   requests_.erase(found);
-  if (request->done) return true;
-  Peer& state = Of(request->peer);
-  if (request->is_send) {
+  if (!request->done) Withdraw(id, *request);
+  return true;
+}
+
+void TcpWire::Withdraw(RequestId id, const Request& request) {
+  Peer& state = Of(request.peer);
+  if (request.is_send) {
     state.sender.Detach(id);
   } else if (state.receive == id) {
     state.receive = 0;
     if (state.receiver != nullptr) state.receiver->SkipRest();
   } else if (state.arrival != nullptr && state.arrival->receive == id) {
     state.arrival->receive = 0;
-  } else if (const auto posted = posted_.find(Channel{request->peer, request->tag});
-             posted != posted_.end()) {
+  } else if (const auto posted = posted_.find(Channel{request.peer, request.tag}); posted != posted_.end()) {
     std::erase(posted->second, id);
     if (posted->second.empty()) posted_.erase(posted);
   }
-  return true;
 }
 
 absl::Status TcpWire::SendControlMessage(int peer, std::string_view bytes) {

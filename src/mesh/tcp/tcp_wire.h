@@ -108,11 +108,13 @@ class TcpWire final : public WireLink, private TcpReceiver::Client {
   void StartConnection(int peer);
   void WatchSender(int peer);
   void Flush(int peer);
-  void AcceptConnections();
+  absl::Status AcceptConnections();
   void ReadFrom(TcpReceiver* receiver);
   // Ends the sends to a peer that is lost or closed.
   void DropSends(int peer);
   void Complete(RequestId id, absl::Status outcome);
+  // Takes a request that is not done off its queues: its buffer is not accessed any more.
+  void Withdraw(RequestId id, const Request& request);
   // The outcome of a receive that a message of `bytes` has matched.
   static absl::Status OutcomeOf(const Request& receive, size_t bytes);
   Peer& Of(int peer) { return peers_[static_cast<size_t>(peer)]; }
