@@ -1,8 +1,8 @@
 // Image of a parameter group in which all ranks of the shard group, on one node, keep their shards.
 //
 // An unshard moves nothing: it waits until peers have written their ranges. In fp32 the image is the master
-// shards, each in its own place. In a narrower dtype each rank keeps its master privately and casts it into its place
-// once an epoch. See Note [Shards in place].
+// shards, each in its own place. In a narrower dtype each rank keeps its master privately and casts it into
+// its place once an epoch. See Note [Shards in place].
 #pragma once
 
 #include <cstdint>

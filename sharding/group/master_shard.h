@@ -26,8 +26,8 @@ class MasterShard {
   // The elements of a piece of this rank.
   float* At(const ShardPiece& piece) const;
 
-  // Writes the shard, end to end, to `target` in the image's dtype. REQUIRES: the master is current and not in
-  // ranges.
+  // Writes the shard, end to end, to `target` in the image's dtype. REQUIRES: the master is current and not
+  // in ranges.
   void CastTo(std::byte* target) const;
   // Writes the shard to its place in a gathered buffer or an image. REQUIRES: as CastTo.
   void CastInto(std::byte* gathered) const;

@@ -71,8 +71,8 @@ class PipelineLanes {
   using Parts = std::shared_ptr<const PartRanges>;
 
   // Starts an all-gather over the shard group: by `custom` if it is set, else by the engine. `after`: for the
-  // engine's all-gather only. REQUIRES: request.group is the shard group. Errors: kFailedPrecondition (`custom`
-  // with parts that do not lie end to end).
+  // engine's all-gather only. REQUIRES: request.group is the shard group. Errors: kFailedPrecondition
+  // (`custom` with parts that do not lie end to end).
   absl::StatusOr<Transfer> AllGather(const AllGatherRequest& request, const Parts& parts,
                                      const CustomAllGather& custom = nullptr, const Work* after = nullptr);
   // The same over the regather group. REQUIRES: request.group is the regather group.
@@ -98,8 +98,8 @@ class PipelineLanes {
                                  void* output, DType dtype, const Work* after);
   // Starts to gather, in place in this rank's shard, the parts of a slice that the other replicas have
   // updated. `base`: the values that they hold of this rank's part, for delta encoding
-  // (CommEngine::AllGatherDelta); all replicas give it or none does. `parts`: of the replicas in `shard`, if it
-  // is an image in which the shard's elements lie in ranges.
+  // (CommEngine::AllGatherDelta); all replicas give it or none does. `parts`: of the replicas in `shard`, if
+  // it is an image in which the shard's elements lie in ranges.
   Work AllGatherUpdates(const std::string& label, const ReplicaSlice& slice, const Parts& parts, float* shard,
                         std::optional<float*> base, Priority priority, const Work* after);
   // Whether updates of a bucket are delta-encoded between nodes.

@@ -39,8 +39,8 @@ class ReplicaUpdates {
   // Declares that the shard lies in ranges of an image. `parts`: by slice, the parts of the replicas.
   void UseRanges(std::vector<PipelineLanes::Parts> parts) { parts_ = std::move(parts); }
 
-  // Starts to gather the updates of the other replicas, in place. `shard`: its elements end to end, or the image
-  // of UseRanges. Nothing happens if the shard is current.
+  // Starts to gather the updates of the other replicas, in place. `shard`: its elements end to end, or the
+  // image of UseRanges. Nothing happens if the shard is current.
   absl::Status AllGather(float* shard, Priority priority);
   // The work that makes the shard current; null if none is under way.
   const Work* under_way() const { return is_current() ? last_ : nullptr; }

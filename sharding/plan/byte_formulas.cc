@@ -24,8 +24,8 @@ int64_t CrossingBytes(const std::vector<FlatRange>& part, DType dtype, int64_t s
   const int64_t count = joined->total();
   int64_t crossing = 0;
   for (const PartRanges::PlacedRange& placed : joined->part(0)) {
-    // The slice in which the range ends crosses a bound, unless the slice ends there too. It is counted at its
-    // first bound.
+    // The slice in which the range ends crosses a bound, unless the slice ends there too. It is counted at
+    // its first bound.
     const int64_t begin = placed.end_place() / slice * slice;
     const bool is_first_bound = placed.place <= begin;
     if (placed.end_place() == count || placed.end_place() == begin || !is_first_bound) continue;

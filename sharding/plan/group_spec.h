@@ -28,8 +28,8 @@ struct GroupSpec {
   GroupMembers members;
   ParameterDTypes dtypes;
   FlatLayout layout;
-  // kRows: the parts of the ranks in the image, and in the gradient image, for the engine. Null: they lie end to
-  // end in the collective's buffer.
+  // kRows: the parts of the ranks in the image, and in the gradient image, for the engine. Null: they lie end
+  // to end in the collective's buffer.
   std::shared_ptr<const PartRanges> image_parts = nullptr;
   std::shared_ptr<const PartRanges> gradient_parts = nullptr;
 

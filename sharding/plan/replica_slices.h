@@ -37,8 +37,8 @@ std::vector<ReplicaSlice> WholeSlices(const FlatLayout& layout, int shard_rank);
 std::vector<ReplicaSlice> DividedSlices(const FlatLayout& layout, int shard_rank, DType dtype,
                                         absl::Span<const ProcessGroup> replicas);
 
-// Ranges of the image that hold the elements of a slice, by the replica that updates them. REQUIRES: the layout
-// is zero copy; `slice` is of `shard_rank` and divided.
+// Ranges of the image that hold the elements of a slice, by the replica that updates them. REQUIRES: the
+// layout is zero copy; `slice` is of `shard_rank` and divided.
 std::vector<std::vector<FlatRange>> ReplicaImageRanges(const FlatLayout& layout, int shard_rank,
                                                        const ReplicaSlice& slice);
 

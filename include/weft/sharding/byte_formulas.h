@@ -24,10 +24,10 @@
 // shard groups inside nodes.
 //
 // FlatKind::kRows exchanges rows without padding: W and G are the bytes of the rows, and W/S and G/S those of
-// this rank's. Between nodes the engine packs and unpacks the slices of a part that no range of rows holds whole:
-// a rank packs those of its own part for each other node, if the part lies in an image, and unpacks those of
-// the parts that it receives for its node. A reduce-scatter packs those of the parts of all other ranks, if no
-// other rank of the group is on the node. At most one slice for each bound of a range is packed.
+// this rank's. Between nodes the engine packs and unpacks the slices of a part that no range of rows holds
+// whole: a rank packs those of its own part for each other node, if the part lies in an image, and unpacks
+// those of the parts that it receives for its node. A reduce-scatter packs those of the parts of all other
+// ranks, if no other rank of the group is on the node. At most one slice for each bound of a range is packed.
 //
 // Pure.
 // Thread safety: values.

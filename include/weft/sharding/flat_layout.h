@@ -35,9 +35,9 @@ enum class FlatKind : uint8_t {
   // The image is cut into equal ranges, regardless of parameter boundaries: it is the gathered buffer.
   kContiguous,
   // Every parameter is cut into ranges of whole rows (indices of dim 0), as torch.chunk cuts it: of n rows,
-  // rank r of S owns those from r * ceil(n / S) on, at most ceil(n / S); the last ranks may own none. A scalar
-  // is one row. The shards are a partition of the image, whose elements stay where they are. Shards have no
-  // padding and differ in length.
+  // rank r of S owns those from r * ceil(n / S) on, at most ceil(n / S); the last ranks may own none. A
+  // scalar is one row. The shards are a partition of the image, whose elements stay where they are. Shards
+  // have no padding and differ in length.
   kRows,
   // Every parameter is cut on a dim of its own into equal chunks (the last ones short or empty). Copies
   // assemble the image from the gathered buffer (shard_copies.h), whose shards have equal length.
@@ -152,8 +152,8 @@ class FlatLayout {
   }
   // Elements of the first `count` parameters, in the order of the buffers, that a rank owns. kRows only.
   int64_t RowElements(size_t count, int shard_rank) const;
-  // The range of a shard that belongs to a trainable parameter, with the padding that follows it. `begin`: its
-  // offset (kRows only).
+  // The range of a shard that belongs to a trainable parameter, with the padding that follows it. `begin`:
+  // its offset (kRows only).
   FlatRange ShardRange(int parameter, int shard_rank, int64_t begin) const;
 
   FlatKind kind_ = FlatKind::kContiguous;
@@ -172,8 +172,8 @@ class FlatLayout {
   int64_t trainable_elements_ = 0;
 };
 
-// The ranges of the image that each of `neighbors` keeps: neighbor i has the shards of as many consecutive ranks,
-// in the order of the image. REQUIRES: IsZeroCopy(layout.kind()); `neighbors` divides the shard group.
+// The ranges of the image that each of `neighbors` keeps: neighbor i has the shards of as many consecutive
+// ranks, in the order of the image. REQUIRES: IsZeroCopy(layout.kind()); `neighbors` divides the shard group.
 std::vector<std::vector<FlatRange>> NeighborRanges(const FlatLayout& layout, int neighbors);
 
 }  // namespace weft

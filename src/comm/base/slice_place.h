@@ -30,8 +30,8 @@ struct SlicePlace {
 };
 
 // Calls body(offset, length, begin) for each contiguous run of elements [first, first + count) of a part, in
-// order: elements [begin, begin + length) of the buffer, after `offset` others. `ranges`: those of the part, from
-// that of the first element on.
+// order: elements [begin, begin + length) of the buffer, after `offset` others. `ranges`: those of the part,
+// from that of the first element on.
 template <typename Body>
 void ForEachRun(absl::Span<const PartRanges::PlacedRange> ranges, int64_t first, int64_t count, Body body) {
   int64_t offset = 0;

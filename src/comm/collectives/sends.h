@@ -81,8 +81,8 @@ class ScratchSlots {
   std::vector<std::byte*> free_;
 };
 
-// Stages slices in scratch, unless the source has them in memory, when the remote peer gives credits for them, and then sends them. Used for partial
-// sums, strided tensors and encoded slices.
+// Stages slices in scratch, unless the source has them in memory, when the remote peer gives credits for
+// them, and then sends them. Used for partial sums, strided tensors and encoded slices.
 class StagedSendStream final : public TaskOwner, public OutgoingStream {
  public:
   StagedSendStream(CreditScheduler::Channel channel, std::unique_ptr<SliceSource> source, PartShape part,

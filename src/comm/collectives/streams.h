@@ -271,10 +271,10 @@ class ReduceStream final : public TaskOwner, public SliceSource {
 //
 // Note [Slices in ranges]
 // Problem: a message has one address at each end, but a slice of a part in ranges may lie in several of them.
-// Rule: a slice that one range holds whole is sent, and received, where it lies. Any other slice is packed into
-// a scratch slot before it is sent, and is received into a ring, from which it is copied to its ranges.
-// copied_bytes counts both copies. Why it suffices: sender and receiver count the elements of a part alike, and
-// neither needs to know how the other stores it. At most one slice for each bound of a range is copied.
+// Rule: a slice that one range holds whole is sent, and received, where it lies. Any other slice is packed
+// into a scratch slot before it is sent, and is received into a ring, from which it is copied to its ranges.
+// copied_bytes counts both copies. Why it suffices: sender and receiver count the elements of a part alike,
+// and neither needs to know how the other stores it. At most one slice for each bound of a range is copied.
 class ReceiveStream final : public WireOwner {
  public:
   // State of the sender's slices when it starts the operation. See Note [Silent peers].

@@ -1,5 +1,5 @@
-// Sweeps of the collectives whose parts are lists of ranges, over random ranges. Results are compared bit by bit,
-// copied bytes with a formula. The same bodies run over threads and over MPI.
+// Sweeps of the collectives whose parts are lists of ranges, over random ranges. Results are compared bit by
+// bit, copied bytes with a formula. The same bodies run over threads and over MPI.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 
 namespace weft::testing {
 
-// Ranges of each rank, the same for the same arguments: some empty, some of one element, some of several slices
-// of `slice_elements`, in any order, with gaps between some. Some ranks have none.
+// Ranges of each rank, the same for the same arguments: some empty, some of one element, some of several
+// slices of `slice_elements`, in any order, with gaps between some. Some ranks have none.
 std::vector<std::vector<ElementRange>> DrawRanges(uint64_t seed, int ranks, int64_t slice_elements);
 
 // Gathers, from parts end to end and in place, into private outputs, into one block for each node, and with
