@@ -6,7 +6,6 @@ import dataclasses
 
 import pytest
 import torch
-
 from context_attention_bodies import Attention, bytes_and_formula, largest_errors, random_documents
 
 SCHEMES = {

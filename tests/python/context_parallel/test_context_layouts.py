@@ -17,7 +17,7 @@ from weft.torch.context_parallel.layouts.documents import (
 from weft.torch.context_parallel.layouts.head_split import HeadSplit
 from weft.torch.context_parallel.layouts.ring_plan import RingPlan
 from weft.torch.context_parallel.layouts.sequence_layout import SequenceLayout, TokenRange
-from weft.torch.context_parallel.layouts.tile_plan import plan_tiles
+from weft.torch.context_parallel.layouts.tile_plan import has_tiles, plan_tiles
 
 BALANCES = ("none", "head-tail")
 
@@ -116,6 +116,7 @@ def test_tiles_hold_every_visible_pair_once(is_causal):
             if ids[q] == ids[k] and (k <= q or not is_causal)
         ]
         assert sorted(pairs_of(tiles, tokens_of(queries), tokens_of(keys))) == sorted(visible)
+        assert has_tiles(queries, keys, offsets, is_causal) == bool(visible)
 
 
 def test_a_causal_mask_over_a_contiguous_part_has_two_tiles():
@@ -198,6 +199,20 @@ def test_bytes_equal_the_formulas_of_the_documentation():
         (ContextScheme(2), hybrid, hybrid),
     ]:
         assert (cost(scheme).forward_bytes, cost(scheme).backward_bytes) == (forward, backward)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_computed_pairs_are_those_of_the_tiles(is_causal):
+    for seed in range(50):
+        generator = random.Random(seed)
+        layout = SequenceLayout(random_lengths(generator), 4, generator.choice(BALANCES))
+        for degree in (1, 2, 4):
+            outer = outer_ranges(layout, degree)
+            for rank in range(4):
+                costs = costs_of(ContextScheme(degree), AttentionShape(heads=4), layout, rank, is_causal=is_causal)
+                tiles = [plan_tiles(outer[rank // degree], keys, layout.document_offsets, is_causal) for keys in outer]
+                pairs = sum(tile.pairs for owner in tiles for tile in owner)
+                assert costs.pairs == pairs * 4 // degree
 
 
 def test_auto_takes_the_fewest_bytes_among_balanced_schemes():

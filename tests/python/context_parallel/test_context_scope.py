@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import context_scope_bodies
 import pytest
 import torch
-
-import context_scope_bodies
 from context_attention_bodies import Attention, bits_of
 
 CHECKS = [

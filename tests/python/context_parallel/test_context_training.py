@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 
 import pytest
-
 from context_training_bodies import (
     Training,
     check_a_mask_of_the_ranks_tokens_is_refused,

@@ -5,6 +5,7 @@ All tensors are [batch, heads, tokens, dim].
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -29,15 +30,17 @@ class Placement(NamedTuple):
 
 
 def place(part: Sequence[TokenRange], whole: Sequence[TokenRange]) -> tuple[Placement, ...]:
-    """Where the tokens of `part` lie in `whole`. REQUIRES: each range of `part` lies within one range of `whole`."""
+    """Where the tokens of `part` lie in `whole`. REQUIRES: `whole` ascends; each range of `part` lies within one of
+    its ranges."""
+    begins = [tokens.begin for tokens in whole]
+    local_begins = [0]
+    for tokens in whole:
+        local_begins.append(local_begins[-1] + tokens.count)
     placements, part_begin = [], 0
     for tokens in part:
-        whole_begin = 0
-        for candidate in whole:
-            if candidate.begin <= tokens.begin and tokens.end <= candidate.end:
-                placements.append(Placement(part_begin, whole_begin + tokens.begin - candidate.begin, tokens.count))
-                break
-            whole_begin += candidate.count
+        index = bisect.bisect_right(begins, tokens.begin) - 1
+        assert tokens.end <= whole[index].end, "a range that lies within no range of the whole"
+        placements.append(Placement(part_begin, local_begins[index] + tokens.begin - begins[index], tokens.count))
         part_begin += tokens.count
     return tuple(placements)
 

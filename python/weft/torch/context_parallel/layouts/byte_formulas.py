@@ -14,14 +14,17 @@ A KV head that several ranks need counts once for each of them. A ring by shift 
 
 from __future__ import annotations
 
+import bisect
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from weft.torch.context_parallel.layouts.context_scheme import ContextScheme
+from weft.torch.context_parallel.layouts.documents import cut_at_documents
 from weft.torch.context_parallel.layouts.head_split import HeadRange, HeadSplit
 from weft.torch.context_parallel.layouts.ring_plan import RingPlan
 from weft.torch.context_parallel.layouts.sequence_layout import SequenceLayout, TokenRange, merge_adjacent, token_count
-from weft.torch.context_parallel.layouts.tile_plan import plan_tiles
+from weft.torch.context_parallel.layouts.tile_plan import has_tiles
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class ContextCosts:
         return self.forward_bytes + self.backward_bytes
 
 
+@functools.lru_cache(maxsize=32)
 def outer_ranges(layout: SequenceLayout, inner: int) -> tuple[tuple[TokenRange, ...], ...]:
     """Tokens of each group of `inner` adjacent ranks, in the order of the sequence."""
     groups = range(0, layout.ranks, inner)
@@ -94,8 +98,16 @@ class _Levels:
     def outer_tokens(self, rank: int) -> int:
         return token_count(self.outer[rank])
 
-    def tiles(self, rank: int, owner: int):
-        return plan_tiles(self.outer[rank], self.outer[owner], self.offsets, self.is_causal)
+    def pairs(self) -> int:
+        """(query, key) pairs of the rank's tokens and all tokens of their documents, in one head."""
+        pairs = 0
+        for piece in cut_at_documents(self.outer[self.outer_rank], self.offsets):
+            after = bisect.bisect_right(self.offsets, piece.begin)
+            begin, end = self.offsets[after - 1], self.offsets[after]
+            # Causal: the first query sees the keys up to itself, each further one sees one more.
+            first = piece.begin - begin + 1
+            pairs += piece.count * (2 * first + piece.count - 1) // 2 if self.is_causal else piece.count * (end - begin)
+        return pairs
 
 
 def _levels(
@@ -143,8 +155,13 @@ def _gather_bytes(levels: _Levels) -> tuple[int, int]:
     return gathered, reduced + (gathered if levels.scheme.ring_rotate else 0)
 
 
+@functools.lru_cache(maxsize=8)
+def _ring_plan(outer: tuple[tuple[TokenRange, ...], ...], offsets: tuple[int, ...], is_causal: bool) -> RingPlan:
+    return RingPlan(len(outer), lambda rank, owner: has_tiles(outer[rank], outer[owner], offsets, is_causal))
+
+
 def _shift_costs(levels: _Levels) -> tuple[int, int, int]:
-    plan = RingPlan(len(levels.outer), lambda rank, owner: bool(levels.tiles(rank, owner)))
+    plan = _ring_plan(levels.outer, tuple(levels.offsets), levels.is_causal)
     rank, forward, gradients = levels.outer_rank, 0, 0
     for distance in range(1, plan.hops + 1):
         owner = plan.owner_at(rank, distance)
@@ -171,13 +188,12 @@ def costs_of(
         else:
             outer_forward, outer_backward = _gather_bytes(levels)
         forward, backward = forward + outer_forward, backward + outer_backward
-    pairs = sum(tile.pairs for owner in range(len(levels.outer)) for tile in levels.tiles(levels.outer_rank, owner))
     return ContextCosts(
         forward_bytes=forward * shape.batch,
         backward_bytes=backward * shape.batch,
         forward_hops=hops,
         backward_hops=2 * hops,
-        pairs=pairs * levels.split.queries[levels.inner_rank].count,
+        pairs=levels.pairs() * levels.split.queries[levels.inner_rank].count,
     )
 
 

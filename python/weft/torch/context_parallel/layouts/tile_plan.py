@@ -112,3 +112,18 @@ def plan_tiles(
             else:
                 tiles.append(_tile(query, key, (query.begin, query.end), (key.begin, key.end), False))
     return _merge_full_tiles(tiles)
+
+
+def has_tiles(
+    queries: Sequence[TokenRange], keys: Sequence[TokenRange], offsets: Sequence[int], is_causal: bool
+) -> bool:
+    """True if any query sees any key: if plan_tiles has a tile."""
+    first_keys: dict[int, int] = {}
+    for key in _pieces(keys, offsets):
+        document = bisect.bisect_right(offsets, key.begin)
+        first_keys[document] = min(key.begin, first_keys.get(document, key.begin))
+    for query in _pieces(queries, offsets):
+        first_key = first_keys.get(bisect.bisect_right(offsets, query.begin))
+        if first_key is not None and (not is_causal or first_key < query.end):
+            return True
+    return False

@@ -23,7 +23,7 @@ from weft.torch.context_parallel.layouts.context_scheme import ContextScheme
 from weft.torch.context_parallel.layouts.head_split import HeadSplit
 from weft.torch.context_parallel.layouts.ring_plan import RingPlan
 from weft.torch.context_parallel.layouts.sequence_layout import SequenceLayout, TokenRange, merge_adjacent
-from weft.torch.context_parallel.layouts.tile_plan import plan_tiles
+from weft.torch.context_parallel.layouts.tile_plan import has_tiles, plan_tiles
 from weft.torch.context_parallel.schemes.outer_attention import (
     GatherAttention,
     GatheredRingAttention,
@@ -97,8 +97,11 @@ def _make_outer(
     plans = [_row_tiles(documents, own, keys, is_causal) for keys in ranges]
     if scheme.ring_rotate == "gather":
         return GatheredRingAttention(level, plans, tokens)
-    ring = RingPlan(level.size, lambda rank, owner: bool(_row_tiles(documents, ranges[rank], ranges[owner], is_causal)))
-    return ShiftedRingAttention(level, plans, tokens, ring)
+
+    def attends(rank: int, owner: int) -> bool:
+        return any(has_tiles(ranges[rank], ranges[owner], part.offsets, is_causal) for part in documents)
+
+    return ShiftedRingAttention(level, plans, tokens, RingPlan(level.size, attends))
 
 
 def make_plan(
