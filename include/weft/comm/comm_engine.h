@@ -180,7 +180,7 @@ class CommEngine {
 
   // Point-to-point messages, which no other rank submits. A send and a receive match if channel and tag are
   // equal, and each names the other's rank or the receive accepts any. Matching follows the order of
-  // submission: of the sends of a rank to a rank on one channel and tag, and of the receives of a rank. Either
+  // submission, of the sends between two ranks on one channel and tag, and of the receives of a rank. Either
   // end may be submitted first, and any number may be outstanding. A rank may send to itself.
   //
   // Both Works are *ready* and *released* at once: a send when its data has been read, which is after the

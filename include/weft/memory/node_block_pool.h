@@ -1,5 +1,5 @@
-// Blocks of node memory that keep their heap alive, for owners whose end the program does not control, such as
-// the tensors of a Python program.
+// Blocks of node memory that keep their heap alive, for owners whose end the program does not control, such
+// as the tensors of a Python program.
 //
 //   NodeBlockPool pool(heap, {bootstrap}, {.name = "tensors"});
 //   absl::StatusOr<std::shared_ptr<std::byte>> block = pool.Allocate(bytes);

@@ -93,7 +93,8 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   bool has_tasks() const;
   // True if an unfinished operation uses the wire, which must be polled: messages ring no doorbell.
   bool uses_wire() const { return wire_.busy() || uses_wire_; }
-  // Sends the remaining messages about operations. False once all have been sent, or the transport has failed.
+  // Sends the remaining control messages and signals. False once all have been sent, or the transport has
+  // failed.
   bool FlushControlMessages() {
     const bool any_on_node = env_.node.FlushMessages();
     return wire_.FlushControlMessages() || any_on_node;

@@ -40,6 +40,11 @@ class Mailbox {
     read_.store(number + 1, std::memory_order_release);
     return message;
   }
+  // Called by the reader before it reads: true if a writer may have found the ring full since the last read.
+  // A writer that has is told by the reads of half a ring at least.
+  bool MayHoldBackWriter() const {
+    return written_.load(std::memory_order_acquire) - read_.load(std::memory_order_relaxed) >= kEntries / 2;
+  }
   // Empty the ring. REQUIRES: both ranks call theirs, and neither uses the ring meanwhile.
   void ResetWriter() { written_.store(0, std::memory_order_relaxed); }
   void ResetReader() { read_.store(0, std::memory_order_relaxed); }

@@ -173,7 +173,11 @@ class SharedMemoryLink final : public NodeLink {
   }
   std::optional<Message> ReceiveMessage() override {
     for (auto& [peer, rank] : peers_) {
-      if (std::optional<std::string> bytes = rank.incoming->Read()) return Message{peer, *std::move(bytes)};
+      const bool rings = rank.incoming->MayHoldBackWriter();
+      std::optional<std::string> bytes = rank.incoming->Read();
+      if (!bytes) continue;
+      if (rings) Ring(peer);
+      return Message{peer, *std::move(bytes)};
     }
     return std::nullopt;
   }

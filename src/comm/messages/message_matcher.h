@@ -34,7 +34,8 @@ class MessageMatcher {
   // The receive that matches the announcement, which is removed. Nothing if none does: the announcement then
   // waits.
   std::optional<Record> Announce(const Announcement& announcement);
-  // The announcement that matches the receive, which is removed. Nothing if none does: the receive then waits.
+  // The announcement that matches the receive, which is removed. Nothing if none does: the receive then
+  // waits.
   std::optional<Announcement> Post(const Record& receive);
 
   // Receives that wait, in the order of submission.

@@ -275,12 +275,16 @@ TEST(Messages, OfARankThatLeavesAreFinished) {
 TEST(Messages, FailWithTheEngineAndWorkAfterAReset) {
   RunRanksOnEveryNodeMap(3, [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, SmallFixture(bootstrap));
-    std::vector<std::byte> data(100'000);
+    const std::vector<std::byte> data(100'000);
+    std::vector<std::vector<std::byte>> received(30, std::vector<std::byte>(data.size()));
     std::vector<Work> works;
     for (int i = 0; i < 30; ++i) {  // More than a mailbox holds, and some of them in flight.
       const int peer = (bootstrap.rank() + i) % 3;
       works.push_back(fixture.engine->Send({peer, i}, data.data(), 100'000));
-      if (i % 2 == 0) works.push_back(fixture.engine->Receive({kAnySource, i}, data.data(), 100'000));
+      if (i % 2 == 0) {
+        works.push_back(
+            fixture.engine->Receive({kAnySource, i}, received[static_cast<size_t>(i)].data(), 100'000));
+      }
     }
     if (bootstrap.rank() == 1) fixture.engine->Abort(absl::CancelledError("enough"));
     EXPECT_THAT(works[30].Wait(), AnyOf(StatusIs(absl::StatusCode::kCancelled, HasSubstr("enough")),
