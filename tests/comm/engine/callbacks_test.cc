@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/comm/support/engine_fixture.h"
+#include "tests/support/schedule_count.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/mesh/simulation.h"
 
@@ -159,7 +160,7 @@ TEST(Callbacks, AreNeverCalledBySubmissions) {
 }
 
 TEST(Callbacks, AreCalledOnceInEverySchedule) {
-  for (uint64_t seed = 0; seed < 60; ++seed) {
+  for (uint64_t seed = 0; seed < ScheduleCount(60); ++seed) {
     const NodeMap nodes = NodeMap::RanksPerNode(4, 1 + static_cast<int>(seed % 4));
     SimOptions machine;
     machine.seed = seed;

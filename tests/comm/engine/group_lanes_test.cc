@@ -7,6 +7,7 @@
 
 #include "tests/comm/support/blob_store.h"
 #include "tests/comm/support/engine_fixture.h"
+#include "tests/support/schedule_count.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/mesh/simulation.h"
 
@@ -87,7 +88,7 @@ TEST(GroupLanes, OfCrossingGroupsWorkBesideLanesOfAllRanks) {
 }
 
 TEST(GroupLanes, WorkInEverySchedule) {
-  for (uint64_t seed = 0; seed < 40; ++seed) {
+  for (uint64_t seed = 0; seed < ScheduleCount(40); ++seed) {
     const int ranks = 2 + static_cast<int>(seed % 7);
     const NodeMap nodes = NodeMap::RanksPerNode(ranks, 1 + static_cast<int>(seed % 3));
     BlobStore store;

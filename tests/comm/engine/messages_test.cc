@@ -7,6 +7,7 @@
 
 #include "tests/comm/support/engine_fixture.h"
 #include "tests/comm/support/message_sweep.h"
+#include "tests/support/schedule_count.h"
 #include "tests/support/thread_ranks.h"
 #include "weft/mesh/simulation.h"
 
@@ -54,12 +55,12 @@ TEST(Messages, ArriveWhicheverEndComesFirst) {
 TEST(Messages, ArriveWithDefaultOptions) {
   RunRanksOnEveryNodeMap(3, [](Bootstrap& bootstrap) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap));
-    return SweepMessages(fixture, {3'000'017});
+    return SweepMessages(fixture, {300'017});
   });
 }
 
 TEST(Messages, ArriveInEverySchedule) {
-  for (uint64_t seed = 0; seed < 40; ++seed) {
+  for (uint64_t seed = 0; seed < ScheduleCount(40); ++seed) {
     const int ranks = 2 + static_cast<int>(seed % 3);
     const NodeMap nodes = NodeMap::RanksPerNode(ranks, 1 + static_cast<int>(seed % 4));
     SimOptions machine;
@@ -242,7 +243,7 @@ TEST(Messages, FromAnyRankFailIfAllOtherRanksHaveLeft) {
 // A rank that leaves first finishes what it has submitted.
 TEST(Messages, OfARankThatLeavesAreFinished) {
   constexpr int64_t kBytes = 50'000;
-  for (uint64_t seed = 0; seed < 60; ++seed) {
+  for (uint64_t seed = 0; seed < ScheduleCount(60); ++seed) {
     const NodeMap nodes = NodeMap::RanksPerNode(4, 1 + static_cast<int>(seed % 4));
     SimOptions machine;
     machine.seed = seed;
