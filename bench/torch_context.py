@@ -71,7 +71,7 @@ class Contestants:
         return [torch.randn(shape, generator=generator) for shape in shapes]
 
     def run(self, name: str, tokens: int):
-        """Seconds of this rank, and its output in the order of the whole sequence."""
+        """Seconds and CPU seconds of this rank, and its output in the order of the whole sequence."""
         if name == ONE_RANK:
             return self._run_one(tokens)
         return self._run_plain(tokens) if name == PLAIN_RING else self._run_scheme(SCHEMES[name], tokens)
@@ -79,10 +79,10 @@ class Contestants:
     def _time(self, attend: Callable, inputs, grad_out):
         for tensor in inputs:
             tensor.requires_grad_()
-        start = time.perf_counter()
+        start, start_cpu = time.perf_counter(), time.process_time()
         out = attend(*inputs)
         out.backward(grad_out)
-        return time.perf_counter() - start, out.detach()
+        return (time.perf_counter() - start, time.process_time() - start_cpu), out.detach()
 
     def _run_one(self, tokens: int):
         import torch
@@ -90,11 +90,14 @@ class Contestants:
 
         torch.set_num_threads(self._setting.ranks)
         *inputs, grad_out = self.inputs(tokens)
-        result = self._time(
-            lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True), inputs, grad_out
-        )
+
+        def attend(query, key, value):
+            return F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+
+        (seconds, _), out = self._time(attend, inputs, grad_out)
         torch.set_num_threads(1)
-        return result
+        (_, cpu_seconds), _ = self._time(attend, [tensor.detach() for tensor in inputs], grad_out)
+        return (seconds, cpu_seconds / self._setting.ranks), out
 
     def _run_plain(self, tokens: int):
         import torch.distributed as dist
@@ -204,11 +207,14 @@ def receive(connection, process):
         raise SystemExit(f"a rank ended with exit code {process.exitcode}") from None
 
 
-def measure(setting: Setting, lengths: list[int], rounds: int) -> dict[tuple[str, int], list[float]]:
-    """Seconds by contestant and number of tokens; the first round is a warm-up and not listed."""
+Times = dict[tuple[str, int], list[tuple[float, float]]]
+
+
+def measure(setting: Setting, lengths: list[int], rounds: int) -> Times:
+    """Seconds and CPU seconds by contestant and number of tokens; the first round is a warm-up and not listed."""
     context = multiprocessing.get_context("spawn")
     names = [ONE_RANK, PLAIN_RING, *SCHEMES]
-    times: dict[tuple[str, int], list[float]] = {(name, tokens): [] for tokens in lengths for name in names}
+    times: Times = {(name, tokens): [] for tokens in lengths for name in names}
     with tempfile.TemporaryDirectory() as folder:
         ranks = []
         for rank in range(setting.ranks):
@@ -232,25 +238,32 @@ def measure(setting: Setting, lengths: list[int], rounds: int) -> dict[tuple[str
                     if max(error for _, error in results) > 1e-4:
                         raise SystemExit(f"{name} differs from one rank by {max(error for _, error in results)}")
                     if turn:
-                        times[name, tokens].append(max(seconds for seconds, _ in results))
+                        times[name, tokens].append(
+                            tuple(max(values) for values in zip(*(result[0] for result in results), strict=True))
+                        )
         for connection, process in ranks:
             connection.send(None)
             process.join(30)
     return times
 
 
-def print_table(times: dict[tuple[str, int], list[float]], lengths: list[int]) -> None:
-    print("| tokens | attention | ms, median (quartiles) | one rank / it | plain ring / it |")
-    print("|---|---|---|---|---|")
+def cells(values: list[float], one: list[float], plain: list[float]) -> str:
+    low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+    ratios = [statistics.median(other) / median for other in (one, plain)]
+    return f"{median * 1e3:.0f} ({low * 1e3:.0f} to {high * 1e3:.0f}) | {ratios[0]:.2f} | {ratios[1]:.2f}"
+
+
+def print_table(times: Times, lengths: list[int]) -> None:
+    ratios = "one rank / it | plain ring / it"
+    print(f"| tokens | attention | ms (quartiles) | {ratios} | CPU ms (quartiles) | {ratios} |")
+    print("|---|---|---|---|---|---|---|---|")
     for tokens in lengths:
-        one, plain = (statistics.median(times[name, tokens]) for name in (ONE_RANK, PLAIN_RING))
         for name in (ONE_RANK, PLAIN_RING, *SCHEMES):
-            values = times[name, tokens]
-            low, median, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
-            cells = (
-                f"{median * 1e3:.0f} ({low * 1e3:.0f} to {high * 1e3:.0f}) | {one / median:.2f} | {plain / median:.2f}"
-            )
-            print(f"| {tokens} | {name} | {cells} |")
+            columns = [
+                [[pair[index] for pair in times[contestant, tokens]] for contestant in (name, ONE_RANK, PLAIN_RING)]
+                for index in (0, 1)
+            ]
+            print(f"| {tokens} | {name} | {cells(*columns[0])} | {cells(*columns[1])} |")
 
 
 def main() -> None:
