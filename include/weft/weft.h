@@ -11,6 +11,7 @@
 //   sharding/policy.h                      options of sharding: prefetch, reshard, dtypes, zero copy,
 //                                          accumulation over microbatches
 //   sharding/fully_shard.h                 FSDP, HSDP or DDP of a model, depending on the mesh
+//   sharding/sharded_groups.h              the same for parameters of other programs, without modules
 //   optim/sharded_adamw.h                  AdamW over the shards
 //   sharding/state_dict.h                  saving and loading by parameter name
 //   context_parallel/context_parallel.h    attention over sequences that are split over ranks
@@ -51,4 +52,5 @@
 #include "weft/optim/lr_schedule.h"
 #include "weft/optim/sharded_adamw.h"
 #include "weft/sharding/fully_shard.h"
+#include "weft/sharding/sharded_groups.h"
 #include "weft/sharding/state_dict.h"

@@ -48,6 +48,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -135,6 +136,14 @@ class ParamGroup {
   void SetUsedParameters(std::vector<bool> used);
   // Hook of the reductions that are started from now on. Null: none.
   void SetGradientHook(GradientHook hook) { gradient_hook_ = std::move(hook); }
+  void SetGradientDivideFactor(float factor) { gradient_divide_factor_ = factor; }
+  // Forgets the reduced gradients of some parameters, and keeps those at earlier places of Note
+  // [Accumulation]. Errors: kFailedPrecondition (reductions are under way).
+  absl::Status ForgetReducedGradients(const std::function<bool(const Parameter&)>& selects);
+  // By parameter: whether it has a reduced gradient. All false unless CheckGradientsReduced is OK.
+  std::vector<bool> ReducedParameters() const;
+  // Owner of the reduced gradients' memory; null if there are none.
+  std::shared_ptr<const void> reduced_gradients() const { return sums_; }
   // Forgets all gradients, including those under way.
   void ZeroGradients();
   bool has_unreduced_gradients() const { return static_cast<bool>(gradient_image_); }
@@ -176,12 +185,13 @@ class ParamGroup {
   absl::Status ViewImage();
   void DropImage();
   absl::Status CheckFrozenUnchanged() const;
+  void ZeroReducedGradients(const std::function<bool(const Parameter&)>& selects);
   // The input of the reduce-scatter; a cast multiplies it by `scale`.
   absl::StatusOr<Buffer> TakeReduceInput(float scale);
 
   CommContext& context_;
   const GroupSpec spec_;
-  const float gradient_divide_factor_;
+  float gradient_divide_factor_;
   std::vector<ReplicaSlice> slices_;
   std::unique_ptr<ReplicaUpdates> updates_;
   std::vector<PlacedCopy> copy_in_;  // Without zero copy only.

@@ -1,4 +1,5 @@
 // Gradients of a parameter group, from the views that backward writes to the reduced sum.
+#include <algorithm>
 #include <cstring>
 #include <string_view>
 #include <utility>
@@ -135,6 +136,42 @@ void ParamGroup::ZeroGradients() {
   written_.assign(written_.size(), false);
   used_.assign(used_.size(), true);
   awaits_used_ = false;
+}
+
+absl::Status ParamGroup::ForgetReducedGradients(const std::function<bool(const Parameter&)>& selects) {
+  if (sums_ == nullptr || !sums_->reduced) return absl::OkStatus();
+  if (sums_->under_way > 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("parameter group '", name(), "' ", ToAbsl(kNotLastBackward)));
+  }
+  bool keeps_some = false;
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    if (!layout().parameters()[i].trainable) continue;
+    if (!selects(*parameters()[i])) {
+      keeps_some = keeps_some || (written_[i] && used_[i]);
+    } else if (!sums_->partial) {
+      written_[i] = false;
+    }
+  }
+  if (keeps_some) {
+    ZeroReducedGradients(selects);
+    return absl::OkStatus();
+  }
+  auto sums = std::make_shared<GradientSums>();  // Holders keep the memory of the old ones.
+  sums->partial = std::move(sums_->partial);
+  sums->has_partial = sums_->has_partial;
+  sums_ = sums->partial ? std::move(sums) : nullptr;
+  used_.assign(used_.size(), true);
+  if (sums_ == nullptr) awaits_used_ = false;
+  return absl::OkStatus();
+}
+
+void ParamGroup::ZeroReducedGradients(const std::function<bool(const Parameter&)>& selects) {
+  for (const ShardView& shard : Shards()) {
+    if (shard.grad != nullptr && selects(*shard.parameter)) {
+      std::fill_n(shard.grad, shard.elements(), 0.0F);
+    }
+  }
 }
 
 void ParamGroup::SetUsedParameters(std::vector<bool> used) {

@@ -6,9 +6,17 @@
 
 namespace weft {
 
+std::vector<bool> ParamGroup::ReducedParameters() const {
+  std::vector<bool> reduced(parameters().size(), false);
+  if (sums_ == nullptr || !has_reduced_gradients()) return reduced;
+  for (size_t i = 0; i < reduced.size(); ++i) {
+    reduced[i] = layout().parameters()[i].trainable && parameters()[i]->requires_grad && used_[i];
+  }
+  return reduced;
+}
+
 std::vector<ShardView> ParamGroup::Shards() const {
-  auto* reduced =
-      sums_ != nullptr && has_reduced_gradients() ? reinterpret_cast<float*>(sums_->reduced.data()) : nullptr;
+  const std::vector<bool> has_gradient = ReducedParameters();
   std::vector<ShardView> shards;
   for (const ShardView& whole : WholeShards()) {
     const auto index = static_cast<size_t>(whole.piece.parameter);
@@ -19,9 +27,12 @@ std::vector<ShardView> ParamGroup::Shards() const {
     int64_t place = 0;  // Offset in the reduced sum.
     for (const ReplicaSlice& slice : slices_) {
       for (const ShardPiece& piece : CutPiece(whole.piece, slice.own)) {
-        const bool has_grad = reduced != nullptr && parameters()[index]->requires_grad && used_[index];
-        shards.push_back({whole.parameter, piece, storage_->master().At(piece),
-                          has_grad ? reduced + place + piece.shard_offset - slice.own.begin : nullptr});
+        float* gradient = nullptr;
+        if (has_gradient[index]) {
+          gradient =
+              reinterpret_cast<float*>(sums_->reduced.data()) + place + piece.shard_offset - slice.own.begin;
+        }
+        shards.push_back({whole.parameter, piece, storage_->master().At(piece), gradient});
       }
       place += slice.own.count;
     }

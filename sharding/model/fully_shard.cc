@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "sharding/group/param_group.h"
 #include "sharding/model/boundary_casts.h"
 #include "sharding/model/group_plan.h"
 #include "sharding/model/module_hooks.h"
-#include "sharding/model/sharded_groups.h"
+#include "sharding/plan/execution_order.h"
 #include "weft/core/status.h"
+#include "weft/sharding/sharded_groups.h"
 
 namespace weft {
 
@@ -34,40 +36,37 @@ ShardedModel::ShardedModel(Module& root, std::vector<Module*> modules, std::uniq
       hooks_(std::make_unique<ModuleHooks>(*groups_, modules_)),
       casts_(std::make_unique<BoundaryCasts>()) {
   for (size_t i = 0; i < modules_.size() && policy().cast_forward_inputs; ++i) {
-    casts_->CastInputs(*modules_[i], groups_->groups()[i]->dtypes().param);
+    casts_->CastInputs(*modules_[i], groups_->dtypes(static_cast<int>(i)).param);
   }
   if (policy().output_dtype.has_value()) casts_->CastOutputs(root_, *policy().output_dtype);
 }
 
 ShardedModel::~ShardedModel() = default;
 
-void ShardedModel::SetRequiresGradientSync(bool sync) { groups_->schedule().switches().gradient_sync = sync; }
-
-void ShardedModel::SetRequiresAllReduce(bool all_reduce) {
-  groups_->schedule().switches().all_reduce = all_reduce;
+void ShardedModel::SetRequiresGradientSync(bool sync) {
+  for (int i = 0; i < groups_->group_count(); ++i) groups_->SetRequiresGradientSync(i, sync);
 }
 
-void ShardedModel::SetIsLastBackward(bool last) { groups_->schedule().switches().is_last_backward = last; }
+void ShardedModel::SetRequiresAllReduce(bool all_reduce) {
+  for (int i = 0; i < groups_->group_count(); ++i) groups_->SetRequiresAllReduce(i, all_reduce);
+}
+
+void ShardedModel::SetIsLastBackward(bool last) { groups_->SetIsLastBackward(last); }
 
 void ShardedModel::SetReshardAfterForward(bool reshard) {
-  groups_->schedule().switches().reshard_after_forward = reshard;
+  for (int i = kRootGroup + 1; i < groups_->group_count(); ++i) groups_->SetReshardAfterForward(i, reshard);
 }
 
 void ShardedModel::SetReshardAfterBackward(bool reshard) {
-  groups_->schedule().switches().reshard_after_backward = reshard;
+  for (int i = 0; i < groups_->group_count(); ++i) groups_->SetReshardAfterBackward(i, reshard);
 }
 
 absl::StatusOr<int> ShardedModel::GroupOf(const Module& module) const {
   const auto found = std::find(modules_.begin(), modules_.end(), &module);
   if (found != modules_.end()) return static_cast<int>(found - modules_.begin());
-  return absl::InvalidArgumentError(absl::StrCat(
-      "module '", module.name(), "' is no parameter group of the model sharded at '",
-      groups_->group(kRootGroup).name(), "': name its root, or one of the blocks given to FullyShard"));
-}
-
-absl::StatusOr<ParamGroup*> ShardedModel::ParamGroupOf(const Module& module) const {
-  WEFT_ASSIGN_OR_RETURN(const int group, GroupOf(module));
-  return &groups_->group(group);
+  return absl::InvalidArgumentError(
+      absl::StrCat("module '", module.name(), "' is no parameter group of the model sharded at '",
+                   groups_->name(kRootGroup), "': name its root, or one of the blocks given to FullyShard"));
 }
 
 absl::StatusOr<std::vector<int>> ShardedModel::GroupsOf(absl::Span<Module* const> modules) const {
@@ -81,7 +80,7 @@ absl::StatusOr<std::vector<int>> ShardedModel::GroupsOf(absl::Span<Module* const
 absl::Status ShardedModel::SetModulesToForwardPrefetch(const Module& module, absl::Span<Module* const> next) {
   WEFT_ASSIGN_OR_RETURN(const int group, GroupOf(module));
   WEFT_ASSIGN_OR_RETURN(std::vector<int> groups, GroupsOf(next));
-  groups_->schedule().SetForwardPrefetch(group, std::move(groups));
+  groups_->SetForwardPrefetch(group, std::move(groups));
   return absl::OkStatus();
 }
 
@@ -89,49 +88,49 @@ absl::Status ShardedModel::SetModulesToBackwardPrefetch(const Module& module,
                                                         absl::Span<Module* const> next) {
   WEFT_ASSIGN_OR_RETURN(const int group, GroupOf(module));
   WEFT_ASSIGN_OR_RETURN(std::vector<int> groups, GroupsOf(next));
-  groups_->schedule().SetBackwardPrefetch(group, std::move(groups));
+  groups_->SetBackwardPrefetch(group, std::move(groups));
   return absl::OkStatus();
 }
 
 absl::Status ShardedModel::SetUnshardInBackward(const Module& module, bool unshard) {
   WEFT_ASSIGN_OR_RETURN(const int group, GroupOf(module));
-  groups_->schedule().SetUnshardInBackward(group, unshard);
+  groups_->SetUnshardInBackward(group, unshard);
   return absl::OkStatus();
 }
 
 absl::Status ShardedModel::SetCustomAllGather(const Module& module, CustomAllGather all_gather) {
-  WEFT_ASSIGN_OR_RETURN(ParamGroup * group, ParamGroupOf(module));
-  group->SetCustomAllGather(std::move(all_gather));
+  WEFT_ASSIGN_OR_RETURN(const int group, GroupOf(module));
+  groups_->SetCustomAllGather(group, std::move(all_gather));
   return absl::OkStatus();
 }
 
 absl::Status ShardedModel::SetCustomReduceScatter(const Module& module, CustomReduceScatter reduce_scatter) {
-  WEFT_ASSIGN_OR_RETURN(ParamGroup * group, ParamGroupOf(module));
-  group->SetCustomReduceScatter(std::move(reduce_scatter));
+  WEFT_ASSIGN_OR_RETURN(const int group, GroupOf(module));
+  groups_->SetCustomReduceScatter(group, std::move(reduce_scatter));
   return absl::OkStatus();
 }
 
 absl::Status ShardedModel::SetGradientHook(const Module& module, GradientHook hook) {
-  WEFT_ASSIGN_OR_RETURN(ParamGroup * group, ParamGroupOf(module));
-  group->SetGradientHook(std::move(hook));
+  WEFT_ASSIGN_OR_RETURN(const int group, GroupOf(module));
+  groups_->SetGradientHook(group, std::move(hook));
   return absl::OkStatus();
 }
 
-void ShardedModel::RecordOrderAgain() { groups_->schedule().ForgetOrders(); }
+void ShardedModel::RecordOrderAgain() { groups_->RecordOrderAgain(); }
 
 void ShardedModel::SetScheduleObserver(ScheduleObserver observer) {
-  groups_->schedule().SetObserver(std::move(observer));
+  groups_->SetScheduleObserver(std::move(observer));
 }
 
 absl::StatusOr<UnshardHandle> ShardedModel::Unshard(const Module& module) {
-  WEFT_ASSIGN_OR_RETURN(ParamGroup * group, ParamGroupOf(module));
-  WEFT_RETURN_IF_ERROR(group->Unshard(Priority::kPrefetch));
-  return UnshardHandle(*group);
+  WEFT_ASSIGN_OR_RETURN(const int group, GroupOf(module));
+  WEFT_RETURN_IF_ERROR(groups_->Unshard(group));
+  return UnshardHandle(groups_->group(group));
 }
 
 absl::Status ShardedModel::Reshard(const Module& module) {
-  WEFT_ASSIGN_OR_RETURN(ParamGroup * group, ParamGroupOf(module));
-  return group->Reshard();
+  WEFT_ASSIGN_OR_RETURN(const int group, GroupOf(module));
+  return groups_->Reshard(group);
 }
 
 absl::Status UnshardHandle::Wait() {
@@ -175,11 +174,11 @@ const ShardingPolicy& ShardedModel::policy() const { return groups_->policy(); }
 
 const ResidencyChoice& ShardedModel::residency() const { return groups_->residency(); }
 
-ShardingCounters ShardedModel::counters() const { return groups_->context().state().counters(); }
+ShardingCounters ShardedModel::counters() const { return groups_->counters(); }
 
-MemoryPeaks ShardedModel::peaks() const { return groups_->context().memory().peaks(); }
+MemoryPeaks ShardedModel::peaks() const { return groups_->peaks(); }
 
-void ShardedModel::ResetPeaks() { groups_->context().memory().ResetPeaks(); }
+void ShardedModel::ResetPeaks() { groups_->ResetPeaks(); }
 
 absl::Status ShardedModel::ResetAfterError() { return groups_->ResetAfterError(); }
 

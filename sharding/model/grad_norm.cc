@@ -7,9 +7,11 @@
 #include <cmath>
 #include <iterator>
 
-#include "sharding/model/sharded_groups.h"
+#include "sharding/group/param_group.h"
+#include "sharding/model/model_scalars.h"
 #include "weft/core/reproducible_sum.h"
 #include "weft/core/status.h"
+#include "weft/sharding/sharded_groups.h"
 
 namespace weft {
 namespace {

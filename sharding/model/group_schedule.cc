@@ -23,7 +23,6 @@ GroupSchedule::GroupSchedule(CommContext& context, ModelScalars& scalars, Groups
       groups_(groups),
       module_order_(std::move(module_order)),
       prefetch_depth_(policy.PrefetchDepth()),
-      reshards_root_after_forward_(policy.reshard_root_after_forward),
       skips_unused_(policy.unused_gradients == UnusedGradients::kNone),
       shares_images_on_nodes_(residency == Residency::kNodeShared),
       spans_nodes_(
@@ -32,7 +31,8 @@ GroupSchedule::GroupSchedule(CommContext& context, ModelScalars& scalars, Groups
       evaluation_(module_order_),
       backward_(Reversed(module_order_)),
       progress_(groups.size()) {
-  switches_.reshard_after_forward = policy.reshard_after_forward;
+  switches_.assign(groups.size(), {.reshard_after_forward = policy.reshard_after_forward});
+  switches(kRootGroup).reshard_after_forward = policy.reshard_root_after_forward;
 }
 
 void GroupSchedule::SetForwardPrefetch(int group, std::vector<int> next) {
@@ -41,14 +41,6 @@ void GroupSchedule::SetForwardPrefetch(int group, std::vector<int> next) {
 
 void GroupSchedule::SetBackwardPrefetch(int group, std::vector<int> next) {
   backward_prefetch_.insert_or_assign(group, std::move(next));
-}
-
-void GroupSchedule::SetUnshardInBackward(int group, bool unshard) {
-  if (unshard) {
-    sharded_in_backward_.erase(group);
-  } else {
-    sharded_in_backward_.insert(group);
-  }
 }
 
 void GroupSchedule::ResetAfterError() {
@@ -85,7 +77,7 @@ absl::Status GroupSchedule::BeginWriting() {
 
 absl::Status GroupSchedule::FinishReading() {
   awaits_backward_ = false;
-  WEFT_RETURN_IF_ERROR(FinishPrefetches(/*reshard=*/true));
+  WEFT_RETURN_IF_ERROR(ReshardAll());
   return context_.FinishBackward();
 }
 
@@ -118,7 +110,7 @@ absl::Status GroupSchedule::OutsideOfPass(int group, std::string_view part) cons
 }
 
 absl::Status GroupSchedule::BeforeForward(int group, const SchedulePass& pass) {
-  if (group == kRootGroup) {
+  if (group == kRootGroup && !in_backward_) {
     WEFT_RETURN_IF_ERROR(BeginForward(pass));
   } else if (!in_backward_ && ProgressOf(kRootGroup).running == 0) {
     return OutsideOfPass(group, "forward");
@@ -212,16 +204,22 @@ absl::Status GroupSchedule::BeginBackward(const SchedulePass& pass) {
   return absl::OkStatus();
 }
 
-absl::Status GroupSchedule::FinishBackward(const SchedulePass& pass) {
-  calls_.erase(pass.id);
+absl::Status GroupSchedule::FinishBackward() {
   in_backward_ = false;
-  keeps_groups_ = !switches_.reshard_after_backward;
   WEFT_RETURN_IF_ERROR(AgreeOnOrder());
-  WEFT_RETURN_IF_ERROR(FinishPrefetches(/*reshard=*/!keeps_groups_));
+  WEFT_RETURN_IF_ERROR(FinishPrefetches());
+  keeps_groups_ = false;
   for (int group = 0; group < group_count(); ++group) {
-    if (!ProgressOf(group).is_reduced) WEFT_RETURN_IF_ERROR(ReduceUnvisited(group));
+    if (switches(group).reshard_after_backward) {
+      WEFT_RETURN_IF_ERROR(Reshard(group));
+    } else {
+      keeps_groups_ = true;
+    }
+    // A gradient may come after the group's last call.
+    if (ProgressOf(group).is_reduced && !GroupAt(group).has_unreduced_gradients()) continue;
+    WEFT_RETURN_IF_ERROR(ReduceUnvisited(group));
   }
-  if (!switches_.is_last_backward) return absl::OkStatus();
+  if (!is_last_backward_) return absl::OkStatus();
   WEFT_RETURN_IF_ERROR(AgreeOnUsedParameters());
   return context_.FinishBackward();
 }
@@ -249,13 +247,13 @@ absl::Status GroupSchedule::EndForwardOf(int group) {
 }
 
 bool GroupSchedule::ReshardsAfterForward(int group) const {
-  if (group == kRootGroup) return reshards_root_after_forward_;
-  return switches_.reshard_after_forward && !StaysUnsharded(group);
+  if (!switches(group).reshard_after_forward) return false;
+  return group == kRootGroup || !StaysUnsharded(group);
 }
 
 bool GroupSchedule::StaysUnsharded(int group) const {
   return StaysUnshardedForBackward(*pass_, backward_, group, prefetch_depth_) &&
-         !sharded_in_backward_.contains(group);
+         switches(group).unshard_in_backward;
 }
 
 // Gradients are complete, and parameters are not needed any more, when no call of this pass is left on any
@@ -266,7 +264,7 @@ absl::Status GroupSchedule::EndBackwardOf(int group) {
     return absl::OkStatus();
   }
   WEFT_RETURN_IF_ERROR(Reduce(group));
-  return switches_.reshard_after_backward ? Reshard(group) : absl::OkStatus();
+  return switches(group).reshard_after_backward ? Reshard(group) : absl::OkStatus();
 }
 
 absl::Status GroupSchedule::AgreeOnOrder() {
@@ -278,7 +276,7 @@ absl::Status GroupSchedule::AgreeOnOrder() {
 }
 
 bool GroupSchedule::NeedsParameters(int group) const {
-  return !in_backward_ || !sharded_in_backward_.contains(group);
+  return !in_backward_ || switches(group).unshard_in_backward;
 }
 
 absl::Status GroupSchedule::Unshard(int group, Priority priority) {
@@ -308,7 +306,7 @@ absl::Status GroupSchedule::Prefetch(int group) {
 absl::Status GroupSchedule::PrefetchForBackward() {
   if (!shares_images_on_nodes_) return absl::OkStatus();
   for (const int next : PrefetchAcrossBackwardStart(*pass_, backward_, prefetch_depth_)) {
-    if (sharded_in_backward_.contains(next)) continue;
+    if (!switches(next).unshard_in_backward) continue;
     WEFT_RETURN_IF_ERROR(Unshard(next, Priority::kPrefetch));
   }
   return absl::OkStatus();
@@ -322,12 +320,12 @@ absl::Status GroupSchedule::Reshard(int group, absl::Status (ParamGroup::*how)()
 }
 
 absl::Status GroupSchedule::Reduce(int group) {
-  if (!switches_.gradient_sync) return absl::OkStatus();
+  if (!switches(group).gradient_sync) return absl::OkStatus();
   ProgressOf(group).is_reduced = true;
   if (skips_unused_) GroupAt(group).AwaitUsedParameters();
   WEFT_RETURN_IF_ERROR(GroupAt(group).PrepareGradients());
-  WEFT_RETURN_IF_ERROR(GroupAt(group).ReduceGradients(switches_.all_reduce ? ReduceScope::kShardAndReplicate
-                                                                           : ReduceScope::kShard));
+  WEFT_RETURN_IF_ERROR(GroupAt(group).ReduceGradients(
+      switches(group).all_reduce ? ReduceScope::kShardAndReplicate : ReduceScope::kShard));
   Notify(ScheduleEvent::kReduce, group);
   return absl::OkStatus();
 }
@@ -337,12 +335,13 @@ absl::Status GroupSchedule::Reduce(int group) {
 absl::Status GroupSchedule::ReduceUnvisited(int group) {
   const bool is_visited = absl::c_linear_search(pass_->expected(), Ends(group));
   if (is_visited || !pass_->settled() || GroupAt(group).has_gradients()) return Reduce(group);
-  return switches_.gradient_sync ? GroupAt(group).CountGradientsAsZero() : absl::OkStatus();
+  return switches(group).gradient_sync ? GroupAt(group).CountGradientsAsZero() : absl::OkStatus();
 }
 
 // Reductions are under way meanwhile.
 absl::Status GroupSchedule::AgreeOnUsedParameters() {
-  if (!skips_unused_ || !switches_.gradient_sync || !switches_.all_reduce) return absl::OkStatus();
+  const auto is_due = [](const GroupSwitches& group) { return group.gradient_sync && group.all_reduce; };
+  if (!skips_unused_ || absl::c_none_of(switches_, is_due)) return absl::OkStatus();
   std::vector<bool> used;
   for (const auto& group : groups_) {
     used.insert(used.end(), group->written_gradients().begin(), group->written_gradients().end());
@@ -357,12 +356,22 @@ absl::Status GroupSchedule::AgreeOnUsedParameters() {
   return absl::OkStatus();
 }
 
-absl::Status GroupSchedule::FinishPrefetches(bool reshard) {
+absl::Status GroupSchedule::FinishPrefetches() {
   for (int group = 0; group < group_count(); ++group) {
     if (GroupAt(group).state() == ParamGroup::State::kUnsharding) WEFT_RETURN_IF_ERROR(Wait(group));
-    if (reshard) WEFT_RETURN_IF_ERROR(Reshard(group));
   }
   return absl::OkStatus();
+}
+
+absl::Status GroupSchedule::ReshardAll() {
+  WEFT_RETURN_IF_ERROR(FinishPrefetches());
+  for (int group = 0; group < group_count(); ++group) WEFT_RETURN_IF_ERROR(Reshard(group));
+  return absl::OkStatus();
+}
+
+void GroupSchedule::Abandon(const SchedulePass& pass) {
+  calls_.erase(pass.id);
+  outdated_.erase(pass.id);
 }
 
 void GroupSchedule::Notify(ScheduleEvent event, int group) {

@@ -45,24 +45,18 @@
 #include "weft/sharding/policy.h"
 #include "weft/sharding/residency.h"
 #include "weft/sharding/schedule_event.h"
+#include "weft/sharding/sharded_groups.h"
 
 namespace weft {
 
-// One forward and the backward that follows it. An id is unique among the passes that have not finished
-// backward; the id of an abandoned pass may be used again.
-struct SchedulePass {
-  uintptr_t id;
-  bool gradients;  // Whether a backward follows.
-};
-
-// Switches of a schedule. A change takes effect with the next forward or backward, and must be the same on
+// Switches of one group. A change takes effect with the next forward or backward, and must be the same on
 // all ranks. See the setters of ShardedModel.
-struct ScheduleSwitches {
+struct GroupSwitches {
   bool gradient_sync = true;
   bool all_reduce = true;
-  bool is_last_backward = true;
   bool reshard_after_forward = true;
   bool reshard_after_backward = true;
+  bool unshard_in_backward = true;
 };
 
 class GroupSchedule {
@@ -73,16 +67,19 @@ class GroupSchedule {
   GroupSchedule(CommContext& context, ModelScalars& scalars, Groups groups,
                 std::vector<PassEvent> module_order, const ShardingPolicy& policy, Residency residency);
 
-  // The root's BeforeForward begins a pass. A forward inside a backward recomputes activations.
-  // Errors: kFailedPrecondition (another group outside of a pass of the root).
+  // The root's BeforeForward begins a pass. A forward inside a backward, also of the root, recomputes
+  // activations. Errors: kFailedPrecondition (another group outside of a pass of the root).
   absl::Status BeforeForward(int group, const SchedulePass& pass);
   absl::Status AfterForward(int group, const SchedulePass& pass);
   // Errors: kFailedPrecondition (a backward of the root without a forward of the same pass, or whose shards
   // were written since that forward; another group outside of a backward of the root).
   absl::Status BeforeBackward(int group, const SchedulePass& pass);
   absl::Status AfterBackward(int group);
-  // Due after the root's AfterBackward. Waits for the reductions if `is_last_backward`.
-  absl::Status FinishBackward(const SchedulePass& pass);
+  // Due after the root's AfterBackward. Waits for the reductions if the backward is the last one.
+  absl::Status FinishBackward();
+  // Forgets a pass: no backward of it follows any more.
+  void Abandon(const SchedulePass& pass);
+  bool is_in_backward() const { return in_backward_; }
 
   // Shares a group's update with other ranks, and gathers the group if the next forward begins with it.
   absl::Status AfterUpdate(int group);
@@ -95,13 +92,13 @@ class GroupSchedule {
   // Reshards the groups that the last backward kept unsharded.
   void ReshardKept();
 
-  ScheduleSwitches& switches() { return switches_; }
+  GroupSwitches& switches(int group) { return switches_[static_cast<size_t>(group)]; }
+  const GroupSwitches& switches(int group) const { return switches_[static_cast<size_t>(group)]; }
+  void SetIsLastBackward(bool last) { is_last_backward_ = last; }
   // The groups to gather when `group` begins its forward (backward), in this order, instead of the next ones
   // in the recorded order.
   void SetForwardPrefetch(int group, std::vector<int> next);
   void SetBackwardPrefetch(int group, std::vector<int> next);
-  // Whether backward gathers the group.
-  void SetUnshardInBackward(int group, bool unshard);
   // Null: no observer.
   void SetObserver(ScheduleObserver observer) { observer_ = std::move(observer); }
 
@@ -150,8 +147,10 @@ class GroupSchedule {
   absl::Status ReduceUnvisited(int group);
   // Agrees with all ranks on the parameters that any of them has used: Note [Unused parameters].
   absl::Status AgreeOnUsedParameters();
-  // Waits for prefetches that were not used. `reshard`: also reshards every group.
-  absl::Status FinishPrefetches(bool reshard);
+  // Waits for prefetches that were not used.
+  absl::Status FinishPrefetches();
+  // The same, and reshards every group.
+  absl::Status ReshardAll();
   void Notify(ScheduleEvent event, int group);
 
   int group_count() const { return static_cast<int>(groups_.size()); }
@@ -163,13 +162,12 @@ class GroupSchedule {
   const Groups groups_;
   const std::vector<PassEvent> module_order_;
   const int prefetch_depth_;
-  const bool reshards_root_after_forward_;
   const bool skips_unused_;  // Whether unused parameters have no gradient.
   const bool shares_images_on_nodes_;
-  const bool spans_nodes_;  // Whether any shard group spans nodes, so that gathers use the wire.
-  ScheduleSwitches switches_;
+  const bool spans_nodes_;               // Whether any shard group spans nodes, so that gathers use the wire.
+  std::vector<GroupSwitches> switches_;  // By group.
+  bool is_last_backward_ = true;
   PrefetchLists forward_prefetch_, backward_prefetch_;
-  absl::flat_hash_set<int> sharded_in_backward_;
   ScheduleObserver observer_;
 
   ExecutionOrder training_, evaluation_, backward_;

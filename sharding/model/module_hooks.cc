@@ -1,5 +1,6 @@
 #include "sharding/model/module_hooks.h"
 
+#include "sharding/plan/execution_order.h"
 #include "weft/core/status.h"
 
 namespace weft {
@@ -17,9 +18,8 @@ ModuleHooks::ModuleHooks(ShardedGroups& groups, absl::Span<Module* const> module
   }
   // Peers must also learn of failures between the hooks, such as those of a layer.
   Module& root = *modules[kRootGroup];
-  registered_.emplace_back(&root, root.AddErrorHook([this](Module&, const absl::Status& error) {
-    groups_.context().state().Stop(error);
-  }));
+  registered_.emplace_back(
+      &root, root.AddErrorHook([this](Module&, const absl::Status& error) { groups_.Stop(error); }));
 }
 
 ModuleHooks::~ModuleHooks() {
@@ -27,37 +27,26 @@ ModuleHooks::~ModuleHooks() {
 }
 
 void ModuleHooks::Register(int group, Module& module) {
-  GroupSchedule& schedule = groups_.schedule();
-  registered_.emplace_back(
-      &module,
-      module.AddForwardPreHook(Guarded("before forward", group, [&schedule, group](const SchedulePass& pass) {
-        return schedule.BeforeForward(group, pass);
-      })));
-  registered_.emplace_back(&module, module.AddForwardPostHook(Guarded(
-                                        "after forward", group, [&schedule, group](const SchedulePass& pass) {
-                                          return schedule.AfterForward(group, pass);
-                                        })));
-  registered_.emplace_back(
-      &module, module.AddBackwardPreHook(
-                   Guarded("before backward", group, [&schedule, group](const SchedulePass& pass) {
-                     return schedule.BeforeBackward(group, pass);
-                   })));
-  registered_.emplace_back(
-      &module, module.AddBackwardPostHook(Guarded(
-                   "after backward", group, [&schedule, group](const SchedulePass& pass) -> absl::Status {
-                     WEFT_RETURN_IF_ERROR(schedule.AfterBackward(group));
-                     return group == kRootGroup ? schedule.FinishBackward(pass) : absl::OkStatus();
-                   })));
+  const auto add = [&](Module::HookId id) { registered_.emplace_back(&module, id); };
+  add(module.AddForwardPreHook([this, group](Module&, Invocation& invocation, Tensors&) {
+    return groups_.BeforeForward(group, PassOf(invocation));
+  }));
+  add(module.AddForwardPostHook([this, group](Module&, Invocation& invocation, Tensors&) {
+    return groups_.AfterForward(group, PassOf(invocation));
+  }));
+  add(module.AddBackwardPreHook([this, group](Module&, Invocation& invocation, Tensors&) {
+    return groups_.BeforeBackward(group, PassOf(invocation));
+  }));
+  add(module.AddBackwardPostHook([this, group](Module&, Invocation& invocation, Tensors&) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(groups_.AfterBackward(group));
+    return group == kRootGroup ? FinishBackward(invocation) : absl::OkStatus();
+  }));
 }
 
-template <typename Call>
-Module::Hook ModuleHooks::Guarded(const char* place, int group, Call call) {
-  return [this, place, group, call](Module&, Invocation& invocation, Tensors&) -> absl::Status {
-    const absl::Status status = call(PassOf(invocation));
-    if (status.ok()) return status;
-    return Annotate(groups_.context().state().Fail(status),
-                    absl::StrCat(place, " of '", groups_.group(group).name(), "'"));
-  };
+// An invocation has one backward.
+absl::Status ModuleHooks::FinishBackward(const Invocation& invocation) {
+  groups_.Abandon(PassOf(invocation));
+  return groups_.FinishBackward();
 }
 
 }  // namespace weft

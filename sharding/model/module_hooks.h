@@ -11,8 +11,8 @@
 
 #include <absl/types/span.h>
 
-#include "sharding/model/sharded_groups.h"
 #include "weft/nn/module.h"
+#include "weft/sharding/sharded_groups.h"
 
 namespace weft {
 
@@ -25,9 +25,8 @@ class ModuleHooks {
   ModuleHooks& operator=(const ModuleHooks&) = delete;
 
  private:
-  template <typename Call>
-  Module::Hook Guarded(const char* place, int group, Call call);
   void Register(int group, Module& module);
+  absl::Status FinishBackward(const Invocation& invocation);
 
   ShardedGroups& groups_;
   std::vector<std::pair<Module*, Module::HookId>> registered_;

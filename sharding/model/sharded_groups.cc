@@ -1,9 +1,12 @@
-#include "sharding/model/sharded_groups.h"
+#include "weft/sharding/sharded_groups.h"
 
 #include <utility>
 
 #include <absl/algorithm/container.h>
 
+#include "sharding/group/param_group.h"
+#include "sharding/model/group_schedule.h"
+#include "sharding/model/model_scalars.h"
 #include "sharding/plan/mesh_groups.h"
 #include "sharding/plan/region_plan.h"
 #include "sharding/plan/replicate_buckets.h"
@@ -180,6 +183,12 @@ absl::StatusOr<std::unique_ptr<ShardedGroups>> ShardedGroups::Create(CommEngine&
   return sharded;
 }
 
+ShardedGroups::ShardedGroups(ShardingPolicy policy, ResidencyChoice residency,
+                             std::unique_ptr<CommContext> context)
+    : policy_(std::move(policy)), residency_(std::move(residency)), context_(std::move(context)) {}
+
+ShardedGroups::~ShardedGroups() = default;
+
 absl::Status ShardedGroups::CreateGroups(std::vector<GroupSpec> specs, std::vector<SharedBlock> images,
                                          const ShardLoader& loader) {
   for (size_t i = 0; i < specs.size(); ++i) {
@@ -202,6 +211,126 @@ absl::Status ShardedGroups::CreateSchedule(const DeviceMesh& mesh, std::vector<P
   return absl::OkStatus();
 }
 
+absl::Status ShardedGroups::BeforeForward(int number, const SchedulePass& pass) {
+  const absl::Status status = schedule_->BeforeForward(number, pass);
+  return status.ok() ? status : Fail(status, absl::StrCat("before forward of '", name(number), "'"));
+}
+
+absl::Status ShardedGroups::AfterForward(int number, const SchedulePass& pass) {
+  const absl::Status status = schedule_->AfterForward(number, pass);
+  return status.ok() ? status : Fail(status, absl::StrCat("after forward of '", name(number), "'"));
+}
+
+absl::Status ShardedGroups::BeforeBackward(int number, const SchedulePass& pass) {
+  const absl::Status status = schedule_->BeforeBackward(number, pass);
+  return status.ok() ? status : Fail(status, absl::StrCat("before backward of '", name(number), "'"));
+}
+
+absl::Status ShardedGroups::AfterBackward(int number) {
+  const absl::Status status = schedule_->AfterBackward(number);
+  return status.ok() ? status : Fail(status, absl::StrCat("after backward of '", name(number), "'"));
+}
+
+absl::Status ShardedGroups::FinishBackward() {
+  const absl::Status status = schedule_->FinishBackward();
+  return status.ok() ? status : Fail(status, absl::StrCat("after backward of '", name(kRootGroup), "'"));
+}
+
+absl::Status ShardedGroups::PrepareGradients(int number) {
+  const absl::Status status = group(number).PrepareGradients();
+  return status.ok() ? status : Fail(status, absl::StrCat("a gradient of '", name(number), "'"));
+}
+
+void ShardedGroups::Abandon(const SchedulePass& pass) { schedule_->Abandon(pass); }
+
+bool ShardedGroups::is_in_backward() const { return schedule_->is_in_backward(); }
+
+void ShardedGroups::Stop(const absl::Status& cause) { context_->state().Stop(cause); }
+
+absl::Status ShardedGroups::Fail(const absl::Status& cause, const std::string& place) {
+  return Annotate(context_->state().Fail(cause), place);
+}
+
+absl::Status ShardedGroups::Unshard(int number) { return group(number).Unshard(Priority::kPrefetch); }
+
+absl::Status ShardedGroups::WaitUnshard(int number) { return group(number).WaitUnshard(); }
+
+absl::Status ShardedGroups::Reshard(int number) { return group(number).Reshard(); }
+
+bool ShardedGroups::is_unsharded(int number) const {
+  return group(number).state() == ParamGroup::State::kUnsharded;
+}
+
+bool ShardedGroups::is_being_unsharded(int number) const {
+  return group(number).state() == ParamGroup::State::kUnsharding;
+}
+
+void ShardedGroups::SetRequiresGradientSync(int number, bool sync) {
+  schedule_->switches(number).gradient_sync = sync;
+}
+
+void ShardedGroups::SetRequiresAllReduce(int number, bool all_reduce) {
+  schedule_->switches(number).all_reduce = all_reduce;
+}
+
+void ShardedGroups::SetReshardAfterForward(int number, bool reshard) {
+  schedule_->switches(number).reshard_after_forward = reshard;
+}
+
+void ShardedGroups::SetReshardAfterBackward(int number, bool reshard) {
+  schedule_->switches(number).reshard_after_backward = reshard;
+}
+
+void ShardedGroups::SetUnshardInBackward(int number, bool unshard) {
+  schedule_->switches(number).unshard_in_backward = unshard;
+}
+
+void ShardedGroups::SetForwardPrefetch(int number, std::vector<int> next) {
+  schedule_->SetForwardPrefetch(number, std::move(next));
+}
+
+void ShardedGroups::SetBackwardPrefetch(int number, std::vector<int> next) {
+  schedule_->SetBackwardPrefetch(number, std::move(next));
+}
+
+void ShardedGroups::SetGradientDivideFactor(int number, float factor) {
+  group(number).SetGradientDivideFactor(factor);
+}
+
+void ShardedGroups::SetCustomAllGather(int number, CustomAllGather all_gather) {
+  group(number).SetCustomAllGather(std::move(all_gather));
+}
+
+void ShardedGroups::SetCustomReduceScatter(int number, CustomReduceScatter reduce_scatter) {
+  group(number).SetCustomReduceScatter(std::move(reduce_scatter));
+}
+
+void ShardedGroups::SetGradientHook(int number, GradientHook hook) {
+  group(number).SetGradientHook(std::move(hook));
+}
+
+void ShardedGroups::SetIsLastBackward(bool last) { schedule_->SetIsLastBackward(last); }
+
+void ShardedGroups::SetScheduleObserver(ScheduleObserver observer) {
+  schedule_->SetObserver(std::move(observer));
+}
+
+void ShardedGroups::RecordOrderAgain() { schedule_->ForgetOrders(); }
+
+void ShardedGroups::SetWaitCheck(std::function<absl::Status()> check) {
+  context_->state().SetWaitCheck(std::move(check));
+}
+
+const std::string& ShardedGroups::name(int number) const { return group(number).name(); }
+
+const ParameterDTypes& ShardedGroups::dtypes(int number) const { return group(number).dtypes(); }
+
+ShardingCounters ShardedGroups::counters() const { return context_->state().counters(); }
+
+MemoryPeaks ShardedGroups::peaks() const { return context_->memory().peaks(); }
+
+void ShardedGroups::ResetPeaks() { context_->memory().ResetPeaks(); }
+
 absl::Status ShardedGroups::CheckGradientsReduced() const {
   for (const auto& group : groups_) WEFT_RETURN_IF_ERROR(group->CheckGradientsReduced());
   return absl::OkStatus();
@@ -214,6 +343,8 @@ std::vector<ShardView> ShardedGroups::Shards() const {
   }
   return shards;
 }
+
+std::vector<ShardView> ShardedGroups::Shards(int number) const { return group(number).Shards(); }
 
 absl::StatusOr<std::vector<ShardView>> ShardedGroups::CurrentShards() {
   for (const auto& group : groups_) WEFT_RETURN_IF_ERROR(group->AllGatherUpdates(Priority::kCritical));
@@ -241,6 +372,21 @@ absl::Status ShardedGroups::UpdateShards(const ShardUpdate& update) {
 absl::Status ShardedGroups::BeginWriting() {
   WEFT_RETURN_IF_ERROR(schedule_->BeginWriting());
   return schedule_->FinishReading();
+}
+
+bool ShardedGroups::are_shards_read() const { return context_->epochs().is_read(); }
+
+absl::Status ShardedGroups::ForgetReducedGradients(const std::function<bool(const Parameter&)>& selects) {
+  for (const auto& group : groups_) WEFT_RETURN_IF_ERROR(group->ForgetReducedGradients(selects));
+  return absl::OkStatus();
+}
+
+std::vector<bool> ShardedGroups::ReducedParameters(int number) const {
+  return group(number).ReducedParameters();
+}
+
+std::shared_ptr<const void> ShardedGroups::ReducedGradients(int number) const {
+  return group(number).reduced_gradients();
 }
 
 void ShardedGroups::ZeroGradients() {

@@ -5,9 +5,10 @@
 #include <absl/algorithm/container.h>
 #include <absl/container/flat_hash_map.h>
 
-#include "sharding/model/sharded_groups.h"
+#include "sharding/group/param_group.h"
 #include "sharding/pipeline/gather_values.h"
 #include "weft/core/status.h"
+#include "weft/sharding/sharded_groups.h"
 #include "weft/sharding/state_dict.h"
 
 namespace weft {

@@ -4,9 +4,11 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include <absl/status/status.h>
+#include <absl/time/time.h>
 
 #include "weft/comm/work.h"
 #include "weft/sharding/custom_collectives.h"
@@ -20,8 +22,13 @@ class Transfer {
   explicit Transfer(std::unique_ptr<PendingCollective> custom) : custom_(std::move(custom)) {}
 
   bool valid() const { return custom_ != nullptr || work_.valid(); }
-  absl::Status Wait() { return custom_ != nullptr ? custom_->Wait() : work_.Wait(); }
-  absl::Status WaitReleased() { return custom_ != nullptr ? custom_->WaitReleased() : work_.WaitReleased(); }
+  // `deadline`: as for Work; a caller's collective has its own.
+  absl::Status Wait(std::optional<absl::Time> deadline = std::nullopt) {
+    return custom_ != nullptr ? custom_->Wait() : work_.Wait(deadline);
+  }
+  absl::Status WaitReleased(std::optional<absl::Time> deadline = std::nullopt) {
+    return custom_ != nullptr ? custom_->WaitReleased() : work_.WaitReleased(deadline);
+  }
   bool TestReleased() const { return custom_ != nullptr ? custom_->TestReleased() : work_.TestReleased(); }
   // The engine's Work, which later operations may name as `after`. Null for a caller's collective.
   const Work* work() const { return work_.valid() ? &work_ : nullptr; }

@@ -13,16 +13,10 @@
 #include "weft/comm/part_ranges.h"
 #include "weft/nn/parameter.h"
 #include "weft/sharding/flat_layout.h"
+#include "weft/sharding/group_members.h"
 #include "weft/sharding/policy.h"
 
 namespace weft {
-
-// Name, place and parameters of a group, as a client describes it.
-struct GroupMembers {
-  std::string name;
-  int parent = -1;  // Number of the group around it, which is lower than its own; -1 for the root group.
-  std::vector<std::shared_ptr<Parameter>> parameters;
-};
 
 struct GroupSpec {
   GroupMembers members;

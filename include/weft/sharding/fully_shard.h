@@ -175,7 +175,7 @@ class ShardedModel {
   // Largest node memory in use since ResetPeaks.
   MemoryPeaks peaks() const;
   void ResetPeaks();
-  // The groups below the level of modules (sharding/model/sharded_groups.h).
+  // The groups below the level of modules (weft/sharding/sharded_groups.h).
   ShardedGroups& sharded_groups() const { return *groups_; }
 
   // Recovers from an error of any pass: all groups are sharded, without gradients, and the engine works
@@ -191,7 +191,6 @@ class ShardedModel {
                                                                   const ShardLoader& loader);
   ShardedModel(Module& root, std::vector<Module*> modules, std::unique_ptr<ShardedGroups> groups);
   absl::StatusOr<int> GroupOf(const Module& module) const;
-  absl::StatusOr<ParamGroup*> ParamGroupOf(const Module& module) const;
   absl::StatusOr<std::vector<int>> GroupsOf(absl::Span<Module* const> modules) const;
 
   Module& root_;

@@ -2,7 +2,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "sharding/model/sharded_groups.h"
+#include "sharding/model/group_schedule.h"
 #include "tests/sharding/support/simulated_results.h"
 
 namespace weft::testing {

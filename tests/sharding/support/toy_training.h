@@ -4,7 +4,7 @@
 #include <memory>
 #include <vector>
 
-#include "sharding/model/sharded_groups.h"
+#include "sharding/model/group_schedule.h"
 #include "tests/sharding/support/toy_model.h"
 #include "tests/support/rank_engine.h"
 #include "weft/comm/comm_engine.h"

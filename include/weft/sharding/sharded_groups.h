@@ -1,0 +1,189 @@
+// Parameter groups sharded over a mesh, without modules: memory, schedule, gradients and updates.
+//
+// A client describes the groups and calls the schedule from hooks of its own. ShardedModel is the client for
+// trees of modules; read weft/sharding/fully_shard.h first, which explains meshes, epochs and setters. Groups
+// have numbers: 0 is the root, which contains all others. Each use of a group in a pass is
+//
+//   BeforeForward   gathers the group: its parameters' `data` view it
+//   AfterForward    reshards it
+//   BeforeBackward  gathers it again, and hands out `grad` views
+//   AfterBackward   reduces and reshards it
+//
+//   groups->BeforeForward(0, pass);  ... blocks ...  groups->AfterForward(0, pass);
+//   groups->BeforeBackward(0, pass); ... blocks ...  groups->AfterBackward(0); groups->FinishBackward();
+//   groups->UpdateShards(optimizer);
+//   groups->ZeroGradients();
+//
+// A client writes a gradient to Parameter::grad and tells so by Parameter::BeginGradWrite. `data` and `grad`
+// are null outside of the time in which they may be used. An address may differ from one use to the next;
+// where ranks share an image in place it never does.
+//
+// Several ShardedGroups may use one engine, in one order on all ranks.
+//
+// Errors: an error of a schedule call fails the groups on all ranks, until ResetAfterError.
+// Thread safety: none; one thread drives the groups.
+// Collective: Create, schedule calls, Unshard, ClipGradNorms, AllReduceScalars, CurrentShards, UpdateShards,
+//   BeginWriting and ResetAfterError, by all ranks of the mesh in one order: Note [The order of blocks].
+// Lifetime: the engine must outlive the groups.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+#include <absl/types/span.h>
+
+#include "weft/comm/comm_engine.h"
+#include "weft/mesh/device_mesh.h"
+#include "weft/nn/parameter.h"
+#include "weft/sharding/counters.h"
+#include "weft/sharding/custom_collectives.h"
+#include "weft/sharding/gradient_norm.h"
+#include "weft/sharding/group_members.h"
+#include "weft/sharding/policy.h"
+#include "weft/sharding/residency.h"
+#include "weft/sharding/schedule_event.h"
+#include "weft/sharding/shard_view.h"
+
+namespace weft {
+
+class CommContext;
+class GroupSchedule;
+class ModelScalars;
+class ParamGroup;
+struct GroupSpec;
+struct PassEvent;
+class SharedBlock;
+
+// One forward and the backwards that follow it. An id is unique among the passes that are not abandoned.
+struct SchedulePass {
+  uintptr_t id;
+  bool gradients;  // Whether a backward may follow.
+};
+
+class ShardedGroups {
+ public:
+  // Loads every shard through `loader`. All ranks agree on the outcome. REQUIRES: `groups` has the root's
+  // group first and each group after its parent, depth first; no parameter is in two groups.
+  // Errors: those of FullyShard, except for its checks of blocks and of parameters in two groups.
+  static absl::StatusOr<std::unique_ptr<ShardedGroups>> Create(CommEngine& engine, const DeviceMesh& mesh,
+                                                               std::vector<GroupMembers> groups,
+                                                               const ShardingPolicy& policy,
+                                                               const ShardLoader& loader);
+  ~ShardedGroups();
+
+  // Schedule. The root's BeforeForward begins a pass, its BeforeBackward a backward of that pass. A forward
+  // inside a backward recomputes activations. A group may be used several times in a pass.
+  // Errors: kFailedPrecondition (another group outside of a pass of the root; a backward of a pass that is
+  // unknown or whose shards were written since its forward).
+  absl::Status BeforeForward(int group, const SchedulePass& pass);
+  absl::Status AfterForward(int group, const SchedulePass& pass);
+  absl::Status BeforeBackward(int group, const SchedulePass& pass);
+  absl::Status AfterBackward(int group);
+  // Due after the root's AfterBackward. Reduces the groups that took no part, and waits for all reductions if
+  // the backward is the last one.
+  absl::Status FinishBackward();
+  // Hands out the `grad` views of a group whose backward has not begun, for a gradient that comes early.
+  absl::Status PrepareGradients(int group);
+  // Forgets a pass: no backward of it follows any more. Nothing happens if it is unknown.
+  void Abandon(const SchedulePass& pass);
+  // Whether a backward is under way.
+  bool is_in_backward() const;
+  // Fails the groups on all ranks, for a failure between schedule calls. Peers get `cause` with this rank's
+  // number instead of waiting. Nothing happens after an earlier failure.
+  void Stop(const absl::Status& cause);
+  // Stop, for callers that return the failure: adds `place` to it.
+  absl::Status Fail(const absl::Status& cause, const std::string& place);
+
+  // A group outside of its uses: starts to gather, waits until `data` can be read, gives the image back.
+  // Where ranks of a node share images, Reshard too is due on all ranks at one place.
+  // Errors: kFailedPrecondition (WaitUnshard without Unshard; Reshard before WaitUnshard).
+  absl::Status Unshard(int group);
+  absl::Status WaitUnshard(int group);
+  absl::Status Reshard(int group);
+  // Whether the group's parameters can be read.
+  bool is_unsharded(int group) const;
+  // Whether WaitUnshard is due.
+  bool is_being_unsharded(int group) const;
+
+  // Setters. They take effect with the next forward or backward, and must be called alike on all ranks.
+  // ShardedModel explains each. Those of a group may differ from group to group.
+  void SetRequiresGradientSync(int group, bool sync);
+  void SetRequiresAllReduce(int group, bool all_reduce);
+  void SetReshardAfterForward(int group, bool reshard);
+  void SetReshardAfterBackward(int group, bool reshard);
+  void SetUnshardInBackward(int group, bool unshard);
+  void SetForwardPrefetch(int group, std::vector<int> next);
+  void SetBackwardPrefetch(int group, std::vector<int> next);
+  void SetGradientDivideFactor(int group, float factor);
+  void SetCustomAllGather(int group, CustomAllGather all_gather);
+  void SetCustomReduceScatter(int group, CustomReduceScatter reduce_scatter);
+  void SetGradientHook(int group, GradientHook hook);
+  void SetIsLastBackward(bool last);
+  void SetScheduleObserver(ScheduleObserver observer);
+  void RecordOrderAgain();
+  // Called about every 50 ms while a schedule call waits, on its thread. An error ends the wait and fails the
+  // groups, so a program can react to signals. Null: no check.
+  void SetWaitCheck(std::function<absl::Status()> check);
+
+  // See the functions of the same names of ShardedModel.
+  absl::Status CheckGradientsReduced() const;
+  std::vector<ShardView> Shards() const;
+  std::vector<ShardView> Shards(int group) const;
+  absl::StatusOr<std::vector<ShardView>> CurrentShards();
+  absl::Status UpdateShards(const ShardUpdate& update);
+  absl::Status BeginWriting();
+  // Whether shards were read since they could be written last: BeginWriting is due before they are written.
+  // The same on all ranks.
+  bool are_shards_read() const;
+  void ZeroGradients();
+  // Forgets the reduced gradients of the parameters that `selects` selects, and keeps those that are still to
+  // be reduced. Errors: kFailedPrecondition (reductions are under way: mark the last backward first).
+  absl::Status ForgetReducedGradients(const std::function<bool(const Parameter&)>& selects);
+  // By parameter of a group: whether it has a reduced gradient, on this rank or another.
+  std::vector<bool> ReducedParameters(int group) const;
+  // Owner of the memory of a group's reduced gradients, for holders that may outlive ZeroGradients. Null if
+  // there are none. REQUIRES: the groups outlive the owner.
+  std::shared_ptr<const void> ReducedGradients(int group) const;
+  absl::StatusOr<std::vector<GradientNorm>> ClipGradNorms(absl::Span<const ClipSet> sets, NormType type);
+  absl::Status AllReduceScalars(const std::string& label, void* values, DType dtype, int64_t count,
+                                ReduceOp op);
+  absl::Status ResetAfterError();
+
+  int group_count() const { return static_cast<int>(groups_.size()); }
+  const std::string& name(int group) const;
+  const ParameterDTypes& dtypes(int group) const;
+  // The policy with its prefetch depth resolved.
+  const ShardingPolicy& policy() const { return policy_; }
+  const ResidencyChoice& residency() const { return residency_; }
+  ShardingCounters counters() const;
+  MemoryPeaks peaks() const;
+  void ResetPeaks();
+
+  // The parts of the groups, for the library and its tests. Their headers are private.
+  GroupSchedule& schedule() { return *schedule_; }
+  CommContext& context() { return *context_; }
+  absl::Span<const std::unique_ptr<ParamGroup>> groups() const { return groups_; }
+  ParamGroup& group(int number) const { return *groups_[static_cast<size_t>(number)]; }
+
+ private:
+  ShardedGroups(ShardingPolicy policy, ResidencyChoice residency, std::unique_ptr<CommContext> context);
+  absl::Status CreateGroups(std::vector<GroupSpec> specs, std::vector<SharedBlock> images,
+                            const ShardLoader& loader);
+  absl::Status CreateSchedule(const DeviceMesh& mesh, std::vector<PassEvent> module_order);
+  // By set: this rank's reduced gradients, without those that another replica counts.
+  std::vector<std::vector<absl::Span<const float>>> GradientsToCount(absl::Span<const ClipSet> sets) const;
+
+  const ShardingPolicy policy_;
+  const ResidencyChoice residency_;
+  std::unique_ptr<CommContext> context_;
+  std::vector<std::unique_ptr<ParamGroup>> groups_;
+  std::unique_ptr<ModelScalars> scalars_;
+  std::unique_ptr<GroupSchedule> schedule_;
+};
+
+}  // namespace weft

@@ -1,0 +1,300 @@
+// Parameter groups driven without modules, as Python's hooks drive them.
+#include "weft/sharding/sharded_groups.h"
+
+#include <absl/synchronization/notification.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/sharding/support/group_fixture.h"
+#include "tests/support/thread_ranks.h"
+#include "weft/core/status.h"
+
+namespace weft::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+constexpr auto kPrecondition = absl::StatusCode::kFailedPrecondition;
+
+// A root with the parameters p0 [5, 3] and p1 [4], and two groups below it with p2 [7] and p3 [2, 2].
+struct Client {
+  std::vector<std::shared_ptr<Parameter>> parameters;
+  std::unique_ptr<ShardedGroups> groups;
+
+  static absl::StatusOr<Client> Make(CommEngine& engine, const ShardingPolicy& policy = {}) {
+    Client client;
+    client.parameters = MakeParameters({{5, 3}, {4}, {7}, {2, 2}});
+    const auto& p = client.parameters;
+    std::vector<GroupMembers> members = {{"root", -1, {p[0], p[1]}}, {"a", 0, {p[2]}}, {"b", 0, {p[3]}}};
+    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, engine.bootstrap().size()));
+    WEFT_ASSIGN_OR_RETURN(client.groups,
+                          ShardedGroups::Create(engine, mesh, std::move(members), policy, LoadIndices));
+    return client;
+  }
+
+  absl::Status Forward(const SchedulePass& pass) const {
+    WEFT_RETURN_IF_ERROR(groups->BeforeForward(0, pass));
+    for (const int group : {1, 2}) {
+      WEFT_RETURN_IF_ERROR(groups->BeforeForward(group, pass));
+      const Parameter& parameter = *parameters[static_cast<size_t>(group) + 1];
+      EXPECT_EQ(ReadValues(parameter.data), Indices(parameter.elements()));
+      WEFT_RETURN_IF_ERROR(groups->AfterForward(group, pass));
+    }
+    return groups->AfterForward(0, pass);
+  }
+
+  // Adds `value` to each element of each gradient, except for p1's, which is not used.
+  absl::Status Backward(const SchedulePass& pass, float value) const {
+    WEFT_RETURN_IF_ERROR(groups->BeforeBackward(0, pass));
+    for (const int group : {2, 1}) {
+      WEFT_RETURN_IF_ERROR(groups->BeforeBackward(group, pass));
+      Add(*parameters[static_cast<size_t>(group) + 1], value);
+      WEFT_RETURN_IF_ERROR(groups->AfterBackward(group));
+    }
+    Add(*parameters[0], value);
+    WEFT_RETURN_IF_ERROR(groups->AfterBackward(0));
+    return groups->FinishBackward();
+  }
+
+  // The reduced gradients of this rank's shard of a parameter; empty if there are none.
+  std::vector<float> Gradient(size_t parameter) const {
+    for (const ShardView& shard : groups->Shards()) {
+      if (shard.parameter != parameters[parameter].get() || shard.grad == nullptr) continue;
+      return {shard.grad, shard.grad + shard.elements()};
+    }
+    return {};
+  }
+
+ private:
+  static void Add(Parameter& parameter, float value) {
+    AddGradient(parameter, std::vector<float>(static_cast<size_t>(parameter.elements()), value));
+  }
+};
+
+void WithClient(int ranks, const ShardingPolicy& policy,
+                const std::function<absl::Status(Client&, CommEngine&, int rank)>& body) {
+  RunRanks(NodeMap::OneNode(ranks), [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(Client client, Client::Make(*engine.engine, policy));
+    return body(client, *engine.engine, bootstrap.rank());
+  });
+}
+
+std::vector<ShardingPolicy> SharedAndPrivate() {
+  ShardingPolicy policy;
+  policy.node_shared = NodeShared::kOff;
+  return {ShardingPolicy{}, policy};
+}
+
+TEST(ShardedGroups, GatherAndReduceWithoutModules) {
+  for (const ShardingPolicy& policy : SharedAndPrivate()) {
+    for (const int ranks : {1, 2, 3}) {
+      WithClient(ranks, policy, [&](Client& client, CommEngine&, int rank) -> absl::Status {
+        for (uintptr_t step = 1; step <= 3; ++step) {
+          WEFT_RETURN_IF_ERROR(client.Forward({step, true}));
+          WEFT_RETURN_IF_ERROR(client.Backward({step, true}, static_cast<float>(rank + 1)));
+          const float sum = static_cast<float>(ranks * (ranks + 1) / 2);
+          for (const size_t used : {0, 2, 3}) EXPECT_THAT(client.Gradient(used), Each(sum));
+          EXPECT_THAT(client.groups->ReducedParameters(0), ElementsAre(true, false));
+          EXPECT_THAT(client.groups->ReducedParameters(1), ElementsAre(true));
+          client.groups->ZeroGradients();
+        }
+        return absl::OkStatus();
+      });
+    }
+  }
+}
+
+TEST(ShardedGroups, WritesOfAnUpdateAreGathered) {
+  WithClient(2, {}, [](Client& client, CommEngine&, int) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(client.Forward({1, true}));
+    WEFT_RETURN_IF_ERROR(client.Backward({1, true}, 1.0F));
+    WEFT_RETURN_IF_ERROR(client.groups->UpdateShards([](absl::Span<const ShardView> shards) {
+      for (const ShardView& shard : shards) {
+        for (int64_t i = 0; i < shard.elements(); ++i) shard.data[i] += 100.0F;
+      }
+      return absl::OkStatus();
+    }));
+    WEFT_RETURN_IF_ERROR(client.groups->Unshard(1));
+    EXPECT_TRUE(client.groups->is_being_unsharded(1));
+    WEFT_RETURN_IF_ERROR(client.groups->WaitUnshard(1));
+    EXPECT_TRUE(client.groups->is_unsharded(1));
+    EXPECT_TRUE(client.groups->are_shards_read());
+    EXPECT_THAT(ReadValues(client.parameters[2]->data), ElementsAre(100, 101, 102, 103, 104, 105, 106));
+    WEFT_RETURN_IF_ERROR(client.groups->Reshard(1));
+    WEFT_RETURN_IF_ERROR(client.groups->BeginWriting());
+    EXPECT_FALSE(client.groups->are_shards_read());
+    return absl::OkStatus();
+  });
+}
+
+TEST(ShardedGroups, EachGroupHasSettersOfItsOwn) {
+  WithClient(2, {}, [](Client& client, CommEngine&, int) -> absl::Status {
+    client.groups->SetRequiresGradientSync(1, false);
+    client.groups->SetReshardAfterForward(2, false);
+    client.groups->SetReshardAfterBackward(1, false);
+    client.groups->SetGradientDivideFactor(2, 4.0F);
+    WEFT_RETURN_IF_ERROR(client.Forward({1, true}));
+    EXPECT_TRUE(client.groups->is_unsharded(2));
+    WEFT_RETURN_IF_ERROR(client.Backward({1, true}, 1.0F));
+    EXPECT_TRUE(client.groups->is_unsharded(1));
+    EXPECT_FALSE(client.groups->is_unsharded(2));
+    EXPECT_THAT(client.Gradient(0), Each(2.0F));
+    EXPECT_THAT(client.Gradient(2), IsEmpty());
+    EXPECT_THAT(client.Gradient(3), Each(0.5F));
+    EXPECT_THAT(client.groups->CheckGradientsReduced(),
+                StatusIs(kPrecondition, HasSubstr("'a' has unreduced gradients")));
+    client.groups->SetRequiresGradientSync(1, true);
+    WEFT_RETURN_IF_ERROR(client.Forward({2, true}));
+    WEFT_RETURN_IF_ERROR(client.Backward({2, true}, 1.0F));
+    EXPECT_THAT(client.Gradient(0), Each(4.0F));
+    EXPECT_THAT(client.Gradient(2), Each(4.0F));
+    return client.groups->CheckGradientsReduced();
+  });
+}
+
+TEST(ShardedGroups, RepeatABackwardUntilItsPassIsAbandoned) {
+  WithClient(1, {}, [](Client& client, CommEngine&, int) -> absl::Status {
+    const SchedulePass pass = {7, true};
+    WEFT_RETURN_IF_ERROR(client.Forward(pass));
+    WEFT_RETURN_IF_ERROR(client.Backward(pass, 1.0F));
+    WEFT_RETURN_IF_ERROR(client.Backward(pass, 1.0F));
+    EXPECT_THAT(client.Gradient(2), Each(2.0F));
+    client.groups->Abandon(pass);
+    EXPECT_THAT(client.groups->BeforeBackward(0, pass),
+                StatusIs(kPrecondition, AllOf(HasSubstr("before backward of 'root'"),
+                                              HasSubstr("without a forward of the same invocation"))));
+    return client.groups->ResetAfterError();
+  });
+}
+
+TEST(ShardedGroups, ARecomputeOfTheRootBeginsNoPass) {
+  WithClient(2, {}, [](Client& client, CommEngine&, int) -> absl::Status {
+    const SchedulePass pass = {1, true};
+    WEFT_RETURN_IF_ERROR(client.Forward(pass));
+    WEFT_RETURN_IF_ERROR(client.groups->BeforeBackward(0, pass));
+    WEFT_RETURN_IF_ERROR(client.Forward(pass));
+    EXPECT_TRUE(client.groups->is_in_backward());
+    WEFT_RETURN_IF_ERROR(client.groups->AfterBackward(0));
+    WEFT_RETURN_IF_ERROR(client.groups->FinishBackward());
+    EXPECT_FALSE(client.groups->is_in_backward());
+    return client.groups->CheckGradientsReduced();
+  });
+}
+
+TEST(ShardedGroups, ForgetReducedGradientsOfSomeParametersOrOfAll) {
+  WithClient(2, {}, [](Client& client, CommEngine&, int) -> absl::Status {
+    const auto pass = [&](uintptr_t id) -> absl::Status {
+      WEFT_RETURN_IF_ERROR(client.Forward({id, true}));
+      return client.Backward({id, true}, 1.0F);
+    };
+    WEFT_RETURN_IF_ERROR(pass(1));
+    const std::shared_ptr<const void> held = client.groups->ReducedGradients(1);
+    const float* old = nullptr;
+    for (const ShardView& shard : client.groups->Shards(1)) old = shard.grad;
+    WEFT_RETURN_IF_ERROR(client.groups->ForgetReducedGradients(
+        [&](const Parameter& parameter) { return &parameter == client.parameters[2].get(); }));
+    EXPECT_THAT(client.Gradient(2), IsEmpty());
+    EXPECT_THAT(client.Gradient(3), Each(2.0F));
+    WEFT_RETURN_IF_ERROR(pass(2));
+    EXPECT_THAT(client.Gradient(2), Each(2.0F));
+    EXPECT_THAT(client.Gradient(3), Each(4.0F));
+    if (old != nullptr) {
+      EXPECT_EQ(*old, 2.0F);  // Its memory is still held.
+    }
+    WEFT_RETURN_IF_ERROR(client.groups->ForgetReducedGradients([](const Parameter&) { return true; }));
+    WEFT_RETURN_IF_ERROR(pass(3));
+    EXPECT_THAT(client.Gradient(3), Each(2.0F));
+    return absl::OkStatus();
+  });
+}
+
+// A parameter of a group of several, cleared alone.
+TEST(ShardedGroups, ForgetTheReducedGradientOfOneParameterOfAGroup) {
+  RunRanks(NodeMap::OneNode(2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
+    const auto p = MakeParameters({{4}, {6}});
+    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, 2));
+    WEFT_ASSIGN_OR_RETURN(const auto groups,
+                          ShardedGroups::Create(*engine.engine, mesh, {{"root", -1, p}}, {}, LoadIndices));
+    for (uintptr_t step = 1; step <= 2; ++step) {
+      const SchedulePass pass = {step, true};
+      WEFT_RETURN_IF_ERROR(groups->BeforeForward(0, pass));
+      WEFT_RETURN_IF_ERROR(groups->AfterForward(0, pass));
+      WEFT_RETURN_IF_ERROR(groups->BeforeBackward(0, pass));
+      AddGradient(*p[0], std::vector<float>(4, 1.0F));
+      AddGradient(*p[1], std::vector<float>(6, 1.0F));
+      WEFT_RETURN_IF_ERROR(groups->AfterBackward(0));
+      WEFT_RETURN_IF_ERROR(groups->FinishBackward());
+      if (step == 1) {
+        WEFT_RETURN_IF_ERROR(groups->ForgetReducedGradients(
+            [&](const Parameter& parameter) { return &parameter == p[0].get(); }));
+      }
+    }
+    for (const ShardView& shard : groups->Shards()) {
+      const float expected = shard.parameter == p[0].get() ? 2.0F : 4.0F;
+      EXPECT_THAT(absl::MakeConstSpan(shard.grad, static_cast<size_t>(shard.elements())), Each(expected));
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST(ShardedGroups, HandOutGradientViewsBeforeTheirBackward) {
+  WithClient(2, {}, [](Client& client, CommEngine&, int) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(client.Forward({1, true}));
+    EXPECT_EQ(client.parameters[2]->grad.data, nullptr);
+    WEFT_RETURN_IF_ERROR(client.groups->PrepareGradients(1));
+    AddGradient(*client.parameters[2], std::vector<float>(7, 10.0F));
+    WEFT_RETURN_IF_ERROR(client.Backward({1, true}, 1.0F));
+    EXPECT_THAT(client.Gradient(2), Each(22.0F));
+    return absl::OkStatus();
+  });
+}
+
+TEST(ShardedGroups, OfTwoModelsShareAnEngine) {
+  WithClient(2, {}, [](Client& first, CommEngine& engine, int rank) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const Client second, Client::Make(engine));
+    const auto value = static_cast<float>(rank + 1);
+    for (uintptr_t step = 1; step <= 3; ++step) {
+      WEFT_RETURN_IF_ERROR(first.Forward({step, true}));
+      WEFT_RETURN_IF_ERROR(second.Forward({step, true}));
+      WEFT_RETURN_IF_ERROR(first.Backward({step, true}, value));
+      WEFT_RETURN_IF_ERROR(second.Backward({step, true}, 10.0F * value));
+      EXPECT_THAT(first.Gradient(2), Each(3.0F));
+      EXPECT_THAT(second.Gradient(2), Each(30.0F));
+      first.groups->ZeroGradients();
+      second.groups->ZeroGradients();
+    }
+    return absl::OkStatus();
+  });
+}
+
+TEST(ShardedGroups, AWaitCheckEndsAWaitOnAllRanks) {
+  absl::Notification has_failed;
+  ShardingPolicy policy;
+  policy.node_shared = NodeShared::kOff;
+  WithClient(2, policy, [&](Client& client, CommEngine&, int rank) -> absl::Status {
+    const auto is_interrupted = StatusIs(absl::StatusCode::kCancelled, HasSubstr("interrupted"));
+    if (rank == 0) {
+      has_failed.WaitForNotification();
+      EXPECT_THAT(client.Forward({1, true}), ::testing::Not(IsOk()));
+    } else {
+      int checks = 0;
+      client.groups->SetWaitCheck(
+          [&] { return ++checks < 3 ? absl::OkStatus() : absl::CancelledError("interrupted"); });
+      EXPECT_THAT(client.Forward({1, true}), is_interrupted);
+      EXPECT_EQ(checks, 3);
+      client.groups->SetWaitCheck(nullptr);
+      has_failed.Notify();
+    }
+    WEFT_RETURN_IF_ERROR(client.groups->ResetAfterError());
+    return client.Forward({2, false});
+  });
+}
+
+}  // namespace
+}  // namespace weft::testing
