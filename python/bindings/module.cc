@@ -14,6 +14,7 @@
 #include "python/bindings/errors.h"
 #include "python/bindings/python_store.h"
 #include "python/bindings/session.h"
+#include "python/bindings/sharding.h"
 #include "weft/core/status.h"
 #include "weft/mesh/key_value_store.h"
 #include "weft/mesh/store_bootstrap.h"
@@ -104,6 +105,7 @@ NB_MODULE(_core, module) {
       .def("allocate_bytes", &AllocateBytes, nb::arg("bytes"))
       .def("counters", &Counters);
   BindArrayCollectives(module);
+  BindSharding(module);
   module.def("close_all", &Session::CloseAll, nb::call_guard<nb::gil_scoped_release>());
 }
 

@@ -142,10 +142,25 @@ void Session::Drain() {
   if (!cause.ok() && engine_->status().ok()) engine_->Abort(cause);
 }
 
+void Session::OnClose(std::function<void()> closer) {
+  const std::lock_guard lock(closers_mutex_);
+  closers_.push_back(std::move(closer));
+}
+
+void Session::RunClosers() {
+  std::vector<std::function<void()>> closers;
+  {
+    const std::lock_guard lock(closers_mutex_);
+    closers.swap(closers_);
+  }
+  for (const auto& closer : closers) closer();
+}
+
 void Session::Close() {
   if (!is_of_this_process()) return;
   const std::lock_guard close_lock(close_mutex_);
   Drain();
+  RunClosers();
   {
     const std::unique_lock engine_lock(engine_mutex_);
     if (engine_ != nullptr) {

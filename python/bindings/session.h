@@ -16,6 +16,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -79,6 +80,10 @@ class Session : public std::enable_shared_from_this<Session> {
   // Fails all unfinished operations, on all ranks.
   void Abort(const std::string& cause) const;
 
+  // Calls `closer` when the session closes, before the engine ends, without the interpreter's lock. For what
+  // uses the engine on its own.
+  void OnClose(std::function<void()> closer);
+
   // REQUIRES: not closed.
   CommEngine& engine() const { return *engine_; }
   NodeHeap& heap() const { return *memory_->heap; }
@@ -126,6 +131,7 @@ class Session : public std::enable_shared_from_this<Session> {
   static absl::Status ForkedError();
   static absl::Status ClosedError();
   void Drain();
+  void RunClosers();
   absl::StatusOr<std::vector<std::string>> ExchangeInStore(const std::string& prefix,
                                                            const ProcessGroup& group,
                                                            std::string_view blob) const;
@@ -138,6 +144,8 @@ class Session : public std::enable_shared_from_this<Session> {
   std::mutex close_mutex_;
   std::mutex group_mutex_;
   std::map<std::vector<int>, int> group_counts_;  // Groups made so far, by their ranks.
+  std::mutex closers_mutex_;
+  std::vector<std::function<void()>> closers_;
   std::mutex operations_mutex_;
   std::set<EngineOperation*> operations_;
   absl::Status missed_deadline_;

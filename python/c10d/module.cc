@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "python/c10d/backend.h"
+#include "python/c10d/repoint_storage.h"
 #include "python/interface/group_collectives.h"
 
 namespace py = pybind11;
@@ -36,6 +37,7 @@ PYBIND11_MODULE(_c10d, module) {
   py::class_<WeftBackend, ::c10d::Backend, c10::intrusive_ptr<WeftBackend>>(module, "Backend");
   module.def("make_backend", &MakeBackend, py::arg("group"), py::arg("name"), py::arg("global_ranks"),
              py::arg("timeout"), py::arg("closes_session"));
+  BindRepointStorage(module);
 }
 
 }  // namespace weft::python

@@ -1,0 +1,266 @@
+#include "python/bindings/sharded_groups.h"
+
+#include <cmath>
+#include <stdexcept>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "python/bindings/errors.h"
+#include "weft/core/status.h"
+
+namespace nb = nanobind;
+
+namespace weft::python {
+namespace {
+
+// Raises the exception of a signal handler or a hook, if one ended the call, otherwise that of the status.
+[[noreturn]] void RaiseFirst(const absl::Status& status) {
+  if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  Raise(status);
+}
+
+// Runs on the thread that waits, which has released the GIL. Python runs signal handlers on the main thread
+// only, and only here while that thread waits.
+absl::Status CheckSignals() {
+  const nb::gil_scoped_acquire acquired;
+  return PyErr_CheckSignals() == 0 ? absl::OkStatus() : absl::CancelledError("interrupted by a signal");
+}
+
+DType DTypeNamed(const std::string& name) {
+  if (name == "f32") return DType::kF32;
+  if (name == "bf16") return DType::kBF16;
+  if (name == "f16") return DType::kF16;
+  throw std::invalid_argument("dtype '" + name + "' is none of f32, bf16, f16");
+}
+
+NodeShared NodeSharedNamed(const std::string& name) {
+  for (const NodeShared value : {NodeShared::kAuto, NodeShared::kOn, NodeShared::kOff}) {
+    if (name == Name(value)) return value;
+  }
+  throw std::invalid_argument("node_shared '" + name + "' is none of auto, on, off");
+}
+
+ShardingPolicy PolicyOf(const ShardingArguments& arguments,
+                        std::unordered_map<const Parameter*, ParameterDTypes> dtypes,
+                        std::unordered_map<const Parameter*, int> dims) {
+  ShardingPolicy policy;
+  policy.layout = arguments.in_rows ? FlatKind::kRows : FlatKind::kPerParameter;
+  policy.node_shared = NodeSharedNamed(arguments.node_shared);
+  policy.reshard_after_forward_size = arguments.reshard_after_forward_size;
+  policy.prefetch_depth = arguments.prefetch_depth;
+  policy.gradient_divide_factor = arguments.gradient_divide_factor;
+  policy.max_reduce_scatters = arguments.max_reduce_scatters;
+  policy.max_all_reduces = arguments.max_all_reduces;
+  policy.dtypes_of = [dtypes = std::move(dtypes)](const Parameter& parameter) {
+    return dtypes.at(&parameter);
+  };
+  if (!arguments.in_rows) {
+    policy.shard_dim = [dims = std::move(dims)](const Parameter& parameter) { return dims.at(&parameter); };
+  }
+  return policy;
+}
+
+nb::dlpack::dtype TypeOf(DType dtype) {
+  if (dtype == DType::kF32) return nb::dtype<float>();
+  return {static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat), 16, 1};
+}
+
+// The tensor holds `owner` until it is freed.
+TorchTensor View(void* data, DType dtype, const Shape& shape, std::shared_ptr<const void> owner) {
+  const std::vector<size_t> sizes(shape.begin(), shape.end());
+  nb::capsule held(new std::shared_ptr<const void>(std::move(owner)),
+                   [](void* pointer) noexcept { delete static_cast<std::shared_ptr<const void>*>(pointer); });
+  return TorchTensor(data, sizes.size(), sizes.data(), held, nullptr, TypeOf(dtype));
+}
+
+// Reduced gradients of some groups, freed before the groups.
+struct HeldGradients {
+  std::shared_ptr<const Groups> groups;
+  std::shared_ptr<const void> gradients;
+};
+
+absl::StatusOr<NormType> NormTypeOf(double norm_type) {
+  if (norm_type == 1) return NormType::kOne;
+  if (norm_type == 2) return NormType::kTwo;
+  if (std::isinf(norm_type) && norm_type > 0) return NormType::kInfinity;
+  return absl::InvalidArgumentError(absl::StrCat(
+      "norm_type is ", norm_type, ", but must be 1, 2 or inf: use torch.nn.utils.clip_grad_norm_"));
+}
+
+}  // namespace
+
+std::shared_ptr<Groups> Groups::Create(std::shared_ptr<Session> session, const MeshArguments& mesh,
+                                       const std::vector<GroupArguments>& groups,
+                                       const ShardingArguments& arguments) {
+  std::vector<GroupMembers> members;
+  std::vector<std::vector<std::shared_ptr<Parameter>>> parameters;
+  std::unordered_map<const Parameter*, ParameterDTypes> dtypes;
+  std::unordered_map<const Parameter*, int> dims;
+  for (const auto& [name, parent, param_dtype, reduce_dtype, group_parameters] : groups) {
+    GroupMembers& group = members.emplace_back(GroupMembers{name, parent, {}});
+    for (const auto& [parameter_name, shape, requires_grad, dim] : group_parameters) {
+      auto parameter = std::make_shared<Parameter>();
+      parameter->name = parameter_name;
+      parameter->shape = Shape(shape.begin(), shape.end());
+      parameter->requires_grad = requires_grad;
+      dtypes[parameter.get()] = {DTypeNamed(param_dtype), DTypeNamed(reduce_dtype)};
+      dims[parameter.get()] = dim;
+      group.parameters.push_back(std::move(parameter));
+    }
+    parameters.push_back(group.parameters);
+  }
+  const ShardingPolicy policy = PolicyOf(arguments, std::move(dtypes), std::move(dims));
+  std::vector<MeshAxis> axes;
+  for (const auto& [name, size] : mesh) axes.push_back({name, size});
+  std::shared_ptr<Groups> created(new Groups(std::move(session), std::move(parameters)));
+  // Masters are zero until the caller writes them.
+  const ShardLoader zeros = [](const Parameter&, int64_t, int64_t count, float* out) {
+    std::fill_n(out, count, 0.0F);
+    return absl::OkStatus();
+  };
+  absl::Status status;
+  {
+    const nb::gil_scoped_release released;
+    status = [&]() -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(const DeviceMesh device_mesh,
+                            DeviceMesh::Create(std::move(axes), created->session_->size()));
+      WEFT_ASSIGN_OR_RETURN(created->groups_, ShardedGroups::Create(created->session_->engine(), device_mesh,
+                                                                    std::move(members), policy, zeros));
+      return absl::OkStatus();
+    }();
+  }
+  if (!status.ok()) RaiseFirst(status);
+  created->groups_->SetWaitCheck(CheckSignals);
+  created->session_->OnClose([weak = created->weak_from_this()] {
+    if (const std::shared_ptr<Groups> groups = weak.lock()) groups->EndGroups();
+  });
+  return created;
+}
+
+Groups::~Groups() { Close(); }
+
+void Groups::Close() {
+  if (groups_ == nullptr) return;
+  if (!session_->is_of_this_process()) {
+    [[maybe_unused]] const ShardedGroups* kept = groups_.release();  // Note [Forked children].
+    return;
+  }
+  const nb::gil_scoped_release released;
+  EndGroups();
+}
+
+void Groups::EndGroups() {
+  if (groups_ == nullptr) return;
+  groups_->SetWaitCheck(nullptr);
+  groups_.reset();
+}
+
+ShardedGroups& Groups::groups() const {
+  if (groups_ == nullptr)
+    throw std::runtime_error("the sharded model is closed: its process group has ended");
+  if (!session_->is_of_this_process()) {
+    throw std::runtime_error("this process is a forked child: the sharded model belongs to its parent");
+  }
+  return *groups_;
+}
+
+void Groups::Run(const std::function<absl::Status(ShardedGroups&)>& call) {
+  ShardedGroups& called = groups();
+  absl::Status status;
+  {
+    const nb::gil_scoped_release released;
+    status = call(called);
+  }
+  if (!status.ok()) RaiseFirst(status);
+}
+
+Parameter& Groups::At(int group, int parameter) const {
+  return *parameters_.at(static_cast<size_t>(group)).at(static_cast<size_t>(parameter));
+}
+
+int Groups::IndexOf(int group, const Parameter* parameter) const {
+  const auto& members = parameters_[static_cast<size_t>(group)];
+  for (size_t i = 0; i < members.size(); ++i) {
+    if (members[i].get() == parameter) return static_cast<int>(i);
+  }
+  throw std::logic_error("a shard of a parameter of another group");
+}
+
+std::vector<uintptr_t> Groups::DataAddresses(int group) const {
+  std::vector<uintptr_t> addresses;
+  for (const auto& parameter : parameters_.at(static_cast<size_t>(group))) {
+    addresses.push_back(reinterpret_cast<uintptr_t>(parameter->data.data));
+  }
+  return addresses;
+}
+
+TorchTensor Groups::DataView(int group, int parameter) {
+  const TensorView& data = At(group, parameter).data;
+  if (data.data == nullptr) throw std::runtime_error("'" + At(group, parameter).name + "' is sharded");
+  return View(data.data, data.dtype, data.shape, shared_from_this());
+}
+
+uintptr_t Groups::GradientAddress(int group, int parameter) const {
+  return reinterpret_cast<uintptr_t>(At(group, parameter).grad.data);
+}
+
+TorchTensor Groups::GradientView(int group, int parameter) {
+  const TensorView& grad = At(group, parameter).grad;
+  if (grad.data == nullptr) throw std::runtime_error("'" + At(group, parameter).name + "' has no gradient");
+  return View(grad.data, grad.dtype, grad.shape, shared_from_this());
+}
+
+bool Groups::BeginGradientWrite(int group, int parameter) {
+  return At(group, parameter).BeginGradWrite() != 0.0F;
+}
+
+std::vector<std::pair<int, TorchTensor>> Groups::Masters(int group) {
+  std::vector<std::pair<int, TorchTensor>> masters;
+  for (const ShardView& shard : groups().Shards(group)) {
+    masters.emplace_back(IndexOf(group, shard.parameter),
+                         View(shard.data, DType::kF32, {shard.elements()}, shared_from_this()));
+  }
+  return masters;
+}
+
+std::vector<std::pair<int, std::optional<TorchTensor>>> Groups::ReducedGradients(int group) {
+  const auto owner = std::make_shared<const HeldGradients>(
+      HeldGradients{shared_from_this(), groups().ReducedGradients(group)});
+  std::vector<std::pair<int, std::optional<TorchTensor>>> gradients;
+  for (const ShardView& shard : groups().Shards(group)) {
+    auto& [index, gradient] = gradients.emplace_back(IndexOf(group, shard.parameter), std::nullopt);
+    if (shard.grad != nullptr) gradient = View(shard.grad, DType::kF32, {shard.elements()}, owner);
+  }
+  return gradients;
+}
+
+void Groups::ForgetReducedGradients(const std::vector<std::pair<int, int>>& parameters) {
+  std::unordered_set<const Parameter*> forgotten;
+  for (const auto& [group, parameter] : parameters) forgotten.insert(&At(group, parameter));
+  Run([&](ShardedGroups& groups) {
+    return groups.ForgetReducedGradients(
+        [&](const Parameter& parameter) { return forgotten.contains(&parameter); });
+  });
+}
+
+std::pair<double, float> Groups::ClipGradNorm(double max_norm, double norm_type) {
+  GradientNorm norm{};
+  Run([&](ShardedGroups& groups) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const NormType type, NormTypeOf(norm_type));
+    const ClipSet all{[](const Parameter&) { return true; }, max_norm};
+    WEFT_ASSIGN_OR_RETURN(const std::vector<GradientNorm> norms, groups.ClipGradNorms({&all, 1}, type));
+    norm = norms.front();
+    return absl::OkStatus();
+  });
+  return {norm.norm, norm.factor};
+}
+
+std::vector<double> Groups::AllReduceScalars(const std::string& label, std::vector<double> values) {
+  Run([&](ShardedGroups& groups) {
+    return groups.AllReduceScalars(label, values.data(), DType::kF64, static_cast<int64_t>(values.size()),
+                                   ReduceOp::kSum);
+  });
+  return values;
+}
+
+}  // namespace weft::python

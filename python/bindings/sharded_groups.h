@@ -1,0 +1,90 @@
+// Parameter groups as Python drives them: by group number and index of a parameter in its group.
+//
+// Calls that may wait release the GIL and look for signals about every 50 ms. A signal handler's exception,
+// such as KeyboardInterrupt, ends the wait, fails the groups on all ranks, and is raised.
+//
+// Errors: those of python/bindings/errors.h, with the Status' message.
+// Lifetime: tensors that view masters or images hold the groups, and tensors that view gradients also their
+//   memory. Close gives the memory up earlier; nothing may use the tensors afterwards.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "python/bindings/session.h"
+#include "weft/sharding/sharded_groups.h"
+
+namespace weft::python {
+
+// Name, shape, whether it requires a gradient, dim on which it is sharded.
+using ParameterArguments = std::tuple<std::string, std::vector<int64_t>, bool, int>;
+// Name, number of the parent, dtypes of parameters and of reductions, parameters.
+using GroupArguments =
+    std::tuple<std::string, int, std::string, std::string, std::vector<ParameterArguments>>;
+using MeshArguments = std::vector<std::pair<std::string, int>>;
+using TorchTensor = nanobind::ndarray<nanobind::pytorch>;
+
+struct ShardingArguments {
+  std::string node_shared = "auto";
+  bool in_rows = true;  // Whether all parameters are sharded on dim 0.
+  int reshard_after_forward_size = 0;
+  std::optional<int> prefetch_depth;
+  float gradient_divide_factor = 1.0F;
+  int max_reduce_scatters = 2;
+  int max_all_reduces = 2;
+};
+
+class Groups : public std::enable_shared_from_this<Groups> {
+ public:
+  static std::shared_ptr<Groups> Create(std::shared_ptr<Session> session, const MeshArguments& mesh,
+                                        const std::vector<GroupArguments>& groups,
+                                        const ShardingArguments& arguments);
+  ~Groups();
+  Groups(const Groups&) = delete;
+  Groups& operator=(const Groups&) = delete;
+  void Close();
+
+  // The schedule, without the GIL. Raises the error of `call`.
+  void Run(const std::function<absl::Status(ShardedGroups&)>& call);
+  // The groups. Raises RuntimeError if they or their session are closed.
+  ShardedGroups& groups() const;
+
+  // Addresses of the parameters of an unsharded group; 0 for a parameter of a sharded one.
+  std::vector<uintptr_t> DataAddresses(int group) const;
+  TorchTensor DataView(int group, int parameter);
+  // A parameter's gradient to write: its address, 0 if there is none to be written; and the view.
+  uintptr_t GradientAddress(int group, int parameter) const;
+  TorchTensor GradientView(int group, int parameter);
+  // Whether the write must add to what an earlier one left. Marks the gradient as written.
+  bool BeginGradientWrite(int group, int parameter);
+  // This rank's pieces of a group's masters, by index of the parameter, one-dimensional. A parameter of which
+  // the rank owns nothing is left out.
+  std::vector<std::pair<int, TorchTensor>> Masters(int group);
+  // The pieces' reduced gradients; None for a parameter without one.
+  std::vector<std::pair<int, std::optional<TorchTensor>>> ReducedGradients(int group);
+  // `parameters`: (group, index).
+  void ForgetReducedGradients(const std::vector<std::pair<int, int>>& parameters);
+  std::pair<double, float> ClipGradNorm(double max_norm, double norm_type);
+  std::vector<double> AllReduceScalars(const std::string& label, std::vector<double> values);
+
+ private:
+  Groups(std::shared_ptr<Session> session, std::vector<std::vector<std::shared_ptr<Parameter>>> parameters)
+      : session_(std::move(session)), parameters_(std::move(parameters)) {}
+  Parameter& At(int group, int parameter) const;
+  int IndexOf(int group, const Parameter* parameter) const;
+  void EndGroups();
+
+  const std::shared_ptr<Session> session_;
+  const std::vector<std::vector<std::shared_ptr<Parameter>>> parameters_;  // By group.
+  std::unique_ptr<ShardedGroups> groups_;
+};
+
+}  // namespace weft::python
