@@ -19,7 +19,27 @@ if torch.__version__.split("+")[0] != BUILT_AGAINST.split("+")[0]:
     )
 
 from weft.torch._backend import current_session, register_backend  # noqa: E402
+from weft.torch.optim import AdamW  # noqa: E402
+from weft.torch.sharding import (  # noqa: E402
+    FSDPModule,
+    UnshardHandle,
+    clip_grad_norm_,
+    fully_shard,
+    register_fsdp_forward_method,
+    reset,
+    write_gradients_directly,
+)
 
 register_backend()
 
-__all__ = ["current_session"]
+__all__ = [
+    "AdamW",
+    "FSDPModule",
+    "UnshardHandle",
+    "clip_grad_norm_",
+    "current_session",
+    "fully_shard",
+    "register_fsdp_forward_method",
+    "reset",
+    "write_gradients_directly",
+]

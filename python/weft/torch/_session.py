@@ -1,0 +1,23 @@
+"""The session of sharded models: weft's engine and node memory."""
+
+import torch.distributed as dist
+
+from weft import _core
+from weft.torch import _backend
+
+_own: _core.Session | None = None
+
+
+def session_of_models() -> _core.Session:
+    """Returns the session of the default process group, or makes one if that uses another backend.
+
+    Collective: all ranks.
+    """
+    global _own
+    if _backend._default_session is not None and not _backend._default_session.closed:
+        return _backend._default_session
+    if _own is None or _own.closed:
+        store = dist.PrefixStore("weft.fully_shard", dist.distributed_c10d._get_default_store())
+        timeout = dist.distributed_c10d.default_pg_timeout
+        _own = _backend._make_session(store, dist.get_rank(), dist.get_world_size(), timeout)
+    return _own

@@ -1,0 +1,29 @@
+"""Parameters sharded over ranks: `fully_shard` with the interface of FSDP2.
+
+    placement    where a parameter's shards lie: DTensors, meshes, tensors over weft's memory
+    parameter    one parameter: its sharded and its unsharded form, its gradient
+    group        the parameters of one fully_shard call, which are gathered and reduced together
+    passes       forward and backward of a root, and the schedule calls that they make
+    hooks        hooks on modules and tensors, which call passes
+    api          fully_shard, FSDPModule
+"""
+
+from weft.torch.sharding.api import (
+    FSDPModule,
+    UnshardHandle,
+    fully_shard,
+    register_fsdp_forward_method,
+    reset,
+)
+from weft.torch.sharding.direct import write_gradients_directly
+from weft.torch.sharding.norm import clip_grad_norm_
+
+__all__ = [
+    "FSDPModule",
+    "UnshardHandle",
+    "clip_grad_norm_",
+    "fully_shard",
+    "register_fsdp_forward_method",
+    "reset",
+    "write_gradients_directly",
+]

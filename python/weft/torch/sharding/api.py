@@ -1,0 +1,272 @@
+"""fully_shard and the methods that it adds to modules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.tensor import Shard
+
+from weft.torch.sharding.group import Group
+from weft.torch.sharding.hooks import add_hooks, as_forward
+from weft.torch.sharding.placement import check_mesh, default_mesh
+from weft.torch.sharding.root import outermost, root_of
+
+
+class UnshardHandle:
+    """Handle of FSDPModule.unshard(async_op=True)."""
+
+    def __init__(self, group: Group):
+        self._group: Group | None = group
+
+    def wait(self) -> None:
+        """Blocks until the module has its whole parameters. Later calls do nothing."""
+        group, self._group = self._group, None
+        if group is not None:
+            group.root.groups.wait_unshard(group.number)
+            group.register_unsharded()
+
+
+class FSDPModule:
+    """Base class that fully_shard puts in front of a module's class. Its methods are those of FSDP2's FSDPModule.
+
+    Setters take effect with the next forward or backward, and must be called alike on all ranks. With
+    `recurse`, they also apply to all sharded modules below.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> nn.Module:
+        # Slices of containers construct their own class: they get the original one, without sharding.
+        original = cls.__mro__[2]
+        module = original.__new__(original, *args, **kwargs)
+        module.__init__(*args, **kwargs)
+        return module
+
+    # Gathering outside of passes.
+
+    def unshard(self, async_op: bool = False) -> UnshardHandle | None:
+        """Gathers the module's parameters. Collective. With `async_op`, starts to, and returns a handle to wait for."""
+        group = self._weft_group
+        if group.root is None:
+            root_of(outermost(group))
+        group.root.groups.unshard(group.number)
+        handle = UnshardHandle(group)
+        if async_op:
+            return handle
+        handle.wait()
+        return None
+
+    def reshard(self) -> None:
+        """Gives the module's whole parameters back, and registers the sharded ones."""
+        group = self._weft_group
+        if group.root is not None:
+            if group.root.groups.is_being_unsharded(group.number):
+                group.root.groups.wait_unshard(group.number)
+            group.root.groups.reshard(group.number)
+        group.register_sharded()
+
+    def reset_iter_state(self) -> None:
+        """Recovers from an exception in a forward or backward: see weft.reset. Collective."""
+        reset(self)
+
+    # Setters.
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """Off: the next backward does not wait for its reductions, and sets no gradients; a later one does."""
+        group = self._weft_group
+        holder = group if group.root is None else group.root
+        holder.is_last_backward = is_last_backward
+
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
+        """Off: backward keeps whole gradients on each rank, and the next backward with it on reduces their sum."""
+        self._set(recurse, requires_gradient_sync=requires_gradient_sync, requires_all_reduce=requires_gradient_sync)
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+        """Off: backward reduces over the shard dim only; the next backward with it on reduces over the replicas."""
+        self._set(recurse, requires_all_reduce=requires_all_reduce)
+
+    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
+        """Whether parameters are given back between forward and backward."""
+        if not isinstance(reshard_after_forward, bool):
+            raise ValueError(f"reshard_after_forward must be a bool, but is {reshard_after_forward!r}")
+        self._set(recurse, reshard_after_forward=reshard_after_forward)
+
+    def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
+        """Off: parameters stay gathered after backward. They keep the values from before an update, so it must be on for the
+        last backward before one."""
+        self._set(recurse, reshard_after_backward=reshard_after_backward)
+
+    def set_modules_to_forward_prefetch(self, modules: list[FSDPModule]) -> None:
+        """Modules to gather when this one begins its forward, instead of the next ones in the recorded order."""
+        self._set(False, forward_prefetch=_groups_of(modules))
+
+    def set_modules_to_backward_prefetch(self, modules: list[FSDPModule]) -> None:
+        """Modules to gather when this one begins its backward."""
+        self._set(False, backward_prefetch=_groups_of(modules))
+
+    def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
+        """Off: backward does not gather the module, whose backward reads no parameter (an embedding)."""
+        self._set(False, unshard_in_backward=unshard_in_backward)
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """Divisor of the sum of gradients over all ranks. Default: the number of ranks."""
+        if not factor > 0:
+            raise ValueError(f"the divide factor must be positive, but is {factor}")
+        self._set(False, gradient_divide_factor=float(factor))
+
+    def set_all_reduce_hook(self, hook: Callable[[torch.Tensor], None], *, stream: object = None) -> None:
+        """A hook on this rank's reduced gradients of the module, one tensor, which it may change in place."""
+        self._set(False, gradient_hook=hook)
+
+    def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *, recurse: bool = True) -> None:
+        """No effect: all ranks agree on the parameters that any of them has used, so none waits for another."""
+
+    def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
+        """No effect: weft keeps two."""
+
+    def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
+        """No effect: gathers and reductions have lanes of their own."""
+
+    def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
+        """No effect: weft always adds first and divides afterwards."""
+
+    def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
+        """No effect: all buffers lie in node memory."""
+
+    def set_custom_all_gather(self, comm: object) -> NoReturn:
+        raise NotImplementedError("weft gathers itself: use torch's fully_shard with the backend 'weft' for custom collectives")
+
+    def set_custom_reduce_scatter(self, comm: object) -> NoReturn:
+        raise NotImplementedError("weft reduces itself: use torch's fully_shard with the backend 'weft' for custom collectives")
+
+    def _set(self, recurse: bool, **values: Any) -> None:
+        for module in self.modules() if recurse else [self]:
+            if isinstance(module, FSDPModule):
+                for name, value in values.items():
+                    setattr(module._weft_group.settings, name, value)
+                module._weft_group.apply_settings()
+
+    def _apply(self, *args: Any, **kwargs: Any) -> nn.Module:
+        group = self._weft_group
+        if group.is_initialized:
+            group.root.prepare_writes()
+        self.reshard()
+        applied = super()._apply(*args, **kwargs)
+        group.adopt_registered()
+        return applied
+
+    def __deepcopy__(self, memo: object) -> NoReturn:
+        raise AssertionError("a sharded module cannot be copied: save its state_dict, and load that into another model")
+
+
+def fully_shard(
+    module: nn.Module | list[nn.Module],
+    *,
+    mesh: DeviceMesh | None = None,
+    reshard_after_forward: bool | int | None = None,
+    shard_placement_fn: Callable[[nn.Parameter], Shard | None] | None = None,
+    mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),
+    offload_policy: OffloadPolicy = OffloadPolicy(),
+    ignored_params: set[nn.Parameter] | None = None,
+) -> nn.Module | list[nn.Module]:
+    """Shards the parameters of a module over ranks, in place, as torch.distributed.fsdp.fully_shard does.
+
+    Parameters below the module that no earlier call has taken become one group, so call it from the bottom up:
+    for each block, then for the whole model. A group is gathered before the module's forward and backward, and
+    its gradients are averaged over all ranks. Between steps, parameters are DTensors `[Shard(0)]` whose local
+    tensors are float32 masters in weft's node memory.
+
+    Args:
+        module: a module, or several that form one group.
+        mesh: (shard) or (replicate, shard), over all ranks. Default: (shard) over all ranks.
+        reshard_after_forward: whether parameters are given back between forward and backward. None: yes, but no
+            for the root. An int k > 1: between nodes, one of k parts is kept, and backward gathers the rest from
+            k neighbors.
+        shard_placement_fn: returns `Shard(dim)` for a parameter that is to be cut on another dim, or None.
+        mp_policy: dtypes. param_dtype: float32 or bfloat16; reduce_dtype: also float16.
+        offload_policy: must be the default; weft trains on CPUs.
+        ignored_params: parameters that stay whole, with the caller.
+
+    Errors: ValueError (mesh; a parameter that is not float32, is a DTensor, or is shared with a module that is
+    sharded already; options), which names the parameter and the remedy.
+    """
+    modules = (module,) if isinstance(module, nn.Module) else tuple(module)
+    for each in modules:
+        _check_module(each)
+    if type(offload_policy) is not OffloadPolicy:
+        raise ValueError(f"offload_policy is {type(offload_policy).__name__}: weft trains on CPUs, so there is nothing to offload to")
+    mesh = mesh if mesh is not None else default_mesh()
+    check_mesh(mesh)
+    reshard_after_forward = _check_reshard(reshard_after_forward, mesh)
+    ignored = {id(param) for param in ignored_params or ()}
+    group = Group(modules, mesh, mp_policy, shard_placement_fn, ignored, reshard_after_forward)
+    for each in modules:
+        original = type(each)
+        each.__class__ = _sharded_class(original)
+        object.__setattr__(each, "_weft_group", group)
+    add_hooks(group)
+    return module
+
+
+def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
+    """Makes a method gather and reshard the module's parameters as forward does. No effect on other modules."""
+    if not isinstance(module, FSDPModule):
+        return
+    if not hasattr(module, method_name):
+        raise ValueError(f"{type(module).__name__} has no method '{method_name}'")
+    wrapped = as_forward(module._weft_group, getattr(module, method_name))
+    setattr(module, method_name, wrapped.__get__(module, type(module)))
+
+
+def reset(model: nn.Module) -> None:
+    """Recovers from an exception in a forward, backward or wait of `model`.
+
+    All groups are sharded again, without gradients, and the engine works again; shards keep their values.
+    Collective: all ranks, in one order if several models are reset. Peers that wait get an exception first.
+    Errors: RuntimeError if a rank does not call it before the timeout.
+    """
+    roots = {}
+    for module in model.modules():
+        if isinstance(module, FSDPModule) and module._weft_group.root is not None:
+            roots[id(module._weft_group.root)] = module._weft_group.root
+    if not roots:
+        raise ValueError("reset takes a model sharded by weft.fully_shard whose forward has run")
+    for root in roots.values():
+        root.reset()
+
+
+_classes: dict[type, type] = {}
+
+
+def _sharded_class(original: type) -> type:
+    if original not in _classes:
+        _classes[original] = type(f"FSDP{original.__name__}", (FSDPModule, original), {})
+    return _classes[original]
+
+
+def _check_module(module: nn.Module) -> None:
+    if isinstance(module, FSDPModule):
+        raise ValueError(f"{type(module).__name__} is sharded already: call fully_shard once for each module")
+    if isinstance(module, (nn.ModuleList, nn.ModuleDict)) and type(module).forward is nn.Module.forward:
+        raise ValueError(f"fully_shard takes modules with a forward, not a {type(module).__name__}: give it the modules in a list")
+
+
+def _check_reshard(reshard: bool | int | None, mesh: DeviceMesh) -> bool | int | None:
+    if reshard is None or isinstance(reshard, bool):
+        return reshard
+    ranks = mesh.size(mesh.ndim - 1)
+    if not isinstance(reshard, int) or reshard < 1 or ranks % reshard != 0:
+        raise ValueError(f"reshard_after_forward must be a bool or a divisor of the {ranks} ranks of the shard dim, but is {reshard!r}")
+    if reshard == 1:
+        return False
+    return True if reshard == ranks else reshard
+
+
+def _groups_of(modules: list[FSDPModule]) -> list[Group]:
+    for module in modules:
+        if not isinstance(module, FSDPModule):
+            raise ValueError(f"a module to prefetch must be sharded by weft.fully_shard, but is a {type(module).__name__}")
+    return [module._weft_group for module in modules]

@@ -1,0 +1,228 @@
+"""The parameters of one fully_shard call, which are gathered and reduced together."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Callable
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torch.distributed.tensor import DTensor, Shard
+
+from weft.torch.sharding.parameter import ShardedParameter
+from weft.torch.sharding.placement import Placement
+
+if TYPE_CHECKING:
+    from weft.torch.sharding.root import Call, Root
+
+_DTYPE_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+
+
+all_groups: weakref.WeakSet[Group] = weakref.WeakSet()
+
+
+@dataclass
+class GroupSettings:
+    """What the setters of FSDPModule set. A group keeps them, and hands them to the schedule once there is one."""
+
+    reshard_after_forward: bool | int | None = None  # None: True, but False for the root.
+    reshard_after_backward: bool = True
+    requires_gradient_sync: bool = True
+    requires_all_reduce: bool = True
+    unshard_in_backward: bool = True
+    gradient_divide_factor: float | None = None  # None: the number of ranks.
+    forward_prefetch: list[Group] | None = None
+    backward_prefetch: list[Group] | None = None
+    gradient_hook: Callable[[torch.Tensor], None] | None = None
+
+
+class Group:
+    """The modules of one fully_shard call, and the parameters below them that no other call has taken."""
+
+    def __init__(
+        self,
+        modules: tuple[nn.Module, ...],
+        mesh: DeviceMesh,
+        mp_policy: MixedPrecisionPolicy,
+        shard_placement_fn: Callable[[nn.Parameter], Shard | None] | None,
+        ignored: set[int],
+        reshard_after_forward: bool | int | None,
+    ):
+        self.modules = modules
+        self.mesh = mesh
+        self.mp_policy = mp_policy
+        self.settings = GroupSettings(reshard_after_forward=reshard_after_forward)
+        self.root: Root | None = None  # Set by the root's first forward, with the number and the name.
+        self.number = -1
+        self.name = type(modules[0]).__name__
+        self.open_backwards = 0  # Calls of a backward that have begun and not ended.
+        self.is_last_backward = True  # For a later root.
+        self.calls: list[Call] = []  # Forward calls under way.
+        self.recomputes: list[Call] = []  # Those inside the backward under way; they may have ended early.
+        self.to_run: set[nn.Module] = set()  # Modules whose forward this use of the group has not run yet.
+        self.parameters: list[ShardedParameter] = []
+        self._shard(shard_placement_fn, ignored)
+        all_groups.add(self)
+
+    @property
+    def is_initialized(self) -> bool:
+        return self.root is not None
+
+    # Construction.
+
+    def _shard(self, shard_placement_fn: Callable[[nn.Parameter], Shard | None] | None, ignored: set[int]) -> None:
+        owners: dict[nn.Parameter, list[tuple[nn.Module, str]]] = {}
+        for module in managed_modules(self.modules):
+            module._is_fsdp_managed_module = True  # Dynamo reads both.
+            module._fsdp_use_orig_params = True
+            for name, param in module._parameters.items():
+                if param is not None and id(param) not in ignored:
+                    owners.setdefault(param, []).append((module, name))
+        for param, places in owners.items():
+            check_parameter(param, places[0][1], self.name)
+            shard = shard_placement_fn(param) if shard_placement_fn is not None else None
+            dim = shard_dim_of(shard, param, self.mesh)
+            sharded = ShardedParameter(self, len(self.parameters), param, places, Placement.of(param, self.mesh, dim))
+            param._weft_sharded_by = self.name  # Another module may still have it.
+            sharded.register_sharded()
+            self.parameters.append(sharded)
+
+    def arguments(self, parent: int) -> tuple:
+        """The description that ShardedGroups.create takes."""
+        param_dtype = self.mp_policy.param_dtype or torch.float32
+        reduce_dtype = self.mp_policy.reduce_dtype or param_dtype
+        parameters = []
+        for parameter in self.parameters:
+            parameter.trained = parameter.sharded.requires_grad
+            placement = parameter.placement
+            parameters.append((parameter.name, list(placement.shape), parameter.trained, placement.shard_dim))
+        return (self.name, parent, _dtype_name(param_dtype), _dtype_name(reduce_dtype), parameters)
+
+    def adopt_masters(self) -> None:
+        """Moves the sharded parameters to weft's memory. REQUIRES: shards may be written."""
+        masters = dict(self.root.groups.masters(self.number))
+        for parameter in self.parameters:
+            if parameter.index in masters:
+                parameter.adopt_master(masters[parameter.index])
+
+    def adopt_registered(self) -> None:
+        """Takes the parameters that the modules have now. REQUIRES: shards may be written."""
+        for parameter in self.parameters:
+            parameter.adopt_registered()
+
+    # Which form of the parameters the modules have.
+
+    def register_sharded(self) -> None:
+        for parameter in self.parameters:
+            parameter.register_sharded()
+
+    def register_unsharded(self) -> None:
+        """Registers the gathered parameters. REQUIRES: they are gathered."""
+        for parameter, address in zip(self.parameters, self.root.groups.data_addresses(self.number), strict=True):
+            parameter.register_unsharded(address)
+
+    def register_current(self) -> None:
+        """Registers what the schedule has left of the group."""
+        if self.root.groups.is_unsharded(self.number):
+            self.register_unsharded()
+        else:
+            self.register_sharded()
+
+    # Gradients.
+
+    def assign_gradients(self) -> None:
+        groups = self.root.groups
+        flags = groups.reduced_parameters(self.number)
+        if not any(flags):
+            return
+        pieces = dict(groups.reduced_gradients(self.number))
+        for parameter, has_gradient in zip(self.parameters, flags, strict=True):
+            parameter.assign_gradient(pieces.get(parameter.index), has_gradient)
+
+    # Settings.
+
+    def apply_settings(self) -> None:
+        """Hands the settings to the schedule."""
+        if self.root is None:
+            return
+        groups, number, settings = self.root.groups, self.number, self.settings
+        reshard = settings.reshard_after_forward
+        groups.set_reshard_after_forward(number, self is not self.root.group if reshard is None else bool(reshard))
+        groups.set_reshard_after_backward(number, settings.reshard_after_backward)
+        groups.set_requires_gradient_sync(number, settings.requires_gradient_sync)
+        groups.set_requires_all_reduce(number, settings.requires_all_reduce)
+        groups.set_unshard_in_backward(number, settings.unshard_in_backward)
+        groups.set_gradient_divide_factor(number, float(settings.gradient_divide_factor or self.mesh.size()))
+        if settings.forward_prefetch is not None:
+            groups.set_forward_prefetch(number, self._numbers(settings.forward_prefetch))
+        if settings.backward_prefetch is not None:
+            groups.set_backward_prefetch(number, self._numbers(settings.backward_prefetch))
+        groups.set_gradient_hook(number, settings.gradient_hook)
+
+    def _numbers(self, others: list[Group]) -> list[int]:
+        for group in others:
+            if group.root is not self.root:
+                raise ValueError(f"'{self.name}' cannot prefetch '{group.name}', which is not below the same root")
+        return [group.number for group in others]
+
+
+def _dtype_name(dtype: torch.dtype) -> str:
+    if dtype not in _DTYPE_NAMES:
+        raise ValueError(f"mp_policy names {dtype}: weft gathers in float32 or bfloat16, and reduces in these or float16")
+    return _DTYPE_NAMES[dtype]
+
+
+def managed_modules(modules: tuple[nn.Module, ...]) -> list[nn.Module]:
+    """The modules and all below them, once each, without those that an earlier fully_shard has."""
+    found: dict[nn.Module, None] = {}
+
+    def visit(module: nn.Module) -> None:
+        if module in found or (module not in modules and hasattr(module, "_weft_group")):
+            return
+        found[module] = None
+        for child in module.children():
+            visit(child)
+
+    for module in modules:
+        visit(module)
+    return list(found)
+
+
+def check_parameter(param: nn.Parameter, name: str, group: str) -> None:
+    earlier = getattr(param, "_weft_sharded_by", None)
+    if earlier is not None:
+        raise ValueError(
+            f"parameter '{name}' of '{group}' is shared with '{earlier}', which is sharded already: "
+            "give the modules that share a parameter to one fully_shard([a, b]), or leave both to the root"
+        )
+    if isinstance(param, DTensor):
+        raise ValueError(f"parameter '{name}' of '{group}' is a DTensor: tensor parallelism cannot be combined with weft.fully_shard")
+    if param.dtype != torch.float32:
+        raise ValueError(
+            f"parameter '{name}' of '{group}' is {param.dtype}, but weft keeps float32 masters: call model.float(), and set "
+            "MixedPrecisionPolicy(param_dtype=torch.bfloat16) to compute in bfloat16"
+        )
+    if param.device.type not in ("cpu", "meta"):
+        raise ValueError(f"parameter '{name}' of '{group}' is on {param.device}: weft shards over CPUs")
+
+
+def shard_dim_of(shard: Shard | None, param: nn.Parameter, mesh: DeviceMesh) -> int:
+    if param.ndim == 0:
+        raise ValueError("fully_shard does not shard scalar parameters: give them shape [1], or list them in ignored_params")
+    if shard is None:
+        return 0
+    if not isinstance(shard, Shard):
+        raise ValueError(f"shard_placement_fn must return Shard or None, but returned {shard!r}")
+    dim = shard.dim + param.ndim if shard.dim < 0 else shard.dim
+    if not 0 <= dim < param.ndim:
+        raise ValueError(f"shard_placement_fn returned {shard} for a parameter of shape {tuple(param.shape)}")
+    ranks = mesh.size(mesh.ndim - 1)
+    if dim > 0 and param.size(dim) % ranks != 0:
+        raise NotImplementedError(
+            f"shard_placement_fn returned {shard} for a parameter of shape {tuple(param.shape)}: dims other than 0 must divide "
+            f"into {ranks} equal parts"
+        )
+    return dim

@@ -1,0 +1,147 @@
+"""Hooks on the modules of a group, and on the tensors that enter and leave them.
+
+    before forward    the group is gathered; inputs are cast, and tell when the group's backward ends
+    after forward     the group is resharded; outputs tell when the group's backward begins
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from weft.torch.sharding.group import Group
+from weft.torch.sharding.root import Call, root_of
+
+
+class _EndOfBackward(torch.autograd.Function):
+    """Passes inputs of a group on. When their gradients are there, the group's backward has ended."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Call, *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.call = call
+        return inputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        call = ctx.call
+        call.group.root.end_backward(call)
+        return (None, *gradients)
+
+
+def _watch_inputs(call: Call, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    if not torch.is_grad_enabled():
+        return args, kwargs
+    leaves, structure = tree_flatten((args, kwargs))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    if not places:
+        return args, kwargs
+    for place, passed in zip(places, _EndOfBackward.apply(call, *(leaves[i] for i in places)), strict=True):
+        leaves[place] = passed
+    return tree_unflatten(leaves, structure)
+
+
+def _watch_outputs(call: Call, output: Any) -> None:
+    if not torch.is_grad_enabled():
+        return
+
+    def begin(gradient: Tensor) -> Tensor:
+        call.group.root.begin_backward(call)
+        return gradient
+
+    for leaf in tree_flatten(output)[0]:
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            leaf.register_hook(torch._disable_dynamo(begin))
+
+
+def cast_floating(dtype: torch.dtype | None, tree: Any) -> Any:
+    """Casts all floating-point tensors; None: nothing."""
+    if dtype is None:
+        return tree
+    return tree_map(lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, tree)
+
+
+def before_forward(group: Group, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+    root = root_of(group)
+    if group.mp_policy.cast_forward_inputs:
+        args, kwargs = cast_floating(group.mp_policy.param_dtype, (args, kwargs))
+    if root.is_in_backward:
+        call = root.begin_recompute(group)
+        group.recomputes.append(call)
+        if group.open_backwards > 0 or group is root.group:
+            return args, kwargs  # The hooks of the first forward are at work.
+        return _watch_inputs(call, args, kwargs)
+    if group.to_run:  # A later module of a group of several.
+        group.register_unsharded()
+        return args, kwargs
+    group.to_run.update(group.modules)
+    call = root.begin_forward(group)
+    group.calls.append(call)
+    if group is root.group:  # Its backward ends with that of the pass.
+        return args, kwargs
+    return _watch_inputs(call, args, kwargs)
+
+
+def after_forward(group: Group, module: nn.Module, output: Any) -> Any:
+    root = group.root
+    if root.is_in_backward:
+        call = group.recomputes.pop()
+        if group.open_backwards == 0 and group is not root.group:
+            _watch_outputs(call, output)
+        return cast_floating(group.mp_policy.output_dtype, output)
+    group.to_run.discard(module)
+    is_outermost = root.forward_depth == 1
+    if not group.to_run or is_outermost:
+        _end_call(group, output)
+        if is_outermost:
+            for other in reversed(root.all_groups):  # Groups of several modules, some of which did not run.
+                if other.to_run:
+                    _end_call(other, output)
+    return cast_floating(group.mp_policy.output_dtype, output)
+
+
+def _end_call(group: Group, output: Any) -> None:
+    group.to_run.clear()
+    call = group.calls.pop()
+    group.root.end_forward(call)
+    _watch_outputs(call, output)
+
+
+def add_hooks(group: Group) -> None:
+    @torch._disable_dynamo
+    def before(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        return before_forward(group, args, kwargs)
+
+    @torch._disable_dynamo
+    def after(module: nn.Module, args: tuple, output: Any) -> Any:
+        return after_forward(group, module, output)
+
+    for module in group.modules:
+        module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+        module.register_forward_hook(after)
+    for module in {owner: None for parameter in group.parameters for owner, _ in parameter.owners}:
+        module.register_state_dict_pre_hook(lambda module, prefix, keep_vars: group.register_sharded())
+        module.register_load_state_dict_pre_hook(lambda *args, **kwargs: _before_load(group))
+        module.register_load_state_dict_post_hook(lambda module, keys: group.adopt_registered())
+
+
+def _before_load(group: Group) -> None:
+    if group.is_initialized:
+        group.root.prepare_writes()
+    group.register_sharded()
+
+
+def as_forward(group: Group, method: Callable) -> Callable:
+    """The method between the hooks of a forward."""
+
+    @functools.wraps(method)
+    def wrapped(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = before_forward(group, args, kwargs)
+        output = method(*args, **kwargs)
+        return after_forward(group, self, output)
+
+    return wrapped

@@ -1,0 +1,29 @@
+"""Clipping of the gradients of a sharded model."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from weft.torch.sharding.api import FSDPModule
+
+
+def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+    """Scales the gradients of a sharded model so that their norm is at most `max_norm`, and returns their norm before.
+
+    One reduction for all parameters; the norm has the same bits on every mesh. torch.nn.utils.clip_grad_norm_
+    works too, with one reduction for each parameter. `norm_type`: 1, 2 or inf. Collective.
+
+    Errors: ValueError (a model that is not sharded; norm_type), RuntimeError (gradients that are not reduced; a
+    gradient that the caller replaced).
+    """
+    root = model._weft_group.root if isinstance(model, FSDPModule) else None
+    if root is None or root.group is not model._weft_group:
+        raise ValueError("clip_grad_norm_ takes the root of a model sharded by weft.fully_shard, after a backward")
+    root.forget_cleared_gradients()
+    norm, factor = root.groups.clip_grad_norm(float(max_norm), float(norm_type))
+    if factor != 1.0:
+        gradients = [p.sharded.grad._local_tensor for g in root.all_groups for p in g.parameters if p.sharded.grad is not None]
+        with torch.no_grad():
+            torch._foreach_mul_([gradient for gradient in gradients if gradient.numel()], factor)
+    return torch.tensor(norm, dtype=torch.float32)

@@ -1,0 +1,191 @@
+"""One parameter of a group: its sharded form, its unsharded form, and its gradient."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+from weft.torch.sharding.placement import Placement
+
+if TYPE_CHECKING:
+    from weft.torch.sharding.group import Group
+
+
+class ShardedParameter:
+    """A parameter of `group`.
+
+    `sharded` is a DTensor. Its local tensor is ordinary memory until `adopt_master` puts the values in weft's
+    memory; the object stays the same, so that an optimizer made before stays right. `unsharded` views the image
+    of the group, and is what modules compute with.
+    """
+
+    def __init__(self, group: Group, index: int, param: nn.Parameter, owners: list[tuple[nn.Module, str]], placement: Placement):
+        self.group = group
+        self.index = index
+        self.owners = owners  # All modules and names that share the parameter.
+        self.placement = placement
+        self.name = owners[0][1]  # The root's first forward puts the path of the module in front.
+        self.sharded = nn.Parameter(placement.distributed(placement.local_part(param)), requires_grad=param.requires_grad)
+        self.master: Tensor | None = None  # None before the first forward, and if the rank owns nothing.
+        self.unsharded: nn.Parameter | None = None
+        self.address = 0  # Of the unsharded values; 0 before the first use.
+        self.trained = param.requires_grad  # Whether its group has a place for its gradient.
+        self._gradient: DTensor | None = None  # What assign_gradient set.
+        self._foreign_gradient: Tensor | None = None
+        self._views: dict[int, Tensor] = {}  # Of gradient images, by address.
+
+    # Which form the modules have.
+
+    def _register(self, param: nn.Parameter) -> None:
+        for module, name in self.owners:
+            if type(module).__setattr__ is nn.Module.__setattr__:
+                module._parameters[name] = param
+            else:
+                setattr(module, name, param)
+
+    def register_sharded(self) -> None:
+        self._register(self.sharded)
+
+    def register_unsharded(self, address: int) -> None:
+        """Registers the unsharded form, whose values lie at `address`."""
+        if self.unsharded is None:
+            view = self.group.root.groups.data_view(self.group.number, self.index)
+            self.unsharded = nn.Parameter(view, requires_grad=self.sharded.requires_grad)
+            self.unsharded._weft_parameter = self
+            self.address = address
+            if self.unsharded.requires_grad:
+                self.unsharded.register_post_accumulate_grad_hook(self._take_gradient)
+        elif address != self.address:
+            repoint(self.unsharded, address)
+            self.address = address
+        if self.unsharded.requires_grad != self.sharded.requires_grad:
+            self._change_requires_grad()
+        self._register(self.unsharded)
+
+    def _change_requires_grad(self) -> None:
+        if self.sharded.requires_grad and not self.trained:
+            raise RuntimeError(
+                f"parameter '{self.name}' requires a gradient now, but was frozen at the first forward, and has no place for one: "
+                "set requires_grad before the first forward"
+            )
+        self.unsharded.requires_grad_(self.sharded.requires_grad)
+
+    # Values.
+
+    def adopt_master(self, master: Tensor) -> None:
+        """Moves the sharded values to `master`, this rank's piece in weft's memory."""
+        self.master = master.view(self.placement.local_shape)
+        self._move_to_master()
+
+    def _move_to_master(self) -> None:
+        local = self.sharded._local_tensor
+        if local.dtype != torch.float32:
+            raise ValueError(
+                f"parameter '{self.name}' was changed to {local.dtype}, but weft keeps float32 masters: set "
+                "MixedPrecisionPolicy(param_dtype=torch.bfloat16) to compute in bfloat16"
+            )
+        if self.master is None or local.data_ptr() == self.master.data_ptr():
+            return
+        if local.is_meta:
+            raise RuntimeError(
+                f"parameter '{self.name}' is on the meta device: call model.to_empty(device='cpu') and set its values "
+                "before the first forward"
+            )
+        with torch.no_grad():
+            self.master.copy_(local)
+            self.sharded._local_tensor = self.master
+
+    def adopt_registered(self) -> None:
+        """Takes the parameter that the modules have now, for example after load_state_dict(assign=True)."""
+        module, name = self.owners[0]
+        registered = module._parameters[name]
+        if registered is not self.sharded and registered is not self.unsharded:
+            if not isinstance(registered, DTensor) or registered.placements != self.sharded.placements or registered.shape != self.sharded.shape:
+                raise ValueError(
+                    f"parameter '{self.name}' was replaced by {type(registered).__name__} {tuple(registered.shape)}: "
+                    f"weft.fully_shard needs a DTensor of shape {tuple(self.sharded.shape)} with placements {self.sharded.placements}"
+                )
+            self.sharded = registered if isinstance(registered, nn.Parameter) else nn.Parameter(registered)
+        self.register_sharded()
+        self._move_to_master()
+
+    # Gradients.
+
+    def _take_gradient(self, param: nn.Parameter) -> None:
+        """Hook: moves a gradient that autograd has accumulated to the gradient image."""
+        gradient = param.grad
+        if gradient is None:
+            return
+        param.grad = None
+        view, accumulates = self.begin_gradient_write()
+        if gradient.is_sparse:
+            gradient = gradient.to_dense()
+        with torch.no_grad():
+            if accumulates:
+                view.add_(gradient)
+            else:
+                view.copy_(gradient)
+
+    def begin_gradient_write(self) -> tuple[Tensor, bool]:
+        """The view of the gradient image to write, and whether a write must add to what is there."""
+        groups, number = self.group.root.groups, self.group.number
+        address = groups.gradient_address(number, self.index)
+        if address == 0:
+            groups.prepare_gradients(number)
+            address = groups.gradient_address(number, self.index)
+        view = self._views.get(address)
+        if view is None:
+            if len(self._views) > 8:
+                self._views.clear()
+            view = self._views[address] = groups.gradient_view(number, self.index)
+        return view, groups.begin_gradient_write(number, self.index)
+
+    def assign_gradient(self, reduced: Tensor | None, has_gradient: bool) -> None:
+        """Sets the sharded gradient to this rank's reduced piece; None: the rank owns nothing of it."""
+        if not has_gradient:
+            return
+        shape = self.placement.local_shape
+        local = torch.empty(shape) if reduced is None else reduced.view(shape)
+        foreign, self._foreign_gradient = self._foreign_gradient, None
+        if foreign is not None:
+            local.add_(foreign)
+        current = self._gradient
+        if current is not None and current is self.sharded.grad and current._local_tensor.data_ptr() == local.data_ptr():
+            return
+        self._gradient = self.placement.distributed(local)
+        self.sharded.grad = self._gradient
+
+    def take_cleared_gradient(self) -> bool:
+        """Looks at what the caller did with the gradient since assign_gradient. Returns whether it was cleared."""
+        assigned, current = self._gradient, self.sharded.grad
+        if current is assigned:
+            return False
+        if current is None:
+            self._gradient = None
+            return True
+        local = current.to_local() if isinstance(current, DTensor) else current
+        if assigned is None:
+            self._foreign_gradient = local
+        else:
+            with torch.no_grad():
+                assigned._local_tensor.copy_(local)
+            self.sharded.grad = assigned
+        return False
+
+    def forget_gradient(self) -> None:
+        if self._gradient is not None and self.sharded.grad is self._gradient:
+            self.sharded.grad = None
+        self._gradient = None
+        self._foreign_gradient = None
+        if self.unsharded is not None:
+            self.unsharded.grad = None
+
+
+def repoint(param: nn.Parameter, address: int) -> None:
+    """Makes the storage of `param`, and of every view that autograd saved, lie at `address`."""
+    from weft import _c10d
+
+    _c10d.repoint_storage(param.data, address)

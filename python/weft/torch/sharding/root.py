@@ -1,0 +1,323 @@
+"""A root: the groups of a model, their memory and schedule, and the pass under way."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import sys
+import weakref
+from collections import deque
+
+import torch
+from torch import nn
+from torch.autograd import Variable
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from weft._core import ShardedGroups
+from weft.torch._session import session_of_models
+from weft.torch.sharding.group import Group, all_groups
+from weft.torch.sharding.placement import check_mesh, mesh_axes
+
+_roots: weakref.WeakSet[Root] = weakref.WeakSet()
+
+
+class Pass:
+    """One forward of a root. Everything that can start its backward holds it."""
+
+    _numbers = itertools.count(1)
+
+    def __init__(self, root: Root):
+        self.number = next(Pass._numbers)
+        self.gradients = torch.is_grad_enabled()
+        # The collector may run anywhere: the schedule learns of it at the next forward.
+        weakref.finalize(self, root.dead_passes.append, self.number)
+
+
+class Call:
+    """One forward call of a group in a pass, and its place in backward."""
+
+    __slots__ = ("begun", "depth", "group", "owner")
+
+    def __init__(self, group: Group, owner: Pass, depth: int):
+        self.group = group
+        self.owner = owner
+        self.depth = depth  # Forward calls around it.
+        self.begun = False  # Whether its backward is under way.
+
+
+class Root:
+    """The groups below `group.modules[0]`, which become a root by the first forward of that module.
+
+    The schedule is weft's. Each method here is called by a hook; an error of the schedule fails the root on all
+    ranks until `reset`.
+    """
+
+    def __init__(self, group: Group):
+        if len(group.modules) != 1:
+            raise RuntimeError(
+                f"the {len(group.modules)} modules of fully_shard([...]) cannot be a root: call the forward of a module above them, "
+                "sharded by fully_shard"
+            )
+        self.group = group
+        self.all_groups, parents = _collect(group)
+        for other in self.all_groups:
+            if other.mesh != group.mesh:
+                raise ValueError(f"'{other.name}' has another mesh than its root '{group.name}': give all calls of fully_shard one mesh")
+        check_mesh(group.mesh)
+        self.dead_passes: deque[int] = deque()
+        self.forward_depth = 0  # Forward calls of groups that have not returned.
+        self.forward_pass: Pass | None = None
+        self.backward_pass: Pass | None = None
+        self.is_last_backward = group.is_last_backward
+        self.begun_calls: list[Call] = []  # Of the backward under way.
+        self.groups = self._create(parents)
+        for other in self.all_groups:
+            other.root = self
+            other.adopt_masters()
+        for other in self.all_groups:
+            other.apply_settings()
+        group.modules[0].register_forward_hook(self._stop_after_failure, always_call=True)
+        if not _roots:
+            atexit.register(_close_all)  # Before the session, which was made earlier, ends.
+        _roots.add(self)
+
+    def _create(self, parents: list[int]) -> ShardedGroups:
+        for number, group in enumerate(self.all_groups):
+            group.number = number
+        _name_all(self.group.modules[0], self.all_groups)
+        sizes = {g.settings.reshard_after_forward for g in self.all_groups if _is_size(g.settings.reshard_after_forward)}
+        if len(sizes) > 1:
+            raise ValueError(f"reshard_after_forward names several sizes, {sorted(sizes)}: one root takes one size")
+        dims = [p.placement.shard_dim for g in self.all_groups for p in g.parameters]
+        return ShardedGroups.create(
+            session_of_models(),
+            mesh_axes(self.group.mesh),
+            [group.arguments(parent) for group, parent in zip(self.all_groups, parents, strict=True)],
+            in_rows=all(dim == 0 for dim in dims),
+            reshard_after_forward_size=sizes.pop() if sizes else 0,
+            gradient_divide_factor=float(self.group.mesh.size()),
+        )
+
+    @property
+    def is_in_backward(self) -> bool:
+        return self.backward_pass is not None
+
+    # Forward.
+
+    def begin_forward(self, group: Group) -> Call:
+        """Gathers a group for its forward."""
+        if self.forward_depth == 0:
+            self._begin_pass()
+        call = Call(group, self.forward_pass, self.forward_depth)
+        self.forward_depth += 1
+        if group is not self.group:
+            self.groups.before_forward(group.number, call.owner.number, call.owner.gradients)
+        group.register_unsharded()
+        return call
+
+    def _begin_pass(self) -> None:
+        while self.dead_passes:
+            self.groups.abandon(self.dead_passes.popleft())
+        self.forget_cleared_gradients()
+        self.forward_pass = Pass(self)
+        self.groups.before_forward(0, self.forward_pass.number, self.forward_pass.gradients)
+        self.group.register_unsharded()
+
+    def begin_recompute(self, group: Group) -> Call:
+        """Gathers a group for a forward inside a backward, as activation checkpoints run it."""
+        if torch._C._current_graph_task_id() == -1:
+            raise RuntimeError(f"the last backward of '{self.group.name}' failed: call weft.reset(model) on all ranks, then go on")
+        owner = self.backward_pass
+        if group.open_backwards == 0 and group is not self.group:
+            # Its backward has not begun. The group then stays unsharded until it has. The recompute may end
+            # without a call of end_forward.
+            self.groups.before_forward(group.number, owner.number, owner.gradients)
+            self.groups.after_forward(group.number, owner.number, owner.gradients)
+        group.register_unsharded()
+        return Call(group, owner, 0)
+
+    def end_forward(self, call: Call) -> None:
+        """Reshards a group after its forward, if it does not stay for backward."""
+        group, current = call.group, call.owner
+        if group is not self.group:
+            self.groups.after_forward(group.number, current.number, current.gradients)
+            group.register_current()
+        self.forward_depth = call.depth  # Calls inside may have failed.
+        if self.forward_depth > 0:
+            return
+        self.forward_pass = None
+        self.groups.after_forward(0, current.number, current.gradients)
+        if current.gradients:
+            self.group.register_current()
+        else:
+            self.register_all_current()
+
+    # Backward.
+
+    def begin_backward(self, call: Call) -> None:
+        """Gathers a group for the backward of one of its calls."""
+        group = call.group
+        if self.forward_depth > 0 and not self.is_in_backward:
+            # torch.autograd.grad in a forward: the parameters are read, and get no gradients.
+            self.groups.unshard(group.number)
+            self.groups.wait_unshard(group.number)
+            group.register_unsharded()
+            return
+        if not self.is_in_backward:
+            self._begin_backward_of_root(call.owner)
+        if call.begun:
+            return
+        call.begun = True
+        if group is self.group:
+            return
+        group.open_backwards += 1
+        self.begun_calls.append(call)
+        self.groups.before_backward(group.number, self.backward_pass.number, True)
+        if group.settings.unshard_in_backward:
+            group.register_unsharded()
+
+    def _begin_backward_of_root(self, owner: Pass) -> None:
+        self.forget_cleared_gradients()
+        self.groups.set_is_last_backward(self.is_last_backward)
+        self.groups.before_backward(0, owner.number, True)
+        self.backward_pass = owner
+        if self.group.settings.unshard_in_backward:
+            self.group.register_unsharded()
+        Variable._execution_engine.queue_callback(self._finish_backward)
+
+    def end_backward(self, call: Call) -> None:
+        """Reduces and reshards a group after the backward of one of its calls."""
+        if not call.begun or call.group is self.group:
+            return
+        call.begun = False
+        self.begun_calls.remove(call)
+        call.group.open_backwards -= 1
+        self.groups.after_backward(call.group.number)
+        call.group.register_current()
+
+    def _finish_backward(self) -> None:
+        for call in reversed(list(self.begun_calls)):  # Those whose inputs require no gradient.
+            self.end_backward(call)
+        self.groups.after_backward(0)
+        self.groups.finish_backward()
+        self.backward_pass = None
+        for group in self.all_groups:
+            group.recomputes.clear()
+        self.register_all_current()
+        if self.is_last_backward:
+            for group in self.all_groups:
+                group.assign_gradients()
+
+    def register_all_current(self) -> None:
+        for group in self.all_groups:
+            group.register_current()
+
+    # Gradients and shards between passes.
+
+    def forget_cleared_gradients(self) -> None:
+        """Forgets the reduced gradients that the caller has set to None, so that the next ones are not added to them."""
+        cleared = [(p.group.number, p.index) for g in self.all_groups for p in g.parameters if p.take_cleared_gradient()]
+        if cleared:
+            self.groups.forget_reduced_gradients(cleared)
+
+    def prepare_writes(self) -> None:
+        """Makes sure that shards may be written. Collective where they were read since."""
+        if self.groups.are_shards_read:
+            self.groups.begin_writing()
+            self.register_all_current()
+
+    # Failures.
+
+    def _stop_after_failure(self, module: nn.Module, args: object, output: object) -> None:
+        error = sys.exc_info()[1]
+        if error is None or self.is_in_backward or self.forward_depth == 0:
+            return
+        self.groups.stop(f"{type(error).__name__} in the forward of '{self.group.name}': {error}")
+
+    def reset(self) -> None:
+        self.groups.stop(f"reset of '{self.group.name}'")
+        self.groups.reset_after_error()
+        self.forward_depth = 0
+        self.forward_pass = None
+        self.backward_pass = None
+        self.begun_calls.clear()
+        for group in self.all_groups:
+            group.open_backwards = 0
+            group.to_run.clear()
+            group.calls.clear()
+            group.recomputes.clear()
+            group.register_sharded()
+            for parameter in group.parameters:
+                parameter.forget_gradient()
+
+
+def root_of(group: Group) -> Root:
+    """The root of a group that has run a forward; otherwise `group` becomes a root."""
+    if group.root is None:
+        Root(group)
+    return group.root
+
+
+def outermost(group: Group) -> Group:
+    """The group of one module that contains `group` and as many other modules as any: the root, once it runs."""
+    module = group.modules[0]
+    around = [other for other in all_groups if len(other.modules) == 1 and module in set(other.modules[0].modules())]
+    return max(around, key=lambda other: len(list(other.modules[0].modules())), default=group)
+
+
+def _is_size(reshard: bool | int | None) -> bool:
+    return isinstance(reshard, int) and not isinstance(reshard, bool)
+
+
+def _collect(group: Group) -> tuple[list[Group], list[int]]:
+    """The groups below a root, depth first, and the number of the group around each."""
+    found: list[Group] = []
+    parents: list[int] = []
+
+    def visit(module: nn.Module, parent: int) -> None:
+        own = module.__dict__.get("_weft_group")
+        if own is not None:
+            if own not in found:
+                if own.root is not None:
+                    raise RuntimeError(
+                        f"'{own.name}' is a root already, because its forward ran first: run the forward of '{group.name}' first"
+                    )
+                found.append(own)
+                parents.append(parent)
+            parent = found.index(own)
+        for child in module.children():
+            visit(child, parent)
+
+    visit(group.modules[0], -1)
+    return found, parents
+
+
+def _name_all(root: nn.Module, groups: list[Group]) -> None:
+    """Names groups and parameters by their path below the root."""
+    modules: dict[nn.Module, str] = {module: name for name, module in root.named_modules()}
+    for number, group in enumerate(groups):
+        group.name = "+".join(modules[module] for module in group.modules) or type(root).__name__
+        if any(other.name == group.name for other in groups[:number]):
+            group.name += f"#{number}"
+        for parameter in group.parameters:
+            module, name = parameter.owners[0]
+            prefix = modules.get(module, "")
+            parameter.name = f"{prefix}.{name}" if prefix else name
+
+
+def _close_all() -> None:
+    for root in list(_roots):
+        root.groups.close()
+
+
+def _prepare_optimizer_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+    """Before a step of any optimizer: shards that were read since must not be overwritten under a reader."""
+    for root in list(_roots):
+        if not root.groups.are_shards_read:
+            continue
+        owned = {id(p.sharded) for g in root.all_groups for p in g.parameters}
+        if any(id(param) in owned for entry in optimizer.param_groups for param in entry["params"]):
+            root.prepare_writes()
+
+
+register_optimizer_step_pre_hook(_prepare_optimizer_step)
