@@ -25,8 +25,8 @@ constexpr absl::Duration kTimeout = absl::Seconds(60);
 absl::StatusOr<std::unique_ptr<Bootstrap>> MakeAnother(const std::string& prefix) {
   WEFT_ASSIGN_OR_RETURN(StoreBootstrapOptions options, StoreBootstrapOptions::FromEnvironment());
   options.prefix = prefix;
-  WEFT_ASSIGN_OR_RETURN(auto store, OpenFileStore(std::getenv("WEFT_STORE")));
-  return MakeStoreBootstrap(std::move(store), options);
+  WEFT_ASSIGN_OR_RETURN(const auto store, OpenFileStore(std::getenv("WEFT_STORE")));
+  return MakeStoreBootstrap(store, options);
 }
 
 absl::Status Barrier() { return AgreeOnStatus(WorldBootstrap(), absl::OkStatus(), kTimeout); }

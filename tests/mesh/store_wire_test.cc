@@ -140,8 +140,8 @@ TEST(StoreWire, NamesANetworkThatDoesNotExist) {
   options.prefix = "wrong-network";
   options.network = "no-such-device";
   options.node_id = absl::StrCat("node of ", options.rank);
-  ASSERT_OK_AND_ASSIGN(auto store, OpenFileStore(std::getenv("WEFT_STORE")));
-  ASSERT_OK_AND_ASSIGN(const auto other, MakeStoreBootstrap(std::move(store), options));
+  ASSERT_OK_AND_ASSIGN(const auto store, OpenFileStore(std::getenv("WEFT_STORE")));
+  ASSERT_OK_AND_ASSIGN(const auto other, MakeStoreBootstrap(store, options));
   if (other->size() > 1) {
     EXPECT_THAT(other->OpenWire(kTimeout),
                 StatusIs(absl::StatusCode::kFailedPrecondition,

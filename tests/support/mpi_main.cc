@@ -80,8 +80,8 @@ absl::StatusOr<std::unique_ptr<Bootstrap>> MakeWorld() {
   const char* folder = std::getenv("WEFT_STORE");
   if (folder == nullptr) return MakeMpiBootstrap();
   WEFT_ASSIGN_OR_RETURN(const StoreBootstrapOptions options, StoreBootstrapOptions::FromEnvironment());
-  WEFT_ASSIGN_OR_RETURN(std::shared_ptr<KeyValueStore> store, OpenFileStore(folder));
-  return MakeStoreBootstrap(std::move(store), options);
+  WEFT_ASSIGN_OR_RETURN(const std::shared_ptr<KeyValueStore> store, OpenFileStore(folder));
+  return MakeStoreBootstrap(store, options);
 }
 
 int Main(int argc, char** argv) {

@@ -49,7 +49,7 @@ struct StoreBootstrapOptions {
 //   its copies, those of the parent stay intact.
 // Errors: kInvalidArgument (rank or size out of range; ranks disagree about the size), kDeadlineExceeded
 //   (names the ranks that did not start), and those of the store.
-absl::StatusOr<std::unique_ptr<Bootstrap>> MakeStoreBootstrap(std::shared_ptr<KeyValueStore> store,
+absl::StatusOr<std::unique_ptr<Bootstrap>> MakeStoreBootstrap(const std::shared_ptr<KeyValueStore>& store,
                                                               const StoreBootstrapOptions& options);
 
 }  // namespace weft

@@ -95,10 +95,10 @@ class StoreBootstrap final : public Bootstrap {
  private:
   absl::StatusOr<NodeMemory> ReservePrivate(size_t segment_bytes);
   absl::StatusOr<NodeMemory> ReserveShared(size_t segment_bytes);
-  // Maps the segments of this rank's peers. `handles` is indexed by rank. Does not communicate.
-  absl::StatusOr<std::vector<SharedSegment>> MapSegments(SharedSegment own,
-                                                         const std::vector<std::string>& handles,
-                                                         size_t segment_bytes) const;
+  // Maps the segments of the other ranks of the node, ascending. `handles` is indexed by rank. Does not
+  // communicate.
+  absl::StatusOr<std::vector<SharedSegment>> MapSegmentsOfPeers(const std::vector<std::string>& handles,
+                                                                size_t segment_bytes) const;
 
   const StoreBootstrapOptions options_;
   NodeMap nodes_;
@@ -161,27 +161,26 @@ absl::StatusOr<NodeMemory> StoreBootstrap::ReserveShared(size_t segment_bytes) {
       const std::vector<std::string> handles,
       ExchangeBlobs(*this, "node memory",
                     own.ok() ? absl::StatusOr<std::string>(own->handle()) : own.status(), options_.timeout));
-  auto segments = MapSegments(*std::move(own), handles, segment_bytes);
+  auto segments = MapSegmentsOfPeers(handles, segment_bytes);
   // The owner of a segment keeps its descriptor until all peers have mapped it.
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(*this, segments.status(), options_.timeout));
   NodeMemory memory{{}, segment_bytes, /*shared_between_processes=*/true};
   const std::vector<int> ranks = nodes_.RanksOf(node());
+  own->Seal();
+  segments->insert(segments->begin() + (std::find(ranks.begin(), ranks.end(), rank()) - ranks.begin()),
+                   *std::move(own));
   for (size_t i = 0; i < ranks.size(); ++i) {
-    (*segments)[i].Seal();
     memory.segments.push_back({ranks[i], (*segments)[i].base()});
   }
   shared_memory_.push_back(*std::move(segments));
   return memory;
 }
 
-absl::StatusOr<std::vector<SharedSegment>> StoreBootstrap::MapSegments(
-    SharedSegment own, const std::vector<std::string>& handles, size_t segment_bytes) const {
+absl::StatusOr<std::vector<SharedSegment>> StoreBootstrap::MapSegmentsOfPeers(
+    const std::vector<std::string>& handles, size_t segment_bytes) const {
   std::vector<SharedSegment> segments;
   for (const int peer : nodes_.RanksOf(node())) {
-    if (peer == rank()) {
-      segments.push_back(std::move(own));
-      continue;
-    }
+    if (peer == rank()) continue;
     auto segment = SharedSegment::Map(handles[static_cast<size_t>(peer)], segment_bytes);
     if (!segment.ok()) return Annotate(segment.status(), absl::StrCat("memory of rank ", peer));
     segments.push_back(*std::move(segment));
@@ -244,7 +243,7 @@ absl::StatusOr<StoreBootstrapOptions> StoreBootstrapOptions::FromEnvironment() {
   return options;
 }
 
-absl::StatusOr<std::unique_ptr<Bootstrap>> MakeStoreBootstrap(std::shared_ptr<KeyValueStore> store,
+absl::StatusOr<std::unique_ptr<Bootstrap>> MakeStoreBootstrap(const std::shared_ptr<KeyValueStore>& store,
                                                               const StoreBootstrapOptions& options) {
   WEFT_RETURN_IF_ERROR(CheckRank(options));
   WEFT_ASSIGN_OR_RETURN(const int64_t generation, NextGeneration(*store, options));

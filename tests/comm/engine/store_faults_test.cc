@@ -69,8 +69,8 @@ absl::Status ReduceWithoutTheDeadRank(const std::string& folder, int rank, int n
   options.rank = rank;
   options.size = 3;
   options.node_id = absl::StrCat("node ", rank % nodes);
-  WEFT_ASSIGN_OR_RETURN(auto store, OpenFileStore(folder));
-  WEFT_ASSIGN_OR_RETURN(const auto bootstrap, MakeStoreBootstrap(std::move(store), options));
+  WEFT_ASSIGN_OR_RETURN(const auto store, OpenFileStore(folder));
+  WEFT_ASSIGN_OR_RETURN(const auto bootstrap, MakeStoreBootstrap(store, options));
   EngineOptions engine_options;
   engine_options.timeout = timeout;
   WEFT_ASSIGN_OR_RETURN(EngineFixture fixture,
@@ -118,9 +118,9 @@ TEST(StoreFaults, ARankThatDiesDuringStartUpIsNamed) {
     options.rank = rank;
     options.size = 3;
     options.timeout = absl::Seconds(1);
-    auto store = OpenFileStore(folder.str());
+    const auto store = OpenFileStore(folder.str());
     if (!store.ok()) return store.status().ToString();
-    const auto bootstrap = MakeStoreBootstrap(*std::move(store), options);
+    const auto bootstrap = MakeStoreBootstrap(*store, options);
     if (!bootstrap.ok()) return bootstrap.status().ToString();
     if (rank == kDead) raise(SIGKILL);
     return (*bootstrap)->ReserveNodeMemory(1000).status().ToString();
