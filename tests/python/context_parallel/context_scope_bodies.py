@@ -138,12 +138,13 @@ def check_multi_head_attention_modules() -> None:
         raises(ValueError, "need_weights=False", attention, part, part, part)
 
 
-def _checkpointed_gradients(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, use_reentrant: bool):
+def _checkpointed_gradients(query, key, value, use_reentrant: bool, by_reference: bool = False):
     weight = torch.eye(query.shape[-1], requires_grad=True)
 
     def block(tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor @ weight
-        return F.scaled_dot_product_attention(tensor, key, value, is_causal=True).sin()
+        attend = imported_attention if by_reference else F.scaled_dot_product_attention
+        return attend(tensor, key, value, is_causal=True).sin()
 
     out = checkpoint(block, query.requires_grad_(), use_reentrant=use_reentrant)
     return out, weight
@@ -155,12 +156,13 @@ def check_recomputation_sees_the_whole_sequence() -> None:
         out, weight = _checkpointed_gradients(*[tensor.clone() for tensor in whole], use_reentrant)
         out.sum().backward()
         for scheme in ("ulysses", "gather", "ring"):
-            parts, scope = _split(mesh, whole, scheme=scheme)
-            with scope:
-                out, part_weight = _checkpointed_gradients(*parts, use_reentrant)
-                out.sum().backward()
-            dist.all_reduce(part_weight.grad)
-            close(part_weight.grad, weight.grad)
+            for by_reference in (False, True):
+                parts, scope = _split(mesh, whole, scheme=scheme)
+                with scope:
+                    out, part_weight = _checkpointed_gradients(*parts, use_reentrant, by_reference)
+                    out.sum().backward()
+                dist.all_reduce(part_weight.grad)
+                close(part_weight.grad, weight.grad)
 
 
 def check_recomputation_outside_of_the_scope_is_an_error() -> None:

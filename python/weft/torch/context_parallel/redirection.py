@@ -64,6 +64,23 @@ class _AttentionMode(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+@contextlib.contextmanager
+def _keep_mode_in_backward(attend: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """PyTorch switches a mode off while its __torch_function__ runs, hence in backward(), whose recomputation needs
+    it. All forms of backward start the engine by this function."""
+    run = torch.autograd._engine_run_backward
+
+    def run_with_mode(*args, **kwargs):
+        with _AttentionMode(attend):
+            return run(*args, **kwargs)
+
+    torch.autograd._engine_run_backward = run_with_mode
+    try:
+        yield
+    finally:
+        torch.autograd._engine_run_backward = run
+
+
 def open_target() -> AttentionTarget | None:
     return _redirection().target
 
@@ -76,7 +93,7 @@ def redirect_attention(target: AttentionTarget) -> Iterator[None]:
     redirection.target = target
     F.scaled_dot_product_attention = redirection.function
     try:
-        with _AttentionMode(redirection.function):
+        with _keep_mode_in_backward(redirection.function), _AttentionMode(redirection.function):
             yield
     finally:
         F.scaled_dot_product_attention = previous
