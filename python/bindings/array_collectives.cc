@@ -182,9 +182,7 @@ OperationPtr Receive(EngineGroup& group, const Array& array, std::optional<int> 
 
 void WaitFor(Operation& operation, const Session& session, std::optional<double> timeout_s) {
   const auto timeout = timeout_s ? absl::Seconds(*timeout_s) : session.options().timeout;
-  const Outcome outcome =
-      WaitForSignalsToo(absl::ToChronoMilliseconds(timeout),
-                        [&](std::chrono::milliseconds slice) { return operation.Wait(slice); });
+  const Outcome outcome = WaitForSignalsToo(operation, absl::ToChronoMilliseconds(timeout));
   if (outcome.ok()) return;
   Raise(outcome.code == Outcome::Code::kTimeout ? absl::DeadlineExceededError(outcome.message)
                                                 : absl::InternalError(outcome.message));

@@ -28,6 +28,7 @@ std::shared_ptr<EngineOperation> EngineOperation::Submit(std::shared_ptr<Session
       new EngineOperation(std::move(session), std::move(memory), needs_release));
   const absl::Status submitted = operation->session_->WithEngine([&](CommEngine& engine) {
     operation->work_ = submit(engine);
+    operation->session_->CountUntilReady(operation->work_);
     operation->session_->Register(operation.get());
   });
   if (!submitted.ok()) operation->outcome_ = submitted;
@@ -76,7 +77,7 @@ std::optional<absl::Status> EngineOperation::WaitSlice(absl::Time deadline) {
   return waited;
 }
 
-Outcome EngineOperation::Wait(std::chrono::milliseconds timeout) {
+Outcome EngineOperation::Wait(std::chrono::milliseconds timeout, const std::function<void()>& between) {
   if (!session_->is_of_this_process()) return ToOutcome(session_->WithEngine([](CommEngine&) {}));
   const absl::Time deadline = absl::Now() + absl::FromChrono(timeout);
   while (true) {
@@ -91,6 +92,7 @@ Outcome EngineOperation::Wait(std::chrono::milliseconds timeout) {
       session_->RecordMissedDeadline(waited);
       return ToOutcome(waited);
     }
+    if (between) between();
   }
 }
 
@@ -108,7 +110,7 @@ void EngineOperation::WhenDone(std::chrono::milliseconds timeout, std::function<
       work_.Then([&completions, ticket](const absl::Status&) { completions.Notify(ticket); });
     }
   });
-  if (!open.ok()) done(Wait(std::chrono::milliseconds(0)));
+  if (!open.ok()) done(Wait(std::chrono::milliseconds(0), nullptr));
 }
 
 int EngineOperation::Source() const {

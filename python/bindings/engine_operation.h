@@ -28,7 +28,7 @@ class EngineOperation final : public Operation, public std::enable_shared_from_t
   ~EngineOperation() override;
 
   bool IsDone() override;
-  Outcome Wait(std::chrono::milliseconds timeout) override;
+  Outcome Wait(std::chrono::milliseconds timeout, const std::function<void()>& between) override;
   void WhenDone(std::chrono::milliseconds timeout, std::function<void(const Outcome&)> done) override;
   int Source() const override;
   // Of a receive: the group of the possible senders. Called before other threads know the operation.

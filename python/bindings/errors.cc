@@ -1,18 +1,11 @@
 #include "python/bindings/errors.h"
 
-#include <algorithm>
 #include <nanobind/nanobind.h>
 #include <string>
 
 namespace nb = nanobind;
 
 namespace weft::python {
-namespace {
-
-constexpr std::chrono::milliseconds kSlice(50);
-
-}  // namespace
-
 void Raise(const absl::Status& status) {
   const std::string message(status.message());
   PyObject* type = PyExc_RuntimeError;
@@ -23,22 +16,12 @@ void Raise(const absl::Status& status) {
   throw nb::python_error();
 }
 
-Outcome WaitForSignalsToo(std::chrono::milliseconds timeout,
-                          const std::function<Outcome(std::chrono::milliseconds)>& wait) {
-  const auto deadline = std::chrono::steady_clock::now() + timeout;
-  while (true) {
-    Outcome outcome;
-    const auto left =
-        std::max(std::chrono::milliseconds(0),
-                 std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now()));
-    {
-      const nb::gil_scoped_release released;
-      outcome = wait(std::min(left, kSlice));
-    }
-    if (outcome.code != Outcome::Code::kTimeout) return outcome;
+Outcome WaitForSignalsToo(Operation& operation, std::chrono::milliseconds timeout) {
+  const nb::gil_scoped_release released;
+  return operation.Wait(timeout, [] {
+    const nb::gil_scoped_acquire locked;
     if (PyErr_CheckSignals() != 0) throw nb::python_error();
-    if (left <= kSlice) return outcome;
-  }
+  });
 }
 
 }  // namespace weft::python

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <chrono>
-#include <functional>
 #include <utility>
 
 #include <absl/status/status.h>
@@ -22,10 +21,8 @@ T ValueOrRaise(absl::StatusOr<T> value) {
   return *std::move(value);
 }
 
-// Calls `wait` without the interpreter's lock, again and again for at most 50 ms, until it no longer
-// returns a timeout or `timeout` has passed. Between the calls, raises the exception of a signal handler,
-// such as KeyboardInterrupt. REQUIRES: the interpreter's lock.
-Outcome WaitForSignalsToo(std::chrono::milliseconds timeout,
-                          const std::function<Outcome(std::chrono::milliseconds)>& wait);
+// Waits for the operation without the interpreter's lock. About every 50 ms, raises the exception of a signal
+// handler, such as KeyboardInterrupt. REQUIRES: the interpreter's lock.
+Outcome WaitForSignalsToo(Operation& operation, std::chrono::milliseconds timeout);
 
 }  // namespace weft::python

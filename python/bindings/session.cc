@@ -74,8 +74,9 @@ absl::StatusOr<std::shared_ptr<Session>> Session::Create(std::shared_ptr<KeyValu
   memory->blocks = std::make_unique<NodeBlockPool>(
       memory->heap, std::vector<std::shared_ptr<void>>{memory->bootstrap, memory->store},
       NodeBlockPool::Options{.name = "arrays and tensors"});
-  WEFT_ASSIGN_OR_RETURN(auto engine,
-                        CommEngine::Create(*memory->bootstrap, *memory->heap, {.timeout = options.timeout}));
+  EngineOptions engine_options;
+  engine_options.timeout = options.timeout;
+  WEFT_ASSIGN_OR_RETURN(auto engine, CommEngine::Create(*memory->bootstrap, *memory->heap, engine_options));
   WEFT_ASSIGN_OR_RETURN(const auto nonces,
                         ExchangeBlobs(*memory->bootstrap, "session names", RandomNonce(), options.timeout));
   std::shared_ptr<Session> session(
@@ -132,14 +133,39 @@ bool Session::closed() const {
 
 void Session::Drain() {
   const std::shared_lock engine_lock(engine_mutex_);
-  if (engine_ == nullptr) return;
-  const std::lock_guard lock(operations_mutex_);
-  absl::Status cause = missed_deadline_;
-  const absl::Time deadline = absl::Now() + std::min(kDrainTimeout, options_.timeout);
+  if (engine_ == nullptr || !engine_->status().ok()) return;
+  const std::lock_guard operations_lock(operations_mutex_);
+  const absl::Duration patience =
+      missed_deadline_.ok() ? std::min(kDrainTimeout, options_.timeout) : absl::ZeroDuration();
+  const absl::Time deadline = absl::Now() + patience;
+  absl::Status cause;
+  {
+    std::unique_lock lock(unready_->mutex);
+    if (!unready_->changed.wait_until(lock, absl::ToChronoTime(deadline),
+                                      [&] { return unready_->operations == 0; })) {
+      cause = missed_deadline_.ok()
+                  ? absl::AbortedError(
+                        absl::StrCat("rank ", rank(), " closed its session before ", unready_->operations,
+                                     " operations were ready; wait for all operations before the end"))
+                  : missed_deadline_;
+    }
+  }
   for (EngineOperation* operation : operations_) {
     if (cause.ok()) cause = operation->AwaitEnd(deadline);
   }
-  if (!cause.ok() && engine_->status().ok()) engine_->Abort(cause);
+  if (!cause.ok()) engine_->Abort(cause);
+}
+
+void Session::CountUntilReady(Work& work) {
+  {
+    const std::lock_guard lock(unready_->mutex);
+    ++unready_->operations;
+  }
+  work.Then([unready = unready_](const absl::Status&) {
+    const std::lock_guard lock(unready->mutex);
+    --unready->operations;
+    unready->changed.notify_all();
+  });
 }
 
 void Session::OnClose(std::function<void()> closer) {

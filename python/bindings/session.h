@@ -14,6 +14,7 @@
 //   node memory hold the bootstrap and the heap, and may outlive the session.
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -121,7 +122,10 @@ class Session : public std::enable_shared_from_this<Session> {
   bool is_of_this_process() const { return memory_->is_of_this_process(); }
   void Register(EngineOperation* operation);
   void Unregister(EngineOperation* operation);
-  // Close aborts the engine, instead of waiting for an operation that has missed its deadline.
+  // Counts an operation until it is *ready* or has failed: Close waits for those that Python has dropped,
+  // too.
+  void CountUntilReady(Work& work);
+  // Close does not wait for operations if one has missed its deadline.
   void RecordMissedDeadline(const absl::Status& error);
   CompletionThread& completions() { return *completions_; }
 
@@ -149,6 +153,13 @@ class Session : public std::enable_shared_from_this<Session> {
   std::mutex operations_mutex_;
   std::set<EngineOperation*> operations_;
   absl::Status missed_deadline_;
+  // Shared with callbacks of the engine, which the destructor of the engine may run.
+  struct Unready {
+    std::mutex mutex;
+    std::condition_variable changed;
+    int operations = 0;
+  };
+  const std::shared_ptr<Unready> unready_ = std::make_shared<Unready>();
   std::unique_ptr<CompletionThread> completions_;
 };
 

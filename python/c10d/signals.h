@@ -7,9 +7,9 @@
 
 namespace weft::python {
 
-// Waits for the operation in slices of 50 ms, without the interpreter's lock. If this is Python's main
-// thread, raises the exception of a signal handler, such as KeyboardInterrupt, between them; the operation
-// continues. May be called with or without the interpreter's lock.
+// Waits for the operation without the interpreter's lock. If this is Python's main thread, raises the
+// exception of a signal handler, such as KeyboardInterrupt, about every 50 ms; the operation then continues.
+// May be called with or without the interpreter's lock.
 Outcome WaitForSignalsToo(Operation& operation, std::chrono::milliseconds timeout);
 
 }  // namespace weft::python

@@ -59,8 +59,9 @@ class Operation {
 
   // Neither blocks nor makes progress.
   virtual bool IsDone() = 0;
-  // Blocks until done or until the timeout; runs the engine meanwhile. May be called again.
-  virtual Outcome Wait(std::chrono::milliseconds timeout) = 0;
+  // Blocks until done or until the timeout; runs the engine meanwhile. May be called again. About every 50
+  // ms calls `between`, without a lock, which may throw to end the wait.
+  virtual Outcome Wait(std::chrono::milliseconds timeout, const std::function<void()>& between = nullptr) = 0;
   // Calls `done` once with the outcome, on a thread of the session: when the operation is done, or at the
   // timeout from now. `done` may block and take locks, such as that of the Python interpreter.
   virtual void WhenDone(std::chrono::milliseconds timeout, std::function<void(const Outcome&)> done) = 0;

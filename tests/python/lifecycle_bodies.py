@@ -1,0 +1,176 @@
+"""Functions that the ranks run: beginnings and ends of process groups, failures, signals, forks."""
+
+import gc
+import os
+import signal
+import threading
+import time
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from rank_worker import init_group
+
+
+def begin_again(number: int) -> None:
+    """A tensor of an earlier group stays valid, and so does a work."""
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    tensor = backend.allocate_tensor(1000, dtype=torch.float32, device=torch.device("cpu")).fill_(7)
+    work = dist.all_reduce(torch.ones(3), async_op=True)
+    work.wait()
+    del backend
+    dist.destroy_process_group()
+    gc.collect()
+    init_group(f"-{number}")
+    assert torch.equal(tensor, torch.full((1000,), 7.0))
+    assert work.is_completed()
+    dist.all_reduce(tensor)
+    assert torch.equal(tensor, torch.full((1000,), 7.0 * dist.get_world_size()))
+
+
+def begin_again_on_the_same_store() -> None:
+    """As under torchrun, whose store outlives the groups."""
+    for _ in range(2):
+        dist.destroy_process_group()
+        init_group("-shared")
+        tensor = torch.ones(1)
+        dist.all_reduce(tensor)
+        assert tensor.item() == dist.get_world_size()
+
+
+def missing_rank() -> str:
+    """The error of an operation that rank 1 does not submit. All ranks can go on after it."""
+    message = ""
+    work = None
+    if dist.get_rank() != 1:
+        work = dist.all_reduce(torch.ones(2), async_op=True)
+        try:
+            work.wait(timedelta(seconds=0.3))
+        except dist.DistBackendError as error:
+            message = str(error)
+        assert not work.is_completed()
+    store = dist.distributed_c10d._get_default_store()
+    store.set(f"timed-out-{dist.get_rank()}", "yes")
+    store.wait([f"timed-out-{rank}" for rank in range(dist.get_world_size())])
+    if work is None:
+        work = dist.all_reduce(torch.ones(2), async_op=True)
+    work.wait()
+    return message
+
+
+def future_of_a_missing_rank() -> str:
+    """A future fails at the deadline, although nobody waits for the work."""
+    group = dist.new_group(timeout=timedelta(seconds=0.3))
+    message = ""
+    if dist.get_rank() == 0:
+        future = dist.all_reduce(torch.ones(2), group=group, async_op=True).get_future()
+        try:
+            future.wait()
+        except Exception as error:
+            message = str(error)
+    dist.barrier()
+    if dist.get_rank() != 0:
+        dist.all_reduce(torch.ones(2), group=group)
+    dist.barrier()
+    return message
+
+
+def interrupted_wait() -> float:
+    """Seconds from SIGINT to KeyboardInterrupt in a wait on rank 0."""
+    seconds = 0.0
+    work = None
+    if dist.get_rank() == 0:
+        sent = []
+
+        def interrupt() -> None:
+            sent.append(time.monotonic())
+            os.kill(os.getpid(), signal.SIGINT)
+
+        work = dist.all_reduce(torch.ones(2), async_op=True)
+        timer = threading.Timer(0.3, interrupt)
+        timer.start()
+        try:
+            work.wait()
+        except KeyboardInterrupt:
+            seconds = time.monotonic() - sent[0]
+        assert seconds > 0, "the wait was not interrupted"
+    store = dist.distributed_c10d._get_default_store()
+    if dist.get_rank() == 0:
+        store.set("interrupted", "yes")
+    store.wait(["interrupted"])
+    if work is None:
+        work = dist.all_reduce(torch.ones(2), async_op=True)
+    work.wait()
+    return seconds
+
+
+def forked_children() -> None:
+    """A child may use and drop tensors of the backend, gets an error from collectives, and ends by itself."""
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    tensor = backend.allocate_tensor(1000, dtype=torch.float32, device=torch.device("cpu")).fill_(7)
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            is_right = tensor.sum().item() == 7000
+            del tensor
+            gc.collect()
+            try:
+                dist.all_reduce(torch.ones(1))
+            except dist.DistBackendError as error:
+                code = 0 if is_right and "forked child" in str(error) else 2
+        finally:
+            os._exit(code)
+    deadline = time.monotonic() + 60
+    while (ended := os.waitpid(child, os.WNOHANG)) == (0, 0) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert ended == (child, 0), ended
+    dist.all_reduce(tensor)
+    assert tensor[0].item() == 7 * dist.get_world_size()
+
+
+class Squares(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor(float(index * index))
+
+
+def data_loader() -> None:
+    loader = torch.utils.data.DataLoader(Squares(), batch_size=2, num_workers=2, multiprocessing_context="fork")
+    for _ in range(2):
+        total = torch.zeros(1)
+        for batch in loader:
+            dist.all_reduce(batch)
+            total += batch.sum()
+        assert total.item() == 140 * dist.get_world_size()
+
+
+def abort() -> str:
+    """Rank 0 aborts. The others get its error, and all can begin again."""
+    message = ""
+    if dist.get_rank() == 0:
+        dist.group.WORLD._get_backend(torch.device("cpu")).abort()
+    else:
+        try:
+            dist.all_reduce(torch.ones(1))
+        except dist.DistBackendError as error:
+            message = str(error)
+    dist.destroy_process_group()
+    init_group("-after-abort")
+    dist.barrier()
+    return message
+
+
+def group_under_gloo() -> None:
+    """A default group of gloo, with groups of weft."""
+    import weft.torch
+
+    members = [0, dist.get_world_size() - 1]
+    group = dist.new_group(sorted(set(members)), backend="weft")
+    if dist.get_rank() in members:
+        tensor = torch.ones(3)
+        dist.all_reduce(tensor, group=group)
+        assert torch.equal(tensor, torch.full((3,), float(len(set(members)))))
+        dist.destroy_process_group(group)

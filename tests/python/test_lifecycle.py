@@ -1,0 +1,73 @@
+"""Beginnings and ends of process groups, failures, signals and forks."""
+
+import os
+import subprocess
+import sys
+
+import lifecycle_bodies as bodies
+import pytest
+
+
+def test_groups_begin_again_and_tensors_outlive_them(pool) -> None:
+    for number in range(2):
+        pool.run(bodies.begin_again, number)
+
+
+def test_groups_begin_again_on_one_store(pool_of) -> None:
+    pool_of(2).run(bodies.begin_again_on_the_same_store)
+
+
+def test_a_missed_deadline_names_the_missing_rank(pool_of) -> None:
+    messages = pool_of(3).run(bodies.missing_rank)
+    assert messages[1] == ""
+    for message in (messages[0], messages[2]):
+        assert "all_reduce" in message and "waits for rank(s) 1" in message, message
+
+
+def test_a_future_fails_at_the_deadline(pool_of) -> None:
+    message = pool_of(2).run(bodies.future_of_a_missing_rank)[0]
+    assert "all_reduce" in message and "waits for rank(s) 1" in message, message
+
+
+def test_a_signal_ends_a_wait(pool_of) -> None:
+    # Not a measurement: a wait that ignores signals ends at its deadline, after a minute.
+    assert 0 < pool_of(2).run(bodies.interrupted_wait)[0] < 10
+
+
+@pytest.mark.parametrize("body", [bodies.forked_children, bodies.data_loader], ids=lambda body: body.__name__)
+def test_forks_are_harmless(pool_of, body) -> None:
+    pool_of(2).run(body)
+
+
+def test_an_abort_reaches_all_ranks(pool_of) -> None:
+    messages = pool_of(3).run(bodies.abort)
+    assert all("rank 0" in message for message in messages[1:]), messages
+
+
+def test_a_group_of_weft_under_gloo(pool_of) -> None:
+    pool_of(3, "gloo").run(bodies.group_under_gloo)
+
+
+@pytest.mark.parametrize("end", ["", "dist.destroy_process_group()", "raise SystemExit(0)"])
+def test_a_process_ends_cleanly(tmp_path, end: str) -> None:
+    program = (
+        "import torch, torch.distributed as dist, weft.torch\n"
+        f"dist.init_process_group('weft', store=dist.FileStore({str(tmp_path / 'store')!r}, 1), rank=0, world_size=1)\n"
+        "work = dist.all_reduce(torch.ones(5), async_op=True)\n"
+        "future = work.get_future()\n" + end
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, env=os.environ)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_another_version_of_torch_is_refused() -> None:
+    program = (
+        "import torch\n"
+        "torch.__version__ = '2.0.0'\n"
+        "try:\n"
+        "    import weft.torch\n"
+        "except ImportError as error:\n"
+        "    print(error)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    assert "--no-build-isolation" in ended.stdout, ended.stdout
