@@ -10,7 +10,7 @@ set -euo pipefail
 build=(g++ cmake ninja-build ccache libopenmpi-dev libabsl-dev libeigen3-dev libdnnl-dev libhwloc-dev libcli11-dev
        nlohmann-json3-dev libxxhash-dev)
 run=(openmpi-bin openssh-client)
-test=(libgtest-dev libgmock-dev libbenchmark-dev python3 iproute2 procps)
+test=(libgtest-dev libgmock-dev libbenchmark-dev python3 python3-dev python3-venv iproute2 procps)
 slurm=(slurm-wlm munge)
 dev=(clang-format-14 clang-tidy-14 clang-14 libclang-rt-14-dev gcovr)
 

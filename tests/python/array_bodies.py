@@ -1,0 +1,65 @@
+"""The program of a rank without torch: collectives of numpy arrays. Arguments: store, rank, size."""
+
+import sys
+
+import numpy as np
+import weft
+
+
+def main(store: str, rank: int, size: int) -> None:
+    assert "torch" not in sys.modules
+    session = weft.Session(store, rank, size, timeout_s=60)
+    group = weft.Group(session, "world", list(range(size)))
+    assert (group.rank, group.size, session.rank, session.size) == (rank, size, rank, size)
+
+    whole = session.allocate_bytes(4 * 10 * size).view(np.float32)
+    own = whole[10 * rank : 10 * (rank + 1)]
+    own[:] = np.arange(10) + 100 * rank
+    group.all_gather(own, whole).wait()
+    expected = np.concatenate([np.arange(10) + 100 * r for r in range(size)]).astype(np.float32)
+    assert np.array_equal(whole, expected), whole
+    group.reduce_scatter(whole, own, "average").wait()
+    assert np.array_equal(own, np.arange(10) + 100 * rank), own
+    assert session.counters()["copied_bytes"] == 0, session.counters()
+    assert np.array_equal(np.from_dlpack(own), own)
+
+    for dtype in (np.uint8, np.int8, np.int16, np.int32, np.int64, np.float16, np.float32, np.float64):
+        array = np.arange(7, dtype=dtype) + dtype(rank)
+        group.all_reduce(array, "max").wait()
+        assert np.array_equal(array, np.arange(7) + size - 1), (dtype, array)
+    counts = [2 * r for r in range(size)]
+    uneven = np.zeros(sum(counts))
+    group.all_gather(np.full(2 * rank, rank, np.float64), uneven, counts).wait()
+    assert np.array_equal(uneven, np.repeat(np.arange(size), counts)), uneven
+    shared = np.full(3, rank, np.int64)
+    group.broadcast(shared, size - 1).wait()
+    assert shared.tolist() == [size - 1] * 3
+
+    right, left = (rank + 1) % size, (rank - 1) % size
+    incoming = np.zeros(4)
+    receive = group.receive(incoming, left, tag=5)
+    group.send(np.full(4, rank, np.float64), right, tag=5).wait()
+    receive.wait()
+    assert receive.done and receive.source == left and incoming.tolist() == [left] * 4
+
+    for wrong in (
+        lambda: group.all_reduce(np.ones(2), "mean"),
+        lambda: group.all_reduce(np.ones(2, np.int32), "average"),
+        lambda: group.all_gather(np.ones(2), np.ones(2 * size + 1)),
+        lambda: group.all_gather(np.ones(2), np.ones(2 * size, np.float32)),
+        lambda: group.all_reduce(np.ones((4, 4)).T[:2]),
+        lambda: group.broadcast(np.ones(2), size),
+    ):
+        try:
+            wrong()
+        except (ValueError, TypeError):
+            continue
+        raise AssertionError("a wrong argument was accepted")
+    group.barrier().wait()
+    session.close()
+    assert session.closed
+    assert np.array_equal(own, np.arange(10) + 100 * rank)  # Outlives the session.
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
