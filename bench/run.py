@@ -24,7 +24,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from suite import checkpoints, collectives, compute, emulated, machine, memory_use, peers, simulated, steps  # noqa: E402
+from suite import (  # noqa: E402
+    checkpoints,
+    collectives,
+    compute,
+    emulated,
+    machine,
+    memory_use,
+    peers,
+    simulated,
+    steps,
+    torch_package,
+)
 from suite.launch import REPOSITORY  # noqa: E402
 from suite.progress import log  # noqa: E402
 from suite.rows import Row, measurements_table, verdicts_of, verdicts_table  # noqa: E402
@@ -40,6 +51,7 @@ SECTIONS: dict[str, Callable[[Setting], Iterator[Row]]] = {
     "host-collectives": emulated.measure_collectives,
     "host-steps": emulated.measure_steps,
     "simulated": simulated.measure,
+    "torch": torch_package.measure,
 }
 PROGRAMS = ("weft_bench_collectives", "weft_bench_training_step", "weft_bench_model_step", "weft_bench_simulated_scaling")
 

@@ -1,11 +1,15 @@
-"""One rank of PyTorch's training step over gloo. The mesh selects FSDP2, HSDP or DDP. contestant.py has the protocol.
+"""One rank of PyTorch's training step over gloo or weft. The mesh selects FSDP2, HSDP or DDP. contestant.py has the protocol.
 
-    WEFT_BENCH_SOCKET=... RANK=0 WORLD_SIZE=2 INIT_FILE=/tmp/store python training_step.py
+    WEFT_BENCH_SOCKET=... RANK=0 WORLD_SIZE=2 INIT_FILE=/tmp/store [BACKEND=weft] python training_step.py
+
+A request's `api` selects who shards: `fsdp2`, PyTorch (the default); `weft`, weft.fully_shard with weft.AdamW; or `alone`, nobody:
+each rank computes with a whole model, does not communicate, and updates as many elements as a shard has.
 """
 
 import os
 import shutil
 import time
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -20,39 +24,79 @@ from torch.nn.parallel import DistributedDataParallel
 from contestant import Reply, serve
 from llama import Llama, Shape, initial_values, rope_table, tokens_of
 
+BACKEND = os.environ.get("BACKEND", "gloo")
+if BACKEND == "weft":
+    import weft.torch
+
 SHAPE = Shape()
 MAX_NORM = 1.0
+ADAMW = {"lr": 3e-4, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}
 
 
 class Trainer:
     def __init__(self, replicate: int, shard: int, length: int, fused: bool, compiled: bool) -> None:
         self.model = ddp(replicate) if shard == 1 < replicate else fsdp(replicate, shard, compiled)
-        self.optimizer = torch.optim.AdamW(
-            self.model.parameters(), lr=3e-4, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1, fused=fused, foreach=not fused
-        )
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), **ADAMW, fused=fused, foreach=not fused)
         self.tokens, self.targets = tokens_of(SHAPE, dist.get_rank(), length)
         self.rope = rope_table(SHAPE, length)
 
     def step(self) -> Tensor:
         loss = self.model(self.tokens, self.targets, *self.rope)
         loss.backward()
-        nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
+        self.clip()
         self.optimizer.step()
         self.optimizer.zero_grad()
         return loss.detach()
 
+    def clip(self) -> None:
+        nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
 
-def fsdp(replicate: int, shard: int, compiled: bool) -> nn.Module:
+
+class WeftTrainer(Trainer):
+    """weft.fully_shard in place of PyTorch's, and weft's AdamW."""
+
+    def __init__(self, replicate: int, shard: int, length: int) -> None:
+        self.model = fsdp(replicate, shard, compiled=False, shard_module=weft.fully_shard)
+        self.optimizer = weft.AdamW(self.model.parameters(), **ADAMW)
+        self.tokens, self.targets = tokens_of(SHAPE, dist.get_rank(), length)
+        self.rope = rope_table(SHAPE, length)
+
+    def clip(self) -> None:
+        weft.clip_grad_norm_(self.model.parameters(), MAX_NORM)
+
+
+class LocalTrainer(Trainer):
+    """No communication: a whole model on each rank, clipped and updated in one of `shard` parts."""
+
+    def __init__(self, shard: int, length: int) -> None:
+        self.model = Llama(SHAPE)
+        fill(self.model)
+        parts = [parameter.detach().flatten().chunk(shard)[0] for parameter in self.model.parameters()]
+        self.parts = [nn.Parameter(part) for part in parts]
+        self.optimizer = torch.optim.AdamW(self.parts, **ADAMW, fused=True)
+        self.tokens, self.targets = tokens_of(SHAPE, dist.get_rank(), length)
+        self.rope = rope_table(SHAPE, length)
+
+    def clip(self) -> None:
+        for part, parameter in zip(self.parts, self.model.parameters(), strict=True):
+            part.grad = parameter.grad.flatten()[: part.numel()]
+            parameter.grad = None
+        nn.utils.clip_grad_norm_(self.parts, MAX_NORM)
+
+
+def fsdp(
+    replicate: int, shard: int, compiled: bool, shard_module: Callable[..., nn.Module] = fully_shard
+) -> nn.Module:
     """Creates the model on the meta device, shards it, then fills the shards. No rank ever holds the whole model."""
     with torch.device("meta"):
         model = Llama(SHAPE)
     for layer in model.model.layers:
         if compiled:
             layer.compile()
-        fully_shard(layer, mesh=mesh_of(replicate, shard))
+        shard_module(layer, mesh=mesh_of(replicate, shard))
     # Backward begins with the head and would gather it again at once.
-    fully_shard(model.lm_head, mesh=mesh_of(replicate, shard), reshard_after_forward=False)
-    fully_shard(model, mesh=mesh_of(replicate, shard))
+    shard_module(model.lm_head, mesh=mesh_of(replicate, shard), reshard_after_forward=False)
+    shard_module(model, mesh=mesh_of(replicate, shard))
     model.to_empty(device="cpu")
     fill(model)
     return model
@@ -84,17 +128,25 @@ def fill(model: nn.Module) -> None:
         parameter.copy_(values)
 
 
-_trainers: dict[tuple[int, ...], Trainer] = {}
+_trainers: dict[tuple[int | str, ...], Trainer] = {}
 
 
 def trainer_of(request: dict[str, str]) -> Trainer:
     case = tuple(int(request[key]) for key in ("replicate", "shard", "length"))
-    config = (*case, int(request["fused"]), int(request["compiled"]))
+    config = (*case, request.get("api", "fsdp2"), int(request["fused"]), int(request["compiled"]))
     if config not in _trainers:
         for other in [other for other in _trainers if other[:3] != case]:  # Models are large: keep one case only.
             del _trainers[other]
-        _trainers[config] = Trainer(*config)
+        _trainers[config] = make_trainer(*config)
     return _trainers[config]
+
+
+def make_trainer(replicate: int, shard: int, length: int, api: str, fused: int, compiled: int) -> Trainer:
+    if api == "weft":
+        return WeftTrainer(replicate, shard, length)
+    if api == "alone":
+        return LocalTrainer(shard, length)
+    return Trainer(replicate, shard, length, bool(fused), bool(compiled))
 
 
 def train(request: dict[str, str]) -> Reply:
@@ -134,7 +186,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     store = f"file://{os.environ['INIT_FILE']}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
+    dist.init_process_group(BACKEND, init_method=store, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
     serve(rank, {"train": train, "save": save, "load": load})
 
 

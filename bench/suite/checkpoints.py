@@ -31,7 +31,7 @@ def measure(setting: Setting) -> Iterator[Row]:
         # On the disk of the build, as /tmp may be memory.
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(dir=launch.REPOSITORY / "build" / "bench")))
         weft = start(stack, "weft", RANKS, launch.open_mpi(setting.program("training_step"), RANKS))
-        torch_maker = launch.gloo(setting.peers.python, "training_step.py", RANKS)
+        torch_maker = launch.c10d(setting.peers.python, "training_step.py", RANKS)
         torch = start(stack, "PyTorch", RANKS, setting.peer("PyTorch", torch_maker))
         request = request_of(Mesh(1, RANKS), LENGTH)
         own = {**request, **DEFAULTS, "folder": folder / "weft"}

@@ -48,7 +48,7 @@ def start_all(stack: ExitStack, setting: Setting, ranks: int) -> dict[str, Conte
         "weft": launch.open_mpi(setting.program("collectives"), ranks),
         "Intel MPI": setting.peer("Intel MPI", peers.intel_mpi("intel_mpi", ranks)),
         "oneCCL": setting.peer("oneCCL", peers.intel_mpi("oneccl", ranks)),
-        "gloo": setting.peer("PyTorch", launch.gloo(peers.python, "gloo_collectives.py", ranks)),
+        "gloo": setting.peer("PyTorch", launch.c10d(peers.python, "c10d_collectives.py", ranks)),
     }
     return {name: start(stack, name, ranks, make) for name, make in makers.items()}
 

@@ -115,7 +115,7 @@ def steps_on(setting: Setting, hosts: Hosts, emulated: EmulatedHosts) -> Iterato
         weft = start(stack, "weft", emulated.ranks, emulated.open_mpi(setting.program("training_step")))
         stream = start(stack, "stream", emulated.ranks, emulated.open_mpi(setting.program("collectives")))
         alone = start(stack, "weft alone", emulated.ranks, each_alone(setting, emulated.ranks))
-        torch_maker = emulated.gloo(setting.peers.python, "training_step.py")
+        torch_maker = emulated.c10d(setting.peers.python, "training_step.py")
         torch = start(stack, "PyTorch", emulated.ranks, setting.peer("PyTorch", torch_maker))
         for case in step_cases(hosts):
             log(f"  {case.what}")

@@ -51,9 +51,9 @@ class EmulatedHosts:
         }
         return lambda _: Command([words], environment)
 
-    def gloo(self, python: Path, script: str) -> CommandMaker:
+    def c10d(self, python: Path, script: str, backend: str = "gloo") -> CommandMaker:
         def make(folder: Path) -> Command:
-            store = {"INIT_FILE": str(folder / "store"), "WORLD_SIZE": str(self.ranks)}
+            store = {"INIT_FILE": str(folder / "store"), "WORLD_SIZE": str(self.ranks), "BACKEND": backend}
             processes = [
                 (self._on_host, host, f"env RANK={index * self.ranks_per_host + rank} {python} {PEERS / script}")
                 for index, host in enumerate(self._names)

@@ -20,11 +20,13 @@ def open_mpi(program: Path, ranks: int) -> CommandMaker:
     return lambda _: Command([command], {**KEEP_FREED_MEMORY, **ONE_THREAD})
 
 
-def gloo(python: Path, script: str, ranks: int, environment: dict[str, str] | None = None) -> CommandMaker:
-    """torch.distributed over gloo; the ranks rendezvous in a file. `environment` replaces KEEP_FREED_MEMORY."""
+def c10d(
+    python: Path, script: str, ranks: int, environment: dict[str, str] | None = None, backend: str = "gloo"
+) -> CommandMaker:
+    """torch.distributed over a backend; the ranks rendezvous in a file. `environment` replaces KEEP_FREED_MEMORY."""
 
     def make(folder: Path) -> Command:
-        common = {"INIT_FILE": str(folder / "store"), "WORLD_SIZE": str(ranks)}
+        common = {"INIT_FILE": str(folder / "store"), "WORLD_SIZE": str(ranks), "BACKEND": backend}
         processes = [("env", f"RANK={rank}", str(python), str(PEERS / script)) for rank in range(ranks)]
         return Command(processes, {**ONE_THREAD, **(KEEP_FREED_MEMORY if environment is None else environment), **common})
 

@@ -41,7 +41,7 @@ def contestants(setting: Setting, ranks: int) -> list[tuple[str, CommandMaker | 
     program = launch.open_mpi(setting.program("training_step"), ranks)
     listed: list[tuple[str, CommandMaker | str, dict[str, int]]] = [(name, program, options) for name, options in WEFT.items()]
     for name, environment in ((TORCH, None), (TORCH_DEFAULT, {}), (TORCH_LEAN, RETURN_FREED_MEMORY)):
-        make = launch.gloo(setting.peers.python, "training_step.py", ranks, environment)
+        make = launch.c10d(setting.peers.python, "training_step.py", ranks, environment)
         listed.append((name, setting.peer("PyTorch", make), PYTORCH))
     return listed
 

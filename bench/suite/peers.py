@@ -13,6 +13,7 @@ from suite.launch import KEEP_FREED_MEMORY, ONE_THREAD, PEERS, REPOSITORY
 from suite.progress import log
 
 TORCH = "torch==2.13.0"
+WEFT_PACKAGE = "weft's Python package"
 
 
 @dataclass
@@ -60,6 +61,7 @@ def prepare(folder: Path) -> Peers:
     folder.mkdir(parents=True, exist_ok=True)
     parts: dict[str, Callable[[], None]] = {
         "PyTorch": lambda: _install(peers, TORCH, "numpy"),
+        WEFT_PACKAGE: lambda: _install(peers, str(REPOSITORY)),
         "plots": lambda: _install(peers, "matplotlib"),
         "Intel MPI": lambda: _build(peers, "intel_mpi", "mpi_collectives.cc", "impi-devel", ["-lmpi"]),
         "oneCCL": lambda: _build(peers, "oneccl", "oneccl_collectives.cc", "oneccl-devel", ["-lccl", "-lmpi"]),

@@ -72,7 +72,7 @@ def measure(setting: Setting) -> Iterator[Row]:
     for ranks in (1, 2, 4):
         with ExitStack() as stack:
             weft = start(stack, "weft", ranks, launch.open_mpi(setting.program("training_step"), ranks))
-            torch_maker = launch.gloo(setting.peers.python, "training_step.py", ranks)
+            torch_maker = launch.c10d(setting.peers.python, "training_step.py", ranks)
             torch = start(stack, "PyTorch", ranks, setting.peer("PyTorch", torch_maker))
             for mesh, length, at_least in CASES:
                 if mesh.ranks != ranks or (setting.quick and length == LONG):

@@ -1,4 +1,4 @@
-"""One rank of gloo's collectives, through torch.distributed. Requests are those of bench/collectives.cc."""
+"""One rank of the collectives of torch.distributed, over gloo or weft (BACKEND). Requests are those of bench/collectives.cc."""
 
 import os
 import time
@@ -9,6 +9,10 @@ from torch import Tensor
 
 from contestant import Reply, serve
 
+BACKEND = os.environ.get("BACKEND", "gloo")
+if BACKEND == "weft":
+    import weft.torch  # noqa: F401
+
 
 def input_of(rank: int, count: int) -> Tensor:
     """Small integers, so that sums are exact in every order."""
@@ -16,7 +20,7 @@ def input_of(rank: int, count: int) -> Tensor:
 
 
 class Collective:
-    """One operation at one size. `all_reduce` works in place: gloo has no other form."""
+    """One operation at one size. `all_reduce` works in place: torch.distributed has no other form."""
 
     def __init__(self, op: str, size: int) -> None:
         rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -68,7 +72,7 @@ def main() -> None:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
     store = f"file://{os.environ['INIT_FILE']}"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
+    dist.init_process_group(BACKEND, init_method=store, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
     serve(rank, {"run": run})
 
 

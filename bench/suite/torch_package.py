@@ -1,0 +1,158 @@
+"""Section `torch`: PyTorch on weft. The backend `weft` against gloo, and weft.fully_shard against FSDP2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+
+from suite import launch, proportional_set
+from suite.collectives import NAMES
+from suite.contestants import Contestant, ContestantError
+from suite.hosts import EmulatedHosts, HostsError
+from suite.peers import WEFT_PACKAGE
+from suite.progress import log
+from suite.rounds import Variant, measure_interleaved
+from suite.rows import Goal, Row, speedup_over
+from suite.setting import MIB, MissingContestant, Setting, start
+from suite.steps import LOSS_TOLERANCE, PYTORCH, SHORT, Mesh, mean_losses, request_of, step_variant
+
+STEPS = 3  # Timed steps per round, after one that is not timed.
+ROUNDS = 6
+SIZE = 64 * MIB
+REPEATS = 3
+BACKEND = "backend weft"
+GLOO = "backend gloo"
+FULLY_SHARD = "weft.fully_shard"
+ALONE = "no communication"
+
+# Mesh; goals of the backend and of weft.fully_shard: the time over gloo / weft's, at least.
+CASES = [
+    (Mesh(1, 2), 1.8, 2.7),
+    (Mesh(2, 1), 1.2, None),
+    (Mesh(1, 4), 2.2, 3.0),
+    (Mesh(2, 2), 2.0, None),
+]
+ALONE_GOAL = 1 / 1.03  # weft.fully_shard takes at most 1.03 of the time without communication.
+
+Peer = Contestant | MissingContestant
+
+
+def measure(setting: Setting) -> Iterator[Row]:
+    for ranks in (2, 4):
+        with ExitStack() as stack:
+            yield from measure_steps(setting, ranks, *start_steps(stack, setting, ranks))
+    yield from measure_on_hosts(setting)
+    yield from measure_memory(setting)
+    for ranks in (2, 4):
+        yield from measure_collectives(setting, ranks)
+
+
+def start_steps(stack: ExitStack, setting: Setting, ranks: int) -> tuple[Peer, Peer]:
+    def make(backend: str):
+        return launch.c10d(setting.peers.python, "training_step.py", ranks, backend=backend)
+
+    gloo = start(stack, GLOO, ranks, setting.peer("PyTorch", make("gloo")))
+    return start(stack, BACKEND, ranks, setting.peer(WEFT_PACKAGE, make("weft"))), gloo
+
+
+def measure_steps(setting: Setting, ranks: int, weft: Peer, gloo: Peer) -> Iterator[Row]:
+    for mesh, backend_goal, fully_shard_goal in CASES:
+        if mesh.ranks != ranks:
+            continue
+        what = f"torch step, {mesh}, {SHORT} tokens a rank"
+        log(f"  {what}")
+        variants = [variant(BACKEND, weft, mesh, "fsdp2"), variant(GLOO, gloo, mesh, "fsdp2")]
+        if mesh.shard > 1:  # There is no weft.DistributedDataParallel: DDP runs over the backend.
+            variants.append(variant(FULLY_SHARD, checked(weft, gloo, mesh), mesh, "weft"))
+            variants.append(variant(ALONE, gloo, mesh, "alone"))
+        measured = measure_interleaved(variants, setting.rounds(ROUNDS), scale=1e3)
+        own = measured.only(BACKEND, GLOO)
+        yield Row(what, "ms", BACKEND, own.rounds, own.missing, [Goal((GLOO,), backend_goal, speedup_over("gloo"))])
+        if mesh.shard == 1:
+            continue
+        own = measured.only(FULLY_SHARD, GLOO, ALONE)
+        goals = [Goal((ALONE,), ALONE_GOAL, f"time of {ALONE} / weft's")]
+        if fully_shard_goal:
+            goals.append(Goal((GLOO,), fully_shard_goal, speedup_over("FSDP2 over gloo")))
+        yield Row(f"{what}, {FULLY_SHARD}", "ms", FULLY_SHARD, own.rounds, own.missing, goals)
+
+
+def variant(name: str, contestant: Peer, mesh: Mesh, api: str) -> Variant:
+    return step_variant(name, contestant, mesh, SHORT, STEPS, **PYTORCH, api=api)
+
+
+def checked(weft: Peer, gloo: Peer, mesh: Mesh) -> Peer:
+    """`weft` if weft.fully_shard's first losses agree with FSDP2's over gloo, otherwise a replacement that fails with the reason.
+
+    REQUIRES: neither has had a request of this case. Both then start from the same weights and tokens.
+    """
+    request = {**request_of(mesh, SHORT), **PYTORCH, "steps": 3}
+    try:
+        ours = mean_losses(weft.request("train", **request, api="weft"))
+        theirs = mean_losses(gloo.request("train", **request, api="fsdp2"))
+    except ContestantError as error:
+        return MissingContestant(str(error))
+    agree = all(abs(a - b) <= LOSS_TOLERANCE * abs(b) for a, b in zip(ours, theirs, strict=True))
+    return weft if agree else MissingContestant(f"the losses {ours} of {FULLY_SHARD} differ from FSDP2's, {theirs}")
+
+
+def measure_on_hosts(setting: Setting) -> Iterator[Row]:
+    mesh = Mesh(1, 4)
+    what = f"torch step, {mesh}, 2 hosts x 2, 1 Gbit/s"
+    log(f"  {what}")
+    try:
+        with ExitStack() as stack:
+            hosts = stack.enter_context(EmulatedHosts(2, "1gbit", 2))
+            makers = {name: hosts.c10d(setting.peers.python, "training_step.py", name) for name in ("weft", "gloo")}
+            weft = start(stack, BACKEND, mesh.ranks, setting.peer(WEFT_PACKAGE, makers["weft"]))
+            gloo = start(stack, GLOO, mesh.ranks, setting.peer("PyTorch", makers["gloo"]))
+            variants = [variant(BACKEND, weft, mesh, "fsdp2"), variant(GLOO, gloo, mesh, "fsdp2")]
+            variants.append(variant(FULLY_SHARD, weft, mesh, "weft"))
+            measured = measure_interleaved(variants, setting.rounds(ROUNDS), scale=1e3)
+            yield Row(what, "ms", BACKEND, measured.rounds, measured.missing, [Goal((GLOO,), 1.8, speedup_over("gloo"))])
+    except HostsError as error:
+        yield Row(what, "ms", BACKEND, {}, {BACKEND: str(error)})
+
+
+def measure_memory(setting: Setting) -> Iterator[Row]:
+    for mesh in (Mesh(1, 2), Mesh(1, 4)):
+        what = f"torch step, peak memory above the interpreter and torch, {mesh}"
+        log(f"  {what}")
+        rounds: dict[str, list[float]] = {}
+        missing: dict[str, str] = {}
+        for name, backend, api, needs in ((FULLY_SHARD, "weft", "weft", WEFT_PACKAGE), (GLOO, "gloo", "fsdp2", "PyTorch")):
+            make = launch.c10d(setting.peers.python, "training_step.py", mesh.ranks, backend=backend)
+            try:
+                rounds[name] = [peak_above_start(name, mesh, setting.peer(needs, make), api) / 1e6]
+            except ContestantError as error:
+                missing[name] = str(error)
+        goal = Goal((GLOO,), 2.0, "FSDP2's peak over gloo / weft's (weft takes at most 0.5)")
+        yield Row(what, "MB", FULLY_SHARD, rounds, missing, [goal])
+
+
+def peak_above_start(name: str, mesh: Mesh, make, api: str) -> int:
+    """Bytes of all ranks during a step, less those before the model was made."""
+    with ExitStack() as stack:
+        contestant = start(stack, name, mesh.ranks, make)
+        before = proportional_set.measure(contestant.pids).total
+        request = {**request_of(mesh, SHORT), **PYTORCH, "api": api, "steps": 1}
+        contestant.request("train", **request)  # Warm-up: allocations of the first request.
+        return proportional_set.peak_during(contestant.pids, lambda: contestant.request("train", **request)).total - before
+
+
+def measure_collectives(setting: Setting, ranks: int) -> Iterator[Row]:
+    with ExitStack() as stack:
+        makers = {
+            name: launch.c10d(setting.peers.python, "c10d_collectives.py", ranks, backend=name) for name in ("weft", "gloo")
+        }
+        weft = start(stack, BACKEND, ranks, setting.peer(WEFT_PACKAGE, makers["weft"]))
+        gloo = start(stack, GLOO, ranks, setting.peer("PyTorch", makers["gloo"]))
+        for op, at_least in (("reduce_scatter", 10), ("all_gather", 10), ("all_reduce", 4)):
+            what = f"torch {NAMES[op]}, {SIZE // MIB} MiB, {ranks} ranks"
+            log(f"  {what}")
+            request = {"op": op, "bytes": SIZE, "repeats": REPEATS}
+            variants = [
+                Variant(name, lambda peer=peer: peer.seconds("run", **request)) for name, peer in ((BACKEND, weft), (GLOO, gloo))
+            ]
+            measured = measure_interleaved(variants, setting.rounds(ROUNDS), scale=1e3)
+            yield Row(what, "ms", BACKEND, measured.rounds, measured.missing, [Goal((GLOO,), at_least, speedup_over("gloo"))])
