@@ -29,7 +29,7 @@ SCHEMES = {
     "ulysses": {"scheme": "ulysses"},
     "gather, head-tail": {"scheme": "gather"},
     "ring by shift, head-tail": {"scheme": "ring"},
-    "ring by gather, head-tail": {"scheme": "ring", "ring_rotate": "gather"},
+    "ring by gather, head-tail": {"scheme": "ring", "ring_rotate": "all-gather"},
     "ring by shift, contiguous": {"scheme": "ring", "load_balance": "none"},
 }
 DEADLINE_S = 600

@@ -1,7 +1,7 @@
 """weft for Python: node memory, collectives from numpy, and PyTorch on weft's engine.
 
 `import weft.torch` registers the c10d backend "weft". This package itself does not import torch, unless one of the names
-of `weft.torch` is used: `weft.fully_shard`, `weft.AdamW` and others.
+of `weft.torch` is used: `weft.fully_shard`, `weft.context_parallel`, `weft.AdamW` and others.
 """
 
 import atexit
@@ -13,22 +13,24 @@ from weft._core import Group, Operation, Session
 __all__ = ["Group", "Operation", "Session"]
 __version__ = "0.1.0"
 
-_OF_TORCH = {
-    "AdamW",
-    "FSDPModule",
-    "UnshardHandle",
-    "clip_grad_norm_",
-    "fully_shard",
-    "register_fsdp_forward_method",
-    "reset",
-    "write_gradients_directly",
+_MODULE_OF = {
+    "AdamW": "weft.torch",
+    "FSDPModule": "weft.torch",
+    "UnshardHandle": "weft.torch",
+    "clip_grad_norm_": "weft.torch",
+    "context_parallel": "weft.torch.context_parallel",
+    "context_parallel_unshard": "weft.torch.context_parallel",
+    "fully_shard": "weft.torch",
+    "register_fsdp_forward_method": "weft.torch",
+    "reset": "weft.torch",
+    "write_gradients_directly": "weft.torch",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name not in _OF_TORCH:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module 'weft' has no attribute '{name}'")
-    return getattr(importlib.import_module("weft.torch"), name)
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)
 
 
 # Threads of the engine must not outlive the interpreter.

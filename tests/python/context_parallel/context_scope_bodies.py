@@ -310,7 +310,7 @@ def check_ranks_that_disagree() -> None:
         raises(ValueError, "is_causal of attention differs", attend, *parts, is_causal=is_first)
         heads = [part[:, : 2 if is_first else 4] for part in parts]
         raises(ValueError, "heads of attention differs", attend, *heads, is_causal=True)
-    parts, scope = _split(mesh, whole, scheme="ring", ring_rotate="shift" if is_first else "gather")
+    parts, scope = _split(mesh, whole, scheme="ring", ring_rotate="shift" if is_first else "all-gather")
     with scope:
         raises(ValueError, "options of attention differs", F.scaled_dot_product_attention, *parts, is_causal=True)
     parts, scope = _split(mesh, whole, documents=[0, 12] if is_first else [0, 5, 12])

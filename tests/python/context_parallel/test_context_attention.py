@@ -16,15 +16,15 @@ SCHEMES = {
     "gather, contiguous": {"scheme": "gather", "load_balance": "none"},
     "ring": {"scheme": "ring"},
     "ring, contiguous": {"scheme": "ring", "load_balance": "none"},
-    "ring by gather": {"scheme": "ring", "ring_rotate": "gather"},
-    "ring by gather, contiguous": {"scheme": "ring", "ring_rotate": "gather", "load_balance": "none"},
+    "ring by gather": {"scheme": "ring", "ring_rotate": "all-gather"},
+    "ring by gather, contiguous": {"scheme": "ring", "ring_rotate": "all-gather", "load_balance": "none"},
 }
 HYBRIDS = {
     "hybrid": {"scheme": "hybrid"},
     "hybrid, contiguous": {"scheme": "hybrid", "load_balance": "none"},
     "hybrid, ring": {"scheme": "hybrid", "ulysses_degree": 2, "ring_rotate": "shift"},
     "hybrid, ring, contiguous": {"scheme": "hybrid", "ring_rotate": "shift", "load_balance": "none"},
-    "hybrid, ring by gather": {"scheme": "hybrid", "ring_rotate": "gather"},
+    "hybrid, ring by gather": {"scheme": "hybrid", "ring_rotate": "all-gather"},
 }
 CASES = [(ranks, name) for ranks in (1, 2, 3, 4) for name in SCHEMES] + [(4, name) for name in HYBRIDS]
 

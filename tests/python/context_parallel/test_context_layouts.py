@@ -195,7 +195,7 @@ def test_bytes_equal_the_formulas_of_the_documentation():
         (ContextScheme(4), ulysses, ulysses),
         (ContextScheme(1), gathered, gathered),
         (ContextScheme(1, "shift", "head-tail"), gathered, 2 * gathered),
-        (ContextScheme(1, "gather", "head-tail"), gathered, 2 * gathered),
+        (ContextScheme(1, "all-gather", "head-tail"), gathered, 2 * gathered),
         (ContextScheme(2), hybrid, hybrid),
     ]:
         assert (cost(scheme).forward_bytes, cost(scheme).backward_bytes) == (forward, backward)

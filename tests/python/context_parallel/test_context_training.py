@@ -22,7 +22,7 @@ SCHEMES = [
     {"scheme": "ulysses"},
     {"scheme": "gather"},
     {"scheme": "ring"},
-    {"scheme": "ring", "ring_rotate": "gather", "load_balance": "none"},
+    {"scheme": "ring", "ring_rotate": "all-gather", "load_balance": "none"},
 ]
 
 

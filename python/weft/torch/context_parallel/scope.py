@@ -217,7 +217,7 @@ def context_parallel(
       balance the work.
     ulysses_degree: ranks that exchange heads for tokens, a divisor of the mesh's size. "hybrid" without it takes the
       cheapest degree.
-    ring_rotate: "shift" (default of "ring") or "gather". With "hybrid" it makes the outer level a ring.
+    ring_rotate: "shift" (default of "ring") or "all-gather". With "hybrid" it makes the outer level a ring.
     load_balance: "head-tail" gives a rank one chunk from the front and one from the back of a sequence, "none" one
       chunk. Default: head-tail, except for "ulysses", which is balanced without it.
     documents: ids of documents, [tokens] or [batch, tokens], or offsets, from 0 to the number of tokens. Attention

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SCHEMES = ("auto", "ulysses", "gather", "ring", "hybrid")
-RING_ROTATIONS = ("shift", "gather")
+RING_ROTATIONS = ("shift", "all-gather")
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class ContextScheme:
 
     ulysses_degree: inner ranks. 1: no exchange of heads.
     ring_rotate: the outer level is a ring. "shift": each rank passes a block to the next rank while it computes the
-      block. "gather": one all-gather brings all blocks while the rank computes its own, in forward and again in
+      block. "all-gather": one collective brings all blocks while the rank computes its own, in forward and again in
       backward, so that nothing gathered stays in memory between the two. None: the outer level gathers and keeps.
     load_balance: "head-tail" or "none", see SequenceLayout.
     """

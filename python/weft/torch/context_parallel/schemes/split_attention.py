@@ -95,7 +95,7 @@ def _make_outer(
         placements = [place(rank, whole) for rank in ranges]
         return GatherAttention(level, _row_tiles(documents, own, whole, is_causal), tokens, placements)
     plans = [_row_tiles(documents, own, keys, is_causal) for keys in ranges]
-    if scheme.ring_rotate == "gather":
+    if scheme.ring_rotate == "all-gather":
         return GatheredRingAttention(level, plans, tokens)
 
     def attends(rank: int, owner: int) -> bool:
