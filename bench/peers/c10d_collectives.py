@@ -19,16 +19,27 @@ def input_of(rank: int, count: int) -> Tensor:
     return ((torch.arange(count) + rank) % 64).float()
 
 
-class Collective:
-    """One operation at one size. `all_reduce` works in place: torch.distributed has no other form."""
+def empty(count: int, memory: str) -> Tensor:
+    if memory == "torch":
+        return torch.empty(count)
+    device = torch.device("cpu")
+    return dist.group.WORLD._get_backend(device).allocate_tensor(count, dtype=torch.float32, device=device)
 
-    def __init__(self, op: str, size: int) -> None:
+
+class Collective:
+    """One operation at one size. `all_reduce` works in place: torch.distributed has no other form.
+
+    `memory`: "torch", or "backend" for tensors that the backend allocates.
+    """
+
+    def __init__(self, op: str, size: int, memory: str) -> None:
         rank, ranks = dist.get_rank(), dist.get_world_size()
         part = size // 4 // ranks
         gathers, scatters = op == "all_gather", op == "reduce_scatter"
         self.op = op
-        self.input = input_of(rank, part if gathers else part * ranks)
-        self.output = torch.empty(part if scatters else part * ranks)
+        self.input = empty(part if gathers else part * ranks, memory)
+        self.input.copy_(input_of(rank, self.input.numel()))
+        self.output = empty(part if scatters else part * ranks, memory)
         self.run()
         result = self.input if op == "all_reduce" else self.output
         if gathers:
@@ -51,11 +62,11 @@ class Collective:
                 raise RuntimeError(f"unknown operation '{self.op}'; expected all_gather, reduce_scatter or all_reduce")
 
 
-_current: dict[tuple[str, int], Collective] = {}  # At most one, because buffers are large.
+_current: dict[tuple[str, int, str], Collective] = {}  # At most one, because buffers are large.
 
 
 def run(request: dict[str, str]) -> Reply:
-    key = request["op"], int(request["bytes"])
+    key = request["op"], int(request["bytes"]), request.get("memory", "torch")
     if key not in _current:
         _current.clear()
         _current[key] = Collective(*key)

@@ -2,8 +2,9 @@
 
     WEFT_BENCH_SOCKET=... RANK=0 WORLD_SIZE=2 INIT_FILE=/tmp/store [BACKEND=weft] python training_step.py
 
-A request's `api` selects who shards: `fsdp2`, PyTorch (the default); `weft`, weft.fully_shard with weft.AdamW; or `alone`, nobody:
-each rank computes with a whole model, does not communicate, and updates as many elements as a shard has.
+A request's `api` selects who shards: `fsdp2`, PyTorch (the default); `weft`, weft.fully_shard with weft.AdamW; `weft_direct`, the
+same with weft.write_gradients_directly; or `alone`, nobody: each rank computes with a whole model, does not communicate, and updates
+as many elements as a shard has.
 """
 
 import os
@@ -53,16 +54,18 @@ class Trainer:
 
 
 class WeftTrainer(Trainer):
-    """weft.fully_shard in place of PyTorch's, and weft's AdamW."""
+    """weft.fully_shard in place of PyTorch's, and weft's AdamW. `direct`: linear layers write gradients into the image."""
 
-    def __init__(self, replicate: int, shard: int, length: int) -> None:
+    def __init__(self, replicate: int, shard: int, length: int, direct: bool) -> None:
         self.model = fsdp(replicate, shard, compiled=False, shard_module=weft.fully_shard)
+        if direct:
+            weft.write_gradients_directly(self.model)
         self.optimizer = weft.AdamW(self.model.parameters(), **ADAMW)
         self.tokens, self.targets = tokens_of(SHAPE, dist.get_rank(), length)
         self.rope = rope_table(SHAPE, length)
 
     def clip(self) -> None:
-        weft.clip_grad_norm_(self.model.parameters(), MAX_NORM)
+        weft.clip_grad_norm_(self.model, MAX_NORM)
 
 
 class LocalTrainer(Trainer):
@@ -142,8 +145,8 @@ def trainer_of(request: dict[str, str]) -> Trainer:
 
 
 def make_trainer(replicate: int, shard: int, length: int, api: str, fused: int, compiled: int) -> Trainer:
-    if api == "weft":
-        return WeftTrainer(replicate, shard, length)
+    if api in ("weft", "weft_direct"):
+        return WeftTrainer(replicate, shard, length, direct=api == "weft_direct")
     if api == "alone":
         return LocalTrainer(shard, length)
     return Trainer(replicate, shard, length, bool(fused), bool(compiled))

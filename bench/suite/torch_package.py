@@ -23,6 +23,8 @@ REPEATS = 3
 BACKEND = "backend weft"
 GLOO = "backend gloo"
 FULLY_SHARD = "weft.fully_shard"
+DIRECT = "weft.fully_shard, write_gradients_directly"
+NODE_MEMORY = "backend weft, tensors in its memory"
 ALONE = "no communication"
 
 # Mesh; goals of the backend and of weft.fully_shard: the time over gloo / weft's, at least.
@@ -64,17 +66,19 @@ def measure_steps(setting: Setting, ranks: int, weft: Peer, gloo: Peer) -> Itera
         variants = [variant(BACKEND, weft, mesh, "fsdp2"), variant(GLOO, gloo, mesh, "fsdp2")]
         if mesh.shard > 1:  # There is no weft.DistributedDataParallel: DDP runs over the backend.
             variants.append(variant(FULLY_SHARD, checked(weft, gloo, mesh), mesh, "weft"))
+            variants.append(variant(DIRECT, weft, mesh, "weft_direct"))
             variants.append(variant(ALONE, gloo, mesh, "alone"))
         measured = measure_interleaved(variants, setting.rounds(ROUNDS), scale=1e3)
         own = measured.only(BACKEND, GLOO)
         yield Row(what, "ms", BACKEND, own.rounds, own.missing, [Goal((GLOO,), backend_goal, speedup_over("gloo"))])
         if mesh.shard == 1:
             continue
-        own = measured.only(FULLY_SHARD, GLOO, ALONE)
-        goals = [Goal((ALONE,), ALONE_GOAL, f"time of {ALONE} / weft's")]
-        if fully_shard_goal:
-            goals.append(Goal((GLOO,), fully_shard_goal, speedup_over("FSDP2 over gloo")))
-        yield Row(f"{what}, {FULLY_SHARD}", "ms", FULLY_SHARD, own.rounds, own.missing, goals)
+        for name in (FULLY_SHARD, DIRECT):
+            own = measured.only(name, GLOO, ALONE)
+            goals = [Goal((ALONE,), ALONE_GOAL, f"time of {ALONE} / weft's")]
+            if fully_shard_goal:
+                goals.append(Goal((GLOO,), fully_shard_goal, speedup_over("FSDP2 over gloo")))
+            yield Row(f"{what}, {name}", "ms", name, own.rounds, own.missing, goals)
 
 
 def variant(name: str, contestant: Peer, mesh: Mesh, api: str) -> Variant:
@@ -152,7 +156,11 @@ def measure_collectives(setting: Setting, ranks: int) -> Iterator[Row]:
             log(f"  {what}")
             request = {"op": op, "bytes": SIZE, "repeats": REPEATS}
             variants = [
-                Variant(name, lambda peer=peer: peer.seconds("run", **request)) for name, peer in ((BACKEND, weft), (GLOO, gloo))
+                Variant(name, lambda peer=peer, memory=memory: peer.seconds("run", **request, memory=memory))
+                for name, peer, memory in ((BACKEND, weft, "torch"), (NODE_MEMORY, weft, "backend"), (GLOO, gloo, "torch"))
             ]
             measured = measure_interleaved(variants, setting.rounds(ROUNDS), scale=1e3)
-            yield Row(what, "ms", BACKEND, measured.rounds, measured.missing, [Goal((GLOO,), at_least, speedup_over("gloo"))])
+            goal = Goal((GLOO,), at_least, speedup_over("gloo"))
+            yield Row(what, "ms", BACKEND, measured.rounds, measured.missing, [goal])
+            own = measured.only(NODE_MEMORY, GLOO)
+            yield Row(f"{what}, tensors in its memory", "ms", NODE_MEMORY, own.rounds, own.missing, [goal])

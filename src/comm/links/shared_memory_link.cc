@@ -63,9 +63,9 @@ struct RankFlags {
   alignas(kLine) std::atomic<uint32_t> doorbell{0};
   alignas(kLine) std::atomic<uint32_t> sleepers{0};
   alignas(kLine) std::atomic<uint64_t> heartbeats{0};
+  // Offset of the mailboxes that this rank writes, by the reader's position in the node.
+  uint64_t mailboxes = 0;
   FailureSlot failure;
-  uint64_t mailboxes =
-      0;  // Offset of the mailboxes that this rank writes, by the reader's position in the node.
   // By lane: 1 + the offset of its LaneFlags in the owner's segment. 0 until the owner has opened the lane.
   alignas(kLine) std::array<std::atomic<uint64_t>, NodeLink::kMaxLanes> lanes{};
 };

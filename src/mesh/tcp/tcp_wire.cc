@@ -161,6 +161,7 @@ absl::Status TcpWire::Poll() {
     if (source == Source::kListener) {
       WEFT_RETURN_IF_ERROR(AcceptConnections());
     } else if (source == Source::kReceiver) {
+      // An event has one word, for the kind and the address. NOLINTNEXTLINE(performance-no-int-to-ptr)
       ReadFrom(reinterpret_cast<TcpReceiver*>(data & ~uint64_t{3}));
     } else {
       const int peer = static_cast<int>(data >> 2);

@@ -97,7 +97,8 @@ TEST(ShardedGroups, GatherAndReduceWithoutModules) {
         for (uintptr_t step = 1; step <= 3; ++step) {
           WEFT_RETURN_IF_ERROR(client.Forward({step, true}));
           WEFT_RETURN_IF_ERROR(client.Backward({step, true}, static_cast<float>(rank + 1)));
-          const float sum = static_cast<float>(ranks * (ranks + 1) / 2);
+          const int sum_of_ranks = ranks * (ranks + 1) / 2;
+          const auto sum = static_cast<float>(sum_of_ranks);
           for (const size_t used : {0, 2, 3}) EXPECT_THAT(client.Gradient(used), Each(sum));
           EXPECT_THAT(client.groups->ReducedParameters(0), ElementsAre(true, false));
           EXPECT_THAT(client.groups->ReducedParameters(1), ElementsAre(true));

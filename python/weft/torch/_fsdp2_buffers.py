@@ -1,0 +1,62 @@
+"""Node memory for the buffers of FSDP2's collectives over the backend "weft".
+
+FSDP2 allocates them with torch.empty, from where weft would copy them to memory that the ranks of a node share. It can ask
+the process group for memory instead, but only if a script calls set_allocate_memory_from_process_group_for_comm. Here groups
+over weft ask from the start. A script that calls that method, or sets collectives of its own, has its way.
+"""
+
+import functools
+import math
+import warnings
+from collections.abc import Sequence
+
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import ProcessGroupAllocAllGather, ProcessGroupAllocReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+
+from weft import _c10d
+
+
+class _NodeMemory:
+    _group: dist.ProcessGroup
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Returns an uninitialised tensor of math.prod(size) elements, in node memory as long as that has room."""
+        try:
+            return self._group._get_backend(device).allocate_tensor(math.prod(size), dtype=dtype, device=device)
+        except MemoryError:
+            warnings.warn(
+                "weft: node memory has no room for a buffer of FSDP2; it is in ordinary memory, and each collective copies "
+                "it. WEFT_SEGMENT_BYTES sets the node memory of a rank.",
+                stacklevel=2,
+            )
+            return torch.empty(size, dtype=dtype, device=device)
+
+
+class _AllGather(_NodeMemory, ProcessGroupAllocAllGather):
+    pass
+
+
+class _ReduceScatter(_NodeMemory, ProcessGroupAllocReduceScatter):
+    pass
+
+
+def place_buffers_in_node_memory() -> None:
+    """Makes every parameter group of FSDP2 that is sharded over "weft" from now on allocate in node memory. Idempotent."""
+    original = FSDPParamGroup.__init__
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def init(self: FSDPParamGroup, *args: object, **kwargs: object) -> None:
+        original(self, *args, **kwargs)
+        if not isinstance(self.mesh_info, FSDPMeshInfo) or self.device.type != "cpu":
+            return
+        group = self.mesh_info.shard_process_group
+        if isinstance(group._get_backend(self.device), _c10d.Backend):
+            self._all_gather_comm = _AllGather(group)
+            self._reduce_scatter_comm = _ReduceScatter(group)
+
+    FSDPParamGroup.__init__ = init
