@@ -54,8 +54,8 @@ absl::Status FinishOnBoth(Runtime& runtime, WireLink& first, std::vector<WireLin
     for (auto [wire, requests] : {std::pair(&first, &on_first), std::pair(&second, &on_second)}) {
       WEFT_RETURN_IF_ERROR(wire->Poll());
       absl::Status failed;
-      std::erase_if(*requests, [&](WireLink::RequestId request) {
-        const absl::StatusOr<bool> done = wire->Test(request);
+      std::erase_if(*requests, [&failed, link = wire](WireLink::RequestId request) {
+        const absl::StatusOr<bool> done = link->Test(request);
         failed.Update(done.status());
         return !done.ok() || *done;
       });

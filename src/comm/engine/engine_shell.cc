@@ -48,7 +48,7 @@ constexpr absl::Duration kMaxSendWait = absl::Seconds(5);
 // Longer waits are cut to this one: the sum of a time and a wait must fit 64 bits.
 constexpr absl::Duration kMaxWait = absl::Hours(24 * 365);
 
-void Call(std::vector<CompletedCallback> callbacks) {
+void Call(const std::vector<CompletedCallback>& callbacks) {
   for (const CompletedCallback& callback : callbacks) callback.done(callback.status);
 }
 
@@ -137,7 +137,7 @@ EngineShell::PollResult EngineShell::PollAndRunTask() {
   }
   released.clear();
   if (!callbacks.empty()) {
-    Call(std::move(callbacks));
+    Call(callbacks);
     result.advanced = true;
     return result;
   }
@@ -296,7 +296,7 @@ void EngineShell::Replace(std::unique_ptr<EngineCore> core) {
     failed_.store(false, std::memory_order_release);
   }
   core.reset();  // Without the lock: destructors of the memory that it keeps may call the engine.
-  Call(std::move(callbacks));
+  Call(callbacks);
 }
 
 void EngineShell::WakeProgressThread() {

@@ -18,6 +18,7 @@ absl::StatusOr<std::vector<std::string>> StoreGather::AllGather(int64_t number, 
   WEFT_RETURN_IF_ERROR(Annotate(store_->Set(KeyOf(number, rank_), blob), what_));
   kept_.push_back(number);
   std::vector<std::string> keys;
+  keys.reserve(static_cast<size_t>(size_));
   for (int rank = 0; rank < size_; ++rank) keys.push_back(KeyOf(number, rank));
   auto values = store_->GetAll(keys, timeout);
   if (!values.ok()) return Annotate(values.status(), what_);

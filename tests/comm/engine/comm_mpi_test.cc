@@ -77,7 +77,8 @@ TEST_F(CommMpi, LanesOfMembersOnlyAreFormedByTheirMembersAlone) {
     for (int first = 0; first < other; ++first) {
       if (me != first && me != other) continue;
       const ProcessGroup pair{"pair", {other, first}, me == first ? 1 : 0};
-      const auto call = static_cast<uint64_t>(other * size() + first);
+      const int number = other * size() + first;
+      const auto call = static_cast<uint64_t>(number);
       ASSERT_OK_AND_ASSIGN(const LaneId lane,
                            fixture_.engine->GroupLane(pair, LanePurpose::kAllReduce, 0,
                                                       ExchangeByMessages(*fixture_.engine, pair, call)));

@@ -119,7 +119,8 @@ class ProgramRunner {
   // For an operation that gathers into an image: the index of the image in shared_images_, the image, and the
   // last gather into it.
   size_t SharedImage(const ProgramOp& op) const {
-    return static_cast<size_t>(op.image + (op.whole_world ? ProgramOp::kImages : 0));
+    const int index = op.image + (op.whole_world ? ProgramOp::kImages : 0);
+    return static_cast<size_t>(index);
   }
   const std::byte* ImageOf(const ProgramOp& op) const {
     return op.shared ? shared_images_[SharedImage(op)].data() : images_[static_cast<size_t>(op.image)].data();

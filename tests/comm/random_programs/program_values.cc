@@ -25,6 +25,7 @@ absl::Status Compare(int index, DType dtype, int64_t count, const std::byte* mem
     using T = decltype(type);
     for (int64_t i = 0; i < count; ++i) {
       const T value = expected(T{}, i);
+      // The bits count. NOLINTNEXTLINE(bugprone-suspicious-memory-comparison)
       if (std::memcmp(memory + static_cast<size_t>(i) * sizeof(T), &value, sizeof(T)) == 0) continue;
       return absl::DataLossError(absl::StrCat("op ", index, ": element ", i, " of ", count, " is wrong"));
     }
