@@ -41,7 +41,8 @@ class Readme(unittest.TestCase):
         def form(line):
             return re.sub(r"[0-9a-f]{16}|[\d.]+[kM]?", "N", line)
 
-        shown = [line.strip() for line in re.findall(r"^    (?:step|weights) .*$", README, re.MULTILINE)]
+        of_program = README.partition("## Under PyTorch")[0]
+        shown = [line.strip() for line in re.findall(r"^    (?:step|weights) .*$", of_program, re.MULTILINE)]
         items = re.findall(r"^    (model|data|mesh)( +)\S", README, re.MULTILINE)
         self.assertEqual((len(shown), len(items)), (4, 3))
         sizes = ["--layers", "1", "--dim", "16", "--heads", "2", "--seq-len", "16", "--steps", "1"]
