@@ -55,7 +55,7 @@ struct SessionMemory {
 };
 
 struct SessionOptions {
-  // Of start-up and of every wait that names no deadline.
+  // Limit of start-up and of every wait that names no deadline.
   absl::Duration timeout = absl::Seconds(600);
   // Node memory that each rank reserves; 0: nine tenths of the free memory, divided by the node's ranks.
   size_t segment_bytes = 0;

@@ -63,7 +63,7 @@ class Groups : public std::enable_shared_from_this<Groups> {
   // A parameter's gradient to write: its address, 0 if there is none to be written; and the view.
   uintptr_t GradientAddress(int group, int parameter) const;
   TorchTensor GradientView(int group, int parameter);
-  // Whether the write must add to what an earlier one left. Marks the gradient as written.
+  // True if the write must add to what an earlier one left. Marks the gradient as written.
   bool BeginGradientWrite(int group, int parameter);
   // This rank's pieces of a group's masters, by index of the parameter, one-dimensional. A parameter of which
   // the rank owns nothing is left out.

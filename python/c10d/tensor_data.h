@@ -29,7 +29,8 @@ ElementType ElementTypeOf(at::ScalarType dtype);
 // Errors: raises ValueError for a reduction that is not defined for the dtype.
 Reduction ReductionOf(const ::c10d::ReduceOp& op, at::ScalarType dtype);
 
-// What PREMUL_SUM multiplies with, as a tensor or a number; undefined for other reductions.
+// `input` times the factor of PREMUL_SUM; `input` itself for other reductions.
+// Raises ValueError if PREMUL_SUM has no factor.
 at::Tensor ScaledInput(const at::Tensor& input, const ::c10d::ReduceOp& op);
 
 // Raises ValueError unless the tensor is dense, on the CPU and defined. `what` names it, as in "output 2".

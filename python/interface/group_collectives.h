@@ -73,7 +73,7 @@ class GroupCollectives {
  public:
   virtual ~GroupCollectives() = default;
 
-  // What all operations share.
+  // Options that all operations share.
   struct Call {
     Stream stream = Stream::kOther;
     const char* label = "";        // For messages and the flight recorder.

@@ -60,7 +60,7 @@ int64_t PackedByReduceScatter(const RangedGroup& group, DType dtype, int64_t sli
   return bytes;
 }
 
-// Whether the parts of ranks lie in ranges.
+// True if the parts of ranks lie in ranges.
 bool IsRanged(const FlatLayout& layout) { return IsZeroCopy(layout.kind()) && !layout.is_end_to_end(); }
 
 RangedGroup ShardParts(const FlatLayout& layout, const StepShape& shape) {

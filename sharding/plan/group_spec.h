@@ -30,7 +30,7 @@ struct GroupSpec {
   const std::string& name() const { return members.name; }
   const std::vector<std::shared_ptr<Parameter>>& parameters() const { return members.parameters; }
 
-  // Whether collectives use the image and the gradient image.
+  // True if collectives use the image and the gradient image.
   bool is_zero_copy() const { return IsZeroCopy(layout.kind()); }
   // Whether the image's dtype differs from the master's, which is fp32.
   bool is_cast() const { return dtypes.param != DType::kF32; }

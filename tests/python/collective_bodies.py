@@ -77,7 +77,7 @@ def reductions() -> list[tuple[ReduceOp, torch.dtype]]:
     return [
         *itertools.product([*common, *bits], [*INTEGERS, torch.bool]),
         *itertools.product(common, FLOATS),
-        # Of three ranks, an average in a narrow dtype may round differently from the plain loop.
+        # An average over three ranks in a narrow dtype may round differently from the plain loop.
         *itertools.product([ReduceOp.AVG], FLOATS if ranks() != 3 else [torch.float64]),
         *itertools.product([ReduceOp.SUM], COMPLEX),
     ]

@@ -70,7 +70,7 @@ class [[nodiscard]] Work {
   bool Test() const;
   bool TestReleased() const;
 
-  // Of a Receive that is *ready*: the bootstrap rank that sent the message. Else kAnySource.
+  // The bootstrap rank that sent the message of a Receive that is *ready*. Else kAnySource.
   int source() const;
 
   // "all_gather 'layers.3' on lane shard/all_gather (all_gather of 1024 f32, sequence 12), ready".

@@ -70,7 +70,7 @@ struct StepShape {
   // See ChooseResidency. In place nothing is gathered.
   Residency residency = Residency::kPrivate;
   int replicate_rank = 0;  // See shard_rank.
-  // Of the engine: see packed_bytes.
+  // Counted by the engine: see packed_bytes.
   int64_t slice_bytes = EngineOptions().slice_bytes;
 
   int ranks() const { return shard_size * replicate_size; }

@@ -49,7 +49,7 @@ inline constexpr FlatKind kFlatKinds[] = {FlatKind::kContiguous, FlatKind::kRows
 // "contiguous", "rows", "per parameter".
 std::string_view Name(FlatKind kind);
 
-// Whether an all-gather can write parameters to their places in the image, and a reduce-scatter can read
+// True if an all-gather can write parameters to their places in the image, and a reduce-scatter can read
 // gradients there, without copies.
 constexpr bool IsZeroCopy(FlatKind kind) { return kind != FlatKind::kPerParameter; }
 constexpr FlatKind FlatKindFor(bool zero_copy) {
@@ -96,7 +96,7 @@ class FlatLayout {
   int shard_size() const { return shard_size_; }
   const std::vector<FlatParameter>& parameters() const { return parameters_; }
 
-  // Whether the shards of all ranks, end to end, are the image: kContiguous, or kRows with one rank.
+  // True if the shards of all ranks, end to end, are the image: kContiguous, or kRows with one rank.
   bool is_end_to_end() const { return cut() == FlatKind::kContiguous; }
 
   int64_t shard_elements(int shard_rank) const;  // kRows: of this rank. Other kinds: of every rank.

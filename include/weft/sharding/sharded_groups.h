@@ -91,7 +91,7 @@ class ShardedGroups {
   absl::Status PrepareGradients(int group);
   // Forgets a pass: no backward of it follows any more. Nothing happens if it is unknown.
   void Abandon(const SchedulePass& pass);
-  // Whether a backward is under way.
+  // True while a backward is under way.
   bool is_in_backward() const;
   // Fails the groups on all ranks, for a failure between schedule calls. Peers get `cause` with this rank's
   // number instead of waiting. Nothing happens after an earlier failure.
@@ -100,14 +100,14 @@ class ShardedGroups {
   absl::Status Fail(const absl::Status& cause, const std::string& place);
 
   // A group outside of its uses: starts to gather, waits until `data` can be read, gives the image back.
-  // Where ranks of a node share images, Reshard too is due on all ranks at one place.
+  // Reshard too is due on all ranks at one place if ranks of a node share images.
   // Errors: kFailedPrecondition (WaitUnshard without Unshard; Reshard before WaitUnshard).
   absl::Status Unshard(int group);
   absl::Status WaitUnshard(int group);
   absl::Status Reshard(int group);
-  // Whether the group's parameters can be read.
+  // True if the group's parameters can be read.
   bool is_unsharded(int group) const;
-  // Whether WaitUnshard is due.
+  // True if WaitUnshard is due.
   bool is_being_unsharded(int group) const;
 
   // Setters. They take effect with the next forward or backward, and must be called alike on all ranks.
@@ -137,7 +137,7 @@ class ShardedGroups {
   absl::StatusOr<std::vector<ShardView>> CurrentShards();
   absl::Status UpdateShards(const ShardUpdate& update);
   absl::Status BeginWriting();
-  // Whether shards were read since they could be written last: BeginWriting is due before they are written.
+  // True if shards were read since they could be written last: BeginWriting is due before they are written.
   // The same on all ranks.
   bool are_shards_read() const;
   void ZeroGradients();

@@ -121,7 +121,7 @@ class GatherPhase {
   void AddRelay(const CreditScheduler::Channel& channel, int member, std::byte* output, std::byte*& ring);
   // Bytes of the ring of a member's part.
   size_t RingBytes(int member) const;
-  // Where a member that submitted `own_part` and `output` has its part.
+  // Memory of the part of a member that submitted `own_part` and `output`.
   SliceMemory Submitted(const std::byte* own_part, const std::byte* output, int member) const;
   SliceMemory OwnPart(const GroupPlacement& placement, const Memory& memory) const {
     return Submitted(memory.own_part, memory.output, placement.me());

@@ -19,7 +19,7 @@ struct LeafSource {
   const std::byte* data;
   DType dtype;
   WireEncoding encoding = WireEncoding::kPlain;  // Tasks may have encoded leaves. RunReduce needs plain ones.
-  // Whether `data` is a buffer in which the elements lie in several ranges. The same holds for it.
+  // True if `data` is a buffer in which the elements lie in several ranges. The same holds for it.
   bool in_ranges = false;
 };
 

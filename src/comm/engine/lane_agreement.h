@@ -25,7 +25,7 @@
 
 namespace weft {
 
-// What one member proposes for a lane.
+// Proposal of one member for a lane.
 struct LaneProposal {
   uint64_t group_hash = 0;
   LanePurpose purpose = LanePurpose::kControl;

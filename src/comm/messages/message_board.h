@@ -84,7 +84,7 @@ class MessageBoard final : private SignalSender {
   absl::StatusOr<bool> StepReceives();
   absl::StatusOr<bool> StepReceive(IncomingMessage& receive);
   void Finish(const Record& record);
-  // What this rank has told about its leaving.
+  // The last announcement of this rank's leaving.
   struct Told {
     bool is_complete = false;  // For this value of used_.
     bool used = false;

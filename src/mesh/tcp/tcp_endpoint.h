@@ -1,4 +1,4 @@
-// Where a link can be reached over TCP: the addresses of its host's network interfaces and a port.
+// Place of a link on TCP: the addresses of its host's network interfaces and a port.
 #pragma once
 
 #include <cstdint>

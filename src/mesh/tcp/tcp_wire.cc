@@ -36,7 +36,7 @@ absl::StatusOr<uint16_t> ListenAt(int descriptor, int family) {
   return ntohs(address.sin6_port);  // At the same place as the port of IPv4.
 }
 
-// What an event of epoll is about. The rest of its data is a rank or a pointer.
+// Subject of an event of epoll. The rest of its data is a rank or a pointer.
 enum class Source : uint32_t { kListener, kSender, kReceiver };
 
 }  // namespace
