@@ -45,6 +45,7 @@ using RangesOfRank = std::vector<FlatRange> (FlatLayout::*)(int shard_rank) cons
 
 std::shared_ptr<const PartRanges> PartsOf(const FlatLayout& layout, RangesOfRank ranges_of) {
   std::vector<std::vector<FlatRange>> parts;
+  parts.reserve(static_cast<size_t>(layout.shard_size()));
   for (int rank = 0; rank < layout.shard_size(); ++rank) parts.push_back((layout.*ranges_of)(rank));
   absl::StatusOr<std::shared_ptr<const PartRanges>> made = PartRanges::Make(parts);
   WEFT_CHECK(made.ok(), ToStd(made.status().message()));
