@@ -355,11 +355,15 @@ def two_runs(harness):
     first = subprocess.Popen([harness.programs["weft"], "train", *faults.MODEL, "--data", "text.txt", *FLAGS, "--steps", "1000000"],
                              cwd=place.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                              env=os.environ | {"OMP_NUM_THREADS": "1"})
-    while "step 9/" not in first.stdout.readline():
-        pass
-    second = place.train(steps=1000000)
-    first.send_signal(signal.SIGTERM)
-    rest, _ = first.communicate(timeout=60)
+    try:
+        if not any("step 9/" in line for line in iter(first.stdout.readline, "")):
+            return Outcome(first.wait(timeout=60), "", 0, []), ["the first run ends before step 9"]
+        second = place.train(steps=1000000)
+        first.send_signal(signal.SIGTERM)
+        rest, _ = first.communicate(timeout=60)
+    finally:
+        first.kill()
+        first.wait()
     problems = [] if second.code == 2 else [f"exit code {second.code}, expected 2"]
     if "another run" not in second.output:
         problems.append("no message like 'another run'")

@@ -434,12 +434,16 @@ class Run:
         if left:
             complaints.append(f"shared memory is left: {', '.join(sorted(path.name for path in left)[:3])}")
         allowed = (*DUMPS, "weft-dump", "core*", *self.case.leaves)
-        for path in sorted(self.folder.rglob("*")):
-            name = str(path.relative_to(self.folder))
+        for name in self.left_names():
             if name.split("/")[0] in before or any(pathlib.PurePath(name).match(pattern) for pattern in allowed):
                 continue
             complaints.append(f"a file is left: {name}")
         return complaints
+
+    def left_names(self):
+        """The names of files and folders in the case's folder. Another run may remove some meanwhile: os.walk passes over a folder that is gone."""
+        return sorted(os.path.relpath(os.path.join(folder, name), self.folder)
+                      for folder, folders, files in os.walk(self.folder) for name in folders + files)
 
 
 def judge(case, code, output, complaints):
