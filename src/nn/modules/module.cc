@@ -7,6 +7,8 @@
 
 #include <absl/container/flat_hash_set.h>
 
+#include "weft/core/spans.h"
+
 namespace weft {
 namespace {
 
@@ -21,10 +23,12 @@ absl::Status EscapedException(const std::string& module, const std::string& what
 }  // namespace
 
 absl::StatusOr<Tensors> Module::Forward(Invocation& invocation, Tensors inputs) {
+  const Span span("forward", [&] { return name_; });
   return WithErrorHooks([&] { return RunForward(invocation, std::move(inputs)); });
 }
 
 absl::StatusOr<Tensors> Module::Backward(Invocation& invocation, Tensors output_gradients) {
+  const Span span("backward", [&] { return name_; });
   return WithErrorHooks([&] { return RunBackward(invocation, std::move(output_gradients)); });
 }
 
@@ -79,7 +83,10 @@ absl::StatusOr<Tensors> Module::BackwardCheckpointed(Invocation& invocation,
                                                      const Tensors& output_gradients) {
   const Tensors inputs = invocation.PopInputs(this);
   const Invocation::NewSaveScope scope(invocation);
-  WEFT_RETURN_IF_ERROR(ForwardImpl(invocation, inputs).status());
+  {
+    const Span span("recompute", [&] { return name_; });
+    WEFT_RETURN_IF_ERROR(ForwardImpl(invocation, inputs).status());
+  }
   WEFT_ASSIGN_OR_RETURN(Tensors input_gradients, BackwardImpl(invocation, output_gradients));
   WEFT_RETURN_IF_ERROR(invocation.CheckCallsFinished(*this));
   return input_gradients;

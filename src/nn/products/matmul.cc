@@ -2,10 +2,13 @@
 
 #include <algorithm>
 
+#include <absl/strings/str_cat.h>
+
 #include "src/nn/products/element.h"
 #include "src/nn/products/matmul_backend.h"
 #include "src/nn/products/scratch.h"
 #include "weft/core/parallel.h"
+#include "weft/core/spans.h"
 #include "weft/core/status.h"
 #include "weft/core/strided_copy.h"
 
@@ -76,6 +79,8 @@ void Matmul(int64_t m, int64_t n, int64_t k, DType factor_dtype, Factor a, Facto
   WEFT_CHECK(c_leading >= n && a.leading >= (a.transposed ? m : k) && b.leading >= (b.transposed ? k : n),
              "a matrix operand has rows longer than its leading dimension");
   if (m == 0 || n == 0) return;
+  const Span span("product",
+                  [&] { return absl::StrCat(m, " x ", n, " x ", k, " ", ToAbsl(Name(factor_dtype))); });
   const Product product = {m, n, k, factor_dtype, a, b, beta, c_dtype, c, c_leading};
   if (k == 0) {  // An empty sum: C = beta C.
     static thread_local Scratch zeros;
