@@ -34,6 +34,7 @@
 #include <absl/types/span.h>
 
 #include "weft/comm/engine_options.h"
+#include "weft/comm/engine_trace.h"
 #include "weft/comm/part_ranges.h"
 #include "weft/comm/types.h"
 #include "weft/comm/work.h"
@@ -209,6 +210,10 @@ class CommEngine {
   std::string RecorderJson() const;
   // Names what the program does, such as "step 12", in the flight recorder. Any thread.
   void SetPhase(std::string phase);
+  // Records a trace of this rank from StartTrace to StopTrace, which returns it. StartTrace drops a trace that
+  // is being recorded. Other ranks need not trace. Thread safety: any thread.
+  void StartTrace();
+  EngineTrace StopTrace();
 
   Bootstrap& bootstrap() const;
   NodeHeap& heap() const;

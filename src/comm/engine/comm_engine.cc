@@ -425,6 +425,8 @@ EngineCounters CommEngine::counters() const { return impl_->counters(); }
 size_t CommEngine::scratch_peak_bytes() const { return impl_->scratch_peak_bytes(); }
 std::string CommEngine::RecorderJson() const { return impl_->RecorderJson(); }
 void CommEngine::SetPhase(std::string phase) { impl_->SetPhase(std::move(phase)); }
+void CommEngine::StartTrace() { impl_->StartTrace(); }
+EngineTrace CommEngine::StopTrace() { return impl_->StopTrace(); }
 Bootstrap& CommEngine::bootstrap() const { return impl_->bootstrap(); }
 NodeHeap& CommEngine::heap() const { return impl_->heap(); }
 const EngineOptions& CommEngine::options() const { return impl_->options(); }

@@ -20,7 +20,8 @@ constexpr int64_t kSlowOperationNs = 1'000'000'000;
 
 EngineCore::EngineCore(const Environment& environment)
     : env_(environment),
-      wire_(environment.wire, environment.options, environment.counters, environment.credit_rules),
+      wire_(environment.wire, environment.options, environment.counters, environment.trace,
+            environment.credit_rules),
       messages_({env_.rank, env_.nodes, env_.node, wire_, *this, env_.scratch, env_.counters, env_.options,
                  env_.credit_rules},
                 *this) {}
@@ -315,6 +316,7 @@ void EngineCore::SetReleased(OperationRecord& record) {
   record.kept.clear();
   record.state.store(OperationState::kReleased, std::memory_order_release);
   env_.recorder.Record(record);
+  env_.trace.AddOperation(record);
   --unfinished_;
   ++env_.counters.operations;
   env_.node.Ring(env_.rank);

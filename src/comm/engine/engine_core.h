@@ -40,6 +40,7 @@
 #include <absl/status/status.h>
 
 #include "src/comm/base/group_placement.h"
+#include "src/comm/base/trace_log.h"
 #include "src/comm/collectives/data_task.h"
 #include "src/comm/collectives/operation.h"
 #include "src/comm/engine/recorder.h"
@@ -58,6 +59,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
     WireLink& wire;
     BufferPool& scratch;
     Recorder& recorder;
+    TraceLog& trace;
     EngineCounters& counters;
     const EngineOptions& options;
     CreditRules credit_rules;

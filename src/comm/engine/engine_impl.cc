@@ -97,6 +97,7 @@ CommEngine::Impl::Impl(Bootstrap& bootstrap, NodeHeap& heap, EngineOptions optio
       credit_rules_(credit_rules),
       scratch_(heap, "engine scratch"),
       recorder_(bootstrap.rank(), bootstrap.size(), options_.recorder_entries),
+      trace_(bootstrap.runtime()),
       forming_(bootstrap.runtime()),
       reset_rounds_(bootstrap) {}
 
@@ -128,7 +129,7 @@ absl::Status CommEngine::Impl::Open() {
   lane_limit_ = NodeLink::kMaxLanes;
   if (bootstrap_.node_map().node_count() > 1)
     lane_limit_ = std::min(lane_limit_, CreditScheduler::LanesOf(*wire_));
-  shell_.emplace(bootstrap_.runtime(), *node_, bootstrap_.rank());
+  shell_.emplace(bootstrap_.runtime(), *node_, trace_, bootstrap_.rank());
   shell_->Start(std::move(core));
   if (options_.watchdog) {
     watchdog_.emplace(
@@ -142,7 +143,7 @@ absl::Status CommEngine::Impl::Open() {
 
 absl::StatusOr<std::unique_ptr<EngineCore>> CommEngine::Impl::MakeCore(WireLink& wire) {
   auto core = std::make_unique<EngineCore>(EngineCore::Environment{bootstrap_.rank(), bootstrap_.node_map(),
-                                                                   *node_, wire, scratch_, recorder_,
+                                                                   *node_, wire, scratch_, recorder_, trace_,
                                                                    counters_, options_, credit_rules_});
   const MutexLock lock(lanes_mutex_);
   for (size_t index = 0; index < lanes_.size(); ++index) {
@@ -191,6 +192,7 @@ absl::StatusOr<LaneId> CommEngine::Impl::Install(int index, std::unique_ptr<Lane
   WEFT_RETURN_IF_ERROR(shell_->WithCore(
       [&](EngineCore& core) { return core.AddLane(index, lane->name, group, lane->purpose); }));
   recorder_.RecordLane(index, lane->name, group.ranks);
+  trace_.SetLaneName(index, lane->name);
   const MutexLock lock(lanes_mutex_);
   if (static_cast<size_t>(index) >= lanes_.size()) lanes_.resize(static_cast<size_t>(index) + 1);
   lanes_[static_cast<size_t>(index)] = std::move(lane);

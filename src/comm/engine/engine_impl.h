@@ -100,6 +100,8 @@ class CommEngine::Impl {
   size_t scratch_peak_bytes() const { return scratch_.peak_bytes(); }
   std::string RecorderJson() const { return recorder_.Json(); }
   void SetPhase(std::string phase) { recorder_.SetPhase(std::move(phase)); }
+  void StartTrace() { trace_.Start(); }
+  EngineTrace StopTrace() { return trace_.Stop(); }
   Bootstrap& bootstrap() const { return bootstrap_; }
   NodeHeap& heap() const { return heap_; }
   const EngineOptions& options() const { return options_; }
@@ -149,6 +151,7 @@ class CommEngine::Impl {
   const CreditRules credit_rules_;
   BufferPool scratch_;
   Recorder recorder_;
+  TraceLog trace_;
   std::unique_ptr<NodeLink> node_;
   std::unique_ptr<WireLink> wire_;
   EngineCounters counters_;  // Written by the core. Read through EngineCore::counters().

@@ -54,8 +54,8 @@ void Call(const std::vector<CompletedCallback>& callbacks) {
 
 }  // namespace
 
-EngineShell::EngineShell(Runtime& runtime, NodeLink& node, int rank)
-    : runtime_(runtime), node_(node), rank_(rank) {}
+EngineShell::EngineShell(Runtime& runtime, NodeLink& node, TraceLog& trace, int rank)
+    : runtime_(runtime), node_(node), trace_(trace), rank_(rank) {}
 
 EngineShell::~EngineShell() { Stop(); }
 
@@ -153,7 +153,8 @@ EngineShell::PollResult EngineShell::PollAndRunTask() {
   return result;
 }
 
-bool EngineShell::PollUntil(const std::function<bool()>& done, absl::Time deadline) {
+bool EngineShell::PollUntil(const OperationRecord* record, const std::function<bool()>& done,
+                            absl::Time deadline) {
   // A wait for a past event costs nothing and does not count in wait_ns.
   if (done()) return true;
   const int64_t begin = runtime_.NowNs();
@@ -188,7 +189,9 @@ bool EngineShell::PollUntil(const std::function<bool()>& done, absl::Time deadli
   if (poll.has_local_work && progress_sleep_.load(std::memory_order_seq_cst) != ProgressSleep::kNone) {
     WakeProgressThread();
   }
-  wait_ns_.fetch_add(runtime_.NowNs() - begin, std::memory_order_relaxed);
+  const int64_t end = runtime_.NowNs();
+  wait_ns_.fetch_add(end - begin, std::memory_order_relaxed);
+  trace_.AddWait(record, begin, end);
   return reached;
 }
 
@@ -206,8 +209,9 @@ absl::Status EngineShell::DeadlineError(const OperationRecord& record, Event eve
     const auto unresponsive = [this] {
       return WithCore([](EngineCore& core) { return core.UnresponsiveRanks(); });
     };
-    const bool all_responded = PollUntil([&] { return HasOccurred(record, event) || unresponsive().empty(); },
-                                         runtime_.Now() + absl::Nanoseconds(kHeartbeatTimeoutNs));
+    const bool all_responded = PollUntil(
+        &record, [&] { return HasOccurred(record, event) || unresponsive().empty(); },
+        runtime_.Now() + absl::Nanoseconds(kHeartbeatTimeoutNs));
     if (HasOccurred(record, event)) return absl::OkStatus();
     if (!all_responded) {
       missing_heartbeats =
@@ -226,7 +230,8 @@ absl::Status EngineShell::Wait(const std::shared_ptr<OperationRecord>& record, E
                                absl::Time deadline, bool checks_heartbeats) {
   if (!HasOccurred(*record, event)) {
     WithCore([&](EngineCore& core) { core.RaisePriority(*record, event == Event::kReleased); });
-    if (!PollUntil([&] { return HasOccurred(*record, event); }, deadline)) {
+    if (!PollUntil(
+            record.get(), [&] { return HasOccurred(*record, event); }, deadline)) {
       WEFT_RETURN_IF_ERROR(DeadlineError(*record, event, checks_heartbeats));
     }
   }
@@ -255,7 +260,7 @@ void EngineShell::FlushControlMessages(absl::Time deadline) {
 
 absl::Status EngineShell::Drain(absl::Time deadline) {
   const auto done = [&] { return WithCore([](EngineCore& core) { return core.is_idle(); }); };
-  if (PollUntil(done, deadline)) return absl::OkStatus();
+  if (PollUntil(nullptr, done, deadline)) return absl::OkStatus();
   return absl::DeadlineExceededError(
       "operations did not finish before the engine was destroyed; wait for every Work first");
 }

@@ -35,8 +35,8 @@ namespace weft {
 
 class EngineShell {
  public:
-  // `node` is the core's link. Lifetime: `runtime` and `node` must outlive the shell.
-  EngineShell(Runtime& runtime, NodeLink& node, int rank);
+  // `node` is the core's link. Lifetime: `runtime`, `node` and `trace` must outlive the shell.
+  EngineShell(Runtime& runtime, NodeLink& node, TraceLog& trace, int rank);
   ~EngineShell();
 
   // Takes the core and starts the progress thread.
@@ -100,13 +100,16 @@ class EngineShell {
   bool HasOccurred(const OperationRecord& record, Event event) const;
   absl::Status DeadlineError(const OperationRecord& record, Event event, bool checks_heartbeats)
       ABSL_LOCKS_EXCLUDED(mutex_);
-  // Polls until `done`. False if the deadline passed first.
-  bool PollUntil(const std::function<bool()>& done, absl::Time deadline) ABSL_LOCKS_EXCLUDED(mutex_);
+  // Polls until `done`. False if the deadline passed first. `record` is the operation that it waits for, or
+  // null.
+  bool PollUntil(const OperationRecord* record, const std::function<bool()>& done, absl::Time deadline)
+      ABSL_LOCKS_EXCLUDED(mutex_);
   void RunProgressThread() ABSL_LOCKS_EXCLUDED(mutex_);
   void WakeProgressThread();
 
   Runtime& runtime_;
   NodeLink& node_;
+  TraceLog& trace_;
   const int rank_;
   Mutex mutex_;
   std::unique_ptr<EngineCore> core_ ABSL_GUARDED_BY(mutex_) ABSL_PT_GUARDED_BY(mutex_);

@@ -43,8 +43,8 @@ int TagOf(const CreditScheduler::Channel& channel) {
 }  // namespace
 
 CreditScheduler::CreditScheduler(WireLink& link, const EngineOptions& options, EngineCounters& counters,
-                                 CreditRules rules)
-    : link_(link), options_(options), rules_(rules), counters_(counters) {}
+                                 TraceLog& trace, CreditRules rules)
+    : link_(link), options_(options), rules_(rules), counters_(counters), trace_(trace) {}
 
 absl::Status CreditScheduler::CheckLane(int lane, std::string_view name) const {
   const int lanes = LanesOf(link_);
@@ -137,6 +137,14 @@ absl::StatusOr<bool> CreditScheduler::PollTransfers() {
         bytes_by_priority_[static_cast<size_t>(transfer.priority)] -= static_cast<int64_t>(transfer.bytes);
       if (transfer.yielded) yielded_bytes_ -= static_cast<int64_t>(transfer.bytes);
     }
+    trace_.AddSlice(transfer.lane, {{},
+                                    transfer.sequence,
+                                    !transfer.receive,
+                                    transfer.peer,
+                                    transfer.slice,
+                                    static_cast<int64_t>(transfer.bytes),
+                                    transfer.begin_ns,
+                                    0});
     transfer.owner->OnWireDone(transfer.slice);
   }
   return any;
@@ -179,8 +187,8 @@ absl::Status CreditScheduler::Receive(const Channel& channel, WirePhase phase, P
                         link_.Receive(channel.peer, TagOf(channel), slice.target, slice.bytes, slice.length));
   const bool shared = slice.sender_has_started;
   const bool yielded = shared && priority > highest_demand();
-  in_flight_.push_back({request, owner, slice.number, true, slice.bytes, channel.peer, channel.lane, phase,
-                        priority, shared, yielded});
+  in_flight_.push_back({request, owner, slice.number, true, slice.bytes, channel.peer, channel.lane,
+                        channel.sequence, trace_.Begin(), phase, priority, shared, yielded});
   if (yielded) {
     yielded_bytes_ += static_cast<int64_t>(slice.bytes);
     counters_.yielded_peak_bytes = std::max(counters_.yielded_peak_bytes, yielded_bytes_);
@@ -216,8 +224,8 @@ absl::Status CreditScheduler::Send(const Channel& channel, int64_t slice, const 
                                    size_t bytes, WireOwner* owner) {
   WEFT_ASSIGN_OR_RETURN(const WireLink::RequestId request,
                         link_.Send(channel.peer, TagOf(channel), source, bytes));
-  in_flight_.push_back(
-      {request, owner, slice, false, bytes, channel.peer, channel.lane, WirePhase::kGather, Priority::kBulk});
+  in_flight_.push_back({request, owner, slice, false, bytes, channel.peer, channel.lane, channel.sequence,
+                        trace_.Begin(), WirePhase::kGather, Priority::kBulk});
   counters_.wire_bytes += static_cast<int64_t>(bytes);
   return absl::OkStatus();
 }

@@ -60,6 +60,7 @@
 
 #include "src/comm/base/descriptor.h"
 #include "src/comm/base/part_shape.h"
+#include "src/comm/base/trace_log.h"
 #include "src/comm/links/node_link.h"
 #include "weft/comm/engine_options.h"
 #include "weft/comm/types.h"
@@ -89,7 +90,7 @@ struct CreditRules {
 
 class CreditScheduler {
  public:
-  CreditScheduler(WireLink& link, const EngineOptions& options, EngineCounters& counters,
+  CreditScheduler(WireLink& link, const EngineOptions& options, EngineCounters& counters, TraceLog& trace,
                   CreditRules rules = {});
 
   // Identifies one stream of slices between this rank and a peer.
@@ -214,6 +215,8 @@ class CreditScheduler {
     size_t bytes;
     int peer;
     int lane;
+    uint64_t sequence;
+    int64_t begin_ns;  // See TraceLog::Begin.
     WirePhase phase;
     Priority priority;
     bool shared = false;   // Counts in the windows that operations share.
@@ -240,6 +243,7 @@ class CreditScheduler {
   const EngineOptions& options_;
   const CreditRules rules_;
   EngineCounters& counters_;
+  TraceLog& trace_;
   std::vector<Transfer> in_flight_;
   std::vector<Transfer> uncancelled_;  // Abandoned transfers that the link could not cancel.
   // Bytes of posted receives by lane and phase. Lanes without an element have none.

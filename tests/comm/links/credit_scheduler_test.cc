@@ -63,7 +63,9 @@ class CreditSchedulerTest : public ::testing::Test {
   const EngineOptions options_ = Options();
   EngineCounters counters_;
   FakeWireLink link_;
-  CreditScheduler scheduler_{link_, options_, counters_};
+  const SystemRuntime runtime_;
+  TraceLog trace_{runtime_};
+  CreditScheduler scheduler_{link_, options_, counters_, trace_};
   Descriptor descriptor_;
   Owner owner_;
   std::vector<std::byte> memory_{kSlice};
@@ -163,7 +165,7 @@ TEST_F(CreditSchedulerTest, ReceiveIsPostedBeforeItsCreditIsSent) {
 TEST_F(CreditSchedulerTest, CreditsAddUpAtTheSender) {
   FakeWireLink sender_link;
   EngineCounters sender_counters;
-  CreditScheduler sender(sender_link, options_, sender_counters);
+  CreditScheduler sender(sender_link, options_, sender_counters, trace_);
   EXPECT_FALSE(sender.CreditOf(ChannelOf(kLane, 0)));
   Receive(Priority::kBulk);
   Receive(Priority::kBulk);
@@ -190,7 +192,7 @@ TEST_F(CreditSchedulerTest, CreditsAddUpAtTheSender) {
 TEST_F(CreditSchedulerTest, SenderReceivesTheAnnouncementOfAnEmptyPart) {
   FakeWireLink sender_link;
   EngineCounters sender_counters;
-  CreditScheduler sender(sender_link, options_, sender_counters);
+  CreditScheduler sender(sender_link, options_, sender_counters, trace_);
   EXPECT_OK(scheduler_.AnnounceEmptyPart(ChannelOf(kLane), descriptor_));
   EXPECT_TRUE(link_.in_flight.empty());
   DeliverTo(sender, sender_link);
@@ -203,7 +205,7 @@ TEST_F(CreditSchedulerTest, SenderReceivesTheAnnouncementOfAnEmptyPart) {
 TEST_F(CreditSchedulerTest, CreditsRevealMismatchedOperations) {
   FakeWireLink sender_link;
   EngineCounters sender_counters;
-  CreditScheduler sender(sender_link, options_, sender_counters);
+  CreditScheduler sender(sender_link, options_, sender_counters, trace_);
   Receive(Priority::kBulk);
   DeliverTo(sender, sender_link);
   EXPECT_FALSE(sender.FindMismatch(kLane, descriptor_));
@@ -220,7 +222,7 @@ TEST_F(CreditSchedulerTest, CreditsRevealMismatchedOperations) {
 TEST_F(CreditSchedulerTest, FirstFailureNoticeIsKept) {
   FakeWireLink other_link;
   EngineCounters other_counters;
-  CreditScheduler other(other_link, options_, other_counters);
+  CreditScheduler other(other_link, options_, other_counters, trace_);
   scheduler_.BroadcastFailure(absl::DataLossError("first"), {7, 8});
   scheduler_.BroadcastFailure(absl::AbortedError("second"), {7});
   ASSERT_EQ(link_.sent_messages.size(), 3U);
@@ -319,7 +321,7 @@ TEST_F(CreditSchedulerTest, SlicesOfAPeerThatHasNotStartedCountInTheLaneWindowOn
 TEST_F(CreditSchedulerTest, KnowsThePeersThatHaveSentCreditMessagesForAnOperation) {
   FakeWireLink other_link;
   EngineCounters other_counters;
-  CreditScheduler other(other_link, options_, other_counters);
+  CreditScheduler other(other_link, options_, other_counters, trace_);
   EXPECT_FALSE(other.HasCreditMessageFrom(ChannelOf(kLane, 0)));
   EXPECT_OK(scheduler_.AnnounceEmptyPart(ChannelOf(kLane), descriptor_));
   DeliverTo(other, other_link);
