@@ -125,6 +125,10 @@ void AddOutputFlags(CLI::App& app, OutputOptions& output) {
   group.Text("--metrics", output.metrics_file,
              "Write one JSON object per step, and the configuration beside it", "FILE.jsonl");
   group.Text("--export-hf", output.export_folder, "Hugging Face folder to write at the end", "DIR");
+  group.Text("--trace", output.trace_file,
+             "Write a trace of some steps, for Perfetto or Chrome (chrome://tracing)", "FILE.json");
+  group.Text("--trace-steps", output.trace_steps,
+             "First and last step of the trace [third to fifth of the run]", "A:B");
   group.Text("--dump-folder", output.dump_folder,
              "Folder for the flight recorders of a failed run; see weft diagnose", "DIR");
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
 
 #include "weft/comm/types.h"
 #include "weft/context_parallel/context_scheme.h"
@@ -138,12 +139,23 @@ struct ParallelOptions {
   DType reduce_dtype = DType::kF32;
 };
 
+// Steps `first` to `last` of a run, counted from 1.
+struct StepRange {
+  int64_t first, last;
+
+  // "A:B", or "A" for one step. Errors: kInvalidArgument (another text, A below 1, or B below A).
+  static absl::StatusOr<StepRange> Parse(std::string_view text);
+};
+
 struct OutputOptions {
   std::string metrics_file;   // Empty: no metrics.
   std::string export_folder;  // Empty: no export.
   // Folder for the flight recorders of a run that fails because a rank is missing, because ranks disagree, or
   // because the transport fails.
   std::string dump_folder = "weft-dump";
+  std::string trace_file;  // Empty: no trace.
+  // Steps of the trace, as StepRange::Parse takes them. Empty: the third to fifth step of the run.
+  std::string trace_steps;
 };
 
 // Checkpoints of a run, see weft/train/checkpoint.h.

@@ -2,7 +2,9 @@
 
 #include <cmath>
 
+#include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
 
 #include "src/train/config/flag_error.h"
 #include "weft/core/status.h"
@@ -177,7 +179,29 @@ absl::Status ValidateCheckpoint(const CheckpointConfig& checkpoint) {
   return absl::OkStatus();
 }
 
+absl::Status ValidateTrace(const OutputOptions& output, int64_t steps) {
+  if (output.trace_steps.empty()) return absl::OkStatus();
+  if (output.trace_file.empty()) return BadFlag("trace-steps", output.trace_steps, "needs --trace");
+  const absl::StatusOr<StepRange> range = StepRange::Parse(output.trace_steps);
+  if (!range.ok()) return BadFlag("trace-steps", output.trace_steps, range.status().message());
+  if (range->last <= steps) return absl::OkStatus();
+  return BadFlag("trace-steps", output.trace_steps,
+                 absl::StrCat("the run ends at step ", steps, " (--steps); name steps up to it"));
+}
+
 }  // namespace
+
+absl::StatusOr<StepRange> StepRange::Parse(std::string_view text) {
+  const std::vector<std::string> parts = absl::StrSplit(ToAbsl(text), ':');
+  StepRange range{};
+  if (parts.size() > 2 || !absl::SimpleAtoi(parts.front(), &range.first) ||
+      !absl::SimpleAtoi(parts.back(), &range.last)) {
+    return absl::InvalidArgumentError("must be two steps, as in 3:5, or one");
+  }
+  if (range.first < 1) return absl::InvalidArgumentError("steps are counted from 1");
+  if (range.last < range.first) return absl::InvalidArgumentError("the last step comes before the first");
+  return range;
+}
 
 std::string_view Name(LrDecay decay) {
   switch (decay) {
@@ -207,6 +231,7 @@ absl::Status Validate(const TrainConfig& config) {
   WEFT_RETURN_IF_ERROR(ValidateEval(config.eval));
   WEFT_RETURN_IF_ERROR(ValidateOptimizer(config.optimizer));
   WEFT_RETURN_IF_ERROR(ValidateParallel(config.parallel));
+  WEFT_RETURN_IF_ERROR(ValidateTrace(config.output, config.optimizer.steps));
   WEFT_RETURN_IF_ERROR(ValidateCheckpoint(config.checkpoint));
   WEFT_RETURN_IF_ERROR(Validate(config.parallel.context));
   return Validate(config.attention, config.parallel.context);

@@ -71,6 +71,8 @@ std::vector<OutputFile> OutputsOf(const TrainConfig& config) {
     if (const auto path = ConfigPathBeside(metrics))
       outputs.push_back({"metrics", *path, /*in_place=*/false});
   }
+  if (const std::string& trace = config.output.trace_file; !trace.empty())
+    outputs.push_back({"trace", trace, /*in_place=*/false});
   if (const std::string& folder = config.output.export_folder; !folder.empty()) {
     for (const std::string& path : ExportedFiles(folder, config.model.hf_folder)) {
       outputs.push_back({"export-hf", path, /*in_place=*/false});
@@ -196,6 +198,7 @@ absl::Status CheckReplaceable(const std::string& path) {
 
 absl::Status CheckOutputs(const TrainConfig& config, const TrainInputs& inputs) {
   WEFT_RETURN_IF_ERROR(CheckCollisions(config, inputs));
+  if (!config.output.trace_file.empty()) WEFT_RETURN_IF_ERROR(CheckReplaceable(config.output.trace_file));
   const std::string& metrics = config.output.metrics_file;
   if (metrics.empty()) return absl::OkStatus();
   WEFT_RETURN_IF_ERROR(CheckMetrics(metrics, !config.checkpoint.resume.empty()));

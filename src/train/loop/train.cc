@@ -1,5 +1,6 @@
 #include "weft/train/train.h"
 
+#include <algorithm>
 #include <cmath>
 #include <optional>
 #include <utility>
@@ -19,6 +20,7 @@
 #include "src/train/plan/inputs.h"
 #include "src/train/plan/memory_need.h"
 #include "src/train/plan/run_plan.h"
+#include "src/train/trace/run_trace.h"
 #include "weft/core/parallel.h"
 #include "weft/core/reproducible_sum.h"
 #include "weft/core/status.h"
@@ -202,6 +204,7 @@ class Run {
       report_.steps = resumed->step();
       report_.skipped_steps = checkpoints_->skipped_steps();
     }
+    WEFT_RETURN_IF_ERROR(OpenTrace());  // All ranks have the same flags and the same checkpoint.
     return Agree(OpenEvaluatorAndMetrics());
   }
 
@@ -261,9 +264,11 @@ class Run {
     for (int64_t step = checkpoints_->first_step(); step <= config_.optimizer.steps && !report_.stopped;
          ++step) {
       trainer_->engine().SetPhase(absl::StrCat("step ", step));
+      if (trace_) WEFT_RETURN_IF_ERROR(trace_->BeforeStep(step));
       WEFT_ASSIGN_OR_RETURN(Trainer::StepResult result, trainer_->Step(step, TakeRequests(), [this] {
         return checkpoints_->BeforeUpdate();
       }));
+      if (trace_) WEFT_RETURN_IF_ERROR(trace_->AfterStep(step));
       report_.skipped_steps += result.skipped ? 1 : 0;
       result.metrics.skipped_steps = report_.skipped_steps;
       if (EvaluatesAfter(step) && CheckFinite(result.metrics, max_skipped).ok()) {
@@ -288,7 +293,35 @@ class Run {
         progress->PrintLine("SIGUSR1 asks for a checkpoint, but there is no --checkpoint-dir");
       }
     }
+    if (trace_) WEFT_RETURN_IF_ERROR(FinishTrace());
     return EvaluateLastCheckpoint();
+  }
+
+  absl::Status FinishTrace() {
+    WEFT_RETURN_IF_ERROR(trace_->Finish());
+    const std::optional<StepRange> steps = trace_->written();
+    if (steps && output() != nullptr) {
+      std::fprintf(output(), "trace of steps %lld to %lld in %s\n", static_cast<long long>(steps->first),
+                   static_cast<long long>(steps->last), config_.output.trace_file.c_str());
+    }
+    return absl::OkStatus();
+  }
+
+  // The trace of the steps that --trace-steps names, if the run has them still before it.
+  absl::Status OpenTrace() {
+    if (config_.output.trace_file.empty()) return absl::OkStatus();
+    const int64_t next = checkpoints_->first_step();
+    const int64_t end = config_.optimizer.steps;
+    StepRange steps{std::min(next + 2, end), std::min(next + 4, end)};
+    if (const std::string& text = config_.output.trace_steps; !text.empty()) {
+      WEFT_ASSIGN_OR_RETURN(steps, StepRange::Parse(text));
+      if (steps.first < next) {
+        return BadFlag("trace-steps", text,
+                       absl::StrCat("the resumed run goes on at step ", next, "; name later steps"));
+      }
+    }
+    trace_.emplace(trainer_->engine(), config_.output.trace_file, steps, timeout_);
+    return absl::OkStatus();
   }
 
   // Before a save: weights of a faulty replica must not reach a checkpoint.
@@ -395,6 +428,7 @@ class Run {
   std::vector<RunProperty> properties_;  // Equal on all ranks.
   std::vector<ResolvedItem> resolved_;
   std::unique_ptr<Trainer> trainer_;
+  std::optional<RunTrace> trace_;           // If there is --trace.
   std::unique_ptr<Evaluator> evaluator_;    // Null without --eval-data.
   std::optional<MetricsFile> metrics_;      // On rank 0, if there is --metrics.
   std::optional<HfExport> export_;          // On rank 0, if there is --export-hf.

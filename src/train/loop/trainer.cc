@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -13,6 +14,7 @@
 #include "src/train/data/batch_reader.h"
 #include "src/train/files/model_folder.h"
 #include "src/train/plan/memory_need.h"
+#include "weft/core/spans.h"
 #include "weft/core/status.h"
 #include "weft/mesh/world_group.h"
 #include "weft/nn/lightning_indexer.h"
@@ -166,13 +168,14 @@ void Trainer::ResetPeaks() {
 
 absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, const StepFlags& flags,
                                                   absl::FunctionRef<absl::Status()> before_update) {
+  const Span span("step", [step] { return absl::StrCat("step ", step); });
   const Clock::time_point start = Clock::now();
   const CounterSnapshot before = Counters();
   ResetPeaks();
   StepSummary own;
   own.flags = flags;
   WEFT_RETURN_IF_ERROR(ForwardAndBackward(step, own));
-  WEFT_ASSIGN_OR_RETURN(const std::vector<GradientNorm> norms, sharded_->ClipGradNorms(ClipSetsOf(plan_)));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<GradientNorm> norms, ClipGradNorms());
   WEFT_ASSIGN_OR_RETURN(const StepSummary all, GatherSummaries(own));
 
   StepResult result;
@@ -229,10 +232,20 @@ void Trainer::SetGradientSync(bool last_microbatch) {
   sharded_->SetIsLastBackward(last_microbatch);
 }
 
-absl::Status Trainer::RunMicrobatch(SequenceRange sequences, bool warm_up, StepSummary& own) {
+absl::StatusOr<RankBatch> Trainer::ReadBatch(SequenceRange sequences) {
+  const Span span("data", [] { return std::string("read batch"); });
   WEFT_ASSIGN_OR_RETURN(const Microbatch whole, ReadMicrobatch(corpus_, plan_.order, sequences, plan_.seq_len,
                                                                model_->config().vocab_size));
-  WEFT_ASSIGN_OR_RETURN(RankBatch batch, splitter_.Split(whole));
+  return splitter_.Split(whole);
+}
+
+absl::StatusOr<std::vector<GradientNorm>> Trainer::ClipGradNorms() {
+  const Span span("optimizer", [] { return std::string("clip"); });
+  return sharded_->ClipGradNorms(ClipSetsOf(plan_));
+}
+
+absl::Status Trainer::RunMicrobatch(SequenceRange sequences, bool warm_up, StepSummary& own) {
+  WEFT_ASSIGN_OR_RETURN(RankBatch batch, ReadBatch(sequences));
   // Scaled by the targets of the whole step, so the ranks' losses and gradients add up to those of the mean
   // loss.
   const float scale = 1.0F / static_cast<float>(plan_.targets_per_step());
@@ -340,6 +353,7 @@ absl::Status Trainer::LoadOptimizer(const Checkpoint& checkpoint) {
 }
 
 absl::Status Trainer::Update(int64_t step, absl::Span<const GradientNorm> norms) {
+  const Span span("optimizer", [] { return std::string("update"); });
   for (AdamWOptions& options : optimizer_->options()) options.lr = plan_.learning_rate.At(step);
   std::vector<AdamWGroupStep> groups;
   groups.reserve(optimizer_sets_.size());

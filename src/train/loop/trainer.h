@@ -119,6 +119,8 @@ class Trainer {
   absl::Status ForwardAndBackward(int64_t step, StepSummary& own);
   // Sets how far the next microbatch's gradients are reduced after its backward.
   void SetGradientSync(bool last_microbatch);
+  absl::StatusOr<RankBatch> ReadBatch(SequenceRange sequences);
+  absl::StatusOr<std::vector<GradientNorm>> ClipGradNorms();
   absl::Status RunMicrobatch(SequenceRange sequences, bool warm_up, StepSummary& own);
   size_t SummaryBytes() const {
     return plan_.indexers ? sizeof(StepSummary) : offsetof(StepSummary, indexers);
