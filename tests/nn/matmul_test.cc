@@ -2,12 +2,14 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <ostream>
 #include <thread>
 #include <vector>
 
 #include <gtest/gtest.h>
 
+#include "src/nn/products/amx_kernels.h"
 #include "src/nn/products/matmul_backend.h"
 #include "weft/core/parallel.h"
 #include "weft/core/tensor.h"
@@ -175,6 +177,80 @@ TEST(Matmul, MatchesPlainLoopsOnSeveralThreads) {
 
 TEST(EigenBackend, MatchesPlainLoopsForEverySizeAndTranspose) {
   for (const Case& c : Sweep({1, 2, 17, 60})) ExpectMatchesPlainLoops(c, matmul_eigen::Multiply);
+}
+
+class AmxBackend : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (!matmul_amx::Supports(DType::kBF16, DType::kF32)) GTEST_SKIP() << "this CPU or compiler has no AMX";
+  }
+};
+
+TEST_F(AmxBackend, MatchesPlainLoopsForEverySizeTransposeAndResult) {
+  for (Case c : Sweep({1, 31, 70})) {
+    c.factors = DType::kBF16;
+    for (const DType result : {DType::kF32, DType::kBF16}) {
+      c.result = result;
+      c.padding = c.m % 3;
+      ExpectMatchesPlainLoops(c, matmul_amx::Multiply);
+    }
+  }
+}
+
+// Several depths, blocks of A and packed parts of B, whatever the caches.
+TEST_F(AmxBackend, MatchesPlainLoopsForLargeSizes) {
+  const auto expect = [](Case c) {
+    c.factors = DType::kBF16;
+    ExpectMatchesPlainLoops(c, matmul_amx::Multiply);
+  };
+  expect({.m = 33, .n = 40, .k = 40'001, .transpose_a = true, .beta = 1.0F});
+  expect({.m = 33, .n = 40, .k = 40'001, .transpose_b = true, .result = DType::kBF16});
+  expect({.m = 3001, .n = 33, .k = 129});
+  expect({.m = 33, .n = 20'001, .k = 70, .result = DType::kBF16});
+}
+
+TEST_F(AmxBackend, GivesTheSameBitsOnSeveralThreads) {
+  const int threads = ThreadCount();
+  const int64_t size = 300;
+  const Stored a(DType::kBF16, size, size, size, 1);
+  const Stored b(DType::kBF16, size, size, size, 7);
+  std::vector<Stored> results;
+  for (const int count : {1, 2, 5}) {
+    SetThreadCount(count);
+    results.emplace_back(DType::kF32, size, size, size, 3);
+    matmul_amx::Multiply({size,
+                          size,
+                          size,
+                          DType::kBF16,
+                          {a.tensor.view().data, size},
+                          {b.tensor.view().data, size, true},
+                          0.0F,
+                          DType::kF32,
+                          results.back().tensor.view().data,
+                          size});
+    EXPECT_EQ(std::memcmp(results.back().tensor.view().data, results.front().tensor.view().data,
+                          static_cast<size_t>(size * size) * sizeof(float)),
+              0);
+  }
+  SetThreadCount(threads);
+}
+
+TEST_F(AmxBackend, RoundsToBf16AsToBF16Does) {
+  const float infinity = std::numeric_limits<float>::infinity();
+  std::vector<float> values = {
+      0.0F,           -0.0F,    1.00390625F, 1.01171875F, 3.0e38F,
+      -3.4028235e38F, infinity, -infinity,   NAN,         std::nextafter(1.00390625F, 2.0F),
+      1e-30F};
+  for (const float value : values) {
+    float sums[32 * 32];
+    std::fill(std::begin(sums), std::end(sums), value);
+    BF16 rounded[32 * 32];
+    amx::StoreBf16Rows(sums, 32, reinterpret_cast<uint16_t*>(rounded), 32);
+    for (const BF16 result : rounded) {
+      const BF16 expected = ToBF16(value);
+      EXPECT_EQ(std::memcmp(&result, &expected, sizeof(BF16)), 0) << value;
+    }
+  }
 }
 
 // Runs one product on copies of its operands that start `offset` elements after a 64-byte boundary.

@@ -1,5 +1,5 @@
 // Matrix products through oneDNN, or through Eigen in a build without oneDNN. Nothing else in weft calls
-// these libraries.
+// these libraries. Large products of bf16 factors use kernels of weft on a CPU with AMX.
 //
 // Thread safety: any thread may call. A product uses the ThreadCount() threads of the calling thread.
 // Determinism: the bits of a result depend on sizes, layout, dtypes and thread count. They do not depend
@@ -42,6 +42,9 @@ void Matmul(int64_t m, int64_t n, int64_t k, DType factor_dtype, Factor a, Facto
 // with few tokens. Only the CPU's instruction set decides, never a measurement: the choice affects the bits
 // of the result, and every run and every rank of a machine must give the same bits.
 bool UsesNativeBf16Matmul();
+// True if large products of bf16 factors use weft's own kernels on the CPU's AMX tiles. Only the CPU, the
+// system and the compiler decide.
+bool UsesAmxMatmul();
 
 // Matmul with all operands in f32.
 inline void Matmul(int64_t m, int64_t n, int64_t k, Factor a, Factor b, float beta, float* c,

@@ -69,6 +69,8 @@ void MultiplyInF32(const Product& product) {
 
 }  // namespace
 
+bool UsesAmxMatmul() { return matmul_amx::Supports(DType::kBF16, DType::kF32); }
+
 bool UsesNativeBf16Matmul() { return backend::Supports(DType::kBF16, DType::kF32); }
 
 void Matmul(int64_t m, int64_t n, int64_t k, DType factor_dtype, Factor a, Factor b, float beta,
@@ -87,6 +89,8 @@ void Matmul(int64_t m, int64_t n, int64_t k, DType factor_dtype, Factor a, Facto
     float* sum = zeros.Floats(m * n);
     std::fill_n(sum, m * n, 0.0F);
     StoreSum(product, sum);
+  } else if (matmul_amx::Supports(factor_dtype, c_dtype) && matmul_amx::IsWorthIt(product)) {
+    matmul_amx::Multiply(product);
   } else if (backend::Supports(factor_dtype, c_dtype)) {
     backend::Multiply(product);
   } else {

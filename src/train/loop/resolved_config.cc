@@ -135,6 +135,9 @@ std::vector<ResolvedItem> ProductItems(const RunPlan& plan) {
   if (plan.parallel.param_dtype != DType::kBF16) {
     return {};
   }
+  if (UsesAmxMatmul()) {
+    return {{"products", "bf16 on AMX tiles", "the CPU has them"}};
+  }
   if (UsesNativeBf16Matmul()) {
     return {{"products", "bf16", "the CPU has instructions for them"}};
   }

@@ -1,0 +1,55 @@
+// Kernels of bf16 matrix products on AMX tiles: packing of operands into tiles, and the product of packed
+// panels. Only this file's source is compiled for AMX; callers check IsAvailable first.
+//
+// A *tile* is 16 x 16 words of 32 bits, 1 KiB. A word has two bf16 values that are neighbours along k. A *k
+// block* is 32 values along k, the depth of one tile. A *panel* is 32 rows of A, or 32 columns of B, over some
+// k blocks: two tiles for each k block, one after the other. Missing rows, columns and values are zero.
+//   tile of A: word [row][pair]      tile of B: word [pair][column]
+// Source: Intel, "Intel 64 and IA-32 Architectures Optimization Reference Manual", chapter on AMX.
+//
+// Thread safety: any thread.
+#pragma once
+
+#include <cstdint>
+
+namespace weft::amx {
+
+inline constexpr int64_t kTile = 16;
+inline constexpr int64_t kPanel = 2 * kTile;  // Rows of A, or columns of B, of a panel.
+inline constexpr int64_t kBlock = 32;         // Values along k of a k block.
+inline constexpr int64_t kTileWords = kTile * kTile;
+inline constexpr int64_t kBlockWords = 2 * kTileWords;      // Of a panel's k block.
+inline constexpr int64_t kProductFloats = kPanel * kPanel;  // Of the product of two panels.
+
+// True if the CPU has AMX with bf16 and AVX-512, and the system lets this process use them.
+bool IsAvailable();
+
+enum class Operand : uint8_t { kA, kB };
+// An operand in memory, from its first line (row of A, or column of B) and its first value along k.
+struct Source {
+  const uint16_t* data;
+  int64_t leading;  // Elements between two lines, or between two values along k if `strided`.
+  bool strided;     // False: the values of a line are neighbours. True: the lines are.
+};
+// Packs one k block of a panel: `lines` <= 32 lines, and `depth` <= 32 values along k. More are passed over.
+void PackPanelBlock(Operand operand, Source source, int64_t lines, int64_t depth, uint32_t* block);
+
+// sums = (continues ? sums : 0) + A B for panels of `blocks` k blocks. `sums` has four dense 16 x 16 quadrants:
+// top left, top right, bottom left, bottom right. Each value is summed in the order of k, in fp32 without
+// rounding between two calls.
+// REQUIRES: inside a TileScope of the calling thread.
+void MultiplyPanels(const uint32_t* a, const uint32_t* b, int64_t blocks, bool continues, float* sums);
+
+// Rounds the first `rows` of a product of panels to bf16, and stores them 32 columns wide.
+void StoreBf16Rows(const float* sums, int64_t rows, uint16_t* target, int64_t leading);
+
+// Configures the tiles of the calling thread.
+class TileScope {
+ public:
+  TileScope();
+  ~TileScope();
+  TileScope(const TileScope&) = delete;
+  TileScope& operator=(const TileScope&) = delete;
+};
+
+}  // namespace weft::amx
