@@ -224,6 +224,41 @@ std::vector<int> NumberViews(NodeHeap& heap, absl::Span<const SharedBlockRequest
   return numbers;
 }
 
+// A stripe of a view, in a message to all ranks.
+struct ViewStripe {
+  int view;
+  int owner;
+  uint64_t offset;
+  uint64_t bytes;
+};
+
+// Maps the striped blocks of all ranks of the node, and returns the addresses by view number. Ranks that do
+// not hold a block map it too: holders may give them addresses in it, as buffers of a collective of another
+// group. Collective.
+absl::StatusOr<std::map<int, std::byte*>> MapViews(Bootstrap& bootstrap, NodeHeap& heap,
+                                                   const std::vector<ViewStripe>& own,
+                                                   absl::Duration timeout) {
+  const std::string blob(reinterpret_cast<const char*>(own.data()), own.size() * sizeof(ViewStripe));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> blobs,
+                        ExchangeBlobs(bootstrap, "views of shared blocks", blob, timeout));
+  std::map<int, std::byte*> views;
+  for (const int rank : bootstrap.node_map().RanksOf(bootstrap.node())) {
+    const std::string& theirs = blobs[static_cast<size_t>(rank)];
+    WEFT_CHECK(theirs.size() % sizeof(ViewStripe) == 0, "a rank sent no list of views");
+    std::vector<ViewStripe> stripes(theirs.size() / sizeof(ViewStripe));
+    std::memcpy(stripes.data(), theirs.data(), theirs.size());
+    std::map<int, std::vector<NodeHeap::Range>> ranges_of;
+    for (const ViewStripe& stripe : stripes) {
+      if (!views.contains(stripe.view))
+        ranges_of[stripe.view].push_back({{stripe.owner, stripe.offset}, stripe.bytes});
+    }
+    for (const auto& [view, ranges] : ranges_of) {
+      WEFT_ASSIGN_OR_RETURN(views[view], heap.MapEndToEnd(view, ranges));
+    }
+  }
+  return views;
+}
+
 }  // namespace
 
 SharedBlock::SharedBlock(SharedBlock&& other) noexcept
@@ -260,7 +295,8 @@ absl::StatusOr<std::vector<SharedBlock>> ShareBlocks(Bootstrap& bootstrap, NodeH
 
   std::vector<Stripe> stripes = WholeBlocks(requests);
   absl::StatusOr<std::vector<std::byte*>> own = AllocateOwned(bootstrap, heap, requests, stripes, timeout);
-  if (absl::IsResourceExhausted(own.status())) {
+  const bool is_striped = absl::IsResourceExhausted(own.status());
+  if (is_striped) {
     stripes = StripedBlocks(requests);
     own = AllocateOwned(bootstrap, heap, requests, stripes, timeout);
   }
@@ -269,18 +305,26 @@ absl::StatusOr<std::vector<SharedBlock>> ShareBlocks(Bootstrap& bootstrap, NodeH
                         ExchangeAddresses(bootstrap, heap, requests, stripes, *own, timeout));
 
   std::vector<std::vector<std::byte*>> stripes_of(requests.size());
-  std::vector<std::vector<NodeHeap::Range>> ranges_of(requests.size());
+  std::vector<ViewStripe> view_stripes;
   for (size_t i = 0; i < stripes.size(); ++i) {
-    stripes_of[stripes[i].request].push_back(heap.Resolve(addresses[i]));
-    if (!stripes[i].is_whole) ranges_of[stripes[i].request].push_back({addresses[i], stripes[i].bytes});
+    const Stripe& stripe = stripes[i];
+    stripes_of[stripe.request].push_back(heap.Resolve(addresses[i]));
+    if (!stripe.is_whole) {
+      view_stripes.push_back({numbers[stripe.request], addresses[i].rank, addresses[i].offset, stripe.bytes});
+    }
+  }
+  std::map<int, std::byte*> views;
+  absl::Status mapped;
+  if (is_striped) {
+    absl::StatusOr<std::map<int, std::byte*>> all = MapViews(bootstrap, heap, view_stripes, timeout);
+    mapped = all.status();
+    if (all.ok()) views = *std::move(all);
   }
   std::vector<SharedBlock> shared;
-  absl::Status mapped;
   for (size_t i = 0; i < requests.size(); ++i) {
-    absl::StatusOr<std::byte*> data = stripes_of[i].front();
-    if (!ranges_of[i].empty()) data = heap.MapEndToEnd(numbers[i], ranges_of[i]);
-    mapped.Update(data.status());
-    shared.push_back(SharedBlock(data.value_or(nullptr), requests[i].bytes, std::move(stripes_of[i])));
+    const auto view = views.find(numbers[i]);
+    std::byte* const data = view != views.end() ? view->second : stripes_of[i].front();
+    shared.push_back(SharedBlock(data, requests[i].bytes, std::move(stripes_of[i])));
   }
   WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, mapped, timeout));
   return shared;

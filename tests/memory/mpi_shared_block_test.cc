@@ -21,6 +21,9 @@ TEST(SharedBlockOverMpi, MemoryIsFreedAfterTheLastHolder) {
 TEST(SharedBlockOverMpi, BlocksMayBeLargerThanASegment) {
   EXPECT_OK(weft::testing::BlocksMayBeLargerThanASegment(WorldBootstrap()));
 }
+TEST(SharedBlockOverMpi, TheWholeNodeResolvesAddressesInABlock) {
+  EXPECT_OK(weft::testing::TheWholeNodeResolvesAddressesInABlock(WorldBootstrap()));
+}
 TEST(SharedBlockOverMpi, AllRanksGetTheSameError) {
   EXPECT_OK(weft::testing::AllRanksGetTheSameError(WorldBootstrap()));
 }

@@ -1,8 +1,10 @@
 #include "tests/memory/shared_block_conformance.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <numeric>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -103,6 +105,27 @@ absl::Status BlocksMayBeLargerThanASegment(Bootstrap& bootstrap) {
   EXPECT_THAT(ShareBlocks(bootstrap, *heap, too_large, kTimeout),
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("cannot allocate")));
   EXPECT_EQ(heap->allocated_bytes(), 0);
+  return Barrier(bootstrap);
+}
+
+absl::Status TheWholeNodeResolvesAddressesInABlock(Bootstrap& bootstrap) {
+  WEFT_ASSIGN_OR_RETURN(const auto heap, MakeHeap(bootstrap));
+  const std::vector<int> half = HalfOf(bootstrap);
+  const size_t bytes = half.size() * (kSegmentBytes - 100'000);  // Striped, if there are several holders.
+  const std::vector<SharedBlockRequest> requests = {{half, bytes}, {half, 1000}};
+  WEFT_ASSIGN_OR_RETURN(const auto blocks, ShareBlocks(bootstrap, *heap, requests, kTimeout));
+  auto* last = reinterpret_cast<int*>(blocks[0].data() + bytes) - 1;
+  if (bootstrap.rank() == half.front()) *last = 1000 + half.front();
+  const NodeAddress own = *heap->AddressOf(last);
+  const std::string blob(reinterpret_cast<const char*>(&own), sizeof(own));
+  WEFT_ASSIGN_OR_RETURN(const auto addresses, ExchangeBlobs(bootstrap, "addresses", blob, kTimeout));
+  for (const int rank : NodeOf(bootstrap)) {
+    NodeAddress theirs{};
+    std::memcpy(&theirs, addresses[static_cast<size_t>(rank)].data(), sizeof(theirs));
+    const std::vector<int> node = NodeOf(bootstrap);
+    const int first = *std::find_if(node.begin(), node.end(), [&](int r) { return (r - rank) % 2 == 0; });
+    EXPECT_EQ(*reinterpret_cast<const int*>(heap->Resolve(theirs)), 1000 + first);
+  }
   return Barrier(bootstrap);
 }
 

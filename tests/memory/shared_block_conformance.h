@@ -17,6 +17,8 @@ absl::Status MemoryIsFreedAfterTheLastHolder(Bootstrap& bootstrap);
 // A block larger than a segment is striped: every rank reads and resolves it as one range. Its memory is
 // freed.
 absl::Status BlocksMayBeLargerThanASegment(Bootstrap& bootstrap);
+// Ranks of a node that do not hold a block resolve the addresses that its holders give them.
+absl::Status TheWholeNodeResolvesAddressesInABlock(Bootstrap& bootstrap);
 // All ranks return the same error, and no memory leaks.
 absl::Status AllRanksGetTheSameError(Bootstrap& bootstrap);
 

@@ -24,6 +24,9 @@ TEST_P(SharedBlockOverThreads, MemoryIsFreedAfterTheLastHolder) {
 TEST_P(SharedBlockOverThreads, BlocksMayBeLargerThanASegment) {
   RunRanksOnEveryNodeMap(GetParam(), weft::testing::BlocksMayBeLargerThanASegment);
 }
+TEST_P(SharedBlockOverThreads, TheWholeNodeResolvesAddressesInABlock) {
+  RunRanksOnEveryNodeMap(GetParam(), weft::testing::TheWholeNodeResolvesAddressesInABlock);
+}
 TEST_P(SharedBlockOverThreads, AllRanksGetTheSameError) {
   RunRanksOnEveryNodeMap(GetParam(), weft::testing::AllRanksGetTheSameError);
 }

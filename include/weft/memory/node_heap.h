@@ -74,7 +74,7 @@ class NodeHeap {
   // Address of `pointer` if it lies in the segment of a rank of this node; nullopt otherwise.
   std::optional<NodeAddress> AddressOf(const void* pointer) const;
   // Pointer to an address.
-  // REQUIRES: the address is in the segment of a rank of this node.
+  // REQUIRES: the address is in the segment of a rank of this node, or in a view that this rank has mapped.
   std::byte* Resolve(NodeAddress address) const;
 
   // Maps ranges of this node's segments once more, end to end, until the heap is destroyed. Pointers into the

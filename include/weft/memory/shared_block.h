@@ -1,7 +1,7 @@
 // Reference-counted block of node memory that several ranks of a node hold.
 //
 // A block lies in the segment of one holder, its owner. If a segment has no room for its blocks, they are
-// *striped*: every holder owns an equal number of pages of each, which all holders map end to end.
+// *striped*: every holder owns an equal number of pages of each, which all ranks of the node map end to end.
 //
 // Note [Releasing shared blocks]
 // Problem: a rank may be done with a block, or have failed, while other holders still access the block.

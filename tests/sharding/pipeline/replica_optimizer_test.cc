@@ -80,6 +80,49 @@ TEST(ReplicaOptimizer, GivesTheBitsOfAllReducesForOtherShardDimsAndPartialReshar
   ExpectTheBitsOfAllReduces(NodeMap::RanksPerNode(4, 2), run);
 }
 
+// Where a segment has no room for a whole image, its ranks hold the image in stripes, and the replicas of the
+// node read it too.
+TEST(ReplicaOptimizer, GivesTheSameBitsIfSegmentsHaveNoRoomForWholeImages) {
+  for (const FlatKind layout : {FlatKind::kContiguous, FlatKind::kRows}) {
+    const auto train = [&](bool stripes) {
+      std::mutex mutex;
+      std::vector<float> of_rank_0;
+      RunRanks(NodeMap::OneNode(4), [&](Bootstrap& bootstrap) -> absl::Status {
+        WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
+        WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(2, 2));
+        ToyNet net({256, 512});
+        constexpr size_t kImageBytes = size_t{256 * 512} * sizeof(float);
+        std::byte* ballast = nullptr;
+        if (stripes) {
+          const size_t free_bytes = engine.heap->segment_bytes() - engine.heap->allocated_bytes();
+          WEFT_ASSIGN_OR_RETURN(ballast, engine.heap->Allocate(free_bytes - kImageBytes * 3 / 4));
+        }
+        ShardingPolicy policy;
+        policy.layout = layout;
+        policy.shard_optimizer_over_replicas = true;
+        WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, policy,
+                                                           LoadInitialValues(kToySeed)));
+        engine.heap->Free(ballast);
+        EXPECT_EQ(model->residency().residency, Residency::kInPlace);
+        const auto address = engine.heap->AddressOf(model->Shards().back().data);
+        EXPECT_EQ(address->rank >= bootstrap.size(), stripes);
+        for (int step = 0; step < 3; ++step) {
+          WEFT_RETURN_IF_ERROR(ToyPass(net, bootstrap.rank(), bootstrap.size(), step, 0, 1));
+          WEFT_RETURN_IF_ERROR(ToyUpdate(*model, 1.0, nullptr));
+        }
+        WEFT_ASSIGN_OR_RETURN(const std::vector<float> weights, ToyWeights(*model));
+        const std::lock_guard lock(mutex);
+        if (bootstrap.rank() == 0) of_rank_0 = weights;
+        return absl::OkStatus();
+      });
+      return of_rank_0;
+    };
+    const std::vector<float> whole = train(false);
+    EXPECT_EQ(whole.size(), size_t{256 * 512 + 512 + 256});
+    EXPECT_EQ(train(true), whole);
+  }
+}
+
 // Runs `body(net, model, bootstrap)` on 2 replicas of 2 shards, one replica per node.
 template <typename Body>
 void WithReplicas(Body body, WireCompression compression = WireCompression::kNone) {
