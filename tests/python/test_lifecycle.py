@@ -6,6 +6,9 @@ import sys
 
 import lifecycle_bodies as bodies
 import pytest
+import torch.distributed as dist
+
+from weft.torch._store import StoreAdapter
 
 
 def test_groups_begin_again_and_tensors_outlive_them(pool) -> None:
@@ -27,6 +30,25 @@ def test_a_missed_deadline_names_the_missing_rank(pool_of) -> None:
 def test_a_future_fails_at_the_deadline(pool_of) -> None:
     message = pool_of(2).run(bodies.future_of_a_missing_rank)[0]
     assert "all_reduce" in message and "waits for rank(s) 1" in message, message
+
+
+def test_a_store_answers_several_keys_in_one_request() -> None:
+    calls = []
+
+    class RecordingStore:
+        store = dist.TCPStore("localhost", 0, 1, True)
+
+        def __getattr__(self, name: str) -> object:
+            calls.append(name)
+            return getattr(self.store, name)
+
+    adapter = StoreAdapter(RecordingStore())
+    adapter.set("a", b"1")
+    adapter.set("b", b"2")
+    calls.clear()
+    assert adapter.get_all(["a", "b"], 1) == [b"1", b"2"]
+    assert calls.count("check") == calls.count("multi_get") == 1 and "get" not in calls
+    assert adapter.get_all(["a", "c"], 0) == [b"1", None]
 
 
 def test_a_signal_ends_a_wait(pool_of) -> None:

@@ -29,6 +29,8 @@ class StoreAdapter:
             time.sleep(min(sleep_s, left_s))
             sleep_s = min(2 * sleep_s, _LONGEST_SLEEP_S)
         return [self._store.get(key) for key in keys]
+        if self._store.has_extended_api():
+            return self._store.multi_get(keys)  # One request.
 
     def delete(self, key: str) -> None:
         self._store.delete_key(key)
