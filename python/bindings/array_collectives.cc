@@ -215,7 +215,7 @@ std::shared_ptr<EngineGroup> MakeGroup(const std::shared_ptr<Session>& session, 
     const nb::gil_scoped_release released;
     made = EngineGroup::Create(session, name, ranks);
   }
-  if (auto* const store = dynamic_cast<PythonStore*>(&session->store())) store->RethrowPending();
+  RethrowPendingOf(session->store());
   return ValueOrRaise(std::move(made));
 }
 

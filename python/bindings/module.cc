@@ -42,12 +42,12 @@ absl::StatusOr<std::shared_ptr<Session>> MakeSession(std::shared_ptr<KeyValueSto
 
 std::shared_ptr<Session> CreateSession(nb::object store, int rank, int size, double timeout_s,
                                        size_t segment_bytes) {
-  std::shared_ptr<KeyValueStore> shared_store;
-  std::shared_ptr<PythonStore> python_store;
+  std::shared_ptr<InterruptibleStore> shared_store;
   if (nb::isinstance<nb::str>(store)) {
-    shared_store = ValueOrRaise(OpenFileStore(nb::cast<std::string>(store)));
+    shared_store =
+        std::make_shared<SignalCheckedStore>(ValueOrRaise(OpenFileStore(nb::cast<std::string>(store))));
   } else {
-    shared_store = python_store = std::make_shared<PythonStore>(std::move(store));
+    shared_store = std::make_shared<PythonStore>(std::move(store));
   }
   absl::StatusOr<std::shared_ptr<Session>> session;
   {
@@ -55,7 +55,7 @@ std::shared_ptr<Session> CreateSession(nb::object store, int rank, int size, dou
     session = MakeSession(shared_store, rank, size,
                           {.timeout = absl::Seconds(timeout_s), .segment_bytes = segment_bytes});
   }
-  if (python_store != nullptr) python_store->RethrowPending();
+  shared_store->RethrowPending();
   return ValueOrRaise(std::move(session));
 }
 

@@ -1,17 +1,38 @@
 #include "python/bindings/python_store.h"
 
+#include <algorithm>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <utility>
 
 #include <absl/strings/str_cat.h>
+#include <absl/time/clock.h>
 
 #include "weft/core/status.h"
 
 namespace nb = nanobind;
 
 namespace weft::python {
+
+InterruptibleStore::~InterruptibleStore() {
+  if (pending_ == nullptr) return;
+  if (!nb::is_alive()) {
+    static_cast<void>(
+        new std::exception_ptr(std::move(pending_)));  // The exception cannot be freed any more.
+    return;
+  }
+  const nb::gil_scoped_acquire locked;
+  pending_ = nullptr;
+}
+
+void InterruptibleStore::RethrowPending() {
+  if (pending_ != nullptr) std::rethrow_exception(std::exchange(pending_, nullptr));
+}
+
+void RethrowPendingOf(KeyValueStore& store) {
+  if (auto* const interruptible = dynamic_cast<InterruptibleStore*>(&store)) interruptible->RethrowPending();
+}
 
 PythonStore::~PythonStore() {
   if (!nb::is_alive()) {
@@ -20,7 +41,6 @@ PythonStore::~PythonStore() {
   }
   const nb::gil_scoped_acquire locked;
   store_.reset();
-  pending_ = nullptr;
 }
 
 template <typename Call>
@@ -30,16 +50,12 @@ absl::Status PythonStore::Try(const Call& call) {
     call();
     return absl::OkStatus();
   } catch (const nb::python_error& error) {
-    pending_ = std::current_exception();
+    KeepPending();
     return absl::CancelledError(absl::StrCat("the key-value store raised ", error.what()));
   } catch (const std::exception& error) {
     return absl::InternalError(
         absl::StrCat("the key-value store returned an unexpected value: ", error.what()));
   }
-}
-
-void PythonStore::RethrowPending() {
-  if (pending_ != nullptr) std::rethrow_exception(std::exchange(pending_, nullptr));
 }
 
 absl::Status PythonStore::Set(std::string_view key, std::string_view value) {
@@ -79,6 +95,24 @@ absl::StatusOr<std::vector<std::optional<std::string>>> PythonStore::GetAll(
         absl::StrCat("the key-value store returned ", values.size(), " values for ", keys.size(), " keys"));
   }
   return values;
+}
+
+absl::StatusOr<std::string> SignalCheckedStore::Get(std::string_view key, absl::Duration timeout) {
+  constexpr absl::Duration kSlice = absl::Milliseconds(50);
+  const absl::Time deadline = absl::Now() + timeout;
+  while (true) {
+    const absl::Duration left = deadline - absl::Now();
+    absl::StatusOr<std::string> value = store_->Get(key, std::min(left, kSlice));
+    if (!absl::IsDeadlineExceeded(value.status()) || left <= kSlice) return value;
+    const nb::gil_scoped_acquire locked;
+    if (PyErr_CheckSignals() == 0) continue;
+    try {
+      throw nb::python_error();
+    } catch (const nb::python_error& error) {
+      KeepPending();
+      return absl::CancelledError(absl::StrCat("a signal handler raised ", error.what()));
+    }
+  }
 }
 
 }  // namespace weft::python

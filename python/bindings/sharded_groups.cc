@@ -6,6 +6,7 @@
 #include <unordered_set>
 
 #include "python/bindings/errors.h"
+#include "python/bindings/python_store.h"
 #include "weft/core/status.h"
 
 namespace nb = nanobind;
@@ -13,9 +14,11 @@ namespace nb = nanobind;
 namespace weft::python {
 namespace {
 
-// Raises the exception of a signal handler or a hook, if one ended the call, otherwise that of the status.
-[[noreturn]] void RaiseFirst(const absl::Status& status) {
+// Raises the exception of a signal handler, a hook or the store, if one ended the call, otherwise that of the
+// status.
+[[noreturn]] void RaiseFirst(const Session& session, const absl::Status& status) {
   if (PyErr_Occurred() != nullptr) throw nb::python_error();
+  RethrowPendingOf(session.store());
   Raise(status);
 }
 
@@ -129,7 +132,7 @@ std::shared_ptr<Groups> Groups::Create(std::shared_ptr<Session> session, const M
       return absl::OkStatus();
     }();
   }
-  if (!status.ok()) RaiseFirst(status);
+  if (!status.ok()) RaiseFirst(*created->session_, status);
   created->groups_->SetWaitCheck(CheckSignals);
   created->session_->OnClose([weak = created->weak_from_this()] {
     if (const std::shared_ptr<Groups> groups = weak.lock()) groups->EndGroups();
@@ -171,7 +174,7 @@ void Groups::Run(const std::function<absl::Status(ShardedGroups&)>& call) {
     const nb::gil_scoped_release released;
     status = call(called);
   }
-  if (!status.ok()) RaiseFirst(status);
+  if (!status.ok()) RaiseFirst(*session_, status);
 }
 
 Parameter& Groups::At(int group, int parameter) const {

@@ -3,6 +3,8 @@
 #include <ATen/core/grad_mode.h>
 #include <atomic>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <utility>
 
 #include "python/c10d/signals.h"
@@ -18,6 +20,9 @@ std::exception_ptr ToException(const Outcome& outcome) {
     return std::current_exception();
   }
 }
+
+// The id of get_current_graph_task_id outside of a backward.
+constexpr int kNoGraphTask = -1;
 
 c10::intrusive_ptr<c10::ivalue::Future> MakeFuture() {
   return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
@@ -112,6 +117,32 @@ void BackendWork::CompleteFuture(const c10::intrusive_ptr<c10::ivalue::Future>& 
   }
 }
 
+// Note [Signals in DistributedDataParallel]
+// Problem: DistributedDataParallel waits for the futures of its all-reduces in a callback at the end of
+// backward, and a future notices no signals.
+// Rule: a future that is taken in a backward queues a callback of its own, which waits for the operations.
+// What a signal handler raises becomes the error of the future. Callbacks of later futures then wait no more.
+// Why it suffices: callbacks run in the order in which they were queued, so these run first. The error
+// reaches the caller from DistributedDataParallel, which stays usable.
+void BackendWork::WaitAtTheEndOfBackward() {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (opType_ != ::c10d::OpType::ALLREDUCE || task == kNoGraphTask) return;
+  auto self = c10::intrusive_ptr<BackendWork>::unsafe_reclaim_from_nonowning(this);
+  torch::autograd::Engine::get_default_engine().queue_callback([self, task] {
+    static thread_local int interrupted_task = kNoGraphTask;
+    if (interrupted_task == task) return;
+    try {
+      for (const auto& operation : self->contents_.operations) {
+        if (!WaitForSignalsToo(*operation, self->contents_.timeout).ok())
+          return;  // The future has the error.
+      }
+    } catch (...) {
+      interrupted_task = task;
+      self->future_->setErrorIfNeeded(std::current_exception());
+    }
+  });
+}
+
 c10::intrusive_ptr<c10::ivalue::Future> BackendWork::getFuture() {
   c10::intrusive_ptr<c10::ivalue::Future> future;
   bool was_complete = false;
@@ -125,6 +156,7 @@ c10::intrusive_ptr<c10::ivalue::Future> BackendWork::getFuture() {
     CompleteFuture(future);
   } else {
     CompleteLater();
+    WaitAtTheEndOfBackward();
   }
   return future;
 }

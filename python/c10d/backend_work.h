@@ -48,13 +48,16 @@ class BackendWork final : public ::c10d::Work {
   // Marks the work as completed, once. `error` is null after a success.
   void Complete(std::exception_ptr error);
   void CompleteFuture(const c10::intrusive_ptr<c10::ivalue::Future>& future) const;
+  // Makes the end of the backward under way wait for an all-reduce.
+  // Note [Signals in DistributedDataParallel].
+  void WaitAtTheEndOfBackward();
   // Completes the work when all operations are done, on a thread of the session.
   void CompleteLater();
 
   Contents contents_;
   std::mutex completion_mutex_;
   bool is_complete_ = false;                        // Guarded by completion_mutex_.
-  c10::intrusive_ptr<c10::ivalue::Future> future_;  // Guarded by completion_mutex_.
+  c10::intrusive_ptr<c10::ivalue::Future> future_;  // Guarded by completion_mutex_; set once.
 };
 
 }  // namespace weft::python

@@ -1,15 +1,21 @@
 """Functions that the ranks run: beginnings and ends of process groups, failures, signals, forks."""
 
+import contextlib
 import gc
 import os
 import signal
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from rank_worker import init_group
+
+import weft
+from weft.torch._store import StoreAdapter
 
 
 def begin_again(number: int) -> None:
@@ -174,3 +180,66 @@ def group_under_gloo() -> None:
         dist.all_reduce(tensor, group=group)
         assert torch.equal(tensor, torch.full((3,), float(len(set(members)))))
         dist.destroy_process_group(group)
+
+
+@contextlib.contextmanager
+def interrupted_after(seconds: float, took: list[float]) -> Iterator[None]:
+    """Sends SIGINT to this process, and expects KeyboardInterrupt. Appends the seconds between them to `took`."""
+    sent = []
+
+    def interrupt() -> None:
+        sent.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Timer(seconds, interrupt).start()
+    try:
+        yield
+    except KeyboardInterrupt:
+        took.append(time.monotonic() - sent[0])
+    assert took, "the wait was not interrupted"
+
+
+def interrupted_data_parallel() -> list[float]:
+    """SIGINT on rank 0 while DistributedDataParallel waits for rank 1. Training goes on afterwards."""
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)))
+    store = dist.PrefixStore("interrupted-ddp", dist.distributed_c10d._get_default_store())
+    took: list[float] = []
+    loss = model(torch.ones(1, 3)).sum()
+    if dist.get_rank() == 0:
+        with interrupted_after(0.3, took):
+            loss.backward()
+        store.set("interrupted", "yes")
+    else:
+        store.wait(["interrupted"])
+        loss.backward()
+    dist.barrier()
+    model.zero_grad()
+    (model(torch.full((1, 3), 1.0 + dist.get_rank())).sum()).backward()
+    bias = model.module[1].bias.grad
+    assert torch.equal(bias, torch.ones(2)), bias
+    return took
+
+
+def interrupted_new_group() -> list[float]:
+    """SIGINT on rank 0 while it waits for rank 1 to make a group."""
+    store = dist.PrefixStore("interrupted-group", dist.distributed_c10d._get_default_store())
+    took: list[float] = []
+    if dist.get_rank() == 0:
+        with interrupted_after(0.3, took):
+            dist.new_group()
+        store.set("interrupted", "yes")
+    else:
+        store.wait(["interrupted"])
+    return took
+
+
+def interrupted_start(store: str) -> list[float]:
+    """SIGINT in a process that waits for another rank to start a session. `store`: "folder" or "torch"."""
+    took: list[float] = []
+    with tempfile.TemporaryDirectory() as folder, interrupted_after(0.3, took):
+        if store == "folder":
+            weft.Session(folder, 0, 2, timeout_s=60)
+        else:
+            weft.Session(StoreAdapter(dist.FileStore(folder + "/store", 2)), 0, 2, timeout_s=60)
+    return took

@@ -858,17 +858,31 @@ def recovers_from_exceptions() -> None:
     expect_same_state(model, other, exact=True)
 
 
+def interrupted_reset() -> None:
+    """A signal ends the reset of rank 1, which waits for rank 0. Afterwards the ranks do not agree."""
+    model = shard_all(make_llama(), weft.fully_shard)
+    train(model, steps=1)
+    if dist.get_rank() == 1:
+        before = signal.signal(signal.SIGALRM, raise_failing)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with expect_error(Failing, "interrupted"):
+            weft.reset(model)
+        signal.signal(signal.SIGALRM, before)
+    dist.barrier()
+
+
+def raise_failing(*_: object) -> None:
+    raise Failing("interrupted")
+
+
 @case
 def signals_end_a_wait() -> None:
     model = shard_all(make_llama(), weft.fully_shard)
     train(model, steps=1)
 
-    def interrupt(*_: object) -> None:
-        raise Failing("interrupted")
-
     if dist.get_world_size() > 1:
         if dist.get_rank() == 1:  # Waits for rank 0, which does not come.
-            before = signal.signal(signal.SIGALRM, interrupt)
+            before = signal.signal(signal.SIGALRM, raise_failing)
             signal.setitimer(signal.ITIMER_REAL, 0.2)
             with expect_error(Failing, "interrupted"):
                 loss_of(model, tokens_of(0)).backward()

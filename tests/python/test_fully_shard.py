@@ -11,6 +11,12 @@ def test_fully_shard(pool_of, name: str, size: int) -> None:
     pool_of(size, "gloo").run(CASES[name])
 
 
+def test_a_signal_ends_a_reset(pool_of) -> None:
+    pool = pool_of(2, "gloo")
+    pool.run(sharding_cases.interrupted_reset)
+    pool.close()
+
+
 # The session of the default group, which FSDP2 then uses, too.
 @pytest.mark.parametrize("body", [sharding_cases.trains_as_fsdp2, sharding_cases.trains_with_hsdp], ids=lambda body: body.__name__)
 def test_shares_the_session_of_the_backend(pool_of, body) -> None:

@@ -56,6 +56,20 @@ def test_a_signal_ends_a_wait(pool_of) -> None:
     assert 0 < pool_of(2).run(bodies.interrupted_wait)[0] < 10
 
 
+@pytest.mark.parametrize("body", [bodies.interrupted_data_parallel, bodies.interrupted_new_group], ids=lambda body: body.__name__)
+def test_a_signal_ends_a_wait_of(pool_of, body) -> None:
+    pool = pool_of(2)
+    took = pool.run(body)[0][0]
+    if body is bodies.interrupted_new_group:
+        pool.close()  # Its ranks have made different groups.
+    assert took < 10
+
+
+@pytest.mark.parametrize("store", ["folder", "torch"])
+def test_a_signal_ends_a_start(pool_of, store: str) -> None:
+    assert pool_of(1).run(bodies.interrupted_start, store)[0][0] < 10
+
+
 @pytest.mark.parametrize("body", [bodies.forked_children, bodies.data_loader], ids=lambda body: body.__name__)
 def test_forks_are_harmless(pool_of, body) -> None:
     pool_of(2).run(body)
