@@ -13,6 +13,7 @@ import os
 import signal
 import tempfile
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
@@ -856,6 +857,32 @@ def recovers_from_exceptions() -> None:
     for _ in range(3):
         train(other, steps=1, optimizer=optimizers[1])
     expect_same_state(model, other, exact=True)
+
+
+@case
+def tells_peers_of_an_exception_in_backward() -> None:
+    model = shard_all(make_llama(), weft.fully_shard)
+    train(model, steps=1)
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    store = dist.PrefixStore(f"told-{last}", dist.distributed_c10d._get_default_store())
+
+    def fail(*_: object) -> None:
+        if rank == last:
+            raise Failing("on purpose")
+
+    handle = model.layers[1].mlp.register_full_backward_hook(fail)
+    if rank == last:
+        with expect_error(Failing, "on purpose"):
+            loss_of(model, tokens_of(7)).backward()
+        if last > 0:  # The peers have their errors before this rank does anything else.
+            store.wait([str(peer) for peer in range(last)], timedelta(seconds=20))
+    else:
+        with expect_error(RuntimeError, f"rank {last}: exception in the backward of"):
+            loss_of(model, tokens_of(7)).backward()
+        store.set(str(rank), "yes")
+    handle.remove()
+    weft.reset(model)
+    train(model, steps=1)
 
 
 def interrupted_reset() -> None:

@@ -1,11 +1,21 @@
 """The session of sharded models: weft's engine and node memory."""
 
+from datetime import timedelta
+
+import torch
 import torch.distributed as dist
 
 from weft import _core
 from weft.torch import _backend
 
 _own: _core.Session | None = None
+
+
+def _timeout_of_default_group() -> timedelta:
+    """The timeout that init_process_group was given; PyTorch's default, if the backend does not tell."""
+    backend = dist.distributed_c10d._get_default_group()._get_backend(torch.device("cpu"))
+    options = getattr(backend, "options", None)
+    return getattr(options, "_timeout", dist.distributed_c10d.default_pg_timeout)
 
 
 def session_of_models() -> _core.Session:
@@ -18,6 +28,6 @@ def session_of_models() -> _core.Session:
         return _backend._default_session
     if _own is None or _own.closed:
         store = dist.PrefixStore("weft.fully_shard", dist.distributed_c10d._get_default_store())
-        timeout = dist.distributed_c10d.default_pg_timeout
+        timeout = _timeout_of_default_group()
         _own = _backend._make_session(store, dist.get_rank(), dist.get_world_size(), timeout)
     return _own

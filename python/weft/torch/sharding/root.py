@@ -183,7 +183,7 @@ class Root:
         self.backward_pass = owner
         if self.group.settings.unshard_in_backward:
             self.group.register_unsharded()
-        Variable._execution_engine.queue_callback(self._finish_backward)
+        Variable._execution_engine.queue_callback(_EndOfBackward(self, owner))
 
     def end_backward(self, call: Call) -> None:
         """Reduces and reshards a group after the backward of one of its calls."""
@@ -249,6 +249,26 @@ class Root:
             group.register_sharded()
             for parameter in group.parameters:
                 parameter.forget_gradient()
+
+
+class _EndOfBackward:
+    """Callback of the autograd engine at the end of a backward.
+
+    After an exception, the engine drops its callbacks uncalled. The peers then learn of it, instead of waiting.
+    """
+
+    def __init__(self, root: Root, owner: Pass):
+        self._root = root
+        self._owner = owner
+        self._is_called = False
+
+    def __call__(self) -> None:
+        self._is_called = True
+        self._root._finish_backward()
+
+    def __del__(self) -> None:
+        if not self._is_called and self._root.backward_pass is self._owner:
+            self._root.groups.stop(f"exception in the backward of '{self._root.group.name}'")
 
 
 def root_of(group: Group) -> Root:
