@@ -816,8 +816,20 @@ def refuses_what_it_cannot_do() -> None:
         weft.fully_shard(make_llama(), offload_policy=CPUOffloadPolicy())
     with expect_error(AssertionError, "state_dict"):
         copy.deepcopy(weft.fully_shard(make_llama()))
-    with expect_error(NotImplementedError, "backend 'weft'"):
-        weft.fully_shard(make_llama()).set_custom_all_gather(None)
+    model = weft.fully_shard(make_llama())
+    for setter in (model.set_custom_all_gather, model.set_custom_reduce_scatter):
+        with expect_error(NotImplementedError, "backend 'weft'"):
+            setter(None)
+    with expect_error(NotImplementedError, "remove the call"):
+        model.set_symm_mem_for_comm()
+    with expect_error(NotImplementedError, "weft.FSDPModule"):
+        model._get_fsdp_state()
+    with expect_error(ValueError, "leave it out"):
+        model.set_all_reduce_hook(print, stream=1)
+    with expect_error(ValueError, "must be positive"):
+        model.set_reduce_scatter_max_input_buffers(0)
+    with expect_error(TypeError, "must be an int"):
+        model.set_reduce_scatter_max_input_buffers(True)
     with expect_error(ValueError, "whose forward has run"):
         weft.reset(weft.fully_shard(make_llama()))
 

@@ -117,15 +117,28 @@ class FSDPModule:
             raise ValueError(f"the divide factor must be positive, but is {factor}")
         self._set(False, gradient_divide_factor=float(factor))
 
+    def set_reduce_scatter_divide_factor(self, factor: float) -> None:
+        """The name that older versions of PyTorch have for set_gradient_divide_factor."""
+        self.set_gradient_divide_factor(factor)
+
     def set_all_reduce_hook(self, hook: Callable[[torch.Tensor], None], *, stream: object = None) -> None:
-        """A hook on this rank's reduced gradients of the module, one tensor, which it may change in place."""
+        """A hook on this rank's reduced gradients of the module, one tensor, which it may change in place.
+
+        `stream` must be None: CPUs have no streams.
+        """
+        if stream is not None:
+            raise ValueError(f"set_all_reduce_hook got the stream {stream!r}, but CPUs have no streams: leave it out")
         self._set(False, gradient_hook=hook)
 
     def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *, recurse: bool = True) -> None:
         """No effect: all ranks agree on the parameters that any of them has used, so none waits for another."""
 
     def set_reduce_scatter_max_input_buffers(self, max_input_buffers: int, *, recurse: bool = True) -> None:
-        """No effect: weft keeps two."""
+        """No effect on the buffers, of which weft keeps two. Errors: TypeError, ValueError (not a positive int)."""
+        if isinstance(max_input_buffers, bool) or not isinstance(max_input_buffers, int):
+            raise TypeError(f"max_input_buffers must be an int, but is {max_input_buffers!r}")
+        if max_input_buffers < 1:
+            raise ValueError(f"max_input_buffers must be positive, but is {max_input_buffers}")
 
     def set_separate_reduce_scatter_group(self, enable: bool = True, *, recurse: bool = True) -> None:
         """No effect: gathers and reductions have lanes of their own."""
@@ -136,11 +149,31 @@ class FSDPModule:
     def set_allocate_memory_from_process_group_for_comm(self, enable: bool) -> None:
         """No effect: all buffers lie in node memory."""
 
+    def set_post_optim_event(self, event: object) -> None:
+        """No effect: a forward on CPUs begins after the optimizer's step has ended."""
+
     def set_custom_all_gather(self, comm: object) -> NoReturn:
+        """Raises NotImplementedError: torch's fully_shard takes custom collectives, also over the backend "weft"."""
         raise NotImplementedError("weft gathers itself: use torch's fully_shard with the backend 'weft' for custom collectives")
 
     def set_custom_reduce_scatter(self, comm: object) -> NoReturn:
+        """Raises NotImplementedError: torch's fully_shard takes custom collectives, also over the backend "weft"."""
         raise NotImplementedError("weft reduces itself: use torch's fully_shard with the backend 'weft' for custom collectives")
+
+    def set_symm_mem_for_comm(self, backend: str = "NCCL") -> NoReturn:
+        """Raises NotImplementedError: NCCL's symmetric memory is on GPUs."""
+        raise NotImplementedError(
+            f"symmetric memory of {backend} is on GPUs: remove the call; weft's buffers lie in memory that the ranks of a node share"
+        )
+
+    def _set_unshard_async_op(self, async_op: bool) -> None:
+        """No effect: weft starts gathers without waiting for them."""
+
+    def _get_fsdp_state(self) -> NoReturn:
+        raise NotImplementedError(
+            "a module sharded by weft.fully_shard has no FSDPState of PyTorch: use the methods of weft.FSDPModule, or torch's "
+            "fully_shard with the backend 'weft'"
+        )
 
     def _set(self, recurse: bool, **values: Any) -> None:
         for module in self.modules() if recurse else [self]:
