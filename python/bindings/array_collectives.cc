@@ -222,32 +222,66 @@ std::shared_ptr<EngineGroup> MakeGroup(const std::shared_ptr<Session>& session, 
 }  // namespace
 
 void BindArrayCollectives(nb::module_& module) {
-  nb::class_<ArrayOperation>(module, "Operation")
+  nb::class_<ArrayOperation>(module, "Operation",
+                             "An asynchronous collective. It holds its arrays until it is done.")
       .def(
           "wait",
           [](const ArrayOperation& self, std::optional<double> timeout_s) {
             WaitFor(*self.operation, *self.session, timeout_s);
           },
-          nb::arg("timeout_s") = nb::none())
-      .def_prop_ro("source", [](const ArrayOperation& self) { return self.operation->Source(); })
-      .def_prop_ro("done", [](const ArrayOperation& self) { return self.operation->IsDone(); });
+          nb::arg("timeout_s") = nb::none(),
+          "Blocks until the results are valid and the arrays may be reused. Default: the session's "
+          "timeout.\n"
+          "\n"
+          "Raises TimeoutError (names the ranks that are missing; the operation continues), "
+          "RuntimeError (it failed).")
+      .def_prop_ro(
+          "source", [](const ArrayOperation& self) { return self.operation->Source(); },
+          "Group rank of the sender, of a receive that is done; otherwise -1.")
+      .def_prop_ro(
+          "done", [](const ArrayOperation& self) { return self.operation->IsDone(); },
+          "Whether a wait would return at once. Does not block.");
 
-  nb::class_<EngineGroup>(module, "Group")
-      .def(nb::new_(&MakeGroup), nb::arg("session"), nb::arg("name"), nb::arg("ranks"))
-      .def_prop_ro("rank", &EngineGroup::rank)
-      .def_prop_ro("size", &EngineGroup::size)
-      .def_prop_ro("name", &EngineGroup::name)
-      .def_prop_ro("capsule", &GroupCapsule)
+  nb::class_<EngineGroup>(
+      module, "Group",
+      "Collectives of C-contiguous arrays: numpy arrays, or others that support DLPack.\n"
+      "\n"
+      "All ranks of the group submit the same collectives in the same order. Arrays of "
+      "`Session.allocate_bytes` are moved\n"
+      "in place, others are staged through node memory. Reductions are \"sum\", \"average\", "
+      "\"max\", \"min\", \"product\",\n"
+      "\"bit_and\", \"bit_or\" and \"bit_xor\". An invalid argument raises ValueError or "
+      "TypeError; nothing is sent then.")
+      .def(nb::new_(&MakeGroup), nb::arg("session"), nb::arg("name"), nb::arg("ranks"),
+           "Forms the group of these ranks of the session. Collective: the ranks of the group.\n"
+           "\n"
+           "Raises ValueError (this rank is no member), TimeoutError (names the ranks that did not "
+           "make the group).")
+      .def_prop_ro("rank", &EngineGroup::rank, "This process's rank in the group.")
+      .def_prop_ro("size", &EngineGroup::size, "Number of ranks of the group.")
+      .def_prop_ro("name", &EngineGroup::name, "Name of the group, for messages.")
+      .def_prop_ro("capsule", &GroupCapsule,
+                   "The group for other extension modules: python/interface/group_collectives.h.")
       .def("all_gather", Submitting(&AllGather), nb::arg("input").noconvert(), nb::arg("output").noconvert(),
-           nb::arg("counts") = nb::none())
+           nb::arg("counts") = nb::none(),
+           "output = the elements of all inputs in rank order. `counts`: elements of each rank's "
+           "input; default: equal.\n"
+           "\n"
+           "In place if `input` is this rank's part of `output`.")
       .def("reduce_scatter", Submitting(&ReduceScatter), nb::arg("input").noconvert(),
-           nb::arg("output").noconvert(), nb::arg("reduction") = "sum", nb::arg("counts") = nb::none())
-      .def("all_reduce", Submitting(&AllReduce), nb::arg("array").noconvert(), nb::arg("reduction") = "sum")
-      .def("broadcast", Submitting(&Broadcast), nb::arg("array").noconvert(), nb::arg("root") = 0)
-      .def("barrier", Submitting(&Barrier))
-      .def("send", Submitting(&Send), nb::arg("array").noconvert(), nb::arg("to"), nb::arg("tag") = 0)
+           nb::arg("output").noconvert(), nb::arg("reduction") = "sum", nb::arg("counts") = nb::none(),
+           "output = this rank's part of the reduction of all inputs. `counts`: elements of each "
+           "rank's output; default:\n"
+           "equal. In place if `output` is this rank's part of `input`.")
+      .def("all_reduce", Submitting(&AllReduce), nb::arg("array").noconvert(), nb::arg("reduction") = "sum",
+           "array = the reduction of all arrays.")
+      .def("broadcast", Submitting(&Broadcast), nb::arg("array").noconvert(), nb::arg("root") = 0,
+           "array = the array of group rank `root`.")
+      .def("barrier", Submitting(&Barrier), "Done when all ranks of the group have submitted it.")
+      .def("send", Submitting(&Send), nb::arg("array").noconvert(), nb::arg("to"), nb::arg("tag") = 0,
+           "Sends the array to a rank of the group. Messages match by tag, in the order of submission.")
       .def("receive", Submitting(&Receive), nb::arg("array").noconvert(), nb::arg("source") = nb::none(),
-           nb::arg("tag") = 0);
+           nb::arg("tag") = 0, "Receives an array of this size from a rank of the group; None: from any.");
 }
 
 }  // namespace weft::python

@@ -93,20 +93,48 @@ NB_MODULE(_core, module) {
   // Programs leave objects behind when the interpreter ends, such as process groups that were not destroyed.
   nb::set_leak_warnings(false);
   module.doc() = "weft's engine and node memory. Use it through the package weft.";
-  nb::class_<Session>(module, "Session")
+  nb::class_<Session>(
+      module, "Session",
+      "Bootstrap, node memory and communication engine of this process.\n"
+      "\n"
+      "Any thread may use a session. It belongs to the process that created it: a forked child "
+      "may not use it.")
       .def(nb::new_(&CreateSession), nb::arg("store"), nb::arg("rank"), nb::arg("size"),
-           nb::arg("timeout_s") = 600.0, nb::arg("segment_bytes") = 0)
-      .def("close", &Session::Close, nb::call_guard<nb::gil_scoped_release>())
-      .def("abort", &Session::Abort, nb::arg("cause"), nb::call_guard<nb::gil_scoped_release>())
-      .def_prop_ro("closed", &Session::closed)
-      .def_prop_ro("rank", &Session::rank)
-      .def_prop_ro("size", &Session::size)
-      .def_prop_ro("allocated_bytes", [](const Session& self) { return self.heap().allocated_bytes(); })
-      .def("allocate_bytes", &AllocateBytes, nb::arg("bytes"))
-      .def("counters", &Counters);
+           nb::arg("timeout_s") = 600.0, nb::arg("segment_bytes") = 0,
+           "Creates the session. Collective: all ranks.\n"
+           "\n"
+           "`store` is a key-value store, or a folder that all ranks share. `timeout_s` bounds "
+           "start-up and every wait that\n"
+           "names no timeout. `segment_bytes` is the node memory that the rank reserves; 0: its share "
+           "of what is free.\n"
+           "WEFT_NODE_ID and WEFT_NETWORK of the environment choose node and network.\n"
+           "\n"
+           "Raises ValueError (rank or size out of range), TimeoutError (names the ranks that did not "
+           "start), MemoryError.")
+      .def("close", &Session::Close, nb::call_guard<nb::gil_scoped_release>(),
+           "Ends the engine. Waits a few seconds for unfinished operations, which then fail. Arrays "
+           "stay valid.")
+      .def("abort", &Session::Abort, nb::arg("cause"), nb::call_guard<nb::gil_scoped_release>(),
+           "Fails all unfinished operations of all groups, on all ranks.")
+      .def_prop_ro("closed", &Session::closed, "Whether the session has ended.")
+      .def_prop_ro("rank", &Session::rank, "This process's rank in the session.")
+      .def_prop_ro("size", &Session::size, "Number of ranks of the session.")
+      .def_prop_ro(
+          "allocated_bytes", [](const Session& self) { return self.heap().allocated_bytes(); },
+          "Bytes of node memory in use by this rank.")
+      .def("allocate_bytes", &AllocateBytes, nb::arg("bytes"),
+           "Returns `bytes` bytes of node memory with undefined contents, 64-byte aligned. The array "
+           "keeps the memory.\n"
+           "\n"
+           "Raises MemoryError (no room; has the free bytes), RuntimeError (closed; a forked child).")
+      .def("counters", &Counters,
+           "Totals of the engine: bytes by kind of collective, bytes copied and sent to other nodes, "
+           "operations, and\n"
+           "nanoseconds in waits.");
   BindArrayCollectives(module);
   BindSharding(module);
-  module.def("close_all", &Session::CloseAll, nb::call_guard<nb::gil_scoped_release>());
+  module.def("close_all", &Session::CloseAll, nb::call_guard<nb::gil_scoped_release>(),
+             "Closes all sessions of this process.");
 }
 
 }  // namespace weft::python

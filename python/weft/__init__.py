@@ -6,11 +6,39 @@ of `weft.torch` is used: `weft.fully_shard`, `weft.context_parallel`, `weft.Adam
 
 import atexit
 import importlib
+from typing import TYPE_CHECKING
 
 from weft import _core
 from weft._core import Group, Operation, Session
 
-__all__ = ["Group", "Operation", "Session"]
+if TYPE_CHECKING:
+    from weft.torch import (
+        AdamW,
+        FSDPModule,
+        UnshardHandle,
+        clip_grad_norm_,
+        fully_shard,
+        register_fsdp_forward_method,
+        reset,
+        write_gradients_directly,
+    )
+    from weft.torch.context_parallel import context_parallel, context_parallel_unshard
+
+__all__ = [
+    "AdamW",
+    "FSDPModule",
+    "Group",
+    "Operation",
+    "Session",
+    "UnshardHandle",
+    "clip_grad_norm_",
+    "context_parallel",
+    "context_parallel_unshard",
+    "fully_shard",
+    "register_fsdp_forward_method",
+    "reset",
+    "write_gradients_directly",
+]
 __version__ = "0.1.0"
 
 _MODULE_OF = {

@@ -8,10 +8,12 @@ from numpy.typing import NDArray
 class KeyValueStore(Protocol):
     """What the ranks of a session meet in."""
 
-    def set(self, key: str, value: bytes) -> None: ...
+    def set(self, key: str, value: bytes) -> None:
+        """Sets the value of a key in one step. Replaces an earlier value."""
     def get_all(self, keys: list[str], timeout_s: float) -> list[bytes | None]:
         """Waits until all keys are set, for at most `timeout_s`. The value of a key that is not set is None."""
-    def delete(self, key: str) -> None: ...
+    def delete(self, key: str) -> None:
+        """Removes a key. Nothing happens if it is not set."""
 
 class Session:
     """Bootstrap, node memory and communication engine of this process.
@@ -35,18 +37,26 @@ class Session:
     def abort(self, cause: str) -> None:
         """Fails all unfinished operations of all groups, on all ranks."""
     @property
-    def closed(self) -> bool: ...
+    def closed(self) -> bool:
+        """Whether the session has ended."""
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """This process's rank in the session."""
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Number of ranks of the session."""
     @property
     def allocated_bytes(self) -> int:
         """Bytes of node memory in use by this rank."""
     def allocate_bytes(self, bytes: int) -> NDArray[np.uint8]:
-        """Returns `bytes` bytes of node memory with undefined contents. The array keeps the memory."""
+        """Returns `bytes` bytes of node memory with undefined contents, 64-byte aligned. The array keeps the memory.
+
+        Raises MemoryError (no room; has the free bytes), RuntimeError (closed; a forked child).
+        """
     def counters(self) -> dict[str, int]:
-        """Totals of the engine: bytes by kind of collective, bytes copied and sent to other nodes, operations."""
+        """Totals of the engine: bytes by kind of collective, bytes copied and sent to other nodes, operations, and
+        nanoseconds in waits.
+        """
 
 class Operation:
     """An asynchronous collective. It holds its arrays until it is done."""
@@ -57,7 +67,8 @@ class Operation:
         Raises TimeoutError (names the ranks that are missing; the operation continues), RuntimeError (it failed).
         """
     @property
-    def done(self) -> bool: ...
+    def done(self) -> bool:
+        """Whether a wait would return at once. Does not block."""
     @property
     def source(self) -> int:
         """Group rank of the sender, of a receive that is done; otherwise -1."""
@@ -71,27 +82,39 @@ class Group:
     """
 
     def __init__(self, session: Session, name: str, ranks: list[int]) -> None:
-        """Forms the group of these ranks of the session. Collective: the ranks of the group."""
+        """Forms the group of these ranks of the session. Collective: the ranks of the group.
+
+        Raises ValueError (this rank is no member), TimeoutError (names the ranks that did not make the group).
+        """
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """This process's rank in the group."""
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Number of ranks of the group."""
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the group, for messages."""
     @property
     def capsule(self) -> Any:
         """The group for other extension modules: python/interface/group_collectives.h."""
     def all_gather(self, input: Any, output: Any, counts: list[int] | None = None) -> Operation:
-        """output = all inputs in rank order. `counts`: elements of each rank's input; default: equal."""
+        """output = the elements of all inputs in rank order. `counts`: elements of each rank's input; default: equal.
+
+        In place if `input` is this rank's part of `output`.
+        """
     def reduce_scatter(
         self, input: Any, output: Any, reduction: str = "sum", counts: list[int] | None = None
     ) -> Operation:
-        """output = this rank's part of the reduction of all inputs. `counts`: elements of each rank's output."""
+        """output = this rank's part of the reduction of all inputs. `counts`: elements of each rank's output; default:
+        equal. In place if `output` is this rank's part of `input`.
+        """
     def all_reduce(self, array: Any, reduction: str = "sum") -> Operation:
         """array = the reduction of all arrays."""
     def broadcast(self, array: Any, root: int = 0) -> Operation:
         """array = the array of group rank `root`."""
-    def barrier(self) -> Operation: ...
+    def barrier(self) -> Operation:
+        """Done when all ranks of the group have submitted it."""
     def send(self, array: Any, to: int, tag: int = 0) -> Operation:
         """Sends the array to a rank of the group. Messages match by tag, in the order of submission."""
     def receive(self, array: Any, source: int | None = None, tag: int = 0) -> Operation:

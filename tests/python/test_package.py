@@ -1,16 +1,57 @@
-"""The installed package: its metadata, its interface."""
+"""The installed package: its metadata, its interface, its docstrings and type stubs."""
 
+import ast
+import importlib
 import inspect
 from importlib import metadata
+from pathlib import Path
 
+import pytest
 from torch.distributed.fsdp import FSDPModule as TorchFSDPModule
 
 import weft
+import weft._core
 from weft._torch_version import BUILT_AGAINST
+
+MODULES = ["weft", "weft.torch", "weft.torch.context_parallel"]
+STUBS = ast.parse(Path(weft._core.__file__).with_name("_core.pyi").read_text())
 
 
 def test_the_package_requires_the_pytorch_it_was_built_against() -> None:
     assert f"torch=={BUILT_AGAINST.split('+')[0]}" in (metadata.requires("weft") or [])
+
+
+def names_of(module: str) -> list[str]:
+    return importlib.import_module(module).__all__
+
+
+def own_members(kind: type) -> dict[str, object]:
+    """Public functions and properties that the class itself defines."""
+    return {
+        name: value
+        for name, value in vars(kind).items()
+        if not name.startswith("_") and (inspect.isroutine(value) or isinstance(value, (property, staticmethod, classmethod)))
+    }
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_public_name_has_a_docstring(module: str) -> None:
+    without = []
+    for name in names_of(module):
+        value = getattr(importlib.import_module(module), name)
+        own = vars(value).get("__doc__") if inspect.isclass(value) else value.__doc__
+        if not own or own.startswith(f"{name}("):  # What a dataclass writes itself.
+            without.append(name)
+        if inspect.isclass(value):
+            without += [f"{name}.{member}" for member, bound in own_members(value).items() if not inspect.getdoc(bound)]
+    assert not without
+
+
+def test_all_lists_every_name_that_weft_loads_on_demand() -> None:
+    assert set(weft._MODULE_OF) < set(weft.__all__)
+    for name, module in weft._MODULE_OF.items():
+        assert name in names_of(module)
+        assert getattr(weft, name) is getattr(importlib.import_module(module), name)
 
 
 def test_sharded_modules_have_every_method_of_fsdp2() -> None:
@@ -21,3 +62,35 @@ def test_sharded_modules_have_every_method_of_fsdp2() -> None:
         assert list(ours) == list(inspect.signature(theirs).parameters), name
         for parameter in inspect.signature(theirs).parameters.values():
             assert (ours[parameter.name].kind, ours[parameter.name].default) == (parameter.kind, parameter.default), name
+
+
+def stub_functions(body: list[ast.stmt]) -> dict[str, ast.FunctionDef]:
+    return {entry.name: entry for entry in body if isinstance(entry, ast.FunctionDef)}
+
+
+def test_the_stubs_have_every_name_of_the_extension_module() -> None:
+    classes = {entry.name: entry for entry in STUBS.body if isinstance(entry, ast.ClassDef)}
+    functions = stub_functions(STUBS.body)
+    for name, value in vars(weft._core).items():
+        if name.startswith("_") or inspect.ismodule(value):
+            continue
+        if not inspect.isclass(value):
+            assert name in functions
+            continue
+        missing = {member for member in vars(value) if not member.startswith("_")} - set(stub_functions(classes[name].body))
+        assert not missing, f"{name}: {missing}"
+        superfluous = {m for m in stub_functions(classes[name].body) if not m.startswith("_")} - set(vars(value))
+        assert not superfluous, f"{name}: {superfluous}"
+
+
+@pytest.mark.parametrize("name", ["Session", "Operation", "Group"])
+def test_docstrings_of_the_extension_module_are_those_of_the_stubs(name: str) -> None:
+    kind = getattr(weft._core, name)
+    stub = next(entry for entry in STUBS.body if isinstance(entry, ast.ClassDef) and entry.name == name)
+    assert ast.get_docstring(stub) == kind.__doc__
+    for member, entry in stub_functions(stub.body).items():
+        expected = ast.get_docstring(entry)
+        assert expected, f"{name}.{member}"
+        value = vars(kind)[member] if member != "__init__" else kind.__new__
+        doc = inspect.cleandoc(value.__doc__ or "")
+        assert doc == expected or doc.endswith("\n\n" + expected), f"{name}.{member}: {doc}"

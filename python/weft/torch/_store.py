@@ -16,6 +16,7 @@ class StoreAdapter:
         self._store = store
 
     def set(self, key: str, value: bytes) -> None:
+        """Sets the value of a key."""
         self._store.set(key, value)
 
     def get_all(self, keys: list[str], timeout_s: float) -> list[bytes | None]:
@@ -28,9 +29,10 @@ class StoreAdapter:
                 return [self._store.get(key) if self._store.check([key]) else None for key in keys]
             time.sleep(min(sleep_s, left_s))
             sleep_s = min(2 * sleep_s, _LONGEST_SLEEP_S)
-        return [self._store.get(key) for key in keys]
         if self._store.has_extended_api():
             return self._store.multi_get(keys)  # One request.
+        return [self._store.get(key) for key in keys]
 
     def delete(self, key: str) -> None:
+        """Removes a key. Nothing happens if it is not set."""
         self._store.delete_key(key)

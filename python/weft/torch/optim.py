@@ -50,6 +50,10 @@ class AdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None, *, gradient_scale: float = 1.0) -> float | None:
+        """Updates the parameters that have gradients. Returns what `closure` returns, which runs first.
+
+        `gradient_scale` multiplies all gradients. Errors: those of the class.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -63,6 +63,7 @@ class ContextParallelScope:
 
     @property
     def group(self) -> dist.ProcessGroup:
+        """The ranks that share each sequence."""
         return self._group
 
     @property

@@ -59,6 +59,7 @@ class ContextCosts:
 
     @property
     def bytes(self) -> int:
+        """Bytes in forward and backward."""
         return self.forward_bytes + self.backward_bytes
 
 
@@ -178,6 +179,7 @@ def _shift_costs(levels: _Levels) -> tuple[int, int, int]:
 def costs_of(
     scheme: ContextScheme, shape: AttentionShape, layout: SequenceLayout, rank: int, *, is_causal: bool
 ) -> ContextCosts:
+    """Bytes that `rank` receives for one attention in a training step, and the work that it does, by the formulas above."""
     levels = _levels(scheme, shape, layout, is_causal, rank)
     forward = backward = hops = 0
     if scheme.ulysses_degree > 1:

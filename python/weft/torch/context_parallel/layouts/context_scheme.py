@@ -37,12 +37,14 @@ class ContextScheme:
     load_balance: str = "none"
 
     def kind(self, ranks: int) -> str:
+        """One of "ulysses", "gather", "ring" and "hybrid", for a group of `ranks`."""
         # A degree of 1 means no exchange of heads even if the group has one rank.
         if self.ulysses_degree == 1:
             return "ring" if self.ring_rotate else "gather"
         return "ulysses" if self.ulysses_degree == ranks else "hybrid"
 
     def outer_ranks(self, ranks: int) -> int:
+        """Ranks of the outer level, which exchange keys and values."""
         return ranks // self.ulysses_degree
 
     def describe(self, ranks: int) -> str:

@@ -80,6 +80,7 @@ class SequenceLayout:
 
     @functools.cached_property
     def tokens(self) -> int:
+        """Tokens of the sequence."""
         return sum(self.document_lengths)
 
     @functools.cached_property
@@ -104,6 +105,7 @@ class SequenceLayout:
 
     @property
     def is_even(self) -> bool:
+        """Whether all ranks have equally many tokens."""
         return min(self.counts) == max(self.counts)
 
     @functools.cached_property
