@@ -31,6 +31,9 @@ struct Descriptor {
   // Addresses at which local peers read or write this rank's memory. kNoAddress if the operation shares none.
   NodeAddress input = kNoAddress;
   NodeAddress output = kNoAddress;
+  // The address is that of staging rings of the buffer. See Note [Staging rings].
+  bool input_in_ring = false;
+  bool output_in_ring = false;
 };
 
 // True if both describe the same collective. Ignores memory addresses, which differ between ranks.

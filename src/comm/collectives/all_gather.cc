@@ -19,6 +19,8 @@ class AllGatherOperation final : public Collective {
 
  protected:
   absl::Status BeginMove(OperationContext& context) override {
+    if (!context.placement.spans_nodes()) staged_ = MakeStagedPhase(context);
+    if (staged_) return absl::OkStatus();
     GatherPhase::Memory memory{plan().input, plan().output, plan().base, {}};
     for (int peer : context.placement.local_peers()) {
       memory.peers.push_back({peer, InputOf(context, peer), OutputOf(context, peer)});
@@ -30,15 +32,18 @@ class AllGatherOperation final : public Collective {
     return absl::OkStatus();
   }
   absl::StatusOr<bool> Move(OperationContext& context) override {
+    if (staged_) return staged_->Step(context);
     return gather_->Step(context, std::numeric_limits<int64_t>::max());
   }
-  bool MoveComplete() const override { return gather_->complete(); }
-  bool MoveDrained() const override { return gather_->drained(); }
-  void AddAwaited(const OperationContext& /*context*/, std::set<int>& ranks) const override {
+  bool MoveComplete() const override { return staged_ ? staged_->complete() : gather_->complete(); }
+  bool MoveDrained() const override { return staged_ ? staged_->complete() : gather_->drained(); }
+  void AddAwaited(const OperationContext& context, std::set<int>& ranks) const override {
+    if (staged_) return staged_->AddAwaited(context, ranks);
     gather_->AddAwaited(ranks);
   }
 
  private:
+  std::unique_ptr<StagedPhase> staged_;  // Else gather_.
   std::unique_ptr<GatherPhase> gather_;
 };
 

@@ -64,23 +64,72 @@ int64_t Collective::OutputElements(const OperationContext& context) const {
   }
 }
 
+int64_t Collective::RingPieceElements(const OperationContext& context) const {
+  const int64_t bytes = std::min(StagedPhase::kMaxPieceBytes, context.options.piece_bytes);
+  return std::max<int64_t>(1, bytes / static_cast<int64_t>(SizeOf(plan_.dtype)));
+}
+
+// Rings pay if they are smaller than the parts. Otherwise a part is staged whole, in one step.
+bool Collective::UsesRings(const OperationContext& context) const {
+  const std::vector<int64_t>& counts = plan_.parts.counts;
+  const int64_t ring_elements = StagedPhase::kRingPieces * RingPieceElements(context);
+  switch (plan_.kind) {
+    case OpKind::kAllGather:
+    case OpKind::kBroadcast:
+    case OpKind::kReduceScatter:
+    case OpKind::kAllReduce:
+      return !context.placement.spans_nodes() && plan_.parts.ranges == nullptr &&
+             std::any_of(counts.begin(), counts.end(), [&](int64_t count) { return count > ring_elements; });
+    default:
+      return false;
+  }
+}
+
 absl::Status Collective::PrepareMemory(OperationContext& context) {
   caller_output_ = plan_.output;
-  const size_t element_bytes = SizeOf(plan_.dtype);
-  const auto output_bytes = static_cast<size_t>(OutputElements(context)) * element_bytes;
-  if (sharing_.output && output_bytes > 0 && !context.node.AddressOf(plan_.output)) {
-    WEFT_ASSIGN_OR_RETURN(staged_output_, context.scratch.Acquire(output_bytes));
-    plan_.output = staged_output_.data();
+  const int64_t elements = OutputElements(context);
+  if (sharing_.output && elements > 0 && !context.node.AddressOf(plan_.output)) {
+    if (UsesRings(context)) {
+      const size_t ring_bytes = StagedPhase::RingBytes(RingPieceElements(context), plan_.dtype);
+      WEFT_ASSIGN_OR_RETURN(output_ring_, context.scratch.Acquire(ring_bytes));
+    } else {
+      const size_t bytes = static_cast<size_t>(elements) * SizeOf(plan_.dtype);
+      WEFT_ASSIGN_OR_RETURN(staged_output_, context.scratch.Acquire(bytes));
+      plan_.output = staged_output_.data();
+    }
   }
-  const int64_t input_elements = InputElements(context);
-  const auto input_bytes = static_cast<size_t>(input_elements) * element_bytes;
-  if (sharing_.input && input_bytes > 0 && !context.node.AddressOf(plan_.input)) {
-    WEFT_ASSIGN_OR_RETURN(staged_input_, context.scratch.Acquire(input_bytes));
-    WEFT_ASSIGN_OR_RETURN(RangeCopy copy, WholeCopy(plan_.dtype, input_elements));
-    AddStaging(context, std::move(copy), plan_.input, staged_input_.data());
-    plan_.input = staged_input_.data();
+  return StageInput(context);
+}
+
+absl::Status Collective::StageInput(OperationContext& context) {
+  const int64_t elements = InputElements(context);
+  if (!sharing_.input || elements == 0 || context.node.AddressOf(plan_.input)) return absl::OkStatus();
+  if (UsesRings(context)) {
+    const bool gathered = plan_.kind == OpKind::kAllGather || plan_.kind == OpKind::kBroadcast;
+    const size_t rings = gathered ? 1 : context.placement.local_peers().size();
+    const size_t ring_bytes = StagedPhase::RingBytes(RingPieceElements(context), plan_.dtype);
+    WEFT_ASSIGN_OR_RETURN(input_rings_, context.scratch.Acquire(rings * ring_bytes));
+    return absl::OkStatus();
   }
+  const size_t bytes = static_cast<size_t>(elements) * SizeOf(plan_.dtype);
+  WEFT_ASSIGN_OR_RETURN(staged_input_, context.scratch.Acquire(bytes));
+  WEFT_ASSIGN_OR_RETURN(RangeCopy copy, WholeCopy(plan_.dtype, elements));
+  AddStaging(context, std::move(copy), plan_.input, staged_input_.data());
+  plan_.input = staged_input_.data();
   return absl::OkStatus();
+}
+
+std::unique_ptr<StagedPhase> Collective::MakeStagedPhase(OperationContext& context) const {
+  StagedPhase::Memory memory{input_rings_.data(), output_ring_.data(), {}, {}};
+  bool any_ring = false;
+  for (int member = 0; member < context.placement.size(); ++member) {
+    const Descriptor& published = *descriptors_[static_cast<size_t>(member)];
+    memory.inputs.push_back({MapShared(context.node, published.input), published.input_in_ring});
+    memory.outputs.push_back({MapShared(context.node, published.output), published.output_in_ring});
+    any_ring |= published.input_in_ring || published.output_in_ring;
+  }
+  if (!any_ring) return nullptr;
+  return std::make_unique<StagedPhase>(context, plan_, RingPieceElements(context), memory);
 }
 
 void Collective::AddStaging(OperationContext& context, RangeCopy copy, const std::byte* source,
@@ -106,8 +155,12 @@ void Collective::Publish(OperationContext& context) {
   stage_ = Stage::kAwaitingPeers;
   descriptors_.resize(static_cast<size_t>(context.placement.size()));
   Descriptor& descriptor = context.record->descriptor;
-  descriptor.input = context.node.AddressOf(plan_.input).value_or(Descriptor::kNoAddress);
-  descriptor.output = context.node.AddressOf(plan_.output).value_or(Descriptor::kNoAddress);
+  descriptor.input_in_ring = static_cast<bool>(input_rings_);
+  descriptor.output_in_ring = static_cast<bool>(output_ring_);
+  const std::byte* input = input_rings_ ? input_rings_.data() : plan_.input;
+  const std::byte* output = output_ring_ ? output_ring_.data() : plan_.output;
+  descriptor.input = context.node.AddressOf(input).value_or(Descriptor::kNoAddress);
+  descriptor.output = context.node.AddressOf(output).value_or(Descriptor::kNoAddress);
   descriptors_[static_cast<size_t>(context.placement.me())] = descriptor;
   context.node.Publish(context.record->lane, descriptor);
   for (int peer : context.placement.local_peers()) context.node.Ring(context.placement.WorldRank(peer));

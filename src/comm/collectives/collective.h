@@ -16,6 +16,7 @@
 
 #include "src/comm/collectives/collective_plan.h"
 #include "src/comm/collectives/operation.h"
+#include "src/comm/collectives/staged_phase.h"
 #include "src/comm/collectives/streams.h"
 
 namespace weft {
@@ -42,7 +43,7 @@ class Collective : public Operation {
   void AddStaging(OperationContext& context, RangeCopy copy, const std::byte* source, std::byte* target);
   // Publishes `memory` as this rank's input, instead of the plan's.
   void SetSharedInput(const std::byte* memory) { plan_.input = memory; }
-  // Called once all local peers have published. `plan()` then names the staged buffers.
+  // Called once all local peers have published. `plan()` then names the staged buffers, but not staging rings.
   virtual absl::Status BeginMove(OperationContext& context) = 0;
   virtual absl::StatusOr<bool> Move(OperationContext& context) = 0;
   virtual bool MoveComplete() const = 0;
@@ -54,6 +55,9 @@ class Collective : public Operation {
   // and BeginMove has been called.
   const std::byte* InputOf(const OperationContext& context, int member) const;
   const std::byte* OutputOf(const OperationContext& context, int member) const;
+  // The phase that moves the operation if this rank or a peer has published staging rings; otherwise null.
+  // REQUIRES: the group is on one node, and BeginMove has been called. See Note [Staging rings].
+  std::unique_ptr<StagedPhase> MakeStagedPhase(OperationContext& context) const;
   // By group rank: InputOf for ranks of this node, null for others.
   std::vector<const std::byte*> LocalInputs(const OperationContext& context) const;
   // Elements of a slice if the group spans nodes, else of a piece.
@@ -62,6 +66,9 @@ class Collective : public Operation {
  private:
   enum class Stage : uint8_t { kNew, kStaging, kAwaitingPeers, kMoving, kUnstaging, kDone };
 
+  bool UsesRings(const OperationContext& context) const;
+  int64_t RingPieceElements(const OperationContext& context) const;
+  absl::Status StageInput(OperationContext& context);
   void Publish(OperationContext& context);
   absl::StatusOr<bool> ReadPeerDescriptors(OperationContext& context);
   absl::Status StartUnstaging(OperationContext& context);
@@ -76,6 +83,9 @@ class Collective : public Operation {
   std::byte* caller_output_ = nullptr;  // The submitted output; plan_.output may be the staged one.
   Buffer staged_input_;
   Buffer staged_output_;
+  // See Note [Staging rings].
+  Buffer input_rings_;
+  Buffer output_ring_;
   std::deque<RangeStream> staging_;
   // By group rank. Set for this rank and for local peers that have published.
   std::vector<std::optional<Descriptor>> descriptors_;

@@ -14,6 +14,8 @@
 // Why it suffices: neither the bits nor the target of a piece depend on the rank that reduces it. A late rank
 // delays its peers by one piece at most.
 //
+// Ranks whose buffers peers cannot reach reduce no pieces of each other: see Note [Staging rings].
+//
 // In place is safe: a piece reads and writes the same elements, and no other piece touches them.
 #include <algorithm>
 #include <cstdint>
@@ -52,6 +54,8 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
 
  protected:
   absl::Status BeginMove(OperationContext& context) override {
+    staged_ = MakeStagedPhase(context);
+    if (staged_) return absl::OkStatus();
     const GroupPlacement& placement = context.placement;
     for (int owner = 0; owner < placement.size(); ++owner) {
       const Slicing pieces{plan().parts.counts[static_cast<size_t>(owner)],
@@ -63,6 +67,7 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
   }
 
   absl::StatusOr<bool> Move(OperationContext& context) override {
+    if (staged_) return staged_->Step(context);
     const bool busy = current_part_ != kNone && !piece_is_done_;
     const int finished = busy ? kNone : FinishPiece(context);
     const bool found = FindCompleteParts(context);
@@ -71,12 +76,14 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
     return found || claimed || finished != kNone;
   }
   bool MoveComplete() const override {
+    if (staged_) return staged_->complete();
     return std::all_of(parts_.begin(), parts_.end(),
                        [](const NodePart& part) { return part.is_complete || !part.is_needed; });
   }
   bool MoveDrained() const override { return MoveComplete() && current_part_ == kNone; }
 
   void AddAwaited(const OperationContext& context, std::set<int>& ranks) const override {
+    if (staged_) return staged_->AddAwaited(context, ranks);
     for (size_t owner = 0; owner < parts_.size(); ++owner) {
       const NodePart& part = parts_[owner];
       if (part.is_complete || !part.is_needed) continue;
@@ -186,10 +193,11 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
     return found;
   }
 
-  const bool to_all_;           // True for an all-reduce.
-  std::deque<NodePart> parts_;  // By owner. A deque: tasks hold pointers to the streams.
-  int current_part_ = kNone;    // Owner of the part of the piece that this rank has claimed.
-  bool piece_is_done_ = false;  // The task of that piece has finished.
+  const bool to_all_;                    // True for an all-reduce.
+  std::unique_ptr<StagedPhase> staged_;  // If set, the members below are not used.
+  std::deque<NodePart> parts_;           // By owner. A deque: tasks hold pointers to the streams.
+  int current_part_ = kNone;             // Owner of the part of the piece that this rank has claimed.
+  bool piece_is_done_ = false;           // The task of that piece has finished.
 };
 
 }  // namespace

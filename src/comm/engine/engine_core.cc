@@ -34,8 +34,7 @@ absl::Status EngineCore::AddLane(int index, std::string name, ProcessGroup group
   }
   auto lane = std::make_unique<Lane>(std::move(name), GroupPlacement(std::move(group), env_.nodes));
   if (lane->placement.spans_nodes()) WEFT_RETURN_IF_ERROR(wire_.CheckLane(index, lane->name));
-  // One progress counter per member: this rank's progress on that member's part.
-  if (const absl::Status opened = env_.node.OpenLane(index, lane->placement.size()); !opened.ok())
+  if (const absl::Status opened = env_.node.OpenLane(index, CountersOf(lane->placement.size())); !opened.ok())
     return Annotate(opened, absl::StrCat("flags of lane ", lane->name));
   if (purpose == LanePurpose::kContext && lane->placement.spans_nodes()) wire_.EnableBackgroundWindow();
   if (static_cast<size_t>(index) >= lanes_.size()) lanes_.resize(static_cast<size_t>(index) + 1);

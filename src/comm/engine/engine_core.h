@@ -71,7 +71,7 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   absl::Status AddLane(int index, std::string name, ProcessGroup group, LanePurpose purpose);
 
   // Allocates what the next lane of a group of `members` ranks needs of node memory.
-  absl::Status ReserveLane(int members) { return env_.node.ReserveLane(members); }
+  absl::Status ReserveLane(int members) { return env_.node.ReserveLane(CountersOf(members)); }
 
   void Submit(std::shared_ptr<OperationRecord> record);
   // Registers that a thread waits until the operation is *ready*, or *released*. Raises it to kCritical,
@@ -136,6 +136,9 @@ class EngineCore final : private TaskQueue, private MessageEvents {
   std::string DescribeWait(const OperationRecord& record);
 
  private:
+  // Progress counters of a lane: this rank's progress on each member's part, in a reduction and in a gather.
+  static int CountersOf(int members) { return 2 * members; }
+
   struct Lane {
     Lane(std::string lane_name, GroupPlacement where)
         : name(std::move(lane_name)), placement(std::move(where)) {}

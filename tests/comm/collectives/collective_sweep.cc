@@ -15,13 +15,23 @@
 namespace weft::testing {
 namespace {
 
+// The memory of an operation's buffers.
+enum class Memory { kNode, kOwn, kMixed };
+
 struct Case {
   DType dtype;
   std::vector<int64_t> counts;  // By rank.
   bool equal;                   // All counts are equal, and none are passed to the engine.
   bool in_place;
-  bool node_memory;
+  Memory memory;
 
+  // True if the rank's buffer is in node memory. kMixed: inputs of every second rank, outputs of every third.
+  bool HasNodeInput(int rank) const {
+    return memory == Memory::kMixed ? rank % 2 == 0 : memory == Memory::kNode;
+  }
+  bool HasNodeOutput(int rank) const {
+    return memory == Memory::kMixed ? rank % 3 == 1 : memory == Memory::kNode;
+  }
   int64_t total() const { return std::accumulate(counts.begin(), counts.end(), int64_t{0}); }
   int64_t Offset(int rank) const {
     return std::accumulate(counts.begin(), counts.begin() + rank, int64_t{0});
@@ -31,7 +41,10 @@ struct Case {
   }
   std::string ToString() const {
     return absl::StrCat(ToAbsl(Name(dtype)), ", ", total(), " elements, ", equal ? "equal" : "uneven", ", ",
-                        in_place ? "in place" : "out of place", ", ", node_memory ? "node" : "own",
+                        in_place ? "in place" : "out of place", ", ",
+                        memory == Memory::kNode  ? "node"
+                        : memory == Memory::kOwn ? "own"
+                                                 : "mixed",
                         " memory");
   }
 };
@@ -76,8 +89,8 @@ absl::Status ForEachCase(int ranks, const SweepOptions& options, bool has_counts
         const bool equal = counts == std::vector<int64_t>(static_cast<size_t>(ranks), base);
         if (!equal && !has_counts) continue;
         for (const bool in_place : {false, true}) {
-          for (const bool node_memory : {true, false}) {
-            const Case one{dtype, counts, equal, in_place, node_memory};
+          for (const Memory memory : {Memory::kNode, Memory::kOwn, Memory::kMixed}) {
+            const Case one{dtype, counts, equal, in_place, memory};
             SCOPED_TRACE(one.ToString());
             if (absl::Status status = body(one); !status.ok()) return Annotate(status, one.ToString());
           }
@@ -96,8 +109,9 @@ absl::Status SweepAllGather(EngineFixture& fixture, const SweepOptions& options)
   return ForEachCase(ranks, options, true, [&](const Case& c) -> absl::Status {
     const int64_t own = c.counts[static_cast<size_t>(me)];
     WEFT_ASSIGN_OR_RETURN(TestBuffer output,
-                          TestBuffer::Make(*fixture.pool, c.node_memory, c.dtype, c.total()));
-    WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, c.node_memory, c.dtype, own));
+                          TestBuffer::Make(*fixture.pool, c.HasNodeOutput(me), c.dtype, c.total()));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer input,
+                          TestBuffer::Make(*fixture.pool, c.HasNodeInput(me), c.dtype, own));
     TestBuffer& source = c.in_place ? output : input;
     const int64_t at = c.in_place ? c.Offset(me) : 0;
     source.Write(at, ValuesOf(me, 0, own));
@@ -125,7 +139,8 @@ absl::Status SweepAllGatherShared(EngineFixture& fixture, const SweepOptions& op
   return ForEachCase(ranks, options, true, [&](const Case& c) -> absl::Status {
     const int64_t own = c.counts[static_cast<size_t>(me)];
     TestBuffer image = TestBuffer::Of(blocks[0].data(), c.dtype);
-    WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, c.node_memory, c.dtype, own));
+    WEFT_ASSIGN_OR_RETURN(TestBuffer input,
+                          TestBuffer::Make(*fixture.pool, c.HasNodeInput(me), c.dtype, own));
     // Some ranks gather in place, the others do not.
     const bool in_place = c.in_place && me % 2 == 0;
     OpOptions gated = options.op;
@@ -153,8 +168,9 @@ absl::Status SweepReduceScatter(EngineFixture& fixture, const SweepOptions& opti
     const int64_t own = c.counts[static_cast<size_t>(me)];
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
       WEFT_ASSIGN_OR_RETURN(TestBuffer input,
-                            TestBuffer::Make(*fixture.pool, c.node_memory, c.dtype, c.total()));
-      WEFT_ASSIGN_OR_RETURN(TestBuffer output, TestBuffer::Make(*fixture.pool, c.node_memory, c.dtype, own));
+                            TestBuffer::Make(*fixture.pool, c.HasNodeInput(me), c.dtype, c.total()));
+      WEFT_ASSIGN_OR_RETURN(TestBuffer output,
+                            TestBuffer::Make(*fixture.pool, c.HasNodeOutput(me), c.dtype, own));
       input.Write(0, ValuesOf(me, 0, c.total()));
       TestBuffer& target = c.in_place ? input : output;
       const int64_t at = c.in_place ? c.Offset(me) : 0;
@@ -174,9 +190,10 @@ absl::Status SweepAllReduce(EngineFixture& fixture, const SweepOptions& options)
   return ForEachCase(ranks, options, false, [&](const Case& c) -> absl::Status {
     const int64_t count = c.counts[0];
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
-      WEFT_ASSIGN_OR_RETURN(TestBuffer input, TestBuffer::Make(*fixture.pool, c.node_memory, c.dtype, count));
+      WEFT_ASSIGN_OR_RETURN(TestBuffer input,
+                            TestBuffer::Make(*fixture.pool, c.HasNodeInput(me), c.dtype, count));
       WEFT_ASSIGN_OR_RETURN(TestBuffer output,
-                            TestBuffer::Make(*fixture.pool, c.node_memory, c.dtype, count));
+                            TestBuffer::Make(*fixture.pool, c.HasNodeOutput(me), c.dtype, count));
       input.Write(0, ValuesOf(me, 0, count));
       TestBuffer& target = c.in_place ? input : output;
       Work work = fixture.engine->AllReduce(fixture.lane, input.data(), target.data(), c.dtype, count, op,
@@ -199,7 +216,7 @@ absl::Status SweepAllToAll(EngineFixture& fixture, const SweepOptions& options) 
   for (DType dtype : options.dtypes) {
     for (int64_t base : options.counts) {
       for (const bool node_memory : {true, false}) {
-        Case send{dtype, {}, false, false, node_memory};
+        Case send{dtype, {}, false, false, node_memory ? Memory::kNode : Memory::kOwn};
         Case receive = send;
         for (int rank = 0; rank < ranks; ++rank) {
           send.counts.push_back(count_between(base, me, rank));

@@ -62,6 +62,11 @@ TEST_P(Collectives, ReduceScatterReducesRangesWhosePartialsTravelCompressed) {
       [](EngineFixture& fixture) { return SweepReduceScatterOfRanges(fixture, WireCompression::kLossless); },
       /*slice_bytes=*/3000);
 }
+TEST_P(Collectives, GathersAndReductionsOfManyPiecesGoThroughStagingRings) {
+  const SweepOptions many_pieces{.counts = {1009}, .dtypes = {DType::kF32, DType::kBF16}};
+  for (const auto sweep : {SweepAllGather, SweepReduceScatter, SweepAllReduce, SweepBroadcast})
+    Run(sweep, many_pieces, /*slice_bytes=*/64);
+}
 TEST_P(Collectives, AllToAllExchangesUnevenAndEmptyParts) { Run(SweepAllToAll); }
 TEST_P(Collectives, AllToAllExchangesStridedTensorsOfAnyShape) { Run(SweepStridedAllToAll); }
 TEST_P(Collectives, SendReceiveShiftsAroundTheRingAndBetweenPairs) { Run(SweepSendReceive); }

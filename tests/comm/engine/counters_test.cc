@@ -33,9 +33,10 @@ EngineOptions SmallSlices() {
 using Operation = std::function<Work(EngineFixture&, TestBuffer& input, TestBuffer& output)>;
 
 void Expect(const NodeMap& nodes, LanePurpose purpose, bool in_node_memory, const Operation& operation,
-            int64_t EngineCounters::*logical, const Bytes& expected) {
+            int64_t EngineCounters::*logical, const Bytes& expected,
+            const EngineOptions& options = SmallSlices()) {
   RunRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
-    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, SmallSlices()));
+    WEFT_ASSIGN_OR_RETURN(EngineFixture fixture, EngineFixture::Make(bootstrap, options));
     WEFT_ASSIGN_OR_RETURN(fixture.lane, fixture.engine->AddLane(WorldGroup(bootstrap), purpose));
     const int64_t elements = kPart * bootstrap.size();
     WEFT_ASSIGN_OR_RETURN(TestBuffer input,
@@ -165,6 +166,19 @@ TEST(Counters, MemoryThatPeersCannotReadIsCopied) {
          {{3 * b, 3 * b, 3 * b, 3 * b}, 3 * b, 0});
   Expect(kFourNodes, LanePurpose::kAllReduce, false, AllReduce, kAR,
          {{6 * r, 6 * r, 6 * r, 6 * r}, 6 * r, 0});
+}
+
+TEST(Counters, PartsOfManyPiecesAreCopiedOnlyForPeers) {
+  const int64_t b = kPartBytes;
+  const int64_t r = kRange * 4;
+  EngineOptions options = SmallSlices();
+  options.piece_bytes = 256;
+  Expect(kOneNode, LanePurpose::kAllGather, false, AllGather, kAG, {{0, 0, 0, 0}, 3 * b, b}, options);
+  Expect(kOneNode, LanePurpose::kReduceScatter, false, ReduceScatter, kRS, {{0, 0, 0, 0}, 3 * b, 3 * b},
+         options);
+  // The parts that peers reduce, and the reduced part.
+  Expect(kOneNode, LanePurpose::kAllReduce, false, AllReduce, kAR, {{0, 0, 0, 0}, 6 * r, 4 * r}, options);
+  Expect(kOneNode, LanePurpose::kReduceScatter, true, ReduceScatter, kRS, {{0, 0, 0, 0}, 3 * b, 0}, options);
 }
 
 // Sends and receives every second element.
