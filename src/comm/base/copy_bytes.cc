@@ -7,6 +7,12 @@
 #include "weft/core/topology.h"
 
 namespace weft {
+namespace {
+
+// Distance at which a copy requests lines ahead of its reads: about a page.
+constexpr size_t kPrefetchBytes = 4096;
+
+}  // namespace
 
 void CopyBytes(std::byte* target, const std::byte* source, size_t bytes, bool nontemporal) {
   if (!nontemporal || bytes < 2 * kLineBytes) {
@@ -16,7 +22,11 @@ void CopyBytes(std::byte* target, const std::byte* source, size_t bytes, bool no
   const size_t head = (kLineBytes - reinterpret_cast<uintptr_t>(target) % kLineBytes) % kLineBytes;
   std::memcpy(target, source, head);
   size_t done = head;
-  for (; done + kLineBytes <= bytes; done += kLineBytes) StreamLine(target + done, source + done);
+  for (; done + kLineBytes <= bytes; done += kLineBytes) {
+    // The prefetchers of the processor stop at the end of a page.
+    __builtin_prefetch(source + done + kPrefetchBytes);
+    StreamLine(target + done, source + done);
+  }
   std::memcpy(target + done, source + done, bytes - done);
 }
 
