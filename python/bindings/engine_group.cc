@@ -61,10 +61,12 @@ Priority PriorityOf(Stream stream) {
                                                                           : Priority::kPrefetch;
 }
 
-OpOptions OptionsOf(const GroupCollectives::Call& call) {
+OpOptions OptionsOf(const GroupCollectives::Call& call,
+                    WireCompression wire_compression = WireCompression::kNone) {
   OpOptions options;
   options.priority = PriorityOf(call.stream);
   options.label = call.label;
+  options.wire_compression = wire_compression;
   return options;
 }
 
@@ -102,11 +104,11 @@ bool EngineGroup::NeedsRelease(const std::vector<Part>& parts) const {
 
 GroupCollectives::OperationPtr EngineGroup::AllGather(Call call, const void* input, void* output,
                                                       ElementType type, const std::vector<int64_t>& counts) {
-  return EngineOperation::Submit(session_, std::move(call.memory), NeedsRelease({input, output}),
-                                 [&](CommEngine& engine) {
-                                   return engine.AllGather(Lane(call.stream), input, output, ToDType(type),
-                                                           Total(counts), counts, OptionsOf(call));
-                                 });
+  return EngineOperation::Submit(
+      session_, std::move(call.memory), NeedsRelease({input, output}), [&](CommEngine& engine) {
+        return engine.AllGather(Lane(call.stream), input, output, ToDType(type), Total(counts), counts,
+                                OptionsOf(call, session_->wire_compression()));
+      });
 }
 
 GroupCollectives::OperationPtr EngineGroup::ReduceScatter(Call call, const void* input, void* output,
@@ -115,17 +117,18 @@ GroupCollectives::OperationPtr EngineGroup::ReduceScatter(Call call, const void*
   return EngineOperation::Submit(
       session_, std::move(call.memory), NeedsRelease({input, output}), [&](CommEngine& engine) {
         return engine.ReduceScatter(Lane(call.stream), input, output, ToDType(type), Total(counts),
-                                    ToReduceOp(reduction), counts, OptionsOf(call));
+                                    ToReduceOp(reduction), counts,
+                                    OptionsOf(call, session_->wire_compression()));
       });
 }
 
 GroupCollectives::OperationPtr EngineGroup::AllReduce(Call call, const void* input, void* output,
                                                       ElementType type, Reduction reduction, int64_t count) {
-  return EngineOperation::Submit(session_, std::move(call.memory), NeedsRelease({input, output}),
-                                 [&](CommEngine& engine) {
-                                   return engine.AllReduce(Lane(call.stream), input, output, ToDType(type),
-                                                           count, ToReduceOp(reduction), OptionsOf(call));
-                                 });
+  return EngineOperation::Submit(
+      session_, std::move(call.memory), NeedsRelease({input, output}), [&](CommEngine& engine) {
+        return engine.AllReduce(Lane(call.stream), input, output, ToDType(type), count, ToReduceOp(reduction),
+                                OptionsOf(call, session_->wire_compression()));
+      });
 }
 
 GroupCollectives::OperationPtr EngineGroup::Broadcast(Call call, void* buffer, ElementType type,

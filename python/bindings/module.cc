@@ -5,9 +5,11 @@
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
+#include <optional>
 #include <string>
 #include <utility>
 
+#include <absl/strings/str_cat.h>
 #include <absl/time/time.h>
 
 #include "python/bindings/array_collectives.h"
@@ -40,6 +42,17 @@ absl::StatusOr<std::shared_ptr<Session>> MakeSession(std::shared_ptr<KeyValueSto
   return Session::Create(std::move(store), std::move(bootstrap), options);
 }
 
+// WEFT_WIRE_COMPRESSION: "none", "lossless", or unset.
+absl::StatusOr<std::optional<WireCompression>> WireCompressionOfEnvironment() {
+  const char* const variable = std::getenv("WEFT_WIRE_COMPRESSION");
+  if (variable == nullptr) return std::nullopt;
+  for (const WireCompression value : {WireCompression::kNone, WireCompression::kLossless}) {
+    if (Name(value) == variable) return value;
+  }
+  return absl::InvalidArgumentError(
+      absl::StrCat("WEFT_WIRE_COMPRESSION must be none or lossless, not '", variable, "'"));
+}
+
 std::shared_ptr<Session> CreateSession(nb::object store, int rank, int size, double timeout_s,
                                        size_t segment_bytes) {
   std::shared_ptr<InterruptibleStore> shared_store;
@@ -49,11 +62,13 @@ std::shared_ptr<Session> CreateSession(nb::object store, int rank, int size, dou
   } else {
     shared_store = std::make_shared<PythonStore>(std::move(store));
   }
+  const SessionOptions options{.timeout = absl::Seconds(timeout_s),
+                               .segment_bytes = segment_bytes,
+                               .wire_compression = ValueOrRaise(WireCompressionOfEnvironment())};
   absl::StatusOr<std::shared_ptr<Session>> session;
   {
     const nb::gil_scoped_release released;
-    session = MakeSession(shared_store, rank, size,
-                          {.timeout = absl::Seconds(timeout_s), .segment_bytes = segment_bytes});
+    session = MakeSession(shared_store, rank, size, options);
   }
   shared_store->RethrowPending();
   return ValueOrRaise(std::move(session));
@@ -81,6 +96,7 @@ nb::dict Counters(const Session& session) {
   named["all_reduce_bytes"] = counters.all_reduce_bytes;
   named["control_bytes"] = counters.control_bytes;
   named["wire_bytes"] = counters.wire_bytes;
+  named["wire_saved_bytes"] = counters.wire_saved_bytes;
   named["copied_bytes"] = counters.copied_bytes;
   named["operations"] = counters.operations;
   named["wait_ns"] = counters.wait_ns;

@@ -11,6 +11,7 @@
 #include <absl/strings/str_join.h>
 
 #include "python/bindings/engine_operation.h"
+#include "weft/comm/wire_compression.h"
 #include "weft/core/hash.h"
 #include "weft/core/status.h"
 
@@ -79,8 +80,14 @@ absl::StatusOr<std::shared_ptr<Session>> Session::Create(std::shared_ptr<KeyValu
   WEFT_ASSIGN_OR_RETURN(auto engine, CommEngine::Create(*memory->bootstrap, *memory->heap, engine_options));
   WEFT_ASSIGN_OR_RETURN(const auto nonces,
                         ExchangeBlobs(*memory->bootstrap, "session names", RandomNonce(), options.timeout));
+  WireCompressionChoice choice;
+  if (options.wire_compression) {
+    choice.wire_compression = *options.wire_compression;
+  } else {
+    WEFT_ASSIGN_OR_RETURN(choice, ChooseWireCompression(*engine));
+  }
   std::shared_ptr<Session> session(
-      new Session(std::move(memory), std::move(engine), nonces.front(), options));
+      new Session(std::move(memory), std::move(engine), nonces.front(), choice.wire_compression, options));
   OpenSessions& open = TheOpenSessions();
   const std::lock_guard lock(open.mutex);
   open.sessions.insert(session);
@@ -88,8 +95,9 @@ absl::StatusOr<std::shared_ptr<Session>> Session::Create(std::shared_ptr<KeyValu
 }
 
 Session::Session(std::shared_ptr<SessionMemory> memory, std::unique_ptr<CommEngine> engine, std::string nonce,
-                 const SessionOptions& options)
+                 WireCompression wire_compression, const SessionOptions& options)
     : options_(options),
+      wire_compression_(wire_compression),
       nonce_(std::move(nonce)),
       memory_(std::move(memory)),
       engine_(std::move(engine)),

@@ -21,6 +21,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <shared_mutex>
 #include <string>
@@ -59,6 +60,8 @@ struct SessionOptions {
   absl::Duration timeout = absl::Seconds(600);
   // Node memory that each rank reserves; 0: nine tenths of the free memory, divided by the node's ranks.
   size_t segment_bytes = 0;
+  // Compression of f32 and bf16 between nodes, on all ranks the same. Unset: ChooseWireCompression measures.
+  std::optional<WireCompression> wire_compression = std::nullopt;
 };
 
 class Session : public std::enable_shared_from_this<Session> {
@@ -92,6 +95,8 @@ class Session : public std::enable_shared_from_this<Session> {
   int rank() const { return bootstrap().rank(); }
   int size() const { return bootstrap().size(); }
   const SessionOptions& options() const { return options_; }
+  // Compression of gathers and reductions between nodes.
+  WireCompression wire_compression() const { return wire_compression_; }
   KeyValueStore& store() const { return *memory_->store; }
 
   // A block of node memory of at least `bytes`. Its owner keeps the heap alive.
@@ -131,7 +136,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
  private:
   Session(std::shared_ptr<SessionMemory> memory, std::unique_ptr<CommEngine> engine, std::string nonce,
-          const SessionOptions& options);
+          WireCompression wire_compression, const SessionOptions& options);
   static absl::Status ForkedError();
   static absl::Status ClosedError();
   void Drain();
@@ -141,6 +146,7 @@ class Session : public std::enable_shared_from_this<Session> {
                                                            std::string_view blob) const;
 
   const SessionOptions options_;
+  const WireCompression wire_compression_;
   const std::string nonce_;  // The same on all ranks, and different for each session of a store.
   std::shared_ptr<SessionMemory> memory_;
   mutable std::shared_mutex engine_mutex_;  // Exclusive: while the engine ends.
