@@ -376,6 +376,34 @@ def in_place_without_copies() -> dict[str, int]:
     return session.counters()["copied_bytes"] - before
 
 
+def large_gather_and_reductions() -> int:
+    """Floats of many pieces and slices. Returns the bytes that compression has saved on the wire of this rank."""
+    import weft.torch
+
+    numel = 200_003
+    inputs = [torch.randn(ranks() * numel, generator=torch.Generator().manual_seed(r)) for r in range(ranks())]
+    total = _canonical_sum(inputs)
+    own = slice(rank() * numel, (rank() + 1) * numel)
+    gathered = torch.empty(ranks() * numel)
+    dist.all_gather_into_tensor(gathered, inputs[rank()][:numel])
+    check(gathered, torch.cat([t[:numel] for t in inputs]), "large all_gather")
+    part = torch.empty(numel)
+    dist.reduce_scatter_tensor(part, inputs[rank()])
+    check(part, total[own], "large reduce_scatter")
+    sums = inputs[rank()].clone()
+    dist.all_reduce(sums)
+    check(sums, total, "large all_reduce")
+    return weft.torch.current_session().counters()["wire_saved_bytes"]
+
+
+def _canonical_sum(inputs: list[Tensor]) -> Tensor:
+    """The sum in the order of the engine's tree, which splits at the largest power of two below the count."""
+    if len(inputs) == 1:
+        return inputs[0]
+    split = 1 << (len(inputs) - 1).bit_length() - 1
+    return _canonical_sum(inputs[:split]) + _canonical_sum(inputs[split:])
+
+
 def invalid_arguments() -> None:
     """Raise before anything is sent: the group works afterwards."""
     cases = [

@@ -28,7 +28,14 @@ class RankError(AssertionError):
 
 
 class RankPool:
-    def __init__(self, size: int, backend: str, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        size: int,
+        backend: str,
+        environment: dict[str, str] | None = None,
+        prefixes: list[list[str]] | None = None,
+    ) -> None:
+        """`prefixes`: by rank, words before its command, such as those that join an emulated host."""
         self.size = size
         self._folder = tempfile.TemporaryDirectory()
         address = str(Path(self._folder.name) / "ranks")
@@ -36,7 +43,8 @@ class RankPool:
         self._connections: list[Connection] = []
         with Listener(address) as listener:
             for rank in range(size):
-                self._processes.append(self._start(rank, backend, address, environment or {}))
+                prefix = prefixes[rank] if prefixes else []
+                self._processes.append(self._start(rank, backend, address, environment or {}, prefix))
             by_rank = {}
             for _ in range(size):
                 connection = listener.accept()
@@ -44,7 +52,9 @@ class RankPool:
             self._connections = [by_rank[rank] for rank in range(size)]
         self._check([self._answer(rank) for rank in range(size)])  # Of the start of the process group.
 
-    def _start(self, rank: int, backend: str, address: str, environment: dict[str, str]) -> subprocess.Popen:
+    def _start(
+        self, rank: int, backend: str, address: str, environment: dict[str, str], prefix: list[str]
+    ) -> subprocess.Popen:
         variables = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -57,7 +67,8 @@ class RankPool:
             "TEST_TIMEOUT_S": str(TIMEOUT_S),
             **environment,
         }
-        return subprocess.Popen([sys.executable, str(FOLDER / "rank_worker.py")], env=variables, cwd=FOLDER)
+        command = [*prefix, sys.executable, str(FOLDER / "rank_worker.py")]
+        return subprocess.Popen(command, env=variables, cwd=FOLDER)
 
     def run(self, function: Callable, *arguments: Any) -> list[Any]:
         """Runs `function(*arguments)` on all ranks, and returns the results by rank."""

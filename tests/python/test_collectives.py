@@ -30,6 +30,7 @@ def test_gives_the_result_of_a_plain_loop(pool: RankPool, body, from_backend: bo
         bodies.barriers,
         bodies.objects,
         bodies.futures_and_works,
+        bodies.large_gather_and_reductions,
         bodies.overlapping_kinds,
         bodies.groups,
         bodies.invalid_arguments,
