@@ -6,6 +6,7 @@
 
 #include "weft/core/parallel.h"
 #include "weft/core/strided_copy.h"
+#include "weft/core/vector_clones.h"
 
 namespace weft {
 namespace {
@@ -15,7 +16,7 @@ constexpr int64_t kGrain = 64 * kBlock;
 
 using Block = std::array<float, kBlock>;
 
-void AddFloats(const float* __restrict source, float* __restrict target, int64_t count) {
+WEFT_VECTOR_CLONES void AddFloats(const float* __restrict source, float* __restrict target, int64_t count) {
   for (int64_t i = 0; i < count; ++i) target[i] += source[i];
 }
 

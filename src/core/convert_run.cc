@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "weft/core/status.h"
+#include "weft/core/vector_clones.h"
 
 namespace weft::internal {
 namespace {
@@ -11,8 +12,8 @@ namespace {
 // Writes step(source element) to each target element. Unit strides have a loop of their own, which
 // vectorizes.
 template <typename Source, typename Target, typename Step>
-void ForEachPair(const std::byte* source, int64_t source_stride, std::byte* target, int64_t target_stride,
-                 int64_t count, Step step) {
+WEFT_VECTOR_CLONES void ForEachPair(const std::byte* source, int64_t source_stride, std::byte* target,
+                                    int64_t target_stride, int64_t count, Step step) {
   const auto* from = reinterpret_cast<const Source*>(source);
   auto* to = reinterpret_cast<Target*>(target);
   if (source_stride == 1 && target_stride == 1) {

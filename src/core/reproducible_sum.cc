@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "weft/core/parallel.h"
+#include "weft/core/vector_clones.h"
 
 namespace weft {
 namespace {
@@ -57,7 +58,7 @@ constexpr double kRoundToLower = 0x1.8p4;
 
 // REQUIRES: count <= kBlock.
 template <typename Kind>
-BlockSum SumBlock(const float* values, int64_t count, double scale) {
+WEFT_VECTOR_CLONES BlockSum SumBlock(const float* values, int64_t count, double scale) {
   uint64_t uppers[kLanes] = {};
   uint64_t lowers[kLanes] = {};
   double terms[kLanes] = {};

@@ -5,6 +5,7 @@
 
 #include "weft/core/parallel.h"
 #include "weft/core/status.h"
+#include "weft/core/vector_clones.h"
 
 namespace weft {
 namespace {
@@ -31,8 +32,9 @@ Coefficients CoefficientsOf(const AdamWOptions& options, int64_t step, float gra
           static_cast<float>(options.eps)};
 }
 
-void UpdateRun(const Coefficients& c, float* __restrict param, const float* __restrict grad,
-               float* __restrict first, float* __restrict second, int64_t count) {
+WEFT_VECTOR_CLONES void UpdateRun(const Coefficients& c, float* __restrict param,
+                                  const float* __restrict grad, float* __restrict first,
+                                  float* __restrict second, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     const float g = grad[i] * c.gradient_scale;
     const float m = first[i] + c.first_rate * (g - first[i]);

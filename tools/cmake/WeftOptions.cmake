@@ -47,6 +47,16 @@ if(WEFT_NATIVE)
     target_compile_options(weft_options INTERFACE -mprefer-vector-width=512)
   endif()
 endif()
+if(NOT WEFT_NATIVE AND NOT WEFT_SANITIZE)
+  # Selection among clones runs before the sanitizers are initialized.
+  include(CheckCXXSourceCompiles)
+  check_cxx_source_compiles("
+    __attribute__((target_clones(\"default\", \"arch=x86-64-v3\", \"arch=x86-64-v4\"))) int f(int x) { return x; }
+    int main(int argc, char**) { return f(argc); }" WEFT_HAS_VECTOR_CLONES)
+  if(WEFT_HAS_VECTOR_CLONES)
+    target_compile_definitions(weft_options INTERFACE WEFT_HAS_VECTOR_CLONES)
+  endif()
+endif()
 if(WEFT_SANITIZE)
   target_compile_options(weft_options INTERFACE -fsanitize=${WEFT_SANITIZE} -fno-omit-frame-pointer
                                                 -fno-sanitize-recover=all)
