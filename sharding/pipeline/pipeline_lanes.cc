@@ -96,6 +96,12 @@ OpOptions PipelineLanes::DataOptions(const std::string& label, Priority priority
   return options;
 }
 
+OpOptions PipelineLanes::ReductionOptions(const std::string& label, float scale) {
+  OpOptions options = DataOptions(label, Priority::kReduce);
+  options.scale = scale;
+  return options;
+}
+
 std::vector<ReplicaSlice> PipelineLanes::SlicesOf(const FlatLayout& layout, DType dtype) const {
   return options_.shard_optimizer_over_replicas
              ? DividedSlices(layout, shard_group_.group_rank, dtype, replicate_groups_)
@@ -153,9 +159,10 @@ Work PipelineLanes::BarrierAfterAllGathers(const std::string& label, const Work*
 }
 
 absl::StatusOr<Transfer> PipelineLanes::ReduceScatter(const ReduceScatterRequest& request, const Parts& parts,
-                                                      const CustomReduceScatter& custom) {
+                                                      const CustomReduceScatter& custom, float scale) {
   ++state_.counters().reduce_scatters;
   if (custom) {
+    WEFT_CHECK(scale == 1.0F, "a custom reduce-scatter does not scale");
     if (parts != nullptr) return PartsNotEndToEnd("reduce-scatter", request.label);
     StartedCollective started = custom(request);
     if (!started.ok()) return Annotate(started.status(), "reduce-scatter of '" + request.label + "'");
@@ -164,30 +171,29 @@ absl::StatusOr<Transfer> PipelineLanes::ReduceScatter(const ReduceScatterRequest
   if (parts != nullptr) {
     return Transfer(state_.engine().ReduceScatter(reduce_scatter_lanes_.Next(), request.input, request.output,
                                                   request.dtype, ReduceOp::kSum, parts,
-                                                  DataOptions(request.label, Priority::kReduce)));
+                                                  ReductionOptions(request.label, scale)));
   }
   const int64_t total = std::accumulate(request.counts.begin(), request.counts.end(), int64_t{0});
   return Transfer(state_.engine().ReduceScatter(reduce_scatter_lanes_.Next(), request.input, request.output,
                                                 request.dtype, total, ReduceOp::kSum, request.counts,
-                                                DataOptions(request.label, Priority::kReduce)));
+                                                ReductionOptions(request.label, scale)));
 }
 
 Work PipelineLanes::AllReduce(const std::string& label, int bucket, void* values, DType dtype, int64_t count,
-                              const Work* after) {
+                              float scale, const Work* after) {
   ++state_.counters().all_reduces;
   return state_.engine().AllReduce(replicate_lanes_[static_cast<size_t>(bucket)].Next(), values, values,
-                                   dtype, count, ReduceOp::kSum, DataOptions(label, Priority::kReduce),
-                                   after);
+                                   dtype, count, ReduceOp::kSum, ReductionOptions(label, scale), after);
 }
 
 Work PipelineLanes::ReduceScatterOverReplicas(const std::string& label, const ReplicaSlice& slice,
-                                              const void* input, void* output, DType dtype,
+                                              const void* input, void* output, DType dtype, float scale,
                                               const Work* after) {
   const auto bucket = static_cast<size_t>(slice.bucket);
   if (replicate_groups_[bucket].size() > 1) ++state_.counters().reduce_scatters;
   return state_.engine().ReduceScatter(replicate_lanes_[bucket].Next(), input, output, dtype,
                                        slice.range.count, ReduceOp::kSum, slice.counts,
-                                       DataOptions(label, Priority::kReduce), after);
+                                       ReductionOptions(label, scale), after);
 }
 
 Work PipelineLanes::AllGatherUpdates(const std::string& label, const ReplicaSlice& slice, const Parts& parts,

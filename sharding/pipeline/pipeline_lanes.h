@@ -86,16 +86,16 @@ class PipelineLanes {
   Work BarrierAfterAllGathers(const std::string& label, const Work* after = nullptr);
 
   // Starts a reduce-scatter over the shard group, by `custom` if it is set, else by the engine. The caller
-  // must fail the context if `custom` fails.
+  // must fail the context if `custom` fails. `scale`, here and below: OpOptions::scale; 1 with `custom`.
   absl::StatusOr<Transfer> ReduceScatter(const ReduceScatterRequest& request, const Parts& parts,
-                                         const CustomReduceScatter& custom);
+                                         const CustomReduceScatter& custom, float scale);
   // Starts an all-reduce, in place, over the replicas of a bucket.
-  Work AllReduce(const std::string& label, int bucket, void* values, DType dtype, int64_t count,
+  Work AllReduce(const std::string& label, int bucket, void* values, DType dtype, int64_t count, float scale,
                  const Work* after);
   // Starts a reduce-scatter of `slice` over the replicas of its bucket. REQUIRES:
   // shards_optimizer_over_replicas().
   Work ReduceScatterOverReplicas(const std::string& label, const ReplicaSlice& slice, const void* input,
-                                 void* output, DType dtype, const Work* after);
+                                 void* output, DType dtype, float scale, const Work* after);
   // Starts to gather, in place in this rank's shard, the parts of a slice that the other replicas have
   // updated. `base`: the values that they hold of this rank's part, for delta encoding
   // (CommEngine::AllGatherDelta); all replicas give it or none does. `parts`: of the replicas in `shard`, if
@@ -124,6 +124,7 @@ class PipelineLanes {
   OpOptions ControlOptions(const std::string& label, Priority priority);
   // Options of operations that move weights, gradients or updates.
   OpOptions DataOptions(const std::string& label, Priority priority);
+  OpOptions ReductionOptions(const std::string& label, float scale);
 
   PipelineState& state_;
   Buffer scalars_;  // Node memory of AllReduceScalars.

@@ -23,6 +23,7 @@ absl::Status ReductionQueue::Enqueue(Reduction reduction) {
   sums.has_partial = reduction.scope == ReduceScope::kShard;
   ++sums.under_way;
   Entry& entry = entries_.emplace_back(Entry{std::move(reduction), next_number_++, takes_partial});
+  ScaleInCollectives(entry);
   WEFT_RETURN_IF_ERROR(SubmitReduceScatter(entry));
   const bool is_chained = entry.reduce_scatter.work() != nullptr || !entry.reduce_scatter.valid();
   if (entry.reduction.scope == ReduceScope::kShardAndReplicate && !takes_partial && is_chained) {
@@ -56,10 +57,29 @@ int64_t ReductionQueue::OwnElements(const Reduction& reduction) const {
   return reduction.counts[static_cast<size_t>(lanes_.shard_group().group_rank)];
 }
 
+void ReductionQueue::ScaleInCollectives(Entry& entry) const {
+  Reduction& reduction = entry.reduction;
+  const bool is_final = reduction.scope == ReduceScope::kShardAndReplicate && !entry.takes_partial;
+  if (!is_final || reduction.dtype != DType::kF32) return;
+  if (!Replicates(reduction)) {
+    if (!Scatters(reduction) || reduction.reduce_scatter) return;
+    entry.scatter_scale = std::exchange(reduction.scale, 1.0F);
+    return;
+  }
+  const bool replicates_all = std::all_of(
+      reduction.slices.begin(), reduction.slices.end(),
+      [this](const ReplicaSlice& slice) { return lanes_.replicate_group(slice.bucket).size() > 1; });
+  if (replicates_all) entry.replication_scale = std::exchange(reduction.scale, 1.0F);
+}
+
+bool ReductionQueue::Scatters(const Reduction& reduction) const {
+  const int64_t total = std::accumulate(reduction.counts.begin(), reduction.counts.end(), int64_t{0});
+  return lanes_.shard_group().size() > 1 && total > 0;
+}
+
 absl::Status ReductionQueue::SubmitReduceScatter(Entry& entry) {
   Reduction& reduction = entry.reduction;
-  const int64_t total = std::accumulate(reduction.counts.begin(), reduction.counts.end(), int64_t{0});
-  if (lanes_.shard_group().size() == 1 || total == 0) {
+  if (!Scatters(reduction)) {
     entry.output = std::move(reduction.input);
     return absl::OkStatus();
   }
@@ -68,7 +88,7 @@ absl::Status ReductionQueue::SubmitReduceScatter(Entry& entry) {
   WEFT_ASSIGN_OR_RETURN(entry.reduce_scatter,
                         lanes_.ReduceScatter({reduction.label, lanes_.shard_group(), reduction.input.data(),
                                               entry.output.data(), reduction.dtype, reduction.counts},
-                                             reduction.parts, reduction.reduce_scatter));
+                                             reduction.parts, reduction.reduce_scatter, entry.scatter_scale));
   return absl::OkStatus();
 }
 
@@ -86,8 +106,8 @@ void ReductionQueue::SubmitAllReduces(Entry& entry, const Work* after) {
     if (lanes_.replicate_group(slice.bucket).size() == 1) continue;
     std::byte* values =
         entry.output.data() + slice.range.begin * static_cast<int64_t>(SizeOf(reduction.dtype));
-    entry.replications.push_back(
-        lanes_.AllReduce(reduction.label, slice.bucket, values, reduction.dtype, slice.range.count, after));
+    entry.replications.push_back(lanes_.AllReduce(reduction.label, slice.bucket, values, reduction.dtype,
+                                                  slice.range.count, entry.replication_scale, after));
   }
 }
 
@@ -101,7 +121,7 @@ absl::Status ReductionQueue::SubmitReplicaScatters(Entry& entry, const Work* aft
   for (const ReplicaSlice& slice : reduction.slices) {
     entry.replications.push_back(lanes_.ReduceScatterOverReplicas(
         reduction.label, slice, entry.output.data() + slice.range.begin * element_bytes, part,
-        reduction.dtype, after));
+        reduction.dtype, entry.replication_scale, after));
     part += slice.own.count * element_bytes;
   }
   return absl::OkStatus();

@@ -54,12 +54,18 @@ class ReductionQueue {
     Transfer reduce_scatter = {};  // Invalid if nothing is exchanged; then the input has become the output.
     bool is_continued = false;     // Whether all its operations are submitted: see the note above.
     std::vector<Work> replications = {};  // All-reduces, or reduce-scatters over replicas.
+    // Factors that the engine's collectives apply. See ScaleInCollectives.
+    float scatter_scale = 1.0F;
+    float replication_scale = 1.0F;
 
     bool is_scattering() const { return static_cast<bool>(reduction.input); }
     bool is_replicating() const { return !replications.empty(); }
   };
 
   absl::Status Enqueue(Reduction reduction);
+  // Lets the last collective of a reduction apply the reduction's scale, which saves a pass over the result.
+  // Nothing happens if no collective of f32 yields all elements.
+  void ScaleInCollectives(Entry& entry) const;
   absl::Status SubmitReduceScatter(Entry& entry);
   // Submits the exchange over the replicas, if there are any.
   absl::Status SubmitReplication(Entry& entry, const Work* after);
@@ -81,6 +87,7 @@ class ReductionQueue {
 
   template <typename Uses>
   int64_t Count(Uses uses) const;
+  bool Scatters(const Reduction& reduction) const;
   bool Replicates(const Reduction& reduction) const;
   int64_t OwnElements(const Reduction& reduction) const;
 

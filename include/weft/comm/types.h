@@ -85,6 +85,9 @@ struct OpOptions {
   // REQUIRES: every rank of the gate's group submits the gate before this operation. Otherwise ranks may
   // deadlock.
   const Work* gate = nullptr;
+  // Factor of a sum of f32, bf16 or f16, applied in f32 before the result is rounded to the dtype.
+  // REQUIRES: the same on all ranks.
+  float scale = 1.0F;
 };
 
 }  // namespace weft

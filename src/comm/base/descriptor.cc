@@ -11,7 +11,7 @@ namespace {
 
 auto Key(const Descriptor& d) {
   return std::tie(d.sequence, d.identity, d.group_hash, d.counts_hash, d.total_count, d.generation, d.kind,
-                  d.reduce, d.wire_compression, d.leaves);
+                  d.reduce, d.wire_compression, d.scale, d.leaves);
 }
 
 bool Reduces(OpKind kind) { return kind == OpKind::kReduceScatter || kind == OpKind::kAllReduce; }
@@ -31,6 +31,7 @@ std::string ToString(const Descriptor& descriptor) {
   std::string text = absl::StrCat(ToAbsl(Name(descriptor.kind)), " of ", descriptor.total_count, " ",
                                   ToAbsl(Name(descriptor.dtype)));
   if (Reduces(descriptor.kind)) absl::StrAppend(&text, " by ", ToAbsl(Name(descriptor.reduce)));
+  if (descriptor.scale != 1.0F) absl::StrAppend(&text, " times ", descriptor.scale);
   absl::StrAppend(&text, ", sequence ", descriptor.sequence);
   if (descriptor.generation != 0) absl::StrAppend(&text, ", generation ", descriptor.generation);
   return text;

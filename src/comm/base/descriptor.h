@@ -25,6 +25,7 @@ struct Descriptor {
   DType dtype = DType::kF32;
   ReduceOp reduce = ReduceOp::kSum;
   WireCompression wire_compression = WireCompression::kNone;
+  float scale = 1.0F;      // OpOptions::scale.
   bool any_dtype = false;  // The rank moves no elements, and knows no dtype. Any dtype of its peers matches.
   // No operation: the rank submits nothing at this sequence or later. See Note [Leaving].
   bool leaves = false;

@@ -43,11 +43,13 @@ struct CollectivePlan {
   // A2A: parts by group rank. Input, output and `parts` are then unused.
   std::vector<TensorView> sends;
   std::vector<TensorView> receives;
+  // RS, AR: factor of the result.
+  double scale = 1.0;
 
   // The plan of a collective over contiguous buffers: any kind but A2A and send-receive.
   static CollectivePlan ForContiguous(OpKind kind, DType dtype, ReduceOp reduce, const std::byte* input,
                                       std::byte* output, PartLayout parts) {
-    return {kind, dtype, reduce, input, output, /*base=*/nullptr, std::move(parts), {}, {}};
+    return {kind, dtype, reduce, input, output, /*base=*/nullptr, std::move(parts), {}, {}, 1.0};
   }
 };
 

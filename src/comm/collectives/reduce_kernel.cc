@@ -11,6 +11,7 @@
 #include "src/comm/base/stream_line.h"
 #include "weft/core/status.h"
 #include "weft/core/strided_copy.h"
+#include "weft/core/vector_clones.h"
 
 namespace weft {
 namespace {
@@ -80,33 +81,39 @@ struct BitXor {
   }
 };
 
-// Writes source[i] * scale, rounded to `dtype`.
-template <typename T>
-void StoreScaled(const T* source, std::byte* target, DType dtype, int64_t count, double scale) {
-  if constexpr (std::is_same_v<T, double>) {
-    auto* out = reinterpret_cast<double*>(target);
-    for (int64_t i = 0; i < count; ++i) out[i] = source[i] * scale;
-  } else {
-    ConvertRun(source, kDTypeOf<T>, target, dtype, count, static_cast<float>(scale));
-  }
+// A factor of 1 changes no bit.
+template <typename Op, typename T>
+T Scaled(T value, T scale) {
+  if constexpr (std::is_same_v<Op, Sum> && std::is_floating_point_v<T>) return value * scale;
+  return value;
 }
 
-// Stack machine for reduction programs. A stack level is a block of elements of type T.
+// out[i] = tree(begin + i). REQUIRES: `out` does not overlap what the tree reads.
+template <typename T, typename Tree>
+void Evaluate(const Tree& tree, int64_t begin, int64_t count, T* __restrict out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = tree(begin + i);
+}
+template <typename Tree>
+WEFT_VECTOR_CLONES void Evaluate(const Tree& tree, int64_t begin, int64_t count, float* __restrict out) {
+  for (int64_t i = 0; i < count; ++i) out[i] = tree(begin + i);
+}
+
+// Stack machine for reduction programs. A stack level is a block of elements of type T. Results are
+// multiplied by `scale`.
 template <typename T, typename Op>
 class BlockMachine {
  public:
-  BlockMachine(const ReduceProgram& program, absl::Span<const LeafSource> leaves)
-      : program_(program), leaves_(leaves), blocks_(Workspace(program.depth)) {}
+  BlockMachine(const ReduceProgram& program, absl::Span<const LeafSource> leaves, double scale)
+      : program_(program),
+        leaves_(leaves),
+        scale_(static_cast<T>(scale)),
+        blocks_(Workspace(program.depth)) {}
 
   // Evaluates elements [begin, begin + count). Returns the result, which lies in `direct` if given, else in a
   // block of the stack. REQUIRES: `direct` is not a leaf.
   const T* Run(int64_t begin, int64_t count, T* direct) {
     bottom_ = direct != nullptr ? direct : Block(0);
-    T* __restrict out = bottom_;
-    const auto fold = [&](const auto& tree) {
-      for (int64_t i = 0; i < count; ++i) out[i] = tree(begin + i);
-    };
-    if (WithBalancedTree(fold)) return bottom_;
+    if (WithBalancedTree([&](const auto& tree) { Evaluate(tree, begin, count, bottom_); })) return bottom_;
     int top = -1;
     for (const ReduceInstruction& step : program_.instructions) {
       switch (step.code) {
@@ -130,6 +137,7 @@ class BlockMachine {
           break;
       }
     }
+    for (int64_t i = 0; scale_ != T{1} && i < count; ++i) bottom_[i] = Scaled<Op>(bottom_[i], scale_);
     return bottom_;
   }
 
@@ -192,7 +200,8 @@ class BlockMachine {
   auto BalancedTree() {
     std::array<const T*, kLeaves> sources;
     for (size_t i = 0; i < kLeaves; ++i) sources[i] = Leaf(program_.balanced_leaves[i], 0, 0, 0);
-    return [sources](int64_t i) { return FoldTree<0, kLeaves>(sources, i); };
+    return
+        [sources, scale = scale_](int64_t i) { return Scaled<Op>(FoldTree<0, kLeaves>(sources, i), scale); };
   }
   template <size_t kFirst, size_t kCount, size_t kLeaves>
   static T FoldTree(const std::array<const T*, kLeaves>& sources, int64_t i) {
@@ -227,6 +236,7 @@ class BlockMachine {
 
   const ReduceProgram& program_;
   absl::Span<const LeafSource> leaves_;
+  T scale_;
   T* blocks_;
   T* bottom_ = nullptr;
 };
@@ -238,9 +248,9 @@ void RunTyped(const ReduceProgram& program, absl::Span<const LeafSource> leaves,
   // written after the block is evaluated, like the copies.
   const bool aliased = std::any_of(leaves.begin(), leaves.end(),
                                    [&](const LeafSource& leaf) { return leaf.data == target.data; });
-  const bool plain = target.dtype == kDTypeOf<T> && target.scale == 1.0;
+  const bool plain = target.dtype == kDTypeOf<T>;
   const bool direct = plain && !aliased && !target.nontemporal && target.copies.empty();
-  BlockMachine<T, Op> machine(program, leaves);
+  BlockMachine<T, Op> machine(program, leaves, plain ? target.scale : 1.0);
   if (plain && target.nontemporal && machine.Stream(target, count)) return;
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t length = std::min(kBlock, count - begin);
@@ -251,7 +261,7 @@ void RunTyped(const ReduceProgram& program, absl::Span<const LeafSource> leaves,
     if (direct) continue;
     const auto* block = reinterpret_cast<const std::byte*>(result);
     if (!plain) {
-      StoreScaled(result, out, target.dtype, length, target.scale);
+      ConvertRun(result, kDTypeOf<T>, out, target.dtype, length, static_cast<float>(target.scale));
       block = out;
     } else {
       CopyBytes(out, block, bytes, target.nontemporal);

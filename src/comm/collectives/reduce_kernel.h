@@ -26,7 +26,7 @@ struct LeafSource {
 struct ReduceTarget {
   std::byte* data;
   DType dtype;
-  // Factor that is applied before the result is rounded to `dtype`. 1 except for averages.
+  // Factor of a sum, applied before the result is rounded to `dtype`.
   double scale = 1.0;
   // Use non-temporal stores. See ShouldBypassCaches.
   bool nontemporal = false;
@@ -36,8 +36,8 @@ struct ReduceTarget {
 };
 
 // For each i < count: target[i] = program(leaf 0 [i], leaf 1 [i], ...).
-// REQUIRES: leaves and target are of f32, bf16 and f16, or all of one other dtype. `scale` is 1 for integers.
-//   `op` is defined for the dtype.
+// REQUIRES: leaves and target are of f32, bf16 and f16, or all of one other dtype. `op` is defined for the
+//   dtype. `scale` is 1 unless `op` is a sum or average of floating-point numbers.
 //   The target and each of its copies is identical with a leaf (in place) or does not overlap any.
 void RunReduce(const ReduceProgram& program, absl::Span<const LeafSource> leaves, ReduceOp op,
                const ReduceTarget& target, int64_t count);

@@ -53,12 +53,17 @@ absl::Status CheckPredecessor(const OperationRecord& earlier, bool same_engine, 
       absl::StrCat("cannot start after ", Describe(earlier), ": ", earlier.error.message()));
 }
 
-absl::Status CheckReduce(ReduceOp op, DType dtype, std::string_view what) {
+absl::Status CheckReduce(ReduceOp op, DType dtype, float scale, std::string_view what) {
   const bool is_integer = !IsFloating(dtype) && dtype != DType::kF64;
   const bool is_bitwise = op == ReduceOp::kBitAnd || op == ReduceOp::kBitOr || op == ReduceOp::kBitXor;
   if (op == ReduceOp::kAverage && is_integer) {
     return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": an average of ", ToAbsl(Name(dtype)),
                                                    " is not defined; use a sum, and divide it"));
+  }
+  if (scale != 1.0F && (op != ReduceOp::kSum || !IsFloating(dtype))) {
+    return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": a ", ToAbsl(Name(op)), " of ",
+                                                   ToAbsl(Name(dtype)), " with the factor ", scale,
+                                                   "; only sums of f32, bf16 and f16 are scaled"));
   }
   if (is_bitwise && !is_integer) {
     return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": a ", ToAbsl(Name(op)), " of ",
@@ -204,7 +209,7 @@ Work CommEngine::ReduceScatter(LaneId lane, const void* input, void* output, DTy
   return SubmitChecked(
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
         WEFT_RETURN_IF_ERROR(CheckCounts(counts, total_count, group.size(), "reduce_scatter"));
-        WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, "reduce_scatter"));
+        WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, request.options.scale, "reduce_scatter"));
         request.plan = CollectivePlan::ForContiguous(OpKind::kReduceScatter, dtype, op, Bytes(input),
                                                      Bytes(output), Parts(counts, total_count, group.size()));
         const PartLayout& parts = request.plan.parts;
@@ -268,7 +273,7 @@ Work CommEngine::ReduceScatter(LaneId lane, const void* input, void* output, DTy
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
         constexpr OpKind kKind = OpKind::kReduceScatter;
         WEFT_RETURN_IF_ERROR(CheckRanges(parts.get(), group, kKind));
-        WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, "reduce_scatter"));
+        WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, request.options.scale, "reduce_scatter"));
         if (impl_->HasLocalPeers(lane)) {
           WEFT_RETURN_IF_ERROR(CheckInNodeMemory(heap(), {"input", input, parts->extent()}, dtype, kKind));
         }
@@ -287,7 +292,7 @@ Work CommEngine::AllReduce(LaneId lane, const void* input, void* output, DType d
   return SubmitChecked(lane, std::move(options), after,
                        [&](const ProcessGroup& group, Impl::Request& request) {
                          WEFT_RETURN_IF_ERROR(CheckTotal(count, "all_reduce"));
-                         WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, "all_reduce"));
+                         WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, request.options.scale, "all_reduce"));
                          request.plan = CollectivePlan::ForContiguous(
                              OpKind::kAllReduce, dtype, op, Bytes(input), Bytes(output),
                              PartLayout::FromCounts(AllReduceCounts(count, group.size(), dtype)));

@@ -303,6 +303,8 @@ std::shared_ptr<OperationRecord> CommEngine::Impl::Submit(Request request, const
   descriptor.any_dtype = request.any_dtype;
   descriptor.reduce = request.plan.reduce;
   descriptor.wire_compression = request.options.wire_compression;
+  descriptor.scale = request.options.scale;
+  request.plan.scale = request.options.scale;
   logical_bytes_[static_cast<size_t>(lane.purpose)].fetch_add(request.logical_bytes,
                                                               std::memory_order_relaxed);
   {

@@ -73,6 +73,22 @@ std::vector<double> Reduced(int ranks, int64_t begin, int64_t count, ReduceOp op
   return values;
 }
 
+// A reduction, and a factor of its result, which floats take.
+struct ScaledOp {
+  ReduceOp op;
+  float scale;
+};
+std::vector<ScaledOp> OpsFor(DType dtype) {
+  std::vector<ScaledOp> ops = {{ReduceOp::kSum, 1.0F}, {ReduceOp::kMax, 1.0F}, {ReduceOp::kMin, 1.0F}};
+  if (IsFloating(dtype)) ops.push_back({ReduceOp::kSum, 0.5F});
+  return ops;
+}
+
+std::vector<double> Scaled(std::vector<double> values, float scale) {
+  for (double& value : values) value *= static_cast<double>(scale);
+  return values;
+}
+
 // Equal parts, and uneven parts of which some are empty.
 std::vector<std::vector<int64_t>> CountsFor(int ranks, int64_t base) {
   std::vector<int64_t> equal(static_cast<size_t>(ranks), base);
@@ -166,7 +182,9 @@ absl::Status SweepReduceScatter(EngineFixture& fixture, const SweepOptions& opti
   const int me = fixture.engine->group(fixture.lane).group_rank;
   return ForEachCase(ranks, options, true, [&](const Case& c) -> absl::Status {
     const int64_t own = c.counts[static_cast<size_t>(me)];
-    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
+    for (const auto [op, scale] : OpsFor(c.dtype)) {
+      OpOptions scaled = options.op;
+      scaled.scale = scale;
       WEFT_ASSIGN_OR_RETURN(TestBuffer input,
                             TestBuffer::Make(*fixture.pool, c.HasNodeInput(me), c.dtype, c.total()));
       WEFT_ASSIGN_OR_RETURN(TestBuffer output,
@@ -175,9 +193,9 @@ absl::Status SweepReduceScatter(EngineFixture& fixture, const SweepOptions& opti
       TestBuffer& target = c.in_place ? input : output;
       const int64_t at = c.in_place ? c.Offset(me) : 0;
       Work work = fixture.engine->ReduceScatter(fixture.lane, input.data(), target.At(at), c.dtype, c.total(),
-                                                op, c.CountsArgument(), options.op);
+                                                op, c.CountsArgument(), scaled);
       WEFT_RETURN_IF_ERROR(work.Wait());
-      EXPECT_EQ(target.Read(at, own), Reduced(ranks, c.Offset(me), own, op));
+      EXPECT_EQ(target.Read(at, own), Scaled(Reduced(ranks, c.Offset(me), own, op), scale));
       WEFT_RETURN_IF_ERROR(work.WaitReleased());
     }
     return absl::OkStatus();
@@ -189,17 +207,19 @@ absl::Status SweepAllReduce(EngineFixture& fixture, const SweepOptions& options)
   const int me = fixture.engine->group(fixture.lane).group_rank;
   return ForEachCase(ranks, options, false, [&](const Case& c) -> absl::Status {
     const int64_t count = c.counts[0];
-    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax, ReduceOp::kMin}) {
+    for (const auto [op, scale] : OpsFor(c.dtype)) {
+      OpOptions scaled = options.op;
+      scaled.scale = scale;
       WEFT_ASSIGN_OR_RETURN(TestBuffer input,
                             TestBuffer::Make(*fixture.pool, c.HasNodeInput(me), c.dtype, count));
       WEFT_ASSIGN_OR_RETURN(TestBuffer output,
                             TestBuffer::Make(*fixture.pool, c.HasNodeOutput(me), c.dtype, count));
       input.Write(0, ValuesOf(me, 0, count));
       TestBuffer& target = c.in_place ? input : output;
-      Work work = fixture.engine->AllReduce(fixture.lane, input.data(), target.data(), c.dtype, count, op,
-                                            options.op);
+      Work work =
+          fixture.engine->AllReduce(fixture.lane, input.data(), target.data(), c.dtype, count, op, scaled);
       WEFT_RETURN_IF_ERROR(work.Wait());
-      EXPECT_EQ(target.Read(0, count), Reduced(ranks, 0, count, op));
+      EXPECT_EQ(target.Read(0, count), Scaled(Reduced(ranks, 0, count, op), scale));
       WEFT_RETURN_IF_ERROR(work.WaitReleased());
     }
     return absl::OkStatus();

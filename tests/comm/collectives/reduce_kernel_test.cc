@@ -204,12 +204,17 @@ TYPED_TEST(ReduceKernel, GivesTheSameBitsWithNonTemporalStores) {
 
 TYPED_TEST(ReduceKernel, ScalesBeforeItRounds) {
   if constexpr (!std::is_integral_v<TypeParam>) {
-    for (const int64_t count : kCounts) {
-      const auto values = RandomLeaves<TypeParam>(3, count, this->random_);
-      std::vector<TypeParam> out(static_cast<size_t>(count));
-      constexpr float kThird = 1.0F / 3;
-      RunReduce(ProgramOf(3), SourcesOf(values), ReduceOp::kSum, TargetOf(out, kThird), count);
-      ExpectSameBits(out, this->ExpectedOf(values, ReduceOp::kSum, kThird));
+    constexpr float kThird = 1.0F / 3;
+    for (const int leaves : {1, 2, 3, 4, 8}) {
+      for (const int64_t count : kCounts) {
+        const auto values = RandomLeaves<TypeParam>(leaves, count, this->random_);
+        for (const bool nontemporal : {false, true}) {
+          std::vector<TypeParam> out(static_cast<size_t>(count));
+          RunReduce(ProgramOf(leaves), SourcesOf(values), ReduceOp::kSum, TargetOf(out, kThird, nontemporal),
+                    count);
+          ExpectSameBits(out, this->ExpectedOf(values, ReduceOp::kSum, kThird));
+        }
+      }
     }
   }
 }

@@ -118,6 +118,15 @@ TEST_F(Arguments, AnAverageOfIntegersIsNotDefined) {
                 HasSubstr("reduce_scatter: an average of i64"));
 }
 
+TEST_F(Arguments, OnlySumsOfFloatsAreScaled) {
+  OpOptions half;
+  half.scale = 0.5F;
+  ExpectRefused(engine().AllReduce(lane(), memory(), memory(), DType::kI32, 4, ReduceOp::kSum, half),
+                HasSubstr("all_reduce: a sum of i32 with the factor 0.5; only sums of f32, bf16 and f16"));
+  ExpectRefused(engine().ReduceScatter(lane(), memory(), memory(), DType::kF32, 4, ReduceOp::kMax, {}, half),
+                HasSubstr("reduce_scatter: a max of f32 with the factor 0.5"));
+}
+
 TEST_F(Arguments, ABitwiseReductionOfFloatsIsNotDefined) {
   for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF64}) {
     for (const ReduceOp op : {ReduceOp::kBitAnd, ReduceOp::kBitOr, ReduceOp::kBitXor}) {

@@ -24,14 +24,16 @@ struct Submission {
 };
 
 Submission AllReduceOf(int64_t count, DType dtype = DType::kF32, ReduceOp op = ReduceOp::kSum,
-                       uint64_t identity = 0) {
+                       uint64_t identity = 0, float scale = 1.0F) {
   return {[=](EngineFixture& fixture, TestBuffer& input, TestBuffer& output) {
             OpOptions options;
             options.identity = identity;
+            options.scale = scale;
             return fixture.engine->AllReduce(fixture.lane, input.data(), output.data(), dtype, count, op,
                                              options);
           },
-          absl::StrCat("all_reduce of ", count, " ", ToAbsl(Name(dtype)), " by ", ToAbsl(Name(op)))};
+          absl::StrCat("all_reduce of ", count, " ", ToAbsl(Name(dtype)), " by ", ToAbsl(Name(op)),
+                       scale == 1.0F ? "" : absl::StrCat(" times ", scale))};
 }
 
 Submission ReduceScatterOf(std::vector<int64_t> counts) {
@@ -152,6 +154,7 @@ TEST(Mismatch, OfAnyPropertyIsAnErrorThatNamesBothRanksAndOperations) {
           {"dtype", AllReduceOf(1000), AllReduceOf(1000, DType::kI32)},
           {"dtype", AllReduceOf(1000), AllReduceOf(1000, DType::kBF16)},
           {"reduce op", AllReduceOf(1000), AllReduceOf(1000, DType::kF32, ReduceOp::kMax)},
+          {"scale", AllReduceOf(1000), AllReduceOf(1000, DType::kF32, ReduceOp::kSum, 0, 0.5F)},
           {"identity", AllReduceOf(1000, DType::kF32, ReduceOp::kSum, 7),
            AllReduceOf(1000, DType::kF32, ReduceOp::kSum, 8)},
       },
