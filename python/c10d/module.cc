@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "python/c10d/backend.h"
+#include "python/c10d/direct_linear.h"
 #include "python/c10d/repoint_storage.h"
 #include "python/interface/group_collectives.h"
 
@@ -38,6 +39,7 @@ PYBIND11_MODULE(_c10d, module) {
   module.def("make_backend", &MakeBackend, py::arg("group"), py::arg("name"), py::arg("global_ranks"),
              py::arg("timeout"), py::arg("closes_session"));
   BindRepointStorage(module);
+  BindDirectLinear(module);
 }
 
 }  // namespace weft::python

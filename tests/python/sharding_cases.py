@@ -705,6 +705,26 @@ def direct_linears_have_the_same_gradients() -> None:
     expect_same_gradients(models[1], models[0], exact=False)
 
 
+@case
+def direct_linears_write_only_gradients_that_are_asked_for() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    weft.write_gradients_directly(model)
+    weft.fully_shard(model)
+    x = torch.ones(2, 8, requires_grad=True)
+    model(x)
+    before = model(x).sum()
+    (to_x,) = torch.autograd.grad(before, x)
+    assert to_x.abs().sum() > 0
+    assert all(p.grad is None for p in model.parameters())
+    model(x).sum().backward()
+    reference = [whole(p.grad) for p in model.parameters()]
+    for p in model.parameters():
+        p.grad = None
+    model(x).sum().backward()
+    for p, expected in zip(model.parameters(), reference, strict=True):
+        expect_equal(whole(p.grad), expected, "gradient", exact=True)
+
+
 # State.
 
 
