@@ -33,29 +33,40 @@ class _EndOfBackward(torch.autograd.Function):
         return (None, *gradients)
 
 
+def _is_leaf(value: object) -> bool:
+    return value is None or isinstance(value, (Tensor, bool, int, float, str))
+
+
 def _watch_inputs(call: Call, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     if not torch.is_grad_enabled():
         return args, kwargs
+    if not kwargs and all(map(_is_leaf, args)):  # The common case, which needs no tree.
+        return _watch_leaves(call, list(args), tuple), kwargs
     leaves, structure = tree_flatten((args, kwargs))
+    return _watch_leaves(call, leaves, lambda watched: tree_unflatten(watched, structure))
+
+
+def _watch_leaves(call: Call, leaves: list, assemble: Callable[[list], tuple]) -> tuple:
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor) and leaf.requires_grad]
     if not places:
-        return args, kwargs
+        return assemble(leaves)
     for place, passed in zip(places, _EndOfBackward.apply(call, *(leaves[i] for i in places)), strict=True):
         leaves[place] = passed
-    return tree_unflatten(leaves, structure)
+    return assemble(leaves)
+
+
+@torch._disable_dynamo
+def _begin_backward(call: Call, gradient: Tensor) -> Tensor:
+    call.group.root.begin_backward(call)
+    return gradient
 
 
 def _watch_outputs(call: Call, output: Any) -> None:
     if not torch.is_grad_enabled():
         return
-
-    def begin(gradient: Tensor) -> Tensor:
-        call.group.root.begin_backward(call)
-        return gradient
-
-    for leaf in tree_flatten(output)[0]:
+    for leaf in (output,) if isinstance(output, Tensor) else tree_flatten(output)[0]:
         if isinstance(leaf, Tensor) and leaf.requires_grad:
-            leaf.register_hook(torch._disable_dynamo(begin))
+            leaf.register_hook(functools.partial(_begin_backward, call))
 
 
 def cast_floating(dtype: torch.dtype | None, tree: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -69,7 +70,7 @@ class Placement:
         begin = min(size, mesh.get_local_rank(mesh.ndim - 1) * chunk)
         return begin, min(size, begin + chunk) - begin
 
-    @property
+    @functools.cached_property
     def local_shape(self) -> torch.Size:
         shape = list(self.shape)
         shape[self.shard_dim] = self._range()[1]
