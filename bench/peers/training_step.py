@@ -2,9 +2,9 @@
 
     WEFT_BENCH_SOCKET=... RANK=0 WORLD_SIZE=2 INIT_FILE=/tmp/store [BACKEND=weft] python training_step.py
 
-A request's `api` selects who shards: `fsdp2`, PyTorch (the default); `weft`, weft.fully_shard with weft.AdamW; `weft_direct`, the
-same with weft.write_gradients_directly; or `alone`, nobody: each rank computes with a whole model, does not communicate, and updates
-as many elements as a shard has.
+A request's `api` selects who shards: `fsdp2`, PyTorch (the default); `weft`, weft.fully_shard with weft.AdamW, which clips in its
+update; `weft_direct`, the same with weft.write_gradients_directly; or `alone`, nobody: each rank computes with a whole model, does not
+communicate, and updates as many elements as a shard has.
 """
 
 import os
@@ -44,13 +44,13 @@ class Trainer:
     def step(self) -> Tensor:
         loss = self.model(self.tokens, self.targets, *self.rope)
         loss.backward()
-        self.clip()
-        self.optimizer.step()
+        self.update()
         self.optimizer.zero_grad()
         return loss.detach()
 
-    def clip(self) -> None:
+    def update(self) -> None:
         nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
+        self.optimizer.step()
 
 
 class WeftTrainer(Trainer):
@@ -64,8 +64,9 @@ class WeftTrainer(Trainer):
         self.tokens, self.targets = tokens_of(SHAPE, dist.get_rank(), length)
         self.rope = rope_table(SHAPE, length)
 
-    def clip(self) -> None:
-        weft.clip_grad_norm_(self.model, MAX_NORM)
+    def update(self) -> None:
+        _, factor = weft.gradient_norm(self.model, MAX_NORM)
+        self.optimizer.step(gradient_scale=factor)
 
 
 class LocalTrainer(Trainer):
@@ -80,11 +81,12 @@ class LocalTrainer(Trainer):
         self.tokens, self.targets = tokens_of(SHAPE, dist.get_rank(), length)
         self.rope = rope_table(SHAPE, length)
 
-    def clip(self) -> None:
+    def update(self) -> None:
         for part, parameter in zip(self.parts, self.model.parameters(), strict=True):
             part.grad = parameter.grad.flatten()[: part.numel()]
             parameter.grad = None
         nn.utils.clip_grad_norm_(self.parts, MAX_NORM)
+        self.optimizer.step()
 
 
 def fsdp(

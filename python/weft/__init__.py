@@ -49,6 +49,7 @@ _MODULE_OF = {
     "context_parallel": "weft.torch.context_parallel",
     "context_parallel_unshard": "weft.torch.context_parallel",
     "fully_shard": "weft.torch",
+    "gradient_norm": "weft.torch",
     "register_fsdp_forward_method": "weft.torch",
     "reset": "weft.torch",
     "write_gradients_directly": "weft.torch",

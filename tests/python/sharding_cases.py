@@ -680,6 +680,29 @@ def clips_as_torch_does() -> None:
 
 
 @case
+def a_factor_clips_in_the_update() -> None:
+    states = []
+    for clips_in_update in (False, True):
+        model = shard_all(make_llama(), weft.fully_shard)
+        optimizer = weft.AdamW(model.parameters(), lr=1e-2)
+        norms = []
+        for step in range(2):
+            loss_of(model, tokens_of(step)).backward()
+            if clips_in_update:
+                norm, factor = weft.gradient_norm(model, 0.3)
+                assert factor < 1
+                optimizer.step(gradient_scale=factor)
+            else:
+                norm = weft.clip_grad_norm_(model, 0.3)
+                optimizer.step()
+            norms.append(norm)
+            optimizer.zero_grad()
+        states.append(norms + list(whole_state(model).values()))
+    for in_update, before in zip(*states, strict=True):
+        expect_equal(in_update, before, "clipped", exact=True)
+
+
+@case
 def an_optimizer_made_before_the_first_forward_stays_right() -> None:
     model = shard_all(make_llama(), weft.fully_shard)
     before = dict(model.named_parameters())

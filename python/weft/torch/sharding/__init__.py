@@ -16,13 +16,14 @@ from weft.torch.sharding.api import (
     reset,
 )
 from weft.torch.sharding.direct import write_gradients_directly
-from weft.torch.sharding.norm import clip_grad_norm_
+from weft.torch.sharding.norm import clip_grad_norm_, gradient_norm
 
 __all__ = [
     "FSDPModule",
     "UnshardHandle",
     "clip_grad_norm_",
     "fully_shard",
+    "gradient_norm",
     "register_fsdp_forward_method",
     "reset",
     "write_gradients_directly",

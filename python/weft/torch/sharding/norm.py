@@ -1,11 +1,14 @@
-"""Clipping of the gradients of a sharded model."""
+"""Norm and clipping of the gradients of a sharded model."""
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import nn
 
 from weft.torch.sharding.api import FSDPModule
+from weft.torch.sharding.root import Root
 
 
 def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
@@ -17,13 +20,29 @@ def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -
     Errors: ValueError (a model that is not sharded; norm_type), RuntimeError (gradients that are not reduced; a
     gradient that the caller replaced).
     """
-    root = model._weft_group.root if isinstance(model, FSDPModule) else None
-    if root is None or root.group is not model._weft_group:
-        raise ValueError("clip_grad_norm_ takes the root of a model sharded by weft.fully_shard, after a backward")
-    root.forget_cleared_gradients()
-    norm, factor = root.groups.clip_grad_norm(float(max_norm), float(norm_type))
+    norm, factor = gradient_norm(model, max_norm, norm_type)
     if factor != 1.0:
+        root = _root_of(model)
         gradients = [p.sharded.grad._local_tensor for g in root.all_groups for p in g.parameters if p.sharded.grad is not None]
         with torch.no_grad():
             torch._foreach_mul_([gradient for gradient in gradients if gradient.numel()], factor)
-    return torch.tensor(norm, dtype=torch.float32)
+    return norm
+
+
+def gradient_norm(model: nn.Module, max_norm: float = math.inf, norm_type: float = 2.0) -> tuple[torch.Tensor, float]:
+    """The norm of the gradients of a sharded model, and the factor that clips it to `max_norm`. Changes no gradient.
+
+    `optimizer.step(gradient_scale=factor)` of weft.AdamW then clips while it updates, which saves a pass over the gradients. The
+    update has the bits that it has after clip_grad_norm_. Otherwise as clip_grad_norm_.
+    """
+    root = _root_of(model)
+    root.forget_cleared_gradients()
+    norm, factor = root.groups.clip_grad_norm(float(max_norm), float(norm_type))
+    return torch.tensor(norm, dtype=torch.float32), factor
+
+
+def _root_of(model: nn.Module) -> Root:
+    root = model._weft_group.root if isinstance(model, FSDPModule) else None
+    if root is None or root.group is not model._weft_group:
+        raise ValueError("the gradient norm is that of the root of a model sharded by weft.fully_shard, after a backward")
+    return root
