@@ -135,6 +135,8 @@ NB_MODULE(_core, module) {
       .def_prop_ro("closed", &Session::closed, "Whether the session has ended.")
       .def_prop_ro("rank", &Session::rank, "This process's rank in the session.")
       .def_prop_ro("size", &Session::size, "Number of ranks of the session.")
+      .def_prop_ro("nonce", &Session::nonce,
+                   "Text that is the same on all ranks, and differs between the sessions of a store.")
       .def_prop_ro(
           "allocated_bytes", [](const Session& self) { return self.heap().allocated_bytes(); },
           "Bytes of node memory in use by this rank.")

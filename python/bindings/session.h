@@ -133,6 +133,8 @@ class Session : public std::enable_shared_from_this<Session> {
   // Close does not wait for operations if one has missed its deadline.
   void RecordMissedDeadline(const absl::Status& error);
   CompletionThread& completions() { return *completions_; }
+  // The same on all ranks, and different for each session of a store.
+  const std::string& nonce() const { return nonce_; }
 
  private:
   Session(std::shared_ptr<SessionMemory> memory, std::unique_ptr<CommEngine> engine, std::string nonce,
@@ -147,7 +149,7 @@ class Session : public std::enable_shared_from_this<Session> {
 
   const SessionOptions options_;
   const WireCompression wire_compression_;
-  const std::string nonce_;  // The same on all ranks, and different for each session of a store.
+  const std::string nonce_;
   std::shared_ptr<SessionMemory> memory_;
   mutable std::shared_mutex engine_mutex_;  // Exclusive: while the engine ends.
   std::unique_ptr<CommEngine> engine_;

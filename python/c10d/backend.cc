@@ -54,7 +54,9 @@ WeftBackend::WeftBackend(std::shared_ptr<GroupCollectives> group, Settings setti
     : Backend(group->rank(), group->size()),
       group_(std::move(group)),
       settings_(std::move(settings)),
-      timeout_ms_(settings_.timeout.count()) {
+      timeout_ms_(settings_.timeout.count()),
+      monitored_barrier_(settings_.store, settings_.store_prefix + "/monitored_barrier", getRank(),
+                         getSize()) {
   init();
 }
 
@@ -297,8 +299,9 @@ WeftBackend::WorkPtr WeftBackend::barrier(const ::c10d::BarrierOptions& options)
 }
 
 // The error of any barrier names all ranks that are missing.
-void WeftBackend::monitoredBarrier(const ::c10d::BarrierOptions& options, bool /*wait_all_ranks*/) {
-  barrier(options)->wait(TimeoutOf(options.timeout));
+void WeftBackend::monitoredBarrier(const ::c10d::BarrierOptions& options, bool wait_all_ranks) {
+  const bool is_set = options.timeout != ::c10d::kUnsetTimeout;
+  monitored_barrier_.Wait(is_set ? options.timeout : std::chrono::milliseconds(timeout_ms_), wait_all_ranks);
 }
 
 at::Tensor WeftBackend::allocateTensor(long size, at::TensorOptions options) {

@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "python/c10d/backend_work.h"
+#include "python/c10d/monitored_barrier.h"
 #include "python/c10d/tensor_data.h"
 #include "python/interface/group_collectives.h"
 
@@ -38,6 +39,8 @@ class WeftBackend final : public ::c10d::Backend {
     std::vector<uint64_t> global_ranks;
     std::chrono::milliseconds timeout{0};
     bool closes_session = false;  // shutdown() ends the session: this group is its first.
+    c10::intrusive_ptr<::c10d::Store> store;
+    std::string store_prefix;  // The same on all ranks, and different for each group that uses the store.
   };
   WeftBackend(std::shared_ptr<GroupCollectives> group, Settings settings);
 
@@ -71,6 +74,7 @@ class WeftBackend final : public ::c10d::Backend {
   WorkPtr recv(Tensors& tensors, int from, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
   WorkPtr barrier(const ::c10d::BarrierOptions& options) override;
+  // Errors: DistBackendError, which names the ranks that did not arrive.
   void monitoredBarrier(const ::c10d::BarrierOptions& options, bool wait_all_ranks) override;
 
   void setSequenceNumberForGroup() override {}  // All ranks start at 0.
@@ -94,6 +98,7 @@ class WeftBackend final : public ::c10d::Backend {
   const Settings settings_;
   std::atomic<int64_t> timeout_ms_;
   std::atomic<uint64_t> sequence_{0};
+  MonitoredBarrier monitored_barrier_;
 };
 
 }  // namespace weft::python

@@ -2,7 +2,6 @@
 
 #include <unistd.h>
 
-#include <optional>
 #include <sys/syscall.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -13,17 +12,26 @@ namespace {
 // sees signals when the wait ends.
 bool IsMainThread() { return syscall(SYS_gettid) == getpid(); }
 
+}  // namespace
+
+struct WithoutInterpreterLock::Released {
+  pybind11::gil_scoped_release scope;
+};
+
+WithoutInterpreterLock::WithoutInterpreterLock() {
+  if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) released_ = std::make_unique<Released>();
+}
+
+WithoutInterpreterLock::~WithoutInterpreterLock() = default;
+
 void RaisePendingSignals() {
   if (!IsMainThread() || Py_IsInitialized() == 0) return;
   const pybind11::gil_scoped_acquire locked;
   if (PyErr_CheckSignals() != 0) throw pybind11::error_already_set();
 }
 
-}  // namespace
-
 Outcome WaitForSignalsToo(Operation& operation, std::chrono::milliseconds timeout) {
-  std::optional<pybind11::gil_scoped_release> released;
-  if (Py_IsInitialized() != 0 && PyGILState_Check() != 0) released.emplace();
+  const WithoutInterpreterLock unlocked;
   return operation.Wait(timeout, RaisePendingSignals);
 }
 

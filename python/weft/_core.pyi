@@ -47,6 +47,9 @@ class Session:
     def size(self) -> int:
         """Number of ranks of the session."""
     @property
+    def nonce(self) -> str:
+        """A text that is the same on all ranks, and different for each session of a store."""
+    @property
     def allocated_bytes(self) -> int:
         """Bytes of node memory in use by this rank."""
     def allocate_bytes(self, bytes: int) -> NDArray[np.uint8]:

@@ -65,4 +65,6 @@ def _create_backend(options, _backend_options) -> _c10d.Backend:
         global_ranks=list(options.global_ranks_in_group) or ranks,
         timeout=options.timeout,
         closes_session=not is_subgroup,
+        store=options.store,
+        store_prefix=f"weft/{session.nonce}/{options.group_id}",
     )

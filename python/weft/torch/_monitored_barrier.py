@@ -1,0 +1,45 @@
+"""torch.distributed.monitored_barrier for groups of weft.
+
+torch's function raises for every backend but gloo, although ProcessGroup.monitored_barrier asks the backend. The function
+here asks groups of weft, and calls torch's for other groups.
+"""
+
+import functools
+import warnings
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from weft import _c10d
+
+
+def _uses_weft(group: dist.ProcessGroup) -> bool:
+    try:
+        return isinstance(group._get_backend(torch.device("cpu")), _c10d.Backend)
+    except RuntimeError:  # No backend for CPU tensors.
+        return False
+
+
+def extend_monitored_barrier() -> None:
+    """Makes torch.distributed.monitored_barrier accept groups of weft. Idempotent."""
+    original = distributed_c10d.monitored_barrier
+    if hasattr(original, "__wrapped__"):
+        return
+
+    @functools.wraps(original)
+    def monitored_barrier(
+        group: dist.ProcessGroup | None = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
+    ) -> None:
+        if group is dist.GroupMember.NON_GROUP_MEMBER or not _uses_weft(group or distributed_c10d._get_default_group()):
+            return original(group, timeout, wait_all_ranks)
+        used = group or distributed_c10d._get_default_group()
+        if timeout is None:
+            return used.monitored_barrier(wait_all_ranks=wait_all_ranks)
+        if not isinstance(timeout, timedelta):
+            warnings.warn(f"timeout is {timeout}, taken as seconds; give a timedelta", stacklevel=2)
+            timeout = timedelta(seconds=timeout)
+        return used.monitored_barrier(timeout, wait_all_ranks=wait_all_ranks)
+
+    distributed_c10d.monitored_barrier = dist.monitored_barrier = monitored_barrier
