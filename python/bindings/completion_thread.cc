@@ -28,9 +28,9 @@ CompletionThread::~CompletionThread() {
 }
 
 CompletionThread::Ticket CompletionThread::Add(Entry entry) {
-  auto ticket = std::make_shared<Entry>(std::move(entry));
+  auto ticket = std::make_shared<Readiness>();
   const std::lock_guard lock(mutex_);
-  entries_.push_back(ticket);
+  entries_.push_back({std::move(entry), ticket});
   changed_.notify_all();
   return ticket;
 }
@@ -41,35 +41,35 @@ void CompletionThread::Notify(const Ticket& ticket) {
   changed_.notify_all();
 }
 
-CompletionThread::Ticket CompletionThread::Next(std::unique_lock<std::mutex>& lock) {
+std::optional<CompletionThread::Pending> CompletionThread::Next(std::unique_lock<std::mutex>& lock) {
   while (true) {
     const auto now = Clock::now();
-    const auto due = std::find_if(entries_.begin(), entries_.end(), [&](const Ticket& ticket) {
-      return stops_ || ticket->is_ready || ticket->deadline <= now;
+    const auto due = std::find_if(entries_.begin(), entries_.end(), [&](const Pending& pending) {
+      return stops_ || pending.ticket->is_ready || pending.entry.deadline <= now;
     });
     if (due != entries_.end()) {
-      Ticket ticket = *due;
+      Pending pending = std::move(*due);
       entries_.erase(due);
-      return ticket;
+      return pending;
     }
-    if (stops_) return nullptr;
+    if (stops_) return std::nullopt;
     if (entries_.empty()) {
       changed_.wait(lock);
       continue;
     }
     const auto earliest = std::min_element(
         entries_.begin(), entries_.end(),
-        [](const Ticket& left, const Ticket& right) { return left->deadline < right->deadline; });
-    changed_.wait_until(lock, (*earliest)->deadline);
+        [](const Pending& left, const Pending& right) { return left.entry.deadline < right.entry.deadline; });
+    changed_.wait_until(lock, earliest->entry.deadline);
   }
 }
 
 void CompletionThread::Run() {
   std::unique_lock lock(mutex_);
-  while (Ticket ticket = Next(lock)) {
+  while (auto pending = Next(lock)) {
     lock.unlock();
-    ticket->done(AwaitDone(*ticket));
-    ticket.reset();
+    pending->entry.done(AwaitDone(pending->entry));
+    pending.reset();
     lock.lock();
   }
 }

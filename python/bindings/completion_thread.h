@@ -10,11 +10,11 @@
 
 #include <chrono>
 #include <condition_variable>
-#include <deque>
 #include <functional>
 #include <list>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <thread>
 
 #include "python/interface/group_collectives.h"
@@ -26,26 +26,35 @@ class CompletionThread {
   CompletionThread();
   ~CompletionThread();
 
-  // Calls `done` once when `operation` is done, or at the deadline. The caller then calls Notify when the
-  // operation is *ready* or has failed.
   struct Entry {
     std::shared_ptr<Operation> operation;
     std::chrono::steady_clock::time_point deadline;
     std::function<void(const Outcome&)> done;
+  };
+  // Whether an entry is ready. It does not hold the operation: a callback of the engine that dropped the last
+  // reference would end the operation on the engine's thread, which Session::Close waits for.
+  struct Readiness {
     bool is_ready = false;
   };
-  using Ticket = std::shared_ptr<Entry>;
+  using Ticket = std::shared_ptr<Readiness>;
+
+  // Calls `done` once when `operation` is done, or at the deadline. The caller then calls Notify when the
+  // operation is *ready* or has failed.
   Ticket Add(Entry entry);
   void Notify(const Ticket& ticket);
 
  private:
+  struct Pending {
+    Entry entry;
+    Ticket ticket;
+  };
   void Run();
-  // The next entry that is ready or past its deadline. Waits for one; null at the end.
-  Ticket Next(std::unique_lock<std::mutex>& lock);
+  // The next entry that is ready or past its deadline. Waits for one; empty at the end.
+  std::optional<Pending> Next(std::unique_lock<std::mutex>& lock);
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::list<Ticket> entries_;
+  std::list<Pending> entries_;
   bool stops_ = false;
   std::thread thread_;  // Last: it uses the members above.
 };
