@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <string>
 #include <utility>
 
 #include "python/c10d/signals.h"
@@ -12,10 +13,16 @@
 namespace weft::python {
 namespace {
 
+// The error of an operation that was waited for until the timeout, or failed.
 // REQUIRES: not OK.
-std::exception_ptr ToException(const Outcome& outcome) {
+std::exception_ptr ToException(const Outcome& outcome, std::chrono::milliseconds timeout) {
+  std::string cause;
+  if (outcome.code == Outcome::Code::kTimeout) {
+    // Scripts look for these words, which errors of gloo have.
+    cause = "Timed out waiting " + std::to_string(timeout.count()) + "ms: ";
+  }
   try {
-    C10_THROW_ERROR(DistBackendError, "weft: " + outcome.message);
+    C10_THROW_ERROR(DistBackendError, "weft: " + cause + outcome.message);
   } catch (...) {
     return std::current_exception();
   }
@@ -23,6 +30,14 @@ std::exception_ptr ToException(const Outcome& outcome) {
 
 // The id of get_current_graph_task_id outside of a backward.
 constexpr int kNoGraphTask = -1;
+
+// Note [Futures in callbacks]
+// Problem: one thread of the session runs the callbacks of futures. A callback that waits for another future,
+//   as those of PowerSGD do, would wait for this thread.
+// Rule: on this thread, getFuture waits for the operation, and returns a future that is complete.
+// Why it suffices: the wait runs the engine, and ends at the deadline of the operation.
+// What breaks without it: DDP with such a hook hangs in its first backward.
+thread_local bool runs_callbacks = false;
 
 c10::intrusive_ptr<c10::ivalue::Future> MakeFuture() {
   return c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
@@ -42,7 +57,7 @@ bool BackendWork::wait(std::chrono::milliseconds timeout) {
         std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     const Outcome outcome = WaitForSignalsToo(*operation, left);
     if (outcome.ok()) continue;
-    const std::exception_ptr error = ToException(outcome);
+    const std::exception_ptr error = ToException(outcome, limit);
     if (outcome.code == Outcome::Code::kFailed) Complete(error);
     std::rethrow_exception(error);
   }
@@ -71,7 +86,7 @@ bool BackendWork::isCompleted() {
     const Outcome outcome = operation->Wait(std::chrono::milliseconds(0));
     if (outcome.code == Outcome::Code::kTimeout) return false;
     if (!outcome.ok()) {
-      Complete(ToException(outcome));
+      Complete(ToException(outcome, contents_.timeout));
       return true;
     }
   }
@@ -154,6 +169,12 @@ c10::intrusive_ptr<c10::ivalue::Future> BackendWork::getFuture() {
   }
   if (was_complete) {
     CompleteFuture(future);
+  } else if (runs_callbacks) {  // See Note [Futures in callbacks].
+    try {
+      wait(kNoTimeout);
+    } catch (...) {
+      Complete(std::current_exception());
+    }
   } else {
     CompleteLater();
     WaitAtTheEndOfBackward();
@@ -174,9 +195,14 @@ void BackendWork::CompleteLater() {
     operation->WhenDone(contents_.timeout, [self, remaining](const Outcome& outcome) {
       if (!outcome.ok()) {
         const std::lock_guard lock(remaining->mutex);
-        if (remaining->error == nullptr) remaining->error = ToException(outcome);
+        if (remaining->error == nullptr) {
+          remaining->error = ToException(outcome, self->contents_.timeout);
+        }
       }
-      if (--remaining->operations == 0) self->Complete(remaining->error);
+      if (--remaining->operations > 0) return;
+      runs_callbacks = true;
+      self->Complete(remaining->error);
+      runs_callbacks = false;
     });
   }
 }

@@ -1,6 +1,7 @@
 """Functions that the ranks run: each collective against a plain computation from the ranks' known inputs."""
 
 import itertools
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -11,6 +12,7 @@ SIZES = [0, 1, 2, 7, 1000, 70001]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]
 FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 COMPLEX = [torch.complex64, torch.complex128]
+_numbers = itertools.count()  # Of calls, which all ranks make alike.
 MOVED = [*INTEGERS, *FLOATS, *COMPLEX, torch.bool, torch.float8_e4m3fn, torch.uint16, torch.uint64]
 
 
@@ -285,7 +287,10 @@ def barriers() -> None:
     work = dist.barrier(async_op=True)
     work.wait()
     assert work.is_completed()
-    dist.group.WORLD._get_backend(torch.device("cpu")).monitored_barrier()
+    for wait_all_ranks in (False, True):
+        dist.monitored_barrier(timeout=timedelta(seconds=30), wait_all_ranks=wait_all_ranks)
+    dist.monitored_barrier()
+    dist.group.WORLD.monitored_barrier()
 
 
 def objects() -> None:
@@ -314,6 +319,21 @@ def futures_and_works() -> None:
     for _ in range(50):
         dist.all_reduce(torch.ones(100), async_op=True)
     dist.barrier()
+
+
+def futures_in_callbacks() -> None:
+    """A callback waits for the future of a collective that it submits itself, as those of PowerSGD do."""
+    store = dist.distributed_c10d._get_default_store()
+    prefix = f"callbacks-{next(_numbers)}"
+    if rank() == 0:  # The others chain their callbacks before the first collective can end.
+        store.wait([f"{prefix}-{r}" for r in range(1, ranks())])
+
+    def again(future: torch.futures.Future) -> Tensor:
+        return dist.all_reduce(future.value()[0], async_op=True).get_future().wait()[0]
+
+    chain = dist.all_reduce(torch.ones(1000), async_op=True).get_future().then(again).then(lambda future: future.value() + 1)
+    store.set(f"{prefix}-{rank()}", "chained")
+    check(chain.wait(), torch.full((1000,), float(ranks() ** 2 + 1)), "sum of sums")
 
 
 def overlapping_kinds() -> None:

@@ -81,6 +81,23 @@ def future_of_a_missing_rank() -> str:
     return message
 
 
+def monitored_barrier_without(missing: list[int], wait_all_ranks: bool) -> str:
+    """The error of a monitored barrier that some ranks do not enter. Collectives work after it."""
+    message = ""
+    if dist.get_rank() not in missing:
+        try:
+            dist.monitored_barrier(timeout=timedelta(seconds=0.3), wait_all_ranks=wait_all_ranks)
+        except RuntimeError as error:
+            message = str(error)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == dist.get_world_size()
+    dist.destroy_process_group()
+    init_group(f"-monitored-{wait_all_ranks}-{len(missing)}")
+    dist.monitored_barrier()
+    return message
+
+
 def interrupted_wait() -> float:
     """Seconds from SIGINT to KeyboardInterrupt in a wait on rank 0."""
     seconds = 0.0

@@ -31,6 +31,7 @@ def test_gives_the_result_of_a_plain_loop(pool: RankPool, body, from_backend: bo
         bodies.objects,
         bodies.futures_and_works,
         bodies.large_gather_and_reductions,
+        bodies.futures_in_callbacks,
         bodies.overlapping_kinds,
         bodies.groups,
         bodies.invalid_arguments,

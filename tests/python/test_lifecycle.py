@@ -25,6 +25,7 @@ def test_a_missed_deadline_names_the_missing_rank(pool_of) -> None:
     assert messages[1] == ""
     for message in (messages[0], messages[2]):
         assert "all_reduce" in message and "waits for rank(s) 1" in message, message
+        assert " Timed out " in message, message
 
 
 def test_a_future_fails_at_the_deadline(pool_of) -> None:
@@ -49,6 +50,17 @@ def test_a_store_answers_several_keys_in_one_request() -> None:
     assert adapter.get_all(["a", "b"], 1) == [b"1", b"2"]
     assert calls.count("check") == calls.count("multi_get") == 1 and "get" not in calls
     assert adapter.get_all(["a", "c"], 0) == [b"1", None]
+
+
+def test_a_monitored_barrier_names_the_missing_ranks(pool_of) -> None:
+    pool = pool_of(4)
+    messages = pool.run(bodies.monitored_barrier_without, [1, 3], False)
+    assert "Rank 1 failed to pass monitoredBarrier in 300 ms" in messages[0], messages
+    assert "Rank 2 successfully reached monitoredBarrier" in messages[2] and "Rank 1 failed" in messages[2], messages
+    messages = pool.run(bodies.monitored_barrier_without, [1, 3], True)
+    assert "Ranks 1, 3 failed to pass monitoredBarrier in 300 ms" in messages[0], messages
+    messages = pool.run(bodies.monitored_barrier_without, [0], False)
+    assert all("waiting for send/recv from rank 0: no answer" in message for message in messages[1:]), messages
 
 
 def test_a_signal_ends_a_wait(pool_of) -> None:
