@@ -84,7 +84,7 @@ class Group:
         for param, places in owners.items():
             check_parameter(param, places[0][1], self.name)
             shard = shard_placement_fn(param) if shard_placement_fn is not None else None
-            dim = shard_dim_of(shard, param, self.mesh)
+            dim = shard_dim_of(shard, param, places[0][1], self.mesh)
             sharded = ShardedParameter(self, len(self.parameters), param, places, Placement.of(param, self.mesh, dim))
             param._weft_sharded_by = self.name  # Another module may still have it.
             sharded.register_sharded()
@@ -209,9 +209,9 @@ def check_parameter(param: nn.Parameter, name: str, group: str) -> None:
         raise ValueError(f"parameter '{name}' of '{group}' is on {param.device}: weft shards over CPUs")
 
 
-def shard_dim_of(shard: Shard | None, param: nn.Parameter, mesh: DeviceMesh) -> int:
+def shard_dim_of(shard: Shard | None, param: nn.Parameter, name: str, mesh: DeviceMesh) -> int:
     if param.ndim == 0:
-        raise ValueError("fully_shard does not shard scalar parameters: give them shape [1], or list them in ignored_params")
+        raise ValueError(f"parameter '{name}' is a scalar, which fully_shard does not shard: give it shape [1], or list it in ignored_params")
     if shard is None:
         return 0
     if not isinstance(shard, Shard):

@@ -105,13 +105,13 @@ def after_forward(group: Group, module: nn.Module, output: Any) -> Any:
             _watch_outputs(call, output)
         return cast_floating(group.mp_policy.output_dtype, output)
     group.to_run.discard(module)
-    is_outermost = root.forward_depth == 1
+    is_outermost = group.calls[-1].depth == 0
+    if is_outermost:
+        for other in reversed(root.all_groups):  # Groups of several modules, some of which did not run.
+            if other.to_run and other is not group:
+                _end_call(other, output)
     if not group.to_run or is_outermost:
         _end_call(group, output)
-        if is_outermost:
-            for other in reversed(root.all_groups):  # Groups of several modules, some of which did not run.
-                if other.to_run:
-                    _end_call(other, output)
     return cast_floating(group.mp_policy.output_dtype, output)
 
 

@@ -80,20 +80,25 @@ class ShardedParameter:
         self.master = master.view(self.placement.local_shape)
         self._move_to_master()
 
-    def _move_to_master(self) -> None:
+    def check_values(self) -> None:
+        """Raises if the values cannot go to weft's memory: on all ranks, also those that own nothing."""
         local = self.sharded._local_tensor
         if local.dtype != torch.float32:
             raise ValueError(
                 f"parameter '{self.name}' was changed to {local.dtype}, but weft keeps float32 masters: set "
                 "MixedPrecisionPolicy(param_dtype=torch.bfloat16) to compute in bfloat16"
             )
-        if self.master is None or local.data_ptr() == self.master.data_ptr():
-            return
         if local.is_meta:
             raise RuntimeError(
                 f"parameter '{self.name}' is on the meta device: call model.to_empty(device='cpu') and set its values "
                 "before the first forward"
             )
+
+    def _move_to_master(self) -> None:
+        local = self.sharded._local_tensor
+        if self.master is None or local.data_ptr() == self.master.data_ptr():
+            return
+        self.check_values()
         with torch.no_grad():
             self.master.copy_(local)
             self.sharded._local_tensor = self.master

@@ -85,6 +85,9 @@ class Root:
         for number, group in enumerate(self.all_groups):
             group.number = number
         _name_all(self.group.modules[0], self.all_groups)
+        for group in self.all_groups:
+            for parameter in group.parameters:
+                parameter.check_values()
         sizes = {g.settings.reshard_after_forward for g in self.all_groups if _is_size(g.settings.reshard_after_forward)}
         if len(sizes) > 1:
             raise ValueError(f"reshard_after_forward names several sizes, {sorted(sizes)}: one root takes one size")
