@@ -34,9 +34,11 @@ class RankPool:
         backend: str,
         environment: dict[str, str] | None = None,
         prefixes: list[list[str]] | None = None,
+        limit_s: float = LIMIT_S,
     ) -> None:
         """`prefixes`: by rank, words before its command, such as those that join an emulated host."""
         self.size = size
+        self._limit_s = limit_s
         self._folder = tempfile.TemporaryDirectory()
         address = str(Path(self._folder.name) / "ranks")
         self._processes = []
@@ -86,12 +88,12 @@ class RankPool:
 
     def _answer(self, rank: int) -> tuple[bool, Any]:
         try:
-            if self._connections[rank].poll(LIMIT_S):
+            if self._connections[rank].poll(self._limit_s):
                 return self._connections[rank].recv()
         except EOFError:
             return False, f"ended with {self._processes[rank].wait()}"
         self._processes[rank].kill()
-        return False, f"did not answer within {LIMIT_S} s"
+        return False, f"did not answer within {self._limit_s} s"
 
     @property
     def is_open(self) -> bool:
