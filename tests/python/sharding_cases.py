@@ -534,6 +534,19 @@ def evaluates_without_gradients() -> None:
 
 
 @case
+def the_first_forward_may_be_an_inference() -> None:
+    models = []
+    for evaluates in (False, True):
+        model = shard_all(make_llama(), weft.fully_shard)
+        if evaluates:
+            with torch.inference_mode():
+                loss_of(model, tokens_of(0))
+        train(model)
+        models.append(model)
+    expect_same_state(*models, exact=True)
+
+
+@case
 def a_forward_may_have_no_backward() -> None:
     models = {name: shard_all(make_llama(), shard) for name, shard in BOTH.items()}
     optimizers = {name: torch.optim.AdamW(model.parameters(), lr=1e-2) for name, model in models.items()}

@@ -52,8 +52,9 @@ class ShardedParameter:
     def register_unsharded(self, address: int) -> None:
         """Registers the unsharded form, whose values lie at `address`."""
         if self.unsharded is None:
-            view = self.group.root.groups.data_view(self.group.number, self.index)
-            self.unsharded = nn.Parameter(view, requires_grad=self.sharded.requires_grad)
+            with torch.inference_mode(False):  # The first forward may be one that cannot be trained.
+                view = self.group.root.groups.data_view(self.group.number, self.index)
+                self.unsharded = nn.Parameter(view, requires_grad=self.sharded.requires_grad)
             self.unsharded._weft_parameter = self
             self.address = address
             if self.unsharded.requires_grad:

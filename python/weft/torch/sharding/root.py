@@ -71,9 +71,10 @@ class Root:
         self.is_last_backward = group.is_last_backward
         self.begun_calls: list[Call] = []  # Of the backward under way.
         self.groups = self._create(parents)
-        for other in self.all_groups:
-            other.root = self
-            other.adopt_masters()
+        with torch.inference_mode(False):  # Tensors of an evaluation could not be trained.
+            for other in self.all_groups:
+                other.root = self
+                other.adopt_masters()
         for other in self.all_groups:
             other.apply_settings()
         group.modules[0].register_forward_hook(self._stop_after_failure, always_call=True)
