@@ -12,6 +12,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+import weft
 from rank_worker import init_group
 
 import weft
@@ -150,6 +151,23 @@ def forked_children() -> None:
     assert ended == (child, 0), ended
     dist.all_reduce(tensor)
     assert tensor[0].item() == 7 * dist.get_world_size()
+
+
+def a_model_outlives_its_group() -> str:
+    """The error of an optimizer of a model whose process group has ended. Optimizers of other models work."""
+    closed = weft.fully_shard(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(closed.parameters(), lr=0.1)
+    closed(torch.ones(1, 4)).sum().backward()
+    dist.destroy_process_group()
+    init_group("-after-model")
+    other = torch.nn.Linear(4, 4)
+    other(torch.ones(1, 4)).sum().backward()
+    torch.optim.SGD(other.parameters(), lr=0.1).step()
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        return str(error)
+    return ""
 
 
 class Squares(torch.utils.data.Dataset):

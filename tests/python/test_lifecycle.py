@@ -96,6 +96,10 @@ def test_a_group_of_weft_under_gloo(pool_of) -> None:
     pool_of(3, "gloo").run(bodies.group_under_gloo)
 
 
+def test_a_model_whose_group_has_ended_concerns_no_other(pool_of) -> None:
+    assert "its process group has ended" in pool_of(2).run(bodies.a_model_outlives_its_group)[0]
+
+
 @pytest.mark.parametrize("end", ["", "dist.destroy_process_group()", "raise SystemExit(0)"])
 def test_a_process_ends_cleanly(tmp_path, end: str) -> None:
     program = (

@@ -336,11 +336,9 @@ def _close_all() -> None:
 
 def _prepare_optimizer_step(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
     """Before a step of any optimizer: shards that were read since must not be overwritten under a reader."""
+    stepped = {id(param) for entry in optimizer.param_groups for param in entry["params"]}
     for root in list(_roots):
-        if not root.groups.are_shards_read:
-            continue
-        owned = {id(p.sharded) for g in root.all_groups for p in g.parameters}
-        if any(id(param) in owned for entry in optimizer.param_groups for param in entry["params"]):
+        if any(id(p.sharded) in stepped for g in root.all_groups for p in g.parameters):
             root.prepare_writes()
 
 
