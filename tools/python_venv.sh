@@ -22,15 +22,21 @@ skip() {
   skip "$python cannot make virtual environments (Debian: install python3-venv)"
 venv_python=$folder/bin/python
 
-# The versions that pyproject.toml names.
-mapfile -t wanted < <("$venv_python" - "$root/pyproject.toml" <<'END'
+# Prints what pyproject.toml names: named EXPRESSION, of `build` and `optional`.
+named() {
+  "$venv_python" - "$root/pyproject.toml" <<END
 import sys, tomllib
 project = tomllib.load(open(sys.argv[1], "rb"))
-print(*project["build-system"]["requires"], *project["project"]["optional-dependencies"]["test"], sep="\n")
+build, optional = project["build-system"]["requires"], project["project"]["optional-dependencies"]
+print(*$1, sep="\n")
 END
-)
+}
+mapfile -t wanted < <(named 'build + optional["test"]')
+mapfile -t hugging_face < <(named 'optional["hugging-face"]')
 "$venv_python" -m pip install --quiet --disable-pip-version-check "${wanted[@]}" cmake ninja >&2 ||
   skip "pip could not install ${wanted[*]}"
+"$venv_python" -m pip install --quiet --disable-pip-version-check "${hugging_face[@]}" >&2 ||
+  echo "python_venv: pip could not install ${hugging_face[*]}: their tests are skipped" >&2
 "$venv_python" -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps \
   --config-settings=build-dir="$folder/weft-build" "$root" >&2 || {
   echo "python_venv: weft's Python package does not build" >&2

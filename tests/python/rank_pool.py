@@ -9,6 +9,7 @@ test leaves its ranks in different states.
 
 import os
 import pickle
+import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,13 @@ FOLDER = Path(__file__).resolve().parent
 # Of one function on all ranks. Each operation of a group has TIMEOUT_S, so that its error comes first.
 LIMIT_S = 180
 TIMEOUT_S = 60
+
+
+def free_port() -> int:
+    """A port for the store of ranks that start as under torchrun."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 class RankError(AssertionError):

@@ -1,10 +1,12 @@
 """A rank of a RankPool: runs functions that the pool names until the pool closes the connection."""
 
+import contextlib
 import importlib
 import os
 import pickle
 import traceback
 import warnings
+from collections.abc import Iterator
 from datetime import timedelta
 from multiprocessing.connection import Client
 
@@ -26,6 +28,19 @@ def init_group(store_suffix: str = "") -> None:
         world_size=size,
         timeout=timedelta(seconds=float(os.environ["TEST_TIMEOUT_S"])),
     )
+
+
+@contextlib.contextmanager
+def as_under_torchrun(port: int) -> Iterator[None]:
+    """Ranks without a process group, which find each other as those of torchrun do."""
+    dist.destroy_process_group()
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    try:
+        yield
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        init_group(f"-after-{port}")
 
 
 def run(module: str, name: str, arguments: tuple) -> tuple[bool, object]:
