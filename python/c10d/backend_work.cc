@@ -3,9 +3,9 @@
 #include <ATen/core/grad_mode.h>
 #include <atomic>
 #include <c10/util/Exception.h>
+#include <string>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
-#include <string>
 #include <utility>
 
 #include "python/c10d/signals.h"
