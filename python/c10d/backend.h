@@ -4,8 +4,8 @@
 // Collectives of one stream run in the order of submission, which must be the same on all ranks of the group;
 // collectives of different streams overlap.
 //
-// A tensor outside of node memory is staged through it, a large one piece by piece. Non-contiguous tensors are copied. A tensor of
-// allocateTensor is moved in place.
+// A tensor outside of node memory is staged through it, a large one piece by piece. Non-contiguous tensors
+// are copied. A tensor of allocateTensor is moved in place.
 //
 // Thread safety: any thread may call any member.
 // Errors: ValueError for invalid arguments, which no other rank notices; DistBackendError for failures and

@@ -210,8 +210,8 @@ class CommEngine {
   std::string RecorderJson() const;
   // Names what the program does, such as "step 12", in the flight recorder. Any thread.
   void SetPhase(std::string phase);
-  // Records a trace of this rank from StartTrace to StopTrace, which returns it. StartTrace drops a trace that
-  // is being recorded. Other ranks need not trace. Thread safety: any thread.
+  // Records a trace of this rank from StartTrace to StopTrace, which returns it. StartTrace drops a trace
+  // that is being recorded. Other ranks need not trace. Thread safety: any thread.
   void StartTrace();
   EngineTrace StopTrace();
 

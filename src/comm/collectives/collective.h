@@ -43,7 +43,8 @@ class Collective : public Operation {
   void AddStaging(OperationContext& context, RangeCopy copy, const std::byte* source, std::byte* target);
   // Publishes `memory` as this rank's input, instead of the plan's.
   void SetSharedInput(const std::byte* memory) { plan_.input = memory; }
-  // Called once all local peers have published. `plan()` then names the staged buffers, but not staging rings.
+  // Called once all local peers have published. `plan()` then names the staged buffers, but not staging
+  // rings.
   virtual absl::Status BeginMove(OperationContext& context) = 0;
   virtual absl::StatusOr<bool> Move(OperationContext& context) = 0;
   virtual bool MoveComplete() const = 0;

@@ -1,19 +1,19 @@
-// Staged phase: moves an all-gather, reduce-scatter or all-reduce of a group on one node, if some rank has large
-// buffers outside of node memory.
+// Staged phase: moves an all-gather, reduce-scatter or all-reduce of a group on one node, if some rank has
+// large buffers outside of node memory.
 //
 // Note [Staging rings]
 // Problem: peers cannot read a buffer outside of node memory. To copy all of it to node memory first moves
-// every byte through memory twice more, and needs node memory of the buffer's size.
-// Rule: a rank copies the pieces that a peer needs into a *staging ring* of kRingPieces pieces in node memory.
-// A counter of the writer tells how many pieces it has written; a counter of each reader tells how many it
-// has read. The writer stays at most kRingPieces ahead of the slowest reader. An input has a ring for each
-// peer that reduces a part of it, or one for all peers that gather it. The output of an all-reduce has one,
-// through which peers gather the reduced part.
+//   every byte through memory twice more, and needs node memory of the buffer's size.
+// Rule: a rank copies the pieces that a peer needs into a *staging ring* of kRingPieces pieces in node
+//   memory. A counter of the writer tells how many pieces it has written; a counter of each reader tells how
+//   many it has read. The writer stays at most kRingPieces ahead of the slowest reader. An input has a ring
+//   for each peer that reduces a part of it, or one for all peers that gather it. The output of an all-reduce
+//   has one, through which peers gather the reduced part.
 // Why it suffices: reader and writer run at the same time, so a piece is still in a cache when it is read. No
-// wait is circular: a rank writes its inputs without waiting for anything but readers, a reader of inputs
-// waits only for writers of the same piece, and a reader of results only for the piece's reduction.
-// In place is safe: a result overwrites a piece of an input only after the piece has been reduced, and it is
-// reduced only after its writer has read it.
+//   wait is circular: a rank writes its inputs without waiting for anything but readers, a reader of inputs
+//   waits only for writers of the same piece, and a reader of results only for the piece's reduction.
+//   In place is safe: a result overwrites a piece of an input only after the piece has been reduced, and it
+//   is reduced only after its writer has read it.
 #pragma once
 
 #include <cstddef>
@@ -84,9 +84,9 @@ class StagedPhase {
     int64_t announced = 0;       // Read pieces that the owner knows of.
   };
 
-  // Counters. A rank publishes, of the reduction: the pieces of `owner`'s part in its ring for that owner, and
-  // the pieces that it has reduced (its own index). Of the gather: the pieces of its own part in its ring, and
-  // the pieces that it has read of `owner`'s part.
+  // Counters. A rank publishes, of the reduction: the pieces of `owner`'s part in its ring for that owner,
+  // and the pieces that it has reduced (its own index). Of the gather: the pieces of its own part in its
+  // ring, and the pieces that it has read of `owner`'s part.
   static int ReduceCounter(int owner) { return owner; }
   int GatherCounter(int owner) const { return size_ + owner; }
 

@@ -132,7 +132,8 @@ struct alignas(64) TileConfig {
   uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
 };
 
-// A global: GCC's intrinsic tells the compiler of the first 8 bytes only, so it may drop stores to a local one.
+// A global: GCC's intrinsic tells the compiler of the first 8 bytes only, so it may drop stores to a local
+// one.
 const TileConfig tile_config;
 
 constexpr int64_t kRowBytes = kTile * int64_t{sizeof(uint32_t)};

@@ -2,8 +2,8 @@
 // panels. Only this file's source is compiled for AMX; callers check IsAvailable first.
 //
 // A *tile* is 16 x 16 words of 32 bits, 1 KiB. A word has two bf16 values that are neighbours along k. A *k
-// block* is 32 values along k, the depth of one tile. A *panel* is 32 rows of A, or 32 columns of B, over some
-// k blocks: two tiles for each k block, one after the other. Missing rows, columns and values are zero.
+// block* is 32 values along k, the depth of one tile. A *panel* is 32 rows of A, or 32 columns of B, over
+// some k blocks: two tiles for each k block, one after the other. Missing rows, columns and values are zero.
 //   tile of A: word [row][pair]      tile of B: word [pair][column]
 // Source: Intel, "Intel 64 and IA-32 Architectures Optimization Reference Manual", chapter on AMX.
 //
@@ -34,9 +34,9 @@ struct Source {
 // Packs one k block of a panel: `lines` <= 32 lines, and `depth` <= 32 values along k. More are passed over.
 void PackPanelBlock(Operand operand, Source source, int64_t lines, int64_t depth, uint32_t* block);
 
-// sums = (continues ? sums : 0) + A B for panels of `blocks` k blocks. `sums` has four dense 16 x 16 quadrants:
-// top left, top right, bottom left, bottom right. Each value is summed in the order of k, in fp32 without
-// rounding between two calls.
+// sums = (continues ? sums : 0) + A B for panels of `blocks` k blocks. `sums` has four dense 16 x 16
+// quadrants: top left, top right, bottom left, bottom right. Each value is summed in the order of k, in fp32
+// without rounding between two calls.
 // REQUIRES: inside a TileScope of the calling thread.
 void MultiplyPanels(const uint32_t* a, const uint32_t* b, int64_t blocks, bool continues, float* sums);
 

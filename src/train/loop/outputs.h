@@ -11,8 +11,8 @@
 
 namespace weft {
 
-// Checks that no output replaces a file of the run, and that the metrics file, the configuration beside it and
-// the trace can be written. OpenExport checks the rest of an export. Leaves nothing behind.
+// Checks that no output replaces a file of the run, and that the metrics file, the configuration beside it
+// and the trace can be written. OpenExport checks the rest of an export. Leaves nothing behind.
 // Errors: kInvalidArgument (an output is an input's file, or another output's, whatever paths lead there;
 //   names both flags; or the metrics file is not empty), kNotFound, kPermissionDenied (an output cannot be
 //   written; names the path).
