@@ -123,7 +123,10 @@ NB_MODULE(_core, module) {
            "start-up and every wait that\n"
            "names no timeout. `segment_bytes` is the node memory that the rank reserves; 0: its share "
            "of what is free.\n"
-           "WEFT_NODE_ID and WEFT_NETWORK of the environment choose node and network.\n"
+           "WEFT_NODE_ID and WEFT_NETWORK of the environment choose node and network. WEFT_WIRE_COMPRESSION, "
+           "none or\n"
+           "lossless, chooses whether floats are compressed between nodes; if it is unset, a measurement "
+           "does.\n"
            "\n"
            "Raises ValueError (rank or size out of range), TimeoutError (names the ranks that did not "
            "start), MemoryError.")
@@ -136,7 +139,7 @@ NB_MODULE(_core, module) {
       .def_prop_ro("rank", &Session::rank, "This process's rank in the session.")
       .def_prop_ro("size", &Session::size, "Number of ranks of the session.")
       .def_prop_ro("nonce", &Session::nonce,
-                   "Text that is the same on all ranks, and differs between the sessions of a store.")
+                   "A text that is the same on all ranks, and different for each session of a store.")
       .def_prop_ro(
           "allocated_bytes", [](const Session& self) { return self.heap().allocated_bytes(); },
           "Bytes of node memory in use by this rank.")

@@ -3,25 +3,30 @@
     pool = RankPool(4, "weft")
     results = pool.run(bodies.all_reduce, "float32")  # By rank.
 
-Starting a rank takes seconds, most of which torch's import takes. A pool therefore lives for the whole run, unless a
-test leaves its ranks in different states.
+A rank is forked from a server that has imported torch, as importing it takes seconds. A pool lives for the whole run,
+unless a test leaves its ranks in different states.
 """
 
+import multiprocessing
 import os
 import pickle
 import socket
-import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection, Listener
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-FOLDER = Path(__file__).resolve().parent
-# Of one function on all ranks. Each operation of a group has TIMEOUT_S, so that its error comes first.
+import rank_worker
+
+# Of the start of a pool, and of one function on all ranks. Each operation of a group has TIMEOUT_S, so that its error comes first.
 LIMIT_S = 180
 TIMEOUT_S = 60
+# Modules that the server imports. Folders of tests add theirs, before the first pool starts.
+PRELOADED = ["rank_worker", "weft.torch"]
 
 
 def free_port() -> int:
@@ -35,6 +40,15 @@ class RankError(AssertionError):
     """A function failed on some ranks. The message has their tracebacks."""
 
 
+def _context() -> multiprocessing.context.ForkServerContext:
+    # The server, which the first process starts, takes both variables from here.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    os.environ["OMP_NUM_THREADS"] = "1"
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
 class RankPool:
     def __init__(
         self,
@@ -44,47 +58,58 @@ class RankPool:
         prefixes: list[list[str]] | None = None,
         limit_s: float = LIMIT_S,
     ) -> None:
-        """`prefixes`: by rank, words before its command, such as those that join an emulated host."""
+        """`prefixes`: by rank, words before its command, such as those that join an emulated host.
+        `limit_s`: of the start, and of one function on all ranks."""
         self.size = size
         self._limit_s = limit_s
         self._folder = tempfile.TemporaryDirectory()
-        address = str(Path(self._folder.name) / "ranks")
-        self._processes = []
+        self._processes: list[BaseProcess] = []
         self._connections: list[Connection] = []
-        with Listener(address) as listener:
-            for rank in range(size):
-                prefix = prefixes[rank] if prefixes else []
-                self._processes.append(self._start(rank, backend, address, environment or {}, prefix))
-            by_rank = {}
-            for _ in range(size):
-                connection = listener.accept()
-                by_rank[connection.recv()] = connection
-            self._connections = [by_rank[rank] for rank in range(size)]
-        self._check([self._answer(rank) for rank in range(size)])  # Of the start of the process group.
+        variables = [self._variables(rank, backend) | (environment or {}) for rank in range(size)]
+        if prefixes:
+            self._start_commands(prefixes, variables)
+        else:
+            self._fork(variables)
+        self._check(self._answers())  # Of the start of the process group.
 
-    def _start(
-        self, rank: int, backend: str, address: str, environment: dict[str, str], prefix: list[str]
-    ) -> subprocess.Popen:
-        variables = {
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
+    def _fork(self, variables: list[dict[str, str]]) -> None:
+        context = _context()
+        for of_rank in variables:
+            here, there = context.Pipe()
+            process = context.Process(target=rank_worker.serve, args=(there, of_rank))
+            process.start()
+            there.close()
+            self._processes.append(process)
+            self._connections.append(here)
+
+    def _start_commands(self, prefixes: list[list[str]], variables: list[dict[str, str]]) -> None:
+        context = _context()
+        listeners = [Listener(str(Path(self._folder.name) / f"rank{rank}")) for rank in range(self.size)]
+        for prefix, of_rank, listener in zip(prefixes, variables, listeners, strict=True):
+            command = [*prefix, sys.executable, rank_worker.__file__, listener.address]
+            process = context.Process(target=rank_worker.execute, args=(command, of_rank))
+            process.start()
+            self._processes.append(process)
+        for listener in listeners:
+            listener._listener._socket.settimeout(self._limit_s)
+            self._connections.append(listener.accept())
+            listener.close()
+
+    def _variables(self, rank: int, backend: str) -> dict[str, str]:
+        return {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(self.size),
             "TEST_BACKEND": backend,
             "TEST_STORE": str(Path(self._folder.name) / "store"),
-            "TEST_ADDRESS": address,
             "TEST_TIMEOUT_S": str(TIMEOUT_S),
-            **environment,
         }
-        command = [*prefix, sys.executable, str(FOLDER / "rank_worker.py")]
-        return subprocess.Popen(command, env=variables, cwd=FOLDER)
 
     def run(self, function: Callable, *arguments: Any) -> list[Any]:
-        """Runs `function(*arguments)` on all ranks, and returns the results by rank."""
+        """Runs `function(*arguments)` on all ranks, and returns the results by rank. `function` is one of a module."""
         for connection in self._connections:
-            connection.send((function.__module__, function.__qualname__, arguments))
-        answers = [self._answer(rank) for rank in range(self.size)]
+            connection.send_bytes(pickle.dumps((function, arguments)))
+        answers = self._answers()
         self._check(answers)
         return [pickle.loads(value) for _, value in answers]
 
@@ -94,13 +119,19 @@ class RankPool:
             self.close()
             raise RankError("\n".join(failed))
 
-    def _answer(self, rank: int) -> tuple[bool, Any]:
+    def _answers(self) -> list[tuple[bool, Any]]:
+        deadline = time.monotonic() + self._limit_s
+        return [self._answer(rank, deadline) for rank in range(self.size)]
+
+    def _answer(self, rank: int, deadline: float) -> tuple[bool, Any]:
+        process = self._processes[rank]
         try:
-            if self._connections[rank].poll(self._limit_s):
+            if self._connections[rank].poll(max(0.0, deadline - time.monotonic())):
                 return self._connections[rank].recv()
-        except EOFError:
-            return False, f"ended with {self._processes[rank].wait()}"
-        self._processes[rank].kill()
+        except (EOFError, ConnectionResetError):
+            process.join(30)
+            return False, f"ended with {process.exitcode}"
+        process.kill()
         return False, f"did not answer within {self._limit_s} s"
 
     @property
@@ -113,9 +144,8 @@ class RankPool:
             connection.close()
         self._connections = []
         for process in self._processes:
-            try:
-                process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
+            process.join(30)
+            if process.exitcode is None:
                 process.kill()
-                process.wait()
+                process.join()
         self._folder.cleanup()

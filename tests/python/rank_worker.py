@@ -1,19 +1,20 @@
 """A rank of a RankPool: runs functions that the pool names until the pool closes the connection."""
 
+import atexit
 import contextlib
 import importlib
+import multiprocessing
 import os
 import pickle
+import sys
 import traceback
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
-from multiprocessing.connection import Client
+from multiprocessing.connection import Client, Connection
 
 import torch
 import torch.distributed as dist
-
-warnings.filterwarnings("ignore", category=FutureWarning)
 
 
 def init_group(store_suffix: str = "") -> None:
@@ -43,28 +44,40 @@ def as_under_torchrun(port: int) -> Iterator[None]:
         init_group(f"-after-{port}")
 
 
-def run(module: str, name: str, arguments: tuple) -> tuple[bool, object]:
+def _run(function: Callable, *arguments: object) -> tuple[bool, object]:
     try:
-        return True, pickle.dumps(getattr(importlib.import_module(module), name)(*arguments))
+        return True, pickle.dumps(function(*arguments))
     except BaseException:
         return False, traceback.format_exc()
 
 
-def main() -> None:
+def _run_request(request: bytes) -> object:
+    function, arguments = pickle.loads(request)
+    return function(*arguments)
+
+
+def serve(connection: Connection, variables: dict[str, str]) -> None:
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    os.environ.update(variables)
+    multiprocessing.set_start_method("fork", force=True)  # As in any process of Linux; this one has inherited the server's method.
     torch.set_num_threads(1)
-    connection = Client(os.environ["TEST_ADDRESS"])
-    connection.send(int(os.environ["RANK"]))
-    is_ok, answer = run(__name__, "init_group", ())
+    is_ok, answer = _run(init_group)
     connection.send((is_ok, answer))
     while is_ok:
         try:
-            request = connection.recv()
-        except EOFError:
+            request = connection.recv_bytes()
+        except (EOFError, ConnectionResetError):
             break
-        connection.send(run(*request))
+        connection.send(_run(_run_request, request))
     if dist.is_initialized():
         dist.destroy_process_group()
+    atexit._run_exitfuncs()  # A process of multiprocessing ends without them.
+
+
+def execute(command: list[str], variables: dict[str, str]) -> None:
+    """Replaces this process by a command that runs this file with the address of the pool."""
+    os.execvpe(command[0], command, os.environ | variables)
 
 
 if __name__ == "__main__":
-    main()
+    serve(Client(sys.argv[1]), {})

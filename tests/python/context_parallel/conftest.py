@@ -12,7 +12,7 @@ import pytest
 if importlib.util.find_spec("weft") is None:
     sys.path.insert(0, str(Path(__file__).parents[3] / "python"))
 
-from spawned_ranks import RankPool  # noqa: E402
+from rank_pool import RankPool  # noqa: E402
 
 
 def _backends() -> list[str]:
@@ -34,8 +34,8 @@ def ranks_of(backend: str) -> Iterator[Callable[[int], RankPool]]:
     pools: dict[int, RankPool] = {}
 
     def pool_of(ranks: int) -> RankPool:
-        if ranks not in pools or not pools[ranks].is_usable:
-            pools[ranks] = RankPool(ranks, backend)
+        if ranks not in pools or not pools[ranks].is_open:
+            pools[ranks] = RankPool(ranks, backend, {"GLOO_SOCKET_IFNAME": "lo"})
         return pools[ranks]
 
     yield pool_of
