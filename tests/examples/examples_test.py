@@ -67,7 +67,7 @@ class Checkpoint(unittest.TestCase):
 class Readme(unittest.TestCase):
     def test_lists_every_example(self):
         listed = set(re.findall(r"^\| \[([\w.]+)\]\(\1\)", (SOURCES / "README.md").read_text(), re.MULTILINE))
-        self.assertEqual(listed, {path.name for path in SOURCES.iterdir() if path.suffix in (".cc", ".sh")})
+        self.assertEqual(listed, {path.name for path in SOURCES.iterdir() if path.suffix in (".cc", ".py", ".sh")})
 
 
 if __name__ == "__main__":
