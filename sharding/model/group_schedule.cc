@@ -95,9 +95,9 @@ bool GroupSchedule::BeginsForward(int group) const {
 }
 
 std::vector<int> GroupSchedule::PrefetchesOf(const PrefetchLists& chosen, int group,
-                                             std::vector<int> otherwise) {
+                                             const std::vector<int>& otherwise) {
   const auto list = chosen.find(group);
-  return list != chosen.end() ? list->second : std::move(otherwise);
+  return list != chosen.end() ? list->second : otherwise;
 }
 
 // Outside of a pass nothing would reduce the group's gradients or end the time in which its shards are read.

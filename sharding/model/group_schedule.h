@@ -136,7 +136,8 @@ class GroupSchedule {
   bool NeedsParameters(int group) const;
   // Whether the next forward gathers the group at its start.
   bool BeginsForward(int group) const;
-  static std::vector<int> PrefetchesOf(const PrefetchLists& chosen, int group, std::vector<int> otherwise);
+  static std::vector<int> PrefetchesOf(const PrefetchLists& chosen, int group,
+                                       const std::vector<int>& otherwise);
 
   absl::Status Unshard(int group, Priority priority);
   absl::Status Wait(int group);

@@ -72,6 +72,7 @@ std::vector<int> AddTracks(Writer& writer, const std::string& name, absl::Span<c
   std::vector<int> rows = AssignRows(intervals);
   std::vector<int> tracks;
   const int count = rows.empty() ? 0 : *std::max_element(rows.begin(), rows.end()) + 1;
+  tracks.reserve(static_cast<size_t>(count));
   for (int row = 0; row < count; ++row)
     tracks.push_back(writer.AddTrack(row == 0 ? name : absl::StrCat(name, " (", row + 1, ")")));
   for (int& row : rows) row = tracks[static_cast<size_t>(row)];
