@@ -245,6 +245,7 @@ absl::StatusOr<std::map<int, std::byte*>> MapViews(Bootstrap& bootstrap, NodeHea
   for (const int rank : bootstrap.node_map().RanksOf(bootstrap.node())) {
     const std::string& theirs = blobs[static_cast<size_t>(rank)];
     WEFT_CHECK(theirs.size() % sizeof(ViewStripe) == 0, "a rank sent no list of views");
+    if (theirs.empty()) continue;
     std::vector<ViewStripe> stripes(theirs.size() / sizeof(ViewStripe));
     std::memcpy(stripes.data(), theirs.data(), theirs.size());
     std::map<int, std::vector<NodeHeap::Range>> ranges_of;
