@@ -31,7 +31,7 @@ class CompletionThread {
     std::chrono::steady_clock::time_point deadline;
     std::function<void(const Outcome&)> done;
   };
-  // Whether an entry is ready. It does not hold the operation: a callback of the engine that dropped the last
+  // State of an entry. It does not hold the operation: a callback of the engine that dropped the last
   // reference would end the operation on the engine's thread, which Session::Close waits for.
   struct Readiness {
     bool is_ready = false;

@@ -36,7 +36,7 @@ constexpr int kNoGraphTask = -1;
 //   as those of PowerSGD do, would wait for this thread.
 // Rule: on this thread, getFuture waits for the operation, and returns a future that is complete.
 // Why it suffices: the wait runs the engine, and ends at the deadline of the operation.
-// What breaks without it: DDP with such a hook hangs in its first backward.
+// Without it: DDP with such a hook hangs in its first backward.
 thread_local bool runs_callbacks = false;
 
 c10::intrusive_ptr<c10::ivalue::Future> MakeFuture() {
@@ -136,7 +136,8 @@ void BackendWork::CompleteFuture(const c10::intrusive_ptr<c10::ivalue::Future>& 
 // Problem: DistributedDataParallel waits for the futures of its all-reduces in a callback at the end of
 // backward, and a future notices no signals.
 // Rule: a future that is taken in a backward queues a callback of its own, which waits for the operations.
-// What a signal handler raises becomes the error of the future. Callbacks of later futures then wait no more.
+// The future gets the exception of a signal handler as its error. Callbacks of later futures then wait no
+// more.
 // Why it suffices: callbacks run in the order in which they were queued, so these run first. The error
 // reaches the caller from DistributedDataParallel, which stays usable.
 void BackendWork::WaitAtTheEndOfBackward() {

@@ -25,8 +25,8 @@ struct TracedOperation {
 };
 
 // A slice between this rank and one of another node, whose transfer ended in the interval.
-// Of a slice that this rank sends: from the send to the end of the link's use of the source.
-// Of a slice that it receives: from the credit to the arrival.
+// A sent slice lasts from the send until the link no longer reads the source.
+// A received slice lasts from the credit to the arrival.
 struct TracedSlice {
   std::string lane;
   uint64_t sequence;  // Of the operation on its lane.

@@ -41,7 +41,7 @@ class StagedPhase {
            RoundUpToCacheLine(static_cast<size_t>(piece_elements) * SizeOf(dtype));
   }
 
-  // What a rank has published: a whole buffer, or the staging rings of that buffer.
+  // Memory that a rank has published: a whole buffer, or its staging rings.
   struct Published {
     const std::byte* data = nullptr;
     bool in_ring = false;

@@ -2,8 +2,7 @@
 // ("Trace Event Format", Google, 2016).
 //
 // A rank is a process of the format. Its tracks: computation with the waits in it, then for each lane the
-// operations, then the slices between nodes. What overlaps on a track lies on further tracks of the same
-// name.
+// operations, then the slices between nodes. Spans that overlap lie on further tracks of the same name.
 //
 // Pure. Thread safety: any thread.
 #pragma once

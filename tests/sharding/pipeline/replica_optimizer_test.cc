@@ -80,8 +80,8 @@ TEST(ReplicaOptimizer, GivesTheBitsOfAllReducesForOtherShardDimsAndPartialReshar
   ExpectTheBitsOfAllReduces(NodeMap::RanksPerNode(4, 2), run);
 }
 
-// Where a segment has no room for a whole image, its ranks hold the image in stripes, and the replicas of the
-// node read it too.
+// Ranks hold an image in stripes if a segment has no room for all of it. The replicas of the node read it
+// too.
 TEST(ReplicaOptimizer, GivesTheSameBitsIfSegmentsHaveNoRoomForWholeImages) {
   for (const FlatKind layout : {FlatKind::kContiguous, FlatKind::kRows}) {
     const auto train = [&](bool stripes) {
