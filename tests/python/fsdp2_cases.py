@@ -150,7 +150,7 @@ def expect_error(kinds: type[Exception] | tuple[type[Exception], ...], text: str
         raise AssertionError(f"no {kinds}")
 
 
-# What fully_shard makes of a module.
+# Modules after fully_shard.
 
 
 @case
@@ -1065,7 +1065,7 @@ def an_iteration_can_be_reset(api: Interface) -> None:
     trains_as_unsharded(model, reference, lambda m, step, rank: m(tokens_of(step, rank)).square().mean(), steps=2)
 
 
-# What only one interface has.
+# Parts that only one interface has.
 
 
 def torch_only(function: Callable[[], None]) -> Callable[[Interface], None]:

@@ -22,7 +22,7 @@ from typing import Any
 
 import rank_worker
 
-# Of the start of a pool, and of one function on all ranks. Each operation of a group has TIMEOUT_S, so that its error comes first.
+# Limit of the start of a pool, and of one function on all ranks. An operation of a group has TIMEOUT_S, so that its error comes first.
 LIMIT_S = 180
 TIMEOUT_S = 60
 # Modules that the server imports. Folders of tests add theirs, before the first pool starts.

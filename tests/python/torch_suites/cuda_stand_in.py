@@ -3,7 +3,7 @@
     with cuda_on_cpu(ranks):
         torch.ones(3).cuda(0)  # A CPU tensor.
 
-What a device really does (streams, events, device memory) has no stand-in: tests of that are not applicable.
+Streams, events and device memory have no stand-in: tests of these are not applicable.
 """
 
 import contextlib

@@ -24,7 +24,7 @@ sys.path[:0] = [str(FOLDER.parent), str(FOLDER)]
 from not_applicable import NOT_APPLICABLE  # noqa: E402
 from rank_pool import RankError, RankPool  # noqa: E402
 
-# Of one test on all ranks.
+# Limit of one test on all ranks.
 LIMIT_S = 300
 
 
