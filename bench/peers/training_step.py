@@ -2,6 +2,8 @@
 
     WEFT_BENCH_SOCKET=... RANK=0 WORLD_SIZE=2 INIT_FILE=/tmp/store [BACKEND=weft] python training_step.py
 
+BACKEND is gloo (the default), weft, or fake: collectives that do nothing, so that a step takes the time that FSDP2 itself needs.
+
 A request's `api` selects who shards: `fsdp2`, PyTorch (the default); `weft`, weft.fully_shard with weft.AdamW, which clips in its
 update; `weft_direct`, the same with weft.write_gradients_directly; or `alone`, nobody: each rank computes with a whole model, does not
 communicate, and updates as many elements as a shard has.
@@ -28,6 +30,8 @@ from llama import Llama, Shape, initial_values, rope_table, tokens_of
 BACKEND = os.environ.get("BACKEND", "gloo")
 if BACKEND == "weft":
     import weft.torch
+elif BACKEND == "fake":
+    from torch.testing._internal.distributed.fake_pg import FakeStore
 
 SHAPE = Shape()
 MAX_NORM = 1.0
@@ -190,8 +194,9 @@ def load(request: dict[str, str]) -> Reply:
 def main() -> None:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
-    store = f"file://{os.environ['INIT_FILE']}"
-    dist.init_process_group(BACKEND, init_method=store, rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
+    size = int(os.environ["WORLD_SIZE"])
+    store = FakeStore() if BACKEND == "fake" else dist.FileStore(os.environ["INIT_FILE"], size)
+    dist.init_process_group(BACKEND, store=store, rank=rank, world_size=size)
     serve(rank, {"train": train, "save": save, "load": load})
 
 

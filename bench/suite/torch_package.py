@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 from suite import launch, proportional_set
 from suite.collectives import NAMES
@@ -26,6 +27,7 @@ FULLY_SHARD = "weft.fully_shard"
 DIRECT = "weft.fully_shard, write_gradients_directly"
 NODE_MEMORY = "backend weft, tensors in its memory"
 ALONE = "no communication"
+FREE = "FSDP2, collectives that do nothing"  # The bound of every backend.
 
 # Mesh; goals of the backend and of weft.fully_shard: the time over gloo / weft's, at least.
 CASES = [
@@ -42,34 +44,44 @@ Peer = Contestant | MissingContestant
 def measure(setting: Setting) -> Iterator[Row]:
     for ranks in (2, 4):
         with ExitStack() as stack:
-            yield from measure_steps(setting, ranks, *start_steps(stack, setting, ranks))
+            yield from measure_steps(setting, ranks, start_steps(stack, setting, ranks))
     yield from measure_on_hosts(setting)
     yield from measure_memory(setting)
     for ranks in (2, 4):
         yield from measure_collectives(setting, ranks)
 
 
-def start_steps(stack: ExitStack, setting: Setting, ranks: int) -> tuple[Peer, Peer]:
-    def make(backend: str):
-        return launch.c10d(setting.peers.python, "training_step.py", ranks, backend=backend)
+@dataclass(frozen=True)
+class Steps:
+    """The peers of a step, by backend."""
 
-    gloo = start(stack, GLOO, ranks, setting.peer("PyTorch", make("gloo")))
-    return start(stack, BACKEND, ranks, setting.peer(WEFT_PACKAGE, make("weft"))), gloo
+    weft: Peer
+    gloo: Peer
+    free: Peer
 
 
-def measure_steps(setting: Setting, ranks: int, weft: Peer, gloo: Peer) -> Iterator[Row]:
+def start_steps(stack: ExitStack, setting: Setting, ranks: int) -> Steps:
+    def start_one(name: str, package: str, backend: str) -> Peer:
+        make = launch.c10d(setting.peers.python, "training_step.py", ranks, backend=backend)
+        return start(stack, name, ranks, setting.peer(package, make))
+
+    return Steps(start_one(BACKEND, WEFT_PACKAGE, "weft"), start_one(GLOO, "PyTorch", "gloo"), start_one(FREE, "PyTorch", "fake"))
+
+
+def measure_steps(setting: Setting, ranks: int, peers: Steps) -> Iterator[Row]:
     for mesh, backend_goal, fully_shard_goal in CASES:
         if mesh.ranks != ranks:
             continue
         what = f"torch step, {mesh}, {SHORT} tokens a rank"
         log(f"  {what}")
-        variants = [variant(BACKEND, weft, mesh, "fsdp2"), variant(GLOO, gloo, mesh, "fsdp2")]
+        variants = [variant(BACKEND, peers.weft, mesh, "fsdp2"), variant(GLOO, peers.gloo, mesh, "fsdp2")]
+        variants.append(variant(ALONE, peers.gloo, mesh, "alone"))
         if mesh.shard > 1:  # There is no weft.DistributedDataParallel: DDP runs over the backend.
-            variants.append(variant(FULLY_SHARD, checked(weft, gloo, mesh), mesh, "weft"))
-            variants.append(variant(DIRECT, weft, mesh, "weft_direct"))
-            variants.append(variant(ALONE, gloo, mesh, "alone"))
+            variants.append(variant(FREE, peers.free, mesh, "fsdp2"))
+            variants.append(variant(FULLY_SHARD, checked(peers.weft, peers.gloo, mesh), mesh, "weft"))
+            variants.append(variant(DIRECT, peers.weft, mesh, "weft_direct"))
         measured = measure_interleaved(variants, setting.rounds(ROUNDS), scale=1e3)
-        own = measured.only(BACKEND, GLOO)
+        own = measured.only(BACKEND, GLOO, FREE if mesh.shard > 1 else ALONE)
         yield Row(what, "ms", BACKEND, own.rounds, own.missing, [Goal((GLOO,), backend_goal, speedup_over("gloo"))])
         if mesh.shard == 1:
             continue
