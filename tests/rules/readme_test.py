@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the README against the program and the repository.
+"""Checks the README, and the flags in docs/training.md, against the program and the repository.
 
     readme_test.py WEFT_PROGRAM
 
@@ -14,6 +14,7 @@ import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
+TRAINING = (ROOT / "docs" / "training.md").read_text()
 PROGRAM = ""
 
 
@@ -31,11 +32,12 @@ class Readme(unittest.TestCase):
     def test_names_flags_that_exist(self):
         text = subprocess.run([PROGRAM, "train", "--help"], check=True, capture_output=True, text=True).stdout
         known = set(re.findall(r"--[a-z][a-z0-9-]*", text))
-        # Rows of a table of flags start with flags as code.
-        shown = {flag for row in re.findall(r"^\| (`--[^|]*) \|", README, re.MULTILINE)
-                 for flag in re.findall(r"--[a-z][a-z0-9-]*", row)}
-        self.assertTrue(shown)
-        self.assertLessEqual(shown, known)
+        for page in (README, TRAINING):
+            # Rows of a table of flags start with flags as code.
+            shown = {flag for row in re.findall(r"^\| (`--[^|]*) \|", page, re.MULTILINE)
+                     for flag in re.findall(r"--[a-z][a-z0-9-]*", row)}
+            self.assertTrue(shown)
+            self.assertLessEqual(shown, known)
 
     def test_shows_lines_that_the_program_prints(self):
         def form(line):
