@@ -1,11 +1,21 @@
 #!/usr/bin/env python3
-"""Converts text files to a token file for `weft train --data`, with any Hugging Face tokenizer.json.
+"""Converts documents to a token file for `weft train --data`, with any Hugging Face tokenizer.
 
-    tokenize.py --tokenizer DIR/tokenizer.json --output corpus.u16 FILE...
+    tokenize.py --tokenizer DIR/tokenizer.json --output corpus.u16 PATH...
+    tokenize.py --tokenizer DIR/tokenizer.json --output chat.u32 --prompt-field question --answer-field answer FILE.jsonl
+    tokenize.py --tokenizer DIR --output chat.u32 --chat-field messages FILE.jsonl
 
-The suffix of the output determines the width of tokens: .u16 or .bin for 16 bits, .u32 for 32 bits, little-endian. Files
-are written in the order given. With --separator TOKEN, that token follows each file ("<|end_of_text|>", "</s>"); without it,
-no token is added, neither at the beginning nor at the end. Needs the `tokenizers` package (pip install tokenizers).
+A PATH is a text file, which is one document; a .jsonl or .parquet file with a document in --field of each row; or a folder, which stands
+for all files below it, sorted by path and without hidden ones. Documents are written in this order. With --separator TOKEN, that
+token follows each document ("<|end_of_text|>", "</s>"); without it, no token is added.
+
+The suffix of the output determines the width of tokens: .u16 or .bin for 16 bits, .u32 for 32 bits, little-endian.
+
+With --prompt-field and --answer-field, or with --chat-field, only answers have a loss. A mask, OUTPUT.mask, says which tokens those are:
+train with --loss-mask true. A separator after an answer has a loss. --chat-field names lists of {"role", "content"}; the chat template
+of the tokenizer's folder renders them, and the messages of the assistant are the answers.
+
+Needs the package `tokenizers`; for .parquet also `pyarrow`, and for --chat-field `transformers` (pip install …).
 """
 import os
 import sys
@@ -16,73 +26,221 @@ if __name__ == "__main__":
 
 import argparse
 import array
+import functools
+import importlib
+import itertools
+import json
 import pathlib
 
 WIDTHS = {".bin": ("H", 1 << 16), ".u16": ("H", 1 << 16), ".u32": ("I", 1 << 32)}
+BATCH = 1000  # Documents that the tokenizer encodes at once, on all cores.
 
 
 class Failure(Exception):
     """An error message for the user."""
 
 
-def load_tokenizer(path):
+def load_package(name, what):
     try:
-        from tokenizers import Tokenizer
+        return importlib.import_module(name)
     except ImportError:
-        raise Failure("the tokenizers package is missing: pip install tokenizers") from None
+        raise Failure(f"{what} needs the package {name}: pip install {name}") from None
+
+
+def load_tokenizer(path):
+    tokenizers = load_package("tokenizers", "tokenize.py")
+    file = path / "tokenizer.json" if path.is_dir() else path
     try:
-        return Tokenizer.from_file(str(path))
+        return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # The package raises plain Exception.
-        raise Failure(f"--tokenizer {path}: {error}") from None
+        raise Failure(f"--tokenizer {file}: {error}") from None
 
 
-def token_ids(tokenizer, files, separator):
-    """Yields the ids of each file, followed by the separator if there is one. Files are not cut: a cut would change tokens."""
+def load_chat_template(path):
+    """The function that renders a list of messages as text."""
+    transformers = load_package("transformers", "--chat-field")
+    folder = path if path.is_dir() else path.parent
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # The package raises many kinds.
+        raise Failure(f"--tokenizer {folder}: {error}") from None
+    if not tokenizer.chat_template:
+        raise Failure(f"--tokenizer {folder}: has no chat template; use --prompt-field and --answer-field")
+    return functools.partial(tokenizer.apply_chat_template, tokenize=False)
+
+
+def files_of(paths):
+    """Yields the files of all paths. A folder stands for the files below it."""
+    for path in paths:
+        if not path.is_dir():
+            yield path
+            continue
+        below = [file for file in path.rglob("*") if file.is_file()]
+        hidden = [file for file in below if any(part.startswith(".") for part in file.relative_to(path).parts)]
+        files = sorted(set(below) - set(hidden))
+        if not files:
+            raise Failure(f"{path}: has no files (hidden files are skipped)")
+        yield from files
+
+
+def rows_of(path):
+    """Yields (place, row) of a file of rows; a row is a dict."""
+    if path.suffix == ".parquet":
+        load_package("pyarrow", path.name)
+        parquet = importlib.import_module("pyarrow.parquet").ParquetFile(path)
+        rows = itertools.chain.from_iterable(batch.to_pylist() for batch in parquet.iter_batches())
+        for number, row in enumerate(rows, 1):
+            yield f"{path}: row {number}", row
+        return
+    with open(path, "rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            place = f"{path}: line {number}"
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise Failure(f"{place}: is not JSON: {error}") from None
+            if not isinstance(row, dict):
+                raise Failure(f"{place}: is not an object with fields")
+            yield place, row
+
+
+def field_of(place, row, name, kind=str):
+    if name not in row:
+        raise Failure(f"{place}: has no field '{name}'; it has {', '.join(map(repr, row)) or 'none'}")
+    if not isinstance(row[name], kind):
+        raise Failure(f"{place}: the field '{name}' is not {'text' if kind is str else 'a list'}")
+    return row[name]
+
+
+def text_of(path):
+    try:
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Failure(f"{path}: is not UTF-8 text at byte {error.start}") from None
+
+
+def chat_parts(place, messages, render):
+    """Cuts a rendered chat into (text, has a loss). An answer begins after what the template puts before it."""
+    parts, done = [], ""
+
+    def add(text, has_loss):
+        nonlocal done
+        if not text.startswith(done):
+            raise Failure(f"{place}: the chat template changes earlier messages, so the answers cannot be told apart")
+        parts.append((text[len(done):], has_loss))
+        done = text
+
+    for count, message in enumerate(messages, 1):
+        is_answer = message.get("role") == "assistant"
+        if is_answer:
+            add(render(messages[: count - 1], add_generation_prompt=True), False)
+        add(render(messages[:count]), is_answer)
+    return parts
+
+
+def documents_of(path, options, render):
+    """Yields a file's documents, each a list of (text, has a loss)."""
+    if path.suffix not in (".jsonl", ".parquet"):
+        if options.is_masked:
+            raise Failure(f"{path}: fields are in .jsonl and .parquet files only")
+        yield [(text_of(path), True)]
+        return
+    for place, row in rows_of(path):
+        if options.chat_field:
+            yield chat_parts(place, field_of(place, row, options.chat_field, list), render)
+        elif options.prompt_field:
+            yield [(field_of(place, row, options.prompt_field), False), (field_of(place, row, options.answer_field), True)]
+        else:
+            yield [(field_of(place, row, options.field), True)]
+
+
+def batches_of(items, size):
+    items = iter(items)
+    while batch := list(itertools.islice(items, size)):
+        yield batch
+
+
+def encode(tokenizer, documents, separator):
+    """Yields the (ids, mask) of each document. Texts are not cut: a cut would change tokens."""
     end = None
     if separator is not None:
         end = tokenizer.token_to_id(separator)
         if end is None:
             raise Failure(f"--separator {separator}: the tokenizer has no such token")
-    for path in files:
-        try:
-            text = path.read_bytes().decode("utf-8")
-        except UnicodeDecodeError as error:
-            raise Failure(f"{path}: is not UTF-8 text at byte {error.start}") from None
-        yield tokenizer.encode(text, add_special_tokens=False).ids
-        if end is not None:
-            yield [end]
+    for batch in batches_of(documents, BATCH):
+        texts = [text for parts in batch for text, _ in parts]
+        encodings = iter(tokenizer.encode_batch_fast(texts, add_special_tokens=False))
+        for parts in batch:
+            ids, mask = [], bytearray()
+            for _, has_loss in parts:
+                part = next(encodings).ids
+                ids += part
+                mask += bytes([has_loss]) * len(part)
+            if end is not None:
+                ids.append(end)
+                mask.append(1)
+            yield ids, mask
 
 
-def write_tokens(output, lists):
-    """Writes a temporary file and renames it, so that no partial output is left. Returns the number of tokens."""
+def write_tokens(output, documents, with_mask):
+    """Writes temporary files and renames them, so that no partial output is left. Returns the numbers of tokens, and of those with a loss."""
     code, limit = WIDTHS[output.suffix]
-    partial = output.with_name(output.name + ".partial")
-    count = 0
+    names = [output, output.with_name(output.name + ".mask")] if with_mask else [output]
+    partial = [name.with_name(name.name + ".partial") for name in names]
+    count = with_loss = 0
     try:
-        with open(partial, "wb") as file:
-            for ids in lists:
+        with open(partial[0], "wb") as file, open(partial[-1] if with_mask else os.devnull, "wb") as mask_file:
+            for ids, mask in documents:
                 if ids and max(ids) >= limit:
                     raise Failure(f"--output {output}: token {max(ids)} does not fit into 16 bits: name it .u32")
                 tokens = array.array(code, ids)
                 if sys.byteorder == "big":
                     tokens.byteswap()
                 tokens.tofile(file)
+                mask_file.write(mask)
                 count += len(ids)
-        os.replace(partial, output)
+                with_loss += sum(mask)
+        for source, name in zip(partial, names, strict=True):
+            os.replace(source, name)
     finally:
-        partial.unlink(missing_ok=True)
-    return count
+        for name in partial:
+            name.unlink(missing_ok=True)
+    return count, with_loss
+
+
+def with_progress(files):
+    """Yields the files, and shows on a terminal how many of their bytes have been read."""
+    if not sys.stderr.isatty():
+        yield from files
+        return
+    tqdm = load_package("tqdm", "a progress bar").tqdm
+    with tqdm(total=sum(file.stat().st_size for file in files), unit="B", unit_scale=True) as bar:
+        for file in files:
+            bar.set_postfix_str(file.name)
+            yield file
+            bar.update(file.stat().st_size)
 
 
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("files", nargs="+", type=pathlib.Path, metavar="FILE")
-    parser.add_argument("--tokenizer", required=True, type=pathlib.Path)
+    parser.add_argument("paths", nargs="+", type=pathlib.Path, metavar="PATH")
+    parser.add_argument("--tokenizer", required=True, type=pathlib.Path, help="a tokenizer.json, or the folder of one")
     parser.add_argument("--output", required=True, type=pathlib.Path)
-    parser.add_argument("--separator", help="a token to put after each file")
+    parser.add_argument("--separator", help="a token to put after each document")
+    parser.add_argument("--field", default="text", help="the field of rows that holds a document [text]")
+    parser.add_argument("--prompt-field", help="the field that holds a prompt, which has no loss")
+    parser.add_argument("--answer-field", help="the field that holds the answer to it, which has a loss")
+    parser.add_argument("--chat-field", help="the field that holds a list of messages")
     options = parser.parse_args(arguments)
     if options.output.suffix not in WIDTHS:
         parser.error(f"--output {options.output}: the name must end in one of {', '.join(WIDTHS)}")
+    if bool(options.prompt_field) != bool(options.answer_field):
+        parser.error("--prompt-field and --answer-field: give both or neither")
+    if options.prompt_field and options.chat_field:
+        parser.error("--chat-field: leave out --prompt-field and --answer-field, or this one")
+    options.is_masked = bool(options.prompt_field or options.chat_field)
     return options
 
 
@@ -90,11 +248,16 @@ def main(arguments):
     options = parse(arguments)
     try:
         tokenizer = load_tokenizer(options.tokenizer)
-        count = write_tokens(options.output, token_ids(tokenizer, options.files, options.separator))
+        render = load_chat_template(options.tokenizer) if options.chat_field else None
+        files = list(files_of(options.paths))
+        documents = itertools.chain.from_iterable(documents_of(file, options, render) for file in with_progress(files))
+        encoded = encode(tokenizer, documents, options.separator)
+        count, with_loss = write_tokens(options.output, encoded, options.is_masked)
     except (Failure, OSError) as error:
         print(f"tokenize.py: {error}", file=sys.stderr)
         return 1
-    print(f"{options.output}: {count} tokens, vocabulary {tokenizer.get_vocab_size()}")
+    masked = f", {with_loss} of them with a loss" if options.is_masked else ""
+    print(f"{options.output}: {count} tokens{masked}, vocabulary {tokenizer.get_vocab_size()}")
     return 0
 
 

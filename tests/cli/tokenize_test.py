@@ -29,6 +29,7 @@ class Tokenize(unittest.TestCase):
 
     def write(self, name, text):
         path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text)
         return str(path)
 
@@ -66,6 +67,58 @@ class Tokenize(unittest.TestCase):
         result = self.run_tool("out.u16", "--separator", "</s>", *files)
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertEqual(self.tokens("out.u16", "H"), [2, 1, 3, 1])
+
+    def test_reads_folders_in_order_of_paths_and_rows_by_field(self):
+        self.write("data/b.jsonl", b'{"text": "one", "body": "two"}\n\n{"text": "two", "body": "one"}\n')
+        self.write("data/a/c.txt", b"one one")
+        self.write("data/.hidden.txt", b"far")
+        self.assertEqual(self.run_tool("out.u16", "--separator", "</s>", self.folder / "data").returncode, 0)
+        self.assertEqual(self.tokens("out.u16", "H"), [2, 2, 1, 2, 1, 3, 1])
+        self.assertEqual(self.run_tool("out.u16", "--field", "body", self.folder / "data" / "b.jsonl").returncode, 0)
+        self.assertEqual(self.tokens("out.u16", "H"), [3, 2])
+
+    def test_reads_parquet(self):
+        try:
+            import pyarrow.parquet
+        except ImportError:
+            self.skipTest("the pyarrow package is not installed")
+        pyarrow.parquet.write_table(pyarrow.table({"text": ["one two", "two"]}), self.folder / "rows.parquet")
+        self.assertEqual(self.run_tool("out.u16", self.folder / "rows.parquet").returncode, 0)
+        self.assertEqual(self.tokens("out.u16", "H"), [2, 3, 3])
+
+    def test_masks_prompts_out_of_the_loss(self):
+        rows = self.write("rows.jsonl", b'{"q": "one two", "a": "two"}\n{"q": "two", "a": "one one"}\n')
+        result = self.run_tool("out.u16", "--prompt-field", "q", "--answer-field", "a", "--separator", "</s>", rows)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(self.tokens("out.u16", "H"), [2, 3, 3, 1, 3, 2, 2, 1])
+        self.assertEqual((self.folder / "out.u16.mask").read_bytes(), bytes([0, 0, 1, 1, 0, 1, 1, 1]))
+        self.assertIn("8 tokens, 5 of them with a loss", result.stdout)
+
+    def test_masks_all_but_the_answers_of_chats(self):
+        try:
+            import transformers
+        except ImportError:
+            self.skipTest("the transformers package is not installed")
+        tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(self.tokenizer))
+        tokenizer.chat_template = (
+            "{% for m in messages %}{{ ('far ' if m['role'] == 'assistant' else '') + m['content'] + ' ' }}{% endfor %}"
+            "{% if add_generation_prompt %}far {% endif %}"
+        )
+        tokenizer.save_pretrained(self.folder)
+        rows = self.write("rows.jsonl", b'{"messages": [{"role": "user", "content": "one two"}, '
+                                        b'{"role": "assistant", "content": "two"}, {"role": "user", "content": "one"}]}')
+        result = self.run_tool("out.u32", "--chat-field", "messages", rows)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertEqual(self.tokens("out.u32", "I"), [2, 3, 70000, 3, 2])
+        self.assertEqual((self.folder / "out.u32.mask").read_bytes(), bytes([0, 0, 0, 1, 0]))
+
+    def test_names_bad_rows(self):
+        self.assert_fails(self.run_tool("out.u16", self.write("a.jsonl", b'{"text": "one"}\n{"body": "one"}\n')), 1,
+                          "a.jsonl: line 2", "no field 'text'", "'body'")
+        self.assert_fails(self.run_tool("out.u16", self.write("a.jsonl", b"one\n")), 1, "a.jsonl: line 1", "not JSON")
+        self.assert_fails(self.run_tool("out.u16", self.write("a.jsonl", b'{"text": 1}\n')), 1, "line 1", "not text")
+        self.assert_fails(self.run_tool("out.u16", "--prompt-field", "q", self.write("a.txt", b"one")), 2, "--answer-field")
+        self.assert_fails(self.run_tool("out.u16", "--chat-field", "messages", self.write("a.jsonl", b"{}")), 1, "tokenizer")
 
     def test_refuses_tokens_that_do_not_fit(self):
         self.assert_fails(self.run_tool("out.u16", self.write("a.txt", b"one far")), 1, "70000", ".u32")
