@@ -35,6 +35,8 @@ void AddDataFlags(CLI::App& app, TrainConfig& config) {
   FlagGroup group(app, "Data");
   group.Texts("--data", config.data.paths,
               "Files or folders of text or of token ids (.bin .u16 .u32) [built-in text]", "PATH");
+  group.Bool("--loss-mask", config.data.loss_mask,
+             "FILE.mask beside each data file says which tokens have a loss; see tools/tokenize.py");
   group.Number("--seq-len", config.data.seq_len, "Tokens per sequence");
   group.Number("--batch-size", config.data.batch_size,
                "Sequences per step, over all ranks [--grad-accum x data-parallel ranks]");

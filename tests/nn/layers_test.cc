@@ -357,6 +357,33 @@ TEST(LmHeadLoss, ScalesLossAndGradientsAlike) {
   for (size_t i = 0; i < whole.size(); ++i) EXPECT_NEAR(whole[i], 4.0 * quarter[i], 1e-6);
 }
 
+TEST(LmHeadLoss, GivesIgnoredTargetsNeitherLossNorGradient) {
+  LmHeadLoss head("lm_head", 9, 4);
+  const MaterializedParameters memory(head, 3, DType::kF32, DType::kF32);
+  const Tensor hidden = TestTensor(DType::kF32, {5, 4}, 1);
+  const Tensor targets = TestIds({5}, 9, 2);
+  const auto loss_of = [&](const Tensor& rows, const Tensor& wanted, bool gradients) {
+    Invocation invocation(gradients);
+    return *(*head.Forward(invocation, {rows, wanted}))[0].As<float>();
+  };
+  const float whole = loss_of(hidden, targets, true);
+  const auto tail = [](const Tensor& tensor) { return Tensor::Borrow(tensor.view().Slice(0, 2, 3)); };
+  const float of_tail = loss_of(tail(hidden), tail(targets), true);
+
+  for (int i = 0; i < 2; ++i) targets.As<int32_t>()[i] = kIgnoredTarget;
+  EXPECT_FLOAT_EQ(loss_of(hidden, targets, false), of_tail);
+  EXPECT_NE(of_tail, whole);
+  const Tensor one = Tensor::Empty(DType::kF32, {});
+  *one.As<float>() = 1.0F;
+  Invocation invocation;
+  ASSERT_OK_AND_ASSIGN(const Tensors loss, head.Forward(invocation, {hidden, targets}));
+  EXPECT_FLOAT_EQ(*loss[0].As<float>(), of_tail);
+  ASSERT_OK_AND_ASSIGN(const Tensors gradients, head.Backward(invocation, {one}));
+  const absl::Span<const float> values(gradients[0].As<float>(), 20);
+  EXPECT_THAT(values.subspan(0, 8), ::testing::Each(0.0F));
+  EXPECT_THAT(values.subspan(8), ::testing::Each(::testing::Ne(0.0F)));
+}
+
 TEST(LmHeadLoss, IsStableForLargeLogits) {
   LmHeadLoss head("lm_head", 3, 1);
   const MaterializedParameters memory(head, 0, DType::kF32, DType::kF32);

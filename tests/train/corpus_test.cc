@@ -6,6 +6,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "tests/support/status_matchers.h"
 #include "tests/support/temp_folder.h"
 #include "weft/train/embedded_text.h"
 
@@ -15,6 +16,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::weft::testing::StatusIs;
 
 template <typename T>
 std::string Tokens(const std::vector<T>& tokens) {
@@ -123,6 +125,34 @@ TEST(Corpus, NamesMissingEmptyAndTruncatedFiles) {
   EXPECT_THAT(ErrorOf({folder.Write("odd.u16", "abc")}), HasSubstr("not a multiple of 2"));
   EXPECT_THAT(ErrorOf({folder.Write("odd.u32", "abcdef")}), HasSubstr("not a multiple of 4"));
   EXPECT_THAT(ErrorOf({"/dev/null"}), HasSubstr("not a file or a folder"));
+}
+
+TEST(Corpus, ReadsLossMasksAcrossFiles) {
+  const TempFolder folder;
+  folder.Write("a.u16", Tokens<uint16_t>({7, 8}));
+  folder.Write("a.u16.mask", {'\1', '\0'});
+  folder.Write("b.u16", Tokens<uint16_t>({9}));
+  folder.Write("b.u16.mask", {'\1'});
+  const Corpus corpus = Corpus::Open(std::vector<std::string>{folder.str()}, true).value();
+  EXPECT_THAT(ReadTokens(corpus, 0, 3), ElementsAre(7, 8, 9));
+  std::vector<uint8_t> mask(2);
+  EXPECT_OK(corpus.ReadLossMask(1, absl::MakeSpan(mask)));
+  EXPECT_THAT(mask, ElementsAre(0, 1));
+}
+
+TEST(Corpus, RefusesMasksThatAreMissingUnwantedOrWrong) {
+  const TempFolder folder;
+  const std::vector<std::string> paths = {folder.Write("a.txt", "abc")};
+  EXPECT_THAT(Corpus::Open(paths, true).status(),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("a.txt.mask")));
+  folder.Write("a.txt.mask", "\1\1");
+  EXPECT_THAT(Corpus::Open(paths, true).status(),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("has 2 bytes, but")));
+  EXPECT_THAT(ErrorOf(paths), HasSubstr("give --loss-mask true"));
+  folder.Write("a.txt.mask", "\1\2\1");
+  std::vector<uint8_t> mask(3);
+  EXPECT_THAT(Corpus::Open(paths, true)->ReadLossMask(0, absl::MakeSpan(mask)),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("the byte 2 at position 1")));
 }
 
 TEST(Corpus, RefusesToMixFormats) {

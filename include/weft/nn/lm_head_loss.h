@@ -5,19 +5,24 @@
 // Forward computes the logits in fp32, in chunks of tokens. If a backward follows, it overwrites each chunk
 // with its gradient, and keeps only the gradient. Memory for [tokens, vocab_size] is therefore needed once.
 //
-// Inputs: hidden [..., dim], f32 or bf16; targets [...], i32. Outputs: the loss, an f32 scalar.
+// Inputs: hidden [..., dim], f32 or bf16; targets [...], i32. Outputs: the loss, an f32 scalar. A target of
+// kIgnoredTarget has neither loss nor gradient.
 // Saves: hidden, and the gradient of the logits [tokens, vocab_size] in the dtype of hidden. Backward takes
 // the gradient of the loss, an f32 scalar, usually 1. It writes or adds the weight's gradient, summed in fp32
 // and rounded once.
-// Errors: kInvalidArgument (a target outside [0, vocab_size); checked before anything is computed).
+// Errors: kInvalidArgument (a target that is neither in [0, vocab_size) nor kIgnoredTarget; checked before
+//   anything is computed).
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
 #include "weft/nn/module.h"
 
 namespace weft {
+
+inline constexpr int32_t kIgnoredTarget = -1;
 
 class LmHeadLoss : public Module {
  public:

@@ -64,6 +64,8 @@ struct AttentionConfig {
 
 struct DataOptions {
   std::vector<std::string> paths;  // Empty: the text embedded in the program.
+  // Each file of data and of evaluation data has a mask beside it, which says which tokens have a loss.
+  bool loss_mask = false;
   int64_t seq_len = 256;
   bool shuffle = true;
   // Sequences per step, over all ranks. Default: grad_accum x data-parallel ranks.

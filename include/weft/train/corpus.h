@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include <absl/functional/function_ref.h>
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
@@ -34,18 +35,28 @@ class Corpus {
   // Errors: kNotFound, kPermissionDenied (names the path); kDataLoss (a token file whose size is not a
   //   multiple of the token size, mixed formats, a folder without files, no tokens, a folder that contains
   //   itself).
-  static absl::StatusOr<Corpus> Open(absl::Span<const std::string> paths);
+  // `with_loss_mask`: each file has a mask beside it, named FILE.mask, of one byte for each token: 1 if the
+  //   token has a loss where it is a target, 0 if not. Masks are no files of the data. Errors: kNotFound (a
+  //   file has no mask), kDataLoss (a mask has another size). Without it, a mask is an error too
+  //   (kFailedPrecondition): it would be ignored.
+  static absl::StatusOr<Corpus> Open(absl::Span<const std::string> paths, bool with_loss_mask = false);
   // A corpus over text in memory. Lifetime: the text must outlive the corpus.
   static Corpus FromText(std::string_view name, std::string_view text);
 
   int64_t tokens() const { return tokens_; }
   TokenFormat format() const { return format_; }
   const std::vector<Source>& sources() const { return sources_; }
+  bool has_loss_mask() const { return has_loss_mask_; }
 
   // Reads tokens [first, first + out.size()). REQUIRES: the range lies in the corpus.
   // Errors: kDataLoss (a token is not below `vocab_size`: names file, position and token; a file became
   //   shorter; the read failed), kNotFound, kPermissionDenied (a file can no longer be opened).
   absl::Status Read(int64_t first, int64_t vocab_size, absl::Span<int32_t> out) const;
+
+  // Reads the mask of tokens [first, first + out.size()): 1 if a token has a loss, 0 if not. REQUIRES:
+  // has_loss_mask(), and the range lies in the corpus.
+  // Errors: kDataLoss (another byte than 0 and 1: names file and position), and those of Read.
+  absl::Status ReadLossMask(int64_t first, absl::Span<uint8_t> out) const;
 
   // Checks that all tokens of part `part` of `parts` are below `vocab_size`. The parts together are the
   // corpus, so ranks can share the work. Errors: those of Read.
@@ -53,12 +64,17 @@ class Corpus {
 
  private:
   Corpus(TokenFormat format, std::vector<Source> sources, std::string_view text);
+  // Calls `read` for the part [start, start + count) of each file in [first, first + count) of the corpus.
+  absl::Status ForEachPart(
+      int64_t first, int64_t count,
+      absl::FunctionRef<absl::Status(const Source& source, int64_t start, int64_t count)> read) const;
   absl::Status ReadBytes(const Source& source, int64_t offset, absl::Span<char> out) const;
 
   TokenFormat format_;
   std::vector<Source> sources_;
   std::string_view text_;  // The text of FromText. Empty: the data are in the files.
   int64_t tokens_ = 0;
+  bool has_loss_mask_ = false;
 };
 
 }  // namespace weft

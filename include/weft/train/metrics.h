@@ -25,11 +25,13 @@ struct IndexerMetrics {
 // Loss, norm and tokens are those of all ranks. Bytes, times and memory are those of one rank; outputs show
 // rank 0's. docs/training.md describes the fields.
 struct StepMetrics {
-  int64_t step = 0;      // From 1.
-  double loss = 0;       // Mean over all targets of the step, in nats, before the update.
+  int64_t step = 0;  // From 1.
+  // Mean over the targets of the step that have a loss, in nats, before the update; 0 if there are none.
+  double loss = 0;
   double grad_norm = 0;  // Before clipping. Of all parameters but those of indexers.
   double lr = 0;
   int64_t tokens = 0;
+  std::optional<int64_t> loss_tokens;  // Targets that have a loss. Unset without --loss-mask: all of them.
   int64_t tokens_seen = 0;
   double tokens_per_s = 0;
   double tflops = 0;  // tokens_per_s x FlopsPerToken, in 1e12 per second.

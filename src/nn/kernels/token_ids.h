@@ -10,8 +10,9 @@
 
 namespace weft {
 
-// Checks that all ids lie in [0, vocab_size). `what` names the tensor in the message.
+// Checks that all ids lie in [lowest, vocab_size). `what` names the tensor in the message.
 // Errors: kInvalidArgument (dtype or layout; or the first id out of range, with its position).
-absl::Status CheckTokenIds(const Tensor& ids, int64_t vocab_size, const std::string& what);
+absl::Status CheckTokenIds(const Tensor& ids, int64_t vocab_size, const std::string& what,
+                           int32_t lowest = 0);
 
 }  // namespace weft

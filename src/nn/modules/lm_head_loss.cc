@@ -25,16 +25,22 @@ int64_t TokensPerChunk(int64_t vocab_size) {
 
 // Writes the losses of tokens [begin, end) of a chunk with fp32 logits [tokens, vocab_size]. With `gradient`,
 // also overwrites the logits with their gradient, and rounds it into `gradient` unless that is the same
-// memory.
+// memory. Ignored targets have the loss 0 and the gradient 0.
 void ComputeRowLosses(float* logits, int64_t vocab_size, const int32_t* targets, float scale, int64_t begin,
                       int64_t end, const TensorView* gradient, float* losses) {
   for (int64_t row = begin; row < end; ++row) {
     float* row_logits = logits + row * vocab_size;
+    const bool is_ignored = targets[row] == kIgnoredTarget;
     if (gradient == nullptr) {
-      losses[row] = CrossEntropyRow(row_logits, vocab_size, targets[row]);
+      losses[row] = is_ignored ? 0.0F : CrossEntropyRow(row_logits, vocab_size, targets[row]);
       continue;
     }
-    losses[row] = CrossEntropyRowWithGradient(row_logits, vocab_size, targets[row], scale);
+    if (is_ignored) {
+      losses[row] = 0;
+      std::fill_n(row_logits, vocab_size, 0.0F);
+    } else {
+      losses[row] = CrossEntropyRowWithGradient(row_logits, vocab_size, targets[row], scale);
+    }
     const TensorView target_row = gradient->Slice(0, row, 1);
     if (target_row.data != row_logits) {
       ConvertRun(row_logits, DType::kF32, target_row.data, target_row.dtype, vocab_size);
@@ -58,7 +64,8 @@ absl::StatusOr<Tensors> LmHeadLoss::ForwardImpl(Invocation& invocation, const Te
   const Tensor& targets = inputs[1];
   CheckLastDim(hidden, dim(), name());
   WEFT_CHECK(targets.elements() == Rows(hidden), absl::StrCat(name(), " needs one target for each token"));
-  WEFT_RETURN_IF_ERROR(CheckTokenIds(targets, vocab_size(), absl::StrCat("targets of ", name())));
+  WEFT_RETURN_IF_ERROR(
+      CheckTokenIds(targets, vocab_size(), absl::StrCat("targets of ", name()), kIgnoredTarget));
   const int64_t tokens = targets.elements();
   const int64_t chunk = std::min(tokens, TokensPerChunk(vocab_size()));
   const TensorView& weight = UnshardedData(*parameters()[0], hidden.dtype());

@@ -13,11 +13,15 @@ namespace weft {
 
 struct Microbatch {
   Tensor inputs;   // [sequences, seq_len], i32.
-  Tensor targets;  // The token after each input; same shape and dtype.
+  Tensor targets;  // The token after each input, or kIgnoredTarget if that has no loss; same shape and dtype.
 };
 
 // Reads `sequences`, counted over the whole run. Errors: those of Corpus::Read.
 absl::StatusOr<Microbatch> ReadMicrobatch(const Corpus& corpus, const BatchOrder& order,
                                           SequenceRange sequences, int64_t seq_len, int64_t vocab_size);
+
+// The number of targets of `sequences` that have a loss. Errors: those of Corpus::ReadLossMask.
+absl::StatusOr<int64_t> CountTargets(const Corpus& corpus, const BatchOrder& order, SequenceRange sequences,
+                                     int64_t seq_len);
 
 }  // namespace weft

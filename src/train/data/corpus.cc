@@ -5,6 +5,7 @@
 #include <cstring>
 #include <utility>
 
+#include <absl/container/flat_hash_set.h>
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
 
@@ -64,6 +65,35 @@ absl::StatusOr<int64_t> CountTokens(const std::string& path, TokenFormat format)
   return bytes / width;
 }
 
+constexpr const char* kMaskSuffix = ".mask";
+
+std::string MaskOf(const std::string& path) { return absl::StrCat(path, kMaskSuffix); }
+
+// Removes the masks from `files`. A mask is a file whose name without the suffix is in `files` too.
+void RemoveMasks(std::vector<std::string>& files) {
+  const absl::flat_hash_set<std::string> all(files.begin(), files.end());
+  const auto is_mask = [&](const std::string& file) {
+    return absl::EndsWith(file, kMaskSuffix) &&
+           all.contains(absl::string_view(file).substr(0, file.size() - std::strlen(kMaskSuffix)));
+  };
+  files.erase(std::remove_if(files.begin(), files.end(), is_mask), files.end());
+}
+
+// Checks that the mask of a data file is there if it is wanted, and only then.
+absl::Status CheckMask(const std::string& path, int64_t tokens, bool wanted) {
+  const absl::StatusOr<File> file = File::OpenForReading(MaskOf(path));
+  if (!wanted) {
+    if (!file.ok()) return absl::OkStatus();
+    return absl::FailedPreconditionError(absl::StrCat(
+        "'", MaskOf(path), "' says which tokens have a loss: give --loss-mask true, or move it away"));
+  }
+  WEFT_RETURN_IF_ERROR(file.status());
+  WEFT_ASSIGN_OR_RETURN(const int64_t bytes, file->Size());
+  if (bytes == tokens) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat("'", MaskOf(path), "' has ", bytes, " bytes, but '", path, "' has ",
+                                          tokens, " tokens: a mask has one byte for each token"));
+}
+
 // Converts `raw` to token ids. Returns the index of the first one that is not below `vocab_size`, or
 // out.size().
 template <typename T>
@@ -107,8 +137,9 @@ Corpus::Corpus(TokenFormat format, std::vector<Source> sources, std::string_view
   }
 }
 
-absl::StatusOr<Corpus> Corpus::Open(absl::Span<const std::string> paths) {
-  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> files, ExpandDataPaths(paths));
+absl::StatusOr<Corpus> Corpus::Open(absl::Span<const std::string> paths, bool with_loss_mask) {
+  WEFT_ASSIGN_OR_RETURN(std::vector<std::string> files, ExpandDataPaths(paths));
+  RemoveMasks(files);
   const TokenFormat format = files.empty() ? TokenFormat::kBytes : FormatOf(files.front());
   std::vector<Source> sources;
   int64_t total = 0;
@@ -118,6 +149,7 @@ absl::StatusOr<Corpus> Corpus::Open(absl::Span<const std::string> paths) {
                                               "' is ", Name(FormatOf(file)), ": give files of one format"));
     }
     WEFT_ASSIGN_OR_RETURN(const int64_t tokens, CountTokens(file, format));
+    WEFT_RETURN_IF_ERROR(CheckMask(file, tokens, with_loss_mask));
     if (tokens > kMaxTokens - total) {
       return absl::DataLossError(
           absl::StrCat("the data has more than ", kMaxTokens, " tokens: is '", file, "' a sparse file?"));
@@ -126,6 +158,7 @@ absl::StatusOr<Corpus> Corpus::Open(absl::Span<const std::string> paths) {
     sources.push_back({file, 0, tokens});
   }
   Corpus corpus(format, std::move(sources), {});
+  corpus.has_loss_mask_ = with_loss_mask;
   if (corpus.tokens() == 0) {
     return absl::DataLossError(absl::StrCat(
         "the data is empty: ",
@@ -147,29 +180,57 @@ absl::Status Corpus::ReadBytes(const Source& source, int64_t offset, absl::Span<
   return file.ReadAt(offset, out.data(), out.size());
 }
 
-absl::Status Corpus::Read(int64_t first, int64_t vocab_size, absl::Span<int32_t> out) const {
-  WEFT_CHECK(first >= 0 && first + static_cast<int64_t>(out.size()) <= tokens_,
-             "the read lies outside the corpus");
-  const int64_t width = TokenBytes(format_);
+absl::Status Corpus::ForEachPart(
+    int64_t first, int64_t count,
+    absl::FunctionRef<absl::Status(const Source& source, int64_t start, int64_t count)> read) const {
+  WEFT_CHECK(first >= 0 && first + count <= tokens_, "the read lies outside the corpus");
   auto source = std::upper_bound(sources_.begin(), sources_.end(), first,
                                  [](int64_t token, const Source& s) { return token < s.first_token; });
-  std::vector<char> raw;
-  for (--source; !out.empty(); ++source) {
+  for (--source; count > 0; ++source) {
     const int64_t start = first - source->first_token;
-    const int64_t count = std::min<int64_t>(source->tokens - start, static_cast<int64_t>(out.size()));
+    const int64_t part = std::min(source->tokens - start, count);
+    WEFT_RETURN_IF_ERROR(read(*source, start, part));
+    first += part;
+    count -= part;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Corpus::Read(int64_t first, int64_t vocab_size, absl::Span<int32_t> out) const {
+  const int64_t width = TokenBytes(format_);
+  std::vector<char> raw;
+  const auto read = [&](const Source& source, int64_t start, int64_t count) -> absl::Status {
     raw.resize(static_cast<size_t>(count * width));
-    WEFT_RETURN_IF_ERROR(ReadBytes(*source, start * width, absl::MakeSpan(raw)));
+    WEFT_RETURN_IF_ERROR(ReadBytes(source, start * width, absl::MakeSpan(raw)));
     const absl::Span<int32_t> part = out.subspan(0, static_cast<size_t>(count));
     if (const size_t good = WidenTokens(format_, raw.data(), vocab_size, part); good != part.size()) {
       return absl::DataLossError(absl::StrCat(
-          "'", source->name, "' has token ", TokenAt(raw.data() + static_cast<int64_t>(good) * width, width),
+          "'", source.name, "' has token ", TokenAt(raw.data() + static_cast<int64_t>(good) * width, width),
           " at position ", start + static_cast<int64_t>(good), ", but the vocabulary has ", vocab_size,
           " tokens: use data for this vocabulary, or a larger --vocab-size"));
     }
     out.remove_prefix(part.size());
-    first += count;
-  }
-  return absl::OkStatus();
+    return absl::OkStatus();
+  };
+  return ForEachPart(first, static_cast<int64_t>(out.size()), read);
+}
+
+absl::Status Corpus::ReadLossMask(int64_t first, absl::Span<uint8_t> out) const {
+  WEFT_CHECK(has_loss_mask_, "the corpus has no mask");
+  const auto read = [&](const Source& source, int64_t start, int64_t count) -> absl::Status {
+    const absl::Span<uint8_t> part = out.subspan(0, static_cast<size_t>(count));
+    WEFT_ASSIGN_OR_RETURN(const File file, File::OpenForReading(MaskOf(source.name)));
+    WEFT_RETURN_IF_ERROR(file.ReadAt(start, part.data(), part.size()));
+    const auto* wrong = std::find_if(part.begin(), part.end(), [](uint8_t byte) { return byte > 1; });
+    if (wrong != part.end()) {
+      return absl::DataLossError(absl::StrCat("'", MaskOf(source.name), "' has the byte ", *wrong,
+                                              " at position ", start + (wrong - part.begin()),
+                                              ": a mask has bytes 0 and 1"));
+    }
+    out.remove_prefix(part.size());
+    return absl::OkStatus();
+  };
+  return ForEachPart(first, static_cast<int64_t>(out.size()), read);
 }
 
 absl::Status Corpus::CheckTokens(int64_t vocab_size, int part, int parts) const {

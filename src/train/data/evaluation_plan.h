@@ -24,7 +24,6 @@ struct EvaluationPlan {
   int ranks;        // Data-parallel ranks.
   int context = 1;  // Ranks that share the sequences of one data-parallel rank.
 
-  int64_t targets() const { return windows * seq_len; }
   int64_t windows_per_pass() const;
   int64_t passes() const { return (windows + windows_per_pass() - 1) / windows_per_pass(); }
 

@@ -8,6 +8,11 @@
 #include "weft/mesh/world_group.h"
 
 namespace weft {
+namespace {
+
+BatchOrder InOrder(const EvaluationPlan& plan) { return {plan.windows, /*shuffle=*/false, /*seed=*/0}; }
+
+}  // namespace
 
 Evaluator::Evaluator(CommEngine& engine, LlamaModel& model, const Corpus& corpus, const EvaluationPlan& plan,
                      const BatchSplitter& splitter)
@@ -21,7 +26,13 @@ Evaluator::Evaluator(CommEngine& engine, LlamaModel& model, const Corpus& corpus
 absl::StatusOr<std::unique_ptr<Evaluator>> Evaluator::Create(CommEngine& engine, LlamaModel& model,
                                                              const Corpus& corpus, const EvaluationPlan& plan,
                                                              const BatchSplitter& splitter) {
+  WEFT_ASSIGN_OR_RETURN(const int64_t targets,
+                        CountTargets(corpus, InOrder(plan), {0, plan.windows}, plan.seq_len));
+  if (targets == 0) {
+    return absl::DataLossError("--eval-data: no token has a loss, by the masks of --loss-mask");
+  }
   std::unique_ptr<Evaluator> evaluator(new Evaluator(engine, model, corpus, plan, splitter));
+  evaluator->targets_ = targets;
   WEFT_ASSIGN_OR_RETURN(evaluator->lane_,
                         engine.SharedLane(WorldGroup(engine.bootstrap()), LanePurpose::kControl));
   WEFT_ASSIGN_OR_RETURN(evaluator->losses_,
@@ -37,13 +48,12 @@ absl::StatusOr<double> Evaluator::ComputeLoss() {
   }
   WEFT_RETURN_IF_ERROR(GatherLosses());
   const auto all = absl::MakeConstSpan(losses(), static_cast<size_t>(plan_.losses()));
-  return plan_.Sum(all) / static_cast<double>(plan_.targets());
+  return plan_.Sum(all) / static_cast<double>(targets_);
 }
 
 absl::StatusOr<double> Evaluator::RunPass(SequenceRange windows) {
-  const BatchOrder in_order{plan_.windows, /*shuffle=*/false, /*seed=*/0};
-  WEFT_ASSIGN_OR_RETURN(const Microbatch whole, ReadMicrobatch(corpus_, in_order, windows, plan_.seq_len,
-                                                               model_.config().vocab_size));
+  WEFT_ASSIGN_OR_RETURN(const Microbatch whole, ReadMicrobatch(corpus_, InOrder(plan_), windows,
+                                                               plan_.seq_len, model_.config().vocab_size));
   WEFT_ASSIGN_OR_RETURN(RankBatch batch, splitter_.Split(whole));
   Invocation invocation(/*gradients=*/false);
   invocation.SetSequence(std::move(batch.sequence));

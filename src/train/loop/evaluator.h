@@ -20,7 +20,7 @@ namespace weft {
 
 class Evaluator {
  public:
-  // Errors: kResourceExhausted.
+  // Errors: kResourceExhausted; kDataLoss (no token has a loss), and those of Corpus::ReadLossMask.
   static absl::StatusOr<std::unique_ptr<Evaluator>> Create(CommEngine& engine, LlamaModel& model,
                                                            const Corpus& corpus, const EvaluationPlan& plan,
                                                            const BatchSplitter& splitter);
@@ -46,6 +46,7 @@ class Evaluator {
   LlamaModel& model_;
   const Corpus& corpus_;
   EvaluationPlan plan_;
+  int64_t targets_ = 0;  // Those that have a loss.
   BatchSplitter splitter_;
   BufferPool pool_;
   // Losses of all parts of all passes, in the order of EvaluationPlan::FirstLoss. In node memory.

@@ -84,6 +84,7 @@ std::string ToJson(const StepMetrics& metrics) {
                                  {"allocated_bytes", metrics.allocated_bytes},
                                  {"rss_bytes", metrics.rss_bytes},
                                  {"skipped_steps", metrics.skipped_steps}};
+  if (metrics.loss_tokens) json["loss_tokens"] = *metrics.loss_tokens;
   if (metrics.indexers) {
     json["indexer_loss"] = metrics.indexers->loss;
     json["indexer_grad_norm"] = metrics.indexers->grad_norm;

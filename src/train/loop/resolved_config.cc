@@ -55,7 +55,8 @@ ResolvedItem DataItem(const TrainConfig& config, const Corpus& corpus, const Run
           corpus.tokens(), " tokens in ", corpus.sources().size(),
           corpus.sources().size() == 1 ? " file, " : " files, ", plan.order.windows, " sequences per epoch, ",
           plan.order.shuffle ? "shuffled" : "in order",
-          plan.document_separator ? absl::StrCat(", documents end at token ", *plan.document_separator) : ""),
+          plan.document_separator ? absl::StrCat(", documents end at token ", *plan.document_separator) : "",
+          corpus.has_loss_mask() ? ", loss by mask" : ""),
       config.data.paths.empty() ? "no --data: built-in text" : ""};
 }
 

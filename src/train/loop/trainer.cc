@@ -174,7 +174,9 @@ absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, const StepFlags&
   ResetPeaks();
   StepSummary own;
   own.flags = flags;
-  WEFT_RETURN_IF_ERROR(ForwardAndBackward(step, own));
+  WEFT_ASSIGN_OR_RETURN(const int64_t targets,
+                        CountTargets(corpus_, plan_.order, plan_.SequencesOf(step), plan_.seq_len));
+  WEFT_RETURN_IF_ERROR(ForwardAndBackward(step, targets, own));
   WEFT_ASSIGN_OR_RETURN(const std::vector<GradientNorm> norms, ClipGradNorms());
   WEFT_ASSIGN_OR_RETURN(const StepSummary all, GatherSummaries(own));
 
@@ -189,6 +191,7 @@ absl::StatusOr<Trainer::StepResult> Trainer::Step(int64_t step, const StepFlags&
   sharded_->ZeroGradients();
   StepMetrics& metrics = result.metrics;
   metrics = ResultsOf(step, all, norms);
+  if (corpus_.has_loss_mask()) metrics.loss_tokens = targets;
   AddCounters(before, Counters(), metrics);
   AddPeaks(*sharded_, context_.get(), *engine_, metrics);
   metrics.rss_bytes = ResidentBytes();
@@ -215,13 +218,15 @@ StepMetrics Trainer::ResultsOf(int64_t step, const StepSummary& all,
   return metrics;
 }
 
-absl::Status Trainer::ForwardAndBackward(int64_t step, StepSummary& own) {
-  const int64_t first = (step - 1) * plan_.batch.batch_size;
+absl::Status Trainer::ForwardAndBackward(int64_t step, int64_t targets, StepSummary& own) {
+  // Scaled by the targets of the whole step, so the ranks' losses and gradients add up to those of the mean
+  // loss.
+  const float loss_scale = 1.0F / static_cast<float>(std::max<int64_t>(targets, 1));
   for (int64_t microbatch = 0; microbatch < plan_.batch.microbatches; ++microbatch) {
     SetGradientSync(microbatch + 1 == plan_.batch.microbatches);
     SequenceRange sequences = plan_.batch.Part(microbatch, plan_.data_parallel_rank(bootstrap_.rank()));
-    sequences.first += first;
-    WEFT_RETURN_IF_ERROR(RunMicrobatch(sequences, IsWarmUp(step), own));
+    sequences.first += plan_.SequencesOf(step).first;
+    WEFT_RETURN_IF_ERROR(RunMicrobatch(sequences, loss_scale, IsWarmUp(step), own));
   }
   return absl::OkStatus();
 }
@@ -244,17 +249,17 @@ absl::StatusOr<std::vector<GradientNorm>> Trainer::ClipGradNorms() {
   return sharded_->ClipGradNorms(ClipSetsOf(plan_));
 }
 
-absl::Status Trainer::RunMicrobatch(SequenceRange sequences, bool warm_up, StepSummary& own) {
+absl::Status Trainer::RunMicrobatch(SequenceRange sequences, float loss_scale, bool warm_up,
+                                    StepSummary& own) {
   WEFT_ASSIGN_OR_RETURN(RankBatch batch, ReadBatch(sequences));
-  // Scaled by the targets of the whole step, so the ranks' losses and gradients add up to those of the mean
-  // loss.
-  const float scale = 1.0F / static_cast<float>(plan_.targets_per_step());
-  Invocation invocation(true, scale);
+  Invocation invocation(true, loss_scale);
   invocation.SetSequence(std::move(batch.sequence));
   if (plan_.indexers) {
     IndexerPass& pass = IndexerPassOf(invocation);
     pass.warm_up = warm_up;
-    pass.loss_factor = static_cast<float>(plan_.indexers->loss_coef) * scale;
+    // The indexers learn from all queries.
+    pass.loss_factor =
+        static_cast<float>(plan_.indexers->loss_coef) * (1.0F / static_cast<float>(plan_.targets_per_step()));
     pass.mass_stride = kMassStride;
   }
   WEFT_ASSIGN_OR_RETURN(const Tensors losses,

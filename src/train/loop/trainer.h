@@ -116,12 +116,13 @@ class Trainer {
   void ResetPeaks();
   bool IsWarmUp(int64_t step) const { return plan_.indexers && plan_.indexers->IsWarmUp(step); }
   // Adds the sums of all microbatches to `own`.
-  absl::Status ForwardAndBackward(int64_t step, StepSummary& own);
+  // `targets`: those of the step that have a loss, over all ranks.
+  absl::Status ForwardAndBackward(int64_t step, int64_t targets, StepSummary& own);
   // Sets how far the next microbatch's gradients are reduced after its backward.
   void SetGradientSync(bool last_microbatch);
   absl::StatusOr<RankBatch> ReadBatch(SequenceRange sequences);
   absl::StatusOr<std::vector<GradientNorm>> ClipGradNorms();
-  absl::Status RunMicrobatch(SequenceRange sequences, bool warm_up, StepSummary& own);
+  absl::Status RunMicrobatch(SequenceRange sequences, float loss_scale, bool warm_up, StepSummary& own);
   size_t SummaryBytes() const {
     return plan_.indexers ? sizeof(StepSummary) : offsetof(StepSummary, indexers);
   }

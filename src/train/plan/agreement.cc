@@ -54,6 +54,7 @@ void AddFlags(const TrainConfig& config, std::vector<RunProperty>& properties) {
       {"--batch-size", Text(data.batch_size), kFixed},
       {"--grad-accum", Text(data.grad_accum)},
       {"--document-separator", Text(data.document_separator), kFixed},
+      {"--loss-mask", Text(data.loss_mask), kFixed},
       {"--shuffle", Text(data.shuffle), kFixed},
       {"--seed", absl::StrCat(config.seed), kFixed},
       {"--eval-interval", Text(config.eval.interval)},
@@ -155,18 +156,22 @@ std::vector<std::string> RelativeNames(const Corpus& corpus) {
   return names;
 }
 
-// Hash of evenly spaced samples of the tokens, the first and the last ones among them.
+// Hash of evenly spaced samples of the tokens and of their mask, the first and the last ones among them.
 absl::StatusOr<uint64_t> SampleHash(const Corpus& corpus, int64_t vocab_size) {
   constexpr int64_t kSamples = 64;
   constexpr int64_t kTokensOfSample = 1024;
   const int64_t length = std::min(corpus.tokens(), kTokensOfSample);
   std::vector<int32_t> tokens(static_cast<size_t>(length));
+  std::vector<uint8_t> mask(tokens.size());
   uint64_t hash = 0;
   for (int64_t sample = 0; sample < kSamples; ++sample) {
     const int64_t first = (corpus.tokens() - length) / (kSamples - 1) * sample;
     const int64_t begin = sample + 1 == kSamples ? corpus.tokens() - length : first;
     WEFT_RETURN_IF_ERROR(corpus.Read(begin, vocab_size, absl::MakeSpan(tokens)));
     hash = Hash64(tokens.data(), tokens.size() * sizeof(int32_t), hash);
+    if (!corpus.has_loss_mask()) continue;
+    WEFT_RETURN_IF_ERROR(corpus.ReadLossMask(begin, absl::MakeSpan(mask)));
+    hash = Hash64(mask.data(), mask.size(), hash);
   }
   return hash;
 }

@@ -29,16 +29,17 @@ constexpr int64_t kElementsPerRead = 1 << 20;
 
 absl::StatusOr<Corpus> OpenCorpus(const DataOptions& data) {
   if (data.paths.empty()) {
+    if (data.loss_mask) return BadFlag("loss-mask", "true", "the built-in text has no mask: give --data");
     return Corpus::FromText("the built-in text", EmbeddedText());
   }
-  return Corpus::Open(data.paths);
+  return Corpus::Open(data.paths, data.loss_mask);
 }
 
 absl::StatusOr<std::optional<Corpus>> OpenEvalCorpus(const EvalOptions& eval, const Corpus& training) {
   if (eval.paths.empty()) {
     return std::nullopt;
   }
-  absl::StatusOr<Corpus> corpus = Corpus::Open(eval.paths);
+  absl::StatusOr<Corpus> corpus = Corpus::Open(eval.paths, training.has_loss_mask());
   if (!corpus.ok()) {
     return Annotate(corpus.status(), "--eval-data");
   }

@@ -39,6 +39,8 @@ struct RunPlan {
   std::optional<EvaluationPlan> evaluation;
   std::optional<IndexerTraining> indexers;  // Unset for dense attention.
 
+  // The sequences of step number `step`, counted from 1, over all ranks.
+  SequenceRange SequencesOf(int64_t step) const { return {(step - 1) * batch.batch_size, batch.batch_size}; }
   int64_t targets_per_step() const { return batch.batch_size * seq_len; }
   // Consecutive ranks that together hold one copy of the weights.
   int shard_group_size() const { return shard_size * context.size; }
