@@ -67,6 +67,21 @@ class GroupSources(unittest.TestCase):
             with self.subTest(declaration):
                 self.assert_apart(anonymous(declaration), mention("Clock"))
 
+    def test_groups_sources_with_equal_aliases_of_a_namespace(self):
+        self.assert_together("namespace time = std::chrono;\nint Size();\n", "namespace time = std::chrono;\nint Count();\n")
+        self.assert_apart("namespace time = std::chrono;\nint Size();\n", "namespace time = absl::civil;\nint Count();\n")
+
+    def test_needs_no_more_groups_for_a_bad_order_of_the_sources(self):
+        # The second clashes with the third, the third with the fourth, the fourth with the first.
+        first, second = anonymous("int A();"), anonymous("int B();")
+        third, fourth = anonymous("int B();\nint C();"), anonymous("int A();\nint C();")
+        self.assertEqual(sorted(self.groups(first, second, third, fourth)), [[0, 2], [1, 3]])
+
+    def test_groups_the_source_that_defines_a_python_module(self):
+        for macro in ("NB_MODULE", "PYBIND11_MODULE"):
+            with self.subTest(macro):
+                self.assert_together(f"{macro}(_core, module) {{\n  module.def(1);\n}}\n", "int Count();\n")
+
     def test_finds_the_names_after_initializers_and_bodies(self):
         for statement in ("const auto list = {1, 2};", "A::A() : x_{1}, y_(2), z_{3} {}", "bool operator==(A a, A b) { return a(b); }",
                           "A& A::operator=(A a) { return a; }", "auto add = [](int a) { return a; };",

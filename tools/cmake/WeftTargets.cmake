@@ -33,6 +33,8 @@ endif()
 function(weft_unity target kind)
   if(WEFT_UNITY STREQUAL "all" OR WEFT_UNITY STREQUAL kind)
     set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_MODE GROUP UNITY_BUILD_RELOCATABLE ON)
+    # GCC takes the sources of a group for headers, and warns of a lambda that captures what an anonymous namespace declares.
+    target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>)
     set_property(GLOBAL APPEND PROPERTY WEFT_UNITY_TARGETS ${target})
   endif()
 endfunction()

@@ -9,15 +9,17 @@ that are not in the output are compiled alone.
 A source has names of its own: what it declares in an anonymous namespace or with internal linkage, types, aliases,
 using-declarations and tests. Two sources may share a group if no own name of one occurs in the other, nor in a header of
 the project that only the other includes, and if no name that such a header declares occurs in the one. Each then means what
-it means alone, as it cannot name anything of the other. Equal using-declarations do not clash. A source stays alone if it
-has a using-directive, a preprocessor line other than #include, or a statement that this script does not understand, and if
-several targets contain it.
+it means alone, as it cannot name anything of the other. Equal using-declarations do not clash, nor do equal aliases of
+namespaces. A source stays alone if it has a using-directive, a preprocessor line other than #include, or a statement that
+this script does not understand, and if several targets contain it.
 
-Groups depend on the order of the sources only: each source goes into the first group that has room for it.
+Each source goes into the first group that has room for it. The sources that clash with most others come first, which gives fewer
+groups than the order of the target (Welsh and Powell's coloring of a graph).
 """
 import collections
 import dataclasses
 import functools
+import itertools
 import pathlib
 import re
 import sys
@@ -41,6 +43,7 @@ OPENING = {"(", "[", "{"}
 CLOSING = {")", "]", "}"}
 TYPES = {"class", "struct", "union", "enum"}
 TESTS = {"TEST", "TEST_F", "TEST_P", "TYPED_TEST"}
+MODULES = {"NB_MODULE", "PYBIND11_MODULE"}
 SUITES = {"TYPED_TEST_SUITE", "INSTANTIATE_TEST_SUITE_P"}
 
 
@@ -202,6 +205,8 @@ def names_of_macro(statement):
         return [arguments[0]]
     if statement[0] in SUITES:
         return ["".join(arguments[: 3 if statement[0].startswith("INSTANTIATE") else 1]) + " suite"]
+    if statement[0] in MODULES:
+        return [arguments[0]]
     if statement[0] == "static_assert":
         return []
     raise NotUnderstood(f"the macro {statement[0]}")
@@ -217,8 +222,8 @@ def own_names_of(statement, is_anonymous):
         return [], []
     if statement[0] == "using":
         return names_of_using(statement)
-    if statement[0] == "namespace":
-        return [statement[1]], []
+    if statement[0] == "namespace":  # An alias. Equal ones do not clash.
+        return [], [(statement[1], "".join(statement[3:-1]))]
     if statement[0] in ("extern", "typedef", "requires", "concept"):
         raise NotUnderstood(statement[0])
     if statement[1] == "(":
@@ -322,23 +327,35 @@ class Tree:
         return one.stands_apart_from(other, self) and other.stands_apart_from(one, self)
 
 
+def clashes_of(tree, sources):
+    """For each source, the set of the others that cannot share a group with it."""
+    clashes = {path: set() for path in sources}
+    for (path, source), (other_path, other) in itertools.combinations(sources.items(), 2):
+        if not tree.fit(source, other):
+            clashes[path].add(other_path)
+            clashes[other_path].add(path)
+    return clashes
+
+
 def group_sources(tree, paths):
     """Groups of two or more sources, as lists of paths."""
-    groups = []
+    sources = {}
     for path in paths:
         try:
-            source = tree.source(path)
+            sources[path] = tree.source(path)
         except NotUnderstood as reason:
             print(f"group_sources: {path} is compiled alone: {reason}", file=sys.stderr)
-            continue
+    clashes = clashes_of(tree, sources)
+    groups = []
+    for path in sorted(sources, key=lambda path: -len(clashes[path])):
         for group in groups:
-            if (len(group) < MAX_SOURCES and sum(member.lines for _, member in group) + source.lines <= MAX_LINES
-                    and all(tree.fit(source, member) for _, member in group)):
-                group.append((path, source))
+            lines = sum(sources[member].lines for member in group) + sources[path].lines
+            if len(group) < MAX_SOURCES and lines <= MAX_LINES and clashes[path].isdisjoint(group):
+                group.append(path)
                 break
         else:
-            groups.append([(path, source)])
-    return [[path for path, _ in group] for group in groups if len(group) > 1]
+            groups.append([path])
+    return [sorted(group, key=paths.index) for group in groups if len(group) > 1]
 
 
 def main(root, lines):
