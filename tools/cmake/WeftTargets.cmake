@@ -60,26 +60,28 @@ function(weft_plain_sources target result)
   set(${result} ${plain} PARENT_SCOPE)
 endfunction()
 
-# Groups the sources of all targets of weft_unity; called once, after the last target. A changed source or header can change the
-# groups, so that the build then configures itself again.
+# Groups the sources of all targets that weft_unity named since the last call; called after the last target of a project. A changed
+# source or header can change the groups, so that the build then configures itself again.
 function(weft_group_sources)
   get_property(targets GLOBAL PROPERTY WEFT_UNITY_TARGETS)
   if(NOT targets)
     return()
   endif()
-  set(script ${PROJECT_SOURCE_DIR}/tools/cmake/group_sources.py)
-  set(folders include src sharding context_parallel tests bench)
+  set_property(GLOBAL PROPERTY WEFT_UNITY_TARGETS)
+  cmake_path(SET root NORMALIZE ${CMAKE_CURRENT_FUNCTION_LIST_DIR}/../..)
+  set(script ${root}/tools/cmake/group_sources.py)
+  set(folders include src sharding context_parallel tests bench python)
   set(lines "")
   foreach(target IN LISTS targets)
     weft_plain_sources(${target} sources)
     string(APPEND lines "${target};${sources}\n")
     set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${sources})
   endforeach()
-  list(TRANSFORM folders REPLACE ".+" "${PROJECT_SOURCE_DIR}/\\0/*.h" OUTPUT_VARIABLE headers)
+  list(TRANSFORM folders REPLACE ".+" "${root}/\\0/*.h" OUTPUT_VARIABLE headers)
   file(GLOB_RECURSE headers ${headers})
   set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${script} ${headers})
   file(WRITE ${PROJECT_BINARY_DIR}/unity_targets.txt "${lines}")
-  execute_process(COMMAND ${script} ${PROJECT_SOURCE_DIR} INPUT_FILE ${PROJECT_BINARY_DIR}/unity_targets.txt
+  execute_process(COMMAND ${script} ${root} INPUT_FILE ${PROJECT_BINARY_DIR}/unity_targets.txt
                   OUTPUT_VARIABLE groups ERROR_VARIABLE messages RESULT_VARIABLE result)
   if(result)
     message(FATAL_ERROR "${script}: ${result}\n${messages}")
