@@ -23,7 +23,7 @@ std::string RepeatCommand(uint64_t seed) {
 }
 
 TEST(Schedules, EndWithTheRightBitsOnEveryRank) {
-  const uint64_t seeds = ScheduleCount(1000);
+  const uint64_t seeds = ScheduleCount(400);
   for (uint64_t seed = 0; seed < seeds; ++seed) {
     const Program program = DrawProgram(seed);
     EXPECT_OK(RunSchedule(program, DrawMachine(seed)).status()) << program.ToString() << "\n"
