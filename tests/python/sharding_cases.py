@@ -32,6 +32,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.utils.checkpoint import checkpoint
 
 import weft
+from weft.torch.sharding.direct import DirectEmbedding, DirectLinear
 
 CASES: dict[str, Callable[[], None]] = {}
 
@@ -739,6 +740,22 @@ def direct_linears_have_the_same_gradients() -> None:
             loss_of(model, tokens_of(step)).backward()
         models.append(model)
     expect_same_gradients(models[1], models[0], exact=False)
+
+
+@case
+def direct_layers_may_be_groups_of_their_own() -> None:
+    models = []
+    for direct in (False, True):
+        model = make_llama()
+        for layer in (model.embed_tokens, model.lm_head):
+            weft.fully_shard(layer)
+        shard_all(model, weft.fully_shard)
+        if direct:
+            weft.write_gradients_directly(model)
+            assert all(type(layer).__mro__[2] in (DirectEmbedding, DirectLinear) for layer in (model.embed_tokens, model.lm_head))
+        loss_of(model, tokens_of(0)).backward()
+        models.append(model)
+    expect_same_gradients(models[1], models[0], exact=True)
 
 
 @case

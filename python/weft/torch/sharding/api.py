@@ -238,7 +238,7 @@ def fully_shard(
     group = Group(modules, mesh, mp_policy, shard_placement_fn, ignored, reshard_after_forward)
     for each in modules:
         original = type(each)
-        each.__class__ = _sharded_class(original)
+        each.__class__ = sharded_class(original)
         object.__setattr__(each, "_weft_group", group)
     add_hooks(group)
     return module
@@ -274,7 +274,7 @@ def reset(model: nn.Module) -> None:
 _classes: dict[type, type] = {}
 
 
-def _sharded_class(original: type) -> type:
+def sharded_class(original: type) -> type:
     if original not in _classes:
         _classes[original] = type(f"FSDP{original.__name__}", (FSDPModule, original), {})
     return _classes[original]
