@@ -682,6 +682,23 @@ def weft_adamw_equals_torchs() -> None:
 
 
 @case
+def a_step_registers_each_form_once_if_forward_does_not_reshard() -> None:
+    model = shard_all(make_llama(), weft.fully_shard, reshard_after_forward=False)
+    train(model, steps=1)
+    counts: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module._weft_group.parameters if hasattr(module, "_weft_group") else ():
+            def register(param: nn.Parameter, original: Callable = parameter._register, key: int = id(parameter)) -> None:
+                counts[key] = counts.get(key, 0) + 1
+                original(param)
+
+            parameter._register = register
+    train(model, steps=3)
+    assert len(counts) == len(list(model.parameters()))
+    assert set(counts.values()) == {2 * 3}, counts
+
+
+@case
 def clips_as_torch_does() -> None:
     clip = lambda model: whole(nn.utils.clip_grad_norm_(model.parameters(), 0.3))
     compare(plain, clip=clip, exact=False, tolerance=1e-5)

@@ -64,6 +64,7 @@ class Group:
         self.recomputes: list[Call] = []  # Those inside the backward under way; they may have ended early.
         self.to_run: set[nn.Module] = set()  # Modules whose forward this use of the group has not run yet.
         self.parameters: list[ShardedParameter] = []
+        self._registered: list[int] | None = None  # Addresses of the gathered parameters, if the modules have these.
         self._shard(shard_placement_fn, ignored)
         all_groups.add(self)
 
@@ -110,19 +111,29 @@ class Group:
 
     def adopt_registered(self) -> None:
         """Takes the parameters that the modules have now. REQUIRES: shards may be written."""
+        self._registered = None
         for parameter in self.parameters:
             parameter.adopt_registered()
 
     # Which form of the parameters the modules have.
 
     def register_sharded(self) -> None:
+        if self._registered is None:
+            return
+        self._registered = None
         for parameter in self.parameters:
             parameter.register_sharded()
 
     def register_unsharded(self) -> None:
         """Registers the gathered parameters. REQUIRES: they are gathered."""
-        for parameter, address in zip(self.parameters, self.root.groups.data_addresses(self.number), strict=True):
+        addresses = self.root.groups.data_addresses(self.number)
+        if addresses == self._registered:
+            for parameter in self.parameters:
+                parameter.follow_requires_grad()
+            return
+        for parameter, address in zip(self.parameters, addresses, strict=True):
             parameter.register_unsharded(address)
+        self._registered = addresses
 
     def register_current(self) -> None:
         """Registers what the schedule has left of the group."""

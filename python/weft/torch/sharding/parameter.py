@@ -62,11 +62,13 @@ class ShardedParameter:
         elif address != self.address:
             repoint(self.unsharded, address)
             self.address = address
-        if self.unsharded.requires_grad != self.sharded.requires_grad:
-            self._change_requires_grad()
+        self.follow_requires_grad()
         self._register(self.unsharded)
 
-    def _change_requires_grad(self) -> None:
+    def follow_requires_grad(self) -> None:
+        """Freezes the unsharded form, or lets it have gradients, as the caller did with the sharded one."""
+        if self.unsharded.requires_grad == self.sharded.requires_grad:
+            return
         if self.sharded.requires_grad and not self.trained:
             raise RuntimeError(
                 f"parameter '{self.name}' requires a gradient now, but was frozen at the first forward, and has no place for one: "
