@@ -682,6 +682,19 @@ def weft_adamw_equals_torchs() -> None:
 
 
 @case
+def moments_have_storages_of_their_own() -> None:
+    model = shard_all(make_llama(), weft.fully_shard)
+    optimizer = weft.AdamW(model.parameters(), lr=1e-2)
+    train(model, steps=1, optimizer=optimizer)
+    moments = [state[name]._local_tensor for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    held = [moment for moment in moments if moment.numel()]  # A rank may own nothing of a parameter.
+    assert len(moments) == 2 * len(list(model.parameters()))
+    assert all(moment.untyped_storage().nbytes() == moment.nbytes for moment in held)
+    assert all(moment.data_ptr() % 64 == 0 for moment in held)
+    assert len({moment.data_ptr() for moment in held}) == len(held)
+
+
+@case
 def a_step_registers_each_form_once_if_forward_does_not_reshard() -> None:
     model = shard_all(make_llama(), weft.fully_shard, reshard_after_forward=False)
     train(model, steps=1)

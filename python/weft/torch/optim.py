@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import mmap
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -10,6 +12,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from weft._core import adamw_step
+
+_ALIGNMENT = 64  # Bytes of a cache line.
 
 
 class AdamW(torch.optim.Optimizer):
@@ -62,8 +66,9 @@ class AdamW(torch.optim.Optimizer):
         for group in self.param_groups:
             if group["amsgrad"] or group["maximize"]:
                 raise RuntimeError("weft.AdamW has neither amsgrad nor maximize: use torch.optim.AdamW")
-            slices = [self._slice(param) for param in group["params"] if param.grad is not None]
-            updates.append((group, slices))
+            updates.append((group, [param for param in group["params"] if param.grad is not None]))
+        self._create_states([param for _, params in updates for param in params if not self.state[param]])
+        updates = [(group, [self._slice(param) for param in params]) for group, params in updates]
         for group, slices in updates:
             by_step: dict[int, list] = {}
             for step, addresses in slices:
@@ -86,10 +91,6 @@ class AdamW(torch.optim.Optimizer):
     def _slice(self, param: Tensor) -> tuple[Tensor, tuple[int, int, int, int, int]]:
         """The step count of a parameter, and the addresses that a step reads and writes."""
         state = self.state[param]
-        if not state:
-            state["step"] = torch.tensor(0.0)
-            state["exp_avg"] = torch.zeros_like(param, memory_format=torch.preserve_format)
-            state["exp_avg_sq"] = torch.zeros_like(param, memory_format=torch.preserve_format)
         tensors = [_local(t) for t in (param, param.grad, state["exp_avg"], state["exp_avg_sq"])]
         count = tensors[0].numel()
         for tensor in tensors:
@@ -100,6 +101,41 @@ class AdamW(torch.optim.Optimizer):
                 )
         return state["step"], (*(tensor.data_ptr() for tensor in tensors), count)
 
+    def _create_states(self, params: list[Tensor]) -> None:
+        """Creates the states of parameters that have none, with moments of zero."""
+        moments = iter(_zeros_like([_local(param) for param in params for _ in range(2)]))
+        for param in params:
+            first, second = (_like(param, next(moments)) for _ in range(2))
+            self.state[param].update(step=torch.tensor(0.0), exp_avg=first, exp_avg_sq=second)
+
 
 def _local(tensor: Tensor) -> Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def _like(param: Tensor, local: Tensor) -> Tensor:
+    return DTensor(local, param._spec, requires_grad=False) if isinstance(param, DTensor) else local
+
+
+def _zeros_like(likes: list[Tensor]) -> list[Tensor]:
+    """Contiguous tensors of zeros, each with a storage of its own, in one mapping.
+
+    They live as long as the model. In malloc's heap they would lie between activations, and fragment the memory that those
+    reuse. A mapping can also have huge pages.
+    """
+    offsets, size = [], 0
+    for like in likes:
+        offsets.append(size)
+        size += -(-like.numel() * like.itemsize // _ALIGNMENT) * _ALIGNMENT
+    if size == 0:
+        return [torch.zeros(like.shape, dtype=like.dtype) for like in likes]
+    mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # A kernel without huge pages.
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return [_view(mapping, offset, like) for offset, like in zip(offsets, likes, strict=True)]
+
+
+def _view(mapping: mmap.mmap, offset: int, like: Tensor) -> Tensor:
+    if like.numel() == 0:
+        return torch.zeros(like.shape, dtype=like.dtype)
+    return torch.frombuffer(mapping, dtype=like.dtype, count=like.numel(), offset=offset).view(like.shape)

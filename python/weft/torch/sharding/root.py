@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import itertools
 import sys
 import weakref
@@ -75,6 +76,7 @@ class Root:
             for other in self.all_groups:
                 other.root = self
                 other.adopt_masters()
+        _return_freed_memory()  # That of the shards, which lie in the masters now.
         for other in self.all_groups:
             other.apply_settings()
         group.modules[0].register_forward_hook(self._stop_after_failure, always_call=True)
@@ -327,6 +329,13 @@ def _name_all(root: nn.Module, groups: list[Group]) -> None:
             module, name = parameter.owners[0]
             prefix = modules.get(module, "")
             parameter.name = f"{prefix}.{name}" if prefix else name
+
+
+def _return_freed_memory() -> None:
+    """Returns the pages of malloc's free blocks to the system. No effect with other allocators than glibc's."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 def _close_all() -> None:
