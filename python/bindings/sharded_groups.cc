@@ -33,7 +33,8 @@ DType DTypeNamed(const std::string& name) {
   if (name == "f32") return DType::kF32;
   if (name == "bf16") return DType::kBF16;
   if (name == "f16") return DType::kF16;
-  throw std::invalid_argument("dtype '" + name + "' is none of f32, bf16, f16");
+  if (name == "f64") return DType::kF64;
+  throw std::invalid_argument("dtype '" + name + "' is none of f32, bf16, f16, f64");
 }
 
 NodeShared NodeSharedNamed(const std::string& name) {
@@ -63,8 +64,10 @@ ShardingPolicy PolicyOf(const ShardingArguments& arguments,
   return policy;
 }
 
+// REQUIRES: f32, f64 or bf16.
 nb::dlpack::dtype TypeOf(DType dtype) {
   if (dtype == DType::kF32) return nb::dtype<float>();
+  if (dtype == DType::kF64) return nb::dtype<double>();
   return {static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat), 16, 1};
 }
 
@@ -99,14 +102,16 @@ std::shared_ptr<Groups> Groups::Create(std::shared_ptr<Session> session, const M
   std::vector<std::vector<std::shared_ptr<Parameter>>> parameters;
   std::unordered_map<const Parameter*, ParameterDTypes> dtypes;
   std::unordered_map<const Parameter*, int> dims;
-  for (const auto& [name, parent, param_dtype, reduce_dtype, group_parameters] : groups) {
+  for (const auto& [name, parent, master_dtype, param_dtype, reduce_dtype, group_parameters] : groups) {
+    const ParameterDTypes group_dtypes{DTypeNamed(param_dtype), DTypeNamed(reduce_dtype), std::nullopt,
+                                       DTypeNamed(master_dtype)};
     GroupMembers& group = members.emplace_back(GroupMembers{name, parent, {}});
     for (const auto& [parameter_name, shape, requires_grad, dim] : group_parameters) {
       auto parameter = std::make_shared<Parameter>();
       parameter->name = parameter_name;
       parameter->shape = Shape(shape.begin(), shape.end());
       parameter->requires_grad = requires_grad;
-      dtypes[parameter.get()] = {DTypeNamed(param_dtype), DTypeNamed(reduce_dtype)};
+      dtypes[parameter.get()] = group_dtypes;
       dims[parameter.get()] = dim;
       group.parameters.push_back(std::move(parameter));
     }
@@ -219,9 +224,10 @@ bool Groups::BeginGradientWrite(int group, int parameter) {
 
 std::vector<std::pair<int, TorchTensor>> Groups::Masters(int group) {
   std::vector<std::pair<int, TorchTensor>> masters;
-  for (const ShardView& shard : groups().Shards(group)) {
+  const DType dtype = groups().dtypes(group).master;
+  for (const MasterView& shard : groups().Masters(group)) {
     masters.emplace_back(IndexOf(group, shard.parameter),
-                         View(shard.data, DType::kF32, {shard.elements()}, shared_from_this()));
+                         View(shard.data, dtype, {shard.elements()}, shared_from_this()));
   }
   return masters;
 }
@@ -230,9 +236,10 @@ std::vector<std::pair<int, std::optional<TorchTensor>>> Groups::ReducedGradients
   const auto owner = std::make_shared<const HeldGradients>(
       HeldGradients{shared_from_this(), groups().ReducedGradients(group)});
   std::vector<std::pair<int, std::optional<TorchTensor>>> gradients;
-  for (const ShardView& shard : groups().Shards(group)) {
+  const DType dtype = groups().dtypes(group).master;
+  for (const MasterView& shard : groups().Masters(group)) {
     auto& [index, gradient] = gradients.emplace_back(IndexOf(group, shard.parameter), std::nullopt);
-    if (shard.grad != nullptr) gradient = View(shard.grad, DType::kF32, {shard.elements()}, owner);
+    if (shard.grad != nullptr) gradient = View(shard.grad, dtype, {shard.elements()}, owner);
   }
   return gradients;
 }
@@ -246,7 +253,7 @@ void Groups::ForgetReducedGradients(const std::vector<std::pair<int, int>>& para
   });
 }
 
-std::pair<double, float> Groups::ClipGradNorm(double max_norm, double norm_type) {
+std::pair<double, double> Groups::ClipGradNorm(double max_norm, double norm_type) {
   GradientNorm norm{};
   Run([&](ShardedGroups& groups) -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const NormType type, NormTypeOf(norm_type));

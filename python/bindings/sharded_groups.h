@@ -26,9 +26,9 @@ namespace weft::python {
 
 // Name, shape, whether it requires a gradient, dim on which it is sharded.
 using ParameterArguments = std::tuple<std::string, std::vector<int64_t>, bool, int>;
-// Name, number of the parent, dtypes of parameters and of reductions, parameters.
+// Name, number of the parent, dtypes of masters, of parameters and of reductions, parameters.
 using GroupArguments =
-    std::tuple<std::string, int, std::string, std::string, std::vector<ParameterArguments>>;
+    std::tuple<std::string, int, std::string, std::string, std::string, std::vector<ParameterArguments>>;
 using MeshArguments = std::vector<std::pair<std::string, int>>;
 using TorchTensor = nanobind::ndarray<nanobind::pytorch>;
 
@@ -37,7 +37,7 @@ struct ShardingArguments {
   bool in_rows = true;  // Whether all parameters are sharded on dim 0.
   int reshard_after_forward_size = 0;
   std::optional<int> prefetch_depth;
-  float gradient_divide_factor = 1.0F;
+  double gradient_divide_factor = 1.0;
   int max_reduce_scatters = 2;
   int max_all_reduces = 2;
 };
@@ -72,7 +72,7 @@ class Groups : public std::enable_shared_from_this<Groups> {
   std::vector<std::pair<int, std::optional<TorchTensor>>> ReducedGradients(int group);
   // `parameters`: (group, index).
   void ForgetReducedGradients(const std::vector<std::pair<int, int>>& parameters);
-  std::pair<double, float> ClipGradNorm(double max_norm, double norm_type);
+  std::pair<double, double> ClipGradNorm(double max_norm, double norm_type);
   std::vector<double> AllReduceScalars(const std::string& label, std::vector<double> values);
 
  private:

@@ -19,14 +19,16 @@ namespace {
 // Addresses of parameter, gradient and both moments, and the number of elements.
 using SliceArguments = std::tuple<uintptr_t, uintptr_t, uintptr_t, uintptr_t, int64_t>;
 
+// Slices of type T, a float or a double.
+template <typename T>
 void AdamW(const std::vector<SliceArguments>& arguments, double lr, double beta1, double beta2, double eps,
-           double weight_decay, int64_t step, float gradient_scale, int threads) {
+           double weight_decay, int64_t step, double gradient_scale, int threads) {
   const nb::gil_scoped_release released;
-  std::vector<AdamWSlice> slices;
+  std::vector<AdamWSliceOf<T>> slices;
   slices.reserve(arguments.size());
   for (const auto& [param, grad, first, second, count] : arguments) {
-    slices.push_back({reinterpret_cast<float*>(param), reinterpret_cast<const float*>(grad),
-                      reinterpret_cast<float*>(first), reinterpret_cast<float*>(second), count});
+    slices.push_back({reinterpret_cast<T*>(param), reinterpret_cast<const T*>(grad),
+                      reinterpret_cast<T*>(first), reinterpret_cast<T*>(second), count});
   }
   const int before = ThreadCount();
   SetThreadCount(threads);
@@ -38,7 +40,7 @@ std::shared_ptr<Groups> CreateGroups(std::shared_ptr<Session> session, const Mes
                                      const std::vector<GroupArguments>& groups,
                                      const std::string& node_shared, bool in_rows,
                                      int reshard_after_forward_size, std::optional<int> prefetch_depth,
-                                     float gradient_divide_factor, int max_reduce_scatters,
+                                     double gradient_divide_factor, int max_reduce_scatters,
                                      int max_all_reduces) {
   return Groups::Create(std::move(session), mesh, groups,
                         {node_shared, in_rows, reshard_after_forward_size, prefetch_depth,
@@ -75,11 +77,12 @@ void SetGradientHook(Groups& self, int group, nb::object hook) {
     const nb::gil_scoped_acquire acquired;
     delete object;
   });
-  self.groups().SetGradientHook(group, [held](const std::string&, absl::Span<float> shard) -> absl::Status {
+  self.groups().SetGradientHook(group, [held](const std::string&, const TensorView& shard) -> absl::Status {
     const nb::gil_scoped_acquire acquired;
     try {
-      const size_t size = shard.size();
-      (*held)(TorchTensor(shard.data(), 1, &size, nb::none(), nullptr, nb::dtype<float>()));
+      const auto size = static_cast<size_t>(shard.elements());
+      const auto type = shard.dtype == DType::kF64 ? nb::dtype<double>() : nb::dtype<float>();
+      (*held)(TorchTensor(shard.data, 1, &size, nb::none(), nullptr, type));
       return absl::OkStatus();
     } catch (nb::python_error& error) {
       const absl::Status status = absl::AbortedError(error.what());
@@ -127,6 +130,13 @@ void BindSetters(nb::class_<Groups>& groups) {
       .def("set_gradient_divide_factor", Set(&ShardedGroups::SetGradientDivideFactor))
       .def("set_is_last_backward", Set(&ShardedGroups::SetIsLastBackward))
       .def("set_gradient_hook", &SetGradientHook, nb::arg("group"), nb::arg("hook").none());
+}
+
+template <typename T>
+void BindAdamW(nb::module_& module, const char* name) {
+  module.def(name, &AdamW<T>, nb::arg("slices"), nb::arg("lr"), nb::arg("beta1"), nb::arg("beta2"),
+             nb::arg("eps"), nb::arg("weight_decay"), nb::arg("step"), nb::arg("gradient_scale"),
+             nb::arg("threads"));
 }
 
 void BindTensors(nb::class_<Groups>& groups) {
@@ -178,16 +188,15 @@ void BindSharding(nb::module_& module) {
       .def_static("create", &CreateGroups, nb::arg("session"), nb::arg("mesh"), nb::arg("groups"),
                   nb::kw_only(), nb::arg("node_shared") = "auto", nb::arg("in_rows") = true,
                   nb::arg("reshard_after_forward_size") = 0, nb::arg("prefetch_depth") = nb::none(),
-                  nb::arg("gradient_divide_factor") = 1.0F, nb::arg("max_reduce_scatters") = 2,
+                  nb::arg("gradient_divide_factor") = 1.0, nb::arg("max_reduce_scatters") = 2,
                   nb::arg("max_all_reduces") = 2)
       .def("close", &Groups::Close);
   BindSchedule(groups);
   BindSetters(groups);
   BindTensors(groups);
   BindReports(groups);
-  module.def("adamw_step", &AdamW, nb::arg("slices"), nb::arg("lr"), nb::arg("beta1"), nb::arg("beta2"),
-             nb::arg("eps"), nb::arg("weight_decay"), nb::arg("step"), nb::arg("gradient_scale"),
-             nb::arg("threads"));
+  BindAdamW<float>(module, "adamw_step_f32");
+  BindAdamW<double>(module, "adamw_step_f64");
 }
 
 }  // namespace weft::python

@@ -137,7 +137,7 @@ class ShardedGroups:
     def create(
         session: Session,
         mesh: list[tuple[str, int]],
-        groups: list[tuple[str, int, str, str, list[tuple[str, list[int], bool, int]]]],
+        groups: list[tuple[str, int, str, str, str, list[tuple[str, list[int], bool, int]]]],
         *,
         node_shared: str = "auto",
         in_rows: bool = True,
@@ -189,7 +189,7 @@ class ShardedGroups:
     def begin_gradient_write(self, group: int, parameter: int, /) -> bool:
         """Marks the gradient as written. Returns whether a write must add to it."""
     def masters(self, group: int, /) -> list[tuple[int, Any]]:
-        """This rank's pieces of the float32 masters, one-dimensional, with the indices of their parameters."""
+        """This rank's pieces of the masters, one-dimensional, with the indices of their parameters."""
     def reduced_parameters(self, group: int, /) -> list[bool]: ...
     def reduced_gradients(self, group: int, /) -> list[tuple[int, Any | None]]: ...
     def forget_reduced_gradients(self, parameters: list[tuple[int, int]], /) -> None: ...
@@ -203,7 +203,7 @@ class ShardedGroups:
     def counters(self) -> dict[str, int]: ...
     def peaks(self) -> dict[str, int]: ...
 
-def adamw_step(
+def adamw_step_f32(
     slices: list[tuple[int, int, int, int, int]],
     lr: float,
     beta1: float,
@@ -214,4 +214,17 @@ def adamw_step(
     gradient_scale: float,
     threads: int,
 ) -> None:
-    """Updates slices: addresses of parameters, gradients and both moments, and numbers of elements."""
+    """Updates float32 slices: addresses of parameters, gradients and both moments, and numbers of elements."""
+
+def adamw_step_f64(
+    slices: list[tuple[int, int, int, int, int]],
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    step: int,
+    gradient_scale: float,
+    threads: int,
+) -> None:
+    """The same in float64."""

@@ -32,7 +32,7 @@ class GroupStorage {
   static absl::StatusOr<std::unique_ptr<GroupStorage>> Create(CommContext& context, const GroupSpec& group,
                                                               ReplicaUpdates& updates, SharedBlock block);
 
-  // This rank's shard in fp32, zero at first.
+  // This rank's master shard, zero at first.
   const MasterShard& master() const { return master_; }
   // The whole parameters. REQUIRES: between Await and Drop or KeepPart.
   std::byte* image() const { return is_shared_ ? shared_->data() : private_.data(); }

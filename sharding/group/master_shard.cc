@@ -9,8 +9,7 @@ namespace weft {
 
 absl::StatusOr<MasterShard> MasterShard::Create(CommContext& context, const GroupSpec& group) {
   MasterShard shard(context, group);
-  WEFT_ASSIGN_OR_RETURN(shard.memory_,
-                        context.memory().AcquireShard(group.shard_bytes(shard.rank(), DType::kF32)));
+  WEFT_ASSIGN_OR_RETURN(shard.memory_, context.memory().AcquireShard(group.master_bytes(shard.rank())));
   shard.data_ = shard.memory_.data();
   std::memset(shard.data_, 0, shard.memory_.bytes());
   return shard;
@@ -23,15 +22,15 @@ MasterShard MasterShard::InImage(CommContext& context, const GroupSpec& group, s
   return shard;
 }
 
-float* MasterShard::At(const ShardPiece& piece) const {
+std::byte* MasterShard::At(const ShardPiece& piece) const {
   const int64_t offset =
       is_in_ranges_ ? group_.layout.image_offset(piece.parameter) + piece.start : piece.shard_offset;
-  return reinterpret_cast<float*>(data_) + offset;
+  return data_ + static_cast<size_t>(offset) * SizeOf(group_.dtypes.master);
 }
 
 void MasterShard::CastTo(std::byte* target) const {
   const DType dtype = group_.dtypes.param;
-  ConvertRun(data_, DType::kF32, target, dtype, group_.layout.shard_elements(rank()));
+  ConvertRun(data_, group_.dtypes.master, target, dtype, group_.layout.shard_elements(rank()));
   context_.state().CountCopy(static_cast<int64_t>(group_.shard_bytes(rank(), dtype)));
 }
 
@@ -42,7 +41,7 @@ void MasterShard::CastInto(std::byte* gathered) const {
   }
   const DType dtype = group_.dtypes.param;
   for (const PartRanges::PlacedRange& placed : group_.image_parts->part(rank())) {
-    ConvertRun(data_ + static_cast<size_t>(placed.place) * sizeof(float), DType::kF32,
+    ConvertRun(data_ + static_cast<size_t>(placed.place) * SizeOf(group_.dtypes.master), group_.dtypes.master,
                gathered + static_cast<size_t>(placed.range.begin) * SizeOf(dtype), dtype, placed.range.count);
   }
   context_.state().CountCopy(static_cast<int64_t>(group_.shard_bytes(rank(), dtype)));

@@ -1,4 +1,4 @@
-// This rank's fp32 shard of a parameter group, and its cast to the dtype that the group is gathered in.
+// This rank's master shard of a parameter group, and its cast to the dtype that the group is gathered in.
 //
 // Lifetime: context and group must outlive the shard.
 #pragma once
@@ -17,14 +17,14 @@ class MasterShard {
  public:
   // A shard in memory of its own, end to end, filled with zeros. Errors: kResourceExhausted.
   static absl::StatusOr<MasterShard> Create(CommContext& context, const GroupSpec& group);
-  // A shard in its place of an image in fp32, which the caller holds.
+  // A shard in its place of an image in the master's dtype, which the caller holds.
   static MasterShard InImage(CommContext& context, const GroupSpec& group, std::byte* image);
 
   // The shard's elements end to end. With is_in_ranges(): the image, in which they lie in ranges.
   std::byte* data() const { return data_; }
   bool is_in_ranges() const { return is_in_ranges_; }
   // The elements of a piece of this rank.
-  float* At(const ShardPiece& piece) const;
+  std::byte* At(const ShardPiece& piece) const;
 
   // Writes the shard, end to end, to `target` in the image's dtype. REQUIRES: the master is current and not
   // in ranges.

@@ -53,13 +53,6 @@ void ParamGroup::SetCustomAllGather(CustomAllGather all_gather) {
   storage_->SetCustomAllGather(std::move(all_gather));
 }
 
-absl::Status ParamGroup::Load(const ShardLoader& loader) {
-  updates_->Forget();
-  WEFT_RETURN_IF_ERROR(FillShards(WholeShards(), loader));
-  for (const std::shared_ptr<Parameter>& parameter : parameters()) parameter->data.data = nullptr;
-  return absl::OkStatus();
-}
-
 FlatImage ParamGroup::data_image() const { return {layout(), storage_->image(), dtypes().param}; }
 
 absl::Status ParamGroup::EndWriting() { return storage_->EndWriting(); }

@@ -136,7 +136,7 @@ class ParamGroup {
   void SetUsedParameters(std::vector<bool> used);
   // Hook of the reductions that are started from now on. Null: none.
   void SetGradientHook(GradientHook hook) { gradient_hook_ = std::move(hook); }
-  void SetGradientDivideFactor(float factor) { gradient_divide_factor_ = factor; }
+  void SetGradientDivideFactor(double factor) { gradient_divide_factor_ = factor; }
   // Forgets the reduced gradients of some parameters, and keeps those at earlier places of Note
   // [Accumulation]. Errors: kFailedPrecondition (reductions are under way).
   absl::Status ForgetReducedGradients(const std::function<bool(const Parameter&)>& selects);
@@ -159,12 +159,15 @@ class ParamGroup {
 
   // The elements that this rank updates, by ascending place. `grad` is null unless CheckGradientsReduced is
   // OK.
+  std::vector<MasterView> Masters() const;
+  // The same. REQUIRES: an fp32 master.
   std::vector<ShardView> Shards() const;
   // Where replicas share the optimizer: starts to gather their updates of this rank's shard, unless it is
   // current or the group is unsharded (Note [When masters are current]). Unshard does so as well. Afterwards
   // the shard must not be written before the next epoch. Collective: by the ranks of each replicate group.
   absl::Status AllGatherUpdates(Priority priority);
-  // All elements that this rank holds, to be read, without gradients. Waits for AllGatherUpdates.
+  // All elements that this rank holds, to be read, without gradients. Waits for AllGatherUpdates. REQUIRES:
+  // an fp32 master.
   absl::StatusOr<std::vector<ShardView>> CurrentShards();
 
   const std::string& name() const { return spec_.name(); }
@@ -180,18 +183,18 @@ class ParamGroup {
   ParamGroup(CommContext& context, GroupSpec spec, const ShardingPolicy& policy);
   // By slice, the parts of its replicas in an image that holds the shard in ranges.
   std::vector<PipelineLanes::Parts> ReplicaParts() const;
-  std::vector<ShardView> WholeShards() const;
+  std::vector<MasterView> WholeShards() const;
   FlatImage data_image() const;
   absl::Status ViewImage();
   void DropImage();
   absl::Status CheckFrozenUnchanged() const;
   void ZeroReducedGradients(const std::function<bool(const Parameter&)>& selects);
   // The input of the reduce-scatter; a cast multiplies it by `scale`.
-  absl::StatusOr<Buffer> TakeReduceInput(float scale);
+  absl::StatusOr<Buffer> TakeReduceInput(double scale);
 
   CommContext& context_;
   const GroupSpec spec_;
-  float gradient_divide_factor_;
+  double gradient_divide_factor_;
   std::vector<ReplicaSlice> slices_;
   std::unique_ptr<ReplicaUpdates> updates_;
   std::vector<PlacedCopy> copy_in_;  // Without zero copy only.

@@ -70,14 +70,14 @@ absl::Status ParamGroup::ReduceGradients(ReduceScope scope) {
   std::vector<int64_t> counts;
   counts.reserve(static_cast<size_t>(layout().shard_size()));
   for (int rank = 0; rank < layout().shard_size(); ++rank) counts.push_back(layout().reduced_elements(rank));
-  return context_.reductions().Submit({name(), dtypes().reduce, scope, std::move(input), spec_.gradient_parts,
-                                       std::move(counts), slices_, scales.after, sums_, gradient_hook_,
-                                       reduce_scatter_});
+  return context_.reductions().Submit({name(), dtypes().reduce, dtypes().master, scope, std::move(input),
+                                       spec_.gradient_parts, std::move(counts), slices_, scales.after, sums_,
+                                       gradient_hook_, reduce_scatter_});
 }
 
 absl::Status ParamGroup::CountGradientsAsZero() {
   if (layout().frozen() || has_gradients()) return absl::OkStatus();
-  const int64_t bytes = BytesOf(UpdatedElements(slices_), DType::kF32);
+  const int64_t bytes = BytesOf(UpdatedElements(slices_), dtypes().master);
   auto sums = std::make_shared<GradientSums>();
   WEFT_ASSIGN_OR_RETURN(sums->reduced, context_.memory().AcquireShard(static_cast<size_t>(bytes)));
   std::memset(sums->reduced.data(), 0, sums->reduced.bytes());
@@ -85,7 +85,7 @@ absl::Status ParamGroup::CountGradientsAsZero() {
   return absl::OkStatus();
 }
 
-absl::StatusOr<Buffer> ParamGroup::TakeReduceInput(float scale) {
+absl::StatusOr<Buffer> ParamGroup::TakeReduceInput(double scale) {
   const DType from = dtypes().gradient_dtype();
   const DType to = dtypes().reduce;
   if (spec_.is_zero_copy() && from == to) return std::move(gradient_image_);
@@ -167,9 +167,9 @@ absl::Status ParamGroup::ForgetReducedGradients(const std::function<bool(const P
 }
 
 void ParamGroup::ZeroReducedGradients(const std::function<bool(const Parameter&)>& selects) {
-  for (const ShardView& shard : Shards()) {
+  for (const MasterView& shard : Masters()) {
     if (shard.grad != nullptr && selects(*shard.parameter)) {
-      std::fill_n(shard.grad, shard.elements(), 0.0F);
+      Zero(shard.grad, dtypes().master, {{0, shard.elements()}});
     }
   }
 }

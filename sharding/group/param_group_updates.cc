@@ -1,10 +1,45 @@
-// Shards of a parameter group as optimizers see them, and the exchange of updates between replicas.
+// Shards of a parameter group as loaders and optimizers see them, and the exchange of updates of replicas.
 #include "sharding/group/group_storage.h"
 #include "sharding/group/param_group.h"
 #include "sharding/pipeline/replica_updates.h"
 #include "weft/core/status.h"
+#include "weft/core/strided_copy.h"
 
 namespace weft {
+namespace {
+
+std::vector<ShardView> AsFloats(const std::vector<MasterView>& masters, const ParameterDTypes& dtypes) {
+  WEFT_CHECK(dtypes.master == DType::kF32, "a ShardView of an f64 master");
+  std::vector<ShardView> shards;
+  shards.reserve(masters.size());
+  for (const MasterView& master : masters) {
+    shards.push_back({master.parameter, master.piece, reinterpret_cast<float*>(master.data),
+                      reinterpret_cast<float*>(master.grad)});
+  }
+  return shards;
+}
+
+// Fills an f64 master with the fp32 values of a loader.
+absl::Status FillWidened(const MasterView& master, const ShardLoader& loader) {
+  std::vector<float> values(static_cast<size_t>(master.elements()));
+  const ShardView narrow{master.parameter, master.piece, values.data(), nullptr};
+  WEFT_RETURN_IF_ERROR(FillShards({&narrow, 1}, loader));
+  ConvertRun(values.data(), DType::kF32, master.data, DType::kF64, master.elements());
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ParamGroup::Load(const ShardLoader& loader) {
+  updates_->Forget();
+  if (dtypes().master == DType::kF32) {
+    WEFT_RETURN_IF_ERROR(FillShards(AsFloats(WholeShards(), dtypes()), loader));
+  } else {
+    for (const MasterView& master : WholeShards()) WEFT_RETURN_IF_ERROR(FillWidened(master, loader));
+  }
+  for (const std::shared_ptr<Parameter>& parameter : parameters()) parameter->data.data = nullptr;
+  return absl::OkStatus();
+}
 
 std::vector<bool> ParamGroup::ReducedParameters() const {
   std::vector<bool> reduced(parameters().size(), false);
@@ -15,10 +50,11 @@ std::vector<bool> ParamGroup::ReducedParameters() const {
   return reduced;
 }
 
-std::vector<ShardView> ParamGroup::Shards() const {
+std::vector<MasterView> ParamGroup::Masters() const {
   const std::vector<bool> has_gradient = ReducedParameters();
-  std::vector<ShardView> shards;
-  for (const ShardView& whole : WholeShards()) {
+  const auto element_bytes = static_cast<int64_t>(SizeOf(dtypes().master));
+  std::vector<MasterView> shards;
+  for (const MasterView& whole : WholeShards()) {
     const auto index = static_cast<size_t>(whole.piece.parameter);
     if (!layout().parameters()[index].trainable) {
       shards.push_back(whole);
@@ -27,10 +63,9 @@ std::vector<ShardView> ParamGroup::Shards() const {
     int64_t place = 0;  // Offset in the reduced sum.
     for (const ReplicaSlice& slice : slices_) {
       for (const ShardPiece& piece : CutPiece(whole.piece, slice.own)) {
-        float* gradient = nullptr;
+        std::byte* gradient = nullptr;
         if (has_gradient[index]) {
-          gradient =
-              reinterpret_cast<float*>(sums_->reduced.data()) + place + piece.shard_offset - slice.own.begin;
+          gradient = sums_->reduced.data() + (place + piece.shard_offset - slice.own.begin) * element_bytes;
         }
         shards.push_back({whole.parameter, piece, storage_->master().At(piece), gradient});
       }
@@ -40,8 +75,10 @@ std::vector<ShardView> ParamGroup::Shards() const {
   return shards;
 }
 
-std::vector<ShardView> ParamGroup::WholeShards() const {
-  std::vector<ShardView> shards;
+std::vector<ShardView> ParamGroup::Shards() const { return AsFloats(Masters(), dtypes()); }
+
+std::vector<MasterView> ParamGroup::WholeShards() const {
+  std::vector<MasterView> shards;
   for (const ShardPiece& piece : layout().Pieces(context_.lanes().shard_group().group_rank)) {
     const Parameter* parameter = parameters()[static_cast<size_t>(piece.parameter)].get();
     shards.push_back({parameter, piece, storage_->master().At(piece), nullptr});
@@ -56,7 +93,7 @@ absl::Status ParamGroup::AllGatherUpdates(Priority priority) {
 
 absl::StatusOr<std::vector<ShardView>> ParamGroup::CurrentShards() {
   WEFT_RETURN_IF_ERROR(updates_->Await());
-  return WholeShards();
+  return AsFloats(WholeShards(), dtypes());
 }
 
 }  // namespace weft

@@ -18,7 +18,7 @@ PrivateImage::PrivateImage(CommContext& context, const GroupSpec& group, Replica
   }
   if (group_.is_zero_copy()) return;
   const DType dtype = group_.dtypes.param;
-  copy_out_ = PlanCopyOut(group_.layout, group_.is_alone() ? DType::kF32 : dtype, dtype);
+  copy_out_ = PlanCopyOut(group_.layout, group_.is_alone() ? group_.dtypes.master : dtype, dtype);
   if (neighbors.size() > 0) {
     const int ranks = group_.layout.shard_size() / neighbors.size();
     copy_kept_ = PlanShardCopies(group_.layout, neighbors.group_rank * ranks,

@@ -12,6 +12,22 @@
 #include "weft/sharding/sharded_groups.h"
 
 namespace weft {
+namespace {
+
+absl::Status CheckMasters(absl::Span<const GroupMembers> groups, const ShardingPolicy& policy) {
+  for (const GroupMembers& group : groups) {
+    for (const std::shared_ptr<Parameter>& parameter : group.parameters) {
+      if (policy.DTypesOf(*parameter).master == DType::kF32) continue;
+      return absl::InvalidArgumentError(absl::StrCat(
+          "parameter '", parameter->name, "' of group '", group.name,
+          "' has a master that is not f32: modules, optimizers and checkpoints of a sharded model take fp32 "
+          "masters; shard it with ShardedGroups, or leave ParameterDTypes::master as it is"));
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, absl::Span<Module* const> blocks,
                                                          const DeviceMesh& mesh, CommEngine& engine,
@@ -24,6 +40,7 @@ absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, absl::Spa
     modules.push_back(group.module);
     members.push_back(std::move(group.members));
   }
+  WEFT_RETURN_IF_ERROR(CheckMasters(members, policy));
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<ShardedGroups> groups,
                         ShardedGroups::Create(engine, mesh, std::move(members), policy, loader));
   return std::unique_ptr<ShardedModel>(new ShardedModel(root, std::move(modules), std::move(groups)));

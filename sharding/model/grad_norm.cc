@@ -4,7 +4,7 @@
 // that ranks then exchange are few. Two kinds count whole on each rank: parameters without replicas, which
 // may differ from rank to rank, and elements that a rank alone updates where replicas share the optimizer.
 #include <algorithm>
-#include <cmath>
+#include <cstddef>
 #include <iterator>
 
 #include "sharding/group/param_group.h"
@@ -16,53 +16,76 @@
 namespace weft {
 namespace {
 
-using Gradients = absl::Span<const float>;
+// Gradients of one piece, in the master dtype of its group.
+struct Gradients {
+  const std::byte* data;
+  DType dtype;
+  int64_t count;
 
-Gradients PartOf(Gradients all, const ProcessGroup& replicas) {
-  const auto count = static_cast<size_t>(replicas.size());
-  const auto place = static_cast<size_t>(replicas.group_rank);
-  const size_t begin = all.size() * place / count;
-  return all.subspan(begin, all.size() * (place + 1) / count - begin);
+  // Calls `function` with the values in their type.
+  template <typename Function>
+  auto With(Function function) const {
+    return dtype == DType::kF64 ? function(reinterpret_cast<const double*>(data))
+                                : function(reinterpret_cast<const float*>(data));
+  }
+};
+
+Gradients PartOf(const Gradients& all, const ProcessGroup& replicas) {
+  const int64_t count = replicas.size();
+  const int64_t begin = all.count * replicas.group_rank / count;
+  const int64_t end = all.count * (replicas.group_rank + 1) / count;
+  return {all.data + begin * static_cast<int64_t>(SizeOf(all.dtype)), all.dtype, end - begin};
 }
 
 // The gradients of each set, in parts.
 using Parts = std::vector<std::vector<Gradients>>;
 
 absl::StatusOr<std::vector<double>> MaximaOf(const Parts& sets, ModelScalars& scalars) {
-  std::vector<float> maxima;
+  std::vector<double> maxima;
   for (const std::vector<Gradients>& parts : sets) {
-    float& maximum = maxima.emplace_back(0.0F);
-    for (const Gradients part : parts) {
-      maximum = std::max(maximum, MaxMagnitude(part.data(), static_cast<int64_t>(part.size())));
+    double& maximum = maxima.emplace_back(0.0);
+    for (const Gradients& part : parts) {
+      maximum = std::max(
+          maximum, part.With([&](const auto* values) -> double { return MaxMagnitude(values, part.count); }));
     }
   }
   WEFT_RETURN_IF_ERROR(
-      scalars.AllReduce("grad_norm.max", maxima.data(), DType::kF32, std::ssize(maxima), ReduceOp::kMax));
-  return std::vector<double>(maxima.begin(), maxima.end());
+      scalars.AllReduce("grad_norm.max", maxima.data(), DType::kF64, std::ssize(maxima), ReduceOp::kMax));
+  return maxima;
 }
 
-ReproducibleSum SumOf(const std::vector<Gradients>& parts, NormType type) {
+ReproducibleSum SumOf(const std::vector<Gradients>& parts, NormType type, double unit) {
   ReproducibleSum sum;
-  for (const Gradients part : parts) {
-    const auto count = static_cast<int64_t>(part.size());
-    sum += type == NormType::kOne ? SumMagnitudes(part.data(), count) : SumSquares(part.data(), count);
+  for (const Gradients& part : parts) {
+    sum += part.With([&](const auto* values) {
+      return type == NormType::kOne ? SumMagnitudes(values, part.count, unit)
+                                    : SumSquares(values, part.count, unit);
+    });
   }
   return sum;
 }
 
-absl::StatusOr<std::vector<double>> NormsOf(const Parts& sets, NormType type, ModelScalars& scalars) {
+// `has_doubles`: whether any rank has gradients in f64.
+absl::StatusOr<std::vector<double>> NormsOf(const Parts& sets, NormType type, bool has_doubles,
+                                            ModelScalars& scalars) {
   if (type == NormType::kInfinity) return MaximaOf(sets, scalars);
+  std::vector<double> units(sets.size(), 1.0);
+  if (has_doubles) {
+    WEFT_ASSIGN_OR_RETURN(units, MaximaOf(sets, scalars));
+    std::transform(units.begin(), units.end(), units.begin(), UnitOf);
+  }
   std::vector<ReproducibleSum> sums;
   sums.reserve(sets.size());
-  for (const std::vector<Gradients>& parts : sets) sums.push_back(SumOf(parts, type));
+  for (size_t set = 0; set < sets.size(); ++set) sums.push_back(SumOf(sets[set], type, units[set]));
   static_assert(sizeof(ReproducibleSum) == sizeof(ReproducibleSum::numbers));
   constexpr int64_t kNumbers = sizeof(ReproducibleSum) / sizeof(int64_t);
   WEFT_RETURN_IF_ERROR(scalars.AllReduce("grad_norm.sum", sums.data(), DType::kI64,
                                          kNumbers * std::ssize(sums), ReduceOp::kSum));
   std::vector<double> norms;
   norms.reserve(sums.size());
-  for (const ReproducibleSum& sum : sums) {
-    norms.push_back(type == NormType::kOne ? OneNormOf(sum) : TwoNormOf(sum));
+  for (size_t set = 0; set < sums.size(); ++set) {
+    norms.push_back(type == NormType::kOne ? OneNormOf(sums[set], units[set])
+                                           : TwoNormOf(sums[set], units[set]));
   }
   return norms;
 }
@@ -74,33 +97,38 @@ size_t SetOf(const Parameter& parameter, absl::Span<const ClipSet> sets) {
   return static_cast<size_t>(found - sets.begin());
 }
 
-}  // namespace
-
-std::vector<std::vector<absl::Span<const float>>> ShardedGroups::GradientsToCount(
-    absl::Span<const ClipSet> sets) const {
+// By set: this rank's reduced gradients, without those that another replica counts.
+Parts GradientsToCount(const ShardedGroups& groups, const PipelineLanes& lanes,
+                       absl::Span<const ClipSet> sets) {
   Parts counted(sets.size());
-  for (const auto& group : groups_) {
-    for (const ShardView& shard : group->Shards()) {
+  for (const auto& group : groups.groups()) {
+    for (const MasterView& shard : group->Masters()) {
       const size_t set = SetOf(*shard.parameter, sets);
       if (shard.grad == nullptr || set == sets.size()) continue;
-      const Gradients all(shard.grad, static_cast<size_t>(shard.elements()));
+      const Gradients all{shard.grad, group->dtypes().master, shard.elements()};
       const auto parameter = static_cast<size_t>(shard.piece.parameter);
       const int bucket = group->layout().parameters()[parameter].replicate_bucket;
-      const bool is_alone = context_->lanes().shards_optimizer_over_replicas();
-      counted[set].push_back(is_alone ? all : PartOf(all, context_->lanes().replicate_group(bucket)));
+      const bool is_alone = lanes.shards_optimizer_over_replicas();
+      counted[set].push_back(is_alone ? all : PartOf(all, lanes.replicate_group(bucket)));
     }
   }
   return counted;
 }
 
+}  // namespace
+
 absl::StatusOr<std::vector<GradientNorm>> ShardedGroups::ClipGradNorms(absl::Span<const ClipSet> sets,
                                                                        NormType type) {
   WEFT_RETURN_IF_ERROR(CheckGradientsReduced());
-  WEFT_ASSIGN_OR_RETURN(const std::vector<double> norms, NormsOf(GradientsToCount(sets), type, *scalars_));
+  const Parts counted = GradientsToCount(*this, context_->lanes(), sets);
+  const bool has_doubles = std::any_of(groups_.begin(), groups_.end(), [](const auto& group) {
+    return group->dtypes().master == DType::kF64;
+  });
+  WEFT_ASSIGN_OR_RETURN(const std::vector<double> norms, NormsOf(counted, type, has_doubles, *scalars_));
   std::vector<GradientNorm> clipped;
   clipped.reserve(norms.size());
   for (size_t set = 0; set < norms.size(); ++set) {
-    clipped.push_back({norms[set], static_cast<float>(ClipFactor(norms[set], sets[set].max_norm))});
+    clipped.push_back({norms[set], ClipFactor(norms[set], sets[set].max_norm)});
   }
   return clipped;
 }

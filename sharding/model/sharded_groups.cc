@@ -113,7 +113,7 @@ absl::Status CheckRoomForShards(NodeHeap& heap, const std::vector<GroupSpec>& sp
   absl::Status status;
   for (const GroupSpec& spec : specs) {
     const bool in_place = residency == Residency::kInPlace;
-    const size_t master = in_place && !spec.is_cast() ? 0 : spec.shard_bytes(shard_rank, DType::kF32);
+    const size_t master = in_place && !spec.is_cast() ? 0 : spec.master_bytes(shard_rank);
     const size_t cast = !in_place && spec.is_cast() ? spec.shard_bytes(shard_rank, spec.dtypes.param) : 0;
     const absl::StatusOr<std::byte*> block = heap.Allocate(master + cast);
     if (block.ok()) blocks.push_back(*block);
@@ -293,7 +293,7 @@ void ShardedGroups::SetBackwardPrefetch(int number, std::vector<int> next) {
   schedule_->SetBackwardPrefetch(number, std::move(next));
 }
 
-void ShardedGroups::SetGradientDivideFactor(int number, float factor) {
+void ShardedGroups::SetGradientDivideFactor(int number, double factor) {
   group(number).SetGradientDivideFactor(factor);
 }
 
@@ -346,7 +346,20 @@ std::vector<ShardView> ShardedGroups::Shards() const {
 
 std::vector<ShardView> ShardedGroups::Shards(int number) const { return group(number).Shards(); }
 
+std::vector<MasterView> ShardedGroups::Masters(int number) const { return group(number).Masters(); }
+
+absl::Status ShardedGroups::CheckMastersAreF32() const {
+  for (const auto& group : groups_) {
+    if (group->dtypes().master == DType::kF32) continue;
+    return absl::FailedPreconditionError(
+        absl::StrCat("parameter group '", group->name(), "' has ", ToAbsl(Name(group->dtypes().master)),
+                     " masters: call BeginWriting, and write them through Masters"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<std::vector<ShardView>> ShardedGroups::CurrentShards() {
+  WEFT_RETURN_IF_ERROR(CheckMastersAreF32());
   for (const auto& group : groups_) WEFT_RETURN_IF_ERROR(group->AllGatherUpdates(Priority::kCritical));
   std::vector<ShardView> shards;
   for (const auto& group : groups_) {
@@ -357,6 +370,7 @@ absl::StatusOr<std::vector<ShardView>> ShardedGroups::CurrentShards() {
 }
 
 absl::Status ShardedGroups::UpdateShards(const ShardUpdate& update) {
+  WEFT_RETURN_IF_ERROR(CheckMastersAreF32());
   WEFT_RETURN_IF_ERROR(context_->epochs().is_read() ? BeginWriting() : schedule_->BeginWriting());
   for (int number = 0; number < static_cast<int>(groups_.size()); ++number) {
     absl::Status updated = update(group(number).Shards());

@@ -96,7 +96,7 @@ OpOptions PipelineLanes::DataOptions(const std::string& label, Priority priority
   return options;
 }
 
-OpOptions PipelineLanes::ReductionOptions(const std::string& label, float scale) {
+OpOptions PipelineLanes::ReductionOptions(const std::string& label, double scale) {
   OpOptions options = DataOptions(label, Priority::kReduce);
   options.scale = scale;
   return options;
@@ -159,10 +159,10 @@ Work PipelineLanes::BarrierAfterAllGathers(const std::string& label, const Work*
 }
 
 absl::StatusOr<Transfer> PipelineLanes::ReduceScatter(const ReduceScatterRequest& request, const Parts& parts,
-                                                      const CustomReduceScatter& custom, float scale) {
+                                                      const CustomReduceScatter& custom, double scale) {
   ++state_.counters().reduce_scatters;
   if (custom) {
-    WEFT_CHECK(scale == 1.0F, "a custom reduce-scatter does not scale");
+    WEFT_CHECK(scale == 1.0, "a custom reduce-scatter does not scale");
     if (parts != nullptr) return PartsNotEndToEnd("reduce-scatter", request.label);
     StartedCollective started = custom(request);
     if (!started.ok()) return Annotate(started.status(), "reduce-scatter of '" + request.label + "'");
@@ -180,14 +180,14 @@ absl::StatusOr<Transfer> PipelineLanes::ReduceScatter(const ReduceScatterRequest
 }
 
 Work PipelineLanes::AllReduce(const std::string& label, int bucket, void* values, DType dtype, int64_t count,
-                              float scale, const Work* after) {
+                              double scale, const Work* after) {
   ++state_.counters().all_reduces;
   return state_.engine().AllReduce(replicate_lanes_[static_cast<size_t>(bucket)].Next(), values, values,
                                    dtype, count, ReduceOp::kSum, ReductionOptions(label, scale), after);
 }
 
 Work PipelineLanes::ReduceScatterOverReplicas(const std::string& label, const ReplicaSlice& slice,
-                                              const void* input, void* output, DType dtype, float scale,
+                                              const void* input, void* output, DType dtype, double scale,
                                               const Work* after) {
   const auto bucket = static_cast<size_t>(slice.bucket);
   if (replicate_groups_[bucket].size() > 1) ++state_.counters().reduce_scatters;

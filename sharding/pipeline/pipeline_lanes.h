@@ -88,14 +88,14 @@ class PipelineLanes {
   // Starts a reduce-scatter over the shard group, by `custom` if it is set, else by the engine. The caller
   // must fail the context if `custom` fails. `scale`, here and below: OpOptions::scale; 1 with `custom`.
   absl::StatusOr<Transfer> ReduceScatter(const ReduceScatterRequest& request, const Parts& parts,
-                                         const CustomReduceScatter& custom, float scale);
+                                         const CustomReduceScatter& custom, double scale);
   // Starts an all-reduce, in place, over the replicas of a bucket.
-  Work AllReduce(const std::string& label, int bucket, void* values, DType dtype, int64_t count, float scale,
+  Work AllReduce(const std::string& label, int bucket, void* values, DType dtype, int64_t count, double scale,
                  const Work* after);
   // Starts a reduce-scatter of `slice` over the replicas of its bucket. REQUIRES:
   // shards_optimizer_over_replicas().
   Work ReduceScatterOverReplicas(const std::string& label, const ReplicaSlice& slice, const void* input,
-                                 void* output, DType dtype, float scale, const Work* after);
+                                 void* output, DType dtype, double scale, const Work* after);
   // Starts to gather, in place in this rank's shard, the parts of a slice that the other replicas have
   // updated. `base`: the values that they hold of this rank's part, for delta encoding
   // (CommEngine::AllGatherDelta); all replicas give it or none does. `parts`: of the replicas in `shard`, if
@@ -124,7 +124,7 @@ class PipelineLanes {
   OpOptions ControlOptions(const std::string& label, Priority priority);
   // Options of operations that move weights, gradients or updates.
   OpOptions DataOptions(const std::string& label, Priority priority);
-  OpOptions ReductionOptions(const std::string& label, float scale);
+  OpOptions ReductionOptions(const std::string& label, double scale);
 
   PipelineState& state_;
   Buffer scalars_;  // Node memory of AllReduceScalars.

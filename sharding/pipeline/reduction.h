@@ -3,11 +3,11 @@
 // Note [Order of additions]
 // Problem: a sum of floats depends on the order of its additions.
 // Rule: one reduction evaluates the canonical tree over the ranks of the shard group, continued over the
-// replicas (see docs/engine.md). The rank that owns a shard adds several reductions in fp32, element by
-// element, in the order of their submission: (((a + b) + c) + ...). A reduction over the shard group alone
-// adds to the *partial sum*. The next one over the replicas takes that sum along: the all-reduce runs once,
-// over partial + own, rounded to the reduce dtype if there are replicas. Why it suffices: neither layout nor
-// schedule nor the replica that updates an element enters the rule, so none of them changes a bit.
+// replicas (see docs/engine.md). The rank that owns a shard adds several reductions in the master's dtype,
+// element by element, in the order of their submission: (((a + b) + c) + ...). A reduction over the shard
+// group alone adds to the *partial sum*. The next one over the replicas takes that sum along: the all-reduce
+// runs once, over partial + own, rounded to the reduce dtype if there are replicas. Why it suffices: neither
+// layout nor schedule nor the replica that updates an element enters the rule, so none of them changes a bit.
 //
 // Thread safety: values of one thread.
 #pragma once
@@ -30,7 +30,7 @@ enum class ReduceScope : uint8_t {
   kShardAndReplicate,  // Reduce-scatter, then the replicas. Adds to the reduced sum, with the partial sum.
 };
 
-// Sums of a group's gradients on this rank, in fp32. An empty buffer means that there is none yet.
+// Sums of a group's gradients on this rank, in its master's dtype. An empty buffer: there is none yet.
 struct GradientSums {
   Buffer partial;     // Shape of this rank's shard; summed over the shard group only.
   Buffer reduced;     // Shape of the slices that this rank updates (replica_slices.h); summed over all ranks.
@@ -41,13 +41,14 @@ struct GradientSums {
 
 struct Reduction {
   std::string label;
-  DType dtype;
+  DType dtype;      // Of the collectives.
+  DType sum_dtype;  // Of GradientSums: the master's.
   ReduceScope scope;
   Buffer input;                        // Full gradients, with the parts of all shard ranks.
   PipelineLanes::Parts parts;          // Of the input. Null: they lie end to end.
   std::vector<int64_t> counts;         // Elements of each shard rank's part.
   std::vector<ReplicaSlice> slices;    // Slices of this rank's part, one for each replicate bucket.
-  float scale;                         // Factor of a sum over all ranks, applied in fp32.
+  double scale;                        // Factor of a sum over all ranks, applied in sum_dtype.
   std::shared_ptr<GradientSums> sums;  // Its owner may drop it while the reduction is under way.
   GradientHook hook;                   // Null: none. For kShardAndReplicate only.
   CustomReduceScatter reduce_scatter;  // Null: the engine's.

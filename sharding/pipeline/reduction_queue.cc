@@ -7,6 +7,7 @@
 #include "weft/core/add_run.h"
 #include "weft/core/status.h"
 #include "weft/core/strided_copy.h"
+#include "weft/core/tensor_view.h"
 
 namespace weft {
 
@@ -60,16 +61,16 @@ int64_t ReductionQueue::OwnElements(const Reduction& reduction) const {
 void ReductionQueue::ScaleInCollectives(Entry& entry) const {
   Reduction& reduction = entry.reduction;
   const bool is_final = reduction.scope == ReduceScope::kShardAndReplicate && !entry.takes_partial;
-  if (!is_final || reduction.dtype != DType::kF32) return;
+  if (!is_final || reduction.dtype != reduction.sum_dtype) return;
   if (!Replicates(reduction)) {
     if (!Scatters(reduction) || reduction.reduce_scatter) return;
-    entry.scatter_scale = std::exchange(reduction.scale, 1.0F);
+    entry.scatter_scale = std::exchange(reduction.scale, 1.0);
     return;
   }
   const bool replicates_all = std::all_of(
       reduction.slices.begin(), reduction.slices.end(),
       [this](const ReplicaSlice& slice) { return lanes_.replicate_group(slice.bucket).size() > 1; });
-  if (replicates_all) entry.replication_scale = std::exchange(reduction.scale, 1.0F);
+  if (replicates_all) entry.replication_scale = std::exchange(reduction.scale, 1.0);
 }
 
 bool ReductionQueue::Scatters(const Reduction& reduction) const {
@@ -143,18 +144,19 @@ absl::Status ReductionQueue::Continue(Entry& entry) {
   const int64_t elements = OwnElements(reduction);
   if (reduction.scope == ReduceScope::kShard) {
     --sums.under_way;
-    return AddTo(sums.partial, std::move(entry.output), reduction.dtype, elements);
+    return AddTo(sums.partial, reduction.sum_dtype, {std::move(entry.output), reduction.dtype}, elements);
   }
   if (!entry.takes_partial) return SubmitReplication(entry, nullptr);
   WEFT_CHECK(static_cast<bool>(sums.partial), "a reduction takes a partial sum that does not exist");
   if (!Replicates(reduction)) {
-    // Nothing more is sent, so the sum stays in fp32.
-    WEFT_RETURN_IF_ERROR(AddTo(sums.partial, std::move(entry.output), reduction.dtype, elements));
+    // Nothing more is sent, so the sum stays in sum_dtype.
+    WEFT_RETURN_IF_ERROR(
+        AddTo(sums.partial, reduction.sum_dtype, {std::move(entry.output), reduction.dtype}, elements));
     entry.output = std::move(sums.partial);
-    reduction.dtype = DType::kF32;
+    reduction.dtype = reduction.sum_dtype;
     return absl::OkStatus();
   }
-  AddRun(sums.partial.data(), DType::kF32, entry.output.data(), reduction.dtype, elements);
+  AddRun(sums.partial.data(), reduction.sum_dtype, entry.output.data(), reduction.dtype, elements);
   sums.partial.Reset();
   return SubmitReplication(entry, nullptr);
 }
@@ -226,36 +228,37 @@ absl::Status ReductionQueue::Deliver(Entry& entry) {
   const int64_t elements = UpdatedElements(reduction.slices);
   const bool hooked = static_cast<bool>(reduction.hook);
   Buffer own;
-  WEFT_RETURN_IF_ERROR(AddTo(hooked ? own : sums.reduced, std::move(entry.output), reduction.dtype, elements,
-                             reduction.scale));
+  WEFT_RETURN_IF_ERROR(AddTo(hooked ? own : sums.reduced, reduction.sum_dtype,
+                             {std::move(entry.output), reduction.dtype, reduction.scale}, elements));
   return hooked ? RunHook(reduction, std::move(own)) : absl::OkStatus();
 }
 
 absl::Status ReductionQueue::RunHook(const Reduction& reduction, Buffer own) {
+  const DType dtype = reduction.sum_dtype;
   const int64_t elements = UpdatedElements(reduction.slices);
   const absl::Status hooked =
-      reduction.hook(reduction.label, {reinterpret_cast<float*>(own.data()), static_cast<size_t>(elements)});
+      reduction.hook(reduction.label, TensorView::Contiguous(own.data(), dtype, {elements}));
   if (!hooked.ok()) {
     return state_.Fail(Annotate(hooked, "gradient hook of parameter group '" + reduction.label + "'"));
   }
-  return AddTo(reduction.sums->reduced, std::move(own), DType::kF32, elements);
+  return AddTo(reduction.sums->reduced, dtype, {std::move(own), dtype}, elements);
 }
 
-// The first addend becomes the sum. Widening an addend counts as a copy.
-absl::Status ReductionQueue::AddTo(Buffer& sum, Buffer addend, DType dtype, int64_t elements, float scale) {
-  const int64_t bytes = elements * static_cast<int64_t>(sizeof(float));
-  if (dtype != DType::kF32) state_.CountCopy(bytes);
+// The first addend becomes the sum. Converting an addend counts as a copy.
+absl::Status ReductionQueue::AddTo(Buffer& sum, DType sum_dtype, Addend addend, int64_t elements) {
+  const int64_t bytes = elements * static_cast<int64_t>(SizeOf(sum_dtype));
+  if (addend.dtype != sum_dtype) state_.CountCopy(bytes);
+  const void* source = addend.values.data();
   if (sum) {
-    AddRun(addend.data(), dtype, sum.data(), DType::kF32, elements, scale);
+    AddRun(source, addend.dtype, sum.data(), sum_dtype, elements, addend.scale);
     return absl::OkStatus();
   }
-  const void* source = addend.data();
-  if (dtype == DType::kF32) {
-    sum = std::move(addend);
+  if (addend.dtype == sum_dtype) {
+    sum = std::move(addend.values);
   } else {
     WEFT_ASSIGN_OR_RETURN(sum, memory_.AcquireShard(static_cast<size_t>(bytes)));
   }
-  ConvertRun(source, dtype, sum.data(), DType::kF32, elements, scale);
+  ConvertRun(source, addend.dtype, sum.data(), sum_dtype, elements, addend.scale);
   return absl::OkStatus();
 }
 

@@ -55,8 +55,8 @@ class ReductionQueue {
     bool is_continued = false;     // Whether all its operations are submitted: see the note above.
     std::vector<Work> replications = {};  // All-reduces, or reduce-scatters over replicas.
     // Factors that the engine's collectives apply. See ScaleInCollectives.
-    float scatter_scale = 1.0F;
-    float replication_scale = 1.0F;
+    double scatter_scale = 1.0;
+    double replication_scale = 1.0;
 
     bool is_scattering() const { return static_cast<bool>(reduction.input); }
     bool is_replicating() const { return !replications.empty(); }
@@ -83,7 +83,12 @@ class ReductionQueue {
   absl::Status DeliverFinished();
   absl::Status Deliver(Entry& entry);
   absl::Status RunHook(const Reduction& reduction, Buffer own);
-  absl::Status AddTo(Buffer& sum, Buffer addend, DType dtype, int64_t elements, float scale = 1.0F);
+  struct Addend {
+    Buffer values;
+    DType dtype;
+    double scale = 1.0;
+  };
+  absl::Status AddTo(Buffer& sum, DType sum_dtype, Addend addend, int64_t elements);
 
   template <typename Uses>
   int64_t Count(Uses uses) const;

@@ -51,6 +51,7 @@ absl::StatusOr<ParameterDTypes> AgreeOnDTypes(const std::string& group, const Pa
        }},
       {"all-gather", kSplit, [&policy](const Parameter& p) { return policy.DTypesOf(p).param; }},
       {"reduce", kSplit, [&policy](const Parameter& p) { return policy.DTypesOf(p).reduce; }},
+      {"master", kSplit, [&policy](const Parameter& p) { return policy.DTypesOf(p).master; }},
       {"gradient", kSplit, [&policy](const Parameter& p) { return policy.DTypesOf(p).gradient_dtype(); }},
   };
   for (const std::shared_ptr<Parameter>& parameter : parameters) {

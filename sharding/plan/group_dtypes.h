@@ -13,7 +13,7 @@
 namespace weft {
 
 // Errors: kInvalidArgument (a dtype that is not allowed; parameters with different original, all-gather,
-// reduce or gradient dtypes: names the group, the kind of dtype, and the parameters).
+// reduce, master or gradient dtypes: names the group, the kind of dtype, and the parameters).
 absl::StatusOr<ParameterDTypes> AgreeOnDTypes(const std::string& group, const Parameters& parameters,
                                               const ShardingPolicy& policy);
 

@@ -66,6 +66,12 @@ absl::StatusOr<GroupSpec> SpecifyGroup(GroupMembers members, const ShardingPolic
                                                    " for each of ", parameters.size(), " parameters"));
   }
   WEFT_ASSIGN_OR_RETURN(const ParameterDTypes dtypes, AgreeOnDTypes(name, parameters, policy));
+  if (policy.shard_optimizer_over_replicas && dtypes.master != DType::kF32) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("parameter group '", name, "' has ", ToAbsl(Name(dtypes.master)),
+                     " masters, but replicas share the optimizer, and exchange updates in f32: switch "
+                     "shard_optimizer_over_replicas off"));
+  }
   absl::StatusOr<FlatLayout> layout = FlatLayout::Make(policy.layout, Describe(parameters, policy, buckets),
                                                        shard_size, AlignmentElements(dtypes));
   if (!layout.ok()) return Annotate(layout.status(), "parameter group '" + name + "'");

@@ -32,14 +32,15 @@ struct GroupSpec {
 
   // True if collectives use the image and the gradient image.
   bool is_zero_copy() const { return IsZeroCopy(layout.kind()); }
-  // Whether the image's dtype differs from the master's, which is fp32.
-  bool is_cast() const { return dtypes.param != DType::kF32; }
+  // Whether the image's dtype differs from the master's.
+  bool is_cast() const { return dtypes.param != dtypes.master; }
   // Whether the shard group has one rank.
   bool is_alone() const { return layout.shard_size() == 1; }
 
   size_t shard_bytes(int shard_rank, DType dtype) const {
     return static_cast<size_t>(layout.shard_elements(shard_rank)) * SizeOf(dtype);
   }
+  size_t master_bytes(int shard_rank) const { return shard_bytes(shard_rank, dtypes.master); }
   size_t gathered_bytes() const {
     return static_cast<size_t>(layout.gathered_elements()) * SizeOf(dtypes.param);
   }
@@ -52,7 +53,8 @@ struct GroupSpec {
 
 // `buckets`: the replicate bucket of each parameter, below `bucket_count`; empty: bucket 0 for all.
 // Errors: kInvalidArgument (a parameter listed twice; a shard dim out of range; parameters of one group whose
-// original, all-gather, reduce or gradient dtypes differ; buckets of another count).
+// original, all-gather, reduce, master or gradient dtypes differ; f64 masters with
+// the optimizer sharded over replicas; buckets of another count).
 absl::StatusOr<GroupSpec> SpecifyGroup(GroupMembers members, const ShardingPolicy& policy, int shard_size,
                                        const std::vector<int>& buckets, int bucket_count);
 

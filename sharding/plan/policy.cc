@@ -48,13 +48,18 @@ std::string_view Name(GradientSync sync) {
 }
 
 absl::Status ParameterDTypes::Validate() const {
-  WEFT_RETURN_IF_ERROR(CheckDType("param_dtype", param, {DType::kF32, DType::kBF16}));
-  WEFT_RETURN_IF_ERROR(CheckDType("reduce_dtype", reduce, {DType::kF32, DType::kBF16, DType::kF16}));
-  return CheckDType("gradient_dtype", gradient_dtype(), {DType::kF32, DType::kBF16});
+  WEFT_RETURN_IF_ERROR(CheckDType("param_dtype", param, {DType::kF32, DType::kBF16, DType::kF64}));
+  WEFT_RETURN_IF_ERROR(
+      CheckDType("reduce_dtype", reduce, {DType::kF32, DType::kBF16, DType::kF16, DType::kF64}));
+  WEFT_RETURN_IF_ERROR(
+      CheckDType("gradient_dtype", gradient_dtype(), {DType::kF32, DType::kBF16, DType::kF64}));
+  return CheckDType("master_dtype", master, {DType::kF32, DType::kF64});
 }
 
 DType ParameterDTypes::gradient_dtype() const {
-  return gradient.value_or(param == DType::kBF16 && reduce == DType::kBF16 ? DType::kBF16 : DType::kF32);
+  if (gradient.has_value()) return *gradient;
+  if (param == DType::kF64) return DType::kF64;
+  return param == DType::kBF16 && reduce == DType::kBF16 ? DType::kBF16 : DType::kF32;
 }
 
 ParameterDTypes ShardingPolicy::DTypesOf(const Parameter& parameter) const {
@@ -63,7 +68,7 @@ ParameterDTypes ShardingPolicy::DTypesOf(const Parameter& parameter) const {
 
 absl::Status ShardingPolicy::Validate() const {
   WEFT_RETURN_IF_ERROR((ParameterDTypes{param_dtype, reduce_dtype}.Validate()));
-  if (!(gradient_divide_factor > 0.0F) || std::isinf(gradient_divide_factor)) {
+  if (!(gradient_divide_factor > 0.0) || std::isinf(gradient_divide_factor)) {
     return absl::InvalidArgumentError(
         absl::StrCat("gradient_divide_factor is ", gradient_divide_factor, ": it must be a positive number"));
   }

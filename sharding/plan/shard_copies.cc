@@ -73,7 +73,7 @@ std::vector<PlacedCopy> PlanGradientCopyIn(const FlatLayout& layout, DType image
   return copies;
 }
 
-int64_t RunCopies(const std::vector<PlacedCopy>& copies, const void* source, void* target, float scale) {
+int64_t RunCopies(const std::vector<PlacedCopy>& copies, const void* source, void* target, double scale) {
   int64_t bytes = 0;
   for (const PlacedCopy& copy : copies) {
     copy.plan.Run(static_cast<const std::byte*>(source) + copy.source_byte,

@@ -28,6 +28,6 @@ std::vector<PlacedCopy> PlanGradientCopyIn(const FlatLayout& layout, DType image
 
 // Runs all copies, target = source * scale. Returns the bytes written.
 int64_t RunCopies(const std::vector<PlacedCopy>& copies, const void* source, void* target,
-                  float scale = 1.0F);
+                  double scale = 1.0);
 
 }  // namespace weft

@@ -23,27 +23,34 @@ WEFT_VECTOR_CLONES void ForEachPair(const std::byte* source, int64_t source_stri
   for (int64_t i = 0; i < count; ++i) to[i * target_stride] = step(from[i * source_stride]);
 }
 
-template <typename T>
-T FromFloat(float value) {
-  if constexpr (std::is_same_v<T, BF16>) return ToBF16(value);
-  if constexpr (std::is_same_v<T, F16>) return ToF16(value);
-  if constexpr (std::is_same_v<T, float>) return value;
+// The type in which elements are converted.
+template <typename Source, typename Target>
+using Arithmetic =
+    std::conditional_t<std::is_same_v<Source, double> || std::is_same_v<Target, double>, double, float>;
+
+template <typename T, typename Value>
+T Narrowed(Value value) {
+  if constexpr (std::is_same_v<T, BF16>) return ToBF16(static_cast<float>(value));
+  if constexpr (std::is_same_v<T, F16>) return ToF16(static_cast<float>(value));
+  if constexpr (std::is_arithmetic_v<T>) return static_cast<T>(value);
 }
 
-float AsFloat(float value) { return value; }
-float AsFloat(BF16 value) { return ToFloat(value); }
-float AsFloat(F16 value) { return ToFloat(value); }
+float Widened(float value) { return value; }
+float Widened(BF16 value) { return ToFloat(value); }
+float Widened(F16 value) { return ToFloat(value); }
+double Widened(double value) { return value; }
 
 template <typename Source, typename Target>
 void ConvertFloats(const std::byte* source, int64_t source_stride, std::byte* target, int64_t target_stride,
-                   int64_t count, float scale) {
+                   int64_t count, double scale) {
+  const auto factor = static_cast<Arithmetic<Source, Target>>(scale);
   ForEachPair<Source, Target>(source, source_stride, target, target_stride, count,
-                              [scale](Source value) { return FromFloat<Target>(AsFloat(value) * scale); });
+                              [factor](Source value) { return Narrowed<Target>(Widened(value) * factor); });
 }
 
 template <typename Source, typename Target>
 void ConvertIntegers(const std::byte* source, int64_t source_stride, std::byte* target, int64_t target_stride,
-                     int64_t count, float /*scale*/) {
+                     int64_t count, double /*scale*/) {
   ForEachPair<Source, Target>(source, source_stride, target, target_stride, count,
                               [](Source value) { return static_cast<Target>(value); });
 }
@@ -51,7 +58,7 @@ void ConvertIntegers(const std::byte* source, int64_t source_stride, std::byte* 
 // Copies bits unchanged, including NaN payloads. `Word` is an unsigned integer of the element's size.
 template <typename Word>
 void Move(const std::byte* source, int64_t source_stride, std::byte* target, int64_t target_stride,
-          int64_t count, float /*scale*/) {
+          int64_t count, double /*scale*/) {
   if (source == target && source_stride == target_stride) return;
   if (source_stride == 1 && target_stride == 1) {
     std::memcpy(target, source, static_cast<size_t>(count) * sizeof(Word));
@@ -83,6 +90,8 @@ RunKernel SelectFloatTarget(DType target) {
       return ConvertFloats<Source, BF16>;
     case DType::kF16:
       return ConvertFloats<Source, F16>;
+    case DType::kF64:
+      return ConvertFloats<Source, double>;
     default:
       return nullptr;
   }
@@ -96,11 +105,12 @@ RunKernel SelectConversion(DType source, DType target) {
       return SelectFloatTarget<BF16>(target);
     case DType::kF16:
       return SelectFloatTarget<F16>(target);
+    case DType::kF64:
+      return SelectFloatTarget<double>(target);
     case DType::kI32:
       return target == DType::kI64 ? ConvertIntegers<int32_t, int64_t> : nullptr;
     case DType::kI64:
       return target == DType::kI32 ? ConvertIntegers<int64_t, int32_t> : nullptr;
-    case DType::kF64:
     case DType::kI16:
     case DType::kI8:
     case DType::kU8:
@@ -111,10 +121,10 @@ RunKernel SelectConversion(DType source, DType target) {
 
 }  // namespace
 
-RunKernel SelectRunKernel(DType source, DType target, float scale) {
-  WEFT_CHECK(scale == 1.0F || IsFloating(source), "a copy of integers has a scale other than 1");
+RunKernel SelectRunKernel(DType source, DType target, double scale) {
+  WEFT_CHECK(scale == 1.0 || IsFloating(source), "a copy of integers has a scale other than 1");
   const RunKernel kernel =
-      source == target && scale == 1.0F ? SelectMove(source) : SelectConversion(source, target);
+      source == target && scale == 1.0 ? SelectMove(source) : SelectConversion(source, target);
   WEFT_CHECK(kernel != nullptr, "no cast between these dtypes");
   return kernel;
 }

@@ -11,10 +11,10 @@ namespace weft::internal {
 
 // Strides are in elements.
 using RunKernel = void (*)(const std::byte* source, int64_t source_stride, std::byte* target,
-                           int64_t target_stride, int64_t count, float scale);
+                           int64_t target_stride, int64_t count, double scale);
 
 // The kernel for a pair of dtypes. Equal dtypes with scale 1 are copied bit by bit.
 // REQUIRES: CopyPlan::Make accepts the pair; `scale` is 1 for integers.
-RunKernel SelectRunKernel(DType source, DType target, float scale);
+RunKernel SelectRunKernel(DType source, DType target, double scale);
 
 }  // namespace weft::internal

@@ -93,7 +93,7 @@ std::vector<CopyLoop> MergeLoops(const std::vector<CopyLoop>& loops) {
   return merged;
 }
 
-void LoopNest::Run(const std::byte* source, std::byte* target, int64_t begin, int64_t end, float scale,
+void LoopNest::Run(const std::byte* source, std::byte* target, int64_t begin, int64_t end, double scale,
                    int64_t source_origin, int64_t target_origin) const {
   const auto source_size = static_cast<int64_t>(source_bytes);
   const auto target_size = static_cast<int64_t>(target_bytes);

@@ -32,7 +32,7 @@ struct LoopNest {
 
   // Copies elements [begin, end). `source` and `target` point to the elements at offsets `source_origin` and
   // `target_origin` of the layouts.
-  void Run(const std::byte* source, std::byte* target, int64_t begin, int64_t end, float scale,
+  void Run(const std::byte* source, std::byte* target, int64_t begin, int64_t end, double scale,
            int64_t source_origin = 0, int64_t target_origin = 0) const;
 };
 

@@ -57,12 +57,12 @@ constexpr double kRoundToOnes = 0x1.8p52;
 constexpr double kRoundToLower = 0x1.8p4;
 
 // REQUIRES: count <= kBlock.
-template <typename Kind>
-WEFT_VECTOR_CLONES BlockSum SumBlock(const float* values, int64_t count, double scale) {
+template <typename Kind, typename T>
+WEFT_VECTOR_CLONES BlockSum SumBlock(const T* values, int64_t count, double scale) {
   uint64_t uppers[kLanes] = {};
   uint64_t lowers[kLanes] = {};
   double terms[kLanes] = {};
-  const auto add = [&](int64_t lane, float value) {
+  const auto add = [&](int64_t lane, T value) {
     const double term = Kind::Term(static_cast<double>(value) * scale);
     const double upper = term + kRoundToOnes;
     const double lower = (term - (upper - kRoundToOnes)) + kRoundToLower;
@@ -108,19 +108,21 @@ Wide SumAt(int level, const ReproducibleSum& sum) {
 }
 
 // The partial sum of one thread.
-template <typename Kind>
+template <typename Kind, typename T>
 class PartialSum {
  public:
-  void Add(const float* values, int64_t count) {
-    BlockSum block = SumBlock<Kind>(values, count, scale_);
+  explicit PartialSum(double unit) : factor_(1.0 / unit) {}
+
+  void Add(const T* values, int64_t count) {
+    BlockSum block = SumBlock<Kind>(values, count, scale_ * factor_);
     if (!block.fits) {
-      const float maximum = MaxMagnitude(values, count);
+      const T maximum = MaxMagnitude(values, count);
       if (!std::isfinite(maximum)) {
         ++sum_.numbers.back();
         return;
       }
-      MoveToLevel(LevelOf(Kind::Term(static_cast<double>(maximum))));
-      block = SumBlock<Kind>(values, count, scale_);
+      MoveToLevel(LevelOf(Kind::Term(static_cast<double>(maximum) * factor_)));
+      block = SumBlock<Kind>(values, count, scale_ * factor_);
     }
     upper_ += block.upper;
     lower_ += block.lower;
@@ -140,6 +142,7 @@ class PartialSum {
     scale_ = Kind::Scale(level);
   }
 
+  const double factor_;  // Converts values to the unit: a power of two.
   ReproducibleSum sum_;
   // The level of the values so far. Their remainders are summed at the level below.
   int level_ = ReproducibleSum::kLowestLevel + 1;
@@ -147,12 +150,12 @@ class PartialSum {
   Wide upper_ = 0, lower_ = 0;  // Pending sums at `level_` and at the level below, not yet in `sum_`.
 };
 
-template <typename Kind>
-ReproducibleSum Sum(const float* values, int64_t count) {
+template <typename Kind, typename T>
+ReproducibleSum Sum(const T* values, int64_t count, double unit) {
   ReproducibleSum total;
   std::mutex mutex;
   ParallelFor(count, kGrain, [&](int64_t begin, int64_t end) {
-    PartialSum<Kind> part;
+    PartialSum<Kind, T> part(unit);
     for (int64_t block = begin; block < end; block += kBlock) {
       part.Add(values + block, std::min(end - block, kBlock));
     }
@@ -160,6 +163,23 @@ ReproducibleSum Sum(const float* values, int64_t count) {
     total += part.Finish();
   });
   return total;
+}
+
+// MaxMagnitude. `Bits`: unsigned integer of the size of T.
+template <typename Bits, typename T>
+T Largest(const T* values, int64_t count) {
+  // Without the sign bit, floats are ordered like their bit patterns as integers; NaN is above infinity.
+  constexpr Bits kMagnitude = ~Bits{0} >> 1;
+  constexpr auto kInfinity = std::bit_cast<Bits>(std::numeric_limits<T>::infinity());
+  Bits largest = 0;
+  std::mutex mutex;
+  ParallelFor(count, kGrain, [&](int64_t begin, int64_t end) {
+    Bits part = 0;
+    for (int64_t i = begin; i < end; ++i) part = std::max(part, std::bit_cast<Bits>(values[i]) & kMagnitude);
+    const std::lock_guard lock(mutex);
+    largest = std::max(largest, part);
+  });
+  return std::bit_cast<T>(std::min(largest, kInfinity));
 }
 
 double ValueOf(const ReproducibleSum& sum) {
@@ -177,20 +197,14 @@ double ValueOf(const ReproducibleSum& sum) {
 
 }  // namespace
 
-float MaxMagnitude(const float* values, int64_t count) {
-  // Without the sign bit, floats are ordered like their bit patterns as integers; NaN is above infinity.
-  constexpr uint32_t kMagnitude = 0x7fffffffU;
-  constexpr uint32_t kInfinity = 0x7f800000U;
-  uint32_t largest = 0;
-  std::mutex mutex;
-  ParallelFor(count, kGrain, [&](int64_t begin, int64_t end) {
-    uint32_t part = 0;
-    for (int64_t i = begin; i < end; ++i)
-      part = std::max(part, std::bit_cast<uint32_t>(values[i]) & kMagnitude);
-    const std::lock_guard lock(mutex);
-    largest = std::max(largest, part);
-  });
-  return std::bit_cast<float>(std::min(largest, kInfinity));
+float MaxMagnitude(const float* values, int64_t count) { return Largest<uint32_t>(values, count); }
+
+double MaxMagnitude(const double* values, int64_t count) { return Largest<uint64_t>(values, count); }
+
+double UnitOf(double max_magnitude) {
+  if (max_magnitude == 0.0 || !std::isfinite(max_magnitude)) return 1.0;
+  // Products with the scale of any level that values need stay within the range of double.
+  return std::ldexp(1.0, std::clamp(std::ilogb(max_magnitude), -680, 900));
 }
 
 ReproducibleSum& ReproducibleSum::operator+=(const ReproducibleSum& other) {
@@ -198,13 +212,25 @@ ReproducibleSum& ReproducibleSum::operator+=(const ReproducibleSum& other) {
   return *this;
 }
 
-ReproducibleSum SumSquares(const float* values, int64_t count) { return Sum<Square>(values, count); }
+ReproducibleSum SumSquares(const float* values, int64_t count, double unit) {
+  return Sum<Square>(values, count, unit);
+}
 
-ReproducibleSum SumMagnitudes(const float* values, int64_t count) { return Sum<Magnitude>(values, count); }
+ReproducibleSum SumSquares(const double* values, int64_t count, double unit) {
+  return Sum<Square>(values, count, unit);
+}
 
-double TwoNormOf(const ReproducibleSum& sum) { return std::sqrt(ValueOf(sum)); }
+ReproducibleSum SumMagnitudes(const float* values, int64_t count, double unit) {
+  return Sum<Magnitude>(values, count, unit);
+}
 
-double OneNormOf(const ReproducibleSum& sum) { return ValueOf(sum); }
+ReproducibleSum SumMagnitudes(const double* values, int64_t count, double unit) {
+  return Sum<Magnitude>(values, count, unit);
+}
+
+double TwoNormOf(const ReproducibleSum& sum, double unit) { return std::sqrt(ValueOf(sum)) * unit; }
+
+double OneNormOf(const ReproducibleSum& sum, double unit) { return ValueOf(sum) * unit; }
 
 double ClipFactor(double norm, double max_norm) {
   if (max_norm == 0.0) return 1.0;

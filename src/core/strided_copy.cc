@@ -47,7 +47,7 @@ int64_t CopyPlan::elements() const {
   return count;
 }
 
-void CopyPlan::Run(const void* source, void* target, float scale) const {
+void CopyPlan::Run(const void* source, void* target, double scale) const {
   const internal::LoopNest nest{outer, inner, internal::SelectRunKernel(source_dtype, target_dtype, scale),
                                 SizeOf(source_dtype), SizeOf(target_dtype)};
   // Threads divide the elements and not the runs: a plan may be one long run or many short ones.
@@ -56,14 +56,14 @@ void CopyPlan::Run(const void* source, void* target, float scale) const {
   });
 }
 
-absl::Status StridedCopy(const TensorView& source, const TensorView& target, float scale) {
+absl::Status StridedCopy(const TensorView& source, const TensorView& target, double scale) {
   WEFT_ASSIGN_OR_RETURN(const CopyPlan plan, CopyPlan::Make(source, target));
   plan.Run(source.data, target.data, scale);
   return absl::OkStatus();
 }
 
 void ConvertRun(const void* source, DType source_dtype, void* target, DType target_dtype, int64_t count,
-                float scale) {
+                double scale) {
   const CopyPlan plan{source_dtype, target_dtype, {}, {count, 1, 1}};
   plan.Run(source, target, scale);
 }

@@ -78,15 +78,15 @@ absl::Status ShardedAdamW::CheckShards(size_t first, absl::Span<const ShardView>
   return absl::OkStatus();
 }
 
-std::vector<AdamWGroupStep> ShardedAdamW::ForAll(float gradient_scale) const {
+std::vector<AdamWGroupStep> ShardedAdamW::ForAll(double gradient_scale) const {
   return std::vector<AdamWGroupStep>(options_.size(), {.gradient_scale = gradient_scale});
 }
 
-absl::Status ShardedAdamW::Step(absl::Span<const ShardView> shards, float gradient_scale) {
+absl::Status ShardedAdamW::Step(absl::Span<const ShardView> shards, double gradient_scale) {
   return Step(shards, ForAll(gradient_scale));
 }
 
-absl::Status ShardedAdamW::Step(ShardedModel& model, float gradient_scale) {
+absl::Status ShardedAdamW::Step(ShardedModel& model, double gradient_scale) {
   return Step(model, ForAll(gradient_scale));
 }
 

@@ -53,7 +53,7 @@ absl::Status Train(weft::Bootstrap& ranks) {
     WEFT_ASSIGN_OR_RETURN(auto norm, model->ClipGradNorm(1.0));
     for (const weft::ShardView& shard : model->Shards()) {  // This rank's part of every parameter.
       for (int64_t i = 0; i < shard.elements(); ++i)
-        shard.data[i] -= kLearningRate * norm.factor * shard.grad[i];
+        shard.data[i] -= kLearningRate * static_cast<float>(norm.factor) * shard.grad[i];
     }
     model->ZeroGradients();
     last = *loss[0].As<float>() * ranks.size();

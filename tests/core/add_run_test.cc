@@ -41,6 +41,20 @@ TEST(AddRun, RoundsTheSumOnceForEveryPairOfDTypes) {
   }
 }
 
+TEST(AddRun, AddsInDoubleWhereF64TakesPart) {
+  constexpr double kScale = 1.0 / 3.0;
+  std::vector<double> sum(3001, 1.0);
+  const std::vector<float> addends = Ramp(3001, 0.1F);
+  AddRun(addends.data(), DType::kF32, sum.data(), DType::kF64, 3001, kScale);
+  for (size_t i = 0; i < sum.size(); ++i) ASSERT_EQ(sum[i], 1.0 + static_cast<double>(addends[i]) * kScale);
+  std::vector<float> rounded(3001, 0.3F);
+  AddRun(sum.data(), DType::kF64, rounded.data(), DType::kF32, 3001);
+  for (size_t i = 0; i < sum.size(); ++i) ASSERT_EQ(rounded[i], static_cast<float>(double{0.3F} + sum[i]));
+  const std::vector<double> before = sum;
+  AddRun(before.data(), DType::kF64, sum.data(), DType::kF64, 3001);
+  for (size_t i = 0; i < sum.size(); ++i) ASSERT_EQ(sum[i], before[i] + before[i]);
+}
+
 TEST(AddRun, GivesTheSameBitsInOneRunAndInPieces) {
   const std::vector<float> addends = Ramp(200000, 0.1F);
   std::vector<float> whole = Ramp(200000, 0.3F);

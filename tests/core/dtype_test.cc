@@ -161,6 +161,7 @@ TEST(DType, MatchesTheSizeAndKindOfItsCxxType) {
   EXPECT_EQ(SizeOf(kDTypeOf<int32_t>), sizeof(int32_t));
   EXPECT_EQ(SizeOf(kDTypeOf<int64_t>), sizeof(int64_t));
   EXPECT_TRUE(IsFloating(kDTypeOf<F16>));
+  EXPECT_TRUE(IsFloating(kDTypeOf<double>));
   EXPECT_FALSE(IsFloating(kDTypeOf<int32_t>));
 }
 

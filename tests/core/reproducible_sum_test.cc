@@ -137,6 +137,48 @@ TEST(ReproducibleSum, AddsSumsOfDifferentLevels) {
   }
 }
 
+// Doubles over the range of their exponents, in every order and partition.
+TEST(ReproducibleSum, SumsDoublesInAUnitNearTheLargest) {
+  for (const int exponent : {-700, -20, 0, 20, 1000}) {
+    for (const int64_t count : {1, 7, 70001}) {
+      std::mt19937_64 random(static_cast<uint64_t>(count));
+      std::vector<double> values(static_cast<size_t>(count));
+      for (double& value : values) {
+        value = std::ldexp(std::uniform_real_distribution<double>(-1.0, 1.0)(random),
+                           exponent - static_cast<int>(random() % 20));
+      }
+      const double unit = UnitOf(MaxMagnitude(values.data(), count));
+      long double squares = 0.0L;
+      long double magnitudes = 0.0L;
+      for (const double value : values) {
+        const long double in_unit = static_cast<long double>(value) / unit;
+        squares += in_unit * in_unit;
+        magnitudes += std::abs(in_unit);
+      }
+      const double two = TwoNormOf(SumSquares(values.data(), count, unit), unit) / unit;
+      const double one = OneNormOf(SumMagnitudes(values.data(), count, unit), unit) / unit;
+      EXPECT_NEAR(two, std::sqrt(squares), std::sqrt(squares) * 0x1p-50L) << exponent << ", " << count;
+      EXPECT_NEAR(one, magnitudes, magnitudes * 0x1p-50L) << exponent << ", " << count;
+      std::shuffle(values.begin(), values.end(), random);
+      ReproducibleSum parts = SumSquares(values.data(), count / 3, unit);
+      parts += SumSquares(values.data() + count / 3, count - count / 3, unit);
+      EXPECT_EQ(TwoNormOf(parts, unit) / unit, two);
+    }
+  }
+}
+
+TEST(ReproducibleSum, AddsFloatsAndDoublesInOneUnit) {
+  const float narrow = 3.0F;
+  const double wide = 4.0;
+  const double unit = UnitOf(std::ldexp(1.0, 300));
+  ReproducibleSum sum = SumSquares(&narrow, 1, 4.0);
+  sum += SumSquares(&wide, 1, 4.0);
+  EXPECT_EQ(TwoNormOf(sum, 4.0), 5.0);
+  EXPECT_EQ(unit, std::ldexp(1.0, 300));
+  EXPECT_EQ(UnitOf(0.0), 1.0);
+  EXPECT_EQ(UnitOf(std::numeric_limits<double>::infinity()), 1.0);
+}
+
 TEST(ReproducibleSum, IsInfiniteIfAnyValueIsNotFinite) {
   for (const float bad : {kInfinity, -kInfinity, std::nanf(""), -std::nanf("")}) {
     for (const size_t place : {0, 57, 40000, 69999}) {

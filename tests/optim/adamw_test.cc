@@ -53,6 +53,28 @@ TEST(AdamW, MatchesTheFormulaInDouble) {
   }
 }
 
+TEST(AdamW, UpdatesDoublesInDouble) {
+  const AdamWOptions options = {.lr = 0.01, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-6, .weight_decay = 0.2};
+  double param = 0.7;
+  double first = 0.0;
+  double second = 0.0;
+  double expected = param;
+  double m = 0.0;
+  double v = 0.0;
+  for (int64_t step = 1; step <= 20; ++step) {
+    const double grad = static_cast<double>(ValueAt(step)) / 3.0;
+    AdamWStep({AdamWSliceOf<double>{&param, &grad, &first, &second, 1}}, options, step, 1.0 / 3.0);
+    const double g = grad / 3.0;
+    m += (1.0 - options.beta1) * (g - m);
+    v = options.beta2 * v + (1.0 - options.beta2) * g * g;
+    const double first_correction = 1.0 - std::pow(options.beta1, static_cast<double>(step));
+    const double second_correction = 1.0 - std::pow(options.beta2, static_cast<double>(step));
+    expected -= expected * options.lr * options.weight_decay;
+    expected -= options.lr * (m / first_correction) / (std::sqrt(v / second_correction) + options.eps);
+    ASSERT_NEAR(param, expected, 1e-15) << "step " << step;
+  }
+}
+
 TEST(AdamW, GivesTheSameBitsForEveryDivisionIntoSlices) {
   constexpr int64_t kCount = 100003;
   const auto run = [](std::vector<int64_t> cuts, int threads) {

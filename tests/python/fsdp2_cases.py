@@ -858,6 +858,16 @@ def bf16_trains_near_float32(api: Interface) -> None:
         trains_as_unsharded(model, reference, lambda m, step, rank: squares(4, 9)(m, step, rank).float(), steps=3, tolerance=5e-2)
 
 
+@case
+def modules_may_be_cast_after_sharding(api: Interface) -> None:
+    model, reference = seeded(mlps), seeded(mlps).double()
+    for module in (*model, model):
+        api.shard(module)
+    model.double()
+    assert all(param.dtype == param.to_local().dtype == torch.float64 for param in model.parameters())
+    trains_as_unsharded(model, reference, lambda m, step, rank: squares(4, 9)(lambda x: m(x.double()), step, rank))
+
+
 # States.
 
 
@@ -1077,16 +1087,6 @@ def torch_only(function: Callable[[], None]) -> Callable[[Interface], None]:
 
     CASES[function.__name__] = check
     return check
-
-
-@torch_only
-def modules_may_be_cast_after_sharding() -> None:
-    model, reference = seeded(mlps), seeded(mlps).double()
-    for module in (*model, model):
-        torch_fully_shard(module)
-    model.double()
-    assert all(param.dtype == param.to_local().dtype == torch.float64 for param in model.parameters())
-    trains_as_unsharded(model, reference, lambda m, step, rank: squares(4, 9)(lambda x: m(x.double()), step, rank))
 
 
 @torch_only

@@ -85,9 +85,9 @@ struct OpOptions {
   // REQUIRES: every rank of the gate's group submits the gate before this operation. Otherwise ranks may
   // deadlock.
   const Work* gate = nullptr;
-  // Factor of a sum of f32, bf16 or f16, applied in f32 before the result is rounded to the dtype.
-  // REQUIRES: the same on all ranks.
-  float scale = 1.0F;
+  // Factor of a sum of floating-point numbers, applied before the result is rounded to the dtype: in f64 for
+  // f64, otherwise in f32. REQUIRES: the same on all ranks.
+  double scale = 1.0;
 };
 
 }  // namespace weft

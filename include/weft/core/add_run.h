@@ -1,4 +1,4 @@
-// Addition of contiguous runs of elements, computed in fp32 for every storage dtype.
+// Addition of contiguous runs of elements, computed in double if either dtype is f64, otherwise in float.
 //
 // Thread safety: free functions; loops run on the calling rank's threads.
 #pragma once
@@ -13,6 +13,6 @@ namespace weft {
 // result has the same bits at every position in a run.
 // REQUIRES: both dtypes are floating-point; source and target do not overlap.
 void AddRun(const void* source, DType source_dtype, void* target, DType target_dtype, int64_t count,
-            float scale = 1.0F);
+            double scale = 1.0);
 
 }  // namespace weft

@@ -87,10 +87,10 @@ constexpr size_t SizeOf(DType dtype) {
   }
   return 0;
 }
-// The floating-point dtypes that convert to each other, and whose arithmetic is done in float. Not f64, which
-// the collectives move and reduce, and nothing else computes with.
+// The floating-point dtypes, which convert to each other. Arithmetic is done in float, and in double where
+// f64 takes part.
 constexpr bool IsFloating(DType dtype) {
-  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
+  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16 || dtype == DType::kF64;
 }
 
 // Returns "f32", "bf16", "f16", "i32", "i64", "f64", "i16", "i8" or "u8".

@@ -16,6 +16,8 @@
 // Error: each term is off by at most half a multiple at the lower of the two levels, and the largest term
 // exceeds 2^47 of those multiples. Over n values, the relative error is below n 2^-49 for the 2-norm and
 // below n 2^-48 for the 1-norm.
+// Doubles: a square is rounded to double first. The levels have the range of floats, so doubles are summed
+// in a common unit, a power of two near the largest of all values.
 // Source: Demmel and Nguyen, "Parallel Reproducible Summation", 2015, use the same kind of bins.
 //
 // Thread safety: free functions; loops run on the calling rank's threads.
@@ -29,6 +31,11 @@ namespace weft {
 
 // The largest |value|; 0 for no values; infinity if any value is infinite or NaN.
 float MaxMagnitude(const float* values, int64_t count);
+double MaxMagnitude(const double* values, int64_t count);
+
+// A power of two near `max_magnitude`, within [2^-680, 2^900]; 1 for 0 and infinity. In this unit, doubles of
+// at most that magnitude have the range of floats. A norm below 2^-800 loses bits.
+double UnitOf(double max_magnitude);
 
 // Exact partial sum of squares or of magnitudes. Partial sums of up to 2^20 sets (for example ranks) may be
 // added element by element.
@@ -44,13 +51,17 @@ struct ReproducibleSum {
   std::array<int64_t, (kHighestLevel - kLowestLevel + 1)* kLimbs + 1> numbers = {};
 };
 
-ReproducibleSum SumSquares(const float* values, int64_t count);
-ReproducibleSum SumMagnitudes(const float* values, int64_t count);
+// The values are counted in `unit`. REQUIRES: all sets that are added have the same unit; that of sets with
+// doubles is UnitOf the largest magnitude of all.
+ReproducibleSum SumSquares(const float* values, int64_t count, double unit = 1.0);
+ReproducibleSum SumSquares(const double* values, int64_t count, double unit);
+ReproducibleSum SumMagnitudes(const float* values, int64_t count, double unit = 1.0);
+ReproducibleSum SumMagnitudes(const double* values, int64_t count, double unit);
 
 // The square root of a sum of squares. Infinity if any value was infinite or NaN.
-double TwoNormOf(const ReproducibleSum& sum);
+double TwoNormOf(const ReproducibleSum& sum, double unit = 1.0);
 // The value of a sum of magnitudes. Infinity if any value was infinite or NaN.
-double OneNormOf(const ReproducibleSum& sum);
+double OneNormOf(const ReproducibleSum& sum, double unit = 1.0);
 
 // min(1, max_norm / (norm + 1e-6)), as in PyTorch's clip_grad_norm_. Returns 1 if max_norm is 0 (clipping is
 // off).

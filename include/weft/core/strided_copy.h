@@ -1,5 +1,7 @@
 // Copies between strided tensors of the same shape, with dtype conversion and scaling fused into one pass.
 //
+// Elements are computed in double if either dtype is f64, else in float, to which `scale` is rounded.
+//
 // A CopyPlan is the pure part: it merges and orders the dims once. Run then loops over contiguous runs. An
 // element's result has the same bits at every offset, alignment and run length.
 //
@@ -39,16 +41,16 @@ struct CopyPlan {
   // conversion from i64 to i32 keeps the low bits.
   // REQUIRES: `scale` is 1 for integers. Source and target do not overlap, or are the same memory with the
   // same layout and dtype.
-  void Run(const void* source, void* target, float scale = 1.0F) const;
+  void Run(const void* source, void* target, double scale = 1.0) const;
 };
 
 // Makes a plan and runs it.
 // Errors: as CopyPlan::Make.
-absl::Status StridedCopy(const TensorView& source, const TensorView& target, float scale = 1.0F);
+absl::Status StridedCopy(const TensorView& source, const TensorView& target, double scale = 1.0);
 
 // target[i] = source[i] * scale, converted, for `count` contiguous elements.
 // REQUIRES: as CopyPlan::Make and Run.
 void ConvertRun(const void* source, DType source_dtype, void* target, DType target_dtype, int64_t count,
-                float scale = 1.0F);
+                double scale = 1.0);
 
 }  // namespace weft

@@ -1,5 +1,6 @@
 // AdamW kernel (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019, algorithm 2) on slices
-// of local memory. Master weights, gradients and both moments are fp32. One pass over memory.
+// of local memory. Master weights, gradients and both moments are of one type, float or double. One pass over
+// memory.
 #pragma once
 
 #include <cstdint>
@@ -18,13 +19,15 @@ struct AdamWOptions {
 
 // Contiguous elements of one parameter or of several adjacent ones, with their gradients and moments.
 // REQUIRES: the moments are zero before the first step.
-struct AdamWSlice {
-  float* param;
-  const float* grad;
-  float* first_moment;
-  float* second_moment;
+template <typename T>
+struct AdamWSliceOf {
+  T* param;
+  const T* grad;
+  T* first_moment;
+  T* second_moment;
   int64_t count;
 };
+using AdamWSlice = AdamWSliceOf<float>;
 
 // Applies update number `step`, counted from 1, in the order of operations of torch.optim.AdamW:
 //   g = grad * gradient_scale,  p -= p * lr * weight_decay,
@@ -36,6 +39,8 @@ struct AdamWSlice {
 //
 // Thread safety: any thread may call. A call uses the ThreadCount() threads of the calling thread.
 void AdamWStep(absl::Span<const AdamWSlice> slices, const AdamWOptions& options, int64_t step,
-               float gradient_scale = 1.0F);
+               double gradient_scale = 1.0);
+void AdamWStep(absl::Span<const AdamWSliceOf<double>> slices, const AdamWOptions& options, int64_t step,
+               double gradient_scale = 1.0);
 
 }  // namespace weft

@@ -36,7 +36,7 @@ struct AdamWParamGroup {
 
 // One step's treatment of the parameters that share an entry of ShardedAdamW::options().
 struct AdamWGroupStep {
-  float gradient_scale = 1.0F;  // The clipping factor; multiplies the gradients.
+  double gradient_scale = 1.0;  // The clipping factor; multiplies the gradients.
   // The step skips the parameters: they do not decay, and their moments and numbers of updates stay the same.
   bool frozen = false;
 };
@@ -58,13 +58,13 @@ class ShardedAdamW {
   // do not change, nor do their moments and their number of updates. `gradient_scale`, the clipping factor,
   // multiplies the gradients.
   // Errors: kInvalidArgument (not the shards of the constructor; nothing was updated).
-  absl::Status Step(absl::Span<const ShardView> shards, float gradient_scale = 1.0F);
+  absl::Status Step(absl::Span<const ShardView> shards, double gradient_scale = 1.0);
   // The same with one treatment for each entry of options(). REQUIRES: as many as there are entries.
   absl::Status Step(absl::Span<const ShardView> shards, absl::Span<const AdamWGroupStep> groups);
   // The same for all shards of the model. Updated shards are communicated while later ones are updated: see
   // ShardedModel::UpdateShards.
   // Errors: those of ShardedModel::CheckGradientsReduced; then nothing was updated or counted.
-  absl::Status Step(ShardedModel& model, float gradient_scale = 1.0F);
+  absl::Status Step(ShardedModel& model, double gradient_scale = 1.0);
   absl::Status Step(ShardedModel& model, absl::Span<const AdamWGroupStep> groups);
 
   // The constructor's options, followed by those of each parameter group. May be changed between steps, for
@@ -92,7 +92,7 @@ class ShardedAdamW {
     int64_t steps = 0;  // Updates with a gradient, unless frozen.
   };
   // The same treatment for all entries of options_.
-  std::vector<AdamWGroupStep> ForAll(float gradient_scale) const;
+  std::vector<AdamWGroupStep> ForAll(double gradient_scale) const;
   absl::Status CheckCount(size_t shards) const;
   // Checks that `shards` are those of moments_[first] and the following.
   absl::Status CheckShards(size_t first, absl::Span<const ShardView> shards) const;

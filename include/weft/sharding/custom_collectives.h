@@ -23,6 +23,7 @@
 #include <absl/types/span.h>
 
 #include "weft/comm/types.h"
+#include "weft/core/tensor_view.h"
 #include "weft/mesh/process_group.h"
 
 namespace weft {
@@ -65,10 +66,10 @@ using StartedCollective = absl::StatusOr<std::unique_ptr<PendingCollective>>;
 using CustomAllGather = std::function<StartedCollective(const AllGatherRequest&)>;
 using CustomReduceScatter = std::function<StartedCollective(const ReduceScatterRequest&)>;
 
-// Called with the result of one reduction, in fp32, before it is added to the reduced sum. `shard`: the
-// elements that this rank updates. The hook may change them, and may communicate: it runs on the thread that
-// drives the model, at the end of the last backward, in the order of submission, so at the same place on all
-// ranks. An error fails the model.
-using GradientHook = std::function<absl::Status(const std::string& group, absl::Span<float> shard)>;
+// Called with the result of one reduction, in the group's master dtype, before it is added to the reduced
+// sum. `shard`: the elements that this rank updates, [n]. The hook may change them, and may communicate: it
+// runs on the thread that drives the model, at the end of the last backward, in the order of submission, so
+// at the same place on all ranks. An error fails the model.
+using GradientHook = std::function<absl::Status(const std::string& group, const TensorView& shard)>;
 
 }  // namespace weft

@@ -17,8 +17,9 @@ struct ClipSet {
 };
 
 struct GradientNorm {
-  double norm;   // Of all parameters of a set, before clipping; infinite if a gradient is not finite.
-  float factor;  // Multiply gradients by this: ClipFactor(norm, max_norm).
+  double norm;  // Of all parameters of a set, before clipping; infinite if a gradient is not finite.
+  // Multiply gradients by this, rounded to their dtype: ClipFactor(norm, max_norm).
+  double factor;
 };
 
 }  // namespace weft

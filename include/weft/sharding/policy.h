@@ -22,12 +22,17 @@
 namespace weft {
 
 struct ParameterDTypes {
-  // Dtype of all-gathers, forward and backward: f32 or bf16. The master shard is always fp32.
+  // Dtype of all-gathers, forward and backward: f32, bf16 or f64.
   DType param = DType::kF32;
-  // Dtype in which gradients are exchanged: f32, bf16 or f16. Sums are accumulated in fp32.
+  // Dtype in which gradients are exchanged: f32, bf16, f16 or f64. Sums over ranks are accumulated in f64 for
+  // f64, otherwise in fp32.
   DType reduce = DType::kF32;
-  // Dtype of the gradients that backward writes: f32 or bf16. Unset: bf16 if both others are bf16, else f32.
+  // Dtype of the gradients that backward writes: f32, bf16 or f64. Unset: bf16 if `param` and `reduce` are
+  // bf16, f64 if `param` is, else f32.
   std::optional<DType> gradient = std::nullopt;
+  // Dtype of the master shard, and of the sums of its gradients over microbatches: f32 or f64. f64 is for
+  // clients of ShardedGroups: modules of FullyShard and ShardedAdamW compute in fp32.
+  DType master = DType::kF32;
 
   DType gradient_dtype() const;
   // Errors: kInvalidArgument (names the option, its value and what is allowed).
@@ -94,7 +99,7 @@ struct ShardingPolicy {
   std::optional<DType> output_dtype = std::nullopt;
   // Divisor of summed gradients, in addition to the division in the loss. In f16 a power of two near its
   // square root is divided out before the exchange, so that sums do not overflow, and the rest afterwards.
-  float gradient_divide_factor = 1.0F;
+  double gradient_divide_factor = 1.0;
   // Bounds on the operations in flight during backward: reduce-scatters, each of which keeps one group's full
   // gradients alive (0: backward waits for each), and all-reduces (at least 1).
   int max_reduce_scatters = 2;

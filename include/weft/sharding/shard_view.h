@@ -4,6 +4,7 @@
 // Thread safety: a value. The memory belongs to the parameter group.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 
@@ -22,6 +23,16 @@ struct ShardView {
   // [piece.elements()], summed over all ranks; null while there are no reduced gradients, and for a parameter
   // without a gradient: frozen, or unused (UnusedGradients).
   float* grad;
+
+  int64_t elements() const { return piece.elements(); }
+};
+
+// The same for a group whose master may be in f64: `data` and `grad` are of its master dtype.
+struct MasterView {
+  const Parameter* parameter;
+  ShardPiece piece;
+  std::byte* data;
+  std::byte* grad;
 
   int64_t elements() const { return piece.elements(); }
 };

@@ -119,7 +119,7 @@ class ShardedGroups {
   void SetUnshardInBackward(int group, bool unshard);
   void SetForwardPrefetch(int group, std::vector<int> next);
   void SetBackwardPrefetch(int group, std::vector<int> next);
-  void SetGradientDivideFactor(int group, float factor);
+  void SetGradientDivideFactor(int group, double factor);
   void SetCustomAllGather(int group, CustomAllGather all_gather);
   void SetCustomReduceScatter(int group, CustomReduceScatter reduce_scatter);
   void SetGradientHook(int group, GradientHook hook);
@@ -132,8 +132,11 @@ class ShardedGroups {
 
   // See the functions of the same names of ShardedModel.
   absl::Status CheckGradientsReduced() const;
+  // Groups with f64 masters (ParameterDTypes) have no ShardViews: Shards REQUIRES fp32 masters, of the group
+  // or of all, and for CurrentShards and UpdateShards they are an error. Masters lists the shards of any.
   std::vector<ShardView> Shards() const;
   std::vector<ShardView> Shards(int group) const;
+  std::vector<MasterView> Masters(int group) const;
   absl::StatusOr<std::vector<ShardView>> CurrentShards();
   absl::Status UpdateShards(const ShardUpdate& update);
   absl::Status BeginWriting();
@@ -175,8 +178,8 @@ class ShardedGroups {
   absl::Status CreateGroups(std::vector<GroupSpec> specs, std::vector<SharedBlock> images,
                             const ShardLoader& loader);
   absl::Status CreateSchedule(const DeviceMesh& mesh, std::vector<PassEvent> module_order);
-  // By set: this rank's reduced gradients, without those that another replica counts.
-  std::vector<std::vector<absl::Span<const float>>> GradientsToCount(absl::Span<const ClipSet> sets) const;
+  // Errors: kFailedPrecondition (a group has f64 masters).
+  absl::Status CheckMastersAreF32() const;
 
   const ShardingPolicy policy_;
   const ResidencyChoice residency_;

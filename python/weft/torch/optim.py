@@ -1,4 +1,4 @@
-"""AdamW in one pass over memory, for the shards of weft.fully_shard and for ordinary float32 parameters."""
+"""AdamW in one pass over memory, for the shards of weft.fully_shard and for ordinary parameters."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
-from weft._core import adamw_step
+from weft._core import adamw_step_f32, adamw_step_f64
+
+_STEPS = {torch.float32: adamw_step_f32, torch.float64: adamw_step_f64}
 
 _ALIGNMENT = 64  # Bytes of a cache line.
 
@@ -20,7 +22,8 @@ class AdamW(torch.optim.Optimizer):
     """torch.optim.AdamW with weft's kernel: the same update within rounding, the same state_dict.
 
     Parameters, gradients and moments are read and written once a step. Parameters are DTensors or tensors in
-    float32 on the CPU. `step(gradient_scale=...)` multiplies the gradients, for example by a clipping factor.
+    float32 or float64 on the CPU, with gradients and moments in the same dtype. `step(gradient_scale=...)`
+    multiplies the gradients, for example by a clipping factor.
 
     Errors: ValueError (an option out of range), RuntimeError (a parameter or gradient of another dtype or layout;
     then nothing has changed).
@@ -70,12 +73,12 @@ class AdamW(torch.optim.Optimizer):
         self._create_states([param for _, params in updates for param in params if not self.state[param]])
         updates = [(group, [self._slice(param) for param in params]) for group, params in updates]
         for group, slices in updates:
-            by_step: dict[int, list] = {}
-            for step, addresses in slices:
+            by_step: dict[tuple[int, torch.dtype], list] = {}
+            for step, dtype, addresses in slices:
                 step += 1
-                by_step.setdefault(int(step), []).append(addresses)
-            for number, addresses in by_step.items():
-                adamw_step(
+                by_step.setdefault((int(step), dtype), []).append(addresses)
+            for (number, dtype), addresses in by_step.items():
+                _STEPS[dtype](
                     addresses,
                     lr=float(group["lr"]),
                     beta1=group["betas"][0],
@@ -88,18 +91,19 @@ class AdamW(torch.optim.Optimizer):
                 )
         return loss
 
-    def _slice(self, param: Tensor) -> tuple[Tensor, tuple[int, int, int, int, int]]:
-        """The step count of a parameter, and the addresses that a step reads and writes."""
+    def _slice(self, param: Tensor) -> tuple[Tensor, torch.dtype, tuple[int, int, int, int, int]]:
+        """The step count of a parameter, its dtype, and the addresses that a step reads and writes."""
         state = self.state[param]
         tensors = [_local(t) for t in (param, param.grad, state["exp_avg"], state["exp_avg_sq"])]
-        count = tensors[0].numel()
+        count, dtype = tensors[0].numel(), tensors[0].dtype
         for tensor in tensors:
-            if tensor.dtype != torch.float32 or tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.numel() != count:
+            if dtype not in _STEPS or tensor.dtype != dtype or tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.numel() != count:
                 raise RuntimeError(
-                    f"weft.AdamW updates contiguous float32 tensors on the CPU, but one of a parameter of shape {tuple(param.shape)} "
-                    f"is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}, strides {tensor.stride()}"
+                    f"weft.AdamW updates contiguous tensors on the CPU, all in float32 or all in float64, but one of a {dtype} parameter "
+                    f"of shape {tuple(param.shape)} is {tensor.dtype} {tuple(tensor.shape)} on {tensor.device}, "
+                    f"strides {tensor.stride()}"
                 )
-        return state["step"], (*(tensor.data_ptr() for tensor in tensors), count)
+        return state["step"], dtype, (*(tensor.data_ptr() for tensor in tensors), count)
 
     def _create_states(self, params: list[Tensor]) -> None:
         """Creates the states of parameters that have none, with moments of zero."""

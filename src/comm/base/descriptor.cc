@@ -31,7 +31,7 @@ std::string ToString(const Descriptor& descriptor) {
   std::string text = absl::StrCat(ToAbsl(Name(descriptor.kind)), " of ", descriptor.total_count, " ",
                                   ToAbsl(Name(descriptor.dtype)));
   if (Reduces(descriptor.kind)) absl::StrAppend(&text, " by ", ToAbsl(Name(descriptor.reduce)));
-  if (descriptor.scale != 1.0F) absl::StrAppend(&text, " times ", descriptor.scale);
+  if (descriptor.scale != 1.0) absl::StrAppend(&text, " times ", descriptor.scale);
   absl::StrAppend(&text, ", sequence ", descriptor.sequence);
   if (descriptor.generation != 0) absl::StrAppend(&text, ", generation ", descriptor.generation);
   return text;

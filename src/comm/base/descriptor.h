@@ -20,12 +20,12 @@ struct Descriptor {
   // total.
   uint64_t counts_hash = 0;
   int64_t total_count = 0;  // Elements. 0 if the total may differ between ranks.
+  double scale = 1.0;       // OpOptions::scale.
   uint32_t generation = 0;  // Number of resets of the engine after errors.
   OpKind kind = OpKind::kBarrier;
   DType dtype = DType::kF32;
   ReduceOp reduce = ReduceOp::kSum;
   WireCompression wire_compression = WireCompression::kNone;
-  float scale = 1.0F;      // OpOptions::scale.
   bool any_dtype = false;  // The rank moves no elements, and knows no dtype. Any dtype of its peers matches.
   // No operation: the rank submits nothing at this sequence or later. See Note [Leaving].
   bool leaves = false;

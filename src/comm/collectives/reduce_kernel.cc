@@ -261,7 +261,7 @@ void RunTyped(const ReduceProgram& program, absl::Span<const LeafSource> leaves,
     if (direct) continue;
     const auto* block = reinterpret_cast<const std::byte*>(result);
     if (!plain) {
-      ConvertRun(result, kDTypeOf<T>, out, target.dtype, length, static_cast<float>(target.scale));
+      ConvertRun(result, kDTypeOf<T>, out, target.dtype, length, target.scale);
       block = out;
     } else {
       CopyBytes(out, block, bytes, target.nontemporal);

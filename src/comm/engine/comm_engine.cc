@@ -53,17 +53,17 @@ absl::Status CheckPredecessor(const OperationRecord& earlier, bool same_engine, 
       absl::StrCat("cannot start after ", Describe(earlier), ": ", earlier.error.message()));
 }
 
-absl::Status CheckReduce(ReduceOp op, DType dtype, float scale, std::string_view what) {
-  const bool is_integer = !IsFloating(dtype) && dtype != DType::kF64;
+absl::Status CheckReduce(ReduceOp op, DType dtype, double scale, std::string_view what) {
+  const bool is_integer = !IsFloating(dtype);
   const bool is_bitwise = op == ReduceOp::kBitAnd || op == ReduceOp::kBitOr || op == ReduceOp::kBitXor;
   if (op == ReduceOp::kAverage && is_integer) {
     return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": an average of ", ToAbsl(Name(dtype)),
                                                    " is not defined; use a sum, and divide it"));
   }
-  if (scale != 1.0F && (op != ReduceOp::kSum || !IsFloating(dtype))) {
+  if (scale != 1.0 && (op != ReduceOp::kSum || is_integer)) {
     return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": a ", ToAbsl(Name(op)), " of ",
                                                    ToAbsl(Name(dtype)), " with the factor ", scale,
-                                                   "; only sums of f32, bf16 and f16 are scaled"));
+                                                   "; only sums of floating-point numbers are scaled"));
   }
   if (is_bitwise && !is_integer) {
     return absl::InvalidArgumentError(absl::StrCat(ToAbsl(what), ": a ", ToAbsl(Name(op)), " of ",

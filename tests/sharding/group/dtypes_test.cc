@@ -1,5 +1,6 @@
 // DTypes of a group, and division of its gradients.
 #include <array>
+#include <cmath>
 #include <limits>
 
 #include <gmock/gmock.h>
@@ -42,6 +43,7 @@ TEST(GroupDTypes, NameTheParametersThatDisagree) {
   expect_refused({.param = DType::kBF16}, "all-gather dtypes", "bf16");
   expect_refused({.reduce = DType::kF16}, "reduce dtypes", "f16");
   expect_refused({.gradient = DType::kBF16}, "gradient dtypes", "bf16");
+  expect_refused({.master = DType::kF64}, "master dtypes", "f64");
 }
 
 TEST(GroupDTypes, NameTheParametersWhoseStorageDisagrees) {
@@ -66,6 +68,7 @@ TEST(GroupDTypes, RefuseUnsupportedDTypes) {
               StatusIs(kInvalid, AllOf(HasSubstr("'p0' of group 'block'"), HasSubstr("param_dtype is f16"))));
   EXPECT_THAT(refused({.reduce = DType::kI32}), StatusIs(kInvalid, HasSubstr("reduce_dtype is i32")));
   EXPECT_THAT(refused({.gradient = DType::kF16}), StatusIs(kInvalid, HasSubstr("gradient_dtype is f16")));
+  EXPECT_THAT(refused({.master = DType::kBF16}), StatusIs(kInvalid, HasSubstr("master_dtype is bf16")));
 }
 
 TEST(GroupDTypes, MayDifferBetweenGroups) {
@@ -88,6 +91,58 @@ TEST(GroupDTypes, MayDifferBetweenGroups) {
     }
     return fixture.context->FinishBackward();
   });
+}
+
+TEST(GroupDTypes, RefuseF64MastersWhoseReplicasShareTheOptimizer) {
+  ShardingPolicy policy = WithDTypes({"p0"}, {.master = DType::kF64});
+  policy.shard_optimizer_over_replicas = true;
+  GroupMembers members{"block", -1, MakeParameters({{2}})};
+  EXPECT_THAT(SpecifyGroup(std::move(members), policy, 2, {}, 1),
+              StatusIs(kInvalid, AllOf(HasSubstr("'block' has f64 masters"),
+                                       HasSubstr("switch shard_optimizer_over_replicas off"))));
+}
+
+// A third of the sum over ranks and over two reductions, with values that need double.
+TEST(GroupDTypes, MayHaveMastersAndSumsInF64) {
+  constexpr int64_t kCount = 40;
+  const auto value = [](int rank, int64_t i) { return 1.0 + std::ldexp(static_cast<double>(i + rank), -45); };
+  for (const int ranks : {1, 2, 3}) {
+    RunRanks(NodeMap::OneNode(ranks), [&](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap));
+      for (ShardingPolicy policy : PolicyOfEachLayout()) {
+        policy.gradient_divide_factor = 3.0;
+        policy.dtypes_of = [](const Parameter&) {
+          return ParameterDTypes{
+              .param = DType::kF64, .reduce = DType::kF64, .gradient = std::nullopt, .master = DType::kF64};
+        };
+        WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(MakeParameters({{kCount}}), policy));
+        WEFT_RETURN_IF_ERROR(Gather(*group));
+        const Parameter& parameter = *group->parameters()[0];
+        for (int64_t i = 0; i < kCount; ++i) {
+          EXPECT_EQ(parameter.data.As<double>()[i], static_cast<double>(i));
+        }
+        WEFT_RETURN_IF_ERROR(group->Reshard());
+        for (const int time : {1, 2}) {
+          WEFT_RETURN_IF_ERROR(group->PrepareGradients());
+          for (int64_t i = 0; i < kCount; ++i) {
+            parameter.grad.As<double>()[i] = time * value(bootstrap.rank(), i);
+          }
+          group->parameters()[0]->BeginGradWrite();
+          WEFT_RETURN_IF_ERROR(group->ReduceGradients());
+        }
+        WEFT_RETURN_IF_ERROR(fixture.context->FinishBackward());
+        for (const MasterView& shard : group->Masters()) {
+          const auto* gradient = reinterpret_cast<const double*>(shard.grad);
+          for (int64_t i = 0; i < shard.elements(); ++i) {
+            double sum = 0.0;
+            for (int rank = 0; rank < ranks; ++rank) sum += value(rank, shard.piece.start + i);
+            EXPECT_EQ(gradient[i], sum * (1.0 / 3.0) + 2.0 * sum * (1.0 / 3.0)) << ranks << " ranks";
+          }
+        }
+      }
+      return absl::OkStatus();
+    });
+  }
 }
 
 TEST(DivideScales, DivideOnlyAfterTheReductionExceptInF16) {

@@ -160,7 +160,7 @@ TEST(ShardedModel, WaitsForReductionsOnlyInTheLastBackward) {
   WithToyModel(2, policy, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
     // Without a hook, a finished reduction may be delivered before FinishBackward.
     for (const auto& group : model.sharded_groups().groups()) {
-      group->SetGradientHook([](const std::string&, absl::Span<float>) { return absl::OkStatus(); });
+      group->SetGradientHook([](const std::string&, const TensorView&) { return absl::OkStatus(); });
     }
     model.SetIsLastBackward(false);
     WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));

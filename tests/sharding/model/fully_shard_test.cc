@@ -206,7 +206,7 @@ TEST(FullyShard, ReportsANanGradientOnAllRanks) {
     if (rank == 1) model.Shards().back().grad[0] = std::numeric_limits<float>::quiet_NaN();
     WEFT_ASSIGN_OR_RETURN(const GradientNorm norm, model.ClipGradNorm(1.0));
     EXPECT_EQ(norm.norm, std::numeric_limits<double>::infinity());
-    EXPECT_EQ(norm.factor, 0.0F);
+    EXPECT_EQ(norm.factor, 0.0);
     return absl::OkStatus();
   });
 }

@@ -43,7 +43,7 @@ TEST(ClipGradNorm, GivesTheSameBitsOnEveryMeshForEveryNorm) {
   for (const NormType type : kNormTypes) {
     ExpectTheSameBitsOnEveryMesh([&](ShardedModel& model) -> absl::StatusOr<std::vector<double>> {
       WEFT_ASSIGN_OR_RETURN(const GradientNorm norm, model.ClipGradNorm(0.25, type));
-      EXPECT_EQ(norm.factor, static_cast<float>(std::min(1.0, 0.25 / (norm.norm + 1e-6))));
+      EXPECT_EQ(norm.factor, std::min(1.0, 0.25 / (norm.norm + 1e-6)));
       return std::vector<double>{norm.norm};
     });
   }
@@ -98,9 +98,9 @@ TEST(ClipGradNorms, ClipsEachSetByItsOwnNormAndLimit) {
     const ClipSet sets[] = {SetOf("scale", 0.25 * scales), SetOf("weight", 0)};
     WEFT_ASSIGN_OR_RETURN(const std::vector<GradientNorm> norms, model.ClipGradNorms(sets));
     EXPECT_EQ(norms[0].norm, scales);
-    EXPECT_EQ(norms[0].factor, static_cast<float>(ClipFactor(scales, 0.25 * scales)));
+    EXPECT_EQ(norms[0].factor, ClipFactor(scales, 0.25 * scales));
     EXPECT_EQ(norms[1].norm, weights);
-    EXPECT_EQ(norms[1].factor, 1.0F);
+    EXPECT_EQ(norms[1].factor, 1.0);
     // A parameter counts in the first set that matches it.
     const ClipSet nested[] = {SetOf("layers.1", 0), SetOf("", 0)};
     WEFT_ASSIGN_OR_RETURN(const std::vector<GradientNorm> first, model.ClipGradNorms(nested));

@@ -20,7 +20,8 @@ TEST(GradientHook, SeesEachReductionOnceBeforeItIsAdded) {
       policy.reduce_dtype = dtype;
       WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(MakeParameters({{16}}), policy));
       std::vector<float> seen;
-      group->SetGradientHook([&seen](const std::string& name, absl::Span<float> shard) {
+      group->SetGradientHook([&seen](const std::string& name, const TensorView& view) {
+        const auto shard = absl::MakeSpan(view.As<float>(), static_cast<size_t>(view.elements()));
         EXPECT_EQ(name, "group");
         seen.push_back(shard[3]);
         for (float& value : shard) value *= 10;
@@ -47,7 +48,7 @@ TEST(GradientHook, FailsTheContextWithItsError) {
     WEFT_ASSIGN_OR_RETURN(const GroupFixture fixture, GroupFixture::Make(bootstrap));
     WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(MakeParameters({{16}})));
     group->SetGradientHook(
-        [](const std::string&, absl::Span<float>) { return absl::InternalError("hook failed"); });
+        [](const std::string&, const TensorView&) { return absl::InternalError("hook failed"); });
     WEFT_RETURN_IF_ERROR(group->PrepareGradients());
     WEFT_RETURN_IF_ERROR(group->ReduceGradients());
     const auto failed =
@@ -65,7 +66,8 @@ TEST(GradientHook, MayCommunicateBecauseAllRanksRunHooksInOneOrder) {
     for (int i = 0; i < 5; ++i) {
       const auto parameters = MakeParameters({{32}});
       WEFT_ASSIGN_OR_RETURN(groups.emplace_back(), fixture.Group(parameters, {}, absl::StrCat("g", i)));
-      groups.back()->SetGradientHook([&](const std::string& name, absl::Span<float> shard) -> absl::Status {
+      groups.back()->SetGradientHook([&](const std::string& name, const TensorView& view) -> absl::Status {
+        const auto shard = absl::MakeSpan(view.As<float>(), static_cast<size_t>(view.elements()));
         float largest = shard[0];
         WEFT_RETURN_IF_ERROR(
             fixture.context->lanes().AllReduceScalars(name, &largest, DType::kF32, 1, ReduceOp::kMax));

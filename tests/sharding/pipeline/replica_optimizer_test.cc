@@ -350,8 +350,8 @@ TEST(ReplicaOptimizer, GivesGradientHooksTheElementsThatTheRankUpdates) {
         GroupFixture::Make(bootstrap, 2, {.lanes = {.shard_optimizer_over_replicas = true}}));
     WEFT_ASSIGN_OR_RETURN(const auto group, fixture.Group(MakeParameters({{48}})));
     std::vector<float> seen;
-    group->SetGradientHook([&seen](const std::string&, absl::Span<float> updated) {
-      seen.assign(updated.begin(), updated.end());
+    group->SetGradientHook([&seen](const std::string&, const TensorView& updated) {
+      seen.assign(updated.As<float>(), updated.As<float>() + updated.elements());
       return absl::OkStatus();
     });
     WEFT_RETURN_IF_ERROR(group->PrepareGradients());

@@ -95,7 +95,7 @@ absl::Status ToyUpdate(ShardedModel& model, double clip, std::vector<double>* no
   const auto update = [&](absl::Span<const ShardView> shards) {
     for (const ShardView& shard : shards) {
       for (int64_t i = 0; shard.grad != nullptr && i < shard.elements(); ++i)
-        shard.data[i] -= kToyLearningRate * norm.factor * shard.grad[i];
+        shard.data[i] -= kToyLearningRate * static_cast<float>(norm.factor) * shard.grad[i];
     }
     return absl::OkStatus();
   };

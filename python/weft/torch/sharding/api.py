@@ -210,7 +210,7 @@ def fully_shard(
     Parameters below the module that no earlier call has taken become one group, so call it from the bottom up:
     for each block, then for the whole model. A group is gathered before the module's forward and backward, and
     its gradients are averaged over all ranks. Between steps, parameters are DTensors `[Shard(0)]` whose local
-    tensors are float32 masters in weft's node memory.
+    tensors are masters in weft's node memory, in float32 or float64. A group has one dtype.
 
     Args:
         module: a module, or several that form one group.
@@ -219,11 +219,11 @@ def fully_shard(
             for the root. An int k > 1: between nodes, one of k parts is kept, and backward gathers the rest from
             k neighbors.
         shard_placement_fn: returns `Shard(dim)` for a parameter that is to be cut on another dim, or None.
-        mp_policy: dtypes. param_dtype: float32 or bfloat16; reduce_dtype: also float16.
+        mp_policy: dtypes. param_dtype: float32, bfloat16 or float64; reduce_dtype: also float16.
         offload_policy: must be the default; weft trains on CPUs.
         ignored_params: parameters that stay whole, with the caller.
 
-    Errors: ValueError (mesh; a parameter that is not float32, is a DTensor, or is shared with a module that is
+    Errors: ValueError (mesh; a parameter that is neither float32 nor float64, is a DTensor, or is shared with a module that is
     sharded already; options), which names the parameter and the remedy.
     """
     modules = (module,) if isinstance(module, nn.Module) else tuple(module)

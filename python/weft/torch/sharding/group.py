@@ -18,7 +18,8 @@ from weft.torch.sharding.placement import Placement
 if TYPE_CHECKING:
     from weft.torch.sharding.root import Call, Root
 
-_DTYPE_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
+_DTYPE_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.float64: "f64"}
+_MASTER_DTYPES = (torch.float32, torch.float64)
 
 
 all_groups: weakref.WeakSet[Group] = weakref.WeakSet()
@@ -58,6 +59,7 @@ class Group:
         self.root: Root | None = None  # Set by the root's first forward, with the number and the name.
         self.number = -1
         self.name = type(modules[0]).__name__
+        self.dtype = torch.float32  # Of the masters, once the group has a root.
         self.open_backwards = 0  # Calls of a backward that have begun and not ended.
         self.is_last_backward = True  # For a later root.
         self.calls: list[Call] = []  # Forward calls under way.
@@ -91,16 +93,30 @@ class Group:
             sharded.register_sharded()
             self.parameters.append(sharded)
 
+    def agree_on_dtype(self) -> None:
+        """Takes the dtype of the masters from the parameters. Raises ValueError unless they agree on one that masters may have."""
+        for parameter in self.parameters:
+            check_dtype(parameter.sharded.dtype, parameter.name, self.name)
+            first = self.parameters[0]
+            if parameter.sharded.dtype != first.sharded.dtype:
+                raise ValueError(
+                    f"the parameters of '{self.name}' must have one dtype, but '{first.name}' is {first.sharded.dtype} and "
+                    f"'{parameter.name}' is {parameter.sharded.dtype}: convert one of them, or call fully_shard for the modules "
+                    "of each dtype"
+                )
+            parameter.placement = Placement.of(parameter.sharded, self.mesh, parameter.placement.shard_dim)
+            self.dtype = first.sharded.dtype
+
     def arguments(self, parent: int) -> tuple:
         """The description that ShardedGroups.create takes."""
-        param_dtype = self.mp_policy.param_dtype or torch.float32
+        param_dtype = self.mp_policy.param_dtype or self.dtype
         reduce_dtype = self.mp_policy.reduce_dtype or param_dtype
         parameters = []
         for parameter in self.parameters:
             parameter.trained = parameter.sharded.requires_grad
             placement = parameter.placement
             parameters.append((parameter.name, list(placement.shape), parameter.trained, placement.shard_dim))
-        return (self.name, parent, _dtype_name(param_dtype), _dtype_name(reduce_dtype), parameters)
+        return (self.name, parent, _dtype_name(self.dtype), _dtype_name(param_dtype), _dtype_name(reduce_dtype), parameters)
 
     def adopt_masters(self) -> None:
         """Moves the sharded parameters to weft's memory. REQUIRES: shards may be written."""
@@ -182,7 +198,7 @@ class Group:
 
 def _dtype_name(dtype: torch.dtype) -> str:
     if dtype not in _DTYPE_NAMES:
-        raise ValueError(f"mp_policy names {dtype}: weft gathers in float32 or bfloat16, and reduces in these or float16")
+        raise ValueError(f"mp_policy names {dtype}: weft gathers in float32, bfloat16 or float64, and reduces in these or float16")
     return _DTYPE_NAMES[dtype]
 
 
@@ -211,13 +227,17 @@ def check_parameter(param: nn.Parameter, name: str, group: str) -> None:
         )
     if isinstance(param, DTensor):
         raise ValueError(f"parameter '{name}' of '{group}' is a DTensor: tensor parallelism cannot be combined with weft.fully_shard")
-    if param.dtype != torch.float32:
-        raise ValueError(
-            f"parameter '{name}' of '{group}' is {param.dtype}, but weft keeps float32 masters: call model.float(), and set "
-            "MixedPrecisionPolicy(param_dtype=torch.bfloat16) to compute in bfloat16"
-        )
+    check_dtype(param.dtype, name, group)
     if param.device.type not in ("cpu", "meta"):
         raise ValueError(f"parameter '{name}' of '{group}' is on {param.device}: weft shards over CPUs")
+
+
+def check_dtype(dtype: torch.dtype, name: str, group: str) -> None:
+    if dtype not in _MASTER_DTYPES:
+        raise ValueError(
+            f"parameter '{name}' of '{group}' is {dtype}, but weft keeps masters in float32 or float64: call model.float(), and set "
+            "MixedPrecisionPolicy(param_dtype=torch.bfloat16) to compute in bfloat16"
+        )
 
 
 def shard_dim_of(shard: Shard | None, param: nn.Parameter, name: str, mesh: DeviceMesh) -> int:

@@ -38,7 +38,7 @@ def gradient_norm(model: nn.Module, max_norm: float = math.inf, norm_type: float
     root = _root_of(model)
     root.forget_cleared_gradients()
     norm, factor = root.groups.clip_grad_norm(float(max_norm), float(norm_type))
-    return torch.tensor(norm, dtype=torch.float32), factor
+    return torch.tensor(norm, dtype=root.norm_dtype), factor
 
 
 def _root_of(model: nn.Module) -> Root:

@@ -86,10 +86,10 @@ class ShardedParameter:
     def check_values(self) -> None:
         """Raises if the values cannot go to weft's memory: on all ranks, also those that own nothing."""
         local = self.sharded._local_tensor
-        if local.dtype != torch.float32:
+        if local.dtype != self.group.dtype:
             raise ValueError(
-                f"parameter '{self.name}' was changed to {local.dtype}, but weft keeps float32 masters: set "
-                "MixedPrecisionPolicy(param_dtype=torch.bfloat16) to compute in bfloat16"
+                f"parameter '{self.name}' was changed to {local.dtype} after the first forward, but its master is {self.group.dtype}: "
+                "convert the model before the first forward, or set MixedPrecisionPolicy(param_dtype=...) to compute in another dtype"
             )
         if local.is_meta:
             raise RuntimeError(
@@ -156,7 +156,7 @@ class ShardedParameter:
         if not has_gradient:
             return
         shape = self.placement.local_shape
-        local = torch.empty(shape) if reduced is None else reduced.view(shape)
+        local = torch.empty(shape, dtype=self.group.dtype) if reduced is None else reduced.view(shape)
         foreign, self._foreign_gradient = self._foreign_gradient, None
         if foreign is not None:
             local.add_(foreign)

@@ -89,6 +89,7 @@ class Root:
             group.number = number
         _name_all(self.group.modules[0], self.all_groups)
         for group in self.all_groups:
+            group.agree_on_dtype()
             for parameter in group.parameters:
                 parameter.check_values()
         sizes = {g.settings.reshard_after_forward for g in self.all_groups if _is_size(g.settings.reshard_after_forward)}
@@ -103,6 +104,11 @@ class Root:
             reshard_after_forward_size=sizes.pop() if sizes else 0,
             gradient_divide_factor=float(self.group.mesh.size()),
         )
+
+    @property
+    def norm_dtype(self) -> torch.dtype:
+        """The widest dtype of gradients."""
+        return max((group.dtype for group in self.all_groups), key=lambda dtype: dtype.itemsize)
 
     @property
     def is_in_backward(self) -> bool:
