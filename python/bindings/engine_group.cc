@@ -177,10 +177,11 @@ GroupCollectives::OperationPtr EngineGroup::Receive(Call call, void* data, int64
   return operation;
 }
 
-std::shared_ptr<void> EngineGroup::Allocate(size_t bytes) {
+GroupCollectives::Allocation EngineGroup::Allocate(size_t bytes) {
   auto block = session_->Allocate(bytes);
-  if (!block.ok()) throw std::bad_alloc();
-  return *std::move(block);
+  if (block.ok()) return {.block = *std::move(block)};
+  return {.error = std::string(block.status().message()),
+          .is_full = absl::IsResourceExhausted(block.status())};
 }
 
 }  // namespace weft::python

@@ -41,7 +41,7 @@ class EngineGroup final : public GroupCollectives {
   OperationPtr Barrier(Call call) override;
   OperationPtr Send(Call call, const void* data, int64_t bytes, int to, int tag) override;
   OperationPtr Receive(Call call, void* data, int64_t bytes, int from, int tag) override;
-  std::shared_ptr<void> Allocate(size_t bytes) override;
+  Allocation Allocate(size_t bytes) override;
   void Abort(const std::string& cause) override { session_->Abort(cause); }
   void CloseSession() override { session_->Close(); }
 

@@ -211,6 +211,7 @@ void Session::Close() {
 
 absl::StatusOr<std::shared_ptr<std::byte>> Session::Allocate(size_t bytes) const {
   if (!is_of_this_process()) return ForkedError();
+  if (closed()) return ClosedError();
   WEFT_ASSIGN_OR_RETURN(auto block, memory_->blocks->Allocate(bytes));
   std::byte* const data = block.get();
   return std::shared_ptr<std::byte>(data, [block = std::move(block), process = getpid()](std::byte*) mutable {

@@ -100,7 +100,7 @@ class Session : public std::enable_shared_from_this<Session> {
   KeyValueStore& store() const { return *memory_->store; }
 
   // A block of node memory of at least `bytes`. Its owner keeps the heap alive.
-  // Errors: kResourceExhausted, kFailedPrecondition (a forked child).
+  // Errors: kResourceExhausted, kFailedPrecondition (closed, or a forked child).
   absl::StatusOr<std::shared_ptr<std::byte>> Allocate(size_t bytes) const;
 
   // For EngineGroup and EngineOperation.

@@ -48,6 +48,23 @@ std::vector<int64_t> SplitElements(const at::Tensor& tensor, const std::vector<i
   return elements;
 }
 
+// The translation of std::bad_alloc to Python's MemoryError keeps the text.
+class NoRoom final : public std::bad_alloc {
+ public:
+  explicit NoRoom(std::string text) : text_(std::move(text)) {}
+  const char* what() const noexcept override { return text_.c_str(); }
+
+ private:
+  std::string text_;
+};
+
+std::shared_ptr<void> AllocateOrThrow(GroupCollectives& group, size_t bytes) {
+  GroupCollectives::Allocation allocation = group.Allocate(bytes);
+  if (allocation.is_full) throw NoRoom("weft: " + allocation.error);
+  TORCH_CHECK(allocation.block != nullptr, "weft: ", allocation.error);
+  return std::move(allocation.block);
+}
+
 }  // namespace
 
 WeftBackend::WeftBackend(std::shared_ptr<GroupCollectives> group, Settings settings)
@@ -308,7 +325,7 @@ at::Tensor WeftBackend::allocateTensor(long size, at::TensorOptions options) {
   TORCH_CHECK_VALUE(size >= 0, "weft: a tensor of ", size, " elements");
   TORCH_CHECK_VALUE(options.device().is_cpu(), "weft: node memory is on the CPU, not on ", options.device());
   const size_t bytes = static_cast<size_t>(size) * options.dtype().itemsize();
-  std::shared_ptr<void> block = group_->Allocate(bytes);
+  std::shared_ptr<void> block = AllocateOrThrow(*group_, bytes);
   void* const data = block.get();
   return at::from_blob(
       data, {static_cast<int64_t>(size)}, [block = std::move(block)](void*) mutable { block.reset(); },

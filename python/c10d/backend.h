@@ -81,7 +81,9 @@ class WeftBackend final : public ::c10d::Backend {
   uint64_t getSequenceNumberForGroup() override { return sequence_; }
 
   // Node memory, which the collectives read and write in place. The tensor may outlive the group.
+  // Errors: MemoryError (no room), RuntimeError (the session is closed, or this is a forked child).
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
+  const std::shared_ptr<GroupCollectives>& group() const { return group_; }
   bool supportsTensorAlloc(c10::DeviceIndex /*device*/) override { return true; }
 
   // Fails all operations of the session, of all groups, on all ranks.

@@ -12,6 +12,7 @@
 
 #include "python/c10d/backend.h"
 #include "python/c10d/direct_linear.h"
+#include "python/c10d/node_memory.h"
 #include "python/c10d/repoint_storage.h"
 #include "python/interface/group_collectives.h"
 
@@ -42,6 +43,7 @@ PYBIND11_MODULE(_c10d, module) {
   py::class_<WeftBackend, ::c10d::Backend, c10::intrusive_ptr<WeftBackend>>(module, "Backend");
   module.def("make_backend", &MakeBackend, py::arg("group"), py::arg("name"), py::arg("global_ranks"),
              py::arg("timeout"), py::arg("closes_session"), py::arg("store"), py::arg("store_prefix"));
+  BindNodeMemory(module);
   BindRepointStorage(module);
   BindDirectLinear(module);
 }

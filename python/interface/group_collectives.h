@@ -22,7 +22,7 @@ namespace weft::python {
 
 // The name of the capsule, and with it the version of this interface. The capsule holds a
 // std::shared_ptr<GroupCollectives>*.
-inline constexpr char kGroupCapsule[] = "weft.GroupCollectives.1";
+inline constexpr char kGroupCapsule[] = "weft.GroupCollectives.2";
 
 enum class ElementType : uint8_t { kF32, kBF16, kF16, kI32, kI64, kF64, kI16, kI8, kU8 };
 enum class Reduction : uint8_t { kSum, kAverage, kMax, kMin, kProduct, kBitAnd, kBitOr, kBitXor };
@@ -105,8 +105,12 @@ class GroupCollectives {
   virtual OperationPtr Receive(Call call, void* data, int64_t bytes, int from, int tag) = 0;
 
   // Node memory, 64-byte aligned. The collectives read and write it in place. It may outlive the session.
-  // Throws std::bad_alloc without room for it.
-  virtual std::shared_ptr<void> Allocate(size_t bytes) = 0;
+  struct Allocation {
+    std::shared_ptr<void> block;  // Null: there is none.
+    std::string error;            // Why there is none: no room, a closed session, or a forked child.
+    bool is_full = false;         // There is none because there is no room.
+  };
+  virtual Allocation Allocate(size_t bytes) = 0;
   // Fails all unfinished operations of the session, of all groups, on all ranks.
   virtual void Abort(const std::string& cause) = 0;
   // Closes the session of the group, and thereby those of all its groups.

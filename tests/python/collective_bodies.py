@@ -1,6 +1,7 @@
 """Functions that the ranks run: each collective against a plain computation from the ranks' known inputs."""
 
 import itertools
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 
 import torch
@@ -394,6 +395,53 @@ def in_place_without_copies() -> dict[str, int]:
     dist.all_reduce(full[:0])
     dist.barrier()
     return session.counters()["copied_bytes"] - before
+
+
+def copied_by_all_reduce(tensor: Tensor) -> int:
+    """The bytes that the engine copies."""
+    import weft.torch
+
+    counters = weft.torch.current_session().counters
+    before = counters()["copied_bytes"]
+    dist.all_reduce(tensor)
+    return counters()["copied_bytes"] - before
+
+
+def allocated_by_pytorch() -> None:
+    """In the context, tensors of 64 KiB and more lie in node memory, unless another thread allocates them."""
+    import weft.torch
+
+    numel = 1 << 14
+    with weft.torch.node_memory():
+        tensor = torch.ones(numel)
+        result = tensor + rank()
+        with weft.torch.node_memory(dist.group.WORLD):
+            nested = torch.ones(numel)
+        after_nested = torch.ones(numel)
+        smaller = torch.ones(numel - 1)
+        with ThreadPoolExecutor(1) as pool:
+            by_other_thread = pool.submit(torch.ones, numel).result()
+    ordinary = torch.ones(numel)
+    for inside in (tensor, result, nested, after_nested):
+        assert copied_by_all_reduce(inside) == 0
+    check(tensor, torch.full((numel,), float(ranks())), "all_reduce of an allocated tensor")
+    check(result, torch.full((numel,), sum(1.0 + r for r in range(ranks()))), "all_reduce of a result")
+    for outside in (smaller, by_other_thread, ordinary):
+        assert copied_by_all_reduce(outside) > 0
+
+
+def resized() -> None:
+    """A storage moves to the memory of the place where it grows, and keeps its contents."""
+    import weft.torch
+
+    with weft.torch.node_memory():
+        tensor = torch.arange(1 << 15, dtype=torch.float32)
+    tensor.resize_(1 << 16)[1 << 15 :] = 1
+    assert copied_by_all_reduce(tensor) > 0
+    with weft.torch.node_memory():
+        tensor.resize_(1 << 17)[1 << 16 :] = 2
+    check(tensor[: 1 << 15], ranks() * torch.arange(1 << 15, dtype=torch.float32), "a grown storage")
+    assert copied_by_all_reduce(tensor) == 0
 
 
 def large_gather_and_reductions() -> int:

@@ -7,15 +7,17 @@ import signal
 import tempfile
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from datetime import timedelta
+from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
-import weft
 from rank_worker import init_group
 
-import weft
+import weft.torch
 from weft.torch._store import StoreAdapter
 
 
@@ -26,13 +28,37 @@ def begin_again(number: int) -> None:
     work = dist.all_reduce(torch.ones(3), async_op=True)
     work.wait()
     del backend
-    dist.destroy_process_group()
+    with pytest.warns(UserWarning, match="the weft session is closed"), weft.torch.node_memory():
+        allocated = torch.full((1 << 14,), 5.0)
+        dist.destroy_process_group()
+        torch.empty(1 << 14)
     gc.collect()
     init_group(f"-{number}")
-    assert torch.equal(tensor, torch.full((1000,), 7.0))
+    assert torch.equal(tensor, torch.full((1000,), 7.0)) and torch.equal(allocated, torch.full((1 << 14,), 5.0))
     assert work.is_completed()
     dist.all_reduce(tensor)
     assert torch.equal(tensor, torch.full((1000,), 7.0 * dist.get_world_size()))
+
+
+def without_room() -> None:
+    """Without room in node memory, tensors and buckets of DDP are ordinary, and one warning says so."""
+    dist.destroy_process_group()
+    with mock.patch.dict(os.environ, WEFT_SEGMENT_BYTES=str(8 << 20)):
+        init_group("-small")
+    with pytest.warns(UserWarning, match=r"tensors: \d+ bytes in 2 allocations are in ordinary memory.*free") as warned:
+        with weft.torch.node_memory():
+            tensors = [torch.ones(1 << 22) for _ in range(2)]
+    assert [warning.filename for warning in warned] == [__file__]
+    dist.all_reduce(tensors[0])
+    assert torch.equal(tensors[0], torch.full((1 << 22,), float(dist.get_world_size())))
+    with pytest.warns(UserWarning, match="buckets of DistributedDataParallel: "):
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(1 << 11, 1 << 11))
+    model(torch.ones(1, 1 << 11)).sum().backward()
+    backend = dist.group.WORLD._get_backend(torch.device("cpu"))
+    with pytest.raises(MemoryError, match="largest free range"):
+        backend.allocate_tensor(1 << 22, dtype=torch.float32, device=torch.device("cpu"))
+    dist.destroy_process_group()
+    init_group("-after-small")
 
 
 def begin_again_on_the_same_store() -> None:
@@ -143,6 +169,10 @@ def forked_children() -> None:
                 dist.all_reduce(torch.ones(1))
             except dist.DistBackendError as error:
                 code = 0 if is_right and "forked child" in str(error) else 2
+            with warnings.catch_warnings(record=True) as warned, weft.torch.node_memory():
+                torch.ones(1 << 14)
+            if "forked child" not in str(warned[0].message):
+                code = 3
         finally:
             os._exit(code)
     deadline = time.monotonic() + 60
@@ -206,11 +236,17 @@ def abort() -> str:
 
 def group_under_gloo() -> None:
     """A default group of gloo, with groups of weft."""
-    import weft.torch
 
     members = [0, dist.get_world_size() - 1]
     group = dist.new_group(sorted(set(members)), backend="weft")
+    try:
+        with weft.torch.node_memory():
+            raise AssertionError("gloo has no node memory")
+    except RuntimeError as error:
+        assert "gloo" in str(error), error
     if dist.get_rank() in members:
+        with weft.torch.node_memory(group):
+            torch.ones(1 << 14)
         tensor = torch.ones(3)
         dist.all_reduce(tensor, group=group)
         assert torch.equal(tensor, torch.full((3,), float(len(set(members)))))

@@ -43,5 +43,10 @@ def test_holds_for(pool: RankPool, body) -> None:
     pool.run(body)
 
 
+@pytest.mark.parametrize("body", [bodies.allocated_by_pytorch, bodies.resized], ids=lambda body: body.__name__)
+def test_pytorch_allocates_in_node_memory(pool_of, body) -> None:
+    pool_of(2).run(body)
+
+
 def test_tensors_of_the_backend_are_moved_in_place_without_copies(pool: RankPool) -> None:
     assert pool.run(bodies.in_place_without_copies) == [0] * pool.size

@@ -16,6 +16,10 @@ def test_groups_begin_again_and_tensors_outlive_them(pool) -> None:
         pool.run(bodies.begin_again, number)
 
 
+def test_tensors_are_ordinary_without_room_in_node_memory(pool_of) -> None:
+    pool_of(2).run(bodies.without_room)
+
+
 def test_groups_begin_again_on_one_store(pool_of) -> None:
     pool_of(2).run(bodies.begin_again_on_the_same_store)
 

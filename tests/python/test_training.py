@@ -11,6 +11,11 @@ def test_equals_gloo_to_the_bit_on_two_ranks(pool_of, body) -> None:
     assert pool_of(2, "weft").run(body) == pool_of(2, "gloo").run(body)
 
 
+@pytest.mark.parametrize("as_views", [False, True], ids=["copied_gradients", "gradients_as_views"])
+def test_buckets_of_ddp_lie_in_node_memory_with_the_same_bits(pool_of, as_views: bool) -> None:
+    assert pool_of(2, "weft").run(bodies.ddp_buckets, as_views) == pool_of(2, "gloo").run(bodies.ddp_buckets, as_views)
+
+
 @pytest.mark.parametrize("body", [bodies.fsdp, bodies.hsdp, bodies.ddp], ids=lambda body: body.__name__)
 def test_equals_gloo_up_to_rounding_on_four_ranks(pool_of, body) -> None:
     ours, theirs = pool_of(4, "weft").run(body), pool_of(4, "gloo").run(body)

@@ -19,9 +19,11 @@ if torch.__version__.split("+")[0] != BUILT_AGAINST.split("+")[0]:
     )
 
 from weft.torch._backend import current_session, register_backend  # noqa: E402
+from weft.torch._ddp_buckets import place_buckets_in_node_memory  # noqa: E402
 from weft.torch._fsdp2_buffers import place_buffers_in_node_memory  # noqa: E402
 from weft.torch._monitored_barrier import extend_monitored_barrier  # noqa: E402
 from weft.torch._hugging_face import register_name  # noqa: E402
+from weft.torch._node_memory import node_memory  # noqa: E402
 from weft.torch.optim import AdamW  # noqa: E402
 from weft.torch.sharding import (  # noqa: E402
     FSDPModule,
@@ -36,6 +38,7 @@ from weft.torch.sharding import (  # noqa: E402
 
 register_backend()
 place_buffers_in_node_memory()
+place_buckets_in_node_memory()
 extend_monitored_barrier()
 register_name()
 
@@ -47,6 +50,7 @@ __all__ = [
     "current_session",
     "fully_shard",
     "gradient_norm",
+    "node_memory",
     "register_fsdp_forward_method",
     "reset",
     "write_gradients_directly",

@@ -3,6 +3,7 @@
 import os
 from datetime import timedelta
 
+import torch
 import torch.distributed as dist
 
 from weft import _c10d, _core
@@ -27,6 +28,15 @@ def current_session() -> _core.Session:
     if _default_session is None or _default_session.closed:
         raise RuntimeError('the default process group does not use weft; call init_process_group("weft") first')
     return _default_session
+
+
+def backend_of(group: dist.ProcessGroup) -> _c10d.Backend | None:
+    """Returns the group's backend for CPU tensors if that is weft."""
+    try:
+        backend = group._get_backend(torch.device("cpu"))
+    except RuntimeError:  # The group has none for CPU tensors.
+        return None
+    return backend if isinstance(backend, _c10d.Backend) else None
 
 
 def _segment_bytes() -> int:

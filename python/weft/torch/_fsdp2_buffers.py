@@ -16,7 +16,7 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import ProcessGroupAl
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 
-from weft import _c10d
+from weft.torch._backend import backend_of
 
 
 class _NodeMemory:
@@ -55,7 +55,7 @@ def place_buffers_in_node_memory() -> None:
         if not isinstance(self.mesh_info, FSDPMeshInfo) or self.device.type != "cpu":
             return
         group = self.mesh_info.shard_process_group
-        if isinstance(group._get_backend(self.device), _c10d.Backend):
+        if backend_of(group):
             self._all_gather_comm = _AllGather(group)
             self._reduce_scatter_comm = _ReduceScatter(group)
 

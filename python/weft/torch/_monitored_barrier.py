@@ -8,18 +8,10 @@ import functools
 import warnings
 from datetime import timedelta
 
-import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
-from weft import _c10d
-
-
-def _uses_weft(group: dist.ProcessGroup) -> bool:
-    try:
-        return isinstance(group._get_backend(torch.device("cpu")), _c10d.Backend)
-    except RuntimeError:  # No backend for CPU tensors.
-        return False
+from weft.torch._backend import backend_of
 
 
 def extend_monitored_barrier() -> None:
@@ -32,7 +24,7 @@ def extend_monitored_barrier() -> None:
     def monitored_barrier(
         group: dist.ProcessGroup | None = None, timeout: timedelta | float | None = None, wait_all_ranks: bool = False
     ) -> None:
-        if group is dist.GroupMember.NON_GROUP_MEMBER or not _uses_weft(group or distributed_c10d._get_default_group()):
+        if group is dist.GroupMember.NON_GROUP_MEMBER or not backend_of(group or distributed_c10d._get_default_group()):
             return original(group, timeout, wait_all_ranks)
         used = group or distributed_c10d._get_default_group()
         if timeout is None:
