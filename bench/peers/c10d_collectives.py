@@ -2,6 +2,7 @@
 
 import os
 import time
+from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
@@ -11,7 +12,7 @@ from contestant import Reply, serve
 
 BACKEND = os.environ.get("BACKEND", "gloo")
 if BACKEND == "weft":
-    import weft.torch  # noqa: F401
+    import weft.torch
 
 
 def input_of(rank: int, count: int) -> Tensor:
@@ -20,16 +21,14 @@ def input_of(rank: int, count: int) -> Tensor:
 
 
 def empty(count: int, memory: str) -> Tensor:
-    if memory == "torch":
+    with weft.torch.node_memory() if memory == "node" else nullcontext():
         return torch.empty(count)
-    device = torch.device("cpu")
-    return dist.group.WORLD._get_backend(device).allocate_tensor(count, dtype=torch.float32, device=device)
 
 
 class Collective:
     """One operation at one size. `all_reduce` works in place: torch.distributed has no other form.
 
-    `memory`: "torch", or "backend" for tensors that the backend allocates.
+    `memory`: "torch", or "node" for tensors in weft's node memory.
     """
 
     def __init__(self, op: str, size: int, memory: str) -> None:

@@ -169,7 +169,7 @@ def measure_collectives(setting: Setting, ranks: int) -> Iterator[Row]:
             request = {"op": op, "bytes": SIZE, "repeats": REPEATS}
             variants = [
                 Variant(name, lambda peer=peer, memory=memory: peer.seconds("run", **request, memory=memory))
-                for name, peer, memory in ((BACKEND, weft, "torch"), (NODE_MEMORY, weft, "backend"), (GLOO, gloo, "torch"))
+                for name, peer, memory in ((BACKEND, weft, "torch"), (NODE_MEMORY, weft, "node"), (GLOO, gloo, "torch"))
             ]
             measured = measure_interleaved(variants, setting.rounds(ROUNDS), scale=1e3)
             goal = Goal((GLOO,), at_least, speedup_over("gloo"))
