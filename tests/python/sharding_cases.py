@@ -677,6 +677,21 @@ def a_backward_may_be_repeated() -> None:
 
 
 @case
+def shards_may_be_used_outside_of_the_model() -> None:
+    """A penalty on the shards adds to the gradients of the same backward."""
+
+    def loss_with_penalty(model: nn.Module, step: int) -> Tensor:
+        penalty = sum(param.to_local().square().sum() for param in model.parameters())
+        return loss_of(model, tokens_of(step)) + 0.1 * penalty
+
+    models = {name: shard_all(make_llama(), shard) for name, shard in BOTH.items()}
+    for model in models.values():
+        for step in range(2):  # The second adds to gradients that the first has left.
+            loss_with_penalty(model, step).backward()
+    expect_same_gradients(models["weft"], models["torch"], exact=False)
+
+
+@case
 def gradients_of_inputs_in_a_forward() -> None:
     class Energy(nn.Module):
         def __init__(self) -> None:

@@ -167,7 +167,8 @@ class Group:
             return
         pieces = dict(groups.reduced_gradients(self.number))
         for parameter, has_gradient in zip(self.parameters, flags, strict=True):
-            parameter.assign_gradient(pieces.get(parameter.index), has_gradient)
+            if has_gradient:
+                parameter.assign_gradient(pieces.get(parameter.index))
 
     # Settings.
 

@@ -34,7 +34,6 @@ class ShardedParameter:
         self.address = 0  # Of the unsharded values; 0 before the first use.
         self.trained = param.requires_grad  # Whether its group has a place for its gradient.
         self._gradient: DTensor | None = None  # What assign_gradient set.
-        self._foreign_gradient: Tensor | None = None
         self._views: dict[int, Tensor] = {}  # Of gradient images, by address.
 
     # Which form the modules have.
@@ -151,18 +150,17 @@ class ShardedParameter:
             view = self._views[address] = groups.gradient_view(number, self.index)
         return view, groups.begin_gradient_write(number, self.index)
 
-    def assign_gradient(self, reduced: Tensor | None, has_gradient: bool) -> None:
+    def assign_gradient(self, reduced: Tensor | None) -> None:
         """Sets the sharded gradient to this rank's reduced piece; None: the rank owns nothing of it."""
-        if not has_gradient:
-            return
         shape = self.placement.local_shape
         local = torch.empty(shape, dtype=self.group.dtype) if reduced is None else reduced.view(shape)
-        foreign, self._foreign_gradient = self._foreign_gradient, None
-        if foreign is not None:
-            local.add_(foreign)
-        current = self._gradient
-        if current is not None and current is self.sharded.grad and current._local_tensor.data_ptr() == local.data_ptr():
+        current = self.sharded.grad
+        if current is not None and current is self._gradient and current._local_tensor.data_ptr() == local.data_ptr():
             return
+        if current is not None and current is not self._gradient:
+            # The caller's, or one that autograd accumulated for a use of the shards outside of the model.
+            with torch.no_grad():
+                local.add_(_local(current))
         self._gradient = self.placement.distributed(local)
         self.sharded.grad = self._gradient
 
@@ -174,12 +172,9 @@ class ShardedParameter:
         if current is None:
             self._gradient = None
             return True
-        local = current.to_local() if isinstance(current, DTensor) else current
-        if assigned is None:
-            self._foreign_gradient = local
-        else:
+        if assigned is not None:
             with torch.no_grad():
-                assigned._local_tensor.copy_(local)
+                assigned._local_tensor.copy_(_local(current))
             self.sharded.grad = assigned
         return False
 
@@ -187,9 +182,12 @@ class ShardedParameter:
         if self._gradient is not None and self.sharded.grad is self._gradient:
             self.sharded.grad = None
         self._gradient = None
-        self._foreign_gradient = None
         if self.unsharded is not None:
             self.unsharded.grad = None
+
+
+def _local(gradient: Tensor) -> Tensor:
+    return gradient._local_tensor if isinstance(gradient, DTensor) else gradient
 
 
 def repoint(param: nn.Parameter, address: int) -> None:
