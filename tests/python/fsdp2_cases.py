@@ -678,9 +678,8 @@ def hooks_on_parameters_see_whole_gradients_reduced(api: Interface) -> None:
     param = model[1].in_proj.weight
     param.register_post_accumulate_grad_hook(lambda tensor: seen.append(tensor.grad))
     trains_as_unsharded(model, reference, squares(4, 9), steps=1, optimizers=False)
-    assert len(seen) <= 1, seen
-    if seen:
-        expect_close(whole(seen[0]), reference[1].in_proj.weight.grad, "gradient in the hook")
+    assert len(seen) == 1, seen
+    expect_close(whole(seen[0]), reference[1].in_proj.weight.grad, "gradient in the hook")
 
 
 # Frozen parameters.

@@ -692,6 +692,23 @@ def shards_may_be_used_outside_of_the_model() -> None:
 
 
 @case
+def hooks_on_shards_may_step_an_optimizer() -> None:
+    models = {name: shard_all(make_llama(), shard) for name, shard in BOTH.items()}
+    for model in models.values():
+        optimizers = {param: torch.optim.SGD([param], lr=0.1) for param in model.parameters()}
+
+        def step_and_clear(param: Tensor, optimizers: dict[Tensor, torch.optim.Optimizer] = optimizers) -> None:
+            optimizers[param].step()
+            optimizers[param].zero_grad()
+
+        for param in optimizers:
+            param.register_post_accumulate_grad_hook(step_and_clear)
+        for step in range(2):
+            loss_of(model, tokens_of(step)).backward()
+    expect_same_state(models["weft"], models["torch"])
+
+
+@case
 def gradients_of_inputs_in_a_forward() -> None:
     class Energy(nn.Module):
         def __init__(self) -> None:

@@ -160,15 +160,17 @@ class Group:
 
     # Gradients.
 
-    def assign_gradients(self) -> None:
+    def assign_gradients(self) -> list[ShardedParameter]:
+        """Sets the reduced gradients, and returns the parameters that have one."""
         groups = self.root.groups
         flags = groups.reduced_parameters(self.number)
         if not any(flags):
-            return
+            return []
         pieces = dict(groups.reduced_gradients(self.number))
-        for parameter, has_gradient in zip(self.parameters, flags, strict=True):
-            if has_gradient:
-                parameter.assign_gradient(pieces.get(parameter.index))
+        reduced = [parameter for parameter, has_gradient in zip(self.parameters, flags, strict=True) if has_gradient]
+        for parameter in reduced:
+            parameter.assign_gradient(pieces.get(parameter.index))
+        return reduced
 
     # Settings.
 

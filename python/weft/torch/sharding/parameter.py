@@ -164,6 +164,11 @@ class ShardedParameter:
         self._gradient = self.placement.distributed(local)
         self.sharded.grad = self._gradient
 
+    def run_gradient_hooks(self) -> None:
+        """Runs the hooks of register_post_accumulate_grad_hook on the sharded parameter."""
+        for hook in (self.sharded._post_accumulate_grad_hooks or {}).values():
+            hook(self.sharded)
+
     def take_cleared_gradient(self) -> bool:
         """Looks at what the caller did with the gradient since assign_gradient. Returns whether it was cleared."""
         assigned, current = self._gradient, self.sharded.grad

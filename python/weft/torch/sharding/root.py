@@ -217,8 +217,9 @@ class Root:
             group.recomputes.clear()
         self.register_all_current()
         if self.is_last_backward:
-            for group in self.all_groups:
-                group.assign_gradients()
+            reduced = [parameter for group in self.all_groups for parameter in group.assign_gradients()]
+            for parameter in reduced:  # A hook may step an optimizer: all gradients are in place before the first.
+                parameter.run_gradient_hooks()
 
     def register_all_current(self) -> None:
         for group in self.all_groups:
