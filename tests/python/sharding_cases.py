@@ -604,6 +604,36 @@ def registers_forward_methods() -> None:
     expect_same_gradients(results["weft"][1], results["torch"][1])
 
 
+@case
+def a_registered_method_may_call_the_forward() -> None:
+    class Generator(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(5)
+            self.first, self.second = nn.Linear(7, 9), nn.Linear(9, 7)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(torch.tanh(self.first(x)))
+
+        def generate(self, x: Tensor) -> Tensor:
+            return self(self(x))
+
+    def make(shard: Shards, name: str) -> nn.Module:
+        model = Generator()
+        shard(model.first)
+        shard(model)
+        {"torch": torch_register_forward_method, "weft": weft.register_fsdp_forward_method}[name](model, "generate")
+        return model
+
+    models = {name: make(shard, name) for name, shard in BOTH.items()}
+    x = torch.randn(3, 7, generator=torch.Generator().manual_seed(dist.get_rank()))
+    for model in models.values():
+        with torch.no_grad():
+            model.generate(x)
+        model.generate(x).square().sum().backward()
+    expect_same_gradients(models["weft"], models["torch"])
+
+
 # Passes.
 
 
@@ -1116,6 +1146,21 @@ def recovers_from_exceptions() -> None:
     for _ in range(3):
         train(other, steps=1, optimizer=optimizers[1])
     expect_same_state(model, other, exact=True)
+
+
+@case
+def forwards_after_a_failed_one_raise_until_a_reset() -> None:
+    model = shard_all(make_llama(), weft.fully_shard)
+    train(model, steps=1)
+    handle = model.layers[1].mlp.register_forward_hook(raise_failing)
+    with contextlib.suppress(RuntimeError), expect_error(Failing, ""):
+        model(tokens_of(7))
+    handle.remove()
+    for _ in range(3):
+        with expect_error(RuntimeError, "Failing in the forward of"):
+            model(tokens_of(7))
+    weft.reset(model)
+    train(model, steps=1)
 
 
 @case

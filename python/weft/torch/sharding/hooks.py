@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -76,10 +77,12 @@ def cast_floating(dtype: torch.dtype | None, tree: Any) -> Any:
     return tree_map(lambda leaf: leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf, tree)
 
 
-def before_forward(group: Group, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+def before_forward(group: Group, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
     root = root_of(group)
     if group.mp_policy.cast_forward_inputs:
         args, kwargs = cast_floating(group.mp_policy.param_dtype, (args, kwargs))
+    if module in group.methods:
+        return args, kwargs  # The hooks of the method are at work.
     if root.is_in_backward:
         call = root.begin_recompute(group)
         group.recomputes.append(call)
@@ -89,8 +92,8 @@ def before_forward(group: Group, args: tuple, kwargs: dict) -> tuple[tuple, dict
     if group.to_run:  # A later module of a group of several.
         group.register_unsharded()
         return args, kwargs
-    group.to_run.update(group.modules)
     call = root.begin_forward(group)
+    group.to_run.update(group.modules)
     group.calls.append(call)
     if group is root.group:  # Its backward ends with that of the pass.
         return args, kwargs
@@ -99,6 +102,8 @@ def before_forward(group: Group, args: tuple, kwargs: dict) -> tuple[tuple, dict
 
 def after_forward(group: Group, module: nn.Module, output: Any) -> Any:
     root = group.root
+    if module in group.methods:
+        return cast_floating(group.mp_policy.output_dtype, output)
     if root.is_in_backward:
         call = group.recomputes.pop()
         if group.open_backwards == 0 and group is not root.group:
@@ -125,15 +130,22 @@ def _end_call(group: Group, output: Any) -> None:
 def add_hooks(group: Group) -> None:
     @torch._disable_dynamo
     def before(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
-        return before_forward(group, args, kwargs)
+        return before_forward(group, module, args, kwargs)
 
     @torch._disable_dynamo
     def after(module: nn.Module, args: tuple, output: Any) -> Any:
         return after_forward(group, module, output)
 
+    @torch._disable_dynamo
+    def after_failure(module: nn.Module, args: tuple, output: Any) -> None:
+        error = sys.exc_info()[1]
+        if error is not None and group.root is not None:
+            group.root.stop_after(error, group)
+
     for module in group.modules:
         module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
         module.register_forward_hook(after)
+        module.register_forward_hook(after_failure, always_call=True)
     for module in {owner: None for parameter in group.parameters for owner, _ in parameter.owners}:
         module.register_state_dict_pre_hook(lambda module, prefix, keep_vars: group.register_sharded())
         module.register_load_state_dict_pre_hook(lambda *args, **kwargs: _before_load(group))
@@ -151,8 +163,17 @@ def as_forward(group: Group, method: Callable) -> Callable:
 
     @functools.wraps(method)
     def wrapped(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        args, kwargs = before_forward(group, args, kwargs)
-        output = method(*args, **kwargs)
+        args, kwargs = before_forward(group, self, args, kwargs)
+        is_outermost = self not in group.methods
+        group.methods.add(self)
+        try:
+            output = method(*args, **kwargs)
+        except Exception as error:
+            group.root.stop_after(error, group)
+            raise
+        finally:
+            if is_outermost:
+                group.methods.discard(self)
         return after_forward(group, self, output)
 
     return wrapped

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import itertools
-import sys
 import weakref
 from collections import deque
 
@@ -79,7 +78,6 @@ class Root:
         _return_freed_memory()  # That of the shards, which lie in the masters now.
         for other in self.all_groups:
             other.apply_settings()
-        group.modules[0].register_forward_hook(self._stop_after_failure, always_call=True)
         if not _roots:
             atexit.register(_close_all)  # Before the session, which was made earlier, ends.
         _roots.add(self)
@@ -121,10 +119,10 @@ class Root:
         if self.forward_depth == 0:
             self._begin_pass()
         call = Call(group, self.forward_pass, self.forward_depth)
-        self.forward_depth += 1
         if group is not self.group:
             self.groups.before_forward(group.number, call.owner.number, call.owner.gradients)
         group.register_unsharded()
+        self.forward_depth += 1
         return call
 
     def _begin_pass(self) -> None:
@@ -241,11 +239,11 @@ class Root:
 
     # Failures.
 
-    def _stop_after_failure(self, module: nn.Module, args: object, output: object) -> None:
-        error = sys.exc_info()[1]
-        if error is None or self.is_in_backward or self.forward_depth == 0:
+    def stop_after(self, error: BaseException, group: Group) -> None:
+        """Fails the root on all ranks if `error` leaves the outermost forward call, which is one of `group`."""
+        if self.is_in_backward or not group.calls or group.calls[-1].depth > 0:
             return
-        self.groups.stop(f"{type(error).__name__} in the forward of '{self.group.name}': {error}")
+        self.groups.stop(f"{type(error).__name__} in the forward of '{group.name}': {error}")
 
     def reset(self) -> None:
         self.groups.stop(f"reset of '{self.group.name}'")
@@ -257,6 +255,7 @@ class Root:
         for group in self.all_groups:
             group.open_backwards = 0
             group.to_run.clear()
+            group.methods.clear()
             group.calls.clear()
             group.recomputes.clear()
             group.register_sharded()
