@@ -10,9 +10,10 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.nn.attention.flex_attention import flex_attention
 from torch.nn.functional import scaled_dot_product_attention as imported_attention
 from torch.utils.checkpoint import CheckpointError, checkpoint
-from weft.torch.context_parallel import context_parallel, context_parallel_unshard
+from weft.torch.context_parallel import AttentionShape, context_parallel, context_parallel_unshard, costs_of
 
 PLAIN_ATTENTION = F.scaled_dot_product_attention
 
@@ -62,6 +63,25 @@ def check_buffers_are_split_and_restored() -> None:
     assert torch.equal(kept, wholes[2][tokens])
     (whole,) = context_parallel_unshard(mesh, [kept], [0], layout=scope.layout)
     assert torch.equal(whole, wholes[2])
+
+
+def check_buffers_of_any_strides() -> None:
+    """Rows that share memory, a transposed tensor, every second token of a longer one."""
+    mesh, tokens = make_mesh(), 16
+    positions = torch.arange(tokens).expand(3, tokens)
+    table = torch.arange(4.0 * tokens).view(4, tokens).t()
+    strided = torch.arange(2 * tokens)[::2]
+    buffers, dims = [positions, table, strided], [1, 0, 0]
+    wholes, strides = [buffer.clone() for buffer in buffers], [buffer.stride() for buffer in buffers]
+    with context_parallel(mesh, buffers=buffers, buffer_seq_dims=dims, load_balance="head-tail", scheme="gather") as scope:
+        chunks = torch.arange(tokens).chunk(2 * scope.layout.ranks)
+        own = torch.cat([chunks[scope.rank], chunks[-1 - scope.rank]])
+        for buffer, dim, whole in zip(buffers, dims, wholes, strict=True):
+            assert torch.equal(buffer, whole.index_select(dim, own))
+        restored = context_parallel_unshard(mesh, buffers, dims)
+    for buffer, stride, whole, gathered in zip(buffers, strides, wholes, restored, strict=True):
+        assert torch.equal(buffer, whole) and torch.equal(gathered, whole)
+        assert buffer.stride() == stride
 
 
 def check_lengths_that_ranks_do_not_divide() -> None:
@@ -117,6 +137,50 @@ def check_attention_is_reached_by_every_name() -> None:
             (out,) = context_parallel_unshard(mesh, [attention(*parts, is_causal=True, scale=0.5)], [2])
             close(out, expected)
     close(imported_attention(*whole, is_causal=True, scale=0.5), expected)
+
+
+def check_arguments_by_position_and_by_name() -> None:
+    mesh, whole = make_mesh(), random_qkv(kv_heads=2)
+    expected = PLAIN_ATTENTION(*whole, is_causal=True, enable_gqa=True)
+    parts, scope = _split(mesh, whole)
+    query, key, value = parts
+    options = {"is_causal": True, "enable_gqa": True}
+    with scope:
+        for attention in (F.scaled_dot_product_attention, imported_attention):
+            for out in (
+                attention(query, key, value, None, 0.0, True, enable_gqa=True),
+                attention(query, key, value=value, **options),
+                attention(query, value=value, key=key, **options),
+                attention(value=value, key=key, query=query, **options),
+            ):
+                (out,) = context_parallel_unshard(mesh, [out], [2])
+                close(out, expected)
+
+
+def check_a_forward_alone() -> None:
+    """Without a backward a rank receives the bytes of the forward. Then comes a forward with a backward."""
+    mesh, whole = make_mesh(), random_qkv(tokens=13, kv_heads=2)
+    shape = AttentionShape(batch=2, heads=4, kv_heads=2, head_dim=8, value_dim=8)
+    for options in (
+        {"scheme": "ulysses"},
+        {"scheme": "gather"},
+        {"scheme": "ring"},
+        {"scheme": "ring", "ring_rotate": "all-gather"},
+    ):
+        parts, scope = _split(mesh, whole, **options)
+        with scope as opened:
+            with torch.no_grad():
+                out = F.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
+            costs = costs_of(opened.choices[0].scheme, shape, opened.layout, opened.rank, is_causal=True)
+            assert opened.received_bytes == costs.forward_bytes
+            for part in parts:
+                part.requires_grad_()
+            again = F.scaled_dot_product_attention(*parts, is_causal=True, enable_gqa=True)
+            again.sum().backward()
+            assert opened.received_bytes == 2 * costs.forward_bytes + costs.backward_bytes
+            assert torch.equal(again.detach(), out)
+            (out,) = context_parallel_unshard(mesh, [out], [2])
+        close(out, PLAIN_ATTENTION(*whole, is_causal=True, enable_gqa=True))
 
 
 def check_multi_head_attention_modules() -> None:
@@ -299,6 +363,16 @@ def check_misuse_of_attention() -> None:
         raises(ValueError, "list every tensor", attend, *short, is_causal=True, enable_gqa=True)
         (out,) = context_parallel_unshard(mesh, [attend(*parts, is_causal=True, enable_gqa=True)], [2])
     close(out, PLAIN_ATTENTION(*whole, is_causal=True, enable_gqa=True))
+
+
+def check_flex_attention_is_refused() -> None:
+    """It would attend to this rank's tokens alone, with their numbers on this rank."""
+    mesh, whole = make_mesh(), random_qkv()
+    parts, scope = _split(mesh, whole)
+    with scope:
+        for attend in (flex_attention, torch.compile(flex_attention, backend="aot_eager")):
+            raises(Exception, "flex_attention.* use scaled_dot_product_attention", attend, *parts)
+    assert flex_attention(*whole).shape == whole[0].shape
 
 
 def check_ranks_that_disagree() -> None:

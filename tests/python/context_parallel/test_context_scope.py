@@ -9,9 +9,12 @@ from context_attention_bodies import Attention, bits_of
 
 CHECKS = [
     context_scope_bodies.check_buffers_are_split_and_restored,
+    context_scope_bodies.check_buffers_of_any_strides,
     context_scope_bodies.check_lengths_that_ranks_do_not_divide,
     context_scope_bodies.check_an_exception_leaves_nothing_changed,
     context_scope_bodies.check_attention_is_reached_by_every_name,
+    context_scope_bodies.check_arguments_by_position_and_by_name,
+    context_scope_bodies.check_a_forward_alone,
     context_scope_bodies.check_multi_head_attention_modules,
     context_scope_bodies.check_recomputation_sees_the_whole_sequence,
     context_scope_bodies.check_a_backward_after_the_scope,
@@ -38,6 +41,10 @@ def test_scope(ranks_of, ranks, check):
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_scope_of_several_ranks(ranks_of, ranks, check):
     ranks_of(ranks).run(check)
+
+
+def test_flex_attention_is_refused(ranks_of):
+    ranks_of(2).run(context_scope_bodies.check_flex_attention_is_refused)
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from pathlib import Path
 FOLDER = Path(__file__).resolve().parent
 sys.path[:0] = [str(FOLDER.parent), str(FOLDER)]
 
+import attention_suite  # noqa: E402
 from not_applicable import NOT_APPLICABLE  # noqa: E402
 from rank_pool import RankError, RankPool  # noqa: E402
 
@@ -100,7 +101,7 @@ def table_of(results: dict[str, Result], ranks: int, backend: str) -> str:
         f"{on_cpu} of the tests that passed are written for GPUs (column *GPU*), and ran on CPU tensors in place of CUDA tensors.",
         "torch's list of backends for each test is not applied: it admits gloo, nccl, ucc and mpi only.",
         "The tests of FSDP2 and of attention are not in torch's package. Their behavior is tested by `tests/python/test_fsdp2.py`",
-        "and `tests/python/context_parallel`.",
+        "and `tests/python/context_parallel`, see [below](#attention).",
         "",
         "| test | GPU | result |",
         "|---|---|---|",
@@ -108,7 +109,7 @@ def table_of(results: dict[str, Result], ranks: int, backend: str) -> str:
     for name, result in results.items():
         text = f": {result.text}" if result.outcome == "not applicable" else ""
         lines.append(f"| `{name}` | {'yes' if result.for_gpus else ''} | {result.outcome}{text} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + attention_suite.section()
 
 
 def main() -> int:

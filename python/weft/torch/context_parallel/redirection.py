@@ -45,7 +45,7 @@ def _redirection() -> _Redirection:
 
 
 class _AttentionMode(TorchFunctionMode):
-    """Redirects calls through references to PyTorch's attention, and refuses a function that computes it without the
+    """Redirects calls through references to PyTorch's attention, and refuses functions that compute it without the
     call."""
 
     def __init__(self, attend: Callable[..., torch.Tensor]) -> None:
@@ -56,6 +56,11 @@ class _AttentionMode(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is _plain_attention:
             return self._attend(*args, **kwargs)
+        if func is torch.ops.higher_order.flex_attention:
+            raise ValueError(
+                "flex_attention computes attention on this rank's tokens alone: use scaled_dot_product_attention, "
+                'in models of transformers attn_implementation="sdpa"'
+            )
         if func is F.multi_head_attention_forward and kwargs.get("need_weights", True):
             raise ValueError(
                 "multi_head_attention_forward with need_weights=True computes attention without "
