@@ -8,6 +8,7 @@ import lifecycle_bodies as bodies
 import pytest
 import torch.distributed as dist
 
+from weft.torch import _backend
 from weft.torch._store import StoreAdapter
 
 
@@ -102,6 +103,13 @@ def test_a_group_of_weft_under_gloo(pool_of) -> None:
 
 def test_a_model_whose_group_has_ended_concerns_no_other(pool_of) -> None:
     assert "its process group has ended" in pool_of(2).run(bodies.a_model_outlives_its_group)[0]
+
+
+@pytest.mark.parametrize("text", ["", "-1", "all", str(2**63)])
+def test_a_wrong_segment_size_is_named(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("WEFT_SEGMENT_BYTES", text)
+    with pytest.raises(ValueError, match="WEFT_SEGMENT_BYTES must be"):
+        _backend._segment_bytes()
 
 
 @pytest.mark.parametrize("end", ["", "dist.destroy_process_group()", "raise SystemExit(0)"])

@@ -41,8 +41,8 @@ def backend_of(group: dist.ProcessGroup) -> _c10d.Backend | None:
 
 def _segment_bytes() -> int:
     text = os.environ.get("WEFT_SEGMENT_BYTES", "0")
-    if not text.isdecimal():
-        raise ValueError(f"WEFT_SEGMENT_BYTES must be a number of bytes, not '{text}'")
+    if not text.isdecimal() or int(text) >= 2**63:
+        raise ValueError(f"WEFT_SEGMENT_BYTES must be a number of bytes below 2**63, not '{text}': unset it for a share of the free memory")
     return int(text)
 
 
