@@ -7,7 +7,7 @@
 // A tensor outside of node memory is staged through it, a large one piece by piece. Non-contiguous tensors
 // are copied. A tensor of allocateTensor is moved in place.
 //
-// Thread safety: any thread may call any member.
+// Thread safety: any thread may call any member, monitoredBarrier one at a time.
 // Errors: ValueError for invalid arguments, which no other rank notices; DistBackendError for failures and
 //   missed deadlines, with the ranks that are missing.
 #pragma once
@@ -35,7 +35,7 @@ class WeftBackend final : public ::c10d::Backend {
   using WorkPtr = c10::intrusive_ptr<::c10d::Work>;
 
   struct Settings {
-    std::string name;  // Of the group.
+    std::string name;  // Name of the group.
     std::vector<uint64_t> global_ranks;
     std::chrono::milliseconds timeout{0};
     bool closes_session = false;  // shutdown() ends the session: this group is its first.

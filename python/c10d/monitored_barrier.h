@@ -36,7 +36,7 @@ class MonitoredBarrier {
   const std::string prefix_;
   const int rank_;
   const int size_;
-  uint64_t number_ = 0;  // Of the barrier. A rank that missed a barrier is behind the others.
+  uint64_t number_ = 0;  // Number of the last barrier. A rank that missed one is behind the others.
 };
 
 }  // namespace weft::python

@@ -67,7 +67,7 @@ class Submission {
   GroupCollectives& group_;
   const Stream stream_;
   const char* const operation_;
-  Tensors buffers_;                                        // What the engine accesses.
+  Tensors buffers_;                                        // Tensors that the engine accesses.
   std::vector<std::pair<at::Tensor, at::Tensor>> copies_;  // (output, temporary copy).
   BackendWork::Contents contents_;
 };

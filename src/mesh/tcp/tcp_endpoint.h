@@ -15,7 +15,7 @@ struct TcpEndpoint {
   struct Interface {
     std::string name;
     std::string ip;       // IPv4 or IPv6, in text.
-    int prefix_bits = 0;  // Of the network that the interface is part of.
+    int prefix_bits = 0;  // Length of the network prefix of the address.
   };
 
   std::string token;  // Random; a connection must present it.

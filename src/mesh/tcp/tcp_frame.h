@@ -14,7 +14,7 @@ struct TcpGreeting {
   static constexpr uint64_t kMagic = 0x7767'6e69'6b6c'6674;
   uint64_t magic = kMagic;
   std::array<char, 32> token = {};  // TcpEndpoint::token of the receiving link.
-  int64_t rank = 0;                 // Of the sender.
+  int64_t rank = 0;                 // The sender.
 };
 
 struct TcpHeader {

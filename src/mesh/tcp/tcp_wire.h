@@ -65,7 +65,7 @@ class TcpWire final : public WireLink, private TcpReceiver::Client {
     int tag = 0;
     bool is_send = false;
     bool done = false;
-    absl::Status outcome;  // Of a request that is done.
+    absl::Status outcome;  // The result of a request that is done.
     char* data = nullptr;
     size_t bytes = 0;
     Length length = Length::kExact;
@@ -82,7 +82,7 @@ class TcpWire final : public WireLink, private TcpReceiver::Client {
     TcpReceiver* receiver = nullptr;  // Null: the peer has not connected, or its connection has ended.
     bool has_ended = false;           // The peer's connection has ended.
     bool closed = false;
-    std::string failure;  // Of the peer's connection.
+    std::string failure;  // Error of the peer's connection.
     // The message that arrives now: the receive that takes it, or the arrival; neither: it is skipped, or
     // text.
     RequestId receive = 0;

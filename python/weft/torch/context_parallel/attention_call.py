@@ -22,7 +22,7 @@ class AttentionCall:
     mask: MaskForm
 
     def common_fields(self) -> dict[str, int]:
-        """What is the same on all ranks, as numbers."""
+        """The properties that are the same on all ranks, as numbers."""
         return {
             "batch": self.shape.batch,
             "heads": self.shape.heads,

@@ -3,8 +3,10 @@
     placement    where a parameter's shards lie: DTensors, meshes, tensors over weft's memory
     parameter    one parameter: its sharded and its unsharded form, its gradient
     group        the parameters of one fully_shard call, which are gathered and reduced together
-    passes       forward and backward of a root, and the schedule calls that they make
-    hooks        hooks on modules and tensors, which call passes
+    root         the groups of a model, the forward and backward under way, and the calls of the schedule
+    hooks        hooks on modules and tensors, which call the root
+    norm         norm of the gradients, and clipping
+    direct       linear layers that write their weights' gradients into the gradient image
     api          fully_shard, FSDPModule
 """
 

@@ -27,7 +27,7 @@ all_groups: weakref.WeakSet[Group] = weakref.WeakSet()
 
 @dataclass
 class GroupSettings:
-    """What the setters of FSDPModule set. A group keeps them, and hands them to the schedule once there is one."""
+    """Values of FSDPModule's setters. A group keeps them, and hands them to the schedule once there is one."""
 
     reshard_after_forward: bool | int | None = None  # None: True, but False for the root.
     reshard_after_backward: bool = True
@@ -132,7 +132,7 @@ class Group:
         for parameter in self.parameters:
             parameter.adopt_registered()
 
-    # Which form of the parameters the modules have.
+    # Registration of the sharded or the unsharded parameters in the modules.
 
     def register_sharded(self) -> None:
         if self._registered is None:

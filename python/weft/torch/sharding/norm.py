@@ -14,8 +14,9 @@ from weft.torch.sharding.root import Root
 def clip_grad_norm_(model: nn.Module, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
     """Scales the gradients of a sharded model so that their norm is at most `max_norm`, and returns their norm before.
 
-    One reduction for all parameters; the norm has the same bits on every mesh. torch.nn.utils.clip_grad_norm_
-    works too, with one reduction for each parameter. `norm_type`: 1, 2 or inf. Collective.
+    One reduction for all parameters; the norm has the same bits on every mesh. It is infinite if a gradient is infinite
+    or NaN. torch.nn.utils.clip_grad_norm_ works too, with one reduction for each parameter, and then gives NaN for NaN.
+    `norm_type`: 1, 2 or inf. Collective.
 
     Errors: ValueError (a model that is not sharded; norm_type), RuntimeError (gradients that are not reduced; a
     gradient that the caller replaced).

@@ -31,12 +31,12 @@ class ShardedParameter:
         self.sharded = nn.Parameter(placement.distributed(placement.local_part(param)), requires_grad=param.requires_grad)
         self.master: Tensor | None = None  # None before the first forward, and if the rank owns nothing.
         self.unsharded: nn.Parameter | None = None
-        self.address = 0  # Of the unsharded values; 0 before the first use.
+        self.address = 0  # Address of the unsharded values; 0 before the first use.
         self.trained = param.requires_grad  # Whether its group has a place for its gradient.
-        self._gradient: DTensor | None = None  # What assign_gradient set.
-        self._views: dict[int, Tensor] = {}  # Of gradient images, by address.
+        self._gradient: DTensor | None = None  # The gradient that assign_gradient set.
+        self._views: dict[int, Tensor] = {}  # Views of gradient images, by address.
 
-    # Which form the modules have.
+    # Registration of the sharded or the unsharded form in the modules.
 
     def _register(self, param: nn.Parameter) -> None:
         for module, name in self.owners:

@@ -69,7 +69,7 @@ class Root:
         self.forward_pass: Pass | None = None
         self.backward_pass: Pass | None = None
         self.is_last_backward = group.is_last_backward
-        self.begun_calls: list[Call] = []  # Of the backward under way.
+        self.begun_calls: list[Call] = []  # Calls whose backward is under way.
         self.groups = self._create(parents)
         with torch.inference_mode(False):  # Tensors of an evaluation could not be trained.
             for other in self.all_groups:

@@ -30,7 +30,7 @@ class Placement(NamedTuple):
 
 
 def place(part: Sequence[TokenRange], whole: Sequence[TokenRange]) -> tuple[Placement, ...]:
-    """Where the tokens of `part` lie in `whole`. REQUIRES: `whole` ascends; each range of `part` lies within one of
+    """Positions of the tokens of `part` in `whole`. REQUIRES: `whole` ascends; each range of `part` lies within one of
     its ranges."""
     begins = [tokens.begin for tokens in whole]
     local_begins = [0]

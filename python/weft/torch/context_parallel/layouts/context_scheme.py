@@ -74,7 +74,7 @@ def _check_choice(name: str, value: str | None, choices: tuple[str, ...]) -> Non
 
 @dataclass(frozen=True)
 class SchemeRequest:
-    """What the caller asked for: a scheme by name, and options that narrow it.
+    """Request of the caller: a scheme by name, and options that narrow it.
 
     Errors of the constructor: ValueError, each with the remedy.
     """

@@ -21,7 +21,7 @@ from weft.torch.context_parallel.schemes.tile_attention import RowTiles, TileKer
 
 
 class Kept(NamedTuple):
-    """What backward needs: the keys and values of this rank or of all, the output in the input's dtype, the
+    """Tensors that backward needs: the keys and values of this rank or of all, the output in the input's dtype, the
     log-sum-exps."""
 
     query: torch.Tensor
