@@ -43,6 +43,7 @@ def gradient_norm(model: nn.Module, max_norm: float = math.inf, norm_type: float
 
 
 def _root_of(model: nn.Module) -> Root:
+    model = getattr(model, "_orig_mod", model)  # The module that torch.compile wraps.
     root = model._weft_group.root if isinstance(model, FSDPModule) else None
     if root is None or root.group is not model._weft_group:
         raise ValueError("the gradient norm is that of the root of a model sharded by weft.fully_shard, after a backward")
