@@ -886,7 +886,7 @@ def a_factor_clips_in_the_update() -> None:
         for step in range(2):
             loss_of(model, tokens_of(step)).backward()
             if clips_in_update:
-                norm, factor = weft.gradient_norm(model, 0.3)
+                norm, factor = weft.gradient_norm(torch.compile(model), 0.3)  # The wrapper of torch.compile stands for the model.
                 assert factor < 1
                 optimizer.step(gradient_scale=factor)
             else:
@@ -1087,6 +1087,10 @@ def refuses_what_it_cannot_do() -> None:
         weft.fully_shard(weft.fully_shard(make_llama()))
     with expect_error(ValueError, "with a forward"):
         weft.fully_shard(make_llama().layers)
+    with expect_error(ValueError, "empty list of modules"):
+        weft.fully_shard([])
+    with expect_error(ValueError, "torch's fully_shard"):
+        weft.fully_shard(torch_fully_shard(make_llama()))
     from torch.distributed.fsdp import CPUOffloadPolicy
 
     with expect_error(ValueError, "offload"):

@@ -227,6 +227,8 @@ def fully_shard(
     sharded already; options), which names the parameter and the remedy.
     """
     modules = (module,) if isinstance(module, nn.Module) else tuple(module)
+    if not modules:
+        raise ValueError("fully_shard got an empty list of modules: give it at least one")
     for each in modules:
         _check_module(each)
     if type(offload_policy) is not OffloadPolicy:

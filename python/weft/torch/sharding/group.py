@@ -230,7 +230,10 @@ def check_parameter(param: nn.Parameter, name: str, group: str) -> None:
             "give the modules that share a parameter to one fully_shard([a, b]), or leave both to the root"
         )
     if isinstance(param, DTensor):
-        raise ValueError(f"parameter '{name}' of '{group}' is a DTensor: tensor parallelism cannot be combined with weft.fully_shard")
+        raise ValueError(
+            f"parameter '{name}' of '{group}' is a DTensor already: weft.fully_shard cannot be combined with "
+            "tensor parallelism or torch's fully_shard; use one of them"
+        )
     check_dtype(param.dtype, name, group)
     if param.device.type not in ("cpu", "meta"):
         raise ValueError(f"parameter '{name}' of '{group}' is on {param.device}: weft shards over CPUs")
