@@ -81,7 +81,7 @@ class Stopwatch {
     if (dynamic_cast<const Attention*>(&module) != nullptr) return "attention";
     if (dynamic_cast<const RmsNorm*>(&module) != nullptr) return "norms";
     if (dynamic_cast<const Rope*>(&module) != nullptr) return "rotary embedding";
-    if (dynamic_cast<const SwiGlu*>(&module) != nullptr) return "SwiGLU";
+    if (dynamic_cast<const GatedUnit*>(&module) != nullptr) return "SwiGLU";
     if (dynamic_cast<const LmHeadLoss*>(&module) != nullptr) return "head and loss";
     if (dynamic_cast<const Embedding*>(&module) != nullptr) return "embedding";
     return "residuals and the rest";

@@ -39,6 +39,7 @@ AttentionNeighbors NeighborsOf(const SelfAttention& parts, const LlamaConfig& co
   neighbors.query = {&parts.rope(), 0, {}};
   neighbors.key = {&parts.rope(), 1, {}};
   neighbors.value = {&parts.projections(), 2, {}};
+  if (parts.query_norm() != nullptr) neighbors.allocators = {parts.query_norm(), parts.key_norm()};
   neighbors.consumer = &parts.output();
   return neighbors;
 }
@@ -50,6 +51,7 @@ SparseAttentionNeighbors SparseNeighborsOf(const SelfAttention& parts, const Lla
   neighbors.value = {&parts.projections(), 2, {}};
   neighbors.index_key = {&parts.indexer()->rope(), 1, {}};
   neighbors.allocators = {&parts.indexer()->key_norm()};
+  if (parts.key_norm() != nullptr) neighbors.allocators.push_back(parts.key_norm());
   return neighbors;
 }
 
@@ -97,6 +99,7 @@ class ContextParallel::Impl {
     attentions_.push_back(&attention);
     split_.push_back(&attention);
     for (Module* source : sources) Allocate(*source, &ResultAllocators::outputs);
+    for (Module* module : neighbors.allocators) Allocate(*module, &ResultAllocators::outputs);
     if (neighbors.consumer != nullptr) Allocate(*neighbors.consumer, &ResultAllocators::input_gradients);
     return absl::OkStatus();
   }

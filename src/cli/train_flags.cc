@@ -8,7 +8,9 @@ namespace {
 
 void AddModelFlags(CLI::App& app, ModelOptions& model) {
   FlagGroup group(app, "Model (a folder, a preset, or sizes)");
-  group.Text("--hf-model", model.hf_folder, "Hugging Face Llama folder: config.json and safetensors", "DIR");
+  group.Text("--hf-model", model.hf_model,
+             "Hugging Face folder: config.json and safetensors; or its config.json alone, for a new model",
+             "DIR");
   group.OneOf("--model", model.preset, PresetNames(), "tiny", "Preset, with new weights");
   group.Number("--layers", model.layers, "Decoder layers");
   group.Number("--dim", model.dim, "Model dimension");

@@ -1,7 +1,6 @@
 #!/usr/bin/env python3
-"""Compares weft train on a Hugging Face folder with transformers' LlamaForCausalLM and torch.optim.AdamW: losses, gradient
-norms, and the exported weights, which transformers must load. Exits with 77 (skipped) where torch or transformers is not
-installed.
+"""Compares weft train on a Hugging Face folder with transformers' models and torch.optim.AdamW: losses, gradient norms, and
+the exported weights, which transformers must load. Exits with 77 (skipped) where torch or transformers is not installed.
 """
 import array
 import json
@@ -18,16 +17,33 @@ from weft_case import WeftCase, main
 
 STEPS, SEQUENCES, LENGTH, VOCABULARY = 10, 4, 24, 131
 LR, BETAS, DECAY, CLIP, WARMUP = 3e-3, (0.9, 0.95), 0.1, 0.7, 2
+# Largest difference of logits, relative to the largest logit.
+LOGITS_TOLERANCE = 1e-4
 LLAMA3_ROPE = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
                "original_max_position_embeddings": 64, "rope_theta": 5000.0}
 
 
-def make_model(**changes):
+# Model types beside Llama, and changes to the sizes of make_model.
+ARCHITECTURES = {
+    "mistral": {"sliding_window": 7},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 9, "max_window_layers": 1, "tie_word_embeddings": True},
+    "qwen3": {"head_dim": 16},
+    "gemma": {"head_dim": 14, "tie_word_embeddings": True, "pad_token_id": None},
+}
+
+
+def make_model(model_type="llama", **changes):
     torch.manual_seed(1)
     sizes = {"vocab_size": VOCABULARY, "hidden_size": 60, "intermediate_size": 101, "num_hidden_layers": 2,
              "num_attention_heads": 5, "num_key_value_heads": 1, "max_position_embeddings": 128,
              "tie_word_embeddings": False, "attention_dropout": 0.0}
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes | changes))
+    config = transformers.AutoConfig.for_model(model_type, **sizes | changes)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(0, 0.1)  # transformers starts biases at zero.
+    return model
 
 
 def train(model, tokens):
@@ -51,22 +67,22 @@ def train(model, tokens):
 
 
 class Transformers(WeftCase):
-    def compare(self, model, meshes):
-        source = self.folder / "model"
+    def compare(self, model, meshes, name="model"):
+        source = self.folder / name
         model.save_pretrained(source)
         tokens = torch.randint(0, VOCABULARY, (STEPS * SEQUENCES * LENGTH + 1,), generator=torch.Generator().manual_seed(2))
         data = self.write("tokens.u16", array.array("H", tokens.tolist()).tobytes())
         expected = train(model, tokens)
         for number, (ranks, mesh) in enumerate(meshes):
             with self.subTest(mesh=mesh):
-                exported = self.folder / f"exported{number}"
+                exported = self.folder / f"{name}-exported{number}"
                 result = self.run_weft(
                     "train", "--hf-model", source, "--data", data, "--shuffle", "false", "--seq-len", LENGTH,
                     "--batch-size", SEQUENCES, "--steps", STEPS, "--lr", LR, "--warmup-steps", WARMUP,
-                    "--weight-decay", DECAY, "--clip-grad-norm", CLIP, "--metrics", f"{number}.jsonl",
+                    "--weight-decay", DECAY, "--clip-grad-norm", CLIP, "--metrics", f"{name}{number}.jsonl",
                     "--export-hf", exported, *mesh, ranks=ranks)
                 self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
-                self.assert_figures(self.folder / f"{number}.jsonl", expected)
+                self.assert_figures(self.folder / f"{name}{number}.jsonl", expected)
                 self.assert_weights(exported, model)
 
     def assert_figures(self, metrics, expected):
@@ -77,7 +93,9 @@ class Transformers(WeftCase):
             self.assertAlmostEqual(line["grad_norm"], norm, delta=1e-4 * norm)
 
     def assert_weights(self, exported, model):
-        loaded = transformers.LlamaForCausalLM.from_pretrained(exported, dtype=torch.float32).state_dict()
+        exported_model = transformers.AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
+        self.assertIs(type(exported_model), type(model))
+        loaded = exported_model.state_dict()
         trained = model.state_dict()
         self.assertEqual(sorted(loaded), sorted(trained))
         for name, weight in trained.items():
@@ -91,6 +109,21 @@ class Transformers(WeftCase):
         model = make_model(hidden_size=48, num_attention_heads=6, num_key_value_heads=2, tie_word_embeddings=True,
                            rope_parameters=LLAMA3_ROPE)
         self.compare(model, [(2, ["--zero-copy", "false"])])
+
+    def test_trains_other_architectures_like_transformers(self):
+        for model_type, changes in ARCHITECTURES.items():
+            with self.subTest(model_type=model_type):
+                model = make_model(model_type, **changes)
+                self.compare(model, [(2, ["--cp", "2"])], name=model_type)
+                self.assert_logits(self.folder / f"{model_type}-exported0", model)
+
+    def assert_logits(self, exported, model):
+        loaded = transformers.AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
+        tokens = torch.randint(0, VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(3))
+        with torch.no_grad():
+            logits, expected = (m.eval()(input_ids=tokens).logits for m in (loaded, model))
+        difference = (logits - expected).abs().max() / expected.abs().max()
+        self.assertLess(difference.item(), LOGITS_TOLERANCE)
 
     def test_trains_like_transformers_if_sparse_attention_selects_all_keys(self):
         self.compare(make_model(), [(2, ["--attention", "dsa", "--dsa-topk", LENGTH, "--dsa-index-dim", "8"])])

@@ -11,6 +11,7 @@
 #include "tests/nn/oracles.h"
 #include "tests/support/status_matchers.h"
 #include "weft/nn/embedding.h"
+#include "weft/nn/gated_unit.h"
 #include "weft/nn/gelu.h"
 #include "weft/nn/layer_norm.h"
 #include "weft/nn/linear.h"
@@ -19,7 +20,6 @@
 #include "weft/nn/mlp.h"
 #include "weft/nn/rms_norm.h"
 #include "weft/nn/sequential.h"
-#include "weft/nn/swiglu.h"
 #include "weft/nn/transpose.h"
 
 namespace weft {
@@ -106,6 +106,32 @@ TEST(Linear, AllocatesResultsWithItsResultAllocators) {
               StatusIs(absl::StatusCode::kResourceExhausted, HasSubstr("full")));
 }
 
+TEST(Linear, AddsABiasToTheOutputsThatHaveOne) {
+  for (const GradientCheckOptions& options : kDtypes) {
+    Linear linear(
+        "attention", 5,
+        std::vector<Linear::Output>{{"q.weight", 3, "q.bias"}, {"k.weight", 2}, {"v.weight", 4, "v.bias"}});
+    std::vector<std::string> names;
+    for (const auto& parameter : linear.parameters()) names.push_back(parameter->name);
+    EXPECT_EQ(names,
+              (std::vector<std::string>{"attention.q.weight", "attention.k.weight", "attention.v.weight",
+                                        "attention.q.bias", "attention.v.bias"}));
+    EXPECT_EQ(linear.parameters()[3]->initializer.kind, Initializer::Kind::kConstant);
+    const auto with_bias = [](Doubles y, const Doubles& bias) {
+      for (size_t i = 0; i < y.size(); ++i) y[i] += bias[i % bias.size()];
+      return y;
+    };
+    // More tokens than a part of the bias's gradient sum has.
+    CheckGradients(
+        linear, {TestTensor(options.dtype, {70, 5}, 1)},
+        [&](const Values& v) -> Values {
+          return {with_bias(oracle::Linear(v[0], v[1], 5, 3), v[4]), oracle::Linear(v[0], v[2], 5, 2),
+                  with_bias(oracle::Linear(v[0], v[3], 5, 4), v[5])};
+        },
+        options);
+  }
+}
+
 TEST(RmsNorm, HasGradientsThatMatchFiniteDifferences) {
   for (const GradientCheckOptions& options : kDtypes) {
     // Dims around the number of vector lanes, tokens around the part size of the weight's gradient sum. eps
@@ -118,6 +144,22 @@ TEST(RmsNorm, HasGradientsThatMatchFiniteDifferences) {
           norm, {TestTensor(options.dtype, {tokens, dim}, 1)},
           [](const Values& v) -> Values { return {oracle::RmsNorm(v[0], v[1], kEps)}; }, options);
     }
+  }
+}
+
+TEST(RmsNorm, AddsAnOffsetToTheWeight) {
+  constexpr float kEps = 0.25F;
+  for (const GradientCheckOptions& options : kDtypes) {
+    RmsNorm norm("norm", 5, kEps, 1.0F);
+    EXPECT_EQ(norm.parameters()[0]->initializer.mean, 0.0F);
+    CheckGradients(
+        norm, {TestTensor(options.dtype, {3, 5}, 1)},
+        [](const Values& v) -> Values {
+          Doubles gain = v[1];
+          for (double& value : gain) value += 1.0;
+          return {oracle::RmsNorm(v[0], gain, kEps)};
+        },
+        options);
   }
 }
 
@@ -159,30 +201,13 @@ TEST(LayerNorm, AcceptsZeroTokensAndRowsOfOneValue) {
   }
 }
 
-TEST(SwiGlu, HasGradientsThatMatchFiniteDifferences) {
+TEST(GatedUnit, HasGradientsThatMatchFiniteDifferences) {
   for (const GradientCheckOptions& options : kDtypes) {
-    SwiGlu activation("activation");
+    GatedUnit activation("activation");
     CheckGradients(
         activation, {TestTensor(options.dtype, {3, 37}, 1), TestTensor(options.dtype, {3, 37}, 2)},
         [](const Values& v) -> Values { return {oracle::SwiGlu(v[0], v[1])}; }, options);
   }
-}
-
-TEST(SwiGlu, StaysFiniteForHugeGates) {
-  const Tensor gate = Tensor::Empty(DType::kF32, {4});
-  const Tensor up = Tensor::Empty(DType::kF32, {4});
-  const float gates[] = {-1e30F, -200.0F, 200.0F, 1e30F};
-  for (int i = 0; i < 4; ++i) {
-    gate.As<float>()[i] = gates[i];
-    up.As<float>()[i] = 1.0F;
-  }
-  SwiGlu activation("activation");
-  Invocation invocation;
-  ASSERT_OK_AND_ASSIGN(const Tensors y, activation.Forward(invocation, {gate, up}));
-  EXPECT_NEAR(y[0].As<float>()[0], 0.0F, 1e-6F);
-  EXPECT_NEAR(y[0].As<float>()[1], 0.0F, 1e-6F);
-  EXPECT_EQ(y[0].As<float>()[2], 200.0F);
-  EXPECT_EQ(y[0].As<float>()[3], 1e30F);
 }
 
 Doubles GeluOracle(const Doubles& x) {
@@ -192,6 +217,37 @@ Doubles GeluOracle(const Doubles& x) {
     y.push_back(0.5 * value * (1.0 + std::tanh(inner)));
   }
   return y;
+}
+
+TEST(GatedUnit, HasTheSlopeOfTheTanhApproximation) {
+  for (const GradientCheckOptions& options : kDtypes) {
+    GatedUnit activation("activation", GateActivation::kGeluTanh);
+    CheckGradients(
+        activation, {TestTensor(options.dtype, {3, 37}, 1), TestTensor(options.dtype, {3, 37}, 2)},
+        [](const Values& v) -> Values {
+          Doubles y = GeluOracle(v[0]);
+          for (size_t i = 0; i < y.size(); ++i) y[i] *= v[1][i];
+          return {y};
+        },
+        options);
+  }
+}
+
+TEST(GatedUnit, StaysFiniteForHugeGates) {
+  const Tensor gate = Tensor::Empty(DType::kF32, {4});
+  const Tensor up = Tensor::Empty(DType::kF32, {4});
+  const float gates[] = {-1e30F, -200.0F, 200.0F, 1e30F};
+  for (int i = 0; i < 4; ++i) {
+    gate.As<float>()[i] = gates[i];
+    up.As<float>()[i] = 1.0F;
+  }
+  GatedUnit activation("activation");
+  Invocation invocation;
+  ASSERT_OK_AND_ASSIGN(const Tensors y, activation.Forward(invocation, {gate, up}));
+  EXPECT_NEAR(y[0].As<float>()[0], 0.0F, 1e-6F);
+  EXPECT_NEAR(y[0].As<float>()[1], 0.0F, 1e-6F);
+  EXPECT_EQ(y[0].As<float>()[2], 200.0F);
+  EXPECT_EQ(y[0].As<float>()[3], 1e30F);
 }
 
 TEST(Gelu, HasGradientsThatMatchFiniteDifferences) {
@@ -293,6 +349,20 @@ TEST(Embedding, HasGradientsThatMatchFiniteDifferences) {
     CheckGradients(
         embedding, {TestIds({3, 9}, 11, 1)},
         [](const Values& v) -> Values { return {oracle::Embedding(v[0], v[1], 6)}; }, options);
+  }
+}
+
+TEST(Embedding, MultipliesRowsAndTheirGradientsByItsScale) {
+  for (const GradientCheckOptions& options : kDtypes) {
+    Embedding embedding("embedding", 11, 6, {}, 2.5F);
+    CheckGradients(
+        embedding, {TestIds({3, 9}, 11, 1)},
+        [](const Values& v) -> Values {
+          Doubles y = oracle::Embedding(v[0], v[1], 6);
+          for (double& value : y) value *= 2.5;
+          return {y};
+        },
+        options);
   }
 }
 

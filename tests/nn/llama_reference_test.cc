@@ -65,8 +65,9 @@ LlamaConfig ConfigOf(const Json& json) {
   config.max_positions = json["max_positions"];
   if (json.contains("rope_scaling")) {
     const Json& scaling = json["rope_scaling"];
-    config.rope_scaling = {scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"],
-                           scaling["original_max_position_embeddings"]};
+    config.rope_scaling =
+        Llama3RopeScaling{scaling["factor"], scaling["low_freq_factor"], scaling["high_freq_factor"],
+                          scaling["original_max_position_embeddings"]};
   }
   return config;
 }

@@ -23,7 +23,7 @@ using Values = std::vector<Doubles>;
 
 TEST(DecoderBlock, HasGradientsThatMatchFiniteDifferences) {
   const LlamaConfig config = TinyLlama();
-  DecoderBlock block("block", config, RopeTables(config));
+  DecoderBlock block("block", config, 0, RopeTables(config));
   CheckGradients(
       block, {TestTensor(DType::kF32, {2, 5, config.dim}, 1)},
       [&](const Values& v) -> Values { return {oracle::DecoderBlock(config, 2, 5, v[0], v.data() + 1)}; },
@@ -188,7 +188,7 @@ TEST(LlamaConfig, NamesTheInvalidField) {
   EXPECT_THAT(message_of([](LlamaConfig& c) { c.head_dim = 5; }), HasSubstr("head_dim is 5"));
   EXPECT_THAT(message_of([](LlamaConfig& c) { c.rope_theta = 0.0; }), HasSubstr("rope_theta is 0"));
   EXPECT_THAT(message_of([](LlamaConfig& c) {
-                c.rope_scaling = {8.0F, 4.0F, 1.0F, 8192};
+                c.rope_scaling = Llama3RopeScaling{8.0F, 4.0F, 1.0F, 8192};
               }),
               HasSubstr("rope scaling"));
 }

@@ -30,11 +30,11 @@ void GiveSizes(TrainConfig& c, int64_t dim, int64_t heads) {
 TEST(TrainConfig, IsValidByDefault) { EXPECT_TRUE(Validate(TrainConfig{}).ok()); }
 
 TEST(TrainConfig, AllowsOnlyOneSourceOfTheModel) {
-  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.model.hf_folder = "d", c.model.preset = "tiny"; }),
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.model.hf_model = "d", c.model.preset = "tiny"; }),
               HasSubstr("exclude each other"));
-  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.model.hf_folder = "d", c.model.dim = 8; }),
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.model.hf_model = "d", c.model.dim = 8; }),
               HasSubstr("--dim cannot be used with --hf-model"));
-  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.model.hf_folder = "d", c.model.vocab_size = 8; }),
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.model.hf_model = "d", c.model.vocab_size = 8; }),
               HasSubstr("--vocab-size cannot be used with --hf-model"));
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.model.preset = "tiny", c.model.ffn_dim = 8; }),
               HasSubstr("--ffn-dim cannot be used with --model tiny"));

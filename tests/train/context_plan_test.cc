@@ -17,7 +17,7 @@ AttentionShape Heads(int64_t heads, int64_t kv_heads) {
 
 ContextPlan Plan(const ContextOptions& options, const AttentionShape& shape = Heads(8, 8)) {
   EXPECT_TRUE(Validate(options).ok()) << Validate(options);
-  const auto plan = PlanContext(options, shape, kSeqLen);
+  const auto plan = PlanContext(options, shape, AttentionMask{}, kSeqLen);
   EXPECT_TRUE(plan.ok()) << plan.status();
   return *plan;
 }

@@ -1,5 +1,6 @@
 #include "weft/train/hf_config.h"
 
+#include <cmath>
 #include <filesystem>
 #include <sys/stat.h>
 
@@ -100,31 +101,136 @@ TEST(HfConfig, ReadsRopeOfBothGenerations) {
     const LlamaConfig config = Parsed(json);
     EXPECT_EQ(config.rope_theta, 500000.0);
     ASSERT_TRUE(config.rope_scaling.has_value());
-    EXPECT_EQ(config.rope_scaling->factor, 32.0);
-    EXPECT_EQ(config.rope_scaling->low_freq_factor, 1.0);
-    EXPECT_EQ(config.rope_scaling->high_freq_factor, 4.0);
-    EXPECT_EQ(config.rope_scaling->original_max_positions, 8192);
+    EXPECT_EQ(std::get<Llama3RopeScaling>(*config.rope_scaling),
+              (Llama3RopeScaling{32.0F, 1.0F, 4.0F, 8192}));
   }
 }
 
 TEST(HfConfig, NamesTheKeyOfAnUnsupportedValue) {
-  const std::pair<const char*, Json> cases[] = {{"model_type", "qwen2"},
-                                                {"hidden_act", "gelu"},
-                                                {"attention_bias", true},
-                                                {"mlp_bias", true},
-                                                {"attention_dropout", 0.1},
-                                                {"sliding_window", 4096},
-                                                {"quantization_config", {{"bits", 4}}}};
+  const std::pair<const char*, Json> cases[] = {
+      {"model_type", "phi3"},     {"hidden_act", "gelu"},   {"mlp_bias", true},
+      {"attention_dropout", 0.1}, {"sliding_window", 4096}, {"quantization_config", {{"bits", 4}}}};
   for (const auto& [key, value] : cases) {
     const absl::Status status = ErrorWith(key, value);
     EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented) << key;
     EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat("'dir/config.json': ", key, " is ")));
   }
   for (const char* key : {"rope_scaling", "rope_parameters"}) {
-    const absl::Status status = ErrorWith(key, {{"rope_type", "yarn"}, {"factor", 2.0}});
+    const absl::Status status = ErrorWith(key, {{"rope_type", "mrope"}, {"factor", 2.0}});
     EXPECT_EQ(status.code(), absl::StatusCode::kUnimplemented);
-    EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat(key, ".rope_type is 'yarn'")));
+    EXPECT_THAT(std::string(status.message()), HasSubstr(absl::StrCat(key, ".rope_type is 'mrope'")));
   }
+}
+
+TEST(HfConfig, FillsInTheDefaultsOfEachArchitecture) {
+  Json json = Valid();
+  for (const char* key :
+       {"num_key_value_heads", "max_position_embeddings", "tie_word_embeddings", "hidden_act"}) {
+    json.erase(key);
+  }
+  json["num_attention_heads"] = 32;
+  json["model_type"] = "mistral";
+  LlamaConfig config = Parsed(json);
+  EXPECT_EQ(config.kv_heads, 8);
+  EXPECT_EQ(config.max_positions, 131072);
+  EXPECT_EQ(config.traits, (DecoderTraits{.window = 4096}));
+  json["sliding_window"] = nullptr;
+  EXPECT_EQ(Parsed(json).traits, DecoderTraits{});
+  json["model_type"] = "qwen2";
+  EXPECT_EQ(Parsed(json).traits, (DecoderTraits{.qkv_bias = true}));
+  json["model_type"] = "qwen3";
+  config = Parsed(json);
+  EXPECT_EQ(config.head_dim, 128);
+  EXPECT_EQ(config.traits, (DecoderTraits{.qk_norm = true}));
+  json["attention_bias"] = true;
+  EXPECT_EQ(Parsed(json).traits, (DecoderTraits{.qkv_bias = true, .output_bias = true, .qk_norm = true}));
+  json["model_type"] = "gemma";
+  json["attention_bias"] = false;
+  config = Parsed(json);
+  EXPECT_EQ(config.kv_heads, 16);
+  EXPECT_TRUE(config.tie_word_embeddings);
+  const DecoderTraits gemma{
+      .activation = GateActivation::kGeluTanh, .embedding_scale = 8.0F, .norm_offset = 1.0F};
+  EXPECT_EQ(config.traits, gemma);
+  json["hidden_act"] = "gelu";  // The tanh approximation, in a Gemma.
+  EXPECT_EQ(Parsed(json).traits, gemma);
+}
+
+TEST(HfConfig, ReadsTheLayersOfAWindow) {
+  Json json = Valid();
+  json["model_type"] = "qwen2";
+  json["sliding_window"] = 64;
+  json["max_window_layers"] = 2;
+  EXPECT_FALSE(Parsed(json).traits.window.has_value());
+  json["use_sliding_window"] = true;
+  LlamaConfig config = Parsed(json);
+  EXPECT_EQ(config.MaskOf(1), AttentionMask{});
+  EXPECT_EQ(config.MaskOf(2), (AttentionMask{.causal = true, .window = 63}));  // Beside the query itself.
+  json["layer_types"] = {"full_attention", "sliding_attention", "sliding_attention"};
+  EXPECT_EQ(Parsed(json).traits.first_window_layer, 1);
+  json["layer_types"] = {"sliding_attention", "full_attention", "sliding_attention"};
+  EXPECT_THAT(std::string(ErrorOf(json).message()), HasSubstr("layer_types is"));
+  json["layer_types"] = {"full_attention"};
+  EXPECT_THAT(std::string(ErrorOf(json).message()), HasSubstr("a type for each of the 3 layers"));
+  json["layer_types"] = {"full_attention", "full_attention", "sliding_attention"};
+  json["use_sliding_window"] = false;
+  EXPECT_THAT(std::string(ErrorOf(json).message()), HasSubstr("use_sliding_window is not true"));
+  json["model_type"] = "mistral";
+  EXPECT_THAT(std::string(ErrorOf(json).message()), HasSubstr("layer_types is"));
+  json.erase("layer_types");
+  json["sliding_window"] = 1;
+  EXPECT_THAT(std::string(ErrorOf(json).message()), HasSubstr("must have at least 2 keys"));
+}
+
+TEST(HfConfig, ReadsTheFactorsOfRopeTypes) {
+  const auto scaling = [](const Json& rope) {
+    Json json = Valid();
+    json["rope_scaling"] = rope;
+    const Json written = Json::parse(FormatHfConfig(Parsed(json), json.dump()));
+    EXPECT_EQ(Parsed(written).rope_scaling, Parsed(json).rope_scaling);
+    return *Parsed(json).rope_scaling;
+  };
+  EXPECT_EQ(std::get<LinearRopeScaling>(scaling({{"type", "linear"}, {"factor", 2}})).factor, 2.0F);
+  EXPECT_EQ(std::get<DynamicRopeScaling>(scaling({{"type", "dynamic"}, {"factor", 3}})).factor, 3.0F);
+  const auto yarn = std::get<YarnRopeScaling>(
+      scaling({{"rope_type", "yarn"}, {"factor", 4}, {"original_max_position_embeddings", 128}}));
+  EXPECT_EQ(yarn.original_max_positions, 128);
+  EXPECT_FLOAT_EQ(yarn.attention_factor, 1.0F + 0.1F * std::log(4.0F));
+  const std::vector<float> factors(8, 1.5F);
+  const auto longrope = std::get<LongRopeScaling>(scaling({{"rope_type", "longrope"},
+                                                           {"short_factor", factors},
+                                                           {"long_factor", factors},
+                                                           {"original_max_position_embeddings", 128}}));
+  EXPECT_EQ(longrope.long_factors, factors);
+  // The ratio of 512 to 128 positions takes the place of a missing factor.
+  EXPECT_FLOAT_EQ(longrope.attention_factor, std::sqrt(1.0F + std::log(4.0F) / std::log(128.0F)));
+  EXPECT_THAT(
+      std::string(ErrorWith("rope_scaling", {{"rope_type", "longrope"}, {"short_factor", {1.0}}}).message()),
+      HasSubstr("short_factor must be a list of 8 numbers"));
+  Json json = Valid();
+  json["rope_scaling"] = Llama3Rope();
+  json["original_max_position_embeddings"] = 64;
+  EXPECT_THAT(std::string(ErrorOf(json).message()), HasSubstr("original_max_position_embeddings is 8192"));
+}
+
+TEST(HfConfig, LimitsSequencesByTheRopeType) {
+  Json json = Valid();
+  json["rope_scaling"] = {{"rope_type", "dynamic"}, {"factor", 4.0}};
+  LlamaConfig config = Parsed(json);
+  EXPECT_EQ(config.LongestSequence(), 2048);
+  EXPECT_EQ(config.PositionLimit(), 512);
+  config.rope_sequence = 1000;
+  EXPECT_EQ(config.PositionLimit(), 1000);
+  const std::vector<float> factors(8, 1.5F);
+  json["rope_scaling"] = {{"rope_type", "longrope"},
+                          {"short_factor", factors},
+                          {"long_factor", factors},
+                          {"original_max_position_embeddings", 128}};
+  config = Parsed(json);
+  EXPECT_EQ(config.LongestSequence(), 512);
+  EXPECT_EQ(config.PositionLimit(), 128);
+  config.rope_sequence = 129;
+  EXPECT_EQ(config.PositionLimit(), 512);
 }
 
 TEST(HfConfig, NamesTheKeyThatIsMissingOrWrong) {
@@ -191,7 +297,7 @@ TEST(HfConfig, RefusesARopeTypeThatIsNoStringOrIsGivenTwice) {
 TEST(HfConfig, RefusesRopeKeysThatDiffer) {
   Json json = Valid();
   json["rope_scaling"] = json["rope_parameters"] = Llama3Rope();
-  EXPECT_EQ(Parsed(json).rope_scaling->factor, 32.0);
+  EXPECT_EQ(std::get<Llama3RopeScaling>(*Parsed(json).rope_scaling).factor, 32.0F);
   json["rope_scaling"]["factor"] = 8.0;
   EXPECT_THAT(std::string(ErrorOf(json).message()), HasSubstr("rope_scaling differs from rope_parameters"));
   json["rope_scaling"] = {{"rope_type", "default"}};

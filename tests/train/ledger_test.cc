@@ -141,7 +141,7 @@ class Ledger : public TrainRun {
                                   model.head_dim, model.head_dim, config_.parallel.param_dtype};
     ContextOptions options = config_.parallel.context;
     options.size = mesh.context;
-    const ContextPlan plan = *PlanContext(options, shape, config_.data.seq_len);
+    const ContextPlan plan = *PlanContext(options, shape, AttentionMask{}, config_.data.seq_len);
     const SequenceLayout layout = *SequenceLayout::Create(documents, plan.split());
     const ContextCosts costs = CostsOf(plan.scheme, shape, AttentionMask{}, layout, rank);
     const bool recomputed = config_.parallel.activation_checkpoint == ActivationCheckpoint::kFull;

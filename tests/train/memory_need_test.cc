@@ -94,6 +94,19 @@ TEST_F(MemoryNeedTest, CountsTheParametersOfIndexers) {
   EXPECT_GT(sparse.weights, dense.weights);
 }
 
+TEST_F(MemoryNeedTest, CountsBiasesAndWhatHeadNormsKeep) {
+  ASSERT_OK_AND_ASSIGN(const TrainInputs inputs, OpenInputs(config_));
+  ASSERT_OK_AND_ASSIGN(const RunPlan plan, MakeRunPlan(config_, inputs, NodeMap::OneNode(1)));
+  LlamaConfig model = inputs.model;
+  const MemoryNeed plain = NeedOf(model, plan);
+  model.traits.qkv_bias = model.traits.qk_norm = true;
+  const MemoryNeed need = NeedOf(model, plan);
+  // In each of 2 layers, biases of 12 heads of 16, and norms of 2 heads; in f32.
+  EXPECT_EQ(need.weights - plain.weights, 2 * (12 * 16 + 2 * 16) * 4);
+  // The inputs of the norms of 8 heads, for 8 sequences of 32 tokens.
+  EXPECT_EQ(need.activations - plain.activations, 8 * 32 * 2 * (8 * 16) * 4);
+}
+
 TEST_F(MemoryNeedTest, NamesFiguresAndRemediesIfItDoesNotFit) {
   const MemoryNeed need{.weights = int64_t{4} << 30, .moments = int64_t{8} << 30};
   EXPECT_OK(CheckFits(need, 2, int64_t{24} << 30));

@@ -162,6 +162,19 @@ TEST(FlopsPerToken, CountsProductsOfWeightsAndOfAttention) {
   }
 }
 
+TEST(FlopsPerToken, CountsTheKeysOfWindows) {
+  LlamaConfig config;
+  config.layers = 3;
+  const double dense = FlopsPerToken(config, 10);
+  const auto heads = static_cast<double>(config.heads * config.head_dim);
+  config.traits.window = 4;
+  EXPECT_EQ(FlopsPerToken(config, 10), dense - 12.0 * heads * 3 * 6);
+  config.traits.first_window_layer = 2;
+  EXPECT_EQ(FlopsPerToken(config, 10), dense - 12.0 * heads * 6);
+  config.traits.window = 20;
+  EXPECT_EQ(FlopsPerToken(config, 10), dense);
+}
+
 TEST(FlopsPerToken, CountsSelectedKeysAndTheScoresOfAllKeys) {
   LlamaConfig config;
   config.dim = 4;

@@ -49,6 +49,9 @@ struct AttentionNeighbors {
   ExchangeSource query;
   ExchangeSource key;
   ExchangeSource value;
+  // Modules that allocate the memory of the inputs, if their sources write it in place, as Rope does. Their
+  // outputs are allocated in node memory, as those of the sources.
+  std::vector<Module*> allocators;
   // Module that takes the output. Its input gradient is allocated in node memory.
   Module* consumer = nullptr;
 };

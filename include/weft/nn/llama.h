@@ -1,10 +1,12 @@
-// Llama decoder with its loss. Parameters have the names and shapes of Hugging Face's LlamaForCausalLM.
+// Llama decoder with its loss, or another decoder of its family, as the configuration's traits say.
+// Parameters have the names and shapes of Hugging Face's LlamaForCausalLM, MistralForCausalLM,
+// Qwen2ForCausalLM, Qwen3ForCausalLM or GemmaForCausalLM.
 //
 //   LlamaModel            model.embed_tokens, model.layers.N, model.norm, lm_head
 //     DecoderBlock        x += self_attn(input_layernorm(x)); x += mlp(post_attention_layernorm(x))
-//       SelfAttention     q_proj, k_proj, v_proj, rotary embedding, causal attention, o_proj
-//                         (with sparse_attention: also the indexer of the attention)
-//       FeedForward       down_proj(silu(gate_proj(x)) * up_proj(x))
+//       SelfAttention     q_proj, k_proj, v_proj, q_norm and k_norm (with qk_norm), rotary embedding, causal
+//                         attention, o_proj (with sparse_attention: also the indexer of the attention)
+//       FeedForward       down_proj(f(gate_proj(x)) * up_proj(x)), f the trait `activation`
 //
 // Activations are [batch, tokens, dim], f32 or bf16. Residual sums are formed in fp32 and rounded once, in
 // place: a block adds its input to the output of its last layer. Only the layers save tensors.
@@ -16,6 +18,7 @@
 
 #include "weft/nn/attention.h"
 #include "weft/nn/embedding.h"
+#include "weft/nn/gated_unit.h"
 #include "weft/nn/lightning_indexer.h"
 #include "weft/nn/linear.h"
 #include "weft/nn/llama_config.h"
@@ -24,7 +27,6 @@
 #include "weft/nn/rms_norm.h"
 #include "weft/nn/rope.h"
 #include "weft/nn/sparse_attention.h"
-#include "weft/nn/swiglu.h"
 
 namespace weft {
 
@@ -42,10 +44,14 @@ struct RopeTables {
 // Inputs: x [batch, tokens, dim]. Outputs: y of the same shape and dtype; the caller may overwrite it.
 class SelfAttention : public Module {
  public:
-  SelfAttention(std::string name, const LlamaConfig& config, const RopeTables& rope_tables);
+  // `layer` decides whether the attention has a window.
+  SelfAttention(std::string name, const LlamaConfig& config, int64_t layer, const RopeTables& rope_tables);
 
   Linear& projections() const { return *projections_; }  // Computes queries, keys and values.
-  Rope& rope() const { return *rope_; }                  // Rotates queries and keys.
+  // Norms of queries and keys. Null without the trait qk_norm.
+  RmsNorm* query_norm() const { return query_norm_; }
+  RmsNorm* key_norm() const { return key_norm_; }
+  Rope& rope() const { return *rope_; }  // Rotates queries and keys.
   // REQUIRES: dense attention.
   Attention& attention() const {
     WEFT_CHECK(attention_ != nullptr, "a layer with sparse attention has no dense attention");
@@ -61,6 +67,9 @@ class SelfAttention : public Module {
   absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& output_gradients) override;
 
  private:
+  // Normalizes queries and keys if the layer does, and rotates them.
+  absl::StatusOr<Tensors> Rotate(Invocation& invocation, Tensors q_and_k);
+  absl::StatusOr<Tensors> RotateBackward(Invocation& invocation, Tensors gradients);
   // Attention of rotated queries and keys. `x` is the layer's input, which the indexer reads.
   absl::StatusOr<Tensor> Attend(Invocation& invocation, const Tensor& x, Tensors qkv);
   // Gradients of the rotated queries and keys and of the values; the indexer's backward is done.
@@ -68,6 +77,8 @@ class SelfAttention : public Module {
 
   int64_t heads_, kv_heads_, head_dim_;
   Linear* projections_;
+  RmsNorm* query_norm_ = nullptr;
+  RmsNorm* key_norm_ = nullptr;
   Rope* rope_;
   Attention* attention_ = nullptr;
   Linear* output_;
@@ -88,7 +99,7 @@ class FeedForward : public Module {
 
  private:
   Linear* projections_;  // Computes gate and up.
-  SwiGlu* activation_;
+  GatedUnit* activation_;
   Linear* output_;
 };
 
@@ -97,7 +108,7 @@ class FeedForward : public Module {
 // Inputs: x [batch, tokens, dim]. Outputs: y of the same shape and dtype.
 class DecoderBlock : public Module {
  public:
-  DecoderBlock(std::string name, const LlamaConfig& config, const RopeTables& rope_tables);
+  DecoderBlock(std::string name, const LlamaConfig& config, int64_t layer, const RopeTables& rope_tables);
 
   SelfAttention& self_attention() const { return *attention_; }
 
@@ -118,8 +129,8 @@ class DecoderBlock : public Module {
 // token.
 // Outputs: the sum of the tokens' losses times the invocation's loss_scale(), an f32 scalar. Backward takes
 // the gradient of that scalar, usually 1, and returns undefined tensors.
-// Errors: kInvalidArgument (an id or target outside the vocabulary; a position of max_positions or more; ids
-// and targets of different shapes; a sequence with another number of tokens).
+// Errors: kInvalidArgument (an id or target outside the vocabulary; a position of PositionLimit() or more;
+// ids and targets of different shapes; a sequence with another number of tokens).
 class LlamaModel : public Module {
  public:
   // Errors: those of Validate(config).

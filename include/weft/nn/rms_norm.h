@@ -2,7 +2,11 @@
 // Sennrich, "Root Mean Square Layer Normalization", 2019, section 4). Computed in fp32. `round` is to the
 // dtype of x and precedes the product with the weight, as in Hugging Face's LlamaRMSNorm.
 //
-// Inputs: x [..., dim]. Outputs: y [..., dim] in the dtype of x. The weight is [dim].
+// With an offset, y = round((offset + weight) * x / sqrt(mean(x^2) + eps)), as in GemmaRMSNorm with an offset
+// of 1. The weight starts at 1 - offset.
+//
+// Inputs: x [..., dim]. Outputs: y [..., dim] in the dtype of x. The weight is [dim]. The module's
+// ResultAllocators allocate the outputs.
 // Saves: x, and the factor 1 / sqrt(mean(x^2) + eps) of each token, f32 [tokens]. Backward writes or adds the
 // weight's gradient, summed over the tokens in fp32 and rounded once.
 #pragma once
@@ -15,7 +19,7 @@ namespace weft {
 
 class RmsNorm : public Module {
  public:
-  RmsNorm(std::string name, int64_t dim, float eps);
+  RmsNorm(std::string name, int64_t dim, float eps, float offset = 0.0F);
 
  protected:
   absl::StatusOr<Tensors> ForwardImpl(Invocation& invocation, const Tensors& inputs) override;
@@ -24,6 +28,7 @@ class RmsNorm : public Module {
  private:
   int64_t dim_;
   float eps_;
+  float offset_;
 };
 
 }  // namespace weft

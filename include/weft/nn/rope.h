@@ -9,33 +9,88 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "weft/nn/module.h"
 
 namespace weft {
 
-// Frequency scaling of Llama 3.1, for contexts longer than those of the first training (rope_type "llama3" in
-// a config.json of Hugging Face).
+// Scalings of the frequencies for contexts longer than those of the first training: the rope types of a
+// config.json of Hugging Face, computed as by the functions of transformers' modeling_rope_utils that are
+// named. `original_max_positions` are the positions of the first training.
+
+// All frequencies are divided by the factor (_compute_linear_scaling_rope_parameters).
+struct LinearRopeScaling {
+  float factor = 1.0F;
+  bool operator==(const LinearRopeScaling&) const = default;
+};
+
+// theta grows with the length of the sequences beyond the model's positions ("NTK-aware",
+// _compute_dynamic_ntk_parameters).
+struct DynamicRopeScaling {
+  float factor = 1.0F;
+  bool operator==(const DynamicRopeScaling&) const = default;
+};
+
+// Wavelengths that fit less than beta_slow times into the original positions are multiplied by the factor,
+// those that fit more than beta_fast times are kept, and others lie between (Peng et al., "YaRN", 2023,
+// section 3.2; _compute_yarn_parameters).
+struct YarnRopeScaling {
+  float factor = 1.0F;
+  float attention_factor = 1.0F;  // Factor of cosines and sines.
+  float beta_fast = 32.0F;
+  float beta_slow = 1.0F;
+  bool truncate = true;  // Round the bounds of the transition outwards to whole pairs.
+  int64_t original_max_positions = 8192;
+  bool operator==(const YarnRopeScaling&) const = default;
+};
+
+// Each frequency is divided by a factor of its own; sequences longer than the original positions have factors
+// of their own (Ding et al., "LongRoPE", 2024; _compute_longrope_parameters).
+struct LongRopeScaling {
+  std::vector<float> short_factors, long_factors;  // head_dim / 2 each.
+  float attention_factor = 1.0F;                   // Factor of cosines and sines.
+  int64_t original_max_positions = 8192;
+  bool operator==(const LongRopeScaling&) const = default;
+};
+
+// Long wavelengths are multiplied by the factor, short ones are kept, and others lie between (Llama 3.1,
+// _compute_llama3_parameters).
 struct Llama3RopeScaling {
   float factor = 8.0F;
   float low_freq_factor = 1.0F;
   float high_freq_factor = 4.0F;
   int64_t original_max_positions = 8192;
+  bool operator==(const Llama3RopeScaling&) const = default;
 };
 
-// theta^(-2i / head_dim) for i < head_dim / 2, in fp32 as transformers computes them. `scaling` multiplies
-// long wavelengths by its factor, keeps short ones, and interpolates between (transformers'
-// _compute_llama3_parameters).
-std::vector<float> RopeFrequencies(int64_t head_dim, double theta,
-                                   const std::optional<Llama3RopeScaling>& scaling);
+using RopeScaling =
+    std::variant<Llama3RopeScaling, LinearRopeScaling, DynamicRopeScaling, YarnRopeScaling, LongRopeScaling>;
 
-// Cosines and sines of the rotation angles, for positions [0, n). Grow raises n.
+// Lengths that the frequencies of some scalings depend on.
+struct RopeLengths {
+  int64_t max_positions = 0;  // Of the model.
+  int64_t sequence = 0;       // Tokens of the sequences; 0: no more than the original positions.
+};
+
+// theta^(-2i / head_dim) for i < head_dim / 2, in fp32 as transformers computes them, and scaled.
+// REQUIRES: LongRopeScaling has head_dim / 2 factors; DynamicRopeScaling has a head_dim above 2 and
+// max_positions.
+std::vector<float> RopeFrequencies(int64_t head_dim, double theta, const std::optional<RopeScaling>& scaling,
+                                   const RopeLengths& lengths = {});
+
+// The factor of cosines and sines; 1 for scalings without one.
+float RopeAttentionFactor(const std::optional<RopeScaling>& scaling);
+
+// Cosines and sines of the rotation angles, times a factor, for positions [0, n). Grow raises n.
 //
 // Thread safety: none; one thread drives a model.
 class RopeTable {
  public:
-  explicit RopeTable(std::vector<float> frequencies) : frequencies_(std::move(frequencies)) {}
+  explicit RopeTable(std::vector<float> frequencies, float factor = 1.0F)
+      : frequencies_(std::move(frequencies)), factor_(factor) {}
 
   // Extends the table to positions [0, positions), unless it has them.
   void Grow(int64_t positions);
@@ -47,6 +102,7 @@ class RopeTable {
 
  private:
   std::vector<float> frequencies_;
+  float factor_;
   std::vector<float> cosines_;
   std::vector<float> sines_;
 };

@@ -23,7 +23,8 @@ namespace weft {
 
 // Source of the model: a Hugging Face folder, a preset, or sizes. If none is given: the preset "tiny".
 struct ModelOptions {
-  std::string hf_folder;
+  // A Hugging Face folder, or the path of its config.json for a new model. Empty: a new Llama of these sizes.
+  std::string hf_model;
   std::string preset;
   std::optional<int64_t> layers;
   std::optional<int64_t> dim;
@@ -31,6 +32,11 @@ struct ModelOptions {
   std::optional<int64_t> kv_heads;    // Default: heads.
   std::optional<int64_t> ffn_dim;     // Default: 8/3 dim, rounded up to a multiple of 64.
   std::optional<int64_t> vocab_size;  // Default: 256, one per byte value. Allowed with a preset too.
+
+  // The folder of hf_model; empty without one.
+  std::string hf_folder() const;
+  // True if hf_model names a folder, whose weights the run starts from.
+  bool hf_weights() const;
 };
 
 // Attention of the model. kDsa: sparse, with a lightning indexer in every layer (weft/nn/sparse_attention.h).

@@ -1,9 +1,11 @@
-// Reader and writer of config.json of a Hugging Face Llama folder, and of indexer_config.json beside it.
+// Reader and writer of config.json of a Hugging Face folder, and of indexer_config.json beside it.
 //
-// The keys are those of transformers' LlamaConfig, with the older rope_theta and rope_scaling, or the newer
-// rope_parameters. A value that weft's model does not support (another architecture, biases, dropout, another
-// activation, other rope types, quantized weights), or one that versions of transformers read differently, is
-// an error that names the key. Otherwise weft would train a different model than the folder's without notice.
+// The architectures (model_type) are llama, mistral, qwen2, qwen3 and gemma, with the keys of transformers'
+// configuration classes, and the older rope_theta and rope_scaling, or the newer rope_parameters.
+// docs/training.md lists keys and values. A value that weft's model does not support (another architecture,
+// biases of the feed-forward layer, dropout, another activation, other rope types, quantized weights), or one
+// that versions of transformers read differently, is an error that names the key. Otherwise weft would train
+// a different model than the folder's without notice.
 //
 // indexer_config.json describes the indexers of sparse attention, whose weights are in indexer.safetensors.
 // Its keys are those of DeepSeek-V3.2: index_n_heads, index_head_dim and index_topk. Readers of the Llama
@@ -31,7 +33,8 @@ absl::StatusOr<std::string> ReadHfConfigText(const std::string& folder);
 absl::StatusOr<LlamaConfig> ReadHfConfig(const std::string& folder);
 
 // Formats the config.json of `config` with fp32 weights. `source` is the text of the config.json that the
-// model came from; its other keys, such as token ids, are kept. `source` is empty for a new model.
+// model came from: its architecture and its other keys, such as token ids, are kept. `source` is empty for a
+// new Llama.
 std::string FormatHfConfig(const LlamaConfig& config, std::string_view source);
 
 // The same for an indexer_config.json. Errors: those of ParseHfConfig.

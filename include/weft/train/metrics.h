@@ -103,6 +103,7 @@ absl::StatusOr<std::string> KeepOldMetrics(const std::string& path);
 // Floating-point operations of forward and backward for one token: 6 N + 12 L H Q S. N is the number of
 // parameters in matrix products (the embedding table is only looked up), L of layers, H of heads of Q
 // elements, and S of tokens per sequence. Causal masks are not deducted, and recomputation does not count.
+// In layers with a window of W keys, min(W, S) takes the place of S. Biases and norms do not count.
 // Source: Chowdhery et al., "PaLM" (2022), appendix B.
 //
 // Sparse attention with K = min(top_k, S) selected keys: 12 L H Q K in place of 12 L H Q S, and for the

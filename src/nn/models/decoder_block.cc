@@ -22,31 +22,47 @@ Tensor MergeHeads(const Tensor& x) { return x.Reshape({x.dim(0), x.dim(1), x.dim
 
 RopeTables::RopeTables(const LlamaConfig& config) {
   const auto table_of = [&config](int64_t dim) {
-    return std::make_shared<RopeTable>(RopeFrequencies(dim, config.rope_theta, config.rope_scaling));
+    return std::make_shared<RopeTable>(RopeFrequencies(dim, config.rope_theta, config.rope_scaling,
+                                                       {config.max_positions, config.rope_sequence}),
+                                       RopeAttentionFactor(config.rope_scaling));
   };
   attention = table_of(config.head_dim);
   if (config.sparse_attention.has_value()) indexer = table_of(config.sparse_attention->rope_dim());
 }
 
-SelfAttention::SelfAttention(std::string name, const LlamaConfig& config, const RopeTables& rope_tables)
+SelfAttention::SelfAttention(std::string name, const LlamaConfig& config, int64_t layer,
+                             const RopeTables& rope_tables)
     : Module(std::move(name)), heads_(config.heads), kv_heads_(config.kv_heads), head_dim_(config.head_dim) {
   const Initializer initializer = WeightInitializer(config);
-  projections_ =
-      AddChild(std::make_unique<Linear>(this->name(), config.dim,
-                                        std::vector<Linear::Output>{{"q_proj.weight", heads_ * head_dim_},
-                                                                    {"k_proj.weight", kv_heads_ * head_dim_},
-                                                                    {"v_proj.weight", kv_heads_ * head_dim_}},
-                                        initializer));
+  const auto projection = [&config](const std::string& projected, int64_t features) {
+    return Linear::Output{projected + ".weight", features, config.traits.qkv_bias ? projected + ".bias" : ""};
+  };
+  projections_ = AddChild(
+      std::make_unique<Linear>(this->name(), config.dim,
+                               std::vector<Linear::Output>{projection("q_proj", heads_ * head_dim_),
+                                                           projection("k_proj", kv_heads_ * head_dim_),
+                                                           projection("v_proj", kv_heads_ * head_dim_)},
+                               initializer));
+  if (config.traits.qk_norm) {
+    const auto norm = [&](const char* child) {
+      return AddChild(std::make_unique<RmsNorm>(Join(this->name(), child), head_dim_, config.norm_eps));
+    };
+    query_norm_ = norm("q_norm");
+    key_norm_ = norm("k_norm");
+  }
   rope_ = AddChild(std::make_unique<Rope>(Join(this->name(), "rope"), rope_tables.attention));
   const std::string attention_name = Join(this->name(), "attention");
   if (config.sparse_attention.has_value()) {
     sparse_attention_ = AddChild(std::make_unique<SparseAttention>(
         attention_name, SparseAttentionOptions{.top_k = config.sparse_attention->top_k}));
   } else {
-    attention_ = AddChild(std::make_unique<Attention>(attention_name));
+    attention_ =
+        AddChild(std::make_unique<Attention>(attention_name, AttentionOptions{.mask = config.MaskOf(layer)}));
   }
-  output_ = AddChild(
-      std::make_unique<Linear>(Join(this->name(), "o_proj"), heads_ * head_dim_, config.dim, initializer));
+  const std::string bias = config.traits.output_bias ? "bias" : "";
+  output_ = AddChild(std::make_unique<Linear>(Join(this->name(), "o_proj"), heads_ * head_dim_,
+                                              std::vector<Linear::Output>{{"weight", config.dim, bias}},
+                                              initializer));
   if (config.sparse_attention.has_value()) {
     indexer_ = AddChild(std::make_unique<LightningIndexer>(Join(this->name(), "indexer"), config.dim,
                                                            *config.sparse_attention, rope_tables.indexer,
@@ -59,9 +75,26 @@ absl::StatusOr<Tensors> SelfAttention::ForwardImpl(Invocation& invocation, const
   const Tensor q = SplitHeads(projected[0], heads_, head_dim_);
   const Tensor k = SplitHeads(projected[1], kv_heads_, head_dim_);
   const Tensor v = SplitHeads(projected[2], kv_heads_, head_dim_);
-  WEFT_ASSIGN_OR_RETURN(const Tensors rotated, rope_->Forward(invocation, {q, k}));
+  WEFT_ASSIGN_OR_RETURN(const Tensors rotated, Rotate(invocation, {q, k}));
   WEFT_ASSIGN_OR_RETURN(const Tensor mixed, Attend(invocation, inputs[0], {rotated[0], rotated[1], v}));
   return output_->Forward(invocation, {MergeHeads(mixed)});
+}
+
+absl::StatusOr<Tensors> SelfAttention::Rotate(Invocation& invocation, Tensors q_and_k) {
+  if (query_norm_ != nullptr) {
+    WEFT_ASSIGN_OR_RETURN(const Tensors q, query_norm_->Forward(invocation, {q_and_k[0]}));
+    WEFT_ASSIGN_OR_RETURN(const Tensors k, key_norm_->Forward(invocation, {q_and_k[1]}));
+    q_and_k = {q[0], k[0]};
+  }
+  return rope_->Forward(invocation, std::move(q_and_k));
+}
+
+absl::StatusOr<Tensors> SelfAttention::RotateBackward(Invocation& invocation, Tensors gradients) {
+  WEFT_ASSIGN_OR_RETURN(Tensors rotated, rope_->Backward(invocation, std::move(gradients)));
+  if (query_norm_ == nullptr) return rotated;
+  WEFT_ASSIGN_OR_RETURN(const Tensors k, key_norm_->Backward(invocation, {rotated[1]}));
+  WEFT_ASSIGN_OR_RETURN(const Tensors q, query_norm_->Backward(invocation, {rotated[0]}));
+  return Tensors{q[0], k[0]};
 }
 
 absl::StatusOr<Tensor> SelfAttention::Attend(Invocation& invocation, const Tensor& x, Tensors qkv) {
@@ -79,7 +112,7 @@ absl::StatusOr<Tensors> SelfAttention::BackwardImpl(Invocation& invocation, cons
   WEFT_ASSIGN_OR_RETURN(const Tensors mixed, output_->Backward(invocation, output_gradients));
   WEFT_ASSIGN_OR_RETURN(const Tensors qkv,
                         AttendBackward(invocation, SplitHeads(mixed[0], heads_, head_dim_)));
-  WEFT_ASSIGN_OR_RETURN(const Tensors rotated, rope_->Backward(invocation, {qkv[0], qkv[1]}));
+  WEFT_ASSIGN_OR_RETURN(const Tensors rotated, RotateBackward(invocation, {qkv[0], qkv[1]}));
   return projections_->Backward(invocation,
                                 {MergeHeads(rotated[0]), MergeHeads(rotated[1]), MergeHeads(qkv[2])});
 }
@@ -99,7 +132,8 @@ FeedForward::FeedForward(std::string name, const LlamaConfig& config) : Module(s
       this->name(), config.dim,
       std::vector<Linear::Output>{{"gate_proj.weight", config.ffn_dim}, {"up_proj.weight", config.ffn_dim}},
       initializer));
-  activation_ = AddChild(std::make_unique<SwiGlu>(Join(this->name(), "activation")));
+  activation_ =
+      AddChild(std::make_unique<GatedUnit>(Join(this->name(), "activation"), config.traits.activation));
   output_ = AddChild(
       std::make_unique<Linear>(Join(this->name(), "down_proj"), config.ffn_dim, config.dim, initializer));
 }
@@ -116,14 +150,17 @@ absl::StatusOr<Tensors> FeedForward::BackwardImpl(Invocation& invocation, const 
   return projections_->Backward(invocation, projected);
 }
 
-DecoderBlock::DecoderBlock(std::string name, const LlamaConfig& config, const RopeTables& rope_tables)
+DecoderBlock::DecoderBlock(std::string name, const LlamaConfig& config, int64_t layer,
+                           const RopeTables& rope_tables)
     : Module(std::move(name)) {
-  attention_norm_ =
-      AddChild(std::make_unique<RmsNorm>(Join(this->name(), "input_layernorm"), config.dim, config.norm_eps));
+  const auto norm = [&](const char* child) {
+    return AddChild(std::make_unique<RmsNorm>(Join(this->name(), child), config.dim, config.norm_eps,
+                                              config.traits.norm_offset));
+  };
+  attention_norm_ = norm("input_layernorm");
   attention_ =
-      AddChild(std::make_unique<SelfAttention>(Join(this->name(), "self_attn"), config, rope_tables));
-  feed_forward_norm_ = AddChild(
-      std::make_unique<RmsNorm>(Join(this->name(), "post_attention_layernorm"), config.dim, config.norm_eps));
+      AddChild(std::make_unique<SelfAttention>(Join(this->name(), "self_attn"), config, layer, rope_tables));
+  feed_forward_norm_ = norm("post_attention_layernorm");
   feed_forward_ = AddChild(std::make_unique<FeedForward>(Join(this->name(), "mlp"), config));
 }
 

@@ -14,13 +14,14 @@ absl::StatusOr<std::unique_ptr<LlamaModel>> LlamaModel::Create(const LlamaConfig
 LlamaModel::LlamaModel(const LlamaConfig& config) : Module(""), config_(config) {
   const Initializer initializer = {Initializer::Kind::kNormal, 0.0F, config.init_stddev};
   const RopeTables tables(config);
-  embedding_ =
-      AddChild(std::make_unique<Embedding>("model.embed_tokens", config.vocab_size, config.dim, initializer));
+  embedding_ = AddChild(std::make_unique<Embedding>("model.embed_tokens", config.vocab_size, config.dim,
+                                                    initializer, config.traits.embedding_scale));
   for (int64_t layer = 0; layer < config.layers; ++layer) {
-    blocks_.push_back(
-        AddChild(std::make_unique<DecoderBlock>(absl::StrCat("model.layers.", layer), config, tables)));
+    blocks_.push_back(AddChild(
+        std::make_unique<DecoderBlock>(absl::StrCat("model.layers.", layer), config, layer, tables)));
   }
-  norm_ = AddChild(std::make_unique<RmsNorm>("model.norm", config.dim, config.norm_eps));
+  norm_ = AddChild(
+      std::make_unique<RmsNorm>("model.norm", config.dim, config.norm_eps, config.traits.norm_offset));
   head_ = AddChild(config.tie_word_embeddings
                        ? std::make_unique<LmHeadLoss>("lm_head", embedding_->parameters()[0])
                        : std::make_unique<LmHeadLoss>("lm_head", config.vocab_size, config.dim, initializer));
@@ -41,10 +42,10 @@ absl::StatusOr<Tensors> LlamaModel::ForwardImpl(Invocation& invocation, const Te
                                                    ToString(targets.shape())));
   }
   WEFT_ASSIGN_OR_RETURN(const TokenRuns runs, SequenceRuns(invocation, ids.dim(1), "the model"));
-  if (const int64_t positions = PositionEnd(runs); positions > config_.max_positions) {
+  if (const int64_t positions = PositionEnd(runs); positions > config_.PositionLimit()) {
     return absl::InvalidArgumentError(
         absl::StrCat("a sequence of ", positions, " tokens is longer than the model's ",
-                     config_.max_positions, " positions; use a shorter sequence"));
+                     config_.PositionLimit(), " positions; use a shorter sequence"));
   }
   WEFT_ASSIGN_OR_RETURN(Tensors hidden, embedding_->Forward(invocation, {ids}));
   for (DecoderBlock* block : blocks_) {

@@ -1,5 +1,7 @@
 #include "weft/nn/llama_config.h"
 
+#include <algorithm>
+#include <cmath>
 #include <initializer_list>
 
 #include <absl/strings/str_cat.h>
@@ -16,8 +18,13 @@ Number CountParameters(const LlamaConfig& config) {
   const auto dim = static_cast<Number>(config.dim);
   const auto heads = static_cast<Number>(2 * config.heads + 2 * config.kv_heads);
   const Number attention = dim * static_cast<Number>(config.head_dim) * heads;
+  const Number biases = (config.traits.qkv_bias ? static_cast<Number>(config.head_dim) *
+                                                      static_cast<Number>(config.heads + 2 * config.kv_heads)
+                                                : 0) +
+                        (config.traits.output_bias ? dim : 0);
+  const Number head_norms = config.traits.qk_norm ? static_cast<Number>(2 * config.head_dim) : 0;
   const Number feed_forward = 3 * dim * static_cast<Number>(config.ffn_dim);
-  const Number norms = 2 * dim;
+  const Number norms = 2 * dim + head_norms;
   Number indexer = 0;
   if (config.sparse_attention.has_value()) {
     const auto index_heads = static_cast<Number>(config.sparse_attention->index_heads);
@@ -25,12 +32,37 @@ Number CountParameters(const LlamaConfig& config) {
     indexer = dim * (index_heads * index_dim + index_dim + index_heads) + 2 * index_dim;
   }
   const Number tables = static_cast<Number>(config.vocab_size) * dim * (config.tie_word_embeddings ? 1 : 2);
-  return static_cast<Number>(config.layers) * (attention + feed_forward + norms + indexer) + tables + dim;
+  return static_cast<Number>(config.layers) * (attention + biases + feed_forward + norms + indexer) + tables +
+         dim;
 }
 
 }  // namespace
 
 int64_t LlamaConfig::ParameterCount() const { return CountParameters<int64_t>(*this); }
+
+AttentionMask LlamaConfig::MaskOf(int64_t layer) const {
+  // AttentionMask counts the keys before the query. A window of 1 would be the query alone.
+  const bool has_window = traits.window.has_value() && layer >= traits.first_window_layer;
+  return {.causal = true, .window = has_window ? std::optional(*traits.window - 1) : std::nullopt};
+}
+
+int64_t LlamaConfig::PositionLimit() const {
+  if (!rope_scaling.has_value()) return max_positions;
+  if (std::holds_alternative<DynamicRopeScaling>(*rope_scaling)) {
+    return std::max(max_positions, rope_sequence);
+  }
+  const auto* longrope = std::get_if<LongRopeScaling>(&*rope_scaling);
+  if (longrope == nullptr || rope_sequence > longrope->original_max_positions) return max_positions;
+  return std::min(max_positions, longrope->original_max_positions);
+}
+
+int64_t LlamaConfig::LongestSequence() const {
+  const auto* dynamic = rope_scaling.has_value() ? std::get_if<DynamicRopeScaling>(&*rope_scaling) : nullptr;
+  if (dynamic == nullptr) return max_positions;
+  const double longest = static_cast<double>(dynamic->factor) * static_cast<double>(max_positions);
+  return std::max(max_positions,
+                  static_cast<int64_t>(std::min(longest, static_cast<double>(LlamaLimits::kPositions))));
+}
 
 namespace {
 
@@ -57,6 +89,87 @@ absl::Status Validate(const SparseAttentionConfig& config) {
   if (config.index_dim % 2 != 0) {
     return absl::InvalidArgumentError(
         absl::StrCat("index_dim is ", config.index_dim, "; rotary embedding needs an even index_dim"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckFactor(float factor) {
+  if (factor > 0.0F && std::isfinite(factor)) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("rope scaling: a factor is ", factor, "; it must be positive"));
+}
+
+absl::Status CheckScaling(const Llama3RopeScaling& scaling, const LlamaConfig& /*config*/) {
+  if (scaling.factor > 0.0F && scaling.high_freq_factor > scaling.low_freq_factor &&
+      scaling.low_freq_factor > 0.0F && scaling.original_max_positions >= 1) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "rope scaling: factor and low_freq_factor must be positive, high_freq_factor above low_freq_factor, "
+      "and original_max_positions at least 1");
+}
+
+absl::Status CheckScaling(const LinearRopeScaling& scaling, const LlamaConfig& /*config*/) {
+  return CheckFactor(scaling.factor);
+}
+
+absl::Status CheckScaling(const DynamicRopeScaling& scaling, const LlamaConfig& config) {
+  WEFT_RETURN_IF_ERROR(CheckFactor(scaling.factor));
+  const int64_t dim = config.sparse_attention ? std::min(config.head_dim, config.sparse_attention->rope_dim())
+                                              : config.head_dim;
+  if (dim > 2) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("head_dim is ", dim, "; dynamic rope scaling needs heads of more than 2 elements"));
+}
+
+absl::Status CheckScaling(const YarnRopeScaling& scaling, const LlamaConfig& config) {
+  WEFT_RETURN_IF_ERROR(CheckFactor(scaling.factor));
+  WEFT_RETURN_IF_ERROR(CheckFactor(scaling.attention_factor));
+  if (scaling.beta_slow > 0.0F && scaling.beta_fast >= scaling.beta_slow &&
+      scaling.original_max_positions >= 1 && config.rope_theta > 1.0) {
+    return absl::OkStatus();
+  }
+  return absl::InvalidArgumentError(
+      "rope scaling: beta_slow must be positive and at most beta_fast, original_max_positions at least 1, "
+      "and rope_theta above 1");
+}
+
+absl::Status CheckScaling(const LongRopeScaling& scaling, const LlamaConfig& config) {
+  WEFT_RETURN_IF_ERROR(CheckFactor(scaling.attention_factor));
+  for (const std::vector<float>* factors : {&scaling.short_factors, &scaling.long_factors}) {
+    if (static_cast<int64_t>(factors->size()) != config.head_dim / 2) {
+      return absl::InvalidArgumentError(absl::StrCat("rope scaling: longrope has ", factors->size(),
+                                                     " factors; a head_dim of ", config.head_dim, " needs ",
+                                                     config.head_dim / 2));
+    }
+    for (const float factor : *factors) WEFT_RETURN_IF_ERROR(CheckFactor(factor));
+  }
+  if (scaling.original_max_positions < 1) {
+    return absl::InvalidArgumentError("rope scaling: original_max_positions must be at least 1");
+  }
+  if (config.sparse_attention && config.sparse_attention->rope_dim() != config.head_dim) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("rope scaling: longrope has factors for heads of ", config.head_dim,
+                     ", but the indexers' rotary embedding has ", config.sparse_attention->rope_dim(),
+                     "; use dense attention"));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Validate(const DecoderTraits& traits, const LlamaConfig& config) {
+  if (traits.window.has_value()) {
+    if (*traits.window < 2) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("the attention window is ", *traits.window, "; it must have at least 2 keys"));
+    }
+    if (config.sparse_attention) {
+      return absl::InvalidArgumentError(absl::StrCat("the model has an attention window of ", *traits.window,
+                                                     ", and sparse attention has none; use dense attention"));
+    }
+  }
+  if (!(traits.embedding_scale > 0.0F) || !std::isfinite(traits.embedding_scale)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("embedding_scale is ", traits.embedding_scale, "; it must be positive"));
   }
   return absl::OkStatus();
 }
@@ -92,16 +205,10 @@ absl::Status Validate(const LlamaConfig& config) {
                                                    config.norm_eps, "; both must be positive"));
   }
   if (config.rope_scaling.has_value()) {
-    const Llama3RopeScaling& scaling = *config.rope_scaling;
-    if (!(scaling.factor > 0.0F) || !(scaling.high_freq_factor > scaling.low_freq_factor) ||
-        !(scaling.low_freq_factor > 0.0F) || scaling.original_max_positions < 1) {
-      return absl::InvalidArgumentError(
-          "rope scaling: factor and low_freq_factor must be positive, high_freq_factor above "
-          "low_freq_factor, and "
-          "original_max_positions at least 1");
-    }
+    WEFT_RETURN_IF_ERROR(
+        std::visit([&](const auto& scaling) { return CheckScaling(scaling, config); }, *config.rope_scaling));
   }
-  return absl::OkStatus();
+  return Validate(config.traits, config);
 }
 
 }  // namespace weft

@@ -43,15 +43,27 @@ void ZeroRows(const TensorView& gradient, int64_t rows, int64_t dim) {
   });
 }
 
+// The scale in the precision of a dtype.
+template <typename T>
+float Rounded(float scale) {
+  return Load(Round<T>(scale));
+}
+
+template <typename T>
+void ScaleRow(T* row, int64_t dim, float scale) {
+  for (int64_t i = 0; i < dim; ++i) row[i] = Round<T>(Load(row[i]) * scale);
+}
+
 template <typename T>
 void AddRow(const T* source, int64_t dim, float* __restrict sum) {
   for (int64_t i = 0; i < dim; ++i) sum[i] += Load(source[i]);
 }
 
-// Adds the rows of dy [count, dim] to the rows of `gradient` that `ids` select. Rows with the same id are
-// summed in fp32 and rounded once.
+// Adds the rows of dy [count, dim], times the scale, to the rows of `gradient` that `ids` select. Rows with
+// the same id are summed in fp32 and rounded once.
 template <typename T>
-void ScatterAdd(const T* dy, const int32_t* ids, int64_t count, int64_t dim, const TensorView& gradient) {
+void ScatterAdd(const T* dy, const int32_t* ids, int64_t count, int64_t dim, float scale,
+                const TensorView& gradient) {
   const PositionsSortedById sorted(ids, count);
   ParallelFor(sorted.runs(), RowGrain(dim), [&](int64_t begin, int64_t end) {
     std::vector<float> sum(static_cast<size_t>(dim));
@@ -60,6 +72,7 @@ void ScatterAdd(const T* dy, const int32_t* ids, int64_t count, int64_t dim, con
       for (int64_t i = sorted.run_starts[run]; i < sorted.run_starts[run + 1]; ++i) {
         AddRow(dy + sorted.positions[static_cast<size_t>(i)] * dim, dim, sum.data());
       }
+      if (scale != 1.0F) ScaleRow(sum.data(), dim, scale);
       const int64_t id = ids[sorted.positions[static_cast<size_t>(sorted.run_starts[run])]];
       StoreGradient(gradient, id * dim, sum.data(), 1.0F, dim);
     }
@@ -68,8 +81,8 @@ void ScatterAdd(const T* dy, const int32_t* ids, int64_t count, int64_t dim, con
 
 }  // namespace
 
-Embedding::Embedding(std::string name, int64_t vocab_size, int64_t dim, Initializer initializer)
-    : Module(std::move(name)), vocab_size_(vocab_size), dim_(dim) {
+Embedding::Embedding(std::string name, int64_t vocab_size, int64_t dim, Initializer initializer, float scale)
+    : Module(std::move(name)), vocab_size_(vocab_size), dim_(dim), scale_(scale) {
   AddParameter("weight", {vocab_size, dim}, initializer);
 }
 
@@ -88,6 +101,14 @@ absl::StatusOr<Tensors> Embedding::ForwardImpl(Invocation& invocation, const Ten
                   static_cast<const char*>(table.data) + id * row_bytes, row_bytes);
     }
   });
+  if (scale_ != 1.0F) {
+    WithElementType(output.dtype(), [&](auto element) {
+      using T = decltype(element);
+      ParallelFor(ids.elements(), RowGrain(dim_), [&](int64_t begin, int64_t end) {
+        ScaleRow(output.As<T>() + begin * dim_, (end - begin) * dim_, Rounded<T>(scale_));
+      });
+    });
+  }
   if (invocation.is_saving()) invocation.Save(this, {ids});
   return Tensors{std::move(output)};
 }
@@ -101,7 +122,7 @@ absl::StatusOr<Tensors> Embedding::BackwardImpl(Invocation& invocation, const Te
   if (parameter.BeginGradWrite() == 0.0F) ZeroRows(gradient, vocab_size_, dim_);
   WithElementType(dy.dtype(), [&](auto element) {
     using T = decltype(element);
-    ScatterAdd(dy.As<T>(), ids.As<int32_t>(), ids.elements(), dim_, gradient);
+    ScatterAdd(dy.As<T>(), ids.As<int32_t>(), ids.elements(), dim_, Rounded<T>(scale_), gradient);
   });
   return Tensors{Tensor()};
 }

@@ -16,35 +16,47 @@ namespace {
 // on the number of tokens.
 constexpr int64_t kTokensPerPart = 64;
 
+// The gain of column i is offset + weight. Without an offset the normalized row is rounded before the product
+// with the weight, and with one only the product is.
 template <typename T>
-float NormalizeRow(const T* x, const T* weight, int64_t dim, float eps, T* y) {
+struct Gain {
+  const T* weight;
+  float offset;
+
+  float Of(int64_t i) const { return offset + Load(weight[i]); }
+  float Rounded(float normalized) const { return offset == 0.0F ? Load(Round<T>(normalized)) : normalized; }
+};
+
+template <typename T>
+float NormalizeRow(const T* x, Gain<T> gain, int64_t dim, float eps, T* y) {
   const float squares = LaneSum(dim, [x](int64_t i) { return Load(x[i]) * Load(x[i]); });
   const float scale = 1.0F / std::sqrt(squares / static_cast<float>(dim) + eps);
-  for (int64_t i = 0; i < dim; ++i) y[i] = Round<T>(Load(weight[i]) * Load(Round<T>(Load(x[i]) * scale)));
+  for (int64_t i = 0; i < dim; ++i) y[i] = Round<T>(gain.Of(i) * gain.Rounded(Load(x[i]) * scale));
   return scale;
 }
 
-// dx = scale * (g - n * mean(g * n)), where n = x * scale is the normalized row and g = dy * weight.
+// dx = scale * (g - n * mean(g * n)), where n = x * scale is the normalized row and g = dy * gain.
 template <typename T>
-void InputGradientOfRow(const T* x, const T* weight, const T* dy, float scale, int64_t dim,
-                        T* __restrict dx) {
+void InputGradientOfRow(const T* x, Gain<T> gain, const T* dy, float scale, int64_t dim, T* __restrict dx) {
   const float product =
-      LaneSum(dim, [=](int64_t i) { return Load(dy[i]) * Load(weight[i]) * (Load(x[i]) * scale); });
+      LaneSum(dim, [=](int64_t i) { return Load(dy[i]) * gain.Of(i) * (Load(x[i]) * scale); });
   const float mean = product / static_cast<float>(dim);
   for (int64_t i = 0; i < dim; ++i) {
-    dx[i] = Round<T>(scale * (Load(dy[i]) * Load(weight[i]) - Load(x[i]) * scale * mean));
+    dx[i] = Round<T>(scale * (Load(dy[i]) * gain.Of(i) - Load(x[i]) * scale * mean));
   }
 }
 
 template <typename T>
-void AddWeightGradient(const T* x, const T* dy, float scale, int64_t dim, float* __restrict sum) {
-  for (int64_t i = 0; i < dim; ++i) sum[i] += Load(dy[i]) * Load(Round<T>(Load(x[i]) * scale));
+void AddWeightGradient(const T* x, Gain<T> gain, const T* dy, float scale, int64_t dim,
+                       float* __restrict sum) {
+  for (int64_t i = 0; i < dim; ++i) sum[i] += Load(dy[i]) * gain.Rounded(Load(x[i]) * scale);
 }
 
 }  // namespace
 
-RmsNorm::RmsNorm(std::string name, int64_t dim, float eps) : Module(std::move(name)), dim_(dim), eps_(eps) {
-  AddParameter("weight", {dim}, {Initializer::Kind::kConstant, 1.0F, 0.0F});
+RmsNorm::RmsNorm(std::string name, int64_t dim, float eps, float offset)
+    : Module(std::move(name)), dim_(dim), eps_(eps), offset_(offset) {
+  AddParameter("weight", {dim}, {Initializer::Kind::kConstant, 1.0F - offset, 0.0F});
 }
 
 absl::StatusOr<Tensors> RmsNorm::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
@@ -52,14 +64,15 @@ absl::StatusOr<Tensors> RmsNorm::ForwardImpl(Invocation& invocation, const Tenso
   CheckLastDim(x, dim_, name());
   const int64_t tokens = Rows(x);
   const TensorView& weight = UnshardedData(*parameters()[0], x.dtype());
-  Tensor y = Tensor::Empty(x.dtype(), x.shape());
+  WEFT_ASSIGN_OR_RETURN(Tensor y, NewOutput(x.dtype(), x.shape()));
   const Tensor scales = Tensor::Empty(DType::kF32, {tokens});
   WithElementType(x.dtype(), [&](auto element) {
     using T = decltype(element);
+    const Gain<T> gain = {weight.As<T>(), offset_};
     ParallelFor(tokens, RowGrain(dim_), [&](int64_t begin, int64_t end) {
       for (int64_t token = begin; token < end; ++token) {
         scales.As<float>()[token] =
-            NormalizeRow(x.As<T>() + token * dim_, weight.As<T>(), dim_, eps_, y.As<T>() + token * dim_);
+            NormalizeRow(x.As<T>() + token * dim_, gain, dim_, eps_, y.As<T>() + token * dim_);
       }
     });
   });
@@ -78,13 +91,13 @@ absl::StatusOr<Tensors> RmsNorm::BackwardImpl(Invocation& invocation, const Tens
   Tensor dx = Tensor::Empty(x.dtype(), x.shape());
   WithElementType(x.dtype(), [&](auto element) {
     using T = decltype(element);
+    const Gain<T> gain = {weight.As<T>(), offset_};
     const auto add_rows = [&](int64_t begin, int64_t end, float* weight_gradient) {
       for (int64_t token = begin; token < end; ++token) {
         const int64_t at = token * dim_;
-        InputGradientOfRow(x.As<T>() + at, weight.As<T>(), dy.As<T>() + at, scales[token], dim_,
-                           dx.As<T>() + at);
+        InputGradientOfRow(x.As<T>() + at, gain, dy.As<T>() + at, scales[token], dim_, dx.As<T>() + at);
         if (weight_gradient != nullptr) {
-          AddWeightGradient(x.As<T>() + at, dy.As<T>() + at, scales[token], dim_, weight_gradient);
+          AddWeightGradient(x.As<T>() + at, gain, dy.As<T>() + at, scales[token], dim_, weight_gradient);
         }
       }
     };

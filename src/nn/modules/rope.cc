@@ -1,5 +1,6 @@
 #include "weft/nn/rope.h"
 
+#include <algorithm>
 #include <cmath>
 #include <numbers>
 
@@ -9,6 +10,26 @@
 
 namespace weft {
 namespace {
+
+float PairExponent(size_t pair, int64_t head_dim) {
+  return static_cast<float>(2 * pair) / static_cast<float>(head_dim);
+}
+
+// Frequencies without scaling.
+std::vector<float> PlainFrequencies(int64_t head_dim, double theta) {
+  std::vector<float> frequencies(static_cast<size_t>(head_dim / 2));
+  for (size_t i = 0; i < frequencies.size(); ++i) {
+    frequencies[i] = 1.0F / std::pow(static_cast<float>(theta), PairExponent(i, head_dim));
+  }
+  return frequencies;
+}
+
+// What a scaling may depend on beside the plain frequencies.
+struct ScalingInputs {
+  int64_t head_dim;
+  double theta;
+  RopeLengths lengths;
+};
 
 float ScaleFrequency(float frequency, const Llama3RopeScaling& scaling) {
   const auto original = static_cast<float>(scaling.original_max_positions);
@@ -20,8 +41,60 @@ float ScaleFrequency(float frequency, const Llama3RopeScaling& scaling) {
   return (1.0F - unscaled_part) * frequency / scaling.factor + unscaled_part * frequency;
 }
 
+void Scale(const Llama3RopeScaling& scaling, const ScalingInputs& /*inputs*/,
+           std::vector<float>& frequencies) {
+  for (float& frequency : frequencies) frequency = ScaleFrequency(frequency, scaling);
+}
+
+void Scale(const LinearRopeScaling& scaling, const ScalingInputs& /*inputs*/,
+           std::vector<float>& frequencies) {
+  for (float& frequency : frequencies) frequency /= scaling.factor;
+}
+
+void Scale(const DynamicRopeScaling& scaling, const ScalingInputs& inputs, std::vector<float>& frequencies) {
+  WEFT_CHECK(inputs.head_dim > 2 && inputs.lengths.max_positions > 0,
+             "dynamic rope scaling needs a head_dim above 2, and the model's positions");
+  if (inputs.lengths.sequence <= inputs.lengths.max_positions) return;
+  const double factor = scaling.factor;
+  const double stretch = factor * static_cast<double>(inputs.lengths.sequence) /
+                             static_cast<double>(inputs.lengths.max_positions) -
+                         (factor - 1.0);
+  const auto dim = static_cast<double>(inputs.head_dim);
+  frequencies = PlainFrequencies(inputs.head_dim, inputs.theta * std::pow(stretch, dim / (dim - 2.0)));
+}
+
+void Scale(const YarnRopeScaling& scaling, const ScalingInputs& inputs, std::vector<float>& frequencies) {
+  const auto dim = static_cast<double>(inputs.head_dim);
+  // The pair whose wavelength fits `rotations` times into the original positions.
+  const auto pair_of = [&](double rotations) {
+    const double wavelength = static_cast<double>(scaling.original_max_positions) / rotations;
+    return dim * std::log(wavelength / (2.0 * std::numbers::pi)) / (2.0 * std::log(inputs.theta));
+  };
+  double low = pair_of(scaling.beta_fast);
+  double high = pair_of(scaling.beta_slow);
+  if (scaling.truncate) {
+    low = std::floor(low);
+    high = std::ceil(high);
+  }
+  low = std::max(low, 0.0);
+  high = std::min(high, dim - 1.0);
+  if (low == high) high += 0.001;  // As transformers, against a division by zero.
+  for (size_t i = 0; i < frequencies.size(); ++i) {
+    const double ramp = (static_cast<double>(i) - low) / (high - low);
+    const auto scaled_part = static_cast<float>(std::clamp(ramp, 0.0, 1.0));
+    frequencies[i] = frequencies[i] / scaling.factor * scaled_part + frequencies[i] * (1.0F - scaled_part);
+  }
+}
+
+void Scale(const LongRopeScaling& scaling, const ScalingInputs& inputs, std::vector<float>& frequencies) {
+  const bool is_long = inputs.lengths.sequence > scaling.original_max_positions;
+  const std::vector<float>& factors = is_long ? scaling.long_factors : scaling.short_factors;
+  WEFT_CHECK(factors.size() == frequencies.size(), "longrope scaling needs a factor for each frequency");
+  for (size_t i = 0; i < frequencies.size(); ++i) frequencies[i] /= factors[i];
+}
+
 // Rotates each pair of one head. `direction` is 1 in forward, and -1 in backward, which rotates by the
-// opposite angle.
+// opposite angle. A factor of the table applies in both.
 template <typename T>
 void RotatePairs(T* __restrict lower, T* __restrict upper, const float* __restrict cosines,
                  const float* __restrict sines, float direction, int64_t half) {
@@ -57,15 +130,20 @@ void RotateTensor(const Tensor& tensor, const std::vector<int64_t>& positions, c
 
 }  // namespace
 
-std::vector<float> RopeFrequencies(int64_t head_dim, double theta,
-                                   const std::optional<Llama3RopeScaling>& scaling) {
-  std::vector<float> frequencies(static_cast<size_t>(head_dim / 2));
-  for (size_t i = 0; i < frequencies.size(); ++i) {
-    const float exponent = static_cast<float>(2 * i) / static_cast<float>(head_dim);
-    const float frequency = 1.0F / std::pow(static_cast<float>(theta), exponent);
-    frequencies[i] = scaling.has_value() ? ScaleFrequency(frequency, *scaling) : frequency;
+std::vector<float> RopeFrequencies(int64_t head_dim, double theta, const std::optional<RopeScaling>& scaling,
+                                   const RopeLengths& lengths) {
+  std::vector<float> frequencies = PlainFrequencies(head_dim, theta);
+  if (scaling.has_value()) {
+    std::visit([&](const auto& kind) { Scale(kind, {head_dim, theta, lengths}, frequencies); }, *scaling);
   }
   return frequencies;
+}
+
+float RopeAttentionFactor(const std::optional<RopeScaling>& scaling) {
+  if (!scaling.has_value()) return 1.0F;
+  if (const auto* yarn = std::get_if<YarnRopeScaling>(&*scaling)) return yarn->attention_factor;
+  if (const auto* longrope = std::get_if<LongRopeScaling>(&*scaling)) return longrope->attention_factor;
+  return 1.0F;
 }
 
 void RopeTable::Grow(int64_t positions) {
@@ -73,8 +151,8 @@ void RopeTable::Grow(int64_t positions) {
   for (int64_t position = known; position < positions; ++position) {
     for (const float frequency : frequencies_) {
       const float angle = static_cast<float>(position) * frequency;
-      cosines_.push_back(std::cos(angle));
-      sines_.push_back(std::sin(angle));
+      cosines_.push_back(std::cos(angle) * factor_);
+      sines_.push_back(std::sin(angle) * factor_);
     }
   }
 }

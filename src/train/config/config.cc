@@ -1,6 +1,7 @@
 #include "weft/train/config.h"
 
 #include <cmath>
+#include <filesystem>
 
 #include <absl/strings/numbers.h>
 #include <absl/strings/str_cat.h>
@@ -54,10 +55,10 @@ absl::Status RequireBelowOne(const char* flag, double value) {
 }
 
 absl::Status ValidateModelSource(const ModelOptions& model) {
-  if (!model.hf_folder.empty() && !model.preset.empty()) {
+  if (!model.hf_model.empty() && !model.preset.empty()) {
     return absl::InvalidArgumentError("--hf-model and --model exclude each other: give one of them");
   }
-  if (!model.hf_folder.empty() && model.vocab_size.has_value()) {
+  if (!model.hf_model.empty() && model.vocab_size.has_value()) {
     return absl::InvalidArgumentError(
         "--vocab-size cannot be used with --hf-model: the folder's config.json has the size");
   }
@@ -65,7 +66,7 @@ absl::Status ValidateModelSource(const ModelOptions& model) {
     if (!size.value.has_value()) {
       continue;
     }
-    if (!model.hf_folder.empty()) {
+    if (!model.hf_model.empty()) {
       return absl::InvalidArgumentError(absl::StrCat(
           "--", size.flag, " cannot be used with --hf-model: the folder's config.json has the sizes"));
     }
@@ -190,6 +191,16 @@ absl::Status ValidateTrace(const OutputOptions& output, int64_t steps) {
 }
 
 }  // namespace
+
+std::string ModelOptions::hf_folder() const {
+  if (hf_model.empty() || hf_weights()) return hf_model;
+  const std::string parent = std::filesystem::path(hf_model).parent_path();
+  return parent.empty() ? "." : parent;
+}
+
+bool ModelOptions::hf_weights() const {
+  return !hf_model.empty() && std::filesystem::path(hf_model).filename() != "config.json";
+}
 
 absl::StatusOr<StepRange> StepRange::Parse(std::string_view text) {
   const std::vector<std::string> parts = absl::StrSplit(ToAbsl(text), ':');

@@ -1,13 +1,17 @@
 #include "weft/train/hf_config.h"
 
-#include <array>
-#include <charconv>
+#include <algorithm>
 #include <cmath>
-#include <optional>
+#include <string>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 #include <nlohmann/json.hpp>
 
+#include "src/train/config/hf_architecture.h"
+#include "src/train/config/hf_rope.h"
+#include "src/train/config/json_fields.h"
 #include "src/train/files/json_text.h"
 #include "src/train/files/model_folder.h"
 #include "weft/core/status.h"
@@ -17,104 +21,114 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// Defaults of transformers for keys that a config.json may leave out.
+// Defaults of transformers for keys that a config.json may leave out, in all architectures.
 constexpr double kDefaultNormEps = 1e-6;
-constexpr double kDefaultRopeTheta = 10000.0;
-constexpr int64_t kDefaultMaxPositions = 2048;
+constexpr double kDefaultInitializerRange = 0.02;
 // Limits above the needs of any model. They also bound the config.json of an export, which keeps unknown
 // keys.
 constexpr int64_t kMaxBytes = 1 << 20;
 constexpr JsonLimits kLimits = {.levels = 32, .values = 20'000, .token_bytes = kMaxBytes};
 
-// Reader of one JSON object's values. Keeps the first error.
-class Fields {
- public:
-  Fields(const Json& object, std::string path) : object_(object), path_(std::move(path)) {}
+// The architecture of model_type; without it, that of a Llama.
+absl::StatusOr<const HfArchitecture*> ArchitectureOf(const Json& json, const JsonFields& fields) {
+  if (!fields.Has("model_type")) return FindHfArchitecture("llama");
+  const Json& type = json["model_type"];
+  const HfArchitecture* architecture =
+      type.is_string() ? FindHfArchitecture(type.get<std::string>()) : nullptr;
+  if (architecture != nullptr) return architecture;
+  const auto append_type = [](std::string* out, const HfArchitecture& known) {
+    out->append(known.model_type);
+  };
+  return absl::UnimplementedError(absl::StrCat(fields.Place("model_type"), " is ", Excerpt(type.dump()),
+                                               "; weft supports ",
+                                               absl::StrJoin(kHfArchitectures, ", ", append_type)));
+}
 
-  bool Has(const char* key) const { return object_.contains(key) && !object_[key].is_null(); }
-
-  int64_t Size(const char* key, int64_t max) {
-    if (!Has(key)) {
-      Fail(absl::DataLossError(absl::StrCat(Place(key), " is missing")));
-      return 1;
-    }
-    const Json& value = object_[key];
-    if (!value.is_number_unsigned() || value.get<uint64_t>() == 0) {
-      FailValue(key, "it must be a positive whole number");
-      return 1;
-    }
-    if (value.get<uint64_t>() > static_cast<uint64_t>(max)) {
-      FailValue(key, absl::StrCat("it can be at most ", max));
-      return 1;
-    }
-    return value.get<int64_t>();
-  }
-  int64_t Size(const char* key, int64_t max, int64_t fallback) {
-    return Has(key) ? Size(key, max) : fallback;
-  }
-
-  double Positive(const char* key) {
-    if (!Has(key)) {
-      Fail(absl::DataLossError(absl::StrCat(Place(key), " is missing")));
-      return 1;
-    }
-    const double value = object_[key].is_number() ? object_[key].get<double>() : std::nan("");
-    // All of these values become floats.
-    if (!(static_cast<float>(value) > 0) || !std::isfinite(static_cast<float>(value))) {
-      FailValue(key, "it must be a positive number in the range of float");
-      return 1;
-    }
-    return value;
-  }
-  double Positive(const char* key, double fallback) { return Has(key) ? Positive(key) : fallback; }
-
-  bool Bool(const char* key, bool fallback) {
-    if (!Has(key)) return fallback;
-    if (!object_[key].is_boolean()) {
-      FailValue(key, "it must be true or false");
-      return fallback;
-    }
-    return object_[key].get<bool>();
-  }
-
-  // Fails if the key is present with another value than `allowed`.
-  void RequireOnly(const char* key, const Json& allowed) {
-    if (Has(key) && object_[key] != allowed) {
-      Fail(absl::UnimplementedError(absl::StrCat(Place(key), " is ", Excerpt(object_[key].dump()),
-                                                 "; weft supports only ",
-                                                 allowed.is_null() ? "models without it" : allowed.dump())));
-    }
-  }
-
-  void Fail(absl::Status status) {
-    if (status_.ok()) {
-      status_ = std::move(status);
-    }
-  }
-  void FailValue(const char* key, const absl::AlphaNum& rule) {
-    Fail(absl::DataLossError(absl::StrCat(Place(key), " is ", Excerpt(object_[key].dump()), ", but ", rule)));
-  }
-  std::string Place(const char* key) const { return absl::StrCat("'", path_, "': ", key); }
-  const absl::Status& status() const { return status_; }
-
- private:
-  const Json& object_;
-  std::string path_;
-  absl::Status status_;
-};
-
-void CheckArchitecture(Fields& fields) {
-  fields.RequireOnly("model_type", "llama");
-  fields.RequireOnly("hidden_act", "silu");
-  fields.RequireOnly("attention_bias", false);
+// Refuses values that weft does not support.
+void CheckArchitecture(const HfArchitecture& architecture, JsonFields& fields) {
   fields.RequireOnly("mlp_bias", false);
   fields.RequireOnly("attention_dropout", 0.0);
   fields.RequireOnly("partial_rotary_factor", 1.0);
-  fields.RequireOnly("sliding_window", nullptr);
   fields.RequireOnly("quantization_config", nullptr);
+  fields.RequireOnly("use_bidirectional_attention", false);
+  fields.RequireOnly("hidden_activation", Json(std::string(Name(architecture.activation))));
+  if (architecture.bias == BiasKeys::kNone) fields.RequireOnly("attention_bias", false);
+  if (architecture.window == WindowKeys::kNone) fields.RequireOnly("sliding_window", nullptr);
+  if (architecture.window != WindowKeys::kUseSlidingWindow) fields.RequireOnly("layer_types", nullptr);
 }
 
-void CheckHeads(const LlamaConfig& config, Fields& fields) {
+GateActivation ReadActivation(const HfArchitecture& architecture, const Json& json, JsonFields& fields) {
+  if (!fields.Has("hidden_act")) return architecture.activation;
+  const Json& value = json["hidden_act"];
+  for (const GateActivation known : {GateActivation::kSilu, GateActivation::kGeluTanh}) {
+    if (value == Name(known)) return known;
+  }
+  if (architecture.gelu_is_tanh && value == "gelu") return GateActivation::kGeluTanh;
+  fields.Fail(absl::UnimplementedError(absl::StrCat(fields.Place("hidden_act"), " is ", Excerpt(value.dump()),
+                                                    "; weft supports ", ToAbsl(Name(GateActivation::kSilu)),
+                                                    " and ", ToAbsl(Name(GateActivation::kGeluTanh)))));
+  return architecture.activation;
+}
+
+// The first of the sliding layers of layer_types, which must be the last ones of the model.
+int64_t FirstSlidingLayer(const Json& types, int64_t layers, JsonFields& fields) {
+  if (!types.is_array() || static_cast<int64_t>(types.size()) != layers) {
+    fields.FailValue("layer_types",
+                     absl::StrCat("it must be a list with a type for each of the ", layers, " layers"));
+    return layers;
+  }
+  const auto is_sliding = [](const Json& type) { return type == "sliding_attention"; };
+  const auto first = std::find_if(types.begin(), types.end(), is_sliding);
+  const auto is_full = [](const Json& type) { return type == "full_attention"; };
+  if (!std::all_of(types.begin(), first, is_full) || !std::all_of(first, types.end(), is_sliding)) {
+    fields.Fail(absl::UnimplementedError(
+        absl::StrCat(fields.Place("layer_types"), " is ", Excerpt(types.dump()),
+                     "; weft supports layers of full_attention, then layers of sliding_attention")));
+  }
+  return first - types.begin();
+}
+
+// The window of the layers from `traits.first_window_layer` on.
+void ReadWindow(const HfArchitecture& architecture, const Json& json, int64_t layers, JsonFields& fields,
+                DecoderTraits& traits) {
+  if (architecture.window == WindowKeys::kNone) return;
+  const bool switched = architecture.window == WindowKeys::kUseSlidingWindow;
+  const bool has_window = !switched || fields.Bool("use_sliding_window", false);
+  const bool is_null = json.contains("sliding_window") && json["sliding_window"].is_null();
+  const bool has_types = fields.Has("layer_types");
+  if (switched) {
+    traits.first_window_layer =
+        has_types ? FirstSlidingLayer(json["layer_types"], layers, fields)
+                  : fields.Whole("max_window_layers", LlamaLimits::kLayers, kDefaultFirstWindowLayer);
+  }
+  if (has_window && !is_null) {
+    traits.window = fields.Size("sliding_window", LlamaLimits::kPositions, kDefaultWindow);
+    if (traits.first_window_layer < layers) return;
+    traits.window.reset();  // No layer has it.
+  } else if (has_types && traits.first_window_layer < layers) {
+    fields.FailValue("layer_types", "use_sliding_window is not true, or sliding_window is null");
+  }
+  traits.first_window_layer = 0;
+}
+
+DecoderTraits ReadTraits(const HfArchitecture& architecture, const Json& json, const LlamaConfig& config,
+                         JsonFields& fields) {
+  DecoderTraits traits;
+  const bool all_biases =
+      architecture.bias == BiasKeys::kAttentionBias && fields.Bool("attention_bias", false);
+  traits.qkv_bias = all_biases || architecture.bias == BiasKeys::kAlwaysQkv;
+  traits.output_bias = all_biases;
+  traits.qk_norm = architecture.qk_norm;
+  traits.activation = ReadActivation(architecture, json, fields);
+  if (architecture.scales_embeddings) {
+    traits.embedding_scale = static_cast<float>(std::sqrt(static_cast<double>(config.dim)));
+  }
+  traits.norm_offset = architecture.norm_offset;
+  ReadWindow(architecture, json, config.layers, fields, traits);
+  return traits;
+}
+
+void CheckHeads(const LlamaConfig& config, JsonFields& fields) {
   if (config.heads % config.kv_heads != 0) {
     fields.Fail(
         absl::DataLossError(absl::StrCat(fields.Place("num_key_value_heads"), " is ", config.kv_heads,
@@ -126,108 +140,19 @@ void CheckHeads(const LlamaConfig& config, Fields& fields) {
   }
 }
 
-struct RopeSettings {
-  double theta = kDefaultRopeTheta;
-  std::optional<Llama3RopeScaling> scaling;
-
-  bool operator==(const RopeSettings& other) const {
-    if (theta != other.theta || scaling.has_value() != other.scaling.has_value()) return false;
-    return !scaling || (scaling->factor == other.scaling->factor &&
-                        scaling->low_freq_factor == other.scaling->low_freq_factor &&
-                        scaling->high_freq_factor == other.scaling->high_freq_factor &&
-                        scaling->original_max_positions == other.scaling->original_max_positions);
+// Sets the keys of the traits that `architecture` reads.
+void SetTraits(const HfArchitecture& architecture, const LlamaConfig& config, Json& json) {
+  const DecoderTraits& traits = config.traits;
+  json["hidden_act"] = std::string(Name(traits.activation));
+  if (architecture.bias == BiasKeys::kAttentionBias) json["attention_bias"] = traits.qkv_bias;
+  const Json window = traits.window ? Json(*traits.window) : Json();
+  if (architecture.window == WindowKeys::kSlidingWindow) json["sliding_window"] = window;
+  if (architecture.window == WindowKeys::kUseSlidingWindow) {
+    json.erase("layer_types");  // transformers derives them from the other keys.
+    json["use_sliding_window"] = traits.window.has_value();
+    json["sliding_window"] = window;
+    json["max_window_layers"] = traits.window ? traits.first_window_layer : config.layers;
   }
-};
-
-// The rope type in a rope_scaling or rope_parameters object. "type" is the oldest name of the key.
-std::string RopeType(const Json& rope, Fields& fields) {
-  std::string type;
-  for (const char* key : {"rope_type", "type"}) {
-    if (!rope.contains(key)) continue;
-    if (!rope[key].is_string()) {
-      fields.FailValue(key, "it must be a string");
-    } else if (!type.empty() && rope[key] != type) {
-      fields.FailValue(key, absl::StrCat("rope_type is '", Excerpt(type), "': keep one of them"));
-    } else {
-      type = rope[key];
-    }
-  }
-  return type.empty() ? "default" : type;
-}
-
-// The rope of a rope_scaling or rope_parameters object. `theta` is that of the keys beside it.
-absl::StatusOr<RopeSettings> ReadRopeObject(const Json& json, const char* key, const std::string& path,
-                                            double theta) {
-  const Json& object = json[key];
-  if (!object.is_object()) {
-    return absl::DataLossError(absl::StrCat("'", path, "': ", key, " is not an object"));
-  }
-  Fields fields(object, absl::StrCat(path, "': '", key));
-  RopeSettings rope{fields.Positive("rope_theta", theta), std::nullopt};
-  const std::string type = RopeType(object, fields);
-  WEFT_RETURN_IF_ERROR(fields.status());
-  if (type == "llama3") {
-    rope.scaling = Llama3RopeScaling{
-        static_cast<float>(fields.Positive("factor")), static_cast<float>(fields.Positive("low_freq_factor")),
-        static_cast<float>(fields.Positive("high_freq_factor")),
-        fields.Size("original_max_position_embeddings", LlamaLimits::kPositions)};
-  } else if (type != "default") {
-    return absl::UnimplementedError(absl::StrCat("'", path, "': ", key, ".rope_type is '", Excerpt(type),
-                                                 "'; weft supports the types default and llama3"));
-  }
-  WEFT_RETURN_IF_ERROR(fields.status());
-  return rope;
-}
-
-// Versions of transformers prefer different ones of these keys, so all of them must agree.
-absl::StatusOr<RopeSettings> ReadRope(const Json& json, const std::string& path) {
-  Fields fields(json, path);
-  const bool has_theta = fields.Has("rope_theta");
-  RopeSettings rope{fields.Positive("rope_theta", kDefaultRopeTheta), std::nullopt};
-  WEFT_RETURN_IF_ERROR(fields.status());
-  const char* source = nullptr;  // The object that `rope` comes from.
-  for (const char* key : {"rope_parameters", "rope_scaling"}) {
-    if (!fields.Has(key)) continue;
-    WEFT_ASSIGN_OR_RETURN(const RopeSettings read, ReadRopeObject(json, key, path, rope.theta));
-    if (has_theta && read.theta != rope.theta) {
-      return absl::DataLossError(absl::StrCat("'", path, "': ", key, ".rope_theta is ", read.theta,
-                                              ", but rope_theta is ", rope.theta, ": keep one of them"));
-    }
-    if (source != nullptr && !(read == rope)) {
-      return absl::DataLossError(absl::StrCat("'", path, "': ", key, " differs from ", source,
-                                              ": keep the one that the model was trained with"));
-    }
-    rope = read;
-    source = key;
-  }
-  return rope;
-}
-
-// The double whose decimal form is the shortest that reads back as `value`: 1e-05, not 9.999999747378752e-06.
-double Shortest(float value) {
-  std::array<char, 32> text{};
-  char* end = std::to_chars(text.data(), text.data() + text.size(), value).ptr;
-  double shortest = 0;
-  std::from_chars(text.data(), end, shortest);
-  return shortest;
-}
-
-// Sets the rope keys for older versions of transformers (rope_theta, rope_scaling) and newer ones
-// (rope_parameters).
-void SetRope(const LlamaConfig& config, Json& json) {
-  Json parameters = {{"rope_type", "default"}, {"rope_theta", config.rope_theta}};
-  json.erase("rope_scaling");
-  if (config.rope_scaling) {
-    const Llama3RopeScaling& scaling = *config.rope_scaling;
-    parameters["rope_type"] = "llama3";
-    parameters["factor"] = Shortest(scaling.factor);
-    parameters["low_freq_factor"] = Shortest(scaling.low_freq_factor);
-    parameters["high_freq_factor"] = Shortest(scaling.high_freq_factor);
-    parameters["original_max_position_embeddings"] = scaling.original_max_positions;
-    json["rope_scaling"] = parameters;
-  }
-  json["rope_theta"] = config.rope_theta;
-  json["rope_parameters"] = parameters;
 }
 
 // Checks and parses text that must be a JSON object.
@@ -251,23 +176,31 @@ absl::StatusOr<Json> ParseObject(std::string_view text, const std::string& path)
 
 absl::StatusOr<LlamaConfig> ParseHfConfig(std::string_view text, const std::string& path) {
   WEFT_ASSIGN_OR_RETURN(const Json json, ParseObject(text, path));
-  Fields fields(json, path);
-  CheckArchitecture(fields);
+  JsonFields fields(json, path);
+  WEFT_ASSIGN_OR_RETURN(const HfArchitecture* architecture, ArchitectureOf(json, fields));
+  CheckArchitecture(*architecture, fields);
+  const auto default_or = [](int64_t of_architecture, int64_t other) {
+    return of_architecture > 0 ? of_architecture : other;
+  };
   LlamaConfig config;
   config.vocab_size = fields.Size("vocab_size", LlamaLimits::kVocabulary);
   config.dim = fields.Size("hidden_size", LlamaLimits::kWidth);
   config.layers = fields.Size("num_hidden_layers", LlamaLimits::kLayers);
   config.heads = fields.Size("num_attention_heads", LlamaLimits::kWidth);
-  config.kv_heads = fields.Size("num_key_value_heads", LlamaLimits::kWidth, config.heads);
-  config.head_dim = fields.Size("head_dim", LlamaLimits::kWidth, config.dim / config.heads);
+  config.kv_heads = fields.Size("num_key_value_heads", LlamaLimits::kWidth,
+                                default_or(architecture->kv_heads, config.heads));
+  config.head_dim = fields.Size("head_dim", LlamaLimits::kWidth,
+                                default_or(architecture->head_dim, config.dim / config.heads));
   config.ffn_dim = fields.Size("intermediate_size", LlamaLimits::kFfnWidth);
   config.norm_eps = static_cast<float>(fields.Positive("rms_norm_eps", kDefaultNormEps));
-  config.tie_word_embeddings = fields.Bool("tie_word_embeddings", false);
+  config.init_stddev = static_cast<float>(fields.Positive("initializer_range", kDefaultInitializerRange));
+  config.tie_word_embeddings = fields.Bool("tie_word_embeddings", architecture->ties_head);
   config.max_positions =
-      fields.Size("max_position_embeddings", LlamaLimits::kPositions, kDefaultMaxPositions);
+      fields.Size("max_position_embeddings", LlamaLimits::kPositions, architecture->max_positions);
+  config.traits = ReadTraits(*architecture, json, config, fields);
   CheckHeads(config, fields);
   WEFT_RETURN_IF_ERROR(fields.status());
-  WEFT_ASSIGN_OR_RETURN(const RopeSettings rope, ReadRope(json, path));
+  WEFT_ASSIGN_OR_RETURN(const RopeSettings rope, ReadHfRope(json, path, config));
   config.rope_theta = rope.theta;
   config.rope_scaling = rope.scaling;
   if (const absl::Status status = Validate(config); !status.ok()) {
@@ -287,12 +220,17 @@ absl::StatusOr<LlamaConfig> ReadHfConfig(const std::string& folder) {
 
 std::string FormatHfConfig(const LlamaConfig& config, std::string_view source) {
   Json json = Json::parse(source, nullptr, false);
+  const HfArchitecture* architecture = FindHfArchitecture("llama");
   if (!json.is_object()) {
-    json = {{"architectures", {"LlamaForCausalLM"}}, {"model_type", "llama"}};
+    json = {{"architectures", {std::string(architecture->class_name)}},
+            {"model_type", std::string(architecture->model_type)}};
     // Bytes have no tokens for the start and the end of a text. Without these keys transformers assumes 1 and
     // 2.
     json["bos_token_id"] = nullptr;
     json["eos_token_id"] = nullptr;
+  } else if (const auto type = json.find("model_type"); type != json.end() && type->is_string()) {
+    architecture = FindHfArchitecture(type->get<std::string>());
+    WEFT_CHECK(architecture != nullptr, "the source is no configuration that ParseHfConfig accepts");
   }
   json.erase("torch_dtype");
   json["dtype"] = "float32";
@@ -303,20 +241,20 @@ std::string FormatHfConfig(const LlamaConfig& config, std::string_view source) {
   json["num_key_value_heads"] = config.kv_heads;
   json["head_dim"] = config.head_dim;
   json["intermediate_size"] = config.ffn_dim;
-  json["hidden_act"] = "silu";
-  json["attention_bias"] = false;
+  SetTraits(*architecture, config, json);
   json["mlp_bias"] = false;
   json["attention_dropout"] = 0.0;
-  json["rms_norm_eps"] = Shortest(config.norm_eps);
+  json["rms_norm_eps"] = ShortestDouble(config.norm_eps);
+  json["initializer_range"] = ShortestDouble(config.init_stddev);
   json["tie_word_embeddings"] = config.tie_word_embeddings;
   json["max_position_embeddings"] = config.max_positions;
-  SetRope(config, json);
+  SetHfRope(config, json);
   return json.dump(2) + "\n";
 }
 
 absl::StatusOr<SparseAttentionConfig> ParseIndexerConfig(std::string_view text, const std::string& path) {
   WEFT_ASSIGN_OR_RETURN(const Json json, ParseObject(text, path));
-  Fields fields(json, path);
+  JsonFields fields(json, path);
   SparseAttentionConfig config;
   config.index_heads = fields.Size("index_n_heads", LlamaLimits::kWidth);
   config.index_dim = fields.Size("index_head_dim", LlamaLimits::kWidth);

@@ -199,12 +199,16 @@ absl::Status MetricsFile::Write(const StepMetrics& metrics) {
 double FlopsPerToken(const LlamaConfig& config, int64_t seq_len) {
   const auto& sparse = config.sparse_attention;
   const int64_t keys = sparse ? std::min(sparse->top_k, seq_len) : seq_len;
+  // Keys of all layers: a window limits those of its layers.
+  const int64_t window_layers = config.traits.window ? config.layers - config.traits.first_window_layer : 0;
+  const int64_t layer_keys = (config.layers - window_layers) * keys +
+                             window_layers * std::min(config.traits.window.value_or(keys), keys);
   const int64_t query_and_output = 2 * config.dim * config.heads * config.head_dim;
   const int64_t key_and_value = 2 * config.dim * config.kv_heads * config.head_dim;
   const int64_t feed_forward = 3 * config.dim * config.ffn_dim;
   const int64_t in_products =
       config.layers * (query_and_output + key_and_value + feed_forward) + config.vocab_size * config.dim;
-  const int64_t attention = config.layers * config.heads * config.head_dim * keys;
+  const int64_t attention = config.heads * config.head_dim * layer_keys;
   return 6.0 * static_cast<double>(in_products) + 12.0 * static_cast<double>(attention) +
          (sparse ? IndexerFlopsPerToken(config, *sparse, seq_len, keys) : 0.0);
 }

@@ -74,7 +74,7 @@ std::vector<OutputFile> OutputsOf(const TrainConfig& config) {
   if (const std::string& trace = config.output.trace_file; !trace.empty())
     outputs.push_back({"trace", trace, /*in_place=*/false});
   if (const std::string& folder = config.output.export_folder; !folder.empty()) {
-    for (const std::string& path : ExportedFiles(folder, config.model.hf_folder)) {
+    for (const std::string& path : ExportedFiles(folder, config.model.hf_folder())) {
       outputs.push_back({"export-hf", path, /*in_place=*/false});
     }
   }
@@ -91,14 +91,16 @@ std::vector<InputFile> InputsOf(const TrainConfig& config, const TrainInputs& in
       files.push_back({"--eval-data", source.name});
     }
   }
-  if (inputs.weights) {
-    std::set<std::string> paths = {config.model.hf_folder + "/config.json"};
-    for (const auto& [name, entry] : inputs.weights->entries()) paths.insert(entry.file);
+  if (!config.model.hf_model.empty()) {
+    std::set<std::string> paths = {config.model.hf_folder() + "/config.json"};
+    if (inputs.weights) {
+      for (const auto& [name, entry] : inputs.weights->entries()) paths.insert(entry.file);
+    }
     if (inputs.indexer_weights) {
-      paths.insert(absl::StrCat(config.model.hf_folder, "/", kIndexerConfig));
+      paths.insert(absl::StrCat(config.model.hf_folder(), "/", kIndexerConfig));
       for (const auto& [name, entry] : inputs.indexer_weights->entries()) paths.insert(entry.file);
     }
-    for (const std::string& path : CompanionFiles(config.model.hf_folder)) paths.insert(path);
+    for (const std::string& path : CompanionFiles(config.model.hf_folder())) paths.insert(path);
     for (const std::string& path : paths) files.push_back({"--hf-model", path});
   }
   if (!config.config_file.empty()) files.push_back({"--config", config.config_file});
@@ -151,7 +153,7 @@ bool IsCheckpointPlace(const std::string& checkpoints, const fs::path& path) {
 
 absl::Status CheckCollisions(const TrainConfig& config, const TrainInputs& inputs) {
   const std::string& exported = config.output.export_folder;
-  const std::string& source = config.model.hf_folder;
+  const std::string& source = config.model.hf_folder();
   if (!exported.empty() && !source.empty() && Resolved(exported) == Resolved(source)) {
     return BadFlag("export-hf", exported, "is the folder of --hf-model; name another one");
   }

@@ -22,8 +22,10 @@ ResolvedItem ModelItem(const TrainConfig& config, const LlamaConfig& model) {
       absl::StrCat(model.layers, " layers, dim ", model.dim, ", ", model.heads, " heads, ", model.kv_heads,
                    " kv heads, ffn ", model.ffn_dim, ", vocabulary ", model.vocab_size, ", ",
                    Millions(model.ParameterCount()), " parameters");
-  if (!config.model.hf_folder.empty()) {
-    return {"model", sizes, absl::StrCat("--hf-model ", config.model.hf_folder)};
+  if (!config.model.hf_model.empty()) {
+    return {"model", sizes,
+            absl::StrCat("--hf-model ", config.model.hf_model,
+                         config.model.hf_weights() ? "" : ": new weights by --seed")};
   }
   if (config.model.layers) {
     return {"model", sizes, "sizes given"};
@@ -62,7 +64,7 @@ ResolvedItem DataItem(const TrainConfig& config, const Corpus& corpus, const Run
 
 std::string IndexerSource(const TrainConfig& config, const TrainInputs& inputs) {
   if (inputs.indexer_weights) return "indexers of --hf-model";
-  return config.model.hf_folder.empty() ? "new indexers" : "new indexers by --seed: --hf-model has none";
+  return !config.model.hf_weights() ? "new indexers" : "new indexers by --seed: --hf-model has none";
 }
 
 // Empty for dense attention.

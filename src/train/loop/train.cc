@@ -128,11 +128,12 @@ class Run {
   absl::Status OpenOutputs() {
     WEFT_RETURN_IF_ERROR(CheckOutputs(config_, *inputs_));
     if (!config_.checkpoint.folder.empty()) {
-      WEFT_ASSIGN_OR_RETURN(companions_, ReadCompanions(config_.model.hf_folder));
+      WEFT_ASSIGN_OR_RETURN(companions_, ReadCompanions(config_.model.hf_folder()));
     }
     const std::string& folder = config_.output.export_folder;
     if (folder.empty()) return absl::OkStatus();
-    WEFT_ASSIGN_OR_RETURN(export_, OpenExport(folder, config_.model.hf_folder, inputs_->hf_config, *model_));
+    WEFT_ASSIGN_OR_RETURN(export_,
+                          OpenExport(folder, config_.model.hf_folder(), inputs_->hf_config, *model_));
     return absl::OkStatus();
   }
 

@@ -122,20 +122,58 @@ void AddAttentionFlags(const AttentionConfig& attention, std::vector<RunProperty
   properties.insert(properties.end(), std::begin(flags), std::end(flags));
 }
 
+std::string FloatList(const std::vector<float>& values) {
+  return absl::StrJoin(values, " ", [](std::string* out, float value) { out->append(Text(value)); });
+}
+
+std::string ScalingText(const Llama3RopeScaling& rope) {
+  return absl::StrCat(Text(rope.factor), " ", Text(rope.low_freq_factor), " ", Text(rope.high_freq_factor),
+                      " ", rope.original_max_positions);
+}
+std::string ScalingText(const LinearRopeScaling& rope) { return absl::StrCat("linear ", Text(rope.factor)); }
+std::string ScalingText(const DynamicRopeScaling& rope) {
+  return absl::StrCat("dynamic ", Text(rope.factor));
+}
+std::string ScalingText(const YarnRopeScaling& rope) {
+  return absl::StrCat("yarn ", Text(rope.factor), " ", Text(rope.attention_factor), " ", Text(rope.beta_fast),
+                      " ", Text(rope.beta_slow), " ", rope.truncate ? "truncated " : "",
+                      rope.original_max_positions);
+}
+std::string ScalingText(const LongRopeScaling& rope) {
+  return absl::StrCat("longrope ", FloatList(rope.short_factors), " / ", FloatList(rope.long_factors), " ",
+                      Text(rope.attention_factor), " ", rope.original_max_positions);
+}
+
+// The traits that differ from those of a Llama, each with a comma before it.
+std::string TraitsText(const DecoderTraits& traits) {
+  std::string text;
+  if (traits.qkv_bias) text += ", query, key and value biases";
+  if (traits.output_bias) text += ", output bias";
+  if (traits.qk_norm) text += ", query and key norms";
+  if (traits.window) {
+    absl::StrAppend(&text, ", window ", *traits.window, " from layer ", traits.first_window_layer);
+  }
+  if (traits.activation != GateActivation::kSilu)
+    absl::StrAppend(&text, ", ", ToAbsl(Name(traits.activation)));
+  if (traits.embedding_scale != 1.0F)
+    absl::StrAppend(&text, ", embeddings times ", Text(traits.embedding_scale));
+  if (traits.norm_offset != 0.0F) absl::StrAppend(&text, ", norms plus ", Text(traits.norm_offset));
+  return text;
+}
+
 // The model's sizes and constants, which come from config.json with --hf-model.
 RunProperty ModelProperty(const TrainConfig& config, const LlamaConfig& model) {
-  std::string scaling = "none";
-  if (const auto& rope = model.rope_scaling) {
-    scaling = absl::StrCat(Text(rope->factor), " ", Text(rope->low_freq_factor), " ",
-                           Text(rope->high_freq_factor), " ", rope->original_max_positions);
-  }
+  const std::string scaling =
+      model.rope_scaling ? std::visit([](const auto& rope) { return ScalingText(rope); }, *model.rope_scaling)
+                         : "none";
   return {
-      config.model.hf_folder.empty() ? "--model" : "config.json of --hf-model",
+      config.model.hf_model.empty() ? "--model" : "config.json of --hf-model",
       absl::StrCat(model.layers, " layers, dim ", model.dim, ", ", model.heads, " heads of ", model.head_dim,
                    ", ", model.kv_heads, " kv heads, ffn ", model.ffn_dim, ", vocabulary ", model.vocab_size,
                    ", positions ", model.max_positions, ", rms_norm_eps ", Text(double{model.norm_eps}),
                    ", rope_theta ", Text(model.rope_theta), ", rope scaling ", scaling, ", initial stddev ",
-                   Text(double{model.init_stddev}), model.tie_word_embeddings ? ", tied embeddings" : "")};
+                   Text(double{model.init_stddev}), model.tie_word_embeddings ? ", tied embeddings" : "",
+                   TraitsText(model.traits))};
 }
 
 // The names of the corpus's files, relative to their lowest common folder.

@@ -1,7 +1,6 @@
 #include "src/train/plan/context_plan.h"
 
 #include <algorithm>
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -10,8 +9,6 @@
 
 namespace weft {
 namespace {
-
-constexpr AttentionMask kCausal = {.causal = true, .window = std::nullopt};
 
 // The schemes that the flags allow.
 std::vector<ContextScheme> AllowedSchemes(const ContextOptions& options, const AttentionShape& shape,
@@ -53,7 +50,7 @@ std::string_view OnlyChoiceReason(const ContextOptions& options, const Attention
 }  // namespace
 
 absl::StatusOr<ContextPlan> PlanContext(const ContextOptions& options, const AttentionShape& shape,
-                                        int64_t seq_len) {
+                                        const AttentionMask& mask, int64_t seq_len) {
   ContextPlan plan;
   plan.size = static_cast<int>(options.size);
   if (plan.size == 1) return plan;
@@ -61,7 +58,7 @@ absl::StatusOr<ContextPlan> PlanContext(const ContextOptions& options, const Att
   for (ContextScheme& scheme : schemes) {
     if (scheme.kind(plan.size) == SchemeKind::kHybrid) scheme.ring_rotation = options.ring_rotate;
   }
-  WEFT_ASSIGN_OR_RETURN(SchemeChoice choice, ChooseAmong(schemes, shape, kCausal, {seq_len}, plan.size));
+  WEFT_ASSIGN_OR_RETURN(SchemeChoice choice, ChooseAmong(schemes, shape, mask, {seq_len}, plan.size));
   plan.scheme = choice.scheme;
   plan.reason =
       schemes.size() == 1 ? std::string(OnlyChoiceReason(options, shape)) : std::move(choice.reason);

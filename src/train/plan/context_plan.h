@@ -10,6 +10,7 @@
 
 #include "weft/context_parallel/byte_formulas.h"
 #include "weft/context_parallel/context_scheme.h"
+#include "weft/nn/attention_mask.h"
 #include "weft/train/config.h"
 
 namespace weft {
@@ -22,9 +23,10 @@ struct ContextPlan {
   SequenceSplit split() const { return size == 1 ? SequenceSplit() : scheme.Split(size); }
 };
 
-// Plans for `shape`, the attention of one layer in a microbatch of sequences of `seq_len` tokens.
-// Sparse attention has gathers only. REQUIRES: `options` have passed Validate for this attention.
+// Plans for the attention of one layer, with `shape` and a causal `mask`, in a microbatch of sequences of
+// `seq_len` tokens. Sparse attention has gathers only. REQUIRES: `options` have passed Validate for this
+// attention.
 absl::StatusOr<ContextPlan> PlanContext(const ContextOptions& options, const AttentionShape& shape,
-                                        int64_t seq_len);
+                                        const AttentionMask& mask, int64_t seq_len);
 
 }  // namespace weft

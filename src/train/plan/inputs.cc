@@ -88,6 +88,14 @@ bool IsRedundant(const std::string& name, const LlamaConfig& config) {
   return (config.tie_word_embeddings && name == kHead) || absl::EndsWith(name, ".rotary_emb.inv_freq");
 }
 
+absl::StatusOr<SafetensorsReader> OpenWeights(const std::string& folder) {
+  absl::StatusOr<SafetensorsReader> weights = SafetensorsReader::Open(folder);
+  if (!absl::IsNotFound(weights.status())) return weights;
+  return absl::NotFoundError(absl::StrCat(weights.status().message(),
+                                          " To train a new model of this configuration, give --hf-model ",
+                                          folder, "/config.json"));
+}
+
 absl::Status CheckIndexerSize(const char* flag, int64_t value, int64_t saved, const std::string& folder) {
   if (value == saved) return absl::OkStatus();
   return BadFlag(flag, value,
@@ -140,21 +148,27 @@ absl::StatusOr<TrainInputs> OpenInputs(const TrainConfig& config) {
   WEFT_ASSIGN_OR_RETURN(Corpus corpus, OpenCorpus(config.data));
   WEFT_ASSIGN_OR_RETURN(std::optional<Corpus> eval_corpus, OpenEvalCorpus(config.eval, corpus));
   TrainInputs inputs{std::move(corpus), std::move(eval_corpus), {}, std::nullopt, std::nullopt, ""};
-  const std::string& folder = config.model.hf_folder;
-  if (folder.empty()) {
+  if (config.model.hf_model.empty()) {
     inputs.model = MakeLlamaConfig(config.model, config.data.seq_len);
     inputs.model.sparse_attention = config.attention.sparse_config();
     return inputs;
   }
+  const std::string folder = config.model.hf_folder();
   const std::string path = folder + "/config.json";
   WEFT_ASSIGN_OR_RETURN(inputs.hf_config, ReadHfConfigText(folder));
   WEFT_ASSIGN_OR_RETURN(inputs.model, ParseHfConfig(inputs.hf_config, path));
+  inputs.model.rope_sequence = config.data.seq_len;
   WEFT_RETURN_IF_ERROR(CheckTokenizer(inputs.corpus, config.data, folder));
-  WEFT_ASSIGN_OR_RETURN(inputs.weights, SafetensorsReader::Open(folder));
+  inputs.model.sparse_attention = config.attention.sparse_config();
+  if (const absl::Status status = Validate(inputs.model); !status.ok()) {
+    return BadFlag("attention", ToAbsl(Name(config.attention.kind)),
+                   absl::StrCat("cannot be used: ", status.message()));
+  }
+  if (!config.model.hf_weights()) return inputs;
+  WEFT_ASSIGN_OR_RETURN(inputs.weights, OpenWeights(folder));
   WEFT_RETURN_IF_ERROR(CheckLayers(*inputs.weights, inputs.model, path));
-  if (const auto sparse = config.attention.sparse_config()) {
-    inputs.model.sparse_attention = sparse;
-    WEFT_ASSIGN_OR_RETURN(inputs.indexer_weights, OpenIndexers(folder, *sparse));
+  if (inputs.model.sparse_attention) {
+    WEFT_ASSIGN_OR_RETURN(inputs.indexer_weights, OpenIndexers(folder, *inputs.model.sparse_attention));
   }
   return inputs;
 }

@@ -20,7 +20,7 @@ struct TrainInputs {
   Corpus corpus;
   std::optional<Corpus> eval_corpus;  // The data of --eval-data.
   LlamaConfig model;
-  std::optional<SafetensorsReader> weights;  // The weights of --hf-model.
+  std::optional<SafetensorsReader> weights;  // The weights of --hf-model; unset for a new model.
   // The indexers' weights of --hf-model; unset for dense attention, and if the folder has none.
   std::optional<SafetensorsReader> indexer_weights;
   std::string hf_config;  // The text of config.json of --hf-model.

@@ -24,11 +24,13 @@ int64_t LargestGroup(const LlamaConfig& model) {
   return std::max(root, (model.ParameterCount() - root) / model.layers);
 }
 
-// Elements that a block keeps for each token: inputs and outputs of its matrix products.
+// Elements that a block keeps for each token: inputs and outputs of its matrix products, and those of the
+// norms of queries and keys.
 int64_t KeptPerToken(const LlamaConfig& model) {
   const int64_t attention =
       2 * model.dim + 2 * model.heads * model.head_dim + 2 * model.kv_heads * model.head_dim;
-  return attention + 3 * model.ffn_dim;
+  const int64_t normed = model.traits.qk_norm ? (model.heads + model.kv_heads) * model.head_dim : 0;
+  return attention + normed + 3 * model.ffn_dim;
 }
 
 // Elements that an indexer keeps for each token beside that: index queries, the index key before and after

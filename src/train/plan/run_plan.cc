@@ -87,10 +87,10 @@ AttentionShape AttentionOf(const TrainConfig& config, const LlamaConfig& model, 
 }
 
 absl::Status CheckSequences(const DataOptions& data, const LlamaConfig& model) {
-  if (data.seq_len > model.max_positions) {
-    return BadFlag(
-        "seq-len", data.seq_len,
-        absl::StrCat("is longer than the model's ", model.max_positions, " positions: use a shorter one"));
+  if (data.seq_len > model.LongestSequence()) {
+    return BadFlag("seq-len", data.seq_len,
+                   absl::StrCat("is longer than the model's ", model.LongestSequence(),
+                                " positions: use a shorter one"));
   }
   if (data.document_separator.has_value() && *data.document_separator >= model.vocab_size) {
     return BadFlag("document-separator", *data.document_separator,
@@ -140,7 +140,9 @@ absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs
   WEFT_RETURN_IF_ERROR(CheckMicrobatch(batch, data.seq_len));
   WEFT_ASSIGN_OR_RETURN(
       ContextPlan context_plan,
-      PlanContext(config.parallel.context, AttentionOf(config, inputs.model, batch), data.seq_len));
+      // The first layer has no window unless all layers have it. Its attention takes the most work.
+      PlanContext(config.parallel.context, AttentionOf(config, inputs.model, batch), inputs.model.MaskOf(0),
+                  data.seq_len));
   WEFT_ASSIGN_OR_RETURN(const int64_t windows,
                         BatchOrder::CountWindows(inputs.corpus.tokens(), data.seq_len));
   WEFT_ASSIGN_OR_RETURN(const std::optional<EvaluationPlan> evaluation,

@@ -279,7 +279,7 @@ TEST_F(ResumeTest, ACheckpointIsAModelFolder) {
   const uint64_t trained = Run({1, 2}).report.weights_hash;
   config_.checkpoint = {};
   config_.model = {};
-  config_.model.hf_folder = root() + "/step-00000008";
+  config_.model.hf_model = root() + "/step-00000008";
   config_.optimizer.lr = 0;
   config_.optimizer.weight_decay = 0;
   config_.optimizer.steps = 1;

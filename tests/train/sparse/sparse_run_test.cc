@@ -258,7 +258,7 @@ class IndexerFiles : public SparseRun {
   // From now on runs load the export, and one step leaves its weights as they are.
   void LoadExport() {
     config_.model = {};
-    config_.model.hf_folder = exported();
+    config_.model.hf_model = exported();
     config_.optimizer.lr = 0;
     config_.optimizer.steps = 1;
   }
@@ -316,7 +316,7 @@ TEST_F(IndexerFiles, AreTrainedFromADenseModelByAWarmUp) {
   config_.attention = sparse;
   config_.attention.warmup_steps = 60;
   config_.model = {};
-  config_.model.hf_folder = exported();
+  config_.model.hf_model = exported();
   const std::vector<StepMetrics> steps = Run({1, 1}).steps;
   EXPECT_LT(steps.back().indexers->loss, 0.5 * steps.front().indexers->loss);
   EXPECT_GT(steps.front().indexers->loss, 1e-3);  // The attention of the dense model is not uniform.
@@ -388,14 +388,14 @@ TEST_F(IndexerFiles, MakeACheckpointAModelFolderWithIndexers) {
   config_.checkpoint = {};
   const std::string saved = Saved();
   LoadExport();
-  config_.model.hf_folder = saved;
+  config_.model.hf_model = saved;
   EXPECT_EQ(Run({1, 2}).report.weights_hash, trained);
   // Without a run.
   ASSERT_OK_AND_ASSIGN(const Checkpoint checkpoint, Checkpoint::Open(saved));
   ASSERT_OK(checkpoint.Verify());
   ASSERT_OK(checkpoint.ExportHf(exported()));
   EXPECT_FALSE(fs::exists(exported() + "/indexer_optimizer.safetensors"));
-  config_.model.hf_folder = exported();
+  config_.model.hf_model = exported();
   EXPECT_EQ(Run({1, 2}).report.weights_hash, trained);
 }
 

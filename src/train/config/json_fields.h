@@ -1,0 +1,122 @@
+// Reader of the values of one JSON object of a model folder. Keeps the first error, which names path and key.
+//
+// Errors of values: kDataLoss; of values that weft does not support: kUnimplemented.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/strings/str_cat.h>
+#include <nlohmann/json.hpp>
+
+#include "src/train/files/json_text.h"
+
+namespace weft {
+
+class JsonFields {
+ public:
+  using Json = nlohmann::ordered_json;
+
+  JsonFields(const Json& object, std::string path) : object_(object), path_(std::move(path)) {}
+
+  bool Has(const char* key) const { return object_.contains(key) && !object_[key].is_null(); }
+
+  int64_t Size(const char* key, int64_t max) {
+    if (!Has(key)) {
+      Fail(absl::DataLossError(absl::StrCat(Place(key), " is missing")));
+      return 1;
+    }
+    const Json& value = object_[key];
+    if (!value.is_number_unsigned() || value.get<uint64_t>() == 0) {
+      FailValue(key, "it must be a positive whole number");
+      return 1;
+    }
+    if (value.get<uint64_t>() > static_cast<uint64_t>(max)) {
+      FailValue(key, absl::StrCat("it can be at most ", max));
+      return 1;
+    }
+    return value.get<int64_t>();
+  }
+  int64_t Size(const char* key, int64_t max, int64_t fallback) {
+    return Has(key) ? Size(key, max) : fallback;
+  }
+
+  // A whole number, 0 included.
+  int64_t Whole(const char* key, int64_t max, int64_t fallback) {
+    const bool is_zero = Has(key) && object_[key] == 0;
+    return is_zero ? 0 : Size(key, max, fallback);
+  }
+
+  double Positive(const char* key) {
+    if (!Has(key)) {
+      Fail(absl::DataLossError(absl::StrCat(Place(key), " is missing")));
+      return 1;
+    }
+    const double value = object_[key].is_number() ? object_[key].get<double>() : std::nan("");
+    // All of these values become floats.
+    if (!(static_cast<float>(value) > 0) || !std::isfinite(static_cast<float>(value))) {
+      FailValue(key, "it must be a positive number in the range of float");
+      return 1;
+    }
+    return value;
+  }
+  double Positive(const char* key, double fallback) { return Has(key) ? Positive(key) : fallback; }
+
+  bool Bool(const char* key, bool fallback) {
+    if (!Has(key)) return fallback;
+    if (!object_[key].is_boolean()) {
+      FailValue(key, "it must be true or false");
+      return fallback;
+    }
+    return object_[key].get<bool>();
+  }
+
+  // A list of `count` positive numbers. Empty after an error.
+  std::vector<float> PositiveList(const char* key, int64_t count) {
+    std::vector<float> values;
+    if (!Has(key) || !object_[key].is_array() || static_cast<int64_t>(object_[key].size()) != count) {
+      Fail(absl::DataLossError(absl::StrCat(Place(key), " must be a list of ", count, " numbers")));
+      return values;
+    }
+    for (const Json& value : object_[key]) {
+      const float number = value.is_number() ? static_cast<float>(value.get<double>()) : 0.0F;
+      if (!(number > 0) || !std::isfinite(number)) {
+        FailValue(key, "its numbers must be positive and in the range of float");
+        return {};
+      }
+      values.push_back(number);
+    }
+    return values;
+  }
+
+  // Fails if the key is present with another value than `allowed`.
+  void RequireOnly(const char* key, const Json& allowed) {
+    if (Has(key) && object_[key] != allowed) {
+      Fail(absl::UnimplementedError(absl::StrCat(Place(key), " is ", Excerpt(object_[key].dump()),
+                                                 "; weft supports only ",
+                                                 allowed.is_null() ? "models without it" : allowed.dump())));
+    }
+  }
+
+  void Fail(absl::Status status) {
+    if (status_.ok()) {
+      status_ = std::move(status);
+    }
+  }
+  void FailValue(const char* key, const absl::AlphaNum& rule) {
+    Fail(absl::DataLossError(absl::StrCat(Place(key), " is ", Excerpt(object_[key].dump()), ", but ", rule)));
+  }
+  std::string Place(const char* key) const { return absl::StrCat("'", path_, "': ", key); }
+  const absl::Status& status() const { return status_; }
+
+ private:
+  const Json& object_;
+  std::string path_;
+  absl::Status status_;
+};
+
+}  // namespace weft
