@@ -129,6 +129,8 @@ void AddOutputFlags(CLI::App& app, OutputOptions& output) {
   group.Text("--metrics", output.metrics_file,
              "Write one JSON object per step, and the configuration beside it", "FILE.jsonl");
   group.Text("--export-hf", output.export_folder, "Hugging Face folder to write at the end", "DIR");
+  group.OneOfOrUnset("--export-dtype", output.export_dtype, {DType::kF32, DType::kBF16, DType::kF16},
+                     "Dtype of the exported weights [f32]");
   group.Text("--trace", output.trace_file,
              "Write a trace of some steps, for Perfetto or Chrome (chrome://tracing)", "FILE.json");
   group.Text("--trace-steps", output.trace_steps,

@@ -7,6 +7,7 @@ import json
 import sys
 
 try:
+    import tokenizers
     import torch
     import transformers
 except ImportError as missing:
@@ -44,6 +45,14 @@ def make_model(model_type="llama", **changes):
             if name.endswith("bias"):
                 parameter.normal_(0, 0.1)  # transformers starts biases at zero.
     return model
+
+
+def save_tokenizer(folder):
+    """A tokenizer whose ids of <s> and </s> are those of no config.json by default."""
+    words = [f"w{i}" for i in range(60)] + ["<s>", "</s>"]
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>").save_pretrained(folder)
 
 
 def train(model, tokens):
@@ -124,6 +133,27 @@ class Transformers(WeftCase):
             logits, expected = (m.eval()(input_ids=tokens).logits for m in (loaded, model))
         difference = (logits - expected).abs().max() / expected.abs().max()
         self.assertLess(difference.item(), LOGITS_TOLERANCE)
+
+    def test_exports_a_new_model_that_transformers_loads_with_its_tokenizer(self):
+        # A small SmolLM2: a Llama with a tied head and another theta.
+        source = self.folder / "new"
+        make_model(tie_word_embeddings=True, vocab_size=62, rope_theta=100000, initializer_range=0.04).config.save_pretrained(source)
+        save_tokenizer(source)
+        data = self.write("tokens.u16", array.array("H", [i * i % 60 for i in range(1000)]).tobytes())
+        for dtype, torch_dtype in (("f32", torch.float32), ("bf16", torch.bfloat16), ("f16", torch.float16)):
+            with self.subTest(dtype=dtype):
+                exported = self.folder / f"new-{dtype}"
+                result = self.run_weft("train", "--hf-model", source / "config.json", "--data", data, "--seq-len", "16",
+                                       "--steps", "2", "--export-hf", exported, "--export-dtype", dtype)
+                self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+                model = transformers.AutoModelForCausalLM.from_pretrained(exported)
+                tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
+                self.assertEqual(model.dtype, torch_dtype)
+                self.assertEqual((model.config.bos_token_id, model.config.eos_token_id), (60, 61))
+                self.assertEqual(model.config.rope_parameters["rope_theta"], 100000)
+                ids = model.generate(**tokenizer("w1 w2 w3", return_tensors="pt"), max_new_tokens=4, do_sample=False)
+                self.assertLessEqual(ids.shape[1], 7)
+                self.assertTrue(tokenizer.decode(ids[0]).startswith("w1 w2 w3"))
 
     def test_trains_like_transformers_if_sparse_attention_selects_all_keys(self):
         self.compare(make_model(), [(2, ["--attention", "dsa", "--dsa-topk", LENGTH, "--dsa-index-dim", "8"])])

@@ -69,6 +69,7 @@ TEST_F(Agreement, IsRequiredOfEveryFlagThatChangesResultsOrCollectives) {
        [](TrainConfig& config) { config.parallel.activation_checkpoint = ActivationCheckpoint::kFull; }},
       {"--param-dtype", [](TrainConfig& config) { config.parallel.param_dtype = DType::kBF16; }},
       {"--reduce-dtype", [](TrainConfig& config) { config.parallel.reduce_dtype = DType::kBF16; }},
+      {"--export-dtype", [](TrainConfig& config) { config.output.export_dtype = DType::kBF16; }},
       {"--export-hf", [this](TrainConfig& config) { config.output.export_folder = folder_ / "out"; }},
   };
   for (const auto& [flag, change] : changes) {

@@ -209,6 +209,44 @@ TEST_F(ArchitectureRun, StartsANewModelFromConfigJsonAlone) {
   }
 }
 
+TEST_F(ArchitectureRun, GivesANewModelTheTokensOfItsTokenizer) {
+  Prepare("qwen3");
+  config_.optimizer.steps = 1;
+  const std::string folder = config_.model.hf_model;
+  config_.model.hf_model += "/config.json";
+  config_.output.export_folder = folder_ / "new";
+  const auto exported = [&](const char* key) {
+    Run(kOne);
+    return Json::parse(*ReadHfConfigText(config_.output.export_folder))[key];
+  };
+  folder_.Write("qwen3/generation_config.json", R"({"bos_token_id": 7, "eos_token_id": [8, 9]})");
+  EXPECT_EQ(exported("eos_token_id"), Json({8, 9}));
+  folder_.Write("qwen3/generation_config.json", R"({"bos_token_id": "x"})");
+  EXPECT_THAT(RunError(1), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("bos_token_id is \"x\"")));
+  const std::string settings = "qwen3/tokenizer_config.json";
+  folder_.Write("qwen3/tokenizer.json", R"({"model": {"vocab": {"<a>": 1}, "added_tokens": [{"id": 5}]},
+      "added_tokens": [{"id": 3, "content": "<a>"}, {"content": "</a>", "id": 4}], "version": "1"})");
+  folder_.Write(settings, R"({"bos_token": null, "eos_token": {"content": "</a>"}})");
+  EXPECT_EQ(exported("eos_token_id"), 4);
+  EXPECT_TRUE(exported("bos_token_id").is_null());
+  folder_.Write(settings, R"({"bos_token": null, "eos_token": "</b>"})");
+  EXPECT_THAT(RunError(1), StatusIs(absl::StatusCode::kDataLoss, HasSubstr("eos_token is '</b>'")));
+  // A model with weights keeps the tokens that it was trained with.
+  config_.model.hf_model = folder;
+  EXPECT_EQ(exported("eos_token_id"), expected_["config"]["eos_token_id"]);
+}
+
+TEST_F(ArchitectureRun, ExportsInTheDtypeOfItsFlag) {
+  Prepare("mistral");
+  config_.optimizer.steps = 1;
+  config_.output.export_folder = folder_ / "out";
+  config_.output.export_dtype = DType::kBF16;
+  Run({1, 2});
+  EXPECT_EQ(Json::parse(*ReadHfConfigText(folder_ / "out"))["dtype"], "bfloat16");
+  ASSERT_OK_AND_ASSIGN(const SafetensorsReader reader, SafetensorsReader::Open(folder_ / "out"));
+  for (const auto& [name, entry] : reader.entries()) EXPECT_EQ(entry.dtype, "BF16") << name;
+}
+
 TEST_F(ArchitectureRun, RefusesSparseAttentionForAModelWithAWindow) {
   Prepare("mistral");
   config_.attention.kind = AttentionKind::kDsa;

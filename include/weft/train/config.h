@@ -156,8 +156,9 @@ struct StepRange {
 };
 
 struct OutputOptions {
-  std::string metrics_file;   // Empty: no metrics.
-  std::string export_folder;  // Empty: no export.
+  std::string metrics_file;           // Empty: no metrics.
+  std::string export_folder;          // Empty: no export.
+  std::optional<DType> export_dtype;  // Of the exported weights: f32, bf16 or f16. Default: f32.
   // Folder for the flight recorders of a run that fails because a rank is missing, because ranks disagree, or
   // because the transport fails.
   std::string dump_folder = "weft-dump";

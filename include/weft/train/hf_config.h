@@ -18,6 +18,7 @@
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
+#include "weft/core/dtype.h"
 #include "weft/nn/llama_config.h"
 
 namespace weft {
@@ -32,10 +33,10 @@ absl::StatusOr<std::string> ReadHfConfigText(const std::string& folder);
 // Reads and parses the config.json of a folder. Errors: those of ParseHfConfig, kNotFound, kPermissionDenied.
 absl::StatusOr<LlamaConfig> ReadHfConfig(const std::string& folder);
 
-// Formats the config.json of `config` with fp32 weights. `source` is the text of the config.json that the
-// model came from: its architecture and its other keys, such as token ids, are kept. `source` is empty for a
-// new Llama.
-std::string FormatHfConfig(const LlamaConfig& config, std::string_view source);
+// Formats the config.json of `config` with weights in `dtype`: f32, bf16 or f16. `source` is the text of the
+// config.json that the model came from: its architecture and its other keys, such as token ids, are kept.
+// `source` is empty for a new Llama.
+std::string FormatHfConfig(const LlamaConfig& config, std::string_view source, DType dtype = DType::kF32);
 
 // The same for an indexer_config.json. Errors: those of ParseHfConfig.
 absl::StatusOr<SparseAttentionConfig> ParseIndexerConfig(std::string_view json, const std::string& path);

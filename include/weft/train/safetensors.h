@@ -63,7 +63,7 @@ class SafetensorsReader {
   std::map<std::string, SafetensorsEntry> entries_;
 };
 
-// Layout of a file of fp32 tensors. Pure: every rank computes the same one.
+// Layout of a file of tensors of one dtype: f32, bf16 or f16. Pure: every rank computes the same one.
 class SafetensorsLayout {
  public:
   struct Tensor {
@@ -71,15 +71,17 @@ class SafetensorsLayout {
     Shape shape;
   };
   // The file has the tensors in this order. REQUIRES: names differ.
-  explicit SafetensorsLayout(absl::Span<const Tensor> tensors);
+  explicit SafetensorsLayout(absl::Span<const Tensor> tensors, DType dtype = DType::kF32);
 
   // The length field and the JSON, padded so that the data start at a multiple of 64 bytes.
   const std::string& header() const { return header_; }
   int64_t file_bytes() const { return file_bytes_; }
+  DType dtype() const { return dtype_; }
   // The position in the file of element `element` of a tensor, in bytes.
   int64_t OffsetOf(const std::string& name, int64_t element) const;
 
  private:
+  DType dtype_;
   std::map<std::string, int64_t> offsets_;
   std::string header_;
   int64_t file_bytes_ = 0;
@@ -103,7 +105,8 @@ class SafetensorsWriter {
   SafetensorsWriter(SafetensorsWriter&&) noexcept;
   ~SafetensorsWriter();
 
-  // Writes elements [first, first + values.size()) of a tensor.
+  // Writes elements [first, first + values.size()) of a tensor, rounded to the layout's dtype. Errors:
+  // kOutOfRange (names the tensor and a finite value that f16 cannot hold).
   absl::Status Write(const std::string& name, int64_t first, absl::Span<const float> values);
   // Flushes to the device and closes the file.
   absl::Status Close();

@@ -180,6 +180,15 @@ absl::Status ValidateCheckpoint(const CheckpointConfig& checkpoint) {
   return absl::OkStatus();
 }
 
+absl::Status ValidateExport(const OutputOptions& output) {
+  if (!output.export_dtype) return absl::OkStatus();
+  const DType dtype = *output.export_dtype;
+  if (output.export_folder.empty()) return BadFlag("export-dtype", ToAbsl(Name(dtype)), "needs --export-hf");
+  return dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16
+             ? absl::OkStatus()
+             : BadFlag("export-dtype", ToAbsl(Name(dtype)), "must be f32, bf16 or f16");
+}
+
 absl::Status ValidateTrace(const OutputOptions& output, int64_t steps) {
   if (output.trace_steps.empty()) return absl::OkStatus();
   if (output.trace_file.empty()) return BadFlag("trace-steps", output.trace_steps, "needs --trace");
@@ -242,6 +251,7 @@ absl::Status Validate(const TrainConfig& config) {
   WEFT_RETURN_IF_ERROR(ValidateEval(config.eval));
   WEFT_RETURN_IF_ERROR(ValidateOptimizer(config.optimizer));
   WEFT_RETURN_IF_ERROR(ValidateParallel(config.parallel));
+  WEFT_RETURN_IF_ERROR(ValidateExport(config.output));
   WEFT_RETURN_IF_ERROR(ValidateTrace(config.output, config.optimizer.steps));
   WEFT_RETURN_IF_ERROR(ValidateCheckpoint(config.checkpoint));
   WEFT_RETURN_IF_ERROR(Validate(config.parallel.context));

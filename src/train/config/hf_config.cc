@@ -128,6 +128,12 @@ DecoderTraits ReadTraits(const HfArchitecture& architecture, const Json& json, c
   return traits;
 }
 
+// The name of a dtype in torch.
+const char* TorchName(DType dtype) {
+  if (dtype == DType::kF32) return "float32";
+  return dtype == DType::kBF16 ? "bfloat16" : "float16";
+}
+
 void CheckHeads(const LlamaConfig& config, JsonFields& fields) {
   if (config.heads % config.kv_heads != 0) {
     fields.Fail(
@@ -218,7 +224,7 @@ absl::StatusOr<LlamaConfig> ReadHfConfig(const std::string& folder) {
   return ParseHfConfig(text, folder + "/config.json");
 }
 
-std::string FormatHfConfig(const LlamaConfig& config, std::string_view source) {
+std::string FormatHfConfig(const LlamaConfig& config, std::string_view source, DType dtype) {
   Json json = Json::parse(source, nullptr, false);
   const HfArchitecture* architecture = FindHfArchitecture("llama");
   if (!json.is_object()) {
@@ -233,7 +239,7 @@ std::string FormatHfConfig(const LlamaConfig& config, std::string_view source) {
     WEFT_CHECK(architecture != nullptr, "the source is no configuration that ParseHfConfig accepts");
   }
   json.erase("torch_dtype");
-  json["dtype"] = "float32";
+  json["dtype"] = TorchName(dtype);
   json["vocab_size"] = config.vocab_size;
   json["hidden_size"] = config.dim;
   json["num_hidden_layers"] = config.layers;

@@ -1,14 +1,17 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cmath>
 #include <cstdio>
 #include <utility>
+#include <vector>
 
 #include <absl/strings/str_cat.h>
 #include <nlohmann/json.hpp>
 
 #include "src/train/files/file_io.h"
 #include "weft/core/status.h"
+#include "weft/core/strided_copy.h"
 #include "weft/train/safetensors.h"
 
 namespace weft {
@@ -26,17 +29,40 @@ std::string FrameHeader(std::string json) {
   return std::string(reinterpret_cast<const char*>(&length), sizeof(length)) + json;
 }
 
+// The format's name of a dtype that layouts can have.
+const char* FormatName(DType dtype) {
+  switch (dtype) {
+    case DType::kF32:
+      return "F32";
+    case DType::kBF16:
+      return "BF16";
+    case DType::kF16:
+      return "F16";
+    default:
+      CheckFailed(__FILE__, __LINE__, "dtype", "weights are f32, bf16 or f16");
+  }
+}
+
+absl::Status CheckFitF16(const std::string& name, absl::Span<const float> values) {
+  for (const float value : values) {
+    if (!std::isfinite(value) || std::isfinite(ToFloat(ToF16(value)))) continue;
+    return absl::OutOfRangeError(absl::StrCat("tensor '", name, "' has the value ", value,
+                                              ", which f16 cannot hold: export in bf16 or f32"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
-SafetensorsLayout::SafetensorsLayout(absl::Span<const Tensor> tensors) {
+SafetensorsLayout::SafetensorsLayout(absl::Span<const Tensor> tensors, DType dtype) : dtype_(dtype) {
   // Ordered JSON lists tensors in the order of their data. transformers requires "format".
   nlohmann::ordered_json header;
   header["__metadata__"] = {{"format", "pt"}};
   int64_t bytes = 0;
   for (const Tensor& tensor : tensors) {
     WEFT_CHECK(offsets_.emplace(tensor.name, bytes).second, "two tensors have the same name");
-    const int64_t end = bytes + ElementCount(tensor.shape) * static_cast<int64_t>(sizeof(float));
-    header[tensor.name] = {{"dtype", "F32"},
+    const int64_t end = bytes + ElementCount(tensor.shape) * static_cast<int64_t>(SizeOf(dtype));
+    header[tensor.name] = {{"dtype", FormatName(dtype)},
                            {"shape", std::vector<int64_t>(tensor.shape.begin(), tensor.shape.end())},
                            {"data_offsets", {bytes, end}}};
     bytes = end;
@@ -48,7 +74,8 @@ SafetensorsLayout::SafetensorsLayout(absl::Span<const Tensor> tensors) {
 int64_t SafetensorsLayout::OffsetOf(const std::string& name, int64_t element) const {
   const auto found = offsets_.find(name);
   WEFT_CHECK(found != offsets_.end(), "the tensor is not in the layout");
-  return static_cast<int64_t>(header_.size()) + found->second + element * static_cast<int64_t>(sizeof(float));
+  return static_cast<int64_t>(header_.size()) + found->second +
+         element * static_cast<int64_t>(SizeOf(dtype_));
 }
 
 class SafetensorsWriter::Impl {
@@ -56,7 +83,15 @@ class SafetensorsWriter::Impl {
   Impl(File file, SafetensorsLayout layout) : file_(std::move(file)), layout_(std::move(layout)) {}
 
   absl::Status Write(const std::string& name, int64_t first, absl::Span<const float> values) const {
-    return file_.WriteAt(layout_.OffsetOf(name, first), values.data(), values.size() * sizeof(float));
+    const int64_t offset = layout_.OffsetOf(name, first);
+    if (layout_.dtype() == DType::kF32) {
+      return file_.WriteAt(offset, values.data(), values.size() * sizeof(float));
+    }
+    if (layout_.dtype() == DType::kF16) WEFT_RETURN_IF_ERROR(CheckFitF16(name, values));
+    std::vector<uint16_t> rounded(values.size());
+    ConvertRun(values.data(), DType::kF32, rounded.data(), layout_.dtype(),
+               static_cast<int64_t>(values.size()));
+    return file_.WriteAt(offset, rounded.data(), rounded.size() * sizeof(uint16_t));
   }
   absl::Status Close() { return file_.Close(); }
 

@@ -47,14 +47,14 @@ struct WeightsFile {
 };
 
 // The Llama's file, and with sparse attention that of the indexers.
-std::vector<WeightsFile> WeightsFilesOf(LlamaModel& model) {
+std::vector<WeightsFile> WeightsFilesOf(LlamaModel& model, DType dtype) {
   std::vector<SafetensorsLayout::Tensor> llama;
   std::vector<SafetensorsLayout::Tensor> indexers;
   for (const std::shared_ptr<Parameter>& parameter : model.AllParameters()) {
     (IsIndexerParameter(*parameter) ? indexers : llama).push_back({parameter->name, parameter->shape});
   }
-  std::vector<WeightsFile> files = {{kWeights, false, SafetensorsLayout(llama)}};
-  if (!indexers.empty()) files.push_back({kIndexerWeights, true, SafetensorsLayout(indexers)});
+  std::vector<WeightsFile> files = {{kWeights, false, SafetensorsLayout(llama, dtype)}};
+  if (!indexers.empty()) files.push_back({kIndexerWeights, true, SafetensorsLayout(indexers, dtype)});
   return files;
 }
 
@@ -105,7 +105,8 @@ absl::Status Finish(const HfExport& target, const std::string& staging, const st
   for (const WeightsFile& file : files) {
     WEFT_RETURN_IF_ERROR(SafetensorsWriter::Commit(absl::StrCat(staging, "/", file.name)));
   }
-  for (const auto& [name, content] : ModelFiles(config, target.source_config, target.companions)) {
+  for (const auto& [name, content] :
+       ModelFiles(config, target.source_config, target.companions, files.front().layout.dtype())) {
     WEFT_RETURN_IF_ERROR(WriteWholeFile(absl::StrCat(staging, "/", name), content));
   }
   return target.folder->Commit(kWeights, IsWeightsFile);
@@ -150,8 +151,8 @@ absl::StatusOr<std::vector<ModelCompanion>> ReadCompanions(const std::string& fo
 }
 
 std::map<std::string, std::string> ModelFiles(const LlamaConfig& config, const std::string& source_config,
-                                              const std::vector<ModelCompanion>& companions) {
-  std::map<std::string, std::string> files = {{kConfig, FormatHfConfig(config, source_config)}};
+                                              const std::vector<ModelCompanion>& companions, DType dtype) {
+  std::map<std::string, std::string> files = {{kConfig, FormatHfConfig(config, source_config, dtype)}};
   if (config.sparse_attention) files[kIndexerConfig] = FormatIndexerConfig(*config.sparse_attention);
   for (const ModelCompanion& companion : companions) files[companion.name] = companion.content;
   return files;
@@ -170,7 +171,7 @@ std::vector<std::string> ExportedFiles(const std::string& folder, const std::str
 }
 
 absl::StatusOr<HfExport> OpenExport(const std::string& folder, const std::string& source_folder,
-                                    std::string source_config, LlamaModel& model) {
+                                    std::string source_config, LlamaModel& model, DType dtype) {
   HfExport target;
   WEFT_ASSIGN_OR_RETURN(target.companions, ReadCompanions(source_folder));
   WEFT_RETURN_IF_ERROR(CheckReplaceable(ExportedFiles(folder, source_folder)));
@@ -178,7 +179,7 @@ absl::StatusOr<HfExport> OpenExport(const std::string& folder, const std::string
   if (!claimed.ok()) return Annotate(claimed.status(), absl::StrCat("--export-hf ", folder));
   target.folder = *std::move(claimed);
   std::vector<int64_t> bytes = {kConfigBytes};
-  for (const WeightsFile& file : WeightsFilesOf(model)) bytes.push_back(file.layout.file_bytes());
+  for (const WeightsFile& file : WeightsFilesOf(model, dtype)) bytes.push_back(file.layout.file_bytes());
   for (const ModelCompanion& companion : target.companions) {
     bytes.push_back(static_cast<int64_t>(companion.content.size()));
   }
@@ -188,8 +189,9 @@ absl::StatusOr<HfExport> OpenExport(const std::string& folder, const std::string
 }
 
 absl::Status ExportHf(Bootstrap& bootstrap, const HfExport* target, LlamaModel& model,
-                      const std::vector<ShardView>& shards, bool writes, absl::Duration timeout) {
-  const std::vector<WeightsFile> files = WeightsFilesOf(model);
+                      const std::vector<ShardView>& shards, DType dtype, bool writes,
+                      absl::Duration timeout) {
+  const std::vector<WeightsFile> files = WeightsFilesOf(model, dtype);
   const bool first = bootstrap.rank() == 0;
   // Each phase starts after the one before has succeeded on all ranks.
   const auto run = [&]() -> absl::Status {

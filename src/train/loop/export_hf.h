@@ -1,4 +1,4 @@
-// Export of the trained model to a Hugging Face folder: model.safetensors in fp32, config.json, and the
+// Export of the trained model to a Hugging Face folder: model.safetensors, config.json, and the
 // tokenizer and generation files of the source folder. With sparse attention also indexer.safetensors and
 // indexer_config.json; model.safetensors has the tensors of the Llama alone.
 #pragma once
@@ -29,7 +29,7 @@ struct ModelCompanion {
 struct HfExport {
   std::unique_ptr<OutputFolder> folder;
   std::vector<ModelCompanion> companions;
-  std::string source_config;  // The text of the source folder's config.json; empty for a new model.
+  std::string source_config;  // The text of the source folder's config.json; empty for a new Llama.
 };
 
 // Paths of the tokenizer and generation files that are in a model's folder. Empty for an empty `folder`.
@@ -37,27 +37,28 @@ std::vector<std::string> CompanionFiles(const std::string& folder);
 
 // Reads the files of CompanionFiles. Errors: kNotFound, kPermissionDenied, kDataLoss (names the path).
 absl::StatusOr<std::vector<ModelCompanion>> ReadCompanions(const std::string& folder);
-// config.json, with sparse attention indexer_config.json, and the companions, by name. `source_config`: see
-// HfExport.
+// config.json of weights in `dtype`, with sparse attention indexer_config.json, and the companions, by name.
+// `source_config`: see HfExport.
 std::map<std::string, std::string> ModelFiles(const LlamaConfig& config, const std::string& source_config,
-                                              const std::vector<ModelCompanion>& companions);
+                                              const std::vector<ModelCompanion>& companions, DType dtype);
 
 // Paths of the files that an export creates, replaces or removes in `folder`.
 std::vector<std::string> ExportedFiles(const std::string& folder, const std::string& source_folder);
 
-// Claims the folder for an export of `model` at the end of the run, checks that the files will fit, and reads
-// the companions. `source_folder` is that of --hf-model; empty for a new model.
+// Claims the folder for an export of `model` in `dtype` at the end of the run, checks that the files will
+// fit, and reads the companions. `source_folder` is that of --hf-model; empty for a new Llama.
 // Errors: kInvalidArgument (another run exports there), kNotFound, kPermissionDenied, kResourceExhausted (no
 //   space), kDataLoss (names the path).
 absl::StatusOr<HfExport> OpenExport(const std::string& folder, const std::string& source_folder,
-                                    std::string source_config, LlamaModel& model);
+                                    std::string source_config, LlamaModel& model, DType dtype);
 
 // Each rank with `writes` writes the ranges of its shards, and rank 0 writes the other files. The shards of
 // the ranks with `writes` together must be one whole model. The folder must lie on a file system that all
 // ranks share. All files of the export become visible together; after an error the folder is as before.
 // REQUIRES: `target` is not null on rank 0.
-// Collective: all ranks. Errors: kNotFound, kPermissionDenied, kResourceExhausted (names the path).
+// Collective: all ranks. Errors: kNotFound, kPermissionDenied, kResourceExhausted (names the path),
+// kOutOfRange (a weight that f16 cannot hold: names the tensor).
 absl::Status ExportHf(Bootstrap& bootstrap, const HfExport* target, LlamaModel& model,
-                      const std::vector<ShardView>& shards, bool writes, absl::Duration timeout);
+                      const std::vector<ShardView>& shards, DType dtype, bool writes, absl::Duration timeout);
 
 }  // namespace weft

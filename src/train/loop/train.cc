@@ -99,6 +99,7 @@ class Run {
     return Finish();
   }
 
+  DType export_dtype() const { return config_.output.export_dtype.value_or(DType::kF32); }
   bool first() const { return bootstrap_.rank() == 0; }
   std::FILE* output() const { return first() ? environment_.output : nullptr; }
   absl::Status Agree(const absl::Status& local) { return AgreeOnStatus(bootstrap_, local, timeout_); }
@@ -132,8 +133,8 @@ class Run {
     }
     const std::string& folder = config_.output.export_folder;
     if (folder.empty()) return absl::OkStatus();
-    WEFT_ASSIGN_OR_RETURN(export_,
-                          OpenExport(folder, config_.model.hf_folder(), inputs_->hf_config, *model_));
+    WEFT_ASSIGN_OR_RETURN(
+        export_, OpenExport(folder, config_.model.hf_folder(), inputs_->hf_config, *model_, export_dtype()));
     return absl::OkStatus();
   }
 
@@ -360,7 +361,7 @@ class Run {
 
   // With these files a checkpoint is a model folder. Rank 0 writes them.
   std::map<std::string, std::string> FilesBesideCheckpoint() const {
-    return first() ? ModelFiles(inputs_->model, inputs_->hf_config, companions_)
+    return first() ? ModelFiles(inputs_->model, inputs_->hf_config, companions_, DType::kF32)
                    : std::map<std::string, std::string>();
   }
 
@@ -411,8 +412,8 @@ class Run {
       return absl::OkStatus();
     }
     const bool writes = bootstrap_.rank() < plan_->shard_group_size();  // The first replica.
-    WEFT_RETURN_IF_ERROR(
-        ExportHf(bootstrap_, export_ ? &*export_ : nullptr, trainer_->model(), shards, writes, timeout_));
+    WEFT_RETURN_IF_ERROR(ExportHf(bootstrap_, export_ ? &*export_ : nullptr, trainer_->model(), shards,
+                                  export_dtype(), writes, timeout_));
     if (output() != nullptr) {
       std::fprintf(output(), "exported to %s\n", config_.output.export_folder.c_str());
     }

@@ -100,6 +100,7 @@ void AddFlags(const TrainConfig& config, std::vector<RunProperty>& properties) {
       {"--trace", config.output.trace_file.empty() ? "not given" : "given"},
       {"--trace-steps", config.output.trace_steps.empty() ? "not given" : config.output.trace_steps},
       {"--export-hf", config.output.export_folder.empty() ? "not given" : "given"},
+      {"--export-dtype", Text(config.output.export_dtype)},
   };
   properties.insert(properties.end(), std::begin(flags), std::end(flags));
 }

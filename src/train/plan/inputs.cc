@@ -11,6 +11,7 @@
 #include <absl/strings/str_cat.h>
 
 #include "src/train/config/flag_error.h"
+#include "src/train/config/special_tokens.h"
 #include "src/train/files/json_text.h"
 #include "src/train/files/model_folder.h"
 #include "src/train/plan/parameter_sets.h"
@@ -164,7 +165,10 @@ absl::StatusOr<TrainInputs> OpenInputs(const TrainConfig& config) {
     return BadFlag("attention", ToAbsl(Name(config.attention.kind)),
                    absl::StrCat("cannot be used: ", status.message()));
   }
-  if (!config.model.hf_weights()) return inputs;
+  if (!config.model.hf_weights()) {
+    WEFT_ASSIGN_OR_RETURN(inputs.hf_config, WithTokensOfTokenizer(inputs.hf_config, folder));
+    return inputs;
+  }
   WEFT_ASSIGN_OR_RETURN(inputs.weights, OpenWeights(folder));
   WEFT_RETURN_IF_ERROR(CheckLayers(*inputs.weights, inputs.model, path));
   if (inputs.model.sparse_attention) {

@@ -23,7 +23,8 @@ struct TrainInputs {
   std::optional<SafetensorsReader> weights;  // The weights of --hf-model; unset for a new model.
   // The indexers' weights of --hf-model; unset for dense attention, and if the folder has none.
   std::optional<SafetensorsReader> indexer_weights;
-  std::string hf_config;  // The text of config.json of --hf-model.
+  // The text of config.json of --hf-model. For a new model, with the tokens of the folder's tokenizer.
+  std::string hf_config;
 };
 
 // Opens all inputs, but reads neither data nor weights. Errors: those of Corpus, SafetensorsReader and

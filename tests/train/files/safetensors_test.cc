@@ -302,6 +302,34 @@ TEST(SafetensorsWriter, WritesTheRangesOfSeveralWritersToOneFile) {
   EXPECT_THAT(ReadFloats(reader, "a", 0, 5), ElementsAre(-1, -2, 7, 8, 9));
 }
 
+TEST(SafetensorsWriter, RoundsToTheDtypeOfTheLayout) {
+  const TempFolder folder;
+  const std::vector<SafetensorsLayout::Tensor> tensors = {{"a", {2}}, {"b", {3}}};
+  const struct {
+    DType dtype;
+    std::string name;
+    float rounded;
+  } cases[] = {{DType::kBF16, "BF16", 1.0F}, {DType::kF16, "F16", 1.0F + 0x1p-10F}};
+  for (const auto& [dtype, name, rounded] : cases) {
+    const std::string path = folder / (name + "/model.safetensors");
+    folder.Write(name + "/other", "");
+    const SafetensorsLayout layout(tensors, dtype);
+    EXPECT_EQ(layout.file_bytes(), static_cast<int64_t>(layout.header().size()) + 5 * 2);
+    ASSERT_TRUE(SafetensorsWriter::Create(path, layout).ok());
+    SafetensorsWriter writer = SafetensorsWriter::Open(path, layout).value();
+    ASSERT_TRUE(writer.Write("b", 1, std::vector<float>{1.0F + 0x1p-10F, -3.0F}).ok());
+    const absl::Status large = writer.Write("a", 0, std::vector<float>{0.0F, 70000.0F});
+    EXPECT_EQ(absl::IsOutOfRange(large), dtype == DType::kF16) << large;
+    ASSERT_TRUE(writer.Close().ok());
+    ASSERT_TRUE(SafetensorsWriter::Commit(path).ok());
+    const SafetensorsReader reader = SafetensorsReader::Open(folder / name).value();
+    EXPECT_EQ(reader.entries().at("b").dtype, name);
+    std::vector<float> values(2);
+    ASSERT_TRUE(reader.Read("b", 1, absl::MakeSpan(values)).ok());
+    EXPECT_EQ(values, (std::vector<float>{rounded, -3.0F}));
+  }
+}
+
 TEST(SafetensorsWriter, StartsDataAtAMultipleOf64) {
   for (size_t length = 1; length < 70; ++length) {
     const std::vector<SafetensorsLayout::Tensor> tensors = {{std::string(length, 'x'), {1}}};
