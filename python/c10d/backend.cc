@@ -116,7 +116,7 @@ WeftBackend::WorkPtr WeftBackend::allreduce(Tensors& tensors, const ::c10d::Allr
 
 WeftBackend::WorkPtr WeftBackend::allreduce_coalesced(Tensors& tensors,
                                                       const ::c10d::AllreduceCoalescedOptions& options) {
-  for (const at::Tensor& tensor : tensors) CheckTensor(tensor, "all_reduce", "a tensor");
+  for (const at::Tensor& tensor : tensors) CheckOutput(tensor, "all_reduce", "a tensor");
   Submission submission(*group_, Stream::kAllReduce, "all_reduce", tensors);
   for (at::Tensor& tensor : tensors) submission.AllReduce(tensor, options.reduceOp);
   return submission.Finish(OpType::ALLREDUCE_COALESCED, "weft:all_reduce", TimeoutOf(options.timeout),

@@ -1,7 +1,7 @@
 #include "python/c10d/backend_work.h"
 
-#include <ATen/core/grad_mode.h>
 #include <atomic>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 #include <string>
 #include <torch/csrc/autograd/engine.h>
@@ -106,17 +106,25 @@ void BackendWork::Complete(std::exception_ptr error) {
   {
     const std::lock_guard lock(completion_mutex_);
     if (is_complete_) return;
-    if (error == nullptr && contents_.copy_out) {
-      const at::NoGradGuard guard;
-      contents_.copy_out();
-      contents_.copy_out = nullptr;
-    }
+    if (error == nullptr) error = CopyOut();
     is_complete_ = true;
     future = future_;
     finish(error);
   }
   // Callbacks of the future may take the interpreter's lock, whose holder may wait for completion_mutex_.
   if (future) CompleteFuture(future);
+}
+
+std::exception_ptr BackendWork::CopyOut() {
+  if (!contents_.copy_out) return nullptr;
+  const auto copy_out = std::exchange(contents_.copy_out, nullptr);
+  const c10::InferenceMode guard;  // Writes tensors of inference, too, and records no gradient.
+  try {
+    copy_out();
+  } catch (...) {
+    return std::current_exception();
+  }
+  return nullptr;
 }
 
 void BackendWork::CompleteFuture(const c10::intrusive_ptr<c10::ivalue::Future>& future) const {

@@ -47,6 +47,8 @@ class BackendWork final : public ::c10d::Work {
  private:
   // Marks the work as completed, once. `error` is null after a success.
   void Complete(std::exception_ptr error);
+  // Runs `copy_out`, once. Returns its exception, null after a success.
+  std::exception_ptr CopyOut();
   void CompleteFuture(const c10::intrusive_ptr<c10::ivalue::Future>& future) const;
   // Makes the end of the backward under way wait for an all-reduce.
   // Note [Signals in DistributedDataParallel].

@@ -42,7 +42,7 @@ TensorData Submission::Input(const at::Tensor& tensor, const std::string& what) 
 }
 
 TensorData Submission::Output(const at::Tensor& tensor, const std::string& what) {
-  CheckTensor(tensor, operation_, what);
+  CheckOutput(tensor, operation_, what);
   if (tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg()) {
     buffers_.push_back(tensor);
   } else {

@@ -1,5 +1,6 @@
 #include "python/c10d/tensor_data.h"
 
+#include <ATen/MemoryOverlap.h>
 #include <string>
 
 namespace weft::python {
@@ -183,6 +184,13 @@ void CheckTensor(const at::Tensor& tensor, const std::string& operation, const s
                     "; make it dense with to_dense()");
   TORCH_CHECK_VALUE(tensor.device().is_cpu(), "weft: ", operation, ": ", what, " is on ", tensor.device(),
                     "; weft moves CPU tensors: use 'cpu:weft,cuda:nccl' for both devices");
+}
+
+void CheckOutput(const at::Tensor& tensor, const std::string& operation, const std::string& what) {
+  CheckTensor(tensor, operation, what);
+  TORCH_CHECK_VALUE(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, "weft: ", operation, ": ", what,
+                    " of shape ", tensor.sizes(), " and strides ", tensor.strides(),
+                    " has elements that share memory, so it cannot be written: give its clone()");
 }
 
 void CheckSameDtype(const at::Tensor& tensor, const at::Tensor& other, const std::string& operation) {

@@ -35,6 +35,8 @@ at::Tensor ScaledInput(const at::Tensor& input, const ::c10d::ReduceOp& op);
 
 // Raises ValueError unless the tensor is dense, on the CPU and defined. `what` names it, as in "output 2".
 void CheckTensor(const at::Tensor& tensor, const std::string& operation, const std::string& what);
+// CheckTensor, and raises ValueError if elements share memory, as those of an expanded tensor do.
+void CheckOutput(const at::Tensor& tensor, const std::string& operation, const std::string& what);
 void CheckSameDtype(const at::Tensor& tensor, const at::Tensor& other, const std::string& operation);
 void CheckNumel(const at::Tensor& tensor, int64_t expected, const std::string& operation,
                 const std::string& what);

@@ -483,6 +483,7 @@ def invalid_arguments() -> None:
         lambda: dist.reduce_scatter_tensor(torch.ones(2), torch.ones(2 * ranks() + 1)),
         lambda: dist.all_to_all_single(torch.ones(ranks()), torch.ones(ranks()), [1] * ranks(), [2] * ranks()),
         lambda: dist.group.WORLD.broadcast([torch.ones(1)], _broadcast_options(ranks())),
+        lambda: dist.all_reduce(torch.ones(1).expand(4), async_op=True).get_future(),
     ]
     for index, case in enumerate(cases):
         try:
