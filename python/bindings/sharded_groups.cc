@@ -5,6 +5,8 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include <absl/strings/str_cat.h>
+
 #include "python/bindings/errors.h"
 #include "python/bindings/python_store.h"
 #include "weft/core/status.h"
@@ -137,7 +139,10 @@ std::shared_ptr<Groups> Groups::Create(std::shared_ptr<Session> session, const M
       return absl::OkStatus();
     }();
   }
-  if (!status.ok()) RaiseFirst(*created->session_, status);
+  if (!status.ok()) {
+    const std::string root = groups.empty() ? "" : std::get<0>(groups.front());
+    RaiseFirst(*created->session_, Annotate(status, absl::StrCat("sharding '", root, "'")));
+  }
   created->groups_->SetWaitCheck(CheckSignals);
   created->session_->OnClose([weak = created->weak_from_this()] {
     if (const std::shared_ptr<Groups> groups = weak.lock()) groups->EndGroups();
@@ -179,10 +184,17 @@ void Groups::Run(const std::function<absl::Status(ShardedGroups&)>& call) {
     const nb::gil_scoped_release released;
     status = call(called);
   }
-  if (!status.ok()) RaiseFirst(*session_, status);
+  if (status.ok()) return;
+  bool has_failed = false;  // Otherwise an argument was wrong.
+  static_cast<void>(session_->WithEngine([&](CommEngine& engine) { has_failed = !engine.status().ok(); }));
+  if (!has_failed) RaiseFirst(*session_, status);
+  RaiseFirst(*session_,
+             absl::Status(status.code(), absl::StrCat(status.message(),
+                                                      "; call weft.reset(model) on all ranks, then go on")));
 }
 
 Parameter& Groups::At(int group, int parameter) const {
+  static_cast<void>(groups());  // Closed groups have no memory.
   return *parameters_.at(static_cast<size_t>(group)).at(static_cast<size_t>(parameter));
 }
 
@@ -195,6 +207,7 @@ int Groups::IndexOf(int group, const Parameter* parameter) const {
 }
 
 std::vector<uintptr_t> Groups::DataAddresses(int group) const {
+  static_cast<void>(groups());
   std::vector<uintptr_t> addresses;
   for (const auto& parameter : parameters_.at(static_cast<size_t>(group))) {
     addresses.push_back(reinterpret_cast<uintptr_t>(parameter->data.data));
