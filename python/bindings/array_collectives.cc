@@ -44,8 +44,7 @@ ElementType TypeOf(const nb::dlpack::dtype& dtype) {
   if (is(Code::UInt, 8)) return ElementType::kU8;
   throw nb::type_error(
       "the collectives take float32, bfloat16, float16, float64, int64, int32, int16, int8 and uint8; view "
-      "the "
-      "array as one of them");
+      "the array as one of them");
 }
 
 Reduction ReductionOf(std::string_view name) {

@@ -251,6 +251,11 @@ absl::StatusOr<std::shared_ptr<const Session::GroupLanes>> Session::MakeLanes(co
     return absl::InvalidArgumentError(
         absl::StrCat("rank ", rank(), " is not a member of group ", name, " of ", RankList(ranks)));
   }
+  const auto [least, greatest] = std::minmax_element(ranks.begin(), ranks.end());
+  if (std::set<int>(ranks.begin(), ranks.end()).size() != ranks.size() || *least < 0 || *greatest >= size()) {
+    return absl::InvalidArgumentError(absl::StrCat("group ", name, " of ", RankList(ranks),
+                                                   ": give each rank once, from 0 to ", size() - 1));
+  }
   made.group.group_rank = static_cast<int>(own - ranks.begin());
   int number = 0;
   {

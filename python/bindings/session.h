@@ -9,7 +9,7 @@
 // parent that the rank has left.
 //
 // Thread safety: any thread may call any member.
-// Collective: Create and Close, by all ranks of the session; MakeGroup, by the members.
+// Collective: Create and Close, by all ranks of the session; MakeLanes, by the members.
 // Lifetime: an open session holds itself, as threads of its own must not drop the last reference. Blocks of
 //   node memory hold the bootstrap and the heap, and may outlive the session.
 #pragma once

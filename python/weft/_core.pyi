@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 class KeyValueStore(Protocol):
-    """What the ranks of a session meet in."""
+    """Store through which the ranks of a session find each other."""
 
     def set(self, key: str, value: bytes) -> None:
         """Sets the value of a key in one step. Replaces an earlier value."""
@@ -88,7 +88,8 @@ class Group:
     def __init__(self, session: Session, name: str, ranks: list[int]) -> None:
         """Forms the group of these ranks of the session. Collective: the ranks of the group.
 
-        Raises ValueError (this rank is no member), TimeoutError (names the ranks that did not make the group).
+        Raises ValueError (this rank is no member; a rank that occurs twice or is out of range), TimeoutError (names the
+        ranks that did not make the group).
         """
     @property
     def rank(self) -> int:
@@ -194,7 +195,7 @@ class ShardedGroups:
     def reduced_gradients(self, group: int, /) -> list[tuple[int, Any | None]]: ...
     def forget_reduced_gradients(self, parameters: list[tuple[int, int]], /) -> None: ...
     def clip_grad_norm(self, max_norm: float, norm_type: float = 2.0) -> tuple[float, float]:
-        """Norm of all gradients, and the factor that clips them. Collective."""
+        """Norm of all gradients, infinite if one is infinite or NaN, and the factor that clips them. Collective."""
     def all_reduce_scalars(self, label: str, values: list[float], /) -> list[float]: ...
     @property
     def residency(self) -> str: ...
