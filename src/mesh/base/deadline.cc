@@ -33,7 +33,8 @@ absl::Status MissingRanksError(std::string_view what, const std::vector<int>& mi
                                absl::Duration timeout) {
   return absl::DeadlineExceededError(absl::StrCat(
       ToAbsl(what), ": ", RankList(missing), " did not arrive within ", absl::FormatDuration(timeout),
-      "; check what stopped there, or set a longer WEFT_TIMEOUT_S"));
+      "; check what stopped there, or set a longer timeout: that of init_process_group under "
+      "PyTorch, otherwise WEFT_TIMEOUT_S"));
 }
 
 }  // namespace weft::internal
