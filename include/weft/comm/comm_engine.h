@@ -36,6 +36,7 @@
 #include "weft/comm/engine_options.h"
 #include "weft/comm/engine_trace.h"
 #include "weft/comm/part_ranges.h"
+#include "weft/comm/source_views.h"
 #include "weft/comm/types.h"
 #include "weft/comm/work.h"
 #include "weft/core/tensor_view.h"
@@ -147,6 +148,17 @@ class CommEngine {
                      std::shared_ptr<const PartRanges> parts, OpOptions options = {},
                      const Work* after = nullptr);
 
+  // The same over an input that lies in views instead of one block, such as gradients where they were
+  // computed. Sums have the same bits. Within a node, peers read views that lie in node memory in place;
+  // others are copied there first. Between nodes, a slice of one view is sent where it lies. copied_bytes
+  // counts the copies, and slices that are packed. `input` is only read by the call, the views until
+  // *released*.
+  // REQUIRES: views are in ascending order, and their ranges are the same on all ranks; `parts` is made with
+  // CutsOf them.
+  Work ReduceScatter(LaneId lane, absl::Span<const SourceView> input, void* output, DType dtype, ReduceOp op,
+                     std::shared_ptr<const PartRanges> parts, OpOptions options = {},
+                     const Work* after = nullptr);
+
   // `output` = the reduction of all inputs, in the order of additions of ReduceScatter. In place:
   // input == output.
   Work AllReduce(LaneId lane, const void* input, void* output, DType dtype, int64_t count, ReduceOp op,
@@ -233,6 +245,10 @@ class CommEngine {
                     absl::Span<const int64_t> counts, OpOptions options, const Work* after);
   Work SubmitGather(LaneId lane, OpKind kind, const GatherBuffers& buffers, DType dtype,
                     std::shared_ptr<const PartRanges> parts, OpOptions options, const Work* after);
+  // `input(ranges, request)` checks and sets the input.
+  template <typename Input>
+  Work SubmitReduceScatter(LaneId lane, const Input& input, void* output, DType dtype, ReduceOp op,
+                           std::shared_ptr<const PartRanges> parts, OpOptions options, const Work* after);
   template <typename Build>
   Work SubmitChecked(LaneId lane, OpOptions options, const Work* after, const Build& build);
   template <typename Parts>

@@ -33,10 +33,11 @@ class PartRanges {
     int64_t end_place() const { return place + range.count; }
   };
 
-  // `parts`: the ranges of each group rank. Empty ranges are left out, and adjacent ones joined.
+  // `parts`: the ranges of each group rank. Empty ranges are left out, and adjacent ones joined. `cuts`:
+  // elements in ascending order at which ranges are cut and not joined, such as the bounds of source views.
   // Errors: kInvalidArgument (a negative begin or count; ranges that overlap; names the ranks).
   static absl::StatusOr<std::shared_ptr<const PartRanges>> Make(
-      absl::Span<const std::vector<ElementRange>> parts);
+      absl::Span<const std::vector<ElementRange>> parts, absl::Span<const int64_t> cuts = {});
 
   int ranks() const { return static_cast<int>(parts_.size()); }
   absl::Span<const PlacedRange> part(int rank) const { return parts_[static_cast<size_t>(rank)]; }

@@ -29,10 +29,24 @@ absl::Status CheckDisjoint(std::vector<OwnedRange> ranges) {
   return absl::OkStatus();
 }
 
+void Append(std::vector<PartRanges::PlacedRange>& part, ElementRange range, absl::Span<const int64_t> cuts) {
+  while (range.count > 0) {
+    const auto* cut = std::upper_bound(cuts.begin(), cuts.end(), range.begin);
+    const int64_t end = cut == cuts.end() ? range.end() : std::min(*cut, range.end());
+    const bool is_adjacent = !part.empty() && part.back().range.end() == range.begin;
+    if (is_adjacent && !std::binary_search(cuts.begin(), cuts.end(), range.begin)) {
+      part.back().range.count += end - range.begin;
+    } else {
+      part.push_back({{range.begin, end - range.begin}, part.empty() ? 0 : part.back().end_place()});
+    }
+    range = {end, range.end() - end};
+  }
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<const PartRanges>> PartRanges::Make(
-    absl::Span<const std::vector<ElementRange>> parts) {
+    absl::Span<const std::vector<ElementRange>> parts, absl::Span<const int64_t> cuts) {
   auto table = std::shared_ptr<PartRanges>(new PartRanges());
   std::vector<OwnedRange> all;
   for (size_t rank = 0; rank < parts.size(); ++rank) {
@@ -46,11 +60,7 @@ absl::StatusOr<std::shared_ptr<const PartRanges>> PartRanges::Make(
       }
       if (range.count == 0) continue;
       all.push_back({range, rank});
-      if (!part.empty() && part.back().range.end() == range.begin) {
-        part.back().range.count += range.count;
-      } else {
-        part.push_back({range, count});
-      }
+      Append(part, range, cuts);
       count += range.count;
       table->extent_ = std::max(table->extent_, range.end());
     }

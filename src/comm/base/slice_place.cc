@@ -13,7 +13,7 @@ void ForEachRun(const SlicePlace& slice, int64_t count, size_t element_bytes, Bo
     return;
   }
   ForEachRun(slice.ranges, slice.first, count, [&](int64_t offset, int64_t length, int64_t begin) {
-    body(offset, length, slice.data + static_cast<size_t>(begin) * element_bytes);
+    body(offset, length, slice.At(begin, element_bytes));
   });
 }
 
@@ -31,18 +31,25 @@ SlicePlace SkipElements(SlicePlace slice, int64_t offset, size_t element_bytes) 
 }  // namespace
 
 SlicePlace::SlicePlace(std::byte* memory, size_t element_bytes,
-                       absl::Span<const PartRanges::PlacedRange> part, int64_t first_element, int64_t count)
-    : data(memory) {
+                       absl::Span<const PartRanges::PlacedRange> part, int64_t first_element, int64_t count,
+                       const ViewTable* table)
+    : data(memory), views(table) {
   const auto range = std::upper_bound(part.begin(), part.end(), first_element,
                                       [](int64_t element, const PartRanges::PlacedRange& candidate) {
                                         return element < candidate.end_place();
                                       });
   if (first_element + count <= range->end_place()) {
-    data += static_cast<size_t>(range->range.begin + first_element - range->place) * element_bytes;
+    data = At(range->range.begin + first_element - range->place, element_bytes);
     return;
   }
   ranges = part.subspan(static_cast<size_t>(range - part.begin()));
   first = first_element;
+}
+
+std::byte* SlicePlace::At(int64_t element, size_t element_bytes) const {
+  // Views are only read. A place is mutable because it may also be a target.
+  if (views != nullptr) return const_cast<std::byte*>(views->At(element));
+  return data + static_cast<size_t>(element) * element_bytes;
 }
 
 void CopySlice(const SlicePlace& source, const SlicePlace& target, int64_t count, size_t element_bytes,

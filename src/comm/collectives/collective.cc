@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <new>
 
 #include <absl/strings/str_cat.h>
 
@@ -101,7 +102,62 @@ absl::Status Collective::PrepareMemory(OperationContext& context) {
   return StageInput(context);
 }
 
+absl::Status Collective::StageViews(OperationContext& context) {
+  for (const SourceView& view : plan_.views) view_data_.push_back(static_cast<const std::byte*>(view.data));
+  if (!sharing_.input) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(view_rows_, context.scratch.Acquire(plan_.views.size() * sizeof(NodeAddress)));
+  auto* rows = new (view_rows_.data()) NodeAddress[plan_.views.size()];
+  SetSharedInput(view_rows_.data());
+  const auto bytes_of = [&](size_t view) {
+    return static_cast<size_t>(plan_.views[view].range.count) * SizeOf(plan_.dtype);
+  };
+  std::vector<size_t> unreadable;
+  size_t staged_bytes = 0;
+  for (size_t i = 0; i < plan_.views.size(); ++i) {
+    rows[i] = Descriptor::kNoAddress;
+    if (view_data_[i] == nullptr || bytes_of(i) == 0) continue;
+    const auto first = context.node.AddressOf(view_data_[i]);
+    const auto last = context.node.AddressOf(view_data_[i] + bytes_of(i) - 1);
+    if (first && last && first->rank == last->rank) {
+      rows[i] = *first;
+      continue;
+    }
+    unreadable.push_back(i);
+    staged_bytes += RoundUpToCacheLine(bytes_of(i));
+  }
+  if (unreadable.empty()) return absl::OkStatus();
+  WEFT_ASSIGN_OR_RETURN(staged_input_, context.scratch.Acquire(staged_bytes));
+  std::byte* next = staged_input_.data();
+  for (const size_t i : unreadable) {
+    WEFT_ASSIGN_OR_RETURN(RangeCopy copy, WholeCopy(plan_.dtype, plan_.views[i].range.count));
+    AddStaging(context, std::move(copy), view_data_[i], next);
+    view_data_[i] = next;
+    rows[i] = *context.node.AddressOf(next);
+    next += RoundUpToCacheLine(bytes_of(i));
+  }
+  return absl::OkStatus();
+}
+
+void Collective::ReadViewTables(OperationContext& context) {
+  const size_t element_bytes = SizeOf(plan_.dtype);
+  view_tables_.resize(static_cast<size_t>(context.placement.size()));
+  const auto add = [&](int member, std::vector<const std::byte*> data) {
+    if (std::find(data.begin(), data.end(), nullptr) != data.end() && zeros_.empty()) {
+      zeros_.resize(static_cast<size_t>(SliceElements(context, plan_.dtype)) * element_bytes);
+    }
+    view_tables_[static_cast<size_t>(member)].emplace(plan_.views, std::move(data), element_bytes, zeros_);
+  };
+  add(context.placement.me(), std::move(view_data_));
+  for (const int peer : context.placement.local_peers()) {
+    const auto* rows = reinterpret_cast<const NodeAddress*>(InputOf(context, peer));
+    std::vector<const std::byte*> data;
+    for (size_t i = 0; i < plan_.views.size(); ++i) data.push_back(MapShared(context.node, rows[i]));
+    add(peer, std::move(data));
+  }
+}
+
 absl::Status Collective::StageInput(OperationContext& context) {
+  if (!plan_.views.empty()) return StageViews(context);
   const int64_t elements = InputElements(context);
   if (!sharing_.input || elements == 0 || context.node.AddressOf(plan_.input)) return absl::OkStatus();
   if (UsesRings(context)) {
@@ -190,10 +246,16 @@ const std::byte* Collective::OutputOf(const OperationContext& context, int membe
   return MapShared(context.node, descriptors_[static_cast<size_t>(member)]->output);
 }
 
-std::vector<const std::byte*> Collective::LocalInputs(const OperationContext& context) const {
-  std::vector<const std::byte*> inputs(static_cast<size_t>(context.placement.size()), nullptr);
+WholeMemory Collective::WholeInputOf(const OperationContext& context, int member) const {
+  if (plan_.views.empty()) return InputOf(context, member);
+  return &*view_tables_[static_cast<size_t>(member)];
+}
+
+std::vector<WholeMemory> Collective::LocalInputs(const OperationContext& context) const {
+  std::vector<WholeMemory> inputs;
   for (int member = 0; member < context.placement.size(); ++member) {
-    if (context.placement.IsLocal(member)) inputs[static_cast<size_t>(member)] = InputOf(context, member);
+    inputs.push_back(context.placement.IsLocal(member) ? WholeInputOf(context, member)
+                                                       : static_cast<const std::byte*>(nullptr));
   }
   return inputs;
 }
@@ -228,6 +290,7 @@ absl::StatusOr<Operation::Progress> Collective::Step(OperationContext& context) 
     if (std::all_of(peers.begin(), peers.end(),
                     [&](int peer) { return descriptors_[static_cast<size_t>(peer)].has_value(); })) {
       stage_ = Stage::kMoving;
+      if (!plan_.views.empty()) ReadViewTables(context);
       WEFT_RETURN_IF_ERROR(BeginMove(context));
       advanced = true;
     }

@@ -3,6 +3,14 @@
 //   (stage input)?, publish, read and compare the descriptors of local peers, move, (unstage output)?
 //
 // Derived classes implement the move.
+//
+// Note [View tables]
+// Problem: only the owner of source views knows where they lie, but local peers read them directly.
+// Rule: a rank publishes, as its input, a table in node memory with the address of each view. A view outside
+// node memory is copied there first; a view of zeros has no address, and readers use zeros of their own. The
+// ranges of the views are the same on all ranks, which a hash tells.
+// Why it suffices: publishing the descriptor makes the rows visible, and the table lives as long as the
+// operation.
 #pragma once
 
 #include <deque>
@@ -59,8 +67,10 @@ class Collective : public Operation {
   // The phase that moves the operation if this rank or a peer has published staging rings; otherwise null.
   // REQUIRES: the group is on one node, and BeginMove has been called. See Note [Staging rings].
   std::unique_ptr<StagedPhase> MakeStagedPhase(OperationContext& context) const;
-  // By group rank: InputOf for ranks of this node, null for others.
-  std::vector<const std::byte*> LocalInputs(const OperationContext& context) const;
+  // The same for an input that may lie in views.
+  WholeMemory WholeInputOf(const OperationContext& context, int member) const;
+  // By group rank: WholeInputOf for ranks of this node, null for others.
+  std::vector<WholeMemory> LocalInputs(const OperationContext& context) const;
   // Elements of a slice if the group spans nodes, else of a piece.
   static int64_t SliceElements(const OperationContext& context, DType dtype);
 
@@ -70,6 +80,8 @@ class Collective : public Operation {
   bool UsesRings(const OperationContext& context) const;
   int64_t RingPieceElements(const OperationContext& context) const;
   absl::Status StageInput(OperationContext& context);
+  absl::Status StageViews(OperationContext& context);
+  void ReadViewTables(OperationContext& context);
   void Publish(OperationContext& context);
   absl::StatusOr<bool> ReadPeerDescriptors(OperationContext& context);
   absl::Status StartUnstaging(OperationContext& context);
@@ -84,6 +96,11 @@ class Collective : public Operation {
   std::byte* caller_output_ = nullptr;  // The submitted output; plan_.output may be the staged one.
   Buffer staged_input_;
   Buffer staged_output_;
+  // See Note [View tables].
+  Buffer view_rows_;
+  std::vector<const std::byte*> view_data_;            // This rank's views, by view. Null: zeros.
+  std::vector<std::optional<ViewTable>> view_tables_;  // By group rank, for ranks of this node.
+  std::vector<std::byte> zeros_;                       // A slice, if any view is zeros.
   // See Note [Staging rings].
   Buffer input_rings_;
   Buffer output_ring_;

@@ -9,6 +9,7 @@
 #include <absl/status/statusor.h>
 
 #include "weft/comm/part_ranges.h"
+#include "weft/comm/source_views.h"
 #include "weft/comm/types.h"
 #include "weft/core/dtype.h"
 #include "weft/core/tensor_view.h"
@@ -35,6 +36,8 @@ struct CollectivePlan {
   // With parts in ranges, an AG whose input is its output is in place: its part lies in its ranges. Any other
   // input of an AG, and the output of an RS, has the elements of the rank's part end to end.
   const std::byte* input = nullptr;
+  // RS with parts in ranges: the input lies in these views, if there are any, and `input` is unused.
+  std::vector<SourceView> views = {};
   std::byte* output = nullptr;
   // kAllGatherDelta: the values of this rank's part in the outputs of other ranks.
   std::byte* base = nullptr;
@@ -49,7 +52,14 @@ struct CollectivePlan {
   // The plan of a collective over contiguous buffers: any kind but A2A and send-receive.
   static CollectivePlan ForContiguous(OpKind kind, DType dtype, ReduceOp reduce, const std::byte* input,
                                       std::byte* output, PartLayout parts) {
-    return {kind, dtype, reduce, input, output, /*base=*/nullptr, std::move(parts), {}, {}, 1.0};
+    CollectivePlan plan;
+    plan.kind = kind;
+    plan.dtype = dtype;
+    plan.reduce = reduce;
+    plan.input = input;
+    plan.output = output;
+    plan.parts = std::move(parts);
+    return plan;
   }
 };
 

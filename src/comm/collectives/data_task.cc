@@ -46,8 +46,10 @@ void RunPlainReduce(const ReduceTask& task, absl::Span<const LeafSource> leaves,
   ReduceTarget run_target = target;
   ForEachRun(task.ranges, task.first, task.count, [&](int64_t offset, int64_t length, int64_t begin) {
     for (size_t i = 0; i < leaves.size(); ++i) {
-      run_leaves[i].data =
-          leaves[i].data + ElementBytes(leaves[i].in_ranges ? begin : offset, leaves[i].dtype);
+      const LeafSource& leaf = leaves[i];
+      const bool in_views = leaf.in_ranges && leaf.views != nullptr;
+      run_leaves[i].data = in_views ? leaf.views->At(begin)
+                                    : leaf.data + ElementBytes(leaf.in_ranges ? begin : offset, leaf.dtype);
     }
     run_target.data = target.data + ElementBytes(offset, target.dtype);
     for (size_t i = 0; i < target.copies.size(); ++i) {

@@ -114,8 +114,8 @@ class NodeReduceOperation final : public Collective, private TaskOwner {
     std::vector<ReduceStream::Leaf> leaves;
     ReduceTarget target = TargetOf(placement, plan(), OutputPart(context, owner, owner));
     for (int member = 0; member < placement.size(); ++member) {
-      leaves.push_back(
-          {PartMemory(plan().parts, InputOf(context, member), owner, SizeOf(plan().dtype)), plan().dtype});
+      leaves.push_back({PartMemory(plan().parts, WholeInputOf(context, member), owner, SizeOf(plan().dtype)),
+                        plan().dtype});
       if (to_all_ && member != owner) target.copies.push_back(OutputPart(context, member, owner));
     }
     ReduceProgram program =

@@ -15,12 +15,15 @@
 
 namespace weft {
 
+class ViewTable;
+
 struct LeafSource {
   const std::byte* data;
   DType dtype;
   WireEncoding encoding = WireEncoding::kPlain;  // Tasks may have encoded leaves. RunReduce needs plain ones.
   // True if `data` is a buffer in which the elements lie in several ranges. The same holds for it.
   bool in_ranges = false;
+  const ViewTable* views = nullptr;  // Of a buffer in ranges, instead of the block at `data`. Null: none.
 };
 
 struct ReduceTarget {

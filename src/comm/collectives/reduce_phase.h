@@ -24,9 +24,9 @@ namespace weft {
 class ReducePhase {
  public:
   struct Memory {
-    std::vector<const std::byte*> inputs;  // Whole inputs by group rank. Null for remote ranks.
-    std::byte* output;                     // Target of this rank's part.
-    std::vector<std::byte*> copies;        // Further targets of this rank's part on this node.
+    std::vector<WholeMemory> inputs;  // By group rank. Null for remote ranks.
+    std::byte* output;                // Target of this rank's part.
+    std::vector<std::byte*> copies;   // Further targets of this rank's part on this node.
   };
   // Errors: kResourceExhausted (no scratch for the partial sums of other nodes).
   static absl::StatusOr<std::unique_ptr<ReducePhase>> Create(const OperationContext& context,

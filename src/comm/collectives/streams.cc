@@ -32,9 +32,14 @@ void PrefixCounter::Finish(int64_t slice) {
   }
 }
 
-SliceMemory PartMemory(const PartLayout& parts, const std::byte* buffer, int member, size_t element_bytes) {
+SliceMemory PartMemory(const PartLayout& parts, const WholeMemory& buffer, int member, size_t element_bytes) {
   // SliceMemory is mutable because it also describes targets.
-  SliceMemory memory{const_cast<std::byte*>(buffer), element_bytes};
+  SliceMemory memory{const_cast<std::byte*>(buffer.base), element_bytes};
+  if (buffer.views != nullptr) {
+    memory.ranges = parts.ranges->part(member);
+    memory.views = buffer.views;
+    return memory;
+  }
   int64_t begin = parts.offsets[static_cast<size_t>(member)];
   if (parts.ranges != nullptr) {
     const absl::Span<const PartRanges::PlacedRange> ranges = parts.ranges->part(member);
@@ -124,7 +129,8 @@ void ReduceStream::Push(OperationContext& context, int64_t slice, ReduceTarget t
   ReduceTask task{&program_, {}, op_, std::move(target), slicing_.Length(slice)};
   for (const Leaf& leaf : leaves_) {
     const SlicePlace place = leaf.memory.PlaceOf(slicing_, slice);
-    task.leaves.push_back({place.data, leaf.dtype, leaf.memory.encoding, !place.is_contiguous()});
+    task.leaves.push_back(
+        {place.data, leaf.dtype, leaf.memory.encoding, !place.is_contiguous(), place.views});
     if (place.is_contiguous()) continue;
     task.ranges = place.ranges;
     task.first = place.first;

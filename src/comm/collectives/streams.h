@@ -79,10 +79,12 @@ struct SliceMemory {
   WireEncoding encoding = WireEncoding::kPlain;
   // The ranges that hold the run in the buffer at `base`. Empty: it lies end to end at `base`.
   absl::Span<const PartRanges::PlacedRange> ranges = {};
+  // The buffer's views, instead of the block at `base`. Null: none. REQUIRES: `ranges` are given.
+  const ViewTable* views = nullptr;
 
   SlicePlace PlaceOf(const Slicing& slicing, int64_t slice) const {
     if (ranges.empty()) return At(slicing, slice);
-    return {base, element_bytes, ranges, slicing.Begin(slice), slicing.Length(slice)};
+    return {base, element_bytes, ranges, slicing.Begin(slice), slicing.Length(slice), views};
   }
   // REQUIRES: the run lies end to end.
   std::byte* At(const Slicing& slicing, int64_t slice) const {
@@ -110,7 +112,7 @@ inline bool IsSameRun(const SliceMemory& a, const SliceMemory& b) {
 }
 
 // The part of a whole buffer that belongs to a member. The buffer may be one that is only read.
-SliceMemory PartMemory(const PartLayout& parts, const std::byte* buffer, int member, size_t element_bytes);
+SliceMemory PartMemory(const PartLayout& parts, const WholeMemory& buffer, int member, size_t element_bytes);
 
 // Copies a run within the node. Decodes encoded source slices; the target is plain. A delta-encoded slice is
 // applied to the base in the target.

@@ -101,6 +101,34 @@ absl::Status CheckRanges(const PartRanges* parts, const ProcessGroup& group, OpK
       " for group ", group.name, " of ", group.size(), " ranks; give ranges for each rank"));
 }
 
+// Views ascend, and have all elements of the parts.
+absl::Status CheckViews(absl::Span<const SourceView> views, const PartRanges& parts) {
+  int64_t end = 0;
+  for (size_t i = 0; i < views.size(); ++i) {
+    const ElementRange& range = views[i].range;
+    if (range.count < 0 || range.begin < end) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("reduce_scatter: view ", i, " of elements [", range.begin, ", ", range.end(),
+                       ") follows one that ends at ", end, "; give views in ascending order"));
+    }
+    end = range.end();
+  }
+  for (int rank = 0; rank < parts.ranks(); ++rank) {
+    for (const PartRanges::PlacedRange& placed : parts.part(rank)) {
+      const ElementRange& range = placed.range;
+      const auto* view = std::upper_bound(
+          views.begin(), views.end(), range.begin,
+          [](int64_t element, const SourceView& candidate) { return element < candidate.range.end(); });
+      if (view != views.end() && view->range.begin <= range.begin && range.end() <= view->range.end())
+        continue;
+      return absl::InvalidArgumentError(absl::StrCat("reduce_scatter: no view has the elements [",
+                                                     range.begin, ", ", range.end(), ") of the part of rank ",
+                                                     rank, "; make part ranges with CutsOf the views"));
+    }
+  }
+  return absl::OkStatus();
+}
+
 PartLayout Parts(absl::Span<const int64_t> counts, int64_t total_count, int size) {
   if (!counts.empty()) return PartLayout::FromCounts({counts.begin(), counts.end()});
   return PartLayout::FromCounts(std::vector<int64_t>(static_cast<size_t>(size), total_count / size));
@@ -266,25 +294,49 @@ Work CommEngine::AllGatherDelta(LaneId lane, void* base, void* output,
                       std::move(options), after);
 }
 
-Work CommEngine::ReduceScatter(LaneId lane, const void* input, void* output, DType dtype, ReduceOp op,
-                               std::shared_ptr<const PartRanges> parts, OpOptions options,
-                               const Work* after) {
+template <typename Input>
+Work CommEngine::SubmitReduceScatter(LaneId lane, const Input& input, void* output, DType dtype, ReduceOp op,
+                                     std::shared_ptr<const PartRanges> parts, OpOptions options,
+                                     const Work* after) {
   return SubmitChecked(
       lane, std::move(options), after, [&](const ProcessGroup& group, Impl::Request& request) {
         constexpr OpKind kKind = OpKind::kReduceScatter;
         WEFT_RETURN_IF_ERROR(CheckRanges(parts.get(), group, kKind));
         WEFT_RETURN_IF_ERROR(CheckReduce(op, dtype, request.options.scale, "reduce_scatter"));
-        if (impl_->HasLocalPeers(lane)) {
-          WEFT_RETURN_IF_ERROR(CheckInNodeMemory(heap(), {"input", input, parts->extent()}, dtype, kKind));
-        }
-        const int64_t own = parts->counts()[static_cast<size_t>(group.group_rank)];
-        request.total_count = parts->total();
+        const PartRanges& ranges = *parts;
+        const int64_t own = ranges.counts()[static_cast<size_t>(group.group_rank)];
+        request.total_count = ranges.total();
         request.logical_bytes = own * (group.size() - 1) * static_cast<int64_t>(SizeOf(dtype));
-        request.plan = CollectivePlan::ForContiguous(kKind, dtype, op, Bytes(input), Bytes(output),
+        request.plan = CollectivePlan::ForContiguous(kKind, dtype, op, nullptr, Bytes(output),
                                                      PartLayout::FromRanges(std::move(parts)));
         request.counts_hash = HashOf(request.plan.parts);
-        return absl::OkStatus();
+        return input(ranges, request);
       });
+}
+
+Work CommEngine::ReduceScatter(LaneId lane, const void* input, void* output, DType dtype, ReduceOp op,
+                               std::shared_ptr<const PartRanges> parts, OpOptions options,
+                               const Work* after) {
+  const auto block = [&](const PartRanges& ranges, Impl::Request& request) -> absl::Status {
+    request.plan.input = Bytes(input);
+    if (!impl_->HasLocalPeers(lane)) return absl::OkStatus();
+    return CheckInNodeMemory(heap(), {"input", input, ranges.extent()}, dtype, OpKind::kReduceScatter);
+  };
+  return SubmitReduceScatter(lane, block, output, dtype, op, std::move(parts), std::move(options), after);
+}
+
+Work CommEngine::ReduceScatter(LaneId lane, absl::Span<const SourceView> input, void* output, DType dtype,
+                               ReduceOp op, std::shared_ptr<const PartRanges> parts, OpOptions options,
+                               const Work* after) {
+  const auto views = [&](const PartRanges& ranges, Impl::Request& request) -> absl::Status {
+    WEFT_RETURN_IF_ERROR(CheckViews(input, ranges));
+    request.plan.views.assign(input.begin(), input.end());
+    for (const SourceView& view : input) {
+      request.counts_hash = Hash64(&view.range, sizeof(view.range), request.counts_hash);
+    }
+    return absl::OkStatus();
+  };
+  return SubmitReduceScatter(lane, views, output, dtype, op, std::move(parts), std::move(options), after);
 }
 
 Work CommEngine::AllReduce(LaneId lane, const void* input, void* output, DType dtype, int64_t count,

@@ -33,6 +33,19 @@ TEST(PartRanges, LeavesOutEmptyRangesAndJoinsAdjacentOnes) {
   EXPECT_EQ(parts->hash(), Make({{{4, 5}, {20, 1}}})->hash());
 }
 
+TEST(PartRanges, AreCutAtTheBoundsOfViews) {
+  const std::vector<Ranges> parts = {{{0, 4}, {4, 6}}, {{12, 8}}};
+  const auto cut = PartRanges::Make(parts, {0, 4, 7, 11, 20}).value();
+  ASSERT_EQ(cut->part(0).size(), 3U);
+  EXPECT_EQ(cut->part(0)[0].range, (ElementRange{0, 4}));
+  EXPECT_EQ(cut->part(0)[1].range, (ElementRange{4, 3}));
+  EXPECT_EQ(cut->part(0)[2].range, (ElementRange{7, 3}));
+  EXPECT_EQ(cut->part(0)[2].place, 7);
+  ASSERT_EQ(cut->part(1).size(), 1U);
+  EXPECT_EQ(cut->part(1)[0].range, (ElementRange{12, 8}));
+  EXPECT_EQ(cut->counts(), Make(parts)->counts());
+}
+
 TEST(PartRanges, HashesDifferForDifferentOwnersAndPlaces) {
   const uint64_t hash = Make({{{0, 2}}, {{2, 2}}})->hash();
   EXPECT_NE(hash, Make({{{2, 2}}, {{0, 2}}})->hash());

@@ -202,6 +202,85 @@ absl::Status GatherDelta(const Case& c) {
   return absl::OkStatus();
 }
 
+// Where a rank's source view lies; the rest of the sum is the same for all.
+enum class ViewMemory : uint8_t { kNode, kPrivate, kZeros };
+ViewMemory MemoryOf(int rank, size_t view) { return ViewMemory{static_cast<uint8_t>((rank + view) % 3)}; }
+
+// Up to seven views of random lengths, some empty, that cover the buffer. Without data.
+std::vector<SourceView> DrawViews(int64_t extent) {
+  std::mt19937_64 random(static_cast<uint64_t>(extent));
+  std::vector<int64_t> bounds = {0, extent};
+  for (uint64_t i = random() % 7; i > 0; --i) {
+    bounds.push_back(static_cast<int64_t>(random() % static_cast<uint64_t>(extent + 1)));
+  }
+  std::sort(bounds.begin(), bounds.end());
+  std::vector<SourceView> views;
+  for (size_t i = 1; i < bounds.size(); ++i) {
+    views.push_back({{bounds[i - 1], bounds[i] - bounds[i - 1]}, nullptr});
+  }
+  return views;
+}
+
+// The case with its ranges cut at the bounds of views.
+absl::StatusOr<Case> CutAt(const Case& c, absl::Span<const SourceView> views) {
+  std::vector<std::vector<ElementRange>> ranges(static_cast<size_t>(c.parts->ranks()));
+  for (int rank = 0; rank < c.parts->ranks(); ++rank) {
+    for (const PartRanges::PlacedRange& placed : c.parts->part(rank)) {
+      ranges[static_cast<size_t>(rank)].push_back(placed.range);
+    }
+  }
+  WEFT_ASSIGN_OR_RETURN(Parts parts, PartRanges::Make(ranges, CutsOf(views)));
+  return Case{c.fixture, c.placement, std::move(parts), c.options};
+}
+
+template <typename T>
+absl::Status ReduceScatterViews(const Case& whole) {
+  SCOPED_TRACE("views");
+  std::vector<SourceView> views = DrawViews(whole.parts->extent());
+  WEFT_ASSIGN_OR_RETURN(const Case c, CutAt(whole, views));
+  const int64_t before = c.engine().counters().copied_bytes;
+  std::vector<Buffer> node;
+  std::vector<std::vector<std::byte>> own;
+  int64_t staged = 0;
+  for (size_t i = 0; i < views.size(); ++i) {
+    const ElementRange range = views[i].range;
+    const size_t bytes = static_cast<size_t>(range.count) * sizeof(T);
+    std::byte* memory = nullptr;
+    if (MemoryOf(c.me(), i) == ViewMemory::kNode) {
+      WEFT_ASSIGN_OR_RETURN(node.emplace_back(), c.fixture.pool->Acquire(bytes));
+      memory = node.back().data();
+    } else if (MemoryOf(c.me(), i) == ViewMemory::kPrivate) {
+      memory = own.emplace_back(bytes + 1).data();
+      staged += static_cast<int64_t>(bytes);
+    }
+    for (int64_t k = 0; memory != nullptr && k < range.count; ++k) {
+      Store(memory, k, Arithmetic<T>::Random(c.me(), range.begin + k));
+    }
+    views[i].data = memory;
+  }
+  if (c.placement.local_peers().empty()) staged = 0;
+  WEFT_ASSIGN_OR_RETURN(const Buffer output,
+                        c.fixture.pool->Acquire(static_cast<size_t>(c.own()) * sizeof(T)));
+  Work work = c.engine().ReduceScatter(c.fixture.lane, views, output.data(), kDTypeOf<T>, ReduceOp::kSum,
+                                       c.parts, c.options);
+  WEFT_RETURN_IF_ERROR(work.Wait());
+  std::vector<T> sums(static_cast<size_t>(c.own()));
+  ForEachElement(*c.parts, c.me(), [&](int64_t element, int64_t place) {
+    const auto view = std::find_if(views.begin(), views.end(),
+                                   [&](const SourceView& each) { return element < each.range.end(); });
+    const auto index = static_cast<size_t>(view - views.begin());
+    sums[static_cast<size_t>(place)] = Arithmetic<T>::Narrow(TreeSum<T>(0, c.placement.size(), [&](int rank) {
+      const bool zeros = MemoryOf(rank, index) == ViewMemory::kZeros;
+      return Arithmetic<T>::Widen(zeros ? T{} : Arithmetic<T>::Random(rank, element));
+    }));
+  });
+  EXPECT_EQ(CountWrong<T>(output.data(), c.own(), [&](int64_t i) { return sums[static_cast<size_t>(i)]; }),
+            0);
+  WEFT_RETURN_IF_ERROR(work.WaitReleased());
+  EXPECT_EQ(c.engine().counters().copied_bytes - before, ReduceCopies(c, sizeof(T)) + staged);
+  return absl::OkStatus();
+}
+
 template <typename T>
 absl::Status ReduceScatter(const Case& c) {
   const int64_t before = c.engine().counters().copied_bytes;
@@ -282,7 +361,9 @@ absl::Status SweepReduceScatterOfRanges(EngineFixture& fixture, WireCompression 
   return ForEachDraw(fixture, wire_compression, [](const Case& c) -> absl::Status {
     WEFT_RETURN_IF_ERROR(ReduceScatter<float>(c));
     WEFT_RETURN_IF_ERROR(ReduceScatter<F16>(c));
-    return ReduceScatter<int64_t>(c);
+    WEFT_RETURN_IF_ERROR(ReduceScatter<int64_t>(c));
+    WEFT_RETURN_IF_ERROR(ReduceScatterViews<float>(c));
+    return ReduceScatterViews<F16>(c);
   });
 }
 

@@ -76,6 +76,18 @@ TEST_F(Arguments, PartRangesMustFitTheGroup) {
                 HasSubstr("reduce_scatter: no part ranges for group world"));
 }
 
+TEST_F(Arguments, SourceViewsMustAscendAndHaveAllParts) {
+  const auto parts = PartRanges::Make({{{0, 4}, {6, 2}}}).value();
+  const auto refused = [&](const std::vector<SourceView>& views, const std::string& text) {
+    ExpectRefused(engine().ReduceScatter(lane(), views, memory(), DType::kF32, ReduceOp::kSum, parts),
+                  HasSubstr(text));
+  };
+  refused({{{4, 4}, memory()}, {{0, 4}, memory()}}, "reduce_scatter: view 1 of elements [0, 4) follows");
+  refused({{{0, 4}, memory()}, {{6, 1}, memory()}}, "no view has the elements [6, 8) of the part of rank 0");
+  refused({{{0, 2}, nullptr}, {{2, 6}, nullptr}}, "make part ranges with CutsOf the views");
+  refused({}, "no view has the elements [0, 4)");
+}
+
 TEST_F(Arguments, PartsMustBeSupportedTensors) {
   const TensorView good = TensorView::Contiguous(memory(), DType::kF32, {2, 3});
   const auto refused = [&](const TensorView& send, const TensorView& receive, const std::string& text) {
