@@ -16,6 +16,10 @@ def test_buckets_of_ddp_lie_in_node_memory_with_the_same_bits(pool_of, as_views:
     assert pool_of(2, "weft").run(bodies.ddp_buckets, as_views) == pool_of(2, "gloo").run(bodies.ddp_buckets, as_views)
 
 
+def test_ddp_is_compiled(pool_of) -> None:
+    pool_of(2).run(bodies.compiled_ddp)
+
+
 @pytest.mark.parametrize("body", [bodies.fsdp, bodies.hsdp, bodies.ddp], ids=lambda body: body.__name__)
 def test_equals_gloo_up_to_rounding_on_four_ranks(pool_of, body) -> None:
     ours, theirs = pool_of(4, "weft").run(body), pool_of(4, "gloo").run(body)

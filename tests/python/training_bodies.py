@@ -95,6 +95,21 @@ def ddp_buckets(as_views: bool) -> tuple:
     return losses, whole(model)
 
 
+def compiled_ddp() -> None:
+    """A compiled model, and code in the context of node_memory that is compiled, compute what they do without torch.compile."""
+    node_memory = importlib.import_module("weft.torch").node_memory
+    model, other = DistributedDataParallel(Model()), DistributedDataParallel(Model())
+    compiled = torch.compile(model, backend="eager")
+    assert (train(compiled, torch.optim.AdamW(model.parameters(), lr=0.01)), whole(model)) == (train(other), whole(other))
+
+    @torch.compile(backend="eager")
+    def doubled(tensor: Tensor) -> Tensor:
+        with node_memory():
+            return 2 * tensor
+
+    assert torch.equal(doubled(torch.ones(1 << 14)), torch.full((1 << 14,), 2.0))
+
+
 def zero_redundancy() -> tuple:
     model = DistributedDataParallel(Model())
     optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=0.01)

@@ -7,15 +7,16 @@ the first backward pass. With gradient_as_bucket_view=True the gradients are vie
 import contextlib
 from contextlib import AbstractContextManager
 
+import torch
 import torch.distributed as dist
 
 from weft.torch._backend import backend_of
-from weft.torch._node_memory import placed
+from weft.torch._node_memory import NodeMemory
 
 
 def _placed_buckets(group: dist.ProcessGroup) -> AbstractContextManager[None]:
     backend = backend_of(group)
-    return placed(backend, "buckets of DistributedDataParallel", stacklevel=4) if backend else contextlib.nullcontext()
+    return NodeMemory(backend, "buckets of DistributedDataParallel", stacklevel=2) if backend else contextlib.nullcontext()
 
 
 def place_buckets_in_node_memory() -> None:
@@ -39,6 +40,7 @@ def place_buckets_in_node_memory() -> None:
             with _placed_buckets(process_group):
                 super().__init__(params, bucket_indices, per_bucket_size_limits, process_group, *args, **kwargs)
 
+        @torch._disable_dynamo
         def _rebuild_buckets(self) -> bool:
             with _placed_buckets(self._group):
                 return super()._rebuild_buckets()

@@ -1,9 +1,9 @@
 """Node memory for tensors that PyTorch allocates."""
 
-import contextlib
 import warnings
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 
+import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
 
@@ -11,8 +11,33 @@ from weft import _c10d
 from weft.torch._backend import backend_of
 
 
-@contextlib.contextmanager
-def node_memory(group: dist.ProcessGroup | None = None) -> Iterator[None]:
+class NodeMemory(AbstractContextManager[None]):
+    """Allocates in the node memory of the backend's session. Warns that `what` is in ordinary memory, if there is no room.
+
+    `stacklevel` counts as that of warnings.warn, from the `with` statement. torch.compile leaves code in this context alone.
+    """
+
+    def __init__(self, backend: _c10d.Backend, what: str, stacklevel: int = 1) -> None:
+        self._what = what
+        self._stacklevel = stacklevel
+        self._context = _c10d.NodeMemoryContext(backend)
+
+    def __enter__(self) -> None:
+        self._context.enter()
+
+    def __exit__(self, *_: object) -> None:
+        context = self._context
+        context.exit()
+        if context.refused:
+            warnings.warn(
+                f"weft: {self._what}: {context.refused_bytes} bytes in {context.refused} allocations are in ordinary memory, and "
+                f"each collective copies them. WEFT_SEGMENT_BYTES sets the node memory of a rank. {context.error}",
+                stacklevel=1 + self._stacklevel,
+            )
+
+
+@torch._disable_dynamo
+def node_memory(group: dist.ProcessGroup | None = None) -> AbstractContextManager[None]:
     """Makes PyTorch allocate CPU tensors in memory that the ranks of a node share, where collectives of weft need no copies.
 
         with weft.torch.node_memory():
@@ -22,8 +47,8 @@ def node_memory(group: dist.ProcessGroup | None = None) -> Iterator[None]:
     `group` is a process group whose backend for CPU tensors is weft; by default the default group. Its session owns the memory.
 
     The context holds for allocations of 64 KiB and more by the thread that enters it, such as results of operators, model
-    parameters, or gradients of a backward pass that this thread runs. Contexts may be nested, and this function is a decorator
-    too. If node memory has no room, tensors go to ordinary memory, and a warning says so when the context ends.
+    parameters, or gradients of a backward pass that this thread runs. Contexts may be nested; each is entered once. If node
+    memory has no room, tensors go to ordinary memory, and a warning says so when the context ends.
 
     The tensors may outlive the context, the group and its session. Other tensors that share their storage see the same memory. A
     storage that is resized outside of a context moves to ordinary memory. In a forked child, allocations are ordinary.
@@ -37,25 +62,4 @@ def node_memory(group: dist.ProcessGroup | None = None) -> Iterator[None]:
             f"weft: node_memory needs a group whose backend for CPU tensors is weft; the group {used.group_name} has the backend "
             f'{dist.get_backend_config(used)}. Make it with init_process_group("weft") or new_group(backend="weft").'
         )
-    with placed(backend, "tensors", stacklevel=5):
-        yield
-
-
-@contextlib.contextmanager
-def placed(backend: _c10d.Backend, what: str, stacklevel: int) -> Iterator[None]:
-    """Allocates in the node memory of the backend's session; warns that `what` is not in it, if there is no room.
-
-    `stacklevel` is that of warnings.warn.
-    """
-    context = _c10d.NodeMemoryContext(backend)
-    context.enter()
-    try:
-        yield
-    finally:
-        context.exit()
-        if context.refused:
-            warnings.warn(
-                f"weft: {what}: {context.refused_bytes} bytes in {context.refused} allocations are in ordinary memory, and each "
-                f"collective copies them. WEFT_SEGMENT_BYTES sets the node memory of a rank. {context.error}",
-                stacklevel=stacklevel,
-            )
+    return NodeMemory(backend, "tensors")
