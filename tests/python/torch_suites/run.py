@@ -100,7 +100,7 @@ def table_of(results: dict[str, Result], ranks: int, backend: str) -> str:
         "",
         f"{on_cpu} of the tests that passed are written for GPUs (column *GPU*), and ran on CPU tensors in place of CUDA tensors.",
         "torch's list of backends for each test is not applied: it admits gloo, nccl, ucc and mpi only.",
-        "The tests of FSDP2 and of attention are not in torch's package. Their behavior is tested by `tests/python/test_fsdp2.py`",
+        "The tests of FSDP2 and of attention are not in torch's package. Their behavior is tested by `tests/python/fully_shard/test_fsdp2.py`",
         "and `tests/python/context_parallel`, see [below](#attention).",
         "",
         "| test | GPU | result |",

@@ -1,0 +1,209 @@
+"""Errors, recovery and signals; models that go away; compiled blocks."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import os
+import signal
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import weft
+from fsdp2_comparison import Shards, compare, expect_same_state, loss_of, make_llama, shard_all, tokens_of, train
+from sharded_support import Cases, expect_error
+from torch import nn
+from torch.distributed.fsdp import fully_shard as torch_fully_shard
+
+case = Cases()
+
+
+@case
+def refuses_what_it_cannot_do() -> None:
+    with expect_error(ValueError, "model.float()"):
+        weft.fully_shard(make_llama().to(torch.bfloat16))
+    mixed = make_llama()
+    mixed.norm.double()
+    mixed = weft.fully_shard(mixed)
+    with expect_error(ValueError, "'embed_tokens.weight' is torch.float32 and 'norm.weight' is torch.float64: convert one"):
+        mixed(tokens_of(0))
+    with expect_error(ValueError, "sharded already"):
+        weft.fully_shard(weft.fully_shard(make_llama()))
+    with expect_error(ValueError, "with a forward"):
+        weft.fully_shard(make_llama().layers)
+    with expect_error(ValueError, "empty list of modules"):
+        weft.fully_shard([])
+    with expect_error(ValueError, "torch's fully_shard"):
+        weft.fully_shard(torch_fully_shard(make_llama()))
+    from torch.distributed.fsdp import CPUOffloadPolicy
+
+    with expect_error(ValueError, "offload"):
+        weft.fully_shard(make_llama(), offload_policy=CPUOffloadPolicy())
+    with expect_error(AssertionError, "state_dict"):
+        copy.deepcopy(weft.fully_shard(make_llama()))
+    model = weft.fully_shard(make_llama())
+    for setter in (model.set_custom_all_gather, model.set_custom_reduce_scatter):
+        with expect_error(NotImplementedError, "backend 'weft'"):
+            setter(None)
+    with expect_error(NotImplementedError, "remove the call"):
+        model.set_symm_mem_for_comm()
+    with expect_error(NotImplementedError, "weft.FSDPModule"):
+        model._get_fsdp_state()
+    with expect_error(ValueError, "leave it out"):
+        model.set_all_reduce_hook(print, stream=1)
+    with expect_error(ValueError, "must be positive"):
+        model.set_reduce_scatter_max_input_buffers(0)
+    with expect_error(TypeError, "must be an int"):
+        model.set_reduce_scatter_max_input_buffers(True)
+    with expect_error(ValueError, "whose forward has run"):
+        weft.reset(weft.fully_shard(make_llama()))
+
+
+class Failing(Exception):
+    pass
+
+
+@case
+def recovers_from_exceptions() -> None:
+    model = shard_all(make_llama(), weft.fully_shard)
+    other = shard_all(make_llama(), weft.fully_shard)
+    optimizers = [torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, other)]
+    train(model, steps=1, optimizer=optimizers[0])
+    last = dist.get_world_size() - 1
+
+    def fail(*_: object) -> None:
+        if dist.get_rank() == last:
+            raise Failing("on purpose")
+
+    for place in ("forward", "backward"):
+        if place == "forward":
+            handle = model.layers[1].mlp.register_forward_hook(fail)
+        else:
+            handle = model.layers[1].mlp.register_full_backward_hook(fail)
+        try:
+            loss_of(model, tokens_of(7)).backward()
+        except Failing:
+            assert dist.get_rank() == last
+        except RuntimeError as error:
+            assert dist.get_rank() != last, error
+        else:
+            assert dist.get_rank() != last
+        handle.remove()
+        weft.reset(model)
+        train(model, steps=1, optimizer=optimizers[0])
+    for _ in range(3):
+        train(other, steps=1, optimizer=optimizers[1])
+    expect_same_state(model, other, exact=True)
+
+
+@case
+def forwards_after_a_failed_one_raise_until_a_reset() -> None:
+    model = shard_all(make_llama(), weft.fully_shard)
+    train(model, steps=1)
+    handle = model.layers[1].mlp.register_forward_hook(raise_failing)
+    with contextlib.suppress(RuntimeError), expect_error(Failing, ""):
+        model(tokens_of(7))
+    handle.remove()
+    for _ in range(3):
+        with expect_error(RuntimeError, "call weft.reset(model) on all ranks"):
+            model(tokens_of(7))
+    weft.reset(model)
+    train(model, steps=1)
+
+
+@case
+def tells_peers_of_an_exception_in_backward() -> None:
+    model = shard_all(make_llama(), weft.fully_shard)
+    train(model, steps=1)
+    rank, last = dist.get_rank(), dist.get_world_size() - 1
+    store = dist.PrefixStore(f"told-{last}", dist.distributed_c10d._get_default_store())
+
+    def fail(*_: object) -> None:
+        if rank == last:
+            raise Failing("on purpose")
+
+    handle = model.layers[1].mlp.register_full_backward_hook(fail)
+    if rank == last:
+        with expect_error(Failing, "on purpose"):
+            loss_of(model, tokens_of(7)).backward()
+        if last > 0:  # The peers have their errors before this rank does anything else.
+            store.wait([str(peer) for peer in range(last)], timedelta(seconds=20))
+    else:
+        with expect_error(RuntimeError, f"rank {last}: exception in the backward of"):
+            loss_of(model, tokens_of(7)).backward()
+        store.set(str(rank), "yes")
+    handle.remove()
+    weft.reset(model)
+    train(model, steps=1)
+
+
+def interrupted_reset() -> None:
+    """A signal ends the reset of rank 1, which waits for rank 0. Afterwards the ranks do not agree."""
+    model = shard_all(make_llama(), weft.fully_shard)
+    train(model, steps=1)
+    if dist.get_rank() == 1:
+        before = signal.signal(signal.SIGALRM, raise_failing)
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with expect_error(Failing, "interrupted"):
+            weft.reset(model)
+        signal.signal(signal.SIGALRM, before)
+    dist.barrier()
+
+
+def raise_failing(*_: object) -> None:
+    raise Failing("interrupted")
+
+
+@case
+def signals_end_a_wait() -> None:
+    model = shard_all(make_llama(), weft.fully_shard)
+    train(model, steps=1)
+
+    if dist.get_world_size() > 1:
+        if dist.get_rank() == 1:  # Waits for rank 0, which does not come.
+            before = signal.signal(signal.SIGALRM, raise_failing)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with expect_error(Failing, "interrupted"):
+                loss_of(model, tokens_of(0)).backward()
+            signal.signal(signal.SIGALRM, before)
+        dist.barrier()
+        weft.reset(model)
+    train(model, steps=1)
+
+
+@case
+def models_go_away() -> None:
+    for _ in range(3):
+        model = shard_all(make_llama(), weft.fully_shard)
+        train(model, steps=1)
+        kept = model.lm_head.weight.to_local()
+        value = kept.clone()
+        del model
+        gc.collect()
+        assert torch.equal(kept, value)
+
+
+@case
+def compiles_blocks() -> None:
+    def inside(shard: Shards, _: str) -> nn.Module:
+        model = make_llama()
+        for number, layer in enumerate(model.layers):
+            model.layers[number] = shard(torch.compile(layer, backend="aot_eager"))
+        return shard(model)
+
+    def in_place(shard: Shards, _: str) -> nn.Module:
+        model = shard_all(make_llama(), shard)
+        for layer in model.layers:
+            layer.compile(backend="aot_eager")
+        return model
+
+    for make in (inside, in_place):
+        torch._dynamo.reset()
+        compare(make, exact=False, tolerance=1e-5)
+
+
+def name_node(nodes: list[str]) -> None:
+    """Places the ranks on nodes, for sessions that are made later."""
+    os.environ["WEFT_NODE_ID"] = nodes[dist.get_rank()]

@@ -1,0 +1,180 @@
+"""Optimizers, clipping, and gradients of direct linears."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import weft
+from fsdp2_comparison import (
+    compare,
+    expect_equal,
+    expect_same_gradients,
+    expect_same_state,
+    loss_of,
+    make_llama,
+    plain,
+    shard_all,
+    tokens_of,
+    train,
+    whole_state,
+)
+from sharded_support import Cases, whole
+from torch import nn
+from weft.torch.sharding.direct import DirectEmbedding, DirectLinear
+
+case = Cases()
+
+
+@case
+def weft_adamw_equals_torchs() -> None:
+    results = []
+    for make in (torch.optim.AdamW, weft.AdamW):
+        model = shard_all(make_llama(), weft.fully_shard)
+        decayed = [p for p in model.parameters() if p.ndim > 1]
+        rest = [p for p in model.parameters() if p.ndim <= 1]
+        optimizer = make([{"params": decayed}, {"params": rest, "weight_decay": 0.0}], lr=1e-2, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
+        train(model, steps=5, optimizer=optimizer)
+        results.append((model, optimizer))
+    (theirs, their_optimizer), (ours, our_optimizer) = results
+    expect_same_state(ours, theirs, exact=False, tolerance=1e-5)
+    left, right = our_optimizer.state_dict(), their_optimizer.state_dict()
+    assert left["state"].keys() == right["state"].keys()
+    for number, state in left["state"].items():
+        assert state.keys() == right["state"][number].keys()
+        assert state["step"] == right["state"][number]["step"]
+        expect_equal(whole(state["exp_avg"]), whole(right["state"][number]["exp_avg"]), "exp_avg", exact=False, tolerance=1e-5)
+    # The state of one fits the other.
+    our_optimizer.load_state_dict(right)
+    their_optimizer.load_state_dict(left)
+    for model, optimizer in results:
+        train(model, steps=1, optimizer=optimizer)
+    expect_same_state(ours, theirs, exact=False, tolerance=1e-5)
+
+
+@case
+def moments_have_storages_of_their_own() -> None:
+    model = shard_all(make_llama(), weft.fully_shard)
+    optimizer = weft.AdamW(model.parameters(), lr=1e-2)
+    train(model, steps=1, optimizer=optimizer)
+    moments = [state[name]._local_tensor for state in optimizer.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    held = [moment for moment in moments if moment.numel()]  # A rank may own nothing of a parameter.
+    assert len(moments) == 2 * len(list(model.parameters()))
+    assert all(moment.untyped_storage().nbytes() == moment.nbytes for moment in held)
+    assert all(moment.data_ptr() % 64 == 0 for moment in held)
+    assert len({moment.data_ptr() for moment in held}) == len(held)
+
+
+@case
+def a_step_registers_each_form_once_if_forward_does_not_reshard() -> None:
+    model = shard_all(make_llama(), weft.fully_shard, reshard_after_forward=False)
+    train(model, steps=1)
+    counts: dict[int, int] = {}
+    for module in model.modules():
+        for parameter in module._weft_group.parameters if hasattr(module, "_weft_group") else ():
+
+            def register(param: nn.Parameter, original: Callable = parameter._register, key: int = id(parameter)) -> None:
+                counts[key] = counts.get(key, 0) + 1
+                original(param)
+
+            parameter._register = register
+    train(model, steps=3)
+    assert len(counts) == len(list(model.parameters()))
+    assert set(counts.values()) == {2 * 3}, counts
+
+
+@case
+def clips_as_torch_does() -> None:
+    clip = lambda model: whole(nn.utils.clip_grad_norm_(model.parameters(), 0.3))
+    compare(plain, clip=clip, exact=False, tolerance=1e-5)
+    results = {}
+    for name, clipper in {"torch": clip, "weft": lambda model: weft.clip_grad_norm_(model, 0.3)}.items():
+        model = shard_all(make_llama(), weft.fully_shard)
+        results[name] = train(model, clip=clipper) + list(whole_state(model).values())
+    for ours, theirs in zip(results["weft"], results["torch"], strict=True):
+        expect_equal(ours.float(), theirs, "clipped", exact=False, tolerance=1e-5)
+
+
+@case
+def a_factor_clips_in_the_update() -> None:
+    states = []
+    for clips_in_update in (False, True):
+        model = shard_all(make_llama(), weft.fully_shard)
+        optimizer = weft.AdamW(model.parameters(), lr=1e-2)
+        norms = []
+        for step in range(2):
+            loss_of(model, tokens_of(step)).backward()
+            if clips_in_update:
+                norm, factor = weft.gradient_norm(torch.compile(model), 0.3)  # The wrapper of torch.compile stands for the model.
+                assert factor < 1
+                optimizer.step(gradient_scale=factor)
+            else:
+                norm = weft.clip_grad_norm_(model, 0.3)
+                optimizer.step()
+            norms.append(norm)
+            optimizer.zero_grad()
+        states.append(norms + list(whole_state(model).values()))
+    for in_update, before in zip(*states, strict=True):
+        expect_equal(in_update, before, "clipped", exact=True)
+
+
+@case
+def an_optimizer_made_before_the_first_forward_stays_right() -> None:
+    model = shard_all(make_llama(), weft.fully_shard)
+    before = dict(model.named_parameters())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    train(model, steps=1, optimizer=optimizer)
+    for name, param in model.named_parameters():
+        assert param is before[name], name
+    assert not torch.equal(whole(before["lm_head.weight"]), make_llama().lm_head.weight)
+
+
+@case
+def direct_linears_have_the_same_gradients() -> None:
+    models = []
+    for direct in (False, True):
+        model = make_llama()
+        if direct:
+            weft.write_gradients_directly(model)
+        shard_all(model, weft.fully_shard)
+        for step in range(2):
+            model.set_requires_gradient_sync(step == 1)
+            loss_of(model, tokens_of(step)).backward()
+        models.append(model)
+    expect_same_gradients(models[1], models[0], exact=False)
+
+
+@case
+def direct_layers_may_be_groups_of_their_own() -> None:
+    models = []
+    for direct in (False, True):
+        model = make_llama()
+        for layer in (model.embed_tokens, model.lm_head):
+            weft.fully_shard(layer)
+        shard_all(model, weft.fully_shard)
+        if direct:
+            weft.write_gradients_directly(model)
+            assert all(type(layer).__mro__[2] in (DirectEmbedding, DirectLinear) for layer in (model.embed_tokens, model.lm_head))
+        loss_of(model, tokens_of(0)).backward()
+        models.append(model)
+    expect_same_gradients(models[1], models[0], exact=True)
+
+
+@case
+def direct_linears_write_only_gradients_that_are_asked_for() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    weft.write_gradients_directly(model)
+    weft.fully_shard(model)
+    x = torch.ones(2, 8, requires_grad=True)
+    model(x)
+    before = model(x).sum()
+    (to_x,) = torch.autograd.grad(before, x)
+    assert to_x.abs().sum() > 0
+    assert all(p.grad is None for p in model.parameters())
+    model(x).sum().backward()
+    reference = [whole(p.grad) for p in model.parameters()]
+    for p in model.parameters():
+        p.grad = None
+    model(x).sum().backward()
+    for p, expected in zip(model.parameters(), reference, strict=True):
+        expect_equal(whole(p.grad), expected, "gradient", exact=True)

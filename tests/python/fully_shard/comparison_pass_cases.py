@@ -1,0 +1,182 @@
+"""Forward and backward in other orders than those of a training step."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+import weft
+from fsdp2_comparison import BOTH, expect_equal, expect_same_gradients, expect_same_state, loss_of, make_llama, shard_all, tokens_of, train
+from sharded_support import Cases, whole
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+
+case = Cases()
+
+
+@case
+def evaluates_without_gradients() -> None:
+    models = {name: shard_all(make_llama(), shard) for name, shard in BOTH.items()}
+    optimizers = {name: torch.optim.AdamW(model.parameters(), lr=1e-2) for name, model in models.items()}
+    losses: dict[str, list[Tensor]] = {name: [] for name in models}
+    for step in range(3):
+        for name, model in models.items():
+            model.eval()
+            with torch.no_grad():
+                losses[name].append(loss_of(model, tokens_of(step)))
+            model.train()
+            train(model, steps=1, optimizer=optimizers[name])
+            with torch.inference_mode():
+                losses[name].append(loss_of(model, tokens_of(step)))
+    for ours, theirs in zip(losses["weft"], losses["torch"], strict=True):
+        expect_equal(ours.clone(), theirs.clone(), "loss")
+
+
+@case
+def the_first_forward_may_be_an_inference() -> None:
+    models = []
+    for evaluates in (False, True):
+        model = shard_all(make_llama(), weft.fully_shard)
+        if evaluates:
+            with torch.inference_mode():
+                loss_of(model, tokens_of(0))
+        train(model)
+        models.append(model)
+    expect_same_state(*models, exact=True)
+
+
+@case
+def a_forward_may_have_no_backward() -> None:
+    models = {name: shard_all(make_llama(), shard) for name, shard in BOTH.items()}
+    optimizers = {name: torch.optim.AdamW(model.parameters(), lr=1e-2) for name, model in models.items()}
+    for name, model in models.items():
+        loss_of(model, tokens_of(50))
+        train(model, steps=1, optimizer=optimizers[name])
+        loss_of(model, tokens_of(51))
+        state = model.state_dict()
+        model.load_state_dict({key: value.clone() for key, value in state.items()})
+        train(model, steps=2, optimizer=optimizers[name])
+    expect_same_state(models["weft"], models["torch"])
+
+
+@case
+def several_passes_and_one_backward() -> None:
+    models = {name: shard_all(make_llama(), shard) for name, shard in BOTH.items()}
+    for model in models.values():
+        (loss_of(model, tokens_of(0)) + loss_of(model, tokens_of(1))).backward()
+    expect_same_gradients(models["weft"], models["torch"], exact=False)
+    for model in models.values():
+        model.zero_grad()
+        first, second = loss_of(model, tokens_of(2)), loss_of(model, tokens_of(3))
+        first.backward()
+        second.backward()
+    expect_same_gradients(models["weft"], models["torch"], exact=False)
+
+
+@case
+def a_backward_may_be_repeated() -> None:
+    models = {name: shard_all(make_llama(), shard) for name, shard in BOTH.items()}
+    for model in models.values():
+        loss = loss_of(model, tokens_of(0))
+        loss.backward(retain_graph=True)
+        loss.backward()
+    expect_same_gradients(models["weft"], models["torch"])
+
+
+@case
+def shards_may_be_used_outside_of_the_model() -> None:
+    """A penalty on the shards adds to the gradients of the same backward."""
+
+    def loss_with_penalty(model: nn.Module, step: int) -> Tensor:
+        penalty = sum(param.to_local().square().sum() for param in model.parameters())
+        return loss_of(model, tokens_of(step)) + 0.1 * penalty
+
+    models = {name: shard_all(make_llama(), shard) for name, shard in BOTH.items()}
+    for model in models.values():
+        for step in range(2):  # The second adds to gradients that the first has left.
+            loss_with_penalty(model, step).backward()
+    expect_same_gradients(models["weft"], models["torch"], exact=False)
+
+
+@case
+def hooks_on_shards_may_step_an_optimizer() -> None:
+    models = {name: shard_all(make_llama(), shard) for name, shard in BOTH.items()}
+    for model in models.values():
+        optimizers = {param: torch.optim.SGD([param], lr=0.1) for param in model.parameters()}
+
+        def step_and_clear(param: Tensor, optimizers: dict[Tensor, torch.optim.Optimizer] = optimizers) -> None:
+            optimizers[param].step()
+            optimizers[param].zero_grad()
+
+        for param in optimizers:
+            param.register_post_accumulate_grad_hook(step_and_clear)
+        for step in range(2):
+            loss_of(model, tokens_of(step)).backward()
+    expect_same_state(models["weft"], models["torch"])
+
+
+@case
+def gradients_of_inputs_in_a_forward() -> None:
+    class Energy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(5)
+            self.inner = nn.Sequential(nn.Linear(7, 13), nn.Tanh())
+            self.outer = nn.Linear(13, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.requires_grad_()
+            energy = self.outer(self.inner(x)).sum()
+            (force,) = torch.autograd.grad(energy, x, create_graph=True)
+            return energy + force.square().sum()
+
+    model, expected = Energy(), Energy()
+    weft.fully_shard(model.inner)
+    weft.fully_shard(model.outer)
+    weft.fully_shard(model)
+    for step in range(2):
+        inputs = [torch.randn(4, 7, generator=torch.Generator().manual_seed(10 * step + rank)) for rank in range(dist.get_world_size())]
+        model(inputs[dist.get_rank()].clone()).backward()
+        for part in inputs:
+            (expected(part) / dist.get_world_size()).backward()
+    for (name, ours), (_, theirs) in zip(model.named_parameters(), expected.named_parameters(), strict=True):
+        expect_equal(whole(ours.grad), theirs.grad, name, exact=False, tolerance=1e-5)
+
+
+@case
+def two_models_train_side_by_side() -> None:
+    pairs = {}
+    for name, shard in BOTH.items():
+        first, second = shard_all(make_llama(seed=1), shard), shard_all(make_llama(seed=2), shard)
+        pairs[name] = (first, second)
+        optimizer = torch.optim.AdamW([*first.parameters(), *second.parameters()], lr=1e-2)
+        for step in range(3):
+            tokens = tokens_of(step)
+            with torch.no_grad():
+                target = second(tokens[:, :-1]).softmax(-1)
+            loss = F.cross_entropy(first(tokens[:, :-1]).flatten(0, 1), target.flatten(0, 1)) + loss_of(second, tokens)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    for ours, theirs in zip(pairs["weft"], pairs["torch"], strict=True):
+        expect_same_state(ours, theirs)
+
+
+@case
+def unshards_by_hand() -> None:
+    model = shard_all(make_llama(), weft.fully_shard)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    expected = make_llama()
+    model.layers[1].unshard()
+    weight = model.layers[1].mlp.up_proj.weight
+    assert not isinstance(weight, DTensor)
+    expect_equal(weight.detach(), expected.layers[1].mlp.up_proj.weight.detach(), "weight", exact=True)
+    handle = model.layers[2].unshard(async_op=True)
+    handle.wait()
+    handle.wait()
+    model.layers[1].reshard()
+    assert isinstance(model.layers[1].mlp.up_proj.weight, DTensor)
+    train(model, steps=2, optimizer=optimizer)
+    other = shard_all(make_llama(), weft.fully_shard)
+    train(other, steps=2, optimizer=torch.optim.SGD(other.parameters(), lr=0.1))
+    expect_same_state(model, other, exact=True)

@@ -1,0 +1,115 @@
+"""State dicts, checkpoints and memory."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+import weft
+from fsdp2_comparison import BOTH, Llama, expect_equal, expect_same_state, loss_of, make_llama, shard_all, tokens_of, train
+from sharded_support import Cases, expect_error, whole
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
+from torch.distributed.fsdp import fully_shard as torch_fully_shard
+from torch.distributed.tensor import DTensor
+
+case = Cases()
+
+
+@case
+def state_dicts_fit_fsdp2s() -> None:
+    models = {name: shard_all(make_llama(), shard) for name, shard in BOTH.items()}
+    for model in models.values():
+        train(model, steps=2)
+    ours, theirs = (models[name].state_dict() for name in ("weft", "torch"))
+    assert ours.keys() == theirs.keys()
+    for key, value in ours.items():
+        assert isinstance(value, DTensor)
+        assert value.placements == theirs[key].placements
+        expect_equal(value.to_local(), theirs[key].to_local(), key)
+    fresh = shard_all(make_llama(seed=9), weft.fully_shard)
+    fresh.load_state_dict(theirs)
+    expect_same_state(fresh, models["torch"], exact=True)
+    train(fresh, steps=1)
+    assigned = shard_all(make_llama(seed=9), weft.fully_shard)
+    train(assigned, steps=1)
+    assigned.load_state_dict({key: value.clone() for key, value in ours.items()}, assign=True)
+    expect_same_state(assigned, models["weft"], exact=True)
+    expect_equal(loss_of(assigned, tokens_of(0)).detach(), loss_of(models["weft"], tokens_of(0)).detach(), "loss", exact=True)
+
+
+def shared_folder() -> str:
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(folder)
+    return folder[0]
+
+
+@case
+def checkpoints_go_from_fsdp2_to_weft_and_back() -> None:
+    models = {name: shard_all(make_llama(), shard) for name, shard in BOTH.items()}
+    optimizers = {name: torch.optim.AdamW(model.parameters(), lr=1e-2) for name, model in models.items()}
+    for name, model in models.items():
+        train(model, steps=2, optimizer=optimizers[name])
+    folder = shared_folder()
+    for source, target in (("torch", "weft"), ("weft", "torch")):
+        place = Path(folder) / source
+        dcp.save({"model": get_model_state_dict(models[source])}, checkpoint_id=place)
+        fresh = shard_all(make_llama(seed=8), BOTH[target])
+        if target == "weft":
+            train(fresh, steps=1)  # Its shards lie in weft's memory.
+        state = {"model": get_model_state_dict(fresh)}
+        dcp.load(state, checkpoint_id=place)
+        set_model_state_dict(fresh, state["model"])
+        expect_same_state(fresh, models[source], exact=True)
+        losses = [loss_of(model, tokens_of(5)).detach() for model in (fresh, models[source])]
+        expect_equal(*losses, "loss")
+
+
+@case
+def checkpoints_keep_float64() -> None:
+    folder = shared_folder()
+    source = shard_all(make_llama().double(), weft.fully_shard)
+    train(source, steps=1)
+    dcp.save({"model": get_model_state_dict(source)}, checkpoint_id=folder)
+    for shard in BOTH.values():
+        fresh = shard_all(make_llama(seed=8).double(), shard)
+        train(fresh, steps=1)
+        state = {"model": get_model_state_dict(fresh)}
+        dcp.load(state, checkpoint_id=folder)
+        set_model_state_dict(fresh, state["model"])
+        expect_same_state(fresh, source, exact=True)
+        assert whole(fresh.lm_head.weight).dtype == torch.float64
+
+
+@case
+def meta_models_get_their_memory_later() -> None:
+    with torch.device("meta"):
+        model = Llama()
+    shard_all(model, weft.fully_shard)
+    with expect_error(RuntimeError, "to_empty"):
+        loss_of(model, tokens_of(0))
+    with torch.device("meta"):
+        model = Llama()
+    shard_all(model, weft.fully_shard)
+    model.to_empty(device="cpu")
+    model.load_state_dict(shard_all(make_llama(), torch_fully_shard).state_dict())
+    expect_same_state(model, make_llama(), exact=True)
+    train(model, steps=2)
+    other = shard_all(make_llama(), weft.fully_shard)
+    train(other, steps=2)
+    expect_same_state(model, other, exact=True)
+
+
+@case
+def gradients_outlive_their_step() -> None:
+    model = shard_all(make_llama(), weft.fully_shard)
+    loss_of(model, tokens_of(0)).backward()
+    held = model.lm_head.weight.grad
+    copy_of = held.to_local().clone()
+    model.zero_grad()
+    for step in range(3):
+        loss_of(model, tokens_of(step + 1)).backward()
+        model.zero_grad()
+    assert torch.equal(held.to_local(), copy_of)

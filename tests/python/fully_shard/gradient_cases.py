@@ -1,0 +1,145 @@
+"""Accumulation of gradients, and what autograd does with modules' outputs. For both interfaces, against unsharded models."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from sharded_support import Cases, mesh_2d, whole
+from torch import Tensor, nn
+from unsharded_oracle import Interface, Mlp, batch, expect_alike, expect_close, mesh_1d, mlps, seeded, squares, trains_as_unsharded
+
+case = Cases()
+
+
+@case
+def accumulates_in_every_way(api: Interface) -> None:
+    """Reduction at the last microbatch: of all modules, of the root only, of some modules, or of replicas only."""
+    size = dist.get_world_size()
+    for mesh, mode, reduce_only in itertools.product((mesh_1d(), mesh_2d()), ("all", "root", "some"), (False, True)):
+        if mesh is None or (reduce_only and mesh.ndim == 1):
+            continue
+        make = lambda: nn.Sequential(nn.Linear(9, 9), *(Mlp(9) for _ in range(3)))
+        model, reference = seeded(make), seeded(make)
+        for module in (*model[1:], model):
+            api.shard(module, mesh=mesh)
+        chosen = {"all": [model], "root": [model], "some": [model[1], model[2]]}[mode]
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.05) for m in (model, reference)]
+        for step in range(3):
+            for microbatch in range(3):
+                for module in chosen:
+                    change = module.set_requires_all_reduce if reduce_only else module.set_requires_gradient_sync
+                    change(microbatch == 2, recurse=mode != "root")
+                model(batch(10 * step + microbatch, dist.get_rank(), 2, 9)).square().mean().backward()
+                for rank in range(size):
+                    (reference(batch(10 * step + microbatch, rank, 2, 9)).square().mean() / size).backward()
+            expect_alike(model, reference)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad(set_to_none=step % 2 == 1)
+
+
+@case
+def microbatches_of_a_pipeline(api: Interface) -> None:
+    size = dist.get_world_size()
+    for unshards, keeps in itertools.product((False, True), (False, True)):
+        model, reference = seeded(mlps), seeded(mlps)
+        for module in (*model, model):
+            api.shard(module, reshard_after_forward=False)
+        if unshards:
+            for module in (model, *model):
+                module.unshard(async_op=True)
+        for microbatch in range(3):
+            last = microbatch == 2
+            model.set_requires_gradient_sync(last)
+            model.set_is_last_backward(last)
+            if keeps:
+                model.set_reshard_after_backward(last)
+            model(batch(microbatch, dist.get_rank(), 2, 9)).square().mean().backward()
+            for rank in range(size):
+                (reference(batch(microbatch, rank, 2, 9)).square().mean() / size).backward()
+        expect_alike(model, reference)
+
+
+@case
+def outputs_may_be_unused(api: Interface) -> None:
+    class TwoOutputs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(6, 6)
+            self.second = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            return torch.tanh(self.first(x)), torch.tanh(self.second(x))
+
+    def loss_of(module: nn.Module, step: int, rank: int) -> Tensor:
+        first, second = module(batch(step, rank, 3, 6))
+        return (first * second).sum() if step < 2 else first.sum()
+
+    for reshard, parts in itertools.product((True, False), (("first",), ("first", "second"))):
+        model, reference = seeded(TwoOutputs), seeded(TwoOutputs)
+        for part in parts:
+            api.shard(getattr(model, part), reshard_after_forward=reshard)
+        api.shard(model, reshard_after_forward=reshard)
+        optimizers = [torch.optim.SGD(m.parameters(), lr=0.05) for m in (model, reference)]
+        for step in range(4):
+            trains_as_unsharded(model, reference, lambda m, _, rank, step=step: loss_of(m, step, rank), steps=1, optimizers=False)
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+
+
+Pair = collections.namedtuple("Pair", "x y")
+
+
+class Contained(nn.Module):
+    """Takes and gives its activation within a container."""
+
+    def __init__(self, wrap: Callable[[Tensor], Any], unwrap: Callable[[Any], Tensor]) -> None:
+        super().__init__()
+        self.mlp = Mlp(6)
+        self.wrap, self.unwrap = wrap, unwrap
+
+    def forward(self, x: Any) -> Any:
+        return self.wrap(self.mlp(self.unwrap(x)))
+
+
+@case
+def activations_may_be_in_containers(api: Interface) -> None:
+    containers: list[tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = [
+        (lambda x: [x], lambda c: c[0]),
+        (lambda x: (x,), lambda c: c[0]),
+        (lambda x: Pair(x, torch.ones_like(x)), lambda c: c.x),
+        (lambda x: {"x": x, "number": 3}, lambda c: c["x"]),
+    ]
+    for wrap, unwrap in containers:
+        make = lambda: nn.ModuleList(Contained(wrap, unwrap) for _ in range(3))  # noqa: B023
+        model, reference = seeded(make), seeded(make)
+        for module in model:
+            api.shard(module)
+
+        def loss_of(modules: nn.Module, step: int, rank: int) -> Tensor:
+            x = wrap(batch(step, rank, 3, 6))  # noqa: B023
+            for module in modules:
+                x = module(x)
+            return unwrap(x).square().mean()  # noqa: B023
+
+        trains_as_unsharded(model, reference, loss_of, steps=3)
+
+
+@case
+def hooks_on_parameters_see_whole_gradients_reduced(api: Interface) -> None:
+    """A hook after accumulation sees the gradient that the optimizer will use."""
+    model, reference = seeded(mlps), seeded(mlps)
+    for module in (*model, model):
+        api.shard(module)
+    seen = []
+    param = model[1].in_proj.weight
+    param.register_post_accumulate_grad_hook(lambda tensor: seen.append(tensor.grad))
+    trains_as_unsharded(model, reference, squares(4, 9), steps=1, optimizers=False)
+    assert len(seen) == 1, seen
+    expect_close(whole(seen[0]), reference[1].in_proj.weight.grad, "gradient in the hook")

@@ -1,0 +1,125 @@
+"""Modules and parameters after fully_shard. For both interfaces, against unsharded models."""
+
+from __future__ import annotations
+
+import copy
+import gc
+
+import torch
+import torch.distributed as dist
+from sharded_support import Cases, expect_error, whole
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
+from unsharded_oracle import Interface, Mlp, mesh_1d, mlps, seeded, squares, trains_as_unsharded
+
+case = Cases()
+
+
+@case
+def parameters_are_chunks_of_dim_0(api: Interface) -> None:
+    model = seeded(lambda: mlps(dim=3, multiplier=3))
+    originals = [param.detach().clone() for param in model.parameters()]
+    mesh = mesh_1d()
+    api.shard(model, mesh=mesh)
+    for original, param in zip(originals, model.parameters(), strict=True):
+        assert isinstance(param, DTensor) and isinstance(param, nn.Parameter)
+        assert (param.device_mesh, param.placements) == (mesh, (Shard(0),))
+        assert (param.size(), param.stride()) == (original.size(), original.stride())
+        chunks = torch.chunk(original, mesh.size())
+        expected = chunks[dist.get_rank()] if dist.get_rank() < len(chunks) else original[:0]
+        assert torch.equal(param.to_local(), expected)
+
+
+@case
+def classes_of_sharded_modules(api: Interface) -> None:
+    model = seeded(lambda: mlps())
+    api.shard(model[0])
+    assert isinstance(model[0], Mlp) and isinstance(model[0], api.module_class)
+    assert type(model[0]).__name__ == "FSDPMlp"
+    assert not any(isinstance(module, api.module_class) for module in (model[0].in_proj, model[1], model))
+    api.shard(model)
+    assert type(model).__name__ == "FSDPSequential"
+    part = model[:2]
+    assert isinstance(part, nn.Sequential) and not isinstance(part, api.module_class)
+
+
+@case
+def refuses_wrong_arguments(api: Interface) -> None:
+    for container in (nn.ModuleList([Mlp(4)]), nn.ModuleDict({"a": Mlp(4)})):
+        with expect_error(ValueError, "forward"):
+            api.shard(container)
+    twice = api.shard(Mlp(4))
+    with expect_error((AssertionError, ValueError)):
+        api.shard(twice)
+    with expect_error(AssertionError):
+        copy.deepcopy(twice)
+    with expect_error(ValueError):
+        api.shard(Mlp(4), mesh=init_device_mesh("cpu", (dist.get_world_size(), 1, 1)))
+    scalar = Mlp(4)
+    scalar.scale = nn.Parameter(torch.tensor(1.0))
+    with expect_error(ValueError, "scale"):
+        api.shard(scalar)
+    make = lambda: nn.Sequential(nn.Conv2d(8, 8, 3).to(memory_format=torch.channels_last))
+    if api.name == "torch":
+        with expect_error(NotImplementedError, "contiguous"):
+            api.shard(make())
+    else:  # weft stores the elements in order.
+        model, reference = seeded(make), seeded(make)
+        api.shard(model)
+        trains_as_unsharded(model, reference, squares(2, 8, 5, 5), steps=2)
+
+
+@case
+def parameters_are_registered_sharded_or_whole(api: Interface) -> None:
+    def all_are(params: list[nn.Parameter], sharded: bool) -> None:
+        assert params
+        assert all(isinstance(param, DTensor) == sharded for param in params)
+
+    for reshard in (True, False, None):
+        model = seeded(lambda: nn.Sequential(Mlp(3), Mlp(3)))
+        values = [param.detach().clone() for param in model.parameters()]
+        for module in (model[0].in_proj, model[0].out_proj, model):
+            api.shard(module, reshard_after_forward=reshard)
+        inner = [*model[0].in_proj.parameters(), *model[0].out_proj.parameters()]
+        inner_names = [f"0.{name}" for name, _ in model[0].named_parameters()]
+        all_are(list(model.parameters()), True)
+        model(torch.ones(2, 3))
+        found = dict(model.named_parameters())
+        if api.name == "torch":  # weft keeps whole parameters that cost nothing.
+            all_are([found[name] for name in inner_names], reshard is not False)
+            all_are([param for name, param in found.items() if name not in inner_names], bool(reshard))
+        for param, value in zip(model.parameters(), values, strict=True):
+            assert torch.equal(whole(param), value)
+        for module in model.modules():
+            if isinstance(module, api.module_class):
+                module.reshard()
+        all_are(list(model.parameters()), True)
+        assert all(param is other for param, other in zip(inner, [dict(model.named_parameters())[n] for n in inner_names], strict=True))
+        model(torch.ones(2, 3)).sum().backward()
+        all_are(list(model.parameters()), True)
+
+
+@case
+def meshes_made_of_groups(api: Interface) -> None:
+    # weft.fully_shard takes meshes of all ranks.
+    mesh = DeviceMesh.from_group(dist.group.WORLD, "cpu", mesh_dim_names=("shard",))
+    model, reference = seeded(mlps), seeded(mlps)
+    for module in (*model, model):
+        api.shard(module, mesh=mesh)
+    trains_as_unsharded(model, reference, squares(4, 9), steps=2)
+
+
+@case
+def layers_may_be_made_and_sharded_one_by_one(api: Interface) -> None:
+    model = nn.Sequential()
+    torch.manual_seed(5)
+    reference = nn.Sequential()
+    for _ in range(5):
+        layer = Mlp(6)
+        reference.append(copy.deepcopy(layer))
+        model.append(layer)
+        api.shard(layer)
+        gc.collect()
+    api.shard(model)
+    trains_as_unsharded(model, reference, squares(3, 6), steps=2)

@@ -1,0 +1,47 @@
+"""weft.fully_shard against FSDP2 over gloo. The ranks of a pool run each case together."""
+
+import comparison_failure_cases
+import comparison_optimizer_cases
+import comparison_pass_cases
+import comparison_state_cases
+import comparison_training_cases
+import pytest
+from sharded_support import cases_of
+
+_MODULES = [
+    comparison_training_cases,
+    comparison_pass_cases,
+    comparison_optimizer_cases,
+    comparison_state_cases,
+    comparison_failure_cases,
+]
+CASES = cases_of(_MODULES)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("size", [1, 2, 4], ids=lambda size: f"{size}ranks")
+def test_fully_shard(pool_of, name: str, size: int) -> None:
+    pool_of(size, "gloo").run(CASES[name])
+
+
+def test_a_signal_ends_a_reset(pool_of) -> None:
+    pool = pool_of(2, "gloo")
+    pool.run(comparison_failure_cases.interrupted_reset)
+    pool.close()
+
+
+# The session of the default group, which FSDP2 then uses, too.
+@pytest.mark.parametrize(
+    "body", [comparison_training_cases.trains_as_fsdp2, comparison_training_cases.trains_with_hsdp], ids=lambda body: body.__name__
+)
+def test_shares_the_session_of_the_backend(pool_of, body) -> None:
+    pool_of(4, "weft").run(body)
+
+
+# Ranks of different nodes gather images of their own.
+@pytest.mark.parametrize("nodes", [["a", "a"], ["a", "b"]], ids=lambda nodes: "".join(nodes))
+def test_trains_alike_on_every_placement(pool_of, nodes: list[str]) -> None:
+    pool = pool_of(2, "gloo", PLACEMENT="".join(nodes))
+    pool.run(comparison_failure_cases.name_node, nodes)
+    for case in (comparison_training_cases.trains_as_fsdp2, comparison_training_cases.checkpoints_activations):
+        pool.run(case)
