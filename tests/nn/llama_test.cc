@@ -193,5 +193,55 @@ TEST(LlamaConfig, NamesTheInvalidField) {
               HasSubstr("rope scaling"));
 }
 
+// One pass over tokens [begin, end) of `ids`.
+absl::StatusOr<Tensor> LogitsOf(LlamaModel& model, const Tensor& ids, int64_t begin, int64_t end,
+                                const std::shared_ptr<KvCache>& cache) {
+  Invocation invocation(/*gradients=*/false);
+  invocation.SetKvCache(cache);
+  invocation.SetSequence(std::make_shared<SequenceParts>(SequenceParts{{{{0, begin, end - begin}}}, 0}));
+  const Tensor part = ids.Window(ids.view().Slice(1, begin, end - begin)).Copy();
+  WEFT_ASSIGN_OR_RETURN(const Tensors logits, model.Forward(invocation, {part}));
+  return logits[0];
+}
+
+TEST(LlamaModel, GivesTheLogitsOfOnePassInSeveralPassesWithAKvCache) {
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    const LlamaConfig config = TinyLlama();
+    ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(config));
+    const MaterializedParameters memory(*model, 3, dtype, dtype);
+    const Tensor ids = TestIds({2, 7}, config.vocab_size, 1);
+    const auto cache = std::make_shared<KvCache>(7);
+    int64_t begin = 0;
+    for (const int64_t end : {3, 4, 5, 7}) {
+      ASSERT_OK_AND_ASSIGN(const Tensor cached, LogitsOf(*model, ids, begin, end, cache));
+      ASSERT_OK_AND_ASSIGN(const Tensor whole, LogitsOf(*model, ids, 0, end, nullptr));
+      ASSERT_EQ(cached.shape(), (Shape{2, config.vocab_size}));
+      for (int64_t i = 0; i < cached.elements(); ++i) {
+        ASSERT_NEAR(cached.As<float>()[i], whole.As<float>()[i], dtype == DType::kF32 ? 1e-6 : 1e-4)
+            << "token " << end << ", logit " << i;
+      }
+      begin = end;
+    }
+    EXPECT_EQ(cache->bytes(), 2 * config.layers * 2 * 7 * config.kv_heads * config.head_dim *
+                                  static_cast<int64_t>(SizeOf(dtype)));
+  }
+}
+
+TEST(LlamaModel, RefusesTokensThatDoNotFollowThoseOfTheKvCache) {
+  ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(TinyLlama()));
+  const MaterializedParameters memory(*model, 3, DType::kF32, DType::kF32);
+  const Tensor ids = TestIds({1, 7}, 13, 1);
+  const auto cache = std::make_shared<KvCache>(5);
+  ASSERT_OK(LogitsOf(*model, ids, 0, 3, cache).status());
+  EXPECT_THAT(LogitsOf(*model, ids, 4, 5, cache),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("has 3 tokens")));
+  EXPECT_THAT(LogitsOf(*model, ids, 3, 6, cache),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("capacity of 5")));
+  Invocation invocation;
+  invocation.SetKvCache(cache);
+  EXPECT_THAT(model->Forward(invocation, {ids, ids}),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("without")));
+}
+
 }  // namespace
 }  // namespace weft

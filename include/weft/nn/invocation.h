@@ -41,6 +41,7 @@
 
 namespace weft {
 
+class KvCache;
 class Module;
 using Tensors = absl::InlinedVector<Tensor, 2>;
 
@@ -77,6 +78,11 @@ class Invocation {
   // Errors of the forward: kInvalidArgument (SetSequence has set several documents).
   void SetPairMask(std::shared_ptr<const PairMask> pair_mask) { pair_mask_ = std::move(pair_mask); }
   const std::shared_ptr<const PairMask>& pair_mask() const { return pair_mask_; }
+  // Keys and values of the earlier tokens of a sequence, to which every attention of the pass appends those
+  // of this pass. See KvCache in weft/nn/attention.h. Null: the pass has the whole sequence.
+  // REQUIRES: no backward follows.
+  void SetKvCache(std::shared_ptr<KvCache> kv_cache) { kv_cache_ = std::move(kv_cache); }
+  const std::shared_ptr<KvCache>& kv_cache() const { return kv_cache_; }
 
   // Per-invocation state of a hook: one T for each key, created at the first call and destroyed with the
   // invocation.
@@ -138,6 +144,7 @@ class Invocation {
   int64_t next_call_ = 1;
   std::shared_ptr<const SequenceParts> sequence_;
   std::shared_ptr<const PairMask> pair_mask_;
+  std::shared_ptr<KvCache> kv_cache_;
   absl::flat_hash_map<const void*, Readers> readers_;  // Keyed by the address of the tensor's first element.
   absl::flat_hash_map<std::pair<const void*, std::type_index>, std::shared_ptr<void>> states_;
 };

@@ -129,6 +129,8 @@ class DecoderBlock : public Module {
 // token.
 // Outputs: the sum of the tokens' losses times the invocation's loss_scale(), an f32 scalar. Backward takes
 // the gradient of that scalar, usually 1, and returns undefined tensors.
+// Without targets, for generation: the logits of the token after the last one [batch, vocab_size], f32.
+// REQUIRES: no backward follows.
 // Errors: kInvalidArgument (an id or target outside the vocabulary; a position of PositionLimit() or more;
 // ids and targets of different shapes; a sequence with another number of tokens).
 class LlamaModel : public Module {

@@ -7,6 +7,7 @@
 //
 // Inputs: hidden [..., dim], f32 or bf16; targets [...], i32. Outputs: the loss, an f32 scalar. A target of
 // kIgnoredTarget has neither loss nor gradient.
+// Without targets: the logits [..., vocab_size], f32. REQUIRES: no backward follows.
 // Saves: hidden, and the gradient of the logits [tokens, vocab_size] in the dtype of hidden. Backward takes
 // the gradient of the loss, an f32 scalar, usually 1. It writes or adds the weight's gradient, summed in fp32
 // and rounded once.
@@ -37,6 +38,7 @@ class LmHeadLoss : public Module {
   absl::StatusOr<Tensors> BackwardImpl(Invocation& invocation, const Tensors& output_gradients) override;
 
  private:
+  Tensors ComputeLogits(const Tensor& hidden) const;
   int64_t vocab_size() const { return parameters()[0]->shape[0]; }
   int64_t dim() const { return parameters()[0]->shape[1]; }
 };

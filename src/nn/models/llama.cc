@@ -5,6 +5,15 @@
 #include "src/nn/modules/sequence_runs.h"
 
 namespace weft {
+namespace {
+
+// [batch, tokens, dim] to [batch, dim].
+Tensor LastToken(const Tensor& hidden) {
+  const Tensor last = hidden.Window(hidden.view().Slice(1, hidden.dim(1) - 1, 1)).Copy();
+  return last.Reshape({last.dim(0), last.dim(2)});
+}
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<LlamaModel>> LlamaModel::Create(const LlamaConfig& config) {
   WEFT_RETURN_IF_ERROR(Validate(config));
@@ -35,11 +44,15 @@ std::vector<Module*> LlamaModel::units() const {
 
 absl::StatusOr<Tensors> LlamaModel::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
   const Tensor& ids = inputs[0];
-  const Tensor& targets = inputs[1];
-  if (ids.shape().size() != 2 || ids.shape() != targets.shape()) {
+  const Tensor* targets = inputs.size() > 1 ? &inputs[1] : nullptr;
+  if (targets == nullptr && (ids.shape().size() != 2 || ids.dim(1) == 0)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("token ids must be [batch, seq] with at least one token, not ", ToString(ids.shape())));
+  }
+  if (targets != nullptr && (ids.shape().size() != 2 || ids.shape() != targets->shape())) {
     return absl::InvalidArgumentError(absl::StrCat("token ids and targets must both be [batch, seq], not ",
                                                    ToString(ids.shape()), " and ",
-                                                   ToString(targets.shape())));
+                                                   ToString(targets->shape())));
   }
   WEFT_ASSIGN_OR_RETURN(const TokenRuns runs, SequenceRuns(invocation, ids.dim(1), "the model"));
   if (const int64_t positions = PositionEnd(runs); positions > config_.PositionLimit()) {
@@ -51,8 +64,10 @@ absl::StatusOr<Tensors> LlamaModel::ForwardImpl(Invocation& invocation, const Te
   for (DecoderBlock* block : blocks_) {
     WEFT_ASSIGN_OR_RETURN(hidden, block->Forward(invocation, std::move(hidden)));
   }
+  if (targets == nullptr) hidden = {LastToken(hidden[0])};
   WEFT_ASSIGN_OR_RETURN(hidden, norm_->Forward(invocation, std::move(hidden)));
-  return head_->Forward(invocation, {hidden[0], targets});
+  return targets == nullptr ? head_->Forward(invocation, std::move(hidden))
+                            : head_->Forward(invocation, {hidden[0], *targets});
 }
 
 absl::StatusOr<Tensors> LlamaModel::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "src/nn/modules/sequence_runs.h"
+#include "weft/core/strided_copy.h"
 
 namespace weft {
 namespace {
@@ -16,12 +17,69 @@ AttentionProblem ProblemOf(const Invocation& invocation, const Attention& attent
           .pair_mask = invocation.pair_mask()};
 }
 
+// Keys and values that the queries of a pass attend to, with the documents and positions of the keys.
+struct PassKeys {
+  TensorView k, v;
+  TokenRuns runs;
+};
+
+// Those of this pass and, with a cache, of all earlier ones.
+absl::StatusOr<PassKeys> KeysOf(const Invocation& invocation, const Attention& attention, const TensorView& k,
+                                const TensorView& v) {
+  WEFT_ASSIGN_OR_RETURN(TokenRuns runs, SequenceRuns(invocation, k.shape[1], attention.name()));
+  if (invocation.kv_cache() == nullptr) return PassKeys{k, v, std::move(runs)};
+  if (runs.size() != 1) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(attention.name(), " has a KvCache and a sequence of ", runs.size(),
+                     " runs; generate one document, of which each pass has consecutive tokens"));
+  }
+  WEFT_ASSIGN_OR_RETURN(const KvCache::Keys keys,
+                        invocation.kv_cache()->Append(attention, k, v, runs[0].position));
+  return PassKeys{keys.k, keys.v, {{runs[0].document, 0, keys.k.shape[1]}}};
+}
+
 bool HasDenseRows(const TensorView& view) { return view.shape[3] <= 1 || view.strides[3] == 1; }
 
 }  // namespace
 
 TensorView AsBshd(const TensorView& view, AttentionLayout layout) {
   return layout == AttentionLayout::kBshd ? view : view.Permute({0, 2, 1, 3});
+}
+
+absl::StatusOr<KvCache::Keys> KvCache::Append(const Attention& attention, const TensorView& k,
+                                              const TensorView& v, int64_t position) {
+  Entry& entry = entries_[&attention];
+  const int64_t end = position + k.shape[1];
+  if (position != entry.tokens) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        attention.name(), " was given tokens from position ", position, ", but its KvCache has ",
+        entry.tokens, " tokens; set the sequence of each pass to begin where the last pass ended"));
+  }
+  if (end > capacity_) {
+    return absl::InvalidArgumentError(absl::StrCat(attention.name(), " was given tokens up to position ", end,
+                                                   ", but its KvCache has a capacity of ", capacity_,
+                                                   "; create it with a larger one"));
+  }
+  if (!entry.k.defined()) {
+    entry.k = Tensor::Empty(k.dtype, {k.shape[0], capacity_, k.shape[2], k.shape[3]});
+    entry.v = Tensor::Empty(v.dtype, {v.shape[0], capacity_, v.shape[2], v.shape[3]});
+  }
+  if (entry.k.dim(0) != k.shape[0]) {
+    return absl::InvalidArgumentError(absl::StrCat(attention.name(), " was given a batch of ", k.shape[0],
+                                                   ", but its KvCache has one of ", entry.k.dim(0),
+                                                   "; keep the batch size"));
+  }
+  WEFT_RETURN_IF_ERROR(StridedCopy(k, entry.k.view().Slice(1, position, k.shape[1])));
+  WEFT_RETURN_IF_ERROR(StridedCopy(v, entry.v.view().Slice(1, position, v.shape[1])));
+  entry.tokens = end;
+  return Keys{entry.k.view().Slice(1, 0, end), entry.v.view().Slice(1, 0, end)};
+}
+
+int64_t KvCache::bytes() const {
+  int64_t bytes = 0;
+  for (const auto& [attention, entry] : entries_)
+    bytes += static_cast<int64_t>(entry.k.bytes() + entry.v.bytes());
+  return bytes;
 }
 
 absl::Span<const std::string_view> Attention::input_names() const {
@@ -59,8 +117,22 @@ absl::Status Attention::CheckInputs(const Tensors& inputs) const {
   return absl::OkStatus();
 }
 
+absl::Status Attention::CheckCaching(const Invocation& invocation) const {
+  if (invocation.kv_cache() == nullptr) return absl::OkStatus();
+  if (invocation.gradients()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(name(), " has a KvCache in a pass with gradients; create the invocation without them"));
+  }
+  if (operator_ != nullptr) {
+    return absl::FailedPreconditionError(absl::StrCat(
+        name(), " has a KvCache and an operator, which reads the keys of one pass only; set no operator"));
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Tensors> Attention::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
   WEFT_RETURN_IF_ERROR(CheckInputs(inputs));
+  WEFT_RETURN_IF_ERROR(CheckCaching(invocation));
   WEFT_RETURN_IF_ERROR(CheckPairMask(invocation, name()));
   return operator_ != nullptr ? operator_->Forward(invocation, *this, inputs)
                               : ForwardLocal(invocation, inputs);
@@ -85,12 +157,12 @@ absl::StatusOr<Tensors> Attention::ForwardLocal(Invocation& invocation, const Te
   const TensorView k = AsBshd(inputs[1].view(), options_.layout);
   const TensorView v = AsBshd(inputs[2].view(), options_.layout);
   WEFT_ASSIGN_OR_RETURN(const TokenRuns q_runs, SequenceRuns(invocation, q.shape[1], name()));
-  WEFT_ASSIGN_OR_RETURN(const TokenRuns k_runs, SequenceRuns(invocation, k.shape[1], name()));
+  WEFT_ASSIGN_OR_RETURN(const PassKeys keys, KeysOf(invocation, *this, k, v));
   Shape out_shape = inputs[0].shape();
   out_shape[3] = v.shape[3];
   WEFT_ASSIGN_OR_RETURN(Tensor out, NewOutput(q.dtype, std::move(out_shape)));
   WEFT_ASSIGN_OR_RETURN(Tensor lse, NewOutput(DType::kF32, {q.shape[0], q.shape[2], q.shape[1]}));
-  AttentionForward(ProblemOf(invocation, *this, q, k), q, q_runs, {{k, v, &k_runs}},
+  AttentionForward(ProblemOf(invocation, *this, q, k), q, q_runs, {{keys.k, keys.v, &keys.runs}},
                    AsBshd(out.view(), options_.layout), lse.view());
   if (invocation.is_saving()) invocation.Save(this, {inputs[0], inputs[1], inputs[2], out, lse});
   Tensors outputs = {std::move(out)};

@@ -59,10 +59,21 @@ LmHeadLoss::LmHeadLoss(std::string name, std::shared_ptr<Parameter> tied) : Modu
   ShareParameter(std::move(tied));
 }
 
+Tensors LmHeadLoss::ComputeLogits(const Tensor& hidden) const {
+  Shape shape = hidden.shape();
+  shape.back() = vocab_size();
+  Tensor logits = Tensor::Empty(DType::kF32, std::move(shape));
+  const TensorView& weight = UnshardedData(*parameters()[0], hidden.dtype());
+  Matmul(Rows(hidden), vocab_size(), dim(), hidden.dtype(), {hidden.view().data, dim()},
+         {weight.data, dim(), true}, 0.0F, DType::kF32, logits.view().data, vocab_size());
+  return {std::move(logits)};
+}
+
 absl::StatusOr<Tensors> LmHeadLoss::ForwardImpl(Invocation& invocation, const Tensors& inputs) {
   const Tensor& hidden = inputs[0];
-  const Tensor& targets = inputs[1];
   CheckLastDim(hidden, dim(), name());
+  if (inputs.size() == 1) return ComputeLogits(hidden);
+  const Tensor& targets = inputs[1];
   WEFT_CHECK(targets.elements() == Rows(hidden), absl::StrCat(name(), " needs one target for each token"));
   WEFT_RETURN_IF_ERROR(
       CheckTokenIds(targets, vocab_size(), absl::StrCat("targets of ", name()), kIgnoredTarget));

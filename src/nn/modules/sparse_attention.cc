@@ -185,6 +185,10 @@ absl::StatusOr<Tensors> SparseAttention::ForwardImpl(Invocation& invocation, con
                      " cannot use a PairMask: sparse attention selects keys by its mask and the documents. "
                      "Describe documents by Invocation::SetSequence, or use dense attention"));
   }
+  if (invocation.kv_cache() != nullptr) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(name(), " cannot use a KvCache: its index keys are not cached. Use dense attention"));
+  }
   WEFT_ASSIGN_OR_RETURN(const Operands operands, OperandsOf(*this, invocation, inputs));
   IndexerPass& pass = IndexerPassOf(invocation);
   const TensorView& q = operands.q;
