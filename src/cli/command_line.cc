@@ -15,6 +15,7 @@
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_replace.h>
 
+#include "src/cli/generate_flags.h"
 #include "src/cli/launch_flags.h"
 #include "src/cli/nearest.h"
 #include "src/cli/toml_reader.h"
@@ -50,6 +51,9 @@ constexpr const char* kTrainUsage =
     "Usage: [mpirun -n RANKS] weft train [FLAGS]\n"
     "If a flag is given more than once, its last value counts. --data and --eval-data use the paths "
     "of all their values.\n";
+constexpr const char* kGenerateUsage =
+    "Usage: [mpirun -n RANKS] weft generate --hf-model DIR --prompt TEXT [FLAGS]\n"
+    "Prints the new text alone on standard output, and messages on standard error.\n";
 constexpr const char* kLaunchUsage =
     "Usage: weft launch [FLAGS] -- train [FLAGS OF weft train]\n"
     "Ctrl-C, SIGTERM and SIGUSR1 reach the ranks. docs/launching.md lists the failures that lead to a "
@@ -205,6 +209,16 @@ absl::StatusOr<Command> ParseTrain(const Strings& arguments) {
   return config;
 }
 
+absl::StatusOr<Command> ParseGenerate(const Strings& arguments) {
+  GenerateConfig config;
+  CLI::App app("Generates text with a Llama model that is sharded over the ranks of mpirun.", "generate");
+  AddGenerateFlags(app, config);
+  WEFT_ASSIGN_OR_RETURN(const std::optional<PrintText> help, ParseFlags(app, kGenerateUsage, arguments));
+  if (help) return *help;
+  WEFT_RETURN_IF_ERROR(Validate(config));
+  return config;
+}
+
 // The program after `--`. Its flags are checked here, before mpirun starts.
 absl::StatusOr<Command> ParseLaunchedProgram(const Strings& program, LaunchCommand launch) {
   if (program.empty() || program.front() != "train") {
@@ -269,10 +283,13 @@ absl::StatusOr<Command> ParseDiagnose(const Strings& arguments) {
   return diagnose;
 }
 
+bool AsksForHelp(const Strings& arguments) {
+  return std::any_of(arguments.begin(), arguments.end(),
+                     [](const std::string& argument) { return argument == "--help" || argument == "-h"; });
+}
+
 absl::StatusOr<Command> ParseCheckpoint(const Strings& arguments) {
-  for (const std::string& argument : arguments) {
-    if (argument == "--help" || argument == "-h") return PrintText{CheckpointHelp()};
-  }
+  if (AsksForHelp(arguments)) return PrintText{CheckpointHelp()};
   return ParseCheckpointCommand(arguments);
 }
 
@@ -282,6 +299,7 @@ std::string ProgramHelp() {
          "Usage: [mpirun -n RANKS] weft COMMAND [FLAGS]\n\n"
          "Commands:\n"
          "  train       Train a Llama model\n"
+         "  generate    Generate text with a Llama model\n"
          "  launch      Start weft train on several ranks, and again after a failure\n"
          "  checkpoint  List, check and convert checkpoints\n"
          "  diagnose    Tell which rank of a failed run is late, from its flight recorders\n\n"
@@ -292,10 +310,12 @@ std::string ProgramHelp() {
 }  // namespace
 
 absl::StatusOr<Command> ParseCommandLine(const Strings& arguments) {
-  static const Strings kWords = {"train", "launch", "checkpoint", "diagnose", "--help", "--version"};
+  static const Strings kWords = {"train", "generate", "launch", "checkpoint", "diagnose",
+                                 "--help", "--version"};
   const std::string first = arguments.empty() ? "" : arguments.front();
   const Strings rest(arguments.begin() + (arguments.empty() ? 0 : 1), arguments.end());
   if (first == "train") return ParseTrain(rest);
+  if (first == "generate") return ParseGenerate(rest);
   if (first == "launch") return ParseLaunch(rest);
   if (first == "host-daemon") return ParseHostDaemon(rest);
   if (first == "checkpoint") return ParseCheckpoint(rest);

@@ -7,10 +7,11 @@
 
 #include <absl/status/statusor.h>
 
-#include "src/cli/checkpoint_command.h"
-#include "src/cli/launch_command.h"
+#include "src/cli/commands/checkpoint_command.h"
+#include "src/cli/commands/launch_command.h"
 #include "weft/launch/host_daemon.h"
 #include "weft/train/config.h"
+#include "weft/train/generate.h"
 
 namespace weft {
 
@@ -24,8 +25,8 @@ struct DiagnosePaths {
   std::vector<std::string> paths;
 };
 
-using Command =
-    std::variant<PrintText, TrainConfig, LaunchCommand, HostDaemonOptions, DiagnosePaths, CheckpointCommand>;
+using Command = std::variant<PrintText, TrainConfig, GenerateConfig, LaunchCommand, HostDaemonOptions,
+                             DiagnosePaths, CheckpointCommand>;
 
 // Parses `arguments`, which do not include the program's name. Reads the file of --config; flags on the
 // command line override its keys. The returned configuration has passed Validate.

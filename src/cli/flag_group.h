@@ -36,6 +36,10 @@ class FlagGroup {
   void Text(const char* flag, std::string& field, const char* help, const char* type) {
     Finish(app_.add_option(flag, field, help)->check(PathCheck()), type);
   }
+  // Any text, even an empty one. Unset without the flag.
+  void Text(const char* flag, std::optional<std::string>& field, const char* help, const char* type) {
+    Finish(app_.add_option(flag, field, help), type);
+  }
   // The values of all occurrences of the flag are joined.
   void Texts(const char* flag, Words& field, const char* help, const char* type) {
     app_.add_option(flag, field, help)->check(PathCheck())->group(name_)->type_name(type);

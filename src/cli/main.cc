@@ -1,9 +1,10 @@
 // The program `weft`. Under mpirun every rank runs it. Rank 0 prints an error that all ranks have agreed on;
 // each rank prints an error of its own, such as a missed deadline.
+#include <algorithm>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <optional>
+#include <iterator>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -13,8 +14,8 @@
 #include <absl/strings/str_cat.h>
 
 #include "src/cli/command_line.h"
+#include "src/cli/commands/launch_command.h"
 #include "src/cli/idle_threads.h"
-#include "src/cli/launch_command.h"
 #include "src/cli/launcher.h"
 #include "src/cli/process_setup.h"
 #include "src/cli/stop_signals.h"
@@ -23,9 +24,12 @@
 #include "weft/launch/host_daemon.h"
 #include "weft/mesh/mpi_bootstrap.h"
 #include "weft/train/diagnose.h"
+#include "weft/train/generate.h"
 #include "weft/train/train.h"
 
 namespace {
+
+using Arguments = std::vector<std::string>;
 
 int ExitCodeOf(const absl::Status& status) {
   switch (status.code()) {
@@ -72,33 +76,46 @@ void PrintFailure(const absl::Status& status, int rank) {
   PrintError(weft::IsAgreedError(status) ? status : weft::Annotate(status, absl::StrCat("rank ", rank)));
 }
 
-// `config` may be an error on one rank alone: each rank has its own command line. Collective: all ranks.
-absl::StatusOr<weft::TrainReport> RunTrain(weft::Bootstrap& bootstrap,
-                                           const absl::StatusOr<weft::TrainConfig>& config,
-                                           absl::Duration timeout, weft::StopSignals& signals) {
-  WEFT_RETURN_IF_ERROR(weft::AgreeOnStatus(bootstrap, config.status(), timeout));
-  weft::TrainEnvironment environment;
-  environment.watchdog = true;
-  environment.stop = &signals.EnableGracefulStop();
-  environment.save = &signals.save_requested();
-  environment.output = stdout;
-  environment.terminal = weft::IsOutputTerminal();
-  return weft::Train(bootstrap, *config, environment);
-}
-
 // Prints how to resume a stopped run. `arguments`: those of the program.
-void PrintStopped(const weft::TrainReport& report, const std::vector<std::string>& arguments) {
+void PrintStopped(const weft::TrainReport& report, const Arguments& arguments) {
   std::fprintf(stderr, "weft: stopped by a signal after step %lld\n", static_cast<long long>(report.steps));
   if (report.checkpoint.empty()) return;
   std::fprintf(stderr, "weft: saved %s; to go on, run the same command with --resume auto:\n  weft %s\n",
                report.checkpoint.c_str(), weft::ResumeArguments(arguments).c_str());
 }
 
-int TrainOnAllRanks(absl::StatusOr<weft::TrainConfig> config, const std::vector<std::string>& arguments) {
+// Commands whose ranks work together. Each returns the exit code for the user. Collective: all ranks.
+absl::StatusOr<int> RunCommand(weft::Bootstrap& bootstrap, const weft::TrainConfig& config,
+                               weft::StopSignals& signals, const Arguments& arguments) {
+  weft::TrainEnvironment environment;
+  environment.watchdog = true;
+  environment.stop = &signals.EnableGracefulStop();
+  environment.save = &signals.save_requested();
+  environment.output = stdout;
+  environment.terminal = weft::IsOutputTerminal();
+  WEFT_ASSIGN_OR_RETURN(const weft::TrainReport report, weft::Train(bootstrap, config, environment));
+  if (!report.stopped) return weft::kExitDone;
+  if (bootstrap.rank() == 0) PrintStopped(report, arguments);
+  return weft::kExitInterrupted;
+}
+
+absl::StatusOr<int> RunCommand(weft::Bootstrap& bootstrap, const weft::GenerateConfig& config,
+                               weft::StopSignals& /*signals*/, const Arguments& /*arguments*/) {
+  weft::GenerateEnvironment environment;
+  environment.output = stdout;
+  environment.messages = stderr;
+  environment.engine.watchdog = true;
+  WEFT_RETURN_IF_ERROR(weft::Generate(bootstrap, config, environment).status());
+  return weft::kExitDone;
+}
+
+// `command` may be an error on one rank alone: each rank has its own command line.
+template <typename Config>
+int RunOnAllRanks(absl::StatusOr<Config> command, const Arguments& arguments) {
   weft::StopSignals signals;  // Before MPI and OpenMP start threads.
   absl::StatusOr<weft::MpiBootstrapOptions> options = weft::MpiBootstrapOptions::FromEnvironment();
   if (!options.ok()) {
-    config = options.status();
+    command = options.status();
     options.emplace();
   }
   const auto bootstrap = weft::MakeMpiBootstrap(*options);
@@ -107,16 +124,14 @@ int TrainOnAllRanks(absl::StatusOr<weft::TrainConfig> config, const std::vector<
       PrintError(bootstrap.status());
     return ExitCodeOf(bootstrap.status());
   }
-  const absl::StatusOr<weft::TrainReport> report = RunTrain(**bootstrap, config, options->timeout, signals);
-  PrintFailure(report.status(), (*bootstrap)->rank());
-  if (absl::IsDeadlineExceeded(report.status())) {
+  const absl::Status agreed = weft::AgreeOnStatus(**bootstrap, command.status(), options->timeout);
+  const absl::StatusOr<int> code =
+      agreed.ok() ? RunCommand(**bootstrap, *command, signals, arguments) : agreed;
+  PrintFailure(code.status(), (*bootstrap)->rank());
+  if (absl::IsDeadlineExceeded(code.status())) {
     std::_Exit(weft::kExitRankMissing);  // MPI_Finalize would wait for the missing rank.
   }
-  if (report.ok() && report->stopped) {
-    if ((*bootstrap)->rank() == 0) PrintStopped(*report, arguments);
-    return weft::kExitInterrupted;
-  }
-  return ExitCodeOf(report.status());
+  return code.ok() ? *code : ExitCodeOf(code.status());
 }
 
 int RunCheckpoint(const weft::CheckpointCommand& command) {
@@ -125,15 +140,20 @@ int RunCheckpoint(const weft::CheckpointCommand& command) {
   return ExitCodeOf(status);
 }
 
-int Diagnose(const std::vector<std::string>& paths) {
-  const absl::StatusOr<std::vector<weft::FlightRecord>> records = weft::ReadFlightRecords(paths);
-  const absl::StatusOr<std::string> diagnosis = records.ok() ? weft::Diagnose(*records) : records.status();
-  if (!diagnosis.ok()) {
-    PrintError(diagnosis.status());
-    return ExitCodeOf(diagnosis.status());
+// Prints the text that a command has made from files.
+int PrintResult(const absl::StatusOr<std::string>& text) {
+  if (!text.ok()) {
+    PrintError(text.status());
+    return ExitCodeOf(text.status());
   }
-  std::printf("%s\n", WithoutControlCharacters(*diagnosis).c_str());
+  std::fputs(WithoutControlCharacters(*text).c_str(), stdout);
   return weft::kExitDone;
+}
+
+absl::StatusOr<std::string> Diagnose(const std::vector<std::string>& paths) {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<weft::FlightRecord> records, weft::ReadFlightRecords(paths));
+  WEFT_ASSIGN_OR_RETURN(const std::string diagnosis, weft::Diagnose(records));
+  return diagnosis + "\n";
 }
 
 // The exit code of a command that starts other processes. Prints its error.
@@ -147,30 +167,35 @@ int Print(const weft::PrintText& text) {
   return weft::kExitDone;
 }
 
-// Runs a command of one process and returns its exit code. Returns nothing for `weft train`, which needs all
-// ranks.
-struct RunAlone {
-  std::optional<int> operator()(const weft::PrintText& text) const { return Print(text); }
-  std::optional<int> operator()(const weft::DiagnosePaths& diagnose) const {
+// Runs a command and returns its exit code.
+struct RunAny {
+  int operator()(const weft::PrintText& text) const { return Print(text); }
+  int operator()(const weft::DiagnosePaths& diagnose) const {
     const weft::StopSignals signals;  // A signal ends the process.
-    return Diagnose(diagnose.paths);
+    return PrintResult(Diagnose(diagnose.paths));
   }
-  std::optional<int> operator()(const weft::CheckpointCommand& command) const {
+  int operator()(const weft::CheckpointCommand& command) const {
     const weft::StopSignals signals;  // A signal ends the process.
     return RunCheckpoint(command);
   }
-  std::optional<int> operator()(const weft::LaunchCommand& launch) const {
+  int operator()(const weft::LaunchCommand& launch) const {
     return ExitCodeOf(weft::RunLaunchCommand(launch));
   }
-  std::optional<int> operator()(const weft::HostDaemonOptions& daemon) const {
+  int operator()(const weft::HostDaemonOptions& daemon) const {
     return ExitCodeOf(weft::RunHostDaemon(daemon));
   }
-  std::optional<int> operator()(const weft::TrainConfig& /*config*/) const { return std::nullopt; }
+  template <typename Config>
+  int operator()(const Config& config) const {
+    return RunOnAllRanks<Config>(config, arguments);
+  }
+
+  const Arguments& arguments;
 };
 
 // True for the words of commands that never run as ranks. Their errors need no agreement.
 bool IsCommandOfOneProcess(std::string_view word) {
-  return word == "launch" || word == "host-daemon" || word == "checkpoint" || word == "diagnose";
+  static constexpr std::string_view kWords[] = {"launch", "host-daemon", "checkpoint", "diagnose"};
+  return std::find(std::begin(kWords), std::end(kWords), word) != std::end(kWords);
 }
 
 }  // namespace
@@ -181,13 +206,12 @@ int main(int argc, char** argv) {
   weft::StopSignals::Block();     // A signal waits until StopSignals takes it.
   std::signal(SIGXFSZ, SIG_IGN);  // A file that exceeds `ulimit -f` is an error of the write.
   weft::LetIdleThreadsSleep(argv);
-  const std::vector<std::string> arguments(argv + 1, argv + argc);
-  absl::StatusOr<weft::Command> command = weft::ParseCommandLine(arguments);
+  const Arguments arguments(argv + 1, argv + argc);
+  const absl::StatusOr<weft::Command> command = weft::ParseCommandLine(arguments);
   if (!command.ok() && !arguments.empty() && IsCommandOfOneProcess(arguments.front())) {
     PrintError(command.status());
     return ExitCodeOf(command.status());
   }
-  if (!command.ok()) return TrainOnAllRanks(command.status(), arguments);
-  if (const std::optional<int> code = std::visit(RunAlone{}, *command)) return *code;
-  return TrainOnAllRanks(std::get<weft::TrainConfig>(*std::move(command)), arguments);
+  if (!command.ok()) return RunOnAllRanks<weft::TrainConfig>(command.status(), arguments);
+  return std::visit(RunAny{arguments}, *command);
 }

@@ -98,19 +98,11 @@ void AddParallelFlags(CLI::App& app, ParallelOptions& parallel) {
   group.Number("--dp-replicate", parallel.dp_replicate, "Replicas of the weights; -1: all remaining ranks");
   group.Number("--dp-shard", parallel.dp_shard, "Ranks that shard one replica; -1: all remaining ranks");
   group.Bool("--zero-copy", parallel.zero_copy, "Compute in gathered buffers, without copies");
-  group.OneOf("--node-shared", parallel.node_shared, {NodeShared::kAuto, NodeShared::kOn, NodeShared::kOff},
-              "One copy of the weights per node; auto: if possible");
-  group.Bool("--reshard-after-forward", parallel.reshard_after_forward,
-             "Free gathered parameters after forward");
+  AddGatherFlags(group, parallel);
   group.Bool("--shard-optimizer-over-replicas", parallel.shard_optimizer_over_replicas,
              "Each replica updates a part of the weights; the other replicas gather it");
   group.Number("--check-replicas", parallel.check_replicas,
                "Compare the weights of the replicas after every N steps; 0: only at the end");
-  group.Number("--prefetch-depth", parallel.prefetch_depth,
-               "Layers gathered ahead: 0, 1 or 2 [1; 2 if dp-shard x cp spans nodes]");
-  group.OneOfOrUnset("--wire-compression", parallel.wire_compression,
-                     {WireCompression::kNone, WireCompression::kLossless},
-                     "Compression of weights and gradients between nodes [measured at the start]");
   group.OneOf(
       "--grad-sync", parallel.grad_sync,
       {GradientSync::kLast, GradientSync::kReduceScatter, GradientSync::kEach},
@@ -118,8 +110,6 @@ void AddParallelFlags(CLI::App& app, ParallelOptions& parallel) {
   group.OneOf("--activation-checkpoint", parallel.activation_checkpoint,
               {ActivationCheckpoint::kNone, ActivationCheckpoint::kFull},
               "Keep activations for backward (none), or recompute them (full)");
-  group.OneOf("--param-dtype", parallel.param_dtype, {DType::kF32, DType::kBF16},
-              "Dtype of computation and of gathered weights");
   group.OneOf("--reduce-dtype", parallel.reduce_dtype, {DType::kF32, DType::kBF16},
               "Dtype of gradient reductions");
 }
@@ -152,6 +142,20 @@ void AddCheckpointFlags(CLI::App& app, CheckpointConfig& checkpoint) {
 }
 
 }  // namespace
+
+void AddGatherFlags(FlagGroup& group, ParallelOptions& parallel) {
+  group.OneOf("--node-shared", parallel.node_shared, {NodeShared::kAuto, NodeShared::kOn, NodeShared::kOff},
+              "One copy of the weights per node; auto: if possible");
+  group.Bool("--reshard-after-forward", parallel.reshard_after_forward,
+             "Free gathered parameters after forward");
+  group.Number("--prefetch-depth", parallel.prefetch_depth,
+               "Layers gathered ahead: 0, 1 or 2 [1; 2 if dp-shard x cp spans nodes]");
+  group.OneOfOrUnset("--wire-compression", parallel.wire_compression,
+                     {WireCompression::kNone, WireCompression::kLossless},
+                     "Compression of weights and gradients between nodes [measured at the start]");
+  group.OneOf("--param-dtype", parallel.param_dtype, {DType::kF32, DType::kBF16},
+              "Dtype of computation and of gathered weights");
+}
 
 void AddTrainFlags(CLI::App& app, TrainConfig& config) {
   AddModelFlags(app, config.model);

@@ -1,5 +1,5 @@
 // `weft checkpoint`: its arguments, its output, and the folders that it writes.
-#include "src/cli/checkpoint_command.h"
+#include "src/cli/commands/checkpoint_command.h"
 
 #include <cstdio>
 #include <cstdlib>

@@ -2,6 +2,7 @@
 import array
 import json
 import pathlib
+import random
 import struct
 
 CONFIG = {
@@ -19,6 +20,11 @@ CONFIG = {
     "hidden_act": "silu",
     "tie_word_embeddings": False,
 }
+
+
+# Sizes of a model whose greedy tokens differ from each other, with a token that ends a sequence.
+GENERATOR = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2,
+             "eos_token_id": 2}
 
 
 def shapes(config):
@@ -59,11 +65,17 @@ def values(name, count):
     return [((i * 7919 + seed * 104729) % 2003 - 1001) / 20000.0 for i in range(count)]
 
 
-def safetensors(tensors, dtype="F32"):
-    """The bytes of a safetensors file with tensors {name: shape}."""
+def random_values(name, count):
+    """Numbers so large and irregular that greedy tokens differ from each other. Python keeps random() the same over versions."""
+    draw = random.Random(name).random
+    return [draw() - 0.5 + ("norm" in name) for _ in range(count)]
+
+
+def safetensors(tensors, dtype="F32", fill=values):
+    """The bytes of a safetensors file with tensors {name: shape}, whose elements are fill(name, count)."""
     header, data = {"__metadata__": {"format": "pt"}}, b""
     for name, shape in tensors.items():
-        floats = values(name, elements(shape))
+        floats = fill(name, elements(shape))
         if dtype == "BF16":
             bits = [struct.unpack("<I", struct.pack("<f", value))[0] >> 16 for value in floats]
             raw = array.array("H", bits).tobytes()
@@ -75,21 +87,21 @@ def safetensors(tensors, dtype="F32"):
     return struct.pack("<Q", len(text)) + text + data
 
 
-def write(folder, config=CONFIG, tensors=None, dtype="F32", files=1):
+def write(folder, config=CONFIG, tensors=None, dtype="F32", files=1, fill=values):
     """Makes a model folder. With several files it has an index."""
     folder = pathlib.Path(folder)
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     tensors = shapes(config) if tensors is None else tensors
     if files == 1:
-        (folder / "model.safetensors").write_bytes(safetensors(tensors, dtype))
+        (folder / "model.safetensors").write_bytes(safetensors(tensors, dtype, fill))
         return folder
     names = list(tensors)
     weight_map = {}
     for part in range(files):
         file = f"model-{part + 1:05}-of-{files:05}.safetensors"
         own = {name: tensors[name] for name in names[part::files]}
-        (folder / file).write_bytes(safetensors(own, dtype))
+        (folder / file).write_bytes(safetensors(own, dtype, fill))
         weight_map |= {name: file for name in own}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     return folder

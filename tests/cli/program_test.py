@@ -419,5 +419,52 @@ class HuggingFace(WeftCase):
         self.assertEqual(self.load(self.folder / "out"), first)
 
 
+class Generates(WeftCase):
+    """tools/reference/generate_reference.py wrote the expected tokens."""
+
+    CASES = json.loads((pathlib.Path(__file__).parent / "data" / "generated_tokens.json").read_text())["cases"]
+
+    def setUp(self):
+        super().setUp()
+        self.model = model_folder.write(self.folder / "model", model_folder.CONFIG | model_folder.GENERATOR,
+                                        fill=model_folder.random_values)
+
+    def generate(self, *flags, ranks=None):
+        result = self.run_weft("generate", "--hf-model", "model", *flags, ranks=ranks)
+        self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        return result.stdout
+
+    def tokens(self, case, *flags, ranks=None):
+        prompt = ",".join(map(str, case["prompt"]))
+        output = self.generate("--prompt-tokens", prompt, "--print-tokens", "--max-new-tokens", "24", *flags, ranks=ranks)
+        return [int(line) for line in output.splitlines()]
+
+    def test_generates_the_greedy_tokens_of_transformers(self):
+        for case in self.CASES:
+            with self.subTest(prompt=case["prompt"]):
+                self.assertEqual(self.tokens(case), case["tokens"])
+
+    def test_generates_the_same_tokens_if_ranks_share_the_weights(self):
+        case = self.CASES[2]  # Ends early, by a token of eos_token_id.
+        self.assertEqual(self.tokens(case, ranks=3), case["tokens"])
+        self.assertEqual(self.tokens(case, "--node-shared", "off", "--prefetch-depth", "2", ranks=2), case["tokens"])
+
+    def test_prints_the_text_of_a_model_of_bytes(self):
+        case = self.CASES[0]
+        text = self.generate("--prompt", bytes(case["prompt"]).decode(), "--max-new-tokens", "1")
+        self.assertEqual(text, chr(case["tokens"][0]) + "\n")
+
+    def test_refuses_bad_flags_and_folders(self):
+        model = ["generate", "--hf-model", "model"]
+        self.assert_refused(2, ["--prompt"], *model)
+        self.assert_refused(2, ["256", "255"], *model, "--prompt-tokens", "256", "--print-tokens")
+        self.assert_refused(2, ["'x'"], *model, "--prompt-tokens", "1,x")
+        self.assert_refused(2, ["128 positions", "127"], *model, "--prompt", "a", "--max-new-tokens", "128")
+        self.assert_refused(2, ["--top-k"], *model, "--prompt", "a", "--top-k", "3")
+        self.assert_refused(3, ["nothing"], "generate", "--hf-model", "nothing", "--prompt", "a")
+        self.write("model/tokenizer.json", "{}")
+        self.assert_refused(2, ["tokenizer", "--prompt-tokens"], *model, "--prompt", "a")
+
+
 if __name__ == "__main__":
     sys.exit(main(jobs=4))

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Tests of tools/tokenize.py: tokens, widths, separators and errors. Exits with 77 (skipped) without the package `tokenizers`."""
+"""Tests of tools/tokenize.py (tokens, widths, separators, errors) and tools/generate.py (prompt, text, errors). Exits with 77 (skipped) without the package `tokenizers`."""
 import array
 import pathlib
 import subprocess
@@ -13,11 +13,12 @@ except ImportError:
     print("the tokenizers package is not installed")
     sys.exit(77)
 
+GENERATE = pathlib.Path(__file__).resolve().parents[2] / "tools" / "generate.py"
 TOOL = pathlib.Path(__file__).resolve().parents[2] / "tools" / "tokenize.py"
 WORDS = {"<unk>": 0, "</s>": 1, "one": 2, "two": 3, "far": 70000}
 
 
-class Tokenize(unittest.TestCase):
+class ToolCase(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
@@ -49,6 +50,8 @@ class Tokenize(unittest.TestCase):
         self.assertNotIn("Traceback", result.stderr)
         self.assertEqual([p.name for p in self.folder.iterdir() if p.suffix in (".u16", ".u32", ".partial")], [])
 
+
+class Tokenize(ToolCase):
     def test_writes_the_files_in_order(self):
         files = [self.write("b.txt", b"two two\n"), self.write("a.txt", b"one")]
         for output in ("out.u16", "out.bin"):
@@ -131,6 +134,35 @@ class Tokenize(unittest.TestCase):
         self.assert_fails(self.run_tool("out.u16", self.write("bad.txt", b"ab\xff")), 1, "bad.txt", "byte 2")
         self.tokenizer.write_text("{}")
         self.assert_fails(self.run_tool("out.u16", text), 1, "tokenizer.json")
+
+
+class Generate(ToolCase):
+    """The program is a script that prints tokens, and fails for --fail."""
+
+    PROGRAM = """#!/bin/sh
+echo "$@" > arguments
+case "$*" in *--fail*) echo "weft: no" >&2; exit 3;; esac
+printf '2\\n3\\n1\\n'
+"""
+
+    def generate(self, *arguments):
+        (self.folder / "weft").write_text(self.PROGRAM)
+        (self.folder / "weft").chmod(0o755)
+        command = [sys.executable, GENERATE, "--weft", self.folder / "weft", "--hf-model", self.folder, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, cwd=self.folder)
+
+    def test_encodes_the_prompt_and_prints_the_new_text(self):
+        result = self.generate("--prompt", "two one", "--seed", "4")
+        self.assertEqual((result.returncode, result.stdout), (0, "one two </s>\n"), result.stderr)
+        arguments = (self.folder / "arguments").read_text()
+        self.assertIn("--prompt-tokens 3,2 --print-tokens --seed 4", arguments)
+
+    def test_returns_the_exit_code_of_the_program(self):
+        self.assert_fails(self.generate("--prompt", "one", "--fail"), 3, "weft: no")
+
+    def test_names_a_missing_tokenizer(self):
+        self.tokenizer.unlink()
+        self.assert_fails(self.generate("--prompt", "one"), 1, "tokenizer.json")
 
 
 if __name__ == "__main__":

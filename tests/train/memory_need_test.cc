@@ -109,12 +109,12 @@ TEST_F(MemoryNeedTest, CountsBiasesAndWhatHeadNormsKeep) {
 
 TEST_F(MemoryNeedTest, NamesFiguresAndRemediesIfItDoesNotFit) {
   const MemoryNeed need{.weights = int64_t{4} << 30, .moments = int64_t{8} << 30};
-  EXPECT_OK(CheckFits(need, 2, int64_t{24} << 30));
+  EXPECT_OK(CheckFits(need, 2, int64_t{24} << 30, ": remedies"));
   EXPECT_THAT(
-      CheckFits(need, 2, (int64_t{24} << 30) - 1),
+      CheckFits(need, 2, (int64_t{24} << 30) - 1, ": remedies"),
       StatusIs(absl::StatusCode::kResourceExhausted,
                AllOf(HasSubstr("2 ranks of this node need at least 24.0 GiB"), HasSubstr("only 24.0 GiB"),
-                     HasSubstr("8.0 GiB of AdamW's moments"), HasSubstr("--dp-shard"))));
+                     HasSubstr("8.0 GiB of AdamW's moments"), HasSubstr(": remedies"))));
 }
 
 TEST(SegmentBytes, LeaveRoomForMomentsAndActivations) {
@@ -130,7 +130,7 @@ TEST(SegmentBytes, LeaveRoomForMomentsAndActivations) {
 
 TEST_F(MemoryNeedTest, DoesNotOverflow) {
   const MemoryNeed need{.weights = INT64_MAX / 2};
-  EXPECT_FALSE(CheckFits(need, 1000, INT64_MAX).ok());
+  EXPECT_FALSE(CheckFits(need, 1000, INT64_MAX, "").ok());
 }
 
 }  // namespace

@@ -33,6 +33,10 @@ namespace {
 
 constexpr const char* kRemedy = ": use a smaller --lr, more --warmup-steps, or a smaller --clip-grad-norm";
 
+constexpr const char* kMemoryRemedies =
+    ": shard over more ranks on further hosts (--dp-shard), or use --activation-checkpoint full, a smaller "
+    "--batch-size, a larger --grad-accum, or a smaller --seq-len";
+
 // Weights and two moments in fp32.
 constexpr int64_t kStateBytesOfParameter = 3 * sizeof(float);
 
@@ -104,13 +108,8 @@ class Run {
   std::FILE* output() const { return first() ? environment_.output : nullptr; }
   absl::Status Agree(const absl::Status& local) { return AgreeOnStatus(bootstrap_, local, timeout_); }
 
-  // Agrees on the error that caused the failure, rather than on a kAborted that followed from it.
   absl::Status AgreeOnCause(const absl::Status& local) {
-    if (absl::IsDeadlineExceeded(local)) {
-      return local;  // The agreement would wait for the same missing rank.
-    }
-    WEFT_RETURN_IF_ERROR(Agree(absl::IsAborted(local) ? absl::OkStatus() : local));
-    return Agree(local);
+    return weft::AgreeOnCause(bootstrap_, local, timeout_);
   }
 
   absl::Status OpenAndPlan() {
@@ -165,8 +164,8 @@ class Run {
   absl::Status CheckMemory() const {
     WEFT_ASSIGN_OR_RETURN(const size_t available, AvailableHostMemory());
     const size_t ranks = bootstrap_.node_map().RanksOf(bootstrap_.node()).size();
-    return CheckFits(NeedOf(inputs_->model, *plan_), static_cast<int>(ranks),
-                     static_cast<int64_t>(available));
+    return CheckFits(NeedOf(inputs_->model, *plan_), static_cast<int>(ranks), static_cast<int64_t>(available),
+                     kMemoryRemedies);
   }
 
   absl::Status Announce() {

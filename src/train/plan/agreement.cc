@@ -163,12 +163,13 @@ std::string TraitsText(const DecoderTraits& traits) {
 }
 
 // The model's sizes and constants, which come from config.json with --hf-model.
-RunProperty ModelProperty(const TrainConfig& config, const LlamaConfig& model) {
+RunProperty ModelProperty(const ModelInputs& inputs) {
+  const LlamaConfig& model = inputs.model;
   const std::string scaling =
       model.rope_scaling ? std::visit([](const auto& rope) { return ScalingText(rope); }, *model.rope_scaling)
                          : "none";
   return {
-      config.model.hf_model.empty() ? "--model" : "config.json of --hf-model",
+      inputs.hf_config.empty() ? "--model" : "config.json of --hf-model",
       absl::StrCat(model.layers, " layers, dim ", model.dim, ", ", model.heads, " heads of ", model.head_dim,
                    ", ", model.kv_heads, " kv heads, ffn ", model.ffn_dim, ", vocabulary ", model.vocab_size,
                    ", positions ", model.max_positions, ", rms_norm_eps ", Text(double{model.norm_eps}),
@@ -289,20 +290,10 @@ std::string DescribeDifference(const std::string& name,
 
 }  // namespace
 
-absl::StatusOr<std::vector<RunProperty>> PropertiesOf(const TrainConfig& config, const TrainInputs& inputs) {
+absl::StatusOr<std::vector<RunProperty>> PropertiesOf(const ModelInputs& inputs) {
   std::vector<RunProperty> properties = {{"the version of weft", WEFT_VERSION}};
-  AddFlags(config, properties);
-  AddAttentionFlags(config.attention, properties);
-  properties.push_back(ModelProperty(config, inputs.model));
+  properties.push_back(ModelProperty(inputs));
   properties.back().fixed = true;
-  const int64_t vocab_size = inputs.model.vocab_size;
-  WEFT_ASSIGN_OR_RETURN(RunProperty data, CorpusProperty("--data", inputs.corpus, vocab_size));
-  data.fixed = true;
-  properties.push_back(std::move(data));
-  if (inputs.eval_corpus) {
-    WEFT_ASSIGN_OR_RETURN(RunProperty eval, CorpusProperty("--eval-data", *inputs.eval_corpus, vocab_size));
-    properties.push_back(std::move(eval));
-  }
   if (inputs.weights) {
     WEFT_ASSIGN_OR_RETURN(RunProperty weights, WeightsProperty("weights of --hf-model", *inputs.weights));
     properties.push_back(std::move(weights));
@@ -311,6 +302,22 @@ absl::StatusOr<std::vector<RunProperty>> PropertiesOf(const TrainConfig& config,
     WEFT_ASSIGN_OR_RETURN(RunProperty weights,
                           WeightsProperty("indexers of --hf-model", *inputs.indexer_weights));
     properties.push_back(std::move(weights));
+  }
+  return properties;
+}
+
+absl::StatusOr<std::vector<RunProperty>> PropertiesOf(const TrainConfig& config, const TrainInputs& inputs) {
+  WEFT_ASSIGN_OR_RETURN(std::vector<RunProperty> properties,
+                        PropertiesOf(static_cast<const ModelInputs&>(inputs)));
+  AddFlags(config, properties);
+  AddAttentionFlags(config.attention, properties);
+  const int64_t vocab_size = inputs.model.vocab_size;
+  WEFT_ASSIGN_OR_RETURN(RunProperty data, CorpusProperty("--data", inputs.corpus, vocab_size));
+  data.fixed = true;
+  properties.push_back(std::move(data));
+  if (inputs.eval_corpus) {
+    WEFT_ASSIGN_OR_RETURN(RunProperty eval, CorpusProperty("--eval-data", *inputs.eval_corpus, vocab_size));
+    properties.push_back(std::move(eval));
   }
   return properties;
 }
@@ -345,6 +352,12 @@ absl::Status AgreeOnProperties(Bootstrap& bootstrap, const std::vector<RunProper
                                                        ": start all ranks with the same ones"))
              : absl::DataLossError(absl::StrCat("the ranks do not run the same: ", text,
                                                 ": put the same files and the same program on every host"));
+}
+
+absl::Status AgreeOnCause(Bootstrap& bootstrap, const absl::Status& local, absl::Duration timeout) {
+  if (absl::IsDeadlineExceeded(local)) return local;
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, absl::IsAborted(local) ? absl::OkStatus() : local, timeout));
+  return AgreeOnStatus(bootstrap, local, timeout);
 }
 
 }  // namespace weft

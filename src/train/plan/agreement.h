@@ -28,6 +28,10 @@ struct RunProperty {
 // Errors: those of reading data and weights.
 absl::StatusOr<std::vector<RunProperty>> PropertiesOf(const TrainConfig& config, const TrainInputs& inputs);
 
+// The version of weft, the model's configuration, and a digest of its weights. Errors: those of reading
+// weights.
+absl::StatusOr<std::vector<RunProperty>> PropertiesOf(const ModelInputs& inputs);
+
 // Compares the properties of all ranks. Returns the same status on all of them.
 // Collective: all ranks.
 // Errors: kInvalidArgument (a property whose name is a flag differs), kDataLoss (only others differ: version,
@@ -35,5 +39,10 @@ absl::StatusOr<std::vector<RunProperty>> PropertiesOf(const TrainConfig& config,
 //   kDeadlineExceeded.
 absl::Status AgreeOnProperties(Bootstrap& bootstrap, const std::vector<RunProperty>& properties,
                                absl::Duration timeout);
+
+// Agrees on the error that caused a failure, rather than on a kAborted that followed from it. A
+// kDeadlineExceeded is returned at once, as the agreement would wait for the same missing rank.
+// Collective: all ranks.
+absl::Status AgreeOnCause(Bootstrap& bootstrap, const absl::Status& local, absl::Duration timeout);
 
 }  // namespace weft

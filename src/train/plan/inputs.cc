@@ -58,17 +58,13 @@ constexpr const char* kTokenizers[] = {"tokenizer.json", "tokenizer.model", "voc
 
 // The tokens of text are its bytes, which mean nothing to a model that has a tokenizer.
 absl::Status CheckTokenizer(const Corpus& corpus, const DataOptions& data, const std::string& folder) {
-  if (corpus.format() != TokenFormat::kBytes) return absl::OkStatus();
-  for (const char* name : kTokenizers) {
-    const std::string tokenizer = absl::StrCat(folder, "/", name);
-    if (access(tokenizer.c_str(), F_OK) != 0) continue;
-    return BadFlag("data", data.paths.empty() ? "(none)" : data.paths.front(),
-                   absl::StrCat(data.paths.empty() ? "the built-in data are" : "is",
-                                " text, but the model of --hf-model has a tokenizer: make token ids with "
-                                "tools/tokenize.py --tokenizer ",
-                                tokenizer));
-  }
-  return absl::OkStatus();
+  const std::string tokenizer = TokenizerOf(folder);
+  if (corpus.format() != TokenFormat::kBytes || tokenizer.empty()) return absl::OkStatus();
+  return BadFlag("data", data.paths.empty() ? "(none)" : data.paths.front(),
+                 absl::StrCat(data.paths.empty() ? "the built-in data are" : "is",
+                              " text, but the model of --hf-model has a tokenizer: make token ids with "
+                              "tools/tokenize.py --tokenizer ",
+                              tokenizer));
 }
 
 // Fewest tensors per layer with which the model is built, as the model takes memory for all layers of
@@ -145,39 +141,55 @@ absl::Status CheckTensors(const SafetensorsReader& weights, LlamaModel& model, B
 
 }  // namespace
 
+absl::StatusOr<ModelInputs> OpenModelFolder(const std::string& folder) {
+  const std::string path = folder + "/config.json";
+  ModelInputs inputs;
+  WEFT_ASSIGN_OR_RETURN(inputs.hf_config, ReadHfConfigText(folder));
+  WEFT_ASSIGN_OR_RETURN(inputs.model, ParseHfConfig(inputs.hf_config, path));
+  WEFT_ASSIGN_OR_RETURN(inputs.weights, OpenWeights(folder));
+  WEFT_RETURN_IF_ERROR(CheckLayers(*inputs.weights, inputs.model, path));
+  return inputs;
+}
+
+std::string TokenizerOf(const std::string& folder) {
+  for (const char* name : kTokenizers) {
+    std::string path = absl::StrCat(folder, "/", name);
+    if (access(path.c_str(), F_OK) == 0) return path;
+  }
+  return "";
+}
+
 absl::StatusOr<TrainInputs> OpenInputs(const TrainConfig& config) {
   WEFT_ASSIGN_OR_RETURN(Corpus corpus, OpenCorpus(config.data));
   WEFT_ASSIGN_OR_RETURN(std::optional<Corpus> eval_corpus, OpenEvalCorpus(config.eval, corpus));
-  TrainInputs inputs{std::move(corpus), std::move(eval_corpus), {}, std::nullopt, std::nullopt, ""};
+  TrainInputs inputs{{}, std::move(corpus), std::move(eval_corpus)};
   if (config.model.hf_model.empty()) {
     inputs.model = MakeLlamaConfig(config.model, config.data.seq_len);
     inputs.model.sparse_attention = config.attention.sparse_config();
     return inputs;
   }
   const std::string folder = config.model.hf_folder();
-  const std::string path = folder + "/config.json";
-  WEFT_ASSIGN_OR_RETURN(inputs.hf_config, ReadHfConfigText(folder));
-  WEFT_ASSIGN_OR_RETURN(inputs.model, ParseHfConfig(inputs.hf_config, path));
-  inputs.model.rope_sequence = config.data.seq_len;
   WEFT_RETURN_IF_ERROR(CheckTokenizer(inputs.corpus, config.data, folder));
+  if (config.model.hf_weights()) {
+    WEFT_ASSIGN_OR_RETURN(static_cast<ModelInputs&>(inputs), OpenModelFolder(folder));
+  } else {
+    WEFT_ASSIGN_OR_RETURN(inputs.hf_config, ReadHfConfigText(folder));
+    WEFT_ASSIGN_OR_RETURN(inputs.model, ParseHfConfig(inputs.hf_config, folder + "/config.json"));
+    WEFT_ASSIGN_OR_RETURN(inputs.hf_config, WithTokensOfTokenizer(inputs.hf_config, folder));
+  }
+  inputs.model.rope_sequence = config.data.seq_len;
   inputs.model.sparse_attention = config.attention.sparse_config();
   if (const absl::Status status = Validate(inputs.model); !status.ok()) {
     return BadFlag("attention", ToAbsl(Name(config.attention.kind)),
                    absl::StrCat("cannot be used: ", status.message()));
   }
-  if (!config.model.hf_weights()) {
-    WEFT_ASSIGN_OR_RETURN(inputs.hf_config, WithTokensOfTokenizer(inputs.hf_config, folder));
-    return inputs;
-  }
-  WEFT_ASSIGN_OR_RETURN(inputs.weights, OpenWeights(folder));
-  WEFT_RETURN_IF_ERROR(CheckLayers(*inputs.weights, inputs.model, path));
-  if (inputs.model.sparse_attention) {
+  if (inputs.weights && inputs.model.sparse_attention) {
     WEFT_ASSIGN_OR_RETURN(inputs.indexer_weights, OpenIndexers(folder, *inputs.model.sparse_attention));
   }
   return inputs;
 }
 
-absl::Status CheckWeights(const TrainInputs& inputs, LlamaModel& model) {
+absl::Status CheckWeights(const ModelInputs& inputs, LlamaModel& model) {
   const auto is_llama = [](const Parameter& parameter) { return !IsIndexerParameter(parameter); };
   WEFT_RETURN_IF_ERROR(CheckTensors(*inputs.weights, model, is_llama));
   return inputs.indexer_weights ? CheckTensors(*inputs.indexer_weights, model, IsIndexerParameter)
@@ -215,7 +227,7 @@ absl::Status CheckData(Bootstrap& bootstrap, const Corpus& corpus, int64_t vocab
                        timeout);
 }
 
-ShardLoader LoadInputs(const TrainInputs& inputs, uint64_t seed) {
+ShardLoader LoadInputs(const ModelInputs& inputs, uint64_t seed) {
   const auto load = [seed](const std::optional<SafetensorsReader>& weights) {
     return weights ? LoadFromSafetensors(*weights) : LoadInitialValues(seed);
   };

@@ -94,16 +94,14 @@ MemoryNeed NeedOf(const LlamaConfig& model, const RunPlan& plan) {
   return need;
 }
 
-absl::Status CheckFits(const MemoryNeed& need, int ranks, int64_t available) {
+absl::Status CheckFits(const MemoryNeed& need, int ranks, int64_t available, std::string_view remedies) {
   // Computes in double, because products of unchecked sizes may overflow an integer.
   const double total = static_cast<double>(need.total()) * ranks;
   if (total <= static_cast<double>(available)) return absl::OkStatus();
-  return absl::ResourceExhaustedError(absl::StrCat(
-      "the ", ranks, ranks == 1 ? " rank of this node needs" : " ranks of this node need", " at least ",
-      GiB(total), ", but only ", GiB(static_cast<double>(available)), " are available. A rank needs ",
-      need.ToString(),
-      ": shard over more ranks on further hosts (--dp-shard), or use --activation-checkpoint full, a "
-      "smaller --batch-size, a larger --grad-accum, or a smaller --seq-len"));
+  return absl::ResourceExhaustedError(
+      absl::StrCat("the ", ranks, ranks == 1 ? " rank of this node needs" : " ranks of this node need",
+                   " at least ", GiB(total), ", but only ", GiB(static_cast<double>(available)),
+                   " are available. A rank needs ", need.ToString(), ToAbsl(remedies)));
 }
 
 size_t SegmentBytes(const FreeMemory& free_memory, size_t ranks, const MemoryNeed& need) {

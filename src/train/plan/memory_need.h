@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
@@ -31,9 +32,9 @@ struct MemoryNeed {
 // Pure. The largest need of any rank.
 MemoryNeed NeedOf(const LlamaConfig& model, const RunPlan& plan);
 
-// OK if `ranks` ranks of a node fit into `available` bytes. Errors: kResourceExhausted (gives the figures and
-// the remedies).
-absl::Status CheckFits(const MemoryNeed& need, int ranks, int64_t available);
+// OK if `ranks` ranks of a node fit into `available` bytes. Errors: kResourceExhausted (gives the figures;
+// `remedies` completes the message).
+absl::Status CheckFits(const MemoryNeed& need, int ranks, int64_t available, std::string_view remedies);
 
 // Free bytes of a node, which its ranks share.
 struct FreeMemory {

@@ -1,4 +1,4 @@
-#include "src/cli/launch_command.h"
+#include "src/cli/commands/launch_command.h"
 
 #include <filesystem>
 #include <system_error>

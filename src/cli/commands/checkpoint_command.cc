@@ -1,4 +1,4 @@
-#include "src/cli/checkpoint_command.h"
+#include "src/cli/commands/checkpoint_command.h"
 
 #include <algorithm>
 #include <utility>

@@ -1,0 +1,102 @@
+#include "src/train/generate/prompt.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_split.h>
+#include <nlohmann/json.hpp>
+
+#include "src/train/config/flag_error.h"
+#include "src/train/files/json_text.h"
+#include "src/train/files/model_folder.h"
+#include "src/train/plan/inputs.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+constexpr const char* kGenerationConfig = "generation_config.json";
+constexpr int64_t kMaxBytes = 1 << 20;
+constexpr JsonLimits kLimits = {.levels = 32, .values = 20'000, .token_bytes = kMaxBytes};
+constexpr int64_t kByteValues = 256;
+
+// Fails if the text of the prompt or of the output would need a tokenizer.
+absl::Status CheckTokensAreBytes(const GenerateConfig& config, const LlamaConfig& model) {
+  const std::string tokenizer = TokenizerOf(config.hf_folder);
+  if (tokenizer.empty() && model.vocab_size <= kByteValues) return absl::OkStatus();
+  const std::string why = tokenizer.empty() ? absl::StrCat("its vocabulary has ", model.vocab_size, " tokens")
+                                            : absl::StrCat("it has the tokenizer ", tokenizer);
+  return BadFlag("hf-model", config.hf_folder,
+                 absl::StrCat("the tokens of this model are not bytes, as ", why,
+                              ": give token ids (--prompt-tokens 1,2,3 --print-tokens), or use "
+                              "tools/generate.py, which runs a tokenizer.json"));
+}
+
+absl::StatusOr<std::vector<int32_t>> EndTokensIn(const std::string& text, const std::string& path) {
+  const auto damaged = [&path](const char* what) {
+    return absl::DataLossError(absl::StrCat("'", path, "' ", what));
+  };
+  WEFT_RETURN_IF_ERROR(Annotate(CheckJsonText(text, kLimits), path));
+  const auto json = nlohmann::json::parse(text, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return damaged("is not a JSON object");
+  std::vector<int32_t> tokens;
+  const auto value = json.find("eos_token_id");
+  if (value == json.end() || value->is_null()) return tokens;
+  for (const nlohmann::json& token : value->is_array() ? *value : nlohmann::json::array({*value})) {
+    if (!token.is_number_unsigned() || token.get<uint64_t>() > uint64_t{LlamaLimits::kVocabulary}) {
+      return damaged("has an eos_token_id that is neither a token id nor a list of them");
+    }
+    tokens.push_back(token.get<int32_t>());
+  }
+  return tokens;
+}
+
+}  // namespace
+
+absl::StatusOr<std::vector<int32_t>> ParseTokenIds(std::string_view text) {
+  std::vector<int32_t> tokens;
+  for (const absl::string_view item : absl::StrSplit(ToAbsl(text), ',')) {
+    int32_t token = -1;
+    const auto [end, error] = std::from_chars(item.data(), item.data() + item.size(), token);
+    if (error != std::errc() || end != item.data() + item.size() || token < 0) {
+      return BadFlag("prompt-tokens", ToAbsl(text),
+                     absl::StrCat("'", item, "' is not a token id: give whole numbers, such as 1,2,3"));
+    }
+    tokens.push_back(token);
+  }
+  return tokens;
+}
+
+absl::StatusOr<std::vector<int32_t>> ReadPrompt(const GenerateConfig& config, const LlamaConfig& model) {
+  const char* flag = config.prompt ? "prompt" : "prompt-tokens";
+  std::vector<int32_t> tokens;
+  if (config.prompt || !config.print_tokens) WEFT_RETURN_IF_ERROR(CheckTokensAreBytes(config, model));
+  if (config.prompt) {
+    for (const char byte : *config.prompt) tokens.push_back(static_cast<unsigned char>(byte));
+  } else {
+    WEFT_ASSIGN_OR_RETURN(tokens, ParseTokenIds(*config.prompt_tokens));
+  }
+  for (const int32_t token : tokens) {
+    if (token < model.vocab_size) continue;
+    return BadFlag(flag, token,
+                   absl::StrCat("the vocabulary ends at ", model.vocab_size - 1, ": use its tokens only"));
+  }
+  const auto left = model.PositionLimit() - static_cast<int64_t>(tokens.size());
+  if (config.max_new_tokens > left) {
+    return BadFlag("max-new-tokens", config.max_new_tokens,
+                   absl::StrCat("the model has ", model.PositionLimit(), " positions, and the prompt takes ",
+                                tokens.size(), ": use at most ", std::max<int64_t>(left, 0),
+                                left > 0 ? "" : ", or a shorter prompt"));
+  }
+  return tokens;
+}
+
+absl::StatusOr<std::vector<int32_t>> ReadEndTokens(const std::string& folder, const std::string& hf_config) {
+  const absl::StatusOr<std::string> text = ReadModelFile(folder, kGenerationConfig, kMaxBytes);
+  if (absl::IsNotFound(text.status())) return EndTokensIn(hf_config, folder + "/config.json");
+  WEFT_RETURN_IF_ERROR(text.status());
+  return EndTokensIn(*text, absl::StrCat(folder, "/", kGenerationConfig));
+}
+
+}  // namespace weft

@@ -1,0 +1,124 @@
+#include "weft/train/generate.h"
+
+#include <array>
+#include <cmath>
+#include <limits>
+#include <set>
+
+#include "src/train/generate/sampler.h"
+#include "tests/train/train_run.h"
+
+namespace weft {
+namespace {
+
+using ::testing::HasSubstr;
+using ::weft::testing::StatusIs;
+
+// Tokens 0 to 3 with the probabilities 0.1, 0.4, 0.2 and 0.3.
+std::array<float, 4> SomeLogits() { return {std::log(0.1F), std::log(0.4F), std::log(0.2F), std::log(0.3F)}; }
+
+// Shares of the tokens in many draws.
+std::array<double, 4> Draw(const SamplingOptions& options) {
+  constexpr int kDraws = 20000;
+  Sampler sampler(options);
+  std::array<double, 4> shares{};
+  const std::array<float, 4> logits = SomeLogits();
+  for (int i = 0; i < kDraws; ++i) {
+    const absl::StatusOr<int32_t> token = sampler.Next(logits);
+    EXPECT_OK(token.status());
+    shares[static_cast<size_t>(token.value_or(0))] += 1.0 / kDraws;
+  }
+  return shares;
+}
+
+void ExpectShares(const std::array<double, 4>& shares, const std::array<double, 4>& expected) {
+  // About four standard deviations.
+  for (size_t i = 0; i < 4; ++i) EXPECT_NEAR(shares[i], expected[i], expected[i] == 0 ? 0 : 0.015) << i;
+}
+
+TEST(Sampler, TakesTheFirstOfTheLargestLogitsWithoutATemperature) {
+  const std::array<float, 4> logits = {1, 3, 3, 2};
+  EXPECT_EQ(*Sampler({}).Next(logits), 1);
+}
+
+TEST(Sampler, DrawsTokensWithTheirProbabilities) {
+  ExpectShares(Draw({.temperature = 1}), {0.1, 0.4, 0.2, 0.3});
+  // Roots of the probabilities, normalized.
+  ExpectShares(Draw({.temperature = 2}), {0.1627, 0.3254, 0.2301, 0.2818});
+}
+
+TEST(Sampler, LeavesOutUnlikelyTokens) {
+  ExpectShares(Draw({.temperature = 1, .top_k = 2}), {0, 4.0 / 7, 0, 3.0 / 7});
+  ExpectShares(Draw({.temperature = 1, .top_p = 0.69}), {0, 4.0 / 7, 0, 3.0 / 7});
+  ExpectShares(Draw({.temperature = 1, .top_p = 0.75}), {0, 4.0 / 9, 2.0 / 9, 3.0 / 9});
+  ExpectShares(Draw({.temperature = 1, .top_k = 3, .top_p = 0.01}), {0, 1, 0, 0});
+}
+
+TEST(Sampler, RepeatsItsDrawsWithItsSeedOnly) {
+  EXPECT_EQ(Draw({.temperature = 1, .seed = 1}), Draw({.temperature = 1, .seed = 1}));
+  EXPECT_NE(Draw({.temperature = 1, .seed = 1}), Draw({.temperature = 1, .seed = 2}));
+}
+
+TEST(Sampler, RefusesLogitsThatAreNotFinite) {
+  const std::array<float, 2> logits = {0, std::numeric_limits<float>::quiet_NaN()};
+  EXPECT_THAT(Sampler({}).Next(logits), StatusIs(absl::StatusCode::kOutOfRange, HasSubstr("token 1")));
+}
+
+class GenerateRun : public TrainRun {
+ protected:
+  GenerateRun() {
+    config_.optimizer.steps = 1;
+    config_.output.export_folder = folder_ / "model";
+    Run({1, 1});
+    generate_.hf_folder = config_.output.export_folder;
+    generate_.prompt = "abc";
+    generate_.max_new_tokens = 5;
+  }
+
+  GenerateReport GenerateOn(const NodeMap& nodes) {
+    GenerateReport first;
+    EXPECT_OK(Validate(generate_));
+    EXPECT_OK(RunThreadRanks(nodes, [&](Bootstrap& bootstrap) -> absl::Status {
+      WEFT_ASSIGN_OR_RETURN(const GenerateReport report, Generate(bootstrap, generate_, {}));
+      if (bootstrap.rank() == 0) first = report;
+      return absl::OkStatus();
+    }));
+    return first;
+  }
+
+  GenerateConfig generate_;
+};
+
+TEST_F(GenerateRun, DrawsTheSameTokensOnEveryPlacementOfTheRanks) {
+  generate_.sampling.temperature = 1;
+  std::set<std::vector<int32_t>> results;
+  for (const DType dtype : {DType::kF32, DType::kBF16}) {
+    generate_.parallel.param_dtype = dtype;
+    results.clear();
+    for (const NodeMap& nodes : {NodeMap::OneNode(1), NodeMap::OneNode(3), NodeMap::RanksPerNode(4, 2),
+                                 NodeMap::RanksPerNode(2, 1)}) {
+      results.insert(GenerateOn(nodes).tokens);
+    }
+    EXPECT_EQ(results.size(), 1);
+    EXPECT_EQ(results.begin()->size(), 5);
+  }
+}
+
+TEST_F(GenerateRun, TakesMemoryForTheCacheAndNoneForGradients) {
+  const GenerateReport report = GenerateOn(NodeMap::RanksPerNode(2, 1));
+  EXPECT_EQ(report.peak_gradient_bytes, 0);
+  constexpr int64_t kLayers = 2, kTokens = 3 + 5, kKvHeads = 1, kHeadDim = 8;
+  EXPECT_EQ(report.kv_cache_bytes, 2 * kLayers * kTokens * kKvHeads * kHeadDim * int64_t{sizeof(float)});
+}
+
+TEST_F(GenerateRun, EndsOnAllRanksIfTheirPromptsDiffer) {
+  const absl::Status error = RunThreadRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) {
+    GenerateConfig config = generate_;
+    config.prompt = bootstrap.rank() == 0 ? "abc" : "abcd";
+    return Generate(bootstrap, config, {}).status();
+  });
+  EXPECT_THAT(error, StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--prompt")));
+}
+
+}  // namespace
+}  // namespace weft

@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""Generates text with `weft generate` and the tokenizer.json of a Hugging Face folder.
+
+    generate.py --hf-model DIR --prompt TEXT [FLAGS OF weft generate]
+    generate.py -n 4 --hf-model DIR --prompt TEXT --temperature 0.8 --top-p 0.95
+
+Encodes the prompt with the special tokens that the tokenizer adds, runs `weft generate --print-tokens`, and prints the new
+text as its tokens arrive. `-n RANKS` starts the ranks by mpirun. Needs the `tokenizers` package (pip install tokenizers).
+"""
+import os
+import sys
+
+# Python's own modules import `tokenize`. They must not find the file of that name beside this one.
+TOOLS = os.path.dirname(os.path.abspath(__file__))
+if __name__ == "__main__":
+    sys.path = [path for path in sys.path if os.path.abspath(path) != TOOLS]
+
+import argparse
+import importlib.util
+import pathlib
+import shutil
+import subprocess
+
+REPLACEMENT = "\ufffd"
+
+
+def tokenize_tool():
+    """tools/tokenize.py, under a name that does not hide Python's own module."""
+    spec = importlib.util.spec_from_file_location("weft_tokenize", os.path.join(TOOLS, "tokenize.py"))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+tool = tokenize_tool()
+
+
+class TextStream:
+    """Text of a growing list of tokens. Holds a character back until all of its bytes have come."""
+
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        self.tokens = []
+        self.shown = ""
+
+    def add(self, token):
+        self.tokens.append(token)
+        return self.take(hold_back=True)
+
+    def take(self, hold_back):
+        text = self.tokenizer.decode(self.tokens, skip_special_tokens=True)
+        if hold_back and text.endswith(REPLACEMENT) or not text.startswith(self.shown):
+            return ""
+        new, self.shown = text[len(self.shown):], text
+        return new
+
+
+def printable(text):
+    """`text` without control characters: escape sequences of a model would act on the terminal."""
+    return "".join(c if c in "\n\t" or (ord(c) >= 0x20 and not 0x7F <= ord(c) < 0xA0) else f"\\x{ord(c):02x}" for c in text)
+
+
+def find_program(path):
+    built = pathlib.Path(TOOLS).parent / "build" / "release" / "bin" / "weft"
+    found = path or shutil.which("weft") or (str(built) if built.exists() else None)
+    if found is None:
+        raise tool.Failure("weft is neither in PATH nor in build/release/bin: build it, or give --weft PATH")
+    return found
+
+
+def run(command, stream):
+    """Prints the new text. Returns weft's exit code."""
+    try:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    except OSError as error:
+        raise tool.Failure(f"cannot run {command[0]}: {error.strerror}") from None
+    with process:
+        for line in process.stdout:
+            print(printable(stream.add(int(line))), end="", flush=True)
+    if process.returncode == 0:
+        print(printable(stream.take(hold_back=False)))
+    return process.returncode
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
+    parser.add_argument("--hf-model", required=True, metavar="DIR")
+    parser.add_argument("--prompt", required=True, metavar="TEXT")
+    parser.add_argument("--tokenizer", metavar="FILE", help="tokenizer.json [that of --hf-model]")
+    parser.add_argument("--weft", metavar="PATH", help="the program [from PATH, or build/release/bin/weft]")
+    parser.add_argument("-n", type=int, metavar="RANKS", help="start so many ranks by mpirun")
+    return parser.parse_known_args(arguments)
+
+
+def main(arguments):
+    options, flags = parse(arguments)
+    try:
+        tokenizer = tool.load_tokenizer(options.tokenizer or os.path.join(options.hf_model, "tokenizer.json"))
+        ids = tokenizer.encode(options.prompt).ids
+        if not ids:
+            raise tool.Failure("--prompt: the tokenizer makes no tokens of it: give some text")
+        launcher = [] if options.n is None else ["mpirun", "-n", str(options.n)]
+        command = [*launcher, find_program(options.weft), "generate", "--hf-model", options.hf_model,
+                   "--prompt-tokens", ",".join(map(str, ids)), "--print-tokens", *flags]
+        return run(command, TextStream(tokenizer))
+    except tool.Failure as failure:
+        print(f"generate.py: {failure}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
