@@ -293,6 +293,16 @@ absl::StatusOr<Command> ParseCheckpoint(const Strings& arguments) {
   return ParseCheckpointCommand(arguments);
 }
 
+absl::StatusOr<Command> ParseReport(const Strings& arguments) {
+  if (AsksForHelp(arguments)) return PrintText{ReportHelp()};
+  return ParseReportCommand(arguments);
+}
+
+absl::StatusOr<Command> ParseTrace(const Strings& arguments) {
+  if (AsksForHelp(arguments)) return PrintText{TraceHelp()};
+  return ParseTraceCommand(arguments);
+}
+
 std::string ProgramHelp() {
   return "weft " WEFT_VERSION
          ": hybrid-sharded training on CPUs over MPI\n\n"
@@ -302,6 +312,8 @@ std::string ProgramHelp() {
          "  generate    Generate text with a Llama model\n"
          "  launch      Start weft train on several ranks, and again after a failure\n"
          "  checkpoint  List, check and convert checkpoints\n"
+         "  report      Write a page about one or several runs, from their metrics\n"
+         "  trace       Print the times of each parameter group in a trace\n"
          "  diagnose    Tell which rank of a failed run is late, from its flight recorders\n\n"
          "  --help      Print this text; weft COMMAND --help prints its flags\n"
          "  --version   Print the version\n";
@@ -310,8 +322,8 @@ std::string ProgramHelp() {
 }  // namespace
 
 absl::StatusOr<Command> ParseCommandLine(const Strings& arguments) {
-  static const Strings kWords = {"train", "generate", "launch", "checkpoint", "diagnose",
-                                 "--help", "--version"};
+  static const Strings kWords = {"train", "generate", "launch", "checkpoint", "report",
+                                 "trace", "diagnose", "--help", "--version"};
   const std::string first = arguments.empty() ? "" : arguments.front();
   const Strings rest(arguments.begin() + (arguments.empty() ? 0 : 1), arguments.end());
   if (first == "train") return ParseTrain(rest);
@@ -319,6 +331,8 @@ absl::StatusOr<Command> ParseCommandLine(const Strings& arguments) {
   if (first == "launch") return ParseLaunch(rest);
   if (first == "host-daemon") return ParseHostDaemon(rest);
   if (first == "checkpoint") return ParseCheckpoint(rest);
+  if (first == "report") return ParseReport(rest);
+  if (first == "trace") return ParseTrace(rest);
   if (first == "diagnose") return ParseDiagnose(rest);
   if (first == "--help" || first == "-h") {
     return PrintText{ProgramHelp()};

@@ -9,6 +9,7 @@
 
 #include "src/cli/commands/checkpoint_command.h"
 #include "src/cli/commands/launch_command.h"
+#include "src/cli/commands/report_command.h"
 #include "weft/launch/host_daemon.h"
 #include "weft/train/config.h"
 #include "weft/train/generate.h"
@@ -26,7 +27,7 @@ struct DiagnosePaths {
 };
 
 using Command = std::variant<PrintText, TrainConfig, GenerateConfig, LaunchCommand, HostDaemonOptions,
-                             DiagnosePaths, CheckpointCommand>;
+                             DiagnosePaths, CheckpointCommand, ReportOptions, TraceCommand>;
 
 // Parses `arguments`, which do not include the program's name. Reads the file of --config; flags on the
 // command line override its keys. The returned configuration has passed Validate.

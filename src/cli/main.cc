@@ -156,6 +156,11 @@ absl::StatusOr<std::string> Diagnose(const std::vector<std::string>& paths) {
   return diagnosis + "\n";
 }
 
+absl::StatusOr<std::string> Report(const weft::ReportOptions& options) {
+  WEFT_RETURN_IF_ERROR(weft::WriteReport(options));
+  return "report in " + options.output + "\n";
+}
+
 // The exit code of a command that starts other processes. Prints its error.
 int ExitCodeOf(const absl::StatusOr<int>& code) {
   if (!code.ok()) PrintError(code.status());
@@ -173,6 +178,14 @@ struct RunAny {
   int operator()(const weft::DiagnosePaths& diagnose) const {
     const weft::StopSignals signals;  // A signal ends the process.
     return PrintResult(Diagnose(diagnose.paths));
+  }
+  int operator()(const weft::ReportOptions& options) const {
+    const weft::StopSignals signals;  // A signal ends the process.
+    return PrintResult(Report(options));
+  }
+  int operator()(const weft::TraceCommand& trace) const {
+    const weft::StopSignals signals;  // A signal ends the process.
+    return PrintResult(weft::SummarizeTrace(trace.path));
   }
   int operator()(const weft::CheckpointCommand& command) const {
     const weft::StopSignals signals;  // A signal ends the process.
@@ -194,7 +207,8 @@ struct RunAny {
 
 // True for the words of commands that never run as ranks. Their errors need no agreement.
 bool IsCommandOfOneProcess(std::string_view word) {
-  static constexpr std::string_view kWords[] = {"launch", "host-daemon", "checkpoint", "diagnose"};
+  static constexpr std::string_view kWords[] = {"launch", "host-daemon", "checkpoint",
+                                                "report", "trace",       "diagnose"};
   return std::find(std::begin(kWords), std::end(kWords), word) != std::end(kWords);
 }
 

@@ -159,6 +159,15 @@ class Runs(WeftCase):
         config = self.write("run.toml", "steps = 2\nlr = 0.0\n")
         self.assertIn("step 2/2", self.train("--config", config))
 
+    def test_writes_a_report_and_prints_the_times_of_a_trace(self):
+        self.metrics("--steps", "6", "--trace", "t.json", ranks=2)
+        result = self.run_weft("report", "m.jsonl", "--trace", "t.json", "-o", "report.html")
+        self.assertEqual((result.returncode, result.stdout), (0, "report in report.html\n"), result.stderr)
+        self.assertIn("model.layers.1", (self.folder / "report.html").read_text())
+        table = self.run_weft("trace", "t.json").stdout
+        self.assertRegex(table, r"\nmodel.layers.1 +[0-9. ]+\n")
+        self.assertLessEqual(max(map(len, table.splitlines())), 80)
+
     def test_ends_with_its_own_exit_code_when_the_loss_is_not_finite(self):
         for ranks in (None, 2):
             (self.folder / "m.jsonl").unlink(missing_ok=True)

@@ -1,5 +1,5 @@
-# cmake -DOUTPUT=file.cc "-DINPUTS=a;b" -P EmbedText.cmake
-# Writes the C++ source of weft::EmbeddedText(), which returns the concatenated inputs.
+# cmake -DOUTPUT=file.cc -DFUNCTION=Name -DHEADER=path.h "-DINPUTS=a;b" -P EmbedText.cmake
+# Writes the C++ source of weft::Name(), which HEADER declares and which returns the concatenated inputs.
 set(bytes "")
 foreach(input IN LISTS INPUTS)
   file(READ ${input} hex HEX)
@@ -8,15 +8,15 @@ foreach(input IN LISTS INPUTS)
   string(REGEX REPLACE "((0x..,)(0x..,)?(0x..,)?(0x..,)?(0x..,)?(0x..,)?(0x..,)?(0x..,)?)" "\\1\n" hex "${hex}")
   string(APPEND bytes "${hex}")
 endforeach()
-file(WRITE ${OUTPUT} "#include \"weft/train/embedded_text.h\"
+file(WRITE ${OUTPUT} "#include \"${HEADER}\"
 
 namespace weft {
 namespace {
-constexpr unsigned char kText[] = {
+constexpr unsigned char k${FUNCTION}[] = {
 ${bytes}};
 }  // namespace
 
-std::string_view EmbeddedText() { return {reinterpret_cast<const char*>(kText), sizeof(kText)}; }
+std::string_view ${FUNCTION}() { return {reinterpret_cast<const char*>(k${FUNCTION}), sizeof(k${FUNCTION})}; }
 
 }  // namespace weft
 ")

@@ -1,0 +1,81 @@
+#include "src/cli/commands/report_command.h"
+
+#include <utility>
+
+#include <absl/strings/match.h>
+#include <absl/strings/str_cat.h>
+
+#include "src/cli/nearest.h"
+
+namespace weft {
+namespace {
+
+absl::Status UnknownFlag(const std::string& argument, const char* command,
+                         const std::vector<std::string>& flags) {
+  const std::string meant =
+      flags.empty() ? "" : absl::StrCat("; did you mean ", Nearest(argument, flags), "?");
+  return absl::InvalidArgumentError(
+      absl::StrCat("unknown flag ", argument, meant, " See weft ", command, " --help"));
+}
+
+}  // namespace
+
+std::string ReportHelp() {
+  return "Usage: weft report METRICS.jsonl... -o REPORT.html [--trace TRACE.json]\n\n"
+         "Writes a page with the curves, bytes and configuration of one run, or of up to six beside each\n"
+         "other. The page is one file and loads nothing from elsewhere.\n\n"
+         "  METRICS.jsonl         A file of weft train --metrics\n"
+         "  -o, --output FILE     The page to write\n"
+         "  --trace FILE          A file of weft train --trace, for the times of each parameter group\n";
+}
+
+std::string TraceHelp() {
+  return "Usage: weft trace TRACE.json\n\n"
+         "Prints the mean times of each parameter group: its gathers and reductions, its computation, and\n"
+         "the communication that computation waited for.\n\n"
+         "  TRACE.json    A file of weft train --trace\n";
+}
+
+absl::StatusOr<ReportOptions> ParseReportCommand(const std::vector<std::string>& arguments) {
+  ReportOptions options;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string& argument = arguments[i];
+    const size_t equals = absl::StartsWith(argument, "--") ? argument.find('=') : std::string::npos;
+    const std::string flag = argument.substr(0, equals);
+    if (!absl::StartsWith(argument, "-")) {
+      options.runs.push_back(argument);
+      continue;
+    }
+    const bool is_output = flag == "-o" || flag == "--output";
+    if (!is_output && flag != "--trace") return UnknownFlag(flag, "report", {"--output", "--trace"});
+    if (equals == std::string::npos && i + 1 == arguments.size()) {
+      return absl::InvalidArgumentError(absl::StrCat(flag, " is given without a value"));
+    }
+    std::string value = equals == std::string::npos ? arguments[++i] : argument.substr(equals + 1);
+    if (value.empty()) return absl::InvalidArgumentError(absl::StrCat(flag, ": the path is empty"));
+    (is_output ? options.output : options.trace) = std::move(value);
+  }
+  if (options.runs.empty()) {
+    return absl::InvalidArgumentError("weft report needs a file of weft train --metrics: see --help");
+  }
+  if (options.runs.size() > ReportOptions::kMaxRuns) {
+    return absl::InvalidArgumentError(absl::StrCat("weft report compares at most ", ReportOptions::kMaxRuns,
+                                                   " runs, not ", options.runs.size(), ": leave some out"));
+  }
+  if (options.output.empty()) {
+    return absl::InvalidArgumentError("weft report needs a name for the page: -o report.html");
+  }
+  return options;
+}
+
+absl::StatusOr<TraceCommand> ParseTraceCommand(const std::vector<std::string>& arguments) {
+  for (const std::string& argument : arguments) {
+    if (absl::StartsWith(argument, "-")) return UnknownFlag(argument, "trace", {});
+  }
+  if (arguments.size() != 1) {
+    return absl::InvalidArgumentError("weft trace needs one file of weft train --trace");
+  }
+  return TraceCommand{arguments.front()};
+}
+
+}  // namespace weft

@@ -1,0 +1,32 @@
+// Metrics and configuration of a run, as a report shows them.
+#pragma once
+
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/status/statusor.h>
+
+namespace weft {
+
+struct RunMetrics {
+  std::string name;           // The path of the metrics.
+  std::vector<double> steps;  // Ascending.
+  // The values of each key by step, NaN where it has none. Keys of objects are joined: "bytes.all_gather".
+  std::map<std::string, std::vector<double>> values;
+  // The keys and values of the configuration beside the metrics; empty without it.
+  std::vector<std::pair<std::string, std::string>> configuration;
+
+  // The values of `key` that are finite, in the order of the steps. Empty if there are none.
+  std::vector<double> FiniteValues(const std::string& key) const;
+};
+
+// Errors: kNotFound, kPermissionDenied, kDataLoss (a line that is not one of weft's, no line, or steps that
+// do not ascend; names file and line).
+absl::StatusOr<RunMetrics> ReadRunMetrics(const std::string& path);
+
+// REQUIRES: `values` is not empty.
+double Median(std::vector<double> values);
+
+}  // namespace weft

@@ -1,0 +1,248 @@
+#include "src/train/report/trace_summary.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string_view>
+#include <tuple>
+#include <utility>
+
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+
+#include "src/train/report/json_lines.h"
+#include "weft/core/status.h"
+
+namespace weft {
+namespace {
+
+constexpr const char* kRoot = "root";
+
+enum class Kind : uint8_t { kStep, kForward, kBackward, kWait, kGather, kReduce, kOther };
+
+struct Span {
+  double begin_us = 0, end_us = 0;
+  Kind kind = Kind::kOther;
+  std::string name;  // Of a module, or the label of an operation.
+  std::string lane;  // Of an operation or a wait.
+
+  double ms() const { return (end_us - begin_us) / 1e3; }
+};
+
+struct Events {
+  std::map<std::pair<int64_t, int64_t>, std::string> tracks;  // By process and thread.
+  std::map<int64_t, std::vector<Span>> spans;                 // By rank.
+};
+
+Kind KindOfOperation(std::string_view name) {
+  if (name.starts_with("all_gather")) return Kind::kGather;
+  const bool reduces = name.starts_with("reduce_scatter") || name.starts_with("all_reduce");
+  return reduces ? Kind::kReduce : Kind::kOther;
+}
+
+// "wait for all_gather 'root' on shard/all_gather".
+void ReadWait(std::string_view name, Span& span) {
+  span.kind = Kind::kWait;
+  const size_t lane = name.rfind(" on ");
+  if (lane != std::string_view::npos) span.lane = name.substr(lane + 4);
+  const size_t first = name.find('\'');
+  const size_t last = name.rfind('\'', lane);
+  if (first != std::string_view::npos && last > first) span.name = name.substr(first + 1, last - first - 1);
+}
+
+// False for an event that the summary does not need.
+bool ReadSpan(const std::string& category, const std::string& name, const std::string& track, Span& span) {
+  if (category == "step") {
+    span.kind = Kind::kStep;
+    span.name = name;
+  } else if (category == "forward" || category == "backward") {
+    span.kind = category == "forward" ? Kind::kForward : Kind::kBackward;
+    span.name = name;
+  } else if (category == "wait") {
+    ReadWait(name, span);
+  } else if (category == "operation") {
+    span.kind = KindOfOperation(name);
+    const size_t label = name.find(' ');
+    if (label != std::string::npos) span.name = name.substr(label + 1);
+    span.lane = track.substr(0, track.find(" ("));  // Further tracks of a lane have a number.
+  } else {
+    return false;
+  }
+  return true;
+}
+
+absl::StatusOr<Events> ReadEvents(const std::string& path) {
+  Events events;
+  bool is_trace = false;
+  const auto skip = [&is_trace](std::string_view line) {
+    is_trace |= line.find("\"traceEvents\"") != std::string_view::npos;
+    return is_trace;
+  };
+  WEFT_RETURN_IF_ERROR(ReadJsonLines(path, skip, [&](const nlohmann::json& event) {
+    const auto process = static_cast<int64_t>(NumberAt(event, "pid", -1));
+    const auto thread = static_cast<int64_t>(NumberAt(event, "tid", -1));
+    const std::string name = TextAt(event, "name");
+    if (name == "thread_name" && event.contains("args")) {
+      events.tracks[{process, thread}] = TextAt(event["args"], "name");
+    }
+    Span span;
+    span.begin_us = NumberAt(event, "ts", 0);
+    span.end_us = span.begin_us + NumberAt(event, "dur", 0);
+    if (ReadSpan(TextAt(event, "cat"), name, events.tracks[{process, thread}], span)) {
+      events.spans[process].push_back(std::move(span));
+    }
+    return absl::OkStatus();
+  }));
+  if (events.spans.empty()) {
+    return absl::DataLossError(
+        absl::StrCat("'", path, "' has no steps: give the file that weft train --trace has written"));
+  }
+  return events;
+}
+
+// The lanes on which the parameters of groups travel.
+bool IsLaneOfGroups(const std::string& lane) {
+  return lane.starts_with("shard") || lane.starts_with("replicate");
+}
+
+// Adds the events of one rank to the sums of the groups.
+class RankSums {
+ public:
+  // `labels`: those of operations on parameters. Empty: each module below the model is a group.
+  RankSums(const std::set<std::string>& labels, std::vector<GroupTimes>& groups)
+      : labels_(labels), groups_(groups) {}
+
+  void Add(std::vector<Span> spans) {
+    std::stable_sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) {
+      return std::tie(a.begin_us, b.end_us) < std::tie(b.begin_us, a.end_us);
+    });
+    for (const Span& span : spans) {
+      while (!open_.empty() && open_.back().end_us <= span.begin_us) open_.pop_back();
+      if (span.kind == Kind::kForward || span.kind == Kind::kBackward) AddPass(span);
+      if (span.kind == Kind::kWait) AddWait(span);
+      if (span.kind == Kind::kGather) GroupOf(span).gather_ms += span.ms();
+      if (span.kind == Kind::kReduce) GroupOf(span).reduce_ms += span.ms();
+    }
+  }
+
+ private:
+  // A pass of a group's module, in which waits and passes of other modules lie.
+  struct OpenPass {
+    std::string group;
+    Kind kind;
+    double end_us;
+  };
+
+  GroupTimes& Row(const std::string& group) {
+    const auto found =
+        std::find_if(groups_.begin(), groups_.end(), [&](const GroupTimes& g) { return g.group == group; });
+    return found != groups_.end() ? *found : groups_.emplace_back(GroupTimes{.group = group});
+  }
+  GroupTimes& GroupOf(const Span& operation) {
+    return Row(IsLaneOfGroups(operation.lane) ? operation.name : absl::StrCat("(", operation.lane, ")"));
+  }
+  double& TimeOf(const OpenPass& pass) {
+    GroupTimes& row = Row(pass.group);
+    return pass.kind == Kind::kForward ? row.forward_ms : row.backward_ms;
+  }
+
+  // Passes of modules inside of a group's pass are part of it.
+  void AddPass(const Span& span) {
+    const bool in_root = !open_.empty() && open_.back().group == kRoot;
+    if (!open_.empty() && !in_root) return;
+    const bool is_root = span.name.empty();
+    if (is_root == in_root) return;
+    if (!is_root && !labels_.empty() && labels_.count(span.name) == 0) return;  // Part of the root's group.
+    if (in_root) TimeOf(open_.back()) -= span.ms();
+    open_.push_back({is_root ? kRoot : span.name, span.kind, span.end_us});
+    TimeOf(open_.back()) += span.ms();
+  }
+
+  void AddWait(const Span& span) {
+    GroupOf(span).exposed_ms += span.ms();
+    if (!open_.empty()) TimeOf(open_.back()) -= span.ms();
+  }
+
+  const std::set<std::string>& labels_;
+  std::vector<GroupTimes>& groups_;
+  std::vector<OpenPass> open_;  // The root's, then that of a group in it.
+};
+
+void ReadSteps(const std::vector<Span>& spans, TraceSummary& summary, double& count) {
+  for (const Span& span : spans) {
+    if (span.kind == Kind::kWait) summary.exposed_ms += span.ms();
+    if (span.kind != Kind::kStep) continue;
+    int64_t step = 0;
+    if (!absl::SimpleAtoi(span.name.substr(span.name.find(' ') + 1), &step)) continue;
+    summary.first_step = count == 0 ? step : std::min(summary.first_step, step);
+    summary.last_step = std::max(summary.last_step, step);
+    summary.step_ms += span.ms();
+    ++count;
+  }
+}
+
+void DivideBy(double count, TraceSummary& summary) {
+  summary.step_ms /= count;
+  summary.exposed_ms /= count;
+  for (GroupTimes& row : summary.groups) {
+    for (double* time :
+         {&row.gather_ms, &row.reduce_ms, &row.forward_ms, &row.backward_ms, &row.exposed_ms}) {
+      *time /= count;
+    }
+  }
+}
+
+// The name in at most `columns`, without its beginning if it is longer.
+std::string Shortened(const std::string& name, size_t columns) {
+  return name.size() <= columns ? name : absl::StrCat("..", name.substr(name.size() - columns + 2));
+}
+
+}  // namespace
+
+absl::StatusOr<TraceSummary> ReadTraceSummary(const std::string& path) {
+  WEFT_ASSIGN_OR_RETURN(const Events events, ReadEvents(path));
+  TraceSummary summary;
+  summary.ranks = static_cast<int64_t>(events.spans.size());
+  std::set<std::string> labels;
+  double steps = 0;
+  for (const auto& [rank, spans] : events.spans) {
+    ReadSteps(spans, summary, steps);
+    for (const Span& span : spans) {
+      if (IsLaneOfGroups(span.lane)) labels.insert(span.name);
+    }
+  }
+  if (steps == 0) return absl::DataLossError(absl::StrCat("'", path, "' has no whole step"));
+  for (const auto& [rank, spans] : events.spans) RankSums(labels, summary.groups).Add(spans);
+  std::stable_partition(summary.groups.begin(), summary.groups.end(),
+                        [](const GroupTimes& row) { return row.group.front() != '('; });
+  DivideBy(steps, summary);
+  return summary;
+}
+
+std::string ToText(const TraceSummary& summary) {
+  constexpr size_t kNameColumns = 25;
+  std::string text = absl::StrFormat(
+      "%d %s, steps %d to %d: %.2f ms a step, %.2f ms of it exposed\n"
+      "mean ms of a step of a rank:\n"
+      "%-25s %8s %8s %8s %8s %8s\n",
+      summary.ranks, summary.ranks == 1 ? "rank" : "ranks", summary.first_step, summary.last_step,
+      summary.step_ms, summary.exposed_ms, "group", "gather", "reduce", "forward", "backward", "exposed");
+  GroupTimes total{.group = "all"};
+  const auto add_row = [&text](const GroupTimes& row) {
+    absl::StrAppendFormat(&text, "%-25s %8.2f %8.2f %8.2f %8.2f %8.2f\n", Shortened(row.group, kNameColumns),
+                          row.gather_ms, row.reduce_ms, row.forward_ms, row.backward_ms, row.exposed_ms);
+  };
+  for (const GroupTimes& row : summary.groups) {
+    add_row(row);
+    total.gather_ms += row.gather_ms;
+    total.reduce_ms += row.reduce_ms;
+    total.forward_ms += row.forward_ms;
+    total.backward_ms += row.backward_ms;
+    total.exposed_ms += row.exposed_ms;
+  }
+  add_row(total);
+  return text;
+}
+
+}  // namespace weft

@@ -1,0 +1,152 @@
+#include "weft/train/report.h"
+
+#include <string>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "src/train/report/svg_chart.h"
+#include "src/train/report/trace_summary.h"
+#include "tests/support/status_matchers.h"
+#include "tests/support/temp_folder.h"
+
+namespace weft {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::weft::testing::StatusIs;
+
+std::string Track(int thread, const std::string& name) {
+  return absl::StrCat(R"({"ph":"M","name":"thread_name","pid":0,"tid":)", thread, R"(,"args":{"name":")",
+                      name, "\"}},\n");
+}
+
+// A span of a track, in microseconds.
+std::string SpanText(int thread, const std::string& category, const std::string& name, int begin,
+                     int length) {
+  return absl::StrCat(R"({"ph":"X","name":")", name, R"(","cat":")", category, R"(","pid":0,"tid":)", thread,
+                      ",\"ts\":", begin, ",\"dur\":", length, "},\n");
+}
+
+// One rank and two steps, of which the second has nothing but its time. Module "a" is a group, "norm" is not.
+std::string TraceText() {
+  return absl::StrCat(
+      "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n", Track(0, "compute"), Track(1, "shard/all_gather"),
+      Track(2, "shard/all_gather (2)"), Track(3, "shard/reduce_scatter"), Track(4, "world/control"),
+      SpanText(0, "step", "step 3", 0, 20000), SpanText(0, "step", "step 4", 30000, 10000),
+      SpanText(0, "forward", "", 1000, 8000), SpanText(0, "forward", "a", 2000, 4000),
+      SpanText(0, "forward", "a", 2600, 1000),  // A module below the group that has its name.
+      SpanText(0, "forward", "a.mlp", 4000, 1000),
+      SpanText(0, "wait", "wait for all_gather 'a' on shard/all_gather", 2000, 500),
+      SpanText(0, "forward", "norm", 7000, 1000), SpanText(0, "backward", "", 10000, 8000),
+      SpanText(0, "backward", "a", 11000, 6000), SpanText(0, "forward", "a", 11000, 2000),  // Recomputed.
+      SpanText(0, "wait", "wait for all_reduce 'norm' on world/control", 19000, 600),
+      SpanText(1, "operation", "all_gather a", 100, 3000),
+      SpanText(2, "operation", "all_gather root", 200, 1000),
+      SpanText(3, "operation", "reduce_scatter a", 17000, 2000),
+      SpanText(4, "operation", "all_reduce norm", 19000, 800), "{}\n]}\n");
+}
+
+TEST(TraceSummary, DividesTimesAmongTheGroups) {
+  const TempFolder folder;
+  ASSERT_OK_AND_ASSIGN(const TraceSummary summary, ReadTraceSummary(folder.Write("t.json", TraceText())));
+  EXPECT_EQ(summary.ranks, 1);
+  EXPECT_EQ(summary.first_step, 3);
+  EXPECT_EQ(summary.last_step, 4);
+  EXPECT_DOUBLE_EQ(summary.step_ms, 15);
+  EXPECT_DOUBLE_EQ(summary.exposed_ms, 0.55);
+  // Half of the sums, as there are two steps.
+  EXPECT_EQ(ToText(summary),
+            "1 rank, steps 3 to 4: 15.00 ms a step, 0.55 ms of it exposed\n"
+            "mean ms of a step of a rank:\n"
+            "group                       gather   reduce  forward backward  exposed\n"
+            "a                             1.50     1.00     1.75     3.00     0.25\n"
+            "root                          0.50     0.00     2.00     1.00     0.00\n"
+            "(world/control)               0.00     0.40     0.00     0.00     0.30\n"
+            "all                           2.00     1.40     3.75     4.00     0.55\n");
+}
+
+TEST(TraceSummary, NamesTheLineThatIsNotOfATrace) {
+  const TempFolder folder;
+  EXPECT_THAT(ReadTraceSummary(folder.Write("a.json", "{\"x\": 1}\nword\n")),
+              StatusIs(absl::StatusCode::kDataLoss, AllOf(HasSubstr("a.json"), HasSubstr("line 2"))));
+  EXPECT_THAT(ReadTraceSummary(folder.Write("b.json", "")),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("--trace")));
+}
+
+class ReportPage : public ::testing::Test {
+ protected:
+  ReportPage() {
+    options_.runs = {folder_.Write("a&<b>.jsonl", Lines(2.5))};
+    options_.output = folder_ / "report.html";
+  }
+
+  static std::string Lines(double loss) {
+    return absl::StrCat("{\"step\":1,\"loss\":", loss,
+                        ",\"bytes\":{\"all_gather\":1048576},\"eval_loss\":7}\n",
+                        "{\"step\":2,\"loss\":null}\n", "{\"step\":3,\"loss\":", loss / 2, "}\n");
+  }
+
+  std::string Page() {
+    EXPECT_OK(WriteReport(options_));
+    return ReadFile(options_.output);
+  }
+
+  TempFolder folder_;
+  ReportOptions options_;
+};
+
+TEST_F(ReportPage, HasCurvesAndValuesAndLoadsNothing) {
+  const std::string page = Page();
+  EXPECT_THAT(page, AllOf(HasSubstr("training: 2.5 at step 1, 1.25 at step 3, between 1.25 and 2.5"),
+                          HasSubstr("evaluation: 7 at step 1"), HasSubstr("a&amp;&lt;b&gt;.jsonl")));
+  EXPECT_THAT(page, AllOf(Not(HasSubstr("<b>")), Not(HasSubstr("http")), Not(HasSubstr("<script")),
+                          Not(HasSubstr("{{"))));
+}
+
+TEST_F(ReportPage, MarksTheChoicesInWhichRunsDiffer) {
+  options_.runs.push_back(folder_.Write("other.jsonl", Lines(5)));
+  folder_.Write("a&<b>.config.json", R"({"mesh": {"value": "shard 2"}, "seed": {"value": "0"}})");
+  folder_.Write("other.config.json", R"({"mesh": {"value": "shard 4"}, "seed": {"value": "0"}})");
+  const std::string page = Page();
+  EXPECT_THAT(page, AllOf(HasSubstr("mesh *</th><td>shard 2</td><td>shard 4</td>"),
+                          HasSubstr("seed</th><td>0</td><td>0</td>")));
+}
+
+TEST_F(ReportPage, HasTheTimesOfATrace) {
+  options_.trace = folder_.Write("t.json", TraceText());
+  EXPECT_THAT(Page(), HasSubstr("<th scope=\"row\">a</th><td>1.50</td><td>1.00</td><td>1.75</td>"));
+}
+
+TEST_F(ReportPage, RefusesDamagedMetricsAndItsOwnInputs) {
+  const std::string good = options_.runs[0];
+  options_.runs = {folder_.Write("bad.jsonl", Lines(1) + "{\"step\":3}\n")};
+  EXPECT_THAT(WriteReport(options_),
+              StatusIs(absl::StatusCode::kDataLoss, AllOf(HasSubstr("bad.jsonl"), HasSubstr("line 4"))));
+  options_.runs = {good};
+  options_.output = good;
+  EXPECT_THAT(WriteReport(options_), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("-o")));
+}
+
+TEST(AxisMarks, AreRoundNumbers) {
+  EXPECT_THAT(AxisMarks(0.3, 5.6, false), ElementsAre(2, 4));
+  EXPECT_THAT(AxisMarks(1, 40, false), ElementsAre(10, 20, 30, 40));
+  EXPECT_THAT(AxisMarks(3, 60, true), ElementsAre(5, 10, 20, 50));
+  EXPECT_THAT(AxisMarks(30, 30000, true), ElementsAre(100, 1000, 10000));
+}
+
+TEST(Reduced, KeepsTheExtremes) {
+  std::vector<ChartPoint> points;
+  for (int i = 0; i < 10000; ++i) points.push_back({i * 1.0, i == 5000 ? 9.0 : i == 5001 ? -9.0 : 0.0});
+  const std::vector<ChartPoint> reduced = Reduced(points, 100);
+  EXPECT_LE(reduced.size(), 200);
+  int extremes = 0;
+  for (const ChartPoint& point : reduced) extremes += point.y != 0 ? 1 : 0;
+  EXPECT_EQ(extremes, 2);
+}
+
+}  // namespace
+}  // namespace weft
