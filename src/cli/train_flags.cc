@@ -118,6 +118,8 @@ void AddOutputFlags(CLI::App& app, OutputOptions& output) {
   FlagGroup group(app, "Output");
   group.Text("--metrics", output.metrics_file,
              "Write one JSON object per step, and the configuration beside it", "FILE.jsonl");
+  group.Text("--tensorboard", output.tensorboard_folder,
+             "Folder for an event file of TensorBoard with the metrics of each step", "DIR");
   group.Text("--export-hf", output.export_folder, "Hugging Face folder to write at the end", "DIR");
   group.OneOfOrUnset("--export-dtype", output.export_dtype, {DType::kF32, DType::kBF16, DType::kF16},
                      "Dtype of the exported weights [f32]");

@@ -159,6 +159,19 @@ class Runs(WeftCase):
         config = self.write("run.toml", "steps = 2\nlr = 0.0\n")
         self.assertIn("step 2/2", self.train("--config", config))
 
+    def test_writes_events_that_tensorboard_reads(self):
+        lines = self.metrics("--steps", "3", "--tensorboard", "events")
+        try:
+            from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+        except ImportError:
+            self.skipTest("tensorboard is not installed")
+        events = EventAccumulator(str(self.folder / "events")).Reload()
+        losses = events.Scalars("loss")
+        self.assertEqual([event.step for event in losses], [1, 2, 3])
+        for event, line in zip(losses, lines, strict=True):
+            self.assertAlmostEqual(event.value, line["loss"], places=5)
+        self.assertIn("bytes/all_gather", events.Tags()["scalars"])
+
     def test_writes_a_report_and_prints_the_times_of_a_trace(self):
         self.metrics("--steps", "6", "--trace", "t.json", ranks=2)
         result = self.run_weft("report", "m.jsonl", "--trace", "t.json", "-o", "report.html")

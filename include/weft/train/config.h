@@ -157,6 +157,7 @@ struct StepRange {
 
 struct OutputOptions {
   std::string metrics_file;           // Empty: no metrics.
+  std::string tensorboard_folder;     // For an event file of TensorBoard. Empty: none.
   std::string export_folder;          // Empty: no export.
   std::optional<DType> export_dtype;  // Of the exported weights: f32, bf16 or f16. Default: f32.
   // Folder for the flight recorders of a run that fails because a rank is missing, because ranks disagree, or

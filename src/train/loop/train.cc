@@ -10,6 +10,7 @@
 #include "src/train/config/flag_error.h"
 #include "src/train/files/file_io.h"
 #include "src/train/loop/evaluator.h"
+#include "src/train/loop/event_file.h"
 #include "src/train/loop/export_hf.h"
 #include "src/train/loop/outputs.h"
 #include "src/train/loop/resolved_config.h"
@@ -248,6 +249,10 @@ class Run {
 
   absl::Status OpenMetrics() {
     const std::string& path = config_.output.metrics_file;
+    if (first() && !config_.output.tensorboard_folder.empty()) {
+      WEFT_ASSIGN_OR_RETURN(events_,
+                            EventFile::Create(config_.output.tensorboard_folder, checkpoints_->first_step()));
+    }
     if (!first() || path.empty()) {
       return absl::OkStatus();
     }
@@ -390,6 +395,7 @@ class Run {
     if (environment_.on_step) {
       environment_.on_step(metrics);
     }
+    if (events_) WEFT_RETURN_IF_ERROR(events_->Write(metrics));
     return metrics_ ? metrics_->Write(metrics) : absl::OkStatus();
   }
 
@@ -432,6 +438,7 @@ class Run {
   std::optional<RunTrace> trace_;           // If there is --trace.
   std::unique_ptr<Evaluator> evaluator_;    // Null without --eval-data.
   std::optional<MetricsFile> metrics_;      // On rank 0, if there is --metrics.
+  std::optional<EventFile> events_;         // On rank 0, if there is --tensorboard.
   std::optional<HfExport> export_;          // On rank 0, if there is --export-hf.
   std::vector<ModelCompanion> companions_;  // On rank 0, if there is --checkpoint-dir.
   std::unique_ptr<RunCheckpoints> checkpoints_;

@@ -97,6 +97,7 @@ void AddFlags(const TrainConfig& config, std::vector<RunProperty>& properties) {
                        ? Text(config.checkpoint.resume)
                        : "a path"},
       {"--metrics", config.output.metrics_file.empty() ? "not given" : "given"},
+      {"--tensorboard", config.output.tensorboard_folder.empty() ? "not given" : "given"},
       {"--trace", config.output.trace_file.empty() ? "not given" : "given"},
       {"--trace-steps", config.output.trace_steps.empty() ? "not given" : config.output.trace_steps},
       {"--export-hf", config.output.export_folder.empty() ? "not given" : "given"},
