@@ -13,6 +13,7 @@
 #include <CLI/CLI.hpp>
 #include <absl/strings/match.h>
 #include <absl/strings/str_cat.h>
+#include <absl/strings/str_join.h>
 #include <absl/strings/str_replace.h>
 
 #include "src/cli/generate_flags.h"
@@ -190,6 +191,28 @@ absl::StatusOr<std::optional<PrintText>> ParseFlags(CLI::App& app, const char* u
   return std::nullopt;
 }
 
+std::string QuotedForToml(const std::string& value) {
+  return absl::StrCat(
+      "\"", absl::StrReplaceAll(value, {{"\\", "\\\\"}, {"\"", "\\\""}, {"\t", "\\t"}, {"\n", "\\n"}}), "\"");
+}
+
+// The flags that were given, on the command line or in a file, as a file of --config. Without those that
+// every run needs anew.
+std::string GivenFlags(const CLI::App& app) {
+  std::string text = "# Flags of a run. To repeat it: weft train --config THIS_FILE --metrics NEW.jsonl\n";
+  for (const CLI::Option* option : app.get_options()) {
+    const std::string name = option->get_single_name();
+    if (option->count() == 0 || name == "config" || name == "metrics" || name == "resume") continue;
+    const bool is_list = option->get_items_expected_max() > 1;
+    Strings values = option->results();
+    if (!is_list) values = {values.back()};
+    for (std::string& value : values) value = QuotedForToml(value);
+    const std::string joined = absl::StrJoin(values, ", ");
+    absl::StrAppend(&text, name, " = ", is_list ? absl::StrCat("[", joined, "]") : joined, "\n");
+  }
+  return text;
+}
+
 absl::StatusOr<Command> ParseTrain(const Strings& arguments) {
   TrainConfig config;
   CLI::App app("Trains a Llama model on the ranks of mpirun, or on one rank without it.", "train");
@@ -206,6 +229,7 @@ absl::StatusOr<Command> ParseTrain(const Strings& arguments) {
     WEFT_RETURN_IF_ERROR(Annotate(ApplyConfigFile(app, path), absl::StrCat("--config ", path)));
   }
   WEFT_RETURN_IF_ERROR(Validate(config));
+  config.given_flags = GivenFlags(app);
   return config;
 }
 

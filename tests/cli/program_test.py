@@ -57,7 +57,7 @@ class Runs(WeftCase):
         self.assertEqual(lines[2]["tokens_seen"], 96)
         config = json.loads((self.folder / "m.config.json").read_text())
         self.assertEqual(config["mesh"]["value"], "replicate 1 x shard 1")
-        self.assertEqual(self.files(), ["m.config.json", "m.jsonl", "text.txt"])
+        self.assertEqual(self.files(), ["m.config.json", "m.config.toml", "m.jsonl", "text.txt"])
 
     def test_reduces_the_loss(self):
         lines = self.metrics("--steps", "60", "--batch-size", "4", "--lr", "1e-2")
@@ -158,6 +158,24 @@ class Runs(WeftCase):
     def test_reads_a_configuration_file(self):
         config = self.write("run.toml", "steps = 2\nlr = 0.0\n")
         self.assertIn("step 2/2", self.train("--config", config))
+
+    def test_repeats_a_run_from_the_flags_that_it_saved(self):
+        first = self.train("--steps", "2", "--lr", "0.01", "--metrics", "m.jsonl", "--eval-data", self.text, self.text)
+        again = self.run_weft("train", "--config", "m.config.toml", "--metrics", "again.jsonl")
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertEqual(weights_hash(again.stdout), weights_hash(first))
+        flags = [(self.folder / name).read_text() for name in ("m.config.toml", "again.config.toml")]
+        self.assertEqual(flags[0], flags[1])
+
+    def test_evaluates_alone(self):
+        trained = self.train("--steps", "3", "--eval-data", self.text, "--export-hf", "out")
+        loss = re.search(r"^eval after step 3  loss (\S+)$", trained, re.MULTILINE).group(1)
+        self.write("out/tokenizer.json", "{}")  # Makes text, such as the built-in one, an error.
+        data = self.write("eval.u16", array.array("H", list(TEXT.encode())).tobytes())
+        result = self.run_weft("train", "--hf-model", "out", "--steps", "0", "--seq-len", "16", "--eval-data", data)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertIn(f"eval after step 0  loss {loss}\n", result.stdout)
+        self.assert_refused(2, ["--steps 0", "--eval-data"], "train", "--steps", "0")
 
     def test_writes_events_that_tensorboard_reads(self):
         lines = self.metrics("--steps", "3", "--tensorboard", "events")

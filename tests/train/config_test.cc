@@ -57,7 +57,8 @@ TEST(TrainConfig, NamesSizesThatDoNotFit) {
 }
 
 TEST(TrainConfig, NamesValuesOutOfRange) {
-  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.optimizer.steps = 0; }), HasSubstr("--steps 0"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.optimizer.steps = -1; }), HasSubstr("--steps -1"));
+  EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.optimizer.steps = 0; }), HasSubstr("--eval-data"));
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.optimizer.lr = -1; }), HasSubstr("--lr -1"));
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.optimizer.lr = std::nan(""); }), HasSubstr("--lr nan"));
   EXPECT_THAT(ErrorWith([](TrainConfig& c) { c.optimizer.beta1 = 1; }), HasSubstr("--beta1 1"));

@@ -93,7 +93,7 @@ struct EvalOptions {
 };
 
 struct OptimizerOptions {
-  int64_t steps = 100;
+  int64_t steps = 100;  // 0: evaluation alone.
   double lr = 3e-4;
   double beta1 = 0.9;
   double beta2 = 0.95;
@@ -191,6 +191,9 @@ struct TrainConfig {
   CheckpointConfig checkpoint;
   uint64_t seed = 0;
   std::string config_file;  // The file of --config; outputs must not replace it.
+  // The flags that were given, as a file of --config, which a run with metrics saves beside them. Empty: none
+  // is saved.
+  std::string given_flags;
 };
 
 // "dense", "dsa".

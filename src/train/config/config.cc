@@ -107,7 +107,7 @@ absl::Status ValidateSizes(const ModelOptions& model) {
 }
 
 absl::Status ValidateOptimizer(const OptimizerOptions& optimizer) {
-  WEFT_RETURN_IF_ERROR(RequireRange({"steps", optimizer.steps}, 1));
+  WEFT_RETURN_IF_ERROR(RequireRange({"steps", optimizer.steps}, 0));
   WEFT_RETURN_IF_ERROR(RequireNotNegative("lr", optimizer.lr));
   WEFT_RETURN_IF_ERROR(RequireBelowOne("beta1", optimizer.beta1));
   WEFT_RETURN_IF_ERROR(RequireBelowOne("beta2", optimizer.beta2));
@@ -250,6 +250,9 @@ absl::Status Validate(const TrainConfig& config) {
   WEFT_RETURN_IF_ERROR(RequireRange({"document-separator", config.data.document_separator}, 0));
   WEFT_RETURN_IF_ERROR(ValidateEval(config.eval));
   WEFT_RETURN_IF_ERROR(ValidateOptimizer(config.optimizer));
+  if (config.optimizer.steps == 0 && config.eval.paths.empty()) {
+    return BadFlag("steps", 0, "evaluates alone: give --eval-data, or at least one step");
+  }
   WEFT_RETURN_IF_ERROR(ValidateParallel(config.parallel));
   WEFT_RETURN_IF_ERROR(ValidateExport(config.output));
   WEFT_RETURN_IF_ERROR(ValidateTrace(config.output, config.optimizer.steps));

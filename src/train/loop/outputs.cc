@@ -68,8 +68,9 @@ std::vector<OutputFile> OutputsOf(const TrainConfig& config) {
   std::vector<OutputFile> outputs;
   if (const std::string& metrics = config.output.metrics_file; !metrics.empty()) {
     outputs.push_back({"metrics", metrics, /*in_place=*/true});
-    if (const auto path = ConfigPathBeside(metrics))
-      outputs.push_back({"metrics", *path, /*in_place=*/false});
+    for (const auto& path : {ConfigPathBeside(metrics), FlagsPathBeside(metrics)}) {
+      if (path) outputs.push_back({"metrics", *path, /*in_place=*/false});
+    }
   }
   if (const std::string& trace = config.output.trace_file; !trace.empty())
     outputs.push_back({"trace", trace, /*in_place=*/false});
@@ -196,6 +197,15 @@ absl::Status CheckReplaceable(const std::string& path) {
   return absl::OkStatus();
 }
 
+// Nothing for a device, beside which there is no place.
+std::optional<std::string> PathBeside(const std::string& metrics_file, const char* extension) {
+  struct stat info {};
+  const bool is_device =
+      stat(metrics_file.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode);
+  if (metrics_file == "/dev/stdout" || is_device) return std::nullopt;
+  return fs::path(metrics_file).replace_extension(extension);
+}
+
 }  // namespace
 
 absl::Status CheckOutputs(const TrainConfig& config, const TrainInputs& inputs) {
@@ -204,16 +214,18 @@ absl::Status CheckOutputs(const TrainConfig& config, const TrainInputs& inputs) 
   const std::string& metrics = config.output.metrics_file;
   if (metrics.empty()) return absl::OkStatus();
   WEFT_RETURN_IF_ERROR(CheckMetrics(metrics, !config.checkpoint.resume.empty()));
-  const auto beside = ConfigPathBeside(metrics);
-  return beside ? CheckReplaceable(*beside) : absl::OkStatus();
+  for (const auto& beside : {ConfigPathBeside(metrics), FlagsPathBeside(metrics)}) {
+    if (beside) WEFT_RETURN_IF_ERROR(CheckReplaceable(*beside));
+  }
+  return absl::OkStatus();
 }
 
 std::optional<std::string> ConfigPathBeside(const std::string& metrics_file) {
-  struct stat info {};
-  const bool is_device =
-      stat(metrics_file.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode);
-  if (metrics_file == "/dev/stdout" || is_device) return std::nullopt;
-  return fs::path(metrics_file).replace_extension(".config.json");
+  return PathBeside(metrics_file, ".config.json");
+}
+
+std::optional<std::string> FlagsPathBeside(const std::string& metrics_file) {
+  return PathBeside(metrics_file, ".config.toml");
 }
 
 }  // namespace weft

@@ -20,5 +20,7 @@ absl::Status CheckOutputs(const TrainConfig& config, const TrainInputs& inputs);
 
 // "run.jsonl" -> "run.config.json"; nullopt for a device.
 std::optional<std::string> ConfigPathBeside(const std::string& metrics_file);
+// The same of the flags, which --config reads.
+std::optional<std::string> FlagsPathBeside(const std::string& metrics_file);
 
 }  // namespace weft

@@ -59,7 +59,9 @@ ResolvedItem DataItem(const TrainConfig& config, const Corpus& corpus, const Run
           plan.order.shuffle ? "shuffled" : "in order",
           plan.document_separator ? absl::StrCat(", documents end at token ", *plan.document_separator) : "",
           corpus.has_loss_mask() ? ", loss by mask" : ""),
-      config.data.paths.empty() ? "no --data: built-in text" : ""};
+      !config.data.paths.empty()    ? ""
+      : config.optimizer.steps == 0 ? "no --data: --eval-data, as there are no steps"
+                                    : "no --data: built-in text"};
 }
 
 std::string IndexerSource(const TrainConfig& config, const TrainInputs& inputs) {

@@ -258,7 +258,10 @@ class Run {
     }
     WEFT_ASSIGN_OR_RETURN(metrics_, OpenMetricsFile(path));
     const auto beside = ConfigPathBeside(path);
-    return beside ? WriteWholeFile(*beside, ToJson(resolved_)) : absl::OkStatus();
+    if (!beside) return absl::OkStatus();
+    WEFT_RETURN_IF_ERROR(WriteWholeFile(*beside, ToJson(resolved_)));
+    return config_.given_flags.empty() ? absl::OkStatus()
+                                       : WriteWholeFile(*FlagsPathBeside(path), config_.given_flags);
   }
 
   absl::Status TrainSteps() {
@@ -377,7 +380,7 @@ class Run {
     return step == config_.optimizer.steps || (interval > 0 && step % interval == 0);
   }
 
-  // A run that goes on from its last step has no step to do, but its evaluation may be missing.
+  // A run with --steps 0, or one that goes on from its last step, has no step to do.
   absl::Status EvaluateLastCheckpoint() {
     if (evaluator_ == nullptr || checkpoints_->first_step() <= config_.optimizer.steps)
       return absl::OkStatus();

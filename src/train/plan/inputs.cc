@@ -28,12 +28,13 @@ constexpr const char* kEmbedding = "model.embed_tokens.weight";
 constexpr const char* kHead = "lm_head.weight";
 constexpr int64_t kElementsPerRead = 1 << 20;
 
-absl::StatusOr<Corpus> OpenCorpus(const DataOptions& data) {
-  if (data.paths.empty()) {
-    if (data.loss_mask) return BadFlag("loss-mask", "true", "the built-in text has no mask: give --data");
-    return Corpus::FromText("the built-in text", EmbeddedText());
-  }
-  return Corpus::Open(data.paths, data.loss_mask);
+absl::StatusOr<Corpus> OpenCorpus(const TrainConfig& config) {
+  const bool with_loss_mask = config.data.loss_mask;
+  if (!config.data.paths.empty()) return Corpus::Open(config.data.paths, with_loss_mask);
+  // An evaluation alone reads no training data, which could not be in the same format as --eval-data.
+  if (config.optimizer.steps == 0) return Corpus::Open(config.eval.paths, with_loss_mask);
+  if (with_loss_mask) return BadFlag("loss-mask", "true", "the built-in text has no mask: give --data");
+  return Corpus::FromText("the built-in text", EmbeddedText());
 }
 
 absl::StatusOr<std::optional<Corpus>> OpenEvalCorpus(const EvalOptions& eval, const Corpus& training) {
@@ -160,7 +161,7 @@ std::string TokenizerOf(const std::string& folder) {
 }
 
 absl::StatusOr<TrainInputs> OpenInputs(const TrainConfig& config) {
-  WEFT_ASSIGN_OR_RETURN(Corpus corpus, OpenCorpus(config.data));
+  WEFT_ASSIGN_OR_RETURN(Corpus corpus, OpenCorpus(config));
   WEFT_ASSIGN_OR_RETURN(std::optional<Corpus> eval_corpus, OpenEvalCorpus(config.eval, corpus));
   TrainInputs inputs{{}, std::move(corpus), std::move(eval_corpus)};
   if (config.model.hf_model.empty()) {
