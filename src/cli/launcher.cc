@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 #include <string_view>
 
@@ -25,7 +26,8 @@ bool IsParentsOutputTerminal() {
 bool IsNonzeroRank() { return ReadLaunchEnvironment().rank.value_or(0) != 0; }
 
 bool IsOutputTerminal() {
-  if (isatty(STDOUT_FILENO) != 1) return false;
+  const char* kind = std::getenv("TERM");
+  if (isatty(STDOUT_FILENO) != 1 || (kind != nullptr && std::string_view(kind) == "dumb")) return false;
   return ReadLaunchEnvironment().starter != Starter::kOpenMpi || IsParentsOutputTerminal();
 }
 

@@ -250,6 +250,15 @@ TEST(Progress, LeavesOutFieldsThatDoNotFitTheTerminal) {
   }
 }
 
+TEST(Progress, FitsEveryWidthOfATerminal) {
+  EXPECT_EQ(TerminalLine(Example(), 10, 1, 79),
+            "[###-------]  step 3/10  loss 2.5000  norm 0.125  12.3k tokens/s  ETA 0:01");
+  EXPECT_EQ(TerminalLine(Example(), 10, 1, 59), ProgressLine(Example(), 10, 1, 59));
+  for (size_t columns = 1; columns <= 130; ++columns) {
+    EXPECT_LE(TerminalLine(Example(), 10, 1, columns).size(), columns);
+  }
+}
+
 // Records of an event file, whose CRCs have been checked.
 std::vector<std::string> RecordsOf(const std::string& file) {
   std::vector<std::string> records;

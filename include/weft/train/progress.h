@@ -18,10 +18,16 @@ namespace weft {
 std::string ProgressLine(const StepMetrics& metrics, int64_t total_steps, double seconds_left,
                          size_t columns = std::numeric_limits<size_t>::max());
 
+// "[####------]  step 12/100  …" for a terminal: the line, with a bar in front if there are 60 columns or
+// more. A line that is still too long is cut at `columns`.
+std::string TerminalLine(const StepMetrics& metrics, int64_t total_steps, double seconds_left,
+                         size_t columns);
+
 // "the loss is 2.5 and the gradient norm inf", followed with sparse attention by those of the indexers.
 std::string LossesAndNorms(const StepMetrics& metrics);
 
-// Writes progress lines to a stream. On a terminal each line overwrites the one before and fits its width.
+// Writes progress lines to a stream. On a terminal each line overwrites the one before and fits its width. No
+// line has colors.
 //
 // Lifetime: the stream must outlive the printer.
 class ProgressPrinter {

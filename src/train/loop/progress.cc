@@ -70,6 +70,21 @@ std::string ProgressLine(const StepMetrics& metrics, int64_t total_steps, double
   return join(min_importance);
 }
 
+std::string TerminalLine(const StepMetrics& metrics, int64_t total_steps, double seconds_left,
+                         size_t columns) {
+  constexpr size_t kColumnsForBar = 60;
+  constexpr int64_t kBar = 10;
+  std::string bar;
+  if (columns >= kColumnsForBar) {
+    const auto filled = static_cast<size_t>(std::clamp<int64_t>(metrics.step * kBar / total_steps, 0, kBar));
+    bar = absl::StrCat("[", std::string(filled, '#'), std::string(kBar - filled, '-'), "]  ");
+  }
+  std::string line =
+      absl::StrCat(bar, ProgressLine(metrics, total_steps, seconds_left, columns - bar.size()));
+  line.resize(std::min(line.size(), columns));
+  return line;
+}
+
 ProgressPrinter::~ProgressPrinter() { EndLine(); }
 
 void ProgressPrinter::EndLine() {
@@ -102,7 +117,7 @@ void ProgressPrinter::Print(const StepMetrics& metrics, bool skipped) {
   const double left = smoothed_step_ms_ * static_cast<double>(total_steps_ - metrics.step) / 1e3;
   if (terminal_) {
     // The escape sequence erases the rest of the line, which a longer line may have left.
-    std::fprintf(stream_, "\r%s\033[K", ProgressLine(metrics, total_steps_, left, Columns()).c_str());
+    std::fprintf(stream_, "\r%s\033[K", TerminalLine(metrics, total_steps_, left, Columns()).c_str());
     line_open_ = true;
   } else {
     std::fprintf(stream_, "%s\n", ProgressLine(metrics, total_steps_, left).c_str());
