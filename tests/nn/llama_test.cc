@@ -1,6 +1,7 @@
 #include "weft/nn/llama.h"
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -204,9 +205,26 @@ absl::StatusOr<Tensor> LogitsOf(LlamaModel& model, const Tensor& ids, int64_t be
   return logits[0];
 }
 
+// All that differs in other architectures, with a window and original positions that seven tokens exceed.
+LlamaConfig TinyModelWithAllTraits() {
+  LlamaConfig config = TinyLlama();
+  config.traits = {.qkv_bias = true,
+                   .output_bias = true,
+                   .qk_norm = true,
+                   .window = 3,
+                   .first_window_layer = 1,
+                   .activation = GateActivation::kGeluTanh,
+                   .embedding_scale = 3.0F,
+                   .norm_offset = 1.0F};
+  config.rope_scaling =
+      YarnRopeScaling{.factor = 4.0F, .attention_factor = 1.2F, .original_max_positions = 4};
+  return config;
+}
+
 TEST(LlamaModel, GivesTheLogitsOfOnePassInSeveralPassesWithAKvCache) {
-  for (const DType dtype : {DType::kF32, DType::kBF16}) {
-    const LlamaConfig config = TinyLlama();
+  for (const auto& [config, dtype] :
+       {std::pair(TinyLlama(), DType::kF32), std::pair(TinyLlama(), DType::kBF16),
+        std::pair(TinyModelWithAllTraits(), DType::kF32)}) {
     ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(config));
     const MaterializedParameters memory(*model, 3, dtype, dtype);
     const Tensor ids = TestIds({2, 7}, config.vocab_size, 1);

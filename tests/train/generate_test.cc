@@ -5,12 +5,14 @@
 #include <limits>
 #include <set>
 
+#include "src/train/generate/prompt.h"
 #include "src/train/generate/sampler.h"
 #include "tests/train/train_run.h"
 
 namespace weft {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::weft::testing::StatusIs;
 
@@ -62,6 +64,39 @@ TEST(Sampler, RepeatsItsDrawsWithItsSeedOnly) {
 TEST(Sampler, RefusesLogitsThatAreNotFinite) {
   const std::array<float, 2> logits = {0, std::numeric_limits<float>::quiet_NaN()};
   EXPECT_THAT(Sampler({}).Next(logits), StatusIs(absl::StatusCode::kOutOfRange, HasSubstr("token 1")));
+}
+
+// The status of a generation after a prompt, in a model of 128 positions.
+absl::Status StatusOfLength(const RopeScaling& scaling, int64_t prompt_tokens, int64_t max_new_tokens) {
+  LlamaConfig model;
+  model.max_positions = 128;
+  model.rope_scaling = scaling;
+  model.rope_sequence = GenerationRopeSequence(model, prompt_tokens);
+  return CheckLength(model, prompt_tokens, max_new_tokens);
+}
+
+TEST(CheckLength, AllowsAllPositionsIfTheFrequenciesDoNotDependOnTheSequence) {
+  EXPECT_OK(StatusOfLength(LinearRopeScaling{4.0F}, 100, 28));
+  EXPECT_THAT(StatusOfLength(LinearRopeScaling{4.0F}, 100, 29),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("has 128 positions")));
+}
+
+TEST(CheckLength, RefusesSequencesInWhichTheFrequenciesChange) {
+  EXPECT_OK(StatusOfLength(DynamicRopeScaling{4.0F}, 100, 28));
+  for (const int64_t prompt_tokens : {100, 129}) {
+    EXPECT_THAT(StatusOfLength(DynamicRopeScaling{4.0F}, prompt_tokens, 29),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("rope_type dynamic")));
+  }
+  LongRopeScaling longrope;
+  longrope.original_max_positions = 32;
+  EXPECT_OK(StatusOfLength(longrope, 30, 2));
+  EXPECT_OK(StatusOfLength(longrope, 33, 95));
+  EXPECT_THAT(StatusOfLength(longrope, 30, 3),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       AllOf(HasSubstr("rope_type longrope"),
+                             HasSubstr("at most 2, or a prompt of more than 32 tokens"))));
+  EXPECT_THAT(StatusOfLength(longrope, 33, 96),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("has 128 positions")));
 }
 
 class GenerateRun : public TrainRun {

@@ -101,11 +101,14 @@ class Generation {
 
   absl::Status Open() {
     WEFT_ASSIGN_OR_RETURN(inputs_, OpenModelFolder(config_.hf_folder));
+    WEFT_ASSIGN_OR_RETURN(prompt_, ReadPrompt(config_, inputs_.model));
+    const auto prompt_tokens = static_cast<int64_t>(prompt_.size());
+    inputs_.model.rope_sequence = GenerationRopeSequence(inputs_.model, prompt_tokens);
+    WEFT_RETURN_IF_ERROR(CheckLength(inputs_.model, prompt_tokens, config_.max_new_tokens));
     WEFT_ASSIGN_OR_RETURN(model_, LlamaModel::Create(inputs_.model));
     WEFT_RETURN_IF_ERROR(CheckWeights(inputs_, *model_));
     WEFT_RETURN_IF_ERROR(
         CheckTiedHead(*inputs_.weights, inputs_.model, bootstrap_.rank(), bootstrap_.size()));
-    WEFT_ASSIGN_OR_RETURN(prompt_, ReadPrompt(config_, inputs_.model));
     WEFT_ASSIGN_OR_RETURN(end_tokens_, ReadEndTokens(config_.hf_folder, inputs_.hf_config));
     WEFT_ASSIGN_OR_RETURN(properties_, PropertiesOf(inputs_));
     AddFlags();

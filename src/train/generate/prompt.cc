@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <variant>
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_split.h>
@@ -31,6 +32,15 @@ absl::Status CheckTokensAreBytes(const GenerateConfig& config, const LlamaConfig
                  absl::StrCat("the tokens of this model are not bytes, as ", why,
                               ": give token ids (--prompt-tokens 1,2,3 --print-tokens), or use "
                               "tools/generate.py, which runs a tokenizer.json"));
+}
+
+// Why a sequence cannot have more than `limit` tokens.
+std::string LimitOf(const LlamaConfig& model, int64_t limit) {
+  if (limit == model.LongestSequence()) return absl::StrCat("the model has ", limit, " positions, and");
+  const bool is_dynamic = std::holds_alternative<DynamicRopeScaling>(*model.rope_scaling);
+  return absl::StrCat("the model's rope_type ", is_dynamic ? "dynamic" : "longrope",
+                      " rotates all keys differently beyond ", limit,
+                      " positions, but cached keys are rotated already;");
 }
 
 absl::StatusOr<std::vector<int32_t>> EndTokensIn(const std::string& text, const std::string& path) {
@@ -82,14 +92,25 @@ absl::StatusOr<std::vector<int32_t>> ReadPrompt(const GenerateConfig& config, co
     return BadFlag(flag, token,
                    absl::StrCat("the vocabulary ends at ", model.vocab_size - 1, ": use its tokens only"));
   }
-  const auto left = model.PositionLimit() - static_cast<int64_t>(tokens.size());
-  if (config.max_new_tokens > left) {
-    return BadFlag("max-new-tokens", config.max_new_tokens,
-                   absl::StrCat("the model has ", model.PositionLimit(), " positions, and the prompt takes ",
-                                tokens.size(), ": use at most ", std::max<int64_t>(left, 0),
-                                left > 0 ? "" : ", or a shorter prompt"));
-  }
   return tokens;
+}
+
+int64_t GenerationRopeSequence(const LlamaConfig& model, int64_t prompt_tokens) {
+  const bool is_longrope =
+      model.rope_scaling.has_value() && std::holds_alternative<LongRopeScaling>(*model.rope_scaling);
+  return is_longrope ? prompt_tokens : 0;
+}
+
+absl::Status CheckLength(const LlamaConfig& model, int64_t prompt_tokens, int64_t max_new_tokens) {
+  const int64_t limit = model.PositionLimit();
+  const int64_t left = limit - prompt_tokens;
+  if (max_new_tokens <= left) return absl::OkStatus();
+  return BadFlag(
+      "max-new-tokens", max_new_tokens,
+      absl::StrCat(
+          LimitOf(model, limit), " the prompt takes ", prompt_tokens, ": use at most ",
+          std::max<int64_t>(left, 0), left > 0 ? "" : ", or a shorter prompt",
+          limit < model.max_positions ? absl::StrCat(", or a prompt of more than ", limit, " tokens") : ""));
 }
 
 absl::StatusOr<std::vector<int32_t>> ReadEndTokens(const std::string& folder, const std::string& hf_config) {

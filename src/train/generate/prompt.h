@@ -16,8 +16,17 @@ namespace weft {
 absl::StatusOr<std::vector<int32_t>> ParseTokenIds(std::string_view text);
 
 // The tokens of the prompt. Errors: kInvalidArgument (a token outside of the vocabulary; text in or out for a
-// model whose tokens are not bytes; the prompt and --max-new-tokens exceed the model's positions).
+// model whose tokens are not bytes).
 absl::StatusOr<std::vector<int32_t>> ReadPrompt(const GenerateConfig& config, const LlamaConfig& model);
+
+// Pure. The rope_sequence of a model that generates after a prompt. With a KvCache the frequencies must be
+// the same in all passes. Those of dynamic scaling are so within max_positions only, and those of longrope on
+// one side of the original positions.
+int64_t GenerationRopeSequence(const LlamaConfig& model, int64_t prompt_tokens);
+
+// Pure. REQUIRES: the model has the rope_sequence above. Errors: kInvalidArgument (the prompt and
+// max_new_tokens exceed the positions that the model can generate; the scaling that limits them is named).
+absl::Status CheckLength(const LlamaConfig& model, int64_t prompt_tokens, int64_t max_new_tokens);
 
 // The values of eos_token_id: those of generation_config.json or, in a folder without it, those of
 // `hf_config`, the text of config.json. Empty: none is given.
