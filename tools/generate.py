@@ -84,9 +84,9 @@ def run(command, stream):
 
 def parse(arguments):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-    parser.add_argument("--hf-model", required=True, metavar="DIR")
+    parser.add_argument("--hf-model", type=pathlib.Path, required=True, metavar="DIR")
     parser.add_argument("--prompt", required=True, metavar="TEXT")
-    parser.add_argument("--tokenizer", metavar="FILE", help="tokenizer.json [that of --hf-model]")
+    parser.add_argument("--tokenizer", type=pathlib.Path, metavar="PATH", help="tokenizer.json, or its folder [that of --hf-model]")
     parser.add_argument("--weft", metavar="PATH", help="the program [from PATH, or build/release/bin/weft]")
     parser.add_argument("-n", type=int, metavar="RANKS", help="start so many ranks by mpirun")
     return parser.parse_known_args(arguments)
@@ -95,12 +95,12 @@ def parse(arguments):
 def main(arguments):
     options, flags = parse(arguments)
     try:
-        tokenizer = tool.load_tokenizer(options.tokenizer or os.path.join(options.hf_model, "tokenizer.json"))
+        tokenizer = tool.load_tokenizer(options.tokenizer or options.hf_model)
         ids = tokenizer.encode(options.prompt).ids
         if not ids:
             raise tool.Failure("--prompt: the tokenizer makes no tokens of it: give some text")
         launcher = [] if options.n is None else ["mpirun", "-n", str(options.n)]
-        command = [*launcher, find_program(options.weft), "generate", "--hf-model", options.hf_model,
+        command = [*launcher, find_program(options.weft), "generate", "--hf-model", str(options.hf_model),
                    "--prompt-tokens", ",".join(map(str, ids)), "--print-tokens", *flags]
         return run(command, TextStream(tokenizer))
     except tool.Failure as failure:

@@ -209,7 +209,7 @@ class Runs(WeftCase):
             self.assertEqual(len(messages), 1, result.stderr)
             last = json.loads((self.folder / "m.jsonl").read_text().splitlines()[-1])
             self.assertRegex(messages[0], rf"step {last['step']}: the loss is \S+ and the gradient norm \S+")
-            self.assertEqual(self.files(), ["m.config.json", "m.jsonl", "text.txt"])
+            self.assertEqual(self.files(), ["m.config.json", "m.config.toml", "m.jsonl", "text.txt"])
 
 
 class Quickstart(WeftCase):
@@ -256,7 +256,7 @@ class StopRequests(WeftCase):
             self.assertIn("stopped by a signal", errors)
             for line in (self.folder / "m.jsonl").read_text().splitlines():
                 json.loads(line)
-            self.assertEqual(self.files(), ["m.config.json", "m.jsonl", "text.txt"])
+            self.assertEqual(self.files(), ["m.config.json", "m.config.toml", "m.jsonl", "text.txt"])
 
     def test_ends_a_command_without_ranks(self):
         self.train("--steps", "1", "--checkpoint-dir", "ck")
@@ -428,7 +428,7 @@ class HuggingFace(WeftCase):
         self.train("--steps", "2", "--metrics", "out/m.jsonl", "--export-hf", "out")
         self.assertEqual(len((self.folder / "out/m.jsonl").read_text().splitlines()), 2)
         self.assertEqual(sorted(path.name for path in (self.folder / "out").iterdir()),
-                         ["config.json", "m.config.json", "m.jsonl", "model.safetensors"])
+                         ["config.json", "m.config.json", "m.config.toml", "m.jsonl", "model.safetensors"])
 
     def test_writes_indexers_beside_the_llama_and_reads_them_again(self):
         source = model_folder.write(self.folder / "model")
