@@ -176,6 +176,8 @@ class Runs(WeftCase):
         self.assertEqual(result.returncode, 0, result.stderr)
         self.assertIn(f"eval after step 0  loss {loss}\n", result.stdout)
         self.assert_refused(2, ["--steps 0", "--eval-data"], "train", "--steps", "0")
+        self.assert_refused(2, [f"--eval-data {self.text}", "tokenizer"], "train", "--hf-model", "out", "--steps", "0",
+                            "--eval-data", self.text)
 
     def test_writes_events_that_tensorboard_reads(self):
         lines = self.metrics("--steps", "3", "--tensorboard", "events")

@@ -58,11 +58,13 @@ absl::StatusOr<std::optional<Corpus>> OpenEvalCorpus(const EvalOptions& eval, co
 constexpr const char* kTokenizers[] = {"tokenizer.json", "tokenizer.model", "vocab.json"};
 
 // The tokens of text are its bytes, which mean nothing to a model that has a tokenizer.
-absl::Status CheckTokenizer(const Corpus& corpus, const DataOptions& data, const std::string& folder) {
+absl::Status CheckTokenizer(const Corpus& corpus, const TrainConfig& config, const std::string& folder) {
   const std::string tokenizer = TokenizerOf(folder);
   if (corpus.format() != TokenFormat::kBytes || tokenizer.empty()) return absl::OkStatus();
-  return BadFlag("data", data.paths.empty() ? "(none)" : data.paths.front(),
-                 absl::StrCat(data.paths.empty() ? "the built-in data are" : "is",
+  const bool evaluates_alone = config.data.paths.empty() && config.optimizer.steps == 0;
+  const std::vector<std::string>& paths = evaluates_alone ? config.eval.paths : config.data.paths;
+  return BadFlag(evaluates_alone ? "eval-data" : "data", paths.empty() ? "(none)" : paths.front(),
+                 absl::StrCat(paths.empty() ? "the built-in data are" : "is",
                               " text, but the model of --hf-model has a tokenizer: make token ids with "
                               "tools/tokenize.py --tokenizer ",
                               tokenizer));
@@ -170,7 +172,7 @@ absl::StatusOr<TrainInputs> OpenInputs(const TrainConfig& config) {
     return inputs;
   }
   const std::string folder = config.model.hf_folder();
-  WEFT_RETURN_IF_ERROR(CheckTokenizer(inputs.corpus, config.data, folder));
+  WEFT_RETURN_IF_ERROR(CheckTokenizer(inputs.corpus, config, folder));
   if (config.model.hf_weights()) {
     WEFT_ASSIGN_OR_RETURN(static_cast<ModelInputs&>(inputs), OpenModelFolder(folder));
   } else {
