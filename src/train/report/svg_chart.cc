@@ -196,9 +196,10 @@ std::vector<double> AxisMarks(double low, double high, bool is_log) {
   if (is_log && high / low >= 3) {
     // All of 1, 2 and 5 in up to two decades, else powers of ten alone.
     const bool dense = high / low < 200;
-    for (double power = std::pow(10, std::floor(std::log10(low))); power <= high; power *= 10) {
+    const auto last = static_cast<int>(std::floor(std::log10(high)));
+    for (auto decade = static_cast<int>(std::floor(std::log10(low))); decade <= last; ++decade) {
       for (const double factor : {1.0, 2.0, 5.0}) {
-        const double mark = power * factor;
+        const double mark = std::pow(10, decade) * factor;
         if (mark >= low && mark <= high && (dense || factor == 1.0)) marks.push_back(mark);
       }
     }
