@@ -254,8 +254,9 @@ void BindArrayCollectives(nb::module_& module) {
       .def(nb::new_(&MakeGroup), nb::arg("session"), nb::arg("name"), nb::arg("ranks"),
            "Forms the group of these ranks of the session. Collective: the ranks of the group.\n"
            "\n"
-           "Raises ValueError (this rank is no member), TimeoutError (names the ranks that did not "
-           "make the group).")
+           "Raises ValueError (this rank is no member; a rank that occurs twice or is out of range), "
+           "TimeoutError (names the\n"
+           "ranks that did not make the group).")
       .def_prop_ro("rank", &EngineGroup::rank, "This process's rank in the group.")
       .def_prop_ro("size", &EngineGroup::size, "Number of ranks of the group.")
       .def_prop_ro("name", &EngineGroup::name, "Name of the group, for messages.")

@@ -19,7 +19,8 @@ namespace weft::python {
 class EngineGroup final : public GroupCollectives {
  public:
   // Collective: the ranks of the group, in one order on ranks that share several groups.
-  // Errors: kInvalidArgument (this rank is no member), those of CommEngine::GroupLane.
+  // Errors: kInvalidArgument (this rank is no member; a rank that occurs twice or is out of range), those of
+  //   CommEngine::GroupLane.
   static absl::StatusOr<std::shared_ptr<EngineGroup>> Create(std::shared_ptr<Session> session,
                                                              const std::string& name,
                                                              const std::vector<int>& ranks);
