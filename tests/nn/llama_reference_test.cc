@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
+#include "tests/support/reference_hash.h"
 #include "weft/core/reproducible_sum.h"
 #include "weft/nn/llama.h"
 #include "weft/nn/materialize.h"
@@ -26,20 +27,6 @@ const Json& Reference() {
     return new Json(Json::parse(file));
   }();
   return *reference;
-}
-
-// The integer hash of llama_reference.py.
-std::vector<uint32_t> Hashed(const std::string& name, int64_t count) {
-  uint32_t key = 2166136261U;
-  for (const char byte : name) key = (key ^ static_cast<uint8_t>(byte)) * 16777619U;
-  std::vector<uint32_t> words(static_cast<size_t>(count));
-  for (size_t i = 0; i < words.size(); ++i) {
-    uint32_t word = key + static_cast<uint32_t>(i) * 2654435761U;
-    word = (word ^ (word >> 16)) * 0x7FEB352DU;
-    word = (word ^ (word >> 15)) * 0x846CA68BU;
-    words[i] = word ^ (word >> 16);
-  }
-  return words;
 }
 
 void FillWeight(const Parameter& parameter) {
