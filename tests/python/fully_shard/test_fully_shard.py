@@ -1,6 +1,7 @@
 """weft.fully_shard against FSDP2 over gloo. The ranks of a pool run each case together."""
 
 import comparison_failure_cases
+import comparison_float64_cases
 import comparison_optimizer_cases
 import comparison_pass_cases
 import comparison_state_cases
@@ -10,6 +11,7 @@ from sharded_support import cases_of
 
 _MODULES = [
     comparison_training_cases,
+    comparison_float64_cases,
     comparison_pass_cases,
     comparison_optimizer_cases,
     comparison_state_cases,
