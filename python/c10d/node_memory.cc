@@ -74,6 +74,8 @@ void InstallAllocator() {
 }  // namespace
 
 void NodeMemoryContext::Enter() {
+  TORCH_CHECK(!was_entered_, "weft: this node_memory context was entered before; call node_memory() anew");
+  was_entered_ = true;
   InstallAllocator();
   outer_ = std::exchange(current_context, shared_from_this());
 }

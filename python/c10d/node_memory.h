@@ -37,7 +37,7 @@ class NodeMemoryContext : public std::enable_shared_from_this<NodeMemoryContext>
  public:
   explicit NodeMemoryContext(std::shared_ptr<GroupCollectives> group) : group_(std::move(group)) {}
 
-  // REQUIRES: not entered before.
+  // Errors: RuntimeError if the context was entered before.
   void Enter();
   // Errors: RuntimeError if this is not the innermost context of the calling thread.
   void Exit();
@@ -52,6 +52,7 @@ class NodeMemoryContext : public std::enable_shared_from_this<NodeMemoryContext>
 
  private:
   const std::shared_ptr<GroupCollectives> group_;
+  bool was_entered_ = false;
   std::shared_ptr<NodeMemoryContext> outer_;
   int64_t refused_ = 0;
   int64_t refused_bytes_ = 0;

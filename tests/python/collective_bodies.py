@@ -428,6 +428,14 @@ def allocated_by_pytorch() -> None:
     check(result, torch.full((numel,), sum(1.0 + r for r in range(ranks()))), "all_reduce of a result")
     for outside in (smaller, by_other_thread, ordinary):
         assert copied_by_all_reduce(outside) > 0
+    context = weft.torch.node_memory()
+    with context:
+        pass
+    try:
+        with context:
+            raise AssertionError("a context was entered twice")
+    except RuntimeError as error:
+        assert "entered before" in str(error), error
 
 
 def resized() -> None:
