@@ -32,7 +32,7 @@ struct GroupSpec {
 
   // True if collectives use the image and the gradient image.
   bool is_zero_copy() const { return IsZeroCopy(layout.kind()); }
-  // Whether the image's dtype differs from the master's.
+  // True if the image's dtype differs from the master's.
   bool is_cast() const { return dtypes.param != dtypes.master; }
   // Whether the shard group has one rank.
   bool is_alone() const { return layout.shard_size() == 1; }

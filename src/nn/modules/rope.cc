@@ -24,7 +24,7 @@ std::vector<float> PlainFrequencies(int64_t head_dim, double theta) {
   return frequencies;
 }
 
-// What a scaling may depend on beside the plain frequencies.
+// Inputs of a scaling beside the plain frequencies.
 struct ScalingInputs {
   int64_t head_dim;
   double theta;

@@ -202,7 +202,7 @@ absl::Status GatherDelta(const Case& c) {
   return absl::OkStatus();
 }
 
-// Where a rank's source view lies; the rest of the sum is the same for all.
+// Memory of a rank's source view. A view of zeros has none.
 enum class ViewMemory : uint8_t { kNode, kPrivate, kZeros };
 ViewMemory MemoryOf(int rank, size_t view) { return ViewMemory{static_cast<uint8_t>((rank + view) % 3)}; }
 
