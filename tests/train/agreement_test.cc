@@ -88,7 +88,7 @@ TEST_F(Agreement, IsRequiredOfTheFlagsOfSparseAttention) {
       {"--dsa-loss-coef is 1 ", [](AttentionConfig& options) { options.loss_coef = 0.5; }},
   };
   for (const auto& [message, change] : changes) {
-    EXPECT_THAT(RunWithChangeOnRank1([&](TrainConfig& config) { change(config.attention); }),
+    EXPECT_THAT(RunWithChangeOnRank1([&change = change](TrainConfig& config) { change(config.attention); }),
                 StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr(message)));
   }
 }

@@ -253,6 +253,7 @@ WholeMemory Collective::WholeInputOf(const OperationContext& context, int member
 
 std::vector<WholeMemory> Collective::LocalInputs(const OperationContext& context) const {
   std::vector<WholeMemory> inputs;
+  inputs.reserve(static_cast<size_t>(context.placement.size()));
   for (int member = 0; member < context.placement.size(); ++member) {
     inputs.push_back(context.placement.IsLocal(member) ? WholeInputOf(context, member)
                                                        : static_cast<const std::byte*>(nullptr));

@@ -12,7 +12,7 @@
 namespace weft::internal {
 
 std::chrono::steady_clock::time_point DeadlineAfter(absl::Duration timeout) {
-  constexpr int64_t kMaxHours = 24 * 365;
+  constexpr int64_t kMaxHours = int64_t{24} * 365;
   const absl::Duration bounded = std::clamp(timeout, absl::ZeroDuration(), absl::Hours(kMaxHours));
   return std::chrono::steady_clock::now() + absl::ToChronoNanoseconds(bounded);
 }

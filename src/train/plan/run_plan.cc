@@ -164,7 +164,7 @@ absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs
                  BatchOrder{windows, data.shuffle, config.seed},
                  data.seq_len,
                  data.document_separator,
-                 std::move(parallel),
+                 parallel,
                  *std::move(residency),
                  AdamWOptions{o.lr, o.beta1, o.beta2, o.eps, o.weight_decay},
                  o.decay,
