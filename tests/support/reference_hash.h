@@ -1,4 +1,5 @@
-// Pseudorandom words by name, as in tools/reference: the weights and tokens of models that references describe.
+// Pseudorandom words by name, as in tools/reference: the weights and tokens of models that references
+// describe.
 #pragma once
 
 #include <cstddef>
