@@ -3,16 +3,24 @@
 
 #include "tests/comm/collectives/collective_sweep.h"
 #include "tests/comm/collectives/ranges_sweep.h"
+#include "tests/support/schedule_count.h"
 #include "tests/support/thread_ranks.h"
 
 namespace weft::testing {
 namespace {
 
+// All dtypes; in the slow builds of sanitizers one of each size that the kernels treat alike.
+SweepOptions AllDTypes() {
+  SweepOptions swept;
+  if (ScheduleLimit()) swept.dtypes = {DType::kF32, DType::kBF16, DType::kF64, DType::kI8};
+  return swept;
+}
+
 class Collectives : public ::testing::TestWithParam<int> {
  protected:
   // Small slices and windows, so that a few elements take many slices.
-  void Run(absl::Status (*sweep)(EngineFixture&, const SweepOptions&), const SweepOptions& swept = {},
-           int64_t slice_bytes = 512) {
+  void Run(absl::Status (*sweep)(EngineFixture&, const SweepOptions&),
+           const SweepOptions& swept = AllDTypes(), int64_t slice_bytes = 512) {
     RunSweep([&](EngineFixture& fixture) { return sweep(fixture, swept); }, slice_bytes);
   }
   template <typename Sweep>
