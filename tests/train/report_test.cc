@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "src/train/report/bar_chart.h"
 #include "src/train/report/svg_chart.h"
 #include "src/train/report/trace_summary.h"
 #include "tests/support/status_matchers.h"
@@ -118,7 +119,9 @@ TEST_F(ReportPage, MarksTheChoicesInWhichRunsDiffer) {
 
 TEST_F(ReportPage, HasTheTimesOfATrace) {
   options_.trace = folder_.Write("t.json", TraceText());
-  EXPECT_THAT(Page(), HasSubstr("<th scope=\"row\">a</th><td>1.50</td><td>1.00</td><td>1.75</td>"));
+  const std::string page = Page();
+  EXPECT_THAT(page, HasSubstr("<th scope=\"row\">a</th><td>1.50</td><td>1.00</td><td>1.75</td>"));
+  EXPECT_THAT(page, HasSubstr("a: forward 1.75, backward 3, exposed 0.25, gather 1.5, reduce 1; root: "));
 }
 
 TEST_F(ReportPage, RefusesDamagedMetricsAndItsOwnInputs) {
@@ -129,6 +132,21 @@ TEST_F(ReportPage, RefusesDamagedMetricsAndItsOwnInputs) {
   options_.runs = {good};
   options_.output = good;
   EXPECT_THAT(WriteReport(options_), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("-o")));
+}
+
+TEST(BarChart, PutsPartsOneAfterTheOther) {
+  // The longest bar is four units long and fills the width of 322.
+  const BarChart chart{
+      .title = "Times",
+      .unit = "ms",
+      .kinds = {"x", "y"},
+      .rows = {{"a", {{{0, 1}, {1, 3}}, {{1, 2}}}}, {"layers.of.a.long.name.7", {{{0, 0}}}}}};
+  const std::string figure = FigureOf(chart);
+  EXPECT_THAT(figure, AllOf(HasSubstr(R"(run0" x="150.00" y="4.0" width="80.50")"),
+                            HasSubstr(R"(run1" x="230.50" y="4.0" width="241.50")"),
+                            HasSubstr(R"(run1" x="150.00" y="12.0" width="161.00")"),
+                            HasSubstr(">..s.of.a.long.name.7<"), Not(HasSubstr("width=\"0.00\""))));
+  EXPECT_EQ(FigureOf(BarChart{.title = "", .unit = "", .kinds = {"x"}, .rows = {{"a", {{{0, 0}}}}}}), "");
 }
 
 TEST(AxisMarks, AreRoundNumbers) {

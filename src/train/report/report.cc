@@ -14,6 +14,7 @@
 #include <absl/strings/str_replace.h>
 
 #include "src/train/files/file_io.h"
+#include "src/train/report/bar_chart.h"
 #include "src/train/report/page_template.h"
 #include "src/train/report/run_metrics.h"
 #include "src/train/report/svg_chart.h"
@@ -209,6 +210,21 @@ Table BytesOf(const Runs& runs) {
 
 // Trace.
 
+// Two bars for each group: what its computation takes with its waits, and its operations, which overlap with
+// computation. The waits of all groups and their computation add up to the step, but for the optimizer.
+std::string BarsOf(const TraceSummary& trace) {
+  BarChart chart{.title = "Times of the groups",
+                 .unit = "ms of a step",
+                 .kinds = {"forward", "backward", "exposed", "gather", "reduce"},
+                 .rows = {}};
+  for (const GroupTimes& group : trace.groups) {
+    chart.rows.push_back({group.group,
+                          {{{0, group.forward_ms}, {1, group.backward_ms}, {2, group.exposed_ms}},
+                           {{3, group.gather_ms}, {4, group.reduce_ms}}}});
+  }
+  return FigureOf(chart);
+}
+
 std::string TraceOf(const TraceSummary& trace) {
   Table table{.caption =
                   "Mean milliseconds of a step of a rank. Gathers and reductions overlap with "
@@ -222,8 +238,9 @@ std::string TraceOf(const TraceSummary& trace) {
   }
   return absl::StrFormat(
       "<h2>Trace</h2>\n<p>%d ranks, steps %d to %d: %.2f ms a step, of which %.2f ms waited for "
-      "communication.</p>\n%s",
-      trace.ranks, trace.first_step, trace.last_step, trace.step_ms, trace.exposed_ms, ToHtml(table));
+      "communication.</p>\n%s%s",
+      trace.ranks, trace.first_step, trace.last_step, trace.step_ms, trace.exposed_ms, BarsOf(trace),
+      ToHtml(table));
 }
 
 // Configuration.

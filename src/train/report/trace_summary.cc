@@ -193,11 +193,6 @@ void DivideBy(double count, TraceSummary& summary) {
   }
 }
 
-// The name in at most `columns`, without its beginning if it is longer.
-std::string Shortened(const std::string& name, size_t columns) {
-  return name.size() <= columns ? name : absl::StrCat("..", name.substr(name.size() - columns + 2));
-}
-
 }  // namespace
 
 absl::StatusOr<TraceSummary> ReadTraceSummary(const std::string& path) {
@@ -220,6 +215,10 @@ absl::StatusOr<TraceSummary> ReadTraceSummary(const std::string& path) {
   return summary;
 }
 
+std::string ShortenedName(const std::string& name, size_t columns) {
+  return name.size() <= columns ? name : absl::StrCat("..", name.substr(name.size() - columns + 2));
+}
+
 std::string ToText(const TraceSummary& summary) {
   constexpr size_t kNameColumns = 25;
   std::string text = absl::StrFormat(
@@ -230,8 +229,9 @@ std::string ToText(const TraceSummary& summary) {
       summary.step_ms, summary.exposed_ms, "group", "gather", "reduce", "forward", "backward", "exposed");
   GroupTimes total{.group = "all"};
   const auto add_row = [&text](const GroupTimes& row) {
-    absl::StrAppendFormat(&text, "%-25s %8.2f %8.2f %8.2f %8.2f %8.2f\n", Shortened(row.group, kNameColumns),
-                          row.gather_ms, row.reduce_ms, row.forward_ms, row.backward_ms, row.exposed_ms);
+    absl::StrAppendFormat(&text, "%-25s %8.2f %8.2f %8.2f %8.2f %8.2f\n",
+                          ShortenedName(row.group, kNameColumns), row.gather_ms, row.reduce_ms,
+                          row.forward_ms, row.backward_ms, row.exposed_ms);
   };
   for (const GroupTimes& row : summary.groups) {
     add_row(row);

@@ -33,6 +33,9 @@ struct TraceSummary {
 // Errors: kNotFound, kPermissionDenied, kDataLoss (not a trace of weft; names file and line).
 absl::StatusOr<TraceSummary> ReadTraceSummary(const std::string& path);
 
+// The name of a group in at most `columns`, without its beginning if it is longer.
+std::string ShortenedName(const std::string& name, size_t columns);
+
 // A table of at most 80 columns. Long names of groups lose their beginning.
 std::string ToText(const TraceSummary& summary);
 
