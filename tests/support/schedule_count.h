@@ -1,5 +1,5 @@
-// Number of schedules, ranks and dtypes of long tests. The environment variable WEFT_SCHEDULES limits them; it
-// is set for the slow builds with sanitizers and for coverage.
+// Number of schedules, ranks and dtypes of long tests. The environment variable WEFT_SCHEDULES limits them;
+// it is set for the slow builds with sanitizers and for coverage.
 #pragma once
 
 #include <algorithm>

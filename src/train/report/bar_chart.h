@@ -26,8 +26,8 @@ struct BarChart {
   std::vector<BarRow> rows;
 };
 
-// The chart as a figure with its title, a legend of the kinds and an SVG, which states the lengths of each row
-// for screen readers. Long labels lose their beginning. Empty if all bars are.
+// The chart as a figure with its title, a legend of the kinds and an SVG, which states the lengths of each
+// row for screen readers. Long labels lose their beginning. Empty if all bars are.
 std::string FigureOf(const BarChart& chart);
 
 }  // namespace weft
