@@ -14,6 +14,7 @@
 
 #include "python/bindings/array_collectives.h"
 #include "python/bindings/errors.h"
+#include "python/bindings/private_heap.h"
 #include "python/bindings/python_store.h"
 #include "python/bindings/session.h"
 #include "python/bindings/sharding.h"
@@ -153,6 +154,7 @@ NB_MODULE(_core, module) {
            "operations, and\n"
            "nanoseconds in waits.");
   BindArrayCollectives(module);
+  BindPrivateHeap(module);
   BindSharding(module);
   module.def("close_all", &Session::CloseAll, nb::call_guard<nb::gil_scoped_release>(),
              "Closes all sessions of this process.");

@@ -1,17 +1,22 @@
 #include "python/c10d/node_memory.h"
 
+#include <atomic>
 #include <c10/core/CPUAllocator.h>
 #include <limits>
 #include <mutex>
 #include <utility>
 
 #include "python/c10d/backend.h"
+#include "python/interface/private_memory.h"
 
 namespace weft::python {
 namespace {
 
 // The innermost context of this thread.
 thread_local std::shared_ptr<NodeMemoryContext> current_context;
+
+// Where allocations outside of contexts go; null: to the replaced allocator.
+std::atomic<PrivateMemory*> private_memory = nullptr;
 
 struct Block {
   std::shared_ptr<void> memory;
@@ -22,12 +27,29 @@ void DeleteBlock(void* held) {
   c10::profiledCPUMemoryReporter().Delete(block->memory.get());
 }
 
+void DeletePrivate(void* data) {
+  c10::profiledCPUMemoryReporter().Delete(data);
+  private_memory.load()->Free(data);
+}
+
+c10::DataPtr AllocatePrivate(size_t bytes) {
+  PrivateMemory* const memory = private_memory.load();
+  if (memory == nullptr || bytes < kMinNodeMemoryBytes || bytes > kMaxPrivateBytes) return {};
+  void* const data = memory->Allocate(bytes);
+  if (data == nullptr) return {};
+  c10::profiledCPUMemoryReporter().New(data, bytes);
+  return {data, data, &DeletePrivate, c10::Device(c10::DeviceType::CPU)};
+}
+
 class DelegatingAllocator final : public c10::Allocator {
  public:
   explicit DelegatingAllocator(c10::Allocator* replaced) : replaced_(replaced) {}
 
   c10::DataPtr allocate(size_t bytes) override {
-    if (current_context == nullptr || bytes < kMinNodeMemoryBytes) return replaced_->allocate(bytes);
+    if (current_context == nullptr || bytes < kMinNodeMemoryBytes) {
+      if (c10::DataPtr data = AllocatePrivate(bytes)) return data;
+      return replaced_->allocate(bytes);
+    }
     if (c10::DataPtr data = current_context->Allocate(bytes)) return data;
     // The replaced allocator may be another library's that forwards to one of these.
     const OutsideOfContexts outside;
@@ -36,7 +58,8 @@ class DelegatingAllocator final : public c10::Allocator {
   bool is_simple_data_ptr(const c10::DataPtr& data) const override {
     return replaced_->is_simple_data_ptr(data);
   }
-  c10::DeleterFnPtr raw_deleter() const override { return replaced_->raw_deleter(); }
+  c10::DeleterFnPtr raw_deleter() const override;
+  c10::Allocator* replaced() const { return replaced_; }
   void copy_data(void* target, const void* source, size_t bytes) const override {
     default_copy_data(target, source, bytes);
   }
@@ -56,19 +79,40 @@ class DelegatingAllocator final : public c10::Allocator {
   c10::Allocator* const replaced_;
 };
 
+// The newest allocator, which is in the place of PyTorch's unless another library has replaced it since.
+std::atomic<DelegatingAllocator*> newest = nullptr;
+
+void DeleteRaw(void* data) {
+  PrivateMemory* const memory = private_memory.load();
+  if (memory != nullptr && memory->Contains(data)) return DeletePrivate(data);
+  newest.load()->replaced()->raw_deleter()(data);
+}
+
+c10::DeleterFnPtr DelegatingAllocator::raw_deleter() const {
+  return private_memory.load() == nullptr ? replaced_->raw_deleter() : &DeleteRaw;
+}
+
 // Note [CPU allocator].
 void InstallAllocator() {
   static std::mutex mutex;
-  static c10::Allocator* installed = nullptr;
   const std::lock_guard lock(mutex);
-  if (installed != nullptr && c10::GetCPUAllocator() == installed) return;
-  installed = new DelegatingAllocator(c10::GetCPUAllocator());
+  if (newest.load() != nullptr && c10::GetCPUAllocator() == newest.load()) return;
+  DelegatingAllocator* const installed = new DelegatingAllocator(c10::GetCPUAllocator());
+  newest = installed;
   // PyTorch does not tell the priority of the current allocator, and ignores an allocator of a lower one.
   for (int priority = 0; c10::GetCPUAllocator() != installed; ++priority) {
     TORCH_CHECK(priority <= std::numeric_limits<uint8_t>::max(),
                 "PyTorch's CPU allocator cannot be replaced");
     c10::SetCPUAllocator(installed, static_cast<uint8_t>(priority));
   }
+}
+
+void UsePrivateMemory(const pybind11::capsule& capsule) {
+  auto* const memory =
+      static_cast<PrivateMemory*>(PyCapsule_GetPointer(capsule.ptr(), kPrivateMemoryCapsule));
+  if (memory == nullptr) throw pybind11::error_already_set();
+  private_memory = memory;
+  InstallAllocator();
 }
 
 }  // namespace
@@ -103,6 +147,7 @@ c10::DataPtr NodeMemoryContext::Allocate(size_t bytes) {
 }
 
 void BindNodeMemory(pybind11::module_& module) {
+  module.def("use_private_memory", &UsePrivateMemory, pybind11::arg("memory"));
   pybind11::class_<NodeMemoryContext, std::shared_ptr<NodeMemoryContext>>(module, "NodeMemoryContext")
       .def(pybind11::init([](const c10::intrusive_ptr<WeftBackend>& backend) {
              return std::make_shared<NodeMemoryContext>(backend->group());

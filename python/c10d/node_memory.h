@@ -1,4 +1,4 @@
-// Allocations of PyTorch in node memory: the context behind weft.torch.node_memory.
+// Allocations of PyTorch in weft's memory: the context behind weft.torch.node_memory, and the private heap.
 //
 // Note [CPU allocator]
 // Problem: the collectives stage tensors outside of node memory, and PyTorch allocates most tensors itself:
@@ -10,8 +10,16 @@
 //   theirs.
 // Why it suffices: an allocation owns its block, however it ends, and a block keeps the heap (session.h). A
 //   storage that grows outside of a context moves to ordinary memory. A forked child gets ordinary memory.
-// raw_deleter() is that of the replaced allocator, so Allocator::raw_allocate, which checks it, fails in a
-//   context. PyTorch does not use it for tensors.
+// Allocator::raw_allocate fails in a context, as it checks that a block can be freed by raw_deleter().
+//   PyTorch does not use it for tensors.
+//
+// Note [Private heap]
+// Problem: activations of a step, gradients of weights and the halves of them that operators return have all
+//   sizes. In malloc's heap they lie between everything else, and in the holes that the unsharded model left:
+//   the heap takes half again as much memory as its blocks have at their peak.
+// Rule: use_private_memory makes the same allocator serve blocks of kMinNodeMemoryBytes to kMaxPrivateBytes
+//   from one heap of their own (weft/memory/private_heap.h), on all threads, outside of contexts. The
+//   replaced allocator has the smaller ones and the larger ones, which malloc maps one by one.
 #pragma once
 
 #include <c10/core/Allocator.h>
@@ -27,6 +35,9 @@ namespace weft::python {
 
 // Smaller allocations stay in ordinary memory: to stage them costs little, and PyTorch makes many of them.
 inline constexpr size_t kMinNodeMemoryBytes = size_t{64} * 1024;
+
+// Larger blocks stay out of the private heap: malloc's own bound of what it keeps after it was freed.
+inline constexpr size_t kMaxPrivateBytes = size_t{32} << 20;
 
 // A context in which PyTorch's CPU allocations of one thread come from the node memory of a group's session.
 //
@@ -59,7 +70,8 @@ class NodeMemoryContext : public std::enable_shared_from_this<NodeMemoryContext>
   std::string error_;
 };
 
-// Adds the class NodeMemoryContext to the module. REQUIRES: the class Backend is there.
+// Adds the class NodeMemoryContext and use_private_memory(memory) to the module; `memory` is the capsule of
+// weft._core.private_memory. REQUIRES: the class Backend is there.
 void BindNodeMemory(pybind11::module_& module);
 
 }  // namespace weft::python

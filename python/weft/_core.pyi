@@ -128,6 +128,18 @@ class Group:
 def close_all() -> None:
     """Closes all sessions of this process."""
 
+def private_memory() -> Any:
+    """The private heap of this process for other extension modules: python/interface/private_memory.h.
+
+    Raises MemoryError (no addresses).
+    """
+
+def private_memory_in_use() -> int:
+    """Bytes of the private heap in use."""
+
+def release_private_memory() -> None:
+    """Returns the memory of the private heap that is not in use to the system."""
+
 class ShardedGroups:
     """Parameter groups of one model, for weft.torch.sharding: see weft/sharding/sharded_groups.h.
 

@@ -34,6 +34,8 @@ class FreeList {
 
   uint64_t allocated_bytes() const { return allocated_bytes_; }
   uint64_t free_bytes() const { return free_bytes_; }
+  // Free ranges, which do not touch: offset to size.
+  const std::map<uint64_t, uint64_t>& holes() const { return by_offset_; }
   uint64_t largest_hole() const { return by_size_.empty() ? 0 : by_size_.rbegin()->first; }
 
  private:

@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 
 from weft import _c10d, _core
+from weft.torch._private_heap import use_private_heap
 from weft.torch._store import StoreAdapter
 
 _NAME = "weft"
@@ -56,9 +57,10 @@ def _create_backend(options, _backend_options) -> _c10d.Backend:
     """Creates the backend of a group: `options` are c10d's _DistributedBackendOptions.
 
     The default group makes a session, on which its sub-groups have lanes of their own. A group under a default group
-    of another backend makes a session of its members.
+    of another backend makes a session of its members. From the first group on, PyTorch's tensors lie in the private heap.
     """
     global _default_session
+    use_private_heap()
     is_default = not options.global_ranks_in_group
     is_subgroup = not is_default and _default_session is not None and not _default_session.closed
     if is_subgroup:

@@ -6,6 +6,7 @@ import comparison_optimizer_cases
 import comparison_pass_cases
 import comparison_state_cases
 import comparison_training_cases
+import private_heap_bodies
 import pytest
 from sharded_support import cases_of
 
@@ -47,3 +48,18 @@ def test_trains_alike_on_every_placement(pool_of, nodes: list[str]) -> None:
     pool.run(comparison_failure_cases.name_node, nodes)
     for case in (comparison_training_cases.trains_as_fsdp2, comparison_training_cases.checkpoints_activations):
         pool.run(case)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [private_heap_bodies.tensors_lie_in_the_private_heap, private_heap_bodies.a_forked_child_uses_tensors_of_the_private_heap],
+    ids=lambda body: body.__name__,
+)
+def test_tensors_lie_in_the_private_heap(pool_of, body) -> None:
+    pool_of(1, "gloo").run(body)
+
+
+def test_the_private_heap_is_off(pool_of) -> None:
+    pool = pool_of(1, "gloo", WEFT_PRIVATE_HEAP="off")
+    pool.run(private_heap_bodies.the_private_heap_is_off)
+    pool.close()

@@ -13,7 +13,8 @@ from torch import nn
 from torch.autograd import Variable
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from weft._core import ShardedGroups
+from weft._core import ShardedGroups, release_private_memory
+from weft.torch._private_heap import use_private_heap
 from weft.torch._session import session_of_models
 from weft.torch.sharding.group import Group, all_groups
 from weft.torch.sharding.placement import check_mesh, mesh_axes
@@ -64,6 +65,7 @@ class Root:
             if other.mesh != group.mesh:
                 raise ValueError(f"'{other.name}' has another mesh than its root '{group.name}': give all calls of fully_shard one mesh")
         check_mesh(group.mesh)
+        use_private_heap()
         self.dead_passes: deque[int] = deque()
         self.forward_depth = 0  # Forward calls of groups that have not returned.
         self.forward_pass: Pass | None = None
@@ -338,7 +340,8 @@ def _name_all(root: nn.Module, groups: list[Group]) -> None:
 
 
 def _return_freed_memory() -> None:
-    """Returns the pages of malloc's free blocks to the system. No effect with other allocators than glibc's."""
+    """Returns the pages of free blocks to the system: of the private heap, and of malloc's if that is glibc's."""
+    release_private_memory()
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
