@@ -2,6 +2,7 @@
 
 #include <deque>
 #include <numeric>
+#include <utility>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,6 +29,7 @@ class Shards {
     std::iota(grad.begin(), grad.end(), 1.0F);
     views_.push_back({&parameter, {0, 0, 0, 1, count, count}, data.data(), grad.data()});
   }
+  Parameter& parameter(size_t i) { return parameters_[i]; }
   std::vector<ShardView>& views() { return views_; }
   std::vector<float>& data(size_t i) { return data_[i]; }
   std::vector<float>& grad(size_t i) { return grads_[i]; }
@@ -116,6 +118,22 @@ TEST(ShardedAdamW, ChangesNothingOfAFrozenParamGroup) {
   EXPECT_NE(MomentsOf(optimizer, 1), norm_moments);
   EXPECT_THAT(optimizer.StepsOfShards(), ElementsAre(1, 2));
   EXPECT_EQ(optimizer.steps(), 2);
+}
+
+TEST(ShardedAdamW, HasNoMomentsForParametersWithoutRequiresGrad) {
+  Shards shards = MatrixAndNorm();
+  shards.parameter(0).requires_grad = false;
+  float* const gradient = std::exchange(shards.views()[0].grad, nullptr);
+  ShardedAdamW optimizer(shards.views(), {.lr = 0.25, .weight_decay = 0});
+  ASSERT_OK(optimizer.Step(shards.views()));
+  EXPECT_THAT(shards.data(0), Each(1.0F));
+  EXPECT_FLOAT_EQ(shards.data(1)[0], 0.75F);
+  ASSERT_EQ(optimizer.FirstMoments().size(), 1);
+  EXPECT_EQ(optimizer.FirstMoments()[0].parameter->name, "block.norm.weight");
+  EXPECT_THAT(optimizer.StepsOfShards(), ElementsAre(0, 1));
+  shards.views()[0].grad = gradient;
+  EXPECT_THAT(optimizer.Step(shards.views()), testing::StatusIs(absl::StatusCode::kInvalidArgument,
+                                                                HasSubstr("was frozen when the optimizer")));
 }
 
 TEST(ShardedAdamW, ContinuesAfterAFreezeAsWithoutIt) {
