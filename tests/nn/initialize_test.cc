@@ -87,6 +87,25 @@ TEST(Initialize, DrawsNormalsOfTheGivenMoments) {
   EXPECT_NEAR(beyond_two, 0.0455003, 5.0 * std::sqrt(0.0455 * 0.9545 / n));
 }
 
+TEST(Initialize, DrawsUniformValuesOfTheGivenMoments) {
+  const Parameter parameter =
+      MakeParameter("a", {1 << 16}, {Initializer::Kind::kUniform, 0.5F, 2.0F / std::sqrt(3.0F)});
+  double mean = 0;
+  double square = 0;
+  double largest = 0;
+  for (const float value : Values(parameter, 3, 0, parameter.elements())) {
+    const double z = value - 0.5;
+    mean += z * 0x1p-16;
+    square += z * z * 0x1p-16;
+    largest = std::max(largest, std::abs(z));
+  }
+  // Five standard errors of each estimate.
+  EXPECT_NEAR(mean, 0.0, 5.0 * std::sqrt(4.0 / 3.0) * 0x1p-8);
+  EXPECT_NEAR(square, 4.0 / 3.0, 5.0 * std::sqrt(64.0 / 45.0) * 0x1p-8);
+  EXPECT_LE(largest, 2.0);
+  EXPECT_GT(largest, 1.99);
+}
+
 TEST(Initialize, FillsConstants) {
   const Parameter norm = MakeParameter("norm", {33}, {Initializer::Kind::kConstant, 1.0F, 0.0F});
   EXPECT_THAT(Values(norm, 9, 4, 20), Each(1.0F));

@@ -132,6 +132,51 @@ TEST(Linear, AddsABiasToTheOutputsThatHaveOne) {
   }
 }
 
+TEST(Linear, AddsTheScaledProductOfAnAdapter) {
+  for (const GradientCheckOptions& options : kDtypes) {
+    Linear linear("attention", 5,
+                  std::vector<Linear::Output>{{"q.weight", 3, "q.bias"}, {"k.weight", 2}, {"v.weight", 4}});
+    linear.AddAdapter(0, 2, 1.5F);
+    linear.AddAdapter(2, 3, 0.25F);
+    EXPECT_EQ(linear.parameters()[4]->name, "base_model.model.attention.q.lora_A.weight");
+    EXPECT_EQ(linear.parameters()[7]->name, "base_model.model.attention.v.lora_B.weight");
+    EXPECT_EQ(linear.parameters()[7]->shape, (Shape{4, 3}));
+    const auto adapted = [](Doubles y, const Doubles& x, const Doubles& a, const Doubles& b, int64_t rank,
+                            double scaling) {
+      const auto features = static_cast<int64_t>(b.size()) / rank;
+      const Doubles part = oracle::Linear(oracle::Linear(x, a, 5, rank), b, rank, features);
+      for (size_t i = 0; i < y.size(); ++i) y[i] += scaling * part[i];
+      return y;
+    };
+    CheckGradients(
+        linear, {TestTensor(options.dtype, {7, 5}, 1)},
+        [&](const Values& v) -> Values {
+          Doubles q = oracle::Linear(v[0], v[1], 5, 3);
+          for (size_t i = 0; i < q.size(); ++i) q[i] += v[4][i % 3];
+          return {adapted(q, v[0], v[5], v[6], 2, 1.5), oracle::Linear(v[0], v[2], 5, 2),
+                  adapted(oracle::Linear(v[0], v[3], 5, 4), v[0], v[7], v[8], 3, 0.25)};
+        },
+        options);
+  }
+}
+
+TEST(Linear, KeepsNoInputForFrozenWeights) {
+  Linear linear("linear", 3, 2);
+  const Tensor x = TestTensor(DType::kF32, {4, 3}, 1);
+  const auto readers_after_forward = [&] {
+    const MaterializedParameters memory(linear, 1, DType::kF32, DType::kF32);
+    Invocation invocation;
+    const long before = x.storage().use_count();
+    const Tensors y = linear.Forward(invocation, {x}).value();
+    const long kept = x.storage().use_count() - before;
+    EXPECT_OK(linear.Backward(invocation, y).status());
+    return kept;
+  };
+  EXPECT_EQ(readers_after_forward(), 1);
+  linear.parameters()[0]->requires_grad = false;
+  EXPECT_EQ(readers_after_forward(), 0);
+}
+
 TEST(RmsNorm, HasGradientsThatMatchFiniteDifferences) {
   for (const GradientCheckOptions& options : kDtypes) {
     // Dims around the number of vector lanes, tokens around the part size of the weight's gradient sum. eps

@@ -80,6 +80,42 @@ TEST(LlamaModel, SharesOneWeightWhenTied) {
   EXPECT_EQ(config.ParameterCount(), elements);
 }
 
+TEST(AddLora, FreezesAllParametersButAdapters) {
+  ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(TinyLlama()));
+  LoraOptions options{.rank = 3, .targets = {"layers.1.self_attn.v_proj", "down_proj"}};
+  ASSERT_OK_AND_ASSIGN(options, AddLora(*model, options));
+  EXPECT_THAT(options.targets, ElementsAre("layers.1.self_attn.v_proj", "down_proj"));
+  std::vector<std::string> trained;
+  for (const auto& parameter : model->AllParameters()) {
+    EXPECT_EQ(parameter->requires_grad, IsLoraParameter(*parameter)) << parameter->name;
+    if (parameter->requires_grad) trained.push_back(parameter->name);
+  }
+  const std::string prefix = "base_model.model.model.layers.";
+  EXPECT_THAT(
+      trained,
+      ElementsAre(prefix + "0.mlp.down_proj.lora_A.weight", prefix + "0.mlp.down_proj.lora_B.weight",
+                  prefix + "1.self_attn.v_proj.lora_A.weight", prefix + "1.self_attn.v_proj.lora_B.weight",
+                  prefix + "1.mlp.down_proj.lora_A.weight", prefix + "1.mlp.down_proj.lora_B.weight"));
+  EXPECT_THAT(AddLora(*model, options).status(),
+              StatusIs(absl::StatusCode::kFailedPrecondition, HasSubstr("has an adapter already")));
+}
+
+TEST(AddLora, NamesTheLinearLayersOfAModel) {
+  ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(TinyLlama()));
+  const auto error_of = [&](const LoraOptions& options) { return AddLora(*model, options).status(); };
+  EXPECT_THAT(error_of({.targets = {"q_proj", "proj"}}),
+              StatusIs(absl::StatusCode::kInvalidArgument,
+                       HasSubstr("'proj' is no linear layer of this model; there are down_proj, gate_proj, "
+                                 "k_proj, o_proj, q_proj, up_proj, v_proj")));
+  EXPECT_THAT(error_of({.rank = 0}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("rank")));
+  EXPECT_THAT(error_of({.alpha = 0}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("alpha")));
+  EXPECT_THAT(error_of({.targets = {}}), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("named")));
+  EXPECT_TRUE(model->AllParameters()[0]->requires_grad);  // Nothing was changed.
+  ASSERT_OK_AND_ASSIGN(const LoraOptions all, AddLora(*model, {.targets = {LoraOptions::kAllLinear}}));
+  EXPECT_THAT(all.targets,
+              ElementsAre("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"));
+}
+
 TEST(LlamaModel, AccumulatesGradientsOverMicrobatches) {
   ASSERT_OK_AND_ASSIGN(const auto model, LlamaModel::Create(TinyLlama()));
   MaterializedParameters memory(*model, 3, DType::kF32, DType::kF32);

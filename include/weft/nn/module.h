@@ -99,7 +99,8 @@ class Module {
   std::vector<std::shared_ptr<Parameter>> AllParameters();
 
  protected:
-  // Registration. REQUIRES: called in the constructor. AddParameter names the parameter
+  // Registration. REQUIRES: no parameter of the model has memory yet; a child is added in the constructor, a
+  // parameter there or by a function whose header says so. AddParameter names the parameter
   // "<module name>.<name>". ShareParameter ties this module to a parameter of another module.
   Parameter* AddParameter(std::string name, Shape shape, Initializer initializer);
   Parameter* ShareParameter(std::shared_ptr<Parameter> parameter);

@@ -13,14 +13,16 @@ namespace weft {
 // that is keyed by (seed, name, element index). Any range can therefore be drawn alone, and the values do not
 // depend on the mesh.
 struct Initializer {
-  enum class Kind : uint8_t { kConstant, kNormal } kind = Kind::kNormal;
-  float mean = 0.0F;  // The value itself for kConstant.
-  float stddev = 0.02F;
+  enum class Kind : uint8_t { kConstant, kNormal, kUniform } kind = Kind::kNormal;
+  float mean = 0.0F;     // The value itself for kConstant.
+  float stddev = 0.02F;  // kUniform: of the distribution, whose values lie within sqrt(3) stddev of the mean.
 };
 
 struct Parameter {
-  std::string name;  // As in a Hugging Face checkpoint: "model.layers.0.self_attn.q_proj.weight".
-  Shape shape;       // Row-major; a linear weight is [out_features, in_features].
+  // As in a Hugging Face checkpoint: "model.layers.0.self_attn.q_proj.weight". That of an adapter is as in a
+  // checkpoint of PEFT: "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight".
+  std::string name;
+  Shape shape;  // Row-major; a linear weight is [out_features, in_features].
   Initializer initializer;
   bool requires_grad = true;
 

@@ -26,14 +26,23 @@ void BoxMuller(uint32_t radius_bits, uint32_t angle_bits, double* normals) {
   normals[1] = radius * std::sin(angle);
 }
 
-std::array<double, kBlock> NormalBlock(int64_t block, uint64_t key) {
+// Values of mean 0 and variance 1.
+std::array<double, kBlock> StandardBlock(Initializer::Kind kind, int64_t block, uint64_t key) {
   const auto index = static_cast<uint64_t>(block);
   const auto words = Philox4x32({static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), 0, 0},
                                 {static_cast<uint32_t>(key), static_cast<uint32_t>(key >> 32)});
-  std::array<double, kBlock> normals;
-  BoxMuller(words[0], words[1], normals.data());
-  BoxMuller(words[2], words[3], normals.data() + 2);
-  return normals;
+  std::array<double, kBlock> values;
+  if (kind == Initializer::Kind::kNormal) {
+    BoxMuller(words[0], words[1], values.data());
+    BoxMuller(words[2], words[3], values.data() + 2);
+    return values;
+  }
+  for (size_t i = 0; i < words.size(); ++i) {
+    // Within (-1, 1), and symmetric.
+    const double uniform = (static_cast<double>(words[i]) + 0.5) * 0x1p-31 - 1.0;
+    values[i] = std::numbers::sqrt3 * uniform;
+  }
+  return values;
 }
 
 }  // namespace
@@ -52,13 +61,13 @@ void FillInitialValues(const Parameter& parameter, uint64_t seed, int64_t start,
   const int64_t blocks = (start + count - 1) / kBlock - first_block + 1;
   ParallelFor(blocks, 4096, [&](int64_t begin, int64_t end) {
     for (int64_t block = first_block + begin; block < first_block + end; ++block) {
-      const std::array<double, kBlock> normals = NormalBlock(block, key);
+      const std::array<double, kBlock> values = StandardBlock(initializer.kind, block, key);
       const int64_t element = block * kBlock;
       const int64_t from = std::max(start, element);
       const int64_t to = std::min(start + count, element + kBlock);
       for (int64_t i = from; i < to; ++i) {
         out[i - start] = static_cast<float>(initializer.mean +
-                                            initializer.stddev * normals[static_cast<size_t>(i - element)]);
+                                            initializer.stddev * values[static_cast<size_t>(i - element)]);
       }
     }
   });

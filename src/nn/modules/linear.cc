@@ -56,6 +56,14 @@ Linear::Linear(std::string name, int64_t in_features, const std::vector<Output>&
                                           : AddParameter(output.bias, {output.features},
                                                          {Initializer::Kind::kConstant, 0.0F, 0.0F}));
   }
+  adapters_.resize(outputs.size());
+}
+
+bool Linear::NeedsInput() const {
+  for (size_t i = 0; i < biases_.size(); ++i) {
+    if (parameters()[i]->requires_grad || (adapters_[i] && adapters_[i]->a->requires_grad)) return true;
+  }
+  return false;
 }
 
 absl::StatusOr<Tensor> Linear::ForwardOf(const Tensor& x, size_t output) const {
@@ -75,29 +83,40 @@ absl::StatusOr<Tensors> Linear::ForwardImpl(Invocation& invocation, const Tensor
   const Tensor& x = inputs[0];
   CheckLastDim(x, in_features_, name());
   Tensors outputs;
+  Tensors saved = {NeedsInput() ? x : Tensor()};
   for (size_t output = 0; output < biases_.size(); ++output) {
     WEFT_ASSIGN_OR_RETURN(Tensor y, ForwardOf(x, output));
+    if (const std::optional<Adapter>& adapter = adapters_[output]) {
+      saved.push_back(AddAdapterOutput(*adapter, x, y));
+    }
     outputs.push_back(std::move(y));
   }
-  if (invocation.is_saving()) invocation.Save(this, {x});
+  if (invocation.is_saving()) invocation.Save(this, std::move(saved));
   return outputs;
 }
 
 absl::StatusOr<Tensors> Linear::BackwardImpl(Invocation& invocation, const Tensors& output_gradients) {
-  const Tensor x = invocation.PopSaved(this)[0];
-  const int64_t tokens = Rows(x);
-  WEFT_ASSIGN_OR_RETURN(Tensor dx, NewInputGradient(x.dtype(), x.shape()));
+  const Tensors saved = invocation.PopSaved(this);
+  const Tensor& x = saved[0];  // Undefined if nothing below reads it.
+  const int64_t tokens = Rows(output_gradients[0]);
+  const DType dtype = output_gradients[0].dtype();
+  WEFT_ASSIGN_OR_RETURN(Tensor dx,
+                        NewInputGradient(dtype, WithLastDim(output_gradients[0].shape(), in_features_)));
+  size_t next_saved = 1;
   for (size_t i = 0; i < biases_.size(); ++i) {
     const Tensor& dy = output_gradients[i];
     Parameter& parameter = *parameters()[i];
     const int64_t features = parameter.shape[0];
-    const TensorView& weight = UnshardedData(parameter, x.dtype());
-    Matmul(tokens, in_features_, features, x.dtype(), {dy.view().data, features}, {weight.data, in_features_},
-           i == 0 ? 0.0F : 1.0F, dx.dtype(), dx.view().data, in_features_);
+    const TensorView& weight = UnshardedData(parameter, dtype);
+    Matmul(tokens, in_features_, features, dtype, {dy.view().data, features}, {weight.data, in_features_},
+           i == 0 ? 0.0F : 1.0F, dtype, dx.view().data, in_features_);
+    if (const std::optional<Adapter>& adapter = adapters_[i]) {
+      AdapterBackward(*adapter, x, saved[next_saved++], dy, dx);
+    }
     if (biases_[i] != nullptr && biases_[i]->requires_grad) AddBiasGradient(dy, *biases_[i]);
     if (!parameter.requires_grad) continue;
     const TensorView& gradient = WritableGradient(parameter);
-    Matmul(features, in_features_, tokens, x.dtype(), {dy.view().data, features, true},
+    Matmul(features, in_features_, tokens, dtype, {dy.view().data, features, true},
            {x.view().data, in_features_}, parameter.BeginGradWrite(), gradient.dtype, gradient.data,
            in_features_);
   }
