@@ -8,6 +8,7 @@ namespace weft {
 void AddGenerateFlags(CLI::App& app, GenerateConfig& config) {
   FlagGroup input(app, "Model and prompt");
   input.Text("--hf-model", config.hf_folder, "Hugging Face folder: config.json and safetensors", "DIR");
+  input.Text("--lora-adapter", config.lora_adapter, "PEFT folder with LoRA adapters of the model", "DIR");
   input.Text("--prompt", config.prompt, "Prompt, for a model whose tokens are bytes; see tools/generate.py",
              "TEXT");
   input.Text("--prompt-tokens", config.prompt_tokens, "Prompt as token ids, such as 1,2,3", "IDS");

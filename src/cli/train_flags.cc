@@ -33,6 +33,16 @@ void AddAttentionFlags(CLI::App& app, AttentionConfig& attention) {
   group.Number("--dsa-loss-coef", attention.loss_coef, "Factor of the indexers' loss [1]");
 }
 
+void AddLoraFlags(CLI::App& app, LoraConfig& lora) {
+  FlagGroup group(app, "LoRA (adapters are trained, the model is frozen)");
+  group.Number("--lora-rank", lora.rank, "Rank of new adapters");
+  group.Number("--lora-alpha", lora.alpha, "Adapters are scaled by this number over the rank [8]");
+  group.Text("--lora-targets", lora.targets,
+             "Layers with adapters: names as in transformers, or all-linear [q_proj,v_proj]", "NAMES");
+  group.Text("--lora-adapter", lora.adapter, "PEFT folder with adapters to go on from, in place of new ones",
+             "DIR");
+}
+
 void AddDataFlags(CLI::App& app, TrainConfig& config) {
   FlagGroup group(app, "Data");
   group.Texts("--data", config.data.paths,
@@ -120,9 +130,12 @@ void AddOutputFlags(CLI::App& app, OutputOptions& output) {
              "Write one JSON object per step, and the configuration beside it", "FILE.jsonl");
   group.Text("--tensorboard", output.tensorboard_folder,
              "Folder for an event file of TensorBoard with the metrics of each step", "DIR");
-  group.Text("--export-hf", output.export_folder, "Hugging Face folder to write at the end", "DIR");
+  group.Text("--export-hf", output.export_folder,
+             "Hugging Face folder to write at the end; with LoRA a PEFT folder with the adapters", "DIR");
   group.OneOfOrUnset("--export-dtype", output.export_dtype, {DType::kF32, DType::kBF16, DType::kF16},
                      "Dtype of the exported weights [f32]");
+  group.Bool("--export-merged", output.export_merged,
+             "With LoRA: export the whole model, with the adapters added to its weights");
   group.Text("--trace", output.trace_file,
              "Write a trace of some steps, for Perfetto or Chrome (chrome://tracing)", "FILE.json");
   group.Text("--trace-steps", output.trace_steps,
@@ -162,6 +175,7 @@ void AddGatherFlags(FlagGroup& group, ParallelOptions& parallel) {
 void AddTrainFlags(CLI::App& app, TrainConfig& config) {
   AddModelFlags(app, config.model);
   AddAttentionFlags(app, config.attention);
+  AddLoraFlags(app, config.lora);
   AddDataFlags(app, config);
   AddEvalFlags(app, config.eval);
   AddOptimizerFlags(app, config.optimizer);

@@ -186,6 +186,30 @@ TEST(CommandLine, SetsTheFieldsOfSparseAttention) {
   EXPECT_EQ(ErrorOf({"train", "--dsa-loss-coef", "much"}), "--dsa-loss-coef: 'much' is not a number");
 }
 
+TEST(CommandLine, SetsTheFieldsOfAdapters) {
+  EXPECT_FALSE(Parsed({}).lora.enabled());
+  const LoraOptions defaults = *Parsed({"--lora-rank", "4"}).lora.new_adapters();
+  EXPECT_EQ(defaults.scaling(), 2);
+  EXPECT_THAT(defaults.targets, ElementsAre("q_proj", "v_proj"));
+  const LoraOptions options =
+      *Parsed({"--lora-rank", "4", "--lora-alpha", "2", "--lora-targets", "up_proj, down_proj"})
+           .lora.new_adapters();
+  EXPECT_EQ(options.scaling(), 0.5);
+  EXPECT_THAT(options.targets, ElementsAre("up_proj", "down_proj"));
+  EXPECT_TRUE(Parsed({"--lora-adapter", "a"}).lora.enabled());
+  EXPECT_THAT(ErrorOf({"train", "--lora-rank", "0"}), HasSubstr("--lora-rank 0: must be from 1"));
+  EXPECT_THAT(ErrorOf({"train", "--lora-alpha", "2"}), HasSubstr("--lora-alpha 2: needs --lora-rank"));
+  EXPECT_THAT(ErrorOf({"train", "--lora-targets", "q"}), HasSubstr("--lora-targets q: needs --lora-rank"));
+  EXPECT_THAT(ErrorOf({"train", "--lora-rank", "2", "--lora-alpha", "-1"}),
+              HasSubstr("--lora-alpha -1: must"));
+  EXPECT_THAT(ErrorOf({"train", "--lora-rank", "2", "--lora-targets", "q,"}), HasSubstr("an empty name"));
+  EXPECT_THAT(ErrorOf({"train", "--lora-rank", "2", "--lora-adapter", "a"}),
+              HasSubstr("leave this flag out"));
+  EXPECT_THAT(ErrorOf({"train", "--lora-rank", "2", "--export-merged", "true"}), HasSubstr("--export-hf"));
+  EXPECT_THAT(ErrorOf({"train", "--export-hf", "e", "--export-merged", "true"}), HasSubstr("--lora-rank"));
+  EXPECT_THAT(ErrorOf({"train", "--lora-rank", "2", "--attention", "dsa"}), HasSubstr("use dense"));
+}
+
 // The help text names them, and the fields of unset flags are empty.
 TEST(CommandLine, HasTheDefaultsOfSparseAttentionThatItsHelpNames) {
   EXPECT_FALSE(Parsed({}).attention.sparse_config().has_value());
@@ -328,7 +352,7 @@ TEST(CommandLine, PrintsHelpInGroupsAndTheVersion) {
        {"Model", "Data", "Optimizer", "Parallelism", "Output", "--shuffle BOOL", "[0.0003]"}) {
     EXPECT_THAT(help, HasSubstr(part));
   }
-  EXPECT_LT(std::count(help.begin(), help.end(), '\n'), 98);
+  EXPECT_LT(std::count(help.begin(), help.end(), '\n'), 104);
   EXPECT_THAT(TextOf({"--help"}), HasSubstr("Commands:"));
   EXPECT_EQ(TextOf({"--version"}), "weft 0.1.0\n");
 }

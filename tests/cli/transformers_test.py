@@ -5,6 +5,7 @@ the exported weights, which transformers must load. Exits with 77 (skipped) wher
 import array
 import json
 import sys
+import unittest
 
 try:
     import tokenizers
@@ -13,6 +14,11 @@ try:
 except ImportError as missing:
     print(f"{missing.name} is not installed (pip install torch==2.13.0 transformers)")
     sys.exit(77)
+
+try:
+    import peft
+except ImportError:
+    peft = None
 
 from weft_case import WeftCase, main
 
@@ -154,6 +160,29 @@ class Transformers(WeftCase):
                 ids = model.generate(**tokenizer("w1 w2 w3", return_tensors="pt"), max_new_tokens=4, do_sample=False)
                 self.assertLessEqual(ids.shape[1], 7)
                 self.assertTrue(tokenizer.decode(ids[0]).startswith("w1 w2 w3"))
+
+    @unittest.skipIf(peft is None, "peft is not installed")
+    def test_trains_adapters_that_peft_loads_with_equal_logits(self):
+        source = self.folder / "base"
+        make_model("qwen2").save_pretrained(source)
+        torch.manual_seed(4)
+        started = peft.get_peft_model(transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32),
+                                      peft.LoraConfig(r=4, lora_alpha=16, target_modules=["q_proj", "v_proj", "up_proj"]))
+        started.save_pretrained(self.folder / "start")
+        tokens = torch.randint(0, VOCABULARY, (STEPS * SEQUENCES * LENGTH + 1,), generator=torch.Generator().manual_seed(2))
+        data = self.write("tokens.u16", array.array("H", tokens.tolist()).tobytes())
+        flags = ["--hf-model", source, "--lora-adapter", self.folder / "start", "--data", data, "--shuffle", "false",
+                 "--seq-len", LENGTH, "--batch-size", SEQUENCES, "--steps", STEPS, "--lr", LR, "--warmup-steps", WARMUP,
+                 "--weight-decay", DECAY, "--clip-grad-norm", CLIP, "--dp-replicate", "2"]
+        for name, more in (("adapters", []), ("merged", ["--export-merged", "true"])):
+            result = self.run_weft("train", *flags, "--metrics", f"{name}.jsonl", "--export-hf", self.folder / name, *more,
+                                   ranks=4)
+            self.assertEqual(result.returncode, 0, result.stdout + result.stderr)
+        self.assert_figures(self.folder / "adapters.jsonl", train(started, tokens))
+        loaded = peft.PeftModel.from_pretrained(
+            transformers.AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32), self.folder / "adapters")
+        self.assert_logits(self.folder / "merged", loaded)
+        self.assert_logits(self.folder / "merged", started)
 
     def test_trains_like_transformers_if_sparse_attention_selects_all_keys(self):
         self.compare(make_model(), [(2, ["--attention", "dsa", "--dsa-topk", LENGTH, "--dsa-index-dim", "8"])])

@@ -12,6 +12,7 @@
 #include "weft/core/status.h"
 #include "weft/train/diagnose.h"
 #include "weft/train/hf_config.h"
+#include "weft/train/peft_adapter.h"
 
 namespace weft {
 namespace {
@@ -25,6 +26,14 @@ int FuzzHfConfig(const uint8_t* data, size_t size) {
   if (const auto indexers = ParseIndexerConfig(text, "indexer_config.json"); indexers.ok()) {
     const auto again = ParseIndexerConfig(FormatIndexerConfig(*indexers), "indexer_config.json");
     WEFT_CHECK(again.ok() && *again == *indexers, "the exported description of indexers is another one");
+  }
+  if (const auto adapter = ParsePeftAdapter(text, "adapter_config.json"); adapter.ok()) {
+    const std::string exported = FormatPeftAdapter(adapter->lora, "", text);
+    const auto again = ParsePeftAdapter(exported, "adapter_config.json");
+    WEFT_CHECK(exported.size() > kMaxText ||
+                   (again.ok() && again->lora.scaling() == adapter->lora.scaling() &&
+                    again->lora.rank == adapter->lora.rank && again->lora.targets == adapter->lora.targets),
+               "the exported description of adapters is another one");
   }
   const auto config = ParseHfConfig(text, "config.json");
   if (!config.ok()) return 0;

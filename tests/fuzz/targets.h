@@ -15,7 +15,8 @@ namespace weft {
 int FuzzSafetensorsHeader(const uint8_t* data, size_t size);
 // The text of model.safetensors.index.json.
 int FuzzSafetensorsIndex(const uint8_t* data, size_t size);
-// The text of config.json, which is also exported and read again, and of indexer_config.json.
+// The text of config.json, which is also exported and read again, of indexer_config.json, and of
+// adapter_config.json.
 int FuzzHfConfig(const uint8_t* data, size_t size);
 // A flight recorder.
 int FuzzFlightRecord(const uint8_t* data, size_t size);

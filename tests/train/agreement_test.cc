@@ -71,6 +71,8 @@ TEST_F(Agreement, IsRequiredOfEveryFlagThatChangesResultsOrCollectives) {
       {"--reduce-dtype", [](TrainConfig& config) { config.parallel.reduce_dtype = DType::kBF16; }},
       {"--export-dtype", [](TrainConfig& config) { config.output.export_dtype = DType::kBF16; }},
       {"--export-hf", [this](TrainConfig& config) { config.output.export_folder = folder_ / "out"; }},
+      {"--lora-rank", [](TrainConfig& config) { config.lora = {.rank = 2}; }},
+      {"--export-merged", [](TrainConfig& config) { config.output.export_merged = true; }},
   };
   for (const auto& [flag, change] : changes) {
     EXPECT_THAT(RunWithChangeOnRank1(change),

@@ -41,7 +41,9 @@ class Ledger : public TrainRun {
 
   FlatLayout LayoutOf(const std::vector<std::shared_ptr<Parameter>>& parameters, int shard_size) const {
     std::vector<FlatParameter> flat;
-    for (const auto& parameter : parameters) flat.push_back({parameter->shape});
+    for (const auto& parameter : parameters) {
+      flat.push_back({.shape = parameter->shape, .trainable = parameter->requires_grad});
+    }
     const bool narrow =
         config_.parallel.param_dtype == DType::kBF16 || config_.parallel.reduce_dtype == DType::kBF16;
     return FlatLayout::Make(FlatKindFor(config_.parallel.zero_copy), flat, shard_size, narrow ? 32 : 16)
@@ -51,6 +53,9 @@ class Ledger : public TrainRun {
   // Each unit of the model is a group, and the root's group has the other parameters.
   std::vector<FlatLayout> Layouts(const StepShape& shape) const {
     const auto model = LlamaModel::Create(MakeLlamaConfig(config_.model, config_.data.seq_len)).value();
+    if (const auto lora = config_.lora.new_adapters()) {
+      EXPECT_OK(AddLora(*model, *lora).status());
+    }
     std::vector<std::shared_ptr<Parameter>> rest = model->AllParameters();
     std::vector<FlatLayout> layouts;
     for (Module* unit : model->units()) {
@@ -294,6 +299,30 @@ TEST_F(Ledger, MatchesTheFormulasOfPackedDocuments) {
       const StepMetrics& step = result.by_rank[static_cast<size_t>(rank)].front();
       EXPECT_EQ(step.bytes.context, ContextBytes({1, 1, 4}, rank, documents, 1)) << "rank " << rank;
       EXPECT_EQ(step.copied_bytes, 0);
+    }
+  }
+}
+
+TEST_F(Ledger, ReducesAndHoldsGradientsOfAdaptersAlone) {
+  config_.lora = {.rank = 2, .targets = "all-linear"};
+  for (const Mesh mesh : {Mesh{1, 3}, Mesh{2, 2}}) {
+    config_.data.batch_size = mesh.ranks();
+    const Result result = Run(mesh);
+    StepShape shape = ShapeOf(mesh, mesh.ranks());
+    shape.residency = ChooseResidency(Policy(), NodeMap::OneNode(mesh.ranks()), mesh.shard)->residency;
+    int64_t image_elements = 0;
+    for (const FlatLayout& layout : Layouts(shape)) image_elements += layout.gradient_image_elements();
+    for (int r = 0; r < mesh.ranks(); ++r) {
+      SCOPED_TRACE(absl::StrCat("rank ", r));
+      shape.shard_rank = r % mesh.shard;
+      shape.replicate_rank = r / mesh.shard;
+      const StepCosts expected = Expected(shape, Policy());
+      const StepMetrics& step = result.by_rank[static_cast<size_t>(r)].back();
+      EXPECT_EQ(step.bytes.all_gather, expected.all_gather_bytes);
+      EXPECT_EQ(step.bytes.reduce_scatter, expected.reduce_scatter_bytes);
+      EXPECT_EQ(step.bytes.all_reduce, expected.all_reduce_bytes);
+      EXPECT_GT(step.peak_bytes.gradients, 0);
+      EXPECT_LE(step.peak_bytes.gradients, image_elements * static_cast<int64_t>(sizeof(float)));
     }
   }
 }

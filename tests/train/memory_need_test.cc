@@ -26,8 +26,9 @@ class MemoryNeedTest : public ::testing::Test {
     config_.data.batch_size = 8;
   }
   MemoryNeed Need(int ranks) {
-    const auto inputs = OpenInputs(config_);
+    auto inputs = OpenInputs(config_);
     EXPECT_OK(inputs);
+    EXPECT_OK(CreateModel(*inputs).status());  // Counts adapters.
     model_ = inputs->model;
     const auto plan = MakeRunPlan(config_, *inputs, NodeMap::OneNode(ranks));
     EXPECT_OK(plan);
@@ -60,6 +61,18 @@ TEST_F(MemoryNeedTest, HasTheMomentsOfOneReplicaIfTheySplitTheOptimizer) {
   const MemoryNeed whole = Need(4);
   config_.parallel.shard_optimizer_over_replicas = true;
   EXPECT_EQ(Need(4).moments, whole.moments / 2);
+}
+
+TEST_F(MemoryNeedTest, HasGradientsAndMomentsOfAdaptersAlone) {
+  const MemoryNeed whole = Need(2);
+  config_.lora = {.rank = 2};
+  const MemoryNeed need = Need(2);
+  const int64_t adapters = 2 * 2 * (2 * 2 * 64);  // A and B of two projections in two layers.
+  EXPECT_EQ(need.weights, whole.weights + 4 * adapters / 2);
+  EXPECT_EQ(need.gradients, 4 * adapters / 2);
+  EXPECT_EQ(need.moments, 8 * adapters / 2);
+  EXPECT_LT(need.images, whole.images);
+  EXPECT_LT(need.activations, whole.activations);
 }
 
 TEST_F(MemoryNeedTest, HasFewerActivationsIfTheyAreRecomputed) {

@@ -165,6 +165,9 @@ TEST(FlopsPerToken, CountsProductsOfWeightsAndOfAttention) {
   for (const bool tied : {false, true}) {
     config.tie_word_embeddings = tied;
     EXPECT_EQ(FlopsPerToken(config, 10), 6.0 * (2 * kLayer + 7 * 4) + 12.0 * 2 * 2 * 2 * 10);
+    // Frozen weights have no products for their gradients.
+    EXPECT_EQ(FlopsPerToken(config, 10, 24),
+              FlopsPerToken(config, 10) - 2.0 * (2 * kLayer + 7 * 4) + 6.0 * 24);
   }
 }
 

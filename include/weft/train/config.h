@@ -15,6 +15,7 @@
 #include "weft/comm/types.h"
 #include "weft/context_parallel/context_scheme.h"
 #include "weft/core/dtype.h"
+#include "weft/nn/linear.h"
 #include "weft/nn/llama_config.h"
 #include "weft/optim/lr_schedule.h"
 #include "weft/sharding/policy.h"
@@ -66,6 +67,20 @@ struct AttentionConfig {
   // Both unset for dense attention.
   std::optional<SparseAttentionConfig> sparse_config() const;
   std::optional<IndexerTraining> indexer_training() const;
+};
+
+// Low-rank adapters (LoRA) of a frozen model: new ones, or those of a folder. If neither is given, the whole
+// model is trained.
+struct LoraConfig {
+  std::optional<int64_t> rank = std::nullopt;  // Of new adapters.
+  // For new adapters only. The defaults are those of LoraOptions.
+  std::optional<double> alpha = std::nullopt;
+  std::string targets = "";  // Names with commas between them, or "all-linear". Empty: the default.
+  std::string adapter = "";  // PEFT folder to go on from. Empty: none.
+
+  bool enabled() const { return rank.has_value() || !adapter.empty(); }
+  // Unset without `rank`.
+  std::optional<LoraOptions> new_adapters() const;
 };
 
 struct DataOptions {
@@ -160,6 +175,8 @@ struct OutputOptions {
   std::string tensorboard_folder;     // For an event file of TensorBoard. Empty: none.
   std::string export_folder;          // Empty: no export.
   std::optional<DType> export_dtype;  // Of the exported weights: f32, bf16 or f16. Default: f32.
+  // With adapters: export the model with the adapters added to its weights, rather than the adapters alone.
+  bool export_merged = false;
   // Folder for the flight recorders of a run that fails because a rank is missing, because ranks disagree, or
   // because the transport fails.
   std::string dump_folder = "weft-dump";
@@ -183,6 +200,7 @@ struct CheckpointConfig {
 struct TrainConfig {
   ModelOptions model;
   AttentionConfig attention;
+  LoraConfig lora;
   DataOptions data;
   EvalOptions eval;
   OptimizerOptions optimizer;
@@ -214,5 +232,7 @@ absl::Status Validate(const TrainConfig& config);
 absl::Status Validate(const AttentionConfig& attention, const ContextOptions& context);
 // Checks the context-parallel options alone; part of the above.
 absl::Status Validate(const ContextOptions& context);
+// Checks the options of adapters alone; part of the above.
+absl::Status Validate(const LoraConfig& lora);
 
 }  // namespace weft

@@ -37,6 +37,7 @@ struct SamplingOptions {
 // The values of `weft generate`'s flags. Exactly one of the prompts is set.
 struct GenerateConfig {
   std::string hf_folder;
+  std::string lora_adapter;                  // PEFT folder with adapters of the model; empty: none.
   std::optional<std::string> prompt;         // Text. For a model whose tokens are bytes.
   std::optional<std::string> prompt_tokens;  // Token ids, "1,2,3".
   bool print_tokens = false;                 // Print token ids, one a line, rather than text.

@@ -110,7 +110,10 @@ absl::StatusOr<std::string> KeepOldMetrics(const std::string& path);
 // indexers with I heads of J elements 4 M + L I J (2 S + 4 K). M is the number of their parameters in
 // products, which have no gradient of their input. All keys are scored; the loss's gradient reads the
 // selected ones.
-double FlopsPerToken(const LlamaConfig& config, int64_t seq_len);
+//
+// With A elements in adapters of a frozen model (`adapter_elements`), 4 N + 6 A in place of 6 N.
+double FlopsPerToken(const LlamaConfig& config, int64_t seq_len,
+                     std::optional<int64_t> adapter_elements = std::nullopt);
 
 // Resident memory of this process, in bytes; 0 if the system does not report it.
 int64_t ResidentBytes();

@@ -21,15 +21,16 @@ constexpr int64_t kMaxManifestBytes = int64_t{1} << 30;
 
 // True for the files of a model folder: weights and their index, and files without arrays.
 bool BelongsToModelFolder(const std::string& name, const std::string& stem) {
-  if (!stem.empty()) return stem == kModelFiles || stem == kIndexerFiles;
+  if (!stem.empty()) return stem == kModelFiles || stem == kIndexerFiles || stem == kAdapterFiles;
   return !absl::EndsWith(name, ".safetensors.index.json") || IsWeightsFile(name);
 }
 
 // The file by which readers find the weights.
 std::string WeightsName(const std::vector<std::string>& names) {
-  constexpr const char* kIndex = "model.safetensors.index.json";
-  const bool has_index = std::find(names.begin(), names.end(), kIndex) != names.end();
-  return has_index ? kIndex : "model.safetensors";
+  for (const char* name : {"model.safetensors.index.json", "model.safetensors"}) {
+    if (std::find(names.begin(), names.end(), name) != names.end()) return name;
+  }
+  return "adapter_model.safetensors";  // A run with adapters saves them alone.
 }
 
 }  // namespace

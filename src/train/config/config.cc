@@ -180,7 +180,12 @@ absl::Status ValidateCheckpoint(const CheckpointConfig& checkpoint) {
   return absl::OkStatus();
 }
 
-absl::Status ValidateExport(const OutputOptions& output) {
+absl::Status ValidateExport(const OutputOptions& output, const LoraConfig& lora) {
+  if (output.export_merged && (output.export_folder.empty() || !lora.enabled())) {
+    return BadFlag(
+        "export-merged", "true",
+        output.export_folder.empty() ? "needs --export-hf" : "needs --lora-rank or --lora-adapter");
+  }
   if (!output.export_dtype) return absl::OkStatus();
   const DType dtype = *output.export_dtype;
   if (output.export_folder.empty()) return BadFlag("export-dtype", ToAbsl(Name(dtype)), "needs --export-hf");
@@ -254,10 +259,15 @@ absl::Status Validate(const TrainConfig& config) {
     return BadFlag("steps", 0, "evaluates alone: give --eval-data, or at least one step");
   }
   WEFT_RETURN_IF_ERROR(ValidateParallel(config.parallel));
-  WEFT_RETURN_IF_ERROR(ValidateExport(config.output));
+  WEFT_RETURN_IF_ERROR(ValidateExport(config.output, config.lora));
   WEFT_RETURN_IF_ERROR(ValidateTrace(config.output, config.optimizer.steps));
   WEFT_RETURN_IF_ERROR(ValidateCheckpoint(config.checkpoint));
   WEFT_RETURN_IF_ERROR(Validate(config.parallel.context));
+  WEFT_RETURN_IF_ERROR(Validate(config.lora));
+  if (config.lora.enabled() && config.attention.is_sparse()) {
+    return BadFlag("attention", ToAbsl(Name(config.attention.kind)),
+                   "trains its indexers, which --lora-rank and --lora-adapter would freeze: use dense");
+  }
   return Validate(config.attention, config.parallel.context);
 }
 

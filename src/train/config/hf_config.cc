@@ -24,10 +24,7 @@ using Json = nlohmann::ordered_json;
 // Defaults of transformers for keys that a config.json may leave out, in all architectures.
 constexpr double kDefaultNormEps = 1e-6;
 constexpr double kDefaultInitializerRange = 0.02;
-// Limits above the needs of any model. They also bound the config.json of an export, which keeps unknown
-// keys.
-constexpr int64_t kMaxBytes = 1 << 20;
-constexpr JsonLimits kLimits = {.levels = 32, .values = 20'000, .token_bytes = kMaxBytes};
+constexpr const char* kHfConfig = "Hugging Face config.json";
 
 // The architecture of model_type; without it, that of a Llama.
 absl::StatusOr<const HfArchitecture*> ArchitectureOf(const Json& json, const JsonFields& fields) {
@@ -161,27 +158,10 @@ void SetTraits(const HfArchitecture& architecture, const LlamaConfig& config, Js
   }
 }
 
-// Checks and parses text that must be a JSON object.
-absl::StatusOr<Json> ParseObject(std::string_view text, const std::string& path) {
-  if (text.size() > kMaxBytes) {
-    return absl::DataLossError(absl::StrCat("'", path, "' has ", text.size(), " bytes, but at most ",
-                                            kMaxBytes, " are allowed: is it a Hugging Face config.json?"));
-  }
-  if (const absl::Status status = CheckJsonText(text, kLimits); !status.ok()) {
-    return Annotate(status, absl::StrCat("'", path, "'"));
-  }
-  Json json = Json::parse(text, nullptr, false);
-  if (!json.is_object()) {
-    return absl::DataLossError(
-        absl::StrCat("'", path, "' is not a JSON object: is it a Hugging Face config.json?"));
-  }
-  return json;
-}
-
 }  // namespace
 
 absl::StatusOr<LlamaConfig> ParseHfConfig(std::string_view text, const std::string& path) {
-  WEFT_ASSIGN_OR_RETURN(const Json json, ParseObject(text, path));
+  WEFT_ASSIGN_OR_RETURN(const Json json, ParseConfigFile(text, path, kHfConfig));
   JsonFields fields(json, path);
   WEFT_ASSIGN_OR_RETURN(const HfArchitecture* architecture, ArchitectureOf(json, fields));
   CheckArchitecture(*architecture, fields);
@@ -216,7 +196,7 @@ absl::StatusOr<LlamaConfig> ParseHfConfig(std::string_view text, const std::stri
 }
 
 absl::StatusOr<std::string> ReadHfConfigText(const std::string& folder) {
-  return ReadModelFile(folder, "config.json", kMaxBytes);
+  return ReadModelFile(folder, "config.json", kMaxConfigFileBytes);
 }
 
 absl::StatusOr<LlamaConfig> ReadHfConfig(const std::string& folder) {
@@ -259,7 +239,7 @@ std::string FormatHfConfig(const LlamaConfig& config, std::string_view source, D
 }
 
 absl::StatusOr<SparseAttentionConfig> ParseIndexerConfig(std::string_view text, const std::string& path) {
-  WEFT_ASSIGN_OR_RETURN(const Json json, ParseObject(text, path));
+  WEFT_ASSIGN_OR_RETURN(const Json json, ParseConfigFile(text, path, kHfConfig));
   JsonFields fields(json, path);
   SparseAttentionConfig config;
   config.index_heads = fields.Size("index_n_heads", LlamaLimits::kWidth);
@@ -272,7 +252,7 @@ absl::StatusOr<SparseAttentionConfig> ParseIndexerConfig(std::string_view text, 
 }
 
 absl::StatusOr<SparseAttentionConfig> ReadIndexerConfig(const std::string& folder) {
-  WEFT_ASSIGN_OR_RETURN(const std::string text, ReadModelFile(folder, kIndexerConfig, kMaxBytes));
+  WEFT_ASSIGN_OR_RETURN(const std::string text, ReadModelFile(folder, kIndexerConfig, kMaxConfigFileBytes));
   return ParseIndexerConfig(text, absl::StrCat(folder, "/", kIndexerConfig));
 }
 

@@ -6,16 +6,41 @@
 #include <cmath>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
 #include <absl/strings/str_cat.h>
 #include <nlohmann/json.hpp>
 
 #include "src/train/files/json_text.h"
+#include "weft/core/status.h"
 
 namespace weft {
+
+// Limits of a configuration file of a model folder, above the needs of any model. They also bound the files
+// of an export, which keep unknown keys.
+inline constexpr int64_t kMaxConfigFileBytes = 1 << 20;
+inline constexpr JsonLimits kConfigFileLimits = {
+    .levels = 32, .values = 20'000, .token_bytes = kMaxConfigFileBytes};
+
+// Checks and parses the text of such a file, which must be a JSON object. `kind`: the file in messages, as in
+// "Hugging Face config.json".
+inline absl::StatusOr<nlohmann::ordered_json> ParseConfigFile(std::string_view text, const std::string& path,
+                                                              const char* kind) {
+  if (text.size() > kMaxConfigFileBytes) {
+    return absl::DataLossError(absl::StrCat("'", path, "' has ", text.size(), " bytes, but at most ",
+                                            kMaxConfigFileBytes, " are allowed: is it a ", kind, "?"));
+  }
+  if (const absl::Status status = CheckJsonText(text, kConfigFileLimits); !status.ok()) {
+    return Annotate(status, absl::StrCat("'", path, "'"));
+  }
+  nlohmann::ordered_json json = nlohmann::ordered_json::parse(text, nullptr, false);
+  if (json.is_object()) return json;
+  return absl::DataLossError(absl::StrCat("'", path, "' is not a JSON object: is it a ", kind, "?"));
+}
 
 class JsonFields {
  public:

@@ -61,7 +61,8 @@ absl::StatusOr<std::string> ReadModelFile(const std::string& folder, const std::
 }
 
 bool IsWeightsFile(const std::string& name) {
-  return IsOfStem(name, kModelFiles) || IsOfStem(name, kIndexerFiles) || name == kIndexerConfig;
+  return IsOfStem(name, kModelFiles) || IsOfStem(name, kIndexerFiles) || name == kIndexerConfig ||
+         IsOfStem(name, kAdapterFiles) || name == kAdapterConfig;
 }
 
 }  // namespace weft

@@ -26,9 +26,12 @@ absl::StatusOr<std::string> ReadModelFile(const std::string& folder, const std::
 inline constexpr const char* kModelFiles = "model";
 inline constexpr const char* kIndexerFiles = "indexer";
 inline constexpr const char* kIndexerConfig = "indexer_config.json";
+// The same of low-rank adapters (LoRA), in the layout of PEFT.
+inline constexpr const char* kAdapterFiles = "adapter_model";
+inline constexpr const char* kAdapterConfig = "adapter_config.json";
 
-// True for the name of a file with weights, of their index, or of the description of indexers. An export
-// removes such files of an earlier export, because readers would load them.
+// True for the name of a file with weights, of their index, or of the description of indexers or adapters. An
+// export removes such files of an earlier export, because readers would load them.
 bool IsWeightsFile(const std::string& name);
 
 }  // namespace weft

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <filesystem>
 #include <sys/stat.h>
@@ -15,8 +16,8 @@
 #include "src/train/files/file_io.h"
 #include "src/train/files/model_folder.h"
 #include "src/train/files/shard_runs.h"
+#include "src/train/plan/parameter_sets.h"
 #include "weft/core/status.h"
-#include "weft/nn/lightning_indexer.h"
 #include "weft/train/hf_config.h"
 #include "weft/train/safetensors.h"
 
@@ -34,27 +35,38 @@ constexpr const char* kCompanions[] = {"tokenizer.json",     "tokenizer_config.j
 
 constexpr const char* kWeights = "model.safetensors";
 constexpr const char* kIndexerWeights = "indexer.safetensors";
+constexpr const char* kAdapterWeights = "adapter_model.safetensors";
 constexpr const char* kConfig = "config.json";
 // Tokenizers have up to about 30 MB.
 constexpr int64_t kMaxCompanionBytes = 256 << 20;
-constexpr int64_t kConfigBytes = 1 << 20;  // Upper limit of config.json.
 
 // A file with weights, and the parameters whose weights it has.
 struct WeightsFile {
   const char* name;
-  bool of_indexers;
+  std::vector<ShardView> ShardSets::*set;
   SafetensorsLayout layout;
 };
 
-// The Llama's file, and with sparse attention that of the indexers.
-std::vector<WeightsFile> WeightsFilesOf(LlamaModel& model, DType dtype) {
-  std::vector<SafetensorsLayout::Tensor> llama;
-  std::vector<SafetensorsLayout::Tensor> indexers;
-  for (const std::shared_ptr<Parameter>& parameter : model.AllParameters()) {
-    (IsIndexerParameter(*parameter) ? indexers : llama).push_back({parameter->name, parameter->shape});
+// The Llama's file, and with sparse attention that of the indexers; or the adapters' file alone.
+std::vector<WeightsFile> WeightsFilesOf(LlamaModel& model, ExportedWeights weights, DType dtype) {
+  std::vector<ShardView> all;
+  const auto parameters = model.AllParameters();
+  all.reserve(parameters.size());
+  for (const auto& parameter : parameters) all.push_back({parameter.get(), {}, nullptr, nullptr});
+  const ShardSets sets = SplitIntoSets(all);
+  std::vector<WeightsFile> files;
+  const auto add = [&](const char* name, std::vector<ShardView> ShardSets::*set) {
+    std::vector<SafetensorsLayout::Tensor> tensors;
+    for (const ShardView& shard : sets.*set)
+      tensors.push_back({shard.parameter->name, shard.parameter->shape});
+    if (!tensors.empty()) files.push_back({name, set, SafetensorsLayout(tensors, dtype)});
+  };
+  if (weights == ExportedWeights::kAdapters) {
+    add(kAdapterWeights, &ShardSets::adapters);
+  } else {
+    add(kWeights, &ShardSets::llama);
+    add(kIndexerWeights, &ShardSets::indexers);
   }
-  std::vector<WeightsFile> files = {{kWeights, false, SafetensorsLayout(llama, dtype)}};
-  if (!indexers.empty()) files.push_back({kIndexerWeights, true, SafetensorsLayout(indexers, dtype)});
   return files;
 }
 
@@ -85,7 +97,6 @@ absl::Status WriteShards(const std::string& staging, const WeightsFile& file,
   WEFT_ASSIGN_OR_RETURN(SafetensorsWriter writer,
                         SafetensorsWriter::Open(absl::StrCat(staging, "/", file.name), file.layout));
   for (const ShardView& shard : shards) {
-    if (IsIndexerParameter(*shard.parameter) != file.of_indexers) continue;
     WEFT_RETURN_IF_ERROR(ForEachRun(shard, [&](int64_t first, absl::Span<const float> values) {
       return writer.Write(shard.parameter->name, first, values);
     }));
@@ -95,21 +106,21 @@ absl::Status WriteShards(const std::string& staging, const WeightsFile& file,
 
 absl::Status WriteShards(const std::string& staging, const std::vector<WeightsFile>& files,
                          const std::vector<ShardView>& shards) {
-  for (const WeightsFile& file : files) WEFT_RETURN_IF_ERROR(WriteShards(staging, file, shards));
+  const ShardSets sets = SplitIntoSets(shards);
+  for (const WeightsFile& file : files) WEFT_RETURN_IF_ERROR(WriteShards(staging, file, sets.*file.set));
   return absl::OkStatus();
 }
 
 // Runs on rank 0 after all weights are written.
-absl::Status Finish(const HfExport& target, const std::string& staging, const std::vector<WeightsFile>& files,
-                    const LlamaConfig& config) {
+absl::Status Finish(const HfExport& target, const std::string& staging,
+                    const std::vector<WeightsFile>& files) {
   for (const WeightsFile& file : files) {
     WEFT_RETURN_IF_ERROR(SafetensorsWriter::Commit(absl::StrCat(staging, "/", file.name)));
   }
-  for (const auto& [name, content] :
-       ModelFiles(config, target.source_config, target.companions, files.front().layout.dtype())) {
+  for (const auto& [name, content] : target.files) {
     WEFT_RETURN_IF_ERROR(WriteWholeFile(absl::StrCat(staging, "/", name), content));
   }
-  return target.folder->Commit(kWeights, IsWeightsFile);
+  return target.folder->Commit(files.front().name, IsWeightsFile);
 }
 
 // Makes the staging folder on rank 0, and returns its path on all ranks. Collective: all ranks.
@@ -129,6 +140,11 @@ absl::StatusOr<std::string> Stage(Bootstrap& bootstrap, const HfExport* target,
 }
 
 }  // namespace
+
+ExportedWeights ExportedWeightsOf(const TrainConfig& config) {
+  return config.lora.enabled() && !config.output.export_merged ? ExportedWeights::kAdapters
+                                                               : ExportedWeights::kModel;
+}
 
 std::vector<std::string> CompanionFiles(const std::string& folder) {
   std::vector<std::string> files;
@@ -158,48 +174,56 @@ std::map<std::string, std::string> ModelFiles(const LlamaConfig& config, const s
   return files;
 }
 
-std::vector<std::string> ExportedFiles(const std::string& folder, const std::string& source_folder) {
+std::map<std::string, std::string> AdapterFiles(std::string adapter_config,
+                                                const std::vector<ModelCompanion>& companions) {
+  std::map<std::string, std::string> files = {{kAdapterConfig, std::move(adapter_config)}};
+  for (const ModelCompanion& companion : companions) files[companion.name] = companion.content;
+  return files;
+}
+
+std::vector<std::string> ExportedFiles(const std::string& folder, const std::string& source_folder,
+                                       ExportedWeights weights) {
   std::vector<std::string> names = {kWeights, kConfig};
+  if (weights == ExportedWeights::kAdapters) names = {kAdapterWeights, kAdapterConfig};
   for (const std::string& companion : CompanionFiles(source_folder)) {
     names.push_back(fs::path(companion).filename());
   }
   for (std::string& name : OldWeights(folder)) {
-    if (name != kWeights) names.push_back(std::move(name));
+    if (std::find(names.begin(), names.end(), name) == names.end()) names.push_back(std::move(name));
   }
   for (std::string& name : names) name = absl::StrCat(folder, "/", name);
   return names;
 }
 
 absl::StatusOr<HfExport> OpenExport(const std::string& folder, const std::string& source_folder,
-                                    std::string source_config, LlamaModel& model, DType dtype) {
+                                    std::map<std::string, std::string> files, LlamaModel& model,
+                                    ExportedWeights weights, DType dtype) {
   HfExport target;
-  WEFT_ASSIGN_OR_RETURN(target.companions, ReadCompanions(source_folder));
-  WEFT_RETURN_IF_ERROR(CheckReplaceable(ExportedFiles(folder, source_folder)));
+  WEFT_RETURN_IF_ERROR(CheckReplaceable(ExportedFiles(folder, source_folder, weights)));
   absl::StatusOr<std::unique_ptr<OutputFolder>> claimed = OutputFolder::Claim(folder);
   if (!claimed.ok()) return Annotate(claimed.status(), absl::StrCat("--export-hf ", folder));
   target.folder = *std::move(claimed);
-  std::vector<int64_t> bytes = {kConfigBytes};
-  for (const WeightsFile& file : WeightsFilesOf(model, dtype)) bytes.push_back(file.layout.file_bytes());
-  for (const ModelCompanion& companion : target.companions) {
-    bytes.push_back(static_cast<int64_t>(companion.content.size()));
+  std::vector<int64_t> bytes;
+  for (const WeightsFile& file : WeightsFilesOf(model, weights, dtype)) {
+    bytes.push_back(file.layout.file_bytes());
   }
+  for (const auto& [name, content] : files) bytes.push_back(static_cast<int64_t>(content.size()));
   WEFT_RETURN_IF_ERROR(target.folder->CheckSpace("the export", bytes));
-  target.source_config = std::move(source_config);
+  target.files = std::move(files);
   return target;
 }
 
 absl::Status ExportHf(Bootstrap& bootstrap, const HfExport* target, LlamaModel& model,
-                      const std::vector<ShardView>& shards, DType dtype, bool writes,
+                      const std::vector<ShardView>& shards, ExportedWeights weights, DType dtype, bool writes,
                       absl::Duration timeout) {
-  const std::vector<WeightsFile> files = WeightsFilesOf(model, dtype);
+  const std::vector<WeightsFile> files = WeightsFilesOf(model, weights, dtype);
   const bool first = bootstrap.rank() == 0;
   // Each phase starts after the one before has succeeded on all ranks.
   const auto run = [&]() -> absl::Status {
     WEFT_ASSIGN_OR_RETURN(const std::string staging, Stage(bootstrap, target, files, timeout));
     WEFT_RETURN_IF_ERROR(
         AgreeOnStatus(bootstrap, writes ? WriteShards(staging, files, shards) : absl::OkStatus(), timeout));
-    return AgreeOnStatus(bootstrap,
-                         first ? Finish(*target, staging, files, model.config()) : absl::OkStatus(), timeout);
+    return AgreeOnStatus(bootstrap, first ? Finish(*target, staging, files) : absl::OkStatus(), timeout);
   };
   absl::Status status = run();
   if (first) target->folder->Discard();

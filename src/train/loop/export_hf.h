@@ -1,8 +1,12 @@
 // Export of the trained model to a Hugging Face folder: model.safetensors, config.json, and the
 // tokenizer and generation files of the source folder. With sparse attention also indexer.safetensors and
 // indexer_config.json; model.safetensors has the tensors of the Llama alone.
+//
+// Adapters are exported to a PEFT folder: adapter_model.safetensors, adapter_config.json, and the same
+// further files. Merged into the model, they leave a folder as above.
 #pragma once
 
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <string>
@@ -16,6 +20,7 @@
 #include "weft/mesh/bootstrap.h"
 #include "weft/nn/llama.h"
 #include "weft/sharding/shard_view.h"
+#include "weft/train/config.h"
 
 namespace weft {
 
@@ -28,9 +33,15 @@ struct ModelCompanion {
 // The target of an export, on rank 0.
 struct HfExport {
   std::unique_ptr<OutputFolder> folder;
-  std::vector<ModelCompanion> companions;
-  std::string source_config;  // The text of the source folder's config.json; empty for a new Llama.
+  // The configuration files and the companions, by name.
+  std::map<std::string, std::string> files;
 };
+
+// The tensors of an export: those of the model without adapters, or the adapters alone.
+enum class ExportedWeights : uint8_t { kModel, kAdapters };
+
+// What a run exports.
+ExportedWeights ExportedWeightsOf(const TrainConfig& config);
 
 // Paths of the tokenizer and generation files that are in a model's folder. Empty for an empty `folder`.
 std::vector<std::string> CompanionFiles(const std::string& folder);
@@ -38,19 +49,24 @@ std::vector<std::string> CompanionFiles(const std::string& folder);
 // Reads the files of CompanionFiles. Errors: kNotFound, kPermissionDenied, kDataLoss (names the path).
 absl::StatusOr<std::vector<ModelCompanion>> ReadCompanions(const std::string& folder);
 // config.json of weights in `dtype`, with sparse attention indexer_config.json, and the companions, by name.
-// `source_config`: see HfExport.
+// `source_config`: the text of the source folder's config.json; empty for a new Llama.
 std::map<std::string, std::string> ModelFiles(const LlamaConfig& config, const std::string& source_config,
                                               const std::vector<ModelCompanion>& companions, DType dtype);
+// adapter_config.json with the text `adapter_config`, and the companions, by name.
+std::map<std::string, std::string> AdapterFiles(std::string adapter_config,
+                                                const std::vector<ModelCompanion>& companions);
 
 // Paths of the files that an export creates, replaces or removes in `folder`.
-std::vector<std::string> ExportedFiles(const std::string& folder, const std::string& source_folder);
+std::vector<std::string> ExportedFiles(const std::string& folder, const std::string& source_folder,
+                                       ExportedWeights weights);
 
-// Claims the folder for an export of `model` in `dtype` at the end of the run, checks that the files will
-// fit, and reads the companions. `source_folder` is that of --hf-model; empty for a new Llama.
+// Claims the folder for an export of `model` in `dtype` at the end of the run, and checks that the files will
+// fit. `files`: see HfExport. `source_folder` is that of --hf-model; empty for a new Llama.
 // Errors: kInvalidArgument (another run exports there), kNotFound, kPermissionDenied, kResourceExhausted (no
 //   space), kDataLoss (names the path).
 absl::StatusOr<HfExport> OpenExport(const std::string& folder, const std::string& source_folder,
-                                    std::string source_config, LlamaModel& model, DType dtype);
+                                    std::map<std::string, std::string> files, LlamaModel& model,
+                                    ExportedWeights weights, DType dtype);
 
 // Each rank with `writes` writes the ranges of its shards, and rank 0 writes the other files. The shards of
 // the ranks with `writes` together must be one whole model. The folder must lie on a file system that all
@@ -59,6 +75,7 @@ absl::StatusOr<HfExport> OpenExport(const std::string& folder, const std::string
 // Collective: all ranks. Errors: kNotFound, kPermissionDenied, kResourceExhausted (names the path),
 // kOutOfRange (a weight that f16 cannot hold: names the tensor).
 absl::Status ExportHf(Bootstrap& bootstrap, const HfExport* target, LlamaModel& model,
-                      const std::vector<ShardView>& shards, DType dtype, bool writes, absl::Duration timeout);
+                      const std::vector<ShardView>& shards, ExportedWeights weights, DType dtype, bool writes,
+                      absl::Duration timeout);
 
 }  // namespace weft

@@ -196,7 +196,7 @@ absl::Status MetricsFile::Write(const StepMetrics& metrics) {
   return absl::OkStatus();
 }
 
-double FlopsPerToken(const LlamaConfig& config, int64_t seq_len) {
+double FlopsPerToken(const LlamaConfig& config, int64_t seq_len, std::optional<int64_t> adapter_elements) {
   const auto& sparse = config.sparse_attention;
   const int64_t keys = sparse ? std::min(sparse->top_k, seq_len) : seq_len;
   // Keys of all layers: a window limits those of its layers.
@@ -209,7 +209,10 @@ double FlopsPerToken(const LlamaConfig& config, int64_t seq_len) {
   const int64_t in_products =
       config.layers * (query_and_output + key_and_value + feed_forward) + config.vocab_size * config.dim;
   const int64_t attention = config.heads * config.head_dim * layer_keys;
-  return 6.0 * static_cast<double>(in_products) + 12.0 * static_cast<double>(attention) +
+  const double of_weights =
+      adapter_elements ? 4.0 * static_cast<double>(in_products) + 6.0 * static_cast<double>(*adapter_elements)
+                       : 6.0 * static_cast<double>(in_products);
+  return of_weights + 12.0 * static_cast<double>(attention) +
          (sparse ? IndexerFlopsPerToken(config, *sparse, seq_len, keys) : 0.0);
 }
 

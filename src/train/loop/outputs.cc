@@ -75,7 +75,8 @@ std::vector<OutputFile> OutputsOf(const TrainConfig& config) {
   if (const std::string& trace = config.output.trace_file; !trace.empty())
     outputs.push_back({"trace", trace, /*in_place=*/false});
   if (const std::string& folder = config.output.export_folder; !folder.empty()) {
-    for (const std::string& path : ExportedFiles(folder, config.model.hf_folder())) {
+    for (const std::string& path :
+         ExportedFiles(folder, config.model.hf_folder(), ExportedWeightsOf(config))) {
       outputs.push_back({"export-hf", path, /*in_place=*/false});
     }
   }
@@ -103,6 +104,12 @@ std::vector<InputFile> InputsOf(const TrainConfig& config, const TrainInputs& in
     }
     for (const std::string& path : CompanionFiles(config.model.hf_folder())) paths.insert(path);
     for (const std::string& path : paths) files.push_back({"--hf-model", path});
+  }
+  if (inputs.adapter_weights) {
+    files.push_back({"--lora-adapter", absl::StrCat(config.lora.adapter, "/", kAdapterConfig)});
+    for (const auto& [name, entry] : inputs.adapter_weights->entries()) {
+      files.push_back({"--lora-adapter", entry.file});
+    }
   }
   if (!config.config_file.empty()) files.push_back({"--config", config.config_file});
   return files;

@@ -5,6 +5,7 @@
 
 #include <absl/strings/str_cat.h>
 #include <absl/strings/str_format.h>
+#include <absl/strings/str_join.h>
 #include <nlohmann/json.hpp>
 
 #include "weft/core/status.h"
@@ -12,6 +13,9 @@
 
 namespace weft {
 namespace {
+
+// Names of layers that are printed.
+constexpr size_t kMostTargets = 8;
 
 std::string OnOff(bool on) { return on ? "on" : "off"; }
 
@@ -81,6 +85,22 @@ std::vector<ResolvedItem> AttentionItems(const TrainConfig& config, const TrainI
                         " index heads of ", sparse->index_dim, ", ", plan.indexers->warmup_steps,
                         " warm-up steps of the indexers alone, loss coefficient ", plan.indexers->loss_coef),
            IndexerSource(config, inputs)}};
+}
+
+// Empty without adapters.
+std::vector<ResolvedItem> LoraItems(const TrainConfig& config, const TrainInputs& inputs) {
+  if (!inputs.lora) {
+    return {};
+  }
+  const LoraOptions& lora = *inputs.lora;
+  // PEFT names each layer of a model if all have adapters.
+  const std::string targets = lora.targets.size() <= kMostTargets
+                                  ? absl::StrJoin(lora.targets, ", ")
+                                  : absl::StrCat(lora.targets.size(), " layers");
+  return {{"lora",
+           absl::StrCat("adapters of rank ", lora.rank, " scaled by ", lora.scaling(), " on ", targets, ", ",
+                        Millions(inputs.adapter_elements), " parameters; the model is frozen"),
+           config.lora.adapter.empty() ? "new adapters by --seed" : "--lora-adapter " + config.lora.adapter}};
 }
 
 // Empty if sequences are not split.
@@ -164,8 +184,9 @@ std::vector<ResolvedItem> ResolveConfig(const TrainConfig& config, const TrainIn
       {"threads", absl::StrCat(threads.threads, " per rank"), threads.reason},
       {"seed", absl::StrCat(config.seed), ""},
       {"steps", absl::StrCat(config.optimizer.steps), ""}};
-  for (std::vector<ResolvedItem> more : {AttentionItems(config, inputs, plan), ProductItems(plan),
-                                         ContextItems(plan), EvaluationItems(config, plan)}) {
+  for (std::vector<ResolvedItem> more :
+       {AttentionItems(config, inputs, plan), LoraItems(config, inputs), ProductItems(plan),
+        ContextItems(plan), EvaluationItems(config, plan)}) {
     std::move(more.begin(), more.end(), std::back_inserter(items));
   }
   return items;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <optional>
 #include <utility>
 
@@ -26,6 +27,7 @@
 #include "weft/core/reproducible_sum.h"
 #include "weft/core/status.h"
 #include "weft/mesh/host_memory.h"
+#include "weft/train/peft_adapter.h"
 #include "weft/train/progress.h"
 #include "weft/train/thread_plan.h"
 
@@ -115,9 +117,8 @@ class Run {
 
   absl::Status OpenAndPlan() {
     WEFT_ASSIGN_OR_RETURN(inputs_, OpenInputs(config_));
-    WEFT_ASSIGN_OR_RETURN(model_, LlamaModel::Create(inputs_->model));
+    WEFT_ASSIGN_OR_RETURN(model_, CreateModel(*inputs_));
     if (inputs_->weights) {
-      WEFT_RETURN_IF_ERROR(CheckWeights(*inputs_, *model_));
       WEFT_RETURN_IF_ERROR(
           CheckTiedHead(*inputs_->weights, inputs_->model, bootstrap_.rank(), bootstrap_.size()));
     }
@@ -128,24 +129,40 @@ class Run {
 
   absl::Status OpenOutputs() {
     WEFT_RETURN_IF_ERROR(CheckOutputs(config_, *inputs_));
+    const std::string source = config_.model.hf_folder();
     if (!config_.checkpoint.folder.empty()) {
-      WEFT_ASSIGN_OR_RETURN(companions_, ReadCompanions(config_.model.hf_folder()));
+      WEFT_ASSIGN_OR_RETURN(companions_, ReadCompanions(source));
     }
     const std::string& folder = config_.output.export_folder;
     if (folder.empty()) return absl::OkStatus();
+    const ExportedWeights weights = ExportedWeightsOf(config_);
+    WEFT_ASSIGN_OR_RETURN(const std::vector<ModelCompanion> companions, ReadCompanions(source));
     WEFT_ASSIGN_OR_RETURN(
-        export_, OpenExport(folder, config_.model.hf_folder(), inputs_->hf_config, *model_, export_dtype()));
+        export_, OpenExport(folder, source, FilesBeside(weights, companions, export_dtype()), *model_,
+                            weights, export_dtype()));
     return absl::OkStatus();
+  }
+
+  // The configuration files and companions beside exported or saved weights, by name.
+  std::map<std::string, std::string> FilesBeside(ExportedWeights weights,
+                                                 const std::vector<ModelCompanion>& companions,
+                                                 DType dtype) const {
+    if (weights == ExportedWeights::kModel) {
+      return ModelFiles(inputs_->model, inputs_->hf_config, companions, dtype);
+    }
+    const std::string base = config_.model.hf_weights() ? config_.model.hf_model : "";
+    return AdapterFiles(FormatPeftAdapter(*inputs_->lora, base, inputs_->adapter_config), companions);
   }
 
   absl::Status Prepare() {
     WEFT_RETURN_IF_ERROR(Agree(OpenAndPlan()));
     WEFT_RETURN_IF_ERROR(AgreeOnCause(AgreeOnProperties(bootstrap_, properties_, timeout_)));
     WEFT_RETURN_IF_ERROR(Agree(CheckMemory()));
-    WEFT_ASSIGN_OR_RETURN(
-        checkpoints_,
-        RunCheckpoints::Open(bootstrap_, config_.checkpoint, *plan_, properties_,
-                             kStateBytesOfParameter * inputs_->model.ParameterCount(), timeout_));
+    WEFT_ASSIGN_OR_RETURN(checkpoints_,
+                          RunCheckpoints::Open(bootstrap_, config_.checkpoint, *plan_, properties_,
+                                               kStateBytesOfParameter * plan_->adapter_elements().value_or(
+                                                                            inputs_->model.ParameterCount()),
+                                               timeout_));
     WEFT_RETURN_IF_ERROR(Agree(CheckStepsLeft()));
     const int64_t vocab_size = inputs_->model.vocab_size;
     WEFT_RETURN_IF_ERROR(CheckData(bootstrap_, inputs_->corpus, vocab_size, timeout_));
@@ -192,8 +209,8 @@ class Run {
 
   absl::Status Build() {
     const Checkpoint* resumed = checkpoints_->resumed();
-    const ShardLoader loader =
-        resumed != nullptr ? LoadWeights(*resumed) : LoadInputs(*inputs_, config_.seed);
+    ShardLoader loader = LoadInputs(*inputs_, config_.seed);
+    if (resumed != nullptr) loader = LoadWeights(*resumed, *plan_, loader);
     EngineOptions engine = environment_.engine;
     engine.timeout = timeout_;
     engine.watchdog = environment_.watchdog;
@@ -366,10 +383,11 @@ class Run {
     return last ? checkpoints_->Finish() : absl::OkStatus();
   }
 
-  // With these files a checkpoint is a model folder. Rank 0 writes them.
+  // With these files a checkpoint is a model folder, or a PEFT folder. Rank 0 writes them.
   std::map<std::string, std::string> FilesBesideCheckpoint() const {
-    return first() ? ModelFiles(inputs_->model, inputs_->hf_config, companions_, DType::kF32)
-                   : std::map<std::string, std::string>();
+    if (!first()) return {};
+    return FilesBeside(inputs_->lora ? ExportedWeights::kAdapters : ExportedWeights::kModel, companions_,
+                       DType::kF32);
   }
 
   bool EvaluatesAfter(int64_t step) const {
@@ -419,9 +437,10 @@ class Run {
     if (report_.stopped || config_.output.export_folder.empty()) {
       return absl::OkStatus();
     }
+    if (config_.output.export_merged) WEFT_RETURN_IF_ERROR(trainer_->MergeAdapters());
     const bool writes = bootstrap_.rank() < plan_->shard_group_size();  // The first replica.
     WEFT_RETURN_IF_ERROR(ExportHf(bootstrap_, export_ ? &*export_ : nullptr, trainer_->model(), shards,
-                                  export_dtype(), writes, timeout_));
+                                  ExportedWeightsOf(config_), export_dtype(), writes, timeout_));
     if (output() != nullptr) {
       std::fprintf(output(), "exported to %s\n", config_.output.export_folder.c_str());
     }

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -14,20 +15,24 @@
 #include "src/train/data/batch_reader.h"
 #include "src/train/files/model_folder.h"
 #include "src/train/plan/memory_need.h"
+#include "weft/core/parallel.h"
 #include "weft/core/spans.h"
 #include "weft/core/status.h"
 #include "weft/mesh/world_group.h"
 #include "weft/nn/lightning_indexer.h"
+#include "weft/nn/linear.h"
 #include "weft/nn/sparse_attention.h"
+#include "weft/sharding/state_dict.h"
 
 namespace weft {
 namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Names in a checkpoint, besides kModelFiles and kIndexerFiles.
+// Names in a checkpoint, besides kModelFiles, kIndexerFiles and kAdapterFiles.
 constexpr const char* kOptimizerFiles = "optimizer";
 constexpr const char* kIndexerOptimizerFiles = "indexer_optimizer";
+constexpr const char* kAdapterOptimizerFiles = "adapter_optimizer";
 constexpr const char* kFirstMoment = ".exp_avg";
 constexpr const char* kSecondMoment = ".exp_avg_sq";
 constexpr const char* kOptimizerSteps = "optimizer_steps";
@@ -87,10 +92,36 @@ void AddPeaks(ShardedModel& model, const ContextParallel* sequences, const CommE
   metrics.peak_bytes.scratch = static_cast<int64_t>(engine.scratch_peak_bytes());
 }
 
+// Adds factor * B A to the elements of a shard, with B [rows, rank] and A [rank, columns].
+void AddProduct(float factor, const std::vector<float>& b, const std::vector<float>& a,
+                const ShardView& shard) {
+  const ShardPiece& piece = shard.piece;
+  const int64_t columns = shard.parameter->shape[1];
+  const int64_t rank = static_cast<int64_t>(a.size()) / columns;
+  for (int64_t run = 0; run < piece.runs; ++run) {
+    const int64_t first = piece.start + run * piece.run_stride;
+    const int64_t end = first + piece.run_length;
+    float* const values = shard.data + run * piece.run_length;
+    const int64_t first_row = first / columns;
+    ParallelFor((end - 1) / columns - first_row + 1, 1, [&](int64_t begin_row, int64_t end_row) {
+      for (int64_t row = first_row + begin_row; row < first_row + end_row; ++row) {
+        const int64_t from = std::max(first, row * columns);
+        const int64_t to = std::min(end, (row + 1) * columns);
+        for (int64_t k = 0; k < rank; ++k) {
+          const float weight = factor * b[static_cast<size_t>(row * rank + k)];
+          const float* const a_row = a.data() + k * columns;
+          for (int64_t i = from; i < to; ++i) values[i - first] += weight * a_row[i - row * columns];
+        }
+      }
+    });
+  }
+}
+
 }  // namespace
 
-ShardLoader LoadWeights(const Checkpoint& checkpoint) {
-  return LoadBySet(checkpoint.Loader(kModelFiles), checkpoint.Loader(kIndexerFiles));
+ShardLoader LoadWeights(const Checkpoint& checkpoint, const RunPlan& plan, const ShardLoader& inputs) {
+  return LoadBySet(plan.adapters ? inputs : checkpoint.Loader(kModelFiles), checkpoint.Loader(kIndexerFiles),
+                   checkpoint.Loader(kAdapterFiles));
 }
 
 Trainer::Trainer(Bootstrap& bootstrap, const Corpus& corpus, RunPlan plan, BatchSplitter splitter,
@@ -99,7 +130,7 @@ Trainer::Trainer(Bootstrap& bootstrap, const Corpus& corpus, RunPlan plan, Batch
       corpus_(corpus),
       plan_(std::move(plan)),
       splitter_(std::move(splitter)),
-      flops_per_token_(FlopsPerToken(model->config(), plan_.seq_len)),
+      flops_per_token_(FlopsPerToken(model->config(), plan_.seq_len, plan_.adapter_elements())),
       warm_up_flops_per_token_(FlopsPerToken(WarmUpConfig(model->config(), plan_.seq_len), plan_.seq_len)),
       model_(std::move(model)) {}
 
@@ -316,7 +347,8 @@ absl::StatusOr<Trainer::StepSummary> Trainer::GatherSummaries(const StepSummary&
 CheckpointState Trainer::State(int64_t step) {
   CheckpointState state;
   state.step = step;
-  const ShardSets weights = SplitIntoSets(sharded_->Shards());
+  ShardSets weights = SplitIntoSets(sharded_->Shards());
+  if (plan_.adapters) weights.llama.clear();  // It does not change.
   const ShardSets first = SplitIntoSets(optimizer_->FirstMoments());
   const ShardSets second = SplitIntoSets(optimizer_->SecondMoments());
   state.arrays = {{kModelFiles, "", weights.llama},
@@ -324,10 +356,14 @@ CheckpointState Trainer::State(int64_t step) {
                   {kOptimizerFiles, kSecondMoment, second.llama},
                   {kIndexerFiles, "", weights.indexers},
                   {kIndexerOptimizerFiles, kFirstMoment, first.indexers},
-                  {kIndexerOptimizerFiles, kSecondMoment, second.indexers}};
+                  {kIndexerOptimizerFiles, kSecondMoment, second.indexers},
+                  {kAdapterFiles, "", weights.adapters},
+                  {kAdapterOptimizerFiles, kFirstMoment, first.adapters},
+                  {kAdapterOptimizerFiles, kSecondMoment, second.adapters}};
   const std::vector<ShardView> shards = sharded_->Shards();
   const std::vector<int64_t> updates = optimizer_->StepsOfShards();
   for (size_t i = 0; i < updates.size(); ++i) {
+    if (!shards[i].parameter->requires_grad) continue;
     state.counts_of_parameters[shards[i].parameter->name] = updates[i];
   }
   state.counts[kOptimizerSteps] = optimizer_->steps();
@@ -335,12 +371,12 @@ CheckpointState Trainer::State(int64_t step) {
 }
 
 absl::Status Trainer::LoadOptimizer(const Checkpoint& checkpoint) {
-  const std::vector<ShardView> moments = optimizer_->FirstMoments();
   const auto loader = [&](const char* moment) {
     return LoadBySet(checkpoint.Loader(kOptimizerFiles, moment),
-                     checkpoint.Loader(kIndexerOptimizerFiles, moment));
+                     checkpoint.Loader(kIndexerOptimizerFiles, moment),
+                     checkpoint.Loader(kAdapterOptimizerFiles, moment));
   };
-  WEFT_RETURN_IF_ERROR(FillShards(moments, loader(kFirstMoment)));
+  WEFT_RETURN_IF_ERROR(FillShards(optimizer_->FirstMoments(), loader(kFirstMoment)));
   WEFT_RETURN_IF_ERROR(FillShards(optimizer_->SecondMoments(), loader(kSecondMoment)));
   const auto steps = checkpoint.counts().find(kOptimizerSteps);
   if (steps == checkpoint.counts().end()) {
@@ -349,11 +385,29 @@ absl::Status Trainer::LoadOptimizer(const Checkpoint& checkpoint) {
   }
   optimizer_->set_steps(steps->second);
   std::vector<int64_t> updates;
-  for (const ShardView& moment : moments) {
-    const auto found = checkpoint.counts_of_parameters().find(moment.parameter->name);
+  for (const ShardView& shard : sharded_->Shards()) {
+    const auto found = checkpoint.counts_of_parameters().find(shard.parameter->name);
     updates.push_back(found == checkpoint.counts_of_parameters().end() ? steps->second : found->second);
   }
   optimizer_->SetStepsOfShards(updates);
+  return absl::OkStatus();
+}
+
+absl::Status Trainer::MergeAdapters() {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<ShardView> shards, sharded_->CurrentShards());
+  std::map<std::string, std::vector<float>> adapters;
+  WEFT_RETURN_IF_ERROR(GatherFullState(*sharded_, shards, StateTarget::kEveryRank,
+                                       [&](const Parameter& parameter, absl::Span<const float> values) {
+                                         if (IsLoraParameter(parameter)) {
+                                           adapters[parameter.name].assign(values.begin(), values.end());
+                                         }
+                                         return absl::OkStatus();
+                                       }));
+  for (const ShardView& shard : shards) {
+    const LoraNames names = LoraNamesOf(shard.parameter->name);
+    const auto a = adapters.find(names.a);
+    if (a != adapters.end()) AddProduct(plan_.adapters->scaling, adapters.at(names.b), a->second, shard);
+  }
   return absl::OkStatus();
 }
 

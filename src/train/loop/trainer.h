@@ -33,8 +33,9 @@
 
 namespace weft {
 
-// Loader of the weights that Trainer::State saves.
-ShardLoader LoadWeights(const Checkpoint& checkpoint);
+// Loader of the weights that Trainer::State has saved, and of those of `inputs` for a model that adapters
+// keep frozen, whose weights are not saved.
+ShardLoader LoadWeights(const Checkpoint& checkpoint, const RunPlan& plan, const ShardLoader& inputs);
 
 // Monotonic counters at one moment. A step's costs are the differences of two snapshots.
 struct CounterSnapshot {
@@ -71,10 +72,13 @@ class Trainer {
   // Aborts the steps of all peers, which would otherwise wait for this rank. Their errors name the cause.
   void Fail(const absl::Status& cause) { engine_->Abort(cause); }
 
-  // This rank's part of the training state, to be saved. With replicas that share the optimizer, all ranks
-  // together have each element once; otherwise each replica has all of them. Lifetime of the shards: the
-  // trainer's; their values change in Step.
+  // This rank's part of the training state, to be saved; with adapters that of the adapters alone. With
+  // replicas that share the optimizer, all ranks together have each element once; otherwise each replica has
+  // all of them. Lifetime of the shards: the trainer's; their values change in Step.
   CheckpointState State(int64_t step);
+  // Adds the adapters' products to this rank's shards of the weights. The model with its adapters is no
+  // longer of use then. Collective: all ranks.
+  absl::Status MergeAdapters();
   // Replaces the optimizer's state. The weights are those of Create's loader.
   // Errors: those of the checkpoint's loader.
   absl::Status LoadOptimizer(const Checkpoint& checkpoint);

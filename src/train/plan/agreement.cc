@@ -102,6 +102,7 @@ void AddFlags(const TrainConfig& config, std::vector<RunProperty>& properties) {
       {"--trace-steps", config.output.trace_steps.empty() ? "not given" : config.output.trace_steps},
       {"--export-hf", config.output.export_folder.empty() ? "not given" : "given"},
       {"--export-dtype", Text(config.output.export_dtype)},
+      {"--export-merged", Text(config.output.export_merged)},
   };
   properties.insert(properties.end(), std::begin(flags), std::end(flags));
 }
@@ -120,6 +121,18 @@ void AddAttentionFlags(const AttentionConfig& attention, std::vector<RunProperty
       {"--dsa-index-dim", value(sizes.index_dim), kFixed},
       {"--dsa-warmup-steps", value(training.warmup_steps), kFixed},
       {"--dsa-loss-coef", value(training.loss_coef), kFixed},
+  };
+  properties.insert(properties.end(), std::begin(flags), std::end(flags));
+}
+
+// Adapters, by their flags. Without adapters all count as not given, as in checkpoints from before these
+// flags.
+void AddLoraFlags(const std::optional<LoraOptions>& lora, std::vector<RunProperty>& properties) {
+  constexpr bool kFixed = true;
+  const RunProperty flags[] = {
+      {"--lora-rank", lora ? Text(lora->rank) : "not given", kFixed},
+      {"--lora-alpha", lora ? Text(lora->alpha) : "not given", kFixed},
+      {"--lora-targets", lora ? absl::StrJoin(lora->targets, ",") : "not given", kFixed},
   };
   properties.insert(properties.end(), std::begin(flags), std::end(flags));
 }
@@ -302,6 +315,12 @@ absl::StatusOr<std::vector<RunProperty>> PropertiesOf(const ModelInputs& inputs)
   if (inputs.indexer_weights) {
     WEFT_ASSIGN_OR_RETURN(RunProperty weights,
                           WeightsProperty("indexers of --hf-model", *inputs.indexer_weights));
+    properties.push_back(std::move(weights));
+  }
+  AddLoraFlags(inputs.lora, properties);
+  if (inputs.adapter_weights) {
+    WEFT_ASSIGN_OR_RETURN(RunProperty weights,
+                          WeightsProperty("adapters of --lora-adapter", *inputs.adapter_weights));
     properties.push_back(std::move(weights));
   }
   return properties;

@@ -17,9 +17,11 @@
 #include "src/train/plan/parameter_sets.h"
 #include "weft/core/status.h"
 #include "weft/nn/lightning_indexer.h"
+#include "weft/nn/linear.h"
 #include "weft/train/embedded_text.h"
 #include "weft/train/hf_config.h"
 #include "weft/train/model_presets.h"
+#include "weft/train/peft_adapter.h"
 
 namespace weft {
 namespace {
@@ -123,9 +125,16 @@ absl::StatusOr<std::optional<SafetensorsReader>> OpenIndexers(const std::string&
   return *std::move(weights);
 }
 
-// Checks that `weights` has exactly the parameters for which `belongs`.
+constexpr const char* kOfAnotherModel =
+    "which this architecture does not have: the folder holds another kind of model";
+constexpr const char* kOfOtherAdapters =
+    "which target_modules and this model do not have: the adapters are of another model";
+
+// Checks that `weights` has exactly the parameters for which `belongs`. `other`: what it means if there are
+// more.
 template <typename Belongs>
-absl::Status CheckTensors(const SafetensorsReader& weights, LlamaModel& model, Belongs belongs) {
+absl::Status CheckTensors(const SafetensorsReader& weights, LlamaModel& model, const char* other,
+                          Belongs belongs) {
   std::set<std::string> known;
   for (const std::shared_ptr<Parameter>& parameter : model.AllParameters()) {
     if (!belongs(*parameter)) continue;
@@ -134,20 +143,78 @@ absl::Status CheckTensors(const SafetensorsReader& weights, LlamaModel& model, B
   }
   for (const auto& [name, entry] : weights.entries()) {
     if (known.count(name) == 0 && !IsRedundant(name, model.config())) {
-      return absl::DataLossError(absl::StrCat("'", entry.file, "' has the tensor '", Excerpt(name),
-                                              "', which this architecture does not have: the folder holds "
-                                              "another kind of model"));
+      return absl::DataLossError(
+          absl::StrCat("'", entry.file, "' has the tensor '", Excerpt(name), "', ", other));
     }
   }
   return absl::OkStatus();
 }
 
+// Checks that the folders of the inputs have each parameter of `model` with its shape, and no other tensors.
+// A tied head and saved rotary frequencies are ignored. Only weights that were opened are checked.
+absl::Status CheckWeights(const ModelInputs& inputs, LlamaModel& model) {
+  const auto is_llama = [](const Parameter& parameter) {
+    return !IsIndexerParameter(parameter) && !IsLoraParameter(parameter);
+  };
+  if (inputs.weights) {
+    WEFT_RETURN_IF_ERROR(CheckTensors(*inputs.weights, model, kOfAnotherModel, is_llama));
+  }
+  if (inputs.indexer_weights) {
+    WEFT_RETURN_IF_ERROR(CheckTensors(*inputs.indexer_weights, model, kOfAnotherModel, IsIndexerParameter));
+  }
+  return inputs.adapter_weights
+             ? CheckTensors(*inputs.adapter_weights, model, kOfOtherAdapters, IsLoraParameter)
+             : absl::OkStatus();
+}
+
+// The adapters of the flags. weft has no dropout, so it would go on otherwise than PEFT.
+absl::Status OpenLora(const LoraConfig& lora, ModelInputs& inputs) {
+  inputs.lora = lora.new_adapters();
+  if (lora.adapter.empty()) return absl::OkStatus();
+  WEFT_RETURN_IF_ERROR(OpenAdapter(lora.adapter, inputs));
+  if (inputs.adapter_dropout == 0) return absl::OkStatus();
+  return BadFlag("lora-adapter", lora.adapter,
+                 absl::StrCat("lora_dropout of its ", kAdapterConfig, " is ", inputs.adapter_dropout,
+                              ", which weft does not have: set it to 0 to train without dropout"));
+}
+
 }  // namespace
+
+absl::Status OpenAdapter(const std::string& folder, ModelInputs& inputs) {
+  WEFT_ASSIGN_OR_RETURN(PeftAdapter adapter, ReadPeftAdapter(folder));
+  WEFT_ASSIGN_OR_RETURN(inputs.adapter_weights, SafetensorsReader::Open(folder, kAdapterFiles));
+  inputs.lora = std::move(adapter.lora);
+  inputs.adapter_config = std::move(adapter.text);
+  inputs.adapter_dropout = adapter.dropout;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<LlamaModel>> CreateModel(ModelInputs& inputs) {
+  WEFT_ASSIGN_OR_RETURN(std::unique_ptr<LlamaModel> model, LlamaModel::Create(inputs.model));
+  if (inputs.lora) {
+    absl::StatusOr<LoraOptions> lora = AddLora(*model, *inputs.lora);
+    if (!lora.ok()) {
+      return Annotate(lora.status(), inputs.adapter_weights ? kAdapterConfig : "--lora-targets");
+    }
+    inputs.lora = *std::move(lora);
+    inputs.adapter_elements = 0;
+    for (const std::shared_ptr<Parameter>& parameter : model->AllParameters()) {
+      if (IsLoraParameter(*parameter)) inputs.adapter_elements += parameter->elements();
+    }
+  }
+  WEFT_RETURN_IF_ERROR(CheckWeights(inputs, *model));
+  return model;
+}
 
 absl::StatusOr<ModelInputs> OpenModelFolder(const std::string& folder) {
   const std::string path = folder + "/config.json";
   ModelInputs inputs;
-  WEFT_ASSIGN_OR_RETURN(inputs.hf_config, ReadHfConfigText(folder));
+  absl::StatusOr<std::string> text = ReadHfConfigText(folder);
+  if (absl::IsNotFound(text.status()) && ReadPeftAdapter(folder).ok()) {
+    return BadFlag("hf-model", folder,
+                   "holds adapters: name the folder of their model, and this one by --lora-adapter");
+  }
+  WEFT_ASSIGN_OR_RETURN(inputs.hf_config, std::move(text));
   WEFT_ASSIGN_OR_RETURN(inputs.model, ParseHfConfig(inputs.hf_config, path));
   WEFT_ASSIGN_OR_RETURN(inputs.weights, OpenWeights(folder));
   WEFT_RETURN_IF_ERROR(CheckLayers(*inputs.weights, inputs.model, path));
@@ -169,6 +236,7 @@ absl::StatusOr<TrainInputs> OpenInputs(const TrainConfig& config) {
   if (config.model.hf_model.empty()) {
     inputs.model = MakeLlamaConfig(config.model, config.data.seq_len);
     inputs.model.sparse_attention = config.attention.sparse_config();
+    WEFT_RETURN_IF_ERROR(OpenLora(config.lora, inputs));
     return inputs;
   }
   const std::string folder = config.model.hf_folder();
@@ -189,14 +257,8 @@ absl::StatusOr<TrainInputs> OpenInputs(const TrainConfig& config) {
   if (inputs.weights && inputs.model.sparse_attention) {
     WEFT_ASSIGN_OR_RETURN(inputs.indexer_weights, OpenIndexers(folder, *inputs.model.sparse_attention));
   }
+  WEFT_RETURN_IF_ERROR(OpenLora(config.lora, inputs));
   return inputs;
-}
-
-absl::Status CheckWeights(const ModelInputs& inputs, LlamaModel& model) {
-  const auto is_llama = [](const Parameter& parameter) { return !IsIndexerParameter(parameter); };
-  WEFT_RETURN_IF_ERROR(CheckTensors(*inputs.weights, model, is_llama));
-  return inputs.indexer_weights ? CheckTensors(*inputs.indexer_weights, model, IsIndexerParameter)
-                                : absl::OkStatus();
 }
 
 absl::Status CheckTiedHead(const SafetensorsReader& weights, const LlamaConfig& config, int part, int parts) {
@@ -234,7 +296,7 @@ ShardLoader LoadInputs(const ModelInputs& inputs, uint64_t seed) {
   const auto load = [seed](const std::optional<SafetensorsReader>& weights) {
     return weights ? LoadFromSafetensors(*weights) : LoadInitialValues(seed);
   };
-  return LoadBySet(load(inputs.weights), load(inputs.indexer_weights));
+  return LoadBySet(load(inputs.weights), load(inputs.indexer_weights), load(inputs.adapter_weights));
 }
 
 }  // namespace weft

@@ -18,19 +18,20 @@ constexpr size_t kMinSegmentBytes = size_t{64} << 20;
 
 int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Elements of the largest group that is gathered as one: a block, or the embedding and the head.
+// Elements of the largest group that is gathered as one: a block, or the embedding and the head. Adapters
+// are left out.
 int64_t LargestGroup(const LlamaConfig& model) {
   const int64_t root = (model.tie_word_embeddings ? 1 : 2) * model.vocab_size * model.dim + model.dim;
   return std::max(root, (model.ParameterCount() - root) / model.layers);
 }
 
 // Elements that a block keeps for each token: inputs and outputs of its matrix products, and those of the
-// norms of queries and keys.
-int64_t KeptPerToken(const LlamaConfig& model) {
-  const int64_t attention =
-      2 * model.dim + 2 * model.heads * model.head_dim + 2 * model.kv_heads * model.head_dim;
+// norms of queries and keys. `frozen`: without the inputs that only the gradients of weights need.
+int64_t KeptPerToken(const LlamaConfig& model, bool frozen) {
+  const int64_t attention = 2 * model.heads * model.head_dim + 2 * model.kv_heads * model.head_dim;
   const int64_t normed = model.traits.qk_norm ? (model.heads + model.kv_heads) * model.head_dim : 0;
-  return attention + normed + 3 * model.ffn_dim;
+  const int64_t of_gradients = 2 * model.dim + model.ffn_dim;
+  return attention + normed + 2 * model.ffn_dim + (frozen ? 0 : of_gradients);
 }
 
 // Elements that an indexer keeps for each token beside that: index queries, the index key before and after
@@ -71,24 +72,27 @@ std::string MemoryNeed::ToString() const {
 
 MemoryNeed NeedOf(const LlamaConfig& model, const RunPlan& plan) {
   const int64_t shards = plan.shard_group_size();
-  const int64_t own = CeilDiv(model.ParameterCount(), shards);
+  const int64_t own = CeilDiv(model.ParameterCount() + plan.adapter_elements().value_or(0), shards);
+  const int64_t trained = CeilDiv(plan.adapter_elements().value_or(model.ParameterCount()), shards);
   const auto compute_bytes = static_cast<int64_t>(SizeOf(plan.parallel.param_dtype));
   MemoryNeed need;
   need.weights = own * kMasterBytes;
-  need.gradients = own * kMasterBytes;
-  need.moments = 2 * kMasterBytes *
-                 (plan.parallel.shard_optimizer_over_replicas ? CeilDiv(own, plan.replicate_size) : own);
+  need.gradients = trained * kMasterBytes;
+  need.moments =
+      2 * kMasterBytes *
+      (plan.parallel.shard_optimizer_over_replicas ? CeilDiv(trained, plan.replicate_size) : trained);
   const int64_t group = LargestGroup(model);
+  const int64_t trained_group = plan.adapters ? plan.adapters->elements / model.layers : group;
   // A rank that shares images with its node holds its part of them.
   const int64_t holders = plan.residency.residency == Residency::kPrivate ? 1 : shards;
   const bool in_place =
       plan.residency.residency == Residency::kInPlace && plan.parallel.param_dtype == DType::kF32;
   need.images = (in_place || shards == 1 ? 0 : CeilDiv(group, holders) * compute_bytes) +
-                (shards == 1 ? 0 : CeilDiv(group, holders) * compute_bytes);
+                (shards == 1 ? 0 : CeilDiv(trained_group, holders) * compute_bytes);
   const int64_t tokens = CeilDiv(plan.batch.sequences_per_rank() * plan.seq_len, plan.context.size);
   const bool recomputes = plan.parallel.activation_checkpoint == ActivationCheckpoint::kFull;
-  const int64_t kept =
-      recomputes ? model.layers * model.dim + KeptPerToken(model) : model.layers * KeptPerToken(model);
+  const int64_t of_layer = KeptPerToken(model, plan.adapters.has_value());
+  const int64_t kept = recomputes ? model.layers * model.dim + of_layer : model.layers * of_layer;
   need.activations =
       tokens * (kept * compute_bytes + SparseBytesPerToken(model, plan, recomputes ? 1 : model.layers));
   return need;

@@ -3,10 +3,12 @@
 #include <utility>
 
 #include "weft/nn/lightning_indexer.h"
+#include "weft/nn/linear.h"
 
 namespace weft {
 namespace {
 
+// Parameters that are clipped and updated as the Llama's.
 bool IsLlamaParameter(const Parameter& parameter) { return !IsIndexerParameter(parameter); }
 
 bool IsVectorOfIndexer(const Parameter& parameter) {
@@ -18,15 +20,21 @@ bool IsVectorOfIndexer(const Parameter& parameter) {
 ShardSets SplitIntoSets(const std::vector<ShardView>& shards) {
   ShardSets sets;
   for (const ShardView& shard : shards) {
-    (IsIndexerParameter(*shard.parameter) ? sets.indexers : sets.llama).push_back(shard);
+    (IsLoraParameter(*shard.parameter)      ? sets.adapters
+     : IsIndexerParameter(*shard.parameter) ? sets.indexers
+                                            : sets.llama)
+        .push_back(shard);
   }
   return sets;
 }
 
-ShardLoader LoadBySet(ShardLoader llama, ShardLoader indexers) {
-  return [llama = std::move(llama), indexers = std::move(indexers)](const Parameter& parameter, int64_t start,
-                                                                    int64_t count, float* out) {
-    return (IsIndexerParameter(parameter) ? indexers : llama)(parameter, start, count, out);
+ShardLoader LoadBySet(ShardLoader llama, ShardLoader indexers, ShardLoader adapters) {
+  return [llama = std::move(llama), indexers = std::move(indexers), adapters = std::move(adapters)](
+             const Parameter& parameter, int64_t start, int64_t count, float* out) {
+    const ShardLoader& loader = IsLoraParameter(parameter)      ? adapters
+                                : IsIndexerParameter(parameter) ? indexers
+                                                                : llama;
+    return loader(parameter, start, count, out);
   };
 }
 

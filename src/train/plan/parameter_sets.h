@@ -1,5 +1,6 @@
 // Sets of a model's parameters that are clipped, updated and saved apart: the Llama's, and those of the
-// indexers of sparse attention. So the indexers' loss never reaches the Llama.
+// indexers of sparse attention. So the indexers' loss never reaches the Llama. Adapters are saved apart too;
+// as the Llama is frozen then, they are clipped and updated in its place.
 //
 // Pure. Thread safety: values and free functions.
 #pragma once
@@ -21,11 +22,12 @@ enum ParameterSet : uint8_t { kLlama, kIndexers };
 struct ShardSets {
   std::vector<ShardView> llama;
   std::vector<ShardView> indexers;  // Empty for dense attention.
+  std::vector<ShardView> adapters;  // Empty without adapters.
 };
 ShardSets SplitIntoSets(const std::vector<ShardView>& shards);
 
 // A loader that takes the parameters of each set from a loader of its own.
-ShardLoader LoadBySet(ShardLoader llama, ShardLoader indexers);
+ShardLoader LoadBySet(ShardLoader llama, ShardLoader indexers, ShardLoader adapters);
 
 // The sets to clip, by ParameterSet. Dense attention has the first only.
 std::vector<ClipSet> ClipSetsOf(const RunPlan& plan);

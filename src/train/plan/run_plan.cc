@@ -171,7 +171,9 @@ absl::StatusOr<RunPlan> MakeRunPlan(const TrainConfig& config, const TrainInputs
                  LrSchedule{o.lr, o.lr_schedule, o.warmup_steps, o.steps, o.min_lr_ratio},
                  o.clip_grad_norm,
                  evaluation,
-                 config.attention.indexer_training()};
+                 config.attention.indexer_training(),
+                 inputs.lora ? std::optional(AdapterPlan{inputs.adapter_elements, inputs.lora->scaling()})
+                             : std::nullopt};
 }
 
 }  // namespace weft

@@ -20,6 +20,12 @@
 
 namespace weft {
 
+// Low-rank adapters, which alone are trained.
+struct AdapterPlan {
+  int64_t elements;  // Of all adapters.
+  float scaling;
+};
+
 struct RunPlan {
   DeviceMesh mesh;
   int replicate_size;
@@ -37,10 +43,14 @@ struct RunPlan {
   LrSchedule learning_rate;
   double clip_grad_norm;
   std::optional<EvaluationPlan> evaluation;
-  std::optional<IndexerTraining> indexers;  // Unset for dense attention.
+  std::optional<IndexerTraining> indexers;             // Unset for dense attention.
+  std::optional<AdapterPlan> adapters = std::nullopt;  // Unset: the whole model is trained.
 
   // The sequences of step number `step`, counted from 1, over all ranks.
   SequenceRange SequencesOf(int64_t step) const { return {(step - 1) * batch.batch_size, batch.batch_size}; }
+  std::optional<int64_t> adapter_elements() const {
+    return adapters ? std::optional(adapters->elements) : std::nullopt;
+  }
   int64_t targets_per_step() const { return batch.batch_size * seq_len; }
   // Consecutive ranks that together hold one copy of the weights.
   int shard_group_size() const { return shard_size * context.size; }
