@@ -142,5 +142,18 @@ TEST(Simulation, ReportsADeadlockedRank) {
               StatusIs(absl::StatusCode::kInternal, HasSubstr("no event is left that could wake it")));
 }
 
+TEST(SimulatedCores, AreSharedByTheRanksOfANode) {
+  std::array<int64_t, 3> ends = {};
+  const SimOptions machine{.jitter = 0, .wake_ns = 0, .cores = 1};
+  ASSERT_OK(RunSimulatedRanks(NodeMap{{0, 0, 1}}, machine, [&](Bootstrap& bootstrap) {
+              // Ranks 0 and 1 share a core until rank 0 ends; rank 2 has one for itself.
+              bootstrap.runtime().simulation()->Compute(bootstrap.rank(), bootstrap.rank() == 0 ? 1000 : 5000,
+                                                        1);
+              ends[static_cast<size_t>(bootstrap.rank())] = bootstrap.runtime().NowNs();
+              return absl::OkStatus();
+            }).status());
+  EXPECT_EQ(ends, (std::array<int64_t, 3>{2000, 6000, 5000}));
+}
+
 }  // namespace
 }  // namespace weft

@@ -47,6 +47,12 @@ struct SimOptions {
   int64_t wire_latency_ns = 20'000;
   double wire_speed = 1.25;  // Link of one node, per direction: 10 Gbit/s.
 
+  // Cores of a node. Copies and Simulation::Compute of its ranks share them: if more threads are busy than
+  // there are cores, all slow down alike. Unset: each has a core of its own.
+  std::optional<int> cores = std::nullopt;
+  // Bytes that one core passes to or takes from the network stack in a nanosecond. Unset: that takes no time.
+  std::optional<double> wire_core_speed = std::nullopt;
+
   struct SlowRank {
     int rank;
     double factor;  // Multiplies every delay of this rank.
@@ -88,6 +94,8 @@ class Simulation {
   // Runs `action` at `time_ns`, or now if that has passed.
   // REQUIRES: `action` does not wait; it runs outside fibers.
   virtual void At(int64_t time_ns, absl::AnyInvocable<void()> action) = 0;
+  // Lets the calling fiber, of `rank`, compute for `ns` on each of `threads` cores; see SimOptions::cores.
+  virtual void Compute(int rank, int64_t ns, int threads) = 0;
 };
 
 }  // namespace weft

@@ -72,7 +72,7 @@ absl::Status SimReport::status() const {
 
 SimReport RunSimulatedRanks(const NodeMap& nodes, const SimOptions& options,
                             absl::FunctionRef<absl::Status(Bootstrap&)> body) {
-  internal::Simulator simulator(options);
+  internal::Simulator simulator(options, nodes);
   internal::SimWorld world(simulator, nodes);
   SimReport report;
   report.outcomes.resize(static_cast<size_t>(nodes.size()));

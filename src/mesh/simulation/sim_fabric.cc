@@ -1,6 +1,7 @@
 #include "src/mesh/simulation/sim_fabric.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -25,6 +26,9 @@ SimFabric::SimFabric(Simulator& simulator, const NodeMap& nodes)
       ingress_free_ns_(static_cast<size_t>(nodes.node_count())) {}
 
 void SimFabric::Post(const WireChannel& channel, const std::shared_ptr<WireTransfer>& transfer) {
+  if (const std::optional<double>& speed = simulator_.options().wire_core_speed) {
+    simulator_.AddDebt(transfer->rank, static_cast<int64_t>(static_cast<double>(transfer->bytes) / *speed));
+  }
   const std::shared_ptr<WireTransfer> match = match_queue_.Match(channel, transfer);
   if (match == nullptr) return;
   transfer->match = match;

@@ -21,9 +21,10 @@ void SimRuntime::Move(size_t bytes, absl::FunctionRef<void()> move) {
   const auto ns = static_cast<int64_t>(static_cast<double>(bytes) / simulator_.options().memory_speed);
   const int64_t duration = simulator_.Delay(rank_, ns);
   const auto before = static_cast<int64_t>(simulator_.Draw() * static_cast<double>(duration));
-  simulator_.Park(NowNs() + before);
+  simulator_.ChargeDebt(rank_);
+  simulator_.Compute(rank_, before, 1);
   move();
-  simulator_.Park(NowNs() + duration - before);
+  simulator_.Compute(rank_, duration - before, 1);
 }
 
 std::unique_ptr<Runtime::Task> SimRuntime::Start(std::function<void()> body) {

@@ -14,9 +14,13 @@ class SimRuntime final : public Runtime {
 
   int64_t NowNs() const override { return simulator_.NowNs(); }
   absl::Time Now() const override { return absl::UnixEpoch() + absl::Nanoseconds(simulator_.NowNs()); }
-  void Yield() override { SleepFor(simulator_.options().poll_ns); }
+  void Yield() override {
+    simulator_.ChargeDebt(rank_);
+    SleepFor(simulator_.options().poll_ns);
+  }
   void SleepFor(int64_t ns) override { simulator_.Park(NowNs() + simulator_.Delay(rank_, ns)); }
   void SleepOn(const std::atomic<uint32_t>& word, uint32_t expected, int64_t timeout_ns) override {
+    simulator_.ChargeDebt(rank_);
     if (word.load() == expected) simulator_.SleepOn(&word, timeout_ns);
   }
   void WakeAll(const std::atomic<uint32_t>& word) override { simulator_.WakeAll(&word); }

@@ -8,7 +8,28 @@
 
 namespace weft::internal {
 
-Simulator::Simulator(const SimOptions& options) : options_(options), random_(options.seed) {}
+Simulator::Simulator(const SimOptions& options, const NodeMap& nodes)
+    : options_(options),
+      nodes_(nodes),
+      cores_(options.cores ? static_cast<size_t>(nodes.node_count()) : 0,
+             SharedCores(options.cores.value_or(1))),
+      debts_ns_(static_cast<size_t>(nodes.size())),
+      random_(options.seed) {}
+
+void Simulator::Compute(int rank, int64_t ns, int threads) {
+  if (cores_.empty()) return Park(now_ns_ + ns);
+  if (ns == 0) return;
+  SharedCores& cores = cores_[static_cast<size_t>(nodes_.node_of_rank[static_cast<size_t>(rank)])];
+  const double end = cores.Begin(now_ns_, static_cast<double>(ns), threads);
+  while (const int64_t left_ns = cores.Remaining(now_ns_, end)) {
+    SleepOn(&cores, left_ns, /*wake_ns=*/0);
+  }
+  if (cores.End(now_ns_, threads)) WakeAll(&cores, /*wake_ns=*/0);
+}
+
+void Simulator::ChargeDebt(int rank) {
+  if (const int64_t ns = std::exchange(debts_ns_[static_cast<size_t>(rank)], 0); ns > 0) Compute(rank, ns, 1);
+}
 
 double Simulator::Draw() {
   constexpr int kMantissaBits = 53;
@@ -95,21 +116,21 @@ void Simulator::Join(FiberId id) {
   fibers_[id]->joiner.reset();
 }
 
-void Simulator::SleepOn(const void* word, int64_t timeout_ns) {
+void Simulator::SleepOn(const void* word, int64_t timeout_ns, int64_t wake_ns) {
   const FiberId id = running();
   const int rank = fibers_[id]->rank;
   sleepers_[word].push_back(id);
-  Park(now_ns_ + timeout_ns + Delay(rank, options_.wake_ns));
+  Park(now_ns_ + timeout_ns + Delay(rank, wake_ns));
   const auto found = sleepers_.find(word);
   if (found == sleepers_.end()) return;
   std::erase(found->second, id);
   if (found->second.empty()) sleepers_.erase(found);
 }
 
-void Simulator::WakeAll(const void* word) {
+void Simulator::WakeAll(const void* word, int64_t wake_ns) {
   const auto found = sleepers_.find(word);
   if (found == sleepers_.end()) return;
-  for (const FiberId id : found->second) Unpark(id, Delay(fibers_[id]->rank, options_.wake_ns));
+  for (const FiberId id : found->second) Unpark(id, Delay(fibers_[id]->rank, wake_ns));
 }
 
 }  // namespace weft::internal

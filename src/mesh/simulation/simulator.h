@@ -15,18 +15,24 @@
 #include <absl/functional/any_invocable.h>
 
 #include "src/mesh/simulation/fiber.h"
+#include "src/mesh/simulation/shared_cores.h"
 #include "weft/mesh/simulation.h"
 
 namespace weft::internal {
 
 class Simulator final : public Simulation {
  public:
-  explicit Simulator(const SimOptions& options);
+  Simulator(const SimOptions& options, const NodeMap& nodes);
 
   int64_t NowNs() const override { return now_ns_; }
   int64_t Delay(int rank, int64_t ns) override;
   const SimOptions& options() const override { return options_; }
   void At(int64_t time_ns, absl::AnyInvocable<void()> action) override;
+
+  void Compute(int rank, int64_t ns, int threads) override;
+  // Adds core time that the next ChargeDebt of `rank` takes. For code that must not wait.
+  void AddDebt(int rank, int64_t ns) { debts_ns_[static_cast<size_t>(rank)] += ns; }
+  void ChargeDebt(int rank);
 
   bool IsDead(int rank) const;
   // Draws a number uniformly from [0, 1).
@@ -49,9 +55,12 @@ class Simulator final : public Simulation {
   // Parks the running fiber until fiber `id` has finished.
   void Join(FiberId id);
 
-  // As Runtime::SleepOn and WakeAll, on the address of the word.
-  void SleepOn(const void* word, int64_t timeout_ns);
-  void WakeAll(const void* word);
+  // As Runtime::SleepOn and WakeAll, on the address of the word. `wake_ns`: from a wake-up or the timeout until
+  // the sleeper runs, before jitter.
+  void SleepOn(const void* word, int64_t timeout_ns, int64_t wake_ns);
+  void SleepOn(const void* word, int64_t timeout_ns) { SleepOn(word, timeout_ns, options_.wake_ns); }
+  void WakeAll(const void* word, int64_t wake_ns);
+  void WakeAll(const void* word) { WakeAll(word, options_.wake_ns); }
 
   int64_t events() const { return events_; }
   uint64_t fingerprint() const { return fingerprint_; }
@@ -84,6 +93,9 @@ class Simulator final : public Simulation {
   void ResumeAt(int64_t time_ns, FiberId id) { Push(time_ns, id, fibers_[id]->sleep); }
 
   const SimOptions options_;
+  const NodeMap nodes_;
+  std::vector<SharedCores> cores_;  // By node; empty if SimOptions::cores is unset.
+  std::vector<int64_t> debts_ns_;   // By rank.
   std::mt19937_64 random_;
   int64_t now_ns_ = 0;
   uint64_t next_order_ = 0;
