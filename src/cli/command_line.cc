@@ -55,10 +55,26 @@ constexpr const char* kTrainUsage =
 constexpr const char* kGenerateUsage =
     "Usage: [mpirun -n RANKS] weft generate --hf-model DIR --prompt TEXT [FLAGS]\n"
     "Prints the new text alone on standard output, and messages on standard error.\n";
+constexpr const char* kPlanUsage =
+    "Usage: weft plan --ranks N [--hosts H] [FLAGS] [FLAGS OF weft train]\n"
+    "Without --dp-replicate and --dp-shard, all meshes of the ranks are compared.\n";
 constexpr const char* kLaunchUsage =
     "Usage: weft launch [FLAGS] -- train [FLAGS OF weft train]\n"
     "Ctrl-C, SIGTERM and SIGUSR1 reach the ranks. docs/launching.md lists the failures that lead to a "
     "restart.\n";
+
+std::string QuotedForShell(const Strings& arguments) {
+  Strings quoted;
+  for (const std::string& argument : arguments) {
+    const bool plain = argument.find_first_not_of(
+                           "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                           "0123456789-_=./:,+@%") == std::string::npos;
+    quoted.push_back(plain && !argument.empty()
+                         ? argument
+                         : absl::StrCat("'", absl::StrReplaceAll(argument, {{"'", "'\\''"}}), "'"));
+  }
+  return absl::StrJoin(quoted, " ");
+}
 
 // The names of all flags, without dashes.
 Strings FlagNames(const CLI::App& app) {
@@ -213,9 +229,9 @@ std::string GivenFlags(const CLI::App& app) {
   return text;
 }
 
-absl::StatusOr<Command> ParseTrain(const Strings& arguments) {
-  TrainConfig config;
-  CLI::App app("Trains a Llama model on the ranks of mpirun, or on one rank without it.", "train");
+// Parses the flags of a run, and of its file. `app` may have others. Returns the help text if it is asked for.
+absl::StatusOr<std::optional<PrintText>> ParseRun(CLI::App& app, TrainConfig& config, const char* usage,
+                                                  const Strings& arguments) {
   AddTrainFlags(app, config);
   app.add_option("--config", config.config_file, "File with flags as keys, such as: steps = 100")
       ->check(CLI::ExistingFile)
@@ -223,13 +239,21 @@ absl::StatusOr<Command> ParseTrain(const Strings& arguments) {
       ->type_name("FILE.toml")
       ->group("Other");
   WEFT_RETURN_IF_ERROR(CheckBrackets(arguments));
-  WEFT_ASSIGN_OR_RETURN(const std::optional<PrintText> help, ParseFlags(app, kTrainUsage, arguments));
-  if (help) return *help;
+  WEFT_ASSIGN_OR_RETURN(const std::optional<PrintText> help, ParseFlags(app, usage, arguments));
+  if (help) return help;
   if (const std::string& path = config.config_file; !path.empty()) {
     WEFT_RETURN_IF_ERROR(Annotate(ApplyConfigFile(app, path), absl::StrCat("--config ", path)));
   }
   WEFT_RETURN_IF_ERROR(Validate(config));
   config.given_flags = GivenFlags(app);
+  return std::nullopt;
+}
+
+absl::StatusOr<Command> ParseTrain(const Strings& arguments) {
+  TrainConfig config;
+  CLI::App app("Trains a Llama model on the ranks of mpirun, or on one rank without it.", "train");
+  WEFT_ASSIGN_OR_RETURN(const std::optional<PrintText> help, ParseRun(app, config, kTrainUsage, arguments));
+  if (help) return *help;
   return config;
 }
 
@@ -241,6 +265,38 @@ absl::StatusOr<Command> ParseGenerate(const Strings& arguments) {
   if (help) return *help;
   WEFT_RETURN_IF_ERROR(Validate(config));
   return config;
+}
+
+// The arguments without the flags of the forecast and of the mesh.
+Strings WithoutPlanFlags(const CLI::App& plan_flags, const Strings& arguments) {
+  Strings kept;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string name = arguments[i].substr(0, arguments[i].find('='));
+    const CLI::Option* option = plan_flags.get_option_no_throw(name);
+    const bool of_mesh = name == "--dp-replicate" || name == "--dp-shard" || name == "--cp";
+    if (option == nullptr && !of_mesh) {
+      kept.push_back(arguments[i]);
+    } else if (name == arguments[i] && (of_mesh || option->get_type_size() > 0)) {
+      ++i;  // Its value.
+    }
+  }
+  return kept;
+}
+
+absl::StatusOr<Command> ParsePlan(const Strings& arguments) {
+  PlanCommand plan;
+  CLI::App app("Forecasts memory, traffic and time of a training step for each mesh.", "plan");
+  AddPlanFlags(app, plan.options);
+  WEFT_ASSIGN_OR_RETURN(const std::optional<PrintText> help,
+                        ParseRun(app, plan.config, kPlanUsage, arguments));
+  if (help) return *help;
+  plan.options.all_meshes =
+      app.get_option("--dp-replicate")->count() == 0 && app.get_option("--dp-shard")->count() == 0;
+  CLI::App plan_flags;
+  PlanOptions unused;
+  AddPlanFlags(plan_flags, unused);
+  plan.options.train_arguments = QuotedForShell(WithoutPlanFlags(plan_flags, arguments));
+  return plan;
 }
 
 // The program after `--`. Its flags are checked here, before mpirun starts.
@@ -333,6 +389,7 @@ std::string ProgramHelp() {
          "Usage: [mpirun -n RANKS] weft COMMAND [FLAGS]\n\n"
          "Commands:\n"
          "  train       Train a Llama model\n"
+         "  plan        Forecast memory and time of a run on each mesh\n"
          "  generate    Generate text with a Llama model\n"
          "  launch      Start weft train on several ranks, and again after a failure\n"
          "  checkpoint  List, check and convert checkpoints\n"
@@ -346,11 +403,12 @@ std::string ProgramHelp() {
 }  // namespace
 
 absl::StatusOr<Command> ParseCommandLine(const Strings& arguments) {
-  static const Strings kWords = {"train", "generate", "launch", "checkpoint", "report",
-                                 "trace", "diagnose", "--help", "--version"};
+  static const Strings kWords = {"train",  "plan",  "generate", "launch", "checkpoint",
+                                 "report", "trace", "diagnose", "--help", "--version"};
   const std::string first = arguments.empty() ? "" : arguments.front();
   const Strings rest(arguments.begin() + (arguments.empty() ? 0 : 1), arguments.end());
   if (first == "train") return ParseTrain(rest);
+  if (first == "plan") return ParsePlan(rest);
   if (first == "generate") return ParseGenerate(rest);
   if (first == "launch") return ParseLaunch(rest);
   if (first == "host-daemon") return ParseHostDaemon(rest);
@@ -372,20 +430,16 @@ absl::StatusOr<Command> ParseCommandLine(const Strings& arguments) {
 }
 
 std::string ResumeArguments(const std::vector<std::string>& arguments) {
-  std::string text;
+  Strings kept;
   for (size_t i = 0; i < arguments.size(); ++i) {
     if (arguments[i] == "--resume") {
       ++i;  // Its value.
-      continue;
+    } else if (!absl::StartsWith(arguments[i], "--resume=")) {
+      kept.push_back(arguments[i]);
     }
-    if (absl::StartsWith(arguments[i], "--resume=")) continue;
-    const bool plain = arguments[i].find_first_not_of(
-                           "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-                           "0123456789-_=./:,+@%") == std::string::npos;
-    const std::string quoted = absl::StrCat("'", absl::StrReplaceAll(arguments[i], {{"'", "'\\''"}}), "'");
-    absl::StrAppend(&text, plain && !arguments[i].empty() ? arguments[i] : quoted, " ");
   }
-  return text + "--resume auto";
+  kept.insert(kept.end(), {"--resume", "auto"});
+  return QuotedForShell(kept);
 }
 
 }  // namespace weft

@@ -13,6 +13,7 @@
 #include "weft/launch/host_daemon.h"
 #include "weft/train/config.h"
 #include "weft/train/generate.h"
+#include "weft/train/planner.h"
 
 namespace weft {
 
@@ -26,8 +27,14 @@ struct DiagnosePaths {
   std::vector<std::string> paths;
 };
 
+// `weft plan`: the run to forecast.
+struct PlanCommand {
+  TrainConfig config;
+  PlanOptions options;
+};
+
 using Command = std::variant<PrintText, TrainConfig, GenerateConfig, LaunchCommand, HostDaemonOptions,
-                             DiagnosePaths, CheckpointCommand, ReportOptions, TraceCommand>;
+                             DiagnosePaths, CheckpointCommand, ReportOptions, TraceCommand, PlanCommand>;
 
 // Parses `arguments`, which do not include the program's name. Reads the file of --config; flags on the
 // command line override its keys. The returned configuration has passed Validate.

@@ -25,6 +25,7 @@
 #include "weft/mesh/mpi_bootstrap.h"
 #include "weft/train/diagnose.h"
 #include "weft/train/generate.h"
+#include "weft/train/planner.h"
 #include "weft/train/train.h"
 
 namespace {
@@ -191,6 +192,10 @@ struct RunAny {
     const weft::StopSignals signals;  // A signal ends the process.
     return RunCheckpoint(command);
   }
+  int operator()(const weft::PlanCommand& plan) const {
+    const weft::StopSignals signals;  // A signal ends the process.
+    return PrintResult(weft::PlanTraining(plan.config, plan.options));
+  }
   int operator()(const weft::LaunchCommand& launch) const {
     return ExitCodeOf(weft::RunLaunchCommand(launch));
   }
@@ -207,8 +212,8 @@ struct RunAny {
 
 // True for the words of commands that never run as ranks. Their errors need no agreement.
 bool IsCommandOfOneProcess(std::string_view word) {
-  static constexpr std::string_view kWords[] = {"launch", "host-daemon", "checkpoint",
-                                                "report", "trace",       "diagnose"};
+  static constexpr std::string_view kWords[] = {"plan",   "launch", "host-daemon", "checkpoint",
+                                                "report", "trace",  "diagnose"};
   return std::find(std::begin(kWords), std::end(kWords), word) != std::end(kWords);
 }
 

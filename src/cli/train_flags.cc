@@ -185,4 +185,21 @@ void AddTrainFlags(CLI::App& app, TrainConfig& config) {
   AddCheckpointFlags(app, config.checkpoint);
 }
 
+void AddPlanFlags(CLI::App& app, PlanOptions& options) {
+  FlagGroup machine(app, "Machine");
+  machine.Number("--ranks", options.ranks, "Ranks of the run");
+  machine.Number("--hosts", options.hosts, "Hosts, which the ranks fill evenly");
+  machine.Number("--cores", options.cores, "Cores of each host [those of this machine]");
+  machine.Number("--memory", options.memory_gib, "GiB of each host [available on this machine]");
+  machine.Text("--link", options.link, "Rate and latency of each host's link, as 100gbit:5us [10gbit:50us]",
+               "LINK");
+  machine.Text("--flops", options.flops, "Operations a second of each core, as 80gf or 2tf [measured]",
+               "RATE");
+  FlagGroup costs(app, "Costs and output");
+  costs.Switch("--measure", options.measure,
+               "Measure the costs of this model on this machine, and store them");
+  costs.Text("--costs", options.costs_file, "File of measured costs [~/.cache/weft/costs.json]", "FILE");
+  costs.Switch("--json", options.json, "Print JSON");
+}
+
 }  // namespace weft

@@ -457,5 +457,31 @@ TEST(CommandLine, SuggestsTheNearestCommand) {
   EXPECT_THAT(ErrorOf({}), HasSubstr("no command was given"));
 }
 
+PlanCommand ParsedPlan(const Arguments& arguments) {
+  const absl::StatusOr<Command> command = ParseCommandLine(arguments);
+  EXPECT_TRUE(command.ok()) << command.status();
+  return command.ok() ? std::get<PlanCommand>(*command) : PlanCommand{};
+}
+
+TEST(CommandLine, PlansWithTheFlagsOfTrain) {
+  const PlanCommand plan = ParsedPlan({"plan", "--ranks", "8", "--hosts=2", "--model", "small", "--data",
+                                       "my text", "--json", "--link", "1gbit:9us", "--seq-len=512"});
+  EXPECT_EQ(plan.options.ranks, 8);
+  EXPECT_EQ(plan.options.hosts, 2);
+  EXPECT_TRUE(plan.options.json);
+  EXPECT_TRUE(plan.options.all_meshes);
+  EXPECT_EQ(plan.config.data.seq_len, 512);
+  EXPECT_EQ(plan.options.train_arguments, "--model small --data 'my text' --seq-len=512");
+}
+
+TEST(CommandLine, PlansOneMeshIfAFlagNamesIt) {
+  const PlanCommand plan =
+      ParsedPlan({"plan", "--ranks", "4", "--dp-shard", "2", "--dp-replicate=2", "--steps", "9"});
+  EXPECT_FALSE(plan.options.all_meshes);
+  EXPECT_EQ(plan.options.train_arguments, "--steps 9");
+  EXPECT_THAT(ErrorOf({"plan", "--rank", "4"}), HasSubstr("did you mean --ranks?"));
+  EXPECT_THAT(ErrorOf({"plan", "--seq-len", "0"}), HasSubstr("--seq-len"));
+}
+
 }  // namespace
 }  // namespace weft

@@ -41,7 +41,8 @@ ROOMS = {
     "nn": [["products"], ["kernels"], ["sparse"], ["modules"], ["models"]],
     "sharding": [["plan"], ["pipeline"], ["group"], ["model"]],
     "context_parallel": [["layouts"], ["exchanges"], ["schemes"], ["hooks"]],
-    "train": [["files"], ["checkpoint"], ["config"], ["data"], ["plan"], ["trace"], ["loop", "diagnose", "generate"], ["report"]],
+    "train": [["files"], ["checkpoint"], ["config"], ["data"], ["plan"], ["trace"], ["loop", "diagnose", "generate", "planner"],
+              ["report"]],
 }
 
 # Libraries that only sources may use: if a public header included one, every user of weft would need it.

@@ -72,6 +72,8 @@ absl::Status CheckTokenizer(const Corpus& corpus, const TrainConfig& config, con
                               tokenizer));
 }
 
+std::string ConfigPath(const std::string& folder) { return folder + "/config.json"; }
+
 // Fewest tensors per layer with which the model is built, as the model takes memory for all layers of
 // config.json. A layer has nine; CheckWeights names a single missing one.
 constexpr int64_t kMinTensorsPerLayer = 8;
@@ -178,6 +180,24 @@ absl::Status OpenLora(const LoraConfig& lora, ModelInputs& inputs) {
                               ", which weft does not have: set it to 0 to train without dropout"));
 }
 
+// The configuration of a model folder.
+absl::StatusOr<ModelInputs> ReadModelConfig(const std::string& folder) {
+  ModelInputs inputs;
+  absl::StatusOr<std::string> text = ReadHfConfigText(folder);
+  if (absl::IsNotFound(text.status()) && ReadPeftAdapter(folder).ok()) {
+    return BadFlag("hf-model", folder,
+                   "holds adapters: name the folder of their model, and this one by --lora-adapter");
+  }
+  WEFT_ASSIGN_OR_RETURN(inputs.hf_config, std::move(text));
+  WEFT_ASSIGN_OR_RETURN(inputs.model, ParseHfConfig(inputs.hf_config, ConfigPath(folder)));
+  return inputs;
+}
+
+absl::Status OpenFolderWeights(const std::string& folder, ModelInputs& inputs) {
+  WEFT_ASSIGN_OR_RETURN(inputs.weights, OpenWeights(folder));
+  return CheckLayers(*inputs.weights, inputs.model, ConfigPath(folder));
+}
+
 }  // namespace
 
 absl::Status OpenAdapter(const std::string& folder, ModelInputs& inputs) {
@@ -207,17 +227,8 @@ absl::StatusOr<std::unique_ptr<LlamaModel>> CreateModel(ModelInputs& inputs) {
 }
 
 absl::StatusOr<ModelInputs> OpenModelFolder(const std::string& folder) {
-  const std::string path = folder + "/config.json";
-  ModelInputs inputs;
-  absl::StatusOr<std::string> text = ReadHfConfigText(folder);
-  if (absl::IsNotFound(text.status()) && ReadPeftAdapter(folder).ok()) {
-    return BadFlag("hf-model", folder,
-                   "holds adapters: name the folder of their model, and this one by --lora-adapter");
-  }
-  WEFT_ASSIGN_OR_RETURN(inputs.hf_config, std::move(text));
-  WEFT_ASSIGN_OR_RETURN(inputs.model, ParseHfConfig(inputs.hf_config, path));
-  WEFT_ASSIGN_OR_RETURN(inputs.weights, OpenWeights(folder));
-  WEFT_RETURN_IF_ERROR(CheckLayers(*inputs.weights, inputs.model, path));
+  WEFT_ASSIGN_OR_RETURN(ModelInputs inputs, ReadModelConfig(folder));
+  WEFT_RETURN_IF_ERROR(OpenFolderWeights(folder, inputs));
   return inputs;
 }
 
@@ -229,7 +240,7 @@ std::string TokenizerOf(const std::string& folder) {
   return "";
 }
 
-absl::StatusOr<TrainInputs> OpenInputs(const TrainConfig& config) {
+absl::StatusOr<TrainInputs> OpenModel(const TrainConfig& config) {
   WEFT_ASSIGN_OR_RETURN(Corpus corpus, OpenCorpus(config));
   WEFT_ASSIGN_OR_RETURN(std::optional<Corpus> eval_corpus, OpenEvalCorpus(config.eval, corpus));
   TrainInputs inputs{{}, std::move(corpus), std::move(eval_corpus)};
@@ -239,20 +250,25 @@ absl::StatusOr<TrainInputs> OpenInputs(const TrainConfig& config) {
     WEFT_RETURN_IF_ERROR(OpenLora(config.lora, inputs));
     return inputs;
   }
-  const std::string folder = config.model.hf_folder();
-  WEFT_RETURN_IF_ERROR(CheckTokenizer(inputs.corpus, config, folder));
-  if (config.model.hf_weights()) {
-    WEFT_ASSIGN_OR_RETURN(static_cast<ModelInputs&>(inputs), OpenModelFolder(folder));
-  } else {
-    WEFT_ASSIGN_OR_RETURN(inputs.hf_config, ReadHfConfigText(folder));
-    WEFT_ASSIGN_OR_RETURN(inputs.model, ParseHfConfig(inputs.hf_config, folder + "/config.json"));
-    WEFT_ASSIGN_OR_RETURN(inputs.hf_config, WithTokensOfTokenizer(inputs.hf_config, folder));
-  }
+  WEFT_ASSIGN_OR_RETURN(static_cast<ModelInputs&>(inputs), ReadModelConfig(config.model.hf_folder()));
   inputs.model.rope_sequence = config.data.seq_len;
   inputs.model.sparse_attention = config.attention.sparse_config();
   if (const absl::Status status = Validate(inputs.model); !status.ok()) {
     return BadFlag("attention", ToAbsl(Name(config.attention.kind)),
                    absl::StrCat("cannot be used: ", status.message()));
+  }
+  return inputs;
+}
+
+absl::StatusOr<TrainInputs> OpenInputs(const TrainConfig& config) {
+  WEFT_ASSIGN_OR_RETURN(TrainInputs inputs, OpenModel(config));
+  if (config.model.hf_model.empty()) return inputs;
+  const std::string folder = config.model.hf_folder();
+  WEFT_RETURN_IF_ERROR(CheckTokenizer(inputs.corpus, config, folder));
+  if (config.model.hf_weights()) {
+    WEFT_RETURN_IF_ERROR(OpenFolderWeights(folder, inputs));
+  } else {
+    WEFT_ASSIGN_OR_RETURN(inputs.hf_config, WithTokensOfTokenizer(inputs.hf_config, folder));
   }
   if (inputs.weights && inputs.model.sparse_attention) {
     WEFT_ASSIGN_OR_RETURN(inputs.indexer_weights, OpenIndexers(folder, *inputs.model.sparse_attention));

@@ -1,0 +1,55 @@
+// Forecast of training runs: memory, bytes on the wire and time of a step for each mesh, without the ranks.
+//
+// The real engine and the real sharding schedule run on simulated ranks, which compute by sleeping. The costs
+// of computation and copies are measured on this machine (MeasureCosts) or given. docs/planning.md explains
+// the model of the machine and how far its forecasts agree with runs.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
+#include "weft/train/config.h"
+
+namespace weft {
+
+// The link of one host to the others, for each direction.
+struct LinkSpeed {
+  double gigabits = 10;
+  double latency_us = 50;
+
+  // "100gbit:5us", "10gbit". Errors: kInvalidArgument (names the text and the form).
+  static absl::StatusOr<LinkSpeed> Parse(std::string_view text);
+  std::string ToString() const;
+};
+
+// "2tf", "80gf": floating-point operations in a second. Errors: kInvalidArgument.
+absl::StatusOr<double> ParseFlops(std::string_view text);
+
+struct PlanOptions {
+  int64_t ranks = 1;
+  int64_t hosts = 1;                 // Ranks fill them evenly, in order.
+  std::optional<int64_t> cores;      // Of each host. Unset: those of this machine.
+  std::optional<double> memory_gib;  // Of each host. Unset: what is available on this machine.
+  std::string link = "10gbit:50us";
+  std::string flops;       // Of each core, in products of matrices. Empty: measured.
+  bool all_meshes = true;  // All meshes of the ranks. False: the one that the configuration names.
+  bool measure = false;    // Measures the costs of the model first, and stores them.
+  std::string costs_file;  // Empty: a file in the user's cache folder.
+  bool json = false;
+  // The arguments of `weft train` without its mesh, for the command to run.
+  std::string train_arguments;
+};
+
+// Returns the report: text of at most 80 columns, or JSON.
+// REQUIRES: `config` has passed Validate.
+// Errors: kInvalidArgument (the options, or a mesh that the configuration names and that is impossible),
+//   kNotFound, kPermissionDenied, kDataLoss, kUnimplemented (an input file, or the file of costs).
+absl::StatusOr<std::string> PlanTraining(const TrainConfig& config, const PlanOptions& options);
+
+}  // namespace weft

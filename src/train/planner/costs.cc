@@ -1,0 +1,112 @@
+#include "src/train/planner/costs.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include <absl/strings/str_cat.h>
+
+namespace weft {
+namespace {
+
+size_t IndexOf(ModelPart part) { return static_cast<size_t>(part); }
+
+// Elementwise parts read and write memory, at about this many elements in the time of one operation.
+constexpr double kOperationsOfElement = 8;
+
+// Distance of two shapes: the sum of the logarithms of the ratios of what times depend on.
+double Distance(const PartShape& a, const PartShape& b) {
+  const auto ratio = [](int64_t x, int64_t y) {
+    return std::abs(std::log(static_cast<double>(x) / static_cast<double>(y)));
+  };
+  return ratio(a.tokens(), b.tokens()) + ratio(a.dim, b.dim) + ratio(a.ffn_dim, b.ffn_dim) +
+         ratio(a.seq_len, b.seq_len) / 2 + ratio(a.vocab_size, b.vocab_size) / 4 +
+         ratio(a.threads, b.threads);
+}
+
+}  // namespace
+
+std::string_view Name(ModelPart part) {
+  constexpr std::array<std::string_view, kModelParts.size()> kNames = {"embedding", "block", "norm", "head"};
+  return kNames[IndexOf(part)];
+}
+
+PartShape ShapeOf(const LlamaConfig& model, int64_t sequences, int64_t seq_len, DType dtype, int threads) {
+  return {.dim = model.dim,
+          .heads = model.heads,
+          .kv_heads = model.kv_heads,
+          .head_dim = model.head_dim,
+          .ffn_dim = model.ffn_dim,
+          .vocab_size = model.vocab_size,
+          .selected_keys = model.sparse_attention ? std::min(model.sparse_attention->top_k, seq_len) : 0,
+          .sequences = sequences,
+          .seq_len = seq_len,
+          .dtype = dtype,
+          .threads = threads};
+}
+
+double ForwardOperations(ModelPart part, const PartShape& shape) {
+  const auto tokens = static_cast<double>(shape.tokens());
+  const auto dim = static_cast<double>(shape.dim);
+  switch (part) {
+    case ModelPart::kBlock: {
+      const double weights =
+          dim *
+          static_cast<double>((2 * shape.heads + 2 * shape.kv_heads) * shape.head_dim + 3 * shape.ffn_dim);
+      const auto seen =
+          static_cast<double>(shape.selected_keys > 0 ? 2 * shape.selected_keys : shape.seq_len);
+      return 2 * tokens * weights + 2 * tokens * seen * static_cast<double>(shape.heads * shape.head_dim) +
+             kOperationsOfElement * tokens * 4 * dim;
+    }
+    case ModelPart::kHead:
+      return 2 * tokens * dim * static_cast<double>(shape.vocab_size);
+    case ModelPart::kEmbedding:
+    case ModelPart::kNorm:
+      return kOperationsOfElement * tokens * dim;
+  }
+  return 0;
+}
+
+void MachineCosts::Add(const MeasuredModel& model) {
+  std::erase_if(models, [&](const MeasuredModel& old) { return old.shape == model.shape; });
+  models.push_back(model);
+}
+
+ModelTimes TimesAtRate(const PartShape& shape, double flops) {
+  ModelTimes times;
+  for (const ModelPart part : kModelParts) {
+    const double forward_ns = ForwardOperations(part, shape) / (flops * shape.threads) * 1e9;
+    times[IndexOf(part)] = {forward_ns, 2 * forward_ns};
+  }
+  return times;
+}
+
+TimesChoice ChooseTimes(const MachineCosts& costs, const PartShape& shape) {
+  const MeasuredModel* nearest = nullptr;
+  for (const MeasuredModel& model : costs.models) {
+    if (model.shape.dtype != shape.dtype) continue;
+    if (nearest == nullptr || Distance(model.shape, shape) < Distance(nearest->shape, shape))
+      nearest = &model;
+  }
+  if (nearest == nullptr) {
+    const double flops = shape.dtype == DType::kF32 ? costs.rates.flops_f32 : costs.rates.flops_bf16;
+    return {TimesAtRate(shape, flops),
+            absl::StrCat("operations at ", std::llround(flops / 1e9), " GFLOP/s a core"), nullptr, false};
+  }
+  if (nearest->shape == shape) {
+    return {nearest->times, "measured for this model, batch and thread count", nearest, true};
+  }
+  TimesChoice choice{nearest->times,
+                     absl::StrCat("scaled from dim ", nearest->shape.dim, ", ", nearest->shape.sequences,
+                                  " x ", nearest->shape.seq_len, " tokens, ", nearest->shape.threads,
+                                  nearest->shape.threads == 1 ? " thread" : " threads"),
+                     nearest, false};
+  for (const ModelPart part : kModelParts) {
+    const double factor = ForwardOperations(part, shape) / ForwardOperations(part, nearest->shape) *
+                          nearest->shape.threads / shape.threads;
+    choice.times[IndexOf(part)].forward_ns *= factor;
+    choice.times[IndexOf(part)].backward_ns *= factor;
+  }
+  return choice;
+}
+
+}  // namespace weft

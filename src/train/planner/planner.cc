@@ -1,0 +1,310 @@
+#include "weft/train/planner.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include <absl/strings/numbers.h>
+#include <absl/strings/str_cat.h>
+#include <absl/strings/str_format.h>
+#include <absl/strings/str_split.h>
+#include <absl/strings/strip.h>
+
+#include "src/train/config/flag_error.h"
+#include "src/train/files/file_io.h"
+#include "src/train/plan/inputs.h"
+#include "src/train/plan/run_plan.h"
+#include "src/train/planner/measure.h"
+#include "src/train/planner/memory_forecast.h"
+#include "src/train/planner/plan_json.h"
+#include "src/train/planner/replay.h"
+#include "src/train/planner/report.h"
+#include "weft/core/status.h"
+#include "weft/mesh/host_memory.h"
+
+namespace weft {
+namespace {
+
+constexpr int64_t kMaxRanks = 4096;
+constexpr int64_t kMaxCostsBytes = 1 << 20;
+
+// A positive number with one of the suffixes, times the factor of the suffix.
+struct Suffix {
+  const char* text;
+  double factor;
+};
+std::optional<double> ParseQuantity(absl::string_view text, absl::Span<const Suffix> suffixes) {
+  for (const Suffix& suffix : suffixes) {
+    absl::string_view number = text;
+    double value = 0;
+    if (!absl::ConsumeSuffix(&number, suffix.text) || !absl::SimpleAtod(number, &value)) continue;
+    if (value > 0 && std::isfinite(value)) return value * suffix.factor;
+  }
+  return std::nullopt;
+}
+
+std::string CostsPath(const PlanOptions& options) {
+  if (!options.costs_file.empty()) return options.costs_file;
+  if (const char* cache = std::getenv("XDG_CACHE_HOME"); cache != nullptr && *cache != 0) {
+    return absl::StrCat(cache, "/weft/costs.json");
+  }
+  const char* home = std::getenv("HOME");
+  return absl::StrCat(home == nullptr ? "." : home, "/.cache/weft/costs.json");
+}
+
+// The stored costs, or the built-in ones if there are none.
+absl::StatusOr<MachineCosts> ReadCosts(const PlanOptions& options, const std::string& path) {
+  absl::StatusOr<std::string> text = ReadWholeFile(path, kMaxCostsBytes);
+  if (absl::IsNotFound(text.status()) && (options.costs_file.empty() || options.measure))
+    return MachineCosts();
+  WEFT_RETURN_IF_ERROR(text.status());
+  return ParseCosts(*text, path);
+}
+
+absl::Status WriteCosts(const MachineCosts& costs, const std::string& path) {
+  std::error_code error;
+  const std::filesystem::path folder = std::filesystem::path(path).parent_path();
+  if (!folder.empty()) std::filesystem::create_directories(folder, error);
+  if (error) return ErrnoStatus(error.value(), "create the folder", folder.string());
+  return WriteWholeFile(path, FormatCosts(costs));
+}
+
+int CoresOf(const PlanOptions& options) {
+  if (options.cores) return static_cast<int>(*options.cores);
+  return static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+}
+
+class Planner {
+ public:
+  Planner(const TrainConfig& config, const PlanOptions& options) : config_(config), options_(options) {}
+
+  absl::StatusOr<std::string> Plan() {
+    WEFT_RETURN_IF_ERROR(CheckOptions());
+    WEFT_ASSIGN_OR_RETURN(link_, LinkSpeed::Parse(options_.link));
+    WEFT_ASSIGN_OR_RETURN(inputs_, OpenModel(config_));
+    cores_ = CoresOf(options_);
+    threads_ = static_cast<int>(std::max<int64_t>(1, cores_ / ranks_per_host()));
+    WEFT_RETURN_IF_ERROR(FindMemory());
+    const std::string path = CostsPath(options_);
+    WEFT_ASSIGN_OR_RETURN(costs_, ReadCosts(options_, path));
+    WEFT_ASSIGN_OR_RETURN(const std::vector<MeshSize> meshes, Meshes());
+    if (options_.measure) WEFT_RETURN_IF_ERROR(Measure(meshes, path));
+    PlanReport report;
+    for (const MeshSize& mesh : meshes) {
+      WEFT_ASSIGN_OR_RETURN(Candidate candidate, Forecast(mesh));
+      report.candidates.push_back(std::move(candidate));
+    }
+    Rank(report.candidates);
+    Describe(report);
+    return options_.json ? FormatJson(report) : FormatText(report);
+  }
+
+ private:
+  int64_t ranks_per_host() const { return options_.ranks / options_.hosts; }
+
+  absl::Status CheckOptions() const {
+    if (options_.ranks < 1 || options_.ranks > kMaxRanks) {
+      return BadFlag("ranks", options_.ranks, absl::StrCat("must be from 1 to ", kMaxRanks));
+    }
+    if (options_.hosts < 1 || options_.ranks % options_.hosts != 0) {
+      return BadFlag("hosts", options_.hosts, absl::StrCat("must divide the ", options_.ranks, " ranks"));
+    }
+    if (options_.cores && (*options_.cores < 1 || *options_.cores > kMaxRanks)) {
+      return BadFlag("cores", *options_.cores, absl::StrCat("must be from 1 to ", kMaxRanks));
+    }
+    if (options_.memory_gib && !(*options_.memory_gib > 0)) {
+      return BadFlag("memory", *options_.memory_gib, "must be positive");
+    }
+    return absl::OkStatus();
+  }
+
+  absl::Status FindMemory() {
+    if (options_.memory_gib) {
+      memory_ = static_cast<int64_t>(*options_.memory_gib * (1 << 30));
+      return absl::OkStatus();
+    }
+    WEFT_ASSIGN_OR_RETURN(const size_t available, AvailableHostMemory());
+    memory_ = static_cast<int64_t>(available);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<std::vector<MeshSize>> Meshes() const {
+    const int64_t context = config_.parallel.context.size;
+    if (options_.all_meshes && options_.ranks % context == 0) return AllMeshes(options_.ranks, context);
+    // The plan checks that the sizes fit the ranks, and fills in a -1.
+    WEFT_ASSIGN_OR_RETURN(const RunPlan plan, MakeRunPlan(config_, *inputs_, Nodes()));
+    return std::vector<MeshSize>{{plan.replicate_size, plan.shard_size, plan.context.size}};
+  }
+
+  NodeMap Nodes() const {
+    return NodeMap::RanksPerNode(static_cast<int>(options_.ranks), static_cast<int>(ranks_per_host()));
+  }
+
+  TrainConfig ConfigOf(const MeshSize& mesh) const {
+    TrainConfig config = config_;
+    config.parallel.dp_replicate = mesh.replicate;
+    config.parallel.dp_shard = mesh.shard;
+    return config;
+  }
+
+  // The shape of a rank's microbatch. Ranks that split sequences have fewer tokens of each.
+  PartShape ShapeOfPlan(const RunPlan& plan) const {
+    return ShapeOf(inputs_->model, plan.batch.sequences_per_rank(),
+                   (plan.seq_len + plan.context.size - 1) / plan.context.size, plan.parallel.param_dtype,
+                   threads_);
+  }
+
+  absl::Status Measure(const std::vector<MeshSize>& meshes, const std::string& path) {
+    const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+    const CoreRates before = costs_.rates;
+    costs_.rates = MeasureRates(cores);
+    costs_.rates.flops_f32 = before.flops_f32;
+    costs_.rates.flops_bf16 = before.flops_bf16;
+    std::vector<PartShape> shapes;
+    for (const MeshSize& mesh : meshes) {
+      const absl::StatusOr<RunPlan> plan = MakeRunPlan(ConfigOf(mesh), *inputs_, Nodes());
+      if (!plan.ok()) continue;  // Forecast reports it.
+      const PartShape shape = ShapeOfPlan(*plan);
+      if (std::find(shapes.begin(), shapes.end(), shape) == shapes.end()) shapes.push_back(shape);
+    }
+    for (const PartShape& shape : shapes) {
+      WEFT_ASSIGN_OR_RETURN(const MeasuredModel model, MeasureModel(inputs_->model, shape, cores));
+      costs_.Add(model);
+    }
+    WEFT_RETURN_IF_ERROR(WriteCosts(costs_, path));
+    costs_.source = absl::StrCat("measured now on this machine, stored in ", path);
+    return absl::OkStatus();
+  }
+
+  absl::StatusOr<Candidate> Forecast(const MeshSize& mesh) {
+    Candidate candidate{.mesh = mesh, .error = "", .step = std::nullopt, .memory = {}, .tokens = 0};
+    const TrainConfig config = ConfigOf(mesh);
+    const absl::StatusOr<RunPlan> plan = MakeRunPlan(config, *inputs_, Nodes());
+    if (!plan.ok()) {
+      if (!options_.all_meshes) return plan.status();
+      candidate.error = std::string(plan.status().message());
+      return candidate;
+    }
+    WEFT_ASSIGN_OR_RETURN(const ModelTimes times, TimesOf(*plan));
+    WEFT_ASSIGN_OR_RETURN(candidate.step, ReplayStep({.model = inputs_->model,
+                                                      .plan = *plan,
+                                                      .nodes = Nodes(),
+                                                      .times = times,
+                                                      .rates = costs_.rates,
+                                                      .link = link_,
+                                                      .cores = cores_,
+                                                      .threads = threads_}));
+    candidate.tokens = plan->targets_per_step();
+    candidate.memory = ForecastMemory(inputs_->model, *plan, Nodes(), *candidate.step);
+    const double total =
+        static_cast<double>(candidate.memory.total()) * static_cast<double>(ranks_per_host());
+    if (total > static_cast<double>(memory_)) {
+      candidate.error = absl::StrFormat(
+          "does not fit: the %d ranks of a host need %.1f GiB, but it has %.1f GiB: use "
+          "--activation-checkpoint "
+          "full, a smaller --batch-size, more --grad-accum, or more hosts",
+          ranks_per_host(), total / (1 << 30), static_cast<double>(memory_) / (1 << 30));
+    }
+    return candidate;
+  }
+
+  absl::StatusOr<ModelTimes> TimesOf(const RunPlan& plan) {
+    const PartShape shape = ShapeOfPlan(plan);
+    if (!options_.flops.empty()) {
+      WEFT_ASSIGN_OR_RETURN(const double flops, ParseFlops(options_.flops));
+      times_reason_ = "computation at --flops";
+      return TimesAtRate(shape, flops);
+    }
+    const TimesChoice choice = ChooseTimes(costs_, shape);
+    times_reason_ = choice.reason;
+    return choice.times;
+  }
+
+  void Describe(PlanReport& report) const {
+    const LlamaConfig& model = inputs_->model;
+    report.model =
+        absl::StrFormat("%d layers, dim %d, %d heads, %d kv heads, ffn %d, vocabulary %d, %.1f M parameters",
+                        model.layers, model.dim, model.heads, model.kv_heads, model.ffn_dim, model.vocab_size,
+                        static_cast<double>(model.ParameterCount()) / 1e6);
+    report.batch =
+        absl::StrCat(config_.data.batch_size ? absl::StrCat(*config_.data.batch_size, " sequences")
+                                             : std::string("1 sequence for each data-parallel rank"),
+                     " of ", config_.data.seq_len, " tokens, ", config_.data.grad_accum,
+                     config_.data.grad_accum == 1 ? " microbatch, " : " microbatches, ",
+                     ToAbsl(Name(config_.parallel.param_dtype)));
+    report.machine = absl::StrCat(options_.hosts, options_.hosts == 1 ? " host, " : " hosts, ",
+                                  ranks_per_host(), ranks_per_host() == 1 ? " rank" : " ranks", " and ",
+                                  cores_, cores_ == 1 ? " core" : " cores", " on each, ",
+                                  absl::StrFormat("%.1f GiB", static_cast<double>(memory_) / (1 << 30)),
+                                  options_.hosts > 1 ? absl::StrCat(", link ", link_.ToString()) : "");
+    report.costs = absl::StrCat(costs_.source, "; ", times_reason_);
+    report.assumptions = Assumptions(report.candidates);
+    if (report.candidates.empty() || !report.candidates.front().fits()) return;
+    report.command =
+        absl::StrCat("mpirun -n ", options_.ranks,
+                     options_.hosts > 1 ? absl::StrCat(" --map-by ppr:", ranks_per_host(), ":node") : "",
+                     " weft train ", options_.train_arguments, options_.train_arguments.empty() ? "" : " ",
+                     report.candidates.front().mesh.Flags());
+  }
+
+  std::vector<std::string> Assumptions(const std::vector<Candidate>& candidates) const {
+    std::vector<std::string> list = {"all ranks compute alike, and nothing else runs on the hosts"};
+    if (ranks_per_host() > cores_)
+      list.emplace_back("more ranks than cores: ranks that compute share the cores");
+    if (options_.hosts > 1) {
+      list.emplace_back("links carry nothing else, and weights and gradients are not compressed");
+    }
+    if (config_.parallel.context.size > 1) {
+      list.emplace_back("attention over split sequences exchanges its bytes in one gather a layer");
+    }
+    int64_t divisor = 1;
+    for (const Candidate& candidate : candidates) {
+      if (candidate.step) divisor = std::max(divisor, candidate.step->divisor);
+    }
+    if (divisor > 1) {
+      list.push_back(absl::StrCat("simulated at 1/", divisor, " of the sizes and speeds: memory is rounded"));
+    }
+    return list;
+  }
+
+  const TrainConfig& config_;
+  const PlanOptions& options_;
+  LinkSpeed link_;
+  std::optional<TrainInputs> inputs_;
+  MachineCosts costs_;
+  int cores_ = 1;
+  int threads_ = 1;
+  int64_t memory_ = 0;  // Of a host.
+  std::string times_reason_;
+};
+
+}  // namespace
+
+absl::StatusOr<LinkSpeed> LinkSpeed::Parse(std::string_view text) {
+  const std::pair<std::string, std::string> parts =
+      absl::StrSplit(absl::string_view(text.data(), text.size()), absl::MaxSplits(':', 1));
+  const auto speed = ParseQuantity(parts.first, {{"gbit", 1}, {"mbit", 1e-3}});
+  const auto latency =
+      parts.second.empty() ? LinkSpeed().latency_us : ParseQuantity(parts.second, {{"us", 1}, {"ms", 1e3}});
+  if (speed && latency) return LinkSpeed{*speed, *latency};
+  return BadFlag("link", std::string(text),
+                 "must be a rate and a latency, such as 100gbit:5us or 1gbit:50us");
+}
+
+std::string LinkSpeed::ToString() const { return absl::StrCat(gigabits, " Gbit/s and ", latency_us, " us"); }
+
+absl::StatusOr<double> ParseFlops(std::string_view text) {
+  const auto flops = ParseQuantity(absl::string_view(text.data(), text.size()), {{"tf", 1e12}, {"gf", 1e9}});
+  if (flops) return *flops;
+  return BadFlag("flops", std::string(text), "must be operations a second of a core, such as 80gf or 2tf");
+}
+
+absl::StatusOr<std::string> PlanTraining(const TrainConfig& config, const PlanOptions& options) {
+  return Planner(config, options).Plan();
+}
+
+}  // namespace weft

@@ -1,0 +1,418 @@
+#include "src/train/planner/replay.h"
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <absl/container/flat_hash_set.h>
+
+#include "src/train/plan/parameter_sets.h"
+#include "weft/comm/comm_engine.h"
+#include "weft/context_parallel/byte_formulas.h"
+#include "weft/core/status.h"
+#include "weft/memory/buffer_pool.h"
+#include "weft/memory/node_heap.h"
+#include "weft/mesh/host_memory.h"
+#include "weft/mesh/simulation.h"
+#include "weft/mesh/world_group.h"
+#include "weft/nn/llama.h"
+#include "weft/sharding/sharded_groups.h"
+
+namespace weft {
+namespace {
+
+constexpr int kSteps = 2;  // The first step records the order of groups.
+constexpr int kRootGroup = 0;
+constexpr int64_t kBytesOfElement = 4;
+// Bytes that all ranks together move in a step, above which sizes are divided.
+constexpr double kMaxMovedBytes = 4e9;
+// Bytes of each rank that hold more than its part of the model: scratch, summaries, padding.
+constexpr size_t kSpareBytes = size_t{8} << 20;
+constexpr size_t kBytesOfPeer = size_t{1} << 10;
+constexpr int64_t kMaxDivisor = int64_t{1} << 20;
+
+// A parameter group of the model, in forward order, and the part of the model that it computes.
+struct ReplayGroup {
+  GroupMembers members;
+  ModelPart part = ModelPart::kBlock;
+};
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// The groups that FullyShard makes of the model: the root's, then those of its units.
+absl::StatusOr<std::vector<ReplayGroup>> GroupsOf(const LlamaConfig& config, int64_t seq_len) {
+  LlamaConfig small = config;
+  small.max_positions = seq_len;  // The rotary table is not used.
+  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<LlamaModel> model, LlamaModel::Create(small));
+  std::vector<ReplayGroup> groups = {{{"root", -1, {}}, ModelPart::kEmbedding}};
+  absl::flat_hash_set<const Parameter*> of_units;
+  for (Module* unit : model->units()) {
+    const bool is_head = unit->name() == "lm_head";
+    groups.push_back(
+        {{unit->name(), kRootGroup, unit->AllParameters()}, is_head ? ModelPart::kHead : ModelPart::kBlock});
+    for (const auto& parameter : groups.back().members.parameters) of_units.insert(parameter.get());
+  }
+  for (const auto& parameter : model->AllParameters()) {
+    if (!of_units.contains(parameter.get())) groups[kRootGroup].members.parameters.push_back(parameter);
+  }
+  return groups;
+}
+
+// Each rank needs parameters of its own, as they point to its memory.
+std::vector<GroupMembers> CopyMembers(const std::vector<ReplayGroup>& groups, int64_t divisor) {
+  std::vector<GroupMembers> copies;
+  for (const ReplayGroup& group : groups) {
+    GroupMembers members{group.members.name, group.members.parent, {}};
+    for (const auto& parameter : group.members.parameters) {
+      members.parameters.push_back(std::make_shared<Parameter>(*parameter));
+      if (divisor > 1) members.parameters.back()->shape = {CeilDiv(parameter->elements(), divisor)};
+    }
+    copies.push_back(std::move(members));
+  }
+  return copies;
+}
+
+// Node memory for everything that a rank may hold at once. Untouched pages take no memory.
+size_t SegmentBytes(const ReplayInput& input, int64_t divisor) {
+  const LlamaConfig& model = input.model;
+  const int64_t root = (model.tie_word_embeddings ? 1 : 2) * model.vocab_size * model.dim + model.dim;
+  const int64_t largest = std::max(root, (model.ParameterCount() - root) / model.layers);
+  const int64_t all = model.ParameterCount();
+  const int64_t own = CeilDiv(all, input.plan.shard_group_size());
+  constexpr int64_t kGroupsInFlight = 6;  // Gathered ahead, in use, given back but still read by peers.
+  const bool keeps_all = !input.plan.parallel.reshard_after_forward || input.plan.shard_group_size() == 1;
+  const int64_t images = keeps_all ? 2 * all : kGroupsInFlight * largest;
+  const int64_t gradients =
+      input.plan.parallel.grad_sync == GradientSync::kLast ? all + largest : kGroupsInFlight * largest;
+  constexpr int64_t kCopiesOfShard = 4;  // Masters, gradients, partial sums, the base of a delta.
+  const int64_t elements = kCopiesOfShard * own + std::min(images, 2 * all) + std::min(gradients, 2 * all);
+  return static_cast<size_t>(CeilDiv(elements, divisor) * kBytesOfElement) + kSpareBytes +
+         kBytesOfPeer * static_cast<size_t>(input.nodes.size());
+}
+
+// A power of two keeps the alignment of most sizes.
+absl::StatusOr<int64_t> ChooseDivisor(const ReplayInput& input) {
+  WEFT_ASSIGN_OR_RETURN(const size_t available, AvailableHostMemory());
+  const auto ranks = static_cast<double>(input.nodes.size());
+  const double moved = 3.0 * kBytesOfElement * static_cast<double>(input.model.ParameterCount()) * ranks *
+                       static_cast<double>(input.plan.batch.microbatches);
+  int64_t divisor = 1;
+  while (moved / static_cast<double>(divisor) > kMaxMovedBytes ||
+         ranks * static_cast<double>(SegmentBytes(input, divisor)) > static_cast<double>(available) / 2) {
+    if (divisor > kMaxDivisor) {
+      return absl::ResourceExhaustedError(
+          "there is too little memory on this machine to simulate so many ranks: use fewer --ranks");
+    }
+    divisor *= 2;
+  }
+  return divisor;
+}
+
+// What all ranks write down. A simulation has one thread.
+struct Records {
+  std::vector<EngineCounters> before, after;
+  MemoryPeaks peaks;
+  size_t scratch_bytes = 0;
+  size_t heap_bytes = 0;
+};
+
+// One rank of the replay.
+class ReplayRank {
+ public:
+  ReplayRank(Bootstrap& bootstrap, const ReplayInput& input, const std::vector<ReplayGroup>& groups,
+             int64_t divisor)
+      : bootstrap_(bootstrap), input_(input), groups_(groups), divisor_(divisor) {}
+
+  absl::Status Run(Records& records) {
+    WEFT_RETURN_IF_ERROR(Connect());
+    const auto rank = static_cast<size_t>(bootstrap_.rank());
+    for (int step = 0; step < kSteps; ++step) {
+      records.before[rank] = engine_->counters();
+      sharded_->ResetPeaks();
+      WEFT_RETURN_IF_ERROR(Step(step));
+      records.after[rank] = engine_->counters();
+      step_ends_ns_.push_back(bootstrap_.runtime().NowNs());
+    }
+    if (rank == 0) {
+      records.peaks = sharded_->peaks();
+      records.scratch_bytes = engine_->scratch_peak_bytes();
+      records.heap_bytes = heap_->peak_bytes();
+    }
+    return absl::OkStatus();
+  }
+  const std::vector<int64_t>& step_ends_ns() const { return step_ends_ns_; }
+
+ private:
+  absl::Status Connect() {
+    EngineOptions options;
+    options.timeout = absl::Hours(24);  // Of virtual time: a step may be that slow.
+    NodeHeap::Options heap_options;
+    heap_options.segment_bytes = SegmentBytes(input_, divisor_) + context_bytes();
+    WEFT_ASSIGN_OR_RETURN(heap_, NodeHeap::Create(bootstrap_, heap_options));
+    WEFT_ASSIGN_OR_RETURN(engine_, CommEngine::Create(bootstrap_, *heap_, options));
+    WEFT_ASSIGN_OR_RETURN(summaries_lane_,
+                          engine_->SharedLane(WorldGroup(bootstrap_), LanePurpose::kControl));
+    pool_ = std::make_unique<BufferPool>(*heap_, "step summaries");
+    WEFT_ASSIGN_OR_RETURN(summaries_, pool_->Acquire(kSummaryBytes * static_cast<size_t>(bootstrap_.size())));
+    WEFT_RETURN_IF_ERROR(ConnectContext());
+    const auto keep_zeros = [](const Parameter&, int64_t, int64_t, float*) { return absl::OkStatus(); };
+    std::vector<GroupMembers> members = CopyMembers(groups_, divisor_);
+    for (const GroupMembers& group : members) parameters_.push_back(group.parameters);
+    WEFT_ASSIGN_OR_RETURN(sharded_,
+                          ShardedGroups::Create(*engine_, input_.plan.mesh, std::move(members),
+                                                input_.plan.Policy(WireCompression::kNone), keep_zeros));
+    for (int group = 0; group < sharded_->group_count(); ++group) {
+      elements_.push_back(0);
+      for (const ShardView& shard : sharded_->Shards(group)) elements_.back() += shard.elements() * divisor_;
+    }
+    return absl::OkStatus();
+  }
+
+  // The exchanges of attention over split sequences, as gathers of the same bytes.
+  absl::Status ConnectContext() {
+    if (input_.plan.context.size == 1) return absl::OkStatus();
+    WEFT_ASSIGN_OR_RETURN(const ProcessGroup group, input_.plan.mesh.Group({"context"}, bootstrap_.rank()));
+    WEFT_ASSIGN_OR_RETURN(context_lane_, engine_->SharedLane(group, LanePurpose::kContext));
+    context_rank_ = group.group_rank;
+    WEFT_ASSIGN_OR_RETURN(context_buffer_, pool_->Acquire(context_bytes()));
+    return absl::OkStatus();
+  }
+  ContextCosts ContextCostsOfCall() const {
+    AttentionShape shape;
+    shape.batch = input_.plan.batch.sequences_per_rank();
+    shape.heads = input_.model.heads;
+    shape.kv_heads = input_.model.kv_heads;
+    shape.head_dim = shape.value_dim = input_.model.head_dim;
+    shape.dtype = input_.plan.parallel.param_dtype;
+    if (input_.model.sparse_attention) shape.index_dim = input_.model.sparse_attention->index_dim;
+    const ContextPlan& context = input_.plan.context;
+    const absl::StatusOr<SequenceLayout> layout =
+        SequenceLayout::Create({input_.plan.seq_len}, context.split());
+    WEFT_CHECK(layout.ok(), "the plan has a layout that cannot be created");
+    return CostsOf(context.scheme, shape, {.causal = true, .window = std::nullopt}, *layout,
+                   bootstrap_.rank() % context.size);
+  }
+  // Elements of a gather that brings `bytes` to each rank.
+  int64_t GatherElements(int64_t bytes) const {
+    const int64_t ranks = input_.plan.context.size;
+    return CeilDiv(bytes / divisor_, (ranks - 1) * kBytesOfElement) * ranks;
+  }
+  size_t context_bytes() const {
+    if (input_.plan.context.size == 1) return 0;
+    const ContextCosts costs = ContextCostsOfCall();
+    return static_cast<size_t>(GatherElements(std::max(costs.forward_bytes, costs.backward_bytes)) *
+                               kBytesOfElement);
+  }
+  absl::Status ExchangeSequences(bool forward) {
+    if (input_.plan.context.size == 1) return absl::OkStatus();
+    const ContextCosts costs = ContextCostsOfCall();
+    const int64_t elements = GatherElements(forward ? costs.forward_bytes : costs.backward_bytes);
+    const int64_t own = elements / input_.plan.context.size * context_rank_;
+    OpOptions options;
+    options.label = "attention";
+    options.priority = Priority::kCritical;
+    Work work = engine_->AllGather(context_lane_, context_buffer_.data() + own * kBytesOfElement,
+                                   context_buffer_.data(), DType::kF32, elements, {}, options);
+    return work.WaitReleased();
+  }
+
+  void Compute(double ns, int threads) {
+    bootstrap_.runtime().simulation()->Compute(bootstrap_.rank(), std::llround(ns), threads);
+  }
+  void ComputePart(ModelPart part, bool forward) {
+    const PartTimes& times = input_.times[static_cast<size_t>(part)];
+    const bool recomputes = part == ModelPart::kBlock && !forward &&
+                            input_.plan.parallel.activation_checkpoint == ActivationCheckpoint::kFull;
+    Compute((forward ? times.forward_ns : times.backward_ns) + (recomputes ? times.forward_ns : 0),
+            input_.threads);
+  }
+  // Calls the schedule, and charges the casts and copies that it did on this thread.
+  absl::Status Scheduled(absl::Status status) {
+    const int64_t copied = sharded_->counters().copied_bytes;
+    Compute(static_cast<double>((copied - copied_bytes_) * divisor_) / input_.rates.cast_gb_s, 1);
+    copied_bytes_ = copied;
+    return status;
+  }
+
+  absl::Status Forward(const SchedulePass& pass) {
+    WEFT_RETURN_IF_ERROR(Scheduled(sharded_->BeforeForward(kRootGroup, pass)));
+    ComputePart(ModelPart::kEmbedding, true);
+    for (int group = 1; group < sharded_->group_count(); ++group) {
+      const ModelPart part = groups_[static_cast<size_t>(group)].part;
+      if (part == ModelPart::kHead) ComputePart(ModelPart::kNorm, true);
+      WEFT_RETURN_IF_ERROR(Scheduled(sharded_->BeforeForward(group, pass)));
+      if (part == ModelPart::kBlock) WEFT_RETURN_IF_ERROR(ExchangeSequences(true));
+      ComputePart(part, true);
+      WEFT_RETURN_IF_ERROR(Scheduled(sharded_->AfterForward(group, pass)));
+    }
+    if (is_tied()) ComputeTiedHead(true);
+    return Scheduled(sharded_->AfterForward(kRootGroup, pass));
+  }
+  absl::Status Backward(const SchedulePass& pass) {
+    WEFT_RETURN_IF_ERROR(Scheduled(sharded_->BeforeBackward(kRootGroup, pass)));
+    if (is_tied()) ComputeTiedHead(false);
+    for (int group = sharded_->group_count() - 1; group > kRootGroup; --group) {
+      const ModelPart part = groups_[static_cast<size_t>(group)].part;
+      WEFT_RETURN_IF_ERROR(Scheduled(sharded_->BeforeBackward(group, pass)));
+      if (part == ModelPart::kBlock) WEFT_RETURN_IF_ERROR(ExchangeSequences(false));
+      ComputePart(part, false);
+      WriteGradients(group);
+      WEFT_RETURN_IF_ERROR(Scheduled(sharded_->AfterBackward(group)));
+      if (part == ModelPart::kHead) ComputePart(ModelPart::kNorm, false);
+    }
+    ComputePart(ModelPart::kEmbedding, false);
+    WriteGradients(kRootGroup);
+    WEFT_RETURN_IF_ERROR(Scheduled(sharded_->AfterBackward(kRootGroup)));
+    sharded_->Abandon(pass);
+    return Scheduled(sharded_->FinishBackward());
+  }
+  bool is_tied() const { return groups_.back().part != ModelPart::kHead; }
+  void ComputeTiedHead(bool forward) {
+    ComputePart(ModelPart::kNorm, forward);
+    ComputePart(ModelPart::kHead, forward);
+  }
+  void WriteGradients(int group) {
+    for (const auto& parameter : parameters_[static_cast<size_t>(group)]) parameter->BeginGradWrite();
+  }
+
+  absl::Status Step(int step) {
+    const int64_t microbatches = input_.plan.batch.microbatches;
+    const GradientSync sync = input_.plan.parallel.grad_sync;
+    for (int64_t microbatch = 0; microbatch < microbatches; ++microbatch) {
+      const bool last = microbatch + 1 == microbatches;
+      for (int group = 0; group < sharded_->group_count(); ++group) {
+        sharded_->SetRequiresGradientSync(group, last || sync != GradientSync::kLast);
+        sharded_->SetRequiresAllReduce(group, last || sync == GradientSync::kEach);
+      }
+      sharded_->SetIsLastBackward(last);
+      const SchedulePass pass{static_cast<uintptr_t>(step * microbatches + microbatch + 1), true};
+      WEFT_RETURN_IF_ERROR(Forward(pass));
+      WEFT_RETURN_IF_ERROR(Backward(pass));
+    }
+    int64_t own = 0;
+    for (const int64_t elements : elements_) own += elements;
+    Compute(static_cast<double>(own) * input_.rates.norm_ns / input_.threads, input_.threads);
+    WEFT_RETURN_IF_ERROR(sharded_->ClipGradNorms(ClipSetsOf(input_.plan), NormType::kTwo).status());
+    WEFT_RETURN_IF_ERROR(GatherSummaries());
+    WEFT_RETURN_IF_ERROR(sharded_->UpdateShards([this](absl::Span<const ShardView> shards) {
+      int64_t updated = 0;
+      for (const ShardView& shard : shards) updated += shard.elements() * divisor_;
+      Compute(static_cast<double>(updated) * input_.rates.adamw_ns / input_.threads, input_.threads);
+      return absl::OkStatus();
+    }));
+    sharded_->ZeroGradients();
+    return absl::OkStatus();
+  }
+
+  absl::Status GatherSummaries() {
+    std::byte* own = summaries_.data() + kSummaryBytes * static_cast<size_t>(bootstrap_.rank());
+    OpOptions options;
+    options.label = "step_summaries";
+    options.priority = Priority::kCritical;
+    Work work = engine_->AllGather(summaries_lane_, own, summaries_.data(), DType::kI64,
+                                   static_cast<int64_t>(kSummaryBytes / sizeof(int64_t)) * bootstrap_.size(),
+                                   {}, options);
+    return work.WaitReleased();
+  }
+
+  static constexpr size_t kSummaryBytes = 16;  // A loss and the flags of a step.
+
+  Bootstrap& bootstrap_;
+  const ReplayInput& input_;
+  const std::vector<ReplayGroup>& groups_;
+  const int64_t divisor_;
+  std::unique_ptr<NodeHeap> heap_;
+  std::unique_ptr<CommEngine> engine_;
+  std::unique_ptr<BufferPool> pool_;
+  Buffer summaries_, context_buffer_;
+  LaneId summaries_lane_, context_lane_;
+  int context_rank_ = 0;
+  std::unique_ptr<ShardedGroups> sharded_;
+  std::vector<std::vector<std::shared_ptr<Parameter>>> parameters_;  // By group.
+  std::vector<int64_t> elements_;  // By group: elements that this rank updates.
+  int64_t copied_bytes_ = 0;
+  std::vector<int64_t> step_ends_ns_;
+};
+
+SimOptions MachineOf(const ReplayInput& input, int64_t divisor) {
+  // Polls of many ranks are most of the events. They delay a rank by less than a thousandth of a step.
+  constexpr int64_t kPollNs = 1'000;
+  constexpr int kRanksOfPoll = 4;
+  const auto scale = static_cast<double>(divisor);
+  SimOptions machine;
+  machine.jitter = 0;
+  machine.poll_ns = kPollNs * std::max(1, input.nodes.size() / kRanksOfPoll);
+  machine.memory_speed = input.rates.copy_gb_s / scale;
+  machine.wire_latency_ns = std::llround(input.link.latency_us * 1e3);
+  machine.wire_speed = input.link.gigabits / 8 / scale;
+  machine.cores = input.cores;
+  machine.wire_core_speed = input.rates.wire_gb_s / scale;
+  return machine;
+}
+
+double ComputeMs(const ReplayInput& input) {
+  const auto total = [&](ModelPart part) {
+    const PartTimes& times = input.times[static_cast<size_t>(part)];
+    return times.forward_ns + times.backward_ns;
+  };
+  const double recomputed = input.plan.parallel.activation_checkpoint == ActivationCheckpoint::kFull
+                                ? input.times[static_cast<size_t>(ModelPart::kBlock)].forward_ns
+                                : 0;
+  const double microbatch = total(ModelPart::kEmbedding) + total(ModelPart::kNorm) + total(ModelPart::kHead) +
+                            static_cast<double>(input.model.layers) * (total(ModelPart::kBlock) + recomputed);
+  const int owners = input.plan.shard_group_size() *
+                     (input.plan.parallel.shard_optimizer_over_replicas ? input.plan.replicate_size : 1);
+  const double update = static_cast<double>(input.model.ParameterCount()) / owners *
+                        (input.rates.adamw_ns + input.rates.norm_ns) / input.threads;
+  return (microbatch * static_cast<double>(input.plan.batch.microbatches) + update) * 1e-6;
+}
+
+}  // namespace
+
+absl::StatusOr<ReplayResult> ReplayStep(const ReplayInput& input) {
+  WEFT_ASSIGN_OR_RETURN(const std::vector<ReplayGroup> groups, GroupsOf(input.model, input.plan.seq_len));
+  ReplayResult result;
+  WEFT_ASSIGN_OR_RETURN(result.divisor, ChooseDivisor(input));
+  const auto ranks = static_cast<size_t>(input.nodes.size());
+  Records records;
+  records.before.resize(ranks);
+  records.after.resize(ranks);
+  std::vector<int64_t> ends_ns(kSteps);
+  const SimReport report = RunSimulatedRanks(
+      input.nodes, MachineOf(input, result.divisor), [&](Bootstrap& bootstrap) -> absl::Status {
+        ReplayRank rank(bootstrap, input, groups, result.divisor);
+        WEFT_RETURN_IF_ERROR(rank.Run(records));
+        for (size_t step = 0; step < kSteps; ++step) {
+          ends_ns[step] = std::max(ends_ns[step], rank.step_ends_ns()[step]);
+        }
+        return absl::OkStatus();
+      });
+  WEFT_RETURN_IF_ERROR(report.status());
+  result.step_ms = static_cast<double>(ends_ns[kSteps - 1] - ends_ns[kSteps - 2]) * 1e-6;
+  result.compute_ms = ComputeMs(input);
+  const auto count = static_cast<int64_t>(ranks);
+  const auto sum = [&](int64_t EngineCounters::*counter) {
+    int64_t total = 0;
+    for (size_t rank = 0; rank < ranks; ++rank)
+      total += records.after[rank].*counter - records.before[rank].*counter;
+    return total;
+  };
+  result.exposed_ms = static_cast<double>(sum(&EngineCounters::wait_ns)) * 1e-6 / static_cast<double>(count);
+  result.all_gather_bytes = sum(&EngineCounters::all_gather_bytes) / count * result.divisor;
+  result.reduce_scatter_bytes = sum(&EngineCounters::reduce_scatter_bytes) / count * result.divisor;
+  result.all_reduce_bytes = sum(&EngineCounters::all_reduce_bytes) / count * result.divisor;
+  result.context_bytes = sum(&EngineCounters::context_bytes) / count * result.divisor;
+  result.wire_bytes = sum(&EngineCounters::wire_bytes) / input.nodes.node_count() * result.divisor;
+  const auto scale = static_cast<size_t>(result.divisor);
+  result.peaks = {records.peaks.image_bytes * scale, records.peaks.gradient_bytes * scale,
+                  records.peaks.shard_bytes * scale};
+  result.scratch_bytes = static_cast<int64_t>(records.scratch_bytes);
+  result.heap_bytes = static_cast<int64_t>(records.heap_bytes * scale);
+  result.events = report.events;
+  return result;
+}
+
+}  // namespace weft

@@ -1,0 +1,56 @@
+// One training step on simulated ranks: the real engine and the real schedule of parameter groups, with the
+// compute of each part of the model as virtual time.
+//
+// Note [Scaled replay]
+// Problem: a large model on many ranks takes too much memory and too many events.
+// Rule: parameters have 1 / divisor of their elements, and links and copies 1 / divisor of their speed. Slices
+//   and windows keep their size. Times stay the same; bytes and peaks are multiplied by the divisor again.
+// Why it suffices: an operation takes bytes / speed in both. With a divisor of 1 bytes and peaks are exact.
+// What it loses: an operation has fewer slices, so their pipelines fill more coarsely; padding counts more.
+#pragma once
+
+#include <cstdint>
+
+#include <absl/status/statusor.h>
+
+#include "src/train/plan/run_plan.h"
+#include "src/train/planner/costs.h"
+#include "weft/mesh/bootstrap.h"
+#include "weft/nn/llama_config.h"
+#include "weft/sharding/counters.h"
+#include "weft/train/planner.h"
+
+namespace weft {
+
+struct ReplayInput {
+  const LlamaConfig& model;
+  const RunPlan& plan;
+  NodeMap nodes;
+  ModelTimes times;  // Of one microbatch.
+  CoreRates rates;
+  LinkSpeed link;
+  int cores = 1;    // Of each node.
+  int threads = 1;  // Of each rank.
+};
+
+struct ReplayResult {
+  double step_ms = 0;     // Of the last step, from the end of the one before, on the last rank.
+  double compute_ms = 0;  // Compute of one rank if it has its threads for itself.
+  double exposed_ms = 0;  // Mean over ranks of the time in which they waited for communication.
+  // Of one step and one rank, the mean over ranks.
+  int64_t all_gather_bytes = 0;
+  int64_t reduce_scatter_bytes = 0;
+  int64_t all_reduce_bytes = 0;
+  int64_t context_bytes = 0;
+  int64_t wire_bytes = 0;  // Sent by all ranks of a node to other nodes, the mean over nodes.
+  MemoryPeaks peaks;       // Of rank 0, as in the metrics of a run.
+  int64_t scratch_bytes = 0;
+  int64_t heap_bytes = 0;  // Peak of rank 0's node memory over all steps; its pages stay resident.
+  int64_t divisor = 1;     // See Note [Scaled replay].
+  int64_t events = 0;
+};
+
+// Errors: kInternal, kResourceExhausted (the simulation itself failed).
+absl::StatusOr<ReplayResult> ReplayStep(const ReplayInput& input);
+
+}  // namespace weft

@@ -1,0 +1,249 @@
+// Forecasts of the planner: pools and bytes against runs, choice of costs, ranking, formats and errors.
+#include "weft/train/planner.h"
+
+#include <algorithm>
+
+#include "src/train/plan/inputs.h"
+#include "src/train/plan/run_plan.h"
+#include "src/train/planner/plan_json.h"
+#include "src/train/planner/replay.h"
+#include "src/train/planner/report.h"
+#include "tests/train/train_run.h"
+
+namespace weft {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using testing::StatusIs;
+
+class Replay : public TrainRun {
+ protected:
+  Replay() { config_.parallel.wire_compression = WireCompression::kNone; }
+
+  ReplayResult Forecast(const Mesh& mesh, const NodeMap& nodes) {
+    TrainConfig config = config_;
+    config.parallel.dp_replicate = mesh.replicate;
+    config.parallel.dp_shard = mesh.shard;
+    const auto inputs = OpenModel(config);
+    EXPECT_OK(inputs);
+    const auto plan = MakeRunPlan(config, *inputs, nodes);
+    EXPECT_OK(plan);
+    ModelTimes times;
+    times.fill({.forward_ns = 1e6, .backward_ns = 2e6});
+    const auto result = ReplayStep({.model = inputs->model,
+                                    .plan = *plan,
+                                    .nodes = nodes,
+                                    .times = times,
+                                    .rates = {},
+                                    .link = {.gigabits = 10, .latency_us = 20},
+                                    .cores = 8,
+                                    .threads = 1});
+    EXPECT_OK(result);
+    return result.value_or(ReplayResult());
+  }
+
+  void ExpectBytesOfARun(const Mesh& mesh, const NodeMap& nodes) {
+    SCOPED_TRACE(absl::StrCat(mesh.replicate, " x ", mesh.shard, " on ", nodes.node_count(), " nodes"));
+    const StepMetrics run = Run(mesh, nodes).steps.back();
+    const ReplayResult forecast = Forecast(mesh, nodes);
+    EXPECT_EQ(forecast.divisor, 1);
+    EXPECT_EQ(static_cast<int64_t>(forecast.peaks.shard_bytes), run.peak_bytes.shards);
+    EXPECT_EQ(static_cast<int64_t>(forecast.peaks.image_bytes), run.peak_bytes.images);
+    EXPECT_EQ(static_cast<int64_t>(forecast.peaks.gradient_bytes), run.peak_bytes.gradients);
+    EXPECT_EQ(forecast.all_gather_bytes, run.bytes.all_gather);
+    EXPECT_EQ(forecast.reduce_scatter_bytes, run.bytes.reduce_scatter);
+    EXPECT_EQ(forecast.all_reduce_bytes, run.bytes.all_reduce);
+  }
+};
+
+TEST_F(Replay, HasThePoolsAndBytesOfARun) {
+  config_.model.layers = 4;
+  ExpectBytesOfARun({1, 1}, NodeMap::OneNode(1));
+  ExpectBytesOfARun({1, 4}, NodeMap::OneNode(4));
+  ExpectBytesOfARun({2, 2}, NodeMap::RanksPerNode(4, 2));
+  ExpectBytesOfARun({2, 1}, NodeMap::OneNode(2));
+}
+
+TEST_F(Replay, HasThePoolsOfARunInBf16WithMicrobatches) {
+  config_.parallel.param_dtype = DType::kBF16;
+  config_.data.grad_accum = 2;
+  config_.data.batch_size = 8;
+  ExpectBytesOfARun({1, 2}, NodeMap::OneNode(2));
+}
+
+TEST_F(Replay, TakesLongerIfLinksAreSlowerAndNeverLessThanTheComputation) {
+  const ReplayResult one = Forecast({1, 1}, NodeMap::OneNode(1));
+  const ReplayResult nodes = Forecast({1, 2}, NodeMap::RanksPerNode(2, 1));
+  EXPECT_GE(one.step_ms, one.compute_ms);
+  EXPECT_GT(nodes.step_ms - nodes.compute_ms, one.step_ms - one.compute_ms);
+  EXPECT_GT(nodes.wire_bytes, 0);
+  EXPECT_EQ(one.wire_bytes, 0);
+}
+
+MeasuredModel Measured(int64_t tokens, double forward_ns) {
+  MeasuredModel model;
+  model.shape = {.dim = 64,
+                 .heads = 4,
+                 .kv_heads = 4,
+                 .head_dim = 16,
+                 .ffn_dim = 128,
+                 .vocab_size = 256,
+                 .selected_keys = 0,
+                 .sequences = 1,
+                 .seq_len = tokens,
+                 .dtype = DType::kF32,
+                 .threads = 1};
+  model.times.fill({forward_ns, 2 * forward_ns});
+  return model;
+}
+
+TEST(MachineCosts, OfTheSameShapeAreUsedAsTheyWereMeasured) {
+  MachineCosts costs;
+  costs.Add(Measured(128, 5));
+  costs.Add(Measured(256, 7));
+  costs.Add(Measured(256, 8));  // Replaces the one before.
+  const TimesChoice choice = ChooseTimes(costs, costs.models.back().shape);
+  EXPECT_TRUE(choice.exact);
+  EXPECT_EQ(choice.times[0].forward_ns, 8);
+  EXPECT_EQ(costs.models.size(), 2U);
+}
+
+TEST(MachineCosts, OfAnotherShapeAreScaledByOperationsOfTheNearest) {
+  MachineCosts costs;
+  costs.Add(Measured(128, 5));
+  costs.Add(Measured(1024, 60));
+  PartShape shape = costs.models[1].shape;
+  shape.sequences = 2;
+  const TimesChoice choice = ChooseTimes(costs, shape);
+  EXPECT_FALSE(choice.exact);
+  EXPECT_DOUBLE_EQ(choice.times[static_cast<size_t>(ModelPart::kHead)].backward_ns, 240);
+  shape.dtype = DType::kBF16;
+  EXPECT_EQ(ChooseTimes(costs, shape).measured, nullptr);
+}
+
+TEST(MachineCosts, SurviveTheirFile) {
+  MachineCosts costs;
+  costs.rates.copy_gb_s = 7.25;
+  costs.Add(Measured(128, 5));
+  const auto read = ParseCosts(FormatCosts(costs), "costs.json");
+  ASSERT_OK(read);
+  EXPECT_EQ(read->rates.copy_gb_s, 7.25);
+  ASSERT_EQ(read->models.size(), 1U);
+  EXPECT_EQ(read->models[0].shape, costs.models[0].shape);
+  EXPECT_EQ(read->models[0].times, costs.models[0].times);
+}
+
+TEST(MachineCosts, OfADamagedFileAreAnErrorThatNamesIt) {
+  const std::string text = FormatCosts({});
+  EXPECT_THAT(ParseCosts(text.substr(0, text.size() / 2), "c.json").status(),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("c.json")));
+  EXPECT_THAT(ParseCosts("{}", "c.json").status(),
+              StatusIs(absl::StatusCode::kDataLoss, HasSubstr("--measure")));
+}
+
+TEST(Meshes, AreAllProductsOfTheRanks) {
+  std::vector<std::string> names;
+  for (const MeshSize& mesh : AllMeshes(12, 2)) {
+    EXPECT_EQ(mesh.ranks(), 12);
+    names.push_back(mesh.Name());
+  }
+  EXPECT_THAT(names, ElementsAre("1 x 6 x 2", "2 x 3 x 2", "3 x 2 x 2", "6 x 1 x 2"));
+}
+
+Candidate Made(int64_t replicate, double step_ms, int64_t bytes, const std::string& error = "") {
+  Candidate candidate{.mesh = {replicate, 4 / replicate, 1},
+                      .error = error,
+                      .step = ReplayResult(),
+                      .memory = {},
+                      .tokens = 1024};
+  candidate.step->step_ms = step_ms;
+  candidate.memory.images = bytes;
+  return candidate;
+}
+
+TEST(Candidates, AreRankedByFitThenSpeedThenMemory) {
+  std::vector<Candidate> candidates = {Made(1, 10, 9), Made(2, 5, 9, "does not fit"), Made(4, 10, 3)};
+  candidates.push_back(
+      {.mesh = {3, 1, 1}, .error = "impossible", .step = std::nullopt, .memory = {}, .tokens = 0});
+  candidates.push_back(Made(2, 8, 99));
+  Rank(candidates);
+  std::vector<int64_t> replicates;
+  for (const Candidate& candidate : candidates) replicates.push_back(candidate.mesh.replicate);
+  EXPECT_THAT(replicates, ElementsAre(2, 4, 1, 2, 3));
+}
+
+TEST(PlanReport, HasOneLineForEachMeshWithin80Columns) {
+  PlanReport report{.model = "8 layers",
+                    .batch = "4 sequences",
+                    .machine = "1 host",
+                    .costs = "given",
+                    .assumptions = {std::string(30, 'a') + " " + std::string(45, 'b')},
+                    .candidates = {},
+                    .command = "mpirun -n 4 weft train --dp-replicate 1 --dp-shard 4"};
+  report.candidates = {Made(1, 10, int64_t{300} << 20), Made(2, 250, int64_t{3} << 30, "does not fit")};
+  EXPECT_EQ(FormatText(report),
+            "model       8 layers\n"
+            "batch       4 sequences\n"
+            "machine     1 host\n"
+            "costs       given\n"
+            "\n"
+            "mesh                         step  tokens/s    exposed      memory  host sends\n"
+            "1 x 4         FSDP        10.0 ms    102.4k     0.0 ms     300 MiB         0 B\n"
+            "2 x 2         no fit       250 ms      4096     0.0 ms     3.0 GiB         0 B\n"
+            "2 x 2       does not fit\n"
+            "\n"
+            "1 x 4 in detail, of one rank:\n"
+            "memory      300 MiB: 0 B weights, 0 B gradients, 0 B moments, 300 MiB gathered\n"
+            "            weights, 0 B full gradients, 0 B activations, 0 B scratch, 0 B\n"
+            "            program, 0 B idle; resident with pages of peers 300 MiB\n"
+            "time        10.0 ms a step: 0.0 ms of computation on free cores, 0.0 ms of\n"
+            "            exposed communication\n"
+            "receives    0 B all-gather, 0 B reduce-scatter, 0 B all-reduce, 0 B attention\n"
+            "\n"
+            "assumes     aaaaaaaaaaaaaaaaaaaaaaaaaaaaaa\n"
+            "            bbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbbb\n"
+            "\n"
+            "run:\n"
+            "  mpirun -n 4 weft train --dp-replicate 1 --dp-shard 4\n");
+}
+
+TEST(LinkSpeed, IsParsedWithItsUnits) {
+  const auto link = LinkSpeed::Parse("100gbit:5us");
+  ASSERT_OK(link);
+  EXPECT_EQ(link->gigabits, 100);
+  EXPECT_EQ(link->latency_us, 5);
+  EXPECT_EQ(LinkSpeed::Parse("500mbit:1ms").value().latency_us, 1000);
+  EXPECT_EQ(ParseFlops("2tf").value(), 2e12);
+  for (const char* bad : {"", "10", "-1gbit", "10gbit:5", "nangbit", "10gbit:5us:1us"}) {
+    EXPECT_THAT(LinkSpeed::Parse(bad).status(),
+                StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--link")));
+  }
+  EXPECT_THAT(ParseFlops("80").status(), StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--flops")));
+}
+
+TEST_F(Replay, OfAllMeshesNamesTheFastestAndTheCommand) {
+  config_.data.batch_size = std::nullopt;
+  PlanOptions options;
+  options.ranks = 2;
+  options.cores = 2;
+  options.memory_gib = 4;
+  options.flops = "1gf";
+  options.costs_file = folder_ / "costs.json";
+  EXPECT_THAT(PlanTraining(config_, options).status(),
+              StatusIs(absl::StatusCode::kNotFound, HasSubstr("costs")));
+  options.costs_file = folder_.Write("costs.json", FormatCosts({}));
+  const auto report = PlanTraining(config_, options);
+  ASSERT_OK(report);
+  EXPECT_THAT(*report, HasSubstr("\n1 x 2 "));
+  EXPECT_THAT(*report, HasSubstr("\n2 x 1 "));
+  EXPECT_THAT(*report, HasSubstr("run:\n  mpirun -n 2 weft train --dp-replicate "));
+  options.memory_gib = 1e-3;
+  EXPECT_THAT(PlanTraining(config_, options).value_or(""), HasSubstr("No mesh fits."));
+  options.hosts = 3;
+  EXPECT_THAT(PlanTraining(config_, options).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--hosts 3")));
+}
+
+}  // namespace
+}  // namespace weft
