@@ -1,13 +1,7 @@
 #include "src/cli/command_line.h"
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
-#include <map>
-#include <memory>
 #include <optional>
-#include <system_error>
 #include <utility>
 
 #include <CLI/CLI.hpp>
@@ -16,10 +10,10 @@
 #include <absl/strings/str_join.h>
 #include <absl/strings/str_replace.h>
 
+#include "src/cli/flag_parser.h"
 #include "src/cli/generate_flags.h"
 #include "src/cli/launch_flags.h"
 #include "src/cli/nearest.h"
-#include "src/cli/toml_reader.h"
 #include "src/cli/train_flags.h"
 #include "weft/core/status.h"
 
@@ -27,26 +21,6 @@ namespace weft {
 namespace {
 
 using Strings = std::vector<std::string>;
-
-constexpr size_t kHelpColumn = 44;
-constexpr uintmax_t kMaxConfigBytes = 1 << 20;
-
-// Formats options as "--flag TYPE    description [default]".
-class HelpFormatter : public CLI::Formatter {
- public:
-  explicit HelpFormatter(std::string usage) : usage_(std::move(usage)) { column_width(kHelpColumn); }
-  std::string make_option_opts(const CLI::Option* option) const override {
-    return option->get_type_size() == 0 ? "" : " " + option->get_type_name();
-  }
-  std::string make_option_desc(const CLI::Option* option) const override {
-    const std::string& value = option->get_default_str();
-    return option->get_description() + (value.empty() ? "" : " [" + value + "]");
-  }
-  std::string make_usage(const CLI::App* /*app*/, std::string /*name*/) const override { return usage_; }
-
- private:
-  const std::string usage_;
-};
 
 constexpr const char* kTrainUsage =
     "Usage: [mpirun -n RANKS] weft train [FLAGS]\n"
@@ -76,160 +50,8 @@ std::string QuotedForShell(const Strings& arguments) {
   return absl::StrJoin(quoted, " ");
 }
 
-// The names of all flags, without dashes.
-Strings FlagNames(const CLI::App& app) {
-  Strings names;
-  for (const CLI::Option* option : app.get_options()) {
-    names.push_back(option->get_single_name());
-  }
-  return names;
-}
-
-absl::Status UnknownFlag(const CLI::App& app, const std::string& argument) {
-  if (argument.rfind("--", 0) != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("unexpected argument '", argument, "': see weft ", app.get_name(), " --help"));
-  }
-  const std::string name = argument.substr(2, argument.find('=') - 2);
-  return absl::InvalidArgumentError(
-      absl::StrCat("unknown flag --", name, "; did you mean --", Nearest(name, FlagNames(app)), "?"));
-}
-
-// Fails if an argument belongs to no flag; names the first such flag or argument.
-absl::Status CheckExtras(const CLI::App& app) {
-  const Strings extras = app.remaining();
-  if (extras.empty()) {
-    return absl::OkStatus();
-  }
-  // The value after an unknown flag is an extra too, but the error must name the flag.
-  const auto flag =
-      std::find_if(extras.begin(), extras.end(), [](const std::string& s) { return s.rfind('-', 0) == 0; });
-  return UnknownFlag(app, flag == extras.end() ? extras.front() : *flag);
-}
-
-// CLI11 splits such a value of a flag that takes several, and would use other files than the one named.
-absl::Status CheckBrackets(const Strings& values) {
-  for (const std::string& value : values) {
-    const absl::string_view path(value.rfind("--", 0) == 0 ? value.c_str() + value.find('=') + 1
-                                                           : value.c_str());
-    if (!absl::StartsWith(path, "[") || !absl::EndsWith(path, "]")) continue;
-    return absl::InvalidArgumentError(
-        absl::StrCat("'", path, "' is a list, which is not allowed: write ./", path, " for a path"));
-  }
-  return absl::OkStatus();
-}
-
-// The error of CLI11, reworded where its message is hard to read.
-absl::Status ParseError(const CLI::ParseError& error) {
-  const std::string message = error.what();
-  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
-    const std::string flag = message.substr(0, message.find(':'));
-    return absl::InvalidArgumentError(absl::StrCat(flag, " is given without a value"));
-  }
-  return absl::InvalidArgumentError(message);
-}
-
-// Applies one key of the file, unless the command line sets its flag. `lines`: the line of each key so far.
-absl::Status ApplyConfigItem(CLI::App& app, const TomlItem& item, std::map<std::string, int>& lines) {
-  const Strings names = FlagNames(app);
-  if (std::find(names.begin(), names.end(), item.key) == names.end()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("unknown key '", item.key, "'; did you mean '", Nearest(item.key, names), "'?"));
-  }
-  if (item.key == "config" || item.key == "help") {
-    return absl::InvalidArgumentError(absl::StrCat("'", item.key, "' is allowed on the command line only"));
-  }
-  CLI::Option* option = app.get_option("--" + item.key);
-  const bool takes_list = option->get_items_expected_max() > 1;
-  const auto [first, is_new] = lines.emplace(item.key, item.line);
-  if (!is_new) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("key '", item.key, "' is given in line ", first->second, " and in line ", item.line,
-                     takes_list ? ": write all its values in one list" : ": keep one of them"));
-  }
-  if (item.is_list && !takes_list) {
-    return absl::InvalidArgumentError(absl::StrCat("key '", item.key, "' takes one value, not a list"));
-  }
-  if (item.values.empty()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("key '", item.key, "' has an empty list: give it a value, or remove the key"));
-  }
-  if (takes_list) WEFT_RETURN_IF_ERROR(CheckBrackets(item.values));
-  if (option->count() == 0) {
-    option->add_result(item.values);
-    option->run_callback();
-  }
-  return absl::OkStatus();
-}
-
-// Refuses a FIFO, whose open would wait for a writer, and a file so large that it would fill the memory.
-absl::Status CheckConfigFile(const std::string& path) {
-  std::error_code error;
-  if (!std::filesystem::is_regular_file(path, error)) {
-    return absl::InvalidArgumentError("this is a FIFO, a socket or a device: copy its content to a file");
-  }
-  if (const uintmax_t bytes = std::filesystem::file_size(path, error); bytes > kMaxConfigBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the file has ", bytes, " bytes, but at most ", kMaxConfigBytes, " are allowed"));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ApplyConfigFile(CLI::App& app, const std::string& path) {
-  WEFT_RETURN_IF_ERROR(CheckConfigFile(path));
-  std::ifstream file(path, std::ios::binary);
-  const std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (!file.good()) return absl::InvalidArgumentError("the file cannot be read");
-  WEFT_ASSIGN_OR_RETURN(const std::vector<TomlItem> items, ReadToml(text));
-  std::map<std::string, int> lines;
-  try {
-    for (const TomlItem& item : items) WEFT_RETURN_IF_ERROR(ApplyConfigItem(app, item, lines));
-  } catch (const CLI::ParseError& error) {
-    return ParseError(error);
-  }
-  return absl::OkStatus();
-}
-
-// Parses flags. Returns the help text if it is asked for.
-absl::StatusOr<std::optional<PrintText>> ParseFlags(CLI::App& app, const char* usage,
-                                                    const Strings& arguments) {
-  app.formatter(std::make_shared<HelpFormatter>(usage));
-  app.allow_extras();
-  app.set_help_flag("--help,-h", "Print this text")->group("Other");
-  try {
-    app.parse(Strings(arguments.rbegin(), arguments.rend()));
-  } catch (const CLI::CallForHelp&) {
-    return PrintText{absl::StrReplaceAll(app.help(), {{"\n\n\n", "\n\n"}})};
-  } catch (const CLI::ParseError& error) {
-    return ParseError(error);
-  }
-  WEFT_RETURN_IF_ERROR(CheckExtras(app));
-  return std::nullopt;
-}
-
-std::string QuotedForToml(const std::string& value) {
-  return absl::StrCat(
-      "\"", absl::StrReplaceAll(value, {{"\\", "\\\\"}, {"\"", "\\\""}, {"\t", "\\t"}, {"\n", "\\n"}}), "\"");
-}
-
-// The flags that were given, on the command line or in a file, as a file of --config. Without those that
-// every run needs anew.
-std::string GivenFlags(const CLI::App& app) {
-  std::string text = "# Flags of a run. To repeat it: weft train --config THIS_FILE --metrics NEW.jsonl\n";
-  for (const CLI::Option* option : app.get_options()) {
-    const std::string name = option->get_single_name();
-    if (option->count() == 0 || name == "config" || name == "metrics" || name == "resume") continue;
-    const bool is_list = option->get_items_expected_max() > 1;
-    Strings values = option->results();
-    if (!is_list) values = {values.back()};
-    for (std::string& value : values) value = QuotedForToml(value);
-    const std::string joined = absl::StrJoin(values, ", ");
-    absl::StrAppend(&text, name, " = ", is_list ? absl::StrCat("[", joined, "]") : joined, "\n");
-  }
-  return text;
-}
-
-// Parses the flags of a run, and of its file. `app` may have others. Returns the help text if it is asked for.
+// Parses the flags of a run, and of its file. `app` may have others. Returns the help text if it is asked
+// for.
 absl::StatusOr<std::optional<PrintText>> ParseRun(CLI::App& app, TrainConfig& config, const char* usage,
                                                   const Strings& arguments) {
   AddTrainFlags(app, config);
@@ -276,7 +98,7 @@ Strings WithoutPlanFlags(const CLI::App& plan_flags, const Strings& arguments) {
     const bool of_mesh = name == "--dp-replicate" || name == "--dp-shard" || name == "--cp";
     if (option == nullptr && !of_mesh) {
       kept.push_back(arguments[i]);
-    } else if (name == arguments[i] && (of_mesh || option->get_type_size() > 0)) {
+    } else if (name == arguments[i] && (of_mesh || option->get_items_expected_min() > 0)) {
       ++i;  // Its value.
     }
   }

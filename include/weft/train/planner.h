@@ -1,7 +1,7 @@
 // Forecast of training runs: memory, bytes on the wire and time of a step for each mesh, without the ranks.
 //
 // The real engine and the real sharding schedule run on simulated ranks, which compute by sleeping. The costs
-// of computation and copies are measured on this machine (MeasureCosts) or given. docs/planning.md explains
+// of computation and copies are measured on this machine or given. docs/planning.md explains
 // the model of the machine and how far its forecasts agree with runs.
 #pragma once
 

@@ -1,9 +1,9 @@
 // Cores of a simulated node, which its fibers share: processor sharing on virtual time.
 //
 // The *progress* of the cores is the core time, in nanoseconds, that a thread which was busy all along would
-// have received. It grows by one a nanosecond while at most as many threads are busy as there are cores, and by
-// cores / threads otherwise. A computation ends when the progress reaches a value that Begin fixes, whatever
-// other threads do meanwhile.
+// have received. It grows by one a nanosecond while at most as many threads are busy as there are cores, and
+// by cores / threads otherwise. A computation ends when the progress reaches a value that Begin fixes,
+// whatever other threads do meanwhile.
 //
 // Pure: the caller passes the time, and waits. Thread safety: none.
 #pragma once

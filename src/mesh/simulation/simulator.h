@@ -55,8 +55,8 @@ class Simulator final : public Simulation {
   // Parks the running fiber until fiber `id` has finished.
   void Join(FiberId id);
 
-  // As Runtime::SleepOn and WakeAll, on the address of the word. `wake_ns`: from a wake-up or the timeout until
-  // the sleeper runs, before jitter.
+  // As Runtime::SleepOn and WakeAll, on the address of the word. `wake_ns`: from a wake-up or the timeout
+  // until the sleeper runs, before jitter.
   void SleepOn(const void* word, int64_t timeout_ns, int64_t wake_ns);
   void SleepOn(const void* word, int64_t timeout_ns) { SleepOn(word, timeout_ns, options_.wake_ns); }
   void WakeAll(const void* word, int64_t wake_ns);

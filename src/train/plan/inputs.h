@@ -59,8 +59,8 @@ std::string TokenizerOf(const std::string& folder);
 // flags give); kDataLoss (too few tensors for the layers of config.json).
 absl::StatusOr<TrainInputs> OpenInputs(const TrainConfig& config);
 
-// The inputs of a forecast: the data if they are given, and the configuration of the model. Its weights need not
-// exist. Errors: as OpenInputs.
+// The inputs of a forecast: the data if they are given, and the configuration of the model. Its weights need
+// not exist. Errors: as OpenInputs.
 absl::StatusOr<TrainInputs> OpenModel(const TrainConfig& config);
 
 // If the head is tied to the embedding and the folder has a head too, checks that they are equal in part

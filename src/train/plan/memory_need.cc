@@ -16,23 +16,20 @@ constexpr int64_t kMasterBytes = sizeof(float);
 constexpr size_t kSegmentGranularityBytes = size_t{2} << 20;
 constexpr size_t kMinSegmentBytes = size_t{64} << 20;
 
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// Elements of the largest group that is gathered as one: a block, or the embedding and the head. Adapters
-// are left out.
-int64_t LargestGroup(const LlamaConfig& model) {
-  const int64_t root = (model.tie_word_embeddings ? 1 : 2) * model.vocab_size * model.dim + model.dim;
-  return std::max(root, (model.ParameterCount() - root) / model.layers);
-}
-
-// Elements that a block keeps for each token: inputs and outputs of its matrix products, and those of the
-// norms of queries and keys. `frozen`: without the inputs that only the gradients of weights need.
+// Elements that a block keeps for each token: inputs of its norms, inputs and outputs of its matrix products,
+// and those of the norms of queries and keys. `frozen`: without the inputs that only the gradients of weights
+// need.
 int64_t KeptPerToken(const LlamaConfig& model, bool frozen) {
-  const int64_t attention = 2 * model.heads * model.head_dim + 2 * model.kv_heads * model.head_dim;
+  const int64_t attention =
+      2 * model.dim + 2 * model.heads * model.head_dim + 2 * model.kv_heads * model.head_dim;
   const int64_t normed = model.traits.qk_norm ? (model.heads + model.kv_heads) * model.head_dim : 0;
   const int64_t of_gradients = 2 * model.dim + model.ffn_dim;
   return attention + normed + 2 * model.ffn_dim + (frozen ? 0 : of_gradients);
 }
+
+// Elements that the head keeps for each token: the input and the output of its norm, and the gradients of the
+// logits, which the forward computes.
+int64_t KeptByHead(const LlamaConfig& model) { return 2 * model.dim + model.vocab_size; }
 
 // Elements that an indexer keeps for each token beside that: index queries, the index key before and after
 // its norm, and the weights of the index heads.
@@ -70,6 +67,11 @@ std::string MemoryNeed::ToString() const {
                       part(activations), " of activations");
 }
 
+int64_t LargestGroup(const LlamaConfig& model) {
+  const int64_t root = (model.tie_word_embeddings ? 1 : 2) * model.vocab_size * model.dim + model.dim;
+  return std::max(root, (model.ParameterCount() - root) / model.layers);
+}
+
 MemoryNeed NeedOf(const LlamaConfig& model, const RunPlan& plan) {
   const int64_t shards = plan.shard_group_size();
   const int64_t own = CeilDiv(model.ParameterCount() + plan.adapter_elements().value_or(0), shards);
@@ -92,7 +94,9 @@ MemoryNeed NeedOf(const LlamaConfig& model, const RunPlan& plan) {
   const int64_t tokens = CeilDiv(plan.batch.sequences_per_rank() * plan.seq_len, plan.context.size);
   const bool recomputes = plan.parallel.activation_checkpoint == ActivationCheckpoint::kFull;
   const int64_t of_layer = KeptPerToken(model, plan.adapters.has_value());
-  const int64_t kept = recomputes ? model.layers * model.dim + of_layer : model.layers * of_layer;
+  // With recomputation, the inputs of all blocks, and the rest of one block.
+  const int64_t blocks = recomputes ? (model.layers - 1) * model.dim + of_layer : model.layers * of_layer;
+  const int64_t kept = blocks + KeptByHead(model);
   need.activations =
       tokens * (kept * compute_bytes + SparseBytesPerToken(model, plan, recomputes ? 1 : model.layers));
   return need;

@@ -29,6 +29,11 @@ struct MemoryNeed {
   std::string ToString() const;
 };
 
+inline int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Pure. Elements of the largest group that is gathered as one: a block, or the embedding and the head.
+int64_t LargestGroup(const LlamaConfig& model);
+
 // Pure. The largest need of any rank.
 MemoryNeed NeedOf(const LlamaConfig& model, const RunPlan& plan);
 

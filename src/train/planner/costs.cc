@@ -23,6 +23,20 @@ double Distance(const PartShape& a, const PartShape& b) {
          ratio(a.threads, b.threads);
 }
 
+// The window of all layers, if it hides keys.
+int64_t WindowOf(const DecoderTraits& traits, int64_t seq_len) {
+  if (!traits.window || traits.first_window_layer > 0 || *traits.window >= seq_len) return 0;
+  return *traits.window;
+}
+
+// Twice the mean number of keys that a query sees: the number of tokens, without a window.
+double SeenKeys(const PartShape& shape) {
+  if (shape.selected_keys > 0) return static_cast<double>(2 * shape.selected_keys);
+  if (shape.window == 0) return static_cast<double>(shape.seq_len);
+  const auto window = static_cast<double>(shape.window);
+  return 2 * window - window * window / static_cast<double>(shape.seq_len);
+}
+
 }  // namespace
 
 std::string_view Name(ModelPart part) {
@@ -38,6 +52,8 @@ PartShape ShapeOf(const LlamaConfig& model, int64_t sequences, int64_t seq_len, 
           .ffn_dim = model.ffn_dim,
           .vocab_size = model.vocab_size,
           .selected_keys = model.sparse_attention ? std::min(model.sparse_attention->top_k, seq_len) : 0,
+          .window = WindowOf(model.traits, seq_len),
+          .qk_norm = model.traits.qk_norm,
           .sequences = sequences,
           .seq_len = seq_len,
           .dtype = dtype,
@@ -52,9 +68,8 @@ double ForwardOperations(ModelPart part, const PartShape& shape) {
       const double weights =
           dim *
           static_cast<double>((2 * shape.heads + 2 * shape.kv_heads) * shape.head_dim + 3 * shape.ffn_dim);
-      const auto seen =
-          static_cast<double>(shape.selected_keys > 0 ? 2 * shape.selected_keys : shape.seq_len);
-      return 2 * tokens * weights + 2 * tokens * seen * static_cast<double>(shape.heads * shape.head_dim) +
+      return 2 * tokens * weights +
+             2 * tokens * SeenKeys(shape) * static_cast<double>(shape.heads * shape.head_dim) +
              kOperationsOfElement * tokens * 4 * dim;
     }
     case ModelPart::kHead:

@@ -25,6 +25,8 @@ std::string_view Name(ModelPart part);
 struct PartShape {
   int64_t dim = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn_dim = 0, vocab_size = 0;
   int64_t selected_keys = 0;  // Sparse attention; 0: dense.
+  int64_t window = 0;         // Keys of each query in all layers; 0: all keys before it.
+  bool qk_norm = false;
   int64_t sequences = 0;
   int64_t seq_len = 0;
   DType dtype = DType::kF32;

@@ -124,7 +124,7 @@ class WholeModel {
 
 absl::StatusOr<std::unique_ptr<WholeModel>> MakeModel(LlamaConfig config, const PartShape& shape) {
   config.layers = kLayers;
-  config.max_positions = shape.seq_len;
+  if (config.traits.first_window_layer > 0) config.traits.window.reset();  // Most layers see all keys.
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<LlamaModel> model, LlamaModel::Create(config));
   return std::make_unique<WholeModel>(std::move(model), shape);
 }

@@ -8,12 +8,13 @@
 
 namespace weft {
 
-// Times of the parts of `model` for `shape`, with all `cores` busy: as many models compute at once as there are
-// cores for their threads. Takes about two seconds, and a model of two layers for each.
+// Times of the parts of `model` for `shape`, with all `cores` busy: as many models compute at once as there
+// are cores for their threads. Takes about two seconds, and a model of two layers for each.
 // Errors: those of the model.
 absl::StatusOr<MeasuredModel> MeasureModel(const LlamaConfig& model, const PartShape& shape, int cores);
 
-// Rates of one core with all `cores` busy. Takes about two seconds. The rates of products are left as they are.
+// Rates of one core with all `cores` busy. Takes about two seconds. The rates of products are left as they
+// are.
 CoreRates MeasureRates(int cores);
 
 }  // namespace weft

@@ -10,17 +10,14 @@ namespace {
 
 // Measured: resident memory of a run of the smallest model, without what its formulas account for.
 constexpr int64_t kProgramBytes = int64_t{34} << 20;
-// Measured: temporaries of the block whose backward runs, in units of what a block keeps.
-constexpr double kWorkingBlocks = 1.6;
-
-// What a model keeps from forward to backward, in units of one block: all blocks, or with recomputation the
-// block that was recomputed.
-int64_t KeptOfOneBlock(const LlamaConfig& model, const RunPlan& plan) {
-  RunPlan recomputed = plan;
-  LlamaConfig one_block = model;
-  one_block.layers = 1;
-  recomputed.parallel.activation_checkpoint = ActivationCheckpoint::kNone;
-  return NeedOf(one_block, recomputed).activations;
+// Bytes of gradients between the parts of the block whose backward runs. The allocator of tensors keeps freed
+// blocks by size, so these add to what is kept: one tensor of each size of a block, and two of the model's
+// dimension, for the gradients before and after a part.
+int64_t WorkingBytes(const LlamaConfig& model, const RunPlan& plan) {
+  const int64_t tokens = CeilDiv(plan.batch.sequences_per_rank() * plan.seq_len, plan.context.size);
+  const int64_t elements =
+      2 * model.dim + model.ffn_dim + (model.heads + 2 * model.kv_heads) * model.head_dim;
+  return tokens * elements * static_cast<int64_t>(SizeOf(plan.parallel.param_dtype));
 }
 
 // Ranks of the first node among the `count` ranks 0, stride, 2 stride, ….
@@ -62,9 +59,7 @@ MemoryForecast ForecastMemory(const LlamaConfig& model, const RunPlan& plan, con
   memory.moments = need.moments;
   memory.images = static_cast<int64_t>(step.peaks.image_bytes);
   memory.full_gradients = static_cast<int64_t>(step.peaks.gradient_bytes);
-  memory.activations =
-      need.activations +
-      static_cast<int64_t>(kWorkingBlocks * static_cast<double>(KeptOfOneBlock(model, plan)));
+  memory.activations = need.activations + WorkingBytes(model, plan);
   memory.scratch = step.scratch_bytes;
   memory.program = kProgramBytes;
   const int64_t pools =

@@ -16,8 +16,8 @@ namespace weft {
 //
 // Note [Resident memory]
 // Pages that were used once stay resident: node memory that only the first step needed is `idle`. Ranks of a
-// node read each other's shards, images and gradients in place. Such pages count in the resident memory of each
-// reader (`peers`), but once in the memory of the host.
+// node read each other's shards, images and gradients in place. Such pages count in the resident memory of
+// each reader (`peers`), but once in the memory of the host.
 struct MemoryForecast {
   int64_t weights = 0, gradients = 0, moments = 0;  // Of the rank's shards.
   int64_t images = 0, full_gradients = 0;
@@ -33,8 +33,8 @@ struct MemoryForecast {
   int64_t resident() const { return total() + peers; }
 };
 
-// `activations` are those of NeedOf, which are kept from forward to backward, and the temporaries of the block
-// whose backward runs.
+// `activations` are those of NeedOf, which are kept from forward to backward, and the gradients between the
+// parts of the block whose backward runs.
 MemoryForecast ForecastMemory(const LlamaConfig& model, const RunPlan& plan, const NodeMap& nodes,
                               const ReplayResult& step);
 

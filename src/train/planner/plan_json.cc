@@ -39,6 +39,7 @@ constexpr ShapeField kShape[] = {
     {"ffn_dim", &PartShape::ffn_dim},
     {"vocab_size", &PartShape::vocab_size},
     {"selected_keys", &PartShape::selected_keys},
+    {"window", &PartShape::window},
     {"sequences", &PartShape::sequences},
     {"seq_len", &PartShape::seq_len},
 };
@@ -46,6 +47,7 @@ constexpr ShapeField kShape[] = {
 Json ToJson(const MeasuredModel& model) {
   Json json;
   for (const ShapeField& entry : kShape) json[entry.name] = model.shape.*entry.field;
+  json["qk_norm"] = model.shape.qk_norm;
   json["dtype"] = std::string(weft::Name(model.shape.dtype));
   json["threads"] = model.shape.threads;
   for (const ModelPart part : kModelParts) {
@@ -59,6 +61,7 @@ Json ToJson(const MeasuredModel& model) {
 MeasuredModel ModelOf(const Json& json) {
   MeasuredModel model;
   for (const ShapeField& entry : kShape) model.shape.*entry.field = json.at(entry.name);
+  model.shape.qk_norm = json.at("qk_norm");
   model.shape.dtype = json.at("dtype") == "bf16" ? DType::kBF16 : DType::kF32;
   model.shape.threads = json.at("threads");
   for (const ModelPart part : kModelParts) {
@@ -74,7 +77,8 @@ bool IsPositive(const MachineCosts& costs) {
   }
   for (const MeasuredModel& model : costs.models) {
     for (const ShapeField& entry : kShape) {
-      if (model.shape.*entry.field < (entry.field == &PartShape::selected_keys ? 0 : 1)) return false;
+      const bool may_be_zero = entry.field == &PartShape::selected_keys || entry.field == &PartShape::window;
+      if (model.shape.*entry.field < (may_be_zero ? 0 : 1)) return false;
     }
     if (model.shape.threads < 1) return false;
   }

@@ -7,7 +7,7 @@
 #include <absl/status/statusor.h>
 
 #include "src/train/planner/costs.h"
-#include "src/train/planner/report.h"
+#include "src/train/planner/plan_report.h"
 
 namespace weft {
 

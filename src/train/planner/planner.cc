@@ -22,7 +22,7 @@
 #include "src/train/planner/memory_forecast.h"
 #include "src/train/planner/plan_json.h"
 #include "src/train/planner/replay.h"
-#include "src/train/planner/report.h"
+#include "src/train/planner/plan_report.h"
 #include "weft/core/status.h"
 #include "weft/mesh/host_memory.h"
 
@@ -260,6 +260,9 @@ class Planner {
     }
     if (config_.parallel.context.size > 1) {
       list.emplace_back("attention over split sequences exchanges its bytes in one gather a layer");
+    }
+    if (inputs_->model.traits.window && inputs_->model.traits.first_window_layer > 0) {
+      list.emplace_back("layers with a window take as long as those without");
     }
     int64_t divisor = 1;
     for (const Candidate& candidate : candidates) {

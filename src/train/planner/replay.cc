@@ -7,109 +7,22 @@
 #include <utility>
 #include <vector>
 
-#include <absl/container/flat_hash_set.h>
-
+#include "src/train/plan/memory_need.h"
 #include "src/train/plan/parameter_sets.h"
+#include "src/train/planner/replay_sizes.h"
 #include "weft/comm/comm_engine.h"
 #include "weft/context_parallel/byte_formulas.h"
 #include "weft/core/status.h"
 #include "weft/memory/buffer_pool.h"
 #include "weft/memory/node_heap.h"
-#include "weft/mesh/host_memory.h"
 #include "weft/mesh/simulation.h"
 #include "weft/mesh/world_group.h"
-#include "weft/nn/llama.h"
 #include "weft/sharding/sharded_groups.h"
 
 namespace weft {
 namespace {
 
 constexpr int kSteps = 2;  // The first step records the order of groups.
-constexpr int kRootGroup = 0;
-constexpr int64_t kBytesOfElement = 4;
-// Bytes that all ranks together move in a step, above which sizes are divided.
-constexpr double kMaxMovedBytes = 4e9;
-// Bytes of each rank that hold more than its part of the model: scratch, summaries, padding.
-constexpr size_t kSpareBytes = size_t{8} << 20;
-constexpr size_t kBytesOfPeer = size_t{1} << 10;
-constexpr int64_t kMaxDivisor = int64_t{1} << 20;
-
-// A parameter group of the model, in forward order, and the part of the model that it computes.
-struct ReplayGroup {
-  GroupMembers members;
-  ModelPart part = ModelPart::kBlock;
-};
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-// The groups that FullyShard makes of the model: the root's, then those of its units.
-absl::StatusOr<std::vector<ReplayGroup>> GroupsOf(const LlamaConfig& config, int64_t seq_len) {
-  LlamaConfig small = config;
-  small.max_positions = seq_len;  // The rotary table is not used.
-  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<LlamaModel> model, LlamaModel::Create(small));
-  std::vector<ReplayGroup> groups = {{{"root", -1, {}}, ModelPart::kEmbedding}};
-  absl::flat_hash_set<const Parameter*> of_units;
-  for (Module* unit : model->units()) {
-    const bool is_head = unit->name() == "lm_head";
-    groups.push_back(
-        {{unit->name(), kRootGroup, unit->AllParameters()}, is_head ? ModelPart::kHead : ModelPart::kBlock});
-    for (const auto& parameter : groups.back().members.parameters) of_units.insert(parameter.get());
-  }
-  for (const auto& parameter : model->AllParameters()) {
-    if (!of_units.contains(parameter.get())) groups[kRootGroup].members.parameters.push_back(parameter);
-  }
-  return groups;
-}
-
-// Each rank needs parameters of its own, as they point to its memory.
-std::vector<GroupMembers> CopyMembers(const std::vector<ReplayGroup>& groups, int64_t divisor) {
-  std::vector<GroupMembers> copies;
-  for (const ReplayGroup& group : groups) {
-    GroupMembers members{group.members.name, group.members.parent, {}};
-    for (const auto& parameter : group.members.parameters) {
-      members.parameters.push_back(std::make_shared<Parameter>(*parameter));
-      if (divisor > 1) members.parameters.back()->shape = {CeilDiv(parameter->elements(), divisor)};
-    }
-    copies.push_back(std::move(members));
-  }
-  return copies;
-}
-
-// Node memory for everything that a rank may hold at once. Untouched pages take no memory.
-size_t SegmentBytes(const ReplayInput& input, int64_t divisor) {
-  const LlamaConfig& model = input.model;
-  const int64_t root = (model.tie_word_embeddings ? 1 : 2) * model.vocab_size * model.dim + model.dim;
-  const int64_t largest = std::max(root, (model.ParameterCount() - root) / model.layers);
-  const int64_t all = model.ParameterCount();
-  const int64_t own = CeilDiv(all, input.plan.shard_group_size());
-  constexpr int64_t kGroupsInFlight = 6;  // Gathered ahead, in use, given back but still read by peers.
-  const bool keeps_all = !input.plan.parallel.reshard_after_forward || input.plan.shard_group_size() == 1;
-  const int64_t images = keeps_all ? 2 * all : kGroupsInFlight * largest;
-  const int64_t gradients =
-      input.plan.parallel.grad_sync == GradientSync::kLast ? all + largest : kGroupsInFlight * largest;
-  constexpr int64_t kCopiesOfShard = 4;  // Masters, gradients, partial sums, the base of a delta.
-  const int64_t elements = kCopiesOfShard * own + std::min(images, 2 * all) + std::min(gradients, 2 * all);
-  return static_cast<size_t>(CeilDiv(elements, divisor) * kBytesOfElement) + kSpareBytes +
-         kBytesOfPeer * static_cast<size_t>(input.nodes.size());
-}
-
-// A power of two keeps the alignment of most sizes.
-absl::StatusOr<int64_t> ChooseDivisor(const ReplayInput& input) {
-  WEFT_ASSIGN_OR_RETURN(const size_t available, AvailableHostMemory());
-  const auto ranks = static_cast<double>(input.nodes.size());
-  const double moved = 3.0 * kBytesOfElement * static_cast<double>(input.model.ParameterCount()) * ranks *
-                       static_cast<double>(input.plan.batch.microbatches);
-  int64_t divisor = 1;
-  while (moved / static_cast<double>(divisor) > kMaxMovedBytes ||
-         ranks * static_cast<double>(SegmentBytes(input, divisor)) > static_cast<double>(available) / 2) {
-    if (divisor > kMaxDivisor) {
-      return absl::ResourceExhaustedError(
-          "there is too little memory on this machine to simulate so many ranks: use fewer --ranks");
-    }
-    divisor *= 2;
-  }
-  return divisor;
-}
 
 // What all ranks write down. A simulation has one thread.
 struct Records {
@@ -150,7 +63,7 @@ class ReplayRank {
     EngineOptions options;
     options.timeout = absl::Hours(24);  // Of virtual time: a step may be that slow.
     NodeHeap::Options heap_options;
-    heap_options.segment_bytes = SegmentBytes(input_, divisor_) + context_bytes();
+    heap_options.segment_bytes = ReplaySegmentBytes(input_, divisor_) + context_bytes();
     WEFT_ASSIGN_OR_RETURN(heap_, NodeHeap::Create(bootstrap_, heap_options));
     WEFT_ASSIGN_OR_RETURN(engine_, CommEngine::Create(bootstrap_, *heap_, options));
     WEFT_ASSIGN_OR_RETURN(summaries_lane_,
@@ -373,7 +286,7 @@ double ComputeMs(const ReplayInput& input) {
 }  // namespace
 
 absl::StatusOr<ReplayResult> ReplayStep(const ReplayInput& input) {
-  WEFT_ASSIGN_OR_RETURN(const std::vector<ReplayGroup> groups, GroupsOf(input.model, input.plan.seq_len));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<ReplayGroup> groups, GroupsOf(input.model));
   ReplayResult result;
   WEFT_ASSIGN_OR_RETURN(result.divisor, ChooseDivisor(input));
   const auto ranks = static_cast<size_t>(input.nodes.size());

@@ -1,4 +1,4 @@
-#include "src/train/planner/report.h"
+#include "src/train/planner/plan_report.h"
 
 #include <algorithm>
 #include <cmath>

@@ -6,8 +6,8 @@
 #include "src/train/plan/inputs.h"
 #include "src/train/plan/run_plan.h"
 #include "src/train/planner/plan_json.h"
+#include "src/train/planner/plan_report.h"
 #include "src/train/planner/replay.h"
-#include "src/train/planner/report.h"
 #include "tests/train/train_run.h"
 
 namespace weft {
@@ -21,7 +21,7 @@ class Replay : public TrainRun {
  protected:
   Replay() { config_.parallel.wire_compression = WireCompression::kNone; }
 
-  ReplayResult Forecast(const Mesh& mesh, const NodeMap& nodes) {
+  ReplayResult Forecast(const Mesh& mesh, const NodeMap& nodes, double part_ns = 1e6) {
     TrainConfig config = config_;
     config.parallel.dp_replicate = mesh.replicate;
     config.parallel.dp_shard = mesh.shard;
@@ -30,7 +30,7 @@ class Replay : public TrainRun {
     const auto plan = MakeRunPlan(config, *inputs, nodes);
     EXPECT_OK(plan);
     ModelTimes times;
-    times.fill({.forward_ns = 1e6, .backward_ns = 2e6});
+    times.fill({.forward_ns = part_ns, .backward_ns = 2 * part_ns});
     const auto result = ReplayStep({.model = inputs->model,
                                     .plan = *plan,
                                     .nodes = nodes,
@@ -50,7 +50,10 @@ class Replay : public TrainRun {
     EXPECT_EQ(forecast.divisor, 1);
     EXPECT_EQ(static_cast<int64_t>(forecast.peaks.shard_bytes), run.peak_bytes.shards);
     EXPECT_EQ(static_cast<int64_t>(forecast.peaks.image_bytes), run.peak_bytes.images);
-    EXPECT_EQ(static_cast<int64_t>(forecast.peaks.gradient_bytes), run.peak_bytes.gradients);
+    // Gradients stay in the pool until they are reduced. How many groups wait for that depends on the time of
+    // computation.
+    EXPECT_LE(static_cast<int64_t>(forecast.peaks.gradient_bytes), run.peak_bytes.gradients);
+    EXPECT_GE(static_cast<int64_t>(Forecast(mesh, nodes, 1).peaks.gradient_bytes), run.peak_bytes.gradients);
     EXPECT_EQ(forecast.all_gather_bytes, run.bytes.all_gather);
     EXPECT_EQ(forecast.reduce_scatter_bytes, run.bytes.reduce_scatter);
     EXPECT_EQ(forecast.all_reduce_bytes, run.bytes.all_reduce);
@@ -90,6 +93,8 @@ MeasuredModel Measured(int64_t tokens, double forward_ns) {
                  .ffn_dim = 128,
                  .vocab_size = 256,
                  .selected_keys = 0,
+                 .window = 0,
+                 .qk_norm = false,
                  .sequences = 1,
                  .seq_len = tokens,
                  .dtype = DType::kF32,

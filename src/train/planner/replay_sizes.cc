@@ -1,0 +1,89 @@
+#include "src/train/planner/replay_sizes.h"
+
+#include <algorithm>
+#include <memory>
+
+#include <absl/container/flat_hash_set.h>
+
+#include "src/train/plan/memory_need.h"
+#include "weft/core/status.h"
+#include "weft/mesh/host_memory.h"
+#include "weft/nn/llama.h"
+
+namespace weft {
+namespace {
+
+// Bytes that all ranks together move in a step, above which sizes are divided.
+constexpr double kMaxMovedBytes = 4e9;
+// Bytes of each rank that hold more than its part of the model: scratch, summaries, padding.
+constexpr size_t kSpareBytes = size_t{8} << 20;
+constexpr size_t kBytesOfPeer = size_t{1} << 10;
+constexpr int64_t kMaxDivisor = int64_t{1} << 20;
+
+}  // namespace
+
+absl::StatusOr<std::vector<ReplayGroup>> GroupsOf(const LlamaConfig& config) {
+  WEFT_ASSIGN_OR_RETURN(const std::unique_ptr<LlamaModel> model, LlamaModel::Create(config));
+  std::vector<ReplayGroup> groups = {{{"root", -1, {}}, ModelPart::kEmbedding}};
+  absl::flat_hash_set<const Parameter*> of_units;
+  for (Module* unit : model->units()) {
+    const bool is_head = unit->name() == "lm_head";
+    groups.push_back(
+        {{unit->name(), kRootGroup, unit->AllParameters()}, is_head ? ModelPart::kHead : ModelPart::kBlock});
+    for (const auto& parameter : groups.back().members.parameters) of_units.insert(parameter.get());
+  }
+  for (const auto& parameter : model->AllParameters()) {
+    if (!of_units.contains(parameter.get())) groups[kRootGroup].members.parameters.push_back(parameter);
+  }
+  return groups;
+}
+
+std::vector<GroupMembers> CopyMembers(const std::vector<ReplayGroup>& groups, int64_t divisor) {
+  std::vector<GroupMembers> copies;
+  for (const ReplayGroup& group : groups) {
+    GroupMembers members{group.members.name, group.members.parent, {}};
+    for (const auto& parameter : group.members.parameters) {
+      members.parameters.push_back(std::make_shared<Parameter>(*parameter));
+      if (divisor > 1) members.parameters.back()->shape = {CeilDiv(parameter->elements(), divisor)};
+    }
+    copies.push_back(std::move(members));
+  }
+  return copies;
+}
+
+size_t ReplaySegmentBytes(const ReplayInput& input, int64_t divisor) {
+  const LlamaConfig& model = input.model;
+  const int64_t largest = LargestGroup(model);
+  const int64_t all = model.ParameterCount();
+  const int64_t own = CeilDiv(all, input.plan.shard_group_size());
+  constexpr int64_t kGroupsInFlight = 6;  // Gathered ahead, in use, given back but still read by peers.
+  const bool keeps_all = !input.plan.parallel.reshard_after_forward || input.plan.shard_group_size() == 1;
+  const int64_t images = keeps_all ? 2 * all : kGroupsInFlight * largest;
+  const int64_t gradients =
+      input.plan.parallel.grad_sync == GradientSync::kLast ? all + largest : kGroupsInFlight * largest;
+  constexpr int64_t kCopiesOfShard = 4;  // Masters, gradients, partial sums, the base of a delta.
+  const int64_t elements = kCopiesOfShard * own + std::min(images, 2 * all) + std::min(gradients, 2 * all);
+  return static_cast<size_t>(CeilDiv(elements, divisor) * kBytesOfElement) + kSpareBytes +
+         kBytesOfPeer * static_cast<size_t>(input.nodes.size());
+}
+
+// A power of two keeps the alignment of most sizes.
+absl::StatusOr<int64_t> ChooseDivisor(const ReplayInput& input) {
+  WEFT_ASSIGN_OR_RETURN(const size_t available, AvailableHostMemory());
+  const auto ranks = static_cast<double>(input.nodes.size());
+  const double moved = 3.0 * kBytesOfElement * static_cast<double>(input.model.ParameterCount()) * ranks *
+                       static_cast<double>(input.plan.batch.microbatches);
+  int64_t divisor = 1;
+  while (moved / static_cast<double>(divisor) > kMaxMovedBytes ||
+         ranks * static_cast<double>(ReplaySegmentBytes(input, divisor)) >
+             static_cast<double>(available) / 2) {
+    if (divisor > kMaxDivisor) {
+      return absl::ResourceExhaustedError(
+          "there is too little memory on this machine to simulate so many ranks: use fewer --ranks");
+    }
+    divisor *= 2;
+  }
+  return divisor;
+}
+
+}  // namespace weft
