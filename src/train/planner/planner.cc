@@ -21,8 +21,8 @@
 #include "src/train/planner/measure.h"
 #include "src/train/planner/memory_forecast.h"
 #include "src/train/planner/plan_json.h"
-#include "src/train/planner/replay.h"
 #include "src/train/planner/plan_report.h"
+#include "src/train/planner/replay.h"
 #include "weft/core/status.h"
 #include "weft/mesh/host_memory.h"
 
@@ -107,6 +107,10 @@ class Planner {
   int64_t ranks_per_host() const { return options_.ranks / options_.hosts; }
 
   absl::Status CheckOptions() const {
+    if (config_.lora.enabled()) {
+      return absl::InvalidArgumentError(
+          "adapters cannot be forecast: leave out the flags of LoRA to plan the training of all weights");
+    }
     if (options_.ranks < 1 || options_.ranks > kMaxRanks) {
       return BadFlag("ranks", options_.ranks, absl::StrCat("must be from 1 to ", kMaxRanks));
     }

@@ -245,6 +245,10 @@ TEST_F(Replay, OfAllMeshesNamesTheFastestAndTheCommand) {
   EXPECT_THAT(*report, HasSubstr("run:\n  mpirun -n 2 weft train --dp-replicate "));
   options.memory_gib = 1e-3;
   EXPECT_THAT(PlanTraining(config_, options).value_or(""), HasSubstr("No mesh fits."));
+  config_.lora.rank = 4;
+  EXPECT_THAT(PlanTraining(config_, options).status(),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("LoRA")));
+  config_.lora.rank = std::nullopt;
   options.hosts = 3;
   EXPECT_THAT(PlanTraining(config_, options).status(),
               StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("--hosts 3")));
