@@ -1,8 +1,8 @@
 // Heap of memory that belongs to this process alone, in one range of addresses.
 //
-// Blocks of a program that repeats its steps lie side by side: the smallest hole that fits is taken, neighboring
-// holes are merged, and no smaller blocks of other users lie between. The heap then holds little more memory
-// than its blocks did at their peak. It keeps that memory until ReleaseHoles.
+// Blocks of a program that repeats its steps lie side by side: the smallest hole that fits is taken,
+// neighboring holes are merged, and no smaller blocks of other users lie between. The heap then holds little
+// more memory than its blocks did at their peak. It keeps that memory until ReleaseHoles.
 //
 // Thread safety: all members may be called from any thread. A forked child has the blocks of its parent, but
 //   the heap gives it none and takes none back: a lock of the parent may be held forever.

@@ -41,8 +41,9 @@ int64_t PeerBytes(const LlamaConfig& model, const RunPlan& plan, const NodeMap& 
   const int64_t shared_images =
       plan.residency.residency == Residency::kNodeShared ? images * (local_shards - 1) : 0;
   const int64_t masters = model.ParameterCount() * element_bytes * (local_shards - 1) / shards;
-  // A reduction reads the part of each peer's gradients that this rank owns.
-  const int64_t reduced = gradients * (local_shards - 1) / shards;
+  // A reduction reads a part of each peer's gradients. Their buffers lie elsewhere in other steps, so in time
+  // the parts are all pages.
+  const int64_t reduced = gradients * (local_shards - 1);
   const int64_t replicas = (shards == 1 ? gradients : model.ParameterCount() * 4 / shards) *
                            (local_replicas - 1) / plan.replicate_size;
   return shared_images + masters + reduced + replicas;

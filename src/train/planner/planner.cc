@@ -29,7 +29,8 @@
 namespace weft {
 namespace {
 
-constexpr int64_t kMaxRanks = 4096;
+constexpr int64_t kMaxRanks = 256;  // Of more, a forecast takes minutes.
+constexpr int64_t kMaxCores = 4096;
 constexpr int64_t kMaxCostsBytes = 1 << 20;
 
 // A positive number with one of the suffixes, times the factor of the suffix.
@@ -117,8 +118,8 @@ class Planner {
     if (options_.hosts < 1 || options_.ranks % options_.hosts != 0) {
       return BadFlag("hosts", options_.hosts, absl::StrCat("must divide the ", options_.ranks, " ranks"));
     }
-    if (options_.cores && (*options_.cores < 1 || *options_.cores > kMaxRanks)) {
-      return BadFlag("cores", *options_.cores, absl::StrCat("must be from 1 to ", kMaxRanks));
+    if (options_.cores && (*options_.cores < 1 || *options_.cores > kMaxCores)) {
+      return BadFlag("cores", *options_.cores, absl::StrCat("must be from 1 to ", kMaxCores));
     }
     if (options_.memory_gib && !(*options_.memory_gib > 0)) {
       return BadFlag("memory", *options_.memory_gib, "must be positive");

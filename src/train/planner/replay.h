@@ -4,7 +4,8 @@
 // Note [Scaled replay]
 // Problem: a large model on many ranks takes too much memory and too many events.
 // Rule: parameters have 1 / divisor of their elements, and links and copies 1 / divisor of their speed.
-//   Slices and windows keep their size. Times stay the same; bytes and peaks are multiplied by the divisor again.
+//   Slices and windows keep their size. Times stay the same; bytes and peaks are multiplied by the divisor
+//   again.
 // Why it suffices: an operation takes bytes / speed in both. With a divisor of 1 nothing is rounded.
 // What it loses: an operation has fewer slices, so their pipelines fill more coarsely; padding counts more.
 #pragma once
