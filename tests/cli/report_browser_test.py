@@ -24,8 +24,8 @@ for (const svg of document.querySelectorAll('svg.chart')) {
   const frame = svg.getBoundingClientRect();
   for (const element of svg.querySelectorAll('path, text, rect, circle')) {
     const box = element.getBoundingClientRect();
-    const is_inside = box.left >= frame.left - 2 && box.right <= frame.right + 2 &&
-                      box.top >= frame.top - 2 && box.bottom <= frame.bottom + 2;
+    const is_inside = box.left >= frame.left - 1 && box.right <= frame.right + 1 &&
+                      box.top >= frame.top - 1 && box.bottom <= frame.bottom + 1;
     if (!is_inside || box.width + box.height === 0) strays.push(element.outerHTML.slice(0, 120));
   }
 }
@@ -50,7 +50,7 @@ class ReportInABrowser(WeftCase):
     def setUp(self):
         super().setUp()
         for name, seed in (("before", 1), ("after", 2)):
-            self.train("--steps", "12", "--seed", seed, "--metrics", f"{name}.jsonl", "--trace", f"{name}.json",
+            self.train("--steps", "100", "--seed", seed, "--metrics", f"{name}.jsonl", "--trace", f"{name}.json",
                        "--trace-steps", "3:5", ranks=2)
         result = self.run_weft("report", "before.jsonl", "after.jsonl", "--trace", "after.json", "-o", "report.html")
         self.assertEqual(result.returncode, 0, result.stderr)

@@ -12,7 +12,7 @@ namespace weft {
 namespace {
 
 // The drawing in its own units, as those of line charts.
-constexpr double kWidth = 480, kLeft = 150, kRight = 472;
+constexpr double kWidth = 480, kLeft = 150, kRight = 460;
 constexpr double kBarHeight = 8, kRowGap = 8, kAxisHeight = 24;
 constexpr size_t kLabelColumns = 20;
 

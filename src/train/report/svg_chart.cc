@@ -13,8 +13,8 @@ namespace {
 
 // The drawing in its own units. At a width of 400 pixels a unit is most of a pixel, so that the text stays
 // legible.
-constexpr double kWidth = 480, kHeight = 260;
-constexpr double kLeft = 66, kRight = 472, kTop = 10, kBottom = 226;
+constexpr double kWidth = 480, kHeight = 264;
+constexpr double kLeft = 66, kRight = 460, kTop = 10, kBottom = 226;
 constexpr size_t kIntervals = 300;
 constexpr double kMarksOfAxis = 5;
 
@@ -65,7 +65,7 @@ void AddMarks(const Scale& scale, std::string& svg) {
                           scale.X(value), kBottom + 18, ShortNumber(value));
   }
   absl::StrAppendFormat(&svg, "<text x=\"%.0f\" y=\"%.0f\" text-anchor=\"end\">step</text>\n", kRight,
-                        kHeight - 2);
+                        kHeight - 6);
 }
 
 void AddLine(const ChartLine& line, const Scale& scale, std::string& svg) {
