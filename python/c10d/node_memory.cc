@@ -15,7 +15,7 @@ namespace {
 // The innermost context of this thread.
 thread_local std::shared_ptr<NodeMemoryContext> current_context;
 
-// Where allocations outside of contexts go; null: to the replaced allocator.
+// The heap of allocations outside of contexts; null: the replaced allocator makes them.
 std::atomic<PrivateMemory*> private_memory = nullptr;
 
 struct Block {

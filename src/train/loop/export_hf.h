@@ -40,7 +40,7 @@ struct HfExport {
 // The tensors of an export: those of the model without adapters, or the adapters alone.
 enum class ExportedWeights : uint8_t { kModel, kAdapters };
 
-// What a run exports.
+// The parts of a run that it exports.
 ExportedWeights ExportedWeightsOf(const TrainConfig& config);
 
 // Paths of the tokenizer and generation files that are in a model's folder. Empty for an empty `folder`.

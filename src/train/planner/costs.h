@@ -21,7 +21,7 @@ inline constexpr std::array kModelParts = {ModelPart::kEmbedding, ModelPart::kBl
 // "embedding", "block", "norm", "head".
 std::string_view Name(ModelPart part);
 
-// What determines the time of a part on one rank, for one microbatch.
+// The sizes that determine the time of a part on one rank, for one microbatch.
 struct PartShape {
   int64_t dim = 0, heads = 0, kv_heads = 0, head_dim = 0, ffn_dim = 0, vocab_size = 0;
   int64_t selected_keys = 0;  // Sparse attention; 0: dense.

@@ -24,7 +24,7 @@ namespace {
 
 constexpr int kSteps = 2;  // The first step records the order of groups.
 
-// What all ranks write down. A simulation has one thread.
+// Counters that all ranks write down. A simulation has one thread.
 struct Records {
   std::vector<EngineCounters> before, after;
   MemoryPeaks peaks;

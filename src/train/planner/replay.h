@@ -7,7 +7,7 @@
 //   Slices and windows keep their size. Times stay the same; bytes and peaks are multiplied by the divisor
 //   again.
 // Why it suffices: an operation takes bytes / speed in both. With a divisor of 1 nothing is rounded.
-// What it loses: an operation has fewer slices, so their pipelines fill more coarsely; padding counts more.
+// Cost: an operation has fewer slices, so their pipelines fill more coarsely; padding counts more.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ struct ReplayResult {
   double step_ms = 0;     // Of the last step, from the end of the one before, on the last rank.
   double compute_ms = 0;  // Compute of one rank if it has its threads for itself.
   double exposed_ms = 0;  // Mean over ranks of the time in which they waited for communication.
-  // Of one step and one rank, the mean over ranks.
+  // These are bytes of one step and one rank, the mean over ranks.
   int64_t all_gather_bytes = 0;
   int64_t reduce_scatter_bytes = 0;
   int64_t all_reduce_bytes = 0;
