@@ -66,19 +66,12 @@ ShardingPolicy PolicyOf(const ShardingArguments& arguments,
   return policy;
 }
 
-// REQUIRES: f32, f64 or bf16.
-nb::dlpack::dtype TypeOf(DType dtype) {
-  if (dtype == DType::kF32) return nb::dtype<float>();
-  if (dtype == DType::kF64) return nb::dtype<double>();
-  return {static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat), 16, 1};
-}
-
 // The tensor holds `owner` until it is freed.
 TorchTensor View(void* data, DType dtype, const Shape& shape, std::shared_ptr<const void> owner) {
   const std::vector<size_t> sizes(shape.begin(), shape.end());
   nb::capsule held(new std::shared_ptr<const void>(std::move(owner)),
                    [](void* pointer) noexcept { delete static_cast<std::shared_ptr<const void>*>(pointer); });
-  return TorchTensor(data, sizes.size(), sizes.data(), held, nullptr, TypeOf(dtype));
+  return TorchTensor(data, sizes.size(), sizes.data(), held, nullptr, DLPackType(dtype));
 }
 
 // Reduced gradients of some groups, freed before the groups.

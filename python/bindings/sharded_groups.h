@@ -12,13 +12,13 @@
 #include <functional>
 #include <memory>
 #include <nanobind/nanobind.h>
-#include <nanobind/ndarray.h>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
+#include "python/bindings/custom_collectives.h"
 #include "python/bindings/session.h"
 #include "weft/sharding/sharded_groups.h"
 
@@ -30,7 +30,6 @@ using ParameterArguments = std::tuple<std::string, std::vector<int64_t>, bool, i
 using GroupArguments =
     std::tuple<std::string, int, std::string, std::string, std::string, std::vector<ParameterArguments>>;
 using MeshArguments = std::vector<std::pair<std::string, int>>;
-using TorchTensor = nanobind::ndarray<nanobind::pytorch>;
 
 struct ShardingArguments {
   std::string node_shared = "auto";

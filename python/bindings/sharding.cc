@@ -70,26 +70,12 @@ auto Set(void (ShardedGroups::*member)(Arguments...)) {
   };
 }
 
-// Calls `hook(tensor)` with the reduced gradients of a group. `self` outlives the hook.
-void SetGradientHook(Groups& self, int group, nb::object hook) {
-  if (hook.is_none()) return self.groups().SetGradientHook(group, nullptr);
-  const auto held = std::shared_ptr<nb::object>(new nb::object(std::move(hook)), [](nb::object* object) {
-    const nb::gil_scoped_acquire acquired;
-    delete object;
-  });
-  self.groups().SetGradientHook(group, [held](const std::string&, const TensorView& shard) -> absl::Status {
-    const nb::gil_scoped_acquire acquired;
-    try {
-      const auto size = static_cast<size_t>(shard.elements());
-      const auto type = shard.dtype == DType::kF64 ? nb::dtype<double>() : nb::dtype<float>();
-      (*held)(TorchTensor(shard.data, 1, &size, nb::none(), nullptr, type));
-      return absl::OkStatus();
-    } catch (nb::python_error& error) {
-      const absl::Status status = absl::AbortedError(error.what());
-      error.restore();  // Raised by the call that ran the hook.
-      return status;
-    }
-  });
+// A setter of a function in Python, which `convert` turns into one of the schedule's. `self` outlives it.
+template <typename Function>
+auto SetFunction(void (ShardedGroups::*member)(int, Function), Function (*convert)(nb::object)) {
+  return [member, convert](Groups& self, int group, nb::object function) {
+    (self.groups().*member)(group, convert(std::move(function)));
+  };
 }
 
 void BindSchedule(nb::class_<Groups>& groups) {
@@ -129,7 +115,13 @@ void BindSetters(nb::class_<Groups>& groups) {
       .def("set_backward_prefetch", Set(&ShardedGroups::SetBackwardPrefetch))
       .def("set_gradient_divide_factor", Set(&ShardedGroups::SetGradientDivideFactor))
       .def("set_is_last_backward", Set(&ShardedGroups::SetIsLastBackward))
-      .def("set_gradient_hook", &SetGradientHook, nb::arg("group"), nb::arg("hook").none());
+      .def("set_custom_all_gather", SetFunction(&ShardedGroups::SetCustomAllGather, &AllGatherInPython),
+           nb::arg("group"), nb::arg("function").none())
+      .def("set_custom_reduce_scatter",
+           SetFunction(&ShardedGroups::SetCustomReduceScatter, &ReduceScatterInPython), nb::arg("group"),
+           nb::arg("function").none())
+      .def("set_gradient_hook", SetFunction(&ShardedGroups::SetGradientHook, &GradientHookInPython),
+           nb::arg("group"), nb::arg("hook").none());
 }
 
 template <typename T>

@@ -1,5 +1,6 @@
 """weft.fully_shard against FSDP2 over gloo. The ranks of a pool run each case together."""
 
+import comparison_collective_cases
 import comparison_failure_cases
 import comparison_float64_cases
 import comparison_optimizer_cases
@@ -17,6 +18,7 @@ _MODULES = [
     comparison_optimizer_cases,
     comparison_state_cases,
     comparison_failure_cases,
+    comparison_collective_cases,
 ]
 CASES = cases_of(_MODULES)
 

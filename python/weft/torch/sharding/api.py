@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from torch import nn
@@ -15,6 +15,9 @@ from weft.torch.sharding.group import Group
 from weft.torch.sharding.hooks import add_hooks, as_forward
 from weft.torch.sharding.placement import check_mesh, default_mesh
 from weft.torch.sharding.root import outermost, root_of
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 
 
 class UnshardHandle:
@@ -152,13 +155,32 @@ class FSDPModule:
     def set_post_optim_event(self, event: object) -> None:
         """No effect: a forward on CPUs begins after the optimizer's step has ended."""
 
-    def set_custom_all_gather(self, comm: object) -> NoReturn:
-        """Raises NotImplementedError: torch's fully_shard takes custom collectives, also over the backend "weft"."""
-        raise NotImplementedError("weft gathers itself: use torch's fully_shard with the backend 'weft' for custom collectives")
+    def set_custom_all_gather(self, comm: AllGather) -> None:
+        """Gathers the module's parameters by a collective of the caller's over the shard dim.
 
-    def set_custom_reduce_scatter(self, comm: object) -> NoReturn:
-        """Raises NotImplementedError: torch's fully_shard takes custom collectives, also over the backend "weft"."""
-        raise NotImplementedError("weft reduces itself: use torch's fully_shard with the backend 'weft' for custom collectives")
+        Call it before the model's first forward, as parameters are laid out for it. Each gather calls `comm(output_tensor,
+        input_tensor, group, async_op=True)` with tensors of weft's, so `comm.allocate` is not called. It returns a Work, or None
+        if it has ended. It is not called for a shard dim of one rank. An exception fails the model, as one in forward does.
+        Errors: TypeError (not callable), RuntimeError (after the first forward). The first forward raises ValueError if a module of
+        the model has an int as reshard_after_forward, whose neighbors have no process group.
+        """
+        self._check_custom("set_custom_all_gather", comm)
+        self._set(False, custom_all_gather=comm)
+
+    def set_custom_reduce_scatter(self, comm: ReduceScatter) -> None:
+        """Reduces the module's gradients by a collective of the caller's over the shard dim.
+
+        As set_custom_all_gather, with `comm(output_tensor, input_tensor, group, op, async_op=True)`. `op` is ReduceOp.SUM: weft
+        divides the sum.
+        """
+        self._check_custom("set_custom_reduce_scatter", comm)
+        self._set(False, custom_reduce_scatter=comm)
+
+    def _check_custom(self, method: str, comm: object) -> None:
+        if not callable(comm):
+            raise TypeError(f"{method} takes a collective that can be called, but got {comm!r}")
+        if self._weft_group.root is not None:
+            raise RuntimeError(f"{method} must be called before the model's first forward, which lays the parameters out")
 
     def set_symm_mem_for_comm(self, backend: str = "NCCL") -> NoReturn:
         """Raises NotImplementedError: NCCL's symmetric memory is on GPUs."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Callable
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import MixedPrecisionPolicy
@@ -16,6 +17,8 @@ from weft.torch.sharding.parameter import ShardedParameter
 from weft.torch.sharding.placement import Placement
 
 if TYPE_CHECKING:
+    from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+
     from weft.torch.sharding.root import Call, Root
 
 _DTYPE_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16", torch.float64: "f64"}
@@ -38,6 +41,12 @@ class GroupSettings:
     forward_prefetch: list[Group] | None = None
     backward_prefetch: list[Group] | None = None
     gradient_hook: Callable[[torch.Tensor], None] | None = None
+    custom_all_gather: AllGather | None = None
+    custom_reduce_scatter: ReduceScatter | None = None
+
+    @property
+    def has_custom_collectives(self) -> bool:
+        return self.custom_all_gather is not None or self.custom_reduce_scatter is not None
 
 
 class Group:
@@ -192,6 +201,21 @@ class Group:
         if settings.backward_prefetch is not None:
             groups.set_backward_prefetch(number, self._numbers(settings.backward_prefetch))
         groups.set_gradient_hook(number, settings.gradient_hook)
+        if settings.custom_all_gather is not None:
+            groups.set_custom_all_gather(number, self._all_gather)
+        if settings.custom_reduce_scatter is not None:
+            groups.set_custom_reduce_scatter(number, self._reduce_scatter)
+
+    def _all_gather(self, gathered: torch.Tensor, part: torch.Tensor) -> dist.Work | None:
+        return self.settings.custom_all_gather(output_tensor=gathered, input_tensor=part, group=self._shard_group(), async_op=True)
+
+    def _reduce_scatter(self, output: torch.Tensor, parts: torch.Tensor) -> dist.Work | None:
+        return self.settings.custom_reduce_scatter(
+            output_tensor=output, input_tensor=parts, group=self._shard_group(), op=dist.ReduceOp.SUM, async_op=True
+        )
+
+    def _shard_group(self) -> dist.ProcessGroup:
+        return self.mesh.get_group(self.mesh.ndim - 1)
 
     def _numbers(self, others: list[Group]) -> list[int]:
         for group in others:

@@ -95,12 +95,18 @@ class Root:
         sizes = {g.settings.reshard_after_forward for g in self.all_groups if _is_size(g.settings.reshard_after_forward)}
         if len(sizes) > 1:
             raise ValueError(f"reshard_after_forward names several sizes, {sorted(sizes)}: one root takes one size")
+        custom = [group for group in self.all_groups if group.settings.custom_all_gather is not None]
+        if sizes and custom:
+            raise ValueError(
+                f"'{custom[0].name}' has a custom all-gather, but reshard_after_forward={sizes.pop()} gathers from neighbors that have no "
+                "process group: use True or False"
+            )
         dims = [p.placement.shard_dim for g in self.all_groups for p in g.parameters]
         return ShardedGroups.create(
             session_of_models(),
             mesh_axes(self.group.mesh),
             [group.arguments(parent) for group, parent in zip(self.all_groups, parents, strict=True)],
-            in_rows=all(dim == 0 for dim in dims),
+            in_rows=all(dim == 0 for dim in dims) and not any(g.settings.has_custom_collectives for g in self.all_groups),
             reshard_after_forward_size=sizes.pop() if sizes else 0,
             gradient_divide_factor=float(self.group.mesh.size()),
         )
