@@ -42,7 +42,7 @@ def test_a_store_answers_several_keys_in_one_request() -> None:
     calls = []
 
     class RecordingStore:
-        store = dist.TCPStore("localhost", 0, 1, True)
+        store = dist.TCPStore("127.0.0.1", 0, 1, True)
 
         def __getattr__(self, name: str) -> object:
             calls.append(name)

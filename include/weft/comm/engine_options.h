@@ -26,6 +26,10 @@ struct EngineOptions {
   // Bytes in flight of all operations below kCritical together, at any time. Applies to engines with a
   // kContext lane that spans nodes. It bounds the data that a new exchange finds queued ahead of it.
   int64_t background_window_bytes = int64_t{256} * 1024;
+  // On a fast or long link, the windows of lanes and of the background grow up to what the measured rate
+  // fills in the time of a credit: all lanes together have up to that many bytes in flight, and at most
+  // these. 1: the windows keep their sizes.
+  int64_t max_budget_bytes = int64_t{64} << 20;
   // Size of a piece, the unit of data movement in groups on one node, and of staging copies. Groups that span
   // nodes move slices. Priorities are reconsidered after each piece or slice.
   int64_t piece_bytes = int64_t{256} * 1024;

@@ -118,7 +118,7 @@ absl::Status GatherPhase::PlanWire(const OperationContext& context, const Memory
   for (int member = 0; member < placement.size(); ++member) {
     if (receives(member)) received.push_back(member);
   }
-  ring_slices_ = RingSlices(static_cast<int64_t>(received.size()));
+  ring_slices_ = RingSlices(context, static_cast<int64_t>(received.size()));
   size_t ring_bytes = 0;
   for (const int member : received) ring_bytes += RingBytes(member);
   if (ring_bytes > 0) {

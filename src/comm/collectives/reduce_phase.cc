@@ -105,7 +105,7 @@ absl::Status ReducePhase::PlanOwnPart(const OperationContext& context) {
   }
 
   const std::vector<int>& remote = numbering.remote_subtrees();
-  ring_slices_ = RingSlices(static_cast<int64_t>(remote.size()));
+  ring_slices_ = RingSlices(context, static_cast<int64_t>(remote.size()));
   const size_t ring_bytes =
       MakeRing(context, PartialDType(plan_.dtype), ring_slices_, nullptr).RingBytes(slicing);
   if (!remote.empty() && ring_bytes > 0) {

@@ -207,7 +207,7 @@ bool EngineCore::Poll(int64_t now_ns) {
 absl::StatusOr<bool> EngineCore::PollLanes() {
   bool advanced = false;
   if (env_.nodes.node_count() > 1) {
-    WEFT_ASSIGN_OR_RETURN(advanced, wire_.Poll());
+    WEFT_ASSIGN_OR_RETURN(advanced, wire_.Poll(now_ns_));
   }
   WEFT_RETURN_IF_ERROR(CheckPeerFailures());
   std::vector<std::pair<Priority, int>> order;

@@ -41,6 +41,7 @@ absl::Status CheckOptions(const EngineOptions& options, Runtime& runtime) {
         Field{"lane_window_bytes", options.lane_window_bytes, kMaxWindowBytes},
         Field{"yield_window_bytes", options.yield_window_bytes, kMaxWindowBytes},
         Field{"background_window_bytes", options.background_window_bytes, kMaxWindowBytes},
+        Field{"max_budget_bytes", options.max_budget_bytes, kMaxWindowBytes},
         Field{"recorder_entries", options.recorder_entries, kMaxWindowBytes}}) {
     if (field.value >= 1 && field.value <= field.max) continue;
     return absl::InvalidArgumentError(absl::StrCat("engine option ", field.name, " is ", field.value,

@@ -44,7 +44,12 @@ int TagOf(const CreditScheduler::Channel& channel) {
 
 CreditScheduler::CreditScheduler(WireLink& link, const EngineOptions& options, EngineCounters& counters,
                                  TraceLog& trace, CreditRules rules)
-    : link_(link), options_(options), rules_(rules), counters_(counters), trace_(trace) {}
+    : link_(link),
+      options_(options),
+      rules_(rules),
+      counters_(counters),
+      trace_(trace),
+      budget_(options.max_budget_bytes) {}
 
 absl::Status CreditScheduler::CheckLane(int lane, std::string_view name) const {
   const int lanes = LanesOf(link_);
@@ -55,7 +60,8 @@ absl::Status CreditScheduler::CheckLane(int lane, std::string_view name) const {
                    "; share lanes between users, or raise the transport's largest tag (MPI_TAG_UB)"));
 }
 
-absl::StatusOr<bool> CreditScheduler::Poll() {
+absl::StatusOr<bool> CreditScheduler::Poll(int64_t now_ns) {
+  budget_.BeginPoll(now_ns);
   previous_demand_ = demand_now_;
   demand_now_ = Priority::kBulk;
   WEFT_RETURN_IF_ERROR(link_.Poll());
@@ -133,6 +139,8 @@ absl::StatusOr<bool> CreditScheduler::PollTransfers() {
     WEFT_RETURN_IF_ERROR(done.status());
     if (transfer.receive) {
       BytesInFlight(transfer.lane, transfer.phase) -= static_cast<int64_t>(transfer.bytes);
+      all_bytes_ -= static_cast<int64_t>(transfer.bytes);
+      budget_.Arrived(transfer.credit, static_cast<int64_t>(transfer.bytes));
       if (transfer.shared)
         bytes_by_priority_[static_cast<size_t>(transfer.priority)] -= static_cast<int64_t>(transfer.bytes);
       if (transfer.yielded) yielded_bytes_ -= static_cast<int64_t>(transfer.bytes);
@@ -147,6 +155,7 @@ absl::StatusOr<bool> CreditScheduler::PollTransfers() {
                                     0});
     transfer.owner->OnWireDone(transfer.slice);
   }
+  budget_.EndPoll();
   return any;
 }
 
@@ -162,13 +171,17 @@ bool CreditScheduler::MayReceive(int lane, WirePhase phase, Priority priority, s
   const int64_t lane_bytes =
       index < bytes_in_flight_.size() ? bytes_in_flight_[index][static_cast<size_t>(phase)] : 0;
   if (head && lane_bytes == 0 && rules_.head_always_has_credit) return true;
-  const int64_t lane_window = options_.lane_window_bytes * (priority == Priority::kCritical ? 2 : 1);
-  if (lane_bytes + static_cast<int64_t>(bytes) > lane_window) return false;
+  const int share = priority == Priority::kCritical ? 2 : 1;
+  const auto more = static_cast<int64_t>(bytes);
+  if (lane_bytes + more > share * options_.lane_window_bytes && all_bytes_ + more > share * budget_.bytes()) {
+    return false;
+  }
   const auto fits = [&](int64_t window, Priority above) {
-    return priority <= above || BytesBelow(above) + static_cast<int64_t>(bytes) <= window;
+    return priority <= above || BytesBelow(above) + more <= window;
   };
   return fits(options_.yield_window_bytes, highest_demand()) &&
-         (!uses_background_window_ || fits(options_.background_window_bytes, Priority::kCritical));
+         (!uses_background_window_ ||
+          fits(std::max(options_.background_window_bytes, budget_.bytes()), Priority::kCritical));
 }
 
 int64_t CreditScheduler::BytesBelow(Priority priority) const {
@@ -188,12 +201,13 @@ absl::Status CreditScheduler::Receive(const Channel& channel, WirePhase phase, P
   const bool shared = slice.sender_has_started;
   const bool yielded = shared && priority > highest_demand();
   in_flight_.push_back({request, owner, slice.number, true, slice.bytes, channel.peer, channel.lane,
-                        channel.sequence, trace_.Begin(), phase, priority, shared, yielded});
+                        channel.sequence, trace_.Begin(), phase, priority, shared, yielded, budget_.Grant()});
   if (yielded) {
     yielded_bytes_ += static_cast<int64_t>(slice.bytes);
     counters_.yielded_peak_bytes = std::max(counters_.yielded_peak_bytes, yielded_bytes_);
   }
   BytesInFlight(channel.lane, phase) += static_cast<int64_t>(slice.bytes);
+  all_bytes_ += static_cast<int64_t>(slice.bytes);
   if (shared) bytes_by_priority_[static_cast<size_t>(priority)] += static_cast<int64_t>(slice.bytes);
   return SendCredit(channel, descriptor, part, 1);
 }
@@ -283,6 +297,7 @@ void CreditScheduler::Abandon() {
   in_flight_.clear();
   bytes_in_flight_.clear();
   bytes_by_priority_ = {};
+  all_bytes_ = 0;
   yielded_bytes_ = 0;
   credits_.clear();
   peer_descriptors_.clear();

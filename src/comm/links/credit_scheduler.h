@@ -9,12 +9,14 @@
 // queues in a socket.
 //   - Order: slices of one (lane, peer, channel) are credited, sent and received in order. A count of credits
 //     is therefore enough, and messages of one tag match by order.
-//   - Lane window: bounds the bytes in flight of each (lane, phase).
+//   - Lane window: bounds the bytes in flight of each (lane, phase), unless all lanes together are within the
+//     budget that was measured: see Note [Wire budget].
 //   - Yield window: while an operation of higher priority wants the wire, bounds the bytes in flight of all
 //     operations of lower priority together.
 //   - Background window: on an engine with a context lane between nodes, always bounds the bytes in flight of
 //     all operations below kCritical together. An exchange on a context lane starts without notice while a
-//     rank already waits for it; this window bounds the data that it finds ahead of it in the wire.
+//     rank already waits for it; this window, or the measured budget if that is larger, bounds the data that
+//     it finds ahead of it in the wire.
 //   - Head slice: the first operation of a lane that is not *ready* may always have one slice of each phase
 //     in flight, even if a window is full.
 // Why there is no deadlock: to produce a credited slice, its sender needs nothing from the wire but earlier
@@ -62,6 +64,7 @@
 #include "src/comm/base/part_shape.h"
 #include "src/comm/base/trace_log.h"
 #include "src/comm/links/node_link.h"
+#include "src/comm/links/wire_budget.h"
 #include "weft/comm/engine_options.h"
 #include "weft/comm/types.h"
 #include "weft/mesh/wire_link.h"
@@ -112,9 +115,13 @@ class CreditScheduler {
 
   // Handles control messages and finished transfers. True if there were any. REQUIRES: called once in every
   // poll of the core.
-  absl::StatusOr<bool> Poll();
+  absl::StatusOr<bool> Poll(int64_t now_ns);
 
   // Receiver side.
+
+  // Bytes that all lanes together may have in flight to this rank beyond their windows. See Note [Wire
+  // budget]. 0 until something has arrived.
+  int64_t budget_bytes() const { return budget_.bytes(); }
 
   // True if the windows admit another slice. `head`: see OperationContext.
   bool MayReceive(int lane, WirePhase phase, Priority priority, size_t bytes, bool head) const;
@@ -219,8 +226,9 @@ class CreditScheduler {
     int64_t begin_ns;  // See TraceLog::Begin.
     WirePhase phase;
     Priority priority;
-    bool shared = false;   // Counts in the windows that operations share.
-    bool yielded = false;  // Posted while an operation of higher priority wanted the wire.
+    bool shared = false;             // Counts in the windows that operations share.
+    bool yielded = false;            // Posted while an operation of higher priority wanted the wire.
+    WireBudget::Credit credit = {};  // Of a receive.
   };
   using Key = std::tuple<int, uint64_t, int, int>;
   struct PeerDescriptor {
@@ -251,6 +259,8 @@ class CreditScheduler {
   std::array<int64_t, 4> bytes_by_priority_{};  // Bytes of posted receives with `shared` set, by priority.
   // Peers whose credit messages have arrived, by lane, sequence and rank.
   absl::flat_hash_set<std::tuple<int, uint64_t, int>> credit_senders_;
+  int64_t all_bytes_ = 0;  // Bytes of all posted receives.
+  WireBudget budget_;
   int64_t yielded_bytes_ = 0;  // Bytes of posted receives with `yielded` set.
   bool uses_background_window_ = false;
   Priority demand_now_ = Priority::kBulk;       // Highest registered in this poll so far.

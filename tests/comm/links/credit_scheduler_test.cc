@@ -48,7 +48,7 @@ class CreditSchedulerTest : public ::testing::Test {
                                  {slice, memory_.data(), kSlice}, &owner_));
   }
   bool Poll() {
-    const auto advanced = scheduler_.Poll();
+    const auto advanced = scheduler_.Poll(now_ns_);
     EXPECT_OK(advanced);
     return advanced.ok() && *advanced;
   }
@@ -57,7 +57,7 @@ class CreditSchedulerTest : public ::testing::Test {
     for (const WireLink::ControlMessage& message : link_.sent_messages)
       other_link.messages.push_back({0, message.bytes});
     link_.sent_messages.clear();
-    EXPECT_OK(other.Poll());
+    EXPECT_OK(other.Poll(0));
   }
 
   const EngineOptions options_ = Options();
@@ -70,6 +70,7 @@ class CreditSchedulerTest : public ::testing::Test {
   Owner owner_;
   std::vector<std::byte> memory_{kSlice};
   int64_t next_slice_ = 0;
+  int64_t now_ns_ = 0;
 };
 
 TEST_F(CreditSchedulerTest, LaneWindowBoundsTheBytesInFlightOfALane) {
@@ -92,6 +93,26 @@ TEST_F(CreditSchedulerTest, CriticalTransfersHaveTwiceTheLaneWindow) {
     Receive(Priority::kCritical);
   }
   EXPECT_FALSE(MayReceive(Priority::kCritical));
+}
+
+TEST_F(CreditSchedulerTest, WindowsGrowToTheBudgetOfAllLanesTogether) {
+  scheduler_.EnableBackgroundWindow();
+  Poll();
+  for (int i = 0; i < 3; ++i) Receive(Priority::kBulk);
+  EXPECT_FALSE(MayReceive(Priority::kBulk)) << "nothing is measured yet";
+  link_.FinishAll();
+  now_ns_ += 100'000;
+  Poll();
+  // 300 bytes in 0.1 ms, for two poll intervals and twice that time: 3600.
+  ASSERT_EQ(scheduler_.budget_bytes(), 36 * static_cast<int64_t>(kSlice));
+  int received = 0;
+  while (MayReceive(Priority::kBulk, false, received % 2 == 0 ? kLane : kOtherLane)) {
+    Receive(Priority::kBulk, received % 2 == 0 ? kLane : kOtherLane);
+    ++received;
+  }
+  EXPECT_EQ(received, 36);
+  scheduler_.RegisterDemand(Priority::kPrefetch);
+  EXPECT_FALSE(MayReceive(Priority::kBulk, false, /*lane=*/9)) << "the yield window has no budget";
 }
 
 TEST_F(CreditSchedulerTest, BackgroundWindowBoundsAllTrafficBelowCritical) {
@@ -182,7 +203,7 @@ TEST_F(CreditSchedulerTest, CreditsAddUpAtTheSender) {
   EXPECT_TRUE(sender_link.in_flight.begin()->second.send);
   EXPECT_EQ(sender_link.in_flight.begin()->second.tag, link_.in_flight.begin()->second.tag);
   sender_link.FinishAll();
-  EXPECT_OK(sender.Poll());
+  EXPECT_OK(sender.Poll(0));
   EXPECT_FALSE(sender.busy());
 
   sender.Forget(kLane, 1);
@@ -257,7 +278,7 @@ TEST_F(CreditSchedulerTest, FlushStopsIfTheTransportFails) {
 
 TEST_F(CreditSchedulerTest, CreditMessageOfAnotherSizeIsAnError) {
   link_.messages.push_back({4, std::string(1, '\0')});
-  EXPECT_THAT(scheduler_.Poll(), StatusIs(absl::StatusCode::kInternal, HasSubstr("from rank 4")));
+  EXPECT_THAT(scheduler_.Poll(now_ns_), StatusIs(absl::StatusCode::kInternal, HasSubstr("from rank 4")));
 }
 
 TEST_F(CreditSchedulerTest, AbandonCancelsAllTransfers) {
@@ -335,7 +356,7 @@ TEST_F(CreditSchedulerTest, FailedTransferIsNotCancelled) {
   Receive(Priority::kBulk);
   Receive(Priority::kBulk);
   link_.Finish(link_.in_flight.begin()->first, absl::InternalError("cable cut"));
-  EXPECT_THAT(scheduler_.Poll(), StatusIs(absl::StatusCode::kInternal, "cable cut"));
+  EXPECT_THAT(scheduler_.Poll(now_ns_), StatusIs(absl::StatusCode::kInternal, "cable cut"));
   scheduler_.Abandon();
   EXPECT_EQ(link_.cancelled, 1);
 }

@@ -1,0 +1,60 @@
+// The bytes that are worth having in flight to this rank, by measurement.
+//
+// Note [Wire budget]
+// Problem: a window of constant size is too small for a fast link, or a long one. A receiver looks at the
+// wire once in a poll interval, and so does its sender. With the constant windows of EngineOptions, a link
+// of 100 Gbit/s is idle most of that time.
+// Rule: the budget is the measured rate of the link times the longest time from a credit to its slice: two
+// poll intervals, and twice the shortest time that was measured. Windows are at least their constants, and
+// together they grow up to the budget.
+//   - The rate is the largest of about the last kSlicesOfRate slices. A sample is the bytes that arrived
+//     between the credit for a slice and its arrival, divided by that time, or by the time in which their
+//     credits were given if that is longer: bytes that waited in a socket arrive faster than the link is.
+//     While a window holds a fast link back, each sample allows a larger window, until the link itself is the
+//     limit.
+//   - The shortest time is that since the engine was created. Slices that queue behind others do not
+//     lengthen it, so a queue does not feed itself.
+// What an urgent exchange finds ahead of it in the wire is thus about a millisecond of other data on a short
+// link, at any speed, or the constant windows.
+//
+// Thread safety: none.
+#pragma once
+
+#include <cstdint>
+
+namespace weft {
+
+class WireBudget {
+ public:
+  // `max_bytes`: the largest budget.
+  explicit WireBudget(int64_t max_bytes) : max_bytes_(max_bytes) {}
+
+  // What was known when the credit for a slice was given.
+  struct Credit {
+    int64_t at_ns = 0;
+    int64_t arrived_bytes = 0;
+    int64_t newest_ns = 0;  // The time of the newest credit whose slice had arrived.
+  };
+  void BeginPoll(int64_t now_ns) { now_ns_ = now_ns; }
+  Credit Grant() const { return {now_ns_, arrived_bytes_, newest_.at_ns}; }
+  // A slice of the credit has arrived. Slices that arrive in one poll count together, in EndPoll.
+  void Arrived(const Credit& credit, int64_t bytes);
+  void EndPoll();
+
+  // 0 until the first slice has arrived.
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  const int64_t max_bytes_;
+  int64_t now_ns_ = 0;
+  int64_t arrived_bytes_ = 0;
+  Credit newest_;  // Of the slices that have arrived.
+  int64_t slices_of_poll_ = 0;
+  int64_t shortest_ns_ = 0;  // 0: not measured.
+  // Bytes in a nanosecond, of the slices of this period and the one before.
+  double rate_ = 0, previous_rate_ = 0;
+  int64_t slices_of_period_ = 0;
+  int64_t bytes_ = 0;
+};
+
+}  // namespace weft
