@@ -84,7 +84,7 @@ absl::StatusOr<SharedImages> AllocateImages(CommEngine& engine, const ProcessGro
                                             Residency residency) {
   Bootstrap& bootstrap = engine.bootstrap();
   const auto share = [&](absl::Span<const SharedBlockRequest> requests) {
-    return ShareBlocks(bootstrap, engine.heap(), requests, engine.options().timeout);
+    return ShareBlocks(bootstrap, engine.heap(), requests, engine.timeout());
   };
   SharedImages images;
   images.in_place.resize(specs.size());
@@ -136,7 +136,7 @@ absl::StatusOr<SharedImages> AllocateImagesOrNone(CommEngine& engine, const Proc
     const absl::Status room =
         AgreeOnStatus(engine.bootstrap(),
                       CheckRoomForShards(engine.heap(), specs, shard_group.group_rank, residency.residency),
-                      engine.options().timeout);
+                      engine.timeout());
     if (room.ok()) return images;
     images = room;  // Frees them.
   }
@@ -154,7 +154,7 @@ absl::StatusOr<std::unique_ptr<ShardedGroups>> ShardedGroups::Create(CommEngine&
                                                                      const ShardingPolicy& wanted,
                                                                      const ShardLoader& loader) {
   Bootstrap& bootstrap = engine.bootstrap();
-  const absl::Duration timeout = engine.options().timeout;
+  const absl::Duration timeout = engine.timeout();
   WEFT_RETURN_IF_ERROR(wanted.Validate());
   WEFT_ASSIGN_OR_RETURN(MeshGroups mesh_groups, GroupsOfMesh(mesh, bootstrap.size(), bootstrap.rank()));
   const int shard_size = mesh_groups.shard.size();

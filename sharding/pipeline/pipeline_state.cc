@@ -17,7 +17,7 @@ absl::Status PipelineState::WaitInSlices(const std::function<absl::Status(Deadli
   if (wait_check_ == nullptr) return wait(std::nullopt);
   constexpr absl::Duration kSlice = absl::Milliseconds(50);
   Runtime& runtime = engine_.bootstrap().runtime();
-  const absl::Time end = runtime.Now() + engine_.options().timeout;
+  const absl::Time end = runtime.Now() + engine_.timeout();
   while (true) {
     const absl::Time slice_end = std::min(end, runtime.Now() + kSlice);
     absl::Status waited = wait(slice_end);

@@ -46,11 +46,10 @@ absl::StatusOr<size_t> MinOverRanks(Bootstrap& bootstrap, const absl::StatusOr<s
   return smallest;
 }
 
-absl::StatusOr<size_t> AgreeOnSegmentBytes(Bootstrap& bootstrap, const NodeHeap::Options& options) {
-  const absl::StatusOr<size_t> share =
-      options.segment_bytes != 0 ? options.segment_bytes : FreeMemoryPerRank(bootstrap);
-  WEFT_ASSIGN_OR_RETURN(const size_t smallest, MinOverRanks(bootstrap, share, options.timeout));
-  if (options.segment_bytes != 0) return smallest;
+absl::StatusOr<size_t> AgreeOnSegmentBytes(Bootstrap& bootstrap, size_t wanted, absl::Duration timeout) {
+  const absl::StatusOr<size_t> share = wanted != 0 ? wanted : FreeMemoryPerRank(bootstrap);
+  WEFT_ASSIGN_OR_RETURN(const size_t smallest, MinOverRanks(bootstrap, share, timeout));
+  if (wanted != 0) return smallest;
   if (smallest < kSegmentGranularity) {
     return absl::ResourceExhaustedError(absl::StrCat(
         "a node heap needs at least ", kSegmentGranularity,
@@ -228,9 +227,11 @@ class NodeHeap::Impl {
 };
 
 absl::StatusOr<std::unique_ptr<NodeHeap>> NodeHeap::Create(Bootstrap& bootstrap, const Options& options) {
-  WEFT_ASSIGN_OR_RETURN(const size_t segment_bytes, AgreeOnSegmentBytes(bootstrap, options));
+  WEFT_ASSIGN_OR_RETURN(const absl::Duration timeout, TimeoutOrDefault(options.timeout));
+  WEFT_ASSIGN_OR_RETURN(const size_t segment_bytes,
+                        AgreeOnSegmentBytes(bootstrap, options.segment_bytes, timeout));
   absl::StatusOr<NodeMemory> memory = bootstrap.ReserveNodeMemory(segment_bytes);
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, memory.status(), options.timeout));
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, memory.status(), timeout));
   return std::unique_ptr<NodeHeap>(
       new NodeHeap(std::make_unique<Impl>(bootstrap, *std::move(memory), options.poison_released)));
 }

@@ -1,12 +1,11 @@
 #include "weft/mesh/bootstrap.h"
 
-#include <cstdlib>
-
 #include <absl/strings/str_cat.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "tests/support/status_matchers.h"
+#include "tests/support/timeout_variable.h"
 #include "weft/core/status.h"
 #include "weft/mesh/thread_bootstrap.h"
 
@@ -16,6 +15,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::weft::testing::StatusIs;
+using ::weft::testing::TimeoutVariable;
 
 TEST(NodeMap, PutsConsecutiveRanksOnTheSameNode) {
   const NodeMap map = NodeMap::RanksPerNode(7, 3);
@@ -46,15 +46,6 @@ TEST(AgreeOnStatus, TakesNoRoundOnARankThatHasMissedADeadline) {
     return absl::OkStatus();
   }));
 }
-
-// Sets WEFT_TIMEOUT_S for a scope; null unsets it.
-class TimeoutVariable {
- public:
-  explicit TimeoutVariable(const char* value) {
-    value == nullptr ? unsetenv("WEFT_TIMEOUT_S") : setenv("WEFT_TIMEOUT_S", value, /*replace=*/1);
-  }
-  ~TimeoutVariable() { unsetenv("WEFT_TIMEOUT_S"); }
-};
 
 TEST(DefaultTimeout, IsTenMinutesUnlessTheEnvironmentSetsIt) {
   {

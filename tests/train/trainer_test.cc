@@ -41,12 +41,13 @@ TEST(Trainer, EndsOnAllRanksWithTheErrorOfARankThatCannotSplitSequences) {
     WEFT_ASSIGN_OR_RETURN(std::unique_ptr<LlamaModel> model, LlamaModel::Create(inputs.model));
     WEFT_ASSIGN_OR_RETURN(RunPlan plan, MakeRunPlan(config, inputs, bootstrap.node_map()));
     if (bootstrap.rank() == 1) plan.context.scheme.ulysses_degree = 3;
+    constexpr absl::Duration kTimeout = absl::Seconds(120);
     EngineOptions options;
-    options.timeout = absl::Seconds(120);
+    options.timeout = kTimeout;
     EXPECT_THAT(
         Trainer::Create(bootstrap, inputs.corpus, plan, std::move(model), LoadInitialValues(1), options),
         StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("3")));
-    return AgreeOnStatus(bootstrap, absl::OkStatus(), options.timeout);
+    return AgreeOnStatus(bootstrap, absl::OkStatus(), kTimeout);
   });
 }
 

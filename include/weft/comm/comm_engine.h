@@ -230,6 +230,8 @@ class CommEngine {
   Bootstrap& bootstrap() const;
   NodeHeap& heap() const;
   const EngineOptions& options() const;
+  // That of the options, or the default if they have none.
+  absl::Duration timeout() const;
 
  private:
   friend class Work;

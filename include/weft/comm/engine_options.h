@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 #include <absl/time/time.h>
@@ -9,8 +10,8 @@
 namespace weft {
 
 struct EngineOptions {
-  // Deadline of every Wait that names none.
-  absl::Duration timeout = absl::Seconds(600);
+  // Deadline of every Wait that names none. Unset: the environment's WEFT_TIMEOUT_S (DefaultTimeout).
+  std::optional<absl::Duration> timeout = std::nullopt;
   // Size of a slice, the unit of transfer between nodes. The default and its header stay below 64 KiB, the
   // limit up to which MPI sends eagerly over TCP. Larger slices use the rendezvous protocol, whose handshake
   // queues behind other data.

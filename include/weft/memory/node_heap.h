@@ -38,7 +38,8 @@ class NodeHeap {
     // Segment size of each rank. 0: nine tenths of the node's free memory, divided by its ranks. Otherwise
     // this size must be free. If ranks request different sizes, all use the smallest.
     size_t segment_bytes = 0;
-    absl::Duration timeout = absl::Seconds(600);
+    // Unset: the environment's WEFT_TIMEOUT_S (DefaultTimeout).
+    std::optional<absl::Duration> timeout = std::nullopt;
     // For tests: pools fill released blocks with one bits, which are NaN in every floating-point dtype. A
     // read after release then shows in the results.
     bool poison_released = false;

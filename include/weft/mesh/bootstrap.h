@@ -10,6 +10,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -87,10 +88,11 @@ class Bootstrap {
   virtual void SkipLinks(int64_t count) = 0;
 };
 
-// Timeout of an MPI bootstrap and of `weft train`: WEFT_TIMEOUT_S seconds, 600 if unset. Engines and heaps
-// have timeouts in their options.
+// Timeout where a program gives none: WEFT_TIMEOUT_S seconds, 600 if unset.
 // Errors: kInvalidArgument (WEFT_TIMEOUT_S is not a positive number).
 absl::StatusOr<absl::Duration> DefaultTimeout();
+// The timeout of options: their own, or DefaultTimeout.
+absl::StatusOr<absl::Duration> TimeoutOrDefault(std::optional<absl::Duration> own);
 
 // Note [Exchanges]
 // Problem: the bootstrap matches rounds of blobs by position. A rank that fails on its own returns early. Its

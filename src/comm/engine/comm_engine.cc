@@ -374,5 +374,6 @@ EngineTrace CommEngine::StopTrace() { return impl_->StopTrace(); }
 Bootstrap& CommEngine::bootstrap() const { return impl_->bootstrap(); }
 NodeHeap& CommEngine::heap() const { return impl_->heap(); }
 const EngineOptions& CommEngine::options() const { return impl_->options(); }
+absl::Duration CommEngine::timeout() const { return impl_->timeout(); }
 
 }  // namespace weft

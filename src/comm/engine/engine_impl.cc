@@ -51,9 +51,9 @@ absl::Status CheckOptions(const EngineOptions& options, Runtime& runtime) {
     return absl::InvalidArgumentError(
         "engine option watchdog is on, which simulated ranks do not support; switch it off");
   }
-  if (options.timeout > absl::ZeroDuration()) return absl::OkStatus();
+  if (options.timeout.value_or(absl::InfiniteDuration()) > absl::ZeroDuration()) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(
-      "engine option timeout is ", absl::FormatDuration(options.timeout), "; it must be positive"));
+      "engine option timeout is ", absl::FormatDuration(*options.timeout), "; it must be positive"));
 }
 
 absl::StatusOr<std::unique_ptr<NodeLink>> OpenNodeLink(Bootstrap& bootstrap, NodeHeap& heap,
@@ -123,8 +123,9 @@ CommEngine::Impl::~Impl() {
 
 absl::Status CommEngine::Impl::Open() {
   WEFT_RETURN_IF_ERROR(CheckOptions(options_, bootstrap_.runtime()));
-  WEFT_ASSIGN_OR_RETURN(node_, OpenNodeLink(bootstrap_, heap_, options_.timeout));
-  WEFT_ASSIGN_OR_RETURN(wire_, bootstrap_.OpenWire(options_.timeout));
+  WEFT_ASSIGN_OR_RETURN(timeout_, TimeoutOrDefault(options_.timeout));
+  WEFT_ASSIGN_OR_RETURN(node_, OpenNodeLink(bootstrap_, heap_, timeout_));
+  WEFT_ASSIGN_OR_RETURN(wire_, bootstrap_.OpenWire(timeout_));
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<EngineCore> core, MakeCore(*wire_));
   // All ranks of a job have the same transport.
   lane_limit_ = NodeLink::kMaxLanes;
@@ -135,7 +136,7 @@ absl::Status CommEngine::Impl::Open() {
   if (options_.watchdog) {
     watchdog_.emplace(
         recorder_,
-        Watchdog::Options{absl::ToInt64Nanoseconds(options_.timeout + kWatchdogDelay), options_.dump_folder,
+        Watchdog::Options{absl::ToInt64Nanoseconds(timeout_ + kWatchdogDelay), options_.dump_folder,
                           bootstrap_.rank(), bootstrap_.size()},
         [&runtime = bootstrap_.runtime()] { return runtime.NowNs(); }, [](int code) { std::_Exit(code); });
   }
@@ -257,15 +258,14 @@ absl::StatusOr<LaneId> CommEngine::Impl::SharedLane(const ProcessGroup& group, L
   const auto found = shared_lanes_.find(key);
   const std::string own = absl::StrCat(found == shared_lanes_.end() ? LaneId{}.index : found->second.index);
   const absl::Status member = CheckMember(group);
-  WEFT_ASSIGN_OR_RETURN(
-      const std::vector<std::string> indices,
-      ExchangeBlobs(bootstrap_, "index of a shared lane",
-                    member.ok() ? absl::StatusOr<std::string>(own) : member, options_.timeout));
+  WEFT_ASSIGN_OR_RETURN(const std::vector<std::string> indices,
+                        ExchangeBlobs(bootstrap_, "index of a shared lane",
+                                      member.ok() ? absl::StatusOr<std::string>(own) : member, timeout_));
   const bool same =
       std::all_of(indices.begin(), indices.end(), [&](const std::string& index) { return index == own; });
   if (same && found != shared_lanes_.end()) return found->second;
   const absl::StatusOr<LaneId> lane = AddLaneOfAll(group, purpose);
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, lane.status(), options_.timeout));
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, lane.status(), timeout_));
   shared_lanes_[key] = *lane;
   return *lane;
 }

@@ -105,6 +105,7 @@ class CommEngine::Impl {
   Bootstrap& bootstrap() const { return bootstrap_; }
   NodeHeap& heap() const { return heap_; }
   const EngineOptions& options() const { return options_; }
+  absl::Duration timeout() const { return timeout_; }
 
  private:
   struct Lane {
@@ -141,13 +142,14 @@ class CommEngine::Impl {
   // Replaces the failed core and its link.
   void Install(FreshCore fresh);
   // The engine's timeout from now.
-  absl::Time Deadline() const { return bootstrap_.runtime().Now() + options_.timeout; }
+  absl::Time Deadline() const { return bootstrap_.runtime().Now() + timeout_; }
   // Extends the watchdog's limits, if there is one, for a task with this deadline.
   std::optional<Watchdog::Extension> ExtendWatchdog(Watchdog::Task task, absl::Time deadline);
 
   Bootstrap& bootstrap_;
   NodeHeap& heap_;
   const EngineOptions options_;
+  absl::Duration timeout_;  // Set by Open.
   const CreditRules credit_rules_;
   BufferPool scratch_;
   Recorder recorder_;

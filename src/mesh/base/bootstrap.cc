@@ -104,6 +104,10 @@ absl::StatusOr<absl::Duration> DefaultTimeout() {
   return internal::SecondsFromEnvironment("WEFT_TIMEOUT_S", kDefaultSeconds);
 }
 
+absl::StatusOr<absl::Duration> TimeoutOrDefault(std::optional<absl::Duration> own) {
+  return own.has_value() ? absl::StatusOr<absl::Duration>(*own) : DefaultTimeout();
+}
+
 absl::StatusOr<std::vector<std::string>> ExchangeBlobs(Bootstrap& bootstrap, std::string_view what,
                                                        const absl::StatusOr<std::string>& local,
                                                        absl::Duration timeout) {

@@ -140,7 +140,8 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(Bootstrap& bootstrap, c
                                                          const EngineOptions& options) {
   absl::StatusOr<BatchSplitter> splitter = BatchSplitter::Create(
       plan.seq_len, plan.document_separator, plan.context.split(), bootstrap.rank() % plan.context.size);
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, splitter.status(), options.timeout));
+  WEFT_ASSIGN_OR_RETURN(const absl::Duration timeout, TimeoutOrDefault(options.timeout));
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap, splitter.status(), timeout));
   std::unique_ptr<Trainer> trainer(
       new Trainer(bootstrap, corpus, std::move(plan), *std::move(splitter), std::move(model)));
   WEFT_RETURN_IF_ERROR(trainer->Connect(loader, options));
@@ -151,14 +152,15 @@ absl::StatusOr<std::unique_ptr<Trainer>> Trainer::Create(Bootstrap& bootstrap, c
 }
 
 absl::Status Trainer::Connect(const ShardLoader& loader, const EngineOptions& options) {
+  WEFT_ASSIGN_OR_RETURN(const absl::Duration timeout, TimeoutOrDefault(options.timeout));
   NodeHeap::Options heap_options;
-  heap_options.timeout = options.timeout;
+  heap_options.timeout = timeout;
   const absl::StatusOr<size_t> segment = SegmentBytes(bootstrap_, NeedOf(model_->config(), plan_));
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, segment.status(), options.timeout));
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, segment.status(), timeout));
   heap_options.segment_bytes = *segment;
   WEFT_ASSIGN_OR_RETURN(heap_, NodeHeap::Create(bootstrap_, heap_options));
   WEFT_ASSIGN_OR_RETURN(engine_, CommEngine::Create(bootstrap_, *heap_, options));
-  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, Prepare(), options.timeout));
+  WEFT_RETURN_IF_ERROR(AgreeOnStatus(bootstrap_, Prepare(), engine_->timeout()));
   if (plan_.parallel.wire_compression) {
     wire_compression_ = {*plan_.parallel.wire_compression, "--wire-compression"};
   } else {

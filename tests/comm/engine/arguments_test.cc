@@ -3,6 +3,7 @@
 
 #include "tests/comm/support/engine_fixture.h"
 #include "tests/support/thread_ranks.h"
+#include "tests/support/timeout_variable.h"
 
 namespace weft::testing {
 namespace {
@@ -254,6 +255,28 @@ TEST_F(Arguments, OptionsMustBeInRange) {
   options = {};
   options.slice_bytes = int64_t{1} << 40;
   expect_refused(options, "slice_bytes");
+}
+
+TEST_F(Arguments, AnEngineWithoutATimeoutTakesThatOfTheEnvironment) {
+  const auto made = [&](std::optional<absl::Duration> timeout) -> absl::StatusOr<absl::Duration> {
+    EngineOptions options;
+    options.timeout = timeout;
+    WEFT_ASSIGN_OR_RETURN(const auto heap, NodeHeap::Create(*bootstraps_[0], {.segment_bytes = 1 << 24,
+                                                                              .timeout = absl::Minutes(1)}));
+    WEFT_ASSIGN_OR_RETURN(const auto engine, CommEngine::Create(*bootstraps_[0], *heap, options));
+    return engine->timeout();
+  };
+  {
+    const TimeoutVariable set("2.5");
+    EXPECT_EQ(made(std::nullopt).value_or(absl::ZeroDuration()), absl::Milliseconds(2500));
+    EXPECT_EQ(made(absl::Seconds(7)).value_or(absl::ZeroDuration()), absl::Seconds(7));
+  }
+  const TimeoutVariable wrong("soon");
+  EXPECT_THAT(made(std::nullopt), StatusIs(absl::StatusCode::kInvalidArgument,
+                                           HasSubstr("WEFT_TIMEOUT_S is 'soon': set it to a positive")));
+  EXPECT_EQ(made(absl::Seconds(7)).value_or(absl::ZeroDuration()), absl::Seconds(7));
+  EXPECT_THAT(NodeHeap::Create(*bootstraps_[0], {.segment_bytes = 1 << 24}),
+              StatusIs(absl::StatusCode::kInvalidArgument, HasSubstr("WEFT_TIMEOUT_S")));
 }
 
 }  // namespace

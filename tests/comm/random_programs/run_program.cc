@@ -73,7 +73,7 @@ absl::Status ProgramRunner::Open() {
   for (const ProcessGroup* group : {&shard_of_node_, &node_})
     requests.resize(requests.size() + ProgramOp::kImages, {group->ranks, image_bytes});
   WEFT_ASSIGN_OR_RETURN(shared_images_,
-                        ShareBlocks(bootstrap_, *fixture_->heap, requests, program_.engine.timeout));
+                        ShareBlocks(bootstrap_, *fixture_->heap, requests, fixture_->engine->timeout()));
   return absl::OkStatus();
 }
 
