@@ -171,6 +171,7 @@ class ParamGroup {
   absl::StatusOr<std::vector<ShardView>> CurrentShards();
 
   const std::string& name() const { return spec_.name(); }
+  int modules() const { return spec_.members.modules; }  // See GroupMembers.
   State state() const { return state_; }
   const ParameterDTypes& dtypes() const { return spec_.dtypes; }
   const FlatLayout& layout() const { return spec_.layout; }

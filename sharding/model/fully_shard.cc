@@ -1,6 +1,5 @@
 #include "weft/sharding/fully_shard.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "sharding/group/param_group.h"
@@ -29,31 +28,34 @@ absl::Status CheckMasters(absl::Span<const GroupMembers> groups, const ShardingP
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, absl::Span<Module* const> blocks,
+absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, const ModuleBlocks& blocks,
                                                          const DeviceMesh& mesh, CommEngine& engine,
                                                          const ShardingPolicy& policy,
                                                          const ShardLoader& loader) {
   WEFT_ASSIGN_OR_RETURN(std::vector<ModuleGroup> plan, PlanGroups(root, blocks, policy.ignored));
-  std::vector<Module*> modules;
+  std::vector<std::vector<Module*>> modules;
   std::vector<GroupMembers> members;
   for (ModuleGroup& group : plan) {
-    modules.push_back(group.module);
+    modules.push_back(std::move(group.modules));
     members.push_back(std::move(group.members));
   }
   WEFT_RETURN_IF_ERROR(CheckMasters(members, policy));
   WEFT_ASSIGN_OR_RETURN(std::unique_ptr<ShardedGroups> groups,
                         ShardedGroups::Create(engine, mesh, std::move(members), policy, loader));
-  return std::unique_ptr<ShardedModel>(new ShardedModel(root, std::move(modules), std::move(groups)));
+  return std::unique_ptr<ShardedModel>(new ShardedModel(root, modules, std::move(groups)));
 }
 
-ShardedModel::ShardedModel(Module& root, std::vector<Module*> modules, std::unique_ptr<ShardedGroups> groups)
+ShardedModel::ShardedModel(Module& root, const std::vector<std::vector<Module*>>& modules,
+                           std::unique_ptr<ShardedGroups> groups)
     : root_(root),
-      modules_(std::move(modules)),
       groups_(std::move(groups)),
-      hooks_(std::make_unique<ModuleHooks>(*groups_, modules_)),
+      hooks_(std::make_unique<ModuleHooks>(*groups_, modules)),
       casts_(std::make_unique<BoundaryCasts>()) {
-  for (size_t i = 0; i < modules_.size() && policy().cast_forward_inputs; ++i) {
-    casts_->CastInputs(*modules_[i], groups_->dtypes(static_cast<int>(i)).param);
+  for (int group = 0; group < groups_->group_count(); ++group) {
+    for (Module* module : modules[static_cast<size_t>(group)]) {
+      group_of_.emplace(module, group);
+      if (policy().cast_forward_inputs) casts_->CastInputs(*module, groups_->dtypes(group).param);
+    }
   }
   if (policy().output_dtype.has_value()) casts_->CastOutputs(root_, *policy().output_dtype);
 }
@@ -78,9 +80,38 @@ void ShardedModel::SetReshardAfterBackward(bool reshard) {
   for (int i = 0; i < groups_->group_count(); ++i) groups_->SetReshardAfterBackward(i, reshard);
 }
 
+absl::Status ShardedModel::SetRequiresGradientSync(const Module& module, bool sync, bool recurse) {
+  return SetBelow(module, recurse, &ShardedGroups::SetRequiresGradientSync, sync);
+}
+
+absl::Status ShardedModel::SetRequiresAllReduce(const Module& module, bool all_reduce, bool recurse) {
+  return SetBelow(module, recurse, &ShardedGroups::SetRequiresAllReduce, all_reduce);
+}
+
+absl::Status ShardedModel::SetReshardAfterForward(const Module& module, bool reshard, bool recurse) {
+  return SetBelow(module, recurse, &ShardedGroups::SetReshardAfterForward, reshard);
+}
+
+absl::Status ShardedModel::SetReshardAfterBackward(const Module& module, bool reshard, bool recurse) {
+  return SetBelow(module, recurse, &ShardedGroups::SetReshardAfterBackward, reshard);
+}
+
+absl::Status ShardedModel::SetBelow(const Module& module, bool recurse, GroupSetter set, bool value) {
+  WEFT_RETURN_IF_ERROR(GroupOf(module).status());
+  std::vector<const Module*> modules = {&module};
+  while (!modules.empty()) {
+    const Module* next = modules.back();
+    modules.pop_back();
+    const auto found = group_of_.find(next);
+    if (found != group_of_.end()) (groups_.get()->*set)(found->second, value);
+    if (recurse) modules.insert(modules.end(), next->children().begin(), next->children().end());
+  }
+  return absl::OkStatus();
+}
+
 absl::StatusOr<int> ShardedModel::GroupOf(const Module& module) const {
-  const auto found = std::find(modules_.begin(), modules_.end(), &module);
-  if (found != modules_.end()) return static_cast<int>(found - modules_.begin());
+  const auto found = group_of_.find(&module);
+  if (found != group_of_.end()) return found->second;
   return absl::InvalidArgumentError(
       absl::StrCat("module '", module.name(), "' is no parameter group of the model sharded at '",
                    groups_->name(kRootGroup), "': name its root, or one of the blocks given to FullyShard"));

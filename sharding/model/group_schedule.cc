@@ -116,9 +116,7 @@ absl::Status GroupSchedule::BeforeForward(int group, const SchedulePass& pass) {
     return OutsideOfPass(group, "forward");
   }
   ++ProgressOf(group).running;
-  // A recompute begins the group's part of backward, unless it has begun.
-  if (in_backward_ && std::exchange(ProgressOf(group).backward_begun, true)) return absl::OkStatus();
-  return OnEvent(Begins(group));
+  return BeginUse(group);
 }
 
 absl::Status GroupSchedule::AfterForward(int group, const SchedulePass& pass) {
@@ -129,7 +127,8 @@ absl::Status GroupSchedule::AfterForward(int group, const SchedulePass& pass) {
     calls.resize(groups_.size());
     ++calls[static_cast<size_t>(group)];
   }
-  WEFT_RETURN_IF_ERROR(OnEvent(Ends(group)));
+  ++ProgressOf(group).calls;
+  WEFT_RETURN_IF_ERROR(EndUse(group));
   return group == kRootGroup ? FinishForward(pass) : absl::OkStatus();
 }
 
@@ -140,7 +139,7 @@ absl::Status GroupSchedule::BeforeBackward(int group, const SchedulePass& pass) 
     return OutsideOfPass(group, "backward");
   }
   ++ProgressOf(group).running;
-  if (!std::exchange(ProgressOf(group).backward_begun, true)) WEFT_RETURN_IF_ERROR(OnEvent(Begins(group)));
+  WEFT_RETURN_IF_ERROR(BeginUse(group));
   return GroupAt(group).PrepareGradients();
 }
 
@@ -148,8 +147,47 @@ absl::Status GroupSchedule::AfterBackward(int group) {
   GroupProgress& progress = ProgressOf(group);
   --progress.running;
   --progress.pending_backward;
-  progress.backward_begun = false;
+  return EndUse(group);
+}
+
+absl::Status GroupSchedule::BeginUse(int group) {
+  if (!ProgressOf(group).in_use) {
+    SetInUse(group, true);
+    return OnEvent(Begins(group));
+  }
+  if (in_backward_) return absl::OkStatus();
+  // Another module of the group. The caller may have resharded it since the last one.
+  WEFT_RETURN_IF_ERROR(Unshard(group, Priority::kCritical));
+  return Wait(group);
+}
+
+void GroupSchedule::SetInUse(int group, bool in_use) {
+  GroupProgress& progress = ProgressOf(group);
+  progress.in_use = in_use;
+  if (in_use && !in_backward_) progress.calls = 0;
+}
+
+bool GroupSchedule::IsLastCall(int group) const {
+  const int modules = GroupAt(group).modules();
+  const GroupProgress& progress = ProgressOf(group);
+  if (modules == 1) return true;
+  return progress.calls >= modules && (!in_backward_ || progress.pending_backward == 0);
+}
+
+absl::Status GroupSchedule::EndUse(int group) {
+  if (group == kRootGroup) WEFT_RETURN_IF_ERROR(EndOpenUses());
+  if (!IsLastCall(group)) return absl::OkStatus();
+  SetInUse(group, false);
   return OnEvent(Ends(group));
+}
+
+absl::Status GroupSchedule::EndOpenUses() {
+  for (int group = 0; group < group_count(); ++group) {
+    if (GroupAt(group).modules() == 1 || !ProgressOf(group).in_use) continue;
+    SetInUse(group, false);
+    WEFT_RETURN_IF_ERROR(OnEvent(Ends(group)));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status GroupSchedule::BeginForward(const SchedulePass& pass) {
@@ -199,7 +237,8 @@ absl::Status GroupSchedule::BeginBackward(const SchedulePass& pass) {
   in_backward_ = true;
   progress_.assign(progress_.size(), {});
   for (int group = 0; group < group_count(); ++group) {
-    ProgressOf(group).pending_backward = calls->second[static_cast<size_t>(group)];
+    ProgressOf(group).calls = calls->second[static_cast<size_t>(group)];
+    ProgressOf(group).pending_backward = ProgressOf(group).calls;
   }
   return absl::OkStatus();
 }
@@ -226,6 +265,9 @@ absl::Status GroupSchedule::FinishBackward() {
 
 absl::Status GroupSchedule::OnEvent(PassEvent event) {
   while (const std::optional<PassEvent> missed = pass_->TakeMissed(event)) {
+    if (GroupAt(missed->group).modules() > 1) {
+      SetInUse(missed->group, missed->kind == PassEvent::Kind::kBegin);
+    }
     WEFT_RETURN_IF_ERROR(RunEvent(*missed));
   }
   pass_->Visit(event);

@@ -20,6 +20,14 @@
 // the first reduction of backward. Where ranks of a node share images, an image is cheap, so the next
 // `prefetch_depth` blocks of backward are gathered while the last group of forward computes.
 //
+// Note [Groups of several modules]
+// Problem: each module of a group calls the schedule, but the group shall be gathered and reduced once.
+// Rule: a use of the group begins before its first module, and ends after the last call: in forward when as
+// many calls as the group has modules have ended, in backward when no call is left. A rank that skips a
+// module cannot count to the end. There the expected order ends the use, or else the root's end does.
+// Why it suffices: events begin and end uses, not calls, so ranks that skip different modules still run the
+// same events in the same order.
+//
 // A rank that skips a block still takes part in its collectives: Note [One order on all ranks]. The client
 // must fail the context if a call fails, because peers would otherwise wait for collectives that are never
 // submitted.
@@ -111,10 +119,11 @@ class GroupSchedule {
  private:
   using PrefetchLists = absl::flat_hash_map<int, std::vector<int>>;  // By group.
   struct GroupProgress {
-    int running = 0;              // Calls of forward or backward that have not returned.
-    bool backward_begun = false;  // Whether a recompute or the backward itself has begun.
-    bool is_reduced = false;      // Whether its reduction was submitted in this backward.
-    int pending_backward = 0;     // Forward calls of this pass whose backward has not run.
+    int running = 0;           // Calls of forward or backward that have not returned.
+    bool in_use = false;       // In backward, a recompute begins the use.
+    int calls = 0;             // Forward calls: in forward those of this use, in backward those of the pass.
+    bool is_reduced = false;   // Whether its reduction was submitted in this backward.
+    int pending_backward = 0;  // Forward calls of this pass whose backward has not run.
   };
 
   absl::Status OutsideOfPass(int group, std::string_view part) const;
@@ -125,6 +134,14 @@ class GroupSchedule {
   // Runs an event of a group, after the events that this rank has skipped before it.
   absl::Status OnEvent(PassEvent event);
   absl::Status RunEvent(PassEvent event);
+  // Begins a use of a group unless one is under way; ends it if no call is left.
+  absl::Status BeginUse(int group);
+  absl::Status EndUse(int group);
+  void SetInUse(int group, bool in_use);
+  // Whether the last call of a use has ended. See Note [Groups of several modules].
+  bool IsLastCall(int group) const;
+  // Ends the uses whose last module this rank skipped. Due at the root's end.
+  absl::Status EndOpenUses();
   absl::Status EndForwardOf(int group);
   absl::Status EndBackwardOf(int group);
   // Agrees with all ranks on the recorded order, once.
@@ -144,6 +161,7 @@ class GroupSchedule {
   absl::Status Prefetch(int group);
   absl::Status PrefetchForBackward();
   absl::Status Reshard(int group, absl::Status (ParamGroup::*how)() = &ParamGroup::Reshard);
+  // Reduces as the group's switches say.
   absl::Status Reduce(int group);
   absl::Status ReduceUnvisited(int group);
   // Agrees with all ranks on the parameters that any of them has used: Note [Unused parameters].
@@ -155,8 +173,9 @@ class GroupSchedule {
   void Notify(ScheduleEvent event, int group);
 
   int group_count() const { return static_cast<int>(groups_.size()); }
-  ParamGroup& GroupAt(int group) { return *groups_[static_cast<size_t>(group)]; }
+  ParamGroup& GroupAt(int group) const { return *groups_[static_cast<size_t>(group)]; }
   GroupProgress& ProgressOf(int group) { return progress_[static_cast<size_t>(group)]; }
+  const GroupProgress& ProgressOf(int group) const { return progress_[static_cast<size_t>(group)]; }
 
   CommContext& context_;
   ModelScalars& scalars_;

@@ -12,12 +12,13 @@ SchedulePass PassOf(const Invocation& invocation) {
 
 }  // namespace
 
-ModuleHooks::ModuleHooks(ShardedGroups& groups, absl::Span<Module* const> modules) : groups_(groups) {
+ModuleHooks::ModuleHooks(ShardedGroups& groups, absl::Span<const std::vector<Module*>> modules)
+    : groups_(groups) {
   for (int group = 0; group < static_cast<int>(modules.size()); ++group) {
-    Register(group, *modules[static_cast<size_t>(group)]);
+    for (Module* module : modules[static_cast<size_t>(group)]) Register(group, *module);
   }
   // Peers must also learn of failures between the hooks, such as those of a layer.
-  Module& root = *modules[kRootGroup];
+  Module& root = *modules[kRootGroup].front();
   registered_.emplace_back(
       &root, root.AddErrorHook([this](Module&, const absl::Status& error) { groups_.Stop(error); }));
 }

@@ -18,8 +18,8 @@ namespace weft {
 
 class ModuleHooks {
  public:
-  // `modules[i]`: the module of group i; the root first.
-  ModuleHooks(ShardedGroups& groups, absl::Span<Module* const> modules);
+  // `modules[i]`: the modules of group i; the root first.
+  ModuleHooks(ShardedGroups& groups, absl::Span<const std::vector<Module*>> modules);
   ~ModuleHooks();
   ModuleHooks(const ModuleHooks&) = delete;
   ModuleHooks& operator=(const ModuleHooks&) = delete;

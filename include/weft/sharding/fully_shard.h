@@ -2,9 +2,10 @@
 //
 // Mesh axes: `replicate`, `shard`, `context`; a missing axis has size 1. `shard` alone is FSDP, `replicate`
 // and `shard` are HSDP, `replicate` alone is DDP. Ranks along `context`, which split sequences, shard
-// parameters like those along `shard`. Each block becomes one parameter group; the parameters outside of all
-// blocks become the root's group. Hooks on the modules do the rest: forward gathers a block and prefetches
-// the next ones; backward gathers in reverse order and reduces gradients while earlier blocks compute.
+// parameters like those along `shard`. Each block, of one module or several, becomes one parameter group; the
+// parameters outside of all blocks become the root's group. Hooks on the modules do the rest: forward gathers
+// a block and prefetches the next ones; backward gathers in reverse order and reduces gradients while earlier
+// blocks compute.
 //
 // Note [The order of blocks]: the first pass follows the order of modules and is recorded. If all ranks
 // recorded the same order, later passes expect it. A rank may skip blocks of that order in any pass: it still
@@ -42,6 +43,7 @@
 #include <string>
 #include <vector>
 
+#include <absl/container/flat_hash_map.h>
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 #include <absl/types/span.h>
@@ -52,6 +54,7 @@
 #include "weft/sharding/counters.h"
 #include "weft/sharding/custom_collectives.h"
 #include "weft/sharding/gradient_norm.h"
+#include "weft/sharding/module_blocks.h"
 #include "weft/sharding/policy.h"
 #include "weft/sharding/residency.h"
 #include "weft/sharding/schedule_event.h"
@@ -82,7 +85,8 @@ class [[nodiscard]] UnshardHandle {
 };
 
 // Setters take effect with the next forward or backward, and must be called alike on all ranks. Functions
-// that take a module return kInvalidArgument, with its name, if it is not the root or one of the blocks.
+// that take a module return kInvalidArgument, with its name, if it is not the root or a module of a block.
+// With `recurse`, they also set the groups of the modules below it, as FSDP2's setters do.
 class ShardedModel {
  public:
   ~ShardedModel();
@@ -90,18 +94,22 @@ class ShardedModel {
   // Off: backward only accumulates full gradients, and the next backward with it on reduces their sum.
   // Default: on.
   void SetRequiresGradientSync(bool sync);
+  absl::Status SetRequiresGradientSync(const Module& module, bool sync, bool recurse = true);
   // Off: backward reduces gradients over the shard group only and adds them up in the rank's shard; the next
   // backward with it on reduces their sum over the replicas. Default: on.
   void SetRequiresAllReduce(bool all_reduce);
+  absl::Status SetRequiresAllReduce(const Module& module, bool all_reduce, bool recurse = true);
   // Off: the root's backward does not wait for reductions; the next backward with it on does, and only then
   // gradients may be read and shards written. Default: on.
   void SetIsLastBackward(bool last);
-  // Whether blocks are resharded between forward and backward. The root's group follows
-  // ShardingPolicy::reshard_root_after_forward. Default: as the policy says.
+  // Whether groups are resharded between forward and backward: all blocks, or the group of `module`, also if
+  // it is the root. Default: as the policy says.
   void SetReshardAfterForward(bool reshard);
+  absl::Status SetReshardAfterForward(const Module& module, bool reshard, bool recurse = true);
   // Off: parameters stay unsharded after backward, and the next forward need not gather them. They keep the
   // values from before an update, so it must be on for the last backward before one. Default: on.
   void SetReshardAfterBackward(bool reshard);
+  absl::Status SetReshardAfterBackward(const Module& module, bool reshard, bool recurse = true);
 
   // Off: backward does not gather the module's group. For a module whose backward reads no parameter and
   // recomputes nothing, such as an embedding. Default: on.
@@ -184,28 +192,31 @@ class ShardedModel {
   absl::Status ResetAfterError();
 
  private:
-  friend absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root,
-                                                                  absl::Span<Module* const> blocks,
+  friend absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, const ModuleBlocks& blocks,
                                                                   const DeviceMesh& mesh, CommEngine& engine,
                                                                   const ShardingPolicy& policy,
                                                                   const ShardLoader& loader);
-  ShardedModel(Module& root, std::vector<Module*> modules, std::unique_ptr<ShardedGroups> groups);
+  ShardedModel(Module& root, const std::vector<std::vector<Module*>>& modules,
+               std::unique_ptr<ShardedGroups> groups);
   absl::StatusOr<int> GroupOf(const Module& module) const;
+  using GroupSetter = void (ShardedGroups::*)(int group, bool value);
+  absl::Status SetBelow(const Module& module, bool recurse, GroupSetter set, bool value);
   absl::StatusOr<std::vector<int>> GroupsOf(absl::Span<Module* const> modules) const;
 
   Module& root_;
-  std::vector<Module*> modules_;  // By group.
+  absl::flat_hash_map<const Module*, int> group_of_;  // Of the root and of the modules of blocks.
   std::unique_ptr<ShardedGroups> groups_;
   std::unique_ptr<ModuleHooks> hooks_;
   std::unique_ptr<BoundaryCasts> casts_;
 };
 
-// `blocks`: modules below the root, in any order, one group each; a block inside another is a group of its
-// own. Loads every shard through `loader`. All ranks agree on the outcome. Errors: kInvalidArgument (policy;
-// the mesh's axes, their order or their product; a block listed twice or not below the root; a parameter that
-// two groups own; NodeShared::kOn where images cannot be shared), kResourceExhausted (node memory), and the
-// loader's.
-absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, absl::Span<Module* const> blocks,
+// `blocks`: modules below the root, in any order, one group for each block; a block inside another is a group
+// of its own. A block may have several modules (see ModuleBlock), between whose first and last only whole
+// blocks lie. Loads every shard through `loader`. All ranks agree on the outcome. Errors: kInvalidArgument
+// (policy; the mesh's axes, their order or their product; a module listed twice or not below the root; blocks
+// that overlap; a parameter that two groups own; NodeShared::kOn where images cannot be shared),
+// kResourceExhausted (node memory), and the loader's.
+absl::StatusOr<std::unique_ptr<ShardedModel>> FullyShard(Module& root, const ModuleBlocks& blocks,
                                                          const DeviceMesh& mesh, CommEngine& engine,
                                                          const ShardingPolicy& policy,
                                                          const ShardLoader& loader);

@@ -15,6 +15,8 @@ struct GroupMembers {
   std::string name;
   int parent = -1;  // Number of the group around it, which is lower than its own; -1 for the root group.
   std::vector<std::shared_ptr<Parameter>> parameters;
+  // Modules that share the group. Each calls the schedule; together they are one use of the group.
+  int modules = 1;
 };
 
 }  // namespace weft

@@ -154,6 +154,40 @@ TEST(ShardedModel, KeepsGroupsUnshardedAfterBackwardUntilGradientsAreZeroed) {
   });
 }
 
+TEST(ShardedModel, SetsFlagsOfOneModuleOrOfAllBelowIt) {
+  WithToyModel(2, PrivateImages(), [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    EXPECT_EQ(GathersOfAPass(net, model, rank), 1 + 3 + 1);  // Two blocks stay unsharded for backward.
+    WEFT_RETURN_IF_ERROR(model.SetReshardAfterForward(net.layer(0), false));
+    EXPECT_EQ(GathersOfAPass(net, model, rank), 1 + 3);
+    WEFT_RETURN_IF_ERROR(model.SetReshardAfterForward(net, true));  // Of the root and the layers.
+    EXPECT_EQ(GathersOfAPass(net, model, rank), 1 + 3 + 2);
+    WEFT_RETURN_IF_ERROR(model.SetReshardAfterForward(net, false, /*recurse=*/false));
+    EXPECT_EQ(GathersOfAPass(net, model, rank), 1 + 3 + 1);
+
+    const int64_t before = model.counters().reduce_scatters;
+    WEFT_RETURN_IF_ERROR(model.SetRequiresGradientSync(net, false));
+    WEFT_RETURN_IF_ERROR(model.SetRequiresGradientSync(net.layer(2), true));
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    EXPECT_EQ(model.counters().reduce_scatters - before, 1);
+    EXPECT_THAT(model.CheckGradientsReduced(), StatusIs(kPrecondition, HasSubstr("unreduced gradients")));
+    WEFT_RETURN_IF_ERROR(model.SetRequiresGradientSync(net, true));
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    EXPECT_EQ(model.counters().reduce_scatters - before, 1 + 4);
+    EXPECT_OK(model.CheckGradientsReduced());
+    model.ZeroGradients();
+
+    WEFT_RETURN_IF_ERROR(model.SetReshardAfterBackward(net.layer(2), false));
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, model, rank));
+    EXPECT_EQ(States(model),
+              (std::vector{State::kSharded, State::kSharded, State::kSharded, State::kUnsharded}));
+    model.ZeroGradients();
+    ToyNet other({6, 6});
+    EXPECT_THAT(model.SetReshardAfterBackward(other, false),
+                StatusIs(kInvalid, HasSubstr("no parameter group")));
+    return absl::OkStatus();
+  });
+}
+
 TEST(ShardedModel, WaitsForReductionsOnlyInTheLastBackward) {
   ShardingPolicy policy;
   policy.unused_gradients = UnusedGradients::kZero;  // Nothing to agree on in the last backward.

@@ -39,7 +39,7 @@ TEST(GroupPlan, GivesTheRootTheParametersOutsideOfBlocks) {
   first->Add("first.inner");
   ASSERT_OK_AND_ASSIGN(const auto groups, PlanGroups(root, {second, first}));
   ASSERT_EQ(groups.size(), 3);
-  EXPECT_EQ(groups[0].module, &root);
+  EXPECT_THAT(groups[0].modules, ElementsAre(&root));
   EXPECT_THAT(Names(groups[0]), ElementsAre("net.w", "head.w"));
   EXPECT_THAT(Names(groups[1]), ElementsAre("first.w", "first.inner.w"));
   EXPECT_THAT(Names(groups[2]), ElementsAre("second.w"));
@@ -56,6 +56,38 @@ TEST(GroupPlan, GivesANestedBlockAGroupOfItsOwn) {
   EXPECT_EQ(groups[0].members.parent, -1);
   EXPECT_EQ(groups[1].members.parent, 0);
   EXPECT_EQ(groups[2].members.parent, 1);
+}
+
+TEST(GroupPlan, GivesSeveralModulesOneGroup) {
+  TreeModule root("net");
+  TreeModule* embedding = root.Add("embedding");
+  TreeModule* block = root.Add("block");
+  TreeModule* inner = block->Add("inner");
+  TreeModule* head = root.Add("head");
+  head->ShareWeightOf(*embedding);
+  // The inner module is part of the block anyway.
+  ASSERT_OK_AND_ASSIGN(const auto groups, PlanGroups(root, {{head, embedding}, {inner, block}}));
+  ASSERT_EQ(groups.size(), 3);
+  EXPECT_THAT(groups[1].modules, ElementsAre(embedding, head));
+  EXPECT_EQ(groups[1].members.name, "head+embedding");
+  EXPECT_EQ(groups[1].members.modules, 2);
+  EXPECT_THAT(Names(groups[1]), ElementsAre("embedding.w", "head.w"));
+  EXPECT_THAT(groups[2].modules, ElementsAre(block));
+  EXPECT_EQ(groups[2].members.modules, 1);
+  EXPECT_THAT(Names(groups[2]), ElementsAre("block.w", "inner.w"));
+  EXPECT_EQ(groups[2].members.parent, 1);  // It runs between the modules of the other group.
+}
+
+TEST(GroupPlan, RefusesGroupsThatOverlap) {
+  TreeModule root("net");
+  std::vector<TreeModule*> blocks;
+  for (const char* name : {"a", "b", "c", "d"}) blocks.push_back(root.Add(name));
+  TreeModule* inner = blocks[0]->Add("inner");
+  const auto invalid = absl::StatusCode::kInvalidArgument;
+  EXPECT_THAT(PlanGroups(root, {{blocks[0], blocks[2]}, {blocks[1], blocks[3]}}),
+              StatusIs(invalid, HasSubstr("'b+d' and 'a+c' overlap")));
+  EXPECT_THAT(PlanGroups(root, {blocks[0], {inner, blocks[1]}}),
+              StatusIs(invalid, HasSubstr("'inner+b' and 'a' overlap")));
 }
 
 TEST(GroupPlan, ListsATiedParameterOfOneGroupOnce) {
@@ -91,6 +123,7 @@ TEST(GroupPlan, RefusesRepeatedBlocksAndBlocksOutsideOfTheRoot) {
   TreeModule unrelated("unrelated");
   const auto invalid = absl::StatusCode::kInvalidArgument;
   EXPECT_THAT(PlanGroups(root, {block, block}), StatusIs(invalid, HasSubstr("'block' is listed twice")));
+  EXPECT_THAT(PlanGroups(root, {ModuleBlock({})}), StatusIs(invalid, HasSubstr("without modules")));
   EXPECT_THAT(PlanGroups(root, {&root}), StatusIs(invalid, HasSubstr("'net' is the root")));
   EXPECT_THAT(PlanGroups(root, {&unrelated}), StatusIs(invalid, HasSubstr("'unrelated' is not below")));
 }

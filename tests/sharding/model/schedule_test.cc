@@ -46,6 +46,53 @@ void ExpectEvents(const ShardingPolicy& policy, const Events& expected,
   });
 }
 
+// Events with the layers of `blocks` in groups, which are named by their last layers.
+void ExpectEventsOf(const std::vector<std::vector<size_t>>& blocks, const Events& expected) {
+  RunRanks(NodeMap::OneNode(2), [&](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(1, bootstrap.size()));
+    ToyNet net({6, 6, 6, 6});
+    std::vector<ModuleBlock> groups;
+    for (const std::vector<size_t>& layers : blocks) {
+      std::vector<Module*> modules;
+      for (const size_t layer : layers) modules.push_back(&net.layer(layer));
+      groups.emplace_back(std::move(modules));
+    }
+    ShardingPolicy policy;
+    policy.prefetch_depth = 0;
+    WEFT_ASSIGN_OR_RETURN(const auto model,
+                          FullyShard(net, groups, mesh, *engine.engine, policy, LoadInitialValues(kToySeed)));
+    EXPECT_THAT(EventsOfAPass(net, *model, bootstrap.rank()), ElementsAreArray(expected));
+    return absl::OkStatus();
+  });
+}
+
+TEST(Schedule, GathersAndReducesSeveralModulesOfAGroupOnce) {
+  ExpectEventsOf(
+      {{0, 1}, {2}},
+      {
+          "unshard root",  "wait root",    "forward root",                                          //
+          "unshard 1",     "wait 1",       "forward 0",    "forward 1",  "reshard 1",               //
+          "unshard 2",     "wait 2",       "forward 2",                                             //
+          "backward root", "backward 2",   "reduce 2",     "reshard 2",                             //
+          "unshard 1",     "wait 1",       "backward 1",   "backward 0", "reduce 1",  "reshard 1",  //
+          "reduce root",   "reshard root",
+      });
+}
+
+TEST(Schedule, KeepsAGroupUnshardedFromItsFirstModuleToItsLast) {
+  ExpectEventsOf({{0, 2}, {1}},
+                 {
+                     "unshard root",  "wait root",    "forward root",                            //
+                     "unshard 2",     "wait 2",       "forward 0",                               //
+                     "unshard 1",     "wait 1",       "forward 1",    "reshard 1", "forward 2",  //
+                     "backward root", "backward 2",                                              //
+                     "unshard 1",     "wait 1",       "backward 1",   "reduce 1",  "reshard 1",  //
+                     "backward 0",    "reduce 2",     "reshard 2",                               //
+                     "reduce root",   "reshard root",
+                 });
+}
+
 TEST(Schedule, GathersEachBlockWhenItIsNeededWithoutPrefetching) {
   ShardingPolicy policy;
   policy.prefetch_depth = 0;
