@@ -208,6 +208,8 @@ absl::Status ShardedModel::AllReduceScalars(const std::string& label, void* valu
   return groups_->AllReduceScalars(label, values, dtype, count, op);
 }
 
+absl::Status ShardedModel::ReduceGradients() { return groups_->ReduceGradients(); }
+
 absl::Status ShardedModel::CheckGradientsReduced() const { return groups_->CheckGradientsReduced(); }
 
 std::vector<ShardView> ShardedModel::Shards() const { return groups_->Shards(); }

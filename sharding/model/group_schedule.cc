@@ -259,7 +259,8 @@ absl::Status GroupSchedule::FinishBackward() {
     WEFT_RETURN_IF_ERROR(ReduceUnvisited(group));
   }
   if (!is_last_backward_) return absl::OkStatus();
-  WEFT_RETURN_IF_ERROR(AgreeOnUsedParameters());
+  const auto is_due = [](const GroupSwitches& group) { return group.gradient_sync && group.all_reduce; };
+  if (skips_unused_ && absl::c_any_of(switches_, is_due)) WEFT_RETURN_IF_ERROR(AgreeOnUsedParameters());
   return context_.FinishBackward();
 }
 
@@ -364,12 +365,36 @@ absl::Status GroupSchedule::Reshard(int group, absl::Status (ParamGroup::*how)()
 absl::Status GroupSchedule::Reduce(int group) {
   if (!switches(group).gradient_sync) return absl::OkStatus();
   ProgressOf(group).is_reduced = true;
+  return Reduce(group, switches(group).all_reduce ? ReduceScope::kShardAndReplicate : ReduceScope::kShard);
+}
+
+absl::Status GroupSchedule::Reduce(int group, ReduceScope scope) {
   if (skips_unused_) GroupAt(group).AwaitUsedParameters();
   WEFT_RETURN_IF_ERROR(GroupAt(group).PrepareGradients());
-  WEFT_RETURN_IF_ERROR(GroupAt(group).ReduceGradients(
-      switches(group).all_reduce ? ReduceScope::kShardAndReplicate : ReduceScope::kShard));
+  WEFT_RETURN_IF_ERROR(GroupAt(group).ReduceGradients(scope));
   Notify(ScheduleEvent::kReduce, group);
   return absl::OkStatus();
+}
+
+absl::Status GroupSchedule::ReduceGradients() {
+  if (in_backward_ || ProgressOf(kRootGroup).running > 0) {
+    return absl::FailedPreconditionError(absl::StrCat("gradients of '", GroupAt(kRootGroup).name(),
+                                                      "' cannot be reduced inside of a pass: do so after "
+                                                      "backward, or switch gradient sync on before it"));
+  }
+  // A rank that has skipped a block has no gradient of it, but takes part.
+  std::vector<bool> due;
+  for (const auto& group : groups_) {
+    due.push_back(group->has_unreduced_gradients() || group->has_partial_sum());
+  }
+  WEFT_RETURN_IF_ERROR(scalars_.AnyOnAllRanks("groups with unreduced gradients", due));
+  for (int group = 0; group < group_count(); ++group) {
+    if (!due[static_cast<size_t>(group)]) continue;
+    WEFT_RETURN_IF_ERROR(Reduce(group, ReduceScope::kShardAndReplicate));
+  }
+  ReshardKept();
+  if (skips_unused_) WEFT_RETURN_IF_ERROR(AgreeOnUsedParameters());
+  return context_.FinishBackward();
 }
 
 // If no rank calls a group, its gradient is that of earlier microbatches, or zero. Once ranks have agreed on
@@ -382,8 +407,6 @@ absl::Status GroupSchedule::ReduceUnvisited(int group) {
 
 // Reductions are under way meanwhile.
 absl::Status GroupSchedule::AgreeOnUsedParameters() {
-  const auto is_due = [](const GroupSwitches& group) { return group.gradient_sync && group.all_reduce; };
-  if (!skips_unused_ || absl::c_none_of(switches_, is_due)) return absl::OkStatus();
   std::vector<bool> used;
   for (const auto& group : groups_) {
     used.insert(used.end(), group->written_gradients().begin(), group->written_gradients().end());

@@ -85,6 +85,9 @@ class GroupSchedule {
   absl::Status AfterBackward(int group);
   // Due after the root's AfterBackward. Waits for the reductions if the backward is the last one.
   absl::Status FinishBackward();
+  // Outside of passes: reduces the gradients that backwards have kept, and waits for all reductions.
+  // Errors: kFailedPrecondition (inside of a pass).
+  absl::Status ReduceGradients();
   // Forgets a pass: no backward of it follows any more.
   void Abandon(const SchedulePass& pass);
   bool is_in_backward() const { return in_backward_; }
@@ -163,6 +166,7 @@ class GroupSchedule {
   absl::Status Reshard(int group, absl::Status (ParamGroup::*how)() = &ParamGroup::Reshard);
   // Reduces as the group's switches say.
   absl::Status Reduce(int group);
+  absl::Status Reduce(int group, ReduceScope scope);
   absl::Status ReduceUnvisited(int group);
   // Agrees with all ranks on the parameters that any of them has used: Note [Unused parameters].
   absl::Status AgreeOnUsedParameters();

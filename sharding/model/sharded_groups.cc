@@ -236,6 +236,11 @@ absl::Status ShardedGroups::FinishBackward() {
   return status.ok() ? status : Fail(status, absl::StrCat("after backward of '", name(kRootGroup), "'"));
 }
 
+absl::Status ShardedGroups::ReduceGradients() {
+  const absl::Status status = schedule_->ReduceGradients();
+  return status.ok() ? status : Fail(status, absl::StrCat("reduction of '", name(kRootGroup), "'"));
+}
+
 absl::Status ShardedGroups::PrepareGradients(int number) {
   const absl::Status status = group(number).PrepareGradients();
   return status.ok() ? status : Fail(status, absl::StrCat("a gradient of '", name(number), "'"));

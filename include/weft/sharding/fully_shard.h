@@ -154,6 +154,11 @@ class ShardedModel {
   absl::Status AllReduceScalars(const std::string& label, void* values, DType dtype, int64_t count,
                                 ReduceOp op);
 
+  // Outside of passes: reduces what backwards without gradient sync or all-reduce have kept, and waits for
+  // the reductions of backwards that were not the last. Then Shards has gradients, as after a last backward.
+  // Gradients that are reduced already stay as they are. Reshards what SetReshardAfterBackward kept
+  // unsharded. Collective: all ranks.
+  absl::Status ReduceGradients();
   // OK if gradients are reduced. Errors: kFailedPrecondition (names the place where they are, and the
   // remedy).
   absl::Status CheckGradientsReduced() const;

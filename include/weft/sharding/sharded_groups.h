@@ -22,8 +22,9 @@
 //
 // Errors: an error of a schedule call fails the groups on all ranks, until ResetAfterError.
 // Thread safety: none; one thread drives the groups.
-// Collective: Create, schedule calls, Unshard, ClipGradNorms, AllReduceScalars, CurrentShards, UpdateShards,
-//   BeginWriting and ResetAfterError, by all ranks of the mesh in one order: Note [The order of blocks].
+// Collective: Create, schedule calls, Unshard, ReduceGradients, ClipGradNorms, AllReduceScalars,
+//   CurrentShards, UpdateShards, BeginWriting and ResetAfterError, by all ranks of the mesh in one order:
+//   Note [The order of blocks].
 // Lifetime: the engine must outlive the groups.
 #pragma once
 
@@ -131,6 +132,7 @@ class ShardedGroups {
   void SetWaitCheck(std::function<absl::Status()> check);
 
   // See the functions of the same names of ShardedModel.
+  absl::Status ReduceGradients();
   absl::Status CheckGradientsReduced() const;
   // Groups with f64 masters (ParameterDTypes) have no ShardViews: Shards REQUIRES fp32 masters, of the group
   // or of all, and for CurrentShards and UpdateShards they are an error. Masters lists the shards of any.

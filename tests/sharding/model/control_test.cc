@@ -188,6 +188,69 @@ TEST(ShardedModel, SetsFlagsOfOneModuleOrOfAllBelowIt) {
   });
 }
 
+// The reduced gradients of this rank's shards, end to end.
+std::vector<float> Gradients(const ShardedModel& model) {
+  std::vector<float> values;
+  for (const ShardView& shard : model.Shards()) {
+    if (shard.grad != nullptr) values.insert(values.end(), shard.grad, shard.grad + shard.elements());
+  }
+  return values;
+}
+
+TEST(ShardedModel, ReducesKeptGradientsOnDemand) {
+  RunRanks(NodeMap::RanksPerNode(4, 2), [](Bootstrap& bootstrap) -> absl::Status {
+    WEFT_ASSIGN_OR_RETURN(const RankEngine engine, MakeToyRank(bootstrap));
+    WEFT_ASSIGN_OR_RETURN(const DeviceMesh mesh, MakeToyMesh(2, 2));
+    ToyNet net({6, 6, 6});
+    WEFT_ASSIGN_OR_RETURN(const auto model, FullyShard(net, net.blocks(), mesh, *engine.engine, {},
+                                                       LoadInitialValues(kToySeed)));
+    const auto set_nothing = [&] {};
+    const auto keep_full = [&] { model->SetRequiresGradientSync(false); };
+    const auto keep_partial = [&] { model->SetRequiresAllReduce(false); };
+    const auto do_not_wait = [&] { model->SetIsLastBackward(false); };
+    const auto gradients = [&](const std::function<void()>& set) -> absl::StatusOr<std::vector<float>> {
+      set();
+      WEFT_RETURN_IF_ERROR(ToyPassOf(net, *model, bootstrap.rank()));
+      WEFT_RETURN_IF_ERROR(model->ReduceGradients());
+      WEFT_RETURN_IF_ERROR(model->CheckGradientsReduced());
+      std::vector<float> values = Gradients(*model);
+      model->SetRequiresGradientSync(true);
+      model->SetRequiresAllReduce(true);
+      model->SetIsLastBackward(true);
+      model->ZeroGradients();
+      return values;
+    };
+    for (const bool skips : {false, true}) {
+      if (skips && bootstrap.rank() == 1) net.SetOrder({1});
+      WEFT_ASSIGN_OR_RETURN(const std::vector<float> expected, gradients(set_nothing));
+      EXPECT_FALSE(expected.empty());
+      EXPECT_EQ(gradients(keep_full), absl::StatusOr<std::vector<float>>(expected));
+      EXPECT_EQ(gradients(keep_partial), absl::StatusOr<std::vector<float>>(expected));
+      EXPECT_EQ(gradients(do_not_wait), absl::StatusOr<std::vector<float>>(expected));
+    }
+    // Nothing to reduce: only the agreements.
+    const int64_t before = model->counters().reduce_scatters;
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, *model, bootstrap.rank()));
+    WEFT_RETURN_IF_ERROR(model->ReduceGradients());
+    EXPECT_EQ(model->counters().reduce_scatters - before, 3);
+    return ToyUpdate(*model, 1.0, nullptr);
+  });
+}
+
+TEST(ShardedModel, RefusesToReduceOnDemandInsideOfAPass) {
+  WithToyModel(1, {}, [](ToyNet& net, ShardedModel& model, int rank) -> absl::Status {
+    absl::Status reduced;
+    const auto hook = net.layer(1).AddForwardPreHook([&](Module&, Invocation&, Tensors&) {
+      reduced = model.ReduceGradients();
+      return absl::OkStatus();
+    });
+    EXPECT_THAT(ToyPassOf(net, model, rank), StatusIs(kPrecondition, HasSubstr("inside of a pass")));
+    EXPECT_THAT(reduced, StatusIs(kPrecondition, HasSubstr("inside of a pass: do so after backward")));
+    net.layer(1).RemoveHook(hook);
+    return absl::OkStatus();
+  });
+}
+
 TEST(ShardedModel, WaitsForReductionsOnlyInTheLastBackward) {
   ShardingPolicy policy;
   policy.unused_gradients = UnusedGradients::kZero;  // Nothing to agree on in the last backward.
@@ -222,6 +285,12 @@ TEST(ShardedModel, AllReducesOnlyWhenTold) {
     WEFT_RETURN_IF_ERROR(ToyPassOf(net, *model, bootstrap.rank()));
     EXPECT_EQ(model->counters().reduce_scatters, 6);
     EXPECT_EQ(model->counters().all_reduces, 3);
+    model->ZeroGradients();
+    WEFT_RETURN_IF_ERROR(model->SetRequiresAllReduce(net.layer(0), false));
+    WEFT_RETURN_IF_ERROR(ToyPassOf(net, *model, bootstrap.rank()));
+    EXPECT_EQ(model->counters().all_reduces, 3 + 2);
+    EXPECT_THAT(model->ClipGradNorm(1.0), StatusIs(kPrecondition, HasSubstr("group 'layers.0'")));
+    WEFT_RETURN_IF_ERROR(model->ReduceGradients());
     return ToyUpdate(*model, 1.0, nullptr);
   });
 }
