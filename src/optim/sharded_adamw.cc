@@ -35,9 +35,9 @@ ShardedAdamW::ShardedAdamW(absl::Span<const ShardView> shards, const AdamWOption
     : options_{options} {
   for (const AdamWParamGroup& group : param_groups) options_.push_back(group.options);
   for (const ShardView& shard : shards) {
-    const bool trained = shard.parameter->requires_grad;
-    const auto elements = trained ? static_cast<size_t>(shard.elements()) : 0;
-    moments_.push_back({shard.parameter, shard.piece, OptionsIndexOf(*shard.parameter, param_groups), trained,
+    const bool exists = shard.parameter->requires_grad;
+    const auto elements = exists ? static_cast<size_t>(shard.elements()) : 0;
+    moments_.push_back({shard.parameter, shard.piece, OptionsIndexOf(*shard.parameter, param_groups), exists,
                         std::vector<float>(elements), std::vector<float>(elements)});
   }
 }
@@ -69,11 +69,7 @@ absl::Status ShardedAdamW::CheckShards(size_t first, absl::Span<const ShardView>
     const Moments& moments = moments_[first + i];
     if (shards[i].parameter == moments.parameter && shards[i].piece.start == moments.piece.start &&
         shards[i].elements() == moments.piece.elements()) {
-      if (moments.trained || shards[i].grad == nullptr) continue;
-      return absl::InvalidArgumentError(absl::StrCat(
-          "'", moments.parameter->name,
-          "' has a gradient, but was frozen when the optimizer was made, and has no moments: set "
-          "requires_grad before, or make the optimizer anew"));
+      continue;
     }
     return absl::InvalidArgumentError(
         absl::StrCat("shard ", first + i, " (of '", shards[i].parameter->name,
@@ -125,6 +121,10 @@ void ShardedAdamW::Update(size_t first, absl::Span<const ShardView> shards,
   for (size_t i = 0; i < shards.size(); ++i) {
     Moments& moments = moments_[first + i];
     if (shards[i].grad == nullptr || groups[moments.options].frozen) continue;
+    if (!std::exchange(moments.exists, true)) {
+      moments.first.resize(static_cast<size_t>(shards[i].elements()));
+      moments.second.resize(static_cast<size_t>(shards[i].elements()));
+    }
     slices[{moments.options, ++moments.steps}].push_back(
         {shards[i].data, shards[i].grad, moments.first.data(), moments.second.data(), shards[i].elements()});
   }
@@ -136,7 +136,7 @@ void ShardedAdamW::Update(size_t first, absl::Span<const ShardView> shards,
 std::vector<ShardView> ShardedAdamW::MomentViews(std::vector<float> Moments::*moment) {
   std::vector<ShardView> views;
   for (Moments& moments : moments_) {
-    if (!moments.trained) continue;
+    if (!moments.exists) continue;
     views.push_back({moments.parameter, moments.piece, (moments.*moment).data(), nullptr});
   }
   return views;

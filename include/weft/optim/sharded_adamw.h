@@ -58,8 +58,7 @@ class ShardedAdamW {
   // One update of all shards that have gradients. Shards without one, those of unused or frozen parameters,
   // do not change, nor do their moments and their number of updates. `gradient_scale`, the clipping factor,
   // multiplies the gradients.
-  // Errors: kInvalidArgument (not the shards of the constructor, or a gradient of a parameter that had no
-  // requires_grad then; nothing was updated).
+  // Errors: kInvalidArgument (not the shards of the constructor; nothing was updated).
   absl::Status Step(absl::Span<const ShardView> shards, double gradient_scale = 1.0);
   // The same with one treatment for each entry of options(). REQUIRES: as many as there are entries.
   absl::Status Step(absl::Span<const ShardView> shards, absl::Span<const AdamWGroupStep> groups);
@@ -75,7 +74,8 @@ class ShardedAdamW {
 
   // The optimizer's state: numbers of updates, and both moments as shards of their parameters. In these
   // ShardViews `data` is the moment and `grad` is null, so that moments are saved and loaded as weights are.
-  // Parameters that had no requires_grad in the constructor have no moments, and are left out.
+  // A parameter that had no requires_grad in the constructor has no moments before its first gradient, and is
+  // left out until then.
   // As in torch.optim, bias correction counts the updates of each parameter: steps() less those in which it
   // had no gradient or was frozen. The number is the same on all ranks that hold a part of the parameter.
   int64_t steps() const { return steps_; }
@@ -91,7 +91,7 @@ class ShardedAdamW {
     const Parameter* parameter;
     ShardPiece piece;
     size_t options;  // Index in options_.
-    bool trained;    // The parameter had requires_grad in the constructor.
+    bool exists;     // The parameter had requires_grad in the constructor, or a gradient later.
     std::vector<float> first, second;
     int64_t steps = 0;  // Updates with a gradient, unless frozen.
   };
